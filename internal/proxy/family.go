@@ -1,0 +1,78 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Family is an IP family. The zero value is IPv4.
+type Family uint8
+
+// The two families.
+const (
+	IPv4 Family = iota
+	IPv6
+)
+
+// Families lists both families, in order.
+var Families = [...]Family{IPv4, IPv6}
+
+// FamilyOf returns the family of an address; IPv4-mapped IPv6 counts as IPv4.
+func FamilyOf(a netip.Addr) Family {
+	if a.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// String returns the family as Kubernetes spells it.
+func (f Family) String() string {
+	switch f {
+	case IPv4:
+		return "IPv4"
+	case IPv6:
+		return "IPv6"
+	default:
+		panic(fmt.Sprintf("unknown family %d", uint8(f)))
+	}
+}
+
+// Unspecified returns the all-zero address of the family.
+func (f Family) Unspecified() netip.Addr {
+	if f == IPv4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// Bits returns the length of an address of the family in bits.
+func (f Family) Bits() int {
+	if f == IPv4 {
+		return 32
+	}
+	return 128
+}
+
+// Protocol is a transport protocol, numbered as in the IP header.
+type Protocol uint8
+
+// The transport protocols a Service port may have.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// String returns the protocol as Kubernetes spells it.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	default:
+		return fmt.Sprintf("protocol %d", uint8(p))
+	}
+}

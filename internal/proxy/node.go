@@ -1,0 +1,122 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Origin is where a connection comes from, as far as policy can tell.
+type Origin uint8
+
+// The origins.
+const (
+	Elsewhere Origin = iota // outside clients, other nodes, pods the detector does not recognise
+	OurPod                  // recognised by the LocalTrafficDetector
+	ThisNode                // the node's own stack
+)
+
+// Origins lists all origins, in order.
+var Origins = [...]Origin{Elsewhere, OurPod, ThisNode}
+
+// String returns the origin in words.
+func (o Origin) String() string {
+	switch o {
+	case Elsewhere:
+		return "elsewhere"
+	case OurPod:
+		return "our pod"
+	case ThisNode:
+		return "this node"
+	default:
+		panic(fmt.Sprintf("unknown origin %d", uint8(o)))
+	}
+}
+
+// Node is this node as policy sees it: what it is called, which of its
+// addresses matter, and the settings that hold for all its traffic. It is
+// immutable once published.
+type Node struct {
+	Name          string
+	Zone          string
+	IPs           []netip.Addr         // at most one of each family, the primary family first
+	LocalPods     LocalTrafficDetector // which traffic is our pods'
+	MasqueradeAll bool                 // masquerade all ClusterIP traffic
+	NodePorts     []netip.Prefix       // the node's addresses within these take NodePorts; none within another
+}
+
+// Origin classifies a packet. A source that is both a pod's and the node's own
+// (the bridge's address inside the pod range) counts as a pod's.
+func (n *Node) Origin(p Packet) Origin {
+	switch {
+	case n.LocalPods.Matches(p.Src, p.In):
+		return OurPod
+	case p.SrcLocal:
+		return ThisNode
+	default:
+		return Elsewhere
+	}
+}
+
+// TakesNodePorts reports whether NodePorts are open on a local address.
+// Loopback addresses never take them.
+func (n *Node) TakesNodePorts(a netip.Addr) bool {
+	return !a.IsLoopback() && contains(n.NodePorts, a)
+}
+
+// masqueradesClusterIP says whether ClusterIP traffic of an origin hides the
+// client. Without a detector nobody can be told apart, so nobody is.
+func (n *Node) masqueradesClusterIP(f Family, from Origin) bool {
+	return n.MasqueradeAll || n.LocalPods.Detects(f) && from != OurPod
+}
+
+// LocalTrafficDetector describes the traffic of our pods: by source address or
+// by the interface it comes in on. The zero value detects nothing. It is a
+// description; each dataplane translates it.
+type LocalTrafficDetector struct {
+	Sources   []netip.Prefix // a packet from one of these
+	Interface string         // a packet that came in on this interface
+	IsPrefix  bool           // Interface is the beginning of a name
+}
+
+// Detects reports whether pods of a family can be recognised at all.
+func (d LocalTrafficDetector) Detects(f Family) bool {
+	return d.Interface != "" || len(d.SourcesOf(f)) > 0
+}
+
+// SourcesOf returns the source prefixes of one family.
+func (d LocalTrafficDetector) SourcesOf(f Family) []netip.Prefix {
+	return PrefixesOf(d.Sources, f)
+}
+
+// Matches reports whether a packet is a pod's. The interface is empty for what
+// the node itself sends.
+func (d LocalTrafficDetector) Matches(src netip.Addr, in string) bool {
+	if contains(d.Sources, src) {
+		return true
+	}
+	if d.Interface == "" {
+		return false
+	}
+	return in == d.Interface || d.IsPrefix && strings.HasPrefix(in, d.Interface)
+}
+
+// PrefixesOf returns the prefixes of one family, in their order.
+func PrefixesOf(all []netip.Prefix, f Family) []netip.Prefix {
+	var of []netip.Prefix
+	for _, p := range all {
+		if FamilyOf(p.Addr()) == f {
+			of = append(of, p)
+		}
+	}
+	return of
+}
+
+func contains(prefixes []netip.Prefix, a netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}

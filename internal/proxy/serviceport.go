@@ -1,0 +1,184 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// ServicePortName names one port of one Service.
+type ServicePortName struct {
+	Namespace string
+	Name      string
+	Port      string // the port's name; empty when the only port has none
+	Protocol  Protocol
+}
+
+// String returns "namespace/name:port/PROTO", without the colon for an unnamed port.
+func (n ServicePortName) String() string {
+	s := n.Namespace + "/" + n.Name
+	if n.Port != "" {
+		s += ":" + n.Port
+	}
+	return s + "/" + n.Protocol.String()
+}
+
+// PortKey is a row's identity. The family is part of it, so a dual-stack
+// Service is two rows and nothing downstream has to know the word.
+type PortKey struct {
+	ServicePortName
+	Family Family
+}
+
+// String returns the service port's name and its family.
+func (k PortKey) String() string { return k.ServicePortName.String() + "/" + k.Family.String() }
+
+// Kind says what a frontend address is. Kinds are in order of precedence: when
+// two Services claim one address and port, the smaller kind wins.
+type Kind uint8
+
+// The kinds of frontend.
+const (
+	ClusterIP Kind = iota
+	LoadBalancer
+	ExternalIP
+	NodePort
+)
+
+// String returns the kind as Kubernetes spells it.
+func (k Kind) String() string {
+	switch k {
+	case ClusterIP:
+		return "ClusterIP"
+	case LoadBalancer:
+		return "LoadBalancer"
+	case ExternalIP:
+		return "ExternalIP"
+	case NodePort:
+		return "NodePort"
+	default:
+		panic(fmt.Sprintf("unknown kind %d", uint8(k)))
+	}
+}
+
+// Frontend is one address and port by which a service port is reached. A
+// NodePort frontend has the unspecified address of its family: it stands for
+// the node's own addresses that [Node.NodePorts] selects.
+type Frontend struct {
+	Kind Kind
+	Addr netip.AddrPort
+}
+
+// Endpoint is one place to send a connection to.
+type Endpoint struct {
+	Addr     netip.AddrPort
+	Local    bool // on this node
+	Unplaced bool // its node is not known; it may be on this one
+}
+
+// Scope says which list of a service port's endpoints traffic takes.
+type Scope uint8
+
+// The scopes.
+const (
+	ScopeCluster Scope = iota
+	ScopeLocal
+)
+
+// String returns the scope as the traffic policies spell it.
+func (s Scope) String() string {
+	switch s {
+	case ScopeCluster:
+		return "Cluster"
+	case ScopeLocal:
+		return "Local"
+	default:
+		panic(fmt.Sprintf("unknown scope %d", uint8(s)))
+	}
+}
+
+// ServicePort is one row of the desired state: readiness, topology and traffic
+// policy are already decided. It is immutable once published.
+type ServicePort struct {
+	Key       PortKey
+	Frontends []Frontend     // no two rows share one, but for NodePort's unspecified address and another's port
+	Cluster   []Endpoint     // usable from this node, in stable slots
+	Local     []Endpoint     // usable and on this node, in stable slots
+	Anywhere  bool           // some node has a usable endpoint: Drop when a list is empty, else Reject
+	Internal  Scope          // which list ClusterIP traffic takes
+	External  Scope          // which list all other traffic takes
+	Affinity  time.Duration  // how long a client is remembered; 0: not at all
+	AllowFrom []netip.Prefix // LoadBalancer clients, no prefix within another; nil: everyone
+}
+
+// Verdict is what happens to a packet's connection.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Untouched Verdict = iota // not ours: ordinary routing applies
+	Forward                  // to one of the endpoints
+	Reject                   // refused at once
+	Drop                     // silence
+)
+
+// String returns the verdict in lower case.
+func (v Verdict) String() string {
+	switch v {
+	case Untouched:
+		return "untouched"
+	case Forward:
+		return "forward"
+	case Reject:
+		return "reject"
+	case Drop:
+		return "drop"
+	default:
+		panic(fmt.Sprintf("unknown verdict %d", uint8(v)))
+	}
+}
+
+// Route is the whole answer for one kind of packet.
+type Route struct {
+	Scope      Scope      // which of the row's lists To is
+	To         []Endpoint // the candidates
+	Otherwise  Verdict    // Reject or Drop, when To is empty
+	Masquerade bool       // hide the client's address from the endpoint
+}
+
+// Route is the only place where traffic policy, short-circuiting and
+// masquerading meet. Dataplanes render it; the oracle evaluates it.
+//
+// ClusterIP traffic follows the internal policy. All other traffic follows the
+// external one, but for our own pods and the node itself: they take the
+// Cluster list whatever the policy is, as if they had used the ClusterIP.
+func (sp *ServicePort) Route(k Kind, from Origin, n *Node) Route {
+	var r Route
+	switch {
+	case k == ClusterIP:
+		r.Scope = sp.Internal
+		r.Masquerade = n.masqueradesClusterIP(sp.Key.Family, from)
+	case sp.External == ScopeCluster:
+		r.Masquerade = true
+	case from == Elsewhere:
+		r.Scope = ScopeLocal
+	default:
+		r.Masquerade = from == ThisNode
+	}
+	r.To = sp.List(r.Scope)
+	if len(r.To) == 0 {
+		r.Otherwise = Reject
+		if sp.Anywhere {
+			r.Otherwise = Drop
+		}
+	}
+	return r
+}
+
+// List returns the endpoints of a scope.
+func (sp *ServicePort) List(s Scope) []Endpoint {
+	if s == ScopeLocal {
+		return sp.Local
+	}
+	return sp.Cluster
+}
