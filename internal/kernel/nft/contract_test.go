@@ -1,0 +1,339 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// TestContract holds the kernel and the Fake to the same behaviour.
+func TestContract(t *testing.T) {
+	implementations := map[string]func(*testing.T) Interface{
+		"kernel": func(t *testing.T) Interface { return openInNamespace(t) },
+		"fake":   func(*testing.T) Interface { return NewFake() },
+	}
+	for name, open := range implementations {
+		t.Run(name, func(t *testing.T) {
+			for _, c := range contract {
+				t.Run(c.name, func(t *testing.T) { runContract(t, open(t), c) })
+			}
+		})
+	}
+}
+
+// openInNamespace opens the kernel's nf_tables in a network namespace of the
+// test's own. The test's thread ends with the test, and the namespace with it.
+func openInNamespace(t *testing.T) *Conn {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
+	}
+	c, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+var (
+	testTable = Table{IP, "contract"}
+	plain     = &Set{Table: testTable, Name: "plain", Key: []Type{IPv4Addr}, Comment: "a set"}
+	verdicts  = &Set{Table: testTable, Name: "verdicts", Key: []Type{Proto, Port}, Verdicts: true}
+	values    = &Set{Table: testTable, Name: "values", Key: []Type{IPv4Addr, Mark}, Data: []Type{IPv4Addr, Port}}
+	ranges    = &Set{Table: testTable, Name: "ranges", Key: []Type{Port, IPv4Addr}, Interval: true}
+	learned   = &Set{Table: testTable, Name: "learned", Key: []Type{IPv4Addr, Mark}, Dynamic: true, Size: 100}
+)
+
+// step is one batch of a contract and the error it must give.
+type step struct {
+	build  func(*Batch)
+	want   error // nil, or the errno of the refused operation
+	refuse OpKind
+}
+
+type contractCase struct {
+	name     string
+	steps    []step
+	chains   map[string][]string
+	elements map[*Set][]string
+}
+
+func base(b *Batch) {
+	b.AddTable(testTable)
+	for _, s := range []*Set{plain, verdicts, values, ranges, learned} {
+		b.AddSet(s)
+	}
+	b.AddChain(testTable, &Chain{Name: "target", Comment: "a chain"})
+}
+
+func word(v uint32) string { return string(binary.BigEndian.AppendUint32(nil, v)) }
+
+func verdictKey(port uint16) string {
+	return string([]byte{6, 0, 0, 0, byte(port >> 8), byte(port), 0, 0})
+}
+
+func rangeElement(port uint16, first, last uint32) Element {
+	p := string([]byte{byte(port >> 8), byte(port), 0, 0})
+	return Element{Key: p + word(first), KeyEnd: p + word(last)}
+}
+
+func lookupRule(comment string) *Rule {
+	return &Rule{Comment: comment, Exprs: []expr.Any{
+		&expr.Payload{DestRegister: 8, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		&expr.Lookup{SourceRegister: 8, SetName: plain.Name},
+		&expr.Verdict{Kind: expr.VerdictAccept},
+	}}
+}
+
+func jumpRule(chain string) *Rule {
+	return &Rule{Comment: "jump", Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}}
+}
+
+var contract = []contractCase{
+	{name: "adding twice is no error", steps: []step{{build: base}, {build: base}},
+		chains: map[string][]string{"target": nil}},
+	{name: "elements of all kinds", steps: []step{{build: base}, {build: func(b *Batch) {
+		b.AddElement(plain, Element{Key: word(1)})
+		b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})
+		b.AddElement(verdicts, Element{Key: verdictKey(81), Verdict: Verdict{Code: Drop}})
+		b.AddElement(values, Element{Key: word(1) + word(0), Data: word(7) + "\x00\x50\x00\x00"})
+		b.AddElement(ranges, rangeElement(80, 10, 20))
+	}}}, chains: map[string][]string{"target": nil}, elements: map[*Set][]string{
+		plain:    {fmt.Sprint(Element{Key: word(1)})},
+		verdicts: {fmt.Sprint(Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}}), fmt.Sprint(Element{Key: verdictKey(81), Verdict: Verdict{Code: Drop}})},
+		values:   {fmt.Sprint(Element{Key: word(1) + word(0), Data: word(7) + "\x00\x50\x00\x00"})},
+		ranges:   {fmt.Sprint(rangeElement(80, 10, 20))},
+	}},
+	{name: "an element again is no error, with another value it is", steps: []step{{build: base},
+		{build: func(b *Batch) { b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}}) }},
+		{build: func(b *Batch) { b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}}) }},
+		{build: func(b *Batch) {
+			b.AddElement(plain, Element{Key: word(1)}) // undone with the rest
+			b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})
+		}, want: unix.EEXIST, refuse: AddElement}},
+		chains:   map[string][]string{"target": nil},
+		elements: map[*Set][]string{plain: nil, verdicts: {fmt.Sprint(Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}})}}},
+	{name: "delete and add in one batch replaces", steps: []step{{build: base},
+		{build: func(b *Batch) { b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}}) }},
+		{build: func(b *Batch) {
+			b.DeleteElement(verdicts, Element{Key: verdictKey(80)})
+			b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})
+		}}}, chains: map[string][]string{"target": nil},
+		elements: map[*Set][]string{verdicts: {fmt.Sprint(Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})}}},
+	{name: "deleting what is not there", steps: []step{{build: base},
+		{build: func(b *Batch) { b.DeleteElement(plain, Element{Key: word(1)}) }, want: unix.ENOENT, refuse: DeleteElement},
+		{build: func(b *Batch) { b.DeleteChain(testTable, "nowhere") }, want: unix.ENOENT, refuse: DeleteChain},
+		{build: func(b *Batch) { b.DeleteTable(Table{IP, "nowhere"}) }, want: unix.ENOENT, refuse: DeleteTable}},
+		chains: map[string][]string{"target": nil}},
+	{name: "a verdict to a chain that is not there", steps: []step{{build: base},
+		{build: func(b *Batch) {
+			b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "nowhere"}})
+		}, want: unix.ENOENT, refuse: AddElement}}, chains: map[string][]string{"target": nil}, elements: map[*Set][]string{verdicts: nil}},
+	{name: "ranges that overlap", steps: []step{{build: base},
+		{build: func(b *Batch) { b.AddElement(ranges, rangeElement(80, 10, 20)) }},
+		{build: func(b *Batch) { b.AddElement(ranges, rangeElement(81, 15, 25)) }},
+		{build: func(b *Batch) { b.AddElement(ranges, rangeElement(80, 15, 25)) }, want: unix.EEXIST, refuse: AddElement}},
+		chains: map[string][]string{"target": nil}, elements: map[*Set][]string{ranges: {fmt.Sprint(rangeElement(80, 10, 20)), fmt.Sprint(rangeElement(81, 15, 25))}}},
+	{name: "rules keep their order, a flush empties", steps: []step{{build: base}, {build: func(b *Batch) {
+		b.AddRule(testTable, "target", lookupRule("one"))
+		b.AddRule(testTable, "target", lookupRule("two"))
+	}}, {build: func(b *Batch) {
+		b.AddChain(testTable, &Chain{Name: "other"})
+		b.AddRule(testTable, "other", lookupRule("three"))
+		b.AddRule(testTable, "other", jumpRule("target"))
+	}}, {build: func(b *Batch) { b.FlushChain(testTable, "target") }}},
+		chains: map[string][]string{"target": nil, "other": {"three", "jump"}}},
+	{name: "what is referred to stays", steps: []step{{build: base}, {build: func(b *Batch) {
+		b.AddChain(testTable, &Chain{Name: "other"})
+		b.AddRule(testTable, "other", lookupRule("one"))
+		b.AddRule(testTable, "other", jumpRule("target"))
+	}},
+		{build: func(b *Batch) { b.DeleteChain(testTable, "target") }, want: unix.EBUSY, refuse: DeleteChain},
+		{build: func(b *Batch) { b.DeleteSet(plain) }, want: unix.EBUSY, refuse: DeleteSet},
+		{build: func(b *Batch) {
+			b.FlushChain(testTable, "other")
+			b.DeleteChain(testTable, "target")
+			b.DeleteSet(plain)
+		}}},
+		chains: map[string][]string{"other": nil}},
+	{name: "a batch may make and unmake a table", steps: []step{{build: func(b *Batch) { base(b); b.DeleteTable(testTable) }}}},
+}
+
+func runContract(t *testing.T, nf Interface, c contractCase) {
+	ctx := context.Background()
+	for i, s := range c.steps {
+		var b Batch
+		s.build(&b)
+		err := nf.Commit(ctx, &b)
+		if !errors.Is(err, s.want) || (s.want == nil) != (err == nil) {
+			t.Fatalf("step %d: got error %v, want %v", i, err, s.want)
+		}
+		var ce *CommitError
+		if s.want != nil && (!errors.As(err, &ce) || ce.Failures[0].Op.Kind != s.refuse) {
+			t.Errorf("step %d: %v does not blame %v", i, err, s.refuse)
+		}
+	}
+	l, err := nf.List(ctx, testTable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var chains map[string][]string
+	if l != nil {
+		chains = l.Chains
+		if got := l.Sets[learned.Name]; got != learned.Comment {
+			t.Errorf("set comment is %q", got)
+		}
+	}
+	if diff := cmp.Diff(c.chains, chains); diff != "" {
+		t.Errorf("chains mismatch (-want +got):\n%s", diff)
+	}
+	for s, want := range c.elements {
+		var got []string
+		if err := nf.Elements(ctx, s, func(e Element) { got = append(got, fmt.Sprint(e)) }); err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("elements of %s mismatch (-want +got):\n%s", s.Name, diff)
+		}
+	}
+}
+
+// TestManyElements writes more than fits a message, a socket buffer's default
+// and a listing's part.
+func TestManyElements(t *testing.T) {
+	ctx := context.Background()
+	c := openInNamespace(t)
+	var b Batch
+	base(&b)
+	const n = 100_000
+	for i := range uint32(n) {
+		b.AddElement(values, Element{Key: word(i) + word(0), Data: word(i) + "\x00\x50\x00\x00"})
+	}
+	if err := c.Commit(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	// While the kernel's hash table still grows, a listing may leave elements
+	// out or give them twice.
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		seen := map[string]bool{}
+		if err := c.Elements(ctx, values, func(e Element) { seen[e.Key] = true }); err != nil {
+			t.Fatal(err)
+		}
+		if len(seen) == n {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("listed %d elements, want %d", len(seen), n)
+		}
+	}
+}
+
+// TestBlameOne finds the one bad element among many, and nothing is written.
+func TestBlameOne(t *testing.T) {
+	ctx := context.Background()
+	c := openInNamespace(t)
+	var b Batch
+	base(&b)
+	if err := c.Commit(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	b.Reset()
+	for port := range uint16(1000) {
+		b.Owner = port
+		chain := "target"
+		if port == 500 {
+			chain = "nowhere"
+		}
+		b.AddElement(verdicts, Element{Key: verdictKey(port), Verdict: Verdict{Code: Goto, Chain: chain}})
+	}
+	var ce *CommitError
+	if err := c.Commit(ctx, &b); !errors.As(err, &ce) {
+		t.Fatalf("got %v, want a CommitError", err)
+	}
+	if len(ce.Failures) != 1 || ce.Failures[0].Op.Owner != uint16(500) {
+		t.Errorf("blamed %v", ce)
+	}
+	n := 0
+	if err := c.Elements(ctx, verdicts, func(Element) { n++ }); err != nil || n != 0 {
+		t.Errorf("%d elements after a refused batch, error %v", n, err)
+	}
+}
+
+// TestWatch sees what another connection changes in our table, and neither our
+// own changes nor those in other tables.
+func TestWatch(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	c := openInNamespace(t)
+	other, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	seen := make(chan string, 100)
+	ended := make(chan error, 1)
+	go func() { ended <- c.Watch(ctx, []Table{testTable}, func(what string) { seen <- what }) }()
+	commit := func(c *Conn, build func(*Batch)) {
+		t.Helper()
+		var b Batch
+		build(&b)
+		if err := c.Commit(context.Background(), &b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	commit(c, base)
+	// The watch begins when its goroutine runs: knock until it answers.
+	for i := uint32(0); len(seen) == 0; i++ {
+		commit(other, func(b *Batch) { b.AddElement(plain, Element{Key: word(i)}) })
+	}
+	for len(seen) > 0 {
+		<-seen
+	}
+	commit(c, func(b *Batch) { b.AddElement(plain, Element{Key: word(1 << 30)}) })
+	commit(other, func(b *Batch) { b.AddTable(Table{IP, "someone"}) })
+	commit(other, func(b *Batch) { b.AddElement(plain, Element{Key: word(1 << 31)}) })
+	if what := <-seen; what != fmt.Sprintf("element added in table ip contract by port %d", other.port) {
+		t.Errorf("saw %q first", what)
+	}
+	commit(other, func(b *Batch) { b.DeleteTable(testTable) })
+	if what := <-seen; what == "" {
+		t.Error("saw nothing of the deletion")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// FuzzDecode feeds the decoders what a kernel would not send.
+func FuzzDecode(f *testing.F) {
+	var c Conn
+	var b Batch
+	base(&b)
+	b.AddElement(values, Element{Key: word(1) + word(0), Data: word(7) + word(8)})
+	b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})
+	b.AddRule(testTable, "target", lookupRule("one"))
+	c.encode(&b, messageBytes)
+	f.Add(c.enc.buf)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for m := range messages(data) {
+			for _, v := range attributes(m.payload()) {
+				decodeElement(v)
+				comment(v, udataSetComment)
+			}
+		}
+		firstChange(data, []Table{testTable})
+	})
+}

@@ -1,0 +1,380 @@
+package nft
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Fake is nf_tables in memory. It refuses what the kernel refuses, with the
+// kernel's error numbers, and counts what it is asked to do.
+type Fake struct {
+	mu      sync.Mutex
+	tables  map[Table]*fakeTable
+	commits int
+	lists   int
+	ops     [numOpKinds]int
+}
+
+type fakeTable struct {
+	chains map[string]*fakeChain
+	sets   map[string]*fakeSet
+}
+
+type fakeChain struct {
+	hook  *Hook
+	rules []*Rule
+	uses  int // jumps and gotos to it, from rules and elements
+}
+
+type fakeSet struct {
+	set      Set
+	elements map[string]Element
+	uses     int // rules that refer to it
+}
+
+var _ Interface = (*Fake)(nil)
+
+// NewFake returns an empty nf_tables.
+func NewFake() *Fake { return &Fake{tables: map[Table]*fakeTable{}} }
+
+// Count is what a Fake was asked to do since the last Reset.
+type Count struct {
+	Commits int
+	Lists   int // listings of tables or elements
+	Ops     map[OpKind]int
+}
+
+// Elements returns the number of operations on elements.
+func (c Count) Elements() int { return c.Ops[AddElement] + c.Ops[DeleteElement] }
+
+// Others returns the number of operations on anything but elements.
+func (c Count) Others() int {
+	n := -c.Elements()
+	for _, v := range c.Ops {
+		n += v
+	}
+	return n
+}
+
+// Reset returns the count and starts it anew.
+func (f *Fake) Reset() Count {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := Count{Commits: f.commits, Lists: f.lists, Ops: map[OpKind]int{}}
+	for k, n := range f.ops {
+		if n > 0 {
+			c.Ops[OpKind(k)] = n
+		}
+	}
+	f.commits, f.lists, f.ops = 0, 0, [numOpKinds]int{}
+	return c
+}
+
+// Commit does all operations, or undoes those it did and names the first it refuses.
+func (f *Fake) Commit(ctx context.Context, b *Batch) error {
+	if err := ctx.Err(); err != nil || len(b.Ops) == 0 {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.commits++
+	var undo []func()
+	for i := range b.Ops {
+		op := &b.Ops[i]
+		u, err := f.do(op)
+		if err != nil {
+			for _, u := range slices.Backward(undo) {
+				u()
+			}
+			return &CommitError{Failures: []Failure{{op, err}}}
+		}
+		f.ops[op.Kind]++
+		if u != nil {
+			undo = append(undo, u)
+		}
+	}
+	return nil
+}
+
+// do does one operation and returns how to undo it.
+func (f *Fake) do(op *Op) (undo func(), err error) {
+	switch op.Kind {
+	case AddTable:
+		return f.addTable(op.Table)
+	case DeleteTable:
+		t := f.tables[op.Table]
+		if t == nil {
+			return nil, unix.ENOENT
+		}
+		delete(f.tables, op.Table)
+		return func() { f.tables[op.Table] = t }, nil
+	}
+	t := f.tables[op.Table]
+	if t == nil {
+		return nil, unix.ENOENT
+	}
+	switch op.Kind {
+	case AddChain:
+		return t.addChain(op.Chain)
+	case FlushChain, DeleteChain:
+		return t.clearChain(op.Chain.Name, op.Kind == DeleteChain)
+	case AddRule:
+		return t.addRule(op.Chain.Name, op.Rule)
+	case AddSet:
+		return t.addSet(op.Set)
+	case DeleteSet:
+		return t.deleteSet(op.Set.Name)
+	case AddElement:
+		return t.addElement(op.Set.Name, op.Element)
+	default:
+		return t.deleteElement(op.Set.Name, op.Element)
+	}
+}
+
+func (f *Fake) addTable(t Table) (func(), error) {
+	if f.tables[t] != nil {
+		return nil, nil
+	}
+	f.tables[t] = &fakeTable{chains: map[string]*fakeChain{}, sets: map[string]*fakeSet{}}
+	return func() { delete(f.tables, t) }, nil
+}
+
+func (t *fakeTable) addChain(c *Chain) (func(), error) {
+	if t.chains[c.Name] != nil {
+		return nil, nil
+	}
+	t.chains[c.Name] = &fakeChain{hook: c.Hook}
+	return func() { delete(t.chains, c.Name) }, nil
+}
+
+// clearChain flushes a chain, and deletes it if asked and nothing refers to it.
+func (t *fakeTable) clearChain(name string, remove bool) (func(), error) {
+	c := t.chains[name]
+	if c == nil {
+		return nil, unix.ENOENT
+	}
+	if remove && c.uses > 0 {
+		return nil, unix.EBUSY
+	}
+	rules := c.rules
+	c.rules = nil
+	t.refer(rules, -1)
+	if remove {
+		delete(t.chains, name)
+	}
+	return func() {
+		t.chains[name] = c
+		c.rules = rules
+		t.refer(rules, +1)
+	}, nil
+}
+
+func (t *fakeTable) addRule(chain string, r *Rule) (func(), error) {
+	c := t.chains[chain]
+	if c == nil || !t.resolves(r) {
+		return nil, unix.ENOENT
+	}
+	c.rules = append(c.rules, r)
+	t.refer([]*Rule{r}, +1)
+	return func() {
+		c.rules = c.rules[:len(c.rules)-1]
+		t.refer([]*Rule{r}, -1)
+	}, nil
+}
+
+// resolves reports whether all that a rule refers to is there.
+func (t *fakeTable) resolves(r *Rule) bool {
+	ok := true
+	r.references(func(chain string) { ok = ok && t.chains[chain] != nil },
+		func(set string) { ok = ok && t.sets[set] != nil })
+	return ok
+}
+
+// refer counts the references of rules up or down.
+func (t *fakeTable) refer(rules []*Rule, by int) {
+	for _, r := range rules {
+		r.references(func(chain string) { t.chains[chain].uses += by },
+			func(set string) { t.sets[set].uses += by })
+	}
+}
+
+// references calls the functions for each chain and set that a rule names.
+func (r *Rule) references(chain, set func(string)) {
+	for _, x := range r.Exprs {
+		switch x := x.(type) {
+		case *expr.Verdict:
+			if x.Chain != "" {
+				chain(x.Chain)
+			}
+		case *expr.Lookup:
+			set(x.SetName)
+		case *expr.Dynset:
+			set(x.SetName)
+		}
+	}
+}
+
+func (t *fakeTable) addSet(s *Set) (func(), error) {
+	if old := t.sets[s.Name]; old != nil {
+		if typeID(old.set.Key) != typeID(s.Key) || setFlags(&old.set) != setFlags(s) {
+			return nil, unix.EEXIST
+		}
+		return nil, nil
+	}
+	t.sets[s.Name] = &fakeSet{set: *s, elements: map[string]Element{}}
+	return func() { delete(t.sets, s.Name) }, nil
+}
+
+func (t *fakeTable) deleteSet(name string) (func(), error) {
+	s := t.sets[name]
+	if s == nil {
+		return nil, unix.ENOENT
+	}
+	if s.uses > 0 {
+		return nil, unix.EBUSY
+	}
+	delete(t.sets, name)
+	return func() { t.sets[name] = s }, nil
+}
+
+func (t *fakeTable) addElement(set string, e Element) (func(), error) {
+	s := t.sets[set]
+	if s == nil {
+		return nil, unix.ENOENT
+	}
+	if err := t.check(s, e); err != nil {
+		return nil, err
+	}
+	id := e.Key + e.KeyEnd
+	if old, ok := s.elements[id]; ok {
+		if old != e {
+			return nil, unix.EEXIST
+		}
+		return nil, nil
+	}
+	s.elements[id] = e
+	t.use(e.Verdict.Chain, +1)
+	return func() {
+		delete(s.elements, id)
+		t.use(e.Verdict.Chain, -1)
+	}, nil
+}
+
+// check refuses an element that does not fit its set.
+func (t *fakeTable) check(s *fakeSet, e Element) error {
+	switch {
+	case len(e.Key) != s.set.KeyLen(), len(e.Data) != s.set.DataLen():
+		return unix.EINVAL
+	case e.KeyEnd != "" && len(e.KeyEnd) != len(e.Key), (e.KeyEnd != "") != s.set.Interval:
+		return unix.EINVAL
+	case (e.Verdict.Code != 0) != s.set.Verdicts:
+		return unix.EINVAL
+	}
+	if c := e.Verdict.Chain; c != "" {
+		if t.chains[c] == nil {
+			return unix.ENOENT
+		}
+		if t.chains[c].hook != nil {
+			return syscall.EOPNOTSUPP
+		}
+	}
+	for _, old := range s.elements {
+		if !s.set.Interval {
+			break
+		}
+		if old != e && overlaps(s.set.Key, old, e) {
+			return unix.EEXIST
+		}
+	}
+	return nil
+}
+
+// overlaps reports whether two ranges of a concatenation share a key.
+func overlaps(types []Type, a, b Element) bool {
+	at := 0
+	for _, t := range types {
+		end := at + t.len()
+		if a.KeyEnd[at:end] < b.Key[at:end] || b.KeyEnd[at:end] < a.Key[at:end] {
+			return false
+		}
+		at = (end + 3) &^ 3
+	}
+	return true
+}
+
+func (t *fakeTable) deleteElement(set string, e Element) (func(), error) {
+	s := t.sets[set]
+	if s == nil {
+		return nil, unix.ENOENT
+	}
+	id := e.Key + e.KeyEnd
+	old, ok := s.elements[id]
+	if !ok {
+		return nil, unix.ENOENT
+	}
+	delete(s.elements, id)
+	t.use(old.Verdict.Chain, -1)
+	return func() {
+		s.elements[id] = old
+		t.use(old.Verdict.Chain, +1)
+	}, nil
+}
+
+func (t *fakeTable) use(chain string, by int) {
+	if chain != "" {
+		t.chains[chain].uses += by
+	}
+}
+
+// List returns the chains and sets of a table.
+func (f *Fake) List(_ context.Context, t Table) (*Listing, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lists++
+	ft := f.tables[t]
+	if ft == nil {
+		return nil, nil
+	}
+	l := &Listing{Chains: map[string][]string{}, Sets: map[string]string{}}
+	for name, c := range ft.chains {
+		l.Chains[name] = nil
+		for _, r := range c.rules {
+			l.Chains[name] = append(l.Chains[name], r.Comment)
+		}
+	}
+	for name, s := range ft.sets {
+		l.Sets[name] = s.set.Comment
+	}
+	return l, nil
+}
+
+// Elements lists a set's elements, sorted.
+func (f *Fake) Elements(_ context.Context, s *Set, yield func(Element)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lists++
+	t := f.tables[s.Table]
+	if t == nil || t.sets[s.Name] == nil {
+		return unix.ENOENT
+	}
+	elements := t.sets[s.Name].elements
+	for _, id := range slices.Sorted(maps.Keys(elements)) {
+		yield(elements[id])
+	}
+	return nil
+}
+
+// Watch waits: nobody else changes a Fake.
+func (f *Fake) Watch(ctx context.Context, _ []Table, _ func(string)) error {
+	<-ctx.Done()
+	return nil
+}
+
+// Close does nothing.
+func (f *Fake) Close() error { return nil }

@@ -1,0 +1,165 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// errInterrupted says that the tables changed while they were listed.
+var errInterrupted = errors.New("listing was interrupted by a change")
+
+// listAttempts bounds how often a listing is begun again because others kept
+// changing the ruleset meanwhile.
+const listAttempts = 20
+
+// List returns the chains and sets of a table.
+func (c *Conn) List(ctx context.Context, t Table) (*Listing, error) {
+	var l *Listing
+	err := c.settled(ctx, func() error {
+		l = &Listing{Chains: map[string][]string{}, Sets: map[string]string{}}
+		return c.list(t, l)
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %v: %w", t, err)
+	}
+	return l, nil
+}
+
+func (c *Conn) list(t Table, l *Listing) error {
+	// Dumps of chains and sets are silent about a missing table; this is not.
+	if err := c.request(unix.NFT_MSG_GETTABLE, 0, t, unix.NFTA_TABLE_NAME, func(message) {}); err != nil {
+		return err
+	}
+	err := c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, t, unix.NFTA_CHAIN_TABLE, func(m message) {
+		if text(attribute(m.payload(), unix.NFTA_CHAIN_TABLE)) == t.Name {
+			l.Chains[text(attribute(m.payload(), unix.NFTA_CHAIN_NAME))] = nil
+		}
+	})
+	if err != nil {
+		return err
+	}
+	err = c.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, t, unix.NFTA_RULE_TABLE, func(m message) {
+		b := m.payload()
+		if text(attribute(b, unix.NFTA_RULE_TABLE)) != t.Name {
+			return
+		}
+		chain := text(attribute(b, unix.NFTA_RULE_CHAIN))
+		l.Chains[chain] = append(l.Chains[chain], comment(attribute(b, unix.NFTA_RULE_USERDATA), udataRuleComment))
+	})
+	if err != nil {
+		return err
+	}
+	return c.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, t, unix.NFTA_SET_TABLE, func(m message) {
+		b := m.payload()
+		if text(attribute(b, unix.NFTA_SET_TABLE)) == t.Name {
+			l.Sets[text(attribute(b, unix.NFTA_SET_NAME))] = comment(attribute(b, unix.NFTA_SET_USERDATA), udataSetComment)
+		}
+	})
+}
+
+// Elements lists a set's elements.
+func (c *Conn) Elements(ctx context.Context, s *Set, f func(Element)) error {
+	var found []Element
+	err := c.settled(ctx, func() error {
+		found = found[:0]
+		return c.elements(s, func(e Element) { found = append(found, e) })
+	})
+	if err != nil {
+		return fmt.Errorf("list elements of %v %s: %w", s.Table, s.Name, err)
+	}
+	for _, e := range found {
+		f(e)
+	}
+	return nil
+}
+
+func (c *Conn) elements(s *Set, f func(Element)) error {
+	e := &c.enc
+	e.reset()
+	e.begin(subsystem|unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, s.Table.Family, 0)
+	e.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table.Name)
+	e.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	e.end()
+	return c.exchange(func(m message) {
+		for _, el := range attributes(attribute(m.payload(), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			f(decodeElement(el))
+		}
+	})
+}
+
+// settled runs a listing again while it is interrupted by changes.
+func (c *Conn) settled(ctx context.Context, list func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var err error
+	for range listAttempts {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err = list(); !errors.Is(err, errInterrupted) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+	return err
+}
+
+// request asks for what is in a table.
+func (c *Conn) request(kind, flags uint16, t Table, nameKind uint16, f func(message)) error {
+	e := &c.enc
+	e.reset()
+	if flags == 0 {
+		flags = unix.NLM_F_ACK
+	}
+	e.begin(subsystem|kind, flags, t.Family, 0)
+	e.str(nameKind, t.Name)
+	e.end()
+	return c.exchange(f)
+}
+
+// exchange sends the request in the buffer and reads its answer to the end.
+func (c *Conn) exchange(f func(message)) error {
+	if err := unix.Sendto(c.fd, c.enc.buf, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	interrupted := false
+	for {
+		n, _, err := unix.Recvfrom(c.fd, c.recv, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for m := range messages(c.recv[:n]) {
+			if m.seq != c.enc.seq {
+				continue // an answer to an earlier request that was given up
+			}
+			interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+			if m.kind == unix.NLMSG_DONE || m.kind == unix.NLMSG_ERROR {
+				return answer(m, interrupted)
+			}
+			f(m)
+		}
+	}
+}
+
+// answer reads the code at the end of an exchange.
+func answer(m message, interrupted bool) error {
+	if len(m.body) >= 4 {
+		if code := int32(binary.NativeEndian.Uint32(m.body)); code != 0 {
+			return syscall.Errno(-code)
+		}
+	}
+	if interrupted {
+		return errInterrupted
+	}
+	return nil
+}

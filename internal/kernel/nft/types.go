@@ -1,0 +1,175 @@
+package nft
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+)
+
+// Family is the protocol family of a table, numbered as the kernel does.
+type Family uint8
+
+// The families of tables we use.
+const (
+	IP  Family = 2
+	IP6 Family = 10
+)
+
+// String returns the family as the nft program spells it.
+func (f Family) String() string {
+	switch f {
+	case IP:
+		return "ip"
+	case IP6:
+		return "ip6"
+	default:
+		return fmt.Sprintf("family %d", uint8(f))
+	}
+}
+
+// Table names a table.
+type Table struct {
+	Family Family
+	Name   string
+}
+
+// String returns the table as the nft program spells it.
+func (t Table) String() string { return "table " + t.Family.String() + " " + t.Name }
+
+// Hook makes a chain a base chain.
+type Hook struct {
+	Type     string // "nat" or "filter"
+	Number   uint32 // NF_INET_PRE_ROUTING and so on
+	Priority int32
+}
+
+// Chain is a chain without its rules.
+type Chain struct {
+	Name    string
+	Hook    *Hook // nil: reached by jumps only
+	Comment string
+}
+
+// Rule is one rule. The comment is all that a listing gives back, so it must
+// tell rules apart.
+type Rule struct {
+	Exprs   []expr.Any
+	Comment string
+}
+
+// Set is a set, or a map if it has data.
+type Set struct {
+	Table    Table
+	Name     string
+	Key      []Type
+	Data     []Type // nil: not a map
+	Verdicts bool   // a map to verdicts; Data is nil then
+	Interval bool   // elements are ranges, in concatenations too
+	Dynamic  bool   // rules add elements, which time out
+	Size     uint32 // most elements; 0: no limit
+	Comment  string
+}
+
+// KeyLen returns the length of a key in bytes, with every part padded to a register.
+func (s *Set) KeyLen() int { return totalLen(s.Key) }
+
+// DataLen returns the length of the data in bytes.
+func (s *Set) DataLen() int { return totalLen(s.Data) }
+
+func totalLen(types []Type) int {
+	n := 0
+	for _, t := range types {
+		n += (t.len() + 3) &^ 3
+	}
+	return n
+}
+
+// Element is an element of a set. Keys and data are the raw bytes the kernel
+// holds, as strings so that elements can be compared.
+type Element struct {
+	Key     string
+	KeyEnd  string  // the end of a range; empty in plain sets
+	Data    string  // a map's value; empty in sets and verdict maps
+	Verdict Verdict // a verdict map's value
+}
+
+// Verdict is a verdict map's value. The zero value is none.
+type Verdict struct {
+	Code  Code
+	Chain string // of Goto
+}
+
+// Code is a verdict, numbered from one so that zero is none.
+type Code uint8
+
+// The verdicts we use as values.
+const (
+	Drop Code = iota + 1
+	Goto
+)
+
+// Type is the type of a part of a key or value, as the nft program names it in listings.
+type Type uint8
+
+// The types we use, with the numbers the nft program knows them by.
+const (
+	IPv4Addr Type = 7
+	IPv6Addr Type = 8
+	Proto    Type = 12
+	Port     Type = 13
+	Mark     Type = 19
+)
+
+func (t Type) len() int {
+	switch t {
+	case IPv4Addr, Mark:
+		return 4
+	case IPv6Addr:
+		return 16
+	case Proto:
+		return 1
+	case Port:
+		return 2
+	default:
+		panic(fmt.Sprintf("unknown nft type %d", uint8(t)))
+	}
+}
+
+// typeID packs the types of a concatenation as the nft program does, six bits each.
+func typeID(types []Type) uint32 {
+	var id uint32
+	for _, t := range types {
+		id = id<<6 | uint32(t)
+	}
+	return id
+}
+
+// Interface is what a dataplane needs of nf_tables.
+type Interface interface {
+	// Commit makes all operations of the batch happen at once, or none. When the
+	// kernel refuses single operations the error is a [CommitError].
+	Commit(ctx context.Context, b *Batch) error
+
+	// List returns what is in a table, without the elements of its sets; nil
+	// when there is no such table.
+	List(ctx context.Context, t Table) (*Listing, error)
+
+	// Elements calls f for every element of a set. Shortly after very many were
+	// added, the kernel may leave some out or give some twice.
+	Elements(ctx context.Context, s *Set, f func(Element)) error
+
+	// Watch calls changed whenever somebody else changed one of the tables, or
+	// may have, until ctx ends.
+	Watch(ctx context.Context, tables []Table, changed func(what string)) error
+
+	// Close releases the handle; the kernel keeps everything.
+	Close() error
+}
+
+// Listing is what List found: the comments of each chain's rules, in order, and
+// the names of sets with their comments.
+type Listing struct {
+	Chains map[string][]string
+	Sets   map[string]string
+}
