@@ -1,0 +1,196 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// namespace moves the test to a network namespace of its own; it ends with the
+// test's thread.
+func namespace(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
+	}
+}
+
+// openKernel opens a dataplane on the kernel, through a counter.
+func openKernel(t testing.TB) (*Dataplane, *counter) {
+	t.Helper()
+	conn, err := nft.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &counter{Interface: conn}
+	d := newDataplane(c, Settings{MarkBit: 14})
+	t.Cleanup(func() { d.Close() })
+	return d, c
+}
+
+// counter counts what passes to the kernel.
+type counter struct {
+	nft.Interface
+	commits [][]nft.Op
+	lists   int
+}
+
+func (c *counter) Commit(ctx context.Context, b *nft.Batch) error {
+	err := c.Interface.Commit(ctx, b)
+	if err == nil && len(b.Ops) > 0 {
+		c.commits = append(c.commits, slices.Clone(b.Ops))
+	}
+	return err
+}
+
+func (c *counter) Elements(ctx context.Context, s *nft.Set, f func(nft.Element)) error {
+	c.lists++
+	return c.Interface.Elements(ctx, s, f)
+}
+
+func (c *counter) reset() (ops int) {
+	for _, b := range c.commits {
+		ops += len(b)
+	}
+	c.commits, c.lists = nil, 0
+	return ops
+}
+
+func serviceKey(i int, f proxy.Family) proxy.PortKey {
+	return proxy.PortKey{ServicePortName: proxy.ServicePortName{
+		Namespace: "default", Name: fmt.Sprintf("svc-%d", i), Port: "http", Protocol: proxy.TCP,
+	}, Family: f}
+}
+
+// plainRow is ClusterIP Service number i with n endpoints; shift moves the first
+// one elsewhere.
+func plainRow(i, n, shift int) *proxy.ServicePort {
+	sp := &proxy.ServicePort{
+		Key:       serviceKey(i, proxy.IPv4),
+		Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: addrPort(172<<24|16<<16, i, 80)}},
+		Anywhere:  n > 0,
+	}
+	for e := range n {
+		at := i*16 + e
+		if e == 0 {
+			at += shift
+		}
+		sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: addrPort(10<<24, at, 8080)})
+	}
+	return sp
+}
+
+func addrPort(base uint32, i int, port uint16) netip.AddrPort {
+	v := base + uint32(i)
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)}), port)
+}
+
+// plainState is n ClusterIP Services with ten endpoints each.
+func plainState(n int) *proxy.State {
+	s := proxy.NewState()
+	s.Node = testNode()
+	for i := range n {
+		sp := plainRow(i, 10, 0)
+		s.Rows[sp.Key] = sp
+	}
+	return s
+}
+
+func testNode() *proxy.Node {
+	return &proxy.Node{
+		Name: "node",
+		LocalPods: proxy.LocalTrafficDetector{
+			Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/64")},
+		},
+		NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("2001:db8::1/128")},
+	}
+}
+
+// randomRow makes a row with frontends, lists and policies of all sorts. Its
+// number makes its addresses its own.
+func randomRow(r *rand.Rand, i int) *proxy.ServicePort {
+	f := proxy.Families[i%2]
+	at := func(net string, n int, port uint16) netip.AddrPort {
+		if f == proxy.IPv4 {
+			return netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf("%s.%d.%d", map[string]string{"vip": "172.30", "ext": "192.0", "pod": "10.1"}[net], n/200, n%200+1)), port)
+		}
+		return netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf("%s::%x", map[string]string{"vip": "fd00:172", "ext": "2001:db8:e", "pod": "fd00:10"}[net], n+1)), port)
+	}
+	sp := &proxy.ServicePort{
+		Key:       serviceKey(i, f),
+		Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: at("vip", i/4, uint16(80+i%4))}}, // a few ports share an address
+		Internal:  proxy.Scope(r.IntN(2)),
+		External:  proxy.Scope(r.IntN(2)),
+	}
+	sp.Key.Protocol = []proxy.Protocol{proxy.TCP, proxy.UDP, proxy.SCTP}[i%3]
+	if r.IntN(2) == 0 {
+		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.LoadBalancer, Addr: at("ext", i, 80)})
+		if r.IntN(2) == 0 {
+			sp.AllowFrom = []netip.Prefix{netip.PrefixFrom(at("ext", 7, 0).Addr(), f.Bits()-8).Masked()}
+		}
+	}
+	if r.IntN(2) == 0 {
+		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(f.Unspecified(), uint16(30000+i))})
+	}
+	if r.IntN(4) == 0 {
+		sp.Affinity = time.Duration(1+r.IntN(3)) * time.Hour
+	}
+	for e := range r.IntN(5) {
+		ep := proxy.Endpoint{Addr: at("pod", r.IntN(40)*8+e, 8080), Local: r.IntN(2) == 0}
+		sp.Cluster = append(sp.Cluster, ep)
+		if ep.Local {
+			sp.Local = append(sp.Local, ep)
+		}
+	}
+	sp.Anywhere = len(sp.Cluster) > 0 || r.IntN(2) == 0
+	return sp
+}
+
+// dump returns what the tables hold as sorted text, for comparison. Chains that
+// nothing uses any more may be left over, so those without elements that lead to
+// them are left out.
+func dump(t testing.TB, conn nft.Interface, d *Dataplane) string {
+	t.Helper()
+	ctx := context.Background()
+	var lines []string
+	for _, tab := range d.tables {
+		l, err := conn.List(ctx, tab.Table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l == nil {
+			continue
+		}
+		used := map[string]bool{}
+		for _, s := range tab.sets() {
+			if s.Dynamic {
+				continue
+			}
+			if err := conn.Elements(ctx, s, func(e nft.Element) {
+				lines = append(lines, fmt.Sprintf("%v %s %x %x %x %v", tab.Table, s.Name, e.Key, e.KeyEnd, e.Data, e.Verdict))
+				used[e.Verdict.Chain] = true
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, comments := range l.Chains {
+			if class := strings.ContainsAny(name, "0123456789"); !class || used[name] {
+				lines = append(lines, fmt.Sprintf("%v chain %s %q", tab.Table, name, comments))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,97 @@
+package nftables
+
+import (
+	"context"
+	"testing"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// synced returns a dataplane on a Fake that holds n Services with ten endpoints each.
+func synced(t *testing.T, n int) (*Dataplane, *nft.Fake) {
+	t.Helper()
+	fake := nft.NewFake()
+	d := newDataplane(fake, Settings{MarkBit: 14})
+	if err := d.Sync(context.Background(), plainState(n)); err != nil {
+		t.Fatal(err)
+	}
+	fake.Reset()
+	return d, fake
+}
+
+// TestCostOfReplacingOneEndpoint pins promise two: the cost follows the change,
+// not the number of Services.
+func TestCostOfReplacingOneEndpoint(t *testing.T) {
+	for _, n := range []int{100, 30_000} {
+		d, fake := synced(t, n)
+		delta := &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 10, 1<<20)}}}
+		if err := d.Apply(context.Background(), delta); err != nil {
+			t.Fatal(err)
+		}
+		c := fake.Reset()
+		if c.Elements() > 4 || c.Others() != 0 || c.Lists != 0 || c.Commits != 1 {
+			t.Errorf("%d Services: %d element operations, %d others, %d lists, %d commits; want at most 4, 0, 0, 1",
+				n, c.Elements(), c.Others(), c.Lists, c.Commits)
+		}
+	}
+}
+
+// TestCostOfAddingAService wants the same operations whatever is there already.
+func TestCostOfAddingAService(t *testing.T) {
+	var first int
+	for _, n := range []int{100, 30_000} {
+		d, fake := synced(t, n)
+		if err := d.Apply(context.Background(), &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(n, 10, 0)}}}); err != nil {
+			t.Fatal(err)
+		}
+		c := fake.Reset()
+		if c.Elements() != 12 || c.Others() != 0 || c.Lists != 0 {
+			t.Errorf("%d Services: %d element operations, %d others, %d lists; want 12, 0, 0", n, c.Elements(), c.Others(), c.Lists)
+		}
+		if first == 0 {
+			first = c.Elements()
+		}
+		if c.Elements() != first {
+			t.Errorf("%d Services: %d element operations, %d at the smaller size", n, c.Elements(), first)
+		}
+	}
+}
+
+// TestCostOfRemovingAnEndpoint fills the hole with the last slot.
+func TestCostOfRemovingAnEndpoint(t *testing.T) {
+	d, fake := synced(t, 1000)
+	old := plainRow(50, 10, 0)
+	cur := plainRow(50, 9, 0)
+	cur.Cluster[3] = old.Cluster[9]
+	if err := d.Apply(context.Background(), &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}); err != nil {
+		t.Fatal(err)
+	}
+	if c := fake.Reset(); c.Elements() != 5 || c.Lists != 0 {
+		t.Errorf("%d element operations, %d lists; want 5 (a slot moved, one freed, the count changed) and 0", c.Elements(), c.Lists)
+	}
+}
+
+// TestCostOfRightKernel wants a Sync onto what is right to write nothing.
+func TestCostOfRightKernel(t *testing.T) {
+	d, fake := synced(t, 1000)
+	if err := d.Sync(context.Background(), plainState(1000)); err != nil {
+		t.Fatal(err)
+	}
+	if c := fake.Reset(); len(c.Ops) != 0 {
+		t.Errorf("Sync onto a right kernel made %v", c.Ops)
+	}
+}
+
+// TestCostOfNodeChange rewrites constant chains only.
+func TestCostOfNodeChange(t *testing.T) {
+	d, fake := synced(t, 1000)
+	node := testNode()
+	node.MasqueradeAll = true
+	if err := d.Apply(context.Background(), &proxy.Delta{Node: node}); err != nil {
+		t.Fatal(err)
+	}
+	if c := fake.Reset(); c.Elements() != 0 || c.Others() > 10 || c.Others() == 0 {
+		t.Errorf("masqueradeAll made %v", c.Ops)
+	}
+}

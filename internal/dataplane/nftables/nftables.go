@@ -1,0 +1,179 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// Settings are what a dataplane is opened with.
+type Settings struct {
+	MarkBit  uint8          // the bit of the packet mark that asks for masquerading
+	Families []proxy.Family // which families to write; nil: both
+}
+
+// Dataplane writes rows to nf_tables of one network namespace.
+type Dataplane struct {
+	conn     nft.Interface
+	tables   []*table
+	stepSize int
+
+	// What the kernel has, as far as it cannot be told from the rows of a step.
+	node   *proxy.Node // nil before the first Sync
+	cidrs  []netip.Prefix
+	refs   map[elementID]int // how many rows share an element
+	chains map[*table]map[string]bool
+}
+
+var (
+	_ proxy.Dataplane = (*Dataplane)(nil)
+	_ proxy.Watcher   = (*Dataplane)(nil)
+)
+
+// Open connects to nf_tables of the calling thread's network namespace. It
+// writes nothing.
+func Open(_ context.Context, s Settings) (*Dataplane, error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	return newDataplane(conn, s), nil
+}
+
+func newDataplane(conn nft.Interface, s Settings) *Dataplane {
+	d := &Dataplane{conn: conn, stepSize: stepSize}
+	for _, f := range s.families() {
+		d.tables = append(d.tables, newTable(f, s.MarkBit, tableName))
+	}
+	return d
+}
+
+func (s Settings) families() []proxy.Family {
+	if s.Families == nil {
+		return proxy.Families[:]
+	}
+	return s.Families
+}
+
+// Close releases the connection; the rules stay.
+func (d *Dataplane) Close() error { return d.conn.Close() }
+
+// Watch reports what others do to our tables.
+func (d *Dataplane) Watch(ctx context.Context, changed func(what string)) error {
+	var tables []nft.Table
+	for _, t := range d.tables {
+		tables = append(tables, t.Table)
+	}
+	return d.conn.Watch(ctx, tables, changed)
+}
+
+// table returns a family's table, or nil if the family is not served.
+func (d *Dataplane) table(f proxy.Family) *table {
+	for _, t := range d.tables {
+		if t.family == f {
+			return t
+		}
+	}
+	return nil
+}
+
+// after returns the node and the ServiceCIDRs as they are after a delta.
+func (d *Dataplane) after(delta *proxy.Delta) (*proxy.Node, []netip.Prefix) {
+	node, cidrs := d.node, d.cidrs
+	if delta.Node != nil {
+		node = delta.Node
+	}
+	if delta.CIDRs != nil {
+		cidrs = *delta.CIDRs
+	}
+	return node, cidrs
+}
+
+// Probe returns the families that the kernel can do. It has the kernel check
+// the rules we would write, in a batch that takes them back, so nothing changes.
+func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, explain(err)
+	}
+	defer conn.Close()
+	var can []proxy.Family
+	var errs []error
+	for _, f := range s.families() {
+		if err := probe(ctx, conn, f, s.MarkBit); err != nil {
+			errs = append(errs, fmt.Errorf("%v: %w", f, err))
+			continue
+		}
+		can = append(can, f)
+	}
+	if len(can) == 0 {
+		return nil, explain(errors.Join(errs...))
+	}
+	return can, nil
+}
+
+func probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8) error {
+	t := newTable(f, markBit, tableName+"-probe")
+	var b nft.Batch
+	b.AddTable(t.Table)
+	for _, s := range t.sets() {
+		b.AddSet(s)
+	}
+	inner, base := t.constant(probeNode(f), nil)
+	row := newRendering()
+	t.render(probeRow(f), row)
+	chains := inner
+	for _, build := range row.classes {
+		chains = append(chains, build())
+	}
+	for _, c := range row.chains {
+		chains = append(chains, c)
+	}
+	addChains(&b, t, append(chains, base...)...)
+	for _, i := range row.items {
+		b.AddElement(i.set, i.Element)
+	}
+	b.DeleteTable(t.Table)
+	return conn.Commit(ctx, &b)
+}
+
+// probeNode and probeRow make every kind of rule and element come up.
+func probeNode(f proxy.Family) *proxy.Node {
+	all := netip.PrefixFrom(f.Unspecified(), 0)
+	one := netip.PrefixFrom(f.Unspecified().Next(), f.Bits()-8)
+	return &proxy.Node{
+		LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{one}, Interface: "probe"},
+		NodePorts: []netip.Prefix{all},
+	}
+}
+
+func probeRow(f proxy.Family) *proxy.ServicePort {
+	at := netip.AddrPortFrom(f.Unspecified().Next(), 1)
+	list := []proxy.Endpoint{{Addr: at, Local: true}}
+	return &proxy.ServicePort{
+		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Name: "probe", Protocol: proxy.TCP}, Family: f},
+		Frontends: []proxy.Frontend{{Kind: proxy.LoadBalancer, Addr: at}, {Kind: proxy.NodePort, Addr: at}},
+		Cluster:   list, Local: list, Anywhere: true, External: proxy.ScopeLocal, Affinity: 1e9,
+		AllowFrom: []netip.Prefix{netip.PrefixFrom(at.Addr(), f.Bits())},
+	}
+}
+
+// explain says what is missing and what to do about it.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("no permission to use nf_tables: run as root or with the capability NET_ADMIN in the node's network namespace: %w", err)
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("the kernel has no nf_tables (CONFIG_NF_TABLES, module nf_tables): load or build it, or choose another --proxy-mode: %w", err)
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("the kernel's nf_tables lacks what the rules need (Linux 5.13 with nft_nat, nft_masq, nft_fib, nft_numgen, nft_reject, nft_ct): %w", err)
+	default:
+		return err
+	}
+}

@@ -1,0 +1,445 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// randomState is n random rows, the same for the same seed.
+func randomState(seed uint64, n int) *proxy.State {
+	r := rand.New(rand.NewPCG(seed, 0))
+	s := proxy.NewState()
+	s.Node = testNode()
+	s.CIDRs = []netip.Prefix{netip.MustParsePrefix("172.30.0.0/16"), netip.MustParsePrefix("fd00:172::/112")}
+	for i := range n {
+		sp := randomRow(r, i)
+		s.Rows[sp.Key] = sp
+	}
+	return s
+}
+
+// deltaBetween is the step from one state to another, rows only.
+func deltaBetween(a, b *proxy.State) *proxy.Delta {
+	d := &proxy.Delta{}
+	for k, old := range a.Rows {
+		if b.Rows[k] == nil {
+			d.Removes = append(d.Removes, old)
+		}
+	}
+	for k, cur := range b.Rows {
+		d.Upserts = append(d.Upserts, proxy.Upsert{Old: a.Rows[k], New: cur})
+	}
+	return d
+}
+
+// TestStepsLeadToTheSame reaches states by steps and at once, on the kernel, and
+// compares what it holds.
+func TestStepsLeadToTheSame(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	d, c := openKernel(t)
+	state := proxy.NewState()
+	state.Node, state.CIDRs = randomState(0, 0).Node, randomState(0, 0).CIDRs
+	if err := d.Sync(ctx, state); err != nil {
+		t.Fatal(err)
+	}
+	for seed := range uint64(20) {
+		next := randomState(seed, 10+int(seed%5)*10)
+		d.stepSize = []int{stepSize, 100}[seed%2] // whole, and cut into small steps
+		if err := d.Apply(ctx, deltaBetween(state, next)); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		state = next
+		got := dump(t, c, d)
+
+		c.reset()
+		if err := d.Sync(ctx, state); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		for _, b := range c.commits {
+			for _, op := range b {
+				if op.Kind != nft.DeleteChain && op.Kind != nft.FlushChain {
+					t.Errorf("seed %d: Sync after Apply had to %v", seed, &op)
+				}
+			}
+		}
+		fresh, fake := newDataplane(nft.NewFake(), Settings{MarkBit: 14}), nft.NewFake()
+		fresh.conn = fake
+		if err := fresh.Sync(ctx, state); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		if diff := cmp.Diff(dump(t, fake, fresh), got); diff != "" {
+			t.Fatalf("seed %d: written at once (-) and by steps (+) differ:\n%s", seed, diff)
+		}
+	}
+}
+
+// TestSyncRepairs damages the tables in many ways; Sync brings everything back,
+// and a second one writes nothing.
+func TestSyncRepairs(t *testing.T) {
+	ctx := context.Background()
+	state := randomState(1, 40)
+	damage := map[string]func(t *testing.T, d *Dataplane, b *nft.Batch){
+		"nothing": func(*testing.T, *Dataplane, *nft.Batch) {},
+		"tables gone": func(_ *testing.T, d *Dataplane, b *nft.Batch) {
+			b.DeleteTable(d.tables[0].Table)
+			b.DeleteTable(d.tables[1].Table)
+		},
+		"chain flushed": func(_ *testing.T, d *Dataplane, b *nft.Batch) { b.FlushChain(d.tables[0].Table, services) },
+		"hook flushed":  func(_ *testing.T, d *Dataplane, b *nft.Batch) { b.FlushChain(d.tables[1].Table, "nat-prerouting") },
+		"foreign rule": func(_ *testing.T, d *Dataplane, b *nft.Batch) {
+			b.AddRule(d.tables[0].Table, services, &nft.Rule{Exprs: d.tables[0].rule().accept().exprs})
+		},
+		"foreign chain and element": func(_ *testing.T, d *Dataplane, b *nft.Batch) {
+			b.AddChain(d.tables[0].Table, &nft.Chain{Name: "theirs"})
+			b.AddElement(d.tables[0].nodePorts.dispatch, nft.Element{Key: "\x06\x00\x00\x00\x00\x16\x00\x00", Verdict: nft.Verdict{Code: nft.Goto, Chain: "theirs"}})
+		},
+		"elements deleted and changed": func(t *testing.T, d *Dataplane, b *nft.Batch) {
+			for _, s := range []*nft.Set{d.tables[0].addresses.endpoints, d.tables[1].addresses.dispatch} {
+				i := 0
+				if err := d.conn.Elements(ctx, s, func(e nft.Element) {
+					if i++; i%2 == 0 {
+						b.DeleteElement(s, e)
+						if i%4 == 0 && s.Verdicts {
+							b.AddElement(s, nft.Element{Key: e.Key, Verdict: nft.Verdict{Code: nft.Drop}})
+						}
+					}
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+	}
+	for name, hurt := range damage {
+		t.Run(name, func(t *testing.T) {
+			namespace(t)
+			d, c := openKernel(t)
+			if err := d.Sync(ctx, state); err != nil {
+				t.Fatal(err)
+			}
+			want := dump(t, c, d)
+			var b nft.Batch
+			hurt(t, d, &b)
+			if err := c.Interface.Commit(ctx, &b); err != nil {
+				t.Fatal(err)
+			}
+			again := newDataplane(c, Settings{MarkBit: 14}) // as after a restart
+			if err := again.Sync(ctx, state); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, dump(t, c, again)); diff != "" {
+				t.Errorf("after repair (-before +after):\n%s", diff)
+			}
+			c.reset()
+			if err := again.Sync(ctx, state); err != nil {
+				t.Fatal(err)
+			}
+			if n := c.reset(); n != 0 {
+				t.Errorf("a second Sync made %d operations", n)
+			}
+		})
+	}
+}
+
+// TestRefusedRowIsSetAside makes the kernel refuse one row, by an element in its
+// way; the others go through, in Apply and in Sync.
+func TestRefusedRowIsSetAside(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	d, c := openKernel(t)
+	if err := d.Sync(ctx, plainState(0)); err != nil {
+		t.Fatal(err)
+	}
+	bad := plainRow(7, 3, 0)
+	tab := d.tables[0]
+	var b nft.Batch
+	b.AddElement(tab.addresses.dispatch, nft.Element{
+		Key: tab.addresses.key(proxy.TCP, bad.Frontends[0].Addr), Verdict: nft.Verdict{Code: nft.Drop},
+	})
+	if err := c.Interface.Commit(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	delta := &proxy.Delta{}
+	for i := range 20 {
+		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 3, 0)})
+	}
+	err := d.Apply(ctx, delta)
+	var refused *proxy.RefusedError
+	if !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[bad.Key] == nil {
+		t.Fatalf("Apply gave %v, want a refusal of %v alone", err, bad.Key)
+	}
+	if got := strings.Count(dump(t, c, d), "table ip sluice services "); got != 20 {
+		t.Errorf("%d dispatch elements, want 19 of ours and the one in the way", got)
+	}
+	// What is in the way is not ours, so Sync clears it away and all rows are in.
+	s := plainState(0)
+	s.Apply(delta)
+	if err := d.Sync(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(dump(t, c, d), "table ip sluice endpoints "); got != 60 {
+		t.Errorf("%d endpoint elements after Sync, want 60", got)
+	}
+}
+
+// TestNothingApplied says so when the kernel refuses what belongs to no row.
+func TestNothingApplied(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	d, c := openKernel(t)
+	if err := d.Sync(ctx, plainState(1)); err != nil {
+		t.Fatal(err)
+	}
+	var b nft.Batch
+	b.DeleteTable(d.tables[0].Table)
+	if err := c.Interface.Commit(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	node := testNode()
+	node.MasqueradeAll = true
+	if err := d.Apply(ctx, &proxy.Delta{Node: node}); !errors.Is(err, proxy.ErrNothingApplied) {
+		t.Errorf("Apply onto a deleted table gave %v, want %v", err, proxy.ErrNothingApplied)
+	}
+}
+
+// TestTakeOver removes kube-proxy's tables in the batch that makes ours live.
+func TestTakeOver(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	d, c := openKernel(t)
+	theirs := []nft.Table{{Family: nft.IP, Name: "kube-proxy"}, {Family: nft.IP6, Name: "kube-proxy"}}
+	var b nft.Batch
+	for _, tab := range append(theirs, nft.Table{Family: nft.IP, Name: "someone"}) {
+		b.AddTable(tab)
+		b.AddChain(tab, &nft.Chain{Name: "services"})
+	}
+	if err := c.Interface.Commit(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Sync(ctx, plainState(100)); err != nil {
+		t.Fatal(err)
+	}
+	last := c.commits[len(c.commits)-1]
+	deletes, hooks := 0, 0
+	for _, op := range last {
+		if op.Kind == nft.DeleteTable {
+			deletes++
+		}
+		if op.Kind == nft.AddChain && op.Chain.Hook != nil {
+			hooks++
+		}
+	}
+	if deletes != 2 || hooks != 16 {
+		t.Errorf("the last batch deletes %d tables and adds %d base chains, want 2 and 16", deletes, hooks)
+	}
+	for _, earlier := range c.commits[:len(c.commits)-1] {
+		for _, op := range earlier {
+			if op.Kind == nft.AddChain && op.Chain.Hook != nil {
+				t.Errorf("%v is live before the last batch", &op)
+			}
+		}
+	}
+	if l, err := c.List(ctx, nft.Table{Family: nft.IP, Name: "someone"}); l == nil || err != nil {
+		t.Errorf("a table of somebody else is gone (%v)", err)
+	}
+}
+
+// TestBatchesAreBounded writes much at once in many batches.
+func TestBatchesAreBounded(t *testing.T) {
+	namespace(t)
+	d, c := openKernel(t)
+	if err := d.Sync(context.Background(), plainState(3000)); err != nil {
+		t.Fatal(err)
+	}
+	if len(c.commits) < 3 {
+		t.Fatalf("%d batches, want several", len(c.commits))
+	}
+	for i, ops := range c.commits {
+		if len(ops) > 20_000 {
+			t.Errorf("batch %d has %d operations", i, len(ops))
+		}
+	}
+}
+
+// TestListable wants Debian's nft program to list our tables without complaint.
+func TestListable(t *testing.T) {
+	namespace(t)
+	d, _ := openKernel(t)
+	if err := d.Sync(context.Background(), randomState(3, 60)); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"list", "ruleset"}, {"-j", "list", "ruleset"}} {
+		cmd := exec.Command("nft", args...)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil || stderr.Len() > 0 {
+			t.Fatalf("nft %v: %v: %s", args, err, stderr.String())
+		}
+		if strings.Contains(string(out), "invalid") || strings.Contains(string(out), "unknown") {
+			t.Errorf("nft %v shows something it does not understand:\n%s", args, out)
+		}
+		if args[0] == "list" && !strings.Contains(string(out), "written by sluice") {
+			t.Errorf("nft %v does not show whose tables these are", args)
+		}
+	}
+}
+
+// TestWatchAndRepair is told when somebody flushes our ruleset.
+func TestWatchAndRepair(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	namespace(t)
+	d, c := openKernel(t)
+	if err := d.Sync(ctx, plainState(10)); err != nil {
+		t.Fatal(err)
+	}
+	seen, ended := make(chan string, 100), make(chan error, 1)
+	go func() { ended <- d.Watch(ctx, func(what string) { seen <- what }) }()
+	other, err := nft.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	for len(seen) == 0 { // until the watch has begun
+		if err := d.Sync(ctx, plainState(10)); err != nil {
+			t.Fatal(err)
+		}
+		var b nft.Batch
+		b.DeleteTable(d.tables[0].Table)
+		if err := other.Commit(ctx, &b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if what := <-seen; !strings.Contains(what, "table ip sluice") {
+		t.Errorf("told of %q", what)
+	}
+	if err := d.Sync(ctx, plainState(10)); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(dump(t, c, d), "table ip sluice endpoints "); got != 100 {
+		t.Errorf("%d endpoint elements after repair, want 100", got)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestProbe says which families there are, changes nothing, and names what is missing.
+func TestProbe(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	families, err := Probe(ctx, Settings{MarkBit: 14})
+	if err != nil || len(families) != 2 {
+		t.Fatalf("Probe gave %v, %v", families, err)
+	}
+	out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
+	if err != nil || len(out) > 0 {
+		t.Errorf("Probe left something: %v\n%s", err, out)
+	}
+
+	dropNetAdmin(t)
+	_, err = Probe(ctx, Settings{MarkBit: 14})
+	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "NET_ADMIN") {
+		t.Errorf("Probe without the capability gave %v", err)
+	}
+}
+
+// dropNetAdmin takes all capabilities from the test's thread, which ends with the test.
+func dropNetAdmin(t *testing.T) {
+	t.Helper()
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capset(&hdr, &data[0]); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSingleFamily leaves the other family's table alone.
+func TestSingleFamily(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	conn, err := nft.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDataplane(conn, Settings{Families: []proxy.Family{proxy.IPv6}})
+	defer d.Close()
+	if err := d.Sync(ctx, randomState(2, 30)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Apply(ctx, deltaBetween(randomState(2, 30), randomState(3, 30))); err != nil {
+		t.Fatal(err)
+	}
+	if l, _ := conn.List(ctx, nft.Table{Family: nft.IP, Name: tableName}); l != nil {
+		t.Error("there is an IPv4 table")
+	}
+	if l, _ := conn.List(ctx, nft.Table{Family: nft.IP6, Name: tableName}); l == nil {
+		t.Error("there is no IPv6 table")
+	}
+}
+
+// TestCleanup removes our tables and nobody else's.
+func TestCleanup(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	d, c := openKernel(t)
+	if err := d.Sync(ctx, randomState(2, 30)); err != nil {
+		t.Fatal(err)
+	}
+	var b nft.Batch
+	b.AddTable(nft.Table{Family: nft.IP, Name: "someone"})
+	if err := c.Commit(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // a second time there is nothing to do
+		if err := Cleanup(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := exec.Command("nft", "list", "tables").CombinedOutput()
+	if got := strings.TrimSpace(string(out)); err != nil || got != "table ip someone" {
+		t.Errorf("left %q, %v", got, err)
+	}
+}
+
+// TestStepsKeepMovesTogether cuts a large delta without parting a frontend from
+// its new owner.
+func TestStepsKeepMovesTogether(t *testing.T) {
+	delta := &proxy.Delta{}
+	for i := range 500 {
+		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 10, 0)})
+	}
+	gone := plainRow(900, 10, 0)
+	heir := plainRow(499, 10, 0)
+	heir.Frontends = append(heir.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: gone.Frontends[0].Addr})
+	delta.Upserts[499].New = heir
+	delta.Removes = append(delta.Removes, gone)
+	parts := steps(delta, 1000)
+	if len(parts) < 4 {
+		t.Fatalf("cut into %d parts", len(parts))
+	}
+	rows := 0
+	for i, p := range parts {
+		rows += len(p.Upserts) + len(p.Removes)
+		for _, u := range p.Upserts {
+			if u.New == heir && i != 0 {
+				t.Errorf("the heir is in part %d", i)
+			}
+		}
+	}
+	if rows != 501 || len(parts[0].Removes) != 1 {
+		t.Errorf("%d rows in all, %d removes in the first part", rows, len(parts[0].Removes))
+	}
+}
