@@ -1,0 +1,107 @@
+package resolve
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"sluice/internal/proxy"
+)
+
+// claim is what no two rows can both have: an address, a port and a protocol.
+// A NodePort's address is the unspecified one, so NodePorts only compete with
+// NodePorts.
+type claim struct {
+	addr     netip.AddrPort
+	protocol proxy.Protocol
+}
+
+// claimant is one Service port that wants a claim.
+type claimant struct {
+	service *service
+	port    *servicePort
+	kind    proxy.Kind
+	index   int // where the Service says so; see addressField
+}
+
+// compareClaimants orders rivals: the first one wins. The order follows from
+// the objects alone, never from when we heard of them.
+func compareClaimants(a, b claimant) int {
+	return cmp.Or(
+		cmp.Compare(a.kind, b.kind),
+		cmp.Compare(a.service.created, b.service.created),
+		cmp.Compare(a.service.name.Namespace, b.service.name.Namespace),
+		cmp.Compare(a.service.name.Name, b.service.name.Name),
+		cmp.Compare(a.port.name.Value(), b.port.name.Value()),
+	)
+}
+
+// claims knows who has what. Rivalry is rare, so only the winner is kept for
+// every claim, and all rivals only where there is more than one.
+type claims struct {
+	owners    map[claim]claimant
+	contested map[claim][]claimant // in order; the first is the owner
+}
+
+func newClaims() claims {
+	return claims{owners: map[claim]claimant{}, contested: map[claim][]claimant{}}
+}
+
+// add enters a claimant. It returns the Service that loses the claim to it, if any.
+func (c *claims) add(cl claim, by claimant) *service {
+	owner, taken := c.owners[cl]
+	if !taken {
+		c.owners[cl] = by
+		return nil
+	}
+	rivals := c.contested[cl]
+	if rivals == nil {
+		rivals = []claimant{owner}
+	}
+	at, _ := slices.BinarySearchFunc(rivals, by, compareClaimants)
+	rivals = slices.Insert(rivals, at, by)
+	c.contested[cl] = rivals
+	c.owners[cl] = rivals[0]
+	if at > 0 {
+		return nil
+	}
+	return owner.service
+}
+
+// remove takes a claimant out. It returns the Service that gets the claim, if any.
+func (c *claims) remove(cl claim, by claimant) *service {
+	rivals := c.contested[cl]
+	if rivals == nil {
+		delete(c.owners, cl)
+		return nil
+	}
+	at := slices.Index(rivals, by)
+	rivals = slices.Delete(rivals, at, at+1)
+	if len(rivals) == 1 {
+		delete(c.contested, cl)
+	} else {
+		c.contested[cl] = rivals
+	}
+	c.owners[cl] = rivals[0]
+	if at > 0 {
+		return nil
+	}
+	return rivals[0].service
+}
+
+// owns reports whether a claimant has what it claims.
+func (c *claims) owns(cl claim, by claimant) bool { return c.owners[cl] == by }
+
+// problems names everyone who lost a claim.
+func (c *claims) problems() []Problem {
+	var out []Problem
+	for cl, rivals := range c.contested {
+		owner := object{kindService, rivals[0].service.name}
+		for _, loser := range rivals[1:] {
+			r := report{object: object{kindService, loser.service.name}}
+			r.add(addressField(loser.kind, loser.index), "%d/%v claimed by %v already", cl.addr.Port(), cl.protocol, owner)
+			out = append(out, r.problems...)
+		}
+	}
+	return out
+}

@@ -1,0 +1,197 @@
+package resolve
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"sluice/internal/proxy"
+)
+
+// nodeRecord is what is kept of the Node.
+type nodeRecord struct {
+	zone     string
+	ips      []netip.Addr   // all internal ones, then all external ones
+	podCIDRs []netip.Prefix // in their order
+	problems []Problem
+}
+
+func readNode(n *v1.Node) nodeRecord {
+	r := report{object: clusterObject(kindNode, n.Name)}
+	rec := nodeRecord{zone: strings.Clone(n.Labels[v1.LabelTopologyZone])}
+	for _, t := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
+		for i, a := range n.Status.Addresses {
+			if a.Type != t {
+				continue
+			}
+			ip, err := parseAddr(a.Address)
+			if err != nil {
+				r.add(indexed("status.addresses", i, ".address"), "%v", err)
+				continue
+			}
+			rec.ips = append(rec.ips, ip.Unmap())
+		}
+	}
+	cidrs := n.Spec.PodCIDRs
+	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
+		cidrs = []string{n.Spec.PodCIDR}
+	}
+	for i, s := range cidrs {
+		p, err := parsePrefix(s)
+		if err != nil {
+			r.add(indexed("spec.podCIDRs", i, ""), "%v", err)
+			continue
+		}
+		rec.podCIDRs = append(rec.podCIDRs, p)
+	}
+	rec.problems = r.problems
+	return rec
+}
+
+// node returns the node as policy sees it.
+func (s *Settings) node(rec nodeRecord) (*proxy.Node, []Problem) {
+	n := &proxy.Node{
+		Name:          s.NodeName,
+		Zone:          rec.zone,
+		IPs:           s.nodeIPs(rec),
+		LocalPods:     s.localPods(rec),
+		MasqueradeAll: s.MasqueradeAll,
+	}
+	var problems []Problem
+	n.NodePorts, problems = s.nodePorts(n.IPs)
+	return n, problems
+}
+
+// nodeIPs returns the first address, and the first of the other family.
+func (s *Settings) nodeIPs(rec nodeRecord) []netip.Addr {
+	var ips []netip.Addr
+	for _, ip := range slices.Concat(s.NodeIPs, rec.ips) {
+		ip = ip.Unmap()
+		if ip.IsValid() && !ip.IsUnspecified() && !ipOf(ips, proxy.FamilyOf(ip)).IsValid() {
+			ips = append(ips, ip)
+		}
+	}
+	return ips
+}
+
+// ipOf returns the first address of a family, the invalid one if there is none.
+func ipOf(ips []netip.Addr, f proxy.Family) netip.Addr {
+	for _, ip := range ips {
+		if proxy.FamilyOf(ip) == f {
+			return ip
+		}
+	}
+	return netip.Addr{}
+}
+
+func (s *Settings) localPods(rec nodeRecord) proxy.LocalTrafficDetector {
+	switch s.DetectLocal {
+	case DetectClusterCIDR:
+		return proxy.LocalTrafficDetector{Sources: s.firstOfEach(s.ClusterCIDRs)}
+	case DetectNodeCIDR:
+		return proxy.LocalTrafficDetector{Sources: s.firstOfEach(rec.podCIDRs)}
+	case DetectBridgeInterface:
+		return proxy.LocalTrafficDetector{Interface: s.Interface}
+	case DetectInterfaceNamePrefix:
+		return proxy.LocalTrafficDetector{Interface: s.Interface, IsPrefix: true}
+	case DetectNone:
+		return proxy.LocalTrafficDetector{}
+	default:
+		panic("unknown detect-local mode " + s.DetectLocal.String())
+	}
+}
+
+// firstOfEach returns the first prefix of each family that is served.
+func (s *Settings) firstOfEach(all []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, f := range proxy.Families {
+		if of := proxy.PrefixesOf(s.served(all), f); len(of) > 0 {
+			out = append(out, of[0].Masked())
+		}
+	}
+	return out
+}
+
+// nodePorts returns the ranges whose local addresses take NodePorts.
+func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
+	r := report{object: clusterObject(kindConfiguration, "")}
+	var out []netip.Prefix
+	for _, f := range proxy.Families {
+		ip, cidrs := ipOf(ips, f), proxy.PrefixesOf(s.NodePortAddresses.CIDRs, f)
+		switch {
+		case s.NodePortAddresses.Primary && ip.IsValid():
+			out = append(out, netip.PrefixFrom(ip, f.Bits()))
+		case s.NodePortAddresses.Primary:
+			// Opening all addresses of a family because the node has none of
+			// its own would be the opposite of what was asked for.
+		case len(cidrs) == 0:
+			out = append(out, netip.PrefixFrom(f.Unspecified(), 0))
+		default:
+			out = append(out, cidrs...)
+		}
+	}
+	out = slices.DeleteFunc(s.served(out), func(p netip.Prefix) bool {
+		if !loopbackOnly(p) {
+			return false
+		}
+		r.add("nodePortAddresses", "%v has loopback addresses only, which take no NodePorts", p)
+		return true
+	})
+	return proxy.Outermost(out), r.problems
+}
+
+// loopbackOnly reports whether a prefix has nothing but loopback addresses.
+func loopbackOnly(p netip.Prefix) bool {
+	if p.Addr().Is4() {
+		return p.Bits() >= 8 && p.Addr().IsLoopback()
+	}
+	return p.Bits() == 128 && p.Addr().IsLoopback()
+}
+
+func sameNode(a, b *proxy.Node) bool {
+	return a.Name == b.Name && a.Zone == b.Zone && slices.Equal(a.IPs, b.IPs) &&
+		slices.Equal(a.LocalPods.Sources, b.LocalPods.Sources) &&
+		a.LocalPods.Interface == b.LocalPods.Interface && a.LocalPods.IsPrefix == b.LocalPods.IsPrefix &&
+		a.MasqueradeAll == b.MasqueradeAll && slices.Equal(a.NodePorts, b.NodePorts)
+}
+
+// UpdateNode notes what the Node is now, and reports whether a change of it is
+// pending. Nil says that it was deleted: what is known stays in force, as the
+// node evidently still runs. Nodes of another name are none of ours.
+func (r *Resolver) UpdateNode(n *v1.Node) bool {
+	if n == nil || n.Name != r.settings.NodeName {
+		return r.nodePending
+	}
+	rec := readNode(n)
+	r.nodeRecord = rec
+	now, _ := r.settings.node(rec)
+	known := r.read[clusterObject(kindNode, r.settings.NodeName)]
+	r.nodePending = r.first || !sameNode(now, r.state.Node) || !slices.Equal(rec.problems, known)
+	return r.nodePending
+}
+
+// applyNode makes the pending Node the state's, in a step. Rows that depend on
+// what changed become dirty.
+func (r *Resolver) applyNode(d *proxy.Delta, dirty map[*entry]bool) {
+	if !r.nodePending {
+		return
+	}
+	r.nodePending = false
+	node, problems := r.settings.node(r.nodeRecord)
+	r.read.set(clusterObject(kindConfiguration, ""), problems)
+	r.read.set(clusterObject(kindNode, r.settings.NodeName), r.nodeRecord.problems)
+	was := r.state.Node
+	if sameNode(node, was) {
+		return
+	}
+	d.Node = node
+	r.node = node
+	if node.Zone == was.Zone && slices.Equal(node.IPs, was.IPs) {
+		return
+	}
+	for _, e := range r.entries {
+		dirty[e] = true
+	}
+}

@@ -1,0 +1,173 @@
+package resolve
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/proxy"
+)
+
+// Resolver turns what the trackers gathered, the Node and the ServiceCIDRs into
+// rows. It is for one goroutine, its trackers included.
+type Resolver struct {
+	Services  *ServiceChangeTracker
+	Endpoints *EndpointsChangeTracker
+
+	settings Settings
+	families []proxy.Family // that are served, in order
+
+	entries map[types.NamespacedName]*entry
+	claims  claims
+
+	nodeRecord  nodeRecord
+	nodePending bool
+	node        *proxy.Node // that rows are resolved for; in Update it is ahead of the state's
+
+	cidrs        map[string][]netip.Prefix // by the ServiceCIDR's name
+	cidrsPending bool
+
+	state    *proxy.State
+	first    bool       // no Update has been yet
+	read     problemSet // found while reading objects
+	resolved problemSet // found while resolving rows
+}
+
+// entry is everything known by a Service's name.
+type entry struct {
+	name    types.NamespacedName
+	service *service             // nil: no such Service, or it has no rows
+	slices  []*endpointSlice     // sorted by name, so that their order of arrival does not matter
+	rows    []*proxy.ServicePort // as published
+}
+
+// New returns a resolver that knows nothing but its settings.
+func New(s Settings) *Resolver {
+	r := &Resolver{
+		Services:    &ServiceChangeTracker{newLedger[*service]()},
+		Endpoints:   &EndpointsChangeTracker{newLedger[*endpointSlice](), s.NodeName},
+		settings:    s,
+		entries:     map[types.NamespacedName]*entry{},
+		claims:      newClaims(),
+		nodePending: true, // the settings alone make a Node
+		cidrs:       map[string][]netip.Prefix{},
+		state:       proxy.NewState(),
+		first:       true,
+		read:        problemSet{},
+		resolved:    problemSet{},
+	}
+	r.node = r.state.Node
+	for _, f := range proxy.Families {
+		if s.serves(f) {
+			r.families = append(r.families, f)
+		}
+	}
+	return r
+}
+
+// State returns the state after the last Update. It is the resolver's own: the
+// caller must not modify it, and the next Update does. Rows are immutable.
+func (r *Resolver) State() *proxy.State { return r.state }
+
+// Update resolves all that is pending and returns the step it makes, which is
+// empty if nothing came of it. Only rows that really changed are in the step.
+// The cost follows the change, not the number of Services; a new zone or IP of
+// the Node is a change of every Service.
+func (r *Resolver) Update() *proxy.Delta {
+	d := &proxy.Delta{}
+	dirty := map[*entry]bool{}
+	r.applyNode(d, dirty)
+	r.applyServiceCIDRs(d)
+	for _, c := range r.Services.take() {
+		r.applyService(c, dirty)
+	}
+	for _, c := range r.Endpoints.take() {
+		r.applySlice(c, dirty)
+	}
+	for e := range dirty {
+		r.resolve(e, d)
+	}
+	slices.SortFunc(d.Upserts, func(a, b proxy.Upsert) int { return proxy.ComparePortKeys(a.New.Key, b.New.Key) })
+	slices.SortFunc(d.Removes, func(a, b *proxy.ServicePort) int { return proxy.ComparePortKeys(a.Key, b.Key) })
+	r.state.Apply(d)
+	r.first = false
+	return d
+}
+
+// entry returns the entry of a name, a new one if need be.
+func (r *Resolver) entry(name types.NamespacedName) *entry {
+	e := r.entries[name]
+	if e == nil {
+		e = &entry{name: name}
+		r.entries[name] = e
+	}
+	return e
+}
+
+// applyService replaces a Service. Whoever wins or loses an address by that is
+// dirty too.
+func (r *Resolver) applyService(c change[*service], dirty map[*entry]bool) {
+	e := r.entry(c.name)
+	e.service = c.to
+	dirty[e] = true
+	touch := func(s *service) {
+		if s != nil {
+			dirty[r.entry(s.name)] = true
+		}
+	}
+	r.eachClaim(c.from, func(cl claim, by claimant) { touch(r.claims.remove(cl, by)) })
+	r.eachClaim(c.to, func(cl claim, by claimant) { touch(r.claims.add(cl, by)) })
+	var problems []Problem
+	if c.to != nil {
+		problems = c.to.problems
+	}
+	r.read.set(object{kindService, c.name}, problems)
+}
+
+// eachClaim calls yield for all claims of a Service, which may be nil.
+func (r *Resolver) eachClaim(s *service, yield func(claim, claimant)) {
+	if s == nil {
+		return
+	}
+	for _, f := range r.families {
+		s.drafts(f, func(dr draft) { dr.claims(yield) })
+	}
+}
+
+// applySlice replaces a slice. It may have moved from one Service to another.
+func (r *Resolver) applySlice(c change[*endpointSlice], dirty map[*entry]bool) {
+	var problems []Problem
+	if c.from != nil && c.from.service.Name != "" {
+		e := r.entry(c.from.service)
+		dirty[e] = true
+		e.removeSlice(c.name)
+	}
+	if c.to != nil {
+		problems = c.to.problems
+	}
+	if c.to != nil && c.to.service.Name != "" {
+		e := r.entry(c.to.service)
+		dirty[e] = true
+		e.addSlice(c.to)
+	}
+	r.read.set(object{kindEndpointSlice, c.name}, problems)
+}
+
+func (e *entry) find(name types.NamespacedName) (int, bool) {
+	return slices.BinarySearchFunc(e.slices, name, func(s *endpointSlice, n types.NamespacedName) int {
+		return strings.Compare(s.name.Name, n.Name)
+	})
+}
+
+func (e *entry) removeSlice(name types.NamespacedName) {
+	if at, found := e.find(name); found {
+		e.slices = slices.Delete(e.slices, at, at+1)
+	}
+}
+
+func (e *entry) addSlice(s *endpointSlice) {
+	at, _ := e.find(s.name)
+	e.slices = slices.Insert(e.slices, at, s)
+}

@@ -1,0 +1,135 @@
+package resolve
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice/internal/proxy"
+)
+
+// resolve publishes an entry's rows again and puts what changed into a step.
+func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
+	old := e.rows
+	e.rows = nil
+	rep := report{object: object{kindService, e.name}}
+	if e.service != nil {
+		for _, f := range r.families {
+			r.resolveFamily(e, f, old, &rep)
+		}
+	}
+	r.resolved.set(rep.object, rep.problems)
+	for _, row := range e.rows {
+		if was := rowOf(old, row.Key); was != row {
+			d.Upserts = append(d.Upserts, proxy.Upsert{Old: was, New: row})
+		}
+	}
+	for _, was := range old {
+		if rowOf(e.rows, was.Key) == nil {
+			d.Removes = append(d.Removes, was)
+		}
+	}
+	if e.service == nil && len(e.slices) == 0 {
+		delete(r.entries, e.name)
+	}
+}
+
+// resolveFamily adds the rows of one family to the entry. A row that is as
+// before is the old one.
+func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServicePort, rep *report) {
+	s := e.service
+	balanced := false
+	s.drafts(f, func(dr draft) {
+		c, portMissing := gather(e.slices, dr)
+		if portMissing {
+			rep.add(indexed("spec.ports", dr.port.index, ".name"), "no %v EndpointSlice has a %v port named %q",
+				f, dr.port.protocol, dr.port.name.Value())
+		}
+		row := r.row(dr, c, rowOf(old, dr.key()))
+		balanced = balanced || hasKind(row, proxy.LoadBalancer)
+		e.rows = append(e.rows, row)
+	})
+	if !balanced || len(proxy.PrefixesOf(s.ranges, f)) > 0 {
+		return
+	}
+	switch {
+	case s.unreadable:
+		rep.add(rangesField, "no readable %v range: the %v LoadBalancer addresses are closed to everyone", f, f)
+	case len(s.ranges) > 0:
+		rep.add(rangesField, "no %v range: the %v LoadBalancer addresses are open to everyone", f, f)
+	}
+}
+
+func rowOf(rows []*proxy.ServicePort, k proxy.PortKey) *proxy.ServicePort {
+	for _, row := range rows {
+		if row.Key == k {
+			return row
+		}
+	}
+	return nil
+}
+
+func hasKind(sp *proxy.ServicePort, k proxy.Kind) bool {
+	return slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind == k })
+}
+
+// row makes one row. It returns the old one if that is the same, and else
+// shares with it what is the same.
+func (r *Resolver) row(dr draft, c candidates, old *proxy.ServicePort) *proxy.ServicePort {
+	was := old
+	if was == nil {
+		was = &proxy.ServicePort{}
+	}
+	s := dr.service
+	sp := &proxy.ServicePort{
+		Key:       dr.key(),
+		Frontends: r.frontends(dr),
+		Internal:  s.internal,
+		External:  s.external,
+		Affinity:  s.affinity,
+		Anywhere:  c.anywhere(),
+	}
+	outside := slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind != proxy.ClusterIP })
+	if s.internal == proxy.ScopeCluster || outside {
+		sp.Cluster = arrange(was.Cluster, c.cluster(r.node.Zone), s.affinity > 0)
+	}
+	if s.internal == proxy.ScopeLocal || s.external == proxy.ScopeLocal && outside {
+		sp.Local = arrange(was.Local, c.local(), s.affinity > 0)
+	}
+	if hasKind(sp, proxy.LoadBalancer) {
+		sp.AllowFrom = s.allowFrom(dr.family, ipOf(r.node.IPs, dr.family))
+	}
+	if old != nil && sameRow(old, sp) {
+		return old
+	}
+	if slices.Equal(was.Frontends, sp.Frontends) {
+		sp.Frontends = was.Frontends
+	}
+	return sp
+}
+
+// frontends returns what the row is reached by: what it claims and nobody has
+// a better claim to.
+func (r *Resolver) frontends(dr draft) []proxy.Frontend {
+	n := 0
+	dr.claims(func(claim, claimant) { n++ })
+	list := make([]proxy.Frontend, 0, n)
+	dr.claims(func(cl claim, by claimant) {
+		if r.claims.owns(cl, by) {
+			list = append(list, proxy.Frontend{Kind: by.kind, Addr: cl.addr})
+		}
+	})
+	return list
+}
+
+// sameRow compares two rows of one key.
+func sameRow(a, b *proxy.ServicePort) bool {
+	return a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity &&
+		a.Anywhere == b.Anywhere && slices.Equal(a.Frontends, b.Frontends) &&
+		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
+		samePrefixes(a.AllowFrom, b.AllowFrom)
+}
+
+// samePrefixes compares allowances: nil allows everyone, empty nobody.
+func samePrefixes(a, b []netip.Prefix) bool {
+	return (a == nil) == (b == nil) && slices.Equal(a, b)
+}

@@ -1,0 +1,153 @@
+package resolve
+
+import (
+	"net/netip"
+	"slices"
+	"unique"
+
+	"sluice/internal/proxy"
+)
+
+// candidate is an endpoint as one Service port sees it.
+type candidate struct {
+	proxy.Endpoint
+	traits traits
+	zones  []unique.Handle[string]
+}
+
+// usable reports whether the endpoint can be used at all: it is ready, or as
+// the last resort still serving while it terminates.
+func (c *candidate) usable() bool { return c.traits.has(ready) || c.lastResort() }
+
+func (c *candidate) lastResort() bool { return c.traits.has(serving | terminating) }
+
+// candidates are all endpoints of one Service port, each address once, sorted.
+type candidates []candidate
+
+// gather unites the endpoints of a port over slices, which are sorted by name.
+// It also says whether slices with endpoints exist, but none has the port.
+func gather(from []*endpointSlice, dr draft) (c candidates, portMissing bool) {
+	populated, found := false, false
+	for _, s := range from {
+		if s.family != dr.family {
+			continue
+		}
+		populated = populated || len(s.endpoints) > 0
+		for _, sp := range s.ports {
+			if sp.name == dr.port.name && sp.protocol == dr.port.protocol {
+				found = true
+				c = c.with(s.endpoints, sp.port)
+			}
+		}
+	}
+	return c.once(), populated && !found
+}
+
+// with adds endpoints at a port.
+func (c candidates) with(list []endpoint, port uint16) candidates {
+	c = slices.Grow(c, len(list))
+	for i := range list {
+		e := &list[i]
+		c = append(c, candidate{
+			Endpoint: proxy.Endpoint{
+				Addr:     netip.AddrPortFrom(e.addr, port),
+				Local:    e.traits.has(local),
+				Unplaced: e.traits.has(unplaced),
+			},
+			traits: e.traits,
+			zones:  e.zones,
+		})
+	}
+	return c
+}
+
+// once sorts by address and keeps one of each: the last one that is not
+// terminating, because a new pod may already have the address of one that goes.
+func (c candidates) once() candidates {
+	slices.SortStableFunc(c, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
+	out := c[:0]
+	for _, e := range c {
+		n := len(out)
+		switch {
+		case n == 0 || out[n-1].Addr != e.Addr:
+			out = append(out, e)
+		case !e.traits.has(terminating):
+			out[n-1] = e
+		}
+	}
+	return out
+}
+
+// endpoints returns those that match.
+func (c candidates) endpoints(match func(*candidate) bool) []proxy.Endpoint {
+	var out []proxy.Endpoint
+	for i := range c {
+		if match(&c[i]) {
+			out = append(out, c[i].Endpoint)
+		}
+	}
+	return out
+}
+
+// cluster returns the endpoints to use from this node: the ready ones that the
+// hints leave, else all that serve while they terminate.
+func (c candidates) cluster(zone string) []proxy.Endpoint {
+	hinted := c.hints(zone)
+	list := c.endpoints(func(e *candidate) bool { return e.traits.has(ready) && hinted(e) })
+	if len(list) > 0 {
+		return list
+	}
+	return c.endpoints((*candidate).lastResort)
+}
+
+// local returns the endpoints to use on this node, which hints do not touch.
+func (c candidates) local() []proxy.Endpoint {
+	list := c.endpoints(func(e *candidate) bool { return e.traits.has(ready | local) })
+	if len(list) > 0 {
+		return list
+	}
+	return c.endpoints(func(e *candidate) bool { return e.traits.has(local) && e.lastResort() })
+}
+
+// anywhere reports whether some node has a usable endpoint.
+func (c candidates) anywhere() bool {
+	for i := range c {
+		if c[i].usable() {
+			return true
+		}
+	}
+	return false
+}
+
+// hints returns which ready endpoints the hints choose. Hints count only if
+// every ready endpoint has one and one of them is for us; node hints come
+// before zone hints.
+func (c candidates) hints(zone string) func(*candidate) bool {
+	byNode := func(e *candidate) bool { return e.traits.has(forThisNode) }
+	if c.hinted(func(e *candidate) bool { return e.traits.has(nodeHinted) }, byNode) {
+		return byNode
+	}
+	if zone != "" {
+		here := unique.Make(zone)
+		byZone := func(e *candidate) bool { return slices.Contains(e.zones, here) }
+		if c.hinted(func(e *candidate) bool { return len(e.zones) > 0 }, byZone) {
+			return byZone
+		}
+	}
+	return func(*candidate) bool { return true }
+}
+
+// hinted reports whether one kind of hint counts.
+func (c candidates) hinted(has, forUs func(*candidate) bool) bool {
+	useful := false
+	for i := range c {
+		if !c[i].traits.has(ready) {
+			continue
+		}
+		if !has(&c[i]) {
+			return false
+		}
+		useful = useful || forUs(&c[i])
+	}
+	return useful
+}

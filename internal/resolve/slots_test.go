@@ -1,0 +1,121 @@
+package resolve
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice/internal/proxy"
+)
+
+// lettered returns endpoints by letters: "ab" are 10.0.0.1 and 10.0.0.2.
+func lettered(letters string) []proxy.Endpoint {
+	var out []proxy.Endpoint
+	for _, l := range letters {
+		out = append(out, proxy.Endpoint{Addr: addrPort(fmt.Sprintf("10.0.0.%d:80", l-'a'+1))})
+	}
+	return out
+}
+
+func letters(list []proxy.Endpoint) string {
+	var b strings.Builder
+	for _, e := range list {
+		b.WriteByte('a' - 1 + e.Addr.Addr().As4()[3])
+	}
+	return b.String()
+}
+
+func TestArrange(t *testing.T) {
+	tests := []struct{ old, wanted, slots, inOrder string }{
+		{"", "", "", ""},
+		{"", "abc", "abc", "abc"},
+		{"abc", "", "", ""},
+		{"cab", "abc", "cab", "cab"},
+		{"abc", "abcde", "abcde", "abcde"},
+		{"abcd", "bcd", "dbc", "bcd"},
+		{"abcd", "abc", "abc", "abc"},
+		{"abcd", "acd", "adc", "acd"},
+		{"abcde", "bd", "db", "bd"},
+		{"abcde", "e", "e", "e"},
+		{"abc", "acx", "axc", "acx"},
+		{"abcd", "adxy", "axyd", "adxy"},
+		{"abcd", "adx", "axd", "adx"},
+		{"abc", "wxyz", "wxyz", "wxyz"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.old+" to "+tt.wanted, func(t *testing.T) {
+			old, wanted := lettered(tt.old), lettered(tt.wanted)
+			if got := letters(arrange(old, wanted, false)); got != tt.slots {
+				t.Errorf("slots %q; want %q", got, tt.slots)
+			}
+			if got := letters(arrange(old, wanted, true)); got != tt.inOrder {
+				t.Errorf("in order %q; want %q", got, tt.inOrder)
+			}
+			if got := letters(old); got != tt.old {
+				t.Errorf("the old slots became %q", got)
+			}
+		})
+	}
+}
+
+// TestArrangeKeeps returns the old list when all is as it was, and a new one
+// when only a property of an endpoint changed.
+func TestArrangeKeeps(t *testing.T) {
+	old, wanted := lettered("ba"), lettered("ab")
+	if got := arrange(old, wanted, false); &got[0] != &old[0] {
+		t.Errorf("an unchanged list was copied")
+	}
+	wanted[1].Local = true
+	if got := arrange(old, wanted, false); letters(got) != "ba" || !got[0].Local || old[0].Local {
+		t.Errorf("endpoints %v from %v; want the first one local in a new list", got, old)
+	}
+}
+
+// TestReplaceChangesOneSlot replaces one endpoint of ten in both lists.
+func TestReplaceChangesOneSlot(t *testing.T) {
+	endpoints := func(skip, extra int) []discoveryv1.Endpoint {
+		var out []discoveryv1.Endpoint
+		for i := 1; i <= 10; i++ {
+			if i == skip {
+				i = extra
+			}
+			out = append(out, endpointOf(fmt.Sprintf("10.1.0.%d", i), here))
+			if i == extra {
+				i = skip
+			}
+		}
+		return out
+	}
+	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1", nodePort(30080), externalLocal), sliceOf("ns/s", "web", endpoints(0, 0)...))
+	add(t, r, sliceOf("ns/s", "web", endpoints(3, 99)...))
+	d := r.Update()
+	if len(d.Upserts) != 1 {
+		t.Fatalf("%d rows changed; want 1", len(d.Upserts))
+	}
+	u := d.Upserts[0]
+	for _, list := range [][2][]proxy.Endpoint{{u.Old.Cluster, u.New.Cluster}, {u.Old.Local, u.New.Local}} {
+		changed := 0
+		for i := range list[0] {
+			if list[0][i] != list[1][i] {
+				changed++
+			}
+		}
+		if len(list[1]) != 10 || changed != 1 {
+			t.Errorf("%v -> %v: %d slots changed; want 1", list[0], list[1], changed)
+		}
+	}
+}
+
+// TestAffinityKeepsOrder joins an endpoint with a small address last.
+func TestAffinityKeepsOrder(t *testing.T) {
+	sticky := func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }
+	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1", sticky), sliceOf("ns/s", "web", endpointOf("10.0.0.2"), endpointOf("10.0.0.3")))
+	add(t, r, sliceOf("ns/s", "web", endpointOf("10.0.0.1"), endpointOf("10.0.0.3")))
+	r.Update()
+	if got := letters(rowNamed(t, r.State(), "ns/web:http/TCP/IPv4").Cluster); got != "ca" {
+		t.Errorf("order %q; want %q", got, "ca")
+	}
+}
