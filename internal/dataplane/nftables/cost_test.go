@@ -12,7 +12,7 @@ import (
 func synced(t *testing.T, n int) (*Dataplane, *nft.Fake) {
 	t.Helper()
 	fake := nft.NewFake()
-	d := newDataplane(fake, Settings{MarkBit: 14})
+	d := New(fake, Settings{MarkBit: 14})
 	if err := d.Sync(context.Background(), plainState(n)); err != nil {
 		t.Fatal(err)
 	}

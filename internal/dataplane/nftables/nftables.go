@@ -43,10 +43,11 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newDataplane(conn, s), nil
+	return New(conn, s), nil
 }
 
-func newDataplane(conn nft.Interface, s Settings) *Dataplane {
+// New returns a dataplane that writes through conn.
+func New(conn nft.Interface, s Settings) *Dataplane {
 	d := &Dataplane{conn: conn, stepSize: stepSize}
 	for _, f := range s.families() {
 		d.tables = append(d.tables, newTable(f, s.MarkBit, tableName))

@@ -74,7 +74,7 @@ func TestStepsLeadToTheSame(t *testing.T) {
 				}
 			}
 		}
-		fresh, fake := newDataplane(nft.NewFake(), Settings{MarkBit: 14}), nft.NewFake()
+		fresh, fake := New(nft.NewFake(), Settings{MarkBit: 14}), nft.NewFake()
 		fresh.conn = fake
 		if err := fresh.Sync(ctx, state); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
@@ -134,7 +134,7 @@ func TestSyncRepairs(t *testing.T) {
 			if err := c.Interface.Commit(ctx, &b); err != nil {
 				t.Fatal(err)
 			}
-			again := newDataplane(c, Settings{MarkBit: 14}) // as after a restart
+			again := New(c, Settings{MarkBit: 14}) // as after a restart
 			if err := again.Sync(ctx, state); err != nil {
 				t.Fatal(err)
 			}
@@ -374,7 +374,7 @@ func TestSingleFamily(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := newDataplane(conn, Settings{Families: []proxy.Family{proxy.IPv6}})
+	d := New(conn, Settings{Families: []proxy.Family{proxy.IPv6}})
 	defer d.Close()
 	if err := d.Sync(ctx, randomState(2, 30)); err != nil {
 		t.Fatal(err)

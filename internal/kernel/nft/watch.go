@@ -22,8 +22,8 @@ func (c *Conn) Watch(ctx context.Context, tables []Table, changed func(what stri
 	if err := membership(c.events, unix.NETLINK_ADD_MEMBERSHIP); err != nil {
 		return fmt.Errorf("watch nf_tables: %w", err)
 	}
-	defer membership(c.events, unix.NETLINK_DROP_MEMBERSHIP)
-	stop := context.AfterFunc(ctx, func() { c.events.SetReadDeadline(time.Now()) })
+	defer func() { _ = membership(c.events, unix.NETLINK_DROP_MEMBERSHIP) }()
+	stop := context.AfterFunc(ctx, func() { _ = c.events.SetReadDeadline(time.Now()) })
 	defer stop()
 	buf := make([]byte, dumpBytes)
 	for {
