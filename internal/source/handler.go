@@ -1,0 +1,68 @@
+package source
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// ServiceHandler is told about Services. Objects are shared: read them only.
+type ServiceHandler interface {
+	OnServiceAdd(svc *v1.Service)
+	OnServiceUpdate(old, cur *v1.Service)
+	OnServiceDelete(svc *v1.Service)
+	// OnServiceSynced says that every Service there was at the start has been
+	// delivered. It is called once.
+	OnServiceSynced()
+}
+
+// EndpointSliceHandler is told about EndpointSlices. Objects are shared: read
+// them only.
+type EndpointSliceHandler interface {
+	OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice)
+	OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice)
+	OnEndpointSliceDelete(slice *discoveryv1.EndpointSlice)
+	// OnEndpointSlicesSynced says that every EndpointSlice there was at the
+	// start has been delivered. It is called once.
+	OnEndpointSlicesSynced()
+}
+
+// NodeHandler is told about the Node this process runs on, and no other.
+type NodeHandler interface {
+	OnNodeAdd(node *v1.Node)
+	OnNodeUpdate(old, cur *v1.Node)
+	OnNodeDelete(node *v1.Node)
+	// OnNodeSynced says that the Node has been delivered, if there is one. It
+	// is called once.
+	OnNodeSynced()
+}
+
+// ServiceCIDRHandler is told about ServiceCIDRs. Objects are shared: read them
+// only.
+type ServiceCIDRHandler interface {
+	OnServiceCIDRAdd(cidr *networkingv1.ServiceCIDR)
+	OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR)
+	OnServiceCIDRDelete(cidr *networkingv1.ServiceCIDR)
+	// OnServiceCIDRsSynced says that every ServiceCIDR there was at the start
+	// has been delivered. It is called once.
+	OnServiceCIDRsSynced()
+}
+
+// Handler is told about all four kinds.
+type Handler interface {
+	ServiceHandler
+	EndpointSliceHandler
+	NodeHandler
+	ServiceCIDRHandler
+}
+
+// Source delivers objects to a Handler.
+type Source interface {
+	// Run delivers until ctx ends and then returns nil; after it has returned
+	// the handler is not called again. Everything of a kind that is there at
+	// the start comes before that kind's Synced call. Calls for one kind come
+	// one after the other; calls for different kinds may be concurrent.
+	Run(ctx context.Context, h Handler) error
+}

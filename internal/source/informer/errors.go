@@ -1,0 +1,87 @@
+package informer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// repeatAfter is how long the same trouble with the same resource stays quiet.
+// The informer tries again every few seconds, which would flood the log.
+const repeatAfter = time.Minute
+
+// watchErrors says in one line why a resource cannot be watched. The informer
+// calls it from one goroutine and tries again on its own.
+type watchErrors struct {
+	resource, group string
+
+	reason string
+	logged time.Time
+}
+
+func (w *watchErrors) handle(ctx context.Context, _ *cache.Reflector, err error) {
+	log := klog.FromContext(ctx)
+	switch {
+	case ctx.Err() != nil, errors.Is(err, io.EOF):
+		// The watch was ended by us or, as it should be now and then, by the
+		// server.
+		return
+	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), errors.Is(err, io.ErrUnexpectedEOF):
+		log.V(4).Info("Watch ended early", "resource", w.resource, "err", err)
+		return
+	}
+	reason := w.explain(err)
+	if reason == w.reason && time.Since(w.logged) < repeatAfter {
+		log.V(4).Info("Watch still fails", "resource", w.resource, "reason", reason)
+		return
+	}
+	w.reason, w.logged = reason, time.Now()
+	log.Error(nil, "Watch fails and is tried again, the last known objects stay in force",
+		"resource", w.resource, "reason", reason)
+}
+
+// intercept sees the error of a watch request before the informer does. Of a
+// server that refuses connections or is too busy the informer says nothing and
+// tries again; it even sleeps through the end of its context when it asks for a
+// list in the form of a watch (seen in client-go 0.37). There it is given an
+// error that it does not know: it asks for a plain list then, and complains.
+func (w *watchErrors) intercept(ctx context.Context, o metav1.ListOptions, err error) error {
+	if !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
+		return err
+	}
+	if o.SendInitialEvents != nil && *o.SendInitialEvents {
+		return errors.New(err.Error())
+	}
+	w.handle(ctx, nil, err)
+	return err
+}
+
+// explain returns what is wrong and, where we know it, what to do.
+func (w *watchErrors) explain(err error) string {
+	switch {
+	case apierrors.IsForbidden(err):
+		return fmt.Sprintf("forbidden: the ClusterRole of this user needs the rule "+
+			"{apiGroups: [%q], resources: [%q], verbs: [list, watch]}", w.group, w.resource)
+	case apierrors.IsUnauthorized(err):
+		return "unauthorized: the API server does not accept the credentials of the kubeconfig or service account"
+	case apierrors.IsNotFound(err):
+		return fmt.Sprintf("not found: the API server does not serve %s, it may be too old", w.qualified())
+	}
+	return err.Error()
+}
+
+func (w *watchErrors) qualified() string {
+	group := w.group
+	if group != "" {
+		group += "/"
+	}
+	return group + "v1 " + w.resource
+}

@@ -1,0 +1,163 @@
+package informer
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"sluice/internal/source"
+)
+
+// Settings says what to watch and how.
+type Settings struct {
+	// NodeName names the only Node that is watched.
+	NodeName string
+	// Resync is how often the informers go through their caches again; 0 means
+	// never. An object that has not changed is not delivered again.
+	Resync time.Duration
+}
+
+// New returns the Source that watches the API server behind client.
+func New(client kubernetes.Interface, s Settings) source.Source {
+	return &apiServer{client: client, settings: s}
+}
+
+type apiServer struct {
+	client   kubernetes.Interface
+	settings Settings
+}
+
+// feed is one watched kind, wired up and not yet started.
+type feed struct {
+	informer cache.SharedIndexInformer
+	events   cache.ResourceEventHandler
+	trim     cache.TransformFunc
+	errors   *watchErrors
+	synced   func()
+}
+
+// Run implements [source.Source].
+func (s *apiServer) Run(ctx context.Context, h source.Handler) error {
+	// The children end with Run even when it returns early.
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+
+	for _, f := range s.feeds(ctx, h) {
+		registration, err := f.prepare()
+		if err != nil {
+			return fmt.Errorf("prepare the informer of %s: %w", f.errors.resource, err)
+		}
+		running.Go(func() { f.informer.RunWithContext(ctx) })
+		running.Go(func() {
+			select {
+			case <-registration.HasSyncedChecker().Done():
+				if ctx.Err() == nil {
+					f.synced()
+				}
+			case <-ctx.Done():
+			}
+		})
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (f *feed) prepare() (cache.ResourceEventHandlerRegistration, error) {
+	if err := f.informer.SetTransform(f.trim); err != nil {
+		return nil, err
+	}
+	if err := f.informer.SetWatchErrorHandlerWithContext(f.errors.handle); err != nil {
+		return nil, err
+	}
+	return f.informer.AddEventHandler(f.events)
+}
+
+// feeds lists the four kinds, the Node first: it is one object, and everything
+// that depends on the node is then decided once.
+func (s *apiServer) feeds(ctx context.Context, h source.Handler) []*feed {
+	trimmer := source.NewTrimmer()
+	return []*feed{
+		s.nodes(ctx, h, trimmer), s.serviceCIDRs(ctx, h, trimmer),
+		s.services(ctx, h, trimmer), s.endpointSlices(ctx, h, trimmer),
+	}
+}
+
+func (s *apiServer) services(ctx context.Context, h source.ServiceHandler, t *source.Trimmer) *feed {
+	config := source.NewServiceConfig()
+	config.RegisterEventHandler(h)
+	errors := &watchErrors{resource: "services"}
+	lw := listWatch(s.client.CoreV1().Services(metav1.NamespaceAll), errors, selectors{
+		labels: "!" + source.LabelServiceProxyName,
+		fields: fields.OneTermNotEqualSelector("spec.clusterIP", v1.ClusterIPNone).String(),
+	})
+	return &feed{
+		informer: s.informer(lw, &v1.Service{}),
+		events:   pass[*v1.Service](ctx, config),
+		trim:     transform(t.Service),
+		errors:   errors,
+		synced:   config.Synced,
+	}
+}
+
+func (s *apiServer) endpointSlices(ctx context.Context, h source.EndpointSliceHandler, t *source.Trimmer) *feed {
+	config := source.NewEndpointSliceConfig()
+	config.RegisterEventHandler(h)
+	errors := &watchErrors{resource: "endpointslices", group: discoveryv1.GroupName}
+	lw := listWatch(s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), errors, selectors{
+		labels: "!" + source.LabelHeadless,
+	})
+	return &feed{
+		informer: s.informer(lw, &discoveryv1.EndpointSlice{}),
+		events:   pass[*discoveryv1.EndpointSlice](ctx, config),
+		trim:     transform(t.EndpointSlice),
+		errors:   errors,
+		synced:   config.Synced,
+	}
+}
+
+func (s *apiServer) nodes(ctx context.Context, h source.NodeHandler, t *source.Trimmer) *feed {
+	config := source.NewNodeConfig(s.settings.NodeName)
+	config.RegisterEventHandler(h)
+	errors := &watchErrors{resource: "nodes"}
+	lw := listWatch(s.client.CoreV1().Nodes(), errors, selectors{
+		fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.settings.NodeName).String(),
+	})
+	return &feed{
+		informer: s.informer(lw, &v1.Node{}),
+		events:   pass[*v1.Node](ctx, config),
+		trim:     transform(t.Node),
+		errors:   errors,
+		synced:   config.Synced,
+	}
+}
+
+func (s *apiServer) serviceCIDRs(ctx context.Context, h source.ServiceCIDRHandler, t *source.Trimmer) *feed {
+	config := source.NewServiceCIDRConfig()
+	config.RegisterEventHandler(h)
+	errors := &watchErrors{resource: "servicecidrs", group: networkingv1.GroupName}
+	lw := listWatch(s.client.NetworkingV1().ServiceCIDRs(), errors, selectors{})
+	return &feed{
+		informer: s.informer(lw, &networkingv1.ServiceCIDR{}),
+		events:   pass[*networkingv1.ServiceCIDR](ctx, config),
+		trim:     transform(t.ServiceCIDR),
+		errors:   errors,
+		synced:   config.Synced,
+	}
+}
+
+func (s *apiServer) informer(lw *cache.ListWatch, example runtime.Object) cache.SharedIndexInformer {
+	return cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, s.client), example,
+		cache.SharedIndexInformerOptions{ResyncPeriod: s.settings.Resync})
+}

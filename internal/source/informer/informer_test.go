@@ -1,0 +1,339 @@
+package informer_test
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"sluice/internal/source/informer"
+)
+
+// recorder is a Handler that writes down what it is told, one line a call.
+type recorder struct {
+	mu       sync.Mutex
+	events   []string
+	services []*v1.Service
+}
+
+func (r *recorder) log(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, fmt.Sprintf(format, args...))
+}
+
+func (r *recorder) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.events
+	r.events = nil
+	return out
+}
+
+func (r *recorder) OnServiceAdd(s *v1.Service) {
+	r.log("+svc %s %s", s.Name, s.Spec.ClusterIP)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.services = append(r.services, s)
+}
+
+func (r *recorder) OnServiceUpdate(old, cur *v1.Service) {
+	r.log("~svc %s %s -> %s", cur.Name, old.Spec.ClusterIP, cur.Spec.ClusterIP)
+}
+func (r *recorder) OnServiceDelete(s *v1.Service) { r.log("-svc %s %s", s.Name, s.Spec.ClusterIP) }
+func (r *recorder) OnServiceSynced()              { r.log("synced svc") }
+
+func (r *recorder) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { r.log("+slice %s", s.Name) }
+func (r *recorder) OnEndpointSliceUpdate(_, s *discoveryv1.EndpointSlice) {
+	r.log("~slice %s", s.Name)
+}
+
+func (r *recorder) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { r.log("-slice %s", s.Name) }
+func (r *recorder) OnEndpointSlicesSynced()                            { r.log("synced slice") }
+
+func (r *recorder) OnNodeAdd(n *v1.Node)       { r.log("+node %s", n.Name) }
+func (r *recorder) OnNodeUpdate(_, n *v1.Node) { r.log("~node %s", n.Name) }
+func (r *recorder) OnNodeDelete(n *v1.Node)    { r.log("-node %s", n.Name) }
+func (r *recorder) OnNodeSynced()              { r.log("synced node") }
+
+func (r *recorder) OnServiceCIDRAdd(c *networkingv1.ServiceCIDR) {
+	r.log("+cidr %s %v", c.Name, c.Spec.CIDRs)
+}
+func (r *recorder) OnServiceCIDRUpdate(_, c *networkingv1.ServiceCIDR) { r.log("~cidr %s", c.Name) }
+func (r *recorder) OnServiceCIDRDelete(c *networkingv1.ServiceCIDR)    { r.log("-cidr %s", c.Name) }
+func (r *recorder) OnServiceCIDRsSynced()                              { r.log("synced cidr") }
+
+// running is a source that runs until stop or the end of the test.
+type running struct {
+	rec  *recorder
+	logs func() string
+	stop func()
+}
+
+func start(t *testing.T, client kubernetes.Interface) *running {
+	t.Helper()
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+	r := &running{rec: &recorder{}, logs: func() string {
+		return logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+	}}
+	done := make(chan error, 1)
+	go func() {
+		done <- informer.New(client, informer.Settings{NodeName: "here", Resync: time.Minute}).Run(ctx, r.rec)
+	}()
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run returned %v, want nil", err)
+		}
+	})
+	t.Cleanup(r.stop)
+	return r
+}
+
+// poll asks again and again until the answer is yes.
+func poll(t *testing.T, what string, yes func() bool) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !yes() {
+		select {
+		case <-deadline:
+			t.Fatalf("%s did not come", what)
+		case <-tick.C:
+		}
+	}
+}
+
+// events waits until the handler has been told this, in any order: kinds are
+// independent of each other.
+func (r *running) events(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	poll(t, fmt.Sprint(want), func() bool {
+		got = append(got, r.rec.take()...)
+		return len(got) >= len(want)
+	})
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("events mismatch (-want +got):\n%s", diff)
+	}
+}
+
+var allSynced = []string{"synced node", "synced cidr", "synced svc", "synced slice"}
+
+func service(name, ip string) object {
+	return object{
+		"metadata": object{
+			"name": name, "namespace": "default",
+			"managedFields": []object{{"manager": "m"}}, "annotations": object{"a": "b"},
+		},
+		"spec": object{"clusterIP": ip, "selector": object{"app": name}, "ports": []object{{"port": 80, "protocol": "TCP"}}},
+	}
+}
+
+func TestRunSendsSelectors(t *testing.T) {
+	s := newServer(t)
+	r := start(t, s.client(t))
+	r.events(t, allSynced...)
+	for path, want := range map[string]url.Values{
+		servicesPath: {
+			"labelSelector": {"!service.kubernetes.io/service-proxy-name"}, "fieldSelector": {"spec.clusterIP!=None"},
+		},
+		slicesPath: {"labelSelector": {"!service.kubernetes.io/headless"}},
+		nodesPath:  {"fieldSelector": {"metadata.name=here"}},
+		cidrsPath:  {},
+	} {
+		all := s.asked(path)
+		if len(all) == 0 {
+			t.Errorf("%s was not asked for", path)
+		}
+		for _, got := range all {
+			for _, key := range []string{"labelSelector", "fieldSelector"} {
+				if diff := cmp.Diff(want[key], got[key]); diff != "" {
+					t.Errorf("%s of %s mismatch (-want +got):\n%s", key, path, diff)
+				}
+			}
+		}
+	}
+}
+
+func TestRunDelivers(t *testing.T) {
+	s := newServer(t)
+	s.put(servicesPath, service("web", "10.0.0.1"))
+	s.put(servicesPath, service("none", "None"))
+	s.put(nodesPath, object{"metadata": object{"name": "here"}})
+	s.put(nodesPath, object{"metadata": object{"name": "there"}})
+	s.put(slicesPath, object{"metadata": object{"name": "web-1", "namespace": "default"}})
+	s.put(cidrsPath, object{"metadata": object{"name": "k"}, "spec": object{"cidrs": []string{"10.96.0.0/16"}}})
+	r := start(t, s.client(t))
+	r.events(t, slices.Concat(allSynced, []string{
+		"+svc web 10.0.0.1", "+node here", "+slice web-1", "+cidr k [10.96.0.0/16]",
+	})...)
+
+	s.put(servicesPath, service("web", "10.0.0.2"))
+	r.events(t, "~svc web 10.0.0.1 -> 10.0.0.2")
+	s.put(servicesPath, service("none", "10.0.0.3"))
+	r.events(t, "+svc none 10.0.0.3")
+	other := service("web", "10.0.0.2")
+	other["metadata"].(object)["labels"] = object{"service.kubernetes.io/service-proxy-name": "other"}
+	s.put(servicesPath, other)
+	r.events(t, "-svc web 10.0.0.2")
+	s.remove(servicesPath, "none")
+	r.events(t, "-svc none 10.0.0.3")
+
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	for _, svc := range r.rec.services {
+		if svc.ManagedFields != nil || svc.Annotations != nil || svc.Spec.Selector != nil {
+			t.Errorf("service %s was delivered with fields that nobody reads: %+v", svc.Name, svc)
+		}
+	}
+}
+
+func TestRunMissedDeletion(t *testing.T) {
+	s := newServer(t)
+	s.put(servicesPath, service("web", "10.0.0.1"))
+	s.put(servicesPath, service("db", "10.0.0.2"))
+	r := start(t, s.client(t))
+	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1", "+svc db 10.0.0.2"})...)
+	s.lose(servicesPath, "web")
+	r.events(t, "-svc web 10.0.0.1")
+	if strings.Contains(r.logs(), "Watch fails") {
+		t.Errorf("an expired watch, which is part of life, was logged:\n%s", r.logs())
+	}
+}
+
+func TestRunForbidden(t *testing.T) {
+	s := newServer(t)
+	s.put(slicesPath, object{"metadata": object{"name": "web-1", "namespace": "default"}})
+	s.refuse(slicesPath, true)
+	r := start(t, s.client(t))
+	r.events(t, "synced node", "synced cidr", "synced svc")
+	poll(t, "a second try", func() bool { return len(s.asked(slicesPath)) > 2 && strings.Contains(r.logs(), trouble) })
+	s.refuse(slicesPath, false)
+	r.events(t, "+slice web-1", "synced slice")
+	logs := r.logs()
+	if strings.Count(logs, trouble) != 1 {
+		t.Errorf("the same trouble was logged %d times, want once:\n%s", strings.Count(logs, trouble), logs)
+	}
+	const rule = `{apiGroups: [\"discovery.k8s.io\"], resources: [\"endpointslices\"], verbs: [list, watch]}`
+	if !strings.Contains(logs, rule) || !strings.Contains(logs, `resource="endpointslices"`) {
+		t.Errorf("the log does not name the resource and the rule that is missing:\n%s", logs)
+	}
+}
+
+const trouble = "Watch fails and is tried again, the last known objects stay in force"
+
+func TestRunServerIsDown(t *testing.T) {
+	s := newServer(t)
+	client := s.client(t)
+	s.Close()
+	r := start(t, client)
+	checkUnreachable(t, r, "nodes", "services", "endpointslices", "servicecidrs")
+	if got := r.rec.take(); len(got) > 0 {
+		t.Errorf("the handler was told %v though there is no server", got)
+	}
+}
+
+func TestRunServerGoesDown(t *testing.T) {
+	s := newServer(t)
+	s.put(servicesPath, service("web", "10.0.0.1"))
+	r := start(t, s.client(t))
+	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1"})...)
+	// A watch that has seen an event is taken up again without a list; that is
+	// where an informer is silent.
+	s.put(servicesPath, service("db", "10.0.0.2"))
+	r.events(t, "+svc db 10.0.0.2")
+	if err := s.Listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.CloseClientConnections()
+	checkUnreachable(t, r, "services")
+	if got := r.rec.take(); len(got) > 0 {
+		t.Errorf("the handler was told %v because the server went away", got)
+	}
+}
+
+// checkUnreachable waits for a line about each resource, and checks that Run
+// ends at once nevertheless.
+func checkUnreachable(t *testing.T, r *running, resources ...string) {
+	t.Helper()
+	for _, resource := range resources {
+		poll(t, "a line about "+resource, func() bool {
+			return slices.ContainsFunc(strings.Split(r.logs(), "\n"), func(line string) bool {
+				return strings.Contains(line, trouble) && strings.Contains(line, "refused") &&
+					strings.Contains(line, fmt.Sprintf("resource=%q", resource))
+			})
+		})
+	}
+	began := time.Now()
+	r.stop()
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("Run went on for %v after its context had ended", took)
+	}
+}
+
+func TestRunStops(t *testing.T) {
+	s := newServer(t)
+	r := start(t, s.client(t))
+	r.events(t, allSynced...)
+	for i := range 50 {
+		s.put(servicesPath, service(fmt.Sprintf("svc-%d", i), "10.0.0.1"))
+	}
+	r.stop()
+	r.rec.take()
+	s.put(servicesPath, service("late", "10.0.0.1"))
+	if got := r.rec.take(); len(got) > 0 {
+		t.Errorf("the handler was told %v after Run had returned", got)
+	}
+}
+
+func TestRunStopsBeforeItHasSynced(t *testing.T) {
+	s := newServer(t)
+	for _, path := range []string{servicesPath, slicesPath, nodesPath, cidrsPath} {
+		s.refuse(path, true)
+	}
+	r := start(t, s.client(t))
+	poll(t, "a request", func() bool { return len(s.asked(servicesPath)) > 0 })
+	r.stop()
+	if got := r.rec.take(); len(got) > 0 {
+		t.Errorf("the handler was told %v though the server refused everything", got)
+	}
+}
+
+func TestRunWithFakeClient(t *testing.T) {
+	svc := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1"},
+	}
+	client := fake.NewClientset(svc)
+	r := start(t, client)
+	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1"})...)
+	services := client.CoreV1().Services("default")
+	changed := svc.DeepCopy()
+	changed.Spec.ClusterIP = "10.0.0.2"
+	if _, err := services.Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.events(t, "~svc web 10.0.0.1 -> 10.0.0.2")
+	if err := services.Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.events(t, "-svc web 10.0.0.2")
+}

@@ -1,0 +1,206 @@
+package informer_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	servicesPath = "/api/v1/services"
+	nodesPath    = "/api/v1/nodes"
+	slicesPath   = "/apis/discovery.k8s.io/v1/endpointslices"
+	cidrsPath    = "/apis/networking.k8s.io/v1/servicecidrs"
+)
+
+// object is an API object as JSON has it.
+type object = map[string]any
+
+// server speaks as much of the list and watch protocol as an informer needs.
+// It notes what it is asked for and ignores selectors.
+type server struct {
+	*httptest.Server
+
+	mu       sync.Mutex
+	version  int
+	objects  map[string]map[string]object // by path and name
+	watchers map[string]map[chan object]bool
+	refused  map[string]bool
+	requests map[string][]url.Values
+}
+
+func newServer(t *testing.T) *server {
+	s := &server{
+		version: 1, objects: map[string]map[string]object{}, watchers: map[string]map[chan object]bool{},
+		refused: map[string]bool{}, requests: map[string][]url.Values{},
+	}
+	for _, path := range []string{servicesPath, nodesPath, slicesPath, cidrsPath} {
+		s.objects[path] = map[string]object{}
+		s.watchers[path] = map[chan object]bool{}
+	}
+	s.Server = httptest.NewServer(http.HandlerFunc(s.serve))
+	t.Cleanup(func() {
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+		s.Close()
+	})
+	return s
+}
+
+func (s *server) client(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	c, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (s *server) serve(w http.ResponseWriter, r *http.Request) {
+	path, query := r.URL.Path, r.URL.Query()
+	w.Header().Set("Content-Type", "application/json")
+	s.mu.Lock()
+	s.requests[path] = append(s.requests[path], query)
+	if s.refused[path] || s.objects[path] == nil {
+		s.mu.Unlock()
+		w.WriteHeader(http.StatusForbidden)
+		_ = json.NewEncoder(w).Encode(status(http.StatusForbidden, "Forbidden"))
+		return
+	}
+	if query.Get("watch") != "true" {
+		items := slices.Collect(maps.Values(s.objects[path]))
+		list := object{"metadata": s.versionNow(), "items": items}
+		_ = json.NewEncoder(w).Encode(list)
+		s.mu.Unlock()
+		return
+	}
+	var first []object
+	if query.Get("sendInitialEvents") == "true" {
+		for _, o := range s.objects[path] {
+			first = append(first, object{"type": "ADDED", "object": o})
+		}
+		mark := s.versionNow()
+		mark["annotations"] = object{"k8s.io/initial-events-end": "true"}
+		first = append(first, object{"type": "BOOKMARK", "object": typed(path, object{"metadata": mark})})
+	}
+	events := make(chan object, 100)
+	s.watchers[path][events] = true
+	s.mu.Unlock()
+	s.stream(w, r, first, events)
+}
+
+// stream writes events until the client goes or the channel is closed.
+func (s *server) stream(w http.ResponseWriter, r *http.Request, first []object, events chan object) {
+	out := json.NewEncoder(w)
+	for _, e := range first {
+		_ = out.Encode(e)
+	}
+	w.(http.Flusher).Flush()
+	for {
+		select {
+		case <-r.Context().Done():
+			s.mu.Lock()
+			delete(s.watchers[r.URL.Path], events)
+			s.mu.Unlock()
+			return
+		case e, ok := <-events:
+			if !ok {
+				return
+			}
+			_ = out.Encode(e)
+			w.(http.Flusher).Flush()
+		}
+	}
+}
+
+func (s *server) versionNow() object { return object{"resourceVersion": strconv.Itoa(s.version)} }
+
+func status(code int, reason string) object {
+	return object{
+		"kind": "Status", "apiVersion": "v1", "metadata": object{}, "status": "Failure",
+		"message": fmt.Sprintf("the test server says %d", code), "reason": reason, "code": code,
+	}
+}
+
+// put adds or replaces an object and tells the watchers.
+func (s *server) put(path string, o object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := nameOf(o)
+	what := "ADDED"
+	if s.objects[path][name] != nil {
+		what = "MODIFIED"
+	}
+	s.version++
+	typed(path, o)["metadata"].(object)["resourceVersion"] = strconv.Itoa(s.version)
+	s.objects[path][name] = o
+	s.tell(path, object{"type": what, "object": o})
+}
+
+// remove deletes an object and tells the watchers.
+func (s *server) remove(path, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	o := s.objects[path][name]
+	delete(s.objects[path], name)
+	s.tell(path, object{"type": "DELETED", "object": o})
+}
+
+// lose deletes an object behind the watchers' backs, and then ends the watches
+// in the way that makes a client list again.
+func (s *server) lose(path, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	delete(s.objects[path], name)
+	s.tell(path, object{"type": "ERROR", "object": status(http.StatusGone, "Expired")})
+	for w := range s.watchers[path] {
+		close(w)
+		delete(s.watchers[path], w)
+	}
+}
+
+// refuse makes the server answer a path with Forbidden, or stops it doing so.
+func (s *server) refuse(path string, yes bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused[path] = yes
+}
+
+func (s *server) tell(path string, event object) {
+	for w := range s.watchers[path] {
+		w <- event
+	}
+}
+
+func (s *server) asked(path string) []url.Values {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.requests[path])
+}
+
+// typed puts the kind into an object of a path.
+func typed(path string, o object) object {
+	o["apiVersion"], o["kind"] = "v1", "Service"
+	switch path {
+	case nodesPath:
+		o["kind"] = "Node"
+	case slicesPath:
+		o["apiVersion"], o["kind"] = "discovery.k8s.io/v1", "EndpointSlice"
+	case cidrsPath:
+		o["apiVersion"], o["kind"] = "networking.k8s.io/v1", "ServiceCIDR"
+	}
+	return o
+}
+
+func nameOf(o object) string { return o["metadata"].(object)["name"].(string) }

@@ -1,0 +1,416 @@
+package manifest_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+
+	"sluice/internal/source/manifest"
+)
+
+const goodService = `apiVersion: v1
+kind: Service
+metadata:
+  name: web
+spec:
+  clusterIP: 10.96.0.10
+  ports:
+  - name: http
+    port: 80
+`
+
+const goodSlice = `apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: web-1
+  labels:
+    kubernetes.io/service-name: web
+addressType: IPv4
+endpoints:
+- addresses: [10.1.0.1]
+ports:
+- name: http
+  port: 8080
+`
+
+// edit replaces one piece of a good manifest.
+func edit(text, old, replacement string) string {
+	if !strings.Contains(text, old) {
+		panic("the text to replace is not there: " + old)
+	}
+	return strings.Replace(text, old, replacement, 1)
+}
+
+// lines returns the problems as they are printed.
+func lines(problems []manifest.Problem) []string {
+	var out []string
+	for _, p := range problems {
+		out = append(out, p.String())
+	}
+	return out
+}
+
+// kept returns the identities of the objects that were read.
+func kept(o *manifest.Objects) []string {
+	var out []string
+	for _, s := range o.Services {
+		out = append(out, "Service "+s.Namespace+"/"+s.Name)
+	}
+	for _, s := range o.EndpointSlices {
+		out = append(out, "EndpointSlice "+s.Namespace+"/"+s.Name)
+	}
+	for _, n := range o.Nodes {
+		out = append(out, "Node "+n.Name)
+	}
+	for _, c := range o.ServiceCIDRs {
+		out = append(out, "ServiceCIDR "+c.Name)
+	}
+	return out
+}
+
+const (
+	svcWeb = "Service default/web"
+	sliceW = "EndpointSlice default/web-1"
+)
+
+func TestParseBadInput(t *testing.T) {
+	tests := []struct {
+		name  string
+		text  string
+		kept  []string
+		lines []string
+	}{
+		{"good", goodService + "---\n" + goodSlice, []string{svcWeb, sliceW}, nil},
+		{
+			"does not parse", "a: b: c\n---\n" + goodService,
+			[]string{svcWeb},
+			[]string{`a.yaml: document 1 (line 1): does not parse: mapping values are not allowed in this context`},
+		},
+		{
+			"does not parse in second document", goodService + "---\n# a comment\nkind: [\n---\n" + goodSlice,
+			[]string{svcWeb, sliceW},
+			[]string{`a.yaml: document 2 (line 12): does not parse: did not find expected node content`},
+		},
+		{
+			"wrong type", edit(goodService, "port: 80", "port: eighty"), nil,
+			[]string{`a.yaml: document 1 (line 9): Service default/web: spec.ports[0].port: is a string, not a whole number of 32 bits`},
+		},
+		{
+			"number that does not fit", edit(goodService, "port: 80", "port: 99999999999"), nil,
+			[]string{`a.yaml: document 1 (line 9): Service default/web: spec.ports[0].port: 99999999999 is not a whole number of 32 bits`},
+		},
+		{
+			"name that YAML takes for a boolean", edit(goodService, "name: web", "name: n"), nil,
+			[]string{`a.yaml: document 1 (line 4): Service: metadata.name: is true or false, not a string; put it in quotes`},
+		},
+		{
+			"list where a mapping belongs", edit(goodService, "spec:", "status: []\nspec:"), nil,
+			[]string{`a.yaml: document 1 (line 5): Service default/web: status: is a list, not a mapping`},
+		},
+		{
+			"mapping where a list belongs", edit(goodSlice, "- addresses: [10.1.0.1]", "  addresses: [10.1.0.1]"), nil,
+			[]string{`a.yaml: document 1 (line 8): EndpointSlice default/web-1: endpoints: is a mapping, not a list`},
+		},
+		{
+			"unknown field", edit(goodService, "clusterIP:", "clusterAddress: x\n  clusterIP:"),
+			[]string{svcWeb},
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.clusterAddress: is ignored: Service has no such field`},
+		},
+		{
+			"duplicate key", edit(goodService, "port: 80", "port: 80\n    port: 81"), nil,
+			[]string{`a.yaml: document 1 (line 10): Service default/web: spec.ports[0].port: is set twice`},
+		},
+		{
+			"duplicate label", edit(goodSlice, "    kubernetes.io/service-name: web\n", "    kubernetes.io/service-name: web\n    kubernetes.io/service-name: db\n"), nil,
+			[]string{`a.yaml: document 1 (line 7): EndpointSlice default/web-1: metadata.labels.kubernetes.io/service-name: is set twice`},
+		},
+		{
+			"cluster IP is no address", edit(goodService, "10.96.0.10", "10.96.0"), nil,
+			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIPs[0]: "10.96.0" is not an IP address`},
+		},
+		{
+			"cluster IP of the wrong family", edit(goodService, "clusterIP: 10.96.0.10", "clusterIP: 10.96.0.10\n  ipFamilies: [IPv6]"), nil,
+			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIPs[0]: 10.96.0.10 is not an IPv6 address as spec.ipFamilies[0] says`},
+		},
+		{
+			"two cluster IPs of one family", edit(goodService, "clusterIP: 10.96.0.10", "clusterIPs: [10.96.0.10, 10.96.0.11]"), nil,
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.clusterIPs[1]: 10.96.0.11 is a second IPv4 address`},
+		},
+		{
+			"cluster IPs disagree", edit(goodService, "clusterIP: 10.96.0.10", "clusterIP: 10.96.0.10\n  clusterIPs: [10.96.0.11]"), nil,
+			[]string{`a.yaml: document 1 (line 7): Service default/web: spec.clusterIPs[0]: "10.96.0.11" is not spec.clusterIP "10.96.0.10"`},
+		},
+		{
+			"IPv4 in IPv6", edit(goodService, "10.96.0.10", "'::ffff:10.96.0.10'"), nil,
+			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIPs[0]: ::ffff:10.96.0.10 is an IPv4 address in IPv6 clothes, write 10.96.0.10`},
+		},
+		{
+			"no cluster IP", edit(goodService, "  clusterIP: 10.96.0.10\n", ""),
+			[]string{svcWeb},
+			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIP: is missing and nothing here allocates one: the Service gets no address`},
+		},
+		{
+			"external IP", edit(goodService, "spec:", "spec:\n  externalIPs: [192.0.2.1, nowhere, 'fd00::1']"),
+			[]string{svcWeb},
+			[]string{
+				`a.yaml: document 1 (line 6): Service default/web: spec.externalIPs[1]: "nowhere" is not an IP address; it is left out`,
+				`a.yaml: document 1 (line 6): Service default/web: spec.externalIPs[2]: fd00::1 is an IPv6 address and the Service has no IPv6 cluster IP; it is left out`,
+			},
+		},
+		{
+			"load balancer ingress", goodService + "status:\n  loadBalancer:\n    ingress:\n    - ip: 192.0.2.300\n",
+			[]string{svcWeb},
+			[]string{`a.yaml: document 1 (line 13): Service default/web: status.loadBalancer.ingress[0].ip: "192.0.2.300" is not an IP address; it is left out`},
+		},
+		{
+			"port 0", edit(goodService, "port: 80", "port: 0"), nil,
+			[]string{`a.yaml: document 1 (line 9): Service default/web: spec.ports[0].port: 0 is not a port (1 to 65535)`},
+		},
+		{
+			"port 70000", goodSlice + "---\n" + edit(goodService, "port: 80", "port: 70000"),
+			[]string{sliceW},
+			[]string{`a.yaml: document 2 (line 22): Service default/web: spec.ports[0].port: 70000 is not a port (1 to 65535)`},
+		},
+		{
+			"node port 70000", edit(goodService, "port: 80", "port: 80\n    nodePort: 70000"), nil,
+			[]string{`a.yaml: document 1 (line 10): Service default/web: spec.ports[0].nodePort: 70000 is not a port (1 to 65535)`},
+		},
+		{
+			"slice port 0", edit(goodSlice, "port: 8080", "port: 0"), nil,
+			[]string{`a.yaml: document 1 (line 12): EndpointSlice default/web-1: ports[0].port: 0 is not a port (1 to 65535)`},
+		},
+		{
+			"slice without a port number", edit(goodSlice, "  port: 8080\n", ""),
+			[]string{sliceW},
+			[]string{`a.yaml: document 1 (line 11): EndpointSlice default/web-1: ports[0].port: is missing: the port is ignored`},
+		},
+		{
+			"protocol", edit(goodService, "port: 80", "port: 80\n    protocol: ICMP"), nil,
+			[]string{`a.yaml: document 1 (line 10): Service default/web: spec.ports[0].protocol: "ICMP" is not TCP, UDP or SCTP`},
+		},
+		{
+			"port name", edit(goodService, "name: http", "name: HTTP"), nil,
+			[]string{`a.yaml: document 1 (line 8): Service default/web: spec.ports[0].name: "HTTP" is not a name: it needs lower case letters, digits and -`},
+		},
+		{
+			"port name twice", goodService + "  - name: http\n    port: 81\n", nil,
+			[]string{`a.yaml: document 1 (line 10): Service default/web: spec.ports[1].name: "http" is the name of spec.ports[0] too`},
+		},
+		{
+			"port twice", goodService + "  - name: web\n    port: 80\n", nil,
+			[]string{`a.yaml: document 1 (line 11): Service default/web: spec.ports[1].port: TCP 80 is spec.ports[0] too`},
+		},
+		{
+			"port without a name among several", goodService + "  - port: 81\n", nil,
+			[]string{`a.yaml: document 1 (line 10): Service default/web: spec.ports[1].name: is missing, which only a single port may do`},
+		},
+		{
+			"type", edit(goodService, "spec:", "spec:\n  type: Cluster"), nil,
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.type: "Cluster" is not ClusterIP, NodePort, LoadBalancer or ExternalName`},
+		},
+		{
+			"affinity timeout", edit(goodService, "spec:", "spec:\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}"), nil,
+			[]string{`a.yaml: document 1 (line 7): Service default/web: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not a time (1 to 86400 seconds)`},
+		},
+		{
+			"source range", edit(goodService, "spec:", "spec:\n  loadBalancerSourceRanges: [' 10.0.0.0/8 ', 10.0.0.1]"), nil,
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.loadBalancerSourceRanges[1]: "10.0.0.1" is not a range of addresses such as 10.0.0.0/8 or fd00::/8`},
+		},
+		{
+			"empty slice", edit(goodSlice, "\n- addresses: [10.1.0.1]", " []"),
+			[]string{sliceW},
+			[]string{`a.yaml: document 1 (line 8): EndpointSlice default/web-1: endpoints: is empty`},
+		},
+		{
+			"FQDN slice", edit(edit(goodSlice, "IPv4", "FQDN"), "10.1.0.1", "pod.example"), nil,
+			[]string{`a.yaml: document 1 (line 7): EndpointSlice default/web-1: addressType: FQDN is not forwarded to: the slice is ignored`},
+		},
+		{
+			"address type", edit(goodSlice, "IPv4", "IPv5"), nil,
+			[]string{`a.yaml: document 1 (line 7): EndpointSlice default/web-1: addressType: "IPv5" is not IPv4 or IPv6`},
+		},
+		{
+			"endpoint without an address", edit(goodSlice, "ports:", "- addresses: []\nports:"),
+			[]string{sliceW},
+			[]string{`a.yaml: document 1 (line 10): EndpointSlice default/web-1: endpoints[1].addresses: is empty; the endpoint is left out`},
+		},
+		{
+			"endpoint of the wrong family", edit(goodSlice, "ports:", "- addresses: ['fd00::1']\nports:"),
+			[]string{sliceW},
+			[]string{`a.yaml: document 1 (line 10): EndpointSlice default/web-1: endpoints[1].addresses[0]: fd00::1 is not an IPv4 address as addressType says; the endpoint is left out`},
+		},
+		{
+			"all endpoints of the wrong family", edit(goodSlice, "IPv4", "IPv6"), nil,
+			[]string{`a.yaml: document 1 (line 9): EndpointSlice default/web-1: endpoints[0].addresses[0]: 10.1.0.1 is not an IPv6 address as addressType says; none of the 1 endpoints is left, so the slice is refused`},
+		},
+		{
+			"slice of no Service", edit(goodSlice, "kubernetes.io/service-name", "app"), nil,
+			[]string{`a.yaml: document 1 (line 5): EndpointSlice default/web-1: metadata.labels.kubernetes.io/service-name: is missing, so the slice belongs to no Service`},
+		},
+		{
+			"missing name", edit(goodService, "name: web", "labels: {}"), nil,
+			[]string{`a.yaml: document 1 (line 3): Service: metadata.name: is missing`},
+		},
+		{
+			"bad name", edit(goodService, "name: web", "name: Web_1"), nil,
+			[]string{`a.yaml: document 1 (line 4): Service default/Web_1: metadata.name: "Web_1" is not a name: it needs lower case letters, digits, - and .`},
+		},
+		{
+			"duplicate object", goodService + "---\n" + goodSlice + "---\n" + goodService,
+			[]string{svcWeb, sliceW},
+			[]string{`a.yaml: document 3 (line 24): Service default/web: is ignored, the same object is in a.yaml: document 1 (line 1)`},
+		},
+		{
+			"old version", edit(goodSlice, "discovery.k8s.io/v1", "discovery.k8s.io/v1beta1"), nil,
+			[]string{`a.yaml: document 1 (line 1): EndpointSlice default/web-1: apiVersion: "discovery.k8s.io/v1beta1" is not read, EndpointSlice needs discovery.k8s.io/v1`},
+		},
+		{
+			"other kinds, one note each",
+			"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: b}\n" +
+				"---\napiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: c}\n---\n" + goodService,
+			[]string{svcWeb},
+			[]string{
+				`a.yaml: document 1 (line 1): Deployment: "apps/v1 Deployment" is ignored: Service, EndpointSlice, Node and ServiceCIDR are read`,
+				`a.yaml: document 3 (line 9): Service: "serving.knative.dev/v1 Service" is ignored: Service, EndpointSlice, Node and ServiceCIDR are read`,
+			},
+		},
+		{
+			"no kind", "apiVersion: v1\nmetadata: {name: a}\n", nil,
+			[]string{`a.yaml: document 1 (line 1): kind: is missing`},
+		},
+		{
+			"kind is a number", "apiVersion: v1\nkind: 7\n", nil,
+			[]string{`a.yaml: document 1 (line 2): kind: is not a string`},
+		},
+		{
+			"not an object", "- a\n- b\n", nil,
+			[]string{`a.yaml: document 1 (line 1): is not an object: a mapping with apiVersion, kind and metadata is needed`},
+		},
+		{
+			"ServiceCIDR", "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: k}\nspec:\n  cidrs:\n  - 10.96.0.1/16\n", nil,
+			[]string{`a.yaml: document 1 (line 6): ServiceCIDR k: spec.cidrs[0]: 10.96.0.1/16 is an address in a range, the range is 10.96.0.0/16`},
+		},
+		{
+			"Node", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0/24}\nstatus:\n  addresses:\n  - {type: InternalIP, address: here}\n",
+			[]string{"Node n1"},
+			[]string{`a.yaml: document 1 (line 7): Node n1: status.addresses[0].address: "here" is not an IP address; it is left out`},
+		},
+		{
+			"Node with a bad range", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0}\n", nil,
+			[]string{`a.yaml: document 1 (line 4): Node n1: spec.podCIDRs[0]: "10.1.0.0" is not a range of addresses such as 10.0.0.0/8 or fd00::/8`},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			objects, problems := manifest.Parse("a.yaml", []byte(tt.text))
+			if diff := cmp.Diff(tt.lines, lines(problems)); diff != "" {
+				t.Errorf("problems mismatch (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.kept, kept(objects)); diff != "" {
+				t.Errorf("objects mismatch (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseLists(t *testing.T) {
+	indent := func(text string) string {
+		return "- " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n  ") + "\n"
+	}
+	bare := strings.SplitN(goodService, "\n", 3)[2]
+	tests := []struct {
+		name, file, text string
+		kept, lines      []string
+	}{
+		{
+			"List", "a.yaml",
+			"apiVersion: v1\nkind: List\nitems:\n" + indent(goodService) + indent(edit(goodSlice, "8080", "0")),
+			[]string{svcWeb},
+			[]string{`a.yaml: document 1 (line 24): EndpointSlice default/web-1: items[1].ports[0].port: 0 is not a port (1 to 65535)`},
+		},
+		{"ServiceList inherits", "a.yaml", "apiVersion: v1\nkind: ServiceList\nitems:\n" + indent(bare), []string{svcWeb}, nil},
+		{
+			"duplicate key spoils one item", "a.yaml",
+			"apiVersion: v1\nkind: List\nitems:\n" + indent(goodService+"    port: 81\n") + indent(goodSlice),
+			[]string{sliceW},
+			[]string{`a.yaml: document 1 (line 13): Service default/web: items[0].spec.ports[0].port: is set twice`},
+		},
+		{
+			"duplicate key of the list", "a.yaml", "apiVersion: v1\nkind: List\nitems: []\nitems:\n" + indent(goodService), nil,
+			[]string{`a.yaml: document 1 (line 3): List: items: is set twice`},
+		},
+		{
+			"same object twice", "a.yaml", "apiVersion: v1\nkind: List\nitems:\n" + indent(goodService) + indent(goodService),
+			[]string{svcWeb},
+			[]string{`a.yaml: document 1 (line 1): Service default/web: items[1]: is ignored, the same object is in a.yaml: document 1 (line 1): items[0]`},
+		},
+		{
+			"nested", "a.yaml", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: List, items: []}\n", nil,
+			[]string{`a.yaml: document 1 (line 4): List: items[0].kind: a List inside a List is not read`},
+		},
+		{
+			"other list", "a.yaml", "apiVersion: v1\nkind: PodList\nitems: []\n", nil,
+			[]string{`a.yaml: document 1 (line 1): PodList: "v1 PodList" is ignored: Service, EndpointSlice, Node and ServiceCIDR are read`},
+		},
+		{
+			"items are no list", "a.yaml", "apiVersion: v1\nkind: List\nitems: {}\n", nil,
+			[]string{`a.yaml: document 1 (line 3): List: items: is a mapping, not a list`},
+		},
+		{
+			"JSON values one after the other", "a.json",
+			"{\"apiVersion\": \"v1\", \"kind\": \"Service\",\n\t\"metadata\": {\"name\": \"web\"},\n\"spec\": {\"clusterIP\": \"10.0.0.1\", \"ports\": [{\"port\": 80}]}}\n" +
+				"{\"apiVersion\": \"v1\", \"kind\": \"Service\",\n\"metadata\": {\"name\": \"db\"},\n\"spec\": {\"clusterIP\": \"10.0.0.2\", \"ports\": [{\"port\": 80, \"port\": 81}]}}\n{",
+			[]string{svcWeb},
+			[]string{
+				`a.json: document 2 (line 6): Service default/db: spec.ports[0].port: is set twice`,
+				`a.json: document 3 (line 7): does not parse: unexpected EOF`,
+			},
+		},
+		{"directive, end marker and BOM", "a.yaml", "\uFEFF%YAML 1.1\n---\n" + goodService + "...\n# nothing\n---\n---\r\n" + goodSlice, []string{svcWeb, sliceW}, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			objects, problems := manifest.Parse(tt.file, []byte(tt.text))
+			if diff := cmp.Diff(tt.lines, lines(problems)); diff != "" {
+				t.Errorf("problems mismatch (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.kept, kept(objects)); diff != "" {
+				t.Errorf("objects mismatch (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseDefaults(t *testing.T) {
+	text := edit(goodService, "clusterIP: 10.96.0.10",
+		"type: NodePort\n  sessionAffinity: ClientIP\n  clusterIPs: [10.96.0.10, 'fd00::a']")
+	objects, problems := manifest.Parse("a.yaml", []byte(text+"---\n"+edit(goodSlice, "- name: http\n  port", "- port")))
+	if len(problems) > 0 {
+		t.Fatalf("problems: %v", lines(problems))
+	}
+	want := v1.ServiceSpec{
+		Type: v1.ServiceTypeNodePort, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10", "fd00::a"},
+		IPFamilies:            []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+		SessionAffinity:       v1.ServiceAffinityClientIP,
+		SessionAffinityConfig: &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: new(int32(10800))}},
+		ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyCluster,
+		InternalTrafficPolicy: new(v1.ServiceInternalTrafficPolicyCluster),
+		Ports:                 []v1.ServicePort{{Name: "http", Protocol: v1.ProtocolTCP, Port: 80}},
+	}
+	if diff := cmp.Diff(want, objects.Services[0].Spec); diff != "" {
+		t.Errorf("service mismatch (-want +got):\n%s", diff)
+	}
+	port := objects.EndpointSlices[0].Ports[0]
+	if *port.Name != "" || *port.Protocol != v1.ProtocolTCP || *port.Port != 8080 {
+		t.Errorf("slice port is %v %v %v, want an empty name, TCP and 8080", *port.Name, *port.Protocol, *port.Port)
+	}
+}
+
+func TestParseNotes(t *testing.T) {
+	_, problems := manifest.Parse("a.yaml", []byte(edit(goodSlice, "\n- addresses: [10.1.0.1]", " []")+"---\n"+edit(goodService, "port: 80", "port: 0")))
+	if len(problems) != 2 || !problems[0].Note || problems[1].Note {
+		t.Errorf("problems are %+v, want a note about the empty slice and no note about the port", problems)
+	}
+}

@@ -1,0 +1,173 @@
+package manifest_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/klog/v2/ktesting"
+
+	"sluice/internal/source/manifest"
+)
+
+// recorder is a Handler that writes down what it is told, one line a call.
+type recorder struct {
+	mu     sync.Mutex
+	events []string
+}
+
+func (r *recorder) log(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, fmt.Sprintf(format, args...))
+}
+
+// take returns the lines since the last call.
+func (r *recorder) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.events
+	r.events = nil
+	return out
+}
+
+func describe(s *v1.Service) string {
+	return fmt.Sprintf("%s %s:%d", s.Name, s.Spec.ClusterIP, s.Spec.Ports[0].Port)
+}
+
+func (r *recorder) OnServiceAdd(s *v1.Service) { r.log("+svc %s", describe(s)) }
+func (r *recorder) OnServiceUpdate(old, cur *v1.Service) {
+	r.log("~svc %s -> %s", describe(old), describe(cur))
+}
+func (r *recorder) OnServiceDelete(s *v1.Service) { r.log("-svc %s", describe(s)) }
+func (r *recorder) OnServiceSynced()              { r.log("synced svc") }
+
+func (r *recorder) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { r.log("+slice %s", s.Name) }
+func (r *recorder) OnEndpointSliceUpdate(_, s *discoveryv1.EndpointSlice) {
+	r.log("~slice %s", s.Name)
+}
+
+func (r *recorder) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { r.log("-slice %s", s.Name) }
+func (r *recorder) OnEndpointSlicesSynced()                            { r.log("synced slice") }
+
+func (r *recorder) OnNodeAdd(n *v1.Node)       { r.log("+node %s", n.Name) }
+func (r *recorder) OnNodeUpdate(_, n *v1.Node) { r.log("~node %s", n.Name) }
+func (r *recorder) OnNodeDelete(n *v1.Node)    { r.log("-node %s", n.Name) }
+func (r *recorder) OnNodeSynced()              { r.log("synced node") }
+
+func (r *recorder) OnServiceCIDRAdd(c *networkingv1.ServiceCIDR)       { r.log("+cidr %s", c.Name) }
+func (r *recorder) OnServiceCIDRUpdate(_, c *networkingv1.ServiceCIDR) { r.log("~cidr %s", c.Name) }
+func (r *recorder) OnServiceCIDRDelete(c *networkingv1.ServiceCIDR)    { r.log("-cidr %s", c.Name) }
+func (r *recorder) OnServiceCIDRsSynced()                              { r.log("synced cidr") }
+
+// watched is a folder with a source running over it.
+type watched struct {
+	*testing.T
+	dir      string
+	rec      *recorder
+	problems *recorder
+	stop     func() // ends the source and waits for it
+}
+
+func newWatched(t *testing.T, dir string) *watched {
+	t.Helper()
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	w := &watched{T: t, dir: dir, rec: &recorder{}, problems: &recorder{}}
+	src := manifest.New(manifest.Settings{
+		Dir: dir, NodeName: "here",
+		Report: func(p manifest.Problem) { w.problems.log("%s", p) },
+		Mended: func(p manifest.Problem) { w.problems.log("mended: %s", p) },
+	})
+	done := make(chan error, 1)
+	go func() { done <- src.Run(ctx, w.rec) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run returned %v, want nil", err)
+		}
+	})
+	t.Cleanup(w.stop)
+	return w
+}
+
+func (w *watched) path(name string) string { return filepath.Join(w.dir, name) }
+
+func (w *watched) write(name, text string) {
+	w.Helper()
+	w.must(os.MkdirAll(filepath.Dir(w.path(name)), 0o755))
+	w.must(os.WriteFile(w.path(name), []byte(text), 0o644))
+}
+
+func (w *watched) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// events waits until the handler has been told exactly this.
+func (w *watched) events(want ...string) {
+	w.Helper()
+	expect(w.T, w.rec, want)
+}
+
+// reports waits until exactly these problems have been reported.
+func (w *watched) reports(want ...string) {
+	w.Helper()
+	expect(w.T, w.problems, want)
+}
+
+func expect(t *testing.T, rec *recorder, want []string) {
+	t.Helper()
+	deadline := time.After(5 * time.Second)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	got := rec.take()
+	for len(got) < len(want) {
+		select {
+		case <-deadline:
+			t.Fatalf("mismatch after a long wait (-want +got):\n%s", cmp.Diff(want, got))
+		case <-tick.C:
+			got = append(got, rec.take()...)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// service returns a manifest of a Service.
+func service(name, ip string, port int) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: %d}]}\n",
+		name, ip, port)
+}
+
+func documents(all ...string) string { return strings.Join(all, "---\n") }
+
+// start runs a source over a folder with one Service in web.yaml.
+func start(t *testing.T) *watched {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "manifests")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(service("web", "10.0.0.1", 80)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	w := newWatched(t, dir)
+	w.events(slices.Concat([]string{"+svc web 10.0.0.1:80"}, allSynced)...)
+	return w
+}
+
+var allSynced = []string{"synced node", "synced cidr", "synced svc", "synced slice"}

@@ -1,0 +1,112 @@
+package manifest
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestWait checks when the folder is looked at, in fake time and with events
+// that the test makes up.
+func TestWait(t *testing.T) {
+	tests := []struct {
+		name   string
+		run    func(r *run)
+		every  time.Duration // between events; 0: there are none
+		event  string
+		wanted time.Duration
+		dirty  map[string]bool
+	}{
+		{name: "nothing happens", wanted: rescan},
+		{name: "the folder is missing", run: func(r *run) { r.missing = true }, wanted: poll},
+		{name: "the folder is not watched", run: func(r *run) { r.watcher.blind = true }, wanted: poll},
+		{name: "a file is missing", run: func(r *run) { r.folder.pending = true }, wanted: grace},
+		{
+			name: "one event", every: time.Second, event: "/x/dir/a.yaml",
+			wanted: time.Second + quiet, dirty: map[string]bool{"/x/dir/a.yaml": true},
+		},
+		{
+			name: "events without end", every: time.Millisecond, event: "/x/dir/a.yaml",
+			wanted: time.Millisecond + patience, dirty: map[string]bool{"/x/dir/a.yaml": true},
+		},
+		{name: "a neighbour's event", every: time.Second, event: "/x/other", wanted: rescan},
+		{name: "an editor's event", every: time.Second, event: "/x/dir/.a.yaml.swp", wanted: rescan},
+		{
+			name: "a ConfigMap's event", every: time.Second, event: "/x/dir/..data",
+			wanted: time.Second + quiet, dirty: map[string]bool{"/x/dir/..data": true},
+		},
+		{
+			name: "lost events", every: time.Second,
+			wanted: time.Second + quiet, dirty: map[string]bool{"/x/dir/known.yaml": true},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				notify := &fsnotify.Watcher{Events: make(chan fsnotify.Event), Errors: make(chan error)}
+				r := &run{
+					folder:  newFolder("/x/dir"),
+					watcher: &watcher{dir: "/x/dir", notify: notify},
+					dirty:   map[string]bool{},
+				}
+				r.folder.files["known.yaml"] = &file{}
+				if tt.run != nil {
+					tt.run(r)
+				}
+				if tt.every > 0 {
+					go send(ctx, notify, tt.every, tt.event)
+				}
+				began := time.Now()
+				if !r.wait(ctx) {
+					t.Error("wait says that the context has ended")
+				}
+				if took := time.Since(began); took != tt.wanted {
+					t.Errorf("wait took %v, want %v", took, tt.wanted)
+				}
+				if tt.dirty == nil {
+					tt.dirty = map[string]bool{}
+				}
+				if diff := cmp.Diff(tt.dirty, r.dirty); diff != "" {
+					t.Errorf("dirty files mismatch (-want +got):\n%s", diff)
+				}
+				cancel()
+				if r.wait(ctx) {
+					t.Error("wait says that it is time to read after the context has ended")
+				}
+			})
+		})
+	}
+}
+
+// send sends an event, or an error when it has no name, again and again.
+func send(ctx context.Context, to *fsnotify.Watcher, every time.Duration, name string) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		events, failures := to.Events, to.Errors
+		if name == "" {
+			events = nil
+		} else {
+			failures = nil
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case events <- fsnotify.Event{Name: filepath.Clean(name), Op: fsnotify.Write}:
+		case failures <- errors.New("overflow"):
+		}
+	}
+}
