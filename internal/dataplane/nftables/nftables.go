@@ -105,16 +105,15 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	}
 	defer conn.Close()
 	var can []proxy.Family
-	var errs []error
 	for _, f := range s.families() {
-		if err := probe(ctx, conn, f, s.MarkBit); err != nil {
-			errs = append(errs, fmt.Errorf("%v: %w", f, err))
-			continue
+		if e := probe(ctx, conn, f, s.MarkBit); e == nil {
+			can = append(can, f)
+		} else if err == nil {
+			err = fmt.Errorf("%v: %w", f, e) // the first is enough: the other one's is much the same
 		}
-		can = append(can, f)
 	}
 	if len(can) == 0 {
-		return nil, explain(errors.Join(errs...))
+		return nil, explain(err)
 	}
 	return can, nil
 }

@@ -193,6 +193,42 @@ func TestRefusedRowIsSetAside(t *testing.T) {
 	}
 }
 
+// TestOverlappingRanges replaces source ranges by others that overlap them, by
+// steps and by Sync.
+func TestOverlappingRanges(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	d, c := openKernel(t)
+	row := func(from ...string) *proxy.ServicePort {
+		sp := plainRow(1, 3, 0)
+		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.LoadBalancer, Addr: netip.MustParseAddrPort("1.2.3.4:80")})
+		for _, f := range from {
+			sp.AllowFrom = append(sp.AllowFrom, netip.MustParsePrefix(f))
+		}
+		return sp
+	}
+	var last *proxy.ServicePort
+	for i, sp := range []*proxy.ServicePort{
+		row("203.0.113.0/25"), row("203.0.113.0/24"), row("203.0.113.0/26", "203.0.113.128/25"), row("203.0.0.0/16"), row("203.0.113.0/25"),
+	} {
+		s := plainState(0)
+		s.Rows[sp.Key] = sp
+		var err error
+		if i%2 == 0 {
+			err = d.Sync(ctx, s)
+		} else {
+			err = d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}})
+		}
+		if err != nil {
+			t.Fatalf("step %d: %v", i, err)
+		}
+		if got := strings.Count(dump(t, c, d), "table ip sluice allowed "); got != len(sp.AllowFrom) {
+			t.Errorf("step %d: %d ranges, want %d", i, got, len(sp.AllowFrom))
+		}
+		last = sp
+	}
+}
+
 // TestNothingApplied says so when the kernel refuses what belongs to no row.
 func TestNothingApplied(t *testing.T) {
 	ctx := context.Background()

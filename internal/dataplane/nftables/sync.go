@@ -114,18 +114,21 @@ type writer struct {
 
 // flush commits what has been collected.
 func (w *writer) flush() {
-	if w.err == nil {
-		w.err = w.d.conn.Commit(w.ctx, &w.b)
+	if w.err != nil {
+		return
+	}
+	if w.err = w.d.conn.Commit(w.ctx, &w.b); w.err != nil {
+		w.b = nft.Batch{} // the error refers to the operations
+		return
 	}
 	w.b.Reset()
 }
 
-// full commits when a batch is large enough.
-func (w *writer) full() {
-	if w.b.Bytes() > batchBytes {
-		owner := w.b.Owner
+// full commits when a batch is large enough, unless it is in the midst of
+// ranges.
+func (w *writer) full(s *nft.Set) {
+	if w.b.Bytes() > batchBytes && !s.Interval {
 		w.flush()
-		w.b.Owner = owner
 	}
 }
 
@@ -145,7 +148,9 @@ func (w *writer) fresh(s *proxy.State, rows []*proxy.ServicePort) {
 		w.b.Owner = sp.Key
 		w.t.render(sp, stream)
 		stream.end()
-		w.full()
+		if w.b.Bytes() > batchBytes {
+			w.flush()
+		}
 		if w.err != nil {
 			return
 		}
@@ -262,39 +267,39 @@ func (w *writer) mendChains(b *nft.Batch, want map[string]*chain, l *nft.Listing
 }
 
 // mendElements writes the difference between the elements that are there and
-// those wanted: first what is new or different, then what is surplus.
+// those wanted: first what is new or different, then what is surplus. Where
+// elements are ranges it is the other way around, in one batch, since a new
+// range may overlap one that goes.
 func (w *writer) mendElements(want *wanted, l *nft.Listing) {
-	surplus := map[elementID]nft.Element{}
+	surplus := map[*nft.Set]map[string]nft.Element{}
 	for _, s := range w.t.sets() {
 		if s.Dynamic || w.err != nil {
 			continue
 		}
-		wanted := want.elements[s]
+		surplus[s] = map[string]nft.Element{}
 		if _, ok := l.Sets[s.Name]; ok {
-			w.err = w.d.conn.Elements(w.ctx, s, func(e nft.Element) {
-				o := wanted[e.Key+e.KeyEnd]
-				switch {
-				case o == nil:
-					surplus[idOf(s, e)] = e
-				case o.Element == e:
-					o.there = true
-				default:
-					o.instead = true
-				}
-			})
+			w.err = w.d.conn.Elements(w.ctx, s, func(e nft.Element) { want.compare(s, e, surplus[s]) })
 		}
-		for _, o := range wanted {
+		if s.Interval {
+			w.remove(s, surplus[s])
+		}
+		for _, o := range want.elements[s] {
 			w.add(s, o)
+			w.full(s)
 		}
 	}
-	w.b.Owner = nil
 	for _, s := range slices.Backward(w.t.sets()) {
-		for id, e := range surplus {
-			if id.set == s {
-				w.b.DeleteElement(s, e)
-				w.full()
-			}
+		if !s.Interval {
+			w.remove(s, surplus[s])
 		}
+	}
+}
+
+func (w *writer) remove(s *nft.Set, elements map[string]nft.Element) {
+	w.b.Owner = nil
+	for _, e := range elements {
+		w.b.DeleteElement(s, e)
+		w.full(s)
 	}
 }
 
@@ -309,7 +314,6 @@ func (w *writer) add(s *nft.Set, o *owned) {
 		w.b.DeleteElement(s, o.Element)
 	}
 	w.b.AddElement(s, o.Element)
-	w.full()
 }
 
 // sweep deletes the chains that nothing leads to any more. A chain that cannot
@@ -359,6 +363,20 @@ func (w *wanted) element(s *nft.Set, e nft.Element) {
 		w.elements[s] = m
 	}
 	m[e.Key+e.KeyEnd] = &owned{Element: e, owner: w.owner}
+}
+
+// compare notes what an element of the kernel means for those wanted. The same
+// element may come twice.
+func (w *wanted) compare(s *nft.Set, e nft.Element, surplus map[string]nft.Element) {
+	id := e.Key + e.KeyEnd
+	switch o := w.elements[s][id]; {
+	case o == nil:
+		surplus[id] = e
+	case o.Element == e:
+		o.there = true
+	default:
+		o.instead = true
+	}
 }
 
 func (w *wanted) class(name string, build func() *chain) {

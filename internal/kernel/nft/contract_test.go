@@ -101,8 +101,10 @@ func jumpRule(chain string) *Rule {
 }
 
 var contract = []contractCase{
-	{name: "adding twice is no error", steps: []step{{build: base}, {build: base}},
-		chains: map[string][]string{"target": nil}},
+	{
+		name: "adding twice is no error", steps: []step{{build: base}, {build: base}},
+		chains: map[string][]string{"target": nil},
+	},
 	{name: "elements of all kinds", steps: []step{{build: base}, {build: func(b *Batch) {
 		b.AddElement(plain, Element{Key: word(1)})
 		b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})
@@ -115,58 +117,83 @@ var contract = []contractCase{
 		values:   {fmt.Sprint(Element{Key: word(1) + word(0), Data: word(7) + "\x00\x50\x00\x00"})},
 		ranges:   {fmt.Sprint(rangeElement(80, 10, 20))},
 	}},
-	{name: "an element again is no error, with another value it is", steps: []step{{build: base},
-		{build: func(b *Batch) { b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}}) }},
-		{build: func(b *Batch) { b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}}) }},
-		{build: func(b *Batch) {
-			b.AddElement(plain, Element{Key: word(1)}) // undone with the rest
-			b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})
-		}, want: unix.EEXIST, refuse: AddElement}},
+	{
+		name: "an element again is no error, with another value it is", steps: []step{
+			{build: base},
+			{build: func(b *Batch) { b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}}) }},
+			{build: func(b *Batch) { b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}}) }},
+			{build: func(b *Batch) {
+				b.AddElement(plain, Element{Key: word(1)}) // undone with the rest
+				b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})
+			}, want: unix.EEXIST, refuse: AddElement},
+		},
 		chains:   map[string][]string{"target": nil},
-		elements: map[*Set][]string{plain: nil, verdicts: {fmt.Sprint(Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}})}}},
-	{name: "delete and add in one batch replaces", steps: []step{{build: base},
-		{build: func(b *Batch) { b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}}) }},
-		{build: func(b *Batch) {
-			b.DeleteElement(verdicts, Element{Key: verdictKey(80)})
-			b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})
-		}}}, chains: map[string][]string{"target": nil},
-		elements: map[*Set][]string{verdicts: {fmt.Sprint(Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})}}},
-	{name: "deleting what is not there", steps: []step{{build: base},
-		{build: func(b *Batch) { b.DeleteElement(plain, Element{Key: word(1)}) }, want: unix.ENOENT, refuse: DeleteElement},
-		{build: func(b *Batch) { b.DeleteChain(testTable, "nowhere") }, want: unix.ENOENT, refuse: DeleteChain},
-		{build: func(b *Batch) { b.DeleteTable(Table{IP, "nowhere"}) }, want: unix.ENOENT, refuse: DeleteTable}},
-		chains: map[string][]string{"target": nil}},
-	{name: "a verdict to a chain that is not there", steps: []step{{build: base},
+		elements: map[*Set][]string{plain: nil, verdicts: {fmt.Sprint(Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}})}},
+	},
+	{
+		name: "delete and add in one batch replaces", steps: []step{
+			{build: base},
+			{build: func(b *Batch) { b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Drop}}) }},
+			{build: func(b *Batch) {
+				b.DeleteElement(verdicts, Element{Key: verdictKey(80)})
+				b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})
+			}},
+		}, chains: map[string][]string{"target": nil},
+		elements: map[*Set][]string{verdicts: {fmt.Sprint(Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "target"}})}},
+	},
+	{
+		name: "deleting what is not there", steps: []step{
+			{build: base},
+			{build: func(b *Batch) { b.DeleteElement(plain, Element{Key: word(1)}) }, want: unix.ENOENT, refuse: DeleteElement},
+			{build: func(b *Batch) { b.DeleteChain(testTable, "nowhere") }, want: unix.ENOENT, refuse: DeleteChain},
+			{build: func(b *Batch) { b.DeleteTable(Table{IP, "nowhere"}) }, want: unix.ENOENT, refuse: DeleteTable},
+		},
+		chains: map[string][]string{"target": nil},
+	},
+	{name: "a verdict to a chain that is not there", steps: []step{
+		{build: base},
 		{build: func(b *Batch) {
 			b.AddElement(verdicts, Element{Key: verdictKey(80), Verdict: Verdict{Code: Goto, Chain: "nowhere"}})
-		}, want: unix.ENOENT, refuse: AddElement}}, chains: map[string][]string{"target": nil}, elements: map[*Set][]string{verdicts: nil}},
-	{name: "ranges that overlap", steps: []step{{build: base},
-		{build: func(b *Batch) { b.AddElement(ranges, rangeElement(80, 10, 20)) }},
-		{build: func(b *Batch) { b.AddElement(ranges, rangeElement(81, 15, 25)) }},
-		{build: func(b *Batch) { b.AddElement(ranges, rangeElement(80, 15, 25)) }, want: unix.EEXIST, refuse: AddElement}},
-		chains: map[string][]string{"target": nil}, elements: map[*Set][]string{ranges: {fmt.Sprint(rangeElement(80, 10, 20)), fmt.Sprint(rangeElement(81, 15, 25))}}},
-	{name: "rules keep their order, a flush empties", steps: []step{{build: base}, {build: func(b *Batch) {
-		b.AddRule(testTable, "target", lookupRule("one"))
-		b.AddRule(testTable, "target", lookupRule("two"))
-	}}, {build: func(b *Batch) {
-		b.AddChain(testTable, &Chain{Name: "other"})
-		b.AddRule(testTable, "other", lookupRule("three"))
-		b.AddRule(testTable, "other", jumpRule("target"))
-	}}, {build: func(b *Batch) { b.FlushChain(testTable, "target") }}},
-		chains: map[string][]string{"target": nil, "other": {"three", "jump"}}},
-	{name: "what is referred to stays", steps: []step{{build: base}, {build: func(b *Batch) {
-		b.AddChain(testTable, &Chain{Name: "other"})
-		b.AddRule(testTable, "other", lookupRule("one"))
-		b.AddRule(testTable, "other", jumpRule("target"))
-	}},
-		{build: func(b *Batch) { b.DeleteChain(testTable, "target") }, want: unix.EBUSY, refuse: DeleteChain},
-		{build: func(b *Batch) { b.DeleteSet(plain) }, want: unix.EBUSY, refuse: DeleteSet},
-		{build: func(b *Batch) {
-			b.FlushChain(testTable, "other")
-			b.DeleteChain(testTable, "target")
-			b.DeleteSet(plain)
-		}}},
-		chains: map[string][]string{"other": nil}},
+		}, want: unix.ENOENT, refuse: AddElement},
+	}, chains: map[string][]string{"target": nil}, elements: map[*Set][]string{verdicts: nil}},
+	{
+		name: "ranges that overlap", steps: []step{
+			{build: base},
+			{build: func(b *Batch) { b.AddElement(ranges, rangeElement(80, 10, 20)) }},
+			{build: func(b *Batch) { b.AddElement(ranges, rangeElement(81, 15, 25)) }},
+			{build: func(b *Batch) { b.AddElement(ranges, rangeElement(80, 15, 25)) }, want: unix.EEXIST, refuse: AddElement},
+		},
+		chains: map[string][]string{"target": nil}, elements: map[*Set][]string{ranges: {fmt.Sprint(rangeElement(80, 10, 20)), fmt.Sprint(rangeElement(81, 15, 25))}},
+	},
+	{
+		name: "rules keep their order, a flush empties", steps: []step{{build: base}, {build: func(b *Batch) {
+			b.AddRule(testTable, "target", lookupRule("one"))
+			b.AddRule(testTable, "target", lookupRule("two"))
+		}}, {build: func(b *Batch) {
+			b.AddChain(testTable, &Chain{Name: "other"})
+			b.AddRule(testTable, "other", lookupRule("three"))
+			b.AddRule(testTable, "other", jumpRule("target"))
+		}}, {build: func(b *Batch) { b.FlushChain(testTable, "target") }}},
+		chains: map[string][]string{"target": nil, "other": {"three", "jump"}},
+	},
+	{
+		name: "what is referred to stays", steps: []step{
+			{build: base},
+			{build: func(b *Batch) {
+				b.AddChain(testTable, &Chain{Name: "other"})
+				b.AddRule(testTable, "other", lookupRule("one"))
+				b.AddRule(testTable, "other", jumpRule("target"))
+			}},
+			{build: func(b *Batch) { b.DeleteChain(testTable, "target") }, want: unix.EBUSY, refuse: DeleteChain},
+			{build: func(b *Batch) { b.DeleteSet(plain) }, want: unix.EBUSY, refuse: DeleteSet},
+			{build: func(b *Batch) {
+				b.FlushChain(testTable, "other")
+				b.DeleteChain(testTable, "target")
+				b.DeleteSet(plain)
+			}},
+		},
+		chains: map[string][]string{"other": nil},
+	},
 	{name: "a batch may make and unmake a table", steps: []step{{build: func(b *Batch) { base(b); b.DeleteTable(testTable) }}}},
 }
 
