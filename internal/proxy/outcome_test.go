@@ -16,8 +16,10 @@ func outcomeState() *State {
 		{
 			Key: key("web", TCP, IPv4),
 			Frontends: []Frontend{
-				{ClusterIP, ap("10.96.0.1:80")}, {LoadBalancer, ap("203.0.113.1:80")},
-				{ExternalIP, ap("192.0.2.1:80")}, {NodePort, ap("0.0.0.0:30080")},
+				{ClusterIP, ap("10.96.0.1:80")},
+				{LoadBalancer, ap("203.0.113.1:80")},
+				{ExternalIP, ap("192.0.2.1:80")},
+				{NodePort, ap("0.0.0.0:30080")},
 			},
 			Cluster: []Endpoint{
 				{Addr: ap("10.1.0.1:8080"), Local: true}, {Addr: ap("10.1.9.2:8080")}, {Addr: ap("10.1.9.3:8080"), Unplaced: true},

@@ -20,33 +20,42 @@ func TestConflicts(t *testing.T) {
 		rows     []string
 		problems []string
 	}{
-		{"older wins", serviceOf("a/x", "10.96.0.1", externalIPs("192.0.2.1"), bornAt(2)),
+		{
+			"older wins", serviceOf("a/x", "10.96.0.1", externalIPs("192.0.2.1"), bornAt(2)),
 			serviceOf("b/y", "10.96.0.2", externalIPs("192.0.2.1"), bornAt(1)),
 			[]string{
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80 ExternalIP=192.0.2.1:80" + plain,
 			},
-			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"}},
-		{"kind before age", serviceOf("a/x", "10.96.0.1", externalIPs("203.0.113.1"), bornAt(1)),
+			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"},
+		},
+		{
+			"kind before age", serviceOf("a/x", "10.96.0.1", externalIPs("203.0.113.1"), bornAt(1)),
 			serviceOf("b/y", "10.96.0.2", loadBalancer("203.0.113.1"), bornAt(2)),
 			[]string{
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80 LoadBalancer=203.0.113.1:80" + plain,
 			},
-			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"}},
-		{"ClusterIP is safe", serviceOf("a/x", "10.96.0.1", externalIPs("10.96.0.2"), bornAt(1)), serviceOf("b/y", "10.96.0.2", bornAt(2)),
+			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"},
+		},
+		{
+			"ClusterIP is safe", serviceOf("a/x", "10.96.0.1", externalIPs("10.96.0.2"), bornAt(1)), serviceOf("b/y", "10.96.0.2", bornAt(2)),
 			[]string{
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80" + plain,
 			},
-			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"}},
-		{"namespace, then name", serviceOf("a/x", "10.96.0.1"), serviceOf("a/y", "10.96.0.1"),
+			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"},
+		},
+		{
+			"namespace, then name", serviceOf("a/x", "10.96.0.1"), serviceOf("a/y", "10.96.0.1"),
 			[]string{
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"a/y:http/TCP/IPv4" + plain,
 			},
-			[]string{"Service a/y: spec.clusterIPs[0]: 80/TCP claimed by Service a/x already"}},
-		{"NodePort in both families", serviceOf("a/x", "", nodePort(30080), dualStack("10.96.0.1", "fd00::1")),
+			[]string{"Service a/y: spec.clusterIPs[0]: 80/TCP claimed by Service a/x already"},
+		},
+		{
+			"NodePort in both families", serviceOf("a/x", "", nodePort(30080), dualStack("10.96.0.1", "fd00::1")),
 			serviceOf("b/y", "", nodePort(30080), dualStack("10.96.0.2", "fd00::2")),
 			[]string{
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80 NodePort=0.0.0.0:30080" + plain,
@@ -54,19 +63,26 @@ func TestConflicts(t *testing.T) {
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80" + plain,
 				"b/y:http/TCP/IPv6 ClusterIP=[fd00::2]:80" + plain,
 			},
-			[]string{"Service b/y: spec.ports[0].nodePort: 30080/TCP claimed by Service a/x already"}},
-		{"other protocol", serviceOf("a/x", "10.96.0.1", nodePort(30080)),
+			[]string{"Service b/y: spec.ports[0].nodePort: 30080/TCP claimed by Service a/x already"},
+		},
+		{
+			"other protocol", serviceOf("a/x", "10.96.0.1", nodePort(30080)),
 			serviceOf("b/y", "10.96.0.2", nodePort(30080), func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }),
 			[]string{
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80 NodePort=0.0.0.0:30080" + plain,
 				"b/y:http/UDP/IPv4 ClusterIP=10.96.0.2:80 NodePort=0.0.0.0:30080" + plain,
-			}, nil},
-		{"other port", serviceOf("a/x", "10.96.0.1", externalIPs("192.0.2.1")),
+			},
+			nil,
+		},
+		{
+			"other port", serviceOf("a/x", "10.96.0.1", externalIPs("192.0.2.1")),
 			serviceOf("b/y", "10.96.0.2", externalIPs("192.0.2.1"), func(s *v1.Service) { s.Spec.Ports[0].Port = 81 }),
 			[]string{
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80 ExternalIP=192.0.2.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:81 ExternalIP=192.0.2.1:81" + plain,
-			}, nil},
+			},
+			nil,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

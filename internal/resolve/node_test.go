@@ -29,20 +29,33 @@ func TestNodeIPs(t *testing.T) {
 		want      []string
 	}{
 		{"none", nil, nil, nil},
-		{"internal before external", nil,
+		{
+			"internal before external", nil,
 			[]v1.NodeAddress{{Type: external, Address: "203.0.113.9"}, {Type: internal, Address: "192.168.0.1"}},
-			[]string{"192.168.0.1"}},
+			[]string{"192.168.0.1"},
+		},
 		{"first of each family", nil, []v1.NodeAddress{
-			{Type: v1.NodeHostName, Address: "here"}, {Type: internal, Address: "192.168.0.1"}, {Type: internal, Address: "192.168.0.2"},
-			{Type: internal, Address: "2001:db8::1"}, {Type: internal, Address: "2001:db8::2"}}, []string{"192.168.0.1", "2001:db8::1"}},
-		{"IPv6 first", nil, []v1.NodeAddress{{Type: internal, Address: "2001:db8::1"},
-			{Type: internal, Address: "192.168.0.1"}}, []string{"2001:db8::1", "192.168.0.1"}},
-		{"other family external", nil,
+			{Type: v1.NodeHostName, Address: "here"},
+			{Type: internal, Address: "192.168.0.1"},
+			{Type: internal, Address: "192.168.0.2"},
+			{Type: internal, Address: "2001:db8::1"},
+			{Type: internal, Address: "2001:db8::2"},
+		}, []string{"192.168.0.1", "2001:db8::1"}},
+		{"IPv6 first", nil, []v1.NodeAddress{
+			{Type: internal, Address: "2001:db8::1"},
+			{Type: internal, Address: "192.168.0.1"},
+		}, []string{"2001:db8::1", "192.168.0.1"}},
+		{
+			"other family external", nil,
 			[]v1.NodeAddress{{Type: internal, Address: "192.168.0.1"}, {Type: external, Address: "2001:db8::1"}},
-			[]string{"192.168.0.1", "2001:db8::1"}},
+			[]string{"192.168.0.1", "2001:db8::1"},
+		},
 		{"override", addrs("10.9.9.9"), []v1.NodeAddress{{Type: internal, Address: "192.168.0.1"}}, []string{"10.9.9.9"}},
-		{"override of one family", addrs("2001:db8::f"), []v1.NodeAddress{{Type: internal, Address: "192.168.0.1"}},
-			[]string{"2001:db8::f", "192.168.0.1"}},
+		{
+			"override of one family", addrs("2001:db8::f"),
+			[]v1.NodeAddress{{Type: internal, Address: "192.168.0.1"}},
+			[]string{"2001:db8::f", "192.168.0.1"},
+		},
 		{"override by nothing", addrs("0.0.0.0"), []v1.NodeAddress{{Type: internal, Address: "192.168.0.1"}}, []string{"192.168.0.1"}},
 	}
 	for _, tt := range tests {
@@ -71,8 +84,13 @@ func TestNodePorts(t *testing.T) {
 		{"primary", NodePortAddresses{Primary: true}, []string{"192.168.0.1", "2001:db8::1"}, []string{"192.168.0.1/32", "2001:db8::1/128"}, 0},
 		{"primary of one family", NodePortAddresses{Primary: true}, []string{"192.168.0.1"}, []string{"192.168.0.1/32"}, 0},
 		{"primary, not known yet", NodePortAddresses{Primary: true}, nil, nil, 0},
-		{"ranges", NodePortAddresses{CIDRs: prefixes("192.168.0.0/16", "192.168.1.0/24", "2001:db8::/64")}, nil,
-			[]string{"192.168.0.0/16", "2001:db8::/64"}, 0},
+		{
+			"ranges",
+			NodePortAddresses{CIDRs: prefixes("192.168.0.0/16", "192.168.1.0/24", "2001:db8::/64")},
+			nil,
+			[]string{"192.168.0.0/16", "2001:db8::/64"},
+			0,
+		},
 		{"ranges of one family", NodePortAddresses{CIDRs: prefixes("192.168.0.7/16")}, nil, []string{"192.168.0.0/16", "::/0"}, 0},
 		{"loopback", NodePortAddresses{CIDRs: prefixes("127.0.0.0/8", "192.168.0.0/16", "::1/128")}, nil, []string{"192.168.0.0/16"}, 2},
 		{"loopback with host bits", NodePortAddresses{CIDRs: prefixes("127.0.0.1/4", "::/0")}, nil, []string{"112.0.0.0/4", "::/0"}, 0},

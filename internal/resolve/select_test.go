@@ -22,48 +22,97 @@ func TestSelection(t *testing.T) {
 		endpoints []discoveryv1.Endpoint
 		want      string
 	}{
-		{"cluster policy fills one list", edits{nodePort(30080)},
+		{
+			"cluster policy fills one list",
+			edits{nodePort(30080)},
 			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", here), endpointOf("10.1.0.2")},
-			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[]"},
-		{"internal Local alone", edits{internalLocal},
+			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[]",
+		},
+		{
+			"internal Local alone",
+			edits{internalLocal},
 			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", here), endpointOf("10.1.0.2")},
-			"anywhere=true cluster=[] local=[10.1.0.1:8080]"},
-		{"internal Local with a NodePort", edits{internalLocal, nodePort(30080)},
+			"anywhere=true cluster=[] local=[10.1.0.1:8080]",
+		},
+		{
+			"internal Local with a NodePort",
+			edits{internalLocal, nodePort(30080)},
 			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", here), endpointOf("10.1.0.2")},
-			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[10.1.0.1:8080]"},
-		{"external Local without such an address", edits{externalLocal, loadBalancer()},
+			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[10.1.0.1:8080]",
+		},
+		{
+			"external Local without such an address",
+			edits{externalLocal, loadBalancer()},
 			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", here)},
-			"anywhere=true cluster=[10.1.0.1:8080] local=[]"},
-		{"external Local", edits{externalLocal, loadBalancer("203.0.113.1")},
+			"anywhere=true cluster=[10.1.0.1:8080] local=[]",
+		},
+		{
+			"external Local",
+			edits{externalLocal, loadBalancer("203.0.113.1")},
 			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", here), endpointOf("10.1.0.2")},
-			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[10.1.0.1:8080]"},
-		{"external Local, all elsewhere", edits{externalLocal, nodePort(30080)},
+			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[10.1.0.1:8080]",
+		},
+		{
+			"external Local, all elsewhere",
+			edits{externalLocal, nodePort(30080)},
 			[]discoveryv1.Endpoint{endpointOf("10.1.0.2")},
-			"anywhere=true cluster=[10.1.0.2:8080] local=[]"},
-		{"internal Local, all elsewhere", edits{internalLocal}, []discoveryv1.Endpoint{endpointOf("10.1.0.2")},
-			"anywhere=true cluster=[] local=[]"},
-		{"an endpoint without a node is not local", edits{internalLocal}, []discoveryv1.Endpoint{endpointOf("10.1.0.2", nowhere)},
-			"anywhere=true cluster=[] local=[]"},
-		{"unknown conditions", nil, []discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}}},
-			"anywhere=true cluster=[10.1.0.1:8080] local=[]"},
-		{"serving unknown, not ready, terminating", nil, []discoveryv1.Endpoint{{
-			Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false), Terminating: new(true)}}},
-			"anywhere=true cluster=[10.1.0.1:8080] local=[]"},
-		{"not ready, serving, not terminating", nil, []discoveryv1.Endpoint{endpointOf("10.1.0.1", conditions("-s-"))},
-			"anywhere=false cluster=[] local=[]"},
-		{"terminating, not serving", bothLocal, []discoveryv1.Endpoint{endpointOf("10.1.0.1", here, conditions("--t"))},
-			"anywhere=false cluster=[] local=[]"},
-		{"terminating ones wait for the last ready one", bothLocal,
+			"anywhere=true cluster=[10.1.0.2:8080] local=[]",
+		},
+		{
+			"internal Local, all elsewhere",
+			edits{internalLocal},
+			[]discoveryv1.Endpoint{endpointOf("10.1.0.2")},
+			"anywhere=true cluster=[] local=[]",
+		},
+		{
+			"an endpoint without a node is not local",
+			edits{internalLocal},
+			[]discoveryv1.Endpoint{endpointOf("10.1.0.2", nowhere)},
+			"anywhere=true cluster=[] local=[]",
+		},
+		{
+			"unknown conditions", nil,
+			[]discoveryv1.Endpoint{{Addresses: []string{"10.1.0.1"}}},
+			"anywhere=true cluster=[10.1.0.1:8080] local=[]",
+		},
+		{
+			"serving unknown, not ready, terminating", nil,
+			[]discoveryv1.Endpoint{{
+				Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false), Terminating: new(true)},
+			}},
+			"anywhere=true cluster=[10.1.0.1:8080] local=[]",
+		},
+		{
+			"not ready, serving, not terminating", nil,
+			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", conditions("-s-"))},
+			"anywhere=false cluster=[] local=[]",
+		},
+		{
+			"terminating, not serving", bothLocal,
+			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", here, conditions("--t"))},
+			"anywhere=false cluster=[] local=[]",
+		},
+		{
+			"terminating ones wait for the last ready one", bothLocal,
 			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", here), endpointOf("10.1.0.2", here, conditions("-st"))},
-			"anywhere=true cluster=[10.1.0.1:8080] local=[10.1.0.1:8080]"},
-		{"lists fall back on their own", bothLocal,
+			"anywhere=true cluster=[10.1.0.1:8080] local=[10.1.0.1:8080]",
+		},
+		{
+			"lists fall back on their own", bothLocal,
 			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", here, conditions("-st")), endpointOf("10.1.0.2")},
-			"anywhere=true cluster=[10.1.0.2:8080] local=[10.1.0.1:8080]"},
-		{"all terminating", bothLocal,
+			"anywhere=true cluster=[10.1.0.2:8080] local=[10.1.0.1:8080]",
+		},
+		{
+			"all terminating", bothLocal,
 			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", here, conditions("-st")), endpointOf("10.1.0.2", conditions("-st"))},
-			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[10.1.0.1:8080]"},
-		{"anywhere by a terminating one", edits{internalLocal}, []discoveryv1.Endpoint{endpointOf("10.1.0.1", conditions("-st"))},
-			"anywhere=true cluster=[] local=[]"},
+			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[10.1.0.1:8080]",
+		},
+		{
+			"anywhere by a terminating one",
+			edits{internalLocal},
+			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", conditions("-st"))},
+			"anywhere=true cluster=[] local=[]",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -84,32 +133,50 @@ func TestHints(t *testing.T) {
 		want      string
 	}{
 		{"none", "z1", []discoveryv1.Endpoint{endpointOf("10.1.0.1"), endpointOf("10.1.0.2")}, all},
-		{"zone", "z1", []discoveryv1.Endpoint{endpointOf("10.1.0.1", zones("z1")),
-			endpointOf("10.1.0.2", zones("z2"))}, "cluster=[10.1.0.1:8080]"},
-		{"several zones", "z2", []discoveryv1.Endpoint{endpointOf("10.1.0.1", zones("z1", "z2")),
-			endpointOf("10.1.0.2", zones("z1"))}, "cluster=[10.1.0.1:8080]"},
+		{"zone", "z1", []discoveryv1.Endpoint{
+			endpointOf("10.1.0.1", zones("z1")),
+			endpointOf("10.1.0.2", zones("z2")),
+		}, "cluster=[10.1.0.1:8080]"},
+		{"several zones", "z2", []discoveryv1.Endpoint{
+			endpointOf("10.1.0.1", zones("z1", "z2")),
+			endpointOf("10.1.0.2", zones("z1")),
+		}, "cluster=[10.1.0.1:8080]"},
 		{"zone, one without", "z1", []discoveryv1.Endpoint{endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2")}, all},
 		{"zone, none for us", "z3", []discoveryv1.Endpoint{endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2", zones("z2"))}, all},
 		{"zone, ours not known", "", []discoveryv1.Endpoint{endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2", zones(""))}, all},
 		{"zone, one not ready without", "z1", []discoveryv1.Endpoint{
-			endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2", zones("z2")), endpointOf("10.1.0.3", conditions("-s-"))}, "cluster=[10.1.0.1:8080]"},
+			endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2", zones("z2")), endpointOf("10.1.0.3", conditions("-s-")),
+		}, "cluster=[10.1.0.1:8080]"},
 		{"zone, ours not ready", "z1", []discoveryv1.Endpoint{
-			endpointOf("10.1.0.1", zones("z2")), endpointOf("10.1.0.2", zones("z2")), endpointOf("10.1.0.3", zones("z1"), conditions("-s-"))}, all},
-		{"node", "", []discoveryv1.Endpoint{endpointOf("10.1.0.1", nodes(testNode)),
-			endpointOf("10.1.0.2", nodes("other"))}, "cluster=[10.1.0.1:8080]"},
-		{"node, ours first of several", "",
-			[]discoveryv1.Endpoint{endpointOf("10.1.0.1", nodes(testNode, "other")),
-				endpointOf("10.1.0.2", nodes("other"))}, "cluster=[10.1.0.1:8080]"},
+			endpointOf("10.1.0.1", zones("z2")), endpointOf("10.1.0.2", zones("z2")), endpointOf("10.1.0.3", zones("z1"), conditions("-s-")),
+		}, all},
+		{"node", "", []discoveryv1.Endpoint{
+			endpointOf("10.1.0.1", nodes(testNode)),
+			endpointOf("10.1.0.2", nodes("other")),
+		}, "cluster=[10.1.0.1:8080]"},
+		{
+			"node, ours first of several", "",
+			[]discoveryv1.Endpoint{
+				endpointOf("10.1.0.1", nodes(testNode, "other")),
+				endpointOf("10.1.0.2", nodes("other")),
+			},
+			"cluster=[10.1.0.1:8080]",
+		},
 		{"node before zone", "z1", []discoveryv1.Endpoint{
-			endpointOf("10.1.0.1", nodes(testNode), zones("z2")), endpointOf("10.1.0.2", nodes("other"), zones("z1"))}, "cluster=[10.1.0.1:8080]"},
+			endpointOf("10.1.0.1", nodes(testNode), zones("z2")), endpointOf("10.1.0.2", nodes("other"), zones("z1")),
+		}, "cluster=[10.1.0.1:8080]"},
 		{"no node for us, then zone", "z1", []discoveryv1.Endpoint{
-			endpointOf("10.1.0.1", nodes("other"), zones("z2")), endpointOf("10.1.0.2", nodes("other"), zones("z1"))}, "cluster=[10.1.0.2:8080]"},
+			endpointOf("10.1.0.1", nodes("other"), zones("z2")), endpointOf("10.1.0.2", nodes("other"), zones("z1")),
+		}, "cluster=[10.1.0.2:8080]"},
 		{"nodes not for all, then zone", "z1", []discoveryv1.Endpoint{
-			endpointOf("10.1.0.1", nodes(testNode), zones("z2")), endpointOf("10.1.0.2", zones("z1"))}, "cluster=[10.1.0.2:8080]"},
+			endpointOf("10.1.0.1", nodes(testNode), zones("z2")), endpointOf("10.1.0.2", zones("z1")),
+		}, "cluster=[10.1.0.2:8080]"},
 		{"last resort ignores hints", "z1", []discoveryv1.Endpoint{
-			endpointOf("10.1.0.1", zones("z1"), conditions("-st")), endpointOf("10.1.0.2", zones("z2"), conditions("-st"))}, all},
+			endpointOf("10.1.0.1", zones("z1"), conditions("-st")), endpointOf("10.1.0.2", zones("z2"), conditions("-st")),
+		}, all},
 		{"local ignores hints", "z1", []discoveryv1.Endpoint{
-			endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2", zones("z2"), here)}, "cluster=[10.1.0.1:8080] local=[10.1.0.2:8080]"},
+			endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2", zones("z2"), here),
+		}, "cluster=[10.1.0.1:8080] local=[10.1.0.2:8080]"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -27,18 +27,24 @@ func TestClusterIPs(t *testing.T) {
 	tests := []serviceTest{
 		{"cluster IP", serviceOf("ns/web", "10.96.0.1"), []string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain}, nil},
 		{"IPv6", serviceOf("ns/web", "fd00::1"), []string{"ns/web:http/TCP/IPv6 ClusterIP=[fd00::1]:80" + plain}, nil},
-		{"dual stack", serviceOf("ns/web", "", dualStack("10.96.0.1", "fd00::1")),
+		{
+			"dual stack", serviceOf("ns/web", "", dualStack("10.96.0.1", "fd00::1")),
 			[]string{
 				"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"ns/web:http/TCP/IPv6 ClusterIP=[fd00::1]:80" + plain,
-			}, nil},
-		{"both without ipFamilies", serviceOf("ns/web", "", func(s *v1.Service) {
-			s.Spec.ClusterIPs = []string{"fd00::1", "10.96.0.1"}
-		}),
+			},
+			nil,
+		},
+		{
+			"both without ipFamilies", serviceOf("ns/web", "", func(s *v1.Service) {
+				s.Spec.ClusterIPs = []string{"fd00::1", "10.96.0.1"}
+			}),
 			[]string{
 				"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"ns/web:http/TCP/IPv6 ClusterIP=[fd00::1]:80" + plain,
-			}, nil},
+			},
+			nil,
+		},
 		{"clusterIP alone", serviceOf("ns/web", "", func(s *v1.Service) {
 			s.Spec.ClusterIP = "10.96.0.1"
 			s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol}
@@ -46,14 +52,22 @@ func TestClusterIPs(t *testing.T) {
 		{"cluster IP beyond ipFamilies", serviceOf("ns/web", "", dualStack("10.96.0.1", "fd00::1"), func(s *v1.Service) {
 			s.Spec.IPFamilies = s.Spec.IPFamilies[:1]
 		}), []string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain}, nil},
-		{"cluster IP of another family than said", serviceOf("ns/web", "", dualStack("fd00::1", "fd00::2")),
+		{
+			"cluster IP of another family than said", serviceOf("ns/web", "", dualStack("fd00::1", "fd00::2")),
 			[]string{"ns/web:http/TCP/IPv6 ClusterIP=[fd00::2]:80" + plain},
-			[]string{"Service ns/web: spec.clusterIPs[0]: fd00::1 is not an IPv4 address"}},
-		{"unknown family", serviceOf("ns/web", "10.96.0.1", func(s *v1.Service) { s.Spec.IPFamilies = []v1.IPFamily{"IPv5"} }),
-			nil, []string{`Service ns/web: spec.clusterIPs[0]: its family "IPv5" is neither IPv4 nor IPv6`}},
+			[]string{"Service ns/web: spec.clusterIPs[0]: fd00::1 is not an IPv4 address"},
+		},
+		{
+			"unknown family", serviceOf("ns/web", "10.96.0.1", func(s *v1.Service) { s.Spec.IPFamilies = []v1.IPFamily{"IPv5"} }),
+			nil,
+			[]string{`Service ns/web: spec.clusterIPs[0]: its family "IPv5" is neither IPv4 nor IPv6`},
+		},
 		{"no cluster IP", serviceOf("ns/web", ""), nil, []string{"Service ns/web: spec.clusterIP: empty: nothing is forwarded"}},
-		{"bad cluster IP", serviceOf("ns/web", "", func(s *v1.Service) { s.Spec.ClusterIP = "10.96.0.256" }),
-			nil, []string{`Service ns/web: spec.clusterIP: "10.96.0.256" is not an IP address`}},
+		{
+			"bad cluster IP", serviceOf("ns/web", "", func(s *v1.Service) { s.Spec.ClusterIP = "10.96.0.256" }),
+			nil,
+			[]string{`Service ns/web: spec.clusterIP: "10.96.0.256" is not an IP address`},
+		},
 		{"leading zeros", serviceOf("ns/web", "010.096.000.001"), []string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain}, nil},
 		{"headless", serviceOf("ns/web", "None"), nil, nil},
 		{"external name", serviceOf("ns/web", "10.96.0.1", func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeExternalName }), nil, nil},
@@ -68,22 +82,33 @@ func TestClusterIPs(t *testing.T) {
 
 func TestFrontends(t *testing.T) {
 	tests := []serviceTest{
-		{"every kind", serviceOf("ns/web", "10.96.0.1", externalIPs("192.0.2.1", "2001:db8::1"), loadBalancer("203.0.113.1"), nodePort(30080)),
-			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 LoadBalancer=203.0.113.1:80 ExternalIP=192.0.2.1:80 NodePort=0.0.0.0:30080" + plain}, nil},
-		{"each address once", serviceOf("ns/web", "10.96.0.1",
-			externalIPs("192.0.2.1", "10.96.0.1", "203.0.113.1", "192.0.2.1"), loadBalancer("203.0.113.1", "10.96.0.1")),
-			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 LoadBalancer=203.0.113.1:80 ExternalIP=192.0.2.1:80" + plain}, nil},
-		{"IPv4-mapped", serviceOf("ns/web", "10.96.0.1", externalIPs("::ffff:192.0.2.1", "192.0.2.1")),
-			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 ExternalIP=192.0.2.1:80" + plain}, nil},
-		{"bad external addresses", serviceOf("ns/web", "10.96.0.1",
-			externalIPs("0.0.0.0", "192.0.2.1", "x", "fe80::1%eth0"), loadBalancer("224.0.0.1", "203.0.113.1")),
+		{
+			"every kind", serviceOf("ns/web", "10.96.0.1", externalIPs("192.0.2.1", "2001:db8::1"), loadBalancer("203.0.113.1"), nodePort(30080)),
+			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 LoadBalancer=203.0.113.1:80 ExternalIP=192.0.2.1:80 NodePort=0.0.0.0:30080" + plain},
+			nil,
+		},
+		{
+			"each address once", serviceOf("ns/web", "10.96.0.1",
+				externalIPs("192.0.2.1", "10.96.0.1", "203.0.113.1", "192.0.2.1"), loadBalancer("203.0.113.1", "10.96.0.1")),
+			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 LoadBalancer=203.0.113.1:80 ExternalIP=192.0.2.1:80" + plain},
+			nil,
+		},
+		{
+			"IPv4-mapped", serviceOf("ns/web", "10.96.0.1", externalIPs("::ffff:192.0.2.1", "192.0.2.1")),
+			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 ExternalIP=192.0.2.1:80" + plain},
+			nil,
+		},
+		{
+			"bad external addresses", serviceOf("ns/web", "10.96.0.1",
+				externalIPs("0.0.0.0", "192.0.2.1", "x", "fe80::1%eth0"), loadBalancer("224.0.0.1", "203.0.113.1")),
 			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 LoadBalancer=203.0.113.1:80 ExternalIP=192.0.2.1:80" + plain},
 			[]string{
 				`Service ns/web: spec.externalIPs[0]: "0.0.0.0" is not the address of one host`,
 				`Service ns/web: spec.externalIPs[2]: "x" is not an IP address`,
 				`Service ns/web: spec.externalIPs[3]: "fe80::1%eth0" has a zone`,
 				`Service ns/web: status.loadBalancer.ingress[0].ip: "224.0.0.1" is not the address of one host`,
-			}},
+			},
+		},
 		{"ingress modes", serviceOf("ns/web", "10.96.0.1", func(s *v1.Service) {
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{
 				{Hostname: "lb.example"},
@@ -92,8 +117,11 @@ func TestFrontends(t *testing.T) {
 				{IP: "203.0.113.3"},
 			}
 		}), []string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 LoadBalancer=203.0.113.2:80 LoadBalancer=203.0.113.3:80" + plain}, nil},
-		{"node port of type ClusterIP", serviceOf("ns/web", "10.96.0.1", func(s *v1.Service) { s.Spec.Ports[0].NodePort = 30080 }),
-			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain}, nil},
+		{
+			"node port of type ClusterIP", serviceOf("ns/web", "10.96.0.1", func(s *v1.Service) { s.Spec.Ports[0].NodePort = 30080 }),
+			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain},
+			nil,
+		},
 	}
 	for _, tt := range tests {
 		tt.run(t)
@@ -102,17 +130,18 @@ func TestFrontends(t *testing.T) {
 
 func TestPortsAndAffinity(t *testing.T) {
 	tests := []serviceTest{
-		{"bad ports", serviceOf("ns/web", "10.96.0.1", nodePort(70000), func(s *v1.Service) {
-			s.Spec.Ports = append(s.Spec.Ports,
-				v1.ServicePort{Name: "zero"},
-				v1.ServicePort{Name: "high", Port: 70000},
-				v1.ServicePort{Name: "negative", Port: -1},
-				v1.ServicePort{Name: "icmp", Port: 1, Protocol: "ICMP"},
-				v1.ServicePort{Name: "http", Port: 81},
-				v1.ServicePort{Name: "http", Port: 80, Protocol: v1.ProtocolSCTP},
-				v1.ServicePort{Port: 82},
-			)
-		}),
+		{
+			"bad ports", serviceOf("ns/web", "10.96.0.1", nodePort(70000), func(s *v1.Service) {
+				s.Spec.Ports = append(s.Spec.Ports,
+					v1.ServicePort{Name: "zero"},
+					v1.ServicePort{Name: "high", Port: 70000},
+					v1.ServicePort{Name: "negative", Port: -1},
+					v1.ServicePort{Name: "icmp", Port: 1, Protocol: "ICMP"},
+					v1.ServicePort{Name: "http", Port: 81},
+					v1.ServicePort{Name: "http", Port: 80, Protocol: v1.ProtocolSCTP},
+					v1.ServicePort{Port: 82},
+				)
+			}),
 			[]string{
 				"ns/web/TCP/IPv4 ClusterIP=10.96.0.1:82" + plain,
 				"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
@@ -125,14 +154,23 @@ func TestPortsAndAffinity(t *testing.T) {
 				"Service ns/web: spec.ports[3].port: -1 is not a port number",
 				`Service ns/web: spec.ports[4].protocol: "ICMP" is not TCP, UDP or SCTP`,
 				`Service ns/web: spec.ports[5].name: "http" is already the name of another TCP port`,
-			}},
-		{"affinity", serviceOf("ns/web", "10.96.0.1", affinity(nil)),
-			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain + " affinity=3h0m0s"}, nil},
-		{"affinity with a timeout", serviceOf("ns/web", "10.96.0.1", affinity(new(int32(60)))),
-			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain + " affinity=1m0s"}, nil},
-		{"affinity with a bad timeout", serviceOf("ns/web", "10.96.0.1", affinity(new(int32(0)))),
+			},
+		},
+		{
+			"affinity", serviceOf("ns/web", "10.96.0.1", affinity(nil)),
 			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain + " affinity=3h0m0s"},
-			[]string{"Service ns/web: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not from 1 to 86400: 10800 is used"}},
+			nil,
+		},
+		{
+			"affinity with a timeout", serviceOf("ns/web", "10.96.0.1", affinity(new(int32(60)))),
+			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain + " affinity=1m0s"},
+			nil,
+		},
+		{
+			"affinity with a bad timeout", serviceOf("ns/web", "10.96.0.1", affinity(new(int32(0)))),
+			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain + " affinity=3h0m0s"},
+			[]string{"Service ns/web: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not from 1 to 86400: 10800 is used"},
+		},
 	}
 	for _, tt := range tests {
 		tt.run(t)

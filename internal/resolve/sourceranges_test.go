@@ -18,30 +18,42 @@ func TestSourceRanges(t *testing.T) {
 		{"none", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1")), "", nil},
 		{"no VIP", serviceOf("ns/web", "10.96.0.1", loadBalancer(), ranges("198.51.100.0/24")), "", nil},
 		{"one", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("198.51.100.0/24")), "[198.51.100.0/24]", nil},
-		{"blanks, zeros and host bits",
+		{
+			"blanks, zeros and host bits",
 			serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"),
-				ranges(" 198.51.100.7/24", "010.0.0.0/08\t")), "[10.0.0.0/8 198.51.100.0/24]", nil},
+				ranges(" 198.51.100.7/24", "010.0.0.0/08\t")), "[10.0.0.0/8 198.51.100.0/24]", nil,
+		},
 		{"outermost", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"),
 			ranges("10.1.0.0/16", "10.0.0.0/8", "10.1.0.0/16")), "[10.0.0.0/8]", nil},
 		{"all", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("198.51.100.0/24", "0.0.0.0/0")), "", nil},
 		{"all of the other family", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"),
 			ranges("198.51.100.0/24", "::/0")), "[198.51.100.0/24]", nil},
-		{"other family only", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("2001:db8::/32")), "",
-			[]string{"Service ns/web: " + strings.ReplaceAll(open, "%s", "IPv4")}},
+		{
+			"other family only", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("2001:db8::/32")), "",
+			[]string{"Service ns/web: " + strings.ReplaceAll(open, "%s", "IPv4")},
+		},
 		{"other family only, no VIP", serviceOf("ns/web", "10.96.0.1", loadBalancer(), ranges("2001:db8::/32")), "", nil},
-		{"one unreadable", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("198.51.100.0/24", "bad")), "[198.51.100.0/24]",
-			[]string{`Service ns/web: spec.loadBalancerSourceRanges[1]: "bad" is not a CIDR`}},
-		{"all unreadable", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("198.51.100.0/33")), "[]",
+		{
+			"one unreadable", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("198.51.100.0/24", "bad")), "[198.51.100.0/24]",
+			[]string{`Service ns/web: spec.loadBalancerSourceRanges[1]: "bad" is not a CIDR`},
+		},
+		{
+			"all unreadable", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("198.51.100.0/33")), "[]",
 			[]string{
 				"Service ns/web: spec.loadBalancerSourceRanges: no readable IPv4 range: the IPv4 LoadBalancer addresses are closed to everyone",
 				`Service ns/web: spec.loadBalancerSourceRanges[0]: "198.51.100.0/33" is not a CIDR`,
-			}},
-		{"mapped", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"),
-			ranges("198.51.100.0/24", "::ffff:10.0.0.0/104")), "[198.51.100.0/24]",
-			[]string{`Service ns/web: spec.loadBalancerSourceRanges[1]: "::ffff:10.0.0.0/104" is an IPv4-mapped IPv6 range`}},
-		{"the node is allowed", serviceOf("ns/web", "10.96.0.1",
-			loadBalancer("203.0.113.1", "203.0.113.2", "2001:db8::1"), ranges("192.168.0.0/24")),
-			"[192.168.0.0/24 203.0.113.1/32 203.0.113.2/32]", nil},
+			},
+		},
+		{
+			"mapped", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"),
+				ranges("198.51.100.0/24", "::ffff:10.0.0.0/104")), "[198.51.100.0/24]",
+			[]string{`Service ns/web: spec.loadBalancerSourceRanges[1]: "::ffff:10.0.0.0/104" is an IPv4-mapped IPv6 range`},
+		},
+		{
+			"the node is allowed", serviceOf("ns/web", "10.96.0.1",
+				loadBalancer("203.0.113.1", "203.0.113.2", "2001:db8::1"), ranges("192.168.0.0/24")),
+			"[192.168.0.0/24 203.0.113.1/32 203.0.113.2/32]", nil,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
