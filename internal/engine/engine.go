@@ -1,0 +1,256 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+	"sluice/internal/runner"
+)
+
+// Engine is the Provider.
+type Engine struct {
+	dataplane proxy.Dataplane
+	observers []Observer
+	period    time.Duration
+	runner    *runner.BoundedFrequencyRunner
+
+	// These belong to the goroutine of SyncLoop.
+	ledger   *ledger
+	problems problems
+	begun    bool        // nothing is waited for any more
+	nodeBy   time.Time   // when waiting for the Node ends; zero: not begun
+	lastFull time.Time   // when the last full sync began that went through
+	alarm    *time.Timer // asks for the next run that nobody else asks for
+
+	mu       sync.Mutex
+	resolver *resolve.Resolver
+	heard    struct{ services, slices, node bool } // all that a source starts with has come
+	full     bool                                  // only a full sync is right
+	status   Status
+}
+
+var _ Provider = (*Engine)(nil)
+
+// New returns an engine that does nothing until SyncLoop is called.
+func New(s Settings) *Engine {
+	e := &Engine{
+		dataplane: s.Dataplane,
+		observers: s.Observers,
+		period:    s.SyncPeriod,
+		ledger:    newLedger(),
+		problems:  problems{},
+		resolver:  s.Resolver,
+		full:      true,
+	}
+	e.runner = runner.New("sync", e.run, runner.Settings{
+		MinInterval: s.MinSyncPeriod,
+		MaxInterval: s.SyncPeriod,
+		RetryMin:    retryMin,
+		RetryMax:    retryMax,
+		Failed:      reportFailure,
+	})
+	return e
+}
+
+// Sync asks for a sync soon.
+func (e *Engine) Sync() { e.runner.Run() }
+
+// Status returns how the engine stands now.
+func (e *Engine) Status() Status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.status
+}
+
+// SyncLoop keeps the kernel right until ctx ends.
+func (e *Engine) SyncLoop(ctx context.Context) error {
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	if w, ok := e.dataplane.(proxy.Watcher); ok {
+		watch.Go(func() { e.watch(ctx, w) })
+	}
+	e.alarm = time.AfterFunc(nodeWait, e.runner.Run)
+	e.alarm.Stop() // It is set when there is something to wait for.
+	defer e.alarm.Stop()
+	return e.runner.Loop(ctx)
+}
+
+// watch asks for a full sync whenever somebody else has changed our rules.
+func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
+	logger := klog.FromContext(ctx)
+	for {
+		err := w.Watch(ctx, func(what string) {
+			if e.needFull() {
+				logger.Info("Somebody else changed our rules, repairing them", "seen", what)
+			}
+			e.Sync()
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		logger.Error(err, "Watching our rules ended, will watch again", "retryIn", watchPause)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(watchPause):
+			// Nobody looked meanwhile.
+			e.needFull()
+			e.Sync()
+		}
+	}
+}
+
+// needFull makes the next sync a full one, and reports whether it was not yet.
+func (e *Engine) needFull() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	was := e.full
+	e.full = true
+	return !was
+}
+
+// run is one run of the runner: it makes the kernel right, or says why not.
+func (e *Engine) run(ctx context.Context) error {
+	if !e.ready(ctx) {
+		return nil
+	}
+	w := e.take()
+	e.problems.report(ctx, w.problems)
+	e.ledger.add(w.next, w.full, w.start)
+	defer e.setAlarm()
+	if !w.full && e.ledger.pending.Empty() {
+		e.succeeded()
+		return nil
+	}
+	refused, err := e.write(ctx, w)
+	if err != nil {
+		e.mu.Lock()
+		e.status.LastErr = err
+		e.mu.Unlock()
+		return err
+	}
+	told := e.settle(ctx, w, refused)
+	if first := e.succeeded(); w.full || !told.Empty() {
+		report(ctx, w, told, first)
+		for _, o := range e.observers {
+			o.Applied(ctx, w.state, told)
+		}
+	}
+	return nil
+}
+
+// work is what one run has to do.
+type work struct {
+	start    time.Time
+	next     *proxy.Delta // what changed since the last run
+	state    *proxy.State // all that is wanted
+	problems []resolve.Problem
+	full     bool
+}
+
+// take consumes what the handlers have gathered.
+func (e *Engine) take() work {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w := work{start: time.Now(), next: e.resolver.Update(), state: e.resolver.State(), problems: e.resolver.Problems()}
+	w.full = e.full || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
+	// A change that is seen from here on needs another full sync.
+	e.full = false
+	return w
+}
+
+// write takes the work to the dataplane and returns the rows that the kernel
+// refused. After an error nothing but the ledger's pending step, or a full
+// sync, will do.
+func (e *Engine) write(ctx context.Context, w work) (map[proxy.PortKey]error, error) {
+	var err error
+	if w.full {
+		if err = e.dataplane.Sync(ctx, w.state); err != nil {
+			err = fmt.Errorf("sync %d rows: %w", len(w.state.Rows), err)
+		}
+	} else {
+		p := e.ledger.pending
+		if err = e.dataplane.Apply(ctx, p); err != nil {
+			err = fmt.Errorf("apply %d changed and %d removed rows: %w", len(p.Upserts), len(p.Removes), err)
+		}
+	}
+	if refused, ok := errors.AsType[*proxy.RefusedError](err); ok {
+		return refused.Rows, nil
+	}
+	if err != nil && (w.full || !errors.Is(err, proxy.ErrNothingApplied)) {
+		e.needFull()
+	}
+	return nil, err
+}
+
+// settle notes that the work is done, but for the refused rows, and returns
+// what changed in the kernel.
+func (e *Engine) settle(ctx context.Context, w work, refused map[proxy.PortKey]error) *proxy.Delta {
+	var told *proxy.Delta
+	var news []news
+	if w.full {
+		e.lastFull = w.start
+		told, news = e.ledger.synced(w.state, refused)
+	} else {
+		told, news = e.ledger.applied(refused)
+	}
+	reportRefusals(ctx, news)
+	return told
+}
+
+// succeeded notes that the kernel is right now.
+func (e *Engine) succeeded() (first bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	first = !e.status.Synced
+	e.status = Status{Synced: true, LastSync: time.Now(), Refused: len(e.ledger.parked)}
+	return first
+}
+
+// setAlarm asks for a run when the next refused row is to be tried again.
+func (e *Engine) setAlarm() {
+	if due, ok := e.ledger.nextTry(); ok {
+		e.wakeAt(due)
+	} else {
+		e.alarm.Stop()
+	}
+}
+
+// wakeAt asks for a run at a time, and at none that was asked for before.
+func (e *Engine) wakeAt(t time.Time) { e.alarm.Reset(time.Until(t)) }
+
+// ready reports whether enough is known to program the kernel. Half the
+// objects would be worse than what a former run has left there.
+func (e *Engine) ready(ctx context.Context) bool {
+	if e.begun {
+		return true
+	}
+	e.mu.Lock()
+	heard := e.heard
+	e.mu.Unlock()
+	if !heard.services || !heard.slices {
+		return false
+	}
+	if !heard.node {
+		if e.nodeBy.IsZero() {
+			e.nodeBy = time.Now().Add(nodeWait)
+		}
+		if time.Now().Before(e.nodeBy) {
+			e.wakeAt(e.nodeBy)
+			return false
+		}
+		klog.FromContext(ctx).Info("Node objects did not come, going on without: zone and node addresses are unknown",
+			"waited", nodeWait)
+	}
+	e.begun = true
+	return true
+}

@@ -1,0 +1,190 @@
+package engine
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice/internal/proxy"
+)
+
+func serviceCIDR(cidrs ...string) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
+	}
+}
+
+func (l *lab) refuse(name, why string) {
+	l.plane.with(func(f *fakePlane) { f.refuse[key(name)] = why })
+}
+
+func (l *lab) accept(name string) {
+	l.plane.with(func(f *fakePlane) { delete(f.refuse, key(name)) })
+}
+
+func TestRefusedRowDoesNotStopTheOthers(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.refuse("web", "set is full")
+		l.OnEndpointSliceAdd(endpoints("web", 1, 2))
+		l.OnEndpointSliceAdd(endpoints("api", 1, 2))
+		synctest.Wait()
+		l.plane.takeCalls()
+		if got := len(l.plane.kernel.Rows[key("api")].Cluster); got != 2 {
+			t.Errorf("api has %d endpoints, want 2", got)
+		}
+		if got := len(l.plane.kernel.Rows[key("web")].Cluster); got != 1 {
+			t.Errorf("web has %d endpoints, want its old one", got)
+		}
+		if st := l.Status(); st.LastErr != nil || st.Refused != 1 {
+			t.Errorf("status %+v, want one refused row and no error", st)
+		}
+
+		l.OnEndpointSliceAdd(endpoints("api", 3)) // The refused row is not dragged along.
+		l.wantCalls("apply +1 -0")
+		time.Sleep(100 * ms)
+		l.wantCalls("apply +1 -0") // The quick first retry of web.
+		time.Sleep(time.Hour / 2)
+		if n := len(l.plane.takeCalls()); n < 50 || n > 80 {
+			t.Errorf("%d retries in half an hour, want one each 30 s", n)
+		}
+		l.wantLog("Kernel refuses service port", 1)
+		l.wantLog("ns/web:p/TCP/IPv4", 1)
+		l.wantLog("set is full", 1)
+		l.wantLog("Synced full=", 3) // The first, and one for each change of api.
+
+		l.accept("web")
+		time.Sleep(retryMax)
+		l.wantCalls("apply +1 -0")
+		l.wantRows()
+		l.wantLog("refused no more", 1)
+		if st := l.Status(); st.Refused != 0 {
+			t.Errorf("status %+v, want no refused row", st)
+		}
+	})
+}
+
+func TestRefusedRowThatChangesIsTriedAtOnce(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.refuse("web", "set is full")
+		l.OnEndpointSliceAdd(endpoints("web", 1, 2))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		l.plane.takeCalls()
+		l.refuse("web", "still full")
+		l.OnEndpointSliceAdd(endpoints("web", 3))
+		l.wantCalls("apply +1 -0")
+		l.wantLog("still full", 1)
+		time.Sleep(100 * ms) // Its waits begin anew.
+		l.wantCalls("apply +1 -0")
+		l.accept("web")
+		l.OnEndpointSliceAdd(endpoints("web", 4))
+		l.wantCalls("apply +1 -0")
+		l.wantRows()
+	})
+}
+
+func TestRefusedBySyncIsAbsent(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.refuse("web", "no such family")
+		l.start()
+		l.wantCalls("sync 2")
+		l.wantRows(key("web"))
+		l.wantLog("First sync done", 1)
+		if st := l.Status(); !st.Synced || st.Refused != 1 {
+			t.Errorf("status %+v, want synced and one refused row", st)
+		}
+		l.accept("web")
+		time.Sleep(100 * ms)
+		l.wantCalls("apply +1 -0") // The fake checks that no old row comes with it.
+		l.wantRows()
+	})
+}
+
+func TestRefusedByALaterSyncIsAbsentToo(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.refuse("web", "set is full")
+		l.plane.seen <- "flush"
+		l.wantCalls("sync 2")
+		l.wantRows(key("web")) // Observers know that it is gone.
+		l.OnServiceDelete(service("web", 2))
+		l.wantCalls()
+		if st := l.Status(); st.Refused != 0 {
+			t.Errorf("status %+v after the refused row was deleted", st)
+		}
+		time.Sleep(time.Minute)
+		l.wantCalls()
+		l.wantRows()
+		l.wantLog("refused no more", 0)
+	})
+}
+
+func TestRefusedRemovalStaysInTheKernel(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.refuse("web", "busy")
+		l.OnServiceDelete(service("web", 2))
+		l.wantCalls("apply +0 -1")
+		if l.plane.kernel.Rows[key("web")] == nil {
+			t.Fatal("the fake removed a row that it refused")
+		}
+		l.accept("web")
+		// It comes back with another address: the old row travels with it.
+		l.OnServiceAdd(service("web", 9))
+		l.wantCalls("apply +1 -0")
+		l.wantRows()
+	})
+}
+
+func TestNewRowRefusedAndDeletedIsForgotten(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.refuse("new", "set is full")
+		l.OnServiceAdd(service("new", 3))
+		l.wantCalls("apply +1 -0")
+		l.OnServiceDelete(service("new", 3))
+		time.Sleep(time.Hour / 2)
+		l.wantCalls()
+		l.wantRows()
+	})
+}
+
+func TestRefusedRowInAFailedStep(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		l.refuse("web", "set is full")
+		l.OnEndpointSliceAdd(endpoints("web", 1, 2))
+		l.wantCalls("apply +1 -0")
+		l.plane.with(func(f *fakePlane) { f.faults = []fault{nothing, halfWay} })
+		time.Sleep(50 * ms)
+		l.OnEndpointSliceAdd(endpoints("web", 5))
+		l.wantCalls("apply +1 -0") // Nothing applied: the row waits with the step.
+		time.Sleep(100*ms - 1)
+		l.wantCalls()
+		time.Sleep(time.Nanosecond)
+		l.wantCalls("apply +1 -0") // Half way.
+		time.Sleep(200 * ms)
+		l.wantCalls("sync 2") // Refused, and so absent.
+		l.wantRows(key("web"))
+		l.accept("web")
+		time.Sleep(retryMax)
+		l.wantCalls("apply +1 -0")
+		l.wantRows()
+		l.wantLog("Kernel refuses service port", 1)
+	})
+}
+
+func TestNamesThatWereNotGivenAreIgnored(t *testing.T) {
+	l := newLedger()
+	l.add(&proxy.Delta{Removes: []*proxy.ServicePort{{Key: key("web")}}}, false, time.Now())
+	told, news := l.applied(map[proxy.PortKey]error{key("api"): errHalfWay})
+	if len(told.Removes) != 1 || len(news) != 0 || len(l.parked) != 0 {
+		t.Errorf("told %+v, news %v, parked %v", told, news, l.parked)
+	}
+}

@@ -1,0 +1,129 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Settings are the bounds of a [BoundedFrequencyRunner].
+type Settings struct {
+	MinInterval time.Duration // from the end of one run to the start of the next; 0: as soon as the last one is done
+	MaxInterval time.Duration // from the end of one run to the next one that nobody asked for; 0: never
+	RetryMin    time.Duration // from a first failure to the first retry
+	RetryMax    time.Duration // the wait doubles with each failed retry, up to this
+
+	// Failed is told of each run that failed, and when the next try comes. Nil: nobody is.
+	Failed func(ctx context.Context, err error, retryIn time.Duration)
+}
+
+// BoundedFrequencyRunner runs one function, one run at a time. Any number of
+// requests made while it cannot run are served by one run.
+type BoundedFrequencyRunner struct {
+	name  string
+	fn    func(context.Context) error
+	s     Settings
+	asked chan struct{}
+}
+
+// New returns a runner that does nothing until Loop is called. Requests made
+// before that are kept.
+func New(name string, fn func(context.Context) error, s Settings) *BoundedFrequencyRunner {
+	return &BoundedFrequencyRunner{name: name, fn: fn, s: s, asked: make(chan struct{}, 1)}
+}
+
+// Run asks for a run and returns at once. A run that starts after the call
+// serves it; one that is under way does not.
+func (r *BoundedFrequencyRunner) Run() {
+	select {
+	case r.asked <- struct{}{}:
+	default: // A request waits already, and will be served after this call.
+	}
+}
+
+// Loop runs the function as the settings say until ctx ends; then it returns
+// nil, once the run that was under way has ended. It is called once.
+//
+// After a failure the first retry comes quickly and further ones with growing
+// waits. A request in between runs at once. When that run fails too, it neither
+// hurries nor delays the retry; when it succeeds, there is nothing to retry.
+func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
+	if r.s.RetryMin <= 0 || r.s.RetryMax < r.s.RetryMin {
+		return fmt.Errorf("run %s: retry waits %v to %v make no sense", r.name, r.s.RetryMin, r.s.RetryMax)
+	}
+	var b backoff
+	timer := newTimer(r.s.MaxInterval)
+	for r.wait(ctx, timer) {
+		err := r.fn(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		next := r.s.MaxInterval
+		if err == nil {
+			b = backoff{}
+		} else {
+			next = b.failed(r.s)
+			if r.s.Failed != nil {
+				r.s.Failed(ctx, err, next)
+			}
+		}
+		timer = newTimer(next)
+		if !r.pause(ctx) {
+			break
+		}
+	}
+	return nil
+}
+
+// wait returns true when it is time to run, false when ctx has ended.
+func (r *BoundedFrequencyRunner) wait(ctx context.Context, timer <-chan time.Time) bool {
+	select {
+	case <-ctx.Done():
+	case <-r.asked:
+	case <-timer:
+		// This run serves a request that came at the same moment.
+		select {
+		case <-r.asked:
+		default:
+		}
+	}
+	return ctx.Err() == nil
+}
+
+// pause keeps the minimum distance to the next run.
+func (r *BoundedFrequencyRunner) pause(ctx context.Context) bool {
+	if r.s.MinInterval <= 0 {
+		return true
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(r.s.MinInterval):
+		return true
+	}
+}
+
+// newTimer returns a channel that never speaks when the wait is 0.
+func newTimer(d time.Duration) <-chan time.Time {
+	if d <= 0 {
+		return nil
+	}
+	return time.After(d)
+}
+
+// backoff is where a series of failures stands. The zero value is before one.
+type backoff struct {
+	wait time.Duration // the wait that was set last
+	due  time.Time     // when it ends
+}
+
+// failed notes a failure now and returns how long to wait for the retry.
+func (b *backoff) failed(s Settings) time.Duration {
+	now := time.Now()
+	if left := b.due.Sub(now); b.wait > 0 && left > 0 {
+		return left // The failed run was not the retry: that is still to come.
+	}
+	b.wait = min(max(2*b.wait, s.RetryMin), s.RetryMax)
+	b.due = now.Add(b.wait)
+	return b.wait
+}
