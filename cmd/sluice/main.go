@@ -1,0 +1,31 @@
+// Command sluice is a Kubernetes service proxy: it makes this node's kernel
+// forward every Service to its endpoints.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"sluice/internal/app"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
+	os.Exit(run(ctx, os.Args[1:], os.Stderr))
+}
+
+// run returns the exit code.
+func run(ctx context.Context, args []string, stderr io.Writer) int {
+	cmd := app.NewProxyCommand()
+	cmd.SetArgs(args)
+	if err := cmd.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(stderr, "Error:", err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,33 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+)
+
+func TestExitCodes(t *testing.T) {
+	tests := []struct {
+		name   string
+		args   []string
+		code   int
+		stderr string
+	}{
+		{"version", []string{"--version"}, 0, ""},
+		{"help", []string{"-h"}, 0, ""},
+		{"bad flag", []string{"--proxy-mode=magic"}, 1, "Error: --proxy-mode \"magic\": no such mode; modes: nftables\n"},
+		{
+			"bad folder",
+			[]string{"--manifests=/none"},
+			1,
+			"Error: --manifests \"/none\": open /none: no such file or directory\n",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var stderr bytes.Buffer
+			if code := run(t.Context(), tt.args, &stderr); code != tt.code || stderr.String() != tt.stderr {
+				t.Errorf("exit code %d, stderr %q, want %d, %q", code, stderr.String(), tt.code, tt.stderr)
+			}
+		})
+	}
+}

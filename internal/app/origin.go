@@ -1,0 +1,118 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"sluice/internal/source"
+	"sluice/internal/source/informer"
+	"sluice/internal/source/manifest"
+)
+
+// origin is where objects come from: a folder or, if there is none, a client.
+type origin struct {
+	manifests string
+	client    kubernetes.Interface
+	server    string // the API server, for the log
+}
+
+// origin chooses and checks the source that the flags ask for.
+func (o *Options) origin() (origin, error) {
+	if o.Manifests == "" {
+		return o.apiServer()
+	}
+	for _, other := range []struct{ flag, value string }{{"--kubeconfig", o.Kubeconfig}, {"--master", o.Master}} {
+		if other.value != "" {
+			return origin{}, fmt.Errorf("--manifests %q and %s %q: only one can be the source",
+				o.Manifests, other.flag, other.value)
+		}
+	}
+	if _, err := os.ReadDir(o.Manifests); err != nil {
+		return origin{}, fmt.Errorf("--manifests %q: %w", o.Manifests, err)
+	}
+	return origin{manifests: o.Manifests}, nil
+}
+
+func (o *Options) apiServer() (origin, error) {
+	cfg, err := o.clientConfig()
+	if err != nil {
+		return origin{}, err
+	}
+	cfg.UserAgent = "sluice/" + Version()
+	cfg.ContentType = "application/vnd.kubernetes.protobuf"
+	cfg.AcceptContentTypes = cfg.ContentType + ",application/json"
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return origin{}, o.blame(err)
+	}
+	return origin{client: client, server: cfg.Host}, nil
+}
+
+func (o *Options) clientConfig() (*rest.Config, error) {
+	if o.Kubeconfig == "" && o.Master == "" {
+		cfg, err := rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			return nil, errors.New("nowhere to read Services from: give --manifests DIR, --kubeconfig FILE " +
+				"or --master URL, or run in a cluster")
+		}
+		if err != nil {
+			return nil, o.blame(err)
+		}
+		return cfg, nil
+	}
+	cfg, err := clientcmd.BuildConfigFromFlags(o.Master, o.Kubeconfig)
+	if err != nil {
+		return nil, o.blame(err)
+	}
+	return cfg, nil
+}
+
+// blame names the flags that an unusable client comes from.
+func (o *Options) blame(err error) error {
+	switch {
+	case o.Kubeconfig != "" && o.Master != "":
+		return fmt.Errorf("--kubeconfig %q with --master %q: %w", o.Kubeconfig, o.Master, err)
+	case o.Kubeconfig != "":
+		return fmt.Errorf("--kubeconfig %q: %w", o.Kubeconfig, err)
+	case o.Master != "":
+		return fmt.Errorf("--master %q: %w", o.Master, err)
+	default:
+		return fmt.Errorf("use the cluster's service account: %w", err)
+	}
+}
+
+// String names the source for the log.
+func (f origin) String() string {
+	if f.manifests != "" {
+		return "folder " + f.manifests
+	}
+	return "API server " + f.server
+}
+
+// open returns the source. It reads nothing before it is run.
+func (f origin) open(node string) source.Source {
+	if f.manifests != "" {
+		return manifest.New(manifest.Settings{Dir: f.manifests, NodeName: node})
+	}
+	return informer.New(f.client, informer.Settings{NodeName: node})
+}
+
+// hasNode reports whether a folder has a Node of this name now.
+func hasNode(dir, name string) (bool, error) {
+	// What is wrong with a file is reported by the source that watches it.
+	objects, _, err := manifest.Load(dir)
+	if err != nil {
+		return false, err
+	}
+	for _, n := range objects.Nodes {
+		if n.Name == name {
+			return true, nil
+		}
+	}
+	return false, nil
+}
