@@ -1,0 +1,51 @@
+package conformance
+
+import (
+	"net/netip"
+	"testing"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/proxy"
+)
+
+func TestJudge(t *testing.T) {
+	client, other := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")
+	pod, stranger := netip.MustParseAddrPort("10.0.0.9:80"), netip.MustParseAddrPort("10.0.0.8:80")
+	c := &Case{From: FromPod, Src: client, Dst: netip.MustParseAddr("172.30.0.1"), DPort: 80}
+	to := func(masq bool) Expect {
+		return Expect{Verdict: proxy.Forward, To: map[netip.AddrPort]bool{pod: masq}}
+	}
+	answered := func(by netip.AddrPort, client netip.Addr) lab.Seen {
+		return lab.Seen{Fate: lab.Answered, By: by, Client: client}
+	}
+	for _, tc := range []struct {
+		name    string
+		want    Expect
+		seen    lab.Seen
+		visible bool
+		ok      bool
+	}{
+		{"plain", to(false), answered(pod, client), true, true},
+		{"masqueraded by mistake", to(false), answered(pod, other), true, false},
+		{"masqueraded", to(true), answered(pod, other), true, true},
+		{"not masqueraded by mistake", to(true), answered(pod, client), true, false},
+		{"cannot be seen", to(true), answered(pod, client), false, true},
+		{"another endpoint", to(false), answered(stranger, client), false, false},
+		{"no answer", to(false), lab.Seen{Fate: lab.Silent}, true, false},
+		{"refused", Expect{Verdict: proxy.Reject}, lab.Seen{Fate: lab.Refused}, true, true},
+		{"reset is no refusal", Expect{Verdict: proxy.Reject}, lab.Seen{Fate: lab.Reset}, true, false},
+		{"silence is no refusal", Expect{Verdict: proxy.Reject}, lab.Seen{Fate: lab.Silent}, true, false},
+		{"dropped", Expect{Verdict: proxy.Drop}, lab.Seen{Fate: lab.Silent}, true, true},
+		{"refusal is no silence", Expect{Verdict: proxy.Drop}, lab.Seen{Fate: lab.Refused}, true, false},
+		{"untouched", Expect{}, answered(c.to(), client), true, true},
+		{"touched", Expect{}, answered(pod, client), true, false},
+		{"masqueraded on its way out", Expect{}, answered(c.to(), other), true, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := tc.want.judge(c, tc.seen, func(netip.AddrPort) bool { return tc.visible })
+			if (err == nil) != tc.ok {
+				t.Errorf("judged %v, want ok %t", err, tc.ok)
+			}
+		})
+	}
+}

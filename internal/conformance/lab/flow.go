@@ -1,0 +1,67 @@
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"sluice/internal/proxy"
+)
+
+// Flow is one new connection to try, from a fresh source port.
+type Flow struct {
+	Protocol proxy.Protocol
+	Src      netip.Addr
+	Dst      netip.AddrPort
+	Patience time.Duration // how long no answer is not yet silence
+}
+
+// Fate is what became of a connection.
+type Fate uint8
+
+// The fates.
+const (
+	Silent   Fate = iota // nobody said anything
+	Answered             // a listener answered
+	Refused              // by an ICMP port-unreachable message
+	Reset                // by a TCP reset
+	Broken               // something else, see Seen.Err
+)
+
+// String returns the fate in lower case.
+func (f Fate) String() string {
+	switch f {
+	case Silent:
+		return "silence"
+	case Answered:
+		return "answered"
+	case Refused:
+		return "refused"
+	case Reset:
+		return "reset"
+	case Broken:
+		return "broken"
+	default:
+		panic(fmt.Sprintf("unknown fate %d", uint8(f)))
+	}
+}
+
+// Seen is what the client of a flow saw.
+type Seen struct {
+	Fate   Fate
+	By     netip.AddrPort // who answered
+	Client netip.Addr     // which client the answering listener saw
+	Err    error          // why it is Broken
+}
+
+// String returns the observation in words.
+func (s Seen) String() string {
+	switch s.Fate {
+	case Answered:
+		return fmt.Sprintf("answered by %v, which saw %v", s.By, s.Client)
+	case Broken:
+		return "broken: " + s.Err.Error()
+	default:
+		return s.Fate.String()
+	}
+}

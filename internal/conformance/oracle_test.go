@@ -1,0 +1,5 @@
+package conformance
+
+import "testing"
+
+func TestOracle(t *testing.T) { RunOracle(t) }
