@@ -1,0 +1,40 @@
+# Sluice: the verbs. `make demo` and `make test` need nothing but Go, make and apt.
+SHELL   := /bin/bash
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+MODE    ?= nftables
+TOOL    := go tool -modfile=tools/go.mod
+# The race detector needs cgo; the daemon does not.
+LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION)
+
+.PHONY: build demo check test lint bench generate deps
+
+build: ## write bin/sluice, static
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
+
+demo: build ## Services on real packets, no cluster; ONCE=1 plays one round and checks it
+	CGO_ENABLED=0 go build -trimpath -o bin/demo ./test/demo
+	bin/demo --sluice bin/sluice --examples examples --mode $(MODE) $(if $(ONCE),--once)
+
+check: ## the fast inner loop: no kernel, no lint
+	go vet ./...
+	go test -short ./...
+
+test: deps lint build ## everything
+	go test -race -timeout 20m ./...
+	$(MAKE) --no-print-directory demo ONCE=1
+
+lint: ## formatting, vet, staticcheck, errcheck
+	@bad=$$($(TOOL) gofumpt -l cmd internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
+	go vet ./...
+	$(TOOL) staticcheck ./...
+	go run ./test/matrix --check README.md
+	$(TOOL) errcheck -ignoretests -exclude tools/errcheck.txt ./...
+
+bench: ## the figures the design promises, as one table; also written to docs/benchmarks/core.md
+	go run ./test/bench --output docs/benchmarks/core.md
+
+generate: ## what is generated from the code: the packet table's themes in README.md
+	go run ./test/matrix README.md
+
+deps: ## what the tests need beside Go: the nft program, to check that it can list what we write
+	@command -v nft >/dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends nftables; }

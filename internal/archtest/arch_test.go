@@ -1,0 +1,208 @@
+package archtest
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// root is the module's directory, from this package's.
+const root = "../.."
+
+// source is one parsed file.
+type source struct {
+	path string // from the root
+	pkg  string // the package's directory, from the root
+	test bool
+	file *ast.File
+}
+
+// imports reports whether the file imports a package.
+func (f source) imports(path string) bool {
+	return slices.ContainsFunc(f.file.Imports, func(s *ast.ImportSpec) bool { return s.Path.Value == strconv.Quote(path) })
+}
+
+// parse reads every Go file of the module; modules below it are not ours to read.
+func parse(t *testing.T) (*token.FileSet, []source) {
+	t.Helper()
+	fset := token.NewFileSet()
+	var files []source
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(root, path)
+		if d.IsDir() {
+			if strings.HasPrefix(d.Name(), ".") && rel != "." || d.Name() == "testdata" || rel == "test/cluster" || rel == "tools" || rel == "bin" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if filepath.Ext(path) != ".go" {
+			return nil
+		}
+		f, err := parser.ParseFile(fset, path, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		files = append(files, source{rel, filepath.Dir(rel), strings.HasSuffix(path, "_test.go"), f})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fset, files
+}
+
+// rule is one row of the import table in ARCHITECTURE.md. Packages are matched
+// by prefix; "" in ours means none.
+type rule struct {
+	pkg     string
+	ours    []string // what it may import of ours; nil: everything
+	outside []string // what it may import from outside; nil: everything
+}
+
+// table is ordered: the first row whose package is a prefix holds.
+var table = []rule{
+	{"internal/proxy", []string{}, []string{}},
+	{"internal/resolve", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
+	{"internal/source/informer", []string{"internal/source"}, []string{"k8s.io/"}},
+	{"internal/source/manifest", []string{"internal/source"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/klog/", "sigs.k8s.io/yaml", "sigs.k8s.io/json", "go.yaml.in/yaml/v3", "github.com/fsnotify/fsnotify", "github.com/go-logr/"}},
+	{"internal/source", []string{}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
+	{"internal/kernel/", []string{}, []string{"github.com/google/nftables/expr", "github.com/mdlayher/netlink", "github.com/vishvananda/", "golang.org/x/sys/"}},
+	{"internal/dataplane/nftables", []string{"internal/proxy", "internal/kernel/"}, []string{"k8s.io/klog/", "github.com/google/nftables/expr", "golang.org/x/sys/"}},
+	{"internal/dataplane", []string{"internal/proxy", "internal/config", "internal/dataplane/"}, []string{}},
+	{"internal/config", []string{}, []string{}},
+	{"internal/runner", []string{}, []string{"k8s.io/klog/", "github.com/go-logr/"}},
+	{"internal/engine", []string{"internal/proxy", "internal/resolve", "internal/source", "internal/runner"}, []string{"k8s.io/api/", "k8s.io/klog/", "github.com/go-logr/"}},
+	{"internal/conformance/lab", []string{"internal/proxy"}, []string{"github.com/vishvananda/", "golang.org/x/sys/"}},
+	{"internal/conformance", []string{"internal/proxy", "internal/resolve", "internal/conformance/lab"}, nil},
+	{"internal/app", nil, nil},
+	{"internal/archtest", []string{}, []string{}},
+	{"cmd/", []string{"internal/app"}, []string{"k8s.io/component-base/"}},
+	{"test/", nil, nil},
+}
+
+// TestImports holds every package to the import table.
+func TestImports(t *testing.T) {
+	fset, files := parse(t)
+	for _, f := range files {
+		if f.test {
+			continue // tests may put parts together
+		}
+		i := slices.IndexFunc(table, func(r rule) bool { return strings.HasPrefix(f.pkg+"/", r.pkg) })
+		if i < 0 {
+			t.Errorf("%s: package %s is not in the import table", f.path, f.pkg)
+			continue
+		}
+		for _, spec := range f.file.Imports {
+			path, _ := strconv.Unquote(spec.Path.Value)
+			if !allowed(table[i], f.pkg, path) {
+				t.Errorf("%v: %s may not import %s", fset.Position(spec.Pos()), f.pkg, path)
+			}
+		}
+	}
+}
+
+func allowed(r rule, pkg, path string) bool {
+	list := r.outside
+	switch {
+	case path == "k8s.io/kubernetes" || strings.HasPrefix(path, "k8s.io/kubernetes/"):
+		return false
+	case strings.HasPrefix(path, "sluice/"):
+		path = strings.TrimPrefix(path, "sluice/")
+		list = r.ours
+		if list != nil && path == pkg {
+			return false
+		}
+	case !strings.Contains(strings.Split(path, "/")[0], "."):
+		return true // standard library
+	}
+	if list == nil {
+		return true
+	}
+	return slices.ContainsFunc(list, func(p string) bool { return path == p || strings.HasSuffix(p, "/") && strings.HasPrefix(path, p) })
+}
+
+// TestPackageDocs wants one doc.go per package with a comment worth reading.
+func TestPackageDocs(t *testing.T) {
+	_, files := parse(t)
+	docs := map[string]string{}
+	for _, f := range files {
+		if f.test {
+			continue
+		}
+		if _, ok := docs[f.pkg]; !ok {
+			docs[f.pkg] = ""
+		}
+		if f.file.Doc == nil {
+			continue
+		}
+		if base := filepath.Base(f.path); base != "doc.go" && base != "main.go" {
+			t.Errorf("%s: the package comment belongs in doc.go", f.path)
+		}
+		docs[f.pkg] = f.file.Doc.Text()
+	}
+	for pkg, doc := range docs {
+		if len(doc) < 80 {
+			t.Errorf("package %s does not say what it is for", pkg)
+		}
+	}
+}
+
+// TestHouseRules checks what style.md asks for and a compiler does not see.
+func TestHouseRules(t *testing.T) {
+	fset, files := parse(t)
+	for _, f := range files {
+		ast.Inspect(f.file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if n.Recv == nil && n.Name.Name == "init" {
+					t.Errorf("%v: no init()", fset.Position(n.Pos()))
+				}
+				if lines := fset.Position(n.End()).Line - fset.Position(n.Pos()).Line; lines > 80 && !f.test {
+					t.Errorf("%v: %s has %d lines; split it", fset.Position(n.Pos()), n.Name.Name, lines)
+				}
+			case *ast.SelectorExpr:
+				checkSelector(t, fset, f, n)
+			}
+			return true
+		})
+		if lines := fset.Position(f.file.End()).Line; lines > 600 && !f.test {
+			t.Errorf("%s has %d lines; is it one idea?", f.path, lines)
+		}
+		for _, c := range f.file.Comments {
+			if text := c.Text(); strings.Contains(text, "TO"+"DO") || strings.Contains(text, "FIX"+"ME") {
+				t.Errorf("%v: open ends go to an issue", fset.Position(c.Pos()))
+			}
+		}
+	}
+}
+
+// klogAllowed is all of klog that code may use: contextual logging.
+var klogAllowed = []string{
+	"FromContext", "NewContext", "LoggerWithName", "LoggerWithValues", "Logger", "KObj", "KRef",
+	"NewKlogr", "Background", "FlushAndExit", "ExitFlushTimeout",
+}
+
+func checkSelector(t *testing.T, fset *token.FileSet, f source, n *ast.SelectorExpr) {
+	t.Helper()
+	x, ok := n.X.(*ast.Ident)
+	if !ok || x.Obj != nil {
+		return
+	}
+	switch {
+	case x.Name == "klog" && !f.test && !slices.Contains(klogAllowed, n.Sel.Name):
+		t.Errorf("%v: klog.%s is not contextual logging", fset.Position(n.Pos()), n.Sel.Name)
+	case x.Name == "time" && n.Sel.Name == "Sleep" && f.test && !f.imports("testing/synctest"):
+		t.Errorf("%v: no sleeps in tests; poll with a deadline or use synctest", fset.Position(n.Pos()))
+	case x.Name == "os" && n.Sel.Name == "Exit" && !strings.HasPrefix(f.pkg, "cmd/") && !strings.HasPrefix(f.pkg, "test/"):
+		t.Errorf("%v: only main may exit", fset.Position(n.Pos()))
+	}
+}
