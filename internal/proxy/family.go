@@ -76,3 +76,8 @@ func (p Protocol) String() string {
 		return fmt.Sprintf("protocol %d", uint8(p))
 	}
 }
+
+// Cut reports whether flows of the protocol are cut from outside when their
+// endpoint is gone. TCP has time-outs and resets of its own; a UDP client that
+// never stops sending would go on for ever, an SCTP association for hours.
+func (p Protocol) Cut() bool { return p == UDP || p == SCTP }

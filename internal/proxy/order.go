@@ -65,6 +65,9 @@ func (sp *ServicePort) String() string {
 	if sp.AllowFrom != nil {
 		fmt.Fprintf(&b, " from=%v", sp.AllowFrom)
 	}
+	if len(sp.Unlisted) > 0 {
+		fmt.Fprintf(&b, " unlisted=%v", sp.Unlisted)
+	}
 	return b.String()
 }
 

@@ -109,6 +109,11 @@ type ServicePort struct {
 	External  Scope          // which list all other traffic takes
 	Affinity  time.Duration  // how long a client is remembered; 0: not at all
 	AllowFrom []netip.Prefix // LoadBalancer clients, no prefix within another; nil: everyone
+
+	// Unlisted are endpoints in neither list that still serve, sorted: they get
+	// no new connections but keep the flows they have. Only protocols whose
+	// flows are cut from outside have them ([Protocol.Cut]). No dataplane reads them.
+	Unlisted []netip.AddrPort
 }
 
 // Verdict is what happens to a packet's connection.

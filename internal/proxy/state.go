@@ -7,6 +7,8 @@ type State struct {
 	Rows  map[PortKey]*ServicePort
 	Node  *Node
 	CIDRs []netip.Prefix // the ranges ClusterIPs come from; none within another
+
+	HealthChecks map[HealthCheckKey]*HealthCheck // no part of what a dataplane does
 }
 
 // NewState returns a state with no rows, for a node that knows nothing.
@@ -21,6 +23,8 @@ type Delta struct {
 	Removes []*ServicePort  // the rows that go, as they were
 	Node    *Node           // nil: as before
 	CIDRs   *[]netip.Prefix // nil: as before
+
+	HealthChecks []HealthCheckChange
 }
 
 // Upsert is a new or changed row. Old is nil for a new one.
@@ -29,8 +33,11 @@ type Upsert struct {
 }
 
 // Empty reports whether the delta changes nothing.
-func (d *Delta) Empty() bool {
-	return len(d.Upserts) == 0 && len(d.Removes) == 0 && d.Node == nil && d.CIDRs == nil
+func (d *Delta) Empty() bool { return !d.Writes() && len(d.HealthChecks) == 0 }
+
+// Writes reports whether the delta gives a dataplane something to do.
+func (d *Delta) Writes() bool {
+	return len(d.Upserts) > 0 || len(d.Removes) > 0 || d.Node != nil || d.CIDRs != nil
 }
 
 // Apply takes the step.
@@ -47,6 +54,7 @@ func (s *State) Apply(d *Delta) {
 	if d.CIDRs != nil {
 		s.CIDRs = *d.CIDRs
 	}
+	s.applyHealthChecks(d.HealthChecks)
 }
 
 // Then returns the one step that does what d and then next do. Neither is changed.
@@ -63,6 +71,7 @@ type composer struct {
 	first, last map[PortKey]*ServicePort
 	node        *Node
 	cidrs       *[]netip.Prefix
+	checks      []HealthCheckChange
 }
 
 func newComposer() *composer {
@@ -82,6 +91,7 @@ func (c *composer) add(d *Delta) {
 	if d.CIDRs != nil {
 		c.cidrs = d.CIDRs
 	}
+	c.checks = composeHealthChecks(c.checks, d.HealthChecks)
 }
 
 func (c *composer) row(k PortKey, from, to *ServicePort) {
@@ -93,7 +103,7 @@ func (c *composer) row(k PortKey, from, to *ServicePort) {
 }
 
 func (c *composer) delta() *Delta {
-	d := &Delta{Node: c.node, CIDRs: c.cidrs}
+	d := &Delta{Node: c.node, CIDRs: c.cidrs, HealthChecks: c.checks}
 	for _, k := range c.keys {
 		from, to := c.first[k], c.last[k]
 		switch {

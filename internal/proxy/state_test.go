@@ -47,6 +47,7 @@ func fuzzDelta(s *State, actions []byte) *Delta {
 	touched := map[PortKey]bool{}
 	for i, b := range actions {
 		key := PortKey{ServicePortName: ServicePortName{Namespace: "ns", Name: fmt.Sprint(i % 4)}}
+		fuzzHealthCheck(s, d, b)
 		old := s.Rows[key]
 		switch {
 		case b%5 == 3:
@@ -65,6 +66,20 @@ func fuzzDelta(s *State, actions []byte) *Delta {
 	return d
 }
 
+// fuzzHealthCheck adds to a step what the upper bits of an action say about a
+// health check that the step does not change yet.
+func fuzzHealthCheck(s *State, d *Delta, b byte) {
+	key := HealthCheckKey{Name: fmt.Sprint(b >> 6)}
+	change := HealthCheckChange{Old: s.HealthChecks[key]}
+	if b&32 != 0 {
+		change.New = &HealthCheck{Key: key, Local: int(b)}
+	}
+	touched := slices.ContainsFunc(d.HealthChecks, func(c HealthCheckChange) bool { return c.Key() == key })
+	if !touched && (change.Old != nil || change.New != nil) {
+		d.HealthChecks = append(d.HealthChecks, change)
+	}
+}
+
 // checkDelta fails unless the step's old rows are a state's.
 func checkDelta(t *testing.T, s *State, d *Delta) {
 	t.Helper()
@@ -78,10 +93,15 @@ func checkDelta(t *testing.T, s *State, d *Delta) {
 			t.Errorf("removed row %v is not the state's", r.Key)
 		}
 	}
+	for _, c := range d.HealthChecks {
+		if s.HealthChecks[c.Key()] != c.Old {
+			t.Errorf("old health check of %v is not the state's", c.Key())
+		}
+	}
 }
 
 func clone(s *State) *State {
-	return &State{Rows: maps.Clone(s.Rows), Node: s.Node, CIDRs: s.CIDRs}
+	return &State{Rows: maps.Clone(s.Rows), Node: s.Node, CIDRs: s.CIDRs, HealthChecks: maps.Clone(s.HealthChecks)}
 }
 
 func sameState(want, got *State) error {
@@ -92,6 +112,8 @@ func sameState(want, got *State) error {
 		return fmt.Errorf("node %v; want %v", got.Node, want.Node)
 	case !slices.Equal(want.CIDRs, got.CIDRs):
 		return fmt.Errorf("ranges %v; want %v", got.CIDRs, want.CIDRs)
+	case !maps.Equal(want.HealthChecks, got.HealthChecks):
+		return fmt.Errorf("health checks %v; want %v", got.HealthChecks, want.HealthChecks)
 	}
 	return nil
 }
@@ -104,6 +126,9 @@ func describeDelta(d *Delta) string {
 	}
 	for _, r := range d.Removes {
 		out = append(out, fmt.Sprintf("%v %p removed", r.Key, r))
+	}
+	for _, c := range d.HealthChecks {
+		out = append(out, fmt.Sprintf("check %v %p -> %p", c.Key(), c.Old, c.New))
 	}
 	slices.Sort(out)
 	return fmt.Sprintf("%v %p %p", out, d.Node, d.CIDRs)

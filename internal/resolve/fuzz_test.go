@@ -159,6 +159,7 @@ func fuzzService(in *script) *v1.Service {
 	if flags&4 != 0 {
 		loadBalancer("203.0.113.1", pick(in, "203.0.113.3", "2001:db8::1"))(s)
 		ranges(pick(in, "0.0.0.0/0", "192.168.0.0/24", "2001:db8::/32", "bad"))(s)
+		s.Spec.HealthCheckNodePort = pick[int32](in, 0, 30100, 30101, 70000)
 	}
 	if flags&8 != 0 {
 		nodePort(pick[int32](in, 30080, 30081, 70000))(s)
@@ -231,6 +232,14 @@ func (w *world) update() {
 		inOrder := u.New.Affinity > 0
 		checkSlots(w.t, slotChange{u.Old.Cluster, u.New.Cluster, inOrder})
 		checkSlots(w.t, slotChange{u.Old.Local, u.New.Local, inOrder})
+	}
+	for _, c := range d.HealthChecks {
+		if w.follower.HealthChecks[c.Key()] != c.Old {
+			w.t.Fatalf("old health check was not published: %v", c.Old)
+		}
+		if c.Old != nil && c.New != nil && *c.Old == *c.New {
+			w.t.Fatalf("health check did not change: %v", c.New)
+		}
 	}
 	w.follower.Apply(d)
 	checkClaims(w.t, w.follower)
@@ -328,6 +337,9 @@ func describe(s *proxy.State) string {
 	for _, k := range s.Keys() {
 		row := s.Rows[k]
 		fmt.Fprintln(&b, row, sorted(row.Cluster), sorted(row.Local))
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(s.HealthChecks), proxy.CompareHealthCheckKeys) {
+		fmt.Fprintln(&b, s.HealthChecks[k])
 	}
 	fmt.Fprintf(&b, "%+v\n%v\n", *s.Node, s.CIDRs)
 	return b.String()

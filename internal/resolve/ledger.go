@@ -57,3 +57,6 @@ func (l *ledger[R]) take() []change[R] {
 	l.pending = map[types.NamespacedName]R{}
 	return changes
 }
+
+// Pending returns how many objects have changes that no Update has taken.
+func (l *ledger[R]) Pending() int { return len(l.pending) }

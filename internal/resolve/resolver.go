@@ -67,6 +67,14 @@ func New(s Settings) *Resolver {
 	return r
 }
 
+// Configure changes the settings, but for the node's name and the families. The
+// next Update puts them in force.
+func (r *Resolver) Configure(s Settings) {
+	s.NodeName, s.Families = r.settings.NodeName, r.settings.Families
+	r.settings = s
+	r.nodePending = true
+}
+
 // State returns the state after the last Update. It is the resolver's own: the
 // caller must not modify it, and the next Update does. Rows are immutable.
 func (r *Resolver) State() *proxy.State { return r.state }
@@ -91,6 +99,9 @@ func (r *Resolver) Update() *proxy.Delta {
 	}
 	slices.SortFunc(d.Upserts, func(a, b proxy.Upsert) int { return proxy.ComparePortKeys(a.New.Key, b.New.Key) })
 	slices.SortFunc(d.Removes, func(a, b *proxy.ServicePort) int { return proxy.ComparePortKeys(a.Key, b.Key) })
+	slices.SortFunc(d.HealthChecks, func(a, b proxy.HealthCheckChange) int {
+		return proxy.CompareHealthCheckKeys(a.Key(), b.Key())
+	})
 	r.state.Apply(d)
 	r.first = false
 	return d

@@ -12,10 +12,12 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 	old := e.rows
 	e.rows = nil
 	rep := report{object: object{kindService, e.name}}
-	if e.service != nil {
-		for _, f := range r.families {
-			r.resolveFamily(e, f, old, &rep)
+	for _, f := range r.families {
+		var here []netip.Addr
+		if e.service != nil {
+			here = r.resolveFamily(e, f, old, &rep)
 		}
+		r.publishHealthCheck(e, f, here, d)
 	}
 	r.resolved.set(rep.object, rep.problems)
 	for _, row := range e.rows {
@@ -34,22 +36,26 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 }
 
 // resolveFamily adds the rows of one family to the entry. A row that is as
-// before is the old one.
-func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServicePort, rep *report) {
+// before is the old one. It returns what a health check counts, if there is one.
+func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServicePort, rep *report) []netip.Addr {
 	s := e.service
 	balanced := false
+	var here []netip.Addr
 	s.drafts(f, func(dr draft) {
 		c, portMissing := gather(e.slices, dr)
 		if portMissing {
 			rep.add(indexed("spec.ports", dr.port.index, ".name"), "no %v EndpointSlice has a %v port named %q",
 				f, dr.port.protocol, dr.port.name.Value())
 		}
+		if s.healthCheck != 0 {
+			here = c.readyHere(here)
+		}
 		row := r.row(dr, c, rowOf(old, dr.key()))
 		balanced = balanced || hasKind(row, proxy.LoadBalancer)
 		e.rows = append(e.rows, row)
 	})
 	if !balanced || len(proxy.PrefixesOf(s.ranges, f)) > 0 {
-		return
+		return here
 	}
 	switch {
 	case s.unreadable:
@@ -57,6 +63,7 @@ func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServiceP
 	case len(s.ranges) > 0:
 		rep.add(rangesField, "no %v range: the %v LoadBalancer addresses are open to everyone", f, f)
 	}
+	return here
 }
 
 func rowOf(rows []*proxy.ServicePort, k proxy.PortKey) *proxy.ServicePort {
@@ -95,6 +102,9 @@ func (r *Resolver) row(dr draft, c candidates, old *proxy.ServicePort) *proxy.Se
 	if s.internal == proxy.ScopeLocal || s.external == proxy.ScopeLocal && outside {
 		sp.Local = arrange(was.Local, c.local(), s.affinity > 0)
 	}
+	if dr.port.protocol.Cut() {
+		sp.Unlisted = c.unlisted(sp)
+	}
 	if hasKind(sp, proxy.LoadBalancer) {
 		sp.AllowFrom = s.allowFrom(dr.family, ipOf(r.node.IPs, dr.family))
 	}
@@ -126,7 +136,7 @@ func sameRow(a, b *proxy.ServicePort) bool {
 	return a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity &&
 		a.Anywhere == b.Anywhere && slices.Equal(a.Frontends, b.Frontends) &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
-		samePrefixes(a.AllowFrom, b.AllowFrom)
+		samePrefixes(a.AllowFrom, b.AllowFrom) && slices.Equal(a.Unlisted, b.Unlisted)
 }
 
 // samePrefixes compares allowances: nil allows everyone, empty nobody.

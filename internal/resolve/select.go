@@ -119,6 +119,35 @@ func (c candidates) anywhere() bool {
 	return false
 }
 
+// unlisted returns the endpoints that serve but are in none of a row's lists:
+// they are elsewhere, for another zone, or on their way out.
+func (c candidates) unlisted(sp *proxy.ServicePort) []netip.AddrPort {
+	var listed map[netip.AddrPort]bool
+	var out []netip.AddrPort
+	for i := range c {
+		if !c[i].traits.has(serving) {
+			continue
+		}
+		if listed == nil {
+			listed = addressesOf(sp.Cluster, sp.Local)
+		}
+		if !listed[c[i].Addr] {
+			out = append(out, c[i].Addr)
+		}
+	}
+	return out
+}
+
+func addressesOf(lists ...[]proxy.Endpoint) map[netip.AddrPort]bool {
+	set := map[netip.AddrPort]bool{}
+	for _, list := range lists {
+		for _, e := range list {
+			set[e.Addr] = true
+		}
+	}
+	return set
+}
+
 // hints returns which ready endpoints the hints choose. Hints count only if
 // every ready endpoint has one and one of them is for us; node hints come
 // before zone hints.

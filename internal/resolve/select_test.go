@@ -208,3 +208,81 @@ func TestZoneChange(t *testing.T) {
 		t.Errorf("the same Node, or its deletion, is a change")
 	}
 }
+
+// TestUnlisted keeps what serves without being chosen, for protocols whose
+// flows are cut.
+func TestUnlisted(t *testing.T) {
+	type edits = []func(*v1.Service)
+	type endpoints = []discoveryv1.Endpoint
+	over := func(p v1.Protocol) func(*v1.Service) {
+		return func(s *v1.Service) { s.Spec.Ports[0].Protocol = p }
+	}
+	udp := over(v1.ProtocolUDP)
+	draining := endpoints{endpointOf("10.1.0.1"), endpointOf("10.1.0.2", conditions("-st"))}
+	tests := []struct {
+		name      string
+		edit      edits
+		endpoints endpoints
+		want      string
+	}{
+		{"all listed", edits{udp}, endpoints{endpointOf("10.1.0.1"), endpointOf("10.1.0.2")}, ""},
+		{"serving while terminating", edits{udp}, draining, "unlisted=[10.1.0.2:8080]"},
+		{"SCTP", edits{over(v1.ProtocolSCTP)}, draining, "unlisted=[10.1.0.2:8080]"},
+		{"TCP", nil, draining, ""},
+		{"terminating as the last resort", edits{udp}, endpoints{endpointOf("10.1.0.2", conditions("-st"))}, ""},
+		{"terminating, serving no more", edits{udp}, endpoints{endpointOf("10.1.0.1"), endpointOf("10.1.0.2", conditions("--t"))}, ""},
+		{"serving but not ready", edits{udp}, endpoints{endpointOf("10.1.0.2", conditions("-s-"))}, "unlisted=[10.1.0.2:8080]"},
+		{"ready but not serving", edits{udp}, endpoints{endpointOf("10.1.0.1", conditions("r--"))}, ""},
+		{"not ready", edits{udp}, endpoints{endpointOf("10.1.0.1"), endpointOf("10.1.0.2", conditions("---"))}, ""},
+		{"of another zone", edits{udp}, endpoints{endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2", zones("z2"))}, "unlisted=[10.1.0.2:8080]"},
+		{
+			"elsewhere, internal Local",
+			edits{udp, internalLocal},
+			endpoints{endpointOf("10.1.0.1", here), endpointOf("10.1.0.3"), endpointOf("10.1.0.2")},
+			"unlisted=[10.1.0.2:8080 10.1.0.3:8080]",
+		},
+		{
+			"elsewhere, external Local",
+			edits{udp, externalLocal, nodePort(30053)},
+			endpoints{endpointOf("10.1.0.1", here), endpointOf("10.1.0.2")},
+			"",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			svc := serviceOf("ns/web", "10.96.0.1", tt.edit...)
+			slice := sliceOf("ns/s", "web", tt.endpoints...)
+			slice.Ports[0].Protocol = &svc.Spec.Ports[0].Protocol
+			got := resolverOf(t, nodeOf("z1"), svc, slice).State().String()
+			if at := strings.Index(got, "unlisted="); at >= 0 {
+				got = strings.TrimSpace(got[at:])
+			} else {
+				got = ""
+			}
+			if got != tt.want {
+				t.Errorf("row has %q; want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestUnlistedChange is a step of its own when a drained endpoint is gone.
+func TestUnlistedChange(t *testing.T) {
+	udp := func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }
+	slice := func(endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+		s := sliceOf("ns/s", "web", endpoints...)
+		s.Ports[0].Protocol = new(v1.ProtocolUDP)
+		return s
+	}
+	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1", udp),
+		slice(endpointOf("10.1.0.1"), endpointOf("10.1.0.2", conditions("-st"))))
+	add(t, r, slice(endpointOf("10.1.0.1")))
+	d := r.Update()
+	if len(d.Upserts) != 1 || len(d.Upserts[0].Old.Unlisted) != 1 || len(d.Upserts[0].New.Unlisted) != 0 {
+		t.Errorf("step %+v; want the row without its unlisted endpoint", d)
+	}
+	add(t, r, slice(endpointOf("10.1.0.1")))
+	if d := r.Update(); !d.Empty() {
+		t.Errorf("the same endpoints are a step: %+v", d)
+	}
+}

@@ -34,7 +34,10 @@ type service struct {
 	affinity   time.Duration
 	ranges     []netip.Prefix // of the LoadBalancer's clients, both families
 	unreadable bool           // some range could not be read
-	problems   []Problem
+
+	healthCheck uint16 // where the node answers for it; 0: nowhere
+
+	problems []Problem
 }
 
 // servicePort is one port of a Service.
@@ -62,7 +65,7 @@ func (s *service) equal(o *service) bool {
 		slices.Equal(s.addresses[proxy.IPv6], o.addresses[proxy.IPv6]) &&
 		s.internal == o.internal && s.external == o.external && s.affinity == o.affinity &&
 		slices.Equal(s.ranges, o.ranges) && s.unreadable == o.unreadable &&
-		slices.Equal(s.problems, o.problems)
+		s.healthCheck == o.healthCheck && slices.Equal(s.problems, o.problems)
 }
 
 // draft is what a row is made from: one port of a Service in one family.
@@ -124,6 +127,7 @@ func readService(name types.NamespacedName, obj *v1.Service) *service {
 	}
 	s.addresses[proxy.IPv4], s.addresses[proxy.IPv6] = r.addresses()
 	s.ranges, s.unreadable = r.ranges()
+	s.healthCheck = r.healthCheckPort()
 	if spec.InternalTrafficPolicy != nil && *spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal {
 		s.internal = proxy.ScopeLocal
 	}

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"net/netip"
 	"testing"
 
 	"sluice/internal/kernel/nft"
@@ -93,5 +94,20 @@ func TestCostOfNodeChange(t *testing.T) {
 	}
 	if c := fake.Reset(); c.Elements() != 0 || c.Others() > 10 || c.Others() == 0 {
 		t.Errorf("masqueradeAll made %v", c.Ops)
+	}
+}
+
+// TestCostOfUnlistedEndpoints writes nothing for what only conntrack reads.
+func TestCostOfUnlistedEndpoints(t *testing.T) {
+	d, fake := synced(t, 100)
+	old, cur := plainRow(50, 10, 0), plainRow(50, 10, 0)
+	cur.Unlisted = []netip.AddrPort{addrPort(10<<24, 1<<20, 8080)}
+	for _, u := range []proxy.Upsert{{Old: old, New: cur}, {Old: cur, New: old}} {
+		if err := d.Apply(context.Background(), &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := fake.Reset(); len(c.Ops) != 0 || c.Lists != 0 || c.Commits != 0 {
+		t.Errorf("unlisted endpoints made %v, %d lists, %d commits", c.Ops, c.Lists, c.Commits)
 	}
 }

@@ -1,0 +1,97 @@
+package proxy
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// HealthCheckKey names the health check of a Service in one family.
+type HealthCheckKey struct {
+	Namespace string
+	Name      string
+	Family    Family
+}
+
+// String returns "namespace/name/family".
+func (k HealthCheckKey) String() string {
+	return k.Namespace + "/" + k.Name + "/" + k.Family.String()
+}
+
+// CompareHealthCheckKeys orders keys by namespace, name and family.
+func CompareHealthCheckKeys(a, b HealthCheckKey) int {
+	return cmp.Or(
+		cmp.Compare(a.Namespace, b.Namespace),
+		cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.Family, b.Family),
+	)
+}
+
+// HealthCheck is what a load balancer may ask this node about a Service: at a
+// port of the node's own, whether the node has endpoints for it. No packet of
+// the Service depends on it, so dataplanes have nothing to do with it. It is
+// immutable once published.
+type HealthCheck struct {
+	Key   HealthCheckKey
+	Port  uint16 // where the node answers
+	Local int    // distinct addresses of ready endpoints on this node
+}
+
+// String returns the check as one line.
+func (h *HealthCheck) String() string {
+	return fmt.Sprintf("%v port=%d local=%d", h.Key, h.Port, h.Local)
+}
+
+// HealthCheckChange is a health check before and after a step. Old is nil for a
+// new one, New for one that is gone.
+type HealthCheckChange struct {
+	Old, New *HealthCheck
+}
+
+// Key returns whose change it is.
+func (c HealthCheckChange) Key() HealthCheckKey {
+	if c.New != nil {
+		return c.New.Key
+	}
+	return c.Old.Key
+}
+
+// applyHealthChecks takes the health checks' part of a step.
+func (s *State) applyHealthChecks(changes []HealthCheckChange) {
+	if s.HealthChecks == nil && len(changes) > 0 {
+		s.HealthChecks = map[HealthCheckKey]*HealthCheck{}
+	}
+	for _, c := range changes {
+		if c.New != nil {
+			s.HealthChecks[c.New.Key] = c.New
+		} else {
+			delete(s.HealthChecks, c.Old.Key)
+		}
+	}
+}
+
+// composeHealthChecks returns the changes that do what first and then next do.
+func composeHealthChecks(first, next []HealthCheckChange) []HealthCheckChange {
+	if len(first) == 0 {
+		return next
+	}
+	out := make([]HealthCheckChange, 0, len(first)+len(next))
+	at := make(map[HealthCheckKey]int, len(first)+len(next))
+	for _, list := range [...][]HealthCheckChange{first, next} {
+		for _, c := range list {
+			k := c.Key()
+			if i, seen := at[k]; seen {
+				out[i].New = c.New
+				continue
+			}
+			at[k] = len(out)
+			out = append(out, c)
+		}
+	}
+	kept := out[:0]
+	for _, c := range out {
+		if c.Old != nil || c.New != nil {
+			kept = append(kept, c)
+		}
+	}
+	return kept
+}
