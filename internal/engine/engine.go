@@ -18,7 +18,8 @@ import (
 type Engine struct {
 	dataplane proxy.Dataplane
 	observers []Observer
-	period    time.Duration
+	pulses    []Pulse
+	register  Register
 	runner    *runner.BoundedFrequencyRunner
 
 	// These belong to the goroutine of SyncLoop.
@@ -31,6 +32,7 @@ type Engine struct {
 
 	mu       sync.Mutex
 	resolver *resolve.Resolver
+	period   time.Duration                         // from one full sync to the next
 	heard    struct{ services, slices, node bool } // all that a source starts with has come
 	full     bool                                  // only a full sync is right
 	status   Status
@@ -43,6 +45,8 @@ func New(s Settings) *Engine {
 	e := &Engine{
 		dataplane: s.Dataplane,
 		observers: s.Observers,
+		pulses:    s.Pulses,
+		register:  s.Register,
 		period:    s.SyncPeriod,
 		ledger:    newLedger(),
 		problems:  problems{},
@@ -60,7 +64,23 @@ func New(s Settings) *Engine {
 }
 
 // Sync asks for a sync soon.
-func (e *Engine) Sync() { e.runner.Run() }
+func (e *Engine) Sync() {
+	for _, p := range e.pulses {
+		p.Queued()
+	}
+	e.runner.Run()
+}
+
+// Configure changes the rules by which rows are made, and how often syncs are
+// made, while the engine runs. The node's name and the families cannot change.
+func (e *Engine) Configure(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) {
+	e.mu.Lock()
+	e.resolver.Configure(rules)
+	e.period = syncPeriod
+	e.mu.Unlock()
+	e.runner.SetIntervals(minSyncPeriod, syncPeriod)
+	e.Sync()
+}
 
 // Status returns how the engine stands now.
 func (e *Engine) Status() Status {
@@ -124,6 +144,14 @@ func (e *Engine) run(ctx context.Context) error {
 		return nil
 	}
 	w := e.take()
+	err := e.work(ctx, w)
+	for _, p := range e.pulses {
+		p.Done(w.full, err)
+	}
+	return err
+}
+
+func (e *Engine) work(ctx context.Context, w work) error {
 	e.problems.report(ctx, w.problems)
 	e.ledger.add(w.next, w.full, w.start)
 	defer e.setAlarm()
@@ -165,6 +193,9 @@ func (e *Engine) take() work {
 	w.full = e.full || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
 	// A change that is seen from here on needs another full sync.
 	e.full = false
+	for _, p := range e.pulses {
+		p.Began()
+	}
 	return w
 }
 
@@ -177,8 +208,7 @@ func (e *Engine) write(ctx context.Context, w work) (map[proxy.PortKey]error, er
 		if err = e.dataplane.Sync(ctx, w.state); err != nil {
 			err = fmt.Errorf("sync %d rows: %w", len(w.state.Rows), err)
 		}
-	} else {
-		p := e.ledger.pending
+	} else if p := e.ledger.pending; p.Writes() {
 		if err = e.dataplane.Apply(ctx, p); err != nil {
 			err = fmt.Errorf("apply %d changed and %d removed rows: %w", len(p.Upserts), len(p.Removes), err)
 		}

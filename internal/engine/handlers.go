@@ -7,12 +7,13 @@ import (
 )
 
 // feed hands an object to the resolver and asks for a sync if that left
-// something to do.
+// something to do. Before Services and EndpointSlices have come whole there is
+// nothing to ask for, and a run in vain would delay the first one.
 func (e *Engine) feed(update func() bool) {
 	e.mu.Lock()
-	pending := update()
+	due := update() && e.heard.services && e.heard.slices
 	e.mu.Unlock()
-	if pending {
+	if due {
 		e.Sync()
 	}
 }
@@ -22,7 +23,13 @@ func (e *Engine) OnServiceAdd(s *v1.Service) { e.OnServiceUpdate(nil, s) }
 
 // OnServiceUpdate takes a changed Service.
 func (e *Engine) OnServiceUpdate(old, cur *v1.Service) {
-	e.feed(func() bool { return e.resolver.Services.Update(old, cur) })
+	e.feed(func() bool {
+		pending := e.resolver.Services.Update(old, cur)
+		if e.register != nil {
+			e.register.ServiceSeen(e.resolver.Services.Pending())
+		}
+		return pending
+	})
 }
 
 // OnServiceDelete takes a Service that is gone.
@@ -32,17 +39,25 @@ func (e *Engine) OnServiceDelete(s *v1.Service) { e.OnServiceUpdate(s, nil) }
 func (e *Engine) OnServiceSynced() { e.hear(&e.heard.services) }
 
 // OnEndpointSliceAdd takes a new EndpointSlice.
-func (e *Engine) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) {
-	e.feed(func() bool { return e.resolver.Endpoints.Update(s, false) })
-}
+func (e *Engine) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { e.OnEndpointSliceUpdate(nil, s) }
 
 // OnEndpointSliceUpdate takes a changed EndpointSlice.
-func (e *Engine) OnEndpointSliceUpdate(_, cur *discoveryv1.EndpointSlice) { e.OnEndpointSliceAdd(cur) }
+func (e *Engine) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
+	e.feed(func() bool {
+		slice, gone := cur, cur == nil
+		if gone {
+			slice = old
+		}
+		pending := e.resolver.Endpoints.Update(slice, gone)
+		if e.register != nil {
+			e.register.EndpointSliceSeen(old, cur, e.resolver.Endpoints.Pending())
+		}
+		return pending
+	})
+}
 
 // OnEndpointSliceDelete takes an EndpointSlice that is gone.
-func (e *Engine) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) {
-	e.feed(func() bool { return e.resolver.Endpoints.Update(s, true) })
-}
+func (e *Engine) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { e.OnEndpointSliceUpdate(s, nil) }
 
 // OnEndpointSlicesSynced says that all EndpointSlices there are have been delivered.
 func (e *Engine) OnEndpointSlicesSynced() { e.hear(&e.heard.slices) }
@@ -80,6 +95,9 @@ func (e *Engine) OnServiceCIDRsSynced() {}
 func (e *Engine) hear(kind *bool) {
 	e.mu.Lock()
 	*kind = true
+	due := e.heard.services && e.heard.slices
 	e.mu.Unlock()
-	e.Sync()
+	if due {
+		e.Sync()
+	}
 }

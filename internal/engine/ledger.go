@@ -123,7 +123,7 @@ func split(d *proxy.Delta, refused map[proxy.PortKey]error) (*proxy.Delta, map[p
 	if len(refused) == 0 {
 		return d, kept
 	}
-	went := &proxy.Delta{Node: d.Node, CIDRs: d.CIDRs}
+	went := &proxy.Delta{Node: d.Node, CIDRs: d.CIDRs, HealthChecks: d.HealthChecks}
 	for _, u := range d.Upserts {
 		if refused[u.New.Key] != nil {
 			kept[u.New.Key] = change{held: u.Old, want: u.New}

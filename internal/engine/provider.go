@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
+
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 	"sluice/internal/source"
@@ -34,6 +36,22 @@ type Observer interface {
 	Applied(ctx context.Context, s *proxy.State, d *proxy.Delta)
 }
 
+// Pulse is told when syncs are asked for, begin and end. Its methods return at
+// once. Began is called under the engine's lock, in order with the events that
+// a [Register] is told of.
+type Pulse interface {
+	Queued()
+	Began()
+	Done(full bool, err error)
+}
+
+// Register is told of each event, with how many objects of its kind now have
+// changes that no sync has begun to put in force.
+type Register interface {
+	ServiceSeen(pending int)
+	EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int)
+}
+
 // Settings are what an Engine is made of.
 type Settings struct {
 	Dataplane     proxy.Dataplane
@@ -41,6 +59,8 @@ type Settings struct {
 	MinSyncPeriod time.Duration     // from the end of one sync to the start of the next
 	SyncPeriod    time.Duration     // from one full sync to the next, when nothing is amiss; 0: never
 	Observers     []Observer
+	Pulses        []Pulse
+	Register      Register // nil: nobody
 }
 
 // Status is how the engine stands.

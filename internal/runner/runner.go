@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -22,8 +23,10 @@ type Settings struct {
 type BoundedFrequencyRunner struct {
 	name  string
 	fn    func(context.Context) error
-	s     Settings
 	asked chan struct{}
+
+	mu sync.Mutex
+	s  Settings
 }
 
 // New returns a runner that does nothing until Loop is called. Requests made
@@ -41,6 +44,19 @@ func (r *BoundedFrequencyRunner) Run() {
 	}
 }
 
+// SetIntervals changes MinInterval and MaxInterval from the next run on.
+func (r *BoundedFrequencyRunner) SetIntervals(minimum, maximum time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.s.MinInterval, r.s.MaxInterval = minimum, maximum
+}
+
+func (r *BoundedFrequencyRunner) settings() Settings {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.s
+}
+
 // Loop runs the function as the settings say until ctx ends; then it returns
 // nil, once the run that was under way has ended. It is called once.
 //
@@ -48,27 +64,29 @@ func (r *BoundedFrequencyRunner) Run() {
 // waits. A request in between runs at once. When that run fails too, it neither
 // hurries nor delays the retry; when it succeeds, there is nothing to retry.
 func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
-	if r.s.RetryMin <= 0 || r.s.RetryMax < r.s.RetryMin {
-		return fmt.Errorf("run %s: retry waits %v to %v make no sense", r.name, r.s.RetryMin, r.s.RetryMax)
+	s := r.settings()
+	if s.RetryMin <= 0 || s.RetryMax < s.RetryMin {
+		return fmt.Errorf("run %s: retry waits %v to %v make no sense", r.name, s.RetryMin, s.RetryMax)
 	}
 	var b backoff
-	timer := newTimer(r.s.MaxInterval)
+	timer := newTimer(s.MaxInterval)
 	for r.wait(ctx, timer) {
 		err := r.fn(ctx)
 		if ctx.Err() != nil {
 			break
 		}
-		next := r.s.MaxInterval
+		s = r.settings()
+		next := s.MaxInterval
 		if err == nil {
 			b = backoff{}
 		} else {
-			next = b.failed(r.s)
-			if r.s.Failed != nil {
-				r.s.Failed(ctx, err, next)
+			next = b.failed(s)
+			if s.Failed != nil {
+				s.Failed(ctx, err, next)
 			}
 		}
 		timer = newTimer(next)
-		if !r.pause(ctx) {
+		if !pause(ctx, s.MinInterval) {
 			break
 		}
 	}
@@ -91,14 +109,14 @@ func (r *BoundedFrequencyRunner) wait(ctx context.Context, timer <-chan time.Tim
 }
 
 // pause keeps the minimum distance to the next run.
-func (r *BoundedFrequencyRunner) pause(ctx context.Context) bool {
-	if r.s.MinInterval <= 0 {
+func pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
 		return true
 	}
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(r.s.MinInterval):
+	case <-time.After(d):
 		return true
 	}
 }
