@@ -1,0 +1,357 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice/internal/kernel/link"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+)
+
+// checked is ServiceChecks under test.
+type checked struct {
+	*ServiceChecks
+	t       *testing.T
+	healthy atomic.Bool
+	stop    context.CancelFunc
+	ended   chan error
+	log     func() string
+	state   *proxy.State
+
+	mu       sync.Mutex
+	failures []CheckFailure
+}
+
+// newChecks returns checks of a healthy proxy that do not run yet.
+func newChecks(t *testing.T, a Addresses) *checked {
+	c := &checked{t: t, ended: make(chan error, 1), state: proxy.NewState()}
+	c.healthy.Store(true)
+	c.ServiceChecks = NewServiceChecks(CheckSettings{Healthy: c.healthy.Load, Addresses: a, Failed: func(_ context.Context, f CheckFailure) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.failures = append(c.failures, f)
+	}})
+	return c
+}
+
+// start runs them, through a function that chooses the network namespace.
+func (c *checked) start(do func(func() error) error) {
+	ctx, stop, log := logged(c.t)
+	c.stop, c.log = stop, log
+	go func() { c.ended <- do(func() error { return c.Run(ctx) }) }()
+	c.t.Cleanup(func() {
+		stop()
+		select {
+		case err := <-c.ended:
+			if err != nil {
+				c.t.Error(err)
+			}
+		case <-time.After(10 * time.Second):
+			c.t.Error("the checks do not end")
+		}
+	})
+}
+
+func directly(f func() error) error { return f() }
+
+// apply takes a step as the engine would tell it.
+func (c *checked) apply(d *proxy.Delta) {
+	c.state.Apply(d)
+	c.Applied(c.t.Context(), c.state, d)
+}
+
+// set changes one check; nil takes it away.
+func (c *checked) set(key proxy.HealthCheckKey, to *proxy.HealthCheck) {
+	c.apply(&proxy.Delta{HealthChecks: []proxy.HealthCheckChange{{Old: c.state.HealthChecks[key], New: to}}})
+}
+
+// takes opens NodePorts on ranges of addresses.
+func (c *checked) takes(ranges ...string) {
+	n := &proxy.Node{}
+	for _, r := range ranges {
+		n.NodePorts = append(n.NodePorts, netip.MustParsePrefix(r))
+	}
+	c.apply(&proxy.Delta{Node: n})
+}
+
+func (c *checked) failed() []CheckFailure {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.failures)
+}
+
+func keyOf(name string, f proxy.Family) proxy.HealthCheckKey {
+	return proxy.HealthCheckKey{Namespace: "ns", Name: name, Family: f}
+}
+
+func checkOf(name string, f proxy.Family, port uint16, local int) *proxy.HealthCheck {
+	return &proxy.HealthCheck{Key: keyOf(name, f), Port: port, Local: local}
+}
+
+// TestServiceCheckAnswers compares whole answers.
+func TestServiceCheckAnswers(t *testing.T) {
+	const body = "{\n\t\"service\": {\n\t\t\"namespace\": \"ns\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": LOCAL,\n\t\"serviceProxyHealthy\": HEALTHY\n}"
+	tests := []struct {
+		name    string
+		local   int
+		healthy bool
+		code    int
+	}{
+		{"endpoints here", 3, true, 200},
+		{"no endpoints here", 0, true, 503},
+		{"the proxy is ill", 3, false, 503},
+		{"both", 0, false, 503},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newChecks(t, &link.Fake{})
+			c.healthy.Store(tt.healthy)
+			c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, 30100, tt.local))
+			local, healthy := string(rune('0'+tt.local)), map[bool]string{true: "true", false: "false"}[tt.healthy]
+			for _, method := range []string{http.MethodGet, http.MethodPost} {
+				w := httptest.NewRecorder()
+				c.handler(keyOf("web", proxy.IPv4))(w, httptest.NewRequest(method, "/any/path", nil))
+				want := strings.NewReplacer("LOCAL", local, "HEALTHY", healthy).Replace(body)
+				if diff := cmp.Diff(want, w.Body.String()); diff != "" || w.Code != tt.code {
+					t.Errorf("%s: code %d, want %d; body mismatch (-want +got):\n%s", method, w.Code, tt.code, diff)
+				}
+				header := http.Header{
+					"Content-Type": {"application/json"}, "X-Content-Type-Options": {"nosniff"}, "X-Load-Balancing-Endpoint-Weight": {local},
+				}
+				if diff := cmp.Diff(header, w.Header()); diff != "" {
+					t.Errorf("headers mismatch (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestRequestThatRacesWithDeletion(t *testing.T) {
+	c := newChecks(t, &link.Fake{})
+	key := keyOf("web", proxy.IPv4)
+	c.set(key, checkOf("web", proxy.IPv4, 30100, 1))
+	h := c.handler(key)
+	c.set(key, nil)
+	w := httptest.NewRecorder()
+	h(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	if w.Code != 200 || w.Body.Len() != 0 {
+		t.Errorf("code %d, body %q; want 200 and nothing", w.Code, w.Body)
+	}
+}
+
+// TestServiceChecksFollowTheNode opens ports in a namespace, and changes all
+// that decides where they are.
+func TestServiceChecksFollowTheNode(t *testing.T) {
+	l := newLab(t)
+	c := newChecks(t, link.Conn{})
+	c.start(l.Node().Do)
+	at := func(a string, port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), port) }
+	want := func(what string, codes map[netip.AddrPort]int) {
+		t.Helper()
+		eventually(t, what, func() bool {
+			for a, code := range codes {
+				if l.code(a) != code {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	one, two, six, lo := "192.168.0.2", "192.168.1.2", "2001:db8::1", "127.0.0.1"
+	c.takes("0.0.0.0/0", "::/0")
+	c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, 30100, 1))
+	c.set(keyOf("web", proxy.IPv6), checkOf("web", proxy.IPv6, 30100, 0))
+	want("every address answers, each family for itself", map[netip.AddrPort]int{
+		at(one, 30100): 200, at(two, 30100): 200, at(lo, 30100): 200, at(six, 30100): 503, at("::1", 30100): 503,
+	})
+	c.set(keyOf("web", proxy.IPv6), nil)
+	want("one family is gone", map[netip.AddrPort]int{at(one, 30100): 200, at(six, 30100): 0})
+	c.set(keyOf("web", proxy.IPv6), checkOf("web", proxy.IPv6, 30100, 1))
+
+	c.takes("192.168.0.0/24", "2001:db8::1/128", "10.77.0.0/16")
+	want("the ranges answer", map[netip.AddrPort]int{
+		at(one, 30100): 200, at(two, 30100): 0, at(lo, 30100): 0, at(six, 30100): 200, at("2001:db8:1::2", 30100): 0, at("::1", 30100): 0,
+	})
+	late := netip.MustParseAddr("10.77.1.1")
+	if err := l.Node().Bind(late); err != nil {
+		t.Fatal(err)
+	}
+	want("an address came", map[netip.AddrPort]int{at("10.77.1.1", 30100): 200, at(one, 30100): 200})
+	if err := l.Node().Unbind(late); err != nil {
+		t.Fatal(err)
+	}
+	want("an address went", map[netip.AddrPort]int{at("10.77.1.1", 30100): 0, at(one, 30100): 200})
+
+	c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, 30101, 1))
+	want("another port", map[netip.AddrPort]int{at(one, 30100): 0, at(one, 30101): 200, at(six, 30100): 200})
+	c.apply(&proxy.Delta{HealthChecks: []proxy.HealthCheckChange{
+		{Old: c.state.HealthChecks[keyOf("web", proxy.IPv4)], New: checkOf("web", proxy.IPv4, 30102, 1)},
+		{New: checkOf("api", proxy.IPv4, 30101, 0)},
+	}})
+	want("a port changes hands", map[netip.AddrPort]int{at(one, 30101): 503, at(one, 30102): 200})
+	if f := c.failed(); len(f) != 0 {
+		t.Errorf("failures %v; want none", f)
+	}
+	c.stop()
+	want("it ended", map[netip.AddrPort]int{at(one, 30101): 0, at(one, 30102): 0, at(six, 30100): 0})
+}
+
+// TestPortInUse is told once, and mended with the next step.
+func TestPortInUse(t *testing.T) {
+	at, other := taken(t)
+	addresses := &link.Fake{}
+	addresses.Set(at.Addr())
+	c := newChecks(t, addresses)
+	c.takes("127.0.0.1/32")
+	c.start(directly)
+	c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, at.Port(), 1))
+	eventually(t, "it is told", func() bool { return len(c.failed()) == 1 })
+	f := c.failed()[0]
+	if f.Check != *checkOf("web", proxy.IPv4, at.Port(), 1) || !errors.Is(f.Err, syscall.EADDRINUSE) || !strings.Contains(f.Err.Error(), at.String()) {
+		t.Errorf("failure %+v; want one of the check and its address", f)
+	}
+	c.apply(&proxy.Delta{})
+	other.Close()
+	c.apply(&proxy.Delta{})
+	eventually(t, "it listens", func() bool { _, err := get(t, at); return err == nil })
+	eventually(t, "that is said", func() bool { return strings.Contains(c.log(), "Service health check listens now") })
+	if n := len(c.failed()); n != 1 {
+		t.Errorf("told %d times; want once", n)
+	}
+	c.set(keyOf("web", proxy.IPv4), nil)
+	eventually(t, "it is gone", func() bool { _, err := get(t, at); return errors.Is(err, syscall.ECONNREFUSED) })
+}
+
+// TestPortInUseIsRetried needs no step: in fake time, which the listener stops.
+func TestPortInUseIsRetried(t *testing.T) {
+	at, other := taken(t)
+	synctest.Test(t, func(t *testing.T) {
+		addresses := &link.Fake{}
+		addresses.Set(at.Addr())
+		c := newChecks(t, addresses)
+		c.takes("127.0.0.1/32")
+		c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, at.Port(), 1))
+		c.start(directly)
+		time.Sleep(4*bindRetry - time.Millisecond)
+		if n := len(c.failed()); n != 1 {
+			t.Errorf("told %d times; want once", n)
+		}
+		other.Close()
+		time.Sleep(time.Millisecond)
+		for !strings.Contains(c.log(), "listens now") {
+			runtime.Gosched()
+		}
+	})
+}
+
+func TestNoAddressTakesNodePorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		addresses := &link.Fake{}
+		addresses.Set(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("fe80::1"))
+		c := newChecks(t, addresses)
+		c.takes("192.0.2.0/24", "fe80::/10")
+		c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, 30100, 1))
+		c.set(keyOf("web", proxy.IPv6), checkOf("web", proxy.IPv6, 30100, 1))
+		c.start(directly)
+		synctest.Wait()
+		f := c.failed()
+		if len(f) != 2 || f[0].Check.Key.Family != proxy.IPv4 || f[1].Check.Key.Family != proxy.IPv6 {
+			t.Fatalf("failures %v; want one for each family", f)
+		}
+		if want := "no address of this node takes NodePorts in this family"; f[0].Err.Error() != want {
+			t.Errorf("error %q; want %q", f[0].Err, want)
+		}
+	})
+}
+
+// TestAddressWatch fails, works and breaks.
+func TestAddressWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		addresses := &link.Fake{}
+		addresses.Fail(errors.New("no netlink"))
+		c := newChecks(t, addresses)
+		c.takes("192.0.2.0/24")
+		c.start(directly)
+		time.Sleep(3*bindRetry - time.Second)
+		if n := strings.Count(c.log(), "addresses may be seen late"); n != 1 {
+			t.Errorf("logged %d times; want once:\n%s", n, c.log())
+		}
+		addresses.Fail(nil)
+		time.Sleep(2 * time.Second)
+		watches := func() int { synctest.Wait(); return addresses.Watches() }
+		if n := watches(); n != 1 {
+			t.Errorf("%d watches after the failure; want 1", n)
+		}
+		addresses.Break()
+		if n := watches(); n != 0 {
+			t.Errorf("%d watches at once after a break; want it to rest", n)
+		}
+		time.Sleep(bindRetry + time.Second)
+		if n := watches(); n != 1 {
+			t.Errorf("%d watches after a break; want 1", n)
+		}
+	})
+}
+
+// TestOnlyTerminatingEndpoints is the case hc-02: traffic still arrives, but the
+// load balancer is told to look elsewhere.
+func TestOnlyTerminatingEndpoints(t *testing.T) {
+	r := resolve.New(resolve.Settings{NodeName: "test-node"})
+	r.Services.Update(nil, &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeLoadBalancer, ClusterIP: "172.30.8.1", ClusterIPs: []string{"172.30.8.1"},
+			ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 30100,
+			Ports: []v1.ServicePort{{Name: "p80", Protocol: v1.ProtocolTCP, Port: 80}},
+		},
+		Status: v1.ServiceStatus{LoadBalancer: v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: "1.2.3.4"}}}},
+	})
+	r.Endpoints.Update(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "b-1", Labels: map[string]string{discoveryv1.LabelServiceName: "b"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new("p80"), Protocol: new(v1.ProtocolTCP), Port: new(int32(80))}},
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses: []string{"10.0.9.3"}, NodeName: new("test-node"),
+			Conditions: discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)},
+		}},
+	}, false)
+	l := newLab(t)
+	c := newChecks(t, link.Conn{})
+	c.start(l.Node().Do)
+	c.apply(r.Update())
+	at := netip.MustParseAddrPort("192.168.0.2:30100")
+	eventually(t, "the port answers 503", func() bool { return l.code(at) == 503 })
+	response := l.get(at)
+	if got := response.Header.Get("X-Load-Balancing-Endpoint-Weight"); got != "0" {
+		t.Errorf("weight %q; want 0", got)
+	}
+	want := "{\n\t\"service\": {\n\t\t\"namespace\": \"a\",\n\t\t\"name\": \"b\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}"
+	if body, _ := io.ReadAll(response.Body); string(body) != want {
+		t.Errorf("body %s; want %s", body, want)
+	}
+	o := r.State().Outcome(proxy.Packet{
+		Protocol: proxy.TCP, Src: netip.MustParseAddr("203.0.113.2"), Dst: netip.MustParseAddrPort("1.2.3.4:80"), In: "eth0",
+	})
+	if len(o.Backends) != 1 || o.Backends[0].Addr != netip.MustParseAddrPort("10.0.9.3:80") || o.Backends[0].Masquerade {
+		t.Errorf("packet: %+v; want it to reach the terminating endpoint as it is", o)
+	}
+}

@@ -1,0 +1,146 @@
+package link
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// host is what the contract is about.
+type host interface {
+	List() ([]netip.Addr, error)
+	Watch(ctx context.Context) (<-chan struct{}, error)
+}
+
+// bench is a host and a hand that changes its addresses.
+type bench struct {
+	host
+	give, take func(netip.Addr)
+}
+
+func TestFake(t *testing.T) {
+	f := &Fake{}
+	has := []netip.Addr{}
+	contract(t, bench{
+		host: f,
+		give: func(a netip.Addr) { has = append(has, a); f.Set(has...) },
+		take: func(a netip.Addr) {
+			has = slices.DeleteFunc(slices.Clone(has), func(b netip.Addr) bool { return a == b })
+			f.Set(has...)
+		},
+	})
+}
+
+func TestKernel(t *testing.T) {
+	// The thread is not unlocked: it ends with the test, and its namespace with it.
+	runtime.LockOSThread()
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
+	}
+	defer ns.Close()
+	link, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		t.Fatal(err)
+	}
+	change := func(do func(netlink.Link, *netlink.Addr) error) func(netip.Addr) {
+		return func(a netip.Addr) {
+			t.Helper()
+			on := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}
+			if err := do(link, on); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	contract(t, bench{host: Conn{}, give: change(netlink.AddrAdd), take: change(netlink.AddrDel)})
+}
+
+// contract holds what both promise.
+func contract(t *testing.T, b bench) {
+	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	wantHas(t, b, four, false)
+	b.give(four)
+	wantHas(t, b, four, true)
+
+	ctx, stop := context.WithCancel(t.Context())
+	changed, err := b.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.give(six)
+	wantToken(t, changed)
+	wantHas(t, b, six, true)
+	b.take(four)
+	wantToken(t, changed)
+	wantHas(t, b, four, false)
+	wantHas(t, b, six, true)
+	stop()
+	for deadline := time.After(10 * time.Second); ; {
+		select {
+		case _, open := <-changed:
+			if !open {
+				return
+			}
+		case <-deadline:
+			t.Fatal("the watch goes on after its context")
+		}
+	}
+}
+
+func wantHas(t *testing.T, h host, a netip.Addr, want bool) {
+	t.Helper()
+	list, err := h.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(list, a) != want {
+		t.Errorf("addresses %v; want %v in it: %t", list, a, want)
+	}
+}
+
+func wantToken(t *testing.T, changed <-chan struct{}) {
+	t.Helper()
+	select {
+	case _, open := <-changed:
+		if !open {
+			t.Fatal("the watch ended")
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing was told of a change")
+	}
+}
+
+// TestTentativeAddressesAreLeftOut asks for duplicate detection on a link where
+// it takes its time.
+func TestTentativeAddressesAreLeftOut(t *testing.T) {
+	runtime.LockOSThread()
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
+	}
+	defer ns.Close()
+	// A link that is down cannot ask its neighbours, so the address stays tentative.
+	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth0"}, PeerName: "veth1"}
+	if err := netlink.LinkAdd(pair); err != nil {
+		t.Fatal(err)
+	}
+	a := netip.MustParseAddr("2001:db8::1")
+	if err := netlink.AddrAdd(pair, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(64, 128)}}); err != nil {
+		t.Fatal(err)
+	}
+	wantHas(t, Conn{}, a, false)
+}
