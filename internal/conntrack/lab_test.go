@@ -1,0 +1,499 @@
+package conntrack
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/dataplane/nftables"
+	"sluice/internal/kernel/ct"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+)
+
+// patience is how long traffic may take to follow a change.
+const patience = 10 * time.Second
+
+// stage is a node with the nftables dataplane and a Reconciler, two pods that
+// answer, a pod and an outside to ask from.
+type stage struct {
+	*lab.Lab
+	t        *testing.T
+	pod      *lab.Host
+	resolver *resolve.Resolver
+	plane    *nftables.Dataplane
+	rec      *Reconciler
+	stop     func()   // ends the Reconciler
+	flows    *ct.Conn // to look at what the node tracks
+	synced   bool
+}
+
+// The two endpoints of each family, and the addresses of who asks.
+var (
+	podIPs    = map[proxy.Family][2]string{proxy.IPv4: {"10.0.0.11", "10.0.0.12"}, proxy.IPv6: {"fd00:10::11", "fd00:10::12"}}
+	clientIPs = map[proxy.Family]string{proxy.IPv4: "10.0.0.9", proxy.IPv6: "fd00:10::9"}
+	outsideIP = netip.MustParseAddr("203.0.113.2")
+)
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	lab.Require(t)
+	l, err := lab.New(lab.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stage{Lab: l, t: t}
+	t.Cleanup(func() { s.check(l.Close()) })
+	s.resolver = resolve.New(resolve.Settings{
+		NodeName:     "here",
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/64")},
+	})
+	for i := range 2 {
+		var addrs []netip.Addr
+		for _, f := range proxy.Families {
+			addrs = append(addrs, netip.MustParseAddr(podIPs[f][i]))
+		}
+		s.serve(s.addPod(addrs...), addrs)
+	}
+	s.pod = s.addPod(netip.MustParseAddr(clientIPs[proxy.IPv4]), netip.MustParseAddr(clientIPs[proxy.IPv6]))
+	s.open()
+	return s
+}
+
+func (s *stage) check(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *stage) addPod(addrs ...netip.Addr) *lab.Host {
+	s.t.Helper()
+	h, err := s.AddPod("pod", addrs...)
+	s.check(err)
+	return h
+}
+
+func (s *stage) serve(h *lab.Host, addrs []netip.Addr) {
+	s.t.Helper()
+	for _, a := range addrs {
+		for _, p := range []proxy.Protocol{proxy.UDP, proxy.SCTP} {
+			ln, err := h.Listen(p, netip.AddrPortFrom(a, 5353))
+			s.check(err)
+			s.t.Cleanup(func() { ln.Close() })
+		}
+	}
+}
+
+// open starts what is under test on the node.
+func (s *stage) open() {
+	s.t.Helper()
+	var flows *ct.Conn
+	s.check(s.Node().Do(func() (err error) {
+		if s.plane, err = nftables.Open(s.t.Context(), nftables.Settings{MarkBit: 14}); err != nil {
+			return err
+		}
+		if flows, err = ct.Open(); err != nil {
+			return err
+		}
+		s.flows, err = ct.Open()
+		return err
+	}))
+	s.rec = New(Settings{Flows: flows, LocalAddrs: func() (addrs []netip.Addr, err error) {
+		err = s.Node().Do(func() error {
+			addrs, err = LocalAddrs()
+			return err
+		})
+		return addrs, err
+	}})
+	s.start()
+	s.t.Cleanup(func() {
+		s.stop()
+		s.plane.Close()
+		s.flows.Close()
+		flows.Close()
+	})
+}
+
+// start runs the Reconciler until stop is called.
+func (s *stage) start() {
+	logger := ktesting.NewLogger(s.t, ktesting.NewConfig(ktesting.Verbosity(4)))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
+	ended := make(chan error)
+	go func() { ended <- s.rec.Run(ctx) }()
+	s.stop = func() {
+		cancel()
+		<-ended
+	}
+}
+
+// apply takes what the objects came to, to the kernel and to the Reconciler.
+func (s *stage) apply() {
+	s.t.Helper()
+	d := s.resolver.Update()
+	if s.synced {
+		s.check(s.plane.Apply(s.t.Context(), d))
+	} else {
+		s.check(s.plane.Sync(s.t.Context(), s.resolver.State()))
+		s.synced = true
+	}
+	s.rec.Applied(s.t.Context(), s.resolver.State(), d)
+}
+
+// service writes the Service, of type LoadBalancer with a NodePort, and applies.
+func (s *stage) service(f proxy.Family, edit ...func(*v1.Service)) *v1.Service {
+	s.t.Helper()
+	ip := map[proxy.Family]string{proxy.IPv4: "172.30.0.10", proxy.IPv6: "fd00:30::10"}[f]
+	svc := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "dns"},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeLoadBalancer, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []v1.IPFamily{v1.IPFamily(f.String())},
+			Ports: []v1.ServicePort{
+				{Name: "u", Protocol: v1.ProtocolUDP, Port: 53, NodePort: 30053},
+				{Name: "s", Protocol: v1.ProtocolSCTP, Port: 53},
+			},
+		},
+		Status: v1.ServiceStatus{LoadBalancer: v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: "198.51.100.1"}}}},
+	}
+	for _, e := range edit {
+		e(svc)
+	}
+	s.resolver.Services.Update(nil, svc)
+	s.apply()
+	return svc
+}
+
+// endpoints writes the Service's endpoints: "ready", "draining", or "" for
+// none, for each of the two pods; and applies.
+func (s *stage) endpoints(f proxy.Family, are ...string) {
+	s.t.Helper()
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "dns-1", Labels: map[string]string{discoveryv1.LabelServiceName: "dns"}},
+		AddressType: discoveryv1.AddressType(f.String()),
+		Ports: []discoveryv1.EndpointPort{
+			{Name: new("u"), Protocol: new(v1.ProtocolUDP), Port: new(int32(5353))},
+			{Name: new("s"), Protocol: new(v1.ProtocolSCTP), Port: new(int32(5353))},
+		},
+	}
+	for i, is := range are {
+		if is != "" {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{podIPs[f][i]}, NodeName: new("here"),
+				Conditions: discoveryv1.EndpointConditions{
+					Ready: new(is == "ready"), Serving: new(true), Terminating: new(is == "draining"),
+				},
+			})
+		}
+	}
+	s.resolver.Endpoints.Update(slice, false)
+	s.apply()
+}
+
+// endpoint is a pod as its answers name it.
+func endpoint(f proxy.Family, i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(podIPs[f][i]), 5353)
+}
+
+// client keeps asking from one source port.
+type client struct {
+	net.Conn
+	s    *stage
+	dst  netip.AddrPort
+	pace *time.Ticker
+}
+
+func (s *stage) dial(h *lab.Host, src netip.Addr, dst string) *client {
+	s.t.Helper()
+	c := &client{s: s, dst: netip.MustParseAddrPort(dst), pace: time.NewTicker(10 * time.Millisecond)}
+	var err error
+	c.Conn, err = h.Dial(s.t.Context(), proxy.UDP, src, c.dst)
+	s.check(err)
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// ask sends one packet and returns who answered in a short while, if anybody did.
+func (c *client) ask() (netip.AddrPort, bool) {
+	<-c.pace.C
+	buf := make([]byte, 200)
+	_, _ = c.Write([]byte("?")) // An earlier packet's refusal may be reported here.
+	if err := c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		c.s.t.Fatal(err)
+	}
+	n, err := c.Read(buf)
+	if err != nil {
+		return netip.AddrPort{}, false
+	}
+	own, _, _ := strings.Cut(string(buf[:n]), " ")
+	by, err := netip.ParseAddrPort(own)
+	if err != nil {
+		c.s.t.Fatal(err)
+	}
+	return by, true
+}
+
+// wantAnswers asks until somebody answers, and returns who did.
+func (c *client) wantAnswers() netip.AddrPort {
+	c.s.t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if by, ok := c.ask(); ok {
+			return by
+		}
+	}
+	c.s.t.Fatalf("no answer from %v", c.dst)
+	return netip.AddrPort{}
+}
+
+// wantAnswersBy asks until an endpoint answers.
+func (c *client) wantAnswersBy(want netip.AddrPort) {
+	c.s.t.Helper()
+	var last netip.AddrPort
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		by, ok := c.ask()
+		if ok && by == want {
+			return
+		}
+		last = by
+	}
+	c.s.t.Fatalf("%v is answered by %v; want %v", c.dst, last, want)
+}
+
+// wantSilence asks until nobody answers any more, several times in a row.
+func (c *client) wantSilence() {
+	c.s.t.Helper()
+	silent := 0
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if _, ok := c.ask(); ok {
+			silent = 0
+		} else if silent++; silent == 5 {
+			return
+		}
+	}
+	c.s.t.Fatalf("%v still answers", c.dst)
+}
+
+// entries returns the flows to an address that the node tracks.
+func (s *stage) entries(p proxy.Protocol, dst netip.AddrPort) []ct.Flow {
+	s.t.Helper()
+	flows, err := s.flows.Dump(s.t.Context(), ct.Filter{IPv6: dst.Addr().Is6(), Protocol: uint8(p)},
+		func(f *ct.Flow) bool { return f.Orig.Dst == dst })
+	s.check(err)
+	return flows
+}
+
+// frontends are a Service's ways in, as clients use them.
+func (s *stage) frontends(f proxy.Family) []func() *client {
+	if f == proxy.IPv6 {
+		return []func() *client{
+			func() *client { return s.dial(s.pod, netip.Addr{}, "[fd00:30::10]:53") },
+			func() *client { return s.dial(s.Outside(), netip.MustParseAddr("2600:5200::1"), "[2001:db8::1]:30053") },
+		}
+	}
+	return []func() *client{
+		func() *client { return s.dial(s.pod, netip.Addr{}, "172.30.0.10:53") },
+		func() *client { return s.dial(s.Node(), netip.Addr{}, "172.30.0.10:53") },
+		func() *client { return s.dial(s.Outside(), outsideIP, "192.168.0.2:30053") },
+		func() *client { return s.dial(s.Outside(), outsideIP, "198.51.100.1:53") },
+	}
+}
+
+// TestLabEndpoints removes the endpoint of a client that never stops sending:
+// the other one answers. Then all go, and come back, and the Service goes.
+func TestLabEndpoints(t *testing.T) {
+	for _, f := range proxy.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			s := newStage(t)
+			svc := s.service(f)
+			s.endpoints(f, "ready", "")
+			var clients []*client
+			for _, dial := range s.frontends(f) {
+				c := dial()
+				c.wantAnswersBy(endpoint(f, 0))
+				clients = append(clients, c)
+			}
+			each := func(want func(*client)) {
+				t.Helper()
+				for _, c := range clients {
+					want(c)
+				}
+			}
+			s.endpoints(f, "ready", "ready")
+			s.endpoints(f, "", "ready")
+			each(func(c *client) { c.wantAnswersBy(endpoint(f, 1)) })
+			s.endpoints(f, "", "")
+			each((*client).wantSilence)
+			s.endpoints(f, "ready", "")
+			each(func(c *client) { c.wantAnswersBy(endpoint(f, 0)) })
+			s.resolver.Services.Update(svc, nil)
+			s.apply()
+			each((*client).wantSilence)
+		})
+	}
+}
+
+// TestLabServingTerminating keeps the flow of an endpoint that drains, until it
+// is gone (case ct-02 of the packet table).
+func TestLabServingTerminating(t *testing.T) {
+	s := newStage(t)
+	s.service(proxy.IPv4)
+	s.endpoints(proxy.IPv4, "ready", "")
+	c := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")
+	c.wantAnswersBy(endpoint(proxy.IPv4, 0))
+	before := s.entries(proxy.UDP, c.dst)
+
+	s.endpoints(proxy.IPv4, "draining", "ready")
+	fresh := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")
+	fresh.wantAnswersBy(endpoint(proxy.IPv4, 1))
+	// Some flow that must go shows when the Reconciler has looked.
+	s.endpoints(proxy.IPv4, "draining", "")
+	fresh.wantAnswersBy(endpoint(proxy.IPv4, 0))
+	if by := c.wantAnswers(); by != endpoint(proxy.IPv4, 0) {
+		t.Errorf("the flow of a draining endpoint moved to %v", by)
+	}
+	same := func(f ct.Flow) bool { return f == before[0] }
+	if len(before) != 1 || !slices.ContainsFunc(s.entries(proxy.UDP, c.dst), same) {
+		t.Errorf("the entry of %v was %v, and is among %v", c.LocalAddr(), before, s.entries(proxy.UDP, c.dst))
+	}
+	s.endpoints(proxy.IPv4, "", "ready")
+	c.wantAnswersBy(endpoint(proxy.IPv4, 1))
+}
+
+// TestLabAddedFrontends translates flows that began before their destination
+// became a frontend (case ct-04 of the packet table).
+func TestLabAddedFrontends(t *testing.T) {
+	tests := []struct {
+		name, dst string
+		add       func(*v1.Service)
+	}{
+		{"externalIP", "192.168.99.22:53", func(s *v1.Service) { s.Spec.ExternalIPs = []string{"192.168.99.22"} }},
+		{"load balancer", "198.51.100.9:53", func(s *v1.Service) {
+			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: "198.51.100.9"})
+		}},
+		{"NodePort", "192.168.0.2:30099", func(s *v1.Service) { s.Spec.Ports[0].NodePort = 30099 }},
+		{"port", "198.51.100.1:8053", func(s *v1.Service) { s.Spec.Ports[0].Port = 8053 }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStage(t)
+			s.service(proxy.IPv4)
+			s.endpoints(proxy.IPv4, "ready", "")
+			if tt.name == "NodePort" {
+				// A program of the node has the port until then.
+				ln, err := s.Node().Listen(proxy.UDP, netip.MustParseAddrPort("192.168.0.2:30099"))
+				s.check(err)
+				defer ln.Close()
+			}
+			c := s.dial(s.Outside(), outsideIP, tt.dst)
+			for end := time.Now().Add(patience); len(s.entries(proxy.UDP, c.dst)) == 0; c.ask() {
+				if time.Now().After(end) {
+					t.Fatal("the flow is not tracked")
+				}
+			}
+			if f := s.entries(proxy.UDP, c.dst)[0]; f.Reply.Src != c.dst {
+				t.Fatalf("flow %v is translated already", &f)
+			}
+			s.service(proxy.IPv4, tt.add)
+			c.wantAnswersBy(endpoint(proxy.IPv4, 0))
+		})
+	}
+}
+
+// TestLabOthers leaves flows alone that are not to our frontends, though they
+// look alike.
+func TestLabOthers(t *testing.T) {
+	s := newStage(t)
+	svc := s.service(proxy.IPv4)
+	s.endpoints(proxy.IPv4, "ready", "")
+	elsewhere := netip.MustParseAddrPort("198.51.100.77:30053")
+	ln, err := s.Outside().Listen(proxy.UDP, elsewhere)
+	s.check(err)
+	defer ln.Close()
+	other := s.dial(s.pod, netip.Addr{}, elsewhere.String())
+	if by := other.wantAnswers(); by != elsewhere {
+		t.Fatalf("%v is answered by %v", elsewhere, by)
+	}
+	before := s.entries(proxy.UDP, elsewhere)
+	ours := s.dial(s.Outside(), outsideIP, "192.168.0.2:30053")
+	ours.wantAnswers()
+
+	s.resolver.Services.Update(svc, nil)
+	s.apply()
+	ours.wantSilence()
+	after := s.entries(proxy.UDP, elsewhere)
+	if len(before) != 1 || len(after) != 1 || before[0] != after[0] {
+		t.Errorf("a forwarded flow to another host's port 30053 was %v and is %v", before, after)
+	}
+	if by := other.wantAnswers(); by != elsewhere {
+		t.Errorf("%v is answered by %v", elsewhere, by)
+	}
+}
+
+// TestLabSCTP forgets associations with an endpoint that is gone.
+func TestLabSCTP(t *testing.T) {
+	s := newStage(t)
+	s.service(proxy.IPv4)
+	s.endpoints(proxy.IPv4, "ready", "")
+	vip := netip.MustParseAddrPort("172.30.0.10:53")
+	if err := s.Supports(proxy.SCTP); err != nil {
+		t.Skip(err)
+	}
+	seen, err := s.pod.Probe(t.Context(), []lab.Flow{{
+		Protocol: proxy.SCTP, Src: netip.MustParseAddr(clientIPs[proxy.IPv4]), Dst: vip, Patience: time.Second,
+	}})
+	s.check(err)
+	if seen[0].Fate != lab.Answered {
+		t.Fatalf("association: %v", seen[0])
+	}
+	if n := len(s.entries(proxy.SCTP, vip)); n != 1 {
+		t.Fatalf("%d associations tracked; want 1", n)
+	}
+	s.endpoints(proxy.IPv4, "", "ready")
+	for end := time.Now().Add(patience); len(s.entries(proxy.SCTP, vip)) > 0; {
+		if time.Now().After(end) {
+			t.Fatal("the association is still tracked")
+		}
+	}
+}
+
+// TestLabRestart misses a change: the flow that is right stays, the one that is
+// not goes.
+func TestLabRestart(t *testing.T) {
+	s := newStage(t)
+	s.service(proxy.IPv4)
+	s.endpoints(proxy.IPv4, "ready", "")
+	right := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")
+	right.wantAnswersBy(endpoint(proxy.IPv4, 0))
+	before := s.entries(proxy.UDP, right.dst)
+	s.endpoints(proxy.IPv4, "draining", "ready")
+	wrong := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")
+	wrong.wantAnswersBy(endpoint(proxy.IPv4, 1))
+
+	s.stop()
+	s.endpoints(proxy.IPv4, "ready", "")
+	if by := wrong.wantAnswers(); by != endpoint(proxy.IPv4, 1) {
+		t.Fatalf("answered by %v before anybody looked at flows", by)
+	}
+	s.rec = New(s.rec.settings)
+	s.start()
+	first := &proxy.Delta{}
+	for _, r := range s.resolver.State().Rows {
+		first.Upserts = append(first.Upserts, proxy.Upsert{New: r})
+	}
+	s.rec.Applied(t.Context(), s.resolver.State(), first)
+	wrong.wantAnswersBy(endpoint(proxy.IPv4, 0))
+	same := func(f ct.Flow) bool { return f == before[0] }
+	if len(before) != 1 || !slices.ContainsFunc(s.entries(proxy.UDP, right.dst), same) {
+		t.Errorf("the entry %v is not as before", before)
+	}
+}

@@ -1,0 +1,172 @@
+package ct
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// TestKernelFilters wants the kernel to send the flows of the protocol only,
+// and none of others to be decoded in vain.
+func TestKernelFilters(t *testing.T) {
+	c := openInNamespace(t, tracked)
+	wantFlows(t, c, Filter{Protocol: sctp}, tracked[4])
+	if c.plain || c.parsed != 1 {
+		t.Errorf("%d messages for one flow, filter refused %t", c.parsed, c.plain)
+	}
+}
+
+// TestOldKernel dumps without the kernel's help.
+func TestOldKernel(t *testing.T) {
+	c := openInNamespace(t, tracked)
+	c.plain = true
+	wantFlows(t, c, Filter{Protocol: sctp}, tracked[4])
+	wantFlows(t, c, Filter{IPv6: true, Protocol: udp}, tracked[5])
+	if c.parsed != 5+2 {
+		t.Errorf("%d messages; want every flow of each family", c.parsed)
+	}
+}
+
+// TestLargeDump fills many datagrams.
+func TestLargeDump(t *testing.T) {
+	const n = 5000
+	flows := make([]Flow, 0, n)
+	for i := range n {
+		src := fmt.Sprintf("10.1.%d.%d:4000", i>>8, i&255)
+		flows = append(flows, flow(udp, src, "10.96.0.10:53", "10.1.0.2:5353"))
+	}
+	c := openInNamespace(t, flows)
+	seen := map[netip.AddrPort]bool{}
+	got, err := c.Dump(t.Context(), Filter{Protocol: udp}, func(f *Flow) bool {
+		seen[f.Orig.Src] = true
+		return f.Orig.Src.Addr().As4()[3] == 1
+	})
+	if err != nil || len(seen) != n || len(got) != 20 {
+		t.Errorf("%d seen, %d kept, error %v; want %d, 20", len(seen), len(got), err, n)
+	}
+}
+
+// TestFakeIncomplete returns flows with the error.
+func TestFakeIncomplete(t *testing.T) {
+	k := NewFake()
+	k.Add(tracked...)
+	k.Fail(fmt.Errorf("%w: for the test", ErrIncomplete))
+	got, err := k.Dump(t.Context(), Filter{Protocol: sctp}, all)
+	if !errors.Is(err, ErrIncomplete) || len(got) != 1 {
+		t.Errorf("flows %v, error %v; want one and %v", got, err, ErrIncomplete)
+	}
+}
+
+// answer is a datagram of a dump.
+func answer(seq uint32, flags uint16, flows ...Flow) []byte {
+	var b []byte
+	for _, f := range flows {
+		m := newMessage(msgNew, flags, seq, f.Orig.Dst.Addr().Is6())
+		m.flow(&f)
+		m.tuple(attrTupleReply, f.Protocol, f.Reply)
+		b = append(b, m.bytes()...)
+	}
+	return b
+}
+
+// ending is the last datagram of a dump, or with an error its only one.
+func ending(seq uint32, err syscall.Errno) []byte {
+	m := newMessage(0, 0, seq, false)
+	binary.NativeEndian.PutUint16(m.buf[4:], unix.NLMSG_DONE)
+	if err != 0 {
+		binary.NativeEndian.PutUint16(m.buf[4:], unix.NLMSG_ERROR)
+	}
+	binary.NativeEndian.PutUint32(m.buf[unix.SizeofNlMsghdr:], uint32(-int32(err)))
+	return m.bytes()
+}
+
+// script is a kernel that says what it was told to say.
+type script struct {
+	asked [][]byte
+	says  []any // datagrams and errors
+}
+
+func (s *script) send(b []byte) error {
+	s.asked = append(s.asked, b)
+	return nil
+}
+
+func (s *script) receive(b []byte) (int, error) {
+	if len(s.says) == 0 {
+		return 0, unix.EAGAIN
+	}
+	next := s.says[0]
+	s.says = s.says[1:]
+	if err, ok := next.(error); ok {
+		return 0, err
+	}
+	return copy(b, next.([]byte)), nil
+}
+
+func (s *script) close() error { return nil }
+
+// TestDumpInTrouble is interrupted, overrun, refused and lied to.
+func TestDumpInTrouble(t *testing.T) {
+	const interrupted = unix.NLM_F_DUMP_INTR
+	one, two := tracked[0], tracked[1]
+	var always []any
+	for seq := range uint32(dumpTries) {
+		always = append(always, answer(seq+1, interrupted, one), ending(seq+1, 0))
+	}
+	tests := []struct {
+		name  string
+		says  []any
+		want  []Flow
+		err   error
+		dumps int
+	}{
+		{"all is well", []any{answer(1, 0, one), answer(1, 0, two), ending(1, 0)}, []Flow{one, two}, nil, 1},
+		{"interrupted once", []any{answer(1, interrupted, one), ending(1, 0), answer(2, 0, one, two), ending(2, 0)}, []Flow{one, two}, nil, 2},
+		{"interrupted always", always, []Flow{one}, ErrIncomplete, dumpTries},
+		{"overrun", []any{answer(1, 0, one), unix.ENOBUFS, ending(1, 0), answer(2, 0, one, two), ending(2, 0)}, []Flow{one, two}, nil, 2},
+		{"rest of an older answer", []any{answer(0, 0, two), ending(0, 0), answer(1, 0, one), ending(1, 0)}, []Flow{one}, nil, 1},
+		{"filter refused", []any{ending(1, unix.EOPNOTSUPP), answer(2, 0, one, tracked[3]), ending(2, 0)}, []Flow{one}, nil, 2},
+		{"no connection tracking", []any{ending(1, unix.EINVAL), ending(2, unix.EINVAL)}, nil, unix.EINVAL, 2},
+		{"no permission", []any{ending(1, unix.EPERM)}, nil, unix.EPERM, 1},
+		{"silence", nil, nil, unix.EAGAIN, 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			kernel := &script{says: tt.says}
+			got, err := newConn(kernel).Dump(t.Context(), Filter{Protocol: udp}, all)
+			if !errors.Is(err, tt.err) || len(kernel.asked) != tt.dumps {
+				t.Errorf("error %v after %d dumps; want %v after %d", err, len(kernel.asked), tt.err, tt.dumps)
+			}
+			if diff := cmp.Diff(tt.want, got, addresses); diff != "" {
+				t.Errorf("flows mismatch (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// FuzzDecode wants no bytes to break the decoder, and what it accepts to be whole.
+func FuzzDecode(f *testing.F) {
+	for _, seed := range tracked {
+		f.Add(answer(1, 0, seed))
+	}
+	f.Add([]byte{255, 255, 255, 255})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for r := range messages(b) {
+			var flow Flow
+			if decode(r.body, &flow) != nil {
+				continue
+			}
+			for _, a := range []netip.AddrPort{flow.Orig.Src, flow.Orig.Dst, flow.Reply.Src, flow.Reply.Dst} {
+				if !a.Addr().IsValid() {
+					t.Errorf("%v is a flow with an address missing", &flow)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,112 @@
+package ct
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// Fake is connection tracking in memory. Unlike [Conn] it may be used by
+// several goroutines, so that a test can look while somebody works.
+type Fake struct {
+	mu    sync.Mutex
+	flows []Flow
+	last  uint32
+	fail  error
+	count Count
+}
+
+// Count is what was asked of a Fake.
+type Count struct {
+	Dumps, Deletes int
+}
+
+var _ Interface = (*Fake)(nil)
+
+// NewFake returns connection tracking that has seen nothing.
+func NewFake() *Fake { return &Fake{} }
+
+// Add makes the Fake track flows, as packets would.
+func (k *Fake) Add(flows ...Flow) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, f := range flows {
+		k.last++
+		f.ID = k.last
+		k.flows = append(k.flows, f)
+	}
+}
+
+// Flows returns what is tracked, oldest first.
+func (k *Fake) Flows() []Flow {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.flows)
+}
+
+// Fail makes every dump and deletion end with an error, until it is nil. After
+// one that wraps [ErrIncomplete] dumps return flows too, and deletions work.
+func (k *Fake) Fail(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fail = err
+}
+
+// Reset returns what was asked since the last Reset.
+func (k *Fake) Reset() Count {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c := k.count
+	k.count = Count{}
+	return c
+}
+
+// Dump returns flows of memory.
+func (k *Fake) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) ([]Flow, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.count.Dumps++
+	var out []Flow
+	for _, flow := range k.flows {
+		if flow.matches(f) && keep(&flow) {
+			out = append(out, flow)
+		}
+	}
+	switch {
+	case errors.Is(k.fail, ErrIncomplete):
+		return out, fmt.Errorf("dump %v flows: %w", f, k.fail)
+	case k.fail != nil:
+		return nil, fmt.Errorf("dump %v flows: %w", f, k.fail)
+	default:
+		return out, nil
+	}
+}
+
+// Delete forgets a flow.
+func (k *Fake) Delete(ctx context.Context, f *Flow) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.count.Deletes++
+	if k.fail != nil && !errors.Is(k.fail, ErrIncomplete) {
+		return fmt.Errorf("delete flow %v: %w", f, k.fail)
+	}
+	at := slices.IndexFunc(k.flows, func(have Flow) bool {
+		return have.ID == f.ID && have.Zone == f.Zone && have.Protocol == f.Protocol && have.Orig == f.Orig
+	})
+	if at < 0 {
+		return ErrNotFound
+	}
+	k.flows = slices.Delete(k.flows, at, at+1)
+	return nil
+}
+
+// Close does nothing: what is tracked stays.
+func (k *Fake) Close() error { return nil }

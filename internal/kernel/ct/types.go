@@ -1,0 +1,70 @@
+package ct
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// Interface is one network namespace's connection tracking. Its methods are
+// called by one goroutine at a time.
+type Interface interface {
+	// Dump returns the flows of a family and protocol for which keep reports
+	// true. The flow is keep's only until it returns. What the kernel changes
+	// meanwhile may be in the result or not.
+	//
+	// An error that wraps [ErrIncomplete] comes with the flows that were seen.
+	Dump(ctx context.Context, f Filter, keep func(*Flow) bool) ([]Flow, error)
+
+	// Delete makes the kernel forget a flow that Dump returned: its next packet
+	// is a first one. A flow that is gone is [ErrNotFound].
+	Delete(ctx context.Context, f *Flow) error
+
+	// Close releases the connection.
+	Close() error
+}
+
+// ErrNotFound says that there is no such flow any more.
+var ErrNotFound = errors.New("no such flow")
+
+// ErrIncomplete is wrapped by the error of a dump that lacks flows.
+var ErrIncomplete = errors.New("dump is incomplete")
+
+// Filter says which flows a dump is about.
+type Filter struct {
+	IPv6     bool
+	Protocol uint8 // as in the IP header
+}
+
+// String returns the filter in words.
+func (f Filter) String() string {
+	if f.IPv6 {
+		return fmt.Sprintf("IPv6 protocol %d", f.Protocol)
+	}
+	return fmt.Sprintf("IPv4 protocol %d", f.Protocol)
+}
+
+// Flow is one tracked connection.
+type Flow struct {
+	Protocol uint8
+	Orig     Tuple  // of its first packet, as that came in
+	Reply    Tuple  // of an answer, as that comes in: NAT makes it differ from Orig reversed
+	Zone     uint16 // 0 unless somebody's rules put the flow elsewhere
+	ID       uint32 // tells it from an earlier flow with the same tuples
+}
+
+// Tuple is where a packet comes from and goes to.
+type Tuple struct {
+	Src, Dst netip.AddrPort
+}
+
+// String returns the flow on one line.
+func (f *Flow) String() string {
+	return fmt.Sprintf("protocol %d %v -> %v, answered %v -> %v", f.Protocol, f.Orig.Src, f.Orig.Dst, f.Reply.Src, f.Reply.Dst)
+}
+
+// matches reports whether the flow is what a filter asks for.
+func (f *Flow) matches(by Filter) bool {
+	return f.Protocol == by.Protocol && f.Orig.Dst.Addr().Is6() == by.IPv6
+}
