@@ -1,0 +1,69 @@
+package sysctl
+
+import (
+	"errors"
+	"io/fs"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	timeout = "net/netfilter/nf_conntrack_udp_timeout"
+	max     = "net/netfilter/nf_conntrack_max" // may only be changed in the first network namespace
+)
+
+// TestContract holds the kernel and the Fake to the same behaviour.
+func TestContract(t *testing.T) {
+	implementations := map[string]func(*testing.T) Interface{
+		"kernel": func(t *testing.T) Interface { return inNamespace(t) },
+		"fake": func(*testing.T) Interface {
+			f := NewFake(map[string]string{timeout: "30", max: "262144", "kernel/ostype": "Linux", "/proc/self/oom_score_adj": "0"})
+			f.Refuse(max, fs.ErrPermission)
+			return f
+		},
+	}
+	for name, open := range implementations {
+		t.Run(name, func(t *testing.T) { checkContract(t, open(t)) })
+	}
+}
+
+// inNamespace returns the settings of a network namespace of the test's own,
+// which ends with the test's thread.
+func inNamespace(t *testing.T) Interface {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
+	}
+	return Kernel{}
+}
+
+func checkContract(t *testing.T, k Interface) {
+	if got, err := k.Read("kernel/ostype"); got != "Linux" || err != nil {
+		t.Errorf("kernel/ostype is %q, error %v", got, err)
+	}
+	if _, err := ReadInt(k, "kernel/ostype"); err == nil {
+		t.Errorf("kernel/ostype is a number")
+	}
+	if _, err := ReadInt(k, "/proc/self/oom_score_adj"); err != nil {
+		t.Errorf("read by path: %v", err)
+	}
+	if err := k.Write(timeout, "77"); err != nil {
+		t.Errorf("write: %v", err)
+	}
+	if got, err := ReadInt(k, timeout); got != 77 || err != nil {
+		t.Errorf("%s is %d, error %v; want 77", timeout, got, err)
+	}
+	if err := k.Write(max, "262144"); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("write %s: %v; want %v", max, err, fs.ErrPermission)
+	}
+	const missing = "net/netfilter/nf_conntrack_no_such"
+	if _, err := k.Read(missing); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("read a missing setting: %v; want %v", err, fs.ErrNotExist)
+	}
+	if err := k.Write(missing, "1"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("write a missing setting: %v; want %v", err, fs.ErrNotExist)
+	}
+}

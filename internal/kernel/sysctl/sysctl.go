@@ -1,0 +1,70 @@
+package sysctl
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// Interface is the settings of a kernel. A name is either that of a sysctl, in
+// parts that are separated by slashes ("net/ipv4/ip_forward"), or with a
+// leading slash the path of a file that holds one value.
+type Interface interface {
+	// Read returns a setting without the newline.
+	Read(name string) (string, error)
+
+	// Write changes a setting. A missing one is [io/fs.ErrNotExist]; one that
+	// may not be changed [io/fs.ErrPermission] or EROFS.
+	Write(name, value string) error
+}
+
+// ReadInt returns a setting that is a number.
+func ReadInt(k Interface, name string) (int, error) {
+	text, err := k.Read(name)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", Path(name), err)
+	}
+	return n, nil
+}
+
+// Path returns the file of a setting.
+func Path(name string) string {
+	if path.IsAbs(name) {
+		return name
+	}
+	return path.Join("/proc/sys", name)
+}
+
+// Kernel is the settings of the running kernel, those of network namespaces as
+// the calling thread has them.
+type Kernel struct{}
+
+var _ Interface = Kernel{}
+
+// Read reads the setting's file.
+func (Kernel) Read(name string) (string, error) {
+	b, err := os.ReadFile(Path(name))
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// Write writes the setting's file, which must be there.
+func (Kernel) Write(name, value string) error {
+	f, err := os.OpenFile(Path(name), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
+}

@@ -1,0 +1,242 @@
+package platform
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/sysctl"
+)
+
+// fresh is a host of four CPUs as the kernel makes it.
+func fresh() map[string]string {
+	return map[string]string{
+		"/sys/devices/system/cpu/online": "0-2,7",
+		conntrackMax:                     "65536", conntrackHash: "16384",
+		tcpEstablished: "432000", tcpCloseWait: "60", tcpBeLiberal: "0",
+		udpTimeout: "30", udpStream: "120", oomScoreAdj: "0",
+	}
+}
+
+// defaults are what kube-proxy wishes for when nobody says anything.
+func defaults() Settings {
+	return Settings{
+		Conntrack: Conntrack{
+			MaxPerCore:     Wish[int]{Value: 32768},
+			Min:            Wish[int]{Value: 131072},
+			TCPEstablished: Wish[time.Duration]{Value: 24 * time.Hour},
+			TCPCloseWait:   Wish[time.Duration]{Value: time.Hour},
+		},
+		OOMScoreAdj: new(-999),
+	}
+}
+
+func TestApply(t *testing.T) {
+	perCore := func(n int, explicit bool) Settings {
+		return Settings{Conntrack: Conntrack{MaxPerCore: Wish[int]{n, explicit}}}
+	}
+	established := func(d time.Duration, explicit bool) Settings {
+		return Settings{Conntrack: Conntrack{TCPEstablished: Wish[time.Duration]{d, explicit}}}
+	}
+	tests := []struct {
+		name     string
+		host     map[string]string // other than fresh
+		settings Settings
+		want     []Change
+	}{
+		{"nothing", nil, Settings{}, nil},
+		{"defaults", nil, defaults(), []Change{
+			{conntrackMax, 65536, 131072}, {conntrackHash, 16384, 32768}, {tcpCloseWait, 60, 3600}, {oomScoreAdj, 0, -999},
+		}},
+		{"defaults once more", map[string]string{
+			conntrackMax: "131072", conntrackHash: "32768", tcpCloseWait: "3600", oomScoreAdj: "-999",
+		}, defaults(), nil},
+		{"the administrator's are larger", map[string]string{
+			conntrackMax: "4000000", conntrackHash: "1000000", tcpCloseWait: "7200", oomScoreAdj: "-999",
+		}, defaults(), nil},
+		{"scaled by CPUs", nil, perCore(50000, false), []Change{{conntrackMax, 65536, 200000}, {conntrackHash, 16384, 50000}}},
+		{
+			"at least min", nil,
+			Settings{Conntrack: Conntrack{MaxPerCore: Wish[int]{1000, true}, Min: Wish[int]{70000, true}}},
+			[]Change{{conntrackMax, 65536, 70000}, {conntrackHash, 16384, 17500}},
+		},
+		{"capped", nil, perCore(1<<20, false), []Change{{conntrackMax, 65536, 1 << 20}, {conntrackHash, 16384, 1 << 18}}},
+		{
+			"a min above the cap", nil,
+			Settings{Conntrack: Conntrack{MaxPerCore: Wish[int]{1 << 20, true}, Min: Wish[int]{3 << 20, true}}},
+			[]Change{{conntrackMax, 65536, 3 << 20}, {conntrackHash, 16384, 3 << 18}},
+		},
+		{"min alone", nil, Settings{Conntrack: Conntrack{Min: Wish[int]{1 << 20, true}}}, nil},
+		{"lowered explicitly, the buckets stay", nil, perCore(1000, true), []Change{{conntrackMax, 65536, 4000}}},
+		{"not lowered by default", nil, perCore(1000, false), nil},
+		{"the cap lowers nothing", map[string]string{conntrackMax: "2097152", conntrackHash: "524288"}, perCore(1<<20, true), nil},
+		{"buckets alone are too few", map[string]string{conntrackMax: "200000"}, perCore(50000, false), []Change{{conntrackHash, 16384, 50000}}},
+		{
+			"CPUs not known",
+			map[string]string{"/sys/devices/system/cpu/online": "?"},
+			perCore(100000, false),
+			[]Change{{conntrackMax, 65536, 100000 * runtime.NumCPU()}, {conntrackHash, 16384, 25000 * runtime.NumCPU()}},
+		},
+		{"time-out lowered explicitly", nil, established(time.Hour, true), []Change{{tcpEstablished, 432000, 3600}}},
+		{"time-out not lowered by default", nil, established(time.Hour, false), nil},
+		{"time-out raised", nil, established(200*time.Hour, false), []Change{{tcpEstablished, 432000, 720000}}},
+		{
+			"half a second is one",
+			map[string]string{udpTimeout: "0"},
+			Settings{Conntrack: Conntrack{UDP: Wish[time.Duration]{500 * time.Millisecond, false}}},
+			[]Change{{udpTimeout, 0, 1}},
+		},
+		{"all the rest", nil, Settings{Conntrack: Conntrack{
+			TCPBeLiberal: true, UDP: Wish[time.Duration]{time.Minute, false}, UDPStream: Wish[time.Duration]{time.Minute, true},
+		}}, []Change{{tcpBeLiberal, 0, 1}, {udpTimeout, 30, 60}, {udpStream, 120, 60}}},
+		{"liberal already", map[string]string{tcpBeLiberal: "1"}, Settings{Conntrack: Conntrack{TCPBeLiberal: true}}, nil},
+		{"liberal stays", map[string]string{tcpBeLiberal: "1"}, Settings{}, nil},
+		{"OOM score lowered and raised", map[string]string{oomScoreAdj: "-999"}, Settings{OOMScoreAdj: new(-500)}, []Change{{oomScoreAdj, -999, -500}}},
+		{"OOM score of zero", map[string]string{oomScoreAdj: "300"}, Settings{OOMScoreAdj: new(0)}, []Change{{oomScoreAdj, 300, 0}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			values := fresh()
+			for name, v := range tt.host {
+				values[name] = v
+			}
+			k := sysctl.NewFake(values)
+			got := Apply(t.Context(), k, tt.settings)
+			if diff := cmp.Diff(Report{Changes: tt.want}, got); diff != "" {
+				t.Errorf("report mismatch (-want +got):\n%s", diff)
+			}
+			if len(k.Writes()) != len(tt.want) {
+				t.Errorf("writes %v; want those of %v", k.Writes(), tt.want)
+			}
+			for _, c := range tt.want {
+				if v, err := sysctl.ReadInt(k, c.Name); v != c.New || err != nil {
+					t.Errorf("%s is %d, error %v; want %d", c.Name, v, err, c.New)
+				}
+			}
+		})
+	}
+}
+
+// TestProblems goes on when something cannot be written.
+func TestProblems(t *testing.T) {
+	broken := errors.New("out of order")
+	tests := []struct {
+		name  string
+		spoil func(map[string]string)
+		err   error // of writing everything
+		want  []string
+	}{
+		{"read-only file system", nil, syscall.EROFS, []string{conntrackMax + " cannot be 131072: it is read-only here", tcpCloseWait + " cannot be 3600: it is read-only", oomScoreAdj + " cannot be -999: it is read-only"}},
+		{"no permission", nil, fs.ErrPermission, []string{conntrackMax + " cannot be 131072: it is read-only", tcpCloseWait, oomScoreAdj}},
+		{"something else", nil, broken, []string{"out of order", "out of order", "out of order"}},
+		{"no connection tracking", func(v map[string]string) {
+			delete(v, conntrackMax)
+			delete(v, conntrackHash)
+		}, nil, []string{"is nf_conntrack loaded?"}},
+		{"not a number", func(v map[string]string) { v[tcpCloseWait] = "soon" }, nil, []string{`"soon"`}},
+		{"missing bucket count", func(v map[string]string) { delete(v, conntrackHash) }, nil, []string{conntrackHash + " cannot be 32768"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			values := fresh()
+			if tt.spoil != nil {
+				tt.spoil(values)
+			}
+			k := sysctl.NewFake(values)
+			for name := range values {
+				if tt.err != nil {
+					k.Refuse(name, tt.err)
+				}
+			}
+			r := Apply(t.Context(), k, defaults())
+			if len(r.Problems) != len(tt.want) {
+				t.Fatalf("problems %v; want %d", r.Problems, len(tt.want))
+			}
+			for i, p := range r.Problems {
+				if !strings.Contains(p.String(), tt.want[i]) {
+					t.Errorf("problem %q; want %q in it", p, tt.want[i])
+				}
+			}
+			if n := len(k.Writes()); n != len(r.Changes) || tt.err != nil && n > 0 {
+				t.Errorf("wrote %v, reported %v", k.Writes(), r.Changes)
+			}
+			if tt.err == nil && len(r.Changes) == 0 {
+				t.Errorf("one problem stopped everything")
+			}
+		})
+	}
+}
+
+// TestCancelled writes nothing.
+func TestCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	k := sysctl.NewFake(fresh())
+	if r := Apply(ctx, k, defaults()); len(r.Changes)+len(r.Problems)+len(k.Writes()) > 0 {
+		t.Errorf("report %v, writes %v; want nothing", r, k.Writes())
+	}
+}
+
+func TestCountList(t *testing.T) {
+	tests := map[string]int{"0": 1, "0-3": 4, "0-2,7": 4, "1,3,5-6": 4, "": 0, "x": 0, "3-1": 0, "0-": 0}
+	for list, want := range tests {
+		if got := countList(list); got != want {
+			t.Errorf("%q names %d; want %d", list, got, want)
+		}
+	}
+}
+
+// TestKernel changes the time-outs of a network namespace, where the size of
+// the table is not ours to change.
+func TestKernel(t *testing.T) {
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
+	}
+	k := sysctl.Kernel{}
+	udp, err := sysctl.ReadInt(k, udpTimeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit, err := sysctl.ReadInt(k, conntrackMax)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash, err := sysctl.ReadInt(k, conntrackHash)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Settings{Conntrack: Conntrack{
+		MaxPerCore:   Wish[int]{Value: 1},
+		Min:          Wish[int]{Value: limit + 4*hash}, // more than there is room for
+		TCPBeLiberal: true,
+		UDP:          Wish[time.Duration]{Value: time.Duration(udp+5) * time.Second},
+		UDPStream:    Wish[time.Duration]{Value: time.Second},
+	}}
+	r := Apply(t.Context(), k, s)
+	want := []Change{{tcpBeLiberal, 0, 1}, {udpTimeout, udp, udp + 5}}
+	if diff := cmp.Diff(want, r.Changes); diff != "" {
+		t.Errorf("changes mismatch (-want +got):\n%s", diff)
+	}
+	if len(r.Problems) != 1 || r.Problems[0].Name != conntrackMax || !strings.Contains(r.Problems[0].String(), "read-only") {
+		t.Errorf("problems %v; want that %s is read-only", r.Problems, conntrackMax)
+	}
+	if now, err := sysctl.ReadInt(k, udpTimeout); now != udp+5 || err != nil {
+		t.Errorf("%s is %d, error %v; want %d", udpTimeout, now, err, udp+5)
+	}
+	if now, err := sysctl.ReadInt(k, conntrackHash); now != hash || err != nil {
+		t.Errorf("%s is %d, error %v; want %d, since the size could not be changed", conntrackHash, now, err, hash)
+	}
+	again := Apply(t.Context(), k, Settings{Conntrack: Conntrack{TCPBeLiberal: true, UDP: s.Conntrack.UDP}})
+	if len(again.Changes)+len(again.Problems) > 0 {
+		t.Errorf("a second time: %v", again)
+	}
+}
