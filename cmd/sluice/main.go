@@ -16,13 +16,14 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
-	os.Exit(run(ctx, os.Args[1:], os.Stderr))
+	os.Exit(run(ctx, os.Args, os.Stderr))
 }
 
-// run returns the exit code.
+// run returns the exit code. The first argument is the name that the program
+// was called by.
 func run(ctx context.Context, args []string, stderr io.Writer) int {
-	cmd := app.NewProxyCommand()
-	cmd.SetArgs(args)
+	cmd := app.NewProxyCommand(args[0])
+	cmd.SetArgs(args[1:])
 	if err := cmd.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(stderr, "Error:", err)
 		return 1

@@ -12,6 +12,14 @@ func TestExitCodes(t *testing.T) {
 		code   int
 		stderr string
 	}{
+		{"unknown flag", []string{"--nope"}, 1, "Error: unknown flag: --nope (sluice --help lists the flags)\n"},
+		{"no such file", []string{"--config=/none"}, 1, "Error: --config \"/none\": open /none: no such file or directory\n"},
+		{
+			"contradiction",
+			[]string{"--cleanup", "--init-only"},
+			1,
+			"Error: --cleanup and --init-only: one removes what the other prepares for\n",
+		},
 		{"version", []string{"--version"}, 0, ""},
 		{"help", []string{"-h"}, 0, ""},
 		{"bad flag", []string{"--proxy-mode=magic"}, 1, "Error: --proxy-mode \"magic\": no such mode; modes: nftables\n"},
@@ -25,7 +33,7 @@ func TestExitCodes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var stderr bytes.Buffer
-			if code := run(t.Context(), tt.args, &stderr); code != tt.code || stderr.String() != tt.stderr {
+			if code := run(t.Context(), append([]string{"sluice"}, tt.args...), &stderr); code != tt.code || stderr.String() != tt.stderr {
 				t.Errorf("exit code %d, stderr %q, want %d, %q", code, stderr.String(), tt.code, tt.stderr)
 			}
 		})

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,29 +16,35 @@ import (
 	"sluice/internal/dataplane"
 )
 
-// NewProxyCommand returns the command. It prints no errors: its caller does,
-// and exits with 1.
-func NewProxyCommand() *cobra.Command {
-	o := NewOptions()
+// NewProxyCommand returns the command. It is known by the last part of name if
+// that is kube-proxy, for command lines that were written for it. It prints no
+// errors: its caller does, and exits with 1.
+func NewProxyCommand(name string) *cobra.Command {
+	if name = filepath.Base(name); name != "kube-proxy" {
+		name = "sluice"
+	}
+	return newCommand(name, NewOptions(), daemonSteps())
+}
+
+func newCommand(name string, o *Options, s steps) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:           "sluice",
+		Use:           name,
 		Short:         "Forward Kubernetes Services to their endpoints on this node",
 		Version:       Version(),
 		Args:          noArguments,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), s) },
 	}
-	groups := o.flags()
 	cmd.SetGlobalNormalizationFunc(hyphens)
-	for _, g := range groups {
-		cmd.Flags().AddFlagSet(g.flags)
+	for _, g := range o.groups {
+		cmd.Flags().AddFlagSet(g.FlagSet)
 	}
-	cmd.SetVersionTemplate(versionLine())
+	cmd.SetVersionTemplate(versionLine(name))
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return fmt.Errorf("%w (sluice --help lists the flags)", err)
+		return fmt.Errorf("%w (%s --help lists the flags)", err, name)
 	})
-	setHelp(cmd, groups)
+	setHelp(cmd, o.groups)
 	return cmd
 }
 
@@ -48,42 +55,117 @@ func hyphens(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 
 // noArguments refuses arguments that are no flags. Empty ones come from
 // templates whose variable is not set, and do no harm.
-func noArguments(_ *cobra.Command, args []string) error {
+func noArguments(cmd *cobra.Command, args []string) error {
 	for _, a := range args {
 		if a != "" {
-			return fmt.Errorf("unexpected argument %q: sluice takes flags only", a)
+			return fmt.Errorf("unexpected argument %q: %s takes flags only", a, cmd.Name())
 		}
 	}
 	return nil
 }
 
+// steps are what a command line can come to. They do the work; run decides.
+type steps struct {
+	cleanup    func(context.Context) error
+	chooseMode func(context.Context) (config.ProxyMode, error)
+	initialise func(context.Context, config.Configuration) error
+	serve      func(context.Context, plan) error
+}
+
+func daemonSteps() steps {
+	return steps{cleanup: cleanup, chooseMode: chooseMode, initialise: initialise, serve: serve}
+}
+
 // run checks everything that can be checked, and only then touches the kernel.
-func (o *Options) run(ctx context.Context) error {
-	c, err := o.Configuration()
+func (o *Options) run(ctx context.Context, s steps) error {
+	if err := o.contradictions(); err != nil {
+		return err
+	}
+	t, err := o.read(config.Modes()[0])
 	if err != nil {
 		return err
 	}
-	node, err := nodeName(o.HostnameOverride)
+	p, err := o.plan(t.config)
 	if err != nil {
 		return err
 	}
-	if err := o.validateLogging(); err != nil {
+	if err := o.startLogging(ctx, t); err != nil {
 		return err
-	}
-	var from origin
-	if !o.Cleanup {
-		if from, err = o.origin(); err != nil {
-			return err
-		}
-	}
-	if err := logsapi.ValidateAndApply(o.Logging, nil); err != nil {
-		return fmt.Errorf("set up logging: %w", err)
 	}
 	defer logs.FlushLogs()
-	if o.Cleanup {
-		return cleanup(ctx)
+	switch {
+	case o.WriteConfigTo != "":
+		return o.writeConfig(ctx, t.config)
+	case o.Cleanup:
+		return s.cleanup(ctx)
 	}
-	server, err := NewProxyServer(ctx, plan{config: c, node: node, from: from})
+	if p.config, err = t.settleMode(ctx, s.chooseMode); err != nil {
+		return err
+	}
+	if o.InitOnly {
+		return s.initialise(ctx, p.config)
+	}
+	return s.serve(ctx, p)
+}
+
+// plan says what to serve and as whom. Whoever does not serve needs neither.
+func (o *Options) plan(c config.Configuration) (plan, error) {
+	p := plan{config: c}
+	if o.WriteConfigTo != "" || o.Cleanup || o.InitOnly {
+		return p, nil
+	}
+	var err error
+	if p.node, err = nodeName(c.HostnameOverride); err != nil {
+		return plan{}, err
+	}
+	if o.ConfigFile != "" {
+		p.follow = o.NewConfigWatcher
+	}
+	p.from, err = o.origin(c.Client)
+	return p, err
+}
+
+// startLogging makes the log what the configuration says and puts there what
+// had to wait for it.
+func (o *Options) startLogging(ctx context.Context, t told) error {
+	gate, err := loggingGate(t.config.FeatureGates)
+	if err != nil {
+		return fmt.Errorf("feature gates: %w", err)
+	}
+	if err := logsapi.ValidateAndApply(&t.config.Logging, gate); err != nil {
+		return fmt.Errorf("set up logging: %w", err)
+	}
+	logger := klog.FromContext(ctx)
+	for _, n := range append(o.overruled(), t.notices...) {
+		logger.Info(n.message, n.facts...)
+	}
+	o.values(func(name, value string) { logger.V(1).Info("Flag", "name", "--"+name, "value", value) })
+	return nil
+}
+
+// settleMode returns the configuration for the mode that was asked for, or for
+// the one that is chosen when none was.
+func (t told) settleMode(
+	ctx context.Context, choose func(context.Context) (config.ProxyMode, error),
+) (config.Configuration, error) {
+	if t.input.Mode() != "" {
+		return t.config, nil
+	}
+	mode, err := choose(ctx)
+	if err != nil {
+		return config.Configuration{}, err
+	}
+	c, err := t.input.Configuration(mode)
+	if c.NodePortAddresses.Primary && len(t.input.Object.NodePortAddresses) == 0 {
+		// Without a mode kube-proxy takes iptables, which opens them everywhere.
+		klog.FromContext(ctx).Info("NodePorts are open on the Node's own addresses only, nodePortAddresses can name more")
+	}
+	return c, err
+}
+
+// serve runs the daemon until ctx ends.
+func serve(ctx context.Context, p plan) error {
+	server, err := NewProxyServer(ctx, p)
 	if err != nil {
 		return err
 	}

@@ -2,18 +2,35 @@ package app
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"sluice/internal/config"
 )
 
 // execute runs the command and returns what it printed.
 func execute(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	cmd := NewProxyCommand()
+	return play(t, NewProxyCommand("/usr/bin/sluice"), args...)
+}
+
+func play(t *testing.T, cmd *cobra.Command, args ...string) (string, error) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := logsapi.ResetForTest(nil); err != nil {
+			t.Error(err)
+		}
+	})
 	var out bytes.Buffer
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)
@@ -110,13 +127,51 @@ func TestErrors(t *testing.T) {
 		{
 			"two mistakes",
 			[]string{"--manifests", dir, "--bind-address=node", "--proxy-mode=magic"},
-			`--bind-address "node": not an IP address; --proxy-mode "magic": no such mode; modes: nftables`,
+			`--proxy-mode "magic": no such mode; modes: nftables; --bind-address "node": not an IP address`,
 		},
 		{
 			"unknown log format",
 			[]string{"--manifests", dir, "--logging-format=xml"},
 			`logging flags: format: Invalid value: "xml": Unsupported log format`,
 		},
+		{
+			"bad gate",
+			[]string{"--feature-gates=Foo"},
+			`invalid argument "Foo" for "--feature-gates" flag: "Foo" is not Name=true or Name=false ` +
+				`(sluice --help lists the flags)`,
+		},
+		{"bad gate name", []string{"--feature-gates=F oo=true"}, `--feature-gates "F oo": not the name of a feature gate`},
+		{"hidden metrics", []string{"--show-hidden-metrics-for-version=1.20"}, `--show-hidden-metrics-for-version "1.20": ` +
+			`must be 1.35, the minor version before this one, or nothing`},
+		{"no full sync", []string{"--iptables-sync-period=0"}, `--iptables-sync-period "0s": must be more than 0`},
+		{
+			"spacing over period",
+			[]string{"--iptables-sync-period=1s", "--iptables-min-sync-period=2s"},
+			`--iptables-min-sync-period "2s": must not be more than iptables.syncPeriod 1s`,
+		},
+		{"bit", []string{"--iptables-masquerade-bit=32"}, `--iptables-masquerade-bit "32": must be from 0 to 31`},
+		{
+			"no number",
+			[]string{"--conntrack-min=many"},
+			`invalid argument "many" for "--conntrack-min" flag: strconv.ParseInt: parsing "many": invalid syntax ` +
+				`(sluice --help lists the flags)`,
+		},
+		{"negative timeout", []string{"--conntrack-udp-timeout=-1s"}, `--conntrack-udp-timeout "-1s": must not be negative`},
+		{"no resync", []string{"--config-sync-period=0"}, `--config-sync-period "0s": must be more than 0`},
+		{"address", []string{"--healthz-bind-address=localhost"}, `--healthz-bind-address "localhost": ` +
+			`neither an IP address nor an IP address and a port, like 127.0.0.1:10256`},
+		{
+			"port",
+			[]string{"--metrics-bind-address=127.0.0.1", "--metrics-port=70000"},
+			`--metrics-bind-address "127.0.0.1:70000": the port must be from 1 to 65535`,
+		},
+		{
+			"contradiction",
+			[]string{"--cleanup", "--init-only"},
+			`--cleanup and --init-only: one removes what the other prepares for`,
+		},
+		{"no place to write to", []string{"--write-config-to", dir}, `--write-config-to "` + dir + `": open ` + dir +
+			`: is a directory`},
 		{
 			"two sources",
 			[]string{"--manifests", dir, "--kubeconfig", file},
@@ -195,7 +250,7 @@ func TestHelp(t *testing.T) {
 		t.Errorf("help begins with %q", first)
 	}
 	// Every flag is in some group.
-	NewProxyCommand().Flags().VisitAll(func(f *pflag.Flag) {
+	NewProxyCommand("").Flags().VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden && !strings.Contains(out, "--"+f.Name) {
 			t.Errorf("help lacks --%s", f.Name)
 		}
@@ -210,7 +265,7 @@ func TestVersion(t *testing.T) {
 }
 
 func TestEmptyArgumentsDoNoHarm(t *testing.T) {
-	if err := noArguments(nil, []string{"", ""}); err != nil {
+	if err := noArguments(NewProxyCommand(""), []string{"", ""}); err != nil {
 		t.Error(err)
 	}
 }
@@ -228,10 +283,134 @@ clusters: [{name: k, cluster: {server: "https://192.0.2.1:6443"}}], users: [{nam
 	}
 	for _, tt := range tests {
 		o := NewOptions()
-		o.Kubeconfig, o.Master = file, tt.master
-		from, err := o.origin()
+		o.Master = tt.master
+		from, err := o.origin(config.ClientConnection{Kubeconfig: file})
 		if err != nil || from.String() != tt.want {
 			t.Errorf("master %q: %v, error %v, want %v", tt.master, from, err, tt.want)
 		}
+	}
+}
+
+// TestSteps follows command lines to what they come to. Nothing but that may
+// be asked of the kernel or of an API server.
+func TestSteps(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	dir := t.TempDir()
+	tests := []struct {
+		name string
+		args []string
+		want []string
+		err  string
+	}{
+		{"serve", []string{"--manifests", dir}, []string{"choose", "serve nftables"}, ""},
+		{"serve, mode given", []string{"--manifests", dir, "--proxy-mode=nftables"}, []string{"serve nftables"}, ""},
+		{"prepare", []string{"--init-only"}, []string{"choose", "initialise nftables"}, ""},
+		{"prepare, mode given", []string{"--init-only", "--proxy-mode=nftables"}, []string{"initialise nftables"}, ""},
+		{"clean", []string{"--cleanup"}, []string{"clean"}, ""},
+		{"write", []string{"--write-config-to", dir + "/config"}, nil, ""},
+		{"write before all else", []string{"--write-config-to", dir + "/config", "--cleanup"}, nil, ""},
+		{"nowhere", nil, nil, "nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, " +
+			"or run in a cluster"},
+		{"wrong before anything", []string{"--cleanup", "--proxy-mode=x"}, nil, `--proxy-mode "x": no such mode; modes: nftables`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var got []string
+			did := func(what string) error {
+				got = append(got, what)
+				return nil
+			}
+			_, err := play(t, newCommand("sluice", NewOptions(), steps{
+				cleanup:    func(context.Context) error { return did("clean") },
+				chooseMode: func(context.Context) (config.ProxyMode, error) { return config.NFTables, did("choose") },
+				initialise: func(_ context.Context, c config.Configuration) error { return did("initialise " + string(c.Mode)) },
+				serve:      func(_ context.Context, p plan) error { return did("serve " + string(p.config.Mode)) },
+			}), tt.args...)
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("steps mismatch (-want +got):\n%s", diff)
+			}
+			if text := errorText(err); text != tt.err {
+				t.Errorf("error %q, want %q", text, tt.err)
+			}
+		})
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestNoModeToChoose(t *testing.T) {
+	_, err := play(t, newCommand("sluice", NewOptions(), steps{
+		chooseMode: func(context.Context) (config.ProxyMode, error) { return "", errors.New("no kernel") },
+	}), "--init-only")
+	if errorText(err) != "no kernel" {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestWrittenConfigIsReadAgain writes what flags say and reads it as a file.
+func TestWrittenConfigIsReadAgain(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	args := []string{
+		"--cluster-cidr=10.0.0.0/8,fd00::/48", "--metrics-bind-address=", "--iptables-min-sync-period=2s", "--masquerade-all",
+		"--iptables-masquerade-bit=3", "--nodeport-addresses=all", "--hostname-override=me", "--feature-gates=AllBeta=true",
+		"--conntrack-max-per-core=1", "--conntrack-min=2", "--conntrack-tcp-timeout-established=3h",
+		"--conntrack-tcp-timeout-close-wait=0", "--vmodule=a=1", "-v=2",
+	}
+	if _, err := execute(t, append(args, "--write-config-to", file)...); err != nil {
+		t.Fatal(err)
+	}
+	said, written := configuration(t, args...), configuration(t, "--config", file)
+	if changes := config.Changes(&said, &written); len(changes) > 0 {
+		t.Errorf("lost in writing: %v", changes)
+	}
+	if diff := cmp.Diff(said.Object, written.Object); diff != "" {
+		t.Errorf("object mismatch (-said +written):\n%s", diff)
+	}
+}
+
+func TestCalledAsKubeProxy(t *testing.T) {
+	for name, want := range map[string]string{
+		"/usr/local/bin/kube-proxy": "kube-proxy", "kube-proxy": "kube-proxy", "./sluice": "sluice", "proxy": "sluice",
+	} {
+		out, err := play(t, NewProxyCommand(name), "--version")
+		if err != nil || !strings.HasPrefix(out, want+" ") {
+			t.Errorf("%s --version printed %q, error %v", name, out, err)
+		}
+		out, err = play(t, NewProxyCommand(name), "--help")
+		if err != nil || !strings.Contains(out, "\n  "+want+" [flags]\n") || !strings.Contains(out, " "+want+" --config ") {
+			t.Errorf("%s --help printed %q, error %v", name, out, err)
+		}
+		_, err = play(t, NewProxyCommand(name), "--nope")
+		if errorText(err) != "unknown flag: --nope ("+want+" --help lists the flags)" {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+func TestJSONLog(t *testing.T) {
+	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stderr.Close()
+	was := os.Stderr
+	defer func() { os.Stderr = was }()
+	os.Stderr = stderr
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if _, err := execute(t, "--write-config-to", file, "--logging-format=json"); err != nil {
+		t.Error(err)
+	}
+	text, err := os.ReadFile(stderr.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var line struct{ Msg, File string }
+	if err := json.Unmarshal(text, &line); err != nil || line.Msg != "Wrote the configuration in force" || line.File != file {
+		t.Errorf("logged %s, error %v", text, err)
 	}
 }

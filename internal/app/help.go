@@ -16,11 +16,14 @@ folder, and follows every change. Stopping it leaves the rules in force.
 `
 	examples = `Examples:
   Serve the manifests of a folder, without any cluster:
-    sluice --manifests ./examples --cluster-cidr 10.244.0.0/16
+    %[1]s --manifests ./examples --cluster-cidr 10.244.0.0/16
 
   Serve a cluster:
-    sluice --kubeconfig /etc/sluice/kubeconfig --hostname-override node-1 \
+    %[1]s --kubeconfig /etc/sluice/kubeconfig --hostname-override node-1 \
       --cluster-cidr 10.244.0.0/16,fd00:10:244::/56
+
+  Serve a cluster that kubeadm has set up, by its ConfigMap:
+    %[1]s --config /var/lib/kube-proxy/config.conf
 `
 	defaultColumns = 80  // when it is not a terminal that reads
 	maxColumns     = 110 // longer lines are hard to read
@@ -30,9 +33,10 @@ folder, and follows every change. Stopping it leaves the rules in force.
 func setHelp(cmd *cobra.Command, groups []flagGroup) {
 	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
 		out := cmd.OutOrStdout()
-		fmt.Fprintf(out, "%s\nUsage:\n  %s [flags]\n\n%s", description, cmd.Name(), examples)
+		fmt.Fprintf(out, "%s\nUsage:\n  %s [flags]\n\n", description, cmd.Name())
+		fmt.Fprintf(out, examples, cmd.Name())
 		for _, g := range groups {
-			fmt.Fprintf(out, "\n%s:\n%s", g.title, g.flags.FlagUsagesWrapped(columns(out)))
+			fmt.Fprintf(out, "\n%s:\n%s", g.title, g.FlagUsagesWrapped(columns(out)))
 		}
 	})
 }

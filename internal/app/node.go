@@ -1,6 +1,7 @@
 package app
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -22,7 +23,7 @@ func nodeName(override string) (string, error) {
 	}
 	name = strings.ToLower(strings.TrimSpace(name))
 	if name == "" {
-		return "", fmt.Errorf("--hostname-override %q: a node name cannot be blank", override)
+		return "", errors.New("the host's name is blank (--hostname-override gives another)")
 	}
 	return name, nil
 }

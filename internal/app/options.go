@@ -1,144 +1,149 @@
 package app
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"sluice/internal/config"
 )
 
 // Options are the flags as given.
 type Options struct {
-	Manifests  string
-	Kubeconfig string
-	Master     string
-
+	// These count with and without a configuration file.
+	ConfigFile       string
+	WriteConfigTo    string
+	Cleanup          bool
+	InitOnly         bool
+	Manifests        string
+	Master           string
 	HostnameOverride string
-	BindAddress      string
+	Logging          *logsapi.LoggingConfiguration
 
-	ProxyMode              string
-	ClusterCIDR            string
-	DetectLocalMode        string
-	PodBridgeInterface     string
-	PodInterfaceNamePrefix string
-	MasqueradeAll          bool
-	NodePortAddresses      []string
+	// Object is what flags say that a configuration file could say too; it is
+	// zero where no flag says anything.
+	Object      v1alpha1.KubeProxyConfiguration
+	HealthzPort int32
+	MetricsPort int32
 
-	Cleanup bool
-	Logging *logsapi.LoggingConfiguration
+	groups []flagGroup
 }
 
 // NewOptions returns the options of a command line without flags.
-func NewOptions() *Options { return &Options{Logging: logsapi.NewLoggingConfiguration()} }
-
-// flagGroup is a part of the help text.
-type flagGroup struct {
-	title string
-	flags *pflag.FlagSet
+func NewOptions() *Options {
+	o := &Options{Logging: logsapi.NewLoggingConfiguration()}
+	o.groups = o.flags()
+	// Adding a flag has written its default, which is only for the help text.
+	// What nobody says stays zero, and the configuration knows what that means.
+	o.Object = v1alpha1.KubeProxyConfiguration{}
+	return o
 }
 
-// group starts a part of the help text. Flags keep their order in it.
-func group(title string) flagGroup {
-	fs := pflag.NewFlagSet(title, pflag.ContinueOnError)
-	fs.SortFlags = false
-	return flagGroup{title, fs}
+// notice is a line for the log, said as soon as there is one.
+type notice struct {
+	message string
+	facts   []any
 }
 
-// flags returns all flags, in the groups and the order that help shows.
-func (o *Options) flags() []flagGroup {
-	from := group("Where Services come from (one of them; none: the cluster this runs in)")
-	from.flags.StringVar(&o.Manifests, "manifests", "",
-		"read and watch the YAML and JSON files in `DIR`; no cluster is needed")
-	from.flags.StringVar(&o.Kubeconfig, "kubeconfig", "", "reach the API server as this `FILE` says")
-	from.flags.StringVar(&o.Master, "master", "", "reach the API server at this `URL`, whatever --kubeconfig says")
+// told is what flags and file say, read and checked.
+type told struct {
+	input   config.Input
+	config  config.Configuration
+	notices []notice
+}
 
-	node := group("This node")
-	node.flags.StringVar(&o.HostnameOverride, "hostname-override", "", "be the node of this `NAME`, not of the host's")
-	node.flags.StringVar(&o.BindAddress, "bind-address", "0.0.0.0",
-		"take this `IP` for the node's, not what its Node object says; all zeros change nothing")
-
-	logging := group("Logging")
-	logsapi.AddFlags(o.Logging, logging.flags)
-	for _, gated := range []string{"log-text-split-stream", "log-text-info-buffer-size"} {
-		logging.flags.Lookup(gated).Hidden = true
+// read returns what flags and file ask for. A configuration that names no mode
+// gets the given one. The error names every wrong flag or field and its value.
+func (o *Options) read(unset config.ProxyMode) (told, error) {
+	var t told
+	var err error
+	if o.ConfigFile == "" {
+		t.input, t.notices = o.flagInput()
+	} else if t.input, t.notices, err = o.fileInput(); err != nil {
+		return told{}, err
 	}
-
-	other := group("Other")
-	other.flags.BoolVar(&o.Cleanup, "cleanup", false, "remove all rules Sluice may have left in the kernel, then exit")
-	other.flags.Bool("version", false, "print the version, then exit")
-	other.flags.BoolP("help", "h", false, "print this text, then exit")
-
-	return []flagGroup{from, node, o.trafficFlags(), other, logging}
-}
-
-func (o *Options) trafficFlags() flagGroup {
-	g := group("Traffic")
-	g.flags.StringVar(&o.ProxyMode, "proxy-mode", "", "program the kernel by this `MODE`: nftables (the default)")
-	g.flags.StringVar(&o.ClusterCIDR, "cluster-cidr", "",
-		"`CIDRS` of the pods in the cluster: one, or two with a comma between, one of each family")
-	g.flags.StringVar(&o.DetectLocalMode, "detect-local-mode", "",
-		"`HOW` to recognise traffic of this node's pods: ClusterCIDR (the default), NodeCIDR, "+
-			"BridgeInterface or InterfaceNamePrefix")
-	g.flags.StringVar(&o.PodBridgeInterface, "pod-bridge-interface", "",
-		"`NAME` of the bridge that pods are on, for BridgeInterface")
-	g.flags.StringVar(&o.PodInterfaceNamePrefix, "pod-interface-name-prefix", "",
-		"`PREFIX` of the pods' interface names, for InterfaceNamePrefix")
-	g.flags.BoolVar(&o.MasqueradeAll, "masquerade-all", false,
-		"hide the client's address in all traffic to ClusterIPs")
-	g.flags.StringSliceVar(&o.NodePortAddresses, "nodeport-addresses", nil,
-		"open NodePorts on the node's addresses within these `CIDRS`, or by the word primary "+
-			"(the default) on those of its Node object")
-	return g
-}
-
-// Configuration returns what the flags ask for, defaults filled in. The error
-// names every wrong flag and its value.
-func (o *Options) Configuration() (config.Configuration, error) {
-	c := config.Default()
-	c.Mode = cmp.Or(config.ProxyMode(o.ProxyMode), c.Mode)
-	c.DetectLocalMode = cmp.Or(config.LocalMode(o.DetectLocalMode), c.DetectLocalMode)
-	c.BridgeInterface = o.PodBridgeInterface
-	c.InterfaceNamePrefix = o.PodInterfaceNamePrefix
-	c.MasqueradeAll = o.MasqueradeAll
-
-	var errs [4]error
-	c.BindAddress, errs[0] = config.ParseBindAddress(o.BindAddress)
-	c.ClusterCIDRs, errs[1] = config.ParseClusterCIDRs(o.ClusterCIDR)
-	if len(o.NodePortAddresses) > 0 {
-		c.NodePortAddresses, errs[2] = config.ParseNodePortAddresses(o.NodePortAddresses)
+	if t.config, err = t.input.Configuration(unset); err != nil {
+		return told{}, o.explain(err)
 	}
-	errs[3] = c.Validate()
-	return c, flagErrors(errors.Join(errs[:]...))
+	if err := o.validateLogging(&t.config); err != nil {
+		return told{}, err
+	}
+	t.notices = append(t.notices, gateNotices(t.config.FeatureGates)...)
+	return t, nil
 }
 
-// validateLogging checks the logging flags, which are applied later.
-func (o *Options) validateLogging() error {
-	if errs := logsapi.Validate(o.Logging, nil, nil); len(errs) > 0 {
-		return fmt.Errorf("logging flags: %w", errs.ToAggregate())
-	}
-	return nil
+// flagInput returns what the flags say.
+func (o *Options) flagInput() (config.Input, []notice) {
+	in := config.Input{Object: *o.Object.DeepCopy(), Flags: true, Given: map[config.Field]bool{}}
+	o.visitGiven(func(f *pflag.Flag) {
+		if field, ok := fieldOf(f); ok {
+			in.Given[field] = true
+		}
+	})
+	in.Object.HostnameOverride = o.HostnameOverride
+	in.Object.Logging = *o.Logging.DeepCopy()
+	return in, o.foldPorts(&in)
 }
 
-// flagErrors puts the wrong fields of a configuration into the words of the
-// command line, all in one line.
-func flagErrors(err error) error {
-	if err == nil {
-		return nil
-	}
-	var lines []string
-	for _, e := range leaves(err) {
-		if f, ok := errors.AsType[*config.FieldError](e); ok {
-			lines = append(lines, fmt.Sprintf("%s %q: %s", flagOf(f.Field), f.Value, f.Reason))
-		} else {
-			lines = append(lines, e.Error())
+// foldPorts puts the deprecated port flags into the addresses. A port joins an
+// address without one, and 0 switches the server off.
+func (o *Options) foldPorts(in *config.Input) []notice {
+	var notices []notice
+	for _, p := range []struct {
+		flag, instead string
+		port          int32
+		address       *string
+	}{
+		{"healthz-port", "healthz-bind-address", o.HealthzPort, &in.Object.HealthzBindAddress},
+		{"metrics-port", "metrics-bind-address", o.MetricsPort, &in.Object.MetricsBindAddress},
+	} {
+		if !o.lookup(p.flag).Changed {
+			continue
+		}
+		notices = append(notices, notice{"A flag is deprecated", []any{"flag", "--" + p.flag, "instead", "--" + p.instead}})
+		ip, err := netip.ParseAddr(*p.address)
+		switch {
+		case p.port == 0:
+			*p.address = config.None
+		case err == nil:
+			*p.address = net.JoinHostPort(ip.String(), strconv.Itoa(int(p.port)))
+		default:
+			// kube-proxy ignores the port too, and somebody relies on the port it has had.
+			notices = append(notices, notice{
+				"A flag changes nothing, the address has a port",
+				[]any{"flag", "--" + p.flag, "address", "--" + p.instead + "=" + valueOf(o.lookup(p.instead))},
+			})
 		}
 	}
-	return errors.New(strings.Join(lines, "; "))
+	return notices
+}
+
+// explain puts wrong fields into the words of who said them, in one line.
+func (o *Options) explain(err error) error {
+	var lines []string
+	for _, e := range leaves(err) {
+		f, ok := errors.AsType[*config.FieldError](e)
+		switch {
+		case !ok:
+			lines = append(lines, e.Error())
+		case o.ConfigFile == "" || f.Field == config.FieldHostnameOverride && o.HostnameOverride != "":
+			lines = append(lines, fmt.Sprintf("%s %q: %s", o.flagOf(f.Field), f.Value, f.Reason))
+		default:
+			lines = append(lines, f.Error())
+		}
+	}
+	text := strings.Join(lines, "; ")
+	if o.ConfigFile != "" {
+		return fmt.Errorf("--config %q: %s", o.ConfigFile, text)
+	}
+	return errors.New(text)
 }
 
 // leaves takes joined errors apart.
@@ -154,24 +159,10 @@ func leaves(err error) []error {
 	return out
 }
 
-// flagOf returns the flag that sets a field; the field itself if none does.
-func flagOf(f config.Field) string {
-	switch f {
-	case config.FieldMode:
-		return "--proxy-mode"
-	case config.FieldBindAddress:
-		return "--bind-address"
-	case config.FieldClusterCIDR:
-		return "--cluster-cidr"
-	case config.FieldDetectLocalMode:
-		return "--detect-local-mode"
-	case config.FieldBridgeInterface:
-		return "--pod-bridge-interface"
-	case config.FieldInterfaceNamePrefix:
-		return "--pod-interface-name-prefix"
-	case config.FieldNodePortAddresses:
-		return "--nodeport-addresses"
-	default:
-		return string(f)
+// contradictions refuses flags that cannot both be meant.
+func (o *Options) contradictions() error {
+	if o.Cleanup && o.InitOnly {
+		return errors.New("--cleanup and --init-only: one removes what the other prepares for")
 	}
+	return nil
 }

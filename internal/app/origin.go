@@ -1,14 +1,17 @@
 package app
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"sluice/internal/config"
 	"sluice/internal/source"
 	"sluice/internal/source/informer"
 	"sluice/internal/source/manifest"
@@ -21,13 +24,14 @@ type origin struct {
 	server    string // the API server, for the log
 }
 
-// origin chooses and checks the source that the flags ask for.
-func (o *Options) origin() (origin, error) {
+// origin chooses and checks the source that the command line asks for. A folder
+// wins over a kubeconfig that only a file names.
+func (o *Options) origin(c config.ClientConnection) (origin, error) {
 	if o.Manifests == "" {
-		return o.apiServer()
+		return o.apiServer(c)
 	}
-	for _, other := range []struct{ flag, value string }{{"--kubeconfig", o.Kubeconfig}, {"--master", o.Master}} {
-		if other.value != "" {
+	for _, other := range []struct{ flag, value string }{{"--kubeconfig", c.Kubeconfig}, {"--master", o.Master}} {
+		if other.value != "" && (other.flag == "--master" || o.ConfigFile == "") {
 			return origin{}, fmt.Errorf("--manifests %q and %s %q: only one can be the source",
 				o.Manifests, other.flag, other.value)
 		}
@@ -38,47 +42,52 @@ func (o *Options) origin() (origin, error) {
 	return origin{manifests: o.Manifests}, nil
 }
 
-func (o *Options) apiServer() (origin, error) {
-	cfg, err := o.clientConfig()
+func (o *Options) apiServer(c config.ClientConnection) (origin, error) {
+	cfg, err := o.clientConfig(c.Kubeconfig)
 	if err != nil {
 		return origin{}, err
 	}
 	cfg.UserAgent = "sluice/" + Version()
-	cfg.ContentType = "application/vnd.kubernetes.protobuf"
-	cfg.AcceptContentTypes = cfg.ContentType + ",application/json"
+	cfg.ContentType = c.ContentType
+	cfg.AcceptContentTypes = cmp.Or(c.AcceptContentTypes, cfg.ContentType+",application/json")
+	cfg.QPS, cfg.Burst = c.QPS, c.Burst
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
-		return origin{}, o.blame(err)
+		return origin{}, o.blame(c.Kubeconfig, err)
 	}
 	return origin{client: client, server: cfg.Host}, nil
 }
 
-func (o *Options) clientConfig() (*rest.Config, error) {
-	if o.Kubeconfig == "" && o.Master == "" {
+func (o *Options) clientConfig(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" && o.Master == "" {
 		cfg, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) {
 			return nil, errors.New("nowhere to read Services from: give --manifests DIR, --kubeconfig FILE " +
 				"or --master URL, or run in a cluster")
 		}
 		if err != nil {
-			return nil, o.blame(err)
+			return nil, o.blame(kubeconfig, err)
 		}
 		return cfg, nil
 	}
-	cfg, err := clientcmd.BuildConfigFromFlags(o.Master, o.Kubeconfig)
+	cfg, err := clientcmd.BuildConfigFromFlags(o.Master, kubeconfig)
 	if err != nil {
-		return nil, o.blame(err)
+		return nil, o.blame(kubeconfig, err)
 	}
 	return cfg, nil
 }
 
-// blame names the flags that an unusable client comes from.
-func (o *Options) blame(err error) error {
+// blame names what an unusable client comes from.
+func (o *Options) blame(kubeconfig string, err error) error {
+	said := "--kubeconfig"
+	if o.ConfigFile != "" {
+		said = fmt.Sprintf("--config %q: %s", o.ConfigFile, config.FieldKubeconfig)
+	}
 	switch {
-	case o.Kubeconfig != "" && o.Master != "":
-		return fmt.Errorf("--kubeconfig %q with --master %q: %w", o.Kubeconfig, o.Master, err)
-	case o.Kubeconfig != "":
-		return fmt.Errorf("--kubeconfig %q: %w", o.Kubeconfig, err)
+	case kubeconfig != "" && o.Master != "":
+		return fmt.Errorf("%s %q with --master %q: %w", said, kubeconfig, o.Master, err)
+	case kubeconfig != "":
+		return fmt.Errorf("%s %q: %w", said, kubeconfig, err)
 	case o.Master != "":
 		return fmt.Errorf("--master %q: %w", o.Master, err)
 	default:
@@ -95,11 +104,11 @@ func (f origin) String() string {
 }
 
 // open returns the source. It reads nothing before it is run.
-func (f origin) open(node string) source.Source {
+func (f origin) open(node string, resync time.Duration) source.Source {
 	if f.manifests != "" {
 		return manifest.New(manifest.Settings{Dir: f.manifests, NodeName: node})
 	}
-	return informer.New(f.client, informer.Settings{NodeName: node})
+	return informer.New(f.client, informer.Settings{NodeName: node, Resync: resync})
 }
 
 // hasNode reports whether a folder has a Node of this name now.

@@ -4,38 +4,73 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
+	"time"
 
+	v1 "k8s.io/api/core/v1"
+	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/config"
+	"sluice/internal/conntrack"
 	"sluice/internal/dataplane"
 	"sluice/internal/engine"
+	"sluice/internal/health"
+	"sluice/internal/kernel/ct"
+	"sluice/internal/kernel/link"
+	"sluice/internal/metrics"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
-	"sluice/internal/source"
 )
+
+const (
+	// fullSyncPeriod is the least time between two full syncs that nobody asked
+	// for. What others change is noticed without them, so they are a safety net.
+	fullSyncPeriod = time.Hour
+	// usualSyncPeriod is kube-proxy's default, by which its health is judged.
+	usualSyncPeriod = 30 * time.Second
+)
+
+// patience is how long a sync that was asked for may take before the proxy
+// counts as ill: two sync periods. An hour is what nobody has set.
+func patience(c config.Configuration) time.Duration {
+	if c.SyncPeriod >= fullSyncPeriod {
+		return 2 * usualSyncPeriod
+	}
+	return 2 * c.SyncPeriod
+}
 
 // plan is all that a ProxyServer must know, checked.
 type plan struct {
 	config config.Configuration
 	node   string
 	from   origin
+	// follow returns who follows the configuration file; nil: there is none.
+	follow func(running config.Configuration, apply func(context.Context, Reload)) *ConfigWatcher
 }
 
-// ProxyServer joins a source, the engine and a dataplane, and runs them.
+// ProxyServer joins a source, the engine, a dataplane and all who watch them,
+// and runs them.
 type ProxyServer struct {
-	source    source.Source
-	provider  engine.Provider
+	plan     plan
+	families []proxy.Family
+	events   *recorder
+
 	dataplane proxy.Dataplane
+	engine    *engine.Engine
+	flows     ct.Interface
+	conntrack *conntrack.Reconciler
+	health    *health.ProxyHealth
+	checks    *health.ServiceChecks
+	configz   configz
+
+	healthServer  *health.Server
+	metricsServer *health.Server
 }
 
 // NewProxyServer asks the kernel what it can do and opens the dataplane. The
 // kernel's rules stay as they are before Run.
 func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
-	logger := klog.FromContext(ctx)
-	logger.Info("Starting", "version", Version(), "mode", p.config.Mode, "source", p.from.String(), "node", p.node)
+	klog.FromContext(ctx).Info("Starting", "version", Version(), "mode", p.config.Mode, "source", p.from.String(), "node", p.node)
 	mode, err := dataplane.Of(p.config.Mode)
 	if err != nil {
 		return nil, err
@@ -44,109 +79,130 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if settings.Families, err = probe(ctx, mode, settings); err != nil {
 		return nil, fmt.Errorf("probe mode %s: %w", p.config.Mode, err)
 	}
-	if p.config.DetectLocalMode == config.LocalModeClusterCIDR && len(p.config.ClusterCIDRs) == 0 {
-		logger.Info("Without --cluster-cidr pods cannot be told from other clients, ClusterIP traffic is not masqueraded")
-	}
-	rules, err := p.resolveSettings(ctx, settings.Families)
+	s := &ProxyServer{plan: p, families: settings.Families}
+	rules, err := p.rules(ctx, s.families)
 	if err != nil {
 		return nil, err
 	}
-	plane, err := mode.Open(ctx, settings)
-	if err != nil {
+	if s.dataplane, err = mode.Open(ctx, settings); err != nil {
 		return nil, fmt.Errorf("open mode %s: %w", p.config.Mode, err)
 	}
-	return &ProxyServer{
-		source:    p.from.open(p.node),
-		dataplane: plane,
-		provider: engine.New(engine.Settings{
-			Dataplane:     plane,
-			Resolver:      resolve.New(rules),
-			MinSyncPeriod: p.config.MinSyncPeriod,
-			SyncPeriod:    p.config.SyncPeriod,
-		}),
-	}, nil
-}
-
-// probe returns the families that both the host and the mode can serve.
-func probe(ctx context.Context, mode dataplane.Mode, s dataplane.Settings) ([]proxy.Family, error) {
-	host, missing := hostFamilies(os.DirFS("/proc"))
-	s.Families = host
-	can, err := mode.Probe(ctx, s)
-	if err != nil {
-		return nil, err
+	if s.flows, err = ct.Open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open connection tracking: %w", err), s.dataplane.Close())
 	}
-	can = slices.DeleteFunc(slices.Clone(can), func(f proxy.Family) bool { return !slices.Contains(host, f) })
-	if len(can) == 0 {
-		return nil, fmt.Errorf("no family can be served: %s", missing)
-	}
-	facts := []any{"families", fmt.Sprint(can)}
-	if missing != "" {
-		facts = append(facts, "because", missing)
-	}
-	klog.FromContext(ctx).Info("Serving", facts...)
-	return can, nil
-}
-
-// resolveSettings returns the rules by which rows are made.
-func (p plan) resolveSettings(ctx context.Context, families []proxy.Family) (resolve.Settings, error) {
-	c := p.config
-	s := resolve.Settings{
-		NodeName:          p.node,
-		Families:          families,
-		ClusterCIDRs:      c.ClusterCIDRs,
-		MasqueradeAll:     c.MasqueradeAll,
-		NodePortAddresses: resolve.NodePortAddresses{Primary: c.NodePortAddresses.Primary, CIDRs: c.NodePortAddresses.CIDRs},
-	}
-	switch c.DetectLocalMode {
-	case config.LocalModeClusterCIDR:
-		s.DetectLocal = resolve.DetectClusterCIDR
-	case config.LocalModeNodeCIDR:
-		s.DetectLocal = resolve.DetectNodeCIDR
-	case config.LocalModeBridgeInterface:
-		s.DetectLocal, s.Interface = resolve.DetectBridgeInterface, c.BridgeInterface
-	case config.LocalModeInterfaceNamePrefix:
-		s.DetectLocal, s.Interface = resolve.DetectInterfaceNamePrefix, c.InterfaceNamePrefix
-	default:
-		panic(fmt.Sprintf("unknown detect-local mode %q", c.DetectLocalMode))
-	}
-	if c.BindAddress.IsValid() {
-		s.NodeIPs = append(s.NodeIPs, c.BindAddress)
-		return s, nil
-	}
-	if p.from.manifests == "" || !s.NodePortAddresses.Primary {
-		return s, nil
-	}
-	known, err := hasNode(p.from.manifests, p.node)
-	if err != nil {
-		return s, fmt.Errorf("look for a Node in %s: %w", p.from.manifests, err)
-	}
-	if !known {
-		s.NodePortAddresses = resolve.NodePortAddresses{}
-		klog.FromContext(ctx).Info("No Node object tells the node's addresses, NodePorts are open on every local address",
-			"node", p.node, "folder", p.from.manifests)
+	if err := s.join(rules); err != nil {
+		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
 }
 
+// join makes the parts and tells them of each other.
+func (s *ProxyServer) join(rules resolve.Settings) error {
+	c := s.plan.config
+	registry := k8smetrics.NewKubeRegistry()
+	m, err := metrics.New(metrics.Settings{
+		Register: registry.Register, CustomRegister: registry.CustomRegister, Mode: c.Mode, Families: s.families,
+	})
+	if err != nil {
+		return err
+	}
+	s.health = health.NewProxyHealth(health.Settings{Families: s.families, Timeout: patience(c), Counter: m})
+	if s.plan.from.manifests != "" {
+		s.health.SyncNode(&v1.Node{}) // a folder may have none, and is no cluster that drains nodes
+	}
+	s.checks = health.NewServiceChecks(health.CheckSettings{
+		Healthy: s.health.Healthy, Addresses: link.Conn{}, Failed: s.checkFailed,
+	})
+	s.conntrack = conntrack.New(conntrack.Settings{
+		Flows: s.flows, LocalAddrs: conntrack.LocalAddrs,
+		Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
+	})
+	watchdog := metrics.NewWatchdog(m)
+	s.engine = engine.New(engine.Settings{
+		Dataplane:     s.dataplane,
+		Resolver:      resolve.New(rules),
+		MinSyncPeriod: c.MinSyncPeriod,
+		SyncPeriod:    max(c.SyncPeriod, fullSyncPeriod),
+		Observers:     []engine.Observer{s.conntrack, s.checks, metrics.NewObserver(m)},
+		Pulses:        []engine.Pulse{watchdog, s.health, failures{m, s.families}},
+		Register:      watchdog,
+	})
+	s.configz.set(c.Object)
+	s.healthServer = health.NewServer(health.ServerSettings{
+		Name: "health", Handler: s.health.Handler(), Address: c.HealthzBindAddress, HardFail: c.BindAddressHardFail,
+	})
+	s.metricsServer = health.NewServer(health.ServerSettings{
+		Name: "metrics", Handler: metricsHandler(c, registry, &s.configz), Address: c.MetricsBindAddress,
+		HardFail: c.BindAddressHardFail,
+	})
+	return nil
+}
+
+// failures counts syncs that the kernel would not take.
+type failures struct {
+	metrics  *metrics.Metrics
+	families []proxy.Family
+}
+
+// Queued does nothing.
+func (failures) Queued() {}
+
+// Began does nothing.
+func (failures) Began() {}
+
+// Done counts.
+func (f failures) Done(_ bool, err error) {
+	for _, family := range f.families {
+		if err != nil {
+			f.metrics.NftablesSyncFailure(family)
+		}
+	}
+}
+
+// checkFailed reports that a Service's health check cannot be answered.
+func (s *ProxyServer) checkFailed(_ context.Context, f health.CheckFailure) {
+	s.events.warnService(f.Check.Key.Namespace, f.Check.Key.Name, reasonServiceHealth, actionListen,
+		fmt.Sprintf("node %s cannot answer health checks of port %d: %v", s.plan.node, f.Check.Port, f.Err))
+}
+
 // Run proxies until ctx ends, and then returns nil. The rules stay in force.
 func (s *ProxyServer) Run(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	ended := make(chan error, 2)
-	go func() {
-		err := s.source.Run(ctx, s.provider)
-		if err != nil {
-			err = fmt.Errorf("read objects: %w", err)
-		}
-		ended <- err
-	}()
-	go func() { ended <- s.provider.SyncLoop(ctx) }()
-	first := <-ended
-	stop() // One cannot do without the other.
-	second := <-ended
-	err := errors.Join(first, second, s.dataplane.Close())
+	logger := klog.FromContext(ctx)
+	s.events = newRecorder(ctx, s.plan.from.client, s.plan.node)
+	s.tune(ctx)
+	s.events.normal(reasonStarting, actionStart)
+	reloads := make(chan error, 1)
+	jobs := []job{
+		{"read objects", func(ctx context.Context) error {
+			return s.plan.from.open(s.plan.node, s.plan.config.ConfigSyncPeriod).Run(ctx, handlers{s.engine, s.health})
+		}},
+		{"sync", s.engine.SyncLoop},
+		{"reconcile connections", s.conntrack.Run},
+		{"answer health checks of Services", s.checks.Run},
+		{"serve health", s.listening(s.healthServer, reasonHealthPort)},
+		{"serve metrics", s.listening(s.metricsServer, reasonMetricsPort)},
+		{"reload", func(ctx context.Context) error { return first(ctx, reloads) }},
+	}
+	if s.plan.follow != nil {
+		w := s.plan.follow(s.plan.config, func(ctx context.Context, r Reload) { s.reload(ctx, r, reloads) })
+		jobs = append(jobs, job{"follow the configuration", w.Run})
+	}
+	err := errors.Join(together(ctx, jobs), s.close())
 	if err == nil {
-		klog.FromContext(ctx).Info("Stopped, the rules stay in force")
+		logger.Info("Stopped, the rules stay in force")
 	}
 	return err
 }
+
+// listening runs a server, and reports when it cannot have its address.
+func (s *ProxyServer) listening(server *health.Server, reason string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		err := server.Run(ctx)
+		if err != nil {
+			s.events.warn(reason, actionStart, "%v", err)
+		}
+		return err
+	}
+}
+
+func (s *ProxyServer) close() error { return errors.Join(s.dataplane.Close(), s.flows.Close()) }

@@ -11,18 +11,13 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"sluice/internal/config"
 	"sluice/internal/dataplane"
-	"sluice/internal/engine"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
-	"sluice/internal/source"
 )
 
 func TestNodeName(t *testing.T) {
@@ -115,38 +110,43 @@ func TestResolveSettings(t *testing.T) {
 	}
 	primary := resolve.NodePortAddresses{Primary: true}
 	tests := []struct {
-		name    string
-		options func(*Options)
-		from    origin
-		want    resolve.Settings
+		name  string
+		flags []string
+		from  origin
+		want  resolve.Settings
 	}{
-		{"cluster", func(*Options) {}, origin{}, resolve.Settings{NodePortAddresses: primary}},
-		{"folder with our Node", func(*Options) {}, origin{manifests: named}, resolve.Settings{NodePortAddresses: primary}},
-		{"folder without", func(*Options) {}, origin{manifests: empty}, resolve.Settings{}},
+		{"cluster", nil, origin{}, resolve.Settings{NodePortAddresses: primary}},
+		{"folder with our Node", nil, origin{manifests: named}, resolve.Settings{NodePortAddresses: primary}},
+		{"folder without", nil, origin{manifests: empty}, resolve.Settings{}},
 		{
-			"folder without, but an address", func(o *Options) { o.BindAddress = "192.0.2.1" },
+			"folder without, but an address",
+			[]string{"--bind-address=192.0.2.1"},
 			origin{manifests: empty},
 			resolve.Settings{NodePortAddresses: primary, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
 		},
 		{
-			"folder without, but CIDRs", func(o *Options) { o.NodePortAddresses = []string{"192.0.2.0/24"} },
+			"folder without, but CIDRs",
+			[]string{"--nodeport-addresses=192.0.2.0/24"},
 			origin{manifests: empty},
 			resolve.Settings{NodePortAddresses: resolve.NodePortAddresses{
 				CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 			}},
 		},
 		{
-			"node CIDR", func(o *Options) { o.DetectLocalMode = "NodeCIDR" },
+			"node CIDR",
+			[]string{"--detect-local-mode=NodeCIDR"},
 			origin{},
 			resolve.Settings{NodePortAddresses: primary, DetectLocal: resolve.DetectNodeCIDR},
 		},
 		{
-			"bridge", func(o *Options) { o.DetectLocalMode, o.PodBridgeInterface = "BridgeInterface", "cni0" },
+			"bridge",
+			[]string{"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"},
 			origin{},
 			resolve.Settings{NodePortAddresses: primary, DetectLocal: resolve.DetectBridgeInterface, Interface: "cni0"},
 		},
 		{
-			"prefix", func(o *Options) { o.DetectLocalMode, o.PodInterfaceNamePrefix = "InterfaceNamePrefix", "veth" },
+			"prefix",
+			[]string{"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"},
 			origin{},
 			resolve.Settings{
 				NodePortAddresses: primary, DetectLocal: resolve.DetectInterfaceNamePrefix,
@@ -154,7 +154,8 @@ func TestResolveSettings(t *testing.T) {
 			},
 		},
 		{
-			"cluster CIDR, masquerade all", func(o *Options) { o.ClusterCIDR, o.MasqueradeAll = "10.244.0.0/16", true },
+			"cluster CIDR, masquerade all",
+			[]string{"--cluster-cidr=10.244.0.0/16", "--masquerade-all"},
 			origin{},
 			resolve.Settings{
 				NodePortAddresses: primary, MasqueradeAll: true,
@@ -164,14 +165,8 @@ func TestResolveSettings(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			o := NewOptions()
-			tt.options(o)
-			c, err := o.Configuration()
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := plan{config: c, node: "here", from: tt.from}
-			got, err := p.resolveSettings(t.Context(), []proxy.Family{proxy.IPv4})
+			p := plan{config: configuration(t, tt.flags...), node: "here", from: tt.from}
+			got, err := p.rules(t.Context(), []proxy.Family{proxy.IPv4})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -179,83 +174,6 @@ func TestResolveSettings(t *testing.T) {
 			if diff := cmp.Diff(tt.want, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 				t.Errorf("settings mismatch (-want +got):\n%s", diff)
 			}
-		})
-	}
-}
-
-func TestConfigurationOfNoFlags(t *testing.T) {
-	got, err := NewOptions().Configuration()
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts := cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
-	if diff := cmp.Diff(config.Default(), got, opts); diff != "" {
-		t.Errorf("configuration mismatch (-want +got):\n%s", diff)
-	}
-}
-
-// life is how a part of the server runs: until it is told, or until it fails.
-type life struct{ err error }
-
-func (l life) live(ctx context.Context) error {
-	if l.err == nil {
-		<-ctx.Done()
-	}
-	return l.err
-}
-
-type fakeSource struct{ life }
-
-func (f fakeSource) Run(ctx context.Context, _ source.Handler) error { return f.live(ctx) }
-
-type fakeProvider struct {
-	engine.Provider
-	life
-}
-
-func (f fakeProvider) SyncLoop(ctx context.Context) error { return f.live(ctx) }
-
-type fakePlane struct {
-	proxy.Dataplane
-	closed bool
-}
-
-func (f *fakePlane) Close() error {
-	f.closed = true
-	return nil
-}
-
-func TestRunEndsAsAWhole(t *testing.T) {
-	tests := []struct {
-		name             string
-		source, provider life
-		want             string
-	}{
-		{"told to stop", life{}, life{}, ""},
-		{"no source", life{errors.New("folder gone")}, life{}, "read objects: folder gone"},
-		{"no provider", life{}, life{errors.New("out of sync")}, "out of sync"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, stop := context.WithTimeout(t.Context(), time.Minute)
-				defer stop()
-				plane := &fakePlane{}
-				s := &ProxyServer{fakeSource{tt.source}, fakeProvider{life: tt.provider}, plane}
-				begin, got := time.Now(), ""
-				if err := s.Run(ctx); err != nil {
-					got = err.Error()
-				}
-				if got != tt.want {
-					t.Errorf("error %q, want %q", got, tt.want)
-				}
-				if took := time.Since(begin); (took == time.Minute) != (tt.want == "") {
-					t.Errorf("ended after %v", took)
-				}
-				if !plane.closed {
-					t.Error("the dataplane is not closed")
-				}
-			})
 		})
 	}
 }

@@ -43,6 +43,6 @@ func describe(build *debug.BuildInfo) string {
 	}
 }
 
-func versionLine() string {
-	return fmt.Sprintf("sluice %s %s %s/%s\n", Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+func versionLine(name string) string {
+	return fmt.Sprintf("%s %s %s %s/%s\n", name, Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

@@ -3,26 +3,69 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
+
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
 // Primary is the word that stands for the node's own addresses where CIDRs
 // could be given.
 const Primary = "primary"
 
-// Configuration is everything the daemon can be told about its proxying.
+// All is the word that stands for every local address where CIDRs could be
+// given.
+const All = "all"
+
+// None is the word that switches a server off where an address could be given.
+const None = "none"
+
+// Configuration is everything the daemon can be told, with every default
+// filled in. It is never changed once made.
 type Configuration struct {
-	Mode                ProxyMode
-	BindAddress         netip.Addr // the node's address instead of what its Node says; the zero value: as the Node says
+	Mode             ProxyMode
+	HostnameOverride string
+	Client           ClientConnection
+	Logging          logsapi.LoggingConfiguration
+	FeatureGates     map[string]bool
+	ConfigSyncPeriod time.Duration // from one comparison of all objects with the API server to the next
+	OOMScoreAdj      int
+
+	BindAddress                 netip.Addr     // the node's, whatever its Node says; the zero value: as the Node says
+	HealthzBindAddress          netip.AddrPort // the zero value: no health server
+	MetricsBindAddress          netip.AddrPort // the zero value: no metrics server
+	BindAddressHardFail         bool
+	EnableProfiling             bool
+	ShowHiddenMetricsForVersion string
+
 	ClusterCIDRs        []netip.Prefix
 	DetectLocalMode     LocalMode
 	BridgeInterface     string
 	InterfaceNamePrefix string
-	MasqueradeAll       bool
 	NodePortAddresses   NodePortAddresses
-	MasqueradeBit       int           // the bit of the packet mark that asks for masquerading
-	MinSyncPeriod       time.Duration // from the end of one sync to the start of the next; 0: as soon as the last one is done
-	SyncPeriod          time.Duration // from one full sync to the next
+
+	MasqueradeAll bool
+	MasqueradeBit int           // the bit of the packet mark that asks for masquerading
+	MinSyncPeriod time.Duration // from the end of one sync to the start of the next; 0: as soon as the last one is done
+	SyncPeriod    time.Duration // from one full sync to the next
+
+	LocalhostNodePorts bool // for mode iptables and IPv4: NodePorts on 127.0.0.0/8 too
+	IPVS               IPVSSettings
+	Conntrack          Conntrack
+
+	// Object is the configuration as a file would say it, for those who ask
+	// what is in force. The fields above are what counts.
+	Object *v1alpha1.KubeProxyConfiguration
+}
+
+// ClientConnection is how the API server is spoken to.
+type ClientConnection struct {
+	Kubeconfig         string // "": the cluster this runs in
+	AcceptContentTypes string
+	ContentType        string
+	QPS                float32
+	Burst              int
 }
 
 // NodePortAddresses says which addresses of the node take NodePorts. The zero
@@ -32,45 +75,54 @@ type NodePortAddresses struct {
 	CIDRs   []netip.Prefix
 }
 
-// Default returns the configuration of a daemon that is told nothing.
-func Default() Configuration {
-	return Configuration{
-		Mode:              NFTables,
-		DetectLocalMode:   LocalModeClusterCIDR,
-		NodePortAddresses: NodePortAddresses{Primary: true},
-		MasqueradeBit:     14,
-		// A change costs what it is, so nothing is gained by waiting for more.
-		SyncPeriod: time.Hour,
+// String returns the addresses as a file names them.
+func (n NodePortAddresses) String() string {
+	switch {
+	case n.Primary:
+		return Primary
+	case len(n.CIDRs) == 0:
+		return All
+	default:
+		return strings.Trim(fmt.Sprint(n.CIDRs), "[]")
 	}
 }
 
-// Field names a field of the Configuration.
-type Field string
-
-// The fields that can be wrong, named as in a configuration file.
-const (
-	FieldMode                Field = "mode"
-	FieldBindAddress         Field = "bindAddress"
-	FieldClusterCIDR         Field = "clusterCIDR"
-	FieldDetectLocalMode     Field = "detectLocalMode"
-	FieldBridgeInterface     Field = "detectLocal.bridgeInterface"
-	FieldInterfaceNamePrefix Field = "detectLocal.interfaceNamePrefix"
-	FieldNodePortAddresses   Field = "nodePortAddresses"
-	FieldMasqueradeBit       Field = "masqueradeBit"
-	FieldMinSyncPeriod       Field = "minSyncPeriod"
-	FieldSyncPeriod          Field = "syncPeriod"
-)
-
-// FieldError says what is wrong with a field.
-type FieldError struct {
-	Field  Field
-	Value  string
-	Reason string
+// IPVSSettings are what only mode ipvs reads. A timeout of 0 keeps the kernel's.
+type IPVSSettings struct {
+	Scheduler     string
+	ExcludeCIDRs  []netip.Prefix
+	StrictARP     bool
+	TCPTimeout    time.Duration
+	TCPFinTimeout time.Duration
+	UDPTimeout    time.Duration
 }
 
-// Error returns the field, its value and the reason.
-func (e *FieldError) Error() string { return fmt.Sprintf("%s %q: %s", e.Field, e.Value, e.Reason) }
+// Setting is a value that has a default. What was not asked for explicitly
+// must not take away what an administrator has set by other means.
+type Setting[T any] struct {
+	Value    T
+	Explicit bool // the operator has said it
+}
 
-func wrong(f Field, value any, format string, args ...any) error {
-	return &FieldError{Field: f, Value: fmt.Sprint(value), Reason: fmt.Sprintf(format, args...)}
+// Conntrack is what the kernel's connection tracking should be set to. A zero
+// Value leaves the kernel's as it is.
+type Conntrack struct {
+	MaxPerCore            Setting[int]
+	Min                   Setting[int]
+	TCPEstablishedTimeout Setting[time.Duration]
+	TCPCloseWaitTimeout   Setting[time.Duration]
+	TCPBeLiberal          Setting[bool]
+	UDPTimeout            Setting[time.Duration]
+	UDPStreamTimeout      Setting[time.Duration]
+}
+
+// Default returns the configuration of a daemon that is told nothing and runs
+// in the default mode.
+func Default() Configuration {
+	var in Input
+	c, err := in.Configuration(Modes()[0])
+	if err != nil {
+		panic("the defaults are not valid: " + err.Error())
+	}
+	return c
 }

@@ -8,104 +8,136 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-func TestDefaultIsValid(t *testing.T) {
-	c := Default()
-	if err := c.Validate(); err != nil {
-		t.Error(err)
-	}
-}
-
+// TestValidate breaks the rules one by one.
 func TestValidate(t *testing.T) {
-	cidrs := func(list ...string) []netip.Prefix {
-		var out []netip.Prefix
-		for _, s := range list {
-			out = append(out, netip.MustParsePrefix(s))
-		}
-		return out
-	}
+	bit := func(n int32) *int32 { return &n }
+	period := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
 	tests := []struct {
 		name   string
-		change func(*Configuration)
+		change func(*v1alpha1.KubeProxyConfiguration)
 		want   []string
 	}{
-		{"both families", func(c *Configuration) { c.ClusterCIDRs = cidrs("10.244.0.0/16", "fd00::/48") }, nil},
-		{"one IPv6 range", func(c *Configuration) { c.ClusterCIDRs = cidrs("fd00::/48") }, nil},
+		{"nothing said", func(*v1alpha1.KubeProxyConfiguration) {}, nil},
+		{"both families", func(o *v1alpha1.KubeProxyConfiguration) { o.ClusterCIDR = "10.244.0.0/16,fd00::/48" }, nil},
+		{"one IPv6 range", func(o *v1alpha1.KubeProxyConfiguration) { o.ClusterCIDR = "fd00::/48" }, nil},
 		{
-			"same family twice", func(c *Configuration) { c.ClusterCIDRs = cidrs("10.0.0.0/16", "10.1.0.0/16") },
+			"same family twice", func(o *v1alpha1.KubeProxyConfiguration) { o.ClusterCIDR = "10.0.0.0/16,10.1.0.0/16" },
 			[]string{`clusterCIDR "10.0.0.0/16,10.1.0.0/16": two CIDRs must be one of each family`},
 		},
 		{
-			"three", func(c *Configuration) { c.ClusterCIDRs = cidrs("10.0.0.0/16", "fd00::/48", "fd01::/48") },
+			"three", func(o *v1alpha1.KubeProxyConfiguration) { o.ClusterCIDR = "10.0.0.0/16,fd00::/48,fd01::/48" },
 			[]string{`clusterCIDR "10.0.0.0/16,fd00::/48,fd01::/48": at most one CIDR of each family`},
 		},
+		{"nonsense that nobody reads", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.ClusterCIDR, o.DetectLocalMode = "x", "NodeCIDR"
+		}, nil},
 		{
-			"mode to come", func(c *Configuration) { c.Mode = IPTables },
-			[]string{`mode "iptables": mode iptables is not built yet; modes: nftables`},
-		},
-		{
-			"mode to come", func(c *Configuration) { c.Mode = Userspace },
+			"mode to come", func(o *v1alpha1.KubeProxyConfiguration) { o.Mode = "userspace" },
 			[]string{`mode "userspace": mode userspace is not built yet; modes: nftables`},
 		},
 		{
-			"unknown mode", func(c *Configuration) { c.Mode = "NFTables" },
+			"unknown mode", func(o *v1alpha1.KubeProxyConfiguration) { o.Mode = "NFTables" },
 			[]string{`mode "NFTables": no such mode; modes: nftables`},
 		},
-		{"no mode", func(c *Configuration) { c.Mode = "" }, []string{`mode "": no such mode; modes: nftables`}},
 		{
-			"unknown local mode", func(c *Configuration) { c.DetectLocalMode = "Magic" },
+			"mode of another system", func(o *v1alpha1.KubeProxyConfiguration) { o.Mode = "kernelspace" },
+			[]string{`mode "kernelspace": no such mode; modes: nftables`},
+		},
+		{
+			"unknown local mode", func(o *v1alpha1.KubeProxyConfiguration) { o.DetectLocalMode = "Magic" },
 			[]string{`detectLocalMode "Magic": no such mode; modes: ` +
 				`ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix`},
 		},
-		{"bridge", func(c *Configuration) {
-			c.DetectLocalMode, c.BridgeInterface = LocalModeBridgeInterface, "cni0"
+		{"bridge", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.DetectLocalMode, o.DetectLocal.BridgeInterface = "BridgeInterface", "cni0"
 		}, nil},
 		{
-			"no bridge", func(c *Configuration) { c.DetectLocalMode = LocalModeBridgeInterface },
+			"no bridge", func(o *v1alpha1.KubeProxyConfiguration) { o.DetectLocalMode = "BridgeInterface" },
 			[]string{`detectLocal.bridgeInterface "": needed by mode BridgeInterface`},
 		},
-		{"prefix", func(c *Configuration) {
-			c.DetectLocalMode, c.InterfaceNamePrefix = LocalModeInterfaceNamePrefix, "veth"
+		{"prefix", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.DetectLocalMode, o.DetectLocal.InterfaceNamePrefix = "InterfaceNamePrefix", "veth"
 		}, nil},
 		{
-			"no prefix", func(c *Configuration) { c.DetectLocalMode = LocalModeInterfaceNamePrefix },
+			"no prefix", func(o *v1alpha1.KubeProxyConfiguration) { o.DetectLocalMode = "InterfaceNamePrefix" },
 			[]string{`detectLocal.interfaceNamePrefix "": needed by mode InterfaceNamePrefix`},
 		},
-		{"long name", func(c *Configuration) {
-			c.DetectLocalMode, c.BridgeInterface = LocalModeBridgeInterface, "abcdefghijklmnop"
+		{"long name", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.DetectLocalMode, o.DetectLocal.BridgeInterface = "BridgeInterface", "abcdefghijklmnop"
 		}, []string{`detectLocal.bridgeInterface "abcdefghijklmnop": longer than the 15 characters of an interface name`}},
-		{"bad name", func(c *Configuration) {
-			c.DetectLocalMode, c.BridgeInterface = LocalModeBridgeInterface, "a b"
+		{"bad name", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.DetectLocalMode, o.DetectLocal.BridgeInterface = "BridgeInterface", "a b"
 		}, []string{`detectLocal.bridgeInterface "a b": not an interface name`}},
-		{"bit 0", func(c *Configuration) { c.MasqueradeBit = 0 }, nil},
-		{"bit 31", func(c *Configuration) { c.MasqueradeBit = 31 }, nil},
-		{"bit 32", func(c *Configuration) { c.MasqueradeBit = 32 }, []string{`masqueradeBit "32": must be from 0 to 31`}},
-		{"bit -1", func(c *Configuration) { c.MasqueradeBit = -1 }, []string{`masqueradeBit "-1": must be from 0 to 31`}},
-		{"no spacing", func(c *Configuration) { c.MinSyncPeriod = 0 }, nil},
+		{"bits 0 and 31", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.IPTables.MasqueradeBit, o.NFTables.MasqueradeBit = bit(0), bit(31)
+		}, nil},
+		{"bits out of range", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.IPTables.MasqueradeBit, o.NFTables.MasqueradeBit = bit(32), bit(-1)
+		}, []string{`iptables.masqueradeBit "32": must be from 0 to 31`, `nftables.masqueradeBit "-1": must be from 0 to 31`}},
 		{
-			"negative spacing", func(c *Configuration) { c.MinSyncPeriod = -time.Second },
-			[]string{`minSyncPeriod "-1s": must not be negative`},
-		},
-		{"no full sync", func(c *Configuration) { c.SyncPeriod = 0 }, []string{`syncPeriod "0s": must be more than 0`}},
-		{
-			"spacing over period", func(c *Configuration) { c.MinSyncPeriod = 2 * time.Hour },
-			[]string{`minSyncPeriod "2h0m0s": must not be more than syncPeriod 1h0m0s`},
+			"negative spacing", func(o *v1alpha1.KubeProxyConfiguration) { o.NFTables.MinSyncPeriod = period(-time.Second) },
+			[]string{`nftables.minSyncPeriod "-1s": must not be negative`},
 		},
 		{
-			"primary and more", func(c *Configuration) { c.NodePortAddresses.CIDRs = cidrs("192.0.2.0/24") },
-			[]string{`nodePortAddresses "[192.0.2.0/24]": "primary" must stand alone`},
+			"negative period", func(o *v1alpha1.KubeProxyConfiguration) { o.NFTables.SyncPeriod = period(-time.Second) },
+			[]string{`nftables.syncPeriod "-1s": must be more than 0`},
 		},
+		{"spacing over period", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.Mode, o.NFTables.MinSyncPeriod, o.NFTables.SyncPeriod = "nftables", period(time.Minute), period(time.Second)
+		}, []string{`nftables.minSyncPeriod "1m0s": must not be more than nftables.syncPeriod 1s`}},
 		{
-			"two wrongs", func(c *Configuration) { c.Mode, c.MasqueradeBit = "x", 40 },
-			[]string{`mode "x": no such mode; modes: nftables`, `masqueradeBit "40": must be from 0 to 31`},
+			"primary and more", func(o *v1alpha1.KubeProxyConfiguration) { o.NodePortAddresses = []string{"primary", "10.0.0.0/8"} },
+			[]string{`nodePortAddresses "primary,10.0.0.0/8": "primary" must stand alone`},
 		},
+		{"addresses", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.BindAddress, o.HealthzBindAddress, o.MetricsBindAddress = "x", "[::1]:0", "10.0.0.1:65536"
+		}, []string{
+			`bindAddress "x": not an IP address`, `healthzBindAddress "[::1]:0": the port must be from 1 to 65535`,
+			`metricsBindAddress "10.0.0.1:65536": the port must be from 1 to 65535`,
+		}},
+		{"names for addresses", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.HealthzBindAddress, o.MetricsBindAddress = "localhost", "localhost:1"
+		}, []string{
+			`healthzBindAddress "localhost": neither an IP address nor an IP address and a port, like 127.0.0.1:10256`,
+			`metricsBindAddress "localhost:1": "localhost" is not an IP address`,
+		}},
+		{"connection tracking", func(o *v1alpha1.KubeProxyConfiguration) {
+			negative := period(-time.Second)
+			o.Conntrack = v1alpha1.KubeProxyConntrackConfiguration{
+				MaxPerCore: bit(-1), Min: bit(-2), TCPEstablishedTimeout: &negative, TCPCloseWaitTimeout: &negative,
+				UDPTimeout: negative, UDPStreamTimeout: negative,
+			}
+		}, []string{
+			`conntrack.maxPerCore "-1": must not be negative`, `conntrack.min "-2": must not be negative`,
+			`conntrack.tcpEstablishedTimeout "-1s": must not be negative`,
+			`conntrack.tcpCloseWaitTimeout "-1s": must not be negative`,
+			`conntrack.udpTimeout "-1s": must not be negative`, `conntrack.udpStreamTimeout "-1s": must not be negative`,
+		}},
+		{"process", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.ClientConnection.Burst, o.OOMScoreAdj, o.ConfigSyncPeriod = -1, bit(-1001), period(-1)
+			o.ShowHiddenMetricsForVersion, o.HostnameOverride = "1.36", " "
+		}, []string{
+			`hostnameOverride " ": a node name cannot be blank`, `clientConnection.burst "-1": must not be negative`,
+			`configSyncPeriod "-1ns": must be more than 0`, `oomScoreAdj "-1001": must be from -1000 to 1000`,
+			`showHiddenMetricsForVersion "1.36": must be 1.35, the minor version before this one, or nothing`,
+		}},
+		{"other mode's CIDRs", func(o *v1alpha1.KubeProxyConfiguration) { o.IPVS.ExcludeCIDRs = []string{"x"} }, nil},
+		{"mode's CIDRs", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.Mode, o.IPVS.ExcludeCIDRs, o.IPVS.TCPTimeout = "ipvs", []string{"10.0.0.0/8", "x"}, period(-time.Second)
+		}, []string{
+			`mode "ipvs": mode ipvs is not built yet; modes: nftables`, `ipvs.tcpTimeout "-1s": must not be negative`,
+			`ipvs.excludeCIDRs "x": not a CIDR like 192.0.2.0/24`,
+		}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := Default()
-			tt.change(&c)
-			err := c.Validate()
+			var in Input
+			tt.change(&in.Object)
+			_, err := in.Configuration(NFTables)
 			var got []string
 			if err != nil {
 				got = strings.Split(err.Error(), "\n")
@@ -126,6 +158,7 @@ func TestParseBindAddress(t *testing.T) {
 		{in: "0.0.0.0", want: "invalid IP"},
 		{in: "::", want: "invalid IP"},
 		{in: "192.0.2.1", want: "192.0.2.1"},
+		{in: "192.000.02.010", want: "192.0.2.10"},
 		{in: "::ffff:192.0.2.1", want: "192.0.2.1"},
 		{in: "2001:db8::1", want: "2001:db8::1"},
 		{in: "node-1", err: `bindAddress "node-1": not an IP address`},
@@ -145,6 +178,7 @@ func TestParseClusterCIDRs(t *testing.T) {
 		{in: "", want: "[]"},
 		{in: " ", want: "[]"},
 		{in: "10.244.1.2/16", want: "[10.244.0.0/16]"},
+		{in: "010.0244.0.0/016", want: "[10.244.0.0/16]"},
 		{in: "10.244.0.0/16, fd00::/48", want: "[10.244.0.0/16 fd00::/48]"},
 		{in: "10.244.0.0", err: `clusterCIDR "10.244.0.0": "10.244.0.0" is not a CIDR like 10.244.0.0/16`},
 		{in: "10.0.0.0/8,", err: `clusterCIDR "10.0.0.0/8,": "" is not a CIDR like 10.244.0.0/16`},
@@ -169,6 +203,7 @@ func TestParseNodePortAddresses(t *testing.T) {
 	}{
 		{in: nil, want: "[]"},
 		{in: []string{"primary"}, primary: true, want: "[]"},
+		{in: []string{"all"}, want: "[]"},
 		{in: []string{"192.0.2.5/24", "fd00::/8"}, want: "[192.0.2.0/24 fd00::/8]"},
 		{in: []string{"primary", "10.0.0.0/8"}, err: `nodePortAddresses "primary,10.0.0.0/8": "primary" must stand alone`},
 		{in: []string{"10.0.0.0/8", "x"}, err: `nodePortAddresses "10.0.0.0/8,x": ` +

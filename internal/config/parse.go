@@ -1,8 +1,10 @@
 package config
 
 import (
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -12,16 +14,16 @@ func ParseBindAddress(s string) (netip.Addr, error) {
 	if s == "" {
 		return netip.Addr{}, nil
 	}
-	a, err := netip.ParseAddr(s)
+	a, ok := parseAddr(s)
 	switch {
-	case err != nil:
+	case !ok:
 		return netip.Addr{}, wrong(FieldBindAddress, s, "not an IP address")
 	case a.Zone() != "":
 		return netip.Addr{}, wrong(FieldBindAddress, s, "an address with a zone cannot be a node's address")
 	case a.IsUnspecified():
 		return netip.Addr{}, nil
 	default:
-		return a.Unmap(), nil
+		return a, nil
 	}
 }
 
@@ -41,15 +43,18 @@ func ParseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// ParseNodePortAddresses reads a list of CIDRs, or the word "primary" alone.
-// An empty list is every local address.
+// ParseNodePortAddresses reads a list of CIDRs, or the word "primary" or the
+// word "all" alone. An empty list is every local address.
 func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	given := strings.Join(list, ",")
-	if slices.Contains(list, Primary) {
-		if len(list) > 1 {
-			return NodePortAddresses{}, wrong(FieldNodePortAddresses, given, "%q must stand alone", Primary)
+	for _, word := range []string{Primary, All} {
+		if !slices.Contains(list, word) {
+			continue
 		}
-		return NodePortAddresses{Primary: true}, nil
+		if len(list) > 1 {
+			return NodePortAddresses{}, wrong(FieldNodePortAddresses, given, "%q must stand alone", word)
+		}
+		return NodePortAddresses{Primary: word == Primary}, nil
 	}
 	var out NodePortAddresses
 	for _, item := range list {
@@ -63,8 +68,69 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	return out, nil
 }
 
-// parsePrefix reads a CIDR; bits behind the mask are dropped.
+// parseServer reads where a server listens: an IP, or an IP and a port.
+func parseServer(f Field, s string, port uint16) (netip.AddrPort, error) {
+	if a, ok := parseAddr(s); ok && a.Zone() == "" {
+		return netip.AddrPortFrom(a, port), nil
+	}
+	host, portText, err := net.SplitHostPort(s)
+	if err != nil {
+		return netip.AddrPort{}, wrong(f, s, "neither an IP address nor an IP address and a port, like 127.0.0.1:%d", port)
+	}
+	a, ok := parseAddr(host)
+	if !ok || a.Zone() != "" {
+		return netip.AddrPort{}, wrong(f, s, "%q is not an IP address", host)
+	}
+	n, err := strconv.ParseUint(portText, 10, 16)
+	if err != nil || n == 0 {
+		return netip.AddrPort{}, wrong(f, s, "the port must be from 1 to 65535")
+	}
+	return netip.AddrPortFrom(a, uint16(n)), nil
+}
+
+// serverString is what parses to the address.
+func serverString(a netip.AddrPort) string {
+	if !a.IsValid() {
+		return None
+	}
+	return a.String()
+}
+
+// parseAddr reads an IP address. Zeros before a decimal number are dropped:
+// Kubernetes has always read them so, and never as octal.
+func parseAddr(s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(dropZeros(s))
+	return a.Unmap(), err == nil
+}
+
+// parsePrefix reads a CIDR as sloppily as parseAddr; bits behind the mask are
+// dropped.
 func parsePrefix(s string) (netip.Prefix, bool) {
-	p, err := netip.ParsePrefix(strings.TrimSpace(s))
+	s = strings.TrimSpace(s)
+	if i := strings.LastIndexByte(s, '/'); i >= 0 {
+		s = dropZeros(s[:i]) + "/" + trimZeros(s[i+1:])
+	}
+	p, err := netip.ParsePrefix(s)
 	return p.Masked(), err == nil && !p.Addr().Is4In6()
+}
+
+// dropZeros rewrites the dotted part of an address.
+func dropZeros(s string) string {
+	if !strings.Contains(s, ".") {
+		return s
+	}
+	start := strings.LastIndexByte(s, ':') + 1
+	parts := strings.Split(s[start:], ".")
+	for i, p := range parts {
+		parts[i] = trimZeros(p)
+	}
+	return s[:start] + strings.Join(parts, ".")
+}
+
+// trimZeros keeps the last digit, so that a zero stays one.
+func trimZeros(s string) string {
+	for len(s) > 1 && s[0] == '0' {
+		s = s[1:]
+	}
+	return s
 }

@@ -1,0 +1,29 @@
+package app
+
+import (
+	v1 "k8s.io/api/core/v1"
+
+	"sluice/internal/engine"
+	"sluice/internal/source"
+)
+
+// handlers feed the engine, and whoever else wants to know of the Node.
+type handlers struct {
+	*engine.Engine
+	node source.NodeHandler
+}
+
+// OnNodeAdd passes a new Node on.
+func (h handlers) OnNodeAdd(n *v1.Node) { h.Engine.OnNodeAdd(n); h.node.OnNodeAdd(n) }
+
+// OnNodeUpdate passes a changed Node on.
+func (h handlers) OnNodeUpdate(old, cur *v1.Node) {
+	h.Engine.OnNodeUpdate(old, cur)
+	h.node.OnNodeUpdate(old, cur)
+}
+
+// OnNodeDelete passes on that the Node is gone.
+func (h handlers) OnNodeDelete(n *v1.Node) { h.Engine.OnNodeDelete(n); h.node.OnNodeDelete(n) }
+
+// OnNodeSynced passes on that the Node has come, if there is one.
+func (h handlers) OnNodeSynced() { h.Engine.OnNodeSynced(); h.node.OnNodeSynced() }

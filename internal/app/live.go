@@ -1,0 +1,52 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"k8s.io/component-base/logs"
+	"k8s.io/klog/v2"
+
+	"sluice/internal/config"
+)
+
+// reload takes over a new configuration as far as a running daemon can. If
+// something needs a new daemon, this one ends with the reason: the rules stay,
+// so whoever starts it again loses no connection.
+func (s *ProxyServer) reload(ctx context.Context, r Reload, ended chan<- error) {
+	if len(r.Restart) > 0 {
+		select {
+		case ended <- fmt.Errorf("the configuration changed in what needs a restart: %s", sentence(r.Restart)):
+		default: // it ends already
+		}
+		return
+	}
+	p := s.plan
+	p.config = r.Config
+	rules, err := p.rules(ctx, s.families)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "New configuration is not taken over")
+		return
+	}
+	c := r.Config
+	if _, err := logs.GlogSetter(strconv.Itoa(int(c.Logging.Verbosity))); err != nil {
+		klog.FromContext(ctx).Error(err, "Log level stays as it is")
+	}
+	s.health.SetTimeout(patience(c))
+	s.healthServer.SetAddress(c.HealthzBindAddress)
+	s.metricsServer.SetAddress(c.MetricsBindAddress)
+	s.engine.Configure(rules, c.MinSyncPeriod, max(c.SyncPeriod, fullSyncPeriod))
+	s.configz.set(c.Object)
+	klog.FromContext(ctx).Info("Took over the new configuration", "changed", sentence(r.Live))
+}
+
+// sentence lists changes.
+func sentence(changes []config.Change) string {
+	var parts []string
+	for _, c := range changes {
+		parts = append(parts, c.String())
+	}
+	return strings.Join(parts, ", ")
+}

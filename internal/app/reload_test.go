@@ -1,0 +1,253 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"sluice/internal/config"
+)
+
+// desk is a directory with a configuration file that is being watched.
+type desk struct {
+	*testing.T
+	dir, file string
+	reloads   chan Reload
+	log       ktesting.Buffer
+}
+
+// body is a file with one thing in it that a running daemon can take over.
+func body(ms int) string { return fmt.Sprintf("%snftables: {minSyncPeriod: %dms}\n", header, ms) }
+
+func newDesk(t *testing.T) *desk {
+	dir := t.TempDir()
+	return &desk{T: t, dir: dir, file: filepath.Join(dir, "config.conf"), reloads: make(chan Reload, 10)}
+}
+
+// start watches the file and waits until the watcher has seen it. Reads are
+// counted from there.
+func (d *desk) start() {
+	d.Helper()
+	logger := ktesting.NewLogger(d, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	d.log = logger.GetSink().(ktesting.Underlier).GetBuffer()
+	ctx, stop := context.WithCancel(klog.NewContext(d.Context(), logger))
+	o := parse(d.T, "--config", d.file)
+	read, err := o.read(config.NFTables)
+	if err != nil {
+		d.Fatal(err)
+	}
+	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r })
+	looked := make(chan struct{}, 100)
+	w.read = func(m config.ProxyMode) (told, error) {
+		defer func() { looked <- struct{}{} }()
+		return o.read(m)
+	}
+	ended := make(chan error)
+	go func() { ended <- w.Run(ctx) }()
+	d.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			d.Error(err)
+		}
+	})
+	<-looked
+}
+
+func (d *desk) must(err error) {
+	d.Helper()
+	if err != nil {
+		d.Fatal(err)
+	}
+}
+
+func (d *desk) write(path, text string) {
+	d.Helper()
+	d.must(os.WriteFile(path, []byte(text), 0o600))
+}
+
+// want waits for a change of the one thing.
+func (d *desk) want(ms int) {
+	d.Helper()
+	select {
+	case r := <-d.reloads:
+		want := time.Duration(ms) * time.Millisecond
+		if r.Config.MinSyncPeriod != want || len(r.Live) != 1 || len(r.Restart) != 0 {
+			d.Fatalf("min sync period %v, live %v, restart %v, want %v", r.Config.MinSyncPeriod, r.Live, r.Restart, want)
+		}
+	case <-time.After(20 * time.Second):
+		d.Fatalf("the change is not seen; log:\n%s", d.log.String())
+	}
+}
+
+// complains waits for a line of the log.
+func (d *desk) complains(text string) {
+	d.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !strings.Contains(d.log.String(), text) {
+		if time.Now().After(deadline) {
+			d.Fatalf("nothing said of %q; log:\n%s", text, d.log.String())
+		}
+		select {
+		case r := <-d.reloads:
+			d.Fatalf("unexpected change: %v %v", r.Live, r.Restart)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if n := strings.Count(d.log.String(), text); n != 1 {
+		d.Errorf("%q was said %d times", text, n)
+	}
+}
+
+func TestReloadInPlace(t *testing.T) {
+	d := newDesk(t)
+	d.write(d.file, body(1))
+	d.start()
+	for ms := 2; ms < 4; ms++ {
+		d.write(d.file, body(ms))
+		d.want(ms)
+	}
+}
+
+func TestReloadAfterRename(t *testing.T) {
+	d := newDesk(t)
+	d.write(d.file, body(1))
+	d.start()
+	for ms := 2; ms < 4; ms++ {
+		d.write(d.file+".new", body(ms))
+		d.must(os.Rename(d.file+".new", d.file))
+		d.want(ms)
+	}
+}
+
+// TestReloadOfConfigMap swaps links as kubelet does for a ConfigMap volume.
+func TestReloadOfConfigMap(t *testing.T) {
+	d := newDesk(t)
+	publish := func(ms int) {
+		version := fmt.Sprintf("..version-%d", ms)
+		d.must(os.Mkdir(filepath.Join(d.dir, version), 0o700))
+		d.write(filepath.Join(d.dir, version, "config.conf"), body(ms))
+		d.must(os.Symlink(version, filepath.Join(d.dir, "..data_tmp")))
+		d.must(os.Rename(filepath.Join(d.dir, "..data_tmp"), filepath.Join(d.dir, "..data")))
+		if ms > 1 {
+			d.must(os.RemoveAll(filepath.Join(d.dir, fmt.Sprintf("..version-%d", ms-1))))
+		}
+	}
+	publish(1)
+	d.must(os.Symlink("..data/config.conf", d.file))
+	d.start()
+	for ms := 2; ms < 5; ms++ {
+		publish(ms)
+		d.want(ms)
+	}
+}
+
+// TestReloadBehindALink writes to the file that a link elsewhere names.
+func TestReloadBehindALink(t *testing.T) {
+	d := newDesk(t)
+	target := writeFile(t, body(1))
+	d.must(os.Symlink(target, d.file))
+	d.start()
+	d.write(target, body(2))
+	d.want(2)
+}
+
+func TestReloadAfterRemoval(t *testing.T) {
+	d := newDesk(t)
+	d.write(d.file, body(1))
+	d.start()
+	d.must(os.Remove(d.file))
+	d.complains("no such file or directory")
+	d.write(d.file, body(2))
+	d.want(2)
+}
+
+func TestBadReloadIsIgnored(t *testing.T) {
+	d := newDesk(t)
+	d.write(d.file, body(1))
+	d.start()
+	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
+	d.complains(`The new configuration is not usable, the old one stays in force err="--config \"` + d.file +
+		`\": nftables.syncPeriod \"-1s\": must be more than 0"`)
+	// The same again, and another file beside it, are no news.
+	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
+	d.write(d.file+".swp", "x")
+	d.write(d.file, "apiVersion: v1\nkind: Secret\n")
+	d.complains(`kind \"Secret\": must be`)
+	d.complains("nftables.syncPeriod")
+	d.write(d.file, body(2))
+	d.want(2)
+	if n := strings.Count(d.log.String(), "not usable"); n != 2 {
+		t.Errorf("%d complaints, want 2:\n%s", n, d.log.String())
+	}
+}
+
+func TestReloadSaysWhatChanged(t *testing.T) {
+	d := newDesk(t)
+	d.write(d.file, header+"clusterCIDR: 10.0.0.0/8\n")
+	d.start()
+	d.write(d.file, header+`
+clusterCIDR: 10.1.0.0/16
+nodePortAddresses: [all]
+metricsBindAddress: none
+logging: {verbosity: 3}
+nftables: {masqueradeAll: true, masqueradeBit: 3}
+conntrack: {min: 5}
+newField: true
+`)
+	r := <-d.reloads
+	text := func(list []config.Change) []string {
+		var out []string
+		for _, c := range list {
+			out = append(out, c.String())
+		}
+		return out
+	}
+	live := []string{
+		`logging.verbosity from "0" to "3"`,
+		`metricsBindAddress from "127.0.0.1:10249" to "none"`,
+		`clusterCIDR from "[10.0.0.0/8]" to "[10.1.0.0/16]"`,
+		`nodePortAddresses from "primary" to "all"`,
+		`masqueradeAll from "false" to "true"`,
+	}
+	if diff := cmp.Diff(live, text(r.Live)); diff != "" {
+		t.Errorf("live changes mismatch (-want +got):\n%s", diff)
+	}
+	if fields := text(r.Restart); len(fields) != 2 || !strings.HasPrefix(fields[0], `masqueradeBit from "14" to "3"`) ||
+		!strings.HasPrefix(fields[1], "conntrack from ") {
+		t.Errorf("restart changes %v", fields)
+	}
+	d.complains(`unknown field \"newField\"`)
+}
+
+// TestChangeBeforeTheWatch changes the file after the daemon has read it and
+// before the watcher runs.
+func TestChangeBeforeTheWatch(t *testing.T) {
+	d := newDesk(t)
+	d.write(d.file, body(1))
+	o := parse(t, "--config", d.file)
+	read, err := o.read(config.NFTables)
+	d.must(err)
+	d.write(d.file, body(2))
+	ctx, stop := context.WithCancel(t.Context())
+	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r; stop() })
+	d.must(w.Run(ctx))
+	d.want(2)
+}
+
+// TestReloadKeepsTheMode reads a file that leaves the mode open: it is the one
+// that was chosen at the start.
+func TestReloadKeepsTheMode(t *testing.T) {
+	o := parse(t, "--config", writeFile(t, header))
+	read, err := o.read(config.NFTables)
+	if err != nil || read.config.Mode != config.NFTables || read.input.Mode() != "" {
+		t.Errorf("mode %s of %q, error %v", read.config.Mode, read.input.Mode(), err)
+	}
+}

@@ -1,0 +1,78 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// What a configuration file must begin with.
+const (
+	apiVersion = "kubeproxy.config.k8s.io/v1alpha1"
+	kind       = "KubeProxyConfiguration"
+)
+
+// Decode reads a KubeProxyConfiguration in YAML or JSON. Fields that nobody
+// knows or that stand there twice are no errors, so that a file for another
+// version can be read: each is named by a warning.
+func Decode(data []byte) (in Input, warnings []string, err error) {
+	text, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		lenient, fatal := yaml.YAMLToJSON(data)
+		if fatal != nil {
+			return Input{}, nil, fmt.Errorf("neither YAML nor JSON: %w", fatal)
+		}
+		text, warnings = lenient, append(warnings, yamlComplaints(err)...)
+	}
+	if err := checkType(text); err != nil {
+		return Input{}, nil, err
+	}
+	strict, err := kjson.UnmarshalStrict(text, &in.Object)
+	if err != nil {
+		return Input{}, nil, fmt.Errorf("read %s: %w", kind, err)
+	}
+	for _, s := range strict {
+		warnings = append(warnings, s.Error())
+	}
+	return in, warnings, nil
+}
+
+// checkType wants the one kind and version that we read.
+func checkType(text []byte) error {
+	var t metav1.TypeMeta
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(text, &t); err != nil {
+		return fmt.Errorf("not a %s: %w", kind, err)
+	}
+	switch {
+	case string(text) == "null":
+		return errors.New("the file is empty")
+	case t.APIVersion == "" || t.Kind == "":
+		return fmt.Errorf("apiVersion %q, kind %q: both must be there, %q and %q", t.APIVersion, t.Kind, apiVersion, kind)
+	case t.Kind != kind:
+		return fmt.Errorf("kind %q: must be %q", t.Kind, kind)
+	case t.APIVersion != apiVersion:
+		return fmt.Errorf("apiVersion %q: must be %q", t.APIVersion, apiVersion)
+	default:
+		return nil
+	}
+}
+
+// yamlComplaints returns what a strict parser does not like, one by one.
+func yamlComplaints(err error) []string {
+	var out []string
+	for line := range strings.Lines(err.Error()) {
+		// The first line of several is a heading.
+		if line = strings.TrimSpace(line); !strings.HasSuffix(line, ":") {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// Encode writes a configuration as a file that can be read again.
+func Encode(o *v1alpha1.KubeProxyConfiguration) ([]byte, error) { return yaml.Marshal(o) }

@@ -1,0 +1,353 @@
+package config
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+)
+
+// equalNets lets cmp compare addresses.
+func equalNets() cmp.Option {
+	return cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})
+}
+
+// decodeFile reads a file of testdata, in which everything must be understood.
+func decodeFile(t *testing.T, name string) Input {
+	t.Helper()
+	data, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, warnings, err := Decode(data)
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("error %v, warnings %q", err, warnings)
+	}
+	return in
+}
+
+// understood is what kube-proxy does when it is told nothing, as far as all
+// modes agree.
+func understood() Configuration {
+	return Configuration{
+		Client: ClientConnection{
+			ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10,
+		},
+		Logging:            *logsapi.NewLoggingConfiguration(),
+		ConfigSyncPeriod:   15 * time.Minute,
+		OOMScoreAdj:        -999,
+		HealthzBindAddress: netip.MustParseAddrPort("0.0.0.0:10256"),
+		MetricsBindAddress: netip.MustParseAddrPort("127.0.0.1:10249"),
+		DetectLocalMode:    LocalModeClusterCIDR,
+		MasqueradeBit:      14,
+		LocalhostNodePorts: true,
+		IPVS:               IPVSSettings{Scheduler: "rr"},
+		Conntrack: Conntrack{
+			MaxPerCore:            Setting[int]{Value: 32768},
+			Min:                   Setting[int]{Value: 131072},
+			TCPEstablishedTimeout: Setting[time.Duration]{Value: 24 * time.Hour},
+			TCPCloseWaitTimeout:   Setting[time.Duration]{Value: time.Hour},
+		},
+	}
+}
+
+// compare looks at every field but the object, which says the same again.
+func compare(t *testing.T, want, got Configuration) {
+	t.Helper()
+	opts := cmp.Options{equalNets(), cmpopts.IgnoreFields(Configuration{}, "Object")}
+	if diff := cmp.Diff(want, got, opts); diff != "" {
+		t.Errorf("configuration mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// TestKubeadmConfigMap reads what kubeadm puts into its ConfigMap: every field,
+// most of them zero, which means that nothing was said.
+func TestKubeadmConfigMap(t *testing.T) {
+	in := decodeFile(t, "kubeadm.yaml")
+	missing(t, "kubeadm.yaml")
+	got, err := in.Configuration(NFTables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := understood()
+	want.Mode = NFTables
+	want.Client.Kubeconfig = "/var/lib/kube-proxy/kubeconfig.conf"
+	want.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+	want.NodePortAddresses.Primary = true
+	want.SyncPeriod = time.Hour // and no pause between changes
+	compare(t, want, got)
+	if in.Mode() != "" {
+		t.Errorf("mode %q was asked for", in.Mode())
+	}
+}
+
+// TestKubeProxyDefaults reads what kube-proxy writes as its configuration when
+// it is told nothing.
+func TestKubeProxyDefaults(t *testing.T) {
+	missing(t, "kube-proxy-defaults.yaml")
+	got, err := decodeFile(t, "kube-proxy-defaults.yaml").Configuration(NFTables)
+	if refused := IPTables.Check(); refused != nil {
+		checkError(t, "mode", err, `mode "iptables": `+refused.Error())
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	want := understood()
+	want.Mode = IPTables
+	want.SyncPeriod, want.MinSyncPeriod = 30*time.Second, time.Second
+	want.Conntrack.MaxPerCore.Explicit, want.Conntrack.Min.Explicit = true, true
+	want.Conntrack.TCPEstablishedTimeout.Explicit, want.Conntrack.TCPCloseWaitTimeout.Explicit = true, true
+	compare(t, want, got)
+
+	// Asked for what is in force, we print the file again.
+	text, err := Encode(got.Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile("testdata/kube-proxy-defaults.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(file), string(text)); diff != "" {
+		t.Errorf("file mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// missing fails for a field that a file of testdata does not have, so that the
+// files stay whole when the type grows.
+func missing(t *testing.T, name string) {
+	t.Helper()
+	data, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file map[string]any
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		t.Fatal(err)
+	}
+	var empty map[string]any
+	text, err := json.Marshal(v1alpha1.KubeProxyConfiguration{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &empty); err != nil {
+		t.Fatal(err)
+	}
+	absent(t, "", empty, file)
+}
+
+func absent(t *testing.T, path string, whole, file map[string]any) {
+	t.Helper()
+	for name, value := range whole {
+		here, ok := file[name]
+		if !ok {
+			t.Errorf("field %s%s is not in the file", path, name)
+		}
+		if section, ok := value.(map[string]any); ok {
+			below, _ := here.(map[string]any)
+			absent(t, path+name+".", section, below)
+		}
+	}
+}
+
+// TestPeriodsOfAMode reads what each mode takes from which section.
+func TestPeriodsOfAMode(t *testing.T) {
+	tests := []struct {
+		name, text string
+		every, min time.Duration
+		bit        int
+		all        bool
+	}{
+		{"nftables", "mode: nftables", time.Hour, 0, 14, false},
+		{
+			"nftables, kubeadm's zeros", "mode: nftables\nnftables: {minSyncPeriod: 0s, syncPeriod: 0s, masqueradeBit: null}",
+			time.Hour, 0, 14, false,
+		},
+		{
+			"nftables, as kube-proxy has them", "mode: nftables\nnftables: {minSyncPeriod: 1s, syncPeriod: 30s}",
+			30 * time.Second, time.Second, 14, false,
+		},
+		{"nftables, another section", "mode: nftables\niptables: {minSyncPeriod: 5s, syncPeriod: 6s, masqueradeBit: 7, " +
+			"masqueradeAll: true}\nnftables: {masqueradeBit: 9}", time.Hour, 0, 9, false},
+		{
+			"left open", "iptables: {minSyncPeriod: 5s, syncPeriod: 6s, masqueradeBit: 7, masqueradeAll: true}",
+			6 * time.Second, 5 * time.Second, 7, true,
+		},
+		{
+			"left open, our section", "nftables: {minSyncPeriod: 5s, syncPeriod: 6s, masqueradeBit: 7, masqueradeAll: true}",
+			6 * time.Second, 5 * time.Second, 7, true,
+		},
+		{
+			"left open, both", "iptables: {minSyncPeriod: 1s}\nnftables: {minSyncPeriod: 5s, syncPeriod: 6s}",
+			6 * time.Second, time.Second, 14, false,
+		},
+		{"iptables", "mode: iptables\nnftables: {minSyncPeriod: 9s, masqueradeBit: 99}", 30 * time.Second, time.Second, 14, false},
+		{
+			"ipvs", "mode: ipvs\niptables: {minSyncPeriod: 9s, masqueradeAll: true, masqueradeBit: 0}",
+			30 * time.Second, 0, 0, true,
+		},
+		{"ipvs, given", "mode: ipvs\nipvs: {minSyncPeriod: 1s, syncPeriod: 2s}", 2 * time.Second, time.Second, 14, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			in, _, err := Decode([]byte("apiVersion: " + apiVersion + "\nkind: " + kind + "\n" + tt.text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := in.Configuration(NFTables)
+			if err != nil && c.Mode.Check() == nil {
+				t.Fatal(err)
+			}
+			if c.SyncPeriod != tt.every || c.MinSyncPeriod != tt.min || c.MasqueradeBit != tt.bit || c.MasqueradeAll != tt.all {
+				t.Errorf("periods %v and %v, bit %d, all %t, want %v and %v, %d, %t", c.SyncPeriod, c.MinSyncPeriod,
+					c.MasqueradeBit, c.MasqueradeAll, tt.every, tt.min, tt.bit, tt.all)
+			}
+		})
+	}
+}
+
+// TestAddressesFollowTheFamily reads files of IPv6 nodes.
+func TestAddressesFollowTheFamily(t *testing.T) {
+	tests := []struct{ bind, healthz, metrics, wantHealthz, wantMetrics string }{
+		{"", "", "", "0.0.0.0:10256", "127.0.0.1:10249"},
+		{"::", "", "", "[::]:10256", "[::1]:10249"},
+		{"2001:db8::1", "", "", "[::]:10256", "[::1]:10249"},
+		{"2001:db8::1", "192.0.2.1", "010.0.0.1:99", "192.0.2.1:10256", "10.0.0.1:99"},
+		{"", "::1", "[::]:1", "[::1]:10256", "[::]:1"},
+		{"", "none", "none", "none", "none"},
+	}
+	for _, tt := range tests {
+		var in Input
+		in.Object.BindAddress, in.Object.HealthzBindAddress, in.Object.MetricsBindAddress = tt.bind, tt.healthz, tt.metrics
+		c, err := in.Configuration(NFTables)
+		if err != nil {
+			t.Errorf("%+v: %v", tt, err)
+		}
+		if c.Object.HealthzBindAddress != tt.wantHealthz || c.Object.MetricsBindAddress != tt.wantMetrics {
+			t.Errorf("%+v: healthz %s, metrics %s", tt, c.Object.HealthzBindAddress, c.Object.MetricsBindAddress)
+		}
+	}
+}
+
+// TestChangesMissNothing changes every field and wants it noticed.
+func TestChangesMissNothing(t *testing.T) {
+	plain := Default()
+	if changes := Changes(&plain, &plain); len(changes) > 0 {
+		t.Errorf("nothing changed, but %v", changes)
+	}
+	var walk func(path string, field func(*Configuration) reflect.Value)
+	walk = func(path string, field func(*Configuration) reflect.Value) {
+		c := Default()
+		v := field(&c)
+		if v.Kind() == reflect.Struct && v.Type().PkgPath() == reflect.TypeFor[Configuration]().PkgPath() {
+			for i := range v.NumField() {
+				walk(path+"."+v.Type().Field(i).Name, func(c *Configuration) reflect.Value { return field(c).Field(i) })
+			}
+			return
+		}
+		if path == ".Object" || path == ".Logging" {
+			return
+		}
+		v.Set(other(t, v))
+		if changes := Changes(&plain, &c); len(changes) != 1 {
+			t.Errorf("%s: changes %v", path, changes)
+		}
+	}
+	walk("", func(c *Configuration) reflect.Value { return reflect.ValueOf(c).Elem() })
+
+	for name, change := range map[string]func(*logsapi.LoggingConfiguration){
+		"verbosity": func(l *logsapi.LoggingConfiguration) { l.Verbosity = 9 },
+		"format":    func(l *logsapi.LoggingConfiguration) { l.Format = "json" },
+		"flush":     func(l *logsapi.LoggingConfiguration) { l.FlushFrequency.Duration.Duration = 1 },
+		"vmodule": func(l *logsapi.LoggingConfiguration) {
+			l.VModule = logsapi.VModuleConfiguration{{FilePattern: "a", Verbosity: 1}}
+		},
+		"split": func(l *logsapi.LoggingConfiguration) { l.Options.JSON.SplitStream = true },
+	} {
+		c := Default()
+		change(&c.Logging)
+		if changes := Changes(&plain, &c); len(changes) != 1 || changes[0].Live != (name == "verbosity") {
+			t.Errorf("logging %s: changes %+v", name, changes)
+		}
+	}
+}
+
+// other returns a value that differs.
+func other(t *testing.T, v reflect.Value) reflect.Value {
+	t.Helper()
+	switch x := v.Interface().(type) {
+	case bool:
+		return reflect.ValueOf(!x)
+	case netip.Addr:
+		return reflect.ValueOf(netip.MustParseAddr("192.0.2.1"))
+	case netip.AddrPort:
+		return reflect.ValueOf(netip.MustParseAddrPort("192.0.2.1:1"))
+	case []netip.Prefix:
+		return reflect.ValueOf([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")})
+	case map[string]bool:
+		return reflect.ValueOf(map[string]bool{"A": true})
+	}
+	switch v.Kind() {
+	case reflect.String:
+		return reflect.ValueOf("x").Convert(v.Type())
+	case reflect.Int, reflect.Int64:
+		return reflect.ValueOf(12345).Convert(v.Type())
+	case reflect.Float32:
+		return reflect.ValueOf(1.5).Convert(v.Type())
+	default:
+		t.Fatalf("no other value for %v", v.Type())
+		return v
+	}
+}
+
+func TestUnknownGates(t *testing.T) {
+	got := UnknownGates(map[string]bool{"Zeta": true, "AllAlpha": true, "ContextualLogging": false, "Alpha": false})
+	if diff := cmp.Diff([]string{"Alpha", "Zeta"}, got); diff != "" {
+		t.Errorf("gates mismatch (-want +got):\n%s", diff)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, name := range []string{"kubeadm.yaml", "kube-proxy-defaults.yaml"} {
+		data, err := os.ReadFile("testdata/" + name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Add([]byte("apiVersion: " + apiVersion + "\nkind: " + kind + "\nclusterCIDR: 010.0.0.0/08,::/0\nmode: ipvs\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		in, _, err := Decode(data)
+		if err != nil {
+			return
+		}
+		c, err := in.Configuration(NFTables)
+		if err != nil {
+			return
+		}
+		// What is in force, written down, asks for the same again.
+		text, err := Encode(c.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, _, err = Decode(text)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		again, err := in.Configuration(IPVS)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		c.Conntrack, again.Conntrack = Conntrack{}, Conntrack{} // defaults have become explicit
+		if changes := Changes(&c, &again); len(changes) > 0 {
+			t.Errorf("lost in writing: %v", changes)
+		}
+	})
+}
