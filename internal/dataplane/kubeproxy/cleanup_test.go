@@ -1,0 +1,285 @@
+package kubeproxy
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/kernel/ipt"
+)
+
+// TestCleanupTakesOnlyWhatIsKubeProxys compares the whole host before kube-proxy
+// came and after it is cleaned away, in both variants of iptables.
+func TestCleanupTakesOnlyWhatIsKubeProxys(t *testing.T) {
+	tests := []struct {
+		name  string
+		load  []func(*testing.T, ipt.Variant)
+		modes []string
+		lines int // what is removed: tables of each kind, the link, sets
+	}{
+		{"nothing", nil, nil, 0},
+		{"iptables", []func(*testing.T, ipt.Variant){loadIPTables}, []string{IPTables}, 6},
+		{"ipvs", []func(*testing.T, ipt.Variant){loadIPVS}, []string{IPVS}, 4 + 1 + 34},
+		{"nftables", []func(*testing.T, ipt.Variant){loadNFTables}, []string{NFTables}, 2},
+		{"all", []func(*testing.T, ipt.Variant){loadIPTables, loadNFTables, loadIPVS}, []string{NFTables, IPTables, IPVS}, 6 + 2 + 1 + 34},
+	}
+	for _, v := range ipt.Variants() {
+		for _, tt := range tests {
+			t.Run(v.String()+" "+tt.name, func(t *testing.T) {
+				enterNamespace(t)
+				loadForeign(t, v)
+				before := snapshot(t)
+				for _, load := range tt.load {
+					load(t, v)
+				}
+				loaded := snapshot(t)
+				if (loaded == before) != (tt.load == nil) {
+					t.Fatalf("loading changed the host: %t (-before +after):\n%s", loaded != before, cmp.Diff(strings.Split(before, "\n"), strings.Split(loaded, "\n")))
+				}
+
+				wantFound(t, tt.modes)
+				wantSame(t, "Find", loaded, snapshot(t))
+				removed, err := Cleanup(t.Context())
+				if err != nil {
+					t.Errorf("cleanup: %v", err)
+				}
+				if len(removed) != tt.lines {
+					t.Errorf("removed %d lines, want %d:\n%s", len(removed), tt.lines, strings.Join(removed, "\n"))
+				}
+				wantSame(t, "Cleanup", before, snapshot(t))
+				wantFound(t, nil)
+				wantNothingToDo(t)
+				wantSame(t, "the second Cleanup", before, snapshot(t))
+			})
+		}
+	}
+}
+
+func wantSame(t *testing.T, what, before, after string) {
+	t.Helper()
+	if diff := cmp.Diff(strings.Split(before, "\n"), strings.Split(after, "\n")); diff != "" {
+		t.Errorf("%s changed the host (-before +after):\n%s", what, diff)
+	}
+}
+
+func wantFound(t *testing.T, modes []string) {
+	t.Helper()
+	l, err := Find(t.Context())
+	if err != nil {
+		t.Errorf("find: %v", err)
+	}
+	if diff := cmp.Diff(modes, l.Modes()); diff != "" {
+		t.Errorf("modes found (-want +got):\n%s", diff)
+	}
+	if l.Empty() != (len(modes) == 0) {
+		t.Errorf("Empty() = %t of %+v", l.Empty(), l)
+	}
+}
+
+func wantNothingToDo(t *testing.T) {
+	t.Helper()
+	removed, err := Cleanup(t.Context())
+	if removed != nil || err != nil {
+		t.Errorf("a second cleanup removed %q, error %v; want nothing", removed, err)
+	}
+}
+
+// TestWhatOthersUseStays has chains of others go to kube-proxy's, and a set of
+// kube-proxy's in a rule of somebody else.
+func TestWhatOthersUseStays(t *testing.T) {
+	for _, v := range ipt.Variants() {
+		t.Run(v.String(), func(t *testing.T) {
+			enterNamespace(t)
+			loadForeign(t, v)
+			before := snapshot(t)
+			loadIPTables(t, v)
+			loadIPVS(t, v)
+			const uses = `*nat
+:CNI-DN-0123456789abcdef - [0:0]
+:MINE - [0:0]
+-A CNI-HOSTPORT-DNAT -j CNI-DN-0123456789abcdef
+-A CNI-DN-0123456789abcdef -s 10.244.0.2/32 -j KUBE-MARK-MASQ
+-A MINE -g KUBE-SVL-TLDZHNCMVVVJGXPB
+COMMIT
+*filter
+-A DOCKER-USER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
+COMMIT
+`
+			restore(t, ipt.IPv4, v, uses)
+
+			_, err := Cleanup(t.Context())
+			if !errors.Is(err, ErrInUse) {
+				t.Errorf("error %v, want ErrInUse", err)
+			}
+			var got []string
+			for line := range strings.Lines(err.Error()) {
+				got = append(got, strings.TrimSpace(line))
+			}
+			in := "from table nat of " + ipt.Name(ipt.IPv4, v) + ": in use by what is not kube-proxy's: chain "
+			want := []string{
+				"remove chain KUBE-MARK-MASQ " + in + "CNI-DN-0123456789abcdef goes to it",
+				"remove chain KUBE-SEP-2LJIAYV4ZQ5TRGQ6 " + in + "KUBE-SVL-TLDZHNCMVVVJGXPB goes to it",
+				"remove chain KUBE-SVL-TLDZHNCMVVVJGXPB " + in + "MINE goes to it",
+				"remove IP set KUBE-CLUSTER-IP: in use by what is not kube-proxy's",
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("what stays (-want +got):\n%s", diff)
+			}
+			now := snapshot(t)
+			for _, rule := range []string{
+				"-A KUBE-SVL-TLDZHNCMVVVJGXPB -m comment --comment \"shop/web:http\" -j KUBE-SEP-2LJIAYV4ZQ5TRGQ6",
+				"-A KUBE-SEP-2LJIAYV4ZQ5TRGQ6 -s 10.244.0.2/32", "-A KUBE-MARK-MASQ -j MARK", "-A MINE -g KUBE-SVL-TLDZHNCMVVVJGXPB",
+				"-A CNI-DN-0123456789abcdef -s 10.244.0.2/32 -j KUBE-MARK-MASQ", "-A DOCKER-USER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN",
+			} {
+				if !strings.Contains(now, rule) {
+					t.Errorf("%q is gone", rule)
+				}
+			}
+			for _, name := range []string{"KUBE-POSTROUTING ", "KUBE-SVC-TLDZHNCMVVVJGXPB", "KUBE-NODEPORTS -", "KUBE-LOOP-BACK"} {
+				if strings.Contains(strings.ReplaceAll(now, `"-j KUBE-NODEPORTS "`, ""), name) {
+					t.Errorf("%s is still there", name)
+				}
+			}
+
+			// Once the others are gone, so is the rest.
+			restore(t, ipt.IPv4, v, "*nat\n-F MINE\n-X MINE\n-F CNI-HOSTPORT-DNAT\n-F CNI-DN-0123456789abcdef\n-X CNI-DN-0123456789abcdef\nCOMMIT\n"+
+				"*filter\n-D DOCKER-USER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN\nCOMMIT\n")
+			removed, err := Cleanup(t.Context())
+			if err != nil || len(removed) != 2 {
+				t.Errorf("cleanup removed %q, error %v; want the chains of nat and a set", removed, err)
+			}
+			wantSame(t, "Cleanup", before, snapshot(t))
+		})
+	}
+}
+
+// TestMissingPrograms has an empty PATH.
+func TestMissingPrograms(t *testing.T) {
+	tests := []struct {
+		name  string
+		load  func(*testing.T)
+		want  string // the error; empty: none
+		stays string // what is left; empty: nothing; "all": everything
+	}{
+		{"nothing to clean", func(*testing.T) {}, "", ""},
+		{"nothing of iptables to clean", func(t *testing.T) { loadNFTables(t, 0) }, "", ""},
+		{
+			"nothing of kube-proxy's in nf_tables",
+			func(t *testing.T) { restore(t, ipt.IPv4, ipt.NFT, "*nat\n:DOCKER - [0:0]\nCOMMIT\n") },
+			"", "all",
+		},
+		{
+			"chains in nf_tables",
+			func(t *testing.T) {
+				loadNFTables(t, 0)
+				restore(t, ipt.IPv6, ipt.NFT, "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+			},
+			"look for kube-proxy's chains in nat: find programs ip6tables-nft-save and ip6tables-nft-restore: not installed",
+			"KUBE-SERVICES",
+		},
+		{
+			"legacy tables in use",
+			func(t *testing.T) {
+				restore(t, ipt.IPv4, ipt.Legacy, "*nat\n:DOCKER - [0:0]\nCOMMIT\n*raw\nCOMMIT\n")
+			},
+			"look for kube-proxy's chains in nat: find programs iptables-legacy-save and iptables-legacy-restore: not installed",
+			"all",
+		},
+		{
+			"legacy tables kube-proxy does not use",
+			func(t *testing.T) {
+				restore(t, ipt.IPv4, ipt.Legacy, "*raw\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+			},
+			"", "all",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			enterNamespace(t)
+			empty := snapshot(t)
+			tt.load(t)
+			loaded := snapshot(t)
+			path := os.Getenv("PATH")
+			t.Setenv("PATH", t.TempDir())
+			_, err := Cleanup(t.Context())
+			t.Setenv("PATH", path)
+			switch {
+			case tt.want == "" && err != nil:
+				t.Errorf("error %v, want none", err)
+			case tt.want != "" && (err == nil || err.Error() != tt.want || !errors.Is(err, ipt.ErrMissing)):
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+			switch now := snapshot(t); {
+			case tt.stays == "":
+				wantSame(t, "Cleanup", empty, now)
+			case tt.stays == "all":
+				wantSame(t, "Cleanup", loaded, now)
+			case !strings.Contains(now, tt.stays) || strings.Contains(now, "table ip kube-proxy"):
+				t.Errorf("want %q left and no table of kube-proxy:\n%s", tt.stays, now)
+			}
+		})
+	}
+}
+
+// TestTablesIPTablesCannotRead has a rule beside kube-proxy's chains that only
+// the nft program can write.
+func TestTablesIPTablesCannotRead(t *testing.T) {
+	enterNamespace(t)
+	restore(t, ipt.IPv4, ipt.NFT, "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
+	command(t, "add chain ip mangle MINE\nadd rule ip mangle MINE meta mark set ct mark map { 1 : 2 }\n", "nft", "-f", "-")
+	before := snapshot(t)
+	removed, err := Cleanup(t.Context())
+	const want = "read kube-proxy's chains in table mangle: iptables-nft shows none of it"
+	if len(removed) > 0 || err == nil || err.Error() != want {
+		t.Errorf("removed %q, error %v; want %q", removed, err, want)
+	}
+	wantSame(t, "Cleanup", before, snapshot(t))
+}
+
+func TestSetNamesAreKnown(t *testing.T) {
+	for _, name := range []string{"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID", "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"} {
+		if !isSet(name) {
+			t.Errorf("%s is not known", name)
+		}
+	}
+	for _, name := range []string{"KUBE-SRC-5M6VBQYA4MVW3SXO", "KUBE-", "KUBE-CLUSTER-IP-OF-MINE", "CLUSTER-IP", "KUBE-6-CLUSTER", "kube-cluster-ip"} {
+		if isSet(name) {
+			t.Errorf("%s is taken for kube-proxy's", name)
+		}
+	}
+}
+
+func TestChainNamesAreKnown(t *testing.T) {
+	tests := []struct {
+		table, chain string
+		want         owner
+	}{
+		{"nat", "KUBE-SERVICES", shared},
+		{"filter", "KUBE-SERVICES", iptablesMode},
+		{"mangle", "KUBE-SERVICES", nobody},
+		{"raw", "KUBE-PROXY-CANARY", nobody},
+		{"mangle", "KUBE-PROXY-CANARY", iptablesMode},
+		{"nat", "KUBE-SVC-TLDZHNCMVVVJGXPB", iptablesMode},
+		{"filter", "KUBE-SVC-TLDZHNCMVVVJGXPB", nobody},
+		{"nat", "KUBE-SVC-TLDZHNCMVVVJGXP1", nobody},
+		{"nat", "KUBE-SVC-TLDZHNCMVVVJGXPBX", nobody},
+		{"nat", "KUBE-SVC-", nobody},
+		{"nat", "KUBE-NODE-PORT", ipvsMode},
+		{"filter", "KUBE-IPVS-OUT-FILTER", ipvsMode},
+		{"filter", "KUBE-FIREWALL", nobody},
+		{"nat", "KUBE-MARK-DROP", nobody},
+		{"nat", "KUBE-KUBELET-CANARY", nobody},
+	}
+	for _, tt := range tests {
+		if got := chainOwner(tt.table, tt.chain); got != tt.want {
+			t.Errorf("chainOwner(%s, %s) = %d, want %d", tt.table, tt.chain, got, tt.want)
+		}
+	}
+	if slices.Contains(tables(), "raw") {
+		t.Error("kube-proxy has no chains in raw")
+	}
+}

@@ -1,0 +1,161 @@
+package ipt
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// programs puts scripts into a folder of their own and makes it the PATH.
+func programs(t *testing.T, scripts map[string]string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, script := range scripts {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir)
+}
+
+func TestOpenFindsTheVariant(t *testing.T) {
+	const nft, legacy, old = "echo 'iptables v1.8.9 (nf_tables)'", "echo 'iptables v1.8.9 (legacy)'", "echo 'iptables v1.6.2'"
+	tests := []struct {
+		name    string
+		scripts map[string]string
+		variant Variant
+		want    string // the base name of the program, or the error
+	}{
+		{"none", nil, NFT, "find programs iptables-nft-save and iptables-nft-restore: not installed"},
+		{"full name", map[string]string{"iptables": legacy, "iptables-save": "", "iptables-restore": "", "iptables-nft": nft, "iptables-nft-save": "", "iptables-nft-restore": ""}, NFT, "iptables-nft-save"},
+		{"short name", map[string]string{"iptables": nft, "iptables-save": "", "iptables-restore": ""}, NFT, "iptables-save"},
+		{"short name of the other", map[string]string{"iptables": nft, "iptables-save": "", "iptables-restore": ""}, Legacy, "find programs iptables-legacy-save and iptables-legacy-restore: not installed"},
+		{"before there were two", map[string]string{"iptables": old, "iptables-save": "", "iptables-restore": ""}, Legacy, "iptables-save"},
+		{"too old", map[string]string{"iptables": "echo iptables v1.4.21", "iptables-save": "", "iptables-restore": ""}, Legacy, `version "iptables v1.4.21" is too old`},
+		{"incomplete", map[string]string{"iptables-nft": nft, "iptables-nft-save": ""}, NFT, "not installed"},
+		{"broken", map[string]string{"iptables-nft": "echo no such library >&2; exit 127", "iptables-nft-save": "", "iptables-nft-restore": ""}, NFT, "run iptables-nft --version: exit status 127: no such library"},
+		{"nonsense", map[string]string{"iptables": "echo 'iptables v9 (ebpf)'", "iptables-save": "", "iptables-restore": ""}, Legacy, "not installed"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			programs(t, tt.scripts)
+			c, err := Open(t.Context(), IPv4, tt.variant)
+			if err != nil {
+				if !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("error %v, want %q", err, tt.want)
+				}
+				if missing := strings.Contains(tt.want, "not installed"); errors.Is(err, ErrMissing) != missing {
+					t.Errorf("error %v is ErrMissing: %t", err, !missing)
+				}
+				return
+			}
+			if got := filepath.Base(c.save); got != tt.want {
+				t.Errorf("found %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestLock holds the lock, in a file of the test's own, and waits for it.
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	t.Setenv("XTABLES_LOCKFILE", path)
+	held, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	c := openInNamespace(t, IPv4, Legacy)
+	c.LockWait = time.Second
+	err = c.Restore(t.Context(), []byte(base))
+	if !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "iptables-legacy-restore --noflush -w 1") {
+		t.Errorf("error %v, want one that names the lock and the command", err)
+	}
+	wantRules(t, c, map[string][]string{})
+
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Restore(t.Context(), []byte(base)); err != nil {
+		t.Errorf("after the lock was released: %v", err)
+	}
+}
+
+func TestContextEndsAProgram(t *testing.T) {
+	programs(t, map[string]string{"iptables-nft": "echo 'iptables v1.8.9 (nf_tables)'", "iptables-nft-save": "exec /bin/sleep 600", "iptables-nft-restore": ""})
+	c, err := Open(t.Context(), IPv4, NFT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := c.Save(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v, want the context's", err)
+	}
+}
+
+func TestRestoreErrorKeepsWhatTheProgramSaid(t *testing.T) {
+	c := openInNamespace(t, IPv6, Legacy)
+	err := c.Restore(t.Context(), []byte("*nat\n:A - [0:0]\n-A A --bogus\nCOMMIT\n"))
+	for _, want := range []string{`line 3 "-A A --bogus"`, "ip6tables-legacy-restore", `unknown option "--bogus"`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q in it", err, want)
+		}
+	}
+}
+
+func TestLegacyTables(t *testing.T) {
+	c := openInNamespace(t, IPv6, Legacy)
+	want := func(f Family, want []string) {
+		t.Helper()
+		got, err := LegacyTables(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, append([]string(nil), got...)); diff != "" {
+			t.Errorf("tables (-want +got):\n%s", diff)
+		}
+	}
+	want(IPv6, nil)
+	if _, err := c.Save(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want(IPv6, nil) // looking makes no table
+	if err := c.Restore(t.Context(), []byte(base)); err != nil {
+		t.Fatal(err)
+	}
+	want(IPv6, []string{"nat"})
+	want(IPv4, nil)
+}
+
+func TestFakeFailsAndCounts(t *testing.T) {
+	k := NewFake()
+	broken := errors.New("broken")
+	k.Fail(broken)
+	if err := k.Restore(t.Context(), []byte(base)); !errors.Is(err, broken) {
+		t.Errorf("restore: %v", err)
+	}
+	if _, err := k.Save(t.Context()); !errors.Is(err, broken) {
+		t.Errorf("save: %v", err)
+	}
+	k.Fail(nil)
+	if err := k.Restore(t.Context(), []byte(base)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Count{Saves: 1, Restores: 2, Lines: 7}, k.Reset()); diff != "" {
+		t.Errorf("count (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(Count{}, k.Reset()); diff != "" {
+		t.Errorf("count after a reset (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,164 @@
+package ipt
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// TestContract holds the programs and the Fake to the same behaviour.
+func TestContract(t *testing.T) {
+	implementations := map[string]func(*testing.T) Interface{
+		"fake": func(*testing.T) Interface { return NewFake() },
+	}
+	for _, f := range Families() {
+		for _, v := range Variants() {
+			implementations[Name(f, v)] = func(t *testing.T) Interface { return openInNamespace(t, f, v) }
+		}
+	}
+	for name, open := range implementations {
+		t.Run(name, func(t *testing.T) {
+			for _, c := range contract {
+				t.Run(c.name, func(t *testing.T) { runContract(t, open(t), c) })
+			}
+		})
+	}
+}
+
+// openInNamespace finds the programs and works in a network namespace of the
+// test's own. The test's thread ends with the test, and the namespace with it.
+func openInNamespace(t *testing.T, f Family, v Variant) *Conn {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
+	}
+	c, err := Open(t.Context(), f, v)
+	if err != nil {
+		t.Fatalf("%v (make deps installs it)", err)
+	}
+	return c
+}
+
+// step is one restore of a contract; refused is the line that must be refused,
+// zero if none may be.
+type step struct {
+	input   string
+	refused int
+}
+
+type contractCase struct {
+	name  string
+	steps []step
+	want  map[string][]string // "table chain": rules, of chains made or with rules
+}
+
+const base = `*nat
+:ONE - [0:0]
+:TWO - [0:0]
+-A OUTPUT -j ONE
+-A ONE -m comment --comment "to two" -j TWO
+-A TWO -j RETURN
+COMMIT
+`
+
+var baseRules = map[string][]string{
+	"nat OUTPUT": {"-j ONE"},
+	"nat ONE":    {`-m comment --comment "to two" -j TWO`},
+	"nat TWO":    {"-j RETURN"},
+}
+
+var contract = []contractCase{
+	{"unused", nil, map[string][]string{}},
+	{"add", []step{{base, 0}}, baseRules},
+	{
+		"declaring a chain empties it",
+		[]step{{base, 0}, {"*nat\n:TWO - [0:0]\nCOMMIT\n", 0}},
+		map[string][]string{"nat OUTPUT": baseRules["nat OUTPUT"], "nat ONE": baseRules["nat ONE"], "nat TWO": nil},
+	},
+	{
+		"insert goes first",
+		[]step{{base, 0}, {"*nat\n-I TWO -j ACCEPT\nCOMMIT\n", 0}},
+		map[string][]string{"nat OUTPUT": baseRules["nat OUTPUT"], "nat ONE": baseRules["nat ONE"], "nat TWO": {"-j ACCEPT", "-j RETURN"}},
+	},
+	{
+		"delete takes one of equals",
+		[]step{{"*filter\n-A INPUT -j DROP\n-A INPUT -j ACCEPT\n-A INPUT -j DROP\n-D INPUT -j DROP\nCOMMIT\n", 0}},
+		map[string][]string{"filter INPUT": {"-j ACCEPT", "-j DROP"}},
+	},
+	{
+		"everything goes away",
+		[]step{{base, 0}, {"*nat\n:ONE - [0:0]\n:TWO - [0:0]\n-D OUTPUT -j ONE\n-X ONE\n-X TWO\nCOMMIT\n", 0}},
+		map[string][]string{},
+	},
+	{
+		"flush and remove",
+		[]step{{base, 0}, {"*nat\n-D OUTPUT -j ONE\n-F ONE\n-F TWO\n-X ONE\n-X TWO\n-N ONE\nCOMMIT\n", 0}},
+		map[string][]string{"nat ONE": nil},
+	},
+	{"a chain in use stays", []step{{base, 0}, {"*nat\n:TWO - [0:0]\n-X TWO\nCOMMIT\n", 3}}, baseRules},
+	{"a chain with rules stays", []step{{base, 0}, {"*nat\n-D OUTPUT -j ONE\n-X ONE\nCOMMIT\n", 3}}, baseRules},
+	{"no such rule", []step{{base, 0}, {"*nat\n-A TWO -j ACCEPT\n-D OUTPUT -j TWO\nCOMMIT\n", 3}}, baseRules},
+	{"no such chain to add to", []step{{base, 0}, {"*nat\n-A NONE -j ACCEPT\nCOMMIT\n", 2}}, baseRules},
+	{"no such chain to remove", []step{{base, 0}, {"*nat\n-X NONE\nCOMMIT\n", 2}}, baseRules},
+	{"chain made twice", []step{{base, 0}, {"*nat\n-N ONE\nCOMMIT\n", 2}}, baseRules},
+	{"no such command", []step{{base, 0}, {"*nat\n-A TWO -j ACCEPT\n--jump\nCOMMIT\n", 3}}, baseRules},
+	{"no such table", []step{{base, 0}, {"*nut\nCOMMIT\n", 1}}, baseRules},
+	{"no commit", []step{{base, 0}, {"*nat\n-A TWO -j ACCEPT\n", 3}}, baseRules},
+	{"not a table", []step{{base, 0}, {"hello\n", 1}}, baseRules},
+	{
+		"tables before the refused one hold",
+		[]step{{"*filter\n-A INPUT -j DROP\nCOMMIT\n*nat\n-X NONE\nCOMMIT\n", 5}},
+		map[string][]string{"filter INPUT": {"-j DROP"}},
+	},
+}
+
+func runContract(t *testing.T, k Interface, c contractCase) {
+	for i, s := range c.steps {
+		err := k.Restore(t.Context(), []byte(s.input))
+		var refused *RestoreError
+		switch {
+		case s.refused == 0 && err != nil:
+			t.Fatalf("step %d: %v", i, err)
+		case s.refused != 0 && !errors.As(err, &refused):
+			t.Fatalf("step %d: error %v, want a refused line", i, err)
+		case s.refused != 0 && (refused.Line != s.refused || refused.Text != line(s.input, s.refused)):
+			t.Errorf("step %d: refused line %d %q, want %d: %v", i, refused.Line, refused.Text, s.refused, err)
+		}
+	}
+	wantRules(t, k, c.want)
+}
+
+func line(input string, number int) string {
+	lines := append(strings.Split(strings.TrimSuffix(input, "\n"), "\n"), "")
+	return lines[number-1]
+}
+
+// wantRules checks what is in the tables. Empty built-in chains are left out:
+// which of them exist is the programs' own business.
+func wantRules(t *testing.T, k Interface, want map[string][]string) {
+	t.Helper()
+	tables, err := k.Save(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]string{}
+	for _, table := range tables {
+		for _, c := range table.Chains {
+			if c.Policy == "" || len(c.Rules) > 0 {
+				got[table.Name+" "+c.Name] = c.Rules
+			}
+			if builtin := slices.Contains(strings.Fields("PREROUTING INPUT FORWARD OUTPUT POSTROUTING"), c.Name); builtin != (c.Policy != "") {
+				t.Errorf("table %s: chain %s has policy %q", table.Name, c.Name, c.Policy)
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rules (-want +got):\n%s", diff)
+	}
+}
