@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,9 +25,10 @@ func main() {
 func run(ctx context.Context, args []string, stderr io.Writer) int {
 	cmd := app.NewProxyCommand(args[0])
 	cmd.SetArgs(args[1:])
-	if err := cmd.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(stderr, "Error:", err)
-		return 1
+	err := cmd.ExecuteContext(ctx)
+	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return 0 // told to stop, even if it had hardly begun
 	}
-	return 0
+	fmt.Fprintln(stderr, "Error:", err)
+	return 1
 }

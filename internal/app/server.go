@@ -61,6 +61,7 @@ type ProxyServer struct {
 	conntrack *conntrack.Reconciler
 	health    *health.ProxyHealth
 	checks    *health.ServiceChecks
+	takeover  *takeover
 	configz   configz
 
 	healthServer  *health.Server
@@ -117,13 +118,14 @@ func (s *ProxyServer) join(rules resolve.Settings) error {
 		Flows: s.flows, LocalAddrs: conntrack.LocalAddrs,
 		Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
 	})
+	s.takeover = newTakeover()
 	watchdog := metrics.NewWatchdog(m)
 	s.engine = engine.New(engine.Settings{
 		Dataplane:     s.dataplane,
 		Resolver:      resolve.New(rules),
 		MinSyncPeriod: c.MinSyncPeriod,
 		SyncPeriod:    max(c.SyncPeriod, fullSyncPeriod),
-		Observers:     []engine.Observer{s.conntrack, s.checks, metrics.NewObserver(m)},
+		Observers:     []engine.Observer{s.conntrack, s.checks, metrics.NewObserver(m), s.takeover},
 		Pulses:        []engine.Pulse{watchdog, s.health, failures{m, s.families}},
 		Register:      watchdog,
 	})
@@ -178,6 +180,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 		}},
 		{"sync", s.engine.SyncLoop},
 		{"reconcile connections", s.conntrack.Run},
+		{"take over from kube-proxy", s.takeover.Run},
 		{"answer health checks of Services", s.checks.Run},
 		{"serve health", s.listening(s.healthServer, reasonHealthPort)},
 		{"serve metrics", s.listening(s.metricsServer, reasonMetricsPort)},

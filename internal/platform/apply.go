@@ -31,8 +31,10 @@ func (p Problem) String() string {
 	switch {
 	case errors.Is(p.Err, fs.ErrNotExist):
 		return fmt.Sprintf("%s cannot be %d: this kernel or network namespace has no such setting (is nf_conntrack loaded?)", p.Name, p.Want)
-	case errors.Is(p.Err, fs.ErrPermission), errors.Is(p.Err, syscall.EROFS):
+	case errors.Is(p.Err, syscall.EROFS):
 		return fmt.Sprintf("%s cannot be %d: it is read-only here; set it on the host, or let this process write it", p.Name, p.Want)
+	case errors.Is(p.Err, fs.ErrPermission):
+		return fmt.Sprintf("%s cannot be %d: no permission; set it on the host, or give this process the capability for it", p.Name, p.Want)
 	default:
 		return fmt.Sprintf("%s cannot be %d: %v", p.Name, p.Want, p.Err)
 	}

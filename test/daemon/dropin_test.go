@@ -224,3 +224,50 @@ func TestHealthCheckNodePort(t *testing.T) {
 	eventually(t, "no endpoint", check(http.StatusServiceUnavailable, 0))
 	d.end(syscall.SIGTERM)
 }
+
+// leftovers are rules like those of kube-proxy's iptables mode, which lead to an
+// endpoint that is gone, beside a rule of somebody else.
+const leftovers = `*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SEP-BBBBBBBBBBBBBBBB - [0:0]
+:THEIRS - [0:0]
+-A PREROUTING -j THEIRS
+-A PREROUTING -j KUBE-SERVICES
+-A OUTPUT -j KUBE-SERVICES
+-A KUBE-SERVICES -d 172.30.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-BBBBBBBBBBBBBBBB
+-A KUBE-SEP-BBBBBBBBBBBBBBBB -p tcp -m tcp -j DNAT --to-destination 10.0.0.99:8080
+COMMIT
+`
+
+// TestTakeover finds kube-proxy's iptables rules in its way: they are gone soon
+// after ours are there, and nobody else's is.
+func TestTakeover(t *testing.T) {
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run(variant, func(t *testing.T) {
+			s := newSite(t)
+			s.write("web.yaml", service("web", clusterIP, podA))
+			if err := s.lab.Node().Do(func() error {
+				cmd := exec.Command("iptables-" + variant + "-restore")
+				cmd.Stdin = strings.NewReader(leftovers)
+				return cmd.Run()
+			}); err != nil {
+				t.Fatal(err)
+			}
+			d := s.start(nil)
+			eventually(t, "the Service", s.answers(clusterIP, podA))
+			eventually(t, "a line about it", func() bool { return strings.Contains(d.log(), "Removed what kube-proxy left") })
+			var out []byte
+			if err := s.lab.Node().Do(func() (err error) {
+				out, err = exec.Command("iptables-" + variant + "-save").Output()
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(out), "KUBE-") || !strings.Contains(string(out), "-j THEIRS") {
+				t.Errorf("the rules are:\n%s", out)
+			}
+		})
+	}
+}
