@@ -21,12 +21,13 @@ check: ## the fast inner loop: no kernel, no lint
 
 test: deps lint build ## everything
 	go test -race -timeout 20m ./...
+	cd test/cluster && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
 
 lint: ## formatting, vet, staticcheck, errcheck
 	@bad=$$($(TOOL) gofumpt -l cmd internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
-	go vet ./...
-	$(TOOL) staticcheck ./...
+	go vet ./... && cd test/cluster && go vet ./...
+	$(TOOL) staticcheck ./... && cd test/cluster && go tool -modfile=../../tools/go.mod staticcheck ./...
 	go run ./test/matrix --check README.md
 	$(TOOL) errcheck -ignoretests -exclude tools/errcheck.txt ./...
 
@@ -36,5 +37,7 @@ bench: ## the figures the design promises, as one table; also written to docs/be
 generate: ## what is generated from the code: the packet table's themes in README.md
 	go run ./test/matrix README.md
 
-deps: ## what the tests need beside Go: the nft program, to check that it can list what we write
-	@command -v nft >/dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends nftables; }
+deps: ## what the tests need beside Go: to list what we write, and to write what kube-proxy leaves
+	@for p in nft iptables-nft iptables-legacy ipset ip; do command -v $$p >/dev/null || missing=1; done; \
+	[ -z "$$missing" ] || { apt-get update -q && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -qy --no-install-recommends nftables iptables ipset iproute2; }

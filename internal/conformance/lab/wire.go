@@ -39,6 +39,7 @@ func (h *Host) quiet() error {
 		"net/ipv6/conf/all/disable_ipv6=0",
 		"net/ipv6/conf/default/accept_dad=0",
 		"net/ipv6/conf/default/accept_ra=0",
+		"net/ipv6/conf/default/accept_redirects=0",
 		"net/ipv6/conf/default/router_solicitations=0",
 		"net/ipv6/icmp/ratelimit=0",
 		"net/ipv6/icmp/ratemask=255",

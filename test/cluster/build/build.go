@@ -1,0 +1,153 @@
+package build
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Program is a command of another project. Its module is a requirement of our
+// go.mod, which says the version.
+type Program struct {
+	Name    string // of the file
+	Module  string
+	Package string
+	Stamp   string // the variable that holds the version; none: the program knows it
+}
+
+// Kubernetes returns a command of Kubernetes by its name.
+func Kubernetes(name string) Program {
+	return Program{
+		Name:    name,
+		Module:  "k8s.io/kubernetes",
+		Package: "k8s.io/kubernetes/cmd/" + name,
+		Stamp:   "k8s.io/component-base/version.gitVersion",
+	}
+}
+
+// Etcd returns the etcd server.
+func Etcd() Program {
+	const module = "go.etcd.io/etcd/server/v3"
+	return Program{Name: "etcd", Module: module, Package: module}
+}
+
+// every is how often a long build says that it is still at it.
+const every = 15 * time.Second
+
+// Builder builds programs.
+type Builder struct {
+	Module string // folder of the module whose go.mod names the versions
+	Cache  string // folder for what was built
+	Say    func(line string)
+}
+
+// Foreign returns the path of a program, which is built if the cache does not
+// have this version of it.
+func (b Builder) Foreign(ctx context.Context, p Program) (string, error) {
+	version, err := b.version(ctx, p.Module)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(b.Cache, p.Name+"-"+version, p.Name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	flags := "-s -w"
+	if p.Stamp != "" {
+		flags += " -X " + p.Stamp + "=" + version
+	}
+	what := p.Name + " " + version
+	b.Say("building " + what + " from the Go module registry (some minutes, once)")
+	if err := b.compile(ctx, job{what: what, dir: b.Module, pkg: p.Package, flags: flags, path: path}); err != nil {
+		return "", err
+	}
+	return path, nil
+}
+
+// Daemon builds the daemon of the tree at root. Go's own cache makes this
+// quick where nothing has changed, so it is always asked.
+func (b Builder) Daemon(ctx context.Context, root string) (string, error) {
+	path := filepath.Join(b.Cache, "sluice")
+	if err := b.compile(ctx, job{what: "sluice", dir: root, pkg: "./cmd/sluice", flags: "-s -w", path: path}); err != nil {
+		return "", err
+	}
+	return path, nil
+}
+
+// version returns the version of a module that go.mod leads to.
+func (b Builder) version(ctx context.Context, module string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Version}}", module)
+	cmd.Dir = b.Module
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("ask for the version of %s: %w: %s", module, err, stderr.Bytes())
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// job is one run of the compiler.
+type job struct {
+	what  string // in words
+	dir   string // of the module
+	pkg   string
+	flags string // for the linker
+	path  string // of the result
+}
+
+// compile builds a package, all of it or nothing. Its priority is low: whoever
+// else uses the machine waits less than we do.
+func (b Builder) compile(ctx context.Context, j job) error {
+	if err := os.MkdirAll(filepath.Dir(j.path), 0o755); err != nil {
+		return fmt.Errorf("make the cache: %w", err)
+	}
+	part := fmt.Sprintf("%s.%d", j.path, os.Getpid())
+	args := []string{"-n", "10", "go", "build", "-trimpath", "-ldflags", j.flags, "-o", part, j.pkg}
+	cmd := exec.CommandContext(ctx, "nice", args...)
+	cmd.Dir = j.dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	started := time.Now()
+	stop := b.progress(j.what, started)
+	err := cmd.Run()
+	stop()
+	if err != nil {
+		return fmt.Errorf("build %s: %w\n%s", j.what, err, output.Bytes())
+	}
+	if took := time.Since(started); took > every {
+		b.Say(fmt.Sprintf("built %s in %v", j.what, took.Round(time.Second)))
+	}
+	if err := os.Rename(part, j.path); err != nil {
+		return fmt.Errorf("keep %s: %w", j.what, err)
+	}
+	return nil
+}
+
+// progress reports the time that a build has taken so far until it is stopped.
+func (b Builder) progress(what string, started time.Time) (stop func()) {
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				b.Say(fmt.Sprintf("building %s: %v so far", what, time.Since(started).Round(time.Second)))
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-stopped
+	}
+}

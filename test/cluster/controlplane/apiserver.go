@@ -1,0 +1,59 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/client-go/kubernetes"
+
+	"sluice/test/cluster/process"
+)
+
+// StartAPIServer starts the API server and waits until it is ready.
+func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(c.Admin)
+	if err != nil {
+		return fmt.Errorf("make the administrator's client: %w", err)
+	}
+	c.starts++
+	c.server, err = process.Start(c.settings.Host, process.Spec{
+		Name: fmt.Sprintf("kube-apiserver-%d", c.starts), Dir: c.settings.Dir, Path: c.settings.APIServer,
+		Args: c.apiServerArgs(),
+	})
+	if err != nil {
+		return err
+	}
+	return await(ctx, c.server, func(ctx context.Context) error {
+		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+func (c *ControlPlane) apiServerArgs() []string {
+	var cidrs []string
+	for _, p := range c.settings.ServiceCIDRs {
+		cidrs = append(cidrs, p.String())
+	}
+	return []string{
+		"--etcd-servers=" + etcdURL,
+		"--bind-address=" + c.settings.Addr.String(),
+		"--advertise-address=" + c.settings.Addr.String(),
+		fmt.Sprintf("--secure-port=%d", Port),
+		"--tls-cert-file=" + c.path("server.crt"), "--tls-private-key-file=" + c.path("server.key"),
+		"--client-ca-file=" + c.path("ca.crt"),
+		"--authorization-mode=RBAC",
+		"--service-account-issuer=" + c.url(Port),
+		"--service-account-key-file=" + c.path("accounts.crt"),
+		"--service-account-signing-key-file=" + c.path("accounts.key"),
+		"--service-cluster-ip-range=" + strings.Join(cidrs, ","),
+		"--profiling=false",
+	}
+}
+
+// KillAPIServer takes the API server away at once, as a crash does. etcd stays.
+func (c *ControlPlane) KillAPIServer() {
+	if c.server != nil {
+		c.server.Kill()
+		c.server = nil
+	}
+}

@@ -1,0 +1,165 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/proxy"
+	"sluice/test/cluster/pki"
+	"sluice/test/cluster/process"
+)
+
+// Port is where the API server listens.
+const Port = 6443
+
+// Settings says what to run and where.
+type Settings struct {
+	Etcd, APIServer string // the programs
+	Dir             string // for data, certificates and logs
+	Host            *lab.Host
+	Addr            netip.Addr     // of the host, for the API server
+	ServiceCIDRs    []netip.Prefix // at most one of each family
+}
+
+// ControlPlane is a running etcd with an API server that comes and goes. Its
+// methods are called by one goroutine at a time.
+type ControlPlane struct {
+	Authority *pki.Authority
+	Admin     *rest.Config // may do everything; works from any namespace
+
+	settings Settings
+	etcd     *process.Process
+	server   *process.Process // nil: the API server is down
+	starts   int              // of the API server, to name its logs
+}
+
+// Start starts both and waits until the API server is ready.
+func Start(ctx context.Context, s Settings) (_ *ControlPlane, err error) {
+	c := &ControlPlane{settings: s}
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	if err := c.writeCertificates(); err != nil {
+		return nil, err
+	}
+	if err := c.startEtcd(ctx); err != nil {
+		return nil, err
+	}
+	return c, c.StartAPIServer(ctx)
+}
+
+// Close ends both without ceremony: nothing of them is kept.
+func (c *ControlPlane) Close() {
+	c.KillAPIServer()
+	if c.etcd != nil {
+		c.etcd.Kill()
+	}
+}
+
+// url is where clients find the API server, on its own port or another that
+// leads to it.
+func (c *ControlPlane) url(port uint16) string {
+	return "https://" + netip.AddrPortFrom(c.settings.Addr, port).String()
+}
+
+// NewUser writes the files of a new user of the API server.
+func (c *ControlPlane) NewUser(id pki.Identity) (pki.User, error) {
+	return c.NewUserAt(id, Port)
+}
+
+// NewUserAt is NewUser for one who is to come by another port.
+func (c *ControlPlane) NewUserAt(id pki.Identity, port uint16) (pki.User, error) {
+	pair, err := c.Authority.Issue(id)
+	if err != nil {
+		return pki.User{}, err
+	}
+	dir, err := os.MkdirTemp(c.settings.Dir, "user-")
+	if err != nil {
+		return pki.User{}, fmt.Errorf("make the folder of a user: %w", err)
+	}
+	return pki.NewUser(dir, c.url(port), c.Authority, pair)
+}
+
+func (c *ControlPlane) writeCertificates() error {
+	var err error
+	if c.Authority, err = pki.NewAuthority("test cluster"); err != nil {
+		return err
+	}
+	service := c.settings.ServiceCIDRs[0].Addr().Next() // the kubernetes Service has the first address
+	serving, err := c.Authority.Issue(pki.Identity{
+		Name: "kube-apiserver", Addrs: []netip.Addr{c.settings.Addr, service, netip.MustParseAddr("127.0.0.1")},
+	})
+	if err != nil {
+		return err
+	}
+	// Service accounts need a key, though nobody uses one here.
+	accounts, err := c.Authority.Issue(pki.Identity{Name: "service-accounts"})
+	if err != nil {
+		return err
+	}
+	admin, err := c.Authority.Issue(pki.Identity{Name: "admin", Groups: []string{"system:masters"}})
+	if err != nil {
+		return err
+	}
+	c.Admin = &rest.Config{
+		QPS:             -1, // no limit
+		WarningHandler:  rest.NoWarnings{},
+		Dial:            c.dial,
+		TLSClientConfig: rest.TLSClientConfig{CAData: c.Authority.Cert, CertData: admin.Cert, KeyData: admin.Key},
+	}
+	c.Admin.Host = c.url(Port)
+	return errors.Join(
+		os.WriteFile(c.path("ca.crt"), c.Authority.Cert, 0o600),
+		os.WriteFile(c.path("server.crt"), serving.Cert, 0o600),
+		os.WriteFile(c.path("server.key"), serving.Key, 0o600),
+		os.WriteFile(c.path("accounts.crt"), accounts.Cert, 0o600),
+		os.WriteFile(c.path("accounts.key"), accounts.Key, 0o600),
+	)
+}
+
+// dial connects from inside the host.
+func (c *ControlPlane) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", address, err)
+	}
+	return c.settings.Host.Dial(ctx, proxy.TCP, netip.Addr{}, to)
+}
+
+func (c *ControlPlane) path(name string) string { return filepath.Join(c.settings.Dir, name) }
+
+// await asks a process to be ready until it is.
+func await(ctx context.Context, p *process.Process, ready func(context.Context) error) error {
+	const patience = 90 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, time.Second)
+		err := ready(attempt)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if ended := p.Ended(); ended != nil {
+			return ended
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait %v for %s: %w; its last lines:\n%s", patience, p.Name, err, p.Tail(20))
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"sluice/test/cluster/build"
+	"sluice/test/cluster/testbed"
+)
+
+// bed is the cluster that all tests share. TestMain sets it, nobody else does.
+var bed *testbed.Cluster
+
+// daemon is a program to test instead of the tree's.
+var daemon = flag.String("daemon", "", "run this `PROGRAM` on the nodes instead of building the daemon of this tree")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	code, err := run(m)
+	if err != nil {
+		say(err.Error())
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func say(line string) { fmt.Fprintln(os.Stderr, "cluster:", line) }
+
+// run starts the cluster, runs the tests and ends the cluster. The logs of its
+// programs stay where a test has failed.
+func run(m *testing.M) (code int, err error) {
+	if os.Geteuid() != 0 {
+		return 1, errors.New("the cluster is made of network namespaces: run as root")
+	}
+	dir, err := os.MkdirTemp("", "sluice-cluster-")
+	if err != nil {
+		return 1, fmt.Errorf("make a folder: %w", err)
+	}
+	settings, err := programs(context.Background())
+	if err != nil {
+		return 1, errors.Join(err, os.RemoveAll(dir))
+	}
+	settings.Dir = dir
+	started := time.Now()
+	if bed, err = testbed.Start(context.Background(), settings); err != nil {
+		return 1, fmt.Errorf("%w (logs are in %s)", err, dir)
+	}
+	say(fmt.Sprintf("the control plane was ready after %.1f s", time.Since(started).Seconds()))
+	code = m.Run()
+	if err := bed.Close(); err != nil {
+		return 1, fmt.Errorf("end the cluster: %w", err)
+	}
+	if code != 0 {
+		say("the logs of all programs are in " + dir)
+		return code, nil
+	}
+	return 0, bed.Remove()
+}
+
+// programs builds what is missing.
+func programs(ctx context.Context) (testbed.Settings, error) {
+	var s testbed.Settings
+	module, err := os.Getwd() // where go test runs a package's tests
+	if err != nil {
+		return s, fmt.Errorf("find the module: %w", err)
+	}
+	root := filepath.Join(module, "..", "..")
+	b := build.Builder{Module: module, Cache: filepath.Join(root, ".cache"), Say: say}
+	if s.Etcd, err = b.Foreign(ctx, build.Etcd()); err != nil {
+		return s, err
+	}
+	if s.APIServer, err = b.Foreign(ctx, build.Kubernetes("kube-apiserver")); err != nil {
+		return s, err
+	}
+	if s.Proxy = *daemon; s.Proxy == "" {
+		s.Proxy, err = b.Daemon(ctx, root)
+	}
+	return s, err
+}

@@ -1,0 +1,136 @@
+package testbed
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"sluice/internal/conformance/lab"
+)
+
+// underlay is the name of the link between the nodes, at each end.
+const underlay = "underlay"
+
+// The addresses of the cluster. Those of node n end in 10+n.
+var (
+	serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}
+	hubAddrs     = []netip.Addr{netip.MustParseAddr("192.168.60.2"), netip.MustParseAddr("fd00:60::2")}
+)
+
+// ClusterCIDR is where the pods of all nodes are, as a flag has it.
+const ClusterCIDR = "10.244.0.0/16,fd00:244::/48"
+
+// plan is the addresses of one node.
+type plan struct {
+	name     string
+	node     []netip.Addr // to the outside
+	underlay []netip.Addr // to the other nodes
+	bridge   []netip.Addr // to its pods
+	pods     []netip.Prefix
+}
+
+func planOf(n int) plan {
+	addr := func(format string, last int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, last)) }
+	v4, v6 := addr("10.244.%d.0", n), addr("fd00:244:0:%x::", n)
+	return plan{
+		name:     fmt.Sprintf("node-%d", n),
+		node:     []netip.Addr{addr("192.168.50.%d", 10+n), addr("2001:db8:50::%d", 10+n)},
+		underlay: []netip.Addr{addr("192.168.60.%d", 10+n), addr("fd00:60::%d", 10+n)},
+		bridge:   []netip.Addr{v4.Next(), v6.Next()},
+		pods:     []netip.Prefix{netip.PrefixFrom(v4, 24), netip.PrefixFrom(v6, 64)},
+	}
+}
+
+// wireHub makes the switch that the nodes are plugged into.
+func wireHub(hub *lab.Host) error {
+	return hub.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = underlay
+		bridge := &netlink.Bridge{LinkAttrs: attrs}
+		if err := netlink.LinkAdd(bridge); err != nil {
+			return fmt.Errorf("add the underlay: %w", err)
+		}
+		if err := addAddrs(bridge, hubAddrs); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(bridge)
+	})
+}
+
+// plugIn connects a node with the hub.
+func plugIn(hub, node *lab.Host, p plan) error {
+	var ns netns.NsHandle
+	err := node.Do(func() error {
+		var err error
+		ns, err = netns.Get()
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("find the namespace of %s: %w", p.name, err)
+	}
+	defer ns.Close()
+	err = hub.Do(func() error {
+		bridge, err := netlink.LinkByName(underlay)
+		if err != nil {
+			return err
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MasterIndex = "to-"+p.name, bridge.Attrs().Index
+		cable := &netlink.Veth{LinkAttrs: attrs, PeerName: underlay, PeerNamespace: netlink.NsFd(ns)}
+		if err := netlink.LinkAdd(cable); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(cable)
+	})
+	if err != nil {
+		return fmt.Errorf("connect %s with the underlay: %w", p.name, err)
+	}
+	return node.Do(func() error {
+		link, err := netlink.LinkByName(underlay)
+		if err != nil {
+			return fmt.Errorf("find the underlay: %w", err)
+		}
+		return errors.Join(addAddrs(link, p.underlay), netlink.LinkSetUp(link))
+	})
+}
+
+// routeTo tells a host the way to a node and its pods.
+func routeTo(from *lab.Host, p plan) error {
+	return from.Do(func() error {
+		link, err := netlink.LinkByName(underlay)
+		if err != nil {
+			return fmt.Errorf("find the underlay: %w", err)
+		}
+		for i, via := range p.underlay {
+			for _, to := range []netip.Prefix{p.pods[i], netip.PrefixFrom(p.node[i], p.node[i].BitLen())} {
+				r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Gw: via.AsSlice()}
+				if err := netlink.RouteReplace(r); err != nil {
+					return fmt.Errorf("route %v over %v: %w", to, via, err)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// addAddrs gives a link addresses of networks that lie on it.
+func addAddrs(link netlink.Link, addrs []netip.Addr) error {
+	for _, a := range addrs {
+		bits := 24
+		if a.Is6() {
+			bits = 64
+		}
+		if err := netlink.AddrReplace(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, bits))}); err != nil {
+			return fmt.Errorf("add %v to %s: %w", a, link.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

@@ -1,0 +1,54 @@
+package testbed
+
+import (
+	"fmt"
+
+	"sluice/test/cluster/pki"
+	"sluice/test/cluster/process"
+)
+
+// Proxy says how a node's proxy is run. The zero value is the ordinary way.
+type Proxy struct {
+	User pki.User // the zero value: a new user that has the role
+	As   string   // the name of the Node it is; empty: that of its node
+	Args []string // more flags
+}
+
+// StartProxy starts the proxy of a node. Its rules stay when it stops; the next
+// proxy of the node takes them over.
+func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
+	if p.User.Dir == "" {
+		var err error
+		if p.User, err = c.NewUser(ProxyIdentity(n)); err != nil {
+			return nil, err
+		}
+	}
+	if p.As == "" {
+		p.As = n.Name
+	}
+	c.proxies++
+	return process.Start(n.Host, process.Spec{
+		Name: fmt.Sprintf("%s-proxy-%d", n.Name, c.proxies),
+		Dir:  c.settings.Dir,
+		Path: c.settings.Proxy,
+		Args: append([]string{
+			"--kubeconfig=" + p.User.Kubeconfig(),
+			"--hostname-override=" + p.As,
+			"--cluster-cidr=" + ClusterCIDR,
+			"--proxy-mode=nftables",
+		}, p.Args...),
+	})
+}
+
+// CleanUp removes the rules that proxies have left on a node.
+func (c *Cluster) CleanUp(n *Node) error {
+	c.proxies++
+	p, err := process.Start(n.Host, process.Spec{
+		Name: fmt.Sprintf("%s-cleanup-%d", n.Name, c.proxies),
+		Dir:  c.settings.Dir, Path: c.settings.Proxy, Args: []string{"--cleanup"},
+	})
+	if err != nil {
+		return err
+	}
+	return p.Wait()
+}

@@ -1,0 +1,133 @@
+package testbed
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice/internal/proxy"
+)
+
+// LabelProxyName on a Service says that another proxy serves it.
+const LabelProxyName = "service.kubernetes.io/service-proxy-name"
+
+// Phase is where a pod is in its life.
+type Phase uint8
+
+// The phases.
+const (
+	Ready       Phase = iota // it takes requests
+	Terminating              // it was told to stop, and still answers
+	Unready                  // it answers nobody
+)
+
+// conditions returns the phase as EndpointSlices have it.
+func (p Phase) conditions() discoveryv1.EndpointConditions {
+	is := func(phases ...Phase) *bool {
+		var yes bool
+		for _, other := range phases {
+			yes = yes || p == other
+		}
+		return &yes
+	}
+	return discoveryv1.EndpointConditions{
+		Ready: is(Ready), Serving: is(Ready, Terminating), Terminating: is(Terminating),
+	}
+}
+
+// Member is a pod behind a Service.
+type Member struct {
+	Pod   *Pod
+	Phase Phase
+	Zone  string // which zone's nodes are to use it; empty: no hint
+}
+
+// hints returns what the controller would hint.
+func (m Member) hints() *discoveryv1.EndpointHints {
+	if m.Zone == "" {
+		return nil
+	}
+	return &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: m.Zone}}}
+}
+
+// Publish writes the EndpointSlices of a Service, one for each of its
+// families, as the endpoint slice controller would.
+func (c *Cluster) Publish(ctx context.Context, svc *v1.Service, members ...Member) error {
+	for _, family := range svc.Spec.IPFamilies {
+		if err := c.apply(ctx, sliceOf(svc, family, members)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apply creates or replaces an EndpointSlice.
+func (c *Cluster) apply(ctx context.Context, s *discoveryv1.EndpointSlice) error {
+	api := c.Client.DiscoveryV1().EndpointSlices(s.Namespace)
+	_, err := api.Update(ctx, s, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = api.Create(ctx, s, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("write EndpointSlice %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// Unpublish deletes the EndpointSlices of a Service.
+func (c *Cluster) Unpublish(ctx context.Context, svc *v1.Service) error {
+	for _, family := range svc.Spec.IPFamilies {
+		name := sliceName(svc, family)
+		err := c.Client.DiscoveryV1().EndpointSlices(svc.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil {
+			return fmt.Errorf("delete EndpointSlice %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func sliceName(svc *v1.Service, family v1.IPFamily) string {
+	if family == v1.IPv6Protocol {
+		return svc.Name + "-v6"
+	}
+	return svc.Name + "-v4"
+}
+
+func sliceOf(svc *v1.Service, family v1.IPFamily, members []Member) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: sliceName(svc, family), Namespace: svc.Namespace,
+			Labels: map[string]string{discoveryv1.LabelServiceName: svc.Name},
+			Annotations: map[string]string{
+				v1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339Nano),
+			},
+		},
+		AddressType: discoveryv1.AddressType(family),
+	}
+	// A label of the Service says who proxies it, and its slices repeat that.
+	if by, ok := svc.Labels[LabelProxyName]; ok {
+		s.Labels[LabelProxyName] = by
+	}
+	for _, p := range svc.Spec.Ports {
+		number := p.TargetPort.IntVal
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &number})
+	}
+	for _, m := range members {
+		i := proxy.IPv4
+		if family == v1.IPv6Protocol {
+			i = proxy.IPv6
+		}
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses:  []string{m.Pod.Addrs[i].String()},
+			Conditions: m.Phase.conditions(),
+			Hints:      m.hints(),
+			NodeName:   &m.Pod.Node.Name,
+		})
+	}
+	return s
+}
