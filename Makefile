@@ -15,7 +15,7 @@ demo: build ## Services on real packets, no cluster; ONCE=1 plays one round and 
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./test/demo
 	bin/demo --sluice bin/sluice --examples examples --mode $(MODE) $(if $(ONCE),--once)
 
-check: ## the fast inner loop: no kernel, no lint
+check: ## the fast inner loop: no lint, no race detector, no cluster
 	go vet ./...
 	go test -short ./...
 
