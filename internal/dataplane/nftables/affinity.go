@@ -3,6 +3,8 @@ package nftables
 import (
 	"fmt"
 	"hash/fnv"
+	"slices"
+	"strings"
 
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
@@ -10,8 +12,11 @@ import (
 
 // affinityName returns the name of the chain of a row's list.
 func affinityName(k proxy.PortKey, scope proxy.Scope) string {
-	return fmt.Sprintf("aff-%016x", hash(k, scope))
+	return fmt.Sprintf("%s%016x", affinityPrefix, hash(k, scope))
 }
+
+// affinityPrefix begins the names of the chains that remember.
+const affinityPrefix = "aff-"
 
 // affinityChain chooses among a row's endpoints and remembers: first the
 // endpoint this client has, then a new one. A set remembers the pair of client
@@ -40,6 +45,25 @@ func (t *table) affinityChain(sp *proxy.ServicePort, scope proxy.Scope) *chain {
 	c := t.chain(affinityName(sp.Key, scope), rules...)
 	c.Comment = truncate(fmt.Sprintf("%v, %v endpoints", sp.Key.ServicePortName, scope), 120)
 	return c
+}
+
+// is reports whether the kernel's rules, by their comments, are the chain's. Of
+// a chain with affinity the order is the kernel's to keep: it is that in which
+// endpoints came, which a new daemon does not know, and by which a client that
+// is remembered for two endpoints finds the one it had last.
+func (c *chain) is(comments []string) bool {
+	if !strings.HasPrefix(c.Name, affinityPrefix) {
+		return slices.EqualFunc(c.rules, comments, func(r *nft.Rule, comment string) bool { return r.Comment == comment })
+	}
+	if len(c.rules) != len(comments) {
+		return false
+	}
+	for _, r := range c.rules[:len(c.rules)/3] {
+		if !slices.Contains(comments[:len(comments)/3], r.Comment) {
+			return false
+		}
+	}
+	return true
 }
 
 // client loads the client's address and a number that stands for the endpoint.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -27,7 +29,7 @@ func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
 	refused := map[proxy.PortKey]error{}
 	for i, step := range steps(delta, d.stepSize) {
 		if err := d.apply(ctx, step, refused); err != nil {
-			if i == 0 && !errors.Is(err, nft.ErrUncertain) {
+			if i == 0 && !errors.Is(err, nft.ErrUncertain) && !drifted(err) && !errors.Is(err, unix.EMSGSIZE) {
 				return fmt.Errorf("%w: %w", proxy.ErrNothingApplied, err)
 			}
 			return err
@@ -59,7 +61,7 @@ func (d *Dataplane) apply(ctx context.Context, delta *proxy.Delta, refused map[p
 // there is an operation that belongs to no row, or no new row to leave out.
 func blame(err error, refused map[proxy.PortKey]error) bool {
 	var ce *nft.CommitError
-	if !errors.As(err, &ce) {
+	if !errors.As(err, &ce) || drifted(err) {
 		return false
 	}
 	found := false
@@ -75,6 +77,10 @@ func blame(err error, refused map[proxy.PortKey]error) bool {
 	}
 	return found
 }
+
+// drifted reports whether the kernel lacks what it should have: somebody took it
+// away, and only Sync is right then.
+func drifted(err error) bool { return errors.Is(err, unix.ENOENT) }
 
 // change collects the operations of a step.
 type change struct {

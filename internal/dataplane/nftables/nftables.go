@@ -169,10 +169,10 @@ func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return fmt.Errorf("no permission to use nf_tables: run as root or with the capability NET_ADMIN in the node's network namespace: %w", err)
-	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL):
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
 		return fmt.Errorf("the kernel has no nf_tables (CONFIG_NF_TABLES, module nf_tables): load or build it, or choose another --proxy-mode: %w", err)
-	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("the kernel's nf_tables lacks what the rules need (Linux 5.13 with nft_nat, nft_masq, nft_fib, nft_numgen, nft_reject, nft_ct): %w", err)
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("the kernel has no nf_tables (CONFIG_NF_TABLES) or it lacks what the rules need (Linux 5.13 with nft_nat, nft_masq, nft_fib, nft_numgen, nft_reject, nft_ct): %w", err)
 	default:
 		return err
 	}

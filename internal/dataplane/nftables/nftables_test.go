@@ -152,6 +152,51 @@ func TestSyncRepairs(t *testing.T) {
 	}
 }
 
+// TestSyncRemakes undoes what cannot be undone in place.
+func TestSyncRemakes(t *testing.T) {
+	ctx := context.Background()
+	for name, edit := range map[string]string{
+		"policy":        "chain ip sluice filter-forward { policy drop; }",
+		"dormant":       "add table ip sluice { flags dormant; }",
+		"another hook":  "delete chain ip sluice nat-output; add chain ip sluice nat-output { type filter hook input priority 5; }",
+		"not a base":    "delete chain ip sluice nat-output; add chain ip sluice nat-output",
+		"another table": "delete table ip sluice; add table ip sluice; add set ip sluice services { type ipv4_addr; }",
+	} {
+		t.Run(name, func(t *testing.T) {
+			namespace(t)
+			d, c := openKernel(t)
+			s := randomState(1, 20)
+			if err := d.Sync(ctx, s); err != nil {
+				t.Fatal(err)
+			}
+			list := func() string {
+				out, err := exec.Command("nft", "list", "chains").CombinedOutput()
+				if err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				return string(out)
+			}
+			want, elements := list(), dump(t, c, d)
+			if out, err := exec.Command("nft", edit).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if err := d.Sync(ctx, s); err != nil {
+				t.Fatal(err)
+			}
+			if got := dump(t, c, d); got != elements {
+				t.Errorf("elements differ (-before +after):\n%s", cmp.Diff(elements, got))
+			}
+			if got := list(); len(got) != len(want) {
+				t.Errorf("chains differ (-before +after):\n%s", cmp.Diff(want, got))
+			}
+			c.reset()
+			if err := d.Sync(ctx, s); err != nil || c.reset() != 0 {
+				t.Errorf("a second Sync still had something to do (%v)", err)
+			}
+		})
+	}
+}
+
 // TestRefusedRowIsSetAside makes the kernel refuse one row, by an element in its
 // way; the others go through, in Apply and in Sync.
 func TestRefusedRowIsSetAside(t *testing.T) {
@@ -229,8 +274,9 @@ func TestOverlappingRanges(t *testing.T) {
 	}
 }
 
-// TestNothingApplied says so when the kernel refuses what belongs to no row.
-func TestNothingApplied(t *testing.T) {
+// TestDriftAsksForSync gives a plain error when what should be there is gone:
+// neither a refusal of a row nor something to try again.
+func TestDriftAsksForSync(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	d, c := openKernel(t)
@@ -244,8 +290,48 @@ func TestNothingApplied(t *testing.T) {
 	}
 	node := testNode()
 	node.MasqueradeAll = true
-	if err := d.Apply(ctx, &proxy.Delta{Node: node}); !errors.Is(err, proxy.ErrNothingApplied) {
-		t.Errorf("Apply onto a deleted table gave %v, want %v", err, proxy.ErrNothingApplied)
+	for _, delta := range []*proxy.Delta{
+		{Node: node}, {Removes: []*proxy.ServicePort{plainRow(0, 10, 0)}}, {Upserts: []proxy.Upsert{{New: plainRow(5, 2, 0)}}},
+	} {
+		err := d.Apply(ctx, delta)
+		var refused *proxy.RefusedError
+		if err == nil || errors.Is(err, proxy.ErrNothingApplied) || errors.As(err, &refused) {
+			t.Errorf("Apply onto a deleted table gave %v", err)
+		}
+	}
+}
+
+// TestNothingApplied says so when nothing was sent.
+func TestNothingApplied(t *testing.T) {
+	d := New(nft.NewFake(), Settings{})
+	if err := d.Sync(context.Background(), plainState(1)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(5, 2, 0)}}})
+	if !errors.Is(err, proxy.ErrNothingApplied) {
+		t.Errorf("Apply gave %v, want %v", err, proxy.ErrNothingApplied)
+	}
+}
+
+// TestSyncSetsRefusedRowsAside writes all rows but those that cannot be: their
+// endpoints are of the wrong family, which no resolver would give.
+func TestSyncSetsRefusedRowsAside(t *testing.T) {
+	namespace(t)
+	d, c := openKernel(t)
+	s := plainState(2000)
+	for _, i := range []int{3, 700, 1999} {
+		bad := plainRow(i, 3, 0)
+		bad.Cluster[1].Addr = netip.MustParseAddrPort("[fd00:10::1]:80")
+		s.Rows[bad.Key] = bad
+	}
+	var refused *proxy.RefusedError
+	if err := d.Sync(context.Background(), s); !errors.As(err, &refused) || len(refused.Rows) != 3 {
+		t.Fatalf("Sync gave %.300v", err)
+	}
+	if got := strings.Count(dump(t, c, d), "table ip sluice services "); got != 1997 {
+		t.Errorf("%d Services are written, want 1997", got)
 	}
 }
 

@@ -76,6 +76,11 @@ func (t *table) frontend(sp *proxy.ServicePort, f proxy.Frontend, out sink) {
 		}
 		out.element(s.dispatch, nft.Element{Key: key, Verdict: nft.Verdict{Code: nft.Goto, Chain: to}})
 	}
+	if len(near.To) == 0 && s.byAddress && f.Kind != proxy.ClusterIP {
+		// The address may be the node's own, and its port another Service's
+		// NodePort: it must not go there.
+		out.element(s.dispatch, nft.Element{Key: key, Verdict: nft.Verdict{Code: nft.Accept}})
+	}
 	if len(far.To) == 0 {
 		out.element(s.empty, nft.Element{Key: key, Verdict: emptyVerdict(far.Otherwise)})
 	}

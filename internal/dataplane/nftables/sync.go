@@ -10,8 +10,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// batchBytes bounds the batches of a Sync.
-const batchBytes = 1 << 20
+// batchBytes bounds the batches of a Sync. It fits the kernel's default socket
+// buffer, for those who may not ask for a larger one.
+const batchBytes = 256 << 10
 
 // Sync makes the kernel right whatever was there before. A table that is not
 // there is written row by row and made live by its last batch, in which
@@ -45,6 +46,15 @@ func (d *Dataplane) sync(ctx context.Context, s *proxy.State, refused map[proxy.
 		if err != nil {
 			return err
 		}
+		if listing != nil && !t.fits(listing) {
+			// What cannot be changed in place is made anew.
+			var b nft.Batch
+			b.DeleteTable(t.Table)
+			if err := d.conn.Commit(ctx, &b); err != nil {
+				return fmt.Errorf("delete a table that is not as ours: %w", err)
+			}
+			listing = nil
+		}
 		w := &writer{d: d, t: t, ctx: ctx}
 		rows := rowsOf(s, t.family, refused)
 		if listing == nil {
@@ -73,6 +83,22 @@ func (d *Dataplane) sync(ctx context.Context, s *proxy.State, refused map[proxy.
 	}
 	d.node, d.cidrs = s.Node, s.CIDRs
 	return nil
+}
+
+// fits reports whether what is in a table can be mended: base chains hang where
+// they should, sets hold what they should, and the table is awake.
+func (t *table) fits(l *nft.Listing) bool {
+	for _, c := range t.hooks() {
+		if _, ok := l.Chains[c.Name]; ok && l.Hooks[c.Name] != c.Hook.String() {
+			return false
+		}
+	}
+	for _, s := range t.sets() {
+		if _, ok := l.Sets[s.Name]; ok && l.Types[s.Name] != s.Shape() {
+			return false
+		}
+	}
+	return !l.Dormant
 }
 
 // takeOver adds the removal of kube-proxy's tables to the batch that makes ours live.
@@ -256,13 +282,30 @@ func (w *writer) mendChains(b *nft.Batch, want map[string]*chain, l *nft.Listing
 		switch {
 		case !ok:
 			missing = append(missing, want[name])
-		case !slices.EqualFunc(want[name].rules, comments, func(r *nft.Rule, c string) bool { return r.Comment == c }):
+		case !want[name].is(comments):
 			wrong = append(wrong, want[name])
 		}
 	}
-	addChains(b, w.t, missing...)
+	for _, c := range missing {
+		b.AddChain(w.t.Table, &c.Chain)
+	}
+	for _, c := range missing {
+		for _, r := range c.rules {
+			b.AddRule(w.t.Table, c.Name, r)
+		}
+		w.flushIfLarge(b)
+	}
 	for _, c := range wrong {
 		rewrite(b, w.t, c)
+		w.flushIfLarge(b)
+	}
+}
+
+// flushIfLarge commits the writer's own batch when it is large enough; the one
+// that makes the rules live stays whole.
+func (w *writer) flushIfLarge(b *nft.Batch) {
+	if b == &w.b && b.Bytes() > batchBytes {
+		w.flush()
 	}
 }
 

@@ -81,6 +81,14 @@ func text(b []byte) string {
 	return string(b)
 }
 
+// number decodes a number; it is 0 if there is none.
+func number(b []byte) uint32 {
+	if len(b) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
 // comment finds the comment in userdata.
 func comment(userdata []byte, kind byte) string {
 	for len(userdata) >= 2 {
@@ -125,6 +133,8 @@ func decodeVerdict(b []byte) Verdict {
 	switch binary.BigEndian.Uint32(code) {
 	case 0:
 		return Verdict{Code: Drop}
+	case 1:
+		return Verdict{Code: Accept}
 	case gotoCode:
 		return Verdict{Code: Goto, Chain: text(attribute(b, unix.NFTA_VERDICT_CHAIN))}
 	default:

@@ -335,6 +335,8 @@ func verdictCode(c Code) uint32 {
 	switch c {
 	case Drop:
 		return 0
+	case Accept:
+		return 1
 	case Goto:
 		return gotoCode
 	default:

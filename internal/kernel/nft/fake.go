@@ -341,15 +341,19 @@ func (f *Fake) List(_ context.Context, t Table) (*Listing, error) {
 	if ft == nil {
 		return nil, nil
 	}
-	l := &Listing{Chains: map[string][]string{}, Sets: map[string]string{}}
+	l := newListing()
 	for name, c := range ft.chains {
 		l.Chains[name] = nil
+		if c.hook != nil {
+			l.Hooks[name] = c.hook.String()
+		}
 		for _, r := range c.rules {
 			l.Chains[name] = append(l.Chains[name], r.Comment)
 		}
 	}
 	for name, s := range ft.sets {
 		l.Sets[name] = s.set.Comment
+		l.Types[name] = s.set.Shape()
 	}
 	return l, nil
 }

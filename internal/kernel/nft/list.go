@@ -21,7 +21,7 @@ const listAttempts = 20
 func (c *Conn) List(ctx context.Context, t Table) (*Listing, error) {
 	var l *Listing
 	err := c.settled(ctx, func() error {
-		l = &Listing{Chains: map[string][]string{}, Sets: map[string]string{}}
+		l = newListing()
 		return c.list(t, l)
 	})
 	if errors.Is(err, unix.ENOENT) {
@@ -33,14 +33,31 @@ func (c *Conn) List(ctx context.Context, t Table) (*Listing, error) {
 	return l, nil
 }
 
+func newListing() *Listing {
+	return &Listing{
+		Chains: map[string][]string{}, Sets: map[string]string{}, Hooks: map[string]string{}, Types: map[string]string{},
+	}
+}
+
 func (c *Conn) list(t Table, l *Listing) error {
 	// Dumps of chains and sets are silent about a missing table; this is not.
-	if err := c.request(unix.NFT_MSG_GETTABLE, 0, t, unix.NFTA_TABLE_NAME, func(message) {}); err != nil {
+	err := c.request(unix.NFT_MSG_GETTABLE, 0, t, unix.NFTA_TABLE_NAME, func(m message) {
+		l.Dormant = number(attribute(m.payload(), unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
+	})
+	if err != nil {
 		return err
 	}
-	err := c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, t, unix.NFTA_CHAIN_TABLE, func(m message) {
-		if text(attribute(m.payload(), unix.NFTA_CHAIN_TABLE)) == t.Name {
-			l.Chains[text(attribute(m.payload(), unix.NFTA_CHAIN_NAME))] = nil
+	err = c.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, t, unix.NFTA_CHAIN_TABLE, func(m message) {
+		b := m.payload()
+		if text(attribute(b, unix.NFTA_CHAIN_TABLE)) != t.Name {
+			return
+		}
+		name := text(attribute(b, unix.NFTA_CHAIN_NAME))
+		l.Chains[name] = nil
+		if hook := attribute(b, unix.NFTA_CHAIN_HOOK); hook != nil {
+			l.Hooks[name] = hookShape(text(attribute(b, unix.NFTA_CHAIN_TYPE)),
+				number(attribute(hook, unix.NFTA_HOOK_HOOKNUM)), int32(number(attribute(hook, unix.NFTA_HOOK_PRIORITY))),
+				number(attribute(b, unix.NFTA_CHAIN_POLICY)))
 		}
 	})
 	if err != nil {
@@ -59,9 +76,14 @@ func (c *Conn) list(t Table, l *Listing) error {
 	}
 	return c.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, t, unix.NFTA_SET_TABLE, func(m message) {
 		b := m.payload()
-		if text(attribute(b, unix.NFTA_SET_TABLE)) == t.Name {
-			l.Sets[text(attribute(b, unix.NFTA_SET_NAME))] = comment(attribute(b, unix.NFTA_SET_USERDATA), udataSetComment)
+		if text(attribute(b, unix.NFTA_SET_TABLE)) != t.Name {
+			return
 		}
+		name := text(attribute(b, unix.NFTA_SET_NAME))
+		l.Sets[name] = comment(attribute(b, unix.NFTA_SET_USERDATA), udataSetComment)
+		l.Types[name] = setShape(number(attribute(b, unix.NFTA_SET_FLAGS)),
+			number(attribute(b, unix.NFTA_SET_KEY_TYPE)), number(attribute(b, unix.NFTA_SET_KEY_LEN)),
+			number(attribute(b, unix.NFTA_SET_DATA_TYPE)), number(attribute(b, unix.NFTA_SET_DATA_LEN)))
 	})
 }
 

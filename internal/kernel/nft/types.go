@@ -106,6 +106,7 @@ type Code uint8
 // The verdicts we use as values.
 const (
 	Drop Code = iota + 1
+	Accept
 	Goto
 )
 
@@ -167,9 +168,43 @@ type Interface interface {
 	Close() error
 }
 
-// Listing is what List found: the comments of each chain's rules, in order, and
-// the names of sets with their comments.
+// Listing is what List found.
 type Listing struct {
-	Chains map[string][]string
-	Sets   map[string]string
+	Chains  map[string][]string // the comments of each chain's rules, in order
+	Sets    map[string]string   // the comment of each set
+	Hooks   map[string]string   // of each base chain: where it hangs, and its policy
+	Types   map[string]string   // of each set: what its elements are like
+	Dormant bool                // the whole table is switched off
 }
+
+// String returns where a base chain hangs, as a listing tells it of one that
+// accepts what its rules leave.
+func (h *Hook) String() string { return hookShape(h.Type, h.Number, h.Priority, policyAccept) }
+
+func hookShape(kind string, number uint32, priority int32, policy uint32) string {
+	return fmt.Sprintf("type %s hook %d priority %d policy %d", kind, number, priority, policy)
+}
+
+// Shape returns what the elements of the set are like, as a listing tells it.
+func (s *Set) Shape() string {
+	return setShape(setFlags(s), typeID(s.Key), uint32(s.KeyLen()), s.dataType(), uint32(s.DataLen()))
+}
+
+func setShape(flags, key, keyLen, data, dataLen uint32) string {
+	if data == verdictType {
+		dataLen = 0 // the kernel tells the size of its own verdicts
+	}
+	return fmt.Sprintf("flags %#x key %d/%d data %d/%d", flags, key, keyLen, data, dataLen)
+}
+
+func (s *Set) dataType() uint32 {
+	if s.Verdicts {
+		return verdictType
+	}
+	return typeID(s.Data)
+}
+
+const (
+	policyAccept = 1
+	verdictType  = 0xffffff00 // NFT_DATA_VERDICT
+)
