@@ -21,6 +21,7 @@ type Engine struct {
 	pulses    []Pulse
 	register  Register
 	runner    *runner.BoundedFrequencyRunner
+	firstSync chan struct{} // closed when the kernel has been made right once
 
 	// These belong to the goroutine of SyncLoop.
 	ledger   *ledger
@@ -52,6 +53,7 @@ func New(s Settings) *Engine {
 		problems:  problems{},
 		resolver:  s.Resolver,
 		full:      true,
+		firstSync: make(chan struct{}),
 	}
 	e.runner = runner.New("sync", e.run, runner.Settings{
 		MinInterval: s.MinSyncPeriod,
@@ -107,13 +109,16 @@ func (e *Engine) SyncLoop(ctx context.Context) error {
 // watch asks for a full sync whenever somebody else has changed our rules.
 func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
 	logger := klog.FromContext(ctx)
+	// Before the first sync nothing is ours yet, and the kernel would prepare an
+	// event for each of the many elements that it writes.
+	select {
+	case <-e.firstSync:
+	case <-ctx.Done():
+		return
+	}
+	repairs := repairs{engine: e}
 	for {
-		err := w.Watch(ctx, func(what string) {
-			if e.needFull() {
-				logger.Info("Somebody else changed our rules, repairing them", "seen", what)
-			}
-			e.Sync()
-		})
+		err := w.Watch(ctx, func(what string) { repairs.seen(ctx, what) })
 		if ctx.Err() != nil {
 			return
 		}
@@ -241,7 +246,9 @@ func (e *Engine) settle(ctx context.Context, w work, refused map[proxy.PortKey]e
 func (e *Engine) succeeded() (first bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	first = !e.status.Synced
+	if first = !e.status.Synced; first {
+		close(e.firstSync)
+	}
 	e.status = Status{Synced: true, LastSync: time.Now(), Refused: len(e.ledger.parked)}
 	return first
 }

@@ -201,7 +201,28 @@ func TestForeignChangesDuringASyncNeedOneMore(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		l.wantCalls("sync 2", "sync 2")
-		l.wantLog("Somebody else changed our rules", 2)
+		l.wantLog("Somebody else changed our rules", 1)
+		l.wantLog("Somebody else keeps changing our rules", 1)
+	})
+}
+
+// TestTwoWritersDoNotFight repairs less and less often when somebody never
+// stops, and at once again after a quiet time.
+func TestTwoWritersDoNotFight(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		for range 3000 {
+			l.plane.seen <- "theirs"
+			time.Sleep(10 * ms)
+		}
+		synctest.Wait()
+		if n := len(l.plane.takeCalls()); n < 3 || n > 12 {
+			t.Errorf("%d repairs in half a minute", n)
+		}
+		time.Sleep(3 * time.Minute)
+		l.plane.takeCalls()
+		l.plane.seen <- "theirs"
+		l.wantCalls("sync 2")
 	})
 }
 

@@ -47,7 +47,7 @@ func newFakePlane(t *testing.T) *fakePlane {
 		kernel:    proxy.NewState(),
 		broken:    true, // Before the first Sync nobody knows what is there.
 		refuse:    map[proxy.PortKey]string{},
-		seen:      make(chan string),
+		seen:      make(chan string, 1024),
 		watchErrs: make(chan error),
 	}
 }
