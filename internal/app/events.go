@@ -3,8 +3,11 @@ package app
 import (
 	"context"
 	"fmt"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -31,9 +34,13 @@ const (
 // recorder tells the cluster what happens on this node. Without a cluster the
 // log must do.
 type recorder struct {
+	client kubernetes.Interface // nil: there is no cluster
 	events events.EventRecorder // nil: nobody listens
 	node   *v1.ObjectReference
 }
+
+// lastWord is how long the daemon stays for its last event.
+const lastWord = 2 * time.Second
 
 // newRecorder returns a recorder that sends until ctx ends. A client of nil
 // means that there is no cluster.
@@ -42,6 +49,7 @@ func newRecorder(ctx context.Context, client kubernetes.Interface, node string) 
 	if client == nil {
 		return r
 	}
+	r.client = client
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Events will not be sent")
@@ -63,6 +71,26 @@ func (r *recorder) normal(reason, action string) {
 func (r *recorder) warn(reason, action, format string, args ...any) {
 	if r.events != nil {
 		r.events.Eventf(r.node, nil, v1.EventTypeWarning, reason, action, "%s", fmt.Sprintf(format, args...))
+	}
+}
+
+// last reports why the daemon ends, and returns when that is on record: events
+// that are sent in the background would end with the process.
+func (r *recorder) last(ctx context.Context, reason, action, note string) {
+	if r.client == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lastWord)
+	defer cancel()
+	now := metav1.NowMicro()
+	_, err := r.client.EventsV1().Events(metav1.NamespaceDefault).Create(ctx, &eventsv1.Event{
+		ObjectMeta:          metav1.ObjectMeta{GenerateName: r.node.Name + "."},
+		EventTime:           now,
+		ReportingController: reportingComponent, ReportingInstance: reportingComponent + "-" + r.node.Name,
+		Type: v1.EventTypeWarning, Reason: reason, Action: action, Note: note, Regarding: *r.node,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Event was not sent", "reason", reason)
 	}
 }
 

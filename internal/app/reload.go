@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -39,6 +40,7 @@ type ConfigWatcher struct {
 	read    func(unset config.ProxyMode) (told, error) // reads and checks the file as at the start
 	running config.Configuration
 	apply   func(context.Context, Reload)
+	usable  func(config.Configuration) error // whether a new daemon could start with it
 
 	seen fingerprint // of the content that was last looked at
 }
@@ -54,7 +56,11 @@ type fingerprint struct {
 // callback is called with each new configuration, by one goroutine. The next one
 // is compared with it, whatever became of it.
 func (o *Options) NewConfigWatcher(running config.Configuration, apply func(context.Context, Reload)) *ConfigWatcher {
-	return &ConfigWatcher{file: o.ConfigFile, read: o.read, running: running, apply: apply}
+	usable := func(c config.Configuration) error {
+		_, err := o.plan(c)
+		return err
+	}
+	return &ConfigWatcher{file: o.ConfigFile, read: o.read, running: running, apply: apply, usable: usable}
 }
 
 // Run follows the file until ctx ends, and then returns nil.
@@ -136,6 +142,13 @@ func (w *ConfigWatcher) check(ctx context.Context) {
 		}
 	}
 	if len(r.Live)+len(r.Restart) == 0 {
+		return
+	}
+	if slices.ContainsFunc(r.Restart, func(c config.Change) bool { return c.Field == "clientConnection" }) {
+		err = w.usable(t.config)
+	}
+	if err != nil {
+		logger.Error(err, "The new configuration is not usable, the old one stays in force", "file", w.file)
 		return
 	}
 	for _, n := range t.notices {

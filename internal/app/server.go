@@ -171,6 +171,9 @@ func (s *ProxyServer) checkFailed(_ context.Context, f health.CheckFailure) {
 func (s *ProxyServer) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	s.events = newRecorder(ctx, s.plan.from.client, s.plan.node)
+	if err := s.available(ctx); err != nil {
+		return errors.Join(err, s.close())
+	}
 	s.tune(ctx)
 	s.events.normal(reasonStarting, actionStart)
 	reloads := make(chan error, 1)
@@ -195,6 +198,21 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 		logger.Info("Stopped, the rules stay in force")
 	}
 	return err
+}
+
+// available returns an error if a server that must have its address cannot have
+// it, before anything is changed.
+func (s *ProxyServer) available(ctx context.Context) error {
+	for _, c := range []struct {
+		server *health.Server
+		reason string
+	}{{s.healthServer, reasonHealthPort}, {s.metricsServer, reasonMetricsPort}} {
+		if err := c.server.Available(ctx); err != nil {
+			s.events.last(ctx, c.reason, actionStart, err.Error())
+			return err
+		}
+	}
+	return nil
 }
 
 // listening runs a server, and reports when it cannot have its address.

@@ -2,11 +2,21 @@ package app
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
 
+	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/proxy"
+)
+
+// How long after a failure the removal is tried again, at first and at most.
+const (
+	takeoverRetry    = 10 * time.Second
+	takeoverRetryMax = time.Hour
 )
 
 // takeover removes what kube-proxy left, once our own rules are in force: never
@@ -24,15 +34,42 @@ func (t *takeover) Applied(context.Context, *proxy.State, *proxy.Delta) {
 	t.once.Do(func() { close(t.ready) })
 }
 
-// Run removes the leftovers once, and then has nothing more to do until ctx ends.
+// Run removes the leftovers, trying again with growing waits what may yet
+// succeed, and then has nothing more to do until ctx ends.
 func (t *takeover) Run(ctx context.Context) error {
-	select {
-	case <-t.ready:
-		if err := removeLeftovers(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Some of what kube-proxy left is still there, --cleanup tries again")
+	var due <-chan time.Time
+	ready, wait := t.ready, takeoverRetry
+	for {
+		select {
+		case <-ready:
+			ready = nil
+		case <-due:
+		case <-ctx.Done():
+			return nil
 		}
-		<-ctx.Done()
-	case <-ctx.Done():
+		err := removeLeftovers(ctx)
+		due = nil
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		if onlyInUse(err) {
+			klog.FromContext(ctx).Info("Some of what kube-proxy left stays, somebody else uses it", "reason", err.Error())
+			continue
+		}
+		klog.FromContext(ctx).Error(err, "Some of what kube-proxy left is still there, will try again", "retryIn", wait)
+		due, wait = time.After(wait), min(4*wait, takeoverRetryMax)
 	}
-	return nil
+}
+
+// onlyInUse reports whether trying again is in vain: all that is wrong is that
+// somebody else uses what is left.
+func onlyInUse(err error) bool {
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(e error) bool { return !onlyInUse(e) })
+	case interface{ Unwrap() error }:
+		return onlyInUse(e.Unwrap())
+	default:
+		return errors.Is(err, kubeproxy.ErrInUse)
+	}
 }

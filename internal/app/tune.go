@@ -2,11 +2,13 @@ package app
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"sluice/internal/config"
+	"sluice/internal/dataplane"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/platform"
 )
@@ -22,6 +24,15 @@ func (s *ProxyServer) tune(ctx context.Context) {
 // initialise does what needs more privileges than serving, and needs no API
 // server for it.
 func initialise(ctx context.Context, c config.Configuration) error {
+	mode, err := dataplane.Of(c.Mode)
+	if err != nil {
+		return err
+	}
+	// The kernel loads what it needs for the probe, connection tracking among
+	// it, so that its settings are there to be set.
+	if _, err := mode.Probe(ctx, dataplane.Settings{MasqueradeBit: uint8(c.MasqueradeBit)}); err != nil {
+		return fmt.Errorf("probe mode %s: %w", c.Mode, err)
+	}
 	tune(ctx, c)
 	klog.FromContext(ctx).Info("Prepared the node", "mode", c.Mode)
 	return nil

@@ -207,6 +207,8 @@ func checkSelector(t *testing.T, fset *token.FileSet, f source, n *ast.SelectorE
 		t.Errorf("%v: klog.%s is not contextual logging", fset.Position(n.Pos()), n.Sel.Name)
 	case x.Name == "time" && n.Sel.Name == "Sleep" && f.test && !f.imports("testing/synctest"):
 		t.Errorf("%v: no sleeps in tests; poll with a deadline or use synctest", fset.Position(n.Pos()))
+	case x.Name == "time" && n.Sel.Name == "Now" && !f.test && (f.pkg == "internal/resolve" || f.pkg == "internal/proxy"):
+		t.Errorf("%v: %s must not know what time it is", fset.Position(n.Pos()), f.pkg)
 	case x.Name == "os" && n.Sel.Name == "Exit" && !strings.HasPrefix(f.pkg, "cmd/") && !strings.HasPrefix(f.pkg, "test/"):
 		t.Errorf("%v: only main may exit", fset.Position(n.Pos()))
 	}

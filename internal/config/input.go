@@ -133,6 +133,9 @@ func (r *reading) addresses() {
 		netip.AddrPortFrom(every, HealthzPort))
 	r.c.MetricsBindAddress = r.server(FieldMetricsBindAddress, r.o.MetricsBindAddress,
 		netip.AddrPortFrom(loopback, MetricsPort))
+	if a := r.c.MetricsBindAddress; a.IsValid() && a == r.c.HealthzBindAddress {
+		r.wrong(FieldMetricsBindAddress, a, "is the health server's address already")
+	}
 }
 
 // server returns the address of a server, zero when it is switched off.

@@ -37,6 +37,10 @@ func (r *reading) natural(f Field, d time.Duration) time.Duration {
 }
 
 // conntrack reads what the kernel's connection tracking should be set to.
+//
+// The default in a file counts as not asked for: whoever writes the effective
+// configuration to a file writes all defaults, and has not said that the host's
+// values are to be lowered to them.
 func (r *reading) conntrack() {
 	o := r.o.Conntrack
 	limit := func(f Field, given *int32, fallback int) Setting[int] {
@@ -46,7 +50,7 @@ func (r *reading) conntrack() {
 		if *given < 0 {
 			r.wrong(f, *given, "must not be negative")
 		}
-		return Setting[int]{int(*given), true}
+		return Setting[int]{int(*given), r.Flags || int(*given) != fallback}
 	}
 	r.c.Conntrack.MaxPerCore = limit(FieldMaxPerCore, o.MaxPerCore, defaultMaxPerCore)
 	r.c.Conntrack.Min = limit(FieldMin, o.Min, defaultMin)
@@ -55,7 +59,7 @@ func (r *reading) conntrack() {
 		if !explicit {
 			return Setting[time.Duration]{Value: fallback}
 		}
-		return Setting[time.Duration]{r.natural(f, given), true}
+		return Setting[time.Duration]{r.natural(f, given), r.Flags || given != fallback}
 	}
 	var none metav1.Duration
 	established, closeWait := valueOr(o.TCPEstablishedTimeout, none), valueOr(o.TCPCloseWaitTimeout, none)

@@ -66,6 +66,20 @@ func (s *Server) setBound(a netip.AddrPort) {
 	s.bound = a
 }
 
+// Available returns an error if the server must have its address and cannot
+// have it now.
+func (s *Server) Available(ctx context.Context) error {
+	want := s.wanted()
+	if !s.settings.HardFail || !want.IsValid() {
+		return nil
+	}
+	l, err := listen(ctx, "tcp", want)
+	if err != nil {
+		return fmt.Errorf("serve %s: %w", s.settings.Name, err)
+	}
+	return l.Close()
+}
+
 // Run listens until ctx ends and then returns nil. An address that cannot be
 // had is tried again and again, or with HardFail is an error.
 func (s *Server) Run(ctx context.Context) error {

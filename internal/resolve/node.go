@@ -61,7 +61,23 @@ func (s *Settings) node(rec nodeRecord) (*proxy.Node, []Problem) {
 	}
 	var problems []Problem
 	n.NodePorts, problems = s.nodePorts(n.IPs)
-	return n, problems
+	return n, append(problems, s.undetected(n)...)
+}
+
+// undetected names the families whose pods cannot be recognised though there is
+// a way set up to recognise pods.
+func (s *Settings) undetected(n *proxy.Node) []Problem {
+	r := report{object: clusterObject(kindConfiguration, "")}
+	for _, f := range proxy.Families {
+		switch {
+		case !s.serves(f) || n.LocalPods.Detects(f):
+		case s.DetectLocal == DetectNodeCIDR:
+			r.add("detectLocalMode", "the Node has no %v pod CIDR yet: its %v pods cannot be told from other clients", f, f)
+		case s.DetectLocal == DetectClusterCIDR && len(s.ClusterCIDRs) > 0 && len(s.served(s.ClusterCIDRs)) == 0:
+			r.add("clusterCIDR", "none is of a family that this node serves: pods cannot be told from other clients")
+		}
+	}
+	return r.problems
 }
 
 // nodeIPs returns the first address, and the first of the other family.
@@ -118,6 +134,9 @@ func (s *Settings) firstOfEach(all []netip.Prefix) []netip.Prefix {
 func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
 	r := report{object: clusterObject(kindConfiguration, "")}
 	var out []netip.Prefix
+	if s.NodePortAddresses.Primary && len(ips) == 0 {
+		r.add("nodePortAddresses", "no Node %s with an address is known: NodePorts are closed", s.NodeName)
+	}
 	for _, f := range proxy.Families {
 		ip, cidrs := ipOf(ips, f), proxy.PrefixesOf(s.NodePortAddresses.CIDRs, f)
 		switch {

@@ -83,7 +83,7 @@ func TestNodePorts(t *testing.T) {
 		{"unset", NodePortAddresses{}, []string{"192.168.0.1"}, []string{"0.0.0.0/0", "::/0"}, 0},
 		{"primary", NodePortAddresses{Primary: true}, []string{"192.168.0.1", "2001:db8::1"}, []string{"192.168.0.1/32", "2001:db8::1/128"}, 0},
 		{"primary of one family", NodePortAddresses{Primary: true}, []string{"192.168.0.1"}, []string{"192.168.0.1/32"}, 0},
-		{"primary, not known yet", NodePortAddresses{Primary: true}, nil, nil, 0},
+		{"primary, not known yet", NodePortAddresses{Primary: true}, nil, nil, 1},
 		{
 			"ranges",
 			NodePortAddresses{CIDRs: prefixes("192.168.0.0/16", "192.168.1.0/24", "2001:db8::/64")},

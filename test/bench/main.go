@@ -49,13 +49,20 @@ func run(output string) error {
 		debug.FreeOSMemory()
 	}
 	fmt.Print(r.text())
-	if output == "" {
-		return nil
+	if output != "" {
+		if err := os.MkdirAll(filepath.Dir(output), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(output, []byte(r.markdown()), 0o644); err != nil {
+			return err
+		}
 	}
-	if err := os.MkdirAll(filepath.Dir(output), 0o755); err != nil {
-		return err
+	for _, x := range r.rows {
+		if !x.holds {
+			return fmt.Errorf("%s: %s, promised was %s", x.what, x.figure, x.promise)
+		}
 	}
-	return os.WriteFile(output, []byte(r.markdown()), 0o644)
+	return nil
 }
 
 // report is the table: what, figure, promise, whether it holds.

@@ -135,6 +135,7 @@ func TestMetrics(t *testing.T) {
 
 // TestEvents finds the birth of a proxy among the cluster's events.
 func TestEvents(t *testing.T) {
+	began := time.Now()
 	s := newScene(t)
 	node := bed.Nodes[0]
 	for _, n := range bed.Nodes {
@@ -146,7 +147,7 @@ func TestEvents(t *testing.T) {
 			return err.Error()
 		}
 		for _, e := range list.Items {
-			if e.Regarding.Kind == "Node" && e.Regarding.Name == node.Name && e.Reason == "Starting" {
+			if e.Regarding.Kind == "Node" && e.Regarding.Name == node.Name && e.Reason == "Starting" && e.EventTime.After(began) {
 				return e.Reason + " " + e.ReportingController
 			}
 		}

@@ -151,6 +151,7 @@ func analyse(t *ipt.Table) Rules {
 			visit(c)
 		default:
 			r.Jumps = append(r.Jumps, jumps(c, chains)...)
+			visit(withoutJumps(c))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
@@ -163,15 +164,32 @@ func analyse(t *ipt.Table) Rules {
 	return r
 }
 
-// jumps returns the rules of a built-in chain that go to one of the chains.
+// jumps returns the rules of a built-in chain by which kube-proxy enters its chains.
 func jumps(from *ipt.Chain, chains map[string]*ipt.Chain) []Jump {
 	var found []Jump
 	for _, rule := range from.Rules {
-		if chains[ipt.Target(rule)] != nil {
+		if to := ipt.Target(rule); chains[to] != nil && isEntry(to) {
 			found = append(found, Jump{from.Name, rule})
 		}
 	}
 	return found
+}
+
+// withoutJumps returns a built-in chain without kube-proxy's own rules. What is
+// left and goes to its chains is somebody else's.
+func withoutJumps(c *ipt.Chain) *ipt.Chain {
+	rest := &ipt.Chain{Name: c.Name, Policy: c.Policy}
+	for _, rule := range c.Rules {
+		if !isEntry(ipt.Target(rule)) {
+			rest.Rules = append(rest.Rules, rule)
+		}
+	}
+	return rest
+}
+
+// isEntry reports whether kube-proxy goes to a chain from built-in ones.
+func isEntry(chain string) bool {
+	return !isServiceChain(chain) && chain != "KUBE-MARK-MASQ" && chain != "KUBE-LOAD-BALANCER"
 }
 
 // restore returns the lines that remove the rules: all chains are emptied, so

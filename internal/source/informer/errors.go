@@ -18,6 +18,9 @@ import (
 // The informer tries again every few seconds, which would flood the log.
 const repeatAfter = time.Minute
 
+// firstComplaint is how long objects may be awaited without a word.
+const firstComplaint = 10 * time.Second
+
 // watchErrors says in one line why a resource cannot be watched. The informer
 // calls it from one goroutine and tries again on its own.
 type watchErrors struct {

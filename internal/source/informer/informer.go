@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"sluice/internal/source"
 )
@@ -61,17 +62,29 @@ func (s *apiServer) Run(ctx context.Context, h source.Handler) error {
 		}
 		running.Go(func() { f.informer.RunWithContext(ctx) })
 		running.Go(func() {
-			select {
-			case <-registration.HasSyncedChecker().Done():
-				if ctx.Err() == nil {
-					f.synced()
-				}
-			case <-ctx.Done():
+			if f.await(ctx, registration.HasSyncedChecker().Done()) {
+				f.synced()
 			}
 		})
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// await waits until all objects have come, and says now and then that they have
+// not: a server that hangs gives no error to report.
+func (f *feed) await(ctx context.Context, come <-chan struct{}) bool {
+	for pause := firstComplaint; ; pause = repeatAfter {
+		select {
+		case <-come:
+			return ctx.Err() == nil
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+			klog.FromContext(ctx).Info("Objects have not come yet, the API server has not answered with all of them",
+				"resource", f.errors.resource)
+		}
+	}
 }
 
 func (f *feed) prepare() (cache.ResourceEventHandlerRegistration, error) {
