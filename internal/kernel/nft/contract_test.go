@@ -311,7 +311,14 @@ func TestWatch(t *testing.T) {
 	defer other.Close()
 	seen := make(chan string, 100)
 	ended := make(chan error, 1)
-	go func() { ended <- c.Watch(ctx, []Table{testTable}, func(what string) { seen <- what }) }()
+	go func() {
+		ended <- c.Watch(ctx, []Table{testTable}, func(what string) {
+			select {
+			case seen <- what:
+			default: // more than anybody looks at
+			}
+		})
+	}()
 	commit := func(c *Conn, build func(*Batch)) {
 		t.Helper()
 		var b Batch
@@ -322,7 +329,14 @@ func TestWatch(t *testing.T) {
 	}
 	commit(c, base)
 	// The watch begins when its goroutine runs: knock until it answers.
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
 	for i := uint32(0); len(seen) == 0; i++ {
+		select {
+		case err := <-ended:
+			t.Fatalf("the watch ended: %v", err)
+		case <-tick.C:
+		}
 		commit(other, func(b *Batch) { b.AddElement(plain, Element{Key: word(i)}) })
 	}
 	for len(seen) > 0 {
