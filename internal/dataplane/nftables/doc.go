@@ -15,6 +15,7 @@
 //	                          ext-lb-3    elsewhere: @locals (lbl-2), or not at all;
 //	                                      the node: mark; then lb-3
 //	                          aff-HASH    remembered endpoint, or choose and remember
+//	                          accept      no endpoint; it must not be taken for a NodePort
 //	                        else, to a node address: protocol . port vmap @nodeports (np-3, ...)
 //	input / forward / output
 //	  filter             0  new and still to a frontend: @no-endpoints (reject or drop)
