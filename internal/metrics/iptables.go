@@ -1,6 +1,9 @@
 package metrics
 
 import (
+	"fmt"
+	"sync/atomic"
+
 	k8s "k8s.io/component-base/metrics"
 
 	"sluice/internal/proxy"
@@ -28,43 +31,73 @@ func (m *Metrics) IPTablesPartialRestoreFailure(f proxy.Family) {
 	m.iptPartialFailures.WithLabelValues(f.String()).Inc()
 }
 
-// PacketCounters are packets that the kernel counts by itself.
-type PacketCounters struct {
-	InvalidDropped    uint64 // in an invalid state of their connection, and dropped for that
-	LocalhostAccepted uint64 // to NodePorts on loopback addresses
+// PacketCounter is packets that the kernel counts by itself.
+type PacketCounter uint8
+
+// The packets that are counted.
+const (
+	InvalidDropped    PacketCounter = iota // dropped because the state of their connection is invalid
+	LocalhostAccepted                      // to NodePorts on loopback addresses
+	numPacketCounters
+)
+
+// String returns the counter in words.
+func (c PacketCounter) String() string {
+	switch c {
+	case InvalidDropped:
+		return "packets dropped as invalid"
+	case LocalhostAccepted:
+		return "packets accepted at NodePorts on loopback addresses"
+	default:
+		panic(fmt.Sprintf("unknown packet counter %d", uint8(c)))
+	}
 }
 
 // packetCollector asks the kernel when it is asked.
 type packetCollector struct {
 	k8s.BaseStableCollector
-	read      func() (PacketCounters, error)
-	invalid   *k8s.Desc
-	localhost *k8s.Desc
+	read    func(PacketCounter) (uint64, error)
+	failed  func(PacketCounter, error)
+	descs   [numPacketCounters]*k8s.Desc
+	failing [numPacketCounters]atomic.Bool
 }
 
-func newPacketCollector(read func() (PacketCounters, error)) *packetCollector {
+func newPacketCollector(s Settings) *packetCollector {
 	desc := func(name, help string) *k8s.Desc {
 		return k8s.NewDesc(subsystem+"_"+name, help, nil, nil, k8s.ALPHA, "")
 	}
-	return &packetCollector{
-		read:      read,
-		invalid:   desc("iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because the state of their connection was invalid"),
-		localhost: desc("iptables_localhost_nodeports_accepted_packets_total", "Packets accepted at NodePorts of loopback addresses"),
+	c := &packetCollector{
+		read:   s.PacketCounter,
+		failed: s.PacketCounterFailed,
+		descs: [...]*k8s.Desc{
+			InvalidDropped:    desc("iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because the state of their connection was invalid"),
+			LocalhostAccepted: desc("iptables_localhost_nodeports_accepted_packets_total", "Packets accepted at NodePorts of loopback addresses"),
+		},
 	}
+	if c.failed == nil {
+		c.failed = func(PacketCounter, error) {}
+	}
+	return c
 }
 
 // DescribeWithStability sends what there is.
 func (c *packetCollector) DescribeWithStability(ch chan<- *k8s.Desc) {
-	ch <- c.invalid
-	ch <- c.localhost
+	for _, d := range c.descs {
+		ch <- d
+	}
 }
 
-// CollectWithStability sends what the kernel has counted; nothing if it cannot say.
+// CollectWithStability sends what the kernel has counted, without what it
+// cannot say: an incomplete answer is worth more than none.
 func (c *packetCollector) CollectWithStability(ch chan<- k8s.Metric) {
-	n, err := c.read()
-	if err != nil {
-		return
+	for i, d := range c.descs {
+		n, err := c.read(PacketCounter(i))
+		if was := c.failing[i].Swap(err != nil); err != nil {
+			if !was {
+				c.failed(PacketCounter(i), err)
+			}
+			continue
+		}
+		ch <- k8s.NewLazyConstMetric(d, k8s.CounterValue, float64(n))
 	}
-	ch <- k8s.NewLazyConstMetric(c.invalid, k8s.CounterValue, float64(n.InvalidDropped))
-	ch <- k8s.NewLazyConstMetric(c.localhost, k8s.CounterValue, float64(n.LocalhostAccepted))
 }

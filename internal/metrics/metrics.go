@@ -20,9 +20,13 @@ type Settings struct {
 	Mode     config.ProxyMode
 	Families []proxy.Family // those that are served
 
-	// PacketCounters are read whenever somebody asks, in iptables mode. Nil:
-	// the kernel does not count.
-	PacketCounters func() (PacketCounters, error)
+	// PacketCounter reads one of the kernel's counters, in iptables mode and
+	// whenever somebody asks for metrics. Nil: the kernel does not count.
+	PacketCounter func(PacketCounter) (uint64, error)
+
+	// PacketCounterFailed is told that a counter cannot be read, once until it
+	// can be again. Nil: nobody wants to know.
+	PacketCounterFailed func(PacketCounter, error)
 }
 
 // Metrics holds every metric of the proxy. Its methods may be called by any
@@ -41,8 +45,8 @@ func New(s Settings) (*Metrics, error) {
 			return nil, fmt.Errorf("register metric %s: %w", r.FQName(), err)
 		}
 	}
-	if s.Mode == config.IPTables && s.PacketCounters != nil {
-		if err := s.CustomRegister(newPacketCollector(s.PacketCounters)); err != nil {
+	if s.Mode == config.IPTables && s.PacketCounter != nil {
+		if err := s.CustomRegister(newPacketCollector(s)); err != nil {
 			return nil, fmt.Errorf("register the kernel's packet counters: %w", err)
 		}
 	}

@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -78,7 +77,7 @@ func newMetrics(t *testing.T, r k8s.KubeRegistry, m config.ProxyMode) *Metrics {
 	t.Helper()
 	all, err := New(Settings{
 		Register: r.Register, CustomRegister: r.CustomRegister, Mode: m, Families: proxy.Families[:],
-		PacketCounters: func() (PacketCounters, error) { return PacketCounters{InvalidDropped: 3, LocalhostAccepted: 4}, nil },
+		PacketCounter: func(c PacketCounter) (uint64, error) { return 3 + uint64(c), nil },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -243,16 +242,4 @@ func TestRegisteredOnce(t *testing.T) {
 	if _, err := New(s); err == nil || !strings.Contains(err.Error(), "register metric kubeproxy_") {
 		t.Errorf("error %v of a second registration; want one that names a metric", err)
 	}
-}
-
-func TestPacketCountersThatCannotBeRead(t *testing.T) {
-	r := k8s.NewKubeRegistry()
-	_, err := New(Settings{
-		Register: r.Register, CustomRegister: r.CustomRegister, Mode: config.IPTables,
-		PacketCounters: func() (PacketCounters, error) { return PacketCounters{}, errors.New("no such counter") },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	wantValues(t, r, "iptables_ct_state_invalid_dropped_packets_total", map[string]float64{})
 }
