@@ -32,7 +32,9 @@ type Conn struct {
 	// variant knows no lock.
 	LockWait time.Duration
 
-	save, restore string // paths
+	family                 Family
+	variant                Variant
+	program, save, restore string // paths
 }
 
 var _ Interface = (*Conn)(nil)
@@ -43,7 +45,7 @@ var _ Interface = (*Conn)(nil)
 func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 	reason := fmt.Errorf("find programs %s-save and %[1]s-restore: %w", Name(f, v), ErrMissing)
 	for _, name := range []string{Name(f, v), f.program()} {
-		c := &Conn{LockWait: lockWait}
+		c := &Conn{LockWait: lockWait, family: f, variant: v}
 		program, err := exec.LookPath(name)
 		if err == nil {
 			c.save, err = exec.LookPath(name + "-save")
@@ -64,6 +66,7 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 		case older(number, oldest):
 			reason = fmt.Errorf("use %s: version %q is too old, 1.6.2 is the oldest that works", program, bytes.TrimSpace(version))
 		default:
+			c.program = program
 			return c, nil
 		}
 	}
@@ -113,6 +116,28 @@ func (c *Conn) Save(ctx context.Context) ([]Table, error) {
 		return nil, fmt.Errorf("run %s: %w", filepath.Base(c.save), err)
 	}
 	return tables, nil
+}
+
+// Chain runs iptables -S.
+func (c *Conn) Chain(ctx context.Context, table, chain string) (*Chain, error) {
+	wait := max(1, int(c.LockWait/time.Second))
+	output, err := run(ctx, nil, c.program, "-w", strconv.Itoa(wait), "-t", table, "-S", chain)
+	var failed *runError
+	if errors.As(err, &failed) {
+		// The legacy variant and the other have words of their own for it.
+		for _, absent := range []string{"No chain/target/match by that name", "does not exist", "is incompatible, use 'nft' tool"} {
+			if strings.Contains(failed.said, absent) && ctx.Err() == nil {
+				return nil, nil
+			}
+		}
+		if strings.Contains(failed.said, "holding the xtables lock") {
+			return nil, fmt.Errorf("run %s: %w, for more than %d s", failed.command, ErrLocked, wait)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parseListed(chain, output)
 }
 
 // Restore runs iptables-restore.

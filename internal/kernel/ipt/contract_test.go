@@ -132,6 +132,35 @@ func runContract(t *testing.T, k Interface, c contractCase) {
 		}
 	}
 	wantRules(t, k, c.want)
+	wantChains(t, k, c.want)
+	wantStamp(t, k)
+}
+
+// wantStamp wants the stamp to move with every change, and only then.
+func wantStamp(t *testing.T, k Interface) {
+	t.Helper()
+	stamp := func() string {
+		t.Helper()
+		s, err := k.Stamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	last := stamp()
+	if now := stamp(); now != last {
+		t.Errorf("stamp %q became %q though nothing changed", last, now)
+	}
+	for _, input := range []string{"*nat\n:STAMP - [0:0]\nCOMMIT\n", "*nat\n-A STAMP -j ACCEPT\nCOMMIT\n", "*nat\n-F STAMP\nCOMMIT\n"} {
+		if err := k.Restore(t.Context(), []byte(input)); err != nil {
+			t.Fatal(err)
+		}
+		now := stamp()
+		if now == last {
+			t.Errorf("after %q the stamp is still %q", input, now)
+		}
+		last = now
+	}
 }
 
 func line(input string, number int) string {
@@ -160,5 +189,20 @@ func wantRules(t *testing.T, k Interface, want map[string][]string) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("rules (-want +got):\n%s", diff)
+	}
+}
+
+// wantChains asks for each chain alone.
+func wantChains(t *testing.T, k Interface, want map[string][]string) {
+	t.Helper()
+	for name, rules := range want {
+		table, chain, _ := strings.Cut(name, " ")
+		c, err := k.Chain(t.Context(), table, chain)
+		if err != nil || c == nil || !slices.Equal(c.Rules, rules) {
+			t.Errorf("chain %s alone is %+v, error %v; want rules %q", name, c, err, rules)
+		}
+	}
+	if c, err := k.Chain(t.Context(), "nat", "NO-SUCH-CHAIN"); c != nil || err != nil {
+		t.Errorf("a chain that is not there is %+v, error %v; want none", c, err)
 	}
 }

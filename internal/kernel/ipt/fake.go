@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -19,6 +20,8 @@ type Fake struct {
 	tables map[string]*fakeTable
 	fail   error
 	count  Count
+	stamp  int    // counts what took effect
+	lack   string // rules with this in them are refused
 }
 
 // Count is what was asked of a Fake.
@@ -29,9 +32,22 @@ type Count struct {
 }
 
 type fakeTable struct {
-	order  []string // of the chains
 	policy map[string]string
 	rules  map[string][]string
+	made   map[string]int // in which order chains were made
+	next   int
+
+	// While lines are carried out: what chains were before, and how many rules
+	// go to each, nil if that must be counted.
+	before map[string]*fakeChain
+	users  map[string]int
+}
+
+// fakeChain is what a chain was; nil if it was not there.
+type fakeChain struct {
+	policy string
+	rules  []string
+	made   int
 }
 
 var _ Interface = (*Fake)(nil)
@@ -44,6 +60,14 @@ func (k *Fake) Fail(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fail = err
+}
+
+// Lack makes tables refuse rules that contain a text, like a kernel that lacks
+// the match: they are refused by the table, not by the line.
+func (k *Fake) Lack(text string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lack = text
 }
 
 // Reset returns what was asked since the last Reset.
@@ -66,12 +90,40 @@ func (k *Fake) Save(ctx context.Context) ([]Table, error) {
 	var tables []Table
 	for _, name := range slices.Sorted(maps.Keys(k.tables)) {
 		t := Table{Name: name}
-		for _, c := range k.tables[name].order {
+		for _, c := range k.tables[name].order() {
 			t.Chains = append(t.Chains, Chain{c, k.tables[name].policy[c], slices.Clone(k.tables[name].rules[c])})
 		}
 		tables = append(tables, t)
 	}
 	return tables, nil
+}
+
+// Chain returns a chain.
+func (k *Fake) Chain(ctx context.Context, table, chain string) (*Chain, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := errors.Join(ctx.Err(), k.fail); err != nil {
+		return nil, err
+	}
+	t, ok := k.tables[table]
+	if !ok {
+		t, _ = k.begin(table)
+	}
+	if t == nil {
+		return nil, nil
+	}
+	rules, ok := t.rules[chain]
+	if !ok {
+		return nil, nil
+	}
+	return &Chain{chain, t.policy[chain], slices.Clone(rules)}, nil
+}
+
+// Stamp counts restored tables.
+func (k *Fake) Stamp(ctx context.Context) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return strconv.Itoa(k.stamp), errors.Join(ctx.Err(), k.fail)
 }
 
 // Restore carries out the lines.
@@ -98,31 +150,32 @@ func (k *Fake) Restore(ctx context.Context, input []byte) error {
 		case table == nil:
 			err = errors.New("no table is named")
 		case text == "COMMIT":
-			if err = table.check(); err == nil {
+			if err = table.check(k.lack); err == nil {
+				table.before, table.users = nil, nil
 				k.tables[name], table = table, nil
+				k.stamp++
 			}
 		default:
 			err = table.line(text)
 		}
 		k.count.Lines++
 		if err != nil {
+			table.undo()
 			return &RestoreError{Line: number, Text: text, Err: err}
 		}
 	}
 	if table != nil {
+		table.undo()
 		return &RestoreError{Line: number + 1, Err: errors.New("COMMIT expected")}
 	}
 	return nil
 }
 
-// begin returns a copy of a table to work on.
+// begin returns a table to work on.
 func (k *Fake) begin(name string) (*fakeTable, error) {
 	if t, ok := k.tables[name]; ok {
-		c := &fakeTable{slices.Clone(t.order), maps.Clone(t.policy), maps.Clone(t.rules)}
-		for chain, rules := range c.rules {
-			c.rules[chain] = slices.Clone(rules)
-		}
-		return c, nil
+		t.before = map[string]*fakeChain{}
+		return t, nil
 	}
 	builtin := map[string]string{
 		"filter":   "INPUT FORWARD OUTPUT",
@@ -135,11 +188,59 @@ func (k *Fake) begin(name string) (*fakeTable, error) {
 	if len(order) == 0 {
 		return nil, fmt.Errorf("no table %q", name)
 	}
-	t := &fakeTable{order, map[string]string{}, map[string][]string{}}
+	t := &fakeTable{policy: map[string]string{}, rules: map[string][]string{}, made: map[string]int{}, before: map[string]*fakeChain{}}
 	for _, c := range order {
-		t.policy[c], t.rules[c] = "ACCEPT", nil
+		t.add(c)
+		t.policy[c] = "ACCEPT"
 	}
 	return t, nil
+}
+
+// order returns the chains as they were made.
+func (t *fakeTable) order() []string {
+	return slices.SortedFunc(maps.Keys(t.made), func(a, b string) int { return t.made[a] - t.made[b] })
+}
+
+func (t *fakeTable) add(chain string) {
+	t.rules[chain], t.made[chain] = nil, t.next
+	t.next++
+}
+
+// touch remembers what a chain was, before it changes.
+func (t *fakeTable) touch(chain string) {
+	t.users = nil
+	if _, ok := t.before[chain]; ok {
+		return
+	}
+	rules, ok := t.rules[chain]
+	if !ok {
+		t.before[chain] = nil
+		return
+	}
+	t.before[chain] = &fakeChain{t.policy[chain], slices.Clone(rules), t.made[chain]}
+}
+
+// undo takes back everything since the table was begun.
+func (t *fakeTable) undo() {
+	if t == nil {
+		return
+	}
+	for chain, was := range t.before {
+		if was == nil {
+			t.drop(chain)
+			continue
+		}
+		t.rules[chain], t.made[chain] = was.rules, was.made
+		if was.policy != "" {
+			t.policy[chain] = was.policy
+		}
+	}
+	t.before, t.users = nil, nil
+}
+
+func (t *fakeTable) drop(chain string) {
+	delete(t.rules, chain)
+	delete(t.made, chain)
 }
 
 // line carries out one command.
@@ -153,10 +254,12 @@ func (t *fakeTable) line(text string) error {
 	if ok == (command == "-N") {
 		return fmt.Errorf("chain %q: exists already or not at all", chain)
 	}
+	if command != "-X" {
+		t.touch(chain)
+	}
 	switch command {
 	case "-N":
-		t.order = append(t.order, chain)
-		t.rules[chain] = nil
+		t.add(chain)
 	case "-A":
 		t.rules[chain] = append(rules, rule)
 	case "-I":
@@ -184,6 +287,7 @@ func (t *fakeTable) declare(text string) error {
 	if !ok {
 		return errors.New("a chain line has a name, a policy and counters")
 	}
+	t.touch(name)
 	if t.policy[name] != "" {
 		if policy != "" {
 			t.policy[name] = policy
@@ -194,7 +298,7 @@ func (t *fakeTable) declare(text string) error {
 		return fmt.Errorf("chain %q is not built in and has no policy", name)
 	}
 	if _, ok := t.rules[name]; !ok {
-		t.order = append(t.order, name)
+		t.add(name)
 	}
 	t.rules[name] = nil
 	return nil
@@ -205,22 +309,34 @@ func (t *fakeTable) remove(name string) error {
 	if t.policy[name] != "" || len(t.rules[name]) > 0 {
 		return fmt.Errorf("chain %q is built in or not empty", name)
 	}
-	for chain, rules := range t.rules {
-		if slices.ContainsFunc(rules, func(r string) bool { return Target(r) == name }) {
-			return fmt.Errorf("chain %q is in use by chain %q", name, chain)
+	if t.users == nil {
+		t.users = map[string]int{}
+		for _, rules := range t.rules {
+			for _, r := range rules {
+				t.users[Target(r)]++
+			}
 		}
 	}
-	delete(t.rules, name)
-	t.order = slices.DeleteFunc(t.order, func(c string) bool { return c == name })
+	if t.users[name] > 0 {
+		return fmt.Errorf("chain %q is in use by %d rules", name, t.users[name])
+	}
+	users := t.users
+	t.touch(name)
+	t.drop(name)
+	t.users = users // an empty chain used none
 	return nil
 }
 
-// check refuses rules that go to chains that are not there. Targets that need
+// check refuses rules that go to chains that are not there, or that the kernel
+// lacks something for. Targets that need
 // no options are written like chains.
-func (t *fakeTable) check() error {
+func (t *fakeTable) check(lack string) error {
 	targets := []string{"", "ACCEPT", "DROP", "RETURN", "REJECT", "MASQUERADE", "LOG", "NOTRACK", "TRACE"}
-	for chain, rules := range t.rules {
-		for _, r := range rules {
+	for chain := range t.before {
+		for _, r := range t.rules[chain] {
+			if lack != "" && strings.Contains(r, lack) {
+				return fmt.Errorf("the kernel lacks %q", lack)
+			}
 			if _, ok := t.rules[Target(r)]; !ok && !slices.Contains(targets, Target(r)) {
 				return fmt.Errorf("chain %q goes to %q, which is not there", chain, Target(r))
 			}

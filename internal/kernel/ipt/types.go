@@ -71,6 +71,14 @@ type Interface interface {
 	// Save returns the tables that are in use, and makes none.
 	Save(ctx context.Context) ([]Table, error)
 
+	// Chain returns one chain; nil if it is not there. With the nft variant its
+	// cost is that of the chain, with the legacy one that of the table.
+	Chain(ctx context.Context, table, chain string) (*Chain, error)
+
+	// Stamp returns a text that is another one after the tables have changed,
+	// at no cost to speak of.
+	Stamp(ctx context.Context) (string, error)
+
 	// Restore takes lines as iptables-restore --noflush does. A table's lines
 	// take effect all at once or not at all; with several tables, those before
 	// the refused one have taken effect. When a line is refused the error is a
