@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -15,7 +14,6 @@ import (
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
-	"sluice/internal/dataplane/kubeproxy"
 )
 
 // NewProxyCommand returns the command. It is known by the last part of name if
@@ -174,32 +172,17 @@ func serve(ctx context.Context, p plan) error {
 	return server.Run(ctx)
 }
 
-// cleanup removes the rules of every mode, and what kube-proxy left. What
-// cannot be removed is no reason to leave the rest.
+// cleanup removes what any service proxy left.
 func cleanup(ctx context.Context) error {
-	var errs []error
-	for _, m := range config.Modes() {
-		mode, err := dataplane.Of(m)
-		if err == nil {
-			err = mode.Cleanup(ctx)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("remove the rules of mode %s: %w", m, err))
-			continue
-		}
-		klog.FromContext(ctx).Info("Removed our rules", "mode", m)
-	}
-	return errors.Join(append(errs, removeLeftovers(ctx))...)
-}
-
-// removeLeftovers removes what kube-proxy left, in whichever mode it ran.
-func removeLeftovers(ctx context.Context) error {
-	removed, err := kubeproxy.Cleanup(ctx)
+	removed, err := dataplane.Cleanup(ctx)
 	for _, what := range removed {
-		klog.FromContext(ctx).Info("Removed what kube-proxy left", "what", what)
+		klog.FromContext(ctx).Info("Removed", "what", what)
 	}
 	if err != nil {
-		return fmt.Errorf("remove what kube-proxy left: %w", err)
+		return fmt.Errorf("remove what service proxies left: %w", err)
+	}
+	if len(removed) == 0 {
+		klog.FromContext(ctx).Info("There was nothing to remove")
 	}
 	return nil
 }

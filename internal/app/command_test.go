@@ -75,13 +75,13 @@ func TestErrors(t *testing.T) {
 			`or run in a cluster`},
 		{
 			"mode to come",
-			[]string{"--manifests", dir, "--proxy-mode=iptables"},
-			`--proxy-mode "iptables": mode iptables is not built yet; modes: nftables`,
+			[]string{"--manifests", dir, "--proxy-mode=ipvs"},
+			`--proxy-mode "ipvs": mode ipvs is not built yet; modes: nftables, iptables`,
 		},
 		{
 			"unknown mode",
 			[]string{"--manifests", dir, "--proxy-mode=magic"},
-			`--proxy-mode "magic": no such mode; modes: nftables`,
+			`--proxy-mode "magic": no such mode; modes: nftables, iptables`,
 		},
 		{
 			"bad cluster CIDR",
@@ -137,7 +137,7 @@ func TestErrors(t *testing.T) {
 		{
 			"two mistakes",
 			[]string{"--manifests", dir, "--bind-address=node", "--proxy-mode=magic"},
-			`--proxy-mode "magic": no such mode; modes: nftables; --bind-address "node": not an IP address`,
+			`--proxy-mode "magic": no such mode; modes: nftables, iptables; --bind-address "node": not an IP address`,
 		},
 		{
 			"unknown log format",
@@ -321,7 +321,7 @@ func TestSteps(t *testing.T) {
 		{"write before all else", []string{"--write-config-to", dir + "/config", "--cleanup"}, nil, ""},
 		{"nowhere", nil, nil, "nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, " +
 			"or run in a cluster"},
-		{"wrong before anything", []string{"--cleanup", "--proxy-mode=x"}, nil, `--proxy-mode "x": no such mode; modes: nftables`},
+		{"wrong before anything", []string{"--cleanup", "--proxy-mode=x"}, nil, `--proxy-mode "x": no such mode; modes: nftables, iptables`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

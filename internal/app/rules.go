@@ -63,6 +63,8 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 		ClusterCIDRs:      c.ClusterCIDRs,
 		MasqueradeAll:     c.MasqueradeAll,
 		NodePortAddresses: resolve.NodePortAddresses{Primary: c.NodePortAddresses.Primary, CIDRs: c.NodePortAddresses.CIDRs},
+
+		LocalhostNodePorts: c.Mode == config.IPTables && c.LocalhostNodePorts,
 	}
 	p.detection(ctx, &s)
 	if c.BindAddress.IsValid() {

@@ -62,6 +62,7 @@ type ProxyServer struct {
 	health    *health.ProxyHealth
 	checks    *health.ServiceChecks
 	takeover  *takeover
+	metrics   *metrics.Metrics
 	configz   configz
 
 	healthServer  *health.Server
@@ -76,11 +77,12 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	settings := dataplane.Settings{MasqueradeBit: uint8(p.config.MasqueradeBit)}
+	s := &ProxyServer{plan: p}
+	settings := dataplane.Settings{MasqueradeBit: uint8(p.config.MasqueradeBit), Wrote: s.wrote}
 	if settings.Families, err = probe(ctx, mode, settings); err != nil {
 		return nil, fmt.Errorf("probe mode %s: %w", p.config.Mode, err)
 	}
-	s := &ProxyServer{plan: p, families: settings.Families}
+	s.families = settings.Families
 	rules, err := p.rules(ctx, s.families)
 	if err != nil {
 		return nil, err
@@ -91,6 +93,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if s.flows, err = ct.Open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open connection tracking: %w", err), s.dataplane.Close())
 	}
+	s.takeover = newTakeover(func(ctx context.Context) ([]string, error) { return mode.TakeOver(ctx, s.dataplane) })
 	if err := s.join(rules); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
@@ -103,10 +106,12 @@ func (s *ProxyServer) join(rules resolve.Settings) error {
 	registry := k8smetrics.NewKubeRegistry()
 	m, err := metrics.New(metrics.Settings{
 		Register: registry.Register, CustomRegister: registry.CustomRegister, Mode: c.Mode, Families: s.families,
+		PacketCounter: packetCounter(s.dataplane), PacketCounterFailed: packetCounterFailed,
 	})
 	if err != nil {
 		return err
 	}
+	s.metrics = m
 	s.health = health.NewProxyHealth(health.Settings{Families: s.families, Timeout: patience(c), Counter: m})
 	if s.plan.from.manifests != "" {
 		s.health.SyncNode(&v1.Node{}) // a folder may have none, and is no cluster that drains nodes
@@ -118,7 +123,6 @@ func (s *ProxyServer) join(rules resolve.Settings) error {
 		Flows: s.flows, LocalAddrs: conntrack.LocalAddrs,
 		Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
 	})
-	s.takeover = newTakeover()
 	watchdog := metrics.NewWatchdog(m)
 	s.engine = engine.New(engine.Settings{
 		Dataplane:     s.dataplane,
@@ -157,6 +161,7 @@ func (f failures) Done(_ bool, err error) {
 	for _, family := range f.families {
 		if err != nil {
 			f.metrics.NftablesSyncFailure(family)
+			f.metrics.IPTablesRestoreFailure(family) // the one that the mode has is shown
 		}
 	}
 }

@@ -19,15 +19,18 @@ const (
 	takeoverRetryMax = time.Hour
 )
 
-// takeover removes what kube-proxy left, once our own rules are in force: never
-// before, so that there is no moment without rules. Those of its iptables and
-// ipvs modes would go on sending connections to endpoints that have long gone.
+// takeover removes what kube-proxy and our own other modes left, once our rules
+// are in force: never before, so that there is no moment without rules. What is
+// left would go on sending connections to endpoints that have long gone.
 type takeover struct {
-	once  sync.Once
-	ready chan struct{}
+	once   sync.Once
+	ready  chan struct{}
+	remove func(context.Context) ([]string, error)
 }
 
-func newTakeover() *takeover { return &takeover{ready: make(chan struct{})} }
+func newTakeover(remove func(context.Context) ([]string, error)) *takeover {
+	return &takeover{ready: make(chan struct{}), remove: remove}
+}
 
 // Applied notes that rules are in force.
 func (t *takeover) Applied(context.Context, *proxy.State, *proxy.Delta) {
@@ -47,16 +50,19 @@ func (t *takeover) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		err := removeLeftovers(ctx)
+		removed, err := t.remove(ctx)
+		for _, what := range removed {
+			klog.FromContext(ctx).Info("Removed what another service proxy left", "what", what)
+		}
 		due = nil
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
 		if onlyInUse(err) {
-			klog.FromContext(ctx).Info("Some of what kube-proxy left stays, somebody else uses it", "reason", err.Error())
+			klog.FromContext(ctx).Info("Some of what another service proxy left stays, somebody else uses it", "reason", err.Error())
 			continue
 		}
-		klog.FromContext(ctx).Error(err, "Some of what kube-proxy left is still there, will try again", "retryIn", wait)
+		klog.FromContext(ctx).Error(err, "Some of what another service proxy left is still there, will try again", "retryIn", wait)
 		due, wait = time.After(wait), min(4*wait, takeoverRetryMax)
 	}
 }

@@ -19,14 +19,14 @@ const (
 )
 
 // Modes returns the modes that are built, the default first.
-func Modes() []ProxyMode { return []ProxyMode{NFTables} }
+func Modes() []ProxyMode { return []ProxyMode{NFTables, IPTables} }
 
 // Check says why a mode cannot be used; nil if it can.
 func (m ProxyMode) Check() error {
 	switch {
 	case slices.Contains(Modes(), m):
 		return nil
-	case slices.Contains([]ProxyMode{IPTables, IPVS, EBPF, Userspace}, m):
+	case slices.Contains([]ProxyMode{IPVS, EBPF, Userspace}, m):
 		return fmt.Errorf("mode %s is not built yet; modes: %s", m, modeList())
 	default:
 		return fmt.Errorf("no such mode; modes: %s", modeList())

@@ -71,6 +71,9 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 	if word == "" && mode == "nftables" {
 		word = "primary"
 	}
+	if mode == "iptables" {
+		s.LocalhostNodePorts = c.LocalhostNodePort == nil || *c.LocalhostNodePort
+	}
 	s.NodePortAddresses.CIDRs = c.NodePortAddresses.CIDRs
 	s.NodePortAddresses.Primary = word == "primary" && s.NodePortAddresses.CIDRs == nil
 	return s, nil

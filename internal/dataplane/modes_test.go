@@ -13,7 +13,7 @@ func TestEveryBuiltModeIsInTheTable(t *testing.T) {
 			t.Errorf("mode %s: %v", m, err)
 			continue
 		}
-		if mode.Probe == nil || mode.Open == nil || mode.Cleanup == nil {
+		if mode.Probe == nil || mode.Open == nil || mode.TakeOver == nil {
 			t.Errorf("mode %s is not whole: %+v", m, mode)
 		}
 	}
@@ -24,8 +24,8 @@ func TestOtherModesAreNamed(t *testing.T) {
 		mode config.ProxyMode
 		want string
 	}{
-		{config.IPVS, `open proxy mode "ipvs": mode ipvs is not built yet; modes: nftables`},
-		{"foo", `open proxy mode "foo": no such mode; modes: nftables`},
+		{config.IPVS, `open proxy mode "ipvs": mode ipvs is not built yet; modes: nftables, iptables`},
+		{"foo", `open proxy mode "foo": no such mode; modes: nftables, iptables`},
 	}
 	for _, tt := range tests {
 		if _, err := Of(tt.mode); err == nil || err.Error() != tt.want {

@@ -15,7 +15,7 @@ import (
 
 // reportFailure says that a sync failed. The runner tries again by itself.
 func reportFailure(ctx context.Context, err error, retryIn time.Duration) {
-	klog.FromContext(ctx).Error(err, "Sync did not go through, will try again", "retryIn", retryIn)
+	klog.FromContext(ctx).Error(err, "Sync did not go through, what it did not replace stays in force, will try again", "retryIn", retryIn)
 }
 
 // report says what a sync did.

@@ -28,7 +28,7 @@ func CompareHealthCheckKeys(a, b HealthCheckKey) int {
 
 // HealthCheck is what a load balancer may ask this node about a Service: at a
 // port of the node's own, whether the node has endpoints for it. No packet of
-// the Service depends on it, so dataplanes have nothing to do with it. It is
+// the Service depends on it; a dataplane may have to open the port. It is
 // immutable once published.
 type HealthCheck struct {
 	Key   HealthCheckKey
@@ -53,6 +53,12 @@ func (c HealthCheckChange) Key() HealthCheckKey {
 		return c.New.Key
 	}
 	return c.Old.Key
+}
+
+// Moves reports whether a port of the node begins or ends to be a health
+// check's, which is all that a dataplane can be concerned with.
+func (c HealthCheckChange) Moves() bool {
+	return c.Old == nil || c.New == nil || c.Old.Port != c.New.Port
 }
 
 // applyHealthChecks takes the health checks' part of a step.

@@ -2,11 +2,16 @@ package proxy
 
 import "testing"
 
-// TestHealthChecksWriteNothing keeps dataplanes out of it.
-func TestHealthChecksWriteNothing(t *testing.T) {
+// TestHealthChecksWriteTheirPort keeps dataplanes out of the rest.
+func TestHealthChecksWriteTheirPort(t *testing.T) {
 	d := &Delta{HealthChecks: []HealthCheckChange{{New: &HealthCheck{Key: HealthCheckKey{"ns", "web", IPv6}, Port: 30100, Local: 2}}}}
-	if d.Empty() || d.Writes() {
-		t.Errorf("empty %t, writes %t; want a step that writes nothing", d.Empty(), d.Writes())
+	if d.Empty() || !d.Writes() {
+		t.Errorf("empty %t, writes %t; want a step that writes", d.Empty(), d.Writes())
+	}
+	other := *d.HealthChecks[0].New
+	other.Local = 3
+	if more := (&Delta{HealthChecks: []HealthCheckChange{{Old: d.HealthChecks[0].New, New: &other}}}); more.Empty() || more.Writes() {
+		t.Errorf("another endpoint: empty %t, writes %t; want a step that writes nothing", more.Empty(), more.Writes())
 	}
 	if d.Then(&Delta{Node: &Node{}}).Writes() != true {
 		t.Error("with a Node it writes nothing")

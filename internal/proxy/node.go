@@ -43,6 +43,8 @@ type Node struct {
 	LocalPods     LocalTrafficDetector // which traffic is our pods'
 	MasqueradeAll bool                 // masquerade all ClusterIP traffic
 	NodePorts     []netip.Prefix       // the node's addresses within these take NodePorts; none within another
+
+	LocalhostNodePorts bool // IPv4 loopback addresses within NodePorts take them too
 }
 
 // Origin classifies a packet. A source that is both a pod's and the node's own
@@ -59,9 +61,12 @@ func (n *Node) Origin(p Packet) Origin {
 }
 
 // TakesNodePorts reports whether NodePorts are open on a local address.
-// Loopback addresses never take them.
+// Loopback addresses take them only if the node says so, those of IPv6 never.
 func (n *Node) TakesNodePorts(a netip.Addr) bool {
-	return !a.IsLoopback() && contains(n.NodePorts, a)
+	if a.IsLoopback() && (!n.LocalhostNodePorts || !a.Is4()) {
+		return false
+	}
+	return contains(n.NodePorts, a)
 }
 
 // masqueradesClusterIP says whether ClusterIP traffic of an origin hides the

@@ -1,6 +1,9 @@
 package proxy
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // State is everything the kernel should do.
 type State struct {
@@ -8,7 +11,7 @@ type State struct {
 	Node  *Node
 	CIDRs []netip.Prefix // the ranges ClusterIPs come from; none within another
 
-	HealthChecks map[HealthCheckKey]*HealthCheck // no part of what a dataplane does
+	HealthChecks map[HealthCheckKey]*HealthCheck // a dataplane opens their ports, if anything
 }
 
 // NewState returns a state with no rows, for a node that knows nothing.
@@ -37,7 +40,8 @@ func (d *Delta) Empty() bool { return !d.Writes() && len(d.HealthChecks) == 0 }
 
 // Writes reports whether the delta gives a dataplane something to do.
 func (d *Delta) Writes() bool {
-	return len(d.Upserts) > 0 || len(d.Removes) > 0 || d.Node != nil || d.CIDRs != nil
+	return len(d.Upserts) > 0 || len(d.Removes) > 0 || d.Node != nil || d.CIDRs != nil ||
+		slices.ContainsFunc(d.HealthChecks, HealthCheckChange.Moves)
 }
 
 // Apply takes the step.

@@ -100,7 +100,7 @@ func TestHealthCheckPortOutOfRange(t *testing.T) {
 }
 
 // TestHealthCheckSteps follows one Service through its life. A step that changes
-// nothing but a health check leaves dataplanes alone.
+// nothing but a health check's answer leaves dataplanes alone.
 func TestHealthCheckSteps(t *testing.T) {
 	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1", healthChecked(30100)),
 		sliceOf("ns/web-1", "web", endpointOf("10.1.0.1", here)))
@@ -125,7 +125,7 @@ func TestHealthCheckSteps(t *testing.T) {
 	add(t, r, sliceOf("ns/web-1", "web", endpointOf("10.1.0.1", here, conditions("-st"))))
 	step("the last one terminates but still takes traffic", false, "ns/web/IPv4 port=30100 local=0")
 	add(t, r, serviceOf("ns/web", "10.96.0.1", healthChecked(30101)))
-	step("another port", false, "ns/web/IPv4 port=30101 local=0")
+	step("another port", true, "ns/web/IPv4 port=30101 local=0")
 	add(t, r, sliceOf("ns/web-1", "web", endpointOf("10.1.0.2", here)))
 	step("another endpoint", true, "ns/web/IPv4 port=30101 local=1")
 	add(t, r, sliceOf("ns/web-1", "web", endpointOf("10.1.0.3", here)))

@@ -58,6 +58,8 @@ func (s *Settings) node(rec nodeRecord) (*proxy.Node, []Problem) {
 		IPs:           s.nodeIPs(rec),
 		LocalPods:     s.localPods(rec),
 		MasqueradeAll: s.MasqueradeAll,
+
+		LocalhostNodePorts: s.LocalhostNodePorts,
 	}
 	var problems []Problem
 	n.NodePorts, problems = s.nodePorts(n.IPs)
@@ -152,7 +154,7 @@ func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
 		}
 	}
 	out = slices.DeleteFunc(s.served(out), func(p netip.Prefix) bool {
-		if !loopbackOnly(p) {
+		if !loopbackOnly(p) || s.LocalhostNodePorts && p.Addr().Is4() {
 			return false
 		}
 		r.add("nodePortAddresses", "%v has loopback addresses only, which take no NodePorts", p)
@@ -173,7 +175,7 @@ func sameNode(a, b *proxy.Node) bool {
 	return a.Name == b.Name && a.Zone == b.Zone && slices.Equal(a.IPs, b.IPs) &&
 		slices.Equal(a.LocalPods.Sources, b.LocalPods.Sources) &&
 		a.LocalPods.Interface == b.LocalPods.Interface && a.LocalPods.IsPrefix == b.LocalPods.IsPrefix &&
-		a.MasqueradeAll == b.MasqueradeAll && slices.Equal(a.NodePorts, b.NodePorts)
+		a.MasqueradeAll == b.MasqueradeAll && a.LocalhostNodePorts == b.LocalhostNodePorts && slices.Equal(a.NodePorts, b.NodePorts)
 }
 
 // UpdateNode notes what the Node is now, and reports whether a change of it is

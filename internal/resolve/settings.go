@@ -46,7 +46,8 @@ type Settings struct {
 	Interface     string         // for the interface modes: an exact name, or a prefix of one
 	MasqueradeAll bool
 
-	NodePortAddresses NodePortAddresses
+	NodePortAddresses  NodePortAddresses
+	LocalhostNodePorts bool // IPv4 loopback addresses may take NodePorts
 
 	// NodeIPs come before the Node's own addresses. A family without one here
 	// still has the Node's.

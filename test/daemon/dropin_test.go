@@ -257,7 +257,7 @@ func TestTakeover(t *testing.T) {
 			}
 			d := s.start(nil)
 			eventually(t, "the Service", s.answers(clusterIP, podA))
-			eventually(t, "a line about it", func() bool { return strings.Contains(d.log(), "Removed what kube-proxy left") })
+			eventually(t, "a line about it", func() bool { return strings.Contains(d.log(), "Removed what another service proxy left") })
 			var out []byte
 			if err := s.lab.Node().Do(func() (err error) {
 				out, err = exec.Command("iptables-" + variant + "-save").Output()

@@ -39,10 +39,21 @@ func parseAnswer(text string) (own netip.AddrPort, client netip.Addr, err error)
 	return own, client, err
 }
 
+// untilFree is how long an address may take to become free.
+const untilFree = 2 * time.Second
+
 // Listen answers on an address of the host until the listener is closed.
 func (h *Host) Listen(p proxy.Protocol, a netip.AddrPort) (*Listener, error) {
 	l := &Listener{Addr: a, done: make(chan struct{})}
 	serve, err := h.listen(p, l)
+	// A program that another goroutine is starting at this moment has a copy of
+	// every descriptor until it runs, those of closed listeners among them.
+	for tick, end := time.NewTicker(time.Millisecond), time.Now().Add(untilFree); errors.Is(err, unix.EADDRINUSE); {
+		if <-tick.C; time.Now().After(end) {
+			break
+		}
+		serve, err = h.listen(p, l)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listen on %v/%v in %s: %w", a, p, h.Name, err)
 	}

@@ -7,24 +7,26 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/nft"
 )
 
 // Cleanup removes what kube-proxy left in the calling thread's network
-// namespace, whatever its mode, and nothing else. It returns what it removed,
-// a line for each; none if there was nothing. It goes on after an error, which
-// names everything that could not be looked at or removed.
-func Cleanup(ctx context.Context) (removed []string, err error) {
+// namespace, whatever its mode, and nothing else, in all variants of iptables
+// but those whose chains the caller has made his own. It returns what it
+// removed, a line for each; none if there was nothing. It goes on after an
+// error, which names everything that could not be looked at or removed.
+func Cleanup(ctx context.Context, but ...ipt.Variant) (removed []string, err error) {
 	h, err := open()
 	if err != nil {
 		return nil, err
 	}
 	defer h.nft.Close()
-	return h.cleanup(ctx)
+	return h.cleanup(ctx, but...)
 }
 
-func (h *host) cleanup(ctx context.Context) (removed []string, err error) {
-	l, err := h.find(ctx)
+func (h *host) cleanup(ctx context.Context, but ...ipt.Variant) (removed []string, err error) {
+	l, err := h.find(ctx, but...)
 	errs := []error{err}
 	for _, t := range l.Tables {
 		done, err := h.removeTable(ctx, t)

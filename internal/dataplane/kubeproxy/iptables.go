@@ -192,22 +192,37 @@ func isEntry(chain string) bool {
 	return !isServiceChain(chain) && chain != "KUBE-MARK-MASQ" && chain != "KUBE-LOAD-BALANCER"
 }
 
-// restore returns the lines that remove the rules: all chains are emptied, so
-// that none needs another, then nothing goes to them any more, then they go.
-func (r *Rules) restore() []byte {
-	var b strings.Builder
-	fmt.Fprintf(&b, "*%s\n", r.Table)
-	for _, c := range r.Chains {
-		fmt.Fprintf(&b, ":%s - [0:0]\n", c)
-	}
+// maxChains is how many chains one restore removes: what iptables-nft-restore
+// takes grows with the square of them, 7 s for 24,000.
+const maxChains = 600
+
+// restores returns the inputs that remove the rules: nothing goes to the chains
+// any more, all chains are emptied, so that none needs another, then they go.
+// If there are not too many chains, or for the legacy variant, which does not
+// mind, that is a single input, all or nothing.
+func (r *Rules) restores() [][]byte {
+	var jumps, empty, remove []string
 	for _, j := range r.Jumps {
-		fmt.Fprintf(&b, "-D %s %s\n", j.From, j.Rule)
+		jumps = append(jumps, "-D "+j.From+" "+j.Rule)
 	}
 	for _, c := range r.Chains {
-		fmt.Fprintf(&b, "-X %s\n", c)
+		empty = append(empty, ":"+c+" - [0:0]")
+		remove = append(remove, "-X "+c)
 	}
-	b.WriteString("COMMIT\n")
-	return []byte(b.String())
+	if len(r.Chains) <= maxChains || r.Variant == ipt.Legacy {
+		return [][]byte{r.input(slices.Concat(empty, jumps, remove))}
+	}
+	inputs := [][]byte{r.input(jumps)}
+	for _, lines := range [][]string{empty, remove} {
+		for part := range slices.Chunk(lines, maxChains) {
+			inputs = append(inputs, r.input(part))
+		}
+	}
+	return inputs
+}
+
+func (r *Rules) input(lines []string) []byte {
+	return []byte("*" + r.Table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n")
 }
 
 // restoreAttempts bounds how often rules are looked at anew because somebody
@@ -215,7 +230,7 @@ func (r *Rules) restore() []byte {
 const restoreAttempts = 3
 
 // removeRules removes what of kube-proxy's is in one table and needed by
-// nobody else, all at once. It returns what it removed, empty if nothing.
+// nobody else. It returns what it removed, empty if nothing.
 func (h *host) removeRules(ctx context.Context, r *Rules) (string, error) {
 	programs, err := h.ipt(ctx, r.Family, r.Variant)
 	if err != nil {
@@ -226,7 +241,11 @@ func (h *host) removeRules(ctx context.Context, r *Rules) (string, error) {
 		if len(now.Jumps)+len(now.Chains) == 0 {
 			return "", now.inUse()
 		}
-		err = programs.Restore(ctx, now.restore())
+		for _, input := range now.restores() {
+			if err = programs.Restore(ctx, input); err != nil {
+				break
+			}
+		}
 		if err == nil {
 			return now.describe(), now.inUse()
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/nft"
@@ -100,13 +101,16 @@ func Find(ctx context.Context) (Leftovers, error) {
 	return h.find(ctx)
 }
 
-func (h *host) find(ctx context.Context) (Leftovers, error) {
+func (h *host) find(ctx context.Context, but ...ipt.Variant) (Leftovers, error) {
 	var l Leftovers
 	var errs []error
 	var err error
 	l.Tables, err = h.findTables(ctx)
 	errs = append(errs, err)
 	for _, v := range ipt.Variants() {
+		if slices.Contains(but, v) {
+			continue
+		}
 		for _, f := range ipt.Families() {
 			rules, err := h.findRules(ctx, f, v)
 			l.Rules = append(l.Rules, rules...)

@@ -27,6 +27,10 @@ const (
 	ipvsMode
 )
 
+// Owns reports whether a chain of iptables is one of kube-proxy's, or of our
+// iptables mode, which has the same names and a few more.
+func Owns(table, chain string) bool { return chainOwner(table, chain) != nobody }
+
 // chainOwner returns whose a chain is. Chains of one name may be kube-proxy's
 // in one table and somebody else's in another.
 func chainOwner(table, chain string) owner {
@@ -38,7 +42,7 @@ func chainOwner(table, chain string) owner {
 		switch chain {
 		case "KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-MARK-MASQ":
 			return shared
-		case "KUBE-NODEPORTS":
+		case "KUBE-NODEPORTS", "KUBE-PROXY-PROBE": // the latter is ours alone
 			return iptablesMode
 		case "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER":
 			return ipvsMode
@@ -50,7 +54,7 @@ func chainOwner(table, chain string) owner {
 		switch chain {
 		case "KUBE-FORWARD", "KUBE-PROXY-FIREWALL":
 			return shared
-		case "KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS":
+		case "KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-CLUSTER-IPS": // the last is ours alone
 			return iptablesMode
 		case "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER", "KUBE-SOURCE-RANGES-FIREWALL":
 			return ipvsMode

@@ -7,11 +7,11 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Cleanup removes our tables, and nothing else.
-func Cleanup(ctx context.Context) error {
+// Cleanup removes our tables, and nothing else. It returns what it removed.
+func Cleanup(ctx context.Context) (removed []string, err error) {
 	conn, err := nft.Open()
 	if err != nil {
-		return explain(err)
+		return nil, explain(err)
 	}
 	defer conn.Close()
 	var b nft.Batch
@@ -19,11 +19,15 @@ func Cleanup(ctx context.Context) error {
 		t := newTable(f, 0, tableName)
 		listing, err := conn.List(ctx, t.Table)
 		if err != nil {
-			return explain(err)
+			return nil, explain(err)
 		}
 		if listing != nil {
 			b.DeleteTable(t.Table)
+			removed = append(removed, t.Table.String())
 		}
 	}
-	return explain(conn.Commit(ctx, &b))
+	if err := conn.Commit(ctx, &b); err != nil {
+		return nil, explain(err)
+	}
+	return removed, nil
 }

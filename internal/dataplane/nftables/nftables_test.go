@@ -533,7 +533,7 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // a second time there is nothing to do
-		if err := Cleanup(ctx); err != nil {
+		if _, err := Cleanup(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,0 +1,92 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/ipt"
+	"sluice/internal/kernel/sysctl"
+	"sluice/internal/proxy"
+)
+
+// namespace moves the test to a network namespace of its own; it ends with the
+// test's thread.
+func namespace(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
+	}
+}
+
+// variants runs a test in a namespace of its own for each variant.
+func variants(t *testing.T, test func(*testing.T, *Dataplane)) {
+	for _, v := range ipt.Variants() {
+		t.Run(v.String(), func(t *testing.T) {
+			namespace(t)
+			d, err := Open(t.Context(), Settings{MarkBit: 14, Variant: v})
+			if err != nil {
+				t.Fatal(err)
+			}
+			test(t, d)
+		})
+	}
+}
+
+// faked returns a dataplane for IPv4 over memory.
+func faked() (*Dataplane, *ipt.Fake) {
+	fake := ipt.NewFake()
+	k := sysctl.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
+	programs := map[proxy.Family]ipt.Interface{proxy.IPv4: fake}
+	return New(programs, k, Settings{MarkBit: 14, Families: []proxy.Family{proxy.IPv4}}), fake
+}
+
+func at(first byte, i int, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{first, byte(i >> 16), byte(i >> 8), byte(i)}), port)
+}
+
+// plainRow is Service number i with n endpoints, by ClusterIP and NodePort;
+// shift moves the first one elsewhere.
+func plainRow(i, n, shift int) *proxy.ServicePort {
+	sp := &proxy.ServicePort{
+		Key: proxy.PortKey{ServicePortName: proxy.ServicePortName{
+			Namespace: "default", Name: fmt.Sprintf("svc-%d", i), Port: "http", Protocol: proxy.TCP,
+		}},
+		Frontends: []proxy.Frontend{
+			{Kind: proxy.ClusterIP, Addr: at(172, i, 80)},
+			{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(1024+i))},
+		},
+		Anywhere: n > 0,
+	}
+	for e := range n {
+		if e > 0 {
+			shift = 0
+		}
+		sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: at(10, i*16+e+shift, 8080)})
+	}
+	return sp
+}
+
+// plainState is n Services with ten endpoints each.
+func plainState(n int) *proxy.State {
+	s := proxy.NewState()
+	s.Node = testNode()
+	s.CIDRs = []netip.Prefix{netip.MustParsePrefix("172.0.0.0/8")}
+	for i := range n {
+		sp := plainRow(i, 10, 0)
+		s.Rows[sp.Key] = sp
+	}
+	return s
+}
+
+func testNode() *proxy.Node {
+	return &proxy.Node{
+		Name:      "test",
+		LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
+		NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
+	}
+}

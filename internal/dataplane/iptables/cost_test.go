@@ -1,0 +1,94 @@
+package iptables
+
+import (
+	"errors"
+	"testing"
+
+	"sluice/internal/kernel/ipt"
+	"sluice/internal/proxy"
+)
+
+// synced returns a dataplane over memory that holds n Services.
+func synced(t *testing.T, n int) (*Dataplane, *ipt.Fake) {
+	t.Helper()
+	d, fake := faked()
+	if err := d.Sync(t.Context(), plainState(n)); err != nil {
+		t.Fatal(err)
+	}
+	fake.Reset()
+	return d, fake
+}
+
+// TestCosts pins promise two: the cost follows the change, not the number of
+// Services, and nothing is saved.
+func TestCosts(t *testing.T) {
+	other := testNode()
+	other.Zone = "elsewhere"
+	tests := []struct {
+		name  string
+		delta func(n int) *proxy.Delta
+		lines int
+	}{
+		{"an endpoint is replaced", func(int) *proxy.Delta {
+			return &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 10, 1<<20)}}}
+		}, 18}, // table, commit; three chains; eleven rules of the Service's, one of the endpoint's; one chain goes
+		{"an endpoint goes", func(int) *proxy.Delta {
+			return &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 9, 0)}}}
+		}, 15},
+		{"a Service comes", func(n int) *proxy.Delta {
+			return &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(n, 10, 0)}}}
+		}, 42},
+		{"a Service goes", func(int) *proxy.Delta {
+			return &proxy.Delta{Removes: []*proxy.ServicePort{plainRow(50, 10, 0)}}
+		}, 31},
+		{"only conntrack is concerned", func(int) *proxy.Delta {
+			return &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 10, 0)}}}
+		}, 0},
+		{"the node's zone changes", func(int) *proxy.Delta { return &proxy.Delta{Node: other} }, 0},
+	}
+	for _, n := range []int{100, 10_000} {
+		for _, tt := range tests {
+			d, fake := synced(t, n)
+			if err := d.Apply(t.Context(), tt.delta(n)); err != nil {
+				t.Fatalf("%s: %v", tt.name, err)
+			}
+			if c := fake.Reset(); c.Lines != tt.lines || c.Saves != 0 || c.Restores > 1 {
+				t.Errorf("%d Services, %s: %d lines, %d restores, %d saves; want %d lines, no save",
+					n, tt.name, c.Lines, c.Restores, c.Saves, tt.lines)
+			}
+		}
+	}
+}
+
+// TestCostOfRightKernel wants a Sync onto what is right to write nothing, also
+// after steps.
+func TestCostOfRightKernel(t *testing.T) {
+	d, fake := synced(t, 1000)
+	s := plainState(1000)
+	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(1001, 3, 0)}, {Old: plainRow(7, 10, 0), New: plainRow(7, 0, 0)}}}
+	if err := d.Apply(t.Context(), delta); err != nil {
+		t.Fatal(err)
+	}
+	s.Apply(delta)
+	fake.Reset()
+	if err := d.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if c := fake.Reset(); c.Restores != 0 {
+		t.Errorf("Sync onto a right kernel restored %d lines", c.Lines)
+	}
+}
+
+// TestLockHeld wants a step that could not be tried to be tried again.
+func TestLockHeld(t *testing.T) {
+	d, fake := synced(t, 10)
+	fake.Fail(ipt.ErrLocked)
+	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(11, 3, 0)}}}
+	if err := d.Apply(t.Context(), delta); !errors.Is(err, proxy.ErrNothingApplied) || !errors.Is(err, ipt.ErrLocked) {
+		t.Errorf("while the lock is held: %v", err)
+	}
+	fake.Fail(nil)
+	if err := d.Apply(t.Context(), delta); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}

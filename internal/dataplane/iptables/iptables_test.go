@@ -1,0 +1,221 @@
+package iptables
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/dataplane/kubeproxy"
+	"sluice/internal/kernel/nfacct"
+	"sluice/internal/proxy"
+)
+
+// saved returns what IPv4 has, a line for each chain and rule.
+func saved(t *testing.T, d *Dataplane) []string {
+	t.Helper()
+	tables, err := d.families[0].programs.Save(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, table := range tables {
+		for _, c := range table.Chains {
+			out = append(out, table.Name+" "+c.Name)
+			for _, r := range c.Rules {
+				out = append(out, table.Name+" "+c.Name+" "+r)
+			}
+		}
+	}
+	return out
+}
+
+func restore(t *testing.T, d *Dataplane, lines ...string) {
+	t.Helper()
+	if err := d.families[0].programs.Restore(t.Context(), []byte(strings.Join(lines, "\n")+"\n")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// everyRow has every kind of rule.
+func everyRow() *proxy.ServicePort {
+	sp := plainRow(1, 3, 0)
+	sp.Cluster[0].Local = true
+	sp.Local = sp.Cluster[:1]
+	sp.External, sp.Affinity = proxy.ScopeLocal, time.Hour
+	sp.AllowFrom = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.LoadBalancer, Addr: at(198, 1, 80)},
+		proxy.Frontend{Kind: proxy.ExternalIP, Addr: at(198, 2, 80)})
+	return sp
+}
+
+func everyState() *proxy.State {
+	s := plainState(5)
+	s.Node.LocalhostNodePorts = true
+	s.Rows[everyRow().Key] = everyRow()
+	for i, empty := range []*proxy.ServicePort{plainRow(7, 0, 0), everyRow()} {
+		empty.Key.Name, empty.Cluster, empty.Local, empty.Anywhere = "empty", nil, nil, i > 0
+		empty.Key.Port = string(rune('a' + i))
+		for j := range empty.Frontends {
+			empty.Frontends[j].Addr = netip.AddrPortFrom(empty.Frontends[j].Addr.Addr(), uint16(2000+i))
+		}
+		s.Rows[empty.Key] = empty
+	}
+	s.HealthChecks = map[proxy.HealthCheckKey]*proxy.HealthCheck{
+		{Namespace: "a", Name: "b"}: {Key: proxy.HealthCheckKey{Namespace: "a", Name: "b"}, Port: 30000},
+	}
+	return s
+}
+
+// TestSyncRepairs damages the tables; Sync brings everything back, leaves what
+// is others', and a second one has nothing to do.
+func TestSyncRepairs(t *testing.T) {
+	foreign := []string{
+		"*nat", ":THEIRS - [0:0]", "-A THEIRS -d 192.0.2.7/32 -j KUBE-MARK-MASQ", "-A PREROUTING -j THEIRS", "COMMIT",
+		"*filter", ":KUBE-FIREWALL - [0:0]", "-A KUBE-FIREWALL -d 192.0.2.8/32 -j DROP", "-A INPUT -j KUBE-FIREWALL", "COMMIT",
+	}
+	damage := map[string][]string{
+		"flushed":       {"*nat", "-F", "COMMIT", "*filter", "-F KUBE-SERVICES", "COMMIT"},
+		"jump gone":     {"*nat", "-F PREROUTING", "-A PREROUTING -j THEIRS", "COMMIT"},
+		"foreign rules": {"*nat", "-A KUBE-SERVICES -d 192.0.2.1/32 -j ACCEPT", "COMMIT"},
+		"stale chains": {"*nat", ":KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]", ":KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]",
+			"-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA", "-A KUBE-SERVICES -d 192.0.2.9/32 -j KUBE-SVC-AAAAAAAAAAAAAAAA", "COMMIT"},
+	}
+	for name, lines := range damage {
+		t.Run(name, func(t *testing.T) {
+			variants(t, func(t *testing.T, d *Dataplane) {
+				sync := func() {
+					t.Helper()
+					if err := d.Sync(t.Context(), everyState()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				sync()
+				restore(t, d, foreign...)
+				want := saved(t, d)
+				restore(t, d, lines...)
+				if name == "flushed" {
+					restore(t, d, "*nat", "-A THEIRS -d 192.0.2.7/32 -j KUBE-MARK-MASQ", "-A PREROUTING -j THEIRS", "COMMIT")
+				}
+				sync()
+				got := saved(t, d)
+				slices.Sort(got)
+				slices.Sort(want)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("before and after mismatch (-want +got):\n%s", diff)
+				}
+				f := d.families[0]
+				tables, _ := f.programs.Save(t.Context())
+				m := &mending{script: newScript(), saved: index(tables), want: d.target(f, everyState())}
+				m.mend()
+				for _, p := range m.parts(f.most) {
+					t.Errorf("a second Sync would write:\n%s", text(p.lines()))
+				}
+			})
+		})
+	}
+}
+
+// TestRefusedRow has a row that the programs cannot take; the others go through.
+func TestRefusedRow(t *testing.T) {
+	bad := plainRow(9, 2, 0)
+	bad.Affinity = 1 << 62 // more seconds than there are
+	variants(t, func(t *testing.T, d *Dataplane) {
+		s := plainState(3)
+		s.Rows[bad.Key] = bad
+		for range 2 {
+			var refused *proxy.RefusedError
+			if err := d.Sync(t.Context(), s); !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[bad.Key] == nil {
+				t.Fatalf("Sync: %v; want the row %v refused", err, bad.Key)
+			}
+		}
+		old, good := plainRow(9, 2, 0), plainRow(10, 2, 0)
+		if err := d.Apply(t.Context(), &proxy.Delta{Upserts: []proxy.Upsert{{New: old}}}); err != nil {
+			t.Fatal(err)
+		}
+		before := saved(t, d)
+		var refused *proxy.RefusedError
+		err := d.Apply(t.Context(), &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: bad}, {New: good}}})
+		if !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[bad.Key] == nil {
+			t.Fatalf("Apply: %v; want the row %v refused", err, bad.Key)
+		}
+		after := saved(t, d)
+		for _, l := range before {
+			if !slices.Contains(after, l) {
+				t.Errorf("%q is gone", l)
+			}
+		}
+		if !slices.ContainsFunc(after, func(l string) bool { return strings.Contains(l, "svc-10:http") }) {
+			t.Error("the good row is not there")
+		}
+	})
+}
+
+// TestCleanup wants nothing of ours to be left once kube-proxy's names are gone.
+func TestCleanup(t *testing.T) {
+	variants(t, func(t *testing.T, d *Dataplane) {
+		restore(t, d, "*mangle", "COMMIT", "*nat", ":THEIRS - [0:0]", "-A PREROUTING -j THEIRS", "COMMIT", "*filter", "-A INPUT -j ACCEPT", "COMMIT")
+		want := saved(t, d)
+		if err := d.Sync(t.Context(), everyState()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := kubeproxy.Cleanup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := RemoveCounters(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Packets(InvalidDropped); !errors.Is(err, nfacct.ErrNotFound) {
+			t.Errorf("a counter that was removed: %v", err)
+		}
+		got := slices.DeleteFunc(saved(t, d), func(l string) bool { return strings.HasPrefix(l, "mangle ") })
+		want = slices.DeleteFunc(want, func(l string) bool { return strings.HasPrefix(l, "mangle ") })
+		slices.Sort(got)
+		slices.Sort(want)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("before and after mismatch (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestLost notices each way in that is gone.
+func TestLost(t *testing.T) {
+	for _, hurt := range []string{"*mangle\n-X KUBE-PROXY-CANARY\nCOMMIT\n", "*nat\n-F PREROUTING\nCOMMIT\n", "*filter\n-F FORWARD\nCOMMIT\n"} {
+		d, fake := faked()
+		if err := d.Sync(t.Context(), everyState()); err != nil {
+			t.Fatal(err)
+		}
+		if what, err := d.families[0].lost(t.Context()); what != "" || err != nil {
+			t.Fatalf("unhurt: %q, error %v", what, err)
+		}
+		if err := fake.Restore(t.Context(), []byte(hurt)); err != nil {
+			t.Fatal(err)
+		}
+		if what, err := d.families[0].lost(t.Context()); what == "" || err != nil {
+			t.Errorf("after %q: nothing lost, error %v", hurt, err)
+		}
+	}
+}
+
+// TestChainNames pins the names that people's tools know.
+func TestChainNames(t *testing.T) {
+	k := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "default", Name: "kubernetes", Port: "https", Protocol: proxy.TCP}}
+	if got, want := clusterChain+hash(k, ""), "KUBE-SVC-NPX46M4PTMTKRN6Y"; got != want {
+		t.Errorf("chain of %v is %s; want %s", k, got, want)
+	}
+}
+
+// TestProbabilities wants every endpoint to have the same share, as exactly as
+// 31 bits allow.
+func TestProbabilities(t *testing.T) {
+	tests := map[int]string{2: "0.50000000000", 3: "0.33333333349", 10: "0.10000000009", 1000: "0.00100000016"}
+	for n, want := range tests {
+		if got := probability(n); got != want {
+			t.Errorf("one in %d is %s; want %s", n, got, want)
+		}
+	}
+}

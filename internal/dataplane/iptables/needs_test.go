@@ -1,0 +1,57 @@
+package iptables
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/internal/proxy"
+)
+
+// TestLacking has a kernel without a match that some rows need. Those are set
+// aside with the reason, and the others are served.
+func TestLacking(t *testing.T) {
+	sticky, sctp := plainRow(20, 1, 0), plainRow(21, 1, 0)
+	sticky.Affinity = time.Hour
+	sctp.Key.Protocol = proxy.SCTP
+	tests := []struct {
+		lack string
+		row  *proxy.ServicePort
+		want string
+	}{
+		{"-m recent", sticky, "session affinity needs module xt_recent of the kernel"},
+		{"-m sctp", sctp, "protocol SCTP needs module xt_sctp of the kernel"},
+	}
+	for _, tt := range tests {
+		d, fake := faked()
+		fake.Lack(tt.lack)
+		s := plainState(3)
+		s.Rows[sticky.Key], s.Rows[sctp.Key] = sticky, sctp
+		err := d.Sync(t.Context(), s)
+		var refused *proxy.RefusedError
+		if !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[tt.row.Key] == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("a kernel that lacks %q: %v; want %v refused: %s", tt.lack, err, tt.row.Key, tt.want)
+		}
+		lines := saved(t, d)
+		if !slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, "svc-2:http") }) {
+			t.Errorf("a kernel that lacks %q: the others are not there", tt.lack)
+		}
+		if slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, kubeProbe) }) {
+			t.Errorf("a kernel that lacks %q: the probe is still there", tt.lack)
+		}
+	}
+}
+
+// TestLackingForAll has a kernel without what every row needs: nothing is
+// written, and the error has the line.
+func TestLackingForAll(t *testing.T) {
+	d, fake := faked()
+	fake.Lack("-m addrtype")
+	err := d.Sync(t.Context(), plainState(3))
+	var refused *proxy.RefusedError
+	if err == nil || errors.As(err, &refused) || !strings.Contains(err.Error(), "addrtype") {
+		t.Errorf("error %v; want one that names the match and no row", err)
+	}
+}

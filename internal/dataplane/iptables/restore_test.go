@@ -1,0 +1,98 @@
+package iptables
+
+import (
+	"testing"
+
+	"sluice/internal/proxy"
+)
+
+// TestParts wants a large state to be written in parts that are small, that keep
+// a row's chains together, and that put what leads to chains after them.
+func TestParts(t *testing.T) {
+	const services = 300
+	d, fake := synced(t, 1)
+	delta := &proxy.Delta{}
+	for i := 1; i < services; i++ {
+		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 10, 0)})
+	}
+	f := d.families[0]
+	parts := d.step(f, delta, d.after(delta)).parts(f.most)
+	if want := services*12/maxChains + 1; len(parts) < want {
+		t.Errorf("%d parts, want at least %d", len(parts), want)
+	}
+	seen := map[string]int{}
+	for i, p := range parts {
+		if n := len(p.whole); n > maxChains+12 {
+			t.Errorf("part %d has %d chains, want about %d", i, n, maxChains)
+		}
+		for _, w := range p.whole {
+			if at, ok := seen[w.owner.Name]; ok && at != i {
+				t.Errorf("chains of %v are in parts %d and %d", w.owner, at, i)
+			}
+			seen[w.owner.Name] = i
+		}
+		if p.shared != nil && i != len(parts)-1 {
+			t.Errorf("part %d of %d leads to chains of later ones", i, len(parts))
+		}
+	}
+	if err := d.Apply(t.Context(), delta); err != nil {
+		t.Fatal(err)
+	}
+	fake.Reset()
+	if err := d.Sync(t.Context(), plainState(services)); err != nil {
+		t.Fatal(err)
+	}
+	if c := fake.Reset(); c.Restores != 0 {
+		t.Errorf("after a step in parts Sync still restores %d lines", c.Lines)
+	}
+}
+
+// TestPartsGo does so when almost everything goes.
+func TestPartsGo(t *testing.T) {
+	d, fake := synced(t, 300)
+	fake.Reset()
+	if err := d.Sync(t.Context(), plainState(2)); err != nil {
+		t.Fatal(err)
+	}
+	if c := fake.Reset(); c.Restores < 2*298*12/maxChains {
+		t.Errorf("%d restores for the end of %d chains", c.Restores, 298*12)
+	}
+	if err := d.Sync(t.Context(), plainState(2)); err != nil {
+		t.Fatal(err)
+	}
+	if c := fake.Reset(); c.Restores != 0 {
+		t.Errorf("a second Sync restores %d lines", c.Lines)
+	}
+}
+
+// TestReportsRules wants the number of rules that are ours to be right after
+// steps: as a Sync counts them.
+func TestReportsRules(t *testing.T) {
+	d, _ := faked()
+	got := map[string]Written{}
+	d.settings.Wrote = func(w Written) { got[w.Table] = w }
+	s := everyState()
+	if err := d.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	delta := &proxy.Delta{
+		Upserts: []proxy.Upsert{{New: plainRow(30, 4, 0)}, {Old: plainRow(3, 10, 0), New: plainRow(3, 0, 0)}},
+		Removes: []*proxy.ServicePort{everyRow()},
+	}
+	if err := d.Apply(t.Context(), delta); err != nil {
+		t.Fatal(err)
+	}
+	stepped := map[string]int{nat: got[nat].Owned, filter: got[filter].Owned}
+	if got[nat].Rules == 0 || got[nat].Rules >= got[nat].Owned {
+		t.Errorf("a step wrote %d rules of %d in nat", got[nat].Rules, got[nat].Owned)
+	}
+	s.Apply(delta)
+	if err := d.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	for table, n := range stepped {
+		if got[table].Owned != n || n == 0 {
+			t.Errorf("table %s: %d rules after steps, %d after a Sync", table, n, got[table].Owned)
+		}
+	}
+}
