@@ -123,6 +123,15 @@ func TestNoFlagsAreTheDefaults(t *testing.T) {
 	}
 }
 
+func TestFlagsForModeIPTables(t *testing.T) {
+	if c := configuration(t, "--proxy-mode=iptables"); c.MinSyncPeriod != 0 {
+		t.Errorf("min sync period %v though none is asked for", c.MinSyncPeriod)
+	}
+	if c := configuration(t, "--proxy-mode=iptables", "--iptables-min-sync-period=1s"); c.MinSyncPeriod != time.Second {
+		t.Errorf("min sync period %v, want 1s", c.MinSyncPeriod)
+	}
+}
+
 func TestFlagsForModeNFTables(t *testing.T) {
 	c := configuration(t, "--proxy-mode=nftables", "--iptables-min-sync-period=1s", "--iptables-sync-period=30s",
 		"--iptables-masquerade-bit=5", "--masquerade-all", "--iptables-localhost-nodeports=false")

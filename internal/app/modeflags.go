@@ -42,7 +42,7 @@ func (o *Options) iptablesFlags() flagGroup {
 	g.DurationVar(&c.SyncPeriod.Duration, "iptables-sync-period", 30*time.Second,
 		"`TIME` from one check of everything to the next; mode nftables unless given: 1h")
 	g.DurationVar(&c.MinSyncPeriod.Duration, "iptables-min-sync-period", time.Second,
-		"`TIME` from one change of the rules to the next; mode nftables unless given: none")
+		"`TIME` from one change of the rules to the next; unless given: none")
 	return g.sets(map[string]config.Field{
 		"iptables-masquerade-bit":      config.FieldIPTablesMasqueradeBit,
 		"iptables-localhost-nodeports": config.FieldLocalhostNodePorts,

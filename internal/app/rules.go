@@ -16,11 +16,13 @@ import (
 )
 
 // chooseMode returns the best mode that the kernel can do.
-func chooseMode(ctx context.Context) (config.ProxyMode, error) {
+func chooseMode(ctx context.Context) (config.ProxyMode, error) { return choose(ctx, dataplane.Of) }
+
+func choose(ctx context.Context, of func(config.ProxyMode) (dataplane.Mode, error)) (config.ProxyMode, error) {
 	families, _ := hostFamilies(os.DirFS("/proc"))
 	var reasons []string
 	for _, m := range config.Modes() {
-		mode, err := dataplane.Of(m)
+		mode, err := of(m)
 		if err != nil {
 			return "", err
 		}
@@ -28,7 +30,11 @@ func chooseMode(ctx context.Context) (config.ProxyMode, error) {
 			reasons = append(reasons, fmt.Sprintf("%s: %v", m, err))
 			continue
 		}
-		klog.FromContext(ctx).Info("No proxy mode is set, took the best that the kernel can do", "mode", m)
+		facts := []any{"mode", m}
+		if len(reasons) > 0 {
+			facts = append(facts, "because", strings.Join(reasons, "; "))
+		}
+		klog.FromContext(ctx).Info("No proxy mode is set, took the best that the kernel can do", facts...)
 		return m, nil
 	}
 	return "", fmt.Errorf("no proxy mode is set and the kernel can do none of ours: %s", strings.Join(reasons, "; "))

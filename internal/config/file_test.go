@@ -187,7 +187,8 @@ func TestPeriodsOfAMode(t *testing.T) {
 			"left open, both", "iptables: {minSyncPeriod: 1s}\nnftables: {minSyncPeriod: 5s, syncPeriod: 6s}",
 			6 * time.Second, time.Second, 14, false,
 		},
-		{"iptables", "mode: iptables\nnftables: {minSyncPeriod: 9s, masqueradeBit: 99}", 30 * time.Second, time.Second, 14, false},
+		{"iptables", "mode: iptables\nnftables: {minSyncPeriod: 9s, masqueradeBit: 99}", 30 * time.Second, 0, 14, false},
+		{"iptables, given", "mode: iptables\niptables: {minSyncPeriod: 1s}", 30 * time.Second, time.Second, 14, false},
 		{
 			"ipvs", "mode: ipvs\niptables: {minSyncPeriod: 9s, masqueradeAll: true, masqueradeBit: 0}",
 			30 * time.Second, 0, 0, true,

@@ -84,6 +84,11 @@ func (r *reading) periods() {
 	least := period{r.o.IPTables.MinSyncPeriod.Duration, FieldIPTablesMinSyncPeriod}
 	everyDefault, leastDefault := defaultSyncPeriod, defaultMinSyncPeriod
 	switch r.c.Mode {
+	case IPTables:
+		leastDefault = 0
+		if r.Flags && !r.Given[least.field] {
+			least.value = 0 // the flag shows kube-proxy's default
+		}
 	case IPVS:
 		every = period{r.o.IPVS.SyncPeriod.Duration, FieldIPVSSyncPeriod}
 		least = period{r.o.IPVS.MinSyncPeriod.Duration, FieldIPVSMinSyncPeriod}

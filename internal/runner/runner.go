@@ -7,9 +7,16 @@ import (
 	"time"
 )
 
+// A run that takes long is followed by a rest of its own length, within bounds,
+// so that a stream of requests costs half a core at most.
+const (
+	long    = 10 * time.Millisecond
+	maxRest = time.Second
+)
+
 // Settings are the bounds of a [BoundedFrequencyRunner].
 type Settings struct {
-	MinInterval time.Duration // from the end of one run to the start of the next; 0: as soon as the last one is done
+	MinInterval time.Duration // from the end of one run to the start of the next, at least
 	MaxInterval time.Duration // from the end of one run to the next one that nobody asked for; 0: never
 	RetryMin    time.Duration // from a first failure to the first retry
 	RetryMax    time.Duration // the wait doubles with each failed retry, up to this
@@ -71,7 +78,9 @@ func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 	var b backoff
 	timer := newTimer(s.MaxInterval)
 	for r.wait(ctx, timer) {
+		started := time.Now()
 		err := r.fn(ctx)
+		took := time.Since(started)
 		if ctx.Err() != nil {
 			break
 		}
@@ -86,7 +95,7 @@ func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 			}
 		}
 		timer = newTimer(next)
-		if !pause(ctx, s.MinInterval) {
+		if !pause(ctx, max(s.MinInterval, rest(took))) {
 			break
 		}
 	}
@@ -119,6 +128,14 @@ func pause(ctx context.Context, d time.Duration) bool {
 	case <-time.After(d):
 		return true
 	}
+}
+
+// rest returns the distance that a run's length demands.
+func rest(took time.Duration) time.Duration {
+	if took < long {
+		return 0
+	}
+	return min(took, maxRest)
 }
 
 // newTimer returns a channel that never speaks when the wait is 0.

@@ -73,10 +73,24 @@ func TestLoop(t *testing.T) {
 	}, {
 		name:     "without spacing the next follows the last",
 		settings: retry,
+		takes:    9 * ms,
+		ask:      []time.Duration{0, 1 * ms, 2 * ms},
+		until:    time.Minute,
+		want:     []time.Duration{0, 9 * ms},
+	}, {
+		name:     "after a long run there is a rest as long",
+		settings: retry,
 		takes:    400 * ms,
 		ask:      []time.Duration{0, 10 * ms, 20 * ms},
 		until:    time.Minute,
-		want:     []time.Duration{0, 400 * ms},
+		want:     []time.Duration{0, 800 * ms},
+	}, {
+		name:     "but not longer than a second",
+		settings: retry,
+		takes:    20 * time.Second,
+		ask:      []time.Duration{0, 10 * ms, 20 * ms},
+		until:    time.Minute,
+		want:     []time.Duration{0, 21 * time.Second},
 	}, {
 		name:     "a run that nobody asked for",
 		settings: with(func(s *Settings) { s.MaxInterval = 10 * time.Second }),

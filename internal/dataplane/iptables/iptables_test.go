@@ -201,6 +201,31 @@ func TestLost(t *testing.T) {
 	}
 }
 
+// TestOddNames has names that no API server lets through, and a folder might.
+func TestOddNames(t *testing.T) {
+	variants(t, func(t *testing.T, d *Dataplane) {
+		s := plainState(0)
+		for i, name := range []string{`a"b`, `it's`, `back\slash`, "line\nCOMMIT", "\x00", "gr\u00fcn", strings.Repeat("long", 100), "--jump", "$(id)"} {
+			sp := plainRow(i, 2, 0)
+			sp.Key.Name = name
+			s.Rows[sp.Key] = sp
+		}
+		for range 2 {
+			if err := d.Sync(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f := d.families[0]
+		m, err := d.mending(t.Context(), f, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range m.parts(f.most) {
+			t.Errorf("a third Sync would write:\n%s", text(p.lines()))
+		}
+	})
+}
+
 // TestChainNames pins the names that people's tools know.
 func TestChainNames(t *testing.T) {
 	k := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "default", Name: "kubernetes", Port: "https", Protocol: proxy.TCP}}
