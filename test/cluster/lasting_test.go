@@ -55,12 +55,13 @@ type connection struct {
 
 // connect opens a connection that lasts until the test ends, as soon as there
 // is someone to talk to.
-func (s *scene) connect(from place, to netip.AddrPort) connection {
+func (s *scene) connect(one stream) connection {
 	s.Helper()
-	c := connection{name: fmt.Sprintf("connection from %s to %v", from.name, to)}
+	from, to := one.from, one.to
+	c := connection{name: fmt.Sprintf("%v connection from %s to %v", one.protocol, from.name, to)}
 	s.await(c.name, "open", func() string {
 		var err error
-		if c.Conn, err = from.host.Dial(s.Context(), proxy.TCP, from.addrs[proxy.FamilyOf(to.Addr())], to); err != nil {
+		if c.Conn, err = from.host.Dial(s.Context(), one.protocol, from.addrs[proxy.FamilyOf(to.Addr())], to); err != nil {
 			return err.Error()
 		}
 		return "open"
@@ -102,7 +103,9 @@ func TestLastingConnections(t *testing.T) {
 	var conns []connection
 	for family, to := range clusterIPs(svc) {
 		for i, from := range s.clients {
-			conns = append(conns, s.connect(from, to), s.connect(outside(bed.Nodes[i]), nodePorts(bed.Nodes[i], svc)[family]))
+			conns = append(conns,
+				s.connect(stream{proxy.TCP, from, to}),
+				s.connect(stream{proxy.TCP, outside(bed.Nodes[i]), nodePorts(bed.Nodes[i], svc)[family]}))
 		}
 	}
 	s.exchange("at first", conns...)

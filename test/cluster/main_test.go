@@ -78,6 +78,9 @@ func programs(ctx context.Context) (testbed.Settings, error) {
 	if s.APIServer, err = b.Foreign(ctx, build.Kubernetes("kube-apiserver")); err != nil {
 		return s, err
 	}
+	if s.KubeProxy, err = b.Foreign(ctx, build.Kubernetes("kube-proxy")); err != nil {
+		return s, err
+	}
 	if s.Proxy = *daemon; s.Proxy == "" {
 		s.Proxy, err = b.Daemon(ctx, root)
 	}

@@ -446,21 +446,3 @@ func TestWithoutPermission(t *testing.T) {
 		t.Errorf("the kernel has %q", got)
 	}
 }
-
-// TestCleanup removes our tables and leaves what others have.
-func TestCleanup(t *testing.T) {
-	s := newSite(t)
-	if err := s.lab.Node().Do(exec.Command("nft", "add", "table", "ip", "theirs").Run); err != nil {
-		t.Fatal(err)
-	}
-	s.write("web.yaml", service("web", clusterIP, podA))
-	d := s.start(nil)
-	eventually(t, "the Service", s.answers(clusterIP, podA))
-	d.end(syscall.SIGTERM)
-	if code := s.start(nil, "--cleanup").wait(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-	if got := s.tables(); got != "table ip theirs" {
-		t.Errorf("the kernel has %q", got)
-	}
-}

@@ -141,10 +141,18 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 		}
 		can = append(can, f)
 	}
-	if len(can) == 0 {
-		return nil, errors.Join(errs...)
+	if len(can) > 0 {
+		return can, nil
 	}
-	return can, nil
+	var err error
+	for _, e := range errs { // on one line, for it is the last that is read
+		if err == nil {
+			err = e
+		} else {
+			err = fmt.Errorf("%w; %w", err, e)
+		}
+	}
+	return nil, err
 }
 
 // hostVariant returns the variant that others on this host use: where the

@@ -82,8 +82,10 @@ func TestSyncRepairs(t *testing.T) {
 		"flushed":       {"*nat", "-F", "COMMIT", "*filter", "-F KUBE-SERVICES", "COMMIT"},
 		"jump gone":     {"*nat", "-F PREROUTING", "-A PREROUTING -j THEIRS", "COMMIT"},
 		"foreign rules": {"*nat", "-A KUBE-SERVICES -d 192.0.2.1/32 -j ACCEPT", "COMMIT"},
-		"stale chains": {"*nat", ":KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]", ":KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]",
-			"-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA", "-A KUBE-SERVICES -d 192.0.2.9/32 -j KUBE-SVC-AAAAAAAAAAAAAAAA", "COMMIT"},
+		"stale chains": {
+			"*nat", ":KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]", ":KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]",
+			"-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA", "-A KUBE-SERVICES -d 192.0.2.9/32 -j KUBE-SVC-AAAAAAAAAAAAAAAA", "COMMIT",
+		},
 	}
 	for name, lines := range damage {
 		t.Run(name, func(t *testing.T) {

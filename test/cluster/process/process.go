@@ -24,6 +24,11 @@ type Spec struct {
 	Dir  string // for the log file
 	Path string
 	Args []string
+	Env  []string // what differs from the test's own environment
+
+	// Heedless says that the program does nothing of its own when it is asked to
+	// stop, so that the kernel ends it.
+	Heedless bool
 }
 
 // Process is a running program.
@@ -35,19 +40,21 @@ type Process struct {
 	done chan struct{}
 	err  error // how it ended; to be read after done
 
-	stopped bool // it was told to
+	heedless bool
+	stopped  bool // it was told to
 }
 
 // Start starts a program inside a host. It ends with the test, even if that
 // is killed.
 func Start(h *lab.Host, s Spec) (*Process, error) {
-	p := &Process{Name: s.Name, log: filepath.Join(s.Dir, s.Name+".log"), done: make(chan struct{})}
+	p := &Process{Name: s.Name, log: filepath.Join(s.Dir, s.Name+".log"), done: make(chan struct{}), heedless: s.Heedless}
 	out, err := os.OpenFile(p.log, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("make the log of %s: %w", s.Name, err)
 	}
 	defer out.Close() // the process has a copy
 	p.cmd = exec.Command(s.Path, s.Args...)
+	p.cmd.Env = append(os.Environ(), s.Env...)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := h.Start(p.cmd); err != nil {
@@ -100,6 +107,9 @@ func (p *Process) Stop() error {
 	case <-ctx.Done():
 		p.Kill()
 		return fmt.Errorf("%s had not stopped after %v and was killed; its last lines:\n%s", p.Name, grace, p.Tail(20))
+	}
+	if p.heedless && p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
+		return nil
 	}
 	if p.err != nil {
 		return fmt.Errorf("stop %s: %w; its last lines:\n%s", p.Name, p.err, p.Tail(20))

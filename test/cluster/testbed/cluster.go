@@ -30,6 +30,7 @@ const (
 type Settings struct {
 	Etcd, APIServer string // programs
 	Proxy           string // the program that the nodes run
+	KubeProxy       string // the program that nodes run when they are told to
 	Dir             string // for data, certificates and logs
 }
 

@@ -7,11 +7,20 @@ import (
 	"sluice/test/cluster/process"
 )
 
+// The proxy modes that both programs have.
+const (
+	NFTables = "nftables"
+	IPTables = "iptables"
+)
+
 // Proxy says how a node's proxy is run. The zero value is the ordinary way.
 type Proxy struct {
-	User pki.User // the zero value: a new user that has the role
-	As   string   // the name of the Node it is; empty: that of its node
-	Args []string // more flags
+	User      pki.User // the zero value: a new user that has the role
+	As        string   // the name of the Node it is; empty: that of its node
+	Mode      string   // empty: nftables
+	KubeProxy bool     // it is the real kube-proxy
+	Env       []string // what differs from the test's own environment
+	Args      []string // more flags
 }
 
 // StartProxy starts the proxy of a node. Its rules stay when it stops; the next
@@ -26,18 +35,30 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 	if p.As == "" {
 		p.As = n.Name
 	}
+	if p.Mode == "" {
+		p.Mode = NFTables
+	}
 	c.proxies++
-	return process.Start(n.Host, process.Spec{
+	spec := process.Spec{
 		Name: fmt.Sprintf("%s-proxy-%d", n.Name, c.proxies),
 		Dir:  c.settings.Dir,
 		Path: c.settings.Proxy,
-		Args: append([]string{
+		Args: []string{
 			"--kubeconfig=" + p.User.Kubeconfig(),
 			"--hostname-override=" + p.As,
 			"--cluster-cidr=" + ClusterCIDR,
-			"--proxy-mode=nftables",
-		}, p.Args...),
-	})
+			"--proxy-mode=" + p.Mode,
+		},
+		Env: p.Env,
+	}
+	if p.KubeProxy {
+		spec.Path, spec.Heedless = c.settings.KubeProxy, true
+		// The limit is the machine's and cannot be set from a namespace, for
+		// which kube-proxy would end.
+		spec.Args = append(spec.Args, "--conntrack-max-per-core=0")
+	}
+	spec.Args = append(spec.Args, p.Args...)
+	return process.Start(n.Host, spec)
 }
 
 // CleanUp removes the rules that proxies have left on a node.

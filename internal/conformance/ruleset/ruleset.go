@@ -1,0 +1,93 @@
+package ruleset
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strings"
+
+	"sluice/internal/conformance/lab"
+)
+
+// section is one program's view of a host.
+type section struct {
+	command []string
+	tidy    func(string) string
+}
+
+func sections() []section {
+	all := []section{{[]string{"nft", "-s", "list", "ruleset"}, tidyTables}}
+	for _, program := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
+		all = append(all, section{[]string{program}, tidySaved})
+	}
+	plain := func(s string) string { return s }
+	return append(all,
+		section{[]string{"ipset", "save"}, plain},
+		section{[]string{"ip", "-brief", "address", "show"}, plain},
+		section{[]string{"ip", "-brief", "link", "show"}, plain})
+}
+
+// Of returns what a host does with packets. Counters are left out, and so is
+// what use of iptables makes by itself and no program can take away again: a
+// built-in chain of iptables without a rule that accepts everything, and a table
+// of iptables without anything else, are as good as none.
+func Of(h *lab.Host) (string, error) {
+	var text strings.Builder
+	for _, s := range sections() {
+		var out []byte
+		err := h.Do(func() (err error) {
+			out, err = exec.Command(s.command[0], s.command[1:]...).Output()
+			return err
+		})
+		if err != nil {
+			var failed *exec.ExitError
+			if errors.As(err, &failed) {
+				err = fmt.Errorf("%w: %s", err, failed.Stderr)
+			}
+			return "", fmt.Errorf("run %s in %s: %w", strings.Join(s.command, " "), h.Name, err)
+		}
+		fmt.Fprintf(&text, "# %s\n%s\n", strings.Join(s.command, " "), s.tidy(string(out)))
+	}
+	return text.String(), nil
+}
+
+// tidyTables leaves out the empty tables of iptables from a list of nf_tables.
+func tidyTables(list string) string {
+	var kept strings.Builder
+	for _, table := range strings.SplitAfter(list, "\n}\n") {
+		table = regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(table, "")
+		if ofIPTables := regexp.MustCompile(`^table ip6? (filter|nat|mangle|raw|security) {\n`); ofIPTables.MatchString(table) {
+			table = regexp.MustCompile(`\tchain [A-Z]+ {\n\t\ttype .*; policy accept;\n\t}\n\n?`).ReplaceAllString(table, "")
+			table = strings.Replace(table, "\t}\n\n}", "\t}\n}", 1)
+			if ofIPTables.ReplaceAllString(table, "") == "}\n" {
+				continue
+			}
+		}
+		kept.WriteString(table)
+	}
+	return kept.String()
+}
+
+// tidySaved leaves out the empty built-in chains and tables from what
+// iptables-save prints.
+func tidySaved(saved string) string {
+	saved = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]`).ReplaceAllString(saved, "")
+	var kept strings.Builder
+	for _, table := range strings.SplitAfter(saved, "COMMIT\n") {
+		lines := 0
+		var text strings.Builder
+		for line := range strings.Lines(table) {
+			chain, accepts := strings.CutSuffix(line, " ACCEPT\n")
+			if accepts && chain[0] == ':' && !strings.Contains(table, "\n-A "+chain[1:]+" ") {
+				continue
+			}
+			lines++
+			text.WriteString(line)
+		}
+		if lines > 2 { // the first and the last are there for every table
+			kept.WriteString(text.String())
+		}
+	}
+	return kept.String()
+}

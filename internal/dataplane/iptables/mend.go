@@ -1,0 +1,223 @@
+package iptables
+
+import (
+	"maps"
+	"slices"
+
+	"sluice/internal/dataplane/kubeproxy"
+	"sluice/internal/kernel/ipt"
+	"sluice/internal/proxy"
+)
+
+// target is everything that one family should have.
+type target struct {
+	constants map[place][]string
+	shared    map[place][]rowRule
+	own       []whole
+}
+
+// rowRule is a rule of a row.
+type rowRule struct {
+	rule  string
+	owner *proxy.PortKey
+}
+
+func (d *Dataplane) target(f *family, s *proxy.State) *target {
+	v := newView(f, s.Node, s.CIDRs)
+	t := &target{constants: d.constants(v), shared: map[place][]rowRule{}}
+	for _, key := range s.Keys() {
+		if key.Family != f.Family {
+			continue
+		}
+		r := v.render(s.Rows[key])
+		for _, name := range r.names {
+			t.own = append(t.own, whole{place{nat, name}, r.chains[name], &key})
+		}
+		t.add(r.shared, &key)
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(s.HealthChecks), proxy.CompareHealthCheckKeys) {
+		if key.Family == f.Family {
+			t.add(checkLines(s.HealthChecks[key]), nil)
+		}
+	}
+	return t
+}
+
+// rules counts the rules of each table, those of the built-in chains among them.
+func (t *target) rules() map[string]int {
+	n := map[string]int{}
+	for p, rules := range t.constants {
+		n[p.table] += len(rules) + len(t.shared[p])
+	}
+	for _, c := range t.own {
+		n[c.table] += len(c.rules)
+	}
+	for _, j := range jumps() {
+		n[j.table]++
+	}
+	return n
+}
+
+func (t *target) add(lines []line, owner *proxy.PortKey) {
+	for _, l := range lines {
+		t.shared[l.place] = append(t.shared[l.place], rowRule{l.rule, owner})
+	}
+}
+
+// mending finds what is to be done to what was saved.
+type mending struct {
+	*script
+	saved map[place]*ipt.Chain
+	want  *target
+}
+
+func index(tables []ipt.Table) map[place]*ipt.Chain {
+	saved := map[place]*ipt.Chain{}
+	for i := range tables {
+		for j := range tables[i].Chains {
+			c := &tables[i].Chains[j]
+			saved[place{tables[i].Name, c.Name}] = c
+		}
+	}
+	return saved
+}
+
+func (m *mending) mend() {
+	for p, rules := range m.want.constants {
+		if !slices.Contains(places(), p) && !m.has(p, rules) {
+			m.rewrite(p, rules)
+		}
+	}
+	for _, p := range places() {
+		m.mendShared(p)
+	}
+	for _, c := range m.want.own {
+		if !m.has(c.place, c.rules) {
+			m.whole = append(m.whole, c)
+		}
+	}
+	m.jumps()
+	m.sweep()
+}
+
+// has reports whether a chain is there and has exactly these rules.
+func (m *mending) has(p place, rules []string) bool {
+	c := m.saved[p]
+	return c != nil && slices.Equal(c.Rules, rules)
+}
+
+// mendShared rewrites a chain that rows share unless it is right. The order of
+// rules of rows has no meaning.
+func (m *mending) mendShared(p place) {
+	constant, rows := m.want.constants[p], m.want.shared[p]
+	if c := m.saved[p]; c != nil && rightShared(p, c.Rules, constant, rows) {
+		return
+	}
+	m.chain(p)
+	fixed := func() {
+		for _, r := range constant {
+			m.append(p, r)
+		}
+	}
+	if !p.first() {
+		fixed()
+	}
+	for _, l := range rows {
+		m.owner = l.owner
+		m.append(p, l.rule)
+		m.owner = nil
+	}
+	if p.first() {
+		fixed()
+	}
+}
+
+func rightShared(p place, have, constant []string, rows []rowRule) bool {
+	if len(have) != len(constant)+len(rows) {
+		return false
+	}
+	at, rest := have[:len(constant)], have[len(constant):]
+	if p.first() {
+		rest, at = have[:len(rows)], have[len(rows):]
+	}
+	if !slices.Equal(at, constant) {
+		return false
+	}
+	count := make(map[string]int, len(rows))
+	for _, l := range rows {
+		count[l.rule]++
+	}
+	for _, r := range rest {
+		if count[r]--; count[r] < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// jumps puts the rules that lead to us at the top of the built-in chains, if
+// they are not all there in order. What others have put before them stays there.
+func (m *mending) jumps() {
+	want := map[place][]string{}
+	for _, j := range jumps() {
+		want[j.place] = append(want[j.place], j.rule)
+	}
+	for p, c := range m.saved {
+		if c.Policy != "" && want[p] == nil {
+			want[p] = nil // there may be some of an earlier version
+		}
+	}
+	for p, rules := range want {
+		var have []string
+		if c := m.saved[p]; c != nil {
+			for _, r := range c.Rules {
+				if leadsToUs(p.table, r) {
+					have = append(have, r)
+				}
+			}
+		}
+		if slices.Equal(have, rules) {
+			continue
+		}
+		for _, r := range have {
+			m.delete(p, r)
+		}
+		for _, r := range slices.Backward(rules) {
+			m.insert(p, r)
+		}
+	}
+}
+
+// leadsToUs reports whether a rule of a built-in chain is one of ours or
+// kube-proxy's. Marking for masquerade is a service that others may use.
+func leadsToUs(table, rule string) bool {
+	to := ipt.Target(rule)
+	return kubeproxy.Owns(table, to) && to != kubeMark
+}
+
+// sweep removes chains that are not wanted. One that a chain of somebody else
+// leads to cannot go; it is emptied.
+func (m *mending) sweep() {
+	used := map[place]bool{}
+	for p, c := range m.saved {
+		for _, r := range c.Rules {
+			if !kubeproxy.Owns(p.table, p.chain) && !(c.Policy != "" && leadsToUs(p.table, r)) {
+				used[place{p.table, ipt.Target(r)}] = true
+			}
+		}
+	}
+	own := make(map[place]bool, len(m.want.own))
+	for _, c := range m.want.own {
+		own[c.place] = true
+	}
+	for p, c := range m.saved {
+		_, constant := m.want.constants[p]
+		switch {
+		case !kubeproxy.Owns(p.table, p.chain) || constant || own[p]:
+		case !used[p]:
+			m.remove(p)
+		case len(c.Rules) > 0:
+			m.chain(p)
+		}
+	}
+}

@@ -1,0 +1,288 @@
+package cluster
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"sluice/internal/proxy"
+	"sluice/test/cluster/process"
+	"sluice/test/cluster/testbed"
+)
+
+// turn is a proxy whose turn it is on a node.
+type turn struct {
+	name   string
+	proxy  testbed.Proxy
+	traces string // what there is of proxies when it is in force
+	killed bool   // it ends without a chance to say a word
+}
+
+// kill makes the proxy end without a chance to say a word.
+func (t turn) kill() turn {
+	t.killed = true
+	return t
+}
+
+// with changes the proxy's environment.
+func (t turn) with(env string) turn {
+	t.proxy.Env = append(t.proxy.Env, env)
+	return t
+}
+
+// legacy makes the proxy one that writes the legacy variant of iptables. One
+// that asks the host for its variant has no need of a folder of programs.
+func (t turn) legacy(programs string) turn {
+	t.name += "(legacy)"
+	t.traces = "iptables-legacy"
+	if programs == "" {
+		return t
+	}
+	return t.with("PATH=" + programs + ":" + os.Getenv("PATH"))
+}
+
+// Addresses that the world sends to whichever node it likes.
+const fickleIPv4, fickleIPv6 = "198.51.100.9", "2001:db8:e::9"
+
+// shift is turns on all nodes, all at the same time, with traffic. On each node
+// some connections are open all the time, and new ones keep coming.
+type shift struct {
+	*scene
+	turns   [][]turn // by node
+	at      int      // whose turn it is
+	started []time.Time
+	loads   []*load
+	holds   []*held
+
+	followed []*v1.Service  // whose endpoint changes with each turn
+	ends     []*testbed.Pod // take turns as that endpoint
+	fickle   *v1.Service    // has an endpoint at every other turn
+}
+
+// newShift starts the first turn of each node, and traffic on all.
+func newShift(t *testing.T, turns ...[]turn) *shift {
+	t.Helper()
+	s := &shift{scene: newBareScene(t), turns: turns, started: make([]time.Time, len(turns))}
+	s.wipeAfter()
+	for i := range turns {
+		s.proxies = append(s.proxies, s.start(i))
+	}
+	pods := s.pods("web")
+	s.ends = pods[1:]
+	lasting := s.lasting(pods[:2]...)
+	web := s.service("web", balanced)
+	s.giveVIPs(web)
+	sticky := s.service("sticky", func(svc *v1.Service) { svc.Spec.SessionAffinity = v1.ServiceAffinityClientIP })
+	s.followed = []*v1.Service{web, sticky}
+	s.fickle = s.service("fickle", func(svc *v1.Service) {
+		svc.Spec.Type = v1.ServiceTypeNodePort
+		svc.Spec.ExternalIPs = []string{fickleIPv4, fickleIPv6}
+	})
+	s.turnEnds()
+	for i, n := range bed.Nodes[:len(turns)] {
+		streams := s.passing(i, web, sticky)
+		s.awaitFirst(streams...)
+		s.loads = append(s.loads, s.startLoad(2*beat, streams...))
+		var conns []connection
+		for _, svc := range lasting {
+			for _, one := range s.ways(i, svc) {
+				conns = append(conns, s.connect(one), s.connect(one))
+			}
+		}
+		s.holds = append(s.holds, s.hold(2*beat, conns...))
+		s.checkTraces(n, turns[i][0])
+	}
+	return s
+}
+
+// start starts the proxy of a node whose turn it is.
+func (s *shift) start(i int) *process.Process {
+	s.Helper()
+	s.started[i] = time.Now()
+	return s.startProxy(bed.Nodes[i], s.turns[i][s.at].proxy)
+}
+
+// lasting makes Services for connections that stay open, one for each protocol.
+func (s *shift) lasting(pods ...*testbed.Pod) []*v1.Service {
+	s.Helper()
+	echo := s.service("echo", func(svc *v1.Service) {
+		svc.Spec.Type = v1.ServiceTypeNodePort
+		svc.Spec.Ports = svc.Spec.Ports[:1]
+		svc.Spec.Ports[0].TargetPort = intstr.FromInt32(echoPort)
+	})
+	talk := s.service("talk", func(svc *v1.Service) {
+		svc.Spec.Type = v1.ServiceTypeNodePort
+		svc.Spec.Ports = svc.Spec.Ports[1:]
+	})
+	for _, p := range pods {
+		s.echo(p)
+	}
+	s.publish(echo, ready(pods...)...)
+	s.publish(talk, ready(pods...)...)
+	return []*v1.Service{echo, talk}
+}
+
+// ways returns the ways by which a node leads to a Service with one port: from
+// a pod, from itself and from outside, in both families.
+func (s *shift) ways(i int, svc *v1.Service) []stream {
+	n := bed.Nodes[i]
+	protocol := proxy.TCP
+	if svc.Spec.Ports[0].Protocol == v1.ProtocolUDP {
+		protocol = proxy.UDP
+	}
+	out := []stream{{protocol, onNode(n), clusterIPs(svc)[0]}}
+	for family, to := range clusterIPs(svc) {
+		out = append(out, stream{protocol, s.clients[i], to}, stream{protocol, outside(n), nodePorts(n, svc)[family]})
+	}
+	return out
+}
+
+// passing returns where new connections go on a node.
+func (s *shift) passing(i int, web, sticky *v1.Service) []stream {
+	n := bed.Nodes[i]
+	udp := netip.AddrPortFrom(n.Addrs[1], uint16(web.Spec.Ports[1].NodePort))
+	return append(s.ways(i, web),
+		stream{proxy.TCP, outside(n), onPort(externalIPv4)[0]},
+		stream{proxy.TCP, outside(n), onPort(balancerIPv6)[0]},
+		stream{proxy.TCP, s.clients[i], clusterIPs(sticky)[0]},
+		stream{proxy.UDP, s.clients[i], clusterIPs(web)[0]},
+		stream{proxy.UDP, outside(n), udp})
+}
+
+// end is the pod that takes new connections now, or after other turns.
+func (s *shift) end(turns int) *testbed.Pod { return s.ends[(s.at+turns)%len(s.ends)] }
+
+// turnEnds makes another pod take all new connections. The one before goes on
+// answering and is not forgotten: who asks it by UDP at the moment of the change
+// would be cut off, whoever the proxy is.
+func (s *shift) turnEnds() {
+	s.Helper()
+	for _, svc := range s.followed {
+		s.publish(svc, testbed.Member{Pod: s.end(0)}, testbed.Member{Pod: s.end(1), Phase: testbed.Terminating})
+	}
+	if s.at%2 == 0 {
+		s.publish(s.fickle)
+	} else {
+		s.publish(s.fickle, ready(s.end(0))...)
+	}
+}
+
+// expectFickle expects that what was said of a Service at the last turn is
+// forgotten: that it has no endpoint, or that it has one.
+func (s *shift) expectFickle(i int, n *testbed.Node) {
+	s.Helper()
+	want := "refused"
+	if s.at%2 == 1 {
+		want = s.end(0).Name
+		// kube-proxy's mode iptables has no opinion of its own when there is none.
+		s.expect(probe{onNode(n), onPort(fickleIPv4, fickleIPv6)[i%2], want})
+	}
+	s.expect(probe{s.clients[i], clusterIPs(s.fickle)[i%2], want}, probe{outside(n), nodePorts(n, s.fickle)[(i+1)%2], want})
+}
+
+// more reports whether there is another turn.
+func (s *shift) more() bool { return s.at+1 < len(s.turns[0]) }
+
+// change stops all proxies, starts those whose turn is next and waits until
+// each is in force and alone.
+func (s *shift) change() {
+	s.Helper()
+	s.handOver()
+	s.turnEnds()
+	s.settle()
+}
+
+// handOver stops all proxies and starts those whose turn is next.
+func (s *shift) handOver() {
+	s.Helper()
+	for i, p := range s.proxies {
+		if s.turns[i][s.at].killed {
+			p.Kill()
+		} else if err := p.Stop(); err != nil {
+			s.Fatal(err)
+		}
+	}
+	s.at++
+	for i := range s.turns {
+		s.proxies[i] = s.start(i)
+	}
+}
+
+// settle waits until the proxies of this turn are in force and alone, and says
+// how it went.
+func (s *shift) settle() {
+	s.Helper()
+	for i, n := range bed.Nodes[:len(s.turns)] {
+		s.goBack(i, n)
+		s.awaitAnswers(s.loads[i], s.end(0))
+		s.awaitQuiet(s.loads[i], s.end(1))
+		s.checkTraces(n, s.turns[i][s.at])
+		s.expectFickle(i, n)
+		s.tell(i)
+	}
+}
+
+// goBack does what docs/replace-kube-proxy.md says for the way back to
+// kube-proxy, in its very words where they are commands for a node.
+func (s *shift) goBack(i int, n *testbed.Node) {
+	s.Helper()
+	was, is := s.turns[i][s.at-1], s.turns[i][s.at]
+	if was.proxy.KubeProxy || !is.proxy.KubeProxy {
+		return
+	}
+	if was.proxy.Mode == testbed.NFTables {
+		onHost(s.T, n, "bash", "-c", wayBack(s.T))
+		return
+	}
+	s.awaitQuiet(s.loads[i], s.end(1))
+	for _, program := range []string{"iptables", "ip6tables"} {
+		unused := "iptables -F KUBE-CLUSTER-IPS; iptables -X KUBE-CLUSTER-IPS"
+		onHost(s.T, n, "env", append(is.proxy.Env, "sh", "-c", "set -e; "+strings.ReplaceAll(unused, "iptables", program))...)
+	}
+}
+
+// wayBack returns the commands that the document gives for a node.
+func wayBack(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "replace-kube-proxy.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "## Go back")
+	_, commands, _ := strings.Cut(section, "bash -c '")
+	commands, _, found := strings.Cut(commands, "'\ndone")
+	if !found {
+		t.Fatal("the document has no commands for the way back")
+	}
+	return commands
+}
+
+// checkTraces waits until there are a proxy's rules on a node, and nobody
+// else's.
+func (s *shift) checkTraces(n *testbed.Node, t turn) {
+	s.Helper()
+	s.await("rules on "+n.Name, t.traces, func() string { return s.traces(n) })
+}
+
+// tell prints how a node fared in the last change, and fails the test if
+// something went wrong.
+func (s *shift) tell(i int) {
+	s.Helper()
+	intact, fared := s.holds[i].take()
+	t := s.loads[i].take()
+	after := s.loads[i].of(s.end(1)).last.Sub(s.started[i])
+	s.Logf("%s: %s -> %s: open connections %d held %d broken (%d rounds); new connections %d ok %d failed; "+
+		"UDP %d ok %d lost; in force after %.1f s; longest pause %d ms open, %d ms new",
+		bed.Nodes[i].Name, s.turns[i][s.at-1].name, s.turns[i][s.at].name,
+		intact, len(fared.broken), fared.rounds, t.answered[proxy.TCP], t.failed[proxy.TCP],
+		t.answered[proxy.UDP], t.failed[proxy.UDP], after.Seconds(),
+		fared.longest.Milliseconds(), t.slowest.Milliseconds())
+	s.blame(fared.broken)
+	s.blame(t.failures)
+}
