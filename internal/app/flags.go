@@ -124,7 +124,7 @@ func (o *Options) originFlags() flagGroup {
 	g.Float32Var(&c.QPS, "kube-api-qps", 5, "send at most this `NUMBER` of requests a second")
 	g.Int32Var(&c.Burst, "kube-api-burst", 10, "send at most this `NUMBER` of requests at once")
 	g.DurationVar(&o.Object.ConfigSyncPeriod.Duration, "config-sync-period", 15*time.Minute,
-		"`TIME` from one comparison with all of the API server's objects to the next")
+		"accepted and without effect, for objects are not cached; kube-proxy takes a `TIME`")
 	return g.sets(map[string]config.Field{
 		"kubeconfig":            config.FieldKubeconfig,
 		"kube-api-content-type": config.FieldContentType,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -104,11 +103,11 @@ func (f origin) String() string {
 }
 
 // open returns the source. It reads nothing before it is run.
-func (f origin) open(node string, resync time.Duration) source.Source {
+func (f origin) open(node string) source.Source {
 	if f.manifests != "" {
 		return manifest.New(manifest.Settings{Dir: f.manifests, NodeName: node})
 	}
-	return informer.New(f.client, informer.Settings{NodeName: node, Resync: resync})
+	return informer.New(f.client, informer.Settings{NodeName: node})
 }
 
 // hasNode reports whether a folder has a Node of this name now.

@@ -62,6 +62,7 @@ type ProxyServer struct {
 	health    *health.ProxyHealth
 	checks    *health.ServiceChecks
 	takeover  *takeover
+	thrift    *thrift
 	metrics   *metrics.Metrics
 	configz   configz
 
@@ -123,13 +124,14 @@ func (s *ProxyServer) join(rules resolve.Settings) error {
 		Flows: s.flows, LocalAddrs: conntrack.LocalAddrs,
 		Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
 	})
+	s.thrift = newThrift()
 	watchdog := metrics.NewWatchdog(m)
 	s.engine = engine.New(engine.Settings{
 		Dataplane:     s.dataplane,
 		Resolver:      resolve.New(rules),
 		MinSyncPeriod: c.MinSyncPeriod,
 		SyncPeriod:    max(c.SyncPeriod, fullSyncPeriod),
-		Observers:     []engine.Observer{s.conntrack, s.checks, metrics.NewObserver(m), s.takeover},
+		Observers:     []engine.Observer{s.conntrack, s.checks, metrics.NewObserver(m), s.takeover, s.thrift},
 		Pulses:        []engine.Pulse{watchdog, s.health, failures{m, s.families}},
 		Register:      watchdog,
 	})
@@ -183,8 +185,9 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	s.events.normal(reasonStarting, actionStart)
 	reloads := make(chan error, 1)
 	jobs := []job{
+		{"save memory", s.thrift.Run},
 		{"read objects", func(ctx context.Context) error {
-			return s.plan.from.open(s.plan.node, s.plan.config.ConfigSyncPeriod).Run(ctx, handlers{s.engine, s.health})
+			return s.plan.from.open(s.plan.node).Run(ctx, handlers{s.engine, s.health})
 		}},
 		{"sync", s.engine.SyncLoop},
 		{"reconcile connections", s.conntrack.Run},

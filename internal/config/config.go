@@ -29,7 +29,7 @@ type Configuration struct {
 	Client           ClientConnection
 	Logging          logsapi.LoggingConfiguration
 	FeatureGates     map[string]bool
-	ConfigSyncPeriod time.Duration // from one comparison of all objects with the API server to the next
+	ConfigSyncPeriod time.Duration // without effect: objects are not cached
 	OOMScoreAdj      int
 
 	BindAddress                 netip.Addr     // the node's, whatever its Node says; the zero value: as the Node says

@@ -71,6 +71,32 @@ func (f *fanOut[T]) Update(old, cur T) {
 	}
 }
 
+// Set passes on what an object is now, for a source that keeps track of what
+// its listeners know. It reports whether they know the object from now on.
+func (f *fanOut[T]) Set(known bool, old, cur T) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	wanted := f.wants(cur)
+	switch {
+	case known && wanted:
+		for _, l := range f.listeners {
+			l.update(old, cur)
+		}
+	case known:
+		f.removed(old)
+	case wanted:
+		f.added(cur)
+	}
+	return wanted
+}
+
+// Forget passes on that an object is gone which listeners know.
+func (f *fanOut[T]) Forget(obj T) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.removed(obj)
+}
+
 // Delete passes a removal on, if the object was wanted.
 func (f *fanOut[T]) Delete(obj T) {
 	f.mu.Lock()

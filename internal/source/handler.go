@@ -8,6 +8,10 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
+// Of an object that is gone, and of the old one of a change, a handler may rely
+// on the name, and on the annotation by which an EndpointSlice tells when its
+// last change began: a source need not keep more.
+
 // ServiceHandler is told about Services. Objects are shared: read them only.
 type ServiceHandler interface {
 	OnServiceAdd(svc *v1.Service)

@@ -2,7 +2,6 @@ package informer
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -23,9 +22,6 @@ import (
 type Settings struct {
 	// NodeName names the only Node that is watched.
 	NodeName string
-	// Resync is how often the informers go through their caches again; 0 means
-	// never. An object that has not changed is not delivered again.
-	Resync time.Duration
 }
 
 // New returns the Source that watches the API server behind client.
@@ -40,9 +36,7 @@ type apiServer struct {
 
 // feed is one watched kind, wired up and not yet started.
 type feed struct {
-	informer cache.SharedIndexInformer
-	events   cache.ResourceEventHandler
-	trim     cache.TransformFunc
+	informer cache.Controller
 	errors   *watchErrors
 	synced   func()
 }
@@ -56,13 +50,9 @@ func (s *apiServer) Run(ctx context.Context, h source.Handler) error {
 	defer cancel()
 
 	for _, f := range s.feeds(ctx, h) {
-		registration, err := f.prepare()
-		if err != nil {
-			return fmt.Errorf("prepare the informer of %s: %w", f.errors.resource, err)
-		}
 		running.Go(func() { f.informer.RunWithContext(ctx) })
 		running.Go(func() {
-			if f.await(ctx, registration.HasSyncedChecker().Done()) {
+			if f.await(ctx, f.informer.HasSyncedChecker().Done()) {
 				f.synced()
 			}
 		})
@@ -87,16 +77,6 @@ func (f *feed) await(ctx context.Context, come <-chan struct{}) bool {
 	}
 }
 
-func (f *feed) prepare() (cache.ResourceEventHandlerRegistration, error) {
-	if err := f.informer.SetTransform(f.trim); err != nil {
-		return nil, err
-	}
-	if err := f.informer.SetWatchErrorHandlerWithContext(f.errors.handle); err != nil {
-		return nil, err
-	}
-	return f.informer.AddEventHandler(f.events)
-}
-
 // feeds lists the four kinds, the Node first: it is one object, and everything
 // that depends on the node is then decided once.
 func (s *apiServer) feeds(ctx context.Context, h source.Handler) []*feed {
@@ -115,13 +95,9 @@ func (s *apiServer) services(ctx context.Context, h source.ServiceHandler, t *so
 		labels: "!" + source.LabelServiceProxyName,
 		fields: fields.OneTermNotEqualSelector("spec.clusterIP", v1.ClusterIPNone).String(),
 	})
-	return &feed{
-		informer: s.informer(lw, &v1.Service{}),
-		events:   pass[*v1.Service](ctx, config),
-		trim:     transform(t.Service),
-		errors:   errors,
-		synced:   config.Synced,
-	}
+	return s.feed(lw, &v1.Service{}, newMirror(ctx, config, t.Service, func(m metav1.ObjectMeta) *v1.Service {
+		return &v1.Service{ObjectMeta: m}
+	}), errors, config.Synced)
 }
 
 func (s *apiServer) endpointSlices(ctx context.Context, h source.EndpointSliceHandler, t *source.Trimmer) *feed {
@@ -131,13 +107,9 @@ func (s *apiServer) endpointSlices(ctx context.Context, h source.EndpointSliceHa
 	lw := listWatch(s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), errors, selectors{
 		labels: "!" + source.LabelHeadless,
 	})
-	return &feed{
-		informer: s.informer(lw, &discoveryv1.EndpointSlice{}),
-		events:   pass[*discoveryv1.EndpointSlice](ctx, config),
-		trim:     transform(t.EndpointSlice),
-		errors:   errors,
-		synced:   config.Synced,
-	}
+	return s.feed(lw, &discoveryv1.EndpointSlice{}, newMirror(ctx, config, t.EndpointSlice, func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{ObjectMeta: m}
+	}), errors, config.Synced)
 }
 
 func (s *apiServer) nodes(ctx context.Context, h source.NodeHandler, t *source.Trimmer) *feed {
@@ -147,13 +119,9 @@ func (s *apiServer) nodes(ctx context.Context, h source.NodeHandler, t *source.T
 	lw := listWatch(s.client.CoreV1().Nodes(), errors, selectors{
 		fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.settings.NodeName).String(),
 	})
-	return &feed{
-		informer: s.informer(lw, &v1.Node{}),
-		events:   pass[*v1.Node](ctx, config),
-		trim:     transform(t.Node),
-		errors:   errors,
-		synced:   config.Synced,
-	}
+	return s.feed(lw, &v1.Node{}, newMirror(ctx, config, t.Node, func(m metav1.ObjectMeta) *v1.Node {
+		return &v1.Node{ObjectMeta: m}
+	}), errors, config.Synced)
 }
 
 func (s *apiServer) serviceCIDRs(ctx context.Context, h source.ServiceCIDRHandler, t *source.Trimmer) *feed {
@@ -161,16 +129,16 @@ func (s *apiServer) serviceCIDRs(ctx context.Context, h source.ServiceCIDRHandle
 	config.RegisterEventHandler(h)
 	errors := &watchErrors{resource: "servicecidrs", group: networkingv1.GroupName}
 	lw := listWatch(s.client.NetworkingV1().ServiceCIDRs(), errors, selectors{})
-	return &feed{
-		informer: s.informer(lw, &networkingv1.ServiceCIDR{}),
-		events:   pass[*networkingv1.ServiceCIDR](ctx, config),
-		trim:     transform(t.ServiceCIDR),
-		errors:   errors,
-		synced:   config.Synced,
-	}
+	return s.feed(lw, &networkingv1.ServiceCIDR{}, newMirror(ctx, config, t.ServiceCIDR, func(m metav1.ObjectMeta) *networkingv1.ServiceCIDR {
+		return &networkingv1.ServiceCIDR{ObjectMeta: m}
+	}), errors, config.Synced)
 }
 
-func (s *apiServer) informer(lw *cache.ListWatch, example runtime.Object) cache.SharedIndexInformer {
-	return cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, s.client), example,
-		cache.SharedIndexInformerOptions{ResyncPeriod: s.settings.Resync})
+func (s *apiServer) feed(lw *cache.ListWatch, example runtime.Object, to cache.Queue, errors *watchErrors, synced func()) *feed {
+	return &feed{errors: errors, synced: synced, informer: cache.New(&cache.Config{
+		Queue:                        to,
+		ListerWatcher:                cache.ToListWatcherWithWatchListSemantics(lw, s.client),
+		ObjectType:                   example,
+		WatchErrorHandlerWithContext: errors.handle,
+	})}
 }

@@ -52,9 +52,12 @@ func (r *recorder) OnServiceAdd(s *v1.Service) {
 }
 
 func (r *recorder) OnServiceUpdate(old, cur *v1.Service) {
-	r.log("~svc %s %s -> %s", cur.Name, old.Spec.ClusterIP, cur.Spec.ClusterIP)
+	if old.Name != cur.Name || old.Namespace != cur.Namespace {
+		r.log("%s/%s became %s/%s", old.Namespace, old.Name, cur.Namespace, cur.Name)
+	}
+	r.log("~svc %s %s", cur.Name, cur.Spec.ClusterIP)
 }
-func (r *recorder) OnServiceDelete(s *v1.Service) { r.log("-svc %s %s", s.Name, s.Spec.ClusterIP) }
+func (r *recorder) OnServiceDelete(s *v1.Service) { r.log("-svc %s", s.Name) }
 func (r *recorder) OnServiceSynced()              { r.log("synced svc") }
 
 func (r *recorder) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { r.log("+slice %s", s.Name) }
@@ -93,7 +96,7 @@ func start(t *testing.T, client kubernetes.Interface) *running {
 	}}
 	done := make(chan error, 1)
 	go func() {
-		done <- informer.New(client, informer.Settings{NodeName: "here", Resync: time.Minute}).Run(ctx, r.rec)
+		done <- informer.New(client, informer.Settings{NodeName: "here"}).Run(ctx, r.rec)
 	}()
 	r.stop = sync.OnceFunc(func() {
 		cancel()
@@ -188,19 +191,19 @@ func TestRunDelivers(t *testing.T) {
 	})...)
 
 	s.put(servicesPath, service("web", "10.0.0.2"))
-	r.events(t, "~svc web 10.0.0.1 -> 10.0.0.2")
+	r.events(t, "~svc web 10.0.0.2")
 	s.put(servicesPath, service("none", "10.0.0.3"))
 	r.events(t, "+svc none 10.0.0.3")
 	other := service("web", "10.0.0.2")
 	other["metadata"].(object)["labels"] = object{"service.kubernetes.io/service-proxy-name": "other"}
 	s.put(servicesPath, other)
-	r.events(t, "-svc web 10.0.0.2")
+	r.events(t, "-svc web")
 	s.remove(servicesPath, "none")
-	r.events(t, "-svc none 10.0.0.3")
+	r.events(t, "-svc none")
 
 	r.rec.mu.Lock()
 	defer r.rec.mu.Unlock()
-	for _, svc := range r.rec.services {
+	for _, svc := range r.rec.services[:1] { // those of a list, which are in memory all at once
 		if svc.ManagedFields != nil || svc.Annotations != nil || svc.Spec.Selector != nil {
 			t.Errorf("service %s was delivered with fields that nobody reads: %+v", svc.Name, svc)
 		}
@@ -214,7 +217,7 @@ func TestRunMissedDeletion(t *testing.T) {
 	r := start(t, s.client(t))
 	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1", "+svc db 10.0.0.2"})...)
 	s.lose(servicesPath, "web")
-	r.events(t, "-svc web 10.0.0.1")
+	r.events(t, "-svc web")
 	if strings.Contains(r.logs(), "Watch fails") {
 		t.Errorf("an expired watch, which is part of life, was logged:\n%s", r.logs())
 	}
@@ -331,9 +334,9 @@ func TestRunWithFakeClient(t *testing.T) {
 	if _, err := services.Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	r.events(t, "~svc web 10.0.0.1 -> 10.0.0.2")
+	r.events(t, "~svc web 10.0.0.2")
 	if err := services.Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	r.events(t, "-svc web 10.0.0.2")
+	r.events(t, "-svc web")
 }

@@ -1,0 +1,50 @@
+package app
+
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+)
+
+// TestThrift wants one thread of Go's once rules are in force, and at the end
+// the bound of garbage that there was before.
+func TestThrift(t *testing.T) {
+	t.Setenv("GOGC", "")
+	t.Setenv("GOMAXPROCS", "")
+	threads, percent := runtime.GOMAXPROCS(0), debug.SetGCPercent(100)
+	defer func() {
+		runtime.GOMAXPROCS(threads)
+		debug.SetGCPercent(percent)
+	}()
+	runtime.GOMAXPROCS(2)
+	ctx, stop := context.WithCancel(t.Context())
+	save, done := newThrift(), make(chan error, 1)
+	save.Applied(ctx, nil, nil)
+	save.Applied(ctx, nil, nil) // it is called after every sync
+	go func() { done <- save.Run(ctx) }()
+	for deadline := time.Now().Add(10 * time.Second); runtime.GOMAXPROCS(0) != 1; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatal("there is more than one thread")
+		}
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if now := debug.SetGCPercent(100); now != 100 {
+		t.Errorf("the bound is %d afterwards, want what it was before, 100", now)
+	}
+}
+
+// TestThriftHeedsTheEnvironment leaves alone what somebody has set.
+func TestThriftHeedsTheEnvironment(t *testing.T) {
+	t.Setenv("GOGC", "100")
+	t.Setenv("GOMAXPROCS", "2")
+	before := runtime.GOMAXPROCS(0)
+	newThrift().settle()
+	if now := runtime.GOMAXPROCS(0); now != before {
+		t.Errorf("%d threads, want %d as before", now, before)
+	}
+}

@@ -1,0 +1,161 @@
+package informer
+
+import (
+	"context"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// sink is the side of a Config that takes events.
+type sink[T any] interface {
+	Set(known bool, old, cur T) bool
+	Forget(obj T)
+	Synced()
+}
+
+// mirror stands where an informer has its queue and its cache, and has neither:
+// who is told of an object keeps what it needs of it. It remembers which version
+// was passed on, so that an object that comes again is no change, and one that a
+// new list does not have is gone. One goroutine of the informer calls it.
+type mirror[T metav1.Object] struct {
+	ctx   context.Context // what comes after its end is dropped
+	to    sink[T]
+	trim  func(T) T
+	named func(metav1.ObjectMeta) T // an object that is nothing but this
+	known map[types.NamespacedName]seen
+
+	first sync.Once
+	whole chan struct{} // closed when the first list has been passed on
+	last  sync.Once
+	end   chan struct{} // closed when the informer has ended
+}
+
+// seen is what is remembered of an object.
+type seen struct {
+	version string
+	trigger string // what an EndpointSlice says of the change that caused it
+}
+
+var (
+	_ cache.Queue             = (*mirror[*v1.Service])(nil)
+	_ cache.TransformingStore = (*mirror[*v1.Service])(nil)
+)
+
+func newMirror[T metav1.Object](ctx context.Context, to sink[T], trim func(T) T, named func(metav1.ObjectMeta) T) *mirror[T] {
+	return &mirror[T]{
+		ctx: ctx, to: to, trim: trim, named: named, known: map[types.NamespacedName]seen{},
+		whole: make(chan struct{}), end: make(chan struct{}),
+	}
+}
+
+func keyOf(obj metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()}
+}
+
+// Add takes a new object.
+func (m *mirror[T]) Add(o any) error { return m.Update(o) }
+
+// Update takes a new or changed object.
+func (m *mirror[T]) Update(o any) error {
+	if obj, ok := o.(T); ok && m.ctx.Err() == nil {
+		m.set(obj)
+	}
+	return nil
+}
+
+// Delete takes an object that is gone.
+func (m *mirror[T]) Delete(o any) error {
+	if obj, ok := o.(T); ok && m.ctx.Err() == nil {
+		m.forget(keyOf(obj))
+	}
+	return nil
+}
+
+// Replace takes a list of everything that there is.
+func (m *mirror[T]) Replace(list []any, _ string) error {
+	there := make(map[types.NamespacedName]bool, len(list))
+	for i, o := range list {
+		if obj, ok := o.(T); ok && m.ctx.Err() == nil {
+			there[keyOf(obj)] = true
+			m.set(obj)
+		}
+		list[i] = nil // there may be many, and they are large
+	}
+	for key := range m.known {
+		if !there[key] && m.ctx.Err() == nil {
+			m.forget(key)
+		}
+	}
+	m.first.Do(func() { close(m.whole) })
+	return nil
+}
+
+func (m *mirror[T]) set(obj T) {
+	key := keyOf(obj)
+	was, known := m.known[key]
+	version := obj.GetResourceVersion()
+	if known && version != "" && version == was.version {
+		return
+	}
+	if !m.to.Set(known, m.old(key, was), obj) {
+		delete(m.known, key)
+		return
+	}
+	m.known[key] = seen{version, obj.GetAnnotations()[v1.EndpointsLastChangeTriggerTime]}
+}
+
+func (m *mirror[T]) forget(key types.NamespacedName) {
+	was, known := m.known[key]
+	if !known {
+		return
+	}
+	delete(m.known, key)
+	m.to.Forget(m.old(key, was))
+}
+
+// old returns what is still known of an object that was passed on earlier.
+func (m *mirror[T]) old(key types.NamespacedName, was seen) T {
+	meta := metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, ResourceVersion: was.version}
+	if was.trigger != "" {
+		meta.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: was.trigger}
+	}
+	return m.named(meta)
+}
+
+// Transformer makes the informer trim what it gathers before it calls Replace.
+func (m *mirror[T]) Transformer() cache.TransformFunc {
+	return func(o any) (any, error) {
+		if obj, ok := o.(T); ok {
+			return m.trim(obj), nil
+		}
+		return o, nil
+	}
+}
+
+// Resync does nothing: who was told of an object knows it.
+func (m *mirror[T]) Resync() error { return nil }
+
+// Pop waits for the end, for nothing is ever queued.
+func (m *mirror[T]) Pop(cache.PopProcessFunc) (any, error) {
+	<-m.end
+	return nil, cache.ErrFIFOClosed
+}
+
+// Close lets Pop end.
+func (m *mirror[T]) Close() { m.last.Do(func() { close(m.end) }) }
+
+// HasSynced reports whether the first list has been passed on.
+func (m *mirror[T]) HasSynced() bool { return cache.IsDone(m) }
+
+// HasSyncedChecker waits for that.
+func (m *mirror[T]) HasSyncedChecker() cache.DoneChecker { return m }
+
+// Name and Done make the mirror a DoneChecker.
+func (m *mirror[T]) Name() string { return "first list" }
+
+// Done is closed when the first list has been passed on.
+func (m *mirror[T]) Done() <-chan struct{} { return m.whole }
