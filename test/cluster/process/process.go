@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -117,10 +116,12 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// Kill ends the process without a word and waits until it is gone.
+// Kill ends the process and its children without a word and waits until it is
+// gone.
 func (p *Process) Kill() {
 	p.stopped = true
-	_ = p.cmd.Process.Kill() // it may be gone already
+	// It leads a group of its own. All of it may be gone already.
+	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	<-p.done
 }
 
@@ -137,36 +138,4 @@ func (p *Process) Log() string {
 func (p *Process) Tail(n int) string {
 	lines := strings.Split(strings.TrimRight(p.Log(), "\n"), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
-}
-
-// Memory is what a process occupies, in bytes.
-type Memory struct {
-	Resident  int64 // all of it
-	Anonymous int64 // without the pages of files, which the kernel can take back
-}
-
-// Memory asks the kernel what the process occupies.
-func (p *Process) Memory() (Memory, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		return Memory{}, fmt.Errorf("read the memory of %s: %w", p.Name, err)
-	}
-	var m Memory
-	for line := range strings.Lines(string(text)) {
-		key, value, _ := strings.Cut(line, ":")
-		kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-		if err != nil {
-			continue // a line without a size
-		}
-		switch key {
-		case "VmRSS":
-			m.Resident = kib << 10
-		case "RssAnon":
-			m.Anonymous = kib << 10
-		}
-	}
-	if m.Resident == 0 {
-		return m, fmt.Errorf("read the memory of %s: no VmRSS in its status", p.Name)
-	}
-	return m, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,6 +33,7 @@ type Settings struct {
 	Proxy           string // the program that the nodes run
 	KubeProxy       string // the program that nodes run when they are told to
 	Dir             string // for data, certificates and logs
+	Bare            bool   // without nodes; AddNode makes them
 }
 
 // Cluster is a control plane and its nodes. Its methods are called by one
@@ -44,6 +46,7 @@ type Cluster struct {
 	settings Settings
 	hub      *lab.Lab
 	proxies  int // started so far, to name their logs
+	nodes    int // made so far
 }
 
 // Start makes the network, starts the control plane and registers the nodes.
@@ -91,28 +94,58 @@ func (c *Cluster) wire() error {
 	if err := wireHub(c.Hub()); err != nil {
 		return err
 	}
-	for i := range nodeCount {
-		n, err := newNode(i + 1)
-		if err != nil {
-			return err
-		}
-		c.Nodes = append(c.Nodes, n)
-		if err := plugIn(c.Hub(), n.Host, n.plan); err != nil {
+	if c.settings.Bare {
+		return nil
+	}
+	for range nodeCount {
+		if _, err := c.join(); err != nil {
 			return err
 		}
 	}
-	for _, to := range c.Nodes {
-		if err := routeTo(c.Hub(), to.plan); err != nil {
-			return err
+	return nil
+}
+
+// join makes a node that all others know the way to.
+func (c *Cluster) join() (*Node, error) {
+	n, err := newNode(c.nodes + 1)
+	if err != nil {
+		return nil, err
+	}
+	c.nodes++
+	if err := plugIn(c.Hub(), n.Host, n.plan); err != nil {
+		return nil, errors.Join(err, n.close())
+	}
+	c.Nodes = append(c.Nodes, n)
+	if err := routeTo(c.Hub(), n.plan); err != nil {
+		return nil, err
+	}
+	for _, other := range c.Nodes {
+		if other == n {
+			continue
 		}
-		for _, from := range c.Nodes {
-			if from == to {
-				continue
-			}
-			if err := routeTo(from.Host, to.plan); err != nil {
-				return err
-			}
+		if err := errors.Join(routeTo(other.Host, n.plan), routeTo(n.Host, other.plan)); err != nil {
+			return nil, err
 		}
+	}
+	return n, nil
+}
+
+// AddNode makes and registers one more node.
+func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
+	n, err := c.join()
+	if err != nil {
+		return nil, fmt.Errorf("add a node: %w", err)
+	}
+	return n, c.Register(ctx, n)
+}
+
+// RemoveNode takes a node away, with everything that its kernel knew. Whatever
+// runs on it must have ended.
+func (c *Cluster) RemoveNode(ctx context.Context, n *Node) error {
+	c.Nodes = slices.DeleteFunc(c.Nodes, func(other *Node) bool { return other == n })
+	err := c.Client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
+	if err := errors.Join(err, unplug(c.Hub(), n.plan), n.close()); err != nil {
+		return fmt.Errorf("remove %s: %w", n.Name, err)
 	}
 	return nil
 }

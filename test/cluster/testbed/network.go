@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/lab"
 )
@@ -96,6 +97,52 @@ func plugIn(hub, node *lab.Host, p plan) error {
 		}
 		return errors.Join(addAddrs(link, p.underlay), netlink.LinkSetUp(link))
 	})
+}
+
+// unplug takes the cable of a node away, and with it the routes over it.
+func unplug(hub *lab.Host, p plan) error {
+	return hub.Do(func() error {
+		link, err := netlink.LinkByName("to-" + p.name)
+		if err != nil {
+			return fmt.Errorf("find the cable of %s: %w", p.name, err)
+		}
+		return netlink.LinkDel(link)
+	})
+}
+
+// Answer makes a pod answer for every address of a prefix, as many pods in one.
+// Only its own node knows the way to them.
+func (p *Pod) Answer(prefix netip.Prefix) error {
+	err := p.Host.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteReplace(&netlink.Route{
+			LinkIndex: lo.Attrs().Index, Dst: ipNet(prefix), Type: unix.RTN_LOCAL,
+			Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("answer for %v in %s: %w", prefix, p.Name, err)
+	}
+	own := p.Addrs[0]
+	if prefix.Addr().Is6() {
+		own = p.Addrs[1]
+	}
+	err = p.Node.Host.Do(func() error {
+		bridge, err := netlink.LinkByName(lab.Bridge)
+		if err != nil {
+			return err
+		}
+		return netlink.RouteReplace(&netlink.Route{
+			LinkIndex: bridge.Attrs().Index, Dst: ipNet(prefix), Gw: own.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("route %v to %s: %w", prefix, p.Name, err)
+	}
+	return nil
 }
 
 // routeTo tells a host the way to a node and its pods.

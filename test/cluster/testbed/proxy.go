@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"cmp"
 	"fmt"
 
 	"sluice/test/cluster/pki"
@@ -17,10 +18,24 @@ const (
 type Proxy struct {
 	User      pki.User // the zero value: a new user that has the role
 	As        string   // the name of the Node it is; empty: that of its node
+	Program   string   // empty: that of the cluster's settings
 	Mode      string   // empty: nftables
+	Pods      string   // where the pods of all nodes are; empty: ClusterCIDR
 	KubeProxy bool     // it is the real kube-proxy
 	Env       []string // what differs from the test's own environment
 	Args      []string // more flags
+}
+
+// withDefaults fills in what is missing for the proxy of a node, but for its user.
+func (p Proxy) withDefaults(n *Node, s Settings) Proxy {
+	p.As = cmp.Or(p.As, n.Name)
+	if p.KubeProxy {
+		p.Program = cmp.Or(p.Program, s.KubeProxy)
+	}
+	p.Program = cmp.Or(p.Program, s.Proxy)
+	p.Mode = cmp.Or(p.Mode, NFTables)
+	p.Pods = cmp.Or(p.Pods, ClusterCIDR)
+	return p
 }
 
 // StartProxy starts the proxy of a node. Its rules stay when it stops; the next
@@ -32,27 +47,22 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 			return nil, err
 		}
 	}
-	if p.As == "" {
-		p.As = n.Name
-	}
-	if p.Mode == "" {
-		p.Mode = NFTables
-	}
+	p = p.withDefaults(n, c.settings)
 	c.proxies++
 	spec := process.Spec{
 		Name: fmt.Sprintf("%s-proxy-%d", n.Name, c.proxies),
 		Dir:  c.settings.Dir,
-		Path: c.settings.Proxy,
+		Path: p.Program,
 		Args: []string{
 			"--kubeconfig=" + p.User.Kubeconfig(),
 			"--hostname-override=" + p.As,
-			"--cluster-cidr=" + ClusterCIDR,
+			"--cluster-cidr=" + p.Pods,
 			"--proxy-mode=" + p.Mode,
 		},
-		Env: p.Env,
+		Env:      p.Env,
+		Heedless: p.KubeProxy,
 	}
 	if p.KubeProxy {
-		spec.Path, spec.Heedless = c.settings.KubeProxy, true
 		// The limit is the machine's and cannot be set from a namespace, for
 		// which kube-proxy would end.
 		spec.Args = append(spec.Args, "--conntrack-max-per-core=0")

@@ -1,0 +1,115 @@
+package figures
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Read returns the report in a file, an empty one if there is no file.
+func Read(path string) (*Report, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &Report{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read figures: %w", err)
+	}
+	var r Report
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("read figures of %s: %w", path, err)
+	}
+	return &r, nil
+}
+
+// Write puts the report into a file, all of it or nothing.
+func (r *Report) Write(path string) error {
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return fmt.Errorf("write figures: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("write figures: %w", err)
+	}
+	part := path + ".part"
+	if err := os.WriteFile(part, append(text, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write figures: %w", err)
+	}
+	return os.Rename(part, path)
+}
+
+// AddResult takes a result in, in the place of an older one of the same peer
+// and size.
+func (r *Report) AddResult(x Result) {
+	r.Results = slices.DeleteFunc(r.Results, func(y Result) bool { return y.Peer == x.Peer && y.Size == x.Size })
+	r.Results = append(r.Results, x)
+}
+
+// AddFloor takes a floor in, in the place of an older one of the same size.
+func (r *Report) AddFloor(x Floor) {
+	r.Floors = slices.DeleteFunc(r.Floors, func(y Floor) bool { return y.Size == x.Size })
+	r.Floors = append(r.Floors, x)
+	slices.SortFunc(r.Floors, func(a, b Floor) int { return compareSizes(a.Size, b.Size) })
+}
+
+// SetMachine notes where the latest run was. Versions of programs that it did
+// not use stay.
+func (r *Report) SetMachine(m Machine) {
+	for name, version := range r.Machine.Versions {
+		if _, ok := m.Versions[name]; !ok {
+			m.Versions[name] = version
+		}
+	}
+	r.Machine = m
+}
+
+// Result returns what is known of a peer at a size, or nil.
+func (r *Report) Result(peer string, size Size) *Result {
+	for i := range r.Results {
+		if x := &r.Results[i]; x.Peer == peer && x.Size == size {
+			return x
+		}
+	}
+	return nil
+}
+
+// Floor returns the floor at a size, or nil.
+func (r *Report) Floor(size Size) *Floor {
+	for i := range r.Floors {
+		if r.Floors[i].Size == size {
+			return &r.Floors[i]
+		}
+	}
+	return nil
+}
+
+// Sizes returns all sizes there are results of, the smallest first.
+func (r *Report) Sizes() []Size {
+	var out []Size
+	for _, x := range r.Results {
+		out = append(out, x.Size)
+	}
+	slices.SortFunc(out, compareSizes)
+	return slices.Compact(out)
+}
+
+// Peers returns all peers there are results of, in the order of their first
+// results.
+func (r *Report) Peers() []string {
+	var out []string
+	for _, x := range r.Results {
+		if !slices.Contains(out, x.Peer) {
+			out = append(out, x.Peer)
+		}
+	}
+	return out
+}
+
+func compareSizes(a, b Size) int {
+	return cmp.Or(cmp.Compare(a.Services, b.Services), cmp.Compare(a.Endpoints, b.Endpoints))
+}

@@ -1,0 +1,135 @@
+// Command peers measures Sluice and kube-proxy side by side: real etcd, real
+// kube-apiserver, one proxy after the other on a fresh node. It builds what it
+// needs, shows what it does, and writes the figures as JSON, as Markdown and as
+// pictures. It needs root, and leaves the machine's own network alone.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"sluice/test/cluster/peers/figures"
+	"sluice/test/cluster/peers/render"
+	"sluice/test/cluster/peers/trial"
+)
+
+// options are the flags.
+type options struct {
+	peers         string
+	sizes, legacy string // for nftables, for iptables
+	output        string
+	render        string
+	fresh         bool
+	keep          bool
+	limits        trial.Limits
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.peers, "peers", "sluice/nftables,sluice/iptables,kube-proxy-1.37/nftables,kube-proxy-1.37/iptables,"+
+		"kube-proxy-1.36/nftables,kube-proxy-1.36/iptables", "measure these, in this order")
+	flag.StringVar(&o.sizes, "sizes", "10x10,1000x10,10000x10,30000x4", "`SERVICESxENDPOINTS` for all modes but iptables")
+	flag.StringVar(&o.legacy, "iptables-sizes", "10x10,1000x10,2000x10", "`SERVICESxENDPOINTS` for iptables modes")
+	flag.StringVar(&o.output, "output", "../../docs/benchmarks/peers.json", "join the figures with those of this file; the table and pictures go beside it")
+	flag.StringVar(&o.render, "render", "", "measure nothing, write the table and pictures of this `FILE` again")
+	flag.BoolVar(&o.fresh, "fresh", false, "forget the figures that the file has")
+	flag.BoolVar(&o.keep, "keep", false, "keep the programs' logs")
+	flag.DurationVar(&o.limits.ColdStart, "cold-start", 3*time.Minute, "wait this long for every Service to answer")
+	flag.IntVar(&o.limits.Samples, "samples", 50, "replace this many endpoints at each rate of other changes")
+	flag.DurationVar(&o.limits.Budget, "budget", 15*time.Second, "replace no more endpoints after this time")
+	flag.DurationVar(&o.limits.Patience, "patience", 40*time.Second, "wait for none of them after this time")
+	flag.DurationVar(&o.limits.Idle, "idle", 8*time.Second, "watch an idle proxy this long")
+	flag.DurationVar(&o.limits.Burst, "burst", 200*time.Millisecond, "make connections this long at a time")
+	flag.Parse()
+	o.limits.Rates = []int{0, 50, 200}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, o)
+	stop()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "Error: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// began is when the program did, for what it says.
+type clock struct{ began time.Time }
+
+// say shows what happens, with the time since the start.
+func (c clock) say(line string) {
+	d := time.Since(c.began).Round(time.Second)
+	fmt.Fprintf(os.Stderr, "[%02d:%02d] %s\n", int(d.Minutes()), int(d.Seconds())%60, line)
+}
+
+func run(ctx context.Context, o options) error {
+	if o.render != "" {
+		r, err := figures.Read(o.render)
+		if err != nil {
+			return err
+		}
+		return render.Write(r, o.render)
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("the nodes are network namespaces: run as root")
+	}
+	// Threads that wait in system calls shall not make others wait.
+	const parallel = 8
+	runtime.GOMAXPROCS(max(parallel, runtime.NumCPU()))
+	dir, err := os.MkdirTemp("", "sluice-peers-")
+	if err != nil {
+		return fmt.Errorf("make a folder: %w", err)
+	}
+	c := &campaign{options: o, clock: clock{time.Now()}, dir: dir, report: &figures.Report{}}
+	if err := c.run(ctx); err != nil {
+		return fmt.Errorf("%w (logs are in %s)", err, dir)
+	}
+	if o.keep {
+		c.say("the logs of all programs are in " + dir)
+		return nil
+	}
+	return os.RemoveAll(dir)
+}
+
+// list splits a flag at its commas.
+func list(text string) []string {
+	var out []string
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			out = append(out, part)
+		}
+	}
+	return out
+}
+
+// sizes reads a flag of sizes.
+func sizes(text string) ([]figures.Size, error) {
+	var out []figures.Size
+	for _, part := range list(text) {
+		s, err := figures.ParseSize(part)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// module is the folder of test/cluster: the program runs inside of it.
+func module() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the module: %w", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "kubeproxy136", "go.mod")); err != nil {
+		return "", fmt.Errorf("run this in test/cluster: %w", err)
+	}
+	return dir, nil
+}
