@@ -6,7 +6,7 @@ TOOL    := go tool -modfile=tools/go.mod
 # The race detector needs cgo; the daemon does not.
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION)
 
-.PHONY: build demo check test lint bench generate deps
+.PHONY: build demo check test lint bench bench-peers generate deps
 
 build: ## write bin/sluice, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
@@ -21,7 +21,7 @@ check: ## the fast inner loop: no lint, no race detector, no cluster
 
 test: deps lint build ## everything
 	go test -race -timeout 20m ./...
-	cd test/cluster && go test -timeout 40m
+	cd test/cluster && go test ./process ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
 
 lint: ## formatting, vet, staticcheck, errcheck
@@ -33,6 +33,9 @@ lint: ## formatting, vet, staticcheck, errcheck
 
 bench: ## the figures the design promises, as one table; also written to docs/benchmarks/core.md
 	go run ./test/bench --output docs/benchmarks/core.md
+
+bench-peers: deps ## Sluice and kube-proxy side by side, half an hour; written to docs/benchmarks/peers.*
+	cd test/cluster && go run ./peers --fresh
 
 generate: ## what is generated from the code: the packet table's themes in README.md
 	go run ./test/matrix README.md

@@ -17,6 +17,10 @@ import (
 	"sluice/test/cluster/testbed"
 )
 
+// small is below how many Services no churn is measured: there would be nothing
+// else than churn.
+const small = 100
+
 // calm is how long the machine may take to come to rest between two peers.
 const calm = 10 * time.Second
 
@@ -28,7 +32,6 @@ type campaign struct {
 	report *figures.Report
 
 	programs programs
-	peers    []trial.Peer
 	clusters int // started so far
 	cluster  *testbed.Cluster
 	load     *load.Load
@@ -134,6 +137,9 @@ func (c *campaign) measure(ctx context.Context, s step) error {
 		return err
 	}
 	b := &trial.Bench{Cluster: c.cluster, Load: c.load, Limits: c.limits, Say: c.say}
+	if s.size.Services < small {
+		b.Limits.Rates = c.limits.Rates[:1]
+	}
 	if err := trial.Calm(ctx, calm); err != nil {
 		return err
 	}
@@ -147,6 +153,9 @@ func (c *campaign) measure(ctx context.Context, s step) error {
 		r := b.Run(ctx, p)
 		if err := ctx.Err(); err != nil {
 			return errors.Join(errors.New("interrupted; figures of finished peers are kept"), err)
+		}
+		for _, rate := range c.limits.Rates[len(b.Limits.Rates):] {
+			r.Lacks(figures.StageChange(rate), fmt.Sprintf("not measured below %d Services", small))
 		}
 		c.report.AddResult(r)
 		if err := c.report.Write(c.output); err != nil {
@@ -176,7 +185,7 @@ func (c *campaign) fill(ctx context.Context, s figures.Size) error {
 	if err != nil {
 		return err
 	}
-	if c.load, err = load.New(ctx, c.cluster.Admin, c.say); err != nil {
+	if c.load, err = load.New(ctx, c.cluster.ControlPlane, c.say); err != nil {
 		return err
 	}
 	return c.load.Grow(ctx, s)

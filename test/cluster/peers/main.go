@@ -38,19 +38,19 @@ func main() {
 	flag.StringVar(&o.peers, "peers", "sluice/nftables,sluice/iptables,kube-proxy-1.37/nftables,kube-proxy-1.37/iptables,"+
 		"kube-proxy-1.36/nftables,kube-proxy-1.36/iptables", "measure these, in this order")
 	flag.StringVar(&o.sizes, "sizes", "10x10,1000x10,10000x10,30000x4", "`SERVICESxENDPOINTS` for all modes but iptables")
-	flag.StringVar(&o.legacy, "iptables-sizes", "10x10,1000x10,2000x10", "`SERVICESxENDPOINTS` for iptables modes")
+	flag.StringVar(&o.legacy, "iptables-sizes", "1000x10,2000x10", "`SERVICESxENDPOINTS` for iptables modes")
 	flag.StringVar(&o.output, "output", "../../docs/benchmarks/peers.json", "join the figures with those of this file; the table and pictures go beside it")
 	flag.StringVar(&o.render, "render", "", "measure nothing, write the table and pictures of this `FILE` again")
 	flag.BoolVar(&o.fresh, "fresh", false, "forget the figures that the file has")
 	flag.BoolVar(&o.keep, "keep", false, "keep the programs' logs")
 	flag.DurationVar(&o.limits.ColdStart, "cold-start", 3*time.Minute, "wait this long for every Service to answer")
 	flag.IntVar(&o.limits.Samples, "samples", 50, "replace this many endpoints at each rate of other changes")
-	flag.DurationVar(&o.limits.Budget, "budget", 15*time.Second, "replace no more endpoints after this time")
-	flag.DurationVar(&o.limits.Patience, "patience", 40*time.Second, "wait for none of them after this time")
+	flag.DurationVar(&o.limits.Budget, "budget", 12*time.Second, "replace no more endpoints after this time")
+	flag.DurationVar(&o.limits.Patience, "patience", 36*time.Second, "wait for none of them after this time")
 	flag.DurationVar(&o.limits.Idle, "idle", 8*time.Second, "watch an idle proxy this long")
 	flag.DurationVar(&o.limits.Burst, "burst", 200*time.Millisecond, "make connections this long at a time")
 	flag.Parse()
-	o.limits.Rates = []int{0, 50, 200}
+	o.limits.Rates = []int{0, 50, 200} // idle first
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, o)
 	stop()
@@ -60,7 +60,7 @@ func main() {
 	}
 }
 
-// began is when the program did, for what it says.
+// clock knows when the program began.
 type clock struct{ began time.Time }
 
 // say shows what happens, with the time since the start.

@@ -49,38 +49,68 @@ func (p *Process) Memory() (Memory, error) {
 // been the same on every architecture of ours since there is one.
 const tick = 10 * time.Millisecond
 
-// CPU returns the time that the process and those of its children that have
-// ended have spent on processors so far.
+// CPU returns the time that the process and its children have spent on
+// processors so far, also those that have ended. Whoever is of the process's
+// group is such a child.
 func (p *Process) CPU() (time.Duration, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	pid := p.cmd.Process.Pid
+	own, err := readStat(strconv.Itoa(pid))
 	if err != nil {
 		return 0, fmt.Errorf("read the CPU time of %s: %w", p.Name, err)
 	}
-	ticks, err := parseTicks(string(text))
+	sum := own.ticks
+	all, err := os.ReadDir("/proc")
 	if err != nil {
-		return 0, fmt.Errorf("read the CPU time of %s: %w", p.Name, err)
+		return 0, fmt.Errorf("find the children of %s: %w", p.Name, err)
 	}
-	return time.Duration(ticks) * tick, nil
+	for _, entry := range all {
+		n, err := strconv.Atoi(entry.Name())
+		if err != nil || n == pid {
+			continue // no process, or counted already
+		}
+		if s, err := readStat(entry.Name()); err == nil && s.group == int64(pid) {
+			sum += s.ticks // one that ends right now is its parent's in the next reading
+		}
+	}
+	return time.Duration(sum) * tick, nil
 }
 
-// parseTicks adds utime, stime, cutime and cstime of a process's stat file. The
-// name of the program may hold anything, so the fields are counted from the
-// parenthesis that ends it.
-func parseTicks(stat string) (int64, error) {
-	const first, last = 11, 14 // after the parenthesis
-	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
-	if len(fields) <= last {
-		return 0, errors.New("too few fields")
+// stat is what the kernel says of a process.
+type stat struct {
+	group int64 // of processes
+	ticks int64 // of it and its children that have ended
+}
+
+func readStat(pid string) (stat, error) {
+	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return stat{}, err
 	}
-	var sum int64
+	return parseStat(string(text))
+}
+
+// parseStat reads the group, and adds utime, stime, cutime and cstime. The name
+// of the program may hold anything, so the fields are counted from the
+// parenthesis that ends it.
+func parseStat(text string) (stat, error) {
+	const group, first, last = 2, 11, 14 // after the parenthesis
+	var s stat
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) <= last {
+		return s, errors.New("too few fields")
+	}
+	var err error
+	if s.group, err = strconv.ParseInt(fields[group], 10, 64); err != nil {
+		return s, err
+	}
 	for _, f := range fields[first : last+1] {
 		n, err := strconv.ParseInt(f, 10, 64)
 		if err != nil {
-			return 0, err
+			return s, err
 		}
-		sum += n
+		s.ticks += n
 	}
-	return sum, nil
+	return s, nil
 }
 
 // Usage is what a process that has ended had used.

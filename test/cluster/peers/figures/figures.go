@@ -257,7 +257,7 @@ type Pair struct {
 	PerSecond Rates   `json:"perSecond"` // as many loops as processors
 	Service   Latency `json:"service"`   // one loop
 	Direct    Latency `json:"direct"`
-	Made      int     `json:"made"`      // all connections that were answered
+	Made      int     `json:"made"` // all connections that were answered
 	Failed    int     `json:"failed,omitempty"`
 	Error     string  `json:"error,omitempty"` // of the first that failed
 }

@@ -3,8 +3,6 @@ package load
 import (
 	"context"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -13,30 +11,28 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"sluice/test/cluster/controlplane"
 	"sluice/test/cluster/peers/figures"
 )
-
-// writers is how many objects are written at once.
-const writers = 24
 
 // Load is what an API server was filled with.
 type Load struct {
 	Client kubernetes.Interface
 	Size   figures.Size // so far; the zero value: empty
 
+	store  *controlplane.ControlPlane
 	say    func(line string)
 	probes int // changes of the Service Probe so far
 	churns int // changes of other Services so far
 }
 
-// New prepares an API server to be filled, by an administrator.
-func New(ctx context.Context, admin *rest.Config, say func(string)) (*Load, error) {
-	cfg := Protobuf(admin)
-	client, err := kubernetes.NewForConfig(cfg)
+// New prepares the API server of a control plane to be filled.
+func New(ctx context.Context, cp *controlplane.ControlPlane, say func(string)) (*Load, error) {
+	client, err := kubernetes.NewForConfig(Protobuf(cp.Admin))
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	l := &Load{Client: client, say: say}
+	l := &Load{Client: client, store: cp, say: say}
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
 	_, err = client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -69,10 +65,21 @@ func (l *Load) Grow(ctx context.Context, s figures.Size) error {
 	if from == s.Services {
 		return nil
 	}
-	err := l.parallel(ctx, s.Services-from, func(ctx context.Context, i int) error {
-		return l.create(ctx, from+i, first(s.Endpoints)...)
-	})
+	objects, err := stored(from, s)
 	if err != nil {
+		return err
+	}
+	l.say(fmt.Sprintf("writing %d objects", len(objects)))
+	// The API server hears of nothing while it is away, so its parts cannot
+	// find one object without the other and begin to repair that.
+	l.store.KillAPIServer()
+	if err := l.store.Put(ctx, objects); err != nil {
+		return err
+	}
+	if err := l.store.StartAPIServer(ctx); err != nil {
+		return err
+	}
+	if err := l.await(ctx, s.Services); err != nil {
 		return err
 	}
 	l.Size = s
@@ -111,11 +118,10 @@ func (l *Load) Clear(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list Services: %w", err)
 	}
-	err = l.parallel(ctx, len(list.Items), func(ctx context.Context, i int) error {
-		return api.Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{})
-	})
-	if err != nil {
-		return fmt.Errorf("delete Services: %w", err)
+	for i := range list.Items {
+		if err := api.Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{}); err != nil {
+			return fmt.Errorf("delete Service %s: %w", list.Items[i].Name, err)
+		}
 	}
 	l.Size = figures.Size{}
 	slices := l.Client.DiscoveryV1().EndpointSlices(Namespace)
@@ -125,40 +131,34 @@ func (l *Load) Clear(ctx context.Context) error {
 	return nil
 }
 
-// parallel calls f for all numbers below n, many at a time, until one fails. It
-// says how far it is.
-func (l *Load) parallel(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	const every = 5 * time.Second
-	var next atomic.Int64
-	var running sync.WaitGroup
-	for range writers {
-		running.Go(func() {
-			for ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= n {
-					return
-				}
-				if err := f(ctx, i); err != nil {
-					cancel(err)
-				}
-			}
-		})
-	}
-	done := make(chan struct{})
-	go func() {
-		running.Wait()
-		close(done)
-	}()
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		select {
-		case <-done:
-			return context.Cause(ctx)
-		case <-tick.C:
-			l.say(fmt.Sprintf("%d of %d Services", min(int(next.Load()), n), n))
+// await waits until the API server has as many Services as wanted, each with an
+// EndpointSlice, beside our own.
+func (l *Load) await(ctx context.Context, want int) error {
+	const pause, patience = 200 * time.Millisecond, time.Minute
+	for began := time.Now(); ; time.Sleep(pause) {
+		n, err := l.count(ctx)
+		if err == nil && n == want {
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("it has %d", n)
+		}
+		if time.Since(began) > patience {
+			return fmt.Errorf("wait %v for the API server to have %d Services: %w", patience, want, err)
 		}
 	}
+}
+
+// count returns how many Services the API server has an EndpointSlice of.
+func (l *Load) count(ctx context.Context) (int, error) {
+	cached := metav1.ListOptions{ResourceVersion: "0"} // what it knows without asking etcd
+	list, err := l.Client.CoreV1().Services(Namespace).List(ctx, cached)
+	if err != nil {
+		return 0, fmt.Errorf("list Services: %w", err)
+	}
+	slices, err := l.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, cached)
+	if err != nil {
+		return 0, fmt.Errorf("list EndpointSlices: %w", err)
+	}
+	return min(len(list.Items), len(slices.Items)) - own, nil
 }

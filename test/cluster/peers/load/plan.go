@@ -43,6 +43,9 @@ const (
 	Data
 )
 
+// own is how many of those there are.
+const own = 2
+
 // dataEndpoints is how many endpoints the Service Data has.
 const dataEndpoints = 10
 
@@ -104,15 +107,17 @@ func ports(service int) []v1.ServicePort {
 }
 
 func serviceObject(service int) *v1.Service {
-	one := v1.IPFamilyPolicySingleStack
+	one, cluster := v1.IPFamilyPolicySingleStack, v1.ServiceInternalTrafficPolicyCluster
 	addr := ClusterIP(service).String()
 	return &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name(service), Namespace: Namespace},
 		Spec: v1.ServiceSpec{
 			ClusterIP: addr, ClusterIPs: []string{addr},
 			IPFamilies: []v1.IPFamily{v1.IPv4Protocol}, IPFamilyPolicy: &one,
-			Selector: map[string]string{"app": name(service)},
-			Ports:    ports(service),
+			Type: v1.ServiceTypeClusterIP, SessionAffinity: v1.ServiceAffinityNone,
+			InternalTrafficPolicy: &cluster,
+			Selector:              map[string]string{"app": name(service)},
+			Ports:                 ports(service),
 		},
 	}
 }

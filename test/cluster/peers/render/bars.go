@@ -39,10 +39,10 @@ func (b bars) Plot(c vgdraw.Canvas, p *plot.Plot) {
 		} else {
 			c.FillPolygon(one.color, corners)
 		}
-		text := p.X.Tick.Label
-		text.XAlign, text.YAlign, text.Rotation = vgdraw.XCenter, vgdraw.YBottom, 0
-		text.Font.Size = vg.Points(7)
-		c.FillText(text, vg.Point{X: (left + right) / 2, Y: top + vg.Points(2)}, short(one))
+		label := p.X.Tick.Label
+		label.XAlign, label.YAlign, label.Rotation = vgdraw.XCenter, vgdraw.YBottom, 0
+		label.Font.Size = vg.Points(8)
+		c.FillText(label, vg.Point{X: (left + right) / 2, Y: top + vg.Points(2)}, short(one))
 	}
 }
 
@@ -117,7 +117,7 @@ func (x picture) addBars(p *plot.Plot, r *figures.Report) bool {
 		p.Y.Min, p.Y.Max = 0, high*1.4
 	} else {
 		const room = 30 // for the legend
-		p.Y.Min, p.Y.Max = low/2, high*room
+		p.Y.Min, p.Y.Max = math.Pow(10, math.Floor(math.Log10(low))), high*room
 	}
 	p.Add(b)
 	return true

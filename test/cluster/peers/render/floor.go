@@ -57,7 +57,7 @@ hundred other nodes, as nearly all are in a large cluster; the packets take the 
   That itself takes as long as "ask all" in the table of floors.
 - A change: the only endpoint of one Service is replaced by an update of its EndpointSlice, while a client connects
   again and again, at first every 0.1 ms and later less often (1 % of the time so far). Idle changes are 1.2 s apart,
-  so that none has to wait for kube-proxy's second since the last; others 0.2 s.
+  so that none has to wait for kube-proxy's second since the last; others 0.1 s to 1.1 s, at every phase of a second.
 - Other changes: one endpoint of one other EndpointSlice each, at a steady rate; the rate in parentheses is the true one.
 - CPU time is utime, stime, cutime and cstime of the process; memory is VmRSS and VmHWM.
 - Connections: as many loops as there are CPUs for the rate, one loop for the latency; the connections that the node

@@ -3,10 +3,12 @@ package render
 import (
 	"fmt"
 	"image/color"
+	"strconv"
 	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	vgdraw "gonum.org/v1/plot/vg/draw"
 
@@ -91,12 +93,7 @@ const width, height = 8 * vg.Inch, 5 * vg.Inch
 // draw writes all pictures as SVG and PNG.
 func draw(r *figures.Report, stem string) error {
 	for _, x := range pictures() {
-		p := plot.New()
-		p.Title.Text = x.title
-		p.Title.Padding = vg.Points(8)
-		p.Y.Label.Text = x.unit
-		p.Legend.Top, p.Legend.Left = true, true
-		p.BackgroundColor = color.White
+		p := x.empty(x.title)
 		if !x.linear {
 			p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, decades{}
 		}
@@ -105,10 +102,9 @@ func draw(r *figures.Report, stem string) error {
 		if err != nil {
 			return fmt.Errorf("draw %s: %w", x.name, err)
 		}
-		if !some {
+		if !some { // a logarithmic axis cannot be drawn of nothing
+			p = x.empty(x.title + ": not measured")
 			p.HideAxes()
-			p.Title.Text += ": not measured"
-			p.Y.Scale, p.Y.Tick.Marker = plot.LinearScale{}, plot.DefaultTicks{}
 		}
 		for _, format := range []string{"svg", "png"} {
 			if err := p.Save(width, height, stem+"-"+x.name+"."+format); err != nil {
@@ -119,13 +115,29 @@ func draw(r *figures.Report, stem string) error {
 	return nil
 }
 
+// empty is a picture with nothing in it yet.
+func (x picture) empty(title string) *plot.Plot {
+	p := plot.New()
+	p.Title.Text, p.Y.Label.Text = title, x.unit
+	p.Title.Padding = vg.Points(8)
+	p.Legend.Top, p.Legend.Left = true, true
+	p.BackgroundColor = color.White
+	for _, t := range []*text.Style{
+		&p.Title.TextStyle, &p.Legend.TextStyle,
+		&p.X.Label.TextStyle, &p.X.Tick.Label, &p.Y.Label.TextStyle, &p.Y.Tick.Label,
+	} {
+		t.Font.Variant = "Sans"
+	}
+	return p
+}
+
 // add puts the figures into a plot and reports whether there are any.
 func (x picture) add(p *plot.Plot, r *figures.Report) (bool, error) {
 	if x.bars {
 		return x.addBars(p, r), nil
 	}
 	p.X.Label.Text = "Services"
-	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, decades{}
+	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, ticks(r)
 	some := false
 	for i, peer := range r.Peers() {
 		var points plotter.XYs
@@ -154,6 +166,15 @@ func (x picture) add(p *plot.Plot, r *figures.Report) (bool, error) {
 	}
 	x.frame(p)
 	return some, nil
+}
+
+// ticks are the numbers of Services that there are figures of.
+func ticks(r *figures.Report) plot.ConstantTicks {
+	var out plot.ConstantTicks
+	for _, s := range r.Sizes() {
+		out = append(out, plot.Tick{Value: float64(s.Services), Label: strconv.Itoa(s.Services)})
+	}
+	return out
 }
 
 // frame leaves room around the lines.

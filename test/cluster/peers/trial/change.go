@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"sluice/test/cluster/peers/figures"
@@ -15,8 +16,11 @@ const (
 	// second that kube-proxy leaves between two writes, so that no change has to
 	// wait for the one before.
 	idleGap = 1200 * time.Millisecond
-	// busyGap lies between two of them while others change too.
-	busyGap = 200 * time.Millisecond
+	// busyGap lies between two of them while others change too, at least. Up to
+	// busySpread is added: a second, so that changes come at every phase of a
+	// proxy that writes once per second.
+	busyGap    = 100 * time.Millisecond
+	busySpread = time.Second
 	// warmUp is how long others change before anything is measured.
 	warmUp = 2 * time.Second
 	// quiet is how long a proxy may take to have nothing more to do.
@@ -30,9 +34,7 @@ func (t *trial) changes(ctx context.Context, rate int) error {
 	}
 	c := figures.Change{Rate: rate}
 	churn := t.Load.Churn(ctx, rate)
-	gap := idleGap
 	if rate > 0 {
-		gap = busyGap
 		time.Sleep(warmUp)
 	}
 	cpu, err := t.proxy.CPU()
@@ -40,7 +42,7 @@ func (t *trial) changes(ctx context.Context, rate int) error {
 		return errors.Join(err, churn.Stop())
 	}
 	others, began := churn.Count(), time.Now()
-	err = t.follow(ctx, &c, gap)
+	err = t.follow(ctx, &c)
 	c.Window = figures.Of(time.Since(began))
 	others = churn.Count() - others
 	used, cpuErr := t.proxy.CPU()
@@ -55,7 +57,7 @@ func (t *trial) changes(ctx context.Context, rate int) error {
 }
 
 // follow takes the samples.
-func (t *trial) follow(ctx context.Context, c *figures.Change, gap time.Duration) error {
+func (t *trial) follow(ctx context.Context, c *figures.Change) error {
 	began := time.Now()
 	alive, cancel := t.alive(ctx, t.Limits.Patience)
 	defer cancel()
@@ -74,9 +76,19 @@ func (t *trial) follow(ctx context.Context, c *figures.Change, gap time.Duration
 		}
 		c.Calls = append(c.Calls, figures.Of(step.Returned.Sub(step.Sent)))
 		c.Samples = append(c.Samples, figures.Of(at.Sub(step.Returned)))
-		time.Sleep(gap)
+		time.Sleep(gap(c.Rate, len(c.Samples)))
 	}
 	return nil
+}
+
+// gap is the time between change number n and the next. The golden ratio
+// spreads any number of them evenly.
+func gap(rate, n int) time.Duration {
+	if rate == 0 {
+		return idleGap
+	}
+	_, phase := math.Modf(float64(n) * math.Phi)
+	return busyGap + time.Duration(phase*float64(busySpread))
 }
 
 // sample replaces the endpoint once and returns when traffic followed.

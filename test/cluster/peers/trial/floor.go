@@ -203,9 +203,9 @@ func (b *Bench) watch(ctx context.Context, rate int, events <-chan event) (figur
 	const limit = 30 * time.Second
 	w := figures.Watch{Rate: rate}
 	churn := b.Load.Churn(ctx, rate)
-	gap, wanted := idleGap, floorSamplesIdle
+	wanted := floorSamplesIdle
 	if rate > 0 {
-		gap, wanted = busyGap, floorSamples
+		wanted = floorSamples
 		time.Sleep(warmUp)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -218,11 +218,20 @@ func (b *Bench) watch(ctx context.Context, rate int, events <-chan event) (figur
 		if step, at, err = b.hear(ctx, events); err == nil {
 			w.Samples = append(w.Samples, figures.Of(at.Sub(step.Returned)))
 			w.Calls = append(w.Calls, figures.Of(step.Returned.Sub(step.Sent)))
-			time.Sleep(gap)
+			time.Sleep(floorGap(rate))
 		}
 	}
 	w.Achieved = float64(churn.Count()-others) / time.Since(began).Seconds()
 	return w, errors.Join(err, churn.Stop())
+}
+
+// floorGap is the time between two changes. A watch has no period of its own, so
+// the phase does not matter while others change.
+func floorGap(rate int) time.Duration {
+	if rate == 0 {
+		return idleGap
+	}
+	return busyGap
 }
 
 // hear makes a change and returns when its event came.

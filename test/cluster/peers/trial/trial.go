@@ -15,7 +15,7 @@ import (
 // Peer is a proxy in one of its modes.
 type Peer struct {
 	Name    string // program/mode
-	Program string // its path
+	Program string // its path; empty: the cluster's own proxy
 	Mode    string
 }
 

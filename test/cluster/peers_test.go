@@ -1,0 +1,59 @@
+package cluster
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	result "sluice/test/cluster/peers/figures"
+	objects "sluice/test/cluster/peers/load"
+	"sluice/test/cluster/peers/trial"
+)
+
+// TestPeers measures a tiny cluster, in both modes: it judges no figure, only
+// that there is one of everything.
+func TestPeers(t *testing.T) {
+	l, err := objects.New(t.Context(), bed.ControlPlane, func(line string) { t.Log(line) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Clear(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	size := result.Size{Services: 20, Endpoints: 2}
+	if err := l.Grow(t.Context(), size); err != nil {
+		t.Fatal(err)
+	}
+	b := &trial.Bench{Cluster: bed, Load: l, Say: func(line string) { t.Log(line) }, Limits: trial.Limits{
+		ColdStart: deadline, Samples: 2, Budget: deadline, Patience: deadline,
+		Idle: time.Second, Burst: 20 * time.Millisecond, Rates: []int{0, 50},
+	}}
+	if f := b.Floor(t.Context()); f.Missing != "" || f.Element == 0 || len(f.Watches) != len(b.Limits.Rates) {
+		t.Errorf("floor: %+v", f)
+	}
+	for _, mode := range []string{"nftables", "iptables"} {
+		r := b.Run(t.Context(), trial.Peer{Name: "sluice/" + mode, Mode: mode})
+		for stage, why := range r.Missing {
+			t.Errorf("%s: no %s: %s", r.Peer, stage, why)
+		}
+		if t.Failed() {
+			continue
+		}
+		if c := r.ColdStart; c.Answered != size.Services+2 || c.First > c.Every {
+			t.Errorf("%s: cold start: %+v", r.Peer, c)
+		}
+		for _, c := range r.Changes {
+			if len(c.Samples) != b.Limits.Samples {
+				t.Errorf("%s: %d samples at %d/s, want %d", r.Peer, len(c.Samples), c.Rate, b.Limits.Samples)
+			}
+		}
+		if d := r.DataPath; d.TCP.Made == 0 || d.UDP.Made == 0 || d.Bulk.Service == 0 {
+			t.Errorf("%s: data path: %+v", r.Peer, d)
+		}
+		if x := r.Restart; x.Failed > 0 {
+			t.Errorf("%s: restart: %d of %d connections failed: %s", r.Peer, x.Failed, x.Asked, x.Error)
+		}
+	}
+}
