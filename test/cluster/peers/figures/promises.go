@@ -129,7 +129,7 @@ func (r *Report) dataPathPromises() []Promise {
 			0.95, rate(us, false), rate(them, false)))
 	}
 	few, many := Size{10, 10}, Size{30_000, 4}
-	flat := atLeast("nftables: new TCP connections per second, part of the direct rate, flat from 10 to 30,000 Services",
+	flat := atLeast("nftables: new TCP connections per second, as part of the direct rate, flat from 10 to 30,000 Services",
 		0.9, rate(r.Result(ours, many), true), rate(r.Result(ours, few), true))
 	return append(out, flat)
 }

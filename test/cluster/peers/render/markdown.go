@@ -226,6 +226,7 @@ func (p *page) dataPath(r *figures.Report) {
 	p.heading("New connections")
 	p.line("Through a ClusterIP of ten endpoints, and directly to the same endpoints in turn, alternating in the same seconds.")
 	p.line("A connection is opened, answered in four bytes and closed; by UDP it is a datagram from a new socket and its answer.")
+	p.line("Direct connections pass the proxy's rules too, all of them in iptables mode; \"no rules\" is a node without a proxy.")
 	p.line("")
 	p.columns([]string{"size", "peer", "protocol"}, []string{
 		"per second", "direct", "ratio", "p50", "direct", "p99", "direct", "failed",
@@ -245,6 +246,24 @@ func (p *page) dataPath(r *figures.Report) {
 				y.pair.Service.P99.String(), y.pair.Direct.P99.String(), failed(y.pair))
 		}
 	})
+	for i := range r.Floors {
+		f := &r.Floors[i]
+		if f.Missing != "" {
+			p.row(f.Size.String(), "no rules", "both", f.Missing, "-", "-", "-", "-", "-", "-", "-")
+			continue
+		}
+		for _, y := range []struct {
+			name string
+			bare figures.Bare
+		}{{"TCP", f.TCP}, {"UDP", f.UDP}} {
+			p.row(f.Size.String(), "no rules", y.name, "-", fmt.Sprintf("%.0f", y.bare.PerSecond), "-",
+				"-", y.bare.P50.String(), "-", y.bare.P99.String(), "-")
+		}
+	}
+	p.bulk(r)
+}
+
+func (p *page) bulk(r *figures.Report) {
 	p.line("")
 	p.columns([]string{"size", "peer"}, []string{"bulk TCP, Gbit/s", "direct", "ratio"})
 	each(r, func(x *figures.Result) {

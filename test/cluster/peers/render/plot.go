@@ -64,14 +64,15 @@ func pictures() []picture {
 			},
 		},
 		{
-			name: "connections", title: "New TCP connections per second through a ClusterIP, part of the direct rate",
-			unit: "part of the direct rate", linear: true,
+			name: "connections", title: "New TCP connections per second through a ClusterIP",
+			unit: "connections per second", linear: true,
 			value: func(x *figures.Result) (figures.Bound, bool) {
 				if x.DataPath == nil {
 					return figures.Bound{}, false
 				}
-				return figures.Bound{Value: figures.Seconds(x.DataPath.TCP.PerSecond.Ratio())}, true
+				return figures.Bound{Value: figures.Seconds(x.DataPath.TCP.PerSecond.Service)}, true
 			},
+			floor: func(f *figures.Floor) (figures.Seconds, bool) { return figures.Seconds(f.TCP.PerSecond), true },
 		},
 	}
 }
@@ -160,7 +161,7 @@ func (x picture) add(p *plot.Plot, r *figures.Report) (bool, error) {
 				points = append(points, plotter.XY{X: float64(r.Floors[i].Size.Services), Y: float64(v)})
 			}
 		}
-		if err := line(p, "floor: no proxy", points, style{color: color.Gray{120}, dashes: dotted()}); err != nil {
+		if err := line(p, "no proxy, directly", points, style{color: color.Gray{120}, dashes: dotted()}); err != nil {
 			return false, err
 		}
 	}
@@ -181,7 +182,7 @@ func ticks(r *figures.Report) plot.ConstantTicks {
 func (x picture) frame(p *plot.Plot) {
 	p.X.Min, p.X.Max = p.X.Min*0.8, p.X.Max*1.25
 	if x.linear {
-		p.Y.Min, p.Y.Max = 0, max(1.2, p.Y.Max*1.2)
+		p.Y.Min, p.Y.Max = 0, p.Y.Max*1.4
 		return
 	}
 	const room = 30 // for the legend

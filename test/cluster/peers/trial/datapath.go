@@ -51,50 +51,69 @@ func (t *trial) dataPath(ctx context.Context) error {
 
 // pair measures one protocol.
 func (t *trial) pair(ctx context.Context, p proxy.Protocol, to [ways][]netip.AddrPort, out *figures.Pair) error {
-	var rates [ways][]figures.Seconds // connections per second, of each round
-	var took [ways][]figures.Seconds
+	var tallies [ways]tally
 	for range rounds {
 		for w := range ways {
-			many, err := t.burst(ctx, traffic.Burst{Protocol: p, To: to[w], Loops: runtime.NumCPU(), For: t.Limits.Burst})
-			if err != nil {
+			if err := t.site.round(ctx, p, to[w], t.Limits.Burst, &tallies[w]); err != nil {
 				return err
-			}
-			one, err := t.burst(ctx, traffic.Burst{Protocol: p, To: to[w], Loops: 1, For: t.Limits.Burst})
-			if err != nil {
-				return err
-			}
-			rates[w] = append(rates[w], figures.Seconds(float64(len(many.Took))/many.Elapsed.Seconds()))
-			for _, d := range one.Took {
-				took[w] = append(took[w], figures.Of(d))
-			}
-			out.Made += len(many.Took) + len(one.Took)
-			out.Failed += many.Failed + one.Failed
-			if err := cmp.Or(many.Err, one.Err); err != nil && out.Error == "" {
-				out.Error = err.Error()
 			}
 		}
 	}
-	out.PerSecond = figures.Rates{
-		Service: float64(figures.Percentile(rates[byService], 50)),
-		Direct:  float64(figures.Percentile(rates[directly], 50)),
+	out.PerSecond = figures.Rates{Service: tallies[byService].perSecond(), Direct: tallies[directly].perSecond()}
+	out.Service, out.Direct = tallies[byService].latency(), tallies[directly].latency()
+	for _, one := range tallies {
+		out.Made += one.made
+		out.Failed += one.failed
+		if one.err != nil && out.Error == "" {
+			out.Error = one.err.Error()
+		}
 	}
-	out.Service, out.Direct = latency(took[byService]), latency(took[directly])
 	return nil
 }
 
-func latency(took []figures.Seconds) figures.Latency {
-	return figures.Latency{P50: figures.Percentile(took, 50), P99: figures.Percentile(took, 99)}
+// tally sums up rounds of connections of one kind.
+type tally struct {
+	rates        []figures.Seconds // connections per second, of each round
+	took         []figures.Seconds // of each connection of a single loop
+	made, failed int
+	err          error // of the first that failed
 }
 
-// burst makes connections on a node that remembers no earlier ones.
-func (t *trial) burst(ctx context.Context, b traffic.Burst) (traffic.Done, error) {
-	if err := ctx.Err(); err != nil {
-		return traffic.Done{}, err
+// perSecond is the rate of the middle round.
+func (t *tally) perSecond() float64 { return float64(figures.Percentile(t.rates, 50)) }
+
+func (t *tally) latency() figures.Latency {
+	return figures.Latency{P50: figures.Percentile(t.took, 50), P99: figures.Percentile(t.took, 99)}
+}
+
+// round makes one burst for the rate, with as many loops as there are
+// processors, and one for the latency, with one loop. The node remembers no
+// earlier connections.
+func (s *site) round(ctx context.Context, p proxy.Protocol, to []netip.AddrPort, d time.Duration, out *tally) error {
+	for _, loops := range []int{runtime.NumCPU(), 1} {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := s.node.Host.FlushConntrack(); err != nil {
+			return err
+		}
+		done, err := s.client.Run(traffic.Burst{Protocol: p, To: to, Loops: loops, For: d})
+		if err != nil {
+			return err
+		}
+		out.made += len(done.Took)
+		out.failed += done.Failed
+		out.err = cmp.Or(out.err, done.Err)
+		if loops > 1 || runtime.NumCPU() == 1 {
+			out.rates = append(out.rates, figures.Seconds(float64(len(done.Took))/done.Elapsed.Seconds()))
+		}
+		if loops == 1 {
+			for _, one := range done.Took {
+				out.took = append(out.took, figures.Of(one))
+			}
+		}
 	}
-	if err := t.site.node.Host.FlushConntrack(); err != nil {
-		return traffic.Done{}, err
-	}
-	return t.site.client.Run(b)
+	return nil
 }
 
 // bulk measures the throughput of one connection.

@@ -15,7 +15,6 @@ import (
 	"sluice/internal/proxy"
 	"sluice/test/cluster/peers/figures"
 	"sluice/test/cluster/peers/load"
-	"sluice/test/cluster/peers/traffic"
 )
 
 // floorSamples is how many changes a bare watch hears of while others happen,
@@ -41,7 +40,8 @@ func (b *Bench) Floor(ctx context.Context) figures.Floor {
 	return f
 }
 
-// floorOfTraffic asks as many endpoints directly as there are Services.
+// floorOfTraffic asks as many endpoints directly as there are Services, and
+// makes connections on a node without rules.
 func (b *Bench) floorOfTraffic(ctx context.Context, s *site, f *figures.Floor) error {
 	targets := b.targets()
 	for i := range targets {
@@ -56,15 +56,18 @@ func (b *Bench) floorOfTraffic(ctx context.Context, s *site, f *figures.Floor) e
 		return fmt.Errorf("%d of %d endpoints answered: %w", answers.Count, len(targets), ctx.Err())
 	}
 	f.Sweep = figures.Of(answers.All.Sub(began))
-	done, err := s.client.Run(traffic.Burst{Protocol: proxy.TCP, To: load.DataTargets(), Loops: 1, For: 2 * b.Limits.Burst})
-	if err != nil {
-		return err
+	var tcp, udp tally
+	for range rounds {
+		err := errors.Join(
+			s.round(ctx, proxy.TCP, load.DataTargets(), b.Limits.Burst, &tcp),
+			s.round(ctx, proxy.UDP, load.DataTargets(), b.Limits.Burst, &udp))
+		if err != nil {
+			return err
+		}
 	}
-	var took []figures.Seconds
-	for _, d := range done.Took {
-		took = append(took, figures.Of(d))
-	}
-	f.Connect = figures.Percentile(took, 50)
+	f.TCP = figures.Bare{PerSecond: tcp.perSecond(), Latency: tcp.latency()}
+	f.UDP = figures.Bare{PerSecond: udp.perSecond(), Latency: udp.latency()}
+	f.Connect = f.TCP.P50
 	return nil
 }
 
@@ -203,9 +206,9 @@ func (b *Bench) watch(ctx context.Context, rate int, events <-chan event) (figur
 	const limit = 30 * time.Second
 	w := figures.Watch{Rate: rate}
 	churn := b.Load.Churn(ctx, rate)
-	wanted := floorSamplesIdle
+	wanted := min(b.Limits.Samples, floorSamplesIdle)
 	if rate > 0 {
-		wanted = floorSamples
+		wanted = min(b.Limits.Samples, floorSamples)
 		time.Sleep(warmUp)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
