@@ -50,6 +50,9 @@ func (o *Options) apiServer(c config.ClientConnection) (origin, error) {
 	cfg.ContentType = c.ContentType
 	cfg.AcceptContentTypes = cmp.Or(c.AcceptContentTypes, cfg.ContentType+",application/json")
 	cfg.QPS, cfg.Burst = c.QPS, c.Burst
+	// To pack and unpack what a node reads once and then in small pieces takes
+	// both sides longer than to send it.
+	cfg.DisableCompression = true
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return origin{}, o.blame(c.Kubeconfig, err)

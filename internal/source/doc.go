@@ -3,10 +3,10 @@
 // filter events and fan them out, and Source, which feeds the Configs.
 //
 //	API server --informer--+
-//	                       +--> Trimmer --> Config (filter, fan out) --> Handler
+//	                       +--> Config (filter, fan out) --> Handler
 //	folder ----manifest----+
 //
-// Both sources deliver trimmed objects through the same Configs, so whoever
-// listens cannot tell them apart. The package knows API objects; it must not
+// Both sources deliver through the same Configs, so whoever listens cannot tell
+// them apart. The package knows API objects; it must not
 // know what is made of them: neither rows, nor dataplanes, nor the kernel.
 package source

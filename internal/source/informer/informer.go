@@ -80,14 +80,10 @@ func (f *feed) await(ctx context.Context, come <-chan struct{}) bool {
 // feeds lists the four kinds, the Node first: it is one object, and everything
 // that depends on the node is then decided once.
 func (s *apiServer) feeds(ctx context.Context, h source.Handler) []*feed {
-	trimmer := source.NewTrimmer()
-	return []*feed{
-		s.nodes(ctx, h, trimmer), s.serviceCIDRs(ctx, h, trimmer),
-		s.services(ctx, h, trimmer), s.endpointSlices(ctx, h, trimmer),
-	}
+	return []*feed{s.nodes(ctx, h), s.serviceCIDRs(ctx, h), s.services(ctx, h), s.endpointSlices(ctx, h)}
 }
 
-func (s *apiServer) services(ctx context.Context, h source.ServiceHandler, t *source.Trimmer) *feed {
+func (s *apiServer) services(ctx context.Context, h source.ServiceHandler) *feed {
 	config := source.NewServiceConfig()
 	config.RegisterEventHandler(h)
 	errors := &watchErrors{resource: "services"}
@@ -95,41 +91,41 @@ func (s *apiServer) services(ctx context.Context, h source.ServiceHandler, t *so
 		labels: "!" + source.LabelServiceProxyName,
 		fields: fields.OneTermNotEqualSelector("spec.clusterIP", v1.ClusterIPNone).String(),
 	})
-	return s.feed(lw, &v1.Service{}, newMirror(ctx, config, t.Service, func(m metav1.ObjectMeta) *v1.Service {
+	return s.feed(lw, &v1.Service{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *v1.Service {
 		return &v1.Service{ObjectMeta: m}
 	}), errors, config.Synced)
 }
 
-func (s *apiServer) endpointSlices(ctx context.Context, h source.EndpointSliceHandler, t *source.Trimmer) *feed {
+func (s *apiServer) endpointSlices(ctx context.Context, h source.EndpointSliceHandler) *feed {
 	config := source.NewEndpointSliceConfig()
 	config.RegisterEventHandler(h)
 	errors := &watchErrors{resource: "endpointslices", group: discoveryv1.GroupName}
 	lw := listWatch(s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), errors, selectors{
 		labels: "!" + source.LabelHeadless,
 	})
-	return s.feed(lw, &discoveryv1.EndpointSlice{}, newMirror(ctx, config, t.EndpointSlice, func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice {
+	return s.feed(lw, &discoveryv1.EndpointSlice{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice {
 		return &discoveryv1.EndpointSlice{ObjectMeta: m}
 	}), errors, config.Synced)
 }
 
-func (s *apiServer) nodes(ctx context.Context, h source.NodeHandler, t *source.Trimmer) *feed {
+func (s *apiServer) nodes(ctx context.Context, h source.NodeHandler) *feed {
 	config := source.NewNodeConfig(s.settings.NodeName)
 	config.RegisterEventHandler(h)
 	errors := &watchErrors{resource: "nodes"}
 	lw := listWatch(s.client.CoreV1().Nodes(), errors, selectors{
 		fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.settings.NodeName).String(),
 	})
-	return s.feed(lw, &v1.Node{}, newMirror(ctx, config, t.Node, func(m metav1.ObjectMeta) *v1.Node {
+	return s.feed(lw, &v1.Node{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *v1.Node {
 		return &v1.Node{ObjectMeta: m}
 	}), errors, config.Synced)
 }
 
-func (s *apiServer) serviceCIDRs(ctx context.Context, h source.ServiceCIDRHandler, t *source.Trimmer) *feed {
+func (s *apiServer) serviceCIDRs(ctx context.Context, h source.ServiceCIDRHandler) *feed {
 	config := source.NewServiceCIDRConfig()
 	config.RegisterEventHandler(h)
 	errors := &watchErrors{resource: "servicecidrs", group: networkingv1.GroupName}
 	lw := listWatch(s.client.NetworkingV1().ServiceCIDRs(), errors, selectors{})
-	return s.feed(lw, &networkingv1.ServiceCIDR{}, newMirror(ctx, config, t.ServiceCIDR, func(m metav1.ObjectMeta) *networkingv1.ServiceCIDR {
+	return s.feed(lw, &networkingv1.ServiceCIDR{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *networkingv1.ServiceCIDR {
 		return &networkingv1.ServiceCIDR{ObjectMeta: m}
 	}), errors, config.Synced)
 }

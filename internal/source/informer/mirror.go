@@ -20,11 +20,12 @@ type sink[T any] interface {
 // mirror stands where an informer has its queue and its cache, and has neither:
 // who is told of an object keeps what it needs of it. It remembers which version
 // was passed on, so that an object that comes again is no change, and one that a
-// new list does not have is gone. One goroutine of the informer calls it.
+// new list does not have is gone. A list that comes object by object is passed on
+// in the same way; what the informer gathers of it is names. One goroutine of the
+// informer calls it.
 type mirror[T metav1.Object] struct {
 	ctx   context.Context // what comes after its end is dropped
 	to    sink[T]
-	trim  func(T) T
 	named func(metav1.ObjectMeta) T // an object that is nothing but this
 	known map[types.NamespacedName]seen
 
@@ -45,9 +46,9 @@ var (
 	_ cache.TransformingStore = (*mirror[*v1.Service])(nil)
 )
 
-func newMirror[T metav1.Object](ctx context.Context, to sink[T], trim func(T) T, named func(metav1.ObjectMeta) T) *mirror[T] {
+func newMirror[T metav1.Object](ctx context.Context, to sink[T], named func(metav1.ObjectMeta) T) *mirror[T] {
 	return &mirror[T]{
-		ctx: ctx, to: to, trim: trim, named: named, known: map[types.NamespacedName]seen{},
+		ctx: ctx, to: to, named: named, known: map[types.NamespacedName]seen{},
 		whole: make(chan struct{}), end: make(chan struct{}),
 	}
 }
@@ -78,12 +79,14 @@ func (m *mirror[T]) Delete(o any) error {
 // Replace takes a list of everything that there is.
 func (m *mirror[T]) Replace(list []any, _ string) error {
 	there := make(map[types.NamespacedName]bool, len(list))
-	for i, o := range list {
-		if obj, ok := o.(T); ok && m.ctx.Err() == nil {
-			there[keyOf(obj)] = true
-			m.set(obj)
+	for _, o := range list {
+		switch o := o.(type) {
+		case types.NamespacedName: // it has been passed on
+			there[o] = true
+		case T:
+			there[keyOf(o)] = true
+			_ = m.Update(o) // it has no error
 		}
-		list[i] = nil // there may be many, and they are large
 	}
 	for key := range m.known {
 		if !there[key] && m.ctx.Err() == nil {
@@ -126,13 +129,16 @@ func (m *mirror[T]) old(key types.NamespacedName, was seen) T {
 	return m.named(meta)
 }
 
-// Transformer makes the informer trim what it gathers before it calls Replace.
+// Transformer sees what the informer gathers before it calls Replace: it passes
+// objects on and leaves their names. Should the list break off, the next one
+// tells which of them are gone.
 func (m *mirror[T]) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {
-		if obj, ok := o.(T); ok {
-			return m.trim(obj), nil
+		obj, ok := o.(T)
+		if !ok {
+			return o, nil
 		}
-		return o, nil
+		return keyOf(obj), m.Update(obj)
 	}
 }
 

@@ -14,8 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"sluice/internal/source"
 )
 
 // maxFile is the size above which a file is not taken for a manifest.
@@ -57,7 +55,7 @@ type file struct {
 // folder is the memory of the files below a directory.
 type folder struct {
 	dir   string
-	trim  *source.Trimmer
+	trim  *trimmer
 	files map[string]*file // by slash-separated path below dir
 	// troubles are directories that could not be listed in the last scan.
 	troubles []Problem
@@ -66,7 +64,7 @@ type folder struct {
 }
 
 func newFolder(dir string) *folder {
-	return &folder{dir: filepath.Clean(dir), trim: source.NewTrimmer(), files: map[string]*file{}}
+	return &folder{dir: filepath.Clean(dir), trim: newTrimmer(), files: map[string]*file{}}
 }
 
 // scan brings the memory up to date. It reads files that look changed and

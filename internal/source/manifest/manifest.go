@@ -50,7 +50,7 @@ func Load(dir string) (*Objects, []Problem, error) {
 // Parse reads the text of one file. The name is used in problems, and its
 // ending says whether the text is JSON or YAML.
 func Parse(file string, data []byte) (*Objects, []Problem) {
-	r := read(file, data, source.NewTrimmer())
+	r := read(file, data, newTrimmer())
 	entries, problems := merge([]*reading{&r})
 	problems = append(problems, r.problems...)
 	sortProblems(problems)

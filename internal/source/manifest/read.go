@@ -15,8 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	kjson "sigs.k8s.io/json"
-
-	"sluice/internal/source"
 )
 
 // objectID tells objects apart. The namespace is empty for a kind without one.
@@ -63,13 +61,13 @@ type reading struct {
 // reader reads one file.
 type reader struct {
 	file    string
-	trim    *source.Trimmer
+	trim    *trimmer
 	ignored map[string]bool
 	out     reading
 }
 
 // read reads the text of one file.
-func read(file string, data []byte, trim *source.Trimmer) reading {
+func read(file string, data []byte, trim *trimmer) reading {
 	r := &reader{file: file, trim: trim, ignored: map[string]bool{}, out: reading{whole: true}}
 	data = bytes.TrimPrefix(data, []byte("\uFEFF"))
 	data = bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n"))

@@ -1,4 +1,4 @@
-package source_test
+package manifest
 
 import (
 	"testing"
@@ -84,7 +84,7 @@ func TestTrimService(t *testing.T) {
 	want.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{
 		{IP: "192.0.2.2", IPMode: new(v1.LoadBalancerIPModeProxy)}, {IP: "192.0.2.3"},
 	}
-	checkTrim(t, source.NewTrimmer().Service, in, want)
+	checkTrim(t, newTrimmer().Service, in, want)
 }
 
 func TestTrimEndpointSlice(t *testing.T) {
@@ -128,7 +128,7 @@ func TestTrimEndpointSlice(t *testing.T) {
 	}
 	want.Labels = map[string]string{source.LabelHeadless: "", discoveryv1.LabelServiceName: "web"}
 	want.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: "2024-01-01T00:00:00Z"}
-	got := checkTrim(t, source.NewTrimmer().EndpointSlice, in, want)
+	got := checkTrim(t, newTrimmer().EndpointSlice, in, want)
 
 	a, b := &got.Endpoints[0], &got.Endpoints[1]
 	if a.NodeName != b.NodeName || a.Hints != b.Hints {
@@ -155,13 +155,13 @@ func TestTrimNodeAndServiceCIDR(t *testing.T) {
 	want.Labels = map[string]string{v1.LabelTopologyZone: "z1"}
 	want.DeletionTimestamp = node.DeletionTimestamp
 	want.Status.Addresses = node.Status.Addresses
-	checkTrim(t, source.NewTrimmer().Node, node, want)
+	checkTrim(t, newTrimmer().Node, node, want)
 
 	cidr := &networkingv1.ServiceCIDR{
 		ObjectMeta: fullMeta(), Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}},
 		Status: networkingv1.ServiceCIDRStatus{Conditions: []metav1.Condition{{Type: "Ready"}}},
 	}
-	checkTrim(t, source.NewTrimmer().ServiceCIDR, cidr, &networkingv1.ServiceCIDR{ObjectMeta: keptMeta(), Spec: cidr.Spec})
+	checkTrim(t, newTrimmer().ServiceCIDR, cidr, &networkingv1.ServiceCIDR{ObjectMeta: keptMeta(), Spec: cidr.Spec})
 }
 
 // checkTrim checks the result, and that trimming twice changes nothing.

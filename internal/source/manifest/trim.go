@@ -1,4 +1,4 @@
-package source
+package manifest
 
 import (
 	"slices"
@@ -10,6 +10,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/source"
 )
 
 // maxInterned bounds the table of shared strings. Node names come and go with
@@ -17,11 +19,11 @@ import (
 // costs one round of new copies.
 const maxInterned = 1 << 16
 
-// Trimmer copies objects without the fields that nobody here reads, so that a
-// cache of them is as small as it can be. Copies share strings and pointers
+// trimmer copies objects without the fields that nobody reads, so that what is
+// kept of a folder is as small as it can be. Copies share strings and pointers
 // with each other and none with the original, so nothing of a large decoded
 // list stays alive. It may be used by several goroutines.
-type Trimmer struct {
+type trimmer struct {
 	yes, no        *bool
 	tcp, udp, sctp *v1.Protocol
 
@@ -29,9 +31,9 @@ type Trimmer struct {
 	strings map[string]*string
 }
 
-// NewTrimmer returns a Trimmer with an empty table of shared strings.
-func NewTrimmer() *Trimmer {
-	return &Trimmer{
+// newTrimmer returns a trimmer with an empty table of shared strings.
+func newTrimmer() *trimmer {
+	return &trimmer{
 		yes: new(true), no: new(false),
 		tcp: new(v1.ProtocolTCP), udp: new(v1.ProtocolUDP), sctp: new(v1.ProtocolSCTP),
 		strings: map[string]*string{},
@@ -39,10 +41,10 @@ func NewTrimmer() *Trimmer {
 }
 
 // Service returns what is read of a Service.
-func (t *Trimmer) Service(in *v1.Service) *v1.Service {
+func (t *trimmer) Service(in *v1.Service) *v1.Service {
 	out := &v1.Service{ObjectMeta: t.meta(&in.ObjectMeta)}
 	out.CreationTimestamp = in.CreationTimestamp
-	out.Labels = t.pick(in.Labels, LabelServiceProxyName, LabelHeadless)
+	out.Labels = t.pick(in.Labels, source.LabelServiceProxyName, source.LabelHeadless)
 	out.Spec = v1.ServiceSpec{
 		Type:                     v1.ServiceType(t.intern(string(in.Spec.Type))),
 		ClusterIP:                strings.Clone(in.Spec.ClusterIP),
@@ -79,12 +81,12 @@ func (t *Trimmer) Service(in *v1.Service) *v1.Service {
 }
 
 // EndpointSlice returns what is read of an EndpointSlice.
-func (t *Trimmer) EndpointSlice(in *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+func (t *trimmer) EndpointSlice(in *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	out := &discoveryv1.EndpointSlice{
 		ObjectMeta:  t.meta(&in.ObjectMeta),
 		AddressType: discoveryv1.AddressType(t.intern(string(in.AddressType))),
 	}
-	out.Labels = t.pick(in.Labels, discoveryv1.LabelServiceName, LabelHeadless)
+	out.Labels = t.pick(in.Labels, discoveryv1.LabelServiceName, source.LabelHeadless)
 	if at, ok := in.Annotations[v1.EndpointsLastChangeTriggerTime]; ok {
 		out.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: strings.Clone(at)}
 	}
@@ -103,7 +105,7 @@ func (t *Trimmer) EndpointSlice(in *discoveryv1.EndpointSlice) *discoveryv1.Endp
 	return out
 }
 
-func (t *Trimmer) endpoints(in []discoveryv1.Endpoint) []discoveryv1.Endpoint {
+func (t *trimmer) endpoints(in []discoveryv1.Endpoint) []discoveryv1.Endpoint {
 	out := make([]discoveryv1.Endpoint, len(in))
 	// One array holds all addresses: a slice of a hundred endpoints would
 	// otherwise be a hundred small allocations more.
@@ -132,7 +134,7 @@ func (t *Trimmer) endpoints(in []discoveryv1.Endpoint) []discoveryv1.Endpoint {
 }
 
 // Node returns what is read of a Node.
-func (t *Trimmer) Node(in *v1.Node) *v1.Node {
+func (t *trimmer) Node(in *v1.Node) *v1.Node {
 	out := &v1.Node{ObjectMeta: t.meta(&in.ObjectMeta)}
 	out.DeletionTimestamp = in.DeletionTimestamp.DeepCopy()
 	out.Labels = t.pick(in.Labels, v1.LabelTopologyZone)
@@ -153,13 +155,13 @@ func (t *Trimmer) Node(in *v1.Node) *v1.Node {
 }
 
 // ServiceCIDR returns what is read of a ServiceCIDR.
-func (t *Trimmer) ServiceCIDR(in *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
+func (t *trimmer) ServiceCIDR(in *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
 	out := &networkingv1.ServiceCIDR{ObjectMeta: t.meta(&in.ObjectMeta)}
 	out.Spec.CIDRs = cloneStrings(in.Spec.CIDRs)
 	return out
 }
 
-func (t *Trimmer) meta(in *metav1.ObjectMeta) metav1.ObjectMeta {
+func (t *trimmer) meta(in *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name:            strings.Clone(in.Name),
 		Namespace:       t.intern(in.Namespace),
@@ -169,7 +171,7 @@ func (t *Trimmer) meta(in *metav1.ObjectMeta) metav1.ObjectMeta {
 }
 
 // pick returns the named labels that are set, nil if none is.
-func (t *Trimmer) pick(labels map[string]string, keys ...string) map[string]string {
+func (t *trimmer) pick(labels map[string]string, keys ...string) map[string]string {
 	var out map[string]string
 	for _, key := range keys {
 		if value, ok := labels[key]; ok {
@@ -199,7 +201,7 @@ func cloneClusterIPs(in []string, first string) []string {
 	return out
 }
 
-func (t *Trimmer) families(in []v1.IPFamily) []v1.IPFamily {
+func (t *trimmer) families(in []v1.IPFamily) []v1.IPFamily {
 	if len(in) == 0 {
 		return nil
 	}
@@ -210,7 +212,7 @@ func (t *Trimmer) families(in []v1.IPFamily) []v1.IPFamily {
 	return out
 }
 
-func (t *Trimmer) hints(in *discoveryv1.EndpointHints) *discoveryv1.EndpointHints {
+func (t *trimmer) hints(in *discoveryv1.EndpointHints) *discoveryv1.EndpointHints {
 	out := &discoveryv1.EndpointHints{}
 	for _, z := range in.ForZones {
 		out.ForZones = append(out.ForZones, discoveryv1.ForZone{Name: t.intern(z.Name)})
@@ -225,7 +227,7 @@ func sameHints(a, b *discoveryv1.EndpointHints) bool {
 	return slices.Equal(a.ForZones, b.ForZones) && slices.Equal(a.ForNodes, b.ForNodes)
 }
 
-func (t *Trimmer) boolean(b *bool) *bool {
+func (t *trimmer) boolean(b *bool) *bool {
 	switch {
 	case b == nil:
 		return nil
@@ -235,7 +237,7 @@ func (t *Trimmer) boolean(b *bool) *bool {
 	return t.no
 }
 
-func (t *Trimmer) protocol(p *v1.Protocol) *v1.Protocol {
+func (t *trimmer) protocol(p *v1.Protocol) *v1.Protocol {
 	if p == nil {
 		return nil
 	}
@@ -250,12 +252,12 @@ func (t *Trimmer) protocol(p *v1.Protocol) *v1.Protocol {
 	return new(v1.Protocol(t.intern(string(*p))))
 }
 
-func (t *Trimmer) intern(s string) string {
+func (t *trimmer) intern(s string) string {
 	return *t.internPointer(&s)
 }
 
 // internPointer returns the one shared pointer for this text, nil for nil.
-func (t *Trimmer) internPointer(s *string) *string {
+func (t *trimmer) internPointer(s *string) *string {
 	if s == nil {
 		return nil
 	}
