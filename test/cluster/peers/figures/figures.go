@@ -225,6 +225,7 @@ type Memory struct {
 // was made when no proxy ran.
 type Restart struct {
 	Followed Seconds `json:"followed"` // from the start until traffic followed that change
+	CPU      Seconds `json:"cpu"`      // of the process and its children until then
 	Asked    int     `json:"asked"`    // connections meanwhile, from the end of the old process
 	Failed   int     `json:"failed"`
 	Error    string  `json:"error,omitempty"` // of the first that failed

@@ -147,7 +147,7 @@ func (p *page) starts(r *figures.Report) {
 	p.line("machine's, so it is approximate.")
 	p.line("")
 	p.columns([]string{"size", "peer"}, []string{
-		"first Service answers", "every Service answers", "CPU", "kernel memory, about", "restart", "connections failed",
+		"first Service answers", "every Service answers", "CPU", "kernel memory, about", "restart", "CPU", "connections failed",
 	})
 	each(r, func(x *figures.Result) {
 		cells := []string{x.Size.String(), x.Peer}
@@ -161,9 +161,9 @@ func (p *page) starts(r *figures.Report) {
 			cells = append(cells, x.Why(figures.StageColdStart), "-", "-", "-")
 		}
 		if s := x.Restart; s != nil {
-			cells = append(cells, s.Followed.String(), fmt.Sprintf("%d of %d", s.Failed, s.Asked))
+			cells = append(cells, s.Followed.String(), s.CPU.String(), fmt.Sprintf("%d of %d", s.Failed, s.Asked))
 		} else {
-			cells = append(cells, x.Why(figures.StageRestart), "-")
+			cells = append(cells, x.Why(figures.StageRestart), "-", "-")
 		}
 		p.row(cells...)
 	})

@@ -67,6 +67,10 @@ func (t *trial) restart(ctx context.Context) error {
 	}
 	m := t.site.client.Monitor(targets)
 	took, err := t.startAgain(ctx)
+	var cpu time.Duration
+	if err == nil {
+		cpu, err = t.proxy.CPU()
+	}
 	if err == nil {
 		time.Sleep(time.Second) // for what the peer does after it has followed
 	}
@@ -74,7 +78,7 @@ func (t *trial) restart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := &figures.Restart{Followed: figures.Of(took), Asked: m.Asked, Failed: m.Failed}
+	r := &figures.Restart{Followed: figures.Of(took), CPU: figures.Of(cpu), Asked: m.Asked, Failed: m.Failed}
 	if m.Err != nil {
 		r.Error = m.Err.Error()
 	}

@@ -28,7 +28,7 @@ func summary(r *figures.Result, s figures.Stage) string {
 		return fmt.Sprintf("TCP %.0f/s of %.0f/s, UDP %.0f/s of %.0f/s", d.TCP.PerSecond.Service, d.TCP.PerSecond.Direct,
 			d.UDP.PerSecond.Service, d.UDP.PerSecond.Direct)
 	case figures.StageRestart:
-		return fmt.Sprintf("followed after %v, %d of %d connections failed", r.Restart.Followed, r.Restart.Failed, r.Restart.Asked)
+		return fmt.Sprintf("followed after %v, CPU %v, %d of %d connections failed", r.Restart.Followed, r.Restart.CPU, r.Restart.Failed, r.Restart.Asked)
 	}
 	for i := range r.Changes {
 		if c := &r.Changes[i]; s == figures.StageChange(c.Rate) {
