@@ -1,3 +1,5 @@
+// The older kube-proxy that is compared with ours. It is a module of its own,
+// since one module has one version of Kubernetes.
 module sluice/test/cluster/kubeproxy136
 
 go 1.26.0

@@ -52,11 +52,11 @@ func (c *campaign) run(ctx context.Context) error {
 	}
 	defer c.endCluster()
 	for _, s := range plan {
-		if err := c.measure(ctx, s); err != nil {
-			return err
+		if err = c.measure(ctx, s); err != nil {
+			break // what was found so far is worth a page
 		}
 	}
-	if err := render.Write(c.report, c.output); err != nil {
+	if err := errors.Join(err, render.Write(c.report, c.output)); err != nil {
 		return err
 	}
 	fmt.Print(render.Markdown(c.report))

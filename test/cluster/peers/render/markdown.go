@@ -208,7 +208,7 @@ func memory(x *figures.Result) []string {
 	case m == nil:
 		return []string{x.Why(figures.StageMemory), "-", "-"}
 	case m.Largest == 0:
-		return []string{m.Steady.String(), m.Peak.String(), "not measured: it was not restarted"}
+		return []string{m.Steady.String(), m.Peak.String(), "not measured"}
 	default:
 		return []string{m.Steady.String(), m.Peak.String(), m.Largest.String()}
 	}

@@ -62,6 +62,7 @@ func (b *Bench) Run(ctx context.Context, p Peer) figures.Result {
 	t.stages(ctx)
 	if t.proxy != nil {
 		t.proxy.Kill()
+		t.largest()
 	}
 	if err := site.close(ctx); err != nil {
 		b.Say(fmt.Sprintf("%s: %v", p.Name, err))

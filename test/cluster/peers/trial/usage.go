@@ -47,11 +47,11 @@ func (t *trial) keepMemory() {
 	}
 }
 
-// largest notes the peak of the process or of any of its children. The process
-// must have ended.
+// largest notes the peak of the process or of any of its children, unless that
+// of an earlier process is known. The process must have ended.
 func (t *trial) largest() {
 	u, err := t.proxy.Usage()
-	if err == nil && t.result.Memory != nil {
+	if err == nil && t.result.Memory != nil && t.result.Memory.Largest == 0 {
 		t.result.Memory.Largest = figures.Bytes(u.Peak)
 	}
 }
