@@ -72,8 +72,13 @@ func (b Builder) Foreign(ctx context.Context, p Program) (string, error) {
 // Daemon builds the daemon of the tree at root. Go's own cache makes this
 // quick where nothing has changed, so it is always asked.
 func (b Builder) Daemon(ctx context.Context, root string) (string, error) {
-	path := filepath.Join(b.Cache, "sluice")
-	if err := b.compile(ctx, job{what: "sluice", dir: root, pkg: "./cmd/sluice", flags: "-s -w", path: path}); err != nil {
+	return b.Own(ctx, root, "./cmd/sluice", "sluice")
+}
+
+// Own builds a package of a module of ours, under a name.
+func (b Builder) Own(ctx context.Context, module, pkg, name string) (string, error) {
+	path := filepath.Join(b.Cache, name)
+	if err := b.compile(ctx, job{what: name, dir: module, pkg: pkg, flags: "-s -w", path: path}); err != nil {
 		return "", err
 	}
 	return path, nil

@@ -136,7 +136,7 @@ func (c *campaign) measure(ctx context.Context, s step) error {
 	if err := c.fill(ctx, s.size); err != nil {
 		return err
 	}
-	b := &trial.Bench{Cluster: c.cluster, Load: c.load, Limits: c.limits, Say: c.say}
+	b := &trial.Bench{Cluster: c.cluster, Watcher: c.programs.watcher, Load: c.load, Limits: c.limits, Say: c.say}
 	if s.size.Services < small {
 		b.Limits.Rates = c.limits.Rates[:1]
 	}

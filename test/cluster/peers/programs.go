@@ -22,6 +22,7 @@ import (
 // programs are the paths of everything that runs.
 type programs struct {
 	etcd, apiServer string
+	watcher         string
 	paths           map[string]string // of proxies, by the names that peers have
 }
 
@@ -56,6 +57,9 @@ func (c *campaign) build(ctx context.Context, dir string) error {
 		return err
 	}
 	if c.programs.apiServer, err = b.Foreign(ctx, build.Kubernetes("kube-apiserver")); err != nil {
+		return err
+	}
+	if c.programs.watcher, err = b.Own(ctx, dir, "./peers/watcher", "watcher"); err != nil {
 		return err
 	}
 	c.programs.paths = map[string]string{}

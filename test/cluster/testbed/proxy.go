@@ -71,13 +71,17 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 	return process.Start(n.Host, spec)
 }
 
+// StartProgram starts a program on a node, with arguments.
+func (c *Cluster) StartProgram(n *Node, name, path string, args ...string) (*process.Process, error) {
+	c.proxies++
+	return process.Start(n.Host, process.Spec{
+		Name: fmt.Sprintf("%s-%s-%d", n.Name, name, c.proxies), Dir: c.settings.Dir, Path: path, Args: args,
+	})
+}
+
 // CleanUp removes the rules that proxies have left on a node.
 func (c *Cluster) CleanUp(n *Node) error {
-	c.proxies++
-	p, err := process.Start(n.Host, process.Spec{
-		Name: fmt.Sprintf("%s-cleanup-%d", n.Name, c.proxies),
-		Dir:  c.settings.Dir, Path: c.settings.Proxy, Args: []string{"--cleanup"},
-	})
+	p, err := c.StartProgram(n, "cleanup", c.settings.Proxy, "--cleanup")
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,8 @@ type Watch struct {
 	Achieved float64   `json:"achieved"`
 	Samples  []Seconds `json:"samples"` // from the API server's answer to the event; less than 0: it came before
 	Calls    []Seconds `json:"calls"`   // of each sample: the update call itself, before that
+	Updates  int       `json:"updates"` // all changes in the window, the samples included
+	CPU      Seconds   `json:"cpu"`     // of a process that only watches, in the window; 0: not measured
 }
 
 // watch returns the watch at a rate, or nil.
@@ -39,6 +41,16 @@ func (f *Floor) watch(rate int) *Watch {
 		}
 	}
 	return nil
+}
+
+// PerUpdate returns the CPU time that one update costs a process that only
+// watches, and false if it was not measured.
+func (f *Floor) PerUpdate(rate int) (Seconds, bool) {
+	w := f.watch(rate)
+	if w == nil || w.CPU == 0 || w.Updates == 0 {
+		return 0, false
+	}
+	return w.CPU / Seconds(w.Updates), true
 }
 
 // Event returns how long after the API server's answer the event comes, p50.

@@ -12,11 +12,11 @@ func (p *page) floors(r *figures.Report) {
 	p.line("bare netlink loop replaces one element, a connection is made. A start: all objects are listed, as many elements are")
 	p.line("written, as many endpoints are asked directly as there are Services. An event with a time below zero comes before the")
 	p.line("API server's answer to the update; in the sum it counts as zero. \"With the call\" is from the moment that the update")
-	p.line("was sent.")
+	p.line("was sent. CPU per update is that of a process that watches EndpointSlices and throws away what it hears.")
 	p.line("")
 	columns := []string{"one element", "a connection", "list", "write", "ask all", "start: sum"}
 	for _, rate := range rates(r) {
-		columns = append(columns, "event, others "+others(rate, 0), "change: sum", "with the call")
+		columns = append(columns, "event, others "+others(rate, 0), "change: sum", "with the call", "CPU per update")
 	}
 	p.columns([]string{"size"}, columns)
 	for i := range r.Floors {
@@ -31,15 +31,23 @@ func (p *page) floors(r *figures.Report) {
 		for _, rate := range rates(r) {
 			event, ok := f.Event(rate)
 			if !ok {
-				cells = append(cells, "not measured", "-", "-")
+				cells = append(cells, "not measured", "-", "-", "-")
 				continue
 			}
 			sum, _ := f.Change(rate)
 			whole, _ := f.Whole(rate)
-			cells = append(cells, event.String(), sum.String(), whole.String())
+			cells = append(cells, event.String(), sum.String(), whole.String(), bareCPU(f, rate))
 		}
 		p.row(cells...)
 	}
+}
+
+// bareCPU is the CPU time that an update costs who only watches.
+func bareCPU(f *figures.Floor, rate int) string {
+	if v, ok := f.PerUpdate(rate); ok {
+		return v.String()
+	}
+	return "not measured"
 }
 
 // method says how the figures were made.

@@ -15,6 +15,7 @@ import (
 	"sluice/internal/proxy"
 	"sluice/test/cluster/peers/figures"
 	"sluice/test/cluster/peers/load"
+	"sluice/test/cluster/process"
 )
 
 // floorSamples is how many changes a bare watch hears of while others happen,
@@ -27,7 +28,7 @@ func (b *Bench) Floor(ctx context.Context) figures.Floor {
 	site, err := b.newSite(ctx)
 	if err == nil {
 		err = errors.Join(
-			b.floorOfTraffic(ctx, site, &f), b.floorOfKernel(ctx, site, &f), b.floorOfAPI(ctx, &f), site.close(ctx))
+			b.floorOfTraffic(ctx, site, &f), b.floorOfKernel(ctx, site, &f), b.floorOfAPI(ctx, site, &f), site.close(ctx))
 	}
 	if err != nil {
 		f.Missing = err.Error()
@@ -154,7 +155,7 @@ func replaceElements(ctx context.Context, conn *nft.Conn, set *nft.Set) (figures
 }
 
 // floorOfAPI reads all objects once, and receives events of changes.
-func (b *Bench) floorOfAPI(ctx context.Context, f *figures.Floor) error {
+func (b *Bench) floorOfAPI(ctx context.Context, s *site, f *figures.Floor) error {
 	client, err := kubernetes.NewForConfig(load.Protobuf(b.Cluster.Admin))
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
@@ -185,8 +186,15 @@ func (b *Bench) floorOfAPI(ctx context.Context, f *figures.Floor) error {
 			}
 		}
 	}()
+	bare, err := b.startWatcher(ctx, s)
+	if err != nil {
+		return err
+	}
+	if bare != nil {
+		defer bare.Kill()
+	}
 	for _, rate := range b.Limits.Rates {
-		watch, err := b.watch(ctx, rate, events)
+		watch, err := b.watch(ctx, rate, events, bare)
 		if err != nil {
 			return err
 		}
@@ -201,8 +209,44 @@ type event struct {
 	address string
 }
 
-// watch takes the samples at one rate of other changes.
-func (b *Bench) watch(ctx context.Context, rate int, events <-chan event) (figures.Watch, error) {
+// startWatcher starts the process that only watches, if there is one, and waits
+// until it has all that there is.
+func (b *Bench) startWatcher(ctx context.Context, s *site) (*process.Process, error) {
+	if b.Watcher == "" {
+		return nil, nil
+	}
+	p, err := b.Cluster.StartProgram(s.node, "watcher", b.Watcher, s.user.Kubeconfig())
+	if err != nil {
+		return nil, err
+	}
+	return p, restful(ctx, p)
+}
+
+// restful waits until a process has not used a processor for a while.
+func restful(ctx context.Context, p *process.Process) error {
+	const still, look = 5, 200 * time.Millisecond
+	var last time.Duration
+	for n := 0; n < still; n++ {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(look):
+		}
+		now, err := p.CPU()
+		if err != nil {
+			return err
+		}
+		if now != last {
+			n = 0
+		}
+		last = now
+	}
+	return nil
+}
+
+// watch takes the samples at one rate of other changes. The process, if there
+// is one, hears of all of them too.
+func (b *Bench) watch(ctx context.Context, rate int, events <-chan event, bare *process.Process) (figures.Watch, error) {
 	const limit = 30 * time.Second
 	w := figures.Watch{Rate: rate}
 	churn := b.Load.Churn(ctx, rate)
@@ -213,8 +257,12 @@ func (b *Bench) watch(ctx context.Context, rate int, events <-chan event) (figur
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	others, began := churn.Count(), time.Now()
+	var before, after time.Duration
 	var err error
+	if bare != nil {
+		before, err = bare.CPU()
+	}
+	others, began := churn.Count(), time.Now()
 	for len(w.Samples) < wanted && err == nil {
 		var step load.Step
 		var at time.Time
@@ -224,6 +272,11 @@ func (b *Bench) watch(ctx context.Context, rate int, events <-chan event) (figur
 			time.Sleep(floorGap(rate))
 		}
 	}
+	if bare != nil && err == nil {
+		after, err = bare.CPU()
+		w.CPU = figures.Of(after - before)
+	}
+	w.Updates = len(w.Samples) + int(churn.Count()-others)
 	w.Achieved = float64(churn.Count()-others) / time.Since(began).Seconds()
 	return w, errors.Join(err, churn.Stop())
 }

@@ -33,6 +33,7 @@ type Limits struct {
 // Bench measures on one loaded API server.
 type Bench struct {
 	Cluster *testbed.Cluster
+	Watcher string // path of the program that only watches; empty: its cost is not measured
 	Load    *load.Load
 	Limits  Limits
 	Say     func(line string)
