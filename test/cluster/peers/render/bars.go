@@ -41,7 +41,7 @@ func (b bars) Plot(c vgdraw.Canvas, p *plot.Plot) {
 		}
 		label := p.X.Tick.Label
 		label.XAlign, label.YAlign, label.Rotation = vgdraw.XCenter, vgdraw.YBottom, 0
-		label.Font.Size = vg.Points(8)
+		label.Font.Size = vg.Points(7)
 		c.FillText(label, vg.Point{X: (left + right) / 2, Y: top + vg.Points(2)}, short(one))
 	}
 }

@@ -22,6 +22,7 @@ type picture struct {
 	linear            bool // otherwise the figures are on a logarithmic axis
 	value             func(x *figures.Result) (figures.Bound, bool)
 	floor             func(f *figures.Floor) (figures.Seconds, bool) // nil: none
+	limit             string                                         // what the floor is called
 }
 
 // pictures are all of them.
@@ -29,11 +30,11 @@ func pictures() []picture {
 	return []picture{
 		{
 			name: "change", title: "Endpoint change to traffic, idle, p50", unit: "seconds",
-			value: change(0), floor: func(f *figures.Floor) (figures.Seconds, bool) { return f.Change(0) },
+			value: change(0), floor: func(f *figures.Floor) (figures.Seconds, bool) { return f.Change(0) }, limit: "floor",
 		},
 		{
 			name: "change-busy", title: "Endpoint change to traffic, 50 other changes per second, p50", unit: "seconds",
-			value: change(50), floor: func(f *figures.Floor) (figures.Seconds, bool) { return f.Change(50) },
+			value: change(50), floor: func(f *figures.Floor) (figures.Seconds, bool) { return f.Change(50) }, limit: "floor",
 		},
 		{
 			name: "coldstart", title: "Cold start until every Service answers", unit: "seconds", bars: true,
@@ -73,6 +74,7 @@ func pictures() []picture {
 				return figures.Bound{Value: figures.Seconds(x.DataPath.TCP.PerSecond.Service)}, true
 			},
 			floor: func(f *figures.Floor) (figures.Seconds, bool) { return figures.Seconds(f.TCP.PerSecond), true },
+			limit: "directly, without rules",
 		},
 	}
 }
@@ -161,7 +163,7 @@ func (x picture) add(p *plot.Plot, r *figures.Report) (bool, error) {
 				points = append(points, plotter.XY{X: float64(r.Floors[i].Size.Services), Y: float64(v)})
 			}
 		}
-		if err := line(p, "no proxy, directly", points, style{color: color.Gray{120}, dashes: dotted()}); err != nil {
+		if err := line(p, x.limit, points, style{color: color.Gray{120}, dashes: dotted()}); err != nil {
 			return false, err
 		}
 	}

@@ -51,11 +51,12 @@ func (b *Bench) newSite(ctx context.Context) (_ *site, err error) {
 	return s, err
 }
 
+// close takes the site away, also when ctx has ended.
 func (s *site) close(ctx context.Context) error {
 	if s.server != nil {
 		s.server.Close()
 	}
-	if err := s.cluster.RemoveNode(ctx, s.node); err != nil {
+	if err := s.cluster.RemoveNode(context.WithoutCancel(ctx), s.node); err != nil {
 		return fmt.Errorf("clear the site: %w", err)
 	}
 	return nil

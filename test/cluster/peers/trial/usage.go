@@ -52,7 +52,7 @@ func (t *trial) keepMemory() {
 func (t *trial) largest() {
 	u, err := t.proxy.Usage()
 	if err == nil && t.result.Memory != nil && t.result.Memory.Largest == 0 {
-		t.result.Memory.Largest = figures.Bytes(u.Peak)
+		t.result.Memory.Largest = max(figures.Bytes(u.Peak), t.result.Memory.Peak)
 	}
 }
 
