@@ -35,7 +35,7 @@ bench: ## the figures the design promises, as one table; also written to docs/be
 	go run ./test/bench --output docs/benchmarks/core.md
 
 bench-peers: deps ## Sluice and kube-proxy side by side, half an hour; written to docs/benchmarks/peers.*
-	cd test/cluster && go run ./peers --fresh
+	cd test/cluster && go run ./peers --fresh --readme ../../README.md
 
 generate: ## what is generated from the code: the packet table's themes in README.md
 	go run ./test/matrix README.md

@@ -56,7 +56,7 @@ func (c *campaign) run(ctx context.Context) error {
 			break // what was found so far is worth a page
 		}
 	}
-	if err := errors.Join(err, render.Write(c.report, c.output)); err != nil {
+	if err := errors.Join(err, c.options.write(c.report, c.output)); err != nil {
 		return err
 	}
 	fmt.Print(render.Markdown(c.report))

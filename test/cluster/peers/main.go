@@ -28,6 +28,7 @@ type options struct {
 	sizes, legacy string // for nftables, for iptables
 	output        string
 	render        string
+	readme        string
 	fresh         bool
 	keep          bool
 	limits        trial.Limits
@@ -41,6 +42,7 @@ func main() {
 	flag.StringVar(&o.legacy, "iptables-sizes", "1000x10,2000x10", "`SERVICESxENDPOINTS` for iptables modes")
 	flag.StringVar(&o.output, "output", "../../docs/benchmarks/peers.json", "join the figures with those of this file; the table and pictures go beside it")
 	flag.StringVar(&o.render, "render", "", "measure nothing, write the table and pictures of this `FILE` again")
+	flag.StringVar(&o.readme, "readme", "", "write the verdicts into this `FILE` too, between its marks")
 	flag.BoolVar(&o.fresh, "fresh", false, "forget the figures that the file has")
 	flag.BoolVar(&o.keep, "keep", false, "keep the programs' logs")
 	flag.DurationVar(&o.limits.ColdStart, "cold-start", 3*time.Minute, "wait this long for every Service to answer")
@@ -75,7 +77,7 @@ func run(ctx context.Context, o options) error {
 		if err != nil {
 			return err
 		}
-		return render.Write(r, o.render)
+		return o.write(r, o.render)
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("the nodes are network namespaces: run as root")
@@ -96,6 +98,15 @@ func run(ctx context.Context, o options) error {
 		return nil
 	}
 	return os.RemoveAll(dir)
+}
+
+// write writes everything that is made of the figures.
+func (o options) write(r *figures.Report, path string) error {
+	err := render.Write(r, path)
+	if o.readme != "" {
+		err = errors.Join(err, render.Headline(r, o.readme))
+	}
+	return err
 }
 
 // list splits a flag at its commas.

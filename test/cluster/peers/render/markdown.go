@@ -73,6 +73,13 @@ func (p *page) header(r *figures.Report) {
 
 func (p *page) promises(r *figures.Report) {
 	p.heading("What was promised")
+	p.line("Where a target does not hold, [profile.md](profile.md) shows where the time goes.")
+	p.line("")
+	p.verdicts(r)
+}
+
+// verdicts is the table of all promises.
+func (p *page) verdicts(r *figures.Report) {
 	p.columns([]string{"what"}, []string{"sluice", "against", "ratio", "target", "holds"})
 	for _, x := range r.Promises() {
 		p.row(x.What, x.Ours, x.Against, x.Ratio, x.Target, x.Verdict.String())
