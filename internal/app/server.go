@@ -159,11 +159,15 @@ func (failures) Queued() {}
 func (failures) Began() {}
 
 // Done counts.
-func (f failures) Done(_ bool, err error) {
-	for _, family := range f.families {
-		if err != nil {
-			f.metrics.NftablesSyncFailure(family)
-			f.metrics.IPTablesRestoreFailure(family) // the one that the mode has is shown
+func (f failures) Done(full bool, err error) {
+	if err == nil {
+		return
+	}
+	for _, family := range f.families { // those that the mode has are shown
+		f.metrics.NftablesSyncFailure(family)
+		f.metrics.IPTablesRestoreFailure(family)
+		if !full {
+			f.metrics.IPTablesPartialRestoreFailure(family)
 		}
 	}
 }

@@ -15,12 +15,12 @@ import (
 // moment later, and from then on.
 const (
 	startGarbage  = 50
-	steadyGarbage = 75
+	steadyGarbage = 60
 )
 
 // ballast is memory that is never touched and so never there, but counted as in
 // use: it keeps the collector from running all the time while little is.
-const ballast = 24 << 20
+const ballast = 8 << 20
 
 // thrift keeps the process small, for it runs on every node. At 10,000 Services
 // of ten endpoints it needs 30 MiB, and would take four times as much for the

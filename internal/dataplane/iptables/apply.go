@@ -39,7 +39,8 @@ func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
 			d.report(f, s)
 		}
 	}
-	return d.take(next)
+	d.take(ctx, next)
+	return nil
 }
 
 // after returns the state after a step. Rows are shared until it is taken, so
@@ -63,11 +64,11 @@ type next struct {
 }
 
 // take remembers that the kernel has taken a step.
-func (d *Dataplane) take(n *next) error {
+func (d *Dataplane) take(ctx context.Context, n *next) {
 	s := &proxy.State{Rows: d.rows, HealthChecks: d.checks, Node: d.node, CIDRs: d.cidrs}
 	s.Apply(n.delta)
 	d.node, d.cidrs, d.checks = s.Node, s.CIDRs, s.HealthChecks
-	return d.openLoopback()
+	d.openLoopback(ctx)
 }
 
 // step renders the rows of a step and takes the differences.

@@ -12,6 +12,7 @@ import (
 
 	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/kernel/nfacct"
+	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
 )
 
@@ -244,5 +245,20 @@ func TestProbabilities(t *testing.T) {
 		if got := probability(n); got != want {
 			t.Errorf("one in %d is %s; want %s", n, got, want)
 		}
+	}
+}
+
+// TestLoopbackCannotBeOpened wants everything else to work on a host whose
+// settings cannot be changed.
+func TestLoopbackCannotBeOpened(t *testing.T) {
+	d, _ := faked()
+	k := sysctl.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
+	k.Refuse("net/ipv4/conf/all/route_localnet", errors.New("read-only file system"))
+	d.sysctls = k
+	if err := d.Sync(t.Context(), everyState()); err != nil {
+		t.Error(err)
+	}
+	if !d.closed {
+		t.Error("nobody was told that NodePorts on loopback addresses stay closed")
 	}
 }

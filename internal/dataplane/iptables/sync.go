@@ -46,9 +46,7 @@ func (d *Dataplane) reach(ctx context.Context, s *proxy.State, earlier map[proxy
 		}
 	}
 	d.node, d.cidrs, d.rows, d.checks = s.Node, s.CIDRs, s.Rows, s.HealthChecks
-	if err := d.openLoopback(); err != nil {
-		return err
-	}
+	d.openLoopback(ctx)
 	d.tellAffinity(ctx)
 	if len(refused) > 0 {
 		return &proxy.RefusedError{Rows: refused}
@@ -152,19 +150,22 @@ func (f *family) check(ctx context.Context, want *target) error {
 }
 
 // openLoopback lets the node's connections from loopback addresses reach
-// endpoints, once the rule is in force that keeps others from loopback.
-func (d *Dataplane) openLoopback() error {
+// endpoints, once the rule is in force that keeps others from loopback. Where
+// the setting cannot be changed, everything else works without.
+func (d *Dataplane) openLoopback(ctx context.Context) {
 	const name = "net/ipv4/conf/all/route_localnet"
 	if !d.node.LocalhostNodePorts || !slices.ContainsFunc(d.families, func(f *family) bool { return f.Family == proxy.IPv4 }) {
-		return nil
+		return
 	}
 	if on, err := sysctl.ReadInt(d.sysctls, name); err == nil && on == 1 {
-		return nil
+		return
 	}
-	if err := d.sysctls.Write(name, "1"); err != nil {
-		return fmt.Errorf("open NodePorts on loopback addresses: %w", err)
+	err := d.sysctls.Write(name, "1")
+	if err != nil && !d.closed {
+		klog.FromContext(ctx).Error(err, "NodePorts stay closed on loopback addresses, set it on the host or use --iptables-localhost-nodeports=false",
+			"setting", name)
 	}
-	return nil
+	d.closed = err != nil
 }
 
 // tellAffinity says once how many clients the kernel remembers. The number
