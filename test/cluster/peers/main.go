@@ -79,6 +79,9 @@ func run(ctx context.Context, o options) error {
 		}
 		return o.write(r, o.render)
 	}
+	if o.limits.Patience <= o.limits.Budget {
+		return fmt.Errorf("--patience %v must be more than --budget %v", o.limits.Patience, o.limits.Budget)
+	}
 	if os.Geteuid() != 0 {
 		return errors.New("the nodes are network namespaces: run as root")
 	}

@@ -107,6 +107,7 @@ func (r *Report) Promises() []Promise {
 		rule{nft + "cold start until every Service answers", "at most 1/10", false, 1.0 / 10}.judge(us.coldStart(), them.coldStart()),
 		rule{nft + "peak resident memory", "at most 1/3", false, 1.0 / 3}.judge(us.peak(), them.peak()),
 		rule{"nftables: the same latency at 30,000 as at 1,000 Services, p50, idle", "within 1.3x", false, 1.3}.judge(r.side(ours, many).change(0), r.side(ours, few).change(0)),
+		rule{"nftables: the same, under 50 changes/s", "within 1.3x", false, 1.3}.judge(r.side(ours, many).change(50), r.side(ours, few).change(50)),
 		rule{nft + "endpoint change to traffic, p50, idle, against the floor", "within 3x", false, 3}.judge(us.change(0), r.floor(big, (*Floor).Change)),
 		rule{nft + "the same from the moment that the update was sent", "within 3x", false, 3}.judge(us.whole(0), r.floor(big, (*Floor).Whole)),
 		rule{ipt + "endpoint change to traffic, p50, idle", "at least 5x faster", true, 5}.judge(old.change(0), older.change(0)),
