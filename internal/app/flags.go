@@ -1,6 +1,7 @@
 package app
 
 import (
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -162,7 +163,7 @@ func (o *Options) trafficFlags() flagGroup {
 	g := group("Traffic")
 	c := &o.Object
 	g.StringVar((*string)(&c.Mode), "proxy-mode", "",
-		"program the kernel by this `MODE`: nftables; without it, the best that the kernel can do")
+		"program the kernel by this `MODE`: "+modeNames()+"; without it, the best that the kernel can do")
 	g.StringVar(&c.ClusterCIDR, "cluster-cidr", "",
 		"`CIDRS` of the pods in the cluster: one, or two with a comma between, one of each family")
 	g.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", "",
@@ -230,4 +231,13 @@ func (o *Options) loggingFlags() flagGroup {
 	logsapi.AddFlags(o.Logging, g.FlagSet)
 	g.hide("log-text-split-stream", "log-text-info-buffer-size", "log-json-split-stream", "log-json-info-buffer-size")
 	return g
+}
+
+// modeNames names the modes that are built.
+func modeNames() string {
+	var names []string
+	for _, m := range config.Modes() {
+		names = append(names, string(m))
+	}
+	return strings.Join(names, " or ")
 }

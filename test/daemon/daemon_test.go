@@ -329,20 +329,34 @@ func (s *site) alive(c net.Conn, when string) {
 	}
 }
 
-// TestFlushIsRepaired flushes all rules behind the daemon's back.
+// TestFlushIsRepaired flushes all rules behind the daemon's back, in each mode
+// and variant.
 func TestFlushIsRepaired(t *testing.T) {
-	s := newSite(t)
-	s.write("web.yaml", service("web", clusterIP, podA))
-	d := s.start(nil)
-	eventually(t, "the Service", s.answers(clusterIP, podA))
-	for range 3 {
-		if err := s.lab.Node().Do(exec.Command("nft", "flush", "ruleset").Run); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "the repair", s.answers(clusterIP, podA))
-	}
-	if !strings.Contains(d.log(), "Somebody else changed our rules") {
-		t.Error("the log says nothing of the repair")
+	for _, tt := range []struct{ name, mode, before, flush string }{
+		{"nftables", "nftables", "true", "nft flush ruleset"},
+		{"iptables-nft", "iptables", "true", "nft flush ruleset"},
+		{"iptables-legacy", "iptables", "iptables-legacy -t nat -N KUBE-KUBELET-CANARY", "iptables-legacy -t nat -F"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSite(t)
+			sh := func(command string) {
+				t.Helper()
+				if err := s.lab.Node().Do(exec.Command("sh", "-c", command).Run); err != nil {
+					t.Fatalf("%s: %v", command, err)
+				}
+			}
+			sh(tt.before)
+			s.write("web.yaml", service("web", clusterIP, podA))
+			d := s.start(nil, "--proxy-mode", tt.mode)
+			eventually(t, "the Service", s.answers(clusterIP, podA))
+			for range 3 {
+				sh(tt.flush)
+				eventually(t, "the repair", s.answers(clusterIP, podA))
+			}
+			if !strings.Contains(d.log(), "Somebody else changed our rules") {
+				t.Error("the log says nothing of the repair")
+			}
+		})
 	}
 }
 

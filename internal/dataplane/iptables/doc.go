@@ -14,12 +14,13 @@
 //	      KUBE-SEP-HASH        mark a pod that is sent to itself; DNAT
 //	    KUBE-NODEPORTS         last, to a node address: one rule per NodePort
 //	filter INPUT, FORWARD, OUTPUT, new connections
-//	  KUBE-EXTERNAL-SERVICES   frontends without an endpoint: reject or drop
-//	  KUBE-PROXY-FIREWALL      still to a restricted frontend: drop
-//	  KUBE-NODEPORTS           INPUT: health checks, NodePorts without an endpoint
+//	  KUBE-EXTERNAL-SERVICES   INPUT, FORWARD: other frontends without an endpoint: reject or drop
 //	  KUBE-SERVICES            FORWARD, OUTPUT: ClusterIPs without an endpoint
+//	    KUBE-EXTERNAL-SERVICES the node's own packets come here by this way
 //	    KUBE-CLUSTER-IPS       other ports of a ClusterIP: reject
 //	                           other addresses of a ServiceCIDR: drop
+//	  KUBE-PROXY-FIREWALL      still to a restricted frontend: drop
+//	  KUBE-NODEPORTS           INPUT: health checks, NodePorts without an endpoint
 //	  KUBE-FORWARD             FORWARD: what is ours may pass
 //	nat POSTROUTING
 //	  KUBE-POSTROUTING         marked: masquerade
