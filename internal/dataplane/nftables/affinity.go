@@ -1,88 +1,185 @@
 package nftables
 
 import (
+	"errors"
 	"fmt"
-	"hash/fnv"
-	"slices"
-	"strings"
+	"net/netip"
 
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
 
-// affinityName returns the name of the chain of a row's list.
-func affinityName(k proxy.PortKey, scope proxy.Scope) string {
-	return fmt.Sprintf("%s%016x", affinityPrefix, hash(k, scope))
-}
-
-// affinityPrefix begins the names of the chains that remember.
-const affinityPrefix = "aff-"
-
-// affinityChain chooses among a row's endpoints and remembers: first the
-// endpoint this client has, then a new one. A set remembers the pair of client
-// and endpoint, so that forgetting an endpoint is to have no rule for it, and
-// the entries of the others live on, also over a restart. The last rules choose
-// without remembering; they are reached when the set is full.
+// Endpoints of rows with session affinity have ids. A client is remembered, in
+// one map for all, under its address and the number of the list of endpoints
+// that it used. The id that is found there leads to the endpoint; that of an
+// endpoint that left leads nowhere, and the client is balanced anew.
 //
-// A map from client to endpoint would need one rule instead of many, but its
-// entries for an endpoint that left could be found by listing only.
-func (t *table) affinityChain(sp *proxy.ServicePort, scope proxy.Scope) *chain {
-	list := sp.List(scope)
-	rules := make([]*nft.Rule, 0, 3*len(list))
-	for _, e := range list {
-		id := hash32(sp.Key, scope, e)
-		rules = append(rules, t.rule().client(id).in(t.affinity).
-			client(id).remember(t.affinity, sp.Affinity).dnatTo(e.Addr).as("the client's endpoint"))
+// A row has a block of ids, whose first half is for its Cluster list and the
+// second for its Local list. The first id of a half is the list's number, so
+// that a mask makes it from any id: a packet has one word to carry either.
+const (
+	scratchBit  = 1 << 31 // set in all that we put into a packet's priority
+	largeBlocks = scratchBit | 1<<30
+	blockSpace  = 1 << 30 // of all small blocks, and of all large ones
+	smallHalf   = 1 << 11
+	largeHalf   = 1 << 17
+	// smallLists bounds the lists in small blocks: half of the ids remain, so
+	// that one is not given again soon.
+	smallLists = smallHalf / 2
+	largeLists = largeHalf / 2
+)
+
+// half returns the number of ids in half a block.
+func half(large bool) uint32 {
+	if large {
+		return largeHalf
 	}
-	for i, e := range list {
-		rules = append(rules, t.rule().chance(uint32(len(list)-i)).
-			client(hash32(sp.Key, scope, e)).remember(t.affinity, sp.Affinity).dnatTo(e.Addr).as("choose and remember"))
-	}
-	for i, e := range list {
-		rules = append(rules, t.rule().chance(uint32(len(list)-i)).
-			dnatTo(e.Addr).as("choose, there is no room to remember"))
-	}
-	c := t.chain(affinityName(sp.Key, scope), rules...)
-	c.Comment = truncate(fmt.Sprintf("%v, %v endpoints", sp.Key.ServicePortName, scope), 120)
-	return c
+	return smallHalf
 }
 
-// is reports whether the kernel's rules, by their comments, are the chain's. Of
-// a chain with affinity the order is the kernel's to keep: it is that in which
-// endpoints came, which a new daemon does not know, and by which a client that
-// is remembered for two endpoints finds the one it had last.
-func (c *chain) is(comments []string) bool {
-	if !strings.HasPrefix(c.Name, affinityPrefix) {
-		return slices.EqualFunc(c.rules, comments, func(r *nft.Rule, comment string) bool { return r.Comment == comment })
+func blockSize(large bool) uint32 { return 2 * half(large) }
+
+// affinityRules choose among the endpoints of a list and remember.
+func (t *table) affinityRules(c class) []*nft.Rule {
+	s, h := t.frontends(c.nodePort), half(c.large)
+	mask := ^(h - 1)
+	known := t.rule().frontend(s).priorityBy(s.lists)
+	if c.scope == proxy.ScopeLocal {
+		known.setPriority(^h, h)
 	}
-	if len(c.rules) != len(comments) {
-		return false
+	return []*nft.Rule{
+		known.load(true).priority().priorityBy(t.affinity).
+			remember(t.affinity, mask, c.timeout).
+			frontend(s).priority().dnatBy(s.endpoints).comment("the client's endpoint"),
+		t.rule().priorityHas(h-1).setPriority(mask, 0).forget(t.affinity).comment("it is gone"),
+		// What is remembered is read back: another packet of the client may have
+		// been faster.
+		t.rule().priority().slot(uint32(c.count), 0).priorityBy(t.ids).
+			remember(t.affinity, mask, c.timeout).
+			load(true).maskedPriority(mask).priorityBy(t.affinity).
+			frontend(s).priority().dnatBy(s.endpoints).comment("choose and remember"),
+		t.rule().frontend(s).priority().dnatBy(s.endpoints).comment("there is no room to remember"),
+		t.rule().setPriority(mask, 0).priority().slot(1, 0).priorityBy(t.ids).
+			frontend(s).priority().dnatBy(s.endpoints).comment("there are fewer of them since the Service was looked up"),
 	}
-	for _, r := range c.rules[:len(c.rules)/3] {
-		if !slices.Contains(comments[:len(comments)/3], r.Comment) {
-			return false
+}
+
+// block is the ids of a row.
+type block struct {
+	base  uint32
+	half  uint32
+	lists [2]idList // by scope
+}
+
+// idList is the ids of one list.
+type idList struct {
+	ids  map[netip.AddrPort]uint32
+	used map[uint32]bool
+	last uint32 // the id given last, counted from the list's number
+}
+
+// blockKey tells blocks apart. While a row moves to a larger block it has two.
+type blockKey struct {
+	proxy.PortKey
+	large bool
+}
+
+// blocks are the blocks of a table.
+type blocks struct {
+	byRow map[blockKey]*block
+	taken map[uint32]bool // by base
+	next  map[bool]uint32 // by size: where to look for a free one
+}
+
+func newBlocks() *blocks {
+	return &blocks{
+		byRow: map[blockKey]*block{}, taken: map[uint32]bool{},
+		next: map[bool]uint32{false: scratchBit, true: largeBlocks},
+	}
+}
+
+// of returns a row's block, or nil if it has no session affinity.
+func (bs *blocks) of(sp *proxy.ServicePort) (*block, error) {
+	if sp == nil || sp.Affinity == 0 {
+		return nil, nil
+	}
+	key := keyOfBlock(sp)
+	if b := bs.byRow[key]; b != nil {
+		return b, nil
+	}
+	if n := max(len(sp.Cluster), len(sp.Local)); n > largeLists {
+		return nil, fmt.Errorf("%d endpoints are too many for session affinity, which takes %d", n, largeLists)
+	}
+	base, err := bs.free(key.large)
+	if err != nil {
+		return nil, err
+	}
+	return bs.add(key, base), nil
+}
+
+func keyOfBlock(sp *proxy.ServicePort) blockKey {
+	return blockKey{sp.Key, max(len(sp.Cluster), len(sp.Local)) > smallLists}
+}
+
+// free returns the base of a block that no row has, and none had recently.
+func (bs *blocks) free(large bool) (uint32, error) {
+	first := uint32(scratchBit)
+	if large {
+		first = largeBlocks
+	}
+	for range blockSpace / blockSize(large) {
+		base := bs.next[large]
+		bs.next[large] = first + (base-first+blockSize(large))%blockSpace
+		if !bs.taken[base] {
+			return base, nil
 		}
 	}
-	return true
+	return 0, errors.New("too many Services with session affinity")
 }
 
-// client loads the client's address and a number that stands for the endpoint.
-// A random number below one, plus the number, is the number: written as a
-// constant, the nft program could not list it within a key.
-func (r *rule) client(id uint32) *rule { return r.load(true).slot(1, id) }
-
-// hash32 stands for an endpoint in a list of a row, the same after a restart.
-// Should two be equal, a client may be taken for known that is not, and goes to
-// an endpoint of its Service all the same.
-func hash32(k proxy.PortKey, scope proxy.Scope, e proxy.Endpoint) uint32 {
-	h := fnv.New32a()
-	fmt.Fprintf(h, "%016x %v", hash(k, scope), e.Addr)
-	return h.Sum32()
-}
-
-func truncate(s string, n int) string {
-	if len(s) > n {
-		return s[:n]
+func (bs *blocks) add(key blockKey, base uint32) *block {
+	b := &block{base: base, half: half(key.large)}
+	for scope := range b.lists {
+		b.lists[scope] = idList{ids: map[netip.AddrPort]uint32{}, used: map[uint32]bool{}}
 	}
-	return s
+	bs.byRow[key], bs.taken[base] = b, true
+	return b
+}
+
+func (bs *blocks) remove(key blockKey) {
+	if b := bs.byRow[key]; b != nil {
+		delete(bs.taken, b.base)
+		delete(bs.byRow, key)
+	}
+}
+
+// number returns the number of a list.
+func (b *block) number(scope proxy.Scope) uint32 {
+	if scope == proxy.ScopeLocal {
+		return b.base + b.half
+	}
+	return b.base
+}
+
+// id returns an endpoint's id in a list. It keeps it for as long as it is there.
+func (b *block) id(scope proxy.Scope, a netip.AddrPort) uint32 {
+	l := &b.lists[scope]
+	if id, ok := l.ids[a]; ok {
+		return id
+	}
+	for {
+		l.last = (l.last + 1) % b.half
+		id := b.number(scope) + l.last
+		if l.last != 0 && !l.used[id] {
+			l.ids[a], l.used[id] = id, true
+			return id
+		}
+	}
+}
+
+// drop takes an endpoint's id back.
+func (b *block) drop(scope proxy.Scope, a netip.AddrPort) {
+	l := &b.lists[scope]
+	delete(l.used, l.ids[a])
+	delete(l.ids, a)
 }

@@ -12,14 +12,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-// elementID tells elements apart.
-type elementID struct {
-	set *nft.Set
-	key string // with its end, for ranges
-}
-
-func idOf(s *nft.Set, e nft.Element) elementID { return elementID{s, e.Key + e.KeyEnd} }
-
 // Apply writes the difference that a step makes, in one batch unless the step
 // is very large. It lists nothing.
 func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
@@ -48,160 +40,81 @@ func (d *Dataplane) apply(ctx context.Context, delta *proxy.Delta, refused map[p
 		c := d.change(delta, refused)
 		err := d.conn.Commit(ctx, c.batch())
 		if err == nil {
-			d.applied(ctx, delta, c)
+			d.node, d.cidrs = d.after(delta)
+			for _, t := range c.tables {
+				t.applied(ctx, d.conn)
+			}
 			return nil
 		}
-		if !blame(err, refused) {
+		if !c.users.blame(err, refused, drifted) {
 			return err
 		}
 	}
 }
 
-// blame finds the rows whose operations were refused. It reports false when
-// there is an operation that belongs to no row, or no new row to leave out.
-func blame(err error, refused map[proxy.PortKey]error) bool {
-	var ce *nft.CommitError
-	if !errors.As(err, &ce) || drifted(err) {
-		return false
-	}
-	found := false
-	for _, f := range ce.Failures {
-		key, ok := f.Op.Owner.(proxy.PortKey)
-		if !ok {
-			return false
-		}
-		if refused[key] == nil {
-			refused[key] = fmt.Errorf("%v: %w", f.Op, f.Err)
-			found = true
-		}
-	}
-	return found
+// drifted reports whether the kernel lacks what it should have, or has what it
+// should not: somebody changed it, and only Sync is right then.
+func drifted(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY)
 }
-
-// drifted reports whether the kernel lacks what it should have: somebody took it
-// away, and only Sync is right then.
-func drifted(err error) bool { return errors.Is(err, unix.ENOENT) }
 
 // change collects the operations of a step.
 type change struct {
-	d       *Dataplane
 	deletes nft.Batch
 	chains  nft.Batch
 	adds    nft.Batch
-	refs    map[elementID]int   // how the number of rows that share an element changes
-	made    map[*table][]string // chains that are new
-	dropped map[*table][]string // chains of rows that are gone
+	tables  []*tableChange
+	users   classUsers
 }
 
 // change renders the rows of a step and takes the differences.
 func (d *Dataplane) change(delta *proxy.Delta, refused map[proxy.PortKey]error) *change {
-	c := &change{d: d, refs: map[elementID]int{}, made: map[*table][]string{}, dropped: map[*table][]string{}}
+	c := &change{users: classUsers{}}
 	if delta.Node != nil || delta.CIDRs != nil {
-		c.constants(delta)
+		c.constants(d, delta)
+	}
+	for _, t := range d.tables {
+		c.tables = append(c.tables, newTableChange(c, t))
 	}
 	for _, old := range delta.Removes {
-		if refused[old.Key] == nil {
-			c.row(old.Key, old, nil)
-		}
+		c.row(old.Key, proxy.Upsert{Old: old}, refused)
 	}
 	for _, u := range delta.Upserts {
-		if refused[u.New.Key] == nil {
-			c.row(u.New.Key, u.Old, u.New)
-		}
+		c.row(u.New.Key, u, refused)
 	}
-	c.shared()
+	for _, t := range c.tables {
+		t.writeShared()
+	}
 	return c
 }
 
 // constants rewrites the constant chains that look different now.
-func (c *change) constants(delta *proxy.Delta) {
-	node, cidrs := c.d.after(delta)
-	for _, t := range c.d.tables {
-		was, _ := t.constant(c.d.node, c.d.cidrs)
+func (c *change) constants(d *Dataplane, delta *proxy.Delta) {
+	node, cidrs := d.after(delta)
+	for _, t := range d.tables {
+		was, _ := t.constant(d.node, d.cidrs)
 		is, _ := t.constant(node, cidrs)
 		for i := range is {
-			if !sameRules(was[i], is[i]) {
+			if !slices.Equal(t.listed(was[i]), t.listed(is[i])) {
 				rewrite(&c.chains, t, is[i])
 			}
 		}
 	}
 }
 
-// row takes the difference between a row's old and new form; either may be nil.
-func (c *change) row(key proxy.PortKey, old, cur *proxy.ServicePort) {
-	t := c.d.table(key.Family)
-	if t == nil {
-		return // not a family of this node
+// row takes the difference between a row's old and new form, unless the row is
+// refused.
+func (c *change) row(key proxy.PortKey, u proxy.Upsert, refused map[proxy.PortKey]error) {
+	i := slices.IndexFunc(c.tables, func(t *tableChange) bool { return t.t.family == key.Family })
+	if i < 0 || refused[key] != nil {
+		return // not a family of this node, or left out
 	}
-	was, is := newRendering(), newRendering()
-	if old != nil {
-		t.render(old, was)
+	c.tables[i].key = key
+	c.deletes.Owner, c.adds.Owner = key, key
+	if err := c.tables[i].t.change(u.Old, u.New, c.tables[i]); err != nil {
+		refused[key] = err
 	}
-	if cur != nil {
-		t.render(cur, is)
-	}
-	c.deletes.Owner, c.chains.Owner, c.adds.Owner = key, key, key
-	for _, item := range was.items {
-		if t.shared(item.set) {
-			c.refs[idOf(item.set, item.Element)]--
-		} else if is.byID[idOf(item.set, item.Element)] != item.Element {
-			c.deletes.DeleteElement(item.set, item.Element)
-		}
-	}
-	for _, item := range is.items {
-		if t.shared(item.set) {
-			c.refs[idOf(item.set, item.Element)]++
-		} else if was.byID[idOf(item.set, item.Element)] != item.Element {
-			c.adds.AddElement(item.set, item.Element)
-		}
-	}
-	c.rowChains(t, was, is)
-	c.deletes.Owner, c.chains.Owner, c.adds.Owner = nil, nil, nil
-}
-
-// rowChains adds the chains that the new form needs, and empties those that
-// only the old one had. An empty chain is deleted after the batch: before Linux
-// 6.2 it still counts as referred to by the element that the batch deletes.
-func (c *change) rowChains(t *table, was, is *rendering) {
-	var made []*chain
-	for name, build := range is.classes {
-		if !c.d.chains[t][name] && !slices.Contains(c.made[t], name) {
-			made = append(made, build())
-		}
-	}
-	for name, cur := range is.chains {
-		switch old := was.chains[name]; {
-		case old == nil && !c.d.chains[t][name]:
-			made = append(made, cur)
-		case old == nil || !sameRules(old, cur):
-			rewrite(&c.chains, t, cur)
-		}
-	}
-	addChains(&c.chains, t, made...)
-	for _, m := range made {
-		c.made[t] = append(c.made[t], m.Name)
-	}
-	for name := range was.chains {
-		if is.chains[name] == nil {
-			c.chains.FlushChain(t.Table, name)
-			c.dropped[t] = append(c.dropped[t], name)
-		}
-	}
-}
-
-// shared adds the elements of shared sets that get their first row, and
-// deletes those that lose their last.
-func (c *change) shared() {
-	for id, by := range c.refs {
-		before := c.d.refs[id]
-		e := nft.Element{Key: id.key}
-		switch {
-		case before == 0 && before+by > 0:
-			c.adds.AddElement(id.set, e)
-		case before > 0 && before+by == 0:
-			c.deletes.DeleteElement(id.set, e)
-		}
-	}
+	c.deletes.Owner, c.adds.Owner = nil, nil
 }
 
 // batch puts the operations in an order in which each is valid.
@@ -211,57 +124,6 @@ func (c *change) batch() *nft.Batch {
 	b.Ops = append(b.Ops, c.adds.Ops...)
 	return b
 }
-
-// applied remembers what the kernel has now, and sweeps up.
-func (d *Dataplane) applied(ctx context.Context, delta *proxy.Delta, c *change) {
-	d.node, d.cidrs = d.after(delta)
-	for id, by := range c.refs {
-		if d.refs[id] += by; d.refs[id] <= 0 {
-			delete(d.refs, id)
-		}
-	}
-	for t, names := range c.made {
-		for _, name := range names {
-			d.chains[t][name] = true
-		}
-	}
-	for t, names := range c.dropped {
-		var b nft.Batch
-		for _, name := range names {
-			b.DeleteChain(t.Table, name)
-		}
-		if d.conn.Commit(ctx, &b) == nil {
-			for _, name := range names {
-				delete(d.chains[t], name)
-			}
-		}
-	}
-}
-
-// rendering keeps what a row renders to.
-type rendering struct {
-	items   []item
-	byID    map[elementID]nft.Element
-	classes map[string]func() *chain
-	chains  map[string]*chain
-}
-
-type item struct {
-	set *nft.Set
-	nft.Element
-}
-
-func newRendering() *rendering {
-	return &rendering{byID: map[elementID]nft.Element{}, classes: map[string]func() *chain{}, chains: map[string]*chain{}}
-}
-
-func (r *rendering) element(s *nft.Set, e nft.Element) {
-	r.items = append(r.items, item{s, e})
-	r.byID[idOf(s, e)] = e
-}
-
-func (r *rendering) class(name string, build func() *chain) { r.classes[name] = build }
-func (r *rendering) own(c *chain)                           { r.chains[c.Name] = c }
 
 // addChains adds chains with their rules, which may refer to any of the chains.
 func addChains(b *nft.Batch, t *table, chains ...*chain) {
@@ -283,6 +145,12 @@ func rewrite(b *nft.Batch, t *table, c *chain) {
 	}
 }
 
-func sameRules(a, b *chain) bool {
-	return slices.EqualFunc(a.rules, b.rules, func(x, y *nft.Rule) bool { return x.Comment == y.Comment })
+// addClass adds a class with its chain. A chain that is left of an earlier time
+// is made anew.
+func addClass(b *nft.Batch, t *table, c class) {
+	if out := t.classChain(c); out != nil {
+		b.AddChain(t.Table, &out.Chain)
+		rewrite(b, t, out)
+	}
+	b.AddElement(t.classSet, t.classes.element(c))
 }

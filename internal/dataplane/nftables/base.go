@@ -18,12 +18,16 @@ type chain struct {
 // Names of the constant chains.
 const (
 	services         = "services"
+	external         = "external"
+	externalLocal    = "external-local"
 	nodePorts        = "nodeports"
+	nodePortServices = "nodeport-services"
+	nodePortExternal = "nodeport-external"
+	nodePortLocal    = "nodeport-external-local"
 	markClusterIP    = "mark-cluster-ip"
 	markNode         = "mark-node"
-	localOnly        = "local-only"
-	nodePortLocal    = "nodeport-local-only"
 	noEndpoints      = "no-endpoints"
+	nodePortFilter   = "nodeport-filter"
 	nodePortEmpty    = "nodeport-no-endpoints"
 	otherAddresses   = "other-service-addresses"
 	sourceRanges     = "source-ranges"
@@ -39,16 +43,20 @@ const (
 func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix) (inner, base []*chain) {
 	inner = []*chain{
 		t.servicesChain(n),
-		t.nodePortChain(nodePorts, t.nodePorts.dispatch, n),
+		t.externalChain(external, externalLocal, &t.addresses),
+		t.externalLocalChain(externalLocal, &t.addresses, n),
+		t.nodePortChain(nodePorts, nodePortServices, n),
+		t.chain(nodePortServices, t.dispatch(&t.nodePorts, nodePortExternal)...),
+		t.externalChain(nodePortExternal, nodePortLocal, &t.nodePorts),
+		t.externalLocalChain(nodePortLocal, &t.nodePorts, n),
 		t.markClusterIPChain(n),
 		t.markNodeChain(n),
-		t.localOnlyChain(localOnly, &t.addresses, n),
-		t.localOnlyChain(nodePortLocal, &t.nodePorts, n),
-		t.chain(noEndpoints, t.rule().frontend(&t.addresses).vmap(t.addresses.empty).as("no endpoint to go to")),
-		t.nodePortChain(nodePortEmpty, t.nodePorts.empty, n),
+		t.noEndpointsChain(noEndpoints, &t.addresses),
+		t.nodePortChain(nodePortFilter, nodePortEmpty, n),
+		t.noEndpointsChain(nodePortEmpty, &t.nodePorts),
 		t.otherAddressesChain(cidrs),
 		t.sourceRangesChain(),
-		t.chain(refuse, t.rule().reject().as("refused at once")),
+		t.chain(refuse, t.rule().reject().comment("refused at once")),
 	}
 	return inner, t.hooks()
 }
@@ -64,20 +72,28 @@ func (t *table) hooks() []*chain {
 		c.Hook = &nft.Hook{Type: kind, Number: hook, Priority: priority}
 		return c
 	}
-	dispatch := func() *nft.Rule { return t.rule().jump(services).as("send connections to Services to an endpoint") }
-	firewall := func() *nft.Rule { return t.rule().newFlow().jump(sourceRanges).as("loadBalancerSourceRanges") }
-	empty := func() *nft.Rule { return t.rule().newFlow().jump(noEndpoints).as("Services without an endpoint") }
-	others := func() *nft.Rule { return t.rule().newFlow().jump(otherAddresses).as("addresses of no Service port") }
+	dispatch := func() *nft.Rule {
+		return t.rule().jump(services).comment("send connections to Services to an endpoint")
+	}
+	firewall := func() *nft.Rule { return t.rule().newFlow().jump(sourceRanges).comment("loadBalancerSourceRanges") }
+	empty := func() *nft.Rule { return t.rule().newFlow().jump(noEndpoints).comment("Services without an endpoint") }
+	// Forwarding sets an IPv4 packet's priority anew, but not an IPv6 one's.
+	priority := func() *nft.Rule {
+		return t.rule().newFlow().translated().priorityHas(scratchBit).clearPriority().comment("what lookups put there")
+	}
+	others := func() *nft.Rule {
+		return t.rule().newFlow().jump(otherAddresses).comment("addresses of no Service port")
+	}
 	return []*chain{
 		base("firewall-prerouting", "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall()),
 		base("firewall-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall()),
 		base("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, empty(),
-			t.rule().newFlow().jump(nodePortEmpty).as("NodePorts without an endpoint")),
-		base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, empty(), others()),
-		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, empty(), others()),
+			t.rule().newFlow().jump(nodePortFilter).comment("NodePorts without an endpoint")),
+		base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, priority(), empty(), others()),
+		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, priority(), empty(), others()),
 		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT,
-			t.rule().marked().setMark(false).masquerade().as("marked on the way to an endpoint"),
-			t.rule().translated().load(true).load(false).protocol().port().in(t.hairpins).masquerade().as("a pod sent to itself")),
+			t.rule().marked().setMark(false).masquerade().comment("marked on the way to an endpoint"),
+			t.rule().translated().load(true).load(false).protocol().port().in(t.hairpins).masquerade().comment("a pod sent to itself")),
 		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, dispatch()),
 		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, dispatch()),
 	}
@@ -86,25 +102,64 @@ func (t *table) hooks() []*chain {
 func (t *table) servicesChain(n *proxy.Node) *chain {
 	c := t.chain(services)
 	if n.MasqueradeAll || n.LocalPods.Detects(t.family) {
-		c.rules = append(c.rules, t.rule().load(false).in(t.clusterIPs).jump(markClusterIP).as("ClusterIPs hide clients that are not our pods"))
+		c.rules = append(c.rules, t.rule().load(false).in(t.clusterIPs).jump(markClusterIP).comment("ClusterIPs hide clients that are not our pods"))
 	}
-	c.rules = append(c.rules,
-		t.rule().frontend(&t.addresses).vmap(t.addresses.dispatch).as("by address"),
-		t.rule().goTo(nodePorts).as("by NodePort"))
+	c.rules = append(c.rules, t.dispatch(&t.addresses, external)...)
+	c.rules = append(c.rules, t.rule().goTo(nodePorts).comment("by NodePort"))
 	return c
 }
 
-// nodePortChain looks protocol and port up for the node addresses that take
-// NodePorts. Loopback never does.
-func (t *table) nodePortChain(name string, m *nft.Set, n *proxy.Node) *chain {
+// dispatch returns the rules that send a packet to its frontend's endpoints.
+func (t *table) dispatch(m *frontendMaps, external string) []*nft.Rule {
+	return []*nft.Rule{
+		t.rule().frontend(m).in(m.external).goTo(external).comment("externalTrafficPolicy Local"),
+		t.choose(m, m.dispatch).comment("choose an endpoint"),
+	}
+}
+
+// choose sends a packet to the chain of the class that a map has for its
+// frontend.
+func (t *table) choose(m *frontendMaps, by *nft.Set) *rule {
+	return t.rule().frontend(m).priorityBy(by).priority().vmap(t.classSet)
+}
+
+// externalChain is for externalTrafficPolicy Local: clients from elsewhere do
+// not come back from the local list, our pods and the node go on.
+func (t *table) externalChain(name, local string, m *frontendMaps) *chain {
+	return t.chain(name,
+		t.rule().jump(local).comment("clients from elsewhere"),
+		t.rule().jump(markNode).comment("the node"),
+		t.choose(m, m.dispatch).comment("choose an endpoint"))
+}
+
+// externalLocalChain keeps clients from elsewhere on the Local list: without
+// one, the packet stays as it is and the filter drops it.
+func (t *table) externalLocalChain(name string, m *frontendMaps, n *proxy.Node) *chain {
+	c := t.chain(name, t.ourPods(n, (*rule).back)...)
+	c.rules = append(c.rules,
+		t.rule().local(true).back().comment("the node takes any endpoint"),
+		t.choose(m, m.locals).comment("others take local endpoints"),
+		t.rule().accept().comment("there is none"))
+	return c
+}
+
+func (t *table) noEndpointsChain(name string, m *frontendMaps) *chain {
+	return t.chain(name,
+		t.rule().frontend(m).in(m.rejects).goTo(refuse).comment("no endpoint anywhere"),
+		t.rule().frontend(m).in(m.drops).drop().comment("no endpoint for this node"))
+}
+
+// nodePortChain sends packets to the node addresses that take NodePorts to
+// another chain. Loopback never does.
+func (t *table) nodePortChain(name, to string, n *proxy.Node) *chain {
 	loopback := netip.MustParsePrefix("127.0.0.0/8")
 	if t.family == proxy.IPv6 {
 		loopback = netip.MustParsePrefix("::1/128")
 	}
-	c := t.chain(name, t.rule().within(false, loopback).back().as("loopback takes no NodePorts"))
+	c := t.chain(name, t.rule().within(false, loopback).back().comment("loopback takes no NodePorts"))
 	for _, p := range proxy.PrefixesOf(n.NodePorts, t.family) {
 		c.rules = append(c.rules,
-			t.rule().within(false, p).local(false).frontend(&t.nodePorts).vmap(m).as("node addresses that take NodePorts"))
+			t.rule().within(false, p).local(false).goTo(to).comment("node addresses that take NodePorts"))
 	}
 	return c
 }
@@ -114,24 +169,13 @@ func (t *table) markClusterIPChain(n *proxy.Node) *chain {
 	if !n.MasqueradeAll {
 		c.rules = t.ourPods(n, (*rule).back)
 	}
-	c.rules = append(c.rules, t.rule().setMark(true).as("masquerade"))
+	c.rules = append(c.rules, t.rule().setMark(true).comment("masquerade"))
 	return c
 }
 
 func (t *table) markNodeChain(n *proxy.Node) *chain {
 	c := t.chain(markNode, t.ourPods(n, (*rule).back)...)
-	c.rules = append(c.rules, t.rule().setMark(true).as("masquerade the node"))
-	return c
-}
-
-// localOnlyChain keeps clients from elsewhere on the Local list: without one,
-// the packet stays as it is and the filter drops it.
-func (t *table) localOnlyChain(name string, s *space, n *proxy.Node) *chain {
-	c := t.chain(name, t.ourPods(n, (*rule).back)...)
-	c.rules = append(c.rules,
-		t.rule().local(true).back().as("the node takes any endpoint"),
-		t.rule().frontend(s).vmap(s.locals).as("others take local endpoints"),
-		t.rule().accept().as("there is none"))
+	c.rules = append(c.rules, t.rule().setMark(true).comment("masquerade the node"))
 	return c
 }
 
@@ -139,19 +183,19 @@ func (t *table) localOnlyChain(name string, s *space, n *proxy.Node) *chain {
 func (t *table) ourPods(n *proxy.Node, then func(*rule) *rule) []*nft.Rule {
 	var rules []*nft.Rule
 	for _, p := range n.LocalPods.SourcesOf(t.family) {
-		rules = append(rules, then(t.rule().within(true, p)).as("our pods"))
+		rules = append(rules, then(t.rule().within(true, p)).comment("our pods"))
 	}
 	if name := n.LocalPods.Interface; name != "" {
-		rules = append(rules, then(t.rule().inBy(name, n.LocalPods.IsPrefix)).as("our pods"))
+		rules = append(rules, then(t.rule().inBy(name, n.LocalPods.IsPrefix)).comment("our pods"))
 	}
 	return rules
 }
 
 func (t *table) otherAddressesChain(cidrs []netip.Prefix) *chain {
 	c := t.chain(otherAddresses,
-		t.rule().load(false).in(t.clusterIPs).goTo(refuse).as("not a port of this Service"))
+		t.rule().load(false).in(t.clusterIPs).goTo(refuse).comment("not a port of this Service"))
 	for _, p := range proxy.PrefixesOf(cidrs, t.family) {
-		c.rules = append(c.rules, t.rule().within(false, p).drop().as("no Service has this address"))
+		c.rules = append(c.rules, t.rule().within(false, p).drop().comment("no Service has this address"))
 	}
 	return c
 }
@@ -160,5 +204,5 @@ func (t *table) sourceRangesChain() *chain {
 	return t.chain(sourceRanges, t.rule().
 		frontend(&t.addresses).in(t.restricted).
 		frontend(&t.addresses).load(true).notIn(t.allowed).
-		drop().as("not an allowed client"))
+		drop().comment("not an allowed client"))
 }

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -158,39 +159,99 @@ func randomRow(r *rand.Rand, i int) *proxy.ServicePort {
 	return sp
 }
 
-// dump returns what the tables hold as sorted text, for comparison. Chains that
-// nothing uses any more may be left over, so those without elements that lead to
-// them are left out.
+// dump returns what the tables hold as sorted text, for comparison. Numbers that
+// may differ between processes are named by what they lead to. Classes that
+// nothing leads to any more may be left over; they are left out.
 func dump(t testing.TB, conn nft.Interface, d *Dataplane) string {
 	t.Helper()
-	ctx := context.Background()
 	var lines []string
 	for _, tab := range d.tables {
-		l, err := conn.List(ctx, tab.Table)
+		l, err := conn.List(context.Background(), tab.Table)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if l == nil {
 			continue
 		}
-		used := map[string]bool{}
-		for _, s := range tab.sets() {
-			if s.Dynamic {
-				continue
-			}
-			if err := conn.Elements(ctx, s, func(e nft.Element) {
-				lines = append(lines, fmt.Sprintf("%v %s %x %x %x %v", tab.Table, s.Name, e.Key, e.KeyEnd, e.Data, e.Verdict))
-				used[e.Verdict.Chain] = true
-			}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for name, comments := range l.Chains {
-			if class := strings.ContainsAny(name, "0123456789"); !class || used[name] {
-				lines = append(lines, fmt.Sprintf("%v chain %s %q", tab.Table, name, comments))
+		x := dumper{t: t, conn: conn, table: tab, chains: map[string]string{}, names: map[string]string{}, used: map[string]bool{}}
+		lines = append(lines, x.elements()...)
+		for name, rules := range l.Chains {
+			if class := strings.ContainsAny(name, "0123456789"); !class || x.used["goto "+name] {
+				lines = append(lines, fmt.Sprintf("%v chain %s %q", tab.Table, name, rules))
 			}
 		}
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
+}
+
+type dumper struct {
+	t      testing.TB
+	conn   nft.Interface
+	table  *table
+	chains map[string]string // by class number
+	names  map[string]string // by list number or id
+	used   map[string]bool   // chains
+}
+
+func (x *dumper) each(s *nft.Set, f func(nft.Element)) {
+	if err := x.conn.Elements(context.Background(), s, f); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+func (x *dumper) elements() (lines []string) {
+	x.each(x.table.classSet, func(e nft.Element) {
+		x.chains[e.Key] = fmt.Sprint(e.Verdict)
+		if e.Verdict.Code == nft.Goto {
+			x.chains[e.Key] = "goto " + e.Verdict.Chain
+		}
+	})
+	for _, m := range []*frontendMaps{&x.table.addresses, &x.table.nodePorts} {
+		x.each(m.lists, func(e nft.Element) {
+			if n := x.names[e.Data]; n == "" || n > fmt.Sprintf("list of %x", e.Key) {
+				base, _ := word(e.Data)
+				for i, half := range []uint32{0, smallHalf, largeHalf} {
+					x.names[string(hostWord(base+half))] = fmt.Sprintf("list of %x", e.Key) + []string{"", " local", " local"}[i]
+				}
+			}
+		})
+		x.each(m.endpoints, func(e nft.Element) {
+			if id := e.Key[len(e.Key)-4:]; binary.NativeEndian.Uint32([]byte(id)) >= scratchBit {
+				x.names[id] = fmt.Sprintf("id of %x", e.Data)
+			}
+		})
+	}
+	for _, s := range x.table.sets() {
+		if s.Dynamic || s == x.table.classSet {
+			continue
+		}
+		x.each(s, func(e nft.Element) {
+			lines = append(lines, fmt.Sprintf("%v %s %s %x %s", x.table.Table, s.Name, x.key(s, e.Key), e.KeyEnd, x.data(s, e.Data)))
+		})
+	}
+	return lines
+}
+
+func (x *dumper) key(s *nft.Set, key string) string {
+	switch {
+	case s == x.table.ids:
+		return x.names[key[:4]] + fmt.Sprintf(" %x", key[4:])
+	case len(key) > 4 && x.names[key[len(key)-4:]] != "":
+		return fmt.Sprintf("%x ", key[:len(key)-4]) + x.names[key[len(key)-4:]]
+	default:
+		return fmt.Sprintf("%x", key)
+	}
+}
+
+func (x *dumper) data(s *nft.Set, data string) string {
+	switch s {
+	case x.table.addresses.dispatch, x.table.nodePorts.dispatch, x.table.addresses.locals, x.table.nodePorts.locals:
+		x.used[x.chains[data]] = true
+		return x.chains[data]
+	case x.table.addresses.lists, x.table.nodePorts.lists, x.table.ids:
+		return x.names[data]
+	default:
+		return fmt.Sprintf("%x", data)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,15 +21,13 @@ type Settings struct {
 
 // Dataplane writes rows to nf_tables of one network namespace.
 type Dataplane struct {
-	conn     nft.Interface
-	tables   []*table
-	stepSize int
+	conn       nft.Interface
+	tables     []*table
+	stepSize   int
+	batchBytes int
 
-	// What the kernel has, as far as it cannot be told from the rows of a step.
-	node   *proxy.Node // nil before the first Sync
-	cidrs  []netip.Prefix
-	refs   map[elementID]int // how many rows share an element
-	chains map[*table]map[string]bool
+	node  *proxy.Node // as the kernel has it; nil before the first Sync
+	cidrs []netip.Prefix
 }
 
 var (
@@ -48,7 +47,7 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 
 // New returns a dataplane that writes through conn.
 func New(conn nft.Interface, s Settings) *Dataplane {
-	d := &Dataplane{conn: conn, stepSize: stepSize}
+	d := &Dataplane{conn: conn, stepSize: stepSize, batchBytes: batchBytes}
 	for _, f := range s.families() {
 		d.tables = append(d.tables, newTable(f, s.MarkBit, tableName))
 	}
@@ -72,16 +71,6 @@ func (d *Dataplane) Watch(ctx context.Context, changed func(what string)) error 
 		tables = append(tables, t.Table)
 	}
 	return d.conn.Watch(ctx, tables, changed)
-}
-
-// table returns a family's table, or nil if the family is not served.
-func (d *Dataplane) table(f proxy.Family) *table {
-	for _, t := range d.tables {
-		if t.family == f {
-			return t
-		}
-	}
-	return nil
 }
 
 // after returns the node and the ServiceCIDRs as they are after a delta.
@@ -119,28 +108,13 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 }
 
 func probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8) error {
-	t := newTable(f, markBit, tableName+"-probe")
-	var b nft.Batch
-	b.AddTable(t.Table)
-	for _, s := range t.sets() {
-		b.AddSet(s)
-	}
-	inner, base := t.constant(probeNode(f), nil)
-	row := newRendering()
-	t.render(probeRow(f), row)
-	chains := inner
-	for _, build := range row.classes {
-		chains = append(chains, build())
-	}
-	for _, c := range row.chains {
-		chains = append(chains, c)
-	}
-	addChains(&b, t, append(chains, base...)...)
-	for _, i := range row.items {
-		b.AddElement(i.set, i.Element)
-	}
-	b.DeleteTable(t.Table)
-	return conn.Commit(ctx, &b)
+	w := &writer{ctx: ctx, conn: conn, t: newTable(f, markBit, tableName+"-probe"), users: classUsers{}}
+	s := &proxy.State{Node: probeNode(f)}
+	w.writeAll(s, []*proxy.ServicePort{probeRow(f, 0), probeRow(f, time.Second)}, func() {})
+	w.b.Ops = append(w.b.Ops, w.live.Ops...)
+	w.b.DeleteTable(w.t.Table)
+	w.flush()
+	return w.err
 }
 
 // probeNode and probeRow make every kind of rule and element come up.
@@ -153,13 +127,13 @@ func probeNode(f proxy.Family) *proxy.Node {
 	}
 }
 
-func probeRow(f proxy.Family) *proxy.ServicePort {
-	at := netip.AddrPortFrom(f.Unspecified().Next(), 1)
+func probeRow(f proxy.Family, affinity time.Duration) *proxy.ServicePort {
+	at := netip.AddrPortFrom(f.Unspecified().Next(), 1+uint16(affinity.Seconds()))
 	list := []proxy.Endpoint{{Addr: at, Local: true}}
 	return &proxy.ServicePort{
 		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Name: "probe", Protocol: proxy.TCP}, Family: f},
 		Frontends: []proxy.Frontend{{Kind: proxy.LoadBalancer, Addr: at}, {Kind: proxy.NodePort, Addr: at}},
-		Cluster:   list, Local: list, Anywhere: true, External: proxy.ScopeLocal, Affinity: 1e9,
+		Cluster:   list, Local: list, Anywhere: true, External: proxy.ScopeLocal, Affinity: affinity,
 		AllowFrom: []netip.Prefix{netip.PrefixFrom(at.Addr(), f.Bits())},
 	}
 }

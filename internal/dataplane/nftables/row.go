@@ -1,10 +1,8 @@
 package nftables
 
 import (
-	"encoding/binary"
-	"fmt"
-	"hash/fnv"
 	"net/netip"
+	"slices"
 
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
@@ -14,175 +12,220 @@ import (
 // begins at zero.
 const localSlots = 1 << 24
 
-// sink takes what a row renders to.
-type sink interface {
-	element(s *nft.Set, e nft.Element)
-	class(name string, build func() *chain) // a chain that rows share; its name says all
-	own(c *chain)                           // a chain of this row
+var scopes = [2]proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal}
+
+// output takes the elements that a row's change adds and removes.
+type output interface {
+	add(s *nft.Set, e nft.Element)
+	remove(s *nft.Set, e nft.Element)
+	use(c class, by int)                                // an element that leads to a class is added or removed
+	drop(b *block, scope proxy.Scope, a netip.AddrPort) // an endpoint's id is not used any more
+	release(k blockKey)                                 // nor a whole block
 }
 
-// render gives a row's elements and chains to a sink. It does not depend on
-// anything but the row.
-func (t *table) render(sp *proxy.ServicePort, out sink) {
+// form is how a row is written, but for its endpoints.
+type form struct {
+	sp     *proxy.ServicePort
+	block  *block // of a row with session affinity
+	fronts []front
+}
+
+// front is one frontend of a row.
+type front struct {
+	maps  *frontendMaps
+	key   string
+	leads [2]bool // which of the row's lists it leads to
+	items []item  // all elements but those of endpoints
+	uses  []class // the classes that items lead to
+}
+
+// item is an element of a set.
+type item struct {
+	set *nft.Set
+	nft.Element
+}
+
+// form returns the form of a row; that of no row is empty.
+func (t *table) form(sp *proxy.ServicePort) (form, error) {
+	if sp == nil {
+		return form{}, nil
+	}
+	b, err := t.blocks.of(sp)
+	if err != nil {
+		return form{}, err
+	}
+	out := form{sp: sp, block: b, fronts: make([]front, 0, len(sp.Frontends))}
 	for _, f := range sp.Frontends {
-		t.frontend(sp, f, out)
-		switch {
-		case f.Kind == proxy.ClusterIP:
-			out.element(t.clusterIPs, nft.Element{Key: string(f.Addr.Addr().AsSlice())})
-		case f.Kind == proxy.LoadBalancer && sp.AllowFrom != nil:
-			t.restrict(sp, f, out)
-		}
+		out.fronts = append(out.fronts, t.front(sp, f, b))
 	}
-	for _, list := range [][]proxy.Endpoint{sp.Cluster, sp.Local} {
-		for _, e := range list {
-			if e.Loops() {
-				out.element(t.hairpins, nft.Element{Key: hairpinKey(sp.Key.Protocol, e.Addr)})
-			}
-		}
-	}
-	if sp.Affinity > 0 {
-		for _, scope := range []proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal} {
-			if len(sp.List(scope)) > 0 {
-				out.own(t.affinityChain(sp, scope))
-			}
-		}
-	}
+	return out, nil
 }
 
-// frontend renders one frontend: where its packets go, and what happens to
-// those that go nowhere. Whether a ClusterIP's clients are masqueraded is a
-// constant rule's business.
-func (t *table) frontend(sp *proxy.ServicePort, f proxy.Frontend, out sink) {
-	s := t.space(f.Kind)
-	key := s.key(sp.Key.Protocol, f.Addr)
+// front says where a frontend's packets go, and what happens to those that go
+// nowhere. Whether a ClusterIP's clients are masqueraded is a constant rule's
+// business.
+func (t *table) front(sp *proxy.ServicePort, f proxy.Frontend, b *block) front {
+	m := t.frontends(f.Kind == proxy.NodePort)
+	out := front{maps: m, key: m.key(sp.Key.Protocol, f.Addr)}
 	anyNode := &proxy.Node{}
 	near := sp.Route(f.Kind, proxy.ThisNode, anyNode)
 	far := sp.Route(f.Kind, proxy.Elsewhere, anyNode)
 
-	if len(near.To) > 0 {
-		to := t.list(sp, s, near.Scope, out)
-		t.slots(sp, s, key, near.Scope, out)
-		switch {
-		case f.Kind == proxy.ClusterIP:
-		case near.Scope == far.Scope:
-			to = t.masqueraded(sp, to, out)
-		default:
-			to = t.external(sp, to, s, out)
-			if len(far.To) > 0 {
-				local := t.list(sp, s, far.Scope, out)
-				out.element(s.locals, nft.Element{Key: key, Verdict: nft.Verdict{Code: nft.Goto, Chain: local}})
-				t.slots(sp, s, key, far.Scope, out)
-			}
+	switch {
+	case len(near.To) > 0:
+		split := f.Kind != proxy.ClusterIP && near.Scope != far.Scope
+		out.leads[near.Scope] = true
+		t.leadTo(&out, m.dispatch, classOf(sp, f.Kind, near, !split && f.Kind != proxy.ClusterIP))
+		if split {
+			out.item(m.external, "")
 		}
-		out.element(s.dispatch, nft.Element{Key: key, Verdict: nft.Verdict{Code: nft.Goto, Chain: to}})
-	}
-	if len(near.To) == 0 && s.byAddress && f.Kind != proxy.ClusterIP {
+		if split && len(far.To) > 0 {
+			out.leads[far.Scope] = true
+			t.leadTo(&out, m.locals, classOf(sp, f.Kind, far, false))
+		}
+		if b != nil {
+			out.item(m.lists, string(hostWord(b.base)))
+		}
+	case m.byAddress && f.Kind != proxy.ClusterIP:
 		// The address may be the node's own, and its port another Service's
 		// NodePort: it must not go there.
-		out.element(s.dispatch, nft.Element{Key: key, Verdict: nft.Verdict{Code: nft.Accept}})
+		t.leadTo(&out, m.dispatch, class{})
 	}
 	if len(far.To) == 0 {
-		out.element(s.empty, nft.Element{Key: key, Verdict: emptyVerdict(far.Otherwise)})
+		set := m.rejects
+		if far.Otherwise == proxy.Drop {
+			set = m.drops
+		}
+		out.item(set, "")
 	}
+	t.addressOf(&out, sp, f)
+	return out
 }
 
-// list returns the chain that chooses an endpoint of a list.
-func (t *table) list(sp *proxy.ServicePort, s *space, scope proxy.Scope, out sink) string {
-	if sp.Affinity > 0 {
-		return affinityName(sp.Key, scope)
-	}
-	n := uint32(len(sp.List(scope)))
-	name, offset := fmt.Sprintf("%s-%d", s.prefix, n), uint32(0)
-	if scope == proxy.ScopeLocal {
-		name, offset = fmt.Sprintf("%sl-%d", s.prefix, n), localSlots
-	}
-	out.class(name, func() *chain {
-		return t.chain(name, t.rule().frontend(s).slot(n, offset).dnatBy(s.endpoints).as("choose an endpoint"))
-	})
-	return name
-}
-
-// masqueraded returns the chain that marks and then goes on to another.
-func (t *table) masqueraded(sp *proxy.ServicePort, to string, out sink) string {
-	name := "masq-" + to
-	wrap(sp, out, name, func() *chain {
-		return t.chain(name, t.rule().setMark(true).as("masquerade"), t.rule().goTo(to).as("choose an endpoint"))
-	})
-	return name
-}
-
-// external returns the chain of externalTrafficPolicy Local: clients from
-// elsewhere do not come back from the local list, our pods and the node go on.
-func (t *table) external(sp *proxy.ServicePort, to string, s *space, out sink) string {
-	name, local := "ext-"+to, localOnly
-	if !s.byAddress {
-		local = nodePortLocal
-		if sp.Affinity > 0 {
-			name = "ext-np-" + to // both spaces share this list's chain
+// addressOf adds what is known by a frontend's address.
+func (t *table) addressOf(out *front, sp *proxy.ServicePort, f proxy.Frontend) {
+	switch {
+	case f.Kind == proxy.ClusterIP:
+		out.items = append(out.items, item{t.clusterIPs, nft.Element{Key: string(f.Addr.Addr().AsSlice())}})
+	case f.Kind == proxy.LoadBalancer && sp.AllowFrom != nil:
+		out.item(t.restricted, "")
+		for _, p := range sp.AllowFrom {
+			out.items = append(out.items, item{t.allowed, nft.Element{
+				Key:    out.key + string(p.Masked().Addr().AsSlice()),
+				KeyEnd: out.key + string(lastAddr(p).AsSlice()),
+			}})
 		}
 	}
-	wrap(sp, out, name, func() *chain {
-		return t.chain(name,
-			t.rule().jump(local).as("clients from elsewhere"),
-			t.rule().jump(markNode).as("the node"),
-			t.rule().goTo(to).as("choose an endpoint"))
-	})
-	return name
 }
 
-// wrap gives a sink the chain before a list's: shared as the list's chain is,
-// or the row's own.
-func wrap(sp *proxy.ServicePort, out sink, name string, build func() *chain) {
+func (f *front) item(s *nft.Set, data string) {
+	f.items = append(f.items, item{s, nft.Element{Key: f.key, Data: data}})
+}
+
+// leadTo leads a frontend to a class.
+func (t *table) leadTo(f *front, s *nft.Set, c class) {
+	f.item(s, string(hostWord(t.classes.number(c))))
+	f.uses = append(f.uses, c)
+}
+
+// classOf returns the class of a route.
+func classOf(sp *proxy.ServicePort, k proxy.Kind, r proxy.Route, masquerade bool) class {
+	c := class{nodePort: k == proxy.NodePort, scope: r.Scope, count: len(r.To), masquerade: masquerade}
 	if sp.Affinity > 0 {
-		out.own(build())
-		return
+		c.timeout, c.large = sp.Affinity, keyOfBlock(sp).large
 	}
-	out.class(name, build)
+	return c
 }
 
-// slots gives the endpoints of a list their slots under a frontend.
-func (t *table) slots(sp *proxy.ServicePort, s *space, key string, scope proxy.Scope, out sink) {
-	if sp.Affinity > 0 {
-		return // the row's own chain names its endpoints
+// change gives what makes a row new out of a row old; either may be nil. Its
+// cost is that of the difference, but for a comparison of the lists of endpoints.
+func (t *table) change(old, cur *proxy.ServicePort, out output) error {
+	was, err := t.form(old)
+	if err != nil {
+		return err
 	}
-	var first uint32
-	if scope == proxy.ScopeLocal {
-		first = localSlots
+	is, err := t.form(cur)
+	if err != nil {
+		return err
 	}
-	for i, e := range sp.List(scope) {
-		slot := binary.NativeEndian.AppendUint32(make([]byte, 0, 4), first+uint32(i))
-		out.element(s.endpoints, nft.Element{Key: key + string(slot), Data: endpointData(e.Addr)})
+	changeItems(&was, &is, out)
+	if was.block == is.block {
+		t.changeEndpoints(&was, &is, out)
+		return nil
 	}
+	t.changeEndpoints(&was, &form{}, out)
+	t.changeEndpoints(&form{}, &is, out)
+	if was.block != nil {
+		out.release(keyOfBlock(old))
+	}
+	return nil
 }
 
-// restrict lists who may use a LoadBalancer frontend.
-func (t *table) restrict(sp *proxy.ServicePort, f proxy.Frontend, out sink) {
-	key := t.addresses.key(sp.Key.Protocol, f.Addr)
-	out.element(t.restricted, nft.Element{Key: key})
-	for _, p := range sp.AllowFrom {
-		out.element(t.allowed, nft.Element{
-			Key:    key + string(p.Masked().Addr().AsSlice()),
-			KeyEnd: key + string(lastAddr(p).AsSlice()),
+// changeItems gives the difference of all elements but those of endpoints.
+func changeItems(was, is *form, out output) {
+	had := map[itemID]nft.Element{}
+	for i := range was.fronts {
+		if j := is.find(&was.fronts[i]); j == nil || !j.same(&was.fronts[i]) {
+			was.fronts[i].each(func(x item) { had[x.id()] = x.Element })
+			for _, c := range was.fronts[i].uses {
+				out.use(c, -1)
+			}
+		}
+	}
+	for i := range is.fronts {
+		j := was.find(&is.fronts[i])
+		if j != nil && j.same(&is.fronts[i]) {
+			continue
+		}
+		for _, c := range is.fronts[i].uses {
+			out.use(c, +1)
+		}
+		is.fronts[i].each(func(x item) {
+			switch old, ok := had[x.id()]; {
+			case !ok:
+				out.add(x.set, x.Element)
+			case old != x.Element:
+				out.remove(x.set, old)
+				out.add(x.set, x.Element)
+			}
+			delete(had, x.id())
+		})
+	}
+	for i := range was.fronts {
+		was.fronts[i].each(func(x item) {
+			if e, ok := had[x.id()]; ok {
+				out.remove(x.set, e)
+				delete(had, x.id())
+			}
 		})
 	}
 }
 
-func emptyVerdict(v proxy.Verdict) nft.Verdict {
-	if v == proxy.Drop {
-		return nft.Verdict{Code: nft.Drop}
+// itemID tells elements apart.
+type itemID struct {
+	set *nft.Set
+	key string // with its end, for ranges
+}
+
+func (x item) id() itemID { return itemID{x.set, x.Key + x.KeyEnd} }
+
+func (f *front) each(do func(item)) {
+	for _, x := range f.items {
+		do(x)
 	}
-	return nft.Verdict{Code: nft.Goto, Chain: refuse}
 }
 
-func endpointData(a netip.AddrPort) string {
-	return string(appendPort(append(make([]byte, 0, 20), a.Addr().AsSlice()...), a.Port()))
-}
+func (f *front) same(g *front) bool { return slices.Equal(f.items, g.items) }
 
-func hairpinKey(p proxy.Protocol, a netip.AddrPort) string {
-	addr := a.Addr().AsSlice()
-	b := append(append(make([]byte, 0, 40), addr...), addr...)
-	b = append(b, byte(p), 0, 0, 0)
-	return string(appendPort(b, a.Port()))
+// find returns the frontend of a form that is in the same maps with the same
+// key, or nil.
+func (f *form) find(g *front) *front {
+	for i := range f.fronts {
+		if f.fronts[i].maps == g.maps && f.fronts[i].key == g.key {
+			return &f.fronts[i]
+		}
+	}
+	return nil
 }
 
 // lastAddr returns the last address of a prefix.
@@ -193,12 +236,4 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	}
 	a, _ := netip.AddrFromSlice(b)
 	return a
-}
-
-// hash returns a number that stands for a row and one of its lists, the same
-// after a restart.
-func hash(k proxy.PortKey, scope proxy.Scope) uint64 {
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%q %q %q %d %d %d", k.Namespace, k.Name, k.Port, k.Protocol, k.Family, scope)
-	return h.Sum64()
 }

@@ -2,8 +2,6 @@ package nftables
 
 import (
 	"encoding/binary"
-	"fmt"
-	"hash/fnv"
 	"net/netip"
 	"time"
 
@@ -24,14 +22,14 @@ type rule struct {
 
 func (t *table) rule() *rule { return &rule{t: t} }
 
-// firstRegister is the kernel's number of the first 32-bit register.
-const firstRegister = 8
+// firstRegister is the register in which every list of values begins.
+var firstRegister = nft.Register(0)
 
 func (r *rule) add(x ...expr.Any) *rule { r.exprs = append(r.exprs, x...); return r }
 
 // take reserves registers for n words and returns the first one's number.
 func (r *rule) take(words uint32) uint32 {
-	n := firstRegister + r.next
+	n := nft.Register(r.next)
 	r.next += words
 	return n
 }
@@ -67,8 +65,8 @@ func (r *rule) port() *rule {
 	return r.add(&expr.Payload{DestRegister: r.take(1), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2})
 }
 
-// frontend loads the key of the packet in a space.
-func (r *rule) frontend(s *space) *rule {
+// frontend loads the key of the packet in the maps of frontends.
+func (r *rule) frontend(s *frontendMaps) *rule {
 	if s.byAddress {
 		r.load(false)
 	}
@@ -100,15 +98,7 @@ func (r *rule) vmap(s *nft.Set) *rule {
 // dnatBy sends the connection where a map says for what is loaded.
 func (r *rule) dnatBy(s *nft.Set) *rule {
 	r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, DestRegister: firstRegister, IsDestRegSet: true})
-	return r.done().dnat(firstRegister, firstRegister+r.words())
-}
-
-// dnatTo sends the connection to one endpoint.
-func (r *rule) dnatTo(a netip.AddrPort) *rule {
-	addr, port := r.take(r.words()), r.take(1)
-	r.add(&expr.Immediate{Register: addr, Data: a.Addr().AsSlice()},
-		&expr.Immediate{Register: port, Data: []byte{byte(a.Port() >> 8), byte(a.Port())}})
-	return r.done().dnat(addr, port)
+	return r.done().dnat(firstRegister, nft.Register(r.words()))
 }
 
 // dnat sends the connection to the address and port in registers.
@@ -206,21 +196,70 @@ func (r *rule) setMark(on bool) *rule {
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: firstRegister, SourceRegister: true})
 }
 
-// remember adds what is loaded to a dynamic set, or makes it last longer.
-func (r *rule) remember(s *nft.Set, timeout time.Duration) *rule {
-	return r.add(&expr.Dynset{
-		SrcRegKey: firstRegister, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: timeout,
+// priority loads the packet's priority, which is where the first packet of a
+// connection carries what one lookup found to the next: a lookup within the key
+// of another would make the nft program of Debian 12 abort when it lists.
+func (r *rule) priority() *rule {
+	return r.add(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: r.take(1)})
+}
+
+// maskedPriority loads some bits of the packet's priority.
+func (r *rule) maskedPriority(mask uint32) *rule {
+	at := r.take(1)
+	return r.add(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: at},
+		&expr.Bitwise{SourceRegister: at, DestRegister: at, Len: 4, Mask: hostWord(mask), Xor: hostWord(0)})
+}
+
+// priorityBy sets the packet's priority to what a map has for what is loaded.
+// If it has nothing, the rule ends and the priority stays.
+func (r *rule) priorityBy(s *nft.Set) *rule {
+	return r.add(
+		&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, DestRegister: firstRegister, IsDestRegSet: true},
+		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister, SourceRegister: true}).done()
+}
+
+// setPriority keeps some bits of the packet's priority and sets others.
+func (r *rule) setPriority(keep, set uint32) *rule {
+	return r.add(
+		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister},
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: hostWord(keep), Xor: hostWord(set)},
+		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister, SourceRegister: true}).done()
+}
+
+// clearPriority sets the packet's priority to none.
+func (r *rule) clearPriority() *rule {
+	return r.add(&expr.Immediate{Register: firstRegister, Data: hostWord(0)},
+		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister, SourceRegister: true}).done()
+}
+
+// priorityHas matches packets whose priority has one of the bits set.
+func (r *rule) priorityHas(bits uint32) *rule {
+	r.add(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister})
+	return r.masked(bits)
+}
+
+// remember notes the packet's priority, an endpoint's id, for the client and
+// the list that the id is of. If something is noted already, it stays and lasts
+// longer.
+func (r *rule) remember(s *nft.Set, mask uint32, timeout time.Duration) *rule {
+	r.load(true).maskedPriority(mask)
+	id := nft.Register(r.next)
+	return r.priority().add(&expr.Dynset{
+		SrcRegKey: firstRegister, SrcRegData: id, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: timeout,
 	}).done()
 }
 
-// chance matches once in n packets.
-func (r *rule) chance(n uint32) *rule {
-	if n == 1 {
-		return r
-	}
-	r.slot(n, 0).add(&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: hostWord(0)})
-	return r.done()
+// forget deletes what is noted for the client and the list in the packet's
+// priority. The kernel wants a value all the same.
+func (r *rule) forget(s *nft.Set) *rule {
+	r.load(true).priority()
+	none := r.take(1)
+	return r.add(&expr.Immediate{Register: none, Data: hostWord(0)}, &expr.Dynset{
+		SrcRegKey: firstRegister, SrcRegData: none, SetName: s.Name, Operation: dynsetDelete,
+	}).done()
 }
+
+const dynsetDelete = 2 // NFT_DYNSET_OP_DELETE
 
 func (r *rule) masquerade() *rule { return r.add(&expr.Masq{FullyRandom: true}) }
 
@@ -244,19 +283,16 @@ func (r *rule) accept() *rule { return r.add(&expr.Verdict{Kind: expr.VerdictAcc
 func (r *rule) drop() *rule   { return r.add(&expr.Verdict{Kind: expr.VerdictDrop}) }
 func (r *rule) back() *rule   { return r.add(&expr.Verdict{Kind: expr.VerdictReturn}) }
 
-// as finishes the rule with a comment that says why it is there. A hash of the
-// expressions follows, by which Sync knows the rule again.
-func (r *rule) as(why string) *nft.Rule {
-	h := fnv.New32a()
-	for _, x := range r.exprs {
-		b, err := expr.Marshal(byte(r.t.Table.Family), x)
-		if err != nil {
-			panic(fmt.Sprintf("encode %T of rule %q: %v", x, why, err))
-		}
-		h.Write(b)
-	}
-	return &nft.Rule{Exprs: r.exprs, Comment: fmt.Sprintf("%s #%08x", why, h.Sum32())}
-}
+// comment finishes the rule with a comment that says why it is there.
+func (r *rule) comment(why string) *nft.Rule { return &nft.Rule{Exprs: r.exprs, Comment: why} }
 
 // hostWord returns a number as it is in a register.
 func hostWord(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// word reads a number as hostWord writes it.
+func word(s string) (uint32, bool) {
+	if len(s) != 4 {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint32([]byte(s)), true
+}

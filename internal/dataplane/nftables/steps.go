@@ -6,10 +6,6 @@ import "sluice/internal/proxy"
 // it: the kernel holds a lock for the length of a batch.
 const stepSize = 50_000
 
-// affinityWeight is what an endpoint of a row with affinity costs, in elements:
-// three rules.
-const affinityWeight = 24
-
 // steps cuts a large delta into smaller ones that may be taken one after the
 // other. A frontend that moves from one row to another stays within the first
 // step, since the new owner's element cannot be written before the old one's is
@@ -62,9 +58,6 @@ func weight(d *proxy.Delta) int {
 	row := func(sp *proxy.ServicePort) {
 		if sp != nil {
 			n += len(sp.Frontends) * (2 + len(sp.Cluster) + len(sp.Local))
-			if sp.Affinity > 0 {
-				n += affinityWeight * (len(sp.Cluster) + len(sp.Local))
-			}
 		}
 	}
 	for _, r := range d.Removes {

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
 
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
@@ -11,8 +12,9 @@ import (
 const tableName = "sluice"
 
 // affinitySize bounds how many clients are remembered, over all Services. When
-// it is reached, new clients are balanced without being remembered.
-const affinitySize = 1 << 18
+// it is reached, new clients are balanced without being remembered. An entry
+// takes about a hundred bytes of the kernel's memory.
+const affinitySize = 1 << 20
 
 // table is one family's table: its sets, and what differs between families.
 type table struct {
@@ -20,72 +22,97 @@ type table struct {
 	nft.Table
 	mark uint32 // the bit of the packet mark that asks for masquerading
 
-	addresses space // frontends with an address of their own
-	nodePorts space // frontends on the node's addresses
+	addresses frontendMaps // frontends with an address of their own
+	nodePorts frontendMaps // frontends on the node's addresses
 
+	classSet   *nft.Set // class -> chain
 	clusterIPs *nft.Set // all ClusterIPs, to refuse their other ports
 	hairpins   *nft.Set // client . endpoint pairs that are one pod
 	restricted *nft.Set // frontends with source ranges
 	allowed    *nft.Set // frontend . clients that may use it
-	affinity   *nft.Set // clients and the endpoints they are remembered for
+	ids        *nft.Set // list . slot -> endpoint's id, with session affinity
+	affinity   *nft.Set // client . list -> id of the endpoint it is remembered for
+
+	// What the kernel has, as far as it cannot be told from the rows of a step.
+	classes *classes
+	blocks  *blocks
+	shares  map[itemID]int // how many rows share an element
+
+	recovered bool // the numbers of a former process are known
 }
 
-// space is one way to say which frontend a packet is for: by address, protocol
-// and port, or by protocol and port alone. The two have the same maps.
-type space struct {
-	prefix    string
+// frontendMaps are the maps of one way to say which frontend a packet is for:
+// by address, protocol and port, or by protocol and port alone.
+type frontendMaps struct {
 	byAddress bool
-	dispatch  *nft.Set // frontend -> chain
-	locals    *nft.Set // frontend -> chain of the Local list, for clients from elsewhere
-	empty     *nft.Set // frontend -> what happens without an endpoint
-	endpoints *nft.Set // frontend . slot -> endpoint
+	dispatch  *nft.Set // frontend -> class
+	external  *nft.Set // frontends with externalTrafficPolicy Local
+	locals    *nft.Set // frontend -> class of the Local list, for clients from elsewhere
+	rejects   *nft.Set // frontends without an endpoint anywhere
+	drops     *nft.Set // frontends without an endpoint for us
+	endpoints *nft.Set // frontend . slot or id -> endpoint
+	lists     *nft.Set // frontend -> its list's number, with session affinity
 }
 
 func newTable(f proxy.Family, markBit uint8, name string) *table {
-	t := &table{family: f, Table: nft.Table{Family: nft.IP, Name: name}, mark: 1 << markBit}
+	t := &table{
+		family: f, Table: nft.Table{Family: nft.IP, Name: name}, mark: 1 << markBit,
+		classes: newClasses(), blocks: newBlocks(), shares: map[itemID]int{},
+	}
 	addr := nft.IPv4Addr
 	if f == proxy.IPv6 {
 		t.Table.Family, addr = nft.IP6, nft.IPv6Addr
 	}
-	set := func(name, comment string, key ...nft.Type) *nft.Set {
-		return &nft.Set{Table: t.Table, Name: name, Key: key, Comment: comment}
-	}
-	verdicts := func(s *nft.Set) *nft.Set { s.Verdicts = true; return s }
-	values := func(s *nft.Set) *nft.Set { s.Data = []nft.Type{addr, nft.Port}; return s }
-
-	t.addresses = space{
-		prefix: "lb", byAddress: true,
-		dispatch:  verdicts(set("services", "Service addresses", addr, nft.Proto, nft.Port)),
-		locals:    verdicts(set("locals", "externalTrafficPolicy Local, for clients from elsewhere", addr, nft.Proto, nft.Port)),
-		empty:     verdicts(set("no-endpoints", "Service addresses without an endpoint to go to", addr, nft.Proto, nft.Port)),
-		endpoints: values(set("endpoints", "the endpoint in each slot of a Service address", addr, nft.Proto, nft.Port, nft.Mark)),
-	}
-	t.nodePorts = space{
-		prefix:    "np",
-		dispatch:  verdicts(set("nodeports", "NodePorts", nft.Proto, nft.Port)),
-		locals:    verdicts(set("nodeport-locals", "externalTrafficPolicy Local, for clients from elsewhere", nft.Proto, nft.Port)),
-		empty:     verdicts(set("nodeport-no-endpoints", "NodePorts without an endpoint to go to", nft.Proto, nft.Port)),
-		endpoints: values(set("nodeport-endpoints", "the endpoint in each slot of a NodePort", nft.Proto, nft.Port, nft.Mark)),
-	}
-	t.clusterIPs = set("cluster-ips", "all ClusterIPs", addr)
-	t.hairpins = set("hairpins", "pods that may be sent to themselves", addr, addr, nft.Proto, nft.Port)
-	t.restricted = set("restricted", "addresses with loadBalancerSourceRanges", addr, nft.Proto, nft.Port)
-	t.allowed = set("allowed", "clients allowed by loadBalancerSourceRanges", addr, nft.Proto, nft.Port, addr)
+	t.addresses = t.newFrontendMaps("", addr, addr, nft.Proto, nft.Port)
+	t.addresses.byAddress = true
+	t.nodePorts = t.newFrontendMaps("nodeport-", addr, nft.Proto, nft.Port)
+	t.classSet = t.set("classes", "how an endpoint is chosen", nft.ClassID)
+	t.classSet.Verdicts = true
+	t.clusterIPs = t.set("cluster-ips", "all ClusterIPs", addr)
+	t.hairpins = t.set("hairpins", "pods that may be sent to themselves", addr, addr, nft.Proto, nft.Port)
+	t.restricted = t.set("restricted", "addresses with loadBalancerSourceRanges", addr, nft.Proto, nft.Port)
+	t.allowed = t.set("allowed", "clients allowed by loadBalancerSourceRanges", addr, nft.Proto, nft.Port, addr)
 	t.allowed.Interval = true
-	t.affinity = set("affinity", "clients with an endpoint of their own", addr, nft.Mark)
-	t.affinity.Dynamic, t.affinity.Size = true, affinitySize
+	t.ids = t.set("ids", "the endpoint's id in each slot of a list, with session affinity", nft.ClassID, nft.Mark)
+	t.ids.Data = []nft.Type{nft.ClassID}
+	t.affinity = t.set("affinity", "clients and the endpoints they are remembered for", addr, nft.ClassID)
+	t.affinity.Data, t.affinity.Dynamic, t.affinity.Size = []nft.Type{nft.ClassID}, true, affinitySize
 	return t
+}
+
+func (t *table) set(name, comment string, key ...nft.Type) *nft.Set {
+	return &nft.Set{Table: t.Table, Name: name, Key: key, Comment: comment}
+}
+
+func (t *table) newFrontendMaps(prefix string, addr nft.Type, key ...nft.Type) frontendMaps {
+	set := func(name, comment string, data ...nft.Type) *nft.Set {
+		s := t.set(prefix+name, comment, key...)
+		s.Data = data
+		return s
+	}
+	m := frontendMaps{
+		dispatch:  set("services", "Services", nft.ClassID),
+		external:  set("external", "externalTrafficPolicy Local"),
+		locals:    set("locals", "externalTrafficPolicy Local, for clients from elsewhere", nft.ClassID),
+		rejects:   set("no-endpoints", "Services without an endpoint: refused"),
+		drops:     set("no-endpoints-here", "Services without an endpoint for this node: dropped"),
+		endpoints: set("endpoints", "the endpoint in each slot of a Service, or with each id", addr, nft.Port),
+		lists:     set("lists", "the list of endpoints, with session affinity", nft.ClassID),
+	}
+	m.endpoints.Key = append(slices.Clip(key), nft.ClassID)
+	return m
 }
 
 // sets returns all sets, in the order in which they are written: what is
 // referred to by a lookup comes before what leads to it.
 func (t *table) sets() []*nft.Set {
+	a, n := &t.addresses, &t.nodePorts
 	return []*nft.Set{
-		t.addresses.endpoints, t.nodePorts.endpoints, t.hairpins, t.clusterIPs,
-		t.allowed, t.restricted,
-		t.addresses.locals, t.nodePorts.locals,
-		t.addresses.empty, t.nodePorts.empty,
-		t.addresses.dispatch, t.nodePorts.dispatch,
+		a.endpoints, n.endpoints, t.ids, a.lists, n.lists, t.hairpins, t.clusterIPs,
+		t.allowed, t.restricted, t.classSet,
+		a.locals, n.locals, a.external, n.external,
+		a.rejects, n.rejects, a.drops, n.drops,
+		a.dispatch, n.dispatch,
 		t.affinity,
 	}
 }
@@ -93,18 +120,18 @@ func (t *table) sets() []*nft.Set {
 // shared reports whether elements of a set may belong to several rows.
 func (t *table) shared(s *nft.Set) bool { return s == t.clusterIPs || s == t.hairpins }
 
-// space returns the space of a kind of frontend.
-func (t *table) space(k proxy.Kind) *space {
-	if k == proxy.NodePort {
+// frontends returns the maps of NodePorts or of all other kinds of frontend.
+func (t *table) frontends(nodePort bool) *frontendMaps {
+	if nodePort {
 		return &t.nodePorts
 	}
 	return &t.addresses
 }
 
-// key returns a frontend's key in the maps of its space.
-func (s *space) key(p proxy.Protocol, f netip.AddrPort) string {
+// key returns a frontend's key in its maps.
+func (m *frontendMaps) key(p proxy.Protocol, f netip.AddrPort) string {
 	b := make([]byte, 0, 28)
-	if s.byAddress {
+	if m.byAddress {
 		b = append(b, f.Addr().AsSlice()...)
 	}
 	b = append(b, byte(p), 0, 0, 0)

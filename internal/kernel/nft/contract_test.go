@@ -90,8 +90,8 @@ func rangeElement(port uint16, first, last uint32) Element {
 
 func lookupRule(comment string) *Rule {
 	return &Rule{Comment: comment, Exprs: []expr.Any{
-		&expr.Payload{DestRegister: 8, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
-		&expr.Lookup{SourceRegister: 8, SetName: plain.Name},
+		&expr.Payload{DestRegister: Register(0), Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		&expr.Lookup{SourceRegister: Register(0), SetName: plain.Name},
 		&expr.Verdict{Kind: expr.VerdictAccept},
 	}}
 }
@@ -217,7 +217,10 @@ func runContract(t *testing.T, nf Interface, c contractCase) {
 	}
 	var chains map[string][]string
 	if l != nil {
-		chains = l.Chains
+		chains = map[string][]string{}
+		for name, rules := range l.Chains {
+			chains[name] = comments(rules)
+		}
 		if got := l.Sets[learned.Name]; got != learned.Comment {
 			t.Errorf("set comment is %q", got)
 		}
@@ -236,6 +239,13 @@ func runContract(t *testing.T, nf Interface, c contractCase) {
 			t.Errorf("elements of %s mismatch (-want +got):\n%s", s.Name, diff)
 		}
 	}
+}
+
+func comments(rules []ListedRule) (out []string) {
+	for _, r := range rules {
+		out = append(out, r.Comment)
+	}
+	return out
 }
 
 // TestManyElements writes more than fits a message, a socket buffer's default

@@ -20,6 +20,7 @@ const (
 	udataSetByteKey  = 0
 	udataSetByteData = 1
 	udataSetComment  = 7
+	byteOrderHost    = 1
 	byteOrderNet     = 2
 )
 
@@ -260,14 +261,23 @@ func setFlags(s *Set) uint32 {
 // to print, and a comment.
 func setUserdata(s *Set) string {
 	var b []byte
-	b = append(b, udata(nil, udataSetByteKey, order(byteOrderNet))...)
+	b = append(b, udata(nil, udataSetByteKey, order(byteOrder(s.Key)))...)
 	if s.Data != nil {
-		b = append(b, udata(nil, udataSetByteData, order(byteOrderNet))...)
+		b = append(b, udata(nil, udataSetByteData, order(byteOrder(s.Data)))...)
 	}
 	if s.Comment != "" {
 		b = append(b, udata(nil, udataSetComment, s.Comment+"\x00")...)
 	}
 	return string(b)
+}
+
+// byteOrder returns the order of a single part; the nft program knows that of
+// a concatenation's parts by their types.
+func byteOrder(types []Type) uint32 {
+	if len(types) == 1 && types[0] == ClassID {
+		return byteOrderHost
+	}
+	return byteOrderNet
 }
 
 func order(o uint32) string { return string(binary.NativeEndian.AppendUint32(nil, o)) }

@@ -348,7 +348,7 @@ func (f *Fake) List(_ context.Context, t Table) (*Listing, error) {
 			l.Hooks[name] = c.hook.String()
 		}
 		for _, r := range c.rules {
-			l.Chains[name] = append(l.Chains[name], r.Comment)
+			l.Chains[name] = append(l.Chains[name], r.Listed(t.Family))
 		}
 	}
 	for name, s := range ft.sets {

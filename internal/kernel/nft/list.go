@@ -35,7 +35,7 @@ func (c *Conn) List(ctx context.Context, t Table) (*Listing, error) {
 
 func newListing() *Listing {
 	return &Listing{
-		Chains: map[string][]string{}, Sets: map[string]string{}, Hooks: map[string]string{}, Types: map[string]string{},
+		Chains: map[string][]ListedRule{}, Sets: map[string]string{}, Hooks: map[string]string{}, Types: map[string]string{},
 	}
 }
 
@@ -69,7 +69,7 @@ func (c *Conn) list(t Table, l *Listing) error {
 			return
 		}
 		chain := text(attribute(b, unix.NFTA_RULE_CHAIN))
-		l.Chains[chain] = append(l.Chains[chain], comment(attribute(b, unix.NFTA_RULE_USERDATA), udataRuleComment))
+		l.Chains[chain] = append(l.Chains[chain], decodeRule(b))
 	})
 	if err != nil {
 		return err

@@ -3,8 +3,6 @@ package nft
 import (
 	"context"
 	"fmt"
-
-	"github.com/google/nftables/expr"
 )
 
 // Family is the protocol family of a table, numbered as the kernel does.
@@ -48,13 +46,6 @@ type Hook struct {
 type Chain struct {
 	Name    string
 	Hook    *Hook // nil: reached by jumps only
-	Comment string
-}
-
-// Rule is one rule. The comment is all that a listing gives back, so it must
-// tell rules apart.
-type Rule struct {
-	Exprs   []expr.Any
 	Comment string
 }
 
@@ -120,11 +111,12 @@ const (
 	Proto    Type = 12
 	Port     Type = 13
 	Mark     Type = 19
+	ClassID  Type = 23
 )
 
 func (t Type) len() int {
 	switch t {
-	case IPv4Addr, Mark:
+	case IPv4Addr, Mark, ClassID:
 		return 4
 	case IPv6Addr:
 		return 16
@@ -170,11 +162,11 @@ type Interface interface {
 
 // Listing is what List found.
 type Listing struct {
-	Chains  map[string][]string // the comments of each chain's rules, in order
-	Sets    map[string]string   // the comment of each set
-	Hooks   map[string]string   // of each base chain: where it hangs, and its policy
-	Types   map[string]string   // of each set: what its elements are like
-	Dormant bool                // the whole table is switched off
+	Chains  map[string][]ListedRule // each chain's rules, in order
+	Sets    map[string]string       // the comment of each set
+	Hooks   map[string]string       // of each base chain: where it hangs, and its policy
+	Types   map[string]string       // of each set: what its elements are like
+	Dormant bool                    // the whole table is switched off
 }
 
 // String returns where a base chain hangs, as a listing tells it of one that

@@ -1,0 +1,157 @@
+package nftables
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// class is all that the rules depend on by which an endpoint is chosen. The
+// maps of frontends hold a class's number, which is data, and one small map
+// leads from numbers to chains: when an element with a chain is added, the
+// kernel checks every such element of the table.
+type class struct {
+	nodePort   bool
+	scope      proxy.Scope
+	count      int           // of endpoints; 0: there is none, and the packet stays as it is
+	timeout    time.Duration // how long a client is remembered; 0: not at all
+	large      bool          // the ids of the endpoints are in a large block
+	masquerade bool
+}
+
+// chain returns the name of the class's chain.
+func (c class) chain() string {
+	name := "lb"
+	if c.nodePort {
+		name = "np"
+	}
+	if c.scope == proxy.ScopeLocal {
+		name += "l"
+	}
+	if c.masquerade {
+		name = "masq-" + name
+	}
+	name = fmt.Sprintf("%s-%d", name, c.count)
+	if c.timeout > 0 {
+		name += "-" + c.timeout.String()
+	}
+	if c.large {
+		name += "-large"
+	}
+	return name
+}
+
+// verdict returns where packets of the class go.
+func (c class) verdict() nft.Verdict {
+	if c.count == 0 {
+		return nft.Verdict{Code: nft.Accept}
+	}
+	return nft.Verdict{Code: nft.Goto, Chain: c.chain()}
+}
+
+// classChain returns the chain of a class, or nil if it needs none.
+func (t *table) classChain(c class) *chain {
+	if c.count == 0 {
+		return nil
+	}
+	out := t.chain(c.chain())
+	if c.masquerade {
+		out.rules = append(out.rules, t.rule().setMark(true).comment("masquerade"))
+	}
+	if c.timeout > 0 {
+		out.rules = append(out.rules, t.affinityRules(c)...)
+		return out
+	}
+	s := t.frontends(c.nodePort)
+	first := uint32(0)
+	if c.scope == proxy.ScopeLocal {
+		first = localSlots
+	}
+	out.rules = append(out.rules,
+		t.rule().frontend(s).slot(uint32(c.count), first).dnatBy(s.endpoints).comment("choose an endpoint"),
+		t.rule().frontend(s).slot(1, first).dnatBy(s.endpoints).comment("there are fewer of them since the Service was looked up"))
+	return out
+}
+
+// classes are the classes of a table: their numbers, and how many elements
+// lead to each.
+type classes struct {
+	numbers map[class]uint32
+	uses    map[class]int
+	written map[class]bool
+	unused  []class // have become so, the oldest first; some may be in use again
+	next    uint32
+	found   map[nft.Verdict]uint32 // numbers that a former process gave
+}
+
+func newClasses() *classes {
+	return &classes{
+		numbers: map[class]uint32{}, uses: map[class]int{}, written: map[class]bool{},
+		next: scratchBit, found: map[nft.Verdict]uint32{},
+	}
+}
+
+// recover takes over the numbers in the kernel.
+func (cs *classes) recover(e nft.Element) {
+	n, ok := word(e.Key)
+	if !ok || n < scratchBit {
+		return
+	}
+	if _, taken := cs.found[e.Verdict]; !taken {
+		cs.found[e.Verdict] = n
+	}
+	cs.next = max(cs.next, n+1)
+}
+
+// number returns a class's number. A new class gets one that no packet on its
+// way can still carry.
+func (cs *classes) number(c class) uint32 {
+	if n, ok := cs.numbers[c]; ok {
+		return n
+	}
+	n, ok := cs.found[c.verdict()]
+	if !ok {
+		n = cs.next
+		cs.next++
+	}
+	cs.numbers[c] = n
+	return n
+}
+
+// element returns the element that leads from a class's number to its chain.
+func (cs *classes) element(c class) nft.Element {
+	return nft.Element{Key: string(hostWord(cs.number(c))), Verdict: c.verdict()}
+}
+
+// use changes how many elements lead to a class.
+func (cs *classes) use(c class, by int) {
+	if cs.uses[c] += by; cs.uses[c] == 0 {
+		delete(cs.uses, c)
+		cs.unused = append(cs.unused, c)
+	}
+}
+
+// forget drops a class that the kernel does not have any more.
+func (cs *classes) forget(c class) {
+	delete(cs.found, c.verdict())
+	delete(cs.numbers, c)
+	delete(cs.written, c)
+}
+
+// maxUnused bounds the classes that are kept although nothing leads to them. A
+// Service whose endpoints come and go will need them again.
+const maxUnused = 128
+
+// excess returns the oldest unused classes, if there are too many.
+func (cs *classes) excess() []class {
+	if len(cs.unused) <= maxUnused {
+		return nil
+	}
+	n := len(cs.unused) / 2
+	out := slices.Clone(cs.unused[:n])
+	cs.unused = slices.Delete(cs.unused, 0, n)
+	return out
+}

@@ -1,0 +1,234 @@
+package nftables
+
+import (
+	"net/netip"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// listChange is how one of a row's lists of endpoints changes.
+type listChange struct {
+	scope    proxy.Scope
+	old, cur []proxy.Endpoint
+	slots    []int // those in which the two differ
+}
+
+// changeEndpoints gives the difference between the endpoints of two forms of a
+// row. They have the same block of ids, or none; either may be empty.
+func (t *table) changeEndpoints(was, is *form, out output) {
+	for _, scope := range scopes {
+		l := compareLists(was.list(scope), is.list(scope))
+		l.scope = scope
+		t.changeHairpins(&l, was, is, out)
+		switch {
+		case was.block != nil:
+			t.changeIDs(&l, was.block, was, is, out)
+		case is.block != nil:
+			t.changeIDs(&l, is.block, was, is, out)
+		default:
+			l.changeSlots(was, is, out)
+		}
+	}
+}
+
+func (f *form) list(scope proxy.Scope) []proxy.Endpoint {
+	if f.sp == nil {
+		return nil
+	}
+	return f.sp.List(scope)
+}
+
+func compareLists(old, cur []proxy.Endpoint) listChange {
+	l := listChange{old: old, cur: cur}
+	for i := range max(len(old), len(cur)) {
+		if i >= len(old) || i >= len(cur) || old[i] != cur[i] {
+			l.slots = append(l.slots, i)
+		}
+	}
+	return l
+}
+
+// moved calls f for every slot whose address changes, with the old and the new
+// one, as far as there are.
+func (l *listChange) moved(f func(slot int, old, cur *proxy.Endpoint)) {
+	for _, i := range l.slots {
+		var old, cur *proxy.Endpoint
+		if i < len(l.old) {
+			old = &l.old[i]
+		}
+		if i < len(l.cur) {
+			cur = &l.cur[i]
+		}
+		if old == nil || cur == nil || old.Addr != cur.Addr {
+			f(i, old, cur)
+		}
+	}
+}
+
+func (t *table) changeHairpins(l *listChange, was, is *form, out output) {
+	for _, i := range l.slots {
+		if i < len(l.old) && l.old[i].Loops() {
+			out.remove(t.hairpins, nft.Element{Key: hairpinKey(was.sp.Key.Protocol, l.old[i].Addr)})
+		}
+		if i < len(l.cur) && l.cur[i].Loops() {
+			out.add(t.hairpins, nft.Element{Key: hairpinKey(is.sp.Key.Protocol, l.cur[i].Addr)})
+		}
+	}
+}
+
+// pairs calls one of the functions for each frontend: for one that leads to the
+// list in only one of the forms, or in both.
+func (l *listChange) pairs(was, is *form, goes, comes, stays func(*front)) {
+	for i := range was.fronts {
+		f := &was.fronts[i]
+		if g := is.find(f); f.leads[l.scope] && (g == nil || !g.leads[l.scope]) {
+			goes(f)
+		}
+	}
+	for i := range is.fronts {
+		f := &is.fronts[i]
+		if !f.leads[l.scope] {
+			continue
+		}
+		if g := was.find(f); g != nil && g.leads[l.scope] {
+			stays(f)
+		} else {
+			comes(f)
+		}
+	}
+}
+
+// changeSlots gives the endpoints by slot under each frontend.
+func (l *listChange) changeSlots(was, is *form, out output) {
+	remove := func(f *front, i int, e *proxy.Endpoint) { out.remove(f.maps.endpoints, f.slot(l.scope, i, e)) }
+	add := func(f *front, i int, e *proxy.Endpoint) { out.add(f.maps.endpoints, f.slot(l.scope, i, e)) }
+	l.pairs(was, is, func(f *front) {
+		for i := range l.old {
+			remove(f, i, &l.old[i])
+		}
+	}, func(f *front) {
+		for i := range l.cur {
+			add(f, i, &l.cur[i])
+		}
+	}, func(f *front) {
+		l.moved(func(i int, old, cur *proxy.Endpoint) {
+			if old != nil {
+				remove(f, i, old)
+			}
+			if cur != nil {
+				add(f, i, cur)
+			}
+		})
+	})
+}
+
+// slot returns the element of a slot under a frontend.
+func (f *front) slot(scope proxy.Scope, i int, e *proxy.Endpoint) nft.Element {
+	n := uint32(i)
+	if scope == proxy.ScopeLocal {
+		n += localSlots
+	}
+	return nft.Element{Key: f.key + string(hostWord(n)), Data: endpointData(e.Addr)}
+}
+
+// changeIDs gives the endpoints of a list with session affinity: by id under
+// each frontend, and the id in each slot of the list.
+func (t *table) changeIDs(l *listChange, b *block, was, is *form, out output) {
+	goes, comes := l.addresses()
+	element := func(f *front, a netip.AddrPort) nft.Element {
+		return nft.Element{Key: f.key + string(hostWord(b.id(l.scope, a))), Data: endpointData(a)}
+	}
+	l.pairs(was, is, func(f *front) {
+		for _, e := range l.old {
+			out.remove(f.maps.endpoints, element(f, e.Addr))
+		}
+	}, func(f *front) {
+		for _, e := range l.cur {
+			out.add(f.maps.endpoints, element(f, e.Addr))
+		}
+	}, func(f *front) {
+		for a := range goes {
+			out.remove(f.maps.endpoints, element(f, a))
+		}
+		for a := range comes {
+			out.add(f.maps.endpoints, element(f, a))
+		}
+	})
+	t.changeIDSlots(l, b, was.leads(l.scope), is.leads(l.scope), out)
+	for a := range goes {
+		out.drop(b, l.scope, a)
+	}
+}
+
+// addresses returns the addresses that leave the list and those that join it.
+func (l *listChange) addresses() (goes, comes map[netip.AddrPort]bool) {
+	goes, comes = map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
+	l.moved(func(_ int, old, _ *proxy.Endpoint) {
+		if old != nil {
+			goes[old.Addr] = true
+		}
+	})
+	l.moved(func(_ int, _, cur *proxy.Endpoint) {
+		switch {
+		case cur == nil:
+		case goes[cur.Addr]:
+			delete(goes, cur.Addr)
+		default:
+			comes[cur.Addr] = true
+		}
+	})
+	return goes, comes
+}
+
+// leads reports whether any frontend leads to a list.
+func (f *form) leads(scope proxy.Scope) bool {
+	for i := range f.fronts {
+		if f.fronts[i].leads[scope] {
+			return true
+		}
+	}
+	return false
+}
+
+// changeIDSlots gives the id in each slot of a list that was and is led to.
+func (t *table) changeIDSlots(l *listChange, b *block, was, is bool, out output) {
+	element := func(i int, a netip.AddrPort) nft.Element {
+		return nft.Element{
+			Key:  string(hostWord(b.number(l.scope))) + string(hostWord(uint32(i))),
+			Data: string(hostWord(b.id(l.scope, a))),
+		}
+	}
+	if was && is {
+		l.moved(func(i int, old, cur *proxy.Endpoint) {
+			if old != nil {
+				out.remove(t.ids, element(i, old.Addr))
+			}
+			if cur != nil {
+				out.add(t.ids, element(i, cur.Addr))
+			}
+		})
+		return
+	}
+	for i, e := range l.old {
+		if was {
+			out.remove(t.ids, element(i, e.Addr))
+		}
+	}
+	for i, e := range l.cur {
+		if is {
+			out.add(t.ids, element(i, e.Addr))
+		}
+	}
+}
+
+func endpointData(a netip.AddrPort) string {
+	return string(appendPort(append(make([]byte, 0, 20), a.Addr().AsSlice()...), a.Port()))
+}
+
+func hairpinKey(p proxy.Protocol, a netip.AddrPort) string {
+	addr := a.Addr().AsSlice()
+	b := append(append(make([]byte, 0, 40), addr...), addr...)
+	b = append(b, byte(p), 0, 0, 0)
+	return string(appendPort(b, a.Port()))
+}

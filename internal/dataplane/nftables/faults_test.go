@@ -1,0 +1,386 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// TestSyncVerifiesEveryRule replaces each rule of each chain by one that drops
+// everything and has the same comment; Sync finds it.
+func TestSyncVerifiesEveryRule(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	d, c := openKernel(t)
+	state := randomState(1, 12)
+	if err := d.Sync(ctx, state); err != nil {
+		t.Fatal(err)
+	}
+	list := func() string {
+		out, err := exec.Command("nft", "-s", "list", "table", "ip", tableName).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	want := list()
+	tab := d.tables[0]
+	inner, base := tab.constant(state.Node, state.CIDRs)
+	chains := slices.Concat(inner, base)
+	for class := range tab.classes.written {
+		if ch := tab.classChain(class); ch != nil {
+			chains = append(chains, ch)
+		}
+	}
+	tried := 0
+	for _, ch := range chains {
+		for i := range ch.rules {
+			hurt := *ch
+			hurt.rules = slices.Clone(ch.rules)
+			hurt.rules[i] = tab.rule().drop().comment(ch.rules[i].Comment)
+			var b nft.Batch
+			rewrite(&b, tab, &hurt)
+			if err := c.Interface.Commit(ctx, &b); err != nil {
+				t.Fatalf("rule %d of %s: %v", i, ch.Name, err)
+			}
+			if err := d.Sync(ctx, state); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, list()); diff != "" {
+				t.Fatalf("rule %d of %s stayed replaced (-want +got):\n%s", i, ch.Name, diff)
+			}
+			tried++
+		}
+	}
+	if tried < 60 {
+		t.Errorf("tried %d rules only", tried)
+	}
+}
+
+// faulty refuses operations that a function picks, with their error.
+type faulty struct {
+	nft.Interface
+	fails func(*nft.Op) error
+}
+
+func (f *faulty) Commit(ctx context.Context, b *nft.Batch) error {
+	ce := &nft.CommitError{}
+	for i := range b.Ops {
+		if err := f.fails(&b.Ops[i]); err != nil {
+			ce.Failures = append(ce.Failures, nft.Failure{Op: &b.Ops[i], Err: err})
+		}
+	}
+	if len(ce.Failures) > 0 {
+		return ce
+	}
+	return f.Interface.Commit(ctx, b)
+}
+
+// TestRefusedChainRefusesItsRowsOnly has the kernel refuse a chain, and then, as
+// it does, everything that refers to the chain.
+func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
+	ctx := context.Background()
+	refuse := func(op *nft.Op) error {
+		switch {
+		case op.Kind == nft.AddChain && op.Chain.Name == "lb-3":
+			return unix.ENOSPC
+		case op.Chain != nil && op.Chain.Name == "lb-3", op.Element.Verdict.Chain == "lb-3":
+			return unix.ENOENT
+		default:
+			return nil
+		}
+	}
+	state := plainState(10)
+	delta := &proxy.Delta{}
+	for i := range 5 {
+		sp := plainRow(100+i, 3, 0)
+		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: sp})
+	}
+	delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(200, 4, 0)})
+	for _, way := range []string{"Apply", "Sync", "Sync of an empty kernel"} {
+		t.Run(way, func(t *testing.T) {
+			f := &faulty{nft.NewFake(), func(*nft.Op) error { return nil }}
+			d := New(f, Settings{MarkBit: 14})
+			if way != "Sync of an empty kernel" {
+				if err := d.Sync(ctx, state); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f.fails = refuse
+			next := plainState(10)
+			next.Apply(delta)
+			var err error
+			if way == "Apply" {
+				err = d.Apply(ctx, delta)
+			} else {
+				err = d.Sync(ctx, next)
+			}
+			var refused *proxy.RefusedError
+			if !errors.As(err, &refused) || len(refused.Rows) != 5 {
+				t.Fatalf("got %v; want the five rows refused that need the chain", err)
+			}
+			if got := strings.Count(dump(t, f, d), "table ip sluice services "); got != 11 {
+				t.Errorf("%d Services are written; want 11", got)
+			}
+		})
+	}
+}
+
+// TestUnusedClassesGo keeps some classes that nothing leads to, but not all. One
+// whose chain could not be deleted is made anew when it is needed again.
+func TestUnusedClassesGo(t *testing.T) {
+	ctx := context.Background()
+	f := &faulty{nft.NewFake(), func(*nft.Op) error { return nil }}
+	d := New(f, Settings{MarkBit: 14})
+	if err := d.Sync(ctx, plainState(0)); err != nil {
+		t.Fatal(err)
+	}
+	stuck := plainRow(0, 1, 0)
+	stuckChain := class{count: 1}.chain()
+	f.fails = func(op *nft.Op) error {
+		if op.Kind == nft.DeleteChain && op.Chain.Name == stuckChain {
+			return unix.EBUSY
+		}
+		return nil
+	}
+	var last *proxy.ServicePort
+	apply := func(sp *proxy.ServicePort) {
+		t.Helper()
+		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}}); err != nil {
+			t.Fatal(err)
+		}
+		last = sp
+	}
+	for n := range 1000 {
+		sp := plainRow(0, 2, 0)
+		sp.Affinity = time.Duration(n+1) * time.Second // a class of its own each time
+		if n == 0 {
+			sp = stuck
+		}
+		apply(sp)
+	}
+	l, err := f.List(ctx, d.tables[0].Table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(l.Chains); n > maxUnused+40 {
+		t.Errorf("%d chains are left of 1000 classes", n)
+	}
+	if _, there := l.Chains[stuckChain]; !there {
+		t.Fatalf("chain %s went although it could not", stuckChain)
+	}
+	apply(stuck)
+	if l, err = f.List(ctx, d.tables[0].Table); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := l.Chains[stuckChain], d.tables[0].listed(d.tables[0].classChain(class{count: 1})); !slices.Equal(got, want) {
+		t.Errorf("chain %s has rules %v; want %v", stuckChain, got, want)
+	}
+}
+
+// TestStopBetweenBatches ends a Sync after each of its batches. Whatever the
+// kernel has then, the source ranges of a LoadBalancer are those of before or
+// those of after.
+func TestStopBetweenBatches(t *testing.T) {
+	ctx := context.Background()
+	row := func(i int, from ...string) *proxy.ServicePort {
+		sp := plainRow(i, 2, 0)
+		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.LoadBalancer, Addr: addrPort(1<<24, i, 80)})
+		for _, f := range from {
+			sp.AllowFrom = append(sp.AllowFrom, netip.MustParsePrefix(f))
+		}
+		return sp
+	}
+	before, after := plainState(0), plainState(0)
+	for i, change := range [][2]*proxy.ServicePort{
+		{row(0, "10.0.0.0/8"), row(0, "10.1.0.0/16", "10.2.0.0/16")},
+		{row(1, "10.0.0.0/8"), row(1)},
+		{row(2), row(2, "10.0.0.0/8")},
+		{row(3, "10.0.0.0/8", "11.0.0.0/8"), nil},
+		{nil, row(4, "10.0.0.0/8")},
+		{row(5, "10.1.0.0/16"), row(5, "10.0.0.0/8")},
+	} {
+		for j, s := range []*proxy.State{before, after} {
+			if sp := change[j]; sp != nil {
+				s.Rows[sp.Key] = change[j]
+			} else if i < 3 {
+				t.Fatal("a row is missing")
+			}
+		}
+	}
+	for stop := 1; ; stop++ {
+		fake := nft.NewFake()
+		d := New(fake, Settings{MarkBit: 14})
+		if err := d.Sync(ctx, before); err != nil {
+			t.Fatal(err)
+		}
+		allowed := map[string]bool{}
+		for _, s := range []*proxy.State{before, after} {
+			n := New(nft.NewFake(), Settings{MarkBit: 14})
+			if err := n.Sync(ctx, s); err != nil {
+				t.Fatal(err)
+			}
+			for f, r := range ranges(t, n) {
+				allowed[f+" "+r] = true
+			}
+		}
+		stopping, cancel := context.WithCancel(ctx)
+		d.conn = &faulty{fake, func(*nft.Op) error { return nil }}
+		d.batchBytes = 1
+		d.conn = &stopper{Interface: fake, after: stop, stop: cancel}
+		err := d.Sync(stopping, after)
+		cancel()
+		d.conn = fake
+		for f, r := range ranges(t, d) {
+			if !allowed[f+" "+r] {
+				t.Errorf("stopped after batch %d: LoadBalancer %s is open to %q, neither as before nor as after", stop, f, r)
+			}
+		}
+		if err == nil {
+			if stop < 5 {
+				t.Errorf("the Sync had %d batches only", stop)
+			}
+			return
+		}
+	}
+}
+
+// stopper ends a context after some batches.
+type stopper struct {
+	nft.Interface
+	after int
+	stop  func()
+}
+
+func (s *stopper) Commit(ctx context.Context, b *nft.Batch) error {
+	err := s.Interface.Commit(ctx, b)
+	if len(b.Ops) > 0 {
+		if s.after--; s.after == 0 {
+			s.stop()
+		}
+	}
+	return err
+}
+
+// ranges returns who may use each frontend that leads somewhere.
+func ranges(t *testing.T, d *Dataplane) map[string]string {
+	t.Helper()
+	tab := d.tables[0]
+	each := func(s *nft.Set, f func(nft.Element)) {
+		if err := d.conn.Elements(context.Background(), s, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := map[string]string{}
+	each(tab.addresses.dispatch, func(e nft.Element) { out[e.Key] = "all" })
+	each(tab.restricted, func(e nft.Element) {
+		if _, ok := out[e.Key]; ok {
+			out[e.Key] = "only"
+		}
+	})
+	n := tab.restricted.KeyLen()
+	each(tab.allowed, func(e nft.Element) {
+		if out[e.Key[:n]] != "all" && out[e.Key[:n]] != "" {
+			out[e.Key[:n]] += fmt.Sprintf(" %x-%x", e.Key[n:], e.KeyEnd[n:])
+		}
+	})
+	return out
+}
+
+// TestAffinityWithoutRoom balances clients that there is no room to remember.
+func TestAffinityWithoutRoom(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	loopback(t)
+	d, c := openKernel(t)
+	d.tables[0].affinity.Size = 16
+	sp := plainRow(0, 5, 0)
+	sp.Key.Protocol, sp.Affinity = proxy.UDP, time.Hour
+	s := plainState(0)
+	s.Rows[sp.Key] = sp
+	if err := d.Sync(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	if refused := sendFlows(t, sp.Frontends[0].Addr, 5000); refused > 0 {
+		t.Errorf("%d of 5000 clients refused", refused)
+	}
+	n := 0
+	if err := c.Elements(ctx, d.tables[0].affinity, func(nft.Element) { n++ }); err != nil {
+		t.Fatal(err)
+	}
+	if n == 0 || n > 16 {
+		t.Errorf("%d clients are remembered; want at most 16, and some", n)
+	}
+}
+
+// TestIDsAreStable keeps the ids of endpoints that stay, over changes and over a
+// restart, and gives none again, but for a restart.
+func TestIDsAreStable(t *testing.T) {
+	ctx := context.Background()
+	fake := nft.NewFake()
+	d := New(fake, Settings{MarkBit: 14})
+	row := func(first int) *proxy.ServicePort {
+		sp := plainRow(0, 10, first)
+		sp.Affinity = time.Hour
+		return sp
+	}
+	s := plainState(0)
+	last := row(0)
+	s.Rows[last.Key] = last
+	if err := d.Sync(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	ids := func() map[netip.AddrPort]uint32 {
+		return d.tables[0].blocks.byRow[blockKey{PortKey: last.Key}].lists[proxy.ScopeCluster].ids
+	}
+	given := map[uint32]netip.AddrPort{}
+	for round := range 500 {
+		next := row(1000 + round)
+		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}}); err != nil {
+			t.Fatal(err)
+		}
+		last, s.Rows[next.Key] = next, next
+		if round%100 == 99 { // a restart
+			d, given = New(fake, Settings{MarkBit: 14}), live(given, last)
+			fake.Reset()
+			if err := d.Sync(ctx, s); err != nil {
+				t.Fatal(err)
+			}
+			if n := fake.Reset().Elements(); n != 0 {
+				t.Errorf("the Sync after a restart made %d operations", n)
+			}
+		}
+		if got := len(ids()); got != 10 {
+			t.Fatalf("round %d: %d ids of 10 endpoints", round, got)
+		}
+		for a, id := range ids() {
+			if was, ok := given[id]; ok && was != a {
+				t.Fatalf("round %d: id %x of %v is given to %v", round, id, was, a)
+			}
+			given[id] = a
+		}
+	}
+}
+
+// live returns what is given to endpoints of a row.
+func live(given map[uint32]netip.AddrPort, sp *proxy.ServicePort) map[uint32]netip.AddrPort {
+	out := map[uint32]netip.AddrPort{}
+	for id, a := range given {
+		if slices.ContainsFunc(sp.Cluster, func(e proxy.Endpoint) bool { return e.Addr == a }) {
+			out[id] = a
+		}
+	}
+	return out
+}
