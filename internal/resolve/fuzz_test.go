@@ -229,9 +229,8 @@ func (w *world) update() {
 		if sameRow(u.Old, u.New) {
 			w.t.Fatalf("row did not change: %v", u.New)
 		}
-		inOrder := u.New.Affinity > 0
-		checkSlots(w.t, slotChange{u.Old.Cluster, u.New.Cluster, inOrder})
-		checkSlots(w.t, slotChange{u.Old.Local, u.New.Local, inOrder})
+		checkSlots(w.t, u.Old.Cluster, u.New.Cluster)
+		checkSlots(w.t, u.Old.Local, u.New.Local)
 	}
 	for _, c := range d.HealthChecks {
 		if w.follower.HealthChecks[c.Key()] != c.Old {
@@ -267,33 +266,20 @@ func checkClaims(t *testing.T, s *proxy.State) {
 	}
 }
 
-// slotChange is one list before and after a step.
-type slotChange struct {
-	old, new []proxy.Endpoint
-	inOrder  bool
-}
-
 // checkSlots fails unless endpoints that stay keep their slots as promised.
-func checkSlots(t *testing.T, c slotChange) {
+func checkSlots(t *testing.T, old, cur []proxy.Endpoint) {
 	t.Helper()
 	find := func(list []proxy.Endpoint, e proxy.Endpoint) int {
 		return slices.IndexFunc(list, func(o proxy.Endpoint) bool { return o.Addr == e.Addr })
 	}
-	last := -1
-	for i, e := range c.old {
-		at := find(c.new, e)
-		switch {
-		case at < 0:
-		case c.inOrder && at < last:
-			t.Fatalf("%v lost its place in the order: %v -> %v", e.Addr, c.old, c.new)
-		case !c.inOrder && at != i && i < len(c.new):
-			t.Fatalf("%v lost its slot: %v -> %v", e.Addr, c.old, c.new)
+	for i, e := range old {
+		if at := find(cur, e); at >= 0 && at != i && i < len(cur) {
+			t.Fatalf("%v lost its slot: %v -> %v", e.Addr, old, cur)
 		}
-		last = max(last, at)
 	}
-	for i, e := range c.new {
-		if find(c.new, e) != i {
-			t.Fatalf("%v has two slots: %v", e.Addr, c.new)
+	for i, e := range cur {
+		if find(cur, e) != i {
+			t.Fatalf("%v has two slots: %v", e.Addr, cur)
 		}
 	}
 }

@@ -97,10 +97,10 @@ func (r *Resolver) row(dr draft, c candidates, old *proxy.ServicePort) *proxy.Se
 	}
 	outside := slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind != proxy.ClusterIP })
 	if s.internal == proxy.ScopeCluster || outside {
-		sp.Cluster = arrange(was.Cluster, c.cluster(r.node.Zone), s.affinity > 0)
+		sp.Cluster = arrange(was.Cluster, c.cluster(r.node.Zone))
 	}
 	if s.internal == proxy.ScopeLocal || s.external == proxy.ScopeLocal && outside {
-		sp.Local = arrange(was.Local, c.local(), s.affinity > 0)
+		sp.Local = arrange(was.Local, c.local())
 	}
 	if dr.port.protocol.Cut() {
 		sp.Unlisted = c.unlisted(sp)

@@ -57,26 +57,14 @@ func (s *seating) fillHoles() {
 	}
 }
 
-// closeHoles shifts everyone down over the holes: the order stays.
-func (s *seating) closeHoles() {
-	for _, h := range slices.Backward(s.holes) {
-		s.slots = slices.Delete(s.slots, h, h+1)
-	}
-}
-
 // arrange returns the wanted endpoints, which are sorted, in slots that follow
-// from the old ones. With inOrder they stay in the order in which they came.
-// The result is old itself if nothing changed.
-func arrange(old, wanted []proxy.Endpoint, inOrder bool) []proxy.Endpoint {
+// from the old ones. The result is old itself if nothing changed.
+func arrange(old, wanted []proxy.Endpoint) []proxy.Endpoint {
 	if len(wanted) == 0 {
 		return nil
 	}
 	s := seat(old, wanted)
-	if inOrder {
-		s.closeHoles()
-	} else {
-		s.fillHoles()
-	}
+	s.fillHoles()
 	slots := append(s.slots, s.newcomers...)
 	if slices.Equal(slots, old) {
 		return old

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"sluice/internal/proxy"
@@ -29,30 +28,27 @@ func letters(list []proxy.Endpoint) string {
 }
 
 func TestArrange(t *testing.T) {
-	tests := []struct{ old, wanted, slots, inOrder string }{
-		{"", "", "", ""},
-		{"", "abc", "abc", "abc"},
-		{"abc", "", "", ""},
-		{"cab", "abc", "cab", "cab"},
-		{"abc", "abcde", "abcde", "abcde"},
-		{"abcd", "bcd", "dbc", "bcd"},
-		{"abcd", "abc", "abc", "abc"},
-		{"abcd", "acd", "adc", "acd"},
-		{"abcde", "bd", "db", "bd"},
-		{"abcde", "e", "e", "e"},
-		{"abc", "acx", "axc", "acx"},
-		{"abcd", "adxy", "axyd", "adxy"},
-		{"abcd", "adx", "axd", "adx"},
-		{"abc", "wxyz", "wxyz", "wxyz"},
+	tests := []struct{ old, wanted, slots string }{
+		{"", "", ""},
+		{"", "abc", "abc"},
+		{"abc", "", ""},
+		{"cab", "abc", "cab"},
+		{"abc", "abcde", "abcde"},
+		{"abcd", "bcd", "dbc"},
+		{"abcd", "abc", "abc"},
+		{"abcd", "acd", "adc"},
+		{"abcde", "bd", "db"},
+		{"abcde", "e", "e"},
+		{"abc", "acx", "axc"},
+		{"abcd", "adxy", "axyd"},
+		{"abcd", "adx", "axd"},
+		{"abc", "wxyz", "wxyz"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.old+" to "+tt.wanted, func(t *testing.T) {
 			old, wanted := lettered(tt.old), lettered(tt.wanted)
-			if got := letters(arrange(old, wanted, false)); got != tt.slots {
+			if got := letters(arrange(old, wanted)); got != tt.slots {
 				t.Errorf("slots %q; want %q", got, tt.slots)
-			}
-			if got := letters(arrange(old, wanted, true)); got != tt.inOrder {
-				t.Errorf("in order %q; want %q", got, tt.inOrder)
 			}
 			if got := letters(old); got != tt.old {
 				t.Errorf("the old slots became %q", got)
@@ -65,11 +61,11 @@ func TestArrange(t *testing.T) {
 // when only a property of an endpoint changed.
 func TestArrangeKeeps(t *testing.T) {
 	old, wanted := lettered("ba"), lettered("ab")
-	if got := arrange(old, wanted, false); &got[0] != &old[0] {
+	if got := arrange(old, wanted); &got[0] != &old[0] {
 		t.Errorf("an unchanged list was copied")
 	}
 	wanted[1].Local = true
-	if got := arrange(old, wanted, false); letters(got) != "ba" || !got[0].Local || old[0].Local {
+	if got := arrange(old, wanted); letters(got) != "ba" || !got[0].Local || old[0].Local {
 		t.Errorf("endpoints %v from %v; want the first one local in a new list", got, old)
 	}
 }
@@ -106,16 +102,5 @@ func TestReplaceChangesOneSlot(t *testing.T) {
 		if len(list[1]) != 10 || changed != 1 {
 			t.Errorf("%v -> %v: %d slots changed; want 1", list[0], list[1], changed)
 		}
-	}
-}
-
-// TestAffinityKeepsOrder joins an endpoint with a small address last.
-func TestAffinityKeepsOrder(t *testing.T) {
-	sticky := func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }
-	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1", sticky), sliceOf("ns/s", "web", endpointOf("10.0.0.2"), endpointOf("10.0.0.3")))
-	add(t, r, sliceOf("ns/s", "web", endpointOf("10.0.0.1"), endpointOf("10.0.0.3")))
-	r.Update()
-	if got := letters(rowNamed(t, r.State(), "ns/web:http/TCP/IPv4").Cluster); got != "ca" {
-		t.Errorf("order %q; want %q", got, "ca")
 	}
 }
