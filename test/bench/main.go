@@ -39,6 +39,8 @@ func run(output string) error {
 		measure func(context.Context, *report) error
 	}{
 		{"one change against the number of Services", measureApply},
+		{"a change of the number of endpoints", measureCounts},
+		{"one endpoint of very many", measureLarge},
 		{"the first write against a bare loop", measureSync},
 		{"the resolver", measureResolver},
 	} {

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice/internal/dataplane/nftables"
+	"sluice/internal/proxy"
+)
+
+// kind is a kind of Service whose number of endpoints changes.
+type kind struct {
+	name string
+	make func(sp *proxy.ServicePort, i int)
+}
+
+var kinds = []kind{
+	{"plain", func(*proxy.ServicePort, int) {}},
+	{"externalTrafficPolicy Local", func(sp *proxy.ServicePort, i int) {
+		sp.Frontends = append(sp.Frontends,
+			proxy.Frontend{Kind: proxy.LoadBalancer, Addr: address(192<<24|168<<16, i, 80)},
+			proxy.Frontend{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(i+1))})
+		sp.External, sp.Local = proxy.ScopeLocal, sp.Cluster
+	}},
+	{"session affinity", func(sp *proxy.ServicePort, _ int) { sp.Affinity = 3 * time.Hour }},
+}
+
+// sized is Service number i of a kind with n endpoints.
+func (k kind) sized(i, n int) *proxy.ServicePort {
+	sp := service(i, i*16)
+	sp.Cluster = sp.Cluster[:n]
+	k.make(sp, i)
+	return sp
+}
+
+// measureCounts times a change of the number of endpoints by one, as rolling
+// updates are made of, at two sizes.
+func measureCounts(ctx context.Context, r *report) error {
+	const small, large = 1_000, 30_000
+	for _, k := range kinds {
+		var medians []time.Duration
+		for _, n := range []int{small, large} {
+			m, err := measureCount(ctx, k, n)
+			if err != nil {
+				return err
+			}
+			medians = append(medians, m)
+		}
+		ratio := float64(medians[1]) / float64(medians[0])
+		r.add(fmt.Sprintf("3 endpoints to 2 and back, %s: p50 at %d and %d Services", k.name, small, large),
+			fmt.Sprintf("%v and %v, %.2fx", medians[0].Round(time.Microsecond), medians[1].Round(time.Microsecond), ratio),
+			"within 1.5x", ratio <= 1.5)
+	}
+	return nil
+}
+
+func measureCount(ctx context.Context, k kind, services int) (time.Duration, error) {
+	s := state(0)
+	for i := range services {
+		sp := k.sized(i, 3)
+		s.Rows[sp.Key] = sp
+	}
+	d, stop, err := watched(ctx, s)
+	if err != nil {
+		return 0, err
+	}
+	var times []time.Duration
+	for j := range 500 {
+		i := j * 7919 % services
+		three, two := k.sized(i, 3), k.sized(i, 2)
+		for _, u := range []proxy.Upsert{{Old: three, New: two}, {Old: two, New: three}} {
+			began := time.Now()
+			if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
+				return 0, errors.Join(err, stop())
+			}
+			times = append(times, time.Since(began))
+		}
+	}
+	return median(times), stop()
+}
+
+// watched returns a dataplane that has written a state and is watched for
+// foreign changes, as in the daemon.
+func watched(ctx context.Context, s *proxy.State) (*nftables.Dataplane, func() error, error) {
+	d, _, err := open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := d.Sync(ctx, s); err != nil {
+		return nil, nil, err
+	}
+	watch, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- d.Watch(watch, func(string) {}) }()
+	return d, func() error {
+		cancel()
+		return errors.Join(<-ended, d.Close())
+	}, nil
+}
+
+// measureLarge times the replacement of one endpoint of very many.
+func measureLarge(ctx context.Context, r *report) error {
+	const endpoints, rounds = 5_000, 200
+	for _, affinity := range []time.Duration{0, 3 * time.Hour} {
+		large := func(first int) *proxy.ServicePort {
+			sp := service(0, first)
+			sp.Affinity = affinity
+			for e := len(sp.Cluster); e < endpoints; e++ {
+				sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: address(10<<24, 1<<20+e, 8080)})
+			}
+			return sp
+		}
+		s := state(0)
+		last := large(0)
+		s.Rows[last.Key] = last
+		d, stop, err := watched(ctx, s)
+		if err != nil {
+			return err
+		}
+		var times []time.Duration
+		for k := range rounds {
+			next := large(1<<22 + k)
+			began := time.Now()
+			if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}}); err != nil {
+				return errors.Join(err, stop())
+			}
+			times = append(times, time.Since(began))
+			last = next
+		}
+		if err := stop(); err != nil {
+			return err
+		}
+		slices.Sort(times)
+		what := fmt.Sprintf("one endpoint of %d replaced", endpoints)
+		if affinity > 0 {
+			what += ", session affinity"
+		}
+		p50 := times[len(times)/2]
+		r.add(what+": p50, p99", fmt.Sprintf("%v, %v", p50.Round(time.Microsecond), times[len(times)*99/100].Round(time.Microsecond)),
+			"at most 1 ms", p50 <= time.Millisecond)
+	}
+	return nil
+}
