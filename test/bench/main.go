@@ -41,6 +41,7 @@ func run(output string) error {
 		{"one change against the number of Services", measureApply},
 		{"a change of the number of endpoints", measureCounts},
 		{"one endpoint of very many", measureLarge},
+		{"connections with session affinity", measureDatapath},
 		{"the first write against a bare loop", measureSync},
 		{"the resolver", measureResolver},
 	} {
