@@ -384,3 +384,62 @@ func live(given map[uint32]netip.AddrPort, sp *proxy.ServicePort) map[uint32]net
 	}
 	return out
 }
+
+// limited takes no batch of more than some operations, as a system does that
+// does not let us have a large socket buffer.
+type limited struct {
+	*counter
+	ops int
+}
+
+func (l limited) Commit(ctx context.Context, b *nft.Batch) error {
+	if len(b.Ops) > l.ops {
+		return fmt.Errorf("send batch: %w", unix.EMSGSIZE)
+	}
+	return l.counter.Commit(ctx, b)
+}
+
+// TestRemakeLeavesNoGap replaces a table that cannot be mended, in the batch that
+// deletes it; only where that is too large, in two steps.
+func TestRemakeLeavesNoGap(t *testing.T) {
+	ctx := context.Background()
+	for _, tt := range []struct {
+		limit  int
+		atOnce bool
+	}{{1 << 30, true}, {700, false}} {
+		namespace(t)
+		d, c := openKernel(t)
+		state := plainState(60)
+		if err := d.Sync(ctx, state); err != nil {
+			t.Fatal(err)
+		}
+		want := dump(t, c, d)
+		if out, err := exec.Command("nft", "chain ip sluice filter-forward { policy drop; }").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		c.reset()
+		d.conn, d.batchBytes = limited{c, tt.limit}, 16<<10
+		if err := d.Sync(ctx, state); err != nil {
+			t.Fatal(err)
+		}
+		if got := dump(t, c, d); got != want {
+			t.Errorf("limit %d: not as before:\n%s", tt.limit, cmp.Diff(want, got))
+		}
+		atOnce := false
+		for _, ops := range c.commits {
+			hooks, deletes := 0, 0
+			for _, op := range ops {
+				if op.Kind == nft.DeleteTable {
+					deletes++
+				}
+				if op.Kind == nft.AddChain && op.Chain.Hook != nil {
+					hooks++
+				}
+			}
+			atOnce = atOnce || deletes == 1 && hooks == 8
+		}
+		if atOnce != tt.atOnce {
+			t.Errorf("limit %d: deleted and made in one batch is %v; want %v", tt.limit, atOnce, tt.atOnce)
+		}
+	}
+}

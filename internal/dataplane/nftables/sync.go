@@ -114,6 +114,7 @@ func (t *table) synced(rows []*proxy.ServicePort) {
 		t.classes.written[c] = true
 	}
 	t.blocks.keep(rows)
+	t.recovered = true // from here on memory is right
 }
 
 // takeOver adds the removal of kube-proxy's tables to the batch that makes ours live.
