@@ -15,7 +15,7 @@ import (
 // endpointSlice is what is kept of an EndpointSlice. It is immutable.
 type endpointSlice struct {
 	name      types.NamespacedName
-	service   types.NamespacedName // without a name: no Service's
+	service   types.NamespacedName
 	family    proxy.Family
 	ports     []slicePort
 	endpoints []endpoint
@@ -72,10 +72,15 @@ func (s *endpointSlice) equal(o *endpointSlice) bool {
 		slices.Equal(s.problems, o.problems)
 }
 
-// readSlice returns the record of a slice, as seen from a node.
+// readSlice returns the record of a slice, as seen from a node, nil if it has
+// none: it belongs to no Service, or has DNS names for addresses.
 func readSlice(name types.NamespacedName, obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
+	owner := obj.Labels[discoveryv1.LabelServiceName]
+	if owner == "" || obj.AddressType == discoveryv1.AddressTypeFQDN {
+		return nil
+	}
 	r := sliceReader{obj: obj, nodeName: nodeName, report: report{object: object{kindEndpointSlice, name}}}
-	s := &endpointSlice{name: name}
+	s := &endpointSlice{name: name, service: types.NamespacedName{Namespace: name.Namespace, Name: strings.Clone(owner)}}
 	r.read(s)
 	s.problems = r.problems
 	return s
@@ -89,17 +94,11 @@ type sliceReader struct {
 }
 
 func (r *sliceReader) read(s *endpointSlice) {
-	owner := r.obj.Labels[discoveryv1.LabelServiceName]
-	if owner == "" {
-		r.add("metadata.labels["+discoveryv1.LabelServiceName+"]", "missing: the slice belongs to no Service")
-		return
-	}
 	family, err := parseFamily(string(r.obj.AddressType))
 	if err != nil {
 		r.add("addressType", "%q is %v", r.obj.AddressType, err)
 		return
 	}
-	s.service = types.NamespacedName{Namespace: s.name.Namespace, Name: strings.Clone(owner)}
 	s.family = family
 	s.ports = r.ports()
 	s.endpoints = r.endpoints(family)

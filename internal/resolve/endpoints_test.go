@@ -39,13 +39,16 @@ func TestEndpoints(t *testing.T) {
 		{"of another Service", []any{sliceOf("ns/web-1", "api", endpointOf("10.1.0.1"))}, "anywhere=false cluster=[] local=[]", nil},
 		{"of another namespace", []any{sliceOf("other/web-1", "web", endpointOf("10.1.0.1"))}, "anywhere=false cluster=[] local=[]", nil},
 		{
-			"no label", edited(func(s *discoveryv1.EndpointSlice) { s.Labels = nil }), "anywhere=false cluster=[] local=[]",
-			[]string{"EndpointSlice ns/web-1: metadata.labels[kubernetes.io/service-name]: missing: the slice belongs to no Service"},
+			"no label", edited(func(s *discoveryv1.EndpointSlice) { s.Labels = nil }), "anywhere=false cluster=[] local=[]", nil,
 		},
 		{
 			"FQDN", edited(func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }),
+			"anywhere=false cluster=[] local=[]", nil,
+		},
+		{
+			"address type of a time to come", edited(func(s *discoveryv1.EndpointSlice) { s.AddressType = "IPv8" }),
 			"anywhere=false cluster=[] local=[]",
-			[]string{`EndpointSlice ns/web-1: addressType: "FQDN" is neither IPv4 nor IPv6`},
+			[]string{`EndpointSlice ns/web-1: addressType: "IPv8" is neither IPv4 nor IPv6`},
 		},
 		{"other family", []any{sliceOf("ns/web-1", "web", endpointOf("fd00:1::1"))}, "anywhere=false cluster=[] local=[]", nil},
 		{

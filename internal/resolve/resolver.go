@@ -150,7 +150,7 @@ func (r *Resolver) eachClaim(s *service, yield func(claim, claimant)) {
 // applySlice replaces a slice. It may have moved from one Service to another.
 func (r *Resolver) applySlice(c change[*endpointSlice], dirty map[*entry]bool) {
 	var problems []Problem
-	if c.from != nil && c.from.service.Name != "" {
+	if c.from != nil {
 		e := r.entry(c.from.service)
 		dirty[e] = true
 		e.removeSlice(c.name)
