@@ -25,7 +25,6 @@ type Engine struct {
 
 	// These belong to the goroutine of SyncLoop.
 	ledger   *ledger
-	problems problems
 	begun    bool        // nothing is waited for any more
 	nodeBy   time.Time   // when waiting for the Node ends; zero: not begun
 	lastFull time.Time   // when the last full sync began that went through
@@ -50,7 +49,6 @@ func New(s Settings) *Engine {
 		register:  s.Register,
 		period:    s.SyncPeriod,
 		ledger:    newLedger(),
-		problems:  problems{},
 		resolver:  s.Resolver,
 		full:      true,
 		firstSync: make(chan struct{}),
@@ -157,7 +155,7 @@ func (e *Engine) run(ctx context.Context) error {
 }
 
 func (e *Engine) work(ctx context.Context, w work) error {
-	e.problems.report(ctx, w.problems)
+	reportProblems(ctx, w.found, w.mended)
 	e.ledger.add(w.next, w.full, w.start)
 	defer e.setAlarm()
 	if !w.full && e.ledger.pending.Empty() {
@@ -183,18 +181,19 @@ func (e *Engine) work(ctx context.Context, w work) error {
 
 // work is what one run has to do.
 type work struct {
-	start    time.Time
-	next     *proxy.Delta // what changed since the last run
-	state    *proxy.State // all that is wanted
-	problems []resolve.Problem
-	full     bool
+	start         time.Time
+	next          *proxy.Delta // what changed since the last run
+	state         *proxy.State // all that is wanted
+	found, mended []resolve.Problem
+	full          bool
 }
 
 // take consumes what the handlers have gathered.
 func (e *Engine) take() work {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w := work{start: time.Now(), next: e.resolver.Update(), state: e.resolver.State(), problems: e.resolver.Problems()}
+	w := work{start: time.Now(), next: e.resolver.Update(), state: e.resolver.State()}
+	w.found, w.mended = e.resolver.TakeProblems()
 	w.full = e.full || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
 	// A change that is seen from here on needs another full sync.
 	e.full = false

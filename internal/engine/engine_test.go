@@ -2,11 +2,13 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -288,6 +290,36 @@ func TestProblemsAreLoggedOnceAndWhenMended(t *testing.T) {
 		synctest.Wait()
 		l.wantLog("Object has a problem", 1)
 		l.wantLog("mended", 1)
+	})
+}
+
+// TestManyProblemsAreNotAllShown flaps more slices than the log should follow.
+func TestManyProblemsAreNotAllShown(t *testing.T) {
+	const many = 10_000
+	run(t, func(s *Settings) { s.MinSyncPeriod = time.Second }, func(l *lab) {
+		l.started()
+		good, bad := endpoints("web", 1), endpoints("web", 1)
+		bad.Endpoints[0].Addresses = []string{"10.244.0.300"}
+		flap := func(s *discoveryv1.EndpointSlice) {
+			time.Sleep(time.Second)
+			l.Sync()
+			synctest.Wait() // What follows within a second is one run.
+			for n := range many {
+				s.Name = fmt.Sprintf("web-%d", n)
+				l.OnEndpointSliceAdd(s)
+			}
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+		}
+		for n := range 3 {
+			flap(bad)
+			l.wantLog("Object has a problem", (n+1)*problemLines)
+			flap(good)
+			l.wantLog("Problem of an object is mended", (n+1)*problemLines)
+			l.wantLog("More objects than are shown", 2*(n+1))
+		}
+		l.wantLog("found=10000 mended=0", 3)
+		l.wantLog("found=0 mended=10000", 3)
 	})
 }
 

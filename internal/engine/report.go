@@ -2,9 +2,7 @@ package engine
 
 import (
 	"context"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -12,6 +10,10 @@ import (
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 )
+
+// problemLines is how many problems of a kind one sync shows. Whoever writes
+// objects decides how many there are, and must not decide how long the log is.
+const problemLines = 100
 
 // reportFailure says that a sync failed. The runner tries again by itself.
 func reportFailure(ctx context.Context, err error, retryIn time.Duration) {
@@ -50,29 +52,25 @@ func reportRefusals(ctx context.Context, all []news) {
 	}
 }
 
-// problems are those of the objects that have been reported.
-type problems map[resolve.Problem]struct{}
-
-// report says what is wrong that was not before, and what is no longer.
-func (p problems) report(ctx context.Context, now []resolve.Problem) {
-	if len(p) == 0 && len(now) == 0 {
-		return
-	}
+// reportProblems says what is wrong that was not before, and what is no longer.
+func reportProblems(ctx context.Context, found, mended []resolve.Problem) {
 	logger := klog.FromContext(ctx)
-	current := make(problems, len(now))
-	for _, n := range now {
-		current[n] = struct{}{}
-		if _, known := p[n]; !known {
-			p[n] = struct{}{}
-			logger.Info("Object has a problem", "object", n.Object, "field", n.Field, "reason", n.Reason)
-		}
+	for i, p := range found {
+		quietAfter(logger, i).Info("Object has a problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
 	}
-	for _, n := range slices.SortedFunc(maps.Keys(p), compareProblems) {
-		if _, still := current[n]; !still {
-			delete(p, n)
-			logger.Info("Problem of an object is mended", "object", n.Object, "field", n.Field)
-		}
+	for i, p := range mended {
+		quietAfter(logger, i).Info("Problem of an object is mended", "object", p.Object, "field", p.Field)
+	}
+	if len(found) > problemLines || len(mended) > problemLines {
+		logger.Info("More objects than are shown changed their problems, verbosity 4 shows all",
+			"found", len(found), "mended", len(mended))
 	}
 }
 
-func compareProblems(a, b resolve.Problem) int { return strings.Compare(a.String(), b.String()) }
+// quietAfter returns the logger for line i of many of one kind.
+func quietAfter(logger klog.Logger, i int) klog.Logger {
+	if i < problemLines {
+		return logger
+	}
+	return logger.V(4)
+}

@@ -41,10 +41,11 @@ func compareClaimants(a, b claimant) int {
 type claims struct {
 	owners    map[claim]claimant
 	contested map[claim][]claimant // in order; the first is the owner
+	tally     *tally               // who has lost a claim has a problem
 }
 
-func newClaims() claims {
-	return claims{owners: map[claim]claimant{}, contested: map[claim][]claimant{}}
+func newClaims(t *tally) claims {
+	return claims{owners: map[claim]claimant{}, contested: map[claim][]claimant{}, tally: t}
 }
 
 // add enters a claimant. It returns the Service that loses the claim to it, if any.
@@ -63,7 +64,14 @@ func (c *claims) add(cl claim, by claimant) *service {
 	c.contested[cl] = rivals
 	c.owners[cl] = rivals[0]
 	if at > 0 {
+		c.tally.add(lost(cl, owner, by))
 		return nil
+	}
+	for _, loser := range rivals[2:] {
+		c.tally.drop(lost(cl, owner, loser))
+	}
+	for _, loser := range rivals[1:] {
+		c.tally.add(lost(cl, by, loser))
 	}
 	return owner.service
 }
@@ -84,7 +92,14 @@ func (c *claims) remove(cl claim, by claimant) *service {
 	}
 	c.owners[cl] = rivals[0]
 	if at > 0 {
+		c.tally.drop(lost(cl, rivals[0], by))
 		return nil
+	}
+	for _, loser := range rivals {
+		c.tally.drop(lost(cl, by, loser))
+	}
+	for _, loser := range rivals[1:] {
+		c.tally.add(lost(cl, rivals[0], loser))
 	}
 	return rivals[0].service
 }
@@ -92,16 +107,10 @@ func (c *claims) remove(cl claim, by claimant) *service {
 // owns reports whether a claimant has what it claims.
 func (c *claims) owns(cl claim, by claimant) bool { return c.owners[cl] == by }
 
-// problems names everyone who lost a claim.
-func (c *claims) problems() []Problem {
-	var out []Problem
-	for cl, rivals := range c.contested {
-		owner := object{kindService, rivals[0].service.name}
-		for _, loser := range rivals[1:] {
-			r := report{object: object{kindService, loser.service.name}}
-			r.add(addressField(loser.kind, loser.index), "%d/%v claimed by %v already", cl.addr.Port(), cl.protocol, owner)
-			out = append(out, r.problems...)
-		}
-	}
-	return out
+// lost is the problem of who wants a claim that another has.
+func lost(cl claim, owner, loser claimant) Problem {
+	r := report{object: object{kindService, loser.service.name}}
+	r.add(addressField(loser.kind, loser.index), "%d/%v claimed by %v already",
+		cl.addr.Port(), cl.protocol, object{kindService, owner.service.name})
+	return r.problems[0]
 }

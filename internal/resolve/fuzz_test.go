@@ -72,6 +72,7 @@ type world struct {
 	t        *testing.T
 	resolver *Resolver
 	follower *proxy.State
+	problems map[Problem]bool // as told
 	services map[string]*v1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
 	cidrs    map[string]*networkingv1.ServiceCIDR
@@ -83,6 +84,7 @@ func newWorld(t *testing.T) *world {
 		t:        t,
 		resolver: New(fuzzSettings()),
 		follower: proxy.NewState(),
+		problems: map[Problem]bool{},
 		services: map[string]*v1.Service{},
 		slices:   map[string]*discoveryv1.EndpointSlice{},
 		cidrs:    map[string]*networkingv1.ServiceCIDR{},
@@ -242,8 +244,27 @@ func (w *world) update() {
 	}
 	w.follower.Apply(d)
 	checkClaims(w.t, w.follower)
+	w.takeProblems()
 	if again := w.resolver.Update(); !again.Empty() {
 		w.t.Fatalf("a second Update changes something: %+v", again)
+	}
+}
+
+// takeProblems follows what is told of problems.
+func (w *world) takeProblems() {
+	w.t.Helper()
+	found, mended := w.resolver.TakeProblems()
+	for _, p := range found {
+		if w.problems[p] {
+			w.t.Fatalf("problem found twice: %v", p)
+		}
+		w.problems[p] = true
+	}
+	for _, p := range mended {
+		if !w.problems[p] {
+			w.t.Fatalf("problem mended that was not there: %v", p)
+		}
+		delete(w.problems, p)
 	}
 }
 
@@ -308,7 +329,7 @@ func (w *world) compareWithFresh() {
 	if diff := cmp.Diff(want, describe(w.follower)); diff != "" {
 		w.t.Fatalf("follower mismatch (-from scratch +by steps):\n%s", diff)
 	}
-	if diff := cmp.Diff(fresh.Problems(), w.resolver.Problems()); diff != "" {
+	if diff := cmp.Diff(problemsOf(fresh), slices.SortedFunc(maps.Keys(w.problems), compareProblems)); diff != "" {
 		w.t.Fatalf("problems mismatch (-from scratch +by steps):\n%s", diff)
 	}
 	if len(w.resolver.entries) != len(fresh.entries) || len(w.resolver.claims.owners) != len(fresh.claims.owners) ||

@@ -94,7 +94,7 @@ func TestHealthCheckPortOutOfRange(t *testing.T) {
 	if got := healthChecks(r.State()); got != nil {
 		t.Errorf("health checks %v; want none", got)
 	}
-	if p := r.Problems(); len(p) != 1 || p[0].Field != "spec.healthCheckNodePort" {
+	if p := problemsOf(r); len(p) != 1 || p[0].Field != "spec.healthCheckNodePort" {
 		t.Errorf("problems %v; want one of spec.healthCheckNodePort", p)
 	}
 }

@@ -188,7 +188,7 @@ func (r *Resolver) UpdateNode(n *v1.Node) bool {
 	rec := readNode(n)
 	r.nodeRecord = rec
 	now, _ := r.settings.node(rec)
-	known := r.read[clusterObject(kindNode, r.settings.NodeName)]
+	known := r.read.of[clusterObject(kindNode, r.settings.NodeName)]
 	r.nodePending = r.first || !sameNode(now, r.state.Node) || !slices.Equal(rec.problems, known)
 	return r.nodePending
 }

@@ -104,7 +104,7 @@ func TestNodePorts(t *testing.T) {
 			if diff := cmp.Diff(tt.want, text(r.State().Node.NodePorts)); diff != "" {
 				t.Errorf("node port ranges mismatch (-want +got):\n%s", diff)
 			}
-			if got := r.Problems(); len(got) != tt.problems {
+			if got := problemsOf(r); len(got) != tt.problems {
 				t.Errorf("problems %v; want %d", got, tt.problems)
 			}
 		})

@@ -1,7 +1,9 @@
 package resolve
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -220,12 +222,17 @@ func wantState(t *testing.T, r *Resolver, rows, problems []string) {
 		t.Errorf("rows mismatch (-want +got):\n%s", diff)
 	}
 	var got []string
-	for _, p := range r.Problems() {
+	for _, p := range problemsOf(r) {
 		got = append(got, p.String())
 	}
 	if diff := cmp.Diff(problems, got); diff != "" {
 		t.Errorf("problems mismatch (-want +got):\n%s", diff)
 	}
+}
+
+// problemsOf returns all that is wrong, sorted.
+func problemsOf(r *Resolver) []Problem {
+	return slices.SortedFunc(maps.Keys(r.tally.counts), compareProblems)
 }
 
 // lines splits a text that ends with a newline.

@@ -95,28 +95,75 @@ func indexed(list string, i int, rest string) string {
 }
 
 // problemSet holds the problems of all objects that have some.
-type problemSet map[object][]Problem
+type problemSet struct {
+	of    map[object][]Problem
+	tally *tally
+}
 
 // set replaces the problems of an object.
 func (s problemSet) set(o object, list []Problem) {
-	if len(list) == 0 {
-		delete(s, o)
+	was := s.of[o]
+	if slices.Equal(was, list) {
 		return
 	}
-	s[o] = list
+	for _, p := range was {
+		s.tally.drop(p)
+	}
+	for _, p := range list {
+		s.tally.add(p)
+	}
+	if len(list) == 0 {
+		delete(s.of, o)
+		return
+	}
+	s.of[o] = list
 }
 
-// Problems returns what is wrong as of the last Update, sorted. Its cost is
-// that of the problems.
-func (r *Resolver) Problems() []Problem {
-	var all []Problem
-	for _, list := range r.read {
-		all = append(all, list...)
+// tally counts how often each problem is there, since one port that is lost in
+// both families is one problem. It knows what changed, so that problems which
+// stay cost nothing.
+type tally struct {
+	counts map[Problem]int
+	was    map[Problem]bool // what was touched since the last take: whether it was there
+}
+
+func newTally() *tally { return &tally{counts: map[Problem]int{}, was: map[Problem]bool{}} }
+
+func (t *tally) add(p Problem) {
+	t.touch(p)
+	t.counts[p]++
+}
+
+func (t *tally) drop(p Problem) {
+	t.touch(p)
+	if t.counts[p]--; t.counts[p] == 0 {
+		delete(t.counts, p)
 	}
-	for _, list := range r.resolved {
-		all = append(all, list...)
+}
+
+func (t *tally) touch(p Problem) {
+	if _, touched := t.was[p]; !touched {
+		t.was[p] = t.counts[p] > 0
 	}
-	all = append(all, r.claims.problems()...)
-	slices.SortFunc(all, compareProblems)
-	return slices.Compact(all) // one port lost in both families is one problem
+}
+
+// TakeProblems returns, sorted, what is wrong as of the last Update that was not
+// at the last call, and what is no longer. Its cost follows that change.
+func (r *Resolver) TakeProblems() (found, mended []Problem) {
+	t := r.tally
+	if len(t.was) == 0 {
+		return nil, nil
+	}
+	for p, was := range t.was {
+		switch is := t.counts[p] > 0; {
+		case is && !was:
+			found = append(found, p)
+		case was && !is:
+			mended = append(mended, p)
+		}
+	}
+	t.was = map[Problem]bool{}
+	slices.SortFunc(found, compareProblems)
+	slices.SortFunc(mended, compareProblems)
+	return found, mended
 }

@@ -30,7 +30,8 @@ type Resolver struct {
 	cidrsPending bool
 
 	state    *proxy.State
-	first    bool       // no Update has been yet
+	first    bool // no Update has been yet
+	tally    *tally
 	read     problemSet // found while reading objects
 	resolved problemSet // found while resolving rows
 }
@@ -45,18 +46,20 @@ type entry struct {
 
 // New returns a resolver that knows nothing but its settings.
 func New(s Settings) *Resolver {
+	t := newTally()
 	r := &Resolver{
 		Services:    &ServiceChangeTracker{newLedger[*service]()},
 		Endpoints:   &EndpointsChangeTracker{newLedger[*endpointSlice](), s.NodeName},
 		settings:    s,
 		entries:     map[types.NamespacedName]*entry{},
-		claims:      newClaims(),
+		claims:      newClaims(t),
 		nodePending: true, // the settings alone make a Node
 		cidrs:       map[string][]netip.Prefix{},
 		state:       proxy.NewState(),
 		first:       true,
-		read:        problemSet{},
-		resolved:    problemSet{},
+		tally:       t,
+		read:        problemSet{map[object][]Problem{}, t},
+		resolved:    problemSet{map[object][]Problem{}, t},
 	}
 	r.node = r.state.Node
 	for _, f := range proxy.Families {
@@ -157,8 +160,6 @@ func (r *Resolver) applySlice(c change[*endpointSlice], dirty map[*entry]bool) {
 	}
 	if c.to != nil {
 		problems = c.to.problems
-	}
-	if c.to != nil && c.to.service.Name != "" {
 		e := r.entry(c.to.service)
 		dirty[e] = true
 		e.addSlice(c.to)

@@ -32,7 +32,7 @@ func TestServiceCIDRs(t *testing.T) {
 		if diff := cmp.Diff(step.want, text(r.State().CIDRs)); diff != "" {
 			t.Errorf("%s: ranges mismatch (-want +got):\n%s", step.name, diff)
 		}
-		if got := r.Problems(); len(got) != step.problem {
+		if got := problemsOf(r); len(got) != step.problem {
 			t.Errorf("%s: problems %v; want %d", step.name, got, step.problem)
 		}
 	}

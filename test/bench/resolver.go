@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -14,16 +15,24 @@ import (
 )
 
 // measureResolver takes the resolver's own heap, and what one changed slice
-// allocates at two sizes.
+// costs at two sizes and beside slices that have problems.
 func measureResolver(_ context.Context, r *report) error {
 	const small, large, limit = 1_000, 30_000, 150 << 20
 	before := heap()
 	res := filled(large)
 	grown := heap() - before
 	r.add(fmt.Sprintf("the resolver's heap at %d x %d", large, endpointsPerService), fmt.Sprintf("%d MiB", grown>>20), "under 150 MiB", grown < limit)
-	at := map[int]float64{large: allocs(res)}
-	at[small] = allocs(filled(small))
+	at := map[int]float64{large: allocs(replacer(res))}
+	res = filled(small)
+	replace := replacer(res)
+	at[small] = allocs(replace)
 	r.add(fmt.Sprintf("allocations for one changed slice at %d and %d Services", small, large), fmt.Sprintf("%.0f and %.0f", at[small], at[large]), "the same", at[large] <= at[small]*1.1+2)
+	const problems = 10_000
+	alone, aloneTook := at[small], took(replace)
+	spoil(res, problems)
+	beside, besideTook := allocs(replace), took(replace)
+	r.add(fmt.Sprintf("endpoint change beside %d problem slices, and beside none: allocations", problems), fmt.Sprintf("%.0f and %.0f", beside, alone), "the same", beside <= alone+2)
+	r.note("... time in the resolver", fmt.Sprintf("%v and %v", besideTook.Round(time.Microsecond), aloneTook.Round(time.Microsecond)))
 	return nil
 }
 
@@ -45,16 +54,43 @@ func filled(services int) *resolve.Resolver {
 	return res
 }
 
-func allocs(res *resolve.Resolver) float64 {
+// spoil adds slices of other Services with an address that cannot be used.
+func spoil(res *resolve.Resolver, slices int) {
+	for i := range slices {
+		s := sliceObject(100_000+i, 0)
+		s.Endpoints = s.Endpoints[:1]
+		s.Endpoints[0].Addresses = []string{"10.0.0.300"}
+		res.Endpoints.Update(s, false)
+	}
+	res.Update()
+	if found, _ := res.TakeProblems(); len(found) != slices {
+		panic(fmt.Sprintf("%d bad slices have %d problems", slices, len(found)))
+	}
+}
+
+// replacer returns what replaces one endpoint, again and again.
+func replacer(res *resolve.Resolver) func() {
 	slices := []*discoveryv1.EndpointSlice{sliceObject(7, 1<<22), sliceObject(7, 7*16)}
 	k := 0
-	return testing.AllocsPerRun(200, func() {
+	return func() {
 		res.Endpoints.Update(slices[k%2], false)
 		if d := res.Update(); len(d.Upserts) != 1 {
 			panic(fmt.Sprintf("one changed slice gave %d changed rows", len(d.Upserts)))
 		}
+		res.TakeProblems()
 		k++
-	})
+	}
+}
+
+func allocs(replace func()) float64 { return testing.AllocsPerRun(200, replace) }
+
+func took(replace func()) time.Duration {
+	const rounds = 2_000
+	begin := time.Now()
+	for range rounds {
+		replace()
+	}
+	return time.Since(begin) / rounds
 }
 
 func serviceObject(i int) *v1.Service {
