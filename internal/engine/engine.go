@@ -35,6 +35,7 @@ type Engine struct {
 	period   time.Duration                         // from one full sync to the next
 	heard    struct{ services, slices, node bool } // all that a source starts with has come
 	full     bool                                  // only a full sync is right
+	repair   time.Time                             // when a full sync is due, though steps can be taken; zero: none is
 	status   Status
 }
 
@@ -114,7 +115,8 @@ func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
 	case <-ctx.Done():
 		return
 	}
-	repairs := repairs{engine: e}
+	repairs := newRepairs(e)
+	defer repairs.stop()
 	for {
 		err := w.Watch(ctx, func(what string) { repairs.seen(ctx, what) })
 		if ctx.Err() != nil {
@@ -132,13 +134,23 @@ func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
 	}
 }
 
-// needFull makes the next sync a full one, and reports whether it was not yet.
-func (e *Engine) needFull() bool {
+// needFull makes the next sync a full one.
+func (e *Engine) needFull() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	was := e.full
 	e.full = true
-	return !was
+}
+
+// fullAt makes the first sync from a time on a full one; those before it may
+// take steps. It reports false, and does nothing, if a full sync is due already.
+func (e *Engine) fullAt(t time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.full || !e.repair.IsZero() {
+		return false
+	}
+	e.repair = t
+	return true
 }
 
 // run is one run of the runner: it makes the kernel right, or says why not.
@@ -194,9 +206,12 @@ func (e *Engine) take() work {
 	defer e.mu.Unlock()
 	w := work{start: time.Now(), next: e.resolver.Update(), state: e.resolver.State()}
 	w.found, w.mended = e.resolver.TakeProblems()
-	w.full = e.full || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
-	// A change that is seen from here on needs another full sync.
-	e.full = false
+	repair := !e.repair.IsZero() && !w.start.Before(e.repair)
+	w.full = e.full || repair || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
+	if w.full {
+		// A change that is seen from here on needs another full sync.
+		e.full, e.repair = false, time.Time{}
+	}
 	for _, p := range e.pulses {
 		p.Began()
 	}

@@ -25,8 +25,17 @@ type repairs struct {
 	engine *Engine
 	wait   time.Duration // before the next repair
 	last   time.Time     // when a change was last seen
-	timer  *time.Timer   // of a repair that is waited for
+	timer  *time.Timer   // of a repair that waits
 }
+
+func newRepairs(e *Engine) *repairs {
+	r := &repairs{engine: e, timer: time.AfterFunc(repairMax, e.Sync)}
+	r.timer.Stop() // It is set when there is something to repair.
+	return r
+}
+
+// stop gives up the repair that waits, if any.
+func (r *repairs) stop() { r.timer.Stop() }
 
 // seen takes a change that somebody else made.
 func (r *repairs) seen(ctx context.Context, what string) {
@@ -35,7 +44,7 @@ func (r *repairs) seen(ctx context.Context, what string) {
 		r.wait = 0
 	}
 	r.last = now
-	if !r.engine.needFull() {
+	if !r.engine.fullAt(now.Add(r.wait)) {
 		return // a repair is on its way
 	}
 	logger := klog.FromContext(ctx)
@@ -47,7 +56,6 @@ func (r *repairs) seen(ctx context.Context, what string) {
 	}
 	logger.Info("Somebody else keeps changing our rules, repairing them less often; does another proxy write them?",
 		"seen", what, "repairIn", r.wait)
-	r.timer = time.AfterFunc(r.wait, r.engine.Sync)
-	context.AfterFunc(ctx, func() { r.timer.Stop() })
+	r.timer.Reset(r.wait)
 	r.wait = min(2*r.wait, repairMax)
 }

@@ -1,0 +1,127 @@
+package engine
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// count returns how many syncs and applies there were since the last time.
+func (l *lab) count() (syncs, applies int) {
+	synctest.Wait()
+	for _, c := range l.plane.takeCalls() {
+		if strings.HasPrefix(c, "sync") {
+			syncs++
+		} else {
+			applies++
+		}
+	}
+	return syncs, applies
+}
+
+// change replaces web's endpoint, n being the turn.
+func (l *lab) change(n int) { l.OnEndpointSliceAdd(endpoints("web", 1+n%200)) }
+
+// TestObjectsChangeWhileARepairWaits plays half a minute in which somebody edits
+// our rules all the time and 50 objects a second change.
+func TestObjectsChangeWhileARepairWaits(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		for n := range 1500 {
+			for range 2 {
+				l.plane.seen <- "theirs"
+				time.Sleep(10 * ms)
+			}
+			l.change(n)
+		}
+		syncs, applies := l.count()
+		t.Logf("%d syncs and %d applies in half a minute", syncs, applies)
+		if syncs < 3 || syncs > 12 {
+			t.Errorf("%d full syncs, want those of the repairs alone", syncs)
+		}
+		if applies < 1450 {
+			t.Errorf("%d applies of 1500 changes", applies)
+		}
+		l.wantRows()
+		time.Sleep(time.Minute)
+		if syncs, _ := l.count(); syncs != 1 {
+			t.Errorf("%d full syncs after they stopped, want the repair that waited", syncs)
+		}
+	})
+}
+
+// TestARepairThatWaitsGivesWay has rules taken away on which Apply stands: only
+// Sync is right then, and nobody waits for the repair's time.
+func TestARepairThatWaitsGivesWay(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		for range 6 {
+			l.plane.seen <- "theirs"
+			synctest.Wait()
+			time.Sleep(repairMax / 10)
+		}
+		l.plane.drift(key("api")) // Its repair comes after seconds.
+		l.count()
+		l.change(1)
+		l.wantCalls("apply +1 -0")
+		time.Sleep(retryMin)
+		l.wantCalls("sync 2")
+		l.wantRows()
+		time.Sleep(repairMax)
+		l.wantCalls() // It is repaired, and not once more.
+	})
+}
+
+// TestARepairComesInTime is not put off by objects that change.
+func TestARepairComesInTime(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		for range 2 {
+			l.plane.seen <- "theirs"
+			synctest.Wait()
+		}
+		l.wantCalls("sync 2") // The second one waits for repairMin.
+		for n := range 10 {
+			l.change(n + 1)
+			time.Sleep(repairMin / 10)
+		}
+		if syncs, applies := l.count(); syncs != 1 || applies != 10 {
+			t.Errorf("%d syncs and %d applies until the repair was due, want 1 and 10", syncs, applies)
+		}
+	})
+}
+
+// registry counts what is to be told of a context's end.
+type registry struct {
+	context.Context
+	done chan struct{}
+	kept int
+}
+
+func (r *registry) Done() <-chan struct{} { return r.done }
+
+func (r *registry) AfterFunc(func()) func() bool {
+	r.kept++
+	return func() bool { r.kept--; return true }
+}
+
+// TestRepairsLeaveNothingBehind repeats repairs in one context, which lives as
+// long as the process.
+func TestRepairsLeaveNothingBehind(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		ctx := &registry{Context: l.t.Context(), done: make(chan struct{})}
+		r := newRepairs(l.Engine)
+		defer r.stop()
+		for range 100 {
+			r.seen(ctx, "theirs")
+			time.Sleep(repairMax)
+			synctest.Wait()
+		}
+		if ctx.kept > 0 {
+			t.Errorf("the context keeps %d functions of 100 repairs", ctx.kept)
+		}
+	})
+}
