@@ -118,7 +118,7 @@ func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
 	repairs := newRepairs(e)
 	defer repairs.stop()
 	for {
-		err := w.Watch(ctx, func(what string) { repairs.seen(ctx, what) })
+		err := w.Watch(ctx, e.verify, func(what string) { repairs.seen(ctx, what) })
 		if ctx.Err() != nil {
 			return
 		}
@@ -127,10 +127,14 @@ func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
 		case <-ctx.Done():
 			return
 		case <-time.After(watchPause):
-			// Nobody looked meanwhile.
-			e.needFull()
-			e.Sync()
 		}
+	}
+}
+
+// verify makes a full sync now: nobody knows what others have done.
+func (e *Engine) verify() {
+	if e.fullAt(time.Now()) {
+		e.Sync()
 	}
 }
 

@@ -228,9 +228,29 @@ func TestTwoWritersDoNotFight(t *testing.T) {
 	})
 }
 
+// TestChangeBeforeTheWatchIsRepaired takes a row away after the first sync and
+// before anybody looks.
+func TestChangeBeforeTheWatchIsRepaired(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.plane.unwatched = func() {
+			l.plane.with(func(f *fakePlane) {
+				delete(f.kernel.Rows, key("web"))
+				f.broken = true
+			})
+		}
+		l.start()
+		l.wantCalls("sync 2", "sync 2")
+		l.wantRows()
+		l.wantLog("Somebody else", 0) // Nobody knows.
+		time.Sleep(time.Minute)
+		l.wantCalls()
+	})
+}
+
 func TestBrokenWatchIsTakenUpAgain(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
+		l.plane.unwatched = func() {}
 		l.plane.watchErrs <- errors.New("no buffer space")
 		synctest.Wait()
 		l.wantLog("Watching our rules ended", 1)

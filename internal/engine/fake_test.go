@@ -38,6 +38,7 @@ type fakePlane struct {
 	calls  []string
 
 	seen      chan string // what Watch reports
+	unwatched func()      // called before Watch begins, which then has missed it; nil: Watch misses nothing
 	watchErrs chan error
 }
 
@@ -162,7 +163,11 @@ func refusedError(rows map[proxy.PortKey]error) error {
 	return fmt.Errorf("commit: %w", &proxy.RefusedError{Rows: rows})
 }
 
-func (f *fakePlane) Watch(ctx context.Context, changed func(string)) error {
+func (f *fakePlane) Watch(ctx context.Context, missed func(), changed func(string)) error {
+	if f.unwatched != nil {
+		f.unwatched()
+		missed()
+	}
 	for {
 		select {
 		case <-ctx.Done():

@@ -25,8 +25,9 @@ type Dataplane interface {
 // Watcher is a Dataplane that notices when somebody else changes its rules.
 type Watcher interface {
 	// Watch calls changed, with what was seen, whenever the kernel's state may
-	// have left ours, until ctx ends.
-	Watch(ctx context.Context, changed func(what string)) error
+	// have left ours, until ctx ends. When it has begun, and from then on sees
+	// everything, it calls missed if something may have escaped it before.
+	Watch(ctx context.Context, missed func(), changed func(what string)) error
 }
 
 // ErrNothingApplied is wrapped by an error from Apply that left the kernel as

@@ -64,7 +64,7 @@ func measureCount(ctx context.Context, k kind, services int) (time.Duration, err
 		sp := k.sized(i, 3)
 		s.Rows[sp.Key] = sp
 	}
-	d, stop, err := watched(ctx, s)
+	d, _, stop, err := watched(ctx, s)
 	if err != nil {
 		return 0, err
 	}
@@ -85,18 +85,18 @@ func measureCount(ctx context.Context, k kind, services int) (time.Duration, err
 
 // watched returns a dataplane that has written a state and is watched for
 // foreign changes, as in the daemon.
-func watched(ctx context.Context, s *proxy.State) (*nftables.Dataplane, func() error, error) {
-	d, _, err := open(ctx)
+func watched(ctx context.Context, s *proxy.State) (*nftables.Dataplane, *counter, func() error, error) {
+	d, c, err := open(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if err := d.Sync(ctx, s); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	watch, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func() { ended <- d.Watch(watch, func(string) {}) }()
-	return d, func() error {
+	go func() { ended <- d.Watch(watch, func() {}, func(string) {}) }()
+	return d, c, func() error {
 		cancel()
 		return errors.Join(<-ended, d.Close())
 	}, nil
@@ -117,7 +117,7 @@ func measureLarge(ctx context.Context, r *report) error {
 		s := state(0)
 		last := large(0)
 		s.Rows[last.Key] = last
-		d, stop, err := watched(ctx, s)
+		d, _, stop, err := watched(ctx, s)
 		if err != nil {
 			return err
 		}

@@ -34,7 +34,7 @@ func measureDatapath(ctx context.Context, r *report) error {
 		s.Rows[sp.Key] = sp
 		to[n] = sp.Frontends[0].Addr
 	}
-	_, stop, err := watched(ctx, s)
+	_, _, stop, err := watched(ctx, s)
 	if err != nil {
 		return err
 	}

@@ -97,20 +97,13 @@ func measureApply(ctx context.Context, r *report) error {
 	const small, large, rounds = 1_000, 30_000, 1_000
 	medians := map[int]time.Duration{}
 	for _, n := range []int{small, large} {
-		d, c, err := open(ctx)
+		d, c, stop, err := watched(ctx, state(n))
 		if err != nil {
 			return err
 		}
-		if err := d.Sync(ctx, state(n)); err != nil {
-			return err
-		}
-		watched, stop := context.WithCancel(ctx)
-		ended := make(chan error, 1)
-		go func() { ended <- d.Watch(watched, func(string) {}) }()
 		times, err := replaceEndpoints(ctx, d, c, n, rounds)
-		stop()
-		if err := errors.Join(err, <-ended); err != nil {
-			return err
+		if err != nil {
+			return errors.Join(err, stop())
 		}
 		medians[n] = times[len(times)/2]
 		if n == large {
@@ -123,7 +116,7 @@ func measureApply(ctx context.Context, r *report) error {
 			return err
 		}
 		r.add(fmt.Sprintf("one Service of %d endpoints added at %d: operations", endpointsPerService, n), fmt.Sprint(c.elements+c.others), "the same at any size", c.elements+c.others == endpointsPerService+2)
-		if err := d.Close(); err != nil {
+		if err := stop(); err != nil {
 			return err
 		}
 	}

@@ -12,8 +12,9 @@ import (
 const pollInterval = 500 * time.Millisecond
 
 // Watch looks several times a second whether somebody else has changed the
-// tables, and if so whether the way into our chains is still there.
-func (d *Dataplane) Watch(ctx context.Context, changed func(what string)) error {
+// tables, and if so whether the way into our chains is still there. It compares
+// with what we wrote last, so that nothing is missed before it begins.
+func (d *Dataplane) Watch(ctx context.Context, _ func(), changed func(what string)) error {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {

@@ -18,7 +18,9 @@ func watched(t *testing.T, d *Dataplane) (noticed func() []string) {
 	ctx, stop := context.WithCancel(t.Context())
 	var seen []string
 	done := make(chan error)
-	go func() { done <- d.Watch(ctx, func(what string) { seen = append(seen, what) }) }()
+	go func() {
+		done <- d.Watch(ctx, func() { t.Error("missed something") }, func(what string) { seen = append(seen, what) })
+	}()
 	t.Cleanup(func() {
 		stop()
 		if err := <-done; err != nil {

@@ -65,12 +65,12 @@ func (s Settings) families() []proxy.Family {
 func (d *Dataplane) Close() error { return d.conn.Close() }
 
 // Watch reports what others do to our tables.
-func (d *Dataplane) Watch(ctx context.Context, changed func(what string)) error {
+func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what string)) error {
 	var tables []nft.Table
 	for _, t := range d.tables {
 		tables = append(tables, t.Table)
 	}
-	return d.conn.Watch(ctx, tables, changed)
+	return d.conn.Watch(ctx, tables, missed, changed)
 }
 
 // after returns the node and the ServiceCIDRs as they are after a delta.

@@ -456,7 +456,7 @@ func TestWatchAndRepair(t *testing.T) {
 	}
 	seen, ended := make(chan string, 100), make(chan error, 1)
 	go func() {
-		ended <- d.Watch(ctx, func(what string) {
+		ended <- d.Watch(ctx, func() {}, func(what string) {
 			select {
 			case seen <- what:
 			default: // more than anybody looks at

@@ -27,9 +27,10 @@ type Conn struct {
 	port   uint32
 	events *os.File
 
-	mu   sync.Mutex
-	enc  encoder
-	recv []byte
+	mu          sync.Mutex
+	enc         encoder
+	recv        []byte
+	generations generations
 }
 
 var _ Interface = (*Conn)(nil)
@@ -94,10 +95,14 @@ func (c *Conn) Commit(ctx context.Context, b *Batch) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.begin()
 	err := c.commit(b, messageBytes)
 	var refused *CommitError
 	if errors.As(err, &refused) && len(b.Ops) > 1 {
-		return c.commit(b, 0)
+		err = c.commit(b, 0)
+	}
+	if err == nil {
+		c.generations.ours++
 	}
 	return err
 }

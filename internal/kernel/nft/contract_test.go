@@ -322,7 +322,7 @@ func TestWatch(t *testing.T) {
 	seen := make(chan string, 100)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- c.Watch(ctx, []Table{testTable}, func(what string) {
+		ended <- c.Watch(ctx, []Table{testTable}, func() {}, func(what string) {
 			select {
 			case seen <- what:
 			default: // more than anybody looks at
@@ -365,6 +365,48 @@ func TestWatch(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestWatchMissed wants to know whether others changed anything before the watch
+// began; not what we wrote ourselves.
+func TestWatchMissed(t *testing.T) {
+	for _, foreign := range []bool{false, true} {
+		t.Run(fmt.Sprintf("foreign=%t", foreign), func(t *testing.T) {
+			c := openInNamespace(t)
+			other, err := Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			commit := func(c *Conn, build func(*Batch)) error {
+				var b Batch
+				build(&b)
+				return c.Commit(t.Context(), &b)
+			}
+			err = commit(c, base)
+			for i := range uint32(3) {
+				err = errors.Join(err, commit(c, func(b *Batch) { b.AddElement(plain, Element{Key: word(i)}) }))
+			}
+			if foreign {
+				err = errors.Join(err, commit(other, func(b *Batch) { b.DeleteTable(testTable) }))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if refused := commit(c, func(b *Batch) { b.DeleteTable(Table{IP, "absent"}) }); refused == nil {
+				t.Fatal("a table that is not there was deleted")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			missed := false
+			cancel() // It ends with its first look.
+			if err := c.Watch(ctx, []Table{testTable}, func() { missed = true }, func(string) {}); err != nil {
+				t.Fatal(err)
+			}
+			if missed != foreign {
+				t.Errorf("missed something: %t, want %t", missed, foreign)
+			}
+		})
 	}
 }
 

@@ -375,7 +375,7 @@ func (f *Fake) Elements(_ context.Context, s *Set, yield func(Element)) error {
 }
 
 // Watch waits: nobody else changes a Fake.
-func (f *Fake) Watch(ctx context.Context, _ []Table, _ func(string)) error {
+func (f *Fake) Watch(ctx context.Context, _ []Table, _ func(), _ func(string)) error {
 	<-ctx.Done()
 	return nil
 }

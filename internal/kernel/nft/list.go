@@ -121,6 +121,7 @@ func (c *Conn) elements(s *Set, f func(Element)) error {
 func (c *Conn) settled(ctx context.Context, list func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.begin()
 	var err error
 	for range listAttempts {
 		if err := ctx.Err(); err != nil {

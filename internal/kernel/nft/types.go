@@ -153,8 +153,9 @@ type Interface interface {
 	Elements(ctx context.Context, s *Set, f func(Element)) error
 
 	// Watch calls changed whenever somebody else changed one of the tables, or
-	// may have, until ctx ends.
-	Watch(ctx context.Context, tables []Table, changed func(what string)) error
+	// may have, until ctx ends. When it has begun it calls missed, unless nobody
+	// else has changed anything since the connection was first used.
+	Watch(ctx context.Context, tables []Table, missed func(), changed func(what string)) error
 
 	// Close releases the handle; the kernel keeps everything.
 	Close() error

@@ -18,11 +18,14 @@ const groupNFTables = 7
 // commits is filtered out in the kernel, so that a large write of ours does not
 // drown a small one of theirs. The kernel prepares events only while somebody
 // listens, so the socket joins the group here.
-func (c *Conn) Watch(ctx context.Context, tables []Table, changed func(what string)) error {
+func (c *Conn) Watch(ctx context.Context, tables []Table, missed func(), changed func(what string)) error {
 	if err := membership(c.events, unix.NETLINK_ADD_MEMBERSHIP); err != nil {
 		return fmt.Errorf("watch nf_tables: %w", err)
 	}
 	defer func() { _ = membership(c.events, unix.NETLINK_DROP_MEMBERSHIP) }()
+	if !c.undisturbed() {
+		missed()
+	}
 	stop := context.AfterFunc(ctx, func() { _ = c.events.SetReadDeadline(time.Now()) })
 	defer stop()
 	buf := make([]byte, dumpBytes)
