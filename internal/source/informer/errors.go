@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
@@ -17,6 +18,14 @@ import (
 // repeatAfter is how long the same trouble with the same resource stays quiet.
 // The informer tries again every few seconds, which would flood the log.
 const repeatAfter = time.Minute
+
+// busyMin and busyMax bound the pauses that a server is given which is too busy
+// to stream a list: those that it asks for, and those that double when it does
+// not say.
+const (
+	busyMin = time.Second
+	busyMax = time.Minute
+)
 
 // firstComplaint is how long objects may be awaited without a word.
 const firstComplaint = 10 * time.Second
@@ -56,15 +65,35 @@ func (w *watchErrors) handle(ctx context.Context, _ *cache.Reflector, err error)
 // tries again; it even sleeps through the end of its context when it asks for a
 // list in the form of a watch (seen in client-go 0.37). There it is given an
 // error that it does not know: it asks for a plain list then, and complains.
+// A server that is too busy must not be asked for that; see pause.
 func (w *watchErrors) intercept(ctx context.Context, o metav1.ListOptions, err error) error {
 	if !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
 		return err
 	}
-	if o.SendInitialEvents != nil && *o.SendInitialEvents {
+	if streams(o) {
 		return errors.New(err.Error())
 	}
 	w.handle(ctx, nil, err)
 	return err
+}
+
+// streams reports whether a list is asked for in the form of a watch.
+func streams(o metav1.ListOptions) bool { return o.SendInitialEvents != nil && *o.SendInitialEvents }
+
+// pause gives a server time that has refused a stream because it is too busy,
+// and returns an error if ctx ends meanwhile. A plain list would cost it more.
+func (w *watchErrors) pause(ctx context.Context, err error, attempt int) error {
+	w.handle(ctx, nil, err)
+	d := busyMin << min(attempt, 10)
+	if seconds, ok := apierrors.SuggestsClientDelay(err); ok && seconds > 0 {
+		d = time.Duration(seconds) * time.Second
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(wait.Jitter(min(d, busyMax), 0.5)): // Other nodes wait as well.
+		return nil
+	}
 }
 
 // explain returns what is wrong and, where we know it, what to do.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -52,11 +53,15 @@ func listWatch[L runtime.Object](api resource[L], errors *watchErrors, s selecto
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			s.set(&o)
-			w, err := api.Watch(ctx, o)
-			if err != nil {
-				err = errors.intercept(ctx, o, err)
+			for attempt := 0; ; attempt++ {
+				w, err := api.Watch(ctx, o)
+				if !streams(o) || !apierrors.IsTooManyRequests(err) {
+					return w, errors.intercept(ctx, o, err)
+				}
+				if err := errors.pause(ctx, err, attempt); err != nil {
+					return nil, err
+				}
 			}
-			return w, err
 		},
 	}
 }

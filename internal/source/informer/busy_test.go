@@ -1,0 +1,117 @@
+package informer
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// busyServer has too many requests until a number of them were refused.
+type busyServer struct {
+	refusals   int
+	retryAfter int // seconds; 0: it does not say
+
+	began   time.Time
+	watches []time.Duration // when a list in the form of a watch was asked for
+	lists   int
+}
+
+func (s *busyServer) List(context.Context, metav1.ListOptions) (*v1.ServiceList, error) {
+	s.lists++
+	return &v1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, nil
+}
+
+func (s *busyServer) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	if o.SendInitialEvents == nil || !*o.SendInitialEvents {
+		return watch.NewFake(), nil
+	}
+	s.watches = append(s.watches, time.Since(s.began))
+	if len(s.watches) <= s.refusals {
+		return nil, apierrors.NewTooManyRequests("busy", s.retryAfter)
+	}
+	w := watch.NewRaceFreeFake()
+	w.Action(watch.Bookmark, &v1.Service{ObjectMeta: metav1.ObjectMeta{
+		ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+	}})
+	return w, nil
+}
+
+// watched plays an informer on a busy server for a while, and returns how long
+// it took to end.
+func watched(s *busyServer, play func(*mirror[*v1.Service])) time.Duration {
+	ctx, cancel := context.WithCancel(context.Background())
+	errors := &watchErrors{resource: "services"}
+	to := newMirror(ctx, noSink{}, func(m metav1.ObjectMeta) *v1.Service { return &v1.Service{ObjectMeta: m} })
+	f := (&apiServer{}).feed(listWatch(s, errors, selectors{}), &v1.Service{}, to, errors, func() {})
+	s.began = time.Now()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.informer.RunWithContext(ctx)
+	}()
+	play(to)
+	stopped := time.Now()
+	cancel()
+	<-done
+	return time.Since(stopped)
+}
+
+type noSink struct{}
+
+func (noSink) Set(bool, *v1.Service, *v1.Service) bool { return true }
+func (noSink) Forget(*v1.Service)                      {}
+func (noSink) Synced()                                 {}
+
+// TestBusyServerIsGivenTime asks a server that is too busy for a stream again
+// after the time that it names, or after growing ones, and never for a plain list,
+// which would cost the server more.
+func TestBusyServerIsGivenTime(t *testing.T) {
+	for name, tt := range map[string]struct {
+		retryAfter int
+		least      []time.Duration
+	}{
+		"it says when":    {7, []time.Duration{7 * time.Second, 7 * time.Second, 7 * time.Second, 7 * time.Second}},
+		"it does not say": {0, []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &busyServer{refusals: 4, retryAfter: tt.retryAfter}
+				watched(s, func(to *mirror[*v1.Service]) {
+					<-to.Done()
+					synctest.Wait()
+				})
+				if len(s.watches) != 5 || s.lists != 0 {
+					t.Fatalf("%d streams and %d plain lists were asked for, want 5 and 0", len(s.watches), s.lists)
+				}
+				for i, least := range tt.least {
+					if pause := s.watches[i+1] - s.watches[i]; pause < least || pause > 2*least {
+						t.Errorf("pause %d was %v, want from %v to %v", i, pause, least, 2*least)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestBusyServerDoesNotHoldUpTheEnd stops while a pause is on.
+func TestBusyServerDoesNotHoldUpTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &busyServer{refusals: 1000, retryAfter: 600}
+		took := watched(s, func(*mirror[*v1.Service]) {
+			time.Sleep(time.Hour)
+			synctest.Wait()
+		})
+		if took != 0 {
+			t.Errorf("Run went on for %v after its context had ended", took)
+		}
+		if n := len(s.watches); n < 5 || n > 130 {
+			t.Errorf("a server that wants ten minutes was asked %d times in an hour", n)
+		}
+	})
+}
