@@ -101,6 +101,9 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	return s, nil
 }
 
+// Of a write that is under way the engine tells only those who ask for it.
+var _ engine.WriteObserver = (*conntrack.Reconciler)(nil)
+
 // join makes the parts and tells them of each other.
 func (s *ProxyServer) join(rules resolve.Settings) error {
 	c := s.plan.config

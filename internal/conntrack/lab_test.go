@@ -142,6 +142,7 @@ func (s *stage) start() {
 func (s *stage) apply() {
 	s.t.Helper()
 	d := s.resolver.Update()
+	s.rec.Applying(s.t.Context(), d)
 	if s.synced {
 		s.check(s.plane.Apply(s.t.Context(), d))
 	} else {

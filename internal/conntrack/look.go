@@ -31,14 +31,9 @@ func (r *Reconciler) look(ctx context.Context) error {
 	for _, a := range local {
 		j.local[a] = true
 	}
-	filters := map[proxy.Family][]ct.Filter{}
-	for f := range r.watch.until {
-		family := proxy.FamilyOf(f.addr.Addr())
-		by := ct.Filter{IPv6: family == proxy.IPv6, Protocol: uint8(f.protocol)}
-		if !slices.Contains(filters[family], by) {
-			filters[family] = append(filters[family], by)
-		}
-	}
+	r.mu.Lock()
+	filters := r.watch.filters()
+	r.mu.Unlock()
 	var errs []error
 	for _, family := range proxy.Families {
 		if len(filters[family]) > 0 {
@@ -51,14 +46,14 @@ func (r *Reconciler) look(ctx context.Context) error {
 // lookAt ends the stale flows of one family.
 func (r *Reconciler) lookAt(ctx context.Context, family proxy.Family, filters []ct.Filter, j *judge) error {
 	p := Pass{Family: family}
-	start, waited := time.Now(), r.waited
+	start := time.Now()
 	var errs []error
 	for _, by := range filters {
 		n, err := r.end(ctx, by, j)
 		p.Deleted += n
 		errs = append(errs, err)
 	}
-	p.Elapsed = time.Since(start) - (r.waited - waited)
+	p.Elapsed = time.Since(start)
 	if r.settings.Passed != nil {
 		r.settings.Passed(p)
 	}
@@ -70,49 +65,28 @@ func (r *Reconciler) lookAt(ctx context.Context, family proxy.Family, filters []
 
 // end deletes the stale flows among those of a filter, and returns how many.
 //
-// The kernel is ahead of what we were told: a flow may have begun by rules that
-// we hear of in a moment. So each flow is judged again by the newest rows, and
-// one whose endpoint is not known to have left is given that moment first.
+// The rows may have changed since a flow was seen, so it is judged again. The
+// rules by which it began were announced before they were written, and so they
+// are known by now.
 func (r *Reconciler) end(ctx context.Context, by ct.Filter, j *judge) (int, error) {
-	suspects, err := r.settings.Flows.Dump(ctx, by, j.stale)
-	var sure, unsure []ct.Flow
-	for _, f := range suspects {
-		if _, left := j.left[f.Reply.Src]; left {
-			sure = append(sure, f)
-		} else {
-			unsure = append(unsure, f)
-		}
+	stale := func(f *ct.Flow) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return j.stale(f)
 	}
-	n, errSure := r.delete(ctx, sure, j)
-	if len(unsure) == 0 {
-		return n, errors.Join(err, errSure)
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(hearTime):
-		r.waited += hearTime
-	}
-	m, errUnsure := r.delete(ctx, unsure, j)
-	return n + m, errors.Join(err, errSure, errUnsure)
-}
-
-// delete deletes those flows that are stale by the newest rows, and returns how many.
-func (r *Reconciler) delete(ctx context.Context, flows []ct.Flow, j *judge) (int, error) {
-	if r.take() {
-		r.unseen = true
-	}
+	flows, err := r.settings.Flows.Dump(ctx, by, stale)
 	logger := klog.FromContext(ctx).V(4)
 	deleted, failed := 0, 0
 	var first error
 	for i := range flows {
 		f := &flows[i]
-		if !j.stale(f) {
+		if !stale(f) {
 			continue
 		}
 		switch err := r.settings.Flows.Delete(ctx, f); {
 		case err == nil:
 			deleted++
-			j.cut(f)
+			r.cut(f)
 			if logger.Enabled() {
 				logger.Info("Ended stale flow", "flow", f.String())
 			}
@@ -127,7 +101,13 @@ func (r *Reconciler) delete(ctx context.Context, flows []ct.Flow, j *judge) (int
 	if first != nil {
 		first = fmt.Errorf("%d of %d flows: %w", failed, len(flows), first)
 	}
-	return deleted, first
+	return deleted, errors.Join(err, first)
+}
+
+func (r *Reconciler) cut(f *ct.Flow) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watch.cut(f)
 }
 
 // stale reports whether a flow is ours and must end.
@@ -138,20 +118,35 @@ func (j *judge) stale(f *ct.Flow) bool {
 	if j.answers(f) {
 		return true
 	}
-	protocol := proxy.Protocol(f.Protocol)
-	dst := f.Orig.Dst
-	exact := frontend{dst, protocol}
-	byPort := frontend{netip.AddrPortFrom(proxy.FamilyOf(dst.Addr()).Unspecified(), dst.Port()), protocol}
-	_, watched := j.until[exact]
-	if _, ok := j.until[byPort]; ok && !watched {
-		watched = j.tookNodePorts(dst.Addr())
-	}
-	if !watched {
+	exact, byPort := frontendsOf(f)
+	if !j.watches(exact) && !(j.watches(byPort) && j.tookNodePorts(f.Orig.Dst.Addr())) {
 		return false
 	}
-	o, owned := j.owners[exact]
-	if !owned && j.takesNodePorts(dst.Addr()) {
-		o, owned = j.owners[byPort]
+	if !j.wrong(f, view{j.owner, j.node}) {
+		return false
+	}
+	return j.coming == nil || j.wrong(f, view{j.ownerThen, j.coming.node})
+}
+
+// frontendsOf returns what a flow's client sends to: an address, or a NodePort.
+func frontendsOf(f *ct.Flow) (exact, byPort frontend) {
+	dst, protocol := f.Orig.Dst, proxy.Protocol(f.Protocol)
+	unspecified := proxy.FamilyOf(dst.Addr()).Unspecified()
+	return frontend{dst, protocol}, frontend{netip.AddrPortFrom(unspecified, dst.Port()), protocol}
+}
+
+// view is what the rules are at one time.
+type view struct {
+	owner func(frontend) (owner, bool)
+	node  *proxy.Node
+}
+
+// wrong reports whether a flow must end by the rules of a view.
+func (j *judge) wrong(f *ct.Flow, v view) bool {
+	exact, byPort := frontendsOf(f)
+	o, owned := v.owner(exact)
+	if dst := f.Orig.Dst.Addr(); !owned && j.local[dst] && v.node.TakesNodePorts(dst) {
+		o, owned = v.owner(byPort)
 	}
 	switch {
 	case !owned:
@@ -159,7 +154,7 @@ func (j *judge) stale(f *ct.Flow) bool {
 	case j.serves(o.row, f.Reply.Src):
 		return false
 	default:
-		return translated(f) || j.translates(o)
+		return translated(f) || translates(o, v.node)
 	}
 }
 
@@ -178,16 +173,14 @@ func (j *judge) serves(sp *proxy.ServicePort, a netip.AddrPort) bool {
 }
 
 // translates reports whether a frontend sends anybody to an endpoint.
-func (j *judge) translates(o owner) bool {
+func translates(o owner, node *proxy.Node) bool {
 	return slices.ContainsFunc(proxy.Origins[:], func(from proxy.Origin) bool {
-		return len(o.row.Route(o.kind, from, j.node).To) > 0
+		return len(o.row.Route(o.kind, from, node).To) > 0
 	})
 }
-
-func (j *judge) takesNodePorts(a netip.Addr) bool { return j.local[a] && j.node.TakesNodePorts(a) }
 
 // tookNodePorts reports whether an address takes NodePorts, or did.
 func (j *judge) tookNodePorts(a netip.Addr) bool {
 	was := proxy.Node{NodePorts: j.former}
-	return j.takesNodePorts(a) || j.local[a] && was.TakesNodePorts(a)
+	return j.local[a] && (j.node.TakesNodePorts(a) || was.TakesNodePorts(a))
 }

@@ -20,10 +20,6 @@ const (
 	// second look when the time is over.
 	watchTime = 2 * time.Second
 
-	// hearTime is how long after the kernel we hear of a step at the latest, but
-	// for very large ones, which are written in pieces.
-	hearTime = 50 * time.Millisecond
-
 	// retryMin and retryMax bound the waits after a pass that failed.
 	retryMin = 100 * time.Millisecond
 	retryMax = 30 * time.Second
@@ -43,8 +39,8 @@ type Settings struct {
 // Pass is what was done for one family.
 type Pass struct {
 	Family  proxy.Family
-	Elapsed time.Duration // working, not waiting
-	Deleted int           // flows
+	Elapsed time.Duration
+	Deleted int // flows
 }
 
 // Reconciler ends stale flows. It is an observer of the engine.
@@ -52,14 +48,10 @@ type Reconciler struct {
 	settings Settings
 	wake     chan struct{}
 
-	// These belong to the goroutine of Run.
-	watch  watch
-	unseen bool          // something is watched that the pass under way may not have looked at
-	waited time.Duration // how much of the pass was waiting
-	retry  time.Duration // the wait after the next failure
+	retry time.Duration // the wait after the next failure; it belongs to the goroutine of Run
 
-	mu    sync.Mutex
-	steps []step // that Run has not seen
+	mu    sync.Mutex // held for moments only, since the engine waits for it
+	watch watch
 }
 
 // New returns a Reconciler that does nothing until Run is called.
@@ -84,15 +76,23 @@ func LocalAddrs() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// Applied notes a step for Run, and returns at once.
+// Applying notes a step before it is written. A write takes its time, family by
+// family, and until it has ended the kernel may do either: what the rows were,
+// or what they become. Nil says that nothing of the last step was written.
+func (r *Reconciler) Applying(_ context.Context, d *proxy.Delta) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watch.expect(d)
+}
+
+// Applied notes that a step was written, and leaves the flows to Run.
 func (r *Reconciler) Applied(_ context.Context, s *proxy.State, d *proxy.Delta) {
-	st := stepOf(s, d)
-	if st.idle() {
+	r.mu.Lock()
+	news := r.watch.learn(stepOf(s, d), time.Now())
+	r.mu.Unlock()
+	if !news {
 		return
 	}
-	r.mu.Lock()
-	r.steps = append(r.steps, st)
-	r.mu.Unlock()
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -110,46 +110,42 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-r.wake:
-			if r.take() {
-				alarm.Reset(time.Until(rested))
-			}
+			alarm.Reset(time.Until(rested))
 			continue
 		case <-alarm.C:
 		}
-		r.take()
-		r.unseen = false
+		select {
+		case <-r.wake: // The pass that begins looks at that too.
+		default:
+		}
 		rest := r.pass(ctx)
 		rested = time.Now().Add(rest)
-		if due, ok := r.watch.due(); r.unseen {
-			alarm.Reset(rest)
-		} else if ok {
+		r.mu.Lock()
+		due, ok := r.watch.due()
+		r.mu.Unlock()
+		if ok {
 			alarm.Reset(max(rest, time.Until(due)))
 		}
 	}
-}
-
-// take learns what was applied meanwhile, and reports whether a look is due.
-func (r *Reconciler) take() bool {
-	r.mu.Lock()
-	steps := r.steps
-	r.steps = nil
-	r.mu.Unlock()
-	news := false
-	for _, s := range steps {
-		if r.watch.learn(s, time.Now()) {
-			news = true
-		}
-	}
-	return news
 }
 
 // pass looks at the flows of all watched frontends once, and returns how long
 // to rest.
 func (r *Reconciler) pass(ctx context.Context) time.Duration {
 	start := time.Now()
-	r.waited = 0
 	err := r.look(ctx)
-	elapsed := time.Since(start) - r.waited
+	elapsed := time.Since(start)
+	r.mu.Lock()
+	if err == nil {
+		r.watch.looked(start)
+	}
+	forgotten := r.watch.forgotten
+	r.watch.forgotten = 0
+	r.mu.Unlock()
+	if forgotten > 0 {
+		klog.FromContext(ctx).Info("Too many addresses of Services went while flows could not be looked at, stale flows to them may remain",
+			"addresses", forgotten)
+	}
 	switch {
 	case ctx.Err() != nil:
 		return 0
@@ -160,7 +156,6 @@ func (r *Reconciler) pass(ctx context.Context) time.Duration {
 		return rest
 	default:
 		r.retry = retryMin
-		r.watch.looked(start)
 		return restFactor * elapsed
 	}
 }

@@ -28,14 +28,13 @@ type step struct {
 	upserts []proxy.Upsert
 	removes []*proxy.ServicePort
 	node    *proxy.Node
-	news    bool // the node is not as before
 	anew    bool // everything was written anew, though nothing has changed
 }
 
 // stepOf keeps the rows whose flows are cut. A sync without a change is a full
 // one: somebody may have taken our rules away, and flows have begun without them.
 func stepOf(s *proxy.State, d *proxy.Delta) step {
-	st := step{node: s.Node, news: d.Node != nil, anew: d.Empty()}
+	st := step{node: s.Node, anew: d.Empty()}
 	for _, u := range d.Upserts {
 		if u.New.Key.Protocol.Cut() {
 			st.upserts = append(st.upserts, u)
@@ -49,39 +48,46 @@ func stepOf(s *proxy.State, d *proxy.Delta) step {
 	return st
 }
 
-func (s *step) idle() bool {
-	return len(s.upserts) == 0 && len(s.removes) == 0 && !s.news && !s.anew
-}
-
 // watch knows whose every frontend is, and which of them are to be looked at.
 // It follows the steps, not the wanted state: a row that the kernel refuses
 // must not end flows of the rules that are there.
 type watch struct {
-	owners map[frontend]owner
-	until  map[frontend]time.Time       // the watched ones: when their last look is due
-	left   map[netip.AddrPort]time.Time // endpoints that left a watched row, as long
-	cuts   map[way]time.Time            // untranslated flows that were ended, as long
-	node   *proxy.Node
-	former []netip.Prefix // that took NodePorts when some watched frontend was written
+	owners    map[frontend]owner
+	until     map[frontend]time.Time // the watched ones: when their last look is due
+	all       time.Time              // the same for every frontend that has an owner; zero: they are not watched
+	cuts      map[way]time.Time      // untranslated flows that were ended, as long
+	node      *proxy.Node
+	former    []netip.Prefix // that took NodePorts when some watched frontend was written
+	coming    *coming        // by the write that is under way; nil: none is
+	forgotten int            // frontends without an owner that were watched, and are not any more for want of room
 }
+
+// maxWatched bounds what is kept in each list while flows cannot be looked at.
+const (
+	maxWatched = 1 << 16
+	maxFormer  = 1 << 10
+)
 
 func newWatch() watch {
 	return watch{
 		owners: map[frontend]owner{},
 		until:  map[frontend]time.Time{},
-		left:   map[netip.AddrPort]time.Time{},
 		cuts:   map[way]time.Time{},
 		node:   &proxy.Node{},
 	}
 }
 
-// learn takes a step, and reports whether it concerns any flow.
+// learn takes a step that was written, and reports whether it concerns any flow.
 func (w *watch) learn(s step, now time.Time) bool {
 	news := w.learnNode(s.node, now)
+	if w.coming != nil && w.coming.unsure {
+		w.watchAll(now.Add(watchTime))
+		news = true
+	}
+	w.coming = nil
 	for _, r := range s.removes {
 		w.leave(r)
 		w.concern(r, now)
-		w.miss(r, nil, now)
 		news = true
 	}
 	// A frontend may move from one row to another in one step.
@@ -93,15 +99,12 @@ func (w *watch) learn(s step, now time.Time) bool {
 		if matters(u.Old, u.New) {
 			w.concern(u.Old, now)
 			w.concern(u.New, now)
-			w.miss(u.Old, u.New, now)
 			news = true
 		}
 	}
-	if s.anew {
-		for f := range w.owners {
-			w.extend(f, now)
-			news = true
-		}
+	if s.anew && len(w.owners) > 0 {
+		w.watchAll(now)
+		news = true
 	}
 	return news
 }
@@ -113,7 +116,12 @@ func (w *watch) learnNode(n *proxy.Node, now time.Time) bool {
 	if slices.Equal(was, n.NodePorts) {
 		return false
 	}
-	w.former = append(w.former, was...)
+	for _, p := range was {
+		if !slices.Contains(w.former, p) {
+			w.former = append(w.former, p)
+		}
+	}
+	w.former = w.former[max(0, len(w.former)-maxFormer):]
 	news := false
 	for f, o := range w.owners {
 		if o.kind == proxy.NodePort {
@@ -152,20 +160,62 @@ func (w *watch) concern(sp *proxy.ServicePort, now time.Time) {
 	}
 }
 
-// miss notes the endpoints that an old row had and the new one, if any, has not.
-func (w *watch) miss(old, cur *proxy.ServicePort, now time.Time) {
-	still := servingOf(cur)
-	for e := range servingOf(old) {
-		if _, ok := still[e]; !ok {
-			w.left[e] = now.Add(watchTime)
-		}
-	}
-}
-
+// extend watches a frontend until a time. When there is no more room, all that
+// have an owner are watched together; those that have none must be known one by
+// one, since only that tells their flows from somebody else's.
 func (w *watch) extend(f frontend, to time.Time) {
 	if to.After(w.until[f]) {
 		w.until[f] = to
 	}
+	if len(w.until) <= maxWatched {
+		return
+	}
+	w.watchAll(to)
+	maps.DeleteFunc(w.until, func(f frontend, _ time.Time) bool {
+		_, owned := w.owners[f]
+		return owned
+	})
+	if len(w.until) > maxWatched/2 {
+		w.forgotten += len(w.until)
+		w.until = map[frontend]time.Time{}
+	}
+}
+
+// watchAll watches every frontend that has an owner until a time.
+func (w *watch) watchAll(to time.Time) {
+	if to.After(w.all) {
+		w.all = to
+	}
+}
+
+// watches reports whether a frontend is watched.
+func (w *watch) watches(f frontend) bool {
+	_, ok := w.until[f]
+	if !ok && !w.all.IsZero() {
+		_, ok = w.owners[f]
+	}
+	return ok
+}
+
+// filters returns which flows to look at, by family.
+func (w *watch) filters() map[proxy.Family][]ct.Filter {
+	filters := map[proxy.Family][]ct.Filter{}
+	add := func(f frontend) {
+		family := proxy.FamilyOf(f.addr.Addr())
+		by := ct.Filter{IPv6: family == proxy.IPv6, Protocol: uint8(f.protocol)}
+		if !slices.Contains(filters[family], by) {
+			filters[family] = append(filters[family], by)
+		}
+	}
+	for f := range w.until {
+		add(f)
+	}
+	if !w.all.IsZero() {
+		for f := range w.owners {
+			add(f)
+		}
+	}
+	return filters
 }
 
 // way is one direction of an untranslated flow.
@@ -178,7 +228,7 @@ type way struct {
 // answer to the last packet may be under way, and then the kernel takes that
 // for the beginning of a flow and the client's next packets for answers in it.
 func (w *watch) cut(f *ct.Flow) {
-	if !translated(f) {
+	if !translated(f) && len(w.cuts) < maxWatched {
 		w.cuts[way{f.Protocol, f.Orig}] = time.Now().Add(watchTime)
 	}
 }
@@ -191,6 +241,7 @@ func (w *watch) answers(f *ct.Flow) bool {
 
 // due returns when the next watched frontend needs its last look.
 func (w *watch) due() (at time.Time, ok bool) {
+	at, ok = w.all, !w.all.IsZero()
 	for _, t := range w.until {
 		if !ok || t.Before(at) {
 			at, ok = t, true
@@ -204,8 +255,10 @@ func (w *watch) looked(at time.Time) {
 	over := func(t time.Time) bool { return !t.After(at) }
 	maps.DeleteFunc(w.until, func(_ frontend, t time.Time) bool { return over(t) })
 	maps.DeleteFunc(w.cuts, func(_ way, t time.Time) bool { return over(t) })
-	maps.DeleteFunc(w.left, func(_ netip.AddrPort, t time.Time) bool { return over(t) })
-	if len(w.until) == 0 {
+	if over(w.all) {
+		w.all = time.Time{}
+	}
+	if len(w.until) == 0 && w.all.IsZero() {
 		w.former = nil
 	}
 }

@@ -186,13 +186,25 @@ func (e *Engine) work(ctx context.Context, w work) error {
 		return err
 	}
 	told := e.settle(ctx, w, refused)
-	if first := e.succeeded(); w.full || !told.Empty() {
-		report(ctx, w, told, first)
-		for _, o := range e.observers {
-			o.Applied(ctx, w.state, told)
-		}
+	first := e.succeeded()
+	if !w.full && told.Empty() {
+		e.announce(ctx, nil)
+		return nil
+	}
+	report(ctx, w, told, first)
+	for _, o := range e.observers {
+		o.Applied(ctx, w.state, told)
 	}
 	return nil
+}
+
+// announce tells what is about to be written; nil: nothing of the last was.
+func (e *Engine) announce(ctx context.Context, d *proxy.Delta) {
+	for _, o := range e.observers {
+		if wo, ok := o.(WriteObserver); ok {
+			wo.Applying(ctx, d)
+		}
+	}
 }
 
 // work is what one run has to do.
@@ -226,6 +238,7 @@ func (e *Engine) take() work {
 // refused. After an error nothing but the ledger's pending step, or a full
 // sync, will do.
 func (e *Engine) write(ctx context.Context, w work) (map[proxy.PortKey]error, error) {
+	e.announce(ctx, e.ledger.pending)
 	var err error
 	if w.full {
 		if err = e.dataplane.Sync(ctx, w.state); err != nil {
@@ -239,7 +252,11 @@ func (e *Engine) write(ctx context.Context, w work) (map[proxy.PortKey]error, er
 	if refused, ok := errors.AsType[*proxy.RefusedError](err); ok {
 		return refused.Rows, nil
 	}
-	if err != nil && (w.full || !errors.Is(err, proxy.ErrNothingApplied)) {
+	switch {
+	case err == nil:
+	case !w.full && errors.Is(err, proxy.ErrNothingApplied):
+		e.announce(ctx, nil)
+	default:
 		e.needFull()
 	}
 	return nil, err

@@ -36,6 +36,14 @@ type Observer interface {
 	Applied(ctx context.Context, s *proxy.State, d *proxy.Delta)
 }
 
+// WriteObserver is an Observer that is told before the kernel does something, too.
+type WriteObserver interface {
+	// Applying is called before each write with what that changes, by the
+	// goroutine that calls Applied: until then the kernel may do either. Nil takes
+	// the last call back, for the kernel is as it was before.
+	Applying(ctx context.Context, d *proxy.Delta)
+}
+
 // Pulse is told when syncs are asked for, begin and end. Its methods return at
 // once. Began is called under the engine's lock, in order with the events that
 // a [Register] is told of.

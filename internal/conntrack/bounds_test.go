@@ -1,0 +1,110 @@
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"sluice/internal/kernel/ct"
+	"sluice/internal/proxy"
+)
+
+// brief returns a row of the nth Service that is there for a moment only.
+func brief(n int) *proxy.ServicePort {
+	return row("brief", fmt.Sprintf("cluster=10.%d.%d.%d:53 to=10.1.0.1:53", 100+n>>16, n>>8&255, n&255))
+}
+
+// kept returns how much is kept of what is watched.
+func (b *bench) kept() (frontends, prefixes int, all bool) {
+	b.rec.mu.Lock()
+	defer b.rec.mu.Unlock()
+	w := &b.rec.watch
+	return len(w.until), len(w.former), !w.all.IsZero()
+}
+
+// TestDumpsFailForAnHour has Services come and go, endpoints change and the
+// node's addresses too, while no flow can be looked at. What is kept stays within
+// bounds, and what can be known is put right afterwards.
+func TestDumpsFailForAnHour(t *testing.T) {
+	const perSecond = 50
+	run(t, func(b *bench) {
+		b.settled(row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53"))
+		b.kernel.Fail(errors.New("out of order"))
+		for n := range 3600 * perSecond {
+			b.apply([]*proxy.ServicePort{brief(n)})
+			b.apply(nil, b.state.Rows[brief(n).Key])
+			if n%perSecond == 0 {
+				b.apply([]*proxy.ServicePort{row("dns", fmt.Sprintf("cluster=10.96.0.10:53 to=10.1.0.%d:53", 1+n/perSecond%200))})
+				b.applied(&proxy.Delta{Node: nodeWith(fmt.Sprintf("10.%d.%d.0/24", n>>14&255, n>>6&255))})
+				time.Sleep(time.Second)
+			}
+			if frontends, prefixes, _ := b.kept(); frontends > maxWatched || prefixes > maxFormer {
+				t.Errorf("after %d Services %d frontends and %d prefixes are kept", n, frontends, prefixes)
+				return
+			}
+		}
+		synctest.Wait()
+		if c := b.kernel.Reset(); c.Dumps < 100 || c.Dumps > 150 {
+			t.Errorf("%d dumps in an hour; want one in half a minute", c.Dumps)
+		}
+		last := 3600*perSecond - 1
+		b.kernel.Add(flow("10.96.0.10:53", "10.1.0.250:53"), flow(brief(last).Frontends[0].Addr.String(), "10.1.0.1:53"))
+		b.kernel.Fail(nil)
+		time.Sleep(retryMax)
+		b.wantFlows()
+		if !strings.Contains(b.log(), "Too many addresses of Services went") {
+			t.Error("nothing is said of what is not watched any more")
+		}
+		b.settle()
+		if frontends, prefixes, all := b.kept(); frontends+prefixes > 0 || all {
+			t.Errorf("%d frontends and %d prefixes are kept after all was looked at, all: %t", frontends, prefixes, all)
+		}
+	})
+}
+
+// TestMoreThanCanBeWatched watches all frontends together when there are too
+// many, and still ends no flow of somebody else's.
+func TestMoreThanCanBeWatched(t *testing.T) {
+	run(t, func(b *bench) {
+		var rows []*proxy.ServicePort
+		for n := range maxWatched + 10 {
+			r := brief(n)
+			r.Key.Name = fmt.Sprintf("dns-%d", n)
+			rows = append(rows, r)
+		}
+		var right, stale []ct.Flow
+		for _, r := range []*proxy.ServicePort{rows[0], rows[maxWatched/2], rows[maxWatched+9]} {
+			vip := r.Frontends[0].Addr.String()
+			right = append(right, flow(vip, "10.1.0.1:53"))
+			stale = append(stale, flow(vip, "10.1.0.2:53"), flow(vip, vip))
+		}
+		right = append(right, flow("192.0.2.1:53", "10.1.0.2:53"))
+		b.kernel.Add(append(right, stale...)...)
+		b.apply(rows)
+		b.wantFlows(right...)
+		b.settle()
+		if frontends, _, all := b.kept(); frontends > 0 || all {
+			t.Errorf("%d frontends are still watched, all: %t", frontends, all)
+		}
+		if c := b.kernel.Reset(); c.Dumps != 2 {
+			t.Errorf("%d dumps; want 2", c.Dumps)
+		}
+	})
+}
+
+// TestCutsAreBounded has one family's dumps work while the other's fail, so that
+// nothing is ever done with.
+func TestCutsAreBounded(t *testing.T) {
+	w := newWatch()
+	for n := range 2 * maxWatched {
+		f := flow("192.0.2.1:53", "192.0.2.1:53")
+		f.Orig.Src = brief(n).Frontends[0].Addr
+		w.cut(&f)
+	}
+	if len(w.cuts) > maxWatched {
+		t.Errorf("%d flows are kept", len(w.cuts))
+	}
+}
