@@ -41,11 +41,14 @@ func compareClaimants(a, b claimant) int {
 type claims struct {
 	owners    map[claim]claimant
 	contested map[claim][]claimant // in order; the first is the owner
+	before    map[claim][]claimant // the same, as settle last saw it, where it was touched
 	tally     *tally               // who has lost a claim has a problem
 }
 
 func newClaims(t *tally) claims {
-	return claims{owners: map[claim]claimant{}, contested: map[claim][]claimant{}, tally: t}
+	return claims{
+		owners: map[claim]claimant{}, contested: map[claim][]claimant{}, before: map[claim][]claimant{}, tally: t,
+	}
 }
 
 // add enters a claimant. It returns the Service that loses the claim to it, if any.
@@ -55,6 +58,7 @@ func (c *claims) add(cl claim, by claimant) *service {
 		c.owners[cl] = by
 		return nil
 	}
+	c.touch(cl)
 	rivals := c.contested[cl]
 	if rivals == nil {
 		rivals = []claimant{owner}
@@ -64,14 +68,7 @@ func (c *claims) add(cl claim, by claimant) *service {
 	c.contested[cl] = rivals
 	c.owners[cl] = rivals[0]
 	if at > 0 {
-		c.tally.add(lost(cl, owner, by))
 		return nil
-	}
-	for _, loser := range rivals[2:] {
-		c.tally.drop(lost(cl, owner, loser))
-	}
-	for _, loser := range rivals[1:] {
-		c.tally.add(lost(cl, by, loser))
 	}
 	return owner.service
 }
@@ -83,6 +80,7 @@ func (c *claims) remove(cl claim, by claimant) *service {
 		delete(c.owners, cl)
 		return nil
 	}
+	c.touch(cl)
 	at := slices.Index(rivals, by)
 	rivals = slices.Delete(rivals, at, at+1)
 	if len(rivals) == 1 {
@@ -92,20 +90,60 @@ func (c *claims) remove(cl claim, by claimant) *service {
 	}
 	c.owners[cl] = rivals[0]
 	if at > 0 {
-		c.tally.drop(lost(cl, rivals[0], by))
 		return nil
-	}
-	for _, loser := range rivals {
-		c.tally.drop(lost(cl, by, loser))
-	}
-	for _, loser := range rivals[1:] {
-		c.tally.add(lost(cl, rivals[0], loser))
 	}
 	return rivals[0].service
 }
 
 // owns reports whether a claimant has what it claims.
 func (c *claims) owns(cl claim, by claimant) bool { return c.owners[cl] == by }
+
+// touch notes how a claim stood before it changes.
+func (c *claims) touch(cl claim) {
+	if _, touched := c.before[cl]; !touched {
+		c.before[cl] = slices.Clone(c.contested[cl])
+	}
+}
+
+// settle finds the problems of who has lost a claim by what changed, and mends
+// those of who has not any more. A Service that is replaced leaves its claims and
+// enters them again, which many rivals must not be told of.
+func (c *claims) settle() {
+	if len(c.before) == 0 {
+		return
+	}
+	for cl, was := range c.before {
+		c.compare(cl, was, c.contested[cl])
+	}
+	c.before = map[claim][]claimant{}
+}
+
+// compare walks along two lists of rivals, whose first ones are no losers.
+func (c *claims) compare(cl claim, was, is []claimant) {
+	sameOwner := len(was) > 0 && len(is) > 0 && was[0].service.name == is[0].service.name
+	for i, j := 1, 1; i < len(was) || j < len(is); {
+		order := -1
+		switch {
+		case i >= len(was):
+			order = 1
+		case j < len(is):
+			order = compareClaimants(was[i], is[j])
+		}
+		same := order == 0 && sameOwner && was[i].index == is[j].index
+		if order <= 0 {
+			if !same {
+				c.tally.drop(lost(cl, was[0], was[i]))
+			}
+			i++
+		}
+		if order >= 0 {
+			if !same {
+				c.tally.add(lost(cl, is[0], is[j]))
+			}
+			j++
+		}
+	}
+}
 
 // lost is the problem of who wants a claim that another has.
 func lost(cl claim, owner, loser claimant) Problem {

@@ -1,6 +1,7 @@
 package resolve
 
 import (
+	"fmt"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -155,5 +156,33 @@ func TestConflictAfterRecreation(t *testing.T) {
 	}
 	if row := rowNamed(t, r.State(), "b/y:http/TCP/IPv4"); len(row.Frontends) != 2 {
 		t.Errorf("row %v; want the external IP in it", row)
+	}
+}
+
+// TestManyRivals updates the owner of a claim that a thousand others want: none
+// of their problems is looked at, unless the owner goes.
+func TestManyRivals(t *testing.T) {
+	const rivals = 1000
+	r := New(Settings{NodeName: testNode})
+	rival := func(i int, edit ...func(*v1.Service)) *v1.Service {
+		external := func(s *v1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1"} }
+		return serviceOf(fmt.Sprintf("ns/svc-%04d", i), fmt.Sprintf("10.96.%d.%d", i>>8, i&255), append(edit, external)...)
+	}
+	for i := range rivals {
+		add(t, r, rival(i))
+	}
+	r.Update()
+	if found, mended := r.TakeProblems(); len(found) != rivals-1 || len(mended) != 0 {
+		t.Errorf("%d problems found, %d mended; want %d, 0", len(found), len(mended), rivals-1)
+	}
+	add(t, r, rival(0, func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }))
+	r.Update()
+	if n := len(r.tally.was); n != 0 {
+		t.Errorf("%d problems were touched; want none", n)
+	}
+	remove(t, r, rival(0))
+	r.Update()
+	if found, mended := r.TakeProblems(); len(found) != rivals-2 || len(mended) != rivals-1 {
+		t.Errorf("%d problems found, %d mended; want %d, %d", len(found), len(mended), rivals-2, rivals-1)
 	}
 }

@@ -94,6 +94,7 @@ func (r *Resolver) Update() *proxy.Delta {
 	for _, c := range r.Services.take() {
 		r.applyService(c, dirty)
 	}
+	r.claims.settle()
 	for _, c := range r.Endpoints.take() {
 		r.applySlice(c, dirty)
 	}
