@@ -172,6 +172,17 @@ func (c *campaign) fill(ctx context.Context, s figures.Size) error {
 		return c.load.Grow(ctx, s)
 	}
 	c.endCluster()
+	if err := c.open(ctx); err != nil {
+		return err
+	}
+	return c.load.Grow(ctx, s)
+}
+
+// open starts a control plane, unless there is one.
+func (c *campaign) open(ctx context.Context) error {
+	if c.load != nil {
+		return nil
+	}
 	c.clusters++
 	dir := filepath.Join(c.dir, fmt.Sprintf("cluster-%d", c.clusters))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -185,10 +196,8 @@ func (c *campaign) fill(ctx context.Context, s figures.Size) error {
 	if err != nil {
 		return err
 	}
-	if c.load, err = load.New(ctx, c.cluster.ControlPlane, c.say); err != nil {
-		return err
-	}
-	return c.load.Grow(ctx, s)
+	c.load, err = load.New(ctx, c.cluster.ControlPlane, c.say)
+	return err
 }
 
 // endCluster ends the control plane, if there is one.

@@ -30,6 +30,7 @@ type options struct {
 	render        string
 	readme        string
 	fresh         bool
+	counts        bool
 	keep          bool
 	limits        trial.Limits
 }
@@ -44,6 +45,7 @@ func main() {
 	flag.StringVar(&o.render, "render", "", "measure nothing, write the table and pictures of this `FILE` again")
 	flag.StringVar(&o.readme, "readme", "", "write the verdicts into this `FILE` too, between its marks")
 	flag.BoolVar(&o.fresh, "fresh", false, "forget the figures that the file has")
+	flag.BoolVar(&o.counts, "counts", false, "measure only what changes of the number of endpoints cost Sluice, and print it")
 	flag.BoolVar(&o.keep, "keep", false, "keep the programs' logs")
 	flag.DurationVar(&o.limits.ColdStart, "cold-start", 3*time.Minute, "wait this long for every Service to answer")
 	flag.IntVar(&o.limits.Samples, "samples", 50, "replace this many endpoints at each rate of other changes")
@@ -93,7 +95,12 @@ func run(ctx context.Context, o options) error {
 		return fmt.Errorf("make a folder: %w", err)
 	}
 	c := &campaign{options: o, clock: clock{time.Now()}, dir: dir, report: &figures.Report{}}
-	if err := c.run(ctx); err != nil {
+	measure := c.run
+	if o.counts {
+		c.options.peers = countPeer
+		measure = c.counts
+	}
+	if err := measure(ctx); err != nil {
 		return fmt.Errorf("%w (logs are in %s)", err, dir)
 	}
 	if o.keep {

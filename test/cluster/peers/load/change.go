@@ -45,6 +45,16 @@ type Churn struct {
 // Churn replaces one endpoint of one Service after the other, so many per
 // second. The load must not be used for another Churn until Stop.
 func (l *Load) Churn(ctx context.Context, perSecond int) *Churn {
+	return l.churn(ctx, perSecond, l.disturb)
+}
+
+// Scale takes one endpoint from one Service after the other, and gives it back
+// in the next round, so many per second: changes that rolling updates are made of.
+func (l *Load) Scale(ctx context.Context, perSecond int) *Churn {
+	return l.churn(ctx, perSecond, l.scale)
+}
+
+func (l *Load) churn(ctx context.Context, perSecond int, change func(context.Context, int) error) *Churn {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &Churn{cancel: cancel}
 	if perSecond == 0 || l.Size.Services == 0 {
@@ -61,7 +71,7 @@ func (l *Load) Churn(ctx context.Context, perSecond int) *Churn {
 	for range workers {
 		c.running.Go(func() {
 			for number := range due {
-				c.note(ctx, l.disturb(ctx, number))
+				c.note(ctx, change(ctx, number))
 			}
 		})
 	}
@@ -91,13 +101,23 @@ func (l *Load) schedule(ctx context.Context, perSecond int, due chan<- int) {
 // disturb makes change number n. Each goes to another Service, far from the
 // last one; when all have had theirs, the next addresses are used.
 func (l *Load) disturb(ctx context.Context, n int) error {
-	const far = 7919 // a prime, so that no Service is left out
-	service := n * far % l.Size.Services
-	round := n/l.Size.Services + 1
+	service, round := l.spread(n)
 	numbers := first(l.Size.Endpoints)
 	spare := stride - l.Size.Endpoints
 	numbers[len(numbers)-1] += round % (spare + 1)
 	return l.update(ctx, service, numbers...)
+}
+
+// scale makes change number n of the number of endpoints.
+func (l *Load) scale(ctx context.Context, n int) error {
+	service, round := l.spread(n)
+	return l.update(ctx, service, first(l.Size.Endpoints-round%2)...)
+}
+
+// spread returns to which Service change number n goes, and how many it has had.
+func (l *Load) spread(n int) (service, round int) {
+	const far = 7919 // a prime, so that no Service is left out
+	return n * far % l.Size.Services, n/l.Size.Services + 1
 }
 
 func (c *Churn) note(ctx context.Context, err error) {

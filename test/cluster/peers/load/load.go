@@ -17,8 +17,9 @@ import (
 
 // Load is what an API server was filled with.
 type Load struct {
-	Client kubernetes.Interface
-	Size   figures.Size // so far; the zero value: empty
+	Client   kubernetes.Interface
+	Size     figures.Size // so far; the zero value: empty
+	Affinity bool         // Services that are added have session affinity
 
 	store  *controlplane.ControlPlane
 	say    func(line string)
@@ -65,7 +66,7 @@ func (l *Load) Grow(ctx context.Context, s figures.Size) error {
 	if from == s.Services {
 		return nil
 	}
-	objects, err := stored(from, s)
+	objects, err := stored(from, s, l.Affinity)
 	if err != nil {
 		return err
 	}

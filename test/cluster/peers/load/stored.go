@@ -20,10 +20,13 @@ import (
 
 // stored returns Services from a number on, their EndpointSlices and the claims
 // on their ClusterIPs, as the API server keeps them.
-func stored(from int, to figures.Size) ([]controlplane.Entry, error) {
+func stored(from int, to figures.Size, affinity bool) ([]controlplane.Entry, error) {
 	var out []controlplane.Entry
 	for i := from; i < to.Services; i++ {
 		svc, slice, ip := serviceObject(i), sliceObject(i, first(to.Endpoints)...), addressObject(i)
+		if affinity {
+			svc.Spec.SessionAffinity, svc.Spec.SessionAffinityConfig = v1.ServiceAffinityClientIP, threeHours()
+		}
 		svc.TypeMeta = metav1.TypeMeta{APIVersion: v1.SchemeGroupVersion.String(), Kind: "Service"}
 		slice.TypeMeta = metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"}
 		ip.TypeMeta = metav1.TypeMeta{APIVersion: networkingv1.SchemeGroupVersion.String(), Kind: "IPAddress"}
@@ -44,6 +47,12 @@ func stored(from int, to figures.Size) ([]controlplane.Entry, error) {
 		}
 	}
 	return out, nil
+}
+
+// threeHours is the API server's default.
+func threeHours() *v1.SessionAffinityConfig {
+	seconds := int32(3 * time.Hour / time.Second)
+	return &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
 }
 
 // entry gives an object what the API server gives to new ones, and encodes it.
