@@ -85,6 +85,9 @@ func (o *Options) run(ctx context.Context, s steps) error {
 	if err != nil {
 		return err
 	}
+	if err := openGates(t.config.FeatureGates); err != nil {
+		return err
+	}
 	p, err := o.plan(t.config)
 	if err != nil {
 		return err
@@ -128,11 +131,11 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 // startLogging makes the log what the configuration says and puts there what
 // had to wait for it.
 func (o *Options) startLogging(ctx context.Context, t told) error {
-	gate, err := loggingGate(t.config.FeatureGates)
+	gates, err := config.NewGates(t.config.FeatureGates)
 	if err != nil {
 		return fmt.Errorf("feature gates: %w", err)
 	}
-	if err := logsapi.ValidateAndApply(&t.config.Logging, gate); err != nil {
+	if err := logsapi.ValidateAndApply(&t.config.Logging, gates); err != nil {
 		return fmt.Errorf("set up logging: %w", err)
 	}
 	logger := klog.FromContext(ctx)

@@ -151,8 +151,13 @@ func TestErrors(t *testing.T) {
 				`(sluice --help lists the flags)`,
 		},
 		{"bad gate name", []string{"--feature-gates=F oo=true"}, `--feature-gates "F oo": not the name of a feature gate`},
+		{
+			"locked gate", []string{"--feature-gates=MultiCIDRServiceAllocator=false"},
+			`--feature-gates "MultiCIDRServiceAllocator=false": cannot set feature gate MultiCIDRServiceAllocator to false, ` +
+				`feature is locked to true`,
+		},
 		{"hidden metrics", []string{"--show-hidden-metrics-for-version=1.20"}, `--show-hidden-metrics-for-version "1.20": ` +
-			`must be 1.35, the minor version before this one, or nothing`},
+			`must be 1.36, the minor version before this one, or nothing`},
 		{"no full sync", []string{"--iptables-sync-period=0"}, `--iptables-sync-period "0s": must be more than 0`},
 		{
 			"spacing over period",

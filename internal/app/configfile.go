@@ -76,14 +76,14 @@ func (o *Options) overlayLogging(file *logsapi.LoggingConfiguration) error {
 
 // validateLogging checks how to log, which is done later.
 func (o *Options) validateLogging(c *config.Configuration) error {
-	gate, err := loggingGate(c.FeatureGates)
+	gates, err := config.NewGates(c.FeatureGates)
 	if err != nil {
 		return o.explain(fmt.Errorf("feature gates: %w", err))
 	}
-	if errs := logsapi.Validate(o.Logging, gate, nil); len(errs) > 0 {
+	if errs := logsapi.Validate(o.Logging, gates, nil); len(errs) > 0 {
 		return fmt.Errorf("logging flags: %w", errs.ToAggregate())
 	}
-	if errs := logsapi.Validate(&c.Logging, gate, field.NewPath("logging")); len(errs) > 0 {
+	if errs := logsapi.Validate(&c.Logging, gates, field.NewPath("logging")); len(errs) > 0 {
 		return o.explain(errs.ToAggregate())
 	}
 	return nil

@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"strings"
 
-	utilversion "k8s.io/apimachinery/pkg/util/version"
+	clientfeatures "k8s.io/client-go/features"
 	"k8s.io/component-base/featuregate"
-	logsapi "k8s.io/component-base/logs/api/v1"
+	metricsfeatures "k8s.io/component-base/metrics/features"
 
 	"sluice/internal/config"
 )
@@ -22,11 +22,7 @@ func (v gatesValue) String() string {
 	if v.gates == nil {
 		return ""
 	}
-	var out []string
-	for _, name := range slices.Sorted(maps.Keys(*v.gates)) {
-		out = append(out, fmt.Sprintf("%s=%t", name, (*v.gates)[name]))
-	}
-	return strings.Join(out, ",")
+	return config.GatesText(*v.gates)
 }
 
 // Set adds gates.
@@ -51,26 +47,50 @@ func (v gatesValue) Set(s string) error {
 // Type returns the kind of value.
 func (gatesValue) Type() string { return "gates" }
 
-// gateNotices names the gates that we have never heard of.
+// gateNotices names the gates that nobody knows, and those that will go.
 func gateNotices(gates map[string]bool) []notice {
 	var out []notice
 	for _, name := range config.UnknownGates(gates) {
 		out = append(out, notice{"A feature gate is not known and changes nothing", []any{"gate", name}})
 	}
+	known, err := config.NewGates(gates)
+	if err != nil {
+		return out // it is an error already
+	}
+	all := known.GetAll()
+	for _, name := range slices.Sorted(maps.Keys(gates)) {
+		switch spec, ok := all[featuregate.Feature(name)]; {
+		case ok && (spec.PreRelease == featuregate.GA || spec.PreRelease == featuregate.Deprecated):
+			out = append(out, notice{"A feature gate will be removed in a later version", []any{"gate", name}})
+		}
+	}
 	return out
 }
 
-// loggingGate returns the gates that guard the logging options.
-func loggingGate(gates map[string]bool) (featuregate.FeatureGate, error) {
-	gate := featuregate.NewVersionedFeatureGate(utilversion.MustParse("1.36"))
-	if err := logsapi.AddFeatureGates(gate); err != nil {
-		return nil, err
+// clientGates lets client-go ask our gates for its features.
+type clientGates struct {
+	ours   config.Gates
+	theirs clientfeatures.Gates // for what is newer than our table
+}
+
+// Enabled reports whether a feature of client-go is on.
+func (g clientGates) Enabled(name clientfeatures.Feature) bool {
+	if _, ok := g.ours.GetAll()[featuregate.Feature(name)]; !ok {
+		return g.theirs.Enabled(name)
 	}
-	known := gate.GetAll()
-	ours := maps.Clone(gates)
-	maps.DeleteFunc(ours, func(name string, _ bool) bool {
-		_, ok := known[featuregate.Feature(name)]
-		return !ok
-	})
-	return gate, gate.SetFromMap(ours)
+	return g.ours.Enabled(featuregate.Feature(name))
+}
+
+// openGates puts the gates in force that belong to the whole process: those of
+// client-go, before the first client, and how metrics are made. It also shows
+// all of them as a metric.
+func openGates(set map[string]bool) error {
+	gates, err := config.NewGates(set)
+	if err != nil {
+		return fmt.Errorf("feature gates: %w", err)
+	}
+	clientfeatures.ReplaceFeatureGates(clientGates{gates, clientfeatures.FeatureGates()})
+	metricsfeatures.ApplyFeatureGates(gates)
+	gates.AddMetrics()
+	return nil
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	clientfeatures "k8s.io/client-go/features"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"sluice/internal/config"
 )
@@ -77,7 +79,7 @@ func TestFlagsReachTheConfiguration(t *testing.T) {
 		"cluster-cidr": "10.0.0.0/8", "detect-local-mode": "NodeCIDR", "pod-bridge-interface": "br",
 		"pod-interface-name-prefix": "veth", "masquerade-all": "true", "nodeport-addresses": "all",
 		"healthz-bind-address": "127.0.0.1", "metrics-bind-address": "127.0.0.1:1", "bind-address-hard-fail": "true",
-		"profiling": "true", "show-hidden-metrics-for-version": "1.35", "healthz-port": "0", "metrics-port": "0",
+		"profiling": "true", "show-hidden-metrics-for-version": "1.36", "healthz-port": "0", "metrics-port": "0",
 		"conntrack-max-per-core": "1", "conntrack-min": "2", "conntrack-tcp-timeout-established": "3s",
 		"conntrack-tcp-timeout-close-wait": "4s", "conntrack-tcp-be-liberal": "true", "conntrack-udp-timeout": "5s",
 		"conntrack-udp-timeout-stream": "6s", "iptables-masquerade-bit": "15", "iptables-localhost-nodeports": "false",
@@ -141,6 +143,47 @@ func TestFlagsForModeNFTables(t *testing.T) {
 	}
 	if !configuration(t, "--iptables-localhost-nodeports").LocalhostNodePorts {
 		t.Error("a flag without a value is not true")
+	}
+}
+
+func TestGatesBecomeRules(t *testing.T) {
+	for args, want := range map[string]bool{"": false, "--feature-gates=AllowServiceExternalIPs=false": true} {
+		rules, err := plan{config: configuration(t, strings.Fields(args)...)}.rules(t.Context(), nil)
+		if err != nil || rules.IgnoreExternalIPs != want {
+			t.Errorf("%q: external IPs are ignored: %t, error %v", args, rules.IgnoreExternalIPs, err)
+		}
+	}
+}
+
+func TestGatesBecomeMetrics(t *testing.T) {
+	if err := openGates(map[string]bool{"AllowServiceExternalIPs": false}); err != nil {
+		t.Fatal(err)
+	}
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			if f.GetName() == "kubernetes_feature_enabled" {
+				got[m.Label[0].GetValue()+" "+m.Label[1].GetValue()] = m.Gauge.GetValue()
+			}
+		}
+	}
+	for name, want := range map[string]float64{"AllowServiceExternalIPs ": 0, "ComponentStatusz BETA": 1, "AllAlpha ALPHA": 0} {
+		if value, ok := got[name]; !ok || value != want {
+			t.Errorf("%s is %v, there: %t, want %v", name, value, ok, want)
+		}
+	}
+	if !clientfeatures.FeatureGates().Enabled(clientfeatures.WatchListClient) {
+		t.Error("client-go has lost a default")
+	}
+	if err := openGates(map[string]bool{"WatchListClient": false}); err != nil {
+		t.Fatal(err)
+	}
+	if clientfeatures.FeatureGates().Enabled(clientfeatures.WatchListClient) {
+		t.Error("client-go does not see its gate")
 	}
 }
 

@@ -70,6 +70,7 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 		MasqueradeAll:     c.MasqueradeAll,
 		NodePortAddresses: resolve.NodePortAddresses{Primary: c.NodePortAddresses.Primary, CIDRs: c.NodePortAddresses.CIDRs},
 
+		IgnoreExternalIPs:  !c.Gate(config.GateExternalIPs),
 		LocalhostNodePorts: c.Mode == config.IPTables && c.LocalhostNodePorts,
 	}
 	p.detection(ctx, &s)

@@ -119,11 +119,11 @@ func TestValidate(t *testing.T) {
 		}},
 		{"process", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.ClientConnection.Burst, o.OOMScoreAdj, o.ConfigSyncPeriod = -1, bit(-1001), period(-1)
-			o.ShowHiddenMetricsForVersion, o.HostnameOverride = "1.36", " "
+			o.ShowHiddenMetricsForVersion, o.HostnameOverride = "1.37", " "
 		}, []string{
 			`hostnameOverride " ": a node name cannot be blank`, `clientConnection.burst "-1": must not be negative`,
 			`configSyncPeriod "-1ns": must be more than 0`, `oomScoreAdj "-1001": must be from -1000 to 1000`,
-			`showHiddenMetricsForVersion "1.36": must be 1.35, the minor version before this one, or nothing`,
+			`showHiddenMetricsForVersion "1.37": must be 1.36, the minor version before this one, or nothing`,
 		}},
 		{"other mode's CIDRs", func(o *v1alpha1.KubeProxyConfiguration) { o.IPVS.ExcludeCIDRs = []string{"x"} }, nil},
 		{"mode's CIDRs", func(o *v1alpha1.KubeProxyConfiguration) {

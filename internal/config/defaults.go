@@ -14,8 +14,12 @@ const (
 )
 
 // previousMinor is the minor version before the kube-proxy that we stand in
-// for, whose hidden metrics can be asked for.
-const previousMinor = "1.35"
+// for, whose hidden metrics can be asked for. Files for the kube-proxy of that
+// version name minorBefore.
+const (
+	previousMinor = "1.36"
+	minorBefore   = "1.35"
+)
 
 const (
 	defaultContentType       = "application/vnd.kubernetes.protobuf"

@@ -307,13 +307,6 @@ func other(t *testing.T, v reflect.Value) reflect.Value {
 	}
 }
 
-func TestUnknownGates(t *testing.T) {
-	got := UnknownGates(map[string]bool{"Zeta": true, "AllAlpha": true, "ContextualLogging": false, "Alpha": false})
-	if diff := cmp.Diff([]string{"Alpha", "Zeta"}, got); diff != "" {
-		t.Errorf("gates mismatch (-want +got):\n%s", diff)
-	}
-}
-
 func FuzzDecode(f *testing.F) {
 	for _, name := range []string{"kubeadm.yaml", "kube-proxy-defaults.yaml"} {
 		data, err := os.ReadFile("testdata/" + name)

@@ -1,58 +1,133 @@
 package config
 
 import (
+	_ "embed" // for the table of gates
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/component-base/featuregate"
 )
 
-// knownGates returns the feature gates that kube-proxy reads or that clusters have
-// set for it. They are accepted by name, so that a file with them stays valid:
-// what they switch is in force here, or does not concern this daemon.
-func knownGates() []string {
-	return []string{
-		"AllAlpha",
-		"AllBeta",
-		"AllowServiceLBStatusOnNonLB",
-		"ComponentFlagz",
-		"ComponentSLIs",
-		"ComponentStatusz",
-		"ContextualLogging",
-		"EndpointSlice",
-		"EndpointSliceProxying",
-		"EndpointSliceTerminatingCondition",
-		"IPv6DualStack",
-		"InOrderInformers",
-		"InformerResourceVersion",
-		"KubeProxyDrainingTerminatingNodes",
-		"KubeProxyNFTablesLocalhostNodePorts",
-		"LoadBalancerIPMode",
-		"LoggingAlphaOptions",
-		"LoggingBetaOptions",
-		"MinimizeIPTablesRestore",
-		"MixedProtocolLBService",
-		"MultiCIDRServiceAllocator",
-		"NFTablesProxyMode",
-		"PreferSameTrafficDistribution",
-		"ProxyTerminatingEndpoints",
-		"SCTPSupport",
-		"ServiceInternalTrafficPolicy",
-		"ServiceNodeExclusion",
-		"ServiceTopology",
-		"ServiceTrafficDistribution",
-		"SupportIPVSProxyMode",
-		"TopologyAwareHints",
-		"WatchListClient",
-		"WinDSR",
-		"WinOverlay",
+// The gates that change what this daemon does.
+const (
+	GateExternalIPs        featuregate.Feature = "AllowServiceExternalIPs"
+	GateLocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
+	GateFlagz              featuregate.Feature = "ComponentFlagz"
+	GateStatusz            featuregate.Feature = "ComponentStatusz"
+)
+
+// KubernetesVersion is the minor version whose kube-proxy we stand in for.
+const KubernetesVersion = "1.37"
+
+//go:embed gates.txt
+var gateTable string
+
+// Gates are the feature gates that kube-proxy knows, set as somebody asked for.
+type Gates interface {
+	featuregate.FeatureGate
+	GetAll() map[featuregate.Feature]featuregate.FeatureSpec
+	AddMetrics()
+}
+
+// NewGates returns the gates with some of them set. Those that nobody knows
+// change nothing. The error says which cannot be set so: it is locked, or needs
+// another.
+func NewGates(set map[string]bool) (Gates, error) {
+	gates := featuregate.NewVersionedFeatureGate(version.MustParse(KubernetesVersion))
+	known, needs := readGates(gateTable)
+	if err := errors.Join(gates.Add(known), gates.AddDependencies(needs)); err != nil {
+		panic("the table of feature gates is wrong: " + err.Error())
+	}
+	set = maps.Clone(set)
+	for _, name := range UnknownGates(set) {
+		delete(set, name)
+	}
+	if err := gates.SetFromMapWithLogger(logr.Discard(), set); err != nil {
+		return nil, err
+	}
+	return gates, nil
+}
+
+// readGates reads the table.
+func readGates(table string) (known map[featuregate.Feature]featuregate.FeatureSpec, needs map[featuregate.Feature][]featuregate.Feature) {
+	known = map[featuregate.Feature]featuregate.FeatureSpec{}
+	needs = map[featuregate.Feature][]featuregate.Feature{}
+	for line := range strings.Lines(table) {
+		words := strings.Fields(line)
+		if len(words) == 0 || words[0] == "#" {
+			continue
+		}
+		name := featuregate.Feature(words[0])
+		spec := featuregate.FeatureSpec{Default: words[2] == "true"}
+		switch words[1] {
+		case "ALPHA":
+			spec.PreRelease = featuregate.Alpha
+		case "BETA":
+			spec.PreRelease = featuregate.Beta
+		case "GA":
+			spec.PreRelease = featuregate.GA
+		case "DEPRECATED":
+			spec.PreRelease = featuregate.Deprecated
+		default:
+			panic(fmt.Sprintf("feature gate %s has no stage %q", name, words[1]))
+		}
+		for _, w := range words[3:] {
+			if others, ok := strings.CutPrefix(w, "needs="); ok {
+				for o := range strings.SplitSeq(others, ",") {
+					needs[name] = append(needs[name], featuregate.Feature(o))
+				}
+				continue
+			}
+			spec.LockToDefault = spec.LockToDefault || w == "locked"
+		}
+		known[name] = spec
+	}
+	return known, needs
+}
+
+// UnknownGates returns, sorted, the names of gates that no kube-proxy knows.
+func UnknownGates(gates map[string]bool) []string {
+	known, _ := readGates(gateTable)
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(gates)), func(name string) bool {
+		_, ok := known[featuregate.Feature(name)]
+		return ok || name == "AllAlpha" || name == "AllBeta"
+	})
+}
+
+// gates reads the feature gates.
+func (r *reading) gates() {
+	r.c.FeatureGates = maps.Clone(r.o.FeatureGates)
+	for _, name := range slices.Sorted(maps.Keys(r.c.FeatureGates)) {
+		if !gateName(name) {
+			r.wrong(FieldFeatureGates, name, "not the name of a feature gate")
+		}
+	}
+	if _, err := NewGates(r.c.FeatureGates); err != nil {
+		r.wrong(FieldFeatureGates, GatesText(r.c.FeatureGates), "%v", err)
 	}
 }
 
-// UnknownGates returns, sorted, the names of gates that we have never heard of.
-func UnknownGates(gates map[string]bool) []string {
-	known := knownGates()
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(gates)), func(name string) bool {
-		return slices.Contains(known, name)
-	})
+// Gate reports whether a feature gate of a valid configuration is on.
+func (c *Configuration) Gate(name featuregate.Feature) bool {
+	gates, err := NewGates(c.FeatureGates)
+	if err != nil {
+		panic("the feature gates were not checked: " + err.Error())
+	}
+	return gates.Enabled(name)
+}
+
+// GatesText returns gates as the flag has them, sorted.
+func GatesText(gates map[string]bool) string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(gates)) {
+		out = append(out, fmt.Sprintf("%s=%t", name, gates[name]))
+	}
+	return strings.Join(out, ",")
 }
 
 // gateName reports whether a gate could have this name: letters and digits,

@@ -3,9 +3,7 @@ package config
 import (
 	"cmp"
 	"errors"
-	"maps"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -40,6 +38,7 @@ func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
 		r.wrong(FieldMode, r.c.Mode, "%v", err)
 	}
 	r.process()
+	r.gates()
 	r.addresses()
 	r.detectLocal()
 	r.nodePorts()
@@ -88,12 +87,6 @@ func (r *reading) process() {
 	}
 	c.Logging = *o.Logging.DeepCopy()
 	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
-	c.FeatureGates = maps.Clone(o.FeatureGates)
-	for _, name := range slices.Sorted(maps.Keys(c.FeatureGates)) {
-		if !gateName(name) {
-			r.wrong(FieldFeatureGates, name, "not the name of a feature gate")
-		}
-	}
 	c.ConfigSyncPeriod = r.positive(FieldConfigSyncPeriod, o.ConfigSyncPeriod.Duration, defaultConfigSyncPeriod)
 	c.OOMScoreAdj = int(valueOr(o.OOMScoreAdj, defaultOOMScoreAdj))
 	if c.OOMScoreAdj < -1000 || c.OOMScoreAdj > 1000 {
@@ -102,7 +95,7 @@ func (r *reading) process() {
 	c.BindAddressHardFail = o.BindAddressHardFail
 	c.EnableProfiling = o.EnableProfiling
 	c.ShowHiddenMetricsForVersion = o.ShowHiddenMetricsForVersion
-	if v := c.ShowHiddenMetricsForVersion; v != "" && v != previousMinor {
+	if v := c.ShowHiddenMetricsForVersion; v != "" && v != previousMinor && v != minorBefore {
 		r.wrong(FieldShowHiddenMetrics, v, "must be %s, the minor version before this one, or nothing", previousMinor)
 	}
 }

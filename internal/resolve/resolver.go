@@ -48,7 +48,7 @@ type entry struct {
 func New(s Settings) *Resolver {
 	t := newTally()
 	r := &Resolver{
-		Services:    &ServiceChangeTracker{newLedger[*service]()},
+		Services:    &ServiceChangeTracker{newLedger[*service](), s.IgnoreExternalIPs},
 		Endpoints:   &EndpointsChangeTracker{newLedger[*endpointSlice](), s.NodeName},
 		settings:    s,
 		entries:     map[types.NamespacedName]*entry{},
@@ -70,8 +70,8 @@ func New(s Settings) *Resolver {
 	return r
 }
 
-// Configure changes the settings, but for the node's name and the families. The
-// next Update puts them in force.
+// Configure changes the settings, but for the node's name, the families and
+// IgnoreExternalIPs. The next Update puts them in force.
 func (r *Resolver) Configure(s Settings) {
 	s.NodeName, s.Families = r.settings.NodeName, r.settings.Families
 	r.settings = s

@@ -110,14 +110,14 @@ func (dr draft) claims(yield func(claim, claimant)) {
 
 // readService returns the record of a Service, nil if it has none: it is
 // headless, only a DNS name, or another proxy's.
-func readService(name types.NamespacedName, obj *v1.Service) *service {
+func readService(name types.NamespacedName, obj *v1.Service, ignoreExternalIPs bool) *service {
 	spec := &obj.Spec
 	_, others := obj.Labels[otherProxyLabel]
 	headless := spec.ClusterIP == v1.ClusterIPNone || slices.Contains(spec.ClusterIPs, v1.ClusterIPNone)
 	if others || headless || spec.Type == v1.ServiceTypeExternalName {
 		return nil
 	}
-	r := serviceReader{obj: obj, report: report{object: object{kindService, name}}}
+	r := serviceReader{obj: obj, ignoreExternalIPs: ignoreExternalIPs, report: report{object: object{kindService, name}}}
 	s := &service{
 		name:     name,
 		created:  obj.CreationTimestamp.Unix(),
@@ -148,7 +148,8 @@ func externalScope(spec *v1.ServiceSpec) proxy.Scope {
 
 // serviceReader reads the parts of a Service and notes what is wrong.
 type serviceReader struct {
-	obj *v1.Service
+	obj               *v1.Service
+	ignoreExternalIPs bool
 	report
 }
 

@@ -80,6 +80,16 @@ func TestClusterIPs(t *testing.T) {
 	}
 }
 
+// TestIgnoredExternalIPs reads a Service whose external IPs do not count, as
+// kube-proxy with AllowServiceExternalIPs=false. One that is the load balancer's
+// too stays.
+func TestIgnoredExternalIPs(t *testing.T) {
+	r := New(Settings{IgnoreExternalIPs: true})
+	r.Services.Update(nil, serviceOf("ns/web", "10.96.0.1", externalIPs("192.0.2.1", "203.0.113.1", "nonsense"), loadBalancer("203.0.113.1")))
+	r.Update()
+	wantState(t, r, []string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 LoadBalancer=203.0.113.1:80" + plain}, nil)
+}
+
 func TestFrontends(t *testing.T) {
 	tests := []serviceTest{
 		{

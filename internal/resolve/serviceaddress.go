@@ -44,6 +44,9 @@ func (r *serviceReader) addresses() (v4, v6 []address) {
 		}
 		r.address(&out, in.IP, address{kind: proxy.LoadBalancer, index: i})
 	}
+	if r.ignoreExternalIPs {
+		return out[proxy.IPv4], out[proxy.IPv6]
+	}
 	for i, ip := range r.obj.Spec.ExternalIPs {
 		r.address(&out, ip, address{kind: proxy.ExternalIP, index: i})
 	}

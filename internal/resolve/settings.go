@@ -46,6 +46,8 @@ type Settings struct {
 	Interface     string         // for the interface modes: an exact name, or a prefix of one
 	MasqueradeAll bool
 
+	IgnoreExternalIPs bool // Services are not reached by spec.externalIPs; for New only
+
 	NodePortAddresses  NodePortAddresses
 	LocalhostNodePorts bool // IPv4 loopback addresses may take NodePorts
 

@@ -14,6 +14,7 @@ import (
 // Update last saw it.
 type ServiceChangeTracker struct {
 	ledger[*service]
+	ignoreExternalIPs bool
 }
 
 // Update notes an event: previous is nil for an addition, current for a
@@ -23,7 +24,7 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) bool {
 	switch {
 	case current != nil:
 		name := nameOf(&current.ObjectMeta)
-		return t.note(name, readService(name, current))
+		return t.note(name, readService(name, current, t.ignoreExternalIPs))
 	case previous != nil:
 		return t.note(nameOf(&previous.ObjectMeta), nil)
 	default:

@@ -1,0 +1,106 @@
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+func TestUnknownGates(t *testing.T) {
+	got := UnknownGates(map[string]bool{"Zeta": true, "AllAlpha": true, "ContextualLogging": false, "Alpha": false})
+	if diff := cmp.Diff([]string{"Alpha", "Zeta"}, got); diff != "" {
+		t.Errorf("gates mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// TestGatesOfKubeProxy checks some of each stage; test/cluster asks kube-proxy
+// for all of them.
+func TestGatesOfKubeProxy(t *testing.T) {
+	gates, err := NewGates(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := gates.GetAll()
+	if len(all) < 250 {
+		t.Errorf("%d gates, kube-proxy 1.37 has more", len(all))
+	}
+	for name, want := range map[featuregate.Feature]featuregate.FeatureSpec{
+		GateExternalIPs:                     {Default: true, PreRelease: featuregate.GA},
+		GateLocalhostNodePorts:              {Default: false, PreRelease: featuregate.Alpha},
+		GateFlagz:                           {Default: true, PreRelease: featuregate.Beta},
+		GateStatusz:                         {Default: true, PreRelease: featuregate.Beta},
+		"KubeProxyIPVS":                     {Default: true, PreRelease: featuregate.Deprecated},
+		"MultiCIDRServiceAllocator":         {Default: true, PreRelease: featuregate.GA, LockToDefault: true},
+		"NativeHistograms":                  {Default: true, PreRelease: featuregate.Beta}, // component-base's
+		"WatchListClient":                   {Default: true, PreRelease: featuregate.Beta}, // client-go's
+		"OpenAPIEnums":                      {Default: true, PreRelease: featuregate.Beta}, // apiserver's
+		"LoggingBetaOptions":                {Default: true, PreRelease: featuregate.Beta},
+		"AggregatedDiscoveryRemoveBetaType": {Default: true, PreRelease: featuregate.Deprecated, LockToDefault: true},
+		"DRAFractionalCapacityRange":        {Default: false, PreRelease: featuregate.Beta}, // true with a newer control plane
+		"AllowInsecureKubeletCertificateSigningRequests": {Default: false, PreRelease: featuregate.Deprecated},
+	} {
+		got, ok := all[name]
+		if got.Default != want.Default || got.PreRelease != want.PreRelease || got.LockToDefault != want.LockToDefault || !ok {
+			t.Errorf("%s is %+v, want %+v", name, got, want)
+		}
+	}
+}
+
+func TestGatesThatHaveAnEffect(t *testing.T) {
+	tests := []struct {
+		gates               string
+		external, localhost bool
+	}{
+		{"", true, false},
+		{"AllowServiceExternalIPs=false", false, false},
+		{"AllowServiceExternalIPs=true", true, false},
+		{"KubeProxyNFTablesLocalhostNodePorts=true", true, true},
+		{"AllAlpha=true,AllBeta=true", true, true},
+		{"AllAlpha=true,AllBeta=true,KubeProxyNFTablesLocalhostNodePorts=false", true, false},
+		{"AllBeta=false", true, false},
+		{"Nonsense=true", true, false},
+	}
+	for _, tt := range tests {
+		c, err := withGates(tt.gates).Configuration(NFTables)
+		if err != nil {
+			t.Fatal(err)
+		}
+		external, localhost := c.Gate(GateExternalIPs), c.Gate(GateLocalhostNodePorts)
+		if external != tt.external || localhost != tt.localhost {
+			t.Errorf("%s: external IPs %t, localhost %t", tt.gates, external, localhost)
+		}
+	}
+}
+
+func TestGatesThatCannotBeSet(t *testing.T) {
+	tests := []struct{ gates, want string }{
+		{
+			"MultiCIDRServiceAllocator=false",
+			`featureGates "MultiCIDRServiceAllocator=false": cannot set feature gate MultiCIDRServiceAllocator to false, feature is locked to true`,
+		},
+		{
+			"ClusterTrustBundle=false,ClusterTrustBundleProjection=true",
+			"ClusterTrustBundleProjection is enabled, but depends on features that are disabled: [ClusterTrustBundle]",
+		},
+		{"a b=true", `featureGates "a b": not the name of a feature gate`},
+	}
+	for _, tt := range tests {
+		_, err := withGates(tt.gates).Configuration(NFTables)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %s", tt.gates, err, tt.want)
+		}
+	}
+}
+
+func withGates(text string) Input {
+	in := Input{Object: v1alpha1.KubeProxyConfiguration{FeatureGates: map[string]bool{}}}
+	for item := range strings.SplitSeq(text, ",") {
+		if name, value, ok := strings.Cut(item, "="); ok {
+			in.Object.FeatureGates[name] = value == "true"
+		}
+	}
+	return in
+}
