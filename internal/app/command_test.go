@@ -117,12 +117,13 @@ func TestErrors(t *testing.T) {
 		{
 			"bad NodePort address",
 			[]string{"--manifests", dir, "--nodeport-addresses=192.0.2.1"},
-			`--nodeport-addresses "192.0.2.1": "192.0.2.1" is neither a CIDR like 192.0.2.0/24 nor the word "primary"`,
+			`--nodeport-addresses "192.0.2.1": "192.0.2.1" is neither a CIDR like 192.0.2.0/24 nor ` +
+				`one of the words primary, localhost and all`,
 		},
 		{
 			"primary and more",
-			[]string{"--manifests", dir, "--nodeport-addresses=primary,10.0.0.0/8"},
-			`--nodeport-addresses "primary,10.0.0.0/8": "primary" must stand alone`,
+			[]string{"--manifests", dir, "--nodeport-addresses=all,10.0.0.0/8,all"},
+			`--nodeport-addresses "all,10.0.0.0/8,all": "all" is there twice`,
 		},
 		{
 			"bad bind address",

@@ -175,8 +175,9 @@ func (o *Options) trafficFlags() flagGroup {
 		"`PREFIX` of the pods' interface names, for InterfaceNamePrefix")
 	g.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "hide the client's address in all traffic to ClusterIPs")
 	g.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil,
-		"open NodePorts on the node's addresses within these `CIDRS`, or by the word primary "+
-			"(the default of mode nftables) on those of its Node object, or by the word all on every one")
+		"open NodePorts on the node's addresses within these `CIDRS`, by the word primary (the default of mode "+
+			"nftables) on those of its Node object, by localhost on loopback addresses (mode iptables, IPv4), by all on "+
+			"every one; they can be combined")
 	return g.sets(map[string]config.Field{
 		"proxy-mode":                config.FieldMode,
 		"cluster-cidr":              config.FieldClusterCIDR,

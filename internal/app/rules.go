@@ -86,7 +86,7 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 		return s, fmt.Errorf("look for a Node in %s: %w", p.from.manifests, err)
 	}
 	if !known {
-		s.NodePortAddresses = resolve.NodePortAddresses{}
+		s.NodePortAddresses.Primary = false
 		klog.FromContext(ctx).Info("No Node object tells the node's addresses, NodePorts are open on every local address",
 			"node", p.node, "folder", p.from.manifests)
 	}

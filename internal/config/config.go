@@ -10,13 +10,12 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Primary is the word that stands for the node's own addresses where CIDRs
-// could be given.
-const Primary = "primary"
-
-// All is the word that stands for every local address where CIDRs could be
-// given.
-const All = "all"
+// The words that can stand where CIDRs of the node's addresses could be given.
+const (
+	Primary   = "primary"   // the node's own addresses
+	Localhost = "localhost" // loopback addresses
+	All       = "all"       // every local address
+)
 
 // None is the word that switches a server off where an address could be given.
 const None = "none"
@@ -71,19 +70,20 @@ type ClientConnection struct {
 // NodePortAddresses says which addresses of the node take NodePorts. The zero
 // value is all of them.
 type NodePortAddresses struct {
-	Primary bool // the node's own addresses
-	CIDRs   []netip.Prefix
+	Primary bool           // the node's own addresses
+	CIDRs   []netip.Prefix // and those within; a family without any, unless Primary: every local address of it
 }
 
 // String returns the addresses as a file names them.
 func (n NodePortAddresses) String() string {
+	ranges := strings.Trim(fmt.Sprint(n.CIDRs), "[]")
 	switch {
 	case n.Primary:
-		return Primary
+		return strings.TrimSpace(Primary + " " + ranges)
 	case len(n.CIDRs) == 0:
 		return All
 	default:
-		return strings.Trim(fmt.Sprint(n.CIDRs), "[]")
+		return ranges
 	}
 }
 

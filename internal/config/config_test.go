@@ -90,8 +90,8 @@ func TestValidate(t *testing.T) {
 			o.Mode, o.NFTables.MinSyncPeriod, o.NFTables.SyncPeriod = "nftables", period(time.Minute), period(time.Second)
 		}, []string{`nftables.minSyncPeriod "1m0s": must not be more than nftables.syncPeriod 1s`}},
 		{
-			"primary and more", func(o *v1alpha1.KubeProxyConfiguration) { o.NodePortAddresses = []string{"primary", "10.0.0.0/8"} },
-			[]string{`nodePortAddresses "primary,10.0.0.0/8": "primary" must stand alone`},
+			"a word twice", func(o *v1alpha1.KubeProxyConfiguration) { o.NodePortAddresses = []string{"primary", "all", "primary"} },
+			[]string{`nodePortAddresses "primary,all,primary": "primary" is there twice`},
 		},
 		{"addresses", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.BindAddress, o.HealthzBindAddress, o.MetricsBindAddress = "x", "[::1]:0", "10.0.0.1:65536"
@@ -205,9 +205,16 @@ func TestParseNodePortAddresses(t *testing.T) {
 		{in: []string{"primary"}, primary: true, want: "[]"},
 		{in: []string{"all"}, want: "[]"},
 		{in: []string{"192.0.2.5/24", "fd00::/8"}, want: "[192.0.2.0/24 fd00::/8]"},
-		{in: []string{"primary", "10.0.0.0/8"}, err: `nodePortAddresses "primary,10.0.0.0/8": "primary" must stand alone`},
+		{in: []string{"localhost"}, want: "[127.0.0.0/8 ::1/128]"},
+		{in: []string{"primary", "10.0.0.0/8"}, primary: true, want: "[10.0.0.0/8]"},
+		{in: []string{"10.0.0.0/8", "localhost", "primary"}, primary: true, want: "[10.0.0.0/8 127.0.0.0/8 ::1/128]"},
+		{in: []string{"all", "localhost"}, want: "[0.0.0.0/0 ::/0 127.0.0.0/8 ::1/128]"},
+		{in: []string{"10.0.0.0/8", "10.0.0.0/8"}, want: "[10.0.0.0/8 10.0.0.0/8]"},
+		{in: []string{"localhost", "localhost"}, err: `nodePortAddresses "localhost,localhost": "localhost" is there twice`},
+		{in: []string{"Primary"}, err: `nodePortAddresses "Primary": ` +
+			`"Primary" is neither a CIDR like 192.0.2.0/24 nor one of the words primary, localhost and all`},
 		{in: []string{"10.0.0.0/8", "x"}, err: `nodePortAddresses "10.0.0.0/8,x": ` +
-			`"x" is neither a CIDR like 192.0.2.0/24 nor the word "primary"`},
+			`"x" is neither a CIDR like 192.0.2.0/24 nor one of the words primary, localhost and all`},
 	}
 	for _, tt := range tests {
 		got, err := ParseNodePortAddresses(tt.in)

@@ -66,7 +66,7 @@ func (r *reading) effective() *v1alpha1.KubeProxyConfiguration {
 	o.MetricsBindAddress = serverString(c.MetricsBindAddress)
 	o.Mode = v1alpha1.ProxyMode(c.Mode)
 	o.DetectLocalMode = v1alpha1.LocalMode(c.DetectLocalMode)
-	if c.NodePortAddresses.Primary {
+	if len(o.NodePortAddresses) == 0 && c.NodePortAddresses.Primary {
 		o.NodePortAddresses = []string{Primary}
 	}
 	o.OOMScoreAdj = new(int32(c.OOMScoreAdj))

@@ -43,27 +43,38 @@ func ParseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// ParseNodePortAddresses reads a list of CIDRs, or the word "primary" or the
-// word "all" alone. An empty list is every local address.
+// ParseNodePortAddresses reads a list of CIDRs and of the words primary,
+// localhost and all, in any combination. An empty list is every local address.
 func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	given := strings.Join(list, ",")
-	for _, word := range []string{Primary, All} {
-		if !slices.Contains(list, word) {
+	var out NodePortAddresses
+	for i, item := range list {
+		var ranges []string
+		switch item {
+		case Primary:
+			out.Primary = true
+		case Localhost:
+			ranges = []string{"127.0.0.0/8", "::1/128"}
+		case All:
+			ranges = []string{"0.0.0.0/0", "::/0"}
+		default:
+			p, ok := parsePrefix(item)
+			if !ok {
+				return NodePortAddresses{}, wrong(FieldNodePortAddresses, given,
+					"%q is neither a CIDR like 192.0.2.0/24 nor one of the words %s, %s and %s", item, Primary, Localhost, All)
+			}
+			out.CIDRs = append(out.CIDRs, p)
 			continue
 		}
-		if len(list) > 1 {
-			return NodePortAddresses{}, wrong(FieldNodePortAddresses, given, "%q must stand alone", word)
+		if slices.Contains(list[:i], item) {
+			return NodePortAddresses{}, wrong(FieldNodePortAddresses, given, "%q is there twice", item)
 		}
-		return NodePortAddresses{Primary: word == Primary}, nil
+		for _, r := range ranges {
+			out.CIDRs = append(out.CIDRs, netip.MustParsePrefix(r))
+		}
 	}
-	var out NodePortAddresses
-	for _, item := range list {
-		p, ok := parsePrefix(item)
-		if !ok {
-			return NodePortAddresses{}, wrong(FieldNodePortAddresses, given,
-				"%q is neither a CIDR like 192.0.2.0/24 nor the word %q", item, Primary)
-		}
-		out.CIDRs = append(out.CIDRs, p)
+	if len(list) == 1 && list[0] == All {
+		return NodePortAddresses{}, nil
 	}
 	return out, nil
 }

@@ -137,21 +137,19 @@ func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
 	r := report{object: clusterObject(kindConfiguration, "")}
 	var out []netip.Prefix
 	if s.NodePortAddresses.Primary && len(ips) == 0 {
-		r.add("nodePortAddresses", "no Node %s with an address is known: NodePorts are closed", s.NodeName)
+		r.add("nodePortAddresses", "no Node %s with an address is known: NodePorts are closed on its own addresses", s.NodeName)
 	}
 	for _, f := range proxy.Families {
 		ip, cidrs := ipOf(ips, f), proxy.PrefixesOf(s.NodePortAddresses.CIDRs, f)
-		switch {
-		case s.NodePortAddresses.Primary && ip.IsValid():
+		if s.NodePortAddresses.Primary && ip.IsValid() {
 			out = append(out, netip.PrefixFrom(ip, f.Bits()))
-		case s.NodePortAddresses.Primary:
-			// Opening all addresses of a family because the node has none of
-			// its own would be the opposite of what was asked for.
-		case len(cidrs) == 0:
-			out = append(out, netip.PrefixFrom(f.Unspecified(), 0))
-		default:
-			out = append(out, cidrs...)
 		}
+		// Opening all addresses of a family because the node has none of its
+		// own would be the opposite of what primary asks for.
+		if len(cidrs) == 0 && !s.NodePortAddresses.Primary {
+			out = append(out, netip.PrefixFrom(f.Unspecified(), 0))
+		}
+		out = append(out, cidrs...)
 	}
 	out = slices.DeleteFunc(s.served(out), func(p netip.Prefix) bool {
 		if !loopbackOnly(p) || s.LocalhostNodePorts && p.Addr().Is4() {

@@ -85,6 +85,19 @@ func TestNodePorts(t *testing.T) {
 		{"primary of one family", NodePortAddresses{Primary: true}, []string{"192.168.0.1"}, []string{"192.168.0.1/32"}, 0},
 		{"primary, not known yet", NodePortAddresses{Primary: true}, nil, nil, 1},
 		{
+			"primary and ranges", NodePortAddresses{Primary: true, CIDRs: prefixes("10.0.0.0/8")}, []string{"192.168.0.1"},
+			[]string{"10.0.0.0/8", "192.168.0.1/32"}, 0, // the node has no IPv6 address, so none is open
+		},
+		{
+			"primary and localhost", NodePortAddresses{Primary: true, CIDRs: prefixes("127.0.0.0/8", "::1/128")},
+			[]string{"192.168.0.1", "2001:db8::1"}, []string{"192.168.0.1/32", "2001:db8::1/128"}, 2,
+		},
+		{
+			"primary and all", NodePortAddresses{Primary: true, CIDRs: prefixes("0.0.0.0/0", "::/0")}, []string{"192.168.0.1"},
+			[]string{"0.0.0.0/0", "::/0"}, 0,
+		},
+		{"localhost", NodePortAddresses{CIDRs: prefixes("127.0.0.0/8", "::1/128")}, nil, nil, 2},
+		{
 			"ranges",
 			NodePortAddresses{CIDRs: prefixes("192.168.0.0/16", "192.168.1.0/24", "2001:db8::/64")},
 			nil,
@@ -108,6 +121,23 @@ func TestNodePorts(t *testing.T) {
 				t.Errorf("problems %v; want %d", got, tt.problems)
 			}
 		})
+	}
+}
+
+// TestNodePortsOnLocalhost opens NodePorts on loopback addresses only, as mode
+// iptables can: those of IPv4.
+func TestNodePortsOnLocalhost(t *testing.T) {
+	r := New(Settings{
+		NodeName: testNode, LocalhostNodePorts: true,
+		NodePortAddresses: NodePortAddresses{CIDRs: prefixes("127.0.0.0/8", "::1/128")},
+	})
+	r.UpdateNode(nodeOf("", "192.168.0.1"))
+	r.Update()
+	n := r.State().Node
+	for addr, want := range map[string]bool{"127.0.0.1": true, "192.168.0.1": false, "::1": false, "2001:db8::1": false} {
+		if n.TakesNodePorts(netip.MustParseAddr(addr)) != want {
+			t.Errorf("%s takes NodePorts: %t", addr, !want)
+		}
 	}
 }
 

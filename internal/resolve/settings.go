@@ -59,8 +59,8 @@ type Settings struct {
 // NodePortAddresses selects the node addresses that take NodePorts. The zero
 // value is every local address.
 type NodePortAddresses struct {
-	Primary bool           // only the node's own primary IPs
-	CIDRs   []netip.Prefix // else addresses within; a family without any CIDR: every local address of it
+	Primary bool           // the node's own primary IPs
+	CIDRs   []netip.Prefix // and addresses within; a family without any, unless Primary: every local address of it
 }
 
 // serves reports whether a family gets rows.
