@@ -175,6 +175,7 @@ func (e *Engine) work(ctx context.Context, w work) error {
 	e.ledger.add(w.next, w.full, w.start)
 	defer e.setAlarm()
 	if !w.full && e.ledger.pending.Empty() {
+		e.settle(ctx, w, nil) // a refused row may be wanted no more
 		e.succeeded()
 		return nil
 	}
@@ -274,6 +275,7 @@ func (e *Engine) settle(ctx context.Context, w work, refused map[proxy.PortKey]e
 		told, news = e.ledger.applied(refused)
 	}
 	reportRefusals(ctx, news)
+	e.tellRefusals(ctx, news)
 	return told
 }
 

@@ -34,6 +34,7 @@ type refusal struct {
 type news struct {
 	key    proxy.PortKey
 	reason string // empty: it is refused no more
+	gone   bool   // since nobody wants it any more
 }
 
 func newLedger() *ledger {
@@ -165,11 +166,15 @@ func (l *ledger) settle(told *proxy.Delta, kept map[proxy.PortKey]change, refuse
 	}
 	for _, u := range told.Upserts {
 		if l.refusals[u.New.Key] != nil {
+			delete(l.refusals, u.New.Key)
 			out = append(out, news{key: u.New.Key})
 		}
 	}
 	maps.DeleteFunc(l.refusals, func(k proxy.PortKey, _ *refusal) bool {
 		_, parked := l.parked[k]
+		if !parked {
+			out = append(out, news{key: k, gone: true})
+		}
 		return !parked
 	})
 	return out

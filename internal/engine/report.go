@@ -44,6 +44,9 @@ func reportRefusals(ctx context.Context, all []news) {
 	logger := klog.FromContext(ctx)
 	slices.SortFunc(all, func(a, b news) int { return proxy.ComparePortKeys(a.key, b.key) })
 	for _, n := range all {
+		if n.gone {
+			continue // what removed it is reported
+		}
 		if n.reason == "" {
 			logger.Info("Service port is refused no more", "servicePort", n.key)
 		} else {
