@@ -85,6 +85,7 @@ var table = []rule{
 	{"internal/engine", []string{"internal/proxy", "internal/resolve", "internal/source", "internal/runner"}, []string{"k8s.io/api/", "k8s.io/klog/", "github.com/go-logr/"}},
 	{"internal/metrics", []string{"internal/proxy", "internal/config"}, []string{"k8s.io/api/", "k8s.io/component-base/"}},
 	{"internal/health", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/component-base/", "k8s.io/klog/", "github.com/go-logr/"}},
+	{"internal/zpages", []string{}, []string{"github.com/munnerz/goautoneg", "sigs.k8s.io/yaml"}},
 	{"internal/conntrack", []string{"internal/proxy", "internal/kernel/ct"}, []string{"k8s.io/klog/"}},
 	{"internal/platform", []string{"internal/kernel/sysctl"}, []string{}},
 	{"internal/conformance/lab", []string{"internal/proxy"}, []string{"github.com/vishvananda/", "golang.org/x/sys/"}},
