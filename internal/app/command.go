@@ -30,17 +30,20 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           name,
 		Short:         "Forward Kubernetes Services to their endpoints on this node",
-		Version:       Version(),
 		Args:          noArguments,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), s) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.version.print(cmd.OutOrStdout(), name) {
+				return nil
+			}
+			return o.run(cmd.Context(), s)
+		},
 	}
 	cmd.SetGlobalNormalizationFunc(hyphens)
 	for _, g := range o.groups {
 		cmd.Flags().AddFlagSet(g.FlagSet)
 	}
-	cmd.SetVersionTemplate(versionLine(name))
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, name)
 	})
@@ -113,7 +116,7 @@ func (o *Options) run(ctx context.Context, s steps) error {
 
 // plan says what to serve and as whom. Whoever does not serve needs neither.
 func (o *Options) plan(c config.Configuration) (plan, error) {
-	p := plan{config: c}
+	p := plan{config: c, version: o.version.reported(), flags: o.all()}
 	if o.WriteConfigTo != "" || o.Cleanup || o.InitOnly {
 		return p, nil
 	}

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -25,9 +26,12 @@ const (
 	reasonMetricsPort    = "FailedToStartMetricServer"
 	reasonServiceHealth  = "FailedToStartServiceHealthcheck"
 	reasonPlatform       = "FailedToSetSysctl"
+	reasonRefused        = "ServicePortRefused"
+	reasonAccepted       = "ServicePortAccepted"
 	actionStart          = "StartKubeProxy"
 	actionListen         = "Listen"
 	actionTune           = "Tune"
+	actionSync           = "Sync"
 	eventNamespaceOfNode = "" // Nodes have none
 )
 
@@ -70,7 +74,7 @@ func (r *recorder) normal(reason, action string) {
 // warn reports that something about the node did not.
 func (r *recorder) warn(reason, action, format string, args ...any) {
 	if r.events != nil {
-		r.events.Eventf(r.node, nil, v1.EventTypeWarning, reason, action, "%s", fmt.Sprintf(format, args...))
+		r.tell(r.node, v1.EventTypeWarning, reason, action, fmt.Sprintf(format, args...))
 	}
 }
 
@@ -94,10 +98,35 @@ func (r *recorder) last(ctx context.Context, reason, action, note string) {
 	}
 }
 
+// maxNote is what an event can say, in bytes.
+const maxNote = 1024
+
 // warnService reports what did not work for a Service.
 func (r *recorder) warnService(namespace, name, reason, action, note string) {
-	if r.events != nil {
-		service := &v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: namespace, Name: name}
-		r.events.Eventf(service, nil, v1.EventTypeWarning, reason, action, "%s", note)
+	r.tell(serviceReference(namespace, name), v1.EventTypeWarning, reason, action, note)
+}
+
+// refusal reports what the kernel does not take, or takes again.
+func (r *recorder) refusal(e refusalEvent) {
+	about, note, reason := r.node, e.note, reasonRefused
+	if e.service.Name != "" {
+		about = serviceReference(e.service.Namespace, e.service.Name)
+		note = fmt.Sprintf("node %s does not serve %s", r.node.Name, e.note)
 	}
+	if e.kind == v1.EventTypeNormal {
+		reason = reasonAccepted
+		note = cmp.Or(e.note, fmt.Sprintf("node %s serves all ports again", r.node.Name))
+	}
+	r.tell(about, e.kind, reason, actionSync, note)
+}
+
+// tell sends an event, cut to what one can hold.
+func (r *recorder) tell(about *v1.ObjectReference, kind, reason, action, note string) {
+	if r.events != nil {
+		r.events.Eventf(about, nil, kind, reason, action, "%s", note[:min(len(note), maxNote)])
+	}
+}
+
+func serviceReference(namespace, name string) *v1.ObjectReference {
+	return &v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: namespace, Name: name}
 }

@@ -88,6 +88,13 @@ func (o *Options) values(do func(name, value string)) {
 	}
 }
 
+// all returns every flag and its value.
+func (o *Options) all() map[string]string {
+	out := map[string]string{}
+	o.values(func(name, value string) { out[name] = value })
+	return out
+}
+
 // valueOf returns a flag's value. Variables hold only what was given.
 func valueOf(f *pflag.Flag) string {
 	if !f.Changed {
@@ -218,7 +225,8 @@ func (o *Options) otherFlags() flagGroup {
 	g := group("Other")
 	g.BoolVar(&o.Cleanup, "cleanup", false, "remove all rules that a service proxy may have left in the kernel, then exit")
 	g.BoolVar(&o.InitOnly, "init-only", false, "do what needs the most privileges, without an API server, then exit")
-	g.Bool("version", false, "print the version, then exit")
+	g.VarPF(&o.version, "version", "", "print the version, or with raw all that is known of the build, then exit; "+
+		"with one like v1.2.3-more go by that").NoOptDefVal = "true"
 	g.BoolP("help", "h", false, "print this text, then exit")
 	// Command lines have these for a library that kube-proxy once had.
 	g.String("boot-id-file", "/proc/sys/kernel/random/boot_id", "accepted and not used")

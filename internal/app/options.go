@@ -33,7 +33,8 @@ type Options struct {
 	HealthzPort int32
 	MetricsPort int32
 
-	groups []flagGroup
+	groups  []flagGroup
+	version versionFlag
 }
 
 // NewOptions returns the options of a command line without flags.

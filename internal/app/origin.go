@@ -46,7 +46,7 @@ func (o *Options) apiServer(c config.ClientConnection) (origin, error) {
 	if err != nil {
 		return origin{}, err
 	}
-	cfg.UserAgent = "sluice/" + Version()
+	cfg.UserAgent = "sluice/" + o.version.reported()
 	cfg.ContentType = c.ContentType
 	cfg.AcceptContentTypes = cmp.Or(c.AcceptContentTypes, cfg.ContentType+",application/json")
 	cfg.QPS, cfg.Burst = c.QPS, c.Burst

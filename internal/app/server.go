@@ -41,9 +41,11 @@ func patience(c config.Configuration) time.Duration {
 
 // plan is all that a ProxyServer must know, checked.
 type plan struct {
-	config config.Configuration
-	node   string
-	from   origin
+	config  config.Configuration
+	node    string
+	from    origin
+	version string            // to go by
+	flags   map[string]string // of the command line, with their values
 	// follow returns who follows the configuration file; nil: there is none.
 	follow func(running config.Configuration, apply func(context.Context, Reload)) *ConfigWatcher
 }
@@ -63,6 +65,7 @@ type ProxyServer struct {
 	checks    *health.ServiceChecks
 	takeover  *takeover
 	thrift    *thrift
+	refusals  *refusals
 	metrics   *metrics.Metrics
 	configz   configz
 
@@ -73,7 +76,7 @@ type ProxyServer struct {
 // NewProxyServer asks the kernel what it can do and opens the dataplane. The
 // kernel's rules stay as they are before Run.
 func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
-	klog.FromContext(ctx).Info("Starting", "version", Version(), "mode", p.config.Mode, "source", p.from.String(), "node", p.node)
+	klog.FromContext(ctx).Info("Starting", "version", p.version, "mode", p.config.Mode, "source", p.from.String(), "node", p.node)
 	mode, err := dataplane.Of(p.config.Mode)
 	if err != nil {
 		return nil, err
@@ -116,6 +119,9 @@ func (s *ProxyServer) join(rules resolve.Settings) error {
 		return err
 	}
 	s.metrics = m
+	if err := registerBuild(registry, build()); err != nil {
+		return err
+	}
 	s.health = health.NewProxyHealth(health.Settings{Families: s.families, Timeout: patience(c), Counter: m})
 	if s.plan.from.manifests != "" {
 		s.health.SyncNode(&v1.Node{}) // a folder may have none, and is no cluster that drains nodes
@@ -128,13 +134,14 @@ func (s *ProxyServer) join(rules resolve.Settings) error {
 		Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
 	})
 	s.thrift = newThrift()
+	s.refusals = newRefusals(s.families, m.Refused, func(e refusalEvent) { s.events.refusal(e) })
 	watchdog := metrics.NewWatchdog(m)
 	s.engine = engine.New(engine.Settings{
 		Dataplane:     s.dataplane,
 		Resolver:      resolve.New(rules),
 		MinSyncPeriod: c.MinSyncPeriod,
 		SyncPeriod:    max(c.SyncPeriod, fullSyncPeriod),
-		Observers:     []engine.Observer{s.conntrack, s.checks, metrics.NewObserver(m), s.takeover, s.thrift},
+		Observers:     []engine.Observer{s.conntrack, s.checks, metrics.NewObserver(m), s.takeover, s.thrift, s.refusals},
 		Pulses:        []engine.Pulse{watchdog, s.health, failures{m, s.families}},
 		Register:      watchdog,
 	})
@@ -143,7 +150,7 @@ func (s *ProxyServer) join(rules resolve.Settings) error {
 		Name: "health", Handler: s.health.Handler(), Address: c.HealthzBindAddress, HardFail: c.BindAddressHardFail,
 	})
 	s.metricsServer = health.NewServer(health.ServerSettings{
-		Name: "metrics", Handler: metricsHandler(c, registry, &s.configz), Address: c.MetricsBindAddress,
+		Name: "metrics", Handler: s.metricsHandler(registry), Address: c.MetricsBindAddress,
 		HardFail: c.BindAddressHardFail,
 	})
 	return nil
@@ -197,6 +204,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 			return s.plan.from.open(s.plan.node).Run(ctx, handlers{s.engine, s.health})
 		}},
 		{"sync", s.engine.SyncLoop},
+		{"report refused Services", s.refusals.Run},
 		{"reconcile connections", s.conntrack.Run},
 		{"take over from kube-proxy", s.takeover.Run},
 		{"answer health checks of Services", s.checks.Run},

@@ -3,9 +3,11 @@ package app
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	k8smetrics "k8s.io/component-base/metrics"
 
 	"sluice/internal/dataplane"
 	"sluice/internal/proxy"
@@ -98,6 +101,73 @@ func TestDescribeBuild(t *testing.T) {
 	for _, tt := range tests {
 		if got := describe(tt.build); got != tt.want {
 			t.Errorf("describe(%v) = %q, want %q", tt.build, got, tt.want)
+		}
+	}
+}
+
+// TestBuildIsTold wants all that compiler and linker know in the metric.
+func TestBuildIsTold(t *testing.T) {
+	known := &debug.BuildInfo{
+		Main: debug.Module{Version: "v1.22.3+dirty"},
+		Settings: []debug.BuildSetting{
+			{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"},
+			{Key: "vcs.modified", Value: "true"},
+		},
+	}
+	r := k8smetrics.NewKubeRegistry()
+	if err := registerBuild(r, info(known)); err != nil {
+		t.Fatal(err)
+	}
+	families, err := r.Gather()
+	if err != nil || len(families) != 1 || families[0].GetName() != "kubernetes_build_info" {
+		t.Fatalf("metrics %v, error %v", families, err)
+	}
+	got := map[string]string{}
+	for _, l := range families[0].Metric[0].Label {
+		got[l.GetName()] = l.GetValue()
+	}
+	want := map[string]string{
+		"major": "1", "minor": "22", "git_version": "v1.22.3+dirty", "git_commit": "0123456789abcdef", "git_tree_state": "dirty",
+		"build_date": "2026-01-02T03:04:05Z", "go_version": runtime.Version(), "compiler": "gc", "platform": runtime.GOOS + "/" + runtime.GOARCH,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("labels mismatch (-want +got):\n%s", diff)
+	}
+}
+
+func TestVersionFlag(t *testing.T) {
+	tests := []struct{ arg, said, err string }{
+		{"--version", "true", ""},
+		{"--version=raw", "raw", ""},
+		{"--version=false", "false", ""},
+		{"--version=v0.0.0-mine.1", "v0.0.0-mine.1", ""},
+		{"--version=v9.9.9", "", "v9.9.9 is another release than this one, v0.0.0; only what follows can differ"},
+		{"--version=vanilla", "", `could not parse`},
+		{"--version=maybe", "", "invalid syntax"},
+	}
+	for _, tt := range tests {
+		o := NewOptions()
+		err := newCommand("sluice", o, steps{}).ParseFlags([]string{tt.arg})
+		if !strings.Contains(errorText(err), tt.err) || (err == nil) != (tt.err == "") || err == nil && o.version.String() != tt.said {
+			t.Errorf("%s: %q, error %v", tt.arg, o.version.String(), err)
+		}
+	}
+	if o := parse(t, "--version=v0.0.0-mine.1"); o.version.reported() != "v0.0.0-mine.1" || o.version.print(nil, "") {
+		t.Error("the version to go by is not reported")
+	}
+	if out, err := execute(t, "--version=raw"); err != nil || !strings.HasPrefix(out, `version.Info{Major:"`) || !strings.Contains(out, runtime.Version()) {
+		t.Errorf("--version=raw printed %q, error %v", out, err)
+	}
+}
+
+// TestZPages serves what the gates allow.
+func TestZPages(t *testing.T) {
+	for gates, want := range map[string][]string{
+		"": {"/flagz", "/statusz"}, "ComponentFlagz=false": {"/statusz"}, "ComponentStatusz=false": {"/flagz"}, "AllBeta=false": nil,
+	} {
+		s := &ProxyServer{plan: plan{config: configuration(t, "--feature-gates="+gates)}, refusals: newRefusals(nil, nil, nil)}
+		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(s.zpages()))); diff != "" {
+			t.Errorf("%s: pages mismatch (-want +got):\n%s", gates, diff)
 		}
 	}
 }

@@ -3,21 +3,60 @@ package app
 import (
 	"cmp"
 	"fmt"
+	"io"
+	"regexp"
 	"runtime"
 	"runtime/debug"
+	"strconv"
+	"strings"
+
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	apiversion "k8s.io/apimachinery/pkg/version"
 )
 
-// version is the release. Nothing but the linker sets it:
+// The release and what it was built from. Nothing but the linker sets them:
 // -ldflags "-X sluice/internal/app.version=v1.2.3".
-var version string
+var version, commit, date string
+
+// core is what a release is named by, at the beginning of a version.
+var core = regexp.MustCompile(`^v(\d+)\.(\d+)\.\d+`)
 
 // Version returns the release, or what the build knows of its origin.
-func Version() string {
-	build, ok := debug.ReadBuildInfo()
+func Version() string { return build().GitVersion }
+
+// build returns what is known of this program.
+func build() apiversion.Info {
+	known, ok := debug.ReadBuildInfo()
 	if !ok {
-		return cmp.Or(version, "unknown")
+		known = &debug.BuildInfo{}
 	}
-	return cmp.Or(version, describe(build))
+	return info(known)
+}
+
+// info returns what the linker, or else the compiler, has noted.
+func info(known *debug.BuildInfo) apiversion.Info {
+	noted := map[string]string{}
+	for _, s := range known.Settings {
+		noted[s.Key] = s.Value
+	}
+	i := apiversion.Info{
+		GitVersion: cmp.Or(version, describe(known)),
+		GitCommit:  cmp.Or(commit, noted["vcs.revision"]),
+		BuildDate:  cmp.Or(date, noted["vcs.time"]),
+		GoVersion:  runtime.Version(),
+		Compiler:   runtime.Compiler,
+		Platform:   runtime.GOOS + "/" + runtime.GOARCH,
+	}
+	switch {
+	case strings.HasSuffix(i.GitVersion, "dirty"):
+		i.GitTreeState = "dirty"
+	case i.GitCommit != "":
+		i.GitTreeState = "clean"
+	}
+	if m := core.FindStringSubmatch(i.GitVersion); m != nil {
+		i.Major, i.Minor = m[1], m[2]
+	}
+	return i
 }
 
 // describe names a build that is no release: by its commit if that is known.
@@ -43,6 +82,55 @@ func describe(build *debug.BuildInfo) string {
 	}
 }
 
-func versionLine(name string) string {
-	return fmt.Sprintf("%s %s %s %s/%s\n", name, Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+// versionFlag is the flag --version: true and raw print the version, and one
+// like v1.2.3-more is the version to go by.
+type versionFlag struct{ said string }
+
+// String returns what was said.
+func (v *versionFlag) String() string { return cmp.Or(v.said, "false") }
+
+// Type returns the kind of value.
+func (*versionFlag) Type() string { return "version" }
+
+// Set reads what to print, or what to go by.
+func (v *versionFlag) Set(s string) error {
+	if s == "raw" {
+		v.said = s
+		return nil
+	}
+	if !strings.HasPrefix(s, "v") {
+		on, err := strconv.ParseBool(s)
+		v.said = strconv.FormatBool(on)
+		return err
+	}
+	if _, err := utilversion.ParseSemantic(s); err != nil {
+		return err
+	}
+	own := cmp.Or(core.FindString(Version()), "v0.0.0")
+	if said := core.FindString(s); said != own {
+		return fmt.Errorf("%s is another release than this one, %s; only what follows can differ", said, own)
+	}
+	v.said = s
+	return nil
+}
+
+// reported returns the version to go by.
+func (v *versionFlag) reported() string {
+	if strings.HasPrefix(v.said, "v") {
+		return v.said
+	}
+	return Version()
+}
+
+// print prints the version and reports whether it was asked for.
+func (v *versionFlag) print(out io.Writer, name string) bool {
+	switch v.said {
+	case "raw":
+		_, _ = fmt.Fprintf(out, "%#v\n", build())
+	case "true":
+		_, _ = fmt.Fprintf(out, "%s %s %s %s/%s\n", name, Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	default:
+		return false
+	}
+	return true
 }

@@ -36,12 +36,12 @@ var everywhere = []exposed{
 	{"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "GAUGE", "ip_family", ""},
 	{"kubeproxy_sync_proxy_rules_last_timestamp_seconds", "GAUGE", "ip_family", ""},
 	{"kubeproxy_sync_proxy_rules_no_local_endpoints_total", "GAUGE", "ip_family traffic_policy", ""},
+	{"kubeproxy_sync_proxy_rules_refused_service_ports", "GAUGE", "ip_family", ""},
 	{"kubeproxy_sync_proxy_rules_service_changes_pending", "GAUGE", "", ""},
 	{"kubeproxy_sync_proxy_rules_service_changes_total", "COUNTER", "", ""},
 }
 
 var nftablesOnly = []exposed{
-	{"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "COUNTER", "ip_family", ""},
 	{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "COUNTER", "ip_family", ""},
 }
 
@@ -94,7 +94,7 @@ func touch(m *Metrics) {
 		m.NetworkProgramming(f, time.Now())
 		m.ConntrackReconciled(f, time.Second, 2)
 		m.NftablesSyncFailure(f)
-		m.NftablesCleanupFailure(f)
+		m.Refused(f, 1)
 		m.IPTablesRestoreFailure(f)
 		m.IPTablesPartialRestoreFailure(f)
 		for _, p := range Policies {

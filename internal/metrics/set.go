@@ -36,7 +36,7 @@ type set struct {
 	iptRestoreFailures          *k8s.CounterVec
 	iptPartialFailures          *k8s.CounterVec
 	nftSyncFailures             *k8s.CounterVec
-	nftCleanupFailures          *k8s.CounterVec
+	refused                     *k8s.GaugeVec
 }
 
 func newSet() set {
@@ -64,7 +64,7 @@ func newSet() set {
 		iptRestoreFailures: counters("sync_proxy_rules_iptables_restore_failures_total", "Restores of iptables that failed", byFamily),
 		iptPartialFailures: counters("sync_proxy_rules_iptables_partial_restore_failures_total", "Partial syncs of iptables that failed", byFamily),
 		nftSyncFailures:    counters("sync_proxy_rules_nftables_sync_failures_total", "Transactions of nftables that failed", byFamily),
-		nftCleanupFailures: counters("sync_proxy_rules_nftables_cleanup_failures_total", "Deletions of stale nftables chains that failed", byFamily),
+		refused:            gauges("sync_proxy_rules_refused_service_ports", "Service ports that the kernel refuses and that were set aside", byFamily),
 	}
 }
 
@@ -73,11 +73,11 @@ func (s *set) of(m config.ProxyMode) []k8s.Registerable {
 	all := []k8s.Registerable{
 		s.sync, s.syncFull, s.syncPartial, s.syncLast, s.syncQueued, s.programming,
 		s.endpointsPending, s.endpointChanges, s.servicesPending, s.serviceChanges, s.noLocalEndpoints,
-		s.healthz, s.livez, s.conntrack, s.conntrackDeleted,
+		s.healthz, s.livez, s.conntrack, s.conntrackDeleted, s.refused,
 	}
 	switch m {
 	case config.NFTables, config.EBPF: // eBPF has nftables beneath
-		return append(all, s.nftSyncFailures, s.nftCleanupFailures)
+		return append(all, s.nftSyncFailures)
 	case config.IPTables:
 		return append(all, s.iptRules, s.iptWritten, s.iptRestoreFailures, s.iptPartialFailures)
 	case config.IPVS:

@@ -53,6 +53,8 @@ func TestServers(t *testing.T) {
 	for path, want := range map[string]string{
 		"/metrics":   `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`,
 		"/proxyMode": "nftables",
+		"/flagz":     "\nhostname-override=test-node\n",
+		"/statusz":   "\nEmulation version: 1.37\n",
 		"/healthz":   "ok",
 		"/configz":   `"kubeproxy.config.k8s.io"`,
 	} {

@@ -1,0 +1,131 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"sluice/internal/engine"
+	"sluice/internal/proxy"
+)
+
+// complaints is a refusals under test, and what came of it.
+type complaints struct {
+	*refusals
+	t      *testing.T
+	mu     sync.Mutex
+	events []string
+	gauges [len(proxy.Families)]int
+}
+
+// complain plays a test in fake time.
+func complain(t *testing.T, play func(*complaints)) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &complaints{t: t}
+		c.refusals = newRefusals(proxy.Families[:], func(f proxy.Family, n int) { c.gauges[f] = n }, func(e refusalEvent) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.events = append(c.events, fmt.Sprintf("%s %s %s", e.kind, e.service.Name, e.note))
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- c.Run(ctx) }()
+		play(c)
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func portKey(service, port string, f proxy.Family) proxy.PortKey {
+	return proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: service, Port: port, Protocol: proxy.TCP}, Family: f}
+}
+
+func (c *complaints) say(service, port string, f proxy.Family, reason string) {
+	c.Refused(c.t.Context(), []engine.Refusal{{Key: portKey(service, port, f), Reason: reason}})
+}
+
+// want checks all events since the last call, after a while.
+func (c *complaints) want(want ...string) {
+	c.t.Helper()
+	time.Sleep(time.Minute)
+	synctest.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Equal(c.events, want) {
+		c.t.Errorf("events %q, want %q", c.events, want)
+	}
+	c.events = nil
+}
+
+func TestRefusalEvents(t *testing.T) {
+	complain(t, func(c *complaints) {
+		t := c.t
+		c.say("web", "http", proxy.IPv4, "file exists")
+		c.say("web", "http", proxy.IPv6, "file exists")
+		if c.gauges != [...]int{1, 1} {
+			t.Errorf("gauges %v", c.gauges)
+		}
+		c.want("Warning web http/TCP/IPv4: file exists; http/TCP/IPv6: file exists") // one for all its ports
+		c.say("web", "http", proxy.IPv6, "file exists")
+		c.want() // nothing new
+		c.say("web", "http", proxy.IPv6, "")
+		c.say("web", "http", proxy.IPv6, "file exists")
+		c.want() // nothing that lasts
+		c.say("web", "http", proxy.IPv4, "")
+		c.want("Warning web http/TCP/IPv6: file exists")
+		c.say("web", "http", proxy.IPv6, "")
+		c.want("Normal web ")
+		c.say("web", "http", proxy.IPv6, "")
+		c.want()
+		if c.gauges != [...]int{0, 0} {
+			t.Errorf("gauges %v", c.gauges)
+		}
+	})
+}
+
+// TestRefusalsInMasses lets 10,000 Services flap for an hour: what is sent
+// stays small, what is counted and listed stays true.
+func TestRefusalsInMasses(t *testing.T) {
+	const services = 10000
+	complain(t, func(c *complaints) {
+		t := c.t
+		all := func(reason string) {
+			changes := make([]engine.Refusal, services)
+			for i := range changes {
+				changes[i] = engine.Refusal{Key: portKey(fmt.Sprintf("s%05d", i), "p", proxy.IPv4), Reason: reason}
+			}
+			c.Refused(t.Context(), changes)
+		}
+		for range 30 {
+			all("set is full")
+			if some, n := c.list(); len(some) != refusalsListed || n != services || some[0].ServicePort != "ns/s00000:p/TCP/IPv4" {
+				t.Fatalf("%d of %d listed", len(some), n)
+			}
+			time.Sleep(time.Minute)
+			all("")
+			if some, n := c.list(); len(some) != 0 || n != 0 {
+				t.Fatalf("%d of %d listed", len(some), n)
+			}
+			time.Sleep(time.Minute)
+		}
+		synctest.Wait()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if n := len(c.events); n == 0 || n > refusalBurst+60 {
+			t.Errorf("%d events in an hour", n)
+		}
+		if !strings.Contains(c.events[0], "10000 service ports are refused after changes of 10000 Services") {
+			t.Errorf("the first event is %q", c.events[0])
+		}
+		if c.gauges[proxy.IPv4] != 0 {
+			t.Errorf("gauge %d", c.gauges[proxy.IPv4])
+		}
+	})
+}
