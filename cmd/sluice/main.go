@@ -17,17 +17,29 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
-	os.Exit(run(ctx, os.Args, os.Stderr))
+	os.Exit(run(ctx, os.Args, os.Stderr, again))
 }
 
+// again makes this process one that has just started, with the same command
+// line: whoever watches over it need not start another. It returns only on an
+// error.
+func again() error { return syscall.Exec("/proc/self/exe", os.Args, os.Environ()) }
+
 // run returns the exit code. The first argument is the name that the program
-// was called by.
-func run(ctx context.Context, args []string, stderr io.Writer) int {
+// was called by. It calls again when a new daemon is to take its place.
+func run(ctx context.Context, args []string, stderr io.Writer, again func() error) int {
 	cmd := app.NewProxyCommand(args[0])
 	cmd.SetArgs(args[1:])
 	err := cmd.ExecuteContext(ctx)
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return 0 // told to stop, even if it had hardly begun
+	}
+	if restart, ok := errors.AsType[*app.RestartError](err); ok {
+		if ctx.Err() != nil {
+			return 0
+		}
+		fmt.Fprintln(stderr, "Restarting:", restart)
+		err = fmt.Errorf("restart: %w", again())
 	}
 	fmt.Fprintln(stderr, "Error:", err)
 	return 1

@@ -33,7 +33,7 @@ func TestExitCodes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var stderr bytes.Buffer
-			if code := run(t.Context(), append([]string{"sluice"}, tt.args...), &stderr); code != tt.code || stderr.String() != tt.stderr {
+			if code := run(t.Context(), append([]string{"sluice"}, tt.args...), &stderr, nil); code != tt.code || stderr.String() != tt.stderr {
 				t.Errorf("exit code %d, stderr %q, want %d, %q", code, stderr.String(), tt.code, tt.stderr)
 			}
 		})

@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -12,13 +11,21 @@ import (
 	"sluice/internal/config"
 )
 
+// RestartError says that a new daemon is to take this one's place, at once and
+// with the same command line. The rules stay, so no connection is lost.
+type RestartError struct{ Changes []config.Change }
+
+// Error names what changed.
+func (e *RestartError) Error() string {
+	return "the configuration changed in what needs a restart: " + sentence(e.Changes)
+}
+
 // reload takes over a new configuration as far as a running daemon can. If
-// something needs a new daemon, this one ends with the reason: the rules stay,
-// so whoever starts it again loses no connection.
+// something needs a new daemon, this one ends with a [RestartError].
 func (s *ProxyServer) reload(ctx context.Context, r Reload, ended chan<- error) {
 	if len(r.Restart) > 0 {
 		select {
-		case ended <- fmt.Errorf("the configuration changed in what needs a restart: %s", sentence(r.Restart)):
+		case ended <- &RestartError{r.Restart}:
 		default: // it ends already
 		}
 		return

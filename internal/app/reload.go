@@ -5,9 +5,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -17,12 +17,17 @@ import (
 )
 
 const (
-	// settle is how long after a first sign of change the file is read, so that
-	// one save is one change.
-	settle = 200 * time.Millisecond
-	// pollPeriod is how often the file is read without any sign: file systems
-	// without notification and directories that are swapped whole give none.
+	// settle is for how long a file must stay the same before it is read: who
+	// writes it in place, or copies it, writes it in pieces, and half a file may
+	// be a valid one.
+	settle = time.Second
+	// pollPeriod is how often the file is looked at without any sign: file
+	// systems without notification and directories that are swapped whole give
+	// none.
 	pollPeriod = time.Minute
+	// restartSpread is within which time the nodes of a cluster restart that
+	// share a ConfigMap and see its change at once. Each reads all objects then.
+	restartSpread = 10 * time.Minute
 )
 
 // Reload is a new configuration that is valid and differs from the last one.
@@ -37,12 +42,18 @@ type Reload struct {
 // volume does, leaves a watch on the old one behind.
 type ConfigWatcher struct {
 	file    string
+	settle  time.Duration
 	read    func(unset config.ProxyMode) (told, error) // reads and checks the file as at the start
 	running config.Configuration
 	apply   func(context.Context, Reload)
-	usable  func(config.Configuration) error // whether a new daemon could start with it
+	usable  func(context.Context, config.Configuration) error // whether a new daemon could start with it
+	delay   func() time.Duration                              // until a restart
 
-	seen fingerprint // of the content that was last looked at
+	candidate fingerprint // of the content that was there at the last look
+	seen      fingerprint // of the content that was last read
+
+	restart Reload           // what is to come of it, while due is not nil
+	due     <-chan time.Time // when it is time for the restart
 }
 
 // fingerprint tells contents apart, and those from none.
@@ -56,11 +67,25 @@ type fingerprint struct {
 // callback is called with each new configuration, by one goroutine. The next one
 // is compared with it, whatever became of it.
 func (o *Options) NewConfigWatcher(running config.Configuration, apply func(context.Context, Reload)) *ConfigWatcher {
-	usable := func(c config.Configuration) error {
-		_, err := o.plan(c)
-		return err
+	usable := func(ctx context.Context, c config.Configuration) error {
+		if _, err := o.plan(c); err != nil {
+			return err
+		}
+		return probeMode(ctx, c)
 	}
-	return &ConfigWatcher{file: o.ConfigFile, read: o.read, running: running, apply: apply, usable: usable}
+	delay := func() time.Duration { return restartDelay(o.ConfigFile) }
+	return &ConfigWatcher{
+		file: o.ConfigFile, settle: settle, read: o.read, running: running, apply: apply, usable: usable, delay: delay,
+	}
+}
+
+// restartDelay returns how long to wait with a restart. A file that is a node's
+// own needs none; that of a volume is every node's.
+func restartDelay(file string) time.Duration {
+	if _, err := os.Readlink(filepath.Join(filepath.Dir(file), "..data")); err != nil {
+		return 0
+	}
+	return rand.N(restartSpread)
 }
 
 // Run follows the file until ctx ends, and then returns nil.
@@ -84,6 +109,10 @@ func (w *ConfigWatcher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-w.due:
+			w.due = nil
+			w.apply(ctx, w.restart)
+			continue
 		case <-signs:
 		case err := <-faults:
 			// Signs may be lost; looking at the file makes up for them.
@@ -93,12 +122,13 @@ func (w *ConfigWatcher) Run(ctx context.Context) error {
 			waiting = false
 			// Watching comes before reading, so that no change falls between.
 			w.watch(ctx, notify)
-			w.check(ctx)
-			continue
+			if settled := w.check(ctx); settled {
+				continue
+			}
 		}
 		if !waiting {
 			waiting = true
-			soon.Reset(settle)
+			soon.Reset(w.settle)
 		}
 	}
 }
@@ -120,19 +150,33 @@ func (w *ConfigWatcher) watch(ctx context.Context, notify *fsnotify.Watcher) {
 	}
 }
 
-// check takes over new content. What is wrong with it is said once.
-func (w *ConfigWatcher) check(ctx context.Context) {
+// check takes over new content once it was the same at two looks, and reports
+// whether another look can wait for a sign. What is wrong with it is said once.
+func (w *ConfigWatcher) check(ctx context.Context) (settled bool) {
 	now := look(w.file)
+	if now != w.candidate {
+		w.candidate = now
+		return now == w.seen
+	}
 	if now == w.seen {
-		return
+		return true
+	}
+	t, err := w.read(w.running.Mode)
+	if look(w.file) != now {
+		return false // what was read may be half of each
 	}
 	w.seen = now
-	logger := klog.FromContext(ctx)
-	t, err := w.read(w.running.Mode)
-	if err != nil {
-		logger.Error(err, "The new configuration is not usable, the old one stays in force", "file", w.file)
-		return
+	if err == nil {
+		err = w.take(ctx, t)
 	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The new configuration is not usable, the old one stays in force", "file", w.file)
+	}
+	return true
+}
+
+// take puts what was read in force, or sees to it that a new daemon does.
+func (w *ConfigWatcher) take(ctx context.Context, t told) error {
 	r := Reload{Config: t.config}
 	for _, c := range config.Changes(&w.running, &t.config) {
 		if c.Live {
@@ -141,21 +185,42 @@ func (w *ConfigWatcher) check(ctx context.Context) {
 			r.Restart = append(r.Restart, c)
 		}
 	}
-	if len(r.Live)+len(r.Restart) == 0 {
-		return
+	if len(r.Restart) > 0 {
+		if err := w.usable(ctx, t.config); err != nil {
+			return err
+		}
 	}
-	if slices.ContainsFunc(r.Restart, func(c config.Change) bool { return c.Field == "clientConnection" }) {
-		err = w.usable(t.config)
-	}
-	if err != nil {
-		logger.Error(err, "The new configuration is not usable, the old one stays in force", "file", w.file)
-		return
-	}
+	logger := klog.FromContext(ctx)
 	for _, n := range t.notices {
 		logger.Info(n.message, n.facts...)
 	}
-	w.running = t.config
-	w.apply(ctx, r)
+	switch {
+	case len(r.Restart) > 0:
+		w.plan(ctx, r)
+		return nil
+	case w.due != nil:
+		w.due = nil
+		logger.Info("The configuration needs no restart any more")
+	}
+	if len(r.Live) > 0 {
+		w.running = t.config
+		w.apply(ctx, r)
+	}
+	return nil
+}
+
+// plan sets the time for a restart, if there is none yet.
+func (w *ConfigWatcher) plan(ctx context.Context, r Reload) {
+	w.restart = r
+	if w.due != nil {
+		return
+	}
+	in := w.delay()
+	w.due = time.After(in)
+	if in > 0 {
+		klog.FromContext(ctx).Info("The configuration changed in what needs a restart, which each node does at another time",
+			"in", in.Round(time.Second), "changed", sentence(r.Restart))
+	}
 }
 
 // look returns the fingerprint of a file's content.

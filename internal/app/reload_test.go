@@ -2,11 +2,13 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -22,6 +24,7 @@ type desk struct {
 	dir, file string
 	reloads   chan Reload
 	log       ktesting.Buffer
+	unusable  error // what is wrong with every configuration that needs a restart
 }
 
 // body is a file with one thing in it that a running daemon can take over.
@@ -45,6 +48,8 @@ func (d *desk) start() {
 		d.Fatal(err)
 	}
 	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r })
+	w.settle = 20 * time.Millisecond
+	w.usable = func(context.Context, config.Configuration) error { return d.unusable }
 	looked := make(chan struct{}, 100)
 	w.read = func(m config.ProxyMode) (told, error) {
 		defer func() { looked <- struct{}{} }()
@@ -227,6 +232,126 @@ newField: true
 	d.complains(`unknown field \"newField\"`)
 }
 
+// TestHalfAFileIsNotTaken looks at a file while it is written in pieces, each of
+// which is a valid file.
+func TestHalfAFileIsNotTaken(t *testing.T) {
+	d := newDesk(t)
+	whole := header + "clusterCIDR: 10.1.0.0/16\nnftables: {minSyncPeriod: 2ms}\n"
+	d.write(d.file, body(1))
+	o := parse(t, "--config", d.file)
+	read, err := o.read(config.NFTables)
+	d.must(err)
+	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r })
+	steps := []struct {
+		text             string
+		settled, applied bool
+	}{
+		{body(1), false, false}, // the file that the daemon has read
+		{body(1), true, false},
+		{"", false, false},
+		{whole[:len(header)], false, false}, // all defaults
+		{whole[:len(header)+25], false, false},
+		{whole, false, false},
+		{whole, true, true},
+		{whole, true, false},
+		{body(1), false, false}, // back before anybody believed it
+		{whole, true, false},
+	}
+	for i, s := range steps {
+		d.write(d.file, s.text)
+		if settled := w.check(t.Context()); settled != s.settled || len(d.reloads) > 0 != s.applied {
+			t.Fatalf("step %d: settled %t, %d applied", i, settled, len(d.reloads))
+		}
+		if s.applied {
+			if r := <-d.reloads; len(r.Live) != 2 {
+				t.Errorf("changes %v", r.Live)
+			}
+		}
+	}
+}
+
+// TestFileThatChangesWhileItIsRead is read again.
+func TestFileThatChangesWhileItIsRead(t *testing.T) {
+	d := newDesk(t)
+	d.write(d.file, body(1))
+	o := parse(t, "--config", d.file)
+	read, err := o.read(config.NFTables)
+	d.must(err)
+	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r })
+	w.read = func(m config.ProxyMode) (told, error) {
+		defer d.write(d.file, body(3))
+		return o.read(m)
+	}
+	d.write(d.file, body(2))
+	for i, want := range []bool{false, false, false, true} {
+		if settled := w.check(t.Context()); settled != want {
+			t.Fatalf("look %d: settled %t", i, settled)
+		}
+	}
+	d.want(3)
+}
+
+// TestModeThatTheNodeCannotDo leaves the daemon as it is.
+func TestModeThatTheNodeCannotDo(t *testing.T) {
+	d := newDesk(t)
+	d.unusable = errors.New("probe mode iptables: no program iptables")
+	d.write(d.file, body(1))
+	d.start()
+	d.write(d.file, header+"mode: iptables\n")
+	d.complains("no program iptables")
+	d.write(d.file, body(2))
+	d.want(2)
+}
+
+// TestRestartsAreSpread waits with what needs a restart when the file is that of
+// a volume, and not at all when it was taken back meanwhile.
+func TestRestartsAreSpread(t *testing.T) {
+	d := newDesk(t)
+	if in := restartDelay(d.file); in != 0 {
+		t.Errorf("the restart for a plain file waits %v", in)
+	}
+	d.must(os.Symlink(d.dir, filepath.Join(d.dir, "..data")))
+	longest := time.Duration(0)
+	for range 100 {
+		longest = max(longest, restartDelay(d.file))
+	}
+	if longest < restartSpread/2 || longest >= restartSpread {
+		t.Errorf("restarts are spread over %v", longest)
+	}
+
+	synctest.Test(t, func(t *testing.T) {
+		reloads := 0
+		w := &ConfigWatcher{
+			running: config.Default(), delay: func() time.Duration { return time.Minute },
+			usable: func(context.Context, config.Configuration) error { return nil },
+			apply:  func(context.Context, Reload) { reloads++ },
+		}
+		take := func(change func(*config.Configuration)) {
+			c := config.Default()
+			change(&c)
+			if err := w.take(t.Context(), told{config: c}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		take(func(c *config.Configuration) { c.OOMScoreAdj = 1 })
+		first := w.due
+		time.Sleep(30 * time.Second)
+		take(func(c *config.Configuration) { c.OOMScoreAdj = 2 })
+		if w.due != first || first == nil || w.restart.Config.OOMScoreAdj != 2 {
+			t.Error("a second change moved the restart, or is not in it")
+		}
+		take(func(*config.Configuration) {})
+		if w.due != nil || reloads != 0 {
+			t.Error("a change that was taken back is not forgotten")
+		}
+		take(func(c *config.Configuration) { c.OOMScoreAdj = 1 })
+		take(func(c *config.Configuration) { c.MasqueradeAll = true })
+		if w.due != nil || reloads != 1 || !w.running.MasqueradeAll {
+			t.Error("a change that needs no restart is not taken over")
+		}
+	})
+}
+
 // TestChangeBeforeTheWatch changes the file after the daemon has read it and
 // before the watcher runs.
 func TestChangeBeforeTheWatch(t *testing.T) {
@@ -238,6 +363,7 @@ func TestChangeBeforeTheWatch(t *testing.T) {
 	d.write(d.file, body(2))
 	ctx, stop := context.WithCancel(t.Context())
 	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r; stop() })
+	w.settle = 20 * time.Millisecond
 	d.must(w.Run(ctx))
 	d.want(2)
 }

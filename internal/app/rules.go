@@ -40,6 +40,20 @@ func choose(ctx context.Context, of func(config.ProxyMode) (dataplane.Mode, erro
 	return "", fmt.Errorf("no proxy mode is set and the kernel can do none of ours: %s", strings.Join(reasons, "; "))
 }
 
+// probeMode says why this node cannot do the mode of a configuration; nil if it
+// can.
+func probeMode(ctx context.Context, c config.Configuration) error {
+	mode, err := dataplane.Of(c.Mode)
+	if err != nil {
+		return err
+	}
+	families, _ := hostFamilies(os.DirFS("/proc"))
+	if _, err := mode.Probe(ctx, dataplane.Settings{Families: families, MasqueradeBit: uint8(c.MasqueradeBit)}); err != nil {
+		return fmt.Errorf("probe mode %s: %w", c.Mode, err)
+	}
+	return nil
+}
+
 // probe returns the families that both the host and the mode can serve.
 func probe(ctx context.Context, mode dataplane.Mode, s dataplane.Settings) ([]proxy.Family, error) {
 	host, missing := hostFamilies(os.DirFS("/proc"))

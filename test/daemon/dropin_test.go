@@ -128,14 +128,74 @@ func TestReload(t *testing.T) {
 	}
 
 	swap(t, volume, 4, strings.Replace(fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.1.0/24", "127.0.0.1:11249"), "mode:", "oomScoreAdj: -500\nmode:", 1))
-	if code := d.wait(); code != 1 {
-		t.Errorf("exit code %d after a change that needs a restart, want 1", code)
-	}
-	if !strings.Contains(d.log(), "oomScoreAdj") {
-		t.Error("the log does not say what needs a restart")
-	}
+	eventually(t, "a line about the restart", func() bool {
+		return strings.Contains(d.log(), `needs a restart, which each node does at another time" in=`)
+	})
+	swap(t, volume, 5, fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.1.0/24", "127.0.0.1:11249"))
+	eventually(t, "a line that there is none", func() bool { return strings.Contains(d.log(), "needs no restart any more") })
 	if !s.answers(second, podA)() {
 		t.Error("the rules did not stay")
+	}
+	if code := d.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// TestModeChange changes the mode in a node's own file, under a running daemon:
+// to one that the node cannot do, and then to one that it can. The process and
+// open connections stay.
+func TestModeChange(t *testing.T) {
+	s := newSite(t)
+	echo := s.echo(podA, 9090)
+	s.write("web.yaml", service("web", clusterIP, podA))
+	s.write("echo.yaml", strings.ReplaceAll(service("echo", secondIP, podA), "port: 8080", fmt.Sprintf("port: %d", echo)))
+	dir := t.TempDir()
+	file, programs, note := filepath.Join(dir, "config.conf"), filepath.Join(dir, "bin"), ""
+	write := func(mode string) {
+		t.Helper()
+		text := fmt.Sprintf(configFile, mode, "10.0.0.0/8", "192.168.0.0/24", "127.0.0.1:10249") + note
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("nftables")
+	d := s.start(func(c *exec.Cmd) {
+		c.Args = append(c.Args[:1], "--config", file, "--manifests", s.dir, "--hostname-override", "test-node")
+		c.Env = []string{"PATH=" + programs}
+	})
+	mode := func() string {
+		_, body, err := s.get("http://127.0.0.1:10249/proxyMode")
+		if err != nil {
+			return ""
+		}
+		return body
+	}
+	eventually(t, "the Service", s.answers(clusterIP, podA))
+	open, err := s.client.Dial(t.Context(), proxy.TCP, client, secondIP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+
+	write("iptables")
+	eventually(t, "a line about the mode", func() bool { return strings.Contains(d.log(), "probe mode iptables: ") })
+	if mode() != "nftables" || !s.answers(clusterIP, podA)() {
+		t.Error("the old mode did not stay in force")
+	}
+	if err := os.Symlink("/usr/sbin", programs); err != nil {
+		t.Fatal(err)
+	}
+	note = "# Now it can.\n"
+	write("iptables")
+	eventually(t, "the other mode", func() bool { return mode() == "iptables" })
+	eventually(t, "the Service", s.answers(clusterIP, podA))
+	eventually(t, "the end of the old rules", func() bool { return !strings.Contains(s.tables(), "sluice") })
+	s.alive(open, "after the change")
+	if !strings.Contains(d.log(), `Restarting: the configuration changed in what needs a restart: mode from "nftables" to "iptables"`) {
+		t.Error("the log does not say why it restarts")
+	}
+	if code := d.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d of the process that was started", code)
 	}
 }
 
