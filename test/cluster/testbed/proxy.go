@@ -87,3 +87,6 @@ func (c *Cluster) CleanUp(n *Node) error {
 	}
 	return p.Wait()
 }
+
+// KubeProxy returns the program of the real kube-proxy.
+func (c *Cluster) KubeProxy() string { return c.settings.KubeProxy }
