@@ -25,7 +25,7 @@ func (o *Options) fileInput() (config.Input, []notice, error) {
 	var notices []notice
 	for _, w := range warnings {
 		notices = append(notices, notice{
-			"A part of the configuration file is not understood and left out",
+			"A part of the configuration file is unknown or there twice",
 			[]any{"file", o.ConfigFile, "part", w},
 		})
 	}

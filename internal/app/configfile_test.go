@@ -114,11 +114,11 @@ func TestNotices(t *testing.T) {
 		args, want []string
 	}{
 		{"unknown fields", "nftables: {speed: 9}\nresourceContainer: /x\n", nil, []string{
-			`A part of the configuration file is not understood and left out part=unknown field "nftables.speed"`,
-			`A part of the configuration file is not understood and left out part=unknown field "resourceContainer"`,
+			`A part of the configuration file is unknown or there twice part=unknown field "nftables.speed"`,
+			`A part of the configuration file is unknown or there twice part=unknown field "resourceContainer"`,
 		}},
 		{"field twice", "mode: nftables\nmode: nftables\n", nil, []string{
-			`A part of the configuration file is not understood and left out part=line 4: key "mode" already set in map`,
+			`A part of the configuration file is unknown or there twice part=line 4: key "mode" already set in map, this one counts`,
 		}},
 		{"unknown gate", "featureGates: {Foo: true, AllBeta: false}\n", nil, []string{
 			"A feature gate is not known and changes nothing gate=Foo",

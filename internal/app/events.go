@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -123,7 +124,8 @@ func (r *recorder) refusal(e refusalEvent) {
 // tell sends an event, cut to what one can hold.
 func (r *recorder) tell(about *v1.ObjectReference, kind, reason, action, note string) {
 	if r.events != nil {
-		r.events.Eventf(about, nil, kind, reason, action, "%s", note[:min(len(note), maxNote)])
+		note = strings.ToValidUTF8(note[:min(len(note), maxNote)], "") // the cut may go through a letter
+		r.events.Eventf(about, nil, kind, reason, action, "%s", note)
 	}
 }
 

@@ -9,6 +9,11 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 
 	"sluice/internal/engine"
 	"sluice/internal/proxy"
@@ -128,4 +133,51 @@ func TestRefusalsInMasses(t *testing.T) {
 			t.Errorf("gauge %d", c.gauges[proxy.IPv4])
 		}
 	})
+}
+
+// TestRefusalsUnderLoad asks for the list while it changes.
+func TestRefusalsUnderLoad(t *testing.T) {
+	r := newRefusals(nil, nil, nil)
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for n := range 200 {
+				key := portKey(fmt.Sprintf("s%d", n%50), fmt.Sprintf("p%d", i), proxy.IPv4)
+				r.Refused(t.Context(), []engine.Refusal{{Key: key, Reason: []string{"", "set is full"}[n/50%2]}})
+				if some, n := r.list(); len(some) != min(n, refusalsListed) {
+					t.Errorf("%d of %d listed", len(some), n)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if _, n := r.list(); n != 8*50 {
+		t.Errorf("%d service ports, want 400", n)
+	}
+}
+
+func TestRefusalNotes(t *testing.T) {
+	fake := events.NewFakeRecorder(10)
+	r := &recorder{events: fake, node: &v1.ObjectReference{Kind: "Node", Name: "node-1"}}
+	web := types.NamespacedName{Namespace: "ns", Name: "web"}
+	for _, e := range []refusalEvent{
+		{web, v1.EventTypeWarning, "http/TCP/IPv4: file exists"},
+		{web, v1.EventTypeNormal, ""},
+		{types.NamespacedName{}, v1.EventTypeWarning, "300 service ports are refused"},
+	} {
+		r.refusal(e)
+	}
+	for _, want := range []string{
+		"Warning ServicePortRefused node node-1 does not serve http/TCP/IPv4: file exists",
+		"Normal ServicePortAccepted node node-1 serves all ports again",
+		"Warning ServicePortRefused 300 service ports are refused",
+	} {
+		if got := <-fake.Events; got != want {
+			t.Errorf("event %q, want %q", got, want)
+		}
+	}
+	r.refusal(refusalEvent{web, v1.EventTypeWarning, strings.Repeat("ä", 2000)})
+	if got := <-fake.Events; len(got) > maxNote+len("Warning ServicePortRefused ") || !utf8.ValidString(got) {
+		t.Errorf("a long note has %d bytes", len(got))
+	}
 }

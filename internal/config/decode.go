@@ -68,6 +68,9 @@ func yamlComplaints(err error) []string {
 	for line := range strings.Lines(err.Error()) {
 		// The first line of several is a heading.
 		if line = strings.TrimSpace(line); !strings.HasSuffix(line, ":") {
+			if strings.HasSuffix(line, "already set in map") {
+				line += ", this one counts"
+			}
 			out = append(out, line)
 		}
 	}
