@@ -153,7 +153,8 @@ func TestErrors(t *testing.T) {
 		},
 		{"bad gate name", []string{"--feature-gates=F oo=true"}, `--feature-gates "F oo": not the name of a feature gate`},
 		{
-			"locked gate", []string{"--feature-gates=MultiCIDRServiceAllocator=false"},
+			"locked gate",
+			[]string{"--feature-gates=MultiCIDRServiceAllocator=false"},
 			`--feature-gates "MultiCIDRServiceAllocator=false": cannot set feature gate MultiCIDRServiceAllocator to false, ` +
 				`feature is locked to true`,
 		},

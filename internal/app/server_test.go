@@ -110,7 +110,8 @@ func TestBuildIsTold(t *testing.T) {
 	known := &debug.BuildInfo{
 		Main: debug.Module{Version: "v1.22.3+dirty"},
 		Settings: []debug.BuildSetting{
-			{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"},
+			{Key: "vcs.revision", Value: "0123456789abcdef"},
+			{Key: "vcs.time", Value: "2026-01-02T03:04:05Z"},
 			{Key: "vcs.modified", Value: "true"},
 		},
 	}

@@ -85,16 +85,25 @@ func TestNodePorts(t *testing.T) {
 		{"primary of one family", NodePortAddresses{Primary: true}, []string{"192.168.0.1"}, []string{"192.168.0.1/32"}, 0},
 		{"primary, not known yet", NodePortAddresses{Primary: true}, nil, nil, 1},
 		{
-			"primary and ranges", NodePortAddresses{Primary: true, CIDRs: prefixes("10.0.0.0/8")}, []string{"192.168.0.1"},
-			[]string{"10.0.0.0/8", "192.168.0.1/32"}, 0, // the node has no IPv6 address, so none is open
+			"primary and ranges",
+			NodePortAddresses{Primary: true, CIDRs: prefixes("10.0.0.0/8")},
+			[]string{"192.168.0.1"},
+			[]string{"10.0.0.0/8", "192.168.0.1/32"},
+			0, // the node has no IPv6 address, so none is open
 		},
 		{
-			"primary and localhost", NodePortAddresses{Primary: true, CIDRs: prefixes("127.0.0.0/8", "::1/128")},
-			[]string{"192.168.0.1", "2001:db8::1"}, []string{"192.168.0.1/32", "2001:db8::1/128"}, 2,
+			"primary and localhost",
+			NodePortAddresses{Primary: true, CIDRs: prefixes("127.0.0.0/8", "::1/128")},
+			[]string{"192.168.0.1", "2001:db8::1"},
+			[]string{"192.168.0.1/32", "2001:db8::1/128"},
+			2,
 		},
 		{
-			"primary and all", NodePortAddresses{Primary: true, CIDRs: prefixes("0.0.0.0/0", "::/0")}, []string{"192.168.0.1"},
-			[]string{"0.0.0.0/0", "::/0"}, 0,
+			"primary and all",
+			NodePortAddresses{Primary: true, CIDRs: prefixes("0.0.0.0/0", "::/0")},
+			[]string{"192.168.0.1"},
+			[]string{"0.0.0.0/0", "::/0"},
+			0,
 		},
 		{"localhost", NodePortAddresses{CIDRs: prefixes("127.0.0.0/8", "::1/128")}, nil, nil, 2},
 		{
