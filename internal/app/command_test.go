@@ -151,7 +151,7 @@ func TestErrors(t *testing.T) {
 			`invalid argument "Foo" for "--feature-gates" flag: "Foo" is not Name=true or Name=false ` +
 				`(sluice --help lists the flags)`,
 		},
-		{"bad gate name", []string{"--feature-gates=F oo=true"}, `--feature-gates "F oo": not the name of a feature gate`},
+		{"unknown gate", []string{"--feature-gates=F oo=true"}, `--feature-gates "F oo=true": unrecognized feature gate: F oo`},
 		{
 			"locked gate",
 			[]string{"--feature-gates=MultiCIDRServiceAllocator=false"},

@@ -47,12 +47,9 @@ func (v gatesValue) Set(s string) error {
 // Type returns the kind of value.
 func (gatesValue) Type() string { return "gates" }
 
-// gateNotices names the gates that nobody knows, and those that will go.
+// gateNotices names the gates that will go.
 func gateNotices(gates map[string]bool) []notice {
 	var out []notice
-	for _, name := range config.UnknownGates(gates) {
-		out = append(out, notice{"A feature gate is not known and changes nothing", []any{"gate", name}})
-	}
 	known, err := config.NewGates(gates)
 	if err != nil {
 		return out // it is an error already

@@ -34,18 +34,13 @@ type Gates interface {
 	AddMetrics()
 }
 
-// NewGates returns the gates with some of them set. Those that nobody knows
-// change nothing. The error says which cannot be set so: it is locked, or needs
-// another.
+// NewGates returns the gates with some of them set. The error says which cannot
+// be set so: nobody knows it, it is locked, or needs another.
 func NewGates(set map[string]bool) (Gates, error) {
 	gates := featuregate.NewVersionedFeatureGate(version.MustParse(KubernetesVersion))
 	known, needs := readGates(gateTable)
 	if err := errors.Join(gates.Add(known), gates.AddDependencies(needs)); err != nil {
 		panic("the table of feature gates is wrong: " + err.Error())
-	}
-	set = maps.Clone(set)
-	for _, name := range UnknownGates(set) {
-		delete(set, name)
 	}
 	if err := gates.SetFromMapWithLogger(logr.Discard(), set); err != nil {
 		return nil, err
@@ -90,23 +85,9 @@ func readGates(table string) (known map[featuregate.Feature]featuregate.FeatureS
 	return known, needs
 }
 
-// UnknownGates returns, sorted, the names of gates that no kube-proxy knows.
-func UnknownGates(gates map[string]bool) []string {
-	known, _ := readGates(gateTable)
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(gates)), func(name string) bool {
-		_, ok := known[featuregate.Feature(name)]
-		return ok || name == "AllAlpha" || name == "AllBeta"
-	})
-}
-
 // gates reads the feature gates.
 func (r *reading) gates() {
 	r.c.FeatureGates = maps.Clone(r.o.FeatureGates)
-	for _, name := range slices.Sorted(maps.Keys(r.c.FeatureGates)) {
-		if !gateName(name) {
-			r.wrong(FieldFeatureGates, name, "not the name of a feature gate")
-		}
-	}
 	if _, err := NewGates(r.c.FeatureGates); err != nil {
 		r.wrong(FieldFeatureGates, GatesText(r.c.FeatureGates), "%v", err)
 	}
@@ -128,16 +109,4 @@ func GatesText(gates map[string]bool) string {
 		out = append(out, fmt.Sprintf("%s=%t", name, gates[name]))
 	}
 	return strings.Join(out, ",")
-}
-
-// gateName reports whether a gate could have this name: letters and digits,
-// a letter first.
-func gateName(name string) bool {
-	for i, r := range name {
-		letter := 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
-		if !letter && (i == 0 || r < '0' || r > '9') {
-			return false
-		}
-	}
-	return name != ""
 }

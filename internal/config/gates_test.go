@@ -4,17 +4,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
-
-func TestUnknownGates(t *testing.T) {
-	got := UnknownGates(map[string]bool{"Zeta": true, "AllAlpha": true, "ContextualLogging": false, "Alpha": false})
-	if diff := cmp.Diff([]string{"Alpha", "Zeta"}, got); diff != "" {
-		t.Errorf("gates mismatch (-want +got):\n%s", diff)
-	}
-}
 
 // TestGatesOfKubeProxy checks some of each stage; test/cluster asks kube-proxy
 // for all of them.
@@ -61,7 +53,6 @@ func TestGatesThatHaveAnEffect(t *testing.T) {
 		{"AllAlpha=true,AllBeta=true", true, true},
 		{"AllAlpha=true,AllBeta=true,KubeProxyNFTablesLocalhostNodePorts=false", true, false},
 		{"AllBeta=false", true, false},
-		{"Nonsense=true", true, false},
 	}
 	for _, tt := range tests {
 		c, err := withGates(tt.gates).Configuration(NFTables)
@@ -85,7 +76,7 @@ func TestGatesThatCannotBeSet(t *testing.T) {
 			"ClusterTrustBundle=false,ClusterTrustBundleProjection=true",
 			"ClusterTrustBundleProjection is enabled, but depends on features that are disabled: [ClusterTrustBundle]",
 		},
-		{"a b=true", `featureGates "a b": not the name of a feature gate`},
+		{"AllowServiceExternalIP=false", `featureGates "AllowServiceExternalIP=false": unrecognized feature gate: AllowServiceExternalIP`},
 	}
 	for _, tt := range tests {
 		_, err := withGates(tt.gates).Configuration(NFTables)
