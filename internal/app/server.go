@@ -114,6 +114,7 @@ func (s *ProxyServer) join(rules resolve.Settings) error {
 	m, err := metrics.New(metrics.Settings{
 		Register: registry.Register, CustomRegister: registry.CustomRegister, Mode: c.Mode, Families: s.families,
 		PacketCounter: packetCounter(s.dataplane), PacketCounterFailed: packetCounterFailed,
+		AffinityClients: affinityClients(s.dataplane),
 	})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"time"
@@ -23,6 +24,10 @@ type Settings struct {
 	// PacketCounter reads one of the kernel's counters, in iptables mode and
 	// whenever somebody asks for metrics. Nil: the kernel does not count.
 	PacketCounter func(PacketCounter) (uint64, error)
+
+	// AffinityClients tells how many clients are remembered for session affinity,
+	// and for how many there is room, in nftables mode. Nil: nobody knows.
+	AffinityClients func(context.Context, proxy.Family) (clients, room int, err error)
 
 	// PacketCounterFailed is told that a counter cannot be read, once until it
 	// can be again. Nil: nobody wants to know.
@@ -48,6 +53,11 @@ func New(s Settings) (*Metrics, error) {
 	if s.Mode == config.IPTables && s.PacketCounter != nil {
 		if err := s.CustomRegister(newPacketCollector(s)); err != nil {
 			return nil, fmt.Errorf("register the kernel's packet counters: %w", err)
+		}
+	}
+	if s.Mode == config.NFTables && s.AffinityClients != nil {
+		if err := s.CustomRegister(newAffinityCollector(s)); err != nil {
+			return nil, fmt.Errorf("register the number of remembered clients: %w", err)
 		}
 	}
 	return m, nil

@@ -304,7 +304,11 @@ func TestAffinityWithoutRoom(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	loopback(t)
-	d, c := openKernel(t)
+	d, err := Open(ctx, Settings{MarkBit: 14})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
 	d.tables[0].affinity.Size = 16
 	sp := plainRow(0, 5, 0)
 	sp.Key.Protocol, sp.Affinity = proxy.UDP, time.Hour
@@ -316,12 +320,11 @@ func TestAffinityWithoutRoom(t *testing.T) {
 	if refused := sendFlows(t, sp.Frontends[0].Addr, 5000); refused > 0 {
 		t.Errorf("%d of 5000 clients refused", refused)
 	}
-	n := 0
-	if err := c.Elements(ctx, d.tables[0].affinity, func(nft.Element) { n++ }); err != nil {
-		t.Fatal(err)
+	if n, room, err := d.AffinityClients(ctx, proxy.IPv4); err != nil || n != 16 || room != 16 {
+		t.Errorf("%d clients are remembered, there is room for %d (%v); want 16 of 16", n, room, err)
 	}
-	if n == 0 || n > 16 {
-		t.Errorf("%d clients are remembered; want at most 16, and some", n)
+	if n, _, err := d.AffinityClients(ctx, proxy.IPv6); err != nil || n != 0 {
+		t.Errorf("%d IPv6 clients are remembered (%v); want none", n, err)
 	}
 }
 

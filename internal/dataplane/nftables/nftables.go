@@ -22,6 +22,7 @@ type Settings struct {
 // Dataplane writes rows to nf_tables of one network namespace.
 type Dataplane struct {
 	conn       nft.Interface
+	clients    *clientCounter // nil: nobody counts
 	tables     []*table
 	stepSize   int
 	batchBytes int
@@ -42,7 +43,13 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(conn, s), nil
+	reader, err := nft.OpenReader()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	d := New(conn, s)
+	d.clients = &clientCounter{conn: reader, last: map[proxy.Family]clientCount{}}
+	return d, nil
 }
 
 // New returns a dataplane that writes through conn.
@@ -62,7 +69,12 @@ func (s Settings) families() []proxy.Family {
 }
 
 // Close releases the connection; the rules stay.
-func (d *Dataplane) Close() error { return d.conn.Close() }
+func (d *Dataplane) Close() error {
+	if d.clients != nil {
+		return errors.Join(d.conn.Close(), d.clients.conn.Close())
+	}
+	return d.conn.Close()
+}
 
 // Watch reports what others do to our tables.
 func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what string)) error {

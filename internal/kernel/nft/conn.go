@@ -49,6 +49,16 @@ func Open() (*Conn, error) {
 	return &Conn{fd: fd, port: port, events: events, recv: make([]byte, dumpBytes)}, nil
 }
 
+// OpenReader opens a connection that is for listing only, so that a long listing
+// does not keep another one from writing.
+func OpenReader() (*Conn, error) {
+	fd, port, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{fd: fd, port: port, recv: make([]byte, dumpBytes)}, nil
+}
+
 // dial opens a netlink socket with large buffers.
 func dial() (fd int, port uint32, err error) {
 	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
@@ -74,7 +84,13 @@ func dial() (fd int, port uint32, err error) {
 }
 
 // Close releases the sockets.
-func (c *Conn) Close() error { return errors.Join(unix.Close(c.fd), c.events.Close()) }
+func (c *Conn) Close() error {
+	err := unix.Close(c.fd)
+	if c.events != nil {
+		err = errors.Join(err, c.events.Close())
+	}
+	return err
+}
 
 // span is the operations that one message carries.
 type span struct {

@@ -430,3 +430,32 @@ func FuzzDecode(f *testing.F) {
 		firstChange(data, []Table{testTable})
 	})
 }
+
+// TestCount counts a set's elements, whether the kernel tells or they are listed.
+func TestCount(t *testing.T) {
+	ctx := context.Background()
+	c := openInNamespace(t)
+	reader, err := OpenReader()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { reader.Close() })
+	if _, err := reader.Count(ctx, plain); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("counting a set that is not there gave %v", err)
+	}
+	var b Batch
+	base(&b)
+	for i := range uint32(7) {
+		b.AddElement(plain, Element{Key: word(i)})
+	}
+	if err := c.Commit(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	listed := 0
+	if err := c.Elements(ctx, plain, func(Element) { listed++ }); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := reader.Count(ctx, plain); err != nil || n != 7 || listed != 7 {
+		t.Errorf("counted %d, %v, listed %d; want 7", n, err, listed)
+	}
+}

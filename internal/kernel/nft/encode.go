@@ -13,6 +13,7 @@ const (
 	setFlagConcat    = 0x80
 	setDescConcat    = 2
 	setElemKeyEnd    = 10
+	setCount         = 20
 	chainUserdata    = 12
 	tableUserdata    = 6
 	udataRuleComment = 0

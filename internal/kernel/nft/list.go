@@ -117,6 +117,35 @@ func (c *Conn) elements(s *Set, f func(Element)) error {
 	})
 }
 
+// Count returns how many elements a set has. Linux tells it since 6.17; before,
+// they are listed.
+func (c *Conn) Count(ctx context.Context, s *Set) (n int, err error) {
+	told := false
+	err = c.settled(ctx, func() error {
+		e := &c.enc
+		e.reset()
+		e.begin(subsystem|unix.NFT_MSG_GETSET, unix.NLM_F_ACK, s.Table.Family, 0)
+		e.str(unix.NFTA_SET_TABLE, s.Table.Name)
+		e.str(unix.NFTA_SET_NAME, s.Name)
+		e.end()
+		return c.exchange(func(m message) {
+			if count := attribute(m.payload(), setCount); count != nil {
+				n, told = int(number(count)), true
+			}
+		})
+	})
+	if err == nil && !told {
+		err = c.settled(ctx, func() error {
+			n = 0
+			return c.elements(s, func(Element) { n++ })
+		})
+	}
+	if err != nil {
+		return 0, fmt.Errorf("count elements of %v %s: %w", s.Table, s.Name, err)
+	}
+	return n, nil
+}
+
 // settled runs a listing again while it is interrupted by changes.
 func (c *Conn) settled(ctx context.Context, list func() error) error {
 	c.mu.Lock()

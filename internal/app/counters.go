@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -39,6 +40,17 @@ func packetCounter(d proxy.Dataplane) func(metrics.PacketCounter) (uint64, error
 // packetCounterFailed says why a counter is missing from the metrics.
 func packetCounterFailed(c metrics.PacketCounter, err error) {
 	klog.Background().Error(err, "Cannot read a packet counter", "counter", c.String())
+}
+
+// affinityClients returns what counts the clients that a dataplane remembers;
+// nil if it does not count.
+func affinityClients(d proxy.Dataplane) func(context.Context, proxy.Family) (clients, room int, err error) {
+	if counting, ok := d.(interface {
+		AffinityClients(context.Context, proxy.Family) (clients, room int, err error)
+	}); ok {
+		return counting.AffinityClients
+	}
+	return nil
 }
 
 // wrote passes on what a dataplane wrote.
