@@ -161,12 +161,7 @@ func (t told) settleMode(
 	if err != nil {
 		return config.Configuration{}, err
 	}
-	c, err := t.input.Configuration(mode)
-	if c.NodePortAddresses.Primary && len(t.input.Object.NodePortAddresses) == 0 {
-		// Without a mode kube-proxy takes iptables, which opens them everywhere.
-		klog.FromContext(ctx).Info("NodePorts are open on the Node's own addresses only, nodePortAddresses can name more")
-	}
-	return c, err
+	return t.input.Configuration(mode)
 }
 
 // serve runs the daemon until ctx ends.

@@ -77,7 +77,7 @@ func TestFlagsReachTheConfiguration(t *testing.T) {
 		"kubeconfig": "/k", "kube-api-content-type": "application/json", "kube-api-qps": "7", "kube-api-burst": "8",
 		"config-sync-period": "1m", "feature-gates": "AllBeta=true", "bind-address": "192.0.2.1", "oom-score-adj": "-5",
 		"cluster-cidr": "10.0.0.0/8", "detect-local-mode": "NodeCIDR", "pod-bridge-interface": "br",
-		"pod-interface-name-prefix": "veth", "masquerade-all": "true", "nodeport-addresses": "all",
+		"pod-interface-name-prefix": "veth", "masquerade-all": "true", "nodeport-addresses": "primary",
 		"healthz-bind-address": "127.0.0.1", "metrics-bind-address": "127.0.0.1:1", "bind-address-hard-fail": "true",
 		"profiling": "true", "show-hidden-metrics-for-version": "1.36", "healthz-port": "0", "metrics-port": "0",
 		"conntrack-max-per-core": "1", "conntrack-min": "2", "conntrack-tcp-timeout-established": "3s",

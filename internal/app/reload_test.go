@@ -200,7 +200,7 @@ func TestReloadSaysWhatChanged(t *testing.T) {
 	d.start()
 	d.write(d.file, header+`
 clusterCIDR: 10.1.0.0/16
-nodePortAddresses: [all]
+nodePortAddresses: [primary]
 metricsBindAddress: none
 logging: {verbosity: 3}
 nftables: {masqueradeAll: true, masqueradeBit: 3}
@@ -219,7 +219,7 @@ newField: true
 		`logging.verbosity from "0" to "3"`,
 		`metricsBindAddress from "127.0.0.1:10249" to "none"`,
 		`clusterCIDR from "[10.0.0.0/8]" to "[10.1.0.0/16]"`,
-		`nodePortAddresses from "primary" to "all"`,
+		`nodePortAddresses from "all" to "primary"`,
 		`masqueradeAll from "false" to "true"`,
 	}
 	if diff := cmp.Diff(live, text(r.Live)); diff != "" {

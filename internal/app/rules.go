@@ -85,7 +85,7 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 		NodePortAddresses: resolve.NodePortAddresses{Primary: c.NodePortAddresses.Primary, CIDRs: c.NodePortAddresses.CIDRs},
 
 		IgnoreExternalIPs:  !c.Gate(config.GateExternalIPs),
-		LocalhostNodePorts: c.Mode == config.IPTables && c.LocalhostNodePorts,
+		LocalhostNodePorts: c.LocalhostNodePorts,
 	}
 	p.detection(ctx, &s)
 	if c.BindAddress.IsValid() {

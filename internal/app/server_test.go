@@ -187,6 +187,14 @@ func TestResolveSettings(t *testing.T) {
 		want  resolve.Settings
 	}{
 		{"cluster", nil, origin{}, resolve.Settings{NodePortAddresses: primary}},
+		{"cluster, mode left open", []string{"--proxy-mode="}, origin{}, resolve.Settings{LocalhostNodePorts: true}},
+		{
+			"cluster, mode left open, not on loopback",
+			[]string{"--proxy-mode=", "--iptables-localhost-nodeports=false"},
+			origin{},
+			resolve.Settings{},
+		},
+		{"cluster, mode iptables", []string{"--proxy-mode=iptables"}, origin{}, resolve.Settings{LocalhostNodePorts: true}},
 		{"folder with our Node", nil, origin{manifests: named}, resolve.Settings{NodePortAddresses: primary}},
 		{"folder without", nil, origin{manifests: empty}, resolve.Settings{}},
 		{
@@ -236,7 +244,7 @@ func TestResolveSettings(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := plan{config: configuration(t, tt.flags...), node: "here", from: tt.from}
+			p := plan{config: configuration(t, append([]string{"--proxy-mode=nftables"}, tt.flags...)...), node: "here", from: tt.from}
 			got, err := p.rules(t.Context(), []proxy.Family{proxy.IPv4})
 			if err != nil {
 				t.Fatal(err)

@@ -49,7 +49,7 @@ type Configuration struct {
 	MinSyncPeriod time.Duration // from the end of one sync to the start of the next; 0: as soon as the last one is done
 	SyncPeriod    time.Duration // from one full sync to the next
 
-	LocalhostNodePorts bool // for mode iptables and IPv4: NodePorts on 127.0.0.0/8 too
+	LocalhostNodePorts bool // NodePorts on 127.0.0.0/8 too, where NodePortAddresses have it
 	IPVS               IPVSSettings
 	Conntrack          Conntrack
 

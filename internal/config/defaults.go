@@ -50,8 +50,9 @@ func valueOr[T any](p *T, fallback T) T {
 	return *p
 }
 
-// effective returns the configuration as a file that asks for exactly it. The
-// periods stand in the section of the mode in force only.
+// effective returns the configuration as a file that asks for exactly it. A mode
+// that was left open stays so, since NodePorts depend on that too. The periods
+// stand in the section of the mode in force only.
 func (r *reading) effective() *v1alpha1.KubeProxyConfiguration {
 	o, c := r.o.DeepCopy(), &r.c
 	o.TypeMeta = metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}
@@ -64,14 +65,13 @@ func (r *reading) effective() *v1alpha1.KubeProxyConfiguration {
 	}
 	o.HealthzBindAddress = serverString(c.HealthzBindAddress)
 	o.MetricsBindAddress = serverString(c.MetricsBindAddress)
-	o.Mode = v1alpha1.ProxyMode(c.Mode)
 	o.DetectLocalMode = v1alpha1.LocalMode(c.DetectLocalMode)
 	if len(o.NodePortAddresses) == 0 && c.NodePortAddresses.Primary {
 		o.NodePortAddresses = []string{Primary}
 	}
 	o.OOMScoreAdj = new(int32(c.OOMScoreAdj))
 	o.ConfigSyncPeriod.Duration = c.ConfigSyncPeriod
-	o.IPTables.LocalhostNodePorts = new(c.LocalhostNodePorts)
+	o.IPTables.LocalhostNodePorts = new(valueOr(o.IPTables.LocalhostNodePorts, true))
 	o.Conntrack.MaxPerCore = new(int32(c.Conntrack.MaxPerCore.Value))
 	o.Conntrack.Min = new(int32(c.Conntrack.Min.Value))
 	o.Conntrack.TCPEstablishedTimeout = &metav1.Duration{Duration: c.Conntrack.TCPEstablishedTimeout.Value}
@@ -91,6 +91,9 @@ func effectiveSections(o *v1alpha1.KubeProxyConfiguration, c *Configuration) {
 	case NFTables:
 		o.NFTables.SyncPeriod, o.NFTables.MinSyncPeriod = every, least
 		o.NFTables.MasqueradeBit, o.NFTables.MasqueradeAll = bit, c.MasqueradeAll
+		if o.Mode == "" {
+			o.IPTables.MasqueradeBit = bit // it comes first then
+		}
 	case IPVS:
 		o.IPVS.SyncPeriod, o.IPVS.MinSyncPeriod = every, least
 		o.IPTables.MasqueradeBit, o.IPTables.MasqueradeAll = bit, c.MasqueradeAll

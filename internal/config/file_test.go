@@ -69,7 +69,8 @@ func compare(t *testing.T, want, got Configuration) {
 }
 
 // TestKubeadmConfigMap reads what kubeadm puts into its ConfigMap: every field,
-// most of them zero, which means that nothing was said.
+// most of them zero, which means that nothing was said. Up to 1.36 not even the
+// mode is, so that NodePorts are where kube-proxy's default, iptables, has them.
 func TestKubeadmConfigMap(t *testing.T) {
 	in := decodeFile(t, "kubeadm.yaml")
 	missing(t, "kubeadm.yaml")
@@ -81,11 +82,54 @@ func TestKubeadmConfigMap(t *testing.T) {
 	want.Mode = NFTables
 	want.Client.Kubeconfig = "/var/lib/kube-proxy/kubeconfig.conf"
 	want.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
-	want.NodePortAddresses.Primary = true
 	want.SyncPeriod = time.Hour // and no pause between changes
 	compare(t, want, got)
-	if in.Mode() != "" {
-		t.Errorf("mode %q was asked for", in.Mode())
+	if in.Mode() != "" || got.Object.Mode != "" {
+		t.Errorf("mode %q was asked for, and is told as %q", in.Mode(), got.Object.Mode)
+	}
+}
+
+// TestNodePortsOfAMode has NodePorts where kube-proxy has them: in mode iptables,
+// its default, everywhere and on loopback, in mode nftables on the node's own
+// addresses. What is said counts in both.
+func TestNodePortsOfAMode(t *testing.T) {
+	all, primary := NodePortAddresses{}, NodePortAddresses{Primary: true}
+	tests := []struct {
+		file, unset ProxyMode
+		off         bool // localhostNodePorts: false
+		addresses   []string
+		want        NodePortAddresses
+		localhost   bool
+	}{
+		{"", NFTables, false, nil, all, true},
+		{"", IPTables, false, nil, all, true},
+		{"", NFTables, true, nil, all, false},
+		{"", NFTables, false, []string{Primary}, primary, true},
+		{IPTables, NFTables, false, nil, all, true}, // as kubeadm 1.37 writes it
+		{IPTables, NFTables, true, nil, all, false},
+		{NFTables, IPTables, false, nil, primary, false},
+		{NFTables, IPTables, false, []string{All}, all, false},
+	}
+	for _, tt := range tests {
+		var in Input
+		in.Object.Mode, in.Object.NodePortAddresses = v1alpha1.ProxyMode(tt.file), tt.addresses
+		if tt.off {
+			in.Object.IPTables.LocalhostNodePorts = new(false)
+		}
+		c, err := in.Configuration(tt.unset)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(tt.want, c.NodePortAddresses, equalNets()); diff != "" || c.LocalhostNodePorts != tt.localhost {
+			t.Errorf("%+v: loopback %t, addresses (-want +got):\n%s", tt, c.LocalhostNodePorts, diff)
+		}
+		again, err := Input{Object: *c.Object}.Configuration(tt.unset)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if changes := Changes(&c, &again); len(changes) > 0 {
+			t.Errorf("%+v: what is in force reads as %v", tt, changes)
+		}
 	}
 }
 
@@ -334,7 +378,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, text)
 		}
-		again, err := in.Configuration(IPVS)
+		again, err := in.Configuration(NFTables)
 		if err != nil {
 			t.Fatalf("%v\n%s", err, text)
 		}

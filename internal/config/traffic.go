@@ -32,10 +32,12 @@ func (r *reading) detectLocal() {
 	}
 }
 
-// nodePorts reads which addresses take NodePorts.
+// nodePorts reads which addresses take NodePorts. An operator who left the mode
+// open has them where kube-proxy's default, iptables, does.
 func (r *reading) nodePorts() {
+	r.c.LocalhostNodePorts = valueOr(r.o.IPTables.LocalhostNodePorts, true) && r.Mode() != NFTables
 	if len(r.o.NodePortAddresses) == 0 {
-		r.c.NodePortAddresses.Primary = r.c.Mode == NFTables
+		r.c.NodePortAddresses.Primary = r.Mode() == NFTables
 		return
 	}
 	var err error
@@ -58,7 +60,6 @@ func (r *reading) masquerade() {
 		r.checkBit(nft.MasqueradeBit, FieldNFTablesMasqueradeBit)
 	}
 	r.c.MasqueradeBit, r.c.MasqueradeAll = int(valueOr(bit, defaultMasqueradeBit)), all
-	r.c.LocalhostNodePorts = valueOr(ipt.LocalhostNodePorts, true)
 }
 
 // ownSection reports whether only the file's section nftables counts. It does
