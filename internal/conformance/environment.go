@@ -71,8 +71,9 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 	if word == "" && mode == "nftables" {
 		word = "primary"
 	}
-	if mode == "iptables" {
-		s.LocalhostNodePorts = c.LocalhostNodePort == nil || *c.LocalhostNodePort
+	s.LocalhostNodePorts = mode == "iptables"
+	if c.LocalhostNodePort != nil {
+		s.LocalhostNodePorts = *c.LocalhostNodePort
 	}
 	s.NodePortAddresses.CIDRs = c.NodePortAddresses.CIDRs
 	s.NodePortAddresses.Primary = word == "primary" && s.NodePortAddresses.CIDRs == nil

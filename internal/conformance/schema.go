@@ -38,7 +38,7 @@ type World struct {
 type Config struct {
 	DetectLocal       string        `json:"detect_local"` // cluster-cidr (default), node-cidr, bridge, prefix, none
 	MasqueradeAll     bool          `json:"masquerade_all"`
-	LocalhostNodePort *bool         `json:"localhost_nodeports"` // iptables only
+	LocalhostNodePort *bool         `json:"localhost_nodeports"` // none: in mode iptables only
 	NodePortAddresses nodePortAddrs `json:"nodeport_addresses"`
 	ServiceCIDRs      []string      `json:"service_cidrs"` // none: the table's
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -67,6 +68,11 @@ func (n *Node) TakesNodePorts(a netip.Addr) bool {
 		return false
 	}
 	return contains(n.NodePorts, a)
+}
+
+// OpensLoopback reports whether any loopback address takes NodePorts.
+func (n *Node) OpensLoopback() bool {
+	return n.LocalhostNodePorts && slices.ContainsFunc(n.NodePorts, netip.MustParsePrefix("127.0.0.0/8").Overlaps)
 }
 
 // masqueradesClusterIP says whether ClusterIP traffic of an origin hides the

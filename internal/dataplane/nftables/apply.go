@@ -27,6 +27,9 @@ func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
 			return err
 		}
 	}
+	if delta.Node != nil {
+		d.openLoopback(ctx)
+	}
 	if len(refused) > 0 {
 		return &proxy.RefusedError{Rows: refused}
 	}
@@ -92,8 +95,9 @@ func (d *Dataplane) change(delta *proxy.Delta, refused map[proxy.PortKey]error) 
 func (c *change) constants(d *Dataplane, delta *proxy.Delta) {
 	node, cidrs := d.after(delta)
 	for _, t := range d.tables {
-		was, _ := t.constant(d.node, d.cidrs)
-		is, _ := t.constant(node, cidrs)
+		was, wasBase := t.constant(d.node, d.cidrs)
+		is, isBase := t.constant(node, cidrs)
+		was, is = append(was, wasBase...), append(is, isBase...)
 		for i := range is {
 			if !slices.Equal(t.listed(was[i]), t.listed(is[i])) {
 				rewrite(&c.chains, t, is[i])

@@ -58,7 +58,9 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix) (inner, base []*ch
 		t.sourceRangesChain(),
 		t.chain(refuse, t.rule().reject().comment("refused at once")),
 	}
-	return inner, t.hooks()
+	base = t.hooks()
+	base[0].rules = append(t.guard(n), base[0].rules...) // firewall-prerouting
+	return inner, base
 }
 
 func (t *table) chain(name string, rules ...*nft.Rule) *chain {
@@ -150,13 +152,12 @@ func (t *table) noEndpointsChain(name string, m *frontendMaps) *chain {
 }
 
 // nodePortChain sends packets to the node addresses that take NodePorts to
-// another chain. Loopback never does.
+// another chain. Loopback does only if the node says so, that of IPv6 never.
 func (t *table) nodePortChain(name, to string, n *proxy.Node) *chain {
-	loopback := netip.MustParsePrefix("127.0.0.0/8")
-	if t.family == proxy.IPv6 {
-		loopback = netip.MustParsePrefix("::1/128")
+	c := t.chain(name)
+	if t.family == proxy.IPv6 || !n.LocalhostNodePorts {
+		c.rules = append(c.rules, t.rule().within(false, loopback(t.family)).back().comment("loopback takes no NodePorts"))
 	}
-	c := t.chain(name, t.rule().within(false, loopback).back().comment("loopback takes no NodePorts"))
 	for _, p := range proxy.PrefixesOf(n.NodePorts, t.family) {
 		c.rules = append(c.rules,
 			t.rule().within(false, p).local(false).goTo(to).comment("node addresses that take NodePorts"))

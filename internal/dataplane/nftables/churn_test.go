@@ -31,7 +31,7 @@ func TestNoFlowIsLostToACommit(t *testing.T) {
 	}{{"plain", 0, flows}, {"affinity", time.Second, flows / 4}} {
 		t.Run(tt.name, func(t *testing.T) {
 			namespace(t)
-			loopback(t)
+			podsOnLoopback(t)
 			d, _ := openKernel(t)
 			row := func(n int) *proxy.ServicePort {
 				sp := plainRow(0, n, 0)
@@ -86,8 +86,8 @@ var (
 	clients = netip.MustParsePrefix("10.200.0.0/16")
 )
 
-// loopback gives the namespace all addresses of pods, and routes to Services. What is remembered of flows is forgotten soon.
-func loopback(t *testing.T) {
+// podsOnLoopback gives the namespace all addresses of pods, and routes to Services. What is remembered of flows is forgotten soon.
+func podsOnLoopback(t *testing.T) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -303,7 +303,7 @@ func ranges(t *testing.T, d *Dataplane) map[string]string {
 func TestAffinityWithoutRoom(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
-	loopback(t)
+	podsOnLoopback(t)
 	d, err := Open(ctx, Settings{MarkBit: 14})
 	if err != nil {
 		t.Fatal(err)

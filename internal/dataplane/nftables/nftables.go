@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
 )
 
@@ -22,13 +23,16 @@ type Settings struct {
 // Dataplane writes rows to nf_tables of one network namespace.
 type Dataplane struct {
 	conn       nft.Interface
-	clients    *clientCounter // nil: nobody counts
+	clients    *clientCounter   // nil: nobody counts
+	sysctls    sysctl.Interface // nil: what they are is not for us to change
 	tables     []*table
 	stepSize   int
 	batchBytes int
 
 	node  *proxy.Node // as the kernel has it; nil before the first Sync
 	cidrs []netip.Prefix
+
+	closed bool // NodePorts on loopback addresses, though they should not be
 }
 
 var (
@@ -48,6 +52,7 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	d := New(conn, s)
+	d.sysctls = sysctl.Kernel{}
 	d.clients = &clientCounter{conn: reader, last: map[proxy.Family]clientCount{}}
 	return d, nil
 }
@@ -136,6 +141,8 @@ func probeNode(f proxy.Family) *proxy.Node {
 	return &proxy.Node{
 		LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{one}, Interface: "probe"},
 		NodePorts: []netip.Prefix{all},
+
+		LocalhostNodePorts: true,
 	}
 }
 

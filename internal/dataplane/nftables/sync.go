@@ -33,6 +33,7 @@ func (d *Dataplane) Sync(ctx context.Context, s *proxy.State) error {
 			return err
 		}
 	}
+	d.openLoopback(ctx)
 	if len(refused) > 0 {
 		return &proxy.RefusedError{Rows: refused}
 	}

@@ -1,0 +1,190 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/sysctl"
+	"sluice/internal/proxy"
+)
+
+// TestRouteLocalnet wants the setting changed where NodePorts are on loopback,
+// nowhere else, and never before the guard is in the kernel.
+func TestRouteLocalnet(t *testing.T) {
+	tests := []struct {
+		name      string
+		localhost bool
+		nodePorts string
+		on        bool
+	}{
+		{"asked for", true, "0.0.0.0/0", true},
+		{"a part of it", true, "127.0.0.0/16", true},
+		{"not asked for", false, "0.0.0.0/0", false},
+		{"not among the addresses", true, "192.0.2.0/24", false},
+	}
+	for _, tt := range tests {
+		for _, byStep := range []bool{false, true} {
+			k := sysctl.NewFake(map[string]string{routeLocalnet: "0"})
+			conn := &before{Interface: nft.NewFake(), settings: k}
+			d := New(conn, Settings{MarkBit: 14})
+			d.sysctls = k
+			s := plainState(1)
+			node := *s.Node
+			node.LocalhostNodePorts, node.NodePorts = tt.localhost, []netip.Prefix{netip.MustParsePrefix(tt.nodePorts)}
+			if !byStep {
+				s.Node = &node
+			}
+			err := d.Sync(t.Context(), s)
+			if byStep && err == nil {
+				err = d.Apply(t.Context(), &proxy.Delta{Node: &node})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if on, _ := sysctl.ReadInt(k, routeLocalnet); on == 1 != tt.on {
+				t.Errorf("%s, by a step %t: %s is %d", tt.name, byStep, routeLocalnet, on)
+			}
+			if tt.on && !conn.guarded {
+				t.Errorf("%s, by a step %t: loopback is open and there is no guard", tt.name, byStep)
+			}
+		}
+	}
+}
+
+// before notes whether the guard was written while the setting was still off.
+type before struct {
+	nft.Interface
+	settings *sysctl.Fake
+	guarded  bool
+}
+
+func (b *before) Commit(ctx context.Context, batch *nft.Batch) error {
+	t := newTable(proxy.IPv4, 14, tableName)
+	guard := t.guard(&proxy.Node{LocalhostNodePorts: true})
+	for _, op := range batch.Ops {
+		if op.Kind == nft.AddRule && op.Rule.Comment == guard[0].Comment {
+			b.guarded = b.guarded || len(b.settings.Writes()) == 0
+		}
+	}
+	return b.Interface.Commit(ctx, batch)
+}
+
+// TestLoopbackThatCannotBeOpened goes on without.
+func TestLoopbackThatCannotBeOpened(t *testing.T) {
+	k := sysctl.NewFake(map[string]string{routeLocalnet: "0"})
+	k.Refuse(routeLocalnet, errors.New("read-only file system"))
+	d := New(nft.NewFake(), Settings{MarkBit: 14})
+	d.sysctls = k
+	s := plainState(1)
+	s.Node.LocalhostNodePorts = true
+	if err := d.Sync(t.Context(), s); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLoopbackIsNotForOthers sends datagrams with loopback addresses over the
+// wire to a node that has NodePorts on loopback. Only an honest one, the last,
+// may arrive; without the guard all do.
+func TestLoopbackIsNotForOthers(t *testing.T) {
+	lab.Require(t)
+	const port = 4001
+	forged := []string{"to 127.0.0.1", "from 127.0.0.2"}
+	for _, tt := range []struct {
+		name    string
+		guarded bool
+		want    []string
+	}{
+		{"without rules", false, append(slices.Clone(forged), "honest")},
+		{"with rules", true, []string{"honest"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l, err := lab.New(lab.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			forger(t, l.Outside())
+			var in net.PacketConn
+			if err := l.Node().Do(func() (err error) {
+				if in, err = net.ListenPacket("udp4", ":4001"); err != nil || !tt.guarded {
+					return errors.Join(err, sysctl.Kernel{}.Write(routeLocalnet, "1"))
+				}
+				d, err := Open(t.Context(), Settings{MarkBit: 14})
+				if err != nil {
+					return err
+				}
+				s := plainState(0)
+				s.Node.LocalhostNodePorts = true
+				return errors.Join(d.Sync(t.Context(), s), d.Close())
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer in.Close()
+			send(t, l.Outside(), forged[0], "203.0.113.2", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
+			send(t, l.Outside(), forged[1], "127.0.0.2", netip.AddrPortFrom(netip.MustParseAddr("192.168.0.2"), port))
+			send(t, l.Outside(), "honest", "203.0.113.2", netip.AddrPortFrom(netip.MustParseAddr("192.168.0.2"), port))
+			if diff := cmp.Diff(tt.want, receive(t, in)); diff != "" {
+				t.Errorf("what arrived (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// forger makes a host send loopback addresses like any other.
+func forger(t *testing.T, h *lab.Host) {
+	t.Helper()
+	if err := h.Do(func() error {
+		for _, route := range []string{"local 127.0.0.0/8", "local 127.0.0.1"} {
+			del := exec.Command("sh", "-c", "ip route del "+route+" dev lo table local")
+			if err := del.Run(); err != nil {
+				return err
+			}
+		}
+		return sysctl.Kernel{}.Write(routeLocalnet, "1")
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func send(t *testing.T, h *lab.Host, text, src string, dst netip.AddrPort) {
+	t.Helper()
+	c, err := h.Dial(t.Context(), proxy.UDP, netip.MustParseAddr(src), dst)
+	if err == nil {
+		_, err = c.Write([]byte(text))
+		err = errors.Join(err, c.Close())
+	}
+	if err != nil {
+		t.Fatalf("send %q: %v", text, err)
+	}
+}
+
+// receive returns what arrives, up to the honest one.
+func receive(t *testing.T, in net.PacketConn) []string {
+	t.Helper()
+	var got []string
+	if err := in.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for b := make([]byte, 64); !slices.Contains(got, "honest"); {
+		n, _, err := in.ReadFrom(b)
+		if err != nil {
+			t.Fatalf("after %q: %v", got, err)
+		}
+		got = append(got, string(b[:n]))
+	}
+	return got
+}
