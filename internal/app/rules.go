@@ -15,11 +15,15 @@ import (
 	"sluice/internal/resolve"
 )
 
-// chooseMode returns the best mode that the kernel can do.
+// chooseMode returns the mode that the host needs, or else the best that the
+// kernel can do.
 func chooseMode(ctx context.Context) (config.ProxyMode, error) { return choose(ctx, dataplane.Of) }
 
 func choose(ctx context.Context, of func(config.ProxyMode) (dataplane.Mode, error)) (config.ProxyMode, error) {
 	families, _ := hostFamilies(os.DirFS("/proc"))
+	if m, err := neededMode(ctx, of, families); m != "" || err != nil {
+		return m, err
+	}
 	var reasons []string
 	for _, m := range config.Modes() {
 		mode, err := of(m)
@@ -52,6 +56,39 @@ func probeMode(ctx context.Context, c config.Configuration) error {
 		return fmt.Errorf("probe mode %s: %w", c.Mode, err)
 	}
 	return nil
+}
+
+// neededMode returns the mode without which the host would lose traffic that it
+// had with kube-proxy's default; empty if there is none, or none to be had.
+func neededMode(
+	ctx context.Context, of func(config.ProxyMode) (dataplane.Mode, error), families []proxy.Family,
+) (config.ProxyMode, error) {
+	logger, s := klog.FromContext(ctx), dataplane.Settings{Families: families}
+	for _, m := range config.Modes() {
+		mode, err := of(m)
+		if err != nil {
+			return "", err
+		}
+		if mode.Needed == nil {
+			continue
+		}
+		why, err := mode.Needed(ctx, s)
+		if err != nil {
+			logger.Error(err, "Cannot tell whether the host needs a mode, set one if Services get no answer", "mode", m)
+		}
+		if why == "" {
+			continue
+		}
+		if _, err := mode.Probe(ctx, s); err != nil {
+			logger.Error(err, "The host needs a mode that is not to be had: Services get no answer unless rules of yours accept their traffic",
+				"mode", m, "because", why)
+			continue
+		}
+		logger.Info("No proxy mode is set, took the one that the host needs; where rules accept the traffic of Services, mode nftables can be set",
+			"mode", m, "because", why)
+		return m, nil
+	}
+	return "", nil
 }
 
 // probe returns the families that both the host and the mode can serve.

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 	"sluice/internal/proxy"
@@ -38,5 +41,48 @@ func TestChoose(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), "nftables: the kernel has no nftables; iptables: the kernel has no iptables") {
 			t.Errorf("error %q does not say why", err)
 		}
+	}
+}
+
+// TestChooseWhatTheHostNeeds takes the mode that a host needs if the kernel can
+// do it. If not, or if nobody knows, it says so and takes another.
+func TestChooseWhatTheHostNeeds(t *testing.T) {
+	tests := []struct {
+		name  string
+		why   string
+		err   error
+		probe error
+		want  config.ProxyMode
+		log   string
+	}{
+		{"not needed", "", nil, nil, config.NFTables, ""},
+		{"needed", "FORWARD drops", nil, nil, config.IPTables, "FORWARD drops"},
+		{"needed and not to be had", "FORWARD drops", nil, errors.New("no programs"), config.NFTables, "no programs"},
+		{"not known", "", errors.New("too old"), nil, config.NFTables, "too old"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			buffer := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+			ctx := klog.NewContext(t.Context(), buffer)
+			got, err := choose(ctx, func(m config.ProxyMode) (dataplane.Mode, error) {
+				mode := dataplane.Mode{Probe: func(context.Context, dataplane.Settings) ([]proxy.Family, error) {
+					if m == config.IPTables {
+						return proxy.Families[:], tt.probe
+					}
+					return proxy.Families[:], nil
+				}}
+				if m == config.IPTables {
+					mode.Needed = func(context.Context, dataplane.Settings) (string, error) { return tt.why, tt.err }
+				}
+				return mode, nil
+			})
+			if err != nil || got != tt.want {
+				t.Errorf("took %q, error %v; want %q", got, err, tt.want)
+			}
+			log := buffer.GetSink().(ktesting.Underlier).GetBuffer().String()
+			if !strings.Contains(log, tt.log) {
+				t.Errorf("%q is not in the log:\n%s", tt.log, log)
+			}
+		})
 	}
 }

@@ -27,6 +27,10 @@ type Mode struct {
 	// When it can do none, the error says what is missing.
 	Probe func(context.Context, Settings) ([]proxy.Family, error)
 
+	// Needed says why a host needs this mode though it could do another; empty
+	// if it does not. Nil: no host does.
+	Needed func(context.Context, Settings) (string, error)
+
 	// Open returns the dataplane. The kernel does nothing new before its Sync.
 	Open func(context.Context, Settings) (proxy.Dataplane, error)
 
@@ -86,6 +90,9 @@ func iptablesMode() Mode {
 	return Mode{
 		Probe: func(ctx context.Context, s Settings) ([]proxy.Family, error) {
 			return iptables.Probe(ctx, settings(s))
+		},
+		Needed: func(ctx context.Context, s Settings) (string, error) {
+			return iptables.Needed(ctx, settings(s))
 		},
 		Open: func(ctx context.Context, s Settings) (proxy.Dataplane, error) {
 			d, err := iptables.Open(ctx, settings(s))
