@@ -170,7 +170,7 @@ func (o *Options) trafficFlags() flagGroup {
 	g := group("Traffic")
 	c := &o.Object
 	g.StringVar((*string)(&c.Mode), "proxy-mode", "",
-		"program the kernel by this `MODE`: "+modeNames()+"; without it, the best that the kernel can do")
+		"program the kernel by this `MODE`: "+modeNames()+"; without it, the best that the kernel can do, or what the host needs")
 	g.StringVar(&c.ClusterCIDR, "cluster-cidr", "",
 		"`CIDRS` of the pods in the cluster: one, or two with a comma between, one of each family")
 	g.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", "",
@@ -182,8 +182,8 @@ func (o *Options) trafficFlags() flagGroup {
 		"`PREFIX` of the pods' interface names, for InterfaceNamePrefix")
 	g.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "hide the client's address in all traffic to ClusterIPs")
 	g.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil,
-		"open NodePorts on the node's addresses within these `CIDRS`, by the word primary (the default of mode "+
-			"nftables) on those of its Node object, by localhost on loopback addresses (mode iptables, IPv4), by all on "+
+		"open NodePorts on the node's addresses within these `CIDRS`, by the word primary (the default if mode "+
+			"nftables is named) on those of its Node object, by localhost on loopback addresses (IPv4), by all on "+
 			"every one; they can be combined")
 	return g.sets(map[string]config.Field{
 		"proxy-mode":                config.FieldMode,

@@ -38,7 +38,7 @@ func (o *Options) iptablesFlags() flagGroup {
 	g.Var(optionalInt(&c.MasqueradeBit, 14), "iptables-masquerade-bit",
 		"ask for masquerading by this `BIT` of the packet mark, from 0 to 31; mode ipvs too")
 	g.VarPF(optionalBool(&c.LocalhostNodePorts, true), "iptables-localhost-nodeports", "",
-		"open NodePorts on 127.0.0.0/8 too; mode iptables only").NoOptDefVal = "true"
+		"open NodePorts on 127.0.0.0/8 too; not where mode nftables is named").NoOptDefVal = "true"
 	g.DurationVar(&c.SyncPeriod.Duration, "iptables-sync-period", 30*time.Second,
 		"`TIME` from one check of everything to the next; mode nftables unless given: 1h")
 	g.DurationVar(&c.MinSyncPeriod.Duration, "iptables-min-sync-period", time.Second,

@@ -28,6 +28,8 @@ const (
 	fullSyncPeriod = time.Hour
 	// usualSyncPeriod is kube-proxy's default, by which its health is judged.
 	usualSyncPeriod = 30 * time.Second
+	// leaveTime is how long the last write may take.
+	leaveTime = 5 * time.Second
 )
 
 // patience is how long a sync that was asked for may take before the proxy
@@ -217,11 +219,26 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 		w := s.plan.follow(s.plan.config, func(ctx context.Context, r Reload) { s.reload(ctx, r, reloads) })
 		jobs = append(jobs, job{"follow the configuration", w.Run})
 	}
-	err := errors.Join(together(ctx, jobs), s.close())
-	if err == nil {
+	err := together(ctx, jobs)
+	s.leave(ctx)
+	if err = errors.Join(err, s.close()); err == nil {
 		logger.Info("Stopped, the rules stay in force")
 	}
 	return err
+}
+
+// leave lets the rules give way to another proxy, should one come. That ctx has
+// ended is why we leave.
+func (s *ProxyServer) leave(ctx context.Context) {
+	l, ok := s.dataplane.(proxy.Leaver)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	defer cancel()
+	if err := l.Leave(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "If another service proxy follows, remove our rules once it serves")
+	}
 }
 
 // available returns an error if a server that must have its address cannot have

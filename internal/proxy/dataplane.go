@@ -30,6 +30,14 @@ type Watcher interface {
 	Watch(ctx context.Context, missed func(), changed func(what string)) error
 }
 
+// Leaver is a Dataplane whose rules would not give way by themselves to those
+// of another proxy that comes after us.
+type Leaver interface {
+	// Leave prepares the rules for a time without us, in which they stay in
+	// force unless another proxy comes. It is the last thing before Close.
+	Leave(ctx context.Context) error
+}
+
 // ErrNothingApplied is wrapped by an error from Apply that left the kernel as
 // it was: the same delta may be tried again. After any other error, but for a
 // [RefusedError], only Sync is right.

@@ -38,6 +38,7 @@ type Dataplane struct {
 var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Watcher   = (*Dataplane)(nil)
+	_ proxy.Leaver    = (*Dataplane)(nil)
 )
 
 // Open connects to nf_tables of the calling thread's network namespace. It

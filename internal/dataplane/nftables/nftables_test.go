@@ -425,6 +425,15 @@ func TestListable(t *testing.T) {
 	if err := d.Sync(context.Background(), randomState(3, 60)); err != nil {
 		t.Fatal(err)
 	}
+	listable(t)
+	if err := d.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	listable(t)
+}
+
+func listable(t *testing.T) {
+	t.Helper()
 	for _, args := range [][]string{{"list", "ruleset"}, {"-j", "list", "ruleset"}} {
 		cmd := exec.Command("nft", args...)
 		var stderr strings.Builder

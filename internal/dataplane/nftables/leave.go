@@ -1,0 +1,145 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+const (
+	priorityLateDNAT  = priorityDNAT + 5     // after every other service proxy
+	priorityLookAfter = priorityLateDNAT + 5 // after that
+)
+
+// Leave prepares the tables for a time without us: a moment until our next
+// start, or for ever. Everything stays in force, but if another proxy comes its
+// translations go before ours; and once it is seen to translate a ClusterIP,
+// nothing of ours does anything any more. Otherwise what we know would live on
+// beside it, and go stale: endpoints that have gone, Services that have none.
+// The next Sync undoes it. Before the first one there is nothing to leave.
+func (d *Dataplane) Leave(ctx context.Context) error {
+	if d.node == nil {
+		return nil
+	}
+	var b nft.Batch
+	for _, t := range d.tables {
+		other := t.otherProxy()
+		b.AddSet(other)
+		b.AddElement(other, nft.Element{Key: string(hostWord(0))}) // so that there is one to delete
+		b.DeleteElement(other, nft.Element{Key: string(hostWord(0))})
+		for _, c := range t.left(d.node) {
+			b.AddChain(t.Table, &c.Chain)
+			rewrite(&b, t, c)
+		}
+	}
+	if err := d.conn.Commit(ctx, &b); err != nil {
+		return fmt.Errorf("let the rules give way to another proxy: %w", err)
+	}
+	d.node = nil // the kernel is not as Apply knows it
+	return nil
+}
+
+// otherProxy returns the set that has an element once another proxy was seen.
+func (t *table) otherProxy() *nft.Set {
+	return &nft.Set{
+		Table: t.Table, Name: "other-proxy", Key: []nft.Type{nft.Mark},
+		Dynamic: true, Size: 1, Comment: "another service proxy has taken over",
+	}
+}
+
+// left returns the base chains for the time without us. Each looks for another
+// proxy first, and the translations are in new ones. Flows to ClusterIPs have a
+// bit of their mark set while it is not known who translates them.
+func (t *table) left(n *proxy.Node) []*chain {
+	var out []*chain
+	_, base := t.constant(n, nil)
+	for _, c := range base {
+		switch c.Hook.Priority {
+		case priorityDNAT:
+			out = append(out, t.late(c)...)
+			c.rules = nil
+		case priorityFirewall:
+			toClusterIP := t.rule().newFlow().load(false).in(t.clusterIPs).setFlowMark(true).comment("who translates it?")
+			guarded := 0
+			if c.Hook.Number == unix.NF_INET_PRE_ROUTING {
+				guarded = len(t.guard(n))
+			}
+			c.rules = slices.Insert(c.rules, guarded, t.idle(), toClusterIP)
+		default:
+			c.rules = slices.Insert(c.rules, 0, t.idle())
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// late returns what does the work of a base chain that translates: one that
+// runs after another proxy's, if that has not translated the flow, and one that
+// sees whether it has. Only a flow's first packet comes to the former.
+func (t *table) late(c *chain) []*chain {
+	on := func(name, kind string, priority int32, rules ...*nft.Rule) *chain {
+		made := t.chain(name, rules...)
+		made.Hook = &nft.Hook{Type: kind, Number: c.Hook.Number, Priority: priority}
+		return made
+	}
+	rules := append([]*nft.Rule{t.idle(), t.rule().setFlowMark(false).comment("no other proxy does")}, c.rules...)
+	return []*chain{
+		on("late-"+c.Name, "nat", priorityLateDNAT, rules...),
+		on("after-"+c.Name, "filter", priorityLookAfter,
+			t.rule().newFlow().flowMarked().firstTranslated().note(t.otherProxy()).comment("another proxy does"),
+			t.rule().newFlow().flowMarked().setFlowMark(false).comment("no more to be known")),
+	}
+}
+
+// idle ends a chain once another proxy was seen.
+func (t *table) idle() *nft.Rule {
+	return t.rule().zero().in(t.otherProxy()).accept().comment("another proxy has taken over")
+}
+
+// zero loads it, in a way that the nft program can list.
+func (r *rule) zero() *rule {
+	n := r.take(1)
+	return r.add(&expr.Meta{Key: expr.MetaKeyMARK, Register: n},
+		&expr.Bitwise{SourceRegister: n, DestRegister: n, Len: 4, Mask: hostWord(0), Xor: hostWord(0)})
+}
+
+// note adds zero to a set for good.
+func (r *rule) note(s *nft.Set) *rule {
+	r.zero()
+	return r.add(&expr.Dynset{SrcRegKey: firstRegister, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_ADD}).done()
+}
+
+// firstTranslated matches the first packet of a flow whose destination was
+// translated: a flow is confirmed when its first packet has passed.
+func (r *rule) firstTranslated() *rule {
+	const statusConfirmed, statusDNAT = 1 << 3, 1 << 5 // IPS_CONFIRMED, IPS_DST_NAT
+	r.add(&expr.Ct{Key: expr.CtKeySTATUS, Register: firstRegister},
+		&expr.Bitwise{
+			SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4,
+			Mask: hostWord(statusConfirmed | statusDNAT), Xor: hostWord(0),
+		}, &expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: hostWord(statusDNAT)})
+	return r.done()
+}
+
+// flowMarked matches flows whose mark has our bit.
+func (r *rule) flowMarked() *rule { return r.conntrack(expr.CtKeyMARK, r.t.mark) }
+
+// setFlowMark sets or clears our bit of a flow's mark.
+func (r *rule) setFlowMark(on bool) *rule {
+	var xor uint32
+	if on {
+		xor = r.t.mark
+	}
+	return r.add(&expr.Ct{Key: expr.CtKeyMARK, Register: firstRegister},
+		&expr.Bitwise{
+			SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4,
+			Mask: hostWord(^r.t.mark), Xor: hostWord(xor),
+		},
+		&expr.Ct{Key: expr.CtKeyMARK, Register: firstRegister, SourceRegister: true})
+}

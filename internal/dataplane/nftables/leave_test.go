@@ -1,0 +1,187 @@
+package nftables
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// host is a namespace with two endpoints, on addresses of its own.
+type host struct {
+	*testing.T
+	one, two netip.AddrPort
+}
+
+// newHost has two endpoints that answer with their own address, and a route by
+// which Services are looked for.
+func newHost(t *testing.T) *host {
+	t.Helper()
+	namespace(t)
+	h := &host{T: t, one: netip.MustParseAddrPort("10.0.0.1:8080"), two: netip.MustParseAddrPort("10.0.0.2:8080")}
+	h.run("ip link set lo up; ip route add 172.16.0.0/16 dev lo")
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []netip.AddrPort{h.one, h.two} {
+		addr, err := netlink.ParseAddr(a.Addr().String() + "/32")
+		if err == nil {
+			err = netlink.AddrAdd(lo, addr)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		ln, err := net.Listen("tcp", a.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ln.Close() })
+		go func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				fmt.Fprint(c, a)
+				c.Close()
+			}
+		}()
+	}
+	return h
+}
+
+func (h *host) run(line string) {
+	h.Helper()
+	if out, err := exec.CommandContext(h.Context(), "sh", "-ec", line).CombinedOutput(); err != nil {
+		h.Fatalf("%s: %v: %s", line, err, out)
+	}
+}
+
+// expect asks a Service and wants an endpoint's answer; none if it is invalid.
+func (h *host) expect(sp *proxy.ServicePort, want netip.AddrPort, when string) {
+	h.Helper()
+	patience := 5 * time.Second
+	if !want.IsValid() {
+		patience = 200 * time.Millisecond
+	}
+	got := make([]byte, len("10.0.0.1:8080"))
+	c, err := net.DialTimeout("tcp", sp.Frontends[0].Addr.String(), patience)
+	if err == nil {
+		defer c.Close()
+		_, err = c.Read(got)
+	}
+	switch {
+	case want.IsValid() && (err != nil || string(got) != want.String()):
+		h.Errorf("%s: %v answers %q, error %v; want %v", when, sp.Key.Name, got, err, want)
+	case !want.IsValid() && err == nil:
+		h.Errorf("%s: %v is answered by %q, want nobody", when, sp.Key.Name, got)
+	}
+}
+
+// TestLeave leaves rules behind that go on until another proxy is seen to
+// translate a Service's address, and stop then, whatever that proxy knows of
+// other Services. A new start makes them go on.
+func TestLeave(t *testing.T) {
+	h := newHost(t)
+	d, _ := openKernel(t)
+	s := plainState(0)
+	web, gone := plainRow(1, 1, 0), plainRow(2, 1, 0)
+	mute := plainRow(3, 1, 0)
+	mute.Key.Protocol = proxy.UDP
+	for _, sp := range []*proxy.ServicePort{web, gone, mute} {
+		sp.Cluster[0].Addr = h.one
+		s.Rows[sp.Key] = sp
+	}
+	if err := d.Leave(t.Context()); err != nil {
+		t.Errorf("leave before anything was written: %v", err)
+	}
+	step := func(do func() error, when string) {
+		t.Helper()
+		if err := do(); err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+	}
+	sync := func() error { return d.Sync(t.Context(), s) }
+	leave := func() error { return d.Leave(t.Context()) }
+	step(sync, "sync")
+	inForce := dump(t, d.conn, d)
+	for _, round := range []string{"first", "second"} {
+		step(leave, "leave")
+		h.expect(web, h.one, round+" time alone")
+		h.expect(gone, h.one, round+" time alone")
+		h.insist(mute)
+		h.expect(gone, h.one, round+" time alone, after somebody asked twice in vain")
+
+		h.run(`nft add table ip other '{ chain out { type nat hook output priority -100; ip daddr ` +
+			web.Frontends[0].Addr.Addr().String() + ` tcp dport 80 dnat to ` + h.two.String() + `; }; }'`)
+		h.expect(web, h.two, round+" time beside another proxy")
+		h.expect(gone, netip.AddrPort{}, round+" time beside another proxy, which has forgotten it")
+		h.run("nft delete table ip other")
+		h.expect(gone, netip.AddrPort{}, round+" time after another proxy")
+
+		step(sync, "sync")
+		h.expect(web, h.one, round+" time back")
+		h.expect(gone, h.one, round+" time back")
+		if now := dump(t, d.conn, d); now != inForce {
+			t.Errorf("what is in force is another thing after a restart:\n%s\nbefore:\n%s", now, inForce)
+		}
+	}
+}
+
+// insist sends two datagrams of one flow to an endpoint that does not answer:
+// the second is still one of a new flow, and translated already.
+func (h *host) insist(sp *proxy.ServicePort) {
+	h.Helper()
+	deaf, err := net.ListenPacket("udp", h.one.String())
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer deaf.Close()
+	if err := deaf.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		h.Fatal(err)
+	}
+	c, err := net.Dial("udp", sp.Frontends[0].Addr.String())
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer c.Close()
+	for range 2 {
+		if _, err := c.Write([]byte("anyone?")); err != nil {
+			h.Fatal(err)
+		}
+		if _, _, err := deaf.ReadFrom(make([]byte, 16)); err != nil {
+			h.Fatal(err)
+		}
+	}
+}
+
+// TestLeaveKeepsTheGuard leaves loopback addresses guarded: the setting that
+// makes them need it stays.
+func TestLeaveKeepsTheGuard(t *testing.T) {
+	d := New(nft.NewFake(), Settings{MarkBit: 14})
+	s := plainState(1)
+	s.Node.LocalhostNodePorts = true
+	if err := d.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l, err := d.conn.List(t.Context(), d.tables[0].Table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard := d.tables[0].listed(d.tables[0].chain("guard", d.tables[0].guard(s.Node)...))
+	if got := l.Chains["firewall-prerouting"]; len(got) < 2 || !slices.Equal(got[:2], guard) {
+		t.Errorf("the first rules are %q, want the guard", got)
+	}
+}
