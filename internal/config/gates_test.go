@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -62,6 +63,33 @@ func TestGatesThatHaveAnEffect(t *testing.T) {
 		external, localhost := c.Gate(GateExternalIPs), c.Gate(GateLocalhostNodePorts)
 		if external != tt.external || localhost != tt.localhost {
 			t.Errorf("%s: external IPs %t, localhost %t", tt.gates, external, localhost)
+		}
+	}
+}
+
+// TestLocalhostNodePortsOfNFTables needs the gate and loopback by name, where the
+// mode is named.
+func TestLocalhostNodePortsOfNFTables(t *testing.T) {
+	for _, tt := range []struct {
+		gate      bool
+		addresses []string
+		want      bool
+	}{
+		{false, nil, false},
+		{false, []string{Localhost}, false},
+		{true, nil, false},
+		{true, []string{All}, false},
+		{true, []string{Localhost}, true},
+		{true, []string{Primary, "127.0.0.1/32"}, true},
+	} {
+		in := withGates(fmt.Sprintf("%s=%t", GateLocalhostNodePorts, tt.gate))
+		in.Object.Mode, in.Object.NodePortAddresses = v1alpha1.ProxyMode(NFTables), tt.addresses
+		c, err := in.Configuration(NFTables)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.LocalhostNodePorts != tt.want {
+			t.Errorf("gate %t, addresses %v: localhost NodePorts %t", tt.gate, tt.addresses, c.LocalhostNodePorts)
 		}
 	}
 }

@@ -2,6 +2,8 @@ package config
 
 import (
 	"cmp"
+	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -43,6 +45,11 @@ func (r *reading) nodePorts() {
 	var err error
 	r.c.NodePortAddresses, err = ParseNodePortAddresses(r.o.NodePortAddresses)
 	r.refuse(err)
+	// Where nftables was named, loopback must be, too.
+	if gates, err := NewGates(r.o.FeatureGates); err == nil && r.Mode() == NFTables {
+		r.c.LocalhostNodePorts = gates.Enabled(GateLocalhostNodePorts) &&
+			slices.ContainsFunc(r.c.NodePortAddresses.CIDRs, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+	}
 }
 
 // masquerade reads what hides a client's address.
