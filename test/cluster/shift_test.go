@@ -214,37 +214,44 @@ func (s *shift) handOver() {
 	}
 }
 
-// settle waits until the proxies of this turn are in force and alone, and says
-// how it went.
+// settle waits until the proxies of this turn are in force, alone or beside
+// rules that have given way, and says how it went.
 func (s *shift) settle() {
 	s.Helper()
 	for i, n := range bed.Nodes[:len(s.turns)] {
-		s.goBack(i, n)
+		now := s.turns[i][s.at]
+		if s.goBack(i, n) {
+			now.traces += ", " + sluiceNFTables().traces
+		}
 		s.awaitAnswers(s.loads[i], s.end(0))
 		s.awaitQuiet(s.loads[i], s.end(1))
-		s.checkTraces(n, s.turns[i][s.at])
+		s.checkTraces(n, now)
 		s.expectFickle(i, n)
 		s.tell(i)
 	}
 }
 
 // goBack does what docs/replace-kube-proxy.md says for the way back to
-// kube-proxy, in its very words where they are commands for a node.
-func (s *shift) goBack(i int, n *testbed.Node) {
+// kube-proxy, in its very words where they are commands for a node. It reports
+// whether rules of ours stay, which have given way: there nothing is to be done.
+func (s *shift) goBack(i int, n *testbed.Node) (stay bool) {
 	s.Helper()
 	was, is := s.turns[i][s.at-1], s.turns[i][s.at]
 	if was.proxy.KubeProxy || !is.proxy.KubeProxy {
-		return
+		return false
 	}
 	if was.proxy.Mode == testbed.NFTables {
-		onHost(s.T, n, "bash", "-c", wayBack(s.T))
-		return
+		if was.killed {
+			onHost(s.T, n, "bash", "-c", wayBack(s.T))
+		}
+		return !was.killed
 	}
 	s.awaitQuiet(s.loads[i], s.end(1))
 	for _, program := range []string{"iptables", "ip6tables"} {
 		unused := "iptables -F KUBE-CLUSTER-IPS; iptables -X KUBE-CLUSTER-IPS"
 		onHost(s.T, n, "env", append(is.proxy.Env, "sh", "-c", "set -e; "+strings.ReplaceAll(unused, "iptables", program))...)
 	}
+	return false
 }
 
 // wayBack returns the commands that the document gives for a node.
@@ -261,6 +268,37 @@ func wayBack(t *testing.T) string {
 		t.Fatal("the document has no commands for the way back")
 	}
 	return commands
+}
+
+// TestWayBackWithoutIPv6 takes the rules of a killed daemon away beside a
+// kube-proxy that serves IPv4 only: the commands must not wait for ever for what
+// never comes. Half a minute of waiting is cut short.
+func TestWayBackWithoutIPv6(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"ip6tables", "ip6tables-save", "ip6tables-restore"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\nexit 3\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := newBareScene(t)
+	s.wipeAfter()
+	n := bed.Nodes[0]
+	svc := s.service("web")
+	s.publish(svc, ready(s.pods("web")[0])...)
+	ours := s.startProxy(n, testbed.Proxy{})
+	s.expect(probe{s.clients[0], clusterIPs(svc)[0], "web-1"})
+	ours.Kill()
+	one := kubeProxyIPTables().with("PATH=" + dir + ":" + os.Getenv("PATH"))
+	s.awaitLog(s.startProxy(n, one.proxy), "single-stack mode")
+	commands := strings.Replace(wayBack(t), "{1..30}", "{1..3}", 1)
+	if commands == wayBack(t) {
+		t.Fatal("the commands do not wait for half a minute")
+	}
+	s.await("rules on "+n.Name, one.traces, func() string {
+		onHost(t, n, "bash", "-c", commands)
+		return s.traces(n)
+	})
+	s.expect(probe{s.clients[0], clusterIPs(svc)[0], "web-1"})
 }
 
 // checkTraces waits until there are a proxy's rules on a node, and nobody
