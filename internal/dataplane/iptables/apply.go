@@ -95,7 +95,8 @@ func (d *Dataplane) step(f *family, delta *proxy.Delta, n *next) *script {
 	}
 	for _, c := range delta.HealthChecks {
 		if c.Key().Family == f.Family {
-			s.lines(checkLines(d.checks[c.Key()]), checkLines(c.New))
+			was, is := &rendering{shared: checkLines(d.checks[c.Key()])}, &rendering{shared: checkLines(c.New)}
+			s.difference(was, is)
 		}
 	}
 	if was.same(is) {
@@ -121,6 +122,9 @@ func checkLines(h *proxy.HealthCheck) []line {
 
 // difference writes what makes one rendering the other.
 func (s *script) difference(was, is *rendering) {
+	s.had = was.had
+	was.count(s.uses, -1)
+	is.count(s.uses, 1)
 	for _, name := range is.names {
 		if old, ok := was.chains[name]; !ok || !slices.Equal(old, is.chains[name]) {
 			s.rewrite(place{nat, name}, is.chains[name])
@@ -160,8 +164,11 @@ func (s *script) lines(was, is []line) {
 // constants writes what makes one set of constant rules the other. In chains
 // that rows share only the constant rules are changed.
 func (s *script) constants(was, is map[place][]string) {
+	s.had = func(p place) int { return len(was[p]) }
 	for p, rules := range is {
 		s.growth[p.table] += len(rules) - len(was[p])
+		s.uses.chain(p, was[p], -1)
+		s.uses.chain(p, rules, 1)
 		switch {
 		case slices.Equal(was[p], rules):
 		case !slices.Contains(places(), p):

@@ -18,14 +18,24 @@ type family struct {
 	counts   bool           // the kernel can count packets
 	owned    map[string]int // rules of ours, by table
 
-	mu      sync.Mutex // guards the rest, and the tables while we write
-	stamp   string     // of the tables as we left them; empty before the first Sync
-	foreign bool       // somebody else has changed them since
-	checked bool       // what was written first was also found
+	*changes
+	// Guarded by mu of the changes.
+	synced bool // the tables are as uses say
+	uses   uses // of our chains
+	looked int  // what changes others had made by then
+}
+
+// changes knows what others change, in tables that have one stamp: those of one
+// family with the legacy variant, of both with the other.
+type changes struct {
+	mu     sync.Mutex // also held while we write
+	stamp  ipt.Stamp  // of the last look
+	others int        // how often others were found to have changed something
 }
 
 // restore runs a script part by part. The error is a refusal if the line of a
-// row is to blame.
+// row is to blame. A change that another process makes before a part, or while
+// it is written, moves the stamp by more than the part does.
 func (f *family) restore(ctx context.Context, s *script) (wrote bool, err error) {
 	parts := s.parts(f.most)
 	if len(parts) == 0 {
@@ -38,31 +48,38 @@ func (f *family) restore(ctx context.Context, s *script) (wrote bool, err error)
 	}
 	for _, p := range parts {
 		if err := f.part(ctx, p.lines()); err != nil {
-			f.foreign = true // tables before the refused one may have been written
+			f.synced = f.synced && !wrote && errors.Is(err, ipt.ErrLocked)
 			return wrote, err
 		}
 		wrote = true
+		if err := f.look(ctx, p.changes()...); err != nil {
+			f.synced = false
+			return wrote, err
+		}
 	}
-	f.stamp, err = f.programs.Stamp(ctx)
-	return wrote, err
+	f.uses.add(s.uses)
+	return wrote, nil
 }
 
-// begin notes how the tables are before they are saved.
-func (f *family) begin(ctx context.Context) (err error) {
+// begin is called before the tables are saved. Until they have been checked
+// nobody looks whether they are right.
+func (f *family) begin() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.stamp, err = f.programs.Stamp(ctx)
-	f.foreign = false
-	return err
+	f.synced = false
 }
 
-// look notes whether somebody else has changed the tables.
-func (f *family) look(ctx context.Context) error {
+// look notes whether another process has changed the tables since the last
+// look, beside these changes of ours.
+func (f *family) look(ctx context.Context, ours ...ipt.Change) error {
 	now, err := f.programs.Stamp(ctx)
 	if err != nil {
 		return err
 	}
-	f.foreign = f.foreign || f.stamp != "" && f.stamp != now
+	if !f.stamp.Became(now, ours...) {
+		f.others++
+	}
+	f.stamp = now
 	return nil
 }
 

@@ -15,8 +15,8 @@ import (
 // live on the rules that accept their traffic there, and a rule outside of that
 // very chain cannot stand in for them. It writes nothing.
 func Needed(ctx context.Context, s Settings) (string, error) {
-	if s.Variant == 0 {
-		s.Variant = hostVariant(ctx)
+	if err := s.settleVariant(ctx); err != nil {
+		return "", err
 	}
 	var errs []error
 	for _, f := range s.families() {
@@ -43,15 +43,28 @@ func forwardDrops(ctx context.Context, f ipt.Family, v ipt.Variant) (string, err
 	if err != nil {
 		return "", err
 	}
-	c, err := conn.Chain(ctx, filter, "FORWARD")
-	if err != nil || c == nil {
+	saved, err := conn.Save(ctx)
+	if err != nil {
 		return "", err
 	}
-	how := drops(c)
+	how := forwardEnd(saved)
 	if how == "" {
 		return "", nil
 	}
 	return fmt.Sprintf("%s of chain FORWARD (%s) drops forwarded traffic of Services unless a rule in it accepts it", how, ipt.Name(f, v)), nil
+}
+
+// forwardEnd says what drops all that comes to the end of chain FORWARD; empty if
+// nothing does.
+func forwardEnd(tables []ipt.Table) string {
+	for _, t := range tables {
+		for i := range t.Chains {
+			if t.Name == filter && t.Chains[i].Name == "FORWARD" {
+				return drops(&t.Chains[i])
+			}
+		}
+	}
+	return ""
 }
 
 var saysOnly = regexp.MustCompile(`^-m comment --comment ("(\\.|[^"\\])*"|\S+) `)

@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"net/netip"
 
@@ -58,8 +57,8 @@ var (
 
 // Open finds the programs of the variant that the host uses. It writes nothing.
 func Open(ctx context.Context, s Settings) (*Dataplane, error) {
-	if s.Variant == 0 {
-		s.Variant = hostVariant(ctx)
+	if err := s.settleVariant(ctx); err != nil {
+		return nil, err
 	}
 	programs := map[proxy.Family]ipt.Interface{}
 	for _, f := range s.families() {
@@ -84,12 +83,13 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 // New returns a dataplane that writes through programs and counts no packets.
 func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings) *Dataplane {
 	d := &Dataplane{settings: s, sysctls: k}
-	most := maxChains
-	if s.Variant == ipt.Legacy {
-		most = math.MaxInt
-	}
-	for _, f := range s.families() {
-		d.families = append(d.families, &family{Family: f, programs: programs[f], most: most})
+	both := &changes{}
+	for _, name := range s.families() {
+		f := &family{Family: name, programs: programs[name], most: maxChains, changes: both}
+		if s.Variant == ipt.Legacy {
+			f.most, f.changes = math.MaxInt, &changes{}
+		}
+		d.families = append(d.families, f)
 	}
 	// Where the setting cannot be read the rule is needed.
 	liberal, err := sysctl.ReadInt(k, "net/netfilter/nf_conntrack_tcp_be_liberal")
@@ -120,82 +120,4 @@ func (d *Dataplane) Close() error {
 		return nil
 	}
 	return d.counters.Close()
-}
-
-// Probe returns the families whose programs are there and have a nat table to
-// show. It writes nothing.
-func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
-	if s.Variant == 0 {
-		s.Variant = hostVariant(ctx)
-	}
-	var can []proxy.Family
-	var errs []error
-	for _, f := range s.families() {
-		conn, err := ipt.Open(ctx, iptFamily(f), s.Variant)
-		if err == nil {
-			_, err = conn.Chain(ctx, nat, "POSTROUTING")
-		}
-		// Whoever holds the lock has a table too, and will let go of it.
-		if err != nil && !errors.Is(err, ipt.ErrLocked) {
-			errs = append(errs, fmt.Errorf("%v: %w", f, err))
-			continue
-		}
-		can = append(can, f)
-	}
-	if len(can) > 0 {
-		return can, nil
-	}
-	var err error
-	for _, e := range errs { // on one line, for it is the last that is read
-		if err == nil {
-			err = e
-		} else {
-			err = fmt.Errorf("%w; %w", err, e)
-		}
-	}
-	return nil, err
-}
-
-// hostVariant returns the variant that others on this host use: where the
-// kubelet has left its sign, else where there are more rules, else nft.
-func hostVariant(ctx context.Context) ipt.Variant {
-	rules, signs := map[ipt.Variant]int{}, map[ipt.Variant]int{}
-	for _, v := range ipt.Variants() {
-		for _, f := range ipt.Families() {
-			if names, err := ipt.LegacyTables(f); v == ipt.Legacy && (err != nil || len(names) == 0) {
-				continue
-			}
-			conn, err := ipt.Open(ctx, f, v)
-			if err != nil {
-				continue
-			}
-			tables, err := conn.Save(ctx)
-			if err != nil {
-				continue
-			}
-			for _, t := range tables {
-				for _, c := range t.Chains {
-					rules[v] += len(c.Rules)
-					if c.Name == "KUBE-IPTABLES-HINT" || c.Name == "KUBE-KUBELET-CANARY" {
-						signs[v]++
-					}
-				}
-			}
-		}
-	}
-	chosen := ipt.NFT
-	if signs[ipt.Legacy] > signs[ipt.NFT] || signs[ipt.Legacy] == signs[ipt.NFT] && rules[ipt.Legacy] > rules[ipt.NFT] {
-		chosen = ipt.Legacy
-	}
-	if rules[ipt.NFT] > 0 && rules[ipt.Legacy] > 0 {
-		klog.FromContext(ctx).Info("Both variants of iptables have rules, packets pass both",
-			"chosen", chosen.String(), "nftRules", rules[ipt.NFT], "legacyRules", rules[ipt.Legacy])
-	}
-	if _, err := ipt.Open(ctx, ipt.IPv4, chosen); errors.Is(err, ipt.ErrMissing) && signs[chosen] == 0 {
-		other := ipt.NFT + ipt.Legacy - chosen
-		if _, err := ipt.Open(ctx, ipt.IPv4, other); err == nil {
-			return other
-		}
-	}
-	return chosen
 }

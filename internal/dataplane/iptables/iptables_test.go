@@ -113,8 +113,7 @@ func TestSyncRepairs(t *testing.T) {
 				}
 				f := d.families[0]
 				tables, _ := f.programs.Save(t.Context())
-				m := &mending{script: newScript(), saved: index(tables), want: d.target(f, everyState())}
-				m.mend()
+				m := newMending(tables, d.target(f, everyState()))
 				for _, p := range m.parts(f.most) {
 					t.Errorf("a second Sync would write:\n%s", text(p.lines()))
 				}
@@ -183,25 +182,6 @@ func TestCleanup(t *testing.T) {
 			t.Errorf("before and after mismatch (-want +got):\n%s", diff)
 		}
 	})
-}
-
-// TestLost notices each way in that is gone.
-func TestLost(t *testing.T) {
-	for _, hurt := range []string{"*mangle\n-X KUBE-PROXY-CANARY\nCOMMIT\n", "*nat\n-F PREROUTING\nCOMMIT\n", "*filter\n-F FORWARD\nCOMMIT\n"} {
-		d, fake := faked()
-		if err := d.Sync(t.Context(), everyState()); err != nil {
-			t.Fatal(err)
-		}
-		if what, err := d.families[0].lost(t.Context()); what != "" || err != nil {
-			t.Fatalf("unhurt: %q, error %v", what, err)
-		}
-		if err := fake.Restore(t.Context(), []byte(hurt)); err != nil {
-			t.Fatal(err)
-		}
-		if what, err := d.families[0].lost(t.Context()); what == "" || err != nil {
-			t.Errorf("after %q: nothing lost, error %v", hurt, err)
-		}
-	}
 }
 
 // TestOddNames has names that no API server lets through, and a folder might.

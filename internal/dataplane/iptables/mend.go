@@ -31,7 +31,7 @@ func (d *Dataplane) target(f *family, s *proxy.State) *target {
 		}
 		r := v.render(s.Rows[key])
 		for _, name := range r.names {
-			t.own = append(t.own, whole{place{nat, name}, r.chains[name], &key})
+			t.own = append(t.own, whole{place: place{nat, name}, rules: r.chains[name], owner: &key})
 		}
 		t.add(r.shared, &key)
 	}
@@ -71,6 +71,19 @@ type mending struct {
 	want  *target
 }
 
+// newMending compares what was saved with what should be.
+func newMending(saved []ipt.Table, want *target) *mending {
+	m := &mending{script: newScript(), saved: index(saved), want: want}
+	m.had = func(p place) int {
+		if c := m.saved[p]; c != nil {
+			return len(c.Rules)
+		}
+		return absent
+	}
+	m.mend()
+	return m
+}
+
 func index(tables []ipt.Table) map[place]*ipt.Chain {
 	saved := map[place]*ipt.Chain{}
 	for i := range tables {
@@ -93,6 +106,7 @@ func (m *mending) mend() {
 	}
 	for _, c := range m.want.own {
 		if !m.has(c.place, c.rules) {
+			c.had = m.had(c.place)
 			m.whole = append(m.whole, c)
 		}
 	}

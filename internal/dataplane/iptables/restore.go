@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 
+	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
 
@@ -16,12 +17,17 @@ const maxChains = 600
 
 // script collects what the tables of one family are told.
 type script struct {
-	owner  *proxy.PortKey // of what is written now; nil: nobody
+	owner  *proxy.PortKey  // of what is written now; nil: nobody
+	had    func(place) int // how many rules a chain has before; absent if it is not there
 	whole  []whole
-	gone   []place
+	gone   []earlier
 	shared map[string]*section // by table
 	growth map[string]int      // by table, how many more rules there are afterwards
+	uses   uses                // how many more of them there are afterwards
 }
+
+// absent is how many rules a chain has that is not there.
+const absent = -1
 
 // whole is a chain that is rewritten. Its rules go to chains of the same owner,
 // or to those that have none and come first.
@@ -29,12 +35,20 @@ type whole struct {
 	place
 	rules []string
 	owner *proxy.PortKey
+	had   int
+}
+
+// earlier is a chain as it was.
+type earlier struct {
+	place
+	had int
 }
 
 // section is what changes in the built-in chains of a table and in those that
 // rows share.
 type section struct {
-	chains, deletes, adds []entry
+	chains        []earlier
+	deletes, adds []entry
 }
 
 type entry struct {
@@ -42,7 +56,12 @@ type entry struct {
 	owner *proxy.PortKey
 }
 
-func newScript() *script { return &script{shared: map[string]*section{}, growth: map[string]int{}} }
+// newScript returns an empty script, for tables that have no chain of ours.
+func newScript() *script {
+	return &script{
+		had: func(place) int { return absent }, shared: map[string]*section{}, growth: map[string]int{}, uses: uses{},
+	}
+}
 
 func (s *script) section(table string) *section {
 	if s.shared[table] == nil {
@@ -53,16 +72,16 @@ func (s *script) section(table string) *section {
 
 // rewrite gives a chain these rules and no others.
 func (s *script) rewrite(p place, rules []string) {
-	s.whole = append(s.whole, whole{p, rules, s.owner})
+	s.whole = append(s.whole, whole{p, rules, s.owner, s.had(p)})
 }
 
 // remove empties a chain and removes it.
-func (s *script) remove(p place) { s.gone = append(s.gone, p) }
+func (s *script) remove(p place) { s.gone = append(s.gone, earlier{p, s.had(p)}) }
 
 // chain makes a chain that rows share, or empties one.
 func (s *script) chain(p place) {
 	t := s.section(p.table)
-	t.chains = append(t.chains, entry{declaration(p), nil})
+	t.chains = append(t.chains, earlier{p, s.had(p)})
 }
 
 // delete, append and insert change single rules. A rule that cannot be deleted
@@ -89,9 +108,9 @@ func declaration(p place) string { return ":" + p.chain + " - [0:0]" }
 // chains go.
 type part struct {
 	whole  []whole
-	empty  []place
+	empty  []earlier
 	shared map[string]*section
-	gone   []place
+	gone   []earlier
 }
 
 // parts returns what is restored one after the other: a single part, or if
@@ -147,7 +166,7 @@ func (p *part) table(name string) []entry {
 	}
 	for _, c := range p.empty {
 		if c.table == name {
-			chains = append(chains, entry{declaration(c), nil})
+			chains = append(chains, entry{declaration(c.place), nil})
 		}
 	}
 	for _, c := range p.gone {
@@ -156,10 +175,51 @@ func (p *part) table(name string) []entry {
 		}
 	}
 	if s := p.shared[name]; s != nil {
-		chains = append(chains, s.chains...)
+		for _, c := range s.chains {
+			chains = append(chains, entry{declaration(c.place), nil})
+		}
 		rules = append(append(s.deletes[:len(s.deletes):len(s.deletes)], rules...), s.adds...)
 	}
 	return append(append(chains, rules...), removes...)
+}
+
+// changes returns what a part does to each table that it has lines for.
+func (p *part) changes() []ipt.Change {
+	var out []ipt.Change
+	for _, table := range []string{mangle, filter, nat} {
+		if len(p.table(table)) == 0 {
+			continue
+		}
+		c := ipt.Change{Table: table}
+		rewritten := func(e earlier, rules int) {
+			if e.table != table {
+				return
+			}
+			if e.had == absent {
+				c.Chains++
+			}
+			c.Rules += rules - max(e.had, 0)
+		}
+		for _, w := range p.whole {
+			rewritten(earlier{w.place, w.had}, len(w.rules))
+		}
+		for _, e := range p.empty {
+			rewritten(e, 0)
+		}
+		if s := p.shared[table]; s != nil {
+			for _, e := range s.chains {
+				rewritten(e, 0)
+			}
+			c.Rules += len(s.adds) - len(s.deletes)
+		}
+		for _, e := range p.gone {
+			if e.table == table {
+				c.Chains--
+			}
+		}
+		out = append(out, c)
+	}
+	return out
 }
 
 // rules returns how many rules a script writes to a table.

@@ -41,6 +41,24 @@ func (r *rendering) ownRules() int {
 	return n
 }
 
+// had returns how many rules an own chain has.
+func (r *rendering) had(p place) int {
+	if rules, ok := r.chains[p.chain]; ok {
+		return len(rules)
+	}
+	return absent
+}
+
+// count counts the uses of all rules, n times.
+func (r *rendering) count(u uses, n int) {
+	for name, rules := range r.chains {
+		u.chain(place{nat, name}, rules, n)
+	}
+	for _, l := range r.shared {
+		u.chain(l.place, []string{l.rule}, n)
+	}
+}
+
 func (r *rendering) add(p place, rule string) { r.shared = append(r.shared, line{p, rule}) }
 
 // renderer renders one row.

@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -81,14 +80,13 @@ func (d *Dataplane) sync(ctx context.Context, s *proxy.State) error {
 		if err != nil {
 			return err
 		}
-		wrote, err := f.restore(ctx, m.script)
-		if err == nil && wrote && !f.checked {
-			err = f.check(ctx, m.want)
-		}
-		if err != nil {
+		if _, err := f.restore(ctx, m.script); err != nil {
 			return err
 		}
-		f.checked, f.owned = true, map[string]int{}
+		if err := f.check(ctx, m.want.uses()); err != nil {
+			return err
+		}
+		f.owned = map[string]int{}
 		m.growth = m.want.rules()
 		d.report(f, m.script)
 	}
@@ -107,46 +105,12 @@ func (d *Dataplane) report(f *family, s *script) {
 
 // mending compares what a family has with what it should have.
 func (d *Dataplane) mending(ctx context.Context, f *family, s *proxy.State) (*mending, error) {
-	if err := f.begin(ctx); err != nil {
-		return nil, err
-	}
+	f.begin()
 	tables, err := f.programs.Save(ctx)
 	if err != nil {
 		return nil, err
 	}
-	m := &mending{script: newScript(), saved: index(tables), want: d.target(f, s)}
-	m.mend()
-	return m, nil
-}
-
-// check looks whether the tables hold all that they should, before what was
-// there earlier is given up. Other releases of the programs may print a rule in
-// other words than ours, so rules are counted.
-func (f *family) check(ctx context.Context, want *target) error {
-	tables, err := f.programs.Save(ctx)
-	if err != nil {
-		return err
-	}
-	saved, rules := index(tables), map[place]int{}
-	for p, constant := range want.constants {
-		rules[p] = len(constant) + len(want.shared[p])
-	}
-	for _, c := range want.own {
-		rules[c.place] = len(c.rules)
-	}
-	for _, j := range jumps() {
-		rules[j.place] = 0 // beside others' rules
-	}
-	for p, n := range rules {
-		if c := saved[p]; c == nil || len(c.Rules) < n {
-			return fmt.Errorf("check what was written: chain %s of table %s, %v, is not there or lacks rules", p.chain, p.table, f.Family)
-		}
-	}
-	what, err := f.lost(ctx)
-	if err == nil && what != "" {
-		err = fmt.Errorf("check what was written: %s", what)
-	}
-	return err
+	return newMending(tables, d.target(f, s)), nil
 }
 
 // openLoopback lets the node's connections from loopback addresses reach

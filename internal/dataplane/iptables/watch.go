@@ -3,16 +3,17 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
 
 // pollInterval is how often Watch looks. A look is a question to the kernel
 // that costs nothing to speak of while nobody has changed anything.
-const pollInterval = 500 * time.Millisecond
+const pollInterval = 250 * time.Millisecond
 
-// Watch looks several times a second whether somebody else has changed the
-// tables, and if so whether the way into our chains is still there. It compares
+// Watch looks several times a second whether another process has changed the
+// tables, and if so whether our chains still hold what they should. It compares
 // with what we wrote last, so that nothing is missed before it begins.
 func (d *Dataplane) Watch(ctx context.Context, _ func(), changed func(what string)) error {
 	ticker := time.NewTicker(pollInterval)
@@ -39,48 +40,56 @@ func (d *Dataplane) Watch(ctx context.Context, _ func(), changed func(what strin
 	}
 }
 
-// noticed returns what somebody else has taken from us; empty if nothing.
+// noticed returns what another process has taken from us; empty if nothing.
 func (f *family) noticed(ctx context.Context) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.look(ctx); err != nil || f.stamp == "" || !f.foreign {
+	if !f.synced {
+		return "", nil
+	}
+	if err := f.look(ctx); err != nil || f.looked == f.others {
 		return "", err
 	}
-	now, err := f.programs.Stamp(ctx)
+	have, err := f.count(ctx)
 	if err != nil {
 		return "", err
 	}
-	what, err := f.lost(ctx)
-	if err == nil {
-		f.stamp, f.foreign = now, false
-	}
-	return what, err
+	f.looked = f.others
+	return f.lost(have, f.uses), nil
 }
 
-// lost returns what of ours is gone; empty if nothing is. Who flushes, flushes
-// a chain that is built in or a whole table.
-func (f *family) lost(ctx context.Context) (string, error) {
-	canary, err := f.programs.Chain(ctx, mangle, kubeCanary)
+// check looks whether the tables hold all that they should, and from then on
+// whatever takes away from what they hold is noticed.
+func (f *family) check(ctx context.Context, want uses) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.look(ctx); err != nil {
+		return err
+	}
+	have, err := f.count(ctx)
 	if err != nil {
-		return "", err
+		return err
 	}
-	if canary == nil {
-		return fmt.Sprintf("chain %s of table %s is gone, %v", kubeCanary, mangle, f.Family), nil
+	if what := f.lost(have, want); what != "" {
+		return fmt.Errorf("check what was written: %s", what)
 	}
-	want := map[place][]string{}
-	for _, j := range jumps() {
-		want[j.place] = append(want[j.place], j.rule)
-	}
-	for p, rules := range want {
-		c, err := f.programs.Chain(ctx, p.table, p.chain)
-		if err != nil {
-			return "", err
+	// Others may use our chains too, which counts until they stop.
+	f.uses, f.looked, f.synced = have, f.others, true
+	return nil
+}
+
+// lost names the first of our chains that has less than it should; empty if
+// none has. Rules are counted and not compared: other releases of the programs
+// may print them in other words.
+func (f *family) lost(have, want uses) string {
+	for _, p := range slices.SortedFunc(maps.Keys(want), comparePlaces) {
+		n, ok := have[p]
+		switch {
+		case !ok && p.chain != rowChains:
+			return fmt.Sprintf("chain %s of table %s is gone, %v", p.chain, p.table, f.Family)
+		case n < want[p]:
+			return fmt.Sprintf("a rule of %s in table %s is gone, or one that leads there, %v", p.chain, p.table, f.Family)
 		}
-		for _, r := range rules {
-			if c == nil || !slices.Contains(c.Rules, r) {
-				return fmt.Sprintf("a rule of chain %s in table %s is gone, %v", p.chain, p.table, f.Family), nil
-			}
-		}
 	}
-	return "", nil
+	return ""
 }

@@ -2,10 +2,13 @@ package iptables
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
@@ -47,12 +50,16 @@ func hurt(t *testing.T, fake *ipt.Fake, input string) {
 // TestWatch wants a flush by somebody else to be noticed, once, and neither our
 // own changes nor what others do beside us.
 func TestWatch(t *testing.T) {
+	nodePortRule := `-p tcp -m comment --comment "default/svc-1:http" -m tcp --dport 1025 -j ` + externalChain + hash(plainRow(1, 1, 0).Key, "")
 	tests := []struct {
 		name, input string
 		want        []string
 	}{
-		{"nat flushed", "*nat\n-F PREROUTING\nCOMMIT\n", []string{"a rule of chain PREROUTING in table nat is gone, IPv4"}},
+		{"nat flushed", "*nat\n-F PREROUTING\nCOMMIT\n", []string{"a rule of KUBE-SERVICES in table nat is gone, or one that leads there, IPv4"}},
 		{"canary gone", "*mangle\n-X KUBE-PROXY-CANARY\nCOMMIT\n", []string{"chain KUBE-PROXY-CANARY of table mangle is gone, IPv4"}},
+		{"shared chain flushed", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", []string{"a rule of KUBE-NODEPORTS in table nat is gone, or one that leads there, IPv4"}},
+		{"one rule deleted", "*nat\n-D KUBE-NODEPORTS " + nodePortRule + "\nCOMMIT\n", []string{"a rule of KUBE-NODEPORTS in table nat is gone, or one that leads there, IPv4"}},
+		{"a Service's chain flushed", "*nat\n-F " + clusterChain + hash(plainRow(1, 1, 0).Key, "") + "\nCOMMIT\n", []string{"a rule of the chains of Services in table nat is gone, or one that leads there, IPv4"}},
 		{"others' rules", "*nat\n:THEIRS - [0:0]\n-A PREROUTING -j THEIRS\nCOMMIT\n", nil},
 	}
 	for _, tt := range tests {
@@ -99,6 +106,80 @@ func TestWatchBesideApply(t *testing.T) {
 		}
 		if got := noticed(); len(got) != 1 {
 			t.Errorf("noticed %q, want one", got)
+		}
+	})
+}
+
+// betweenLooks is tables that another process changes in the middle of our
+// restore: after it was written, before we look at the stamp.
+type betweenLooks struct {
+	*ipt.Fake
+	hurt func()
+}
+
+func (b *betweenLooks) Restore(ctx context.Context, input []byte) error {
+	err := b.Fake.Restore(ctx, input)
+	if b.hurt != nil {
+		b.hurt()
+		b.hurt = nil
+	}
+	return err
+}
+
+// TestWatchBetweenLooks wants a flush to be noticed that comes while we write.
+func TestWatchBetweenLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, fake := faked()
+		tables := &betweenLooks{Fake: fake}
+		d.families[0].programs = tables
+		if err := d.Sync(t.Context(), plainState(3)); err != nil {
+			t.Fatal(err)
+		}
+		noticed := watched(t, d)
+		tables.hurt = func() { hurt(t, fake, "*nat\n-F KUBE-SERVICES\nCOMMIT\n") }
+		if err := d.Apply(t.Context(), &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}}}); err != nil {
+			t.Fatal(err)
+		}
+		if got := noticed(); len(got) != 1 {
+			t.Errorf("noticed %q, want one", got)
+		}
+	})
+}
+
+// TestUsesFollowSteps wants steps to be counted as a Sync counts: then none
+// takes another process's change for ours, and none ours for another's.
+func TestUsesFollowSteps(t *testing.T) {
+	variants(t, func(t *testing.T, d *Dataplane) {
+		s := everyState()
+		if err := d.Sync(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		node := *s.Node
+		node.MasqueradeAll, node.NodePorts = true, node.NodePorts[:1]
+		gone, changed := everyRow(), plainRow(2, 4, 3)
+		changed.Affinity = time.Minute
+		check := &proxy.HealthCheck{Key: proxy.HealthCheckKey{Namespace: "x", Name: "y"}, Port: 30001}
+		for _, delta := range []*proxy.Delta{
+			{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}, {Old: s.Rows[changed.Key], New: changed}}},
+			{Removes: []*proxy.ServicePort{gone}, HealthChecks: []proxy.HealthCheckChange{{New: check}}},
+			{Node: &node, CIDRs: &[]netip.Prefix{netip.MustParsePrefix("172.16.0.0/12")}},
+			{Upserts: []proxy.Upsert{{New: everyRow()}}, HealthChecks: []proxy.HealthCheckChange{{Old: check}}},
+		} {
+			if err := d.Apply(t.Context(), delta); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range d.families {
+				have, err := f.count(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(f.uses, have, cmp.AllowUnexported(place{})); diff != "" {
+					t.Errorf("%v: uses after a step (-counted +the kernel's):\n%s", f.Family, diff)
+				}
+				if f.looked != f.others {
+					t.Errorf("%v: our own step is taken for another process's", f.Family)
+				}
+			}
 		}
 	})
 }

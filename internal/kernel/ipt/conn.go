@@ -5,13 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -32,9 +36,9 @@ type Conn struct {
 	// variant knows no lock.
 	LockWait time.Duration
 
-	family                 Family
-	variant                Variant
-	program, save, restore string // paths
+	family        Family
+	variant       Variant
+	save, restore string // paths
 }
 
 var _ Interface = (*Conn)(nil)
@@ -66,7 +70,6 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 		case older(number, oldest):
 			reason = fmt.Errorf("use %s: version %q is too old, 1.6.2 is the oldest that works", program, bytes.TrimSpace(version))
 		default:
-			c.program = program
 			return c, nil
 		}
 	}
@@ -118,32 +121,19 @@ func (c *Conn) Save(ctx context.Context) ([]Table, error) {
 	return tables, nil
 }
 
-// Chain runs iptables -S.
-func (c *Conn) Chain(ctx context.Context, table, chain string) (*Chain, error) {
-	wait := max(1, int(c.LockWait/time.Second))
-	output, err := run(ctx, nil, c.program, "-w", strconv.Itoa(wait), "-t", table, "-S", chain)
-	var failed *runError
-	if errors.As(err, &failed) {
-		// The legacy variant and the other have words of their own for it.
-		for _, absent := range []string{"No chain/target/match by that name", "does not exist", "is incompatible, use 'nft' tool"} {
-			if strings.Contains(failed.said, absent) && ctx.Err() == nil {
-				return nil, nil
-			}
-		}
-		if strings.Contains(failed.said, "holding the xtables lock") {
-			return nil, fmt.Errorf("run %s: %w, for more than %d s", failed.command, ErrLocked, wait)
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return parseListed(chain, output)
-}
-
-// Restore runs iptables-restore.
+// Restore runs iptables-restore. Its input is a file that is complete before it
+// starts, so that it comes to its end even if this process is killed.
 func (c *Conn) Restore(ctx context.Context, input []byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	file, err := memoryFile(input)
+	if err != nil {
+		return fmt.Errorf("hand over the input of %s: %w", filepath.Base(c.restore), err)
+	}
+	defer file.Close()
 	wait := max(1, int(c.LockWait/time.Second))
-	_, err := run(ctx, input, c.restore, "--noflush", "-w", strconv.Itoa(wait))
+	_, err = run(context.WithoutCancel(ctx), file, c.restore, "--noflush", "-w", strconv.Itoa(wait))
 	var failed *runError
 	if !errors.As(err, &failed) {
 		return err
@@ -155,6 +145,23 @@ func (c *Conn) Restore(ctx context.Context, input []byte) error {
 		return &RestoreError{Line: n, Text: lineOf(input, n), Err: err}
 	}
 	return err
+}
+
+// memoryFile returns a file without a name that holds these bytes.
+func memoryFile(content []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("iptables-restore", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "iptables-restore")
+	if _, err = f.Write(content); err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 var linePattern = regexp.MustCompile(`\bline:? (\d+)`)
@@ -196,11 +203,13 @@ func (e *runError) Error() string {
 func (e *runError) Unwrap() error { return e.err }
 
 // run runs a program to its end and returns its output. What it says on the
-// way is part of the error, on one line.
-func run(ctx context.Context, input []byte, path string, args ...string) ([]byte, error) {
+// way is part of the error, on one line. The program has a process group of its
+// own: a signal to ours, such as Ctrl-C, is for us to act on.
+func run(ctx context.Context, input io.Reader, path string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = drainWait
-	cmd.Stdin = bytes.NewReader(input)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Stdin = input
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,54 @@ func TestContextEndsAProgram(t *testing.T) {
 	if _, err := c.Save(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v, want the context's", err)
 	}
+}
+
+// TestRestoreComesToItsEnd ends the context, and signals our process group, in
+// the middle of a restore. The program must take all of its input.
+func TestRestoreComesToItsEnd(t *testing.T) {
+	dir := t.TempDir()
+	began, goOn, taken := filepath.Join(dir, "began"), filepath.Join(dir, "go-on"), filepath.Join(dir, "taken")
+	programs(t, map[string]string{
+		"iptables-nft": "echo 'iptables v1.8.9 (nf_tables)'", "iptables-nft-save": "",
+		"iptables-nft-restore": "/bin/ps -o pgid= -p $$ > " + began + ".tmp && /bin/mv " + began + ".tmp " + began +
+			" && while ! [ -e " + goOn + " ]; do /bin/sleep 0.01; done; /bin/cat > " + taken,
+	})
+	c, err := Open(t.Context(), IPv4, NFT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- c.Restore(ctx, []byte(base)) }()
+	group := waitForFile(t, began)
+	if own := strconv.Itoa(unix.Getpgrp()); group == own {
+		t.Errorf("the program is in our process group, %s", own)
+	}
+	cancel()
+	if err := os.WriteFile(goOn, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("error %v of a restore that was under way", err)
+	}
+	if got, err := os.ReadFile(taken); string(got) != base || err != nil {
+		t.Errorf("the program got %q, error %v", got, err)
+	}
+	if err := c.Restore(ctx, []byte(base)); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v of a restore after the end, want the context's", err)
+	}
+}
+
+// waitForFile returns what a file holds once it is there.
+func waitForFile(t *testing.T, path string) string {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); <-time.After(time.Millisecond) {
+		if b, err := os.ReadFile(path); err == nil {
+			return strings.TrimSpace(string(b))
+		}
+	}
+	t.Fatalf("%s did not come about", path)
+	return ""
 }
 
 func TestRestoreErrorKeepsWhatTheProgramSaid(t *testing.T) {

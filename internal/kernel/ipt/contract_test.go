@@ -2,6 +2,7 @@ package ipt
 
 import (
 	"errors"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -92,6 +93,11 @@ var contract = []contractCase{
 		map[string][]string{"filter INPUT": {"-j ACCEPT", "-j DROP"}},
 	},
 	{
+		"a rule that only counts",
+		[]step{{"*filter\n-A INPUT -p tcp\n-A INPUT -j DROP\nCOMMIT\n", 0}},
+		map[string][]string{"filter INPUT": {"-p tcp", "-j DROP"}},
+	},
+	{
 		"everything goes away",
 		[]step{{base, 0}, {"*nat\n:ONE - [0:0]\n:TWO - [0:0]\n-D OUTPUT -j ONE\n-X ONE\n-X TWO\nCOMMIT\n", 0}},
 		map[string][]string{},
@@ -132,14 +138,15 @@ func runContract(t *testing.T, k Interface, c contractCase) {
 		}
 	}
 	wantRules(t, k, c.want)
-	wantChains(t, k, c.want)
+	wantUses(t, k, c.want)
 	wantStamp(t, k)
 }
 
-// wantStamp wants the stamp to move with every change, and only then.
+// wantStamp wants the stamp to move with every change by what that was, and to
+// tell when somebody else has made one too.
 func wantStamp(t *testing.T, k Interface) {
 	t.Helper()
-	stamp := func() string {
+	stamp := func() Stamp {
 		t.Helper()
 		s, err := k.Stamp(t.Context())
 		if err != nil {
@@ -147,19 +154,37 @@ func wantStamp(t *testing.T, k Interface) {
 		}
 		return s
 	}
-	last := stamp()
-	if now := stamp(); now != last {
-		t.Errorf("stamp %q became %q though nothing changed", last, now)
-	}
-	for _, input := range []string{"*nat\n:STAMP - [0:0]\nCOMMIT\n", "*nat\n-A STAMP -j ACCEPT\nCOMMIT\n", "*nat\n-F STAMP\nCOMMIT\n"} {
+	restore := func(input string) {
+		t.Helper()
 		if err := k.Restore(t.Context(), []byte(input)); err != nil {
 			t.Fatal(err)
 		}
+	}
+	restore("*nat\n:OTHER - [0:0]\n-A OTHER -j ACCEPT\nCOMMIT\n*filter\n:OTHER - [0:0]\nCOMMIT\n") // all tables are there
+	if last := stamp(); !last.Became(stamp()) {
+		t.Errorf("stamp %v became %v though nothing changed", last, stamp())
+	}
+	for _, s := range []struct {
+		input   string
+		changes []Change
+	}{
+		{"*nat\n:STAMP - [0:0]\nCOMMIT\n", []Change{{"nat", 1, 0}}},
+		{"*nat\n-A STAMP -j ACCEPT\n-A STAMP -j OTHER\nCOMMIT\n", []Change{{"nat", 0, 2}}},
+		{"*filter\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n*nat\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n", []Change{{"filter", 1, 1}, {"nat", 0, -1}}},
+		{"*nat\n-F STAMP\n-X STAMP\nCOMMIT\n", []Change{{"nat", -1, -1}}},
+	} {
+		last := stamp()
+		restore(s.input)
 		now := stamp()
-		if now == last {
-			t.Errorf("after %q the stamp is still %q", input, now)
+		if last.Became(now) || !last.Became(now, s.changes...) {
+			t.Errorf("after %q the stamp %v is %v; want what changes %v make", s.input, last, now, s.changes)
 		}
-		last = now
+	}
+	last := stamp()
+	restore("*nat\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n") // ours
+	restore("*nat\n-F OTHER\nCOMMIT\n")                           // somebody else's
+	if now := stamp(); last.Became(now, Change{"nat", 1, 1}) {
+		t.Errorf("stamp %v became %v by somebody else's change, and does not tell", last, now)
 	}
 }
 
@@ -192,17 +217,33 @@ func wantRules(t *testing.T, k Interface, want map[string][]string) {
 	}
 }
 
-// wantChains asks for each chain alone.
-func wantChains(t *testing.T, k Interface, want map[string][]string) {
+// wantUses counts the rules that are wanted, each in its chain and in the one
+// that it goes to.
+func wantUses(t *testing.T, k Interface, rules map[string][]string) {
 	t.Helper()
-	for name, rules := range want {
-		table, chain, _ := strings.Cut(name, " ")
-		c, err := k.Chain(t.Context(), table, chain)
-		if err != nil || c == nil || !slices.Equal(c.Rules, rules) {
-			t.Errorf("chain %s alone is %+v, error %v; want rules %q", name, c, err, rules)
+	want := map[string]int{}
+	for name, of := range rules {
+		table, _, _ := strings.Cut(name, " ")
+		want[name] += len(of)
+		for _, r := range of {
+			if to := table + " " + Target(r); slices.Contains(slices.Collect(maps.Keys(rules)), to) {
+				want[to]++
+			}
 		}
 	}
-	if c, err := k.Chain(t.Context(), "nat", "NO-SUCH-CHAIN"); c != nil || err != nil {
-		t.Errorf("a chain that is not there is %+v, error %v; want none", c, err)
+	uses, err := k.Uses(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int{}
+	for table, chains := range uses {
+		for chain, n := range chains {
+			if _, wanted := want[table+" "+chain]; wanted || n != 0 {
+				got[table+" "+chain] = n
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("uses (-want +got):\n%s", diff)
 	}
 }

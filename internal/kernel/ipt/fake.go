@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 )
@@ -20,13 +19,14 @@ type Fake struct {
 	tables map[string]*fakeTable
 	fail   error
 	count  Count
-	stamp  int    // counts what took effect
+	stamp  uint32 // counts what took effect
 	lack   string // rules with this in them are refused
 }
 
 // Count is what was asked of a Fake.
 type Count struct {
 	Saves    int
+	Looks    int // at what chains hold
 	Restores int
 	Lines    int // in all restores
 }
@@ -87,6 +87,10 @@ func (k *Fake) Save(ctx context.Context) ([]Table, error) {
 	if err := errors.Join(ctx.Err(), k.fail); err != nil {
 		return nil, err
 	}
+	return k.saved(), nil
+}
+
+func (k *Fake) saved() []Table {
 	var tables []Table
 	for _, name := range slices.Sorted(maps.Keys(k.tables)) {
 		t := Table{Name: name}
@@ -95,35 +99,25 @@ func (k *Fake) Save(ctx context.Context) ([]Table, error) {
 		}
 		tables = append(tables, t)
 	}
-	return tables, nil
+	return tables
 }
 
-// Chain returns a chain.
-func (k *Fake) Chain(ctx context.Context, table, chain string) (*Chain, error) {
+// Uses counts.
+func (k *Fake) Uses(ctx context.Context) (Uses, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.count.Looks++
 	if err := errors.Join(ctx.Err(), k.fail); err != nil {
 		return nil, err
 	}
-	t, ok := k.tables[table]
-	if !ok {
-		t, _ = k.begin(table)
-	}
-	if t == nil {
-		return nil, nil
-	}
-	rules, ok := t.rules[chain]
-	if !ok {
-		return nil, nil
-	}
-	return &Chain{chain, t.policy[chain], slices.Clone(rules)}, nil
+	return UsesOf(k.saved()), nil
 }
 
 // Stamp counts restored tables.
-func (k *Fake) Stamp(ctx context.Context) (string, error) {
+func (k *Fake) Stamp(ctx context.Context) (Stamp, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return strconv.Itoa(k.stamp), errors.Join(ctx.Err(), k.fail)
+	return Stamp{generation: k.stamp}, errors.Join(ctx.Err(), k.fail)
 }
 
 // Restore carries out the lines.

@@ -64,27 +64,6 @@ func parseChain(text string) (name, policy string, ok bool) {
 	return fields[0], fields[1], true
 }
 
-// parseListed reads the output of iptables -S for one chain.
-func parseListed(name string, output []byte) (*Chain, error) {
-	c := &Chain{Name: name}
-	for line := range bytes.Lines(output) {
-		text := strings.TrimSuffix(string(line), "\n")
-		command, rest, _ := strings.Cut(text, " ")
-		of, rule, _ := strings.Cut(rest, " ")
-		switch {
-		case text == "" || text[0] == '#':
-		case command == "-P" && of == name:
-			c.Policy = rule
-		case command == "-N" && of == name:
-		case command == "-A" && of == name:
-			c.Rules = append(c.Rules, rule)
-		default:
-			return nil, fmt.Errorf("read chain %s: unexpected %q", name, text)
-		}
-	}
-	return c, nil
-}
-
 // Target returns the chain that a rule goes to, by jump or goto, or the name
 // of its target if that has no options; empty if the rule has none or one with
 // options. Nothing follows the name of a chain, and text that somebody chose

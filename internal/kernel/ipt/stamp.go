@@ -2,100 +2,126 @@ package ipt
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"slices"
-	"strings"
-	"unsafe"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// Stamp returns the generation of nf_tables, or the number of entries of each
-// legacy table and their size.
-func (c *Conn) Stamp(context.Context) (string, error) {
+// Stamp is a number of the kernel's that moves when tables change: of nf_tables
+// how many transactions there were, of the legacy tables their sizes.
+type Stamp struct {
+	generation uint32
+	sizes      map[string]tableSize
+}
+
+// tableSize is the size of a legacy table. An entry is a rule; a chain that is
+// not built in has two more.
+type tableSize struct {
+	entries, bytes uint32
+}
+
+// Change is what a restore does to a table, by how many more chains and rules
+// there are afterwards.
+type Change struct {
+	Table         string
+	Chains, Rules int
+}
+
+// Became reports whether these changes, and nobody else's, make the stamp
+// another one: every table that is restored is a transaction, and adds or takes
+// away a known number of entries. Without changes it reports whether the two
+// are equal.
+func (s Stamp) Became(now Stamp, changes ...Change) bool {
+	if s.sizes == nil && now.sizes == nil {
+		return now.generation-s.generation == uint32(len(changes))
+	}
+	want := make(map[string]tableSize, len(s.sizes))
+	for name, size := range s.sizes {
+		want[name] = size
+	}
+	for _, c := range changes {
+		size := want[c.Table]
+		size.entries += uint32(2*c.Chains + c.Rules)
+		size.bytes = now.sizes[c.Table].bytes // which depends on what the rules are
+		want[c.Table] = size
+	}
+	if len(want) != len(now.sizes) {
+		return false
+	}
+	for name, size := range want {
+		if now.sizes[name] != size {
+			return false
+		}
+	}
+	return true
+}
+
+// Stamp asks the kernel.
+func (c *Conn) Stamp(context.Context) (Stamp, error) {
 	if c.variant == NFT {
-		return generation()
+		n, err := generation()
+		return Stamp{generation: n}, err
 	}
 	names, err := LegacyTables(c.family)
 	if err != nil {
-		return "", err
+		return Stamp{}, err
 	}
-	slices.Sort(names)
-	var stamp strings.Builder
+	s := Stamp{sizes: make(map[string]tableSize, len(names))}
 	for _, name := range names { // asking for any other would make it
-		entries, size, err := legacyInfo(c.family, name)
+		info, err := legacyInfo(c.family, name)
 		if err != nil {
-			return "", fmt.Errorf("ask for the size of table %s: %w", name, err)
+			return Stamp{}, fmt.Errorf("ask for the size of table %s: %w", name, err)
 		}
-		fmt.Fprintf(&stamp, "%s %d %d ", name, entries, size)
+		s.sizes[name] = tableSize{info.Entries, info.Size}
 	}
-	return stamp.String(), nil
+	return s, nil
 }
 
 // generation asks nf_tables for its generation, which every transaction moves on.
-func generation() (string, error) {
+func generation() (uint32, error) {
 	const idAttribute = 1
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	answers, err := askNFTables(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, netlink.Request)
 	if err != nil {
-		return "", fmt.Errorf("ask for the generation of nf_tables: %w", err)
+		return 0, fmt.Errorf("ask for the generation of nf_tables: %w", err)
 	}
-	defer conn.Close()
-	answers, err := conn.Execute(netlink.Message{
-		Header: netlink.Header{
-			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN),
-			Flags: netlink.Request,
-		},
-		Data: []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
-	})
-	if err != nil {
-		return "", fmt.Errorf("ask for the generation of nf_tables: %w", err)
-	}
-	for _, a := range answers {
-		const header = 4
-		if len(a.Data) < header {
-			continue
-		}
-		attributes, err := netlink.UnmarshalAttributes(a.Data[header:])
-		if err != nil {
-			return "", fmt.Errorf("read the generation of nf_tables: %w", err)
-		}
-		for _, at := range attributes {
-			if at.Type == idAttribute {
-				return fmt.Sprintf("%x", at.Data), nil
+	for _, attributes := range answers {
+		for _, a := range attributes {
+			if a.Type == idAttribute && len(a.Data) == 4 {
+				return binary.BigEndian.Uint32(a.Data), nil
 			}
 		}
 	}
-	return "", fmt.Errorf("ask for the generation of nf_tables: no answer")
+	return 0, errors.New("ask for the generation of nf_tables: no answer")
 }
 
-// tableInfo is the kernel's struct ipt_getinfo, which is that of IPv6 too.
-type tableInfo struct {
-	name               [32]byte
-	hooks              uint32
-	entry, underflow   [5]uint32
-	entries, entryList uint32
-}
-
-// legacyInfo asks for the number of entries of a table and their size in bytes.
-func legacyInfo(f Family, table string) (entries, size uint32, err error) {
-	const getInfo = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
-	domain, level := unix.AF_INET, unix.IPPROTO_IP
-	if f == IPv6 {
-		domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
-	}
-	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+// askNFTables returns the attributes of each answer to a question.
+func askNFTables(question int, family uint8, flags netlink.HeaderFlags) ([][]netlink.Attribute, error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
-	defer unix.Close(fd)
-	var info tableInfo
-	copy(info.name[:len(info.name)-1], table)
-	length := uint32(unsafe.Sizeof(info))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), getInfo,
-		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&length)), 0)
-	if errno != 0 {
-		return 0, 0, errno
+	defer conn.Close()
+	messages, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | question), Flags: flags},
+		Data:   []byte{family, unix.NFNETLINK_V0, 0, 0},
+	})
+	if err != nil {
+		return nil, err
 	}
-	return info.entries, info.entryList, nil
+	var answers [][]netlink.Attribute
+	for _, m := range messages {
+		const header = 4
+		if len(m.Data) < header {
+			continue
+		}
+		attributes, err := netlink.UnmarshalAttributes(m.Data[header:])
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, attributes)
+	}
+	return answers, nil
 }

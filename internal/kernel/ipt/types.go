@@ -71,18 +71,18 @@ type Interface interface {
 	// Save returns the tables that are in use, and makes none.
 	Save(ctx context.Context) ([]Table, error)
 
-	// Chain returns one chain; nil if it is not there. With the nft variant its
-	// cost is that of the chain, with the legacy one that of the table.
-	Chain(ctx context.Context, table, chain string) (*Chain, error)
+	// Uses counts what chains hold, without programs and without making a table.
+	// Its cost is that of the chains with the nft variant, and that of the
+	// tables with the legacy one.
+	Uses(ctx context.Context) (Uses, error)
 
-	// Stamp returns a text that is another one after the tables have changed,
-	// at no cost to speak of.
-	Stamp(ctx context.Context) (string, error)
+	// Stamp returns what tells a change of the tables, at no cost to speak of.
+	Stamp(ctx context.Context) (Stamp, error)
 
 	// Restore takes lines as iptables-restore --noflush does. A table's lines
 	// take effect all at once or not at all; with several tables, those before
 	// the refused one have taken effect. When a line is refused the error is a
-	// [RestoreError].
+	// [RestoreError]. A restore that has begun goes on to its end when ctx ends.
 	Restore(ctx context.Context, input []byte) error
 }
 
@@ -98,6 +98,10 @@ type Chain struct {
 	Policy string   // of a built-in chain; empty if the chain was made by somebody
 	Rules  []string // without "-A" and the chain's name, in order
 }
+
+// Uses is, by table and chain, how many rules a chain has and how many rules go
+// to it, added up: a chain that loses a rule or a way in has fewer.
+type Uses map[string]map[string]int
 
 // RestoreError is a refused line of a Restore.
 type RestoreError struct {

@@ -1,0 +1,150 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"sluice/internal/kernel/ipt"
+	"sluice/internal/proxy"
+)
+
+// Probe returns the families whose programs are there and can write table nat.
+// It makes that table where there is none, and nothing else.
+func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
+	if err := s.settleVariant(ctx); err != nil {
+		return nil, err
+	}
+	var can []proxy.Family
+	var reasons []error
+	for _, f := range s.families() {
+		if err := probe(ctx, f, s.Variant); err != nil {
+			reasons = append(reasons, fmt.Errorf("%v: %w", f, err))
+		} else {
+			can = append(can, f)
+		}
+	}
+	if len(can) == 0 {
+		return nil, oneLine(reasons)
+	}
+	for _, reason := range reasons {
+		klog.FromContext(ctx).Error(reason, "Serving the other family only, Services of this one do not work on this node")
+	}
+	return can, nil
+}
+
+// probe tries whether a chain can be made, in one transaction with its end.
+func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
+	conn, err := ipt.Open(ctx, iptFamily(f), v)
+	if err != nil {
+		return err
+	}
+	made := &part{whole: []whole{{place: place{nat, kubeProbe}}}, gone: []earlier{{place: place{nat, kubeProbe}}}}
+	err = conn.Restore(ctx, text(made.lines()))
+	switch {
+	case err == nil, errors.Is(err, ipt.ErrLocked): // whoever holds the lock has a table too, and will let go of it
+		return nil
+	case v == ipt.Legacy && strings.Contains(err.Error(), "Permission denied"):
+		return fmt.Errorf("the rules of this host are in iptables-legacy, whose programs need CAP_NET_RAW beside CAP_NET_ADMIN: %w", err)
+	default:
+		return err
+	}
+}
+
+// oneLine joins errors, for it is the last line that is read.
+func oneLine(errs []error) error {
+	joined := errs[0]
+	for _, e := range errs[1:] {
+		joined = fmt.Errorf("%w; %w", joined, e)
+	}
+	return joined
+}
+
+// settleVariant chooses the variant if none is set.
+func (s *Settings) settleVariant(ctx context.Context) (err error) {
+	if s.Variant == 0 {
+		s.Variant, err = hostVariant(ctx)
+	}
+	return err
+}
+
+// traces is what of a variant others use.
+type traces struct {
+	rules int
+	signs int // of the kubelet
+}
+
+// hostVariant returns the variant that others on this host use: where the
+// kubelet has left its sign, else where there are more rules, else nft.
+func hostVariant(ctx context.Context) (ipt.Variant, error) {
+	found := map[ipt.Variant]traces{}
+	for _, v := range ipt.Variants() {
+		t, err := variantTraces(ctx, v)
+		if err != nil {
+			return 0, err
+		}
+		found[v] = t
+	}
+	nft, legacy := found[ipt.NFT], found[ipt.Legacy]
+	chosen := ipt.NFT
+	if legacy.signs > nft.signs || legacy.signs == nft.signs && legacy.rules > nft.rules {
+		chosen = ipt.Legacy
+	}
+	if nft.rules > 0 && legacy.rules > 0 {
+		klog.FromContext(ctx).Info("Both variants of iptables have rules, packets pass both",
+			"chosen", chosen.String(), "nftRules", nft.rules, "legacyRules", legacy.rules)
+	}
+	if _, err := ipt.Open(ctx, ipt.IPv4, chosen); errors.Is(err, ipt.ErrMissing) && found[chosen].signs == 0 {
+		other := ipt.NFT + ipt.Legacy - chosen
+		if _, err := ipt.Open(ctx, ipt.IPv4, other); err == nil {
+			return other, nil
+		}
+	}
+	return chosen, nil
+}
+
+// variantTraces looks at both families.
+func variantTraces(ctx context.Context, v ipt.Variant) (traces, error) {
+	var t traces
+	for _, f := range ipt.Families() {
+		uses, err := variantUses(ctx, f, v)
+		if err != nil {
+			return t, err
+		}
+		for _, table := range uses {
+			for chain, n := range table {
+				t.rules += n
+				if chain == "KUBE-IPTABLES-HINT" || chain == "KUBE-KUBELET-CANARY" {
+					t.signs++
+				}
+			}
+		}
+	}
+	return t, nil
+}
+
+// variantUses counts what chains hold. Legacy tables are read without programs,
+// which need capabilities that a container may lack: what cannot be written is
+// there all the same.
+func variantUses(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Uses, error) {
+	if v == ipt.Legacy {
+		uses, err := ipt.CountUses(f, v)
+		if err != nil {
+			return nil, fmt.Errorf("look whether the rules of this host are in %s: %w", ipt.Name(f, v), err)
+		}
+		return uses, nil
+	}
+	// The programs leave out tables that only the nft program can have written.
+	conn, err := ipt.Open(ctx, f, v)
+	if err != nil {
+		return nil, nil
+	}
+	saved, err := conn.Save(ctx)
+	if err != nil {
+		return nil, nil
+	}
+	return ipt.UsesOf(saved), nil
+}

@@ -1,0 +1,83 @@
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"strings"
+
+	"sluice/internal/dataplane/kubeproxy"
+	"sluice/internal/kernel/ipt"
+)
+
+// uses is how many rules our chains have, and how many rules go to them, added
+// up. The chains of all rows count as one, for there may be a hundred thousand.
+type uses map[place]int
+
+// rowChains stands for the chains of all rows of a table.
+const rowChains = "the chains of Services"
+
+// counter returns where the uses of a chain are counted.
+func counter(p place) place {
+	for _, prefix := range []string{clusterChain, localChain, externalChain, sourceChain, endpointChain} {
+		if strings.HasPrefix(p.chain, prefix) {
+			return place{p.table, rowChains}
+		}
+	}
+	return p
+}
+
+// chain counts rules of a chain, n times.
+func (u uses) chain(p place, rules []string, n int) {
+	u[counter(p)] += n * len(rules)
+	for _, r := range rules {
+		if to := ipt.Target(r); kubeproxy.Owns(p.table, to) {
+			u[counter(place{p.table, to})] += n
+		}
+	}
+}
+
+func (u uses) add(more uses) {
+	for p, n := range more {
+		u[p] += n
+	}
+}
+
+// uses counts everything that a family should have.
+func (t *target) uses() uses {
+	u := uses{}
+	for p, rules := range t.constants {
+		u.chain(p, rules, 1)
+		for _, l := range t.shared[p] {
+			u.chain(p, []string{l.rule}, 1)
+		}
+	}
+	for _, c := range t.own {
+		u.chain(c.place, c.rules, 1)
+	}
+	for _, j := range jumps() {
+		to := counter(place{j.table, ipt.Target(j.rule)})
+		u[to]++ // the chain that it is in is others' too
+	}
+	return u
+}
+
+// count asks the kernel for the uses of our chains.
+func (f *family) count(ctx context.Context) (uses, error) {
+	tables, err := f.programs.Uses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	u := uses{}
+	for table, chains := range tables {
+		for chain, n := range chains {
+			if kubeproxy.Owns(table, chain) {
+				u[counter(place{table, chain})] += n
+			}
+		}
+	}
+	return u, nil
+}
+
+func comparePlaces(a, b place) int {
+	return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.chain, b.chain))
+}
