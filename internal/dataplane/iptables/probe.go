@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -17,6 +16,11 @@ import (
 func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	if err := s.settleVariant(ctx); err != nil {
 		return nil, err
+	}
+	if s.Variant == ipt.Legacy {
+		if err := ipt.LegacyPermission(); err != nil {
+			return nil, fmt.Errorf("the rules of this host are in iptables-legacy: %w", err)
+		}
 	}
 	var can []proxy.Family
 	var reasons []error
@@ -44,14 +48,10 @@ func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 	}
 	made := &part{whole: []whole{{place: place{nat, kubeProbe}}}, gone: []earlier{{place: place{nat, kubeProbe}}}}
 	err = conn.Restore(ctx, text(made.lines()))
-	switch {
-	case err == nil, errors.Is(err, ipt.ErrLocked): // whoever holds the lock has a table too, and will let go of it
-		return nil
-	case v == ipt.Legacy && strings.Contains(err.Error(), "Permission denied"):
-		return fmt.Errorf("the rules of this host are in iptables-legacy, whose programs need CAP_NET_RAW beside CAP_NET_ADMIN: %w", err)
-	default:
-		return err
+	if errors.Is(err, ipt.ErrLocked) {
+		return nil // whoever holds the lock has a table too, and will let go of it
 	}
+	return err
 }
 
 // oneLine joins errors, for it is the last line that is read.

@@ -45,6 +45,16 @@ func askLegacy(f Family, question uintptr, room unsafe.Pointer, size uintptr) er
 	return nil
 }
 
+// LegacyPermission returns an error if this process may not run the programs of
+// the legacy variant. They themselves cannot tell that from a missing table.
+func LegacyPermission() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return fmt.Errorf("the programs of iptables-legacy need CAP_NET_RAW beside CAP_NET_ADMIN: open a raw socket: %w", err)
+	}
+	return unix.Close(fd)
+}
+
 // legacyInfo asks for the size of a table.
 func legacyInfo(f Family, table string) (*tableInfo, error) {
 	var info tableInfo
