@@ -35,23 +35,22 @@ func TestDamageIsRepaired(t *testing.T) {
 					s.write("web.yaml", service("web", vip, by))
 					s.start(nil, "--proxy-mode", "iptables")
 					eventually(t, "the Service", s.answers(vip, by))
-					stop := s.churn()
+					s.churn()
 					s.run("sh", "-ec", strings.ReplaceAll(script, "PROGRAM", program))
 					began := time.Now()
 					eventually(t, "the Service after the damage", s.answers(vip, by))
 					if took := time.Since(began); took > repairTime {
 						t.Errorf("repaired after %v, want at most %v", took, repairTime)
 					}
-					stop()
 				})
 			}
 		}
 	}
 }
 
-// churn changes the endpoints of another Service fifty times a second until it
-// is stopped.
-func (s *site) churn() (stop func()) {
+// churn changes the endpoints of another Service fifty times a second until the
+// test ends.
+func (s *site) churn() {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -66,5 +65,5 @@ func (s *site) churn() (stop func()) {
 			}
 		}
 	}()
-	return func() { close(end); <-ended }
+	s.t.Cleanup(func() { close(end); <-ended })
 }

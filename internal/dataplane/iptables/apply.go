@@ -20,6 +20,9 @@ func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
 		return errors.New("apply before the first sync")
 	}
 	next := d.after(delta)
+	if opensLoopback(d.node) && !opensLoopback(next.node) {
+		d.closeLoopback(ctx)
+	}
 	written := false
 	for _, f := range d.families {
 		s := d.step(f, delta, next)

@@ -46,7 +46,7 @@ type view struct {
 }
 
 func newView(f *family, n *proxy.Node, cidrs []netip.Prefix) *view {
-	v := &view{family: f.Family, counts: f.counts, all: n.MasqueradeAll, detects: n.LocalPods.Detects(f.Family), localhost: n.LocalhostNodePorts && f.Family == proxy.IPv4}
+	v := &view{family: f.Family, counts: f.counts, all: n.MasqueradeAll, detects: n.LocalPods.Detects(f.Family), localhost: opensLoopback(n) && f.Family == proxy.IPv4}
 	for _, p := range n.LocalPods.SourcesOf(f.Family) {
 		v.pods = append(v.pods, from(p))
 	}
@@ -146,10 +146,7 @@ func (d *Dataplane) constants(v *view) map[place][]string {
 		out[dispatch] = append(out[dispatch], match+
 			comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")+toLocal+"-j "+kubeNodePorts)
 	}
-	if v.localhost {
-		out[nodePortFilter] = []string{"! -s 127.0.0.0/8 -d 127.0.0.0/8 " + comment("block incoming localnet connections") +
-			"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"}
-	}
+	out[nodePortFilter] = d.loopbackGuard(v)
 	out[emptyClusterIP] = v.unanswered()
 	return out
 }

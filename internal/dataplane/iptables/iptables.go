@@ -40,7 +40,7 @@ type Dataplane struct {
 	families []*family
 	liberal  bool // connection tracking does not call packets invalid that are out of window
 	told     bool // how many clients are remembered
-	closed   bool // NodePorts on loopback addresses, though they should not be
+	localnet localnet
 	tried    bool // whether the kernel can count packets
 
 	// What the kernel has.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -110,26 +109,10 @@ func (d *Dataplane) mending(ctx context.Context, f *family, s *proxy.State) (*me
 	if err != nil {
 		return nil, err
 	}
+	if f.Family == proxy.IPv4 {
+		d.settleLoopback(ctx, tables, newView(f, s.Node, s.CIDRs))
+	}
 	return newMending(tables, d.target(f, s)), nil
-}
-
-// openLoopback lets the node's connections from loopback addresses reach
-// endpoints, once the rule is in force that keeps others from loopback. Where
-// the setting cannot be changed, everything else works without.
-func (d *Dataplane) openLoopback(ctx context.Context) {
-	const name = "net/ipv4/conf/all/route_localnet"
-	if !d.node.LocalhostNodePorts || !slices.ContainsFunc(d.families, func(f *family) bool { return f.Family == proxy.IPv4 }) {
-		return
-	}
-	if on, err := sysctl.ReadInt(d.sysctls, name); err == nil && on == 1 {
-		return
-	}
-	err := d.sysctls.Write(name, "1")
-	if err != nil && !d.closed {
-		klog.FromContext(ctx).Error(err, "NodePorts stay closed on loopback addresses, set it on the host or use --iptables-localhost-nodeports=false",
-			"setting", name)
-	}
-	d.closed = err != nil
 }
 
 // tellAffinity says once how many clients the kernel remembers. The number

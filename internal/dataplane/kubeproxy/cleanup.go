@@ -15,7 +15,8 @@ import (
 // namespace, whatever its mode, and nothing else, in all variants of iptables
 // but those whose chains the caller has made his own. It returns what it
 // removed, a line for each; none if there was nothing. It goes on after an
-// error, which names everything that could not be looked at or removed.
+// error, which names everything that could not be looked at or removed. If a
+// service proxy opened loopback, it is closed again before its guard goes.
 func Cleanup(ctx context.Context, but ...ipt.Variant) (removed []string, err error) {
 	h, err := open()
 	if err != nil {
@@ -30,6 +31,11 @@ func (h *host) cleanup(ctx context.Context, but ...ipt.Variant) (removed []strin
 	errs := []error{err}
 	for _, t := range l.Tables {
 		done, err := h.removeTable(ctx, t)
+		removed = append(removed, done...)
+		errs = append(errs, err)
+	}
+	if len(but) == 0 { // else the caller has a guard of his own
+		done, err := h.closeLoopback(l.Rules)
 		removed = append(removed, done...)
 		errs = append(errs, err)
 	}

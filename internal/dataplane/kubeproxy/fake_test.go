@@ -15,6 +15,7 @@ import (
 
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/sysctl"
 )
 
 // fakeIPVS is the ipvs mode's part of a kernel, in memory.
@@ -67,11 +68,12 @@ func fakeHost(t *testing.T, rules string) (*host, *ipt.Fake, *fakeIPVS) {
 		ipt: func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) { return programs, nil },
 		legacyTables: func(f ipt.Family) ([]string, error) {
 			if f == ipt.IPv4 && rules != "" {
-				return []string{"nat"}, nil
+				return []string{"nat", "filter"}, nil
 			}
 			return nil, nil
 		},
-		ipvs: ipvs,
+		ipvs:    ipvs,
+		sysctls: sysctl.NewFake(map[string]string{RouteLocalnet: "0"}),
 	}, programs, ipvs
 }
 

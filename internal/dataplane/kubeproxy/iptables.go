@@ -26,6 +26,9 @@ type Rules struct {
 	Jumps   []Jump   // from built-in chains to its chains
 	Chains  []string // its chains that nobody else uses
 	InUse   []Use    // its chains that somebody else uses
+
+	loopback loopback // what all tables of the family and variant tell
+	kept     string   // a rule of guardChain that stays
 }
 
 // Jump is a rule of a built-in chain that goes to a chain of kube-proxy's.
@@ -78,6 +81,9 @@ func (h *host) findRules(ctx context.Context, f ipt.Family, v ipt.Variant) ([]Ru
 			continue
 		}
 		r.Family, r.Variant = f, v
+		if f == ipt.IPv4 {
+			r.loopback = loopbackOf(saved)
+		}
 		found = append(found, r)
 		seen[r.Table] = true
 	}
@@ -202,6 +208,10 @@ const maxChains = 600
 // mind, that is a single input, all or nothing.
 func (r *Rules) restores() [][]byte {
 	var jumps, empty, remove []string
+	if r.kept != "" {
+		empty = append(empty, ":"+guardChain+" - [0:0]")
+		jumps = append(jumps, "-A "+guardChain+" "+r.kept)
+	}
 	for _, j := range r.Jumps {
 		jumps = append(jumps, "-D "+j.From+" "+j.Rule)
 	}
@@ -211,6 +221,9 @@ func (r *Rules) restores() [][]byte {
 	}
 	if len(r.Chains) <= maxChains || r.Variant == ipt.Legacy {
 		return [][]byte{r.input(slices.Concat(empty, jumps, remove))}
+	}
+	if r.kept != "" { // in one transaction
+		jumps, empty = append(empty[:1:1], jumps...), empty[1:]
 	}
 	inputs := [][]byte{r.input(jumps)}
 	for _, lines := range [][]string{empty, remove} {
@@ -264,6 +277,10 @@ func (h *host) removeRules(ctx context.Context, r *Rules) (string, error) {
 			}
 		}
 		now.Family, now.Variant = r.Family, r.Variant
+		if r.kept != "" {
+			now.loopback = r.loopback
+			now.keepGuard()
+		}
 	}
 	return "", fmt.Errorf("remove kube-proxy's rules from %v: %w", r, err)
 }

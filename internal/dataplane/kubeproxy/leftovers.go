@@ -8,6 +8,7 @@ import (
 
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/sysctl"
 )
 
 // Leftovers is what of kube-proxy's is in the kernel.
@@ -66,6 +67,7 @@ type host struct {
 	ipt          func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error)
 	legacyTables func(ipt.Family) ([]string, error)
 	ipvs         ipvsKernel
+	sysctls      sysctl.Interface
 }
 
 // open returns the real host.
@@ -86,6 +88,7 @@ func open() (*host, error) {
 		},
 		legacyTables: ipt.LegacyTables,
 		ipvs:         ipvsNetlink{},
+		sysctls:      sysctl.Kernel{},
 	}, nil
 }
 
