@@ -7,11 +7,14 @@ import (
 	"time"
 )
 
-// A run that takes long is followed by a rest of its own length, within bounds,
-// so that a stream of requests costs half a core at most.
+// A run that takes long is followed by a rest, so that a stream of requests
+// costs a seventh of a core. That is what a request waits for: beyond shortRest
+// a run is followed by a rest of its own length only, and by none beyond maxRest.
 const (
-	long    = 10 * time.Millisecond
-	maxRest = time.Second
+	long      = 10 * time.Millisecond
+	restRatio = 6
+	shortRest = 250 * time.Millisecond
+	maxRest   = time.Second
 )
 
 // Settings are the bounds of a [BoundedFrequencyRunner].
@@ -135,7 +138,7 @@ func rest(took time.Duration) time.Duration {
 	if took < long {
 		return 0
 	}
-	return min(took, maxRest)
+	return min(max(took, min(restRatio*took, shortRest)), maxRest)
 }
 
 // newTimer returns a channel that never speaks when the wait is 0.

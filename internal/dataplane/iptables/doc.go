@@ -11,7 +11,8 @@
 //	    KUBE-FW-HASH           allowed clients of a LoadBalancer go on, others stay as they are
 //	    KUBE-EXT-HASH          the external policy: mark for masquerade, or the short-circuits
 //	    KUBE-SVC-, KUBE-SVL-   choose among the endpoints of the cluster, or of this node
-//	      KUBE-SEP-HASH        mark a pod that is sent to itself; DNAT
+//	      KUBE-SEP-HASH        mark a pod that is sent to itself, or remember the client; DNAT.
+//	                           Endpoints of other nodes have none without affinity
 //	    KUBE-NODEPORTS         last, to a node address: one rule per NodePort
 //	filter INPUT, FORWARD, OUTPUT, new connections
 //	  KUBE-EXTERNAL-SERVICES   INPUT, FORWARD: other frontends without an endpoint: reject or drop

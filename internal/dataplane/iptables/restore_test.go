@@ -9,7 +9,7 @@ import (
 // TestParts wants a large state to be written in parts that are small, that keep
 // a row's chains together, and that put what leads to chains after them.
 func TestParts(t *testing.T) {
-	const services = 300
+	const services, each = 2000, 2 // chains
 	d, fake := synced(t, 1)
 	delta := &proxy.Delta{}
 	for i := 1; i < services; i++ {
@@ -17,12 +17,12 @@ func TestParts(t *testing.T) {
 	}
 	f := d.families[0]
 	parts := d.step(f, delta, d.after(delta)).parts(f.most)
-	if want := services*12/maxChains + 1; len(parts) < want {
+	if want := services*each/maxChains + 1; len(parts) < want {
 		t.Errorf("%d parts, want at least %d", len(parts), want)
 	}
 	seen := map[string]int{}
 	for i, p := range parts {
-		if n := len(p.whole); n > maxChains+12 {
+		if n := len(p.whole); n > maxChains+each {
 			t.Errorf("part %d has %d chains, want about %d", i, n, maxChains)
 		}
 		for _, w := range p.whole {
@@ -49,13 +49,13 @@ func TestParts(t *testing.T) {
 
 // TestPartsGo does so when almost everything goes.
 func TestPartsGo(t *testing.T) {
-	d, fake := synced(t, 300)
-	fake.Reset()
+	const services, each = 2000, 2 // chains
+	d, fake := synced(t, services)
 	if err := d.Sync(t.Context(), plainState(2)); err != nil {
 		t.Fatal(err)
 	}
-	if c := fake.Reset(); c.Restores < 2*298*12/maxChains {
-		t.Errorf("%d restores for the end of %d chains", c.Restores, 298*12)
+	if c := fake.Reset(); c.Restores < 2*(services-2)*each/maxChains {
+		t.Errorf("%d restores for the end of %d chains", c.Restores, (services-2)*each)
 	}
 	if err := d.Sync(t.Context(), plainState(2)); err != nil {
 		t.Fatal(err)

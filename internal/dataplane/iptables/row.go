@@ -215,19 +215,29 @@ func (r *renderer) list(scope proxy.Scope) string {
 	}
 	list := r.sp.List(scope)
 	for i, e := range list {
-		chain := r.endpoint(e)
-		match := comment(r.name + " -> " + e.Addr.String())
+		match, then := comment(r.name+" -> "+e.Addr.String()), "-j DNAT --to-destination "+e.Addr.String()
+		if r.needsChain(e) {
+			then = "-j " + r.endpoint(e)
+		}
 		if r.sp.Affinity > 0 {
-			rules = append(rules, fmt.Sprintf("%s-m recent --rcheck --seconds %d --reap %s-j %s",
-				match, int(math.Ceil(r.sp.Affinity.Seconds())), r.remembered(chain), chain))
+			rules = append(rules, fmt.Sprintf("%s-m recent --rcheck --seconds %d --reap %s%s",
+				match, int(math.Ceil(r.sp.Affinity.Seconds())), r.remembered(r.endpoint(e)), then))
 		}
 		if left := len(list) - i; left > 1 {
 			match += "-m statistic --mode random --probability " + probability(left) + " "
 		}
-		choose = append(choose, match+"-j "+chain)
+		if !r.needsChain(e) {
+			match = r.proto + match
+		}
+		choose = append(choose, match+then)
 	}
 	return r.own(name, append(rules, choose...)...)
 }
+
+// needsChain reports whether more than sending there is to be done for an
+// endpoint. The kernel walks every chain of a table at each change, so there are
+// none that need not be.
+func (r *renderer) needsChain(e proxy.Endpoint) bool { return r.sp.Affinity > 0 || e.Loops() }
 
 // endpoint returns the chain that sends to an endpoint.
 func (r *renderer) endpoint(e proxy.Endpoint) string {
