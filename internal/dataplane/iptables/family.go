@@ -63,10 +63,15 @@ func (f *family) restore(ctx context.Context, s *script) (wrote bool, err error)
 
 // begin is called before the tables are saved. Until they have been checked
 // nobody looks whether they are right.
-func (f *family) begin() {
+func (f *family) begin(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.synced = false
+	if err := f.look(ctx); err != nil {
+		return err
+	}
+	f.looked = f.others
+	return nil
 }
 
 // look notes whether another process has changed the tables since the last

@@ -75,21 +75,35 @@ func (d *Dataplane) sync(ctx context.Context, s *proxy.State) error {
 		return err
 	}
 	for _, f := range d.families {
-		m, err := d.mending(ctx, f, s)
+		alone, err := d.syncFamily(ctx, f, s)
+		if err == nil && !alone {
+			// What was saved may have been out of date by the time we wrote.
+			_, err = d.syncFamily(ctx, f, s)
+		}
 		if err != nil {
 			return err
 		}
-		if _, err := f.restore(ctx, m.script); err != nil {
-			return err
-		}
-		if err := f.check(ctx, m.want.uses()); err != nil {
-			return err
-		}
-		f.owned = map[string]int{}
-		m.growth = m.want.rules()
-		d.report(f, m.script)
 	}
 	return nil
+}
+
+// syncFamily writes what one family lacks, and reports whether no other process
+// wrote meanwhile.
+func (d *Dataplane) syncFamily(ctx context.Context, f *family, s *proxy.State) (alone bool, err error) {
+	m, err := d.mending(ctx, f, s)
+	if err != nil {
+		return false, err
+	}
+	if _, err := f.restore(ctx, m.script); err != nil {
+		return false, err
+	}
+	if alone, err = f.check(ctx, m.want.uses()); err != nil {
+		return false, err
+	}
+	f.owned = map[string]int{}
+	m.growth = m.want.rules()
+	d.report(f, m.script)
+	return alone, nil
 }
 
 // report tells what was written.
@@ -104,7 +118,9 @@ func (d *Dataplane) report(f *family, s *script) {
 
 // mending compares what a family has with what it should have.
 func (d *Dataplane) mending(ctx context.Context, f *family, s *proxy.State) (*mending, error) {
-	f.begin()
+	if err := f.begin(ctx); err != nil {
+		return nil, err
+	}
 	tables, err := f.programs.Save(ctx)
 	if err != nil {
 		return nil, err

@@ -59,23 +59,25 @@ func (f *family) noticed(ctx context.Context) (string, error) {
 }
 
 // check looks whether the tables hold all that they should, and from then on
-// whatever takes away from what they hold is noticed.
-func (f *family) check(ctx context.Context, want uses) error {
+// whatever takes away from what they hold is noticed. It reports whether no
+// other process has changed them since begin.
+func (f *family) check(ctx context.Context, want uses) (alone bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.look(ctx); err != nil {
-		return err
+		return false, err
 	}
 	have, err := f.count(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if what := f.lost(have, want); what != "" {
-		return fmt.Errorf("check what was written: %s", what)
+		return false, fmt.Errorf("check what was written: %s", what)
 	}
+	alone = f.looked == f.others
 	// Others may use our chains too, which counts until they stop.
 	f.uses, f.looked, f.synced = have, f.others, true
-	return nil
+	return alone, nil
 }
 
 // lost names the first of our chains that has less than it should; empty if

@@ -146,6 +146,28 @@ func TestWatchBetweenLooks(t *testing.T) {
 	})
 }
 
+// TestSyncBesideAnotherWriter has another process replace a rule after the
+// tables were saved, which leaves as many as before. Sync compares once more.
+func TestSyncBesideAnotherWriter(t *testing.T) {
+	d, fake := faked()
+	tables := &betweenLooks{Fake: fake}
+	d.families[0].programs = tables
+	if err := d.Sync(t.Context(), plainState(3)); err != nil {
+		t.Fatal(err)
+	}
+	want := saved(t, d)
+	tables.hurt = func() {
+		hurt(t, fake, "*nat\n-F KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j ACCEPT\nCOMMIT\n")
+	}
+	hurt(t, fake, "*nat\n-F KUBE-POSTROUTING\nCOMMIT\n") // so that there is something to restore
+	if err := d.Sync(t.Context(), plainState(3)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, saved(t, d)); diff != "" {
+		t.Errorf("before and after mismatch (-want +got):\n%s", diff)
+	}
+}
+
 // TestUsesFollowSteps wants steps to be counted as a Sync counts: then none
 // takes another process's change for ours, and none ours for another's.
 func TestUsesFollowSteps(t *testing.T) {
