@@ -8,12 +8,12 @@ import (
 )
 
 // A run that takes long is followed by a rest, so that a stream of requests
-// costs a seventh of a core. That is what a request waits for: beyond shortRest
+// costs a sixth of a core. That is what a request waits for: beyond shortRest
 // a run is followed by a rest of its own length only, and by none beyond maxRest.
 const (
 	long      = 10 * time.Millisecond
-	restRatio = 6
-	shortRest = 250 * time.Millisecond
+	restRatio = 5
+	shortRest = 150 * time.Millisecond
 	maxRest   = time.Second
 )
 

@@ -78,19 +78,19 @@ func TestLoop(t *testing.T) {
 		until:    time.Minute,
 		want:     []time.Duration{0, 9 * ms},
 	}, {
-		name:     "after a run of some length there is a rest six times as long",
+		name:     "after a run of some length there is a rest five times as long",
 		settings: retry,
 		takes:    20 * ms,
 		ask:      []time.Duration{0, 10 * ms, 20 * ms},
 		until:    time.Minute,
-		want:     []time.Duration{0, 140 * ms},
+		want:     []time.Duration{0, 120 * ms},
 	}, {
-		name:     "but no longer than a quarter of a second",
+		name:     "but no longer than 150 ms",
 		settings: retry,
 		takes:    60 * ms,
 		ask:      []time.Duration{0, 10 * ms, 20 * ms},
 		until:    time.Minute,
-		want:     []time.Duration{0, 310 * ms},
+		want:     []time.Duration{0, 210 * ms},
 	}, {
 		name:     "after a long run there is a rest as long",
 		settings: retry,
