@@ -14,7 +14,9 @@ import (
 	"k8s.io/component-base/logs"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/clientgo" // how we and the API server get on
+	_ "k8s.io/component-base/metrics/prometheus/clientgo/fifo" // how we and the API server get on
+	_ "k8s.io/component-base/metrics/prometheus/restclient"    // the same; leader election, which we have none of, is left out
+	_ "k8s.io/component-base/metrics/prometheus/workqueue"     // queues of libraries
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"sluice/internal/config"

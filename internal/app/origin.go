@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"os"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"sluice/internal/apiclient"
 	"sluice/internal/config"
 	"sluice/internal/source"
 	"sluice/internal/source/informer"
@@ -19,7 +19,7 @@ import (
 // origin is where objects come from: a folder or, if there is none, a client.
 type origin struct {
 	manifests string
-	client    kubernetes.Interface
+	client    rest.Interface
 	server    string // the API server, for the log
 }
 
@@ -53,7 +53,7 @@ func (o *Options) apiServer(c config.ClientConnection) (origin, error) {
 	// To pack and unpack what a node reads once and then in small pieces takes
 	// both sides longer than to send it.
 	cfg.DisableCompression = true
-	client, err := kubernetes.NewForConfig(cfg)
+	client, err := apiclient.New(cfg)
 	if err != nil {
 		return origin{}, o.blame(c.Kubeconfig, err)
 	}

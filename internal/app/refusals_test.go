@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +14,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 
 	"sluice/internal/engine"
 	"sluice/internal/proxy"
@@ -156,28 +156,36 @@ func TestRefusalsUnderLoad(t *testing.T) {
 	}
 }
 
+// TestRefusalNotes sends what people read.
 func TestRefusalNotes(t *testing.T) {
-	fake := events.NewFakeRecorder(10)
-	r := &recorder{events: fake, node: &v1.ObjectReference{Kind: "Node", Name: "node-1"}}
-	web := types.NamespacedName{Namespace: "ns", Name: "web"}
-	for _, e := range []refusalEvent{
-		{web, v1.EventTypeWarning, "http/TCP/IPv4: file exists"},
-		{web, v1.EventTypeNormal, ""},
-		{types.NamespacedName{}, v1.EventTypeWarning, "300 service ports are refused"},
-	} {
-		r.refusal(e)
-	}
-	for _, want := range []string{
-		"Warning ServicePortRefused node node-1 does not serve http/TCP/IPv4: file exists",
-		"Normal ServicePortAccepted node node-1 serves all ports again",
-		"Warning ServicePortRefused 300 service ports are refused",
-	} {
-		if got := <-fake.Events; got != want {
-			t.Errorf("event %q, want %q", got, want)
+	synctest.Test(t, func(t *testing.T) {
+		api := &apiServer{answers: []int{http.StatusCreated}}
+		r := api.recorder(t)
+		web := types.NamespacedName{Namespace: "ns", Name: "web"}
+		for _, e := range []refusalEvent{
+			{web, v1.EventTypeWarning, "http/TCP/IPv4: file exists"},
+			{web, v1.EventTypeNormal, ""},
+			{types.NamespacedName{}, v1.EventTypeWarning, "300 service ports are refused"},
+			{types.NamespacedName{Namespace: "ns", Name: "long"}, v1.EventTypeWarning, strings.Repeat("ä", 2000)},
+		} {
+			r.refusal(e)
 		}
-	}
-	r.refusal(refusalEvent{web, v1.EventTypeWarning, strings.Repeat("ä", 2000)})
-	if got := <-fake.Events; len(got) > maxNote+len("Warning ServicePortRefused ") || !utf8.ValidString(got) {
-		t.Errorf("a long note has %d bytes", len(got))
-	}
+		synctest.Wait()
+		if len(api.events) != 4 {
+			t.Fatalf("%d events, want 4", len(api.events))
+		}
+		for i, want := range []string{
+			"Warning ServicePortRefused Service web: node node-1 does not serve http/TCP/IPv4: file exists",
+			"Normal ServicePortAccepted Service web: node node-1 serves all ports again",
+			"Warning ServicePortRefused Node node-1: 300 service ports are refused",
+		} {
+			e := api.events[i]
+			if got := fmt.Sprintf("%s %s %s %s: %s", e.Type, e.Reason, e.Regarding.Kind, e.Regarding.Name, e.Note); got != want {
+				t.Errorf("event %q, want %q", got, want)
+			}
+		}
+		if note := api.events[3].Note; len(note) > maxNote || !utf8.ValidString(note) {
+			t.Errorf("a long note has %d bytes", len(note))
+		}
+	})
 }

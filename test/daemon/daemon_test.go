@@ -31,14 +31,14 @@ var (
 	clientV6  = netip.MustParseAddr("fd00:10::2")
 )
 
-// binary builds the daemon once.
+// binary builds the daemon once, as make build does.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "sluice-daemon-")
 	if err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, "sluice")
-	cmd := exec.Command("go", "build", "-o", path, "sluice/cmd/sluice")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "sluice/cmd/sluice")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the daemon: %w\n%s", err, out)

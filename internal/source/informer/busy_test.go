@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
@@ -22,7 +23,7 @@ type busyServer struct {
 	lists   int
 }
 
-func (s *busyServer) List(context.Context, metav1.ListOptions) (*v1.ServiceList, error) {
+func (s *busyServer) List(context.Context, metav1.ListOptions) (runtime.Object, error) {
 	s.lists++
 	return &v1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, nil
 }

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -24,13 +24,14 @@ type Settings struct {
 	NodeName string
 }
 
-// New returns the Source that watches the API server behind client.
-func New(client kubernetes.Interface, s Settings) source.Source {
+// New returns the Source that watches the API server behind client, which is one
+// of package apiclient.
+func New(client rest.Interface, s Settings) source.Source {
 	return &apiServer{client: client, settings: s}
 }
 
 type apiServer struct {
-	client   kubernetes.Interface
+	client   rest.Interface
 	settings Settings
 }
 
@@ -87,7 +88,7 @@ func (s *apiServer) services(ctx context.Context, h source.ServiceHandler) *feed
 	config := source.NewServiceConfig()
 	config.RegisterEventHandler(h)
 	errors := &watchErrors{resource: "services"}
-	lw := listWatch(s.client.CoreV1().Services(metav1.NamespaceAll), errors, selectors{
+	lw := listWatch(s.objects(errors, func() runtime.Object { return &v1.ServiceList{} }), errors, selectors{
 		labels: "!" + source.LabelServiceProxyName,
 		fields: fields.OneTermNotEqualSelector("spec.clusterIP", v1.ClusterIPNone).String(),
 	})
@@ -100,7 +101,7 @@ func (s *apiServer) endpointSlices(ctx context.Context, h source.EndpointSliceHa
 	config := source.NewEndpointSliceConfig()
 	config.RegisterEventHandler(h)
 	errors := &watchErrors{resource: "endpointslices", group: discoveryv1.GroupName}
-	lw := listWatch(s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), errors, selectors{
+	lw := listWatch(s.objects(errors, func() runtime.Object { return &discoveryv1.EndpointSliceList{} }), errors, selectors{
 		labels: "!" + source.LabelHeadless,
 	})
 	return s.feed(lw, &discoveryv1.EndpointSlice{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice {
@@ -112,7 +113,7 @@ func (s *apiServer) nodes(ctx context.Context, h source.NodeHandler) *feed {
 	config := source.NewNodeConfig(s.settings.NodeName)
 	config.RegisterEventHandler(h)
 	errors := &watchErrors{resource: "nodes"}
-	lw := listWatch(s.client.CoreV1().Nodes(), errors, selectors{
+	lw := listWatch(s.objects(errors, func() runtime.Object { return &v1.NodeList{} }), errors, selectors{
 		fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.settings.NodeName).String(),
 	})
 	return s.feed(lw, &v1.Node{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *v1.Node {
@@ -124,7 +125,7 @@ func (s *apiServer) serviceCIDRs(ctx context.Context, h source.ServiceCIDRHandle
 	config := source.NewServiceCIDRConfig()
 	config.RegisterEventHandler(h)
 	errors := &watchErrors{resource: "servicecidrs", group: networkingv1.GroupName}
-	lw := listWatch(s.client.NetworkingV1().ServiceCIDRs(), errors, selectors{})
+	lw := listWatch(s.objects(errors, func() runtime.Object { return &networkingv1.ServiceCIDRList{} }), errors, selectors{})
 	return s.feed(lw, &networkingv1.ServiceCIDR{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *networkingv1.ServiceCIDR {
 		return &networkingv1.ServiceCIDR{ObjectMeta: m}
 	}), errors, config.Synced)

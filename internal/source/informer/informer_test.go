@@ -14,9 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
@@ -81,7 +79,7 @@ type running struct {
 	stop func()
 }
 
-func start(t *testing.T, client kubernetes.Interface) *running {
+func start(t *testing.T, client rest.Interface) *running {
 	t.Helper()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
@@ -305,24 +303,4 @@ func TestRunStopsBeforeItHasSynced(t *testing.T) {
 	if got := r.rec.take(); len(got) > 0 {
 		t.Errorf("the handler was told %v though the server refused everything", got)
 	}
-}
-
-func TestRunWithFakeClient(t *testing.T) {
-	svc := &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1"},
-	}
-	client := fake.NewClientset(svc)
-	r := start(t, client)
-	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1"})...)
-	services := client.CoreV1().Services("default")
-	changed := svc.DeepCopy()
-	changed.Spec.ClusterIP = "10.0.0.2"
-	if _, err := services.Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	r.events(t, "~svc web 10.0.0.2")
-	if err := services.Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	r.events(t, "-svc web")
 }

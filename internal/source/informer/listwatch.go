@@ -3,13 +3,17 @@ package informer
 import (
 	"context"
 	"fmt"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"sluice/internal/apiclient"
 )
 
 // selectors is what the server is asked to filter by; empty: everything.
@@ -19,10 +23,43 @@ func (s selectors) set(o *metav1.ListOptions) {
 	o.LabelSelector, o.FieldSelector = s.labels, s.fields
 }
 
-// resource is the part of a typed client that an informer needs.
-type resource[L runtime.Object] interface {
-	List(ctx context.Context, o metav1.ListOptions) (L, error)
-	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
+// objects are those of one kind that a server has, in all namespaces.
+type objects interface {
+	List(context.Context, metav1.ListOptions) (runtime.Object, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// objects returns those whose errors are told to errors; empty is a list of none.
+func (s *apiServer) objects(errors *watchErrors, empty func() runtime.Object) objects {
+	return &resource{client: s.client, group: errors.group, name: errors.resource, empty: empty}
+}
+
+// resource is the objects that the API server has.
+type resource struct {
+	client      rest.Interface
+	group, name string
+	empty       func() runtime.Object // a list of them
+}
+
+// List asks for all of them.
+func (r *resource) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	list := r.empty()
+	return list, r.get(o).Do(ctx).Into(list)
+}
+
+// Watch asks to be told of them.
+func (r *resource) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	o.Watch = true
+	return r.get(o).Watch(ctx)
+}
+
+func (r *resource) get(o metav1.ListOptions) *rest.Request {
+	var timeout time.Duration
+	if o.TimeoutSeconds != nil {
+		timeout = time.Duration(*o.TimeoutSeconds) * time.Second
+	}
+	return r.client.Get().AbsPath(apiclient.Path(r.group)).Resource(r.name).
+		SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.Unversioned).Timeout(timeout)
 }
 
 // checkList refuses a list that no API server has made: whatever else answers,
@@ -41,20 +78,20 @@ func checkList(list runtime.Object, resource string) error {
 
 // listWatch returns what an informer lists and watches with. Errors of a watch
 // go through errors first, because an informer keeps some to itself.
-func listWatch[L runtime.Object](api resource[L], errors *watchErrors, s selectors) *cache.ListWatch {
+func listWatch(of objects, errors *watchErrors, only selectors) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			s.set(&o)
-			list, err := api.List(ctx, o)
+			only.set(&o)
+			list, err := of.List(ctx, o)
 			if err != nil {
 				return nil, err
 			}
 			return list, checkList(list, errors.resource)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			s.set(&o)
+			only.set(&o)
 			for attempt := 0; ; attempt++ {
-				w, err := api.Watch(ctx, o)
+				w, err := of.Watch(ctx, o)
 				if !streams(o) || !apierrors.IsTooManyRequests(err) {
 					return w, errors.intercept(ctx, o, err)
 				}

@@ -12,8 +12,9 @@ import (
 	"sync"
 	"testing"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"sluice/internal/apiclient"
 )
 
 const (
@@ -56,9 +57,9 @@ func newServer(t *testing.T) *server {
 	return s
 }
 
-func (s *server) client(t *testing.T) kubernetes.Interface {
+func (s *server) client(t *testing.T) rest.Interface {
 	t.Helper()
-	c, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL, QPS: -1})
+	c, err := apiclient.New(&rest.Config{Host: s.URL, QPS: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
