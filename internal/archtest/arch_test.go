@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -39,7 +40,8 @@ func parse(t *testing.T) (*token.FileSet, []source) {
 		}
 		rel, _ := filepath.Rel(root, path)
 		if d.IsDir() {
-			if strings.HasPrefix(d.Name(), ".") && rel != "." || d.Name() == "testdata" || rel == "test/cluster" || rel == "tools" || rel == "bin" {
+			_, err := os.Stat(filepath.Join(path, "go.mod"))
+			if rel != "." && (err == nil || strings.HasPrefix(d.Name(), ".")) || d.Name() == "testdata" || rel == "bin" {
 				return fs.SkipDir
 			}
 			return nil

@@ -1,154 +1,62 @@
 package deploy
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"path/filepath"
+	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"text/template"
 
 	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
-const chartDir = root + "/deploy/helm/sluice"
-
-// chartFile is what we use of Chart.yaml.
-type chartFile struct {
-	APIVersion  string `json:"apiVersion"`
-	Name        string `json:"name"`
-	Description string `json:"description"`
-	Type        string `json:"type"`
-	Version     string `json:"version"`
-	AppVersion  string `json:"appVersion"`
-}
-
-// chart is a Helm chart, parsed.
-type chart struct {
-	file      chartFile
-	values    map[string]any
-	templates *template.Template
-}
-
-// openChart parses the chart. It knows the functions that our templates use and
-// refuses all others.
-func openChart(t *testing.T) *chart {
-	t.Helper()
-	c := &chart{templates: template.New("chart").Option("missingkey=error")}
-	if err := yaml.UnmarshalStrict(contents(t, filepath.Join(chartDir, "Chart.yaml")), &c.file); err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.UnmarshalStrict(contents(t, filepath.Join(chartDir, "values.yaml")), &c.values); err != nil {
-		t.Fatal(err)
-	}
-	c.templates.Funcs(template.FuncMap{
-		"include":   func(name string, data any) (string, error) { return c.execute(name, data) },
-		"nindent":   func(n int, s string) string { return "\n" + indent(n, s) },
-		"toYaml":    toYAML,
-		"quote":     func(v any) string { return strconv.Quote(fmt.Sprint(v)) },
-		"default":   func(fallback, v any) any { return or(v, fallback) },
-		"required":  required,
-		"splitList": func(sep, s string) []string { return strings.Split(s, sep) },
-		"last":      func(list []string) string { return list[len(list)-1] },
-	})
-	if _, err := c.templates.ParseGlob(filepath.Join(chartDir, "templates", "*")); err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-func (c *chart) execute(name string, data any) (string, error) {
-	var b bytes.Buffer
-	err := c.templates.ExecuteTemplate(&b, name, data)
-	return b.String(), err
-}
-
-// render fills in one template as a release into kube-system.
-func (c *chart) render(name string) (string, error) {
-	return c.execute(name, map[string]any{
-		"Values":  c.values,
-		"Chart":   c.file,
-		"Release": map[string]any{"Name": "sluice", "Namespace": "kube-system", "Service": "Helm"},
-	})
-}
-
-func indent(n int, s string) string {
-	pad := strings.Repeat(" ", n)
-	return pad + strings.ReplaceAll(s, "\n", "\n"+pad)
-}
-
-func toYAML(v any) (string, error) {
-	b, err := yaml.Marshal(v)
-	return strings.TrimSuffix(string(b), "\n"), err
-}
-
-func or(v, fallback any) any {
-	if yes, _ := template.IsTrue(v); yes {
-		return v
-	}
-	return fallback
-}
-
-func required(message string, v any) (any, error) {
-	if v == nil || v == "" {
-		return nil, errors.New(message)
-	}
-	return v, nil
-}
-
-// helm returns the chart's manifests with the one value that has no default,
-// and others.
-func helm(t *testing.T, values map[string]any) [][]byte {
-	t.Helper()
-	c := openChart(t)
-	c.values["apiServer"] = "https://control-plane.invalid:6443"
-	for k, v := range values {
-		c.values[k] = v
-	}
-	var out [][]byte
-	for _, tmpl := range c.templates.Templates() {
-		if filepath.Ext(tmpl.Name()) != ".yaml" {
-			continue
+// TestChartLints asks Helm's own linter.
+func TestChartLints(t *testing.T) {
+	for _, m := range lint.RunAll(chartDir, set(t, "apiServer=https://192.0.2.1:6443"), metav1.NamespaceSystem).Messages {
+		if m.Severity > support.InfoSev {
+			t.Error(m)
 		}
-		text, err := c.render(tmpl.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, []byte(text))
 	}
-	return out
 }
 
-// TestChartIsTheBase wants the same objects of both, but for labels that only
-// Helm reads.
+// TestChartIsTheBase wants the same objects of both, but for what only Helm
+// reads, and for how a change reaches the pods: by checksums here, by the
+// ConfigMap's name there.
 func TestChartIsTheBase(t *testing.T) {
-	all := releases(t)
-	k, h := all["kustomize"], all["helm"]
-	for _, m := range []metav1.Object{&h.serviceAccount, &h.binding, &h.configMap, &h.daemonSet} {
-		labels := m.GetLabels()
-		for _, name := range []string{
-			"app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart",
-		} {
-			if labels[name] == "" {
-				t.Errorf("%s lacks label %s", m.GetName(), name)
+	for mode, all := range map[string]map[string]*release{"nftables": releases(t), "iptables": withIPTables(t)} {
+		t.Run(mode, func(t *testing.T) {
+			k, h := all["kustomize"], all["helm"]
+			for _, m := range []metav1.Object{&h.serviceAccount, &h.binding, &h.configMap, &h.daemonSet} {
+				labels := m.GetLabels()
+				for _, name := range []string{
+					"app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart",
+				} {
+					if labels[name] == "" {
+						t.Errorf("%s lacks label %s", m.GetName(), name)
+					}
+					delete(labels, name)
+				}
 			}
-			delete(labels, name)
-		}
-	}
-	for _, r := range all {
-		for key, text := range r.configMap.Data {
-			r.configMap.Data[key] = plain(t, text)
-		}
-	}
-	if diff := cmp.Diff(*k, *h, cmp.AllowUnexported(release{})); diff != "" {
-		t.Errorf("the chart differs (-kustomize +helm):\n%s", diff)
+			h.daemonSet.Spec.Template.Annotations = nil
+			k.configMap.Name, k.volume("config").ConfigMap.Name = h.configMap.Name, h.configMap.Name
+			for _, r := range all {
+				for key, text := range r.configMap.Data {
+					r.configMap.Data[key] = plain(t, text)
+				}
+				for _, c := range []*corev1.Container{r.initial(), r.daemon()} {
+					slices.SortFunc(c.VolumeMounts, func(a, b corev1.VolumeMount) int { return strings.Compare(a.Name, b.Name) })
+				}
+				slices.SortFunc(r.pod().Volumes, func(a, b corev1.Volume) int { return strings.Compare(a.Name, b.Name) })
+			}
+			if diff := cmp.Diff(*k, *h, cmp.AllowUnexported(release{})); diff != "" {
+				t.Errorf("the chart differs (-kustomize +helm):\n%s", diff)
+			}
+		})
 	}
 }
 
@@ -159,47 +67,85 @@ func plain(t *testing.T, text string) string {
 	if err := yaml.UnmarshalStrict([]byte(text), &v); err != nil {
 		t.Fatal(err)
 	}
-	out, err := toYAML(v)
+	out, err := yaml.Marshal(v)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return out
+	return string(out)
 }
+
+// everyValue is no value's default.
+const everyValue = `
+apiServer: https://192.0.2.1:6443
+nameOverride: other
+fullnameOverride: "123"
+image: {repository: registry.example/sluice, tag: v1, digest: "", pullPolicy: Always}
+imagePullSecrets: [{name: pull}]
+config:
+  mode: ""
+  healthzBindAddress: "[2001:db8::1]:1234"
+  metricsBindAddress: "0.0.0.0:1235"
+  conntrack: {min: 1048576}
+extraArgs: [-v=2]
+extraEnv: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
+extraVolumes: [{name: ca, secret: {secretName: ca}}]
+extraVolumeMounts: [{name: ca, mountPath: /etc/ca, readOnly: true}]
+resources: {requests: {cpu: "1"}}
+updateStrategy: {rollingUpdate: {maxUnavailable: 3}}
+priorityClassName: high
+podAnnotations: {team: net, checksum/init: mine}
+podLabels: {team: net, app.kubernetes.io/name: stolen}
+serviceAccount: {annotations: {role: reader}}
+nodeSelector: {role: edge}
+affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: DoesNotExist}]}]}}}
+tolerations: [{key: edge, operator: Exists}]
+podMonitor: {enabled: true, labels: {release: prometheus}, interval: 15s, scrapeTimeout: 5s}
+`
 
 // TestChartValues changes every value and looks for it in the objects.
 func TestChartValues(t *testing.T) {
-	c := openChart(t)
-	config := c.values["config"].(map[string]any)
-	config["healthzBindAddress"] = "[::]:1234"
-	values := map[string]any{
-		"image":            map[string]any{"repository": "registry.example/sluice", "tag": "v1", "pullPolicy": "Always"},
-		"imagePullSecrets": []any{map[string]any{"name": "pull"}},
-		"apiServer":        "https://192.0.2.1:6443",
-		"config":           config,
-		"extraArgs":        []any{"-v=2"},
-		"resources":        map[string]any{"requests": map[string]any{"cpu": "1"}},
-		"maxUnavailable":   3,
-		"nodeSelector":     map[string]any{"role": "edge"},
-		"tolerations":      []any{map[string]any{"key": "edge", "operator": "Exists"}},
-	}
-	for name := range c.values {
-		if _, ok := values[name]; !ok {
+	given := parsed(t, everyValue)
+	for name := range openChart(t).Values {
+		if _, ok := given[name]; !ok {
 			t.Errorf("value %s is not tested", name)
 		}
 	}
-	r := read(t, helm(t, values))
-	pod, daemon := r.daemonSet.Spec.Template.Spec, r.daemon()
+	r := helm(t, given)
+	pod, daemon, initial := r.pod(), r.daemon(), r.initial()
+	template := r.daemonSet.Spec.Template
+	mine := map[string]string{"app.kubernetes.io/name": "123"}
+	ca := &corev1.VolumeMount{Name: "ca", MountPath: "/etc/ca", ReadOnly: true}
+	proxy := corev1.EnvVar{Name: "HTTPS_PROXY", Value: "http://proxy:3128"}
+	endpoints := r.podMonitor.Spec.PodMetricsEndpoints
 	for what, holds := range map[string]bool{
-		"image":            daemon.Image == "registry.example/sluice:v1" && r.initial().Image == daemon.Image,
-		"pull policy":      daemon.ImagePullPolicy == corev1.PullAlways && r.initial().ImagePullPolicy == corev1.PullAlways,
-		"imagePullSecrets": len(pod.ImagePullSecrets) == 1 && pod.ImagePullSecrets[0].Name == "pull",
-		"apiServer":        strings.Contains(r.configMap.Data["kubeconfig.conf"], "server: https://192.0.2.1:6443\n"),
-		"config":           configuration(t, r).HealthzBindAddress == "[::]:1234" && daemon.Ports[0].ContainerPort == 1234,
-		"extraArgs":        slices.Contains(daemon.Args, "-v=2") && slices.Contains(r.initial().Args, "-v=2"),
-		"resources":        daemon.Resources.Requests.Cpu().Value() == 1,
-		"maxUnavailable":   r.daemonSet.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() == 3,
-		"nodeSelector":     pod.NodeSelector["role"] == "edge",
-		"tolerations":      len(pod.Tolerations) == 1 && pod.Tolerations[0].Key == "edge",
+		"image":        daemon.Image == "registry.example/sluice:v1" && initial.Image == daemon.Image,
+		"pull policy":  daemon.ImagePullPolicy == corev1.PullAlways && initial.ImagePullPolicy == corev1.PullAlways,
+		"pull secrets": len(pod.ImagePullSecrets) == 1 && pod.ImagePullSecrets[0].Name == "pull",
+		"apiServer":    strings.Contains(plain(t, r.configMap.Data["kubeconfig.conf"]), "server: https://192.0.2.1:6443\n"),
+		"fullnameOverride": r.daemonSet.Name == "123" && r.configMap.Name == "123" && r.binding.Name == "123" &&
+			r.serviceAccount.Name == "123" && pod.ServiceAccountName == "123" && r.podMonitor.Name == "123",
+		"selectors": cmp.Equal(r.daemonSet.Spec.Selector.MatchLabels, mine) && cmp.Equal(r.podMonitor.Spec.Selector.MatchLabels, mine),
+		"health":    configuration(t, r).HealthzBindAddress == "[2001:db8::1]:1234" && daemon.Ports[0].ContainerPort == 1234,
+		"metrics": len(daemon.Ports) == 2 && daemon.Ports[1] == corev1.ContainerPort{
+			Name: "metrics", ContainerPort: 1235, HostPort: 1235,
+		},
+		"conntrack":         *configuration(t, r).Conntrack.Min == 1048576,
+		"extraArgs":         slices.Contains(daemon.Args, "-v=2") && slices.Contains(initial.Args, "-v=2"),
+		"extraEnv":          slices.Contains(daemon.Env, proxy) && slices.Contains(initial.Env, proxy) && len(daemon.Env) == 2,
+		"extraVolumes":      slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "ca" && v.Secret.SecretName == "ca" }),
+		"extraVolumeMounts": cmp.Equal(mount(daemon, "ca"), ca) && cmp.Equal(mount(initial, "ca"), ca),
+		"resources":         daemon.Resources.Requests.Cpu().Value() == 1,
+		"updateStrategy":    r.daemonSet.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() == 3,
+		"priorityClassName": pod.PriorityClassName == "high",
+		"podAnnotations":    template.Annotations["team"] == "net" && len(template.Annotations["checksum/init"]) == 64,
+		"podLabels":         template.Labels["team"] == "net" && template.Labels["app.kubernetes.io/name"] == "123",
+		"serviceAccount":    r.serviceAccount.Annotations["role"] == "reader",
+		"nodeSelector":      pod.NodeSelector["role"] == "edge",
+		"affinity": pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].
+			MatchExpressions[0].Key == "gpu",
+		"tolerations": len(pod.Tolerations) == 1 && pod.Tolerations[0].Key == "edge",
+		"podMonitor": len(endpoints) == 1 && *endpoints[0].Port == "metrics" && endpoints[0].Interval == "15s" &&
+			endpoints[0].ScrapeTimeout == "5s" && r.podMonitor.Labels["release"] == "prometheus",
 	} {
 		if !holds {
 			t.Errorf("value %s does not arrive", what)
@@ -207,69 +153,234 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// TestChartAsksForTheAPIServer wants no chart without it.
-func TestChartAsksForTheAPIServer(t *testing.T) {
-	_, err := openChart(t).render("configmap.yaml")
-	if err == nil || !strings.Contains(err.Error(), "apiServer: say how nodes reach the API server") {
-		t.Errorf("error %v", err)
+// TestChartImage wants a digest to win over a tag, and a tag over the chart's
+// version.
+func TestChartImage(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0", 64)
+	for want, given := range map[string]values{
+		"sluice:latest":       nil,
+		"sluice:1.20":         set(t, "image.tag=1.20"),
+		"r:5000/s:v1":         set(t, "image.repository=r:5000/s,image.tag=v1"),
+		"sluice@" + digest:    set(t, "image.digest="+digest),
+		"r.example@" + digest: set(t, "image.repository=r.example,image.tag=v1,image.digest="+digest),
+	} {
+		if r := helm(t, given); r.daemon().Image != want || r.initial().Image != want {
+			t.Errorf("images %q and %q, want %q", r.initial().Image, r.daemon().Image, want)
+		}
+	}
+}
+
+// TestChartReachesRunningPods wants the pods exchanged for what they do not
+// follow, and for nothing else.
+func TestChartReachesRunningPods(t *testing.T) {
+	before := helm(t, nil).daemonSet.Spec.Template
+	tests := []struct {
+		set       string
+		exchanged bool
+	}{
+		{"apiServer=https://192.0.2.1:6443", true},
+		{"config.conntrack.maxPerCore=1", true},
+		{"config.conntrack.tcpEstablishedTimeout=1h", true},
+		{"config.iptables.localhostNodePorts=false", true},
+		{"config.mode=iptables", true},
+		{"config.healthzBindAddress=0.0.0.0:1", true},
+		{"config.clusterCIDR=10.244.0.0/16", false},
+		{"config.logging.verbosity=4", false},
+		{"config.iptables.masqueradeAll=true", false},
+		{"podMonitor.labels.a=b", false},
+	}
+	for _, tt := range tests {
+		after := helm(t, set(t, tt.set)).daemonSet.Spec.Template
+		if changed := !cmp.Equal(before, after); changed != tt.exchanged {
+			t.Errorf("--set %s: the pods are exchanged: %t, want %t", tt.set, changed, tt.exchanged)
+		}
+	}
+}
+
+// TestTwoReleases wants no object and no pod of one to be taken for the other's.
+func TestTwoReleases(t *testing.T) {
+	a, b := helm(t, nil), helm(t, set(t, "nameOverride=edge", "nodeSelector.pool=edge"))
+	for _, pair := range [][2]metav1.Object{
+		{&a.serviceAccount, &b.serviceAccount}, {&a.binding, &b.binding}, {&a.configMap, &b.configMap}, {&a.daemonSet, &b.daemonSet},
+	} {
+		if pair[0].GetName() == pair[1].GetName() {
+			t.Errorf("both have %T %s", pair[0], pair[0].GetName())
+		}
+	}
+	for _, pair := range [][2]*release{{a, b}, {b, a}} {
+		selector, err := metav1.LabelSelectorAsSelector(pair[0].daemonSet.Spec.Selector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if selector.Matches(labelSet(pair[1].daemonSet.Spec.Template.Labels)) {
+			t.Errorf("%v selects pods with %v", selector, pair[1].daemonSet.Spec.Template.Labels)
+		}
+	}
+	if b.volume("config").ConfigMap.Name != "edge" || b.binding.Subjects[0].Name != "edge" {
+		t.Error("the second release uses what the first one has")
+	}
+}
+
+// labelSet is labels to match against.
+type labelSet map[string]string
+
+func (l labelSet) Has(name string) bool              { _, ok := l[name]; return ok }
+func (l labelSet) Get(name string) string            { return l[name] }
+func (l labelSet) Lookup(name string) (string, bool) { v, ok := l[name]; return v, ok }
+
+// TestChartQuotes hands it strings that are something else without quotes.
+func TestChartQuotes(t *testing.T) {
+	hostile := "\"quoted\"\nlines: [1]\n  # {{ .Values }} 'x' \t\\ & *a"
+	given := values{
+		"nameOverride":      "1e3",
+		"podAnnotations":    values{"a": hostile, "b": "true", "c": ""},
+		"podLabels":         values{"yes": "no"},
+		"serviceAccount":    values{"annotations": values{"a": hostile}},
+		"extraEnv":          []any{values{"name": "A", "value": hostile}},
+		"extraArgs":         []any{hostile},
+		"priorityClassName": "0",
+		"nodeSelector":      values{"x": "null"},
+		"apiServer":         "https://[2001:db8::1]:6443/#{a:b}",
+		"config":            values{"hostnameOverride": hostile},
+	}
+	r := helm(t, given)
+	if err := r.check(); err != nil {
+		t.Error(err)
+	}
+	for what, got := range map[string]string{
+		"annotation": r.daemonSet.Spec.Template.Annotations["a"], "account": r.serviceAccount.Annotations["a"],
+		"variable": r.daemon().Env[0].Value, "argument": r.daemon().Args[len(r.daemon().Args)-1],
+		"configuration": configuration(t, r).HostnameOverride,
+	} {
+		if got != hostile {
+			t.Errorf("%s is %q, want %q", what, got, hostile)
+		}
+	}
+	if r.daemonSet.Name != "1e3" || r.pod().PriorityClassName != "0" || r.pod().NodeSelector["x"] != "null" ||
+		r.daemonSet.Spec.Template.Labels["yes"] != "no" {
+		t.Errorf("a string has become something else: %+v", r.daemonSet)
+	}
+	if got := plain(t, r.configMap.Data["kubeconfig.conf"]); !strings.Contains(got, "server: https://[2001:db8::1]:6443/#{a:b}\n") {
+		t.Errorf("the kubeconfig is\n%s", got)
+	}
+}
+
+// TestWrongValues wants each refused, with a word about which and why.
+func TestWrongValues(t *testing.T) {
+	tests := []struct {
+		values string // YAML
+		want   []string
+	}{
+		{`apiServer: ""`, []string{"apiServer: say how nodes reach the API server"}},
+		{`apiServer: 10.0.0.10:6443`, []string{"/apiServer", "does not match pattern"}},
+		{`apiServer: "https://a\n    insecure-skip-tls-verify: true"`, []string{"/apiServer"}},
+		{`mode: iptables`, []string{"additional properties 'mode' not allowed"}},
+		{`maxUnavailable: 1`, []string{"additional properties 'maxUnavailable' not allowed"}},
+		{`config: {mode: ipvs}`, []string{"/config/mode", "'nftables', 'iptables'"}},
+		{`config: {mode: null}`, []string{"/config", "missing property 'mode'"}},
+		{`config: {healthzBindAddress: "0.0.0.0"}`, []string{"/config/healthzBindAddress"}},
+		{`config: {healthzBindAddress: ":10256"}`, []string{"/config/healthzBindAddress"}},
+		{`config: {healthzBindAddress: none}`, []string{"/config/healthzBindAddress"}},
+		{`config: {healthzBindAddress: "0.0.0.0:65536"}`, []string{"/config/healthzBindAddress"}},
+		{`config: {metricsBindAddress: 10249}`, []string{"/config/metricsBindAddress", "want string"}},
+		{`config: {oomScoreAdj: "-997"}`, []string{"/config/oomScoreAdj", "want integer"}},
+		{`config: {clientConnection: {kubeconfig: /etc/kubeconfig}}`, []string{"/config/clientConnection/kubeconfig"}},
+		{`image: {digest: "sha256:0"}`, []string{"/image/digest", "does not match pattern"}},
+		{`image: {tag: 1.20}`, []string{"/image/tag", "want string"}},
+		{`image: {repository: "a b"}`, []string{"/image/repository"}},
+		{`image: {repo: sluice}`, []string{"/image", "'repo' not allowed"}},
+		{`nameOverride: Sluice_1`, []string{"/nameOverride"}},
+		{`updateStrategy: {type: Recreate}`, []string{"/updateStrategy/type", "'RollingUpdate', 'OnDelete'"}},
+		{`updateStrategy: {rollingUpdate: {maxUnavailable: 0}}`, []string{"/updateStrategy/rollingUpdate/maxUnavailable"}},
+		{`updateStrategy: {rollingUpdate: {maxUnavailable: "1"}}`, []string{"/updateStrategy/rollingUpdate/maxUnavailable"}},
+		{`updateStrategy: {rollingUpdate: {maxSurge: 1}}`, []string{"'maxSurge' not allowed"}},
+		{`podAnnotations: {a: 1}`, []string{"/podAnnotations/a", "want string"}},
+		{`podLabels: [a]`, []string{"/podLabels", "want object"}},
+		{`tolerations: {}`, []string{"/tolerations", "want array"}},
+		{`extraEnv: [{value: a}]`, []string{"/extraEnv/0", "missing property 'name'"}},
+		{`extraVolumes: [a]`, []string{"/extraVolumes/0", "want object"}},
+		{`podMonitor: {enabled: "yes"}`, []string{"/podMonitor/enabled", "want boolean"}},
+		{`podMonitor: {interval: 30}`, []string{"/podMonitor/interval"}},
+		{`podMonitor: {enabled: true}`, []string{`nobody but its own node reaches config.metricsBindAddress "127.0.0.1:10249"`}},
+		{`{podMonitor: {enabled: true}, config: {metricsBindAddress: none}}`, []string{`config.metricsBindAddress "none"`}},
+	}
+	for _, tt := range tests {
+		v := parsed(t, tt.values)
+		if _, ok := v["apiServer"]; !ok {
+			v["apiServer"] = "https://192.0.2.1:6443"
+		}
+		_, err := render(t, "sluice", v)
+		for _, want := range tt.want {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error %v, want a word about %q", tt.values, err, want)
+			}
+		}
+	}
+}
+
+// TestOnDelete wants no part of the other type beside it.
+func TestOnDelete(t *testing.T) {
+	if got := helm(t, set(t, "updateStrategy.type=OnDelete")).daemonSet.Spec.UpdateStrategy; got.Type != "OnDelete" || got.RollingUpdate != nil {
+		t.Errorf("update strategy %+v", got)
+	}
+}
+
+// TestNullValues takes values away that may be missing.
+func TestNullValues(t *testing.T) {
+	r := helm(t, parsed(t, "{podLabels: null, podAnnotations: null, affinity: null, extraEnv: null, nodeSelector: null, tolerations: null}"))
+	if err := r.check(); err != nil {
+		t.Error(err)
 	}
 }
 
 // TestChartNotes renders what Helm prints.
 func TestChartNotes(t *testing.T) {
-	text, err := openChart(t).render("NOTES.txt")
-	if err != nil || !strings.Contains(text, "http://127.0.0.1:10256/healthz") {
-		t.Errorf("error %v in\n%s", err, text)
+	tests := []struct{ set, want, never string }{
+		{"config.mode=nftables", "curl http://127.0.0.1:10256/healthz\n  nft list table ip sluice", "iptables-save"},
+		{"config.mode=iptables", "/healthz\n  iptables-save", "nft list"},
+		{"config.healthzBindAddress=[::]:1", "http://[::1]:1/healthz", ""},
+		{"config.healthzBindAddress=192.0.2.1:2", "http://192.0.2.1:2/healthz", ""},
+		{"config.healthzBindAddress=[2001:db8::1]:3", "http://[2001:db8::1]:3/healthz", ""},
+		{"nameOverride=edge", "daemonset/edge\n", ""},
+	}
+	for _, tt := range tests {
+		files, err := render(t, "sluice", set(t, "apiServer=https://192.0.2.1:6443", tt.set))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := files["NOTES.txt"]
+		if !strings.Contains(text, tt.want) || tt.never != "" && strings.Contains(text, tt.never) {
+			t.Errorf("--set %s: want %q and not %q in\n%s", tt.set, tt.want, tt.never, text)
+		}
 	}
 }
 
-// schema is what we use of JSON schema to describe values.
-type schema struct {
-	Type       any               `json:"type"`
-	Additional any               `json:"additionalProperties"`
-	Properties map[string]schema `json:"properties"`
-}
-
-// TestChartSchema wants every value described, with its type.
-func TestChartSchema(t *testing.T) {
-	var s schema
-	if err := json.Unmarshal(contents(t, filepath.Join(chartDir, "values.schema.json")), &s); err != nil {
+// TestSchemaKnowsEveryValue wants the schema to name the values that there are,
+// and to refuse others.
+func TestSchemaKnowsEveryValue(t *testing.T) {
+	var schema struct {
+		Additional any            `json:"additionalProperties"`
+		Properties map[string]any `json:"properties"`
+	}
+	text, err := os.ReadFile(chartDir + "/values.schema.json")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Additional != false {
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	if schema.Additional != false {
 		t.Error("unknown values are allowed")
 	}
-	s.describes(t, "values", openChart(t).values)
-	for name := range s.Properties {
-		if _, ok := openChart(t).values[name]; !ok && name != "global" { // Helm adds that one itself.
+	known := openChart(t).Values
+	for name := range known {
+		if schema.Properties[name] == nil {
+			t.Errorf("the schema lacks %s", name)
+		}
+	}
+	for name := range schema.Properties {
+		if _, ok := known[name]; !ok && name != "global" { // Helm adds that one itself.
 			t.Errorf("the schema describes %s, which is no value", name)
 		}
-	}
-}
-
-func (s schema) describes(t *testing.T, path string, v any) {
-	t.Helper()
-	var kind string
-	switch v := v.(type) {
-	case string:
-		kind = "string"
-	case float64:
-		kind = "integer"
-	case []any:
-		kind = "array"
-	case map[string]any:
-		kind = "object"
-		for name, below := range v {
-			if of, ok := s.Properties[name]; ok {
-				of.describes(t, path+"."+name, below)
-			} else if len(s.Properties) > 0 {
-				t.Errorf("the schema lacks %s.%s", path, name)
-			}
-		}
-	default:
-		t.Errorf("%s is a %T", path, v)
-	}
-	if several, ok := s.Type.([]any); s.Type != kind && (!ok || !slices.Contains(several, any(kind))) {
-		t.Errorf("%s is of type %v in the schema, and %s in values.yaml", path, s.Type, kind)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
@@ -28,14 +29,21 @@ func configuration(t *testing.T, r *release) v1alpha1.KubeProxyConfiguration {
 // TestProbes wants every probe where the daemon answers, and none that goes red
 // because of the node: see the comment in daemonset.yaml.
 func TestProbes(t *testing.T) {
-	for name, r := range releases(t) {
+	all := releases(t)
+	for name, address := range map[string]string{
+		"IPv6": "[::]:1234", "one address": "192.0.2.1:1234", "loopback": "127.0.0.1:1234", "one of IPv6": "[2001:db8::1]:1234",
+	} {
+		all[name] = helm(t, set(t, "config.healthzBindAddress="+address))
+	}
+	for name, r := range all {
 		t.Run(name, func(t *testing.T) {
 			health, err := netip.ParseAddrPort(configuration(t, r).HealthzBindAddress)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !health.Addr().IsUnspecified() {
-				t.Errorf("the kubelet asks the node's address, the daemon answers on %v", health)
+			host := health.Addr().String()
+			if health.Addr().IsUnspecified() {
+				host = "" // the kubelet asks the node's address then
 			}
 			port := int32(health.Port())
 			c := r.daemon()
@@ -46,14 +54,32 @@ func TestProbes(t *testing.T) {
 			for which, p := range map[string]*corev1.Probe{
 				"startup": c.StartupProbe, "liveness": c.LivenessProbe, "readiness": c.ReadinessProbe,
 			} {
-				if p == nil || p.HTTPGet == nil || p.HTTPGet.Path != "/livez" || p.HTTPGet.Port.StrVal != "healthz" {
-					t.Errorf("the %s probe is %+v", which, p)
+				want := &corev1.HTTPGetAction{Host: host, Path: "/livez", Port: intstr.FromString("healthz")}
+				if diff := gocmp.Diff(want, p.HTTPGet); diff != "" {
+					t.Errorf("the %s probe (-want +got):\n%s", which, diff)
 				}
 			}
 			if c.Lifecycle != nil {
 				t.Error("there are hooks; the rules stay by themselves")
 			}
 		})
+	}
+}
+
+// TestMetricsPort wants a port where others can reach it.
+func TestMetricsPort(t *testing.T) {
+	for address, want := range map[string]int32{
+		"127.0.0.1:10249": 0, "[::1]:10249": 0, "none": 0, "0.0.0.0:1": 1, "[::]:2": 2, "192.0.2.1:3": 3,
+	} {
+		var got int32
+		for _, p := range helm(t, set(t, "config.metricsBindAddress="+address)).daemon().Ports {
+			if p.Name == "metrics" && p.HostPort == p.ContainerPort {
+				got = p.ContainerPort
+			}
+		}
+		if got != want {
+			t.Errorf("%s: port %d, want %d", address, got, want)
+		}
 	}
 }
 
@@ -92,7 +118,7 @@ func TestCredentials(t *testing.T) {
 	for name, r := range releases(t) {
 		t.Run(name, func(t *testing.T) {
 			dir, key := filepath.Split(configuration(t, r).ClientConnection.Kubeconfig)
-			if filepath.Clean(dir) != r.daemon().VolumeMounts[0].MountPath {
+			if filepath.Clean(dir) != mount(r.daemon(), "config").MountPath {
 				t.Errorf("the kubeconfig is read from %s, which is not the volume", dir)
 			}
 			k, err := clientcmd.Load([]byte(r.configMap.Data[key]))
@@ -117,7 +143,9 @@ func TestCredentials(t *testing.T) {
 // TestDaemonTakesWhatItIsGiven hands each container's command line to the
 // daemon as the kubelet would, and has it write what it understood.
 func TestDaemonTakesWhatItIsGiven(t *testing.T) {
-	for name, r := range releases(t) {
+	all := releases(t)
+	all["iptables"] = withIPTables(t)["helm"]
+	for name, r := range all {
 		t.Run(name, func(t *testing.T) {
 			for _, c := range []*corev1.Container{r.initial(), r.daemon()} {
 				if diff := gocmp.Diff([]string{"/usr/local/bin/sluice"}, c.Command); diff != "" {

@@ -1,6 +1,8 @@
-// Package deploy tests what is under deploy/ without a cluster and without the
-// programs that read it: the Kustomize base and the Helm chart are the same,
-// strictly typed objects; they ask for no more privileges than they say, and
-// the real daemon runs with those; the Dockerfile's build works on the files it
-// would be given. It has no other code.
+// Package deploy tests what is under deploy/ without a cluster, with Helm's and
+// Kustomize's own libraries: the Kustomize base and the Helm chart are the same,
+// strictly typed objects; every value arrives, and a wrong one is refused; they
+// ask for no more privileges than they say, and the real daemon runs with those;
+// the Dockerfile's build works on the files it would be given. It has no other
+// code, and is a module of its own so that those libraries never enter the
+// daemon's graph.
 package deploy

@@ -27,85 +27,154 @@ func ptr[T any](v T) *T { return &v }
 // TestPrivileges wants exactly what docs/replace-kube-proxy.md says.
 func TestPrivileges(t *testing.T) {
 	for name, r := range releases(t) {
-		t.Run(name, func(t *testing.T) {
-			daemon := &corev1.SecurityContext{
-				Privileged:               ptr(false),
-				RunAsUser:                ptr(int64(0)),
-				AllowPrivilegeEscalation: ptr(false),
-				ReadOnlyRootFilesystem:   ptr(true),
-				Capabilities: &corev1.Capabilities{
-					Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"},
-				},
+		t.Run("nftables/"+name, func(t *testing.T) {
+			checkPrivileges(t, r, "NET_ADMIN")
+			if len(r.pod().Volumes) != 1 {
+				t.Errorf("volumes %+v; want the ConfigMap alone", r.pod().Volumes)
 			}
-			if diff := cmp.Diff(daemon, r.daemon().SecurityContext); diff != "" {
-				t.Errorf("the daemon (-want +got):\n%s", diff)
-			}
-			init := &corev1.SecurityContext{
-				Privileged: ptr(true), RunAsUser: ptr(int64(0)), ReadOnlyRootFilesystem: ptr(true),
-			}
-			if diff := cmp.Diff(init, r.initial().SecurityContext); diff != "" {
-				t.Errorf("the init container (-want +got):\n%s", diff)
-			}
-			pod := r.daemonSet.Spec.Template.Spec
-			want := &corev1.PodSecurityContext{
-				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			}
-			if diff := cmp.Diff(want, pod.SecurityContext); diff != "" {
-				t.Errorf("the pod (-want +got):\n%s", diff)
-			}
-			if !pod.HostNetwork || pod.HostPID || pod.HostIPC {
-				t.Errorf("host network %t, processes %t, IPC %t; want the network alone", pod.HostNetwork, pod.HostPID, pod.HostIPC)
-			}
+		})
+	}
+	all := withIPTables(t)
+	all["helm, mode unset"] = helm(t, set(t, "config.mode="))
+	for name, r := range all {
+		t.Run("iptables/"+name, func(t *testing.T) {
+			checkPrivileges(t, r, "NET_ADMIN", "NET_RAW")
+			checkHostPaths(t, r)
 		})
 	}
 }
 
-// confined is how a container runtime starts what is not privileged: nothing
-// can be written, /proc/sys included, and capabilities are bounded.
+func checkPrivileges(t *testing.T, r *release, capabilities ...corev1.Capability) {
+	t.Helper()
+	daemon := &corev1.SecurityContext{
+		Privileged:               ptr(false),
+		RunAsUser:                ptr(int64(0)),
+		AllowPrivilegeEscalation: ptr(false),
+		ReadOnlyRootFilesystem:   ptr(true),
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities},
+	}
+	if diff := cmp.Diff(daemon, r.daemon().SecurityContext); diff != "" {
+		t.Errorf("the daemon (-want +got):\n%s", diff)
+	}
+	init := &corev1.SecurityContext{
+		Privileged: ptr(true), RunAsUser: ptr(int64(0)), ReadOnlyRootFilesystem: ptr(true),
+	}
+	if diff := cmp.Diff(init, r.initial().SecurityContext); diff != "" {
+		t.Errorf("the init container (-want +got):\n%s", diff)
+	}
+	pod := r.pod()
+	want := &corev1.PodSecurityContext{
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+	if diff := cmp.Diff(want, pod.SecurityContext); diff != "" {
+		t.Errorf("the pod (-want +got):\n%s", diff)
+	}
+	if !pod.HostNetwork || pod.HostPID || pod.HostIPC {
+		t.Errorf("host network %t, processes %t, IPC %t; want the network alone", pod.HostNetwork, pod.HostPID, pod.HostIPC)
+	}
+}
+
+// checkHostPaths wants what the programs of iptables need of the host.
+func checkHostPaths(t *testing.T, r *release) {
+	t.Helper()
+	for name, want := range map[string]*corev1.HostPathVolumeSource{
+		"xtables-lock": {Path: lockFile, Type: ptr(corev1.HostPathFileOrCreate)}, "lib-modules": {Path: "/lib/modules"},
+	} {
+		if diff := cmp.Diff(want, r.volume(name).HostPath); diff != "" {
+			t.Errorf("volume %s (-want +got):\n%s", name, diff)
+		}
+	}
+	lock := &corev1.VolumeMount{Name: "xtables-lock", MountPath: lockFile}
+	modules := &corev1.VolumeMount{Name: "lib-modules", MountPath: "/lib/modules", ReadOnly: true}
+	if !cmp.Equal(mount(r.initial(), lock.Name), lock) || !cmp.Equal(mount(r.daemon(), lock.Name), lock) {
+		t.Error("the lock is not the host's")
+	}
+	if !cmp.Equal(mount(r.initial(), modules.Name), modules) || mount(r.daemon(), modules.Name) != nil {
+		t.Error("modules are not the init container's alone")
+	}
+}
+
+// lockFile is what all programs of iptables on a host agree on.
+const lockFile = "/run/xtables.lock"
+
+// confined is how a container runtime starts what is not privileged: nothing can
+// be written but a lock that is mounted, and capabilities are bounded.
 const confined = `set -e
 mount --make-rprivate /
+mount -t tmpfs none /run
+if [ -n "$2" ]; then
+	touch "$2"
+	mount --bind "$2" "$2"
+fi
+mount -o remount,bind,ro /run
 mount -o remount,bind,ro /
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
 bound=$1
-shift
+shift 2
 exec setpriv --no-new-privs --inh-caps=-all --bounding-set="$bound" "$@"
 `
 
-// TestPrivilegesSuffice runs the daemon with the container's flags,
-// configuration and privileges until the kernel has its rules and the kubelet's
-// probe is content; and without the capabilities, to see that their lack would
-// be noticed.
-func TestPrivilegesSuffice(t *testing.T) {
-	r := read(t, kustomize(t, base))
+// bounding returns what setpriv is told of capabilities.
+func bounding(capabilities []corev1.Capability) string {
 	bound := "-all"
-	for _, c := range r.daemon().SecurityContext.Capabilities.Add {
+	for _, c := range capabilities {
 		bound += ",+" + strings.ToLower(string(c))
 	}
-	t.Run("with them", func(t *testing.T) {
-		node, daemon := startConfined(t, r, bound)
-		daemon.await(t, func() bool { return hasRules(node) && answers(t, node, r.daemon()) })
-	})
-	t.Run("without them", func(t *testing.T) {
-		node, daemon := startConfined(t, r, "-all")
-		daemon.await(t, func() bool {
-			select {
-			case <-daemon.done:
-				return strings.Contains(daemon.text(), "NET_ADMIN")
-			default:
-				return false
-			}
-		})
-		if hasRules(node) {
-			t.Error("there are rules all the same")
-		}
-	})
+	return bound
 }
 
-// hasRules asks the nft program, as an operator would.
-func hasRules(node *lab.Host) bool {
+// TestPrivilegesSuffice runs the daemon with the container's flags,
+// configuration and privileges until the kernel has its rules and the kubelet's
+// probe is content; and without the last capability, to see that its lack would
+// be noticed.
+func TestPrivilegesSuffice(t *testing.T) {
+	tests := []struct {
+		name   string
+		r      *release
+		before []string // what is on the host already
+		rules  []string // lists ours
+		lack   string   // what is said without the last capability
+	}{
+		{"nftables", releases(t)["kustomize"], nil, []string{"nft", "list", "table", "ip", "sluice"}, "NET_ADMIN"},
+		{"iptables", withIPTables(t)["helm"], nil, []string{"iptables-nft-save"}, ""},
+		{
+			"iptables-legacy", withIPTables(t)["helm"],
+			[]string{"iptables-legacy", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY"},
+			[]string{"iptables-legacy-save"},
+			"",
+		},
+	}
+	for _, tt := range tests {
+		has := tt.r.daemon().SecurityContext.Capabilities.Add
+		t.Run(tt.name, func(t *testing.T) {
+			node, daemon := startConfined(t, tt.r, bounding(has), tt.before)
+			daemon.await(t, func() bool { return hasRules(node, tt.rules) && answers(t, node, tt.r.daemon()) })
+		})
+		if tt.lack == "" {
+			continue
+		}
+		t.Run(tt.name+" without "+string(has[len(has)-1]), func(t *testing.T) {
+			node, daemon := startConfined(t, tt.r, bounding(has[:len(has)-1]), tt.before)
+			daemon.await(t, func() bool {
+				select {
+				case <-daemon.done:
+					return strings.Contains(daemon.text(), tt.lack)
+				default:
+					return false
+				}
+			})
+			if hasRules(node, tt.rules) {
+				t.Error("there are rules all the same")
+			}
+		})
+	}
+}
+
+// hasRules asks a program, as an operator would.
+func hasRules(node *lab.Host, list []string) bool {
 	var out bytes.Buffer
-	cmd := exec.Command("nft", "list", "table", "ip", "sluice")
+	cmd := exec.Command(list[0], list[1:]...)
 	cmd.Stdout = &out
 	if err := node.Start(cmd); err != nil {
 		return false
@@ -171,7 +240,7 @@ func (p *process) await(t *testing.T, holds func() bool) {
 
 // startConfined starts the daemon of a release on the examples, in a network of
 // its own.
-func startConfined(t *testing.T, r *release, bound string) (*lab.Host, *process) {
+func startConfined(t *testing.T, r *release, bound string, before []string) (*lab.Host, *process) {
 	t.Helper()
 	lab.Require(t)
 	l, err := lab.New(lab.Config{})
@@ -187,7 +256,20 @@ func startConfined(t *testing.T, r *release, bound string) (*lab.Host, *process)
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"--mount", "sh", "-c", confined, "sh", bound, image(t)}
+	if len(before) > 0 {
+		cmd := exec.Command(before[0], before[1:]...)
+		if err := l.Node().Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock := ""
+	if m := mount(r.daemon(), "xtables-lock"); m != nil {
+		lock = m.MountPath
+	}
+	args := []string{"--mount", "sh", "-c", confined, "sh", bound, lock, image(t)}
 	args = append(args, arguments(r.daemon(), mounted(t, r))...)
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, "unshare", append(args, "--manifests="+examples)...)
@@ -224,7 +306,7 @@ func mounted(t *testing.T, r *release) string {
 // the one variable filled in.
 func arguments(c *corev1.Container, dir string) []string {
 	var out []string
-	fill := strings.NewReplacer(c.VolumeMounts[0].MountPath, dir, "$(NODE_NAME)", "node-1")
+	fill := strings.NewReplacer(mount(c, "config").MountPath, dir, "$(NODE_NAME)", "node-1")
 	for _, a := range c.Args {
 		out = append(out, fill.Replace(a))
 	}
