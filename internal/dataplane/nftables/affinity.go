@@ -19,8 +19,9 @@ import (
 // that a mask makes it from any id: a packet has one word to carry either.
 const (
 	scratchBit  = 1 << 31 // set in all that we put into a packet's priority
-	largeBlocks = scratchBit | 1<<30
-	blockSpace  = 1 << 30 // of all small blocks, and of all large ones
+	smallBlocks = scratchBit
+	largeBlocks = smallBlocks + 1<<30
+	firstClass  = largeBlocks + 1<<29 // a class's number is never taken for an id
 	smallHalf   = 1 << 11
 	largeHalf   = 1 << 17
 	// smallLists bounds the lists in small blocks: half of the ids remain, so
@@ -94,7 +95,7 @@ type blocks struct {
 func newBlocks() *blocks {
 	return &blocks{
 		byRow: map[blockKey]*block{}, taken: map[uint32]bool{},
-		next: map[bool]uint32{false: scratchBit, true: largeBlocks},
+		next: map[bool]uint32{false: smallBlocks, true: largeBlocks},
 	}
 }
 
@@ -123,18 +124,25 @@ func keyOfBlock(sp *proxy.ServicePort) blockKey {
 
 // free returns the base of a block that no row has, and none had recently.
 func (bs *blocks) free(large bool) (uint32, error) {
-	first := uint32(scratchBit)
-	if large {
-		first = largeBlocks
-	}
-	for range blockSpace / blockSize(large) {
+	first, end := blockRange(large)
+	for range (end - first) / blockSize(large) {
 		base := bs.next[large]
-		bs.next[large] = first + (base-first+blockSize(large))%blockSpace
+		if bs.next[large] += blockSize(large); bs.next[large] == end {
+			bs.next[large] = first
+		}
 		if !bs.taken[base] {
 			return base, nil
 		}
 	}
 	return 0, errors.New("too many Services with session affinity")
+}
+
+// blockRange returns where blocks of a size begin, and end.
+func blockRange(large bool) (first, end uint32) {
+	if large {
+		return largeBlocks, firstClass
+	}
+	return smallBlocks, largeBlocks
 }
 
 func (bs *blocks) add(key blockKey, base uint32) *block {

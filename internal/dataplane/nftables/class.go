@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"sluice/internal/kernel/nft"
@@ -82,22 +81,22 @@ type classes struct {
 	numbers map[class]uint32
 	uses    map[class]int
 	written map[class]bool
-	unused  []class // have become so, the oldest first; some may be in use again
+	unused  map[class]time.Time // written, and since when nothing leads to it
 	next    uint32
 	found   map[nft.Verdict]uint32 // numbers that a former process gave
 }
 
 func newClasses() *classes {
 	return &classes{
-		numbers: map[class]uint32{}, uses: map[class]int{}, written: map[class]bool{},
-		next: scratchBit, found: map[nft.Verdict]uint32{},
+		numbers: map[class]uint32{}, uses: map[class]int{}, written: map[class]bool{}, unused: map[class]time.Time{},
+		next: firstClass, found: map[nft.Verdict]uint32{},
 	}
 }
 
 // recover takes over the numbers in the kernel.
 func (cs *classes) recover(e nft.Element) {
 	n, ok := word(e.Key)
-	if !ok || n < scratchBit {
+	if !ok || n < firstClass {
 		return
 	}
 	if _, taken := cs.found[e.Verdict]; !taken {
@@ -128,10 +127,12 @@ func (cs *classes) element(c class) nft.Element {
 
 // use changes how many elements lead to a class.
 func (cs *classes) use(c class, by int) {
-	if cs.uses[c] += by; cs.uses[c] == 0 {
-		delete(cs.uses, c)
-		cs.unused = append(cs.unused, c)
+	if cs.uses[c] += by; cs.uses[c] > 0 {
+		delete(cs.unused, c)
+		return
 	}
+	delete(cs.uses, c)
+	cs.unused[c] = time.Now()
 }
 
 // forget drops a class that the kernel does not have any more.
@@ -139,19 +140,26 @@ func (cs *classes) forget(c class) {
 	delete(cs.found, c.verdict())
 	delete(cs.numbers, c)
 	delete(cs.written, c)
+	delete(cs.unused, c)
 }
 
-// maxUnused bounds the classes that are kept although nothing leads to them. A
-// Service whose endpoints come and go will need them again.
-const maxUnused = 128
+// Classes that nothing leads to are kept: a Service whose endpoints come and go
+// will need them again. Above maxUnused, those go to which nothing led for
+// unusedTime, which is far longer than a packet takes from the number to the chain.
+const (
+	maxUnused  = 128
+	unusedTime = time.Minute
+)
 
-// excess returns the oldest unused classes, if there are too many.
-func (cs *classes) excess() []class {
+// excess returns the classes that shall go.
+func (cs *classes) excess() (out []class) {
 	if len(cs.unused) <= maxUnused {
 		return nil
 	}
-	n := len(cs.unused) / 2
-	out := slices.Clone(cs.unused[:n])
-	cs.unused = slices.Delete(cs.unused, 0, n)
+	for c, since := range cs.unused {
+		if time.Since(since) >= unusedTime {
+			out = append(out, c)
+		}
+	}
 	return out
 }

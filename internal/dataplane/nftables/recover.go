@@ -85,7 +85,8 @@ func (bs *blocks) recover(sp *proxy.ServicePort, data string) {
 		return
 	}
 	key := keyOfBlock(sp)
-	if bs.byRow[key] == nil && base >= scratchBit && base%blockSize(key.large) == 0 && (base >= largeBlocks) == key.large {
+	first, end := blockRange(key.large)
+	if bs.byRow[key] == nil && first <= base && base < end && base%blockSize(key.large) == 0 {
 		bs.add(key, base)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -100,7 +101,7 @@ func (t *table) fits(l *nft.Listing) bool {
 
 // forgetUses begins to count anew what rows lead to and share.
 func (t *table) forgetUses() {
-	t.classes.uses, t.classes.unused = map[class]int{}, nil
+	t.classes.uses, t.classes.unused = map[class]int{}, map[class]time.Time{}
 	t.shares = map[itemID]int{}
 }
 

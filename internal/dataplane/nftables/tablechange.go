@@ -3,6 +3,7 @@ package nftables
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
@@ -89,7 +90,6 @@ func (t *tableChange) writeShared() {
 
 // applied remembers what the kernel has now, and sweeps up.
 func (t *tableChange) applied(ctx context.Context, conn nft.Interface) {
-	sweep := t.t.classes.excess()
 	for id, by := range t.shared {
 		if t.t.shares[id] += by; t.t.shares[id] <= 0 {
 			delete(t.t.shares, id)
@@ -107,7 +107,7 @@ func (t *tableChange) applied(ctx context.Context, conn nft.Interface) {
 	for _, k := range t.released {
 		t.t.blocks.remove(k)
 	}
-	for _, c := range sweep {
+	for _, c := range t.t.classes.excess() {
 		t.t.removeClass(ctx, conn, c)
 	}
 }
@@ -116,13 +116,11 @@ func (t *tableChange) applied(ctx context.Context, conn nft.Interface) {
 // made anew before it is used again. The chain goes after the element, since
 // before Linux 6.2 a batch that deletes both is refused.
 func (t *table) removeClass(ctx context.Context, conn nft.Interface, c class) {
-	if t.classes.uses[c] > 0 {
-		return
-	}
 	var b nft.Batch
 	b.DeleteElement(t.classSet, t.classes.element(c))
-	if conn.Commit(ctx, &b) != nil {
-		return // it stays, and is known
+	if t.classes.written[c] && conn.Commit(ctx, &b) != nil {
+		t.classes.unused[c] = time.Now() // it stays, and is known; later again
+		return
 	}
 	t.classes.forget(c)
 	if c.count > 0 {
