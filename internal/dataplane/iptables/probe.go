@@ -40,7 +40,9 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	return can, nil
 }
 
-// probe tries whether a chain can be made, in one transaction with its end.
+// probe tries whether a chain can be made, in one transaction with its end. The
+// answer is no if a line is refused; whatever else goes wrong, the lock that
+// another process holds among it, may pass, and is what Sync tries again for.
 func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 	conn, err := ipt.Open(ctx, iptFamily(f), v)
 	if err != nil {
@@ -48,10 +50,11 @@ func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 	}
 	made := &part{whole: []whole{{place: place{nat, kubeProbe}}}, gone: []earlier{{place: place{nat, kubeProbe}}}}
 	err = conn.Restore(ctx, text(made.lines()))
-	if errors.Is(err, ipt.ErrLocked) {
-		return nil // whoever holds the lock has a table too, and will let go of it
+	var refused *ipt.RestoreError
+	if errors.As(err, &refused) {
+		return err
 	}
-	return err
+	return nil
 }
 
 // oneLine joins errors, for it is the last line that is read.
