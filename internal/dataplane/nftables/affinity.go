@@ -25,9 +25,10 @@ const (
 	smallHalf   = 1 << 11
 	largeHalf   = 1 << 17
 	// smallLists bounds the lists in small blocks: half of the ids remain, so
-	// that one is not given again soon.
-	smallLists = smallHalf / 2
-	largeLists = largeHalf / 2
+	// that one is not given again soon, and a list that is replaced has ids for
+	// its old and its new endpoints. The first id of a half is no endpoint's.
+	smallLists = (smallHalf - 1) / 2
+	largeLists = (largeHalf - 1) / 2
 )
 
 // half returns the number of ids in half a block.

@@ -49,6 +49,7 @@ func (d *Dataplane) apply(ctx context.Context, delta *proxy.Delta, refused map[p
 			}
 			return nil
 		}
+		c.takeBack(delta)
 		if !c.users.blame(err, refused, drifted) {
 			return err
 		}
@@ -109,16 +110,36 @@ func (c *change) constants(d *Dataplane, delta *proxy.Delta) {
 // row takes the difference between a row's old and new form, unless the row is
 // refused.
 func (c *change) row(key proxy.PortKey, u proxy.Upsert, refused map[proxy.PortKey]error) {
-	i := slices.IndexFunc(c.tables, func(t *tableChange) bool { return t.t.family == key.Family })
-	if i < 0 || refused[key] != nil {
+	t := c.table(key.Family)
+	if t == nil || refused[key] != nil {
 		return // not a family of this node, or left out
 	}
-	c.tables[i].key = key
+	t.key = key
 	c.deletes.Owner, c.adds.Owner = key, key
-	if err := c.tables[i].t.change(u.Old, u.New, c.tables[i]); err != nil {
+	if err := t.t.change(u.Old, u.New, t); err != nil {
 		refused[key] = err
 	}
 	c.deletes.Owner, c.adds.Owner = nil, nil
+}
+
+// table returns the part of a family, or nil.
+func (c *change) table(f proxy.Family) *tableChange {
+	for _, t := range c.tables {
+		if t.t.family == f {
+			return t
+		}
+	}
+	return nil
+}
+
+// takeBack takes back the ids that were given for a batch that was refused: its
+// rows are as they were.
+func (c *change) takeBack(delta *proxy.Delta) {
+	for _, u := range delta.Upserts {
+		if t := c.table(u.New.Key.Family); t != nil {
+			t.t.blocks.trim(keyOfBlock(u.New), u.Old)
+		}
+	}
 }
 
 // batch puts the operations in an order in which each is valid.

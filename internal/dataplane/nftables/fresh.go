@@ -45,6 +45,7 @@ func (w *writer) remake(s *proxy.State, rows []*proxy.ServicePort) {
 
 // writeAll collects all that is in a table.
 func (w *writer) writeAll(s *proxy.State, rows []*proxy.ServicePort, full func()) {
+	w.t.blocks.keep(rows)
 	w.b.AddTable(w.t.Table)
 	for _, set := range w.t.sets() {
 		w.b.AddSet(set)

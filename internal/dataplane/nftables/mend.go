@@ -17,6 +17,7 @@ func (w *writer) mend(s *proxy.State, rows []*proxy.ServicePort, l *nft.Listing)
 	if w.recover(rows, l); w.err != nil {
 		return
 	}
+	w.t.blocks.keep(rows)
 	want := newWanted(w)
 	for _, sp := range rows {
 		want.owner = sp.Key

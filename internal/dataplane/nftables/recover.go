@@ -122,25 +122,32 @@ func dataEndpoint(data string) (netip.AddrPort, bool) {
 func (bs *blocks) keep(rows []*proxy.ServicePort) {
 	wanted := map[blockKey]*proxy.ServicePort{}
 	for _, sp := range rows {
-		if sp.Affinity > 0 {
-			wanted[keyOfBlock(sp)] = sp
-		}
+		wanted[keyOfBlock(sp)] = sp
 	}
-	for key, b := range bs.byRow {
-		sp := wanted[key]
-		if sp == nil {
-			bs.remove(key)
-			continue
+	for key := range bs.byRow {
+		bs.trim(key, wanted[key])
+	}
+}
+
+// trim drops the ids of a block that a row does not have, and the block if the
+// row, which may be nil, has another one or none.
+func (bs *blocks) trim(key blockKey, sp *proxy.ServicePort) {
+	b := bs.byRow[key]
+	if b == nil {
+		return
+	}
+	if sp == nil || sp.Affinity == 0 || keyOfBlock(sp) != key {
+		bs.remove(key)
+		return
+	}
+	for _, scope := range scopes {
+		here := map[netip.AddrPort]bool{}
+		for _, e := range sp.List(scope) {
+			here[e.Addr] = true
 		}
-		for _, scope := range scopes {
-			here := map[netip.AddrPort]bool{}
-			for _, e := range sp.List(scope) {
-				here[e.Addr] = true
-			}
-			for a := range b.lists[scope].ids {
-				if !here[a] {
-					b.drop(scope, a)
-				}
+		for a := range b.lists[scope].ids {
+			if !here[a] {
+				b.drop(scope, a)
 			}
 		}
 	}

@@ -77,7 +77,7 @@ func (d *Dataplane) sync(ctx context.Context, s *proxy.State, refused map[proxy.
 		if w.sweep(); w.err != nil {
 			return w.err
 		}
-		w.t.synced(rowsOf(s, w.t.family, refused))
+		w.t.synced()
 	}
 	d.node, d.cidrs = s.Node, s.CIDRs
 	return nil
@@ -106,7 +106,7 @@ func (t *table) forgetUses() {
 }
 
 // synced remembers what the kernel has now.
-func (t *table) synced(rows []*proxy.ServicePort) {
+func (t *table) synced() {
 	for c := range t.classes.numbers {
 		if t.classes.uses[c] == 0 {
 			t.classes.forget(c)
@@ -115,7 +115,6 @@ func (t *table) synced(rows []*proxy.ServicePort) {
 	for c := range t.classes.uses {
 		t.classes.written[c] = true
 	}
-	t.blocks.keep(rows)
 	t.recovered = true // from here on memory is right
 }
 
