@@ -2,7 +2,11 @@ package nftables
 
 import (
 	"context"
+	"fmt"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
@@ -47,5 +51,48 @@ func TestCostOfFlapping(t *testing.T) {
 	}
 	if n := len(d.tables[0].classes.unused); n > maxUnused+1 {
 		t.Errorf("%d classes are noted as unused; want at most %d", n, maxUnused+1)
+	}
+}
+
+// silent does what it is asked to, but loses the answer where a class is deleted.
+type silent struct{ nft.Interface }
+
+func (s silent) Commit(ctx context.Context, b *nft.Batch) error {
+	err := s.Interface.Commit(ctx, b)
+	if len(b.Ops) == 1 && b.Ops[0].Kind == nft.DeleteElement {
+		return fmt.Errorf("read answers: %w: %w", nft.ErrUncertain, unix.ENOBUFS)
+	}
+	return err
+}
+
+// TestLostAnswerLosesNoClass uses classes again of which it is not known whether
+// they could be deleted.
+func TestLostAnswerLosesNoClass(t *testing.T) {
+	ctx := context.Background()
+	fake := nft.NewFake()
+	d := New(silent{fake}, Settings{MarkBit: 14})
+	if err := d.Sync(ctx, plainState(0)); err != nil {
+		t.Fatal(err)
+	}
+	var last *proxy.ServicePort
+	for n := range 3 * maxUnused {
+		sp := plainRow(0, 2, 0)
+		sp.Affinity = time.Duration(n%(2*maxUnused)+1) * time.Second
+		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}}); err != nil {
+			t.Fatal(err)
+		}
+		last = sp
+		chains := map[string]bool{}
+		each := func(s *nft.Set, f func(nft.Element)) {
+			if err := fake.Elements(ctx, s, f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		each(d.tables[0].classSet, func(e nft.Element) { chains[e.Key] = true })
+		each(d.tables[0].addresses.dispatch, func(e nft.Element) {
+			if !chains[e.Data] {
+				t.Fatalf("after change %d the Service leads to class %x, which is not there", n, e.Data)
+			}
+		})
 	}
 }

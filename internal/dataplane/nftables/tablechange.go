@@ -118,8 +118,10 @@ func (t *tableChange) applied(ctx context.Context, conn nft.Interface) {
 func (t *table) removeClass(ctx context.Context, conn nft.Interface, c class) {
 	var b nft.Batch
 	b.DeleteElement(t.classSet, t.classes.element(c))
-	if t.classes.written[c] && conn.Commit(ctx, &b) != nil {
-		t.classes.unused[c] = time.Now() // it stays, and is known; later again
+	written := t.classes.written[c]
+	delete(t.classes.written, c)
+	if written && conn.Commit(ctx, &b) != nil {
+		t.classes.unused[c] = time.Now() // it may be there still, with its number
 		return
 	}
 	t.classes.forget(c)
