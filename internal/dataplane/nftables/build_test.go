@@ -145,11 +145,21 @@ func randomRow(r *rand.Rand, i int) *proxy.ServicePort {
 	if r.IntN(2) == 0 {
 		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(f.Unspecified(), uint16(30000+i))})
 	}
-	if r.IntN(4) == 0 {
+	if r.IntN(2) == 0 {
 		sp.Affinity = time.Duration(1+r.IntN(3)) * time.Hour
 	}
-	for e := range r.IntN(5) {
-		ep := proxy.Endpoint{Addr: at("pod", r.IntN(40)*8+e, 8080), Local: r.IntN(2) == 0}
+	count, spread := r.IntN(5), 8
+	if r.IntN(30) == 0 { // about as many as fit a small block
+		count, spread = smallLists-1+r.IntN(4), 1200
+		sp.Frontends = sp.Frontends[:1]
+	} else {
+		for n := range r.IntN(4) * r.IntN(4) { // sometimes many
+			sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: at("ext", 1000+i*16+n, 80)})
+		}
+	}
+	for e := range count {
+		ep := proxy.Endpoint{Addr: at("pod", r.IntN(40)*spread+e, 8080), Local: r.IntN(2) == 0}
+		ep.Unplaced = !ep.Local && r.IntN(2) == 0
 		sp.Cluster = append(sp.Cluster, ep)
 		if ep.Local {
 			sp.Local = append(sp.Local, ep)
