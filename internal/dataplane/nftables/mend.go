@@ -20,7 +20,7 @@ func (w *writer) mend(s *proxy.State, rows []*proxy.ServicePort, l *nft.Listing)
 	w.t.blocks.keep(rows)
 	want := newWanted(w)
 	for _, sp := range rows {
-		want.owner = sp.Key
+		want.key, want.owner = sp.Key, sp.Key
 		w.row(sp, want)
 	}
 	inner, base := w.t.constant(s.Node, s.CIDRs)
@@ -205,7 +205,8 @@ type owned struct {
 // wanted collects what all rows render to, and what the kernel has besides.
 type wanted struct {
 	w        *writer
-	owner    proxy.PortKey
+	key      proxy.PortKey
+	owner    any // the key, boxed once for all elements of a row
 	elements map[*nft.Set]map[string]*owned
 	surplus  map[*nft.Set]map[string]nft.Element
 	classOf  map[string]classOwner // by chain
@@ -231,7 +232,7 @@ func (w *wanted) add(s *nft.Set, e nft.Element) {
 }
 
 func (w *wanted) use(c class, by int) {
-	w.w.needs(w.owner, c)
+	w.w.needs(w.key, c)
 	w.w.t.classes.use(c, by)
 }
 
