@@ -28,12 +28,18 @@ type form struct {
 	sp     *proxy.ServicePort
 	block  *block // of a row with session affinity
 	fronts []front
+	index  map[frontID]*front // of many frontends; nil before the first search
+}
+
+// frontID tells frontends apart.
+type frontID struct {
+	maps *frontendMaps
+	key  string
 }
 
 // front is one frontend of a row.
 type front struct {
-	maps  *frontendMaps
-	key   string
+	frontID
 	leads [2]bool // which of the row's lists it leads to
 	items []item  // all elements but those of endpoints
 	uses  []class // the classes that items lead to
@@ -66,7 +72,7 @@ func (t *table) form(sp *proxy.ServicePort) (form, error) {
 // business.
 func (t *table) front(sp *proxy.ServicePort, f proxy.Frontend, b *block) front {
 	m := t.frontends(f.Kind == proxy.NodePort)
-	out := front{maps: m, key: m.key(sp.Key.Protocol, f.Addr)}
+	out := front{frontID: frontID{m, m.key(sp.Key.Protocol, f.Addr)}}
 	anyNode := &proxy.Node{}
 	near := sp.Route(f.Kind, proxy.ThisNode, anyNode)
 	far := sp.Route(f.Kind, proxy.Elsewhere, anyNode)
@@ -218,15 +224,27 @@ func (f *front) each(do func(item)) {
 func (f *front) same(g *front) bool { return slices.Equal(f.items, g.items) }
 
 // find returns the frontend of a form that is in the same maps with the same
-// key, or nil.
+// key, or nil. A row may have thousands, so they are searched by an index.
 func (f *form) find(g *front) *front {
-	for i := range f.fronts {
-		if f.fronts[i].maps == g.maps && f.fronts[i].key == g.key {
-			return &f.fronts[i]
+	if len(f.fronts) <= fewFronts {
+		for i := range f.fronts {
+			if f.fronts[i].frontID == g.frontID {
+				return &f.fronts[i]
+			}
+		}
+		return nil
+	}
+	if f.index == nil {
+		f.index = make(map[frontID]*front, len(f.fronts))
+		for i := range f.fronts {
+			f.index[f.fronts[i].frontID] = &f.fronts[i]
 		}
 	}
-	return nil
+	return f.index[g.frontID]
 }
+
+// fewFronts are found faster one by one.
+const fewFronts = 8
 
 // lastAddr returns the last address of a prefix.
 func lastAddr(p netip.Prefix) netip.Addr {
