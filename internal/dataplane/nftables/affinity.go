@@ -45,15 +45,18 @@ func blockSize(large bool) uint32 { return 2 * half(large) }
 func (t *table) affinityRules(c class) []*nft.Rule {
 	s, h := t.frontends(c.nodePort), half(c.large)
 	mask := ^(h - 1)
-	known := t.rule().frontend(s).priorityBy(s.lists)
-	if c.scope == proxy.ScopeLocal {
-		known.setPriority(^h, h)
+	list := func(r *rule) *rule {
+		r.frontend(s).priorityBy(s.lists)
+		if c.scope == proxy.ScopeLocal {
+			r.setPriority(^h, h)
+		}
+		return r
 	}
 	return []*nft.Rule{
-		known.load(true).priority().priorityBy(t.affinity).
+		list(t.rule()).load(true).priority().priorityBy(t.affinity).
 			remember(t.affinity, mask, c.timeout).
 			frontend(s).priority().dnatBy(s.endpoints).comment("the client's endpoint"),
-		t.rule().priorityHas(h-1).setPriority(mask, 0).forget(t.affinity).comment("it is gone"),
+		list(t.rule().priorityHas(h - 1)).forget(t.affinity).comment("it is gone"),
 		// What is remembered is read back: another packet of the client may have
 		// been faster.
 		t.rule().priority().slot(uint32(c.count), 0).priorityBy(t.ids).
@@ -61,7 +64,7 @@ func (t *table) affinityRules(c class) []*nft.Rule {
 			load(true).maskedPriority(mask).priorityBy(t.affinity).
 			frontend(s).priority().dnatBy(s.endpoints).comment("choose and remember"),
 		t.rule().frontend(s).priority().dnatBy(s.endpoints).comment("there is no room to remember"),
-		t.rule().setPriority(mask, 0).priority().slot(1, 0).priorityBy(t.ids).
+		list(t.rule()).priority().slot(1, 0).priorityBy(t.ids).
 			frontend(s).priority().dnatBy(s.endpoints).comment("there are fewer of them since the Service was looked up"),
 	}
 }

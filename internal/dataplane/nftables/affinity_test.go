@@ -1,11 +1,14 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/nft"
@@ -100,5 +103,72 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 			}
 			wantIDs(t, d, old)
 		})
+	}
+}
+
+// TestForeignAffinityIsForgotten has others change what is remembered and what
+// leads there. Clients of the Service whose entries are wrong are still served,
+// and nobody's clients of another Service are touched.
+func TestForeignAffinityIsForgotten(t *testing.T) {
+	ctx := context.Background()
+	namespace(t)
+	podsOnLoopback(t)
+	d, _ := openKernel(t)
+	s := plainState(0)
+	var rows []*proxy.ServicePort
+	for i := range 3 {
+		sp := plainRow(i, 5, 0)
+		sp.Key.Protocol, sp.Affinity = proxy.UDP, time.Hour
+		s.Rows[sp.Key], rows = sp, append(rows, sp)
+	}
+	if err := d.Sync(ctx, s); err != nil {
+		t.Fatal(err)
+	}
+	tab := d.tables[0]
+	list := func(sp *proxy.ServicePort) uint32 { return tab.blocks.byRow[keyOfBlock(sp)].base }
+	slices.SortFunc(rows, func(a, b *proxy.ServicePort) int { return cmp.Compare(list(a), list(b)) })
+	first, mine := rows[0], rows[1]
+	client := string(clients.Addr().AsSlice())
+	remembered := func() map[string]uint32 {
+		out := map[string]uint32{}
+		if err := d.conn.Elements(ctx, tab.affinity, func(e nft.Element) { out[e.Key], _ = word(e.Data) }); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	commit := func(edit func(b *nft.Batch)) {
+		var b nft.Batch
+		edit(&b)
+		if err := d.conn.Commit(ctx, &b); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	key := client + string(hostWord(list(mine)))
+	theirs := tab.blocks.byRow[keyOfBlock(rows[2])].id(proxy.ScopeCluster, rows[2].Cluster[0].Addr)
+	for _, wrong := range []uint32{theirs, list(mine) + smallHalf - 1, scratchBit + 1<<20 + 7, 7} {
+		commit(func(b *nft.Batch) { b.AddElement(tab.affinity, nft.Element{Key: key, Data: string(hostWord(wrong))}) })
+		if refused := sendFlows(t, mine.Frontends[0].Addr, 1); refused > 0 {
+			t.Errorf("a client that is remembered for %x is refused", wrong)
+		}
+		if got := remembered()[key]; got <= list(mine) || got > list(mine)+5 {
+			t.Errorf("a client that was remembered for %x is remembered for %x, which is not of list %x", wrong, got, list(mine))
+		}
+		commit(func(b *nft.Batch) { b.DeleteElement(tab.affinity, nft.Element{Key: key}) })
+		if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	commit(func(b *nft.Batch) {
+		b.DeleteElement(tab.addresses.lists, nft.Element{Key: tab.addresses.key(proxy.UDP, mine.Frontends[0].Addr)})
+	})
+	before := remembered()
+	sendFlows(t, mine.Frontends[0].Addr, 100)
+	for k := range remembered() {
+		if _, ok := before[k]; !ok {
+			t.Errorf("a client of a Service without a list is remembered: %x (list %x is another Service's)", k, list(first))
+			break
+		}
 	}
 }
