@@ -79,6 +79,7 @@ func (t *table) classChain(c class) *chain {
 // lead to each.
 type classes struct {
 	numbers map[class]uint32
+	taken   map[uint32]bool // the numbers that classes have, or had in a former process
 	uses    map[class]int
 	written map[class]bool
 	unused  map[class]time.Time // written, and since when nothing leads to it
@@ -88,8 +89,8 @@ type classes struct {
 
 func newClasses() *classes {
 	return &classes{
-		numbers: map[class]uint32{}, uses: map[class]int{}, written: map[class]bool{}, unused: map[class]time.Time{},
-		next: firstClass, found: map[nft.Verdict]uint32{},
+		numbers: map[class]uint32{}, taken: map[uint32]bool{}, uses: map[class]int{}, written: map[class]bool{},
+		unused: map[class]time.Time{}, next: firstClass, found: map[nft.Verdict]uint32{},
 	}
 }
 
@@ -99,10 +100,12 @@ func (cs *classes) recover(e nft.Element) {
 	if !ok || n < firstClass {
 		return
 	}
-	if _, taken := cs.found[e.Verdict]; !taken {
-		cs.found[e.Verdict] = n
+	if _, known := cs.found[e.Verdict]; !known {
+		cs.found[e.Verdict], cs.taken[n] = n, true
 	}
-	cs.next = max(cs.next, n+1)
+	if n >= cs.next {
+		cs.next = after(n)
+	}
 }
 
 // number returns a class's number. A new class gets one that no packet on its
@@ -112,12 +115,18 @@ func (cs *classes) number(c class) uint32 {
 		return n
 	}
 	n, ok := cs.found[c.verdict()]
-	if !ok {
-		n = cs.next
-		cs.next++
+	for !ok {
+		n, cs.next = cs.next, after(cs.next)
+		ok = !cs.taken[n]
 	}
-	cs.numbers[c] = n
+	cs.numbers[c], cs.taken[n] = n, true
 	return n
+}
+
+// after returns the number to be given after another one. They are all given
+// before one is given again.
+func after(n uint32) uint32 {
+	return max(n+1, firstClass)
 }
 
 // element returns the element that leads from a class's number to its chain.
@@ -138,6 +147,7 @@ func (cs *classes) use(c class, by int) {
 // forget drops a class that the kernel does not have any more.
 func (cs *classes) forget(c class) {
 	delete(cs.found, c.verdict())
+	delete(cs.taken, cs.numbers[c])
 	delete(cs.numbers, c)
 	delete(cs.written, c)
 	delete(cs.unused, c)

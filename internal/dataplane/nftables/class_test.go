@@ -96,3 +96,26 @@ func TestLostAnswerLosesNoClass(t *testing.T) {
 		})
 	}
 }
+
+// TestClassNumbersBeginAnew has a former process leave the last number there is.
+func TestClassNumbersBeginAnew(t *testing.T) {
+	cs := newClasses()
+	for i, n := range []uint32{firstClass, 1<<32 - 2, largeBlocks, scratchBit, 7} {
+		cs.recover(nft.Element{Key: string(hostWord(n)), Verdict: class{count: i + 1}.verdict()})
+	}
+	given := map[uint32]class{}
+	for i := range 1000 {
+		c := class{count: i + 1}
+		n := cs.number(c)
+		if other, ok := given[n]; ok {
+			t.Fatalf("number %x of class %v is given to %v", n, other, c)
+		}
+		if n < firstClass {
+			t.Fatalf("class %v has number %x, which is no class's", c, n)
+		}
+		given[n] = c
+	}
+	if n := cs.number(class{count: 1}); n != firstClass {
+		t.Errorf("the class that was there has number %x now", n)
+	}
+}
