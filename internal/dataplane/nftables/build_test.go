@@ -169,6 +169,13 @@ func randomRow(r *rand.Rand, i int) *proxy.ServicePort {
 	return sp
 }
 
+// swapFrontends gives two rows of one family and protocol each other's frontends.
+func swapFrontends(s *proxy.State, i, j int) {
+	r := rand.New(rand.NewPCG(0, 0))
+	a, b := s.Rows[randomRow(r, i).Key], s.Rows[randomRow(r, j).Key]
+	a.Frontends, b.Frontends = b.Frontends, a.Frontends
+}
+
 // dump returns what the tables hold as sorted text, for comparison. Numbers that
 // may differ between processes are named by what they lead to. Classes that
 // nothing leads to any more may be left over; they are left out.

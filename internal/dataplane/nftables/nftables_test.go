@@ -44,13 +44,6 @@ func deltaBetween(a, b *proxy.State) *proxy.Delta {
 	return d
 }
 
-// swapFrontends gives two rows of one family and protocol each other's frontends.
-func swapFrontends(s *proxy.State, i, j int) {
-	r := rand.New(rand.NewPCG(0, 0))
-	a, b := s.Rows[randomRow(r, i).Key], s.Rows[randomRow(r, j).Key]
-	a.Frontends, b.Frontends = b.Frontends, a.Frontends
-}
-
 // TestStepsLeadToTheSame reaches states by steps and at once, on the kernel, and
 // compares what it holds.
 func TestStepsLeadToTheSame(t *testing.T) {
@@ -256,7 +249,7 @@ func TestRefusedRowIsSetAside(t *testing.T) {
 		t.Fatal(err)
 	}
 	bad := plainRow(7, 3, 0)
-	bad.Cluster[1].Addr = netip.MustParseAddrPort("[fd00:10::1]:80")
+	bad.Cluster[1] = proxy.Endpoint{Addr: netip.MustParseAddrPort("[fd00:10::1]:80"), Local: true}
 	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: bad}}}
 	for i := range 7 {
 		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 3, 0)})

@@ -16,11 +16,17 @@ type tableChange struct {
 	t   *table
 	key proxy.PortKey // of the row that is rendered
 
-	shared   map[itemID]int
+	shared   map[itemID]*sharedChange
 	uses     map[class]int
 	made     map[class]bool
 	dropped  []droppedID
 	released []blockKey
+}
+
+// sharedChange is how many rows more or less share an element.
+type sharedChange struct {
+	by    int
+	owner proxy.PortKey // the last row that began to
 }
 
 type droppedID struct {
@@ -30,12 +36,14 @@ type droppedID struct {
 }
 
 func newTableChange(c *change, t *table) *tableChange {
-	return &tableChange{c: c, t: t, shared: map[itemID]int{}, uses: map[class]int{}, made: map[class]bool{}}
+	return &tableChange{c: c, t: t, shared: map[itemID]*sharedChange{}, uses: map[class]int{}, made: map[class]bool{}}
 }
 
 func (t *tableChange) add(s *nft.Set, e nft.Element) {
 	if t.t.shared(s) {
-		t.shared[item{s, e}.id()]++
+		x := t.share(s, e)
+		x.by++
+		x.owner = t.key
 		return
 	}
 	t.c.adds.AddElement(s, e)
@@ -43,10 +51,18 @@ func (t *tableChange) add(s *nft.Set, e nft.Element) {
 
 func (t *tableChange) remove(s *nft.Set, e nft.Element) {
 	if t.t.shared(s) {
-		t.shared[item{s, e}.id()]--
+		t.share(s, e).by--
 		return
 	}
 	t.c.deletes.DeleteElement(s, e)
+}
+
+func (t *tableChange) share(s *nft.Set, e nft.Element) *sharedChange {
+	id := item{s, e}.id()
+	if t.shared[id] == nil {
+		t.shared[id] = &sharedChange{}
+	}
+	return t.shared[id]
 }
 
 func (t *tableChange) use(c class, by int) {
@@ -76,13 +92,15 @@ func (t *tableChange) release(k blockKey) { t.released = append(t.released, k) }
 // writeShared adds the elements of shared sets that get their first row, and
 // deletes those that lose their last.
 func (t *tableChange) writeShared() {
-	for id, by := range t.shared {
+	for id, x := range t.shared {
 		before := t.t.shares[id]
 		e := nft.Element{Key: id.key}
 		switch {
-		case before == 0 && before+by > 0:
+		case before == 0 && before+x.by > 0:
+			t.c.adds.Owner = x.owner
 			t.c.adds.AddElement(id.set, e)
-		case before > 0 && before+by == 0:
+			t.c.adds.Owner = nil
+		case before > 0 && before+x.by == 0:
 			t.c.deletes.DeleteElement(id.set, e)
 		}
 	}
@@ -90,8 +108,8 @@ func (t *tableChange) writeShared() {
 
 // applied remembers what the kernel has now, and sweeps up.
 func (t *tableChange) applied(ctx context.Context, conn nft.Interface) {
-	for id, by := range t.shared {
-		if t.t.shares[id] += by; t.t.shares[id] <= 0 {
+	for id, x := range t.shared {
+		if t.t.shares[id] += x.by; t.t.shares[id] <= 0 {
 			delete(t.t.shares, id)
 		}
 	}
