@@ -3,13 +3,13 @@ SHELL   := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 MODE    ?= nftables
 TOOL    := go tool -modfile=tools/go.mod
-# The race detector needs cgo; the daemon does not.
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
 .PHONY: build demo check test lint bench bench-peers generate deps
 
+# The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
 
