@@ -38,27 +38,30 @@ func (k kind) sized(i, n int) *proxy.ServicePort {
 }
 
 // measureCounts times a change of the number of endpoints by one, as rolling
-// updates are made of, at two sizes.
+// updates are made of, at two sizes; and to a number that no Service has had.
 func measureCounts(ctx context.Context, r *report) error {
 	const small, large = 1_000, 30_000
 	for _, k := range kinds {
-		var medians []time.Duration
+		var counts, news []time.Duration
 		for _, n := range []int{small, large} {
-			m, err := measureCount(ctx, k, n)
+			m, unseen, err := measureCount(ctx, k, n)
 			if err != nil {
 				return err
 			}
-			medians = append(medians, m)
+			counts, news = append(counts, m), append(news, unseen)
 		}
-		ratio := float64(medians[1]) / float64(medians[0])
-		r.add(fmt.Sprintf("3 endpoints to 2 and back, %s: p50 at %d and %d Services", k.name, small, large),
-			fmt.Sprintf("%v and %v, %.2fx", medians[0].Round(time.Microsecond), medians[1].Round(time.Microsecond), ratio),
-			"within 1.5x", ratio <= 1.5)
+		for i, what := range []string{"3 endpoints to 2 and back", "3 endpoints to a number not seen before"} {
+			medians := [][]time.Duration{counts, news}[i]
+			ratio := float64(medians[1]) / float64(medians[0])
+			r.add(fmt.Sprintf("%s, %s: p50 at %d and %d Services", what, k.name, small, large),
+				fmt.Sprintf("%v and %v, %.2fx", medians[0].Round(time.Microsecond), medians[1].Round(time.Microsecond), ratio),
+				"within 1.5x", ratio <= 1.5)
+		}
 	}
 	return nil
 }
 
-func measureCount(ctx context.Context, k kind, services int) (time.Duration, error) {
+func measureCount(ctx context.Context, k kind, services int) (known, unseen time.Duration, err error) {
 	s := state(0)
 	for i := range services {
 		sp := k.sized(i, 3)
@@ -66,21 +69,25 @@ func measureCount(ctx context.Context, k kind, services int) (time.Duration, err
 	}
 	d, _, stop, err := watched(ctx, s)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	var times []time.Duration
+	apply := func(old, cur *proxy.ServicePort) time.Duration {
+		began := time.Now()
+		err = errors.Join(err, d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}))
+		return time.Since(began)
+	}
+	var times, news []time.Duration
 	for j := range 500 {
 		i := j * 7919 % services
 		three, two := k.sized(i, 3), k.sized(i, 2)
-		for _, u := range []proxy.Upsert{{Old: three, New: two}, {Old: two, New: three}} {
-			began := time.Now()
-			if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
-				return 0, errors.Join(err, stop())
-			}
-			times = append(times, time.Since(began))
-		}
+		times = append(times, apply(three, two), apply(two, three))
 	}
-	return median(times), stop()
+	for n := 4; n <= endpointsPerService; n++ {
+		three, more := k.sized(n, 3), k.sized(n, n)
+		news = append(news, apply(three, more))
+		apply(more, three)
+	}
+	return median(times), median(news), errors.Join(err, stop())
 }
 
 // watched returns a dataplane that has written a state and is watched for

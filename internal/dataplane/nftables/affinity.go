@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
 
@@ -21,7 +20,9 @@ const (
 	scratchBit  = 1 << 31 // set in all that we put into a packet's priority
 	smallBlocks = scratchBit
 	largeBlocks = smallBlocks + 1<<30
-	firstClass  = largeBlocks + 1<<29 // a class's number is never taken for an id
+	firstClass  = largeBlocks + 1<<29 // what is no id: numbers of classes
+	slots       = firstClass + 1<<28  // and slots
+	localSlots  = slots + 1<<27
 	smallHalf   = 1 << 11
 	largeHalf   = 1 << 17
 	// smallLists bounds the lists in small blocks: half of the ids remain, so
@@ -40,34 +41,6 @@ func half(large bool) uint32 {
 }
 
 func blockSize(large bool) uint32 { return 2 * half(large) }
-
-// affinityRules choose among the endpoints of a list and remember.
-func (t *table) affinityRules(c class) []*nft.Rule {
-	s, h := t.frontends(c.nodePort), half(c.large)
-	mask := ^(h - 1)
-	list := func(r *rule) *rule {
-		r.frontend(s).priorityBy(s.lists)
-		if c.scope == proxy.ScopeLocal {
-			r.setPriority(^h, h)
-		}
-		return r
-	}
-	return []*nft.Rule{
-		list(t.rule()).load(true).priority().priorityBy(t.affinity).
-			remember(t.affinity, mask, c.timeout).
-			frontend(s).priority().dnatBy(s.endpoints).comment("the client's endpoint"),
-		list(t.rule().priorityHas(h - 1)).forget(t.affinity).comment("it is gone"),
-		// What is remembered is read back: another packet of the client may have
-		// been faster.
-		t.rule().priority().slot(uint32(c.count), 0).priorityBy(t.ids).
-			remember(t.affinity, mask, c.timeout).
-			load(true).maskedPriority(mask).priorityBy(t.affinity).
-			frontend(s).priority().dnatBy(s.endpoints).comment("choose and remember"),
-		t.rule().frontend(s).priority().dnatBy(s.endpoints).comment("there is no room to remember"),
-		list(t.rule()).priority().slot(1, 0).priorityBy(t.ids).
-			frontend(s).priority().dnatBy(s.endpoints).comment("there are fewer of them since the Service was looked up"),
-	}
-}
 
 // block is the ids of a row.
 type block struct {

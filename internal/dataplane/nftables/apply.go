@@ -170,10 +170,14 @@ func rewrite(b *nft.Batch, t *table, c *chain) {
 	}
 }
 
-// addClass adds a class with its chain. A chain that is left of an earlier time
-// is made anew.
+// addClass adds a class with its chains. A chain that is left of an earlier time
+// is made anew; the one that remembers may be in use.
 func addClass(b *nft.Batch, t *table, c class) {
-	if out := t.classChain(c); out != nil {
+	chains := t.classChains(c)
+	if len(chains) > 1 && t.classes.remembers(c) {
+		chains = chains[:1]
+	}
+	for _, out := range slices.Backward(chains) {
 		b.AddChain(t.Table, &out.Chain)
 		rewrite(b, t, out)
 	}

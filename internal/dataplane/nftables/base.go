@@ -58,6 +58,7 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix) (inner, base []*ch
 		t.sourceRangesChain(),
 		t.chain(refuse, t.rule().reject().comment("refused at once")),
 	}
+	inner = append(inner, t.choices()...)
 	base = t.hooks()
 	base[0].rules = append(t.guard(n), base[0].rules...) // firewall-prerouting
 	return inner, base

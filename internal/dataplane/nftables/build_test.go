@@ -234,7 +234,7 @@ func (x *dumper) elements() (lines []string) {
 			}
 		})
 		x.each(m.endpoints, func(e nft.Element) {
-			if id := e.Key[len(e.Key)-4:]; binary.NativeEndian.Uint32([]byte(id)) >= scratchBit {
+			if id := e.Key[len(e.Key)-4:]; isID(id) {
 				x.names[id] = fmt.Sprintf("id of %x", e.Data)
 			}
 		})
@@ -252,8 +252,6 @@ func (x *dumper) elements() (lines []string) {
 
 func (x *dumper) key(s *nft.Set, key string) string {
 	switch {
-	case s == x.table.ids:
-		return x.names[key[:4]] + fmt.Sprintf(" %x", key[4:])
 	case len(key) > 4 && x.names[key[len(key)-4:]] != "":
 		return fmt.Sprintf("%x ", key[:len(key)-4]) + x.names[key[len(key)-4:]]
 	default:
@@ -266,9 +264,15 @@ func (x *dumper) data(s *nft.Set, data string) string {
 	case x.table.addresses.dispatch, x.table.nodePorts.dispatch, x.table.addresses.locals, x.table.nodePorts.locals:
 		x.used[x.chains[data]] = true
 		return x.chains[data]
-	case x.table.addresses.lists, x.table.nodePorts.lists, x.table.ids:
+	case x.table.addresses.lists, x.table.nodePorts.lists, x.table.addresses.ids, x.table.nodePorts.ids:
 		return x.names[data]
 	default:
 		return fmt.Sprintf("%x", data)
 	}
+}
+
+// isID reports whether a word is the id of an endpoint.
+func isID(w string) bool {
+	n := binary.NativeEndian.Uint32([]byte(w))
+	return scratchBit <= n && n < firstClass
 }

@@ -21,24 +21,37 @@ type class struct {
 	masquerade bool
 }
 
-// chain returns the name of the class's chain.
-func (c class) chain() string {
+// list names the maps and the list that are chosen from.
+func (c class) list() string {
 	name := "lb"
 	if c.nodePort {
 		name = "np"
 	}
 	if c.scope == proxy.ScopeLocal {
-		name += "l"
+		name += "-local"
 	}
+	return name
+}
+
+// block is list, with the size of the blocks of ids.
+func (c class) block() string {
+	if c.large {
+		return c.list() + "-large"
+	}
+	return c.list()
+}
+
+// chain returns the name of the class's chain.
+func (c class) chain() string {
+	name := fmt.Sprintf("%s-%d", c.list(), c.count)
 	if c.masquerade {
 		name = "masq-" + name
 	}
-	name = fmt.Sprintf("%s-%d", name, c.count)
 	if c.timeout > 0 {
-		name += "-" + c.timeout.String()
-	}
-	if c.large {
-		name += "-large"
+		name = fmt.Sprintf("%s-%d-%v", c.block(), c.count, c.timeout)
+		if c.masquerade {
+			name = "masq-" + name
+		}
 	}
 	return name
 }
@@ -49,30 +62,6 @@ func (c class) verdict() nft.Verdict {
 		return nft.Verdict{Code: nft.Accept}
 	}
 	return nft.Verdict{Code: nft.Goto, Chain: c.chain()}
-}
-
-// classChain returns the chain of a class, or nil if it needs none.
-func (t *table) classChain(c class) *chain {
-	if c.count == 0 {
-		return nil
-	}
-	out := t.chain(c.chain())
-	if c.masquerade {
-		out.rules = append(out.rules, t.rule().setMark(true).comment("masquerade"))
-	}
-	if c.timeout > 0 {
-		out.rules = append(out.rules, t.affinityRules(c)...)
-		return out
-	}
-	s := t.frontends(c.nodePort)
-	first := uint32(0)
-	if c.scope == proxy.ScopeLocal {
-		first = localSlots
-	}
-	out.rules = append(out.rules,
-		t.rule().frontend(s).slot(uint32(c.count), first).dnatBy(s.endpoints).comment("choose an endpoint"),
-		t.rule().frontend(s).slot(1, first).dnatBy(s.endpoints).comment("there are fewer of them since the Service was looked up"))
-	return out
 }
 
 // classes are the classes of a table: their numbers, and how many elements
@@ -97,7 +86,7 @@ func newClasses() *classes {
 // recover takes over the numbers in the kernel.
 func (cs *classes) recover(e nft.Element) {
 	n, ok := word(e.Key)
-	if !ok || n < firstClass {
+	if !ok || n < firstClass || n >= slots {
 		return
 	}
 	if _, known := cs.found[e.Verdict]; !known {
@@ -126,7 +115,10 @@ func (cs *classes) number(c class) uint32 {
 // after returns the number to be given after another one. They are all given
 // before one is given again.
 func after(n uint32) uint32 {
-	return max(n+1, firstClass)
+	if n++; firstClass <= n && n < slots {
+		return n
+	}
+	return firstClass
 }
 
 // element returns the element that leads from a class's number to its chain.

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/nft"
@@ -100,7 +101,7 @@ func TestLostAnswerLosesNoClass(t *testing.T) {
 // TestClassNumbersBeginAnew has a former process leave the last number there is.
 func TestClassNumbersBeginAnew(t *testing.T) {
 	cs := newClasses()
-	for i, n := range []uint32{firstClass, 1<<32 - 2, largeBlocks, scratchBit, 7} {
+	for i, n := range []uint32{firstClass, slots - 2, slots, scratchBit, 7} {
 		cs.recover(nft.Element{Key: string(hostWord(n)), Verdict: class{count: i + 1}.verdict()})
 	}
 	given := map[uint32]class{}
@@ -110,12 +111,38 @@ func TestClassNumbersBeginAnew(t *testing.T) {
 		if other, ok := given[n]; ok {
 			t.Fatalf("number %x of class %v is given to %v", n, other, c)
 		}
-		if n < firstClass {
+		if n < firstClass || n >= slots {
 			t.Fatalf("class %v has number %x, which is no class's", c, n)
 		}
 		given[n] = c
 	}
 	if n := cs.number(class{count: 1}); n != firstClass {
 		t.Errorf("the class that was there has number %x now", n)
+	}
+}
+
+// TestClassesReferToNoLargeMap pins what a class costs that is new. To add a rule
+// that refers to a map the kernel looks at all the map's elements, and to add an
+// element to it, at all such rules: chains of classes may refer to the map of
+// remembered clients alone, once for each time-out.
+func TestClassesReferToNoLargeMap(t *testing.T) {
+	for _, tab := range New(nft.NewFake(), Settings{MarkBit: 14}).tables {
+		for _, c := range []class{
+			{count: 3}, {count: 3, nodePort: true, scope: proxy.ScopeLocal, masquerade: true},
+			{count: 3, timeout: time.Hour}, {count: 5000, timeout: time.Hour, large: true, scope: proxy.ScopeLocal},
+		} {
+			for i, ch := range tab.classChains(c) {
+				for _, r := range ch.rules {
+					for _, x := range r.Exprs {
+						if lookup, ok := x.(*expr.Lookup); ok {
+							t.Errorf("chain %s looks up %s", ch.Name, lookup.SetName)
+						}
+						if dynset, ok := x.(*expr.Dynset); ok && (i == 0 || dynset.SetName != tab.affinity.Name) {
+							t.Errorf("chain %s updates %s", ch.Name, dynset.SetName)
+						}
+					}
+				}
+			}
+		}
 	}
 }

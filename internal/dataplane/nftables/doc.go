@@ -13,9 +13,10 @@
 //	                          elsewhere: class by @locals, or not at all
 //	                          the node: mark; our pods and the node: class by @services
 //	                        class by @services (address . protocol . port)
-//	                          lb-3          choose one of three slots, dnat by @endpoints
+//	                          lb-3          choose one of three slots; endpoint-lb: dnat by @endpoints
 //	                          masq-lb-3     mark for masquerade, then the same
-//	                          lb-3-3h0m0s   the client's endpoint by @affinity, or choose and remember
+//	                          lb-3-3h0m0s   known-lb, live-lb: the client's endpoint by @affinity;
+//	                                        else choose a slot, id-lb, remember-3h0m0s, chosen-lb
 //	                          accept        no endpoint; it must not be taken for a NodePort
 //	                        else, to a node address: the same by protocol . port (np-3, ...)
 //	input / forward / output
@@ -29,8 +30,9 @@
 // (numgen's modulus is a constant of the rule), how long a client is
 // remembered, whether to masquerade. The maps hold its number, and @classes
 // leads from numbers to chains, because the kernel checks all elements that
-// have a chain whenever one is added. Between the two lookups the number is the
-// packet's priority; the filter clears it.
+// have a chain whenever one is added. For the same reason the chain of a class
+// refers to no map: constant chains look the endpoint up. From one lookup to the
+// next, what was found is the packet's priority; the filter clears it.
 //
 // Sync compares everything: elements, and rules by their expressions. The
 // package knows nothing of Kubernetes objects.

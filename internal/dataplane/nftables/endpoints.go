@@ -23,11 +23,13 @@ func (t *table) changeEndpoints(was, is *form, out output) {
 		t.changeHairpins(&l, was, is, out)
 		switch {
 		case was.block != nil:
-			t.changeIDs(&l, was.block, was, is, out)
+			l.changeIDs(was.block, was, is, out)
 		case is.block != nil:
-			t.changeIDs(&l, is.block, was, is, out)
+			l.changeIDs(is.block, was, is, out)
 		default:
-			l.changeSlots(was, is, out)
+			l.changeSlots(was, is, out, func(f *front, e *proxy.Endpoint) (*nft.Set, string) {
+				return f.maps.endpoints, endpointData(e.Addr)
+			})
 		}
 	}
 }
@@ -99,10 +101,16 @@ func (l *listChange) pairs(was, is *form, goes, comes, stays func(*front)) {
 	}
 }
 
-// changeSlots gives the endpoints by slot under each frontend.
-func (l *listChange) changeSlots(was, is *form, out output) {
-	remove := func(f *front, i int, e *proxy.Endpoint) { out.remove(f.maps.endpoints, f.slot(l.scope, i, e)) }
-	add := func(f *front, i int, e *proxy.Endpoint) { out.add(f.maps.endpoints, f.slot(l.scope, i, e)) }
+// changeSlots gives what each slot of the list has under each frontend.
+func (l *listChange) changeSlots(was, is *form, out output, of func(*front, *proxy.Endpoint) (*nft.Set, string)) {
+	remove := func(f *front, i int, e *proxy.Endpoint) {
+		set, data := of(f, e)
+		out.remove(set, nft.Element{Key: f.slot(l.scope, i), Data: data})
+	}
+	add := func(f *front, i int, e *proxy.Endpoint) {
+		set, data := of(f, e)
+		out.add(set, nft.Element{Key: f.slot(l.scope, i), Data: data})
+	}
 	l.pairs(was, is, func(f *front) {
 		for i := range l.old {
 			remove(f, i, &l.old[i])
@@ -123,18 +131,14 @@ func (l *listChange) changeSlots(was, is *form, out output) {
 	})
 }
 
-// slot returns the element of a slot under a frontend.
-func (f *front) slot(scope proxy.Scope, i int, e *proxy.Endpoint) nft.Element {
-	n := uint32(i)
-	if scope == proxy.ScopeLocal {
-		n += localSlots
-	}
-	return nft.Element{Key: f.key + string(hostWord(n)), Data: endpointData(e.Addr)}
+// slot returns the key of a slot under a frontend.
+func (f *front) slot(scope proxy.Scope, i int) string {
+	return f.key + string(hostWord(firstSlot(scope)+uint32(i)))
 }
 
 // changeIDs gives the endpoints of a list with session affinity: by id under
-// each frontend, and the id in each slot of the list.
-func (t *table) changeIDs(l *listChange, b *block, was, is *form, out output) {
+// each frontend, and the id in each slot.
+func (l *listChange) changeIDs(b *block, was, is *form, out output) {
 	goes, comes := l.addresses()
 	element := func(f *front, a netip.AddrPort) nft.Element {
 		return nft.Element{Key: f.key + string(hostWord(b.id(l.scope, a))), Data: endpointData(a)}
@@ -155,7 +159,9 @@ func (t *table) changeIDs(l *listChange, b *block, was, is *form, out output) {
 			out.add(f.maps.endpoints, element(f, a))
 		}
 	})
-	t.changeIDSlots(l, b, was.leads(l.scope), is.leads(l.scope), out)
+	l.changeSlots(was, is, out, func(f *front, e *proxy.Endpoint) (*nft.Set, string) {
+		return f.maps.ids, string(hostWord(b.id(l.scope, e.Addr)))
+	})
 	for a := range goes {
 		out.drop(b, l.scope, a)
 	}
@@ -179,47 +185,6 @@ func (l *listChange) addresses() (goes, comes map[netip.AddrPort]bool) {
 		}
 	})
 	return goes, comes
-}
-
-// leads reports whether any frontend leads to a list.
-func (f *form) leads(scope proxy.Scope) bool {
-	for i := range f.fronts {
-		if f.fronts[i].leads[scope] {
-			return true
-		}
-	}
-	return false
-}
-
-// changeIDSlots gives the id in each slot of a list that was and is led to.
-func (t *table) changeIDSlots(l *listChange, b *block, was, is bool, out output) {
-	element := func(i int, a netip.AddrPort) nft.Element {
-		return nft.Element{
-			Key:  string(hostWord(b.number(l.scope))) + string(hostWord(uint32(i))),
-			Data: string(hostWord(b.id(l.scope, a))),
-		}
-	}
-	if was && is {
-		l.moved(func(i int, old, cur *proxy.Endpoint) {
-			if old != nil {
-				out.remove(t.ids, element(i, old.Addr))
-			}
-			if cur != nil {
-				out.add(t.ids, element(i, cur.Addr))
-			}
-		})
-		return
-	}
-	for i, e := range l.old {
-		if was {
-			out.remove(t.ids, element(i, e.Addr))
-		}
-	}
-	for i, e := range l.cur {
-		if is {
-			out.add(t.ids, element(i, e.Addr))
-		}
-	}
 }
 
 func endpointData(a netip.AddrPort) string {

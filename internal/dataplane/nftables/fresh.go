@@ -84,9 +84,10 @@ func (s *streamer) add(set *nft.Set, e nft.Element) {
 
 func (s *streamer) use(c class, by int) {
 	owner := s.w.needs(s.key, c)
-	if s.w.t.classes.uses[c] == 0 {
+	if !s.w.t.classes.written[c] {
 		s.w.b.Owner = owner
 		addClass(&s.w.b, s.w.t, c)
+		s.w.t.classes.written[c] = true // or the Sync fails
 	}
 	s.w.t.classes.use(c, by)
 }

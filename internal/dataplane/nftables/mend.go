@@ -236,11 +236,11 @@ func (w *wanted) use(c class, by int) {
 	w.w.t.classes.use(c, by)
 }
 
-// class adds a class and its chain to what is wanted.
+// class adds a class and its chains to what is wanted.
 func (w *wanted) class(c class, chains map[string]*chain) {
 	owner, e := classOwner{w.w.t, c}, w.w.t.classes.element(c)
 	w.elements[w.w.t.classSet][e.Key] = &owned{Element: e, owner: owner}
-	if out := w.w.t.classChain(c); out != nil {
+	for _, out := range w.w.t.classChains(c) {
 		chains[out.Name], w.classOf[out.Name] = out, owner
 	}
 }

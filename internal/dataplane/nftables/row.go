@@ -8,10 +8,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-// localSlots is the first slot of a frontend's Local list; its Cluster list
-// begins at zero.
-const localSlots = 1 << 24
-
 var scopes = [2]proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal}
 
 // output takes the elements that a row's change adds and removes.

@@ -226,6 +226,28 @@ func (r *rule) setPriority(keep, set uint32) *rule {
 		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister, SourceRegister: true}).done()
 }
 
+// slotToPriority sets the packet's priority to a random number of n from an
+// offset on.
+func (r *rule) slotToPriority(n, offset uint32) *rule {
+	return r.slot(n, offset).add(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister, SourceRegister: true}).done()
+}
+
+// priorityIsID matches if the packet's priority is the id of an endpoint, and not
+// the number of a list, a class or a slot.
+func (r *rule) priorityIsID(half uint32) *rule {
+	r.priority().add(
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: hostWord(firstClass), Xor: hostWord(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: firstRegister, Data: hostWord(firstClass)}).done()
+	return r.priorityHas(half - 1)
+}
+
+// priorityIsSlot matches if the packet's priority is the number of a slot.
+func (r *rule) priorityIsSlot() *rule {
+	return r.priority().add(
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: hostWord(slots), Xor: hostWord(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: hostWord(slots)}).done()
+}
+
 // clearPriority sets the packet's priority to none.
 func (r *rule) clearPriority() *rule {
 	return r.add(&expr.Immediate{Register: firstRegister, Data: hostWord(0)},

@@ -101,7 +101,7 @@ func (t *table) fits(l *nft.Listing) bool {
 
 // forgetUses begins to count anew what rows lead to and share.
 func (t *table) forgetUses() {
-	t.classes.uses, t.classes.unused = map[class]int{}, map[class]time.Time{}
+	t.classes.uses, t.classes.unused, t.classes.written = map[class]int{}, map[class]time.Time{}, map[class]bool{}
 	t.shares = map[itemID]int{}
 }
 

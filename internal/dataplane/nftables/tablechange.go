@@ -143,10 +143,13 @@ func (t *table) removeClass(ctx context.Context, conn nft.Interface, c class) {
 		return
 	}
 	t.classes.forget(c)
-	if c.count > 0 {
+	for i, out := range t.classChains(c) {
+		if i > 0 && t.classes.remembers(c) {
+			break
+		}
 		b = nft.Batch{}
-		b.FlushChain(t.Table, c.chain())
-		b.DeleteChain(t.Table, c.chain())
+		b.FlushChain(t.Table, out.Name)
+		b.DeleteChain(t.Table, out.Name)
 		_ = conn.Commit(ctx, &b) // an empty chain does no harm, and Sync looks for it
 	}
 }

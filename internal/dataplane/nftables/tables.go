@@ -30,7 +30,6 @@ type table struct {
 	hairpins   *nft.Set // client . endpoint pairs that are one pod
 	restricted *nft.Set // frontends with source ranges
 	allowed    *nft.Set // frontend . clients that may use it
-	ids        *nft.Set // list . slot -> endpoint's id, with session affinity
 	affinity   *nft.Set // client . list -> id of the endpoint it is remembered for
 
 	// What the kernel has, as far as it cannot be told from the rows of a step.
@@ -52,6 +51,7 @@ type frontendMaps struct {
 	drops     *nft.Set // frontends without an endpoint for us
 	endpoints *nft.Set // frontend . slot or id -> endpoint
 	lists     *nft.Set // frontend -> its list's number, with session affinity
+	ids       *nft.Set // frontend . slot -> endpoint's id, with session affinity
 }
 
 func newTable(f proxy.Family, markBit uint8, name string) *table {
@@ -73,8 +73,6 @@ func newTable(f proxy.Family, markBit uint8, name string) *table {
 	t.restricted = t.set("restricted", "addresses with loadBalancerSourceRanges", addr, nft.Proto, nft.Port)
 	t.allowed = t.set("allowed", "clients allowed by loadBalancerSourceRanges", addr, nft.Proto, nft.Port, addr)
 	t.allowed.Interval = true
-	t.ids = t.set("ids", "the endpoint's id in each slot of a list, with session affinity", nft.ClassID, nft.Mark)
-	t.ids.Data = []nft.Type{nft.ClassID}
 	t.affinity = t.set("affinity", "clients and the endpoints they are remembered for", addr, nft.ClassID)
 	t.affinity.Data, t.affinity.Dynamic, t.affinity.Size = []nft.Type{nft.ClassID}, true, affinitySize
 	return t
@@ -98,8 +96,10 @@ func (t *table) newFrontendMaps(prefix string, addr nft.Type, key ...nft.Type) f
 		drops:     set("no-endpoints-here", "Services without an endpoint for this node: dropped"),
 		endpoints: set("endpoints", "the endpoint in each slot of a Service, or with each id", addr, nft.Port),
 		lists:     set("lists", "the list of endpoints, with session affinity", nft.ClassID),
+		ids:       set("ids", "the endpoint's id in each slot of a Service, with session affinity", nft.ClassID),
 	}
 	m.endpoints.Key = append(slices.Clip(key), nft.ClassID)
+	m.ids.Key = m.endpoints.Key
 	return m
 }
 
@@ -108,7 +108,7 @@ func (t *table) newFrontendMaps(prefix string, addr nft.Type, key ...nft.Type) f
 func (t *table) sets() []*nft.Set {
 	a, n := &t.addresses, &t.nodePorts
 	return []*nft.Set{
-		a.endpoints, n.endpoints, t.ids, a.lists, n.lists, t.hairpins, t.clusterIPs,
+		a.endpoints, n.endpoints, a.ids, n.ids, a.lists, n.lists, t.hairpins, t.clusterIPs,
 		t.allowed, t.restricted, t.classSet,
 		a.locals, n.locals, a.external, n.external,
 		a.rejects, n.rejects, a.drops, n.drops,

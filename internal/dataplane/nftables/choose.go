@@ -1,0 +1,136 @@
+package nftables
+
+import "sluice/internal/proxy"
+
+// This file has the rules by which an endpoint is chosen. The chain of a class
+// looks nothing up in the maps of Services, but has constant chains do it: to add
+// a rule that refers to a map, the kernel looks at all the map's elements, and to
+// add an element, at all such rules.
+
+// firstSlot returns the number of a list's first slot.
+func firstSlot(scope proxy.Scope) uint32 {
+	if scope == proxy.ScopeLocal {
+		return localSlots
+	}
+	return slots
+}
+
+// Names of chains that choose begin so; the list they are for follows.
+const (
+	toSlot     = "endpoint-" // to the endpoint in a slot
+	toKnown    = "known-"    // the id that the client is remembered for
+	toLive     = "live-"     // to the endpoint with that id, or forget it
+	toID       = "id-"       // the id in a slot
+	toChosen   = "chosen-"   // to the endpoint with the id that was chosen
+	toRemember = "remember-" // note the endpoint's id; how long follows
+)
+
+// classChains returns the chains of a class: its own, and the one that remembers.
+func (t *table) classChains(c class) []*chain {
+	if c.count == 0 {
+		return nil
+	}
+	own := t.chain(c.chain())
+	if c.masquerade {
+		own.rules = append(own.rules, t.rule().setMark(true).comment("masquerade"))
+	}
+	pick := t.rule().slotToPriority(uint32(c.count), firstSlot(c.scope))
+	if c.timeout == 0 {
+		own.rules = append(own.rules, pick.goTo(toSlot+c.list()).comment("choose an endpoint"))
+		return []*chain{own}
+	}
+	remember := t.rememberChain(c)
+	own.rules = append(own.rules,
+		t.rule().jump(toKnown+c.block()).comment("the client may have an endpoint"),
+		t.rule().jump(remember.Name).comment("for longer"),
+		t.rule().jump(toLive+c.block()).comment("go there"),
+		pick.jump(toID+c.list()).comment("choose an endpoint"),
+		t.rule().jump(remember.Name).comment("for the next time"),
+		t.rule().goTo(toChosen+c.block()).comment("go there"))
+	return []*chain{own, remember}
+}
+
+// rememberChain notes the endpoint in the packet's priority, if there is one.
+func (t *table) rememberChain(c class) *chain {
+	name := toRemember + c.timeout.String()
+	if c.large {
+		name += "-large"
+	}
+	h := half(c.large)
+	return t.chain(name, t.rule().priorityIsID(h).remember(t.affinity, ^(h-1), c.timeout).comment("the client's endpoint"))
+}
+
+// choices returns the constant chains that choose.
+func (t *table) choices() (out []*chain) {
+	for _, nodePort := range []bool{false, true} {
+		for _, scope := range scopes {
+			c := class{nodePort: nodePort, scope: scope}
+			out = append(out, t.slotChain(c), t.idChain(c))
+			for _, large := range []bool{false, true} {
+				c.large = large
+				out = append(out, t.knownChain(c), t.liveChain(c), t.chosenChain(c))
+			}
+		}
+	}
+	return out
+}
+
+const overtaken = "there are fewer of them since the Service was looked up"
+
+func (t *table) slotChain(c class) *chain {
+	m := t.frontends(c.nodePort)
+	return t.chain(toSlot+c.list(),
+		t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("the endpoint in the slot"),
+		t.rule().frontend(m).slot(1, firstSlot(c.scope)).dnatBy(m.endpoints).comment(overtaken))
+}
+
+// list puts the number of the list into the packet's priority.
+func (t *table) list(r *rule, c class) *rule {
+	m, h := t.frontends(c.nodePort), half(c.large)
+	r.frontend(m).priorityBy(m.lists)
+	if c.scope == proxy.ScopeLocal {
+		r.setPriority(^h, h)
+	}
+	return r
+}
+
+func (t *table) knownChain(c class) *chain {
+	return t.chain(toKnown+c.block(),
+		t.list(t.rule(), c).load(true).priority().priorityBy(t.affinity).comment("what the client is remembered for"))
+}
+
+func (t *table) liveChain(c class) *chain {
+	m := t.frontends(c.nodePort)
+	return t.chain(toLive+c.block(),
+		t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("the client's endpoint"),
+		t.list(t.rule().priorityHas(half(c.large)-1), c).forget(t.affinity).comment("it is gone"))
+}
+
+func (t *table) idChain(c class) *chain {
+	m := t.frontends(c.nodePort)
+	return t.chain(toID+c.list(),
+		t.rule().frontend(m).priority().priorityBy(m.ids).comment("the endpoint in the slot"),
+		t.rule().priorityIsSlot().slotToPriority(1, firstSlot(c.scope)).
+			frontend(m).priority().priorityBy(m.ids).comment(overtaken))
+}
+
+func (t *table) chosenChain(c class) *chain {
+	m, h := t.frontends(c.nodePort), half(c.large)
+	return t.chain(toChosen+c.block(),
+		t.rule().load(true).maskedPriority(^(h - 1)).priorityBy(t.affinity).comment("another packet may have been faster"),
+		t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("the endpoint that was chosen"),
+		t.rule().slotToPriority(1, firstSlot(c.scope)).
+			frontend(m).priority().priorityBy(m.ids).
+			frontend(m).priority().dnatBy(m.endpoints).comment(overtaken))
+}
+
+// remembers reports whether another class that is written has the same chain that
+// remembers.
+func (cs *classes) remembers(c class) bool {
+	for other := range cs.written {
+		if other != c && other.timeout == c.timeout && other.large == c.large {
+			return true
+		}
+	}
+	return false
+}
