@@ -8,7 +8,9 @@ import (
 	"sluice/internal/config"
 	"sluice/internal/dataplane/iptables"
 	"sluice/internal/dataplane/kubeproxy"
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/nftables"
+	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
 
@@ -26,6 +28,10 @@ type Mode struct {
 	// Probe returns which of the families the kernel can do, changing nothing.
 	// When it can do none, the error says what is missing.
 	Probe func(context.Context, Settings) ([]proxy.Family, error)
+
+	// Prepare opens loopback addresses to NodePorts, or closes those that a
+	// service proxy opened, for a daemon that may not write the host's settings.
+	Prepare func(ctx context.Context, s Settings, opens bool) error
 
 	// Needed says why a host needs this mode though it could do another; empty
 	// if it does not. Nil: no host does.
@@ -55,18 +61,24 @@ func Of(m config.ProxyMode) (Mode, error) {
 // left, and returns what it removed. What cannot be removed is no reason to
 // leave the rest.
 func Cleanup(ctx context.Context) (removed []string, err error) {
-	removed, err = nftables.Cleanup(ctx)
-	rest, failed := kubeproxy.Cleanup(ctx)
+	removed, err = nftables.Cleanup(ctx, false)
+	rest, failed := kubeproxy.Cleanup(ctx, kubeproxy.Keep{})
 	return append(removed, rest...), errors.Join(err, failed, iptables.RemoveCounters())
 }
 
 func nftablesMode() Mode {
 	settings := func(s Settings) nftables.Settings {
-		return nftables.Settings{MarkBit: s.MasqueradeBit, Families: s.Families}
+		return nftables.Settings{
+			MarkBit: s.MasqueradeBit, Families: s.Families,
+			Others: func(ctx context.Context) (localnet.Traces, error) { return kubeproxy.Traces(ctx) },
+		}
 	}
 	return Mode{
 		Probe: func(ctx context.Context, s Settings) ([]proxy.Family, error) {
 			return nftables.Probe(ctx, settings(s))
+		},
+		Prepare: func(ctx context.Context, s Settings, opens bool) error {
+			return nftables.Prepare(ctx, settings(s), opens)
 		},
 		Open: func(ctx context.Context, s Settings) (proxy.Dataplane, error) {
 			// The concrete pointer must not become a non-nil interface on an error.
@@ -76,8 +88,9 @@ func nftablesMode() Mode {
 			}
 			return d, nil
 		},
-		TakeOver: func(ctx context.Context, _ proxy.Dataplane) ([]string, error) {
-			removed, err := kubeproxy.Cleanup(ctx) // our iptables mode has kube-proxy's names
+		TakeOver: func(ctx context.Context, d proxy.Dataplane) ([]string, error) {
+			keep := kubeproxy.Keep{Loopback: d.(*nftables.Dataplane).KeepsLoopback()}
+			removed, err := kubeproxy.Cleanup(ctx, keep) // our iptables mode has kube-proxy's names
 			return removed, errors.Join(err, iptables.RemoveCounters())
 		},
 	}
@@ -85,11 +98,14 @@ func nftablesMode() Mode {
 
 func iptablesMode() Mode {
 	settings := func(s Settings) iptables.Settings {
-		return iptables.Settings{MarkBit: s.MasqueradeBit, Families: s.Families, Wrote: s.Wrote}
+		return iptables.Settings{MarkBit: s.MasqueradeBit, Families: s.Families, Wrote: s.Wrote, Others: besideIPTables}
 	}
 	return Mode{
 		Probe: func(ctx context.Context, s Settings) ([]proxy.Family, error) {
 			return iptables.Probe(ctx, settings(s))
+		},
+		Prepare: func(ctx context.Context, s Settings, opens bool) error {
+			return iptables.Prepare(ctx, settings(s), opens)
 		},
 		Needed: func(ctx context.Context, s Settings) (string, error) {
 			return iptables.Needed(ctx, settings(s))
@@ -102,9 +118,19 @@ func iptablesMode() Mode {
 			return d, nil
 		},
 		TakeOver: func(ctx context.Context, d proxy.Dataplane) ([]string, error) {
-			tables, err := nftables.Cleanup(ctx)
-			removed, failed := kubeproxy.Cleanup(ctx, d.(*iptables.Dataplane).Variant())
+			ours := d.(*iptables.Dataplane)
+			keep := kubeproxy.Keep{Variants: []ipt.Variant{ours.Variant()}, Loopback: ours.KeepsLoopback()}
+			tables, err := nftables.Cleanup(ctx, keep.Loopback)
+			removed, failed := kubeproxy.Cleanup(ctx, keep)
 			return append(tables, removed...), errors.Join(err, failed)
 		},
 	}
+}
+
+// besideIPTables returns what others than the iptables mode in one variant left
+// that tells who opened loopback.
+func besideIPTables(ctx context.Context, own ipt.Variant) (localnet.Traces, error) {
+	tables, err := nftables.Traces(ctx)
+	rules, failed := kubeproxy.Traces(ctx, own)
+	return tables.And(rules), errors.Join(err, failed)
 }

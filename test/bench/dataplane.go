@@ -45,7 +45,7 @@ func (c *counter) Elements(ctx context.Context, s *nft.Set, f func(nft.Element))
 
 // open opens a dataplane on a kernel without our tables.
 func open(ctx context.Context) (*nftables.Dataplane, *counter, error) {
-	if _, err := nftables.Cleanup(ctx); err != nil {
+	if _, err := nftables.Cleanup(ctx, false); err != nil {
 		return nil, nil, err
 	}
 	conn, err := nft.Open()
@@ -177,7 +177,7 @@ func measureSync(ctx context.Context, r *report) error {
 		if err := d.Close(); err != nil {
 			return err
 		}
-		if _, err := nftables.Cleanup(ctx); err != nil {
+		if _, err := nftables.Cleanup(ctx, false); err != nil {
 			return err
 		}
 		floor, err := bareLoop(ctx, elements)

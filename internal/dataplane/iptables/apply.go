@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
@@ -20,8 +21,8 @@ func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
 		return errors.New("apply before the first sync")
 	}
 	next := d.after(delta)
-	if opensLoopback(d.node) && !opensLoopback(next.node) {
-		d.closeLoopback(ctx)
+	if delta.Node != nil {
+		next.guard = d.settleGuard(ctx, delta.Node)
 	}
 	written := false
 	for _, f := range d.families {
@@ -49,7 +50,7 @@ func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
 // after returns the state after a step. Rows are shared until it is taken, so
 // that a step costs what it changes.
 func (d *Dataplane) after(delta *proxy.Delta) *next {
-	n := &next{delta: delta, node: d.node, cidrs: d.cidrs}
+	n := &next{delta: delta, node: d.node, cidrs: d.cidrs, guard: d.guard}
 	if delta.Node != nil {
 		n.node = delta.Node
 	}
@@ -64,6 +65,7 @@ type next struct {
 	delta *proxy.Delta
 	node  *proxy.Node
 	cidrs []netip.Prefix
+	guard localnet.Guard
 }
 
 // take remembers that the kernel has taken a step.
@@ -71,13 +73,15 @@ func (d *Dataplane) take(ctx context.Context, n *next) {
 	s := &proxy.State{Rows: d.rows, HealthChecks: d.checks, Node: d.node, CIDRs: d.cidrs}
 	s.Apply(n.delta)
 	d.node, d.cidrs, d.checks = s.Node, s.CIDRs, s.HealthChecks
-	d.openLoopback(ctx)
+	if d.guard = n.guard; n.delta.Node != nil {
+		d.openLoopback(ctx)
+	}
 }
 
 // step renders the rows of a step and takes the differences.
 func (d *Dataplane) step(f *family, delta *proxy.Delta, n *next) *script {
 	s := newScript()
-	was, is := newView(f, d.node, d.cidrs), newView(f, n.node, n.cidrs)
+	was, is := newView(f, d.node, d.cidrs, d.guard), newView(f, n.node, n.cidrs, n.guard)
 	if !was.same(is) {
 		s.constants(d.constants(was), d.constants(is))
 	}

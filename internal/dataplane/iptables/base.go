@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/proxy"
 )
 
@@ -41,12 +42,16 @@ type view struct {
 	all       bool     // masquerade all ClusterIP traffic
 	nodePorts []string // matches for addresses that take NodePorts
 	localhost bool
+	guard     localnet.Guard
 	counts    bool     // packets are counted
 	cidrs     []string // matches for the ServiceCIDRs
 }
 
-func newView(f *family, n *proxy.Node, cidrs []netip.Prefix) *view {
-	v := &view{family: f.Family, counts: f.counts, all: n.MasqueradeAll, detects: n.LocalPods.Detects(f.Family), localhost: opensLoopback(n) && f.Family == proxy.IPv4}
+func newView(f *family, n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) *view {
+	v := &view{family: f.Family, counts: f.counts, all: n.MasqueradeAll, detects: n.LocalPods.Detects(f.Family), localhost: n.OpensLoopback() && f.Family == proxy.IPv4}
+	if f.Family == proxy.IPv4 {
+		v.guard = guard
+	}
 	for _, p := range n.LocalPods.SourcesOf(f.Family) {
 		v.pods = append(v.pods, from(p))
 	}
@@ -67,7 +72,7 @@ func newView(f *family, n *proxy.Node, cidrs []netip.Prefix) *view {
 
 // same reports whether two views make the same rules.
 func (v *view) same(o *view) bool {
-	return v.detects == o.detects && v.all == o.all && v.localhost == o.localhost &&
+	return v.detects == o.detects && v.all == o.all && v.localhost == o.localhost && v.guard == o.guard &&
 		slices.Equal(v.pods, o.pods) && slices.Equal(v.nodePorts, o.nodePorts) && slices.Equal(v.cidrs, o.cidrs)
 }
 
@@ -146,7 +151,9 @@ func (d *Dataplane) constants(v *view) map[place][]string {
 		out[dispatch] = append(out[dispatch], match+
 			comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")+toLocal+"-j "+kubeNodePorts)
 	}
-	out[nodePortFilter] = d.loopbackGuard(v)
+	if v.guard.InForce {
+		out[nodePortFilter] = []string{loopbackGuard(v.guard)}
+	}
 	out[emptyClusterIP] = v.unanswered()
 	return out
 }

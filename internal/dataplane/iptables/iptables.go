@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/nfacct"
 	"sluice/internal/kernel/sysctl"
@@ -19,6 +20,10 @@ type Settings struct {
 	MarkBit  uint8          // the bit of the packet mark that asks for masquerading
 	Families []proxy.Family // which families to write; nil: both
 	Variant  ipt.Variant    // zero: the one that the host uses
+
+	// Others tells what others than the programs of our own variant know about
+	// who opened loopback; nil: there is nobody.
+	Others func(context.Context, ipt.Variant) (localnet.Traces, error)
 
 	// Wrote is told what a table was given, after every change of it; nil: nobody is.
 	Wrote func(Written)
@@ -40,11 +45,12 @@ type Dataplane struct {
 	families []*family
 	liberal  bool // connection tracking does not call packets invalid that are out of window
 	told     bool // how many clients are remembered
-	localnet localnet
+	localnet *localnet.Setting
 	tried    bool // whether the kernel can count packets
 
 	// What the kernel has.
 	node   *proxy.Node // nil before the first Sync
+	guard  localnet.Guard
 	cidrs  []netip.Prefix
 	rows   map[proxy.PortKey]*proxy.ServicePort
 	checks map[proxy.HealthCheckKey]*proxy.HealthCheck
@@ -83,6 +89,12 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 // New returns a dataplane that writes through programs and counts no packets.
 func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings) *Dataplane {
 	d := &Dataplane{settings: s, sysctls: k}
+	d.localnet = localnet.New(k, func(ctx context.Context) (localnet.Traces, error) {
+		if s.Others == nil {
+			return localnet.Traces{}, nil
+		}
+		return s.Others(ctx, s.Variant)
+	})
 	both := &changes{}
 	for _, name := range s.families() {
 		f := &family{Family: name, programs: programs[name], most: maxChains, changes: both}

@@ -9,8 +9,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 
 	"sluice/internal/dataplane/kubeproxy"
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nfacct"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
@@ -165,7 +168,7 @@ func TestCleanup(t *testing.T) {
 		if err := d.Sync(t.Context(), everyState()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := kubeproxy.Cleanup(t.Context()); err != nil {
+		if _, err := kubeproxy.Cleanup(t.Context(), kubeproxy.Keep{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := RemoveCounters(); err != nil {
@@ -234,11 +237,15 @@ func TestLoopbackCannotBeOpened(t *testing.T) {
 	d, _ := faked()
 	k := sysctl.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
 	k.Refuse("net/ipv4/conf/all/route_localnet", errors.New("read-only file system"))
-	d.sysctls = k
-	if err := d.Sync(t.Context(), everyState()); err != nil {
-		t.Error(err)
+	d.localnet = localnet.New(k, nil)
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	for range 2 {
+		if err := d.Sync(klog.NewContext(t.Context(), logger), everyState()); err != nil {
+			t.Error(err)
+		}
 	}
-	if !d.localnet.failed {
-		t.Error("nobody was told that NodePorts on loopback addresses stay closed")
+	log := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+	if n := strings.Count(log, "NodePorts stay closed on loopback addresses"); n != 1 {
+		t.Errorf("it was told %d times that NodePorts on loopback addresses stay closed", n)
 	}
 }

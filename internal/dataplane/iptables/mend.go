@@ -23,7 +23,7 @@ type rowRule struct {
 }
 
 func (d *Dataplane) target(f *family, s *proxy.State) *target {
-	v := newView(f, s.Node, s.CIDRs)
+	v := newView(f, s.Node, s.CIDRs, d.guard)
 	t := &target{constants: d.constants(v), shared: map[place][]rowRule{}}
 	for _, key := range s.Keys() {
 		if key.Family != f.Family {

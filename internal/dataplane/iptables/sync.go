@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
@@ -126,7 +127,8 @@ func (d *Dataplane) mending(ctx context.Context, f *family, s *proxy.State) (*me
 		return nil, err
 	}
 	if f.Family == proxy.IPv4 {
-		d.settleLoopback(ctx, tables, newView(f, s.Node, s.CIDRs))
+		d.localnet.Find(ctx, kubeproxy.TracesOf(tables))
+		d.guard = d.settleGuard(ctx, s.Node)
 	}
 	return newMending(tables, d.target(f, s)), nil
 }

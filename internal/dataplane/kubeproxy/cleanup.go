@@ -11,30 +11,36 @@ import (
 	"sluice/internal/kernel/nft"
 )
 
+// Keep is what the caller has made his own of what a Cleanup would remove.
+type Keep struct {
+	Variants []ipt.Variant // the chains in these variants of iptables
+	Loopback bool          // the setting that opened loopback, with a guard
+}
+
 // Cleanup removes what kube-proxy left in the calling thread's network
-// namespace, whatever its mode, and nothing else, in all variants of iptables
-// but those whose chains the caller has made his own. It returns what it
-// removed, a line for each; none if there was nothing. It goes on after an
-// error, which names everything that could not be looked at or removed. If a
-// service proxy opened loopback, it is closed again before its guard goes.
-func Cleanup(ctx context.Context, but ...ipt.Variant) (removed []string, err error) {
+// namespace, whatever its mode, and nothing else, but for what is kept. It
+// returns what it removed, a line for each; none if there was nothing. It goes
+// on after an error, which names everything that could not be looked at or
+// removed. If a service proxy opened loopback, it is closed again before its
+// guard goes.
+func Cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
 	h, err := open()
 	if err != nil {
 		return nil, err
 	}
 	defer h.nft.Close()
-	return h.cleanup(ctx, but...)
+	return h.cleanup(ctx, keep)
 }
 
-func (h *host) cleanup(ctx context.Context, but ...ipt.Variant) (removed []string, err error) {
-	l, err := h.find(ctx, but...)
+func (h *host) cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
+	l, err := h.find(ctx, keep.Variants...)
 	errs := []error{err}
 	for _, t := range l.Tables {
 		done, err := h.removeTable(ctx, t)
 		removed = append(removed, done...)
 		errs = append(errs, err)
 	}
-	if len(but) == 0 { // else the caller has a guard of his own
+	if !keep.Loopback {
 		done, err := h.closeLoopback(l.Rules)
 		removed = append(removed, done...)
 		errs = append(errs, err)

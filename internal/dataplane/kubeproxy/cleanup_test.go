@@ -43,7 +43,7 @@ func TestCleanupTakesOnlyWhatIsKubeProxys(t *testing.T) {
 
 				wantFound(t, tt.modes)
 				wantSame(t, "Find", loaded, snapshot(t))
-				removed, err := Cleanup(t.Context())
+				removed, err := Cleanup(t.Context(), Keep{})
 				if err != nil {
 					t.Errorf("cleanup: %v", err)
 				}
@@ -82,7 +82,7 @@ func wantFound(t *testing.T, modes []string) {
 
 func wantNothingToDo(t *testing.T) {
 	t.Helper()
-	removed, err := Cleanup(t.Context())
+	removed, err := Cleanup(t.Context(), Keep{})
 	if removed != nil || err != nil {
 		t.Errorf("a second cleanup removed %q, error %v; want nothing", removed, err)
 	}
@@ -111,7 +111,7 @@ COMMIT
 `
 			restore(t, ipt.IPv4, v, uses)
 
-			_, err := Cleanup(t.Context())
+			_, err := Cleanup(t.Context(), Keep{})
 			if !errors.Is(err, ErrInUse) {
 				t.Errorf("error %v, want ErrInUse", err)
 			}
@@ -148,7 +148,7 @@ COMMIT
 			// Once the others are gone, so is the rest.
 			restore(t, ipt.IPv4, v, "*nat\n-F MINE\n-X MINE\n-F CNI-HOSTPORT-DNAT\n-F CNI-DN-0123456789abcdef\n-X CNI-DN-0123456789abcdef\nCOMMIT\n"+
 				"*filter\n-D DOCKER-USER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN\nCOMMIT\n")
-			removed, err := Cleanup(t.Context())
+			removed, err := Cleanup(t.Context(), Keep{})
 			if err != nil || len(removed) != 2 {
 				t.Errorf("cleanup removed %q, error %v; want the chains of nat and a set", removed, err)
 			}
@@ -205,7 +205,7 @@ func TestMissingPrograms(t *testing.T) {
 			loaded := snapshot(t)
 			path := os.Getenv("PATH")
 			t.Setenv("PATH", t.TempDir())
-			_, err := Cleanup(t.Context())
+			_, err := Cleanup(t.Context(), Keep{})
 			t.Setenv("PATH", path)
 			switch {
 			case tt.want == "" && err != nil:
@@ -232,7 +232,7 @@ func TestTablesIPTablesCannotRead(t *testing.T) {
 	restore(t, ipt.IPv4, ipt.NFT, "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
 	command(t, "add chain ip mangle MINE\nadd rule ip mangle MINE meta mark set ct mark map { 1 : 2 }\n", "nft", "-f", "-")
 	before := snapshot(t)
-	removed, err := Cleanup(t.Context())
+	removed, err := Cleanup(t.Context(), Keep{})
 	const want = "read kube-proxy's chains in table mangle: iptables-nft shows none of it"
 	if len(removed) > 0 || err == nil || err.Error() != want {
 		t.Errorf("removed %q, error %v; want %q", removed, err, want)

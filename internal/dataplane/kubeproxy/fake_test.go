@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/sysctl"
@@ -73,7 +74,7 @@ func fakeHost(t *testing.T, rules string) (*host, *ipt.Fake, *fakeIPVS) {
 			return nil, nil
 		},
 		ipvs:    ipvs,
-		sysctls: sysctl.NewFake(map[string]string{RouteLocalnet: "0"}),
+		sysctls: sysctl.NewFake(map[string]string{localnet.Name: "0"}),
 	}, programs, ipvs
 }
 
@@ -100,7 +101,7 @@ func TestCleanupSaysWhatItDid(t *testing.T) {
 		{unix.IPPROTO_TCP, netip.MustParseAddrPort("192.0.2.1:30080")},
 	}
 	ipvs.names = []string{"KUBE-CLUSTER-IP", "KUBE-SRC-5M6VBQYA4MVW3SXO"}
-	removed, err := h.cleanup(t.Context())
+	removed, err := h.cleanup(t.Context(), Keep{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +155,7 @@ func TestRulesThatChangeMeanwhileAreLookedAtAgain(t *testing.T) {
 			}
 			racing := &between{programs, change}
 			h.ipt = func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) { return racing, nil }
-			removed, err := h.cleanup(t.Context())
+			removed, err := h.cleanup(t.Context(), Keep{})
 			if err != nil || strings.Join(removed, "\n") != tt.want {
 				t.Errorf("removed %q, error %v; want %q", removed, err, tt.want)
 			}
@@ -189,7 +190,7 @@ func TestTriesAreBounded(t *testing.T) {
 		h, programs, _ := fakeHost(t, fewRules)
 		refused := &refusing{Interface: programs, err: tt.err}
 		h.ipt = func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) { return refused, nil }
-		if _, err := h.cleanup(t.Context()); !errors.Is(err, tt.err) || refused.tries != tt.tries {
+		if _, err := h.cleanup(t.Context(), Keep{}); !errors.Is(err, tt.err) || refused.tries != tt.tries {
 			t.Errorf("%d tries, error %v; want %d and %v", refused.tries, err, tt.tries, tt.err)
 		}
 	}
@@ -202,7 +203,7 @@ func TestOneFailureDoesNotKeepTheRest(t *testing.T) {
 	}
 	ipvs.linkFail = errors.New("look for link kube-ipvs0: no permission")
 	ipvs.names = []string{"KUBE-CLUSTER-IP"}
-	removed, err := h.cleanup(t.Context())
+	removed, err := h.cleanup(t.Context(), Keep{})
 	if diff := cmp.Diff([]string{"IP set KUBE-CLUSTER-IP"}, removed); diff != "" {
 		t.Errorf("removed (-want +got):\n%s", diff)
 	}
@@ -219,7 +220,7 @@ func TestServersThatAreRefusedAreNamed(t *testing.T) {
 	stubborn, gone := Server{unix.IPPROTO_TCP, netip.MustParseAddrPort("10.96.0.10:80")}, Server{unix.IPPROTO_SCTP, netip.MustParseAddrPort("10.96.0.10:81")}
 	ipvs.serving = []Server{stubborn, gone}
 	ipvs.refused = map[Server]error{stubborn: unix.EPERM, gone: unix.ESRCH}
-	removed, err := h.cleanup(t.Context())
+	removed, err := h.cleanup(t.Context(), Keep{})
 	if diff := cmp.Diff([]string{"link kube-ipvs0 and its addresses"}, removed); diff != "" {
 		t.Errorf("removed (-want +got):\n%s", diff)
 	}
@@ -235,7 +236,7 @@ func TestBusySets(t *testing.T) {
 		h, _, ipvs := fakeHost(t, "")
 		ipvs.names = []string{"KUBE-CLUSTER-IP", "KUBE-IPVS-IPS", "KUBE-LOOP-BACK"}
 		ipvs.busy = map[string]time.Time{"KUBE-CLUSTER-IP": time.Now().Add(setWait / 2), "KUBE-IPVS-IPS": time.Now().Add(time.Hour)}
-		removed, err := h.cleanup(t.Context())
+		removed, err := h.cleanup(t.Context(), Keep{})
 		if diff := cmp.Diff([]string{"IP set KUBE-CLUSTER-IP", "IP set KUBE-LOOP-BACK"}, removed); diff != "" {
 			t.Errorf("removed (-want +got):\n%s", diff)
 		}

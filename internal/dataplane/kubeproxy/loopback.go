@@ -1,25 +1,19 @@
 package kubeproxy
 
 import (
-	"fmt"
+	"context"
+	"errors"
+	"slices"
 	"strings"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
-	"sluice/internal/kernel/sysctl"
 )
 
-// RouteLocalnet lets packets with loopback addresses pass between the host's
-// links, by which NodePorts of 127.0.0.1 reach endpoints. Where it is 1 and no
-// rule guards loopback, neighbours of the host reach what listens there.
-const RouteLocalnet = "net/ipv4/conf/all/route_localnet"
-
-// The comments of rules that guard loopback: kube-proxy's, which is in
-// KUBE-FIREWALL, and that of our iptables mode in KUBE-NODEPORTS, which has
-// either. The longer one is the note that the setting goes when the rule goes.
-const (
-	GuardComment    = "block incoming localnet connections"
-	OwnGuardComment = GuardComment + ", route_localnet is 1 because of this proxy"
-)
+// GuardComment begins the comments of rules that guard loopback: it is that of
+// kube-proxy's, which is in KUBE-FIREWALL. That of our iptables mode, in
+// KUBE-NODEPORTS, may carry a note besides.
+const GuardComment = "block incoming localnet connections"
 
 // guardChain is where our iptables mode has its guard.
 const guardChain = "KUBE-NODEPORTS"
@@ -43,7 +37,7 @@ func loopbackOf(tables []ipt.Table) loopback {
 				switch {
 				case t.Name != "filter":
 				case c.Name == guardChain && guard:
-					l.guard, l.noted = rule, strings.Contains(rule, OwnGuardComment)
+					l.guard, l.noted = rule, localnet.Noted(rule)
 				case c.Name == "KUBE-FIREWALL" && guard:
 					guarded = true
 				case c.Name == "INPUT" && ipt.Target(rule) == "KUBE-FIREWALL":
@@ -63,14 +57,37 @@ func (l loopback) and(o loopback) loopback {
 	return loopback{l.guard, l.noted, l.proxied || o.proxied, l.others || o.others}
 }
 
-// opened reports whether a service proxy set the setting: our note says so, or
-// kube-proxy was here, which leaves none. Our guard without the note says that
-// it was set before.
-func (l loopback) opened() bool { return l.noted || l.guard == "" && l.proxied }
+func (l loopback) traces() localnet.Traces {
+	return localnet.Traces{Guarded: l.guard != "", Noted: l.noted, Proxied: l.proxied}
+}
 
-// OpenedLoopback reports whether it was a service proxy that set RouteLocalnet,
-// by what it left in tables of IPv4.
-func OpenedLoopback(tables []ipt.Table) bool { return loopbackOf(tables).opened() }
+// TracesOf returns what tables of IPv4 tell about who opened loopback.
+func TracesOf(tables []ipt.Table) localnet.Traces { return loopbackOf(tables).traces() }
+
+// Traces returns what kube-proxy and our iptables mode left that tells who
+// opened loopback, in all variants but those that the caller has looked at.
+func Traces(ctx context.Context, but ...ipt.Variant) (localnet.Traces, error) {
+	h, err := open()
+	if err != nil {
+		return localnet.Traces{}, err
+	}
+	defer h.nft.Close()
+	return h.traces(ctx, but...)
+}
+
+func (h *host) traces(ctx context.Context, but ...ipt.Variant) (found localnet.Traces, err error) {
+	for _, v := range ipt.Variants() {
+		if slices.Contains(but, v) {
+			continue
+		}
+		rules, failed := h.findRules(ctx, ipt.IPv4, v)
+		err = errors.Join(err, failed)
+		for _, r := range rules {
+			found = found.And(r.loopback.traces())
+		}
+	}
+	return found, err
+}
 
 // closeLoopback puts the setting back before its guard goes. If it cannot be
 // changed, our guard stays.
@@ -79,17 +96,18 @@ func (h *host) closeLoopback(rules []Rules) (removed []string, err error) {
 	for _, r := range rules {
 		all = all.and(r.loopback)
 	}
-	on, err := sysctl.ReadInt(h.sysctls, RouteLocalnet)
-	if err != nil || on != 1 || !all.opened() {
-		return nil, nil // what cannot be read is not there
+	if !all.traces().Opened() {
+		return nil, nil
 	}
-	if err := h.sysctls.Write(RouteLocalnet, "0"); err == nil {
-		return []string{"net.ipv4.conf.all.route_localnet=1, which a service proxy had set"}, nil
-	} else if !all.others || all.guard != "" {
+	done, err := localnet.PutBack(h.sysctls)
+	switch {
+	case err == nil && done != "":
+		return []string{done}, nil
+	case err != nil && (!all.others || all.guard != ""):
 		for i := range rules {
 			rules[i].keepGuard()
 		}
-		return nil, fmt.Errorf("net.ipv4.conf.all.route_localnet stays 1, set it to 0 on the host or its neighbours may reach loopback: %w", err)
+		return nil, err
 	}
 	return nil, nil
 }

@@ -6,13 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/sysctl"
 )
 
 const (
 	guardRule  = `! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "` + GuardComment + `" -j DROP`
-	notedRule  = `! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "` + OwnGuardComment + `" -j DROP`
+	notedRule  = `! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "` + GuardComment + ", route_localnet is 1 because of this proxy" + `" -j DROP`
 	ourFilter  = "*filter\n:KUBE-NODEPORTS - [0:0]\n:KUBE-SERVICES - [0:0]\n-A INPUT -j KUBE-NODEPORTS\n-A OUTPUT -j KUBE-SERVICES\n-A KUBE-NODEPORTS -p tcp -j ACCEPT\nCOMMIT\n"
 	ourNAT     = "*nat\n:KUBE-NODEPORTS - [0:0]\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j KUBE-NODEPORTS\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n"
 	theirGuard = "*filter\n:KUBE-FIREWALL - [0:0]\n-A KUBE-FIREWALL " + guardRule + "\n-A INPUT -j KUBE-FIREWALL\nCOMMIT\n"
@@ -26,7 +27,7 @@ func TestCleanupClosesLoopback(t *testing.T) {
 	tests := []struct {
 		name, rules string
 		refuse      error
-		but         []ipt.Variant
+		keep        Keep
 		want        string // of the setting
 		kept        string // a rule that stays
 		fails       bool
@@ -38,23 +39,23 @@ func TestCleanupClosesLoopback(t *testing.T) {
 		{name: "ours, which cannot be changed", rules: ourNAT + ourFilter + add(notedRule), refuse: readOnly, want: "1", kept: "KUBE-NODEPORTS " + notedRule, fails: true},
 		{name: "kube-proxy's, which cannot be changed", rules: ourNAT + theirGuard, refuse: readOnly, want: "1", kept: "KUBE-FIREWALL " + guardRule},
 		{name: "kube-proxy's without a guard", rules: ourNAT, refuse: readOnly, want: "1", fails: true},
-		{name: "of a variant that is left for the other", rules: ourNAT + ourFilter + add(notedRule), but: []ipt.Variant{ipt.NFT}, want: "1"},
+		{name: "of a variant that is left for the other", rules: ourNAT + ourFilter + add(notedRule), keep: Keep{Variants: []ipt.Variant{ipt.NFT}, Loopback: true}, want: "1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			h, programs, _ := fakeHost(t, tt.rules)
-			k := sysctl.NewFake(map[string]string{RouteLocalnet: "1"})
+			k := sysctl.NewFake(map[string]string{localnet.Name: "1"})
 			if tt.refuse != nil {
-				k.Refuse(RouteLocalnet, tt.refuse)
+				k.Refuse(localnet.Name, tt.refuse)
 			}
 			h.sysctls = k
-			if removed, err := h.cleanup(t.Context(), tt.but...); (err != nil) != tt.fails {
+			if removed, err := h.cleanup(t.Context(), tt.keep); (err != nil) != tt.fails {
 				t.Errorf("error %v, removed %q", err, removed)
 			}
-			if removed, _ := h.cleanup(t.Context(), tt.but...); len(removed) > 0 {
+			if removed, _ := h.cleanup(t.Context(), tt.keep); len(removed) > 0 {
 				t.Errorf("removed %q the second time", removed)
 			}
-			if got, _ := k.Read(RouteLocalnet); got != tt.want {
+			if got, _ := k.Read(localnet.Name); got != tt.want {
 				t.Errorf("the setting is %s, want %s", got, tt.want)
 			}
 			var rules []string

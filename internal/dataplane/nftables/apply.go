@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -39,11 +40,16 @@ func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
 // apply commits one step. Rows that the kernel refuses are left out and the
 // rest is tried again, since a refusal undoes the batch.
 func (d *Dataplane) apply(ctx context.Context, delta *proxy.Delta, refused map[proxy.PortKey]error) error {
+	guard := d.guard
+	if delta.Node != nil {
+		guard = d.settleGuard(ctx, delta.Node)
+	}
 	for {
-		c := d.change(delta, refused)
+		c := d.change(delta, guard, refused)
 		err := d.conn.Commit(ctx, c.batch())
 		if err == nil {
 			d.node, d.cidrs = d.after(delta)
+			d.guard = guard
 			for _, t := range c.tables {
 				t.applied(ctx, d.conn)
 			}
@@ -72,10 +78,10 @@ type change struct {
 }
 
 // change renders the rows of a step and takes the differences.
-func (d *Dataplane) change(delta *proxy.Delta, refused map[proxy.PortKey]error) *change {
+func (d *Dataplane) change(delta *proxy.Delta, guard localnet.Guard, refused map[proxy.PortKey]error) *change {
 	c := &change{users: classUsers{}}
 	if delta.Node != nil || delta.CIDRs != nil {
-		c.constants(d, delta)
+		c.constants(d, delta, guard)
 	}
 	for _, t := range d.tables {
 		c.tables = append(c.tables, newTableChange(c, t))
@@ -93,11 +99,11 @@ func (d *Dataplane) change(delta *proxy.Delta, refused map[proxy.PortKey]error) 
 }
 
 // constants rewrites the constant chains that look different now.
-func (c *change) constants(d *Dataplane, delta *proxy.Delta) {
+func (c *change) constants(d *Dataplane, delta *proxy.Delta, guard localnet.Guard) {
 	node, cidrs := d.after(delta)
 	for _, t := range d.tables {
-		was, wasBase := t.constant(d.node, d.cidrs)
-		is, isBase := t.constant(node, cidrs)
+		was, wasBase := t.constant(d.node, d.cidrs, d.guard)
+		is, isBase := t.constant(node, cidrs, guard)
 		was, is = append(was, wasBase...), append(is, isBase...)
 		for i := range is {
 			if !slices.Equal(t.listed(was[i]), t.listed(is[i])) {

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -40,7 +41,7 @@ const (
 
 // constant returns the chains that do not depend on rows: those that are
 // reached by jumps, and the base chains, which make the others live.
-func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix) (inner, base []*chain) {
+func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) (inner, base []*chain) {
 	inner = []*chain{
 		t.servicesChain(n),
 		t.externalChain(external, externalLocal, &t.addresses),
@@ -60,7 +61,7 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix) (inner, base []*ch
 	}
 	inner = append(inner, t.choices()...)
 	base = t.hooks()
-	base[0].rules = append(t.guard(n), base[0].rules...) // firewall-prerouting
+	base[0].rules = append(t.guard(guard), base[0].rules...) // firewall-prerouting
 	return inner, base
 }
 

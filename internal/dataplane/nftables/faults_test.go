@@ -38,7 +38,7 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 	}
 	want := list()
 	tab := d.tables[0]
-	inner, base := tab.constant(state.Node, state.CIDRs)
+	inner, base := tab.constant(state.Node, state.CIDRs, d.guard)
 	chains := slices.Concat(inner, base)
 	for class := range tab.classes.written {
 		chains = append(chains, tab.classChains(class)...)

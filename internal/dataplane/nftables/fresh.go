@@ -36,6 +36,10 @@ func (w *writer) remake(s *proxy.State, rows []*proxy.ServicePort) {
 	w.t.forgetUses()
 	w.b = nft.Batch{}
 	w.b.DeleteTable(w.t.Table)
+	if w.guard.InForce { // loopback may be open
+		w.t.addGuard(&w.b, w.guard)
+		w.gone = append(w.gone, guardChain)
+	}
 	if w.flush(); w.err != nil {
 		w.err = fmt.Errorf("delete a table that is not as ours: %w", w.err)
 		return
@@ -50,7 +54,7 @@ func (w *writer) writeAll(s *proxy.State, rows []*proxy.ServicePort, full func()
 	for _, set := range w.t.sets() {
 		w.b.AddSet(set)
 	}
-	inner, base := w.t.constant(s.Node, s.CIDRs)
+	inner, base := w.t.constant(s.Node, s.CIDRs, w.guard)
 	addChains(&w.b, w.t, inner...)
 	addChains(&w.live, w.t, base...)
 	stream := &streamer{w: w}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -33,7 +34,7 @@ func (d *Dataplane) Leave(ctx context.Context) error {
 		b.AddSet(other)
 		b.AddElement(other, nft.Element{Key: string(hostWord(0))}) // so that there is one to delete
 		b.DeleteElement(other, nft.Element{Key: string(hostWord(0))})
-		for _, c := range t.left(d.node) {
+		for _, c := range t.left(d.node, d.guard) {
 			b.AddChain(t.Table, &c.Chain)
 			rewrite(&b, t, c)
 		}
@@ -56,9 +57,9 @@ func (t *table) otherProxy() *nft.Set {
 // left returns the base chains for the time without us. Each looks for another
 // proxy first, and the translations are in new ones. Flows to ClusterIPs have a
 // bit of their mark set while it is not known who translates them.
-func (t *table) left(n *proxy.Node) []*chain {
+func (t *table) left(n *proxy.Node, guard localnet.Guard) []*chain {
 	var out []*chain
-	_, base := t.constant(n, nil)
+	_, base := t.constant(n, nil, guard)
 	for _, c := range base {
 		switch c.Hook.Priority {
 		case priorityDNAT:
@@ -68,7 +69,7 @@ func (t *table) left(n *proxy.Node) []*chain {
 			toClusterIP := t.rule().newFlow().load(false).in(t.clusterIPs).setFlowMark(true).comment("who translates it?")
 			guarded := 0
 			if c.Hook.Number == unix.NF_INET_PRE_ROUTING {
-				guarded = len(t.guard(n))
+				guarded = len(t.guard(guard))
 			}
 			c.rules = slices.Insert(c.rules, guarded, t.idle(), toClusterIP)
 		default:

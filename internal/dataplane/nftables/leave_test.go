@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -180,7 +181,7 @@ func TestLeaveKeepsTheGuard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard := d.tables[0].listed(d.tables[0].chain("guard", d.tables[0].guard(s.Node)...))
+	guard := d.tables[0].listed(d.tables[0].chain("guard", d.tables[0].guard(localnet.Guard{InForce: true})...))
 	if got := l.Chains["firewall-prerouting"]; len(got) < 2 || !slices.Equal(got[:2], guard) {
 		t.Errorf("the first rules are %q, want the guard", got)
 	}

@@ -2,22 +2,27 @@ package nftables
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
-	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
 )
 
-// routeLocalnet lets packets from loopback addresses leave the node, as those
-// do that go to an endpoint before they are masqueraded. It also lets
-// loopback addresses in from the wire (CVE-2020-8558), hence the guard.
-const routeLocalnet = "net/ipv4/conf/all/route_localnet"
+// guardComment begins the comment of the guard.
+const guardComment = "loopback is not for others"
+
+// guardChain is the guard's own where there is nothing else of ours: for a time
+// without a daemon. While there is one it is in firewall-prerouting, for a chain
+// more is what every packet must pass.
+const guardChain = "loopback-guard"
 
 // loopback returns the loopback addresses of a family.
 func loopback(f proxy.Family) netip.Prefix {
@@ -29,14 +34,72 @@ func loopback(f proxy.Family) netip.Prefix {
 
 // guard returns the rules that keep loopback addresses off the wire. They come
 // before the translation of replies, which may well be for a loopback address.
-func (t *table) guard(n *proxy.Node) []*nft.Rule {
-	if t.family == proxy.IPv6 || !n.LocalhostNodePorts {
+func (t *table) guard(g localnet.Guard) []*nft.Rule {
+	if t.family == proxy.IPv6 || !g.InForce {
 		return nil
 	}
 	return []*nft.Rule{
-		t.rule().within(false, loopback(t.family)).fromWire().drop().comment("loopback is not for others"),
+		t.rule().within(false, loopback(t.family)).fromWire().drop().comment(g.Comment(guardComment)),
 		t.rule().within(true, loopback(t.family)).fromWire().drop().comment("loopback is nobody else"),
 	}
+}
+
+// addGuard adds the guard in a chain of its own, and the table if there is none.
+func (t *table) addGuard(b *nft.Batch, g localnet.Guard) {
+	c := t.chain(guardChain, t.guard(g)...)
+	c.Hook = &nft.Hook{Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: priorityFirewall}
+	b.AddTable(t.Table)
+	b.AddChain(t.Table, &c.Chain)
+	rewrite(b, t, c)
+}
+
+// onlyGuard reports whether there is nothing in a table but a guard's own chain.
+func onlyGuard(l *nft.Listing) bool {
+	_, ok := l.Chains[guardChain]
+	return ok && len(l.Chains) == 1 && len(l.Sets) == 0
+}
+
+// guarded reports whether a table begins with the guard where it may be.
+func (t *table) guarded(l *nft.Listing, g localnet.Guard) bool {
+	want := t.listed(t.chain("", t.guard(g)...))
+	for _, name := range []string{"firewall-prerouting", guardChain} {
+		if have := l.Chains[name]; len(have) >= len(want) && slices.Equal(have[:len(want)], want) {
+			return t.fits(l)
+		}
+	}
+	return false
+}
+
+// traces returns what a table tells about who opened loopback.
+func traces(l *nft.Listing) (found localnet.Traces) {
+	if l == nil {
+		return found
+	}
+	for _, rules := range l.Chains {
+		for _, r := range rules {
+			if strings.HasPrefix(r.Comment, guardComment) {
+				found = found.And(localnet.Traces{Guarded: true, Noted: localnet.Noted(r.Comment)})
+			}
+		}
+	}
+	return found
+}
+
+// Traces returns what our table tells about who opened loopback.
+func Traces(ctx context.Context) (localnet.Traces, error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return localnet.Traces{}, explain(err)
+	}
+	defer conn.Close()
+	l, err := conn.List(ctx, newTable(proxy.IPv4, 0, tableName).Table)
+	switch {
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL):
+		return localnet.Traces{}, nil // the kernel has no nf_tables
+	case err != nil:
+		return localnet.Traces{}, explain(err)
+	}
+	return traces(l), nil
 }
 
 // fromWire matches what came in on another link than loopback.
@@ -48,21 +111,72 @@ func (r *rule) fromWire() *rule {
 	return r.done()
 }
 
+// ipv4 returns the table of the family whose loopback addresses may take
+// NodePorts; nil if it is not served.
+func (d *Dataplane) ipv4() *table {
+	i := slices.IndexFunc(d.tables, func(t *table) bool { return t.family == proxy.IPv4 })
+	if i < 0 {
+		return nil
+	}
+	return d.tables[i]
+}
+
+// settleGuard returns the guard that a node's rules must have, and puts the
+// setting back that needs it if loopback takes no NodePorts.
+func (d *Dataplane) settleGuard(ctx context.Context, n *proxy.Node) localnet.Guard {
+	if d.ipv4() == nil {
+		return localnet.Guard{}
+	}
+	return d.localnet.Guard(ctx, n.OpensLoopback())
+}
+
 // openLoopback lets the node's connections from loopback addresses reach
-// endpoints, once the guard is in force. Where the setting cannot be changed,
-// everything else works without.
+// endpoints, once the guard is in force.
 func (d *Dataplane) openLoopback(ctx context.Context) {
-	ipv4 := slices.ContainsFunc(d.tables, func(t *table) bool { return t.family == proxy.IPv4 })
-	if d.sysctls == nil || !ipv4 || !d.node.OpensLoopback() {
-		return
+	if d.ipv4() != nil && d.node.OpensLoopback() {
+		d.localnet.Open(ctx)
 	}
-	if on, err := sysctl.ReadInt(d.sysctls, routeLocalnet); err == nil && on == 1 {
-		return
+}
+
+// KeepsLoopback reports whether the setting that opens loopback is looked after
+// here, whoever set it. Anybody may ask at any time.
+func (d *Dataplane) KeepsLoopback() bool { return d.localnet.Settled() }
+
+// Prepare opens loopback addresses to NodePorts, or closes those that a service
+// proxy opened, for a daemon that may not write the host's settings. The guard
+// comes before they are open, and stays for the daemon.
+func Prepare(ctx context.Context, s Settings, opens bool) error {
+	d, err := Open(ctx, s)
+	if err != nil {
+		return err
 	}
-	err := d.sysctls.Write(routeLocalnet, "1")
-	if err != nil && !d.closed {
-		klog.FromContext(ctx).Error(err, "NodePorts stay closed on loopback addresses, set it on the host or use --iptables-localhost-nodeports=false",
-			"setting", routeLocalnet)
+	return errors.Join(d.prepare(ctx, opens), d.Close())
+}
+
+func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
+	t := d.ipv4()
+	if t == nil {
+		return nil
 	}
-	d.closed = err != nil
+	l, err := d.conn.List(ctx, t.Table)
+	if err != nil {
+		return err
+	}
+	d.localnet.Find(ctx, traces(l))
+	guard := d.localnet.Guard(ctx, opens)
+	if !opens {
+		return nil // the rules are the daemon's
+	}
+	if l == nil || !t.guarded(l, guard) {
+		var b nft.Batch
+		if l != nil && l.Dormant {
+			b.DeleteTable(t.Table) // nothing of it is in force
+		}
+		t.addGuard(&b, guard)
+		if err := d.conn.Commit(ctx, &b); err != nil {
+			return fmt.Errorf("guard loopback addresses: %w", err)
+		}
+	}
+	d.localnet.Open(ctx)
+	return nil
 }

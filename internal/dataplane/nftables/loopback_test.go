@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
@@ -34,10 +35,10 @@ func TestRouteLocalnet(t *testing.T) {
 	}
 	for _, tt := range tests {
 		for _, byStep := range []bool{false, true} {
-			k := sysctl.NewFake(map[string]string{routeLocalnet: "0"})
+			k := sysctl.NewFake(map[string]string{localnet.Name: "0"})
 			conn := &before{Interface: nft.NewFake(), settings: k}
 			d := New(conn, Settings{MarkBit: 14})
-			d.sysctls = k
+			d.localnet = localnet.New(k, nil)
 			s := plainState(1)
 			node := *s.Node
 			node.LocalhostNodePorts, node.NodePorts = tt.localhost, []netip.Prefix{netip.MustParsePrefix(tt.nodePorts)}
@@ -51,8 +52,8 @@ func TestRouteLocalnet(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if on, _ := sysctl.ReadInt(k, routeLocalnet); on == 1 != tt.on {
-				t.Errorf("%s, by a step %t: %s is %d", tt.name, byStep, routeLocalnet, on)
+			if on, _ := sysctl.ReadInt(k, localnet.Name); on == 1 != tt.on {
+				t.Errorf("%s, by a step %t: %s is %d", tt.name, byStep, localnet.Name, on)
 			}
 			if tt.on && !conn.guarded {
 				t.Errorf("%s, by a step %t: loopback is open and there is no guard", tt.name, byStep)
@@ -69,10 +70,8 @@ type before struct {
 }
 
 func (b *before) Commit(ctx context.Context, batch *nft.Batch) error {
-	t := newTable(proxy.IPv4, 14, tableName)
-	guard := t.guard(&proxy.Node{LocalhostNodePorts: true})
 	for _, op := range batch.Ops {
-		if op.Kind == nft.AddRule && op.Rule.Comment == guard[0].Comment {
+		if op.Kind == nft.AddRule && localnet.Noted(op.Rule.Comment) {
 			b.guarded = b.guarded || len(b.settings.Writes()) == 0
 		}
 	}
@@ -81,10 +80,10 @@ func (b *before) Commit(ctx context.Context, batch *nft.Batch) error {
 
 // TestLoopbackThatCannotBeOpened goes on without.
 func TestLoopbackThatCannotBeOpened(t *testing.T) {
-	k := sysctl.NewFake(map[string]string{routeLocalnet: "0"})
-	k.Refuse(routeLocalnet, errors.New("read-only file system"))
+	k := sysctl.NewFake(map[string]string{localnet.Name: "0"})
+	k.Refuse(localnet.Name, errors.New("read-only file system"))
 	d := New(nft.NewFake(), Settings{MarkBit: 14})
-	d.sysctls = k
+	d.localnet = localnet.New(k, nil)
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
 	if err := d.Sync(t.Context(), s); err != nil {
@@ -121,7 +120,7 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 			var in net.PacketConn
 			if err := l.Node().Do(func() (err error) {
 				if in, err = net.ListenPacket("udp4", ":4001"); err != nil || !tt.guarded {
-					return errors.Join(err, sysctl.Kernel{}.Write(routeLocalnet, "1"))
+					return errors.Join(err, sysctl.Kernel{}.Write(localnet.Name, "1"))
 				}
 				d, err := Open(t.Context(), Settings{MarkBit: 14})
 				if err != nil {
@@ -154,7 +153,7 @@ func forger(t *testing.T, h *lab.Host) {
 				return err
 			}
 		}
-		return sysctl.Kernel{}.Write(routeLocalnet, "1")
+		return sysctl.Kernel{}.Write(localnet.Name, "1")
 	}); err != nil {
 		t.Fatal(err)
 	}

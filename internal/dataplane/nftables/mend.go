@@ -23,7 +23,7 @@ func (w *writer) mend(s *proxy.State, rows []*proxy.ServicePort, l *nft.Listing)
 		want.key, want.owner = sp.Key, sp.Key
 		w.row(sp, want)
 	}
-	inner, base := w.t.constant(s.Node, s.CIDRs)
+	inner, base := w.t.constant(s.Node, s.CIDRs, w.guard)
 	chains := byName(inner)
 	for c := range w.t.classes.uses {
 		want.class(c, chains)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
@@ -18,21 +19,24 @@ import (
 type Settings struct {
 	MarkBit  uint8          // the bit of the packet mark that asks for masquerading
 	Families []proxy.Family // which families to write; nil: both
+
+	// Others tells what others than our table know about who opened loopback;
+	// nil: there is nobody.
+	Others func(context.Context) (localnet.Traces, error)
 }
 
 // Dataplane writes rows to nf_tables of one network namespace.
 type Dataplane struct {
 	conn       nft.Interface
-	clients    *clientCounter   // nil: nobody counts
-	sysctls    sysctl.Interface // nil: what they are is not for us to change
+	clients    *clientCounter // nil: nobody counts
+	localnet   *localnet.Setting
 	tables     []*table
 	stepSize   int
 	batchBytes int
 
 	node  *proxy.Node // as the kernel has it; nil before the first Sync
 	cidrs []netip.Prefix
-
-	closed bool // NodePorts on loopback addresses, though they should not be
+	guard localnet.Guard
 }
 
 var (
@@ -53,14 +57,14 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	d := New(conn, s)
-	d.sysctls = sysctl.Kernel{}
+	d.localnet = localnet.New(sysctl.Kernel{}, s.Others)
 	d.clients = &clientCounter{conn: reader, last: map[proxy.Family]clientCount{}}
 	return d, nil
 }
 
-// New returns a dataplane that writes through conn.
+// New returns a dataplane that writes through conn, and no settings of the host.
 func New(conn nft.Interface, s Settings) *Dataplane {
-	d := &Dataplane{conn: conn, stepSize: stepSize, batchBytes: batchBytes}
+	d := &Dataplane{conn: conn, localnet: localnet.New(nil, nil), stepSize: stepSize, batchBytes: batchBytes}
 	for _, f := range s.families() {
 		d.tables = append(d.tables, newTable(f, s.MarkBit, tableName))
 	}
@@ -126,7 +130,7 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 }
 
 func probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8) error {
-	w := &writer{ctx: ctx, conn: conn, t: newTable(f, markBit, tableName+"-probe"), users: classUsers{}}
+	w := &writer{ctx: ctx, conn: conn, t: newTable(f, markBit, tableName+"-probe"), users: classUsers{}, guard: localnet.Guard{InForce: true, Noted: true}}
 	s := &proxy.State{Node: probeNode(f)}
 	w.writeAll(s, []*proxy.ServicePort{probeRow(f, 0), probeRow(f, time.Second)}, func() {})
 	w.b.Ops = append(w.b.Ops, w.live.Ops...)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -51,6 +52,11 @@ func (d *Dataplane) sync(ctx context.Context, s *proxy.State, refused map[proxy.
 			return err
 		}
 		w := &writer{ctx: ctx, conn: d.conn, limit: d.batchBytes, t: t, users: users, refused: refused}
+		if t.family == proxy.IPv4 {
+			d.localnet.Find(ctx, traces(listing))
+			d.guard = d.settleGuard(ctx, s.Node)
+			w.guard = d.guard
+		}
 		rows := rowsOf(s, t.family, refused)
 		t.forgetUses()
 		switch {
@@ -58,6 +64,9 @@ func (d *Dataplane) sync(ctx context.Context, s *proxy.State, refused map[proxy.
 			w.fresh(s, rows)
 		case !t.fits(listing):
 			w.remake(s, rows)
+		case onlyGuard(listing):
+			w.fresh(s, rows)
+			w.gone = append(w.gone, guardChain)
 		default:
 			w.mend(s, rows, listing)
 		}
@@ -151,6 +160,7 @@ type writer struct {
 	t       *table
 	users   classUsers
 	refused map[proxy.PortKey]error
+	guard   localnet.Guard
 
 	b    nft.Batch
 	live nft.Batch // what comes last: the base chains

@@ -1,0 +1,207 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/dataplane/kubeproxy"
+	"sluice/internal/dataplane/localnet"
+	"sluice/internal/kernel/ipt"
+	"sluice/internal/kernel/sysctl"
+	"sluice/internal/proxy"
+)
+
+// guardedHost is the programs and the host's settings. It looks after every
+// change whether loopback is open and not guarded: a daemon may be killed there.
+type guardedHost struct {
+	ipt.Interface
+	*sysctl.Fake
+	t      *testing.T
+	others localnet.Traces
+	own    bool // the setting is the administrator's own
+	d      *Dataplane
+}
+
+// restart takes another daemon, which knows nothing.
+func (h *guardedHost) restart() {
+	programs := map[proxy.Family]ipt.Interface{proxy.IPv4: h}
+	h.d = New(programs, h, Settings{
+		MarkBit: 14, Families: []proxy.Family{proxy.IPv4},
+		Others: func(context.Context, ipt.Variant) (localnet.Traces, error) { return h.others, nil },
+	})
+}
+
+func (h *guardedHost) Restore(ctx context.Context, input []byte) error {
+	err := h.Interface.Restore(ctx, input)
+	h.check("a restore")
+	return err
+}
+
+func (h *guardedHost) Write(name, value string) error {
+	err := h.Fake.Write(name, value)
+	h.check("writing " + value)
+	return err
+}
+
+func (h *guardedHost) check(after string) {
+	h.t.Helper()
+	if !h.own && localnet.IsOn(h) && !h.guarded(localnet.Guard{InForce: true, Noted: true}) && !h.others.Guarded {
+		h.t.Errorf("after %s loopback is open and has no guard with the note", after)
+	}
+}
+
+// guarded reports whether the guard is there and what comes in passes it.
+func (h *guardedHost) guarded(g localnet.Guard) bool {
+	h.t.Helper()
+	tables, err := h.Save(h.t.Context())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	saved := index(tables)
+	chain, entry := saved[nodePortFilter], saved[place{filter, "INPUT"}]
+	return chain != nil && entry != nil && slices.Contains(chain.Rules, loopbackGuard(g)) && slices.Contains(entry.Rules, inward)
+}
+
+// inward leads what comes in to the chain of the guard.
+const inward = `-m comment --comment "kubernetes health check service ports" -j KUBE-NODEPORTS`
+
+func (h *guardedHost) node(opens bool) *proxy.Node {
+	n := *testNode()
+	n.LocalhostNodePorts = true
+	if !opens {
+		n.NodePorts = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	}
+	return &n
+}
+
+func (h *guardedHost) sync(opens bool) func() error {
+	return func() error {
+		s := plainState(3)
+		s.Node = h.node(opens)
+		return h.d.Sync(h.t.Context(), s)
+	}
+}
+
+func (h *guardedHost) apply(opens bool) func() error {
+	return func() error { return h.d.Apply(h.t.Context(), &proxy.Delta{Node: h.node(opens)}) }
+}
+
+func (h *guardedHost) prepare(opens bool) func() error {
+	return func() error {
+		defer h.restart()
+		return h.d.prepare(h.t.Context(), opens)
+	}
+}
+
+func (h *guardedHost) killed() error {
+	h.restart()
+	return nil
+}
+
+// TestLoopbackTransitions goes from every state to every other one. Removal is
+// kubeproxy's, and tested there.
+func TestLoopbackTransitions(t *testing.T) {
+	plain, noted := localnet.Guard{InForce: true}, localnet.Guard{InForce: true, Noted: true}
+	type steps []func() error
+	tests := []struct {
+		name    string
+		setting string
+		others  localnet.Traces
+		refuse  bool
+		steps   func(*guardedHost) steps
+		want    string // of the setting
+		guard   localnet.Guard
+	}{
+		{name: "opened", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.sync(true)} }},
+		{name: "excluded at a restart", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.sync(false)} }},
+		{name: "excluded live", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false)} }},
+		{name: "included again live", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false), h.apply(true)} }},
+		{name: "the administrator's", setting: "1", want: "1", guard: plain, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.sync(true)} }},
+		{name: "the administrator's, excluded live", setting: "1", want: "1", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false)} }},
+		{name: "the nftables mode's", setting: "1", others: localnet.Traces{Guarded: true, Noted: true}, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true)} }},
+		{name: "the nftables mode's, not wanted", setting: "1", others: localnet.Traces{Guarded: true, Noted: true}, want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(false)} }},
+		{name: "read-only, excluded live", setting: "0", refuse: true, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false)} }},
+		{name: "read-only, excluded at a restart", setting: "0", refuse: true, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.sync(false)} }},
+		{name: "prepared", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.prepare(true)} }},
+		{name: "prepared, a daemon that may not write", setting: "0", refuse: true, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.prepare(true), h.sync(true)} }},
+		{name: "prepared where it was excluded", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(false), h.killed, h.prepare(true)} }},
+		{name: "prepared to be excluded", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.prepare(false), h.sync(false)} }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			h := &guardedHost{
+				Interface: ipt.NewFake(), Fake: sysctl.NewFake(map[string]string{localnet.Name: tt.setting}),
+				t: t, others: tt.others, own: tt.setting == "1",
+			}
+			h.restart()
+			for i, step := range tt.steps(h) {
+				if i > 0 && tt.refuse {
+					h.Refuse(localnet.Name, errors.New("read-only file system"))
+				}
+				if err := step(); err != nil {
+					t.Fatalf("step %d: %v", i, err)
+				}
+			}
+			if got, _ := h.Read(localnet.Name); got != tt.want {
+				t.Errorf("the setting is %s, want %s", got, tt.want)
+			}
+			for _, g := range []localnet.Guard{plain, noted} {
+				if h.guarded(g) != (g == tt.guard) {
+					t.Errorf("guard %+v is there: %t", g, !(g == tt.guard))
+				}
+			}
+		})
+	}
+}
+
+// TestPrepare is what --init-only does on a host, alone and with a daemon's rules
+// there: they stay, and the daemon takes the guard for its own.
+func TestPrepare(t *testing.T) {
+	variants(t, func(t *testing.T, d *Dataplane) {
+		prepare := func() {
+			t.Helper()
+			if err := d.prepare(t.Context(), true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		noted := loopbackGuard(localnet.Guard{InForce: true, Noted: true})
+		guarded := func() {
+			t.Helper()
+			for place, rule := range map[string]string{"filter KUBE-NODEPORTS ": noted, "filter INPUT ": inward} {
+				n := 0
+				for _, l := range saved(t, d) {
+					if l == place+rule {
+						n++
+					}
+				}
+				if n != 1 {
+					t.Errorf("%q is %d times in %s", rule, n, place)
+				}
+			}
+		}
+		prepare()
+		guarded()
+		if !localnet.IsOn(d.sysctls) {
+			t.Error("loopback is not open")
+		}
+		state := plainState(3)
+		state.Node.LocalhostNodePorts = true
+		if err := d.Sync(t.Context(), state); err != nil {
+			t.Fatal(err)
+		}
+		guarded()
+		before := saved(t, d)
+		prepare()
+		if diff := cmp.Diff(before, saved(t, d)); diff != "" {
+			t.Errorf("rules of a daemon changed (-before +after):\n%s", diff)
+		}
+		if _, err := kubeproxy.Cleanup(t.Context(), kubeproxy.Keep{}); err != nil || localnet.IsOn(d.sysctls) {
+			t.Errorf("after the cleanup loopback is open: %t, error %v", localnet.IsOn(d.sysctls), err)
+		}
+	})
+}
