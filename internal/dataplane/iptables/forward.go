@@ -18,6 +18,9 @@ func Needed(ctx context.Context, s Settings) (string, error) {
 	if err := s.settleVariant(ctx); err != nil {
 		return "", err
 	}
+	if err := s.permission(); err != nil {
+		return "", err
+	}
 	var errs []error
 	for _, f := range s.families() {
 		why, err := forwardDrops(ctx, iptFamily(f), s.Variant)

@@ -17,10 +17,8 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	if err := s.settleVariant(ctx); err != nil {
 		return nil, err
 	}
-	if s.Variant == ipt.Legacy {
-		if err := ipt.LegacyPermission(); err != nil {
-			return nil, fmt.Errorf("the rules of this host are in iptables-legacy: %w", err)
-		}
+	if err := s.permission(); err != nil {
+		return nil, err
 	}
 	var can []proxy.Family
 	var reasons []error
@@ -38,6 +36,17 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 		klog.FromContext(ctx).Error(reason, "Serving the other family only, Services of this one do not work on this node")
 	}
 	return can, nil
+}
+
+// permission returns an error if this process may not run the variant's programs.
+func (s *Settings) permission() error {
+	if s.Variant != ipt.Legacy {
+		return nil
+	}
+	if err := ipt.LegacyPermission(); err != nil {
+		return fmt.Errorf("the rules of this host are in iptables-legacy: %w", err)
+	}
+	return nil
 }
 
 // probe tries whether a chain can be made, in one transaction with its end. The
@@ -103,6 +112,10 @@ func hostVariant(ctx context.Context) (ipt.Variant, error) {
 	if _, err := ipt.Open(ctx, ipt.IPv4, chosen); errors.Is(err, ipt.ErrMissing) && found[chosen].signs == 0 {
 		other := ipt.NFT + ipt.Legacy - chosen
 		if _, err := ipt.Open(ctx, ipt.IPv4, other); err == nil {
+			if found[chosen].rules > 0 {
+				klog.FromContext(ctx).Info("The programs of the iptables variant that has the host's rules are not installed, took the other one",
+					"chosen", other.String(), "hostRules", found[chosen].rules)
+			}
 			return other, nil
 		}
 	}

@@ -79,6 +79,11 @@ func open() (*host, error) {
 	return &host{
 		nft: conn,
 		ipt: func(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Interface, error) {
+			if v == ipt.Legacy {
+				if err := ipt.LegacyPermission(); err != nil {
+					return nil, err
+				}
+			}
 			// The concrete pointer must not become a non-nil interface on an error.
 			c, err := ipt.Open(ctx, f, v)
 			if err != nil {
