@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -11,6 +12,7 @@ import (
 	"sluice/internal/dataplane"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/platform"
+	"sluice/internal/proxy"
 )
 
 // tune fits the host to the proxy. What cannot be had is reported, in the log
@@ -30,12 +32,26 @@ func initialise(ctx context.Context, c config.Configuration) error {
 	}
 	// The kernel loads what it needs for the probe, connection tracking among
 	// it, so that its settings are there to be set.
-	if _, err := mode.Probe(ctx, dataplane.Settings{MasqueradeBit: uint8(c.MasqueradeBit)}); err != nil {
+	settings := dataplane.Settings{MasqueradeBit: uint8(c.MasqueradeBit)}
+	if settings.Families, err = mode.Probe(ctx, settings); err != nil {
 		return fmt.Errorf("probe mode %s: %w", c.Mode, err)
 	}
 	tune(ctx, c)
+	if err := mode.Prepare(ctx, settings, opensLoopback(c)); err != nil {
+		klog.FromContext(ctx).Error(err, "NodePorts on loopback addresses are as they were, the daemon will try")
+	}
 	klog.FromContext(ctx).Info("Prepared the node", "mode", c.Mode)
 	return nil
+}
+
+// opensLoopback reports whether loopback addresses take NodePorts, whatever the
+// addresses of the node are.
+func opensLoopback(c config.Configuration) bool {
+	n := proxy.Node{LocalhostNodePorts: c.LocalhostNodePorts, NodePorts: c.NodePortAddresses.CIDRs}
+	if !c.NodePortAddresses.Primary && len(n.NodePorts) == 0 {
+		n.NodePorts = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
+	}
+	return n.OpensLoopback()
 }
 
 func tune(ctx context.Context, c config.Configuration) []platform.Problem {

@@ -224,7 +224,8 @@ func swap(t *testing.T, volume string, version int, text string) {
 	}
 }
 
-// TestInitOnly prepares the node without an API server and without rules.
+// TestInitOnly prepares the node without an API server, and without rules but
+// those that keep others from loopback.
 func TestInitOnly(t *testing.T) {
 	s := newSite(t)
 	path, err := binary()
@@ -244,8 +245,8 @@ func TestInitOnly(t *testing.T) {
 	}); err != nil || strings.TrimSpace(string(got)) != "77" {
 		t.Errorf("the UDP time-out is %q, %v", got, err)
 	}
-	if got := s.tables(); got != "" {
-		t.Errorf("the kernel has %q", got)
+	if got := s.tables(); got != "table ip sluice" || s.localnet() != "1" {
+		t.Errorf("the kernel has %q, route_localnet is %s", got, s.localnet())
 	}
 }
 

@@ -27,27 +27,63 @@ iptables-$VARIANT -A INPUT -j KUBE-FIREWALL
 `
 )
 
-// TestLoopbackIsClosedAgain leaves the iptables mode in all ways. What opened
-// loopback is put back unless it was the administrator's, and is never set
-// while no rule guards loopback.
+// Ways to run the daemon. Where no mode is set loopback takes NodePorts in mode
+// nftables too; where that is named it takes none.
+var (
+	iptablesMode  = []string{"--proxy-mode", "iptables"}
+	openNFTables  = []string{"--proxy-mode", ""}
+	namedNFTables = []string{"--proxy-mode", "nftables"}
+	excluded      = []string{"--nodeport-addresses", "10.0.0.0/8"}
+	cleanup       = []string{"--cleanup"}
+	initOnly      = []string{"--init-only"}
+)
+
+// modeOf returns the mode that a run serves in; empty if it does not serve.
+func modeOf(args []string) string {
+	switch {
+	case args[0] != "--proxy-mode":
+		return ""
+	case args[1] == "":
+		return "nftables"
+	default:
+		return args[1]
+	}
+}
+
+func with(args []string, more ...string) []string { return slices.Concat(args, more) }
+
+// TestLoopbackIsClosedAgain leaves the modes in all ways. What opened loopback is
+// put back unless it was the administrator's, stays where the next mode needs it,
+// and is never set while no rule guards loopback.
 func TestLoopbackIsClosedAgain(t *testing.T) {
-	iptables := []string{"--proxy-mode", "iptables"}
 	tests := []struct {
 		name   string
 		before string
 		runs   [][]string
-		open   string // after the first run
-		want   string // after the last
+		want   []string // after each
 	}{
-		{"cleanup", "", [][]string{iptables, {"--cleanup"}}, "1", "0"},
-		{"nftables mode", "", [][]string{iptables, {"--proxy-mode", "nftables"}}, "1", "0"},
-		{"after a restart", "", [][]string{iptables, iptables, {"--cleanup"}}, "1", "0"},
-		{"loopback is excluded later", "", [][]string{iptables, {"--proxy-mode", "iptables", "--nodeport-addresses", "10.0.0.0/8"}}, "1", "0"},
-		{"loopback is excluded", "", [][]string{{"--proxy-mode", "iptables", "--nodeport-addresses", "10.0.0.0/8"}}, "0", "0"},
-		{"loopback is switched off", "", [][]string{{"--proxy-mode", "iptables", "--iptables-localhost-nodeports=false"}}, "0", "0"},
-		{"the administrator's", setLocalnet, [][]string{iptables, iptables, {"--cleanup"}}, "1", "1"},
-		{"kube-proxy's", kubeProxyWasHere, [][]string{iptables, iptables, {"--cleanup"}}, "1", "0"},
-		{"kube-proxy's, straight to nftables", kubeProxyWasHere, [][]string{{"--proxy-mode", "nftables"}}, "0", "0"},
+		{"cleanup", "", [][]string{iptablesMode, cleanup}, []string{"1", "0"}},
+		{"nftables mode", "", [][]string{iptablesMode, namedNFTables}, []string{"1", "0"}},
+		{"after a restart", "", [][]string{iptablesMode, iptablesMode, cleanup}, []string{"1", "1", "0"}},
+		{"loopback is excluded later", "", [][]string{iptablesMode, with(iptablesMode, excluded...)}, []string{"1", "0"}},
+		{"loopback is excluded", "", [][]string{with(iptablesMode, excluded...)}, []string{"0"}},
+		{"loopback is switched off", "", [][]string{with(iptablesMode, "--iptables-localhost-nodeports=false")}, []string{"0"}},
+		{"the administrator's", setLocalnet, [][]string{iptablesMode, iptablesMode, cleanup}, []string{"1", "1", "1"}},
+		{"kube-proxy's", kubeProxyWasHere, [][]string{iptablesMode, iptablesMode, cleanup}, []string{"1", "1", "0"}},
+		{"kube-proxy's, straight to nftables", kubeProxyWasHere, [][]string{namedNFTables}, []string{"0"}},
+
+		{"nftables, cleanup", "", [][]string{openNFTables, cleanup}, []string{"1", "0"}},
+		{"nftables, excluded later", "", [][]string{openNFTables, with(openNFTables, excluded...)}, []string{"1", "0"}},
+		{"nftables, the administrator's", setLocalnet, [][]string{openNFTables, openNFTables, cleanup}, []string{"1", "1", "1"}},
+		{"kube-proxy's, to nftables that needs it", kubeProxyWasHere, [][]string{openNFTables, openNFTables, cleanup}, []string{"1", "1", "0"}},
+		{"one mode after the other", "", [][]string{iptablesMode, openNFTables, iptablesMode, cleanup}, []string{"1", "1", "1", "0"}},
+		{"one mode after the other, the administrator's", setLocalnet, [][]string{iptablesMode, openNFTables, iptablesMode, cleanup}, []string{"1", "1", "1", "1"}},
+		{"nftables, then iptables without", "", [][]string{openNFTables, with(iptablesMode, excluded...)}, []string{"1", "0"}},
+		{"prepared for iptables", "", [][]string{with(initOnly, iptablesMode...), iptablesMode, cleanup}, []string{"1", "1", "0"}},
+		{"prepared for nftables", "", [][]string{with(initOnly, openNFTables...), openNFTables, cleanup}, []string{"1", "1", "0"}},
+		{"prepared, and no daemon", "", [][]string{with(initOnly, openNFTables...), cleanup}, []string{"1", "0"}},
+		{"prepared to be closed", "", [][]string{openNFTables, with(initOnly, namedNFTables...)}, []string{"1", "0"}},
+		{"prepared where nothing is open", "", [][]string{with(initOnly, with(iptablesMode, excluded...)...)}, []string{"0"}},
 	}
 	for _, variant := range []string{"nft", "legacy"} {
 		for _, tt := range tests {
@@ -55,18 +91,29 @@ func TestLoopbackIsClosedAgain(t *testing.T) {
 				s := newSite(t)
 				s.write("web.yaml", service("web", clusterIP, podA))
 				s.run("sh", "-ec", "iptables-"+variant+" -t mangle -N KUBE-IPTABLES-HINT\n"+strings.ReplaceAll(tt.before, "$VARIANT", variant))
-				seen := filepath.Join(t.TempDir(), "seen")
+				seen, closed := filepath.Join(t.TempDir(), "seen"), filepath.Join(t.TempDir(), "closed")
 				change := s.instead("iptables-"+variant+"-restore", `$REAL "$@"; code=$?
-if [ $(`+readLocalnet+`) = 1 ] && ! `+"iptables-"+variant+`-save | grep -q 'block incoming localnet'; then echo open >> `+seen+`; fi
+if [ $(`+readLocalnet+`) != 1 ]; then touch `+closed+`
+elif ! { iptables-`+variant+`-save; nft list table ip sluice 2>/dev/null; } | grep -q 'block incoming localnet\|loopback is not for others'; then
+	touch `+seen+`
+fi
 exit $code`)
+				left := "" // the mode whose rules are there
+				if tt.before == kubeProxyWasHere {
+					left = "iptables"
+				}
 				for i, args := range tt.runs {
-					s.serveOnce(change, args)
-					want := tt.open
-					if i > 0 && i == len(tt.runs)-1 {
-						want = tt.want
+					_ = os.Remove(closed)
+					mode := modeOf(args)
+					s.serveOnce(change, args, left != "" && mode != left)
+					if mode != "" {
+						left = mode
 					}
-					if got := s.localnet(); got != want {
-						t.Errorf("after run %d, %v: route_localnet is %s, want %s", i, args, got, want)
+					if got := s.localnet(); got != tt.want[i] {
+						t.Errorf("after run %d, %v: route_localnet is %s, want %s", i, args, got, tt.want[i])
+					}
+					if _, err := os.Stat(closed); err == nil && i > 0 && tt.want[i-1] == "1" && tt.want[i] == "1" {
+						t.Errorf("in run %d, %v: there was a moment when loopback was closed", i, args)
 					}
 				}
 				if tt.before == setLocalnet {
@@ -80,24 +127,72 @@ exit $code`)
 	}
 }
 
-// serveOnce runs the daemon until it has done what it does at its start.
-func (s *site) serveOnce(change func(*exec.Cmd), args []string) {
+// TestReadOnlySettings runs where the daemon may not write the host's settings, as
+// in a container: what was prepared is used, and the guard stays for as long as
+// loopback is open.
+func TestReadOnlySettings(t *testing.T) {
+	for name, mode := range map[string][]string{"nftables": openNFTables, "iptables": iptablesMode} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.write("web.yaml", service("web", clusterIP, podA))
+			s.serveOnce(nil, with(initOnly, mode...), false)
+			s.serveOnce(readOnly, mode, false)
+			s.serveOnce(readOnly, with(mode, excluded...), false)
+			s.guarded("a daemon that excludes loopback")
+			d := s.start(readOnly, cleanup...)
+			if code := d.wait(); code != 1 || !strings.Contains(d.log(), "route_localnet stays 1, set it to 0 on the host") {
+				t.Errorf("exit code %d of a cleanup that cannot close loopback", code)
+			}
+			s.guarded("a cleanup")
+			s.serveOnce(nil, cleanup, false)
+			if got := s.localnet(); got != "0" || s.tables() != "" && strings.Contains(s.tables(), "sluice") {
+				t.Errorf("route_localnet is %s, tables %q", got, s.tables())
+			}
+		})
+	}
+}
+
+// guarded wants loopback open and guarded.
+func (s *site) guarded(after string) {
+	s.t.Helper()
+	s.run("sh", "-ec", "{ iptables-nft-save; nft list ruleset; } | grep -q 'route_localnet is 1 because of this proxy'")
+	if got := s.localnet(); got != "1" {
+		s.t.Errorf("after %s: route_localnet is %s", after, got)
+	}
+}
+
+// readOnly lets the daemon see the settings of the host and write none.
+func readOnly(cmd *exec.Cmd) {
+	script := "mount -o bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec \"$@\""
+	cmd.Args = append([]string{"unshare", "--mount", "sh", "-ec", script, "sh", cmd.Path}, cmd.Args[1:]...)
+	cmd.Path, cmd.Err = exec.LookPath("unshare")
+}
+
+// serveOnce runs the daemon until it has done what it does at its start, and has
+// removed what others left if there was something.
+func (s *site) serveOnce(change func(*exec.Cmd), args []string, others bool) {
 	s.t.Helper()
 	d := s.start(func(cmd *exec.Cmd) {
-		change(cmd)
 		if slices.Contains(args, "--nodeport-addresses") { // these only
 			i := slices.Index(cmd.Args, "--nodeport-addresses")
 			cmd.Args = slices.Delete(cmd.Args, i, i+2)
 		}
+		if args[0] == "--init-only" {
+			i := slices.Index(cmd.Args, "--manifests")
+			cmd.Args = slices.Delete(cmd.Args, i, i+2)
+		}
+		if change != nil {
+			change(cmd)
+		}
 	}, args...)
-	if args[0] == "--cleanup" {
+	if args[0] == "--cleanup" || args[0] == "--init-only" {
 		if code := d.wait(); code != 0 {
 			s.t.Errorf("exit code %d", code)
 		}
 		return
 	}
 	eventually(s.t, "the first sync", func() bool { return strings.Contains(d.log(), "First sync done") })
-	if strings.Contains(strings.Join(args, " "), "nftables") {
+	if others {
 		eventually(s.t, "the takeover", func() bool { return strings.Contains(d.log(), "Removed what another service proxy left") })
 	}
 	d.end(syscall.SIGKILL)

@@ -257,13 +257,7 @@ func startConfined(t *testing.T, r *release, bound string, before []string) (*la
 		t.Fatal(err)
 	}
 	if len(before) > 0 {
-		cmd := exec.Command(before[0], before[1:]...)
-		if err := l.Node().Start(cmd); err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		on(t, l.Node(), before[0], before[1:]...)
 	}
 	lock := ""
 	if m := mount(r.daemon(), "xtables-lock"); m != nil {
