@@ -128,8 +128,10 @@ func TestClassNumbersBeginAnew(t *testing.T) {
 func TestClassesReferToNoLargeMap(t *testing.T) {
 	for _, tab := range New(nft.NewFake(), Settings{MarkBit: 14}).tables {
 		for _, c := range []class{
-			{count: 3}, {count: 3, nodePort: true, scope: proxy.ScopeLocal, masquerade: true},
-			{count: 3, timeout: time.Hour}, {count: 5000, timeout: time.Hour, large: true, scope: proxy.ScopeLocal},
+			{count: 3},
+			{count: 3, nodePort: true, scope: proxy.ScopeLocal, masquerade: true},
+			{count: 3, timeout: time.Hour},
+			{count: 5000, timeout: time.Hour, large: true, scope: proxy.ScopeLocal},
 		} {
 			for i, ch := range tab.classChains(c) {
 				for _, r := range ch.rules {
