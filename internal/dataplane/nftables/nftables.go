@@ -170,7 +170,7 @@ func explain(err error) error {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
 		return fmt.Errorf("the kernel has no nf_tables (CONFIG_NF_TABLES, module nf_tables): load or build it, or choose another --proxy-mode: %w", err)
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("the kernel has no nf_tables (CONFIG_NF_TABLES) or it lacks what the rules need (Linux 5.13 with nft_nat, nft_masq, nft_fib, nft_numgen, nft_reject, nft_ct): %w", err)
+		return fmt.Errorf("the kernel has no nf_tables (CONFIG_NF_TABLES) or it lacks what the rules need (Linux 5.10 with nft_nat, nft_masq, nft_fib, nft_numgen, nft_reject, nft_ct): %w", err)
 	default:
 		return err
 	}
