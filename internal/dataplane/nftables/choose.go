@@ -63,6 +63,7 @@ func (t *table) rememberChain(c class) *chain {
 // choices returns the constant chains that choose.
 func (t *table) choices() (out []*chain) {
 	for _, nodePort := range []bool{false, true} {
+		out = append(out, t.dnatChain(nodePort))
 		for _, scope := range scopes {
 			c := class{nodePort: nodePort, scope: scope}
 			out = append(out, t.slotChain(c), t.idChain(c))
@@ -77,11 +78,18 @@ func (t *table) choices() (out []*chain) {
 
 const overtaken = "there are fewer of them since the Service was looked up"
 
+// dnatChain is the only one that refers to the endpoints, with a slot or an id in
+// the packet's priority.
+func (t *table) dnatChain(nodePort bool) *chain {
+	m := t.frontends(nodePort)
+	return t.chain(m.dnat, t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("to the endpoint"))
+}
+
 func (t *table) slotChain(c class) *chain {
 	m := t.frontends(c.nodePort)
 	return t.chain(toSlot+c.list(),
-		t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("the endpoint in the slot"),
-		t.rule().frontend(m).slot(1, firstSlot(c.scope)).dnatBy(m.endpoints).comment(overtaken))
+		t.rule().jump(m.dnat).comment("the endpoint in the slot"),
+		t.rule().slotToPriority(1, firstSlot(c.scope)).goTo(m.dnat).comment(overtaken))
 }
 
 // list puts the number of the list into the packet's priority.
@@ -102,7 +110,7 @@ func (t *table) knownChain(c class) *chain {
 func (t *table) liveChain(c class) *chain {
 	m := t.frontends(c.nodePort)
 	return t.chain(toLive+c.block(),
-		t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("the client's endpoint"),
+		t.rule().jump(m.dnat).comment("the client's endpoint"),
 		t.list(t.rule().priorityHas(half(c.large)-1), c).forget(t.affinity).comment("it is gone"))
 }
 
@@ -118,10 +126,9 @@ func (t *table) chosenChain(c class) *chain {
 	m, h := t.frontends(c.nodePort), half(c.large)
 	return t.chain(toChosen+c.block(),
 		t.rule().load(true).maskedPriority(^(h - 1)).priorityBy(t.affinity).comment("another packet may have been faster"),
-		t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("the endpoint that was chosen"),
+		t.rule().jump(m.dnat).comment("the endpoint that was chosen"),
 		t.rule().slotToPriority(1, firstSlot(c.scope)).
-			frontend(m).priority().priorityBy(m.ids).
-			frontend(m).priority().dnatBy(m.endpoints).comment(overtaken))
+			frontend(m).priority().priorityBy(m.ids).goTo(m.dnat).comment(overtaken))
 }
 
 // remembers reports whether another class that is written has the same chain that

@@ -44,6 +44,7 @@ type table struct {
 // by address, protocol and port, or by protocol and port alone.
 type frontendMaps struct {
 	byAddress bool
+	dnat      string   // the chain that sends a packet to its endpoint
 	dispatch  *nft.Set // frontend -> class
 	external  *nft.Set // frontends with externalTrafficPolicy Local
 	locals    *nft.Set // frontend -> class of the Local list, for clients from elsewhere
@@ -89,6 +90,7 @@ func (t *table) newFrontendMaps(prefix string, addr nft.Type, key ...nft.Type) f
 		return s
 	}
 	m := frontendMaps{
+		dnat:      prefix + "dnat",
 		dispatch:  set("services", "Services", nft.ClassID),
 		external:  set("external", "externalTrafficPolicy Local"),
 		locals:    set("locals", "externalTrafficPolicy Local, for clients from elsewhere", nft.ClassID),
