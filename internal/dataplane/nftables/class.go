@@ -44,14 +44,11 @@ func (c class) block() string {
 // chain returns the name of the class's chain.
 func (c class) chain() string {
 	name := fmt.Sprintf("%s-%d", c.list(), c.count)
-	if c.masquerade {
-		name = "masq-" + name
-	}
 	if c.timeout > 0 {
 		name = fmt.Sprintf("%s-%d-%v", c.block(), c.count, c.timeout)
-		if c.masquerade {
-			name = "masq-" + name
-		}
+	}
+	if c.masquerade {
+		return "masq-" + name
 	}
 	return name
 }

@@ -239,7 +239,6 @@ func TestStopBetweenBatches(t *testing.T) {
 			}
 		}
 		stopping, cancel := context.WithCancel(ctx)
-		d.conn = &faulty{fake, func(*nft.Op) error { return nil }}
 		d.batchBytes = 1
 		d.conn = &stopper{Interface: fake, after: stop, stop: cancel}
 		err := d.Sync(stopping, after)

@@ -168,7 +168,9 @@ func changeItems(was, is *form, out output) {
 	had := map[itemID]nft.Element{}
 	for i := range was.fronts {
 		if j := is.find(&was.fronts[i]); j == nil || !j.same(&was.fronts[i]) {
-			was.fronts[i].each(func(x item) { had[x.id()] = x.Element })
+			for _, x := range was.fronts[i].items {
+				had[x.id()] = x.Element
+			}
 			for _, c := range was.fronts[i].uses {
 				out.use(c, -1)
 			}
@@ -182,7 +184,7 @@ func changeItems(was, is *form, out output) {
 		for _, c := range is.fronts[i].uses {
 			out.use(c, +1)
 		}
-		is.fronts[i].each(func(x item) {
+		for _, x := range is.fronts[i].items {
 			switch old, ok := had[x.id()]; {
 			case !ok:
 				out.add(x.set, x.Element)
@@ -191,15 +193,15 @@ func changeItems(was, is *form, out output) {
 				out.add(x.set, x.Element)
 			}
 			delete(had, x.id())
-		})
+		}
 	}
 	for i := range was.fronts {
-		was.fronts[i].each(func(x item) {
+		for _, x := range was.fronts[i].items {
 			if e, ok := had[x.id()]; ok {
 				out.remove(x.set, e)
 				delete(had, x.id())
 			}
-		})
+		}
 	}
 }
 
@@ -210,12 +212,6 @@ type itemID struct {
 }
 
 func (x item) id() itemID { return itemID{x.set, x.Key + x.KeyEnd} }
-
-func (f *front) each(do func(item)) {
-	for _, x := range f.items {
-		do(x)
-	}
-}
 
 func (f *front) same(g *front) bool { return slices.Equal(f.items, g.items) }
 

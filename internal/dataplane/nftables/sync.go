@@ -187,7 +187,7 @@ func (w *writer) flushIfLarge() {
 	}
 }
 
-// change gives a row to an output, unless it cannot be written.
+// row gives a row to an output, unless it cannot be written.
 func (w *writer) row(sp *proxy.ServicePort, out output) {
 	if err := w.t.change(nil, sp, out); err != nil {
 		w.refused[sp.Key] = err
