@@ -53,6 +53,9 @@ func affinityClients(d proxy.Dataplane) func(context.Context, proxy.Family) (cli
 	return nil
 }
 
+// cleanupFailed counts a stale chain that a dataplane could not delete.
+func (s *ProxyServer) cleanupFailed(f proxy.Family) { s.metrics.NftablesCleanupFailure(f) }
+
 // wrote passes on what a dataplane wrote.
 func (s *ProxyServer) wrote(w iptables.Written) {
 	s.metrics.IPTablesRules(w.Table, w.Family, metrics.IPTablesCount{Owned: w.Owned, Written: w.Rules})

@@ -84,7 +84,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 		return nil, err
 	}
 	s := &ProxyServer{plan: p}
-	settings := dataplane.Settings{MasqueradeBit: uint8(p.config.MasqueradeBit), Wrote: s.wrote}
+	settings := dataplane.Settings{MasqueradeBit: uint8(p.config.MasqueradeBit), Wrote: s.wrote, CleanupFailed: s.cleanupFailed}
 	if settings.Families, err = probe(ctx, mode, settings); err != nil {
 		return nil, fmt.Errorf("probe mode %s: %w", p.config.Mode, err)
 	}

@@ -21,6 +21,10 @@ type Settings struct {
 
 	// Wrote is told what was written, by modes that count rules; nil: nobody is.
 	Wrote func(iptables.Written)
+
+	// CleanupFailed is told of a stale chain of nftables that could not be
+	// deleted; nil: nobody is.
+	CleanupFailed func(proxy.Family)
 }
 
 // Mode is one way of programming the kernel.
@@ -69,7 +73,7 @@ func Cleanup(ctx context.Context) (removed []string, err error) {
 func nftablesMode() Mode {
 	settings := func(s Settings) nftables.Settings {
 		return nftables.Settings{
-			MarkBit: s.MasqueradeBit, Families: s.Families,
+			MarkBit: s.MasqueradeBit, Families: s.Families, CleanupFailed: s.CleanupFailed,
 			Others: func(ctx context.Context) (localnet.Traces, error) { return kubeproxy.Traces(ctx) },
 		}
 	}

@@ -170,6 +170,11 @@ func (m *Metrics) NftablesSyncFailure(f proxy.Family) {
 	m.nftSyncFailures.WithLabelValues(f.String()).Inc()
 }
 
+// NftablesCleanupFailure counts a deletion of a stale chain that failed.
+func (m *Metrics) NftablesCleanupFailure(f proxy.Family) {
+	m.nftCleanupFailures.WithLabelValues(f.String()).Inc()
+}
+
 // Refused says how many service ports the kernel refuses.
 func (m *Metrics) Refused(f proxy.Family, n int) {
 	m.refused.WithLabelValues(f.String()).Set(float64(n))

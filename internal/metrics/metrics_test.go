@@ -42,6 +42,7 @@ var everywhere = []exposed{
 }
 
 var nftablesOnly = []exposed{
+	{"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "COUNTER", "ip_family", ""},
 	{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "COUNTER", "ip_family", ""},
 }
 
@@ -94,6 +95,7 @@ func touch(m *Metrics) {
 		m.NetworkProgramming(f, time.Now())
 		m.ConntrackReconciled(f, time.Second, 2)
 		m.NftablesSyncFailure(f)
+		m.NftablesCleanupFailure(f)
 		m.Refused(f, 1)
 		m.IPTablesRestoreFailure(f)
 		m.IPTablesPartialRestoreFailure(f)

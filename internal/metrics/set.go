@@ -36,6 +36,7 @@ type set struct {
 	iptRestoreFailures          *k8s.CounterVec
 	iptPartialFailures          *k8s.CounterVec
 	nftSyncFailures             *k8s.CounterVec
+	nftCleanupFailures          *k8s.CounterVec
 	refused                     *k8s.GaugeVec
 }
 
@@ -64,6 +65,7 @@ func newSet() set {
 		iptRestoreFailures: counters("sync_proxy_rules_iptables_restore_failures_total", "Restores of iptables that failed", byFamily),
 		iptPartialFailures: counters("sync_proxy_rules_iptables_partial_restore_failures_total", "Partial syncs of iptables that failed", byFamily),
 		nftSyncFailures:    counters("sync_proxy_rules_nftables_sync_failures_total", "Transactions of nftables that failed", byFamily),
+		nftCleanupFailures: counters("sync_proxy_rules_nftables_cleanup_failures_total", "Deletions of stale nftables chains that failed", byFamily),
 		refused:            gauges("sync_proxy_rules_refused_service_ports", "Service ports that the kernel refuses and that were set aside", byFamily),
 	}
 }
@@ -77,7 +79,7 @@ func (s *set) of(m config.ProxyMode) []k8s.Registerable {
 	}
 	switch m {
 	case config.NFTables, config.EBPF: // eBPF has nftables beneath
-		return append(all, s.nftSyncFailures)
+		return append(all, s.nftSyncFailures, s.nftCleanupFailures)
 	case config.IPTables:
 		return append(all, s.iptRules, s.iptWritten, s.iptRestoreFailures, s.iptPartialFailures)
 	case config.IPVS:

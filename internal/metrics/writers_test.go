@@ -36,6 +36,7 @@ var writes = map[string]func(*Metrics){
 	"Livez":                         func(m *Metrics) { m.Livez(200) },
 	"ConntrackReconciled":           func(m *Metrics) { m.ConntrackReconciled(proxy.IPv4, time.Second, 1) },
 	"NftablesSyncFailure":           func(m *Metrics) { m.NftablesSyncFailure(proxy.IPv4) },
+	"NftablesCleanupFailure":        func(m *Metrics) { m.NftablesCleanupFailure(proxy.IPv4) },
 	"IPTablesRules":                 func(m *Metrics) { m.IPTablesRules("nat", proxy.IPv4, IPTablesCount{Owned: 1, Written: 1}) },
 	"IPTablesRestoreFailure":        func(m *Metrics) { m.IPTablesRestoreFailure(proxy.IPv4) },
 	"IPTablesPartialRestoreFailure": func(m *Metrics) { m.IPTablesPartialRestoreFailure(proxy.IPv4) },

@@ -144,7 +144,8 @@ func TestUnusedClassesGo(t *testing.T) { synctest.Test(t, unusedClassesGo) }
 func unusedClassesGo(t *testing.T) {
 	ctx := context.Background()
 	f := &faulty{nft.NewFake(), func(*nft.Op) error { return nil }}
-	d := New(f, Settings{MarkBit: 14})
+	failed := map[proxy.Family]int{}
+	d := New(f, Settings{MarkBit: 14, CleanupFailed: func(f proxy.Family) { failed[f]++ }})
 	if err := d.Sync(ctx, plainState(0)); err != nil {
 		t.Fatal(err)
 	}
@@ -179,6 +180,15 @@ func unusedClassesGo(t *testing.T) {
 	}
 	if n := len(l.Chains); n > 2*(maxUnused+int(unusedTime/time.Second))+80 {
 		t.Errorf("%d chains are left of 1000 classes", n)
+	}
+	if failed[proxy.IPv4] != 1 || failed[proxy.IPv6] != 0 {
+		t.Errorf("told of failures %v; want one of IPv4", failed)
+	}
+	if err := d.Sync(ctx, &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{last.Key: last}, Node: testNode()}); err != nil {
+		t.Fatal(err)
+	}
+	if failed[proxy.IPv4] != 2 {
+		t.Errorf("told of failures %v after a Sync, which tries again; want two", failed)
 	}
 	if _, there := l.Chains[stuckChain]; !there {
 		t.Fatalf("chain %s went although it could not", stuckChain)

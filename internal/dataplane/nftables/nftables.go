@@ -23,6 +23,10 @@ type Settings struct {
 	// Others tells what others than our table know about who opened loopback;
 	// nil: there is nobody.
 	Others func(context.Context) (localnet.Traces, error)
+
+	// CleanupFailed is told that a chain that nothing leads to could not be
+	// deleted; nil: nobody is.
+	CleanupFailed func(proxy.Family)
 }
 
 // Dataplane writes rows to nf_tables of one network namespace.
@@ -66,7 +70,11 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 func New(conn nft.Interface, s Settings) *Dataplane {
 	d := &Dataplane{conn: conn, localnet: localnet.New(nil, nil), stepSize: stepSize, batchBytes: batchBytes}
 	for _, f := range s.families() {
-		d.tables = append(d.tables, newTable(f, s.MarkBit, tableName))
+		t := newTable(f, s.MarkBit, tableName)
+		if s.CleanupFailed != nil {
+			t.cleanupFailed = func() { s.CleanupFailed(f) }
+		}
+		d.tables = append(d.tables, t)
 	}
 	return d
 }

@@ -210,8 +210,6 @@ func (w *writer) sweep() {
 	}
 	w.flush()
 	for _, name := range w.gone {
-		var b nft.Batch
-		b.DeleteChain(w.t.Table, name)
-		_ = w.conn.Commit(w.ctx, &b)
+		w.t.deleteChain(w.ctx, w.conn, name)
 	}
 }

@@ -147,10 +147,7 @@ func (t *table) removeClass(ctx context.Context, conn nft.Interface, c class) {
 		if i > 0 && t.classes.remembers(c) {
 			break
 		}
-		b = nft.Batch{}
-		b.FlushChain(t.Table, out.Name)
-		b.DeleteChain(t.Table, out.Name)
-		_ = conn.Commit(ctx, &b) // an empty chain does no harm, and Sync looks for it
+		t.deleteChain(ctx, conn, out.Name)
 	}
 }
 

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 
@@ -38,6 +39,19 @@ type table struct {
 	shares  map[itemID]int // how many rows share an element
 
 	recovered bool // the numbers of a former process are known
+
+	cleanupFailed func() // told that a chain could not be deleted
+}
+
+// deleteChain deletes a chain that nothing leads to any more. One that cannot go
+// yet is left for the next Sync.
+func (t *table) deleteChain(ctx context.Context, conn nft.Interface, name string) {
+	var b nft.Batch
+	b.FlushChain(t.Table, name)
+	b.DeleteChain(t.Table, name)
+	if conn.Commit(ctx, &b) != nil {
+		t.cleanupFailed()
+	}
 }
 
 // frontendMaps are the maps of one way to say which frontend a packet is for:
@@ -59,6 +73,7 @@ func newTable(f proxy.Family, markBit uint8, name string) *table {
 	t := &table{
 		family: f, Table: nft.Table{Family: nft.IP, Name: name}, mark: 1 << markBit,
 		classes: newClasses(), blocks: newBlocks(), shares: map[itemID]int{},
+		cleanupFailed: func() {},
 	}
 	addr := nft.IPv4Addr
 	if f == proxy.IPv6 {
