@@ -78,7 +78,7 @@ var table = []rule{
 	{"internal/source/informer", []string{"internal/source", "internal/apiclient"}, []string{"k8s.io/"}},
 	{"internal/source/manifest", []string{"internal/source"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/klog/", "sigs.k8s.io/yaml", "sigs.k8s.io/json", "go.yaml.in/yaml/v3", "github.com/fsnotify/fsnotify", "github.com/go-logr/"}},
 	{"internal/source", []string{}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
-	{"internal/kernel/", []string{}, []string{"github.com/google/nftables/expr", "github.com/mdlayher/netlink", "github.com/vishvananda/", "golang.org/x/sys/"}},
+	{"internal/kernel/", []string{"internal/kernel/"}, []string{"github.com/google/nftables/expr", "github.com/mdlayher/netlink", "github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/dataplane/localnet", []string{"internal/kernel/sysctl"}, []string{"k8s.io/klog/"}},
 	{"internal/dataplane/nftables", []string{"internal/proxy", "internal/kernel/", "internal/dataplane/localnet"}, []string{"k8s.io/klog/", "github.com/google/nftables/expr", "golang.org/x/sys/"}},
 	{"internal/dataplane/iptables", []string{"internal/proxy", "internal/kernel/", "internal/dataplane/kubeproxy", "internal/dataplane/localnet"}, []string{"k8s.io/klog/"}},
@@ -115,11 +115,19 @@ func TestImports(t *testing.T) {
 		}
 		for _, spec := range f.file.Imports {
 			path, _ := strconv.Unquote(spec.Path.Value)
+			if isFake(path) && !isFake(f.pkg) {
+				t.Errorf("%v: %s is for tests, %s is none", fset.Position(spec.Pos()), path, f.path)
+			}
 			if !allowed(table[i], f.pkg, path) {
 				t.Errorf("%v: %s may not import %s", fset.Position(spec.Pos()), f.pkg, path)
 			}
 		}
 	}
+}
+
+// isFake reports whether a package stands in for a kernel interface in tests.
+func isFake(path string) bool {
+	return strings.Contains(path, "internal/kernel/") && strings.HasSuffix(path, "test")
 }
 
 func allowed(r rule, pkg, path string) bool {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"sluice/internal/kernel/ct"
+	"sluice/internal/kernel/ct/cttest"
 	"sluice/internal/proxy"
 )
 
@@ -103,7 +104,7 @@ func nodeWith(prefixes ...string) *proxy.Node {
 type bench struct {
 	t      *testing.T
 	rec    *Reconciler
-	kernel *ct.Fake
+	kernel *cttest.Fake
 	state  *proxy.State
 	passes []Pass
 	log    func() string
@@ -113,7 +114,7 @@ type bench struct {
 func run(t *testing.T, play func(*bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{t: t, kernel: ct.NewFake(), state: proxy.NewState()}
+		b := &bench{t: t, kernel: cttest.NewFake(), state: proxy.NewState()}
 		b.state.Node = nodeWith("0.0.0.0/0", "::/0")
 		b.rec = New(Settings{
 			Flows: b.kernel,

@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice/internal/kernel/link"
+	"sluice/internal/kernel/link/linktest"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 )
@@ -123,7 +124,7 @@ func TestServiceCheckAnswers(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := newChecks(t, &link.Fake{})
+			c := newChecks(t, &linktest.Fake{})
 			c.healthy.Store(tt.healthy)
 			c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, 30100, tt.local))
 			local, healthy := string(rune('0'+tt.local)), map[bool]string{true: "true", false: "false"}[tt.healthy]
@@ -146,7 +147,7 @@ func TestServiceCheckAnswers(t *testing.T) {
 }
 
 func TestRequestThatRacesWithDeletion(t *testing.T) {
-	c := newChecks(t, &link.Fake{})
+	c := newChecks(t, &linktest.Fake{})
 	key := keyOf("web", proxy.IPv4)
 	c.set(key, checkOf("web", proxy.IPv4, 30100, 1))
 	h := c.handler(key)
@@ -218,7 +219,7 @@ func TestServiceChecksFollowTheNode(t *testing.T) {
 // TestPortInUse is told once, and mended with the next step.
 func TestPortInUse(t *testing.T) {
 	at, other := taken(t)
-	addresses := &link.Fake{}
+	addresses := &linktest.Fake{}
 	addresses.Set(at.Addr())
 	c := newChecks(t, addresses)
 	c.takes("127.0.0.1/32")
@@ -245,7 +246,7 @@ func TestPortInUse(t *testing.T) {
 func TestPortInUseIsRetried(t *testing.T) {
 	at, other := taken(t)
 	synctest.Test(t, func(t *testing.T) {
-		addresses := &link.Fake{}
+		addresses := &linktest.Fake{}
 		addresses.Set(at.Addr())
 		c := newChecks(t, addresses)
 		c.takes("127.0.0.1/32")
@@ -265,7 +266,7 @@ func TestPortInUseIsRetried(t *testing.T) {
 
 func TestNoAddressTakesNodePorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		addresses := &link.Fake{}
+		addresses := &linktest.Fake{}
 		addresses.Set(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("fe80::1"))
 		c := newChecks(t, addresses)
 		c.takes("192.0.2.0/24", "fe80::/10")
@@ -286,7 +287,7 @@ func TestNoAddressTakesNodePorts(t *testing.T) {
 // TestAddressWatch fails, works and breaks.
 func TestAddressWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		addresses := &link.Fake{}
+		addresses := &linktest.Fake{}
 		addresses.Fail(errors.New("no netlink"))
 		c := newChecks(t, addresses)
 		c.takes("192.0.2.0/24")

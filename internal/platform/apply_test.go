@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/sysctl/sysctltest"
 )
 
 // fresh is a host of four CPUs as the kernel makes it.
@@ -108,7 +109,7 @@ func TestApply(t *testing.T) {
 			for name, v := range tt.host {
 				values[name] = v
 			}
-			k := sysctl.NewFake(values)
+			k := sysctltest.NewFake(values)
 			got := Apply(t.Context(), k, tt.settings)
 			if diff := cmp.Diff(Report{Changes: tt.want}, got); diff != "" {
 				t.Errorf("report mismatch (-want +got):\n%s", diff)
@@ -150,7 +151,7 @@ func TestProblems(t *testing.T) {
 			if tt.spoil != nil {
 				tt.spoil(values)
 			}
-			k := sysctl.NewFake(values)
+			k := sysctltest.NewFake(values)
 			for name := range values {
 				if tt.err != nil {
 					k.Refuse(name, tt.err)
@@ -179,7 +180,7 @@ func TestProblems(t *testing.T) {
 func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	k := sysctl.NewFake(fresh())
+	k := sysctltest.NewFake(fresh())
 	if r := Apply(ctx, k, defaults()); len(r.Changes)+len(r.Problems)+len(k.Writes()) > 0 {
 		t.Errorf("report %v, writes %v; want nothing", r, k.Writes())
 	}

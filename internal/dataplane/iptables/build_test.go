@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/ipt"
-	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/ipt/ipttest"
+	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
 )
 
@@ -38,9 +39,9 @@ func variants(t *testing.T, test func(*testing.T, *Dataplane)) {
 }
 
 // faked returns a dataplane for IPv4 over memory.
-func faked() (*Dataplane, *ipt.Fake) {
-	fake := ipt.NewFake()
-	k := sysctl.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
+func faked() (*Dataplane, *ipttest.Fake) {
+	fake := ipttest.NewFake()
+	k := sysctltest.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
 	programs := map[proxy.Family]ipt.Interface{proxy.IPv4: fake}
 	return New(programs, k, Settings{MarkBit: 14, Families: []proxy.Family{proxy.IPv4}}), fake
 }

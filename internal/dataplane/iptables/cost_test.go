@@ -5,11 +5,12 @@ import (
 	"testing"
 
 	"sluice/internal/kernel/ipt"
+	"sluice/internal/kernel/ipt/ipttest"
 	"sluice/internal/proxy"
 )
 
 // synced returns a dataplane over memory that holds n Services.
-func synced(t *testing.T, n int) (*Dataplane, *ipt.Fake) {
+func synced(t *testing.T, n int) (*Dataplane, *ipttest.Fake) {
 	t.Helper()
 	d, fake := faked()
 	if err := d.Sync(t.Context(), plainState(n)); err != nil {

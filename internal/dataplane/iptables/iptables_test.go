@@ -15,7 +15,7 @@ import (
 	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nfacct"
-	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
 )
 
@@ -235,7 +235,7 @@ func TestProbabilities(t *testing.T) {
 // settings cannot be changed.
 func TestLoopbackCannotBeOpened(t *testing.T) {
 	d, _ := faked()
-	k := sysctl.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
+	k := sysctltest.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
 	k.Refuse("net/ipv4/conf/all/route_localnet", errors.New("read-only file system"))
 	d.localnet = localnet.New(k, nil)
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))

@@ -12,7 +12,8 @@ import (
 	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
-	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/ipt/ipttest"
+	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
 )
 
@@ -20,7 +21,7 @@ import (
 // change whether loopback is open and not guarded: a daemon may be killed there.
 type guardedHost struct {
 	ipt.Interface
-	*sysctl.Fake
+	*sysctltest.Fake
 	t      *testing.T
 	others localnet.Traces
 	own    bool // the setting is the administrator's own
@@ -135,7 +136,7 @@ func TestLoopbackTransitions(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			h := &guardedHost{
-				Interface: ipt.NewFake(), Fake: sysctl.NewFake(map[string]string{localnet.Name: tt.setting}),
+				Interface: ipttest.NewFake(), Fake: sysctltest.NewFake(map[string]string{localnet.Name: tt.setting}),
 				t: t, others: tt.others, own: tt.setting == "1",
 			}
 			h.restart()

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sluice/internal/kernel/ipt"
+	"sluice/internal/kernel/ipt/ipttest"
 	"sluice/internal/proxy"
 )
 
@@ -40,7 +40,7 @@ func watched(t *testing.T, d *Dataplane) (noticed func() []string) {
 }
 
 // hurt changes the tables as somebody else would.
-func hurt(t *testing.T, fake *ipt.Fake, input string) {
+func hurt(t *testing.T, fake *ipttest.Fake, input string) {
 	t.Helper()
 	if err := fake.Restore(t.Context(), []byte(input)); err != nil {
 		t.Fatal(err)
@@ -113,7 +113,7 @@ func TestWatchBesideApply(t *testing.T) {
 // betweenLooks is tables that another process changes in the middle of our
 // restore: after it was written, before we look at the stamp.
 type betweenLooks struct {
-	*ipt.Fake
+	*ipttest.Fake
 	hurt func()
 }
 

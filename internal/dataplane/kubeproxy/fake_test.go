@@ -15,8 +15,10 @@ import (
 
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
+	"sluice/internal/kernel/ipt/ipttest"
 	"sluice/internal/kernel/nft"
-	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/nft/nfttest"
+	"sluice/internal/kernel/sysctl/sysctltest"
 )
 
 // fakeIPVS is the ipvs mode's part of a kernel, in memory.
@@ -57,15 +59,15 @@ func (k *fakeIPVS) removeSet(name string) error {
 
 // fakeHost returns a host in memory whose IPv4 legacy tables hold rules. Legacy,
 // because those of nf_tables are looked at by netlink first.
-func fakeHost(t *testing.T, rules string) (*host, *ipt.Fake, *fakeIPVS) {
+func fakeHost(t *testing.T, rules string) (*host, *ipttest.Fake, *fakeIPVS) {
 	t.Helper()
-	programs, ipvs := ipt.NewFake(), &fakeIPVS{}
+	programs, ipvs := ipttest.NewFake(), &fakeIPVS{}
 	if err := programs.Restore(t.Context(), []byte(rules)); err != nil {
 		t.Fatal(err)
 	}
 	programs.Reset()
 	return &host{
-		nft: nft.NewFake(),
+		nft: nfttest.NewFake(),
 		ipt: func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) { return programs, nil },
 		legacyTables: func(f ipt.Family) ([]string, error) {
 			if f == ipt.IPv4 && rules != "" {
@@ -74,7 +76,7 @@ func fakeHost(t *testing.T, rules string) (*host, *ipt.Fake, *fakeIPVS) {
 			return nil, nil
 		},
 		ipvs:    ipvs,
-		sysctls: sysctl.NewFake(map[string]string{localnet.Name: "0"}),
+		sysctls: sysctltest.NewFake(map[string]string{localnet.Name: "0"}),
 	}, programs, ipvs
 }
 
@@ -120,7 +122,7 @@ func TestCleanupSaysWhatItDid(t *testing.T) {
 	if diff := cmp.Diff([]string{"server TCP 10.96.0.10:80", "server UDP [fd00::1]:53", "link kube-ipvs0", "set KUBE-CLUSTER-IP"}, ipvs.asked); diff != "" {
 		t.Errorf("asked of the kernel (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(ipt.Count{Saves: 1, Restores: 1, Lines: 9}, programs.Reset()); diff != "" {
+	if diff := cmp.Diff(ipttest.Count{Saves: 1, Restores: 1, Lines: 9}, programs.Reset()); diff != "" {
 		t.Errorf("asked of iptables (-want +got):\n%s", diff)
 	}
 }

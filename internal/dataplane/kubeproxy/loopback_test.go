@@ -8,7 +8,7 @@ import (
 
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
-	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/sysctl/sysctltest"
 )
 
 const (
@@ -44,7 +44,7 @@ func TestCleanupClosesLoopback(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			h, programs, _ := fakeHost(t, tt.rules)
-			k := sysctl.NewFake(map[string]string{localnet.Name: "1"})
+			k := sysctltest.NewFake(map[string]string{localnet.Name: "1"})
 			if tt.refuse != nil {
 				k.Refuse(localnet.Name, tt.refuse)
 			}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/sysctl/sysctltest"
 )
 
 // TestSetting walks through everything that can become of the setting. Each step
@@ -46,7 +47,7 @@ func TestSetting(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			k := sysctl.NewFake(map[string]string{Name: tt.was})
+			k := sysctltest.NewFake(map[string]string{Name: tt.was})
 			if tt.refuse != nil {
 				k.Refuse(Name, tt.refuse)
 			}
@@ -78,7 +79,7 @@ func TestSetting(t *testing.T) {
 // TestAdministratorLater has the administrator switch the setting on while nobody
 // of us wants it: it is no service proxy's.
 func TestAdministratorLater(t *testing.T) {
-	k := sysctl.NewFake(map[string]string{Name: "0"})
+	k := sysctltest.NewFake(map[string]string{Name: "0"})
 	s := New(k, nil)
 	for _, now := range []string{"0", "1", "1"} {
 		if err := k.Write(Name, now); err != nil {
@@ -96,14 +97,14 @@ func TestAdministratorLater(t *testing.T) {
 
 // TestPutBack says what it did, or what is to be done.
 func TestPutBack(t *testing.T) {
-	k := sysctl.NewFake(map[string]string{Name: "1"})
+	k := sysctltest.NewFake(map[string]string{Name: "1"})
 	if done, err := PutBack(k); done == "" || err != nil || IsOn(k) {
 		t.Errorf("did %q, error %v", done, err)
 	}
 	if done, err := PutBack(k); done != "" || err != nil {
 		t.Errorf("the second time: did %q, error %v", done, err)
 	}
-	k = sysctl.NewFake(map[string]string{Name: "1"})
+	k = sysctltest.NewFake(map[string]string{Name: "1"})
 	refused := errors.New("read-only file system")
 	k.Refuse(Name, refused)
 	if done, err := PutBack(k); done != "" || !errors.Is(err, refused) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
 )
 
@@ -56,7 +57,7 @@ func wantIDs(t *testing.T, d *Dataplane, sp *proxy.ServicePort) {
 func TestReplaceAllEndpoints(t *testing.T) {
 	ctx := context.Background()
 	for _, n := range []int{smallLists, largeLists} {
-		fake := nft.NewFake()
+		fake := nfttest.NewFake()
 		d := New(fake, Settings{MarkBit: 14})
 		a, b, c := stickyRow(0, n), stickyRow(n, n), stickyRow(2*n, n)
 		if err := d.Sync(ctx, stickyState(a)); err != nil {
@@ -80,7 +81,7 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 	ctx := context.Background()
 	for name, old := range map[string]*proxy.ServicePort{"changed": stickyRow(0, 10), "new": nil} {
 		t.Run(name, func(t *testing.T) {
-			f := &faulty{nft.NewFake(), func(*nft.Op) error { return nil }}
+			f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
 			d := New(f, Settings{MarkBit: 14})
 			s := plainState(0)
 			if old != nil {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
 )
 
@@ -31,7 +32,7 @@ func (a *attempts) Commit(ctx context.Context, b *nft.Batch) error {
 // batch, and none is refused, for which the kernel takes its time.
 func TestCostOfFlapping(t *testing.T) {
 	ctx := context.Background()
-	conn := &attempts{Interface: nft.NewFake()}
+	conn := &attempts{Interface: nfttest.NewFake()}
 	d := New(conn, Settings{MarkBit: 14})
 	a, b := plainRow(0, 3, 0), plainRow(0, 2, 0)
 	s := plainState(0)
@@ -70,7 +71,7 @@ func (s silent) Commit(ctx context.Context, b *nft.Batch) error {
 // they could be deleted.
 func TestLostAnswerLosesNoClass(t *testing.T) {
 	ctx := context.Background()
-	fake := nft.NewFake()
+	fake := nfttest.NewFake()
 	d := New(silent{fake}, Settings{MarkBit: 14})
 	if err := d.Sync(ctx, plainState(0)); err != nil {
 		t.Fatal(err)
@@ -126,7 +127,7 @@ func TestClassNumbersBeginAnew(t *testing.T) {
 // element to it, at all such rules: chains of classes may refer to the map of
 // remembered clients alone, once for each time-out.
 func TestClassesReferToNoLargeMap(t *testing.T) {
-	for _, tab := range New(nft.NewFake(), Settings{MarkBit: 14}).tables {
+	for _, tab := range New(nfttest.NewFake(), Settings{MarkBit: 14}).tables {
 		for _, c := range []class{
 			{count: 3},
 			{count: 3, nodePort: true, scope: proxy.ScopeLocal, masquerade: true},

@@ -5,14 +5,14 @@ import (
 	"net/netip"
 	"testing"
 
-	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
 )
 
 // synced returns a dataplane on a Fake that holds n Services with ten endpoints each.
-func synced(t *testing.T, n int) (*Dataplane, *nft.Fake) {
+func synced(t *testing.T, n int) (*Dataplane, *nfttest.Fake) {
 	t.Helper()
-	fake := nft.NewFake()
+	fake := nfttest.NewFake()
 	d := New(fake, Settings{MarkBit: 14})
 	if err := d.Sync(context.Background(), plainState(n)); err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
 )
 
@@ -110,7 +111,7 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 	delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(200, 4, 0)})
 	for _, way := range []string{"Apply", "Sync", "Sync of an empty kernel"} {
 		t.Run(way, func(t *testing.T) {
-			f := &faulty{nft.NewFake(), func(*nft.Op) error { return nil }}
+			f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
 			d := New(f, Settings{MarkBit: 14})
 			if way != "Sync of an empty kernel" {
 				if err := d.Sync(ctx, state); err != nil {
@@ -143,7 +144,7 @@ func TestUnusedClassesGo(t *testing.T) { synctest.Test(t, unusedClassesGo) }
 
 func unusedClassesGo(t *testing.T) {
 	ctx := context.Background()
-	f := &faulty{nft.NewFake(), func(*nft.Op) error { return nil }}
+	f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
 	failed := map[proxy.Family]int{}
 	d := New(f, Settings{MarkBit: 14, CleanupFailed: func(f proxy.Family) { failed[f]++ }})
 	if err := d.Sync(ctx, plainState(0)); err != nil {
@@ -233,14 +234,14 @@ func TestStopBetweenBatches(t *testing.T) {
 		}
 	}
 	for stop := 1; ; stop++ {
-		fake := nft.NewFake()
+		fake := nfttest.NewFake()
 		d := New(fake, Settings{MarkBit: 14})
 		if err := d.Sync(ctx, before); err != nil {
 			t.Fatal(err)
 		}
 		allowed := map[string]bool{}
 		for _, s := range []*proxy.State{before, after} {
-			n := New(nft.NewFake(), Settings{MarkBit: 14})
+			n := New(nfttest.NewFake(), Settings{MarkBit: 14})
 			if err := n.Sync(ctx, s); err != nil {
 				t.Fatal(err)
 			}
@@ -343,7 +344,7 @@ func TestAffinityWithoutRoom(t *testing.T) {
 // restart, and gives none again, but for a restart.
 func TestIDsAreStable(t *testing.T) {
 	ctx := context.Background()
-	fake := nft.NewFake()
+	fake := nfttest.NewFake()
 	d := New(fake, Settings{MarkBit: 14})
 	row := func(first int) *proxy.ServicePort {
 		sp := plainRow(0, 10, first)

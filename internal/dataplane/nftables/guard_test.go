@@ -11,7 +11,8 @@ import (
 
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
-	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/nft/nfttest"
+	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
 )
 
@@ -19,7 +20,7 @@ import (
 // whether loopback is open and not guarded: a daemon may be killed there.
 type guardedHost struct {
 	nft.Interface
-	*sysctl.Fake
+	*sysctltest.Fake
 	t      *testing.T
 	others localnet.Traces
 	own    bool // the setting is the administrator's own
@@ -29,7 +30,7 @@ type guardedHost struct {
 
 func newGuardedHost(t *testing.T, setting string) *guardedHost {
 	h := &guardedHost{
-		Interface: nft.NewFake(), Fake: sysctl.NewFake(map[string]string{localnet.Name: setting}),
+		Interface: nfttest.NewFake(), Fake: sysctltest.NewFake(map[string]string{localnet.Name: setting}),
 		t: t, own: setting != "0",
 	}
 	h.restart()

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sluice/internal/dataplane/localnet"
-	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
 )
 
@@ -168,7 +168,7 @@ func (h *host) insist(sp *proxy.ServicePort) {
 // TestLeaveKeepsTheGuard leaves loopback addresses guarded: the setting that
 // makes them need it stays.
 func TestLeaveKeepsTheGuard(t *testing.T) {
-	d := New(nft.NewFake(), Settings{MarkBit: 14})
+	d := New(nfttest.NewFake(), Settings{MarkBit: 14})
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
 	if err := d.Sync(t.Context(), s); err != nil {

@@ -15,7 +15,9 @@ import (
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
 )
 
@@ -35,8 +37,8 @@ func TestRouteLocalnet(t *testing.T) {
 	}
 	for _, tt := range tests {
 		for _, byStep := range []bool{false, true} {
-			k := sysctl.NewFake(map[string]string{localnet.Name: "0"})
-			conn := &before{Interface: nft.NewFake(), settings: k}
+			k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
+			conn := &before{Interface: nfttest.NewFake(), settings: k}
 			d := New(conn, Settings{MarkBit: 14})
 			d.localnet = localnet.New(k, nil)
 			s := plainState(1)
@@ -65,7 +67,7 @@ func TestRouteLocalnet(t *testing.T) {
 // before notes whether the guard was written while the setting was still off.
 type before struct {
 	nft.Interface
-	settings *sysctl.Fake
+	settings *sysctltest.Fake
 	guarded  bool
 }
 
@@ -80,9 +82,9 @@ func (b *before) Commit(ctx context.Context, batch *nft.Batch) error {
 
 // TestLoopbackThatCannotBeOpened goes on without.
 func TestLoopbackThatCannotBeOpened(t *testing.T) {
-	k := sysctl.NewFake(map[string]string{localnet.Name: "0"})
+	k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
 	k.Refuse(localnet.Name, errors.New("read-only file system"))
-	d := New(nft.NewFake(), Settings{MarkBit: 14})
+	d := New(nfttest.NewFake(), Settings{MarkBit: 14})
 	d.localnet = localnet.New(k, nil)
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true

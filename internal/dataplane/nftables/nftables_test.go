@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
 )
 
@@ -79,7 +80,7 @@ func TestStepsLeadToTheSame(t *testing.T) {
 				}
 			}
 		}
-		fresh, fake := New(nft.NewFake(), Settings{MarkBit: 14}), nft.NewFake()
+		fresh, fake := New(nfttest.NewFake(), Settings{MarkBit: 14}), nfttest.NewFake()
 		fresh.conn = fake
 		if err := fresh.Sync(ctx, state); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
@@ -328,7 +329,7 @@ func TestDriftAsksForSync(t *testing.T) {
 
 // TestNothingApplied says so when nothing was sent.
 func TestNothingApplied(t *testing.T) {
-	d := New(nft.NewFake(), Settings{})
+	d := New(nfttest.NewFake(), Settings{})
 	if err := d.Sync(context.Background(), plainState(1)); err != nil {
 		t.Fatal(err)
 	}

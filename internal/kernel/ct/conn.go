@@ -98,7 +98,7 @@ func (c *Conn) dump(f Filter, byProtocol bool, keep func(*Flow) bool) ([]Flow, e
 			c.parsed++
 			if err := decode(r.body, &flow); err != nil {
 				incomplete = fmt.Errorf("%w: %w", ErrIncomplete, err)
-			} else if flow.matches(f) && keep(&flow) {
+			} else if f.Matches(&flow) && keep(&flow) {
 				flows = append(flows, flow)
 			}
 			return nil

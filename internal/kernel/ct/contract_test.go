@@ -1,4 +1,4 @@
-package ct
+package ct_test
 
 import (
 	"cmp"
@@ -13,6 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/ct"
+	"sluice/internal/kernel/ct/cttest"
 )
 
 const tcp, udp, sctp = unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP
@@ -21,10 +24,10 @@ var addresses = gocmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
 
 // TestContract holds the kernel and the Fake to the same behaviour.
 func TestContract(t *testing.T) {
-	implementations := map[string]func(*testing.T, []Flow) Interface{
-		"kernel": func(t *testing.T, flows []Flow) Interface { return openInNamespace(t, flows) },
-		"fake": func(_ *testing.T, flows []Flow) Interface {
-			k := NewFake()
+	implementations := map[string]func(*testing.T, []ct.Flow) ct.Interface{
+		"kernel": func(t *testing.T, flows []ct.Flow) ct.Interface { return openInNamespace(t, flows) },
+		"fake": func(_ *testing.T, flows []ct.Flow) ct.Interface {
+			k := cttest.NewFake()
 			k.Add(flows...)
 			return k
 		},
@@ -40,7 +43,7 @@ func TestContract(t *testing.T) {
 
 // openInNamespace opens the kernel in a network namespace of the test's own,
 // where flows are tracked. The namespace ends with the test's thread.
-func openInNamespace(t testing.TB, flows []Flow) *Conn {
+func openInNamespace(t testing.TB, flows []ct.Flow) *ct.Conn {
 	t.Helper()
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -56,7 +59,7 @@ func openInNamespace(t testing.TB, flows []Flow) *Conn {
 			t.Fatalf("create %v: %v", &f, err)
 		}
 	}
-	c, err := Open()
+	c, err := ct.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +68,7 @@ func openInNamespace(t testing.TB, flows []Flow) *Conn {
 }
 
 // entry is a flow as another implementation has it.
-func entry(f Flow) conntrack.Flow {
+func entry(f ct.Flow) conntrack.Flow {
 	e := conntrack.NewFlow(f.Protocol, conntrack.StatusConfirmed, f.Orig.Src.Addr(), f.Orig.Dst.Addr(),
 		f.Orig.Src.Port(), f.Orig.Dst.Port(), 600, 0)
 	e.TupleReply.IP.SourceAddress, e.TupleReply.IP.DestinationAddress = f.Reply.Src.Addr(), f.Reply.Dst.Addr()
@@ -74,22 +77,22 @@ func entry(f Flow) conntrack.Flow {
 	return e
 }
 
-func flow(protocol uint8, src, dst, by string) Flow {
+func flow(protocol uint8, src, dst, by string) ct.Flow {
 	a := netip.MustParseAddrPort
-	return Flow{
+	return ct.Flow{
 		Protocol: protocol,
-		Orig:     Tuple{a(src), a(dst)},
-		Reply:    Tuple{a(by), a(src)},
+		Orig:     ct.Tuple{a(src), a(dst)},
+		Reply:    ct.Tuple{a(by), a(src)},
 	}
 }
 
-func inZone(f Flow, zone uint16) Flow {
+func inZone(f ct.Flow, zone uint16) ct.Flow {
 	f.Zone = zone
 	return f
 }
 
 // tracked is what every contract begins with.
-var tracked = []Flow{
+var tracked = []ct.Flow{
 	flow(udp, "10.1.0.7:4000", "10.96.0.10:53", "10.1.0.2:5353"),
 	flow(udp, "10.1.0.7:4001", "192.0.2.9:53", "192.0.2.9:53"),
 	inZone(flow(udp, "10.1.0.7:4000", "10.96.0.10:53", "10.1.0.3:5353"), 7),
@@ -101,96 +104,96 @@ var tracked = []Flow{
 
 type contractCase struct {
 	name  string
-	check func(*testing.T, Interface)
+	check func(*testing.T, ct.Interface)
 }
 
 var contract = []contractCase{
-	{"dump UDP", func(t *testing.T, k Interface) {
-		wantFlows(t, k, Filter{Protocol: udp}, tracked[0], tracked[1], tracked[2])
+	{"dump UDP", func(t *testing.T, k ct.Interface) {
+		wantFlows(t, k, ct.Filter{Protocol: udp}, tracked[0], tracked[1], tracked[2])
 	}},
-	{"dump SCTP", func(t *testing.T, k Interface) { wantFlows(t, k, Filter{Protocol: sctp}, tracked[4]) }},
-	{"dump UDP over IPv6", func(t *testing.T, k Interface) { wantFlows(t, k, Filter{IPv6: true, Protocol: udp}, tracked[5]) }},
-	{"dump nothing", func(t *testing.T, k Interface) { wantFlows(t, k, Filter{IPv6: true, Protocol: sctp}) }},
-	{"keep decides", func(t *testing.T, k Interface) {
-		got, err := k.Dump(t.Context(), Filter{Protocol: udp}, func(f *Flow) bool { return f.Orig == tracked[1].Orig })
+	{"dump SCTP", func(t *testing.T, k ct.Interface) { wantFlows(t, k, ct.Filter{Protocol: sctp}, tracked[4]) }},
+	{"dump UDP over IPv6", func(t *testing.T, k ct.Interface) { wantFlows(t, k, ct.Filter{IPv6: true, Protocol: udp}, tracked[5]) }},
+	{"dump nothing", func(t *testing.T, k ct.Interface) { wantFlows(t, k, ct.Filter{IPv6: true, Protocol: sctp}) }},
+	{"keep decides", func(t *testing.T, k ct.Interface) {
+		got, err := k.Dump(t.Context(), ct.Filter{Protocol: udp}, func(f *ct.Flow) bool { return f.Orig == tracked[1].Orig })
 		if err != nil || len(got) != 1 || got[0].Reply != tracked[1].Reply {
 			t.Errorf("flows %v, error %v; want only %v", got, err, &tracked[1])
 		}
 	}},
-	{"delete one", func(t *testing.T, k Interface) {
+	{"delete one", func(t *testing.T, k ct.Interface) {
 		deleteThe(t, k, tracked[0])
-		wantFlows(t, k, Filter{Protocol: udp}, tracked[1], tracked[2])
-		wantFlows(t, k, Filter{Protocol: tcp}, tracked[3])
+		wantFlows(t, k, ct.Filter{Protocol: udp}, tracked[1], tracked[2])
+		wantFlows(t, k, ct.Filter{Protocol: tcp}, tracked[3])
 	}},
-	{"delete in a zone", func(t *testing.T, k Interface) {
+	{"delete in a zone", func(t *testing.T, k ct.Interface) {
 		deleteThe(t, k, tracked[2])
-		wantFlows(t, k, Filter{Protocol: udp}, tracked[0], tracked[1])
+		wantFlows(t, k, ct.Filter{Protocol: udp}, tracked[0], tracked[1])
 	}},
-	{"delete over IPv6", func(t *testing.T, k Interface) {
+	{"delete over IPv6", func(t *testing.T, k ct.Interface) {
 		deleteThe(t, k, tracked[5])
-		wantFlows(t, k, Filter{IPv6: true, Protocol: udp})
-		wantFlows(t, k, Filter{IPv6: true, Protocol: tcp}, tracked[6])
+		wantFlows(t, k, ct.Filter{IPv6: true, Protocol: udp})
+		wantFlows(t, k, ct.Filter{IPv6: true, Protocol: tcp}, tracked[6])
 	}},
-	{"delete SCTP", func(t *testing.T, k Interface) {
+	{"delete SCTP", func(t *testing.T, k ct.Interface) {
 		deleteThe(t, k, tracked[4])
-		wantFlows(t, k, Filter{Protocol: sctp})
+		wantFlows(t, k, ct.Filter{Protocol: sctp})
 	}},
-	{"delete twice", func(t *testing.T, k Interface) {
+	{"delete twice", func(t *testing.T, k ct.Interface) {
 		gone := deleteThe(t, k, tracked[0])
-		if err := k.Delete(t.Context(), &gone); !errors.Is(err, ErrNotFound) {
-			t.Errorf("error %v; want %v", err, ErrNotFound)
+		if err := k.Delete(t.Context(), &gone); !errors.Is(err, ct.ErrNotFound) {
+			t.Errorf("error %v; want %v", err, ct.ErrNotFound)
 		}
 	}},
-	{"delete a successor", func(t *testing.T, k Interface) {
+	{"delete a successor", func(t *testing.T, k ct.Interface) {
 		f := find(t, k, tracked[0])
 		f.ID++
-		if err := k.Delete(t.Context(), &f); !errors.Is(err, ErrNotFound) {
-			t.Errorf("error %v; want %v", err, ErrNotFound)
+		if err := k.Delete(t.Context(), &f); !errors.Is(err, ct.ErrNotFound) {
+			t.Errorf("error %v; want %v", err, ct.ErrNotFound)
 		}
-		wantFlows(t, k, Filter{Protocol: udp}, tracked[0], tracked[1], tracked[2])
+		wantFlows(t, k, ct.Filter{Protocol: udp}, tracked[0], tracked[1], tracked[2])
 	}},
-	{"cancelled", func(t *testing.T, k Interface) {
+	{"cancelled", func(t *testing.T, k ct.Interface) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		f := find(t, k, tracked[0])
 		if err := k.Delete(ctx, &f); !errors.Is(err, context.Canceled) {
 			t.Errorf("delete: %v; want %v", err, context.Canceled)
 		}
-		if _, err := k.Dump(ctx, Filter{Protocol: udp}, all); !errors.Is(err, context.Canceled) {
+		if _, err := k.Dump(ctx, ct.Filter{Protocol: udp}, all); !errors.Is(err, context.Canceled) {
 			t.Errorf("dump: %v; want %v", err, context.Canceled)
 		}
 	}},
 }
 
-func all(*Flow) bool { return true }
+func all(*ct.Flow) bool { return true }
 
-func wantFlows(t *testing.T, k Interface, f Filter, want ...Flow) {
+func wantFlows(t *testing.T, k ct.Interface, f ct.Filter, want ...ct.Flow) {
 	t.Helper()
 	got, err := k.Dump(t.Context(), f, all)
 	if err != nil {
 		t.Fatal(err)
 	}
-	byReply := func(a, b Flow) int {
+	byReply := func(a, b ct.Flow) int {
 		return cmp.Or(a.Orig.Src.Compare(b.Orig.Src), a.Reply.Src.Compare(b.Reply.Src))
 	}
 	slices.SortFunc(got, byReply)
 	slices.SortFunc(want, byReply)
-	if diff := gocmp.Diff(want, got, addresses, cmpopts.IgnoreFields(Flow{}, "ID"), cmpopts.EquateEmpty()); diff != "" {
+	if diff := gocmp.Diff(want, got, addresses, cmpopts.IgnoreFields(ct.Flow{}, "ID"), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("flows of %v mismatch (-want +got):\n%s", f, diff)
 	}
 }
 
-func find(t *testing.T, k Interface, f Flow) Flow {
+func find(t *testing.T, k ct.Interface, f ct.Flow) ct.Flow {
 	t.Helper()
-	got, err := k.Dump(t.Context(), Filter{IPv6: f.Orig.Dst.Addr().Is6(), Protocol: f.Protocol},
-		func(have *Flow) bool { return have.Orig == f.Orig && have.Zone == f.Zone })
+	got, err := k.Dump(t.Context(), ct.Filter{IPv6: f.Orig.Dst.Addr().Is6(), Protocol: f.Protocol},
+		func(have *ct.Flow) bool { return have.Orig == f.Orig && have.Zone == f.Zone })
 	if err != nil || len(got) != 1 {
 		t.Fatalf("flows %v, error %v; want one", got, err)
 	}
 	return got[0]
 }
 
-func deleteThe(t *testing.T, k Interface, f Flow) Flow {
+func deleteThe(t *testing.T, k ct.Interface, f ct.Flow) ct.Flow {
 	t.Helper()
 	f = find(t, k, f)
 	if err := k.Delete(t.Context(), &f); err != nil {

@@ -45,6 +45,11 @@ func (f Filter) String() string {
 	return fmt.Sprintf("IPv4 protocol %d", f.Protocol)
 }
 
+// Matches reports whether a flow is what the filter asks for.
+func (f Filter) Matches(flow *Flow) bool {
+	return flow.Protocol == f.Protocol && flow.Orig.Dst.Addr().Is6() == f.IPv6
+}
+
 // Flow is one tracked connection.
 type Flow struct {
 	Protocol uint8
@@ -62,9 +67,4 @@ type Tuple struct {
 // String returns the flow on one line.
 func (f *Flow) String() string {
 	return fmt.Sprintf("protocol %d %v -> %v, answered %v -> %v", f.Protocol, f.Orig.Src, f.Orig.Dst, f.Reply.Src, f.Reply.Dst)
-}
-
-// matches reports whether the flow is what a filter asks for.
-func (f *Flow) matches(by Filter) bool {
-	return f.Protocol == by.Protocol && f.Orig.Dst.Addr().Is6() == by.IPv6
 }

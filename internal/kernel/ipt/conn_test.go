@@ -1,4 +1,4 @@
-package ipt
+package ipt_test
 
 import (
 	"context"
@@ -12,6 +12,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/ipt"
+	"sluice/internal/kernel/ipt/ipttest"
 )
 
 // programs puts scripts into a folder of their own and makes it the PATH.
@@ -31,33 +34,33 @@ func TestOpenFindsTheVariant(t *testing.T) {
 	tests := []struct {
 		name    string
 		scripts map[string]string
-		variant Variant
+		variant ipt.Variant
 		want    string // the base name of the program, or the error
 	}{
-		{"none", nil, NFT, "find programs iptables-nft-save and iptables-nft-restore: not installed"},
-		{"full name", map[string]string{"iptables": legacy, "iptables-save": "", "iptables-restore": "", "iptables-nft": nft, "iptables-nft-save": "", "iptables-nft-restore": ""}, NFT, "iptables-nft-save"},
-		{"short name", map[string]string{"iptables": nft, "iptables-save": "", "iptables-restore": ""}, NFT, "iptables-save"},
-		{"short name of the other", map[string]string{"iptables": nft, "iptables-save": "", "iptables-restore": ""}, Legacy, "find programs iptables-legacy-save and iptables-legacy-restore: not installed"},
-		{"before there were two", map[string]string{"iptables": old, "iptables-save": "", "iptables-restore": ""}, Legacy, "iptables-save"},
-		{"too old", map[string]string{"iptables": "echo iptables v1.4.21", "iptables-save": "", "iptables-restore": ""}, Legacy, `version "iptables v1.4.21" is too old`},
-		{"incomplete", map[string]string{"iptables-nft": nft, "iptables-nft-save": ""}, NFT, "not installed"},
-		{"broken", map[string]string{"iptables-nft": "echo no such library >&2; exit 127", "iptables-nft-save": "", "iptables-nft-restore": ""}, NFT, "run iptables-nft --version: exit status 127: no such library"},
-		{"nonsense", map[string]string{"iptables": "echo 'iptables v9 (ebpf)'", "iptables-save": "", "iptables-restore": ""}, Legacy, "not installed"},
+		{"none", nil, ipt.NFT, "find programs iptables-nft-save and iptables-nft-restore: not installed"},
+		{"full name", map[string]string{"iptables": legacy, "iptables-save": "", "iptables-restore": "", "iptables-nft": nft, "iptables-nft-save": "", "iptables-nft-restore": ""}, ipt.NFT, "iptables-nft-save"},
+		{"short name", map[string]string{"iptables": nft, "iptables-save": "", "iptables-restore": ""}, ipt.NFT, "iptables-save"},
+		{"short name of the other", map[string]string{"iptables": nft, "iptables-save": "", "iptables-restore": ""}, ipt.Legacy, "find programs iptables-legacy-save and iptables-legacy-restore: not installed"},
+		{"before there were two", map[string]string{"iptables": old, "iptables-save": "", "iptables-restore": ""}, ipt.Legacy, "iptables-save"},
+		{"too old", map[string]string{"iptables": "echo iptables v1.4.21", "iptables-save": "", "iptables-restore": ""}, ipt.Legacy, `version "iptables v1.4.21" is too old`},
+		{"incomplete", map[string]string{"iptables-nft": nft, "iptables-nft-save": ""}, ipt.NFT, "not installed"},
+		{"broken", map[string]string{"iptables-nft": "echo no such library >&2; exit 127", "iptables-nft-save": "", "iptables-nft-restore": ""}, ipt.NFT, "run iptables-nft --version: exit status 127: no such library"},
+		{"nonsense", map[string]string{"iptables": "echo 'iptables v9 (ebpf)'", "iptables-save": "", "iptables-restore": ""}, ipt.Legacy, "not installed"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			programs(t, tt.scripts)
-			c, err := Open(t.Context(), IPv4, tt.variant)
+			c, err := ipt.Open(t.Context(), ipt.IPv4, tt.variant)
 			if err != nil {
 				if !strings.Contains(err.Error(), tt.want) {
 					t.Errorf("error %v, want %q", err, tt.want)
 				}
-				if missing := strings.Contains(tt.want, "not installed"); errors.Is(err, ErrMissing) != missing {
+				if missing := strings.Contains(tt.want, "not installed"); errors.Is(err, ipt.ErrMissing) != missing {
 					t.Errorf("error %v is ErrMissing: %t", err, !missing)
 				}
 				return
 			}
-			if got := filepath.Base(c.save); got != tt.want {
+			if got := filepath.Base(c.SaveProgram()); got != tt.want {
 				t.Errorf("found %s, want %s", got, tt.want)
 			}
 		})
@@ -76,10 +79,10 @@ func TestLock(t *testing.T) {
 	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	c := openInNamespace(t, IPv4, Legacy)
+	c := openInNamespace(t, ipt.IPv4, ipt.Legacy)
 	c.LockWait = time.Second
 	err = c.Restore(t.Context(), []byte(base))
-	if !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "iptables-legacy-restore --noflush -w 1") {
+	if !errors.Is(err, ipt.ErrLocked) || !strings.Contains(err.Error(), "iptables-legacy-restore --noflush -w 1") {
 		t.Errorf("error %v, want one that names the lock and the command", err)
 	}
 	wantRules(t, c, map[string][]string{})
@@ -94,7 +97,7 @@ func TestLock(t *testing.T) {
 
 func TestContextEndsAProgram(t *testing.T) {
 	programs(t, map[string]string{"iptables-nft": "echo 'iptables v1.8.9 (nf_tables)'", "iptables-nft-save": "exec /bin/sleep 600", "iptables-nft-restore": ""})
-	c, err := Open(t.Context(), IPv4, NFT)
+	c, err := ipt.Open(t.Context(), ipt.IPv4, ipt.NFT)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +118,7 @@ func TestRestoreComesToItsEnd(t *testing.T) {
 		"iptables-nft-restore": "/bin/ps -o pgid= -p $$ > " + began + ".tmp && /bin/mv " + began + ".tmp " + began +
 			" && while ! [ -e " + goOn + " ]; do /bin/sleep 0.01; done; /bin/cat > " + taken,
 	})
-	c, err := Open(t.Context(), IPv4, NFT)
+	c, err := ipt.Open(t.Context(), ipt.IPv4, ipt.NFT)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +157,7 @@ func waitForFile(t *testing.T, path string) string {
 }
 
 func TestRestoreErrorKeepsWhatTheProgramSaid(t *testing.T) {
-	c := openInNamespace(t, IPv6, Legacy)
+	c := openInNamespace(t, ipt.IPv6, ipt.Legacy)
 	err := c.Restore(t.Context(), []byte("*nat\n:A - [0:0]\n-A A --bogus\nCOMMIT\n"))
 	for _, want := range []string{`line 3 "-A A --bogus"`, "ip6tables-legacy-restore", `unknown option "--bogus"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -164,10 +167,10 @@ func TestRestoreErrorKeepsWhatTheProgramSaid(t *testing.T) {
 }
 
 func TestLegacyTables(t *testing.T) {
-	c := openInNamespace(t, IPv6, Legacy)
-	want := func(f Family, want []string) {
+	c := openInNamespace(t, ipt.IPv6, ipt.Legacy)
+	want := func(f ipt.Family, want []string) {
 		t.Helper()
-		got, err := LegacyTables(f)
+		got, err := ipt.LegacyTables(f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,20 +178,20 @@ func TestLegacyTables(t *testing.T) {
 			t.Errorf("tables (-want +got):\n%s", diff)
 		}
 	}
-	want(IPv6, nil)
+	want(ipt.IPv6, nil)
 	if _, err := c.Save(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want(IPv6, nil) // looking makes no table
+	want(ipt.IPv6, nil) // looking makes no table
 	if err := c.Restore(t.Context(), []byte(base)); err != nil {
 		t.Fatal(err)
 	}
-	want(IPv6, []string{"nat"})
-	want(IPv4, nil)
+	want(ipt.IPv6, []string{"nat"})
+	want(ipt.IPv4, nil)
 }
 
 func TestFakeFailsAndCounts(t *testing.T) {
-	k := NewFake()
+	k := ipttest.NewFake()
 	broken := errors.New("broken")
 	k.Fail(broken)
 	if err := k.Restore(t.Context(), []byte(base)); !errors.Is(err, broken) {
@@ -201,10 +204,10 @@ func TestFakeFailsAndCounts(t *testing.T) {
 	if err := k.Restore(t.Context(), []byte(base)); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(Count{Saves: 1, Restores: 2, Lines: 7}, k.Reset()); diff != "" {
+	if diff := cmp.Diff(ipttest.Count{Saves: 1, Restores: 2, Lines: 7}, k.Reset()); diff != "" {
 		t.Errorf("count (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(Count{}, k.Reset()); diff != "" {
+	if diff := cmp.Diff(ipttest.Count{}, k.Reset()); diff != "" {
 		t.Errorf("count after a reset (-want +got):\n%s", diff)
 	}
 }

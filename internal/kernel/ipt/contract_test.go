@@ -1,4 +1,4 @@
-package ipt
+package ipt_test
 
 import (
 	"errors"
@@ -10,16 +10,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/ipt"
+	"sluice/internal/kernel/ipt/ipttest"
 )
 
 // TestContract holds the programs and the Fake to the same behaviour.
 func TestContract(t *testing.T) {
-	implementations := map[string]func(*testing.T) Interface{
-		"fake": func(*testing.T) Interface { return NewFake() },
+	implementations := map[string]func(*testing.T) ipt.Interface{
+		"fake": func(*testing.T) ipt.Interface { return ipttest.NewFake() },
 	}
-	for _, f := range Families() {
-		for _, v := range Variants() {
-			implementations[Name(f, v)] = func(t *testing.T) Interface { return openInNamespace(t, f, v) }
+	for _, f := range ipt.Families() {
+		for _, v := range ipt.Variants() {
+			implementations[ipt.Name(f, v)] = func(t *testing.T) ipt.Interface { return openInNamespace(t, f, v) }
 		}
 	}
 	for name, open := range implementations {
@@ -33,13 +36,13 @@ func TestContract(t *testing.T) {
 
 // openInNamespace finds the programs and works in a network namespace of the
 // test's own. The test's thread ends with the test, and the namespace with it.
-func openInNamespace(t *testing.T, f Family, v Variant) *Conn {
+func openInNamespace(t *testing.T, f ipt.Family, v ipt.Variant) *ipt.Conn {
 	t.Helper()
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
 	}
-	c, err := Open(t.Context(), f, v)
+	c, err := ipt.Open(t.Context(), f, v)
 	if err != nil {
 		t.Fatalf("%v (make deps installs it)", err)
 	}
@@ -124,10 +127,10 @@ var contract = []contractCase{
 	},
 }
 
-func runContract(t *testing.T, k Interface, c contractCase) {
+func runContract(t *testing.T, k ipt.Interface, c contractCase) {
 	for i, s := range c.steps {
 		err := k.Restore(t.Context(), []byte(s.input))
-		var refused *RestoreError
+		var refused *ipt.RestoreError
 		switch {
 		case s.refused == 0 && err != nil:
 			t.Fatalf("step %d: %v", i, err)
@@ -144,9 +147,9 @@ func runContract(t *testing.T, k Interface, c contractCase) {
 
 // wantStamp wants the stamp to move with every change by what that was, and to
 // tell when somebody else has made one too.
-func wantStamp(t *testing.T, k Interface) {
+func wantStamp(t *testing.T, k ipt.Interface) {
 	t.Helper()
-	stamp := func() Stamp {
+	stamp := func() ipt.Stamp {
 		t.Helper()
 		s, err := k.Stamp(t.Context())
 		if err != nil {
@@ -166,12 +169,12 @@ func wantStamp(t *testing.T, k Interface) {
 	}
 	for _, s := range []struct {
 		input   string
-		changes []Change
+		changes []ipt.Change
 	}{
-		{"*nat\n:STAMP - [0:0]\nCOMMIT\n", []Change{{"nat", 1, 0}}},
-		{"*nat\n-A STAMP -j ACCEPT\n-A STAMP -j OTHER\nCOMMIT\n", []Change{{"nat", 0, 2}}},
-		{"*filter\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n*nat\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n", []Change{{"filter", 1, 1}, {"nat", 0, -1}}},
-		{"*nat\n-F STAMP\n-X STAMP\nCOMMIT\n", []Change{{"nat", -1, -1}}},
+		{"*nat\n:STAMP - [0:0]\nCOMMIT\n", []ipt.Change{{"nat", 1, 0}}},
+		{"*nat\n-A STAMP -j ACCEPT\n-A STAMP -j OTHER\nCOMMIT\n", []ipt.Change{{"nat", 0, 2}}},
+		{"*filter\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n*nat\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n", []ipt.Change{{"filter", 1, 1}, {"nat", 0, -1}}},
+		{"*nat\n-F STAMP\n-X STAMP\nCOMMIT\n", []ipt.Change{{"nat", -1, -1}}},
 	} {
 		last := stamp()
 		restore(s.input)
@@ -183,7 +186,7 @@ func wantStamp(t *testing.T, k Interface) {
 	last := stamp()
 	restore("*nat\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n") // ours
 	restore("*nat\n-F OTHER\nCOMMIT\n")                           // somebody else's
-	if now := stamp(); last.Became(now, Change{"nat", 1, 1}) {
+	if now := stamp(); last.Became(now, ipt.Change{"nat", 1, 1}) {
 		t.Errorf("stamp %v became %v by somebody else's change, and does not tell", last, now)
 	}
 }
@@ -195,7 +198,7 @@ func line(input string, number int) string {
 
 // wantRules checks what is in the tables. Empty built-in chains are left out:
 // which of them exist is the programs' own business.
-func wantRules(t *testing.T, k Interface, want map[string][]string) {
+func wantRules(t *testing.T, k ipt.Interface, want map[string][]string) {
 	t.Helper()
 	tables, err := k.Save(t.Context())
 	if err != nil {
@@ -219,14 +222,14 @@ func wantRules(t *testing.T, k Interface, want map[string][]string) {
 
 // wantUses counts the rules that are wanted, each in its chain and in the one
 // that it goes to.
-func wantUses(t *testing.T, k Interface, rules map[string][]string) {
+func wantUses(t *testing.T, k ipt.Interface, rules map[string][]string) {
 	t.Helper()
 	want := map[string]int{}
 	for name, of := range rules {
 		table, _, _ := strings.Cut(name, " ")
 		want[name] += len(of)
 		for _, r := range of {
-			if to := table + " " + Target(r); slices.Contains(slices.Collect(maps.Keys(rules)), to) {
+			if to := table + " " + ipt.Target(r); slices.Contains(slices.Collect(maps.Keys(rules)), to) {
 				want[to]++
 			}
 		}

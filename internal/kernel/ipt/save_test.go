@@ -74,7 +74,7 @@ func TestTarget(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add([]byte(base))
+	f.Add([]byte("*nat\n:ONE - [0:0]\n-A OUTPUT -j ONE\n-A ONE -m comment --comment \"to two\" -j RETURN\nCOMMIT\n"))
 	f.Add([]byte("*nat\n:A - [0:0]\n-A A\nCOMMIT\n"))
 	f.Fuzz(func(t *testing.T, output []byte) {
 		tables, err := parse(output)

@@ -13,7 +13,7 @@ import (
 // Stamp is a number of the kernel's that moves when tables change: of nf_tables
 // how many transactions there were, of the legacy tables their sizes.
 type Stamp struct {
-	generation uint32
+	Generation uint32
 	sizes      map[string]tableSize
 }
 
@@ -36,7 +36,7 @@ type Change struct {
 // are equal.
 func (s Stamp) Became(now Stamp, changes ...Change) bool {
 	if s.sizes == nil && now.sizes == nil {
-		return now.generation-s.generation == uint32(len(changes))
+		return now.Generation-s.Generation == uint32(len(changes))
 	}
 	want := make(map[string]tableSize, len(s.sizes))
 	for name, size := range s.sizes {
@@ -63,7 +63,7 @@ func (s Stamp) Became(now Stamp, changes ...Change) bool {
 func (c *Conn) Stamp(context.Context) (Stamp, error) {
 	if c.variant == NFT {
 		n, err := generation()
-		return Stamp{generation: n}, err
+		return Stamp{Generation: n}, err
 	}
 	names, err := LegacyTables(c.family)
 	if err != nil {

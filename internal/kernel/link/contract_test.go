@@ -1,4 +1,4 @@
-package link
+package link_test
 
 import (
 	"context"
@@ -13,6 +13,9 @@ import (
 	"github.com/vishvananda/netns"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/link"
+	"sluice/internal/kernel/link/linktest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,7 +33,7 @@ type bench struct {
 }
 
 func TestFake(t *testing.T) {
-	f := &Fake{}
+	f := &linktest.Fake{}
 	has := []netip.Addr{}
 	contract(t, bench{
 		host: f,
@@ -50,23 +53,23 @@ func TestKernel(t *testing.T) {
 		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
 	}
 	defer ns.Close()
-	link, err := netlink.LinkByName("lo")
+	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := netlink.LinkSetUp(link); err != nil {
+	if err := netlink.LinkSetUp(lo); err != nil {
 		t.Fatal(err)
 	}
 	change := func(do func(netlink.Link, *netlink.Addr) error) func(netip.Addr) {
 		return func(a netip.Addr) {
 			t.Helper()
 			on := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}
-			if err := do(link, on); err != nil {
+			if err := do(lo, on); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	contract(t, bench{host: Conn{}, give: change(netlink.AddrAdd), take: change(netlink.AddrDel)})
+	contract(t, bench{host: link.Conn{}, give: change(netlink.AddrAdd), take: change(netlink.AddrDel)})
 }
 
 // contract holds what both promise.
@@ -142,5 +145,5 @@ func TestTentativeAddressesAreLeftOut(t *testing.T) {
 	if err := netlink.AddrAdd(pair, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(64, 128)}}); err != nil {
 		t.Fatal(err)
 	}
-	wantHas(t, Conn{}, a, false)
+	wantHas(t, link.Conn{}, a, false)
 }

@@ -2,8 +2,8 @@
 // operations on tables, chains, rules, sets and elements, listings, and a watch
 // on what others change. There is no nft program.
 //
-// [Conn] is the kernel, [Fake] is memory that refuses what the kernel refuses
-// and counts operations; one contract test holds both. Expressions of rules are
+// [Conn] is the kernel; package nfttest has memory that refuses what the kernel
+// refuses and counts operations; one contract test holds both. Expressions of rules are
 // encoded by github.com/google/nftables/expr; everything else is encoded here,
 // because a batch must hold all kinds of operations and elements by the hundred
 // thousand.

@@ -235,7 +235,7 @@ func (e *encoder) setDesc(s *Set) {
 		}
 		e.nested(setDescConcat, func() {
 			for _, t := range s.Key {
-				e.nested(unix.NFTA_LIST_ELEM, func() { e.u32(1, uint32(t.len())) })
+				e.nested(unix.NFTA_LIST_ELEM, func() { e.u32(1, uint32(t.Len())) })
 			}
 		})
 	})

@@ -21,7 +21,7 @@ const listAttempts = 20
 func (c *Conn) List(ctx context.Context, t Table) (*Listing, error) {
 	var l *Listing
 	err := c.settled(ctx, func() error {
-		l = newListing()
+		l = NewListing()
 		return c.list(t, l)
 	})
 	if errors.Is(err, unix.ENOENT) {
@@ -33,7 +33,8 @@ func (c *Conn) List(ctx context.Context, t Table) (*Listing, error) {
 	return l, nil
 }
 
-func newListing() *Listing {
+// NewListing returns a listing of nothing.
+func NewListing() *Listing {
 	return &Listing{
 		Chains: map[string][]ListedRule{}, Sets: map[string]string{}, Hooks: map[string]string{}, Types: map[string]string{},
 	}

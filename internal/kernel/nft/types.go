@@ -71,7 +71,7 @@ func (s *Set) DataLen() int { return totalLen(s.Data) }
 func totalLen(types []Type) int {
 	n := 0
 	for _, t := range types {
-		n += (t.len() + 3) &^ 3
+		n += (t.Len() + 3) &^ 3
 	}
 	return n
 }
@@ -114,7 +114,8 @@ const (
 	ClassID  Type = 23
 )
 
-func (t Type) len() int {
+// Len returns the length in bytes, without padding.
+func (t Type) Len() int {
 	switch t {
 	case IPv4Addr, Mark, ClassID:
 		return 4

@@ -1,4 +1,4 @@
-package sysctl
+package sysctl_test
 
 import (
 	"errors"
@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/sysctl"
+	"sluice/internal/kernel/sysctl/sysctltest"
 )
 
 const (
@@ -16,10 +19,10 @@ const (
 
 // TestContract holds the kernel and the Fake to the same behaviour.
 func TestContract(t *testing.T) {
-	implementations := map[string]func(*testing.T) Interface{
-		"kernel": func(t *testing.T) Interface { return inNamespace(t) },
-		"fake": func(*testing.T) Interface {
-			f := NewFake(map[string]string{timeout: "30", max: "262144", "kernel/ostype": "Linux", "/proc/self/oom_score_adj": "0"})
+	implementations := map[string]func(*testing.T) sysctl.Interface{
+		"kernel": func(t *testing.T) sysctl.Interface { return inNamespace(t) },
+		"fake": func(*testing.T) sysctl.Interface {
+			f := sysctltest.NewFake(map[string]string{timeout: "30", max: "262144", "kernel/ostype": "Linux", "/proc/self/oom_score_adj": "0"})
 			f.Refuse(max, fs.ErrPermission)
 			return f
 		},
@@ -31,29 +34,29 @@ func TestContract(t *testing.T) {
 
 // inNamespace returns the settings of a network namespace of the test's own,
 // which ends with the test's thread.
-func inNamespace(t *testing.T) Interface {
+func inNamespace(t *testing.T) sysctl.Interface {
 	t.Helper()
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
 	}
-	return Kernel{}
+	return sysctl.Kernel{}
 }
 
-func checkContract(t *testing.T, k Interface) {
+func checkContract(t *testing.T, k sysctl.Interface) {
 	if got, err := k.Read("kernel/ostype"); got != "Linux" || err != nil {
 		t.Errorf("kernel/ostype is %q, error %v", got, err)
 	}
-	if _, err := ReadInt(k, "kernel/ostype"); err == nil {
+	if _, err := sysctl.ReadInt(k, "kernel/ostype"); err == nil {
 		t.Errorf("kernel/ostype is a number")
 	}
-	if _, err := ReadInt(k, "/proc/self/oom_score_adj"); err != nil {
+	if _, err := sysctl.ReadInt(k, "/proc/self/oom_score_adj"); err != nil {
 		t.Errorf("read by path: %v", err)
 	}
 	if err := k.Write(timeout, "77"); err != nil {
 		t.Errorf("write: %v", err)
 	}
-	if got, err := ReadInt(k, timeout); got != 77 || err != nil {
+	if got, err := sysctl.ReadInt(k, timeout); got != 77 || err != nil {
 		t.Errorf("%s is %d, error %v; want 77", timeout, got, err)
 	}
 	if err := k.Write(max, "262144"); !errors.Is(err, fs.ErrPermission) {

@@ -2,6 +2,6 @@
 // /proc/sys, and others that hold one value in one line, as /sys and /proc have
 // them.
 //
-// [Kernel] is the kernel, [Fake] is memory; one contract test holds both. The
-// package knows no setting by name and does not log.
+// [Kernel] is the kernel, package sysctltest has memory; one contract test holds
+// both. The package knows no setting by name and does not log.
 package sysctl

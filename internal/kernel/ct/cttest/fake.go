@@ -1,4 +1,4 @@
-package ct
+package cttest
 
 import (
 	"context"
@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"sluice/internal/kernel/ct"
 )
 
-// Fake is connection tracking in memory. Unlike [Conn] it may be used by
+// Fake is connection tracking in memory. Unlike [ct.Conn] it may be used by
 // several goroutines, so that a test can look while somebody works.
 type Fake struct {
 	mu    sync.Mutex
-	flows []Flow
+	flows []ct.Flow
 	last  uint32
 	fail  error
 	count Count
@@ -23,13 +25,13 @@ type Count struct {
 	Dumps, Deletes int
 }
 
-var _ Interface = (*Fake)(nil)
+var _ ct.Interface = (*Fake)(nil)
 
 // NewFake returns connection tracking that has seen nothing.
 func NewFake() *Fake { return &Fake{} }
 
 // Add makes the Fake track flows, as packets would.
-func (k *Fake) Add(flows ...Flow) {
+func (k *Fake) Add(flows ...ct.Flow) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, f := range flows {
@@ -40,14 +42,14 @@ func (k *Fake) Add(flows ...Flow) {
 }
 
 // Flows returns what is tracked, oldest first.
-func (k *Fake) Flows() []Flow {
+func (k *Fake) Flows() []ct.Flow {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.flows)
 }
 
 // Fail makes every dump and deletion end with an error, until it is nil. After
-// one that wraps [ErrIncomplete] dumps return flows too, and deletions work.
+// one that wraps [ct.ErrIncomplete] dumps return flows too, and deletions work.
 func (k *Fake) Fail(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -64,21 +66,21 @@ func (k *Fake) Reset() Count {
 }
 
 // Dump returns flows of memory.
-func (k *Fake) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) ([]Flow, error) {
+func (k *Fake) Dump(ctx context.Context, f ct.Filter, keep func(*ct.Flow) bool) ([]ct.Flow, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.count.Dumps++
-	var out []Flow
+	var out []ct.Flow
 	for _, flow := range k.flows {
-		if flow.matches(f) && keep(&flow) {
+		if f.Matches(&flow) && keep(&flow) {
 			out = append(out, flow)
 		}
 	}
 	switch {
-	case errors.Is(k.fail, ErrIncomplete):
+	case errors.Is(k.fail, ct.ErrIncomplete):
 		return out, fmt.Errorf("dump %v flows: %w", f, k.fail)
 	case k.fail != nil:
 		return nil, fmt.Errorf("dump %v flows: %w", f, k.fail)
@@ -88,21 +90,21 @@ func (k *Fake) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) ([]Flo
 }
 
 // Delete forgets a flow.
-func (k *Fake) Delete(ctx context.Context, f *Flow) error {
+func (k *Fake) Delete(ctx context.Context, f *ct.Flow) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.count.Deletes++
-	if k.fail != nil && !errors.Is(k.fail, ErrIncomplete) {
+	if k.fail != nil && !errors.Is(k.fail, ct.ErrIncomplete) {
 		return fmt.Errorf("delete flow %v: %w", f, k.fail)
 	}
-	at := slices.IndexFunc(k.flows, func(have Flow) bool {
+	at := slices.IndexFunc(k.flows, func(have ct.Flow) bool {
 		return have.ID == f.ID && have.Zone == f.Zone && have.Protocol == f.Protocol && have.Orig == f.Orig
 	})
 	if at < 0 {
-		return ErrNotFound
+		return ct.ErrNotFound
 	}
 	k.flows = slices.Delete(k.flows, at, at+1)
 	return nil

@@ -1,4 +1,4 @@
-package nft
+package nfttest
 
 import (
 	"context"
@@ -9,16 +9,18 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/nft"
 )
 
 // Fake is nf_tables in memory. It refuses what the kernel refuses, with the
 // kernel's error numbers, and counts what it is asked to do.
 type Fake struct {
 	mu      sync.Mutex
-	tables  map[Table]*fakeTable
+	tables  map[nft.Table]*fakeTable
 	commits int
 	lists   int
-	ops     [numOpKinds]int
+	ops     map[nft.OpKind]int
 }
 
 type fakeTable struct {
@@ -27,31 +29,33 @@ type fakeTable struct {
 }
 
 type fakeChain struct {
-	hook  *Hook
-	rules []*Rule
+	hook  *nft.Hook
+	rules []*nft.Rule
 	uses  int // jumps and gotos to it, from rules and elements
 }
 
 type fakeSet struct {
-	set      Set
-	elements map[string]Element
+	set      nft.Set
+	elements map[string]nft.Element
 	uses     int // rules that refer to it
 }
 
-var _ Interface = (*Fake)(nil)
+var _ nft.Interface = (*Fake)(nil)
 
 // NewFake returns an empty nf_tables.
-func NewFake() *Fake { return &Fake{tables: map[Table]*fakeTable{}} }
+func NewFake() *Fake {
+	return &Fake{tables: map[nft.Table]*fakeTable{}, ops: map[nft.OpKind]int{}}
+}
 
 // Count is what a Fake was asked to do since the last Reset.
 type Count struct {
 	Commits int
 	Lists   int // listings of tables or elements
-	Ops     map[OpKind]int
+	Ops     map[nft.OpKind]int
 }
 
 // Elements returns the number of operations on elements.
-func (c Count) Elements() int { return c.Ops[AddElement] + c.Ops[DeleteElement] }
+func (c Count) Elements() int { return c.Ops[nft.AddElement] + c.Ops[nft.DeleteElement] }
 
 // Others returns the number of operations on anything but elements.
 func (c Count) Others() int {
@@ -66,18 +70,13 @@ func (c Count) Others() int {
 func (f *Fake) Reset() Count {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c := Count{Commits: f.commits, Lists: f.lists, Ops: map[OpKind]int{}}
-	for k, n := range f.ops {
-		if n > 0 {
-			c.Ops[OpKind(k)] = n
-		}
-	}
-	f.commits, f.lists, f.ops = 0, 0, [numOpKinds]int{}
+	c := Count{Commits: f.commits, Lists: f.lists, Ops: f.ops}
+	f.commits, f.lists, f.ops = 0, 0, map[nft.OpKind]int{}
 	return c
 }
 
 // Commit does all operations, or undoes those it did and names the first it refuses.
-func (f *Fake) Commit(ctx context.Context, b *Batch) error {
+func (f *Fake) Commit(ctx context.Context, b *nft.Batch) error {
 	if err := ctx.Err(); err != nil || len(b.Ops) == 0 {
 		return err
 	}
@@ -92,7 +91,7 @@ func (f *Fake) Commit(ctx context.Context, b *Batch) error {
 			for _, u := range slices.Backward(undo) {
 				u()
 			}
-			return &CommitError{Failures: []Failure{{op, err}}}
+			return &nft.CommitError{Failures: []nft.Failure{{Op: op, Err: err}}}
 		}
 		f.ops[op.Kind]++
 		if u != nil {
@@ -103,11 +102,11 @@ func (f *Fake) Commit(ctx context.Context, b *Batch) error {
 }
 
 // do does one operation and returns how to undo it.
-func (f *Fake) do(op *Op) (undo func(), err error) {
+func (f *Fake) do(op *nft.Op) (undo func(), err error) {
 	switch op.Kind {
-	case AddTable:
+	case nft.AddTable:
 		return f.addTable(op.Table)
-	case DeleteTable:
+	case nft.DeleteTable:
 		t := f.tables[op.Table]
 		if t == nil {
 			return nil, unix.ENOENT
@@ -120,24 +119,24 @@ func (f *Fake) do(op *Op) (undo func(), err error) {
 		return nil, unix.ENOENT
 	}
 	switch op.Kind {
-	case AddChain:
+	case nft.AddChain:
 		return t.addChain(op.Chain)
-	case FlushChain, DeleteChain:
-		return t.clearChain(op.Chain.Name, op.Kind == DeleteChain)
-	case AddRule:
+	case nft.FlushChain, nft.DeleteChain:
+		return t.clearChain(op.Chain.Name, op.Kind == nft.DeleteChain)
+	case nft.AddRule:
 		return t.addRule(op.Chain.Name, op.Rule)
-	case AddSet:
+	case nft.AddSet:
 		return t.addSet(op.Set)
-	case DeleteSet:
+	case nft.DeleteSet:
 		return t.deleteSet(op.Set.Name)
-	case AddElement:
+	case nft.AddElement:
 		return t.addElement(op.Set.Name, op.Element)
 	default:
 		return t.deleteElement(op.Set.Name, op.Element)
 	}
 }
 
-func (f *Fake) addTable(t Table) (func(), error) {
+func (f *Fake) addTable(t nft.Table) (func(), error) {
 	if f.tables[t] != nil {
 		return nil, nil
 	}
@@ -145,7 +144,7 @@ func (f *Fake) addTable(t Table) (func(), error) {
 	return func() { delete(f.tables, t) }, nil
 }
 
-func (t *fakeTable) addChain(c *Chain) (func(), error) {
+func (t *fakeTable) addChain(c *nft.Chain) (func(), error) {
 	if t.chains[c.Name] != nil {
 		return nil, nil
 	}
@@ -175,37 +174,37 @@ func (t *fakeTable) clearChain(name string, remove bool) (func(), error) {
 	}, nil
 }
 
-func (t *fakeTable) addRule(chain string, r *Rule) (func(), error) {
+func (t *fakeTable) addRule(chain string, r *nft.Rule) (func(), error) {
 	c := t.chains[chain]
 	if c == nil || !t.resolves(r) {
 		return nil, unix.ENOENT
 	}
 	c.rules = append(c.rules, r)
-	t.refer([]*Rule{r}, +1)
+	t.refer([]*nft.Rule{r}, +1)
 	return func() {
 		c.rules = c.rules[:len(c.rules)-1]
-		t.refer([]*Rule{r}, -1)
+		t.refer([]*nft.Rule{r}, -1)
 	}, nil
 }
 
 // resolves reports whether all that a rule refers to is there.
-func (t *fakeTable) resolves(r *Rule) bool {
+func (t *fakeTable) resolves(r *nft.Rule) bool {
 	ok := true
-	r.references(func(chain string) { ok = ok && t.chains[chain] != nil },
+	references(r, func(chain string) { ok = ok && t.chains[chain] != nil },
 		func(set string) { ok = ok && t.sets[set] != nil })
 	return ok
 }
 
 // refer counts the references of rules up or down.
-func (t *fakeTable) refer(rules []*Rule, by int) {
+func (t *fakeTable) refer(rules []*nft.Rule, by int) {
 	for _, r := range rules {
-		r.references(func(chain string) { t.chains[chain].uses += by },
+		references(r, func(chain string) { t.chains[chain].uses += by },
 			func(set string) { t.sets[set].uses += by })
 	}
 }
 
 // references calls the functions for each chain and set that a rule names.
-func (r *Rule) references(chain, set func(string)) {
+func references(r *nft.Rule, chain, set func(string)) {
 	for _, x := range r.Exprs {
 		switch x := x.(type) {
 		case *expr.Verdict:
@@ -220,14 +219,14 @@ func (r *Rule) references(chain, set func(string)) {
 	}
 }
 
-func (t *fakeTable) addSet(s *Set) (func(), error) {
+func (t *fakeTable) addSet(s *nft.Set) (func(), error) {
 	if old := t.sets[s.Name]; old != nil {
-		if typeID(old.set.Key) != typeID(s.Key) || setFlags(&old.set) != setFlags(s) {
+		if old.set.Shape() != s.Shape() {
 			return nil, unix.EEXIST
 		}
 		return nil, nil
 	}
-	t.sets[s.Name] = &fakeSet{set: *s, elements: map[string]Element{}}
+	t.sets[s.Name] = &fakeSet{set: *s, elements: map[string]nft.Element{}}
 	return func() { delete(t.sets, s.Name) }, nil
 }
 
@@ -243,7 +242,7 @@ func (t *fakeTable) deleteSet(name string) (func(), error) {
 	return func() { t.sets[name] = s }, nil
 }
 
-func (t *fakeTable) addElement(set string, e Element) (func(), error) {
+func (t *fakeTable) addElement(set string, e nft.Element) (func(), error) {
 	s := t.sets[set]
 	if s == nil {
 		return nil, unix.ENOENT
@@ -267,7 +266,7 @@ func (t *fakeTable) addElement(set string, e Element) (func(), error) {
 }
 
 // check refuses an element that does not fit its set.
-func (t *fakeTable) check(s *fakeSet, e Element) error {
+func (t *fakeTable) check(s *fakeSet, e nft.Element) error {
 	switch {
 	case len(e.Key) != s.set.KeyLen(), len(e.Data) != s.set.DataLen():
 		return unix.EINVAL
@@ -296,10 +295,10 @@ func (t *fakeTable) check(s *fakeSet, e Element) error {
 }
 
 // overlaps reports whether two ranges of a concatenation share a key.
-func overlaps(types []Type, a, b Element) bool {
+func overlaps(types []nft.Type, a, b nft.Element) bool {
 	at := 0
 	for _, t := range types {
-		end := at + t.len()
+		end := at + t.Len()
 		if a.KeyEnd[at:end] < b.Key[at:end] || b.KeyEnd[at:end] < a.Key[at:end] {
 			return false
 		}
@@ -308,7 +307,7 @@ func overlaps(types []Type, a, b Element) bool {
 	return true
 }
 
-func (t *fakeTable) deleteElement(set string, e Element) (func(), error) {
+func (t *fakeTable) deleteElement(set string, e nft.Element) (func(), error) {
 	s := t.sets[set]
 	if s == nil {
 		return nil, unix.ENOENT
@@ -333,7 +332,7 @@ func (t *fakeTable) use(chain string, by int) {
 }
 
 // List returns the chains and sets of a table.
-func (f *Fake) List(_ context.Context, t Table) (*Listing, error) {
+func (f *Fake) List(_ context.Context, t nft.Table) (*nft.Listing, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lists++
@@ -341,7 +340,7 @@ func (f *Fake) List(_ context.Context, t Table) (*Listing, error) {
 	if ft == nil {
 		return nil, nil
 	}
-	l := newListing()
+	l := nft.NewListing()
 	for name, c := range ft.chains {
 		l.Chains[name] = nil
 		if c.hook != nil {
@@ -359,7 +358,7 @@ func (f *Fake) List(_ context.Context, t Table) (*Listing, error) {
 }
 
 // Elements lists a set's elements, sorted.
-func (f *Fake) Elements(_ context.Context, s *Set, yield func(Element)) error {
+func (f *Fake) Elements(_ context.Context, s *nft.Set, yield func(nft.Element)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lists++
@@ -375,7 +374,7 @@ func (f *Fake) Elements(_ context.Context, s *Set, yield func(Element)) error {
 }
 
 // Watch waits: nobody else changes a Fake.
-func (f *Fake) Watch(ctx context.Context, _ []Table, _ func(), _ func(string)) error {
+func (f *Fake) Watch(ctx context.Context, _ []nft.Table, _ func(), _ func(string)) error {
 	<-ctx.Done()
 	return nil
 }

@@ -1,4 +1,4 @@
-package ipt
+package ipttest
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"sluice/internal/kernel/ipt"
 )
 
 // Fake is tables in memory. It knows the commands -A, -I, -D, -F, -N and -X
@@ -50,7 +52,7 @@ type fakeChain struct {
 	made   int
 }
 
-var _ Interface = (*Fake)(nil)
+var _ ipt.Interface = (*Fake)(nil)
 
 // NewFake returns tables nobody has used yet.
 func NewFake() *Fake { return &Fake{tables: map[string]*fakeTable{}} }
@@ -80,7 +82,7 @@ func (k *Fake) Reset() Count {
 }
 
 // Save returns the tables by name.
-func (k *Fake) Save(ctx context.Context) ([]Table, error) {
+func (k *Fake) Save(ctx context.Context) ([]ipt.Table, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.count.Saves++
@@ -90,12 +92,14 @@ func (k *Fake) Save(ctx context.Context) ([]Table, error) {
 	return k.saved(), nil
 }
 
-func (k *Fake) saved() []Table {
-	var tables []Table
+func (k *Fake) saved() []ipt.Table {
+	var tables []ipt.Table
 	for _, name := range slices.Sorted(maps.Keys(k.tables)) {
-		t := Table{Name: name}
+		t := ipt.Table{Name: name}
 		for _, c := range k.tables[name].order() {
-			t.Chains = append(t.Chains, Chain{c, k.tables[name].policy[c], slices.Clone(k.tables[name].rules[c])})
+			t.Chains = append(t.Chains, ipt.Chain{
+				Name: c, Policy: k.tables[name].policy[c], Rules: slices.Clone(k.tables[name].rules[c]),
+			})
 		}
 		tables = append(tables, t)
 	}
@@ -103,21 +107,21 @@ func (k *Fake) saved() []Table {
 }
 
 // Uses counts.
-func (k *Fake) Uses(ctx context.Context) (Uses, error) {
+func (k *Fake) Uses(ctx context.Context) (ipt.Uses, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.count.Looks++
 	if err := errors.Join(ctx.Err(), k.fail); err != nil {
 		return nil, err
 	}
-	return UsesOf(k.saved()), nil
+	return ipt.UsesOf(k.saved()), nil
 }
 
 // Stamp counts restored tables.
-func (k *Fake) Stamp(ctx context.Context) (Stamp, error) {
+func (k *Fake) Stamp(ctx context.Context) (ipt.Stamp, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return Stamp{generation: k.stamp}, errors.Join(ctx.Err(), k.fail)
+	return ipt.Stamp{Generation: k.stamp}, errors.Join(ctx.Err(), k.fail)
 }
 
 // Restore carries out the lines.
@@ -155,12 +159,12 @@ func (k *Fake) Restore(ctx context.Context, input []byte) error {
 		k.count.Lines++
 		if err != nil {
 			table.undo()
-			return &RestoreError{Line: number, Text: text, Err: err}
+			return &ipt.RestoreError{Line: number, Text: text, Err: err}
 		}
 	}
 	if table != nil {
 		table.undo()
-		return &RestoreError{Line: number + 1, Err: errors.New("COMMIT expected")}
+		return &ipt.RestoreError{Line: number + 1, Err: errors.New("COMMIT expected")}
 	}
 	return nil
 }
@@ -277,10 +281,11 @@ func (t *fakeTable) line(text string) error {
 // declare makes a chain, or empties it; built-in ones get a policy and keep
 // their rules.
 func (t *fakeTable) declare(text string) error {
-	name, policy, ok := parseChain(text)
-	if !ok {
+	fields := strings.Fields(text[1:])
+	if len(fields) != 2 && len(fields) != 3 {
 		return errors.New("a chain line has a name, a policy and counters")
 	}
+	name, policy := fields[0], strings.TrimPrefix(fields[1], "-")
 	t.touch(name)
 	if t.policy[name] != "" {
 		if policy != "" {
@@ -307,7 +312,7 @@ func (t *fakeTable) remove(name string) error {
 		t.users = map[string]int{}
 		for _, rules := range t.rules {
 			for _, r := range rules {
-				t.users[Target(r)]++
+				t.users[ipt.Target(r)]++
 			}
 		}
 	}
@@ -322,8 +327,7 @@ func (t *fakeTable) remove(name string) error {
 }
 
 // check refuses rules that go to chains that are not there, or that the kernel
-// lacks something for. Targets that need
-// no options are written like chains.
+// lacks something for. Targets that need no options are written like chains.
 func (t *fakeTable) check(lack string) error {
 	targets := []string{"", "ACCEPT", "DROP", "RETURN", "REJECT", "MASQUERADE", "LOG", "NOTRACK", "TRACE"}
 	for chain := range t.before {
@@ -331,8 +335,8 @@ func (t *fakeTable) check(lack string) error {
 			if lack != "" && strings.Contains(r, lack) {
 				return fmt.Errorf("the kernel lacks %q", lack)
 			}
-			if _, ok := t.rules[Target(r)]; !ok && !slices.Contains(targets, Target(r)) {
-				return fmt.Errorf("chain %q goes to %q, which is not there", chain, Target(r))
+			if _, ok := t.rules[ipt.Target(r)]; !ok && !slices.Contains(targets, ipt.Target(r)) {
+				return fmt.Errorf("chain %q goes to %q, which is not there", chain, ipt.Target(r))
 			}
 		}
 	}

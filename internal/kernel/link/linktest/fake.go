@@ -1,4 +1,4 @@
-package link
+package linktest
 
 import (
 	"context"
@@ -21,7 +21,10 @@ func (f *Fake) Set(addrs ...netip.Addr) {
 	defer f.mu.Unlock()
 	f.addrs = addrs
 	for ch := range f.watchers {
-		notify(ch)
+		select {
+		case ch <- struct{}{}:
+		default: // there is a token already
+		}
 	}
 }
 
