@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -86,7 +87,7 @@ func (c *cast) addCase(k *Case) error {
 
 // listen opens the listeners, each on the host that has its address.
 func (s *stage) listen(sockets map[socket]bool) (stop func() error, err error) {
-	var open []*lab.Listener
+	var open []*traffic.Listener
 	stop = func() error {
 		var errs []error
 		for _, l := range open {

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -104,23 +104,23 @@ func (e Expect) equal(o Expect) bool { return e.Verdict == o.Verdict && maps.Equ
 
 // judge checks one observation of a case. hidden tells whether a client's
 // address could be seen to be hidden from an endpoint.
-func (e Expect) judge(c *Case, s lab.Seen, hidden func(netip.AddrPort) bool) error {
+func (e Expect) judge(c *Case, s traffic.Seen, hidden func(netip.AddrPort) bool) error {
 	want := ""
 	switch e.Verdict {
 	case proxy.Forward:
 		return e.judgeAnswer(c, s, hidden)
 	case proxy.Reject:
-		if s.Fate == lab.Refused {
+		if s.Fate == traffic.Refused {
 			return nil
 		}
 		want = "a refusal"
 	case proxy.Drop:
-		if s.Fate == lab.Silent {
+		if s.Fate == traffic.Silent {
 			return nil
 		}
 		want = "silence"
 	case proxy.Untouched:
-		if s.Fate == lab.Answered && s.By == c.to() && s.Client == c.Src {
+		if s.Fate == traffic.Answered && s.By == c.to() && s.Client == c.Src {
 			return nil
 		}
 		want = "the answer of its own destination"
@@ -128,8 +128,8 @@ func (e Expect) judge(c *Case, s lab.Seen, hidden func(netip.AddrPort) bool) err
 	return fmt.Errorf("%v, instead of %s", s, want)
 }
 
-func (e Expect) judgeAnswer(c *Case, s lab.Seen, hidden func(netip.AddrPort) bool) error {
-	if s.Fate != lab.Answered {
+func (e Expect) judgeAnswer(c *Case, s traffic.Seen, hidden func(netip.AddrPort) bool) error {
+	if s.Fate != traffic.Answered {
 		return fmt.Errorf("%v, instead of an answer", s)
 	}
 	masq, known := e.To[s.By]

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -15,13 +15,13 @@ func TestJudge(t *testing.T) {
 	to := func(masq bool) Expect {
 		return Expect{Verdict: proxy.Forward, To: map[netip.AddrPort]bool{pod: masq}}
 	}
-	answered := func(by netip.AddrPort, client netip.Addr) lab.Seen {
-		return lab.Seen{Fate: lab.Answered, By: by, Client: client}
+	answered := func(by netip.AddrPort, client netip.Addr) traffic.Seen {
+		return traffic.Seen{Fate: traffic.Answered, Answer: traffic.Answer{By: by, Client: client}}
 	}
 	for _, tc := range []struct {
 		name    string
 		want    Expect
-		seen    lab.Seen
+		seen    traffic.Seen
 		visible bool
 		ok      bool
 	}{
@@ -31,12 +31,12 @@ func TestJudge(t *testing.T) {
 		{"not masqueraded by mistake", to(true), answered(pod, client), true, false},
 		{"cannot be seen", to(true), answered(pod, client), false, true},
 		{"another endpoint", to(false), answered(stranger, client), false, false},
-		{"no answer", to(false), lab.Seen{Fate: lab.Silent}, true, false},
-		{"refused", Expect{Verdict: proxy.Reject}, lab.Seen{Fate: lab.Refused}, true, true},
-		{"reset is no refusal", Expect{Verdict: proxy.Reject}, lab.Seen{Fate: lab.Reset}, true, false},
-		{"silence is no refusal", Expect{Verdict: proxy.Reject}, lab.Seen{Fate: lab.Silent}, true, false},
-		{"dropped", Expect{Verdict: proxy.Drop}, lab.Seen{Fate: lab.Silent}, true, true},
-		{"refusal is no silence", Expect{Verdict: proxy.Drop}, lab.Seen{Fate: lab.Refused}, true, false},
+		{"no answer", to(false), traffic.Seen{Fate: traffic.Silent}, true, false},
+		{"refused", Expect{Verdict: proxy.Reject}, traffic.Seen{Fate: traffic.Refused}, true, true},
+		{"reset is no refusal", Expect{Verdict: proxy.Reject}, traffic.Seen{Fate: traffic.Reset}, true, false},
+		{"silence is no refusal", Expect{Verdict: proxy.Reject}, traffic.Seen{Fate: traffic.Silent}, true, false},
+		{"dropped", Expect{Verdict: proxy.Drop}, traffic.Seen{Fate: traffic.Silent}, true, true},
+		{"refusal is no silence", Expect{Verdict: proxy.Drop}, traffic.Seen{Fate: traffic.Refused}, true, false},
 		{"untouched", Expect{}, answered(c.to(), client), true, true},
 		{"touched", Expect{}, answered(pod, client), true, false},
 		{"masqueraded on its way out", Expect{}, answered(c.to(), other), true, false},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -132,7 +133,7 @@ func (s *stage) playTogether(ctx context.Context, all []*audition) error {
 func (s *stage) round(ctx context.Context, byHost map[*lab.Host][]*audition) error {
 	type result struct {
 		list []*audition
-		seen []lab.Seen
+		seen []traffic.Seen
 		err  error
 	}
 	results := make(chan result, len(byHost))
@@ -155,10 +156,10 @@ func (s *stage) round(ctx context.Context, byHost map[*lab.Host][]*audition) err
 	return errors.Join(errs...)
 }
 
-func (s *stage) flows(list []*audition) []lab.Flow {
-	var out []lab.Flow
+func (s *stage) flows(list []*audition) []traffic.Flow {
+	var out []traffic.Flow
 	for _, a := range list {
-		f := lab.Flow{Protocol: a.c.Proto.protocol(), Src: a.c.Src, Dst: a.c.to(), Patience: untilFailure}
+		f := traffic.Flow{Protocol: a.c.Proto.protocol(), Src: a.c.Src, Dst: a.c.to(), Patience: untilFailure}
 		if a.want.Verdict == proxy.Drop {
 			f.Patience = s.silence
 		}
@@ -168,7 +169,7 @@ func (s *stage) flows(list []*audition) []lab.Flow {
 }
 
 // note takes one observation of a case.
-func (s *stage) note(a *audition, seen lab.Seen) {
+func (s *stage) note(a *audition, seen traffic.Seen) {
 	a.tries++
 	visible := func(endpoint netip.AddrPort) bool { return s.visible(a.c, endpoint) }
 	if err := a.want.judge(a.c, seen, visible); err != nil {
@@ -177,7 +178,7 @@ func (s *stage) note(a *audition, seen lab.Seen) {
 		}
 		return
 	}
-	if seen.Fate == lab.Answered {
+	if seen.Fate == traffic.Answered {
 		a.seen[seen.By] = true
 	}
 }

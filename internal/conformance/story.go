@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 )
@@ -305,9 +306,9 @@ func (t *telling) once(ctx context.Context, wants map[*Case]Expect, got backends
 		byHost[h] = append(byHost[h], c)
 	}
 	for h, list := range byHost {
-		var try []lab.Flow
+		var try []traffic.Flow
 		for _, c := range list {
-			try = append(try, lab.Flow{Protocol: c.Proto.protocol(), Src: c.Src, Dst: c.to(), Patience: untilFailure})
+			try = append(try, traffic.Flow{Protocol: c.Proto.protocol(), Src: c.Src, Dst: c.to(), Patience: untilFailure})
 		}
 		seen, err := h.Probe(ctx, try)
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ct"
 	"sluice/internal/proxy"
@@ -449,11 +450,11 @@ func TestLabSCTP(t *testing.T) {
 	if err := s.Supports(proxy.SCTP); err != nil {
 		t.Skip(err)
 	}
-	seen, err := s.pod.Probe(t.Context(), []lab.Flow{{
+	seen, err := s.pod.Probe(t.Context(), []traffic.Flow{{
 		Protocol: proxy.SCTP, Src: netip.MustParseAddr(clientIPs[proxy.IPv4]), Dst: vip, Patience: time.Second,
 	}})
 	s.check(err)
-	if seen[0].Fate != lab.Answered {
+	if seen[0].Fate != traffic.Answered {
 		t.Fatalf("association: %v", seen[0])
 	}
 	if n := len(s.entries(proxy.SCTP, vip)); n != 1 {

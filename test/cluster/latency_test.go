@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 	"sluice/test/cluster/testbed"
 )
@@ -184,11 +184,11 @@ func (s *scene) measure(svc *v1.Service, to *testbed.Pod, bare <-chan heard) sam
 // follow sends one request after the other until one is answered by the wanted
 // endpoint, and returns when that was.
 func follow(ctx context.Context, from place, to netip.AddrPort, want netip.Addr) time.Time {
-	flow := lab.Flow{Protocol: proxy.TCP, Src: from.addrs[proxy.IPv4], Dst: to, Patience: patience}
+	flow := traffic.Flow{Protocol: proxy.TCP, Src: from.addrs[proxy.IPv4], Dst: to, Patience: patience}
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		seen, err := from.host.Probe(ctx, []lab.Flow{flow})
+		seen, err := from.host.Probe(ctx, []traffic.Flow{flow})
 		if err == nil && seen[0].By.Addr() == want {
 			return time.Now()
 		}

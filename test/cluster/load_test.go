@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 	"sluice/test/cluster/testbed"
 )
@@ -73,7 +73,7 @@ func (s *scene) startLoad(pause time.Duration, streams ...stream) *load {
 // send sends two requests at a time until ctx ends. What is under way then is
 // waited for: it counts like all others.
 func (l *load) send(ctx context.Context, pause time.Duration, one stream) {
-	flow := lab.Flow{
+	flow := traffic.Flow{
 		Protocol: one.protocol, Src: one.from.addrs[proxy.FamilyOf(one.to.Addr())], Dst: one.to,
 		Patience: 2 * time.Second,
 	}
@@ -84,7 +84,7 @@ func (l *load) send(ctx context.Context, pause time.Duration, one stream) {
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		sent := time.Now()
-		seen, err := one.from.host.Probe(context.Background(), []lab.Flow{flow, flow})
+		seen, err := one.from.host.Probe(context.Background(), []traffic.Flow{flow, flow})
 		l.count(one, sent, seen, err)
 		select {
 		case <-ctx.Done():
@@ -93,7 +93,7 @@ func (l *load) send(ctx context.Context, pause time.Duration, one stream) {
 	}
 }
 
-func (l *load) count(one stream, sent time.Time, seen []lab.Seen, err error) {
+func (l *load) count(one stream, sent time.Time, seen []traffic.Seen, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
@@ -102,7 +102,7 @@ func (l *load) count(one stream, sent time.Time, seen []lab.Seen, err error) {
 	}
 	l.recent.slowest = max(l.recent.slowest, time.Since(sent))
 	for _, what := range seen {
-		if what.Fate == lab.Answered {
+		if what.Fate == traffic.Answered {
 			l.recent.answered[one.protocol]++
 			by := what.By.Addr()
 			l.answers[by] = answers{l.answers[by].count + 1, sent}
@@ -188,7 +188,7 @@ func (s *scene) awaitFirst(streams ...stream) {
 	for _, one := range streams {
 		s.await(fmt.Sprintf("first answers from %v", one.to), "", func() string {
 			for _, seen := range s.ask(one.protocol, one.from, one.to, 3) {
-				if seen.Fate != lab.Answered {
+				if seen.Fate != traffic.Answered {
 					return seen.String()
 				}
 			}

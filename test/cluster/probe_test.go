@@ -10,7 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -43,10 +43,10 @@ func clusterIPs(svc *v1.Service) []netip.AddrPort {
 }
 
 // ask sends requests by one protocol and returns what became of them.
-func (s *scene) ask(p proxy.Protocol, from place, to netip.AddrPort, n int) []lab.Seen {
+func (s *scene) ask(p proxy.Protocol, from place, to netip.AddrPort, n int) []traffic.Seen {
 	s.Helper()
-	flow := lab.Flow{Protocol: p, Src: from.addrs[proxy.FamilyOf(to.Addr())], Dst: to, Patience: patience}
-	seen, err := from.host.Probe(context.Background(), slices.Repeat([]lab.Flow{flow}, n))
+	flow := traffic.Flow{Protocol: p, Src: from.addrs[proxy.FamilyOf(to.Addr())], Dst: to, Patience: patience}
+	seen, err := from.host.Probe(context.Background(), slices.Repeat([]traffic.Flow{flow}, n))
 	if err != nil {
 		s.Fatalf("ask %v from %s: %v", to, from.name, err)
 	}
@@ -55,11 +55,11 @@ func (s *scene) ask(p proxy.Protocol, from place, to netip.AddrPort, n int) []la
 
 // who returns the fates of requests, each once, sorted: the names of the pods
 // that answered, and words for all else.
-func (s *scene) who(seen []lab.Seen) string {
+func (s *scene) who(seen []traffic.Seen) string {
 	var out []string
 	for _, one := range seen {
 		word := one.Fate.String()
-		if one.Fate == lab.Answered {
+		if one.Fate == traffic.Answered {
 			word = s.names[one.By.Addr()]
 		}
 		out = append(out, word)
@@ -69,7 +69,7 @@ func (s *scene) who(seen []lab.Seen) string {
 }
 
 // clientsSeen returns the addresses that the pods saw, each once, sorted.
-func clientsSeen(seen []lab.Seen) string {
+func clientsSeen(seen []traffic.Seen) string {
 	var out []string
 	for _, one := range seen {
 		out = append(out, one.Client.String())

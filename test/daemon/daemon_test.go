@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -215,9 +216,9 @@ func eventually(t *testing.T, what string, holds func() bool) {
 
 // ask sends one connection and returns the endpoint that answered, or "" and
 // what went wrong.
-func (s *site) ask(src netip.Addr, dst netip.AddrPort) (netip.Addr, lab.Fate) {
+func (s *site) ask(src netip.Addr, dst netip.AddrPort) (netip.Addr, traffic.Fate) {
 	s.t.Helper()
-	seen, err := s.pods[src].Probe(context.Background(), []lab.Flow{{Protocol: proxy.TCP, Src: src, Dst: dst, Patience: 300 * time.Millisecond}})
+	seen, err := s.pods[src].Probe(context.Background(), []traffic.Flow{{Protocol: proxy.TCP, Src: src, Dst: dst, Patience: 300 * time.Millisecond}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -232,7 +233,7 @@ func (s *site) answers(dst netip.AddrPort, by netip.Addr) func() bool {
 	}
 	return func() bool {
 		got, fate := s.ask(src, dst)
-		return fate == lab.Answered && got == by
+		return fate == traffic.Answered && got == by
 	}
 }
 
@@ -275,7 +276,7 @@ func TestStopLeavesTheRules(t *testing.T) {
 				failed <- n
 				return
 			default:
-				if _, fate := s.ask(client, clusterIP); fate != lab.Answered {
+				if _, fate := s.ask(client, clusterIP); fate != traffic.Answered {
 					n++
 				}
 			}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 )
 
 const (
@@ -92,13 +92,13 @@ func (s *score) take(h hit) error {
 	s.sampled++
 	if len(s.endpoints) == 0 {
 		// A reset would come from behind the node: the request was not stopped.
-		if h.seen.Fate != lab.Refused {
+		if h.seen.Fate != traffic.Refused {
 			return fmt.Errorf("%s from %v: %v, it should be refused", s.name, h.client, h.seen)
 		}
 		s.refused++
 		return nil
 	}
-	if h.seen.Fate != lab.Answered {
+	if h.seen.Fate != traffic.Answered {
 		return fmt.Errorf("%s from %v: %v, it should be answered", s.name, h.client, h.seen)
 	}
 	s.totals[h.seen.By]++

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 )
 
 var (
@@ -22,12 +22,12 @@ var (
 func answered(by netip.AddrPort, after time.Duration) hit {
 	return hit{
 		service: "web", client: caller, sent: start.Add(after), done: start.Add(after + time.Millisecond),
-		seen: lab.Seen{Fate: lab.Answered, By: by, Client: netip.MustParseAddr("192.168.0.2")},
+		seen: traffic.Seen{Fate: traffic.Answered, Answer: traffic.Answer{By: by, Client: netip.MustParseAddr("192.168.0.2")}},
 	}
 }
 
-func fated(f lab.Fate) hit {
-	return hit{service: "web", client: caller, sent: start, done: start, seen: lab.Seen{Fate: f, Err: errors.New("reason")}}
+func fated(f traffic.Fate) hit {
+	return hit{service: "web", client: caller, sent: start, done: start, seen: traffic.Seen{Fate: f, Err: errors.New("reason")}}
 }
 
 func web(endpoints ...netip.AddrPort) service { return service{name: "web", endpoints: endpoints} }
@@ -55,12 +55,12 @@ func TestTake(t *testing.T) {
 	}{
 		{"an endpoint", newScore(web(podA, podB)), answered(podB, 0), ""},
 		{"another Service's endpoint", newScore(web(podA, podB)), answered(podC, 0), "which is not an endpoint"},
-		{"silence", newScore(web(podA)), fated(lab.Silent), "silence, it should be answered"},
-		{"refused", newScore(web(podA)), fated(lab.Refused), "refused, it should be answered"},
-		{"broken", newScore(web(podA)), fated(lab.Broken), "reason, it should be answered"},
-		{"no endpoints, refused", newScore(web()), fated(lab.Refused), ""},
-		{"no endpoints, passed on", newScore(web()), fated(lab.Reset), "reset, it should be refused"},
-		{"no endpoints, silence", newScore(web()), fated(lab.Silent), "silence, it should be refused"},
+		{"silence", newScore(web(podA)), fated(traffic.Silent), "silence, it should be answered"},
+		{"refused", newScore(web(podA)), fated(traffic.Refused), "refused, it should be answered"},
+		{"broken", newScore(web(podA)), fated(traffic.Broken), "reason, it should be answered"},
+		{"no endpoints, refused", newScore(web()), fated(traffic.Refused), ""},
+		{"no endpoints, passed on", newScore(web()), fated(traffic.Reset), "reset, it should be refused"},
+		{"no endpoints, silence", newScore(web()), fated(traffic.Silent), "silence, it should be refused"},
 		{"no endpoints, answered", newScore(web()), answered(podA, 0), "it should be refused"},
 		{"client kept", local(), kept, ""},
 		{"client lost", local(), answered(podA, 0), "the client's own address"},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -36,7 +37,7 @@ const (
 // stage is the network: the node, the pods that answer and the clients.
 type stage struct {
 	lab       *lab.Lab
-	listeners []*lab.Listener
+	listeners []*traffic.Listener
 	clients   []client
 }
 
@@ -127,14 +128,14 @@ type hit struct {
 	client  netip.Addr // who sent it
 	sent    time.Time  // not after it was sent
 	done    time.Time  // not before it was answered
-	seen    lab.Seen
+	seen    traffic.Seen
 }
 
 // round is what a client sends at each beat.
 type round struct {
 	client   client
 	services []string // of each flow
-	flows    []lab.Flow
+	flows    []traffic.Flow
 }
 
 // rounds says who sends what.
@@ -162,7 +163,7 @@ func (r *round) add(svc service, patience time.Duration) {
 	}
 	for range n {
 		r.services = append(r.services, svc.name)
-		r.flows = append(r.flows, lab.Flow{Protocol: proxy.TCP, Src: r.client.src, Dst: svc.addr, Patience: patience})
+		r.flows = append(r.flows, traffic.Flow{Protocol: proxy.TCP, Src: r.client.src, Dst: svc.addr, Patience: patience})
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -64,9 +65,9 @@ func places(t *testing.T, l *lab.Lab) map[string]place {
 	return all
 }
 
-func probe(t *testing.T, h *lab.Host, f lab.Flow) lab.Seen {
+func probe(t *testing.T, h *lab.Host, f traffic.Flow) traffic.Seen {
 	t.Helper()
-	seen, err := h.Probe(t.Context(), []lab.Flow{f})
+	seen, err := h.Probe(t.Context(), []traffic.Flow{f})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,9 +86,9 @@ func TestEveryHostReachesEveryOther(t *testing.T) {
 					t.Fatal(err)
 				}
 				for from, client := range all {
-					flow := lab.Flow{Protocol: p, Src: client.addrs[f], Dst: at, Patience: 3 * time.Second}
+					flow := traffic.Flow{Protocol: p, Src: client.addrs[f], Dst: at, Patience: 3 * time.Second}
 					got := probe(t, client.host, flow)
-					want := lab.Seen{Fate: lab.Answered, By: at, Client: client.addrs[f]}
+					want := traffic.Seen{Fate: traffic.Answered, Answer: traffic.Answer{By: at, Client: client.addrs[f]}}
 					if got != want {
 						t.Errorf("%v/%v from %s to %s: got %v, want %v", f, p, from, to, got, want)
 					}
@@ -112,8 +113,8 @@ func TestTheOutsideAnswersForAnyAddress(t *testing.T) {
 			}
 			for from, client := range all {
 				src := client.addrs[proxy.FamilyOf(at.Addr())]
-				got := probe(t, client.host, lab.Flow{Protocol: p, Src: src, Dst: at, Patience: 3 * time.Second})
-				if want := (lab.Seen{Fate: lab.Answered, By: at, Client: src}); got != want {
+				got := probe(t, client.host, traffic.Flow{Protocol: p, Src: src, Dst: at, Patience: 3 * time.Second})
+				if want := (traffic.Seen{Fate: traffic.Answered, Answer: traffic.Answer{By: at, Client: src}}); got != want {
 					t.Errorf("%v from %s to %s: got %v, want %v", p, from, text, got, want)
 				}
 			}
@@ -130,18 +131,18 @@ func TestFates(t *testing.T) {
 	patience := 300 * time.Millisecond
 	for _, f := range proxy.Families {
 		pod, node := all["pod"], netip.AddrPortFrom(all["node"].addrs[f], 9)
-		flow := lab.Flow{Protocol: proxy.TCP, Src: pod.addrs[f], Dst: node, Patience: patience}
-		if got := probe(t, pod.host, flow); got.Fate != lab.Reset {
+		flow := traffic.Flow{Protocol: proxy.TCP, Src: pod.addrs[f], Dst: node, Patience: patience}
+		if got := probe(t, pod.host, flow); got.Fate != traffic.Reset {
 			t.Errorf("%v: TCP without a listener: got %v, want a reset", f, got)
 		}
 		flow.Protocol = proxy.UDP
-		if got := probe(t, pod.host, flow); got.Fate != lab.Refused {
+		if got := probe(t, pod.host, flow); got.Fate != traffic.Refused {
 			t.Errorf("%v: UDP without a listener: got %v, want a refusal", f, got)
 		}
 		// The node's kernel has no SCTP, or has it and nobody listens: in no
 		// case is that a port-unreachable message.
 		flow.Protocol = proxy.SCTP
-		if got := probe(t, pod.host, flow); got.Fate == lab.Answered || got.Fate == lab.Refused {
+		if got := probe(t, pod.host, flow); got.Fate == traffic.Answered || got.Fate == traffic.Refused {
 			t.Errorf("%v: SCTP without a listener: got %v", f, got)
 		}
 	}
@@ -171,8 +172,8 @@ func TestAPodIsUsedAgain(t *testing.T) {
 	}
 	defer ln.Close()
 	src := netip.MustParseAddr("203.0.113.2")
-	got := probe(t, l.Outside(), lab.Flow{Protocol: proxy.TCP, Src: src, Dst: at, Patience: 3 * time.Second})
-	if want := (lab.Seen{Fate: lab.Answered, By: at, Client: src}); got != want {
+	got := probe(t, l.Outside(), traffic.Flow{Protocol: proxy.TCP, Src: src, Dst: at, Patience: 3 * time.Second})
+	if want := (traffic.Seen{Fate: traffic.Answered, Answer: traffic.Answer{By: at, Client: src}}); got != want {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -216,9 +217,9 @@ func BenchmarkProbe(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer ln.Close()
-			flows := make([]lab.Flow, b.N)
+			flows := make([]traffic.Flow, b.N)
 			for i := range flows {
-				flows[i] = lab.Flow{Protocol: p, Src: netip.MustParseAddr("203.0.113.2"), Dst: at, Patience: 3 * time.Second}
+				flows[i] = traffic.Flow{Protocol: p, Src: netip.MustParseAddr("203.0.113.2"), Dst: at, Patience: 3 * time.Second}
 			}
 			if _, err := l.Outside().Probe(b.Context(), flows); err != nil {
 				b.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -75,7 +76,7 @@ type Pod struct {
 	Addrs []netip.Addr // one of each family
 	Host  *lab.Host
 
-	listeners []*lab.Listener
+	listeners []*traffic.Listener
 }
 
 // Port is where a pod answers.

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"encoding/binary"

@@ -1,8 +1,9 @@
-package lab
+package traffic
 
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"sluice/internal/proxy"
@@ -48,10 +49,9 @@ func (f Fate) String() string {
 
 // Seen is what the client of a flow saw.
 type Seen struct {
-	Fate   Fate
-	By     netip.AddrPort // who answered
-	Client netip.Addr     // which client the answering listener saw
-	Err    error          // why it is Broken
+	Fate Fate
+	Answer
+	Err error // why it is Broken
 }
 
 // String returns the observation in words.
@@ -64,4 +64,32 @@ func (s Seen) String() string {
 	default:
 		return s.Fate.String()
 	}
+}
+
+// Answer is what a listener sends to its client, as "ip:port client-ip".
+type Answer struct {
+	By     netip.AddrPort // who answered
+	Client netip.Addr     // which client it saw
+}
+
+// maxAnswer is more than the bytes of any answer.
+const maxAnswer = 128
+
+func (a Answer) marshal() []byte {
+	b := a.By.AppendTo(make([]byte, 0, maxAnswer))
+	return append(a.Client.AppendTo(append(b, ' ')), '\n')
+}
+
+// parseAnswer is the reverse of marshal.
+func parseAnswer(text []byte) (Answer, error) {
+	by, client, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	var a Answer
+	var err error
+	if a.By, err = netip.ParseAddrPort(by); err != nil {
+		return a, fmt.Errorf("read answer %q: %w", text, err)
+	}
+	if a.Client, err = netip.ParseAddr(client); err != nil {
+		return a, fmt.Errorf("read answer %q: %w", text, err)
+	}
+	return a, nil
 }

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"syscall"
 	"time"
 
@@ -24,38 +23,23 @@ type Listener struct {
 	done chan struct{}
 }
 
-// answer is the text that a listener sends, "ip:port client-ip".
-func answer(own netip.AddrPort, client netip.Addr) string {
-	return own.String() + " " + client.String() + "\n"
-}
-
-// parseAnswer is the reverse of answer.
-func parseAnswer(text string) (own netip.AddrPort, client netip.Addr, err error) {
-	first, second, _ := strings.Cut(strings.TrimSpace(text), " ")
-	if own, err = netip.ParseAddrPort(first); err != nil {
-		return own, client, err
-	}
-	client, err = netip.ParseAddr(second)
-	return own, client, err
-}
-
 // untilFree is how long an address may take to become free.
 const untilFree = 2 * time.Second
 
-// Listen answers on an address of the host until the listener is closed.
-func (h *Host) Listen(p proxy.Protocol, a netip.AddrPort) (*Listener, error) {
+// Listen answers on an address of the namespace until the listener is closed.
+func (n *Namespace) Listen(p proxy.Protocol, a netip.AddrPort) (*Listener, error) {
 	l := &Listener{Addr: a, done: make(chan struct{})}
-	serve, err := h.listen(p, l)
+	serve, err := n.listen(p, l)
 	// A program that another goroutine is starting at this moment has a copy of
 	// every descriptor until it runs, those of closed listeners among them.
 	for tick, end := time.NewTicker(time.Millisecond), time.Now().Add(untilFree); errors.Is(err, unix.EADDRINUSE); {
 		if <-tick.C; time.Now().After(end) {
 			break
 		}
-		serve, err = h.listen(p, l)
+		serve, err = n.listen(p, l)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listen on %v/%v in %s: %w", a, p, h.Name, err)
+		return nil, fmt.Errorf("listen on %v/%v in %s: %w", a, p, n.Name, err)
 	}
 	go func() {
 		defer close(l.done)
@@ -65,13 +49,13 @@ func (h *Host) Listen(p proxy.Protocol, a netip.AddrPort) (*Listener, error) {
 }
 
 // listen opens the socket and returns what serves it until it is closed.
-func (h *Host) listen(p proxy.Protocol, l *Listener) (serve func(), err error) {
-	lc := net.ListenConfig{Control: h.control, KeepAliveConfig: net.KeepAliveConfig{Enable: false}}
+func (n *Namespace) listen(p proxy.Protocol, l *Listener) (serve func(), err error) {
+	lc := net.ListenConfig{Control: n.control, KeepAliveConfig: net.KeepAliveConfig{Enable: false}}
 	family := "4"
 	if l.Addr.Addr().Is6() {
 		family = "6"
 	}
-	err = h.Do(func() error {
+	err = n.Do(func() error {
 		switch p {
 		case proxy.TCP:
 			ln, err := lc.Listen(context.Background(), "tcp"+family, l.Addr.String())
@@ -87,7 +71,7 @@ func (h *Host) listen(p proxy.Protocol, l *Listener) (serve func(), err error) {
 			l.stop, serve = pc.Close, func() { serveUDP(pc.(*net.UDPConn), l.Addr) }
 		case proxy.SCTP:
 			lc.Control = func(network, address string, c syscall.RawConn) error {
-				return errors.Join(h.control(network, address, c), withSocket(c, func(fd int) error {
+				return errors.Join(n.control(network, address, c), withSocket(c, func(fd int) error {
 					return takePort(fd, l.Addr.Port(), l.Addr.Addr().Is6())
 				}))
 			}
@@ -104,32 +88,6 @@ func (h *Host) listen(p proxy.Protocol, l *Listener) (serve func(), err error) {
 	return serve, err
 }
 
-// control prepares a socket of the host before it is bound.
-func (h *Host) control(network, _ string, c syscall.RawConn) error {
-	if !h.anyIP {
-		return nil
-	}
-	is6 := strings.HasPrefix(network, "ip6") || strings.HasSuffix(network, "6")
-	return withSocket(c, func(fd int) error { return transparent(fd, is6) })
-}
-
-// withSocket lends the descriptor of a socket.
-func withSocket(c syscall.RawConn, f func(fd int) error) error {
-	var err error
-	if e := c.Control(func(fd uintptr) { err = f(int(fd)) }); e != nil {
-		return e
-	}
-	return err
-}
-
-// transparent lets a socket use addresses that the host does not have.
-func transparent(fd int, is6 bool) error {
-	if is6 {
-		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
-	}
-	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
-}
-
 func serveTCP(ln net.Listener, own netip.AddrPort) {
 	for {
 		c, err := ln.Accept()
@@ -142,7 +100,7 @@ func serveTCP(ln net.Listener, own netip.AddrPort) {
 		client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 		// A client that is gone already does not concern anyone else.
 		_ = c.SetWriteDeadline(time.Now().Add(time.Second))
-		_, _ = c.Write([]byte(answer(own, client)))
+		_, _ = c.Write(Answer{own, client}.marshal())
 		_ = c.Close()
 	}
 }
@@ -157,7 +115,7 @@ func serveUDP(pc *net.UDPConn, own netip.AddrPort) {
 		if err != nil {
 			continue // the error of an earlier answer
 		}
-		_, _ = pc.WriteToUDPAddrPort([]byte(answer(own, from.Addr().Unmap())), from)
+		_, _ = pc.WriteToUDPAddrPort(Answer{own, from.Addr().Unmap()}.marshal(), from)
 	}
 }
 
@@ -180,7 +138,7 @@ func serveSCTP(pc *net.IPConn, own netip.AddrPort) {
 		client, _ := netip.AddrFromSlice(from.IP)
 		reply := sctpPacket{
 			src: init.dst, dst: init.src, verification: init.tag,
-			kind: sctpInitAck, tag: init.tag + 1, text: answer(own, client.Unmap()),
+			kind: sctpInitAck, tag: init.tag + 1, text: string(Answer{own, client.Unmap()}.marshal()),
 		}
 		_, _ = pc.WriteToIP(reply.marshal(), from)
 	}

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"context"
@@ -19,27 +19,27 @@ const resendTime = time.Second
 // answerTime is how long a TCP connection may take to bring an answer.
 const answerTime = 5 * time.Second
 
-// Probe tries flows from the host, many at a time, and returns what became of
-// each. An error means that the lab itself is out of order.
-func (h *Host) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
+// Probe tries flows from the namespace, many at a time, and returns what became of
+// each. An error means that the namespace itself is out of order.
+func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)
 	}
-	p := &prober{host: h, epoll: ep, flows: flows, seen: make([]Seen, len(flows)), active: map[int32]*attempt{}}
+	p := &prober{ns: n, epoll: ep, flows: flows, seen: make([]Seen, len(flows)), active: map[int32]*attempt{}}
 	err = p.run(ctx)
 	for _, a := range p.active {
 		err = errors.Join(err, unix.Close(a.fd))
 	}
 	if err := errors.Join(err, unix.Close(ep)); err != nil {
-		return nil, fmt.Errorf("probe from %s: %w", h.Name, err)
+		return nil, fmt.Errorf("probe from %s: %w", n.Name, err)
 	}
 	return p.seen, nil
 }
 
 // prober is one Probe.
 type prober struct {
-	host   *Host
+	ns     *Namespace
 	epoll  int
 	flows  []Flow
 	next   int // the first flow not yet tried
@@ -66,7 +66,7 @@ func (p *prober) run(ctx context.Context) error {
 			return err
 		}
 		if p.next < len(p.flows) && len(p.active) < window {
-			if err := p.host.Do(p.fill); err != nil {
+			if err := p.ns.Do(p.fill); err != nil {
 				return err
 			}
 		}
@@ -88,13 +88,13 @@ func (p *prober) run(ctx context.Context) error {
 	return nil
 }
 
-// fill starts flows until the window is full. It runs inside the host.
+// fill starts flows until the window is full. It runs inside the namespace.
 func (p *prober) fill() error {
 	for p.next < len(p.flows) && len(p.active) < window {
 		a := &attempt{Flow: p.flows[p.next], index: p.next, fd: -1}
 		p.next++
 		a.deadline, a.resend = time.Now().Add(a.Patience), time.Now().Add(resendTime)
-		seen, err := a.open(p.host)
+		seen, err := a.open(p.ns)
 		if err != nil {
 			return fmt.Errorf("open %v %v to %v: %w", a.Protocol, a.Src, a.Dst, err)
 		}

@@ -6,9 +6,10 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
+
+	"sluice/internal/conformance/traffic"
 )
 
 // The node's links.
@@ -58,7 +59,7 @@ func addrs(text ...string) []netip.Addr {
 // called by one goroutine at a time; those of its hosts by any.
 type Lab struct {
 	cfg     Config
-	ports   *ports
+	ports   *traffic.Ports
 	node    *Host
 	outside *Host
 	cni0    netlink.Link
@@ -76,7 +77,7 @@ type attachment struct {
 
 // New makes a lab with a node and an outside and no pods.
 func New(c Config) (*Lab, error) {
-	l := &Lab{cfg: c.Default(), ports: newPorts(), remotes: map[string]*Host{}}
+	l := &Lab{cfg: c.Default(), ports: &traffic.Ports{}, remotes: map[string]*Host{}}
 	if err := l.build(); err != nil {
 		return nil, errors.Join(fmt.Errorf("build lab: %w", err), l.Close())
 	}
@@ -301,22 +302,11 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// ports hands out source ports, each in turn, so that no connection meets what
-// the kernel remembers of an earlier one.
-type ports struct{ last atomic.Uint32 }
-
-const firstPort, portCount = 32768, 32000
-
-func newPorts() *ports { return &ports{} }
-
-func (p *ports) next() uint16 { return uint16(firstPort + p.last.Add(1)%portCount) }
-
 // Refresh makes sure that many connections can be opened before a source port
 // comes around again: the node forgets its connections when the ports run out.
 func (l *Lab) Refresh() error {
-	if l.ports.last.Load() < portCount/2 {
+	if !l.ports.Restart() {
 		return nil
 	}
-	l.ports.last.Store(0)
 	return l.node.FlushConntrack()
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -23,7 +24,7 @@ func Require(tb Test) {
 	if os.Geteuid() != 0 {
 		tb.Fatalf("the lab needs network namespaces: run as root, or under unshare -rn")
 	}
-	h, err := newHost("probe", newPorts())
+	h, err := newHost("probe", &traffic.Ports{})
 	if err != nil {
 		tb.Fatalf("the lab needs network namespaces: %v", err)
 	}

@@ -113,7 +113,7 @@ func (h *Host) plug(v veth) (netlink.Link, error) {
 	}
 	link := &netlink.Veth{
 		LinkAttrs: attrs, PeerName: "eth0",
-		PeerHardwareAddr: v.peer.mac, PeerNamespace: netlink.NsFd(v.peer.ns),
+		PeerHardwareAddr: v.peer.mac, PeerNamespace: netlink.NsFd(v.peer.Handle),
 	}
 	if err := h.nl.LinkAdd(link); err != nil {
 		return nil, fmt.Errorf("add link %s to %s: %w", v.name, v.peer.Name, err)
@@ -285,7 +285,7 @@ func (h *Host) answerForAll() error {
 			return fmt.Errorf("add rule of %s: %w", h.Name, err)
 		}
 	}
-	h.anyIP = true
+	h.Transparent = true
 	return nil
 }
 

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"bytes"
@@ -14,8 +14,8 @@ import (
 
 // open makes the flow's socket and sends its first packet. It returns what was
 // seen if that is already the end of it.
-func (a *attempt) open(h *Host) (*Seen, error) {
-	if err := a.socket(h); err != nil {
+func (a *attempt) open(n *Namespace) (*Seen, error) {
+	if err := a.socket(n); err != nil {
 		return nil, err
 	}
 	dst := a.Dst
@@ -49,7 +49,7 @@ func (a *attempt) send() error {
 }
 
 // socket makes a socket and binds it to the source and a fresh port.
-func (a *attempt) socket(h *Host) error {
+func (a *attempt) socket(n *Namespace) error {
 	kind, protocol := unix.SOCK_STREAM, 0
 	switch a.Protocol {
 	case proxy.UDP:
@@ -57,15 +57,19 @@ func (a *attempt) socket(h *Host) error {
 	case proxy.SCTP:
 		kind, protocol = unix.SOCK_RAW, unix.IPPROTO_SCTP
 	}
+	family := unix.AF_INET
+	if a.Dst.Addr().Is6() {
+		family = unix.AF_INET6
+	}
 	var err error
-	if a.fd, err = unix.Socket(af(a.Dst.Addr()), kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, protocol); err != nil {
+	if a.fd, err = unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, protocol); err != nil {
 		return err
 	}
-	if err := a.options(h); err != nil {
+	if err := a.options(n); err != nil {
 		return errors.Join(err, unix.Close(a.fd))
 	}
 	for {
-		a.port = h.ports.next()
+		a.port = n.Ports.next()
 		local := netip.AddrPortFrom(a.Src, a.port)
 		if a.Protocol == proxy.SCTP {
 			local = netip.AddrPortFrom(a.Src, 0)
@@ -86,10 +90,10 @@ func (a *attempt) socket(h *Host) error {
 
 // options asks for error messages with their origin, which tells an ICMP
 // refusal from a reset, and for a close that leaves no trace.
-func (a *attempt) options(h *Host) error {
+func (a *attempt) options(n *Namespace) error {
 	is6 := a.Dst.Addr().Is6()
 	var errs []error
-	if h.anyIP {
+	if n.Transparent {
 		errs = append(errs, transparent(a.fd, is6))
 	}
 	if is6 {
@@ -144,18 +148,18 @@ func (a *attempt) read() *Seen {
 		default:
 			a.text = append(a.text, buf[:n]...)
 			if n == 0 || bytes.HasSuffix(a.text, []byte("\n")) {
-				return answered(string(a.text))
+				return answered(a.text)
 			}
 		}
 	}
 }
 
-func answered(text string) *Seen {
-	by, client, err := parseAnswer(text)
+func answered(text []byte) *Seen {
+	a, err := parseAnswer(text)
 	if err != nil {
 		return &Seen{Fate: Broken, Err: err}
 	}
-	return &Seen{Fate: Answered, By: by, Client: client}
+	return &Seen{Fate: Answered, Answer: a}
 }
 
 // sctpAnswer reads an answer among all the SCTP packets that a raw socket gets.
@@ -170,7 +174,7 @@ func (a *attempt) sctpAnswer(b []byte) *Seen {
 	if !ok || p.kind != sctpInitAck || p.dst != a.port {
 		return nil
 	}
-	return answered(p.text)
+	return answered([]byte(p.text))
 }
 
 // icmpOrigins are the values of sock_extended_err.ee_origin that stand for a
@@ -218,11 +222,4 @@ func extendedError(m unix.SocketControlMessage) *Seen {
 		return &Seen{Fate: Refused}
 	}
 	return failed(errno)
-}
-
-func sockaddr(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }

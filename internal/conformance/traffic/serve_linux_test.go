@@ -1,0 +1,80 @@
+package traffic_test
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestServe asks a server, by Ask and by Probe, without a proxy.
+func TestServe(t *testing.T) {
+	lab.Require(t)
+	l, err := lab.New(lab.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, err := l.AddPod("pod", netip.MustParseAddr("10.0.0.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve, err := pod.Serve(8080)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sink, err := pod.Sink(8081)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, c := range []interface{ Close() error }{serve, sink, l} {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if _, err := pod.Serve(8080); err == nil {
+		t.Error("two servers on one port")
+	}
+	to, client := netip.AddrPortFrom(pod.Addrs[0], 8080), netip.MustParseAddr("192.168.0.2")
+	for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
+		seen, err := l.Node().Probe(t.Context(), []traffic.Flow{{Protocol: p, Src: client, Dst: to, Patience: 3 * time.Second}})
+		if want := (traffic.Answer{By: to, Client: client}); err != nil || seen[0].Answer != want {
+			t.Errorf("%v: Probe got %v, %v, want %v", p, seen, err, want)
+		}
+		err = l.Node().Do(func() error {
+			a, err := traffic.Ask(p, to, time.Second)
+			if want := (traffic.Answer{By: to, Client: netip.MustParseAddr("10.0.0.1")}); err != nil || a != want {
+				t.Errorf("%v: Ask got %v, %v, want %v", p, a, err, want)
+			}
+			if a, err := traffic.Ask(p, netip.AddrPortFrom(to.Addr(), 9), time.Second); err == nil {
+				t.Errorf("%v: nobody listens, and Ask got %v", p, a)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	err = l.Node().Do(func() error {
+		fd, err := traffic.Connect(proxy.TCP, netip.AddrPortFrom(to.Addr(), 8081), time.Second)
+		if err != nil {
+			return err
+		}
+		if n, err := unix.Write(fd, make([]byte, 1<<16)); err != nil || n == 0 {
+			t.Errorf("the sink took %d bytes, %v", n, err)
+		}
+		return unix.Close(fd)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
