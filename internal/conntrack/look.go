@@ -175,7 +175,7 @@ func (j *judge) serves(sp *proxy.ServicePort, a netip.AddrPort) bool {
 // translates reports whether a frontend sends anybody to an endpoint.
 func translates(o owner, node *proxy.Node) bool {
 	return slices.ContainsFunc(proxy.Origins[:], func(from proxy.Origin) bool {
-		return len(o.row.Route(o.kind, from, node).To) > 0
+		return len(o.row.Policy(o.kind, node)[from].To) > 0
 	})
 }
 

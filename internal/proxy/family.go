@@ -45,6 +45,14 @@ func (f Family) Unspecified() netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
+// Loopback returns the loopback addresses of the family.
+func (f Family) Loopback() netip.Prefix {
+	if f == IPv4 {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
+	}
+	return netip.PrefixFrom(netip.IPv6Loopback(), 128)
+}
+
 // Bits returns the length of an address of the family in bits.
 func (f Family) Bits() int {
 	if f == IPv4 {

@@ -62,17 +62,25 @@ func (n *Node) Origin(p Packet) Origin {
 }
 
 // TakesNodePorts reports whether NodePorts are open on a local address.
-// Loopback addresses take them only if the node says so, those of IPv6 never.
 func (n *Node) TakesNodePorts(a netip.Addr) bool {
-	if a.IsLoopback() && (!n.LocalhostNodePorts || !a.Is4()) {
-		return false
+	return contains(n.NodePorts, a) && (!a.IsLoopback() || n.loopbackTakesNodePorts(FamilyOf(a)))
+}
+
+// loopbackTakesNodePorts: only if the node says so, that of IPv6 never.
+func (n *Node) loopbackTakesNodePorts(f Family) bool { return f == IPv4 && n.LocalhostNodePorts }
+
+// NodePortAddresses says which of the node's addresses of a family take
+// NodePorts: those within, except some.
+func (n *Node) NodePortAddresses(f Family) (within, except []netip.Prefix) {
+	if !n.loopbackTakesNodePorts(f) {
+		except = []netip.Prefix{f.Loopback()}
 	}
-	return contains(n.NodePorts, a)
+	return PrefixesOf(n.NodePorts, f), except
 }
 
 // OpensLoopback reports whether any loopback address takes NodePorts.
 func (n *Node) OpensLoopback() bool {
-	return n.LocalhostNodePorts && slices.ContainsFunc(n.NodePorts, netip.MustParsePrefix("127.0.0.0/8").Overlaps)
+	return n.LocalhostNodePorts && slices.ContainsFunc(n.NodePorts, IPv4.Loopback().Overlaps)
 }
 
 // masqueradesClusterIP says whether ClusterIP traffic of an origin hides the

@@ -32,10 +32,10 @@ func (s *State) Outcome(p Packet) Outcome {
 	if row == nil {
 		return s.unclaimed(p)
 	}
-	if kind == LoadBalancer && row.AllowFrom != nil && !contains(row.AllowFrom, p.Src) {
+	r := row.route(kind, s.Node.Origin(p), s.Node)
+	if r.From != nil && !contains(r.From, p.Src) {
 		return Outcome{Verdict: Drop, Row: row}
 	}
-	r := row.Route(kind, s.Node.Origin(p), s.Node)
 	if len(r.To) == 0 {
 		return Outcome{Verdict: r.Otherwise, Row: row}
 	}

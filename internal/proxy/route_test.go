@@ -72,7 +72,7 @@ func TestRouteClusterIP(t *testing.T) {
 				row := endpoints[tt.endpoints]
 				row.Internal, row.External = tt.internal, external
 				for from, want := range map[Origin]string{OurPod: tt.ourPod, ThisNode: tt.thisNode, Elsewhere: tt.otherwhere} {
-					if got := describeRoute(row.Route(ClusterIP, from, detectors[tt.detector])); got != want {
+					if got := describeRoute(row.Policy(ClusterIP, detectors[tt.detector])[from]); got != want {
 						t.Errorf("from %v: %s; want %s", from, got, want)
 					}
 				}
@@ -104,7 +104,7 @@ func TestRouteExternal(t *testing.T) {
 						row := endpoints[tt.endpoints]
 						row.Internal, row.External = internal, tt.external
 						for from, want := range map[Origin]string{OurPod: tt.ourPod, ThisNode: tt.thisNode, Elsewhere: tt.otherwhere} {
-							if got := describeRoute(row.Route(kind, from, node)); got != want {
+							if got := describeRoute(row.Policy(kind, node)[from]); got != want {
 								t.Errorf("from %v: %s; want %s", from, got, want)
 							}
 						}
@@ -130,7 +130,7 @@ func TestRouteLastResort(t *testing.T) {
 		{NodePort, Elsewhere, localList[0]},
 	}
 	for _, tt := range tests {
-		if got := row.Route(tt.kind, tt.from, node).To; len(got) != 1 || got[0] != tt.want {
+		if got := row.Policy(tt.kind, node)[tt.from].To; len(got) != 1 || got[0] != tt.want {
 			t.Errorf("%v from %v: %v; want %v", tt.kind, tt.from, got, tt.want)
 		}
 	}

@@ -145,19 +145,32 @@ func (v Verdict) String() string {
 
 // Route is the whole answer for one kind of packet.
 type Route struct {
-	Scope      Scope      // which of the row's lists To is
-	To         []Endpoint // the candidates
-	Otherwise  Verdict    // Reject or Drop, when To is empty
-	Masquerade bool       // hide the client's address from the endpoint
+	Scope      Scope          // which of the row's lists To is
+	To         []Endpoint     // the candidates
+	Otherwise  Verdict        // Reject or Drop, when To is empty
+	Masquerade bool           // hide the client's address from the endpoint
+	From       []netip.Prefix // the clients that are let in, no prefix within another; nil: everyone. Others are dropped
 }
 
-// Route is the only place where traffic policy, short-circuiting and
-// masquerading meet. Dataplanes render it; the oracle evaluates it.
+// Policy is all that a renderer may know of policy: a Route for each of [Origins].
+type Policy [len(Origins)]Route
+
+// Policy is the only place where traffic policy, short-circuiting, masquerading
+// and source ranges meet. Dataplanes render it; the oracle evaluates it.
 //
 // ClusterIP traffic follows the internal policy. All other traffic follows the
 // external one, but for our own pods and the node itself: they take the
-// Cluster list whatever the policy is, as if they had used the ClusterIP.
-func (sp *ServicePort) Route(k Kind, from Origin, n *Node) Route {
+// Cluster list whatever the policy is, as if they had used the ClusterIP. What
+// the node has to do with it is whose clients a ClusterIP hides.
+func (sp *ServicePort) Policy(k Kind, n *Node) Policy {
+	var p Policy
+	for _, from := range Origins {
+		p[from] = sp.route(k, from, n)
+	}
+	return p
+}
+
+func (sp *ServicePort) route(k Kind, from Origin, n *Node) Route {
 	var r Route
 	switch {
 	case k == ClusterIP:
@@ -169,6 +182,9 @@ func (sp *ServicePort) Route(k Kind, from Origin, n *Node) Route {
 		r.Scope = ScopeLocal
 	default:
 		r.Masquerade = from == ThisNode
+	}
+	if k == LoadBalancer {
+		r.From = sp.AllowFrom
 	}
 	r.To = sp.List(r.Scope)
 	if len(r.To) == 0 {

@@ -93,8 +93,8 @@ func (v *view) render(sp *proxy.ServicePort) *rendering {
 // those that go nowhere.
 func (r *renderer) frontend(f proxy.Frontend) {
 	anyNode := &proxy.Node{}
-	near := r.sp.Route(f.Kind, proxy.ThisNode, anyNode)
-	far := r.sp.Route(f.Kind, proxy.Elsewhere, anyNode)
+	near := r.sp.Policy(f.Kind, anyNode)[proxy.ThisNode]
+	far := r.sp.Policy(f.Kind, anyNode)[proxy.Elsewhere]
 	port := fmt.Sprintf("--dport %d ", f.Addr.Port())
 	exact := func(text string) string { return r.to(f.Addr.Addr()) + r.proto + comment(text) + r.l4 + port }
 	if len(near.To) > 0 {

@@ -70,8 +70,8 @@ func (t *table) front(sp *proxy.ServicePort, f proxy.Frontend, b *block) front {
 	m := t.frontends(f.Kind == proxy.NodePort)
 	out := front{frontID: frontID{m, m.key(sp.Key.Protocol, f.Addr)}}
 	anyNode := &proxy.Node{}
-	near := sp.Route(f.Kind, proxy.ThisNode, anyNode)
-	far := sp.Route(f.Kind, proxy.Elsewhere, anyNode)
+	near := sp.Policy(f.Kind, anyNode)[proxy.ThisNode]
+	far := sp.Policy(f.Kind, anyNode)[proxy.Elsewhere]
 
 	switch {
 	case len(near.To) > 0:
