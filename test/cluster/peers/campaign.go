@@ -59,7 +59,11 @@ func (c *campaign) run(ctx context.Context) error {
 	if err := errors.Join(err, c.options.write(c.report, c.output)); err != nil {
 		return err
 	}
-	fmt.Print(render.Markdown(c.report))
+	page, err := render.Markdown(c.report)
+	if err != nil {
+		return err
+	}
+	fmt.Print(page)
 	c.say(fmt.Sprintf("done; figures, table and pictures are in %s", filepath.Dir(c.output)))
 	return nil
 }
@@ -155,7 +159,7 @@ func (c *campaign) measure(ctx context.Context, s step) error {
 			return errors.Join(errors.New("interrupted; figures of finished peers are kept"), err)
 		}
 		for _, rate := range c.limits.Rates[len(b.Limits.Rates):] {
-			r.Lacks(figures.StageChange(rate), fmt.Sprintf("not measured below %d Services", small))
+			r.SetMissing(figures.StageChange(rate), fmt.Sprintf("not measured below %d Services", small))
 		}
 		c.report.AddResult(r)
 		if err := c.report.Write(c.output); err != nil {

@@ -114,7 +114,7 @@ func run(ctx context.Context, o options) error {
 func (o options) write(r *figures.Report, path string) error {
 	err := render.Write(r, path)
 	if o.readme != "" {
-		err = errors.Join(err, render.Headline(r, o.readme))
+		err = errors.Join(err, render.WritePromises(r, o.readme))
 	}
 	return err
 }

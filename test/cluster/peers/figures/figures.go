@@ -1,8 +1,14 @@
+// Package figures is what a comparison of service proxies found, as plain
+// values: what was measured, what could not be and why, and whether the promises
+// hold. It reads and writes them as JSON, and joins those of several runs.
+//
+// It measures nothing and draws nothing.
 package figures
 
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,24 +17,27 @@ import (
 // Seconds is a length of time.
 type Seconds float64
 
-// Of returns a duration as seconds.
-func Of(d time.Duration) Seconds { return Seconds(d.Seconds()) }
+// SecondsOf returns a duration as seconds.
+func SecondsOf(d time.Duration) Seconds { return Seconds(d.Seconds()) }
 
 // String returns the time with three digits and a unit that fits.
 func (s Seconds) String() string {
+	number := func(scale float64, decimals int) string {
+		return strconv.FormatFloat(float64(s)*scale, 'f', decimals, 64)
+	}
 	switch abs := max(s, -s); {
 	case abs == 0:
 		return "0"
 	case abs < 1e-3:
-		return strconv.FormatFloat(float64(s)*1e6, 'f', 0, 64) + " µs"
+		return number(1e6, 0) + " µs"
 	case abs < 0.1:
-		return strconv.FormatFloat(float64(s)*1e3, 'f', 2, 64) + " ms"
+		return number(1e3, 2) + " ms"
 	case abs < 1:
-		return strconv.FormatFloat(float64(s)*1e3, 'f', 0, 64) + " ms"
+		return number(1e3, 0) + " ms"
 	case abs < 100:
-		return strconv.FormatFloat(float64(s), 'f', 1, 64) + " s"
+		return number(1, 1) + " s"
 	default:
-		return strconv.FormatFloat(float64(s), 'f', 0, 64) + " s"
+		return number(1, 0) + " s"
 	}
 }
 
@@ -50,16 +59,43 @@ func (s Size) String() string { return fmt.Sprintf("%dx%d", s.Services, s.Endpoi
 // ParseSize is the reverse of String.
 func ParseSize(text string) (Size, error) {
 	services, endpoints, _ := strings.Cut(text, "x")
-	var s Size
-	var err error
-	if s.Services, err = strconv.Atoi(services); err != nil || s.Services < 1 {
-		return s, fmt.Errorf("read size %q: want Services x endpoints, such as 1000x10", text)
+	n, err := strconv.Atoi(services)
+	m, err2 := strconv.Atoi(endpoints)
+	if err != nil || err2 != nil || n < 1 || m < 1 {
+		return Size{}, fmt.Errorf("read size %q: want Services x endpoints, such as 1000x10", text)
 	}
-	if s.Endpoints, err = strconv.Atoi(endpoints); err != nil || s.Endpoints < 1 {
-		return s, fmt.Errorf("read size %q: want Services x endpoints, such as 1000x10", text)
-	}
-	return s, nil
+	return Size{n, m}, nil
 }
+
+// Figure is one number as tables, promises and pictures have it.
+type Figure struct {
+	Value float64 // 0: there is none
+	Text  string  // with its unit, or why there is none
+	More  bool    // the true value is larger
+}
+
+// String returns the number with its unit, or why there is none.
+func (f Figure) String() string { return f.Text }
+
+// figure returns a time, or with more a lower bound of it.
+func (s Seconds) figure(more bool) Figure {
+	if more {
+		return Figure{float64(s), "> " + s.String(), true}
+	}
+	return Figure{Value: float64(s), Text: s.String()}
+}
+
+// Percentile returns the smallest sample that so many per cent are not above, 0
+// if there are no samples.
+func Percentile[T ~float64](samples []T, percent float64) T {
+	if len(samples) == 0 {
+		return 0
+	}
+	return slices.Sorted(slices.Values(samples))[rank(len(samples), percent)]
+}
+
+// rank is the place of a percentile among n sorted samples.
+func rank(n int, percent float64) int { return max(0, int(math.Ceil(float64(n)*percent/100))-1) }
 
 // Report is everything that is known.
 type Report struct {
@@ -118,28 +154,36 @@ const (
 // StageChange is that of changes while so many others happen each second.
 func StageChange(rate int) Stage { return Stage(fmt.Sprintf("changes at %d/s", rate)) }
 
-// Lacks notes why a stage is not there.
-func (r *Result) Lacks(s Stage, why string) {
+// SetMissing notes why a stage is not there.
+func (r *Result) SetMissing(s Stage, why string) {
 	if r.Missing == nil {
 		r.Missing = map[Stage]string{}
 	}
 	r.Missing[s] = why
 }
 
+// notMeasured is the text of a figure that nobody asked for.
+const notMeasured = "not measured"
+
 // Why says why a stage is not there.
 func (r *Result) Why(s Stage) string {
 	if why, ok := r.Missing[s]; ok {
 		return why
 	}
-	return "not measured"
+	return notMeasured
 }
 
 // Change returns the changes that were made while so many others happened each
 // second, or nil.
 func (r *Result) Change(rate int) *Change {
-	for i := range r.Changes {
-		if r.Changes[i].Rate == rate {
-			return &r.Changes[i]
+	return find(r.Changes, func(c *Change) bool { return c.Rate == rate })
+}
+
+// find returns the first element that something is true of, or nil.
+func find[T any](all []T, is func(*T) bool) *T {
+	for i := range all {
+		if is(&all[i]) {
+			return &all[i]
 		}
 	}
 	return nil
@@ -155,44 +199,54 @@ type ColdStart struct {
 	Kernel   Bytes   `json:"kernelBytes"`
 }
 
-// Done returns when every Service answered, or what that is more than.
-func (c *ColdStart) Done() Bound { return Bound{Value: c.Every, More: c.Answered < c.Of} }
+// EveryAnswered returns when every Service answered, or what that is more than.
+func (c *ColdStart) EveryAnswered() Figure { return c.Every.figure(c.Answered < c.Of) }
 
-// Begun returns when the first Service answered, or what that is more than.
-func (c *ColdStart) Begun() Bound {
+// FirstAnswered returns when the first Service answered, or what that is more than.
+func (c *ColdStart) FirstAnswered() Figure {
 	if c.First == 0 {
-		return Bound{Value: c.Every, More: true}
+		return c.Every.figure(true)
 	}
-	return Bound{Value: c.First}
+	return c.First.figure(false)
 }
 
-// Change is endpoints that were replaced one at a time.
+// Change is endpoints that were replaced one at a time, and how long after that
+// traffic followed or, in a floor, the event came.
 type Change struct {
-	Rate     int       `json:"rate"`     // wanted of others, per second
-	Achieved float64   `json:"achieved"` // true rate of others
-	Samples  []Seconds `json:"samples"`  // from the API server's answer to traffic, as they came
-	Calls    []Seconds `json:"calls"`    // of each sample: the update call itself, before that
-	Waiting  Seconds   `json:"waiting,omitempty"`
-	Updates  int       `json:"updates"` // all changes in the window, the samples included
-	Window   Seconds   `json:"window"`
+	Rate     int       `json:"rate"`              // wanted of others, per second
+	Achieved float64   `json:"achieved"`          // true rate of others
+	Samples  []Seconds `json:"samples"`           // from the API server's answer, as they came; an event may come before it
+	Calls    []Seconds `json:"calls"`             // of each sample: the update call itself, before that
+	Waiting  Seconds   `json:"waiting,omitempty"` // how long the last one had taken when nobody waited any more
+	Updates  int       `json:"updates"`           // all changes in the window, the samples included
+	Window   Seconds   `json:"window,omitempty"`
 	CPU      Seconds   `json:"cpu"` // of the process and its children in the window
 }
 
 // PerUpdate is the CPU time that one update cost.
-func (c *Change) PerUpdate() Seconds {
-	if c.Updates == 0 {
-		return 0
-	}
-	return c.CPU / Seconds(c.Updates)
-}
+func (c *Change) PerUpdate() Seconds { return c.CPU / Seconds(max(1, c.Updates)) }
 
 // Percentile returns a percentile of the samples.
-func (c *Change) Percentile(percent float64) Bound { return percentile(c.Samples, c.Waiting, percent) }
+func (c *Change) Percentile(percent float64) Figure { return c.percentile(c.Samples, percent) }
 
-// Whole returns a percentile of the samples with the update call, so from the
-// moment that it was sent.
-func (c *Change) Whole(percent float64) Bound {
-	return percentile(sums(c.Calls, c.Samples), c.Waiting, percent)
+// WithCall is Percentile with the update call, so from the moment that it was sent.
+func (c *Change) WithCall(percent float64) Figure {
+	return c.percentile(sums(c.Calls, c.Samples), percent)
+}
+
+// percentile counts the one that was waited for last if that took longer than
+// all others did.
+func (c *Change) percentile(samples []Seconds, percent float64) Figure {
+	all := slices.Sorted(slices.Values(samples))
+	waiting := c.Waiting > 0 && (len(all) == 0 || c.Waiting > all[len(all)-1])
+	if waiting {
+		all = append(all, c.Waiting)
+	}
+	if len(all) == 0 {
+		return Figure{Text: "no sample"}
+	}
+	i := rank(len(all), percent)
+	return all[i].figure(waiting && i == len(all)-1)
 }
 
 // sums adds what is at the same place of two lists, as far as both go.
@@ -210,8 +264,8 @@ type Idle struct {
 	Window Seconds `json:"window"`
 }
 
-// Share is the part of one processor that it used.
-func (i *Idle) Share() float64 { return float64(i.CPU / i.Window) }
+// Percent is the part of one processor that it used.
+func (i *Idle) Percent() float64 { return float64(i.CPU / i.Window * 100) }
 
 // Memory is what a proxy occupied.
 type Memory struct {
@@ -262,6 +316,9 @@ type Pair struct {
 	Failed    int     `json:"failed,omitempty"`
 	Error     string  `json:"error,omitempty"` // of the first that failed
 }
+
+// Asked is how many connections there were in all.
+func (p Pair) Asked() int { return p.Made + p.Failed }
 
 // Latency is of a new connection and one short answer.
 type Latency struct {

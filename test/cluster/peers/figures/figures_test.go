@@ -15,17 +15,17 @@ func TestPercentile(t *testing.T) {
 		samples []Seconds
 		waiting Seconds
 		percent float64
-		want    Bound
+		want    Figure
 	}{
-		{"nothing", nil, 0, 50, Bound{None: true}},
-		{"one", []Seconds{3}, 0, 90, Bound{Value: 3}},
-		{"the middle of ten", ten, 0, 50, Bound{Value: 5}},
-		{"nine of ten", ten, 0, 90, Bound{Value: 9}},
-		{"all of ten", ten, 0, 100, Bound{Value: 10}},
-		{"none finished", nil, 40, 50, Bound{Value: 40, More: true}},
-		{"the last did not finish", []Seconds{1, 2}, 40, 100, Bound{Value: 40, More: true}},
-		{"the middle of those", []Seconds{1, 2}, 40, 50, Bound{Value: 2}},
-		{"an unfinished one that was short says nothing", []Seconds{23}, 7, 100, Bound{Value: 23}},
+		{"nothing", nil, 0, 50, Figure{Text: "no sample"}},
+		{"one", []Seconds{3}, 0, 90, Seconds(3).figure(false)},
+		{"the middle of ten", ten, 0, 50, Seconds(5).figure(false)},
+		{"nine of ten", ten, 0, 90, Seconds(9).figure(false)},
+		{"all of ten", ten, 0, 100, Seconds(10).figure(false)},
+		{"none finished", nil, 40, 50, Seconds(40).figure(true)},
+		{"the last did not finish", []Seconds{1, 2}, 40, 100, Seconds(40).figure(true)},
+		{"the middle of those", []Seconds{1, 2}, 40, 50, Seconds(2).figure(false)},
+		{"an unfinished one that was short says nothing", []Seconds{23}, 7, 100, Seconds(23).figure(false)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -46,8 +46,8 @@ func TestStrings(t *testing.T) {
 		"612 ms":        Seconds(0.612).String(),
 		"9.6 s":         Seconds(9.6).String(),
 		"180 s":         Seconds(180).String(),
-		"> 40.0 s":      Bound{Value: 40, More: true}.String(),
-		"no sample":     Bound{None: true}.String(),
+		"> 40.0 s":      Seconds(40).figure(true).String(),
+		"no sample":     (&Change{}).Percentile(50).String(),
 		"337 MiB":       Bytes(337 << 20).String(),
 		"0 MiB":         Bytes(-1000).String(),
 		"30000x4":       Size{30_000, 4}.String(),
@@ -111,24 +111,24 @@ func TestMerge(t *testing.T) {
 }
 
 func TestFloor(t *testing.T) {
-	f := Floor{Element: 1, Connect: 2, List: 10, Write: 20, Sweep: 30, Watches: []Watch{
+	f := Floor{Element: 1, Connect: 2, List: 10, Write: 20, Sweep: 30, Watches: []Change{
 		{Rate: 0, Samples: []Seconds{-1, -3, -2}, Calls: []Seconds{5, 5, 5}},
 		{Rate: 50, Samples: []Seconds{4}, Calls: []Seconds{5}},
 	}}
 	tests := []struct {
-		rate          int
-		change, whole Seconds
-		ok            bool
+		rate             int
+		change, withCall Figure
 	}{
-		{0, 3, 6, true}, // an event before the answer counts as zero
-		{50, 7, 12, true},
-		{200, 3, 0, false},
+		{0, Seconds(3).figure(false), Seconds(6).figure(false)}, // an event before the answer counts as zero
+		{50, Seconds(7).figure(false), Seconds(12).figure(false)},
+		{200, Figure{Text: "not measured"}, Figure{Text: "not measured"}},
 	}
 	for _, tt := range tests {
-		change, ok := f.Change(tt.rate)
-		whole, _ := f.Whole(tt.rate)
-		if change != tt.change || whole != tt.whole || ok != tt.ok {
-			t.Errorf("floor at %d/s: got %v, %v, %v, want %v, %v, %v", tt.rate, change, whole, ok, tt.change, tt.whole, tt.ok)
+		if got := f.Change(tt.rate); got != tt.change {
+			t.Errorf("Change(%d): got %+v, want %+v", tt.rate, got, tt.change)
+		}
+		if got := f.WithCall(tt.rate); got != tt.withCall {
+			t.Errorf("WithCall(%d): got %+v, want %+v", tt.rate, got, tt.withCall)
 		}
 	}
 	if got := f.ColdStart(); got != 60 {

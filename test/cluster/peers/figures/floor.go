@@ -6,7 +6,7 @@ import "time"
 type Floor struct {
 	Size    Size      `json:"size"`
 	Date    time.Time `json:"date"`
-	Watches []Watch   `json:"watches"`
+	Watches []Change  `json:"watches"` // of a client that only receives events, and a process that only watches
 	Element Seconds   `json:"element"` // to write a change of one endpoint over netlink
 	Connect Seconds   `json:"connect"` // one new connection, without any rules
 	List    Seconds   `json:"list"`    // to read all objects from the API server
@@ -23,60 +23,43 @@ type Bare struct {
 	Latency
 }
 
-// Watch is a client that only receives events.
-type Watch struct {
-	Rate     int       `json:"rate"` // wanted changes of others, per second
-	Achieved float64   `json:"achieved"`
-	Samples  []Seconds `json:"samples"` // from the API server's answer to the event; less than 0: it came before
-	Calls    []Seconds `json:"calls"`   // of each sample: the update call itself, before that
-	Updates  int       `json:"updates"` // all changes in the window, the samples included
-	CPU      Seconds   `json:"cpu"`     // of a process that only watches, in the window; 0: not measured
+// watched returns a figure of the watch at a rate, if there is one.
+func (f *Floor) watched(rate int, figure func(w *Change) Figure) Figure {
+	w := find(f.Watches, func(w *Change) bool { return w.Rate == rate && len(w.Samples) > 0 })
+	if w == nil {
+		return Figure{Text: notMeasured}
+	}
+	return figure(w)
 }
 
-// watch returns the watch at a rate, or nil.
-func (f *Floor) watch(rate int) *Watch {
-	for i := range f.Watches {
-		if w := &f.Watches[i]; w.Rate == rate && len(w.Samples) > 0 {
-			return w
+// PerUpdate returns the CPU time that one update costs a process that only watches.
+func (f *Floor) PerUpdate(rate int) Figure {
+	return f.watched(rate, func(w *Change) Figure {
+		if w.CPU == 0 || w.Updates == 0 {
+			return Figure{Text: notMeasured}
 		}
-	}
-	return nil
-}
-
-// PerUpdate returns the CPU time that one update costs a process that only
-// watches, and false if it was not measured.
-func (f *Floor) PerUpdate(rate int) (Seconds, bool) {
-	w := f.watch(rate)
-	if w == nil || w.CPU == 0 || w.Updates == 0 {
-		return 0, false
-	}
-	return w.CPU / Seconds(w.Updates), true
+		return w.PerUpdate().figure(false)
+	})
 }
 
 // Event returns how long after the API server's answer the event comes, p50.
-func (f *Floor) Event(rate int) (Seconds, bool) {
-	w := f.watch(rate)
-	if w == nil {
-		return 0, false
-	}
-	return Percentile(w.Samples, 50), true
+func (f *Floor) Event(rate int) Figure {
+	return f.watched(rate, func(w *Change) Figure { return Percentile(w.Samples, 50).figure(false) })
 }
 
 // Change returns the least that a change can take from the API server's answer
-// to traffic, and false if it was not measured. An event that comes before the
-// answer counts as if it came with it.
-func (f *Floor) Change(rate int) (Seconds, bool) {
-	event, ok := f.Event(rate)
-	return max(event, 0) + f.Element + f.Connect, ok
+// to traffic. An event that comes before the answer counts as if it came with it.
+func (f *Floor) Change(rate int) Figure {
+	return f.watched(rate, func(w *Change) Figure {
+		return (max(Percentile(w.Samples, 50), 0) + f.Element + f.Connect).figure(false)
+	})
 }
 
-// Whole is Change from the moment that the update was sent.
-func (f *Floor) Whole(rate int) (Seconds, bool) {
-	w := f.watch(rate)
-	if w == nil {
-		return 0, false
-	}
-	return Percentile(sums(w.Calls, w.Samples), 50) + f.Element + f.Connect, true
+// WithCall is Change from the moment that the update was sent.
+func (f *Floor) WithCall(rate int) Figure {
+	return f.watched(rate, func(w *Change) Figure {
+		return (Percentile(sums(w.Calls, w.Samples), 50) + f.Element + f.Connect).figure(false)
+	})
 }
 
 // ColdStart returns the least that a start can take, without the process.

@@ -28,7 +28,7 @@ func full() *Report {
 	}
 	r.AddResult(sample(oursLegacy, Size{2000, 10}, 1))
 	r.AddResult(sample(theirsLegacy, Size{2000, 10}, 1000))
-	r.AddFloor(Floor{Size: Size{10_000, 10}, Connect: 1, Watches: []Watch{{Rate: 0, Samples: []Seconds{0}, Calls: []Seconds{0}}}})
+	r.AddFloor(Floor{Size: Size{10_000, 10}, Connect: 1, Watches: []Change{{Rate: 0, Samples: []Seconds{0}, Calls: []Seconds{0}}}})
 	return r
 }
 
@@ -82,10 +82,10 @@ func TestPromises(t *testing.T) {
 func TestPromisesOfLittle(t *testing.T) {
 	r := full()
 	x := Result{Peer: theirs, Size: Size{10_000, 10}}
-	x.Lacks(StageChange(0), "it crashed")
+	x.SetMissing(StageChange(0), "it crashed")
 	r.AddResult(x)
 	p := r.Promises()[0]
-	if p.Verdict != Unknown || p.Against != "it crashed" {
+	if p.Verdict != Unknown || p.Against.Text != "it crashed" {
 		t.Errorf("got %v against %q, want it not measured, with the reason", p.Verdict, p.Against)
 	}
 	for _, p := range (&Report{}).Promises() {

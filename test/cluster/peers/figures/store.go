@@ -70,22 +70,12 @@ func (r *Report) SetMachine(m Machine) {
 
 // Result returns what is known of a peer at a size, or nil.
 func (r *Report) Result(peer string, size Size) *Result {
-	for i := range r.Results {
-		if x := &r.Results[i]; x.Peer == peer && x.Size == size {
-			return x
-		}
-	}
-	return nil
+	return find(r.Results, func(x *Result) bool { return x.Peer == peer && x.Size == size })
 }
 
 // Floor returns the floor at a size, or nil.
 func (r *Report) Floor(size Size) *Floor {
-	for i := range r.Floors {
-		if r.Floors[i].Size == size {
-			return &r.Floors[i]
-		}
-	}
-	return nil
+	return find(r.Floors, func(f *Floor) bool { return f.Size == size })
 }
 
 // Sizes returns all sizes there are results of, the smallest first.

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"sluice/test/cluster/peers/figures"
 )
 
@@ -28,10 +30,10 @@ func report() *figures.Report {
 		for _, stage := range []figures.Stage{
 			figures.StageChange(0), figures.StageIdle, figures.StageMemory, figures.StageDataPath, figures.StageRestart,
 		} {
-			x.Lacks(stage, "never ready")
+			x.SetMissing(stage, "never ready")
 		}
 		r.AddResult(x)
-		r.AddFloor(figures.Floor{Size: s, Connect: 0.0001, Watches: []figures.Watch{
+		r.AddFloor(figures.Floor{Size: s, Connect: 0.0001, Watches: []figures.Change{
 			{Rate: 0, Samples: []figures.Seconds{0.0001}, Calls: []figures.Seconds{0.001}},
 		}})
 	}
@@ -39,7 +41,10 @@ func report() *figures.Report {
 }
 
 func TestMarkdown(t *testing.T) {
-	page := Markdown(report())
+	page, err := Markdown(report())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, want := range []string{
 		"Linux 6.18, 2 CPUs", "nft 1.0.6",
 		"| 1000x10 | sluice/nftables | none | 1.00 ms | 1.00 ms | 1.00 ms | 1 | 3.00 ms |",
@@ -68,6 +73,27 @@ func TestMarkdown(t *testing.T) {
 	}
 }
 
+// TestStoredPage makes the page of the repository of its figures: the two belong
+// together, and nobody has edited one by hand.
+func TestStoredPage(t *testing.T) {
+	const stem = "../../../../docs/benchmarks/peers"
+	r, err := figures.Read(stem + ".json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(stem + ".md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Markdown(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
+		t.Errorf("run go run ./peers --render %s.json (-stored +got):\n%s", stem, diff)
+	}
+}
+
 // TestWrite writes everything, also of a report that has nothing.
 func TestWrite(t *testing.T) {
 	for name, r := range map[string]*figures.Report{"some": report(), "none": {}} {
@@ -82,5 +108,24 @@ func TestWrite(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestPromises(t *testing.T) {
+	const page = "before\n" + promisesBegin + "stale\n" + promisesEnd + "after\n"
+	got, err := withPromises(page, &figures.Report{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(got, "before\n"+promisesBegin+"| what |") || !strings.HasSuffix(got, "|\n"+promisesEnd+"after\n") ||
+		strings.Contains(got, "stale") {
+		t.Errorf("the page became\n%s", got)
+	}
+	again, err := withPromises(got, &figures.Report{})
+	if err != nil || again != got {
+		t.Errorf("a second time it became\n%s, error %v", again, err)
+	}
+	if _, err := withPromises("nothing\n", &figures.Report{}); err == nil {
+		t.Error("a page without a place was taken")
 	}
 }

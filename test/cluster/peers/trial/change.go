@@ -43,13 +43,13 @@ func (t *trial) changes(ctx context.Context, rate int) error {
 	}
 	others, began := churn.Count(), time.Now()
 	err = t.follow(ctx, &c)
-	c.Window = figures.Of(time.Since(began))
+	c.Window = figures.SecondsOf(time.Since(began))
 	others = churn.Count() - others
 	used, cpuErr := t.proxy.CPU()
 	if err := errors.Join(err, cpuErr, churn.Stop()); err != nil {
 		return err
 	}
-	c.CPU = figures.Of(used - cpu)
+	c.CPU = figures.SecondsOf(used - cpu)
 	c.Updates = others + len(c.Calls)
 	c.Achieved = float64(others) / float64(c.Window)
 	t.result.Changes = append(t.result.Changes, c)
@@ -67,15 +67,15 @@ func (t *trial) follow(ctx context.Context, c *figures.Change) error {
 			if step.Returned.IsZero() {
 				return fmt.Errorf("the API server took longer than %v", t.Limits.Patience)
 			}
-			c.Calls = append(c.Calls, figures.Of(step.Returned.Sub(step.Sent)))
-			c.Waiting = figures.Of(time.Since(step.Returned))
+			c.Calls = append(c.Calls, figures.SecondsOf(step.Returned.Sub(step.Sent)))
+			c.Waiting = figures.SecondsOf(time.Since(step.Returned))
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		c.Calls = append(c.Calls, figures.Of(step.Returned.Sub(step.Sent)))
-		c.Samples = append(c.Samples, figures.Of(at.Sub(step.Returned)))
+		c.Calls = append(c.Calls, figures.SecondsOf(step.Returned.Sub(step.Sent)))
+		c.Samples = append(c.Samples, figures.SecondsOf(at.Sub(step.Returned)))
 		time.Sleep(gap(c.Rate, len(c.Samples)))
 	}
 	return nil

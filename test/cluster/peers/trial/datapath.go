@@ -44,7 +44,7 @@ func (t *trial) dataPath(ctx context.Context) error {
 	if err := t.bulk(ctx, &d.Bulk); err != nil {
 		return err
 	}
-	d.Took = figures.Of(time.Since(began))
+	d.Took = figures.SecondsOf(time.Since(began))
 	t.result.DataPath = d
 	return nil
 }
@@ -109,7 +109,7 @@ func (s *site) round(ctx context.Context, p proxy.Protocol, to []netip.AddrPort,
 		}
 		if loops == 1 {
 			for _, one := range done.Took {
-				out.took = append(out.took, figures.Of(one))
+				out.took = append(out.took, figures.SecondsOf(one))
 			}
 		}
 	}

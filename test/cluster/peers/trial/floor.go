@@ -35,7 +35,7 @@ func (b *Bench) Floor(ctx context.Context) figures.Floor {
 		b.Say(fmt.Sprintf("floor %v: %v", f.Size, err))
 		return f
 	}
-	change, _ := f.Change(0)
+	change := f.Change(0)
 	b.Say(fmt.Sprintf("floor %v: change to traffic %v, of it the kernel's %v, a connection %v; cold start %v: list %v, write %v, ask all %v",
 		f.Size, change, f.Element, f.Connect, f.ColdStart(), f.List, f.Write, f.Sweep))
 	return f
@@ -56,7 +56,7 @@ func (b *Bench) floorOfTraffic(ctx context.Context, s *site, f *figures.Floor) e
 	if answers.All.IsZero() {
 		return fmt.Errorf("%d of %d endpoints answered: %w", answers.Count, len(targets), ctx.Err())
 	}
-	f.Sweep = figures.Of(answers.All.Sub(began))
+	f.Sweep = figures.SecondsOf(answers.All.Sub(began))
 	var tcp, udp tally
 	for range rounds {
 		err := errors.Join(
@@ -102,7 +102,7 @@ func (b *Bench) floorOfKernel(ctx context.Context, s *site, f *figures.Floor) er
 	if err := fill(ctx, conn, set, count); err != nil {
 		return err
 	}
-	f.Write = figures.Of(time.Since(began))
+	f.Write = figures.SecondsOf(time.Since(began))
 	if f.Element, err = replaceElements(ctx, conn, set); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func replaceElements(ctx context.Context, conn *nft.Conn, set *nft.Set) (figures
 		if err := conn.Commit(ctx, &batch); err != nil {
 			return 0, fmt.Errorf("replace an element: %w", err)
 		}
-		took = append(took, figures.Of(time.Since(began)))
+		took = append(took, figures.SecondsOf(time.Since(began)))
 	}
 	return figures.Percentile(took, 50), nil
 }
@@ -169,7 +169,7 @@ func (b *Bench) floorOfAPI(ctx context.Context, s *site, f *figures.Floor) error
 	if err != nil {
 		return fmt.Errorf("list EndpointSlices: %w", err)
 	}
-	f.List = figures.Of(time.Since(began))
+	f.List = figures.SecondsOf(time.Since(began))
 	w, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).Watch(ctx,
 		metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	if err != nil {
@@ -246,9 +246,9 @@ func restful(ctx context.Context, p *process.Process) error {
 
 // watch takes the samples at one rate of other changes. The process, if there
 // is one, hears of all of them too.
-func (b *Bench) watch(ctx context.Context, rate int, events <-chan event, bare *process.Process) (figures.Watch, error) {
+func (b *Bench) watch(ctx context.Context, rate int, events <-chan event, bare *process.Process) (figures.Change, error) {
 	const limit = 30 * time.Second
-	w := figures.Watch{Rate: rate}
+	w := figures.Change{Rate: rate}
 	churn := b.Load.Churn(ctx, rate)
 	wanted := min(b.Limits.Samples, floorSamplesIdle)
 	if rate > 0 {
@@ -267,14 +267,14 @@ func (b *Bench) watch(ctx context.Context, rate int, events <-chan event, bare *
 		var step load.Step
 		var at time.Time
 		if step, at, err = b.hear(ctx, events); err == nil {
-			w.Samples = append(w.Samples, figures.Of(at.Sub(step.Returned)))
-			w.Calls = append(w.Calls, figures.Of(step.Returned.Sub(step.Sent)))
+			w.Samples = append(w.Samples, figures.SecondsOf(at.Sub(step.Returned)))
+			w.Calls = append(w.Calls, figures.SecondsOf(step.Returned.Sub(step.Sent)))
 			time.Sleep(floorGap(rate))
 		}
 	}
 	if bare != nil && err == nil {
 		after, err = bare.CPU()
-		w.CPU = figures.Of(after - before)
+		w.CPU = figures.SecondsOf(after - before)
 	}
 	w.Updates = len(w.Samples) + int(churn.Count()-others)
 	w.Achieved = float64(churn.Count()-others) / time.Since(began).Seconds()

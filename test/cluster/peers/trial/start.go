@@ -36,18 +36,18 @@ func (t *trial) coldStart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c := &figures.ColdStart{Every: figures.Of(time.Since(began)), Answered: answers.Count, Of: len(targets)}
+	c := &figures.ColdStart{Every: figures.SecondsOf(time.Since(began)), Answered: answers.Count, Of: len(targets)}
 	if !answers.First.IsZero() {
-		c.First = figures.Of(answers.First.Sub(began))
+		c.First = figures.SecondsOf(answers.First.Sub(began))
 	}
 	if !answers.All.IsZero() {
-		c.Every = figures.Of(answers.All.Sub(began))
+		c.Every = figures.SecondsOf(answers.All.Sub(began))
 	}
 	cpu, err := t.proxy.CPU()
 	if err != nil {
 		return err
 	}
-	c.CPU = figures.Of(cpu)
+	c.CPU = figures.SecondsOf(cpu)
 	after, err := kernelMemory()
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func (t *trial) restart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := &figures.Restart{Followed: figures.Of(took), CPU: figures.Of(cpu), Asked: m.Asked, Failed: m.Failed}
+	r := &figures.Restart{Followed: figures.SecondsOf(took), CPU: figures.SecondsOf(cpu), Asked: m.Asked, Failed: m.Failed}
 	if m.Err != nil {
 		r.Error = m.Err.Error()
 	}

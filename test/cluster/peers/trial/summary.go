@@ -18,9 +18,9 @@ func summary(r *figures.Result, s figures.Stage) string {
 	switch s {
 	case figures.StageColdStart:
 		c := r.ColdStart
-		return fmt.Sprintf("first %v, every %v, CPU %v", c.Begun(), c.Done(), c.CPU)
+		return fmt.Sprintf("first %v, every %v, CPU %v", c.FirstAnswered(), c.EveryAnswered(), c.CPU)
 	case figures.StageIdle:
-		return fmt.Sprintf("%.1f %% of a processor", r.Idle.Share()*100)
+		return fmt.Sprintf("%.1f %% of a processor", r.Idle.Percent())
 	case figures.StageMemory:
 		return fmt.Sprintf("steady %v, peak %v", r.Memory.Steady, r.Memory.Peak)
 	case figures.StageDataPath:

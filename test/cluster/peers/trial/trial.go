@@ -68,13 +68,13 @@ func (b *Bench) Run(ctx context.Context, p Peer) figures.Result {
 	if err := site.close(ctx); err != nil {
 		b.Say(fmt.Sprintf("%s: %v", p.Name, err))
 	}
-	r.Took = figures.Of(time.Since(began))
+	r.Took = figures.SecondsOf(time.Since(began))
 	return r
 }
 
 // stages runs all stages, each if those before it left a proxy that works.
 func (t *trial) stages(ctx context.Context) {
-	if !t.stage(ctx, figures.StageColdStart, t.coldStart) || t.result.ColdStart.Done().More {
+	if !t.stage(ctx, figures.StageColdStart, t.coldStart) || t.result.ColdStart.EveryAnswered().More {
 		why := fmt.Sprintf("not every Service answered within %v", t.Limits.ColdStart)
 		if c := t.result.ColdStart; c == nil {
 			why = t.result.Why(figures.StageColdStart)
@@ -103,7 +103,7 @@ func (t *trial) stage(ctx context.Context, s figures.Stage, run func(context.Con
 		err = run(ctx)
 	}
 	if err != nil {
-		t.result.Lacks(s, firstLine(err))
+		t.result.SetMissing(s, firstLine(err))
 		t.Say(fmt.Sprintf("%s %v: %s: %v", t.peer.Name, t.Load.Size, s, err))
 		return false
 	}
@@ -124,7 +124,7 @@ func (t *trial) giveUp(why string) {
 	}
 	for _, s := range stages {
 		if _, known := t.result.Missing[s]; !known && !there[s] {
-			t.result.Lacks(s, why)
+			t.result.SetMissing(s, why)
 		}
 	}
 }

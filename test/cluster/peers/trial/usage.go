@@ -26,7 +26,7 @@ func (t *trial) idle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.result.Idle = &figures.Idle{CPU: figures.Of(after - before), Window: figures.Of(time.Since(began))}
+	t.result.Idle = &figures.Idle{CPU: figures.SecondsOf(after - before), Window: figures.SecondsOf(time.Since(began))}
 	return nil
 }
 
