@@ -2,8 +2,7 @@ package app
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"sync/atomic"
 
 	"k8s.io/klog/v2"
 
@@ -12,34 +11,23 @@ import (
 	"sluice/internal/proxy"
 )
 
-// packetCounter returns what reads the counters of a dataplane; nil if it has
-// none, or if the kernel cannot count.
-func packetCounter(d proxy.Dataplane) func(metrics.PacketCounter) (uint64, error) {
+// packets returns what reads the packets that a dataplane's rules have matched;
+// nil if it does not count. Why they cannot be read is said once until they can.
+func packets(ctx context.Context, d proxy.Dataplane) func() metrics.Packets {
 	counting, ok := d.(interface {
-		Packets(counter string) (uint64, error)
+		Packets(context.Context) (iptables.Packets, error)
 	})
 	if !ok {
 		return nil
 	}
-	read := func(c metrics.PacketCounter) (uint64, error) {
-		switch c {
-		case metrics.InvalidDropped:
-			return counting.Packets(iptables.InvalidDropped)
-		case metrics.LocalhostAccepted:
-			return counting.Packets(iptables.LocalhostAccepted)
-		default:
-			panic(fmt.Sprintf("unknown packet counter %d", uint8(c)))
+	var failing atomic.Bool
+	return func() metrics.Packets {
+		n, err := counting.Packets(ctx)
+		if was := failing.Swap(err != nil); err != nil && !was {
+			klog.FromContext(ctx).Error(err, "Cannot read the packets that rules have matched")
 		}
+		return metrics.Packets(n)
 	}
-	if _, err := read(metrics.InvalidDropped); errors.Is(err, errors.ErrUnsupported) {
-		return nil
-	}
-	return read
-}
-
-// packetCounterFailed says why a counter is missing from the metrics.
-func packetCounterFailed(c metrics.PacketCounter, err error) {
-	klog.Background().Error(err, "Cannot read a packet counter", "counter", c.String())
 }
 
 // affinityClients returns what counts the clients that a dataplane remembers;

@@ -100,7 +100,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 		return nil, errors.Join(fmt.Errorf("open connection tracking: %w", err), s.dataplane.Close())
 	}
 	s.takeover = newTakeover(func(ctx context.Context) ([]string, error) { return mode.TakeOver(ctx, s.dataplane) })
-	if err := s.join(rules); err != nil {
+	if err := s.join(ctx, rules); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
@@ -110,13 +110,12 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 var _ engine.WriteObserver = (*conntrack.Reconciler)(nil)
 
 // join makes the parts and tells them of each other.
-func (s *ProxyServer) join(rules resolve.Settings) error {
+func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	c := s.plan.config
 	registry := k8smetrics.NewKubeRegistry()
 	m, err := metrics.New(metrics.Settings{
 		Register: registry.Register, CustomRegister: registry.CustomRegister, Mode: c.Mode, Families: s.families,
-		PacketCounter: packetCounter(s.dataplane), PacketCounterFailed: packetCounterFailed,
-		AffinityClients: affinityClients(s.dataplane),
+		Packets: packets(ctx, s.dataplane), AffinityClients: affinityClients(s.dataplane),
 	})
 	if err != nil {
 		return err

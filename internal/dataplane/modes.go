@@ -67,7 +67,7 @@ func Of(m config.ProxyMode) (Mode, error) {
 func Cleanup(ctx context.Context) (removed []string, err error) {
 	removed, err = nftables.Cleanup(ctx, false)
 	rest, failed := kubeproxy.Cleanup(ctx, kubeproxy.Keep{})
-	return append(removed, rest...), errors.Join(err, failed, iptables.RemoveCounters())
+	return append(removed, rest...), errors.Join(err, failed)
 }
 
 func nftablesMode() Mode {
@@ -94,8 +94,7 @@ func nftablesMode() Mode {
 		},
 		TakeOver: func(ctx context.Context, d proxy.Dataplane) ([]string, error) {
 			keep := kubeproxy.Keep{Loopback: d.(*nftables.Dataplane).KeepsLoopback()}
-			removed, err := kubeproxy.Cleanup(ctx, keep) // our iptables mode has kube-proxy's names
-			return removed, errors.Join(err, iptables.RemoveCounters())
+			return kubeproxy.Cleanup(ctx, keep) // our iptables mode has kube-proxy's names
 		},
 	}
 }

@@ -1,9 +1,6 @@
 package metrics
 
 import (
-	"fmt"
-	"sync/atomic"
-
 	k8s "k8s.io/component-base/metrics"
 
 	"sluice/internal/proxy"
@@ -31,73 +28,39 @@ func (m *Metrics) IPTablesPartialRestoreFailure(f proxy.Family) {
 	m.iptPartialFailures.WithLabelValues(f.String()).Inc()
 }
 
-// PacketCounter is packets that the kernel counts by itself.
-type PacketCounter uint8
-
-// The packets that are counted.
-const (
-	InvalidDropped    PacketCounter = iota // dropped because the state of their connection is invalid
-	LocalhostAccepted                      // to NodePorts on loopback addresses
-	numPacketCounters
-)
-
-// String returns the counter in words.
-func (c PacketCounter) String() string {
-	switch c {
-	case InvalidDropped:
-		return "packets dropped as invalid"
-	case LocalhostAccepted:
-		return "packets accepted at NodePorts on loopback addresses"
-	default:
-		panic(fmt.Sprintf("unknown packet counter %d", uint8(c)))
-	}
+// Packets is what rules have matched.
+type Packets struct {
+	InvalidDropped    uint64 // the state of their connection was invalid
+	LocalhostAccepted uint64 // to NodePorts on loopback addresses
 }
 
 // packetCollector asks the kernel when it is asked.
 type packetCollector struct {
 	k8s.BaseStableCollector
-	read    func(PacketCounter) (uint64, error)
-	failed  func(PacketCounter, error)
-	descs   [numPacketCounters]*k8s.Desc
-	failing [numPacketCounters]atomic.Bool
+	read               func() Packets
+	invalid, localhost *k8s.Desc
 }
 
 func newPacketCollector(s Settings) *packetCollector {
 	desc := func(name, help string) *k8s.Desc {
 		return k8s.NewDesc(subsystem+"_"+name, help, nil, nil, k8s.ALPHA, "")
 	}
-	c := &packetCollector{
-		read:   s.PacketCounter,
-		failed: s.PacketCounterFailed,
-		descs: [...]*k8s.Desc{
-			InvalidDropped:    desc("iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because the state of their connection was invalid"),
-			LocalhostAccepted: desc("iptables_localhost_nodeports_accepted_packets_total", "Packets accepted at NodePorts of loopback addresses"),
-		},
+	return &packetCollector{
+		read:      s.Packets,
+		invalid:   desc("iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because the state of their connection was invalid"),
+		localhost: desc("iptables_localhost_nodeports_accepted_packets_total", "Packets accepted at NodePorts of loopback addresses"),
 	}
-	if c.failed == nil {
-		c.failed = func(PacketCounter, error) {}
-	}
-	return c
 }
 
 // DescribeWithStability sends what there is.
 func (c *packetCollector) DescribeWithStability(ch chan<- *k8s.Desc) {
-	for _, d := range c.descs {
-		ch <- d
-	}
+	ch <- c.invalid
+	ch <- c.localhost
 }
 
-// CollectWithStability sends what the kernel has counted, without what it
-// cannot say: an incomplete answer is worth more than none.
+// CollectWithStability sends what the kernel has counted.
 func (c *packetCollector) CollectWithStability(ch chan<- k8s.Metric) {
-	for i, d := range c.descs {
-		n, err := c.read(PacketCounter(i))
-		if was := c.failing[i].Swap(err != nil); err != nil {
-			if !was {
-				c.failed(PacketCounter(i), err)
-			}
-			continue
-		}
-		ch <- k8s.NewLazyConstMetric(d, k8s.CounterValue, float64(n))
-	}
+	n := c.read()
+	ch <- k8s.NewLazyConstMetric(c.invalid, k8s.CounterValue, float64(n.InvalidDropped))
+	ch <- k8s.NewLazyConstMetric(c.localhost, k8s.CounterValue, float64(n.LocalhostAccepted))
 }

@@ -21,17 +21,13 @@ type Settings struct {
 	Mode     config.ProxyMode
 	Families []proxy.Family // those that are served
 
-	// PacketCounter reads one of the kernel's counters, in iptables mode and
-	// whenever somebody asks for metrics. Nil: the kernel does not count.
-	PacketCounter func(PacketCounter) (uint64, error)
+	// Packets reads what rules have matched, in iptables mode and whenever
+	// somebody asks for metrics. Nil: nobody knows.
+	Packets func() Packets
 
 	// AffinityClients tells how many clients are remembered for session affinity,
 	// and for how many there is room, in nftables mode. Nil: nobody knows.
 	AffinityClients func(context.Context, proxy.Family) (clients, room int, err error)
-
-	// PacketCounterFailed is told that a counter cannot be read, once until it
-	// can be again. Nil: nobody wants to know.
-	PacketCounterFailed func(PacketCounter, error)
 }
 
 // Metrics holds every metric of the proxy. Its methods may be called by any
@@ -50,7 +46,7 @@ func New(s Settings) (*Metrics, error) {
 			return nil, fmt.Errorf("register metric %s: %w", r.FQName(), err)
 		}
 	}
-	if s.Mode == config.IPTables && s.PacketCounter != nil {
+	if s.Mode == config.IPTables && s.Packets != nil {
 		if err := s.CustomRegister(newPacketCollector(s)); err != nil {
 			return nil, fmt.Errorf("register the kernel's packet counters: %w", err)
 		}

@@ -78,7 +78,7 @@ func newMetrics(t *testing.T, r k8s.KubeRegistry, m config.ProxyMode) *Metrics {
 	t.Helper()
 	all, err := New(Settings{
 		Register: r.Register, CustomRegister: r.CustomRegister, Mode: m, Families: proxy.Families[:],
-		PacketCounter: func(c PacketCounter) (uint64, error) { return 3 + uint64(c), nil },
+		Packets: func() Packets { return Packets{3, 4} },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -43,12 +43,11 @@ type view struct {
 	nodePorts []string // matches for addresses that take NodePorts
 	localhost bool
 	guard     localnet.Guard
-	counts    bool     // packets are counted
 	cidrs     []string // matches for the ServiceCIDRs
 }
 
 func newView(f *family, n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) *view {
-	v := &view{family: f.Family, counts: f.counts, all: n.MasqueradeAll, detects: n.LocalPods.Detects(f.Family), localhost: n.OpensLoopback() && f.Family == proxy.IPv4}
+	v := &view{family: f.Family, all: n.MasqueradeAll, detects: n.LocalPods.Detects(f.Family), localhost: n.OpensLoopback() && f.Family == proxy.IPv4}
 	if f.Family == proxy.IPv4 {
 		v.guard = guard
 	}
@@ -142,7 +141,11 @@ func (d *Dataplane) constants(v *view) map[place][]string {
 		{filter, kubeCanary}: nil, {nat, kubeCanary}: nil, {mangle, kubeCanary}: nil,
 	}
 	if !d.liberal {
-		out[place{filter, kubeForward}] = slices.Insert(out[place{filter, kubeForward}], 0, "-m conntrack --ctstate INVALID "+v.counted(InvalidDropped)+"-j DROP")
+		out[place{filter, kubeForward}] = slices.Insert(out[place{filter, kubeForward}], 0, "-m conntrack --ctstate INVALID "+comment(invalidDropped)+"-j DROP")
+	}
+	if v.localhost { // this one only counts
+		out[place{nat, kubePost}] = slices.Insert(out[place{nat, kubePost}], 1,
+			comment(localhostAccepted)+"-m conntrack --ctstate DNAT --ctorigdst 127.0.0.0/8")
 	}
 	for _, p := range places() {
 		out[p] = nil
@@ -156,15 +159,6 @@ func (d *Dataplane) constants(v *view) map[place][]string {
 	}
 	out[emptyClusterIP] = v.unanswered()
 	return out
-}
-
-// counted counts a packet that has come to this match, in the words of
-// iptables-save: two spaces.
-func (v *view) counted(name string) string {
-	if !v.counts {
-		return ""
-	}
-	return "-m nfacct --nfacct-name  " + name + " "
 }
 
 // markOther marks everything but our pods' traffic; nobody's if pods cannot be

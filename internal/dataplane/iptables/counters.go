@@ -3,73 +3,52 @@ package iptables
 import (
 	"context"
 	"errors"
-	"fmt"
 
-	"k8s.io/klog/v2"
-
-	"sluice/internal/kernel/nfacct"
+	"sluice/internal/kernel/ipt"
 )
 
-// prepareCounters makes the counters that rules refer to. Where the kernel or
-// the programs cannot count, packets go uncounted.
-func (d *Dataplane) prepareCounters(ctx context.Context) error {
-	if d.counters == nil {
-		return nil
-	}
-	for _, name := range Counters() {
-		err := d.counters.Ensure(name)
-		if errors.Is(err, nfacct.ErrUnsupported) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("make counter %s: %w", name, err)
-		}
-	}
-	if d.tried {
-		return nil
-	}
+// Packets is what rules of ours have matched, in both families together.
+type Packets struct {
+	InvalidDropped    uint64 // the state of their connection was invalid
+	LocalhostAccepted uint64 // first packets of connections to NodePorts on loopback addresses
+}
+
+// The comments of the rules whose packets are counted.
+const (
+	invalidDropped    = "kubernetes packets of invalid connections"
+	localhostAccepted = "kubernetes nodeports on loopback addresses"
+)
+
+// Packets reads the counters of our rules. What cannot be read is what it was
+// before. Anybody may ask at any time.
+func (d *Dataplane) Packets(ctx context.Context) (sum Packets, err error) {
+	d.packets.Lock()
+	defer d.packets.Unlock()
 	for _, f := range d.families {
-		reason, err := f.try(ctx, need{
-			what: "counting packets", module: "xt_nfacct",
-			rule: (&view{counts: true}).counted(InvalidDropped) + "-j RETURN",
-		})
-		if err != nil {
-			return err
+		err = errors.Join(err, f.invalid.read(ctx, f.programs, place{filter, kubeForward}, invalidDropped))
+		sum.InvalidDropped += f.invalid.before + f.invalid.now
+		if f == d.ipv4() && d.loopback.Load() { // else there is no such rule
+			err = errors.Join(err, f.localhost.read(ctx, f.programs, place{nat, kubePost}, localhostAccepted))
 		}
-		f.counts = reason == nil
-		if reason != nil {
-			klog.FromContext(ctx).Info("Packets are not counted", "family", f.Family.String(), "reason", reason.Error())
-		}
+		sum.LocalhostAccepted += f.localhost.before + f.localhost.now
 	}
-	d.tried = true
-	return nil
+	return sum, err
 }
 
-// Packets returns what a counter has counted; an error that is an
-// [errors.ErrUnsupported] where the kernel cannot.
-func (d *Dataplane) Packets(counter string) (uint64, error) {
-	if d.counters == nil {
-		return 0, nfacct.ErrUnsupported
-	}
-	n, err := d.counters.Counter(counter)
-	return n.Packets, err
+// packetCount is what a rule has counted. One that is written again begins at
+// zero; the sum goes on.
+type packetCount struct {
+	now, before uint64
 }
 
-// RemoveCounters removes the counters, if no rule uses them.
-func RemoveCounters() error {
-	counters, err := nfacct.Open()
-	if errors.Is(err, nfacct.ErrUnsupported) {
-		return nil
-	}
+func (c *packetCount) read(ctx context.Context, programs ipt.Interface, p place, comment string) error {
+	n, err := programs.Packets(ctx, p.table, p.chain, comment)
 	if err != nil {
 		return err
 	}
-	defer counters.Close()
-	for _, name := range Counters() {
-		err := counters.Delete(name)
-		if err != nil && !errors.Is(err, nfacct.ErrNotFound) && !errors.Is(err, nfacct.ErrUnsupported) && !errors.Is(err, nfacct.ErrBusy) {
-			return fmt.Errorf("remove counter %s: %w", name, err)
-		}
+	if n < c.now {
+		c.before += c.now
 	}
+	c.now = n
 	return nil
 }

@@ -1,13 +1,12 @@
 package iptables
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-
-	"sluice/internal/kernel/nfacct"
 )
 
 // TestCountsLocalhost wants a connection to a NodePort on a loopback address to
@@ -42,23 +41,40 @@ func TestCountsLocalhost(t *testing.T) {
 				t.Fatalf("connection %d, to %v: %v", i, tt.to, err)
 			}
 			_ = c.Close()
-			if n, err := d.Packets(LocalhostAccepted); n != tt.want || err != nil {
-				t.Errorf("after connection %d, to %v: counted %d, error %v; want %d", i, tt.to, n, err, tt.want)
+			if n, err := d.Packets(t.Context()); n.LocalhostAccepted != tt.want || err != nil {
+				t.Errorf("after connection %d, to %v: counted %+v, error %v; want %d", i, tt.to, n, err, tt.want)
 			}
 		}
 	})
 }
 
-// TestWithoutCounters has programs that cannot count: rules do without.
-func TestWithoutCounters(t *testing.T) {
+// TestPacketsGoOn rewrites a rule, which begins at zero, and cannot read one: what
+// is told never gets smaller.
+func TestPacketsGoOn(t *testing.T) {
 	d, fake := faked()
-	d.counters = nfacct.NewFake()
-	fake.Lack("-m nfacct")
-	if err := d.Sync(t.Context(), plainState(3)); err != nil {
-		t.Error(err)
+	s := plainState(1)
+	s.Node.LocalhostNodePorts = true
+	if err := d.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
 	}
-	if d.families[0].counts {
-		t.Error("packets are to be counted though the kernel cannot")
+	broken := errors.New("broken")
+	for i, tt := range []struct {
+		invalid, localhost uint64
+		fail               error
+		want               Packets
+	}{
+		{3, 1, nil, Packets{3, 1}},
+		{4, 1, nil, Packets{4, 1}},
+		{1, 2, nil, Packets{5, 2}},
+		{2, 9, broken, Packets{5, 2}},
+		{2, 9, nil, Packets{6, 9}},
+	} {
+		fake.Count(invalidDropped, tt.invalid)
+		fake.Count(localhostAccepted, tt.localhost)
+		fake.Fail(tt.fail)
+		if got, err := d.Packets(t.Context()); got != tt.want || !errors.Is(err, tt.fail) {
+			t.Errorf("step %d: %+v, error %v; want %+v, %v", i, got, err, tt.want, tt.fail)
+		}
 	}
 }
 

@@ -15,8 +15,9 @@ type family struct {
 	proxy.Family
 	programs ipt.Interface
 	most     int            // how many chains one restore has
-	counts   bool           // the kernel can count packets
 	owned    map[string]int // rules of ours, by table
+
+	invalid, localhost packetCount // guarded by the dataplane's packets
 
 	*changes
 	// Guarded by mu of the changes.

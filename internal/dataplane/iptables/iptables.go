@@ -2,15 +2,15 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"math"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 
 	"k8s.io/klog/v2"
 
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
-	"sluice/internal/kernel/nfacct"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
 )
@@ -41,12 +41,12 @@ type Written struct {
 type Dataplane struct {
 	settings Settings
 	sysctls  sysctl.Interface
-	counters nfacct.Interface
 	families []*family
 	liberal  bool // connection tracking does not call packets invalid that are out of window
 	told     bool // how many clients are remembered
 	localnet *localnet.Setting
-	tried    bool // whether the kernel can count packets
+	packets  sync.Mutex  // held while they are read
+	loopback atomic.Bool // takes NodePorts
 
 	// What the kernel has.
 	node   *proxy.Node // nil before the first Sync
@@ -74,19 +74,11 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 		}
 		programs[f] = conn
 	}
-	counters, err := nfacct.Open()
-	if err != nil && !errors.Is(err, nfacct.ErrUnsupported) {
-		return nil, err
-	}
 	klog.FromContext(ctx).Info("Using iptables", "variant", s.Variant.String())
-	d := New(programs, sysctl.Kernel{}, s)
-	if err == nil { // the concrete pointer must not become a non-nil interface
-		d.counters = counters
-	}
-	return d, nil
+	return New(programs, sysctl.Kernel{}, s), nil
 }
 
-// New returns a dataplane that writes through programs and counts no packets.
+// New returns a dataplane that writes through programs.
 func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings) *Dataplane {
 	d := &Dataplane{settings: s, sysctls: k}
 	d.localnet = localnet.New(k, func(ctx context.Context) (localnet.Traces, error) {
@@ -126,10 +118,5 @@ func iptFamily(f proxy.Family) ipt.Family {
 	return ipt.IPv4
 }
 
-// Close releases what counts packets: programs come and go, and the rules stay.
-func (d *Dataplane) Close() error {
-	if d.counters == nil {
-		return nil
-	}
-	return d.counters.Close()
-}
+// Close has nothing to release: programs come and go, and the rules stay.
+func (d *Dataplane) Close() error { return nil }

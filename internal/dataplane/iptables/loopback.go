@@ -31,7 +31,8 @@ func (d *Dataplane) settleGuard(ctx context.Context, n *proxy.Node) localnet.Gua
 // openLoopback lets NodePorts of loopback addresses reach endpoints, once the
 // guard is in force.
 func (d *Dataplane) openLoopback(ctx context.Context) {
-	if d.ipv4() != nil && d.node.OpensLoopback() {
+	d.loopback.Store(d.ipv4() != nil && d.node.OpensLoopback())
+	if d.loopback.Load() {
 		d.localnet.Open(ctx)
 	}
 }

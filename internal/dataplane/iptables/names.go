@@ -30,16 +30,6 @@ const (
 	kubeProbe     = "KUBE-PROXY-PROBE"
 )
 
-// The kernel's counters of packets that rules of ours have matched, by the names
-// that kube-proxy gives them.
-const (
-	InvalidDropped    = "ct_state_invalid_dropped_pkts"
-	LocalhostAccepted = "localhost_nps_accepted_pkts"
-)
-
-// Counters returns the names of all counters.
-func Counters() []string { return []string{InvalidDropped, LocalhostAccepted} }
-
 // The beginnings of the names of a row's own chains.
 const (
 	clusterChain  = "KUBE-SVC-"

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"sluice/internal/proxy"
@@ -168,10 +167,10 @@ func (r *renderer) allowed(next string) string {
 func (r *renderer) external() string {
 	cluster := r.list(proxy.ScopeCluster)
 	text := " for " + r.name + " external destinations"
-	rules := r.countLocalhost()
 	if r.sp.External == proxy.ScopeCluster {
-		return r.own(externalChain+r.id, append(rules, comment("masquerade traffic"+text)+"-j "+kubeMark, "-j "+cluster)...)
+		return r.own(externalChain+r.id, comment("masquerade traffic"+text)+"-j "+kubeMark, "-j "+cluster)
 	}
+	var rules []string
 	for _, match := range r.v.pods {
 		rules = append(rules, match+comment("pod traffic"+text)+"-j "+cluster)
 	}
@@ -182,16 +181,6 @@ func (r *renderer) external() string {
 		rules = append(rules, "-j "+r.list(proxy.ScopeLocal))
 	}
 	return r.own(externalChain+r.id, rules...)
-}
-
-// countLocalhost counts what came to a NodePort of a loopback address, which
-// nothing else brings here.
-func (r *renderer) countLocalhost() []string {
-	nodePort := slices.ContainsFunc(r.sp.Frontends, func(f proxy.Frontend) bool { return f.Kind == proxy.NodePort })
-	if !nodePort || !r.v.localhost || !r.v.counts {
-		return nil
-	}
-	return []string{"-d 127.0.0.0/8 " + strings.TrimSpace(r.v.counted(LocalhostAccepted))}
 }
 
 // list returns the chain that chooses among the endpoints of a scope. Clients

@@ -72,9 +72,6 @@ func (d *Dataplane) blame(ctx context.Context, err error, rows map[proxy.PortKey
 }
 
 func (d *Dataplane) sync(ctx context.Context, s *proxy.State) error {
-	if err := d.prepareCounters(ctx); err != nil {
-		return err
-	}
 	for _, f := range d.families {
 		alone, err := d.syncFamily(ctx, f, s)
 		if err == nil && !alone {

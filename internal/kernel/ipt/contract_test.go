@@ -2,13 +2,16 @@ package ipt_test
 
 import (
 	"errors"
+	"fmt"
 	"maps"
+	"net"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/ipt"
@@ -143,6 +146,14 @@ func runContract(t *testing.T, k ipt.Interface, c contractCase) {
 	wantRules(t, k, c.want)
 	wantUses(t, k, c.want)
 	wantStamp(t, k)
+	for _, chain := range []string{"ONE", "NONE", "OUTPUT"} {
+		if n, err := k.Packets(t.Context(), "mangle", chain, "to two"); n != 0 || err != nil {
+			t.Errorf("%d packets, error %v, in a table that is not there", n, err)
+		}
+		if n, err := k.Packets(t.Context(), "nat", chain, "to two"); n != 0 || err != nil {
+			t.Errorf("%d packets, error %v, and there were none", n, err)
+		}
+	}
 }
 
 // wantStamp wants the stamp to move with every change by what that was, and to
@@ -188,6 +199,50 @@ func wantStamp(t *testing.T, k ipt.Interface) {
 	restore("*nat\n-F OTHER\nCOMMIT\n")                           // somebody else's
 	if now := stamp(); last.Became(now, ipt.Change{"nat", 1, 1}) {
 		t.Errorf("stamp %v became %v by somebody else's change, and does not tell", last, now)
+	}
+}
+
+// TestPackets counts what a rule with the comment has matched in its chain, and
+// nothing else.
+func TestPackets(t *testing.T) {
+	for _, f := range ipt.Families() {
+		for _, v := range ipt.Variants() {
+			t.Run(ipt.Name(f, v), func(t *testing.T) {
+				c := openInNamespace(t, f, v)
+				lo, err := netlink.LinkByName("lo")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := netlink.LinkSetUp(lo); err != nil {
+					t.Fatal(err)
+				}
+				const rule = `-p udp -m comment --comment "%s" -m udp --dport %d` + "\n"
+				rules := fmt.Sprintf("-A INPUT "+rule+"-A INPUT "+rule+"-A INPUT "+rule+"-A OUTPUT "+rule,
+					"ours", 1001, "ours", 1002, "theirs", 1001, "ours", 1001)
+				if err := c.Restore(t.Context(), []byte("*filter\n"+rules+"COMMIT\n")); err != nil {
+					t.Fatal(err)
+				}
+				to := map[ipt.Family]string{ipt.IPv4: "127.0.0.1", ipt.IPv6: "::1"}[f]
+				for _, port := range []string{"1001", "1001", "1002", "1003"} {
+					send(t, net.JoinHostPort(to, port))
+				}
+				if n, err := c.Packets(t.Context(), "filter", "INPUT", "ours"); n != 3 || err != nil {
+					t.Errorf("%d packets, error %v; want 3", n, err)
+				}
+			})
+		}
+	}
+}
+
+func send(t *testing.T, to string) {
+	t.Helper()
+	c, err := net.Dial("udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -91,20 +91,24 @@ func readLegacy(f Family, name string) (*legacyTable, error) {
 type legacyEntry struct {
 	at, next int
 	head     string // of this chain; empty: it is none
-	jump     int    // where it goes on; -1: it leaves the chain or goes on to the next
+	packets  uint64
+	first    bool // of its chain
+	jump     int  // where it goes on; -1: it leaves the chain or goes on to the next
 }
 
 // entry reads what begins at an offset: struct ipt_entry and its target.
 func (t *legacyTable) entry(at int) (legacyEntry, error) {
-	offsets, targetName, targetData := 88, 2, 32
+	const targetName, targetData = 2, 32
+	offsets, counters := 88, 96
 	if t.family == IPv6 {
-		offsets = 140
+		offsets, counters = 140, 152
 	}
 	e := legacyEntry{at: at, jump: -1}
 	short := errors.New("an entry ends too early")
-	if at+offsets+4 > len(t.entries) {
+	if at+counters+8 > len(t.entries) {
 		return e, short
 	}
+	e.packets = binary.NativeEndian.Uint64(t.entries[at+counters:])
 	target := at + int(binary.NativeEndian.Uint16(t.entries[at+offsets:]))
 	e.next = at + int(binary.NativeEndian.Uint16(t.entries[at+offsets+2:]))
 	if e.next <= at || e.next > len(t.entries) || target+targetData+4 > e.next {
@@ -121,34 +125,49 @@ func (t *legacyTable) entry(at int) (legacyEntry, error) {
 	return e, nil
 }
 
-// count adds what the table's chains hold.
-func (t *legacyTable) count(uses Uses) error {
-	starts := map[int]string{} // chains, by the offset of their first entry
+// walk visits the entries of all chains, the last of each among them: a policy
+// or the way back. It returns the chains by the offset of their first entry.
+func (t *legacyTable) walk(visit func(chain string, e legacyEntry)) (starts map[int]string, err error) {
+	starts = map[int]string{}
 	for hook, name := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
 		if t.ValidHooks&(1<<hook) != 0 {
 			starts[int(t.Entry[hook])] = name
 		}
 	}
-	var jumps []int
 	chain := ""
 	for at := 0; at < len(t.entries); {
 		e, err := t.entry(at)
 		if err != nil {
-			return fmt.Errorf("offset %d: %w", at, err)
+			return nil, fmt.Errorf("offset %d: %w", at, err)
 		}
 		if e.head != "" {
 			starts[e.next] = e.head
 		} else {
 			if name := starts[at]; name != "" {
-				chain = name
-				uses.add(t.name, chain, -1) // its last entry, a policy or the way back
+				chain, e.first = name, true
 			}
+			visit(chain, e)
+		}
+		at = e.next
+	}
+	return starts, nil
+}
+
+// count adds what the table's chains hold.
+func (t *legacyTable) count(uses Uses) error {
+	var jumps []int
+	starts, err := t.walk(func(chain string, e legacyEntry) {
+		if !e.first { // for the last one, which is no rule
 			uses.add(t.name, chain, 1)
+		} else {
+			uses.add(t.name, chain, 0)
 		}
 		if e.jump >= 0 {
 			jumps = append(jumps, e.jump)
 		}
-		at = e.next
+	})
+	if err != nil {
+		return err
 	}
 	for _, to := range jumps {
 		uses.add(t.name, starts[to], 1)

@@ -98,15 +98,19 @@ func generation() (uint32, error) {
 }
 
 // askNFTables returns the attributes of each answer to a question.
-func askNFTables(question int, family uint8, flags netlink.HeaderFlags) ([][]netlink.Attribute, error) {
+func askNFTables(question int, family uint8, flags netlink.HeaderFlags, about ...netlink.Attribute) ([][]netlink.Attribute, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
+	body, err := netlink.MarshalAttributes(about)
+	if err != nil {
+		return nil, err
+	}
 	messages, err := conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | question), Flags: flags},
-		Data:   []byte{family, unix.NFNETLINK_V0, 0, 0},
+		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, body...),
 	})
 	if err != nil {
 		return nil, err

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"golang.org/x/sys/unix"
 )
 
 // Family is the protocol family a program works on.
@@ -28,6 +30,14 @@ func (f Family) program() string {
 	default:
 		panic(fmt.Sprintf("unknown family %d", uint8(f)))
 	}
+}
+
+// domain returns the family as the kernel numbers it.
+func (f Family) domain() uint8 {
+	if f == IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
 }
 
 // Variant is which of the kernel's two tables a program works on. A host may
@@ -78,6 +88,12 @@ type Interface interface {
 
 	// Stamp returns what tells a change of the tables, at no cost to speak of.
 	Stamp(ctx context.Context) (Stamp, error)
+
+	// Packets returns how many packets have matched the rules of a chain that
+	// have a comment, since they were written; 0 if there are none. It costs what
+	// the chain is with the nft variant, and what the table is with the legacy
+	// one, and may be called beside other methods.
+	Packets(ctx context.Context, table, chain, comment string) (uint64, error)
 
 	// Restore takes lines as iptables-restore --noflush does. A table's lines
 	// take effect all at once or not at all; with several tables, those before

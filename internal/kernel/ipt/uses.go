@@ -3,7 +3,6 @@ package ipt
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"github.com/mdlayher/netlink"
@@ -25,11 +24,7 @@ func CountUses(f Family, v Variant) (Uses, error) {
 // nftUses lists the chains of a family, whose number of uses the kernel keeps.
 func nftUses(f Family) (Uses, error) {
 	const tableAttribute, nameAttribute, useAttribute = 1, 3, 6
-	domain := uint8(unix.AF_INET)
-	if f == IPv6 {
-		domain = unix.AF_INET6
-	}
-	chains, err := askNFTables(unix.NFT_MSG_GETCHAIN, domain, netlink.Request|netlink.Dump)
+	chains, err := askNFTables(unix.NFT_MSG_GETCHAIN, f.domain(), netlink.Request|netlink.Dump)
 	if err != nil {
 		return nil, fmt.Errorf("list chains of nf_tables: %w", err)
 	}
@@ -87,19 +82,8 @@ func legacyUses(f Family) (Uses, error) {
 	}
 	uses := Uses{}
 	for _, name := range names {
-		const attempts = 5 // somebody may change the table while we look
-		for i := range attempts {
-			t, err := readLegacy(f, name)
-			if errors.Is(err, unix.EAGAIN) && i < attempts-1 {
-				continue
-			}
-			if err == nil {
-				err = t.count(uses)
-			}
-			if err != nil {
-				return nil, fmt.Errorf("read table %s of %s: %w", name, Name(f, Legacy), err)
-			}
-			break
+		if err := settled(f, name, func(t *legacyTable) error { return t.count(uses) }); err != nil {
+			return nil, fmt.Errorf("read table %s of %s: %w", name, Name(f, Legacy), err)
 		}
 	}
 	return uses, nil

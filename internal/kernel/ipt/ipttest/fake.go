@@ -23,6 +23,7 @@ type Fake struct {
 	count  Count
 	stamp  uint32 // counts what took effect
 	lack   string // rules with this in them are refused
+	counts map[string]uint64
 }
 
 // Count is what was asked of a Fake.
@@ -55,7 +56,7 @@ type fakeChain struct {
 var _ ipt.Interface = (*Fake)(nil)
 
 // NewFake returns tables nobody has used yet.
-func NewFake() *Fake { return &Fake{tables: map[string]*fakeTable{}} }
+func NewFake() *Fake { return &Fake{tables: map[string]*fakeTable{}, counts: map[string]uint64{}} }
 
 // Fail makes every call end with an error, until it is nil.
 func (k *Fake) Fail(err error) {
@@ -70,6 +71,13 @@ func (k *Fake) Lack(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.lack = text
+}
+
+// Count makes rules with a comment have matched packets.
+func (k *Fake) Count(comment string, packets uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.counts[comment] = packets
 }
 
 // Reset returns what was asked since the last Reset.
@@ -115,6 +123,16 @@ func (k *Fake) Uses(ctx context.Context) (ipt.Uses, error) {
 		return nil, err
 	}
 	return ipt.UsesOf(k.saved()), nil
+}
+
+// Packets returns what Count was told of rules that are there.
+func (k *Fake) Packets(ctx context.Context, table, chain, comment string) (uint64, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if t := k.tables[table]; t != nil && slices.ContainsFunc(t.rules[chain], func(r string) bool { return strings.Contains(r, comment) }) {
+		return k.counts[comment], errors.Join(ctx.Err(), k.fail)
+	}
+	return 0, errors.Join(ctx.Err(), k.fail)
 }
 
 // Stamp counts restored tables.
