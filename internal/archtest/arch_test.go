@@ -72,6 +72,7 @@ type rule struct {
 
 // table is ordered: the first row whose package is a prefix holds.
 var table = []rule{
+	{"internal/proxy/proxytest", []string{"internal/proxy"}, []string{}},
 	{"internal/proxy", []string{}, []string{}},
 	{"internal/resolve", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
 	{"internal/apiclient", []string{}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/rest"}},
@@ -95,7 +96,7 @@ var table = []rule{
 	{"internal/conformance/traffic", []string{"internal/proxy"}, []string{"github.com/vishvananda/netns", "golang.org/x/sys/"}},
 	{"internal/conformance/lab", []string{"internal/proxy", "internal/conformance/traffic"}, []string{"github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/conformance/ruleset", []string{"internal/conformance/lab"}, []string{}},
-	{"internal/conformance", []string{"internal/proxy", "internal/resolve", "internal/conformance/lab", "internal/conformance/traffic"}, nil},
+	{"internal/conformance", []string{"internal/proxy", "internal/proxy/proxytest", "internal/resolve", "internal/conformance/lab", "internal/conformance/traffic"}, nil},
 	{"internal/app", nil, nil},
 	{"internal/archtest", []string{}, []string{}},
 	{"cmd/", []string{"internal/app"}, []string{"k8s.io/component-base/"}},

@@ -15,9 +15,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // idle is a dataplane that does nothing, and so leaves every packet alone.
 type idle struct{}
 
-func (idle) Sync(context.Context, *proxy.State) error  { return nil }
-func (idle) Apply(context.Context, *proxy.Delta) error { return nil }
-func (idle) Close() error                              { return nil }
+func (idle) Sync(context.Context, *proxy.State) (proxy.Refused, error) { return nil, nil }
+func (idle) Apply(context.Context, *proxy.State, *proxy.Changed) (proxy.Refused, error) {
+	return nil, nil
+}
+func (idle) Close() error { return nil }
 
 // TestTheTableCanFail plays the whole table against a dataplane that does
 // nothing. Exactly the cases that are to be left alone may pass, in both ways.

@@ -9,6 +9,7 @@ import (
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // Dataplane is a dataplane to be put under the table.
@@ -76,7 +77,7 @@ func (s *stage) reopen(ctx context.Context) error {
 
 func (s *stage) sync(ctx context.Context, state *proxy.State) error {
 	return s.lab.Node().Do(func() error {
-		if err := s.dp.Sync(ctx, state); err != nil {
+		if err := proxytest.Sync(ctx, s.dp, state); err != nil {
 			return fmt.Errorf("sync: %w", err)
 		}
 		return nil
@@ -88,7 +89,7 @@ func (s *stage) apply(ctx context.Context, d *proxy.Delta) error {
 		return nil
 	}
 	return s.lab.Node().Do(func() error {
-		if err := s.dp.Apply(ctx, d); err != nil {
+		if err := proxytest.Apply(ctx, s.dp, d); err != nil {
 			return fmt.Errorf("apply: %w", err)
 		}
 		return nil

@@ -20,6 +20,7 @@ import (
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ct"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 	"sluice/internal/resolve"
 )
 
@@ -145,9 +146,9 @@ func (s *stage) apply() {
 	d := s.resolver.Update()
 	s.rec.Applying(s.t.Context(), d)
 	if s.synced {
-		s.check(s.plane.Apply(s.t.Context(), d))
+		s.check(proxytest.Apply(s.t.Context(), s.plane, d))
 	} else {
-		s.check(s.plane.Sync(s.t.Context(), s.resolver.State()))
+		s.check(proxytest.Sync(s.t.Context(), s.plane, s.resolver.State()))
 		s.synced = true
 	}
 	s.rec.Applied(s.t.Context(), s.resolver.State(), d)

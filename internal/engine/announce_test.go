@@ -50,7 +50,7 @@ func TestWritesAreAnnounced(t *testing.T) {
 			{"the kernel takes nothing", func() {
 				l.plane.faults = []fault{nothing}
 				l.change(2)
-			}, []string{"applying +1 -0", "apply +1 -0", "never mind", "applying +1 -0", "apply +1 -0", "applied"}},
+			}, []string{"applying +1 -0", "apply +1 -0", "applying +1 -0", "apply +1 -0", "applied"}},
 			{"the kernel takes half", func() {
 				l.plane.faults = []fault{halfWay}
 				l.change(3)

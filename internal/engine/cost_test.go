@@ -52,6 +52,8 @@ func allocsOfAChange(t *testing.T, problems int) float64 {
 // idlePlane takes everything.
 type idlePlane struct{}
 
-func (idlePlane) Sync(context.Context, *proxy.State) error  { return nil }
-func (idlePlane) Apply(context.Context, *proxy.Delta) error { return nil }
-func (idlePlane) Close() error                              { return nil }
+func (idlePlane) Sync(context.Context, *proxy.State) (proxy.Refused, error) { return nil, nil }
+func (idlePlane) Apply(context.Context, *proxy.State, *proxy.Changed) (proxy.Refused, error) {
+	return nil, nil
+}
+func (idlePlane) Close() error { return nil }

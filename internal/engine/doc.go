@@ -2,7 +2,7 @@
 // what a source delivers to the resolver's trackers, lets the runner choose the
 // moment, and takes each resolved step to the dataplane:
 //
-//	source -> trackers -> runner -> resolver -> Delta -> dataplane -> observers
+//	source -> trackers -> runner -> resolver -> dirty rows -> dataplane -> observers
 //
 // It owns everything that can go wrong on that way: the order of the start,
 // retries, rows the kernel refuses, and rules that somebody else has changed.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,6 @@ type Engine struct {
 	firstSync chan struct{} // closed when the kernel has been made right once
 
 	// These belong to the goroutine of SyncLoop.
-	ledger   *ledger
 	begun    bool        // nothing is waited for any more
 	nodeBy   time.Time   // when waiting for the Node ends; zero: not begun
 	lastFull time.Time   // when the last full sync began that went through
@@ -32,6 +32,7 @@ type Engine struct {
 
 	mu       sync.Mutex
 	resolver *resolve.Resolver
+	table    *table
 	period   time.Duration                         // from one full sync to the next
 	heard    struct{ services, slices, node bool } // all that a source starts with has come
 	full     bool                                  // only a full sync is right
@@ -49,8 +50,8 @@ func New(s Settings) *Engine {
 		pulses:    s.Pulses,
 		register:  s.Register,
 		period:    s.SyncPeriod,
-		ledger:    newLedger(),
 		resolver:  s.Resolver,
+		table:     newTable(s.Resolver.State()),
 		full:      true,
 		firstSync: make(chan struct{}),
 	}
@@ -92,17 +93,27 @@ func (e *Engine) Status() Status {
 
 // SyncLoop keeps the kernel right until ctx ends.
 func (e *Engine) SyncLoop(ctx context.Context) error {
-	var watch sync.WaitGroup
-	defer watch.Wait()
+	var beside sync.WaitGroup
+	var ended error // why the dataplane's own work ended early
 	ctx, stop := context.WithCancel(ctx)
-	defer stop()
+	if r, ok := e.dataplane.(proxy.Runner); ok {
+		beside.Go(func() {
+			if err := r.Run(ctx); ctx.Err() == nil {
+				ended = fmt.Errorf("the dataplane stopped working: %w", cmp.Or(err, errors.New("no reason given")))
+				stop()
+			}
+		})
+	}
 	if w, ok := e.dataplane.(proxy.Watcher); ok {
-		watch.Go(func() { e.watch(ctx, w) })
+		beside.Go(func() { e.watch(ctx, w) })
 	}
 	e.alarm = time.AfterFunc(nodeWait, e.runner.Run)
 	e.alarm.Stop() // It is set when there is something to wait for.
 	defer e.alarm.Stop()
-	return e.runner.Loop(ctx)
+	err := e.runner.Loop(ctx)
+	stop()
+	beside.Wait()
+	return errors.Join(err, ended)
 }
 
 // watch asks for a full sync whenever somebody else has changed our rules.
@@ -170,15 +181,14 @@ func (e *Engine) run(ctx context.Context) error {
 	return err
 }
 
-func (e *Engine) work(ctx context.Context, w work) error {
+func (e *Engine) work(ctx context.Context, w *work) error {
 	reportProblems(ctx, w.found, w.mended)
-	e.ledger.add(w.next, w.full, w.start)
-	defer e.setAlarm()
-	if !w.full && e.ledger.pending.Empty() {
-		e.settle(ctx, w, nil) // a refused row may be wanted no more
+	defer e.setAlarm(w)
+	if !w.full && w.changed.Empty() {
 		e.succeeded()
 		return nil
 	}
+	e.announce(ctx, w.step)
 	refused, err := e.write(ctx, w)
 	if err != nil {
 		e.mu.Lock()
@@ -186,15 +196,15 @@ func (e *Engine) work(ctx context.Context, w work) error {
 		e.mu.Unlock()
 		return err
 	}
-	told := e.settle(ctx, w, refused)
+	done := e.settle(ctx, w, refused)
 	first := e.succeeded()
-	if !w.full && told.Empty() {
+	if !w.full && done.Empty() {
 		e.announce(ctx, nil)
 		return nil
 	}
-	report(ctx, w, told, first)
+	report(ctx, w, done, first)
 	for _, o := range e.observers {
-		o.Applied(ctx, w.state, told)
+		o.Applied(ctx, w.state, done)
 	}
 	return nil
 }
@@ -211,17 +221,20 @@ func (e *Engine) announce(ctx context.Context, d *proxy.Delta) {
 // work is what one run has to do.
 type work struct {
 	start         time.Time
-	next          *proxy.Delta // what changed since the last run
-	state         *proxy.State // all that is wanted
-	found, mended []resolve.Problem
+	state         *proxy.State   // all that is wanted
+	changed       *proxy.Changed // what of it may not be in force
+	step          *proxy.Delta   // the same, from what is in force
 	full          bool
+	found, mended []resolve.Problem
 }
 
 // take consumes what the handlers have gathered.
-func (e *Engine) take() work {
+func (e *Engine) take() *work {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w := work{start: time.Now(), next: e.resolver.Update(), state: e.resolver.State()}
+	w := &work{start: time.Now()}
+	e.table.changed(e.resolver.Update(), w.start)
+	w.state = e.resolver.State()
 	w.found, w.mended = e.resolver.TakeProblems()
 	repair := !e.repair.IsZero() && !w.start.Before(e.repair)
 	w.full = e.full || repair || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
@@ -229,6 +242,8 @@ func (e *Engine) take() work {
 		// A change that is seen from here on needs another full sync.
 		e.full, e.repair = false, time.Time{}
 	}
+	w.changed = e.table.due(w.full, w.start)
+	w.step = e.table.step(w.changed)
 	for _, p := range e.pulses {
 		p.Began()
 	}
@@ -236,47 +251,48 @@ func (e *Engine) take() work {
 }
 
 // write takes the work to the dataplane and returns the rows that the kernel
-// refused. After an error nothing but the ledger's pending step, or a full
-// sync, will do.
-func (e *Engine) write(ctx context.Context, w work) (map[proxy.PortKey]error, error) {
-	e.announce(ctx, e.ledger.pending)
-	var err error
+// refused. After an error all that changed is as dirty as before.
+func (e *Engine) write(ctx context.Context, w *work) (proxy.Refused, error) {
 	if w.full {
-		if err = e.dataplane.Sync(ctx, w.state); err != nil {
-			err = fmt.Errorf("sync %d rows: %w", len(w.state.Rows), err)
+		refused, err := e.dataplane.Sync(ctx, w.state)
+		if err != nil {
+			e.needFull()
+			return nil, fmt.Errorf("sync %d rows: %w", len(w.state.Rows), err)
 		}
-	} else if p := e.ledger.pending; p.Writes() {
-		if err = e.dataplane.Apply(ctx, p); err != nil {
-			err = fmt.Errorf("apply %d changed and %d removed rows: %w", len(p.Upserts), len(p.Removes), err)
+		return refused, nil
+	}
+	changed := *w.changed
+	changed.HealthChecks = nil
+	for _, c := range w.step.HealthChecks {
+		if c.Moves() {
+			changed.HealthChecks = append(changed.HealthChecks, c.Key())
 		}
 	}
-	if refused, ok := errors.AsType[*proxy.RefusedError](err); ok {
-		return refused.Rows, nil
+	if changed.Empty() {
+		return nil, nil
 	}
-	switch {
-	case err == nil:
-	case !w.full && errors.Is(err, proxy.ErrNothingApplied):
-		e.announce(ctx, nil)
-	default:
-		e.needFull()
+	refused, err := e.dataplane.Apply(ctx, w.state, &changed)
+	if err != nil {
+		if errors.Is(err, proxy.ErrNeedSync) {
+			e.needFull()
+		}
+		return nil, fmt.Errorf("apply %d changed rows: %w", len(changed.Rows), err)
 	}
-	return nil, err
+	return refused, nil
 }
 
 // settle notes that the work is done, but for the refused rows, and returns
 // what changed in the kernel.
-func (e *Engine) settle(ctx context.Context, w work, refused map[proxy.PortKey]error) *proxy.Delta {
-	var told *proxy.Delta
-	var news []news
+func (e *Engine) settle(ctx context.Context, w *work, refused proxy.Refused) *proxy.Delta {
 	if w.full {
 		e.lastFull = w.start
-		told, news = e.ledger.synced(w.state, refused)
-	} else {
-		told, news = e.ledger.applied(refused)
 	}
+	e.mu.Lock()
+	done, news := e.table.settle(w, refused, time.Now())
+	e.mu.Unlock()
 	reportRefusals(ctx, news)
 	e.tellRefusals(ctx, news)
-	return told
+	return done
 }
 
 // succeeded notes that the kernel is right now.
@@ -286,13 +302,17 @@ func (e *Engine) succeeded() (first bool) {
 	if first = !e.status.Synced; first {
 		close(e.firstSync)
 	}
-	e.status = Status{Synced: true, LastSync: time.Now(), Refused: len(e.ledger.parked)}
+	e.status = Status{Synced: true, LastSync: time.Now()}
+	for range e.table.refused() {
+		e.status.Refused++
+	}
 	return first
 }
 
-// setAlarm asks for a run when the next refused row is to be tried again.
-func (e *Engine) setAlarm() {
-	if due, ok := e.ledger.nextTry(); ok {
+// setAlarm asks for a run when the next refused row is to be tried again. Those
+// that were tried now and did not come through are tried with the rest.
+func (e *Engine) setAlarm(w *work) {
+	if due, ok := e.table.nextTry(w.start); ok {
 		e.wakeAt(due)
 	} else {
 		e.alarm.Stop()

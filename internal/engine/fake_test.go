@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -19,14 +19,14 @@ type fault uint8
 const (
 	noFault  fault = iota
 	nothing        // the kernel is left as it was
-	halfWay        // some of it is done
+	halfWay        // some of it is done, and nobody knows what
+	someRows       // some rows are done, and those that follow can be tried again
 	slowness       // it takes a second
 )
 
 var errHalfWay = errors.New("the kernel took half of it")
 
-// fakePlane holds a State as a kernel does. It takes nothing on trust: every
-// old row that it is given must be what it holds.
+// fakePlane holds a State as a kernel does.
 type fakePlane struct {
 	t *testing.T
 
@@ -35,6 +35,7 @@ type fakePlane struct {
 	broken bool // a row is not as Apply expects: it fails, as a kernel does
 	faults []fault
 	refuse map[proxy.PortKey]string
+	base   bool // what is refused is written all the same, but for something on top
 	calls  []string
 
 	seen      chan string // what Watch reports
@@ -53,82 +54,76 @@ func newFakePlane(t *testing.T) *fakePlane {
 	}
 }
 
-func (f *fakePlane) Sync(ctx context.Context, s *proxy.State) error {
+func (f *fakePlane) Sync(ctx context.Context, s *proxy.State) (proxy.Refused, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls = append(f.calls, fmt.Sprintf("sync %d", len(s.Rows)))
 	if err := f.fail(ctx); err != nil {
-		return err
+		return nil, err
 	}
-	refused := map[proxy.PortKey]error{}
+	refused := proxy.Refused{}
 	f.kernel = &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{}, Node: s.Node, CIDRs: s.CIDRs}
 	for k, row := range s.Rows {
 		if why, no := f.refuse[k]; no {
 			refused[k] = errors.New(why)
-		} else {
+		}
+		if refused[k] == nil || f.base {
 			f.kernel.Rows[k] = row
 		}
 	}
 	f.broken = false
-	return refusedError(refused)
+	return refused, nil
 }
 
-func (f *fakePlane) Apply(ctx context.Context, d *proxy.Delta) error {
+func (f *fakePlane) Apply(ctx context.Context, s *proxy.State, c *proxy.Changed) (proxy.Refused, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.calls = append(f.calls, fmt.Sprintf("apply +%d -%d", len(d.Upserts), len(d.Removes)))
-	if d.Empty() {
+	wanted := 0
+	for _, k := range c.Rows {
+		if s.Rows[k] != nil {
+			wanted++
+		}
+	}
+	f.calls = append(f.calls, fmt.Sprintf("apply +%d -%d", wanted, len(c.Rows)-wanted))
+	if c.Empty() {
 		f.t.Error("Apply was called for nothing")
 	}
+	if !slices.IsSortedFunc(c.Rows, proxy.ComparePortKeys) || len(slices.Compact(slices.Clone(c.Rows))) != len(c.Rows) {
+		f.t.Errorf("rows %v are not each once and in order", c.Rows)
+	}
 	if f.broken {
-		return errors.New("a rule is not where it was left")
+		return nil, fmt.Errorf("a rule is not where it was left: %w", proxy.ErrNeedSync)
 	}
-	f.check(d)
-	if err := f.fail(ctx); err != nil {
-		if errors.Is(err, errHalfWay) {
-			f.kernel.Apply(&proxy.Delta{Upserts: d.Upserts[:len(d.Upserts)/2], Removes: d.Removes, Node: d.Node})
-			f.broken = true
+	rows := c.Rows
+	err := f.fail(ctx)
+	switch {
+	case errors.Is(err, errHalfWay):
+		rows = rows[:len(rows)/2]
+		f.broken = errors.Is(err, proxy.ErrNeedSync)
+	case err != nil:
+		return nil, err
+	}
+	refused := proxy.Refused{}
+	for _, k := range rows {
+		why, no := f.refuse[k]
+		if no = no && (s.Rows[k] != nil || f.kernel.Rows[k] != nil); no {
+			refused[k] = errors.New(why)
 		}
-		return err
-	}
-	refused := map[proxy.PortKey]error{}
-	went := &proxy.Delta{Node: d.Node, CIDRs: d.CIDRs}
-	for _, u := range d.Upserts {
-		if why, no := f.refuse[u.New.Key]; no {
-			refused[u.New.Key] = errors.New(why)
-		} else {
-			went.Upserts = append(went.Upserts, u)
+		switch {
+		case no && !f.base:
+		case s.Rows[k] != nil:
+			f.kernel.Rows[k] = s.Rows[k]
+		default:
+			delete(f.kernel.Rows, k)
 		}
 	}
-	for _, r := range d.Removes {
-		if why, no := f.refuse[r.Key]; no {
-			refused[r.Key] = errors.New(why)
-		} else {
-			went.Removes = append(went.Removes, r)
-		}
+	if c.Node {
+		f.kernel.Node = s.Node
 	}
-	f.kernel.Apply(went)
-	return refusedError(refused)
-}
-
-// check compares the old rows of a step with those held.
-func (f *fakePlane) check(d *proxy.Delta) {
-	seen := map[proxy.PortKey]bool{}
-	one := func(k proxy.PortKey, old *proxy.ServicePort) {
-		if held := f.kernel.Rows[k]; !reflect.DeepEqual(held, old) {
-			f.t.Errorf("%v: given old row %v, the kernel holds %v", k, old, held)
-		}
-		if seen[k] {
-			f.t.Errorf("%v: twice in one step", k)
-		}
-		seen[k] = true
+	if c.CIDRs {
+		f.kernel.CIDRs = s.CIDRs
 	}
-	for _, u := range d.Upserts {
-		one(u.New.Key, u.Old)
-	}
-	for _, r := range d.Removes {
-		one(r.Key, r)
-	}
+	return refused, err
 }
 
 // fail plays the next fault.
@@ -142,8 +137,10 @@ func (f *fakePlane) fail(ctx context.Context) error {
 	case noFault:
 		return nil
 	case nothing:
-		return fmt.Errorf("busy: %w", proxy.ErrNothingApplied)
+		return errors.New("busy")
 	case halfWay:
+		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, errHalfWay)
+	case someRows:
 		return errHalfWay
 	case slowness:
 		// A mutex held while time passes would stop the fake clock.
@@ -154,13 +151,6 @@ func (f *fakePlane) fail(ctx context.Context) error {
 	default:
 		panic(fmt.Sprintf("unknown fault %d", next))
 	}
-}
-
-func refusedError(rows map[proxy.PortKey]error) error {
-	if len(rows) == 0 {
-		return nil
-	}
-	return fmt.Errorf("commit: %w", &proxy.RefusedError{Rows: rows})
 }
 
 func (f *fakePlane) Watch(ctx context.Context, missed func(), changed func(string)) error {
@@ -207,8 +197,10 @@ func (f *fakePlane) takeCalls() []string {
 	return calls
 }
 
-// mirror is an observer that knows the kernel only by what it is told.
+// mirror is an observer that knows the kernel only by what it is told. It takes
+// nothing on trust: every old row must be what it was told before.
 type mirror struct {
+	t     *testing.T
 	mu    sync.Mutex
 	state *proxy.State
 	told  int
@@ -217,6 +209,22 @@ type mirror struct {
 func (m *mirror) Applied(_ context.Context, _ *proxy.State, d *proxy.Delta) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	seen := map[proxy.PortKey]bool{}
+	one := func(k proxy.PortKey, old *proxy.ServicePort) {
+		if held := m.state.Rows[k]; held != old {
+			m.t.Errorf("%v: told of old row %v, it was %v", k, old, held)
+		}
+		if seen[k] {
+			m.t.Errorf("%v: twice in one step", k)
+		}
+		seen[k] = true
+	}
+	for _, u := range d.Upserts {
+		one(u.New.Key, u.Old)
+	}
+	for _, r := range d.Removes {
+		one(r.Key, r)
+	}
 	m.state.Apply(d)
 	m.told++
 }

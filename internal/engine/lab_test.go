@@ -42,7 +42,7 @@ func run(t *testing.T, change func(*Settings), play func(*lab)) {
 		l := &lab{
 			t:        t,
 			plane:    newFakePlane(t),
-			mirror:   &mirror{state: proxy.NewState()},
+			mirror:   &mirror{t: t, state: proxy.NewState()},
 			resolver: resolve.New(resolve.Settings{NodeName: "here"}),
 			ended:    make(chan error, 1),
 		}
@@ -118,6 +118,13 @@ func (l *lab) wantLog(text string, times int) {
 	if n := strings.Count(l.log(), text); n != times {
 		l.t.Errorf("log has %q %d times, want %d:\n%s", text, n, times, l.log())
 	}
+}
+
+// row returns how the row of a Service stands.
+func (l *lab) row(name string) RowStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.table.row(key(name))
 }
 
 // key is the row of a Service made by service.

@@ -96,7 +96,7 @@ func (g *gambler) misfortune() {
 	case 0, 1:
 		g.plane.with(func(f *fakePlane) { f.faults = append(f.faults, nothing) })
 	case 2:
-		g.plane.with(func(f *fakePlane) { f.faults = append(f.faults, halfWay) })
+		g.plane.with(func(f *fakePlane) { f.faults = append(f.faults, halfWay, someRows) })
 	case 3:
 		g.plane.with(func(f *fakePlane) { f.faults = append(f.faults, noFault, slowness) })
 	case 4:

@@ -21,7 +21,7 @@ type RefusalObserver interface {
 }
 
 // tellRefusals passes on what changed in what the kernel refuses.
-func (e *Engine) tellRefusals(ctx context.Context, all []news) {
+func (e *Engine) tellRefusals(ctx context.Context, all []refusal) {
 	if len(all) == 0 {
 		return
 	}

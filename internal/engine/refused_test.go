@@ -61,7 +61,7 @@ func TestRefusedRowDoesNotStopTheOthers(t *testing.T) {
 		time.Sleep(retryMax)
 		l.wantCalls("apply +1 -0")
 		l.wantRows()
-		l.wantLog("refused no more", 1)
+		l.wantLog("accepted again", 1)
 		if st := l.Status(); st.Refused != 0 {
 			t.Errorf("status %+v, want no refused row", st)
 		}
@@ -114,14 +114,14 @@ func TestRefusedByALaterSyncIsAbsentToo(t *testing.T) {
 		l.wantCalls("sync 2")
 		l.wantRows(key("web")) // Observers know that it is gone.
 		l.OnServiceDelete(service("web", 2))
-		l.wantCalls()
+		l.wantCalls("apply +0 -1") // Half of it may be there.
 		if st := l.Status(); st.Refused != 0 {
 			t.Errorf("status %+v after the refused row was deleted", st)
 		}
 		time.Sleep(time.Minute)
 		l.wantCalls()
 		l.wantRows()
-		l.wantLog("refused no more", 0)
+		l.wantLog("accepted again", 0)
 	})
 }
 
@@ -149,6 +149,7 @@ func TestNewRowRefusedAndDeletedIsForgotten(t *testing.T) {
 		l.OnServiceAdd(service("new", 3))
 		l.wantCalls("apply +1 -0")
 		l.OnServiceDelete(service("new", 3))
+		l.wantCalls("apply +0 -1") // Half of it may be there.
 		time.Sleep(time.Hour / 2)
 		l.wantCalls()
 		l.wantRows()
@@ -180,11 +181,73 @@ func TestRefusedRowInAFailedStep(t *testing.T) {
 	})
 }
 
-func TestNamesThatWereNotGivenAreIgnored(t *testing.T) {
-	l := newLedger()
-	l.add(&proxy.Delta{Removes: []*proxy.ServicePort{{Key: key("web")}}}, false, time.Now())
-	told, news := l.applied(map[proxy.PortKey]error{key("api"): errHalfWay})
-	if len(told.Removes) != 1 || len(news) != 0 || len(l.parked) != 0 {
-		t.Errorf("told %+v, news %v, parked %v", told, news, l.parked)
-	}
+// TestRowsThatWereNotAskedFor are tried again if they are wanted, for a Node
+// changes them too, and ignored if not.
+func TestRowsThatWereNotAskedFor(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		web, api := l.resolver.State().Rows[key("web")], l.resolver.State().Rows[key("api")]
+		tab := newTable(l.resolver.State())
+		tab.changed(&proxy.Delta{Upserts: []proxy.Upsert{{Old: web, New: web}}, Node: &proxy.Node{}}, time.Now())
+		w := &work{changed: tab.due(false, time.Now())}
+		w.step = tab.step(w.changed)
+		done, news := tab.settle(w, proxy.Refused{key("api"): errHalfWay, key("gone"): errHalfWay}, time.Now())
+		if len(done.Removes)+len(done.Upserts) != 0 || done.Node == nil || len(news) != 1 || news[0].key != key("api") {
+			t.Errorf("done %+v, news %v; want the Node done and api refused", done, news)
+		}
+		if st := tab.row(key("api")); st.InForce != api || st.Refused != errHalfWay.Error() || st.NextTry.IsZero() {
+			t.Errorf("api is %+v; want it in force as it was, and refused", st)
+		}
+		if st := tab.row(key("gone")); st != (RowStatus{Key: key("gone")}) {
+			t.Errorf("gone is %+v; want nothing known of it", st)
+		}
+	})
+}
+
+// TestHalfDone lets the kernel take the first rows and then fail: all stay
+// dirty, and the same ones are tried again without a full sync.
+func TestHalfDone(t *testing.T) {
+	run(t, func(s *Settings) { s.MinSyncPeriod = 10 * ms }, func(l *lab) {
+		l.started()
+		l.plane.faults = []fault{someRows}
+		l.OnEndpointSliceAdd(endpoints("api", 3))
+		l.OnEndpointSliceAdd(endpoints("web", 3))
+		time.Sleep(10 * ms) // Both are one run.
+		l.wantCalls("apply +2 -0")
+		pending := l.row("web")
+		if pending.Pending.IsZero() || pending.Refused != "" || len(pending.InForce.Cluster) != 1 {
+			t.Errorf("web is %+v; want it pending, and not refused", pending)
+		}
+		time.Sleep(100 * ms)
+		l.wantCalls("apply +2 -0")
+		l.wantRows()
+		if st := l.row("web"); !st.Pending.IsZero() || !st.Since.After(pending.Since) || !st.Since.After(pending.Pending) {
+			t.Errorf("web is %+v; want it in force since now", st)
+		}
+	})
+}
+
+// TestBaseWithoutOverlay has a mode write the rows but not what makes some of
+// them faster: those are refused, and only they are tried again.
+func TestBaseWithoutOverlay(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.plane.base = true
+		l.refuse("web", "overlay: no space")
+		l.start()
+		l.wantCalls("sync 2")
+		l.OnEndpointSliceAdd(endpoints("web", 2))
+		l.wantCalls("apply +1 -0")
+		if got := l.plane.kernel.Rows[key("web")].Cluster[0].Addr.String(); got != "10.244.0.2:8080" {
+			t.Errorf("the base has endpoint %s, want the new one", got)
+		}
+		if st := l.row("web"); st.Refused != "overlay: no space" {
+			t.Errorf("web is %+v; want it refused", st)
+		}
+		l.accept("web")
+		time.Sleep(100 * ms)
+		l.wantCalls("apply +1 -0")
+		l.wantRows()
+		time.Sleep(time.Minute)
+		l.wantCalls()
+	})
 }

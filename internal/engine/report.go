@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -21,7 +20,7 @@ func reportFailure(ctx context.Context, err error, retryIn time.Duration) {
 }
 
 // report says what a sync did.
-func report(ctx context.Context, w work, told *proxy.Delta, first bool) {
+func report(ctx context.Context, w *work, told *proxy.Delta, first bool) {
 	logger := klog.FromContext(ctx)
 	elapsed := time.Since(w.start)
 	if first {
@@ -40,15 +39,14 @@ func report(ctx context.Context, w work, told *proxy.Delta, first bool) {
 }
 
 // reportRefusals names the rows that the kernel began or ceased to refuse.
-func reportRefusals(ctx context.Context, all []news) {
+func reportRefusals(ctx context.Context, all []refusal) {
 	logger := klog.FromContext(ctx)
-	slices.SortFunc(all, func(a, b news) int { return proxy.ComparePortKeys(a.key, b.key) })
 	for _, n := range all {
 		if n.gone {
 			continue // what removed it is reported
 		}
 		if n.reason == "" {
-			logger.Info("Service port is refused no more", "servicePort", n.key)
+			logger.Info("Service port is accepted again", "servicePort", n.key)
 		} else {
 			logger.Info("Kernel refuses service port, the others go on", "servicePort", n.key, "reason", n.reason)
 		}

@@ -3,24 +3,49 @@ package proxy
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 )
 
-// Dataplane makes the kernel behave as a State says, for both families. Its
-// methods are called by one goroutine at a time.
+// Dataplane makes the kernel behave as a State says, for both families. It is
+// told what is wanted, never how to get there: each mode knows what it has
+// written. Its methods are called by one goroutine at a time; the state is the
+// caller's and valid during the call only, its rows never change.
 type Dataplane interface {
 	// Sync makes the kernel right whatever was there before. Its cost is that
 	// of the state, and it may list.
-	Sync(ctx context.Context, s *State) error
+	Sync(ctx context.Context, want *State) (Refused, error)
 
-	// Apply takes one step from a state that Sync or Apply has written. Its
-	// cost is that of the delta, and it never lists.
-	Apply(ctx context.Context, d *Delta) error
+	// Apply brings what changed to what is wanted. Its cost is that of the
+	// change, and it never lists. A row may come up that is neither wanted nor
+	// in force: it was refused, and what there may be of it must go.
+	Apply(ctx context.Context, want *State, changed *Changed) (Refused, error)
 
 	// Close releases handles and leaves the rules: a restart drops nothing.
 	Close() error
 }
+
+// Changed names what may not be as the wanted state has it, each once and in order.
+type Changed struct {
+	Rows         []PortKey
+	HealthChecks []HealthCheckKey
+	Node, CIDRs  bool
+}
+
+// Empty reports whether nothing changed.
+func (c *Changed) Empty() bool {
+	return len(c.Rows) == 0 && len(c.HealthChecks) == 0 && !c.Node && !c.CIDRs
+}
+
+// Refused says which rows are not as wanted, and why. They stay dirty and are
+// tried again later; everything else that was asked for is in force. A row that
+// Sync refuses counts as absent, one that Apply refuses as being in its earlier
+// form; a mode without transactions may have done half of it.
+type Refused map[PortKey]error
+
+// ErrNeedSync is wrapped by an error of Apply after which the kernel is not what
+// the dataplane thinks: only Sync is right then. After any other error the same
+// rows stay dirty, and Apply may be tried again. After an error of Sync only
+// Sync is right.
+var ErrNeedSync = errors.New("only a full sync is right")
 
 // Watcher is a Dataplane that notices when somebody else changes its rules.
 type Watcher interface {
@@ -30,39 +55,17 @@ type Watcher interface {
 	Watch(ctx context.Context, missed func(), changed func(what string)) error
 }
 
+// Runner is a Dataplane that has work of its own to do, next to what is written.
+type Runner interface {
+	// Run works until ctx ends, and then returns nil once all its goroutines
+	// have. It begins before the first Sync. An earlier end ends the proxy.
+	Run(ctx context.Context) error
+}
+
 // Leaver is a Dataplane whose rules would not give way by themselves to those
 // of another proxy that comes after us.
 type Leaver interface {
 	// Leave prepares the rules for a time without us, in which they stay in
 	// force unless another proxy comes. It is the last thing before Close.
 	Leave(ctx context.Context) error
-}
-
-// ErrNothingApplied is wrapped by an error from Apply that left the kernel as
-// it was: the same delta may be tried again. After any other error, but for a
-// [RefusedError], only Sync is right.
-var ErrNothingApplied = errors.New("nothing applied")
-
-// RefusedError says that the kernel took everything but some rows. Those are
-// as they were before the call: an upserted row still has its old form, a
-// removed row is still there. After Sync they are absent.
-type RefusedError struct {
-	Rows map[PortKey]error
-}
-
-// Error names every refused row.
-func (e *RefusedError) Error() string {
-	keys := make([]PortKey, 0, len(e.Rows))
-	for k := range e.Rows {
-		keys = append(keys, k)
-	}
-	sortKeys(keys)
-	var b strings.Builder
-	for i, k := range keys {
-		if i > 0 {
-			b.WriteString("; ")
-		}
-		fmt.Fprintf(&b, "%v: %v", k, e.Rows[k])
-	}
-	return b.String()
 }

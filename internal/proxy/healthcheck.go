@@ -74,30 +74,3 @@ func (s *State) applyHealthChecks(changes []HealthCheckChange) {
 		}
 	}
 }
-
-// composeHealthChecks returns the changes that do what first and then next do.
-func composeHealthChecks(first, next []HealthCheckChange) []HealthCheckChange {
-	if len(first) == 0 {
-		return next
-	}
-	out := make([]HealthCheckChange, 0, len(first)+len(next))
-	at := make(map[HealthCheckKey]int, len(first)+len(next))
-	for _, list := range [...][]HealthCheckChange{first, next} {
-		for _, c := range list {
-			k := c.Key()
-			if i, seen := at[k]; seen {
-				out[i].New = c.New
-				continue
-			}
-			at[k] = len(out)
-			out = append(out, c)
-		}
-	}
-	kept := out[:0]
-	for _, c := range out {
-		if c.Old != nil || c.New != nil {
-			kept = append(kept, c)
-		}
-	}
-	return kept
-}

@@ -19,8 +19,7 @@ func NewState() *State {
 	return &State{Rows: map[PortKey]*ServicePort{}, Node: &Node{}}
 }
 
-// Delta is one step of a State. Old rows travel with the step, so that a
-// dataplane writes differences and remembers nothing.
+// Delta is one step of a State, with the rows as they were.
 type Delta struct {
 	Upserts []Upsert
 	Removes []*ServicePort  // the rows that go, as they were
@@ -61,61 +60,48 @@ func (s *State) Apply(d *Delta) {
 	s.applyHealthChecks(d.HealthChecks)
 }
 
-// Then returns the one step that does what d and then next do. Neither is changed.
-func (d *Delta) Then(next *Delta) *Delta {
-	c := newComposer()
-	c.add(d)
-	c.add(next)
-	return c.delta()
-}
-
-// composer folds steps into one per row: what was there first, what is there last.
-type composer struct {
-	keys        []PortKey // in order of first appearance
-	first, last map[PortKey]*ServicePort
-	node        *Node
-	cidrs       *[]netip.Prefix
-	checks      []HealthCheckChange
-}
-
-func newComposer() *composer {
-	return &composer{first: map[PortKey]*ServicePort{}, last: map[PortKey]*ServicePort{}}
-}
-
-func (c *composer) add(d *Delta) {
+// Changed names what the step changes.
+func (d *Delta) Changed() *Changed {
+	c := &Changed{Node: d.Node != nil, CIDRs: d.CIDRs != nil}
 	for _, r := range d.Removes {
-		c.row(r.Key, r, nil)
+		c.Rows = append(c.Rows, r.Key)
 	}
 	for _, u := range d.Upserts {
-		c.row(u.New.Key, u.Old, u.New)
+		c.Rows = append(c.Rows, u.New.Key)
 	}
-	if d.Node != nil {
-		c.node = d.Node
+	sortKeys(c.Rows)
+	for _, h := range d.HealthChecks {
+		c.HealthChecks = append(c.HealthChecks, h.Key())
 	}
-	if d.CIDRs != nil {
-		c.cidrs = d.CIDRs
-	}
-	c.checks = composeHealthChecks(c.checks, d.HealthChecks)
+	return c
 }
 
-func (c *composer) row(k PortKey, from, to *ServicePort) {
-	if _, seen := c.first[k]; !seen {
-		c.keys = append(c.keys, k)
-		c.first[k] = from
-	}
-	c.last[k] = to
-}
-
-func (c *composer) delta() *Delta {
-	d := &Delta{Node: c.node, CIDRs: c.cidrs, HealthChecks: c.checks}
-	for _, k := range c.keys {
-		from, to := c.first[k], c.last[k]
-		switch {
-		case to != nil:
-			d.Upserts = append(d.Upserts, Upsert{Old: from, New: to})
-		case from != nil:
-			d.Removes = append(d.Removes, from)
+// Delta returns the step that takes what changed from what is held to what is wanted.
+func (c *Changed) Delta(
+	want *State, heldRow func(PortKey) *ServicePort, heldCheck func(HealthCheckKey) *HealthCheck,
+) *Delta {
+	d := &Delta{}
+	for _, k := range c.Rows {
+		held := heldRow(k)
+		switch row := want.Rows[k]; {
+		case row == held:
+		case row != nil:
+			d.Upserts = append(d.Upserts, Upsert{Old: held, New: row})
+		default:
+			d.Removes = append(d.Removes, held)
 		}
+	}
+	for _, k := range c.HealthChecks {
+		if h := (HealthCheckChange{Old: heldCheck(k), New: want.HealthChecks[k]}); h.Old != h.New {
+			d.HealthChecks = append(d.HealthChecks, h)
+		}
+	}
+	if c.Node {
+		d.Node = want.Node
+	}
+	if c.CIDRs {
+		cidrs := want.CIDRs
+		d.CIDRs = &cidrs
 	}
 	return d
 }

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -9,34 +8,42 @@ import (
 	"testing"
 )
 
-// FuzzDelta takes steps one by one and composed, in both ways to compose three.
-func FuzzDelta(f *testing.F) {
+// FuzzChanged takes steps one by one, and all at once by the keys that changed.
+func FuzzChanged(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 	f.Add([]byte("add, change, remove, add again, and the Node with it"))
 	f.Add([]byte{1, 0, 2, 0, 1, 0, 0, 0, 9, 9, 9})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		third := len(data) / 3
 		start := NewState()
 		start.Apply(fuzzDelta(start, []byte{1, 1, 1, 0}))
-		s := clone(start)
-		var steps []*Delta
-		for _, part := range [][]byte{data[:third], data[third : 2*third], data[2*third:]} {
-			d := fuzzDelta(s, part)
-			s.Apply(d)
-			steps = append(steps, d)
-		}
-		left := steps[0].Then(steps[1]).Then(steps[2])
-		right := steps[0].Then(steps[1].Then(steps[2]))
-		for name, d := range map[string]*Delta{"left": left, "right": right} {
-			checkDelta(t, start, d)
-			got := clone(start)
-			got.Apply(d)
-			if err := sameState(s, got); err != nil {
-				t.Errorf("%s composition: %v", name, err)
+		want := clone(start)
+		rows, checks := map[PortKey]bool{}, map[HealthCheckKey]bool{}
+		all := &Changed{}
+		for part := range slices.Chunk(data, max(1, len(data)/3)) {
+			d := fuzzDelta(want, part)
+			want.Apply(d)
+			c := d.Changed()
+			for _, k := range c.Rows {
+				rows[k] = true
 			}
+			for _, k := range c.HealthChecks {
+				checks[k] = true
+			}
+			all.Node, all.CIDRs = all.Node || c.Node, all.CIDRs || c.CIDRs
 		}
-		if describeDelta(left) != describeDelta(right) {
-			t.Errorf("compositions differ:\n%s\n%s", describeDelta(left), describeDelta(right))
+		all.Rows = slices.SortedFunc(maps.Keys(rows), ComparePortKeys)
+		all.HealthChecks = slices.SortedFunc(maps.Keys(checks), CompareHealthCheckKeys)
+		d := all.Delta(want, func(k PortKey) *ServicePort { return start.Rows[k] },
+			func(k HealthCheckKey) *HealthCheck { return start.HealthChecks[k] })
+		checkDelta(t, start, d)
+		got := clone(start)
+		got.Apply(d)
+		if err := sameState(want, got); err != nil {
+			t.Error(err)
+		}
+		if same := all.Delta(want, func(k PortKey) *ServicePort { return want.Rows[k] },
+			func(k HealthCheckKey) *HealthCheck { return want.HealthChecks[k] }); len(same.Upserts)+len(same.Removes)+len(same.HealthChecks) > 0 {
+			t.Errorf("step from what is wanted: %+v", same)
 		}
 	})
 }
@@ -118,51 +125,6 @@ func sameState(want, got *State) error {
 	return nil
 }
 
-// describeDelta prints a step, rows by their identity in memory.
-func describeDelta(d *Delta) string {
-	var out []string
-	for _, u := range d.Upserts {
-		out = append(out, fmt.Sprintf("%v %p -> %p", u.New.Key, u.Old, u.New))
-	}
-	for _, r := range d.Removes {
-		out = append(out, fmt.Sprintf("%v %p removed", r.Key, r))
-	}
-	for _, c := range d.HealthChecks {
-		out = append(out, fmt.Sprintf("check %v %p -> %p", c.Key(), c.Old, c.New))
-	}
-	slices.Sort(out)
-	return fmt.Sprintf("%v %p %p", out, d.Node, d.CIDRs)
-}
-
-// TestThen composes two steps of one row.
-func TestThen(t *testing.T) {
-	row := func() *ServicePort { return &ServicePort{Key: PortKey{ServicePortName: ServicePortName{Name: "web"}}} }
-	a, b, c := row(), row(), row()
-	tests := []struct {
-		name        string
-		first, next *Delta
-		want        *Delta
-	}{
-		{"nothing", &Delta{}, &Delta{}, &Delta{}},
-		{"added, changed", &Delta{Upserts: []Upsert{{nil, a}}}, &Delta{Upserts: []Upsert{{a, b}}}, &Delta{Upserts: []Upsert{{nil, b}}}},
-		{"changed, changed", &Delta{Upserts: []Upsert{{a, b}}}, &Delta{Upserts: []Upsert{{b, c}}}, &Delta{Upserts: []Upsert{{a, c}}}},
-		{"added, removed", &Delta{Upserts: []Upsert{{nil, a}}}, &Delta{Removes: []*ServicePort{a}}, &Delta{}},
-		{"changed, removed", &Delta{Upserts: []Upsert{{a, b}}}, &Delta{Removes: []*ServicePort{b}}, &Delta{Removes: []*ServicePort{a}}},
-		{"removed, added", &Delta{Removes: []*ServicePort{a}}, &Delta{Upserts: []Upsert{{nil, b}}}, &Delta{Upserts: []Upsert{{a, b}}}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got := tt.first.Then(tt.next)
-			if describeDelta(got) != describeDelta(tt.want) {
-				t.Errorf("step %s; want %s", describeDelta(got), describeDelta(tt.want))
-			}
-			if want := len(tt.want.Upserts)+len(tt.want.Removes) == 0; got.Empty() != want {
-				t.Errorf("empty %t; want %t", got.Empty(), want)
-			}
-		})
-	}
-}
-
 func TestOutermost(t *testing.T) {
 	tests := []struct{ in, want []string }{
 		{nil, nil},
@@ -186,17 +148,5 @@ func TestOutermost(t *testing.T) {
 				t.Errorf("%v; want %v", got, tt.want)
 			}
 		})
-	}
-}
-
-// TestRefusedError names rows in order.
-func TestRefusedError(t *testing.T) {
-	err := &RefusedError{Rows: map[PortKey]error{
-		{ServicePortName{"b", "x", "http", TCP}, IPv4}: errors.New("no space"),
-		{ServicePortName{"a", "y", "", UDP}, IPv6}:     errors.New("busy"),
-	}}
-	const want = "a/y/UDP/IPv6: busy; b/x:http/TCP/IPv4: no space"
-	if err.Error() != want {
-		t.Errorf("%q; want %q", err.Error(), want)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // kind is a kind of Service whose number of endpoints changes.
@@ -76,7 +77,7 @@ func measureCount(ctx context.Context, k kind, services int) (known, unseen time
 	}
 	apply := func(old, cur *proxy.ServicePort) time.Duration {
 		began := time.Now()
-		err = errors.Join(err, d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}))
+		err = errors.Join(err, proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}))
 		return time.Since(began)
 	}
 	var times, news []time.Duration
@@ -101,7 +102,7 @@ func watched(ctx context.Context, s *proxy.State) (*nftables.Dataplane, *counter
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if err := d.Sync(ctx, s); err != nil {
+	if err := proxytest.Sync(ctx, d, s); err != nil {
 		return nil, nil, nil, err
 	}
 	watch, cancel := context.WithCancel(ctx)
@@ -136,7 +137,7 @@ func measureLarge(ctx context.Context, r *report) error {
 		for k := range rounds {
 			next := large(1<<22 + k)
 			began := time.Now()
-			if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}}); err != nil {
+			if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}}); err != nil {
 				return errors.Join(err, stop())
 			}
 			times = append(times, time.Since(began))

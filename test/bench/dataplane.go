@@ -12,6 +12,7 @@ import (
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 const endpointsPerService = 10
@@ -112,7 +113,7 @@ func measureApply(ctx context.Context, r *report) error {
 		}
 		r.note(fmt.Sprintf("Apply of it at %d x %d: p50, p99", n, endpointsPerService), fmt.Sprintf("%v, %v", medians[n].Round(time.Microsecond), times[len(times)*99/100].Round(time.Microsecond)))
 		c.elements, c.others, c.lists = 0, 0, 0
-		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{New: service(n, n*16)}}}); err != nil {
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{New: service(n, n*16)}}}); err != nil {
 			return err
 		}
 		r.add(fmt.Sprintf("one Service of %d endpoints added at %d: operations", endpointsPerService, n), fmt.Sprint(c.elements+c.others), "the same at any size", c.elements+c.others == endpointsPerService+2)
@@ -134,13 +135,13 @@ func replaceEndpoints(ctx context.Context, d *nftables.Dataplane, c *counter, se
 		old, cur := service(i, i*16), service(i, 1<<22+k)
 		for _, u := range []proxy.Upsert{{Old: old, New: cur}} {
 			began := time.Now()
-			if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
+			if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
 				return nil, err
 			}
 			times = append(times, time.Since(began))
 		}
 		elements := c.elements
-		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: cur, New: old}}}); err != nil {
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: cur, New: old}}}); err != nil {
 			return nil, err
 		}
 		c.elements = elements
@@ -162,14 +163,14 @@ func measureSync(ctx context.Context, r *report) error {
 			return err
 		}
 		began := time.Now()
-		if err := d.Sync(ctx, s); err != nil {
+		if err := proxytest.Sync(ctx, d, s); err != nil {
 			return err
 		}
 		syncs = append(syncs, time.Since(began))
 		elements = c.elements
 		c.elements, c.others = 0, 0
 		began = time.Now()
-		if err := d.Sync(ctx, s); err != nil {
+		if err := proxytest.Sync(ctx, d, s); err != nil {
 			return err
 		}
 		again = append(again, time.Since(began))

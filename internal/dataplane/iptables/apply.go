@@ -16,10 +16,12 @@ import (
 // Apply writes the difference that a step makes, in one restore per family. It
 // lists nothing, unless a row is refused: then tables may have been written in
 // part, and the kernel is brought to the step without that row.
-func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
+func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	if d.node == nil {
-		return errors.New("apply before the first sync")
+		return nil, fmt.Errorf("apply before the first sync: %w", proxy.ErrNeedSync)
 	}
+	delta := changed.Delta(want, func(k proxy.PortKey) *proxy.ServicePort { return d.rows[k] },
+		func(k proxy.HealthCheckKey) *proxy.HealthCheck { return d.checks[k] })
 	next := d.after(delta)
 	if delta.Node != nil {
 		next.guard = d.settleGuard(ctx, delta.Node)
@@ -34,17 +36,17 @@ func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
 		case errors.As(err, &refused):
 			return d.converge(ctx, next, d.rows)
 		case errors.Is(err, ipt.ErrLocked) && !written:
-			return fmt.Errorf("%w: %w", proxy.ErrNothingApplied, err)
+			return nil, err
 		case err != nil:
 			d.node = nil
-			return err
+			return nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 		}
 		if wrote {
 			d.report(f, s)
 		}
 	}
 	d.take(ctx, next)
-	return nil
+	return nil, nil
 }
 
 // after returns the state after a step. Rows are shared until it is taken, so
@@ -197,8 +199,12 @@ func (s *script) constants(was, is map[place][]string) {
 
 // converge brings the kernel to the state after a step whatever it has now.
 // A row that is refused stays in its earlier form.
-func (d *Dataplane) converge(ctx context.Context, n *next, before map[proxy.PortKey]*proxy.ServicePort) error {
+func (d *Dataplane) converge(ctx context.Context, n *next, before map[proxy.PortKey]*proxy.ServicePort) (proxy.Refused, error) {
 	s := &proxy.State{Rows: maps.Clone(before), HealthChecks: maps.Clone(d.checks), Node: n.node, CIDRs: n.cidrs}
 	s.Apply(n.delta)
-	return d.reach(ctx, s, before)
+	refused, err := d.reach(ctx, s, before)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
+	}
+	return refused, err
 }

@@ -7,13 +7,14 @@ import (
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/ipt/ipttest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // synced returns a dataplane over memory that holds n Services.
 func synced(t *testing.T, n int) (*Dataplane, *ipttest.Fake) {
 	t.Helper()
 	d, fake := faked()
-	if err := d.Sync(t.Context(), plainState(n)); err != nil {
+	if err := proxytest.Sync(t.Context(), d, plainState(n)); err != nil {
 		t.Fatal(err)
 	}
 	fake.Reset()
@@ -50,7 +51,7 @@ func TestCosts(t *testing.T) {
 	for _, n := range []int{100, 10_000} {
 		for _, tt := range tests {
 			d, fake := synced(t, n)
-			if err := d.Apply(t.Context(), tt.delta(n)); err != nil {
+			if err := proxytest.Apply(t.Context(), d, tt.delta(n)); err != nil {
 				t.Fatalf("%s: %v", tt.name, err)
 			}
 			if c := fake.Reset(); c.Lines != tt.lines || c.Saves != 0 || c.Looks != 0 || c.Restores > 1 {
@@ -67,12 +68,12 @@ func TestCostOfRightKernel(t *testing.T) {
 	d, fake := synced(t, 1000)
 	s := plainState(1000)
 	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(1001, 3, 0)}, {Old: plainRow(7, 10, 0), New: plainRow(7, 0, 0)}}}
-	if err := d.Apply(t.Context(), delta); err != nil {
+	if err := proxytest.Apply(t.Context(), d, delta); err != nil {
 		t.Fatal(err)
 	}
 	s.Apply(delta)
 	fake.Reset()
-	if err := d.Sync(t.Context(), s); err != nil {
+	if err := proxytest.Sync(t.Context(), d, s); err != nil {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); c.Restores != 0 {
@@ -85,11 +86,11 @@ func TestLockHeld(t *testing.T) {
 	d, fake := synced(t, 10)
 	fake.Fail(ipt.ErrLocked)
 	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(11, 3, 0)}}}
-	if err := d.Apply(t.Context(), delta); !errors.Is(err, proxy.ErrNothingApplied) || !errors.Is(err, ipt.ErrLocked) {
+	if err := proxytest.Apply(t.Context(), d, delta); errors.Is(err, proxy.ErrNeedSync) || !errors.Is(err, ipt.ErrLocked) {
 		t.Errorf("while the lock is held: %v", err)
 	}
 	fake.Fail(nil)
-	if err := d.Apply(t.Context(), delta); err != nil {
+	if err := proxytest.Apply(t.Context(), d, delta); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
 }

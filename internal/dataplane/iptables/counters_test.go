@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"sluice/internal/proxy/proxytest"
 )
 
 // TestCountsLocalhost wants a connection to a NodePort on a loopback address to
@@ -25,7 +27,7 @@ func TestCountsLocalhost(t *testing.T) {
 		sp := plainRow(1, 1, 0)
 		sp.Cluster[0].Addr = endpoint
 		s.Rows[sp.Key] = sp
-		if err := d.Sync(t.Context(), s); err != nil {
+		if err := proxytest.Sync(t.Context(), d, s); err != nil {
 			t.Fatal(err)
 		}
 		for i, tt := range []struct {
@@ -54,7 +56,7 @@ func TestPacketsGoOn(t *testing.T) {
 	d, fake := faked()
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
-	if err := d.Sync(t.Context(), s); err != nil {
+	if err := proxytest.Sync(t.Context(), d, s); err != nil {
 		t.Fatal(err)
 	}
 	broken := errors.New("broken")

@@ -16,6 +16,7 @@ import (
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // saved returns what IPv4 has, a line for each chain and rule.
@@ -95,7 +96,7 @@ func TestSyncRepairs(t *testing.T) {
 			variants(t, func(t *testing.T, d *Dataplane) {
 				sync := func() {
 					t.Helper()
-					if err := d.Sync(t.Context(), everyState()); err != nil {
+					if err := proxytest.Sync(t.Context(), d, everyState()); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -132,18 +133,18 @@ func TestRefusedRow(t *testing.T) {
 		s := plainState(3)
 		s.Rows[bad.Key] = bad
 		for range 2 {
-			var refused *proxy.RefusedError
-			if err := d.Sync(t.Context(), s); !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[bad.Key] == nil {
+			var refused *proxytest.RefusedError
+			if err := proxytest.Sync(t.Context(), d, s); !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[bad.Key] == nil {
 				t.Fatalf("Sync: %v; want the row %v refused", err, bad.Key)
 			}
 		}
 		old, good := plainRow(9, 2, 0), plainRow(10, 2, 0)
-		if err := d.Apply(t.Context(), &proxy.Delta{Upserts: []proxy.Upsert{{New: old}}}); err != nil {
+		if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: old}}}); err != nil {
 			t.Fatal(err)
 		}
 		before := saved(t, d)
-		var refused *proxy.RefusedError
-		err := d.Apply(t.Context(), &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: bad}, {New: good}}})
+		var refused *proxytest.RefusedError
+		err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: bad}, {New: good}}})
 		if !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[bad.Key] == nil {
 			t.Fatalf("Apply: %v; want the row %v refused", err, bad.Key)
 		}
@@ -164,7 +165,7 @@ func TestCleanup(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		restore(t, d, "*mangle", "COMMIT", "*nat", ":THEIRS - [0:0]", "-A PREROUTING -j THEIRS", "COMMIT", "*filter", "-A INPUT -j ACCEPT", "COMMIT")
 		want := saved(t, d)
-		if err := d.Sync(t.Context(), everyState()); err != nil {
+		if err := proxytest.Sync(t.Context(), d, everyState()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := kubeproxy.Cleanup(t.Context(), kubeproxy.Keep{}); err != nil {
@@ -190,7 +191,7 @@ func TestOddNames(t *testing.T) {
 			s.Rows[sp.Key] = sp
 		}
 		for range 2 {
-			if err := d.Sync(t.Context(), s); err != nil {
+			if err := proxytest.Sync(t.Context(), d, s); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -233,7 +234,7 @@ func TestLoopbackCannotBeOpened(t *testing.T) {
 	d.localnet = localnet.New(k, nil)
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	for range 2 {
-		if err := d.Sync(klog.NewContext(t.Context(), logger), everyState()); err != nil {
+		if err := proxytest.Sync(klog.NewContext(t.Context(), logger), d, everyState()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"sluice/internal/kernel/ipt/ipttest"
 	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // guardedHost is the programs and the host's settings. It looks after every
@@ -84,12 +85,12 @@ func (h *guardedHost) sync(opens bool) func() error {
 	return func() error {
 		s := plainState(3)
 		s.Node = h.node(opens)
-		return h.d.Sync(h.t.Context(), s)
+		return proxytest.Sync(h.t.Context(), h.d, s)
 	}
 }
 
 func (h *guardedHost) apply(opens bool) func() error {
-	return func() error { return h.d.Apply(h.t.Context(), &proxy.Delta{Node: h.node(opens)}) }
+	return func() error { return proxytest.Apply(h.t.Context(), h.d, &proxy.Delta{Node: h.node(opens)}) }
 }
 
 func (h *guardedHost) prepare(opens bool) func() error {
@@ -192,7 +193,7 @@ func TestPrepare(t *testing.T) {
 		}
 		state := plainState(3)
 		state.Node.LocalhostNodePorts = true
-		if err := d.Sync(t.Context(), state); err != nil {
+		if err := proxytest.Sync(t.Context(), d, state); err != nil {
 			t.Fatal(err)
 		}
 		guarded()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // TestLacking has a kernel without a match that some rows need. Those are set
@@ -29,8 +30,8 @@ func TestLacking(t *testing.T) {
 		fake.Lack(tt.lack)
 		s := plainState(3)
 		s.Rows[sticky.Key], s.Rows[sctp.Key] = sticky, sctp
-		err := d.Sync(t.Context(), s)
-		var refused *proxy.RefusedError
+		err := proxytest.Sync(t.Context(), d, s)
+		var refused *proxytest.RefusedError
 		if !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[tt.row.Key] == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("a kernel that lacks %q: %v; want %v refused: %s", tt.lack, err, tt.row.Key, tt.want)
 		}
@@ -49,8 +50,8 @@ func TestLacking(t *testing.T) {
 func TestLackingForAll(t *testing.T) {
 	d, fake := faked()
 	fake.Lack("-m addrtype")
-	err := d.Sync(t.Context(), plainState(3))
-	var refused *proxy.RefusedError
+	err := proxytest.Sync(t.Context(), d, plainState(3))
+	var refused *proxytest.RefusedError
 	if err == nil || errors.As(err, &refused) || !strings.Contains(err.Error(), "addrtype") {
 		t.Errorf("error %v; want one that names the match and no row", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // TestParts wants a large state to be written in parts that are small, that keep
@@ -35,11 +36,11 @@ func TestParts(t *testing.T) {
 			t.Errorf("part %d of %d leads to chains of later ones", i, len(parts))
 		}
 	}
-	if err := d.Apply(t.Context(), delta); err != nil {
+	if err := proxytest.Apply(t.Context(), d, delta); err != nil {
 		t.Fatal(err)
 	}
 	fake.Reset()
-	if err := d.Sync(t.Context(), plainState(services)); err != nil {
+	if err := proxytest.Sync(t.Context(), d, plainState(services)); err != nil {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); c.Restores != 0 {
@@ -51,13 +52,13 @@ func TestParts(t *testing.T) {
 func TestPartsGo(t *testing.T) {
 	const services, each = 2000, 2 // chains
 	d, fake := synced(t, services)
-	if err := d.Sync(t.Context(), plainState(2)); err != nil {
+	if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); c.Restores < 2*(services-2)*each/maxChains {
 		t.Errorf("%d restores for the end of %d chains", c.Restores, (services-2)*each)
 	}
-	if err := d.Sync(t.Context(), plainState(2)); err != nil {
+	if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); c.Restores != 0 {
@@ -72,14 +73,14 @@ func TestReportsRules(t *testing.T) {
 	got := map[string]Written{}
 	d.settings.Wrote = func(w Written) { got[w.Table] = w }
 	s := everyState()
-	if err := d.Sync(t.Context(), s); err != nil {
+	if err := proxytest.Sync(t.Context(), d, s); err != nil {
 		t.Fatal(err)
 	}
 	delta := &proxy.Delta{
 		Upserts: []proxy.Upsert{{New: plainRow(30, 4, 0)}, {Old: plainRow(3, 10, 0), New: plainRow(3, 0, 0)}},
 		Removes: []*proxy.ServicePort{everyRow()},
 	}
-	if err := d.Apply(t.Context(), delta); err != nil {
+	if err := proxytest.Apply(t.Context(), d, delta); err != nil {
 		t.Fatal(err)
 	}
 	stepped := map[string]int{nat: got[nat].Owned, filter: got[filter].Owned}
@@ -87,7 +88,7 @@ func TestReportsRules(t *testing.T) {
 		t.Errorf("a step wrote %d rules of %d in nat", got[nat].Rules, got[nat].Owned)
 	}
 	s.Apply(delta)
-	if err := d.Sync(t.Context(), s); err != nil {
+	if err := proxytest.Sync(t.Context(), d, s); err != nil {
 		t.Fatal(err)
 	}
 	for table, n := range stepped {

@@ -15,7 +15,7 @@ import (
 
 // Sync makes the kernel right whatever was there before. It saves the tables
 // and writes only what differs; what clients are remembered for stays.
-func (d *Dataplane) Sync(ctx context.Context, s *proxy.State) error {
+func (d *Dataplane) Sync(ctx context.Context, s *proxy.State) (proxy.Refused, error) {
 	return d.reach(ctx, &proxy.State{
 		Rows: maps.Clone(s.Rows), HealthChecks: maps.Clone(s.HealthChecks), Node: s.Node, CIDRs: s.CIDRs,
 	}, nil)
@@ -23,9 +23,9 @@ func (d *Dataplane) Sync(ctx context.Context, s *proxy.State) error {
 
 // reach syncs to a state, which it keeps. A row that is refused takes its
 // earlier form if it has one, else it is left out.
-func (d *Dataplane) reach(ctx context.Context, s *proxy.State, earlier map[proxy.PortKey]*proxy.ServicePort) error {
+func (d *Dataplane) reach(ctx context.Context, s *proxy.State, earlier map[proxy.PortKey]*proxy.ServicePort) (proxy.Refused, error) {
 	d.node = nil // until the end, Apply has nothing to stand on
-	refused := map[proxy.PortKey]error{}
+	refused := proxy.Refused{}
 	for {
 		err := d.sync(ctx, s)
 		if err == nil {
@@ -33,7 +33,7 @@ func (d *Dataplane) reach(ctx context.Context, s *proxy.State, earlier map[proxy
 		}
 		to, failed := d.blame(ctx, err, s.Rows)
 		if failed != nil {
-			return failed
+			return nil, failed
 		}
 		for row, reason := range to {
 			if old := earlier[row]; old != nil && refused[row] == nil {
@@ -47,10 +47,7 @@ func (d *Dataplane) reach(ctx context.Context, s *proxy.State, earlier map[proxy
 	d.node, d.cidrs, d.rows, d.checks = s.Node, s.CIDRs, s.Rows, s.HealthChecks
 	d.openLoopback(ctx)
 	d.tellAffinity(ctx)
-	if len(refused) > 0 {
-		return &proxy.RefusedError{Rows: refused}
-	}
-	return nil
+	return refused, nil
 }
 
 // blame returns the rows that an error is about, and the error itself if it is

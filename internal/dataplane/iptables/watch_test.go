@@ -12,6 +12,7 @@ import (
 
 	"sluice/internal/kernel/ipt/ipttest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // watched runs Watch over memory and returns what it has noticed when asked,
@@ -67,7 +68,7 @@ func TestWatch(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d, fake := faked()
 				noticed := watched(t, d)
-				if err := d.Sync(t.Context(), plainState(3)); err != nil {
+				if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
 					t.Fatal(err)
 				}
 				if got := noticed(); got != nil {
@@ -80,7 +81,7 @@ func TestWatch(t *testing.T) {
 				if got := noticed(); got != nil {
 					t.Errorf("noticed twice: %q", got)
 				}
-				if err := d.Sync(t.Context(), plainState(3)); err != nil {
+				if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
 					t.Fatal(err)
 				}
 				if got := noticed(); got != nil {
@@ -96,12 +97,12 @@ func TestWatch(t *testing.T) {
 func TestWatchBesideApply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, fake := faked()
-		if err := d.Sync(t.Context(), plainState(3)); err != nil {
+		if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
 			t.Fatal(err)
 		}
 		noticed := watched(t, d)
 		hurt(t, fake, "*filter\n-F FORWARD\nCOMMIT\n")
-		if err := d.Apply(t.Context(), &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}}}); err != nil {
+		if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}}}); err != nil {
 			t.Fatal(err)
 		}
 		if got := noticed(); len(got) != 1 {
@@ -132,12 +133,12 @@ func TestWatchBetweenLooks(t *testing.T) {
 		d, fake := faked()
 		tables := &betweenLooks{Fake: fake}
 		d.families[0].programs = tables
-		if err := d.Sync(t.Context(), plainState(3)); err != nil {
+		if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
 			t.Fatal(err)
 		}
 		noticed := watched(t, d)
 		tables.hurt = func() { hurt(t, fake, "*nat\n-F KUBE-SERVICES\nCOMMIT\n") }
-		if err := d.Apply(t.Context(), &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}}}); err != nil {
+		if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 2, 0)}}}); err != nil {
 			t.Fatal(err)
 		}
 		if got := noticed(); len(got) != 1 {
@@ -152,7 +153,7 @@ func TestSyncBesideAnotherWriter(t *testing.T) {
 	d, fake := faked()
 	tables := &betweenLooks{Fake: fake}
 	d.families[0].programs = tables
-	if err := d.Sync(t.Context(), plainState(3)); err != nil {
+	if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
 		t.Fatal(err)
 	}
 	want := saved(t, d)
@@ -160,7 +161,7 @@ func TestSyncBesideAnotherWriter(t *testing.T) {
 		hurt(t, fake, "*nat\n-F KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j ACCEPT\nCOMMIT\n")
 	}
 	hurt(t, fake, "*nat\n-F KUBE-POSTROUTING\nCOMMIT\n") // so that there is something to restore
-	if err := d.Sync(t.Context(), plainState(3)); err != nil {
+	if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, saved(t, d)); diff != "" {
@@ -173,7 +174,7 @@ func TestSyncBesideAnotherWriter(t *testing.T) {
 func TestUsesFollowSteps(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		s := everyState()
-		if err := d.Sync(t.Context(), s); err != nil {
+		if err := proxytest.Sync(t.Context(), d, s); err != nil {
 			t.Fatal(err)
 		}
 		node := *s.Node
@@ -187,7 +188,7 @@ func TestUsesFollowSteps(t *testing.T) {
 			{Node: &node, CIDRs: &[]netip.Prefix{netip.MustParsePrefix("172.16.0.0/12")}},
 			{Upserts: []proxy.Upsert{{New: everyRow()}}, HealthChecks: []proxy.HealthCheckChange{{Old: check}}},
 		} {
-			if err := d.Apply(t.Context(), delta); err != nil {
+			if err := proxytest.Apply(t.Context(), d, delta); err != nil {
 				t.Fatal(err)
 			}
 			for _, f := range d.families {

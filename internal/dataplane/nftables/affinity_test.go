@@ -14,6 +14,7 @@ import (
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // stickyRow is Service 0 with session affinity and n endpoints from number first on.
@@ -60,15 +61,15 @@ func TestReplaceAllEndpoints(t *testing.T) {
 		fake := nfttest.NewFake()
 		d := New(fake, Settings{MarkBit: 14})
 		a, b, c := stickyRow(0, n), stickyRow(n, n), stickyRow(2*n, n)
-		if err := d.Sync(ctx, stickyState(a)); err != nil {
+		if err := proxytest.Sync(ctx, d, stickyState(a)); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}}); err != nil {
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}}); err != nil {
 			t.Fatal(err)
 		}
 		wantIDs(t, d, b)
 		d = New(fake, Settings{MarkBit: 14})
-		if err := d.Sync(ctx, stickyState(c)); err != nil {
+		if err := proxytest.Sync(ctx, d, stickyState(c)); err != nil {
 			t.Fatal(err)
 		}
 		wantIDs(t, d, c)
@@ -87,7 +88,7 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 			if old != nil {
 				s = stickyState(old)
 			}
-			if err := d.Sync(ctx, s); err != nil {
+			if err := proxytest.Sync(ctx, d, s); err != nil {
 				t.Fatal(err)
 			}
 			f.fails = func(op *nft.Op) error {
@@ -97,8 +98,8 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 				return nil
 			}
 			for i := range smallHalf / 10 {
-				err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: stickyRow(10*i+10, 10)}}})
-				if refused := (*proxy.RefusedError)(nil); !errors.As(err, &refused) {
+				err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: stickyRow(10*i+10, 10)}}})
+				if refused := (*proxytest.RefusedError)(nil); !errors.As(err, &refused) {
 					t.Fatalf("Apply gave %v; want the row refused", err)
 				}
 			}
@@ -122,7 +123,7 @@ func TestForeignAffinityIsForgotten(t *testing.T) {
 		sp.Key.Protocol, sp.Affinity = proxy.UDP, time.Hour
 		s.Rows[sp.Key], rows = sp, append(rows, sp)
 	}
-	if err := d.Sync(ctx, s); err != nil {
+	if err := proxytest.Sync(ctx, d, s); err != nil {
 		t.Fatal(err)
 	}
 	tab := d.tables[0]

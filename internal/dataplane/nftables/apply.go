@@ -15,26 +15,40 @@ import (
 
 // Apply writes the difference that a step makes, in one batch unless the step
 // is very large. It lists nothing.
-func (d *Dataplane) Apply(ctx context.Context, delta *proxy.Delta) error {
+func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	if d.node == nil {
-		return errors.New("apply before the first sync")
+		return nil, fmt.Errorf("apply before the first sync: %w", proxy.ErrNeedSync)
 	}
-	refused := map[proxy.PortKey]error{}
-	for i, step := range steps(delta, d.stepSize) {
+	delta := changed.Delta(want, func(k proxy.PortKey) *proxy.ServicePort { return d.rows[k] },
+		func(proxy.HealthCheckKey) *proxy.HealthCheck { return nil })
+	refused := proxy.Refused{}
+	for _, step := range steps(delta, d.stepSize) {
 		if err := d.apply(ctx, step, refused); err != nil {
-			if i == 0 && !errors.Is(err, nft.ErrUncertain) && !drifted(err) && !errors.Is(err, unix.EMSGSIZE) {
-				return fmt.Errorf("%w: %w", proxy.ErrNothingApplied, err)
+			if errors.Is(err, nft.ErrUncertain) || drifted(err) || errors.Is(err, unix.EMSGSIZE) {
+				return nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 			}
-			return err
+			return nil, err
 		}
+		d.took(step, refused)
 	}
 	if delta.Node != nil {
 		d.openLoopback(ctx)
 	}
-	if len(refused) > 0 {
-		return &proxy.RefusedError{Rows: refused}
+	return refused, nil
+}
+
+// took remembers the rows that a step has written.
+func (d *Dataplane) took(step *proxy.Delta, refused proxy.Refused) {
+	for _, r := range step.Removes {
+		if refused[r.Key] == nil {
+			delete(d.rows, r.Key)
+		}
 	}
-	return nil
+	for _, u := range step.Upserts {
+		if refused[u.New.Key] == nil {
+			d.rows[u.New.Key] = u.New
+		}
+	}
 }
 
 // apply commits one step. Rows that the kernel refuses are left out and the

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // TestNoFlowIsLostToACommit takes a Service from 20 endpoints to one and back
@@ -40,7 +41,7 @@ func TestNoFlowIsLostToACommit(t *testing.T) {
 			}
 			s := plainState(0)
 			s.Rows[row(20).Key] = row(20)
-			if err := d.Sync(context.Background(), s); err != nil {
+			if err := proxytest.Sync(context.Background(), d, s); err != nil {
 				t.Fatal(err)
 			}
 			churned := make(chan int)
@@ -71,7 +72,7 @@ func churn(t *testing.T, d *Dataplane, a, b *proxy.ServicePort, stop <-chan stru
 			return changes
 		default:
 		}
-		if err := d.Apply(context.Background(), &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}}); err != nil {
+		if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}}); err != nil {
 			t.Error(err)
 			return changes
 		}

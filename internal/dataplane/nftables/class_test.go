@@ -12,6 +12,7 @@ import (
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // attempts counts all batches that are sent, also those that are refused.
@@ -37,13 +38,13 @@ func TestCostOfFlapping(t *testing.T) {
 	a, b := plainRow(0, 3, 0), plainRow(0, 2, 0)
 	s := plainState(0)
 	s.Rows[a.Key] = a
-	if err := d.Sync(ctx, s); err != nil {
+	if err := proxytest.Sync(ctx, d, s); err != nil {
 		t.Fatal(err)
 	}
 	conn.n = 0
 	const changes = 10 * maxUnused
 	for range changes {
-		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}}); err != nil {
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}}); err != nil {
 			t.Fatal(err)
 		}
 		a, b = b, a
@@ -73,14 +74,14 @@ func TestLostAnswerLosesNoClass(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
 	d := New(silent{fake}, Settings{MarkBit: 14})
-	if err := d.Sync(ctx, plainState(0)); err != nil {
+	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
 		t.Fatal(err)
 	}
 	var last *proxy.ServicePort
 	for n := range 3 * maxUnused {
 		sp := plainRow(0, 2, 0)
 		sp.Affinity = time.Duration(n%(2*maxUnused)+1) * time.Second
-		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}}); err != nil {
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}}); err != nil {
 			t.Fatal(err)
 		}
 		last = sp

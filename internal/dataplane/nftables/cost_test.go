@@ -7,6 +7,7 @@ import (
 
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // synced returns a dataplane on a Fake that holds n Services with ten endpoints each.
@@ -14,7 +15,7 @@ func synced(t *testing.T, n int) (*Dataplane, *nfttest.Fake) {
 	t.Helper()
 	fake := nfttest.NewFake()
 	d := New(fake, Settings{MarkBit: 14})
-	if err := d.Sync(context.Background(), plainState(n)); err != nil {
+	if err := proxytest.Sync(context.Background(), d, plainState(n)); err != nil {
 		t.Fatal(err)
 	}
 	fake.Reset()
@@ -27,7 +28,7 @@ func TestCostOfReplacingOneEndpoint(t *testing.T) {
 	for _, n := range []int{100, 30_000} {
 		d, fake := synced(t, n)
 		delta := &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(50, 10, 0), New: plainRow(50, 10, 1<<20)}}}
-		if err := d.Apply(context.Background(), delta); err != nil {
+		if err := proxytest.Apply(context.Background(), d, delta); err != nil {
 			t.Fatal(err)
 		}
 		c := fake.Reset()
@@ -43,7 +44,7 @@ func TestCostOfAddingAService(t *testing.T) {
 	var first int
 	for _, n := range []int{100, 30_000} {
 		d, fake := synced(t, n)
-		if err := d.Apply(context.Background(), &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(n, 10, 0)}}}); err != nil {
+		if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(n, 10, 0)}}}); err != nil {
 			t.Fatal(err)
 		}
 		c := fake.Reset()
@@ -65,7 +66,7 @@ func TestCostOfRemovingAnEndpoint(t *testing.T) {
 	old := plainRow(50, 10, 0)
 	cur := plainRow(50, 9, 0)
 	cur.Cluster[3] = old.Cluster[9]
-	if err := d.Apply(context.Background(), &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}); err != nil {
+	if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}); err != nil {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); c.Elements() != 6 || c.Lists != 0 {
@@ -76,7 +77,7 @@ func TestCostOfRemovingAnEndpoint(t *testing.T) {
 // TestCostOfRightKernel wants a Sync onto what is right to write nothing.
 func TestCostOfRightKernel(t *testing.T) {
 	d, fake := synced(t, 1000)
-	if err := d.Sync(context.Background(), plainState(1000)); err != nil {
+	if err := proxytest.Sync(context.Background(), d, plainState(1000)); err != nil {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); len(c.Ops) != 0 {
@@ -89,7 +90,7 @@ func TestCostOfNodeChange(t *testing.T) {
 	d, fake := synced(t, 1000)
 	node := testNode()
 	node.MasqueradeAll = true
-	if err := d.Apply(context.Background(), &proxy.Delta{Node: node}); err != nil {
+	if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Node: node}); err != nil {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); c.Elements() != 0 || c.Others() > 10 || c.Others() == 0 {
@@ -103,7 +104,7 @@ func TestCostOfUnlistedEndpoints(t *testing.T) {
 	old, cur := plainRow(50, 10, 0), plainRow(50, 10, 0)
 	cur.Unlisted = []netip.AddrPort{addrPort(10<<24, 1<<20, 8080)}
 	for _, u := range []proxy.Upsert{{Old: old, New: cur}, {Old: cur, New: old}} {
-		if err := d.Apply(context.Background(), &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
+		if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
 			t.Fatal(err)
 		}
 	}

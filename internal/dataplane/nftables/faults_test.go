@@ -18,6 +18,7 @@ import (
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // TestSyncVerifiesEveryRule replaces each rule of each chain by one that drops
@@ -27,7 +28,7 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 	namespace(t)
 	d, c := openKernel(t)
 	state := randomState(1, 12)
-	if err := d.Sync(ctx, state); err != nil {
+	if err := proxytest.Sync(ctx, d, state); err != nil {
 		t.Fatal(err)
 	}
 	list := func() string {
@@ -55,7 +56,7 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 			if err := c.Interface.Commit(ctx, &b); err != nil {
 				t.Fatalf("rule %d of %s: %v", i, ch.Name, err)
 			}
-			if err := d.Sync(ctx, state); err != nil {
+			if err := proxytest.Sync(ctx, d, state); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, list()); diff != "" {
@@ -114,7 +115,7 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 			f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
 			d := New(f, Settings{MarkBit: 14})
 			if way != "Sync of an empty kernel" {
-				if err := d.Sync(ctx, state); err != nil {
+				if err := proxytest.Sync(ctx, d, state); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -123,11 +124,11 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 			next.Apply(delta)
 			var err error
 			if way == "Apply" {
-				err = d.Apply(ctx, delta)
+				err = proxytest.Apply(ctx, d, delta)
 			} else {
-				err = d.Sync(ctx, next)
+				err = proxytest.Sync(ctx, d, next)
 			}
-			var refused *proxy.RefusedError
+			var refused *proxytest.RefusedError
 			if !errors.As(err, &refused) || len(refused.Rows) != 5 {
 				t.Fatalf("got %v; want the five rows refused that need the chain", err)
 			}
@@ -147,7 +148,7 @@ func unusedClassesGo(t *testing.T) {
 	f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
 	failed := map[proxy.Family]int{}
 	d := New(f, Settings{MarkBit: 14, CleanupFailed: func(f proxy.Family) { failed[f]++ }})
-	if err := d.Sync(ctx, plainState(0)); err != nil {
+	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
 		t.Fatal(err)
 	}
 	stuck := plainRow(0, 1, 0)
@@ -161,7 +162,7 @@ func unusedClassesGo(t *testing.T) {
 	var last *proxy.ServicePort
 	apply := func(sp *proxy.ServicePort) {
 		t.Helper()
-		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}}); err != nil {
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}}); err != nil {
 			t.Fatal(err)
 		}
 		last = sp
@@ -185,7 +186,7 @@ func unusedClassesGo(t *testing.T) {
 	if failed[proxy.IPv4] != 1 || failed[proxy.IPv6] != 0 {
 		t.Errorf("told of failures %v; want one of IPv4", failed)
 	}
-	if err := d.Sync(ctx, &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{last.Key: last}, Node: testNode()}); err != nil {
+	if err := proxytest.Sync(ctx, d, &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{last.Key: last}, Node: testNode()}); err != nil {
 		t.Fatal(err)
 	}
 	if failed[proxy.IPv4] != 2 {
@@ -236,13 +237,13 @@ func TestStopBetweenBatches(t *testing.T) {
 	for stop := 1; ; stop++ {
 		fake := nfttest.NewFake()
 		d := New(fake, Settings{MarkBit: 14})
-		if err := d.Sync(ctx, before); err != nil {
+		if err := proxytest.Sync(ctx, d, before); err != nil {
 			t.Fatal(err)
 		}
 		allowed := map[string]bool{}
 		for _, s := range []*proxy.State{before, after} {
 			n := New(nfttest.NewFake(), Settings{MarkBit: 14})
-			if err := n.Sync(ctx, s); err != nil {
+			if err := proxytest.Sync(ctx, n, s); err != nil {
 				t.Fatal(err)
 			}
 			for f, r := range ranges(t, n) {
@@ -252,7 +253,7 @@ func TestStopBetweenBatches(t *testing.T) {
 		stopping, cancel := context.WithCancel(ctx)
 		d.batchBytes = 1
 		d.conn = &stopper{Interface: fake, after: stop, stop: cancel}
-		err := d.Sync(stopping, after)
+		err := proxytest.Sync(stopping, d, after)
 		cancel()
 		d.conn = fake
 		for f, r := range ranges(t, d) {
@@ -326,7 +327,7 @@ func TestAffinityWithoutRoom(t *testing.T) {
 	sp.Key.Protocol, sp.Affinity = proxy.UDP, time.Hour
 	s := plainState(0)
 	s.Rows[sp.Key] = sp
-	if err := d.Sync(ctx, s); err != nil {
+	if err := proxytest.Sync(ctx, d, s); err != nil {
 		t.Fatal(err)
 	}
 	if refused := sendFlows(t, sp.Frontends[0].Addr, 5000); refused > 0 {
@@ -354,7 +355,7 @@ func TestIDsAreStable(t *testing.T) {
 	s := plainState(0)
 	last := row(0)
 	s.Rows[last.Key] = last
-	if err := d.Sync(ctx, s); err != nil {
+	if err := proxytest.Sync(ctx, d, s); err != nil {
 		t.Fatal(err)
 	}
 	ids := func() map[netip.AddrPort]uint32 {
@@ -363,14 +364,14 @@ func TestIDsAreStable(t *testing.T) {
 	given := map[uint32]netip.AddrPort{}
 	for round := range 500 {
 		next := row(1000 + round)
-		if err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}}); err != nil {
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}}); err != nil {
 			t.Fatal(err)
 		}
 		last, s.Rows[next.Key] = next, next
 		if round%100 == 99 { // a restart
 			d, given = New(fake, Settings{MarkBit: 14}), live(given, last)
 			fake.Reset()
-			if err := d.Sync(ctx, s); err != nil {
+			if err := proxytest.Sync(ctx, d, s); err != nil {
 				t.Fatal(err)
 			}
 			if n := fake.Reset().Elements(); n != 0 {
@@ -425,7 +426,7 @@ func TestRemakeLeavesNoGap(t *testing.T) {
 		namespace(t)
 		d, c := openKernel(t)
 		state := plainState(60)
-		if err := d.Sync(ctx, state); err != nil {
+		if err := proxytest.Sync(ctx, d, state); err != nil {
 			t.Fatal(err)
 		}
 		want := dump(t, c, d)
@@ -434,7 +435,7 @@ func TestRemakeLeavesNoGap(t *testing.T) {
 		}
 		c.reset()
 		d.conn, d.batchBytes = limited{c, tt.limit}, 16<<10
-		if err := d.Sync(ctx, state); err != nil {
+		if err := proxytest.Sync(ctx, d, state); err != nil {
 			t.Fatal(err)
 		}
 		if got := dump(t, c, d); got != want {

@@ -14,6 +14,7 @@ import (
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // guardedHost is nf_tables and the host's settings. It looks after every change
@@ -89,12 +90,12 @@ func (h *guardedHost) sync(opens bool) func() error {
 	return func() error {
 		s := plainState(30)
 		s.Node = h.node(opens)
-		return h.d.Sync(h.t.Context(), s)
+		return proxytest.Sync(h.t.Context(), h.d, s)
 	}
 }
 
 func (h *guardedHost) apply(opens bool) func() error {
-	return func() error { return h.d.Apply(h.t.Context(), &proxy.Delta{Node: h.node(opens)}) }
+	return func() error { return proxytest.Apply(h.t.Context(), h.d, &proxy.Delta{Node: h.node(opens)}) }
 }
 
 func (h *guardedHost) prepare(opens bool) func() error {

@@ -14,6 +14,7 @@ import (
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // host is a namespace with two endpoints, on addresses of its own.
@@ -111,7 +112,7 @@ func TestLeave(t *testing.T) {
 			t.Fatalf("%s: %v", when, err)
 		}
 	}
-	sync := func() error { return d.Sync(t.Context(), s) }
+	sync := func() error { return proxytest.Sync(t.Context(), d, s) }
 	leave := func() error { return d.Leave(t.Context()) }
 	step(sync, "sync")
 	inForce := dump(t, d.conn, d)
@@ -171,7 +172,7 @@ func TestLeaveKeepsTheGuard(t *testing.T) {
 	d := New(nfttest.NewFake(), Settings{MarkBit: 14})
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
-	if err := d.Sync(t.Context(), s); err != nil {
+	if err := proxytest.Sync(t.Context(), d, s); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Leave(t.Context()); err != nil {

@@ -19,6 +19,7 @@ import (
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // TestRouteLocalnet wants the setting changed where NodePorts are on loopback,
@@ -47,9 +48,9 @@ func TestRouteLocalnet(t *testing.T) {
 			if !byStep {
 				s.Node = &node
 			}
-			err := d.Sync(t.Context(), s)
+			err := proxytest.Sync(t.Context(), d, s)
 			if byStep && err == nil {
-				err = d.Apply(t.Context(), &proxy.Delta{Node: &node})
+				err = proxytest.Apply(t.Context(), d, &proxy.Delta{Node: &node})
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -88,7 +89,7 @@ func TestLoopbackThatCannotBeOpened(t *testing.T) {
 	d.localnet = localnet.New(k, nil)
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
-	if err := d.Sync(t.Context(), s); err != nil {
+	if err := proxytest.Sync(t.Context(), d, s); err != nil {
 		t.Error(err)
 	}
 }
@@ -130,7 +131,7 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 				}
 				s := plainState(0)
 				s.Node.LocalhostNodePorts = true
-				return errors.Join(d.Sync(t.Context(), s), d.Close())
+				return errors.Join(proxytest.Sync(t.Context(), d, s), d.Close())
 			}); err != nil {
 				t.Fatal(err)
 			}

@@ -39,6 +39,7 @@ type Dataplane struct {
 	batchBytes int
 
 	node  *proxy.Node // as the kernel has it; nil before the first Sync
+	rows  map[proxy.PortKey]*proxy.ServicePort
 	cidrs []netip.Prefix
 	guard localnet.Guard
 }

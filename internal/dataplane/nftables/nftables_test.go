@@ -16,6 +16,7 @@ import (
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // randomState is n random rows, the same for the same seed.
@@ -53,7 +54,7 @@ func TestStepsLeadToTheSame(t *testing.T) {
 	d, c := openKernel(t)
 	state := proxy.NewState()
 	state.Node, state.CIDRs = randomState(0, 0).Node, randomState(0, 0).CIDRs
-	if err := d.Sync(ctx, state); err != nil {
+	if err := proxytest.Sync(ctx, d, state); err != nil {
 		t.Fatal(err)
 	}
 	for seed := range uint64(20) {
@@ -62,14 +63,14 @@ func TestStepsLeadToTheSame(t *testing.T) {
 			swapFrontends(next, 0, 6)
 		}
 		d.stepSize = []int{stepSize, 100}[seed%2] // whole, and cut into small steps
-		if err := d.Apply(ctx, deltaBetween(state, next)); err != nil {
+		if err := proxytest.Apply(ctx, d, deltaBetween(state, next)); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		state = next
 		got := dump(t, c, d)
 
 		c.reset()
-		if err := d.Sync(ctx, state); err != nil {
+		if err := proxytest.Sync(ctx, d, state); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		for _, b := range c.commits {
@@ -82,7 +83,7 @@ func TestStepsLeadToTheSame(t *testing.T) {
 		}
 		fresh, fake := New(nfttest.NewFake(), Settings{MarkBit: 14}), nfttest.NewFake()
 		fresh.conn = fake
-		if err := fresh.Sync(ctx, state); err != nil {
+		if err := proxytest.Sync(ctx, fresh, state); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		if diff := cmp.Diff(dump(t, fake, fresh), got); diff != "" {
@@ -132,7 +133,7 @@ func TestSyncRepairs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			namespace(t)
 			d, c := openKernel(t)
-			if err := d.Sync(ctx, state); err != nil {
+			if err := proxytest.Sync(ctx, d, state); err != nil {
 				t.Fatal(err)
 			}
 			want := dump(t, c, d)
@@ -142,14 +143,14 @@ func TestSyncRepairs(t *testing.T) {
 				t.Fatal(err)
 			}
 			again := New(c, Settings{MarkBit: 14}) // as after a restart
-			if err := again.Sync(ctx, state); err != nil {
+			if err := proxytest.Sync(ctx, again, state); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, dump(t, c, again)); diff != "" {
 				t.Errorf("after repair (-before +after):\n%s", diff)
 			}
 			c.reset()
-			if err := again.Sync(ctx, state); err != nil {
+			if err := proxytest.Sync(ctx, again, state); err != nil {
 				t.Fatal(err)
 			}
 			if n := c.reset(); n != 0 {
@@ -173,7 +174,7 @@ func TestSyncRemakes(t *testing.T) {
 			namespace(t)
 			d, c := openKernel(t)
 			s := randomState(1, 20)
-			if err := d.Sync(ctx, s); err != nil {
+			if err := proxytest.Sync(ctx, d, s); err != nil {
 				t.Fatal(err)
 			}
 			list := func() string {
@@ -187,7 +188,7 @@ func TestSyncRemakes(t *testing.T) {
 			if out, err := exec.Command("nft", edit).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			if err := d.Sync(ctx, s); err != nil {
+			if err := proxytest.Sync(ctx, d, s); err != nil {
 				t.Fatal(err)
 			}
 			if got := dump(t, c, d); got != elements {
@@ -197,7 +198,7 @@ func TestSyncRemakes(t *testing.T) {
 				t.Errorf("chains differ (-before +after):\n%s", cmp.Diff(want, got))
 			}
 			c.reset()
-			if err := d.Sync(ctx, s); err != nil || c.reset() != 0 {
+			if err := proxytest.Sync(ctx, d, s); err != nil || c.reset() != 0 {
 				t.Errorf("a second Sync still had something to do (%v)", err)
 			}
 		})
@@ -210,7 +211,7 @@ func TestForeignElementAsksForSync(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	d, c := openKernel(t)
-	if err := d.Sync(ctx, plainState(0)); err != nil {
+	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
 		t.Fatal(err)
 	}
 	tab, row := d.tables[0], plainRow(7, 3, 0)
@@ -225,14 +226,13 @@ func TestForeignElementAsksForSync(t *testing.T) {
 	for i := range 20 {
 		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 3, 0)})
 	}
-	err := d.Apply(ctx, delta)
-	var refused *proxy.RefusedError
-	if err == nil || errors.Is(err, proxy.ErrNothingApplied) || errors.As(err, &refused) {
+	err := proxytest.Apply(ctx, d, delta)
+	if !errors.Is(err, proxy.ErrNeedSync) {
 		t.Fatalf("Apply gave %v, want an error that asks for a Sync", err)
 	}
 	s := plainState(0)
 	s.Apply(delta)
-	if err := d.Sync(ctx, s); err != nil {
+	if err := proxytest.Sync(ctx, d, s); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Count(dump(t, c, d), "table ip sluice endpoints "); got != 60 {
@@ -246,7 +246,7 @@ func TestRefusedRowIsSetAside(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	d, c := openKernel(t)
-	if err := d.Sync(ctx, plainState(0)); err != nil {
+	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
 		t.Fatal(err)
 	}
 	bad := plainRow(7, 3, 0)
@@ -255,8 +255,8 @@ func TestRefusedRowIsSetAside(t *testing.T) {
 	for i := range 7 {
 		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 3, 0)})
 	}
-	var refused *proxy.RefusedError
-	if err := d.Apply(ctx, delta); !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[bad.Key] == nil {
+	var refused *proxytest.RefusedError
+	if err := proxytest.Apply(ctx, d, delta); !errors.As(err, &refused) || len(refused.Rows) != 1 || refused.Rows[bad.Key] == nil {
 		t.Fatalf("Apply gave %v, want a refusal of %v alone", err, bad.Key)
 	}
 	if got := strings.Count(dump(t, c, d), "table ip sluice services "); got != 7 {
@@ -286,9 +286,9 @@ func TestOverlappingRanges(t *testing.T) {
 		s.Rows[sp.Key] = sp
 		var err error
 		if i%2 == 0 {
-			err = d.Sync(ctx, s)
+			err = proxytest.Sync(ctx, d, s)
 		} else {
-			err = d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}})
+			err = proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}})
 		}
 		if err != nil {
 			t.Fatalf("step %d: %v", i, err)
@@ -306,7 +306,7 @@ func TestDriftAsksForSync(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	d, c := openKernel(t)
-	if err := d.Sync(ctx, plainState(1)); err != nil {
+	if err := proxytest.Sync(ctx, d, plainState(1)); err != nil {
 		t.Fatal(err)
 	}
 	var b nft.Batch
@@ -319,25 +319,24 @@ func TestDriftAsksForSync(t *testing.T) {
 	for _, delta := range []*proxy.Delta{
 		{Node: node}, {Removes: []*proxy.ServicePort{plainRow(0, 10, 0)}}, {Upserts: []proxy.Upsert{{New: plainRow(5, 2, 0)}}},
 	} {
-		err := d.Apply(ctx, delta)
-		var refused *proxy.RefusedError
-		if err == nil || errors.Is(err, proxy.ErrNothingApplied) || errors.As(err, &refused) {
+		err := proxytest.Apply(ctx, d, delta)
+		if !errors.Is(err, proxy.ErrNeedSync) {
 			t.Errorf("Apply onto a deleted table gave %v", err)
 		}
 	}
 }
 
-// TestNothingApplied says so when nothing was sent.
-func TestNothingApplied(t *testing.T) {
+// TestApplyMayBeTriedAgain when nothing was sent.
+func TestApplyMayBeTriedAgain(t *testing.T) {
 	d := New(nfttest.NewFake(), Settings{})
-	if err := d.Sync(context.Background(), plainState(1)); err != nil {
+	if err := proxytest.Sync(context.Background(), d, plainState(1)); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	err := d.Apply(ctx, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(5, 2, 0)}}})
-	if !errors.Is(err, proxy.ErrNothingApplied) {
-		t.Errorf("Apply gave %v, want %v", err, proxy.ErrNothingApplied)
+	err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(5, 2, 0)}}})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, proxy.ErrNeedSync) {
+		t.Errorf("Apply gave %v, want %v and no need of a Sync", err, context.Canceled)
 	}
 }
 
@@ -352,8 +351,8 @@ func TestSyncSetsRefusedRowsAside(t *testing.T) {
 		bad.Cluster[1].Addr = netip.MustParseAddrPort("[fd00:10::1]:80")
 		s.Rows[bad.Key] = bad
 	}
-	var refused *proxy.RefusedError
-	if err := d.Sync(context.Background(), s); !errors.As(err, &refused) || len(refused.Rows) != 3 {
+	var refused *proxytest.RefusedError
+	if err := proxytest.Sync(context.Background(), d, s); !errors.As(err, &refused) || len(refused.Rows) != 3 {
 		t.Fatalf("Sync gave %.300v", err)
 	}
 	if got := strings.Count(dump(t, c, d), "table ip sluice services "); got != 1997 {
@@ -375,7 +374,7 @@ func TestTakeOver(t *testing.T) {
 	if err := c.Interface.Commit(ctx, &b); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Sync(ctx, plainState(100)); err != nil {
+	if err := proxytest.Sync(ctx, d, plainState(100)); err != nil {
 		t.Fatal(err)
 	}
 	last := c.commits[len(c.commits)-1]
@@ -407,7 +406,7 @@ func TestTakeOver(t *testing.T) {
 func TestBatchesAreBounded(t *testing.T) {
 	namespace(t)
 	d, c := openKernel(t)
-	if err := d.Sync(context.Background(), plainState(3000)); err != nil {
+	if err := proxytest.Sync(context.Background(), d, plainState(3000)); err != nil {
 		t.Fatal(err)
 	}
 	if len(c.commits) < 3 {
@@ -426,7 +425,7 @@ func TestBatchesAreBounded(t *testing.T) {
 func TestListable(t *testing.T) {
 	namespace(t)
 	d, _ := openKernel(t)
-	if err := d.Sync(context.Background(), randomState(3, 60)); err != nil {
+	if err := proxytest.Sync(context.Background(), d, randomState(3, 60)); err != nil {
 		t.Fatal(err)
 	}
 	listable(t)
@@ -464,7 +463,7 @@ func TestWatchAndRepair(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	namespace(t)
 	d, c := openKernel(t)
-	if err := d.Sync(ctx, plainState(10)); err != nil {
+	if err := proxytest.Sync(ctx, d, plainState(10)); err != nil {
 		t.Fatal(err)
 	}
 	seen, ended := make(chan string, 100), make(chan error, 1)
@@ -482,7 +481,7 @@ func TestWatchAndRepair(t *testing.T) {
 	}
 	defer other.Close()
 	for len(seen) == 0 { // until the watch has begun
-		if err := d.Sync(ctx, plainState(10)); err != nil {
+		if err := proxytest.Sync(ctx, d, plainState(10)); err != nil {
 			t.Fatal(err)
 		}
 		var b nft.Batch
@@ -494,7 +493,7 @@ func TestWatchAndRepair(t *testing.T) {
 	if what := <-seen; !strings.Contains(what, "table ip sluice") {
 		t.Errorf("told of %q", what)
 	}
-	if err := d.Sync(ctx, plainState(10)); err != nil {
+	if err := proxytest.Sync(ctx, d, plainState(10)); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Count(dump(t, c, d), "table ip sluice endpoints "); got != 100 {
@@ -546,10 +545,10 @@ func TestSingleFamily(t *testing.T) {
 	}
 	d := New(conn, Settings{Families: []proxy.Family{proxy.IPv6}})
 	defer d.Close()
-	if err := d.Sync(ctx, randomState(2, 30)); err != nil {
+	if err := proxytest.Sync(ctx, d, randomState(2, 30)); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Apply(ctx, deltaBetween(randomState(2, 30), randomState(3, 30))); err != nil {
+	if err := proxytest.Apply(ctx, d, deltaBetween(randomState(2, 30), randomState(3, 30))); err != nil {
 		t.Fatal(err)
 	}
 	if l, _ := conn.List(ctx, nft.Table{Family: nft.IP, Name: tableName}); l != nil {
@@ -565,7 +564,7 @@ func TestCleanup(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	d, c := openKernel(t)
-	if err := d.Sync(ctx, randomState(2, 30)); err != nil {
+	if err := proxytest.Sync(ctx, d, randomState(2, 30)); err != nil {
 		t.Fatal(err)
 	}
 	var b nft.Batch

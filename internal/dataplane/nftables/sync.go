@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -22,8 +23,8 @@ const batchBytes = 256 << 10
 // there is written row by row and made live by its last batch, in which
 // kube-proxy's tables go. A table that is there is listed, and only what
 // differs is written. What clients are remembered for stays.
-func (d *Dataplane) Sync(ctx context.Context, s *proxy.State) error {
-	refused := map[proxy.PortKey]error{}
+func (d *Dataplane) Sync(ctx context.Context, s *proxy.State) (proxy.Refused, error) {
+	refused := proxy.Refused{}
 	for {
 		users := classUsers{}
 		err := d.sync(ctx, s, refused, users)
@@ -32,14 +33,13 @@ func (d *Dataplane) Sync(ctx context.Context, s *proxy.State) error {
 		}
 		missing := func(err error) bool { return errors.Is(err, unix.ENOENT) }
 		if !users.blame(err, refused, missing) {
-			return err
+			return nil, err
 		}
 	}
+	d.rows = maps.Clone(s.Rows)
+	maps.DeleteFunc(d.rows, func(k proxy.PortKey, _ *proxy.ServicePort) bool { return refused[k] != nil })
 	d.openLoopback(ctx)
-	if len(refused) > 0 {
-		return &proxy.RefusedError{Rows: refused}
-	}
-	return nil
+	return refused, nil
 }
 
 func (d *Dataplane) sync(ctx context.Context, s *proxy.State, refused map[proxy.PortKey]error, users classUsers) error {
