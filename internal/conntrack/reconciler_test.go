@@ -24,7 +24,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // row returns a UDP row "name" of what a line says: frontends by "cluster=",
-// "lb=", "ext=" and "node=", endpoints by "to=", "local=" and "unlisted=".
+// "lb=", "ext=" and "node=", endpoints by "to=", "local=" and "draining=".
 func row(name, line string) *proxy.ServicePort {
 	sp := &proxy.ServicePort{Key: proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: name, Protocol: proxy.UDP}}}
 	for word := range strings.FieldsSeq(line) {
@@ -57,8 +57,8 @@ func row(name, line string) *proxy.ServicePort {
 			sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: a})
 		case "local":
 			sp.Local = append(sp.Local, proxy.Endpoint{Addr: a, Local: true})
-		case "unlisted":
-			sp.Unlisted = append(sp.Unlisted, a)
+		case "draining":
+			sp.Draining = append(sp.Draining, a)
 		default:
 			panic("unknown word " + word)
 		}
@@ -207,16 +207,16 @@ func TestSteps(t *testing.T) {
 	}{
 		{"endpoint removed", both, "cluster=10.96.0.10:53 to=10.1.0.1:5353", []ct.Flow{one, two}, []ct.Flow{one}},
 		{"endpoint added", "cluster=10.96.0.10:53 to=10.1.0.1:5353", both, []ct.Flow{one}, []ct.Flow{one}},
-		{"endpoint drains", both, "cluster=10.96.0.10:53 to=10.1.0.1:5353 unlisted=10.1.0.2:5353", []ct.Flow{one, two}, []ct.Flow{one, two}},
+		{"endpoint drains", both, "cluster=10.96.0.10:53 to=10.1.0.1:5353 draining=10.1.0.2:5353", []ct.Flow{one, two}, []ct.Flow{one, two}},
 		{
-			"endpoint has drained", "cluster=10.96.0.10:53 to=10.1.0.1:5353 unlisted=10.1.0.2:5353",
+			"endpoint has drained", "cluster=10.96.0.10:53 to=10.1.0.1:5353 draining=10.1.0.2:5353",
 			"cluster=10.96.0.10:53 to=10.1.0.1:5353",
 			[]ct.Flow{one, two},
 			[]ct.Flow{one},
 		},
-		{"zone hints leave an endpoint out", both, "cluster=10.96.0.10:53 to=10.1.0.1:5353 unlisted=10.1.0.2:5353", []ct.Flow{two}, []ct.Flow{two}},
+		{"zone hints leave an endpoint out", both, "cluster=10.96.0.10:53 to=10.1.0.1:5353 draining=10.1.0.2:5353", []ct.Flow{two}, []ct.Flow{two}},
 		{
-			"policy becomes Local", both, "cluster=10.96.0.10:53 internal-local local=10.1.0.1:5353 unlisted=10.1.0.2:5353",
+			"policy becomes Local", both, "cluster=10.96.0.10:53 internal-local local=10.1.0.1:5353 draining=10.1.0.2:5353",
 			[]ct.Flow{one, two},
 			[]ct.Flow{one, two},
 		},
@@ -227,7 +227,7 @@ func TestSteps(t *testing.T) {
 			nil,
 		},
 		{
-			"case ct-02 of the packet table", "", "cluster=172.30.1.2:8000 to=10.240.0.5:9090 unlisted=10.240.0.4:9090",
+			"case ct-02 of the packet table", "", "cluster=172.30.1.2:8000 to=10.240.0.5:9090 draining=10.240.0.4:9090",
 			[]ct.Flow{flow("172.30.1.2:8000", "10.240.0.4:9090"), flow("172.30.1.2:8000", "10.240.2.6:9090")},
 			[]ct.Flow{flow("172.30.1.2:8000", "10.240.0.4:9090")},
 		},

@@ -36,12 +36,12 @@ type step struct {
 func stepOf(s *proxy.State, d *proxy.Delta) step {
 	st := step{node: s.Node, anew: d.Empty()}
 	for _, u := range d.Upserts {
-		if u.New.Key.Protocol.Cut() {
+		if u.New.Key.Protocol.EndsStaleFlows() {
 			st.upserts = append(st.upserts, u)
 		}
 	}
 	for _, r := range d.Removes {
-		if r.Key.Protocol.Cut() {
+		if r.Key.Protocol.EndsStaleFlows() {
 			st.removes = append(st.removes, r)
 		}
 	}
@@ -289,13 +289,13 @@ func servingOf(sp *proxy.ServicePort) map[netip.AddrPort]struct{} {
 	if sp == nil {
 		return nil
 	}
-	set := make(map[netip.AddrPort]struct{}, len(sp.Cluster)+len(sp.Unlisted))
+	set := make(map[netip.AddrPort]struct{}, len(sp.Cluster)+len(sp.Draining))
 	for _, list := range [][]proxy.Endpoint{sp.Cluster, sp.Local} {
 		for _, e := range list {
 			set[e.Addr] = struct{}{}
 		}
 	}
-	for _, a := range sp.Unlisted {
+	for _, a := range sp.Draining {
 		set[a] = struct{}{}
 	}
 	return set

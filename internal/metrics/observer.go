@@ -37,7 +37,7 @@ func (o *Observer) Applied(_ context.Context, _ *proxy.State, d *proxy.Delta) {
 
 // count adds a row, or with -1 takes it away.
 func (o *Observer) count(sp *proxy.ServicePort, by int) {
-	if len(sp.Local) > 0 || !sp.Anywhere {
+	if len(sp.Local) > 0 || !sp.UsableSomewhere {
 		return
 	}
 	if sp.Internal == proxy.ScopeLocal {

@@ -14,9 +14,9 @@ import (
 // elsewhere only.
 func row(name string, f proxy.Family, edit ...func(*proxy.ServicePort)) *proxy.ServicePort {
 	sp := &proxy.ServicePort{
-		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Name: name, Protocol: proxy.TCP}, Family: f},
-		Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP}, {Kind: proxy.NodePort}},
-		Anywhere:  true,
+		Key:             proxy.PortKey{ServicePortName: proxy.ServicePortName{Name: name, Protocol: proxy.TCP}, Family: f},
+		Frontends:       []proxy.Frontend{{Kind: proxy.ClusterIP}, {Kind: proxy.NodePort}},
+		UsableSomewhere: true,
 	}
 	for _, e := range edit {
 		e(sp)
@@ -27,7 +27,7 @@ func row(name string, f proxy.Family, edit ...func(*proxy.ServicePort)) *proxy.S
 func internalLocal(sp *proxy.ServicePort) { sp.Internal = proxy.ScopeLocal }
 func externalLocal(sp *proxy.ServicePort) { sp.External = proxy.ScopeLocal }
 func inside(sp *proxy.ServicePort)        { sp.Frontends = sp.Frontends[:1] }
-func nowhere(sp *proxy.ServicePort)       { sp.Anywhere = false }
+func nowhere(sp *proxy.ServicePort)       { sp.UsableSomewhere = false }
 
 func here(sp *proxy.ServicePort) {
 	sp.Local = []proxy.Endpoint{{Addr: netip.MustParseAddrPort("10.1.0.1:80"), Local: true}}

@@ -85,7 +85,7 @@ func (p Protocol) String() string {
 	}
 }
 
-// Cut reports whether flows of the protocol are cut from outside when their
+// EndsStaleFlows reports whether we end flows of the protocol when their
 // endpoint is gone. TCP has time-outs and resets of its own; a UDP client that
 // never stops sending would go on for ever, an SCTP association for hours.
-func (p Protocol) Cut() bool { return p == UDP || p == SCTP }
+func (p Protocol) EndsStaleFlows() bool { return p == UDP || p == SCTP }

@@ -57,7 +57,7 @@ func (sp *ServicePort) String() string {
 	for _, f := range sp.Frontends {
 		fmt.Fprintf(&b, " %v=%v", f.Kind, f.Addr)
 	}
-	fmt.Fprintf(&b, " internal=%v external=%v anywhere=%t", sp.Internal, sp.External, sp.Anywhere)
+	fmt.Fprintf(&b, " internal=%v external=%v anywhere=%t", sp.Internal, sp.External, sp.UsableSomewhere)
 	fmt.Fprintf(&b, " cluster=%v local=%v", addresses(sp.Cluster), addresses(sp.Local))
 	if sp.Affinity > 0 {
 		fmt.Fprintf(&b, " affinity=%v", sp.Affinity)
@@ -65,8 +65,8 @@ func (sp *ServicePort) String() string {
 	if sp.AllowFrom != nil {
 		fmt.Fprintf(&b, " from=%v", sp.AllowFrom)
 	}
-	if len(sp.Unlisted) > 0 {
-		fmt.Fprintf(&b, " unlisted=%v", sp.Unlisted)
+	if len(sp.Draining) > 0 {
+		fmt.Fprintf(&b, " draining=%v", sp.Draining)
 	}
 	return b.String()
 }

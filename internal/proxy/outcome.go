@@ -48,10 +48,10 @@ func (s *State) Outcome(p Packet) Outcome {
 
 // hairpin reports whether a client that was sent to the endpoint would talk to
 // itself; it must not see its own address as the client's.
-func (e Endpoint) hairpin(src netip.Addr) bool { return e.Loops() && e.Addr.Addr() == src }
+func (e Endpoint) hairpin(src netip.Addr) bool { return e.MayHairpin() && e.Addr.Addr() == src }
 
-// Loops reports whether traffic from the endpoint to itself can pass this node.
-func (e Endpoint) Loops() bool { return e.Local || e.Unplaced }
+// MayHairpin reports whether traffic from the endpoint to itself can pass this node.
+func (e Endpoint) MayHairpin() bool { return e.Local || e.NodeUnknown }
 
 // claim finds the row whose frontend the packet is for. An exact address comes
 // before a NodePort.

@@ -14,8 +14,8 @@ var (
 
 // endpoints are the situations that a row can be in.
 var endpoints = map[string]ServicePort{
-	"here and elsewhere": {Cluster: clusterList, Local: localList, Anywhere: true},
-	"elsewhere only":     {Cluster: clusterList, Anywhere: true},
+	"here and elsewhere": {Cluster: clusterList, Local: localList, UsableSomewhere: true},
+	"elsewhere only":     {Cluster: clusterList, UsableSomewhere: true},
 	"nowhere":            {},
 }
 
@@ -118,7 +118,7 @@ func TestRouteExternal(t *testing.T) {
 // TestRouteLastResort has a list of local endpoints while the cluster's is
 // another: each list is what it is, and neither stands in for the other.
 func TestRouteLastResort(t *testing.T) {
-	row := ServicePort{Internal: ScopeCluster, External: ScopeLocal, Local: localList, Cluster: clusterList[1:], Anywhere: true}
+	row := ServicePort{Internal: ScopeCluster, External: ScopeLocal, Local: localList, Cluster: clusterList[1:], UsableSomewhere: true}
 	node := detectors["by source"]
 	tests := []struct {
 		kind Kind

@@ -71,9 +71,9 @@ type Frontend struct {
 
 // Endpoint is one place to send a connection to.
 type Endpoint struct {
-	Addr     netip.AddrPort
-	Local    bool // on this node
-	Unplaced bool // its node is not known; it may be on this one
+	Addr        netip.AddrPort
+	Local       bool // on this node
+	NodeUnknown bool // its node is not known; it may be on this one
 }
 
 // Scope says which list of a service port's endpoints traffic takes.
@@ -100,20 +100,20 @@ func (s Scope) String() string {
 // ServicePort is one row of the desired state: readiness, topology and traffic
 // policy are already decided. It is immutable once published.
 type ServicePort struct {
-	Key       PortKey
-	Frontends []Frontend     // no two rows share one, but for NodePort's unspecified address and another's port
-	Cluster   []Endpoint     // usable from this node, in stable slots
-	Local     []Endpoint     // usable and on this node, in stable slots
-	Anywhere  bool           // some node has a usable endpoint: Drop when a list is empty, else Reject
-	Internal  Scope          // which list ClusterIP traffic takes
-	External  Scope          // which list all other traffic takes
-	Affinity  time.Duration  // how long a client is remembered; 0: not at all
-	AllowFrom []netip.Prefix // LoadBalancer clients, no prefix within another; nil: everyone
+	Key             PortKey
+	Frontends       []Frontend     // no two rows share one, but for NodePort's unspecified address and another's port
+	Cluster         []Endpoint     // usable from this node, in stable slots
+	Local           []Endpoint     // usable and on this node, in stable slots
+	UsableSomewhere bool           // some node has a usable endpoint: Drop when a list is empty, else Reject
+	Internal        Scope          // which list ClusterIP traffic takes
+	External        Scope          // which list all other traffic takes
+	Affinity        time.Duration  // how long a client is remembered; 0: not at all
+	AllowFrom       []netip.Prefix // LoadBalancer clients, no prefix within another; nil: everyone
 
-	// Unlisted are endpoints in neither list that still serve, sorted: they get
+	// Draining are endpoints in neither list that still serve, sorted: they get
 	// no new connections but keep the flows they have. Only protocols whose
-	// flows are cut from outside have them ([Protocol.Cut]). No dataplane reads them.
-	Unlisted []netip.AddrPort
+	// stale flows we end have them ([Protocol.EndsStaleFlows]). No dataplane reads them.
+	Draining []netip.AddrPort
 }
 
 // Verdict is what happens to a packet's connection.
@@ -189,7 +189,7 @@ func (sp *ServicePort) route(k Kind, from Origin, n *Node) Route {
 	r.To = sp.List(r.Scope)
 	if len(r.To) == 0 {
 		r.Otherwise = Reject
-		if sp.Anywhere {
+		if sp.UsableSomewhere {
 			r.Otherwise = Drop
 		}
 	}

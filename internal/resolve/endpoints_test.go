@@ -146,7 +146,7 @@ func TestPlaces(t *testing.T) {
 	want := []proxy.Endpoint{
 		{Addr: addrPort("10.1.0.1:8080")},
 		{Addr: addrPort("10.1.0.2:8080"), Local: true},
-		{Addr: addrPort("10.1.0.3:8080"), Unplaced: true},
+		{Addr: addrPort("10.1.0.3:8080"), NodeUnknown: true},
 	}
 	if diff := cmp.Diff(want, rowNamed(t, r.State(), "ns/web:http/TCP/IPv4").Cluster, byValue); diff != "" {
 		t.Errorf("endpoints mismatch (-want +got):\n%s", diff)

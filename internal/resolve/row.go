@@ -88,12 +88,12 @@ func (r *Resolver) row(dr draft, c candidates, old *proxy.ServicePort) *proxy.Se
 	}
 	s := dr.service
 	sp := &proxy.ServicePort{
-		Key:       dr.key(),
-		Frontends: r.frontends(dr),
-		Internal:  s.internal,
-		External:  s.external,
-		Affinity:  s.affinity,
-		Anywhere:  c.anywhere(),
+		Key:             dr.key(),
+		Frontends:       r.frontends(dr),
+		Internal:        s.internal,
+		External:        s.external,
+		Affinity:        s.affinity,
+		UsableSomewhere: c.anywhere(),
 	}
 	outside := slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind != proxy.ClusterIP })
 	if s.internal == proxy.ScopeCluster || outside {
@@ -102,8 +102,8 @@ func (r *Resolver) row(dr draft, c candidates, old *proxy.ServicePort) *proxy.Se
 	if s.internal == proxy.ScopeLocal || s.external == proxy.ScopeLocal && outside {
 		sp.Local = arrange(was.Local, c.local())
 	}
-	if dr.port.protocol.Cut() {
-		sp.Unlisted = c.unlisted(sp)
+	if dr.port.protocol.EndsStaleFlows() {
+		sp.Draining = c.unlisted(sp)
 	}
 	if hasKind(sp, proxy.LoadBalancer) {
 		sp.AllowFrom = s.allowFrom(dr.family, ipOf(r.node.IPs, dr.family))
@@ -134,9 +134,9 @@ func (r *Resolver) frontends(dr draft) []proxy.Frontend {
 // sameRow compares two rows of one key.
 func sameRow(a, b *proxy.ServicePort) bool {
 	return a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity &&
-		a.Anywhere == b.Anywhere && slices.Equal(a.Frontends, b.Frontends) &&
+		a.UsableSomewhere == b.UsableSomewhere && slices.Equal(a.Frontends, b.Frontends) &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
-		samePrefixes(a.AllowFrom, b.AllowFrom) && slices.Equal(a.Unlisted, b.Unlisted)
+		samePrefixes(a.AllowFrom, b.AllowFrom) && slices.Equal(a.Draining, b.Draining)
 }
 
 // samePrefixes compares allowances: nil allows everyone, empty nobody.

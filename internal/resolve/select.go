@@ -50,9 +50,9 @@ func (c candidates) with(list []endpoint, port uint16) candidates {
 		e := &list[i]
 		c = append(c, candidate{
 			Endpoint: proxy.Endpoint{
-				Addr:     netip.AddrPortFrom(e.addr, port),
-				Local:    e.traits.has(local),
-				Unplaced: e.traits.has(unplaced),
+				Addr:        netip.AddrPortFrom(e.addr, port),
+				Local:       e.traits.has(local),
+				NodeUnknown: e.traits.has(unplaced),
 			},
 			traits: e.traits,
 			zones:  e.zones,

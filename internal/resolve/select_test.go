@@ -226,20 +226,20 @@ func TestUnlisted(t *testing.T) {
 		want      string
 	}{
 		{"all listed", edits{udp}, endpoints{endpointOf("10.1.0.1"), endpointOf("10.1.0.2")}, ""},
-		{"serving while terminating", edits{udp}, draining, "unlisted=[10.1.0.2:8080]"},
-		{"SCTP", edits{over(v1.ProtocolSCTP)}, draining, "unlisted=[10.1.0.2:8080]"},
+		{"serving while terminating", edits{udp}, draining, "draining=[10.1.0.2:8080]"},
+		{"SCTP", edits{over(v1.ProtocolSCTP)}, draining, "draining=[10.1.0.2:8080]"},
 		{"TCP", nil, draining, ""},
 		{"terminating as the last resort", edits{udp}, endpoints{endpointOf("10.1.0.2", conditions("-st"))}, ""},
 		{"terminating, serving no more", edits{udp}, endpoints{endpointOf("10.1.0.1"), endpointOf("10.1.0.2", conditions("--t"))}, ""},
-		{"serving but not ready", edits{udp}, endpoints{endpointOf("10.1.0.2", conditions("-s-"))}, "unlisted=[10.1.0.2:8080]"},
+		{"serving but not ready", edits{udp}, endpoints{endpointOf("10.1.0.2", conditions("-s-"))}, "draining=[10.1.0.2:8080]"},
 		{"ready but not serving", edits{udp}, endpoints{endpointOf("10.1.0.1", conditions("r--"))}, ""},
 		{"not ready", edits{udp}, endpoints{endpointOf("10.1.0.1"), endpointOf("10.1.0.2", conditions("---"))}, ""},
-		{"of another zone", edits{udp}, endpoints{endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2", zones("z2"))}, "unlisted=[10.1.0.2:8080]"},
+		{"of another zone", edits{udp}, endpoints{endpointOf("10.1.0.1", zones("z1")), endpointOf("10.1.0.2", zones("z2"))}, "draining=[10.1.0.2:8080]"},
 		{
 			"elsewhere, internal Local",
 			edits{udp, internalLocal},
 			endpoints{endpointOf("10.1.0.1", here), endpointOf("10.1.0.3"), endpointOf("10.1.0.2")},
-			"unlisted=[10.1.0.2:8080 10.1.0.3:8080]",
+			"draining=[10.1.0.2:8080 10.1.0.3:8080]",
 		},
 		{
 			"elsewhere, external Local",
@@ -254,7 +254,7 @@ func TestUnlisted(t *testing.T) {
 			slice := sliceOf("ns/s", "web", tt.endpoints...)
 			slice.Ports[0].Protocol = &svc.Spec.Ports[0].Protocol
 			got := resolverOf(t, nodeOf("z1"), svc, slice).State().String()
-			if at := strings.Index(got, "unlisted="); at >= 0 {
+			if at := strings.Index(got, "draining="); at >= 0 {
 				got = strings.TrimSpace(got[at:])
 			} else {
 				got = ""
@@ -278,8 +278,8 @@ func TestUnlistedChange(t *testing.T) {
 		slice(endpointOf("10.1.0.1"), endpointOf("10.1.0.2", conditions("-st"))))
 	add(t, r, slice(endpointOf("10.1.0.1")))
 	d := r.Update()
-	if len(d.Upserts) != 1 || len(d.Upserts[0].Old.Unlisted) != 1 || len(d.Upserts[0].New.Unlisted) != 0 {
-		t.Errorf("step %+v; want the row without its unlisted endpoint", d)
+	if len(d.Upserts) != 1 || len(d.Upserts[0].Old.Draining) != 1 || len(d.Upserts[0].New.Draining) != 0 {
+		t.Errorf("step %+v; want the row without its draining endpoint", d)
 	}
 	add(t, r, slice(endpointOf("10.1.0.1")))
 	if d := r.Update(); !d.Empty() {

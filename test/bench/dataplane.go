@@ -63,8 +63,8 @@ func service(i, first int) *proxy.ServicePort {
 		Key: proxy.PortKey{ServicePortName: proxy.ServicePortName{
 			Namespace: "default", Name: fmt.Sprintf("svc-%d", i), Port: "http", Protocol: proxy.TCP,
 		}},
-		Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: address(172<<24|16<<16, i, 80)}},
-		Anywhere:  true,
+		Frontends:       []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: address(172<<24|16<<16, i, 80)}},
+		UsableSomewhere: true,
 	}
 	for e := range endpointsPerService {
 		at := i*16 + e

@@ -61,7 +61,7 @@ func plainRow(i, n, shift int) *proxy.ServicePort {
 			{Kind: proxy.ClusterIP, Addr: at(172, i, 80)},
 			{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(1024+i))},
 		},
-		Anywhere: n > 0,
+		UsableSomewhere: n > 0,
 	}
 	for e := range n {
 		if e > 0 {

@@ -62,7 +62,7 @@ func everyState() *proxy.State {
 	s.Node.LocalhostNodePorts = true
 	s.Rows[everyRow().Key] = everyRow()
 	for i, empty := range []*proxy.ServicePort{plainRow(7, 0, 0), everyRow()} {
-		empty.Key.Name, empty.Cluster, empty.Local, empty.Anywhere = "empty", nil, nil, i > 0
+		empty.Key.Name, empty.Cluster, empty.Local, empty.UsableSomewhere = "empty", nil, nil, i > 0
 		empty.Key.Port = string(rune('a' + i))
 		for j := range empty.Frontends {
 			empty.Frontends[j].Addr = netip.AddrPortFrom(empty.Frontends[j].Addr.Addr(), uint16(2000+i))

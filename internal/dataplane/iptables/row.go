@@ -226,13 +226,13 @@ func (r *renderer) list(scope proxy.Scope) string {
 // needsChain reports whether more than sending there is to be done for an
 // endpoint. The kernel walks every chain of a table at each change, so there are
 // none that need not be.
-func (r *renderer) needsChain(e proxy.Endpoint) bool { return r.sp.Affinity > 0 || e.Loops() }
+func (r *renderer) needsChain(e proxy.Endpoint) bool { return r.sp.Affinity > 0 || e.MayHairpin() }
 
 // endpoint returns the chain that sends to an endpoint.
 func (r *renderer) endpoint(e proxy.Endpoint) string {
 	name := endpointChain + hash(r.sp.Key, e.Addr.String())
 	var rules []string
-	if e.Loops() {
+	if e.MayHairpin() {
 		a := e.Addr.Addr()
 		rules = append(rules, from(netip.PrefixFrom(a, a.BitLen()))+comment(r.name)+"-j "+kubeMark)
 	}

@@ -23,7 +23,7 @@ func stickyRow(first, n int) *proxy.ServicePort {
 	for i := range n {
 		sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: addrPort(10<<24, first+i, 8080)})
 	}
-	sp.Affinity, sp.Anywhere = time.Hour, true
+	sp.Affinity, sp.UsableSomewhere = time.Hour, true
 	return sp
 }
 

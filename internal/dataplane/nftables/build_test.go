@@ -79,9 +79,9 @@ func serviceKey(i int, f proxy.Family) proxy.PortKey {
 // one elsewhere.
 func plainRow(i, n, shift int) *proxy.ServicePort {
 	sp := &proxy.ServicePort{
-		Key:       serviceKey(i, proxy.IPv4),
-		Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: addrPort(172<<24|16<<16, i, 80)}},
-		Anywhere:  n > 0,
+		Key:             serviceKey(i, proxy.IPv4),
+		Frontends:       []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: addrPort(172<<24|16<<16, i, 80)}},
+		UsableSomewhere: n > 0,
 	}
 	for e := range n {
 		at := i*16 + e
@@ -159,13 +159,13 @@ func randomRow(r *rand.Rand, i int) *proxy.ServicePort {
 	}
 	for e := range count {
 		ep := proxy.Endpoint{Addr: at("pod", r.IntN(40)*spread+e, 8080), Local: r.IntN(2) == 0}
-		ep.Unplaced = !ep.Local && r.IntN(2) == 0
+		ep.NodeUnknown = !ep.Local && r.IntN(2) == 0
 		sp.Cluster = append(sp.Cluster, ep)
 		if ep.Local {
 			sp.Local = append(sp.Local, ep)
 		}
 	}
-	sp.Anywhere = len(sp.Cluster) > 0 || r.IntN(2) == 0
+	sp.UsableSomewhere = len(sp.Cluster) > 0 || r.IntN(2) == 0
 	return sp
 }
 

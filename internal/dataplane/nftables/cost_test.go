@@ -102,13 +102,13 @@ func TestCostOfNodeChange(t *testing.T) {
 func TestCostOfUnlistedEndpoints(t *testing.T) {
 	d, fake := synced(t, 100)
 	old, cur := plainRow(50, 10, 0), plainRow(50, 10, 0)
-	cur.Unlisted = []netip.AddrPort{addrPort(10<<24, 1<<20, 8080)}
+	cur.Draining = []netip.AddrPort{addrPort(10<<24, 1<<20, 8080)}
 	for _, u := range []proxy.Upsert{{Old: old, New: cur}, {Old: cur, New: old}} {
 		if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if c := fake.Reset(); len(c.Ops) != 0 || c.Lists != 0 || c.Commits != 0 {
-		t.Errorf("unlisted endpoints made %v, %d lists, %d commits", c.Ops, c.Lists, c.Commits)
+		t.Errorf("draining endpoints made %v, %d lists, %d commits", c.Ops, c.Lists, c.Commits)
 	}
 }

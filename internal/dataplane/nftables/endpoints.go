@@ -70,10 +70,10 @@ func (l *listChange) moved(f func(slot int, old, cur *proxy.Endpoint)) {
 
 func (t *table) changeHairpins(l *listChange, was, is *form, out output) {
 	for _, i := range l.slots {
-		if i < len(l.old) && l.old[i].Loops() {
+		if i < len(l.old) && l.old[i].MayHairpin() {
 			out.remove(t.hairpins, nft.Element{Key: hairpinKey(was.sp.Key.Protocol, l.old[i].Addr)})
 		}
-		if i < len(l.cur) && l.cur[i].Loops() {
+		if i < len(l.cur) && l.cur[i].MayHairpin() {
 			out.add(t.hairpins, nft.Element{Key: hairpinKey(is.sp.Key.Protocol, l.cur[i].Addr)})
 		}
 	}

@@ -166,7 +166,7 @@ func probeRow(f proxy.Family, affinity time.Duration) *proxy.ServicePort {
 	return &proxy.ServicePort{
 		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Name: "probe", Protocol: proxy.TCP}, Family: f},
 		Frontends: []proxy.Frontend{{Kind: proxy.LoadBalancer, Addr: at}, {Kind: proxy.NodePort, Addr: at}},
-		Cluster:   list, Local: list, Anywhere: true, External: proxy.ScopeLocal, Affinity: affinity,
+		Cluster:   list, Local: list, UsableSomewhere: true, External: proxy.ScopeLocal, Affinity: affinity,
 		AllowFrom: []netip.Prefix{netip.PrefixFrom(at.Addr(), f.Bits())},
 	}
 }
