@@ -175,7 +175,7 @@ func serve(ctx context.Context, p plan) error {
 
 // cleanup removes what any service proxy left.
 func cleanup(ctx context.Context) error {
-	removed, err := dataplane.Cleanup(ctx)
+	removed, err := dataplane.Cleanup(ctx, nil)
 	for _, what := range removed {
 		klog.FromContext(ctx).Info("Removed", "what", what)
 	}

@@ -99,7 +99,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if s.flows, err = ct.Open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open connection tracking: %w", err), s.dataplane.Close())
 	}
-	s.takeover = newTakeover(func(ctx context.Context) ([]string, error) { return mode.TakeOver(ctx, s.dataplane) })
+	s.takeover = newTakeover(func(ctx context.Context) ([]string, error) { return dataplane.Cleanup(ctx, s.dataplane) })
 	if err := s.join(ctx, rules); err != nil {
 		return nil, errors.Join(err, s.close())
 	}

@@ -9,7 +9,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/proxy"
 )
 
@@ -76,6 +75,6 @@ func onlyInUse(err error) bool {
 	case interface{ Unwrap() error }:
 		return onlyInUse(e.Unwrap())
 	default:
-		return errors.Is(err, kubeproxy.ErrInUse)
+		return errors.Is(err, proxy.ErrInUse)
 	}
 }

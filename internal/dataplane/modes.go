@@ -7,7 +7,7 @@ import (
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane/iptables"
-	"sluice/internal/dataplane/kubeproxy"
+	"sluice/internal/dataplane/ipvs"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ipt"
@@ -44,9 +44,10 @@ type Mode struct {
 	// Open returns the dataplane. The kernel does nothing new before its Sync.
 	Open func(context.Context, Settings) (proxy.Dataplane, error)
 
-	// TakeOver removes what our other modes and kube-proxy left, but for what
-	// the dataplane has made its own. It returns what it removed.
-	TakeOver func(context.Context, proxy.Dataplane) ([]string, error)
+	// Cleanup removes the mode's rules and what kube-proxy's mode of that name
+	// left, but for what an open dataplane, of whatever mode, has made its own. It
+	// returns what it removed, and goes on after an error.
+	Cleanup func(ctx context.Context, open proxy.Dataplane) ([]string, error)
 }
 
 // Of returns a mode that is built.
@@ -62,19 +63,31 @@ func Of(m config.ProxyMode) (Mode, error) {
 }
 
 // Cleanup removes every rule that any mode of ours or of kube-proxy's may have
-// left, and returns what it removed. What cannot be removed is no reason to
-// leave the rest.
-func Cleanup(ctx context.Context) (removed []string, err error) {
-	removed, err = nftables.Cleanup(ctx, false)
-	rest, failed := kubeproxy.Cleanup(ctx, kubeproxy.Keep{})
-	return append(removed, rest...), errors.Join(err, failed)
+// left, but for what an open dataplane has made its own, if there is one, and
+// returns what it removed. What cannot be removed is no reason to leave the rest.
+func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err error) {
+	// The sets of the ipvs mode go after the chains that refer to them.
+	for _, m := range []Mode{nftablesMode(), iptablesMode(), {Cleanup: cleanupIPVS}} {
+		done, failed := m.Cleanup(ctx, open)
+		removed, err = append(removed, done...), errors.Join(err, failed)
+	}
+	return removed, err
 }
+
+// keepsLoopback reports whether an open dataplane looks after the setting that
+// opens loopback.
+func keepsLoopback(open proxy.Dataplane) bool {
+	d, ok := open.(interface{ KeepsLoopback() bool })
+	return ok && d.KeepsLoopback()
+}
+
+func cleanupIPVS(ctx context.Context, _ proxy.Dataplane) ([]string, error) { return ipvs.Cleanup(ctx) }
 
 func nftablesMode() Mode {
 	settings := func(s Settings) nftables.Settings {
 		return nftables.Settings{
 			MarkBit: s.MasqueradeBit, Families: s.Families, CleanupFailed: s.CleanupFailed,
-			Others: func(ctx context.Context) (localnet.Traces, error) { return kubeproxy.Traces(ctx) },
+			Others: func(ctx context.Context) (localnet.Traces, error) { return iptables.Traces(ctx, 0) },
 		}
 	}
 	return Mode{
@@ -92,9 +105,9 @@ func nftablesMode() Mode {
 			}
 			return d, nil
 		},
-		TakeOver: func(ctx context.Context, d proxy.Dataplane) ([]string, error) {
-			keep := kubeproxy.Keep{Loopback: d.(*nftables.Dataplane).KeepsLoopback()}
-			return kubeproxy.Cleanup(ctx, keep) // our iptables mode has kube-proxy's names
+		Cleanup: func(ctx context.Context, open proxy.Dataplane) ([]string, error) {
+			_, own := open.(*nftables.Dataplane)
+			return nftables.Cleanup(ctx, nftables.Keep{Tables: own, Loopback: keepsLoopback(open)})
 		},
 	}
 }
@@ -120,12 +133,12 @@ func iptablesMode() Mode {
 			}
 			return d, nil
 		},
-		TakeOver: func(ctx context.Context, d proxy.Dataplane) ([]string, error) {
-			ours := d.(*iptables.Dataplane)
-			keep := kubeproxy.Keep{Variants: []ipt.Variant{ours.Variant()}, Loopback: ours.KeepsLoopback()}
-			tables, err := nftables.Cleanup(ctx, keep.Loopback)
-			removed, failed := kubeproxy.Cleanup(ctx, keep)
-			return append(tables, removed...), errors.Join(err, failed)
+		Cleanup: func(ctx context.Context, open proxy.Dataplane) ([]string, error) {
+			keep := iptables.Keep{Loopback: keepsLoopback(open)}
+			if own, ok := open.(*iptables.Dataplane); ok {
+				keep.Variant = own.Variant()
+			}
+			return iptables.Cleanup(ctx, keep)
 		},
 	}
 }
@@ -134,6 +147,6 @@ func iptablesMode() Mode {
 // that tells who opened loopback.
 func besideIPTables(ctx context.Context, own ipt.Variant) (localnet.Traces, error) {
 	tables, err := nftables.Traces(ctx)
-	rules, failed := kubeproxy.Traces(ctx, own)
+	rules, failed := iptables.Traces(ctx, own)
 	return tables.And(rules), errors.Join(err, failed)
 }

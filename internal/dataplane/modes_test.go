@@ -13,7 +13,7 @@ func TestEveryBuiltModeIsInTheTable(t *testing.T) {
 			t.Errorf("mode %s: %v", m, err)
 			continue
 		}
-		if mode.Probe == nil || mode.Prepare == nil || mode.Open == nil || mode.TakeOver == nil {
+		if mode.Probe == nil || mode.Prepare == nil || mode.Open == nil || mode.Cleanup == nil {
 			t.Errorf("mode %s is not whole: %+v", m, mode)
 		}
 	}

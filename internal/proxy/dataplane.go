@@ -69,3 +69,7 @@ type Leaver interface {
 	// force unless another proxy comes. It is the last thing before Close.
 	Leave(ctx context.Context) error
 }
+
+// ErrInUse says that a clean-up left something because somebody else uses it.
+// Trying again is in vain until they stop.
+var ErrInUse = errors.New("in use by what is not kube-proxy's")

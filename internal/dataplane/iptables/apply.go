@@ -24,7 +24,7 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 		func(k proxy.HealthCheckKey) *proxy.HealthCheck { return d.checks[k] })
 	next := d.after(delta)
 	if delta.Node != nil {
-		next.guard = d.settleGuard(ctx, delta.Node)
+		next.guard = d.localnet.Guard(ctx, delta.Node.OpensLoopback())
 	}
 	written := false
 	for _, f := range d.families {
@@ -76,7 +76,7 @@ func (d *Dataplane) take(ctx context.Context, n *next) {
 	s.Apply(n.delta)
 	d.node, d.cidrs, d.checks = s.Node, s.CIDRs, s.HealthChecks
 	if d.guard = n.guard; n.delta.Node != nil {
-		d.openLoopback(ctx)
+		d.localnet.Open(ctx)
 	}
 }
 

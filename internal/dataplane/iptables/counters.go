@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"sluice/internal/kernel/ipt"
+	"sluice/internal/proxy"
 )
 
 // Packets is what rules of ours have matched, in both families together.
@@ -27,7 +28,7 @@ func (d *Dataplane) Packets(ctx context.Context) (sum Packets, err error) {
 	for _, f := range d.families {
 		err = errors.Join(err, f.invalid.read(ctx, f.programs, place{filter, kubeForward}, invalidDropped))
 		sum.InvalidDropped += f.invalid.before + f.invalid.now
-		if f == d.ipv4() && d.loopback.Load() { // else there is no such rule
+		if f.Family == proxy.IPv4 && d.localnet.InUse() { // else there is no such rule
 			err = errors.Join(err, f.localhost.read(ctx, f.programs, place{nat, kubePost}, localhostAccepted))
 		}
 		sum.LocalhostAccepted += f.localhost.before + f.localhost.now

@@ -5,7 +5,6 @@ import (
 	"math"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 
 	"k8s.io/klog/v2"
 
@@ -45,8 +44,7 @@ type Dataplane struct {
 	liberal  bool // connection tracking does not call packets invalid that are out of window
 	told     bool // how many clients are remembered
 	localnet *localnet.Setting
-	packets  sync.Mutex  // held while they are read
-	loopback atomic.Bool // takes NodePorts
+	packets  sync.Mutex // held while they are read
 
 	// What the kernel has.
 	node   *proxy.Node // nil before the first Sync
@@ -81,14 +79,16 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 // New returns a dataplane that writes through programs.
 func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings) *Dataplane {
 	d := &Dataplane{settings: s, sysctls: k}
-	d.localnet = localnet.New(k, func(ctx context.Context) (localnet.Traces, error) {
-		if s.Others == nil {
-			return localnet.Traces{}, nil
-		}
-		return s.Others(ctx, s.Variant)
-	})
 	both := &changes{}
 	for _, name := range s.families() {
+		if name == proxy.IPv4 {
+			d.localnet = localnet.New(k, func(ctx context.Context) (localnet.Traces, error) {
+				if s.Others == nil {
+					return localnet.Traces{}, nil
+				}
+				return s.Others(ctx, s.Variant)
+			})
+		}
 		f := &family{Family: name, programs: programs[name], most: maxChains, changes: both}
 		if s.Variant == ipt.Legacy {
 			f.most, f.changes = math.MaxInt, &changes{}

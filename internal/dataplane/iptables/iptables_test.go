@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
@@ -168,7 +167,7 @@ func TestCleanup(t *testing.T) {
 		if err := proxytest.Sync(t.Context(), d, everyState()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := kubeproxy.Cleanup(t.Context(), kubeproxy.Keep{}); err != nil {
+		if _, err := Cleanup(t.Context(), Keep{}); err != nil {
 			t.Fatal(err)
 		}
 		got := slices.DeleteFunc(saved(t, d), func(l string) bool { return strings.HasPrefix(l, "mangle ") })

@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/ipt/ipttest"
@@ -106,7 +105,7 @@ func (h *guardedHost) killed() error {
 }
 
 // TestLoopbackTransitions goes from every state to every other one. Removal is
-// kubeproxy's, and tested there.
+// tested with the clean-up.
 func TestLoopbackTransitions(t *testing.T) {
 	plain, noted := localnet.Guard{InForce: true}, localnet.Guard{InForce: true, Noted: true}
 	type steps []func() error
@@ -202,7 +201,7 @@ func TestPrepare(t *testing.T) {
 		if diff := cmp.Diff(before, saved(t, d)); diff != "" {
 			t.Errorf("rules of a daemon changed (-before +after):\n%s", diff)
 		}
-		if _, err := kubeproxy.Cleanup(t.Context(), kubeproxy.Keep{}); err != nil || localnet.IsOn(d.sysctls) {
+		if _, err := Cleanup(t.Context(), Keep{}); err != nil || localnet.IsOn(d.sysctls) {
 			t.Errorf("after the cleanup loopback is open: %t, error %v", localnet.IsOn(d.sysctls), err)
 		}
 	})

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 
-	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
@@ -185,7 +184,7 @@ func (m *mending) jumps() {
 		var have []string
 		if c := m.saved[p]; c != nil {
 			for _, r := range c.Rules {
-				if leadsToUs(p.table, r) {
+				if isEntry(p.table, r) {
 					have = append(have, r)
 				}
 			}
@@ -202,24 +201,28 @@ func (m *mending) jumps() {
 	}
 }
 
-// leadsToUs reports whether a rule of a built-in chain is one of ours or
-// kube-proxy's. Marking for masquerade is a service that others may use.
-func leadsToUs(table, rule string) bool {
-	to := ipt.Target(rule)
-	return kubeproxy.Owns(table, to) && to != kubeMark
+// usedByOthers returns our chains that rules of others go to, and the first chain
+// that has such a rule.
+func usedByOthers(saved map[place]*ipt.Chain) map[place]string {
+	used := map[place]string{}
+	for p, c := range saved {
+		if owns(p.table, p.chain) {
+			continue
+		}
+		for _, r := range c.Rules {
+			to := place{p.table, ipt.Target(r)}
+			if owns(to.table, to.chain) && !(c.Policy != "" && isEntry(p.table, r)) && (used[to] == "" || p.chain < used[to]) {
+				used[to] = p.chain
+			}
+		}
+	}
+	return used
 }
 
 // sweep removes chains that are not wanted. One that a chain of somebody else
 // leads to cannot go; it is emptied.
 func (m *mending) sweep() {
-	used := map[place]bool{}
-	for p, c := range m.saved {
-		for _, r := range c.Rules {
-			if !kubeproxy.Owns(p.table, p.chain) && !(c.Policy != "" && leadsToUs(p.table, r)) {
-				used[place{p.table, ipt.Target(r)}] = true
-			}
-		}
-	}
+	used := usedByOthers(m.saved)
 	own := make(map[place]bool, len(m.want.own))
 	for _, c := range m.want.own {
 		own[c.place] = true
@@ -227,8 +230,8 @@ func (m *mending) sweep() {
 	for p, c := range m.saved {
 		_, constant := m.want.constants[p]
 		switch {
-		case !kubeproxy.Owns(p.table, p.chain) || constant || own[p]:
-		case !used[p]:
+		case !owns(p.table, p.chain) || constant || own[p]:
+		case used[p] == "":
 			m.remove(p)
 		case len(c.Rules) > 0:
 			m.chain(p)

@@ -5,6 +5,7 @@ import (
 	"encoding/base32"
 	"strings"
 
+	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
 
@@ -38,6 +39,56 @@ const (
 	sourceChain   = "KUBE-FW-"
 	endpointChain = "KUBE-SEP-"
 )
+
+// owns reports whether a chain is one of kube-proxy's iptables or ipvs mode, or
+// of ours, which has the same names and a few more. Names are exact, since
+// others use the prefix: kubelet has KUBE-FIREWALL and KUBE-MARK-DROP, and chains
+// of one name may be kube-proxy's in one table and somebody else's in another.
+func owns(table, chain string) bool {
+	switch table {
+	case nat:
+		switch chain {
+		case kubeServices, kubePost, kubeMark, kubeNodePorts, kubeCanary, kubeProbe, ipvsNodePort, ipvsLoadBalancer:
+			return true
+		}
+		return isRowChain(chain)
+	case filter:
+		switch chain {
+		case kubeServices, kubeForward, kubeFirewall, kubeExternal, kubeNodePorts, kubeAddresses, kubeCanary,
+			ipvsNodePort, ipvsLoadBalancer, "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER", "KUBE-SOURCE-RANGES-FIREWALL":
+			return true
+		}
+	case mangle:
+		return chain == kubeCanary
+	}
+	return false
+}
+
+// The chains of kube-proxy's ipvs mode that are in two tables.
+const (
+	ipvsNodePort     = "KUBE-NODE-PORT"
+	ipvsLoadBalancer = "KUBE-LOAD-BALANCER"
+)
+
+// isRowChain reports whether a chain of nat is one of a row or an endpoint.
+// Releases of kube-proxy before 1.24 had XLB for what is EXT and SVL now.
+func isRowChain(chain string) bool {
+	for _, prefix := range []string{clusterChain, localChain, externalChain, sourceChain, endpointChain, "KUBE-XLB-"} {
+		hash, ok := strings.CutPrefix(chain, prefix)
+		if ok && len(hash) == hashLength && strings.Trim(hash, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// isEntry reports whether a rule of a built-in chain is one by which we or
+// kube-proxy enter our chains. Other rules that go to them are somebody else's:
+// marking for masquerade is a service that others may use.
+func isEntry(table, rule string) bool {
+	to := ipt.Target(rule)
+	return owns(table, to) && !isRowChain(to) && to != kubeMark && to != ipvsLoadBalancer
+}
 
 // hashLength is how much of a hash a chain's name has.
 const hashLength = 16

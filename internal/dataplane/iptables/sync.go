@@ -7,7 +7,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
@@ -45,7 +44,7 @@ func (d *Dataplane) reach(ctx context.Context, s *proxy.State, earlier map[proxy
 		}
 	}
 	d.node, d.cidrs, d.rows, d.checks = s.Node, s.CIDRs, s.Rows, s.HealthChecks
-	d.openLoopback(ctx)
+	d.localnet.Open(ctx)
 	d.tellAffinity(ctx)
 	return refused, nil
 }
@@ -121,8 +120,8 @@ func (d *Dataplane) mending(ctx context.Context, f *family, s *proxy.State) (*me
 		return nil, err
 	}
 	if f.Family == proxy.IPv4 {
-		d.localnet.Find(ctx, kubeproxy.TracesOf(tables))
-		d.guard = d.settleGuard(ctx, s.Node)
+		d.localnet.Find(ctx, loopbackOf(tables).traces())
+		d.guard = d.localnet.Guard(ctx, s.Node.OpensLoopback())
 	}
 	return newMending(tables, d.target(f, s)), nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"strings"
 
-	"sluice/internal/dataplane/kubeproxy"
 	"sluice/internal/kernel/ipt"
 )
 
@@ -30,7 +29,7 @@ func counter(p place) place {
 func (u uses) chain(p place, rules []string, n int) {
 	u[counter(p)] += n * len(rules)
 	for _, r := range rules {
-		if to := ipt.Target(r); kubeproxy.Owns(p.table, to) {
+		if to := ipt.Target(r); owns(p.table, to) {
 			u[counter(place{p.table, to})] += n
 		}
 	}
@@ -70,7 +69,7 @@ func (f *family) count(ctx context.Context) (uses, error) {
 	u := uses{}
 	for table, chains := range tables {
 		for chain, n := range chains {
-			if kubeproxy.Owns(table, chain) {
+			if owns(table, chain) {
 				u[counter(place{table, chain})] += n
 			}
 		}

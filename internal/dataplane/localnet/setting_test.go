@@ -58,9 +58,7 @@ func TestSetting(t *testing.T) {
 				if guard != tt.guards[i] {
 					t.Errorf("step %d: guard %+v, want %+v", i, guard, tt.guards[i])
 				}
-				if wanted {
-					s.Open(t.Context())
-				}
+				s.Open(t.Context())
 			}
 			var writes []string
 			for _, w := range tt.writes {
@@ -73,6 +71,40 @@ func TestSetting(t *testing.T) {
 				t.Errorf("settled: %t", s.Settled())
 			}
 		})
+	}
+}
+
+// TestWithoutIPv4 wants a dataplane without IPv4 to guard and open nothing.
+func TestWithoutIPv4(t *testing.T) {
+	var s *Setting
+	s.Find(t.Context(), Traces{})
+	if g := s.Guard(t.Context(), true); g != (Guard{}) || s.Settled() {
+		t.Errorf("guard %+v, settled %t", g, s.Settled())
+	}
+	s.Open(t.Context())
+}
+
+// TestPrepare wants the guard to be written before the setting is on, and the
+// setting to stay off where the guard cannot be.
+func TestPrepare(t *testing.T) {
+	refused := errors.New("refused")
+	for _, tt := range []struct {
+		name  string
+		opens bool
+		err   error
+		want  string
+	}{{"opened", true, nil, "1"}, {"not wanted", false, nil, "0"}, {"no guard", true, refused, "0"}} {
+		k := sysctltest.NewFake(map[string]string{Name: "0"})
+		guarded := false
+		err := New(k, nil).Prepare(t.Context(), Traces{}, tt.opens, func(g Guard) error {
+			if guarded = true; !g.InForce || !g.Noted || IsOn(k) {
+				t.Errorf("%s: guard %+v is written when the setting is on: %t", tt.name, g, IsOn(k))
+			}
+			return tt.err
+		})
+		if got, _ := k.Read(Name); !errors.Is(err, tt.err) || got != tt.want || guarded != tt.opens {
+			t.Errorf("%s: error %v, guarded %t, the setting is %s, want %s", tt.name, err, guarded, got, tt.want)
+		}
 	}
 }
 

@@ -32,7 +32,7 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 		d.took(step, refused)
 	}
 	if delta.Node != nil {
-		d.openLoopback(ctx)
+		d.localnet.Open(ctx)
 	}
 	return refused, nil
 }
@@ -56,7 +56,7 @@ func (d *Dataplane) took(step *proxy.Delta, refused proxy.Refused) {
 func (d *Dataplane) apply(ctx context.Context, delta *proxy.Delta, refused map[proxy.PortKey]error) error {
 	guard := d.guard
 	if delta.Node != nil {
-		guard = d.settleGuard(ctx, delta.Node)
+		guard = d.localnet.Guard(ctx, delta.Node.OpensLoopback())
 	}
 	for {
 		c := d.change(delta, guard, refused)

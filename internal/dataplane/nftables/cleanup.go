@@ -9,30 +9,47 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Cleanup removes our tables, and nothing else. It returns what it removed. If a
-// service proxy opened loopback, it is closed again before its guard goes; if it
-// cannot be, the guard stays. A caller who has a guard of his own keeps it open.
-func Cleanup(ctx context.Context, keepLoopback bool) (removed []string, err error) {
+// kubeProxyTable is the table of kube-proxy's nftables mode, in both families.
+const kubeProxyTable = "kube-proxy"
+
+// Keep is what an open dataplane has made its own of what Cleanup would remove.
+type Keep struct {
+	Tables   bool // ours: it is this mode that is open
+	Loopback bool // the setting that opened loopback: the dataplane has a guard for it
+}
+
+// Cleanup removes our tables and those of kube-proxy's nftables mode, but for
+// what is kept, and returns what it removed. If a service proxy opened loopback,
+// it is closed again before its guard goes; if it cannot be, the guard stays.
+func Cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, explain(err)
 	}
 	defer conn.Close()
-	return cleanup(ctx, conn, sysctl.Kernel{}, keepLoopback)
+	return cleanup(ctx, conn, sysctl.Kernel{}, keep)
 }
 
-func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, keepLoopback bool) (removed []string, stays error) {
+func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, keep Keep) (removed []string, stays error) {
 	var b nft.Batch
 	for _, f := range proxy.Families {
 		t := newTable(f, 0, tableName)
-		listing, err := conn.List(ctx, t.Table)
+		theirs := nft.Table{Family: t.Table.Family, Name: kubeProxyTable}
+		listing, err := listIfAny(ctx, conn, theirs)
 		if err != nil {
-			return nil, explain(err)
+			return nil, err
 		}
-		if listing == nil {
+		if listing != nil {
+			b.DeleteTable(theirs)
+			removed = append(removed, theirs.String())
+		}
+		if listing, err = listIfAny(ctx, conn, t.Table); err != nil {
+			return nil, err
+		}
+		if listing == nil || keep.Tables {
 			continue
 		}
-		if traces(listing).Noted && !keepLoopback {
+		if traces(listing).Noted && !keep.Loopback {
 			var done string
 			if done, stays = localnet.PutBack(k); done != "" {
 				removed = append(removed, done)

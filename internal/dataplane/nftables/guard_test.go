@@ -117,7 +117,7 @@ func (h *guardedHost) killed() error {
 
 func (h *guardedHost) cleanup() error {
 	defer h.restart()
-	_, err := cleanup(h.t.Context(), h, h, false)
+	_, err := cleanup(h.t.Context(), h, h, Keep{})
 	return err
 }
 
@@ -210,7 +210,7 @@ func TestCleanupKeepsTheGuardAlone(t *testing.T) {
 	}
 	h.Refuse(localnet.Name, errors.New("read-only file system"))
 	for i, want := range [][]string{{"table ip sluice", "table ip6 sluice"}, nil} {
-		removed, err := cleanup(t.Context(), h, h, false)
+		removed, err := cleanup(t.Context(), h, h, Keep{})
 		if err == nil || !slices.Equal(removed, want) {
 			t.Errorf("cleanup %d: removed %q, error %v", i, removed, err)
 		}
@@ -220,7 +220,7 @@ func TestCleanupKeepsTheGuardAlone(t *testing.T) {
 		}
 	}
 	h.others.Guarded = true
-	if removed, err := cleanup(t.Context(), h, h, true); err != nil || len(removed) != 1 || !localnet.IsOn(h) {
+	if removed, err := cleanup(t.Context(), h, h, Keep{Loopback: true}); err != nil || len(removed) != 1 || !localnet.IsOn(h) {
 		t.Errorf("for a caller with a guard of his own: removed %q, error %v", removed, err)
 	}
 }

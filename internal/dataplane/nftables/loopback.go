@@ -92,14 +92,20 @@ func Traces(ctx context.Context) (localnet.Traces, error) {
 		return localnet.Traces{}, explain(err)
 	}
 	defer conn.Close()
-	l, err := conn.List(ctx, newTable(proxy.IPv4, 0, tableName).Table)
+	l, err := listIfAny(ctx, conn, newTable(proxy.IPv4, 0, tableName).Table)
+	return traces(l), err
+}
+
+// listIfAny lists a table; nil if there is none or the kernel has no nf_tables.
+func listIfAny(ctx context.Context, conn nft.Interface, t nft.Table) (*nft.Listing, error) {
+	l, err := conn.List(ctx, t)
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL):
-		return localnet.Traces{}, nil // the kernel has no nf_tables
+		return nil, nil
 	case err != nil:
-		return localnet.Traces{}, explain(err)
+		return nil, fmt.Errorf("look for %v: %w", t, explain(err))
 	}
-	return traces(l), nil
+	return l, nil
 }
 
 // fromWire matches what came in on another link than loopback.
@@ -109,33 +115,6 @@ func (r *rule) fromWire() *rule {
 	r.add(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: firstRegister},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: firstRegister, Data: name})
 	return r.done()
-}
-
-// ipv4 returns the table of the family whose loopback addresses may take
-// NodePorts; nil if it is not served.
-func (d *Dataplane) ipv4() *table {
-	i := slices.IndexFunc(d.tables, func(t *table) bool { return t.family == proxy.IPv4 })
-	if i < 0 {
-		return nil
-	}
-	return d.tables[i]
-}
-
-// settleGuard returns the guard that a node's rules must have, and puts the
-// setting back that needs it if loopback takes no NodePorts.
-func (d *Dataplane) settleGuard(ctx context.Context, n *proxy.Node) localnet.Guard {
-	if d.ipv4() == nil {
-		return localnet.Guard{}
-	}
-	return d.localnet.Guard(ctx, n.OpensLoopback())
-}
-
-// openLoopback lets the node's connections from loopback addresses reach
-// endpoints, once the guard is in force.
-func (d *Dataplane) openLoopback(ctx context.Context) {
-	if d.ipv4() != nil && d.node.OpensLoopback() {
-		d.localnet.Open(ctx)
-	}
 }
 
 // KeepsLoopback reports whether the setting that opens loopback is looked after
@@ -154,20 +133,19 @@ func Prepare(ctx context.Context, s Settings, opens bool) error {
 }
 
 func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
-	t := d.ipv4()
-	if t == nil {
+	i := slices.IndexFunc(d.tables, func(t *table) bool { return t.family == proxy.IPv4 })
+	if i < 0 {
 		return nil
 	}
+	t := d.tables[i]
 	l, err := d.conn.List(ctx, t.Table)
 	if err != nil {
 		return err
 	}
-	d.localnet.Find(ctx, traces(l))
-	guard := d.localnet.Guard(ctx, opens)
-	if !opens {
-		return nil // the rules are the daemon's
-	}
-	if l == nil || !t.guarded(l, guard) {
+	return d.localnet.Prepare(ctx, traces(l), opens, func(guard localnet.Guard) error {
+		if l != nil && t.guarded(l, guard) {
+			return nil
+		}
 		var b nft.Batch
 		if l != nil && l.Dormant {
 			b.DeleteTable(t.Table) // nothing of it is in force
@@ -176,7 +154,6 @@ func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
 		if err := d.conn.Commit(ctx, &b); err != nil {
 			return fmt.Errorf("guard loopback addresses: %w", err)
 		}
-	}
-	d.localnet.Open(ctx)
-	return nil
+		return nil
+	})
 }

@@ -62,15 +62,20 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	d := New(conn, s)
-	d.localnet = localnet.New(sysctl.Kernel{}, s.Others)
+	if d.localnet != nil {
+		d.localnet = localnet.New(sysctl.Kernel{}, s.Others)
+	}
 	d.clients = &clientCounter{conn: reader, last: map[proxy.Family]clientCount{}}
 	return d, nil
 }
 
 // New returns a dataplane that writes through conn, and no settings of the host.
 func New(conn nft.Interface, s Settings) *Dataplane {
-	d := &Dataplane{conn: conn, localnet: localnet.New(nil, nil), stepSize: stepSize, batchBytes: batchBytes}
+	d := &Dataplane{conn: conn, stepSize: stepSize, batchBytes: batchBytes}
 	for _, f := range s.families() {
+		if f == proxy.IPv4 {
+			d.localnet = localnet.New(nil, nil)
+		}
 		t := newTable(f, s.MarkBit, tableName)
 		if s.CleanupFailed != nil {
 			t.cleanupFailed = func() { s.CleanupFailed(f) }

@@ -573,7 +573,7 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // a second time there is nothing to do
-		if _, err := Cleanup(ctx, false); err != nil {
+		if _, err := Cleanup(ctx, Keep{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -38,7 +38,7 @@ func (d *Dataplane) Sync(ctx context.Context, s *proxy.State) (proxy.Refused, er
 	}
 	d.rows = maps.Clone(s.Rows)
 	maps.DeleteFunc(d.rows, func(k proxy.PortKey, _ *proxy.ServicePort) bool { return refused[k] != nil })
-	d.openLoopback(ctx)
+	d.localnet.Open(ctx)
 	return refused, nil
 }
 
@@ -54,7 +54,7 @@ func (d *Dataplane) sync(ctx context.Context, s *proxy.State, refused map[proxy.
 		w := &writer{ctx: ctx, conn: d.conn, limit: d.batchBytes, t: t, users: users, refused: refused}
 		if t.family == proxy.IPv4 {
 			d.localnet.Find(ctx, traces(listing))
-			d.guard = d.settleGuard(ctx, s.Node)
+			d.guard = d.localnet.Guard(ctx, s.Node.OpensLoopback())
 			w.guard = d.guard
 		}
 		rows := rowsOf(s, t.family, refused)
@@ -130,7 +130,7 @@ func (t *table) synced() {
 // takeOver adds the removal of kube-proxy's tables to the batch that makes ours live.
 func (d *Dataplane) takeOver(ctx context.Context, live *nft.Batch) error {
 	for _, t := range d.tables {
-		theirs := nft.Table{Family: t.Table.Family, Name: "kube-proxy"}
+		theirs := nft.Table{Family: t.Table.Family, Name: kubeProxyTable}
 		listing, err := d.conn.List(ctx, theirs)
 		if err != nil {
 			return err

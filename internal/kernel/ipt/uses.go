@@ -3,6 +3,7 @@ package ipt
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/mdlayher/netlink"
@@ -21,10 +22,14 @@ func CountUses(f Family, v Variant) (Uses, error) {
 	return legacyUses(f)
 }
 
-// nftUses lists the chains of a family, whose number of uses the kernel keeps.
+// nftUses lists the chains of a family, whose number of uses the kernel keeps;
+// none if the kernel has no nf_tables.
 func nftUses(f Family) (Uses, error) {
 	const tableAttribute, nameAttribute, useAttribute = 1, 3, 6
 	chains, err := askNFTables(unix.NFT_MSG_GETCHAIN, f.domain(), netlink.Request|netlink.Dump)
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EINVAL) {
+		return Uses{}, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list chains of nf_tables: %w", err)
 	}

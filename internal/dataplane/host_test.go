@@ -1,4 +1,4 @@
-package kubeproxy
+package dataplane
 
 import (
 	"embed"

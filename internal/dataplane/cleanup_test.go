@@ -1,15 +1,15 @@
-package kubeproxy
+package dataplane
 
 import (
 	"errors"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"sluice/internal/kernel/ipt"
+	"sluice/internal/proxy"
 )
 
 // TestCleanupTakesOnlyWhatIsKubeProxys compares the whole host before kube-proxy
@@ -18,14 +18,13 @@ func TestCleanupTakesOnlyWhatIsKubeProxys(t *testing.T) {
 	tests := []struct {
 		name  string
 		load  []func(*testing.T, ipt.Variant)
-		modes []string
 		lines int // what is removed: tables of each kind, the link, sets
 	}{
-		{"nothing", nil, nil, 0},
-		{"iptables", []func(*testing.T, ipt.Variant){loadIPTables}, []string{IPTables}, 6},
-		{"ipvs", []func(*testing.T, ipt.Variant){loadIPVS}, []string{IPVS}, 4 + 1 + 34},
-		{"nftables", []func(*testing.T, ipt.Variant){loadNFTables}, []string{NFTables}, 2},
-		{"all", []func(*testing.T, ipt.Variant){loadIPTables, loadNFTables, loadIPVS}, []string{NFTables, IPTables, IPVS}, 6 + 2 + 1 + 34},
+		{"nothing", nil, 0},
+		{"iptables", []func(*testing.T, ipt.Variant){loadIPTables}, 6},
+		{"ipvs", []func(*testing.T, ipt.Variant){loadIPVS}, 4 + 1 + 34},
+		{"nftables", []func(*testing.T, ipt.Variant){loadNFTables}, 2},
+		{"all", []func(*testing.T, ipt.Variant){loadIPTables, loadNFTables, loadIPVS}, 6 + 2 + 1 + 34},
 	}
 	for _, v := range ipt.Variants() {
 		for _, tt := range tests {
@@ -41,9 +40,7 @@ func TestCleanupTakesOnlyWhatIsKubeProxys(t *testing.T) {
 					t.Fatalf("loading changed the host: %t (-before +after):\n%s", loaded != before, cmp.Diff(strings.Split(before, "\n"), strings.Split(loaded, "\n")))
 				}
 
-				wantFound(t, tt.modes)
-				wantSame(t, "Find", loaded, snapshot(t))
-				removed, err := Cleanup(t.Context(), Keep{})
+				removed, err := Cleanup(t.Context(), nil)
 				if err != nil {
 					t.Errorf("cleanup: %v", err)
 				}
@@ -51,7 +48,6 @@ func TestCleanupTakesOnlyWhatIsKubeProxys(t *testing.T) {
 					t.Errorf("removed %d lines, want %d:\n%s", len(removed), tt.lines, strings.Join(removed, "\n"))
 				}
 				wantSame(t, "Cleanup", before, snapshot(t))
-				wantFound(t, nil)
 				wantNothingToDo(t)
 				wantSame(t, "the second Cleanup", before, snapshot(t))
 			})
@@ -66,23 +62,9 @@ func wantSame(t *testing.T, what, before, after string) {
 	}
 }
 
-func wantFound(t *testing.T, modes []string) {
-	t.Helper()
-	l, err := Find(t.Context())
-	if err != nil {
-		t.Errorf("find: %v", err)
-	}
-	if diff := cmp.Diff(modes, l.Modes()); diff != "" {
-		t.Errorf("modes found (-want +got):\n%s", diff)
-	}
-	if l.Empty() != (len(modes) == 0) {
-		t.Errorf("Empty() = %t of %+v", l.Empty(), l)
-	}
-}
-
 func wantNothingToDo(t *testing.T) {
 	t.Helper()
-	removed, err := Cleanup(t.Context(), Keep{})
+	removed, err := Cleanup(t.Context(), nil)
 	if removed != nil || err != nil {
 		t.Errorf("a second cleanup removed %q, error %v; want nothing", removed, err)
 	}
@@ -111,8 +93,8 @@ COMMIT
 `
 			restore(t, ipt.IPv4, v, uses)
 
-			_, err := Cleanup(t.Context(), Keep{})
-			if !errors.Is(err, ErrInUse) {
+			_, err := Cleanup(t.Context(), nil)
+			if !errors.Is(err, proxy.ErrInUse) {
 				t.Errorf("error %v, want ErrInUse", err)
 			}
 			var got []string
@@ -148,7 +130,7 @@ COMMIT
 			// Once the others are gone, so is the rest.
 			restore(t, ipt.IPv4, v, "*nat\n-F MINE\n-X MINE\n-F CNI-HOSTPORT-DNAT\n-F CNI-DN-0123456789abcdef\n-X CNI-DN-0123456789abcdef\nCOMMIT\n"+
 				"*filter\n-D DOCKER-USER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN\nCOMMIT\n")
-			removed, err := Cleanup(t.Context(), Keep{})
+			removed, err := Cleanup(t.Context(), nil)
 			if err != nil || len(removed) != 2 {
 				t.Errorf("cleanup removed %q, error %v; want the chains of nat and a set", removed, err)
 			}
@@ -182,9 +164,16 @@ func TestMissingPrograms(t *testing.T) {
 			"KUBE-SERVICES",
 		},
 		{
-			"legacy tables in use",
+			"nothing of kube-proxy's in legacy tables",
 			func(t *testing.T) {
 				restore(t, ipt.IPv4, ipt.Legacy, "*nat\n:DOCKER - [0:0]\nCOMMIT\n*raw\nCOMMIT\n")
+			},
+			"", "all",
+		},
+		{
+			"chains in legacy tables",
+			func(t *testing.T) {
+				restore(t, ipt.IPv4, ipt.Legacy, "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n*filter\n:DOCKER - [0:0]\nCOMMIT\n")
 			},
 			"look for kube-proxy's chains in nat: find programs iptables-legacy-save and iptables-legacy-restore: not installed",
 			"all",
@@ -205,7 +194,7 @@ func TestMissingPrograms(t *testing.T) {
 			loaded := snapshot(t)
 			path := os.Getenv("PATH")
 			t.Setenv("PATH", t.TempDir())
-			_, err := Cleanup(t.Context(), Keep{})
+			_, err := Cleanup(t.Context(), nil)
 			t.Setenv("PATH", path)
 			switch {
 			case tt.want == "" && err != nil:
@@ -232,54 +221,10 @@ func TestTablesIPTablesCannotRead(t *testing.T) {
 	restore(t, ipt.IPv4, ipt.NFT, "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
 	command(t, "add chain ip mangle MINE\nadd rule ip mangle MINE meta mark set ct mark map { 1 : 2 }\n", "nft", "-f", "-")
 	before := snapshot(t)
-	removed, err := Cleanup(t.Context(), Keep{})
+	removed, err := Cleanup(t.Context(), nil)
 	const want = "read kube-proxy's chains in table mangle: iptables-nft shows none of it"
 	if len(removed) > 0 || err == nil || err.Error() != want {
 		t.Errorf("removed %q, error %v; want %q", removed, err, want)
 	}
 	wantSame(t, "Cleanup", before, snapshot(t))
-}
-
-func TestSetNamesAreKnown(t *testing.T) {
-	for _, name := range []string{"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID", "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"} {
-		if !isSet(name) {
-			t.Errorf("%s is not known", name)
-		}
-	}
-	for _, name := range []string{"KUBE-SRC-5M6VBQYA4MVW3SXO", "KUBE-", "KUBE-CLUSTER-IP-OF-MINE", "CLUSTER-IP", "KUBE-6-CLUSTER", "kube-cluster-ip"} {
-		if isSet(name) {
-			t.Errorf("%s is taken for kube-proxy's", name)
-		}
-	}
-}
-
-func TestChainNamesAreKnown(t *testing.T) {
-	tests := []struct {
-		table, chain string
-		want         owner
-	}{
-		{"nat", "KUBE-SERVICES", shared},
-		{"filter", "KUBE-SERVICES", iptablesMode},
-		{"mangle", "KUBE-SERVICES", nobody},
-		{"raw", "KUBE-PROXY-CANARY", nobody},
-		{"mangle", "KUBE-PROXY-CANARY", iptablesMode},
-		{"nat", "KUBE-SVC-TLDZHNCMVVVJGXPB", iptablesMode},
-		{"filter", "KUBE-SVC-TLDZHNCMVVVJGXPB", nobody},
-		{"nat", "KUBE-SVC-TLDZHNCMVVVJGXP1", nobody},
-		{"nat", "KUBE-SVC-TLDZHNCMVVVJGXPBX", nobody},
-		{"nat", "KUBE-SVC-", nobody},
-		{"nat", "KUBE-NODE-PORT", ipvsMode},
-		{"filter", "KUBE-IPVS-OUT-FILTER", ipvsMode},
-		{"filter", "KUBE-FIREWALL", nobody},
-		{"nat", "KUBE-MARK-DROP", nobody},
-		{"nat", "KUBE-KUBELET-CANARY", nobody},
-	}
-	for _, tt := range tests {
-		if got := chainOwner(tt.table, tt.chain); got != tt.want {
-			t.Errorf("chainOwner(%s, %s) = %d, want %d", tt.table, tt.chain, got, tt.want)
-		}
-	}
-	if slices.Contains(tables(), "raw") {
-		t.Error("kube-proxy has no chains in raw")
-	}
 }

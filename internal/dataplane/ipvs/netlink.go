@@ -1,4 +1,4 @@
-package kubeproxy
+package ipvs
 
 import (
 	"encoding/binary"
@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ipvsNetlink is the kernel.
-type ipvsNetlink struct{}
+// netlinkKernel is the kernel.
+type netlinkKernel struct{}
 
 // dumpAttempts bounds how often a listing is begun again because others
 // changed what it lists.
@@ -34,7 +34,7 @@ func settled[T any](list func() (T, error)) (T, error) {
 	return got, err
 }
 
-func (ipvsNetlink) link() (*Link, error) {
+func (netlinkKernel) link() (*serviceLink, error) {
 	link, err := netlink.LinkByName(linkName)
 	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
 		return nil, nil
@@ -46,16 +46,16 @@ func (ipvsNetlink) link() (*Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of link %s: %w", linkName, err)
 	}
-	l := &Link{Name: linkName, index: link.Attrs().Index}
+	l := &serviceLink{index: link.Attrs().Index}
 	for _, a := range addrs {
 		if addr, ok := netip.AddrFromSlice(a.IP); ok {
-			l.Addrs = append(l.Addrs, addr.Unmap())
+			l.addrs = append(l.addrs, addr.Unmap())
 		}
 	}
 	return l, nil
 }
 
-func (ipvsNetlink) removeLink(l *Link) error {
+func (netlinkKernel) removeLink(l *serviceLink) error {
 	err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
 	if errors.Is(err, unix.ENODEV) {
 		return nil // somebody was faster
@@ -92,7 +92,7 @@ const listNamesOnly = 1 << 1
 
 // sets lists the names of all sets. Asking a kernel without IP sets would load
 // the module, so it is not asked.
-func (ipvsNetlink) sets() ([]string, error) {
+func (netlinkKernel) sets() ([]string, error) {
 	if _, err := os.Stat("/sys/module"); err == nil {
 		if _, err := os.Stat("/sys/module/ip_set"); errors.Is(err, os.ErrNotExist) {
 			return nil, nil
@@ -121,7 +121,7 @@ func (ipvsNetlink) sets() ([]string, error) {
 	return names, nil
 }
 
-func (ipvsNetlink) removeSet(name string) error {
+func (netlinkKernel) removeSet(name string) error {
 	r := setRequest(nl.IPSET_CMD_DESTROY, unix.NLM_F_ACK)
 	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name)))
 	_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
@@ -167,7 +167,7 @@ func ipvsRequest(command uint8, flags int) (*nl.NetlinkRequest, error) {
 	return nil, nil
 }
 
-func (ipvsNetlink) servers() ([]Server, error) {
+func (netlinkKernel) servers() ([]server, error) {
 	messages, err := settled(func() ([][]byte, error) {
 		r, err := ipvsRequest(ipvsGetService, unix.NLM_F_DUMP)
 		if r == nil || err != nil {
@@ -178,7 +178,7 @@ func (ipvsNetlink) servers() ([]Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list IPVS virtual servers: %w", err)
 	}
-	var servers []Server
+	var servers []server
 	for _, m := range messages {
 		if s, ok := decodeServer(m); ok {
 			servers = append(servers, s)
@@ -187,7 +187,7 @@ func (ipvsNetlink) servers() ([]Server, error) {
 	return servers, nil
 }
 
-func (ipvsNetlink) removeServer(s Server) error {
+func (netlinkKernel) removeServer(s server) error {
 	r, err := ipvsRequest(ipvsDeleteService, unix.NLM_F_ACK)
 	if r == nil || err != nil {
 		return err
@@ -198,24 +198,24 @@ func (ipvsNetlink) removeServer(s Server) error {
 }
 
 // encodeServer names a server to IPVS.
-func encodeServer(s Server) *nl.RtAttr {
+func encodeServer(s server) *nl.RtAttr {
 	family := uint16(unix.AF_INET)
-	if s.Addr.Addr().Is6() {
+	if s.addr.Addr().Is6() {
 		family = unix.AF_INET6
 	}
 	addr := make([]byte, 16) // IPVS keeps both families in as many bytes
-	copy(addr, s.Addr.Addr().AsSlice())
+	copy(addr, s.addr.Addr().AsSlice())
 	a := nl.NewRtAttr(unix.NLA_F_NESTED|ipvsService, nil)
 	a.AddRtAttr(ipvsAddressFamily, binary.NativeEndian.AppendUint16(nil, family))
-	a.AddRtAttr(ipvsProtocol, binary.NativeEndian.AppendUint16(nil, uint16(s.Protocol)))
+	a.AddRtAttr(ipvsProtocol, binary.NativeEndian.AppendUint16(nil, uint16(s.protocol)))
 	a.AddRtAttr(ipvsAddress, addr)
-	a.AddRtAttr(ipvsPort, binary.BigEndian.AppendUint16(nil, s.Addr.Port()))
+	a.AddRtAttr(ipvsPort, binary.BigEndian.AppendUint16(nil, s.addr.Port()))
 	return a
 }
 
 // decodeServer reads a server from a message of IPVS. Servers known by a
 // firewall mark have no address and are not kube-proxy's.
-func decodeServer(message []byte) (s Server, ok bool) {
+func decodeServer(message []byte) (s server, ok bool) {
 	var family, protocol, port uint16
 	var addr []byte
 	for outer, nested := range attributes(message, nl.SizeofGenlmsg) {
@@ -236,11 +236,11 @@ func decodeServer(message []byte) (s Server, ok bool) {
 		}
 	}
 	if addr == nil || protocol == 0 {
-		return Server{}, false
+		return server{}, false
 	}
 	if family == unix.AF_INET {
 		addr = addr[:4]
 	}
 	ip, ok := netip.AddrFromSlice(addr)
-	return Server{uint8(protocol), netip.AddrPortFrom(ip, port)}, ok
+	return server{uint8(protocol), netip.AddrPortFrom(ip, port)}, ok
 }

@@ -1,0 +1,291 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"sluice/internal/dataplane/localnet"
+	"sluice/internal/kernel/ipt"
+	"sluice/internal/kernel/sysctl"
+	"sluice/internal/proxy"
+)
+
+// Keep is what an open dataplane has made its own of what Cleanup would remove.
+type Keep struct {
+	Variant  ipt.Variant // the chains in this variant; zero: in none
+	Loopback bool        // the setting that opened loopback, with a guard
+}
+
+// Cleanup removes our chains, those of kube-proxy's iptables and ipvs modes and
+// the jumps to them, in both variants, but for what is kept. Tables stay when
+// they are empty: they are nobody's. It returns what it removed, a line for each
+// table, and goes on after an error. If a service proxy opened loopback, it is
+// closed again before its guard goes.
+func Cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
+	return realHost().cleanup(ctx, keep)
+}
+
+// Traces returns what we and kube-proxy left that tells who opened loopback, in
+// all variants but one that the caller has looked at.
+func Traces(ctx context.Context, but ipt.Variant) (localnet.Traces, error) {
+	found, err := realHost().findAll(ctx, but)
+	return loopbackOfAll(found).traces(), err
+}
+
+// hostTables is the kernel and the programs, as the calling thread's network namespace
+// has them.
+type hostTables struct {
+	open    func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error)
+	uses    func(ipt.Family, ipt.Variant) (ipt.Uses, error)
+	sysctls sysctl.Interface
+}
+
+func realHost() *hostTables {
+	return &hostTables{
+		open: func(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Interface, error) {
+			if v == ipt.Legacy {
+				if err := ipt.LegacyPermission(); err != nil {
+					return nil, err
+				}
+			}
+			return ipt.Open(ctx, f, v)
+		},
+		uses:    ipt.CountUses,
+		sysctls: sysctl.Kernel{},
+	}
+}
+
+// leftovers is the tables of one family and variant that have chains of ours.
+type leftovers struct {
+	family   ipt.Family
+	variant  ipt.Variant
+	programs ipt.Interface
+	tables   []ipt.Table
+}
+
+// findAll looks into the tables of both families in all variants but one.
+func (h *hostTables) findAll(ctx context.Context, but ipt.Variant) (found []*leftovers, err error) {
+	for _, v := range ipt.Variants() {
+		for _, f := range ipt.Families() {
+			if v == but {
+				continue
+			}
+			l, failed := h.find(ctx, f, v)
+			err = errors.Join(err, failed)
+			if l != nil {
+				found = append(found, l)
+			}
+		}
+	}
+	return found, err
+}
+
+// find looks into the tables of one family and variant. Programs that are not
+// installed are an error only if there is something for them to remove.
+func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*leftovers, error) {
+	uses, err := h.uses(f, v)
+	if err != nil {
+		return nil, fmt.Errorf("look for kube-proxy's chains: %w", err)
+	}
+	var hold []string
+	for _, table := range []string{nat, filter, mangle} {
+		for chain := range uses[table] {
+			if owns(table, chain) {
+				hold = append(hold, table)
+				break
+			}
+		}
+	}
+	if len(hold) == 0 {
+		return nil, nil
+	}
+	failed := func(err error) (*leftovers, error) {
+		return nil, fmt.Errorf("look for kube-proxy's chains in %s: %w", strings.Join(hold, " and "), err)
+	}
+	l := &leftovers{family: f, variant: v}
+	if l.programs, err = h.open(ctx, f, v); err != nil {
+		return failed(err)
+	}
+	if l.tables, err = l.programs.Save(ctx); err != nil {
+		return failed(err)
+	}
+	for _, name := range hold {
+		if !slices.ContainsFunc(l.tables, func(t ipt.Table) bool { return t.Name == name }) {
+			// iptables-nft leaves out tables that hold what only the nft program can write.
+			err = errors.Join(err, fmt.Errorf("read kube-proxy's chains in table %s: %s shows none of it", name, ipt.Name(f, v)))
+		}
+	}
+	return l, err
+}
+
+func loopbackOfAll(found []*leftovers) (all loopbackState) {
+	for _, l := range found {
+		if l.family == ipt.IPv4 {
+			all = all.and(loopbackOf(l.tables))
+		}
+	}
+	return all
+}
+
+func (h *hostTables) cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
+	found, err := h.findAll(ctx, keep.Variant)
+	keepGuard := false
+	if all := loopbackOfAll(found); !keep.Loopback && all.traces().Opened() {
+		done, failed := localnet.PutBack(h.sysctls)
+		switch {
+		case failed == nil && done != "":
+			removed = append(removed, done)
+		case failed != nil && (!all.others || all.guard != ""):
+			keepGuard = true
+			err = errors.Join(err, failed)
+		}
+	}
+	for _, l := range found {
+		guard := ""
+		if keepGuard && l.family == ipt.IPv4 {
+			guard = loopbackOf(l.tables).guard
+		}
+		for i := range l.tables {
+			done, failed := l.remove(ctx, l.tables[i], guard)
+			if done != "" {
+				removed = append(removed, done)
+			}
+			err = errors.Join(err, failed)
+		}
+	}
+	return removed, err
+}
+
+// restoreAttempts bounds how often a table is looked at anew because another
+// process changed it between the look and the removal.
+const restoreAttempts = 3
+
+// remove removes what of a table nobody else uses, but for the guard that is
+// kept. It returns what it removed, empty if nothing.
+func (l *leftovers) remove(ctx context.Context, t ipt.Table, guard string) (string, error) {
+	where := fmt.Sprintf("table %s of %s", t.Name, ipt.Name(l.family, l.variant))
+	most := maxChains
+	if l.variant == ipt.Legacy {
+		most = math.MaxInt
+	}
+	var err error
+	for range restoreAttempts {
+		r := newRemoval(&t, guard)
+		if r.jumps+len(r.gone) == 0 {
+			return "", r.inUse(where)
+		}
+		err = nil
+		for _, p := range r.parts(most) {
+			if err = l.programs.Restore(ctx, text(p.lines())); err != nil {
+				break
+			}
+		}
+		if err == nil {
+			return where + ": " + r.describe(), r.inUse(where)
+		}
+		if errors.Is(err, ipt.ErrLocked) {
+			break // it has been waited for long enough
+		}
+		saved, again := l.programs.Save(ctx)
+		if again != nil {
+			err = errors.Join(err, again)
+			break
+		}
+		t.Chains = nil
+		for i := range saved {
+			if saved[i].Name == t.Name {
+				t = saved[i]
+			}
+		}
+	}
+	return "", fmt.Errorf("remove kube-proxy's rules from %s: %w", where, err)
+}
+
+// removal is what takes our chains out of a table.
+type removal struct {
+	*script
+	jumps int
+	users map[place]string // our chains that stay, and the chain that goes to each
+}
+
+// newRemoval tells our chains from others'. A chain that somebody else goes to
+// stays as it is, and with it all it leads to, because taking it away would
+// change what that somebody does. A guard stays, and the way to it.
+func newRemoval(t *ipt.Table, guard string) *removal {
+	saved := index([]ipt.Table{*t})
+	r := &removal{script: newScript(), users: usedByOthers(saved)}
+	var follow func(place)
+	follow = func(from place) {
+		for _, rule := range saved[from].Rules {
+			to := place{t.Name, ipt.Target(rule)}
+			if saved[to] != nil && owns(to.table, to.chain) && r.users[to] == "" {
+				r.users[to] = from.chain
+				follow(to)
+			}
+		}
+	}
+	for p := range maps.Clone(r.users) {
+		follow(p)
+	}
+	kept := place{}
+	if guard != "" && t.Name == nodePortFilter.table {
+		kept = nodePortFilter
+		r.chain(kept)
+		r.append(kept, guard)
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(saved), comparePlaces) {
+		c := saved[p]
+		if owns(p.table, p.chain) && r.users[p] == "" && p != kept {
+			r.script.remove(p)
+		}
+		for _, rule := range c.Rules {
+			if c.Policy != "" && isEntry(p.table, rule) && ipt.Target(rule) != kept.chain {
+				r.delete(p, rule)
+				r.jumps++
+			}
+		}
+	}
+	return r
+}
+
+// inUse returns an error for every chain that stays.
+func (r *removal) inUse(where string) (err error) {
+	for _, p := range slices.SortedFunc(maps.Keys(r.users), comparePlaces) {
+		err = errors.Join(err, fmt.Errorf("remove chain %s from %s: %w: chain %s goes to it", p.chain, where, proxy.ErrInUse, r.users[p]))
+	}
+	return err
+}
+
+// describe says on one line what is removed. Chains of rows are counted: there
+// may be tens of thousands.
+func (r *removal) describe() string {
+	var names []string
+	rows := 0
+	for _, c := range r.gone {
+		if isRowChain(c.chain) {
+			rows++
+		} else {
+			names = append(names, c.chain)
+		}
+	}
+	parts := []string{count(r.jumps, "jump")}
+	if len(names) > 0 {
+		parts = append(parts, "chains "+strings.Join(names, ", "))
+	}
+	if rows > 0 {
+		parts = append(parts, count(rows, "chain")+" of Services and endpoints")
+	}
+	return strings.Join(parts, "; ")
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
