@@ -74,10 +74,11 @@ type rule struct {
 var table = []rule{
 	{"internal/proxy/proxytest", []string{"internal/proxy"}, []string{}},
 	{"internal/proxy", []string{}, []string{}},
-	{"internal/resolve", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
+	{"internal/apiobject", []string{}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
+	{"internal/resolve", []string{"internal/proxy", "internal/apiobject"}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
 	{"internal/apiclient", []string{}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/rest"}},
 	{"internal/source/informer", []string{"internal/source", "internal/apiclient"}, []string{"k8s.io/"}},
-	{"internal/source/manifest", []string{"internal/source"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/klog/", "sigs.k8s.io/yaml", "sigs.k8s.io/json", "go.yaml.in/yaml/v3", "github.com/fsnotify/fsnotify", "github.com/go-logr/"}},
+	{"internal/source/manifest", []string{"internal/source", "internal/apiobject"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/klog/", "sigs.k8s.io/yaml", "sigs.k8s.io/json", "go.yaml.in/yaml/v3", "github.com/fsnotify/fsnotify", "github.com/go-logr/"}},
 	{"internal/source", []string{}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
 	{"internal/kernel/", []string{"internal/kernel/"}, []string{"github.com/google/nftables/expr", "github.com/mdlayher/netlink", "github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/dataplane/localnet", []string{"internal/kernel/sysctl"}, []string{"k8s.io/klog/"}},

@@ -42,12 +42,12 @@ type claims struct {
 	owners    map[claim]claimant
 	contested map[claim][]claimant // in order; the first is the owner
 	before    map[claim][]claimant // the same, as settle last saw it, where it was touched
-	tally     *tally               // who has lost a claim has a problem
+	problems  *problemCounts       // who has lost a claim has a problem
 }
 
-func newClaims(t *tally) claims {
+func newClaims(p *problemCounts) claims {
 	return claims{
-		owners: map[claim]claimant{}, contested: map[claim][]claimant{}, before: map[claim][]claimant{}, tally: t,
+		owners: map[claim]claimant{}, contested: map[claim][]claimant{}, before: map[claim][]claimant{}, problems: p,
 	}
 }
 
@@ -107,7 +107,7 @@ func (c *claims) touch(cl claim) {
 
 // settle finds the problems of who has lost a claim by what changed, and mends
 // those of who has not any more. A Service that is replaced leaves its claims and
-// enters them again, which many rivals must not be told of.
+// enters them again, which is no change to its rivals.
 func (c *claims) settle() {
 	if len(c.before) == 0 {
 		return
@@ -132,13 +132,13 @@ func (c *claims) compare(cl claim, was, is []claimant) {
 		same := order == 0 && sameOwner && was[i].index == is[j].index
 		if order <= 0 {
 			if !same {
-				c.tally.drop(lost(cl, was[0], was[i]))
+				c.problems.drop(lost(cl, was[0], was[i]))
 			}
 			i++
 		}
 		if order >= 0 {
 			if !same {
-				c.tally.add(lost(cl, is[0], is[j]))
+				c.problems.add(lost(cl, is[0], is[j]))
 			}
 			j++
 		}
@@ -147,8 +147,6 @@ func (c *claims) compare(cl claim, was, is []claimant) {
 
 // lost is the problem of who wants a claim that another has.
 func lost(cl claim, owner, loser claimant) Problem {
-	r := report{object: object{kindService, loser.service.name}}
-	r.add(addressField(loser.kind, loser.index), "%d/%v claimed by %v already",
-		cl.addr.Port(), cl.protocol, object{kindService, owner.service.name})
-	return r.problems[0]
+	return serviceObject(loser.service.name).problem(addressField(loser.kind, loser.index),
+		"%d/%v claimed by %v already", cl.addr.Port(), cl.protocol, serviceObject(owner.service.name))
 }

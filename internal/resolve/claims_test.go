@@ -177,7 +177,7 @@ func TestManyRivals(t *testing.T) {
 	}
 	add(t, r, rival(0, func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }))
 	r.Update()
-	if n := len(r.tally.was); n != 0 {
+	if n := len(r.problems.was); n != 0 {
 		t.Errorf("%d problems were touched; want none", n)
 	}
 	remove(t, r, rival(0))

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"unique"
 
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -45,9 +46,9 @@ const (
 	serving            // answers, whether ready or not
 	terminating        // its pod is going away
 	local              // on this node
-	unplaced           // its node is not known
-	nodeHinted         // has node hints
-	forThisNode        // one of them names this node
+	nodeUnknown
+	nodeHinted  // has node hints
+	forThisNode // one of them names this node
 )
 
 func (t traits) has(all traits) bool { return t&all == all }
@@ -72,100 +73,53 @@ func (s *endpointSlice) equal(o *endpointSlice) bool {
 		slices.Equal(s.problems, o.problems)
 }
 
-// readSlice returns the record of a slice, as seen from a node, nil if it has
+// read returns the record of a slice, as seen from this node, nil if it has
 // none: it belongs to no Service, or has DNS names for addresses.
-func readSlice(name types.NamespacedName, obj *discoveryv1.EndpointSlice, nodeName string) *endpointSlice {
-	owner := obj.Labels[discoveryv1.LabelServiceName]
-	if owner == "" || obj.AddressType == discoveryv1.AddressTypeFQDN {
+func (t *EndpointsChangeTracker) read(name types.NamespacedName, obj *discoveryv1.EndpointSlice) *endpointSlice {
+	if obj.Labels[discoveryv1.LabelServiceName] == "" || obj.AddressType == discoveryv1.AddressTypeFQDN {
 		return nil
 	}
-	r := sliceReader{obj: obj, nodeName: nodeName, report: report{object: object{kindEndpointSlice, name}}}
-	s := &endpointSlice{name: name, service: types.NamespacedName{Namespace: name.Namespace, Name: strings.Clone(owner)}}
-	r.read(s)
-	s.problems = r.problems
+	in := &t.parsed
+	problems := in.Parse(obj)
+	s := &endpointSlice{
+		name:      name,
+		service:   types.NamespacedName{Namespace: name.Namespace, Name: strings.Clone(in.Service)},
+		ports:     make([]slicePort, 0, len(in.Ports)),
+		endpoints: make([]endpoint, 0, len(in.Addresses)),
+		problems:  sliceObject(name).problems(problems),
+	}
+	if in.Family == v1.IPv6Protocol {
+		s.family = proxy.IPv6
+	}
+	for _, p := range in.Ports {
+		s.ports = append(s.ports, slicePort{unique.Make(p.Name), protocolOf(p.Protocol), p.Port})
+	}
+	for i, addr := range in.Addresses {
+		if addr.IsValid() {
+			s.endpoints = append(s.endpoints, readEndpoint(addr, &obj.Endpoints[i], t.nodeName))
+		}
+	}
 	return s
 }
 
-// sliceReader reads the parts of an EndpointSlice and notes what is wrong.
-type sliceReader struct {
-	obj      *discoveryv1.EndpointSlice
-	nodeName string
-	report
-}
-
-func (r *sliceReader) read(s *endpointSlice) {
-	family, err := parseFamily(string(r.obj.AddressType))
-	if err != nil {
-		r.add("addressType", "%q is %v", r.obj.AddressType, err)
-		return
-	}
-	s.family = family
-	s.ports = r.ports()
-	s.endpoints = r.endpoints(family)
-}
-
-func (r *sliceReader) ports() []slicePort {
-	ports := make([]slicePort, 0, len(r.obj.Ports))
-	for i := range r.obj.Ports {
-		in := &r.obj.Ports[i]
-		if in.Name == nil || in.Port == nil {
-			continue // a slice without numbers stands for all ports, which no Service port can mean
-		}
-		p := slicePort{name: unique.Make(*in.Name), protocol: proxy.TCP}
-		var err error
-		if p.port, err = parsePort(*in.Port); err != nil {
-			r.add(indexed("ports", i, ".port"), "%v", err)
-			continue
-		}
-		if in.Protocol != nil {
-			if p.protocol, err = parseProtocol(*in.Protocol); err != nil {
-				r.add(indexed("ports", i, ".protocol"), "%v", err)
-				continue
-			}
-		}
-		ports = append(ports, p)
-	}
-	return ports
-}
-
-func (r *sliceReader) endpoints(f proxy.Family) []endpoint {
-	list := make([]endpoint, 0, len(r.obj.Endpoints))
-	for i := range r.obj.Endpoints {
-		in := &r.obj.Endpoints[i]
-		if len(in.Addresses) == 0 {
-			r.add(indexed("endpoints", i, ".addresses"), "empty")
-			continue
-		}
-		addr, err := parseEndpointAddr(in.Addresses[0], f)
-		if err != nil {
-			r.add(indexed("endpoints", i, ".addresses[0]"), "%v", err)
-			continue
-		}
-		e := endpoint{addr: addr, traits: r.traits(in)}
-		if in.Hints != nil {
-			for _, z := range in.Hints.ForZones {
-				e.zones = append(e.zones, unique.Make(z.Name))
-			}
-		}
-		list = append(list, e)
-	}
-	return list
-}
-
-func (r *sliceReader) traits(in *discoveryv1.Endpoint) traits {
-	var t traits
-	c := &in.Conditions
+func readEndpoint(addr netip.Addr, in *discoveryv1.Endpoint, nodeName string) endpoint {
+	e := endpoint{addr: addr}
+	t, c := &e.traits, &in.Conditions
 	t.set(ready, c.Ready == nil || *c.Ready)
 	t.set(serving, c.Serving == nil || *c.Serving)
 	t.set(terminating, c.Terminating != nil && *c.Terminating)
-	placed := in.NodeName != nil && *in.NodeName != ""
-	t.set(unplaced, !placed)
-	t.set(local, placed && *in.NodeName == r.nodeName)
-	if in.Hints != nil {
-		t.set(nodeHinted, len(in.Hints.ForNodes) > 0)
-		for _, n := range in.Hints.ForNodes {
-			t.set(forThisNode, n.Name == r.nodeName)
-		}
+	known := in.NodeName != nil && *in.NodeName != ""
+	t.set(nodeUnknown, !known)
+	t.set(local, known && *in.NodeName == nodeName)
+	if in.Hints == nil {
+		return e
 	}
-	return t
+	t.set(nodeHinted, len(in.Hints.ForNodes) > 0)
+	for _, n := range in.Hints.ForNodes {
+		t.set(forThisNode, n.Name == nodeName)
+	}
+	for _, z := range in.Hints.ForZones {
+		e.zones = append(e.zones, unique.Make(z.Name))
+	}
+	return e
 }

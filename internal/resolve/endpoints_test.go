@@ -48,7 +48,7 @@ func TestEndpoints(t *testing.T) {
 		{
 			"address type of a time to come", edited(func(s *discoveryv1.EndpointSlice) { s.AddressType = "IPv8" }),
 			"anywhere=false cluster=[] local=[]",
-			[]string{`EndpointSlice ns/web-1: addressType: "IPv8" is neither IPv4 nor IPv6`},
+			[]string{`EndpointSlice ns/web-1: addressType: "IPv8" is not IPv4 or IPv6`},
 		},
 		{"other family", []any{sliceOf("ns/web-1", "web", endpointOf("fd00:1::1"))}, "anywhere=false cluster=[] local=[]", nil},
 		{
@@ -59,11 +59,11 @@ func TestEndpoints(t *testing.T) {
 		{"port nil", portEdited(func(p *discoveryv1.EndpointPort) { p.Port = nil }), "anywhere=false cluster=[] local=[]", []string{noPort}},
 		{
 			"port 0", portEdited(func(p *discoveryv1.EndpointPort) { p.Port = new(int32(0)) }), "anywhere=false cluster=[] local=[]",
-			[]string{"EndpointSlice ns/web-1: ports[0].port: 0 is not a port number", noPort},
+			[]string{"EndpointSlice ns/web-1: ports[0].port: 0 is not a port (1 to 65535)", noPort},
 		},
 		{
 			"port 70000", portEdited(func(p *discoveryv1.EndpointPort) { p.Port = new(int32(70000)) }), "anywhere=false cluster=[] local=[]",
-			[]string{"EndpointSlice ns/web-1: ports[0].port: 70000 is not a port number", noPort},
+			[]string{"EndpointSlice ns/web-1: ports[0].port: 70000 is not a port (1 to 65535)", noPort},
 		},
 		{
 			"protocol nil", portEdited(func(p *discoveryv1.EndpointPort) { p.Protocol = nil }),
@@ -90,11 +90,11 @@ func TestEndpoints(t *testing.T) {
 				endpointOf("::ffff:10.1.0.9"), discoveryv1.Endpoint{}, endpointOf("0.0.0.0"), endpointOf("10.1.0.002"))},
 			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[]",
 			[]string{
-				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: "fd00:1::1" is not an IPv4 address`,
-				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: "x" is not an IP address`,
-				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: "::ffff:10.1.0.9" is an IPv4-mapped IPv6 address`,
-				"EndpointSlice ns/web-1: endpoints[4].addresses: empty",
-				`EndpointSlice ns/web-1: endpoints[5].addresses[0]: "0.0.0.0" is not the address of one host`,
+				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: fd00:1::1 is not an IPv4 address as addressType says; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: "x" is not an IP address; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: ::ffff:10.1.0.9 is an IPv4-mapped IPv6 address; write 10.1.0.9; the endpoint is left out`,
+				"EndpointSlice ns/web-1: endpoints[4].addresses: is empty; the endpoint is left out",
+				`EndpointSlice ns/web-1: endpoints[5].addresses[0]: 0.0.0.0 is not the address of one host; the endpoint is left out`,
 			},
 		},
 		{

@@ -4,25 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
-	v1 "k8s.io/api/core/v1"
-
 	"sluice/internal/proxy"
 )
-
-// healthCheckPort returns the port at which the node answers for a Service: 0
-// unless a load balancer has to know which nodes have endpoints.
-func (r *serviceReader) healthCheckPort() uint16 {
-	spec := &r.obj.Spec
-	if spec.Type != v1.ServiceTypeLoadBalancer || externalScope(spec) != proxy.ScopeLocal || spec.HealthCheckNodePort == 0 {
-		return 0
-	}
-	port, err := parsePort(spec.HealthCheckNodePort)
-	if err != nil {
-		r.add("spec.healthCheckNodePort", "%v", err)
-		return 0
-	}
-	return port
-}
 
 // readyHere adds the addresses of ready endpoints on this node to a list.
 func (c candidates) readyHere(list []netip.Addr) []netip.Addr {

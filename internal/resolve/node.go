@@ -7,47 +7,20 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/proxy"
 )
 
 // nodeRecord is what is kept of the Node.
 type nodeRecord struct {
+	apiobject.Node
 	zone     string
-	ips      []netip.Addr   // all internal ones, then all external ones
-	podCIDRs []netip.Prefix // in their order
 	problems []Problem
 }
 
 func readNode(n *v1.Node) nodeRecord {
-	r := report{object: clusterObject(kindNode, n.Name)}
-	rec := nodeRecord{zone: strings.Clone(n.Labels[v1.LabelTopologyZone])}
-	for _, t := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
-		for i, a := range n.Status.Addresses {
-			if a.Type != t {
-				continue
-			}
-			ip, err := parseAddr(a.Address)
-			if err != nil {
-				r.add(indexed("status.addresses", i, ".address"), "%v", err)
-				continue
-			}
-			rec.ips = append(rec.ips, ip.Unmap())
-		}
-	}
-	cidrs := n.Spec.PodCIDRs
-	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
-		cidrs = []string{n.Spec.PodCIDR}
-	}
-	for i, s := range cidrs {
-		p, err := parsePrefix(s)
-		if err != nil {
-			r.add(indexed("spec.podCIDRs", i, ""), "%v", err)
-			continue
-		}
-		rec.podCIDRs = append(rec.podCIDRs, p)
-	}
-	rec.problems = r.problems
-	return rec
+	in, problems := apiobject.ParseNode(n)
+	return nodeRecord{in, strings.Clone(n.Labels[v1.LabelTopologyZone]), clusterObject("Node", n.Name).problems(problems)}
 }
 
 // node returns the node as policy sees it.
@@ -69,23 +42,25 @@ func (s *Settings) node(rec nodeRecord) (*proxy.Node, []Problem) {
 // undetected names the families whose pods cannot be recognised though there is
 // a way set up to recognise pods.
 func (s *Settings) undetected(n *proxy.Node) []Problem {
-	r := report{object: clusterObject(kindConfiguration, "")}
+	var problems []Problem
 	for _, f := range proxy.Families {
 		switch {
 		case !s.serves(f) || n.LocalPods.Detects(f):
 		case s.DetectLocal == DetectNodeCIDR:
-			r.add("detectLocalMode", "the Node has no %v pod CIDR yet: its %v pods cannot be told from other clients", f, f)
+			problems = append(problems, configuration.problem("detectLocalMode",
+				"the Node has no %v pod CIDR yet: its %v pods cannot be told from other clients", f, f))
 		case s.DetectLocal == DetectClusterCIDR && len(s.ClusterCIDRs) > 0 && len(s.served(s.ClusterCIDRs)) == 0:
-			r.add("clusterCIDR", "none is of a family that this node serves: pods cannot be told from other clients")
+			problems = append(problems, configuration.problem("clusterCIDR",
+				"none is of a family that this node serves: pods cannot be told from other clients"))
 		}
 	}
-	return r.problems
+	return problems
 }
 
 // nodeIPs returns the first address, and the first of the other family.
 func (s *Settings) nodeIPs(rec nodeRecord) []netip.Addr {
 	var ips []netip.Addr
-	for _, ip := range slices.Concat(s.NodeIPs, rec.ips) {
+	for _, ip := range slices.Concat(s.NodeIPs, rec.IPs) {
 		ip = ip.Unmap()
 		if ip.IsValid() && !ip.IsUnspecified() && !ipOf(ips, proxy.FamilyOf(ip)).IsValid() {
 			ips = append(ips, ip)
@@ -109,7 +84,7 @@ func (s *Settings) localPods(rec nodeRecord) proxy.LocalTrafficDetector {
 	case DetectClusterCIDR:
 		return proxy.LocalTrafficDetector{Sources: s.firstOfEach(s.ClusterCIDRs)}
 	case DetectNodeCIDR:
-		return proxy.LocalTrafficDetector{Sources: s.firstOfEach(rec.podCIDRs)}
+		return proxy.LocalTrafficDetector{Sources: s.firstOfEach(rec.PodCIDRs)}
 	case DetectBridgeInterface:
 		return proxy.LocalTrafficDetector{Interface: s.Interface}
 	case DetectInterfaceNamePrefix:
@@ -134,10 +109,11 @@ func (s *Settings) firstOfEach(all []netip.Prefix) []netip.Prefix {
 
 // nodePorts returns the ranges whose local addresses take NodePorts.
 func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
-	r := report{object: clusterObject(kindConfiguration, "")}
 	var out []netip.Prefix
+	var problems []Problem
 	if s.NodePortAddresses.Primary && len(ips) == 0 {
-		r.add("nodePortAddresses", "no Node %s with an address is known: NodePorts are closed on its own addresses", s.NodeName)
+		problems = append(problems, configuration.problem("nodePortAddresses",
+			"no Node %s with an address is known: NodePorts are closed on its own addresses", s.NodeName))
 	}
 	for _, f := range proxy.Families {
 		ip, cidrs := ipOf(ips, f), proxy.PrefixesOf(s.NodePortAddresses.CIDRs, f)
@@ -155,10 +131,11 @@ func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
 		if !loopbackOnly(p) || s.LocalhostNodePorts && p.Addr().Is4() {
 			return false
 		}
-		r.add("nodePortAddresses", "%v has loopback addresses only, which take no NodePorts", p)
+		problems = append(problems, configuration.problem("nodePortAddresses",
+			"%v has loopback addresses only, which take no NodePorts", p))
 		return true
 	})
-	return proxy.Outermost(out), r.problems
+	return proxy.Outermost(out), problems
 }
 
 // loopbackOnly reports whether a prefix has nothing but loopback addresses.
@@ -186,7 +163,7 @@ func (r *Resolver) UpdateNode(n *v1.Node) bool {
 	rec := readNode(n)
 	r.nodeRecord = rec
 	now, _ := r.settings.node(rec)
-	known := r.read.of[clusterObject(kindNode, r.settings.NodeName)]
+	known := r.read.of[clusterObject("Node", r.settings.NodeName)]
 	r.nodePending = r.first || !sameNode(now, r.state.Node) || !slices.Equal(rec.problems, known)
 	return r.nodePending
 }
@@ -199,8 +176,8 @@ func (r *Resolver) applyNode(d *proxy.Delta, dirty map[*entry]bool) {
 	}
 	r.nodePending = false
 	node, problems := r.settings.node(r.nodeRecord)
-	r.read.set(clusterObject(kindConfiguration, ""), problems)
-	r.read.set(clusterObject(kindNode, r.settings.NodeName), r.nodeRecord.problems)
+	r.read.set(configuration, problems)
+	r.read.set(clusterObject("Node", r.settings.NodeName), r.nodeRecord.problems)
 	was := r.state.Node
 	if sameNode(node, was) {
 		return

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/apiobject"
 )
 
 // Problem is something in an object that could not be used. All else in the
@@ -27,77 +29,54 @@ func compareProblems(a, b Problem) int {
 	)
 }
 
-// objectKind is the kind of an object that can have problems.
-type objectKind uint8
-
-const (
-	kindConfiguration objectKind = iota
-	kindService
-	kindEndpointSlice
-	kindNode
-	kindServiceCIDR
-)
-
-func (k objectKind) String() string {
-	switch k {
-	case kindConfiguration:
-		return "configuration"
-	case kindService:
-		return "Service"
-	case kindEndpointSlice:
-		return "EndpointSlice"
-	case kindNode:
-		return "Node"
-	case kindServiceCIDR:
-		return "ServiceCIDR"
-	default:
-		panic(fmt.Sprintf("unknown object kind %d", uint8(k)))
-	}
-}
-
-// object names an object.
+// object names an object that can have problems.
 type object struct {
-	kind objectKind
-	name types.NamespacedName
+	kind string
+	name types.NamespacedName // without a namespace for Nodes and ServiceCIDRs
 }
+
+// configuration is what the settings are from.
+var configuration = object{kind: "configuration"}
+
+func serviceObject(name types.NamespacedName) object { return object{"Service", name} }
+
+func sliceObject(name types.NamespacedName) object { return object{"EndpointSlice", name} }
 
 // clusterObject names an object that has no namespace.
-func clusterObject(k objectKind, name string) object {
-	return object{k, types.NamespacedName{Name: name}}
-}
+func clusterObject(kind, name string) object { return object{kind, types.NamespacedName{Name: name}} }
 
 // String returns the kind and the name.
 func (o object) String() string {
 	switch {
 	case o.name.Name == "":
-		return o.kind.String()
+		return o.kind
 	case o.name.Namespace == "":
-		return o.kind.String() + " " + o.name.Name
+		return o.kind + " " + o.name.Name
 	default:
-		return o.kind.String() + " " + o.name.String()
+		return o.kind + " " + o.name.String()
 	}
 }
 
-// report collects the problems of one object.
-type report struct {
-	object   object
-	problems []Problem
+func (o object) problem(field, format string, args ...any) Problem {
+	return Problem{Object: o.String(), Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-func (r *report) add(field, format string, args ...any) {
-	p := Problem{Object: r.object.String(), Field: field, Reason: fmt.Sprintf(format, args...)}
-	r.problems = append(r.problems, p)
+// problems returns what was found in the object.
+func (o object) problems(found []apiobject.Problem) []Problem {
+	var out []Problem
+	for _, p := range found {
+		out = append(out, o.problem(p.Field, "%s", p.Reason))
+	}
+	return out
 }
 
 // indexed returns the path of a list's item.
-func indexed(list string, i int, rest string) string {
-	return fmt.Sprintf("%s[%d]%s", list, i, rest)
-}
+func indexed(list string, i int, rest string) string { return fmt.Sprintf("%s[%d]%s", list, i, rest) }
 
 // problemSet holds the problems of all objects that have some.
 type problemSet struct {
-	of    map[object][]Problem
-	tally *tally
+	of     map[object][]Problem
+	counts *problemCounts
 }
 
 // set replaces the problems of an object.
@@ -107,10 +86,10 @@ func (s problemSet) set(o object, list []Problem) {
 		return
 	}
 	for _, p := range was {
-		s.tally.drop(p)
+		s.counts.drop(p)
 	}
 	for _, p := range list {
-		s.tally.add(p)
+		s.counts.add(p)
 	}
 	if len(list) == 0 {
 		delete(s.of, o)
@@ -119,50 +98,51 @@ func (s problemSet) set(o object, list []Problem) {
 	s.of[o] = list
 }
 
-// tally counts how often each problem is there, since one port that is lost in
-// both families is one problem. It knows what changed, so that problems which
-// stay cost nothing.
-type tally struct {
-	counts map[Problem]int
-	was    map[Problem]bool // what was touched since the last take: whether it was there
+// problemCounts counts how often each problem is there, since one port that is
+// lost in both families is one problem. It knows what changed, so that problems
+// which stay cost nothing.
+type problemCounts struct {
+	now map[Problem]int
+	was map[Problem]bool // what was touched since the last take: whether it was there
 }
 
-func newTally() *tally { return &tally{counts: map[Problem]int{}, was: map[Problem]bool{}} }
-
-func (t *tally) add(p Problem) {
-	t.touch(p)
-	t.counts[p]++
+func newProblemCounts() *problemCounts {
+	return &problemCounts{now: map[Problem]int{}, was: map[Problem]bool{}}
 }
 
-func (t *tally) drop(p Problem) {
-	t.touch(p)
-	if t.counts[p]--; t.counts[p] == 0 {
-		delete(t.counts, p)
+func (c *problemCounts) add(p Problem) {
+	c.touch(p)
+	c.now[p]++
+}
+
+func (c *problemCounts) drop(p Problem) {
+	c.touch(p)
+	if c.now[p]--; c.now[p] == 0 {
+		delete(c.now, p)
 	}
 }
 
-func (t *tally) touch(p Problem) {
-	if _, touched := t.was[p]; !touched {
-		t.was[p] = t.counts[p] > 0
+func (c *problemCounts) touch(p Problem) {
+	if _, touched := c.was[p]; !touched {
+		c.was[p] = c.now[p] > 0
 	}
 }
 
 // TakeProblems returns, sorted, what is wrong as of the last Update that was not
 // at the last call, and what is no longer. Its cost follows that change.
 func (r *Resolver) TakeProblems() (found, mended []Problem) {
-	t := r.tally
-	if len(t.was) == 0 {
-		return nil, nil
-	}
-	for p, was := range t.was {
-		switch is := t.counts[p] > 0; {
+	for p, was := range r.problems.was {
+		switch is := r.problems.now[p] > 0; {
 		case is && !was:
 			found = append(found, p)
 		case was && !is:
 			mended = append(mended, p)
 		}
 	}
-	t.was = map[Problem]bool{}
+	if len(r.problems.was) > 0 {
+		// A new map, because clearing one costs what its largest content did.
+		r.problems.was = map[Problem]bool{}
+	}
 	slices.SortFunc(found, compareProblems)
 	slices.SortFunc(mended, compareProblems)
 	return found, mended

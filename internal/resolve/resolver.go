@@ -31,7 +31,7 @@ type Resolver struct {
 
 	state    *proxy.State
 	first    bool // no Update has been yet
-	tally    *tally
+	problems *problemCounts
 	read     problemSet // found while reading objects
 	resolved problemSet // found while resolving rows
 }
@@ -46,20 +46,20 @@ type entry struct {
 
 // New returns a resolver that knows nothing but its settings.
 func New(s Settings) *Resolver {
-	t := newTally()
+	counts := newProblemCounts()
 	r := &Resolver{
-		Services:    &ServiceChangeTracker{newLedger[*service](), s.IgnoreExternalIPs},
-		Endpoints:   &EndpointsChangeTracker{newLedger[*endpointSlice](), s.NodeName},
+		Services:    &ServiceChangeTracker{newPendingRecords[*service](), s.IgnoreExternalIPs},
+		Endpoints:   &EndpointsChangeTracker{pendingRecords: newPendingRecords[*endpointSlice](), nodeName: s.NodeName},
 		settings:    s,
 		entries:     map[types.NamespacedName]*entry{},
-		claims:      newClaims(t),
+		claims:      newClaims(counts),
 		nodePending: true, // the settings alone make a Node
 		cidrs:       map[string][]netip.Prefix{},
 		state:       proxy.NewState(),
 		first:       true,
-		tally:       t,
-		read:        problemSet{map[object][]Problem{}, t},
-		resolved:    problemSet{map[object][]Problem{}, t},
+		problems:    counts,
+		read:        problemSet{map[object][]Problem{}, counts},
+		resolved:    problemSet{map[object][]Problem{}, counts},
 	}
 	r.node = r.state.Node
 	for _, f := range proxy.Families {
@@ -123,64 +123,57 @@ func (r *Resolver) entry(name types.NamespacedName) *entry {
 
 // applyService replaces a Service. Whoever wins or loses an address by that is
 // dirty too.
-func (r *Resolver) applyService(c change[*service], dirty map[*entry]bool) {
+func (r *Resolver) applyService(c recordChange[*service], dirty map[*entry]bool) {
 	e := r.entry(c.name)
 	e.service = c.to
 	dirty[e] = true
-	touch := func(s *service) {
-		if s != nil {
-			dirty[r.entry(s.name)] = true
-		}
-	}
-	r.eachClaim(c.from, func(cl claim, by claimant) { touch(r.claims.remove(cl, by)) })
-	r.eachClaim(c.to, func(cl claim, by claimant) { touch(r.claims.add(cl, by)) })
+	r.changeClaims(c.from, r.claims.remove, dirty)
+	r.changeClaims(c.to, r.claims.add, dirty)
 	var problems []Problem
 	if c.to != nil {
 		problems = c.to.problems
 	}
-	r.read.set(object{kindService, c.name}, problems)
+	r.read.set(serviceObject(c.name), problems)
 }
 
-// eachClaim calls yield for all claims of a Service, which may be nil.
-func (r *Resolver) eachClaim(s *service, yield func(claim, claimant)) {
+// changeClaims adds or removes all claims of a Service, which may be nil.
+func (r *Resolver) changeClaims(s *service, change func(claim, claimant) *service, dirty map[*entry]bool) {
 	if s == nil {
 		return
 	}
 	for _, f := range r.families {
-		s.drafts(f, func(dr draft) { dr.claims(yield) })
+		for p := range s.portsOf(f) {
+			for cl, by := range p.claims() {
+				if other := change(cl, by); other != nil {
+					dirty[r.entry(other.name)] = true
+				}
+			}
+		}
 	}
 }
 
 // applySlice replaces a slice. It may have moved from one Service to another.
-func (r *Resolver) applySlice(c change[*endpointSlice], dirty map[*entry]bool) {
+func (r *Resolver) applySlice(c recordChange[*endpointSlice], dirty map[*entry]bool) {
 	var problems []Problem
 	if c.from != nil {
 		e := r.entry(c.from.service)
 		dirty[e] = true
-		e.removeSlice(c.name)
+		if at, found := e.find(c.name.Name); found {
+			e.slices = slices.Delete(e.slices, at, at+1)
+		}
 	}
 	if c.to != nil {
 		problems = c.to.problems
 		e := r.entry(c.to.service)
 		dirty[e] = true
-		e.addSlice(c.to)
+		at, _ := e.find(c.name.Name)
+		e.slices = slices.Insert(e.slices, at, c.to)
 	}
-	r.read.set(object{kindEndpointSlice, c.name}, problems)
+	r.read.set(sliceObject(c.name), problems)
 }
 
-func (e *entry) find(name types.NamespacedName) (int, bool) {
-	return slices.BinarySearchFunc(e.slices, name, func(s *endpointSlice, n types.NamespacedName) int {
-		return strings.Compare(s.name.Name, n.Name)
+func (e *entry) find(name string) (int, bool) {
+	return slices.BinarySearchFunc(e.slices, name, func(s *endpointSlice, name string) int {
+		return strings.Compare(s.name.Name, name)
 	})
-}
-
-func (e *entry) removeSlice(name types.NamespacedName) {
-	if at, found := e.find(name); found {
-		e.slices = slices.Delete(e.slices, at, at+1)
-	}
-}
-
-func (e *entry) addSlice(s *endpointSlice) {
-	at, _ := e.find(s.name)
-	e.slices = slices.Insert(e.slices, at, s)
 }

@@ -11,15 +11,15 @@ import (
 func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 	old := e.rows
 	e.rows = nil
-	rep := report{object: object{kindService, e.name}}
+	var problems []Problem
 	for _, f := range r.families {
 		var here []netip.Addr
 		if e.service != nil {
-			here = r.resolveFamily(e, f, old, &rep)
+			here = r.resolveFamily(e, f, old, &problems)
 		}
 		r.publishHealthCheck(e, f, here, d)
 	}
-	r.resolved.set(rep.object, rep.problems)
+	r.resolved.set(serviceObject(e.name), problems)
 	for _, row := range e.rows {
 		if was := rowOf(old, row.Key); was != row {
 			d.Upserts = append(d.Upserts, proxy.Upsert{Old: was, New: row})
@@ -37,31 +37,34 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 
 // resolveFamily adds the rows of one family to the entry. A row that is as
 // before is the old one. It returns what a health check counts, if there is one.
-func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServicePort, rep *report) []netip.Addr {
+func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServicePort, problems *[]Problem) []netip.Addr {
 	s := e.service
+	report := func(field, format string, args ...any) {
+		*problems = append(*problems, serviceObject(s.name).problem(field, format, args...))
+	}
 	balanced := false
 	var here []netip.Addr
-	s.drafts(f, func(dr draft) {
-		c, portMissing := gather(e.slices, dr)
+	for p := range s.portsOf(f) {
+		c, portMissing := gather(e.slices, p)
 		if portMissing {
-			rep.add(indexed("spec.ports", dr.port.index, ".name"), "no %v EndpointSlice has a %v port named %q",
-				f, dr.port.protocol, dr.port.name.Value())
+			report(indexed("spec.ports", p.port.index, ".name"), "no %v EndpointSlice has a %v port named %q",
+				f, p.port.protocol, p.port.name.Value())
 		}
 		if s.healthCheck != 0 {
 			here = c.readyHere(here)
 		}
-		row := r.row(dr, c, rowOf(old, dr.key()))
+		row := r.row(p, c, rowOf(old, p.key()))
 		balanced = balanced || hasKind(row, proxy.LoadBalancer)
 		e.rows = append(e.rows, row)
-	})
+	}
 	if !balanced || len(proxy.PrefixesOf(s.ranges, f)) > 0 {
 		return here
 	}
 	switch {
 	case s.unreadable:
-		rep.add(rangesField, "no readable %v range: the %v LoadBalancer addresses are closed to everyone", f, f)
+		report(rangesField, "no readable %v range: the %v LoadBalancer addresses are closed to everyone", f, f)
 	case len(s.ranges) > 0:
-		rep.add(rangesField, "no %v range: the %v LoadBalancer addresses are open to everyone", f, f)
+		report(rangesField, "no %v range: the %v LoadBalancer addresses are open to everyone", f, f)
 	}
 	return here
 }
@@ -81,19 +84,19 @@ func hasKind(sp *proxy.ServicePort, k proxy.Kind) bool {
 
 // row makes one row. It returns the old one if that is the same, and else
 // shares with it what is the same.
-func (r *Resolver) row(dr draft, c candidates, old *proxy.ServicePort) *proxy.ServicePort {
+func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort) *proxy.ServicePort {
 	was := old
 	if was == nil {
 		was = &proxy.ServicePort{}
 	}
-	s := dr.service
+	s := p.service
 	sp := &proxy.ServicePort{
-		Key:             dr.key(),
-		Frontends:       r.frontends(dr),
+		Key:             p.key(),
+		Frontends:       r.frontends(p),
 		Internal:        s.internal,
 		External:        s.external,
 		Affinity:        s.affinity,
-		UsableSomewhere: c.anywhere(),
+		UsableSomewhere: c.usableSomewhere(),
 	}
 	outside := slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind != proxy.ClusterIP })
 	if s.internal == proxy.ScopeCluster || outside {
@@ -102,11 +105,11 @@ func (r *Resolver) row(dr draft, c candidates, old *proxy.ServicePort) *proxy.Se
 	if s.internal == proxy.ScopeLocal || s.external == proxy.ScopeLocal && outside {
 		sp.Local = arrange(was.Local, c.local())
 	}
-	if dr.port.protocol.EndsStaleFlows() {
-		sp.Draining = c.unlisted(sp)
+	if p.port.protocol.EndsStaleFlows() {
+		sp.Draining = c.draining(sp)
 	}
 	if hasKind(sp, proxy.LoadBalancer) {
-		sp.AllowFrom = s.allowFrom(dr.family, ipOf(r.node.IPs, dr.family))
+		sp.AllowFrom = s.allowFrom(p.family, ipOf(r.node.IPs, p.family))
 	}
 	if old != nil && sameRow(old, sp) {
 		return old
@@ -119,15 +122,17 @@ func (r *Resolver) row(dr draft, c candidates, old *proxy.ServicePort) *proxy.Se
 
 // frontends returns what the row is reached by: what it claims and nobody has
 // a better claim to.
-func (r *Resolver) frontends(dr draft) []proxy.Frontend {
-	n := 0
-	dr.claims(func(claim, claimant) { n++ })
+func (r *Resolver) frontends(p portOfFamily) []proxy.Frontend {
+	n := len(p.service.addresses[p.family])
+	if p.port.nodePort != 0 {
+		n++
+	}
 	list := make([]proxy.Frontend, 0, n)
-	dr.claims(func(cl claim, by claimant) {
+	for cl, by := range p.claims() {
 		if r.claims.owns(cl, by) {
 			list = append(list, proxy.Frontend{Kind: by.kind, Addr: cl.addr})
 		}
-	})
+	}
 	return list
 }
 

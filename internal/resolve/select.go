@@ -26,15 +26,15 @@ type candidates []candidate
 
 // gather unites the endpoints of a port over slices, which are sorted by name.
 // It also says whether slices with endpoints exist, but none has the port.
-func gather(from []*endpointSlice, dr draft) (c candidates, portMissing bool) {
+func gather(from []*endpointSlice, p portOfFamily) (c candidates, portMissing bool) {
 	populated, found := false, false
 	for _, s := range from {
-		if s.family != dr.family {
+		if s.family != p.family {
 			continue
 		}
 		populated = populated || len(s.endpoints) > 0
 		for _, sp := range s.ports {
-			if sp.name == dr.port.name && sp.protocol == dr.port.protocol {
+			if sp.name == p.port.name && sp.protocol == p.port.protocol {
 				found = true
 				c = c.with(s.endpoints, sp.port)
 			}
@@ -52,7 +52,7 @@ func (c candidates) with(list []endpoint, port uint16) candidates {
 			Endpoint: proxy.Endpoint{
 				Addr:        netip.AddrPortFrom(e.addr, port),
 				Local:       e.traits.has(local),
-				NodeUnknown: e.traits.has(unplaced),
+				NodeUnknown: e.traits.has(nodeUnknown),
 			},
 			traits: e.traits,
 			zones:  e.zones,
@@ -109,8 +109,8 @@ func (c candidates) local() []proxy.Endpoint {
 	return c.endpoints(func(e *candidate) bool { return e.traits.has(local) && e.lastResort() })
 }
 
-// anywhere reports whether some node has a usable endpoint.
-func (c candidates) anywhere() bool {
+// usableSomewhere reports whether some node has a usable endpoint.
+func (c candidates) usableSomewhere() bool {
 	for i := range c {
 		if c[i].usable() {
 			return true
@@ -119,9 +119,9 @@ func (c candidates) anywhere() bool {
 	return false
 }
 
-// unlisted returns the endpoints that serve but are in none of a row's lists:
+// draining returns the endpoints that serve but are in none of a row's lists:
 // they are elsewhere, for another zone, or on their way out.
-func (c candidates) unlisted(sp *proxy.ServicePort) []netip.AddrPort {
+func (c candidates) draining(sp *proxy.ServicePort) []netip.AddrPort {
 	var listed map[netip.AddrPort]bool
 	var out []netip.AddrPort
 	for i := range c {

@@ -1,26 +1,22 @@
 package resolve
 
 import (
+	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 	"unique"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/proxy"
 )
 
 // otherProxyLabel gives a Service to another proxy.
 const otherProxyLabel = "service.kubernetes.io/service-proxy-name"
-
-// What the API server fills in, and what it allows.
-const (
-	defaultAffinitySeconds = 10800
-	maxAffinitySeconds     = 86400
-)
 
 // service is what is kept of a Service: what rows are made of, and nothing of
 // the object itself. It is immutable.
@@ -35,7 +31,7 @@ type service struct {
 	ranges     []netip.Prefix // of the LoadBalancer's clients, both families
 	unreadable bool           // some range could not be read
 
-	healthCheck uint16 // where the node answers for it; 0: nowhere
+	healthCheck uint16 // the port at which the node answers for it; 0: none
 
 	problems []Problem
 }
@@ -53,7 +49,7 @@ type servicePort struct {
 type address struct {
 	addr  netip.Addr
 	kind  proxy.Kind
-	index int // in the list it came from
+	index int // in the list it came from; -1: in none
 }
 
 func (s *service) equal(o *service) bool {
@@ -68,151 +64,142 @@ func (s *service) equal(o *service) bool {
 		s.healthCheck == o.healthCheck && slices.Equal(s.problems, o.problems)
 }
 
-// draft is what a row is made from: one port of a Service in one family.
-type draft struct {
+// readService returns the record of a Service, nil if it has none: it is
+// headless, only a DNS name, or another proxy's.
+func readService(name types.NamespacedName, obj *v1.Service, ignoreExternalIPs bool) *service {
+	_, others := obj.Labels[otherProxyLabel]
+	if others || apiobject.Headless(&obj.Spec) || obj.Spec.Type == v1.ServiceTypeExternalName {
+		return nil
+	}
+	if ignoreExternalIPs && len(obj.Spec.ExternalIPs) > 0 {
+		without := *obj
+		without.Spec.ExternalIPs = nil
+		obj = &without
+	}
+	in, problems := apiobject.ParseService(obj)
+	// A node port of another type of Service does not count.
+	onNodes := obj.Spec.Type == v1.ServiceTypeNodePort || obj.Spec.Type == v1.ServiceTypeLoadBalancer
+	s := &service{
+		name:       name,
+		created:    obj.CreationTimestamp.Unix(),
+		ports:      make([]servicePort, 0, len(in.Ports)),
+		affinity:   in.Affinity,
+		ranges:     in.SourceRanges,
+		unreadable: in.UnreadableRanges,
+		problems:   serviceObject(name).problems(problems),
+	}
+	for _, p := range in.Ports {
+		port := servicePort{name: unique.Make(p.Name), protocol: protocolOf(p.Protocol), port: p.Port, index: p.Index}
+		if onNodes {
+			port.nodePort = p.NodePort
+		}
+		s.ports = append(s.ports, port)
+	}
+	s.addAddresses(proxy.ClusterIP, in.ClusterIPs)
+	s.addAddresses(proxy.LoadBalancer, in.Ingress)
+	s.addAddresses(proxy.ExternalIP, in.ExternalIPs)
+	if p := obj.Spec.InternalTrafficPolicy; p != nil && *p == v1.ServiceInternalTrafficPolicyLocal {
+		s.internal = proxy.ScopeLocal
+	}
+	// The external policy holds only for Services that are meant to be reached from outside.
+	if obj.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal && (onNodes || len(obj.Spec.ExternalIPs) > 0) {
+		s.external = proxy.ScopeLocal
+		// A load balancer has to know which nodes have endpoints.
+		if obj.Spec.Type == v1.ServiceTypeLoadBalancer {
+			s.healthCheck = in.HealthCheckPort
+		}
+	}
+	return s
+}
+
+// addAddresses adds the addresses of families that have rows. One that is named
+// twice counts as the kind that comes first.
+func (s *service) addAddresses(k proxy.Kind, list []apiobject.Address) {
+	for _, a := range list {
+		f := proxy.FamilyOf(a.Addr)
+		known := slices.ContainsFunc(s.addresses[f], func(o address) bool { return o.addr == a.Addr })
+		if !known && (k == proxy.ClusterIP || len(s.addresses[f]) > 0) {
+			s.addresses[f] = append(s.addresses[f], address{a.Addr, k, a.Index})
+		}
+	}
+}
+
+func protocolOf(p v1.Protocol) proxy.Protocol {
+	switch p {
+	case v1.ProtocolTCP:
+		return proxy.TCP
+	case v1.ProtocolUDP:
+		return proxy.UDP
+	case v1.ProtocolSCTP:
+		return proxy.SCTP
+	default:
+		panic(fmt.Sprintf("unknown protocol %q", p))
+	}
+}
+
+// addressField returns the path of a frontend's address in its Service.
+func addressField(k proxy.Kind, index int) string {
+	switch k {
+	case proxy.ClusterIP:
+		if index < 0 {
+			return "spec.clusterIP"
+		}
+		return indexed("spec.clusterIPs", index, "")
+	case proxy.LoadBalancer:
+		return indexed("status.loadBalancer.ingress", index, ".ip")
+	case proxy.ExternalIP:
+		return indexed("spec.externalIPs", index, "")
+	case proxy.NodePort:
+		return indexed("spec.ports", index, ".nodePort")
+	default:
+		panic(fmt.Sprintf("unknown kind %d", uint8(k)))
+	}
+}
+
+// portOfFamily is what a row is made from: one port of a Service in one family.
+type portOfFamily struct {
 	service *service
 	port    *servicePort
 	family  proxy.Family
 }
 
-// drafts calls yield for all rows a family has.
-func (s *service) drafts(f proxy.Family, yield func(draft)) {
-	if len(s.addresses[f]) == 0 {
-		return
-	}
-	for i := range s.ports {
-		yield(draft{s, &s.ports[i], f})
+// portsOf returns what the rows of a family are made from.
+func (s *service) portsOf(f proxy.Family) iter.Seq[portOfFamily] {
+	return func(yield func(portOfFamily) bool) {
+		if len(s.addresses[f]) == 0 {
+			return
+		}
+		for i := range s.ports {
+			if !yield(portOfFamily{s, &s.ports[i], f}) {
+				return
+			}
+		}
 	}
 }
 
 // key returns the row's identity.
-func (dr draft) key() proxy.PortKey {
+func (p portOfFamily) key() proxy.PortKey {
 	name := proxy.ServicePortName{
-		Namespace: dr.service.name.Namespace,
-		Name:      dr.service.name.Name,
-		Port:      dr.port.name.Value(),
-		Protocol:  dr.port.protocol,
+		Namespace: p.service.name.Namespace,
+		Name:      p.service.name.Name,
+		Port:      p.port.name.Value(),
+		Protocol:  p.port.protocol,
 	}
-	return proxy.PortKey{ServicePortName: name, Family: dr.family}
+	return proxy.PortKey{ServicePortName: name, Family: p.family}
 }
 
-// claims calls yield for everything the row wants to be reached by.
-func (dr draft) claims(yield func(claim, claimant)) {
-	p := dr.port
-	for _, a := range dr.service.addresses[dr.family] {
-		yield(claim{netip.AddrPortFrom(a.addr, p.port), p.protocol}, claimant{dr.service, p, a.kind, a.index})
-	}
-	if p.nodePort != 0 {
-		onNode := netip.AddrPortFrom(dr.family.Unspecified(), p.nodePort)
-		yield(claim{onNode, p.protocol}, claimant{dr.service, p, proxy.NodePort, p.index})
-	}
-}
-
-// readService returns the record of a Service, nil if it has none: it is
-// headless, only a DNS name, or another proxy's.
-func readService(name types.NamespacedName, obj *v1.Service, ignoreExternalIPs bool) *service {
-	spec := &obj.Spec
-	_, others := obj.Labels[otherProxyLabel]
-	headless := spec.ClusterIP == v1.ClusterIPNone || slices.Contains(spec.ClusterIPs, v1.ClusterIPNone)
-	if others || headless || spec.Type == v1.ServiceTypeExternalName {
-		return nil
-	}
-	r := serviceReader{obj: obj, ignoreExternalIPs: ignoreExternalIPs, report: report{object: object{kindService, name}}}
-	s := &service{
-		name:     name,
-		created:  obj.CreationTimestamp.Unix(),
-		ports:    r.ports(),
-		external: externalScope(spec),
-		affinity: r.affinity(),
-	}
-	s.addresses[proxy.IPv4], s.addresses[proxy.IPv6] = r.addresses()
-	s.ranges, s.unreadable = r.ranges()
-	s.healthCheck = r.healthCheckPort()
-	if spec.InternalTrafficPolicy != nil && *spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal {
-		s.internal = proxy.ScopeLocal
-	}
-	s.problems = r.problems
-	return s
-}
-
-// externalScope returns the external policy. It holds only for Services that
-// are meant to be reached from outside.
-func externalScope(spec *v1.ServiceSpec) proxy.Scope {
-	outside := spec.Type == v1.ServiceTypeNodePort || spec.Type == v1.ServiceTypeLoadBalancer ||
-		len(spec.ExternalIPs) > 0
-	if outside && spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
-		return proxy.ScopeLocal
-	}
-	return proxy.ScopeCluster
-}
-
-// serviceReader reads the parts of a Service and notes what is wrong.
-type serviceReader struct {
-	obj               *v1.Service
-	ignoreExternalIPs bool
-	report
-}
-
-func (r *serviceReader) ports() []servicePort {
-	hasNodePorts := r.obj.Spec.Type == v1.ServiceTypeNodePort || r.obj.Spec.Type == v1.ServiceTypeLoadBalancer
-	ports := make([]servicePort, 0, len(r.obj.Spec.Ports))
-	for i := range r.obj.Spec.Ports {
-		in := &r.obj.Spec.Ports[i]
-		protocol, err := parseProtocol(in.Protocol)
-		if err != nil {
-			r.add(indexed("spec.ports", i, ".protocol"), "%v", err)
-			continue
-		}
-		port, err := parsePort(in.Port)
-		if err != nil {
-			r.add(indexed("spec.ports", i, ".port"), "%v", err)
-			continue
-		}
-		p := servicePort{name: unique.Make(in.Name), protocol: protocol, port: port, index: i}
-		if slices.ContainsFunc(ports, func(o servicePort) bool { return o.name == p.name && o.protocol == p.protocol }) {
-			r.add(indexed("spec.ports", i, ".name"), "%q is already the name of another %v port", in.Name, protocol)
-			continue
-		}
-		if hasNodePorts && in.NodePort != 0 {
-			if p.nodePort, err = parsePort(in.NodePort); err != nil {
-				r.add(indexed("spec.ports", i, ".nodePort"), "%v", err)
+// claims returns everything the row wants to be reached by, and who wants it.
+func (p portOfFamily) claims() iter.Seq2[claim, claimant] {
+	return func(yield func(claim, claimant) bool) {
+		for _, a := range p.service.addresses[p.family] {
+			by := claimant{p.service, p.port, a.kind, a.index}
+			if !yield(claim{netip.AddrPortFrom(a.addr, p.port.port), p.port.protocol}, by) {
+				return
 			}
 		}
-		ports = append(ports, p)
-	}
-	return ports
-}
-
-// affinity returns how long a client is remembered.
-func (r *serviceReader) affinity() time.Duration {
-	spec := &r.obj.Spec
-	if spec.SessionAffinity != v1.ServiceAffinityClientIP {
-		return 0
-	}
-	seconds := int32(defaultAffinitySeconds)
-	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-		if n := *c.ClientIP.TimeoutSeconds; n >= 1 && n <= maxAffinitySeconds {
-			seconds = n
-		} else {
-			r.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not from 1 to %d: %d is used",
-				n, maxAffinitySeconds, defaultAffinitySeconds)
+		if p.port.nodePort != 0 {
+			onNode := netip.AddrPortFrom(p.family.Unspecified(), p.port.nodePort)
+			yield(claim{onNode, p.port.protocol}, claimant{p.service, p.port, proxy.NodePort, p.port.index})
 		}
 	}
-	return time.Duration(seconds) * time.Second
-}
-
-// ranges reads the source ranges, and says whether some could not be read.
-func (r *serviceReader) ranges() ([]netip.Prefix, bool) {
-	var out []netip.Prefix
-	unreadable := false
-	for i, s := range r.obj.Spec.LoadBalancerSourceRanges {
-		p, err := parsePrefix(strings.TrimSpace(s))
-		if err != nil {
-			r.add(indexed(rangesField, i, ""), "%v", err)
-			unreadable = true
-			continue
-		}
-		out = append(out, p)
-	}
-	return out, unreadable
 }

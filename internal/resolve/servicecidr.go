@@ -7,6 +7,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/proxy"
 )
 
@@ -15,33 +16,19 @@ import (
 func (r *Resolver) UpdateServiceCIDR(previous, current *networkingv1.ServiceCIDR) bool {
 	switch {
 	case current != nil:
-		ranges, problems := readServiceCIDR(current)
-		r.read.set(clusterObject(kindServiceCIDR, strings.Clone(current.Name)), problems)
-		r.setServiceCIDR(strings.Clone(current.Name), ranges)
+		ranges, problems := apiobject.ParseServiceCIDR(current)
+		r.setServiceCIDR(strings.Clone(current.Name), ranges, problems)
 	case previous != nil:
-		r.read.set(clusterObject(kindServiceCIDR, previous.Name), nil)
-		r.setServiceCIDR(previous.Name, nil)
+		r.setServiceCIDR(previous.Name, nil, nil)
 	}
 	return r.cidrsPending
 }
 
-func readServiceCIDR(obj *networkingv1.ServiceCIDR) ([]netip.Prefix, []Problem) {
-	r := report{object: clusterObject(kindServiceCIDR, obj.Name)}
-	var ranges []netip.Prefix
-	for i, s := range obj.Spec.CIDRs {
-		p, err := parsePrefix(s)
-		if err != nil {
-			r.add(indexed("spec.cidrs", i, ""), "%v", err)
-			continue
-		}
-		ranges = append(ranges, p)
-	}
-	return ranges, r.problems
-}
-
 // setServiceCIDR holds the ranges of one object by its name: another object
 // with the same range keeps it when this one goes.
-func (r *Resolver) setServiceCIDR(name string, ranges []netip.Prefix) {
+func (r *Resolver) setServiceCIDR(name string, ranges []netip.Prefix, problems []apiobject.Problem) {
+	o := clusterObject("ServiceCIDR", name)
+	r.read.set(o, o.problems(problems))
 	if slices.Equal(r.cidrs[name], ranges) {
 		return
 	}

@@ -3,6 +3,7 @@ package resolve
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"sluice/internal/proxy"
 )
@@ -65,12 +66,7 @@ type NodePortAddresses struct {
 
 // serves reports whether a family gets rows.
 func (s *Settings) serves(f proxy.Family) bool {
-	for _, served := range s.Families {
-		if served == f {
-			return true
-		}
-	}
-	return s.Families == nil
+	return s.Families == nil || slices.Contains(s.Families, f)
 }
 
 // served returns the prefixes of the families that get rows.

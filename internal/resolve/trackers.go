@@ -7,13 +7,15 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/apiobject"
 )
 
 // ServiceChangeTracker gathers changes of Services until [Resolver.Update]
 // takes them: all changes of one Service become one, and none if it is as
 // Update last saw it.
 type ServiceChangeTracker struct {
-	ledger[*service]
+	pendingRecords[*service]
 	ignoreExternalIPs bool
 }
 
@@ -24,19 +26,20 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) bool {
 	switch {
 	case current != nil:
 		name := nameOf(&current.ObjectMeta)
-		return t.note(name, readService(name, current, t.ignoreExternalIPs))
+		return t.set(name, readService(name, current, t.ignoreExternalIPs))
 	case previous != nil:
-		return t.note(nameOf(&previous.ObjectMeta), nil)
+		return t.set(nameOf(&previous.ObjectMeta), nil)
 	default:
-		return t.isPending()
+		return t.Pending() > 0
 	}
 }
 
 // EndpointsChangeTracker gathers changes of EndpointSlices until
 // [Resolver.Update] takes them, as [ServiceChangeTracker] does for Services.
 type EndpointsChangeTracker struct {
-	ledger[*endpointSlice]
+	pendingRecords[*endpointSlice]
 	nodeName string
+	parsed   apiobject.EndpointSlice // of the last event; its memory is used again
 }
 
 // Update notes that a slice was added or changed, or with remove that it is
@@ -44,13 +47,13 @@ type EndpointsChangeTracker struct {
 // kept.
 func (t *EndpointsChangeTracker) Update(slice *discoveryv1.EndpointSlice, remove bool) bool {
 	if slice == nil {
-		return t.isPending()
+		return t.Pending() > 0
 	}
 	name := nameOf(&slice.ObjectMeta)
 	if remove {
-		return t.note(name, nil)
+		return t.set(name, nil)
 	}
-	return t.note(name, readSlice(name, slice, t.nodeName))
+	return t.set(name, t.read(name, slice))
 }
 
 // nameOf returns an object's name in memory of its own, so that no record

@@ -1,8 +1,10 @@
-package resolve
+package apiobject
 
 import "testing"
 
-func TestParse(t *testing.T) {
+// TestLenientParse reads addresses and ranges as API servers of all times have
+// accepted them.
+func TestLenientParse(t *testing.T) {
 	tests := []struct{ in, addr, prefix string }{
 		{"10.0.0.1", "10.0.0.1", ""},
 		{"010.000.00.001", "10.0.0.1", ""},
@@ -30,12 +32,13 @@ func TestParse(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.in, func(t *testing.T) {
-			a, err := parseAddr(tt.in)
+			p := parser{}
+			a, err := p.parseAddr(tt.in)
 			if got := a.String(); err == nil && got != tt.addr || err != nil && tt.addr != "" {
 				t.Errorf("address %s, %v; want %q", got, err, tt.addr)
 			}
-			p, err := parsePrefix(tt.in)
-			if got := p.String(); err == nil && got != tt.prefix || err != nil && tt.prefix != "" {
+			r, err := p.parsePrefix(tt.in)
+			if got := r.Masked().String(); err == nil && got != tt.prefix || err != nil && tt.prefix != "" {
 				t.Errorf("prefix %s, %v; want %q", got, err, tt.prefix)
 			}
 		})

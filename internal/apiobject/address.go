@@ -1,0 +1,98 @@
+package apiobject
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Older API servers accepted IPv4 addresses with leading zeros, which always
+// meant decimal, and IPv4-mapped IPv6 addresses. Stored objects still have them.
+
+// parseAddr reads the address of one host.
+func (p *parser) parseAddr(text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	zeros := err != nil
+	if zeros {
+		addr, err = netip.ParseAddr(decimal(text))
+	}
+	switch plain := addr.Unmap(); {
+	case text == "":
+		return addr, fmt.Errorf("is empty")
+	case err != nil:
+		return addr, fmt.Errorf("%.60q is not an IP address", text)
+	case addr.Zone() != "":
+		return addr, fmt.Errorf("%.60q has a zone", text)
+	case plain.IsUnspecified() || plain.IsMulticast():
+		return addr, fmt.Errorf("%v is not the address of one host", addr)
+	case p.strict && addr.Is4In6():
+		return addr, mappedError(addr)
+	case p.strict && zeros:
+		return addr, fmt.Errorf("%.60q has leading zeros; write %v", text, addr)
+	}
+	return addr, nil
+}
+
+func mappedError(addr netip.Addr) error {
+	return fmt.Errorf("%v is an IPv4-mapped IPv6 address; write %v", addr, addr.Unmap())
+}
+
+// parsePrefix reads a range of addresses. Bits beyond its length may be set.
+func (p *parser) parsePrefix(text string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(text)
+	zeros := err != nil
+	if zeros {
+		addr, bits, _ := strings.Cut(text, "/")
+		prefix, err = netip.ParsePrefix(decimal(addr) + "/" + trimZeros(bits))
+	}
+	switch {
+	case err != nil:
+		return prefix, fmt.Errorf("%.60q is not a range of addresses such as 10.0.0.0/8 or fd00::/8", text)
+	case prefix.Addr().Is4In6():
+		return prefix, fmt.Errorf("%v is an IPv4-mapped IPv6 range", prefix)
+	case p.strict && zeros:
+		return prefix, fmt.Errorf("%.60q has leading zeros; write %v", text, prefix)
+	}
+	return prefix, nil
+}
+
+// ranges reads a list of ranges and says whether all can be used.
+func (p *parser) ranges(list string, texts []string) (out []netip.Prefix, complete bool) {
+	for i, text := range texts {
+		prefix, err := p.parsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			p.add(Invalid, path{list, i, ""}, "%v", err)
+			continue
+		}
+		out = append(out, prefix.Masked())
+	}
+	return out, len(out) == len(texts)
+}
+
+// decimal drops the leading zeros of a dotted address's parts.
+func decimal(s string) string {
+	if strings.Contains(s, ":") {
+		return s
+	}
+	parts := strings.Split(s, ".")
+	for i := range parts {
+		parts[i] = trimZeros(parts[i])
+	}
+	return strings.Join(parts, ".")
+}
+
+func trimZeros(s string) string {
+	if t := strings.TrimLeft(s, "0"); t != "" || s == "" {
+		return t
+	}
+	return "0"
+}
+
+func familyOf(addr netip.Addr) v1.IPFamily {
+	if addr.Unmap().Is4() {
+		return v1.IPv4Protocol
+	}
+	return v1.IPv6Protocol
+}

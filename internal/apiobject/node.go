@@ -1,0 +1,66 @@
+package apiobject
+
+import (
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// Node is what can be used of a Node.
+type Node struct {
+	IPs      []netip.Addr // all internal ones, then all external ones
+	PodCIDRs []netip.Prefix
+}
+
+// ParseNode reads a Node of an API server.
+func ParseNode(obj *v1.Node) (Node, []Problem) {
+	p := parser{}
+	return p.node(obj), p.problems
+}
+
+func (p *parser) node(obj *v1.Node) Node {
+	var n Node
+	for _, t := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
+		for i, a := range obj.Status.Addresses {
+			if a.Type != t {
+				continue
+			}
+			addr, err := p.parseAddr(a.Address)
+			if err != nil {
+				p.add(Omitted, path{"status.addresses", i, ".address"}, "%v; it is left out", err)
+				continue
+			}
+			n.IPs = append(n.IPs, addr.Unmap())
+		}
+	}
+	n.PodCIDRs, _ = p.ranges("spec.podCIDRs", obj.Spec.PodCIDRs)
+	if text := obj.Spec.PodCIDR; text != "" && len(obj.Spec.PodCIDRs) == 0 {
+		prefix, err := p.parsePrefix(text)
+		if err != nil {
+			p.add(Invalid, field("spec.podCIDR"), "%v", err)
+			return n
+		}
+		n.PodCIDRs = []netip.Prefix{prefix.Masked()}
+	}
+	return n
+}
+
+// ParseServiceCIDR reads a ServiceCIDR of an API server.
+func ParseServiceCIDR(obj *networkingv1.ServiceCIDR) ([]netip.Prefix, []Problem) {
+	p := parser{}
+	return p.serviceCIDR(obj), p.problems
+}
+
+func (p *parser) serviceCIDR(obj *networkingv1.ServiceCIDR) []netip.Prefix {
+	if len(obj.Spec.CIDRs) == 0 {
+		p.note(field("spec.cidrs"), "is empty")
+	}
+	for i, text := range obj.Spec.CIDRs {
+		if prefix, err := netip.ParsePrefix(text); p.strict && err == nil && prefix != prefix.Masked() {
+			p.add(Invalid, path{"spec.cidrs", i, ""}, "%v is an address in a range, the range is %v", prefix, prefix.Masked())
+		}
+	}
+	ranges, _ := p.ranges("spec.cidrs", obj.Spec.CIDRs)
+	return ranges
+}

@@ -1,0 +1,142 @@
+package apiobject
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Problem is one thing in an object that is not as it should be.
+type Problem struct {
+	Field  string // "spec.ports[0].port"
+	Reason string
+	Level  Level
+}
+
+// Level says how much a problem matters.
+type Level uint8
+
+// The levels.
+const (
+	Note    Level = iota // worth knowing; all that is there is used
+	Omitted              // the item of the list is not used, the others are
+	Invalid              // an API server would not accept the object
+)
+
+// Check returns what is wrong with a new Service, EndpointSlice, Node or
+// ServiceCIDR.
+func Check(obj metav1.Object) []Problem {
+	p := parser{strict: true}
+	p.metadata(obj)
+	switch obj := obj.(type) {
+	case *v1.Service:
+		p.service(obj)
+	case *discoveryv1.EndpointSlice:
+		p.endpointSlice(obj, &EndpointSlice{})
+	case *v1.Node:
+		p.node(obj)
+	case *networkingv1.ServiceCIDR:
+		p.serviceCIDR(obj)
+	default:
+		panic(fmt.Sprintf("apiobject: no check for a %T", obj))
+	}
+	return p.problems
+}
+
+// parser collects the problems of one object.
+type parser struct {
+	strict   bool // the object is new: no API server has accepted it
+	problems []Problem
+}
+
+// path is a field, put into words only when it is needed.
+type path struct {
+	list  string
+	index int // -1: the field is not in a list
+	rest  string
+}
+
+func field(name string) path { return path{name, -1, ""} }
+
+// String returns the field as kubectl explains it.
+func (f path) String() string {
+	if f.index < 0 {
+		return f.list
+	}
+	return fmt.Sprintf("%s[%d]%s", f.list, f.index, f.rest)
+}
+
+func (p *parser) add(level Level, at path, format string, args ...any) {
+	p.problems = append(p.problems, Problem{at.String(), fmt.Sprintf(format, args...), level})
+}
+
+// note names what is worth knowing about a new object and usual in a cluster.
+func (p *parser) note(at path, format string, args ...any) {
+	if p.strict {
+		p.add(Note, at, format, args...)
+	}
+}
+
+// metadata checks what makes an object's identity.
+func (p *parser) metadata(obj metav1.Object) {
+	name, namespace := obj.GetName(), obj.GetNamespace()
+	switch {
+	case name == "":
+		p.add(Invalid, field("metadata.name"), "is missing")
+	case len(validation.IsDNS1123Subdomain(name)) > 0:
+		p.add(Invalid, field("metadata.name"), "%.60q is not a name: it needs lower case letters, digits, - and .", name)
+	}
+	if namespace != "" && len(validation.IsDNS1123Label(namespace)) > 0 {
+		p.add(Invalid, field("metadata.namespace"), "%.60q is not a name of a namespace", namespace)
+	}
+}
+
+func (p *parser) port(at path, n int32) uint16 {
+	if n < 1 || n > 65535 {
+		p.add(Invalid, at, "%d is not a port (1 to 65535)", n)
+		return 0
+	}
+	return uint16(n)
+}
+
+// optionalPort reads a port that may be left unset.
+func (p *parser) optionalPort(at path, n int32) uint16 {
+	if n == 0 {
+		return 0
+	}
+	return p.port(at, n)
+}
+
+func (p *parser) portName(at path, name string) {
+	if p.strict && name != "" && len(validation.IsDNS1123Label(name)) > 0 {
+		p.add(Invalid, at, "%.60q is not a name: it needs lower case letters, digits and -", name)
+	}
+}
+
+// protocol returns the protocol, TCP if none is named, and nothing if it is unknown.
+func (p *parser) protocol(at path, protocol v1.Protocol) v1.Protocol {
+	if protocol == "" {
+		return v1.ProtocolTCP
+	}
+	return oneOf(p, at, protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)
+}
+
+// oneOf returns a word that is among the known ones, and nothing for another.
+func oneOf[S ~string](p *parser, at path, word S, known ...S) S {
+	if slices.Contains(known, word) {
+		return word
+	}
+	last := len(known) - 1
+	var others []string
+	for _, k := range known[:last] {
+		others = append(others, string(k))
+	}
+	p.add(Invalid, at, "%.60q is not %s or %s", word, strings.Join(others, ", "), known[last])
+	return ""
+}
