@@ -106,7 +106,7 @@ func (p *parser) endpointAddresses(obj *discoveryv1.EndpointSlice, s *EndpointSl
 		s.Addresses[i] = addr
 		used++
 	}
-	if used == 0 {
+	if p.strict && used == 0 {
 		// A slice with nothing left is more likely a slip than an intention.
 		p.add(Invalid, field("endpoints"), "none of the %d endpoints can be used", len(obj.Endpoints))
 	}
