@@ -83,7 +83,7 @@ func (d *Dataplane) take(ctx context.Context, n *next) {
 // step renders the rows of a step and takes the differences.
 func (d *Dataplane) step(f *family, delta *proxy.Delta, n *next) *script {
 	s := newScript()
-	was, is := newView(f, d.node, d.cidrs, d.guard), newView(f, n.node, n.cidrs, n.guard)
+	was, is := newNodeMatches(f, d.node, d.cidrs, d.guard), newNodeMatches(f, n.node, n.cidrs, n.guard)
 	if !was.same(is) {
 		s.constants(d.constants(was), d.constants(is))
 	}
@@ -136,12 +136,12 @@ func (s *script) difference(was, is *rendering) {
 	is.count(s.uses, 1)
 	for _, name := range is.names {
 		if old, ok := was.chains[name]; !ok || !slices.Equal(old, is.chains[name]) {
-			s.rewrite(place{nat, name}, is.chains[name])
+			s.rewrite(chainRef{nat, name}, is.chains[name])
 		}
 	}
 	for _, name := range was.names {
 		if _, ok := is.chains[name]; !ok {
-			s.remove(place{nat, name})
+			s.remove(chainRef{nat, name})
 		}
 	}
 	s.growth[nat] += is.ownRules() - was.ownRules()
@@ -156,31 +156,31 @@ func (s *script) lines(was, is []line) {
 	for _, l := range was {
 		s.growth[l.table]--
 		if !slices.Contains(is, l) {
-			s.delete(l.place, l.rule)
+			s.delete(l.chainRef, l.rule)
 		}
 	}
 	for _, l := range is {
 		switch {
 		case slices.Contains(was, l):
 		case l.first():
-			s.insert(l.place, l.rule)
+			s.insert(l.chainRef, l.rule)
 		default:
-			s.append(l.place, l.rule)
+			s.append(l.chainRef, l.rule)
 		}
 	}
 }
 
 // constants writes what makes one set of constant rules the other. In chains
 // that rows share only the constant rules are changed.
-func (s *script) constants(was, is map[place][]string) {
-	s.had = func(p place) int { return len(was[p]) }
+func (s *script) constants(was, is map[chainRef][]string) {
+	s.had = func(p chainRef) int { return len(was[p]) }
 	for p, rules := range is {
 		s.growth[p.table] += len(rules) - len(was[p])
 		s.uses.chain(p, was[p], -1)
 		s.uses.chain(p, rules, 1)
 		switch {
 		case slices.Equal(was[p], rules):
-		case !slices.Contains(places(), p):
+		case !slices.Contains(sharedChains(), p):
 			s.rewrite(p, rules)
 		default:
 			for _, r := range was[p] {

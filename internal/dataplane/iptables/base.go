@@ -9,47 +9,47 @@ import (
 	"sluice/internal/proxy"
 )
 
-// place is where a chain that rows share keeps their rules.
-type place struct {
+// chainRef names a chain.
+type chainRef struct {
 	table, chain string
 }
 
 // The chains that rows share. Rules of rows come first in those whose constant
 // rules must be last, and last in the others.
 var (
-	dispatch       = place{nat, kubeServices}
-	dispatchPort   = place{nat, kubeNodePorts}
-	emptyClusterIP = place{filter, kubeServices}
-	emptyExternal  = place{filter, kubeExternal}
-	restricted     = place{filter, kubeFirewall}
-	nodePortFilter = place{filter, kubeNodePorts}
-	clusterIPs     = place{filter, kubeAddresses}
+	dispatch       = chainRef{nat, kubeServices}
+	dispatchPort   = chainRef{nat, kubeNodePorts}
+	emptyClusterIP = chainRef{filter, kubeServices}
+	emptyExternal  = chainRef{filter, kubeExternal}
+	restricted     = chainRef{filter, kubeFirewall}
+	nodePortFilter = chainRef{filter, kubeNodePorts}
+	clusterIPs     = chainRef{filter, kubeAddresses}
 )
 
 // places returns all of them.
-func places() []place {
-	return []place{dispatch, dispatchPort, emptyClusterIP, emptyExternal, restricted, nodePortFilter, clusterIPs}
+func sharedChains() []chainRef {
+	return []chainRef{dispatch, dispatchPort, emptyClusterIP, emptyExternal, restricted, nodePortFilter, clusterIPs}
 }
 
 // first reports whether rules of rows come before the constant ones.
-func (p place) first() bool { return p == dispatch || p == emptyClusterIP }
+func (p chainRef) first() bool { return p == dispatch || p == emptyClusterIP }
 
-// view is what rules of one family have to know of the node.
-type view struct {
-	family    proxy.Family
-	pods      []string // matches for our pods' traffic
-	detects   bool
-	all       bool     // masquerade all ClusterIP traffic
-	nodePorts []string // matches for addresses that take NodePorts
-	localhost bool
-	guard     localnet.Guard
-	cidrs     []string // matches for the ServiceCIDRs
+// nodeMatches is what rules of one family have to know of the node.
+type nodeMatches struct {
+	family     proxy.Family
+	node       *proxy.Node
+	pods       []string                 // matches for our pods' traffic
+	masquerade [len(proxy.Origins)]bool // whose ClusterIP traffic hides the client
+	nodePorts  []string                 // matches for addresses that take NodePorts
+	loopback   bool                     // loopback addresses do
+	guard      localnet.Guard
+	cidrs      []string // matches for the ServiceCIDRs
 }
 
-func newView(f *family, n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) *view {
-	v := &view{family: f.Family, all: n.MasqueradeAll, detects: n.LocalPods.Detects(f.Family), localhost: n.OpensLoopback() && f.Family == proxy.IPv4}
+func newNodeMatches(f *family, n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) *nodeMatches {
+	v := &nodeMatches{family: f.Family, node: n}
 	if f.Family == proxy.IPv4 {
-		v.guard = guard
+		v.guard, v.loopback = guard, n.OpensLoopback()
 	}
 	for _, p := range n.LocalPods.SourcesOf(f.Family) {
 		v.pods = append(v.pods, from(p))
@@ -60,8 +60,14 @@ func newView(f *family, n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guar
 		}
 		v.pods = append(v.pods, "-i "+name+" ")
 	}
-	for _, p := range proxy.PrefixesOf(n.NodePorts, f.Family) {
-		v.nodePorts = append(v.nodePorts, v.destinations(p)...)
+	// Whom a ClusterIP hides depends on the node alone: any row tells.
+	anyRow := &proxy.ServicePort{Key: proxy.PortKey{Family: f.Family}}
+	for origin, route := range anyRow.Policy(proxy.ClusterIP, n) {
+		v.masquerade[origin] = route.Masquerade
+	}
+	within, except := n.NodePortAddresses(f.Family)
+	for _, p := range within {
+		v.nodePorts = append(v.nodePorts, destinations(p, except)...)
 	}
 	for _, p := range proxy.PrefixesOf(cidrs, f.Family) {
 		v.cidrs = append(v.cidrs, to(p))
@@ -69,32 +75,28 @@ func newView(f *family, n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guar
 	return v
 }
 
-// same reports whether two views make the same rules.
-func (v *view) same(o *view) bool {
-	return v.detects == o.detects && v.all == o.all && v.localhost == o.localhost && v.guard == o.guard &&
+// same reports whether two nodes make the same rules.
+func (v *nodeMatches) same(o *nodeMatches) bool {
+	return v.masquerade == o.masquerade && v.loopback == o.loopback && v.guard == o.guard &&
 		slices.Equal(v.pods, o.pods) && slices.Equal(v.nodePorts, o.nodePorts) && slices.Equal(v.cidrs, o.cidrs)
 }
 
-// destinations returns matches for the addresses of a prefix, without loopback
-// unless that takes NodePorts.
-func (v *view) destinations(p netip.Prefix) []string {
-	loopback := netip.MustParsePrefix("127.0.0.0/8")
-	if v.family == proxy.IPv6 {
-		loopback = netip.MustParsePrefix("::1/128")
-	}
+// destinations returns matches for the addresses of a prefix, except some.
+func destinations(p netip.Prefix, except []netip.Prefix) []string {
+	i := slices.IndexFunc(except, p.Overlaps)
 	switch {
-	case v.localhost || !p.Overlaps(loopback):
+	case i < 0:
 		return []string{to(p)}
-	case p.Bits() >= loopback.Bits():
+	case p.Bits() >= except[i].Bits():
 		return nil
-	case p.Bits() == 0:
-		return []string{"! " + to(loopback)}
+	case p.Bits() == 0 && len(except) == 1:
+		return []string{"! " + to(except[i])}
 	}
 	low := netip.PrefixFrom(p.Addr(), p.Bits()+1)
 	b := p.Addr().AsSlice()
 	b[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
 	middle, _ := netip.AddrFromSlice(b)
-	return append(v.destinations(low), v.destinations(netip.PrefixFrom(middle, p.Bits()+1))...)
+	return append(destinations(low, except), destinations(netip.PrefixFrom(middle, p.Bits()+1), except)...)
 }
 
 // from and to match addresses; every address needs no match.
@@ -115,7 +117,7 @@ const (
 )
 
 // reject refuses at once.
-func (v *view) reject() string {
+func (v *nodeMatches) reject() string {
 	if v.family == proxy.IPv6 {
 		return "-j REJECT --reject-with icmp6-port-unreachable"
 	}
@@ -124,9 +126,9 @@ func (v *view) reject() string {
 
 // constants returns the rules that do not depend on rows, by table and chain.
 // The chains that rows share are among them, most of them without any rule.
-func (d *Dataplane) constants(v *view) map[place][]string {
+func (d *Dataplane) constants(v *nodeMatches) map[chainRef][]string {
 	bit := fmt.Sprintf("%#x", uint32(1)<<d.settings.MarkBit)
-	out := map[place][]string{
+	out := map[chainRef][]string{
 		{nat, kubeMark}: {"-j MARK --set-xmark " + bit + "/" + bit},
 		{nat, kubePost}: {
 			"-m mark ! --mark " + bit + "/" + bit + " -j RETURN",
@@ -141,13 +143,13 @@ func (d *Dataplane) constants(v *view) map[place][]string {
 		{filter, kubeCanary}: nil, {nat, kubeCanary}: nil, {mangle, kubeCanary}: nil,
 	}
 	if !d.liberal {
-		out[place{filter, kubeForward}] = slices.Insert(out[place{filter, kubeForward}], 0, "-m conntrack --ctstate INVALID "+comment(invalidDropped)+"-j DROP")
+		out[chainRef{filter, kubeForward}] = slices.Insert(out[chainRef{filter, kubeForward}], 0, "-m conntrack --ctstate INVALID "+comment(invalidDropped)+"-j DROP")
 	}
-	if v.localhost { // this one only counts
-		out[place{nat, kubePost}] = slices.Insert(out[place{nat, kubePost}], 1,
+	if v.loopback { // this one only counts
+		out[chainRef{nat, kubePost}] = slices.Insert(out[chainRef{nat, kubePost}], 1,
 			comment(localhostAccepted)+"-m conntrack --ctstate DNAT --ctorigdst 127.0.0.0/8")
 	}
-	for _, p := range places() {
+	for _, p := range sharedChains() {
 		out[p] = nil
 	}
 	for _, match := range v.nodePorts {
@@ -161,27 +163,60 @@ func (d *Dataplane) constants(v *view) map[place][]string {
 	return out
 }
 
-// markOther marks everything but our pods' traffic; nobody's if pods cannot be
-// told apart.
-func (v *view) markOther() []string {
+// markOther marks the clients that a ClusterIP hides.
+func (v *nodeMatches) markOther() []string {
+	var do [len(proxy.Origins)]treatment
+	for origin, hidden := range v.masquerade {
+		do[origin].mark = hidden
+	}
+	return v.byOrigin(do, "")
+}
+
+// treatment is what is done with packets of one origin.
+type treatment struct {
+	mark bool   // for masquerade
+	next string // the chain that they go on to; empty: back
+}
+
+// byOrigin returns the rules that treat each origin as it should be. Their
+// comments end with a text; without one there are none.
+func (v *nodeMatches) byOrigin(do [len(proxy.Origins)]treatment, text string) []string {
 	var rules []string
-	switch {
-	case v.all:
-	case !v.detects:
-		return nil
-	default:
-		for _, match := range v.pods {
-			rules = append(rules, match+"-j RETURN")
+	say := func(what string) string {
+		if text == "" || what == "" {
+			return ""
+		}
+		return comment(what + text)
+	}
+	add := func(source, kind string, t treatment, marked, sent string) {
+		if t.mark {
+			rules = append(rules, source+say(marked)+kind+"-j "+kubeMark)
+		}
+		switch {
+		case t.next != "":
+			rules = append(rules, source+say(sent)+kind+"-j "+t.next)
+		case source+kind != "":
+			rules = append(rules, source+kind+"-j RETURN")
 		}
 	}
-	return append(rules, "-j "+kubeMark)
+	pod, node, other := do[proxy.OurPod], do[proxy.ThisNode], do[proxy.Elsewhere]
+	if pod != node || pod != other {
+		for _, source := range v.pods {
+			add(source, "", pod, "masquerade pod traffic", "pod traffic")
+		}
+	}
+	if node != other {
+		add("", fromLocal, node, "masquerade LOCAL traffic", "route LOCAL traffic")
+	}
+	add("", "", other, "masquerade traffic", "")
+	return rules
 }
 
 // unanswered takes the node's own packets past the external frontends, which
 // those of others come by on their way. Then it refuses other ports of
 // ClusterIPs, and is silent for addresses that no Service has. Where the ranges
 // are known, other traffic is spared the walk through all ClusterIPs.
-func (v *view) unanswered() []string {
+func (v *nodeMatches) unanswered() []string {
 	rules := []string{fromLocal + "-j " + kubeExternal}
 	if len(v.cidrs) == 0 {
 		return append(rules, "-j "+kubeAddresses)
@@ -194,7 +229,7 @@ func (v *view) unanswered() []string {
 
 // jump is a rule of a built-in chain that leads to ours.
 type jump struct {
-	place
+	chainRef
 	rule string
 }
 
@@ -204,7 +239,7 @@ func jumps() []jump {
 	var out []jump
 	add := func(table, rule string, chains ...string) {
 		for _, c := range chains {
-			out = append(out, jump{place{table, c}, rule})
+			out = append(out, jump{chainRef{table, c}, rule})
 		}
 	}
 	flow := func(text, chain string) string { return newFlow + comment(text) + "-j " + chain }

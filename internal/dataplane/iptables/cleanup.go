@@ -210,7 +210,7 @@ func (l *leftovers) remove(ctx context.Context, t ipt.Table, guard string) (stri
 type removal struct {
 	*script
 	jumps int
-	users map[place]string // our chains that stay, and the chain that goes to each
+	users map[chainRef]string // our chains that stay, and the chain that goes to each
 }
 
 // newRemoval tells our chains from others'. A chain that somebody else goes to
@@ -219,10 +219,10 @@ type removal struct {
 func newRemoval(t *ipt.Table, guard string) *removal {
 	saved := index([]ipt.Table{*t})
 	r := &removal{script: newScript(), users: usedByOthers(saved)}
-	var follow func(place)
-	follow = func(from place) {
+	var follow func(chainRef)
+	follow = func(from chainRef) {
 		for _, rule := range saved[from].Rules {
-			to := place{t.Name, ipt.Target(rule)}
+			to := chainRef{t.Name, ipt.Target(rule)}
 			if saved[to] != nil && owns(to.table, to.chain) && r.users[to] == "" {
 				r.users[to] = from.chain
 				follow(to)
@@ -232,13 +232,13 @@ func newRemoval(t *ipt.Table, guard string) *removal {
 	for p := range maps.Clone(r.users) {
 		follow(p)
 	}
-	kept := place{}
+	kept := chainRef{}
 	if guard != "" && t.Name == nodePortFilter.table {
 		kept = nodePortFilter
 		r.chain(kept)
 		r.append(kept, guard)
 	}
-	for _, p := range slices.SortedFunc(maps.Keys(saved), comparePlaces) {
+	for _, p := range slices.SortedFunc(maps.Keys(saved), compareChainRefs) {
 		c := saved[p]
 		if owns(p.table, p.chain) && r.users[p] == "" && p != kept {
 			r.script.remove(p)
@@ -255,7 +255,7 @@ func newRemoval(t *ipt.Table, guard string) *removal {
 
 // inUse returns an error for every chain that stays.
 func (r *removal) inUse(where string) (err error) {
-	for _, p := range slices.SortedFunc(maps.Keys(r.users), comparePlaces) {
+	for _, p := range slices.SortedFunc(maps.Keys(r.users), compareChainRefs) {
 		err = errors.Join(err, fmt.Errorf("remove chain %s from %s: %w: chain %s goes to it", p.chain, where, proxy.ErrInUse, r.users[p]))
 	}
 	return err

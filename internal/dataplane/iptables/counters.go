@@ -26,10 +26,10 @@ func (d *Dataplane) Packets(ctx context.Context) (sum Packets, err error) {
 	d.packets.Lock()
 	defer d.packets.Unlock()
 	for _, f := range d.families {
-		err = errors.Join(err, f.invalid.read(ctx, f.programs, place{filter, kubeForward}, invalidDropped))
+		err = errors.Join(err, f.invalid.read(ctx, f.programs, chainRef{filter, kubeForward}, invalidDropped))
 		sum.InvalidDropped += f.invalid.before + f.invalid.now
 		if f.Family == proxy.IPv4 && d.localnet.InUse() { // else there is no such rule
-			err = errors.Join(err, f.localhost.read(ctx, f.programs, place{nat, kubePost}, localhostAccepted))
+			err = errors.Join(err, f.localhost.read(ctx, f.programs, chainRef{nat, kubePost}, localhostAccepted))
 		}
 		sum.LocalhostAccepted += f.localhost.before + f.localhost.now
 	}
@@ -42,7 +42,7 @@ type packetCount struct {
 	now, before uint64
 }
 
-func (c *packetCount) read(ctx context.Context, programs ipt.Interface, p place, comment string) error {
+func (c *packetCount) read(ctx context.Context, programs ipt.Interface, p chainRef, comment string) error {
 	n, err := programs.Packets(ctx, p.table, p.chain, comment)
 	if err != nil {
 		return err

@@ -45,7 +45,7 @@ func loopbackOf(tables []ipt.Table) loopbackState {
 			l.guard, l.noted = c.Rules[i], localnet.Noted(c.Rules[i])
 		}
 	}
-	input, firewall := saved[place{filter, "INPUT"}], saved[place{filter, kubeletFirewall}]
+	input, firewall := saved[chainRef{filter, "INPUT"}], saved[chainRef{filter, kubeletFirewall}]
 	l.others = input != nil && firewall != nil && slices.ContainsFunc(firewall.Rules, isGuard) &&
 		slices.ContainsFunc(input.Rules, func(rule string) bool { return ipt.Target(rule) == kubeletFirewall })
 	return l
@@ -93,7 +93,7 @@ func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
 }
 
 // guardLines returns what puts the guard in force where it is not.
-func guardLines(saved map[place]*ipt.Chain, guard localnet.Guard) []string {
+func guardLines(saved map[chainRef]*ipt.Chain, guard localnet.Guard) []string {
 	var lines []string
 	chain, want := saved[nodePortFilter], loopbackGuard(guard)
 	if chain == nil {
@@ -108,7 +108,7 @@ func guardLines(saved map[place]*ipt.Chain, guard localnet.Guard) []string {
 		}
 	}
 	for _, j := range jumps() {
-		from := saved[j.place]
+		from := saved[j.chainRef]
 		if j.table == filter && ipt.Target(j.rule) == kubeNodePorts && (from == nil || !slices.Contains(from.Rules, j.rule)) {
 			lines = append(lines, "-I "+j.chain+" "+j.rule)
 		}

@@ -64,7 +64,7 @@ func (h *guardedHost) guarded(g localnet.Guard) bool {
 		h.t.Fatal(err)
 	}
 	saved := index(tables)
-	chain, entry := saved[nodePortFilter], saved[place{filter, "INPUT"}]
+	chain, entry := saved[nodePortFilter], saved[chainRef{filter, "INPUT"}]
 	return chain != nil && entry != nil && slices.Contains(chain.Rules, loopbackGuard(g)) && slices.Contains(entry.Rules, inward)
 }
 
@@ -173,15 +173,15 @@ func TestPrepare(t *testing.T) {
 		noted := loopbackGuard(localnet.Guard{InForce: true, Noted: true})
 		guarded := func() {
 			t.Helper()
-			for place, rule := range map[string]string{"filter KUBE-NODEPORTS ": noted, "filter INPUT ": inward} {
+			for where, rule := range map[string]string{"filter KUBE-NODEPORTS ": noted, "filter INPUT ": inward} {
 				n := 0
 				for _, l := range saved(t, d) {
-					if l == place+rule {
+					if l == where+rule {
 						n++
 					}
 				}
 				if n != 1 {
-					t.Errorf("%q is %d times in %s", rule, n, place)
+					t.Errorf("%q is %d times in %s", rule, n, where)
 				}
 			}
 		}

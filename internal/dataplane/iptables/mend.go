@@ -10,8 +10,8 @@ import (
 
 // target is everything that one family should have.
 type target struct {
-	constants map[place][]string
-	shared    map[place][]rowRule
+	constants map[chainRef][]string
+	shared    map[chainRef][]rowRule
 	own       []whole
 }
 
@@ -22,15 +22,15 @@ type rowRule struct {
 }
 
 func (d *Dataplane) target(f *family, s *proxy.State) *target {
-	v := newView(f, s.Node, s.CIDRs, d.guard)
-	t := &target{constants: d.constants(v), shared: map[place][]rowRule{}}
+	v := newNodeMatches(f, s.Node, s.CIDRs, d.guard)
+	t := &target{constants: d.constants(v), shared: map[chainRef][]rowRule{}}
 	for _, key := range s.Keys() {
 		if key.Family != f.Family {
 			continue
 		}
 		r := v.render(s.Rows[key])
 		for _, name := range r.names {
-			t.own = append(t.own, whole{place: place{nat, name}, rules: r.chains[name], owner: &key})
+			t.own = append(t.own, whole{chainRef: chainRef{nat, name}, rules: r.chains[name], owner: &key})
 		}
 		t.add(r.shared, &key)
 	}
@@ -59,21 +59,21 @@ func (t *target) rules() map[string]int {
 
 func (t *target) add(lines []line, owner *proxy.PortKey) {
 	for _, l := range lines {
-		t.shared[l.place] = append(t.shared[l.place], rowRule{l.rule, owner})
+		t.shared[l.chainRef] = append(t.shared[l.chainRef], rowRule{l.rule, owner})
 	}
 }
 
 // mending finds what is to be done to what was saved.
 type mending struct {
 	*script
-	saved map[place]*ipt.Chain
+	saved map[chainRef]*ipt.Chain
 	want  *target
 }
 
 // newMending compares what was saved with what should be.
 func newMending(saved []ipt.Table, want *target) *mending {
 	m := &mending{script: newScript(), saved: index(saved), want: want}
-	m.had = func(p place) int {
+	m.had = func(p chainRef) int {
 		if c := m.saved[p]; c != nil {
 			return len(c.Rules)
 		}
@@ -83,12 +83,12 @@ func newMending(saved []ipt.Table, want *target) *mending {
 	return m
 }
 
-func index(tables []ipt.Table) map[place]*ipt.Chain {
-	saved := map[place]*ipt.Chain{}
+func index(tables []ipt.Table) map[chainRef]*ipt.Chain {
+	saved := map[chainRef]*ipt.Chain{}
 	for i := range tables {
 		for j := range tables[i].Chains {
 			c := &tables[i].Chains[j]
-			saved[place{tables[i].Name, c.Name}] = c
+			saved[chainRef{tables[i].Name, c.Name}] = c
 		}
 	}
 	return saved
@@ -96,16 +96,16 @@ func index(tables []ipt.Table) map[place]*ipt.Chain {
 
 func (m *mending) mend() {
 	for p, rules := range m.want.constants {
-		if !slices.Contains(places(), p) && !m.has(p, rules) {
+		if !slices.Contains(sharedChains(), p) && !m.has(p, rules) {
 			m.rewrite(p, rules)
 		}
 	}
-	for _, p := range places() {
+	for _, p := range sharedChains() {
 		m.mendShared(p)
 	}
 	for _, c := range m.want.own {
-		if !m.has(c.place, c.rules) {
-			c.had = m.had(c.place)
+		if !m.has(c.chainRef, c.rules) {
+			c.had = m.had(c.chainRef)
 			m.whole = append(m.whole, c)
 		}
 	}
@@ -114,14 +114,14 @@ func (m *mending) mend() {
 }
 
 // has reports whether a chain is there and has exactly these rules.
-func (m *mending) has(p place, rules []string) bool {
+func (m *mending) has(p chainRef, rules []string) bool {
 	c := m.saved[p]
 	return c != nil && slices.Equal(c.Rules, rules)
 }
 
 // mendShared rewrites a chain that rows share unless it is right. The order of
 // rules of rows has no meaning.
-func (m *mending) mendShared(p place) {
+func (m *mending) mendShared(p chainRef) {
 	constant, rows := m.want.constants[p], m.want.shared[p]
 	if c := m.saved[p]; c != nil && rightShared(p, c.Rules, constant, rows) {
 		return
@@ -145,7 +145,7 @@ func (m *mending) mendShared(p place) {
 	}
 }
 
-func rightShared(p place, have, constant []string, rows []rowRule) bool {
+func rightShared(p chainRef, have, constant []string, rows []rowRule) bool {
 	if len(have) != len(constant)+len(rows) {
 		return false
 	}
@@ -171,9 +171,9 @@ func rightShared(p place, have, constant []string, rows []rowRule) bool {
 // jumps puts the rules that lead to us at the top of the built-in chains, if
 // they are not all there in order. What others have put before them stays there.
 func (m *mending) jumps() {
-	want := map[place][]string{}
+	want := map[chainRef][]string{}
 	for _, j := range jumps() {
-		want[j.place] = append(want[j.place], j.rule)
+		want[j.chainRef] = append(want[j.chainRef], j.rule)
 	}
 	for p, c := range m.saved {
 		if c.Policy != "" && want[p] == nil {
@@ -203,14 +203,14 @@ func (m *mending) jumps() {
 
 // usedByOthers returns our chains that rules of others go to, and the first chain
 // that has such a rule.
-func usedByOthers(saved map[place]*ipt.Chain) map[place]string {
-	used := map[place]string{}
+func usedByOthers(saved map[chainRef]*ipt.Chain) map[chainRef]string {
+	used := map[chainRef]string{}
 	for p, c := range saved {
 		if owns(p.table, p.chain) {
 			continue
 		}
 		for _, r := range c.Rules {
-			to := place{p.table, ipt.Target(r)}
+			to := chainRef{p.table, ipt.Target(r)}
 			if owns(to.table, to.chain) && !(c.Policy != "" && isEntry(p.table, r)) && (used[to] == "" || p.chain < used[to]) {
 				used[to] = p.chain
 			}
@@ -223,9 +223,9 @@ func usedByOthers(saved map[place]*ipt.Chain) map[place]string {
 // leads to cannot go; it is emptied.
 func (m *mending) sweep() {
 	used := usedByOthers(m.saved)
-	own := make(map[place]bool, len(m.want.own))
+	own := make(map[chainRef]bool, len(m.want.own))
 	for _, c := range m.want.own {
-		own[c.place] = true
+		own[c.chainRef] = true
 	}
 	for p, c := range m.saved {
 		_, constant := m.want.constants[p]

@@ -59,7 +59,7 @@ func (d *Dataplane) lacking(ctx context.Context, rows map[proxy.PortKey]*proxy.S
 
 // try returns why the kernel does not take a rule; nil if it does.
 func (f *family) try(ctx context.Context, n need) (reason, err error) {
-	p := place{nat, kubeProbe}
+	p := chainRef{nat, kubeProbe}
 	added, removed := newScript(), newScript()
 	added.rewrite(p, []string{n.rule})
 	_, err = f.restore(ctx, added)

@@ -57,7 +57,7 @@ func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 	if err != nil {
 		return err
 	}
-	made := &part{whole: []whole{{place: place{nat, kubeProbe}}}, gone: []earlier{{place: place{nat, kubeProbe}}}}
+	made := &part{whole: []whole{{chainRef: chainRef{nat, kubeProbe}}}, gone: []earlier{{chainRef: chainRef{nat, kubeProbe}}}}
 	err = conn.Restore(ctx, text(made.lines()))
 	var refused *ipt.RestoreError
 	if errors.As(err, &refused) {

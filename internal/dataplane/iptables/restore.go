@@ -17,8 +17,8 @@ const maxChains = 600
 
 // script collects what the tables of one family are told.
 type script struct {
-	owner  *proxy.PortKey  // of what is written now; nil: nobody
-	had    func(place) int // how many rules a chain has before; absent if it is not there
+	owner  *proxy.PortKey     // of what is written now; nil: nobody
+	had    func(chainRef) int // how many rules a chain has before; absent if it is not there
 	whole  []whole
 	gone   []earlier
 	shared map[string]*section // by table
@@ -32,7 +32,7 @@ const absent = -1
 // whole is a chain that is rewritten. Its rules go to chains of the same owner,
 // or to those that have none and come first.
 type whole struct {
-	place
+	chainRef
 	rules []string
 	owner *proxy.PortKey
 	had   int
@@ -40,7 +40,7 @@ type whole struct {
 
 // earlier is a chain as it was.
 type earlier struct {
-	place
+	chainRef
 	had int
 }
 
@@ -59,7 +59,7 @@ type entry struct {
 // newScript returns an empty script, for tables that have no chain of ours.
 func newScript() *script {
 	return &script{
-		had: func(place) int { return absent }, shared: map[string]*section{}, growth: map[string]int{}, uses: uses{},
+		had: func(chainRef) int { return absent }, shared: map[string]*section{}, growth: map[string]int{}, uses: uses{},
 	}
 }
 
@@ -71,37 +71,37 @@ func (s *script) section(table string) *section {
 }
 
 // rewrite gives a chain these rules and no others.
-func (s *script) rewrite(p place, rules []string) {
+func (s *script) rewrite(p chainRef, rules []string) {
 	s.whole = append(s.whole, whole{p, rules, s.owner, s.had(p)})
 }
 
 // remove empties a chain and removes it.
-func (s *script) remove(p place) { s.gone = append(s.gone, earlier{p, s.had(p)}) }
+func (s *script) remove(p chainRef) { s.gone = append(s.gone, earlier{p, s.had(p)}) }
 
 // chain makes a chain that rows share, or empties one.
-func (s *script) chain(p place) {
+func (s *script) chain(p chainRef) {
 	t := s.section(p.table)
 	t.chains = append(t.chains, earlier{p, s.had(p)})
 }
 
 // delete, append and insert change single rules. A rule that cannot be deleted
 // is no fault of its row.
-func (s *script) delete(p place, rule string) {
+func (s *script) delete(p chainRef, rule string) {
 	t := s.section(p.table)
 	t.deletes = append(t.deletes, entry{"-D " + p.chain + " " + rule, nil})
 }
 
-func (s *script) append(p place, rule string) {
+func (s *script) append(p chainRef, rule string) {
 	t := s.section(p.table)
 	t.adds = append(t.adds, entry{"-A " + p.chain + " " + rule, s.owner})
 }
 
-func (s *script) insert(p place, rule string) {
+func (s *script) insert(p chainRef, rule string) {
 	t := s.section(p.table)
 	t.adds = append(t.adds, entry{"-I " + p.chain + " " + rule, s.owner})
 }
 
-func declaration(p place) string { return ":" + p.chain + " - [0:0]" }
+func declaration(p chainRef) string { return ":" + p.chain + " - [0:0]" }
 
 // part is the input of one restore. Within a table its lines come in an order
 // in which each is valid: chains are made or emptied, rules go, rules come,
@@ -158,7 +158,7 @@ func (p *part) table(name string) []entry {
 	var chains, rules, removes []entry
 	for _, w := range p.whole {
 		if w.table == name {
-			chains = append(chains, entry{declaration(w.place), w.owner})
+			chains = append(chains, entry{declaration(w.chainRef), w.owner})
 			for _, r := range w.rules {
 				rules = append(rules, entry{"-A " + w.chain + " " + r, w.owner})
 			}
@@ -166,7 +166,7 @@ func (p *part) table(name string) []entry {
 	}
 	for _, c := range p.empty {
 		if c.table == name {
-			chains = append(chains, entry{declaration(c.place), nil})
+			chains = append(chains, entry{declaration(c.chainRef), nil})
 		}
 	}
 	for _, c := range p.gone {
@@ -176,7 +176,7 @@ func (p *part) table(name string) []entry {
 	}
 	if s := p.shared[name]; s != nil {
 		for _, c := range s.chains {
-			chains = append(chains, entry{declaration(c.place), nil})
+			chains = append(chains, entry{declaration(c.chainRef), nil})
 		}
 		rules = append(append(s.deletes[:len(s.deletes):len(s.deletes)], rules...), s.adds...)
 	}
@@ -201,7 +201,7 @@ func (p *part) changes() []ipt.Change {
 			c.Rules += rules - max(e.had, 0)
 		}
 		for _, w := range p.whole {
-			rewritten(earlier{w.place, w.had}, len(w.rules))
+			rewritten(earlier{w.chainRef, w.had}, len(w.rules))
 		}
 		for _, e := range p.empty {
 			rewritten(e, 0)

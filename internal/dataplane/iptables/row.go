@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"sluice/internal/proxy"
@@ -19,7 +20,7 @@ type rendering struct {
 
 // line is a rule in a chain that rows share.
 type line struct {
-	place
+	chainRef
 	rule string
 }
 
@@ -41,7 +42,7 @@ func (r *rendering) ownRules() int {
 }
 
 // had returns how many rules an own chain has.
-func (r *rendering) had(p place) int {
+func (r *rendering) had(p chainRef) int {
 	if rules, ok := r.chains[p.chain]; ok {
 		return len(rules)
 	}
@@ -51,19 +52,19 @@ func (r *rendering) had(p place) int {
 // count counts the uses of all rules, n times.
 func (r *rendering) count(u uses, n int) {
 	for name, rules := range r.chains {
-		u.chain(place{nat, name}, rules, n)
+		u.chain(chainRef{nat, name}, rules, n)
 	}
 	for _, l := range r.shared {
-		u.chain(l.place, []string{l.rule}, n)
+		u.chain(l.chainRef, []string{l.rule}, n)
 	}
 }
 
-func (r *rendering) add(p place, rule string) { r.shared = append(r.shared, line{p, rule}) }
+func (r *rendering) add(p chainRef, rule string) { r.shared = append(r.shared, line{p, rule}) }
 
 // renderer renders one row.
 type renderer struct {
 	*rendering
-	v    *view
+	v    *nodeMatches
 	sp   *proxy.ServicePort
 	name string // of the service port
 	id   string // the hash in its chains' names
@@ -72,7 +73,7 @@ type renderer struct {
 }
 
 // render returns what a row becomes; nothing for none.
-func (v *view) render(sp *proxy.ServicePort) *rendering {
+func (v *nodeMatches) render(sp *proxy.ServicePort) *rendering {
 	out := &rendering{chains: map[string][]string{}}
 	if sp == nil {
 		return out
@@ -91,47 +92,45 @@ func (v *view) render(sp *proxy.ServicePort) *rendering {
 // frontend renders one frontend: where its packets go, and what happens to
 // those that go nowhere.
 func (r *renderer) frontend(f proxy.Frontend) {
-	anyNode := &proxy.Node{}
-	near := r.sp.Policy(f.Kind, anyNode)[proxy.ThisNode]
-	far := r.sp.Policy(f.Kind, anyNode)[proxy.Elsewhere]
+	policy := r.sp.Policy(f.Kind, r.v.node)
+	elsewhere := policy[proxy.Elsewhere] // who is let in is the same for all origins
 	port := fmt.Sprintf("--dport %d ", f.Addr.Port())
 	exact := func(text string) string { return r.to(f.Addr.Addr()) + r.proto + comment(text) + r.l4 + port }
-	if len(near.To) > 0 {
+	if slices.ContainsFunc(policy[:], func(route proxy.Route) bool { return len(route.To) > 0 }) {
 		switch f.Kind {
 		case proxy.ClusterIP:
-			r.add(dispatch, exact(r.name+" cluster IP")+"-j "+r.list(near.Scope))
+			r.add(dispatch, exact(r.name+" cluster IP")+"-j "+r.list(elsewhere.Scope))
 		case proxy.LoadBalancer:
-			to := r.external()
-			if r.sp.AllowFrom != nil {
-				to = r.allowed(to)
+			to := r.external(policy)
+			if elsewhere.From != nil {
+				to = r.allowed(elsewhere.From, to)
 			}
 			r.add(dispatch, exact(r.name+" loadbalancer IP")+"-g "+to)
 		case proxy.ExternalIP:
-			r.add(dispatch, exact(r.name+" external IP")+"-g "+r.external())
+			r.add(dispatch, exact(r.name+" external IP")+"-g "+r.external(policy))
 		case proxy.NodePort:
-			r.add(dispatchPort, r.proto+comment(r.name)+r.l4+port+"-j "+r.external())
+			r.add(dispatchPort, r.proto+comment(r.name)+r.l4+port+"-j "+r.external(policy))
 		}
-	}
-	if len(near.To) == 0 && (f.Kind == proxy.LoadBalancer || f.Kind == proxy.ExternalIP) {
+	} else if f.Kind == proxy.LoadBalancer || f.Kind == proxy.ExternalIP {
 		// It may be an address of the node, where a NodePort has the same number.
 		r.add(dispatch, exact(r.name+" has no endpoints")+"-j RETURN")
 	}
 	if f.Kind == proxy.ClusterIP {
 		r.add(clusterIPs, r.to(f.Addr.Addr())+comment(r.name+" cluster IP")+r.v.reject())
 	}
-	if f.Kind == proxy.LoadBalancer && r.sp.AllowFrom != nil {
+	if elsewhere.From != nil {
 		r.add(restricted, exact(r.name+" traffic not accepted by "+sourceChain+r.id)+"-j DROP")
 	}
-	if len(far.To) == 0 {
-		r.empty(f, far.Otherwise, exact)
+	if len(elsewhere.To) == 0 {
+		r.empty(f, elsewhere, exact)
 	}
 }
 
 // empty renders a frontend that has no endpoint, at least for clients from
 // elsewhere. Others have been sent to one by then if there is any.
-func (r *renderer) empty(f proxy.Frontend, v proxy.Verdict, exact func(string) string) {
+func (r *renderer) empty(f proxy.Frontend, route proxy.Route, exact func(string) string) {
 	then, text := r.v.reject(), r.name+" has no endpoints"
-	if v == proxy.Drop {
+	if route.Otherwise == proxy.Drop {
 		then, text = "-j DROP", r.name+" has no local endpoints"
 	}
 	switch {
@@ -142,8 +141,8 @@ func (r *renderer) empty(f proxy.Frontend, v proxy.Verdict, exact func(string) s
 			r.add(nodePortFilter, fmt.Sprintf("%s%s%s%s%s%s--dport %d %s",
 				to, r.proto, newFlow, comment(text), toLocal, r.l4, f.Addr.Port(), then))
 		}
-	case f.Kind == proxy.LoadBalancer && r.sp.AllowFrom != nil:
-		for _, p := range r.sp.AllowFrom { // the others are dropped later
+	case route.From != nil:
+		for _, p := range route.From { // the others are dropped later
 			r.add(emptyExternal, from(p)+exact(text)+then)
 		}
 	default:
@@ -155,32 +154,25 @@ func (r *renderer) to(a netip.Addr) string { return to(netip.PrefixFrom(a, a.Bit
 
 // allowed returns the chain that lets allowed clients go on. Others leave it as
 // they came, and by goto do not come to the NodePorts.
-func (r *renderer) allowed(next string) string {
+func (r *renderer) allowed(clients []netip.Prefix, next string) string {
 	var rules []string
-	for _, p := range r.sp.AllowFrom {
+	for _, p := range clients {
 		rules = append(rules, from(p)+comment(r.name+" loadbalancer IP")+"-j "+next)
 	}
 	return r.own(sourceChain+r.id, rules...)
 }
 
-// external returns the chain of the external policy.
-func (r *renderer) external() string {
-	cluster := r.list(proxy.ScopeCluster)
-	text := " for " + r.name + " external destinations"
-	if r.sp.External == proxy.ScopeCluster {
-		return r.own(externalChain+r.id, comment("masquerade traffic"+text)+"-j "+kubeMark, "-j "+cluster)
+// external returns the chain that sends each origin where its route does. It is
+// the same for all frontends but ClusterIPs.
+func (r *renderer) external(policy proxy.Policy) string {
+	var do [len(proxy.Origins)]treatment
+	for origin, route := range policy {
+		do[origin].mark = route.Masquerade
+		if len(route.To) > 0 {
+			do[origin].next = r.list(route.Scope)
+		}
 	}
-	var rules []string
-	for _, match := range r.v.pods {
-		rules = append(rules, match+comment("pod traffic"+text)+"-j "+cluster)
-	}
-	rules = append(rules,
-		comment("masquerade LOCAL traffic"+text)+fromLocal+"-j "+kubeMark,
-		comment("route LOCAL traffic"+text)+fromLocal+"-j "+cluster)
-	if len(r.sp.Local) > 0 {
-		rules = append(rules, "-j "+r.list(proxy.ScopeLocal))
-	}
-	return r.own(externalChain+r.id, rules...)
+	return r.own(externalChain+r.id, r.v.byOrigin(do, " for "+r.name+" external destinations")...)
 }
 
 // list returns the chain that chooses among the endpoints of a scope. Clients
@@ -194,7 +186,7 @@ func (r *renderer) list(scope proxy.Scope) string {
 		return name
 	}
 	var rules, choose []string
-	if r.sp.Internal == scope && (r.v.detects || r.v.all) {
+	if slices.Contains(r.v.masquerade[:], true) && r.sp.Policy(proxy.ClusterIP, r.v.node)[proxy.Elsewhere].Scope == scope {
 		for _, f := range r.sp.Frontends {
 			if f.Kind == proxy.ClusterIP {
 				rules = append(rules, fmt.Sprintf("%s%s%s%s--dport %d -j %s",

@@ -10,27 +10,27 @@ import (
 
 // uses is how many rules our chains have, and how many rules go to them, added
 // up. The chains of all rows count as one, for there may be a hundred thousand.
-type uses map[place]int
+type uses map[chainRef]int
 
 // rowChains stands for the chains of all rows of a table.
 const rowChains = "the chains of Services"
 
 // counter returns where the uses of a chain are counted.
-func counter(p place) place {
+func counter(p chainRef) chainRef {
 	for _, prefix := range []string{clusterChain, localChain, externalChain, sourceChain, endpointChain} {
 		if strings.HasPrefix(p.chain, prefix) {
-			return place{p.table, rowChains}
+			return chainRef{p.table, rowChains}
 		}
 	}
 	return p
 }
 
 // chain counts rules of a chain, n times.
-func (u uses) chain(p place, rules []string, n int) {
+func (u uses) chain(p chainRef, rules []string, n int) {
 	u[counter(p)] += n * len(rules)
 	for _, r := range rules {
 		if to := ipt.Target(r); owns(p.table, to) {
-			u[counter(place{p.table, to})] += n
+			u[counter(chainRef{p.table, to})] += n
 		}
 	}
 }
@@ -51,10 +51,10 @@ func (t *target) uses() uses {
 		}
 	}
 	for _, c := range t.own {
-		u.chain(c.place, c.rules, 1)
+		u.chain(c.chainRef, c.rules, 1)
 	}
 	for _, j := range jumps() {
-		to := counter(place{j.table, ipt.Target(j.rule)})
+		to := counter(chainRef{j.table, ipt.Target(j.rule)})
 		u[to]++ // the chain that it is in is others' too
 	}
 	return u
@@ -70,13 +70,13 @@ func (f *family) count(ctx context.Context) (uses, error) {
 	for table, chains := range tables {
 		for chain, n := range chains {
 			if owns(table, chain) {
-				u[counter(place{table, chain})] += n
+				u[counter(chainRef{table, chain})] += n
 			}
 		}
 	}
 	return u, nil
 }
 
-func comparePlaces(a, b place) int {
+func compareChainRefs(a, b chainRef) int {
 	return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.chain, b.chain))
 }

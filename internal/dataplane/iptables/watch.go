@@ -84,7 +84,7 @@ func (f *family) check(ctx context.Context, want uses) (alone bool, err error) {
 // none has. Rules are counted and not compared: other releases of the programs
 // may print them in other words.
 func (f *family) lost(have, want uses) string {
-	for _, p := range slices.SortedFunc(maps.Keys(want), comparePlaces) {
+	for _, p := range slices.SortedFunc(maps.Keys(want), compareChainRefs) {
 		n, ok := have[p]
 		switch {
 		case !ok && p.chain != rowChains:

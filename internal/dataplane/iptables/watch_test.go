@@ -196,7 +196,7 @@ func TestUsesFollowSteps(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(f.uses, have, cmp.AllowUnexported(place{})); diff != "" {
+				if diff := cmp.Diff(f.uses, have, cmp.AllowUnexported(chainRef{})); diff != "" {
 					t.Errorf("%v: uses after a step (-counted +the kernel's):\n%s", f.Family, diff)
 				}
 				if f.looked != f.others {

@@ -1,0 +1,173 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/dataplane/localnet"
+	"sluice/internal/proxy"
+)
+
+// policyNodes are nodes with all settings that policy knows of.
+func policyNodes() []*proxy.Node {
+	var out []*proxy.Node
+	for _, all := range []bool{false, true} {
+		for _, pods := range []proxy.LocalTrafficDetector{
+			{},
+			{Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
+			{Sources: []netip.Prefix{netip.MustParsePrefix("fd00::/8")}},
+			{Interface: "cni0"},
+			{Interface: "veth", IsPrefix: true, Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}},
+		} {
+			out = append(out, &proxy.Node{MasqueradeAll: all, LocalPods: pods})
+		}
+	}
+	return out
+}
+
+// policyRows are rows of a family with all that policy knows of.
+func policyRows(f proxy.Family) []*proxy.ServicePort {
+	addr := netip.AddrPortFrom(f.Unspecified().Next(), 80)
+	list := []proxy.Endpoint{{Addr: addr, Local: true}}
+	var out []*proxy.ServicePort
+	for i := range 1 << 6 {
+		on := func(bit int) bool { return i>>bit&1 == 1 }
+		sp := &proxy.ServicePort{Key: proxy.PortKey{Family: f, ServicePortName: proxy.ServicePortName{Name: fmt.Sprint(i), Protocol: proxy.TCP}}}
+		sp.Internal, sp.External, sp.UsableSomewhere = proxy.Scope(i&1), proxy.Scope(i>>1&1), on(2)
+		if on(3) {
+			sp.AllowFrom = []netip.Prefix{netip.PrefixFrom(addr.Addr(), 16)}
+		}
+		if on(4) {
+			sp.Cluster = list
+		}
+		if on(4) && on(5) {
+			sp.Local = list
+		}
+		for k := proxy.ClusterIP; k <= proxy.NodePort; k++ {
+			sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: k, Addr: netip.AddrPortFrom(addr.Addr(), uint16(80+int(k)))})
+		}
+		out = append(out, sp)
+	}
+	return out
+}
+
+// walk takes a packet of an origin through a chain that tells origins apart, and
+// returns whether it is marked and where it goes on.
+func walk(v *nodeMatches, rules []string, origin proxy.Origin) (got treatment) {
+	for _, r := range rules {
+		ofPod := slices.ContainsFunc(v.pods, func(match string) bool { return strings.HasPrefix(r, match) })
+		if ofPod && origin != proxy.OurPod || strings.Contains(r, fromLocal) && origin != proxy.ThisNode {
+			continue
+		}
+		switch to := r[strings.LastIndex(r, " ")+1:]; to {
+		case kubeMark:
+			got.mark = true
+		case "RETURN":
+			return got
+		default:
+			got.next = to
+			return got
+		}
+	}
+	return got
+}
+
+// TestPolicyTable wants the rules of every row, for every kind, origin and
+// setting of the node, to do what the table of policy says: those that all rows
+// share, which are made from one row's table, and a row's own.
+func TestPolicyTable(t *testing.T) {
+	for _, fam := range proxy.Families {
+		for _, node := range policyNodes() {
+			v := newNodeMatches(&family{Family: fam}, node, nil, localnet.Guard{})
+			marked := v.markOther()
+			for _, sp := range policyRows(fam) {
+				r := v.render(sp)
+				cluster, local := clusterChain+hash(sp.Key, ""), localChain+hash(sp.Key, "")
+				for _, f := range sp.Frontends {
+					policy := sp.Policy(f.Kind, node)
+					for origin, route := range policy {
+						if proxy.Origin(origin) == proxy.OurPod && v.pods == nil {
+							continue // no packet is a pod's
+						}
+						name := fmt.Sprintf("%v, %+v: %s %v from %v", fam, node, sp.Key.Name, f.Kind, proxy.Origin(origin))
+						want := treatment{mark: route.Masquerade}
+						if len(route.To) > 0 {
+							want.next = cluster
+							if route.Scope == proxy.ScopeLocal {
+								want.next = local
+							}
+						}
+						var got treatment
+						if f.Kind == proxy.ClusterIP {
+							got = walk(v, marked, proxy.Origin(origin))
+							got.next = dispatched(r, f)
+							if want.next != "" && !slices.ContainsFunc(r.chains[want.next], func(rule string) bool { return strings.HasSuffix(rule, "-j "+kubeMarkOther) }) {
+								got.mark = false
+							}
+							if want.next == "" {
+								want.mark = got.mark // nobody goes anywhere
+							}
+						} else if dispatched(r, f) != "" {
+							got = walk(v, r.chains[externalChain+hash(sp.Key, "")], proxy.Origin(origin))
+						} else {
+							want.mark = false
+						}
+						if got != want {
+							t.Fatalf("%s: %+v, want %+v\n%s", name, got, want, strings.Join(r.chains[externalChain+hash(sp.Key, "")], "\n"))
+						}
+						// What one rule does for all origins must be the same for all.
+						if diff := cmp.Diff(policy[0].From, route.From, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+							t.Fatalf("%s: clients that are let in differ by origin:\n%s", name, diff)
+						}
+						if f.Kind == proxy.ClusterIP && route.Scope != policy[0].Scope {
+							t.Fatalf("%s: the scope differs by origin", name)
+						}
+						// A packet that stays with a frontend without endpoints has the same end whoever sent it.
+						if len(route.To) == 0 && len(policy[proxy.Elsewhere].To) == 0 && route.Otherwise != policy[proxy.Elsewhere].Otherwise {
+							t.Fatalf("%s: the end differs by origin", name)
+						}
+						if len(route.To) == 0 && len(policy[proxy.Elsewhere].To) > 0 {
+							t.Fatalf("%s: goes nowhere though others do, and has no rule", name)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// dispatched returns the chain that a frontend leads to; empty if to none.
+func dispatched(r *rendering, f proxy.Frontend) string {
+	for _, l := range r.shared {
+		if (l.chainRef == dispatch || l.chainRef == dispatchPort) && strings.Contains(l.rule, fmt.Sprintf("--dport %d ", f.Addr.Port())) &&
+			!strings.HasSuffix(l.rule, "RETURN") {
+			return l.rule[strings.LastIndex(l.rule, " ")+1:]
+		}
+	}
+	return ""
+}
+
+// TestNodesThatMakeTheSameRules wants rows to be rendered anew only where a
+// node's settings change what is rendered.
+func TestNodesThatMakeTheSameRules(t *testing.T) {
+	for _, fam := range proxy.Families {
+		for _, a := range policyNodes() {
+			for _, b := range policyNodes() {
+				va, vb := newNodeMatches(&family{Family: fam}, a, nil, localnet.Guard{}), newNodeMatches(&family{Family: fam}, b, nil, localnet.Guard{})
+				if !va.same(vb) {
+					continue
+				}
+				for _, sp := range policyRows(fam) {
+					if diff := cmp.Diff(va.render(sp), vb.render(sp), cmp.AllowUnexported(rendering{}, line{}, chainRef{})); diff != "" {
+						t.Fatalf("%v, %+v and %+v make other rules:\n%s", fam, a, b, diff)
+					}
+				}
+			}
+		}
+	}
+}
