@@ -2,7 +2,9 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -81,32 +83,36 @@ func daemonSteps() steps {
 
 // run checks everything that can be checked, and only then touches the kernel.
 func (o *Options) run(ctx context.Context, s steps) error {
-	if err := o.contradictions(); err != nil {
-		return err
+	if o.Cleanup && o.InitOnly {
+		return errors.New("--cleanup and --init-only: one removes what the other prepares for")
 	}
-	t, err := o.read(config.Modes()[0])
+	said, err := o.read(dataplane.Default())
 	if err != nil {
 		return err
 	}
-	if err := openGates(t.config.FeatureGates); err != nil {
-		return err
-	}
-	p, err := o.plan(t.config)
+	openGates(said.config.Gates())
+	p, err := o.plan(said.config)
 	if err != nil {
 		return err
 	}
-	if err := o.startLogging(ctx, t); err != nil {
+	if err := o.startLogging(ctx, said); err != nil {
 		return err
 	}
 	defer logs.FlushLogs()
 	switch {
 	case o.WriteConfigTo != "":
-		return o.writeConfig(ctx, t.config)
+		return o.writeConfig(ctx, said.config)
 	case o.Cleanup:
 		return s.cleanup(ctx)
 	}
-	if p.config, err = t.settleMode(ctx, s.chooseMode); err != nil {
-		return err
+	if said.input.Mode() == "" {
+		mode, err := s.chooseMode(ctx)
+		if err != nil {
+			return err
+		}
+		if p.config, err = said.input.Configuration(mode); err != nil {
+			return err
+		}
 	}
 	if o.InitOnly {
 		return s.initialise(ctx, p.config)
@@ -116,52 +122,46 @@ func (o *Options) run(ctx context.Context, s steps) error {
 
 // plan says what to serve and as whom. Whoever does not serve needs neither.
 func (o *Options) plan(c config.Configuration) (plan, error) {
-	p := plan{config: c, version: o.version.reported(), flags: o.all()}
+	p := plan{config: c, version: o.version.reported(), flags: o.values()}
 	if o.WriteConfigTo != "" || o.Cleanup || o.InitOnly {
 		return p, nil
 	}
 	var err error
-	if p.node, err = nodeName(c.HostnameOverride); err != nil {
+	if p.node, err = nodeName(c.Object.HostnameOverride); err != nil {
 		return plan{}, err
 	}
 	if o.ConfigFile != "" {
 		p.follow = o.NewConfigWatcher
 	}
-	p.from, err = o.origin(c.Client)
+	p.from, err = o.origin(c.Object.ClientConnection)
 	return p, err
 }
 
 // startLogging makes the log what the configuration says and puts there what
 // had to wait for it.
-func (o *Options) startLogging(ctx context.Context, t told) error {
-	gates, err := config.NewGates(t.config.FeatureGates)
-	if err != nil {
-		return fmt.Errorf("feature gates: %w", err)
-	}
-	if err := logsapi.ValidateAndApply(&t.config.Logging, gates); err != nil {
+func (o *Options) startLogging(ctx context.Context, p parsed) error {
+	if err := logsapi.ValidateAndApply(&p.config.Object.Logging, p.config.Gates()); err != nil {
 		return fmt.Errorf("set up logging: %w", err)
 	}
 	logger := klog.FromContext(ctx)
-	for _, n := range append(o.overruled(), t.notices...) {
+	for _, n := range append(o.overruled(), p.notices...) {
 		logger.Info(n.message, n.facts...)
 	}
-	o.values(func(name, value string) { logger.V(1).Info("Flag", "name", "--"+name, "value", value) })
+	o.visit(func(f *pflag.Flag) { logger.V(1).Info("Flag", "name", "--"+f.Name, "value", f.Value.String()) })
 	return nil
 }
 
-// settleMode returns the configuration for the mode that was asked for, or for
-// the one that is chosen when none was.
-func (t told) settleMode(
-	ctx context.Context, choose func(context.Context) (config.ProxyMode, error),
-) (config.Configuration, error) {
-	if t.input.Mode() != "" {
-		return t.config, nil
-	}
-	mode, err := choose(ctx)
+// writeConfig writes the configuration in force as a file for --config.
+func (o *Options) writeConfig(ctx context.Context, c config.Configuration) error {
+	data, err := config.Encode(c.Object)
 	if err != nil {
-		return config.Configuration{}, err
+		return fmt.Errorf("encode the configuration: %w", err)
 	}
-	return t.input.Configuration(mode)
+	if err := os.WriteFile(o.WriteConfigTo, data, 0o644); err != nil {
+		return fmt.Errorf("--write-config-to %q: %w", o.WriteConfigTo, err)
+	}
+	klog.FromContext(ctx).Info("Wrote the configuration in force", "file", o.WriteConfigTo)
+	return nil
 }
 
 // serve runs the daemon until ctx ends.

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/component-base/config/v1alpha1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"sluice/internal/config"
@@ -82,6 +83,11 @@ func TestErrors(t *testing.T) {
 			"unknown mode",
 			[]string{"--manifests", dir, "--proxy-mode=magic"},
 			`--proxy-mode "magic": no such mode; modes: nftables, iptables`,
+		},
+		{
+			"mode of another system",
+			[]string{"--manifests", dir, "--proxy-mode=kernelspace"},
+			`--proxy-mode "kernelspace": no such mode; modes: nftables, iptables`,
 		},
 		{
 			"bad cluster CIDR",
@@ -301,7 +307,7 @@ clusters: [{name: k, cluster: {server: "https://192.0.2.1:6443"}}], users: [{nam
 	for _, tt := range tests {
 		o := NewOptions()
 		o.Master = tt.master
-		from, err := o.origin(config.ClientConnection{Kubeconfig: file})
+		from, err := o.origin(v1alpha1.ClientConnectionConfiguration{Kubeconfig: file})
 		if err != nil || from.String() != tt.want {
 			t.Errorf("master %q: %v, error %v, want %v", tt.master, from, err, tt.want)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/component-base/config/v1alpha1"
 
 	"sluice/internal/config"
 )
@@ -58,8 +59,8 @@ featureGates: {AllBeta: true}
 	}
 	c := read.config
 	got := []string{
-		c.HostnameOverride, c.ClusterCIDRs[0].String(), c.MetricsBindAddress.String(), c.HealthzBindAddress.String(),
-		c.Client.Kubeconfig, o.Master,
+		c.Object.HostnameOverride, c.ClusterCIDRs[0].String(), c.MetricsBindAddress.String(), c.HealthzBindAddress.String(),
+		c.Object.ClientConnection.Kubeconfig, o.Master,
 	}
 	want := []string{"from-flag", "10.1.0.0/16", "127.0.0.1:1", "0.0.0.0:10256", "/from/file", "http://flag"}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -68,10 +69,10 @@ featureGates: {AllBeta: true}
 	if c.MasqueradeAll {
 		t.Error("--masquerade-all counts beside a file")
 	}
-	if diff := cmp.Diff(map[string]bool{"AllBeta": true}, c.FeatureGates); diff != "" {
+	if diff := cmp.Diff(map[string]bool{"AllBeta": true}, c.Object.FeatureGates); diff != "" {
 		t.Errorf("feature gates mismatch (-want +got):\n%s", diff)
 	}
-	l := c.Logging
+	l := c.Object.Logging
 	if l.Verbosity != 4 || l.FlushFrequency.Duration.Duration.String() != "7s" {
 		t.Errorf("logging %+v: flags must win one by one", l)
 	}
@@ -95,15 +96,15 @@ featureGates: {AllBeta: true}
 
 func TestLoggingOfAFileWithoutFlags(t *testing.T) {
 	file := writeFile(t, header+"logging: {format: json, verbosity: 3}\n")
-	if l := configuration(t, "--config", file).Logging; l.Format != "json" || l.Verbosity != 3 {
+	if l := configuration(t, "--config", file).Object.Logging; l.Format != "json" || l.Verbosity != 3 {
 		t.Errorf("logging %+v", l)
 	}
-	l := configuration(t, "--config", file, "--logging-format=text").Logging
+	l := configuration(t, "--config", file, "--logging-format=text").Object.Logging
 	if l.Format != "text" || l.Verbosity != 3 {
 		t.Errorf("logging %+v, the flag must win", l)
 	}
 	alpha := header + "logging: {options: {json: {splitStream: true}}}\nfeatureGates: {LoggingAlphaOptions: true}\n"
-	if !configuration(t, "--config", writeFile(t, alpha)).Logging.Options.JSON.SplitStream {
+	if !configuration(t, "--config", writeFile(t, alpha)).Object.Logging.Options.JSON.SplitStream {
 		t.Error("the feature gate does not allow the option")
 	}
 }
@@ -216,11 +217,11 @@ func TestKubeconfigOfAFileIsNamed(t *testing.T) {
 func TestFolderWinsOverTheFilesKubeconfig(t *testing.T) {
 	dir := t.TempDir()
 	o := parse(t, "--manifests", dir, "--config", writeFile(t, header))
-	from, err := o.origin(config.ClientConnection{Kubeconfig: "/none"})
+	from, err := o.origin(v1alpha1.ClientConnectionConfiguration{Kubeconfig: "/none"})
 	if err != nil || from.String() != "folder "+dir {
 		t.Errorf("source %v, error %v", from, err)
 	}
-	if _, err := parse(t, "--manifests", dir).origin(config.ClientConnection{Kubeconfig: "/none"}); err == nil ||
+	if _, err := parse(t, "--manifests", dir).origin(v1alpha1.ClientConnectionConfiguration{Kubeconfig: "/none"}); err == nil ||
 		!strings.Contains(err.Error(), "only one can be the source") {
 		t.Errorf("error %v, want that two flags contradict", err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"sluice/internal/dataplane"
 	"sluice/internal/dataplane/iptables"
 	"sluice/internal/metrics"
 	"sluice/internal/proxy"
@@ -45,6 +46,6 @@ func affinityClients(d proxy.Dataplane) func(context.Context, proxy.Family) (cli
 func (s *ProxyServer) cleanupFailed(f proxy.Family) { s.metrics.NftablesCleanupFailure(f) }
 
 // wrote passes on what a dataplane wrote.
-func (s *ProxyServer) wrote(w iptables.Written) {
+func (s *ProxyServer) wrote(w dataplane.Written) {
 	s.metrics.IPTablesRules(w.Table, w.Family, metrics.IPTablesCount{Owned: w.Owned, Written: w.Rules})
 }

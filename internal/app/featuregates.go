@@ -48,16 +48,11 @@ func (v gatesValue) Set(s string) error {
 func (gatesValue) Type() string { return "gates" }
 
 // gateNotices names the gates that will go.
-func gateNotices(gates map[string]bool) []notice {
+func gateNotices(c *config.Configuration) []notice {
 	var out []notice
-	known, err := config.NewGates(gates)
-	if err != nil {
-		return out // it is an error already
-	}
-	all := known.GetAll()
-	for _, name := range slices.Sorted(maps.Keys(gates)) {
-		switch spec, ok := all[featuregate.Feature(name)]; {
-		case ok && (spec.PreRelease == featuregate.GA || spec.PreRelease == featuregate.Deprecated):
+	all := c.Gates().GetAll()
+	for _, name := range slices.Sorted(maps.Keys(c.Object.FeatureGates)) {
+		if stage := all[featuregate.Feature(name)].PreRelease; stage == featuregate.GA || stage == featuregate.Deprecated {
 			out = append(out, notice{"A feature gate will be removed in a later version", []any{"gate", name}})
 		}
 	}
@@ -81,13 +76,8 @@ func (g clientGates) Enabled(name clientfeatures.Feature) bool {
 // openGates puts the gates in force that belong to the whole process: those of
 // client-go, before the first client, and how metrics are made. It also shows
 // all of them as a metric.
-func openGates(set map[string]bool) error {
-	gates, err := config.NewGates(set)
-	if err != nil {
-		return fmt.Errorf("feature gates: %w", err)
-	}
+func openGates(gates config.Gates) {
 	clientfeatures.ReplaceFeatureGates(clientGates{gates, clientfeatures.FeatureGates()})
 	metricsfeatures.ApplyFeatureGates(gates)
 	gates.AddMetrics()
-	return nil
 }

@@ -1,252 +1,254 @@
 package app
 
 import (
+	"fmt"
+	"reflect"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // makes --logging-format=json known
 
 	"sluice/internal/config"
+	"sluice/internal/dataplane"
 )
 
-// flagGroup is a part of the help text.
+// flag is a line of the help text.
+type flag struct {
+	name string
+	to   any // a pointer to what it sets, or the [field] that it sets
+	help string
+}
+
+// field is a field of a configuration file, which overrules the flag.
+type field string
+
+// flagGroup is a part of the help text. Flags keep their order in it.
 type flagGroup struct {
 	title string
 	*pflag.FlagSet
 }
 
-// group starts a part of the help text. Flags keep their order in it.
-func group(title string) flagGroup {
+// hidden are flags that help does not show.
+var hidden = []string{
+	"healthz-port", "metrics-port", "boot-id-file", "machine-id-file",
+	"log-text-split-stream", "log-text-info-buffer-size", "log-json-split-stream", "log-json-info-buffer-size",
+}
+
+// shorthands are the flags that have a second name of one letter.
+var shorthands = map[string]string{"help": "h"}
+
+// flagGroups returns all flags, in the groups and the order that help shows. A
+// flag for another field of the file is one more line here.
+func (o *Options) flagGroups() []flagGroup {
+	return slices.Concat(o.processFlags(), o.trafficFlags(), o.otherFlags())
+}
+
+func (o *Options) processFlags() []flagGroup {
+	return []flagGroup{
+		o.group("Where Services come from (one of them; none: the cluster this runs in)", []flag{
+			{"manifests", &o.Manifests, "read and watch the YAML and JSON files in `DIR`; no cluster is needed"},
+			{"kubeconfig", field("clientConnection.kubeconfig"), "reach the API server as this `FILE` says"},
+			{"master", &o.Master, "reach the API server at this `URL`, whatever the kubeconfig says"},
+			{"kube-api-content-type", field("clientConnection.contentType"), "speak this `TYPE` of content with the API server"},
+			{"kube-api-qps", field("clientConnection.qps"), "send at most this `NUMBER` of requests a second"},
+			{"kube-api-burst", field("clientConnection.burst"), "send at most this `NUMBER` of requests at once"},
+			{"config-sync-period", field("configSyncPeriod"), "accepted and without effect, for objects are not cached; " +
+				"kube-proxy takes a `TIME`"},
+		}),
+		o.group("Configuration", []flag{
+			{"config", &o.ConfigFile, "read the KubeProxyConfiguration in this `FILE` and follow its changes; it overrules " +
+				"all flags but those of logging, --manifests, --master and --hostname-override"},
+			{"write-config-to", &o.WriteConfigTo, "write the configuration in force to this `FILE`, then exit"},
+			{"feature-gates", field("featureGates"), "`GATES` of Kubernetes, like Name=true,Other=false"},
+		}),
+		o.group("This node", []flag{
+			{"hostname-override", &o.HostnameOverride, "be the node of this `NAME`, not of the host's"},
+			{"bind-address", field("bindAddress"), "take this `IP` for the node's, not what its Node object says; all zeros " +
+				"change nothing"},
+			{"oom-score-adj", field("oomScoreAdj"), "`SCORE` from -1000 to 1000 that keeps the kernel from ending this " +
+				"process when memory is short"},
+		}),
+	}
+}
+
+func (o *Options) trafficFlags() []flagGroup {
+	return []flagGroup{
+		o.group("Traffic", []flag{
+			{"proxy-mode", field("mode"), "program the kernel by this `MODE`: " + dataplane.Names(" or ") +
+				"; without it, the best that the kernel can do, or what the host needs"},
+			{"cluster-cidr", field("clusterCIDR"), "`CIDRS` of the pods in the cluster: one, or two with a comma between, " +
+				"one of each family"},
+			{"detect-local-mode", field("detectLocalMode"), "`HOW` to recognise traffic of this node's pods: ClusterCIDR " +
+				"(the default), NodeCIDR, BridgeInterface or InterfaceNamePrefix"},
+			{"pod-bridge-interface", field("detectLocal.bridgeInterface"), "`NAME` of the bridge that pods are on, for " +
+				"BridgeInterface"},
+			{"pod-interface-name-prefix", field("detectLocal.interfaceNamePrefix"), "`PREFIX` of the pods' interface names, " +
+				"for InterfaceNamePrefix"},
+			{"masquerade-all", field("iptables.masqueradeAll"), "hide the client's address in all traffic to ClusterIPs"},
+			{"nodeport-addresses", field("nodePortAddresses"), "open NodePorts on the node's addresses within these " +
+				"`CIDRS`, by the word primary (the default if mode nftables is named) on those of its Node object, by " +
+				"localhost on loopback addresses (IPv4), by all on every one; they can be combined"},
+		}),
+		o.group("Health and metrics", []flag{
+			{"healthz-bind-address", field("healthzBindAddress"), "answer health checks at this `IP` or IP:PORT; empty or " +
+				"none: do not"},
+			{"metrics-bind-address", field("metricsBindAddress"), "serve metrics at this `IP` or IP:PORT; empty or none: do " +
+				"not"},
+			{"bind-address-hard-fail", field("bindAddressHardFail"), "exit when one of them cannot be had, do not try again"},
+			{"profiling", field("enableProfiling"), "serve /debug/pprof and /debug/flags beside the metrics"},
+			{"show-hidden-metrics-for-version", field("showHiddenMetricsForVersion"), "serve the metrics that were hidden " +
+				"after this `VERSION` too; only the previous minor version is possible"},
+			{"healthz-port", &o.HealthzPort, "deprecated: the port for --healthz-bind-address"},
+			{"metrics-port", &o.MetricsPort, "deprecated: the port for --metrics-bind-address"},
+		}),
+		o.group("Connection tracking (0 leaves what the kernel has)", []flag{
+			{"conntrack-max-per-core", field("conntrack.maxPerCore"), "track this `NUMBER` of connections for each CPU"},
+			{"conntrack-min", field("conntrack.min"), "track at least this `NUMBER` of connections, however few CPUs there are"},
+			{"conntrack-tcp-timeout-established", field("conntrack.tcpEstablishedTimeout"), "forget an idle TCP connection " +
+				"after this `TIME`"},
+			{"conntrack-tcp-timeout-close-wait", field("conntrack.tcpCloseWaitTimeout"), "forget a TCP connection in " +
+				"CLOSE_WAIT after this `TIME`"},
+			{"conntrack-tcp-be-liberal", field("conntrack.tcpBeLiberal"), "let TCP packets pass whose sequence numbers are " +
+				"out of the window"},
+			{"conntrack-udp-timeout", field("conntrack.udpTimeout"), "forget an unanswered UDP flow after this `TIME`"},
+			{"conntrack-udp-timeout-stream", field("conntrack.udpStreamTimeout"), "forget an answered UDP flow after this " +
+				"`TIME`"},
+		}),
+		o.group("Modes iptables and nftables", []flag{
+			{"iptables-masquerade-bit", field("iptables.masqueradeBit"), "ask for masquerading by this `BIT` of the packet " +
+				"mark, from 0 to 31; mode ipvs too"},
+			{"iptables-localhost-nodeports", field("iptables.localhostNodePorts"), "open NodePorts on 127.0.0.0/8 too; not " +
+				"where mode nftables is named"},
+			{"iptables-sync-period", field("iptables.syncPeriod"), "`TIME` from one check of everything to the next; mode " +
+				"nftables unless given: 1h"},
+			{"iptables-min-sync-period", field("iptables.minSyncPeriod"), "`TIME` from one change of the rules to the next; " +
+				"unless given: none"},
+		}),
+		o.group("Mode ipvs", []flag{
+			{"ipvs-scheduler", field("ipvs.scheduler"), "`NAME` of the IPVS scheduler; rr unless given"},
+			{"ipvs-exclude-cidrs", field("ipvs.excludeCIDRs"), "leave the virtual servers within these `CIDRS` alone"},
+			{"ipvs-strict-arp", field("ipvs.strictARP"), "answer ARP for no address of another interface"},
+			{"ipvs-sync-period", field("ipvs.syncPeriod"), "`TIME` from one check of everything to the next"},
+			{"ipvs-min-sync-period", field("ipvs.minSyncPeriod"), "`TIME` from one change of the rules to the next"},
+			{"ipvs-tcp-timeout", field("ipvs.tcpTimeout"), "forget an idle TCP session after this `TIME`; 0: as the kernel " +
+				"does"},
+			{"ipvs-tcpfin-timeout", field("ipvs.tcpFinTimeout"), "forget a TCP session this `TIME` after a FIN; 0: as the " +
+				"kernel does"},
+			{"ipvs-udp-timeout", field("ipvs.udpTimeout"), "forget an idle UDP session after this `TIME`; 0: as the kernel " +
+				"does"},
+		}),
+	}
+}
+
+func (o *Options) otherFlags() []flagGroup {
+	return []flagGroup{
+		o.group("Other", []flag{
+			{"cleanup", &o.Cleanup, "remove all rules that a service proxy may have left in the kernel, then exit"},
+			{"init-only", &o.InitOnly, "do what needs the most privileges, without an API server, then exit"},
+			{"version", &o.version, "print the version, or with raw all that is known of the build, then exit; with one " +
+				"like v1.2.3-more go by that"},
+			{"help", new(bool), "print this text, then exit"},
+			// Command lines have these for a library that kube-proxy once had.
+			{"boot-id-file", new("/proc/sys/kernel/random/boot_id"), "accepted and not used"},
+			{"machine-id-file", new("/etc/machine-id,/var/lib/dbus/machine-id"), "accepted and not used"},
+		}),
+		o.group("Logging", []flag{{"", o.Logging, ""}}),
+	}
+}
+
+// group makes flags. What they write to has the default that help shows.
+func (o *Options) group(title string, flags []flag) flagGroup {
 	fs := pflag.NewFlagSet(title, pflag.ContinueOnError)
 	fs.SortFlags = false
+	for _, f := range flags {
+		name, ofFile := f.to.(field)
+		if ofFile {
+			f.to = pointer(config.At(o.object, string(name)))
+		}
+		f.add(fs)
+		if ofFile {
+			fs.Lookup(f.name).Annotations = map[string][]string{fieldKey: {string(name)}}
+		}
+	}
+	for _, name := range hidden {
+		if f := fs.Lookup(name); f != nil {
+			f.Hidden = true
+		}
+	}
 	return flagGroup{title, fs}
 }
 
+// pointer returns a pointer to what a flag can set: not to a pointer, and to a
+// string whatever it is called.
+func pointer(v reflect.Value) any {
+	p := reflect.Indirect(v).Addr()
+	if p.Elem().Kind() == reflect.String {
+		p = p.Convert(reflect.TypeFor[*string]())
+	}
+	return p.Interface()
+}
+
+func (f flag) add(fs *pflag.FlagSet) {
+	switch to := f.to.(type) {
+	case *string:
+		fs.StringVar(to, f.name, *to, f.help)
+	case *bool:
+		fs.BoolVarP(to, f.name, shorthands[f.name], *to, f.help)
+	case *int32:
+		fs.Int32Var(to, f.name, *to, f.help)
+	case *float32:
+		fs.Float32Var(to, f.name, *to, f.help)
+	case *metav1.Duration:
+		fs.DurationVar(&to.Duration, f.name, to.Duration, f.help)
+	case *[]string:
+		fs.StringSliceVar(to, f.name, *to, f.help)
+	case *map[string]bool:
+		fs.Var(gatesValue{to}, f.name, f.help)
+	case *versionFlag:
+		fs.VarPF(to, f.name, "", f.help).NoOptDefVal = "true"
+	case *logsapi.LoggingConfiguration:
+		logsapi.AddFlags(to, fs)
+	default:
+		panic(fmt.Sprintf("flag --%s cannot be a %T", f.name, to))
+	}
+}
+
 // fieldKey is the annotation of a flag that a configuration file overrules. Its
-// value is the field that the flag sets; "" if there is no such field.
+// value is the field that the flag sets.
 const fieldKey = "field"
 
-// sets says which fields of a file the flags of this group set: pairs of a
-// flag's name and a field.
-func (g flagGroup) sets(fields map[string]config.Field) flagGroup {
-	for name, field := range fields {
-		g.Lookup(name).Annotations = map[string][]string{fieldKey: {string(field)}}
-	}
-	return g
-}
+// fieldOf returns the field that a flag sets; "" if there is none.
+func fieldOf(f *pflag.Flag) string { return strings.Join(f.Annotations[fieldKey], "") }
 
-// hide keeps flags out of the help text.
-func (g flagGroup) hide(names ...string) {
-	for _, name := range names {
-		g.Lookup(name).Hidden = true
-	}
-}
-
-// fieldOf returns the field that a flag sets, and whether a configuration file
-// overrules the flag.
-func fieldOf(f *pflag.Flag) (field config.Field, overruled bool) {
-	values, ok := f.Annotations[fieldKey]
-	if !ok {
-		return "", false
-	}
-	return config.Field(values[0]), true
-}
-
-// flagOf returns the flag that sets a field; the field itself if none does.
-func (o *Options) flagOf(field config.Field) string {
-	if field == config.FieldHostnameOverride {
-		return "--hostname-override"
-	}
-	name := string(field)
+// visit calls do for each flag, in the order of help.
+func (o *Options) visit(do func(*pflag.Flag)) {
 	for _, g := range o.groups {
-		g.VisitAll(func(f *pflag.Flag) {
-			if of, ok := fieldOf(f); ok && of == field {
-				name = "--" + f.Name
-			}
-		})
+		g.VisitAll(do)
 	}
-	return name
 }
 
 // visitGiven calls do for each flag of the command line, in the order of help.
 func (o *Options) visitGiven(do func(*pflag.Flag)) {
-	for _, g := range o.groups {
-		g.VisitAll(func(f *pflag.Flag) {
-			if f.Changed {
-				do(f)
-			}
-		})
-	}
-}
-
-// values calls do with each flag and the value it has or would have.
-func (o *Options) values(do func(name, value string)) {
-	for _, g := range o.groups {
-		g.VisitAll(func(f *pflag.Flag) { do(f.Name, valueOf(f)) })
-	}
-}
-
-// all returns every flag and its value.
-func (o *Options) all() map[string]string {
-	out := map[string]string{}
-	o.values(func(name, value string) { out[name] = value })
-	return out
-}
-
-// valueOf returns a flag's value. Variables hold only what was given.
-func valueOf(f *pflag.Flag) string {
-	if !f.Changed {
-		return f.DefValue
-	}
-	return f.Value.String()
-}
-
-// lookup returns a flag that there is.
-func (o *Options) lookup(name string) *pflag.Flag {
-	for _, g := range o.groups {
-		if f := g.Lookup(name); f != nil {
-			return f
+	o.visit(func(f *pflag.Flag) {
+		if f.Changed {
+			do(f)
 		}
+	})
+}
+
+// flagOf returns the flag that sets a field; the field itself if none does.
+func (o *Options) flagOf(field string) string {
+	if field == "hostnameOverride" {
+		return "--hostname-override"
 	}
-	panic("no flag --" + name)
-}
-
-// flags returns all flags, in the groups and the order that help shows.
-func (o *Options) flags() []flagGroup {
-	return []flagGroup{
-		o.originFlags(), o.fileFlags(), o.nodeFlags(), o.trafficFlags(), o.serverFlags(), o.conntrackFlags(),
-		o.iptablesFlags(), o.ipvsFlags(), o.otherFlags(), o.loggingFlags(),
-	}
-}
-
-func (o *Options) originFlags() flagGroup {
-	g := group("Where Services come from (one of them; none: the cluster this runs in)")
-	c := &o.Object.ClientConnection
-	g.StringVar(&o.Manifests, "manifests", "", "read and watch the YAML and JSON files in `DIR`; no cluster is needed")
-	g.StringVar(&c.Kubeconfig, "kubeconfig", "", "reach the API server as this `FILE` says")
-	g.StringVar(&o.Master, "master", "", "reach the API server at this `URL`, whatever the kubeconfig says")
-	g.StringVar(&c.ContentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf",
-		"speak this `TYPE` of content with the API server")
-	g.Float32Var(&c.QPS, "kube-api-qps", 5, "send at most this `NUMBER` of requests a second")
-	g.Int32Var(&c.Burst, "kube-api-burst", 10, "send at most this `NUMBER` of requests at once")
-	g.DurationVar(&o.Object.ConfigSyncPeriod.Duration, "config-sync-period", 15*time.Minute,
-		"accepted and without effect, for objects are not cached; kube-proxy takes a `TIME`")
-	return g.sets(map[string]config.Field{
-		"kubeconfig":            config.FieldKubeconfig,
-		"kube-api-content-type": config.FieldContentType,
-		"kube-api-qps":          config.FieldQPS,
-		"kube-api-burst":        config.FieldBurst,
-		"config-sync-period":    config.FieldConfigSyncPeriod,
+	name := field
+	o.visit(func(f *pflag.Flag) {
+		if fieldOf(f) == field {
+			name = "--" + f.Name
+		}
 	})
-}
-
-func (o *Options) fileFlags() flagGroup {
-	g := group("Configuration")
-	g.StringVar(&o.ConfigFile, "config", "",
-		"read the KubeProxyConfiguration in this `FILE` and follow its changes; it overrules all flags but those of "+
-			"logging, --manifests, --master and --hostname-override")
-	g.StringVar(&o.WriteConfigTo, "write-config-to", "", "write the configuration in force to this `FILE`, then exit")
-	g.Var(gatesValue{&o.Object.FeatureGates}, "feature-gates",
-		"`GATES` of Kubernetes, like Name=true,Other=false; one that nobody knows is accepted with a warning")
-	return g.sets(map[string]config.Field{"feature-gates": config.FieldFeatureGates})
-}
-
-func (o *Options) nodeFlags() flagGroup {
-	g := group("This node")
-	g.StringVar(&o.HostnameOverride, "hostname-override", "", "be the node of this `NAME`, not of the host's")
-	g.StringVar(&o.Object.BindAddress, "bind-address", "0.0.0.0",
-		"take this `IP` for the node's, not what its Node object says; all zeros change nothing")
-	g.Var(optionalInt(&o.Object.OOMScoreAdj, -999), "oom-score-adj",
-		"`SCORE` from -1000 to 1000 that keeps the kernel from ending this process when memory is short")
-	return g.sets(map[string]config.Field{
-		"bind-address":  config.FieldBindAddress,
-		"oom-score-adj": config.FieldOOMScoreAdj,
-	})
-}
-
-func (o *Options) trafficFlags() flagGroup {
-	g := group("Traffic")
-	c := &o.Object
-	g.StringVar((*string)(&c.Mode), "proxy-mode", "",
-		"program the kernel by this `MODE`: "+modeNames()+"; without it, the best that the kernel can do, or what the host needs")
-	g.StringVar(&c.ClusterCIDR, "cluster-cidr", "",
-		"`CIDRS` of the pods in the cluster: one, or two with a comma between, one of each family")
-	g.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", "",
-		"`HOW` to recognise traffic of this node's pods: ClusterCIDR (the default), NodeCIDR, "+
-			"BridgeInterface or InterfaceNamePrefix")
-	g.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "",
-		"`NAME` of the bridge that pods are on, for BridgeInterface")
-	g.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "",
-		"`PREFIX` of the pods' interface names, for InterfaceNamePrefix")
-	g.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "hide the client's address in all traffic to ClusterIPs")
-	g.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil,
-		"open NodePorts on the node's addresses within these `CIDRS`, by the word primary (the default if mode "+
-			"nftables is named) on those of its Node object, by localhost on loopback addresses (IPv4), by all on "+
-			"every one; they can be combined")
-	return g.sets(map[string]config.Field{
-		"proxy-mode":                config.FieldMode,
-		"cluster-cidr":              config.FieldClusterCIDR,
-		"detect-local-mode":         config.FieldDetectLocalMode,
-		"pod-bridge-interface":      config.FieldBridgeInterface,
-		"pod-interface-name-prefix": config.FieldInterfaceNamePrefix,
-		"masquerade-all":            config.FieldIPTablesMasqueradeAll,
-		"nodeport-addresses":        config.FieldNodePortAddresses,
-	})
-}
-
-func (o *Options) serverFlags() flagGroup {
-	g := group("Health and metrics")
-	c := &o.Object
-	g.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256",
-		"answer health checks at this `IP` or IP:PORT; empty or none: do not")
-	g.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "127.0.0.1:10249",
-		"serve metrics at this `IP` or IP:PORT; empty or none: do not")
-	g.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit when one of them cannot be had, do not try again")
-	g.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof and /debug/flags beside the metrics")
-	g.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "",
-		"serve the metrics that were hidden after this `VERSION` too; only the previous minor version is possible")
-	g.Int32Var(&o.HealthzPort, "healthz-port", config.HealthzPort, "deprecated: the port for --healthz-bind-address")
-	g.Int32Var(&o.MetricsPort, "metrics-port", config.MetricsPort, "deprecated: the port for --metrics-bind-address")
-	g.hide("healthz-port", "metrics-port")
-	return g.sets(map[string]config.Field{
-		"healthz-bind-address":            config.FieldHealthzBindAddress,
-		"metrics-bind-address":            config.FieldMetricsBindAddress,
-		"bind-address-hard-fail":          config.FieldBindAddressHardFail,
-		"profiling":                       config.FieldEnableProfiling,
-		"show-hidden-metrics-for-version": config.FieldShowHiddenMetrics,
-		"healthz-port":                    "",
-		"metrics-port":                    "",
-	})
-}
-
-func (o *Options) otherFlags() flagGroup {
-	g := group("Other")
-	g.BoolVar(&o.Cleanup, "cleanup", false, "remove all rules that a service proxy may have left in the kernel, then exit")
-	g.BoolVar(&o.InitOnly, "init-only", false, "do what needs the most privileges, without an API server, then exit")
-	g.VarPF(&o.version, "version", "", "print the version, or with raw all that is known of the build, then exit; "+
-		"with one like v1.2.3-more go by that").NoOptDefVal = "true"
-	g.BoolP("help", "h", false, "print this text, then exit")
-	// Command lines have these for a library that kube-proxy once had.
-	g.String("boot-id-file", "/proc/sys/kernel/random/boot_id", "accepted and not used")
-	g.String("machine-id-file", "/etc/machine-id,/var/lib/dbus/machine-id", "accepted and not used")
-	g.hide("boot-id-file", "machine-id-file")
-	return g
-}
-
-func (o *Options) loggingFlags() flagGroup {
-	g := group("Logging")
-	logsapi.AddFlags(o.Logging, g.FlagSet)
-	g.hide("log-text-split-stream", "log-text-info-buffer-size", "log-json-split-stream", "log-json-info-buffer-size")
-	return g
-}
-
-// modeNames names the modes that are built.
-func modeNames() string {
-	var names []string
-	for _, m := range config.Modes() {
-		names = append(names, string(m))
-	}
-	return strings.Join(names, " or ")
+	return name
 }

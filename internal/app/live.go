@@ -38,7 +38,7 @@ func (s *ProxyServer) reload(ctx context.Context, r Reload, ended chan<- error) 
 		return
 	}
 	c := r.Config
-	if _, err := logs.GlogSetter(strconv.Itoa(int(c.Logging.Verbosity))); err != nil {
+	if _, err := logs.GlogSetter(strconv.Itoa(int(c.Object.Logging.Verbosity))); err != nil {
 		klog.FromContext(ctx).Error(err, "Log level stays as it is")
 	}
 	s.health.SetTimeout(patience(c))

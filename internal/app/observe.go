@@ -28,7 +28,7 @@ import (
 // with the one that the libraries share.
 func (s *ProxyServer) metricsHandler(own k8smetrics.Gatherer) http.Handler {
 	c := s.plan.config
-	if c.ShowHiddenMetricsForVersion != "" {
+	if c.Object.ShowHiddenMetricsForVersion != "" {
 		k8smetrics.SetShowHidden()
 	}
 	return health.MetricsHandler(health.MetricsSettings{
@@ -37,7 +37,7 @@ func (s *ProxyServer) metricsHandler(own k8smetrics.Gatherer) http.Handler {
 		}),
 		Configz:      &s.configz,
 		Mode:         string(c.Mode),
-		Profiling:    c.EnableProfiling,
+		Profiling:    c.Object.EnableProfiling,
 		SetVerbosity: logs.GlogSetter,
 		More:         s.zpages(),
 	})
@@ -48,7 +48,7 @@ func (s *ProxyServer) zpages() map[string]http.Handler {
 	c := &s.plan.config
 	pages := map[string]http.Handler{}
 	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode"}
-	if c.EnableProfiling {
+	if c.Object.EnableProfiling {
 		paths = append(paths, "/debug")
 	}
 	if c.Gate(config.GateFlagz) {

@@ -5,14 +5,16 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strconv"
+	"os"
 	"strings"
 
 	"github.com/spf13/pflag"
+	fieldpath "k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"sluice/internal/config"
+	"sluice/internal/dataplane"
 )
 
 // Options are the flags as given.
@@ -27,23 +29,23 @@ type Options struct {
 	HostnameOverride string
 	Logging          *logsapi.LoggingConfiguration
 
-	// Object is what flags say that a configuration file could say too; it is
-	// zero where no flag says anything.
-	Object      v1alpha1.KubeProxyConfiguration
 	HealthzPort int32
 	MetricsPort int32
 
+	// object holds what flags say that a configuration file could say too, and
+	// the default that help shows where no flag does.
+	object  *v1alpha1.KubeProxyConfiguration
 	groups  []flagGroup
 	version versionFlag
 }
 
 // NewOptions returns the options of a command line without flags.
 func NewOptions() *Options {
-	o := &Options{Logging: logsapi.NewLoggingConfiguration()}
-	o.groups = o.flags()
-	// Adding a flag has written its default, which is only for the help text.
-	// What nobody says stays zero, and the configuration knows what that means.
-	o.Object = v1alpha1.KubeProxyConfiguration{}
+	o := &Options{
+		Logging: logsapi.NewLoggingConfiguration(), object: config.FlagDefaults(),
+		HealthzPort: config.HealthzPort, MetricsPort: config.MetricsPort,
+	}
+	o.groups = o.flagGroups()
 	return o
 }
 
@@ -53,8 +55,8 @@ type notice struct {
 	facts   []any
 }
 
-// told is what flags and file say, read and checked.
-type told struct {
+// parsed is what flags and file say, read and checked.
+type parsed struct {
 	input   config.Input
 	config  config.Configuration
 	notices []notice
@@ -62,30 +64,36 @@ type told struct {
 
 // read returns what flags and file ask for. A configuration that names no mode
 // gets the given one. The error names every wrong flag or field and its value.
-func (o *Options) read(unset config.ProxyMode) (told, error) {
-	var t told
+func (o *Options) read(unset config.ProxyMode) (parsed, error) {
+	var p parsed
 	var err error
 	if o.ConfigFile == "" {
-		t.input, t.notices = o.flagInput()
-	} else if t.input, t.notices, err = o.fileInput(); err != nil {
-		return told{}, err
+		p.input, p.notices = o.flagInput()
+	} else if p.input, p.notices, err = o.fileInput(); err != nil {
+		return parsed{}, err
 	}
-	if t.config, err = t.input.Configuration(unset); err != nil {
-		return told{}, o.explain(err)
+	p.config, err = p.input.Configuration(unset)
+	if _, unknown := dataplane.Of(p.config.Mode); unknown != nil {
+		mode := &config.FieldError{Field: "mode", Value: string(p.config.Mode), Reason: unknown.Error()}
+		err = errors.Join(mode, err)
 	}
-	if err := o.validateLogging(&t.config); err != nil {
-		return told{}, err
+	if err != nil {
+		return parsed{}, o.explain(err)
 	}
-	t.notices = append(t.notices, gateNotices(t.config.FeatureGates)...)
-	return t, nil
+	if err := o.validateLogging(&p.config); err != nil {
+		return parsed{}, err
+	}
+	p.notices = append(p.notices, gateNotices(&p.config)...)
+	return p, nil
 }
 
 // flagInput returns what the flags say.
 func (o *Options) flagInput() (config.Input, []notice) {
-	in := config.Input{Object: *o.Object.DeepCopy(), Flags: true, Given: map[config.Field]bool{}}
+	in := config.Input{Flags: true, Given: map[string]bool{}}
 	o.visitGiven(func(f *pflag.Flag) {
-		if field, ok := fieldOf(f); ok {
+		if field := fieldOf(f); field != "" {
 			in.Given[field] = true
+			config.At(&in.Object, field).Set(config.At(o.object, field))
 		}
 	})
 	in.Object.HostnameOverride = o.HostnameOverride
@@ -93,37 +101,116 @@ func (o *Options) flagInput() (config.Input, []notice) {
 	return in, o.foldPorts(&in)
 }
 
-// foldPorts puts the deprecated port flags into the addresses. A port joins an
-// address without one, and 0 switches the server off.
+// portFlags are deprecated: a port joins an address without one, and 0 switches
+// the server off.
+var portFlags = map[string]string{"healthz-port": "healthz-bind-address", "metrics-port": "metrics-bind-address"}
+
+// foldPorts puts the deprecated port flags into the addresses.
 func (o *Options) foldPorts(in *config.Input) []notice {
 	var notices []notice
-	for _, p := range []struct {
-		flag, instead string
-		port          int32
-		address       *string
-	}{
-		{"healthz-port", "healthz-bind-address", o.HealthzPort, &in.Object.HealthzBindAddress},
-		{"metrics-port", "metrics-bind-address", o.MetricsPort, &in.Object.MetricsBindAddress},
-	} {
-		if !o.lookup(p.flag).Changed {
-			continue
+	o.visitGiven(func(f *pflag.Flag) {
+		instead, port := portFlags[f.Name], f.Value.String()
+		if instead == "" {
+			return
 		}
-		notices = append(notices, notice{"A flag is deprecated", []any{"flag", "--" + p.flag, "instead", "--" + p.instead}})
-		ip, err := netip.ParseAddr(*p.address)
+		notices = append(notices, notice{"A flag is deprecated", []any{"flag", "--" + f.Name, "instead", "--" + instead}})
+		address := &in.Object.HealthzBindAddress
+		if f.Name == "metrics-port" {
+			address = &in.Object.MetricsBindAddress
+		}
+		ip, err := netip.ParseAddr(*address)
 		switch {
-		case p.port == 0:
-			*p.address = config.None
+		case port == "0":
+			*address = config.None
 		case err == nil:
-			*p.address = net.JoinHostPort(ip.String(), strconv.Itoa(int(p.port)))
+			*address = net.JoinHostPort(ip.String(), port)
 		default:
 			// kube-proxy ignores the port too, and somebody relies on the port it has had.
 			notices = append(notices, notice{
 				"A flag changes nothing, the address has a port",
-				[]any{"flag", "--" + p.flag, "address", "--" + p.instead + "=" + valueOf(o.lookup(p.instead))},
+				[]any{"flag", "--" + f.Name, "address", "--" + instead + "=" + o.values()[instead]},
 			})
 		}
-	}
+	})
 	return notices
+}
+
+// values returns every flag and its value.
+func (o *Options) values() map[string]string {
+	out := map[string]string{}
+	o.visit(func(f *pflag.Flag) { out[f.Name] = f.Value.String() })
+	return out
+}
+
+// fileInput returns what the configuration file says, with the flags that win
+// over it.
+func (o *Options) fileInput() (config.Input, []notice, error) {
+	data, err := os.ReadFile(o.ConfigFile)
+	if err != nil {
+		return config.Input{}, nil, fmt.Errorf("--config %q: %w", o.ConfigFile, err)
+	}
+	in, warnings, err := config.Decode(data)
+	if err != nil {
+		return config.Input{}, nil, fmt.Errorf("--config %q: %w", o.ConfigFile, err)
+	}
+	var notices []notice
+	for _, w := range warnings {
+		notices = append(notices, notice{
+			"A part of the configuration file is unknown or there twice",
+			[]any{"file", o.ConfigFile, "part", w},
+		})
+	}
+	if o.HostnameOverride != "" {
+		in.Object.HostnameOverride = o.HostnameOverride
+	}
+	return in, notices, o.overlayLogging(&in.Object.Logging)
+}
+
+// overruled names the flags of the command line that the file makes void.
+func (o *Options) overruled() []notice {
+	if o.ConfigFile == "" {
+		return nil
+	}
+	var notices []notice
+	o.visitGiven(func(f *pflag.Flag) {
+		if fieldOf(f) != "" || portFlags[f.Name] != "" {
+			notices = append(notices, notice{
+				"A flag is ignored, the configuration file decides",
+				[]any{"flag", "--" + f.Name, "value", f.Value.String(), "file", o.ConfigFile},
+			})
+		}
+	})
+	return notices
+}
+
+// overlayLogging lets each logging flag win over what the file says. Lists of
+// modules are joined, those of the flag first.
+func (o *Options) overlayLogging(file *logsapi.LoggingConfiguration) error {
+	logsapi.SetRecommendedLoggingConfiguration(file)
+	said := *file.DeepCopy()
+	over := pflag.NewFlagSet("logging", pflag.ContinueOnError)
+	logsapi.AddFlags(file, over)
+	*file = said // Adding a flag writes its default.
+	file.VModule = nil
+	var err error
+	o.visitGiven(func(f *pflag.Flag) {
+		if over.Lookup(f.Name) != nil && err == nil {
+			err = over.Set(f.Name, f.Value.String())
+		}
+	})
+	file.VModule = append(file.VModule, said.VModule...)
+	return err
+}
+
+// validateLogging checks how to log, which is done later.
+func (o *Options) validateLogging(c *config.Configuration) error {
+	if errs := logsapi.Validate(o.Logging, c.Gates(), nil); len(errs) > 0 {
+		return fmt.Errorf("logging flags: %w", errs.ToAggregate())
+	}
+	if errs := logsapi.Validate(&c.Object.Logging, c.Gates(), fieldpath.NewPath("logging")); len(errs) > 0 {
+		return o.explain(errs.ToAggregate())
+	}
+	return nil
 }
 
 // explain puts wrong fields into the words of who said them, in one line.
@@ -134,7 +221,7 @@ func (o *Options) explain(err error) error {
 		switch {
 		case !ok:
 			lines = append(lines, e.Error())
-		case o.ConfigFile == "" || f.Field == config.FieldHostnameOverride && o.HostnameOverride != "":
+		case o.ConfigFile == "" || f.Field == "hostnameOverride" && o.HostnameOverride != "":
 			lines = append(lines, fmt.Sprintf("%s %q: %s", o.flagOf(f.Field), f.Value, f.Reason))
 		default:
 			lines = append(lines, f.Error())
@@ -158,12 +245,4 @@ func leaves(err error) []error {
 		out = append(out, leaves(e)...)
 	}
 	return out
-}
-
-// contradictions refuses flags that cannot both be meant.
-func (o *Options) contradictions() error {
-	if o.Cleanup && o.InitOnly {
-		return errors.New("--cleanup and --init-only: one removes what the other prepares for")
-	}
-	return nil
 }

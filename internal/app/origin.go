@@ -8,9 +8,9 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/config/v1alpha1"
 
 	"sluice/internal/apiclient"
-	"sluice/internal/config"
 	"sluice/internal/source"
 	"sluice/internal/source/informer"
 	"sluice/internal/source/manifest"
@@ -25,7 +25,7 @@ type origin struct {
 
 // origin chooses and checks the source that the command line asks for. A folder
 // wins over a kubeconfig that only a file names.
-func (o *Options) origin(c config.ClientConnection) (origin, error) {
+func (o *Options) origin(c v1alpha1.ClientConnectionConfiguration) (origin, error) {
 	if o.Manifests == "" {
 		return o.apiServer(c)
 	}
@@ -41,7 +41,7 @@ func (o *Options) origin(c config.ClientConnection) (origin, error) {
 	return origin{manifests: o.Manifests}, nil
 }
 
-func (o *Options) apiServer(c config.ClientConnection) (origin, error) {
+func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (origin, error) {
 	cfg, err := o.clientConfig(c.Kubeconfig)
 	if err != nil {
 		return origin{}, err
@@ -49,7 +49,7 @@ func (o *Options) apiServer(c config.ClientConnection) (origin, error) {
 	cfg.UserAgent = "sluice/" + o.version.reported()
 	cfg.ContentType = c.ContentType
 	cfg.AcceptContentTypes = cmp.Or(c.AcceptContentTypes, cfg.ContentType+",application/json")
-	cfg.QPS, cfg.Burst = c.QPS, c.Burst
+	cfg.QPS, cfg.Burst = c.QPS, int(c.Burst)
 	// To pack and unpack what a node reads once and then in small pieces takes
 	// both sides longer than to send it.
 	cfg.DisableCompression = true
@@ -83,7 +83,7 @@ func (o *Options) clientConfig(kubeconfig string) (*rest.Config, error) {
 func (o *Options) blame(kubeconfig string, err error) error {
 	said := "--kubeconfig"
 	if o.ConfigFile != "" {
-		said = fmt.Sprintf("--config %q: %s", o.ConfigFile, config.FieldKubeconfig)
+		said = fmt.Sprintf("--config %q: clientConnection.kubeconfig", o.ConfigFile)
 	}
 	switch {
 	case kubeconfig != "" && o.Master != "":

@@ -43,7 +43,7 @@ type Reload struct {
 type ConfigWatcher struct {
 	file    string
 	settle  time.Duration
-	read    func(unset config.ProxyMode) (told, error) // reads and checks the file as at the start
+	read    func(unset config.ProxyMode) (parsed, error) // reads and checks the file as at the start
 	running config.Configuration
 	apply   func(context.Context, Reload)
 	usable  func(context.Context, config.Configuration) error // whether a new daemon could start with it
@@ -161,13 +161,13 @@ func (w *ConfigWatcher) check(ctx context.Context) (settled bool) {
 	if now == w.seen {
 		return true
 	}
-	t, err := w.read(w.running.Mode)
+	p, err := w.read(w.running.Mode)
 	if look(w.file) != now {
 		return false // what was read may be half of each
 	}
 	w.seen = now
 	if err == nil {
-		err = w.take(ctx, t)
+		err = w.take(ctx, p)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The new configuration is not usable, the old one stays in force", "file", w.file)
@@ -176,9 +176,9 @@ func (w *ConfigWatcher) check(ctx context.Context) (settled bool) {
 }
 
 // take puts what was read in force, or sees to it that a new daemon does.
-func (w *ConfigWatcher) take(ctx context.Context, t told) error {
-	r := Reload{Config: t.config}
-	for _, c := range config.Changes(&w.running, &t.config) {
+func (w *ConfigWatcher) take(ctx context.Context, p parsed) error {
+	r := Reload{Config: p.config}
+	for _, c := range config.Changes(&w.running, &p.config) {
 		if c.Live {
 			r.Live = append(r.Live, c)
 		} else {
@@ -186,12 +186,12 @@ func (w *ConfigWatcher) take(ctx context.Context, t told) error {
 		}
 	}
 	if len(r.Restart) > 0 {
-		if err := w.usable(ctx, t.config); err != nil {
+		if err := w.usable(ctx, p.config); err != nil {
 			return err
 		}
 	}
 	logger := klog.FromContext(ctx)
-	for _, n := range t.notices {
+	for _, n := range p.notices {
 		logger.Info(n.message, n.facts...)
 	}
 	switch {
@@ -203,7 +203,7 @@ func (w *ConfigWatcher) take(ctx context.Context, t told) error {
 		logger.Info("The configuration needs no restart any more")
 	}
 	if len(r.Live) > 0 {
-		w.running = t.config
+		w.running = p.config
 		w.apply(ctx, r)
 	}
 	return nil

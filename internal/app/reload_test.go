@@ -51,7 +51,7 @@ func (d *desk) start() {
 	w.settle = 20 * time.Millisecond
 	w.usable = func(context.Context, config.Configuration) error { return d.unusable }
 	looked := make(chan struct{}, 100)
-	w.read = func(m config.ProxyMode) (told, error) {
+	w.read = func(m config.ProxyMode) (parsed, error) {
 		defer func() { looked <- struct{}{} }()
 		return o.read(m)
 	}
@@ -225,8 +225,8 @@ newField: true
 	if diff := cmp.Diff(live, text(r.Live)); diff != "" {
 		t.Errorf("live changes mismatch (-want +got):\n%s", diff)
 	}
-	if fields := text(r.Restart); len(fields) != 2 || !strings.HasPrefix(fields[0], `masqueradeBit from "14" to "3"`) ||
-		!strings.HasPrefix(fields[1], "conntrack from ") {
+	if fields := text(r.Restart); len(fields) != 2 || !strings.HasPrefix(fields[1], `masqueradeBit from "14" to "3"`) ||
+		!strings.HasPrefix(fields[0], `conntrack.min from "131072" to "5"`) {
 		t.Errorf("restart changes %v", fields)
 	}
 	d.complains(`unknown field \"newField\"`)
@@ -278,7 +278,7 @@ func TestFileThatChangesWhileItIsRead(t *testing.T) {
 	read, err := o.read(config.NFTables)
 	d.must(err)
 	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r })
-	w.read = func(m config.ProxyMode) (told, error) {
+	w.read = func(m config.ProxyMode) (parsed, error) {
 		defer d.write(d.file, body(3))
 		return o.read(m)
 	}
@@ -322,29 +322,29 @@ func TestRestartsAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reloads := 0
 		w := &ConfigWatcher{
-			running: config.Default(), delay: func() time.Duration { return time.Minute },
+			running: configuration(t), delay: func() time.Duration { return time.Minute },
 			usable: func(context.Context, config.Configuration) error { return nil },
 			apply:  func(context.Context, Reload) { reloads++ },
 		}
 		take := func(change func(*config.Configuration)) {
-			c := config.Default()
+			c := configuration(t)
 			change(&c)
-			if err := w.take(t.Context(), told{config: c}); err != nil {
+			if err := w.take(t.Context(), parsed{config: c}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		take(func(c *config.Configuration) { c.OOMScoreAdj = 1 })
+		take(func(c *config.Configuration) { c.Object.OOMScoreAdj = new(int32(1)) })
 		first := w.due
 		time.Sleep(30 * time.Second)
-		take(func(c *config.Configuration) { c.OOMScoreAdj = 2 })
-		if w.due != first || first == nil || w.restart.Config.OOMScoreAdj != 2 {
+		take(func(c *config.Configuration) { c.Object.OOMScoreAdj = new(int32(2)) })
+		if w.due != first || first == nil || *w.restart.Config.Object.OOMScoreAdj != 2 {
 			t.Error("a second change moved the restart, or is not in it")
 		}
 		take(func(*config.Configuration) {})
 		if w.due != nil || reloads != 0 {
 			t.Error("a change that was taken back is not forgotten")
 		}
-		take(func(c *config.Configuration) { c.OOMScoreAdj = 1 })
+		take(func(c *config.Configuration) { c.Object.OOMScoreAdj = new(int32(1)) })
 		take(func(c *config.Configuration) { c.MasqueradeAll = true })
 		if w.due != nil || reloads != 1 || !w.running.MasqueradeAll {
 			t.Error("a change that needs no restart is not taken over")

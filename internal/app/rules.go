@@ -17,29 +17,26 @@ import (
 
 // chooseMode returns the mode that the host needs, or else the best that the
 // kernel can do.
-func chooseMode(ctx context.Context) (config.ProxyMode, error) { return choose(ctx, dataplane.Of) }
+func chooseMode(ctx context.Context) (config.ProxyMode, error) { return choose(ctx, dataplane.Modes()) }
 
-func choose(ctx context.Context, of func(config.ProxyMode) (dataplane.Mode, error)) (config.ProxyMode, error) {
+func choose(ctx context.Context, modes []dataplane.Mode) (config.ProxyMode, error) {
 	families, _ := hostFamilies(os.DirFS("/proc"))
-	if m, err := neededMode(ctx, of, families); m != "" || err != nil {
-		return m, err
+	s := dataplane.Settings{Families: families}
+	if m := neededMode(ctx, modes, s); m != "" {
+		return m, nil
 	}
 	var reasons []string
-	for _, m := range config.Modes() {
-		mode, err := of(m)
-		if err != nil {
-			return "", err
-		}
-		if _, err := mode.Probe(ctx, dataplane.Settings{Families: families}); err != nil {
-			reasons = append(reasons, fmt.Sprintf("%s: %v", m, err))
+	for _, m := range modes {
+		if _, err := m.Probe(ctx, s); err != nil {
+			reasons = append(reasons, fmt.Sprintf("%s: %v", m.Name, err))
 			continue
 		}
-		facts := []any{"mode", m}
+		facts := []any{"mode", m.Name}
 		if len(reasons) > 0 {
 			facts = append(facts, "because", strings.Join(reasons, "; "))
 		}
 		klog.FromContext(ctx).Info("No proxy mode is set, took the best that the kernel can do", facts...)
-		return m, nil
+		return m.Name, nil
 	}
 	return "", fmt.Errorf("no proxy mode is set and the kernel can do none of ours: %s", strings.Join(reasons, "; "))
 }
@@ -60,35 +57,29 @@ func probeMode(ctx context.Context, c config.Configuration) error {
 
 // neededMode returns the mode without which the host would lose traffic that it
 // had with kube-proxy's default; empty if there is none, or none to be had.
-func neededMode(
-	ctx context.Context, of func(config.ProxyMode) (dataplane.Mode, error), families []proxy.Family,
-) (config.ProxyMode, error) {
-	logger, s := klog.FromContext(ctx), dataplane.Settings{Families: families}
-	for _, m := range config.Modes() {
-		mode, err := of(m)
-		if err != nil {
-			return "", err
-		}
-		if mode.Needed == nil {
+func neededMode(ctx context.Context, modes []dataplane.Mode, s dataplane.Settings) config.ProxyMode {
+	logger := klog.FromContext(ctx)
+	for _, m := range modes {
+		if m.Needed == nil {
 			continue
 		}
-		why, err := mode.Needed(ctx, s)
+		why, err := m.Needed(ctx, s)
 		if err != nil {
-			logger.Error(err, "Cannot tell whether the host needs a mode, set one if Services get no answer", "mode", m)
+			logger.Error(err, "Cannot tell whether the host needs a mode, set one if Services get no answer", "mode", m.Name)
 		}
 		if why == "" {
 			continue
 		}
-		if _, err := mode.Probe(ctx, s); err != nil {
+		if _, err := m.Probe(ctx, s); err != nil {
 			logger.Error(err, "The host needs a mode that is not to be had: Services get no answer unless rules of yours accept their traffic",
-				"mode", m, "because", why)
+				"mode", m.Name, "because", why)
 			continue
 		}
 		logger.Info("No proxy mode is set, took the one that the host needs; where rules accept the traffic of Services, mode nftables can be set",
-			"mode", m, "because", why)
-		return m, nil
+			"mode", m.Name, "because", why)
+		return m.Name
 	}
-	return "", nil
+	return ""
 }
 
 // probe returns the families that both the host and the mode can serve.
@@ -147,7 +138,7 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 // detection sets how our pods' traffic is recognised.
 func (p plan) detection(ctx context.Context, s *resolve.Settings) {
 	c := p.config
-	switch c.DetectLocalMode {
+	switch c.Object.DetectLocalMode {
 	case config.LocalModeClusterCIDR:
 		s.DetectLocal = resolve.DetectClusterCIDR
 		if len(c.ClusterCIDRs) == 0 {
@@ -156,10 +147,10 @@ func (p plan) detection(ctx context.Context, s *resolve.Settings) {
 	case config.LocalModeNodeCIDR:
 		s.DetectLocal = resolve.DetectNodeCIDR
 	case config.LocalModeBridgeInterface:
-		s.DetectLocal, s.Interface = resolve.DetectBridgeInterface, c.BridgeInterface
+		s.DetectLocal, s.Interface = resolve.DetectBridgeInterface, c.Object.DetectLocal.BridgeInterface
 	case config.LocalModeInterfaceNamePrefix:
-		s.DetectLocal, s.Interface = resolve.DetectInterfaceNamePrefix, c.InterfaceNamePrefix
+		s.DetectLocal, s.Interface = resolve.DetectInterfaceNamePrefix, c.Object.DetectLocal.InterfaceNamePrefix
 	default:
-		panic(fmt.Sprintf("unknown detect-local mode %q", c.DetectLocalMode))
+		panic(fmt.Sprintf("unknown detect-local mode %q", c.Object.DetectLocalMode))
 	}
 }

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -25,16 +26,15 @@ func TestChoose(t *testing.T) {
 		{nil, ""},
 	}
 	for _, tt := range tests {
-		got, err := choose(t.Context(), func(m config.ProxyMode) (dataplane.Mode, error) {
-			return dataplane.Mode{Probe: func(context.Context, dataplane.Settings) ([]proxy.Family, error) {
-				for _, can := range tt.can {
-					if m == can {
-						return proxy.Families[:], nil
-					}
+		mode := func(m config.ProxyMode) dataplane.Mode {
+			return dataplane.Mode{Name: m, Probe: func(context.Context, dataplane.Settings) ([]proxy.Family, error) {
+				if slices.Contains(tt.can, m) {
+					return proxy.Families[:], nil
 				}
 				return nil, errors.New("the kernel has no " + string(m))
-			}}, nil
-		})
+			}}
+		}
+		got, err := choose(t.Context(), []dataplane.Mode{mode(config.NFTables), mode(config.IPTables)})
 		if got != tt.want || (err == nil) != (tt.want != "") {
 			t.Errorf("of %v: took %q, error %v; want %q", tt.can, got, err, tt.want)
 		}
@@ -64,17 +64,14 @@ func TestChooseWhatTheHostNeeds(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			buffer := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 			ctx := klog.NewContext(t.Context(), buffer)
-			got, err := choose(ctx, func(m config.ProxyMode) (dataplane.Mode, error) {
-				mode := dataplane.Mode{Probe: func(context.Context, dataplane.Settings) ([]proxy.Family, error) {
-					if m == config.IPTables {
-						return proxy.Families[:], tt.probe
-					}
-					return proxy.Families[:], nil
-				}}
-				if m == config.IPTables {
-					mode.Needed = func(context.Context, dataplane.Settings) (string, error) { return tt.why, tt.err }
-				}
-				return mode, nil
+			probe := func(err error) func(context.Context, dataplane.Settings) ([]proxy.Family, error) {
+				return func(context.Context, dataplane.Settings) ([]proxy.Family, error) { return proxy.Families[:], err }
+			}
+			got, err := choose(ctx, []dataplane.Mode{
+				{Name: config.NFTables, Probe: probe(nil)},
+				{Name: config.IPTables, Probe: probe(tt.probe), Needed: func(context.Context, dataplane.Settings) (string, error) {
+					return tt.why, tt.err
+				}},
 			})
 			if err != nil || got != tt.want {
 				t.Errorf("took %q, error %v; want %q", got, err, tt.want)

@@ -149,11 +149,11 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	})
 	s.configz.set(c.Object)
 	s.healthServer = health.NewServer(health.ServerSettings{
-		Name: "health", Handler: s.health.Handler(), Address: c.HealthzBindAddress, HardFail: c.BindAddressHardFail,
+		Name: "health", Handler: s.health.Handler(), Address: c.HealthzBindAddress, HardFail: c.Object.BindAddressHardFail,
 	})
 	s.metricsServer = health.NewServer(health.ServerSettings{
 		Name: "metrics", Handler: s.metricsHandler(registry), Address: c.MetricsBindAddress,
-		HardFail: c.BindAddressHardFail,
+		HardFail: c.Object.BindAddressHardFail,
 	})
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/config"
@@ -67,17 +68,23 @@ func tune(ctx context.Context, c config.Configuration) []platform.Problem {
 }
 
 func platformSettings(c config.Configuration) platform.Settings {
-	ct := c.Conntrack
+	ct := c.Object.Conntrack
+	number := func(field string, n *int32) platform.Wish[int] {
+		return platform.Wish[int]{Value: int(*n), Explicit: c.Explicit("conntrack." + field)}
+	}
+	timeout := func(field string, d metav1.Duration) platform.Wish[time.Duration] {
+		return platform.Wish[time.Duration]{Value: d.Duration, Explicit: c.Explicit("conntrack." + field)}
+	}
 	return platform.Settings{
-		OOMScoreAdj: &c.OOMScoreAdj,
+		OOMScoreAdj: new(int(*c.Object.OOMScoreAdj)),
 		Conntrack: platform.Conntrack{
-			MaxPerCore:     platform.Wish[int](ct.MaxPerCore),
-			Min:            platform.Wish[int](ct.Min),
-			TCPEstablished: platform.Wish[time.Duration](ct.TCPEstablishedTimeout),
-			TCPCloseWait:   platform.Wish[time.Duration](ct.TCPCloseWaitTimeout),
-			TCPBeLiberal:   ct.TCPBeLiberal.Value,
-			UDP:            platform.Wish[time.Duration](ct.UDPTimeout),
-			UDPStream:      platform.Wish[time.Duration](ct.UDPStreamTimeout),
+			MaxPerCore:     number("maxPerCore", ct.MaxPerCore),
+			Min:            number("min", ct.Min),
+			TCPEstablished: timeout("tcpEstablishedTimeout", *ct.TCPEstablishedTimeout),
+			TCPCloseWait:   timeout("tcpCloseWaitTimeout", *ct.TCPCloseWaitTimeout),
+			TCPBeLiberal:   ct.TCPBeLiberal,
+			UDP:            timeout("udpTimeout", ct.UDPTimeout),
+			UDPStream:      timeout("udpStreamTimeout", ct.UDPStreamTimeout),
 		},
 	}
 }

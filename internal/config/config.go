@@ -2,69 +2,69 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"reflect"
 	"strings"
 	"time"
 
-	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/component-base/featuregate"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// The words that can stand where CIDRs of the node's addresses could be given.
-const (
-	Primary   = "primary"   // the node's own addresses
-	Localhost = "localhost" // loopback addresses
-	All       = "all"       // every local address
-)
+// Input is what an operator has said, in flags or in a file. The zero value is
+// an operator who has said nothing.
+type Input struct {
+	// Object has a zero field where nothing was said. In a file a zero counts
+	// as nothing too: kubeadm writes out every field.
+	Object v1alpha1.KubeProxyConfiguration
 
-// None is the word that switches a server off where an address could be given.
-const None = "none"
+	// Flags says that the Object comes from flags, which have no section for
+	// mode nftables: it reads the section of mode iptables.
+	Flags bool
 
-// Configuration is everything the daemon can be told, with every default
-// filled in. It is never changed once made.
-type Configuration struct {
-	Mode             ProxyMode
-	HostnameOverride string
-	Client           ClientConnection
-	Logging          logsapi.LoggingConfiguration
-	FeatureGates     map[string]bool
-	ConfigSyncPeriod time.Duration // without effect: objects are not cached
-	OOMScoreAdj      int
-
-	BindAddress                 netip.Addr     // the node's, whatever its Node says; the zero value: as the Node says
-	HealthzBindAddress          netip.AddrPort // the zero value: no health server
-	MetricsBindAddress          netip.AddrPort // the zero value: no metrics server
-	BindAddressHardFail         bool
-	EnableProfiling             bool
-	ShowHiddenMetricsForVersion string
-
-	ClusterCIDRs        []netip.Prefix
-	DetectLocalMode     LocalMode
-	BridgeInterface     string
-	InterfaceNamePrefix string
-	NodePortAddresses   NodePortAddresses
-
-	MasqueradeAll bool
-	MasqueradeBit int           // the bit of the packet mark that asks for masquerading
-	MinSyncPeriod time.Duration // from the end of one sync to the start of the next; 0: as soon as the last one is done
-	SyncPeriod    time.Duration // from one full sync to the next
-
-	LocalhostNodePorts bool // NodePorts on 127.0.0.0/8 too, where NodePortAddresses have it
-	IPVS               IPVSSettings
-	Conntrack          Conntrack
-
-	// Object is the configuration as a file would say it, for those who ask
-	// what is in force. The fields above are what counts.
-	Object *v1alpha1.KubeProxyConfiguration
+	// Given are the fields that flags have set, be it to zero.
+	Given map[string]bool
 }
 
-// ClientConnection is how the API server is spoken to.
-type ClientConnection struct {
-	Kubeconfig         string // "": the cluster this runs in
-	AcceptContentTypes string
-	ContentType        string
-	QPS                float32
-	Burst              int
+// Mode returns the proxy mode that was asked for; "" if none was.
+func (in Input) Mode() ProxyMode { return ProxyMode(in.Object.Mode) }
+
+// Configuration is everything the daemon can be told. It is never changed once
+// made.
+type Configuration struct {
+	// Object is the file that asks for exactly this, with every default filled
+	// in. The fields below are what it means where that is more than its text.
+	Object *v1alpha1.KubeProxyConfiguration
+
+	Mode               ProxyMode
+	BindAddress        netip.Addr     // the node's, whatever its Node says; the zero value: as the Node says
+	HealthzBindAddress netip.AddrPort // the zero value: no health server
+	MetricsBindAddress netip.AddrPort // the zero value: no metrics server
+	ClusterCIDRs       []netip.Prefix
+	NodePortAddresses  NodePortAddresses
+	LocalhostNodePorts bool // NodePorts on 127.0.0.0/8 too, where NodePortAddresses have it
+	MasqueradeAll      bool
+	MasqueradeBit      int           // the bit of the packet mark that asks for masquerading
+	MinSyncPeriod      time.Duration // from the end of one sync to the start of the next; 0: as soon as the last one is done
+	SyncPeriod         time.Duration // from one full sync to the next
+
+	given map[string]bool
+	gates Gates
+}
+
+// Gate reports whether a feature gate is on.
+func (c *Configuration) Gate(name featuregate.Feature) bool { return c.gates.Enabled(name) }
+
+// Gates returns the feature gates.
+func (c *Configuration) Gates() Gates { return c.gates }
+
+// Explicit reports whether an operator has asked for the value of a field. What
+// was not asked for must not take away what an administrator has set by other
+// means. The default in a file counts as not asked for: whoever writes the
+// effective configuration to a file writes all defaults.
+func (c *Configuration) Explicit(field string) bool {
+	return c.given[field] || !reflect.DeepEqual(At(c.Object, field).Interface(), At(Defaults(), field).Interface())
 }
 
 // NodePortAddresses says which addresses of the node take NodePorts. The zero
@@ -87,42 +87,90 @@ func (n NodePortAddresses) String() string {
 	}
 }
 
-// IPVSSettings are what only mode ipvs reads. A timeout of 0 keeps the kernel's.
-type IPVSSettings struct {
-	Scheduler     string
-	ExcludeCIDRs  []netip.Prefix
-	StrictARP     bool
-	TCPTimeout    time.Duration
-	TCPFinTimeout time.Duration
-	UDPTimeout    time.Duration
-}
-
-// Setting is a value that has a default. What was not asked for explicitly
-// must not take away what an administrator has set by other means.
-type Setting[T any] struct {
-	Value    T
-	Explicit bool // the operator has said it
-}
-
-// Conntrack is what the kernel's connection tracking should be set to. A zero
-// Value leaves the kernel's as it is.
-type Conntrack struct {
-	MaxPerCore            Setting[int]
-	Min                   Setting[int]
-	TCPEstablishedTimeout Setting[time.Duration]
-	TCPCloseWaitTimeout   Setting[time.Duration]
-	TCPBeLiberal          Setting[bool]
-	UDPTimeout            Setting[time.Duration]
-	UDPStreamTimeout      Setting[time.Duration]
-}
-
-// Default returns the configuration of a daemon that is told nothing and runs
-// in the default mode.
-func Default() Configuration {
-	var in Input
-	c, err := in.Configuration(Modes()[0])
-	if err != nil {
-		panic("the defaults are not valid: " + err.Error())
+// At returns a field by the name that a file gives it, like conntrack.min. The
+// names of Go differ from those in case only.
+func At(o *v1alpha1.KubeProxyConfiguration, field string) reflect.Value {
+	v := reflect.ValueOf(o).Elem()
+	for name := range strings.SplitSeq(field, ".") {
+		v = v.FieldByNameFunc(func(s string) bool { return strings.EqualFold(s, name) })
 	}
-	return c
+	return v
+}
+
+// FieldError says what is wrong with a field.
+type FieldError struct {
+	Field  string // as a file names it
+	Value  string
+	Reason string
+}
+
+// Error returns the field, its value and the reason.
+func (e *FieldError) Error() string { return fmt.Sprintf("%s %q: %s", e.Field, e.Value, e.Reason) }
+
+func wrong(field string, value any, format string, args ...any) error {
+	return &FieldError{Field: field, Value: fmt.Sprint(value), Reason: fmt.Sprintf(format, args...)}
+}
+
+// Change is a difference between two configurations.
+type Change struct {
+	Field string // without the section of a mode
+	Old   string
+	New   string
+	Live  bool // a running daemon can take it over
+}
+
+// String returns the field and what it goes from and to.
+func (c Change) String() string { return fmt.Sprintf("%s from %q to %q", c.Field, c.Old, c.New) }
+
+// live are the fields that a running daemon can take over.
+var live = []string{
+	"logging.verbosity", "healthzBindAddress", "metricsBindAddress", "clusterCIDR", "detectLocalMode",
+	"detectLocal.bridgeInterface", "detectLocal.interfaceNamePrefix", "nodePortAddresses", "masqueradeAll",
+	"minSyncPeriod", "syncPeriod",
+}
+
+// Changes returns what differs between two configurations, in a fixed order:
+// first what a running daemon can take over.
+func Changes(old, now *Configuration) []Change {
+	before, after := old.meaning(), now.meaning()
+	var out []Change
+	compare := func(field string, live bool) {
+		if before[field] != after[field] {
+			out = append(out, Change{field, before[field], after[field], live})
+		}
+		delete(before, field)
+		delete(after, field)
+	}
+	for _, field := range live {
+		compare(field, true)
+	}
+	for _, field := range sortedKeys(before, after) {
+		compare(field, false)
+	}
+	return out
+}
+
+// meaning returns the fields of a configuration as text: what was read of them
+// where different texts mean the same, and their text elsewhere.
+func (c *Configuration) meaning() map[string]string {
+	out := flatten(c.Object)
+	for _, section := range []ProxyMode{IPTables, NFTables, IPVS} {
+		for _, name := range []string{"masqueradeAll", "masqueradeBit", "minSyncPeriod", "syncPeriod"} {
+			delete(out, string(section)+"."+name) // which of them counts depends on the mode
+		}
+	}
+	maps.Copy(out, map[string]string{
+		"mode":                        string(c.Mode),
+		"bindAddress":                 c.BindAddress.String(),
+		"healthzBindAddress":          serverString(c.HealthzBindAddress),
+		"metricsBindAddress":          serverString(c.MetricsBindAddress),
+		"clusterCIDR":                 fmt.Sprint(c.ClusterCIDRs),
+		"nodePortAddresses":           c.NodePortAddresses.String(),
+		"iptables.localhostNodePorts": fmt.Sprint(c.LocalhostNodePorts),
+		"masqueradeAll":               fmt.Sprint(c.MasqueradeAll),
+		"masqueradeBit":               fmt.Sprint(c.MasqueradeBit),
+		"minSyncPeriod":               c.MinSyncPeriod.String(),
+		"syncPeriod":                  c.SyncPeriod.String(),
+	})
+	return out
 }

@@ -36,18 +36,6 @@ func TestValidate(t *testing.T) {
 			o.ClusterCIDR, o.DetectLocalMode = "x", "NodeCIDR"
 		}, nil},
 		{
-			"mode to come", func(o *v1alpha1.KubeProxyConfiguration) { o.Mode = "userspace" },
-			[]string{`mode "userspace": mode userspace is not built yet; modes: nftables, iptables`},
-		},
-		{
-			"unknown mode", func(o *v1alpha1.KubeProxyConfiguration) { o.Mode = "NFTables" },
-			[]string{`mode "NFTables": no such mode; modes: nftables, iptables`},
-		},
-		{
-			"mode of another system", func(o *v1alpha1.KubeProxyConfiguration) { o.Mode = "kernelspace" },
-			[]string{`mode "kernelspace": no such mode; modes: nftables, iptables`},
-		},
-		{
 			"unknown local mode", func(o *v1alpha1.KubeProxyConfiguration) { o.DetectLocalMode = "Magic" },
 			[]string{`detectLocalMode "Magic": no such mode; modes: ` +
 				`ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix`},
@@ -129,7 +117,7 @@ func TestValidate(t *testing.T) {
 		{"mode's CIDRs", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.Mode, o.IPVS.ExcludeCIDRs, o.IPVS.TCPTimeout = "ipvs", []string{"10.0.0.0/8", "x"}, period(-time.Second)
 		}, []string{
-			`mode "ipvs": mode ipvs is not built yet; modes: nftables, iptables`, `ipvs.tcpTimeout "-1s": must not be negative`,
+			`ipvs.tcpTimeout "-1s": must not be negative`,
 			`ipvs.excludeCIDRs "x": not a CIDR like 192.0.2.0/24`,
 		}},
 	}

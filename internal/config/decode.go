@@ -1,8 +1,11 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,3 +82,38 @@ func yamlComplaints(err error) []string {
 
 // Encode writes a configuration as a file that can be read again.
 func Encode(o *v1alpha1.KubeProxyConfiguration) ([]byte, error) { return yaml.Marshal(o) }
+
+// flatten returns what an object says by the names of its fields, like
+// conntrack.min.
+func flatten(o *v1alpha1.KubeProxyConfiguration) map[string]string {
+	text, err := json.Marshal(o)
+	var tree map[string]any
+	if err == nil {
+		err = kjson.UnmarshalCaseSensitivePreserveInts(text, &tree)
+	}
+	if err != nil {
+		panic("a configuration cannot be written: " + err.Error())
+	}
+	out := map[string]string{}
+	var add func(name string, v any)
+	add = func(name string, v any) {
+		section, ok := v.(map[string]any)
+		if !ok {
+			out[name] = fmt.Sprint(v)
+		}
+		for below, v := range section {
+			add(strings.TrimPrefix(name+"."+below, "."), v)
+		}
+	}
+	add("", tree)
+	return out
+}
+
+// sortedKeys returns the keys of maps, each once.
+func sortedKeys(list ...map[string]string) []string {
+	all := map[string]string{}
+	for _, m := range list {
+		maps.Copy(all, m)
+	}
+	return slices.Sorted(maps.Keys(all))
+}

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	componentconfig "k8s.io/component-base/config/v1alpha1"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -21,89 +23,47 @@ const (
 	minorBefore   = "1.35"
 )
 
-const (
-	defaultContentType       = "application/vnd.kubernetes.protobuf"
-	defaultQPS               = 5
-	defaultBurst             = 10
-	defaultOOMScoreAdj int32 = -999
-	defaultScheduler         = "rr"
-
-	defaultMasqueradeBit int32 = 14
-
-	defaultConfigSyncPeriod = 15 * time.Minute
-	defaultSyncPeriod       = 30 * time.Second
-	defaultMinSyncPeriod    = time.Second
-	// A change costs what it is in mode nftables, so a full sync is only there
-	// to find what nobody has noticed.
-	fullSyncPeriod = time.Hour
-
-	defaultMaxPerCore  = 32 << 10
-	defaultMin         = 128 << 10
-	defaultEstablished = 24 * time.Hour
-	defaultCloseWait   = time.Hour
-)
-
-func valueOr[T any](p *T, fallback T) T {
-	if p == nil {
-		return fallback
+// Defaults returns what counts where nothing is said, as far as that depends on
+// nothing else.
+func Defaults() *v1alpha1.KubeProxyConfiguration {
+	o := &v1alpha1.KubeProxyConfiguration{
+		TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
+		ClientConnection: componentconfig.ClientConnectionConfiguration{
+			ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10,
+		},
+		BindAddress:      "0.0.0.0",
+		DetectLocalMode:  LocalModeClusterCIDR,
+		OOMScoreAdj:      new(int32(-999)),
+		ConfigSyncPeriod: metav1.Duration{Duration: 15 * time.Minute},
+		IPTables:         v1alpha1.KubeProxyIPTablesConfiguration{MasqueradeBit: new(int32(14)), LocalhostNodePorts: new(true)},
+		NFTables:         v1alpha1.KubeProxyNFTablesConfiguration{MasqueradeBit: new(int32(14))},
+		Conntrack: v1alpha1.KubeProxyConntrackConfiguration{
+			MaxPerCore:            new(int32(32 << 10)),
+			Min:                   new(int32(128 << 10)),
+			TCPEstablishedTimeout: &metav1.Duration{Duration: 24 * time.Hour},
+			TCPCloseWaitTimeout:   &metav1.Duration{Duration: time.Hour},
+		},
 	}
-	return *p
-}
-
-// effective returns the configuration as a file that asks for exactly it. A mode
-// that was left open stays so, since NodePorts depend on that too. The periods
-// stand in the section of the mode in force only.
-func (r *reading) effective() *v1alpha1.KubeProxyConfiguration {
-	o, c := r.o.DeepCopy(), &r.c
-	o.TypeMeta = metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}
-	o.ClientConnection.ContentType = c.Client.ContentType
-	o.ClientConnection.QPS = c.Client.QPS
-	o.ClientConnection.Burst = int32(c.Client.Burst)
-	o.Logging = *c.Logging.DeepCopy()
-	if o.BindAddress == "" {
-		o.BindAddress = "0.0.0.0"
-	}
-	o.HealthzBindAddress = serverString(c.HealthzBindAddress)
-	o.MetricsBindAddress = serverString(c.MetricsBindAddress)
-	o.DetectLocalMode = v1alpha1.LocalMode(c.DetectLocalMode)
-	if len(o.NodePortAddresses) == 0 && c.NodePortAddresses.Primary {
-		o.NodePortAddresses = []string{Primary}
-	}
-	o.OOMScoreAdj = new(int32(c.OOMScoreAdj))
-	o.ConfigSyncPeriod.Duration = c.ConfigSyncPeriod
-	o.IPTables.LocalhostNodePorts = new(valueOr(o.IPTables.LocalhostNodePorts, true))
-	o.Conntrack.MaxPerCore = new(int32(c.Conntrack.MaxPerCore.Value))
-	o.Conntrack.Min = new(int32(c.Conntrack.Min.Value))
-	o.Conntrack.TCPEstablishedTimeout = &metav1.Duration{Duration: c.Conntrack.TCPEstablishedTimeout.Value}
-	o.Conntrack.TCPCloseWaitTimeout = &metav1.Duration{Duration: c.Conntrack.TCPCloseWaitTimeout.Value}
-	effectiveSections(o, c)
+	logsapi.SetRecommendedLoggingConfiguration(&o.Logging)
 	return o
 }
 
-func effectiveSections(o *v1alpha1.KubeProxyConfiguration, c *Configuration) {
-	var none metav1.Duration
-	o.IPTables.SyncPeriod, o.IPTables.MinSyncPeriod = none, none
-	o.IPVS.SyncPeriod, o.IPVS.MinSyncPeriod = none, none
-	o.NFTables.SyncPeriod, o.NFTables.MinSyncPeriod = none, none
-	every, least := metav1.Duration{Duration: c.SyncPeriod}, metav1.Duration{Duration: c.MinSyncPeriod}
-	bit := new(int32(c.MasqueradeBit))
-	switch c.Mode {
-	case NFTables:
-		o.NFTables.SyncPeriod, o.NFTables.MinSyncPeriod = every, least
-		o.NFTables.MasqueradeBit, o.NFTables.MasqueradeAll = bit, c.MasqueradeAll
-		if o.Mode == "" {
-			o.IPTables.MasqueradeBit = bit // it comes first then
-		}
-	case IPVS:
-		o.IPVS.SyncPeriod, o.IPVS.MinSyncPeriod = every, least
-		o.IPTables.MasqueradeBit, o.IPTables.MasqueradeAll = bit, c.MasqueradeAll
-	default:
-		o.IPTables.SyncPeriod, o.IPTables.MinSyncPeriod = every, least
-		o.IPTables.MasqueradeBit, o.IPTables.MasqueradeAll = bit, c.MasqueradeAll
-	}
-	for _, section := range []**int32{&o.IPTables.MasqueradeBit, &o.NFTables.MasqueradeBit} {
-		if *section == nil {
-			*section = new(defaultMasqueradeBit)
-		}
-	}
+// FlagDefaults returns what the help text shows as the defaults of flags: those
+// of kube-proxy in mode iptables, whose flags they are. Of a name that would be
+// chosen, or found out, it shows none.
+func FlagDefaults() *v1alpha1.KubeProxyConfiguration {
+	o := Defaults()
+	o.DetectLocalMode = ""
+	o.HealthzBindAddress, o.MetricsBindAddress = "0.0.0.0:10256", "127.0.0.1:10249"
+	every, least := metav1.Duration{Duration: usualSyncPeriod}, metav1.Duration{Duration: time.Second}
+	o.IPTables.SyncPeriod, o.IPTables.MinSyncPeriod = every, least
+	o.IPVS.SyncPeriod, o.IPVS.MinSyncPeriod = every, least
+	return o
 }
+
+const (
+	usualSyncPeriod = 30 * time.Second
+	// A change costs what it is in mode nftables, so a full sync is only there
+	// to find what nobody has noticed.
+	nftablesSyncPeriod = time.Hour
+)

@@ -52,33 +52,27 @@ func NewGates(set map[string]bool) (Gates, error) {
 func readGates(table string) (known map[featuregate.Feature]featuregate.FeatureSpec, needs map[featuregate.Feature][]featuregate.Feature) {
 	known = map[featuregate.Feature]featuregate.FeatureSpec{}
 	needs = map[featuregate.Feature][]featuregate.Feature{}
+	stages := map[string]featuregate.FeatureSpec{
+		"ALPHA": {PreRelease: featuregate.Alpha}, "BETA": {PreRelease: featuregate.Beta},
+		"GA": {PreRelease: featuregate.GA}, "DEPRECATED": {PreRelease: featuregate.Deprecated},
+	}
 	for line := range strings.Lines(table) {
 		words := strings.Fields(line)
 		if len(words) == 0 || words[0] == "#" {
 			continue
 		}
 		name := featuregate.Feature(words[0])
-		spec := featuregate.FeatureSpec{Default: words[2] == "true"}
-		switch words[1] {
-		case "ALPHA":
-			spec.PreRelease = featuregate.Alpha
-		case "BETA":
-			spec.PreRelease = featuregate.Beta
-		case "GA":
-			spec.PreRelease = featuregate.GA
-		case "DEPRECATED":
-			spec.PreRelease = featuregate.Deprecated
-		default:
+		spec, ok := stages[words[1]]
+		if !ok {
 			panic(fmt.Sprintf("feature gate %s has no stage %q", name, words[1]))
 		}
+		spec.Default, spec.LockToDefault = words[2] == "true", slices.Contains(words[3:], "locked")
 		for _, w := range words[3:] {
 			if others, ok := strings.CutPrefix(w, "needs="); ok {
 				for o := range strings.SplitSeq(others, ",") {
 					needs[name] = append(needs[name], featuregate.Feature(o))
 				}
-				continue
 			}
-			spec.LockToDefault = spec.LockToDefault || w == "locked"
 		}
 		known[name] = spec
 	}
@@ -87,19 +81,10 @@ func readGates(table string) (known map[featuregate.Feature]featuregate.FeatureS
 
 // gates reads the feature gates.
 func (r *reading) gates() {
-	r.c.FeatureGates = maps.Clone(r.o.FeatureGates)
-	if _, err := NewGates(r.c.FeatureGates); err != nil {
-		r.wrong(FieldFeatureGates, GatesText(r.c.FeatureGates), "%v", err)
+	var err error
+	if r.c.gates, err = NewGates(r.o.FeatureGates); err != nil {
+		r.wrong("featureGates", GatesText(r.o.FeatureGates), "%v", err)
 	}
-}
-
-// Gate reports whether a feature gate of a valid configuration is on.
-func (c *Configuration) Gate(name featuregate.Feature) bool {
-	gates, err := NewGates(c.FeatureGates)
-	if err != nil {
-		panic("the feature gates were not checked: " + err.Error())
-	}
-	return gates.Enabled(name)
 }
 
 // GatesText returns gates as the flag has them, sorted.

@@ -1,15 +1,11 @@
 package config
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-)
+import "k8s.io/kube-proxy/config/v1alpha1"
 
 // ProxyMode is a way of programming the kernel, as operators spell it.
 type ProxyMode string
 
-// The proxy modes.
+// The proxy modes, built or to come.
 const (
 	NFTables  ProxyMode = "nftables"
 	IPTables  ProxyMode = "iptables"
@@ -18,44 +14,10 @@ const (
 	Userspace ProxyMode = "userspace"
 )
 
-// Modes returns the modes that are built, the default first.
-func Modes() []ProxyMode { return []ProxyMode{NFTables, IPTables} }
-
-// Check says why a mode cannot be used; nil if it can.
-func (m ProxyMode) Check() error {
-	switch {
-	case slices.Contains(Modes(), m):
-		return nil
-	case slices.Contains([]ProxyMode{IPVS, EBPF, Userspace}, m):
-		return fmt.Errorf("mode %s is not built yet; modes: %s", m, modeList())
-	default:
-		return fmt.Errorf("no such mode; modes: %s", modeList())
-	}
-}
-
-func modeList() string {
-	var names []string
-	for _, m := range Modes() {
-		names = append(names, string(m))
-	}
-	return strings.Join(names, ", ")
-}
-
-// LocalMode is a way of recognising the traffic of our pods, as operators
-// spell it.
-type LocalMode string
-
-// The ways of recognising our pods.
+// The ways of recognising the traffic of our pods, as operators spell them.
 const (
-	LocalModeClusterCIDR         LocalMode = "ClusterCIDR"
-	LocalModeNodeCIDR            LocalMode = "NodeCIDR"
-	LocalModeBridgeInterface     LocalMode = "BridgeInterface"
-	LocalModeInterfaceNamePrefix LocalMode = "InterfaceNamePrefix"
+	LocalModeClusterCIDR         v1alpha1.LocalMode = "ClusterCIDR" // the default
+	LocalModeNodeCIDR            v1alpha1.LocalMode = "NodeCIDR"
+	LocalModeBridgeInterface     v1alpha1.LocalMode = "BridgeInterface"
+	LocalModeInterfaceNamePrefix v1alpha1.LocalMode = "InterfaceNamePrefix"
 )
-
-// LocalModes returns all of them, the default first.
-func LocalModes() []LocalMode {
-	return []LocalMode{
-		LocalModeClusterCIDR, LocalModeNodeCIDR, LocalModeBridgeInterface, LocalModeInterfaceNamePrefix,
-	}
-}

@@ -6,7 +6,20 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
+	netutils "k8s.io/utils/net"
 )
+
+// The words that can stand where CIDRs of the node's addresses could be given.
+const (
+	Primary   = "primary"   // the node's own addresses
+	Localhost = "localhost" // loopback addresses
+	All       = "all"       // every local address
+)
+
+// None is the word that switches a server off where an address could be given.
+const None = "none"
 
 // ParseBindAddress reads an IP address. The unspecified ones and no text at
 // all are the zero Addr: nothing is overridden.
@@ -16,10 +29,10 @@ func ParseBindAddress(s string) (netip.Addr, error) {
 	}
 	a, ok := parseAddr(s)
 	switch {
+	case strings.Contains(s, "%"):
+		return netip.Addr{}, wrong("bindAddress", s, "an address with a zone cannot be a node's address")
 	case !ok:
-		return netip.Addr{}, wrong(FieldBindAddress, s, "not an IP address")
-	case a.Zone() != "":
-		return netip.Addr{}, wrong(FieldBindAddress, s, "an address with a zone cannot be a node's address")
+		return netip.Addr{}, wrong("bindAddress", s, "not an IP address")
 	case a.IsUnspecified():
 		return netip.Addr{}, nil
 	default:
@@ -27,7 +40,7 @@ func ParseBindAddress(s string) (netip.Addr, error) {
 	}
 }
 
-// ParseClusterCIDRs reads CIDRs separated by commas.
+// ParseClusterCIDRs reads CIDRs separated by commas: one, or one of each family.
 func ParseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	if strings.TrimSpace(s) == "" {
 		return nil, nil
@@ -36,9 +49,15 @@ func ParseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	for item := range strings.SplitSeq(s, ",") {
 		p, ok := parsePrefix(item)
 		if !ok {
-			return nil, wrong(FieldClusterCIDR, s, "%q is not a CIDR like 10.244.0.0/16", strings.TrimSpace(item))
+			return nil, wrong("clusterCIDR", s, "%q is not a CIDR like 10.244.0.0/16", strings.TrimSpace(item))
 		}
 		out = append(out, p)
+	}
+	switch {
+	case len(out) > 2:
+		return nil, wrong("clusterCIDR", s, "at most one CIDR of each family")
+	case len(out) == 2 && out[0].Addr().Is4() == out[1].Addr().Is4():
+		return nil, wrong("clusterCIDR", s, "two CIDRs must be one of each family")
 	}
 	return out, nil
 }
@@ -60,14 +79,14 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 		default:
 			p, ok := parsePrefix(item)
 			if !ok {
-				return NodePortAddresses{}, wrong(FieldNodePortAddresses, given,
+				return NodePortAddresses{}, wrong("nodePortAddresses", given,
 					"%q is neither a CIDR like 192.0.2.0/24 nor one of the words %s, %s and %s", item, Primary, Localhost, All)
 			}
 			out.CIDRs = append(out.CIDRs, p)
 			continue
 		}
 		if slices.Contains(list[:i], item) {
-			return NodePortAddresses{}, wrong(FieldNodePortAddresses, given, "%q is there twice", item)
+			return NodePortAddresses{}, wrong("nodePortAddresses", given, "%q is there twice", item)
 		}
 		for _, r := range ranges {
 			out.CIDRs = append(out.CIDRs, netip.MustParsePrefix(r))
@@ -80,21 +99,21 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 }
 
 // parseServer reads where a server listens: an IP, or an IP and a port.
-func parseServer(f Field, s string, port uint16) (netip.AddrPort, error) {
-	if a, ok := parseAddr(s); ok && a.Zone() == "" {
+func parseServer(field string, s string, port uint16) (netip.AddrPort, error) {
+	if a, ok := parseAddr(s); ok {
 		return netip.AddrPortFrom(a, port), nil
 	}
 	host, portText, err := net.SplitHostPort(s)
 	if err != nil {
-		return netip.AddrPort{}, wrong(f, s, "neither an IP address nor an IP address and a port, like 127.0.0.1:%d", port)
+		return netip.AddrPort{}, wrong(field, s, "neither an IP address nor an IP address and a port, like 127.0.0.1:%d", port)
 	}
 	a, ok := parseAddr(host)
-	if !ok || a.Zone() != "" {
-		return netip.AddrPort{}, wrong(f, s, "%q is not an IP address", host)
+	if !ok {
+		return netip.AddrPort{}, wrong(field, s, "%q is not an IP address", host)
 	}
 	n, err := strconv.ParseUint(portText, 10, 16)
 	if err != nil || n == 0 {
-		return netip.AddrPort{}, wrong(f, s, "the port must be from 1 to 65535")
+		return netip.AddrPort{}, wrong(field, s, "the port must be from 1 to 65535")
 	}
 	return netip.AddrPortFrom(a, uint16(n)), nil
 }
@@ -110,38 +129,35 @@ func serverString(a netip.AddrPort) string {
 // parseAddr reads an IP address. Zeros before a decimal number are dropped:
 // Kubernetes has always read them so, and never as octal.
 func parseAddr(s string) (netip.Addr, bool) {
-	a, err := netip.ParseAddr(dropZeros(s))
-	return a.Unmap(), err == nil
+	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
+	return a.Unmap(), ok
 }
 
 // parsePrefix reads a CIDR as sloppily as parseAddr; bits behind the mask are
 // dropped.
 func parsePrefix(s string) (netip.Prefix, bool) {
-	s = strings.TrimSpace(s)
-	if i := strings.LastIndexByte(s, '/'); i >= 0 {
-		s = dropZeros(s[:i]) + "/" + trimZeros(s[i+1:])
+	_, n, err := netutils.ParseCIDRSloppy(strings.TrimSpace(s))
+	if err != nil {
+		return netip.Prefix{}, false
 	}
-	p, err := netip.ParsePrefix(s)
-	return p.Masked(), err == nil && !p.Addr().Is4In6()
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(a, ones), !a.Is4In6()
 }
 
-// dropZeros rewrites the dotted part of an address.
-func dropZeros(s string) string {
-	if !strings.Contains(s, ".") {
-		return s
-	}
-	start := strings.LastIndexByte(s, ':') + 1
-	parts := strings.Split(s[start:], ".")
-	for i, p := range parts {
-		parts[i] = trimZeros(p)
-	}
-	return s[:start] + strings.Join(parts, ".")
-}
+// maxInterfaceName is the longest name the kernel gives an interface.
+const maxInterfaceName = 15
 
-// trimZeros keeps the last digit, so that a zero stays one.
-func trimZeros(s string) string {
-	for len(s) > 1 && s[0] == '0' {
-		s = s[1:]
+// checkInterface wants what a mode needs: a name that an interface can have.
+func checkInterface(field, name string, m v1alpha1.LocalMode) error {
+	switch {
+	case name == "":
+		return wrong(field, name, "needed by mode %s", m)
+	case len(name) > maxInterfaceName:
+		return wrong(field, name, "longer than the %d characters of an interface name", maxInterfaceName)
+	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '/' || r == ':' || r == 0x7f }):
+		return wrong(field, name, "not an interface name")
+	default:
+		return nil
 	}
-	return s
 }

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
+	"strings"
 
 	"sluice/internal/config"
-	"sluice/internal/dataplane/iptables"
-	"sluice/internal/dataplane/ipvs"
-	"sluice/internal/dataplane/localnet"
-	"sluice/internal/dataplane/nftables"
-	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
 
@@ -20,15 +18,25 @@ type Settings struct {
 	Families      []proxy.Family // which to serve
 
 	// Wrote is told what was written, by modes that count rules; nil: nobody is.
-	Wrote func(iptables.Written)
+	Wrote func(Written)
 
 	// CleanupFailed is told of a stale chain of nftables that could not be
 	// deleted; nil: nobody is.
 	CleanupFailed func(proxy.Family)
 }
 
+// Written is how many rules of a table are ours, and how many of them were
+// written last.
+type Written struct {
+	Family       proxy.Family
+	Table        string
+	Rules, Owned int
+}
+
 // Mode is one way of programming the kernel.
 type Mode struct {
+	Name config.ProxyMode
+
 	// Probe returns which of the families the kernel can do, changing nothing.
 	// When it can do none, the error says what is missing.
 	Probe func(context.Context, Settings) ([]proxy.Family, error)
@@ -42,6 +50,7 @@ type Mode struct {
 	Needed func(context.Context, Settings) (string, error)
 
 	// Open returns the dataplane. The kernel does nothing new before its Sync.
+	// Nil: the mode is not built yet, and has at most a Cleanup.
 	Open func(context.Context, Settings) (proxy.Dataplane, error)
 
 	// Cleanup removes the mode's rules and what kube-proxy's mode of that name
@@ -50,15 +59,42 @@ type Mode struct {
 	Cleanup func(ctx context.Context, open proxy.Dataplane) ([]string, error)
 }
 
-// Of returns a mode that is built.
-func Of(m config.ProxyMode) (Mode, error) {
-	switch m {
-	case config.NFTables:
-		return nftablesMode(), nil
-	case config.IPTables:
-		return iptablesMode(), nil
+// Modes returns the modes that are built for this system, the best first.
+func Modes() []Mode {
+	return slices.DeleteFunc(table(), func(m Mode) bool { return m.Open == nil })
+}
+
+// Names returns the names of the modes that are built.
+func Names(between string) string {
+	var names []string
+	for _, m := range Modes() {
+		names = append(names, string(m.Name))
+	}
+	return strings.Join(names, between)
+}
+
+// Default returns the name of the best mode; "" if this system has none.
+func Default() config.ProxyMode {
+	for _, m := range Modes() {
+		return m.Name
+	}
+	return ""
+}
+
+// Of returns a mode that is built. The error says why there is none of that
+// name.
+func Of(name config.ProxyMode) (Mode, error) {
+	all := table()
+	i := slices.IndexFunc(all, func(m Mode) bool { return m.Name == name })
+	switch {
+	case len(all) == 0:
+		return Mode{}, fmt.Errorf("no proxy mode is built for %s yet", runtime.GOOS)
+	case i < 0:
+		return Mode{}, fmt.Errorf("no such mode; modes: %s", Names(", "))
+	case all[i].Open == nil:
+		return Mode{}, fmt.Errorf("mode %s is not built yet; modes: %s", name, Names(", "))
 	default:
-		return Mode{}, fmt.Errorf("open proxy mode %q: %w", m, m.Check())
+		return all[i], nil
 	}
 }
 
@@ -66,87 +102,12 @@ func Of(m config.ProxyMode) (Mode, error) {
 // left, but for what an open dataplane has made its own, if there is one, and
 // returns what it removed. What cannot be removed is no reason to leave the rest.
 func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err error) {
-	// The sets of the ipvs mode go after the chains that refer to them.
-	for _, m := range []Mode{nftablesMode(), iptablesMode(), {Cleanup: cleanupIPVS}} {
+	for _, m := range table() {
+		if m.Cleanup == nil {
+			continue
+		}
 		done, failed := m.Cleanup(ctx, open)
 		removed, err = append(removed, done...), errors.Join(err, failed)
 	}
 	return removed, err
-}
-
-// keepsLoopback reports whether an open dataplane looks after the setting that
-// opens loopback.
-func keepsLoopback(open proxy.Dataplane) bool {
-	d, ok := open.(interface{ KeepsLoopback() bool })
-	return ok && d.KeepsLoopback()
-}
-
-func cleanupIPVS(ctx context.Context, _ proxy.Dataplane) ([]string, error) { return ipvs.Cleanup(ctx) }
-
-func nftablesMode() Mode {
-	settings := func(s Settings) nftables.Settings {
-		return nftables.Settings{
-			MarkBit: s.MasqueradeBit, Families: s.Families, CleanupFailed: s.CleanupFailed,
-			Others: func(ctx context.Context) (localnet.Traces, error) { return iptables.Traces(ctx, 0) },
-		}
-	}
-	return Mode{
-		Probe: func(ctx context.Context, s Settings) ([]proxy.Family, error) {
-			return nftables.Probe(ctx, settings(s))
-		},
-		Prepare: func(ctx context.Context, s Settings, opens bool) error {
-			return nftables.Prepare(ctx, settings(s), opens)
-		},
-		Open: func(ctx context.Context, s Settings) (proxy.Dataplane, error) {
-			// The concrete pointer must not become a non-nil interface on an error.
-			d, err := nftables.Open(ctx, settings(s))
-			if err != nil {
-				return nil, err
-			}
-			return d, nil
-		},
-		Cleanup: func(ctx context.Context, open proxy.Dataplane) ([]string, error) {
-			_, own := open.(*nftables.Dataplane)
-			return nftables.Cleanup(ctx, nftables.Keep{Tables: own, Loopback: keepsLoopback(open)})
-		},
-	}
-}
-
-func iptablesMode() Mode {
-	settings := func(s Settings) iptables.Settings {
-		return iptables.Settings{MarkBit: s.MasqueradeBit, Families: s.Families, Wrote: s.Wrote, Others: besideIPTables}
-	}
-	return Mode{
-		Probe: func(ctx context.Context, s Settings) ([]proxy.Family, error) {
-			return iptables.Probe(ctx, settings(s))
-		},
-		Prepare: func(ctx context.Context, s Settings, opens bool) error {
-			return iptables.Prepare(ctx, settings(s), opens)
-		},
-		Needed: func(ctx context.Context, s Settings) (string, error) {
-			return iptables.Needed(ctx, settings(s))
-		},
-		Open: func(ctx context.Context, s Settings) (proxy.Dataplane, error) {
-			d, err := iptables.Open(ctx, settings(s))
-			if err != nil {
-				return nil, err
-			}
-			return d, nil
-		},
-		Cleanup: func(ctx context.Context, open proxy.Dataplane) ([]string, error) {
-			keep := iptables.Keep{Loopback: keepsLoopback(open)}
-			if own, ok := open.(*iptables.Dataplane); ok {
-				keep.Variant = own.Variant()
-			}
-			return iptables.Cleanup(ctx, keep)
-		},
-	}
-}
-
-// besideIPTables returns what others than the iptables mode in one variant left
-// that tells who opened loopback.
-func besideIPTables(ctx context.Context, own ipt.Variant) (localnet.Traces, error) {
-	tables, err := nftables.Traces(ctx)
-	rules, failed := iptables.Traces(ctx, own)
-	return tables.And(rules), errors.Join(err, failed)
 }

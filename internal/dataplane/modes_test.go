@@ -6,15 +6,10 @@ import (
 	"sluice/internal/config"
 )
 
-func TestEveryBuiltModeIsInTheTable(t *testing.T) {
-	for _, m := range config.Modes() {
-		mode, err := Of(m)
-		if err != nil {
-			t.Errorf("mode %s: %v", m, err)
-			continue
-		}
-		if mode.Probe == nil || mode.Prepare == nil || mode.Open == nil || mode.Cleanup == nil {
-			t.Errorf("mode %s is not whole: %+v", m, mode)
+func TestModesAreWhole(t *testing.T) {
+	for _, m := range Modes() {
+		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Cleanup == nil {
+			t.Errorf("mode %q is not whole: %+v", m.Name, m)
 		}
 	}
 }
@@ -24,8 +19,11 @@ func TestOtherModesAreNamed(t *testing.T) {
 		mode config.ProxyMode
 		want string
 	}{
-		{config.IPVS, `open proxy mode "ipvs": mode ipvs is not built yet; modes: nftables, iptables`},
-		{"foo", `open proxy mode "foo": no such mode; modes: nftables, iptables`},
+		{config.IPVS, `mode ipvs is not built yet; modes: nftables, iptables`},
+		{config.Userspace, `mode userspace is not built yet; modes: nftables, iptables`},
+		{"kernelspace", `no such mode; modes: nftables, iptables`},
+		{"NFTables", `no such mode; modes: nftables, iptables`},
+		{"foo", `no such mode; modes: nftables, iptables`},
 	}
 	for _, tt := range tests {
 		if _, err := Of(tt.mode); err == nil || err.Error() != tt.want {

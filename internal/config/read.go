@@ -1,0 +1,277 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// Configuration fills in every default. The mode is that of an operator who
+// has asked for none; whether there is such a mode is not checked. The error
+// joins a [*FieldError] for each wrong field.
+func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
+	r := reading{Input: in, o: in.Object.DeepCopy()}
+	r.c = Configuration{Object: r.o, Mode: cmp.Or(in.Mode(), unset), given: in.Given}
+	defaults := Defaults()
+	for field := range flatten(defaults) {
+		// An empty text says nothing, even in a flag.
+		v := At(r.o, field)
+		if v.IsZero() && (v.Kind() == reflect.String || !in.Given[field]) && !strings.HasPrefix(field, "logging.") {
+			v.Set(At(defaults, field))
+		}
+	}
+	logsapi.SetRecommendedLoggingConfiguration(&r.o.Logging)
+	r.bounds()
+	r.gates()
+	r.addresses()
+	r.detectLocal()
+	r.nodePorts()
+	r.sections()
+	r.ipvs()
+	return r.c, errors.Join(r.errs...)
+}
+
+// reading is an Input on its way to a Configuration.
+type reading struct {
+	Input                                  // as it was said
+	o     *v1alpha1.KubeProxyConfiguration // with the defaults
+	c     Configuration
+	errs  []error
+}
+
+func (r *reading) wrong(field string, value any, format string, args ...any) {
+	r.errs = append(r.errs, wrong(field, value, format, args...))
+}
+
+func (r *reading) refuse(err error) {
+	if err != nil {
+		r.errs = append(r.errs, err)
+	}
+}
+
+// said reports whether an operator has said anything about a field.
+func (r *reading) said(field string) bool { return r.Given[field] || !At(&r.Object, field).IsZero() }
+
+// bound is what a number or a time may be.
+type bound struct {
+	field    string
+	min, max int64
+}
+
+// anyMore is no upper bound.
+const anyMore = math.MaxInt64
+
+// numbers are the fields that have bounds.
+var numbers = []bound{
+	{"clientConnection.burst", 0, anyMore},
+	{"configSyncPeriod", 1, anyMore},
+	{"oomScoreAdj", -1000, 1000},
+	{"iptables.masqueradeBit", 0, 31},
+	{"nftables.masqueradeBit", 0, 31},
+	{"ipvs.tcpTimeout", 0, anyMore},
+	{"ipvs.tcpFinTimeout", 0, anyMore},
+	{"ipvs.udpTimeout", 0, anyMore},
+	{"conntrack.maxPerCore", 0, anyMore},
+	{"conntrack.min", 0, anyMore},
+	{"conntrack.tcpEstablishedTimeout", 0, anyMore},
+	{"conntrack.tcpCloseWaitTimeout", 0, anyMore},
+	{"conntrack.udpTimeout", 0, anyMore},
+	{"conntrack.udpStreamTimeout", 0, anyMore},
+}
+
+// bounds checks what needs no reading.
+func (r *reading) bounds() {
+	if name := r.o.HostnameOverride; name != "" && strings.TrimSpace(name) == "" {
+		r.wrong("hostnameOverride", name, "a node name cannot be blank")
+	}
+	if qps := float64(r.o.ClientConnection.QPS); math.IsNaN(qps) || math.IsInf(qps, 0) {
+		r.wrong("clientConnection.qps", qps, "not a number")
+	}
+	for _, b := range numbers {
+		if strings.HasPrefix(b.field, "nftables.") && r.c.Mode != NFTables {
+			continue // nobody reads it
+		}
+		v := reflect.Indirect(At(r.o, b.field))
+		if v.Kind() == reflect.Struct {
+			v = v.Field(0) // of a metav1.Duration
+		}
+		if n := v.Int(); n < b.min || n > b.max {
+			r.wrong(b.field, v, "%s", b)
+		}
+	}
+	if v := r.o.ShowHiddenMetricsForVersion; v != "" && v != previousMinor && v != minorBefore {
+		r.wrong("showHiddenMetricsForVersion", v, "must be %s, the minor version before this one, or nothing", previousMinor)
+	}
+}
+
+// String says what is wrong with a value that is out of bounds.
+func (b bound) String() string {
+	switch {
+	case b.max != anyMore:
+		return fmt.Sprintf("must be from %d to %d", b.min, b.max)
+	case b.min == 0:
+		return "must not be negative"
+	default:
+		return "must be more than 0"
+	}
+}
+
+// addresses reads where to listen.
+func (r *reading) addresses() {
+	var err error
+	r.c.BindAddress, err = ParseBindAddress(r.o.BindAddress)
+	r.refuse(err)
+	every, loopback := netip.IPv4Unspecified(), netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	// The flags' defaults are those of their help text whatever other flags say.
+	if ip, ok := parseAddr(r.o.BindAddress); ok && !ip.Is4() && !r.Flags {
+		every, loopback = netip.IPv6Unspecified(), netip.IPv6Loopback()
+	}
+	server := func(field string, text *string, unset netip.AddrPort) netip.AddrPort {
+		a := unset
+		switch {
+		case *text == None || *text == "" && r.Given[field]:
+			a = netip.AddrPort{}
+		case *text != "":
+			a, err = parseServer(field, *text, unset.Port())
+			r.refuse(err)
+		}
+		*text = serverString(a)
+		return a
+	}
+	r.c.HealthzBindAddress = server("healthzBindAddress", &r.o.HealthzBindAddress, netip.AddrPortFrom(every, HealthzPort))
+	r.c.MetricsBindAddress = server("metricsBindAddress", &r.o.MetricsBindAddress, netip.AddrPortFrom(loopback, MetricsPort))
+	if a := r.c.MetricsBindAddress; a.IsValid() && a == r.c.HealthzBindAddress {
+		r.wrong("metricsBindAddress", a, "is the health server's address already")
+	}
+}
+
+// detectLocal reads how our pods are recognised.
+func (r *reading) detectLocal() {
+	cidrs, err := ParseClusterCIDRs(r.o.ClusterCIDR)
+	switch m := r.o.DetectLocalMode; m {
+	case LocalModeClusterCIDR:
+		r.refuse(err)
+	case LocalModeNodeCIDR:
+	case LocalModeBridgeInterface:
+		r.refuse(checkInterface("detectLocal.bridgeInterface", r.o.DetectLocal.BridgeInterface, m))
+	case LocalModeInterfaceNamePrefix:
+		r.refuse(checkInterface("detectLocal.interfaceNamePrefix", r.o.DetectLocal.InterfaceNamePrefix, m))
+	default:
+		r.wrong("detectLocalMode", m, "no such mode; modes: %s, %s, %s, %s", LocalModeClusterCIDR, LocalModeNodeCIDR,
+			LocalModeBridgeInterface, LocalModeInterfaceNamePrefix)
+	}
+	// In the other modes nobody reads the ranges, so they may be nonsense.
+	if err == nil {
+		r.c.ClusterCIDRs = cidrs
+	}
+}
+
+// nodePorts reads which addresses take NodePorts. An operator who left the mode
+// open has them where kube-proxy's default, iptables, does.
+func (r *reading) nodePorts() {
+	named := r.Mode() == NFTables
+	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !named
+	if len(r.o.NodePortAddresses) == 0 {
+		if named {
+			r.c.NodePortAddresses.Primary, r.o.NodePortAddresses = true, []string{Primary}
+		}
+		return
+	}
+	var err error
+	r.c.NodePortAddresses, err = ParseNodePortAddresses(r.o.NodePortAddresses)
+	r.refuse(err)
+	// Where nftables was named, loopback must be, too.
+	if named && r.c.gates != nil {
+		r.c.LocalhostNodePorts = r.c.Gate(GateLocalhostNodePorts) &&
+			slices.ContainsFunc(r.c.NodePortAddresses.CIDRs, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+	}
+}
+
+// section returns the section that a field of the mode in force is read from.
+// Only the section nftables counts when a file names the mode. An operator who
+// left the mode open wrote for iptables, kube-proxy's default, and means that in
+// nftables too; and so do flags.
+func (r *reading) section(field string) string {
+	if r.c.Mode == NFTables && (r.Mode() == NFTables && !r.Flags || !r.said("iptables."+field)) {
+		return "nftables."
+	}
+	return "iptables."
+}
+
+// sections reads what each mode has a section for, and writes it into that of
+// the mode in force, the periods into no other. A mode that was left open stays
+// so in the object, since NodePorts depend on that too.
+func (r *reading) sections() {
+	r.periods()
+	every, least := metav1.Duration{Duration: r.c.SyncPeriod}, metav1.Duration{Duration: r.c.MinSyncPeriod}
+	bit := reflect.Indirect(At(r.o, r.section("masqueradeBit")+"masqueradeBit")).Int()
+	r.c.MasqueradeBit = int(bit)
+	r.c.MasqueradeAll = At(r.o, r.section("masqueradeAll")+"masqueradeAll").Bool()
+	ipt, ipvs, nft := &r.o.IPTables, &r.o.IPVS, &r.o.NFTables
+	var none metav1.Duration
+	ipt.SyncPeriod, ipt.MinSyncPeriod, nft.SyncPeriod, nft.MinSyncPeriod = none, none, none, none
+	ipvs.SyncPeriod, ipvs.MinSyncPeriod = none, none
+	switch r.c.Mode {
+	case NFTables:
+		nft.SyncPeriod, nft.MinSyncPeriod = every, least
+		nft.MasqueradeBit, nft.MasqueradeAll = new(int32(bit)), r.c.MasqueradeAll
+		if r.o.Mode == "" {
+			ipt.MasqueradeBit = new(int32(bit)) // it comes first then
+		}
+	case IPVS:
+		ipvs.SyncPeriod, ipvs.MinSyncPeriod = every, least
+	default:
+		ipt.SyncPeriod, ipt.MinSyncPeriod = every, least
+	}
+}
+
+// periods reads the spacing of syncs.
+func (r *reading) periods() {
+	every, least := r.section("syncPeriod")+"syncPeriod", r.section("minSyncPeriod")+"minSyncPeriod"
+	r.c.SyncPeriod = usualSyncPeriod
+	switch r.c.Mode {
+	case NFTables:
+		r.c.SyncPeriod = nftablesSyncPeriod
+	case IPVS:
+		every, least = "ipvs.syncPeriod", "ipvs.minSyncPeriod"
+		if r.Flags {
+			r.c.MinSyncPeriod = time.Second
+		}
+	}
+	for field, period := range map[string]*time.Duration{every: &r.c.SyncPeriod, least: &r.c.MinSyncPeriod} {
+		if r.said(field) {
+			*period = At(&r.Object, field).Interface().(metav1.Duration).Duration
+		}
+	}
+	if r.c.SyncPeriod <= 0 {
+		r.wrong(every, r.c.SyncPeriod, "must be more than 0")
+	}
+	switch {
+	case r.c.MinSyncPeriod < 0:
+		r.wrong(least, r.c.MinSyncPeriod, "must not be negative")
+	case r.c.SyncPeriod > 0 && r.c.MinSyncPeriod > r.c.SyncPeriod:
+		r.wrong(least, r.c.MinSyncPeriod, "must not be more than %s %v", every, r.c.SyncPeriod)
+	}
+}
+
+// ipvs reads what is mode ipvs's own.
+func (r *reading) ipvs() {
+	if r.c.Mode != IPVS {
+		return
+	}
+	for _, item := range r.o.IPVS.ExcludeCIDRs {
+		if _, ok := parsePrefix(item); !ok {
+			r.wrong("ipvs.excludeCIDRs", item, "not a CIDR like 192.0.2.0/24")
+		}
+	}
+}

@@ -1,0 +1,6 @@
+//go:build !linux
+
+package dataplane
+
+// table lists the modes of this system: none yet.
+func table() []Mode { return nil }
