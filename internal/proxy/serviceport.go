@@ -170,6 +170,12 @@ func (sp *ServicePort) Policy(k Kind, n *Node) Policy {
 	return p
 }
 
+// CommonPolicy is the Policy that all rows of a family have in common which take
+// one list for external traffic: whom it masquerades.
+func CommonPolicy(f Family, k Kind, external Scope, n *Node) Policy {
+	return (&ServicePort{Key: PortKey{Family: f}, External: external}).Policy(k, n)
+}
+
 func (sp *ServicePort) route(k Kind, from Origin, n *Node) Route {
 	var r Route
 	switch {

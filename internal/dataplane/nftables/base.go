@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -13,7 +14,21 @@ import (
 // chain is a chain with its rules.
 type chain struct {
 	nft.Chain
-	rules []*nft.Rule
+	t        *table
+	rules    []*nft.Rule
+	asListed []nft.ListedRule // nil: not known yet
+	rank     int              // when it is written
+	class    class            // whose it is, if it is a class's own
+}
+
+// listed returns the chain's rules as a listing has them.
+func (c *chain) listed() []nft.ListedRule {
+	if c.asListed == nil {
+		for _, r := range c.rules {
+			c.asListed = append(c.asListed, r.Listed(c.t.Table.Family))
+		}
+	}
+	return c.asListed
 }
 
 // Names of the constant chains.
@@ -41,8 +56,8 @@ const (
 
 // constant returns the chains that do not depend on rows: those that are
 // reached by jumps, and the base chains, which make the others live.
-func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) (inner, base []*chain) {
-	inner = []*chain{
+func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) []*chain {
+	all := []*chain{
 		t.servicesChain(n),
 		t.externalChain(external, externalLocal, &t.addresses),
 		t.externalLocalChain(externalLocal, &t.addresses, n),
@@ -59,14 +74,18 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Gua
 		t.sourceRangesChain(),
 		t.chain(refuse, t.rule().reject().comment("refused at once")),
 	}
-	inner = append(inner, t.choices()...)
-	base = t.hooks()
+	return append(append(all, t.choices()...), t.guardedHooks(guard)...)
+}
+
+// guardedHooks returns the base chains, with the guard.
+func (t *table) guardedHooks(guard localnet.Guard) []*chain {
+	base := t.hooks()
 	base[0].rules = append(t.guard(guard), base[0].rules...) // firewall-prerouting
-	return inner, base
+	return base
 }
 
 func (t *table) chain(name string, rules ...*nft.Rule) *chain {
-	return &chain{Chain: nft.Chain{Name: name}, rules: rules}
+	return &chain{Chain: nft.Chain{Name: name}, t: t, rules: rules, rank: rankConstant}
 }
 
 // hooks returns the base chains.
@@ -105,13 +124,26 @@ func (t *table) hooks() []*chain {
 
 func (t *table) servicesChain(n *proxy.Node) *chain {
 	c := t.chain(services)
-	if n.MasqueradeAll || n.LocalPods.Detects(t.family) {
+	if p := t.clusterIPPolicy(n); slices.ContainsFunc(p[:], masquerades) {
 		c.rules = append(c.rules, t.rule().load(false).in(t.clusterIPs).jump(markClusterIP).comment("ClusterIPs hide clients that are not our pods"))
 	}
 	c.rules = append(c.rules, t.dispatch(&t.addresses, external)...)
 	c.rules = append(c.rules, t.rule().goTo(nodePorts).comment("by NodePort"))
 	return c
 }
+
+// clusterIPPolicy and splitPolicy are what the table of policy says of masquerading
+// for every row alike: of ClusterIPs, and of frontends whose clients from
+// elsewhere take another list.
+func (t *table) clusterIPPolicy(n *proxy.Node) proxy.Policy {
+	return proxy.CommonPolicy(t.family, proxy.ClusterIP, proxy.ScopeCluster, n)
+}
+
+func (t *table) splitPolicy(n *proxy.Node) proxy.Policy {
+	return proxy.CommonPolicy(t.family, proxy.LoadBalancer, proxy.ScopeLocal, n)
+}
+
+func masquerades(r proxy.Route) bool { return r.Masquerade }
 
 // dispatch returns the rules that send a packet to its frontend's endpoints.
 func (t *table) dispatch(m *frontendMaps, external string) []*nft.Rule {
@@ -154,13 +186,14 @@ func (t *table) noEndpointsChain(name string, m *frontendMaps) *chain {
 }
 
 // nodePortChain sends packets to the node addresses that take NodePorts to
-// another chain. Loopback does only if the node says so, that of IPv6 never.
+// another chain.
 func (t *table) nodePortChain(name, to string, n *proxy.Node) *chain {
 	c := t.chain(name)
-	if t.family == proxy.IPv6 || !n.LocalhostNodePorts {
-		c.rules = append(c.rules, t.rule().within(false, loopback(t.family)).back().comment("loopback takes no NodePorts"))
+	within, except := n.NodePortAddresses(t.family)
+	for _, p := range except {
+		c.rules = append(c.rules, t.rule().within(false, p).back().comment("loopback takes no NodePorts"))
 	}
-	for _, p := range proxy.PrefixesOf(n.NodePorts, t.family) {
+	for _, p := range within {
 		c.rules = append(c.rules,
 			t.rule().within(false, p).local(false).goTo(to).comment("node addresses that take NodePorts"))
 	}
@@ -168,17 +201,22 @@ func (t *table) nodePortChain(name, to string, n *proxy.Node) *chain {
 }
 
 func (t *table) markClusterIPChain(n *proxy.Node) *chain {
-	c := t.chain(markClusterIP)
-	if !n.MasqueradeAll {
-		c.rules = t.ourPods(n, (*rule).back)
-	}
-	c.rules = append(c.rules, t.rule().setMark(true).comment("masquerade"))
-	return c
+	return t.markChain(markClusterIP, t.clusterIPPolicy(n), n, "masquerade")
 }
 
+// markNodeChain is for those that are not from elsewhere.
 func (t *table) markNodeChain(n *proxy.Node) *chain {
-	c := t.chain(markNode, t.ourPods(n, (*rule).back)...)
-	c.rules = append(c.rules, t.rule().setMark(true).comment("masquerade the node"))
+	return t.markChain(markNode, t.splitPolicy(n), n, "masquerade the node")
+}
+
+// markChain marks the packets of the origins that a policy masquerades, where
+// the node is one of them if anyone is.
+func (t *table) markChain(name string, p proxy.Policy, n *proxy.Node, text string) *chain {
+	c := t.chain(name)
+	if !p[proxy.OurPod].Masquerade {
+		c.rules = t.ourPods(n, (*rule).back)
+	}
+	c.rules = append(c.rules, t.rule().setMark(true).comment(text))
 	return c
 }
 

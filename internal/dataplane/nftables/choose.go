@@ -31,6 +31,7 @@ func (t *table) classChains(c class) []*chain {
 		return nil
 	}
 	own := t.chain(c.chain())
+	own.class, own.rank = c, rankClass
 	if c.masquerade {
 		own.rules = append(own.rules, t.rule().setMark(true).comment("masquerade"))
 	}
@@ -57,7 +58,9 @@ func (t *table) rememberChain(c class) *chain {
 		name += "-large"
 	}
 	h := half(c.large)
-	return t.chain(name, t.rule().priorityIsID(h).remember(t.affinity, ^(h-1), c.timeout).comment("the client's endpoint"))
+	out := t.chain(name, t.rule().priorityIsID(h).remember(t.affinity, ^(h-1), c.timeout).comment("the client's endpoint"))
+	out.rank = rankRemember
+	return out
 }
 
 // choices returns the constant chains that choose.
@@ -129,15 +132,4 @@ func (t *table) chosenChain(c class) *chain {
 		t.rule().jump(m.dnat).comment("the endpoint that was chosen"),
 		t.rule().slotToPriority(1, firstSlot(c.scope)).
 			frontend(m).priority().priorityBy(m.ids).goTo(m.dnat).comment(overtaken))
-}
-
-// remembers reports whether another class that is written has the same chain that
-// remembers.
-func (cs *classes) remembers(c class) bool {
-	for other := range cs.written {
-		if other != c && other.timeout == c.timeout && other.large == c.large {
-			return true
-		}
-	}
-	return false
 }

@@ -53,30 +53,27 @@ func (c class) chain() string {
 	return name
 }
 
-// verdict returns where packets of the class go.
-func (c class) verdict() nft.Verdict {
+// leadsTo returns the chain where packets of the class go; empty: nowhere.
+func (c class) leadsTo() string {
 	if c.count == 0 {
-		return nft.Verdict{Code: nft.Accept}
+		return ""
 	}
-	return nft.Verdict{Code: nft.Goto, Chain: c.chain()}
+	return c.chain()
 }
 
-// classes are the classes of a table: their numbers, and how many elements
-// lead to each.
+// classes are the classes of a table and their numbers.
 type classes struct {
 	numbers map[class]uint32
 	taken   map[uint32]bool // the numbers that classes have, or had in a former process
-	uses    map[class]int
-	written map[class]bool
-	unused  map[class]time.Time // written, and since when nothing leads to it
 	next    uint32
-	found   map[nft.Verdict]uint32 // numbers that a former process gave
+	found   map[string]uint32  // numbers that a former process gave, by chain
+	objects map[class][]object // of those with a number
 }
 
 func newClasses() *classes {
 	return &classes{
-		numbers: map[class]uint32{}, taken: map[uint32]bool{}, uses: map[class]int{}, written: map[class]bool{},
-		unused: map[class]time.Time{}, next: firstClass, found: map[nft.Verdict]uint32{},
+		numbers: map[class]uint32{}, taken: map[uint32]bool{}, next: firstClass,
+		found: map[string]uint32{}, objects: map[class][]object{},
 	}
 }
 
@@ -86,8 +83,8 @@ func (cs *classes) recover(e nft.Element) {
 	if !ok || n < firstClass || n >= slots {
 		return
 	}
-	if _, known := cs.found[e.Verdict]; !known {
-		cs.found[e.Verdict], cs.taken[n] = n, true
+	if _, known := cs.found[e.Verdict.Chain]; !known {
+		cs.found[e.Verdict.Chain], cs.taken[n] = n, true
 	}
 	if n >= cs.next {
 		cs.next = after(n)
@@ -100,7 +97,7 @@ func (cs *classes) number(c class) uint32 {
 	if n, ok := cs.numbers[c]; ok {
 		return n
 	}
-	n, ok := cs.found[c.verdict()]
+	n, ok := cs.found[c.leadsTo()]
 	for !ok {
 		n, cs.next = cs.next, after(cs.next)
 		ok = !cs.taken[n]
@@ -118,47 +115,34 @@ func after(n uint32) uint32 {
 	return firstClass
 }
 
-// element returns the element that leads from a class's number to its chain.
-func (cs *classes) element(c class) nft.Element {
-	return nft.Element{Key: string(hostWord(cs.number(c))), Verdict: c.verdict()}
-}
-
-// use changes how many elements lead to a class.
-func (cs *classes) use(c class, by int) {
-	if cs.uses[c] += by; cs.uses[c] > 0 {
-		delete(cs.unused, c)
-		return
-	}
-	delete(cs.uses, c)
-	cs.unused[c] = time.Now()
-}
-
 // forget drops a class that the kernel does not have any more.
 func (cs *classes) forget(c class) {
-	delete(cs.found, c.verdict())
+	delete(cs.found, c.leadsTo())
 	delete(cs.taken, cs.numbers[c])
 	delete(cs.numbers, c)
-	delete(cs.written, c)
-	delete(cs.unused, c)
+	delete(cs.objects, c)
 }
 
-// Classes that nothing leads to are kept: a Service whose endpoints come and go
-// will need them again. Above maxUnused, those go to which nothing led for
-// unusedTime, which is far longer than a packet takes from the number to the chain.
-const (
-	maxUnused  = 128
-	unusedTime = time.Minute
-)
+// classElement is what leads from a class's number to its chain.
+func (t *table) classElement(c class) id {
+	return id{anElement, t, t.classSet, string(hostWord(t.classes.number(c)))}
+}
 
-// excess returns the classes that shall go.
-func (cs *classes) excess() (out []class) {
-	if len(cs.unused) <= maxUnused {
-		return nil
+// classObjects returns what makes a class: the element that its number leads to,
+// and chains.
+func (t *table) classObjects(c class) []object {
+	if have := t.classes.objects[c]; have != nil {
+		return have
 	}
-	for c, since := range cs.unused {
-		if time.Since(since) >= unusedTime {
-			out = append(out, c)
-		}
+	chains := t.classChains(c)
+	own := &chain{class: c}
+	if len(chains) > 0 {
+		own = chains[0]
 	}
+	out := []object{{t.classElement(c), value{c.leadsTo(), own}}}
+	for _, made := range chains {
+		out = append(out, object{id{kind: aChain, t: t, key: made.Name}, value{chain: made}})
+	}
+	t.classes.objects[c] = out
 	return out
 }

@@ -3,6 +3,7 @@ package nftables
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -33,7 +34,8 @@ func (a *attempts) Commit(ctx context.Context, b *nft.Batch) error {
 // batch, and none is refused, for which the kernel takes its time.
 func TestCostOfFlapping(t *testing.T) {
 	ctx := context.Background()
-	conn := &attempts{Interface: nfttest.NewFake()}
+	fake := nfttest.NewFake()
+	conn := &attempts{Interface: fake}
 	d := New(conn, Settings{MarkBit: 14})
 	a, b := plainRow(0, 3, 0), plainRow(0, 2, 0)
 	s := plainState(0)
@@ -42,7 +44,7 @@ func TestCostOfFlapping(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.n = 0
-	const changes = 10 * maxUnused
+	const changes = 10 * maxIdle
 	for range changes {
 		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: a, New: b}}}); err != nil {
 			t.Fatal(err)
@@ -52,8 +54,12 @@ func TestCostOfFlapping(t *testing.T) {
 	if conn.n != changes {
 		t.Errorf("%d changes took %d batches", changes, conn.n)
 	}
-	if n := len(d.tables[0].classes.unused); n > maxUnused+1 {
-		t.Errorf("%d classes are noted as unused; want at most %d", n, maxUnused+1)
+	l, err := fake.List(ctx, d.tables[0].Table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, constant := len(l.Chains), len(d.tables[0].constant(s.Node, nil, d.guard)); n != constant+2 {
+		t.Errorf("%d chains; want %d constant ones and two of classes", n, constant)
 	}
 }
 
@@ -62,7 +68,8 @@ type silent struct{ nft.Interface }
 
 func (s silent) Commit(ctx context.Context, b *nft.Batch) error {
 	err := s.Interface.Commit(ctx, b)
-	if len(b.Ops) == 1 && b.Ops[0].Kind == nft.DeleteElement {
+	deletes := func(op nft.Op) bool { return op.Kind == nft.DeleteElement && op.Set.Verdicts }
+	if slices.ContainsFunc(b.Ops, deletes) {
 		return fmt.Errorf("read answers: %w: %w", nft.ErrUncertain, unix.ENOBUFS)
 	}
 	return err
@@ -78,9 +85,9 @@ func TestLostAnswerLosesNoClass(t *testing.T) {
 		t.Fatal(err)
 	}
 	var last *proxy.ServicePort
-	for n := range 3 * maxUnused {
+	for n := range 3 * maxIdle {
 		sp := plainRow(0, 2, 0)
-		sp.Affinity = time.Duration(n%(2*maxUnused)+1) * time.Second
+		sp.Affinity = time.Duration(n%(2*maxIdle)+1) * time.Second
 		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: sp}}}); err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +111,7 @@ func TestLostAnswerLosesNoClass(t *testing.T) {
 func TestClassNumbersBeginAnew(t *testing.T) {
 	cs := newClasses()
 	for i, n := range []uint32{firstClass, slots - 2, slots, scratchBit, 7} {
-		cs.recover(nft.Element{Key: string(hostWord(n)), Verdict: class{count: i + 1}.verdict()})
+		cs.recover(nft.Element{Key: string(hostWord(n)), Verdict: nft.Verdict{Code: nft.Goto, Chain: class{count: i + 1}.chain()}})
 	}
 	given := map[uint32]class{}
 	for i := range 1000 {

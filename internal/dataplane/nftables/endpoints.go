@@ -16,18 +16,18 @@ type listChange struct {
 
 // changeEndpoints gives the difference between the endpoints of two forms of a
 // row. They have the same block of ids, or none; either may be empty.
-func (t *table) changeEndpoints(was, is *form, out output) {
+func (t *table) changeEndpoints(was, is *form, out *changes) {
 	for _, scope := range scopes {
 		l := compareLists(was.list(scope), is.list(scope))
 		l.scope = scope
 		t.changeHairpins(&l, was, is, out)
 		switch {
 		case was.block != nil:
-			l.changeIDs(was.block, was, is, out)
+			l.changeIDs(t, was.block, was, is, out)
 		case is.block != nil:
-			l.changeIDs(is.block, was, is, out)
+			l.changeIDs(t, is.block, was, is, out)
 		default:
-			l.changeSlots(was, is, out, func(f *front, e *proxy.Endpoint) (*nft.Set, string) {
+			l.changeSlots(t, was, is, out, func(f *front, e *proxy.Endpoint) (*nft.Set, string) {
 				return f.maps.endpoints, endpointData(e.Addr)
 			})
 		}
@@ -68,13 +68,13 @@ func (l *listChange) moved(f func(slot int, old, cur *proxy.Endpoint)) {
 	}
 }
 
-func (t *table) changeHairpins(l *listChange, was, is *form, out output) {
+func (t *table) changeHairpins(l *listChange, was, is *form, out *changes) {
 	for _, i := range l.slots {
 		if i < len(l.old) && l.old[i].MayHairpin() {
-			out.remove(t.hairpins, nft.Element{Key: hairpinKey(was.sp.Key.Protocol, l.old[i].Addr)})
+			out.Remove(id{anElement, t, t.hairpins, hairpinKey(was.sp.Key.Protocol, l.old[i].Addr)}, value{})
 		}
 		if i < len(l.cur) && l.cur[i].MayHairpin() {
-			out.add(t.hairpins, nft.Element{Key: hairpinKey(is.sp.Key.Protocol, l.cur[i].Addr)})
+			out.Add(id{anElement, t, t.hairpins, hairpinKey(is.sp.Key.Protocol, l.cur[i].Addr)}, value{})
 		}
 	}
 }
@@ -102,15 +102,13 @@ func (l *listChange) pairs(was, is *form, goes, comes, stays func(*front)) {
 }
 
 // changeSlots gives what each slot of the list has under each frontend.
-func (l *listChange) changeSlots(was, is *form, out output, of func(*front, *proxy.Endpoint) (*nft.Set, string)) {
-	remove := func(f *front, i int, e *proxy.Endpoint) {
+func (l *listChange) changeSlots(t *table, was, is *form, out *changes, of func(*front, *proxy.Endpoint) (*nft.Set, string)) {
+	put := func(to func(id, value), f *front, i int, e *proxy.Endpoint) {
 		set, data := of(f, e)
-		out.remove(set, nft.Element{Key: f.slot(l.scope, i), Data: data})
+		to(id{anElement, t, set, f.slot(l.scope, i)}, value{data: data})
 	}
-	add := func(f *front, i int, e *proxy.Endpoint) {
-		set, data := of(f, e)
-		out.add(set, nft.Element{Key: f.slot(l.scope, i), Data: data})
-	}
+	remove := func(f *front, i int, e *proxy.Endpoint) { put(out.Remove, f, i, e) }
+	add := func(f *front, i int, e *proxy.Endpoint) { put(out.Add, f, i, e) }
 	l.pairs(was, is, func(f *front) {
 		for i := range l.old {
 			remove(f, i, &l.old[i])
@@ -138,33 +136,37 @@ func (f *front) slot(scope proxy.Scope, i int) string {
 
 // changeIDs gives the endpoints of a list with session affinity: by id under
 // each frontend, and the id in each slot.
-func (l *listChange) changeIDs(b *block, was, is *form, out output) {
+func (l *listChange) changeIDs(t *table, b *block, was, is *form, out *changes) {
 	goes, comes := l.addresses()
-	element := func(f *front, a netip.AddrPort) nft.Element {
-		return nft.Element{Key: f.key + string(hostWord(b.id(l.scope, a))), Data: endpointData(a)}
+	put := func(to func(id, value), f *front, a netip.AddrPort) {
+		to(id{anElement, t, f.maps.endpoints, f.key + string(hostWord(b.id(l.scope, a)))}, value{data: endpointData(a)})
 	}
 	l.pairs(was, is, func(f *front) {
 		for _, e := range l.old {
-			out.remove(f.maps.endpoints, element(f, e.Addr))
+			put(out.Remove, f, e.Addr)
 		}
 	}, func(f *front) {
 		for _, e := range l.cur {
-			out.add(f.maps.endpoints, element(f, e.Addr))
+			put(out.Add, f, e.Addr)
 		}
 	}, func(f *front) {
 		for a := range goes {
-			out.remove(f.maps.endpoints, element(f, a))
+			put(out.Remove, f, a)
 		}
 		for a := range comes {
-			out.add(f.maps.endpoints, element(f, a))
+			put(out.Add, f, a)
 		}
 	})
-	l.changeSlots(was, is, out, func(f *front, e *proxy.Endpoint) (*nft.Set, string) {
+	l.changeSlots(t, was, is, out, func(f *front, e *proxy.Endpoint) (*nft.Set, string) {
 		return f.maps.ids, string(hostWord(b.id(l.scope, e.Addr)))
 	})
-	for a := range goes {
-		out.drop(b, l.scope, a)
-	}
+	out.Then(func(written bool) {
+		for a := range goes {
+			if written {
+				b.drop(l.scope, a)
+			}
+		}
+	})
 }
 
 // addresses returns the addresses that leave the list and those that join it.

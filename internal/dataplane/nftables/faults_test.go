@@ -40,9 +40,8 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 	}
 	want := list()
 	tab := d.tables[0]
-	inner, base := tab.constant(state.Node, state.CIDRs, d.guard)
-	chains := slices.Concat(inner, base)
-	for class := range tab.classes.written {
+	chains := tab.constant(state.Node, state.CIDRs, d.guard)
+	for class := range tab.classes.numbers {
 		chains = append(chains, tab.classChains(class)...)
 	}
 	tried := 0
@@ -52,7 +51,7 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 			hurt.rules = slices.Clone(ch.rules)
 			hurt.rules[i] = tab.rule().drop().comment(ch.rules[i].Comment)
 			var b nft.Batch
-			rewrite(&b, tab, &hurt)
+			tab.rewrite(&b, &hurt, true)
 			if err := c.Interface.Commit(ctx, &b); err != nil {
 				t.Fatalf("rule %d of %s: %v", i, ch.Name, err)
 			}
@@ -180,7 +179,7 @@ func unusedClassesGo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(l.Chains); n > 2*(maxUnused+int(unusedTime/time.Second))+80 {
+	if n := len(l.Chains); n > maxIdle+2*int(idleTime/time.Second)+80 {
 		t.Errorf("%d chains are left of 1000 classes", n)
 	}
 	if failed[proxy.IPv4] != 1 || failed[proxy.IPv6] != 0 {
@@ -199,7 +198,7 @@ func unusedClassesGo(t *testing.T) {
 	if l, err = f.List(ctx, d.tables[0].Table); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := l.Chains[stuckChain], d.tables[0].listed(d.tables[0].classChains(class{count: 1})[0]); !slices.Equal(got, want) {
+	if got, want := l.Chains[stuckChain], d.tables[0].classChains(class{count: 1})[0].listed(); !slices.Equal(got, want) {
 		t.Errorf("chain %s has rules %v; want %v", stuckChain, got, want)
 	}
 }
@@ -251,7 +250,7 @@ func TestStopBetweenBatches(t *testing.T) {
 			}
 		}
 		stopping, cancel := context.WithCancel(ctx)
-		d.batchBytes = 1
+		d.syncBytes = 1
 		d.conn = &stopper{Interface: fake, after: stop, stop: cancel}
 		err := proxytest.Sync(stopping, d, after)
 		cancel()
@@ -434,7 +433,7 @@ func TestRemakeLeavesNoGap(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		c.reset()
-		d.conn, d.batchBytes = limited{c, tt.limit}, 16<<10
+		d.conn, d.syncBytes = limited{c, tt.limit}, 16<<10
 		if err := proxytest.Sync(ctx, d, state); err != nil {
 			t.Fatal(err)
 		}

@@ -133,7 +133,7 @@ func (h *guardedHost) spoil() error {
 		return err
 	}
 	h.restart()
-	h.d.batchBytes, h.most = 1, 200
+	h.d.syncBytes, h.most = 1, 200
 	return nil
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
-	"sluice/internal/proxy"
 )
 
 const (
@@ -25,7 +24,7 @@ const (
 // beside it, and go stale: endpoints that have gone, Services that have none.
 // The next Sync undoes it. Before the first one there is nothing to leave.
 func (d *Dataplane) Leave(ctx context.Context) error {
-	if d.node == nil {
+	if d.differ.Node() == nil {
 		return nil
 	}
 	var b nft.Batch
@@ -34,15 +33,15 @@ func (d *Dataplane) Leave(ctx context.Context) error {
 		b.AddSet(other)
 		b.AddElement(other, nft.Element{Key: string(hostWord(0))}) // so that there is one to delete
 		b.DeleteElement(other, nft.Element{Key: string(hostWord(0))})
-		for _, c := range t.left(d.node, d.guard) {
+		for _, c := range t.left(d.guard) {
 			b.AddChain(t.Table, &c.Chain)
-			rewrite(&b, t, c)
+			t.rewrite(&b, c, true)
 		}
 	}
 	if err := d.conn.Commit(ctx, &b); err != nil {
 		return fmt.Errorf("let the rules give way to another proxy: %w", err)
 	}
-	d.node = nil // the kernel is not as Apply knows it
+	d.differ.Forget()
 	return nil
 }
 
@@ -57,10 +56,9 @@ func (t *table) otherProxy() *nft.Set {
 // left returns the base chains for the time without us. Each looks for another
 // proxy first, and the translations are in new ones. Flows to ClusterIPs have a
 // bit of their mark set while it is not known who translates them.
-func (t *table) left(n *proxy.Node, guard localnet.Guard) []*chain {
+func (t *table) left(guard localnet.Guard) []*chain {
 	var out []*chain
-	_, base := t.constant(n, nil, guard)
-	for _, c := range base {
+	for _, c := range t.guardedHooks(guard) {
 		switch c.Hook.Priority {
 		case priorityDNAT:
 			out = append(out, t.late(c)...)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -24,14 +23,6 @@ const guardComment = "loopback is not for others"
 // more is what every packet must pass.
 const guardChain = "loopback-guard"
 
-// loopback returns the loopback addresses of a family.
-func loopback(f proxy.Family) netip.Prefix {
-	if f == proxy.IPv6 {
-		return netip.MustParsePrefix("::1/128")
-	}
-	return netip.MustParsePrefix("127.0.0.0/8")
-}
-
 // guard returns the rules that keep loopback addresses off the wire. They come
 // before the translation of replies, which may well be for a loopback address.
 func (t *table) guard(g localnet.Guard) []*nft.Rule {
@@ -39,8 +30,8 @@ func (t *table) guard(g localnet.Guard) []*nft.Rule {
 		return nil
 	}
 	return []*nft.Rule{
-		t.rule().within(false, loopback(t.family)).fromWire().drop().comment(g.Comment(guardComment)),
-		t.rule().within(true, loopback(t.family)).fromWire().drop().comment("loopback is nobody else"),
+		t.rule().within(false, t.family.Loopback()).fromWire().drop().comment(g.Comment(guardComment)),
+		t.rule().within(true, t.family.Loopback()).fromWire().drop().comment("loopback is nobody else"),
 	}
 }
 
@@ -50,7 +41,7 @@ func (t *table) addGuard(b *nft.Batch, g localnet.Guard) {
 	c.Hook = &nft.Hook{Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: priorityFirewall}
 	b.AddTable(t.Table)
 	b.AddChain(t.Table, &c.Chain)
-	rewrite(b, t, c)
+	t.rewrite(b, c, true)
 }
 
 // onlyGuard reports whether there is nothing in a table but a guard's own chain.
@@ -61,7 +52,7 @@ func onlyGuard(l *nft.Listing) bool {
 
 // guarded reports whether a table begins with the guard where it may be.
 func (t *table) guarded(l *nft.Listing, g localnet.Guard) bool {
-	want := t.listed(t.chain("", t.guard(g)...))
+	want := t.chain("", t.guard(g)...).listed()
 	for _, name := range []string{"firewall-prerouting", guardChain} {
 		if have := l.Chains[name]; len(have) >= len(want) && slices.Equal(have[:len(want)], want) {
 			return t.fits(l)

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/sysctl"
@@ -35,13 +37,14 @@ type Dataplane struct {
 	clients    *clientCounter // nil: nobody counts
 	localnet   *localnet.Setting
 	tables     []*table
-	stepSize   int
-	batchBytes int
+	differ     *differ.Differ[id, value]
+	applyBytes int
+	syncBytes  int
 
-	node  *proxy.Node // as the kernel has it; nil before the first Sync
-	rows  map[proxy.PortKey]*proxy.ServicePort
-	cidrs []netip.Prefix
-	guard localnet.Guard
+	guard    localnet.Guard // as it is to be
+	syncing  bool
+	replaced []*table  // by the Sync under way, since they cannot be mended
+	batch    nft.Batch // for its memory
 }
 
 var (
@@ -71,7 +74,7 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 
 // New returns a dataplane that writes through conn, and no settings of the host.
 func New(conn nft.Interface, s Settings) *Dataplane {
-	d := &Dataplane{conn: conn, stepSize: stepSize, batchBytes: batchBytes}
+	d := &Dataplane{conn: conn, applyBytes: applyBytes, syncBytes: syncBytes}
 	for _, f := range s.families() {
 		if f == proxy.IPv4 {
 			d.localnet = localnet.New(nil, nil)
@@ -82,6 +85,7 @@ func New(conn nft.Interface, s Settings) *Dataplane {
 		}
 		d.tables = append(d.tables, t)
 	}
+	d.differ = differ.New(d.mode())
 	return d
 }
 
@@ -109,18 +113,6 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 	return d.conn.Watch(ctx, tables, missed, changed)
 }
 
-// after returns the node and the ServiceCIDRs as they are after a delta.
-func (d *Dataplane) after(delta *proxy.Delta) (*proxy.Node, []netip.Prefix) {
-	node, cidrs := d.node, d.cidrs
-	if delta.Node != nil {
-		node = delta.Node
-	}
-	if delta.CIDRs != nil {
-		cidrs = *delta.CIDRs
-	}
-	return node, cidrs
-}
-
 // Probe returns the families that the kernel can do. It has the kernel check
 // the rules we would write, in a batch that takes them back, so nothing changes.
 func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
@@ -144,13 +136,28 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 }
 
 func probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8) error {
-	w := &writer{ctx: ctx, conn: conn, t: newTable(f, markBit, tableName+"-probe"), users: classUsers{}, guard: localnet.Guard{InForce: true, Noted: true}}
-	s := &proxy.State{Node: probeNode(f)}
-	w.writeAll(s, []*proxy.ServicePort{probeRow(f, 0), probeRow(f, time.Second)}, func() {})
-	w.b.Ops = append(w.b.Ops, w.live.Ops...)
-	w.b.DeleteTable(w.t.Table)
-	w.flush()
-	return w.err
+	d := New(dryRun{conn}, Settings{MarkBit: markBit, Families: []proxy.Family{f}})
+	d.tables[0], d.applyBytes = newTable(f, markBit, tableName+"-probe"), math.MaxInt
+	want := proxy.NewState()
+	want.Node = probeNode(f)
+	for _, sp := range []*proxy.ServicePort{probeRow(f, 0), probeRow(f, time.Second)} {
+		want.Rows[sp.Key] = sp
+	}
+	refused, err := d.differ.Sync(ctx, want)
+	for _, e := range refused {
+		err = e
+	}
+	return err
+}
+
+// dryRun sees no table, and takes back in the same batch the one that is made.
+type dryRun struct{ nft.Interface }
+
+func (dryRun) List(context.Context, nft.Table) (*nft.Listing, error) { return nil, nil }
+
+func (d dryRun) Commit(ctx context.Context, b *nft.Batch) error {
+	b.DeleteTable(b.Ops[0].Table)
+	return d.Interface.Commit(ctx, b)
 }
 
 // probeNode and probeRow make every kind of rule and element come up.

@@ -62,7 +62,7 @@ func TestStepsLeadToTheSame(t *testing.T) {
 		if seed%3 == 0 {
 			swapFrontends(next, 0, 6)
 		}
-		d.stepSize = []int{stepSize, 100}[seed%2] // whole, and cut into small steps
+		d.applyBytes = []int{applyBytes, 1000}[seed%2] // whole, and in many batches
 		if err := proxytest.Apply(ctx, d, deltaBetween(state, next)); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -583,32 +583,58 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestStepsKeepMovesTogether cuts a large delta without parting a frontend from
-// its new owner.
-func TestStepsKeepMovesTogether(t *testing.T) {
-	delta := &proxy.Delta{}
-	for i := range 500 {
+// TestPartsKeepMovesTogether writes a large change in many batches. A frontend
+// that moves from one row to another leads to one of them after each.
+func TestPartsKeepMovesTogether(t *testing.T) {
+	ctx := context.Background()
+	fake := nfttest.NewFake()
+	d := New(fake, Settings{MarkBit: 14})
+	d.applyBytes = 1
+	s := plainState(0)
+	gone, heir := plainRow(900, 10, 0), plainRow(499, 10, 0)
+	s.Rows[gone.Key] = gone
+	if err := proxytest.Sync(ctx, d, s); err != nil {
+		t.Fatal(err)
+	}
+	heir.Frontends = append(heir.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: gone.Frontends[0].Addr})
+	delta := &proxy.Delta{Removes: []*proxy.ServicePort{gone}, Upserts: []proxy.Upsert{{New: heir}}}
+	for i := range 20 {
 		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 10, 0)})
 	}
-	gone := plainRow(900, 10, 0)
-	heir := plainRow(499, 10, 0)
-	heir.Frontends = append(heir.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: gone.Frontends[0].Addr})
-	delta.Upserts[499].New = heir
-	delta.Removes = append(delta.Removes, gone)
-	parts := steps(delta, 1000)
-	if len(parts) < 4 {
-		t.Fatalf("cut into %d parts", len(parts))
-	}
-	rows := 0
-	for i, p := range parts {
-		rows += len(p.Upserts) + len(p.Removes)
-		for _, u := range p.Upserts {
-			if u.New == heir && i != 0 {
-				t.Errorf("the heir is in part %d", i)
-			}
+	batches := 0
+	moved := d.tables[0].addresses.key(proxy.TCP, gone.Frontends[0].Addr)
+	d.conn = &afterEach{fake, func() {
+		batches++
+		leads := false
+		if err := fake.Elements(ctx, d.tables[0].addresses.dispatch, func(e nft.Element) { leads = leads || e.Key == moved }); err != nil || !leads {
+			t.Errorf("after batch %d the frontend leads nowhere (%v)", batches, err)
 		}
+	}}
+	if err := proxytest.Apply(ctx, d, delta); err != nil {
+		t.Fatal(err)
 	}
-	if rows != 501 || len(parts[0].Removes) != 1 {
-		t.Errorf("%d rows in all, %d removes in the first part", rows, len(parts[0].Removes))
+	if batches < 20 {
+		t.Errorf("%d batches only", batches)
 	}
+	d.conn = fake
+	want := New(nfttest.NewFake(), Settings{MarkBit: 14})
+	s.Apply(delta)
+	if err := proxytest.Sync(ctx, want, s); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(dump(t, want.conn, want), dump(t, fake, d)); diff != "" {
+		t.Errorf("not what a Sync of the same writes (-want +got):\n%s", diff)
+	}
+}
+
+// afterEach calls a function after each batch.
+type afterEach struct {
+	nft.Interface
+	f func()
+}
+
+func (a *afterEach) Commit(ctx context.Context, b *nft.Batch) error {
+	err := a.Interface.Commit(ctx, b)
+	a.f()
+	return err
 }

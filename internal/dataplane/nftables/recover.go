@@ -9,31 +9,67 @@ import (
 	"sluice/internal/proxy"
 )
 
-// recover takes over the numbers that a former process gave, so that clients
+// recovery takes over the numbers that a former process gave, so that clients
 // keep the endpoints they are remembered for. Later it is memory that counts:
 // what others wrote into the kernel is undone.
-func (w *writer) recover(rows []*proxy.ServicePort, l *nft.Listing) {
-	if w.t.recovered {
-		return
+type recovery struct {
+	t      *table
+	owners map[frontID]*proxy.ServicePort // of frontends with session affinity
+}
+
+// newRecovery returns nil if there is nothing to take over any more.
+func (t *table) newRecovery(want *proxy.State) *recovery {
+	if t.recovered {
+		return nil
 	}
-	w.each(w.t.classSet, l, w.t.classes.recover)
-	owners := w.t.affinityFrontends(rows)
-	for _, m := range []*frontendMaps{&w.t.addresses, &w.t.nodePorts} {
-		if len(owners[m]) == 0 {
+	r := &recovery{t, map[frontID]*proxy.ServicePort{}}
+	for _, sp := range rowsOf(want, t.family) {
+		if sp.Affinity == 0 {
 			continue
 		}
-		w.each(m.lists, l, func(e nft.Element) { w.t.blocks.recover(owners[m][e.Key], e.Data) })
-		w.each(m.endpoints, l, func(e nft.Element) {
-			front, id := e.Key[:len(e.Key)-4], e.Key[len(e.Key)-4:]
-			w.t.blocks.recoverID(owners[m][front], id, e.Data)
-		})
+		for _, f := range sp.Frontends {
+			m := t.frontends(f.Kind == proxy.NodePort)
+			r.owners[frontID{m, m.key(sp.Key.Protocol, f.Addr)}] = sp
+		}
 	}
-	for _, b := range w.t.blocks.byRow {
+	return r
+}
+
+// recoveryOrder returns all sets, those first that say whose ids are whose.
+func (t *table) recoveryOrder() []*nft.Set {
+	return append([]*nft.Set{t.addresses.lists, t.nodePorts.lists},
+		slices.DeleteFunc(t.sets(), func(s *nft.Set) bool { return s == t.addresses.lists || s == t.nodePorts.lists })...)
+}
+
+// element takes over what an element of the kernel says.
+func (r *recovery) element(s *nft.Set, e nft.Element) {
+	if r == nil {
+		return
+	}
+	if s == r.t.classSet {
+		r.t.classes.recover(e)
+	}
+	for _, m := range []*frontendMaps{&r.t.addresses, &r.t.nodePorts} {
+		switch s {
+		case m.lists:
+			r.t.blocks.recover(r.owners[frontID{m, e.Key}], e.Data)
+		case m.endpoints:
+			front, id := e.Key[:len(e.Key)-4], e.Key[len(e.Key)-4:]
+			r.t.blocks.recoverID(r.owners[frontID{m, front}], id, e.Data)
+		}
+	}
+}
+
+// end says that there are no more elements.
+func (r *recovery) end() {
+	if r == nil {
+		return
+	}
+	for _, b := range r.t.blocks.byRow {
 		for _, scope := range scopes {
 			b.lists[scope].last = longestGap(b.lists[scope].used, b.number(scope), b.half)
 		}
 	}
-	w.t.recovered = w.err == nil
 }
 
 // longestGap returns the id, counted from the list's number, after which the
@@ -53,29 +89,6 @@ func longestGap(used map[uint32]bool, number, size uint32) (after uint32) {
 		}
 	}
 	return after
-}
-
-// each lists a set's elements, if it is there.
-func (w *writer) each(s *nft.Set, l *nft.Listing, f func(nft.Element)) {
-	if _, ok := l.Sets[s.Name]; ok && w.err == nil {
-		w.err = w.conn.Elements(w.ctx, s, f)
-	}
-}
-
-// affinityFrontends returns, by its key in its maps, whose frontend is whose, of
-// rows with session affinity.
-func (t *table) affinityFrontends(rows []*proxy.ServicePort) map[*frontendMaps]map[string]*proxy.ServicePort {
-	out := map[*frontendMaps]map[string]*proxy.ServicePort{&t.addresses: {}, &t.nodePorts: {}}
-	for _, sp := range rows {
-		if sp.Affinity == 0 {
-			continue
-		}
-		for _, f := range sp.Frontends {
-			m := t.frontends(f.Kind == proxy.NodePort)
-			out[m][m.key(sp.Key.Protocol, f.Addr)] = sp
-		}
-	}
-	return out
 }
 
 // recover gives a row the block that the kernel has for one of its frontends.

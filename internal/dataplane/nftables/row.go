@@ -4,20 +4,12 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice/internal/dataplane/differ"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
 
 var scopes = [2]proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal}
-
-// output takes the elements that a row's change adds and removes.
-type output interface {
-	add(s *nft.Set, e nft.Element)
-	remove(s *nft.Set, e nft.Element)
-	use(c class, by int)                                // an element that leads to a class is added or removed
-	drop(b *block, scope proxy.Scope, a netip.AddrPort) // an endpoint's id is not used any more
-	release(k blockKey)                                 // nor a whole block
-}
 
 // form is how a row is written, but for its endpoints.
 type form struct {
@@ -36,19 +28,19 @@ type frontID struct {
 // front is one frontend of a row.
 type front struct {
 	frontID
-	leads [2]bool // which of the row's lists it leads to
-	items []item  // all elements but those of endpoints
-	uses  []class // the classes that items lead to
+	leads   [2]bool  // which of the row's lists it leads to
+	objects []object // all but those of endpoints
 }
 
-// item is an element of a set.
-type item struct {
-	set *nft.Set
-	nft.Element
+// object is one with its value.
+type object struct {
+	id
+	value
 }
 
 // form returns the form of a row; that of no row is empty.
-func (t *table) form(sp *proxy.ServicePort) (form, error) {
+func (t *table) form(r differ.Row) (form, error) {
+	sp := r.ServicePort
 	if sp == nil {
 		return form{}, nil
 	}
@@ -58,35 +50,33 @@ func (t *table) form(sp *proxy.ServicePort) (form, error) {
 	}
 	out := form{sp: sp, block: b, fronts: make([]front, 0, len(sp.Frontends))}
 	for _, f := range sp.Frontends {
-		out.fronts = append(out.fronts, t.front(sp, f, b))
+		out.fronts = append(out.fronts, t.front(sp, f, sp.Policy(f.Kind, r.Node), b))
 	}
 	return out, nil
 }
 
 // front says where a frontend's packets go, and what happens to those that go
-// nowhere. Whether a ClusterIP's clients are masqueraded is a constant rule's
-// business.
-func (t *table) front(sp *proxy.ServicePort, f proxy.Frontend, b *block) front {
+// nowhere. Constant rules tell origins apart: whose clients are masqueraded of
+// those that come to a ClusterIP, and who takes which list of a split frontend.
+func (t *table) front(sp *proxy.ServicePort, f proxy.Frontend, p proxy.Policy, b *block) front {
 	m := t.frontends(f.Kind == proxy.NodePort)
 	out := front{frontID: frontID{m, m.key(sp.Key.Protocol, f.Addr)}}
-	anyNode := &proxy.Node{}
-	near := sp.Policy(f.Kind, anyNode)[proxy.ThisNode]
-	far := sp.Policy(f.Kind, anyNode)[proxy.Elsewhere]
+	near, far := p[proxy.ThisNode], p[proxy.Elsewhere]
 
 	switch {
 	case len(near.To) > 0:
-		split := f.Kind != proxy.ClusterIP && near.Scope != far.Scope
+		split := near.Scope != far.Scope
 		out.leads[near.Scope] = true
-		t.leadTo(&out, m.dispatch, classOf(sp, f.Kind, near, !split && f.Kind != proxy.ClusterIP))
+		t.leadTo(&out, m.dispatch, classOf(sp, f.Kind, near, !split && f.Kind != proxy.ClusterIP && near.Masquerade))
 		if split {
-			out.item(m.external, "")
+			out.element(t, m.external, "")
 		}
 		if split && len(far.To) > 0 {
 			out.leads[far.Scope] = true
-			t.leadTo(&out, m.locals, classOf(sp, f.Kind, far, false))
+			t.leadTo(&out, m.locals, classOf(sp, f.Kind, far, far.Masquerade))
 		}
 		if b != nil {
-			out.item(m.lists, string(hostWord(b.base)))
+			out.element(t, m.lists, string(hostWord(b.base)))
 		}
 	case m.byAddress && f.Kind != proxy.ClusterIP:
 		// The address may be the node's own, and its port another Service's
@@ -98,36 +88,35 @@ func (t *table) front(sp *proxy.ServicePort, f proxy.Frontend, b *block) front {
 		if far.Otherwise == proxy.Drop {
 			set = m.drops
 		}
-		out.item(set, "")
+		out.element(t, set, "")
 	}
-	t.addressOf(&out, sp, f)
+	t.addressOf(&out, f, far)
 	return out
 }
 
 // addressOf adds what is known by a frontend's address.
-func (t *table) addressOf(out *front, sp *proxy.ServicePort, f proxy.Frontend) {
-	switch {
-	case f.Kind == proxy.ClusterIP:
-		out.items = append(out.items, item{t.clusterIPs, nft.Element{Key: string(f.Addr.Addr().AsSlice())}})
-	case f.Kind == proxy.LoadBalancer && sp.AllowFrom != nil:
-		out.item(t.restricted, "")
-		for _, p := range sp.AllowFrom {
-			out.items = append(out.items, item{t.allowed, nft.Element{
-				Key:    out.key + string(p.Masked().Addr().AsSlice()),
-				KeyEnd: out.key + string(lastAddr(p).AsSlice()),
-			}})
-		}
+func (t *table) addressOf(out *front, f proxy.Frontend, r proxy.Route) {
+	if f.Kind == proxy.ClusterIP {
+		out.objects = append(out.objects, object{id: id{anElement, t, t.clusterIPs, string(f.Addr.Addr().AsSlice())}})
+	}
+	if r.From == nil {
+		return
+	}
+	out.element(t, t.restricted, "")
+	for _, p := range r.From {
+		key := out.key + string(p.Masked().Addr().AsSlice()) + out.key + string(lastAddr(p).AsSlice())
+		out.objects = append(out.objects, object{id: id{anElement, t, t.allowed, key}})
 	}
 }
 
-func (f *front) item(s *nft.Set, data string) {
-	f.items = append(f.items, item{s, nft.Element{Key: f.key, Data: data}})
+func (f *front) element(t *table, s *nft.Set, data string) {
+	f.objects = append(f.objects, object{id{anElement, t, s, f.key}, value{data: data}})
 }
 
-// leadTo leads a frontend to a class.
+// leadTo leads a frontend to a class, which it needs with its chains.
 func (t *table) leadTo(f *front, s *nft.Set, c class) {
-	f.item(s, string(hostWord(t.classes.number(c))))
-	f.uses = append(f.uses, c)
+	f.element(t, s, string(hostWord(t.classes.number(c))))
+	f.objects = append(f.objects, t.classObjects(c)...)
 }
 
 // classOf returns the class of a route.
@@ -139,9 +128,17 @@ func classOf(sp *proxy.ServicePort, k proxy.Kind, r proxy.Route, masquerade bool
 	return c
 }
 
-// change gives what makes a row new out of a row old; either may be nil. Its
-// cost is that of the difference, but for a comparison of the lists of endpoints.
-func (t *table) change(old, cur *proxy.ServicePort, out output) error {
+// change gives what makes one form of a row the other. Its cost is that of the
+// difference, but for a comparison of the lists of endpoints. The ids of a row
+// that stays as it was are given back, unless a Sync tries again.
+func (t *table) change(old, cur differ.Row, out *changes, syncing bool) error {
+	if cur.ServicePort != nil && cur.Affinity > 0 && !syncing {
+		out.Then(func(written bool) {
+			if !written {
+				t.blocks.trim(keyOfBlock(cur.ServicePort), old.ServicePort)
+			}
+		})
+	}
 	was, err := t.form(old)
 	if err != nil {
 		return err
@@ -150,7 +147,7 @@ func (t *table) change(old, cur *proxy.ServicePort, out output) error {
 	if err != nil {
 		return err
 	}
-	changeItems(&was, &is, out)
+	changeFronts(&was, &is, out)
 	if was.block == is.block {
 		t.changeEndpoints(&was, &is, out)
 		return nil
@@ -158,62 +155,34 @@ func (t *table) change(old, cur *proxy.ServicePort, out output) error {
 	t.changeEndpoints(&was, &form{}, out)
 	t.changeEndpoints(&form{}, &is, out)
 	if was.block != nil {
-		out.release(keyOfBlock(old))
+		out.Then(func(written bool) {
+			if written {
+				t.blocks.remove(keyOfBlock(old.ServicePort))
+			}
+		})
 	}
 	return nil
 }
 
-// changeItems gives the difference of all elements but those of endpoints.
-func changeItems(was, is *form, out output) {
-	had := map[itemID]nft.Element{}
+// changeFronts gives the difference of all objects but those of endpoints.
+func changeFronts(was, is *form, out *changes) {
 	for i := range was.fronts {
 		if j := is.find(&was.fronts[i]); j == nil || !j.same(&was.fronts[i]) {
-			for _, x := range was.fronts[i].items {
-				had[x.id()] = x.Element
-			}
-			for _, c := range was.fronts[i].uses {
-				out.use(c, -1)
+			for _, x := range was.fronts[i].objects {
+				out.Remove(x.id, x.value)
 			}
 		}
 	}
 	for i := range is.fronts {
-		j := was.find(&is.fronts[i])
-		if j != nil && j.same(&is.fronts[i]) {
-			continue
-		}
-		for _, c := range is.fronts[i].uses {
-			out.use(c, +1)
-		}
-		for _, x := range is.fronts[i].items {
-			switch old, ok := had[x.id()]; {
-			case !ok:
-				out.add(x.set, x.Element)
-			case old != x.Element:
-				out.remove(x.set, old)
-				out.add(x.set, x.Element)
-			}
-			delete(had, x.id())
-		}
-	}
-	for i := range was.fronts {
-		for _, x := range was.fronts[i].items {
-			if e, ok := had[x.id()]; ok {
-				out.remove(x.set, e)
-				delete(had, x.id())
+		if j := was.find(&is.fronts[i]); j == nil || !j.same(&is.fronts[i]) {
+			for _, x := range is.fronts[i].objects {
+				out.Add(x.id, x.value)
 			}
 		}
 	}
 }
 
-// itemID tells elements apart.
-type itemID struct {
-	set *nft.Set
-	key string // with its end, for ranges
-}
-
-func (x item) id() itemID { return itemID{x.set, x.Key + x.KeyEnd} }
-
-func (f *front) same(g *front) bool { return slices.Equal(f.items, g.items) }
+func (f *front) same(g *front) bool { return slices.Equal(f.objects, g.objects) }
 
 // find returns the frontend of a form that is in the same maps with the same
 // key, or nil. A row may have thousands, so they are searched by an index.

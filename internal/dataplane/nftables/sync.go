@@ -4,91 +4,199 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"math"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/differ"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
 
-// batchBytes bounds the batches of a Sync. It fits the kernel's default socket
-// buffer, for those who may not ask for a larger one.
-const batchBytes = 256 << 10
+const (
+	// applyBytes bounds a batch of Apply: the kernel holds a lock for its length.
+	applyBytes = 4 << 20
 
-// Sync makes the kernel right whatever was there before. A table that is not
-// there is written row by row and made live by its last batch, in which
-// kube-proxy's tables go. A table that is there is listed, and only what
-// differs is written. What clients are remembered for stays.
-func (d *Dataplane) Sync(ctx context.Context, s *proxy.State) (proxy.Refused, error) {
-	refused := proxy.Refused{}
-	for {
-		users := classUsers{}
-		err := d.sync(ctx, s, refused, users)
-		if err == nil {
-			break
-		}
-		missing := func(err error) bool { return errors.Is(err, unix.ENOENT) }
-		if !users.blame(err, refused, missing) {
+	// syncBytes bounds the batches of a Sync. It fits the kernel's default socket
+	// buffer, for those who may not ask for a larger one.
+	syncBytes = 256 << 10
+
+	// Above maxIdle objects of classes that nothing leads to, those go to which
+	// nothing led for idleTime, which is far longer than a packet takes from the
+	// number to the chain.
+	maxIdle  = 256
+	idleTime = time.Minute
+)
+
+func (d *Dataplane) mode() differ.Mode[id, value] {
+	return differ.Mode[id, value]{
+		Constant: d.constant, Row: d.row, Same: same, Sharing: sharing, Order: order, Size: size,
+		Limit: d.limit, Live: rankLive, List: d.list, Write: d.write,
+		MaxIdle: maxIdle, IdleTime: idleTime,
+	}
+}
+
+// Sync makes the kernel right whatever was there before. What clients are
+// remembered for stays. The last batch makes a new table live; kube-proxy's
+// tables go with it.
+func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
+	d.syncing = true
+	defer func() { d.syncing = false }()
+	refused, err := d.differ.Sync(ctx, want)
+	if len(d.replaced) > 0 && (errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS)) {
+		// The system does not let us send that much in one batch.
+		if err := d.deleteReplaced(ctx); err != nil {
 			return nil, err
 		}
+		refused, err = d.differ.Sync(ctx, want)
 	}
-	d.rows = maps.Clone(s.Rows)
-	maps.DeleteFunc(d.rows, func(k proxy.PortKey, _ *proxy.ServicePort) bool { return refused[k] != nil })
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range d.tables {
+		t.recovered = true // from here on memory is right
+		for key := range refused {
+			t.blocks.remove(blockKey{key, false})
+			t.blocks.remove(blockKey{key, true})
+		}
+		for c := range t.classes.numbers {
+			if !d.differ.Wanted(t.classElement(c)) {
+				t.classes.forget(c)
+			}
+		}
+	}
 	d.localnet.Open(ctx)
 	return refused, nil
 }
 
-func (d *Dataplane) sync(ctx context.Context, s *proxy.State, refused map[proxy.PortKey]error, users classUsers) error {
-	d.node = nil // until the end, Apply has nothing to stand on
-	live := &nft.Batch{}
-	var writers []*writer
+// Apply writes the difference that changes make, in one batch unless they are
+// very many.
+func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
+	if changed.Node && d.differ.Node() != nil {
+		d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())
+	}
+	refused, err := d.differ.Apply(ctx, want, changed)
+	if err == nil && changed.Node {
+		d.localnet.Open(ctx)
+	}
+	return refused, err
+}
+
+// limit bounds batches. A table is replaced all at once: there is no moment
+// without rules.
+func (d *Dataplane) limit() int {
+	switch {
+	case !d.syncing:
+		return d.applyBytes
+	case len(d.replaced) > 0:
+		return math.MaxInt
+	default:
+		return d.syncBytes
+	}
+}
+
+// deleteReplaced deletes the tables that cannot be mended, but for the guard of
+// loopback, which may be open.
+func (d *Dataplane) deleteReplaced(ctx context.Context) error {
+	var b nft.Batch
+	for _, t := range d.replaced {
+		if b.DeleteTable(t.Table); t.family == proxy.IPv4 && d.guard.InForce {
+			t.addGuard(&b, d.guard)
+		}
+	}
+	if err := d.conn.Commit(ctx, &b); err != nil {
+		return fmt.Errorf("delete a table that is not as ours: %w", err)
+	}
+	return nil
+}
+
+// constant renders all that is there without any row.
+func (d *Dataplane) constant(want *proxy.State, add func(id, value)) {
 	for _, t := range d.tables {
-		listing, err := d.conn.List(ctx, t.Table)
+		add(id{kind: aTable, t: t}, value{})
+		for _, s := range t.sets() {
+			add(id{kind: aSet, t: t, set: s}, value{})
+		}
+		for _, c := range t.constant(want.Node, want.CIDRs, d.guard) {
+			add(id{kind: aChain, t: t, key: c.Name}, value{chain: c})
+		}
+	}
+}
+
+// row renders the difference between two forms of a row, if its family is served.
+func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
+	sp := cur.ServicePort
+	if sp == nil {
+		sp = old.ServicePort
+	}
+	i := slices.IndexFunc(d.tables, func(t *table) bool { return sp != nil && t.family == sp.Key.Family })
+	if i < 0 {
+		return nil
+	}
+	return d.tables[i].change(old, cur, out, d.syncing)
+}
+
+// list gives what is in our tables, and kube-proxy's tables.
+func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, value)) (empty bool, err error) {
+	empty = true
+	d.replaced = nil
+	for _, t := range d.tables {
+		l, err := d.conn.List(ctx, t.Table)
+		if err != nil {
+			return false, err
+		}
+		if t.family == proxy.IPv4 {
+			d.localnet.Find(ctx, traces(l))
+			d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())
+		}
+		switch {
+		case l == nil:
+		case !t.fits(l):
+			empty, d.replaced = false, append(d.replaced, t)
+			have(id{kind: aTable, t: t}, value{data: "not as ours"})
+		default:
+			empty = false
+			if err := d.listTable(ctx, t, l, want, have); err != nil {
+				return false, err
+			}
+		}
+		t.blocks.keep(rowsOf(want, t.family))
+		theirs, err := d.conn.List(ctx, nft.Table{Family: t.Table.Family, Name: kubeProxyTable})
+		if err != nil {
+			return false, err
+		}
+		if theirs != nil {
+			have(id{kind: otherTable, t: t}, value{})
+		}
+	}
+	return empty, nil
+}
+
+func (d *Dataplane) listTable(ctx context.Context, t *table, l *nft.Listing, want *proxy.State, have func(id, value)) error {
+	have(id{kind: aTable, t: t}, value{})
+	for name, rules := range l.Chains {
+		have(id{kind: aChain, t: t, key: name}, value{chain: &chain{Chain: nft.Chain{Name: name}, asListed: rules}})
+	}
+	former := t.newRecovery(want)
+	for _, s := range t.recoveryOrder() {
+		if _, ok := l.Sets[s.Name]; !ok {
+			continue
+		}
+		have(id{kind: aSet, t: t, set: s}, value{})
+		if s.Dynamic {
+			continue
+		}
+		err := d.conn.Elements(ctx, s, func(e nft.Element) {
+			former.element(s, e)
+			have(t.object(s, e))
+		})
 		if err != nil {
 			return err
 		}
-		w := &writer{ctx: ctx, conn: d.conn, limit: d.batchBytes, t: t, users: users, refused: refused}
-		if t.family == proxy.IPv4 {
-			d.localnet.Find(ctx, traces(listing))
-			d.guard = d.localnet.Guard(ctx, s.Node.OpensLoopback())
-			w.guard = d.guard
-		}
-		rows := rowsOf(s, t.family, refused)
-		t.forgetUses()
-		switch {
-		case listing == nil:
-			w.fresh(s, rows)
-		case !t.fits(listing):
-			w.remake(s, rows)
-		case onlyGuard(listing):
-			w.fresh(s, rows)
-			w.gone = append(w.gone, guardChain)
-		default:
-			w.mend(s, rows, listing)
-		}
-		if w.flush(); w.err != nil {
-			return w.err
-		}
-		live.Ops = append(live.Ops, w.live.Ops...)
-		writers = append(writers, w)
 	}
-	if err := d.takeOver(ctx, live); err != nil {
-		return err
-	}
-	if err := d.conn.Commit(ctx, live); err != nil {
-		return fmt.Errorf("make the rules live: %w", err)
-	}
-	for _, w := range writers {
-		if w.sweep(); w.err != nil {
-			return w.err
-		}
-		w.t.synced()
-	}
-	d.node, d.cidrs = s.Node, s.CIDRs
+	former.end()
 	return nil
 }
 
@@ -108,108 +216,12 @@ func (t *table) fits(l *nft.Listing) bool {
 	return !l.Dormant
 }
 
-// forgetUses begins to count anew what rows lead to and share.
-func (t *table) forgetUses() {
-	t.classes.uses, t.classes.unused, t.classes.written = map[class]int{}, map[class]time.Time{}, map[class]bool{}
-	t.shares = map[itemID]int{}
-}
-
-// synced remembers what the kernel has now.
-func (t *table) synced() {
-	for c := range t.classes.numbers {
-		if t.classes.uses[c] == 0 {
-			t.classes.forget(c)
-		}
-	}
-	for c := range t.classes.uses {
-		t.classes.written[c] = true
-	}
-	t.recovered = true // from here on memory is right
-}
-
-// takeOver adds the removal of kube-proxy's tables to the batch that makes ours live.
-func (d *Dataplane) takeOver(ctx context.Context, live *nft.Batch) error {
-	for _, t := range d.tables {
-		theirs := nft.Table{Family: t.Table.Family, Name: kubeProxyTable}
-		listing, err := d.conn.List(ctx, theirs)
-		if err != nil {
-			return err
-		}
-		if listing != nil {
-			live.DeleteTable(theirs)
-		}
-	}
-	return nil
-}
-
-func rowsOf(s *proxy.State, f proxy.Family, refused map[proxy.PortKey]error) []*proxy.ServicePort {
+func rowsOf(s *proxy.State, f proxy.Family) []*proxy.ServicePort {
 	rows := make([]*proxy.ServicePort, 0, len(s.Rows))
 	for key, sp := range s.Rows {
-		if key.Family == f && refused[key] == nil {
+		if key.Family == f {
 			rows = append(rows, sp)
 		}
 	}
 	return rows
-}
-
-// writer writes one table in bounded batches and keeps the first error.
-type writer struct {
-	ctx     context.Context
-	conn    nft.Interface
-	limit   int // of a batch, in bytes
-	t       *table
-	users   classUsers
-	refused map[proxy.PortKey]error
-	guard   localnet.Guard
-
-	b    nft.Batch
-	live nft.Batch // what comes last: the base chains
-	gone []string  // chains to be deleted when all is live
-	err  error
-}
-
-// flush commits what has been collected.
-func (w *writer) flush() {
-	if w.err != nil {
-		return
-	}
-	if w.err = w.conn.Commit(w.ctx, &w.b); w.err != nil {
-		w.b = nft.Batch{} // the error refers to the operations
-		return
-	}
-	w.b.Reset()
-}
-
-// flushIfLarge commits when a batch is large enough.
-func (w *writer) flushIfLarge() {
-	if w.b.Bytes() > w.limit {
-		w.flush()
-	}
-}
-
-// row gives a row to an output, unless it cannot be written.
-func (w *writer) row(sp *proxy.ServicePort, out output) {
-	if err := w.t.change(nil, sp, out); err != nil {
-		w.refused[sp.Key] = err
-	}
-}
-
-// needs notes that a row needs a class.
-func (w *writer) needs(key proxy.PortKey, c class) classOwner {
-	owner := classOwner{w.t, c}
-	w.users[owner] = append(w.users[owner], key)
-	return owner
-}
-
-// sweep deletes the chains that nothing leads to any more, one by one: one that
-// cannot go yet is left, empty, for the next Sync.
-func (w *writer) sweep() {
-	slices.Sort(w.gone)
-	for _, name := range w.gone {
-		w.b.FlushChain(w.t.Table, name)
-	}
-	w.flush()
-	for _, name := range w.gone {
-		w.t.deleteChain(w.ctx, w.conn, name)
-	}
 }

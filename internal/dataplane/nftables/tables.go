@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"net/netip"
 	"slices"
 
@@ -33,25 +32,13 @@ type table struct {
 	allowed    *nft.Set // frontend . clients that may use it
 	affinity   *nft.Set // client . list -> id of the endpoint it is remembered for
 
-	// What the kernel has, as far as it cannot be told from the rows of a step.
-	classes *classes
-	blocks  *blocks
-	shares  map[itemID]int // how many rows share an element
-
-	recovered bool // the numbers of a former process are known
+	// The numbers that were given, which the kernel may have.
+	classes   *classes
+	blocks    *blocks
+	recovered bool             // those of a former process are known
+	rank      map[*nft.Set]int // when a set's elements are written
 
 	cleanupFailed func() // told that a chain could not be deleted
-}
-
-// deleteChain deletes a chain that nothing leads to any more. One that cannot go
-// yet is left for the next Sync.
-func (t *table) deleteChain(ctx context.Context, conn nft.Interface, name string) {
-	var b nft.Batch
-	b.FlushChain(t.Table, name)
-	b.DeleteChain(t.Table, name)
-	if conn.Commit(ctx, &b) != nil {
-		t.cleanupFailed()
-	}
 }
 
 // frontendMaps are the maps of one way to say which frontend a packet is for:
@@ -72,8 +59,7 @@ type frontendMaps struct {
 func newTable(f proxy.Family, markBit uint8, name string) *table {
 	t := &table{
 		family: f, Table: nft.Table{Family: nft.IP, Name: name}, mark: 1 << markBit,
-		classes: newClasses(), blocks: newBlocks(), shares: map[itemID]int{},
-		cleanupFailed: func() {},
+		classes: newClasses(), blocks: newBlocks(), rank: map[*nft.Set]int{}, cleanupFailed: func() {},
 	}
 	addr := nft.IPv4Addr
 	if f == proxy.IPv6 {
@@ -91,6 +77,9 @@ func newTable(f proxy.Family, markBit uint8, name string) *table {
 	t.allowed.Interval = true
 	t.affinity = t.set("affinity", "clients and the endpoints they are remembered for", addr, nft.ClassID)
 	t.affinity.Data, t.affinity.Dynamic, t.affinity.Size = []nft.Type{nft.ClassID}, true, affinitySize
+	for i, s := range t.sets() {
+		t.rank[s] = rankElements + i
+	}
 	return t
 }
 
@@ -133,9 +122,6 @@ func (t *table) sets() []*nft.Set {
 		t.affinity,
 	}
 }
-
-// shared reports whether elements of a set may belong to several rows.
-func (t *table) shared(s *nft.Set) bool { return s == t.clusterIPs || s == t.hairpins }
 
 // frontends returns the maps of NodePorts or of all other kinds of frontend.
 func (t *table) frontends(nodePort bool) *frontendMaps {

@@ -1,0 +1,313 @@
+package differ
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"time"
+
+	"sluice/internal/proxy"
+)
+
+// Differ knows what one dataplane has in the kernel. It is used by one goroutine.
+type Differ[ID comparable, V any] struct {
+	mode Mode[ID, V]
+
+	// What is in force.
+	rows     map[proxy.PortKey]*proxy.ServicePort // nil: not known
+	checks   map[proxy.HealthCheckKey]*proxy.HealthCheck
+	node     *proxy.Node
+	constant map[ID]V
+	refs     map[ID]int     // how many rows want a shared object that is there
+	idle     map[ID]idle[V] // those of them that none does
+}
+
+type idle[V any] struct {
+	value V
+	since time.Time
+}
+
+// New returns a differ that knows nothing of the kernel yet.
+func New[ID comparable, V any](m Mode[ID, V]) *Differ[ID, V] { return &Differ[ID, V]{mode: m} }
+
+// Forget makes the next Apply ask for a Sync: somebody has changed the kernel.
+func (d *Differ[ID, V]) Forget() { d.rows = nil }
+
+// Node returns the node that is in force; nil if nothing is known.
+func (d *Differ[ID, V]) Node() *proxy.Node {
+	if d.rows == nil {
+		return nil
+	}
+	return d.node
+}
+
+// Wanted reports whether a shared object is there.
+func (d *Differ[ID, V]) Wanted(id ID) bool { _, ok := d.refs[id]; return ok }
+
+// Apply brings rows to what is wanted. It lists nothing.
+func (d *Differ[ID, V]) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
+	if d.rows == nil {
+		return nil, fmt.Errorf("%w: what the kernel has is not known", proxy.ErrNeedSync)
+	}
+	refused := proxy.Refused{}
+	for {
+		c := newChanges(&d.mode)
+		constant := d.render(c, want, changed, refused)
+		n, err := d.write(ctx, c)
+		c.end(err == nil)
+		if err == nil {
+			d.applied(c, want, changed, refused)
+			if constant != nil {
+				d.constant = constant
+			}
+			d.evict(ctx)
+			return refused, nil
+		}
+		if n == 0 && c.blame(err, refused) {
+			continue
+		}
+		if n > 0 || drifted[ID, V](err) {
+			err = fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
+		}
+		if errors.Is(err, proxy.ErrNeedSync) {
+			d.rows = nil
+		}
+		return nil, err
+	}
+}
+
+func drifted[ID comparable, V any](err error) bool {
+	if r, ok := errors.AsType[*Refusal[ID, V]](err); ok {
+		for _, f := range r.Failures {
+			if f.Drift {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// render takes the difference that changed rows and the rest make.
+func (d *Differ[ID, V]) render(c *Changes[ID, V], want *proxy.State, changed *proxy.Changed, refused proxy.Refused) (constant map[ID]V) {
+	if changed.Node || changed.CIDRs {
+		for id, v := range d.constant {
+			c.had(id, v)
+		}
+		constant = d.constants(c, want)
+	}
+	node := d.after(want, changed)
+	for _, key := range changed.Rows {
+		d.row(c, key, Row{d.rows[key], d.node}, Row{want.Rows[key], node}, refused)
+	}
+	if d.mode.SameRows != nil && !d.mode.SameRows(d.node, node) {
+		done := map[proxy.PortKey]bool{}
+		for _, key := range changed.Rows {
+			done[key] = true
+		}
+		for key, sp := range d.rows {
+			if !done[key] {
+				d.row(c, key, Row{sp, d.node}, Row{sp, node}, refused)
+			}
+		}
+	}
+	for _, key := range changed.HealthChecks {
+		d.healthCheck(d.checks[key], c.Remove)
+		d.healthCheck(want.HealthChecks[key], c.Add)
+	}
+	c.share(d.refs)
+	return constant
+}
+
+// after returns the node as it is after some changes.
+func (d *Differ[ID, V]) after(want *proxy.State, changed *proxy.Changed) *proxy.Node {
+	if changed.Node {
+		return want.Node
+	}
+	return d.node
+}
+
+func (d *Differ[ID, V]) healthCheck(h *proxy.HealthCheck, put func(ID, V)) {
+	if h != nil && d.mode.HealthCheck != nil {
+		d.mode.HealthCheck(h, put)
+	}
+}
+
+// row renders the difference between two forms of a row, unless it is refused.
+func (d *Differ[ID, V]) row(c *Changes[ID, V], key proxy.PortKey, old, cur Row, refused proxy.Refused) {
+	if refused[key] != nil {
+		return
+	}
+	c.owner = &key
+	if cur.ServicePort != nil {
+		c.owner = &cur.Key
+	}
+	if err := d.mode.Row(old, cur, c); err != nil {
+		refused[key] = err
+	}
+	c.owner = nil
+}
+
+func (d *Differ[ID, V]) constants(c *Changes[ID, V], want *proxy.State) map[ID]V {
+	all := map[ID]V{}
+	d.mode.Constant(want, func(id ID, v V) {
+		all[id] = v
+		c.set(id, v)
+	})
+	return all
+}
+
+// share adds the shared objects that get their first row or lose their last.
+func (c *Changes[ID, V]) share(refs map[ID]int) {
+	for _, id := range c.begun {
+		u := c.uses[id]
+		before, there := refs[id]
+		switch after := before + u.by; {
+		case after > 0 && !there:
+			c.set(id, u.value)
+		case after == 0 && there && c.mode.Sharing(id) == Shared:
+			c.had(id, u.value)
+		}
+	}
+	c.begun = nil
+}
+
+// write makes the changes and returns how many parts of them were made.
+func (d *Differ[ID, V]) write(ctx context.Context, c *Changes[ID, V]) (n int, err error) {
+	for _, some := range c.parts(d.mode.Limit(), math.MaxInt) {
+		if err := d.mode.Write(ctx, some); err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
+}
+
+// applied remembers what is in force now.
+func (d *Differ[ID, V]) applied(c *Changes[ID, V], want *proxy.State, changed *proxy.Changed, refused proxy.Refused) {
+	for _, key := range changed.Rows {
+		if refused[key] != nil {
+			continue
+		}
+		if sp := want.Rows[key]; sp != nil {
+			d.rows[key] = sp
+		} else {
+			delete(d.rows, key)
+		}
+	}
+	for _, key := range changed.HealthChecks {
+		if h := want.HealthChecks[key]; h != nil {
+			d.checks[key] = h
+		} else {
+			delete(d.checks, key)
+		}
+	}
+	d.node = d.after(want, changed)
+	for id, u := range c.uses {
+		d.count(id, u)
+	}
+}
+
+// count notes how many rows more want a shared object.
+func (d *Differ[ID, V]) count(id ID, u *use[V]) {
+	d.refs[id] += u.by
+	switch {
+	case d.refs[id] > 0:
+		delete(d.idle, id)
+	case d.mode.Sharing(id) == Lingers:
+		d.idle[id] = idle[V]{u.value, time.Now()}
+	default:
+		delete(d.refs, id)
+	}
+}
+
+// evict takes away what lingers, if there is too much of it. What cannot go now
+// lingers on.
+func (d *Differ[ID, V]) evict(ctx context.Context) {
+	if len(d.idle) <= d.mode.MaxIdle {
+		return
+	}
+	c := newChanges(&d.mode)
+	for id, i := range d.idle {
+		if time.Since(i.since) >= d.mode.IdleTime {
+			c.had(id, i.value)
+		}
+	}
+	_, err := d.write(ctx, c)
+	for id := range c.index {
+		if err != nil {
+			d.idle[id] = idle[V]{d.idle[id].value, time.Now()}
+			continue
+		}
+		delete(d.idle, id)
+		delete(d.refs, id)
+	}
+}
+
+// Sync makes the kernel right whatever was there before.
+func (d *Differ[ID, V]) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
+	d.rows = nil
+	refused := proxy.Refused{}
+	for {
+		c := newChanges(&d.mode)
+		err := d.sync(ctx, c, want, refused)
+		c.end(err == nil)
+		if err == nil {
+			return refused, nil
+		}
+		if !c.blame(err, refused) {
+			return nil, err
+		}
+	}
+}
+
+func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy.State, refused proxy.Refused) error {
+	empty, err := d.mode.List(ctx, want, c.had)
+	if err != nil {
+		return err
+	}
+	constant := d.constants(c, want)
+	d.refs, d.idle = map[ID]int{}, map[ID]idle[V]{}
+	rows := maps.Clone(want.Rows)
+	for key, sp := range rows {
+		if d.row(c, key, Row{}, Row{sp, want.Node}, refused); refused[key] != nil {
+			delete(rows, key)
+		}
+		if empty && c.size >= d.mode.Limit() {
+			if err := d.stream(ctx, c); err != nil {
+				return err
+			}
+		}
+	}
+	for _, h := range want.HealthChecks {
+		d.healthCheck(h, c.Add)
+	}
+	c.share(d.refs)
+	if _, err := d.write(ctx, c); err != nil {
+		return err
+	}
+	for id, u := range c.uses {
+		d.count(id, u)
+	}
+	d.rows, d.checks, d.node, d.constant = rows, map[proxy.HealthCheckKey]*proxy.HealthCheck{}, want.Node, constant
+	maps.Copy(d.checks, want.HealthChecks)
+	return nil
+}
+
+// stream writes what has been rendered, but for what makes it live. A kernel
+// that has nothing takes it in any order of rows, and nobody need hold all.
+func (d *Differ[ID, V]) stream(ctx context.Context, c *Changes[ID, V]) error {
+	begun := c.begun
+	c.share(d.refs)
+	for _, id := range begun {
+		d.refs[id] = 0 // it is there; how many rows want it is counted at the end
+	}
+	for _, some := range c.parts(d.mode.Limit(), d.mode.Live) {
+		if err := d.mode.Write(ctx, some); err != nil {
+			return err
+		}
+	}
+	c.keep(d.mode.Live)
+	return nil
+}
