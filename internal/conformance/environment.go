@@ -21,41 +21,37 @@ const nodeName = "test-node"
 // The mode whose behaviour the oracle describes.
 const oracleMode = "nftables"
 
-// clusterCIDRs are the pods' ranges, podCIDRs those of this node's pods.
-func clusterCIDRs() []string { return []string{"10.0.0.0/8", "fd00:10::/64"} }
-func podCIDRs() []string     { return []string{"10.0.0.0/24", "fd00:10::/80"} }
-func serviceCIDRs() []string { return []string{"172.30.0.0/16", "fd00:172:30::/112"} }
+// The ranges of all pods, of this node's pods, and of Services.
+var (
+	clusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/64")}
+	podCIDRs     = []string{"10.0.0.0/24", "fd00:10::/80"}
+	serviceCIDRs = []string{"172.30.0.0/16", "fd00:172:30::/112"}
+)
 
-// client returns the address that speaks when a case does not say.
+// clients are the addresses that speak when a case does not say, by family.
+var clients = map[Place][2]string{
+	FromPod:       {"10.0.0.2", "fd00:10::2"},
+	FromRemotePod: {"10.9.9.9", "fd00:10::9:0:0:9"},
+	FromNode:      {"192.168.0.2", "2001:db8::1"},
+	FromLocalhost: {"127.0.0.1", "::1"},
+	FromOutside:   {"203.0.113.2", "2600:5200::1"},
+	FromBlocked:   {"203.0.113.130", "2600:5200:1::1"},
+}
+
 func client(from Place, f proxy.Family) (netip.Addr, error) {
-	var text [2]string
-	switch from {
-	case FromPod:
-		text = [2]string{"10.0.0.2", "fd00:10::2"}
-	case FromRemotePod:
-		text = [2]string{"10.9.9.9", "fd00:10::9:0:0:9"}
-	case FromNode:
-		text = [2]string{"192.168.0.2", "2001:db8::1"}
-	case FromLocalhost:
-		text = [2]string{"127.0.0.1", "::1"}
-	case FromOutside:
-		text = [2]string{"203.0.113.2", "2600:5200::1"}
-	case FromBlocked:
-		text = [2]string{"203.0.113.130", "2600:5200:1::1"}
-	default:
+	a, ok := clients[from]
+	if !ok {
 		return netip.Addr{}, fmt.Errorf("from %q needs a src", from)
 	}
-	return netip.ParseAddr(text[f])
+	return netip.ParseAddr(a[f])
 }
 
 // settings returns how the resolver is set up for a world in a mode.
 func (c Config) settings(mode string) (resolve.Settings, error) {
-	s := resolve.Settings{NodeName: nodeName, MasqueradeAll: c.MasqueradeAll}
+	s := resolve.Settings{NodeName: nodeName, MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: mode == "iptables"}
 	switch c.DetectLocal {
 	case "", "cluster-cidr":
-		for _, p := range clusterCIDRs() {
-			s.ClusterCIDRs = append(s.ClusterCIDRs, netip.MustParsePrefix(p))
-		}
+		s.ClusterCIDRs = clusterCIDRs
 	case "node-cidr":
 		s.DetectLocal = resolve.DetectNodeCIDR
 	case "bridge":
@@ -67,57 +63,51 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 	default:
 		return s, fmt.Errorf("detect_local is %q", c.DetectLocal)
 	}
-	word := c.NodePortAddresses.Word
-	if word == "" && mode == "nftables" {
-		word = "primary"
-	}
-	s.LocalhostNodePorts = mode == "iptables"
 	if c.LocalhostNodePort != nil {
 		s.LocalhostNodePorts = *c.LocalhostNodePort
 	}
-	s.NodePortAddresses.CIDRs = c.NodePortAddresses.CIDRs
-	s.NodePortAddresses.Primary = word == "primary" && s.NodePortAddresses.CIDRs == nil
+	s.NodePortAddresses.Primary = mode == "nftables"
+	for _, word := range c.NodePortAddresses {
+		s.NodePortAddresses.Primary = word == "primary"
+		if word == "primary" || word == "all" {
+			continue
+		}
+		p, err := netip.ParsePrefix(word)
+		if err != nil {
+			return s, fmt.Errorf("nodeport_addresses is %q, not primary, all or a list of CIDRs", word)
+		}
+		s.NodePortAddresses.CIDRs = append(s.NodePortAddresses.CIDRs, p)
+	}
 	return s, nil
 }
 
 // node returns this node's object.
 func node(labels map[string]string) *v1.Node {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: labels}}
-	n.Spec.PodCIDRs = podCIDRs()
-	n.Spec.PodCIDR = n.Spec.PodCIDRs[0]
-	for _, a := range []string{"192.168.0.2", "2001:db8::1"} {
+	n.Spec.PodCIDRs, n.Spec.PodCIDR = podCIDRs, podCIDRs[0]
+	for _, a := range clients[FromNode] {
 		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: a})
 	}
 	return n
 }
 
-// serviceCIDR returns the object that holds the Services' ranges.
-func serviceCIDR(cidrs []string) *networkingv1.ServiceCIDR {
-	return &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
-	}
-}
-
 // ranges returns the Services' ranges of a world.
-func (w *World) ranges() []string {
-	if w.Config.ServiceCIDRs != nil {
-		return w.Config.ServiceCIDRs
+func (w *World) ranges() *networkingv1.ServiceCIDR {
+	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}
+	c.Spec.CIDRs = w.Config.ServiceCIDRs
+	if c.Spec.CIDRs == nil {
+		c.Spec.CIDRs = serviceCIDRs
 	}
-	return serviceCIDRs()
-}
-
-// local reports whether an address is the node's while a case is played.
-func local(c *Case, a netip.Addr) bool {
-	return slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
+	return c
 }
 
 // packet returns a case's first packet as the node sees it.
 func packet(c *Case) proxy.Packet {
-	p := proxy.Packet{
-		Protocol: c.Proto.protocol(), Src: c.Src, Dst: c.to(),
-		SrcLocal: local(c, c.Src), DstLocal: local(c, c.Dst),
+	// Addresses of the node while the case is played.
+	local := func(a netip.Addr) bool {
+		return slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
 	}
+	p := proxy.Packet{Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: local(c.Src), DstLocal: local(c.Dst)}
 	switch {
 	case c.From.onPod():
 		p.In = lab.Bridge

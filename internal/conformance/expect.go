@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,52 +20,48 @@ type Expect struct {
 	To      map[netip.AddrPort]bool // endpoint: is the client's address hidden from it
 }
 
-// forward is the written form of an expectation to be forwarded.
-type forward struct {
-	To           []netip.AddrPort        `json:"to"`
-	Masq         *bool                   `json:"masq"`
-	MasqWhenToIs map[netip.AddrPort]bool `json:"masq_when_to_is"`
+func (e *Expect) add(to netip.AddrPort, masquerade bool) {
+	if e.To == nil {
+		e.To = map[netip.AddrPort]bool{}
+	}
+	e.To[to] = masquerade
+}
+
+// verdicts are the words for what is not forwarded. Whether a firewall accepts
+// a packet by a rule of its own cannot be seen.
+var verdicts = map[string]proxy.Verdict{
+	"reject": proxy.Reject, "drop": proxy.Drop, "untouched": proxy.Untouched, "accept": proxy.Untouched,
 }
 
 // UnmarshalJSON reads a word or {to: [...], masq: ...}.
 func (e *Expect) UnmarshalJSON(b []byte) error {
 	var word string
 	if json.Unmarshal(b, &word) == nil {
-		return e.word(word)
+		v, ok := verdicts[word]
+		if !ok {
+			return fmt.Errorf("expect is %q", word)
+		}
+		*e = Expect{Verdict: v}
+		return nil
 	}
-	var f forward
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&f); err != nil {
+	var f struct {
+		To           []netip.AddrPort        `json:"to"`
+		Masq         *bool                   `json:"masq"`
+		MasqWhenToIs map[netip.AddrPort]bool `json:"masq_when_to_is"`
+	}
+	if err := unmarshalStrict(b, &f); err != nil {
 		return fmt.Errorf("expect: %w", err)
 	}
 	if len(f.To) == 0 {
 		return errors.New("expect has no endpoint in to")
 	}
-	e.Verdict, e.To = proxy.Forward, map[netip.AddrPort]bool{}
+	*e = Expect{Verdict: proxy.Forward}
 	for _, to := range f.To {
 		masq, each := f.MasqWhenToIs[to]
-		switch {
-		case each == (f.Masq != nil):
+		if each == (f.Masq != nil) {
 			return fmt.Errorf("expect must say masq for %v, once", to)
-		case f.Masq != nil:
-			masq = *f.Masq
 		}
-		e.To[to] = masq
-	}
-	return nil
-}
-
-func (e *Expect) word(word string) error {
-	switch word {
-	case "reject":
-		e.Verdict = proxy.Reject
-	case "drop":
-		e.Verdict = proxy.Drop
-	case "untouched", "accept": // whether a firewall accepts it by a rule of its own is not visible
-		e.Verdict = proxy.Untouched
-	default:
-		return fmt.Errorf("expect is %q", word)
+		e.add(to, masq || f.Masq != nil && *f.Masq)
 	}
 	return nil
 }
@@ -87,53 +82,34 @@ func (e Expect) String() string {
 	return "to " + strings.Join(to, ", ")
 }
 
-// expectation is an oracle's answer in the table's form.
-func expectation(o proxy.Outcome) Expect {
-	e := Expect{Verdict: o.Verdict}
-	if o.Verdict == proxy.Forward {
-		e.To = map[netip.AddrPort]bool{}
-		for _, b := range o.Backends {
-			e.To[b.Addr] = b.Masquerade
-		}
-	}
-	return e
-}
-
-// equal compares two expectations.
 func (e Expect) equal(o Expect) bool { return e.Verdict == o.Verdict && maps.Equal(e.To, o.To) }
 
 // judge checks one observation of a case. hidden tells whether a client's
 // address could be seen to be hidden from an endpoint.
 func (e Expect) judge(c *Case, s traffic.Seen, hidden func(netip.AddrPort) bool) error {
-	want := ""
+	ok, want := false, ""
 	switch e.Verdict {
 	case proxy.Forward:
 		return e.judgeAnswer(c, s, hidden)
 	case proxy.Reject:
-		if s.Fate == traffic.Refused {
-			return nil
-		}
-		want = "a refusal"
+		ok, want = s.Fate == traffic.Refused, "a refusal"
 	case proxy.Drop:
-		if s.Fate == traffic.Silent {
-			return nil
-		}
-		want = "silence"
+		ok, want = s.Fate == traffic.Silent, "silence"
 	case proxy.Untouched:
-		if s.Fate == traffic.Answered && s.By == c.to() && s.Client == c.Src {
-			return nil
-		}
+		ok = s.Fate == traffic.Answered && s.Answer == traffic.Answer{By: c.to(), Client: c.Src}
 		want = "the answer of its own destination"
 	}
-	return fmt.Errorf("%v, instead of %s", s, want)
+	if !ok {
+		return fmt.Errorf("%v, instead of %s", s, want)
+	}
+	return nil
 }
 
 func (e Expect) judgeAnswer(c *Case, s traffic.Seen, hidden func(netip.AddrPort) bool) error {
-	if s.Fate != traffic.Answered {
-		return fmt.Errorf("%v, instead of an answer", s)
-	}
 	masq, known := e.To[s.By]
 	switch {
+	case s.Fate != traffic.Answered:
+		return fmt.Errorf("%v, instead of an answer", s)
 	case !known:
 		return fmt.Errorf("%v, which is no endpoint of it", s)
 	case !hidden(s.By):

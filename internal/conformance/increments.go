@@ -7,13 +7,17 @@ import (
 	"reflect"
 	"slices"
 
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"sluice/internal/resolve"
 )
 
 // event is one thing that a resolver hears of.
 type event func(*resolve.Resolver)
 
-// track is a row of events that must come in this order, with others between.
+// track is a list of events that must come in this order, with others between.
 type track []event
 
 // seeded returns the randomness of a group: the same at each run.
@@ -23,10 +27,11 @@ func seeded(id string) *rand.Rand {
 	return rand.New(rand.NewPCG(h.Sum64(), 1))
 }
 
-// begin returns the events that make a world out of a bare resolver, one object
-// at a time, in any order and with detours.
+// begin returns the events that make a world out of nothing, one object at a
+// time, in any order and with detours.
 func (w *World) begin(rng *rand.Rand) []event {
-	half, whole := serviceCIDR(w.ranges()[:1]), serviceCIDR(w.ranges())
+	half, whole := w.ranges(), w.ranges()
+	half.Spec.CIDRs = half.Spec.CIDRs[:1]
 	tracks := []track{{
 		func(r *resolve.Resolver) { r.UpdateServiceCIDR(nil, half) },
 		func(r *resolve.Resolver) { r.UpdateServiceCIDR(half, whole) },
@@ -35,58 +40,21 @@ func (w *World) begin(rng *rand.Rand) []event {
 	return shuffle(append(tracks, nothing.changes(w, rng)...), rng)
 }
 
-// step returns the events that lead from one phase to the next.
-func (w *World) step(to *World, rng *rand.Rand) []event { return shuffle(w.changes(to, rng), rng) }
-
 // changes returns a track for each object that differs, and some for objects
 // that are there in neither world.
 func (w *World) changes(to *World, rng *rand.Rand) []track {
-	serviceName := func(s *Service) string { return s.Name }
-	sliceName := func(s *Slice) string { return s.Service + "/" + s.Name }
-	was, is := byName(w.Services, serviceName), byName(to.Services, serviceName)
 	var tracks []track
 	if !maps.Equal(w.NodeLabels, to.NodeLabels) {
 		tracks = append(tracks, track{func(r *resolve.Resolver) { r.UpdateNode(node(to.NodeLabels)) }})
 	}
-	for _, name := range union(was, is) {
-		tracks = append(tracks, changeService(was[name], is[name], rng))
-	}
-	wasSlice, isSlice := byName(w.Slices, sliceName), byName(to.Slices, sliceName)
-	for _, name := range union(wasSlice, isSlice) {
-		tracks = append(tracks, changeSlice(wasSlice[name], isSlice[name], rng))
-	}
+	tracks = append(tracks, changed(w.Services, to.Services, serviceEvents, rng)...)
+	tracks = append(tracks, changed(w.Slices, to.Slices, sliceEvents, rng)...)
 	return append(tracks, visit(to)...)
 }
 
-func byName[T any](list []T, name func(T) string) map[string]T {
-	m := map[string]T{}
-	for _, o := range list {
-		m[name(o)] = o
-	}
-	return m
-}
-
-// union returns the keys of both, sorted, but for those with equal values.
-func union[T any](a, b map[string]T) []string {
-	var keys []string
-	for k, v := range a {
-		if other, ok := b[k]; !ok || !reflect.DeepEqual(v, other) {
-			keys = append(keys, k)
-		}
-	}
-	for k := range b {
-		if _, ok := a[k]; !ok {
-			keys = append(keys, k)
-		}
-	}
-	slices.Sort(keys)
-	return keys
-}
-
-// shuffle mixes tracks into one row of events.
+// shuffle mixes tracks into one list of events.
 func shuffle(tracks []track, rng *rand.Rand) []event {
 	var out []event
-	tracks = slices.DeleteFunc(tracks, func(t track) bool { return len(t) == 0 })
 	for len(tracks) > 0 {
 		i := rng.IntN(len(tracks))
 		out = append(out, tracks[i][0])
@@ -97,128 +65,139 @@ func shuffle(tracks []track, rng *rand.Rand) []event {
 	return out
 }
 
-// changeService leads from one form of a Service to another, every other time
-// by way of a third.
-func changeService(was, is *Service, rng *rand.Rand) track {
-	if is == nil {
-		return track{func(r *resolve.Resolver) { r.Services.Update(was.object(), nil) }}
-	}
-	set := func(s *Service) event {
-		return func(r *resolve.Resolver) { r.Services.Update(nil, s.object()) }
-	}
-	t := track{set(is)}
-	if rng.IntN(2) == 0 {
-		t = append(track{set(detour(is, rng))}, t...)
-	}
-	if rng.IntN(4) == 0 {
-		remove := func(r *resolve.Resolver) { r.Services.Update(is.object(), nil) }
-		t = append(t, remove, set(is))
-	}
-	return t
+// events are what may happen to a kind of object.
+type events[T any] struct {
+	set, remove func(T) event
+	wrong       func(T, *rand.Rand) T // the object, wrong in one way
 }
 
-// detour returns a Service that is wrong in one way.
-func detour(s *Service, rng *rand.Rand) *Service {
-	wrong := *s
+var (
+	serviceEvents = events[*v1.Service]{
+		func(s *v1.Service) event { return func(r *resolve.Resolver) { r.Services.Update(nil, s) } },
+		func(s *v1.Service) event { return func(r *resolve.Resolver) { r.Services.Update(s, nil) } },
+		wrongService,
+	}
+	sliceEvents = events[*discoveryv1.EndpointSlice]{
+		func(s *discoveryv1.EndpointSlice) event {
+			return func(r *resolve.Resolver) { r.Endpoints.Update(s, false) }
+		},
+		func(s *discoveryv1.EndpointSlice) event {
+			return func(r *resolve.Resolver) { r.Endpoints.Update(s, true) }
+		},
+		wrongSlice,
+	}
+)
+
+// changed returns a track for each object that differs. It leads to the object's
+// new form, every other time by way of a wrong one.
+func changed[T metav1.Object](from, to []T, e events[T], rng *rand.Rand) []track {
+	was, is := map[string]T{}, map[string]T{}
+	for _, o := range from {
+		was[key(o)] = o
+	}
+	for _, o := range to {
+		is[key(o)] = o
+	}
+	both := maps.Clone(was)
+	maps.Copy(both, is)
+	var tracks []track
+	for _, k := range slices.Sorted(maps.Keys(both)) {
+		old, had := was[k]
+		o, has := is[k]
+		switch {
+		case !has:
+			tracks = append(tracks, track{e.remove(old)})
+			continue
+		case had && reflect.DeepEqual(old, o):
+			continue
+		}
+		t := track{e.set(o)}
+		if rng.IntN(2) == 0 {
+			t = append(track{e.set(e.wrong(o, rng))}, t...)
+		}
+		if rng.IntN(4) == 0 {
+			t = append(t, e.remove(o), e.set(o))
+		}
+		tracks = append(tracks, t)
+	}
+	return tracks
+}
+
+func wrongService(s *v1.Service, rng *rand.Rand) *v1.Service {
+	wrong := s.DeepCopy()
 	switch rng.IntN(6) {
 	case 0:
-		wrong.ETP = opposite(s.ETP)
+		wrong.Spec.ExternalTrafficPolicy = opposite(s.Spec.ExternalTrafficPolicy)
 	case 1:
-		wrong.ITP = opposite(s.ITP)
+		var policy v1.ServiceInternalTrafficPolicy
+		if s.Spec.InternalTrafficPolicy != nil {
+			policy = *s.Spec.InternalTrafficPolicy
+		}
+		wrong.Spec.InternalTrafficPolicy = new(opposite(policy))
 	case 2:
-		wrong.ExternalIPs, wrong.LBIngress = nil, nil
+		wrong.Spec.ExternalIPs, wrong.Status = nil, v1.ServiceStatus{}
 	case 3:
-		wrong.Affinity = &Affinity{ClientIPTimeoutSeconds: 60}
+		wrong.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		wrong.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: new(int32(60))}}
 	case 4:
-		wrong.Type, wrong.LBIngress = "", nil
+		wrong.Spec.Type, wrong.Status = v1.ServiceTypeClusterIP, v1.ServiceStatus{}
 	case 5:
-		wrong.Ports = nil
-		for _, p := range s.Ports {
-			number := *p.Port + 1000
-			p.Port = &number
-			wrong.Ports = append(wrong.Ports, p)
+		for i := range wrong.Spec.Ports {
+			wrong.Spec.Ports[i].Port += 1000
 		}
 	}
-	return &wrong
+	return wrong
 }
 
-func opposite(policy string) string {
+func opposite[T ~string](policy T) T {
 	if policy == "Local" {
 		return "Cluster"
 	}
 	return "Local"
 }
 
-// changeSlice leads from one form of a slice to another, every other time by
-// way of a third.
-func changeSlice(was, is *Slice, rng *rand.Rand) track {
-	if is == nil {
-		return track{func(r *resolve.Resolver) { r.Endpoints.Update(was.object(), true) }}
-	}
-	set := func(s *Slice) event {
-		return func(r *resolve.Resolver) { r.Endpoints.Update(s.object(), false) }
-	}
-	t := track{set(is)}
-	if rng.IntN(2) == 0 {
-		t = append(track{set(wrongSlice(is, rng))}, t...)
-	}
-	if rng.IntN(4) == 0 {
-		remove := func(r *resolve.Resolver) { r.Endpoints.Update(is.object(), true) }
-		t = append(t, remove, set(is))
-	}
-	return t
-}
-
 // wrongSlice returns a slice with an endpoint too many, too few, or none ready.
-func wrongSlice(s *Slice, rng *rand.Rand) *Slice {
-	wrong := *s
-	wrong.Endpoints = slices.Clone(s.Endpoints)
+func wrongSlice(s *discoveryv1.EndpointSlice, rng *rand.Rand) *discoveryv1.EndpointSlice {
+	wrong := s.DeepCopy()
 	switch rng.IntN(3) {
 	case 0:
-		ip := "10.250.0.1"
-		if s.AddressType == "IPv6" {
-			ip = "fd00:10:250::1"
+		addr := "10.250.0.1"
+		if s.AddressType == discoveryv1.AddressTypeIPv6 {
+			addr = "fd00:10:250::1"
 		}
-		wrong.Endpoints = append([]Endpoint{{IP: ip, Node: nodeName}}, wrong.Endpoints...)
+		wrong.Endpoints = append([]discoveryv1.Endpoint{endpoint(addr, nodeName)}, wrong.Endpoints...)
 	case 1:
 		wrong.Endpoints = wrong.Endpoints[:len(wrong.Endpoints)/2]
 	case 2:
-		no := false
 		for i := range wrong.Endpoints {
-			wrong.Endpoints[i].Ready, wrong.Endpoints[i].Serving = &no, &no
+			c := &wrong.Endpoints[i].Conditions
+			c.Ready, c.Serving = new(false), new(false)
 		}
 	}
-	return &wrong
+	return wrong
 }
 
 // visit is a Service that comes and goes. Meanwhile it claims addresses that
 // others have, and has the better claim.
 func visit(w *World) []track {
-	port := int32(80)
-	s := &Service{
-		Name: "aaa/visitor", Type: "LoadBalancer", ClusterIP: "172.30.255.250", Age: 1000,
-		Ports: []Port{{Name: "p80", Port: &port, NodePort: 3999}},
-	}
+	s := &v1.Service{Spec: v1.ServiceSpec{
+		Type: v1.ServiceTypeLoadBalancer, ClusterIP: "172.30.255.250",
+		Ports: []v1.ServicePort{{Name: "p80", Port: 80, NodePort: 3999}},
+	}}
+	s.Namespace, s.Name, s.CreationTimestamp = "aaa", "visitor", made(1000)
 	for _, other := range w.Services {
-		s.ExternalIPs = append(s.ExternalIPs, other.ExternalIPs...)
-		for _, in := range other.LBIngress {
+		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, other.Spec.ExternalIPs...)
+		for _, in := range other.Status.LoadBalancer.Ingress {
 			if in.IP != "" {
-				s.LBIngress = append(s.LBIngress, Ingress{IP: in.IP})
+				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: in.IP})
 			}
 		}
 	}
-	slice := &Slice{
-		Name: "visitor-0", Service: s.Name, AddressType: "IPv4", Ports: s.Ports,
-		Endpoints: []Endpoint{{IP: "10.250.0.2", Node: nodeName}, {IP: "10.250.0.3", Node: "far"}},
-	}
+	defaultService(s)
+	slice := endpointSlice(s, discoveryv1.AddressTypeIPv4, 80)
+	slice.Endpoints = []discoveryv1.Endpoint{endpoint("10.250.0.2", nodeName), endpoint("10.250.0.3", "far")}
 	return []track{
-		{
-			func(r *resolve.Resolver) { r.Services.Update(nil, s.object()) },
-			func(r *resolve.Resolver) { r.Services.Update(s.object(), nil) },
-		},
-		{
-			func(r *resolve.Resolver) { r.Endpoints.Update(slice.object(), false) },
-			func(r *resolve.Resolver) { r.Endpoints.Update(slice.object(), true) },
-		},
+		{serviceEvents.set(s), serviceEvents.remove(s)},
+		{sliceEvents.set(slice), sliceEvents.remove(slice)},
 	}
 }

@@ -1,33 +1,15 @@
 package conformance
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"testing"
 
-	"sluice/internal/conformance/lab"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
 	"sluice/internal/proxy"
 )
-
-// RunRandom plays n random worlds, each with changes in it, and compares what
-// random packets meet with the oracle's answers. World i is made from seed+i
-// alone and is the subtest seed=<that>.
-func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
-	lab.Require(t)
-	c := &company{d: d}
-	for i := range uint64(n) {
-		g, err := randomGroup(d.Mode, seed+i)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.enroll(t, &performer{id: g.ID, cases: g.names(d.Mode), play: func(ctx context.Context, st *stage) []Failure {
-			return g.explained(d.Mode, st.perform(ctx, g))
-		}})
-	}
-	c.start(t)
-}
 
 // explained adds the states that a random group went through to its failures:
 // nobody has written them down.
@@ -35,15 +17,9 @@ func (g *Group) explained(mode string, failures []Failure) []Failure {
 	if len(failures) == 0 {
 		return nil
 	}
-	worlds, err := g.worlds()
-	if err != nil {
-		return failures
-	}
 	text := ""
-	for i, w := range worlds {
-		if r, err := w.resolver(mode); err == nil {
-			text += fmt.Sprintf("\nphase %s, %+v:\n%v", g.Phases[i].Name, w.Config, r.State())
-		}
+	for i, w := range g.worlds() {
+		text += fmt.Sprintf("\nphase %s, %+v:\n%v", g.Phases[i].Name, w.Config, w.resolver(mode).State())
 	}
 	return append(failures, Failure{Group: g.ID, How: "the states were", Got: text})
 }
@@ -57,12 +33,11 @@ const (
 // randomGroup makes a group from a seed. What it expects is what the oracle
 // says.
 func randomGroup(mode string, seed uint64) (*Group, error) {
-	rng := rand.New(rand.NewPCG(seed, 2))
-	m := &maker{rng: rng}
+	m := &maker{rand.New(rand.NewPCG(seed, 2))}
 	g := &Group{ID: fmt.Sprintf("seed=%d", seed), Title: "random"}
 	g.Config = m.config()
-	g.NodeLabels = map[string]string{"topology.kubernetes.io/zone": m.zone()}
-	for i := range 3 + rng.IntN(4) {
+	g.NodeLabels = m.labels()
+	for i := range 3 + m.IntN(4) {
 		g.Services = append(g.Services, m.service(i))
 		g.Slices = append(g.Slices, m.slices(i)...)
 	}
@@ -70,22 +45,18 @@ func randomGroup(mode string, seed uint64) (*Group, error) {
 	for i := 1; i < randomPhases; i++ {
 		g.Phases = append(g.Phases, m.phase(fmt.Sprintf("change-%d", i)))
 	}
-	worlds, err := g.worlds()
-	if err != nil {
+	if err := g.World.complete(g.Phases...); err != nil {
 		return nil, err
 	}
-	for i, p := range g.Phases {
-		r, err := worlds[i].resolver(mode)
-		if err != nil {
-			return nil, err
-		}
+	for i, w := range g.worlds() {
+		state := w.resolver(mode).State()
 		for j := range randomPackets {
-			c := m.packet(r.State())
-			c.ID, c.Phase = fmt.Sprintf("%s-packet-%d", p.Name, j), p.Name
-			if err := c.from(); err != nil {
+			c := m.packet(state)
+			c.ID, c.Phase = fmt.Sprintf("%s-packet-%d", g.Phases[i].Name, j), g.Phases[i].Name
+			if err := c.address(); err != nil {
 				return nil, err
 			}
-			c.Expect = answer(r.State(), c)
+			c.Expect = answer(state, c)
 			g.Cases = append(g.Cases, c)
 		}
 	}
@@ -93,125 +64,103 @@ func randomGroup(mode string, seed uint64) (*Group, error) {
 }
 
 // maker makes random objects out of a few addresses, so that they meet.
-type maker struct{ rng *rand.Rand }
+type maker struct{ *rand.Rand }
 
 // pick returns one of several things.
-func pick[T any](rng *rand.Rand, from ...T) T { return from[rng.IntN(len(from))] }
+func pick[T any](m *maker, from ...T) T { return from[m.IntN(len(from))] }
 
 // some returns a few of several things, in their order.
-func some[T any](rng *rand.Rand, from ...T) []T {
+func some[T any](m *maker, from ...T) []T {
 	var out []T
 	for _, x := range from {
-		if rng.IntN(2) == 0 {
+		if m.IntN(2) == 0 {
 			out = append(out, x)
 		}
 	}
 	return out
 }
 
-func (m *maker) zone() string { return pick(m.rng, "zone-a", "zone-b") }
+func (m *maker) zone() string { return pick(m, "zone-a", "zone-b") }
+
+func (m *maker) labels() map[string]string { return map[string]string{v1.LabelTopologyZone: m.zone()} }
 
 func (m *maker) config() Config {
-	c := Config{
-		DetectLocal:   pick(m.rng, "cluster-cidr", "node-cidr", "bridge", "prefix", "none"),
-		MasqueradeAll: m.rng.IntN(4) == 0,
+	return Config{
+		DetectLocal:       pick(m, "cluster-cidr", "node-cidr", "bridge", "prefix", "none"),
+		MasqueradeAll:     m.IntN(4) == 0,
+		NodePortAddresses: pick(m, words{"all"}, words{"192.168.1.0/24"}, nil),
 	}
-	switch m.rng.IntN(3) {
-	case 0:
-		c.NodePortAddresses.Word = "all"
-	case 1:
-		c.NodePortAddresses.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.1.0/24")}
-	}
-	return c
 }
 
-// ports are the ports that every Service has some of.
-func (m *maker) ports(i int) []Port {
-	number := func(n int32) *int32 { return &n }
-	all := []Port{
-		{Name: "a", Proto: "TCP", Port: number(80), NodePort: int32(3000 + i)},
-		{Name: "b", Proto: "UDP", Port: number(80), NodePort: int32(3000 + i)},
-		{Name: "c", Proto: "TCP", Port: number(81), NodePort: int32(3100 + i)},
-	}
-	return append(all[:1:1], some(m.rng, all[1:]...)...)
+// blank is Service i with all the ports that one may have.
+func blank(i int) *v1.Service {
+	s := &v1.Service{Spec: v1.ServiceSpec{Ports: []v1.ServicePort{
+		{Name: "a", Protocol: v1.ProtocolTCP, Port: 80, NodePort: int32(3000 + i)},
+		{Name: "b", Protocol: v1.ProtocolUDP, Port: 80, NodePort: int32(3000 + i)},
+		{Name: "c", Protocol: v1.ProtocolTCP, Port: 81, NodePort: int32(3100 + i)},
+	}}}
+	s.Namespace, s.Name = "random", fmt.Sprintf("s%d", i)
+	return s
 }
 
-func (m *maker) service(i int) *Service {
-	s := &Service{
-		Name: fmt.Sprintf("random/s%d", i), Age: m.rng.IntN(3),
-		Type: pick(m.rng, "ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer"),
-		ETP:  pick(m.rng, "Cluster", "Local"), ITP: pick(m.rng, "Cluster", "Local", ""),
-		ExternalIPs: some(m.rng, "192.168.99.11", "192.168.99.22", "2001:db8:99::22"),
-		Ports:       m.ports(i),
-	}
+func (m *maker) service(i int) *v1.Service {
+	s := blank(i)
+	s.CreationTimestamp = made(m.IntN(3))
+	s.Spec.Type = pick(m, v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer, v1.ServiceTypeLoadBalancer)
+	s.Spec.ExternalTrafficPolicy = pick(m, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceExternalTrafficPolicyLocal)
+	s.Spec.InternalTrafficPolicy = pick(m, new(v1.ServiceInternalTrafficPolicyCluster), new(v1.ServiceInternalTrafficPolicyLocal), nil)
+	s.Spec.ExternalIPs = some(m, "192.168.99.11", "192.168.99.22", "2001:db8:99::22")
+	s.Spec.Ports = append(s.Spec.Ports[:1:1], some(m, s.Spec.Ports[1:]...)...)
 	v4, v6 := fmt.Sprintf("172.30.9.%d", i), fmt.Sprintf("fd00:172:30::9%d", i)
-	switch m.rng.IntN(3) {
-	case 0:
-		s.IPFamilies, s.ClusterIPs = []string{"IPv4", "IPv6"}, []string{v4, v6}
-	case 1:
-		s.IPFamilies, s.ClusterIPs = []string{"IPv4"}, []string{v4}
-	case 2:
-		s.IPFamilies, s.ClusterIPs = []string{"IPv6"}, []string{v6}
+	s.Spec.ClusterIPs = pick(m, []string{v4, v6}, []string{v4}, []string{v6})
+	for _, a := range s.Spec.ClusterIPs {
+		f := proxy.FamilyOf(netip.MustParseAddr(a))
+		s.Spec.IPFamilies = append(s.Spec.IPFamilies, v1.IPFamily(f.String()))
 	}
-	if s.Type == "LoadBalancer" {
-		s.LBIngress = some(m.rng, Ingress{IP: "1.2.3.4"}, Ingress{IP: "5.6.7.8"}, Ingress{IP: "2001:db8:ff::4"},
-			Ingress{IP: "9.10.11.12", IPMode: "Proxy"})
-		s.SourceRanges = some(m.rng, "203.0.113.0/25", "203.0.0.0/16", "10.0.0.0/8", "10.0.0.2/32",
+	switch s.Spec.Type {
+	case v1.ServiceTypeLoadBalancer:
+		s.Status.LoadBalancer.Ingress = some(m, v1.LoadBalancerIngress{IP: "1.2.3.4"}, v1.LoadBalancerIngress{IP: "5.6.7.8"},
+			v1.LoadBalancerIngress{IP: "2001:db8:ff::4"}, v1.LoadBalancerIngress{IP: "9.10.11.12", IPMode: new(v1.LoadBalancerIPModeProxy)})
+		ranges := some(m, "203.0.113.0/25", "203.0.0.0/16", "10.0.0.0/8", "10.0.0.2/32",
 			"192.168.0.0/24", "192.168.0.2/32", "2600:5200::/64", "2600::/16")
-		if m.rng.IntN(2) == 0 {
-			s.SourceRanges = nil
+		if m.IntN(2) != 0 {
+			s.Spec.LoadBalancerSourceRanges = ranges
 		}
-	}
-	if s.Type == "ClusterIP" {
-		for i := range s.Ports {
-			s.Ports[i].NodePort = 0
+	case v1.ServiceTypeClusterIP:
+		for i := range s.Spec.Ports {
+			s.Spec.Ports[i].NodePort = 0
 		}
 	}
 	return s
 }
 
-// slices returns a Service's slices, one of each family or none.
-func (m *maker) slices(i int) []*Slice {
-	places := []Endpoint{
-		{IP: "10.0.0.10", Node: nodeName},
-		{IP: "10.0.0.11", Node: nodeName},
-		{IP: "10.1.0.10", Node: "node-b"},
-		{IP: "10.2.0.10", Node: "node-c"},
+// slices returns a Service's slices, one of each family.
+func (m *maker) slices(i int) []*discoveryv1.EndpointSlice {
+	addrs := [...][]string{
+		proxy.IPv4: {"10.0.0.10", "10.0.0.11", "10.1.0.10", "10.2.0.10"},
+		proxy.IPv6: {"fd00:10::10", "fd00:10::11", "fd00:10::1:0:0:10", "fd00:10::2:0:0:10"},
 	}
-	places6 := []Endpoint{
-		{IP: "fd00:10::10", Node: nodeName},
-		{IP: "fd00:10::11", Node: nodeName},
-		{IP: "fd00:10::1:0:0:10", Node: "node-b"},
-		{IP: "fd00:10::2:0:0:10", Node: "node-c"},
-	}
-	number := int32(8000 + i)
-	ports := []Port{
-		{Name: "a", Proto: "TCP", Port: &number}, {Name: "b", Proto: "UDP", Port: &number}, {Name: "c", Proto: "TCP", Port: &number},
-	}
-	var out []*Slice
+	nodes := []string{nodeName, nodeName, "node-b", "node-c"}
+	var out []*discoveryv1.EndpointSlice
 	for _, f := range proxy.Families {
-		s := &Slice{
-			Name: fmt.Sprintf("s%d-%v", i, f), Service: fmt.Sprintf("random/s%d", i),
-			AddressType: f.String(), Ports: ports,
-		}
-		for _, e := range some(m.rng, [...][]Endpoint{places, places6}[f]...) {
-			s.Endpoints = append(s.Endpoints, m.condition(e))
+		s := endpointSlice(blank(i), discoveryv1.AddressType(f.String()), int32(8000+i))
+		for _, n := range some(m, 0, 1, 2, 3) {
+			s.Endpoints = append(s.Endpoints, m.condition(endpoint(addrs[f][n], nodes[n])))
 		}
 		out = append(out, s)
 	}
 	return out
 }
 
-func (m *maker) condition(e Endpoint) Endpoint {
-	yes, no := true, false
-	switch m.rng.IntN(6) {
+func (m *maker) condition(e discoveryv1.Endpoint) discoveryv1.Endpoint {
+	switch c := &e.Conditions; m.IntN(6) {
 	case 0:
-		e.Ready, e.Terminating = &no, &yes
+		c.Ready, c.Terminating = new(false), new(true)
 	case 1:
-		e.Ready, e.Serving, e.Terminating = &no, &no, pick(m.rng, &yes, &no)
+		c.Ready, c.Serving, c.Terminating = new(false), new(false), new(pick(m, true, false))
 	}
-	if m.rng.IntN(2) == 0 {
-		e.ZoneHints = []string{m.zone()}
+	if m.IntN(2) == 0 {
+		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: m.zone()}}}
 	}
 	return e
 }
@@ -220,17 +169,17 @@ func (m *maker) condition(e Endpoint) Endpoint {
 func (m *maker) phase(name string) Phase {
 	p := Phase{Name: name}
 	for i := range 6 {
-		switch m.rng.IntN(4) {
+		switch m.IntN(4) {
 		case 0:
 			p.Services = append(p.Services, m.service(i))
 		case 1:
 			p.Slices = append(p.Slices, m.slices(i)...)
 		case 2:
-			p.DeleteServices.List = append(p.DeleteServices.List, fmt.Sprintf("random/s%d", i))
+			p.DeleteServices = append(p.DeleteServices, key(blank(i)))
 		}
 	}
-	if m.rng.IntN(2) == 0 {
-		p.NodeLabels = map[string]string{"topology.kubernetes.io/zone": m.zone()}
+	if m.IntN(2) == 0 {
+		p.NodeLabels = m.labels()
 	}
 	return p
 }
@@ -238,28 +187,27 @@ func (m *maker) phase(name string) Phase {
 // packet makes a packet that is likely to be for somebody.
 func (m *maker) packet(s *proxy.State) *Case {
 	c := &Case{
-		From:  pick(m.rng, FromPod, FromNode, FromOutside, FromBlocked, FromRemotePod),
-		Dst:   netip.MustParseAddr(pick(m.rng, "172.30.200.1", "1.2.3.4", "9.10.11.12", "192.168.99.22", "fd00:172:30::50", "192.168.1.2")),
-		DPort: uint16(pick(m.rng, 80, 81, 82)),
-		Proto: proto(pick(m.rng, proxy.TCP, proxy.UDP)),
+		From:  pick(m, FromPod, FromNode, FromOutside, FromBlocked, FromRemotePod),
+		Dst:   netip.MustParseAddr(pick(m, "172.30.200.1", "1.2.3.4", "9.10.11.12", "192.168.99.22", "fd00:172:30::50", "192.168.1.2")),
+		DPort: uint16(pick(m, 80, 81, 82)),
+		Proto: pick(m, v1.ProtocolTCP, v1.ProtocolUDP),
 	}
 	keys := s.Keys()
-	if len(keys) == 0 || m.rng.IntN(8) == 0 {
+	if len(keys) == 0 || m.IntN(8) == 0 {
 		return c
 	}
-	row := s.Rows[pick(m.rng, keys...)]
+	row := s.Rows[pick(m, keys...)]
 	if len(row.Frontends) == 0 {
 		return c
 	}
-	f := pick(m.rng, row.Frontends...)
-	c.Dst, c.DPort, c.Proto = f.Addr.Addr(), f.Addr.Port(), proto(row.Key.Protocol)
+	f := pick(m, row.Frontends...)
+	c.Dst, c.DPort, c.Proto = f.Addr.Addr(), f.Addr.Port(), v1.Protocol(row.Key.Protocol.String())
 	if f.Kind == proxy.NodePort {
 		at := [...][]string{{"192.168.0.2", "192.168.1.2", "10.0.0.1"}, {"2001:db8::1", "2001:db8:1::2"}}
-		c.Dst = netip.MustParseAddr(pick(m.rng, at[row.Key.Family]...))
+		c.Dst = netip.MustParseAddr(pick(m, at[row.Key.Family]...))
 	}
-	if m.rng.IntN(3) == 0 {
-		own := [...]string{"10.0.0.10", "fd00:10::10"}[row.Key.Family]
-		c.From, c.Src = FromSelf, netip.MustParseAddr(own)
+	if m.IntN(3) == 0 {
+		c.From, c.Src = FromSelf, netip.MustParseAddr(pods["local"][row.Key.Family])
 	}
 	return c
 }

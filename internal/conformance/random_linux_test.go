@@ -40,7 +40,7 @@ func TestRandomGroupsAreRepeatable(t *testing.T) {
 func TestRandomGroupsCanFail(t *testing.T) {
 	lab.Require(t)
 	d := Dataplane{Mode: "nftables", Open: func(context.Context) (proxy.Dataplane, error) { return idle{}, nil }}
-	st, err := newStage(t.Context(), d)
+	st, err := newTestbed(t.Context(), d)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func TestRandomGroupsCanFail(t *testing.T) {
 			want[c.ID] = 2
 		}
 	}
-	for _, f := range st.perform(t.Context(), g) {
+	for _, f := range st.runGroup(t.Context(), g) {
 		got[f.Case]++
 	}
 	if d := cmp.Diff(want, got); d != "" {

@@ -30,7 +30,7 @@ func TestTheTableCanFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := Dataplane{Mode: "nftables", Open: func(context.Context) (proxy.Dataplane, error) { return idle{}, nil }}
-	st, err := newStage(t.Context(), d)
+	st, err := newTestbed(t.Context(), d)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestTheTableCanFail(t *testing.T) {
 	})
 	for _, g := range all.Groups {
 		failed := map[string]int{}
-		for _, f := range st.perform(t.Context(), g) {
+		for _, f := range st.runGroup(t.Context(), g) {
 			if f.Case == "" {
 				t.Fatalf("%s: %v", g.ID, f)
 			}
@@ -59,7 +59,7 @@ func TestTheTableCanFail(t *testing.T) {
 		}
 	}
 	for _, s := range all.Stateful {
-		if failures := st.tell(t.Context(), s); len(failures) != 2 {
+		if failures := st.runStory(t.Context(), s); len(failures) != 2 {
 			t.Errorf("%s: %d failures, want 2: %v", s.ID, len(failures), failures)
 		}
 	}

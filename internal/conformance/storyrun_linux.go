@@ -1,0 +1,257 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/resolve"
+)
+
+// storyRun is a story while it is played.
+type storyRun struct {
+	*testbed
+	story      *Story
+	increments bool
+	world      *World
+	resolver   *resolve.Resolver
+	remembered map[string]backends
+}
+
+// backends are the endpoints that answered a client, in order.
+type backends map[netip.Addr][]netip.AddrPort
+
+// runStory plays a story twice: its changes reach the kernel as whole states, and
+// as increments.
+func (b *testbed) runStory(ctx context.Context, story *Story) []Failure {
+	var out []Failure
+	b.last = story.ID
+	for _, how := range []string{"changes by Sync", "changes by Apply"} {
+		r := &storyRun{
+			testbed: b, story: story, world: &story.World, increments: how == "changes by Apply",
+			remembered: map[string]backends{},
+		}
+		if err := r.run(ctx); err != nil {
+			out = append(out, Failure{Group: story.ID, How: how, Got: err.Error()})
+		}
+	}
+	return out
+}
+
+func (r *storyRun) run(ctx context.Context) (err error) {
+	worlds := []*World{r.world}
+	var cases []*Case
+	for _, st := range r.story.Steps {
+		if st.Do == "change" {
+			worlds = append(worlds, worlds[len(worlds)-1].after(st.Change))
+		}
+		cases = append(cases, st.cases()...)
+	}
+	stop, err := r.prepare(worlds, cases)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	// What an earlier run left in the kernel goes.
+	r.resolver = r.world.nothing(r.d.Mode)
+	if err := r.sync(ctx, r.resolver.State()); err != nil {
+		return err
+	}
+	if err := r.follow(ctx, r.world.begin(seeded(r.story.ID))); err != nil {
+		return err
+	}
+	for i, st := range r.story.Steps {
+		if err := r.step(ctx, st); err != nil {
+			return fmt.Errorf("step %d, %s: %w", i+1, st.Do, err)
+		}
+	}
+	return nil
+}
+
+// follow tells the resolver events and the kernel what came of them.
+func (r *storyRun) follow(ctx context.Context, events []event) error {
+	for _, e := range events {
+		e(r.resolver)
+		if r.increments {
+			if err := r.apply(ctx, r.resolver.Update()); err != nil {
+				return err
+			}
+		}
+	}
+	if r.increments {
+		return nil
+	}
+	r.resolver.Update()
+	return r.sync(ctx, r.resolver.State())
+}
+
+func (r *storyRun) step(ctx context.Context, st *Step) error {
+	switch st.Do {
+	case "connect":
+		return r.connect(ctx, st)
+	case "wait":
+		return pause(ctx, st.Seconds)
+	case "resync":
+		return r.sync(ctx, r.resolver.State())
+	case "change":
+		return r.change(ctx, st.Change)
+	case "remove_endpoint":
+		return r.removeEndpoint(ctx, st.Which)
+	case "reopen":
+		// A new process has a new resolver, which may number endpoints otherwise.
+		r.resolver = r.world.resolver(r.d.Mode)
+		if err := r.reopen(ctx); err != nil {
+			return err
+		}
+		return r.sync(ctx, r.resolver.State())
+	default:
+		panic("unknown step " + st.Do)
+	}
+}
+
+// pause lets real time pass: what expires does so by the kernel's clock.
+func pause(ctx context.Context, seconds float64) error {
+	select {
+	case <-time.After(time.Duration(seconds * float64(time.Second))):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (r *storyRun) change(ctx context.Context, p Phase) error {
+	next := r.world.after(p)
+	var events []event
+	for _, t := range r.world.changes(next, seeded(r.story.ID)) {
+		// No detours here: what a client is bound to must survive the change,
+		// not an endpoint's absence.
+		events = append(events, t[len(t)-1])
+	}
+	r.world = next
+	return r.follow(ctx, events)
+}
+
+// removeEndpoint takes the backend that a client was bound to out of every
+// slice.
+func (r *storyRun) removeEndpoint(ctx context.Context, name string) error {
+	gone := map[string]bool{}
+	for _, list := range r.remembered[name] {
+		gone[list[0].Addr().String()] = true
+	}
+	var p Phase
+	for _, s := range r.world.Slices {
+		s = s.DeepCopy()
+		s.Endpoints = slices.DeleteFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool { return gone[e.Addresses[0]] })
+		p.Slices = append(p.Slices, s)
+	}
+	return r.change(ctx, p)
+}
+
+// connect opens the connections of a step and checks what it asserts.
+func (r *storyRun) connect(ctx context.Context, st *Step) error {
+	got := backends{}
+	cases := st.cases()
+	wants := map[*Case]Expect{}
+	for _, c := range cases {
+		wants[c] = answer(r.resolver.State(), c)
+	}
+	for i := range max(1, st.Times) {
+		if i > 0 && st.Every > 0 {
+			if err := pause(ctx, st.Every); err != nil {
+				return err
+			}
+		}
+		if err := r.once(ctx, wants, got); err != nil {
+			return fmt.Errorf("connection %d: %w", i+1, err)
+		}
+	}
+	for _, a := range st.Assert {
+		word, name, _ := strings.Cut(a, " ")
+		if err := assert(word, got, r.remembered[name], wants[cases[0]]); err != nil {
+			return fmt.Errorf("%s: %w", a, err)
+		}
+	}
+	if st.Remember != "" {
+		r.remembered[st.Remember] = got
+	}
+	return nil
+}
+
+// once opens one connection of each client.
+func (r *storyRun) once(ctx context.Context, wants map[*Case]Expect, got backends) error {
+	byHost := map[*lab.Host][]*Case{}
+	for c := range wants {
+		h := r.client(c)
+		byHost[h] = append(byHost[h], c)
+	}
+	for h, list := range byHost {
+		var flows []traffic.Flow
+		for _, c := range list {
+			flows = append(flows, flow(c, untilFailure))
+		}
+		seen, err := h.Probe(ctx, flows)
+		if err != nil {
+			return err
+		}
+		for i, c := range list {
+			if err := r.check(c, wants[c], seen[i]); err != nil {
+				return err
+			}
+			got[c.Src] = append(got[c.Src], seen[i].By)
+		}
+	}
+	return nil
+}
+
+// assert checks one assertion about the backends that the clients got.
+func assert(word string, got, before backends, want Expect) error {
+	share := map[netip.AddrPort]int{}
+	total, moved := 0, false
+	for src, list := range got {
+		for _, b := range list {
+			share[b]++
+			total++
+		}
+		same := len(before[src]) > 0 && !slices.ContainsFunc(list, func(b netip.AddrPort) bool { return b != before[src][0] })
+		moved = moved || !same
+		switch {
+		case word == "one_backend" && len(slices.Compact(slices.Clone(list))) != 1:
+			return fmt.Errorf("client %v got %v", src, list)
+		case word == "same_as" && !same:
+			return fmt.Errorf("client %v had %v and got %v", src, before[src], list)
+		case word == "never_as" && slices.Contains(list, before[src][0]):
+			return fmt.Errorf("client %v still got %v", src, before[src][0])
+		}
+	}
+	switch {
+	case word == "moved_from" && !moved:
+		return fmt.Errorf("all %d clients got the same as before", len(got))
+	case word == "all_backends" && len(share) != len(want.To):
+		return fmt.Errorf("only %v were seen", share)
+	case word == "even":
+		return even(share, total)
+	}
+	return nil
+}
+
+// even checks that shares differ by no more than chance allows: five times the
+// standard deviation happens less than once in a million.
+func even(share map[netip.AddrPort]int, total int) error {
+	p := 1 / float64(len(share))
+	tolerance := 5 * math.Sqrt(float64(total)*p*(1-p))
+	for b, n := range share {
+		if math.Abs(float64(n)-p*float64(total)) > tolerance {
+			return fmt.Errorf("%v got %d of %d connections: %v", b, n, total, share)
+		}
+	}
+	return nil
+}

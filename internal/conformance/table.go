@@ -1,0 +1,298 @@
+package conformance
+
+import (
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"sluice/internal/proxy"
+)
+
+//go:embed cases/*.yaml
+var files embed.FS
+
+// table is a file of cases, or all of them.
+type table struct {
+	Groups   []*Group `json:"groups"`
+	Stateful []*Story `json:"stateful"`
+}
+
+// Group is a set of objects and the packets that are sent while they are in
+// force.
+type Group struct {
+	ID    string   `json:"id"`
+	Title string   `json:"title"`
+	Modes []string `json:"modes"` // which modes it applies to; none: all
+	World
+	Phases []Phase `json:"phases"`
+	Cases  []*Case `json:"cases"`
+}
+
+// World is what the resolver is told.
+type World struct {
+	Config     Config                       `json:"config"`
+	NodeLabels map[string]string            `json:"node_labels"` // of this node
+	Services   []*v1.Service                `json:"services"`
+	Slices     []*discoveryv1.EndpointSlice `json:"slices"`
+	Places     map[netip.Addr]string        `json:"places"` // nodes of pods whose endpoints do not say so
+}
+
+// Config is how the proxy is set up; the zero value is the table's default.
+type Config struct {
+	DetectLocal       string   `json:"detect_local"` // cluster-cidr (default), node-cidr, bridge, prefix, none
+	MasqueradeAll     bool     `json:"masquerade_all"`
+	LocalhostNodePort *bool    `json:"localhost_nodeports"` // none: in mode iptables only
+	NodePortAddresses words    `json:"nodeport_addresses"`  // primary, all or CIDRs; none: the mode's default
+	ServiceCIDRs      []string `json:"service_cidrs"`       // none: the table's
+}
+
+// Phase changes a group's objects. The phase "initial" changes nothing.
+type Phase struct {
+	Name           string                       `json:"name"`
+	DeleteSlices   words                        `json:"delete_slices"`   // all, or names
+	DeleteServices words                        `json:"delete_services"` // all, or namespaces and names
+	Services       []*v1.Service                `json:"services"`        // new or changed
+	Slices         []*discoveryv1.EndpointSlice `json:"slices"`          // new or changed
+	NodeLabels     map[string]string            `json:"node_labels"`     // if they change
+}
+
+// words is a list that may be written as its only word.
+type words []string
+
+func (w *words) UnmarshalJSON(b []byte) error {
+	var word string
+	if json.Unmarshal(b, &word) == nil {
+		*w = words{word}
+		return nil
+	}
+	return json.Unmarshal(b, (*[]string)(w))
+}
+
+func (w words) has(name string) bool { return slices.Contains(w, name) || slices.Contains(w, "all") }
+
+// Case is one packet.
+type Case struct {
+	ID       string            `json:"id"`
+	Phase    string            `json:"phase"`
+	From     Place             `json:"from"`
+	Src      netip.Addr        `json:"src"` // if it is not said, the table's client at that place
+	Dst      netip.Addr        `json:"dst"`
+	DPort    uint16            `json:"dport"`
+	Proto    v1.Protocol       `json:"proto"` // TCP if it is not said
+	Expect   Expect            `json:"expect"`
+	ExpectIn map[string]Expect `json:"expect_in"` // by mode, where modes may differ
+	Modes    []string          `json:"modes"`
+	Note     string            `json:"note"`
+}
+
+// in returns what is expected in a mode.
+func (c *Case) in(mode string) Expect {
+	if e, ok := c.ExpectIn[mode]; ok {
+		return e
+	}
+	return c.Expect
+}
+
+// plays reports whether a case applies to a mode.
+func (c *Case) plays(mode string) bool { return c.Modes == nil || slices.Contains(c.Modes, mode) }
+
+func (c *Case) to() netip.AddrPort { return netip.AddrPortFrom(c.Dst, c.DPort) }
+
+func (c *Case) protocol() proxy.Protocol { return protocols[c.Proto] }
+
+var protocols = map[v1.Protocol]proxy.Protocol{
+	"": proxy.TCP, v1.ProtocolTCP: proxy.TCP, v1.ProtocolUDP: proxy.UDP, v1.ProtocolSCTP: proxy.SCTP,
+}
+
+// Place is where a packet comes from.
+type Place string
+
+// The places.
+const (
+	FromPod       Place = "pod"              // a pod on this node
+	FromSelf      Place = "pod-self"         // an endpoint on this node
+	FromRemotePod Place = "remote-pod"       // a pod on another node
+	FromNode      Place = "node"             // the node's own stack
+	FromLocalhost Place = "localhost"        // the node, from a loopback address
+	FromVIP       Place = "lb-vip"           // the node, from an address that is bound to it for this case
+	FromOutside   Place = "external"         // the outside world
+	FromBlocked   Place = "external-blocked" // the same, from an address that no source range has
+)
+
+func (p Place) onNode() bool  { return p == FromNode || p == FromLocalhost || p == FromVIP }
+func (p Place) onPod() bool   { return p == FromPod || p == FromSelf }
+func (p Place) outside() bool { return p == FromOutside || p == FromBlocked }
+
+// load reads the whole table.
+func load() (*table, error) {
+	all := &table{}
+	err := eachFile(func(_ string, t *table) {
+		all.Groups = append(all.Groups, t.Groups...)
+		all.Stateful = append(all.Stateful, t.Stateful...)
+	})
+	return all, errors.Join(err, all.distinct())
+}
+
+// eachFile reads the files of the table, and makes one of the decision tables.
+func eachFile(yield func(name string, t *table)) error {
+	names, err := fs.Glob(files, "cases/*.yaml")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		text, err := files.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		t, err := parse(text)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		yield(strings.TrimSuffix(path.Base(name), ".yaml"), t)
+	}
+	t := &table{Groups: decisionTables()}
+	yield("decision tables, crossed", t)
+	return t.complete()
+}
+
+// parse reads one file. Every word in it that nobody understands is an error, as
+// a misspelt case would prove nothing.
+func parse(text []byte) (*table, error) {
+	text, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return nil, err
+	}
+	if text, err = expand(text); err != nil {
+		return nil, err
+	}
+	t := &table{}
+	if err := unmarshalStrict(text, t); err != nil {
+		return nil, err
+	}
+	return t, t.complete()
+}
+
+func unmarshalStrict(text []byte, into any) error {
+	strict, err := kjson.UnmarshalStrict(text, into)
+	return errors.Join(append(strict, err)...)
+}
+
+// complete fills in defaults and finds what is wrong with the table itself.
+func (t *table) complete() error {
+	var errs []error
+	for _, g := range t.Groups {
+		if err := g.complete(); err != nil {
+			errs = append(errs, fmt.Errorf("group %s: %w", g.ID, err))
+		}
+	}
+	for _, s := range t.Stateful {
+		if err := s.complete(); err != nil {
+			errs = append(errs, fmt.Errorf("story %s: %w", s.ID, err))
+		}
+	}
+	return errors.Join(append(errs, t.distinct())...)
+}
+
+func (t *table) distinct() error {
+	var ids []string
+	for _, g := range t.Groups {
+		ids = append(ids, g.ID)
+	}
+	for _, s := range t.Stateful {
+		ids = append(ids, s.ID)
+	}
+	return distinct(ids)
+}
+
+// distinct finds the first id that is empty or there twice.
+func distinct(ids []string) error {
+	seen := map[string]bool{"": true}
+	for _, id := range ids {
+		if seen[id] {
+			return fmt.Errorf("id %q is empty or used twice", id)
+		}
+		seen[id] = true
+	}
+	return nil
+}
+
+// initial is the phase that every group begins with.
+const initial = "initial"
+
+func (g *Group) complete() error {
+	if len(g.Phases) == 0 || g.Phases[0].Name != initial {
+		g.Phases = append([]Phase{{Name: initial}}, g.Phases...)
+	}
+	if err := g.World.complete(g.Phases...); err != nil {
+		return err
+	}
+	if len(g.Cases) == 0 {
+		return errors.New("no cases")
+	}
+	var ids []string
+	for _, c := range g.Cases {
+		ids = append(ids, c.ID)
+		if err := c.complete(g); err != nil {
+			return fmt.Errorf("case %s: %w", c.ID, err)
+		}
+	}
+	return distinct(ids)
+}
+
+func (c *Case) complete(g *Group) error {
+	if c.Phase == "" {
+		c.Phase = initial
+	}
+	if !slices.ContainsFunc(g.Phases, func(p Phase) bool { return p.Name == c.Phase }) {
+		return fmt.Errorf("phase %q is not one of the group's", c.Phase)
+	}
+	if c.Modes == nil {
+		c.Modes = g.Modes
+	}
+	return c.address()
+}
+
+// address fills in the source.
+func (c *Case) address() (err error) {
+	if !c.Dst.IsValid() || c.DPort == 0 {
+		return errors.New("dst or dport is missing")
+	}
+	if protocols[c.Proto] == 0 {
+		return fmt.Errorf("protocol %q is unknown", c.Proto)
+	}
+	if !c.Src.IsValid() {
+		c.Src, err = client(c.From, proxy.FamilyOf(c.Dst))
+	}
+	return err
+}
+
+// Theme is a part of the table: a file of cases, or the crossed decision tables.
+type Theme struct {
+	Name    string
+	Cases   int // packets that are played
+	Stories int // sequences of steps
+}
+
+// Themes returns how many cases of each theme are played in a mode.
+func Themes(mode string) ([]Theme, error) {
+	var out []Theme
+	err := eachFile(func(name string, t *table) {
+		th := Theme{Name: name, Stories: len(t.Stateful)}
+		for _, g := range t.Groups {
+			th.Cases += len(g.names(mode))
+		}
+		out = append(out, th)
+	})
+	return out, err
+}
