@@ -37,7 +37,6 @@ type fakeChain struct {
 type fakeSet struct {
 	set      nft.Set
 	elements map[string]nft.Element
-	uses     int // rules that refer to it
 }
 
 var _ nft.Interface = (*Fake)(nil)
@@ -127,8 +126,6 @@ func (f *Fake) do(op *nft.Op) (undo func(), err error) {
 		return t.addRule(op.Chain.Name, op.Rule)
 	case nft.AddSet:
 		return t.addSet(op.Set)
-	case nft.DeleteSet:
-		return t.deleteSet(op.Set.Name)
 	case nft.AddElement:
 		return t.addElement(op.Set.Name, op.Element)
 	default:
@@ -198,8 +195,7 @@ func (t *fakeTable) resolves(r *nft.Rule) bool {
 // refer counts the references of rules up or down.
 func (t *fakeTable) refer(rules []*nft.Rule, by int) {
 	for _, r := range rules {
-		references(r, func(chain string) { t.chains[chain].uses += by },
-			func(set string) { t.sets[set].uses += by })
+		references(r, func(chain string) { t.chains[chain].uses += by }, func(string) {})
 	}
 }
 
@@ -228,18 +224,6 @@ func (t *fakeTable) addSet(s *nft.Set) (func(), error) {
 	}
 	t.sets[s.Name] = &fakeSet{set: *s, elements: map[string]nft.Element{}}
 	return func() { delete(t.sets, s.Name) }, nil
-}
-
-func (t *fakeTable) deleteSet(name string) (func(), error) {
-	s := t.sets[name]
-	if s == nil {
-		return nil, unix.ENOENT
-	}
-	if s.uses > 0 {
-		return nil, unix.EBUSY
-	}
-	delete(t.sets, name)
-	return func() { t.sets[name] = s }, nil
 }
 
 func (t *fakeTable) addElement(set string, e nft.Element) (func(), error) {

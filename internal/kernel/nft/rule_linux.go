@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/netlink"
 )
 
 // Rule is one rule.
@@ -49,11 +52,11 @@ func Register(word uint32) uint32 {
 // decodeRule decodes a rule of a listing.
 func decodeRule(b []byte) ListedRule {
 	var s strings.Builder
-	for _, x := range attributes(attribute(b, unix.NFTA_RULE_EXPRESSIONS)) {
+	for _, x := range netlink.Attributes(netlink.Attribute(b, unix.NFTA_RULE_EXPRESSIONS)) {
 		writeExpr(&s, x)
 	}
 	return ListedRule{
-		Comment: comment(attribute(b, unix.NFTA_RULE_USERDATA), udataRuleComment),
+		Comment: comment(netlink.Attribute(b, unix.NFTA_RULE_USERDATA), udataComment),
 		Exprs:   s.String(),
 	}
 }
@@ -62,9 +65,9 @@ func decodeRule(b []byte) ListedRule {
 // kinds. The kernel tells more than it was given: what is zero is left out, and
 // so is the end of a range of one.
 func writeExpr(s *strings.Builder, b []byte) {
-	name := text(attribute(b, unix.NFTA_EXPR_NAME))
+	name := text(b, unix.NFTA_EXPR_NAME)
 	values := map[uint16][]byte{}
-	for kind, v := range attributes(attribute(b, unix.NFTA_EXPR_DATA)) {
+	for kind, v := range netlink.Attributes(netlink.Attribute(b, unix.NFTA_EXPR_DATA)) {
 		// A lookup with register zero takes a verdict; one without takes nothing.
 		if len(bytes.Trim(v, "\x00")) > 0 || name == "lookup" && kind == unix.NFTA_LOOKUP_DREG {
 			values[kind] = v
@@ -74,12 +77,7 @@ func writeExpr(s *strings.Builder, b []byte) {
 		singleRange(values)
 	}
 	s.WriteString(name)
-	kinds := make([]uint16, 0, len(values))
-	for kind := range values {
-		kinds = append(kinds, kind)
-	}
-	slices.Sort(kinds)
-	for _, kind := range kinds {
+	for _, kind := range slices.Sorted(maps.Keys(values)) {
 		fmt.Fprintf(s, " %d=", kind)
 		writeValue(s, values[kind], nestedValues[name] == kind || name == "bitwise" && kind >= unix.NFTA_BITWISE_MASK)
 	}
@@ -97,7 +95,7 @@ func writeValue(s *strings.Builder, v []byte, nested bool) {
 		return
 	}
 	s.WriteByte('(')
-	for kind, part := range attributes(v) {
+	for kind, part := range netlink.Attributes(v) {
 		fmt.Fprintf(s, " %d=", kind)
 		writeValue(s, part, kind == unix.NFTA_DATA_VERDICT)
 	}

@@ -196,11 +196,9 @@ var contract = []contractCase{
 				b.AddRule(testTable, "other", jumpRule("target"))
 			}},
 			{build: func(b *nft.Batch) { b.DeleteChain(testTable, "target") }, want: unix.EBUSY, refuse: nft.DeleteChain},
-			{build: func(b *nft.Batch) { b.DeleteSet(plain) }, want: unix.EBUSY, refuse: nft.DeleteSet},
 			{build: func(b *nft.Batch) {
 				b.FlushChain(testTable, "other")
 				b.DeleteChain(testTable, "target")
-				b.DeleteSet(plain)
 			}},
 		},
 		chains: map[string][]string{"other": nil},

@@ -3,28 +3,20 @@ package nft
 import (
 	"context"
 	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/netlink"
 )
 
-// Family is the protocol family of a table, numbered as the kernel does.
-type Family uint8
+// Family is the protocol family of a table.
+type Family = netlink.Family
 
 // The families of tables we use.
 const (
-	IP  Family = 2
-	IP6 Family = 10
+	IP  = netlink.IPv4
+	IP6 = netlink.IPv6
 )
-
-// String returns the family as the nft program spells it.
-func (f Family) String() string {
-	switch f {
-	case IP:
-		return "ip"
-	case IP6:
-		return "ip6"
-	default:
-		return fmt.Sprintf("family %d", uint8(f))
-	}
-}
 
 // Table names a table.
 type Table struct {
@@ -181,7 +173,7 @@ func hookShape(kind string, number uint32, priority int32, policy uint32) string
 
 // Shape returns what the elements of the set are like, as a listing tells it.
 func (s *Set) Shape() string {
-	return setShape(setFlags(s), typeID(s.Key), uint32(s.KeyLen()), s.dataType(), uint32(s.DataLen()))
+	return setShape(s.flags(), typeID(s.Key), uint32(s.KeyLen()), s.dataType(), uint32(s.DataLen()))
 }
 
 func setShape(flags, key, keyLen, data, dataLen uint32) string {
@@ -198,7 +190,21 @@ func (s *Set) dataType() uint32 {
 	return typeID(s.Data)
 }
 
-const (
-	policyAccept = 1
-	verdictType  = 0xffffff00 // NFT_DATA_VERDICT
-)
+func (s *Set) isMap() bool { return s.Data != nil || s.Verdicts }
+
+func (s *Set) concatenatesRanges() bool { return s.Interval && len(s.Key) > 1 }
+
+func (s *Set) flags() uint32 {
+	var f uint32
+	for flag, set := range map[uint32]bool{
+		unix.NFT_SET_INTERVAL:                    s.Interval,
+		setFlagConcat:                            s.concatenatesRanges(),
+		unix.NFT_SET_MAP:                         s.isMap(),
+		unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT: s.Dynamic,
+	} {
+		if set {
+			f |= flag
+		}
+	}
+	return f
+}

@@ -1,0 +1,191 @@
+package netlink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// bufferBytes is asked for both ways, so that a batch fits and its errors too,
+	// and a table that is dumped while it grows does not overrun the socket.
+	bufferBytes = 64 << 20
+	// datagramBytes is more than the kernel puts into one datagram, be it of a dump
+	// or an error, which has the message that it is about.
+	datagramBytes = 128 << 10
+	// answerSeconds is how long the kernel may be silent in the middle of an answer.
+	answerSeconds = 10
+)
+
+// ErrInterrupted says that what was asked for changed while the kernel told it.
+var ErrInterrupted = errors.New("listing was interrupted by a change")
+
+// Conn is a connection to one of the kernel's netlink protocols, in the network
+// namespace that it was opened in. A request is built and then asked or sent; one
+// goroutine at a time may do so.
+type Conn struct {
+	Builder
+	Port uint32 // by which others see what the connection changes
+
+	socket Socket
+	recv   []byte
+}
+
+// Socket carries requests to the kernel and its answers back.
+type Socket interface {
+	Send(b []byte) error
+	Receive(b []byte, flags int) (int, error)
+	Close() error
+}
+
+// Open opens a connection in the calling thread's network namespace, wherever it
+// is used from later.
+func Open(protocol int) (*Conn, error) {
+	fd, err := dial(protocol)
+	if err != nil {
+		return nil, err
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("name netlink socket: %w", err), unix.Close(fd))
+	}
+	c := New(kernel(fd))
+	c.Port = sa.(*unix.SockaddrNetlink).Pid
+	return c, nil
+}
+
+// New returns a connection over a socket.
+func New(s Socket) *Conn { return &Conn{socket: s} }
+
+// Close releases the socket.
+func (c *Conn) Close() error { return c.socket.Close() }
+
+func dial(protocol int) (int, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return 0, fmt.Errorf("open netlink socket: %w", err)
+	}
+	for force, plain := range map[int]int{unix.SO_SNDBUFFORCE: unix.SO_SNDBUF, unix.SO_RCVBUFFORCE: unix.SO_RCVBUF} {
+		// Without CAP_NET_ADMIN over the host the limits of the system hold.
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, bufferBytes) != nil {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, plain, bufferBytes)
+		}
+	}
+	err = errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerSeconds}),
+		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
+	)
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("prepare netlink socket: %w", err), unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// kernel is a netlink socket.
+type kernel int
+
+func (k kernel) Send(b []byte) error {
+	return unix.Sendto(int(k), b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+}
+
+func (k kernel) Receive(b []byte, flags int) (int, error) {
+	n, _, err := unix.Recvfrom(int(k), b, flags)
+	return n, err
+}
+
+func (k kernel) Close() error { return unix.Close(int(k)) }
+
+// Request forgets what was built and begins a request.
+func (c *Conn) Request(kind, flags uint16, header [4]byte) {
+	c.Reset()
+	c.Begin(kind, flags, header)
+}
+
+// Send sends what was built.
+func (c *Conn) Send() error {
+	if c.err != nil {
+		return c.err
+	}
+	return c.socket.Send(c.Bytes())
+}
+
+// Ask sends the request and calls each for the messages that answer it. It reads
+// to the end whatever happens, since what it left there would be the answer to
+// the next request. The error is an [ErrInterrupted] if the answer is not whole.
+func (c *Conn) Ask(each func(Message)) error {
+	if err := c.Send(); err != nil {
+		return err
+	}
+	interrupted := false
+	for {
+		datagram, err := c.receive(0)
+		switch {
+		case err == unix.ENOBUFS:
+			interrupted = true
+			continue
+		case err != nil:
+			return err
+		}
+		for m := range Messages(datagram) {
+			if m.Seq != c.seq {
+				continue // it answers an earlier request that was given up
+			}
+			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
+			switch {
+			case m.Kind != unix.NLMSG_DONE && m.Kind != unix.NLMSG_ERROR:
+				each(m)
+			case m.Err() == nil && interrupted:
+				return ErrInterrupted
+			default:
+				return m.Err()
+			}
+		}
+	}
+}
+
+// Answers returns the errors that the kernel had for what was sent, by sequence
+// number. It has said all when sending returns; silence is consent.
+func (c *Conn) Answers() (map[uint32]error, error) {
+	errs := map[uint32]error{}
+	for {
+		datagram, err := c.receive(unix.MSG_DONTWAIT)
+		switch {
+		case err == unix.EAGAIN:
+			return errs, nil
+		case err != nil:
+			return nil, err
+		}
+		for m := range Messages(datagram) {
+			if err := m.Err(); m.Kind == unix.NLMSG_ERROR && err != nil {
+				errs[m.Seq] = err
+			}
+		}
+	}
+}
+
+func (c *Conn) receive(flags int) ([]byte, error) {
+	if c.recv == nil {
+		c.recv = make([]byte, datagramBytes)
+	}
+	for {
+		n, err := c.socket.Receive(c.recv, flags)
+		if err != unix.EINTR {
+			return c.recv[:max(n, 0)], err
+		}
+	}
+}
+
+// Settled runs a listing again while it is interrupted by changes, so often.
+func Settled(ctx context.Context, attempts int, list func() error) (err error) {
+	for range attempts {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err = list(); !errors.Is(err, ErrInterrupted) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+	return err
+}

@@ -1,0 +1,87 @@
+package netlink
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Events is where the kernel tells of changes. It prepares them only while
+// somebody listens.
+type Events struct {
+	file *os.File
+}
+
+// OpenEvents opens it in the calling thread's network namespace. What a
+// connection changes is filtered out in the kernel, so that a large write of ours
+// does not drown a small one of theirs.
+func OpenEvents(protocol int, except uint32) (*Events, error) {
+	fd, err := dial(protocol)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(ignore(fd, except), unix.SetNonblock(fd, true)); err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return &Events{os.NewFile(uintptr(fd), "netlink events")}, nil
+}
+
+// Close releases the socket.
+func (e *Events) Close() error { return e.file.Close() }
+
+// Listen joins a group, calls joined, and then calls each with the datagrams that
+// arrive until ctx ends, with nil where some were lost.
+func (e *Events) Listen(ctx context.Context, group int, joined func(), each func(datagram []byte)) error {
+	if err := e.membership(unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
+		return err
+	}
+	defer func() { _ = e.membership(unix.NETLINK_DROP_MEMBERSHIP, group) }()
+	joined()
+	stop := context.AfterFunc(ctx, func() { _ = e.file.SetReadDeadline(time.Now()) })
+	defer stop()
+	buf := make([]byte, datagramBytes)
+	for {
+		n, err := e.file.Read(buf)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, unix.ENOBUFS):
+			each(nil)
+		case err != nil:
+			return err
+		default:
+			each(buf[:n])
+		}
+	}
+}
+
+// membership joins or leaves a group.
+func (e *Events) membership(option, group int) error {
+	raw, err := e.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, option, group) })
+	return errors.Join(err, failed)
+}
+
+// ignore makes a socket deaf to messages caused by a netlink port. The filter
+// reads the port from the message's header, where it is in host order, while the
+// filter's loads are in network order.
+func ignore(fd int, port uint32) error {
+	const portOffset = 12
+	loaded := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, port))
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: portOffset},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: loaded, Jt: 0, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog)
+}

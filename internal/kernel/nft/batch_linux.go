@@ -1,0 +1,180 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// OpKind is what an operation does.
+type OpKind uint8
+
+// The kinds of operation.
+const (
+	AddTable OpKind = iota
+	DeleteTable
+	AddChain
+	FlushChain
+	DeleteChain
+	AddRule
+	AddSet
+	AddElement
+	DeleteElement
+)
+
+// kinds says of each kind of operation how the nft program calls it, how many
+// bytes it has about, and what its message is: its number, its flags, and the
+// attribute for the name of what it is about.
+var kinds = [...]struct {
+	text           string
+	bytes          int
+	message, flags uint16
+	name           uint16
+}{
+	AddTable:      {"add table", 64, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0},
+	DeleteTable:   {"delete table", 64, unix.NFT_MSG_DELTABLE, 0, 0},
+	AddChain:      {"add chain", 128, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME},
+	FlushChain:    {"flush chain", 64, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN},
+	DeleteChain:   {"delete chain", 64, unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME},
+	AddRule:       {"add rule", 512, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN},
+	AddSet:        {"add set", 256, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME},
+	AddElement:    {"add element", 40, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET},
+	DeleteElement: {"delete element", 40, unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET},
+}
+
+// String returns the kind in the nft program's words.
+func (k OpKind) String() string { return kinds[k].text }
+
+// Op is one operation of a batch.
+type Op struct {
+	Kind    OpKind
+	Table   Table
+	Chain   *Chain  // AddChain, FlushChain, DeleteChain, AddRule
+	Rule    *Rule   // AddRule
+	Set     *Set    // AddSet, AddElement, DeleteElement
+	Element Element // AddElement, DeleteElement
+	Owner   any     // whoever asked for it, for the error
+}
+
+// name returns the name of what is in the table and the operation is about.
+func (o *Op) name() string {
+	switch {
+	case o.Set != nil:
+		return o.Set.Name
+	case o.Chain != nil:
+		return o.Chain.Name
+	default:
+		return ""
+	}
+}
+
+// bytes estimates the size of the operation on the wire.
+func (o *Op) bytes() int {
+	e := &o.Element
+	return kinds[o.Kind].bytes + len(e.Key) + len(e.KeyEnd) + len(e.Data) + len(e.Verdict.Chain)
+}
+
+// String names the operation and its object.
+func (o *Op) String() string {
+	s := strings.TrimSpace(fmt.Sprintf("%v %v %s", o.Kind, o.Table, o.name()))
+	if o.Element.Key != "" {
+		s += fmt.Sprintf(" %x", o.Element.Key)
+	}
+	return s
+}
+
+// Batch is a list of operations that happen at once or not at all. Adding what
+// is there already is no error, except for an element with another value.
+type Batch struct {
+	Ops   []Op
+	Owner any // the owner of the operations added from now on
+	bytes int
+}
+
+// Bytes estimates the size of the batch on the wire.
+func (b *Batch) Bytes() int { return b.bytes }
+
+// Reset empties the batch and keeps its memory.
+func (b *Batch) Reset() {
+	clear(b.Ops)
+	b.Ops, b.Owner, b.bytes = b.Ops[:0], nil, 0
+}
+
+func (b *Batch) add(op Op) {
+	op.Owner = b.Owner
+	b.Ops = append(b.Ops, op)
+	b.bytes += op.bytes()
+}
+
+// AddTable adds a table.
+func (b *Batch) AddTable(t Table) { b.add(Op{Kind: AddTable, Table: t}) }
+
+// DeleteTable deletes a table and everything in it.
+func (b *Batch) DeleteTable(t Table) { b.add(Op{Kind: DeleteTable, Table: t}) }
+
+// AddChain adds a chain.
+func (b *Batch) AddChain(t Table, c *Chain) { b.add(Op{Kind: AddChain, Table: t, Chain: c}) }
+
+// FlushChain deletes all rules of a chain.
+func (b *Batch) FlushChain(t Table, name string) {
+	b.add(Op{Kind: FlushChain, Table: t, Chain: &Chain{Name: name}})
+}
+
+// DeleteChain deletes a chain that nothing refers to.
+func (b *Batch) DeleteChain(t Table, name string) {
+	b.add(Op{Kind: DeleteChain, Table: t, Chain: &Chain{Name: name}})
+}
+
+// AddRule appends a rule to a chain.
+func (b *Batch) AddRule(t Table, chain string, r *Rule) {
+	b.add(Op{Kind: AddRule, Table: t, Chain: &Chain{Name: chain}, Rule: r})
+}
+
+// AddSet adds a set.
+func (b *Batch) AddSet(s *Set) { b.add(Op{Kind: AddSet, Table: s.Table, Set: s}) }
+
+// AddElement adds an element to a set.
+func (b *Batch) AddElement(s *Set, e Element) {
+	b.add(Op{Kind: AddElement, Table: s.Table, Set: s, Element: e})
+}
+
+// DeleteElement deletes an element of a set; only its key matters.
+func (b *Batch) DeleteElement(s *Set, e Element) {
+	b.add(Op{Kind: DeleteElement, Table: s.Table, Set: s, Element: e})
+}
+
+// Failure is one refused operation.
+type Failure struct {
+	Op  *Op
+	Err error
+}
+
+// CommitError says which operations of a batch were refused. Nothing of the
+// batch has happened.
+type CommitError struct {
+	Failures []Failure
+}
+
+// Error names the first refused operation.
+func (e *CommitError) Error() string {
+	s := fmt.Sprintf("%v: %v", e.Failures[0].Op, e.Failures[0].Err)
+	if n := len(e.Failures) - 1; n > 0 {
+		s += fmt.Sprintf(" (and %d more)", n)
+	}
+	return s
+}
+
+// Unwrap returns the refusals' causes.
+func (e *CommitError) Unwrap() []error {
+	errs := make([]error, 0, len(e.Failures))
+	for _, f := range e.Failures {
+		errs = append(errs, f.Err)
+	}
+	return errs
+}
+
+// ErrUncertain is wrapped by an error after which it is not known whether the
+// kernel took the batch.
+var ErrUncertain = errors.New("the kernel's answer was lost")

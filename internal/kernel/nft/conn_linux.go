@@ -1,0 +1,198 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/netlink"
+)
+
+// messageBytes bounds one message of elements: an attribute's length has 16 bits.
+const messageBytes = 48 << 10
+
+// Conn is nf_tables of the network namespace it was opened in.
+type Conn struct {
+	events *netlink.Events // nil: for reading only
+
+	mu sync.Mutex
+	nl *netlink.Conn
+
+	// Whether anybody else commits: the kernel numbers its rules, of all tables
+	// together, and every commit that changes something adds one.
+	first uint32 // the number before we read or wrote anything; 0, which the kernel skips: not known
+	ours  uint32 // how many commits were ours since
+}
+
+var _ Interface = (*Conn)(nil)
+
+// Open opens a connection to nf_tables of the calling thread's network namespace.
+func Open() (*Conn, error) {
+	c, err := OpenReader()
+	if err != nil {
+		return nil, err
+	}
+	if c.events, err = netlink.OpenEvents(unix.NETLINK_NETFILTER, c.nl.Port); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// OpenReader opens a connection that is for listing only, so that a long listing
+// does not keep another one from writing.
+func OpenReader() (*Conn, error) {
+	nl, err := netlink.Open(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{nl: nl}, nil
+}
+
+// Close releases the sockets.
+func (c *Conn) Close() error {
+	err := c.nl.Close()
+	if c.events != nil {
+		err = errors.Join(err, c.events.Close())
+	}
+	return err
+}
+
+// span is the operations that one message carries.
+type span struct {
+	seq   uint32
+	first int
+}
+
+// Commit sends the batch. Elements go many to a message; if the kernel refuses
+// such a message, which undoes the batch, it is sent once more with one
+// operation a message to learn which it was.
+func (c *Conn) Commit(ctx context.Context, b *Batch) error {
+	if len(b.Ops) == 0 {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begin()
+	err := c.commit(b, messageBytes)
+	if _, refused := errors.AsType[*CommitError](err); refused && len(b.Ops) > 1 {
+		err = c.commit(b, 0)
+	}
+	if err == nil {
+		c.ours++
+	}
+	return err
+}
+
+func (c *Conn) commit(b *Batch, limit int) error {
+	spans := encode(&c.nl.Builder, b, limit)
+	if err := c.nl.Send(); err != nil {
+		return fmt.Errorf("send batch of %d operations, %d bytes: %w", len(b.Ops), len(c.nl.Bytes()), err)
+	}
+	errs, err := c.nl.Answers()
+	if err != nil {
+		return fmt.Errorf("read answers: %w: %w", ErrUncertain, err)
+	}
+	// An error of the batch as a whole has the number of its first or last message.
+	ce := &CommitError{}
+	for _, s := range spans {
+		if err := errs[s.seq]; err != nil {
+			ce.Failures = append(ce.Failures, Failure{&b.Ops[s.first], err})
+		}
+	}
+	if len(ce.Failures) > 0 {
+		return ce
+	}
+	for _, err := range errs {
+		return fmt.Errorf("commit %d operations: %w", len(b.Ops), err)
+	}
+	return nil
+}
+
+// begin notes the first generation, once.
+func (c *Conn) begin() {
+	if c.first == 0 {
+		c.first, c.ours = c.generation(), 0
+	}
+}
+
+// undisturbed reports whether all commits since begin were ours. It keeps us from
+// committing meanwhile: that one could stand for one of somebody else's.
+func (c *Conn) undisturbed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.first != 0 && c.generation() == c.first+c.ours
+}
+
+// generation asks for the number; it is 0 if the kernel does not say.
+func (c *Conn) generation() (id uint32) {
+	c.request(unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, Table{})
+	err := c.nl.Ask(func(m netlink.Message) {
+		id = netlink.Number[uint32](netlink.Attribute(m.Payload(), unix.NFTA_GEN_ID))
+	})
+	if err != nil {
+		return 0
+	}
+	return id
+}
+
+// request begins a question, about what is in a table if that has a name.
+func (c *Conn) request(kind, flags uint16, t Table) {
+	c.nl.Request(subsystem|kind, flags, netlink.Netfilter(t.Family, 0))
+	if t.Name != "" {
+		c.nl.Text(tableAttribute, t.Name)
+	}
+}
+
+// groupNFTables is the multicast group of all changes to nf_tables.
+const groupNFTables = 7
+
+// Watch listens to the changes that others make.
+func (c *Conn) Watch(ctx context.Context, tables []Table, missed func(), changed func(what string)) error {
+	begun := func() {
+		if !c.undisturbed() {
+			missed()
+		}
+	}
+	err := c.events.Listen(ctx, groupNFTables, begun, func(datagram []byte) {
+		if datagram == nil {
+			changed("changes were lost, there were more than could be read")
+		} else if what := firstChange(datagram, tables); what != "" {
+			changed(what)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("watch nf_tables: %w", err)
+	}
+	return nil
+}
+
+// changes names the messages that tell of a change.
+var changes = map[uint16]string{
+	unix.NFT_MSG_NEWTABLE: "table added", unix.NFT_MSG_DELTABLE: "table deleted",
+	unix.NFT_MSG_NEWCHAIN: "chain added", unix.NFT_MSG_DELCHAIN: "chain deleted",
+	unix.NFT_MSG_NEWRULE: "rule added", unix.NFT_MSG_DELRULE: "rule deleted",
+	unix.NFT_MSG_NEWSET: "set added", unix.NFT_MSG_DELSET: "set deleted",
+	unix.NFT_MSG_NEWSETELEM: "element added", unix.NFT_MSG_DELSETELEM: "element deleted",
+}
+
+// firstChange describes the first message that is about one of the tables.
+func firstChange(datagram []byte, tables []Table) string {
+	for m := range netlink.Messages(datagram) {
+		what := changes[m.Kind&0xff]
+		if m.Kind>>8 != unix.NFNL_SUBSYS_NFTABLES || what == "" || len(m.Body) < 4 {
+			continue
+		}
+		t := Table{Family(m.Body[0]), netlink.Text(netlink.Attribute(m.Payload(), tableAttribute))}
+		if slices.Contains(tables, t) {
+			return fmt.Sprintf("%s in %v by port %d", what, t, m.Port)
+		}
+	}
+	return ""
+}
