@@ -43,10 +43,10 @@ var errBusy = errors.New("the set is in use")
 type kernel interface {
 	link() (*serviceLink, error) // nil if there is none
 	removeLink(*serviceLink) error
-	servers() ([]server, error) // none if the kernel has no IPVS
-	removeServer(server) error
-	sets() ([]string, error) // of all owners; none if the kernel has no IP sets
-	removeSet(name string) error
+	servers(context.Context) ([]server, error) // none if the kernel has no IPVS
+	removeServer(context.Context, server) error
+	sets(context.Context) ([]string, error) // of all owners; none if the kernel has no IP sets
+	removeSet(ctx context.Context, name string) error
 }
 
 // Cleanup removes what kube-proxy's ipvs mode left in the calling thread's
@@ -55,26 +55,26 @@ type kernel interface {
 func Cleanup(ctx context.Context) (removed []string, err error) { return cleanup(ctx, netlinkKernel{}) }
 
 func cleanup(ctx context.Context, k kernel) ([]string, error) {
-	removed, err := removeLink(k)
+	removed, err := removeLink(ctx, k)
 	sets, failed := removeSets(ctx, k)
 	return append(removed, sets...), errors.Join(err, failed)
 }
 
 // removeLink removes the link, after the virtual servers at its addresses.
 // Those at other addresses may be anybody's.
-func removeLink(k kernel) (removed []string, err error) {
+func removeLink(ctx context.Context, k kernel) (removed []string, err error) {
 	link, err := k.link()
 	if link == nil {
 		return nil, err
 	}
-	servers, err := k.servers()
+	servers, err := k.servers(ctx)
 	others := 0
 	for _, s := range servers {
 		if !slices.Contains(link.addrs, s.addr.Addr()) {
 			others++
 			continue
 		}
-		failed := k.removeServer(s)
+		failed := k.removeServer(ctx, s)
 		switch {
 		case failed == nil:
 			removed = append(removed, "IPVS virtual server "+s.String())
@@ -106,16 +106,16 @@ const (
 // removeSets removes the ipvs mode's sets. Those that stay in use are named in
 // the error.
 func removeSets(ctx context.Context, k kernel) (removed []string, err error) {
-	names, err := k.sets()
-	ctx, cancel := context.WithTimeout(ctx, setWait)
+	names, err := k.sets(ctx)
+	waiting, cancel := context.WithTimeout(ctx, setWait)
 	defer cancel()
 	for _, name := range names {
 		if !isSet(name) {
 			continue
 		}
-		failed := k.removeSet(name)
-		for errors.Is(failed, errBusy) && pause(ctx, setPoll) {
-			failed = k.removeSet(name)
+		failed := k.removeSet(ctx, name)
+		for errors.Is(failed, errBusy) && pause(waiting, setPoll) {
+			failed = k.removeSet(ctx, name)
 		}
 		switch {
 		case failed == nil:

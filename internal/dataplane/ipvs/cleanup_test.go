@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/kernel/netlink"
 	"sluice/internal/proxy"
 )
 
@@ -34,16 +36,16 @@ func (k *fakeKernel) removeLink(*serviceLink) error {
 	return nil
 }
 
-func (k *fakeKernel) servers() ([]server, error) { return k.serving, nil }
+func (k *fakeKernel) servers(context.Context) ([]server, error) { return k.serving, nil }
 
-func (k *fakeKernel) removeServer(s server) error {
+func (k *fakeKernel) removeServer(_ context.Context, s server) error {
 	k.asked = append(k.asked, "server "+s.String())
 	return k.refused[s]
 }
 
-func (k *fakeKernel) sets() ([]string, error) { return k.names, nil }
+func (k *fakeKernel) sets(context.Context) ([]string, error) { return k.names, nil }
 
-func (k *fakeKernel) removeSet(name string) error {
+func (k *fakeKernel) removeSet(_ context.Context, name string) error {
 	if time.Now().Before(k.busy[name]) {
 		return errBusy
 	}
@@ -139,7 +141,6 @@ func TestServerMessages(t *testing.T) {
 	four := make([]byte, 16)
 	copy(four, []byte{10, 96, 0, 10})
 	six := netip.MustParseAddr("fd00::1").As16()
-	header := []byte{1, 1, 0, 0}
 	tests := []struct {
 		name string
 		svc  []byte // the attributes of the service
@@ -153,22 +154,30 @@ func TestServerMessages(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, ok := decodeServer(join(header, attribute(1|unix.NLA_F_NESTED, tt.svc...)))
+			got, ok := decodeServer(attribute(1|unix.NLA_F_NESTED, tt.svc...))
 			if got != tt.want || ok != tt.ok {
 				t.Errorf("decoded %v, %t; want %v, %t", got, ok, tt.want, tt.ok)
 			}
 			if !tt.ok {
 				return
 			}
-			if again, ok := decodeServer(append(header, encodeServer(tt.want).Serialize()...)); again != tt.want || !ok {
+			if again, ok := decodeServer(encoded(tt.want)); again != tt.want || !ok {
 				t.Errorf("written and read again: %v, %t", again, ok)
 			}
 		})
 	}
 }
 
+// encoded returns the attributes of a request about a server.
+func encoded(s server) []byte {
+	var b netlink.Builder
+	b.Begin(0, 0, [4]byte{})
+	encodeServer(&b, s)
+	return b.Bytes()[unix.SizeofNlMsghdr+4:]
+}
+
 func FuzzDecodeServer(f *testing.F) {
-	f.Add(append([]byte{1, 1, 0, 0}, encodeServer(server{unix.IPPROTO_TCP, netip.MustParseAddrPort("10.96.0.10:80")}).Serialize()...))
+	f.Add(encoded(server{unix.IPPROTO_TCP, netip.MustParseAddrPort("10.96.0.10:80")}))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		if s, ok := decodeServer(message); ok && !s.addr.Addr().IsValid() {
 			t.Errorf("a server without an address: %v", s)

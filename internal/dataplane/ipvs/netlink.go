@@ -1,18 +1,21 @@
 package ipvs
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
 	"syscall"
 
-	"github.com/vishvananda/netlink"
+	vishvananda "github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/netlink"
 )
 
 // netlinkKernel is the kernel.
@@ -22,27 +25,20 @@ type netlinkKernel struct{}
 // changed what it lists.
 const dumpAttempts = 20
 
-// settled runs a listing again while it is interrupted by changes.
-func settled[T any](list func() (T, error)) (T, error) {
-	var got T
-	var err error
-	for range dumpAttempts {
-		if got, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return got, err
-}
-
 func (netlinkKernel) link() (*serviceLink, error) {
-	link, err := netlink.LinkByName(linkName)
-	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
+	link, err := vishvananda.LinkByName(linkName)
+	if _, none := errors.AsType[vishvananda.LinkNotFoundError](err); none {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look for link %s: %w", linkName, err)
 	}
-	addrs, err := settled(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_ALL) })
+	var addrs []vishvananda.Addr
+	for range dumpAttempts {
+		if addrs, err = vishvananda.AddrList(link, vishvananda.FAMILY_ALL); !errors.Is(err, vishvananda.ErrDumpInterrupted) {
+			break
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of link %s: %w", linkName, err)
 	}
@@ -56,35 +52,33 @@ func (netlinkKernel) link() (*serviceLink, error) {
 }
 
 func (netlinkKernel) removeLink(l *serviceLink) error {
-	err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
+	err := vishvananda.LinkDel(&vishvananda.GenericLink{LinkAttrs: vishvananda.LinkAttrs{Index: l.index}})
 	if errors.Is(err, unix.ENODEV) {
-		return nil // somebody was faster
+		return nil // another process was faster
 	}
 	return err
 }
 
-// setRequest begins a request about IP sets.
-func setRequest(command, flags int) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|command, flags)
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
-	return r
+// ask sends a request, which fill makes whole, and calls each for the answers.
+func ask(ctx context.Context, protocol int, kind, flags uint16, header [4]byte, fill func(*netlink.Builder), each func(netlink.Message)) error {
+	conn, err := netlink.Open(protocol)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return netlink.Settled(ctx, dumpAttempts, func() error {
+		conn.Request(kind, flags, header)
+		fill(&conn.Builder)
+		return conn.Ask(each)
+	})
 }
 
-// attributes yields the attributes of a message behind its header, without
-// their flags, up to the end or to what is malformed.
-func attributes(message []byte, header int) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		b := message[min(header, len(message)):]
-		for len(b) >= unix.SizeofNlAttr {
-			n := int(binary.NativeEndian.Uint16(b))
-			kind := binary.NativeEndian.Uint16(b[2:]) & nl.NLA_TYPE_MASK
-			if n < unix.SizeofNlAttr || n > len(b) || !yield(kind, b[unix.SizeofNlAttr:n]) {
-				return
-			}
-			b = b[min((n+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1), len(b)):]
-		}
-	}
+// askIPSet is ask for IP sets.
+func askIPSet(ctx context.Context, command, flags uint16, fill func(*netlink.Builder), each func(netlink.Message)) error {
+	return ask(ctx, unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_IPSET<<8|command, flags, netlink.Netfilter(netlink.IPv4, 0), func(b *netlink.Builder) {
+		b.Raw(nl.IPSET_ATTR_PROTOCOL, string([]byte{nl.IPSET_PROTOCOL}))
+		fill(b)
+	}, each)
 }
 
 // listNamesOnly is IPSET_FLAG_LIST_SETNAME.
@@ -92,155 +86,119 @@ const listNamesOnly = 1 << 1
 
 // sets lists the names of all sets. Asking a kernel without IP sets would load
 // the module, so it is not asked.
-func (netlinkKernel) sets() ([]string, error) {
+func (netlinkKernel) sets(ctx context.Context) ([]string, error) {
 	if _, err := os.Stat("/sys/module"); err == nil {
 		if _, err := os.Stat("/sys/module/ip_set"); errors.Is(err, os.ErrNotExist) {
 			return nil, nil
 		}
 	}
-	messages, err := settled(func() ([][]byte, error) {
-		r := setRequest(nl.IPSET_CMD_LIST, unix.NLM_F_DUMP)
-		r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_FLAGS|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint32(nil, listNamesOnly)))
-		return r.Execute(unix.NETLINK_NETFILTER, 0)
-	})
+	names := map[string]bool{} // an interrupted listing may name a set twice
+	err := askIPSet(ctx, nl.IPSET_CMD_LIST, unix.NLM_F_DUMP,
+		func(b *netlink.Builder) { b.U32(nl.IPSET_ATTR_FLAGS|unix.NLA_F_NET_BYTEORDER, listNamesOnly) },
+		func(m netlink.Message) {
+			names[netlink.Text(netlink.Attribute(m.Payload(), nl.IPSET_ATTR_SETNAME))] = true
+		})
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil // the kernel has no IP sets
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list IP sets: %w", err)
 	}
-	var names []string
-	for _, m := range messages {
-		for kind, value := range attributes(m, nl.SizeofNfgenmsg) {
-			if kind == nl.IPSET_ATTR_SETNAME {
-				names = append(names, unix.ByteSliceToString(value))
-			}
-		}
-	}
-	slices.Sort(names)
-	return names, nil
+	return slices.Sorted(maps.Keys(names)), nil
 }
 
-func (netlinkKernel) removeSet(name string) error {
-	r := setRequest(nl.IPSET_CMD_DESTROY, unix.NLM_F_ACK)
-	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name)))
-	_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
-	switch {
-	case errors.Is(err, syscall.Errno(nl.IPSET_ERR_BUSY)):
+func (netlinkKernel) removeSet(ctx context.Context, name string) error {
+	err := askIPSet(ctx, nl.IPSET_CMD_DESTROY, unix.NLM_F_ACK,
+		func(b *netlink.Builder) { b.Text(nl.IPSET_ATTR_SETNAME, name) }, func(netlink.Message) {})
+	if errors.Is(err, syscall.Errno(nl.IPSET_ERR_BUSY)) {
 		return errBusy
-	default:
-		return err
 	}
+	return err
 }
 
 // The numbers of IPVS's generic netlink family that are used here.
 const (
-	ipvsFamily  = "IPVS"
-	ipvsVersion = 1
+	ipvsFamily, ipvsVersion = "IPVS", 1
 
-	ipvsDeleteService = 3
-	ipvsGetService    = 4
+	ipvsDeleteService, ipvsGetService = 3, 4
 
 	ipvsService = 1 // the attribute that holds those below
 
-	ipvsAddressFamily = 1
-	ipvsProtocol      = 2
-	ipvsAddress       = 3
-	ipvsPort          = 4
+	ipvsAddressFamily, ipvsProtocol, ipvsAddress, ipvsPort = 1, 2, 3, 4
 )
 
-// ipvsRequest begins a request to IPVS, nil if the kernel has none. The family
-// is looked for in the list of all, because asking for it by name may load the
+// askIPVS is ask for IPVS; nothing answers if the kernel has none. The family is
+// looked for in the list of all, because asking for it by name may load the
 // module.
-func ipvsRequest(command uint8, flags int) (*nl.NetlinkRequest, error) {
-	families, err := settled(netlink.GenlFamilyList)
+func askIPVS(ctx context.Context, command byte, flags uint16, fill func(*netlink.Builder), each func(netlink.Message)) error {
+	const idAttribute, nameAttribute = unix.CTRL_ATTR_FAMILY_ID, unix.CTRL_ATTR_FAMILY_NAME
+	var family uint16
+	err := ask(ctx, unix.NETLINK_GENERIC, unix.GENL_ID_CTRL, unix.NLM_F_DUMP, [4]byte{unix.CTRL_CMD_GETFAMILY, 1},
+		func(*netlink.Builder) {}, func(m netlink.Message) {
+			if id := netlink.Attribute(m.Payload(), idAttribute); len(id) == 2 && netlink.Text(netlink.Attribute(m.Payload(), nameAttribute)) == ipvsFamily {
+				family = binary.NativeEndian.Uint16(id)
+			}
+		})
 	if err != nil {
-		return nil, fmt.Errorf("list generic netlink families: %w", err)
+		return fmt.Errorf("list generic netlink families: %w", err)
 	}
-	for _, f := range families {
-		if f.Name == ipvsFamily {
-			r := nl.NewNetlinkRequest(int(f.ID), flags)
-			r.AddData(&nl.Genlmsg{Command: command, Version: ipvsVersion})
-			return r, nil
-		}
+	if family == 0 {
+		return nil
 	}
-	return nil, nil
+	return ask(ctx, unix.NETLINK_GENERIC, family, flags, [4]byte{command, ipvsVersion}, fill, each)
 }
 
-func (netlinkKernel) servers() ([]server, error) {
-	messages, err := settled(func() ([][]byte, error) {
-		r, err := ipvsRequest(ipvsGetService, unix.NLM_F_DUMP)
-		if r == nil || err != nil {
-			return nil, err
+func (netlinkKernel) servers(ctx context.Context) ([]server, error) {
+	found := map[server]bool{} // an interrupted listing may tell of one twice
+	err := askIPVS(ctx, ipvsGetService, unix.NLM_F_DUMP, func(*netlink.Builder) {}, func(m netlink.Message) {
+		if s, ok := decodeServer(m.Payload()); ok {
+			found[s] = true
 		}
-		return r.Execute(unix.NETLINK_GENERIC, 0)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list IPVS virtual servers: %w", err)
 	}
-	var servers []server
-	for _, m := range messages {
-		if s, ok := decodeServer(m); ok {
-			servers = append(servers, s)
-		}
-	}
-	return servers, nil
+	return slices.SortedFunc(maps.Keys(found), func(a, b server) int { return a.addr.Compare(b.addr) }), nil
 }
 
-func (netlinkKernel) removeServer(s server) error {
-	r, err := ipvsRequest(ipvsDeleteService, unix.NLM_F_ACK)
-	if r == nil || err != nil {
-		return err
-	}
-	r.AddData(encodeServer(s))
-	_, err = r.Execute(unix.NETLINK_GENERIC, 0)
-	return err
+func (netlinkKernel) removeServer(ctx context.Context, s server) error {
+	return askIPVS(ctx, ipvsDeleteService, unix.NLM_F_ACK, func(b *netlink.Builder) { encodeServer(b, s) }, func(netlink.Message) {})
 }
 
 // encodeServer names a server to IPVS.
-func encodeServer(s server) *nl.RtAttr {
-	family := uint16(unix.AF_INET)
-	if s.addr.Addr().Is6() {
-		family = unix.AF_INET6
-	}
+func encodeServer(b *netlink.Builder, s server) {
+	native := func(kind, v uint16) { b.Raw(kind, string(binary.NativeEndian.AppendUint16(nil, v))) }
 	addr := make([]byte, 16) // IPVS keeps both families in as many bytes
 	copy(addr, s.addr.Addr().AsSlice())
-	a := nl.NewRtAttr(unix.NLA_F_NESTED|ipvsService, nil)
-	a.AddRtAttr(ipvsAddressFamily, binary.NativeEndian.AppendUint16(nil, family))
-	a.AddRtAttr(ipvsProtocol, binary.NativeEndian.AppendUint16(nil, uint16(s.protocol)))
-	a.AddRtAttr(ipvsAddress, addr)
-	a.AddRtAttr(ipvsPort, binary.BigEndian.AppendUint16(nil, s.addr.Port()))
-	return a
+	b.Nest(ipvsService, func() {
+		if s.addr.Addr().Is6() {
+			native(ipvsAddressFamily, unix.AF_INET6)
+		} else {
+			native(ipvsAddressFamily, unix.AF_INET)
+		}
+		native(ipvsProtocol, uint16(s.protocol))
+		b.Raw(ipvsAddress, string(addr))
+		b.U16(ipvsPort, s.addr.Port())
+	})
 }
 
 // decodeServer reads a server from a message of IPVS. Servers known by a
 // firewall mark have no address and are not kube-proxy's.
-func decodeServer(message []byte) (s server, ok bool) {
-	var family, protocol, port uint16
-	var addr []byte
-	for outer, nested := range attributes(message, nl.SizeofGenlmsg) {
-		if outer != ipvsService {
-			continue
+func decodeServer(payload []byte) (s server, ok bool) {
+	of := func(kind uint16) []byte { return netlink.Attribute(payload, ipvsService, kind) }
+	native := func(kind uint16) uint16 {
+		if b := of(kind); len(b) == 2 {
+			return binary.NativeEndian.Uint16(b)
 		}
-		for kind, value := range attributes(nested, 0) {
-			switch {
-			case kind == ipvsAddressFamily && len(value) == 2:
-				family = binary.NativeEndian.Uint16(value)
-			case kind == ipvsProtocol && len(value) == 2:
-				protocol = binary.NativeEndian.Uint16(value)
-			case kind == ipvsAddress && len(value) == 16:
-				addr = value
-			case kind == ipvsPort && len(value) == 2:
-				port = binary.BigEndian.Uint16(value)
-			}
-		}
+		return 0
 	}
-	if addr == nil || protocol == 0 {
+	addr, protocol := of(ipvsAddress), native(ipvsProtocol)
+	if len(addr) != 16 || protocol == 0 {
 		return server{}, false
 	}
-	if family == unix.AF_INET {
+	if native(ipvsAddressFamily) == unix.AF_INET {
 		addr = addr[:4]
 	}
 	ip, ok := netip.AddrFromSlice(addr)
-	return server{uint8(protocol), netip.AddrPortFrom(ip, port)}, ok
+	return server{uint8(protocol), netip.AddrPortFrom(ip, netlink.Number[uint16](of(ipvsPort)))}, ok
 }
