@@ -2,9 +2,8 @@
 // the flows of one family and protocol, and deletes flows one by one.
 //
 // [Conn] is the kernel, package cttest has memory; one contract test holds both.
-// A dump is filtered by the kernel and decoded as it arrives, so a table with a million
-// TCP connections costs no memory when somebody asks for its UDP flows.
-// Libraries for this build the whole answer first, which is why it is done here.
+// A dump is filtered by the kernel and decoded as it arrives, so a table with a
+// million TCP connections costs no memory when somebody asks for its UDP flows.
 //
 // The package knows nothing of Services and does not log.
 package ct

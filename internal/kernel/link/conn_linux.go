@@ -58,11 +58,3 @@ func (Conn) Watch(ctx context.Context) (<-chan struct{}, error) {
 	}()
 	return changed, nil
 }
-
-// notify leaves a token, unless there is one.
-func notify(ch chan<- struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
-}

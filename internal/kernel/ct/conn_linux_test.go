@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/netlink"
 )
 
 const udp, tcp = unix.IPPROTO_UDP, unix.IPPROTO_TCP
@@ -22,39 +24,47 @@ func flow(protocol uint8, src, dst, by string) Flow {
 
 // answer is a datagram of a dump.
 func answer(seq uint32, flags uint16, flows ...Flow) []byte {
-	var b []byte
+	var w netlink.Builder
 	for _, f := range flows {
-		m := newMessage(msgNew, flags, seq, f.Orig.Dst.Addr().Is6())
-		m.flow(&f)
-		m.tuple(attrTupleReply, f.Protocol, f.Reply)
-		b = append(b, m.bytes()...)
+		w.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8, flags, netlink.Netfilter(netlink.IPv4, 0))
+		encodeFlow(&w, &f)
+		encodeTuple(&w, attrTupleReply, f.Protocol, f.Reply)
 	}
-	return b
+	return numbered(&w, seq)
 }
 
 // ending is the last datagram of a dump, or with an error its only one.
 func ending(seq uint32, err syscall.Errno) []byte {
-	m := newMessage(0, 0, seq, false)
-	binary.NativeEndian.PutUint16(m.buf[4:], unix.NLMSG_DONE)
+	kind := uint16(unix.NLMSG_DONE)
 	if err != 0 {
-		binary.NativeEndian.PutUint16(m.buf[4:], unix.NLMSG_ERROR)
+		kind = unix.NLMSG_ERROR
 	}
-	binary.NativeEndian.PutUint32(m.buf[unix.SizeofNlMsghdr:], uint32(-int32(err)))
-	return m.bytes()
+	var w netlink.Builder
+	w.Begin(kind, 0, [4]byte(binary.NativeEndian.AppendUint32(nil, uint32(-int32(err)))))
+	return numbered(&w, seq)
+}
+
+// numbered makes messages the answer to a request.
+func numbered(w *netlink.Builder, seq uint32) []byte {
+	b := w.Bytes()
+	for m := b; len(m) > 0; m = m[binary.NativeEndian.Uint32(m):] {
+		binary.NativeEndian.PutUint32(m[8:], seq)
+	}
+	return b
 }
 
 // script is a kernel that says what it was told to say.
 type script struct {
-	asked [][]byte
+	asked int
 	says  []any // datagrams and errors
 }
 
-func (s *script) send(b []byte) error {
-	s.asked = append(s.asked, b)
+func (s *script) Send([]byte) error {
+	s.asked++
 	return nil
 }
 
-func (s *script) receive(b []byte) (int, error) {
+func (s *script) Receive(b []byte, _ int) (int, error) {
 	if len(s.says) == 0 {
 		return 0, unix.EAGAIN
 	}
@@ -66,7 +76,7 @@ func (s *script) receive(b []byte) (int, error) {
 	return copy(b, next.([]byte)), nil
 }
 
-func (s *script) close() error { return nil }
+func (s *script) Close() error { return nil }
 
 // TestDumpInTrouble is interrupted, overrun, refused and lied to.
 func TestDumpInTrouble(t *testing.T) {
@@ -98,9 +108,9 @@ func TestDumpInTrouble(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			kernel := &script{says: tt.says}
-			got, err := newConn(kernel).Dump(t.Context(), Filter{Protocol: udp}, func(*Flow) bool { return true })
-			if !errors.Is(err, tt.err) || len(kernel.asked) != tt.dumps {
-				t.Errorf("error %v after %d dumps; want %v after %d", err, len(kernel.asked), tt.err, tt.dumps)
+			got, err := (&Conn{nl: netlink.New(kernel)}).Dump(t.Context(), Filter{Protocol: udp}, func(*Flow) bool { return true })
+			if !errors.Is(err, tt.err) || kernel.asked != tt.dumps {
+				t.Errorf("error %v after %d dumps; want %v after %d", err, kernel.asked, tt.err, tt.dumps)
 			}
 			if diff := cmp.Diff(tt.want, got, addresses); diff != "" {
 				t.Errorf("flows mismatch (-want +got):\n%s", diff)
@@ -117,9 +127,9 @@ func FuzzDecode(f *testing.F) {
 	f.Add(answer(1, 0, six))
 	f.Add([]byte{255, 255, 255, 255})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for r := range messages(b) {
+		for r := range netlink.Messages(b) {
 			var flow Flow
-			if decode(r.body, &flow) != nil {
+			if !decode(r.Payload(), &flow) {
 				continue
 			}
 			for _, a := range []netip.AddrPort{flow.Orig.Src, flow.Orig.Dst, flow.Reply.Src, flow.Reply.Dst} {

@@ -1,0 +1,110 @@
+package ct
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/netlink"
+)
+
+// dumpTries is how often a dump is begun before it may be incomplete.
+const dumpTries = 5
+
+// Conn is connection tracking of the network namespace it was opened in.
+type Conn struct {
+	nl     *netlink.Conn
+	plain  bool // the kernel refused to filter by protocol
+	parsed int  // messages of dumps that were decoded
+}
+
+var _ Interface = (*Conn)(nil)
+
+// Open opens a connection to the connection tracking of the calling thread's
+// network namespace, wherever it is used from later.
+func Open() (*Conn, error) {
+	nl, err := netlink.Open(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{nl: nl}, nil
+}
+
+// Close releases the socket.
+func (c *Conn) Close() error { return c.nl.Close() }
+
+// Dump asks the kernel for the flows, again if it was interrupted.
+func (c *Conn) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) (flows []Flow, err error) {
+	err = netlink.Settled(ctx, dumpTries, func() (err error) {
+		flows, err = c.dump(f, !c.plain, keep)
+		if refusesFilter(err) && !c.plain {
+			flows, err = c.dump(f, false, keep)
+			c.plain = err == nil
+		}
+		return err
+	})
+	switch {
+	case errors.Is(err, netlink.ErrInterrupted):
+		return flows, fmt.Errorf("dump %v flows: %w: %w", f, ErrIncomplete, err)
+	case err != nil:
+		return nil, fmt.Errorf("dump %v flows: %w", f, err)
+	default:
+		return flows, nil
+	}
+}
+
+// refusesFilter reports whether an error may be about the filter.
+func refusesFilter(err error) bool {
+	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
+}
+
+// dump asks once. A flow that cannot be read is one that is missing.
+func (c *Conn) dump(f Filter, byProtocol bool, keep func(*Flow) bool) ([]Flow, error) {
+	c.request(msgGet, unix.NLM_F_DUMP, f.IPv6)
+	if byProtocol {
+		encodeFilter(&c.nl.Builder, f.Protocol)
+	}
+	var flows []Flow
+	var flow Flow
+	malformed := 0
+	err := c.nl.Ask(func(m netlink.Message) {
+		c.parsed++
+		if !decode(m.Payload(), &flow) {
+			malformed++
+		} else if f.Matches(&flow) && keep(&flow) {
+			flows = append(flows, flow)
+		}
+	})
+	if err == nil && malformed > 0 {
+		err = fmt.Errorf("%w: %d flows cannot be read", netlink.ErrInterrupted, malformed)
+	}
+	return flows, err
+}
+
+// Delete names the flow to the kernel by its first packet and its ID.
+func (c *Conn) Delete(ctx context.Context, f *Flow) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c.request(msgDelete, unix.NLM_F_ACK, f.Orig.Dst.Addr().Is6())
+	encodeFlow(&c.nl.Builder, f)
+	err := c.nl.Ask(func(netlink.Message) {})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return ErrNotFound
+	case err != nil:
+		return fmt.Errorf("delete flow %v: %w", f, err)
+	default:
+		return nil
+	}
+}
+
+func (c *Conn) request(kind, flags uint16, ipv6 bool) {
+	family := netlink.IPv4
+	if ipv6 {
+		family = netlink.IPv6
+	}
+	c.nl.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, flags, netlink.Netfilter(family, 0))
+}
