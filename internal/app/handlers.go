@@ -7,23 +7,23 @@ import (
 	"sluice/internal/source"
 )
 
-// handlers feed the engine, and whoever else wants to know of the Node.
+// handlers feed the provider, and whoever else wants to know of the Node.
 type handlers struct {
-	*engine.Engine
+	engine.Provider
 	node source.NodeHandler
 }
 
 // OnNodeAdd passes a new Node on.
-func (h handlers) OnNodeAdd(n *v1.Node) { h.Engine.OnNodeAdd(n); h.node.OnNodeAdd(n) }
+func (h handlers) OnNodeAdd(n *v1.Node) { h.Provider.OnNodeAdd(n); h.node.OnNodeAdd(n) }
 
 // OnNodeUpdate passes a changed Node on.
 func (h handlers) OnNodeUpdate(old, cur *v1.Node) {
-	h.Engine.OnNodeUpdate(old, cur)
+	h.Provider.OnNodeUpdate(old, cur)
 	h.node.OnNodeUpdate(old, cur)
 }
 
 // OnNodeDelete passes on that the Node is gone.
-func (h handlers) OnNodeDelete(n *v1.Node) { h.Engine.OnNodeDelete(n); h.node.OnNodeDelete(n) }
+func (h handlers) OnNodeDelete(n *v1.Node) { h.Provider.OnNodeDelete(n); h.node.OnNodeDelete(n) }
 
 // OnNodeSynced passes on that the Node has come, if there is one.
-func (h handlers) OnNodeSynced() { h.Engine.OnNodeSynced(); h.node.OnNodeSynced() }
+func (h handlers) OnNodeSynced() { h.Provider.OnNodeSynced(); h.node.OnNodeSynced() }

@@ -44,7 +44,7 @@ func (s *ProxyServer) reload(ctx context.Context, r Reload, ended chan<- error) 
 	s.health.SetTimeout(patience(c))
 	s.healthServer.SetAddress(c.HealthzBindAddress)
 	s.metricsServer.SetAddress(c.MetricsBindAddress)
-	s.engine.Configure(rules, c.MinSyncPeriod, max(c.SyncPeriod, fullSyncPeriod))
+	s.configure(rules, c.MinSyncPeriod, max(c.SyncPeriod, fullSyncPeriod))
 	s.configz.set(c.Object)
 	klog.FromContext(ctx).Info("Took over the new configuration", "changed", sentence(r.Live))
 }

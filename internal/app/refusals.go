@@ -3,11 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -15,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/engine"
-	"sluice/internal/proxy"
 	"sluice/internal/zpages"
 )
 
@@ -29,20 +24,12 @@ const (
 	refusalsListed = 100              // service ports that /statusz names
 )
 
-// refusals makes known which service ports the kernel does not take: by a
-// metric, on /statusz and by events of their Services.
+// refusals makes known which service ports the kernel refuses: on /statusz, and
+// by events of their Services.
 type refusals struct {
-	families []proxy.Family // those that are served
-	gauge    func(proxy.Family, int)
-	send     func(refusalEvent)
-	wake     chan struct{}
-
-	mu      sync.Mutex
-	rows    map[proxy.PortKey]string
-	counts  [len(proxy.Families)]int
-	changed []types.NamespacedName // Services to look at, the longest waiting first
-	waiting map[types.NamespacedName]bool
-	listed  []zpages.SetAside // of the rows; nil: to be made anew
+	rows func() []engine.RowStatus // those that are refused now
+	send func(refusalEvent)
+	wake chan struct{} // has a token when they may have changed
 }
 
 // refusalEvent is something to tell the cluster.
@@ -52,46 +39,12 @@ type refusalEvent struct {
 	note    string
 }
 
-func newRefusals(families []proxy.Family, gauge func(proxy.Family, int), send func(refusalEvent)) *refusals {
-	r := &refusals{
-		families: families, gauge: gauge, send: send, wake: make(chan struct{}, 1),
-		rows: map[proxy.PortKey]string{}, waiting: map[types.NamespacedName]bool{},
-	}
-	for _, f := range families {
-		gauge(f, 0)
-	}
-	return r
+func newRefusals(rows func() []engine.RowStatus, send func(refusalEvent)) *refusals {
+	return &refusals{rows: rows, send: send, wake: make(chan struct{}, 1)}
 }
 
-// Applied does nothing: what is in force is no refusal.
-func (*refusals) Applied(context.Context, *proxy.State, *proxy.Delta) {}
-
-// Refused takes what changed.
-func (r *refusals) Refused(_ context.Context, changes []engine.Refusal) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, c := range changes {
-		_, was := r.rows[c.Key]
-		switch {
-		case c.Reason != "":
-			r.rows[c.Key] = c.Reason
-			if !was {
-				r.counts[c.Key.Family]++
-			}
-		case was:
-			delete(r.rows, c.Key)
-			r.counts[c.Key.Family]--
-		}
-		name := types.NamespacedName{Namespace: c.Key.Namespace, Name: c.Key.Name}
-		if !r.waiting[name] {
-			r.waiting[name] = true
-			r.changed = append(r.changed, name)
-		}
-	}
-	r.listed = nil
-	for _, f := range r.families {
-		r.gauge(f, r.counts[f])
-	}
+// changed says that other rows are refused, or for other reasons.
+func (r *refusals) changed() {
 	select {
 	case r.wake <- struct{}{}:
 	default: // it wakes already
@@ -100,15 +53,11 @@ func (r *refusals) Refused(_ context.Context, changes []engine.Refusal) {
 
 // list returns the first service ports that are refused, and how many are.
 func (r *refusals) list() (some []zpages.SetAside, all int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.listed == nil {
-		keys := slices.SortedFunc(maps.Keys(r.rows), proxy.ComparePortKeys)
-		for _, k := range keys[:min(len(keys), refusalsListed)] {
-			r.listed = append(r.listed, zpages.SetAside{ServicePort: k.String(), Reason: r.rows[k]})
-		}
+	rows := r.rows()
+	for _, row := range rows[:min(len(rows), refusalsListed)] {
+		some = append(some, zpages.SetAside{ServicePort: row.Key.String(), Reason: row.Refused})
 	}
-	return r.listed, len(r.rows)
+	return some, len(rows)
 }
 
 // Run sends events until ctx ends.
@@ -121,14 +70,17 @@ func (r *refusals) Run(ctx context.Context) error {
 			return nil
 		case <-r.wake:
 		}
-		if !pause(ctx, refusalCalm+rand.N(refusalSpread)) {
+		select {
+		case <-ctx.Done():
 			return nil
+		case <-time.After(refusalCalm + rand.N(refusalSpread)):
 		}
-		news := r.news(reported)
-		if len(news) > int(limit.Tokens()) {
-			news = []refusalEvent{r.summary(len(news))}
+		rows := r.rows()
+		events := changedNotes(reported, rows)
+		if len(events) > int(limit.Tokens()) {
+			events = []refusalEvent{summary(rows, len(events))}
 		}
-		for _, e := range news {
+		for _, e := range events {
 			if limit.Wait(ctx) != nil {
 				return nil
 			}
@@ -137,57 +89,49 @@ func (r *refusals) Run(ctx context.Context) error {
 	}
 }
 
-// pause waits, and reports whether it was for the whole time.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
+// changedNotes returns what is to be said of Services of which something else
+// was reported, and notes it as reported.
+func changedNotes(reported map[types.NamespacedName]string, rows []engine.RowStatus) []refusalEvent {
+	notes := map[types.NamespacedName]string{}
+	var names []types.NamespacedName // in the order of the rows, and then those of which nothing is refused any more
+	for _, row := range rows {
+		k := row.Key
+		name := types.NamespacedName{Namespace: k.Namespace, Name: k.Name}
+		if notes[name] == "" {
+			names = append(names, name)
+		} else {
+			notes[name] += "; "
+		}
+		notes[name] += fmt.Sprintf("%s/%v/%v: %s", k.Port, k.Protocol, k.Family, row.Refused)
 	}
-}
-
-// news returns what is to be said of the Services that changed, and notes it as
-// reported.
-func (r *refusals) news(reported map[types.NamespacedName]string) []refusalEvent {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	notes := map[types.NamespacedName][]string{}
-	for _, k := range slices.SortedFunc(maps.Keys(r.rows), proxy.ComparePortKeys) {
-		if name := (types.NamespacedName{Namespace: k.Namespace, Name: k.Name}); r.waiting[name] {
-			notes[name] = append(notes[name], fmt.Sprintf("%s/%v/%v: %s", k.Port, k.Protocol, k.Family, r.rows[k]))
+	for name := range reported {
+		if notes[name] == "" {
+			names = append(names, name)
 		}
 	}
-	var out []refusalEvent
-	for _, name := range r.changed {
-		note := strings.Join(notes[name], "; ")
-		switch {
-		case note == reported[name]:
+	var events []refusalEvent
+	for _, name := range names {
+		note := notes[name]
+		if note == reported[name] {
 			continue
-		case note == "":
+		}
+		reported[name] = note
+		kind := v1.EventTypeWarning
+		if note == "" {
+			kind = v1.EventTypeNormal
 			delete(reported, name)
-		default:
-			reported[name] = note
 		}
-		kind := v1.EventTypeNormal
-		if note != "" {
-			kind = v1.EventTypeWarning
-		}
-		out = append(out, refusalEvent{name, kind, note})
+		events = append(events, refusalEvent{name, kind, note})
 	}
-	r.changed = nil
-	clear(r.waiting)
-	return out
+	return events
 }
 
 // summary is one event for many.
-func (r *refusals) summary(services int) refusalEvent {
-	some, all := r.list()
-	e := refusalEvent{kind: v1.EventTypeNormal, note: "no service port is refused any more"}
-	if all > 0 {
-		e.kind = v1.EventTypeWarning
-		e.note = fmt.Sprintf("%d service ports are refused after changes of %d Services, /statusz names them; the first is %s: %s",
-			all, services, some[0].ServicePort, some[0].Reason)
+func summary(rows []engine.RowStatus, services int) refusalEvent {
+	if len(rows) == 0 {
+		return refusalEvent{kind: v1.EventTypeNormal, note: "all service ports are accepted again"}
 	}
-	return e
+	return refusalEvent{kind: v1.EventTypeWarning, note: fmt.Sprintf(
+		"%d service ports are refused after changes of %d Services, /statusz names them; the first is %v: %s",
+		len(rows), services, rows[0].Key, rows[0].Refused)}
 }

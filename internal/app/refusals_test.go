@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -24,15 +25,15 @@ type complaints struct {
 	*refusals
 	t      *testing.T
 	mu     sync.Mutex
+	now    map[proxy.PortKey]string // what is refused
 	events []string
-	gauges [len(proxy.Families)]int
 }
 
 // complain plays a test in fake time.
 func complain(t *testing.T, play func(*complaints)) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &complaints{t: t}
-		c.refusals = newRefusals(proxy.Families[:], func(f proxy.Family, n int) { c.gauges[f] = n }, func(e refusalEvent) {
+		c := &complaints{t: t, now: map[proxy.PortKey]string{}}
+		c.refusals = newRefusals(c.rows, func(e refusalEvent) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.events = append(c.events, fmt.Sprintf("%s %s %s", e.kind, e.service.Name, e.note))
@@ -48,12 +49,28 @@ func complain(t *testing.T, play func(*complaints)) {
 	})
 }
 
+// rows is what the engine would say.
+func (c *complaints) rows() []engine.RowStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []engine.RowStatus
+	for _, k := range slices.SortedFunc(maps.Keys(c.now), proxy.ComparePortKeys) {
+		all = append(all, engine.RowStatus{Key: k, Refused: c.now[k]})
+	}
+	return all
+}
+
 func portKey(service, port string, f proxy.Family) proxy.PortKey {
 	return proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: service, Port: port, Protocol: proxy.TCP}, Family: f}
 }
 
+// say changes what is refused; an empty reason: it is accepted.
 func (c *complaints) say(service, port string, f proxy.Family, reason string) {
-	c.Refused(c.t.Context(), []engine.Refusal{{Key: portKey(service, port, f), Reason: reason}})
+	c.mu.Lock()
+	c.now[portKey(service, port, f)] = reason
+	maps.DeleteFunc(c.now, func(_ proxy.PortKey, reason string) bool { return reason == "" })
+	c.mu.Unlock()
+	c.changed()
 }
 
 // want checks all events since the last call, after a while.
@@ -71,12 +88,8 @@ func (c *complaints) want(want ...string) {
 
 func TestRefusalEvents(t *testing.T) {
 	complain(t, func(c *complaints) {
-		t := c.t
 		c.say("web", "http", proxy.IPv4, "file exists")
 		c.say("web", "http", proxy.IPv6, "file exists")
-		if c.gauges != [...]int{1, 1} {
-			t.Errorf("gauges %v", c.gauges)
-		}
 		c.want("Warning web http/TCP/IPv4: file exists; http/TCP/IPv6: file exists") // one for all its ports
 		c.say("web", "http", proxy.IPv6, "file exists")
 		c.want() // nothing new
@@ -89,9 +102,6 @@ func TestRefusalEvents(t *testing.T) {
 		c.want("Normal web ")
 		c.say("web", "http", proxy.IPv6, "")
 		c.want()
-		if c.gauges != [...]int{0, 0} {
-			t.Errorf("gauges %v", c.gauges)
-		}
 	})
 }
 
@@ -102,11 +112,15 @@ func TestRefusalsInMasses(t *testing.T) {
 	complain(t, func(c *complaints) {
 		t := c.t
 		all := func(reason string) {
-			changes := make([]engine.Refusal, services)
-			for i := range changes {
-				changes[i] = engine.Refusal{Key: portKey(fmt.Sprintf("s%05d", i), "p", proxy.IPv4), Reason: reason}
+			c.mu.Lock()
+			clear(c.now)
+			for i := range services {
+				if reason != "" {
+					c.now[portKey(fmt.Sprintf("s%05d", i), "p", proxy.IPv4)] = reason
+				}
 			}
-			c.Refused(t.Context(), changes)
+			c.mu.Unlock()
+			c.changed()
 		}
 		for range 30 {
 			all("set is full")
@@ -129,31 +143,7 @@ func TestRefusalsInMasses(t *testing.T) {
 		if !strings.Contains(c.events[0], "10000 service ports are refused after changes of 10000 Services") {
 			t.Errorf("the first event is %q", c.events[0])
 		}
-		if c.gauges[proxy.IPv4] != 0 {
-			t.Errorf("gauge %d", c.gauges[proxy.IPv4])
-		}
 	})
-}
-
-// TestRefusalsUnderLoad asks for the list while it changes.
-func TestRefusalsUnderLoad(t *testing.T) {
-	r := newRefusals(nil, nil, nil)
-	var all sync.WaitGroup
-	for i := range 8 {
-		all.Go(func() {
-			for n := range 200 {
-				key := portKey(fmt.Sprintf("s%d", n%50), fmt.Sprintf("p%d", i), proxy.IPv4)
-				r.Refused(t.Context(), []engine.Refusal{{Key: key, Reason: []string{"", "set is full"}[n/50%2]}})
-				if some, n := r.list(); len(some) != min(n, refusalsListed) {
-					t.Errorf("%d of %d listed", len(some), n)
-				}
-			}
-		})
-	}
-	all.Wait()
-	if _, n := r.list(); n != 8*50 {
-		t.Errorf("%d service ports, want 400", n)
-	}
 }
 
 // TestRefusalNotes sends what people read.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -59,17 +60,21 @@ type ProxyServer struct {
 	families []proxy.Family
 	events   *recorder
 
-	dataplane proxy.Dataplane
-	engine    *engine.Engine
-	flows     ct.Interface
-	conntrack *conntrack.Reconciler
-	health    *health.ProxyHealth
-	checks    *health.ServiceChecks
-	takeover  *takeover
-	thrift    *thrift
-	refusals  *refusals
-	metrics   *metrics.Metrics
-	configz   configz
+	dataplane  proxy.Dataplane
+	provider   engine.Provider
+	configure  func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
+	inForce    func()                                                                // called when rules are in force
+	flows      ct.Interface
+	conntrack  *conntrack.Reconciler
+	health     *health.ProxyHealth
+	checks     *health.ServiceChecks
+	takeover   *takeover
+	thrift     *thrift
+	refusals   *refusals
+	metrics    *metrics.Metrics
+	watchdog   *metrics.Watchdog
+	rowMetrics *metrics.Observer
+	configz    configz
 
 	healthServer  *health.Server
 	metricsServer *health.Server
@@ -99,15 +104,15 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if s.flows, err = ct.Open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open connection tracking: %w", err), s.dataplane.Close())
 	}
-	s.takeover = newTakeover(func(ctx context.Context) ([]string, error) { return dataplane.Cleanup(ctx, s.dataplane) })
+	ready := make(chan struct{})
+	s.inForce = sync.OnceFunc(func() { close(ready) })
+	s.thrift = newThrift(ready)
+	s.takeover = newTakeover(ready, func(ctx context.Context) ([]string, error) { return dataplane.Cleanup(ctx, s.dataplane) })
 	if err := s.join(ctx, rules); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
 }
-
-// Of a write that is under way the engine tells only those who ask for it.
-var _ engine.WriteObserver = (*conntrack.Reconciler)(nil)
 
 // join makes the parts and tells them of each other.
 func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
@@ -135,18 +140,17 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 		Flows: s.flows, LocalAddrs: conntrack.LocalAddrs,
 		Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
 	})
-	s.thrift = newThrift()
-	s.refusals = newRefusals(s.families, m.Refused, func(e refusalEvent) { s.events.refusal(e) })
-	watchdog := metrics.NewWatchdog(m)
-	s.engine = engine.New(engine.Settings{
+	s.watchdog, s.rowMetrics = metrics.NewWatchdog(m), metrics.NewObserver(m)
+	e := engine.New(engine.Settings{
 		Dataplane:     s.dataplane,
 		Resolver:      resolve.New(rules),
 		MinSyncPeriod: c.MinSyncPeriod,
 		SyncPeriod:    max(c.SyncPeriod, fullSyncPeriod),
-		Observers:     []engine.Observer{s.conntrack, s.checks, metrics.NewObserver(m), s.takeover, s.thrift, s.refusals},
-		Pulses:        []engine.Pulse{watchdog, s.health, failures{m, s.families}},
-		Register:      watchdog,
+		Observer:      observers{s},
 	})
+	s.provider, s.configure = e, e.Configure
+	s.refusals = newRefusals(e.Refused, func(e refusalEvent) { s.events.refusal(e) })
+	s.countRefused()
 	s.configz.set(c.Object)
 	s.healthServer = health.NewServer(health.ServerSettings{
 		Name: "health", Handler: s.health.Handler(), Address: c.HealthzBindAddress, HardFail: c.Object.BindAddressHardFail,
@@ -156,32 +160,6 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 		HardFail: c.Object.BindAddressHardFail,
 	})
 	return nil
-}
-
-// failures counts syncs that the kernel would not take.
-type failures struct {
-	metrics  *metrics.Metrics
-	families []proxy.Family
-}
-
-// Queued does nothing.
-func (failures) Queued() {}
-
-// Began does nothing.
-func (failures) Began() {}
-
-// Done counts.
-func (f failures) Done(full bool, err error) {
-	if err == nil {
-		return
-	}
-	for _, family := range f.families { // those that the mode has are shown
-		f.metrics.NftablesSyncFailure(family)
-		f.metrics.IPTablesRestoreFailure(family)
-		if !full {
-			f.metrics.IPTablesPartialRestoreFailure(family)
-		}
-	}
 }
 
 // checkFailed reports that a Service's health check cannot be answered.
@@ -203,9 +181,9 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	jobs := []job{
 		{"save memory", s.thrift.Run},
 		{"read objects", func(ctx context.Context) error {
-			return s.plan.from.open(s.plan.node).Run(ctx, handlers{s.engine, s.health})
+			return s.plan.from.open(s.plan.node).Run(ctx, handlers{s.provider, s.health})
 		}},
-		{"sync", s.engine.SyncLoop},
+		{"sync", s.provider.SyncLoop},
 		{"report refused Services", s.refusals.Run},
 		{"reconcile connections", s.conntrack.Run},
 		{"take over from kube-proxy", s.takeover.Run},

@@ -19,6 +19,7 @@ import (
 	k8smetrics "k8s.io/component-base/metrics"
 
 	"sluice/internal/dataplane"
+	"sluice/internal/engine"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 )
@@ -166,7 +167,7 @@ func TestZPages(t *testing.T) {
 	for gates, want := range map[string][]string{
 		"": {"/flagz", "/statusz"}, "ComponentFlagz=false": {"/statusz"}, "ComponentStatusz=false": {"/flagz"}, "AllBeta=false": nil,
 	} {
-		s := &ProxyServer{plan: plan{config: configuration(t, "--feature-gates="+gates)}, refusals: newRefusals(nil, nil, nil)}
+		s := &ProxyServer{plan: plan{config: configuration(t, "--feature-gates="+gates)}, refusals: newRefusals(func() []engine.RowStatus { return nil }, nil)}
 		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(s.zpages()))); diff != "" {
 			t.Errorf("%s: pages mismatch (-want +got):\n%s", gates, diff)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -22,18 +21,12 @@ const (
 // are in force: never before, so that there is no moment without rules. What is
 // left would go on sending connections to endpoints that have long gone.
 type takeover struct {
-	once   sync.Once
-	ready  chan struct{}
+	ready  <-chan struct{} // closed when our rules are in force
 	remove func(context.Context) ([]string, error)
 }
 
-func newTakeover(remove func(context.Context) ([]string, error)) *takeover {
-	return &takeover{ready: make(chan struct{}), remove: remove}
-}
-
-// Applied notes that rules are in force.
-func (t *takeover) Applied(context.Context, *proxy.State, *proxy.Delta) {
-	t.once.Do(func() { close(t.ready) })
+func newTakeover(ready <-chan struct{}, remove func(context.Context) ([]string, error)) *takeover {
+	return &takeover{ready, remove}
 }
 
 // Run removes the leftovers, trying again with growing waits what may yet

@@ -5,9 +5,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"sync"
-
-	"sluice/internal/proxy"
 )
 
 // By how much, in percent, the heap may outgrow what is in use before it is
@@ -28,16 +25,10 @@ const ballast = 8 << 20
 // thread would be woken for each of the goroutines that an event passes, and
 // take a third of all CPU time for that.
 type thrift struct {
-	once  sync.Once
-	ready chan struct{}
+	ready <-chan struct{} // closed when rules are in force
 }
 
-func newThrift() *thrift { return &thrift{ready: make(chan struct{})} }
-
-// Applied notes that rules are in force.
-func (t *thrift) Applied(context.Context, *proxy.State, *proxy.Delta) {
-	t.once.Do(func() { close(t.ready) })
-}
+func newThrift(ready <-chan struct{}) *thrift { return &thrift{ready} }
 
 // Run collects garbage early until rules are in force, and returns to the
 // system what was needed only until then. Who has set the environment variables

@@ -20,9 +20,9 @@ func TestThrift(t *testing.T) {
 	}()
 	runtime.GOMAXPROCS(2)
 	ctx, stop := context.WithCancel(t.Context())
-	save, done := newThrift(), make(chan error, 1)
-	save.Applied(ctx, nil, nil)
-	save.Applied(ctx, nil, nil) // it is called after every sync
+	ready, done := make(chan struct{}), make(chan error, 1)
+	close(ready)
+	save := newThrift(ready)
 	go func() { done <- save.Run(ctx) }()
 	for deadline := time.Now().Add(10 * time.Second); runtime.GOMAXPROCS(0) != 1; runtime.Gosched() {
 		if time.Now().After(deadline) {
@@ -43,7 +43,7 @@ func TestThriftHeedsTheEnvironment(t *testing.T) {
 	t.Setenv("GOGC", "100")
 	t.Setenv("GOMAXPROCS", "2")
 	before := runtime.GOMAXPROCS(0)
-	newThrift().settle()
+	newThrift(nil).settle()
 	if now := runtime.GOMAXPROCS(0); now != before {
 		t.Errorf("%d threads, want %d as before", now, before)
 	}

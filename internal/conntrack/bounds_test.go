@@ -102,9 +102,9 @@ func TestCutsAreBounded(t *testing.T) {
 	for n := range 2 * maxWatched {
 		f := flow("192.0.2.1:53", "192.0.2.1:53")
 		f.Orig.Src = brief(n).Frontends[0].Addr
-		w.cut(&f)
+		w.ended(&f)
 	}
-	if len(w.cuts) > maxWatched {
-		t.Errorf("%d flows are kept", len(w.cuts))
+	if len(w.lately) > maxWatched {
+		t.Errorf("%d flows are kept", len(w.lately))
 	}
 }

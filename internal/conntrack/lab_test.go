@@ -144,14 +144,14 @@ func (s *stage) start() {
 func (s *stage) apply() {
 	s.t.Helper()
 	d := s.resolver.Update()
-	s.rec.Applying(s.t.Context(), d)
+	s.rec.Applying(d)
 	if s.synced {
 		s.check(proxytest.Apply(s.t.Context(), s.plane, d))
 	} else {
 		s.check(proxytest.Sync(s.t.Context(), s.plane, s.resolver.State()))
 		s.synced = true
 	}
-	s.rec.Applied(s.t.Context(), s.resolver.State(), d)
+	s.rec.Applied(s.resolver.State().Node, d, d.Empty())
 }
 
 // service writes the Service, of type LoadBalancer with a NodePort, and applies.
@@ -493,7 +493,7 @@ func TestLabRestart(t *testing.T) {
 	for _, r := range s.resolver.State().Rows {
 		first.Upserts = append(first.Upserts, proxy.Upsert{New: r})
 	}
-	s.rec.Applied(t.Context(), s.resolver.State(), first)
+	s.rec.Applied(s.resolver.State().Node, first, true)
 	wrong.wantAnswersBy(endpoint(proxy.IPv4, 0))
 	same := func(f ct.Flow) bool { return f == before[0] }
 	if len(before) != 1 || !slices.ContainsFunc(s.entries(proxy.UDP, right.dst), same) {

@@ -77,20 +77,21 @@ func LocalAddrs() ([]netip.Addr, error) {
 }
 
 // Applying notes a step before it is written. A write takes its time, family by
-// family, and until it has ended the kernel may do either: what the rows were,
-// or what they become. Nil says that nothing of the last step was written.
-func (r *Reconciler) Applying(_ context.Context, d *proxy.Delta) {
+// family, and until it is known to have ended well the kernel may do either:
+// what the rows were, or what they become.
+func (r *Reconciler) Applying(d *proxy.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.watch.expect(d)
 }
 
-// Applied notes that a step was written, and leaves the flows to Run.
-func (r *Reconciler) Applied(_ context.Context, s *proxy.State, d *proxy.Delta) {
+// Applied notes that a step was written, after which the node is as given, and
+// leaves the flows to Run.
+func (r *Reconciler) Applied(node *proxy.Node, d *proxy.Delta, full bool) {
 	r.mu.Lock()
-	news := r.watch.learn(stepOf(s, d), time.Now())
+	concerns := r.watch.learn(node, d, full, time.Now())
 	r.mu.Unlock()
-	if !news {
+	if !concerns {
 		return
 	}
 	select {
@@ -133,7 +134,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 // to rest.
 func (r *Reconciler) pass(ctx context.Context) time.Duration {
 	start := time.Now()
-	err := r.look(ctx)
+	err := r.reconcile(ctx)
 	elapsed := time.Since(start)
 	r.mu.Lock()
 	if err == nil {

@@ -152,14 +152,14 @@ func (b *bench) applying(rows []*proxy.ServicePort, gone ...*proxy.ServicePort) 
 	for _, r := range rows {
 		d.Upserts = append(d.Upserts, proxy.Upsert{Old: b.state.Rows[r.Key], New: r})
 	}
-	b.rec.Applying(b.t.Context(), d)
+	b.rec.Applying(d)
 	return d
 }
 
 // applied says that a step was taken.
 func (b *bench) applied(d *proxy.Delta) {
 	b.state.Apply(d)
-	b.rec.Applied(b.t.Context(), b.state, d)
+	b.rec.Applied(b.state.Node, d, d.Empty())
 }
 
 // settle waits until nothing is watched any more.
@@ -374,14 +374,14 @@ func TestNodePortAddresses(t *testing.T) {
 		b.kernel.Add(append(right, flow("192.168.1.2:30053", "10.1.0.1:53"))...)
 		step := &proxy.Delta{Node: nodeWith("192.168.0.0/24")}
 		b.state.Apply(step)
-		b.rec.Applied(t.Context(), b.state, step)
+		b.rec.Applied(b.state.Node, step, false)
 		b.wantFlows(right...)
 
 		b.settle()
 		b.kernel.Add(flow("192.168.1.2:30053", "192.168.1.2:30053"))
 		step = &proxy.Delta{Node: nodeWith("192.168.0.0/16")}
 		b.state.Apply(step)
-		b.rec.Applied(t.Context(), b.state, step)
+		b.rec.Applied(b.state.Node, step, false)
 		b.wantFlows(right...)
 	})
 }

@@ -76,7 +76,7 @@ func TestNodeChangeUnderWay(t *testing.T) {
 		b.apply([]*proxy.ServicePort{row("dns", "node=0.0.0.0:30053 to=10.1.0.1:53")})
 		synctest.Wait()
 		step := &proxy.Delta{Node: nodeWith("192.168.0.0/24")}
-		b.rec.Applying(t.Context(), step)
+		b.rec.Applying(step)
 		right := flow("192.168.1.2:30053", "192.168.1.2:30053")
 		b.kernel.Add(right, flow("192.168.1.2:30053", "10.1.0.1:53"))
 		time.Sleep(2 * watchTime)

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -17,35 +18,27 @@ type frontend struct {
 	protocol proxy.Protocol
 }
 
-// owner is the row that a frontend belongs to.
+// owner is the row that a frontend belongs to; nil: nobody's it is.
 type owner struct {
 	row  *proxy.ServicePort
 	kind proxy.Kind
 }
 
-// step is what one sync changed, as far as it matters here.
-type step struct {
-	upserts []proxy.Upsert
-	removes []*proxy.ServicePort
-	node    *proxy.Node
-	anew    bool // everything was written anew, though nothing has changed
-}
-
-// stepOf keeps the rows whose flows are cut. A sync without a change is a full
-// one: somebody may have taken our rules away, and flows have begun without them.
-func stepOf(s *proxy.State, d *proxy.Delta) step {
-	st := step{node: s.Node, anew: d.Empty()}
-	for _, u := range d.Upserts {
-		if u.New.Key.Protocol.EndsStaleFlows() {
-			st.upserts = append(st.upserts, u)
+// changes yields the rows of a step whose stale flows we end: old is nil for a
+// new one, cur for one that goes.
+func changes(d *proxy.Delta) iter.Seq2[*proxy.ServicePort, *proxy.ServicePort] {
+	return func(yield func(old, cur *proxy.ServicePort) bool) {
+		for _, r := range d.Removes {
+			if r.Key.Protocol.EndsStaleFlows() && !yield(r, nil) {
+				return
+			}
+		}
+		for _, u := range d.Upserts {
+			if u.New.Key.Protocol.EndsStaleFlows() && !yield(u.Old, u.New) {
+				return
+			}
 		}
 	}
-	for _, r := range d.Removes {
-		if r.Key.Protocol.EndsStaleFlows() {
-			st.removes = append(st.removes, r)
-		}
-	}
-	return st
 }
 
 // watch knows whose every frontend is, and which of them are to be looked at.
@@ -53,13 +46,20 @@ func stepOf(s *proxy.State, d *proxy.Delta) step {
 // must not end flows of the rules that are there.
 type watch struct {
 	owners    map[frontend]owner
-	until     map[frontend]time.Time // the watched ones: when their last look is due
-	all       time.Time              // the same for every frontend that has an owner; zero: they are not watched
-	cuts      map[way]time.Time      // untranslated flows that were ended, as long
+	until     map[frontend]time.Time  // the watched ones: when their last look is due
+	all       time.Time               // the same for every frontend that has an owner; zero: they are not watched
+	lately    map[direction]time.Time // untranslated flows that were ended, as long
 	node      *proxy.Node
 	former    []netip.Prefix // that took NodePorts when some watched frontend was written
-	coming    *coming        // by the write that is under way; nil: none is
+	writing   *writing       // the write that is under way; nil: none is
 	forgotten int            // frontends without an owner that were watched, and are not any more for want of room
+}
+
+// writing is what a write makes of the rows.
+type writing struct {
+	owners map[frontend]owner // where they change
+	node   *proxy.Node
+	unsure bool // an earlier write failed, and the kernel may do part of that
 }
 
 // maxWatched bounds what is kept in each list while flows cannot be looked at.
@@ -72,41 +72,81 @@ func newWatch() watch {
 	return watch{
 		owners: map[frontend]owner{},
 		until:  map[frontend]time.Time{},
-		cuts:   map[way]time.Time{},
+		lately: map[direction]time.Time{},
 		node:   &proxy.Node{},
 	}
 }
 
-// learn takes a step that was written, and reports whether it concerns any flow.
-func (w *watch) learn(s step, now time.Time) bool {
-	news := w.learnNode(s.node, now)
-	if w.coming != nil && w.coming.unsure {
-		w.watchAll(now.Add(watchTime))
-		news = true
+// expect notes a step that is about to be written.
+func (w *watch) expect(d *proxy.Delta) {
+	next := &writing{owners: map[frontend]owner{}, node: w.node, unsure: w.writing != nil}
+	w.writing = next
+	if len(w.until) == 0 && w.all.IsZero() {
+		return // No flow is judged before the end of the write.
 	}
-	w.coming = nil
-	for _, r := range s.removes {
-		w.leave(r)
-		w.concern(r, now)
-		news = true
+	if d.Node != nil {
+		next.node = d.Node
 	}
-	// A frontend may move from one row to another in one step.
-	for _, u := range s.upserts {
-		w.leave(u.Old)
+	for old := range changes(d) {
+		eachFrontend(old, func(f frontend, _ proxy.Kind) { next.owners[f] = owner{} })
 	}
-	for _, u := range s.upserts {
-		w.enter(u.New)
-		if matters(u.Old, u.New) {
-			w.concern(u.Old, now)
-			w.concern(u.New, now)
-			news = true
+	for _, cur := range changes(d) {
+		eachFrontend(cur, func(f frontend, k proxy.Kind) { next.owners[f] = owner{cur, k} })
+	}
+}
+
+// owner returns whose a frontend is, or whose a write makes it.
+func (w *watch) owner(f frontend, by *writing) owner {
+	if by != nil {
+		if o, changes := by.owners[f]; changes {
+			return o
 		}
 	}
-	if s.anew && len(w.owners) > 0 {
-		w.watchAll(now)
-		news = true
+	return w.owners[f]
+}
+
+// eachFrontend calls do for all frontends of a row, which may be nil.
+func eachFrontend(sp *proxy.ServicePort, do func(frontend, proxy.Kind)) {
+	if sp == nil {
+		return
 	}
-	return news
+	for _, f := range sp.Frontends {
+		do(frontend{f.Addr, sp.Key.Protocol}, f.Kind)
+	}
+}
+
+// learn takes a step that was written, and reports whether it concerns any
+// flow. After a full sync everything is looked at: somebody may have taken our
+// rules away, and flows have begun without them.
+func (w *watch) learn(node *proxy.Node, d *proxy.Delta, full bool, now time.Time) bool {
+	concerns := w.learnNode(node, now)
+	if w.writing != nil && w.writing.unsure {
+		w.watchAll(now.Add(watchTime))
+		concerns = true
+	}
+	w.writing = nil
+	// A frontend may move from one row to another in one step.
+	for old := range changes(d) {
+		eachFrontend(old, func(f frontend, _ proxy.Kind) {
+			if o := w.owners[f]; o.row != nil && o.row.Key == old.Key {
+				delete(w.owners, f)
+			}
+		})
+	}
+	for old, cur := range changes(d) {
+		eachFrontend(cur, func(f frontend, k proxy.Kind) { w.owners[f] = owner{cur, k} })
+		if cur == nil || matters(old, cur) {
+			until := func(f frontend, _ proxy.Kind) { w.extend(f, now.Add(watchTime)) }
+			eachFrontend(old, until)
+			eachFrontend(cur, until)
+			concerns = true
+		}
+	}
+	if full && len(w.owners) > 0 {
+		w.watchAll(now)
+		concerns = true
+	}
+	return concerns
 }
 
 // learnNode watches all NodePorts when other addresses take them.
@@ -122,42 +162,14 @@ func (w *watch) learnNode(n *proxy.Node, now time.Time) bool {
 		}
 	}
 	w.former = w.former[max(0, len(w.former)-maxFormer):]
-	news := false
+	concerns := false
 	for f, o := range w.owners {
 		if o.kind == proxy.NodePort {
 			w.extend(f, now.Add(watchTime))
-			news = true
+			concerns = true
 		}
 	}
-	return news
-}
-
-func (w *watch) enter(sp *proxy.ServicePort) {
-	for _, f := range sp.Frontends {
-		w.owners[frontend{f.Addr, sp.Key.Protocol}] = owner{sp, f.Kind}
-	}
-}
-
-func (w *watch) leave(sp *proxy.ServicePort) {
-	if sp == nil {
-		return
-	}
-	for _, fe := range sp.Frontends {
-		f := frontend{fe.Addr, sp.Key.Protocol}
-		if o, ok := w.owners[f]; ok && o.row.Key == sp.Key {
-			delete(w.owners, f)
-		}
-	}
-}
-
-// concern watches all frontends of a row, which may be nil.
-func (w *watch) concern(sp *proxy.ServicePort, now time.Time) {
-	if sp == nil {
-		return
-	}
-	for _, f := range sp.Frontends {
-		w.extend(frontend{f.Addr, sp.Key.Protocol}, now.Add(watchTime))
-	}
+	return concerns
 }
 
 // extend watches a frontend until a time. When there is no more room, all that
@@ -218,24 +230,24 @@ func (w *watch) filters() map[proxy.Family][]ct.Filter {
 	return filters
 }
 
-// way is one direction of an untranslated flow.
-type way struct {
+// direction is one direction of an untranslated flow.
+type direction struct {
 	protocol uint8
 	ct.Tuple
 }
 
-// cut notes that a flow was ended. If nothing translated it, its server's
+// ended notes that a flow was ended. If nothing translated it, its server's
 // answer to the last packet may be under way, and then the kernel takes that
 // for the beginning of a flow and the client's next packets for answers in it.
-func (w *watch) cut(f *ct.Flow) {
-	if !translated(f) && len(w.cuts) < maxWatched {
-		w.cuts[way{f.Protocol, f.Orig}] = time.Now().Add(watchTime)
+func (w *watch) ended(f *ct.Flow) {
+	if !translated(f) && len(w.lately) < maxWatched {
+		w.lately[direction{f.Protocol, f.Orig}] = time.Now().Add(watchTime)
 	}
 }
 
-// answers reports whether a flow began with such an answer.
-func (w *watch) answers(f *ct.Flow) bool {
-	_, ok := w.cuts[way{f.Protocol, ct.Tuple{Src: f.Orig.Dst, Dst: f.Orig.Src}}]
+// answersEnded reports whether a flow began with such an answer.
+func (w *watch) answersEnded(f *ct.Flow) bool {
+	_, ok := w.lately[direction{f.Protocol, ct.Tuple{Src: f.Orig.Dst, Dst: f.Orig.Src}}]
 	return ok && !translated(f)
 }
 
@@ -254,7 +266,7 @@ func (w *watch) due() (at time.Time, ok bool) {
 func (w *watch) looked(at time.Time) {
 	over := func(t time.Time) bool { return !t.After(at) }
 	maps.DeleteFunc(w.until, func(_ frontend, t time.Time) bool { return over(t) })
-	maps.DeleteFunc(w.cuts, func(_ way, t time.Time) bool { return over(t) })
+	maps.DeleteFunc(w.lately, func(_ direction, t time.Time) bool { return over(t) })
 	if over(w.all) {
 		w.all = time.Time{}
 	}

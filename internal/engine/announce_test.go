@@ -14,51 +14,50 @@ import (
 // notebook is an observer that writes down what it is told, between the writes
 // of the dataplane.
 type notebook struct {
-	*fakePlane
+	nobody
+	plane *fakePlane
 }
 
 func (n notebook) note(line string) {
-	n.with(func(f *fakePlane) { f.calls = append(f.calls, line) })
+	n.plane.with(func(f *fakePlane) { f.calls = append(f.calls, line) })
 }
 
-func (n notebook) Applying(_ context.Context, d *proxy.Delta) {
-	if d == nil {
-		n.note("never mind")
+func (n notebook) Began(d *proxy.Delta) {
+	n.note(fmt.Sprintf("began +%d -%d", len(d.Upserts), len(d.Removes)))
+}
+
+func (n notebook) Done(_ context.Context, r Result) {
+	if r.Err != nil {
+		n.note("failed")
 		return
 	}
-	n.note(fmt.Sprintf("applying +%d -%d", len(d.Upserts), len(d.Removes)))
+	n.note(fmt.Sprintf("done +%d -%d", len(r.Changed.Upserts), len(r.Changed.Removes)))
 }
 
-func (n notebook) Applied(context.Context, *proxy.State, *proxy.Delta) { n.note("applied") }
-
-// TestWritesAreAnnounced tells an observer of each write before it begins, and
-// takes back what came to nothing.
+// TestWritesAreAnnounced tells an observer of each write before it begins and
+// when it has ended, with what came of it.
 func TestWritesAreAnnounced(t *testing.T) {
-	var book notebook
-	run(t, func(s *Settings) {
-		book.fakePlane = s.Dataplane.(*fakePlane)
-		s.Observers = append(s.Observers, book)
-	}, func(l *lab) {
+	run(t, func(s *Settings) { s.Observer = notebook{plane: s.Dataplane.(*fakePlane)} }, func(l *lab) {
 		l.start()
-		l.wantCalls("applying +2 -0", "sync 2", "applied")
+		l.wantCalls("began +2 -0", "sync 2", "done +2 -0")
 		for _, c := range []struct {
 			name  string
 			event func()
 			want  []string
 		}{
-			{"a step", func() { l.change(1) }, []string{"applying +1 -0", "apply +1 -0", "applied"}},
+			{"a step", func() { l.change(1) }, []string{"began +1 -0", "apply +1 -0", "done +1 -0"}},
 			{"the kernel takes nothing", func() {
 				l.plane.faults = []fault{nothing}
 				l.change(2)
-			}, []string{"applying +1 -0", "apply +1 -0", "applying +1 -0", "apply +1 -0", "applied"}},
+			}, []string{"began +1 -0", "apply +1 -0", "failed", "began +1 -0", "apply +1 -0", "done +1 -0"}},
 			{"the kernel takes half", func() {
 				l.plane.faults = []fault{halfWay}
 				l.change(3)
-			}, []string{"applying +1 -0", "apply +1 -0", "applying +1 -0", "sync 2", "applied"}},
+			}, []string{"began +1 -0", "apply +1 -0", "failed", "began +1 -0", "sync 2", "done +1 -0"}},
 			{"the kernel refuses all", func() {
 				l.refuse("web", "busy")
 				l.change(4)
-			}, []string{"applying +1 -0", "apply +1 -0", "never mind", "applying +1 -0", "apply +1 -0", "never mind"}},
+			}, []string{"began +1 -0", "apply +1 -0", "done +0 -0", "began +1 -0", "apply +1 -0", "done +0 -0"}},
 		} {
 			c.event()
 			time.Sleep(2*retryMin - ms)

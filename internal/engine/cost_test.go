@@ -26,7 +26,7 @@ func TestProblemsCostNothingWhileTheyStay(t *testing.T) {
 // allocsOfAChange returns what one replaced endpoint allocates, from the event
 // to the end of the run.
 func allocsOfAChange(t *testing.T, problems int) float64 {
-	e := New(Settings{Dataplane: idlePlane{}, Resolver: resolve.New(resolve.Settings{NodeName: "here"})})
+	e := New(Settings{Observer: nobody{}, Dataplane: idlePlane{}, Resolver: resolve.New(resolve.Settings{NodeName: "here"})})
 	e.alarm = time.AfterFunc(time.Hour, func() {})
 	defer e.alarm.Stop()
 	e.OnServiceAdd(service("web", 1))

@@ -18,16 +18,14 @@ import (
 // Engine is the Provider.
 type Engine struct {
 	dataplane proxy.Dataplane
-	observers []Observer
-	pulses    []Pulse
-	register  Register
+	observer  Observer
 	runner    *runner.BoundedFrequencyRunner
 	firstSync chan struct{} // closed when the kernel has been made right once
 
 	// These belong to the goroutine of SyncLoop.
 	begun    bool        // nothing is waited for any more
 	nodeBy   time.Time   // when waiting for the Node ends; zero: not begun
-	lastFull time.Time   // when the last full sync began that went through
+	lastFull time.Time   // when the last full sync began that went through; zero: none has
 	alarm    *time.Timer // asks for the next run that nobody else asks for
 
 	mu       sync.Mutex
@@ -35,9 +33,7 @@ type Engine struct {
 	table    *table
 	period   time.Duration                         // from one full sync to the next
 	heard    struct{ services, slices, node bool } // all that a source starts with has come
-	full     bool                                  // only a full sync is right
-	repair   time.Time                             // when a full sync is due, though steps can be taken; zero: none is
-	status   Status
+	fullFrom time.Time                             // from when on only a full sync is right; zero: none is due
 }
 
 var _ Provider = (*Engine)(nil)
@@ -46,13 +42,11 @@ var _ Provider = (*Engine)(nil)
 func New(s Settings) *Engine {
 	e := &Engine{
 		dataplane: s.Dataplane,
-		observers: s.Observers,
-		pulses:    s.Pulses,
-		register:  s.Register,
+		observer:  s.Observer,
 		period:    s.SyncPeriod,
 		resolver:  s.Resolver,
 		table:     newTable(s.Resolver.State()),
-		full:      true,
+		fullFrom:  time.Now(),
 		firstSync: make(chan struct{}),
 	}
 	e.runner = runner.New("sync", e.run, runner.Settings{
@@ -67,9 +61,7 @@ func New(s Settings) *Engine {
 
 // Sync asks for a sync soon.
 func (e *Engine) Sync() {
-	for _, p := range e.pulses {
-		p.Queued()
-	}
+	e.observer.Queued()
 	e.runner.Run()
 }
 
@@ -84,11 +76,11 @@ func (e *Engine) Configure(rules resolve.Settings, minSyncPeriod, syncPeriod tim
 	e.Sync()
 }
 
-// Status returns how the engine stands now.
-func (e *Engine) Status() Status {
+// Refused returns how the rows stand that the kernel refuses, in order.
+func (e *Engine) Refused() []RowStatus {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.status
+	return e.table.refused()
 }
 
 // SyncLoop keeps the kernel right until ctx ends.
@@ -116,106 +108,16 @@ func (e *Engine) SyncLoop(ctx context.Context) error {
 	return errors.Join(err, ended)
 }
 
-// watch asks for a full sync whenever somebody else has changed our rules.
-func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
-	logger := klog.FromContext(ctx)
-	// Before the first sync nothing is ours yet, and the kernel would prepare an
-	// event for each of the many elements that it writes.
-	select {
-	case <-e.firstSync:
-	case <-ctx.Done():
-		return
-	}
-	repairs := newRepairs(e)
-	defer repairs.stop()
-	for {
-		err := w.Watch(ctx, e.verify, func(what string) { repairs.seen(ctx, what) })
-		if ctx.Err() != nil {
-			return
-		}
-		logger.Error(err, "Watching our rules ended, will watch again", "retryIn", watchPause)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(watchPause):
-		}
-	}
-}
-
-// verify makes a full sync now: nobody knows what others have done.
-func (e *Engine) verify() {
-	if e.fullAt(time.Now()) {
-		e.Sync()
-	}
-}
-
-// needFull makes the next sync a full one.
-func (e *Engine) needFull() {
+// needFull makes the first sync from a time on a full one; those before it may
+// write what changed. It reports false if one is due by then already.
+func (e *Engine) needFull(from time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.full = true
-}
-
-// fullAt makes the first sync from a time on a full one; those before it may
-// take steps. It reports false, and does nothing, if a full sync is due already.
-func (e *Engine) fullAt(t time.Time) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.full || !e.repair.IsZero() {
+	if !e.fullFrom.IsZero() && !from.Before(e.fullFrom) {
 		return false
 	}
-	e.repair = t
+	e.fullFrom = from
 	return true
-}
-
-// run is one run of the runner: it makes the kernel right, or says why not.
-func (e *Engine) run(ctx context.Context) error {
-	if !e.ready(ctx) {
-		return nil
-	}
-	w := e.take()
-	err := e.work(ctx, w)
-	for _, p := range e.pulses {
-		p.Done(w.full, err)
-	}
-	return err
-}
-
-func (e *Engine) work(ctx context.Context, w *work) error {
-	reportProblems(ctx, w.found, w.mended)
-	defer e.setAlarm(w)
-	if !w.full && w.changed.Empty() {
-		e.succeeded()
-		return nil
-	}
-	e.announce(ctx, w.step)
-	refused, err := e.write(ctx, w)
-	if err != nil {
-		e.mu.Lock()
-		e.status.LastErr = err
-		e.mu.Unlock()
-		return err
-	}
-	done := e.settle(ctx, w, refused)
-	first := e.succeeded()
-	if !w.full && done.Empty() {
-		e.announce(ctx, nil)
-		return nil
-	}
-	report(ctx, w, done, first)
-	for _, o := range e.observers {
-		o.Applied(ctx, w.state, done)
-	}
-	return nil
-}
-
-// announce tells what is about to be written; nil: nothing of the last was.
-func (e *Engine) announce(ctx context.Context, d *proxy.Delta) {
-	for _, o := range e.observers {
-		if wo, ok := o.(WriteObserver); ok {
-			wo.Applying(ctx, d)
-		}
-	}
 }
 
 // work is what one run has to do.
@@ -224,29 +126,47 @@ type work struct {
 	state         *proxy.State   // all that is wanted
 	changed       *proxy.Changed // what of it may not be in force
 	step          *proxy.Delta   // the same, from what is in force
-	full          bool
+	full, first   bool
 	found, mended []resolve.Problem
+}
+
+// run is one run of the runner: it makes the kernel right, or says why not.
+func (e *Engine) run(ctx context.Context) error {
+	if !e.ready(ctx) {
+		return nil
+	}
+	w := e.take()
+	reportProblems(ctx, w.found, w.mended)
+	r := Result{Full: w.full, State: w.state}
+	var refused proxy.Refused
+	if refused, r.Err = e.write(ctx, w); r.Err == nil {
+		var refusals []refusal
+		r.Changed, refusals = e.settle(w, refused)
+		r.Refusals = len(refusals) > 0
+		report(ctx, w, r.Changed)
+		reportRefusals(ctx, refusals)
+	}
+	e.setAlarm(w)
+	e.observer.Done(ctx, r)
+	return r.Err
 }
 
 // take consumes what the handlers have gathered.
 func (e *Engine) take() *work {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w := &work{start: time.Now()}
+	w := &work{start: time.Now(), first: e.lastFull.IsZero()}
 	e.table.changed(e.resolver.Update(), w.start)
 	w.state = e.resolver.State()
 	w.found, w.mended = e.resolver.TakeProblems()
-	repair := !e.repair.IsZero() && !w.start.Before(e.repair)
-	w.full = e.full || repair || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
+	due := !e.fullFrom.IsZero() && !w.start.Before(e.fullFrom)
+	w.full = due || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
 	if w.full {
-		// A change that is seen from here on needs another full sync.
-		e.full, e.repair = false, time.Time{}
+		e.fullFrom = time.Time{} // A change that is seen from here on needs another full sync.
 	}
 	w.changed = e.table.due(w.full, w.start)
 	w.step = e.table.step(w.changed)
-	for _, p := range e.pulses {
-		p.Began()
-	}
+	e.observer.Began(w.step)
 	return w
 }
 
@@ -256,7 +176,7 @@ func (e *Engine) write(ctx context.Context, w *work) (proxy.Refused, error) {
 	if w.full {
 		refused, err := e.dataplane.Sync(ctx, w.state)
 		if err != nil {
-			e.needFull()
+			e.needFull(w.start)
 			return nil, fmt.Errorf("sync %d rows: %w", len(w.state.Rows), err)
 		}
 		return refused, nil
@@ -274,53 +194,42 @@ func (e *Engine) write(ctx context.Context, w *work) (proxy.Refused, error) {
 	refused, err := e.dataplane.Apply(ctx, w.state, &changed)
 	if err != nil {
 		if errors.Is(err, proxy.ErrNeedSync) {
-			e.needFull()
+			e.needFull(w.start)
 		}
 		return nil, fmt.Errorf("apply %d changed rows: %w", len(changed.Rows), err)
 	}
 	return refused, nil
 }
 
-// settle notes that the work is done, but for the refused rows, and returns
-// what changed in the kernel.
-func (e *Engine) settle(ctx context.Context, w *work, refused proxy.Refused) *proxy.Delta {
+// settle notes that the work is done, but for the refused rows. It returns what
+// changed in the kernel, and in what it refuses.
+func (e *Engine) settle(w *work, refused proxy.Refused) (*proxy.Delta, []refusal) {
 	if w.full {
 		e.lastFull = w.start
 	}
-	e.mu.Lock()
-	done, news := e.table.settle(w, refused, time.Now())
-	e.mu.Unlock()
-	reportRefusals(ctx, news)
-	e.tellRefusals(ctx, news)
-	return done
-}
-
-// succeeded notes that the kernel is right now.
-func (e *Engine) succeeded() (first bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if first = !e.status.Synced; first {
+	if w.first {
 		close(e.firstSync)
 	}
-	e.status = Status{Synced: true, LastSync: time.Now()}
-	for range e.table.refused() {
-		e.status.Refused++
-	}
-	return first
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.table.settle(w, refused, time.Now())
 }
 
-// setAlarm asks for a run when the next refused row is to be tried again. Those
-// that were tried now and did not come through are tried with the rest.
+// setAlarm asks for a run when the next refused row is to be tried again, or a
+// full sync is due. Rows that were tried now are tried again with the rest.
 func (e *Engine) setAlarm(w *work) {
-	if due, ok := e.table.nextTry(w.start); ok {
-		e.wakeAt(due)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	next := e.table.nextTry(w.start)
+	if next.IsZero() || e.fullFrom.After(w.start) && e.fullFrom.Before(next) {
+		next = e.fullFrom
+	}
+	if next.After(w.start) {
+		e.alarm.Reset(time.Until(next))
 	} else {
 		e.alarm.Stop()
 	}
 }
-
-// wakeAt asks for a run at a time, and at none that was asked for before.
-func (e *Engine) wakeAt(t time.Time) { e.alarm.Reset(time.Until(t)) }
 
 // ready reports whether enough is known to program the kernel. Half the
 // objects would be worse than what a former run has left there.
@@ -338,8 +247,8 @@ func (e *Engine) ready(ctx context.Context) bool {
 		if e.nodeBy.IsZero() {
 			e.nodeBy = time.Now().Add(nodeWait)
 		}
-		if time.Now().Before(e.nodeBy) {
-			e.wakeAt(e.nodeBy)
+		if wait := time.Until(e.nodeBy); wait > 0 {
+			e.alarm.Reset(wait)
 			return false
 		}
 		klog.FromContext(ctx).Info("Node objects did not come, going on without: zone and node addresses are unknown",

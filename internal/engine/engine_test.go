@@ -31,15 +31,15 @@ func TestNothingIsProgrammedBeforeBothAreSynced(t *testing.T) {
 				l.Sync()
 				time.Sleep(24 * time.Hour)
 				l.wantCalls()
-				if st := l.Status(); st.Synced || !st.LastSync.IsZero() {
-					t.Errorf("status %+v before anything was done", st)
+				if !l.mirror.at.IsZero() {
+					t.Errorf("told of %+v before anything was done", l.mirror.last)
 				}
 				order.last(l)
 				l.wantCalls("sync 1")
 				l.wantRows()
 				l.wantLog("First sync done", 1)
-				if st := l.Status(); !st.Synced || !st.LastSync.Equal(time.Now()) || st.LastErr != nil {
-					t.Errorf("status %+v after the first sync", st)
+				if !l.mirror.at.Equal(time.Now()) || l.mirror.last.Err != nil {
+					t.Errorf("told of %+v after the first sync", l.mirror.last)
 				}
 			})
 		})
@@ -77,8 +77,8 @@ func TestFirstSyncIsRetried(t *testing.T) {
 			l.plane.faults = []fault{f, f}
 			l.start()
 			l.wantCalls("sync 2")
-			if st := l.Status(); st.Synced || st.LastErr == nil {
-				t.Errorf("status %+v after a failure", st)
+			if l.mirror.last.Err == nil {
+				t.Error("told of no error after a failure")
 			}
 			time.Sleep(100 * ms)
 			l.wantCalls("sync 2")
@@ -142,9 +142,7 @@ func TestNothingAppliedKeepsTheStep(t *testing.T) {
 		time.Sleep(90 * ms)
 		l.wantCalls("apply +1 -1")
 		l.wantRows()
-		if st := l.Status(); st.LastErr != nil {
-			t.Errorf("status %+v after a success", st)
-		}
+		l.wantRefused()
 	})
 }
 
@@ -185,7 +183,7 @@ func TestForeignChangeIsRepairedAtOnce(t *testing.T) {
 		l.plane.drift(key("web"))
 		l.wantCalls("sync 2")
 		l.wantRows()
-		l.wantLog("Somebody else changed our rules", 1)
+		l.wantLog("Another process changed our rules", 1)
 		l.wantLog("row gone", 1)
 		time.Sleep(10 * time.Minute)
 		l.wantCalls()
@@ -203,8 +201,8 @@ func TestForeignChangesDuringASyncNeedOneMore(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		l.wantCalls("sync 2", "sync 2")
-		l.wantLog("Somebody else changed our rules", 1)
-		l.wantLog("Somebody else keeps changing our rules", 1)
+		l.wantLog("Another process changed our rules", 1)
+		l.wantLog("Another process keeps changing our rules", 1)
 	})
 }
 
@@ -241,7 +239,7 @@ func TestChangeBeforeTheWatchIsRepaired(t *testing.T) {
 		l.start()
 		l.wantCalls("sync 2", "sync 2")
 		l.wantRows()
-		l.wantLog("Somebody else", 0) // Nobody knows.
+		l.wantLog("Another process", 0) // Nobody knows.
 		time.Sleep(time.Minute)
 		l.wantCalls()
 	})

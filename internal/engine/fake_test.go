@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
+
 	"sluice/internal/proxy"
 )
 
@@ -197,18 +199,38 @@ func (f *fakePlane) takeCalls() []string {
 	return calls
 }
 
+// nobody is an observer that does nothing.
+type nobody struct{}
+
+func (nobody) Queued()                                                  {}
+func (nobody) ServiceSeen(int)                                          {}
+func (nobody) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {}
+func (nobody) Began(*proxy.Delta)                                       {}
+func (nobody) Done(context.Context, Result)                             {}
+
 // mirror is an observer that knows the kernel only by what it is told. It takes
 // nothing on trust: every old row must be what it was told before.
 type mirror struct {
+	nobody
 	t     *testing.T
 	mu    sync.Mutex
 	state *proxy.State
-	told  int
+	told  int // how often there was something to tell
+	last  Result
+	at    time.Time // when that came
 }
 
-func (m *mirror) Applied(_ context.Context, _ *proxy.State, d *proxy.Delta) {
+func (m *mirror) Done(_ context.Context, r Result) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.last, m.at = r, time.Now()
+	if (r.Err == nil) == (r.Changed == nil) {
+		m.t.Errorf("error %v and change %v", r.Err, r.Changed)
+	}
+	if r.Err != nil || r.Changed.Empty() && !r.Full {
+		return
+	}
+	d := r.Changed
 	seen := map[proxy.PortKey]bool{}
 	one := func(k proxy.PortKey, old *proxy.ServicePort) {
 		if held := m.state.Rows[k]; held != old {

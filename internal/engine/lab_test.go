@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -46,7 +47,7 @@ func run(t *testing.T, change func(*Settings), play func(*lab)) {
 			resolver: resolve.New(resolve.Settings{NodeName: "here"}),
 			ended:    make(chan error, 1),
 		}
-		s := Settings{Dataplane: l.plane, Resolver: l.resolver, SyncPeriod: time.Hour, Observers: []Observer{l.mirror}}
+		s := Settings{Dataplane: l.plane, Resolver: l.resolver, SyncPeriod: time.Hour, Observer: l.mirror}
 		if change != nil {
 			change(&s)
 		}
@@ -124,7 +125,28 @@ func (l *lab) wantLog(text string, times int) {
 func (l *lab) row(name string) RowStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.table.row(key(name))
+	k := key(name)
+	if r := l.table.dirty[k]; r != nil {
+		return *r
+	}
+	row := l.table.want.Rows[k]
+	return RowStatus{Key: k, InForce: row, Since: l.table.since[row]}
+}
+
+// wantRefused checks which rows are refused, and that syncs go through.
+func (l *lab) wantRefused(names ...string) {
+	l.t.Helper()
+	synctest.Wait()
+	var got []string
+	for _, r := range l.Refused() {
+		got = append(got, r.Key.Name)
+		if r.Refused == "" || r.Pending.IsZero() || !r.NextTry.After(time.Now()) {
+			l.t.Errorf("%+v is refused; want why, since when and when it is tried again", r)
+		}
+	}
+	if !slices.Equal(got, names) || l.mirror.last.Err != nil {
+		l.t.Errorf("%q are refused, error %v; want %q and none", got, l.mirror.last.Err, names)
+	}
 }
 
 // key is the row of a Service made by service.

@@ -26,38 +26,38 @@ type Provider interface {
 	SyncLoop(ctx context.Context) error
 }
 
-// Observer is told what the kernel does, after it does it. It cannot fail a sync.
+// Observer is told what the engine does. It cannot fail a sync, and its methods
+// return at once. ServiceSeen, EndpointSliceSeen and Began are called under the
+// engine's lock, so in the order in which a sync does or does not include an event.
 type Observer interface {
-	// Applied is called after each success, by one goroutine. The delta is what
-	// changed in the kernel since the last call; after the first sync, every
-	// row. The state is what is wanted: a row that the kernel refused is in it,
-	// but in no delta before it has gone through. Neither may be changed, and
-	// the state not be kept.
-	Applied(ctx context.Context, s *proxy.State, d *proxy.Delta)
-}
-
-// WriteObserver is an Observer that is told before the kernel does something, too.
-type WriteObserver interface {
-	// Applying is called before each write with what that changes, by the
-	// goroutine that calls Applied: until then the kernel may do either. Nil takes
-	// the last call back, for the kernel is as it was before.
-	Applying(ctx context.Context, d *proxy.Delta)
-}
-
-// Pulse is told when syncs are asked for, begin and end. Its methods return at
-// once. Began is called under the engine's lock, in order with the events that
-// a [Register] is told of.
-type Pulse interface {
+	// Queued says that a sync was asked for. Any goroutine calls it.
 	Queued()
-	Began()
-	Done(full bool, err error)
-}
 
-// Register is told of each event, with how many objects of its kind now have
-// changes that no sync has begun to put in force.
-type Register interface {
+	// ServiceSeen and EndpointSliceSeen take an event, with how many objects of
+	// its kind now have changes that no sync has begun to put in force.
 	ServiceSeen(pending int)
 	EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int)
+
+	// Began says that a sync begins, with what it would change in the kernel.
+	// Until one is done without an error, the kernel may do either.
+	Began(step *proxy.Delta)
+
+	// Done says that the sync has ended which began last.
+	Done(ctx context.Context, r Result)
+}
+
+// Result is what a sync came to. Nothing of it may be changed.
+type Result struct {
+	Full  bool
+	Err   error        // why all that was to be done stays to be done
+	State *proxy.State // what is wanted, refused rows included; not to be kept
+
+	// Changed is what changed in the kernel since the last sync without an error,
+	// after the first one every row. A row that was refused is not in it.
+	Changed *proxy.Delta
+
+	// Refusals says that what the kernel refuses is not what it was.
+	Refusals bool
 }
 
 // Settings are what an Engine is made of.
@@ -66,17 +66,7 @@ type Settings struct {
 	Resolver      *resolve.Resolver // the engine's alone from now on
 	MinSyncPeriod time.Duration     // from the end of one sync to the start of the next
 	SyncPeriod    time.Duration     // from one full sync to the next, when nothing is amiss; 0: never
-	Observers     []Observer
-	Pulses        []Pulse
-	Register      Register // nil: nobody
-}
-
-// Status is how the engine stands.
-type Status struct {
-	Synced   bool      // the kernel has been made right at least once
-	LastSync time.Time // when it was last known to be right; zero before the first time
-	LastErr  error     // why it may not be now; nil after a success
-	Refused  int       // rows that the kernel does not take
+	Observer      Observer
 }
 
 const (
@@ -91,7 +81,4 @@ const (
 	// kernel that has them. But a missing right to read Nodes must not stop
 	// ClusterIPs for ever.
 	nodeWait = 30 * time.Second
-
-	// watchPause is how long a broken watch for foreign changes rests.
-	watchPause = 10 * time.Second
 )

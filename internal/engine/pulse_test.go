@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,16 +11,17 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 )
 
-// diary is a pulse and a register that writes down what it is told.
+// diary is an observer that writes down what it is told.
 type diary struct{ lines []string }
 
-func (d *diary) Queued() { d.lines = append(d.lines, "queued") }
-func (d *diary) Began()  { d.lines = append(d.lines, "began") }
-func (d *diary) Done(full bool, err error) {
-	d.lines = append(d.lines, fmt.Sprintf("done full=%t ok=%t", full, err == nil))
+func (d *diary) Queued()            { d.lines = append(d.lines, "queued") }
+func (d *diary) Began(*proxy.Delta) { d.lines = append(d.lines, "began") }
+func (d *diary) Done(_ context.Context, r Result) {
+	d.lines = append(d.lines, fmt.Sprintf("done full=%t ok=%t", r.Full, r.Err == nil))
 }
 
 func (d *diary) ServiceSeen(pending int) {
@@ -30,10 +32,10 @@ func (d *diary) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending i
 	d.lines = append(d.lines, fmt.Sprintf("slice old=%t new=%t %d", old != nil, cur != nil, pending))
 }
 
-// TestPulse tells when syncs are asked for, begin and end, and of each event.
-func TestPulse(t *testing.T) {
+// TestObserver tells when syncs are asked for, begin and end, and of each event.
+func TestObserver(t *testing.T) {
 	d := &diary{}
-	run(t, func(s *Settings) { s.Pulses, s.Register = []Pulse{d}, d }, func(l *lab) {
+	run(t, func(s *Settings) { s.Observer = d }, func(l *lab) {
 		l.start()
 		synctest.Wait()
 		if n := len(d.lines); n < 3 || d.lines[n-2] != "began" || d.lines[n-1] != "done full=true ok=true" {

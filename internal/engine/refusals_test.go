@@ -3,64 +3,62 @@ package engine
 import (
 	"context"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"sluice/internal/proxy"
 )
 
-// listener is an observer that hears of refusals.
-type listener struct {
-	mu   sync.Mutex
-	told []string
+// complaints is an observer that asks what is refused when that changed.
+type complaints struct {
+	nobody
+	engine *Engine
+	heard  []string
 }
 
-func (*listener) Applied(context.Context, *proxy.State, *proxy.Delta) {}
-
-func (l *listener) Refused(_ context.Context, changes []Refusal) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, c := range changes {
-		l.told = append(l.told, c.Key.Name+": "+c.Reason)
+func (c *complaints) Done(_ context.Context, r Result) {
+	if !r.Refusals {
+		return
 	}
+	all := "refused:"
+	for _, row := range c.engine.Refused() {
+		all += " " + row.Key.Name + ": " + row.Refused
+	}
+	c.heard = append(c.heard, all)
 }
 
-func (l *listener) want(t *testing.T, want ...string) {
+func (c *complaints) want(t *testing.T, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !slices.Equal(l.told, want) {
-		t.Errorf("told %q, want %q", l.told, want)
+	if !slices.Equal(c.heard, want) {
+		t.Errorf("told %q, want %q", c.heard, want)
 	}
-	l.told = nil
+	c.heard = nil
 }
 
 // TestRefusalsAreTold tells of each change in what is refused, and of nothing
 // else: not of a row that is tried again in vain.
 func TestRefusalsAreTold(t *testing.T) {
-	var heard listener
-	run(t, func(s *Settings) { s.Observers = append(s.Observers, &heard) }, func(l *lab) {
+	var heard complaints
+	run(t, func(s *Settings) { s.Observer = &heard }, func(l *lab) {
+		heard.engine = l.Engine
 		l.started()
 		l.refuse("web", "set is full")
 		l.OnEndpointSliceAdd(endpoints("web", 1, 2))
-		heard.want(t, "web: set is full")
+		heard.want(t, "refused: web: set is full")
 		time.Sleep(time.Hour / 2)
 		heard.want(t)
 		l.refuse("web", "still full")
 		time.Sleep(retryMax)
-		heard.want(t, "web: still full")
+		heard.want(t, "refused: web: still full")
 		l.accept("web")
 		time.Sleep(retryMax)
-		heard.want(t, "web: ")
+		heard.want(t, "refused:")
 
 		// One that the kernel never had goes: nothing is left to write.
 		l.refuse("new", "set is full")
 		l.OnServiceAdd(service("new", 77))
-		heard.want(t, "new: set is full")
+		heard.want(t, "refused: new: set is full")
 		l.OnServiceDelete(service("new", 77))
-		heard.want(t, "new: ")
+		heard.want(t, "refused:")
 	})
 }

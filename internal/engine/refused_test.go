@@ -40,9 +40,7 @@ func TestRefusedRowDoesNotStopTheOthers(t *testing.T) {
 		if got := len(l.plane.kernel.Rows[key("web")].Cluster); got != 1 {
 			t.Errorf("web has %d endpoints, want its old one", got)
 		}
-		if st := l.Status(); st.LastErr != nil || st.Refused != 1 {
-			t.Errorf("status %+v, want one refused row and no error", st)
-		}
+		l.wantRefused("web")
 
 		l.OnEndpointSliceAdd(endpoints("api", 3)) // The refused row is not dragged along.
 		l.wantCalls("apply +1 -0")
@@ -62,9 +60,7 @@ func TestRefusedRowDoesNotStopTheOthers(t *testing.T) {
 		l.wantCalls("apply +1 -0")
 		l.wantRows()
 		l.wantLog("accepted again", 1)
-		if st := l.Status(); st.Refused != 0 {
-			t.Errorf("status %+v, want no refused row", st)
-		}
+		l.wantRefused()
 	})
 }
 
@@ -96,9 +92,7 @@ func TestRefusedBySyncIsAbsent(t *testing.T) {
 		l.wantCalls("sync 2")
 		l.wantRows(key("web"))
 		l.wantLog("First sync done", 1)
-		if st := l.Status(); !st.Synced || st.Refused != 1 {
-			t.Errorf("status %+v, want synced and one refused row", st)
-		}
+		l.wantRefused("web")
 		l.accept("web")
 		time.Sleep(100 * ms)
 		l.wantCalls("apply +1 -0") // The fake checks that no old row comes with it.
@@ -115,9 +109,7 @@ func TestRefusedByALaterSyncIsAbsentToo(t *testing.T) {
 		l.wantRows(key("web")) // Observers know that it is gone.
 		l.OnServiceDelete(service("web", 2))
 		l.wantCalls("apply +0 -1") // Half of it may be there.
-		if st := l.Status(); st.Refused != 0 {
-			t.Errorf("status %+v after the refused row was deleted", st)
-		}
+		l.wantRefused()
 		time.Sleep(time.Minute)
 		l.wantCalls()
 		l.wantRows()
@@ -195,11 +187,8 @@ func TestRowsThatWereNotAskedFor(t *testing.T) {
 		if len(done.Removes)+len(done.Upserts) != 0 || done.Node == nil || len(news) != 1 || news[0].key != key("api") {
 			t.Errorf("done %+v, news %v; want the Node done and api refused", done, news)
 		}
-		if st := tab.row(key("api")); st.InForce != api || st.Refused != errHalfWay.Error() || st.NextTry.IsZero() {
-			t.Errorf("api is %+v; want it in force as it was, and refused", st)
-		}
-		if st := tab.row(key("gone")); st != (RowStatus{Key: key("gone")}) {
-			t.Errorf("gone is %+v; want nothing known of it", st)
+		if all := tab.refused(); len(all) != 1 || all[0].InForce != api || all[0].Refused != errHalfWay.Error() {
+			t.Errorf("refused are %+v; want api alone, in force as it was", all)
 		}
 	})
 }

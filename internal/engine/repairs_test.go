@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -89,39 +88,6 @@ func TestARepairComesInTime(t *testing.T) {
 		}
 		if syncs, applies := l.count(); syncs != 1 || applies != 10 {
 			t.Errorf("%d syncs and %d applies until the repair was due, want 1 and 10", syncs, applies)
-		}
-	})
-}
-
-// registry counts what is to be told of a context's end.
-type registry struct {
-	context.Context
-	done chan struct{}
-	kept int
-}
-
-func (r *registry) Done() <-chan struct{} { return r.done }
-
-func (r *registry) AfterFunc(func()) func() bool {
-	r.kept++
-	return func() bool { r.kept--; return true }
-}
-
-// TestRepairsLeaveNothingBehind repeats repairs in one context, which lives as
-// long as the process.
-func TestRepairsLeaveNothingBehind(t *testing.T) {
-	run(t, nil, func(l *lab) {
-		l.started()
-		ctx := &registry{Context: l.t.Context(), done: make(chan struct{})}
-		r := newRepairs(l.Engine)
-		defer r.stop()
-		for range 100 {
-			r.seen(ctx, "theirs")
-			time.Sleep(repairMax)
-			synctest.Wait()
-		}
-		if ctx.kept > 0 {
-			t.Errorf("the context keeps %d functions of 100 repairs", ctx.kept)
 		}
 	})
 }

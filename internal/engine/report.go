@@ -20,19 +20,22 @@ func reportFailure(ctx context.Context, err error, retryIn time.Duration) {
 }
 
 // report says what a sync did.
-func report(ctx context.Context, w *work, told *proxy.Delta, first bool) {
+func report(ctx context.Context, w *work, done *proxy.Delta) {
 	logger := klog.FromContext(ctx)
 	elapsed := time.Since(w.start)
-	if first {
+	if w.first {
 		logger.Info("First sync done", "rows", len(w.state.Rows), "elapsed", elapsed)
 	}
-	logger.V(2).Info("Synced", "full", w.full, "changed", len(told.Upserts), "removed", len(told.Removes),
-		"node", told.Node != nil, "serviceCIDRs", told.CIDRs != nil, "rows", len(w.state.Rows), "elapsed", elapsed)
+	if !w.full && done.Empty() {
+		return
+	}
+	logger.V(2).Info("Synced", "full", w.full, "changed", len(done.Upserts), "removed", len(done.Removes),
+		"node", done.Node != nil, "serviceCIDRs", done.CIDRs != nil, "rows", len(w.state.Rows), "elapsed", elapsed)
 	if v := logger.V(4); v.Enabled() {
-		for _, u := range told.Upserts {
+		for _, u := range done.Upserts {
 			v.Info("Wrote service port", "servicePort", u.New.Key, "new", u.Old == nil, "row", u.New)
 		}
-		for _, r := range told.Removes {
+		for _, r := range done.Removes {
 			v.Info("Removed service port", "servicePort", r.Key)
 		}
 	}
@@ -56,22 +59,20 @@ func reportRefusals(ctx context.Context, all []refusal) {
 // reportProblems says what is wrong that was not before, and what is no longer.
 func reportProblems(ctx context.Context, found, mended []resolve.Problem) {
 	logger := klog.FromContext(ctx)
+	level := func(i int) klog.Logger { // for line i of many of one kind
+		if i < problemLines {
+			return logger
+		}
+		return logger.V(4)
+	}
 	for i, p := range found {
-		quietAfter(logger, i).Info("Object has a problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
+		level(i).Info("Object has a problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
 	}
 	for i, p := range mended {
-		quietAfter(logger, i).Info("Problem of an object is mended", "object", p.Object, "field", p.Field)
+		level(i).Info("Problem of an object is mended", "object", p.Object, "field", p.Field)
 	}
 	if len(found) > problemLines || len(mended) > problemLines {
 		logger.Info("More objects than are shown changed their problems, verbosity 4 shows all",
 			"found", len(found), "mended", len(mended))
 	}
-}
-
-// quietAfter returns the logger for line i of many of one kind.
-func quietAfter(logger klog.Logger, i int) klog.Logger {
-	if i < problemLines {
-		return logger
-	}
-	return logger.V(4)
 }

@@ -41,7 +41,7 @@ func TestDataplaneWithWorkOfItsOwn(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := &busyPlane{end: make(chan error)}
-				e := New(Settings{Dataplane: b, Resolver: resolve.New(resolve.Settings{NodeName: "here"})})
+				e := New(Settings{Observer: nobody{}, Dataplane: b, Resolver: resolve.New(resolve.Settings{NodeName: "here"})})
 				ctx, stop := context.WithCancel(t.Context())
 				defer stop()
 				got := make(chan error, 1)

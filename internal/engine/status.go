@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -16,28 +15,21 @@ type RowStatus struct {
 	Since   time.Time          // when that came in force
 	Pending time.Time          // since when something else is wanted; zero: it is as wanted
 	Refused string             // why the kernel does not take that; empty: it was not refused
-	NextTry time.Time          // when a refused row is tried again
+	NextTry time.Time          // when a refused row is tried again; zero: with the next sync
+
+	wait time.Duration // from the last refusal to the next try
 }
 
-// table knows how the kernel differs from what is wanted. A row that is not
-// dirty is in force as wanted, so that it costs no second copy of all rows.
+// table knows how every row stands. One that is not dirty is in force as it is
+// wanted, so there is no second copy of all rows.
 type table struct {
 	want  *proxy.State // the resolver's
-	dirty map[proxy.PortKey]*dirtyRow
+	dirty map[proxy.PortKey]*RowStatus
 	since map[*proxy.ServicePort]time.Time // when the rows in force came
 
 	dirtyChecks map[proxy.HealthCheckKey]*proxy.HealthCheck // as in force
 	dirtyNode   bool
 	dirtyCIDRs  bool
-}
-
-// dirtyRow is a row that the kernel may not have as it is wanted.
-type dirtyRow struct {
-	held   *proxy.ServicePort // in force; nil: no row is
-	since  time.Time
-	reason string        // why it was refused; empty: it was not
-	wait   time.Duration // from the last refusal to the next try
-	due    time.Time     // the next try; zero: the next sync
 }
 
 // refusal is a change in what the kernel refuses.
@@ -50,7 +42,7 @@ type refusal struct {
 func newTable(want *proxy.State) *table {
 	return &table{
 		want:        want,
-		dirty:       map[proxy.PortKey]*dirtyRow{},
+		dirty:       map[proxy.PortKey]*RowStatus{},
 		since:       map[*proxy.ServicePort]time.Time{},
 		dirtyChecks: map[proxy.HealthCheckKey]*proxy.HealthCheck{},
 	}
@@ -73,15 +65,15 @@ func (t *table) changed(d *proxy.Delta, now time.Time) {
 	t.dirtyCIDRs = t.dirtyCIDRs || d.CIDRs != nil
 }
 
-// mark notes that a row changed. If it was refused it may be right now: it is
-// tried at once, and its waits begin anew.
-func (t *table) mark(k proxy.PortKey, held *proxy.ServicePort, now time.Time) *dirtyRow {
+// mark makes a row dirty; if it was not, it is in force as held. One that was
+// refused may be right now: it is tried at once, and its waits begin anew.
+func (t *table) mark(k proxy.PortKey, held *proxy.ServicePort, now time.Time) *RowStatus {
 	r := t.dirty[k]
 	if r == nil {
-		r = &dirtyRow{held: held, since: now}
+		r = &RowStatus{Key: k, InForce: held, Since: t.since[held], Pending: now}
 		t.dirty[k] = r
 	}
-	r.wait, r.due = 0, time.Time{}
+	r.wait, r.NextTry = 0, time.Time{}
 	return r
 }
 
@@ -90,7 +82,7 @@ func (t *table) mark(k proxy.PortKey, held *proxy.ServicePort, now time.Time) *d
 func (t *table) due(all bool, now time.Time) *proxy.Changed {
 	c := &proxy.Changed{Node: t.dirtyNode, CIDRs: t.dirtyCIDRs}
 	for k, r := range t.dirty {
-		if all || !now.Before(r.due) {
+		if all || !now.Before(r.NextTry) {
 			c.Rows = append(c.Rows, k)
 		}
 	}
@@ -101,103 +93,81 @@ func (t *table) due(all bool, now time.Time) *proxy.Changed {
 
 // step returns the way from what is in force to what is wanted.
 func (t *table) step(c *proxy.Changed) *proxy.Delta {
-	return c.Delta(t.want, t.held, func(k proxy.HealthCheckKey) *proxy.HealthCheck { return t.dirtyChecks[k] })
-}
-
-// held returns the row that is in force; nil: none is.
-func (t *table) held(k proxy.PortKey) *proxy.ServicePort {
-	if r := t.dirty[k]; r != nil {
-		return r.held
-	}
-	return t.want.Rows[k]
+	return c.Delta(t.want, func(k proxy.PortKey) *proxy.ServicePort { return t.dirty[k].InForce },
+		func(k proxy.HealthCheckKey) *proxy.HealthCheck { return t.dirtyChecks[k] })
 }
 
 // settle notes that the work was done, but for the refused rows. It returns
 // what changed in the kernel, and in what it refuses.
 func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.Delta, []refusal) {
+	maps.DeleteFunc(refused, func(k proxy.PortKey, _ error) bool {
+		// A row that is not wanted is gone after a Sync, and else nobody asked for it.
+		return t.want.Rows[k] == nil && (w.full || t.dirty[k] == nil)
+	})
 	done := w.step
-	if w.full {
-		maps.DeleteFunc(refused, func(k proxy.PortKey, _ error) bool { return t.want.Rows[k] == nil }) // as it should be
-	}
 	if len(refused) > 0 {
 		accepted := *w.changed
 		accepted.Rows = slices.DeleteFunc(slices.Clone(accepted.Rows), func(k proxy.PortKey) bool { return refused[k] != nil })
 		done = t.step(&accepted)
 	}
-	var news []refusal
+	var changes []refusal
 	for _, k := range w.changed.Rows {
 		if refused[k] != nil {
 			continue
 		}
-		if t.dirty[k].reason != "" {
-			news = append(news, refusal{key: k, gone: t.want.Rows[k] == nil})
+		if t.dirty[k].Refused != "" {
+			changes = append(changes, refusal{key: k, gone: t.want.Rows[k] == nil})
 		}
 		delete(t.dirty, k)
 	}
-	clear(t.dirtyChecks)
-	t.dirtyNode, t.dirtyCIDRs = false, false
 	for k, why := range refused {
 		r := t.dirty[k]
 		if r == nil {
-			if t.want.Rows[k] == nil {
-				continue // nobody asked for it
-			}
 			r = t.mark(k, t.want.Rows[k], now)
 		}
-		if w.full && r.held != nil {
-			done.Removes = append(done.Removes, r.held)
-			r.held = nil
+		if w.full && r.InForce != nil {
+			done.Removes = append(done.Removes, r.InForce)
+			r.InForce, r.Since = nil, time.Time{}
 		}
-		if reason := why.Error(); reason != r.reason {
-			r.reason = reason
-			news = append(news, refusal{key: k, reason: reason})
+		if reason := why.Error(); reason != r.Refused {
+			r.Refused = reason
+			changes = append(changes, refusal{key: k, reason: reason})
 		}
 		r.wait = min(max(2*r.wait, retryMin), retryMax)
-		r.due = now.Add(r.wait)
+		r.NextTry = now.Add(r.wait)
 	}
-	t.date(done, now)
-	slices.SortFunc(news, func(a, b refusal) int { return proxy.ComparePortKeys(a.key, b.key) })
-	return done, news
-}
-
-// date notes when rows came in force.
-func (t *table) date(d *proxy.Delta, now time.Time) {
-	for _, r := range d.Removes {
+	clear(t.dirtyChecks)
+	t.dirtyNode, t.dirtyCIDRs = false, false
+	for _, r := range done.Removes {
 		delete(t.since, r)
 	}
-	for _, u := range d.Upserts {
+	for _, u := range done.Upserts {
 		delete(t.since, u.Old)
 		t.since[u.New] = now
 	}
+	slices.SortFunc(changes, func(a, b refusal) int { return proxy.ComparePortKeys(a.key, b.key) })
+	return done, changes
 }
 
-// nextTry returns the next time after now when a refused row is to be tried again.
-func (t *table) nextTry(now time.Time) (due time.Time, ok bool) {
+// nextTry returns the next time after now when a refused row is to be tried
+// again; zero: there is none.
+func (t *table) nextTry(now time.Time) (due time.Time) {
 	for _, r := range t.dirty {
-		if r.due.After(now) && (!ok || r.due.Before(due)) {
-			due, ok = r.due, true
+		if r.NextTry.After(now) && (due.IsZero() || r.NextTry.Before(due)) {
+			due = r.NextTry
 		}
 	}
-	return due, ok
+	return due
 }
 
-// row returns how a row stands.
-func (t *table) row(k proxy.PortKey) RowStatus {
-	s := RowStatus{Key: k, InForce: t.held(k)}
-	s.Since = t.since[s.InForce]
-	if r := t.dirty[k]; r != nil {
-		s.Pending, s.Refused, s.NextTry = r.since, r.reason, r.due
-	}
-	return s
-}
-
-// refused returns the rows that the kernel refuses, in no order.
-func (t *table) refused() iter.Seq[RowStatus] {
-	return func(yield func(RowStatus) bool) {
-		for k, r := range t.dirty {
-			if r.reason != "" && !yield(t.row(k)) {
-				return
-			}
+// refused returns how the rows stand that the kernel refuses, in order.
+func (t *table) refused() []RowStatus {
+	var all []RowStatus
+	for _, r := range t.dirty {
+		if r.Refused != "" {
+			all = append(all, *r)
 		}
 	}
+	slices.SortFunc(all, func(a, b RowStatus) int { return proxy.ComparePortKeys(a.Key, b.Key) })
+	return all
 }

@@ -79,7 +79,7 @@ func (h *ProxyHealth) Began() {
 
 // Done says that the sync that began last has ended. After one that failed
 // something waits, even if nobody asked for it.
-func (h *ProxyHealth) Done(_ bool, err error) {
+func (h *ProxyHealth) Done(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()

@@ -53,7 +53,7 @@ func synced(t *testing.T, do func(p *probed)) {
 func (p *probed) sync(err error) {
 	p.Queued()
 	p.Began()
-	p.Done(true, err)
+	p.Done(err)
 }
 
 func (p *probed) get(path string) *httptest.ResponseRecorder {
@@ -83,11 +83,11 @@ func TestNotHealthyBeforeTheFirstSync(t *testing.T) {
 		p.want("asked for", 503, 503)
 		p.Began()
 		p.want("under way", 503, 503)
-		p.Done(true, errSync)
+		p.Done(errSync)
 		p.want("failed", 503, 503)
 		time.Sleep(time.Hour)
 		p.Began()
-		p.Done(true, nil)
+		p.Done(nil)
 		p.want("done", 200, 200)
 		time.Sleep(24 * time.Hour)
 		p.want("nothing to do since", 200, 200)
@@ -104,10 +104,10 @@ func TestStaleness(t *testing.T) {
 		p.want("at the timeout", 503, 503)
 		p.Began()
 		p.want("begun", 503, 503)
-		p.Done(false, errSync)
+		p.Done(errSync)
 		p.want("failed", 503, 503)
 		p.Began()
-		p.Done(false, nil)
+		p.Done(nil)
 		p.want("done", 200, 200)
 	})
 }
@@ -115,10 +115,10 @@ func TestStaleness(t *testing.T) {
 func TestFailingSyncsAreStale(t *testing.T) {
 	synced(t, func(p *probed) {
 		p.Began() // Nobody asked for it: its time had come.
-		p.Done(true, errSync)
+		p.Done(errSync)
 		time.Sleep(59 * time.Second)
 		p.Began()
-		p.Done(true, errSync)
+		p.Done(errSync)
 		p.want("failing for 59 s", 200, 200)
 		time.Sleep(time.Second)
 		p.want("failing for 60 s", 503, 503)
@@ -131,7 +131,7 @@ func TestRequestDuringASyncIsNotServedByIt(t *testing.T) {
 		p.Began()
 		time.Sleep(10 * time.Second)
 		p.Queued()
-		p.Done(false, nil)
+		p.Done(nil)
 		time.Sleep(59 * time.Second)
 		p.want("59 s after the second request", 200, 200)
 		time.Sleep(time.Second)
@@ -218,7 +218,7 @@ func TestBodies(t *testing.T) {
 		p.Queued()
 		want("/livez", 503, fmt.Sprintf(`{"lastUpdated":%s,"currentTime":%s,"healthy":false,%s}`, never, now, families(never, false)))
 		p.Began()
-		p.Done(true, nil)
+		p.Done(nil)
 		last := stamp(time.Now())
 		time.Sleep(1500 * time.Millisecond)
 		now = stamp(time.Now())
@@ -274,7 +274,7 @@ func TestMethodsPathsAndCounts(t *testing.T) {
 func BenchmarkHealthz(b *testing.B) {
 	h := NewProxyHealth(Settings{Families: proxy.Families[:], Timeout: time.Minute, Counter: &answers{map[int]int{}, map[int]int{}}})
 	h.Began()
-	h.Done(true, nil)
+	h.Done(nil)
 	handler, r := h.Handler(), httptest.NewRequest(http.MethodGet, "/healthz", nil)
 	b.ReportAllocs()
 	for b.Loop() {

@@ -64,7 +64,7 @@ func NewServiceChecks(s CheckSettings) *ServiceChecks {
 
 // Applied takes a step. Its cost is that of the step's health checks; sockets
 // are Run's business.
-func (c *ServiceChecks) Applied(_ context.Context, _ *proxy.State, d *proxy.Delta) {
+func (c *ServiceChecks) Applied(d *proxy.Delta) {
 	c.mu.Lock()
 	for _, change := range d.HealthChecks {
 		key := change.Key()
@@ -73,7 +73,7 @@ func (c *ServiceChecks) Applied(_ context.Context, _ *proxy.State, d *proxy.Delt
 		} else {
 			c.checks[key] = change.New
 		}
-		if change.Old == nil || change.New == nil || change.Old.Port != change.New.Port {
+		if change.Moves() {
 			c.moved[key] = struct{}{}
 		}
 	}

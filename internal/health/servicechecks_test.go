@@ -77,7 +77,7 @@ func directly(f func() error) error { return f() }
 // apply takes a step as the engine would tell it.
 func (c *checked) apply(d *proxy.Delta) {
 	c.state.Apply(d)
-	c.Applied(c.t.Context(), c.state, d)
+	c.Applied(d)
 }
 
 // set changes one check; nil takes it away.

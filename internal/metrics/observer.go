@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"context"
 	"slices"
 
 	"sluice/internal/proxy"
@@ -18,7 +17,7 @@ type Observer struct {
 func NewObserver(m *Metrics) *Observer { return &Observer{metrics: m} }
 
 // Applied takes a step.
-func (o *Observer) Applied(_ context.Context, _ *proxy.State, d *proxy.Delta) {
+func (o *Observer) Applied(d *proxy.Delta) {
 	for _, r := range d.Removes {
 		o.count(r, -1)
 	}

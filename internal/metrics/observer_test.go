@@ -38,7 +38,7 @@ func TestObserver(t *testing.T) {
 	o := NewObserver(newMetrics(t, r, config.NFTables))
 	step := func(name string, d *proxy.Delta, internal4, external4, internal6, external6 float64) {
 		t.Helper()
-		o.Applied(t.Context(), nil, d)
+		o.Applied(d)
 		t.Log(name)
 		wantValues(t, r, "sync_proxy_rules_no_local_endpoints_total", map[string]float64{
 			"IPv4 internal": internal4, "IPv4 external": external4, "IPv6 internal": internal6, "IPv6 external": external6,

@@ -354,7 +354,7 @@ func TestFlushIsRepaired(t *testing.T) {
 				sh(tt.flush)
 				eventually(t, "the repair", s.answers(clusterIP, podA))
 			}
-			if !strings.Contains(d.log(), "Somebody else changed our rules") {
+			if !strings.Contains(d.log(), "Another process changed our rules") {
 				t.Error("the log says nothing of the repair")
 			}
 		})

@@ -21,8 +21,8 @@ type judge struct {
 	serving map[*proxy.ServicePort]map[netip.AddrPort]struct{} // of the rows that came up
 }
 
-// look ends the stale flows of all watched frontends.
-func (r *Reconciler) look(ctx context.Context) error {
+// reconcile ends the stale flows of all watched frontends.
+func (r *Reconciler) reconcile(ctx context.Context) error {
 	local, err := r.settings.LocalAddrs()
 	if err != nil {
 		return fmt.Errorf("list the node's addresses: %w", err)
@@ -36,29 +36,23 @@ func (r *Reconciler) look(ctx context.Context) error {
 	r.mu.Unlock()
 	var errs []error
 	for _, family := range proxy.Families {
-		if len(filters[family]) > 0 {
-			errs = append(errs, r.lookAt(ctx, family, filters[family], &j))
+		if len(filters[family]) == 0 {
+			continue
 		}
-	}
-	return errors.Join(errs...)
-}
-
-// lookAt ends the stale flows of one family.
-func (r *Reconciler) lookAt(ctx context.Context, family proxy.Family, filters []ct.Filter, j *judge) error {
-	p := Pass{Family: family}
-	start := time.Now()
-	var errs []error
-	for _, by := range filters {
-		n, err := r.end(ctx, by, j)
-		p.Deleted += n
-		errs = append(errs, err)
-	}
-	p.Elapsed = time.Since(start)
-	if r.settings.Passed != nil {
-		r.settings.Passed(p)
-	}
-	if p.Deleted > 0 {
-		klog.FromContext(ctx).V(2).Info("Ended stale flows", "family", family, "flows", p.Deleted, "elapsed", p.Elapsed)
+		p := Pass{Family: family}
+		start := time.Now()
+		for _, by := range filters[family] {
+			n, err := r.end(ctx, by, &j)
+			p.Deleted += n
+			errs = append(errs, err)
+		}
+		p.Elapsed = time.Since(start)
+		if r.settings.Passed != nil {
+			r.settings.Passed(p)
+		}
+		if p.Deleted > 0 {
+			klog.FromContext(ctx).V(2).Info("Ended stale flows", "family", family, "flows", p.Deleted, "elapsed", p.Elapsed)
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -76,8 +70,8 @@ func (r *Reconciler) end(ctx context.Context, by ct.Filter, j *judge) (int, erro
 	}
 	flows, err := r.settings.Flows.Dump(ctx, by, stale)
 	logger := klog.FromContext(ctx).V(4)
-	deleted, failed := 0, 0
-	var first error
+	deleted := 0
+	var failures []error
 	for i := range flows {
 		f := &flows[i]
 		if !stale(f) {
@@ -86,46 +80,34 @@ func (r *Reconciler) end(ctx context.Context, by ct.Filter, j *judge) (int, erro
 		switch err := r.settings.Flows.Delete(ctx, f); {
 		case err == nil:
 			deleted++
-			r.cut(f)
+			r.mu.Lock()
+			r.watch.ended(f)
+			r.mu.Unlock()
 			if logger.Enabled() {
 				logger.Info("Ended stale flow", "flow", f.String())
 			}
-		case errors.Is(err, ct.ErrNotFound): // It ended by itself.
-		default:
-			failed++
-			if first == nil {
-				first = err
-			}
+		case !errors.Is(err, ct.ErrNotFound): // Else it ended by itself.
+			failures = append(failures, err)
 		}
 	}
-	if first != nil {
-		first = fmt.Errorf("%d of %d flows: %w", failed, len(flows), first)
+	if len(failures) > 0 {
+		err = errors.Join(err, fmt.Errorf("%d of %d flows: %w", len(failures), len(flows), failures[0]))
 	}
-	return deleted, errors.Join(err, first)
-}
-
-func (r *Reconciler) cut(f *ct.Flow) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.watch.cut(f)
+	return deleted, err
 }
 
 // stale reports whether a flow is ours and must end.
 func (j *judge) stale(f *ct.Flow) bool {
-	if f.Zone != 0 {
+	switch exact, byPort := frontendsOf(f); {
+	case f.Zone != 0:
 		return false
-	}
-	if j.answers(f) {
+	case j.answersEnded(f):
 		return true
-	}
-	exact, byPort := frontendsOf(f)
-	if !j.watches(exact) && !(j.watches(byPort) && j.tookNodePorts(f.Orig.Dst.Addr())) {
+	case !j.watches(exact) && !(j.watches(byPort) && j.tookNodePorts(f.Orig.Dst.Addr())):
 		return false
+	default:
+		return j.wrong(f, nil) && (j.writing == nil || j.wrong(f, j.writing))
 	}
-	if !j.wrong(f, view{j.owner, j.node}) {
-		return false
-	}
-	return j.coming == nil || j.wrong(f, view{j.ownerThen, j.coming.node})
 }
 
 // frontendsOf returns what a flow's client sends to: an address, or a NodePort.
@@ -135,26 +117,25 @@ func frontendsOf(f *ct.Flow) (exact, byPort frontend) {
 	return frontend{dst, protocol}, frontend{netip.AddrPortFrom(unspecified, dst.Port()), protocol}
 }
 
-// view is what the rules are at one time.
-type view struct {
-	owner func(frontend) (owner, bool)
-	node  *proxy.Node
-}
-
-// wrong reports whether a flow must end by the rules of a view.
-func (j *judge) wrong(f *ct.Flow, v view) bool {
+// wrong reports whether a flow must end by the rules that are in force, or by
+// those that a write makes of them.
+func (j *judge) wrong(f *ct.Flow, by *writing) bool {
+	node := j.node
+	if by != nil {
+		node = by.node
+	}
 	exact, byPort := frontendsOf(f)
-	o, owned := v.owner(exact)
-	if dst := f.Orig.Dst.Addr(); !owned && j.local[dst] && v.node.TakesNodePorts(dst) {
-		o, owned = v.owner(byPort)
+	o := j.owner(exact, by)
+	if dst := f.Orig.Dst.Addr(); o.row == nil && j.local[dst] && node.TakesNodePorts(dst) {
+		o = j.owner(byPort, by)
 	}
 	switch {
-	case !owned:
+	case o.row == nil:
 		return translated(f)
 	case j.serves(o.row, f.Reply.Src):
 		return false
 	default:
-		return translated(f) || translates(o, v.node)
+		return translated(f) || forwards(o, node)
 	}
 }
 
@@ -172,11 +153,10 @@ func (j *judge) serves(sp *proxy.ServicePort, a netip.AddrPort) bool {
 	return ok
 }
 
-// translates reports whether a frontend sends anybody to an endpoint.
-func translates(o owner, node *proxy.Node) bool {
-	return slices.ContainsFunc(proxy.Origins[:], func(from proxy.Origin) bool {
-		return len(o.row.Policy(o.kind, node)[from].To) > 0
-	})
+// forwards reports whether a frontend sends anybody to an endpoint.
+func forwards(o owner, node *proxy.Node) bool {
+	policy := o.row.Policy(o.kind, node)
+	return slices.ContainsFunc(policy[:], func(r proxy.Route) bool { return len(r.To) > 0 })
 }
 
 // tookNodePorts reports whether an address takes NodePorts, or did.

@@ -1,0 +1,77 @@
+package app
+
+import (
+	"context"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice/internal/engine"
+	"sluice/internal/proxy"
+)
+
+// observers passes on what the engine does to those who want to know.
+type observers struct{ *ProxyServer }
+
+var _ engine.Observer = observers{}
+
+// Queued says that a sync was asked for.
+func (o observers) Queued() {
+	o.watchdog.Queued()
+	o.health.Queued()
+}
+
+// ServiceSeen takes an event of a Service.
+func (o observers) ServiceSeen(pending int) { o.watchdog.ServiceSeen(pending) }
+
+// EndpointSliceSeen takes an event of an EndpointSlice.
+func (o observers) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
+	o.watchdog.EndpointSliceSeen(old, cur, pending)
+}
+
+// Began says that a sync begins.
+func (o observers) Began(step *proxy.Delta) {
+	o.conntrack.Applying(step)
+	o.watchdog.Began()
+	o.health.Began()
+}
+
+// Done says that it has ended. What is in force is told first.
+func (o observers) Done(_ context.Context, r engine.Result) {
+	if r.Err == nil {
+		o.conntrack.Applied(r.State.Node, r.Changed, r.Full)
+		o.checks.Applied(r.Changed)
+		o.rowMetrics.Applied(r.Changed)
+		o.inForce()
+	}
+	if r.Refusals {
+		o.countRefused()
+		o.refusals.changed()
+	}
+	o.watchdog.Done(r.Full, r.Err)
+	o.health.Done(r.Err)
+	if r.Err != nil {
+		o.countFailure(r.Full)
+	}
+}
+
+// countRefused says how many rows the kernel refuses.
+func (s *ProxyServer) countRefused() {
+	var n [len(proxy.Families)]int
+	for _, row := range s.refusals.rows() {
+		n[row.Key.Family]++
+	}
+	for _, f := range s.families {
+		s.metrics.Refused(f, n[f])
+	}
+}
+
+// countFailure counts a sync that the kernel would not take.
+func (s *ProxyServer) countFailure(full bool) {
+	for _, f := range s.families { // those that the mode has are shown
+		s.metrics.NftablesSyncFailure(f)
+		s.metrics.IPTablesRestoreFailure(f)
+		if !full {
+			s.metrics.IPTablesPartialRestoreFailure(f)
+		}
+	}
+}
