@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"sluice/internal/proxy"
@@ -68,25 +69,21 @@ func (d *Differ[ID, V]) Apply(ctx context.Context, want *proxy.State, changed *p
 		if n == 0 && c.blame(err, refused) {
 			continue
 		}
-		if n > 0 || drifted[ID, V](err) {
-			err = fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
-		}
-		if errors.Is(err, proxy.ErrNeedSync) {
-			d.rows = nil
-		}
-		return nil, err
+		return nil, d.failed(n, err)
 	}
 }
 
-func drifted[ID comparable, V any](err error) bool {
-	if r, ok := errors.AsType[*Refusal[ID, V]](err); ok {
-		for _, f := range r.Failures {
-			if f.Drift {
-				return true
-			}
-		}
+// failed tells an error after n parts of a change were written. If nobody knows
+// what the kernel has now, the next Apply asks for a Sync.
+func (d *Differ[ID, V]) failed(n int, err error) error {
+	r, _ := errors.AsType[*Refusal[ID, V]](err)
+	if n > 0 || r != nil && slices.ContainsFunc(r.Failures, func(f Failure[ID, V]) bool { return f.Drift }) {
+		err = fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
-	return false
+	if errors.Is(err, proxy.ErrNeedSync) {
+		d.rows = nil
+	}
+	return err
 }
 
 // render takes the difference that changed rows and the rest make.
@@ -234,9 +231,9 @@ func (d *Differ[ID, V]) evict(ctx context.Context) {
 			c.had(id, i.value)
 		}
 	}
-	_, err := d.write(ctx, c)
+	n, err := d.write(ctx, c)
 	for id := range c.index {
-		if err != nil {
+		if err != nil && !errors.Is(d.failed(n, err), proxy.ErrNeedSync) {
 			d.idle[id] = idle[V]{d.idle[id].value, time.Now()}
 			continue
 		}
@@ -298,11 +295,7 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 // stream writes what has been rendered, but for what makes it live. A kernel
 // that has nothing takes it in any order of rows, and nobody need hold all.
 func (d *Differ[ID, V]) stream(ctx context.Context, c *Changes[ID, V]) error {
-	begun := c.begun
 	c.share(d.refs)
-	for _, id := range begun {
-		d.refs[id] = 0 // it is there; how many rows want it is counted at the end
-	}
 	for _, some := range c.parts(d.mode.Limit(), d.mode.Live) {
 		if err := d.mode.Write(ctx, some); err != nil {
 			return err

@@ -1,0 +1,267 @@
+package differ
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/proxy"
+)
+
+// TestAnythingMayFail takes random steps to a kernel that refuses rows, loses
+// answers, is down or is changed by others, in parts of any size. Whoever does
+// what the answers ask for ends with what is wanted, and nothing that is live
+// ever leads nowhere.
+func TestAnythingMayFail(t *testing.T) {
+	for seed := range uint64(3000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		k := &kernel{objects: map[string]string{}, limit: []int{1, 3, 1 << 20}[r.IntN(3)]}
+		d := New(k.mode())
+		last, dirty, full := proxy.NewState(), map[proxy.PortKey]bool{}, true
+		var refused proxy.Refused
+		for step := range 12 {
+			next := state(r, last)
+			foreign := false
+			trouble(r, k)
+			for try := 0; ; try++ {
+				if try > 20 {
+					t.Fatalf("seed %d step %d: never done", seed, step)
+				}
+				if try > 3 {
+					k.answer = nil
+				}
+				if r.IntN(8) == 0 && len(k.objects) > 0 && try == 0 {
+					vandalise(r, k)
+					foreign = true
+				}
+				var err error
+				if full {
+					refused, err = d.Sync(t.Context(), next)
+				} else {
+					refused, err = d.Apply(t.Context(), next, changed(last, next, dirty))
+				}
+				if err == nil {
+					break
+				}
+				if full && k.fail == nil && k.answer == nil {
+					t.Fatalf("seed %d step %d: a kernel that does what it is told: %v", seed, step, err)
+				}
+				full = full || errors.Is(err, proxy.ErrNeedSync)
+			}
+			failing := k.fail != nil
+			if foreign { // whatever Apply did not touch is as the vandal left it
+				k.fail, k.answer = nil, nil
+				if _, err := d.Sync(t.Context(), next); err != nil {
+					t.Fatalf("seed %d step %d: %v", seed, step, err)
+				}
+			}
+			full = false
+			for key, err := range refused {
+				if dirty[key] = true; errors.Is(err, errDrift) || !failing && next.Rows[key].Affinity == 0 {
+					t.Fatalf("seed %d step %d: %v is refused (%v), but nothing is wrong with it", seed, step, key, err)
+				}
+			}
+			last = next
+			if foreign || len(refused) > 0 {
+				full = true
+				continue
+			}
+			w := want(next, refused)
+			if diff := cmp.Diff(w, k.used(w)); diff != "" {
+				t.Fatalf("seed %d step %d (-want +got):\n%s", seed, step, diff)
+			}
+			if len(k.broken) > 0 {
+				t.Fatalf("seed %d step %d: %s", seed, step, strings.Join(k.broken, "; "))
+			}
+		}
+	}
+}
+
+// trouble has the kernel misbehave for a step.
+func trouble(r *rand.Rand, k *kernel) {
+	k.fail, k.answer, k.broken = nil, nil, nil
+	switch r.IntN(5) {
+	case 0:
+		bad := door + at(172, r.IntN(12)).String()
+		k.fail = func(c *Change[string, string]) error {
+			if c.Has && c.ID == bad {
+				return errRefused
+			}
+			return nil
+		}
+	case 1:
+		bad := list + at(10, r.IntN(6)).String()
+		k.fail = func(c *Change[string, string]) error {
+			if c.Has && c.ID == bad {
+				return errRefused
+			}
+			return nil
+		}
+	case 2:
+		n := r.IntN(4)
+		err := []error{errDown, errLost}[r.IntN(2)]
+		k.answer = func() error {
+			if n--; n == 0 {
+				return err
+			}
+			return nil
+		}
+	}
+}
+
+// vandalise changes one object behind the differ's back.
+func vandalise(r *rand.Rand, k *kernel) {
+	for id := range k.objects {
+		if r.IntN(2) == 0 {
+			delete(k.objects, id)
+		} else {
+			k.objects[id] = "somebody's"
+		}
+		k.broken = nil
+		return
+	}
+}
+
+// TestRefusedRowsAreLeftOut has the kernel refuse one door and one list: the rows
+// that want them are named, all others are in force.
+func TestRefusedRowsAreLeftOut(t *testing.T) {
+	row := func(i, endpoint int) *proxy.ServicePort {
+		return &proxy.ServicePort{
+			Key:       key(i),
+			Frontends: []proxy.Frontend{{Addr: at(172, i)}},
+			Cluster:   []proxy.Endpoint{{Addr: at(10, endpoint)}},
+		}
+	}
+	for _, way := range []string{"Sync", "Apply"} {
+		for _, limit := range []int{1, 1 << 20} {
+			s := proxy.NewState()
+			k := &kernel{objects: map[string]string{}, limit: limit}
+			d := New(k.mode())
+			if way == "Apply" {
+				if _, err := d.Sync(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			next := proxy.NewState()
+			for i, endpoint := range []int{0, 1, 1, 2} {
+				next.Rows[key(i)] = row(i, endpoint)
+			}
+			k.fail = func(c *Change[string, string]) error {
+				if c.ID == door+at(172, 0).String() || c.ID == list+at(10, 1).String() {
+					return errRefused
+				}
+				return nil
+			}
+			var refused proxy.Refused
+			var err error
+			if way == "Apply" {
+				refused, err = d.Apply(t.Context(), next, changed(s, next, map[proxy.PortKey]bool{}))
+				if limit == 1 && errors.Is(err, proxy.ErrNeedSync) {
+					refused, err = d.Sync(t.Context(), next)
+				}
+			} else {
+				refused, err = d.Sync(t.Context(), next)
+			}
+			if err != nil || len(refused) != 3 || refused[key(3)] != nil {
+				t.Errorf("%s in parts of %d: refused %v, error %v; want the first three", way, limit, refused, err)
+			}
+			w := want(next, refused)
+			if diff := cmp.Diff(w, k.used(w)); diff != "" {
+				t.Errorf("%s in parts of %d (-want +got):\n%s", way, limit, diff)
+			}
+		}
+	}
+}
+
+// TestCost has Apply touch what changed only, list nothing, and a second Sync
+// write nothing.
+func TestCost(t *testing.T) {
+	s := proxy.NewState()
+	for i := range 200 {
+		s.Rows[key(i)] = &proxy.ServicePort{Key: key(i), Frontends: []proxy.Frontend{{Addr: at(172, i)}}, Cluster: []proxy.Endpoint{{Addr: at(10, i)}}}
+	}
+	k := &kernel{objects: map[string]string{}, limit: 1 << 20}
+	d := New(k.mode())
+	if _, err := d.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	k.writes, k.lists = 0, 0
+	if _, err := d.Sync(t.Context(), s); err != nil || k.writes != 0 {
+		t.Errorf("a second Sync made %d writes, error %v", k.writes, err)
+	}
+	k.lists = 0
+	s.Rows[key(7)] = &proxy.ServicePort{Key: key(7), Frontends: s.Rows[key(7)].Frontends, Cluster: []proxy.Endpoint{{Addr: at(11, 7)}}}
+	touched := 0
+	k.fail = func(*Change[string, string]) error { touched++; return nil }
+	if _, err := d.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{key(7)}}); err != nil {
+		t.Fatal(err)
+	}
+	if k.writes != 1 || k.lists != 0 || touched != 3 {
+		t.Errorf("one endpoint took %d writes of %d objects and %d lists; want one of 3 (a door, two lists) and none", k.writes, touched, k.lists)
+	}
+}
+
+// TestIdleObjectsGo keeps what lingers for a while, and takes it away when there
+// is too much of it.
+func TestIdleObjectsGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kernel{objects: map[string]string{}, limit: 1 << 20}
+		m := k.mode()
+		m.IdleTime = time.Minute
+		d := New(m)
+		s := proxy.NewState()
+		if _, err := d.Sync(context.Background(), s); err != nil {
+			t.Fatal(err)
+		}
+		resize := func(n int) {
+			sp := &proxy.ServicePort{Key: key(0)}
+			for i := range n {
+				sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: at(10, i)})
+			}
+			s.Rows[sp.Key] = sp
+			if _, err := d.Apply(context.Background(), s, &proxy.Changed{Rows: []proxy.PortKey{sp.Key}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lingering := func() (n int) {
+			for id := range k.objects {
+				if strings.HasPrefix(id, chosen) {
+					n++
+				}
+			}
+			return n
+		}
+		for n := range 10 {
+			resize(n)
+		}
+		if got := lingering(); got != 10 {
+			t.Errorf("%d are there at once; want all ten, for they are young", got)
+		}
+		time.Sleep(2 * time.Minute)
+		k.answer = func() error { return errLost }
+		if _, err := d.Apply(context.Background(), s, &proxy.Changed{}); err != nil {
+			t.Fatal(err)
+		}
+		k.answer = nil
+		if _, err := d.Apply(context.Background(), s, &proxy.Changed{}); !errors.Is(err, proxy.ErrNeedSync) {
+			t.Errorf("error %v; want a Sync, for nobody knows what is there still", err)
+		}
+		if _, err := d.Sync(context.Background(), s); err != nil {
+			t.Fatal(err)
+		}
+		for n := range 10 {
+			resize(n)
+		}
+		time.Sleep(2 * time.Minute)
+		resize(4)
+		if got := lingering(); got > 5 {
+			t.Errorf("%d are there two minutes later; want no more than may linger", got)
+		}
+	})
+}
