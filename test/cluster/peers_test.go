@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	result "sluice/test/cluster/peers/figures"
 	objects "sluice/test/cluster/peers/load"
 	"sluice/test/cluster/peers/trial"
@@ -18,7 +20,7 @@ func TestPeers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := l.Clear(context.Background()); err != nil {
+		if err := clearLoad(context.Background(), l); err != nil {
 			t.Error(err)
 		}
 	})
@@ -56,4 +58,20 @@ func TestPeers(t *testing.T) {
 			t.Errorf("%s: restart: %d of %d connections failed: %s", r.Peer, x.Failed, x.Asked, x.Error)
 		}
 	}
+}
+
+// clearLoad deletes all objects of a load; the namespace stays.
+func clearLoad(ctx context.Context, l *objects.Load) error {
+	services := l.Client.CoreV1().Services(objects.Namespace)
+	list, err := services.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, svc := range list.Items {
+		if err := services.Delete(ctx, svc.Name, metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+	}
+	slices := l.Client.DiscoveryV1().EndpointSlices(objects.Namespace)
+	return slices.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 }

@@ -11,13 +11,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
-	"strings"
 	"syscall"
 	"time"
 
 	"sluice/test/cluster/peers/figures"
+	"sluice/test/cluster/peers/load"
 	"sluice/test/cluster/peers/render"
 	"sluice/test/cluster/peers/trial"
 )
@@ -32,8 +31,12 @@ type options struct {
 	fresh         bool
 	counts        bool
 	keep          bool
+	watch         string
 	limits        trial.Limits
 }
+
+// settings are the flags that the page shows.
+var settings = []string{"cold-start", "samples", "budget", "patience", "idle", "burst"}
 
 func main() {
 	var o options
@@ -47,12 +50,13 @@ func main() {
 	flag.BoolVar(&o.fresh, "fresh", false, "forget the figures that the file has")
 	flag.BoolVar(&o.counts, "counts", false, "measure only what changes of the number of endpoints cost Sluice, and print it")
 	flag.BoolVar(&o.keep, "keep", false, "keep the programs' logs")
-	flag.DurationVar(&o.limits.ColdStart, "cold-start", 3*time.Minute, "wait this long for every Service to answer")
-	flag.IntVar(&o.limits.Samples, "samples", 50, "replace this many endpoints at each rate of other changes")
-	flag.DurationVar(&o.limits.Budget, "budget", 12*time.Second, "replace no more endpoints after this time")
-	flag.DurationVar(&o.limits.Patience, "patience", 36*time.Second, "wait for none of them after this time")
-	flag.DurationVar(&o.limits.Idle, "idle", 8*time.Second, "watch an idle proxy this long")
-	flag.DurationVar(&o.limits.Burst, "burst", 200*time.Millisecond, "make connections this long at a time")
+	flag.StringVar(&o.watch, "watch", "", "measure nothing, be the process of the floor that only watches with this `KUBECONFIG`")
+	flag.DurationVar(&o.limits.ColdStart, "cold-start", 3*time.Minute, "wait for every Service to answer")
+	flag.IntVar(&o.limits.Samples, "samples", 50, "endpoints replaced at each rate, at most")
+	flag.DurationVar(&o.limits.Budget, "budget", 12*time.Second, "replace no more after")
+	flag.DurationVar(&o.limits.Patience, "patience", 36*time.Second, "wait for none after")
+	flag.DurationVar(&o.limits.Idle, "idle", 8*time.Second, "watch an idle proxy for")
+	flag.DurationVar(&o.limits.Burst, "burst", 200*time.Millisecond, "a burst of connections")
 	flag.Parse()
 	o.limits.Rates = []int{0, 50, 200} // idle first
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -64,27 +68,19 @@ func main() {
 	}
 }
 
-// clock knows when the program began.
-type clock struct{ began time.Time }
-
-// say shows what happens, with the time since the start.
-func (c clock) say(line string) {
-	d := time.Since(c.began).Round(time.Second)
-	fmt.Fprintf(os.Stderr, "[%02d:%02d] %s\n", int(d.Minutes()), int(d.Seconds())%60, line)
-}
-
 func run(ctx context.Context, o options) error {
-	if o.render != "" {
+	switch {
+	case o.watch != "":
+		return load.Watch(ctx, o.watch)
+	case o.render != "":
 		r, err := figures.Read(o.render)
 		if err != nil {
 			return err
 		}
 		return o.write(r, o.render)
-	}
-	if o.limits.Patience <= o.limits.Budget {
+	case o.limits.Patience <= o.limits.Budget:
 		return fmt.Errorf("--patience %v must be more than --budget %v", o.limits.Patience, o.limits.Budget)
-	}
-	if os.Geteuid() != 0 {
+	case os.Geteuid() != 0:
 		return errors.New("the nodes are network namespaces: run as root")
 	}
 	// Threads that wait in system calls shall not make others wait.
@@ -94,17 +90,16 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return fmt.Errorf("make a folder: %w", err)
 	}
-	c := &campaign{options: o, clock: clock{time.Now()}, dir: dir, report: &figures.Report{}}
-	measure := c.run
+	b := &benchmark{options: o, began: time.Now(), dir: dir, report: &figures.Report{}}
+	measure := b.run
 	if o.counts {
-		c.options.peers = countPeer
-		measure = c.counts
+		measure = b.runCounts
 	}
 	if err := measure(ctx); err != nil {
 		return fmt.Errorf("%w (logs are in %s)", err, dir)
 	}
 	if o.keep {
-		c.say("the logs of all programs are in " + dir)
+		b.say("the logs of all programs are in " + dir)
 		return nil
 	}
 	return os.RemoveAll(dir)
@@ -117,40 +112,4 @@ func (o options) write(r *figures.Report, path string) error {
 		err = errors.Join(err, render.WritePromises(r, o.readme))
 	}
 	return err
-}
-
-// list splits a flag at its commas.
-func list(text string) []string {
-	var out []string
-	for part := range strings.SplitSeq(text, ",") {
-		if part = strings.TrimSpace(part); part != "" {
-			out = append(out, part)
-		}
-	}
-	return out
-}
-
-// sizes reads a flag of sizes.
-func sizes(text string) ([]figures.Size, error) {
-	var out []figures.Size
-	for _, part := range list(text) {
-		s, err := figures.ParseSize(part)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, s)
-	}
-	return out, nil
-}
-
-// module is the folder of test/cluster: the program runs inside of it.
-func module() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", fmt.Errorf("find the module: %w", err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "kubeproxy136", "go.mod")); err != nil {
-		return "", fmt.Errorf("run this in test/cluster: %w", err)
-	}
-	return dir, nil
 }

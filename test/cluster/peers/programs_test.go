@@ -1,26 +1,30 @@
 package main
 
 import (
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"sluice/test/cluster/peers/figures"
 )
 
 // TestPlan puts every peer at the sizes of its mode, the smallest first.
 func TestPlan(t *testing.T) {
-	c := &campaign{options: options{
+	c := &benchmark{options: options{
 		peers: "sluice/nftables, sluice/iptables,kube-proxy-1.36/nftables", sizes: "1000x10,10x10", legacy: "1000x10,200x10",
 	}}
-	steps, err := c.plan()
+	plan, err := c.plan()
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := map[string][]string{}
 	var order []string
-	for _, s := range steps {
-		order = append(order, s.size.String())
-		for _, p := range s.peers {
-			got[s.size.String()] = append(got[s.size.String()], p.Name)
+	for _, s := range slices.SortedFunc(maps.Keys(plan), figures.Size.Compare) {
+		order = append(order, s.String())
+		for _, p := range plan[s] {
+			got[s.String()] = append(got[s.String()], p.Name)
 		}
 	}
 	want := map[string][]string{
@@ -40,8 +44,8 @@ func TestPlan(t *testing.T) {
 		{peers: "sluice/nftables", sizes: "10"},
 		{peers: "sluice/nftables", sizes: "10x10", legacy: "y"},
 	} {
-		if steps, err := (&campaign{options: bad}).plan(); err == nil {
-			t.Errorf("plan of %+v: got %v, want an error", bad, steps)
+		if plan, err := (&benchmark{options: bad}).plan(); err == nil {
+			t.Errorf("plan of %+v: got %v, want an error", bad, plan)
 		}
 	}
 }

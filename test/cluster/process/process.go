@@ -66,6 +66,20 @@ func Start(h *lab.Host, s Spec) (*Process, error) {
 	return p, nil
 }
 
+// Context returns a context that ends when the process does, with the way that
+// it ended as the cause. Its parent must end sooner or later.
+func (p *Process) Context(parent context.Context) context.Context {
+	ctx, cancel := context.WithCancelCause(parent)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-p.done:
+			cancel(p.Ended())
+		}
+	}()
+	return ctx
+}
+
 // Ended returns nil while the process runs, and after that how it ended.
 func (p *Process) Ended() error {
 	select {

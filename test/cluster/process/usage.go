@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,30 +20,35 @@ type Memory struct {
 
 // Memory asks the kernel what the process occupies.
 func (p *Process) Memory() (Memory, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	sizes, err := Sizes(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
 		return Memory{}, fmt.Errorf("read the memory of %s: %w", p.Name, err)
 	}
-	var m Memory
-	for line := range strings.Lines(string(text)) {
-		key, value, _ := strings.Cut(line, ":")
-		kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-		if err != nil {
-			continue // a line without a size
-		}
-		switch key {
-		case "VmRSS":
-			m.Resident = kib << 10
-		case "VmHWM":
-			m.Peak = kib << 10
-		case "RssAnon":
-			m.Anonymous = kib << 10
-		}
-	}
+	m := Memory{Resident: sizes["VmRSS"], Peak: sizes["VmHWM"], Anonymous: sizes["RssAnon"]}
 	if m.Resident == 0 {
 		return m, fmt.Errorf("read the memory of %s: no VmRSS in its status", p.Name)
 	}
 	return m, nil
+}
+
+// Sizes reads the lines with a size of a file such as /proc/meminfo, in bytes.
+func Sizes(path string) (map[string]int64, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]int64{}
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(line, ":")
+		if number, ok := strings.CutSuffix(strings.TrimSpace(value), " kB"); ok {
+			kib, err := strconv.ParseInt(number, 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("read %s of %s: %w", key, path, err)
+			}
+			out[key] = kib << 10
+		}
+	}
+	return out, nil
 }
 
 // tick is the unit in which the kernel reports the time of processors; it has
@@ -58,7 +64,7 @@ func (p *Process) CPU() (time.Duration, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the CPU time of %s: %w", p.Name, err)
 	}
-	sum := own.ticks
+	ticks := own.ticks
 	all, err := os.ReadDir("/proc")
 	if err != nil {
 		return 0, fmt.Errorf("find the children of %s: %w", p.Name, err)
@@ -69,10 +75,10 @@ func (p *Process) CPU() (time.Duration, error) {
 			continue // no process, or counted already
 		}
 		if s, err := readStat(entry.Name()); err == nil && s.group == int64(pid) {
-			sum += s.ticks // one that ends right now is its parent's in the next reading
+			ticks += s.ticks // one that ends right now is its parent's in the next reading
 		}
 	}
-	return time.Duration(sum) * tick, nil
+	return time.Duration(ticks) * tick, nil
 }
 
 // stat is what the kernel says of a process.
@@ -103,32 +109,44 @@ func parseStat(text string) (stat, error) {
 	if s.group, err = strconv.ParseInt(fields[group], 10, 64); err != nil {
 		return s, err
 	}
-	for _, f := range fields[first : last+1] {
+	s.ticks, err = sum(fields[first : last+1])
+	return s, err
+}
+
+func sum(fields []string) (total int64, err error) {
+	for _, f := range fields {
 		n, err := strconv.ParseInt(f, 10, 64)
 		if err != nil {
-			return s, err
+			return 0, err
 		}
-		s.ticks += n
+		total += n
 	}
-	return s, nil
+	return total, nil
 }
 
-// Usage is what a process that has ended had used.
-type Usage struct {
-	CPU  time.Duration // with children
-	Peak int64         // resident bytes of the process or of its largest child, whichever is more
+// MachineCPU returns the time that all processors of the machine have been busy.
+func MachineCPU() (time.Duration, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, fmt.Errorf("read the processors' time: %w", err)
+	}
+	// Fields 3 and 4 are idle time; those from 8 on are in others already.
+	first, _, _ := strings.Cut(string(text), "\n")
+	fields := strings.Fields(first)[1:]
+	ticks, err := sum(slices.Concat(fields[:3], fields[5:8]))
+	if err != nil {
+		return 0, fmt.Errorf("read the processors' time: %w", err)
+	}
+	return time.Duration(ticks) * tick, nil
 }
 
-// Usage returns what the process used. It must have ended.
-func (p *Process) Usage() (Usage, error) {
+// LargestPeak returns the most resident bytes of the process or of its largest
+// child, whichever is more. It waits for the process to end.
+func (p *Process) LargestPeak() (int64, error) {
 	<-p.done
-	s := p.cmd.ProcessState
-	if s == nil {
-		return Usage{}, fmt.Errorf("read the usage of %s: nobody waited for it", p.Name)
+	r, ok := p.cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	if !ok {
+		return 0, fmt.Errorf("read the usage of %s: the kernel did not say", p.Name)
 	}
-	u := Usage{CPU: s.UserTime() + s.SystemTime()}
-	if r, ok := s.SysUsage().(*syscall.Rusage); ok {
-		u.Peak = r.Maxrss << 10
-	}
-	return u, nil
+	return r.Maxrss << 10, nil
 }

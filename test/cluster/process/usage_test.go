@@ -22,3 +22,14 @@ func TestParseStat(t *testing.T) {
 		})
 	}
 }
+
+// TestMachine reads the machine's own files.
+func TestMachine(t *testing.T) {
+	sizes, err := Sizes("/proc/meminfo")
+	if err != nil || sizes["MemTotal"] < 1<<20 {
+		t.Errorf("Sizes: got MemTotal %d, %v", sizes["MemTotal"], err)
+	}
+	if busy, err := MachineCPU(); err != nil || busy <= 0 {
+		t.Errorf("MachineCPU: got %v, %v", busy, err)
+	}
+}

@@ -6,6 +6,7 @@
 package figures
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -55,6 +56,11 @@ type Size struct {
 
 // String returns the size as flags and tables have it, such as 1000x10.
 func (s Size) String() string { return fmt.Sprintf("%dx%d", s.Services, s.Endpoints) }
+
+// Compare orders sizes by Services, and then by endpoints.
+func (s Size) Compare(other Size) int {
+	return cmp.Or(cmp.Compare(s.Services, other.Services), cmp.Compare(s.Endpoints, other.Endpoints))
+}
 
 // ParseSize is the reverse of String.
 func ParseSize(text string) (Size, error) {

@@ -23,43 +23,27 @@ type Bare struct {
 	Latency
 }
 
-// watched returns a figure of the watch at a rate, if there is one.
-func (f *Floor) watched(rate int, figure func(w *Change) Figure) Figure {
-	w := find(f.Watches, func(w *Change) bool { return w.Rate == rate && len(w.Samples) > 0 })
-	if w == nil {
-		return Figure{Text: notMeasured}
-	}
-	return figure(w)
-}
-
-// PerUpdate returns the CPU time that one update costs a process that only watches.
-func (f *Floor) PerUpdate(rate int) Figure {
-	return f.watched(rate, func(w *Change) Figure {
-		if w.CPU == 0 || w.Updates == 0 {
-			return Figure{Text: notMeasured}
-		}
-		return w.PerUpdate().figure(false)
-	})
-}
-
-// Event returns how long after the API server's answer the event comes, p50.
-func (f *Floor) Event(rate int) Figure {
-	return f.watched(rate, func(w *Change) Figure { return Percentile(w.Samples, 50).figure(false) })
+// Watch returns what was watched at a rate of other changes, or nil.
+func (f *Floor) Watch(rate int) *Change {
+	return find(f.Watches, func(w *Change) bool { return w.Rate == rate && len(w.Samples) > 0 })
 }
 
 // Change returns the least that a change can take from the API server's answer
 // to traffic. An event that comes before the answer counts as if it came with it.
 func (f *Floor) Change(rate int) Figure {
-	return f.watched(rate, func(w *Change) Figure {
-		return (max(Percentile(w.Samples, 50), 0) + f.Element + f.Connect).figure(false)
-	})
+	return f.change(rate, func(w *Change) Seconds { return max(Percentile(w.Samples, 50), 0) })
 }
 
 // WithCall is Change from the moment that the update was sent.
 func (f *Floor) WithCall(rate int) Figure {
-	return f.watched(rate, func(w *Change) Figure {
-		return (Percentile(sums(w.Calls, w.Samples), 50) + f.Element + f.Connect).figure(false)
-	})
+	return f.change(rate, func(w *Change) Seconds { return Percentile(sums(w.Calls, w.Samples), 50) })
+}
+
+func (f *Floor) change(rate int, event func(w *Change) Seconds) Figure {
+	if w := f.Watch(rate); w != nil {
+		return (event(w) + f.Element + f.Connect).figure(false)
+	}
+	return Figure{Text: notMeasured}
 }
 
 // ColdStart returns the least that a start can take, without the process.

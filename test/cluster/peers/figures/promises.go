@@ -32,26 +32,21 @@ type Promise struct {
 // target is what a ratio must be.
 type target struct {
 	text    string
-	inverse bool // the ratio is theirs / ours; otherwise ours / theirs
-	least   bool // it must be at least the limit; otherwise at most
-	limit   float64
 	format  string // of the ratio
+	inverse bool   // the ratio is theirs / ours; otherwise ours / theirs
+	least   bool   // it must be at least the limit; otherwise at most
+	limit   float64
 }
 
-func faster(limit float64) target {
-	return target{fmt.Sprintf("at least %gx faster", limit), true, true, limit, "%.1fx"}
+func faster(x float64) target {
+	return target{fmt.Sprintf("at least %gx faster", x), "%.1fx", true, true, x}
 }
-
-func atMostOneIn(n float64) target {
-	return target{fmt.Sprintf("at most 1/%g", n), false, false, 1 / n, "%.3f"}
+func within(x float64) target { return target{fmt.Sprintf("within %gx", x), "%.3f", false, false, x} }
+func atLeast(x float64) target {
+	return target{fmt.Sprintf("at least %.2f", x), "%.2f", false, true, x}
 }
-
-func within(limit float64) target {
-	return target{fmt.Sprintf("within %gx", limit), false, false, limit, "%.3f"}
-}
-
-func atLeast(limit float64) target {
-	return target{fmt.Sprintf("at least %.2f", limit), false, true, limit, "%.2f"}
+func oneIn(x float64) target {
+	return target{fmt.Sprintf("at most 1/%g", x), "%.3f", false, false, 1 / x}
 }
 
 // judge compares two figures. What is only known to be more than something
@@ -83,49 +78,39 @@ func (r *Report) Promises() []Promise {
 	if f := r.Floor(big); f != nil {
 		floor = *f
 	}
-	type row struct {
-		what          string
-		target        target
-		ours, against Figure
+	// Promises that compare the two programs, or ourselves at two sizes.
+	programs := func(what string, t target, m Metric) Promise {
+		return t.judge(nft+what, m(r.Result(ours, big)), m(r.Result(theirs, big)))
 	}
-	// Rows that compare the two programs, or ourselves at two sizes.
-	programs := func(what string, t target, m Metric) row {
-		return row{nft + what, t, m(r.Result(ours, big)), m(r.Result(theirs, big))}
+	legacies := func(what string, t target, m Metric) Promise {
+		return t.judge(ipt+what, m(r.Result(oursLegacy, legacy)), m(r.Result(theirsLegacy, legacy)))
 	}
-	legacies := func(what string, t target, m Metric) row {
-		return row{ipt + what, t, m(r.Result(oursLegacy, legacy)), m(r.Result(theirsLegacy, legacy))}
-	}
-	sizes := func(what string, t target, m Metric, large, small Size) row {
-		return row{"nftables: " + what, t, m(r.Result(ours, large)), m(r.Result(ours, small))}
+	sizes := func(what string, t target, m Metric, large, small Size) Promise {
+		return t.judge("nftables: "+what, m(r.Result(ours, large)), m(r.Result(ours, small)))
 	}
 	const latency = "endpoint change to traffic, p50, "
-	rows := []row{
+	out := []Promise{
 		programs(latency+"idle", faster(50), ChangeLatency(0)),
 		programs(latency+"under 50 changes/s", faster(50), ChangeLatency(50)),
-		programs("CPU per update, under 50 changes/s", atMostOneIn(20), ChangeCPU(50)),
-		programs("cold start until every Service answers", atMostOneIn(10), ColdStartTime),
-		programs("peak resident memory", atMostOneIn(3), PeakMemory),
+		programs("CPU per update, under 50 changes/s", oneIn(20), ChangeCPU(50)),
+		programs("cold start until every Service answers", oneIn(10), ColdStartTime),
+		programs("peak resident memory", oneIn(3), PeakMemory),
 		sizes("the same latency at 30,000 as at 1,000 Services, p50, idle", within(1.3), ChangeLatency(0), many, few),
 		sizes("the same, under 50 changes/s", within(1.3), ChangeLatency(50), many, few),
-		{nft + latency + "idle, against the floor", within(3), ChangeLatency(0)(r.Result(ours, big)), floor.Change(0)},
-		{nft + "the same from the moment that the update was sent", within(3), changeWithCall(0)(r.Result(ours, big)), floor.WithCall(0)},
+		within(3).judge(nft+latency+"idle, against the floor", ChangeLatency(0)(r.Result(ours, big)), floor.Change(0)),
+		within(3).judge(nft+"the same from the moment that the update was sent", changeWithCall(0)(r.Result(ours, big)), floor.WithCall(0)),
 		legacies(latency+"idle", faster(5), ChangeLatency(0)),
 		legacies(latency+"under 50 changes/s", faster(5), ChangeLatency(50)),
-		legacies("cold start until every Service answers", atMostOneIn(2), ColdStartTime),
+		legacies("cold start until every Service answers", oneIn(2), ColdStartTime),
 	}
 	for _, s := range r.Sizes() {
 		if us, them := r.Result(ours, s), r.Result(theirs, s); us != nil && them != nil {
 			what := fmt.Sprintf("nftables, %v: new TCP connections per second through a ClusterIP", s)
-			rows = append(rows, row{what, atLeast(0.95), Connections(us), Connections(them)})
+			out = append(out, atLeast(0.95).judge(what, Connections(us), Connections(them)))
 		}
 	}
-	rows = append(rows, sizes("new TCP connections per second, as part of the direct rate, flat from 10 to 30,000 Services",
+	return append(out, sizes("new TCP connections per second, as part of the direct rate, flat from 10 to 30,000 Services",
 		atLeast(0.9), connectionsRatio, many, tiny))
-	var out []Promise
-	for _, x := range rows {
-		out = append(out, x.target.judge(x.what, x.ours, x.against))
-	}
-	return out
 }
 
 // Metric reads one figure of a result, which may be nil.

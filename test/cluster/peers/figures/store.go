@@ -1,7 +1,6 @@
 package figures
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,7 +53,7 @@ func (r *Report) AddResult(x Result) {
 func (r *Report) AddFloor(x Floor) {
 	r.Floors = slices.DeleteFunc(r.Floors, func(y Floor) bool { return y.Size == x.Size })
 	r.Floors = append(r.Floors, x)
-	slices.SortFunc(r.Floors, func(a, b Floor) int { return compareSizes(a.Size, b.Size) })
+	slices.SortFunc(r.Floors, func(a, b Floor) int { return a.Size.Compare(b.Size) })
 }
 
 // SetMachine notes where the latest run was. Versions of programs that it did
@@ -84,7 +83,7 @@ func (r *Report) Sizes() []Size {
 	for _, x := range r.Results {
 		out = append(out, x.Size)
 	}
-	slices.SortFunc(out, compareSizes)
+	slices.SortFunc(out, Size.Compare)
 	return slices.Compact(out)
 }
 
@@ -98,8 +97,4 @@ func (r *Report) Peers() []string {
 		}
 	}
 	return out
-}
-
-func compareSizes(a, b Size) int {
-	return cmp.Or(cmp.Compare(a.Services, b.Services), cmp.Compare(a.Endpoints, b.Endpoints))
 }

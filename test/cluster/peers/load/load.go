@@ -1,7 +1,13 @@
+// Package load fills an API server with Services and EndpointSlices and keeps
+// changing them at a given rate, as the controllers of a busy cluster would.
+//
+// Every address is computed from a number, so that nobody has to remember which
+// endpoints a Service has. The package knows nothing of proxies.
 package load
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -33,16 +39,12 @@ func New(ctx context.Context, cp *controlplane.ControlPlane, say func(string)) (
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	l := &Load{Client: client, store: cp, say: say}
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}
 	_, err = client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("create namespace %s: %w", Namespace, err)
 	}
-	if err := l.create(ctx, Probe, 0); err != nil {
-		return nil, err
-	}
-	return l, l.create(ctx, Data, first(dataEndpoints)...)
+	return &Load{Client: client, store: cp, say: say}, nil
 }
 
 // Protobuf returns the configuration of a client that speaks as proxies do.
@@ -57,16 +59,16 @@ func (l *Load) Fits(s figures.Size) bool {
 	return l.Size.Services == 0 || l.Size.Endpoints == s.Endpoints && l.Size.Services <= s.Services
 }
 
-// Grow adds Services until there are as many as wanted.
+// Grow adds Services until there are as many as wanted, and at first our own.
 func (l *Load) Grow(ctx context.Context, s figures.Size) error {
 	if !l.Fits(s) || s.Services > MaxServices || s.Endpoints >= stride {
 		return fmt.Errorf("grow from %v to %v: impossible", l.Size, s)
 	}
-	began, from := time.Now(), l.Size.Services
-	if from == s.Services {
+	began := time.Now()
+	if l.Size == s {
 		return nil
 	}
-	objects, err := stored(from, s, l.Affinity)
+	objects, err := stored(l.Size.Services, s, l.Affinity)
 	if err != nil {
 		return err
 	}
@@ -80,24 +82,11 @@ func (l *Load) Grow(ctx context.Context, s figures.Size) error {
 	if err := l.store.StartAPIServer(ctx); err != nil {
 		return err
 	}
-	if err := l.await(ctx, s.Services); err != nil {
+	if err := l.await(ctx, s.Services+own); err != nil {
 		return err
 	}
 	l.Size = s
 	l.say(fmt.Sprintf("loaded %v in %.1f s", s, time.Since(began).Seconds()))
-	return nil
-}
-
-// create writes a Service and its EndpointSlice.
-func (l *Load) create(ctx context.Context, service int, numbers ...int) error {
-	svc := serviceObject(service)
-	if _, err := l.Client.CoreV1().Services(Namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create Service %s: %w", svc.Name, err)
-	}
-	slice := sliceObject(service, numbers...)
-	if _, err := l.Client.DiscoveryV1().EndpointSlices(Namespace).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("create EndpointSlice %s: %w", slice.Name, err)
-	}
 	return nil
 }
 
@@ -112,54 +101,22 @@ func (l *Load) update(ctx context.Context, service int, numbers ...int) error {
 	return nil
 }
 
-// Clear deletes everything that was created; the namespace stays.
-func (l *Load) Clear(ctx context.Context) error {
-	api := l.Client.CoreV1().Services(Namespace)
-	list, err := api.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("list Services: %w", err)
-	}
-	for i := range list.Items {
-		if err := api.Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{}); err != nil {
-			return fmt.Errorf("delete Service %s: %w", list.Items[i].Name, err)
-		}
-	}
-	l.Size = figures.Size{}
-	slices := l.Client.DiscoveryV1().EndpointSlices(Namespace)
-	if err := slices.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		return fmt.Errorf("delete EndpointSlices: %w", err)
-	}
-	return nil
-}
-
 // await waits until the API server has as many Services as wanted, each with an
-// EndpointSlice, beside our own.
+// EndpointSlice, without asking etcd.
 func (l *Load) await(ctx context.Context, want int) error {
-	const pause, patience = 200 * time.Millisecond, time.Minute
+	const pause, limit = 200 * time.Millisecond, time.Minute
+	cached := metav1.ListOptions{ResourceVersion: "0"}
 	for began := time.Now(); ; time.Sleep(pause) {
-		n, err := l.count(ctx)
-		if err == nil && n == want {
-			return nil
+		services, err := l.Client.CoreV1().Services(Namespace).List(ctx, cached)
+		slices, err2 := l.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, cached)
+		if err = errors.Join(err, err2); err == nil {
+			if len(services.Items) == want && len(slices.Items) == want {
+				return nil
+			}
+			err = fmt.Errorf("it has %d with %d EndpointSlices", len(services.Items), len(slices.Items))
 		}
-		if err == nil {
-			err = fmt.Errorf("it has %d", n)
-		}
-		if time.Since(began) > patience {
-			return fmt.Errorf("wait %v for the API server to have %d Services: %w", patience, want, err)
+		if time.Since(began) > limit {
+			return fmt.Errorf("wait %v for the API server to have %d Services: %w", limit, want, err)
 		}
 	}
-}
-
-// count returns how many Services the API server has an EndpointSlice of.
-func (l *Load) count(ctx context.Context) (int, error) {
-	cached := metav1.ListOptions{ResourceVersion: "0"} // what it knows without asking etcd
-	list, err := l.Client.CoreV1().Services(Namespace).List(ctx, cached)
-	if err != nil {
-		return 0, fmt.Errorf("list Services: %w", err)
-	}
-	slices, err := l.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, cached)
-	if err != nil {
-		return 0, fmt.Errorf("list EndpointSlices: %w", err)
-	}
-	return min(len(list.Items), len(slices.Items)) - own, nil
 }

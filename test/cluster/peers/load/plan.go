@@ -10,44 +10,36 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"sluice/test/cluster/peers/traffic"
+	"sluice/test/cluster/peers/client"
 )
 
 // Pods is where all endpoints are: some host must answer for all of it.
 var Pods = netip.MustParsePrefix("10.128.0.0/12")
 
-// ClusterCIDR is where all pods are, clients too, as a flag has it.
-const ClusterCIDR = "10.128.0.0/9,fd00:244::/48"
-
 const (
-	// Namespace is where the objects are.
-	Namespace = "load"
-	// ServicePort is where Services listen.
-	ServicePort = 80
-	// BulkPort is where the Service for bulk listens.
-	BulkPort = 81
+	Namespace   = "load"                       // where the objects are
+	ClusterCIDR = "10.128.0.0/9,fd00:244::/48" // where all pods are, clients too, as a flag has it
+	MaxServices = 48_000                       // beside our own
+
+	// Where Services and endpoints listen, and where they do for bulk.
+	ServicePort, TargetPort  = 80, 8080
+	BulkPort, BulkTargetPort = 81, 8081
+
 	// stride is how many addresses belong to one Service; its endpoints are the
 	// first ones, and the others take their places.
-	stride = 16
-	// MaxServices is how many there may be beside our own.
-	MaxServices = 48_000
-	// nodes is how many other nodes the endpoints are said to be on.
-	nodes = 100
+	stride        = 16
+	dataEndpoints = 10  // of the Service Data
+	nodes         = 100 // other nodes that the endpoints are said to be on
 )
 
-// Our own Services have numbers above those of the load.
+// Our own Services have numbers above those of the load: Probe has one endpoint,
+// which is replaced again and again, and Data never changes.
 const (
-	// Probe is a Service of one endpoint, which is replaced again and again.
 	Probe = MaxServices + iota
-	// Data is a Service for TCP, UDP and bulk, which never changes.
 	Data
+	end
+	own = end - Probe
 )
-
-// own is how many of those there are.
-const own = 2
-
-// dataEndpoints is how many endpoints the Service Data has.
-const dataEndpoints = 10
 
 // ClusterIP is the address of a Service. None ends in 0 or 255.
 func ClusterIP(service int) netip.Addr {
@@ -57,36 +49,22 @@ func ClusterIP(service int) netip.Addr {
 
 // Endpoint is an address of a Service's endpoints.
 func Endpoint(service, number int) netip.Addr {
-	base := Pods.Addr().As4()
-	var b [4]byte
-	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(base[:])+uint32(service*stride+number))
+	b := Pods.Addr().As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(service*stride+number))
 	return netip.AddrFrom4(b)
 }
 
-// Belongs reports whether an address may be an endpoint of a Service.
-func Belongs(service int, a netip.Addr) bool {
-	first, last := Endpoint(service, 0), Endpoint(service, stride-1)
-	return first.Compare(a) <= 0 && a.Compare(last) <= 0
-}
-
 // Target is a Service as clients see it.
-func Target(service int) traffic.Target {
-	return traffic.Target{
-		Addr: netip.AddrPortFrom(ClusterIP(service), ServicePort),
-		Has:  func(a netip.Addr) bool { return Belongs(service, a) },
-	}
-}
-
-// Direct is the first endpoint of a Service, to be reached without it.
-func Direct(service int) traffic.Target {
-	return traffic.Target{Addr: netip.AddrPortFrom(Endpoint(service, 0), traffic.Port)}
+func Target(service int) client.Target {
+	return client.Target{Addr: netip.AddrPortFrom(ClusterIP(service), ServicePort), Has: func(a netip.Addr) bool {
+		return Endpoint(service, 0).Compare(a) <= 0 && a.Less(Endpoint(service+1, 0))
+	}}
 }
 
 // DataTargets are the endpoints of the Service Data.
-func DataTargets() []netip.AddrPort {
-	var out []netip.AddrPort
+func DataTargets() (out []netip.AddrPort) {
 	for k := range dataEndpoints {
-		out = append(out, netip.AddrPortFrom(Endpoint(Data, k), traffic.Port))
+		out = append(out, netip.AddrPortFrom(Endpoint(Data, k), TargetPort))
 	}
 	return out
 }
@@ -95,15 +73,13 @@ func name(service int) string { return fmt.Sprintf("svc-%d", service) }
 
 // ports are those of a Service.
 func ports(service int) []v1.ServicePort {
-	tcp := v1.ServicePort{Name: "tcp", Protocol: v1.ProtocolTCP, Port: ServicePort, TargetPort: intstr.FromInt32(traffic.Port)}
-	if service != Data {
-		return []v1.ServicePort{tcp}
+	out := []v1.ServicePort{{Name: "tcp", Protocol: v1.ProtocolTCP, Port: ServicePort, TargetPort: intstr.FromInt32(TargetPort)}}
+	if service == Data {
+		out = append(out,
+			v1.ServicePort{Name: "udp", Protocol: v1.ProtocolUDP, Port: ServicePort, TargetPort: intstr.FromInt32(TargetPort)},
+			v1.ServicePort{Name: "bulk", Protocol: v1.ProtocolTCP, Port: BulkPort, TargetPort: intstr.FromInt32(BulkTargetPort)})
 	}
-	return []v1.ServicePort{
-		tcp,
-		{Name: "udp", Protocol: v1.ProtocolUDP, Port: ServicePort, TargetPort: intstr.FromInt32(traffic.Port)},
-		{Name: "bulk", Protocol: v1.ProtocolTCP, Port: BulkPort, TargetPort: intstr.FromInt32(traffic.BulkPort)},
-	}
+	return out
 }
 
 func serviceObject(service int) *v1.Service {
@@ -142,22 +118,18 @@ func sliceObject(service int, numbers ...int) *discoveryv1.EndpointSlice {
 	for _, k := range numbers {
 		node := fmt.Sprintf("other-%d", (service+k)%nodes)
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-			Addresses:  []string{Endpoint(service, k).String()},
-			NodeName:   &node,
+			Addresses: []string{Endpoint(service, k).String()}, NodeName: &node,
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
-			TargetRef: &v1.ObjectReference{
-				Kind: "Pod", Namespace: Namespace, Name: fmt.Sprintf("%s-%d", name(service), k),
-			},
+			TargetRef:  &v1.ObjectReference{Kind: "Pod", Namespace: Namespace, Name: fmt.Sprintf("%s-%d", name(service), k)},
 		})
 	}
 	return s
 }
 
 // first returns the numbers below n.
-func first(n int) []int {
-	out := make([]int, n)
-	for i := range out {
-		out[i] = i
+func first(n int) (out []int) {
+	for i := range n {
+		out = append(out, i)
 	}
 	return out
 }

@@ -19,7 +19,7 @@ func TestPlan(t *testing.T) {
 		seen[ip] = true
 		for _, k := range []int{0, stride - 1} {
 			e := Endpoint(i, k)
-			if seen[e] || !Pods.Contains(e) || !Belongs(i, e) || Belongs(i+1, e) {
+			if seen[e] || !Pods.Contains(e) || !Target(i).Has(e) || Target(i+1).Has(e) {
 				t.Fatalf("Endpoint(%d, %d): %v is not in %v, or is another's", i, k, e, Pods)
 			}
 			seen[e] = true

@@ -10,6 +10,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -19,51 +20,55 @@ import (
 )
 
 // stored returns Services from a number on, their EndpointSlices and the claims
-// on their ClusterIPs, as the API server keeps them.
+// on their ClusterIPs, as the API server keeps them; from 0 on, our own too.
 func stored(from int, to figures.Size, affinity bool) ([]controlplane.Entry, error) {
-	var out []controlplane.Entry
+	s := store{affinity: affinity}
 	for i := from; i < to.Services; i++ {
-		svc, slice, ip := serviceObject(i), sliceObject(i, first(to.Endpoints)...), addressObject(i)
-		if affinity {
-			svc.Spec.SessionAffinity, svc.Spec.SessionAffinityConfig = v1.ServiceAffinityClientIP, threeHours()
-		}
-		svc.TypeMeta = metav1.TypeMeta{APIVersion: v1.SchemeGroupVersion.String(), Kind: "Service"}
-		slice.TypeMeta = metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"}
-		ip.TypeMeta = metav1.TypeMeta{APIVersion: networkingv1.SchemeGroupVersion.String(), Kind: "IPAddress"}
-		for _, x := range []struct {
-			folder string
-			object runtime.Object
-			meta   *metav1.ObjectMeta
-		}{
-			{"services/specs/" + Namespace + "/", svc, &svc.ObjectMeta},
-			{"endpointslices/" + Namespace + "/", slice, &slice.ObjectMeta},
-			{"ipaddresses/", ip, &ip.ObjectMeta},
-		} {
-			e, err := entry(x.folder, x.object, x.meta)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, e)
-		}
+		s.add(i, to.Endpoints)
 	}
-	return out, nil
+	if s.affinity = false; from == 0 {
+		s.add(Probe, 1)
+		s.add(Data, dataEndpoints)
+	}
+	return s.entries, s.err
 }
 
-// threeHours is the API server's default.
-func threeHours() *v1.SessionAffinityConfig {
-	seconds := int32(3 * time.Hour / time.Second)
-	return &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+// store is entries to be written, and the first error of making one.
+type store struct {
+	affinity bool
+	entries  []controlplane.Entry
+	err      error
 }
 
-// entry gives an object what the API server gives to new ones, and encodes it.
-func entry(folder string, object runtime.Object, meta *metav1.ObjectMeta) (controlplane.Entry, error) {
-	meta.UID, meta.Generation = uuid.NewUUID(), 1
-	meta.CreationTimestamp = metav1.NewTime(time.Now().Truncate(time.Second))
+// add adds the objects of one Service.
+func (s *store) add(service, endpoints int) {
+	svc := serviceObject(service)
+	if s.affinity {
+		seconds := int32(3 * time.Hour / time.Second) // the API server's default
+		svc.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		svc.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+	}
+	s.put("services/specs/"+Namespace+"/", v1.SchemeGroupVersion.WithKind("Service"), svc)
+	s.put("endpointslices/"+Namespace+"/", discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), sliceObject(service, first(endpoints)...))
+	s.put("ipaddresses/", networkingv1.SchemeGroupVersion.WithKind("IPAddress"), addressObject(service))
+}
+
+// put gives an object what the API server gives to new ones, and encodes it.
+func (s *store) put(folder string, kind schema.GroupVersionKind, object object) {
+	object.GetObjectKind().SetGroupVersionKind(kind)
+	object.SetUID(uuid.NewUUID())
+	object.SetGeneration(1)
+	object.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
 	var b bytes.Buffer
-	if err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(object, &b); err != nil {
-		return controlplane.Entry{}, fmt.Errorf("encode %s: %w", meta.Name, err)
+	if err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(object, &b); err != nil && s.err == nil {
+		s.err = fmt.Errorf("encode %s: %w", object.GetName(), err)
 	}
-	return controlplane.Entry{Key: folder + meta.Name, Value: b.Bytes()}, nil
+	s.entries = append(s.entries, controlplane.Entry{Key: folder + object.GetName(), Value: b.Bytes()})
+}
+
+type object interface {
+	runtime.Object
+	metav1.Object
 }
 
 // addressObject is the claim of a Service on its ClusterIP.

@@ -44,18 +44,6 @@ func execute(r *figures.Report, part string) (string, error) {
 		"results":  func() []*figures.Result { return results(r) },
 		"rates":    func() []int { return rates(r) },
 		"pictures": func() []picture { return pictures },
-		"versions": func() (out []string) {
-			for _, name := range slices.Sorted(maps.Keys(r.Machine.Versions)) {
-				out = append(out, name+" "+r.Machine.Versions[name])
-			}
-			return out
-		},
-		"others": func(rate int) string {
-			if rate == 0 {
-				return "none"
-			}
-			return fmt.Sprintf("%d/s", rate)
-		},
 		"change":   figures.StageChange,
 		"why":      func(x *figures.Result, s figures.Stage) string { return cell(x.Why(s)) },
 		"cell":     cell,

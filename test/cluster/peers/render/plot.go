@@ -1,9 +1,12 @@
 package render
 
 import (
+	"cmp"
 	"fmt"
 	"image/color"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,23 +67,7 @@ const width, height, inner = 8 * vg.Inch, 5 * vg.Inch, 7.2 * vg.Inch
 // draw writes all pictures as SVG and PNG.
 func draw(r *figures.Report, stem string) error {
 	for _, x := range pictures {
-		p := x.empty(x.Title)
-		if !x.linear {
-			p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-		}
-		p.Add(plotter.NewGrid())
-		add := x.addLines
-		if x.bars {
-			add = x.addBars
-		}
-		some, err := add(p, r)
-		if err != nil {
-			return fmt.Errorf("draw %s: %w", x.Name, err)
-		}
-		if !some { // a logarithmic axis cannot be drawn of nothing
-			p = x.empty(x.Title + ": not measured")
-			p.HideAxes()
-		}
+		p := x.plot(r)
 		for _, format := range []string{"svg", "png"} {
 			if err := p.Save(width, height, stem+"-"+x.Name+"."+format); err != nil {
 				return fmt.Errorf("draw %s: %w", x.Name, err)
@@ -90,10 +77,31 @@ func draw(r *figures.Report, stem string) error {
 	return nil
 }
 
-// empty is a picture with nothing in it yet.
-func (x picture) empty(title string) *plot.Plot {
+// point is one figure of a picture.
+type point struct {
+	size  figures.Size
+	peer  string
+	style style
+	value float64
+	more  bool // a lower bound
+}
+
+// points are those of a picture, by peer.
+func (x picture) points(r *figures.Report) (out []point) {
+	for i, peer := range r.Peers() {
+		for _, s := range r.Sizes() {
+			if f := x.metric(r.Result(peer, s)); f.Value > 0 {
+				out = append(out, point{s, peer, styleOf(peer, i), f.Value * x.scale, f.More})
+			}
+		}
+	}
+	return out
+}
+
+// plot is the picture of a report.
+func (x picture) plot(r *figures.Report) *plot.Plot {
 	p := plot.New()
-	p.Title.Text, p.Y.Label.Text = title, x.unit
+	p.Title.Text, p.Y.Label.Text = x.Title, x.unit
 	p.Title.Padding = vg.Points(8)
 	p.Legend.Top, p.Legend.Left = true, true
 	p.BackgroundColor = color.White
@@ -103,163 +111,98 @@ func (x picture) empty(title string) *plot.Plot {
 	} {
 		t.Font.Variant = "Sans"
 	}
+	points := x.points(r)
+	if len(points) == 0 { // a logarithmic axis cannot be drawn of nothing
+		p.Title.Text += ": not measured"
+		p.HideAxes()
+		return p
+	}
+	p.Add(plotter.NewGrid())
+	if !x.linear {
+		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	}
+	if x.bars {
+		x.addBars(p, points)
+	} else {
+		x.addLines(p, points, r)
+	}
+	// There is room for the legend above.
+	if p.Y.Max *= 30; x.linear {
+		p.Y.Min, p.Y.Max = 0, p.Y.Max/30*1.4
+	}
 	return p
 }
 
-// frame sets the ends of the vertical axis, with room for the legend.
-func (x picture) frame(p *plot.Plot, low, high float64) {
-	p.Y.Min, p.Y.Max = low, high*30
-	if x.linear {
-		p.Y.Min, p.Y.Max = 0, high*1.4
+// addLines puts a line for each peer into a plot, and one for the floor.
+func (x picture) addLines(p *plot.Plot, points []point, r *figures.Report) {
+	for i := range r.Floors {
+		f := &r.Floors[i]
+		if x.floor != nil && x.floor(f) > 0 {
+			points = append(points, point{f.Size, x.limit, style{color.Gray{120}, dotted}, x.floor(f), false})
+		}
 	}
-}
-
-// addLines puts a line for each peer into a plot, and one for the floor. It
-// reports whether there are any figures.
-func (x picture) addLines(p *plot.Plot, r *figures.Report) (bool, error) {
 	var ticks plot.ConstantTicks
 	for _, s := range r.Sizes() {
 		ticks = append(ticks, plot.Tick{Value: float64(s.Services), Label: strconv.Itoa(s.Services)})
 	}
+	for len(points) > 0 {
+		first := points[0]
+		var line plotter.XYs
+		for len(points) > 0 && points[0].peer == first.peer {
+			line = append(line, plotter.XY{X: float64(points[0].size.Services), Y: points[0].value})
+			points = points[1:]
+		}
+		l := &plotter.Line{XYs: line, LineStyle: vgdraw.LineStyle{Color: first.style.color, Width: vg.Points(2), Dashes: first.style.dashes}}
+		dots := &plotter.Scatter{XYs: line, GlyphStyle: vgdraw.GlyphStyle{Color: first.style.color, Shape: vgdraw.CircleGlyph{}, Radius: vg.Points(3)}}
+		p.Add(l, dots)
+		p.Legend.Add(first.peer, l, dots)
+	}
 	p.X.Label.Text, p.X.Scale, p.X.Tick.Marker = "Services", plot.LogScale{}, ticks
-	some := false
-	for i, peer := range r.Peers() {
-		var points plotter.XYs
-		for _, s := range r.Sizes() {
-			if f := x.metric(r.Result(peer, s)); f.Value > 0 {
-				points = append(points, plotter.XY{X: float64(s.Services), Y: f.Value * x.scale})
-			}
-		}
-		if err := line(p, peer, points, styleOf(peer, i)); err != nil {
-			return false, err
-		}
-		some = some || len(points) > 0
-	}
-	if x.floor != nil && some {
-		var points plotter.XYs
-		for i := range r.Floors {
-			if v := x.floor(&r.Floors[i]); v > 0 {
-				points = append(points, plotter.XY{X: float64(r.Floors[i].Size.Services), Y: v})
-			}
-		}
-		if err := line(p, x.limit, points, style{color: color.Gray{120}, dashes: dotted}); err != nil {
-			return false, err
-		}
-	}
-	p.X.Min, p.X.Max = p.X.Min*0.8, p.X.Max*1.25
-	x.frame(p, p.Y.Min*0.5, p.Y.Max)
-	return some, nil
+	p.X.Min, p.X.Max, p.Y.Min = p.X.Min*0.8, p.X.Max*1.25, p.Y.Min*0.5
 }
 
-// line adds one line with its points.
-func line(p *plot.Plot, name string, points plotter.XYs, s style) error {
-	if len(points) == 0 {
-		return nil
-	}
-	l, dots, err := plotter.NewLinePoints(points)
-	if err != nil {
-		return err
-	}
-	l.Color, l.Width, l.Dashes = s.color, vg.Points(2), s.dashes
-	dots.Color, dots.Shape, dots.Radius = s.color, vgdraw.CircleGlyph{}, vg.Points(3)
-	p.Add(l, dots)
-	p.Legend.Add(name, l, dots)
-	return nil
-}
-
-// bar is one figure; a hollow one is a lower bound.
-type bar struct {
-	x, value float64
-	color    color.Color
-	hollow   bool
-}
-
-// addBars puts a group of bars for each size into a plot, and reports whether
-// there are any.
-func (x picture) addBars(p *plot.Plot, r *figures.Report) (bool, error) {
-	const group = 0.85 // of the distance between two sizes
-	var bars []bar
-	var ticks plot.ConstantTicks
-	low, high := math.Inf(1), 0.0
-	peers := r.Peers()
-	step := group / float64(max(1, len(peers)))
-	named := map[string]bool{}
-	for _, s := range r.Sizes() {
-		from := len(bars)
-		for i, peer := range peers {
-			f := x.metric(r.Result(peer, s))
-			if f.Value <= 0 {
-				continue
-			}
-			b := bar{value: f.Value * x.scale, color: styleOf(peer, i).color, hollow: f.More}
-			bars = append(bars, b)
-			low, high = min(low, b.value), max(high, b.value)
-			named[peer] = true
+// addBars puts a group of bars for each size into a plot, from the bottom on and
+// each with its figure above.
+func (x picture) addBars(p *plot.Plot, points []point) {
+	bottom, named, groups := 0.0, map[string]bool{}, map[figures.Size][]point{}
+	for _, b := range points {
+		groups[b.size] = append(groups[b.size], b)
+		if !named[b.peer] {
+			p.Legend.Add(b.peer, &plotter.BarChart{Color: b.style.color})
 		}
-		here := bars[from:]
-		for i := range here {
-			here[i].x = float64(len(ticks)) + (float64(i)-float64(len(here)-1)/2)*step
-		}
-		if len(here) > 0 {
-			ticks = append(ticks, plot.Tick{Value: float64(len(ticks)), Label: s.String()})
-		}
+		named[b.peer] = true
 	}
-	if len(bars) == 0 {
-		return false, nil
-	}
-	for i, peer := range peers {
-		if named[peer] {
-			p.Legend.Add(peer, &plotter.BarChart{Color: styleOf(peer, i).color})
-		}
-	}
-	bottom := 0.0
 	if !x.linear { // such an axis has no zero
-		bottom = math.Pow(10, math.Floor(math.Log10(low)))
+		least := slices.MinFunc(points, func(a, b point) int { return cmp.Compare(a.value, b.value) })
+		bottom = math.Pow(10, math.Floor(math.Log10(least.value)))
 	}
-	left, right := -0.6, float64(len(ticks))-0.4
-	if err := addBars(p, bars, bottom, inner*vg.Length(0.92*step/(right-left))); err != nil {
-		return false, err
+	left, right := -0.6, float64(len(groups))-0.4
+	step := 0.85 / float64(len(named)) // a group takes most of the distance to the next
+	label := p.X.Tick.Label
+	label.XAlign, label.YAlign, label.Font.Size = vgdraw.XCenter, vgdraw.YBottom, vg.Points(7)
+	var ticks plot.ConstantTicks
+	for at, size := range slices.SortedFunc(maps.Keys(groups), figures.Size.Compare) {
+		ticks = append(ticks, plot.Tick{Value: float64(at), Label: size.String()})
+		for i, b := range groups[size] {
+			middle := float64(at) + (float64(i)-float64(len(groups[size])-1)/2)*step
+			chart := &plotter.BarChart{Values: plotter.Values{b.value - bottom}, Width: inner * vg.Length(0.92*step/(right-left)), Color: b.style.color}
+			chart.StackOn(&plotter.BarChart{Values: plotter.Values{bottom}, XMin: middle})
+			number := strconv.FormatFloat(b.value, 'g', 2, 64)
+			if b.value >= 10 {
+				number = strconv.FormatFloat(b.value, 'f', 0, 64)
+			}
+			if b.more { // hollow
+				chart.Color, chart.LineStyle = color.Transparent, vgdraw.LineStyle{Color: b.style.color, Width: vg.Points(1.5), Dashes: dotted}
+				number = ">" + number
+			}
+			p.Add(chart, &plotter.Labels{
+				XYs: plotter.XYs{{X: middle, Y: b.value}}, Labels: []string{number},
+				TextStyle: []text.Style{label}, Offset: vg.Point{Y: vg.Points(2)},
+			})
+		}
 	}
 	p.X.Label.Text, p.X.Tick.Marker, p.X.Min, p.X.Max = "Services x endpoints", ticks, left, right
-	x.frame(p, bottom, high)
-	return true, nil
-}
-
-// addBars draws bars from the bottom of the picture on, each with its figure.
-func addBars(p *plot.Plot, bars []bar, bottom float64, wide vg.Length) error {
-	var labels plotter.XYLabels
-	for _, b := range bars {
-		below := &plotter.BarChart{Values: plotter.Values{bottom}, XMin: b.x}
-		chart, err := plotter.NewBarChart(plotter.Values{b.value - bottom}, wide)
-		if err != nil {
-			return err
-		}
-		chart.StackOn(below)
-		chart.Color, chart.LineStyle = b.color, vgdraw.LineStyle{}
-		// Two digits are enough above a bar.
-		label := strconv.FormatFloat(b.value, 'g', 2, 64)
-		if b.value >= 10 {
-			label = strconv.FormatFloat(b.value, 'f', 0, 64)
-		}
-		if b.hollow {
-			chart.Color, chart.LineStyle = color.Transparent, vgdraw.LineStyle{Color: b.color, Width: vg.Points(1.5), Dashes: dotted}
-			label = ">" + label
-		}
-		p.Add(chart)
-		labels.XYs = append(labels.XYs, plotter.XY{X: b.x, Y: b.value})
-		labels.Labels = append(labels.Labels, label)
-	}
-	l, err := plotter.NewLabels(labels)
-	if err != nil {
-		return err
-	}
-	l.Offset.Y = vg.Points(2)
-	for i := range l.TextStyle {
-		l.TextStyle[i].Font.Variant, l.TextStyle[i].Font.Size = "Sans", vg.Points(7)
-		l.TextStyle[i].XAlign = vgdraw.XCenter
-	}
-	p.Add(l)
-	return nil
+	p.Y.Min = bottom
 }
 
 // style is how a peer is drawn everywhere.

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"sluice/test/cluster/peers/figures"
 	"sluice/test/cluster/peers/load"
+	"sluice/test/cluster/process"
 )
 
 const (
@@ -16,118 +20,104 @@ const (
 	// second that kube-proxy leaves between two writes, so that no change has to
 	// wait for the one before.
 	idleGap = 1200 * time.Millisecond
-	// busyGap lies between two of them while others change too, at least. Up to
-	// busySpread is added: a second, so that changes come at every phase of a
-	// proxy that writes once per second.
-	busyGap    = 100 * time.Millisecond
-	busySpread = time.Second
-	// warmUp is how long others change before anything is measured.
-	warmUp = 2 * time.Second
-	// quiet is how long a proxy may take to have nothing more to do.
-	quiet = 20 * time.Second
+	// busyGap lies between two of them while others change too, at least.
+	busyGap = 100 * time.Millisecond
 )
 
-// changes replaces an endpoint again and again, while others change at a rate.
-func (t *trial) changes(ctx context.Context, rate int) error {
-	if err := t.settle(ctx, quiet); err != nil {
-		return err
-	}
-	c := figures.Change{Rate: rate}
-	churn := t.Load.Churn(ctx, rate)
-	if rate > 0 {
-		time.Sleep(warmUp)
-	}
-	cpu, err := t.proxy.CPU()
-	if err != nil {
-		return errors.Join(err, churn.Stop())
-	}
-	others, began := churn.Count(), time.Now()
-	err = t.follow(ctx, &c)
-	c.Window = figures.SecondsOf(time.Since(began))
-	others = churn.Count() - others
-	used, cpuErr := t.proxy.CPU()
-	if err := errors.Join(err, cpuErr, churn.Stop()); err != nil {
-		return err
-	}
-	c.CPU = figures.SecondsOf(used - cpu)
-	c.Updates = others + len(c.Calls)
-	c.Achieved = float64(others) / float64(c.Window)
-	t.result.Changes = append(t.result.Changes, c)
-	return nil
+// sampler replaces the endpoint of the Service Probe again and again.
+type sampler struct {
+	*Bench
+	samples int           // at most
+	spread  time.Duration // up to which busyGap is longer, so that changes come at every phase of it
+	// await returns when the Service was seen to have an endpoint.
+	await func(ctx context.Context, endpoint netip.Addr) (time.Time, error)
 }
 
-// follow takes the samples.
-func (t *trial) follow(ctx context.Context, c *figures.Change) error {
-	began := time.Now()
-	alive, cancel := t.alive(ctx, t.Limits.Patience)
-	defer cancel()
-	for len(c.Samples) < t.Limits.Samples && time.Since(began) < t.Limits.Budget {
-		step, at, err := t.sample(alive)
-		if timeUp(err) {
-			if step.Returned.IsZero() {
-				return fmt.Errorf("the API server took longer than %v", t.Limits.Patience)
-			}
-			c.Calls = append(c.Calls, figures.SecondsOf(step.Returned.Sub(step.Sent)))
-			c.Waiting = figures.SecondsOf(time.Since(step.Returned))
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		c.Calls = append(c.Calls, figures.SecondsOf(step.Returned.Sub(step.Sent)))
-		c.Samples = append(c.Samples, figures.SecondsOf(at.Sub(step.Returned)))
-		time.Sleep(gap(c.Rate, len(c.Samples)))
-	}
-	return nil
-}
-
-// gap is the time between change number n and the next. The golden ratio
-// spreads any number of them evenly.
-func gap(rate, n int) time.Duration {
+// gap is the time after change number n. The golden ratio spreads any number of
+// them evenly.
+func (s sampler) gap(rate, n int) time.Duration {
 	if rate == 0 {
 		return idleGap
 	}
 	_, phase := math.Modf(float64(n) * math.Phi)
-	return busyGap + time.Duration(phase*float64(busySpread))
+	return busyGap + time.Duration(phase*float64(s.spread))
 }
 
-// sample replaces the endpoint once and returns when traffic followed.
-func (t *trial) sample(ctx context.Context) (load.Step, time.Time, error) {
-	type followed struct {
-		at  time.Time
-		err error
+// run takes samples, while others change at a rate, and notes what a process
+// used for all changes.
+func (s sampler) run(ctx context.Context, rate int, p *process.Process) (figures.Change, error) {
+	return observe(p, s.Load.Churn(ctx, rate), func(c *figures.Change) error {
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(ctx, s.Limits.Patience)
+		defer cancel()
+		for len(c.Samples) < s.samples && time.Since(began) < s.Limits.Budget && c.Waiting == 0 {
+			if err := s.sample(ctx, c); err != nil {
+				return err
+			}
+			time.Sleep(s.gap(rate, len(c.Samples)))
+		}
+		return nil
+	})
+}
+
+// sample takes one.
+func (s sampler) sample(ctx context.Context, c *figures.Change) error {
+	endpoint := s.Load.Next()
+	var step load.Step
+	var at time.Time
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		at, err = s.await(ctx, endpoint)
+		return err
+	})
+	g.Go(func() (err error) {
+		step, err = s.Load.Step(ctx)
+		return err
+	})
+	err := g.Wait()
+	late := errors.Is(err, context.DeadlineExceeded)
+	switch {
+	case err != nil && !late:
+		return err
+	case step.Returned.IsZero():
+		return fmt.Errorf("the API server took longer than %v", s.Limits.Patience)
+	case late:
+		c.Waiting = figures.SecondsOf(time.Since(step.Returned))
+	default:
+		c.Samples = append(c.Samples, figures.SecondsOf(at.Sub(step.Returned)))
 	}
-	done := make(chan followed, 1)
-	want := t.Load.Next()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		at, err := t.site.client.Follow(ctx, load.Target(load.Probe).Addr, want)
-		done <- followed{at, err}
-	}()
-	step, err := t.Load.Step(ctx)
+	c.Calls = append(c.Calls, figures.SecondsOf(step.Returned.Sub(step.Sent)))
+	return nil
+}
+
+// changes measures how long traffic takes to follow.
+func (t *trial) changes(ctx context.Context, rate int) (string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := sampler{
+		Bench: t.Bench, samples: t.Limits.Samples, spread: time.Second, // as some proxies write once per second
+		await: func(ctx context.Context, endpoint netip.Addr) (time.Time, error) {
+			return t.site.client.Follow(ctx, load.Target(load.Probe).Addr, endpoint)
+		},
+	}
+	c, err := s.run(t.proxy.Context(ctx), rate, t.proxy)
 	if err != nil {
-		cancel(err)
-		<-done
-		return load.Step{}, time.Time{}, err
+		return "", err
 	}
-	f := <-done
-	return step, f.at, f.err
+	t.result.Changes = append(t.result.Changes, c)
+	return fmt.Sprintf("p50 %v, p90 %v, max %v of %d, CPU %v per update at %.0f/s",
+		c.Percentile(50), c.Percentile(90), c.Percentile(100), len(c.Samples), c.PerUpdate(), c.Achieved), nil
 }
 
-// settle waits until the proxy does next to nothing, but no longer than limit.
-func (t *trial) settle(ctx context.Context, limit time.Duration) error {
-	const window, little = 500 * time.Millisecond, 20 * time.Millisecond
-	for began := time.Now(); time.Since(began) < limit && ctx.Err() == nil; {
-		before, err := t.proxy.CPU()
-		if err != nil {
-			return err
-		}
-		time.Sleep(window)
-		after, err := t.proxy.CPU()
-		if err != nil || after-before <= little {
-			return err
-		}
+// scale measures what an update costs while the numbers of endpoints change.
+func (t *trial) scale(ctx context.Context) (string, error) {
+	c, err := observe(t.proxy, t.Load.Scale(ctx, t.ScaleRate), pause(20*time.Second))
+	if err == nil && c.Updates == 0 {
+		err = errors.New("nothing changed")
 	}
-	return ctx.Err()
+	if err != nil {
+		return "", err
+	}
+	t.result.Changes = append(t.result.Changes, c)
+	return fmt.Sprintf("CPU %v per update at %.0f/s", c.PerUpdate(), c.Achieved), nil
 }

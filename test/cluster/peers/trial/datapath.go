@@ -3,139 +3,119 @@ package trial
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"time"
 
 	"sluice/internal/proxy"
+	"sluice/test/cluster/peers/client"
 	"sluice/test/cluster/peers/figures"
 	"sluice/test/cluster/peers/load"
-	"sluice/test/cluster/peers/traffic"
 )
 
 // rounds is how often each kind of connection has its turn. They alternate, so
 // that whatever else the machine does hits all of them.
 const rounds = 5
 
-// way is by which connections reach an endpoint.
-type way int
-
-const (
-	byService way = iota
-	directly
-	ways
-)
-
 // dataPath compares connections through a ClusterIP with direct ones.
-func (t *trial) dataPath(ctx context.Context) error {
-	if err := t.settle(ctx, quiet); err != nil {
-		return err
-	}
+func (t *trial) dataPath(ctx context.Context) (string, error) {
 	began := time.Now()
 	d := &figures.DataPath{}
-	service := netip.AddrPortFrom(load.ClusterIP(load.Data), load.ServicePort)
-	to := [ways][]netip.AddrPort{byService: {service}, directly: load.DataTargets()}
-	if err := t.pair(ctx, proxy.TCP, to, &d.TCP); err != nil {
-		return err
+	service := []netip.AddrPort{netip.AddrPortFrom(load.ClusterIP(load.Data), load.ServicePort)}
+	for _, x := range []struct {
+		protocol proxy.Protocol
+		out      *figures.Pair
+	}{{proxy.TCP, &d.TCP}, {proxy.UDP, &d.UDP}} {
+		all, err := t.connections(ctx, t.site, kind{x.protocol, service}, kind{x.protocol, load.DataTargets()})
+		if err != nil {
+			return "", err
+		}
+		through, direct := all[0].figure(), all[1].figure()
+		*x.out = figures.Pair{
+			PerSecond: figures.Rates{Service: through.PerSecond, Direct: direct.PerSecond},
+			Service:   through.Latency, Direct: direct.Latency,
+			Made: all[0].made + all[1].made, Failed: all[0].failed + all[1].failed,
+		}
+		if err := cmp.Or(all[0].err, all[1].err); err != nil {
+			x.out.Error = err.Error()
+		}
 	}
-	if err := t.pair(ctx, proxy.UDP, to, &d.UDP); err != nil {
-		return err
-	}
-	if err := t.bulk(ctx, &d.Bulk); err != nil {
-		return err
+	var err error
+	if d.Bulk, err = t.bulk(ctx); err != nil {
+		return "", err
 	}
 	d.Took = figures.SecondsOf(time.Since(began))
 	t.result.DataPath = d
-	return nil
+	return fmt.Sprintf("TCP %.0f/s of %.0f/s, UDP %.0f/s of %.0f/s", d.TCP.PerSecond.Service, d.TCP.PerSecond.Direct,
+		d.UDP.PerSecond.Service, d.UDP.PerSecond.Direct), nil
 }
 
-// pair measures one protocol.
-func (t *trial) pair(ctx context.Context, p proxy.Protocol, to [ways][]netip.AddrPort, out *figures.Pair) error {
-	var tallies [ways]tally
-	for range rounds {
-		for w := range ways {
-			if err := t.site.round(ctx, p, to[w], t.Limits.Burst, &tallies[w]); err != nil {
-				return err
-			}
-		}
-	}
-	out.PerSecond = figures.Rates{Service: tallies[byService].perSecond(), Direct: tallies[directly].perSecond()}
-	out.Service, out.Direct = tallies[byService].latency(), tallies[directly].latency()
-	for _, one := range tallies {
-		out.Made += one.made
-		out.Failed += one.failed
-		if one.err != nil && out.Error == "" {
-			out.Error = one.err.Error()
-		}
-	}
-	return nil
+// kind is connections that are compared with others.
+type kind struct {
+	protocol proxy.Protocol
+	to       []netip.AddrPort // in turn
 }
 
 // tally sums up rounds of connections of one kind.
 type tally struct {
-	rates        []figures.Seconds // connections per second, of each round
+	rates        []float64         // connections per second, of each round
 	took         []figures.Seconds // of each connection of a single loop
 	made, failed int
 	err          error // of the first that failed
 }
 
-// perSecond is the rate of the middle round.
-func (t *tally) perSecond() float64 { return float64(figures.Percentile(t.rates, 50)) }
-
-func (t *tally) latency() figures.Latency {
-	return figures.Latency{P50: figures.Percentile(t.took, 50), P99: figures.Percentile(t.took, 99)}
+// figure is the rate of the middle round and the latency of all.
+func (t *tally) figure() figures.Bare {
+	return figures.Bare{PerSecond: figures.Percentile(t.rates, 50), Latency: figures.Latency{
+		P50: figures.Percentile(t.took, 50), P99: figures.Percentile(t.took, 99),
+	}}
 }
 
-// round makes one burst for the rate, with as many loops as there are
-// processors, and one for the latency, with one loop. The node remembers no
-// earlier connections.
-func (s *site) round(ctx context.Context, p proxy.Protocol, to []netip.AddrPort, d time.Duration, out *tally) error {
-	for _, loops := range []int{runtime.NumCPU(), 1} {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := s.node.Host.FlushConntrack(); err != nil {
-			return err
-		}
-		done, err := s.client.Run(traffic.Burst{Protocol: p, To: to, Loops: loops, For: d})
-		if err != nil {
-			return err
-		}
-		out.made += len(done.Took)
-		out.failed += done.Failed
-		out.err = cmp.Or(out.err, done.Err)
-		if loops > 1 || runtime.NumCPU() == 1 {
-			out.rates = append(out.rates, figures.Seconds(float64(len(done.Took))/done.Elapsed.Seconds()))
-		}
-		if loops == 1 {
-			for _, one := range done.Took {
-				out.took = append(out.took, figures.SecondsOf(one))
+// connections makes rounds of connections of some kinds. A round is one burst
+// for the rate, with as many loops as there are processors, and one for the
+// latency, with one loop. The node remembers no earlier connections.
+func (b *Bench) connections(ctx context.Context, s *site, kinds ...kind) ([]tally, error) {
+	out := make([]tally, len(kinds))
+	for i := range rounds * len(kinds) {
+		k, t := kinds[i%len(kinds)], &out[i%len(kinds)]
+		for _, loops := range []int{runtime.NumCPU(), 1} {
+			if err := errors.Join(ctx.Err(), s.node.Host.FlushConntrack()); err != nil {
+				return nil, err
+			}
+			done, err := s.client.Run(client.Burst{Protocol: k.protocol, To: k.to, Loops: loops, For: b.Limits.Burst})
+			if err != nil {
+				return nil, err
+			}
+			t.made += len(done.Took)
+			t.failed += done.Failed
+			t.err = cmp.Or(t.err, done.Err)
+			if loops == runtime.NumCPU() {
+				t.rates = append(t.rates, float64(len(done.Took))/done.Elapsed.Seconds())
+			}
+			if loops == 1 {
+				for _, one := range done.Took {
+					t.took = append(t.took, figures.SecondsOf(one))
+				}
 			}
 		}
 	}
-	return nil
+	return out, nil
 }
 
 // bulk measures the throughput of one connection.
-func (t *trial) bulk(ctx context.Context, out *figures.Rates) error {
-	to := [ways]netip.AddrPort{
-		byService: netip.AddrPortFrom(load.ClusterIP(load.Data), load.BulkPort),
-		directly:  netip.AddrPortFrom(load.DataTargets()[0].Addr(), traffic.BulkPort),
-	}
-	var rates [ways][]figures.Seconds
+func (t *trial) bulk(ctx context.Context) (figures.Rates, error) {
+	service := netip.AddrPortFrom(load.ClusterIP(load.Data), load.BulkPort)
+	endpoint := netip.AddrPortFrom(load.DataTargets()[0].Addr(), load.BulkTargetPort)
+	var through, direct []float64
 	for range rounds {
-		for w := range ways {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			rate, err := t.site.client.Bulk(to[w], 2*t.Limits.Burst)
-			if err != nil {
-				return err
-			}
-			rates[w] = append(rates[w], figures.Seconds(rate))
+		a, err := t.site.client.Bulk(service, 2*t.Limits.Burst)
+		b, err2 := t.site.client.Bulk(endpoint, 2*t.Limits.Burst)
+		if err := errors.Join(err, err2, ctx.Err()); err != nil {
+			return figures.Rates{}, err
 		}
+		through, direct = append(through, a), append(direct, b)
 	}
-	out.Service = float64(figures.Percentile(rates[byService], 50))
-	out.Direct = float64(figures.Percentile(rates[directly], 50))
-	return nil
+	return figures.Rates{Service: figures.Percentile(through, 50), Direct: figures.Percentile(direct, 50)}, nil
 }

@@ -3,10 +3,10 @@ package trial
 import (
 	"context"
 	"errors"
-	"fmt"
 
+	"sluice/internal/conformance/traffic"
+	"sluice/test/cluster/peers/client"
 	"sluice/test/cluster/peers/load"
-	"sluice/test/cluster/peers/traffic"
 	"sluice/test/cluster/pki"
 	"sluice/test/cluster/testbed"
 )
@@ -16,48 +16,56 @@ type site struct {
 	cluster *testbed.Cluster
 	node    *testbed.Node
 	user    pki.User // of the proxy
-	client  *traffic.Client
-	server  *traffic.Server
+	client  *client.Client
+	servers []*traffic.Server
 }
 
-func (b *Bench) newSite(ctx context.Context) (_ *site, err error) {
-	s := &site{cluster: b.Cluster}
-	if s.node, err = b.Cluster.AddNode(ctx); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close(ctx))
-		}
-	}()
-	if s.user, err = b.Cluster.NewUser(testbed.ProxyIdentity(s.node)); err != nil {
-		return nil, err
-	}
-	client, err := s.node.AddPod("client")
+func (b *Bench) newSite(ctx context.Context) (*site, error) {
+	node, err := b.Cluster.AddNode(ctx)
 	if err != nil {
 		return nil, err
 	}
-	server, err := s.node.AddPod("server")
+	s := &site{cluster: b.Cluster, node: node}
+	if err := s.equip(); err != nil {
+		return nil, errors.Join(err, s.close(ctx))
+	}
+	return s, nil
+}
+
+// equip gives the node what is measured with.
+func (s *site) equip() (err error) {
+	if s.user, err = s.cluster.NewUser(testbed.ProxyIdentity(s.node)); err != nil {
+		return err
+	}
+	from, err := s.node.AddPod("client")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := server.Answer(load.Pods); err != nil {
-		return nil, err
+	if s.client, err = client.New(from.Host); err != nil {
+		return err
 	}
-	if s.server, err = traffic.Serve(server.Host); err != nil {
-		return nil, err
+	to, err := s.node.AddPod("server")
+	if err != nil {
+		return err
 	}
-	s.client, err = traffic.NewClient(client.Host)
-	return s, err
+	serve, err := to.Host.Serve(load.TargetPort)
+	if err != nil {
+		return err
+	}
+	s.servers = append(s.servers, serve)
+	sink, err := to.Host.Sink(load.BulkTargetPort)
+	if err != nil {
+		return err
+	}
+	s.servers = append(s.servers, sink)
+	return to.Answer(load.Pods)
 }
 
 // close takes the site away, also when ctx has ended.
 func (s *site) close(ctx context.Context) error {
-	if s.server != nil {
-		s.server.Close()
+	var err error
+	for _, server := range s.servers {
+		err = errors.Join(err, server.Close())
 	}
-	if err := s.cluster.RemoveNode(context.WithoutCancel(ctx), s.node); err != nil {
-		return fmt.Errorf("clear the site: %w", err)
-	}
-	return nil
+	return errors.Join(err, s.cluster.RemoveNode(context.WithoutCancel(ctx), s.node))
 }

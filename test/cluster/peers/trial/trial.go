@@ -1,9 +1,17 @@
+// Package trial measures one service proxy after the other from the outside: on
+// a fresh node of its own, against one loaded API server, by what connections
+// see and what the kernel says of the process. It also measures the floor, which
+// is the same without a proxy.
+//
+// It trusts nothing that a proxy says of itself, and does not judge the figures.
+// A proxy that fails costs its own figures only.
 package trial
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"sluice/test/cluster/peers/figures"
@@ -33,104 +41,120 @@ type Limits struct {
 // Bench measures on one loaded API server.
 type Bench struct {
 	Cluster *testbed.Cluster
-	Watcher string // path of the program that only watches; empty: its cost is not measured
+	Watcher string // path of this program, to start one that only watches; empty: its cost is not measured
 	Load    *load.Load
 	Limits  Limits
 	Say     func(line string)
+
+	// ScaleRate, if not 0, has only one thing measured: what an update costs while
+	// the numbers of endpoints change, so many per second.
+	ScaleRate int
 }
 
 // trial is one peer at one size.
 type trial struct {
 	*Bench
-	peer   Peer
-	site   *site
-	proxy  *process.Process
-	result *figures.Result
+	peer     Peer
+	site     *site
+	proxy    *process.Process // nil: not started yet
+	result   figures.Result
+	unusable error // why nothing more can be measured
+}
+
+// stage is one of the things that are measured of a peer. Its function fills the
+// result in and returns the figures in a few words, to show progress.
+type stage struct {
+	name   figures.Stage
+	run    func(t *trial, ctx context.Context) (summary string, err error)
+	always bool // also of a proxy that does not serve
+}
+
+// stages are all of them, in their order.
+func (b *Bench) stages() []stage {
+	out := []stage{{name: figures.StageColdStart, run: (*trial).coldStart}}
+	if b.ScaleRate != 0 {
+		return append(out, stage{name: figures.StageChange(b.ScaleRate), run: (*trial).scale})
+	}
+	for _, rate := range b.Limits.Rates {
+		out = append(out, stage{name: figures.StageChange(rate), run: func(t *trial, ctx context.Context) (string, error) {
+			return t.changes(ctx, rate)
+		}})
+	}
+	return append(out,
+		stage{name: figures.StageIdle, run: (*trial).idle},
+		stage{name: figures.StageMemory, run: (*trial).memory, always: true},
+		stage{name: figures.StageDataPath, run: (*trial).dataPath},
+		stage{name: figures.StageRestart, run: (*trial).restart},
+	)
 }
 
 // Run measures a peer at the size of the load. What goes wrong is in the
 // result.
 func (b *Bench) Run(ctx context.Context, p Peer) figures.Result {
 	began := time.Now()
-	r := figures.Result{Peer: p.Name, Size: b.Load.Size, Date: began.UTC().Truncate(time.Second)}
-	t := &trial{Bench: b, peer: p, result: &r}
-	site, err := b.newSite(ctx)
-	if err != nil {
-		t.giveUp(err.Error())
-		return r
-	}
-	t.site = site
-	t.stages(ctx)
-	if t.proxy != nil {
-		t.proxy.Kill()
-		t.largest()
-	}
-	if err := site.close(ctx); err != nil {
-		b.Say(fmt.Sprintf("%s: %v", p.Name, err))
-	}
-	r.Took = figures.SecondsOf(time.Since(began))
-	return r
-}
-
-// stages runs all stages, each if those before it left a proxy that works.
-func (t *trial) stages(ctx context.Context) {
-	if !t.stage(ctx, figures.StageColdStart, t.coldStart) || t.result.ColdStart.EveryAnswered().More {
-		why := fmt.Sprintf("not every Service answered within %v", t.Limits.ColdStart)
-		if c := t.result.ColdStart; c == nil {
-			why = t.result.Why(figures.StageColdStart)
+	t := &trial{Bench: b, peer: p}
+	t.result = figures.Result{Peer: p.Name, Size: b.Load.Size, Date: began.UTC().Truncate(time.Second)}
+	t.site, t.unusable = b.newSite(ctx)
+	for _, s := range b.stages() {
+		err := t.unusable
+		if err == nil || s.always && t.proxy != nil && t.proxy.Ended() == nil {
+			err = t.measure(ctx, s)
 		}
-		t.keepMemory()
-		t.giveUp(why)
-		return
+		if err != nil {
+			line, _, _ := strings.Cut(err.Error(), "\n") // without the last lines of a log
+			t.result.SetMissing(s.name, line)
+		}
+		if s.name == figures.StageColdStart && t.unusable == nil {
+			t.unusable = err
+		}
 	}
-	for _, rate := range t.Limits.Rates {
-		t.stage(ctx, figures.StageChange(rate), func(ctx context.Context) error { return t.changes(ctx, rate) })
+	t.kill()
+	if t.site != nil {
+		if err := t.site.close(ctx); err != nil {
+			b.Say(fmt.Sprintf("%s: %v", p.Name, err))
+		}
 	}
-	t.stage(ctx, figures.StageIdle, t.idle)
-	t.stage(ctx, figures.StageMemory, func(context.Context) error { return t.memory() })
-	t.stage(ctx, figures.StageDataPath, t.dataPath)
-	t.stage(ctx, figures.StageRestart, t.restart)
+	t.result.Took = figures.SecondsOf(time.Since(began))
+	return t.result
 }
 
-// stage runs one stage and reports whether it succeeded.
-func (t *trial) stage(ctx context.Context, s figures.Stage, run func(context.Context) error) bool {
+// measure runs one stage, when the proxy has come to rest if there is one.
+func (t *trial) measure(ctx context.Context, s stage) error {
 	began := time.Now()
 	err := ctx.Err()
-	if err == nil && t.proxy != nil {
+	if t.proxy != nil && !s.always {
 		err = t.proxy.Ended()
-	}
-	if err == nil {
-		err = run(ctx)
-	}
-	if err != nil {
-		t.result.SetMissing(s, firstLine(err))
-		t.Say(fmt.Sprintf("%s %v: %s: %v", t.peer.Name, t.Load.Size, s, err))
-		return false
-	}
-	t.Say(fmt.Sprintf("%s %v: %s: %s (%.0f s)", t.peer.Name, t.Load.Size, s, summary(t.result, s), time.Since(began).Seconds()))
-	return true
-}
-
-// giveUp notes the same reason for all that is not there.
-func (t *trial) giveUp(why string) {
-	stages := []figures.Stage{
-		figures.StageColdStart, figures.StageIdle, figures.StageMemory, figures.StageDataPath, figures.StageRestart,
-	}
-	for _, rate := range t.Limits.Rates {
-		stages = append(stages, figures.StageChange(rate))
-	}
-	there := map[figures.Stage]bool{
-		figures.StageColdStart: t.result.ColdStart != nil, figures.StageMemory: t.result.Memory != nil,
-	}
-	for _, s := range stages {
-		if _, known := t.result.Missing[s]; !known && !there[s] {
-			t.result.SetMissing(s, why)
+		if err == nil {
+			err = settle(ctx, t.proxy.CPU, 500*time.Millisecond, 20*time.Millisecond, 20*time.Second)
 		}
 	}
+	var summary string
+	if err == nil {
+		summary, err = s.run(t, ctx)
+	}
+	if err != nil {
+		summary = err.Error()
+	}
+	t.Say(fmt.Sprintf("%s %v: %s: %s (%.0f s)", t.peer.Name, t.Load.Size, s.name, summary, time.Since(began).Seconds()))
+	return err
 }
 
-// start starts the peer on the site's node.
-func (t *trial) start() error {
+// kill ends the peer without a warning and notes the peak of the process or of
+// any of its children, unless that of an earlier process is known.
+func (t *trial) kill() {
+	if t.proxy == nil {
+		return
+	}
+	t.proxy.Kill()
+	peak, err := t.proxy.LargestPeak()
+	if m := t.result.Memory; err == nil && m != nil && m.Largest == 0 {
+		m.Largest = max(figures.Bytes(peak), m.Peak)
+	}
+}
+
+// start starts the peer on the site's node, waits until something has happened or
+// the time of a start is over, and returns the CPU time until then.
+func (t *trial) start(ctx context.Context, await func(ctx context.Context) error) (figures.Seconds, error) {
 	var err error
 	t.proxy, err = t.Cluster.StartProxy(t.site.node, testbed.Proxy{
 		User: t.site.user, Program: t.peer.Program, Mode: t.peer.Mode, Pods: load.ClusterCIDR,
@@ -138,34 +162,67 @@ func (t *trial) start() error {
 		// changed from a network namespace.
 		Args: []string{"--conntrack-max-per-core=0"},
 	})
-	return err
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.Limits.ColdStart)
+	defer cancel()
+	if err := await(t.proxy.Context(ctx)); err != nil {
+		return 0, err
+	}
+	cpu, err := t.proxy.CPU()
+	return figures.SecondsOf(cpu), err
 }
 
-// alive returns a context that ends when the proxy does, or after a while.
-func (t *trial) alive(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	watched, stop := context.WithCancelCause(ctx)
-	p := t.proxy
-	go func() {
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-watched.Done():
-				return
-			case <-tick.C:
-				if err := p.Ended(); err != nil {
-					stop(err)
-					return
-				}
-			}
+// settle waits until something takes little CPU time in a window, but no longer
+// than limit.
+func settle(ctx context.Context, cpu func() (time.Duration, error), window, little, limit time.Duration) error {
+	for began := time.Now(); time.Since(began) < limit && ctx.Err() == nil; {
+		before, err := cpu()
+		if err != nil {
+			return err
 		}
-	}()
-	return watched, func() {
-		stop(nil)
-		cancel()
+		time.Sleep(window)
+		after, err := cpu()
+		if err != nil || after-before <= little {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// observe runs f while others change, and returns what a process, which may be
+// nil, used meanwhile beside what f notes. It ends the churn.
+func observe(p *process.Process, churn *load.Churn, f func(c *figures.Change) error) (c figures.Change, err error) {
+	const warmUp = 2 * time.Second // others change before anything is measured
+	defer func() { err = errors.Join(err, churn.Stop()) }()
+	cpu := func() (time.Duration, error) { return 0, nil }
+	if p != nil {
+		cpu = p.CPU
+	}
+	if c.Rate = churn.Rate; c.Rate > 0 {
+		time.Sleep(warmUp)
+	}
+	before, err := cpu()
+	if err != nil {
+		return c, err
+	}
+	others, began := churn.Count(), time.Now()
+	if err := f(&c); err != nil {
+		return c, err
+	}
+	c.Window = figures.SecondsOf(time.Since(began))
+	others = churn.Count() - others
+	c.Updates, c.Achieved = others+len(c.Calls), float64(others)/float64(c.Window)
+	after, err := cpu()
+	c.CPU = figures.SecondsOf(after - before)
+	return c, err
+}
+
+// pause is nothing to do, for a while.
+func pause(d time.Duration) func(*figures.Change) error {
+	return func(*figures.Change) error {
+		time.Sleep(d)
+		return nil
 	}
 }
-
-// timeUp reports whether an error only says that a limit was reached.
-func timeUp(err error) bool { return errors.Is(err, context.DeadlineExceeded) }

@@ -1,7 +1,8 @@
-package traffic
+package client
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -10,8 +11,10 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestTraffic plays server and client on one host, without a proxy.
-func TestTraffic(t *testing.T) {
+const port, bulkPort = 8080, 8081
+
+// TestClient asks a server directly, without a proxy.
+func TestClient(t *testing.T) {
 	lab.Require(t)
 	l, err := lab.New(lab.Config{})
 	if err != nil {
@@ -26,16 +29,24 @@ func TestTraffic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := Serve(pod)
+	serve, err := pod.Serve(port)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.Close)
-	c, err := NewClient(l.Node())
+	sink, err := pod.Sink(bulkPort)
 	if err != nil {
 		t.Fatal(err)
 	}
-	to := netip.AddrPortFrom(pod.Addrs[0], Port)
+	t.Cleanup(func() {
+		if err := errors.Join(serve.Close(), sink.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := New(l.Node())
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := netip.AddrPortFrom(pod.Addrs[0], port)
 	target := Target{Addr: to, Has: func(by netip.Addr) bool { return by == to.Addr() }}
 	answers, err := c.Await(t.Context(), []Target{target, target})
 	if err != nil || answers.Count != 2 || answers.All.IsZero() {
@@ -50,7 +61,7 @@ func TestTraffic(t *testing.T) {
 			t.Errorf("Run %v: got %d answers, %d failures, %v", p, len(d.Took), d.Failed, err)
 		}
 	}
-	if rate, err := c.Bulk(netip.AddrPortFrom(to.Addr(), BulkPort), 50*time.Millisecond); err != nil || rate == 0 {
+	if rate, err := c.Bulk(netip.AddrPortFrom(to.Addr(), bulkPort), 50*time.Millisecond); err != nil || rate == 0 {
 		t.Errorf("Bulk: got %v bytes/s, %v", rate, err)
 	}
 	failing(t, c, to)
@@ -70,9 +81,9 @@ func failing(t *testing.T, c *Client, to netip.AddrPort) {
 	if _, err := c.Await(t.Context(), []Target{wrong}); err == nil {
 		t.Error("Await: no error though the wrong endpoint answered")
 	}
-	m := c.Monitor([]Target{nobody})
+	stop := c.Monitor([]Target{nobody})
 	<-time.After(50 * time.Millisecond)
-	m.Stop()
+	m := stop()
 	if m.Failed == 0 || m.Failed != m.Asked || m.Err == nil {
 		t.Errorf("Monitor: got %d failures of %d, %v, want all", m.Failed, m.Asked, m.Err)
 	}

@@ -1,0 +1,264 @@
+// Package client makes connections from inside a host and says when they are
+// answered, how many are and how long that takes: what the figures of a proxy
+// are read from. It knows nothing of Services or proxies.
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
+)
+
+// timeout is after how long no answer is silence, at most.
+const timeout = 250 * time.Millisecond
+
+// Client makes connections from inside a host.
+type Client struct{ host *lab.Host }
+
+// New prepares a host for many connections: nearly all ports may be their source.
+func New(h *lab.Host) (*Client, error) {
+	err := h.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("1024 65535"), 0)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("widen the ports of %s: %w", h.Name, err)
+	}
+	return &Client{host: h}, nil
+}
+
+// Target is a destination and who may answer there.
+type Target struct {
+	Addr netip.AddrPort
+	Has  func(endpoint netip.Addr) bool // nil: anybody
+}
+
+// ask makes one new connection to a target. It runs inside the host.
+func (t Target) ask(timeout time.Duration) (by netip.Addr, err error) {
+	a, err := traffic.Ask(proxy.TCP, t.Addr, timeout)
+	return a.By.Addr(), err
+}
+
+// check says whether an endpoint may answer for the target.
+func (t Target) check(by netip.Addr) error {
+	if t.Has != nil && !t.Has(by) {
+		return fmt.Errorf("ask %v: answered by %v, which is none of its endpoints", t.Addr, by)
+	}
+	return nil
+}
+
+// repeat asks a target until an answer is accepted or wrong, and returns when
+// that was. It waits for an answer, and then before it asks again, for a hundredth
+// of the time so far: at first not for long, so that what was dropped before the
+// rules were there does not hide that they are, and later longer, as a busy machine
+// may need it. It runs inside the host.
+func (t Target) repeat(ctx context.Context, least, most time.Duration, accept func(by netip.Addr) (bool, error)) (time.Time, error) {
+	const leastTimeout = 20 * time.Millisecond
+	for began := time.Now(); ctx.Err() == nil; {
+		by, err := t.ask(min(max(leastTimeout, time.Since(began)/100), timeout))
+		now := time.Now()
+		if err == nil {
+			if ok, err := accept(by); ok || err != nil {
+				return now, err
+			}
+		}
+		// For short times this is more exact than a timer of the Go runtime, and
+		// wakes nobody else up. An interrupted pause is only shorter.
+		pause := unix.NsecToTimespec(min(max(least, now.Sub(began)/100), most).Nanoseconds())
+		_ = unix.Nanosleep(&pause, nil)
+	}
+	return time.Time{}, context.Cause(ctx)
+}
+
+// Answers is when targets were first seen to answer.
+type Answers struct {
+	First time.Time // any of them; the zero time if none has
+	All   time.Time // each of them; the zero time if some have not
+	Count int       // how many have
+}
+
+// Await asks all targets, each until it has answered, and returns when that
+// was. It ends early with ctx. An error means that the wrong endpoint answered,
+// or what ctx was cancelled for.
+func (c *Client) Await(ctx context.Context, targets []Target) (Answers, error) {
+	const threads, pause = 4, 5 * time.Millisecond
+	var out Answers
+	var first sync.Once
+	var count atomic.Int64
+	g, ctx := errgroup.WithContext(ctx)
+	for w := range threads {
+		share := targets[len(targets)*w/threads : len(targets)*(w+1)/threads]
+		g.Go(func() error {
+			return c.host.Do(func() error {
+				for _, t := range share {
+					_, err := t.repeat(ctx, pause, pause, func(by netip.Addr) (bool, error) { return true, t.check(by) })
+					if err != nil {
+						return err
+					}
+					first.Do(func() { out.First = time.Now() })
+					count.Add(1)
+				}
+				return nil
+			})
+		})
+	}
+	err := g.Wait()
+	out.Count = int(count.Load())
+	if err == nil {
+		out.All = time.Now()
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	return out, err
+}
+
+// Follow asks a target again and again until the wanted endpoint answers, and
+// returns when that was. The longer it takes, the less often it asks: the figure
+// is within a few connections' time or one part in a hundred, and asking costs
+// little.
+func (c *Client) Follow(ctx context.Context, to netip.AddrPort, want netip.Addr) (at time.Time, err error) {
+	err = c.host.Do(func() error {
+		at, err = Target{Addr: to}.repeat(ctx, 50*time.Microsecond, 20*time.Millisecond,
+			func(by netip.Addr) (bool, error) { return by == want, nil })
+		return err
+	})
+	return at, err
+}
+
+// Count is how many connections were made, and how many failed.
+type Count struct {
+	Asked, Failed int
+	Err           error // of the first that failed
+}
+
+// Monitor asks targets in turn at a steady pace until stop is called, which
+// returns what became of the connections.
+func (c *Client) Monitor(targets []Target) (stop func() Count) {
+	const period = 2 * time.Millisecond
+	var n Count
+	done := make(chan struct{})
+	var running sync.WaitGroup
+	running.Go(func() {
+		err := c.host.Do(func() error {
+			tick := time.NewTicker(period)
+			defer tick.Stop()
+			for {
+				select {
+				case <-done:
+					return nil
+				case <-tick.C:
+				}
+				t := targets[n.Asked%len(targets)]
+				n.Asked++
+				by, err := t.ask(time.Second)
+				if err = cmp.Or(err, t.check(by)); err != nil {
+					n.Failed++
+					n.Err = cmp.Or(n.Err, fmt.Errorf("ask %v: %w", t.Addr, err))
+				}
+			}
+		})
+		if err != nil {
+			n.Failed, n.Err = n.Failed+1, cmp.Or(n.Err, err)
+		}
+	})
+	return func() Count {
+		close(done)
+		running.Wait()
+		return n
+	}
+}
+
+// Burst says which connections to make, one after the other.
+type Burst struct {
+	Protocol proxy.Protocol
+	To       []netip.AddrPort // in turn
+	Loops    int              // that many at a time
+	For      time.Duration
+}
+
+// Done is what became of a burst.
+type Done struct {
+	Took    []time.Duration // of each connection that was answered
+	Failed  int
+	Err     error // of the first that failed
+	Elapsed time.Duration
+}
+
+// Run makes a burst of connections: open, one short answer, close.
+func (c *Client) Run(b Burst) (Done, error) {
+	each := make([]Done, b.Loops)
+	var g errgroup.Group
+	began := time.Now()
+	for i := range each {
+		g.Go(func() error {
+			return c.host.Do(func() error {
+				each[i] = b.loop(began)
+				return nil
+			})
+		})
+	}
+	err := g.Wait()
+	all := Done{Elapsed: time.Since(began)}
+	for _, one := range each {
+		all.Took = append(all.Took, one.Took...)
+		all.Failed += one.Failed
+		all.Err = cmp.Or(all.Err, one.Err)
+	}
+	return all, err
+}
+
+// loop is one of the burst's loops.
+func (b Burst) loop(began time.Time) Done {
+	const expected = 1 << 15
+	d := Done{Took: make([]time.Duration, 0, expected)}
+	last := time.Now()
+	for i := 0; last.Sub(began) < b.For; i++ {
+		_, err := traffic.Ask(b.Protocol, b.To[i%len(b.To)], timeout)
+		now := time.Now()
+		if err != nil {
+			d.Failed++
+			d.Err = cmp.Or(d.Err, err)
+		} else {
+			d.Took = append(d.Took, now.Sub(last))
+		}
+		last = now
+	}
+	return d
+}
+
+// Bulk sends as much as it can over one connection and returns the bytes per
+// second.
+func (c *Client) Bulk(to netip.AddrPort, d time.Duration) (rate float64, err error) {
+	err = c.host.Do(func() error {
+		fd, err := traffic.Connect(proxy.TCP, to, time.Second)
+		if err != nil {
+			return fmt.Errorf("connect to %v: %w", to, err)
+		}
+		defer func() { _ = unix.Close(fd) }()
+		buf := make([]byte, 256<<10)
+		began, sent := time.Now(), 0
+		for time.Since(began) < d {
+			n, err := unix.Write(fd, buf)
+			if err != nil && err != unix.EINTR {
+				return fmt.Errorf("send to %v: %w", to, err)
+			}
+			sent += max(0, n)
+		}
+		rate = float64(sent) / time.Since(began).Seconds()
+		return nil
+	})
+	return rate, err
+}
