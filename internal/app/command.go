@@ -131,9 +131,9 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 		return plan{}, err
 	}
 	if o.ConfigFile != "" {
-		p.follow = o.NewConfigWatcher
+		p.follow = o.newConfigWatcher
 	}
-	p.from, err = o.origin(c.Object.ClientConnection)
+	p.from, err = o.objectSource(c.Object.ClientConnection)
 	return p, err
 }
 

@@ -307,7 +307,7 @@ clusters: [{name: k, cluster: {server: "https://192.0.2.1:6443"}}], users: [{nam
 	for _, tt := range tests {
 		o := NewOptions()
 		o.Master = tt.master
-		from, err := o.origin(v1alpha1.ClientConnectionConfiguration{Kubeconfig: file})
+		from, err := o.objectSource(v1alpha1.ClientConnectionConfiguration{Kubeconfig: file})
 		if err != nil || from.String() != tt.want {
 			t.Errorf("master %q: %v, error %v, want %v", tt.master, from, err, tt.want)
 		}

@@ -217,11 +217,11 @@ func TestKubeconfigOfAFileIsNamed(t *testing.T) {
 func TestFolderWinsOverTheFilesKubeconfig(t *testing.T) {
 	dir := t.TempDir()
 	o := parse(t, "--manifests", dir, "--config", writeFile(t, header))
-	from, err := o.origin(v1alpha1.ClientConnectionConfiguration{Kubeconfig: "/none"})
+	from, err := o.objectSource(v1alpha1.ClientConnectionConfiguration{Kubeconfig: "/none"})
 	if err != nil || from.String() != "folder "+dir {
 		t.Errorf("source %v, error %v", from, err)
 	}
-	if _, err := parse(t, "--manifests", dir).origin(v1alpha1.ClientConnectionConfiguration{Kubeconfig: "/none"}); err == nil ||
+	if _, err := parse(t, "--manifests", dir).objectSource(v1alpha1.ClientConnectionConfiguration{Kubeconfig: "/none"}); err == nil ||
 		!strings.Contains(err.Error(), "only one can be the source") {
 		t.Errorf("error %v, want that two flags contradict", err)
 	}

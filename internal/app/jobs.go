@@ -12,10 +12,10 @@ type job struct {
 	run  func(context.Context) error
 }
 
-// together runs jobs until ctx ends or one of them does, since none can do
-// without the others, and returns when all have ended. The error names the
-// jobs that failed.
-func together(ctx context.Context, jobs []job) error {
+// runAll runs jobs until ctx ends or one of them does, since none can do without
+// the others, and returns when all have ended. The error names every job that
+// failed, where an errgroup would tell of the first only.
+func runAll(ctx context.Context, jobs []job) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, len(jobs))
@@ -34,14 +34,4 @@ func together(ctx context.Context, jobs []job) error {
 		stop()
 	}
 	return errors.Join(errs...)
-}
-
-// first waits for an error, or for the end of ctx.
-func first(ctx context.Context, errs <-chan error) error {
-	select {
-	case err := <-errs:
-		return err
-	case <-ctx.Done():
-		return nil
-	}
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestTogether ends all jobs when one ends, and names those that failed.
-func TestTogether(t *testing.T) {
+// TestRunAll ends all jobs when one ends, and names those that failed.
+func TestRunAll(t *testing.T) {
 	lasting := func(ctx context.Context) error { <-ctx.Done(); return nil }
 	failing := func(text string) func(context.Context) error {
 		return func(context.Context) error { return errors.New(text) }
@@ -29,7 +29,7 @@ func TestTogether(t *testing.T) {
 				ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 				defer stop()
 				began, got := time.Now(), ""
-				if err := together(ctx, c.jobs); err != nil {
+				if err := runAll(ctx, c.jobs); err != nil {
 					got = err.Error()
 				}
 				if got != c.want {

@@ -22,9 +22,20 @@ import (
 type desk struct {
 	*testing.T
 	dir, file string
-	reloads   chan Reload
+	reloads   chan reload
+	restart   chan *RestartError
 	log       ktesting.Buffer
 	unusable  error // what is wrong with every configuration that needs a restart
+}
+
+// reload is a configuration that was taken over.
+type reload struct {
+	config  config.Configuration
+	changes []config.Change
+}
+
+func (d *desk) reloaded(_ context.Context, c config.Configuration, changes []config.Change) {
+	d.reloads <- reload{c, changes}
 }
 
 // body is a file with one thing in it that a running daemon can take over.
@@ -32,7 +43,9 @@ func body(ms int) string { return fmt.Sprintf("%snftables: {minSyncPeriod: %dms}
 
 func newDesk(t *testing.T) *desk {
 	dir := t.TempDir()
-	return &desk{T: t, dir: dir, file: filepath.Join(dir, "config.conf"), reloads: make(chan Reload, 10)}
+	return &desk{
+		T: t, dir: dir, file: filepath.Join(dir, "config.conf"), reloads: make(chan reload, 10), restart: make(chan *RestartError, 1),
+	}
 }
 
 // start watches the file and waits until the watcher has seen it. Reads are
@@ -47,8 +60,8 @@ func (d *desk) start() {
 	if err != nil {
 		d.Fatal(err)
 	}
-	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r })
-	w.settle = 20 * time.Millisecond
+	w := o.newConfigWatcher(read.config, d.reloaded)
+	w.period = 20 * time.Millisecond
 	w.usable = func(context.Context, config.Configuration) error { return d.unusable }
 	looked := make(chan struct{}, 100)
 	w.read = func(m config.ProxyMode) (parsed, error) {
@@ -56,7 +69,14 @@ func (d *desk) start() {
 		return o.read(m)
 	}
 	ended := make(chan error)
-	go func() { ended <- w.Run(ctx) }()
+	go func() {
+		err := w.Run(ctx)
+		if restart, ok := errors.AsType[*RestartError](err); ok {
+			d.restart <- restart
+			err = nil
+		}
+		ended <- err
+	}()
 	d.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {
@@ -84,8 +104,8 @@ func (d *desk) want(ms int) {
 	select {
 	case r := <-d.reloads:
 		want := time.Duration(ms) * time.Millisecond
-		if r.Config.MinSyncPeriod != want || len(r.Live) != 1 || len(r.Restart) != 0 {
-			d.Fatalf("min sync period %v, live %v, restart %v, want %v", r.Config.MinSyncPeriod, r.Live, r.Restart, want)
+		if r.config.MinSyncPeriod != want || len(r.changes) != 1 {
+			d.Fatalf("min sync period %v, changes %v, want %v", r.config.MinSyncPeriod, r.changes, want)
 		}
 	case <-time.After(20 * time.Second):
 		d.Fatalf("the change is not seen; log:\n%s", d.log.String())
@@ -102,7 +122,7 @@ func (d *desk) complains(text string) {
 		}
 		select {
 		case r := <-d.reloads:
-			d.Fatalf("unexpected change: %v %v", r.Live, r.Restart)
+			d.Fatalf("unexpected change: %v", r.changes)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -198,38 +218,34 @@ func TestReloadSaysWhatChanged(t *testing.T) {
 	d := newDesk(t)
 	d.write(d.file, header+"clusterCIDR: 10.0.0.0/8\n")
 	d.start()
-	d.write(d.file, header+`
+	live := header + `
 clusterCIDR: 10.1.0.0/16
 nodePortAddresses: [primary]
 metricsBindAddress: none
 logging: {verbosity: 3}
-nftables: {masqueradeAll: true, masqueradeBit: 3}
-conntrack: {min: 5}
 newField: true
-`)
-	r := <-d.reloads
-	text := func(list []config.Change) []string {
-		var out []string
-		for _, c := range list {
-			out = append(out, c.String())
-		}
-		return out
+`
+	d.write(d.file, live+"nftables: {masqueradeAll: true}\n")
+	var got []string
+	for _, c := range (<-d.reloads).changes {
+		got = append(got, c.String())
 	}
-	live := []string{
+	want := []string{
 		`logging.verbosity from "0" to "3"`,
 		`metricsBindAddress from "127.0.0.1:10249" to "none"`,
 		`clusterCIDR from "[10.0.0.0/8]" to "[10.1.0.0/16]"`,
 		`nodePortAddresses from "all" to "primary"`,
 		`masqueradeAll from "false" to "true"`,
 	}
-	if diff := cmp.Diff(live, text(r.Live)); diff != "" {
-		t.Errorf("live changes mismatch (-want +got):\n%s", diff)
-	}
-	if fields := text(r.Restart); len(fields) != 2 || !strings.HasPrefix(fields[1], `masqueradeBit from "14" to "3"`) ||
-		!strings.HasPrefix(fields[0], `conntrack.min from "131072" to "5"`) {
-		t.Errorf("restart changes %v", fields)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("changes mismatch (-want +got):\n%s", diff)
 	}
 	d.complains(`unknown field \"newField\"`)
+	d.write(d.file, live+"nftables: {masqueradeBit: 3}\nconntrack: {min: 5}\n")
+	const restart = `the configuration changed in what needs a restart: conntrack.min from "131072" to "5", masqueradeBit from "14" to "3"`
+	if err := <-d.restart; err.Error() != restart {
+		t.Errorf("%v, want %s", err, restart)
+	}
 }
 
 // TestHalfAFileIsNotTaken looks at a file while it is written in pieces, each of
@@ -241,30 +257,31 @@ func TestHalfAFileIsNotTaken(t *testing.T) {
 	o := parse(t, "--config", d.file)
 	read, err := o.read(config.NFTables)
 	d.must(err)
-	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r })
+	w := o.newConfigWatcher(read.config, d.reloaded)
 	steps := []struct {
-		text             string
-		settled, applied bool
+		text    string
+		applied bool
 	}{
-		{body(1), false, false}, // the file that the daemon has read
-		{body(1), true, false},
-		{"", false, false},
-		{whole[:len(header)], false, false}, // all defaults
-		{whole[:len(header)+25], false, false},
-		{whole, false, false},
-		{whole, true, true},
-		{whole, true, false},
-		{body(1), false, false}, // back before anybody believed it
-		{whole, true, false},
+		{body(1), false}, // the file that the daemon has read
+		{body(1), false},
+		{"", false},
+		{whole[:len(header)], false}, // all defaults
+		{whole[:len(header)+25], false},
+		{whole, false},
+		{whole, true},
+		{whole, false},
+		{body(1), false}, // back before anybody believed it
+		{whole, false},
+		{whole, false},
 	}
 	for i, s := range steps {
 		d.write(d.file, s.text)
-		if settled := w.check(t.Context()); settled != s.settled || len(d.reloads) > 0 != s.applied {
-			t.Fatalf("step %d: settled %t, %d applied", i, settled, len(d.reloads))
+		if w.check(t.Context()); len(d.reloads) > 0 != s.applied {
+			t.Fatalf("step %d: %d applied", i, len(d.reloads))
 		}
 		if s.applied {
-			if r := <-d.reloads; len(r.Live) != 2 {
-				t.Errorf("changes %v", r.Live)
+			if r := <-d.reloads; len(r.changes) != 2 {
+				t.Errorf("changes %v", r.changes)
 			}
 		}
 	}
@@ -277,15 +294,15 @@ func TestFileThatChangesWhileItIsRead(t *testing.T) {
 	o := parse(t, "--config", d.file)
 	read, err := o.read(config.NFTables)
 	d.must(err)
-	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r })
+	w := o.newConfigWatcher(read.config, d.reloaded)
 	w.read = func(m config.ProxyMode) (parsed, error) {
 		defer d.write(d.file, body(3))
 		return o.read(m)
 	}
 	d.write(d.file, body(2))
-	for i, want := range []bool{false, false, false, true} {
-		if settled := w.check(t.Context()); settled != want {
-			t.Fatalf("look %d: settled %t", i, settled)
+	for i, want := range []int{0, 0, 0, 1} {
+		if w.check(t.Context()); len(d.reloads) != want {
+			t.Fatalf("look %d: %d applied", i, len(d.reloads))
 		}
 	}
 	d.want(3)
@@ -321,10 +338,10 @@ func TestRestartsAreSpread(t *testing.T) {
 
 	synctest.Test(t, func(t *testing.T) {
 		reloads := 0
-		w := &ConfigWatcher{
+		w := &configWatcher{
 			running: configuration(t), delay: func() time.Duration { return time.Minute },
 			usable: func(context.Context, config.Configuration) error { return nil },
-			apply:  func(context.Context, Reload) { reloads++ },
+			apply:  func(context.Context, config.Configuration, []config.Change) { reloads++ },
 		}
 		take := func(change func(*config.Configuration)) {
 			c := configuration(t)
@@ -337,7 +354,7 @@ func TestRestartsAreSpread(t *testing.T) {
 		first := w.due
 		time.Sleep(30 * time.Second)
 		take(func(c *config.Configuration) { c.Object.OOMScoreAdj = new(int32(2)) })
-		if w.due != first || first == nil || *w.restart.Config.Object.OOMScoreAdj != 2 {
+		if w.due != first || first == nil || w.restart.Changes[0].New != "2" {
 			t.Error("a second change moved the restart, or is not in it")
 		}
 		take(func(*config.Configuration) {})
@@ -362,8 +379,11 @@ func TestChangeBeforeTheWatch(t *testing.T) {
 	d.must(err)
 	d.write(d.file, body(2))
 	ctx, stop := context.WithCancel(t.Context())
-	w := o.NewConfigWatcher(read.config, func(_ context.Context, r Reload) { d.reloads <- r; stop() })
-	w.settle = 20 * time.Millisecond
+	w := o.newConfigWatcher(read.config, func(ctx context.Context, c config.Configuration, changes []config.Change) {
+		d.reloaded(ctx, c, changes)
+		stop()
+	})
+	w.period = 20 * time.Millisecond
 	d.must(w.Run(ctx))
 	d.want(2)
 }

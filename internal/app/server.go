@@ -46,11 +46,11 @@ func patience(c config.Configuration) time.Duration {
 type plan struct {
 	config  config.Configuration
 	node    string
-	from    origin
+	from    objectSource
 	version string            // to go by
 	flags   map[string]string // of the command line, with their values
 	// follow returns who follows the configuration file; nil: there is none.
-	follow func(running config.Configuration, apply func(context.Context, Reload)) *ConfigWatcher
+	follow func(config.Configuration, func(context.Context, config.Configuration, []config.Change)) *configWatcher
 }
 
 // ProxyServer joins a source, the engine, a dataplane and all who watch them,
@@ -64,12 +64,11 @@ type ProxyServer struct {
 	provider   engine.Provider
 	configure  func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
 	inForce    func()                                                                // called when rules are in force
+	ready      chan struct{}                                                         // closed then
 	flows      ct.Interface
 	conntrack  *conntrack.Reconciler
 	health     *health.ProxyHealth
 	checks     *health.ServiceChecks
-	takeover   *takeover
-	thrift     *thrift
 	refusals   *refusals
 	metrics    *metrics.Metrics
 	watchdog   *metrics.Watchdog
@@ -104,10 +103,8 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if s.flows, err = ct.Open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open connection tracking: %w", err), s.dataplane.Close())
 	}
-	ready := make(chan struct{})
-	s.inForce = sync.OnceFunc(func() { close(ready) })
-	s.thrift = newThrift(ready)
-	s.takeover = newTakeover(ready, func(ctx context.Context) ([]string, error) { return dataplane.Cleanup(ctx, s.dataplane) })
+	s.ready = make(chan struct{})
+	s.inForce = sync.OnceFunc(func() { close(s.ready) })
 	if err := s.join(ctx, rules); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
@@ -177,26 +174,25 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	}
 	s.tune(ctx)
 	s.events.normal(reasonStarting, actionStart)
-	reloads := make(chan error, 1)
 	jobs := []job{
-		{"save memory", s.thrift.Run},
+		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready) }},
 		{"read objects", func(ctx context.Context) error {
 			return s.plan.from.open(s.plan.node).Run(ctx, handlers{s.provider, s.health})
 		}},
 		{"sync", s.provider.SyncLoop},
 		{"report refused Services", s.refusals.Run},
 		{"reconcile connections", s.conntrack.Run},
-		{"take over from kube-proxy", s.takeover.Run},
+		{"take over from kube-proxy", func(ctx context.Context) error {
+			return takeOver(ctx, s.ready, func(ctx context.Context) ([]string, error) { return dataplane.Cleanup(ctx, s.dataplane) })
+		}},
 		{"answer health checks of Services", s.checks.Run},
 		{"serve health", s.listening(s.healthServer, reasonHealthPort)},
 		{"serve metrics", s.listening(s.metricsServer, reasonMetricsPort)},
-		{"reload", func(ctx context.Context) error { return first(ctx, reloads) }},
 	}
 	if s.plan.follow != nil {
-		w := s.plan.follow(s.plan.config, func(ctx context.Context, r Reload) { s.reload(ctx, r, reloads) })
-		jobs = append(jobs, job{"follow the configuration", w.Run})
+		jobs = append(jobs, job{"follow the configuration", s.plan.follow(s.plan.config, s.reload).Run})
 	}
-	err := together(ctx, jobs)
+	err := runAll(ctx, jobs)
 	s.leave(ctx)
 	if err = errors.Join(err, s.close()); err == nil {
 		logger.Info("Stopped, the rules stay in force")

@@ -184,30 +184,30 @@ func TestResolveSettings(t *testing.T) {
 	tests := []struct {
 		name  string
 		flags []string
-		from  origin
+		from  objectSource
 		want  resolve.Settings
 	}{
-		{"cluster", nil, origin{}, resolve.Settings{NodePortAddresses: primary}},
-		{"cluster, mode left open", []string{"--proxy-mode="}, origin{}, resolve.Settings{LocalhostNodePorts: true}},
+		{"cluster", nil, objectSource{}, resolve.Settings{NodePortAddresses: primary}},
+		{"cluster, mode left open", []string{"--proxy-mode="}, objectSource{}, resolve.Settings{LocalhostNodePorts: true}},
 		{
 			"cluster, mode left open, not on loopback",
 			[]string{"--proxy-mode=", "--iptables-localhost-nodeports=false"},
-			origin{},
+			objectSource{},
 			resolve.Settings{},
 		},
-		{"cluster, mode iptables", []string{"--proxy-mode=iptables"}, origin{}, resolve.Settings{LocalhostNodePorts: true}},
-		{"folder with our Node", nil, origin{manifests: named}, resolve.Settings{NodePortAddresses: primary}},
-		{"folder without", nil, origin{manifests: empty}, resolve.Settings{}},
+		{"cluster, mode iptables", []string{"--proxy-mode=iptables"}, objectSource{}, resolve.Settings{LocalhostNodePorts: true}},
+		{"folder with our Node", nil, objectSource{manifests: named}, resolve.Settings{NodePortAddresses: primary}},
+		{"folder without", nil, objectSource{manifests: empty}, resolve.Settings{}},
 		{
 			"folder without, but an address",
 			[]string{"--bind-address=192.0.2.1"},
-			origin{manifests: empty},
+			objectSource{manifests: empty},
 			resolve.Settings{NodePortAddresses: primary, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
 		},
 		{
 			"folder without, but CIDRs",
 			[]string{"--nodeport-addresses=192.0.2.0/24"},
-			origin{manifests: empty},
+			objectSource{manifests: empty},
 			resolve.Settings{NodePortAddresses: resolve.NodePortAddresses{
 				CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 			}},
@@ -215,19 +215,19 @@ func TestResolveSettings(t *testing.T) {
 		{
 			"node CIDR",
 			[]string{"--detect-local-mode=NodeCIDR"},
-			origin{},
+			objectSource{},
 			resolve.Settings{NodePortAddresses: primary, DetectLocal: resolve.DetectNodeCIDR},
 		},
 		{
 			"bridge",
 			[]string{"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"},
-			origin{},
+			objectSource{},
 			resolve.Settings{NodePortAddresses: primary, DetectLocal: resolve.DetectBridgeInterface, Interface: "cni0"},
 		},
 		{
 			"prefix",
 			[]string{"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"},
-			origin{},
+			objectSource{},
 			resolve.Settings{
 				NodePortAddresses: primary, DetectLocal: resolve.DetectInterfaceNamePrefix,
 				Interface: "veth",
@@ -236,7 +236,7 @@ func TestResolveSettings(t *testing.T) {
 		{
 			"cluster CIDR, masquerade all",
 			[]string{"--cluster-cidr=10.244.0.0/16", "--masquerade-all"},
-			origin{},
+			objectSource{},
 			resolve.Settings{
 				NodePortAddresses: primary, MasqueradeAll: true,
 				ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"sluice/internal/proxy"
+	"sluice/internal/runner"
 )
 
 // How long after a failure the removal is tried again, at first and at most.
@@ -17,23 +18,14 @@ const (
 	takeoverRetryMax = time.Hour
 )
 
-// takeover removes what kube-proxy and our own other modes left, once our rules
+// takeOver removes what kube-proxy and our own other modes left, once our rules
 // are in force: never before, so that there is no moment without rules. What is
-// left would go on sending connections to endpoints that have long gone.
-type takeover struct {
-	ready  <-chan struct{} // closed when our rules are in force
-	remove func(context.Context) ([]string, error)
-}
-
-func newTakeover(ready <-chan struct{}, remove func(context.Context) ([]string, error)) *takeover {
-	return &takeover{ready, remove}
-}
-
-// Run removes the leftovers, trying again with growing waits what may yet
-// succeed, and then has nothing more to do until ctx ends.
-func (t *takeover) Run(ctx context.Context) error {
+// left would go on sending connections to endpoints that have long gone. It tries
+// again with growing waits what may yet succeed, and then has nothing more to do
+// until ctx ends.
+func takeOver(ctx context.Context, ready <-chan struct{}, remove func(context.Context) ([]string, error)) error {
+	retry := runner.Backoff{Min: takeoverRetry, Max: takeoverRetryMax}
 	var due <-chan time.Time
-	ready, wait := t.ready, takeoverRetry
 	for {
 		select {
 		case <-ready:
@@ -42,20 +34,20 @@ func (t *takeover) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		removed, err := t.remove(ctx)
+		removed, err := remove(ctx)
 		for _, what := range removed {
 			klog.FromContext(ctx).Info("Removed what another service proxy left", "what", what)
 		}
 		due = nil
-		if err == nil || ctx.Err() != nil {
-			continue
-		}
-		if onlyInUse(err) {
+		switch {
+		case err == nil || ctx.Err() != nil:
+		case onlyInUse(err):
 			klog.FromContext(ctx).Info("Some of what another service proxy left stays, somebody else uses it", "reason", err.Error())
-			continue
+		default:
+			wait := retry.Next()
+			klog.FromContext(ctx).Error(err, "Some of what another service proxy left is still there, will try again", "retryIn", wait)
+			due = time.After(wait)
 		}
-		klog.FromContext(ctx).Error(err, "Some of what another service proxy left is still there, will try again", "retryIn", wait)
-		due, wait = time.After(wait), min(4*wait, takeoverRetryMax)
 	}
 }
 

@@ -78,7 +78,7 @@ func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 	if s.RetryMin <= 0 || s.RetryMax < s.RetryMin {
 		return fmt.Errorf("run %s: retry waits %v to %v make no sense", r.name, s.RetryMin, s.RetryMax)
 	}
-	var b backoff
+	var b retry
 	timer := newTimer(s.MaxInterval)
 	for r.wait(ctx, timer) {
 		started := time.Now()
@@ -90,7 +90,7 @@ func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 		s = r.settings()
 		next := s.MaxInterval
 		if err == nil {
-			b = backoff{}
+			b = retry{}
 		} else {
 			next = b.failed(s)
 			if s.Failed != nil {
@@ -149,19 +149,20 @@ func newTimer(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-// backoff is where a series of failures stands. The zero value is before one.
-type backoff struct {
-	wait time.Duration // the wait that was set last
-	due  time.Time     // when it ends
+// retry is where a series of failures stands. The zero value is before one.
+type retry struct {
+	waits Backoff
+	due   time.Time // when the wait that was set last ends
 }
 
 // failed notes a failure now and returns how long to wait for the retry.
-func (b *backoff) failed(s Settings) time.Duration {
+func (r *retry) failed(s Settings) time.Duration {
 	now := time.Now()
-	if left := b.due.Sub(now); b.wait > 0 && left > 0 {
+	if left := r.due.Sub(now); left > 0 {
 		return left // The failed run was not the retry: that is still to come.
 	}
-	b.wait = min(max(2*b.wait, s.RetryMin), s.RetryMax)
-	b.due = now.Add(b.wait)
-	return b.wait
+	r.waits.Min, r.waits.Max = s.RetryMin, s.RetryMax
+	wait := r.waits.Next()
+	r.due = now.Add(wait)
+	return wait
 }

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// TestThrift wants one thread of Go's once rules are in force, and at the end
+// TestTuneGC wants one thread of Go's once rules are in force, and at the end
 // the bound of garbage that there was before.
-func TestThrift(t *testing.T) {
+func TestTuneGC(t *testing.T) {
 	t.Setenv("GOGC", "")
 	t.Setenv("GOMAXPROCS", "")
 	threads, percent := runtime.GOMAXPROCS(0), debug.SetGCPercent(100)
@@ -20,10 +20,9 @@ func TestThrift(t *testing.T) {
 	}()
 	runtime.GOMAXPROCS(2)
 	ctx, stop := context.WithCancel(t.Context())
-	ready, done := make(chan struct{}), make(chan error, 1)
-	close(ready)
-	save := newThrift(ready)
-	go func() { done <- save.Run(ctx) }()
+	inForce, done := make(chan struct{}), make(chan error, 1)
+	close(inForce)
+	go func() { done <- tuneGC(ctx, inForce) }()
 	for deadline := time.Now().Add(10 * time.Second); runtime.GOMAXPROCS(0) != 1; runtime.Gosched() {
 		if time.Now().After(deadline) {
 			t.Fatal("there is more than one thread")
@@ -38,12 +37,12 @@ func TestThrift(t *testing.T) {
 	}
 }
 
-// TestThriftHeedsTheEnvironment leaves alone what somebody has set.
-func TestThriftHeedsTheEnvironment(t *testing.T) {
+// TestTuneGCHeedsTheEnvironment leaves alone what somebody has set.
+func TestTuneGCHeedsTheEnvironment(t *testing.T) {
 	t.Setenv("GOGC", "100")
 	t.Setenv("GOMAXPROCS", "2")
 	before := runtime.GOMAXPROCS(0)
-	newThrift(nil).settle()
+	settleGC()
 	if now := runtime.GOMAXPROCS(0); now != before {
 		t.Errorf("%d threads, want %d as before", now, before)
 	}

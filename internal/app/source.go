@@ -16,35 +16,35 @@ import (
 	"sluice/internal/source/manifest"
 )
 
-// origin is where objects come from: a folder or, if there is none, a client.
-type origin struct {
+// objectSource is where objects come from: a folder or, if there is none, a client.
+type objectSource struct {
 	manifests string
 	client    rest.Interface
 	server    string // the API server, for the log
 }
 
-// origin chooses and checks the source that the command line asks for. A folder
+// objectSource chooses and checks the source that the command line asks for. A folder
 // wins over a kubeconfig that only a file names.
-func (o *Options) origin(c v1alpha1.ClientConnectionConfiguration) (origin, error) {
+func (o *Options) objectSource(c v1alpha1.ClientConnectionConfiguration) (objectSource, error) {
 	if o.Manifests == "" {
 		return o.apiServer(c)
 	}
 	for _, other := range []struct{ flag, value string }{{"--kubeconfig", c.Kubeconfig}, {"--master", o.Master}} {
 		if other.value != "" && (other.flag == "--master" || o.ConfigFile == "") {
-			return origin{}, fmt.Errorf("--manifests %q and %s %q: only one can be the source",
+			return objectSource{}, fmt.Errorf("--manifests %q and %s %q: only one can be the source",
 				o.Manifests, other.flag, other.value)
 		}
 	}
 	if _, err := os.ReadDir(o.Manifests); err != nil {
-		return origin{}, fmt.Errorf("--manifests %q: %w", o.Manifests, err)
+		return objectSource{}, fmt.Errorf("--manifests %q: %w", o.Manifests, err)
 	}
-	return origin{manifests: o.Manifests}, nil
+	return objectSource{manifests: o.Manifests}, nil
 }
 
-func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (origin, error) {
+func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSource, error) {
 	cfg, err := o.clientConfig(c.Kubeconfig)
 	if err != nil {
-		return origin{}, err
+		return objectSource{}, err
 	}
 	cfg.UserAgent = "sluice/" + o.version.reported()
 	cfg.ContentType = c.ContentType
@@ -55,9 +55,9 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (origin, e
 	cfg.DisableCompression = true
 	client, err := apiclient.New(cfg)
 	if err != nil {
-		return origin{}, o.blame(c.Kubeconfig, err)
+		return objectSource{}, o.blame(c.Kubeconfig, err)
 	}
-	return origin{client: client, server: cfg.Host}, nil
+	return objectSource{client: client, server: cfg.Host}, nil
 }
 
 func (o *Options) clientConfig(kubeconfig string) (*rest.Config, error) {
@@ -98,19 +98,19 @@ func (o *Options) blame(kubeconfig string, err error) error {
 }
 
 // String names the source for the log.
-func (f origin) String() string {
-	if f.manifests != "" {
-		return "folder " + f.manifests
+func (s objectSource) String() string {
+	if s.manifests != "" {
+		return "folder " + s.manifests
 	}
-	return "API server " + f.server
+	return "API server " + s.server
 }
 
 // open returns the source. It reads nothing before it is run.
-func (f origin) open(node string) source.Source {
-	if f.manifests != "" {
-		return manifest.New(manifest.Settings{Dir: f.manifests, NodeName: node})
+func (s objectSource) open(node string) source.Source {
+	if s.manifests != "" {
+		return manifest.New(manifest.Settings{Dir: s.manifests, NodeName: node})
 	}
-	return informer.New(f.client, informer.Settings{NodeName: node})
+	return informer.New(s.client, informer.Settings{NodeName: node})
 }
 
 // hasNode reports whether a folder has a Node of this name now.
