@@ -215,6 +215,30 @@ var klogAllowed = []string{
 	"NewKlogr", "Background", "FlushAndExit", "ExitFlushTimeout",
 }
 
+// policyNames are the fields and methods that [proxy.Policy] is made of. A
+// dataplane that read them would decide policy once more.
+var policyNames = []string{
+	"Internal", "External", "UsableSomewhere", "AllowFrom",
+	"MasqueradeAll", "LocalhostNodePorts", "NodePorts", "TakesNodePorts", "Detects",
+}
+
+// TestPolicyIsSpent keeps dataplanes from reading what policy is made of: they
+// render ServicePort.Policy and Node.NodePortAddresses.
+func TestPolicyIsSpent(t *testing.T) {
+	fset, files := parse(t)
+	for _, f := range files {
+		if f.test || !strings.HasPrefix(f.pkg, "internal/dataplane/") {
+			continue
+		}
+		ast.Inspect(f.file, func(n ast.Node) bool {
+			if sel, ok := n.(*ast.SelectorExpr); ok && slices.Contains(policyNames, sel.Sel.Name) {
+				t.Errorf("%v: %s is policy, which is spent before a dataplane: read ServicePort.Policy", fset.Position(sel.Pos()), sel.Sel.Name)
+			}
+			return true
+		})
+	}
+}
+
 func checkSelector(t *testing.T, fset *token.FileSet, f source, n *ast.SelectorExpr) {
 	t.Helper()
 	x, ok := n.X.(*ast.Ident)

@@ -11,50 +11,8 @@ import (
 
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
-
-// policyNodes are nodes with all settings that policy knows of.
-func policyNodes() []*proxy.Node {
-	var out []*proxy.Node
-	for _, all := range []bool{false, true} {
-		for _, pods := range []proxy.LocalTrafficDetector{
-			{},
-			{Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
-			{Sources: []netip.Prefix{netip.MustParsePrefix("fd00::/8")}},
-			{Interface: "cni0"},
-			{Interface: "veth", IsPrefix: true, Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}},
-		} {
-			out = append(out, &proxy.Node{MasqueradeAll: all, LocalPods: pods})
-		}
-	}
-	return out
-}
-
-// policyRows are rows of a family with all that policy knows of.
-func policyRows(f proxy.Family) []*proxy.ServicePort {
-	addr := netip.AddrPortFrom(f.Unspecified().Next(), 80)
-	list := []proxy.Endpoint{{Addr: addr, Local: true}}
-	var out []*proxy.ServicePort
-	for i := range 1 << 6 {
-		on := func(bit int) bool { return i>>bit&1 == 1 }
-		sp := &proxy.ServicePort{Key: proxy.PortKey{Family: f, ServicePortName: proxy.ServicePortName{Name: fmt.Sprint(i), Protocol: proxy.TCP}}}
-		sp.Internal, sp.External, sp.UsableSomewhere = proxy.Scope(i&1), proxy.Scope(i>>1&1), on(2)
-		if on(3) {
-			sp.AllowFrom = []netip.Prefix{netip.PrefixFrom(addr.Addr(), 16)}
-		}
-		if on(4) {
-			sp.Cluster = list
-		}
-		if on(4) && on(5) {
-			sp.Local = list
-		}
-		for k := proxy.ClusterIP; k <= proxy.NodePort; k++ {
-			sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: k, Addr: netip.AddrPortFrom(addr.Addr(), uint16(80+int(k)))})
-		}
-		out = append(out, sp)
-	}
-	return out
-}
 
 // walk takes a packet of an origin through a chain that tells origins apart, and
 // returns whether it is marked and where it goes on.
@@ -82,10 +40,10 @@ func walk(v *nodeMatches, rules []string, origin proxy.Origin) (got treatment) {
 // share, which are made from one row's table, and a row's own.
 func TestPolicyTable(t *testing.T) {
 	for _, fam := range proxy.Families {
-		for _, node := range policyNodes() {
+		for _, node := range proxytest.PolicyNodes() {
 			v := newNodeMatches(&family{Family: fam}, node, nil, localnet.Guard{})
 			marked := v.markOther()
-			for _, sp := range policyRows(fam) {
+			for _, sp := range proxytest.PolicyRows(fam) {
 				r := v.render(sp)
 				cluster, local := clusterChain+hash(sp.Key, ""), localChain+hash(sp.Key, "")
 				for _, f := range sp.Frontends {
@@ -156,13 +114,13 @@ func dispatched(r *rendering, f proxy.Frontend) string {
 // node's settings change what is rendered.
 func TestNodesThatMakeTheSameRules(t *testing.T) {
 	for _, fam := range proxy.Families {
-		for _, a := range policyNodes() {
-			for _, b := range policyNodes() {
+		for _, a := range proxytest.PolicyNodes() {
+			for _, b := range proxytest.PolicyNodes() {
 				va, vb := newNodeMatches(&family{Family: fam}, a, nil, localnet.Guard{}), newNodeMatches(&family{Family: fam}, b, nil, localnet.Guard{})
 				if !va.same(vb) {
 					continue
 				}
-				for _, sp := range policyRows(fam) {
+				for _, sp := range proxytest.PolicyRows(fam) {
 					if diff := cmp.Diff(va.render(sp), vb.render(sp), cmp.AllowUnexported(rendering{}, line{}, chainRef{})); diff != "" {
 						t.Fatalf("%v, %+v and %+v make other rules:\n%s", fam, a, b, diff)
 					}

@@ -1,0 +1,164 @@
+package nftables
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"sluice/internal/dataplane/differ"
+	"sluice/internal/dataplane/localnet"
+	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+// treatment is what the rules do to a packet.
+type treatment struct {
+	chain  string // of the class it comes to, without masquerading
+	marked bool
+	end    *nft.Set // the set that says what becomes of it otherwise
+}
+
+// walker takes packets through the constant chains, by what their rules say
+// they are for, and the objects of one frontend.
+type walker struct {
+	t      *table
+	chains map[string]*chain
+	front  *front
+	class  map[uint32]class
+}
+
+func (w *walker) data(s *nft.Set) (string, bool) {
+	for _, x := range w.front.objects {
+		if x.set == s {
+			return x.data, true
+		}
+	}
+	return "", false
+}
+
+// marks reports whether a chain that marks does so for an origin.
+func (w *walker) marks(name string, from proxy.Origin) bool {
+	for _, r := range w.chains[name].rules {
+		if r.Comment == "our pods" {
+			if from == proxy.OurPod {
+				return false
+			}
+			continue
+		}
+		return true
+	}
+	return false
+}
+
+func (w *walker) walk(f proxy.Frontend, from proxy.Origin) (got treatment) {
+	m := w.front.maps
+	jumps := func(r *nft.Rule) bool { return r.Comment == "ClusterIPs hide clients that are not our pods" }
+	if f.Kind == proxy.ClusterIP && slices.ContainsFunc(w.chains[services].rules, jumps) {
+		got.marked = w.marks(markClusterIP, from)
+	}
+	by := m.dispatch
+	if _, split := w.data(m.external); split {
+		if by = m.locals; from != proxy.Elsewhere {
+			by = m.dispatch
+			got.marked = got.marked || w.marks(markNode, from)
+		}
+	}
+	if data, ok := w.data(by); ok {
+		n, _ := word(data)
+		c := w.class[n]
+		got.marked = got.marked || c.masquerade
+		c.masquerade = false
+		got.chain = c.leadsTo()
+	}
+	if got.chain == "" {
+		for _, s := range []*nft.Set{m.rejects, m.drops} {
+			if _, ok := w.data(s); ok {
+				got.end = s
+			}
+		}
+	}
+	return got
+}
+
+// TestPolicyTable wants a row's elements and the constant chains together to do
+// what the table of policy says, for every kind, origin and setting of the node.
+func TestPolicyTable(t *testing.T) {
+	for _, family := range proxy.Families {
+		d := New(nfttest.NewFake(), Settings{MarkBit: 14, Families: []proxy.Family{family}})
+		tab := d.tables[0]
+		for _, node := range proxytest.PolicyNodes() {
+			w := &walker{t: tab, chains: map[string]*chain{}, class: map[uint32]class{}}
+			for _, c := range tab.constant(node, nil, localnet.Guard{}) {
+				w.chains[c.Name] = c
+			}
+			for _, sp := range proxytest.PolicyRows(family) {
+				form, err := tab.form(differ.Row{ServicePort: sp, Node: node})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for c, n := range tab.classes.numbers {
+					w.class[n] = c
+				}
+				for i, f := range sp.Frontends {
+					w.front = &form.fronts[i]
+					for origin, route := range sp.Policy(f.Kind, node) {
+						if proxy.Origin(origin) == proxy.OurPod && len(tab.ourPods(node, (*rule).back)) == 0 {
+							continue // no packet is a pod's
+						}
+						name := fmt.Sprintf("%v, %+v: %s %v from %v", family, node, sp.Key.Name, f.Kind, proxy.Origin(origin))
+						if got, want := w.walk(f, proxy.Origin(origin)), w.want(f, route); !want.same(got) {
+							t.Fatalf("%s: %+v; want %+v", name, got, want)
+						}
+						if _, restricted := w.data(tab.restricted); restricted != (route.From != nil) {
+							t.Fatalf("%s: restricted is %t", name, restricted)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// want returns what a route asks for.
+func (w *walker) want(f proxy.Frontend, r proxy.Route) treatment {
+	if len(r.To) > 0 {
+		return treatment{chain: class{nodePort: f.Kind == proxy.NodePort, scope: r.Scope, count: len(r.To)}.chain(), marked: r.Masquerade}
+	}
+	if r.Otherwise == proxy.Drop {
+		return treatment{end: w.front.maps.drops}
+	}
+	return treatment{end: w.front.maps.rejects}
+}
+
+// same compares, but for the mark of a packet that goes nowhere.
+func (want treatment) same(got treatment) bool {
+	return got.chain == want.chain && got.end == want.end && (got.chain == "" || got.marked == want.marked)
+}
+
+// TestRowsDoNotDependOnTheNode wants the same elements of a row on every node:
+// a change of the node must cost constant chains only.
+func TestRowsDoNotDependOnTheNode(t *testing.T) {
+	d := New(nfttest.NewFake(), Settings{MarkBit: 14})
+	nodes := proxytest.PolicyNodes()
+	for _, tab := range d.tables {
+		for _, sp := range proxytest.PolicyRows(tab.family) {
+			want, err := tab.form(differ.Row{ServicePort: sp, Node: nodes[0]})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range nodes[1:] {
+				got, err := tab.form(differ.Row{ServicePort: sp, Node: n})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range want.fronts {
+					if !got.fronts[i].same(&want.fronts[i]) {
+						t.Fatalf("row %s, %v: other elements on node %+v", sp.Key.Name, sp.Frontends[i].Kind, n)
+					}
+				}
+			}
+		}
+	}
+}
