@@ -27,13 +27,13 @@ func parse(output []byte) ([]Table, error) {
 		case text == "COMMIT":
 			open = false
 		case text[0] == ':':
-			name, policy, ok := parseChain(text)
-			if !ok {
+			fields := strings.Fields(text[1:]) // such as "INPUT ACCEPT [0:0]"; "-" is no policy
+			if len(fields) != 2 && len(fields) != 3 {
 				return nil, malformed()
 			}
 			t := &tables[len(tables)-1]
-			chains[name] = len(t.Chains)
-			t.Chains = append(t.Chains, Chain{Name: name, Policy: policy})
+			chains[fields[0]] = len(t.Chains)
+			t.Chains = append(t.Chains, Chain{Name: fields[0], Policy: strings.TrimPrefix(fields[1], "-")})
 		default:
 			rest, isRule := strings.CutPrefix(text, "-A ")
 			name, rule, _ := strings.Cut(rest, " ")
@@ -51,35 +51,19 @@ func parse(output []byte) ([]Table, error) {
 	return tables, nil
 }
 
-// parseChain reads a line such as ":INPUT ACCEPT [0:0]". A chain that is not
-// built in has no policy, written "-".
-func parseChain(text string) (name, policy string, ok bool) {
-	fields := strings.Fields(text[1:])
-	if len(fields) != 3 && len(fields) != 2 {
-		return "", "", false
-	}
-	if fields[1] == "-" {
-		return fields[0], "", true
-	}
-	return fields[0], fields[1], true
-}
-
 // Target returns the chain that a rule goes to, by jump or goto, or the name
 // of its target if that has no options; empty if the rule has none or one with
 // options. Nothing follows the name of a chain, and text that somebody chose
 // cannot look like it: it is quoted as soon as it holds a blank.
 func Target(rule string) string {
-	rest, name := cutLastField(rule)
-	_, how := cutLastField(rest)
-	if how != "-j" && how != "-g" || strings.HasSuffix(name, `"`) {
+	at := strings.LastIndexByte(rule, ' ')
+	if at < 0 || strings.HasSuffix(rule, `"`) {
 		return ""
 	}
-	return name
-}
-
-func cutLastField(s string) (before, last string) {
-	if i := strings.LastIndexByte(s, ' '); i >= 0 {
-		return s[:i], s[i+1:]
+	switch how := rule[strings.LastIndexByte(rule[:at], ' ')+1 : at]; how {
+	case "-j", "-g":
+		return rule[at+1:]
+	default:
+		return ""
 	}
-	return "", s
 }

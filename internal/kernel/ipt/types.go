@@ -4,41 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 
-	"golang.org/x/sys/unix"
+	"sluice/internal/kernel/netlink"
 )
 
 // Family is the protocol family a program works on.
-type Family uint8
+type Family = netlink.Family
 
-// The families. The zero value is none.
+// The families.
 const (
-	IPv4 Family = iota + 1
-	IPv6
+	IPv4 = netlink.IPv4
+	IPv6 = netlink.IPv6
 )
 
 // Families returns both families.
-func Families() []Family { return []Family{IPv4, IPv6} }
+func Families() []Family { return netlink.Families[:] }
 
-// program returns the name that all programs of the family begin with.
-func (f Family) program() string {
-	switch f {
-	case IPv4:
-		return "iptables"
-	case IPv6:
-		return "ip6tables"
-	default:
-		panic(fmt.Sprintf("unknown family %d", uint8(f)))
-	}
-}
-
-// domain returns the family as the kernel numbers it.
-func (f Family) domain() uint8 {
-	if f == IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
+// program returns the name that all programs of a family begin with.
+func program(f Family) string { return f.String() + "tables" }
 
 // Variant is which of the kernel's two tables a program works on. A host may
 // hold rules in both.
@@ -66,7 +50,7 @@ func (v Variant) String() string {
 }
 
 // Name returns what a variant for a family is called, such as "ip6tables-legacy".
-func Name(f Family, v Variant) string { return f.program() + "-" + v.String() }
+func Name(f Family, v Variant) string { return program(f) + "-" + v.String() }
 
 var (
 	// ErrMissing says that the host has no programs for a variant and family.
@@ -118,6 +102,72 @@ type Chain struct {
 // Uses is, by table and chain, how many rules a chain has and how many rules go
 // to it, added up: a chain that loses a rule or a way in has fewer.
 type Uses map[string]map[string]int
+
+// UsesOf counts what was saved.
+func UsesOf(tables []Table) Uses {
+	uses := Uses{}
+	for _, t := range tables {
+		for _, c := range t.Chains {
+			uses.add(t.Name, c.Name, len(c.Rules))
+		}
+		for _, c := range t.Chains {
+			for _, r := range c.Rules {
+				if to := Target(r); to != "" {
+					if _, ok := uses[t.Name][to]; ok {
+						uses[t.Name][to]++
+					}
+				}
+			}
+		}
+	}
+	return uses
+}
+
+func (u Uses) add(table, chain string, n int) {
+	if u[table] == nil {
+		u[table] = map[string]int{}
+	}
+	u[table][chain] += n
+}
+
+// Stamp is a number of the kernel's that moves when tables change: of nf_tables
+// how many transactions there were, of the legacy tables their sizes.
+type Stamp struct {
+	Generation uint32
+	sizes      map[string]tableSize // nil: of nf_tables
+}
+
+// tableSize is the size of a legacy table. An entry is a rule; a chain that is
+// not built in has two more.
+type tableSize struct {
+	entries, bytes uint32
+}
+
+// Change is what a restore does to a table, by how many more chains and rules
+// there are afterwards.
+type Change struct {
+	Table         string
+	Chains, Rules int
+}
+
+// Became reports whether these changes, and nobody else's, make the stamp
+// another one: every table that is restored is a transaction, and adds or takes
+// away a known number of entries. Without changes it reports whether the two
+// are equal.
+func (s Stamp) Became(now Stamp, changes ...Change) bool {
+	if s.sizes == nil && now.sizes == nil {
+		return now.Generation-s.Generation == uint32(len(changes))
+	}
+	want := map[string]tableSize{}
+	maps.Copy(want, s.sizes)
+	for _, c := range changes {
+		want[c.Table] = tableSize{
+			entries: want[c.Table].entries + uint32(2*c.Chains+c.Rules),
+			bytes:   now.sizes[c.Table].bytes, // which depends on what the rules are
+		}
+	}
+	return maps.Equal(want, now.sizes)
+}
 
 // RestoreError is a refused line of a Restore.
 type RestoreError struct {

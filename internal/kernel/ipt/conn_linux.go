@@ -3,13 +3,13 @@ package ipt
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,9 +25,6 @@ const (
 	// child of it hold on to the pipe.
 	drainWait = time.Second
 )
-
-// oldest is the first release whose iptables-restore can wait for the lock.
-var oldest = [3]int{1, 6, 2}
 
 // Conn is the programs of one variant and family. They work on the network
 // namespace of the calling thread.
@@ -48,7 +45,7 @@ var _ Interface = (*Conn)(nil)
 // [ErrMissing] if there are none.
 func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 	reason := fmt.Errorf("find programs %s-save and %[1]s-restore: %w", Name(f, v), ErrMissing)
-	for _, name := range []string{Name(f, v), f.program()} {
+	for _, name := range []string{Name(f, v), program(f)} {
 		c := &Conn{LockWait: lockWait, family: f, variant: v}
 		program, err := exec.LookPath(name)
 		if err == nil {
@@ -60,14 +57,14 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 		if err != nil {
 			continue
 		}
-		version, err := run(ctx, nil, program, "--version")
+		version, _, err := run(ctx, nil, program, "--version")
 		if err != nil {
 			return nil, err
 		}
 		variant, number := parseVersion(string(version))
 		switch {
 		case variant != v:
-		case older(number, oldest):
+		case slices.Compare(number, []int{1, 6, 2}) < 0: // the first that can wait for the lock
 			reason = fmt.Errorf("use %s: version %q is too old, 1.6.2 is the oldest that works", program, bytes.TrimSpace(version))
 		default:
 			return c, nil
@@ -79,38 +76,22 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 var versionPattern = regexp.MustCompile(`v(\d+)\.(\d+)\.(\d+)(?:\.\d+)?(?: \((\w+)\))?`)
 
 // parseVersion reads "iptables v1.8.9 (nf_tables)". Releases before 1.8 name no
-// variant and know the legacy one only.
-func parseVersion(s string) (Variant, [3]int) {
+// variant and know the legacy one only. Zero: it is neither.
+func parseVersion(s string) (v Variant, number []int) {
 	m := versionPattern.FindStringSubmatch(s)
 	if m == nil {
-		return 0, [3]int{}
+		return 0, nil
 	}
-	var number [3]int
-	for i := range number {
-		number[i], _ = strconv.Atoi(m[i+1]) // digits only; one too large is new enough
+	for _, digits := range m[1:4] {
+		n, _ := strconv.Atoi(digits) // one too large is new enough
+		number = append(number, n)
 	}
-	switch m[4] {
-	case "nf_tables":
-		return NFT, number
-	case "legacy", "":
-		return Legacy, number
-	default:
-		return 0, number
-	}
-}
-
-func older(a, b [3]int) bool {
-	for i := range a {
-		if a[i] != b[i] {
-			return a[i] < b[i]
-		}
-	}
-	return false
+	return map[string]Variant{"nf_tables": NFT, "legacy": Legacy, "": Legacy}[m[4]], number
 }
 
 // Save runs iptables-save.
 func (c *Conn) Save(ctx context.Context) ([]Table, error) {
-	output, err := run(ctx, nil, c.save)
+	output, _, err := run(ctx, nil, c.save)
 	if err != nil {
 		return nil, err
 	}
@@ -133,18 +114,29 @@ func (c *Conn) Restore(ctx context.Context, input []byte) error {
 	}
 	defer file.Close()
 	wait := max(1, int(c.LockWait/time.Second))
-	_, err = run(context.WithoutCancel(ctx), file, c.restore, "--noflush", "-w", strconv.Itoa(wait))
-	var failed *runError
-	if !errors.As(err, &failed) {
-		return err
+	_, said, err := run(context.WithoutCancel(ctx), file, c.restore, "--noflush", "-w", strconv.Itoa(wait))
+	if err == nil {
+		return nil
 	}
-	if strings.Contains(failed.said, "holding the xtables lock") {
-		return fmt.Errorf("run %s: %w, for more than %d s", failed.command, ErrLocked, wait)
+	if strings.Contains(said, "holding the xtables lock") {
+		return fmt.Errorf("%w, for more than %d s: %w", ErrLocked, wait, err)
 	}
-	if n := refusedLine(failed.said); n > 0 {
-		return &RestoreError{Line: n, Text: lineOf(input, n), Err: err}
+	if m := linePattern.FindStringSubmatch(said); m != nil {
+		if n, _ := strconv.Atoi(m[1]); n > 0 {
+			return &RestoreError{Line: n, Text: lineOf(input, n), Err: err}
+		}
 	}
 	return err
+}
+
+var linePattern = regexp.MustCompile(`\bline:? (\d+)`)
+
+func lineOf(input []byte, number int) string {
+	lines := bytes.SplitN(input, []byte("\n"), number+1)
+	if number > len(lines) {
+		return ""
+	}
+	return string(bytes.TrimSpace(lines[number-1]))
 }
 
 // memoryFile returns a file without a name that holds these bytes.
@@ -164,74 +156,26 @@ func memoryFile(content []byte) (*os.File, error) {
 	return f, nil
 }
 
-var linePattern = regexp.MustCompile(`\bline:? (\d+)`)
-
-// refusedLine finds the number of the refused line in what a program said; 0
-// if it is not there.
-func refusedLine(said string) int {
-	m := linePattern.FindStringSubmatch(said)
-	if m == nil {
-		return 0
-	}
-	n, _ := strconv.Atoi(m[1]) // not a number we can use: zero
-	return n
-}
-
-func lineOf(input []byte, number int) string {
-	for line := range bytes.Lines(input) {
-		if number--; number == 0 {
-			return string(bytes.TrimSpace(line))
-		}
-	}
-	return ""
-}
-
-// runError is a program that ended badly.
-type runError struct {
-	command string
-	said    string
-	err     error
-}
-
-func (e *runError) Error() string {
-	if e.said == "" {
-		return fmt.Sprintf("run %s: %v", e.command, e.err)
-	}
-	return fmt.Sprintf("run %s: %v: %s", e.command, e.err, e.said)
-}
-
-func (e *runError) Unwrap() error { return e.err }
-
-// run runs a program to its end and returns its output. What it says on the
-// way is part of the error, on one line. The program has a process group of its
-// own: a signal to ours, such as Ctrl-C, is for us to act on.
-func run(ctx context.Context, input io.Reader, path string, args ...string) ([]byte, error) {
+// run runs a program to its end and returns its output, and on one line what it
+// said on the way, which is part of the error too. The program has a process
+// group of its own: a signal to ours, such as Ctrl-C, is for us to act on.
+func run(ctx context.Context, input io.Reader, path string, args ...string) (output []byte, said string, err error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = drainWait
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Stdin = input
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
+	var out, complaint bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaint
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
+		said = strings.Join(strings.Fields(complaint.String()), " ")
 		command := strings.Join(append([]string{filepath.Base(path)}, args...), " ")
-		return nil, &runError{command, strings.Join(strings.Fields(said.String()), " "), err}
+		if said != "" {
+			return nil, said, fmt.Errorf("run %s: %w: %s", command, err, said)
+		}
+		return nil, "", fmt.Errorf("run %s: %w", command, err)
 	}
-	return out.Bytes(), nil
-}
-
-// LegacyTables returns the tables of the legacy variant that the calling
-// thread's network namespace has in use. It needs no program and makes none.
-func LegacyTables(f Family) ([]string, error) {
-	names := map[Family]string{IPv4: "ip_tables_names", IPv6: "ip6_tables_names"}
-	b, err := os.ReadFile("/proc/thread-self/net/" + names[f])
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // the kernel has no such tables, or not yet
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list legacy tables: %w", err)
-	}
-	return strings.Fields(string(b)), nil
+	return out.Bytes(), "", nil
 }

@@ -1,9 +1,13 @@
 package ipt
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -27,11 +31,11 @@ const (
 
 // askLegacy fills what a question has room for.
 func askLegacy(f Family, question uintptr, room unsafe.Pointer, size uintptr) error {
-	domain, level := unix.AF_INET, unix.IPPROTO_IP
+	level := unix.IPPROTO_IP
 	if f == IPv6 {
-		domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
+		level = unix.IPPROTO_IPV6
 	}
-	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(int(f), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
@@ -55,11 +59,42 @@ func LegacyPermission() error {
 	return unix.Close(fd)
 }
 
+// LegacyTables returns the tables of the legacy variant that the calling
+// thread's network namespace has in use. It needs no program and makes none;
+// asking for any other table would make it.
+func LegacyTables(f Family) ([]string, error) {
+	b, err := os.ReadFile("/proc/thread-self/net/" + f.String() + "_tables_names")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // the kernel has no such tables, or not yet
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list legacy tables: %w", err)
+	}
+	return strings.Fields(string(b)), nil
+}
+
 // legacyInfo asks for the size of a table.
 func legacyInfo(f Family, table string) (*tableInfo, error) {
 	var info tableInfo
 	copy(info.Name[:len(info.Name)-1], table)
-	return &info, askLegacy(f, getInfo, unsafe.Pointer(&info), unsafe.Sizeof(info))
+	if err := askLegacy(f, getInfo, unsafe.Pointer(&info), unsafe.Sizeof(info)); err != nil {
+		return nil, fmt.Errorf("ask for the size of table %s: %w", table, err)
+	}
+	return &info, nil
+}
+
+// legacyStamp is the sizes of all tables in use.
+func legacyStamp(f Family) (Stamp, error) {
+	names, err := LegacyTables(f)
+	s := Stamp{sizes: make(map[string]tableSize, len(names))}
+	for _, name := range names {
+		info, err := legacyInfo(f, name)
+		if err != nil {
+			return Stamp{}, err
+		}
+		s.sizes[name] = tableSize{info.Entries, info.Size}
+	}
+	return s, err
 }
 
 // legacyTable is a table as the kernel has it: entries one after the other,
@@ -71,20 +106,27 @@ type legacyTable struct {
 	entries []byte
 }
 
-// readLegacy reads a table. The error is EAGAIN if it changed meanwhile.
-func readLegacy(f Family, name string) (*legacyTable, error) {
-	info, err := legacyInfo(f, name)
+// readLegacy reads a table, again if somebody changes it meanwhile.
+func readLegacy(f Family, name string) (t *legacyTable, err error) {
+	for range askAttempts {
+		var info *tableInfo
+		if info, err = legacyInfo(f, name); err != nil {
+			return nil, err
+		}
+		const header = 40 // the name, the size, and what aligns the entries
+		room := make([]byte, header+int(info.Size))
+		copy(room, info.Name[:])
+		binary.NativeEndian.PutUint32(room[len(info.Name):], info.Size)
+		err = askLegacy(f, getEntries, unsafe.Pointer(&room[0]), uintptr(len(room)))
+		if err != unix.EAGAIN {
+			t = &legacyTable{info, f, name, room[header:]}
+			break
+		}
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read table %s of %s: %w", name, Name(f, Legacy), err)
 	}
-	const header = 40 // the name, the size, and what aligns the entries
-	room := make([]byte, header+int(info.Size))
-	copy(room, info.Name[:])
-	binary.NativeEndian.PutUint32(room[len(info.Name):], info.Size)
-	if err := askLegacy(f, getEntries, unsafe.Pointer(&room[0]), uintptr(len(room))); err != nil {
-		return nil, err
-	}
-	return &legacyTable{info, f, name, room[header:]}, nil
+	return t, nil
 }
 
 // legacyEntry is a rule, the head of a chain or its end.
@@ -138,7 +180,7 @@ func (t *legacyTable) walk(visit func(chain string, e legacyEntry)) (starts map[
 	for at := 0; at < len(t.entries); {
 		e, err := t.entry(at)
 		if err != nil {
-			return nil, fmt.Errorf("offset %d: %w", at, err)
+			return nil, fmt.Errorf("read table %s of %s: offset %d: %w", t.name, Name(t.family, Legacy), at, err)
 		}
 		if e.head != "" {
 			starts[e.next] = e.head
@@ -153,24 +195,56 @@ func (t *legacyTable) walk(visit func(chain string, e legacyEntry)) (starts map[
 	return starts, nil
 }
 
-// count adds what the table's chains hold.
+// legacyUses reads the tables that are in use.
+func legacyUses(f Family) (Uses, error) {
+	names, err := LegacyTables(f)
+	uses := Uses{}
+	for _, name := range names {
+		t, err := readLegacy(f, name)
+		if err == nil {
+			err = t.count(uses)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return uses, err
+}
+
+// count adds what the table's chains hold: the first entry of each stands for its
+// last one, which is no rule.
 func (t *legacyTable) count(uses Uses) error {
 	var jumps []int
 	starts, err := t.walk(func(chain string, e legacyEntry) {
-		if !e.first { // for the last one, which is no rule
-			uses.add(t.name, chain, 1)
-		} else {
+		if e.first {
 			uses.add(t.name, chain, 0)
+		} else {
+			uses.add(t.name, chain, 1)
 		}
 		if e.jump >= 0 {
 			jumps = append(jumps, e.jump)
 		}
 	})
-	if err != nil {
-		return err
-	}
 	for _, to := range jumps {
 		uses.add(t.name, starts[to], 1)
 	}
-	return nil
+	return err
+}
+
+// legacyPackets reads the table, if it is in use.
+func legacyPackets(f Family, table, chain, comment string) (n uint64, err error) {
+	names, err := LegacyTables(f)
+	if err != nil || !slices.Contains(names, table) {
+		return 0, err
+	}
+	t, err := readLegacy(f, table)
+	if err != nil {
+		return 0, err
+	}
+	_, err = t.walk(func(of string, e legacyEntry) {
+		if of == chain && bytes.Contains(t.entries[e.at:e.next], []byte(comment)) {
+			n += e.packets
+		}
+	})
+	return n, err
 }
