@@ -7,7 +7,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build demo check test lint bench bench-peers generate deps
+.PHONY: build demo check test lint size bench bench-peers generate deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice, static
@@ -33,6 +33,9 @@ lint: ## formatting, vet, staticcheck, errcheck
 		(cd test/$$m && go tool -modfile=../../tools/go.mod staticcheck ./...) || exit 1; done
 	go run ./test/matrix --check README.md
 	$(TOOL) errcheck -ignoretests -exclude tools/errcheck.txt ./...
+
+size: ## lines of Go outside tests, conformance and fakes, by package, and their limits
+	@test/size.sh
 
 bench: ## the figures the design promises, as one table; also written to docs/benchmarks/core.md
 	go run ./test/bench --output docs/benchmarks/core.md

@@ -1,0 +1,20 @@
+#!/bin/bash
+# Prints how many lines of Go there are outside tests, conformance and fakes,
+# the share of each package, and the totals that have a limit.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+files() { find "$@" -name '*.go' ! -name '*_test.go' ! -name 'fake*.go' ! -path '*/*test/*'; }
+daemon() { files cmd internal | grep -v '^internal/conformance/'; }
+lines() { xargs cat | wc -l; }
+
+all=$(daemon | lines)
+daemon | xargs wc -l | awk -v all="$all" '
+	$2 != "total" { sub("/[^/]*$", "", $2); n[$2] += $1 }
+	END { for (p in n) printf "%7d %5.1f%%  %s\n", n[p], 100 * n[p] / all, p }' | sort -rn
+echo
+limit() { printf '%7d of at most %6d  %s\n' "$1" "$2" "$3"; }
+limit "$all" 15500 "the daemon: all of the above"
+limit "$(files internal/conformance | lines)" 3800 "internal/conformance"
+limit "$(files test/demo | lines)" 1000 "test/demo"
+limit "$(files test/cluster/peers | lines)" 3000 "test/cluster/peers"
