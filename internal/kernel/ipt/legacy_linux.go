@@ -97,138 +97,119 @@ func legacyStamp(f Family) (Stamp, error) {
 	return s, err
 }
 
-// legacyTable is a table as the kernel has it: entries one after the other,
-// those of a chain together.
-type legacyTable struct {
-	*tableInfo
-	family  Family
-	name    string
-	entries []byte
-}
-
-// readLegacy reads a table, again if somebody changes it meanwhile.
-func readLegacy(f Family, name string) (t *legacyTable, err error) {
+// legacyEntries returns a table as the kernel has it: entries one after the other,
+// those of a chain together. It asks again if somebody changes it meanwhile.
+func legacyEntries(f Family, table string) (info *tableInfo, entries []byte, err error) {
+	const header = 40 // the name, the size, and what aligns the entries
 	for range askAttempts {
-		var info *tableInfo
-		if info, err = legacyInfo(f, name); err != nil {
-			return nil, err
+		if info, err = legacyInfo(f, table); err != nil {
+			return nil, nil, err
 		}
-		const header = 40 // the name, the size, and what aligns the entries
 		room := make([]byte, header+int(info.Size))
 		copy(room, info.Name[:])
 		binary.NativeEndian.PutUint32(room[len(info.Name):], info.Size)
 		err = askLegacy(f, getEntries, unsafe.Pointer(&room[0]), uintptr(len(room)))
-		if err != unix.EAGAIN {
-			t = &legacyTable{info, f, name, room[header:]}
+		if entries = room[header:]; err != unix.EAGAIN {
 			break
 		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read table %s of %s: %w", name, Name(f, Legacy), err)
-	}
-	return t, nil
+	return info, entries, err
 }
 
-// legacyEntry is a rule, the head of a chain or its end.
+// legacyEntry is a rule of a chain, or its end: a policy or the way back.
 type legacyEntry struct {
-	at, next int
-	head     string // of this chain; empty: it is none
-	packets  uint64
-	first    bool // of its chain
-	jump     int  // where it goes on; -1: it leaves the chain or goes on to the next
+	chain   string
+	first   bool // of the chain
+	packets uint64
+	jump    int // the offset where it goes on; -1: it leaves the chain
+	bytes   []byte
 }
 
-// entry reads what begins at an offset: struct ipt_entry and its target.
-func (t *legacyTable) entry(at int) (legacyEntry, error) {
-	const targetName, targetData = 2, 32
-	offsets, counters := 88, 96
-	if t.family == IPv6 {
-		offsets, counters = 140, 152
+// readLegacy visits the entries of all chains of a table, and returns the chains
+// by the offsets of their first entries.
+func readLegacy(f Family, table string, visit func(legacyEntry)) (starts map[int]string, err error) {
+	info, entries, err := legacyEntries(f, table)
+	if err != nil {
+		return nil, fmt.Errorf("read table %s of %s: %w", table, Name(f, Legacy), err)
 	}
-	e := legacyEntry{at: at, jump: -1}
-	short := errors.New("an entry ends too early")
-	if at+counters+8 > len(t.entries) {
-		return e, short
-	}
-	e.packets = binary.NativeEndian.Uint64(t.entries[at+counters:])
-	target := at + int(binary.NativeEndian.Uint16(t.entries[at+offsets:]))
-	e.next = at + int(binary.NativeEndian.Uint16(t.entries[at+offsets+2:]))
-	if e.next <= at || e.next > len(t.entries) || target+targetData+4 > e.next {
-		return e, short
-	}
-	switch unix.ByteSliceToString(t.entries[target+targetName : target+targetData]) {
-	case "ERROR":
-		e.head = unix.ByteSliceToString(t.entries[target+targetData : e.next])
-	case "": // the standard target: a verdict below zero, or where to go on
-		if to := int(int32(binary.NativeEndian.Uint32(t.entries[target+targetData:]))); to >= 0 && to != e.next {
-			e.jump = to
-		}
-	}
-	return e, nil
-}
-
-// walk visits the entries of all chains, the last of each among them: a policy
-// or the way back. It returns the chains by the offset of their first entry.
-func (t *legacyTable) walk(visit func(chain string, e legacyEntry)) (starts map[int]string, err error) {
 	starts = map[int]string{}
 	for hook, name := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
-		if t.ValidHooks&(1<<hook) != 0 {
-			starts[int(t.Entry[hook])] = name
+		if info.ValidHooks&(1<<hook) != 0 {
+			starts[int(info.Entry[hook])] = name
 		}
 	}
 	chain := ""
-	for at := 0; at < len(t.entries); {
-		e, err := t.entry(at)
-		if err != nil {
-			return nil, fmt.Errorf("read table %s of %s: offset %d: %w", t.name, Name(t.family, Legacy), at, err)
+	for at := 0; at < len(entries); {
+		e, head, whole := decodeEntry(f, entries[at:])
+		if !whole {
+			return nil, fmt.Errorf("read table %s of %s: the entry at offset %d ends too early", table, Name(f, Legacy), at)
 		}
-		if e.head != "" {
-			starts[e.next] = e.head
+		next := at + len(e.bytes)
+		if head != "" {
+			starts[next] = head
 		} else {
-			if name := starts[at]; name != "" {
-				chain, e.first = name, true
+			if e.first = starts[at] != ""; e.first {
+				chain = starts[at]
 			}
-			visit(chain, e)
+			if e.chain = chain; e.jump == next {
+				e.jump = -1 // a rule without a target goes on to the next one
+			}
+			visit(e)
 		}
-		at = e.next
+		at = next
 	}
 	return starts, nil
+}
+
+// decodeEntry reads struct ipt_entry and its target, and the name of the chain
+// that it is the head of, if it is whole.
+func decodeEntry(f Family, b []byte) (e legacyEntry, head string, whole bool) {
+	const targetName, targetData = 2, 32
+	offsets, counters := 88, 96
+	if f == IPv6 {
+		offsets, counters = 140, 152
+	}
+	if len(b) < counters+8 {
+		return e, "", false
+	}
+	target, next := int(binary.NativeEndian.Uint16(b[offsets:])), int(binary.NativeEndian.Uint16(b[offsets+2:]))
+	if next > len(b) || target+targetData+4 > next {
+		return e, "", false
+	}
+	e = legacyEntry{packets: binary.NativeEndian.Uint64(b[counters:]), jump: -1, bytes: b[:next]}
+	switch unix.ByteSliceToString(b[target+targetName : target+targetData]) {
+	case "ERROR":
+		head = unix.ByteSliceToString(b[target+targetData : next])
+	case "": // the standard target: a verdict below zero, or where to go on
+		e.jump = max(-1, int(int32(binary.NativeEndian.Uint32(b[target+targetData:]))))
+	}
+	return e, head, true
 }
 
 // legacyUses reads the tables that are in use.
 func legacyUses(f Family) (Uses, error) {
 	names, err := LegacyTables(f)
 	uses := Uses{}
-	for _, name := range names {
-		t, err := readLegacy(f, name)
-		if err == nil {
-			err = t.count(uses)
-		}
+	for _, table := range names {
+		var jumps []int
+		starts, err := readLegacy(f, table, func(e legacyEntry) {
+			n := 1
+			if e.first {
+				n = 0 // it stands for the last one, which is no rule
+			}
+			uses.add(table, e.chain, n)
+			if e.jump >= 0 {
+				jumps = append(jumps, e.jump)
+			}
+		})
 		if err != nil {
 			return nil, err
 		}
+		for _, to := range jumps {
+			uses.add(table, starts[to], 1)
+		}
 	}
 	return uses, err
-}
-
-// count adds what the table's chains hold: the first entry of each stands for its
-// last one, which is no rule.
-func (t *legacyTable) count(uses Uses) error {
-	var jumps []int
-	starts, err := t.walk(func(chain string, e legacyEntry) {
-		if e.first {
-			uses.add(t.name, chain, 0)
-		} else {
-			uses.add(t.name, chain, 1)
-		}
-		if e.jump >= 0 {
-			jumps = append(jumps, e.jump)
-		}
-	})
-	for _, to := range jumps {
-		uses.add(t.name, starts[to], 1)
-	}
-	return err
 }
 
 // legacyPackets reads the table, if it is in use.
@@ -237,12 +218,8 @@ func legacyPackets(f Family, table, chain, comment string) (n uint64, err error)
 	if err != nil || !slices.Contains(names, table) {
 		return 0, err
 	}
-	t, err := readLegacy(f, table)
-	if err != nil {
-		return 0, err
-	}
-	_, err = t.walk(func(of string, e legacyEntry) {
-		if of == chain && bytes.Contains(t.entries[e.at:e.next], []byte(comment)) {
+	_, err = readLegacy(f, table, func(e legacyEntry) {
+		if e.chain == chain && bytes.Contains(e.bytes, []byte(comment)) {
 			n += e.packets
 		}
 	})

@@ -112,10 +112,8 @@ func UsesOf(tables []Table) Uses {
 		}
 		for _, c := range t.Chains {
 			for _, r := range c.Rules {
-				if to := Target(r); to != "" {
-					if _, ok := uses[t.Name][to]; ok {
-						uses[t.Name][to]++
-					}
+				if _, ok := uses[t.Name][Target(r)]; ok {
+					uses.add(t.Name, Target(r), 1)
 				}
 			}
 		}
