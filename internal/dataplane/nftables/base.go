@@ -171,9 +171,9 @@ func (t *table) externalChain(name, local string, m *frontendMaps) *chain {
 // externalLocalChain keeps clients from elsewhere on the Local list: without
 // one, the packet stays as it is and the filter drops it.
 func (t *table) externalLocalChain(name string, m *frontendMaps, n *proxy.Node) *chain {
-	c := t.chain(name, t.ourPods(n, (*rule).back)...)
+	c := t.chain(name, t.ourPods(n, (*rule).returns)...)
 	c.rules = append(c.rules,
-		t.rule().local(true).back().comment("the node takes any endpoint"),
+		t.rule().local(true).returns().comment("the node takes any endpoint"),
 		t.choose(m, m.locals).comment("others take local endpoints"),
 		t.rule().accept().comment("there is none"))
 	return c
@@ -191,7 +191,7 @@ func (t *table) nodePortChain(name, to string, n *proxy.Node) *chain {
 	c := t.chain(name)
 	within, except := n.NodePortAddresses(t.family)
 	for _, p := range except {
-		c.rules = append(c.rules, t.rule().within(false, p).back().comment("loopback takes no NodePorts"))
+		c.rules = append(c.rules, t.rule().within(false, p).returns().comment("loopback takes no NodePorts"))
 	}
 	for _, p := range within {
 		c.rules = append(c.rules,
@@ -214,7 +214,7 @@ func (t *table) markNodeChain(n *proxy.Node) *chain {
 func (t *table) markChain(name string, p proxy.Policy, n *proxy.Node, text string) *chain {
 	c := t.chain(name)
 	if !p[proxy.OurPod].Masquerade {
-		c.rules = t.ourPods(n, (*rule).back)
+		c.rules = t.ourPods(n, (*rule).returns)
 	}
 	c.rules = append(c.rules, t.rule().setMark(true).comment(text))
 	return c

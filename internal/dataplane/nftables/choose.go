@@ -128,7 +128,7 @@ func (t *table) idChain(c class) *chain {
 func (t *table) chosenChain(c class) *chain {
 	m, h := t.frontends(c.nodePort), half(c.large)
 	return t.chain(toChosen+c.block(),
-		t.rule().load(true).maskedPriority(^(h - 1)).priorityBy(t.affinity).comment("another packet may have been faster"),
+		t.rule().load(true).priority().bits(^(h-1), 0).priorityBy(t.affinity).comment("another packet may have been faster"),
 		t.rule().jump(m.dnat).comment("the endpoint that was chosen"),
 		t.rule().slotToPriority(1, firstSlot(c.scope)).
 			frontend(m).priority().priorityBy(m.ids).goTo(m.dnat).comment(overtaken))

@@ -102,43 +102,23 @@ func (t *table) idle() *nft.Rule {
 }
 
 // zero loads it, in a way that the nft program can list.
-func (r *rule) zero() *rule {
-	n := r.take(1)
-	return r.add(&expr.Meta{Key: expr.MetaKeyMARK, Register: n},
-		&expr.Bitwise{SourceRegister: n, DestRegister: n, Len: 4, Mask: hostWord(0), Xor: hostWord(0)})
-}
+func (r *rule) zero() *rule { return r.meta(expr.MetaKeyMARK).bits(0, 0) }
 
-// note adds zero to a set for good.
+// note adds zero to a set.
 func (r *rule) note(s *nft.Set) *rule {
-	r.zero()
-	return r.add(&expr.Dynset{SrcRegKey: firstRegister, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_ADD}).done()
+	return r.zero().add(&expr.Dynset{SrcRegKey: firstRegister, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_ADD}).done()
 }
 
 // firstTranslated matches the first packet of a flow whose destination was
-// translated: a flow is confirmed when its first packet has passed.
+// translated: the flow is not confirmed yet.
 func (r *rule) firstTranslated() *rule {
-	const statusConfirmed, statusDNAT = 1 << 3, 1 << 5 // IPS_CONFIRMED, IPS_DST_NAT
-	r.add(&expr.Ct{Key: expr.CtKeySTATUS, Register: firstRegister},
-		&expr.Bitwise{
-			SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4,
-			Mask: hostWord(statusConfirmed | statusDNAT), Xor: hostWord(0),
-		}, &expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: hostWord(statusDNAT)})
-	return r.done()
+	return r.conntrack(expr.CtKeySTATUS).bits(statusConfirmed|statusDNAT, 0).is(hostWord(statusDNAT))
 }
 
-// flowMarked matches flows whose mark has our bit.
-func (r *rule) flowMarked() *rule { return r.conntrack(expr.CtKeyMARK, r.t.mark) }
+// flowMarked matches flows that carry the mark, which setFlowMark sets or clears.
+func (r *rule) flowMarked() *rule { return r.conntrack(expr.CtKeyMARK).has(r.t.mark) }
 
-// setFlowMark sets or clears our bit of a flow's mark.
 func (r *rule) setFlowMark(on bool) *rule {
-	var xor uint32
-	if on {
-		xor = r.t.mark
-	}
-	return r.add(&expr.Ct{Key: expr.CtKeyMARK, Register: firstRegister},
-		&expr.Bitwise{
-			SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4,
-			Mask: hostWord(^r.t.mark), Xor: hostWord(xor),
-		},
-		&expr.Ct{Key: expr.CtKeyMARK, Register: firstRegister, SourceRegister: true})
+	return r.conntrack(expr.CtKeyMARK).bits(^r.t.mark, r.markIf(on)).
+		add(&expr.Ct{Key: expr.CtKeyMARK, Register: firstRegister, SourceRegister: true}).done()
 }

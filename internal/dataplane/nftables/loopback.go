@@ -100,13 +100,7 @@ func listIfAny(ctx context.Context, conn nft.Interface, t nft.Table) (*nft.Listi
 }
 
 // fromWire matches what came in on another link than loopback.
-func (r *rule) fromWire() *rule {
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, "lo")
-	r.add(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: firstRegister},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: firstRegister, Data: name})
-	return r.done()
-}
+func (r *rule) fromWire() *rule { return r.meta(expr.MetaKeyIIFNAME).isNot(interfaceName("lo")) }
 
 // KeepsLoopback reports whether the setting that opens loopback is looked after
 // here, whoever set it. Anybody may ask at any time.

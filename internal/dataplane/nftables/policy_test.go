@@ -104,7 +104,7 @@ func TestPolicyTable(t *testing.T) {
 				for i, f := range sp.Frontends {
 					w.front = &form.fronts[i]
 					for origin, route := range sp.Policy(f.Kind, node) {
-						if proxy.Origin(origin) == proxy.OurPod && len(tab.ourPods(node, (*rule).back)) == 0 {
+						if proxy.Origin(origin) == proxy.OurPod && len(tab.ourPods(node, (*rule).returns)) == 0 {
 							continue // no packet is a pod's
 						}
 						name := fmt.Sprintf("%v, %+v: %s %v from %v", family, node, sp.Key.Name, f.Kind, proxy.Origin(origin))

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"time"
 
@@ -41,25 +42,44 @@ func (r *rule) words() uint32 { return uint32(r.t.family.Bits() / 32) }
 
 // load loads the source or destination address.
 func (r *rule) load(source bool) *rule {
-	offset, length := uint32(16), uint32(4)
-	if source {
-		offset = 12
-	}
+	x := &expr.Payload{DestRegister: r.take(r.words()), Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
 	if r.t.family == proxy.IPv6 {
-		offset, length = 24, 16
-		if source {
-			offset = 8
-		}
+		x.Offset, x.Len = 24, 16
 	}
-	return r.add(&expr.Payload{
-		DestRegister: r.take(r.words()), Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length,
-	})
+	if source {
+		x.Offset -= x.Len
+	}
+	return r.add(x)
 }
 
-// protocol and port load those of the packet.
-func (r *rule) protocol() *rule {
-	return r.add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: r.take(1)})
+// meta loads what is known of the packet; set stores what was loaded first there.
+func (r *rule) meta(k expr.MetaKey) *rule {
+	return r.add(&expr.Meta{Key: k, Register: r.take(1)})
 }
+
+func (r *rule) set(k expr.MetaKey) *rule {
+	return r.add(&expr.Meta{Key: k, Register: firstRegister, SourceRegister: true}).done()
+}
+
+// bits keeps some bits of what was loaded last and inverts others.
+func (r *rule) bits(keep, invert uint32) *rule {
+	at := nft.Register(r.next - 1)
+	return r.add(&expr.Bitwise{SourceRegister: at, DestRegister: at, Len: 4, Mask: hostWord(keep), Xor: hostWord(invert)})
+}
+
+// is and isNot compare with what was loaded.
+func (r *rule) is(data []byte) *rule    { return r.compare(expr.CmpOpEq, data) }
+func (r *rule) isNot(data []byte) *rule { return r.compare(expr.CmpOpNeq, data) }
+
+func (r *rule) compare(op expr.CmpOp, data []byte) *rule {
+	return r.add(&expr.Cmp{Op: op, Register: firstRegister, Data: data}).done()
+}
+
+// has matches if what was loaded has one of the bits set.
+func (r *rule) has(bits uint32) *rule { return r.bits(bits, 0).isNot(hostWord(0)) }
+
+// protocol and port load those of the packet.
+func (r *rule) protocol() *rule { return r.meta(expr.MetaKeyL4PROTO) }
 
 func (r *rule) port() *rule {
 	return r.add(&expr.Payload{DestRegister: r.take(1), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2})
@@ -73,39 +93,30 @@ func (r *rule) frontend(s *frontendMaps) *rule {
 	return r.protocol().port()
 }
 
-// slot loads a random number of n from an offset on.
-func (r *rule) slot(n, offset uint32) *rule {
-	return r.add(&expr.Numgen{Register: r.take(1), Modulus: n, Type: unix.NFT_NG_RANDOM, Offset: offset})
+// in matches if what is loaded is in a set, notIn if it is not.
+func (r *rule) in(s *nft.Set) *rule {
+	return r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name}).done()
 }
 
-// in matches if what is loaded is in a set.
-func (r *rule) in(s *nft.Set) *rule { return r.lookup(s, false) }
-
-// notIn matches if what is loaded is not in a set.
-func (r *rule) notIn(s *nft.Set) *rule { return r.lookup(s, true) }
-
-func (r *rule) lookup(s *nft.Set, invert bool) *rule {
-	r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, Invert: invert})
-	return r.done()
+func (r *rule) notIn(s *nft.Set) *rule {
+	return r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, Invert: true}).done()
 }
 
 // vmap takes the verdict that a map has for what is loaded, if any.
 func (r *rule) vmap(s *nft.Set) *rule {
-	r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, IsDestRegSet: true})
-	return r.done()
+	return r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, IsDestRegSet: true}).done()
+}
+
+// lookup loads what a map has for what is loaded. If it has nothing, the rule ends.
+func (r *rule) lookup(s *nft.Set) *rule {
+	return r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, DestRegister: firstRegister, IsDestRegSet: true}).done()
 }
 
 // dnatBy sends the connection where a map says for what is loaded.
 func (r *rule) dnatBy(s *nft.Set) *rule {
-	r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, DestRegister: firstRegister, IsDestRegSet: true})
-	return r.done().dnat(firstRegister, nft.Register(r.words()))
-}
-
-// dnat sends the connection to the address and port in registers.
-func (r *rule) dnat(addr, port uint32) *rule {
-	return r.add(&expr.NAT{
+	return r.lookup(s).add(&expr.NAT{
 		Type: expr.NATTypeDestNAT, Family: uint32(r.t.Table.Family),
-		RegAddrMin: addr, RegProtoMin: port, Specified: true,
+		RegAddrMin: firstRegister, RegProtoMin: nft.Register(r.words()), Specified: true,
 	})
 }
 
@@ -116,155 +127,105 @@ func (r *rule) within(source bool, p netip.Prefix) *rule {
 	}
 	r.load(source)
 	if p.Bits() < p.Addr().BitLen() {
-		mask := prefixMask(p)
+		mask := net.CIDRMask(p.Bits(), p.Addr().BitLen())
 		r.add(&expr.Bitwise{
 			SourceRegister: firstRegister, DestRegister: firstRegister, Len: uint32(len(mask)),
 			Mask: mask, Xor: make([]byte, len(mask)),
 		})
 	}
-	r.add(&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: p.Masked().Addr().AsSlice()})
-	return r.done()
-}
-
-func prefixMask(p netip.Prefix) []byte {
-	mask := make([]byte, p.Addr().BitLen()/8)
-	for i := range p.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
-	return mask
+	return r.is(p.Masked().Addr().AsSlice())
 }
 
 // inBy matches what came in on an interface, or on one whose name begins so.
 func (r *rule) inBy(name string, isPrefix bool) *rule {
-	data := []byte(name)
-	if !isPrefix {
-		data = make([]byte, unix.IFNAMSIZ)
-		copy(data, name)
+	r.meta(expr.MetaKeyIIFNAME)
+	if isPrefix {
+		return r.is([]byte(name))
 	}
-	r.add(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: firstRegister},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: data})
-	return r.done()
+	return r.is(interfaceName(name))
+}
+
+// interfaceName returns a name as it is in a register.
+func interfaceName(name string) []byte {
+	return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 }
 
 // local matches a source or destination that is an address of this node.
 func (r *rule) local(source bool) *rule {
-	r.add(&expr.Fib{Register: firstRegister, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: hostWord(unix.RTN_LOCAL)})
-	return r.done()
+	r.add(&expr.Fib{Register: firstRegister, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source})
+	return r.is(hostWord(unix.RTN_LOCAL))
 }
+
+// conntrack loads what is known of the flow.
+func (r *rule) conntrack(k expr.CtKey) *rule { return r.add(&expr.Ct{Key: k, Register: r.take(1)}) }
 
 // newFlow matches the first packet of a flow.
-func (r *rule) newFlow() *rule { return r.conntrack(expr.CtKeySTATE, expr.CtStateBitNEW) }
+func (r *rule) newFlow() *rule { return r.conntrack(expr.CtKeySTATE).has(expr.CtStateBitNEW) }
+
+// The bits of a flow's status: IPS_CONFIRMED and IPS_DST_NAT.
+const statusConfirmed, statusDNAT = 1 << 3, 1 << 5
 
 // translated matches a flow whose destination was translated.
-func (r *rule) translated() *rule {
-	const statusDNAT = 1 << 5 // IPS_DST_NAT
-	return r.conntrack(expr.CtKeySTATUS, statusDNAT)
-}
-
-// conntrack matches flows that have a bit set.
-func (r *rule) conntrack(key expr.CtKey, bit uint32) *rule {
-	r.add(&expr.Ct{Key: key, Register: firstRegister})
-	return r.masked(bit)
-}
+func (r *rule) translated() *rule { return r.conntrack(expr.CtKeySTATUS).has(statusDNAT) }
 
 // marked matches packets marked for masquerading.
-func (r *rule) marked() *rule {
-	r.add(&expr.Meta{Key: expr.MetaKeyMARK, Register: firstRegister})
-	return r.masked(r.t.mark)
-}
-
-// masked matches if the first register has one of the bits set.
-func (r *rule) masked(bits uint32) *rule {
-	r.add(&expr.Bitwise{
-		SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: hostWord(bits), Xor: hostWord(0),
-	}, &expr.Cmp{Op: expr.CmpOpNeq, Register: firstRegister, Data: hostWord(0)})
-	return r.done()
-}
+func (r *rule) marked() *rule { return r.meta(expr.MetaKeyMARK).has(r.t.mark) }
 
 // setMark sets or clears the mark for masquerading and leaves other bits alone.
 func (r *rule) setMark(on bool) *rule {
-	var xor uint32
+	return r.meta(expr.MetaKeyMARK).bits(^r.t.mark, r.markIf(on)).set(expr.MetaKeyMARK)
+}
+
+func (r *rule) markIf(on bool) uint32 {
 	if on {
-		xor = r.t.mark
+		return r.t.mark
 	}
-	return r.add(&expr.Meta{Key: expr.MetaKeyMARK, Register: firstRegister},
-		&expr.Bitwise{
-			SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4,
-			Mask: hostWord(^r.t.mark), Xor: hostWord(xor),
-		},
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: firstRegister, SourceRegister: true})
+	return 0
 }
 
 // priority loads the packet's priority, which is where the first packet of a
 // connection carries what one lookup found to the next: a lookup within the key
 // of another would make the nft program of Debian 12 abort when it lists.
-func (r *rule) priority() *rule {
-	return r.add(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: r.take(1)})
-}
-
-// maskedPriority loads some bits of the packet's priority.
-func (r *rule) maskedPriority(mask uint32) *rule {
-	at := r.take(1)
-	return r.add(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: at},
-		&expr.Bitwise{SourceRegister: at, DestRegister: at, Len: 4, Mask: hostWord(mask), Xor: hostWord(0)})
-}
+func (r *rule) priority() *rule { return r.meta(expr.MetaKeyPRIORITY) }
 
 // priorityBy sets the packet's priority to what a map has for what is loaded.
 // If it has nothing, the rule ends and the priority stays.
-func (r *rule) priorityBy(s *nft.Set) *rule {
-	return r.add(
-		&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, DestRegister: firstRegister, IsDestRegSet: true},
-		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister, SourceRegister: true}).done()
-}
+func (r *rule) priorityBy(s *nft.Set) *rule { return r.lookup(s).set(expr.MetaKeyPRIORITY) }
 
 // setPriority keeps some bits of the packet's priority and sets others.
 func (r *rule) setPriority(keep, set uint32) *rule {
-	return r.add(
-		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister},
-		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: hostWord(keep), Xor: hostWord(set)},
-		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister, SourceRegister: true}).done()
+	return r.priority().bits(keep, set).set(expr.MetaKeyPRIORITY)
 }
 
 // slotToPriority sets the packet's priority to a random number of n from an
 // offset on.
 func (r *rule) slotToPriority(n, offset uint32) *rule {
-	return r.slot(n, offset).add(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister, SourceRegister: true}).done()
+	r.add(&expr.Numgen{Register: firstRegister, Modulus: n, Type: unix.NFT_NG_RANDOM, Offset: offset})
+	return r.set(expr.MetaKeyPRIORITY)
 }
 
 // priorityIsID matches if the packet's priority is the id of an endpoint, and not
 // the number of a list, a class or a slot.
 func (r *rule) priorityIsID(half uint32) *rule {
-	r.priority().add(
-		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: hostWord(firstClass), Xor: hostWord(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: firstRegister, Data: hostWord(firstClass)}).done()
-	return r.priorityHas(half - 1)
+	return r.priority().bits(firstClass, 0).isNot(hostWord(firstClass)).priorityHas(half - 1)
 }
 
 // priorityIsSlot matches if the packet's priority is the number of a slot.
-func (r *rule) priorityIsSlot() *rule {
-	return r.priority().add(
-		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: hostWord(slots), Xor: hostWord(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: hostWord(slots)}).done()
-}
+func (r *rule) priorityIsSlot() *rule { return r.priority().bits(slots, 0).is(hostWord(slots)) }
+
+// priorityHas matches packets whose priority has one of the bits set.
+func (r *rule) priorityHas(bits uint32) *rule { return r.priority().has(bits) }
 
 // clearPriority sets the packet's priority to none.
 func (r *rule) clearPriority() *rule {
-	return r.add(&expr.Immediate{Register: firstRegister, Data: hostWord(0)},
-		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister, SourceRegister: true}).done()
-}
-
-// priorityHas matches packets whose priority has one of the bits set.
-func (r *rule) priorityHas(bits uint32) *rule {
-	r.add(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: firstRegister})
-	return r.masked(bits)
+	return r.add(&expr.Immediate{Register: firstRegister, Data: hostWord(0)}).set(expr.MetaKeyPRIORITY)
 }
 
 // remember notes the packet's priority, an endpoint's id, for the client and
 // the list that the id is of. If something is noted already, it stays and lasts
 // longer.
 func (r *rule) remember(s *nft.Set, mask uint32, timeout time.Duration) *rule {
-	r.load(true).maskedPriority(mask)
+	r.load(true).priority().bits(mask, 0)
 	id := nft.Register(r.next)
 	return r.priority().add(&expr.Dynset{
 		SrcRegKey: firstRegister, SrcRegData: id, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: timeout,
@@ -301,9 +262,9 @@ func (r *rule) goTo(chain string) *rule {
 	return r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain})
 }
 
-func (r *rule) accept() *rule { return r.add(&expr.Verdict{Kind: expr.VerdictAccept}) }
-func (r *rule) drop() *rule   { return r.add(&expr.Verdict{Kind: expr.VerdictDrop}) }
-func (r *rule) back() *rule   { return r.add(&expr.Verdict{Kind: expr.VerdictReturn}) }
+func (r *rule) accept() *rule  { return r.add(&expr.Verdict{Kind: expr.VerdictAccept}) }
+func (r *rule) drop() *rule    { return r.add(&expr.Verdict{Kind: expr.VerdictDrop}) }
+func (r *rule) returns() *rule { return r.add(&expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // comment finishes the rule with a comment that says why it is there.
 func (r *rule) comment(why string) *nft.Rule { return &nft.Rule{Exprs: r.exprs, Comment: why} }
