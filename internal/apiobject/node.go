@@ -34,15 +34,11 @@ func (p *parser) node(obj *v1.Node) Node {
 			n.IPs = append(n.IPs, addr.Unmap())
 		}
 	}
-	n.PodCIDRs, _ = p.ranges("spec.podCIDRs", obj.Spec.PodCIDRs)
-	if text := obj.Spec.PodCIDR; text != "" && len(obj.Spec.PodCIDRs) == 0 {
-		prefix, err := p.parsePrefix(text)
-		if err != nil {
-			p.add(Invalid, field("spec.podCIDR"), "%v", err)
-			return n
-		}
-		n.PodCIDRs = []netip.Prefix{prefix.Masked()}
+	cidrs := obj.Spec.PodCIDRs
+	if len(cidrs) == 0 && obj.Spec.PodCIDR != "" {
+		cidrs = []string{obj.Spec.PodCIDR}
 	}
+	n.PodCIDRs, _ = p.ranges("spec.podCIDRs", cidrs)
 	return n
 }
 

@@ -30,23 +30,48 @@ const (
 )
 
 // Check returns what is wrong with a new Service, EndpointSlice, Node or
-// ServiceCIDR.
+// ServiceCIDR. It takes the items of lists that are Omitted out of the object.
 func Check(obj metav1.Object) []Problem {
 	p := parser{strict: true}
 	p.metadata(obj)
 	switch obj := obj.(type) {
 	case *v1.Service:
 		p.service(obj)
+		obj.Spec.ExternalIPs = omit(obj.Spec.ExternalIPs, "spec.externalIPs", p.problems)
+		obj.Status.LoadBalancer.Ingress = omit(obj.Status.LoadBalancer.Ingress, "status.loadBalancer.ingress", p.problems)
 	case *discoveryv1.EndpointSlice:
 		p.endpointSlice(obj, &EndpointSlice{})
+		obj.Endpoints = omit(obj.Endpoints, "endpoints", p.problems)
 	case *v1.Node:
 		p.node(obj)
+		obj.Status.Addresses = omit(obj.Status.Addresses, "status.addresses", p.problems)
 	case *networkingv1.ServiceCIDR:
 		p.serviceCIDR(obj)
 	default:
 		panic(fmt.Sprintf("apiobject: no check for a %T", obj))
 	}
 	return p.problems
+}
+
+// omit returns the items of a list that no problem omits.
+func omit[E any](list []E, name string, problems []Problem) []E {
+	gone := map[int]bool{}
+	for _, p := range problems {
+		var i int
+		if n, _ := fmt.Sscanf(p.Field, name+"[%d]", &i); n == 1 && p.Level == Omitted {
+			gone[i] = true
+		}
+	}
+	if len(gone) == 0 {
+		return list
+	}
+	var kept []E
+	for i, e := range list {
+		if !gone[i] {
+			kept = append(kept, e)
+		}
+	}
+	return kept
 }
 
 // parser collects the problems of one object.

@@ -48,41 +48,34 @@ func (r *recorder) OnServiceCIDRsSynced()                                  { r.l
 
 var _ source.Handler = (*recorder)(nil)
 
-// config is what all four Configs take.
-type config[T any] interface {
-	Add(T)
-	Update(old, cur T)
-	Delete(T)
-	Synced()
-}
-
 // play sends every kind of event about objects that are wanted and that are
-// not, and compares what two handlers hear of it.
-func play[T any](t *testing.T, c config[T], handlers [2]*recorder, wanted, unwanted func(name string) T, filters bool) {
+// not, and compares what the handler hears of it.
+func play[T any](t *testing.T, c *source.Config[T], h *recorder, wanted, unwanted func(name string) T, filters bool) {
 	t.Helper()
+	var none T
 	a, b := wanted("a"), wanted("b")
-	c.Add(a)
-	c.Update(a, a)
-	c.Update(a, b)
+	known := c.Set(false, none, a)
+	known = c.Set(known, a, b)
 	if filters {
 		x, y := unwanted("x"), unwanted("y")
-		c.Add(x)
-		c.Update(x, y)
-		c.Update(b, x)
-		c.Update(x, a)
-		c.Delete(x)
+		if c.Set(false, none, x) || c.Set(false, x, y) {
+			t.Error("an unwanted object counts as known")
+		}
+		known = c.Set(known, b, x)
+		known = c.Set(known, x, a)
+	}
+	if !known {
+		t.Error("a wanted object does not count as known")
 	}
 	c.Synced()
-	c.Delete(a)
+	c.Forget(a)
 	c.Synced()
 	want := []string{"add a", "update a b", "delete b", "add a", "synced", "delete a"}
 	if !filters {
 		want = slices.Delete(want, 2, 4)
 	}
-	for i, h := range handlers {
-		if diff := cmp.Diff(want, h.events); diff != "" {
-			t.Errorf("events of handler %d mismatch (-want +got):\n%s", i, diff)
-		}
+	if diff := cmp.Diff(want, h.events); diff != "" {
+		t.Errorf("events mismatch (-want +got):\n%s", diff)
 	}
 }
 
@@ -103,10 +96,8 @@ func TestServiceConfig(t *testing.T) {
 		},
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			c, handlers := source.NewServiceConfig(), [2]*recorder{{}, {}}
-			c.RegisterEventHandler(handlers[0])
-			c.RegisterEventHandler(handlers[1])
-			play(t, c, handlers, named, unwanted, true)
+			h := &recorder{}
+			play(t, source.NewServiceConfig(h), h, named, unwanted, true)
 		})
 	}
 }
@@ -115,10 +106,8 @@ func TestEndpointSliceConfig(t *testing.T) {
 	named := func(name string) *discoveryv1.EndpointSlice {
 		return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	}
-	c, handlers := source.NewEndpointSliceConfig(), [2]*recorder{{}, {}}
-	c.RegisterEventHandler(handlers[0])
-	c.RegisterEventHandler(handlers[1])
-	play(t, c, handlers, named, func(name string) *discoveryv1.EndpointSlice {
+	h := &recorder{}
+	play(t, source.NewEndpointSliceConfig(h), h, named, func(name string) *discoveryv1.EndpointSlice {
 		s := named(name)
 		s.Labels = map[string]string{"service.kubernetes.io/headless": ""}
 		return s
@@ -126,17 +115,16 @@ func TestEndpointSliceConfig(t *testing.T) {
 }
 
 func TestNodeConfig(t *testing.T) {
-	c, handler := source.NewNodeConfig("here"), &recorder{}
-	c.RegisterEventHandler(handler)
-	here := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}
-	there := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "there"}}
-	c.Add(there)
-	c.Add(here)
-	c.Update(here, here.DeepCopy())
-	c.Delete(there)
+	h := &recorder{}
+	named := func(name string) *v1.Node { return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
+	here, there := named("here"), named("there")
+	c := source.NewNodeConfig("here", h)
+	if c.Set(false, nil, there) || !c.Set(false, nil, here) || !c.Set(true, here, here) {
+		t.Error("the handler must know the Node of this name and no other")
+	}
 	c.Synced()
-	c.Delete(here)
-	if diff := cmp.Diff([]string{"add here", "update here here", "synced", "delete here"}, handler.events); diff != "" {
+	c.Forget(here)
+	if diff := cmp.Diff([]string{"add here", "update here here", "synced", "delete here"}, h.events); diff != "" {
 		t.Errorf("events mismatch (-want +got):\n%s", diff)
 	}
 }
@@ -145,8 +133,6 @@ func TestServiceCIDRConfig(t *testing.T) {
 	named := func(name string) *networkingv1.ServiceCIDR {
 		return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	}
-	c, handlers := source.NewServiceCIDRConfig(), [2]*recorder{{}, {}}
-	c.RegisterEventHandler(handlers[0])
-	c.RegisterEventHandler(handlers[1])
-	play(t, c, handlers, named, nil, false)
+	h := &recorder{}
+	play(t, source.NewServiceCIDRConfig(h), h, named, nil, false)
 }

@@ -12,7 +12,7 @@ import (
 // on the name, and on the annotation by which an EndpointSlice tells when its
 // last change began: a source need not keep more.
 
-// ServiceHandler is told about Services. Objects are shared: read them only.
+// ServiceHandler handles events of Services. Objects are shared: read them only.
 type ServiceHandler interface {
 	OnServiceAdd(svc *v1.Service)
 	OnServiceUpdate(old, cur *v1.Service)
@@ -22,7 +22,7 @@ type ServiceHandler interface {
 	OnServiceSynced()
 }
 
-// EndpointSliceHandler is told about EndpointSlices. Objects are shared: read
+// EndpointSliceHandler handles events of EndpointSlices. Objects are shared: read
 // them only.
 type EndpointSliceHandler interface {
 	OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice)
@@ -33,7 +33,7 @@ type EndpointSliceHandler interface {
 	OnEndpointSlicesSynced()
 }
 
-// NodeHandler is told about the Node this process runs on, and no other.
+// NodeHandler handles events of the Node this process runs on, and no other.
 type NodeHandler interface {
 	OnNodeAdd(node *v1.Node)
 	OnNodeUpdate(old, cur *v1.Node)
@@ -43,7 +43,7 @@ type NodeHandler interface {
 	OnNodeSynced()
 }
 
-// ServiceCIDRHandler is told about ServiceCIDRs. Objects are shared: read them
+// ServiceCIDRHandler handles events of ServiceCIDRs. Objects are shared: read them
 // only.
 type ServiceCIDRHandler interface {
 	OnServiceCIDRAdd(cidr *networkingv1.ServiceCIDR)
@@ -54,7 +54,7 @@ type ServiceCIDRHandler interface {
 	OnServiceCIDRsSynced()
 }
 
-// Handler is told about all four kinds.
+// Handler handles events of all four kinds.
 type Handler interface {
 	ServiceHandler
 	EndpointSliceHandler

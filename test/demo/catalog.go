@@ -87,9 +87,9 @@ func compareServices(a, b service) int {
 }
 
 func (c *catalog) readService(svc *v1.Service, all []*discoveryv1.EndpointSlice) (service, error) {
-	s := service{name: svc.Name, kind: svc.Spec.Type}
+	s := service{name: svc.Name, kind: cmp.Or(svc.Spec.Type, v1.ServiceTypeClusterIP)}
 	port := svc.Spec.Ports[0]
-	if port.Protocol != v1.ProtocolTCP {
+	if port.Protocol != "" && port.Protocol != v1.ProtocolTCP {
 		return service{}, fmt.Errorf("protocol %s: the demo sends TCP", port.Protocol)
 	}
 	ip, number := svc.Spec.ClusterIP, port.Port

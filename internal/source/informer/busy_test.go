@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"sluice/internal/source"
 )
 
 // busyServer has too many requests until a number of them were refused.
@@ -47,9 +49,8 @@ func (s *busyServer) Watch(_ context.Context, o metav1.ListOptions) (watch.Inter
 // it took to end.
 func watched(s *busyServer, play func(*mirror[*v1.Service])) time.Duration {
 	ctx, cancel := context.WithCancel(context.Background())
-	errors := &watchErrors{resource: "services"}
-	to := newMirror(ctx, noSink{}, func(m metav1.ObjectMeta) *v1.Service { return &v1.Service{ObjectMeta: m} })
-	f := (&apiServer{}).feed(listWatch(s, errors, selectors{}), &v1.Service{}, to, errors, func() {})
+	to := newMirror(ctx, source.NewServiceConfig(noHandler{}), &v1.Service{})
+	f := newFeed(to, s, &watchErrors{resource: "services"})
 	s.began = time.Now()
 	done := make(chan struct{})
 	go func() {
@@ -63,11 +64,12 @@ func watched(s *busyServer, play func(*mirror[*v1.Service])) time.Duration {
 	return time.Since(stopped)
 }
 
-type noSink struct{}
+type noHandler struct{}
 
-func (noSink) Set(bool, *v1.Service, *v1.Service) bool { return true }
-func (noSink) Forget(*v1.Service)                      {}
-func (noSink) Synced()                                 {}
+func (noHandler) OnServiceAdd(*v1.Service)                 {}
+func (noHandler) OnServiceUpdate(*v1.Service, *v1.Service) {}
+func (noHandler) OnServiceDelete(*v1.Service)              {}
+func (noHandler) OnServiceSynced()                         {}
 
 // TestBusyServerIsGivenTime asks a server that is too busy for a stream again
 // after the time that it names, or after growing ones, and never for a plain list,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -105,15 +106,7 @@ func (w *watchErrors) explain(err error) string {
 	case apierrors.IsUnauthorized(err):
 		return "unauthorized: the API server does not accept the credentials of the kubeconfig or service account"
 	case apierrors.IsNotFound(err):
-		return fmt.Sprintf("not found: the API server does not serve %s, it may be too old", w.qualified())
+		return fmt.Sprintf("not found: the API server does not serve %s %s, it may be too old", path.Join(w.group, "v1"), w.resource)
 	}
 	return err.Error()
-}
-
-func (w *watchErrors) qualified() string {
-	group := w.group
-	if group != "" {
-		group += "/"
-	}
-	return group + "v1 " + w.resource
 }

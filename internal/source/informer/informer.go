@@ -35,13 +35,6 @@ type apiServer struct {
 	settings Settings
 }
 
-// feed is one watched kind, wired up and not yet started.
-type feed struct {
-	informer cache.Controller
-	errors   *watchErrors
-	synced   func()
-}
-
 // Run implements [source.Source].
 func (s *apiServer) Run(ctx context.Context, h source.Handler) error {
 	// The children end with Run even when it returns early.
@@ -62,6 +55,55 @@ func (s *apiServer) Run(ctx context.Context, h source.Handler) error {
 	return nil
 }
 
+// feeds lists the four kinds, the Node first: it is one object, and everything
+// that depends on the node is then decided once.
+func (s *apiServer) feeds(ctx context.Context, h source.Handler) []*feed {
+	return []*feed{
+		feedOf(ctx, &resource{
+			client: s.client, name: "nodes", list: &v1.NodeList{},
+			fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.settings.NodeName).String(),
+		}, &v1.Node{}, source.NewNodeConfig(s.settings.NodeName, h)),
+		feedOf(ctx, &resource{
+			client: s.client, group: networkingv1.GroupName, name: "servicecidrs", list: &networkingv1.ServiceCIDRList{},
+		}, &networkingv1.ServiceCIDR{}, source.NewServiceCIDRConfig(h)),
+		feedOf(ctx, &resource{
+			client: s.client, name: "services", list: &v1.ServiceList{},
+			labels: "!" + source.LabelServiceProxyName,
+			fields: fields.OneTermNotEqualSelector("spec.clusterIP", v1.ClusterIPNone).String(),
+		}, &v1.Service{}, source.NewServiceConfig(h)),
+		feedOf(ctx, &resource{
+			client: s.client, group: discoveryv1.GroupName, name: "endpointslices", list: &discoveryv1.EndpointSliceList{},
+			labels: "!" + source.LabelHeadless,
+		}, &discoveryv1.EndpointSlice{}, source.NewEndpointSliceConfig(h)),
+	}
+}
+
+// object is an API object.
+type object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// feed is one watched kind, wired up and not yet started.
+type feed struct {
+	resource string
+	informer cache.Controller
+	synced   func()
+}
+
+func feedOf[T object](ctx context.Context, r *resource, example T, to *source.Config[T]) *feed {
+	return newFeed(newMirror(ctx, to, example), r, &watchErrors{resource: r.name, group: r.group})
+}
+
+func newFeed[T object](to *mirror[T], from listerWatcher, errors *watchErrors) *feed {
+	return &feed{resource: errors.resource, synced: to.to.Synced, informer: cache.New(&cache.Config{
+		Queue:                        to,
+		ListerWatcher:                cache.ToListWatcherWithWatchListSemantics(listWatch(from, errors), from),
+		ObjectType:                   to.example,
+		WatchErrorHandlerWithContext: errors.handle,
+	})}
+}
+
 // await waits until all objects have come, and says now and then that they have
 // not: a server that hangs gives no error to report.
 func (f *feed) await(ctx context.Context, come <-chan struct{}) bool {
@@ -73,69 +115,7 @@ func (f *feed) await(ctx context.Context, come <-chan struct{}) bool {
 			return false
 		case <-time.After(pause):
 			klog.FromContext(ctx).Info("Objects have not come yet, the API server has not answered with all of them",
-				"resource", f.errors.resource)
+				"resource", f.resource)
 		}
 	}
-}
-
-// feeds lists the four kinds, the Node first: it is one object, and everything
-// that depends on the node is then decided once.
-func (s *apiServer) feeds(ctx context.Context, h source.Handler) []*feed {
-	return []*feed{s.nodes(ctx, h), s.serviceCIDRs(ctx, h), s.services(ctx, h), s.endpointSlices(ctx, h)}
-}
-
-func (s *apiServer) services(ctx context.Context, h source.ServiceHandler) *feed {
-	config := source.NewServiceConfig()
-	config.RegisterEventHandler(h)
-	errors := &watchErrors{resource: "services"}
-	lw := listWatch(s.objects(errors, func() runtime.Object { return &v1.ServiceList{} }), errors, selectors{
-		labels: "!" + source.LabelServiceProxyName,
-		fields: fields.OneTermNotEqualSelector("spec.clusterIP", v1.ClusterIPNone).String(),
-	})
-	return s.feed(lw, &v1.Service{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *v1.Service {
-		return &v1.Service{ObjectMeta: m}
-	}), errors, config.Synced)
-}
-
-func (s *apiServer) endpointSlices(ctx context.Context, h source.EndpointSliceHandler) *feed {
-	config := source.NewEndpointSliceConfig()
-	config.RegisterEventHandler(h)
-	errors := &watchErrors{resource: "endpointslices", group: discoveryv1.GroupName}
-	lw := listWatch(s.objects(errors, func() runtime.Object { return &discoveryv1.EndpointSliceList{} }), errors, selectors{
-		labels: "!" + source.LabelHeadless,
-	})
-	return s.feed(lw, &discoveryv1.EndpointSlice{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice {
-		return &discoveryv1.EndpointSlice{ObjectMeta: m}
-	}), errors, config.Synced)
-}
-
-func (s *apiServer) nodes(ctx context.Context, h source.NodeHandler) *feed {
-	config := source.NewNodeConfig(s.settings.NodeName)
-	config.RegisterEventHandler(h)
-	errors := &watchErrors{resource: "nodes"}
-	lw := listWatch(s.objects(errors, func() runtime.Object { return &v1.NodeList{} }), errors, selectors{
-		fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.settings.NodeName).String(),
-	})
-	return s.feed(lw, &v1.Node{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *v1.Node {
-		return &v1.Node{ObjectMeta: m}
-	}), errors, config.Synced)
-}
-
-func (s *apiServer) serviceCIDRs(ctx context.Context, h source.ServiceCIDRHandler) *feed {
-	config := source.NewServiceCIDRConfig()
-	config.RegisterEventHandler(h)
-	errors := &watchErrors{resource: "servicecidrs", group: networkingv1.GroupName}
-	lw := listWatch(s.objects(errors, func() runtime.Object { return &networkingv1.ServiceCIDRList{} }), errors, selectors{})
-	return s.feed(lw, &networkingv1.ServiceCIDR{}, newMirror(ctx, config, func(m metav1.ObjectMeta) *networkingv1.ServiceCIDR {
-		return &networkingv1.ServiceCIDR{ObjectMeta: m}
-	}), errors, config.Synced)
-}
-
-func (s *apiServer) feed(lw *cache.ListWatch, example runtime.Object, to cache.Queue, errors *watchErrors, synced func()) *feed {
-	return &feed{errors: errors, synced: synced, informer: cache.New(&cache.Config{
-		Queue:                        to,
-		ListerWatcher:                cache.ToListWatcherWithWatchListSemantics(lw, s.client),
-		ObjectType:                   example,
-		WatchErrorHandlerWithContext: errors.handle,
-	})}
 }

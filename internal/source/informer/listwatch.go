@@ -16,44 +16,29 @@ import (
 	"sluice/internal/apiclient"
 )
 
-// selectors is what the server is asked to filter by; empty: everything.
-type selectors struct{ labels, fields string }
-
-func (s selectors) set(o *metav1.ListOptions) {
-	o.LabelSelector, o.FieldSelector = s.labels, s.fields
-}
-
-// objects are those of one kind that a server has, in all namespaces.
-type objects interface {
-	List(context.Context, metav1.ListOptions) (runtime.Object, error)
-	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}
-
-// objects returns those whose errors are told to errors; empty is a list of none.
-func (s *apiServer) objects(errors *watchErrors, empty func() runtime.Object) objects {
-	return &resource{client: s.client, group: errors.group, name: errors.resource, empty: empty}
-}
-
-// resource is the objects that the API server has.
+// resource is the objects of one kind that the API server has, in all
+// namespaces.
 type resource struct {
-	client      rest.Interface
-	group, name string
-	empty       func() runtime.Object // a list of them
+	client         rest.Interface
+	group, name    string
+	list           runtime.Object // an empty list of them
+	labels, fields string         // what the server is asked to filter by; empty: everything
 }
 
 // List asks for all of them.
 func (r *resource) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	list := r.empty()
+	list := r.list.DeepCopyObject()
 	return list, r.get(o).Do(ctx).Into(list)
 }
 
-// Watch asks to be told of them.
+// Watch asks for their changes.
 func (r *resource) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	return r.get(o).Watch(ctx)
 }
 
 func (r *resource) get(o metav1.ListOptions) *rest.Request {
+	o.LabelSelector, o.FieldSelector = r.labels, r.fields
 	var timeout time.Duration
 	if o.TimeoutSeconds != nil {
 		timeout = time.Duration(*o.TimeoutSeconds) * time.Second
@@ -76,12 +61,17 @@ func checkList(list runtime.Object, resource string) error {
 	return nil
 }
 
+// listerWatcher is a resource, or a test's.
+type listerWatcher interface {
+	List(context.Context, metav1.ListOptions) (runtime.Object, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
 // listWatch returns what an informer lists and watches with. Errors of a watch
 // go through errors first, because an informer keeps some to itself.
-func listWatch(of objects, errors *watchErrors, only selectors) *cache.ListWatch {
+func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			only.set(&o)
 			list, err := of.List(ctx, o)
 			if err != nil {
 				return nil, err
@@ -89,7 +79,6 @@ func listWatch(of objects, errors *watchErrors, only selectors) *cache.ListWatch
 			return list, checkList(list, errors.resource)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			only.set(&o)
 			for attempt := 0; ; attempt++ {
 				w, err := of.Watch(ctx, o)
 				if !streams(o) || !apierrors.IsTooManyRequests(err) {

@@ -8,26 +8,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"sluice/internal/source"
 )
 
-// sink is the side of a Config that takes events.
-type sink[T any] interface {
-	Set(known bool, old, cur T) bool
-	Forget(obj T)
-	Synced()
-}
-
 // mirror stands where an informer has its queue and its cache, and has neither:
-// who is told of an object keeps what it needs of it. It remembers which version
+// the handler keeps what it needs of an object. It remembers which version
 // was passed on, so that an object that comes again is no change, and one that a
 // new list does not have is gone. A list that comes object by object is passed on
 // in the same way; what the informer gathers of it is names. One goroutine of the
 // informer calls it.
-type mirror[T metav1.Object] struct {
-	ctx   context.Context // what comes after its end is dropped
-	to    sink[T]
-	named func(metav1.ObjectMeta) T // an object that is nothing but this
-	known map[types.NamespacedName]seen
+type mirror[T object] struct {
+	ctx     context.Context // what comes after its end is dropped
+	to      *source.Config[T]
+	example T // without any content
+	known   map[types.NamespacedName]seen
 
 	first sync.Once
 	whole chan struct{} // closed when the first list has been passed on
@@ -46,9 +41,9 @@ var (
 	_ cache.TransformingStore = (*mirror[*v1.Service])(nil)
 )
 
-func newMirror[T metav1.Object](ctx context.Context, to sink[T], named func(metav1.ObjectMeta) T) *mirror[T] {
+func newMirror[T object](ctx context.Context, to *source.Config[T], example T) *mirror[T] {
 	return &mirror[T]{
-		ctx: ctx, to: to, named: named, known: map[types.NamespacedName]seen{},
+		ctx: ctx, to: to, example: example, known: map[types.NamespacedName]seen{},
 		whole: make(chan struct{}), end: make(chan struct{}),
 	}
 }
@@ -122,11 +117,14 @@ func (m *mirror[T]) forget(key types.NamespacedName) {
 
 // old returns what is still known of an object that was passed on earlier.
 func (m *mirror[T]) old(key types.NamespacedName, was seen) T {
-	meta := metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, ResourceVersion: was.version}
+	obj := m.example.DeepCopyObject().(T)
+	obj.SetNamespace(key.Namespace)
+	obj.SetName(key.Name)
+	obj.SetResourceVersion(was.version)
 	if was.trigger != "" {
-		meta.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: was.trigger}
+		obj.SetAnnotations(map[string]string{v1.EndpointsLastChangeTriggerTime: was.trigger})
 	}
-	return m.named(meta)
+	return obj
 }
 
 // Transformer sees what the informer gathers before it calls Replace: it passes
@@ -142,7 +140,7 @@ func (m *mirror[T]) Transformer() cache.TransformFunc {
 	}
 }
 
-// Resync does nothing: who was told of an object knows it.
+// Resync does nothing: the handler knows all objects.
 func (m *mirror[T]) Resync() error { return nil }
 
 // Pop waits for the end, for nothing is ever queued.

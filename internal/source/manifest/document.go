@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"strconv"
 	"strings"
 
@@ -19,51 +20,51 @@ type document struct {
 	number int // counted from 1
 	first  int // line of the file on which text begins
 	begin  int // line of the file on which the content begins
+	broken error
 
-	// tree is the text with its lines, parsed when somebody asks for a line:
-	// most documents have nothing wrong with them.
-	tree *yamlv3.Node
+	// lines are those of all fields, found when somebody asks for one: most
+	// documents have nothing wrong with them.
+	lines map[string]int
+	twice []string // fields that are set twice
 }
 
-// syntaxError is a document that does not parse.
-type syntaxError struct {
-	line   int // of the file; 0: not known
-	reason string
+// split cuts a file into the documents that hold something.
+func split(file string, data []byte) []*document {
+	data = bytes.TrimPrefix(data, []byte("\uFEFF"))
+	data = bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n"))
+	data = bytes.ReplaceAll(data, []byte("\r"), []byte("\n"))
+	if path.Ext(file) == ".json" {
+		return splitJSON(data)
+	}
+	return splitYAML(data)
 }
 
-// splitYAML cuts a file at its document markers. Documents without content do
-// not count.
+// splitYAML cuts a file at its document markers before anything is parsed, so
+// that one document that does not parse leaves the others alone.
 func splitYAML(data []byte) []*document {
 	var docs []*document
-	cur := &document{first: 1}
-	directive := false
-	flush := func(next int) {
-		if cur.begin > 0 {
-			cur.number = len(docs) + 1
-			docs = append(docs, cur)
-		}
-		cur, directive = &document{first: next}, false
-	}
+	var cur *document
 	number := 0
 	for line := range bytes.Lines(data) {
 		number++
-		// A directive stands before its marker, in the same document.
-		if marks(line, "---") && !directive {
-			flush(number)
+		content := line
+		if marks(line, "---") {
+			cur, content = nil, line[3:]
+		}
+		if cur == nil {
+			cur = &document{first: number}
 		}
 		cur.text = append(cur.text, line...)
+		content = bytes.TrimSpace(content)
 		switch {
 		case marks(line, "..."):
-			flush(number + 1)
-		case cur.begin == 0 && line[0] == '%':
-			directive = true
-		case cur.begin == 0 && hasContent(line):
-			cur.begin = number
-		case marks(line, "---"):
-			directive = false
+			cur = nil
+		case cur.begin > 0 || len(content) == 0 || content[0] == '#' || content[0] == '%': // % is a directive
+		default:
+			cur.begin, cur.number = number, len(docs)+1
+			docs = append(docs, cur)
 		}
 	}
-	flush(number)
 	return docs
 }
 
@@ -73,189 +74,112 @@ func marks(line []byte, marker string) bool {
 	return ok && (len(rest) == 0 || strings.ContainsRune(" \t\n", rune(rest[0])))
 }
 
-func hasContent(line []byte) bool {
-	if marks(line, "---") {
-		line = line[3:]
-	}
-	line = bytes.TrimSpace(line)
-	return len(line) > 0 && line[0] != '#'
-}
-
 // splitJSON cuts a file of JSON values that follow one another. After a value
 // that does not parse nothing more can be found.
-func splitJSON(data []byte) ([]*document, *syntaxError) {
+func splitJSON(data []byte) []*document {
 	var docs []*document
 	dec := json.NewDecoder(bytes.NewReader(data))
 	for {
 		var raw json.RawMessage
 		err := dec.Decode(&raw)
 		if errors.Is(err, io.EOF) {
-			return docs, nil
+			return docs
 		}
-		if err != nil {
-			at := dec.InputOffset()
+		at := dec.InputOffset() - int64(len(raw))
+		if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
+			at = syntax.Offset
+		} else if err != nil {
 			at += int64(len(data[at:]) - len(bytes.TrimLeft(data[at:], " \t\n")))
-			if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
-				at = syntax.Offset
-			}
-			return docs, &syntaxError{lineAt(data, at), "does not parse: " + trimPackage(err.Error())}
 		}
-		line := lineAt(data, dec.InputOffset()-int64(len(raw)))
-		docs = append(docs, &document{text: raw, number: len(docs) + 1, first: line, begin: line})
+		line := 1 + bytes.Count(data[:min(int(at), len(data))], []byte("\n"))
+		docs = append(docs, &document{text: raw, number: len(docs) + 1, first: line, begin: line, broken: err})
+		if err != nil {
+			return docs
+		}
 	}
 }
 
-func lineAt(data []byte, offset int64) int {
-	return 1 + bytes.Count(data[:min(int(offset), len(data))], []byte("\n"))
-}
-
-// toJSON returns the document as JSON, and what the conversion hides: keys that
-// are set twice.
-func (d *document) toJSON() ([]byte, []repeated, *syntaxError) {
-	if json.Valid(d.text) {
-		return d.text, nil, nil // The decoder finds repeated keys itself.
+// toJSON returns the document as JSON. Fields that are set twice are in it once
+// and in d.twice, unless the decoder of the JSON finds them itself.
+func (d *document) toJSON() ([]byte, error) {
+	if d.broken != nil || json.Valid(d.text) {
+		return d.text, d.broken
 	}
-	strict, strictErr := yaml.YAMLToJSONStrict(d.text)
-	if strictErr == nil {
-		return strict, nil, nil
-	}
-	lenient, err := yaml.YAMLToJSON(d.text)
-	if err != nil {
-		return nil, nil, d.syntaxError(err)
+	raw, err := yaml.YAMLToJSONStrict(d.text)
+	if err == nil {
+		return raw, nil
 	}
 	// Only repeated keys are errors to the one and not to the other.
-	if twice := d.repeatedKeys(); len(twice) > 0 {
-		return lenient, twice, nil
+	raw, lenient := yaml.YAMLToJSON(d.text)
+	if lenient != nil {
+		return nil, lenient
 	}
-	return nil, nil, d.syntaxError(strictErr)
+	if d.walk(); len(d.twice) > 0 {
+		return raw, nil
+	}
+	return nil, err
 }
 
-// syntaxError takes the line out of an error of the YAML library, where it is
-// counted from the beginning of the document.
-func (d *document) syntaxError(err error) *syntaxError {
-	text := trimPackage(err.Error())
-	out := &syntaxError{}
-	if rest, ok := strings.CutPrefix(text, "line "); ok {
+// explain returns the line and the words of an error of the libraries that parse
+// documents. They count lines from the beginning of the document.
+func (d *document) explain(err error) (line int, reason string) {
+	words := strings.Join(strings.Fields(err.Error()), " ")
+	for _, prefix := range []string{"error converting YAML to JSON: ", "yaml: ", "json: ", "unmarshal errors: "} {
+		words = strings.TrimPrefix(words, prefix)
+	}
+	line = d.begin
+	if rest, ok := strings.CutPrefix(words, "line "); ok {
 		digits, after, _ := strings.Cut(rest, ": ")
 		if n, err := strconv.Atoi(digits); err == nil {
-			out.line, text = d.first+n-1, after
+			line, words = d.first+n-1, after
 		}
 	}
-	out.reason = "does not parse: " + strings.Join(strings.Fields(text), " ")
-	return out
+	return line, "does not parse: " + words
 }
 
-// trimPackage removes the names of the libraries that wrote an error: they say
-// nothing to whoever wrote the manifest.
-func trimPackage(text string) string {
-	for {
-		rest := text
-		for _, prefix := range []string{
-			"error converting YAML to JSON: ", "yaml: ", "json: ", "unmarshal errors:", "invalid character: ",
-		} {
-			rest = strings.TrimSpace(strings.TrimPrefix(rest, prefix))
-		}
-		if rest == text {
-			return text
-		}
-		text = rest
+// walk finds the lines of all fields and those that are set twice.
+func (d *document) walk() {
+	d.lines, d.twice = map[string]int{}, nil
+	var tree yamlv3.Node
+	if err := yamlv3.Unmarshal(d.text, &tree); err != nil || len(tree.Content) == 0 {
+		return // The line is a courtesy: without a tree it is that of the document.
 	}
-}
-
-// root returns the tree of the document, nil if it has none.
-func (d *document) root() *yamlv3.Node {
-	if d.tree == nil {
-		d.tree = &yamlv3.Node{}
-		if err := yamlv3.Unmarshal(d.text, d.tree); err != nil {
-			// The line is a courtesy: without a tree it is that of the document.
-			d.tree = &yamlv3.Node{}
+	var visit func(node *yamlv3.Node, at string)
+	visit = func(node *yamlv3.Node, at string) {
+		seen := map[string]bool{}
+		for i, child := range node.Content {
+			field, line := fmt.Sprintf("%s[%d]", at, i), child.Line
+			if node.Kind == yamlv3.MappingNode {
+				if i%2 == 0 {
+					continue
+				}
+				key := node.Content[i-1]
+				field, line = join(at, key.Value), key.Line
+				if seen[field] {
+					d.twice = append(d.twice, field)
+				}
+				seen[field] = true
+			}
+			d.lines[field] = d.first + line - 1
+			visit(child, field)
 		}
 	}
-	if len(d.tree.Content) == 0 {
-		return nil
-	}
-	return d.tree.Content[0]
+	visit(tree.Content[0], "")
 }
 
 // line returns the line of the file on which the field is, or what comes
 // nearest: the parent that should hold it, the beginning of the document.
 func (d *document) line(field string) int {
-	if field == "" {
-		return d.begin // Without a question there is no need for the tree.
+	if field != "" && d.lines == nil {
+		d.walk()
 	}
-	line := d.begin
-	for node := d.root(); node != nil && field != ""; {
-		if node.Kind == yamlv3.AliasNode {
-			node = node.Alias
+	for field != "" {
+		if line, ok := d.lines[field]; ok {
+			return line
 		}
-		next, at, rest := step(node, field)
-		if next == nil {
-			break
-		}
-		// Anchors may stand before the place that uses them; so may the line.
-		line = d.first + at - 1
-		node, field = next, rest
+		field = field[:max(0, strings.LastIndexAny(field, ".["))]
 	}
-	return line
-}
-
-// step goes from a node to the child that the first part of the field names,
-// and returns the child, its line and the rest of the field. Keys may hold
-// dots, so the node's own keys decide where the first part ends.
-func step(node *yamlv3.Node, field string) (child *yamlv3.Node, line int, rest string) {
-	switch node.Kind {
-	case yamlv3.MappingNode:
-		for i := 0; i+1 < len(node.Content); i += 2 {
-			key := node.Content[i]
-			rest, ok := strings.CutPrefix(field, key.Value)
-			if ok && key.Value != "" && (rest == "" || rest[0] == '.' || rest[0] == '[') {
-				return node.Content[i+1], key.Line, strings.TrimPrefix(rest, ".")
-			}
-		}
-	case yamlv3.SequenceNode:
-		inside, after, ok := strings.Cut(strings.TrimPrefix(field, "["), "]")
-		i, err := strconv.Atoi(inside)
-		if ok && err == nil && i >= 0 && i < len(node.Content) {
-			return node.Content[i], node.Content[i].Line, strings.TrimPrefix(after, ".")
-		}
-	}
-	return nil, 0, ""
-}
-
-// repeated is a key that a mapping has twice.
-type repeated struct {
-	field string
-	line  int
-}
-
-func (d *document) repeatedKeys() []repeated {
-	root := d.root()
-	if root == nil {
-		return nil
-	}
-	var out []repeated
-	var walk func(node *yamlv3.Node, at string)
-	walk = func(node *yamlv3.Node, at string) {
-		switch node.Kind {
-		case yamlv3.MappingNode:
-			seen := map[string]bool{}
-			for i := 0; i+1 < len(node.Content); i += 2 {
-				key := node.Content[i]
-				field := join(at, key.Value)
-				if seen[key.Value] {
-					out = append(out, repeated{field, d.first + key.Line - 1})
-				}
-				seen[key.Value] = true
-				walk(node.Content[i+1], field)
-			}
-		case yamlv3.SequenceNode:
-			for i, child := range node.Content {
-				walk(child, fmt.Sprintf("%s[%d]", at, i))
-			}
-		}
-	}
-	walk(root, "")
-	return out
+	return d.begin
 }
 
 // join puts a child's name behind its parent's.

@@ -5,15 +5,16 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
 	"sluice/internal/source/manifest"
 )
 
-// FuzzParse checks that no text makes the reader panic or print a problem on
+// FuzzLoad checks that no text makes the reader panic or print a problem on
 // two lines, and that what it understands it understands again.
-func FuzzParse(f *testing.F) {
+func FuzzLoad(f *testing.F) {
 	for _, text := range []string{
 		goodService, goodSlice, documents(goodService, goodSlice, goodService),
 		edit(goodService, "port: 80", "port: 80\n    port: 81"),
@@ -34,13 +35,13 @@ func FuzzParse(f *testing.F) {
 		if asJSON {
 			file = "fuzz.json"
 		}
-		objects, problems := manifest.Parse(file, []byte(text))
+		objects, problems := load(t, file, text)
 		for _, p := range problems {
 			if line := p.String(); strings.ContainsAny(line, "\r\n") || p.Reason == "" || p.Document < 1 || p.Line < 1 {
 				t.Errorf("problem %+v prints as %q", p, line)
 			}
 		}
-		again, problems := manifest.Parse("again.yaml", []byte(marshal(t, objects)))
+		again, problems := load(t, "again.yaml", marshal(t, objects))
 		for _, p := range problems {
 			if !p.Note {
 				t.Errorf("problem of the second reading: %v", p)
@@ -56,28 +57,25 @@ func FuzzParse(f *testing.F) {
 func marshal(t *testing.T, o *manifest.Objects) string {
 	t.Helper()
 	var out strings.Builder
-	add := func(kind metav1.TypeMeta, obj any) {
-		head, err := yaml.Marshal(kind)
+	add := func(obj runtime.Object, apiVersion, kind string) {
+		obj.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(apiVersion, kind))
+		text, err := yaml.Marshal(obj)
 		if err != nil {
 			t.Fatal(err)
 		}
-		body, err := yaml.Marshal(obj)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out.WriteString("---\n" + string(head) + string(body))
+		out.WriteString("---\n" + string(text))
 	}
 	for _, s := range o.Services {
-		add(metav1.TypeMeta{Kind: "Service", APIVersion: "v1"}, s)
+		add(s, "v1", "Service")
 	}
 	for _, s := range o.EndpointSlices {
-		add(metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"}, s)
+		add(s, "discovery.k8s.io/v1", "EndpointSlice")
 	}
 	for _, n := range o.Nodes {
-		add(metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, n)
+		add(n, "v1", "Node")
 	}
 	for _, c := range o.ServiceCIDRs {
-		add(metav1.TypeMeta{Kind: "ServiceCIDR", APIVersion: "networking.k8s.io/v1"}, c)
+		add(c, "networking.k8s.io/v1", "ServiceCIDR")
 	}
 	return out.String()
 }

@@ -15,8 +15,8 @@ import (
 func TestWatcherFollowsTheFolder(t *testing.T) {
 	log, _ := ktesting.NewTestContext(t)
 	dir := filepath.Join(t.TempDir(), "dir")
-	w := openWatcher(log, dir)
-	defer w.close()
+	w := &watcher{log: log, dir: dir}
+	defer func() { w.close() }()
 	f := newFolder(dir)
 	steps := []struct {
 		name   string
@@ -32,21 +32,30 @@ func TestWatcherFollowsTheFolder(t *testing.T) {
 		if err := step.change(); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.scan(nil, w.enter); err != nil {
+		if err := f.scan(nil); err != nil {
 			t.Fatal(err)
 		}
-		w.prune()
+		before := len(watched(w))
+		if changed := w.follow(f.dirs); changed != (before != len(step.want)) {
+			t.Errorf("%s: follow says that something new is watched: %t", step.name, changed)
+		}
 		var want []string
 		for _, rel := range step.want {
 			want = append(want, filepath.Join(dir, rel))
 		}
-		got := w.notify.WatchList()
-		slices.Sort(got)
-		if diff := cmp.Diff(want, got); diff != "" {
+		if diff := cmp.Diff(want, watched(w)); diff != "" {
 			t.Errorf("%s: watched directories mismatch (-want +got):\n%s", step.name, diff)
 		}
 	}
 	if w.blind {
 		t.Error("the watcher says that it does not see everything")
 	}
+}
+
+// watched returns the directories that are watched, sorted.
+func watched(w *watcher) []string {
+	if w.notify == nil {
+		return nil
+	}
+	return slices.Sorted(slices.Values(w.notify.WatchList()))
 }

@@ -1,12 +1,14 @@
 package manifest_test
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	v1 "k8s.io/api/core/v1"
 
+	"sluice/internal/resolve"
 	"sluice/internal/source/manifest"
 )
 
@@ -43,6 +45,20 @@ func edit(text, old, replacement string) string {
 	return strings.Replace(text, old, replacement, 1)
 }
 
+// load reads a folder with one file.
+func load(t *testing.T, file, text string) (*manifest.Objects, []manifest.Problem) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	objects, problems, err := manifest.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects, problems
+}
+
 // lines returns the problems as they are printed.
 func lines(problems []manifest.Problem) []string {
 	var out []string
@@ -75,7 +91,7 @@ const (
 	sliceW = "EndpointSlice default/web-1"
 )
 
-func TestParseBadInput(t *testing.T) {
+func TestLoadBadInput(t *testing.T) {
 	tests := []struct {
 		name  string
 		text  string
@@ -95,23 +111,23 @@ func TestParseBadInput(t *testing.T) {
 		},
 		{
 			"wrong type", edit(goodService, "port: 80", "port: eighty"), nil,
-			[]string{`a.yaml: document 1 (line 9): Service default/web: spec.ports[0].port: is a string, not a whole number of 32 bits`},
+			[]string{`a.yaml: document 1 (line 9): Service default/web: spec.ports[0].port: cannot unmarshal string into Go value of type int32`},
 		},
 		{
 			"number that does not fit", edit(goodService, "port: 80", "port: 99999999999"), nil,
-			[]string{`a.yaml: document 1 (line 9): Service default/web: spec.ports[0].port: 99999999999 is not a whole number of 32 bits`},
+			[]string{`a.yaml: document 1 (line 9): Service default/web: spec.ports[0].port: cannot unmarshal number 99999999999 into Go value of type int32`},
 		},
 		{
 			"name that YAML takes for a boolean", edit(goodService, "name: web", "name: n"), nil,
-			[]string{`a.yaml: document 1 (line 4): Service: metadata.name: is true or false, not a string; put it in quotes`},
+			[]string{`a.yaml: document 1 (line 4): Service: metadata.name: cannot unmarshal bool into Go value of type string; put it in quotes`},
 		},
 		{
 			"list where a mapping belongs", edit(goodService, "spec:", "status: []\nspec:"), nil,
-			[]string{`a.yaml: document 1 (line 5): Service default/web: status: is a list, not a mapping`},
+			[]string{`a.yaml: document 1 (line 5): Service default/web: status: cannot unmarshal array into Go value of type v1.ServiceStatus`},
 		},
 		{
 			"mapping where a list belongs", edit(goodSlice, "- addresses: [10.1.0.1]", "  addresses: [10.1.0.1]"), nil,
-			[]string{`a.yaml: document 1 (line 8): EndpointSlice default/web-1: endpoints: is a mapping, not a list`},
+			[]string{`a.yaml: document 1 (line 8): EndpointSlice default/web-1: endpoints: cannot unmarshal object into Go value of type []v1.Endpoint`},
 		},
 		{
 			"unknown field", edit(goodService, "clusterIP:", "clusterAddress: x\n  clusterIP:"),
@@ -128,11 +144,11 @@ func TestParseBadInput(t *testing.T) {
 		},
 		{
 			"cluster IP is no address", edit(goodService, "10.96.0.10", "10.96.0"), nil,
-			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIPs[0]: "10.96.0" is not an IP address`},
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.clusterIP: "10.96.0" is not an IP address`},
 		},
 		{
 			"cluster IP of the wrong family", edit(goodService, "clusterIP: 10.96.0.10", "clusterIP: 10.96.0.10\n  ipFamilies: [IPv6]"), nil,
-			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIPs[0]: 10.96.0.10 is not an IPv6 address as spec.ipFamilies[0] says`},
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.clusterIP: 10.96.0.10 is not an IPv6 address as spec.ipFamilies[0] says`},
 		},
 		{
 			"two cluster IPs of one family", edit(goodService, "clusterIP: 10.96.0.10", "clusterIPs: [10.96.0.10, 10.96.0.11]"), nil,
@@ -144,12 +160,12 @@ func TestParseBadInput(t *testing.T) {
 		},
 		{
 			"IPv4 in IPv6", edit(goodService, "10.96.0.10", "'::ffff:10.96.0.10'"), nil,
-			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIPs[0]: ::ffff:10.96.0.10 is an IPv4 address in IPv6 clothes, write 10.96.0.10`},
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.clusterIP: ::ffff:10.96.0.10 is an IPv4-mapped IPv6 address; write 10.96.0.10`},
 		},
 		{
 			"no cluster IP", edit(goodService, "  clusterIP: 10.96.0.10\n", ""),
 			[]string{svcWeb},
-			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIP: is missing and nothing here allocates one: the Service gets no address`},
+			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIP: is missing, so nothing is forwarded; only an API server allocates one`},
 		},
 		{
 			"external IP", edit(goodService, "spec:", "spec:\n  externalIPs: [192.0.2.1, nowhere, 'fd00::1']"),
@@ -224,7 +240,7 @@ func TestParseBadInput(t *testing.T) {
 			[]string{`a.yaml: document 1 (line 8): EndpointSlice default/web-1: endpoints: is empty`},
 		},
 		{
-			"FQDN slice", edit(edit(goodSlice, "IPv4", "FQDN"), "10.1.0.1", "pod.example"), nil,
+			"FQDN slice", edit(edit(goodSlice, "IPv4", "FQDN"), "10.1.0.1", "pod.example"), []string{sliceW},
 			[]string{`a.yaml: document 1 (line 7): EndpointSlice default/web-1: addressType: FQDN is not forwarded to: the slice is ignored`},
 		},
 		{
@@ -243,7 +259,10 @@ func TestParseBadInput(t *testing.T) {
 		},
 		{
 			"all endpoints of the wrong family", edit(goodSlice, "IPv4", "IPv6"), nil,
-			[]string{`a.yaml: document 1 (line 9): EndpointSlice default/web-1: endpoints[0].addresses[0]: 10.1.0.1 is not an IPv6 address as addressType says; none of the 1 endpoints is left, so the slice is refused`},
+			[]string{
+				`a.yaml: document 1 (line 8): EndpointSlice default/web-1: endpoints: none of the 1 endpoints can be used`,
+				`a.yaml: document 1 (line 9): EndpointSlice default/web-1: endpoints[0].addresses[0]: 10.1.0.1 is not an IPv6 address as addressType says; the endpoint is left out`,
+			},
 		},
 		{
 			"slice of no Service", edit(goodSlice, "kubernetes.io/service-name", "app"), nil,
@@ -282,7 +301,7 @@ func TestParseBadInput(t *testing.T) {
 		},
 		{
 			"kind is a number", "apiVersion: v1\nkind: 7\n", nil,
-			[]string{`a.yaml: document 1 (line 2): kind: is not a string`},
+			[]string{`a.yaml: document 1 (line 2): kind: cannot unmarshal number into Go value of type string; put it in quotes`},
 		},
 		{
 			"not an object", "- a\n- b\n", nil,
@@ -304,7 +323,7 @@ func TestParseBadInput(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			objects, problems := manifest.Parse("a.yaml", []byte(tt.text))
+			objects, problems := load(t, "a.yaml", tt.text)
 			if diff := cmp.Diff(tt.lines, lines(problems)); diff != "" {
 				t.Errorf("problems mismatch (-want +got):\n%s", diff)
 			}
@@ -315,7 +334,7 @@ func TestParseBadInput(t *testing.T) {
 	}
 }
 
-func TestParseLists(t *testing.T) {
+func TestLoadLists(t *testing.T) {
 	indent := func(text string) string {
 		return "- " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n  ") + "\n"
 	}
@@ -339,7 +358,7 @@ func TestParseLists(t *testing.T) {
 		},
 		{
 			"duplicate key of the list", "a.yaml", "apiVersion: v1\nkind: List\nitems: []\nitems:\n" + indent(goodService), nil,
-			[]string{`a.yaml: document 1 (line 3): List: items: is set twice`},
+			[]string{`a.yaml: document 1 (line 4): List: items: is set twice`},
 		},
 		{
 			"same object twice", "a.yaml", "apiVersion: v1\nkind: List\nitems:\n" + indent(goodService) + indent(goodService),
@@ -356,7 +375,7 @@ func TestParseLists(t *testing.T) {
 		},
 		{
 			"items are no list", "a.yaml", "apiVersion: v1\nkind: List\nitems: {}\n", nil,
-			[]string{`a.yaml: document 1 (line 3): List: items: is a mapping, not a list`},
+			[]string{`a.yaml: document 1 (line 3): List: items: cannot unmarshal object into Go value of type []json.RawMessage`},
 		},
 		{
 			"JSON values one after the other", "a.json",
@@ -372,7 +391,7 @@ func TestParseLists(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			objects, problems := manifest.Parse(tt.file, []byte(tt.text))
+			objects, problems := load(t, tt.file, tt.text)
 			if diff := cmp.Diff(tt.lines, lines(problems)); diff != "" {
 				t.Errorf("problems mismatch (-want +got):\n%s", diff)
 			}
@@ -383,33 +402,29 @@ func TestParseLists(t *testing.T) {
 	}
 }
 
-func TestParseDefaults(t *testing.T) {
-	text := edit(goodService, "clusterIP: 10.96.0.10",
-		"type: NodePort\n  sessionAffinity: ClientIP\n  clusterIPs: [10.96.0.10, 'fd00::a']")
-	objects, problems := manifest.Parse("a.yaml", []byte(text+"---\n"+edit(goodSlice, "- name: http\n  port", "- port")))
+// TestLoadDefaults checks what becomes of a Service and a slice that say no more
+// than they must.
+func TestLoadDefaults(t *testing.T) {
+	text := edit(edit(goodService, "clusterIP: 10.96.0.10",
+		"type: NodePort\n  sessionAffinity: ClientIP\n  clusterIPs: [10.96.0.10, 'fd00::a']"), "name: http\n    port", "port")
+	objects, problems := load(t, "a.yaml", text+"---\n"+edit(goodSlice, "- name: http\n  port", "- port"))
 	if len(problems) > 0 {
 		t.Fatalf("problems: %v", lines(problems))
 	}
-	want := v1.ServiceSpec{
-		Type: v1.ServiceTypeNodePort, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10", "fd00::a"},
-		IPFamilies:            []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
-		SessionAffinity:       v1.ServiceAffinityClientIP,
-		SessionAffinityConfig: &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: new(int32(10800))}},
-		ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyCluster,
-		InternalTrafficPolicy: new(v1.ServiceInternalTrafficPolicyCluster),
-		Ports:                 []v1.ServicePort{{Name: "http", Protocol: v1.ProtocolTCP, Port: 80}},
-	}
-	if diff := cmp.Diff(want, objects.Services[0].Spec); diff != "" {
-		t.Errorf("service mismatch (-want +got):\n%s", diff)
-	}
-	port := objects.EndpointSlices[0].Ports[0]
-	if *port.Name != "" || *port.Protocol != v1.ProtocolTCP || *port.Port != 8080 {
-		t.Errorf("slice port is %v %v %v, want an empty name, TCP and 8080", *port.Name, *port.Protocol, *port.Port)
+	r := resolve.New(resolve.Settings{})
+	r.Services.Update(nil, objects.Services[0])
+	r.Endpoints.Update(objects.EndpointSlices[0], false)
+	r.Update()
+	const policies = "internal=Cluster external=Cluster"
+	want := "default/web/TCP/IPv4 ClusterIP=10.96.0.10:80 " + policies + " anywhere=true cluster=[10.1.0.1:8080] local=[] affinity=3h0m0s\n" +
+		"default/web/TCP/IPv6 ClusterIP=[fd00::a]:80 " + policies + " anywhere=false cluster=[] local=[] affinity=3h0m0s\n"
+	if diff := cmp.Diff(want, r.State().String()); diff != "" {
+		t.Errorf("rows mismatch (-want +got):\n%s", diff)
 	}
 }
 
-func TestParseNotes(t *testing.T) {
-	_, problems := manifest.Parse("a.yaml", []byte(edit(goodSlice, "\n- addresses: [10.1.0.1]", " []")+"---\n"+edit(goodService, "port: 80", "port: 0")))
+func TestLoadNotes(t *testing.T) {
+	_, problems := load(t, "a.yaml", edit(goodSlice, "\n- addresses: [10.1.0.1]", " []")+"---\n"+edit(goodService, "port: 80", "port: 0"))
 	if len(problems) != 2 || !problems[0].Note || problems[1].Note {
 		t.Errorf("problems are %+v, want a note about the empty slice and no note about the port", problems)
 	}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"k8s.io/klog/v2"
 )
 
 // Problem is one thing in a manifest that is not as it should be.
@@ -21,15 +23,11 @@ type Problem struct {
 
 // String returns the problem as one line.
 func (p Problem) String() string {
-	parts := []string{p.File}
+	parts := []string{p.File, "", p.Object, p.Field, p.Reason}
 	if p.Document > 0 {
-		parts = append(parts, fmt.Sprintf("document %d (line %d)", p.Document, p.Line))
+		parts[1] = fmt.Sprintf("document %d (line %d)", p.Document, p.Line)
 	}
-	for _, part := range []string{p.Object, p.Field, p.Reason} {
-		if part != "" {
-			parts = append(parts, part)
-		}
-	}
+	parts = slices.DeleteFunc(parts, func(part string) bool { return part == "" })
 	return strings.Map(func(r rune) rune {
 		// Keys and names come from the file; they must not break the line.
 		if !unicode.IsPrint(r) {
@@ -39,19 +37,14 @@ func (p Problem) String() string {
 	}, strings.Join(parts, ": "))
 }
 
-// problemKey is what makes a problem the same one in two readings: moving an
+// identity is what makes a problem the same one in two readings: moving an
 // object within its file neither mends nor makes it.
-type problemKey struct {
-	file, object, field, reason string
-	document                    int
-}
-
-func (p Problem) key() problemKey {
-	k := problemKey{file: p.File, object: p.Object, field: p.Field, reason: p.Reason}
-	if p.Object == "" {
-		k.document = p.Document
+func (p Problem) identity() Problem {
+	p.Line = 0
+	if p.Object != "" {
+		p.Document = 0
 	}
-	return k
+	return p
 }
 
 func sortProblems(all []Problem) {
@@ -60,35 +53,37 @@ func sortProblems(all []Problem) {
 	})
 }
 
-// reporter tells of problems when they appear and when they are gone.
+// reporter logs problems when they appear and when they are gone.
 type reporter struct {
-	appeared, mended func(Problem)
-	known            map[problemKey]Problem
+	log   klog.Logger
+	known map[Problem]Problem // by identity
 }
 
 // update takes the problems that there are now.
 func (r *reporter) update(now []Problem) {
 	sortProblems(now)
-	current := make(map[problemKey]Problem, len(now))
+	current := make(map[Problem]Problem, len(now))
 	for _, p := range now {
-		k := p.key()
-		if _, twice := current[k]; twice {
-			continue
-		}
-		current[k] = p
-		if _, old := r.known[k]; !old {
-			r.appeared(p)
+		id := p.identity()
+		_, twice := current[id]
+		_, known := r.known[id]
+		switch current[id] = p; {
+		case twice || known:
+		case p.Note:
+			r.log.Info("Manifest note", "problem", p.String())
+		default:
+			r.log.Error(nil, "Manifest problem", "problem", p.String())
 		}
 	}
 	var gone []Problem
-	for k, p := range r.known {
-		if _, still := current[k]; !still {
+	for id, p := range r.known {
+		if _, still := current[id]; !still {
 			gone = append(gone, p)
 		}
 	}
 	sortProblems(gone)
 	for _, p := range gone {
-		r.mended(p)
+		r.log.Info("Manifest mended", "problem", p.String())
 	}
 	r.known = current
 }

@@ -11,11 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/klog/v2/ktesting"
+	"k8s.io/klog/v2"
 
 	"sluice/internal/source/manifest"
 )
@@ -70,6 +71,26 @@ func (r *recorder) OnServiceCIDRUpdate(_, c *networkingv1.ServiceCIDR) { r.log("
 func (r *recorder) OnServiceCIDRDelete(c *networkingv1.ServiceCIDR)    { r.log("-cidr %s", c.Name) }
 func (r *recorder) OnServiceCIDRsSynced()                              { r.log("synced cidr") }
 
+// problemLog is a log that writes down the problems in it.
+type problemLog struct{ *recorder }
+
+func (problemLog) Init(logr.RuntimeInfo)                  {}
+func (problemLog) Enabled(int) bool                       { return true }
+func (l problemLog) WithValues(...any) logr.LogSink       { return l }
+func (l problemLog) WithName(string) logr.LogSink         { return l }
+func (l problemLog) Error(_ error, msg string, kv ...any) { l.Info(0, msg, kv...) }
+
+func (l problemLog) Info(_ int, msg string, kv ...any) {
+	switch msg {
+	case "Manifest problem", "Manifest note":
+		l.log("%s", kv[1])
+	case "Manifest mended":
+		l.log("mended: %s", kv[1])
+	default:
+		l.log("%s %v", msg, kv)
+	}
+}
+
 // watched is a folder with a source running over it.
 type watched struct {
 	*testing.T
@@ -81,14 +102,9 @@ type watched struct {
 
 func newWatched(t *testing.T, dir string) *watched {
 	t.Helper()
-	_, ctx := ktesting.NewTestContext(t)
-	ctx, cancel := context.WithCancel(ctx)
 	w := &watched{T: t, dir: dir, rec: &recorder{}, problems: &recorder{}}
-	src := manifest.New(manifest.Settings{
-		Dir: dir, NodeName: "here",
-		Report: func(p manifest.Problem) { w.problems.log("%s", p) },
-		Mended: func(p manifest.Problem) { w.problems.log("mended: %s", p) },
-	})
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logr.New(problemLog{w.problems})))
+	src := manifest.New(manifest.Settings{Dir: dir, NodeName: "here"})
 	done := make(chan error, 1)
 	go func() { done <- src.Run(ctx, w.rec) }()
 	w.stop = sync.OnceFunc(func() {

@@ -24,6 +24,7 @@ func TestWait(t *testing.T) {
 		dirty  map[string]bool
 	}{
 		{name: "nothing happens", wanted: rescan},
+		{name: "something may have been missed", run: func(r *run) { r.again = true }},
 		{name: "the folder is missing", run: func(r *run) { r.missing = true }, wanted: poll},
 		{name: "the folder is not watched", run: func(r *run) { r.watcher.blind = true }, wanted: poll},
 		{name: "a file is missing", run: func(r *run) { r.folder.pending = true }, wanted: grace},

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/source"
@@ -33,9 +32,10 @@ type run struct {
 	folder   *folder
 	watcher  *watcher
 	delivery *delivery
-	reporter *reporter
+	reporter reporter
 	dirty    map[string]bool // full paths of files that an event named
 	missing  bool            // the folder could not be read
+	again    bool            // something may have changed before it was watched
 }
 
 // Run implements [source.Source]. It returns an error only when the folder
@@ -48,13 +48,13 @@ func (s *folderSource) Run(ctx context.Context, h source.Handler) error {
 	r := &run{
 		name:     s.settings.Dir,
 		folder:   newFolder(dir),
-		watcher:  openWatcher(klog.FromContext(ctx), dir),
+		watcher:  &watcher{log: klog.FromContext(ctx), dir: dir},
 		delivery: newDelivery(s.settings.NodeName, h),
-		reporter: s.reporter(ctx),
+		reporter: reporter{log: klog.FromContext(ctx)},
 		dirty:    map[string]bool{},
 	}
 	defer r.watcher.close()
-	if err := r.folder.scan(nil, r.watcher.enter); err != nil {
+	if err := r.read(); err != nil {
 		return fmt.Errorf("read manifest folder %s: %w", s.settings.Dir, bare(err))
 	}
 	r.publish(ctx)
@@ -62,29 +62,15 @@ func (s *folderSource) Run(ctx context.Context, h source.Handler) error {
 		r.delivery.synced()
 	}
 	for r.wait(ctx) {
-		r.read()
+		if err := r.read(); err != nil {
+			r.folder.unreadable = []Problem{{
+				File:   r.name,
+				Reason: fmt.Sprintf("the folder cannot be read: %v; its last objects stay in force", bare(err)),
+			}}
+		}
 		r.publish(ctx)
 	}
 	return nil
-}
-
-// reporter returns the reporter that the settings ask for.
-func (s *folderSource) reporter(ctx context.Context) *reporter {
-	log := klog.FromContext(ctx)
-	out := &reporter{appeared: s.settings.Report, mended: s.settings.Mended}
-	if out.appeared == nil {
-		out.appeared = func(p Problem) {
-			if p.Note {
-				log.Info("Manifest note", "problem", p.String())
-			} else {
-				log.Error(nil, "Manifest problem", "problem", p.String())
-			}
-		}
-	}
-	if out.mended == nil {
-		out.mended = func(p Problem) { log.Info("Manifest mended", "problem", p.String()) }
-	}
-	return out
 }
 
 // wait returns true when it is time to look at the folder again, and false
@@ -92,6 +78,8 @@ func (s *folderSource) reporter(ctx context.Context) *reporter {
 func (r *run) wait(ctx context.Context) bool {
 	pause := rescan
 	switch {
+	case r.again:
+		pause = 0
 	case r.folder.pending:
 		pause = grace
 	case r.missing || r.watcher.blind:
@@ -100,28 +88,23 @@ func (r *run) wait(ctx context.Context) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	var late <-chan time.Time
+	events, failures := r.watcher.channels()
 	for {
 		select {
 		case <-ctx.Done():
 			return false
 		case <-timer.C:
-			return true
+			return ctx.Err() == nil
 		case <-late:
 			return true
-		case event := <-r.watcher.events():
-			if !r.watcher.matters(event.Name) {
+		case event := <-events:
+			if !r.watcher.matters(event) {
 				continue
 			}
-			if event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) {
-				r.watcher.gone(event.Name)
-			}
 			r.dirty[event.Name] = true
-		case err := <-r.watcher.errors():
-			// Events were lost, so any file may have changed.
+		case err := <-failures:
 			klog.FromContext(ctx).V(2).Info("Manifest folder events were lost", "folder", r.name, "err", err)
-			for rel := range r.folder.files {
-				r.dirty[filepath.Join(r.folder.dir, filepath.FromSlash(rel))] = true
-			}
+			r.markAll()
 		}
 		timer.Reset(quiet)
 		if late == nil {
@@ -130,21 +113,26 @@ func (r *run) wait(ctx context.Context) bool {
 	}
 }
 
-// read looks at the folder. When it cannot be read everything stays as it is.
-func (r *run) read() {
-	err := r.folder.scan(r.dirty, r.watcher.enter)
-	clear(r.dirty)
-	r.missing = err != nil
-	if err == nil {
-		r.watcher.prune()
-	} else {
-		// Whatever comes back under the old names is not what is watched now.
-		r.watcher.gone(r.folder.dir)
-		r.folder.troubles = []Problem{{
-			File:   r.name,
-			Reason: fmt.Sprintf("the folder cannot be read: %v; its last objects stay in force", bare(err)),
-		}}
+// markAll has all files read again: any may have changed.
+func (r *run) markAll() {
+	for rel := range r.folder.files {
+		r.dirty[r.folder.full(rel)] = true
 	}
+}
+
+// read looks at the folder. When it cannot be read everything stays as it is.
+func (r *run) read() error {
+	err := r.folder.scan(r.dirty)
+	clear(r.dirty)
+	if r.missing = err != nil; r.missing {
+		// Whatever comes back under the old names is not what is watched now.
+		r.watcher.dirs, r.again = nil, false
+		return err
+	}
+	if r.again = r.watcher.follow(r.folder.dirs); r.again {
+		r.markAll()
+	}
+	return nil
 }
 
 // publish delivers what is in force and reports what is wrong.
