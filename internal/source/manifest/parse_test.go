@@ -240,7 +240,8 @@ func TestLoadBadInput(t *testing.T) {
 			[]string{`a.yaml: document 1 (line 8): EndpointSlice default/web-1: endpoints: is empty`},
 		},
 		{
-			"FQDN slice", edit(edit(goodSlice, "IPv4", "FQDN"), "10.1.0.1", "pod.example"), []string{sliceW},
+			"FQDN slice", edit(edit(goodSlice, "IPv4", "FQDN"), "10.1.0.1", "pod.example"),
+			[]string{sliceW},
 			[]string{`a.yaml: document 1 (line 7): EndpointSlice default/web-1: addressType: FQDN is not forwarded to: the slice is ignored`},
 		},
 		{
