@@ -16,22 +16,22 @@ var _ engine.Observer = observers{}
 
 // Queued says that a sync was asked for.
 func (o observers) Queued() {
-	o.watchdog.Queued()
+	o.metrics.Queued()
 	o.health.Queued()
 }
 
 // ServiceSeen takes an event of a Service.
-func (o observers) ServiceSeen(pending int) { o.watchdog.ServiceSeen(pending) }
+func (o observers) ServiceSeen(pending int) { o.metrics.ServiceSeen(pending) }
 
 // EndpointSliceSeen takes an event of an EndpointSlice.
 func (o observers) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
-	o.watchdog.EndpointSliceSeen(old, cur, pending)
+	o.metrics.EndpointSliceSeen(old, cur, pending)
 }
 
 // Began says that a sync begins.
 func (o observers) Began(step *proxy.Delta) {
 	o.conntrack.Applying(step)
-	o.watchdog.Began()
+	o.metrics.Began()
 	o.health.Began()
 }
 
@@ -40,17 +40,17 @@ func (o observers) Done(_ context.Context, r engine.Result) {
 	if r.Err == nil {
 		o.conntrack.Applied(r.State.Node, r.Changed, r.Full)
 		o.checks.Applied(r.Changed)
-		o.rowMetrics.Applied(r.Changed)
+		o.metrics.Applied(r.Changed)
 		o.inForce()
 	}
 	if r.Refusals {
 		o.countRefused()
 		o.refusals.changed()
 	}
-	o.watchdog.Done(r.Full, r.Err)
+	o.metrics.Done(r.Full, r.Err)
 	o.health.Done(r.Err)
-	if r.Err != nil {
-		o.countFailure(r.Full)
+	if d, ok := o.dataplane.(proxy.Measured); ok && r.Err != nil {
+		d.SyncFailed(r.Full)
 	}
 }
 
@@ -62,16 +62,5 @@ func (s *ProxyServer) countRefused() {
 	}
 	for _, f := range s.families {
 		s.metrics.Refused(f, n[f])
-	}
-}
-
-// countFailure counts a sync that the kernel would not take.
-func (s *ProxyServer) countFailure(full bool) {
-	for _, f := range s.families { // those that the mode has are shown
-		s.metrics.NftablesSyncFailure(f)
-		s.metrics.IPTablesRestoreFailure(f)
-		if !full {
-			s.metrics.IPTablesPartialRestoreFailure(f)
-		}
 	}
 }

@@ -60,20 +60,18 @@ type ProxyServer struct {
 	families []proxy.Family
 	events   *recorder
 
-	dataplane  proxy.Dataplane
-	provider   engine.Provider
-	configure  func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
-	inForce    func()                                                                // called when rules are in force
-	ready      chan struct{}                                                         // closed then
-	flows      ct.Interface
-	conntrack  *conntrack.Reconciler
-	health     *health.ProxyHealth
-	checks     *health.ServiceChecks
-	refusals   *refusals
-	metrics    *metrics.Metrics
-	watchdog   *metrics.Watchdog
-	rowMetrics *metrics.Observer
-	configz    configz
+	dataplane proxy.Dataplane
+	provider  engine.Provider
+	configure func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
+	inForce   func()                                                                // called when rules are in force
+	ready     chan struct{}                                                         // closed then
+	flows     ct.Interface
+	conntrack *conntrack.Reconciler
+	health    *health.ProxyHealth
+	checks    *health.ServiceChecks
+	refusals  *refusals
+	metrics   *metrics.Metrics
+	configz   configz
 
 	healthServer  *health.Server
 	metricsServer *health.Server
@@ -88,7 +86,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 		return nil, err
 	}
 	s := &ProxyServer{plan: p}
-	settings := dataplane.Settings{MasqueradeBit: uint8(p.config.MasqueradeBit), Wrote: s.wrote, CleanupFailed: s.cleanupFailed}
+	settings := dataplane.Settings{MasqueradeBit: uint8(p.config.MasqueradeBit)}
 	if settings.Families, err = probe(ctx, mode, settings); err != nil {
 		return nil, fmt.Errorf("probe mode %s: %w", p.config.Mode, err)
 	}
@@ -115,9 +113,12 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	c := s.plan.config
 	registry := k8smetrics.NewKubeRegistry()
+	var own []proxy.Metric
+	if d, ok := s.dataplane.(proxy.Measured); ok {
+		own = d.Metrics(ctx)
+	}
 	m, err := metrics.New(metrics.Settings{
-		Register: registry.Register, CustomRegister: registry.CustomRegister, Mode: c.Mode, Families: s.families,
-		Packets: packets(ctx, s.dataplane), AffinityClients: affinityClients(s.dataplane),
+		Register: registry.Register, CustomRegister: registry.CustomRegister, Families: s.families, Own: own,
 	})
 	if err != nil {
 		return err
@@ -137,7 +138,6 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 		Flows: s.flows, LocalAddrs: conntrack.LocalAddrs,
 		Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
 	})
-	s.watchdog, s.rowMetrics = metrics.NewWatchdog(m), metrics.NewObserver(m)
 	e := engine.New(engine.Settings{
 		Dataplane:     s.dataplane,
 		Resolver:      resolve.New(rules),

@@ -90,7 +90,7 @@ var table = []rule{
 	{"internal/config", []string{}, []string{"k8s.io/apimachinery/", "k8s.io/component-base/config/v1alpha1", "k8s.io/component-base/featuregate", "k8s.io/component-base/logs/api/v1", "k8s.io/kube-proxy/config/v1alpha1", "k8s.io/utils/net", "github.com/go-logr/", "sigs.k8s.io/json", "sigs.k8s.io/yaml"}},
 	{"internal/runner", []string{}, []string{"k8s.io/klog/", "github.com/go-logr/"}},
 	{"internal/engine", []string{"internal/proxy", "internal/resolve", "internal/source", "internal/runner"}, []string{"k8s.io/api/", "k8s.io/klog/", "github.com/go-logr/"}},
-	{"internal/metrics", []string{"internal/proxy", "internal/config"}, []string{"k8s.io/api/", "k8s.io/component-base/"}},
+	{"internal/metrics", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/component-base/"}},
 	{"internal/health", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/component-base/", "k8s.io/klog/", "github.com/go-logr/"}},
 	{"internal/zpages", []string{}, []string{"github.com/munnerz/goautoneg", "sigs.k8s.io/yaml"}},
 	{"internal/conntrack", []string{"internal/proxy", "internal/kernel/ct"}, []string{"k8s.io/klog/"}},

@@ -16,21 +16,6 @@ import (
 type Settings struct {
 	MasqueradeBit uint8          // the bit of the packet mark that asks for masquerading
 	Families      []proxy.Family // which to serve
-
-	// Wrote is told what was written, by modes that count rules; nil: nobody is.
-	Wrote func(Written)
-
-	// CleanupFailed is told of a stale chain of nftables that could not be
-	// deleted; nil: nobody is.
-	CleanupFailed func(proxy.Family)
-}
-
-// Written is how many rules of a table are ours, and how many of them were
-// written last.
-type Written struct {
-	Family       proxy.Family
-	Table        string
-	Rules, Owned int
 }
 
 // Mode is one way of programming the kernel.

@@ -35,7 +35,7 @@ func keepsLoopback(open proxy.Dataplane) bool {
 func nftablesMode() Mode {
 	settings := func(s Settings) nftables.Settings {
 		return nftables.Settings{
-			MarkBit: s.MasqueradeBit, Families: s.Families, CleanupFailed: s.CleanupFailed,
+			MarkBit: s.MasqueradeBit, Families: s.Families,
 			Others: func(ctx context.Context) (localnet.Traces, error) { return iptables.Traces(ctx, 0) },
 		}
 	}
@@ -64,11 +64,7 @@ func nftablesMode() Mode {
 
 func iptablesMode() Mode {
 	settings := func(s Settings) iptables.Settings {
-		out := iptables.Settings{MarkBit: s.MasqueradeBit, Families: s.Families, Others: besideIPTables}
-		if s.Wrote != nil {
-			out.Wrote = func(w iptables.Written) { s.Wrote(Written(w)) }
-		}
-		return out
+		return iptables.Settings{MarkBit: s.MasqueradeBit, Families: s.Families, Others: besideIPTables}
 	}
 	return Mode{
 		Name: config.IPTables,

@@ -1,14 +1,14 @@
 package metrics
 
 import (
-	"context"
-	"fmt"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	k8s "k8s.io/component-base/metrics"
 
-	"sluice/internal/config"
 	"sluice/internal/proxy"
 )
 
@@ -18,135 +18,160 @@ type Settings struct {
 	Register       func(k8s.Registerable) error
 	CustomRegister func(k8s.StableCollector) error
 
-	Mode     config.ProxyMode
 	Families []proxy.Family // those that are served
-
-	// Packets reads what rules have matched, in iptables mode and whenever
-	// somebody asks for metrics. Nil: nobody knows.
-	Packets func() Packets
-
-	// AffinityClients tells how many clients are remembered for session affinity,
-	// and for how many there is room, in nftables mode. Nil: nobody knows.
-	AffinityClients func(context.Context, proxy.Family) (clients, room int, err error)
+	Own      []proxy.Metric // what the mode counts by itself
 }
 
 // Metrics holds every metric of the proxy. Its methods may be called by any
-// goroutine. Those of metrics that the mode does not have do nothing.
+// goroutine.
+//
+// EndpointSliceSeen, ServiceSeen and Began must be called in the order in which
+// the resolver sees the events and their consumption, that is under the lock
+// that guards the resolver. Otherwise a change could be counted with a sync that
+// it was too late for.
 type Metrics struct {
-	families []proxy.Family
 	set
+	families []proxy.Family
+
+	mu       sync.Mutex
+	triggers triggers
+	slices   waiting
+	services waiting
+	began    time.Time
+	without  [2][len(proxy.Families)]int // rows without endpoints here, by policy
 }
 
-// New makes and registers the metrics. They can be registered only once in one
-// registry.
+// The traffic policies, as the label spells them.
+const internal, external = 0, 1
+
+var policies = [...]string{internal: "internal", external: "external"}
+
+// waiting counts objects whose changes are not in force.
+type waiting struct {
+	pending int // no sync has begun since they came
+	taken   int // the sync under way puts them in force, or a later one
+}
+
+func (w *waiting) take() { *w = waiting{taken: w.pending + w.taken} }
+
+// New makes and registers the metrics of a process that starts now. They can be
+// registered only once in one registry.
 func New(s Settings) (*Metrics, error) {
-	m := &Metrics{families: s.Families, set: newSet()}
-	for _, r := range m.of(s.Mode) {
-		if err := s.Register(r); err != nil {
-			return nil, fmt.Errorf("register metric %s: %w", r.FQName(), err)
+	r := registrar{Settings: s}
+	m := &Metrics{families: s.Families, set: newSet(&r), triggers: triggers{start: time.Now()}}
+	r.own(s.Own)
+	return m, r.err
+}
+
+// ServiceSeen takes an event of a Service, with how many Services now have
+// changes that no sync has begun to put in force.
+func (m *Metrics) ServiceSeen(pending int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.serviceChanges.Inc()
+	m.services.pending = pending
+	m.showPending()
+}
+
+// EndpointSliceSeen takes an event: old is nil for an addition, cur for a
+// deletion. Pending is how many slices now have changes that no sync has begun
+// to put in force; if none has, the event came to nothing.
+func (m *Metrics) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.endpointChanges.Inc()
+	m.slices.pending = pending
+	if pending > 0 {
+		m.triggers.note(old, cur)
+	}
+	m.showPending()
+}
+
+func (m *Metrics) showPending() {
+	m.servicesPending.Set(float64(m.services.pending + m.services.taken))
+	m.endpointsPending.Set(float64(m.slices.pending + m.slices.taken))
+}
+
+// Queued says that a sync was asked for.
+func (m *Metrics) Queued() {
+	for _, f := range m.families {
+		m.syncQueued.WithLabelValues(f.String()).SetToCurrentTime()
+	}
+}
+
+// Began says that a sync begins that includes every event seen before.
+func (m *Metrics) Began() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.began = time.Now()
+	m.triggers.take()
+	m.slices.take()
+	m.services.take()
+}
+
+// Done says that the sync that began last has ended.
+func (m *Metrics) Done(full bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	took, kind := time.Since(m.began).Seconds(), m.syncPartial
+	if full {
+		kind = m.syncFull
+	}
+	for _, f := range m.families {
+		m.sync.WithLabelValues(f.String()).Observe(took)
+		kind.WithLabelValues(f.String()).Observe(took)
+		if err == nil {
+			m.syncLast.WithLabelValues(f.String()).SetToCurrentTime()
 		}
 	}
-	if s.Mode == config.IPTables && s.Packets != nil {
-		if err := s.CustomRegister(newPacketCollector(s)); err != nil {
-			return nil, fmt.Errorf("register the kernel's packet counters: %w", err)
+	if err != nil {
+		return
+	}
+	for _, t := range m.triggers.done() {
+		if slices.Contains(m.families, t.family) {
+			// Clocks differ between machines: a change from the future has taken no time.
+			m.programming.WithLabelValues(t.family.String()).Observe(max(time.Since(t.at), 0).Seconds())
 		}
 	}
-	if s.Mode == config.NFTables && s.AffinityClients != nil {
-		if err := s.CustomRegister(newAffinityCollector(s)); err != nil {
-			return nil, fmt.Errorf("register the number of remembered clients: %w", err)
+	m.slices.taken, m.services.taken = 0, 0
+	m.showPending()
+}
+
+// Applied takes what a sync changed in the kernel. Its cost is that of the step.
+func (m *Metrics) Applied(d *proxy.Delta) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range d.Removes {
+		m.count(r, -1)
+	}
+	for _, u := range d.Upserts {
+		m.count(u.Old, -1)
+		m.count(u.New, 1)
+	}
+	for p, name := range policies {
+		for _, f := range m.families {
+			m.noLocalEndpoints.WithLabelValues(name, f.String()).Set(float64(m.without[p][f]))
 		}
 	}
-	return m, nil
 }
 
-// Kind is how much a sync does.
-type Kind uint8
-
-// The kinds of sync.
-const (
-	Full    Kind = iota // everything is made right
-	Partial             // only what changed
-)
-
-// String returns the kind in lower case.
-func (k Kind) String() string {
-	switch k {
-	case Full:
-		return "full"
-	case Partial:
-		return "partial"
-	default:
-		panic(fmt.Sprintf("unknown kind of sync %d", uint8(k)))
+// count adds a row, or with -1 takes it away. It may be nil.
+func (m *Metrics) count(sp *proxy.ServicePort, by int) {
+	if sp == nil || len(sp.Local) > 0 || !sp.UsableSomewhere {
+		return
+	}
+	if sp.Internal == proxy.ScopeLocal {
+		m.without[internal][sp.Key.Family] += by
+	}
+	outside := func(f proxy.Frontend) bool { return f.Kind != proxy.ClusterIP }
+	if sp.External == proxy.ScopeLocal && slices.ContainsFunc(sp.Frontends, outside) {
+		m.without[external][sp.Key.Family] += by
 	}
 }
 
-// SyncDone counts a sync that ended now.
-func (m *Metrics) SyncDone(f proxy.Family, k Kind, took time.Duration, ok bool) {
-	m.sync.WithLabelValues(f.String()).Observe(took.Seconds())
-	switch k {
-	case Full:
-		m.syncFull.WithLabelValues(f.String()).Observe(took.Seconds())
-	case Partial:
-		m.syncPartial.WithLabelValues(f.String()).Observe(took.Seconds())
-	default:
-		panic("unknown kind of sync " + k.String())
-	}
-	if ok {
-		m.syncLast.WithLabelValues(f.String()).SetToCurrentTime()
-	}
-}
-
-// SyncQueued notes that a sync was asked for now.
-func (m *Metrics) SyncQueued(f proxy.Family) {
-	m.syncQueued.WithLabelValues(f.String()).SetToCurrentTime()
-}
-
-// NetworkProgramming counts a change that is in force now, by when it began.
-// Clocks differ between machines: a change from the future has taken no time.
-func (m *Metrics) NetworkProgramming(f proxy.Family, since time.Time) {
-	m.programming.WithLabelValues(f.String()).Observe(max(time.Since(since), 0).Seconds())
-}
-
-// EndpointSliceSeen counts an event of an EndpointSlice.
-func (m *Metrics) EndpointSliceSeen() { m.endpointChanges.Inc() }
-
-// EndpointSlicesPending says how many EndpointSlices have changes that are not in force.
-func (m *Metrics) EndpointSlicesPending(n int) { m.endpointsPending.Set(float64(n)) }
-
-// ServiceSeen counts an event of a Service.
-func (m *Metrics) ServiceSeen() { m.serviceChanges.Inc() }
-
-// ServicesPending says how many Services have changes that are not in force.
-func (m *Metrics) ServicesPending(n int) { m.servicesPending.Set(float64(n)) }
-
-// Policy is a Service's traffic policy.
-type Policy uint8
-
-// The traffic policies.
-const (
-	Internal Policy = iota
-	External
-)
-
-// Policies lists both policies, in order.
-var Policies = [...]Policy{Internal, External}
-
-// String returns the policy as the label spells it.
-func (p Policy) String() string {
-	switch p {
-	case Internal:
-		return "internal"
-	case External:
-		return "external"
-	default:
-		panic(fmt.Sprintf("unknown policy %d", uint8(p)))
-	}
-}
-
-// NoLocalEndpoints says how many service ports may use endpoints on this node
-// only, and have them only elsewhere.
-func (m *Metrics) NoLocalEndpoints(p Policy, f proxy.Family, n int) {
-	m.noLocalEndpoints.WithLabelValues(p.String(), f.String()).Set(float64(n))
+// Refused says how many service ports of a family the kernel refuses.
+func (m *Metrics) Refused(f proxy.Family, n int) {
+	m.refused.WithLabelValues(f.String()).Set(float64(n))
 }
 
 // Healthz counts an answer of /healthz.
@@ -159,19 +184,4 @@ func (m *Metrics) Livez(code int) { m.livez.WithLabelValues(strconv.Itoa(code)).
 func (m *Metrics) ConntrackReconciled(f proxy.Family, took time.Duration, deleted int) {
 	m.conntrack.WithLabelValues(f.String()).Observe(took.Seconds())
 	m.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted))
-}
-
-// NftablesSyncFailure counts a transaction that failed.
-func (m *Metrics) NftablesSyncFailure(f proxy.Family) {
-	m.nftSyncFailures.WithLabelValues(f.String()).Inc()
-}
-
-// NftablesCleanupFailure counts a deletion of a stale chain that failed.
-func (m *Metrics) NftablesCleanupFailure(f proxy.Family) {
-	m.nftCleanupFailures.WithLabelValues(f.String()).Inc()
-}
-
-// Refused says how many service ports the kernel refuses.
-func (m *Metrics) Refused(f proxy.Family, n int) {
-	m.refused.WithLabelValues(f.String()).Set(float64(n))
 }

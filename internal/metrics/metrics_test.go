@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	k8s "k8s.io/component-base/metrics"
 
-	"sluice/internal/config"
 	"sluice/internal/proxy"
 )
 
@@ -41,20 +41,18 @@ var everywhere = []exposed{
 	{"kubeproxy_sync_proxy_rules_service_changes_total", "COUNTER", "", ""},
 }
 
-var nftablesOnly = []exposed{
-	{"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "COUNTER", "ip_family", ""},
-	{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "COUNTER", "ip_family", ""},
+// ownMetrics is what a mode might count.
+var ownMetrics = []proxy.Metric{
+	{Name: "mode_packets_total", Help: "Packets that the mode has seen", Grows: true, Read: func(yield func(float64, ...string)) { yield(3) }},
+	{Name: "mode_rules", Help: "Rules that the mode has written", Labels: []string{"table", "ip_family"}, Read: func(yield func(float64, ...string)) {
+		yield(7, "nat", "IPv4")
+		yield(8, "filter", "IPv4")
+	}},
 }
 
-var restoreFailures = exposed{"kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "COUNTER", "ip_family", ""}
-
-var iptablesOnly = []exposed{
-	{"kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "COUNTER", "", ""},
-	{"kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "COUNTER", "", ""},
-	{"kubeproxy_sync_proxy_rules_iptables_last", "GAUGE", "ip_family table", ""},
-	{"kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", "COUNTER", "ip_family", ""},
-	restoreFailures,
-	{"kubeproxy_sync_proxy_rules_iptables_total", "GAUGE", "ip_family table", ""},
+var ownExposed = []exposed{
+	{"kubeproxy_mode_packets_total", "COUNTER", "", ""},
+	{"kubeproxy_mode_rules", "GAUGE", "ip_family table", ""},
 }
 
 // briefBuckets and programmingWant are the upper bounds.
@@ -74,61 +72,48 @@ func programmingWant() []float64 {
 	return want
 }
 
-func newMetrics(t *testing.T, r k8s.KubeRegistry, m config.ProxyMode) *Metrics {
+func newMetrics(t *testing.T, r k8s.KubeRegistry, own ...proxy.Metric) *Metrics {
 	t.Helper()
-	all, err := New(Settings{
-		Register: r.Register, CustomRegister: r.CustomRegister, Mode: m, Families: proxy.Families[:],
-		Packets: func() Packets { return Packets{3, 4} },
-	})
+	all, err := New(Settings{Register: r.Register, CustomRegister: r.CustomRegister, Families: proxy.Families[:], Own: own})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return all
 }
 
-// touch makes everything that can happen happen once.
+// touch makes everything that can happen happen once, and syncs twice.
 func touch(m *Metrics) {
+	rows := &proxy.Delta{}
 	for _, f := range proxy.Families {
-		m.SyncDone(f, Full, time.Second, true)
-		m.SyncDone(f, Partial, time.Second, false)
-		m.SyncQueued(f)
-		m.NetworkProgramming(f, time.Now())
 		m.ConntrackReconciled(f, time.Second, 2)
-		m.NftablesSyncFailure(f)
-		m.NftablesCleanupFailure(f)
 		m.Refused(f, 1)
-		m.IPTablesRestoreFailure(f)
-		m.IPTablesPartialRestoreFailure(f)
-		for _, p := range Policies {
-			m.NoLocalEndpoints(p, f, 1)
-		}
-		for _, table := range []string{"filter", "nat"} {
-			m.IPTablesRules(table, f, IPTablesCount{Owned: 7, Written: 1})
-		}
+		rows.Upserts = append(rows.Upserts, proxy.Upsert{New: row("a", f, internalLocal, externalLocal)})
 	}
-	m.EndpointSliceSeen()
-	m.EndpointSlicesPending(1)
-	m.ServiceSeen()
-	m.ServicesPending(1)
+	m.Queued()
+	m.EndpointSliceSeen(nil, sliceAt(time.Now().Add(time.Hour), discoveryv1.AddressTypeIPv4), 1)
+	m.EndpointSliceSeen(nil, sliceAt(time.Now().Add(time.Hour), discoveryv1.AddressTypeIPv6), 1)
+	m.ServiceSeen(1)
+	m.Began()
+	m.Applied(rows)
+	m.Done(true, nil)
+	m.Began()
+	m.Done(false, errSync)
 	m.Healthz(200)
 	m.Livez(503)
 }
 
 func TestExposition(t *testing.T) {
-	tests := []struct {
-		mode config.ProxyMode
+	for _, tt := range []struct {
+		name string
+		own  []proxy.Metric
 		want []exposed
 	}{
-		{config.NFTables, slices.Concat(everywhere, nftablesOnly)},
-		{config.EBPF, slices.Concat(everywhere, nftablesOnly)},
-		{config.IPTables, slices.Concat(everywhere, iptablesOnly)},
-		{config.IPVS, append(slices.Clone(everywhere), restoreFailures)},
-		{config.Userspace, everywhere},
-	}
-	for _, tt := range tests {
-		t.Run(string(tt.mode), func(t *testing.T) {
+		{"a mode that counts nothing", nil, everywhere},
+		{"a mode that counts something", ownMetrics, slices.Concat(everywhere, ownExposed)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			r := k8s.NewKubeRegistry()
-			touch(newMetrics(t, r, tt.mode))
+			touch(newMetrics(t, r, tt.own...))
 			slices.SortFunc(tt.want, func(a, b exposed) int { return strings.Compare(a.Name, b.Name) })
 			if diff := cmp.Diff(tt.want, expose(t, r)); diff != "" {
 				t.Errorf("exposition mismatch (-want +got):\n%s", diff)
@@ -216,7 +201,7 @@ func wantValues(t *testing.T, r k8s.KubeRegistry, name string, want map[string]f
 
 func TestValues(t *testing.T) {
 	r := k8s.NewKubeRegistry()
-	m := newMetrics(t, r, config.IPTables)
+	m := newMetrics(t, r, ownMetrics...)
 	touch(m)
 	m.Healthz(200)
 	m.Healthz(503)
@@ -229,19 +214,34 @@ func TestValues(t *testing.T) {
 	wantValues(t, r, "conntrack_reconciler_deleted_entries_total", both(2))
 	wantValues(t, r, "sync_proxy_rules_no_local_endpoints_total",
 		map[string]float64{"IPv4 internal": 1, "IPv4 external": 1, "IPv6 internal": 1, "IPv6 external": 1})
-	wantValues(t, r, "sync_proxy_rules_iptables_total",
-		map[string]float64{"IPv4 filter": 7, "IPv4 nat": 7, "IPv6 filter": 7, "IPv6 nat": 7})
-	wantValues(t, r, "iptables_ct_state_invalid_dropped_packets_total", map[string]float64{"": 3})
-	wantValues(t, r, "iptables_localhost_nodeports_accepted_packets_total", map[string]float64{"": 4})
+	wantValues(t, r, "sync_proxy_rules_refused_service_ports", both(1))
+	wantValues(t, r, "network_programming_duration_seconds", both(1))
+	wantValues(t, r, "mode_packets_total", map[string]float64{"": 3})
+	wantValues(t, r, "mode_rules", map[string]float64{"IPv4 nat": 7, "IPv4 filter": 8})
 }
 
 func TestRegisteredOnce(t *testing.T) {
 	r := k8s.NewKubeRegistry()
-	s := Settings{Register: r.Register, CustomRegister: r.CustomRegister, Mode: config.NFTables}
+	s := Settings{Register: r.Register, CustomRegister: r.CustomRegister}
 	if _, err := New(s); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := New(s); err == nil || !strings.Contains(err.Error(), "register metric kubeproxy_") {
 		t.Errorf("error %v of a second registration; want one that names a metric", err)
 	}
+}
+
+// TestModeIsAskedWhenSomebodyAsks and not before.
+func TestModeIsAskedWhenSomebodyAsks(t *testing.T) {
+	r := k8s.NewKubeRegistry()
+	reads := 0.0
+	newMetrics(t, r, proxy.Metric{Name: "reads", Help: "How often somebody asked for it", Read: func(yield func(float64, ...string)) {
+		reads++
+		yield(reads)
+	}})
+	if reads != 0 {
+		t.Fatalf("%v reads before anybody asked", reads)
+	}
+	wantValues(t, r, "reads", map[string]float64{"": 1})
+	wantValues(t, r, "reads", map[string]float64{"": 2})
 }

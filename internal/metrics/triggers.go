@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -66,12 +65,9 @@ func (t *triggers) take() {
 	t.pending = nil
 }
 
-// done reports and forgets what the successful sync has put in force.
-func (t *triggers) done(m *Metrics) {
-	for _, tr := range t.taken {
-		if slices.Contains(m.families, tr.family) {
-			m.NetworkProgramming(tr.family, tr.at)
-		}
-	}
+// done returns and forgets what the successful sync has put in force.
+func (t *triggers) done() []trigger {
+	done := t.taken
 	t.taken = nil
+	return done
 }

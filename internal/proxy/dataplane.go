@@ -62,6 +62,26 @@ type Runner interface {
 	Run(ctx context.Context) error
 }
 
+// Measured is a Dataplane that counts something by itself.
+type Measured interface {
+	// Metrics returns what it counts.
+	Metrics(ctx context.Context) []Metric
+
+	// SyncFailed is told of each sync that failed; full: it was not an Apply.
+	SyncFailed(full bool)
+}
+
+// Metric is something that a mode counts.
+type Metric struct {
+	Name, Help string
+	Grows      bool // and never shrinks
+	Labels     []string
+
+	// Read yields the values now, each with one for every label. Any goroutine
+	// may call it.
+	Read func(yield func(value float64, labels ...string))
+}
+
 // Leaver is a Dataplane whose rules would not give way by themselves to those
 // of another proxy that comes after us.
 type Leaver interface {

@@ -23,22 +23,12 @@ type Settings struct {
 	// Others tells what others than the programs of our own variant know about
 	// who opened loopback; nil: there is nobody.
 	Others func(context.Context, ipt.Variant) (localnet.Traces, error)
-
-	// Wrote is told what a table was given, after every change of it; nil: nobody is.
-	Wrote func(Written)
-}
-
-// Written is what a change did to a table.
-type Written struct {
-	Family proxy.Family
-	Table  string
-	Rules  int // written by this change
-	Owned  int // ours altogether
 }
 
 // Dataplane writes rows to iptables of one network namespace.
 type Dataplane struct {
 	settings Settings
+	counts   counts
 	sysctls  sysctl.Interface
 	families []*family
 	liberal  bool // connection tracking does not call packets invalid that are out of window
@@ -57,6 +47,7 @@ type Dataplane struct {
 var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Watcher   = (*Dataplane)(nil)
+	_ proxy.Measured  = (*Dataplane)(nil)
 )
 
 // Open finds the programs of the variant that the host uses. It writes nothing.

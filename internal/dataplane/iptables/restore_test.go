@@ -70,8 +70,12 @@ func TestPartsGo(t *testing.T) {
 // steps: as a Sync counts them.
 func TestReportsRules(t *testing.T) {
 	d, _ := faked()
-	got := map[string]Written{}
-	d.settings.Wrote = func(w Written) { got[w.Table] = w }
+	owned := func(table string) float64 {
+		return proxytest.Values(t.Context(), d, "sync_proxy_rules_iptables_total")[table+" IPv4"]
+	}
+	written := func(table string) float64 {
+		return proxytest.Values(t.Context(), d, "sync_proxy_rules_iptables_last")[table+" IPv4"]
+	}
 	s := everyState()
 	if err := proxytest.Sync(t.Context(), d, s); err != nil {
 		t.Fatal(err)
@@ -83,17 +87,17 @@ func TestReportsRules(t *testing.T) {
 	if err := proxytest.Apply(t.Context(), d, delta); err != nil {
 		t.Fatal(err)
 	}
-	stepped := map[string]int{nat: got[nat].Owned, filter: got[filter].Owned}
-	if got[nat].Rules == 0 || got[nat].Rules >= got[nat].Owned {
-		t.Errorf("a step wrote %d rules of %d in nat", got[nat].Rules, got[nat].Owned)
+	stepped := map[string]float64{nat: owned(nat), filter: owned(filter)}
+	if written(nat) == 0 || written(nat) >= owned(nat) {
+		t.Errorf("a step wrote %v rules of %v in nat", written(nat), owned(nat))
 	}
 	s.Apply(delta)
 	if err := proxytest.Sync(t.Context(), d, s); err != nil {
 		t.Fatal(err)
 	}
 	for table, n := range stepped {
-		if got[table].Owned != n || n == 0 {
-			t.Errorf("table %s: %d rules after steps, %d after a Sync", table, n, got[table].Owned)
+		if owned(table) != n || n == 0 {
+			t.Errorf("table %s: %v rules after steps, %v after a Sync", table, n, owned(table))
 		}
 	}
 }

@@ -100,13 +100,11 @@ func (d *Dataplane) syncFamily(ctx context.Context, f *family, s *proxy.State) (
 	return alone, nil
 }
 
-// report tells what was written.
+// report counts what was written.
 func (d *Dataplane) report(f *family, s *script) {
 	for _, table := range []string{filter, nat} {
 		f.owned[table] += s.growth[table]
-		if d.settings.Wrote != nil {
-			d.settings.Wrote(Written{f.Family, table, s.rules(table), f.owned[table]})
-		}
+		d.counts.wrote(table, f.Family, ruleCount{f.owned[table], s.rules(table)})
 	}
 }
 

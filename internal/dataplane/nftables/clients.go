@@ -27,9 +27,9 @@ type clientCount struct {
 // whoever asks often shall not keep a processor busy.
 const countPause = 100
 
-// AffinityClients returns how many clients are remembered for session affinity,
+// affinityClients returns how many clients are remembered for session affinity,
 // and for how many there is room. Any goroutine may ask.
-func (d *Dataplane) AffinityClients(ctx context.Context, f proxy.Family) (clients, room int, err error) {
+func (d *Dataplane) affinityClients(ctx context.Context, f proxy.Family) (clients, room int, err error) {
 	for _, t := range d.tables {
 		if t.family == f && d.clients != nil {
 			clients, err = d.clients.count(ctx, t)

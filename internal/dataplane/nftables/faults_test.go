@@ -145,8 +145,10 @@ func TestUnusedClassesGo(t *testing.T) { synctest.Test(t, unusedClassesGo) }
 func unusedClassesGo(t *testing.T) {
 	ctx := context.Background()
 	f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
-	failed := map[proxy.Family]int{}
-	d := New(f, Settings{MarkBit: 14, CleanupFailed: func(f proxy.Family) { failed[f]++ }})
+	d := New(f, Settings{MarkBit: 14})
+	failed := func(f proxy.Family) float64 {
+		return proxytest.Values(ctx, d, "sync_proxy_rules_nftables_cleanup_failures_total")[f.String()]
+	}
 	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
 		t.Fatal(err)
 	}
@@ -182,14 +184,14 @@ func unusedClassesGo(t *testing.T) {
 	if n := len(l.Chains); n > maxIdle+2*int(idleTime/time.Second)+80 {
 		t.Errorf("%d chains are left of 1000 classes", n)
 	}
-	if failed[proxy.IPv4] != 1 || failed[proxy.IPv6] != 0 {
-		t.Errorf("told of failures %v; want one of IPv4", failed)
+	if failed(proxy.IPv4) != 1 || failed(proxy.IPv6) != 0 {
+		t.Errorf("told of failures %v; want one of IPv4", failed(proxy.IPv4))
 	}
 	if err := proxytest.Sync(ctx, d, &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{last.Key: last}, Node: testNode()}); err != nil {
 		t.Fatal(err)
 	}
-	if failed[proxy.IPv4] != 2 {
-		t.Errorf("told of failures %v after a Sync, which tries again; want two", failed)
+	if failed(proxy.IPv4) != 2 {
+		t.Errorf("told of failures %v after a Sync, which tries again; want two", failed(proxy.IPv4))
 	}
 	if _, there := l.Chains[stuckChain]; !there {
 		t.Fatalf("chain %s went although it could not", stuckChain)
@@ -332,10 +334,10 @@ func TestAffinityWithoutRoom(t *testing.T) {
 	if refused := sendFlows(t, sp.Frontends[0].Addr, 5000); refused > 0 {
 		t.Errorf("%d of 5000 clients refused", refused)
 	}
-	if n, room, err := d.AffinityClients(ctx, proxy.IPv4); err != nil || n != 16 || room != 16 {
+	if n, room, err := d.affinityClients(ctx, proxy.IPv4); err != nil || n != 16 || room != 16 {
 		t.Errorf("%d clients are remembered, there is room for %d (%v); want 16 of 16", n, room, err)
 	}
-	if n, _, err := d.AffinityClients(ctx, proxy.IPv6); err != nil || n != 0 {
+	if n, _, err := d.affinityClients(ctx, proxy.IPv6); err != nil || n != 0 {
 		t.Errorf("%d IPv6 clients are remembered (%v); want none", n, err)
 	}
 }

@@ -25,16 +25,13 @@ type Settings struct {
 	// Others tells what others than our table know about who opened loopback;
 	// nil: there is nobody.
 	Others func(context.Context) (localnet.Traces, error)
-
-	// CleanupFailed is told that a chain that nothing leads to could not be
-	// deleted; nil: nobody is.
-	CleanupFailed func(proxy.Family)
 }
 
 // Dataplane writes rows to nf_tables of one network namespace.
 type Dataplane struct {
 	conn       nft.Interface
 	clients    *clientCounter // nil: nobody counts
+	counts     counts
 	localnet   *localnet.Setting
 	tables     []*table
 	differ     *differ.Differ[id, value]
@@ -50,6 +47,7 @@ type Dataplane struct {
 var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Watcher   = (*Dataplane)(nil)
+	_ proxy.Measured  = (*Dataplane)(nil)
 	_ proxy.Leaver    = (*Dataplane)(nil)
 )
 
@@ -80,9 +78,7 @@ func New(conn nft.Interface, s Settings) *Dataplane {
 			d.localnet = localnet.New(nil, nil)
 		}
 		t := newTable(f, s.MarkBit, tableName)
-		if s.CleanupFailed != nil {
-			t.cleanupFailed = func() { s.CleanupFailed(f) }
-		}
+		t.cleanupFailed = func() { d.counts.cleanupFailures[f].Add(1) }
 		d.tables = append(d.tables, t)
 	}
 	d.differ = differ.New(d.mode())

@@ -50,3 +50,14 @@ func result(refused proxy.Refused, err error) error {
 	}
 	return err
 }
+
+// Values returns a metric of a dataplane by the values of its labels.
+func Values(ctx context.Context, d proxy.Measured, name string) map[string]float64 {
+	values := map[string]float64{}
+	for _, m := range d.Metrics(ctx) {
+		if m.Name == name {
+			m.Read(func(value float64, labels ...string) { values[strings.Join(labels, " ")] = value })
+		}
+	}
+	return values
+}

@@ -11,8 +11,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	k8s "k8s.io/component-base/metrics"
-
-	"sluice/internal/config"
 )
 
 var errSync = errors.New("the kernel was busy")
@@ -27,9 +25,9 @@ func sliceAt(at time.Time, t discoveryv1.AddressType) *discoveryv1.EndpointSlice
 
 func slice4(at time.Time) *discoveryv1.EndpointSlice { return sliceAt(at, discoveryv1.AddressTypeIPv4) }
 
-// watched is a watchdog in fake time.
+// watched is metrics in fake time.
 type watched struct {
-	*Watchdog
+	*Metrics
 	t *testing.T
 	r k8s.KubeRegistry
 }
@@ -38,7 +36,7 @@ func watch(t *testing.T, do func(w *watched)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		r := k8s.NewKubeRegistry()
-		w := &watched{NewWatchdog(newMetrics(t, r, config.NFTables)), t, r}
+		w := &watched{newMetrics(t, r), t, r}
 		time.Sleep(time.Minute)
 		do(w)
 	})

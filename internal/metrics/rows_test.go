@@ -6,7 +6,6 @@ import (
 
 	k8s "k8s.io/component-base/metrics"
 
-	"sluice/internal/config"
 	"sluice/internal/proxy"
 )
 
@@ -33,12 +32,12 @@ func here(sp *proxy.ServicePort) {
 	sp.Local = []proxy.Endpoint{{Addr: netip.MustParseAddrPort("10.1.0.1:80"), Local: true}}
 }
 
-func TestObserver(t *testing.T) {
+func TestNoLocalEndpoints(t *testing.T) {
 	r := k8s.NewKubeRegistry()
-	o := NewObserver(newMetrics(t, r, config.NFTables))
+	m := newMetrics(t, r)
 	step := func(name string, d *proxy.Delta, internal4, external4, internal6, external6 float64) {
 		t.Helper()
-		o.Applied(d)
+		m.Applied(d)
 		t.Log(name)
 		wantValues(t, r, "sync_proxy_rules_no_local_endpoints_total", map[string]float64{
 			"IPv4 internal": internal4, "IPv4 external": external4, "IPv6 internal": internal6, "IPv6 external": external6,
