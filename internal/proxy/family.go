@@ -25,17 +25,10 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
+var familyNames = [...]string{"IPv4", "IPv6"}
+
 // String returns the family as Kubernetes spells it.
-func (f Family) String() string {
-	switch f {
-	case IPv4:
-		return "IPv4"
-	case IPv6:
-		return "IPv6"
-	default:
-		panic(fmt.Sprintf("unknown family %d", uint8(f)))
-	}
-}
+func (f Family) String() string { return familyNames[f] }
 
 // Unspecified returns the all-zero address of the family.
 func (f Family) Unspecified() netip.Addr {

@@ -60,17 +60,3 @@ func (c HealthCheckChange) Key() HealthCheckKey {
 func (c HealthCheckChange) Moves() bool {
 	return c.Old == nil || c.New == nil || c.Old.Port != c.New.Port
 }
-
-// applyHealthChecks takes the health checks' part of a step.
-func (s *State) applyHealthChecks(changes []HealthCheckChange) {
-	if s.HealthChecks == nil && len(changes) > 0 {
-		s.HealthChecks = map[HealthCheckKey]*HealthCheck{}
-	}
-	for _, c := range changes {
-		if c.New != nil {
-			s.HealthChecks[c.New.Key] = c.New
-		} else {
-			delete(s.HealthChecks, c.Old.Key)
-		}
-	}
-}

@@ -5,13 +5,13 @@ import "testing"
 // TestHealthChecksWriteTheirPort keeps dataplanes out of the rest.
 func TestHealthChecksWriteTheirPort(t *testing.T) {
 	d := &Delta{HealthChecks: []HealthCheckChange{{New: &HealthCheck{Key: HealthCheckKey{"ns", "web", IPv6}, Port: 30100, Local: 2}}}}
-	if d.Empty() || !d.Writes() {
-		t.Errorf("empty %t, writes %t; want a step that writes", d.Empty(), d.Writes())
+	if d.Empty() || !d.HealthChecks[0].Moves() {
+		t.Errorf("step %+v; want one that moves a port", d)
 	}
 	other := *d.HealthChecks[0].New
 	other.Local = 3
-	if more := (&Delta{HealthChecks: []HealthCheckChange{{Old: d.HealthChecks[0].New, New: &other}}}); more.Empty() || more.Writes() {
-		t.Errorf("another endpoint: empty %t, writes %t; want a step that writes nothing", more.Empty(), more.Writes())
+	if more := (&Delta{HealthChecks: []HealthCheckChange{{Old: d.HealthChecks[0].New, New: &other}}}); more.Empty() || more.HealthChecks[0].Moves() {
+		t.Errorf("another endpoint: step %+v; want one that moves no port", more)
 	}
 	s := &State{}
 	s.Apply(d)

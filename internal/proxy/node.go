@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,19 +19,10 @@ const (
 // Origins lists all origins, in order.
 var Origins = [...]Origin{Elsewhere, OurPod, ThisNode}
 
+var originNames = [...]string{"elsewhere", "our pod", "this node"}
+
 // String returns the origin in words.
-func (o Origin) String() string {
-	switch o {
-	case Elsewhere:
-		return "elsewhere"
-	case OurPod:
-		return "our pod"
-	case ThisNode:
-		return "this node"
-	default:
-		panic(fmt.Sprintf("unknown origin %d", uint8(o)))
-	}
-}
+func (o Origin) String() string { return originNames[o] }
 
 // Node is this node as policy sees it: what it is called, which of its
 // addresses matter, and the settings that hold for all its traffic. It is
@@ -111,13 +101,8 @@ func (d LocalTrafficDetector) SourcesOf(f Family) []netip.Prefix {
 // Matches reports whether a packet is a pod's. The interface is empty for what
 // the node itself sends.
 func (d LocalTrafficDetector) Matches(src netip.Addr, in string) bool {
-	if contains(d.Sources, src) {
-		return true
-	}
-	if d.Interface == "" {
-		return false
-	}
-	return in == d.Interface || d.IsPrefix && strings.HasPrefix(in, d.Interface)
+	return contains(d.Sources, src) ||
+		d.Interface != "" && (in == d.Interface || d.IsPrefix && strings.HasPrefix(in, d.Interface))
 }
 
 // PrefixesOf returns the prefixes of one family, in their order.
@@ -132,10 +117,5 @@ func PrefixesOf(all []netip.Prefix, f Family) []netip.Prefix {
 }
 
 func contains(prefixes []netip.Prefix, a netip.Addr) bool {
-	for _, p := range prefixes {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }

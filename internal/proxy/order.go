@@ -19,8 +19,6 @@ func ComparePortKeys(a, b PortKey) int {
 	)
 }
 
-func sortKeys(keys []PortKey) { slices.SortFunc(keys, ComparePortKeys) }
-
 // Outermost returns the prefixes that lie within no other of them, masked and
 // sorted: the same addresses in as few, disjoint prefixes as the list allows.
 func Outermost(prefixes []netip.Prefix) []netip.Prefix {

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"fmt"
 	"net/netip"
 	"time"
 )
@@ -45,21 +44,10 @@ const (
 	NodePort
 )
 
+var kindNames = [...]string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}
+
 // String returns the kind as Kubernetes spells it.
-func (k Kind) String() string {
-	switch k {
-	case ClusterIP:
-		return "ClusterIP"
-	case LoadBalancer:
-		return "LoadBalancer"
-	case ExternalIP:
-		return "ExternalIP"
-	case NodePort:
-		return "NodePort"
-	default:
-		panic(fmt.Sprintf("unknown kind %d", uint8(k)))
-	}
-}
+func (k Kind) String() string { return kindNames[k] }
 
 // Frontend is one address and port by which a service port is reached. A
 // NodePort frontend has the unspecified address of its family: it stands for
@@ -85,17 +73,10 @@ const (
 	ScopeLocal
 )
 
+var scopeNames = [...]string{"Cluster", "Local"}
+
 // String returns the scope as the traffic policies spell it.
-func (s Scope) String() string {
-	switch s {
-	case ScopeCluster:
-		return "Cluster"
-	case ScopeLocal:
-		return "Local"
-	default:
-		panic(fmt.Sprintf("unknown scope %d", uint8(s)))
-	}
-}
+func (s Scope) String() string { return scopeNames[s] }
 
 // ServicePort is one row of the desired state: readiness, topology and traffic
 // policy are already decided. It is immutable once published.
@@ -127,21 +108,10 @@ const (
 	Drop                     // silence
 )
 
+var verdictNames = [...]string{"untouched", "forward", "reject", "drop"}
+
 // String returns the verdict in lower case.
-func (v Verdict) String() string {
-	switch v {
-	case Untouched:
-		return "untouched"
-	case Forward:
-		return "forward"
-	case Reject:
-		return "reject"
-	case Drop:
-		return "drop"
-	default:
-		panic(fmt.Sprintf("unknown verdict %d", uint8(v)))
-	}
-}
+func (v Verdict) String() string { return verdictNames[v] }
 
 // Route is the whole answer for one kind of packet.
 type Route struct {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -35,12 +36,8 @@ type Upsert struct {
 }
 
 // Empty reports whether the delta changes nothing.
-func (d *Delta) Empty() bool { return !d.Writes() && len(d.HealthChecks) == 0 }
-
-// Writes reports whether the delta gives a dataplane something to do.
-func (d *Delta) Writes() bool {
-	return len(d.Upserts) > 0 || len(d.Removes) > 0 || d.Node != nil || d.CIDRs != nil ||
-		slices.ContainsFunc(d.HealthChecks, HealthCheckChange.Moves)
+func (d *Delta) Empty() bool {
+	return len(d.Upserts)+len(d.Removes)+len(d.HealthChecks) == 0 && d.Node == nil && d.CIDRs == nil
 }
 
 // Apply takes the step.
@@ -57,23 +54,16 @@ func (s *State) Apply(d *Delta) {
 	if d.CIDRs != nil {
 		s.CIDRs = *d.CIDRs
 	}
-	s.applyHealthChecks(d.HealthChecks)
-}
-
-// Changed names what the step changes.
-func (d *Delta) Changed() *Changed {
-	c := &Changed{Node: d.Node != nil, CIDRs: d.CIDRs != nil}
-	for _, r := range d.Removes {
-		c.Rows = append(c.Rows, r.Key)
+	for _, c := range d.HealthChecks {
+		if c.New == nil {
+			delete(s.HealthChecks, c.Old.Key)
+			continue
+		}
+		if s.HealthChecks == nil {
+			s.HealthChecks = map[HealthCheckKey]*HealthCheck{}
+		}
+		s.HealthChecks[c.New.Key] = c.New
 	}
-	for _, u := range d.Upserts {
-		c.Rows = append(c.Rows, u.New.Key)
-	}
-	sortKeys(c.Rows)
-	for _, h := range d.HealthChecks {
-		c.HealthChecks = append(c.HealthChecks, h.Key())
-	}
-	return c
 }
 
 // Delta returns the step that takes what changed from what is held to what is wanted.
@@ -107,11 +97,4 @@ func (c *Changed) Delta(
 }
 
 // Keys returns the keys of all rows, sorted.
-func (s *State) Keys() []PortKey {
-	keys := make([]PortKey, 0, len(s.Rows))
-	for k := range s.Rows {
-		keys = append(keys, k)
-	}
-	sortKeys(keys)
-	return keys
-}
+func (s *State) Keys() []PortKey { return slices.SortedFunc(maps.Keys(s.Rows), ComparePortKeys) }

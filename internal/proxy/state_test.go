@@ -22,14 +22,16 @@ func FuzzChanged(f *testing.F) {
 		for part := range slices.Chunk(data, max(1, len(data)/3)) {
 			d := fuzzDelta(want, part)
 			want.Apply(d)
-			c := d.Changed()
-			for _, k := range c.Rows {
-				rows[k] = true
+			for _, r := range d.Removes {
+				rows[r.Key] = true
 			}
-			for _, k := range c.HealthChecks {
-				checks[k] = true
+			for _, u := range d.Upserts {
+				rows[u.New.Key] = true
 			}
-			all.Node, all.CIDRs = all.Node || c.Node, all.CIDRs || c.CIDRs
+			for _, c := range d.HealthChecks {
+				checks[c.Key()] = true
+			}
+			all.Node, all.CIDRs = all.Node || d.Node != nil, all.CIDRs || d.CIDRs != nil
 		}
 		all.Rows = slices.SortedFunc(maps.Keys(rows), ComparePortKeys)
 		all.HealthChecks = slices.SortedFunc(maps.Keys(checks), CompareHealthCheckKeys)

@@ -28,7 +28,7 @@ func Apply(ctx context.Context, d proxy.Dataplane, step *proxy.Delta) error {
 	last, _ := wanted.LoadOrStore(d, proxy.NewState())
 	want := last.(*proxy.State)
 	want.Apply(step)
-	return result(d.Apply(ctx, want, step.Changed()))
+	return result(d.Apply(ctx, want, changed(step)))
 }
 
 // RefusedError says that some rows were refused, and nothing else was wrong.
@@ -41,6 +41,22 @@ func (e *RefusedError) Error() string {
 		all = append(all, fmt.Sprintf("%v: %v", k, e.Rows[k]))
 	}
 	return strings.Join(all, "; ")
+}
+
+// changed names what a step changes.
+func changed(d *proxy.Delta) *proxy.Changed {
+	c := &proxy.Changed{Node: d.Node != nil, CIDRs: d.CIDRs != nil}
+	for _, r := range d.Removes {
+		c.Rows = append(c.Rows, r.Key)
+	}
+	for _, u := range d.Upserts {
+		c.Rows = append(c.Rows, u.New.Key)
+	}
+	slices.SortFunc(c.Rows, proxy.ComparePortKeys)
+	for _, h := range d.HealthChecks {
+		c.HealthChecks = append(c.HealthChecks, h.Key())
+	}
+	return c
 }
 
 // result makes one error of what a dataplane answers.
