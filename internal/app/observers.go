@@ -30,7 +30,9 @@ func (o observers) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pendin
 
 // Began says that a sync begins.
 func (o observers) Began(step *proxy.Delta) {
-	o.conntrack.Applying(step)
+	if o.conntrack != nil {
+		o.conntrack.Applying(step)
+	}
 	o.metrics.Began()
 	o.health.Began()
 }
@@ -38,7 +40,9 @@ func (o observers) Began(step *proxy.Delta) {
 // Done says that it has ended. What is in force is told first.
 func (o observers) Done(_ context.Context, r engine.Result) {
 	if r.Err == nil {
-		o.conntrack.Applied(r.State.Node, r.Changed, r.Full)
+		if o.conntrack != nil {
+			o.conntrack.Applied(r.State.Node, r.Changed, r.Full)
+		}
 		o.checks.Applied(r.Changed)
 		o.metrics.Applied(r.Changed)
 		o.inForce()

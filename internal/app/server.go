@@ -65,8 +65,8 @@ type ProxyServer struct {
 	configure func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
 	inForce   func()                                                                // called when rules are in force
 	ready     chan struct{}                                                         // closed then
-	flows     ct.Interface
-	conntrack *conntrack.Reconciler
+	flows     ct.Interface                                                          // nil: the mode ends stale connections itself
+	conntrack *conntrack.Reconciler                                                 // nil as well
 	health    *health.ProxyHealth
 	checks    *health.ServiceChecks
 	refusals  *refusals
@@ -98,8 +98,10 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if s.dataplane, err = mode.Open(ctx, settings); err != nil {
 		return nil, fmt.Errorf("open mode %s: %w", p.config.Mode, err)
 	}
-	if s.flows, err = ct.Open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("open connection tracking: %w", err), s.dataplane.Close())
+	if mode.Flows != nil {
+		if s.flows, err = mode.Flows(); err != nil {
+			return nil, errors.Join(err, s.dataplane.Close())
+		}
 	}
 	s.ready = make(chan struct{})
 	s.inForce = sync.OnceFunc(func() { close(s.ready) })
@@ -134,10 +136,12 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	s.checks = health.NewServiceChecks(health.CheckSettings{
 		Healthy: s.health.Healthy, Addresses: link.Conn{}, Failed: s.checkFailed,
 	})
-	s.conntrack = conntrack.New(conntrack.Settings{
-		Flows: s.flows, LocalAddrs: conntrack.LocalAddrs,
-		Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
-	})
+	if s.flows != nil {
+		s.conntrack = conntrack.New(conntrack.Settings{
+			Flows: s.flows, LocalAddrs: conntrack.LocalAddrs,
+			Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
+		})
+	}
 	e := engine.New(engine.Settings{
 		Dataplane:     s.dataplane,
 		Resolver:      resolve.New(rules),
@@ -181,13 +185,15 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 		}},
 		{"sync", s.provider.SyncLoop},
 		{"report refused Services", s.refusals.Run},
-		{"reconcile connections", s.conntrack.Run},
 		{"take over from kube-proxy", func(ctx context.Context) error {
 			return takeOver(ctx, s.ready, func(ctx context.Context) ([]string, error) { return dataplane.Cleanup(ctx, s.dataplane) })
 		}},
 		{"answer health checks of Services", s.checks.Run},
 		{"serve health", s.listening(s.healthServer, reasonHealthPort)},
 		{"serve metrics", s.listening(s.metricsServer, reasonMetricsPort)},
+	}
+	if s.conntrack != nil {
+		jobs = append(jobs, job{"reconcile connections", s.conntrack.Run})
 	}
 	if s.plan.follow != nil {
 		jobs = append(jobs, job{"follow the configuration", s.plan.follow(s.plan.config, s.reload).Run})
@@ -240,4 +246,10 @@ func (s *ProxyServer) listening(server *health.Server, reason string) func(conte
 	}
 }
 
-func (s *ProxyServer) close() error { return errors.Join(s.dataplane.Close(), s.flows.Close()) }
+func (s *ProxyServer) close() error {
+	err := s.dataplane.Close()
+	if s.flows != nil {
+		err = errors.Join(err, s.flows.Close())
+	}
+	return err
+}

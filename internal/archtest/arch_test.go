@@ -86,7 +86,7 @@ var table = []rule{
 	{"internal/dataplane/nftables", []string{"internal/proxy", "internal/kernel/", "internal/dataplane/differ", "internal/dataplane/localnet"}, []string{"k8s.io/klog/", "github.com/google/nftables/expr", "golang.org/x/sys/"}},
 	{"internal/dataplane/iptables", []string{"internal/proxy", "internal/kernel/", "internal/dataplane/differ", "internal/dataplane/localnet"}, []string{"k8s.io/klog/"}},
 	{"internal/dataplane/ipvs", []string{"internal/proxy", "internal/kernel/"}, []string{"github.com/vishvananda/", "golang.org/x/sys/"}},
-	{"internal/dataplane", []string{"internal/proxy", "internal/config", "internal/kernel/ipt", "internal/dataplane/"}, []string{}},
+	{"internal/dataplane", []string{"internal/proxy", "internal/config", "internal/kernel/ct", "internal/kernel/ipt", "internal/dataplane/"}, []string{}},
 	{"internal/config", []string{}, []string{"k8s.io/apimachinery/", "k8s.io/component-base/config/v1alpha1", "k8s.io/component-base/featuregate", "k8s.io/component-base/logs/api/v1", "k8s.io/kube-proxy/config/v1alpha1", "k8s.io/utils/net", "github.com/go-logr/", "sigs.k8s.io/json", "sigs.k8s.io/yaml"}},
 	{"internal/runner", []string{}, []string{"k8s.io/klog/", "github.com/go-logr/"}},
 	{"internal/engine", []string{"internal/proxy", "internal/resolve", "internal/source", "internal/runner"}, []string{"k8s.io/api/", "k8s.io/klog/", "github.com/go-logr/"}},

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"sluice/internal/config"
+	"sluice/internal/kernel/ct"
 	"sluice/internal/proxy"
 )
 
@@ -37,6 +38,10 @@ type Mode struct {
 	// Open returns the dataplane. The kernel does nothing new before its Sync.
 	// Nil: the mode is not built yet, and has at most a Cleanup.
 	Open func(context.Context, Settings) (proxy.Dataplane, error)
+
+	// Flows opens the connections that must be ended when their endpoint goes;
+	// nil: the mode ends them itself.
+	Flows func() (ct.Interface, error)
 
 	// Cleanup removes the mode's rules and what kube-proxy's mode of that name
 	// left, but for what an open dataplane, of whatever mode, has made its own. It

@@ -3,12 +3,14 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane/iptables"
 	"sluice/internal/dataplane/ipvs"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/nftables"
+	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
@@ -23,6 +25,15 @@ func table() []Mode {
 		{Name: config.EBPF},
 		{Name: config.Userspace},
 	}
+}
+
+// openFlows opens connection tracking.
+func openFlows() (ct.Interface, error) {
+	c, err := ct.Open()
+	if err != nil {
+		return nil, fmt.Errorf("open connection tracking: %w", err)
+	}
+	return c, nil
 }
 
 // keepsLoopback reports whether an open dataplane looks after the setting that
@@ -40,7 +51,8 @@ func nftablesMode() Mode {
 		}
 	}
 	return Mode{
-		Name: config.NFTables,
+		Name:  config.NFTables,
+		Flows: openFlows,
 		Probe: func(ctx context.Context, s Settings) ([]proxy.Family, error) {
 			return nftables.Probe(ctx, settings(s))
 		},
@@ -67,7 +79,8 @@ func iptablesMode() Mode {
 		return iptables.Settings{MarkBit: s.MasqueradeBit, Families: s.Families, Others: besideIPTables}
 	}
 	return Mode{
-		Name: config.IPTables,
+		Name:  config.IPTables,
+		Flows: openFlows,
 		Probe: func(ctx context.Context, s Settings) ([]proxy.Family, error) {
 			return iptables.Probe(ctx, settings(s))
 		},

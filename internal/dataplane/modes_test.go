@@ -8,7 +8,7 @@ import (
 
 func TestModesAreWhole(t *testing.T) {
 	for _, m := range Modes() {
-		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Cleanup == nil {
+		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Flows == nil || m.Cleanup == nil {
 			t.Errorf("mode %q is not whole: %+v", m.Name, m)
 		}
 	}
