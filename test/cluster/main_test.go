@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -66,23 +65,18 @@ func run(m *testing.M) (code int, err error) {
 // programs builds what is missing.
 func programs(ctx context.Context) (testbed.Settings, error) {
 	var s testbed.Settings
-	module, err := os.Getwd() // where go test runs a package's tests
+	b, err := build.New(say)
 	if err != nil {
-		return s, fmt.Errorf("find the module: %w", err)
-	}
-	root := filepath.Join(module, "..", "..")
-	b := build.Builder{Module: module, Cache: filepath.Join(root, ".cache"), Say: say}
-	if s.Etcd, err = b.Foreign(ctx, build.Etcd()); err != nil {
 		return s, err
 	}
-	if s.APIServer, err = b.Foreign(ctx, build.Kubernetes("kube-apiserver")); err != nil {
+	if s.Etcd, s.APIServer, err = b.ControlPlane(ctx); err != nil {
 		return s, err
 	}
 	if s.KubeProxy, err = b.Foreign(ctx, build.Kubernetes("kube-proxy")); err != nil {
 		return s, err
 	}
 	if s.Proxy = *daemon; s.Proxy == "" {
-		s.Proxy, err = b.Daemon(ctx, root)
+		s.Proxy, err = b.Daemon(ctx)
 	}
 	return s, err
 }

@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice/test/cluster/build"
 	result "sluice/test/cluster/peers/figures"
 	objects "sluice/test/cluster/peers/load"
 	"sluice/test/cluster/peers/trial"
@@ -15,7 +16,8 @@ import (
 // TestPeers measures a tiny cluster, in both modes: it judges no figure, only
 // that there is one of everything.
 func TestPeers(t *testing.T) {
-	l, err := objects.New(t.Context(), bed.ControlPlane, func(line string) { t.Log(line) })
+	size := result.Size{Services: 20, Endpoints: 2}
+	l, err := objects.New(t.Context(), bed.ControlPlane, size, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,11 +26,15 @@ func TestPeers(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	size := result.Size{Services: 20, Endpoints: 2}
-	if err := l.Grow(t.Context(), size); err != nil {
+	builder, err := build.New(say)
+	if err != nil {
 		t.Fatal(err)
 	}
-	b := &trial.Bench{Cluster: bed, Load: l, Say: func(line string) { t.Log(line) }, Limits: trial.Limits{
+	watcher, err := builder.Own(t.Context(), builder.Module, "./peers", "peers")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &trial.Bench{Cluster: bed, Watcher: watcher, Load: l, Say: func(line string) { t.Log(line) }, Limits: trial.Limits{
 		ColdStart: deadline, Samples: 2, Budget: deadline, Patience: deadline,
 		Idle: time.Second, Burst: 20 * time.Millisecond, Rates: []int{0, 50},
 	}}

@@ -30,20 +30,39 @@ func Kubernetes(name string) Program {
 	}
 }
 
-// Etcd returns the etcd server.
-func Etcd() Program {
-	const module = "go.etcd.io/etcd/server/v3"
-	return Program{Name: "etcd", Module: module, Package: module}
-}
-
 // every is how often a long build says that it is still at it.
 const every = 15 * time.Second
 
 // Builder builds programs.
 type Builder struct {
 	Module string // folder of the module whose go.mod names the versions
+	Root   string // folder of the daemon's module
 	Cache  string // folder for what was built
 	Say    func(line string)
+}
+
+// New returns a builder at the versions of the module that it runs in, which is
+// test/cluster: go test runs a package's tests in its folder.
+func New(say func(line string)) (Builder, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return Builder{}, fmt.Errorf("find the module: %w", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "kubeproxy136", "go.mod")); err != nil {
+		return Builder{}, fmt.Errorf("run this in test/cluster: %w", err)
+	}
+	root := filepath.Join(dir, "..", "..")
+	return Builder{Module: dir, Root: root, Cache: filepath.Join(root, ".cache"), Say: say}, nil
+}
+
+// ControlPlane returns the paths of etcd and kube-apiserver.
+func (b Builder) ControlPlane(ctx context.Context) (etcd, apiServer string, err error) {
+	const module = "go.etcd.io/etcd/server/v3"
+	if etcd, err = b.Foreign(ctx, Program{Name: "etcd", Module: module, Package: module}); err != nil {
+		return "", "", err
+	}
+	apiServer, err = b.Foreign(ctx, Kubernetes("kube-apiserver"))
+	return etcd, apiServer, err
 }
 
 // Foreign returns the path of a program, which is built if the cache does not
@@ -69,10 +88,10 @@ func (b Builder) Foreign(ctx context.Context, p Program) (string, error) {
 	return path, nil
 }
 
-// Daemon builds the daemon of the tree at root. Go's own cache makes this
-// quick where nothing has changed, so it is always asked.
-func (b Builder) Daemon(ctx context.Context, root string) (string, error) {
-	return b.Own(ctx, root, "./cmd/sluice", "sluice")
+// Daemon builds the daemon of the tree. Go's own cache makes this quick where
+// nothing has changed, so it is always asked.
+func (b Builder) Daemon(ctx context.Context) (string, error) {
+	return b.Own(ctx, b.Root, "./cmd/sluice", "sluice")
 }
 
 // Own builds a package of a module of ours, under a name.

@@ -68,13 +68,15 @@ type Entry struct {
 
 // Put writes objects behind the API server's back. It is for many objects whose
 // creation is not what matters: the API server reads all ClusterIPs twice for
-// each new one.
+// each new one. It is away meanwhile, so that its parts cannot find one object
+// without the other and begin to repair that.
 func (c *ControlPlane) Put(ctx context.Context, entries []Entry) error {
 	const atOnce = 100 // etcd takes 128
 	type put struct {
 		Key   []byte `json:"key"` // these become base64
 		Value []byte `json:"value"`
 	}
+	c.KillAPIServer()
 	for some := range slices.Chunk(entries, atOnce) {
 		var success []map[string]put
 		for _, e := range some {
@@ -84,7 +86,7 @@ func (c *ControlPlane) Put(ctx context.Context, entries []Entry) error {
 			return err
 		}
 	}
-	return nil
+	return c.StartAPIServer(ctx)
 }
 
 func (c *ControlPlane) askEtcd(ctx context.Context, path string, question, answer any) error {

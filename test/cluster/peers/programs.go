@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,9 +18,9 @@ import (
 	"sluice/test/cluster/process"
 )
 
-// proxies are those that can be measured, with the folder, below this module, of
-// the module that says the version. One without is built from the tree.
-var proxies = map[string]string{"sluice": "", "kube-proxy-1.37": ".", "kube-proxy-1.36": "kubeproxy136"}
+// modules has, for each proxy that can be measured, the folder, below this module,
+// of the module that says its version. One without is built from the tree.
+var modules = map[string]string{"sluice": "", "kube-proxy-1.37": ".", "kube-proxy-1.36": "kubeproxy136"}
 
 // programs are the paths of everything that runs.
 type programs struct {
@@ -29,31 +30,30 @@ type programs struct {
 }
 
 // build builds what this run needs and the cache does not have.
-func (b *benchmark) build(ctx context.Context, dir string) (err error) {
-	root := filepath.Join(dir, "..", "..")
-	builder := build.Builder{Module: dir, Cache: filepath.Join(root, ".cache"), Say: b.say}
-	if b.programs.etcd, err = builder.Foreign(ctx, build.Etcd()); err != nil {
+func (b *benchmark) build(ctx context.Context, peers string) error {
+	builder, err := build.New(b.say)
+	if err != nil {
 		return err
 	}
-	if b.programs.apiServer, err = builder.Foreign(ctx, build.Kubernetes("kube-apiserver")); err != nil {
+	if b.etcd, b.apiServer, err = builder.ControlPlane(ctx); err != nil {
 		return err
 	}
-	if b.programs.watcher, err = os.Executable(); err != nil {
+	if b.watcher, err = os.Executable(); err != nil {
 		return err
 	}
-	b.programs.proxies = map[string]string{}
-	for _, peer := range list(b.peers) {
+	b.proxies = map[string]string{}
+	for _, peer := range list(peers) {
 		name, _, _ := strings.Cut(peer, "/")
-		if b.programs.proxies[name] != "" {
+		if b.proxies[name] != "" {
 			continue
 		}
-		if folder := proxies[name]; folder == "" {
+		if folder := modules[name]; folder == "" {
 			b.say("building " + name + " from the tree")
-			b.programs.proxies[name], err = builder.Daemon(ctx, root)
+			b.proxies[name], err = builder.Daemon(ctx)
 		} else {
 			of := builder
-			of.Module = filepath.Join(dir, folder)
-			b.programs.proxies[name], err = of.Foreign(ctx, build.Kubernetes("kube-proxy"))
+			of.Module = filepath.Join(builder.Module, folder)
+			b.proxies[name], err = of.Foreign(ctx, build.Kubernetes("kube-proxy"))
 		}
 		if err != nil {
 			return err
@@ -62,21 +62,21 @@ func (b *benchmark) build(ctx context.Context, dir string) (err error) {
 	return nil
 }
 
-// machine describes where the figures come from.
-func (b *benchmark) machine(ctx context.Context, dir string) (figures.Machine, error) {
+// describe notes where the figures come from.
+func (b *benchmark) describe(ctx context.Context, r *figures.Report) error {
 	sizes, err := process.Sizes("/proc/meminfo")
 	if err != nil {
-		return figures.Machine{}, err
+		return err
 	}
 	m := figures.Machine{
-		Date: time.Now().UTC().Truncate(time.Second), Kernel: firstLine(ctx, dir, "uname", "-r"),
+		Date: time.Now().UTC().Truncate(time.Second), Kernel: firstLine(ctx, "uname", "-r"),
 		CPU: "unknown", CPUs: runtime.NumCPU(), Memory: figures.Bytes(sizes["MemTotal"]),
 		Versions: map[string]string{
 			"go":             runtime.Version(),
-			"etcd":           versionOf(b.programs.etcd),
-			"kube-apiserver": versionOf(b.programs.apiServer),
-			"nft":            firstLine(ctx, dir, "nft", "--version"),
-			"iptables":       firstLine(ctx, dir, "iptables", "--version"),
+			"etcd":           versionOf(b.etcd),
+			"kube-apiserver": versionOf(b.apiServer),
+			"nft":            firstLine(ctx, "nft", "--version"),
+			"iptables":       firstLine(ctx, "iptables", "--version"),
 		},
 	}
 	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -84,16 +84,21 @@ func (b *benchmark) machine(ctx context.Context, dir string) (figures.Machine, e
 			m.CPU = string(found[1])
 		}
 	}
-	for name, path := range b.programs.proxies {
-		if m.Versions[name] = versionOf(path); proxies[name] == "" {
-			m.Versions[name] = firstLine(ctx, dir, "git", "describe", "--tags", "--always", "--dirty")
+	for name, path := range b.proxies {
+		if m.Versions[name] = versionOf(path); modules[name] == "" {
+			m.Versions[name] = firstLine(ctx, "git", "describe", "--tags", "--always", "--dirty")
 		}
 	}
-	return m, nil
+	r.SetMachine(m)
+	r.Settings = nil
+	for _, name := range settings {
+		f := flag.Lookup(name)
+		r.Settings = append(r.Settings, figures.Setting{Name: f.Usage, Value: f.Value.String()})
+	}
+	return nil
 }
 
-// versionOf reads the version of a foreign program from the folder that the
-// cache has it in.
+// versionOf reads the version of a foreign program from the folder that the cache has it in.
 func versionOf(path string) string {
 	folder := filepath.Base(filepath.Dir(path))
 	if i := strings.LastIndex(folder, "-v"); i >= 0 {
@@ -103,10 +108,8 @@ func versionOf(path string) string {
 }
 
 // firstLine is the first line that a program prints, for the record only.
-func firstLine(ctx context.Context, dir, name string, args ...string) string {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = dir
-	out, err := cmd.Output()
+func firstLine(ctx context.Context, name string, args ...string) string {
+	out, err := exec.CommandContext(ctx, name, args...).Output()
 	if err != nil {
 		return "unknown"
 	}

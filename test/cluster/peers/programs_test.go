@@ -12,18 +12,15 @@ import (
 
 // TestPlan puts every peer at the sizes of its mode, the smallest first.
 func TestPlan(t *testing.T) {
-	c := &benchmark{options: options{
-		peers: "sluice/nftables, sluice/iptables,kube-proxy-1.36/nftables", sizes: "1000x10,10x10", legacy: "1000x10,200x10",
-	}}
-	plan, err := c.plan()
+	plans, err := plan("sluice/nftables, sluice/iptables,kube-proxy-1.36/nftables", "1000x10,10x10", "1000x10,200x10")
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := map[string][]string{}
 	var order []string
-	for _, s := range slices.SortedFunc(maps.Keys(plan), figures.Size.Compare) {
+	for _, s := range slices.SortedFunc(maps.Keys(plans), figures.Size.Compare) {
 		order = append(order, s.String())
-		for _, p := range plan[s] {
+		for _, p := range plans[s] {
 			got[s.String()] = append(got[s.String()], p.Name)
 		}
 	}
@@ -38,14 +35,14 @@ func TestPlan(t *testing.T) {
 	if diff := cmp.Diff([]string{"10x10", "200x10", "1000x10"}, order); diff != "" {
 		t.Errorf("order of sizes (-want +got):\n%s", diff)
 	}
-	for _, bad := range []options{
-		{peers: "sluice", sizes: "10x10"},
-		{peers: "other/nftables", sizes: "10x10"},
-		{peers: "sluice/nftables", sizes: "10"},
-		{peers: "sluice/nftables", sizes: "10x10", legacy: "y"},
+	for _, bad := range [][3]string{
+		{"sluice", "10x10", ""},
+		{"other/nftables", "10x10", ""},
+		{"sluice/nftables", "10", ""},
+		{"sluice/nftables", "10x10", "y"},
 	} {
-		if plan, err := (&benchmark{options: bad}).plan(); err == nil {
-			t.Errorf("plan of %+v: got %v, want an error", bad, plan)
+		if got, err := plan(bad[0], bad[1], bad[2]); err == nil {
+			t.Errorf("plan%q: got %v, want an error", bad, got)
 		}
 	}
 }

@@ -1,9 +1,11 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -124,8 +126,36 @@ func sum(fields []string) (total int64, err error) {
 	return total, nil
 }
 
-// MachineCPU returns the time that all processors of the machine have been busy.
-func MachineCPU() (time.Duration, error) {
+// Settle waits until the process takes no more than little CPU time in a window,
+// but no longer than limit.
+func (p *Process) Settle(ctx context.Context, window, little, limit time.Duration) error {
+	return settle(ctx, p.CPU, window, little, limit)
+}
+
+// SettleMachine waits until the machine has little to do, but not for long: the
+// kernel goes on for a while after a node with many rules is gone.
+func SettleMachine(ctx context.Context) error {
+	const window, limit = 500 * time.Millisecond, 10 * time.Second
+	return settle(ctx, machineCPU, window, window*time.Duration(runtime.NumCPU())/10, limit)
+}
+
+func settle(ctx context.Context, cpu func() (time.Duration, error), window, little, limit time.Duration) error {
+	for began := time.Now(); time.Since(began) < limit && ctx.Err() == nil; {
+		before, err := cpu()
+		if err != nil {
+			return err
+		}
+		time.Sleep(window)
+		after, err := cpu()
+		if err != nil || after-before <= little {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// machineCPU returns the time that all processors of the machine have been busy.
+func machineCPU() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0, fmt.Errorf("read the processors' time: %w", err)

@@ -1,6 +1,10 @@
 package process
 
-import "testing"
+import (
+	"context"
+	"testing"
+	"time"
+)
 
 func TestParseStat(t *testing.T) {
 	tests := []struct {
@@ -29,7 +33,31 @@ func TestMachine(t *testing.T) {
 	if err != nil || sizes["MemTotal"] < 1<<20 {
 		t.Errorf("Sizes: got MemTotal %d, %v", sizes["MemTotal"], err)
 	}
-	if busy, err := MachineCPU(); err != nil || busy <= 0 {
-		t.Errorf("MachineCPU: got %v, %v", busy, err)
+	if busy, err := machineCPU(); err != nil || busy <= 0 {
+		t.Errorf("machineCPU: got %v, %v", busy, err)
+	}
+}
+
+// TestSettle waits for what comes to rest, and not forever for what does not.
+func TestSettle(t *testing.T) {
+	steps := []time.Duration{0, 5, 5, 6} // two readings for each window
+	cpu := func() (time.Duration, error) {
+		now := steps[0]
+		steps = steps[1:]
+		return now, nil
+	}
+	if err := settle(t.Context(), cpu, 0, 1, time.Hour); err != nil || len(steps) != 0 {
+		t.Errorf("settle: got %v with %d readings left, want it to take both windows", err, len(steps))
+	}
+	var busy time.Duration
+	for _, err := range []error{nil, context.Canceled} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if err != nil {
+			cancel()
+		}
+		got := settle(ctx, func() (time.Duration, error) { busy++; return busy, nil }, 0, 0, time.Millisecond)
+		if cancel(); got != err {
+			t.Errorf("settle of something busy: got %v, want %v", got, err)
+		}
 	}
 }

@@ -48,6 +48,9 @@ type Target struct {
 // ask makes one new connection to a target. It runs inside the host.
 func (t Target) ask(timeout time.Duration) (by netip.Addr, err error) {
 	a, err := traffic.Ask(proxy.TCP, t.Addr, timeout)
+	if err != nil {
+		err = fmt.Errorf("ask %v: %w", t.Addr, err)
+	}
 	return a.By.Addr(), err
 }
 
@@ -127,8 +130,7 @@ func (c *Client) Await(ctx context.Context, targets []Target) (Answers, error) {
 
 // Follow asks a target again and again until the wanted endpoint answers, and
 // returns when that was. The longer it takes, the less often it asks: the figure
-// is within a few connections' time or one part in a hundred, and asking costs
-// little.
+// is within a few connections' time or one part in a hundred, and asking costs little.
 func (c *Client) Follow(ctx context.Context, to netip.AddrPort, want netip.Addr) (at time.Time, err error) {
 	err = c.host.Do(func() error {
 		at, err = Target{Addr: to}.repeat(ctx, 50*time.Microsecond, 20*time.Millisecond,
@@ -144,41 +146,44 @@ type Count struct {
 	Err           error // of the first that failed
 }
 
-// Monitor asks targets in turn at a steady pace until stop is called, which
-// returns what became of the connections.
-func (c *Client) Monitor(targets []Target) (stop func() Count) {
+// Add adds other connections.
+func (n *Count) Add(other Count) {
+	n.Asked += other.Asked
+	n.Failed += other.Failed
+	n.Err = cmp.Or(n.Err, other.Err)
+}
+
+func (n *Count) add(err error) {
+	if n.Asked++; err != nil {
+		n.Failed++
+		n.Err = cmp.Or(n.Err, err)
+	}
+}
+
+// Monitor asks targets in turn at a steady pace until ctx ends.
+func (c *Client) Monitor(ctx context.Context, targets []Target) (n Count) {
 	const period = 2 * time.Millisecond
-	var n Count
-	done := make(chan struct{})
-	var running sync.WaitGroup
-	running.Go(func() {
-		err := c.host.Do(func() error {
-			tick := time.NewTicker(period)
-			defer tick.Stop()
-			for {
-				select {
-				case <-done:
-					return nil
-				case <-tick.C:
-				}
-				t := targets[n.Asked%len(targets)]
-				n.Asked++
-				by, err := t.ask(time.Second)
-				if err = cmp.Or(err, t.check(by)); err != nil {
-					n.Failed++
-					n.Err = cmp.Or(n.Err, fmt.Errorf("ask %v: %w", t.Addr, err))
-				}
+	err := c.host.Do(func() error {
+		tick := time.NewTicker(period)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
 			}
-		})
-		if err != nil {
-			n.Failed, n.Err = n.Failed+1, cmp.Or(n.Err, err)
+			t := targets[n.Asked%len(targets)]
+			by, err := t.ask(time.Second)
+			if err == nil {
+				err = t.check(by)
+			}
+			n.add(err)
 		}
 	})
-	return func() Count {
-		close(done)
-		running.Wait()
-		return n
+	if err != nil {
+		n.add(err)
 	}
+	return n
 }
 
 // Burst says which connections to make, one after the other.
@@ -191,9 +196,8 @@ type Burst struct {
 
 // Done is what became of a burst.
 type Done struct {
+	Count
 	Took    []time.Duration // of each connection that was answered
-	Failed  int
-	Err     error // of the first that failed
 	Elapsed time.Duration
 }
 
@@ -214,8 +218,7 @@ func (c *Client) Run(b Burst) (Done, error) {
 	all := Done{Elapsed: time.Since(began)}
 	for _, one := range each {
 		all.Took = append(all.Took, one.Took...)
-		all.Failed += one.Failed
-		all.Err = cmp.Or(all.Err, one.Err)
+		all.Add(one.Count)
 	}
 	return all, err
 }
@@ -224,14 +227,10 @@ func (c *Client) Run(b Burst) (Done, error) {
 func (b Burst) loop(began time.Time) Done {
 	const expected = 1 << 15
 	d := Done{Took: make([]time.Duration, 0, expected)}
-	last := time.Now()
-	for i := 0; last.Sub(began) < b.For; i++ {
-		_, err := traffic.Ask(b.Protocol, b.To[i%len(b.To)], timeout)
+	for last := time.Now(); last.Sub(began) < b.For; {
+		_, err := traffic.Ask(b.Protocol, b.To[d.Asked%len(b.To)], timeout)
 		now := time.Now()
-		if err != nil {
-			d.Failed++
-			d.Err = cmp.Or(d.Err, err)
-		} else {
+		if d.add(err); err == nil {
 			d.Took = append(d.Took, now.Sub(last))
 		}
 		last = now
@@ -239,8 +238,7 @@ func (b Burst) loop(began time.Time) Done {
 	return d
 }
 
-// Bulk sends as much as it can over one connection and returns the bytes per
-// second.
+// Bulk sends as much as it can over one connection and returns the bytes per second.
 func (c *Client) Bulk(to netip.AddrPort, d time.Duration) (rate float64, err error) {
 	err = c.host.Do(func() error {
 		fd, err := traffic.Connect(proxy.TCP, to, time.Second)

@@ -81,9 +81,9 @@ func failing(t *testing.T, c *Client, to netip.AddrPort) {
 	if _, err := c.Await(t.Context(), []Target{wrong}); err == nil {
 		t.Error("Await: no error though the wrong endpoint answered")
 	}
-	stop := c.Monitor([]Target{nobody})
-	<-time.After(50 * time.Millisecond)
-	m := stop()
+	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	m := c.Monitor(ctx, []Target{nobody})
 	if m.Failed == 0 || m.Failed != m.Asked || m.Err == nil {
 		t.Errorf("Monitor: got %d failures of %d, %v, want all", m.Failed, m.Asked, m.Err)
 	}

@@ -97,11 +97,9 @@ func Percentile[T ~float64](samples []T, percent float64) T {
 	if len(samples) == 0 {
 		return 0
 	}
-	return slices.Sorted(slices.Values(samples))[rank(len(samples), percent)]
+	i := max(0, int(math.Ceil(float64(len(samples))*percent/100))-1)
+	return slices.Sorted(slices.Values(samples))[i]
 }
-
-// rank is the place of a percentile among n sorted samples.
-func rank(n int, percent float64) int { return max(0, int(math.Ceil(float64(n)*percent/100))-1) }
 
 // Report is everything that is known.
 type Report struct {
@@ -179,8 +177,7 @@ func (r *Result) Why(s Stage) string {
 	return notMeasured
 }
 
-// Change returns the changes that were made while so many others happened each
-// second, or nil.
+// Change returns the changes that were made while so many others happened each second, or nil.
 func (r *Result) Change(rate int) *Change {
 	return find(r.Changes, func(c *Change) bool { return c.Rate == rate })
 }
@@ -240,19 +237,17 @@ func (c *Change) WithCall(percent float64) Figure {
 	return c.percentile(sums(c.Calls, c.Samples), percent)
 }
 
-// percentile counts the one that was waited for last if that took longer than
-// all others did.
+// percentile counts the one that was waited for last if that took longer than all others did.
 func (c *Change) percentile(samples []Seconds, percent float64) Figure {
-	all := slices.Sorted(slices.Values(samples))
-	waiting := c.Waiting > 0 && (len(all) == 0 || c.Waiting > all[len(all)-1])
-	if waiting {
-		all = append(all, c.Waiting)
+	late := c.Waiting > 0 && (len(samples) == 0 || c.Waiting > slices.Max(samples))
+	if late {
+		samples = append(slices.Clone(samples), c.Waiting)
 	}
-	if len(all) == 0 {
+	if len(samples) == 0 {
 		return Figure{Text: "no sample"}
 	}
-	i := rank(len(all), percent)
-	return all[i].figure(waiting && i == len(all)-1)
+	v := Percentile(samples, percent)
+	return v.figure(late && v == c.Waiting)
 }
 
 // sums adds what is at the same place of two lists, as far as both go.

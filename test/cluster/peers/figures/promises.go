@@ -1,6 +1,9 @@
 package figures
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
 // The peers that something was promised of.
 const (
@@ -29,32 +32,30 @@ type Promise struct {
 	Verdict       Verdict
 }
 
-// target is what a ratio must be.
+// target is what a ratio must be, beside a limit.
 type target struct {
-	text    string
-	format  string // of the ratio
-	inverse bool   // the ratio is theirs / ours; otherwise ours / theirs
-	least   bool   // it must be at least the limit; otherwise at most
-	limit   float64
+	text, ratio string // formats of the limit and of the ratio
+	inverse     bool   // the ratio is theirs / ours; otherwise ours / theirs
+	least       bool   // it must be at least the limit; otherwise at most
+	part        bool   // the limit is one part of so many
 }
 
-func faster(x float64) target {
-	return target{fmt.Sprintf("at least %gx faster", x), "%.1fx", true, true, x}
-}
-func within(x float64) target { return target{fmt.Sprintf("within %gx", x), "%.3f", false, false, x} }
-func atLeast(x float64) target {
-	return target{fmt.Sprintf("at least %.2f", x), "%.2f", false, true, x}
-}
-func oneIn(x float64) target {
-	return target{fmt.Sprintf("at most 1/%g", x), "%.3f", false, false, 1 / x}
-}
+var (
+	faster  = target{"at least %gx faster", "%.1fx", true, true, false}
+	oneIn   = target{"at most 1/%g", "%.3f", false, false, true}
+	within  = target{"within %gx", "%.3f", false, false, false}
+	atLeast = target{"at least %.2f", "%.2f", false, true, false}
+)
 
 // judge compares two figures. What is only known to be more than something
 // counts as that if it is theirs, and moves the ratio to one side.
-func (t target) judge(what string, ours, against Figure) Promise {
-	p := Promise{What: what, Ours: ours, Against: against, Target: t.text, Ratio: "-", Verdict: Unknown}
+func (t target) judge(what string, limit float64, ours, against Figure) Promise {
+	p := Promise{What: what, Ours: ours, Against: against, Target: fmt.Sprintf(t.text, limit), Ratio: "-", Verdict: Unknown}
 	if ours.Value <= 0 || against.Value <= 0 || ours.More {
 		return p
+	}
+	if t.part {
+		limit = 1 / limit
 	}
 	ratio, sign := ours.Value/against.Value, "< "
 	if t.inverse {
@@ -63,8 +64,8 @@ func (t target) judge(what string, ours, against Figure) Promise {
 	if !against.More {
 		sign = ""
 	}
-	p.Ratio, p.Verdict = sign+fmt.Sprintf(t.format, ratio), Broken
-	if t.least && ratio >= t.limit || !t.least && ratio <= t.limit {
+	p.Ratio, p.Verdict = sign+fmt.Sprintf(t.ratio, ratio), Broken
+	if t.least && ratio >= limit || !t.least && ratio <= limit {
 		p.Verdict = Holds
 	}
 	return p
@@ -74,43 +75,40 @@ func (t target) judge(what string, ours, against Figure) Promise {
 func (r *Report) Promises() []Promise {
 	big, tiny, few, many, legacy := Size{10_000, 10}, Size{10, 10}, Size{1000, 10}, Size{30_000, 4}, Size{2000, 10}
 	const nft, ipt = "nftables, 10,000 x 10: ", "iptables, 2,000 x 10: "
-	floor := Floor{}
-	if f := r.Floor(big); f != nil {
-		floor = *f
-	}
+	floor := cmp.Or(r.Floor(big), &Floor{})
 	// Promises that compare the two programs, or ourselves at two sizes.
-	programs := func(what string, t target, m Metric) Promise {
-		return t.judge(nft+what, m(r.Result(ours, big)), m(r.Result(theirs, big)))
+	programs := func(what string, t target, limit float64, m Metric) Promise {
+		return t.judge(nft+what, limit, m(r.Result(ours, big)), m(r.Result(theirs, big)))
 	}
-	legacies := func(what string, t target, m Metric) Promise {
-		return t.judge(ipt+what, m(r.Result(oursLegacy, legacy)), m(r.Result(theirsLegacy, legacy)))
+	legacies := func(what string, t target, limit float64, m Metric) Promise {
+		return t.judge(ipt+what, limit, m(r.Result(oursLegacy, legacy)), m(r.Result(theirsLegacy, legacy)))
 	}
-	sizes := func(what string, t target, m Metric, large, small Size) Promise {
-		return t.judge("nftables: "+what, m(r.Result(ours, large)), m(r.Result(ours, small)))
+	sizes := func(what string, t target, limit float64, m Metric, large, small Size) Promise {
+		return t.judge("nftables: "+what, limit, m(r.Result(ours, large)), m(r.Result(ours, small)))
 	}
 	const latency = "endpoint change to traffic, p50, "
 	out := []Promise{
-		programs(latency+"idle", faster(50), ChangeLatency(0)),
-		programs(latency+"under 50 changes/s", faster(50), ChangeLatency(50)),
-		programs("CPU per update, under 50 changes/s", oneIn(20), ChangeCPU(50)),
-		programs("cold start until every Service answers", oneIn(10), ColdStartTime),
-		programs("peak resident memory", oneIn(3), PeakMemory),
-		sizes("the same latency at 30,000 as at 1,000 Services, p50, idle", within(1.3), ChangeLatency(0), many, few),
-		sizes("the same, under 50 changes/s", within(1.3), ChangeLatency(50), many, few),
-		within(3).judge(nft+latency+"idle, against the floor", ChangeLatency(0)(r.Result(ours, big)), floor.Change(0)),
-		within(3).judge(nft+"the same from the moment that the update was sent", changeWithCall(0)(r.Result(ours, big)), floor.WithCall(0)),
-		legacies(latency+"idle", faster(5), ChangeLatency(0)),
-		legacies(latency+"under 50 changes/s", faster(5), ChangeLatency(50)),
-		legacies("cold start until every Service answers", oneIn(2), ColdStartTime),
+		programs(latency+"idle", faster, 50, ChangeLatency(0)),
+		programs(latency+"under 50 changes/s", faster, 50, ChangeLatency(50)),
+		programs("CPU per update, under 50 changes/s", oneIn, 20, ChangeCPU(50)),
+		programs("cold start until every Service answers", oneIn, 10, ColdStartTime),
+		programs("peak resident memory", oneIn, 3, PeakMemory),
+		sizes("the same latency at 30,000 as at 1,000 Services, p50, idle", within, 1.3, ChangeLatency(0), many, few),
+		sizes("the same, under 50 changes/s", within, 1.3, ChangeLatency(50), many, few),
+		within.judge(nft+latency+"idle, against the floor", 3, ChangeLatency(0)(r.Result(ours, big)), floor.Change(0)),
+		within.judge(nft+"the same from the moment that the update was sent", 3, changeWithCall(0)(r.Result(ours, big)), floor.WithCall(0)),
+		legacies(latency+"idle", faster, 5, ChangeLatency(0)),
+		legacies(latency+"under 50 changes/s", faster, 5, ChangeLatency(50)),
+		legacies("cold start until every Service answers", oneIn, 2, ColdStartTime),
 	}
 	for _, s := range r.Sizes() {
 		if us, them := r.Result(ours, s), r.Result(theirs, s); us != nil && them != nil {
 			what := fmt.Sprintf("nftables, %v: new TCP connections per second through a ClusterIP", s)
-			out = append(out, atLeast(0.95).judge(what, Connections(us), Connections(them)))
+			out = append(out, atLeast.judge(what, 0.95, Connections(us), Connections(them)))
 		}
 	}
 	return append(out, sizes("new TCP connections per second, as part of the direct rate, flat from 10 to 30,000 Services",
-		atLeast(0.9), connectionsRatio, many, tiny))
+		atLeast, 0.9, connectionsRatio, many, tiny))
 }
 
 // Metric reads one figure of a result, which may be nil.

@@ -28,22 +28,21 @@ func Read(path string) (*Report, error) {
 
 // Write puts the report into a file, all of it or nothing.
 func (r *Report) Write(path string) error {
-	text, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return fmt.Errorf("write figures: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("write figures: %w", err)
-	}
 	part := path + ".part"
-	if err := os.WriteFile(part, append(text, '\n'), 0o644); err != nil {
+	text, err := json.MarshalIndent(r, "", " ")
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(part, append(text, '\n'), 0o644)
+	}
+	if err != nil {
 		return fmt.Errorf("write figures: %w", err)
 	}
 	return os.Rename(part, path)
 }
 
-// AddResult takes a result in, in the place of an older one of the same peer
-// and size.
+// AddResult takes a result in, in the place of an older one of the same peer and size.
 func (r *Report) AddResult(x Result) {
 	r.Results = slices.DeleteFunc(r.Results, func(y Result) bool { return y.Peer == x.Peer && y.Size == x.Size })
 	r.Results = append(r.Results, x)
@@ -56,8 +55,7 @@ func (r *Report) AddFloor(x Floor) {
 	slices.SortFunc(r.Floors, func(a, b Floor) int { return a.Size.Compare(b.Size) })
 }
 
-// SetMachine notes where the latest run was. Versions of programs that it did
-// not use stay.
+// SetMachine notes where the latest run was. Versions of programs that it did not use stay.
 func (r *Report) SetMachine(m Machine) {
 	for name, version := range r.Machine.Versions {
 		if _, ok := m.Versions[name]; !ok {
@@ -87,8 +85,7 @@ func (r *Report) Sizes() []Size {
 	return slices.Compact(out)
 }
 
-// Peers returns all peers there are results of, in the order of their first
-// results.
+// Peers returns all peers there are results of, in the order of their first results.
 func (r *Report) Peers() []string {
 	var out []string
 	for _, x := range r.Results {

@@ -55,8 +55,7 @@ func (l *Load) churn(ctx context.Context, rate int, change func(ctx context.Cont
 		return c
 	}
 	// A few changes may be under way at once: the rate is the changes', not that
-	// of a single slow call. What is late because all of them are slow is not made
-	// up for.
+	// of a single slow call. What is late because all of them are slow is not made up for.
 	const atOnce = 16
 	var calls errgroup.Group
 	calls.SetLimit(atOnce)

@@ -23,18 +23,19 @@ import (
 
 // Load is what an API server was filled with.
 type Load struct {
-	Client   kubernetes.Interface
-	Size     figures.Size // so far; the zero value: empty
-	Affinity bool         // Services that are added have session affinity
+	Client kubernetes.Interface
+	Size   figures.Size
 
-	store  *controlplane.ControlPlane
-	say    func(line string)
 	probes int // changes of the Service Probe so far
 	churns int // changes of other Services so far
 }
 
-// New prepares the API server of a control plane to be filled.
-func New(ctx context.Context, cp *controlplane.ControlPlane, say func(string)) (*Load, error) {
+// New fills the API server of a control plane with Services, which may have
+// session affinity, and our own.
+func New(ctx context.Context, cp *controlplane.ControlPlane, size figures.Size, affinity bool) (*Load, error) {
+	if size.Services > MaxServices || size.Endpoints >= stride {
+		return nil, fmt.Errorf("load %v: at most %d Services and %d endpoints of each", size, MaxServices, stride-1)
+	}
 	client, err := kubernetes.NewForConfig(Protobuf(cp.Admin))
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
@@ -44,7 +45,15 @@ func New(ctx context.Context, cp *controlplane.ControlPlane, say func(string)) (
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("create namespace %s: %w", Namespace, err)
 	}
-	return &Load{Client: client, store: cp, say: say}, nil
+	objects, err := stored(size, affinity)
+	if err != nil {
+		return nil, err
+	}
+	if err := cp.Put(ctx, objects); err != nil {
+		return nil, err
+	}
+	l := &Load{Client: client, Size: size}
+	return l, l.await(ctx, size.Services+own)
 }
 
 // Protobuf returns the configuration of a client that speaks as proxies do.
@@ -52,42 +61,6 @@ func Protobuf(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
 	return cfg
-}
-
-// Fits reports whether the load can grow to a size.
-func (l *Load) Fits(s figures.Size) bool {
-	return l.Size.Services == 0 || l.Size.Endpoints == s.Endpoints && l.Size.Services <= s.Services
-}
-
-// Grow adds Services until there are as many as wanted, and at first our own.
-func (l *Load) Grow(ctx context.Context, s figures.Size) error {
-	if !l.Fits(s) || s.Services > MaxServices || s.Endpoints >= stride {
-		return fmt.Errorf("grow from %v to %v: impossible", l.Size, s)
-	}
-	began := time.Now()
-	if l.Size == s {
-		return nil
-	}
-	objects, err := stored(l.Size.Services, s, l.Affinity)
-	if err != nil {
-		return err
-	}
-	l.say(fmt.Sprintf("writing %d objects", len(objects)))
-	// The API server hears of nothing while it is away, so its parts cannot
-	// find one object without the other and begin to repair that.
-	l.store.KillAPIServer()
-	if err := l.store.Put(ctx, objects); err != nil {
-		return err
-	}
-	if err := l.store.StartAPIServer(ctx); err != nil {
-		return err
-	}
-	if err := l.await(ctx, s.Services+own); err != nil {
-		return err
-	}
-	l.Size = s
-	l.say(fmt.Sprintf("loaded %v in %.1f s", s, time.Since(began).Seconds()))
-	return nil
 }
 
 // update replaces the endpoints of a Service by these of its addresses.

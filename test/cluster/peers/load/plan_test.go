@@ -27,23 +27,11 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-func TestFits(t *testing.T) {
-	ten := figures.Size{Services: 10, Endpoints: 10}
-	tests := []struct {
-		name     string
-		from, to figures.Size
-		want     bool
-	}{
-		{"from nothing", figures.Size{}, ten, true},
-		{"more Services", ten, figures.Size{Services: 1000, Endpoints: 10}, true},
-		{"fewer Services", figures.Size{Services: 1000, Endpoints: 10}, ten, false},
-		{"other endpoints", ten, figures.Size{Services: 1000, Endpoints: 4}, false},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := (&Load{Size: tt.from}).Fits(tt.to); got != tt.want {
-				t.Errorf("Fits: got %v, want %v", got, tt.want)
-			}
-		})
+// TestNewRefuses does not fill a server with more than there are addresses for.
+func TestNewRefuses(t *testing.T) {
+	for _, s := range []figures.Size{{Services: MaxServices + 1, Endpoints: 1}, {Services: 1, Endpoints: stride}} {
+		if _, err := New(t.Context(), nil, s, false); err == nil {
+			t.Errorf("New(%v): no error", s)
+		}
 	}
 }

@@ -19,31 +19,28 @@ import (
 	"sluice/test/cluster/peers/figures"
 )
 
-// stored returns Services from a number on, their EndpointSlices and the claims
-// on their ClusterIPs, as the API server keeps them; from 0 on, our own too.
-func stored(from int, to figures.Size, affinity bool) ([]controlplane.Entry, error) {
-	s := store{affinity: affinity}
-	for i := from; i < to.Services; i++ {
-		s.add(i, to.Endpoints)
-	}
-	if s.affinity = false; from == 0 {
-		s.add(Probe, 1)
-		s.add(Data, dataEndpoints)
+// stored returns Services, their EndpointSlices and the claims on their
+// ClusterIPs, as the API server keeps them.
+func stored(size figures.Size, affinity bool) ([]controlplane.Entry, error) {
+	var s store
+	s.add(Probe, 1, false)
+	s.add(Data, dataEndpoints, false)
+	for i := range size.Services {
+		s.add(i, size.Endpoints, affinity)
 	}
 	return s.entries, s.err
 }
 
 // store is entries to be written, and the first error of making one.
 type store struct {
-	affinity bool
-	entries  []controlplane.Entry
-	err      error
+	entries []controlplane.Entry
+	err     error
 }
 
 // add adds the objects of one Service.
-func (s *store) add(service, endpoints int) {
+func (s *store) add(service, endpoints int, affinity bool) {
 	svc := serviceObject(service)
-	if s.affinity {
+	if affinity {
 		seconds := int32(3 * time.Hour / time.Second) // the API server's default
 		svc.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 		svc.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}

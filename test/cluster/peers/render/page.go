@@ -93,10 +93,10 @@ const (
 // WritePromises writes the table of promises into a page that has a place for it.
 func WritePromises(r *figures.Report, path string) error {
 	text, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("write the promises: %w", err)
+	page := ""
+	if err == nil {
+		page, err = withPromises(string(text), r)
 	}
-	page, err := withPromises(string(text), r)
 	if err == nil {
 		err = os.WriteFile(path, []byte(page), 0o644)
 	}

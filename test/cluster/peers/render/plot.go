@@ -88,10 +88,10 @@ type point struct {
 
 // points are those of a picture, by peer.
 func (x picture) points(r *figures.Report) (out []point) {
-	for i, peer := range r.Peers() {
+	for _, peer := range r.Peers() {
 		for _, s := range r.Sizes() {
 			if f := x.metric(r.Result(peer, s)); f.Value > 0 {
-				out = append(out, point{s, peer, styleOf(peer, i), f.Value * x.scale, f.More})
+				out = append(out, point{s, peer, styleOf(peer), f.Value * x.scale, f.More})
 			}
 		}
 	}
@@ -126,10 +126,11 @@ func (x picture) plot(r *figures.Report) *plot.Plot {
 	} else {
 		x.addLines(p, points, r)
 	}
-	// There is room for the legend above.
-	if p.Y.Max *= 30; x.linear {
-		p.Y.Min, p.Y.Max = 0, p.Y.Max/30*1.4
+	room := 30.0 // for the legend
+	if x.linear {
+		p.Y.Min, room = 0, 1.4
 	}
+	p.Y.Max *= room
 	return p
 }
 
@@ -220,15 +221,13 @@ var colors = map[string][2]color.Color{
 	"kube-proxy-1.36": {color.RGBA{110, 60, 130, 255}, color.RGBA{190, 150, 205, 255}},
 }
 
-// styleOf is the style of a peer: a colour for the program, darker and solid for
-// nftables, lighter and dashed for other modes. Programs that are not known
-// have greys.
-func styleOf(peer string, i int) style {
+// styleOf is the style of a peer: a colour for the program, grey if it is not
+// known, darker and solid for nftables, lighter and dashed for other modes.
+func styleOf(peer string) style {
 	program, mode, _ := strings.Cut(peer, "/")
 	pair, ok := colors[program]
 	if !ok {
-		grey := uint8(60 + 30*(i%5))
-		pair = [2]color.Color{color.Gray{grey}, color.Gray{grey + 40}}
+		pair = [2]color.Color{color.Gray{90}, color.Gray{150}}
 	}
 	if mode == "nftables" {
 		return style{color: pair[0]}

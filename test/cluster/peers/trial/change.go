@@ -33,8 +33,7 @@ type sampler struct {
 	await func(ctx context.Context, endpoint netip.Addr) (time.Time, error)
 }
 
-// gap is the time after change number n. The golden ratio spreads any number of
-// them evenly.
+// gap is the time after change number n. The golden ratio spreads any number of them evenly.
 func (s sampler) gap(rate, n int) time.Duration {
 	if rate == 0 {
 		return idleGap

@@ -1,7 +1,6 @@
 package trial
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,13 +32,15 @@ func (t *trial) dataPath(ctx context.Context) (string, error) {
 			return "", err
 		}
 		through, direct := all[0].figure(), all[1].figure()
+		sum := all[0].Count
+		sum.Add(all[1].Count)
 		*x.out = figures.Pair{
 			PerSecond: figures.Rates{Service: through.PerSecond, Direct: direct.PerSecond},
 			Service:   through.Latency, Direct: direct.Latency,
-			Made: all[0].made + all[1].made, Failed: all[0].failed + all[1].failed,
+			Made: sum.Asked - sum.Failed, Failed: sum.Failed,
 		}
-		if err := cmp.Or(all[0].err, all[1].err); err != nil {
-			x.out.Error = err.Error()
+		if sum.Err != nil {
+			x.out.Error = sum.Err.Error()
 		}
 	}
 	var err error
@@ -60,10 +61,9 @@ type kind struct {
 
 // tally sums up rounds of connections of one kind.
 type tally struct {
-	rates        []float64         // connections per second, of each round
-	took         []figures.Seconds // of each connection of a single loop
-	made, failed int
-	err          error // of the first that failed
+	client.Count
+	rates []float64         // connections per second, of each round
+	took  []figures.Seconds // of each connection of a single loop
 }
 
 // figure is the rate of the middle round and the latency of all.
@@ -88,9 +88,7 @@ func (b *Bench) connections(ctx context.Context, s *site, kinds ...kind) ([]tall
 			if err != nil {
 				return nil, err
 			}
-			t.made += len(done.Took)
-			t.failed += done.Failed
-			t.err = cmp.Or(t.err, done.Err)
+			t.Add(done.Count)
 			if loops == runtime.NumCPU() {
 				t.rates = append(t.rates, float64(len(done.Took))/done.Elapsed.Seconds())
 			}

@@ -18,7 +18,6 @@ import (
 	"sluice/test/cluster/peers/client"
 	"sluice/test/cluster/peers/figures"
 	"sluice/test/cluster/peers/load"
-	"sluice/test/cluster/process"
 )
 
 // Floor measures what no proxy can be quicker than at the size of the load.
@@ -29,13 +28,13 @@ func (b *Bench) Floor(ctx context.Context) figures.Floor {
 		err = errors.Join(
 			b.floorOfTraffic(ctx, site, &f), b.floorOfKernel(ctx, site, &f), b.floorOfAPI(ctx, site, &f), site.close(ctx))
 	}
+	summary := fmt.Sprintf("change to traffic %v, of it the kernel's %v, a connection %v; cold start %v: list %v, write %v, ask all %v",
+		f.Change(0), f.Element, f.Connect, f.ColdStart(), f.List, f.Write, f.Sweep)
 	if err != nil {
 		f.Missing = err.Error()
-		b.Say(fmt.Sprintf("floor %v: %v", f.Size, err))
-		return f
+		summary = f.Missing
 	}
-	b.Say(fmt.Sprintf("floor %v: change to traffic %v, of it the kernel's %v, a connection %v; cold start %v: list %v, write %v, ask all %v",
-		f.Size, f.Change(0), f.Element, f.Connect, f.ColdStart(), f.List, f.Write, f.Sweep))
+	b.Say(fmt.Sprintf("floor %v: %s", f.Size, summary))
 	return f
 }
 
@@ -155,15 +154,13 @@ func (b *Bench) floorOfAPI(ctx context.Context, s *site, f *figures.Floor) error
 		return e, ok && load.IsProbe(s)
 	})
 	defer w.Stop()
-	var watcher *process.Process // hears of all changes too
-	if b.Watcher != "" {
-		if watcher, err = b.Cluster.StartProgram(s.node, "watcher", b.Watcher, "--watch", s.user.Kubeconfig()); err != nil {
-			return err
-		}
-		defer watcher.Kill()
-		if err := settle(ctx, watcher.CPU, time.Second, 0, time.Minute); err != nil { // it has all that there is
-			return err
-		}
+	watcher, err := b.Cluster.StartProgram(s.node, "watcher", b.Watcher, "--watch", s.user.Kubeconfig())
+	if err != nil {
+		return err
+	}
+	defer watcher.Kill()
+	if err := watcher.Settle(ctx, time.Second, 0, time.Minute); err != nil { // it has all that there is
+		return err
 	}
 	for _, rate := range b.Limits.Rates {
 		// A watch has no period of its own, so the phase of changes does not matter.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
+	"sync"
 	"time"
 
 	"sluice/test/cluster/peers/client"
@@ -89,9 +89,14 @@ func (t *trial) restart(ctx context.Context) (string, error) {
 	for i := range watched {
 		targets = append(targets, load.Target(i*t.Load.Size.Services/watched))
 	}
-	stop := t.site.client.Monitor(targets)
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	var n client.Count
+	var monitor sync.WaitGroup
+	monitor.Go(func() { n = t.site.client.Monitor(watching, targets) })
 	r, err := t.startAgain(ctx)
-	n := stop()
+	stop()
+	monitor.Wait()
 	if err != nil {
 		return "", err
 	}
@@ -124,12 +129,4 @@ func (t *trial) startAgain(ctx context.Context) (*figures.Restart, error) {
 	}
 	time.Sleep(time.Second) // for what the peer does after it has followed
 	return &figures.Restart{Followed: figures.SecondsOf(at.Sub(began)), CPU: cpu}, nil
-}
-
-// Calm waits until the machine has little to do, but not for long: the kernel
-// goes on for a while after a node with many rules is gone.
-func Calm(ctx context.Context) error {
-	const window = 500 * time.Millisecond
-	little := window * time.Duration(runtime.NumCPU()) / 10
-	return settle(ctx, process.MachineCPU, window, little, 10*time.Second)
 }

@@ -41,7 +41,7 @@ type Limits struct {
 // Bench measures on one loaded API server.
 type Bench struct {
 	Cluster *testbed.Cluster
-	Watcher string // path of this program, to start one that only watches; empty: its cost is not measured
+	Watcher string // path of this program, to start one that only watches
 	Load    *load.Load
 	Limits  Limits
 	Say     func(line string)
@@ -88,12 +88,10 @@ func (b *Bench) stages() []stage {
 	)
 }
 
-// Run measures a peer at the size of the load. What goes wrong is in the
-// result.
+// Run measures a peer at the size of the load. What goes wrong is in the result.
 func (b *Bench) Run(ctx context.Context, p Peer) figures.Result {
 	began := time.Now()
-	t := &trial{Bench: b, peer: p}
-	t.result = figures.Result{Peer: p.Name, Size: b.Load.Size, Date: began.UTC().Truncate(time.Second)}
+	t := &trial{Bench: b, peer: p, result: figures.Result{Peer: p.Name, Size: b.Load.Size, Date: began.UTC().Truncate(time.Second)}}
 	t.site, t.unusable = b.newSite(ctx)
 	for _, s := range b.stages() {
 		err := t.unusable
@@ -125,7 +123,7 @@ func (t *trial) measure(ctx context.Context, s stage) error {
 	if t.proxy != nil && !s.always {
 		err = t.proxy.Ended()
 		if err == nil {
-			err = settle(ctx, t.proxy.CPU, 500*time.Millisecond, 20*time.Millisecond, 20*time.Second)
+			err = t.proxy.Settle(ctx, 500*time.Millisecond, 20*time.Millisecond, 20*time.Second)
 		}
 	}
 	var summary string
@@ -174,36 +172,15 @@ func (t *trial) start(ctx context.Context, await func(ctx context.Context) error
 	return figures.SecondsOf(cpu), err
 }
 
-// settle waits until something takes little CPU time in a window, but no longer
-// than limit.
-func settle(ctx context.Context, cpu func() (time.Duration, error), window, little, limit time.Duration) error {
-	for began := time.Now(); time.Since(began) < limit && ctx.Err() == nil; {
-		before, err := cpu()
-		if err != nil {
-			return err
-		}
-		time.Sleep(window)
-		after, err := cpu()
-		if err != nil || after-before <= little {
-			return err
-		}
-	}
-	return ctx.Err()
-}
-
-// observe runs f while others change, and returns what a process, which may be
-// nil, used meanwhile beside what f notes. It ends the churn.
+// observe runs f while others change, and returns what a process used meanwhile
+// beside what f notes. It ends the churn.
 func observe(p *process.Process, churn *load.Churn, f func(c *figures.Change) error) (c figures.Change, err error) {
 	const warmUp = 2 * time.Second // others change before anything is measured
 	defer func() { err = errors.Join(err, churn.Stop()) }()
-	cpu := func() (time.Duration, error) { return 0, nil }
-	if p != nil {
-		cpu = p.CPU
-	}
 	if c.Rate = churn.Rate; c.Rate > 0 {
 		time.Sleep(warmUp)
 	}
-	before, err := cpu()
+	before, err := p.CPU()
 	if err != nil {
 		return c, err
 	}
@@ -214,7 +191,7 @@ func observe(p *process.Process, churn *load.Churn, f func(c *figures.Change) er
 	c.Window = figures.SecondsOf(time.Since(began))
 	others = churn.Count() - others
 	c.Updates, c.Achieved = others+len(c.Calls), float64(others)/float64(c.Window)
-	after, err := cpu()
+	after, err := p.CPU()
 	c.CPU = figures.SecondsOf(after - before)
 	return c, err
 }
