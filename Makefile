@@ -26,9 +26,10 @@ test: deps lint build ## everything
 	cd test/cluster && go test ./process ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
 
-lint: ## formatting, vet, staticcheck, errcheck
+lint: ## formatting, vet, staticcheck, errcheck; that it builds for other systems, which have no modes yet
 	@bad=$$($(TOOL) gofumpt -l cmd internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
 	go vet ./... && cd test/cluster && go vet ./... && cd ../deploy && go vet ./...
+	for os in windows darwin; do GOOS=$$os go build ./... || exit 1; done
 	$(TOOL) staticcheck ./... && for m in cluster deploy; do \
 		(cd test/$$m && go tool -modfile=../../tools/go.mod staticcheck ./...) || exit 1; done
 	go run ./test/matrix --check README.md

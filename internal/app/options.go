@@ -73,9 +73,11 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 		return parsed{}, err
 	}
 	p.config, err = p.input.Configuration(unset)
-	if _, unknown := dataplane.Of(p.config.Mode); unknown != nil {
-		mode := &config.FieldError{Field: "mode", Value: string(p.config.Mode), Reason: unknown.Error()}
-		err = errors.Join(mode, err)
+	switch _, unknown := dataplane.Of(p.config.Mode); {
+	case unknown != nil && p.config.Mode != "":
+		err = errors.Join(&config.FieldError{Field: "mode", Value: string(p.config.Mode), Reason: unknown.Error()}, err)
+	case unknown != nil:
+		err = errors.Join(unknown, err)
 	}
 	if err != nil {
 		return parsed{}, o.explain(err)

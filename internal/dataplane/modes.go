@@ -73,12 +73,13 @@ func Default() config.ProxyMode {
 
 // Of returns a mode that is built. The error says why there is none of that
 // name.
-func Of(name config.ProxyMode) (Mode, error) {
-	all := table()
+func Of(name config.ProxyMode) (Mode, error) { return find(table(), name) }
+
+func find(all []Mode, name config.ProxyMode) (Mode, error) {
 	i := slices.IndexFunc(all, func(m Mode) bool { return m.Name == name })
 	switch {
 	case len(all) == 0:
-		return Mode{}, fmt.Errorf("no proxy mode is built for %s yet", runtime.GOOS)
+		return Mode{}, fmt.Errorf("no proxy mode is built for %s yet, only for Linux", runtime.GOOS)
 	case i < 0:
 		return Mode{}, fmt.Errorf("no such mode; modes: %s", Names(", "))
 	case all[i].Open == nil:

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"runtime"
 	"testing"
 
 	"sluice/internal/config"
@@ -28,6 +29,16 @@ func TestOtherModesAreNamed(t *testing.T) {
 	for _, tt := range tests {
 		if _, err := Of(tt.mode); err == nil || err.Error() != tt.want {
 			t.Errorf("Of(%q): error %v, want %q", tt.mode, err, tt.want)
+		}
+	}
+}
+
+// TestSystemWithoutModes says so, whatever mode is asked for.
+func TestSystemWithoutModes(t *testing.T) {
+	want := "no proxy mode is built for " + runtime.GOOS + " yet, only for Linux"
+	for _, name := range []config.ProxyMode{"", config.NFTables, "foo"} {
+		if _, err := find(nil, name); err == nil || err.Error() != want {
+			t.Errorf("mode %q: error %v, want %q", name, err, want)
 		}
 	}
 }

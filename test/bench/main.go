@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command bench measures what the design promises of the core and prints it as
 // one table: the cost of one change against the number of Services, the first
 // write against a bare loop over netlink, the resolver's memory. Figures that

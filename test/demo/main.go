@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command demo shows Services at work on this machine, without a cluster. It
 // makes a node, pods and an outside client from network namespaces, runs the
 // real daemon on a copy of the examples folder inside the node, sends requests
