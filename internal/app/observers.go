@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"sluice/internal/engine"
@@ -27,6 +28,9 @@ func (o observers) ServiceSeen(pending int) { o.metrics.ServiceSeen(pending) }
 func (o observers) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
 	o.metrics.EndpointSliceSeen(old, cur, pending)
 }
+
+// NodeSeen takes this node's Node.
+func (o observers) NodeSeen(n *v1.Node) { o.health.SyncNode(n) }
 
 // Began says that a sync begins.
 func (o observers) Began(step *proxy.Delta) {

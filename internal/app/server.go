@@ -181,7 +181,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	jobs := []job{
 		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready) }},
 		{"read objects", func(ctx context.Context) error {
-			return s.plan.from.open(s.plan.node).Run(ctx, handlers{s.provider, s.health})
+			return s.plan.from.open(s.plan.node).Run(ctx, s.provider)
 		}},
 		{"sync", s.provider.SyncLoop},
 		{"report refused Services", s.refusals.Run},

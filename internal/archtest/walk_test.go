@@ -67,8 +67,9 @@ func (w *walk) Commit(ctx context.Context, b *nft.Batch) error {
 }
 
 // The walk is the engine's observer, too.
-func (w *walk) Queued()         {}
-func (w *walk) ServiceSeen(int) {}
+func (w *walk) Queued()           {}
+func (w *walk) ServiceSeen(int)   {}
+func (w *walk) NodeSeen(*v1.Node) {}
 func (w *walk) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {
 	w.here()
 }

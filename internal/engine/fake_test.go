@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"sluice/internal/proxy"
@@ -205,6 +206,7 @@ type nobody struct{}
 func (nobody) Queued()                                                  {}
 func (nobody) ServiceSeen(int)                                          {}
 func (nobody) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {}
+func (nobody) NodeSeen(*v1.Node)                                        {}
 func (nobody) Began(*proxy.Delta)                                       {}
 func (nobody) Done(context.Context, Result)                             {}
 

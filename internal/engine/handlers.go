@@ -61,7 +61,10 @@ func (e *Engine) OnEndpointSlicesSynced()                            { e.hear(&e
 
 // OnNodeUpdate takes this node's Node; nil if it is gone.
 func (e *Engine) OnNodeUpdate(_, cur *v1.Node) {
-	e.feed(func() bool { return e.resolver.UpdateNode(cur) })
+	e.feed(func() bool {
+		e.observer.NodeSeen(cur)
+		return e.resolver.UpdateNode(cur)
+	})
 }
 
 // OnNodeAdd and what follows make a handler of Nodes of it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"sluice/internal/proxy"
@@ -27,7 +28,7 @@ type Provider interface {
 }
 
 // Observer is told what the engine does. It cannot fail a sync, and its methods
-// return at once. ServiceSeen, EndpointSliceSeen and Began are called under the
+// return at once. Those with Seen in their name and Began are called under the
 // engine's lock, so in the order in which a sync does or does not include an event.
 type Observer interface {
 	// Queued says that a sync was asked for. Any goroutine calls it.
@@ -37,6 +38,9 @@ type Observer interface {
 	// its kind now have changes that no sync has begun to put in force.
 	ServiceSeen(pending int)
 	EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int)
+
+	// NodeSeen takes this node's Node; nil: it is gone.
+	NodeSeen(*v1.Node)
 
 	// Began says that a sync begins, with what it would change in the kernel.
 	// Until one is done without an error, the kernel may do either.

@@ -2,7 +2,6 @@ package health
 
 import (
 	"context"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -32,44 +31,37 @@ type listening struct {
 	err      error         // why, from then on
 }
 
-// listen binds one address. The error names it.
-func listen(ctx context.Context, network string, a netip.AddrPort) (net.Listener, error) {
+// listen binds one address. The error names it. The server holds nothing for
+// clients that say nothing, and its complaints reach our log.
+func listen(ctx context.Context, network string, a netip.AddrPort, h http.Handler) (*listening, error) {
 	var c net.ListenConfig
-	return c.Listen(ctx, network, a.String())
-}
-
-func boundTo(l net.Listener) netip.AddrPort {
-	a := l.Addr().(*net.TCPAddr).AddrPort()
-	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
-}
-
-// newHTTPServer returns a server that holds nothing for clients that say
-// nothing, and whose complaints reach our log.
-func newHTTPServer(ctx context.Context, h http.Handler) *http.Server {
-	return &http.Server{
+	l, err := c.Listen(ctx, network, a.String())
+	if err != nil {
+		return nil, err
+	}
+	return &listening{listener: l, ended: make(chan struct{}), http: &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
-		ErrorLog:          errorLog(ctx),
-	}
+		ErrorLog:          slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx).V(2)), slog.LevelInfo),
+	}}, nil
 }
 
-func errorLog(ctx context.Context) *log.Logger {
-	return slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx).V(2)), slog.LevelInfo)
+// at returns the address that was bound.
+func (l *listening) at() netip.AddrPort {
+	a := l.listener.Addr().(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// serve answers what comes in until close.
-func serve(l net.Listener, s *http.Server) *listening {
-	n := &listening{listener: l, http: s, ended: make(chan struct{})}
+// serve answers until close, or until the listener fails.
+func (l *listening) serve() {
 	go func() {
-		defer close(n.ended)
-		n.err = s.Serve(l)
+		defer close(l.ended)
+		l.err = l.http.Serve(l.listener)
 	}()
-	return n
 }
 
-// close gives the address up at once, and lets requests under way end for a
-// moment, while which gone waits.
+// close frees the address at once. Requests under way may end, in the background.
 func (l *listening) close(gone *sync.WaitGroup) {
 	_ = l.listener.Close()
 	gone.Go(func() {

@@ -1,6 +1,9 @@
 package health
 
 import (
+	"encoding/json"
+	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -91,61 +94,101 @@ func (h *ProxyHealth) Done(err error) {
 	}
 }
 
-// SyncNode takes what this node's Node says; nil: there is none.
+// SyncNode takes what this node's Node says; nil: there is none. A node that is
+// about to go is not to get traffic from load balancers.
 func (h *ProxyHealth) SyncNode(n *v1.Node) {
-	eligible := eligible(n)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.eligible = eligible
+	h.eligible = n != nil && n.DeletionTimestamp == nil &&
+		!slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == taintToBeDeleted })
 }
-
-// eligible reports whether a node is to get traffic from load balancers.
-func eligible(n *v1.Node) bool {
-	if n == nil || n.DeletionTimestamp != nil {
-		return false
-	}
-	for i := range n.Spec.Taints {
-		if n.Spec.Taints[i].Key == taintToBeDeleted {
-			return false
-		}
-	}
-	return true
-}
-
-// OnNodeAdd takes this node's Node.
-func (h *ProxyHealth) OnNodeAdd(n *v1.Node) { h.SyncNode(n) }
-
-// OnNodeUpdate takes this node's changed Node.
-func (h *ProxyHealth) OnNodeUpdate(_, cur *v1.Node) { h.SyncNode(cur) }
-
-// OnNodeDelete says that this node's Node is gone.
-func (h *ProxyHealth) OnNodeDelete(*v1.Node) { h.SyncNode(nil) }
-
-// OnNodeSynced changes nothing: a node is known when its Node has come.
-func (h *ProxyHealth) OnNodeSynced() {}
 
 // Healthy reports whether the kernel is what the API asks for, or may still be.
-func (h *ProxyHealth) Healthy() bool { return h.report().healthy }
-
-// report is how things stand at one moment.
-type report struct {
-	now      time.Time
-	updated  time.Time
-	known    bool // anything was ever asked for or done
-	healthy  bool
-	eligible bool
+func (h *ProxyHealth) Healthy() bool {
+	healthy, _ := h.judge(time.Now())
+	return healthy
 }
 
-func (h *ProxyHealth) report() report {
-	now := time.Now()
+// judge also reports whether anything is known: something was asked for or done.
+func (h *ProxyHealth) judge(now time.Time) (healthy, known bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r := report{now: now, updated: h.updated, healthy: !h.updated.IsZero(), eligible: h.eligible}
-	r.known = r.healthy || !h.queued.IsZero() || !h.taken.IsZero()
+	healthy = !h.updated.IsZero()
+	known = healthy || !h.queued.IsZero() || !h.taken.IsZero()
 	for _, since := range [...]time.Time{h.queued, h.taken} {
 		if !since.IsZero() && now.Sub(since) >= h.timeout {
-			r.healthy = false
+			healthy = false
 		}
 	}
-	return r
+	return healthy, known
+}
+
+// answer is what a prober may read.
+type answer struct {
+	LastUpdated  time.Time               `json:"lastUpdated"`
+	CurrentTime  time.Time               `json:"currentTime"`
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
+	Healthy      bool                    `json:"healthy"`
+	Status       map[string]familyAnswer `json:"status,omitempty"`
+}
+
+type familyAnswer struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// Handler answers /healthz and /livez, whatever the method, and knows no other
+// path. /healthz tells a load balancer whether to send traffic here, /livez a
+// kubelet whether to leave the process running.
+func (h *ProxyHealth) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		a, eligible := h.answer()
+		a.NodeEligible = &eligible
+		h.counter.Healthz(a.send(w, a.Healthy && eligible))
+	})
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		a, _ := h.answer()
+		h.counter.Livez(a.send(w, a.Healthy))
+	})
+	return mux
+}
+
+func (h *ProxyHealth) answer() (a answer, eligible bool) {
+	a.CurrentTime = time.Now()
+	var known bool
+	a.Healthy, known = h.judge(a.CurrentTime)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a.LastUpdated = h.updated
+	if known {
+		a.Status = map[string]familyAnswer{}
+		for _, f := range h.families {
+			a.Status[f.String()] = familyAnswer{h.updated, a.Healthy}
+		}
+	}
+	return a, h.eligible
+}
+
+// send answers and returns the status. A healthy proxy is up to date now: that
+// nothing has changed for long is no reason to say it was long ago.
+func (a answer) send(w http.ResponseWriter, ok bool) int {
+	if ok {
+		a.LastUpdated = a.CurrentTime
+	}
+	return answerJSON(w, ok, a, json.Marshal)
+}
+
+// answerJSON answers 200 or 503, which it returns, with a value.
+func answerJSON(w http.ResponseWriter, ok bool, v any, marshal func(any) ([]byte, error)) int {
+	code := http.StatusOK
+	if !ok {
+		code = http.StatusServiceUnavailable
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	text, _ := marshal(v) // ours can always be marshalled
+	_, _ = w.Write(text)  // a prober that went away has nothing to be told
+	return code
 }

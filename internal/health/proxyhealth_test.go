@@ -161,16 +161,15 @@ func TestNodeEligibility(t *testing.T) {
 		healthz int
 	}{
 		{"never heard of", func(*probed) {}, 503},
-		{"known", func(p *probed) { p.OnNodeAdd(&v1.Node{}) }, 200},
-		{"synced without a Node", func(p *probed) { p.OnNodeSynced() }, 503},
-		{"hc-04 to be deleted by the autoscaler", func(p *probed) { p.OnNodeAdd(tainted("ToBeDeletedByClusterAutoscaler")) }, 503},
-		{"hc-06 another taint", func(p *probed) { p.OnNodeAdd(tainted("other")) }, 200},
-		{"being deleted", func(p *probed) { p.OnNodeUpdate(&v1.Node{}, going) }, 503},
+		{"known", func(p *probed) { p.SyncNode(&v1.Node{}) }, 200},
+		{"hc-04 to be deleted by the autoscaler", func(p *probed) { p.SyncNode(tainted("ToBeDeletedByClusterAutoscaler")) }, 503},
+		{"hc-06 another taint", func(p *probed) { p.SyncNode(tainted("other")) }, 200},
+		{"being deleted", func(p *probed) { p.SyncNode(&v1.Node{}); p.SyncNode(going) }, 503},
 		{"not any more", func(p *probed) {
-			p.OnNodeAdd(tainted("ToBeDeletedByClusterAutoscaler"))
-			p.OnNodeUpdate(nil, tainted("other"))
+			p.SyncNode(tainted("ToBeDeletedByClusterAutoscaler"))
+			p.SyncNode(tainted("other"))
 		}, 200},
-		{"deleted", func(p *probed) { p.OnNodeAdd(&v1.Node{}); p.OnNodeDelete(&v1.Node{}) }, 503},
+		{"deleted", func(p *probed) { p.SyncNode(&v1.Node{}); p.SyncNode(nil) }, 503},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,153 +29,135 @@ type ServerSettings struct {
 type Server struct {
 	settings ServerSettings
 	changed  chan struct{}
-
-	mu    sync.Mutex
-	want  netip.AddrPort
-	bound netip.AddrPort
+	want     atomic.Value // netip.AddrPort
+	bound    atomic.Value // netip.AddrPort: where it listens; the invalid one: nowhere
 }
 
 // NewServer returns a server that does nothing before Run.
 func NewServer(s ServerSettings) *Server {
-	return &Server{settings: s, want: s.Address, changed: make(chan struct{}, 1)}
+	server := &Server{settings: s, changed: make(chan struct{}, 1)}
+	server.want.Store(s.Address)
+	server.bound.Store(netip.AddrPort{})
+	return server
 }
 
 // SetAddress moves the server. The invalid address silences it.
 func (s *Server) SetAddress(a netip.AddrPort) {
-	s.mu.Lock()
-	s.want = a
-	s.mu.Unlock()
+	s.want.Store(a)
 	notify(s.changed)
 }
 
-// Bound returns where the server listens now; the invalid address if it does not.
-func (s *Server) Bound() netip.AddrPort {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.bound
+// listen binds the address that is wanted now.
+func (s *Server) listen(ctx context.Context, a netip.AddrPort) (*listening, error) {
+	l, err := listen(ctx, "tcp", a, s.settings.Handler)
+	if err != nil {
+		return nil, fmt.Errorf("serve %s: %w", s.settings.Name, err)
+	}
+	return l, nil
 }
 
-func (s *Server) wanted() netip.AddrPort {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.want
-}
-
-func (s *Server) setBound(a netip.AddrPort) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.bound = a
-}
-
-// Available returns an error if the server must have its address and cannot
-// have it now.
+// Available returns an error if the server must have its address and cannot.
 func (s *Server) Available(ctx context.Context) error {
-	want := s.wanted()
+	want := s.want.Load().(netip.AddrPort)
 	if !s.settings.HardFail || !want.IsValid() {
 		return nil
 	}
-	l, err := listen(ctx, "tcp", want)
+	l, err := s.listen(ctx, want)
 	if err != nil {
-		return fmt.Errorf("serve %s: %w", s.settings.Name, err)
+		return err
 	}
-	return l.Close()
+	return l.listener.Close()
 }
 
-// Run listens until ctx ends and then returns nil. An address that cannot be
-// had is tried again and again, or with HardFail is an error.
+// Run serves until ctx ends, and then returns nil. An address that cannot be had
+// is tried again until it can, or ends Run if that is how the server was made.
 func (s *Server) Run(ctx context.Context) error {
-	l := life{Server: s}
-	defer l.gone.Wait()
-	defer l.leave()
+	r := serverRun{Server: s}
+	defer r.gone.Wait()
+	defer r.leave()
 	complaint := ""
 	for ctx.Err() == nil {
-		err := l.settle(ctx)
-		if err == nil {
+		var retry <-chan time.Time
+		switch err := r.settle(ctx); {
+		case err == nil:
 			complaint = ""
-			err = l.rest(ctx, nil)
-		}
-		if err == nil || ctx.Err() != nil {
-			continue
-		}
-		if s.settings.HardFail {
+		case ctx.Err() != nil:
+			return nil
+		case s.settings.HardFail:
 			return err
+		default:
+			retry = time.After(bindRetry)
+			if text := err.Error(); text != complaint {
+				complaint = text
+				klog.FromContext(ctx).Error(err, "Will try again until it works", "server", s.settings.Name, "retryIn", bindRetry)
+			}
 		}
-		if text := err.Error(); text != complaint {
-			complaint = text
-			klog.FromContext(ctx).Error(err, "Will try again until it works", "server", s.settings.Name, "retryIn", bindRetry)
+		var ended chan struct{}
+		if r.cur != nil {
+			ended = r.cur.ended
 		}
-		_ = l.rest(ctx, time.After(bindRetry))
+		select {
+		case <-ctx.Done():
+		case <-s.changed:
+		case <-retry:
+		case <-ended:
+		}
 	}
 	return nil
 }
 
-// life is one Run of a server.
-type life struct {
+// serverRun is one Run of a Server.
+type serverRun struct {
 	*Server
 	cur   *listening     // nil: silent
 	asked netip.AddrPort // where cur was told to listen
 	gone  sync.WaitGroup // listeners that were left, until their last answers
 }
 
-// settle makes the server listen where it should. The old address is left in
-// any case: it is not what was asked for any more, and it may be what is in the
-// way of the new one.
-func (l *life) settle(ctx context.Context) error {
-	want := l.wanted()
-	switch {
-	case !want.IsValid():
-		l.leave()
-		return nil
-	case l.cur != nil && l.asked == want:
+// settle makes the server listen where it should. If it has ceased to listen,
+// it says why, and listens again the next time.
+func (r *serverRun) settle(ctx context.Context) error {
+	want := r.want.Load().(netip.AddrPort)
+	if r.cur != nil && r.asked == want {
+		select {
+		case <-r.cur.ended:
+			err := r.cur.err
+			r.leave()
+			return fmt.Errorf("serve %s at %v: %w", r.settings.Name, want, err)
+		default:
+			return nil
+		}
+	}
+	if !want.IsValid() {
+		r.leave()
 		return nil
 	}
-	listener, err := listen(ctx, "tcp", want)
-	if moves := l.cur != nil; moves {
-		l.leave()
+	next, err := r.Server.listen(ctx, want)
+	if r.cur != nil { // It moves, and may have been in its own way.
+		r.leave()
 		if errors.Is(err, syscall.EADDRINUSE) {
-			listener, err = listen(ctx, "tcp", want)
+			next, err = r.Server.listen(ctx, want)
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("serve %s: %w", l.settings.Name, err)
+		return err
 	}
-	l.cur = serve(listener, newHTTPServer(ctx, l.settings.Handler))
-	l.asked = want
-	l.setBound(boundTo(listener))
-	klog.FromContext(ctx).V(2).Info("Listening", "server", l.settings.Name, "address", listener.Addr())
+	next.serve()
+	r.cur, r.asked = next, want
+	r.bound.Store(next.at())
+	klog.FromContext(ctx).V(2).Info("Listening", "server", r.settings.Name, "address", next.listener.Addr())
 	return nil
 }
 
-// leave gives the address up. Requests under way have a moment to end.
-func (l *life) leave() {
-	if l.cur == nil {
-		return
+func (r *serverRun) leave() {
+	if r.cur != nil {
+		r.bound.Store(netip.AddrPort{})
+		r.cur.close(&r.gone)
+		r.cur = nil
 	}
-	l.setBound(netip.AddrPort{})
-	l.cur.close(&l.gone)
-	l.cur = nil
 }
 
-// rest waits for ctx to end, another address, a deadline, or the end of serving,
-// which it returns.
-func (l *life) rest(ctx context.Context, deadline <-chan time.Time) error {
-	cur := l.cur
-	var ended chan struct{}
-	if cur != nil {
-		ended = cur.ended
-	}
-	select {
-	case <-ctx.Done():
-	case <-l.changed:
-	case <-deadline:
-	case <-ended:
-		l.leave()
-		return fmt.Errorf("serve %s at %v: %w", l.settings.Name, l.asked, cur.err)
-	}
-	return nil
-}
-
-// notify leaves a token, unless there is one.
+// notify leaves a token for whoever waits, unless there is one.
 func notify(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:

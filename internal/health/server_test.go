@@ -61,11 +61,14 @@ func (r *running) wait() error {
 	}
 }
 
+// boundAt returns where a server listens; the invalid address: nowhere.
+func boundAt(s *Server) netip.AddrPort { return s.bound.Load().(netip.AddrPort) }
+
 // bound waits until the server listens, at another address than before.
 func (r *running) bound(before netip.AddrPort) netip.AddrPort {
 	r.t.Helper()
-	eventually(r.t, "it listens", func() bool { a := r.Bound(); return a.IsValid() && a != before })
-	return r.Bound()
+	eventually(r.t, "it listens", func() bool { a := boundAt(r.Server); return a.IsValid() && a != before })
+	return boundAt(r.Server)
 }
 
 // eventually polls until a condition holds.
@@ -117,7 +120,7 @@ func taken(t *testing.T) (netip.AddrPort, net.Listener) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	return boundTo(l), l
+	return (&listening{listener: l}).at(), l
 }
 
 func TestServerAnswersUntilItEnds(t *testing.T) {
@@ -132,8 +135,8 @@ func TestServerAnswersUntilItEnds(t *testing.T) {
 		t.Errorf("Run returned %v; want nil", err)
 	}
 	wantRefused(t, at)
-	if s.Bound().IsValid() {
-		t.Errorf("bound to %v after the end", s.Bound())
+	if boundAt(s.Server).IsValid() {
+		t.Errorf("bound to %v after the end", boundAt(s.Server))
 	}
 }
 
@@ -143,7 +146,7 @@ func TestEmptyAddressIsSilent(t *testing.T) {
 	at := s.bound(netip.AddrPort{})
 	wantHello(t, at)
 	s.SetAddress(netip.AddrPort{})
-	eventually(t, "it is silent", func() bool { return !s.Bound().IsValid() })
+	eventually(t, "it is silent", func() bool { return !boundAt(s.Server).IsValid() })
 	wantRefused(t, at)
 }
 
@@ -224,11 +227,11 @@ func TestBindIsRetried(t *testing.T) {
 		}
 		other.Close()
 		time.Sleep(time.Millisecond)
-		for !s.Bound().IsValid() {
+		for !boundAt(s).IsValid() {
 			runtime.Gosched()
 		}
-		if s.Bound() != at {
-			t.Errorf("bound to %v; want %v", s.Bound(), at)
+		if boundAt(s) != at {
+			t.Errorf("bound to %v; want %v", boundAt(s), at)
 		}
 		stop()
 		if err := <-ended; err != nil {
@@ -246,14 +249,15 @@ func TestMoveEndsARetry(t *testing.T) {
 
 // TestServingThatEndsIsTakenUpAgain closes the listener behind the server's back.
 func TestServingThatEndsIsTakenUpAgain(t *testing.T) {
-	l := life{Server: NewServer(ServerSettings{Name: "test", Address: loopback, Handler: http.NotFoundHandler()})}
+	l := serverRun{Server: NewServer(ServerSettings{Name: "test", Address: loopback, Handler: http.NotFoundHandler()})}
 	ctx, stop, _ := logged(t)
 	defer stop()
 	if err := l.settle(ctx); err != nil {
 		t.Fatal(err)
 	}
 	l.cur.listener.Close()
-	if err := l.rest(ctx, nil); err == nil || l.cur != nil {
+	<-l.cur.ended
+	if err := l.settle(ctx); err == nil || l.cur != nil {
 		t.Errorf("error %v, listening %v; want an error and nothing", err, l.cur)
 	}
 	if err := l.settle(ctx); err != nil || l.cur == nil {

@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -47,9 +48,8 @@ type ServiceChecks struct {
 
 	mu        sync.Mutex
 	checks    map[proxy.HealthCheckKey]*proxy.HealthCheck // as answered
-	moved     map[proxy.HealthCheckKey]struct{}           // those that may listen elsewhere than they should
-	allMoved  bool
 	nodePorts []netip.Prefix
+	failing   bool // some do not listen where they should
 }
 
 // NewServiceChecks returns checks of no Service. They do not listen before Run.
@@ -58,7 +58,6 @@ func NewServiceChecks(s CheckSettings) *ServiceChecks {
 		settings: s,
 		wake:     make(chan struct{}, 1),
 		checks:   map[proxy.HealthCheckKey]*proxy.HealthCheck{},
-		moved:    map[proxy.HealthCheckKey]struct{}{},
 	}
 }
 
@@ -66,23 +65,23 @@ func NewServiceChecks(s CheckSettings) *ServiceChecks {
 // are Run's business.
 func (c *ServiceChecks) Applied(d *proxy.Delta) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	moved := c.failing
 	for _, change := range d.HealthChecks {
-		key := change.Key()
 		if change.New == nil {
-			delete(c.checks, key)
+			delete(c.checks, change.Key())
 		} else {
-			c.checks[key] = change.New
+			c.checks[change.Key()] = change.New
 		}
-		if change.Moves() {
-			c.moved[key] = struct{}{}
-		}
+		moved = moved || change.Moves()
 	}
 	if d.Node != nil && !slices.Equal(c.nodePorts, d.Node.NodePorts) {
 		c.nodePorts = d.Node.NodePorts
-		c.allMoved = true
+		moved = true
 	}
-	c.mu.Unlock()
-	notify(c.wake)
+	if moved {
+		notify(c.wake)
+	}
 }
 
 // check returns what is known of a Service; nil if it is gone.
@@ -100,24 +99,23 @@ func (c *ServiceChecks) handler(k proxy.HealthCheckKey) http.HandlerFunc {
 			return // The Service went while the request came: nothing can be said.
 		}
 		healthy := c.settings.Healthy()
-		setJSON(w.Header())
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(check.Local))
-		w.WriteHeader(status(healthy && check.Local > 0))
-		// A prober that went away has nothing to be told.
-		_, _ = w.Write(checkBody(check, healthy))
+		answerJSON(w, healthy && check.Local > 0, checkAnswer{
+			Service: checkedService{check.Key.Namespace, check.Key.Name},
+			Local:   check.Local,
+			Healthy: healthy,
+		}, func(v any) ([]byte, error) { return json.MarshalIndent(v, "", "\t") })
 	}
 }
 
-// checkBody returns the answer, indented by tabs.
-func checkBody(c *proxy.HealthCheck, healthy bool) []byte {
-	b := make([]byte, 0, 256)
-	b = append(b, "{\n\t\"service\": {\n\t\t\"namespace\": "...)
-	b = strconv.AppendQuote(b, c.Key.Namespace)
-	b = append(b, ",\n\t\t\"name\": "...)
-	b = strconv.AppendQuote(b, c.Key.Name)
-	b = append(b, "\n\t},\n\t\"localEndpoints\": "...)
-	b = strconv.AppendInt(b, int64(c.Local), 10)
-	b = append(b, ",\n\t\"serviceProxyHealthy\": "...)
-	b = strconv.AppendBool(b, healthy)
-	return append(b, "\n}"...)
+// checkAnswer is what a load balancer may read.
+type checkAnswer struct {
+	Service checkedService `json:"service"`
+	Local   int            `json:"localEndpoints"`
+	Healthy bool           `json:"serviceProxyHealthy"`
+}
+
+type checkedService struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
 }

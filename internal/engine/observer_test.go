@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"sluice/internal/proxy"
@@ -26,6 +27,10 @@ func (d *diary) Done(_ context.Context, r Result) {
 
 func (d *diary) ServiceSeen(pending int) {
 	d.lines = append(d.lines, fmt.Sprintf("service %d", pending))
+}
+
+func (d *diary) NodeSeen(n *v1.Node) {
+	d.lines = append(d.lines, fmt.Sprintf("node %t", n != nil))
 }
 
 func (d *diary) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
@@ -56,6 +61,10 @@ func TestObserver(t *testing.T) {
 			{
 				func() { l.OnEndpointSliceDelete(endpoints("web", 2)) },
 				[]string{"slice old=true new=false 1", "queued", "began", "done full=false ok=true"},
+			},
+			{
+				func() { l.OnNodeAdd(&v1.Node{}); l.OnNodeDelete(nil) },
+				[]string{"node true", "node false"},
 			},
 			{
 				func() { l.plane.faults = []fault{nothing}; l.OnServiceDelete(service("web", 2)) },
