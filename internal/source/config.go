@@ -1,11 +1,16 @@
 package source
 
 import (
+	"slices"
+	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
@@ -15,49 +20,112 @@ const (
 	LabelHeadless = v1.IsHeadlessService
 )
 
+// Object is an API object.
+type Object interface {
+	metav1.Object
+	runtime.Object
+}
+
 // Config passes the events of one kind on to its handler, as they look through
 // a filter: an object that stops to match is deleted, one that starts to match
-// is added. The handler is called with the lock held, one event at a time, and
-// must not call back.
-type Config[T any] struct {
+// is added. It does not keep objects, since the handler keeps what it needs; it
+// remembers which version was passed on, so that an object that comes again is no
+// change. The handler is called with the lock held, one event at a time, and must
+// not call back.
+type Config[T Object] struct {
 	wants   func(T) bool
 	handler handler[T]
 
 	mu     sync.Mutex
+	known  map[types.NamespacedName]seen
 	synced bool
+}
+
+// seen is what is remembered of an object that was passed on.
+type seen struct {
+	version string
+	trigger string // what an EndpointSlice says of the change that caused it
 }
 
 // handler is the handler of one kind, with the kind's name taken out of its
 // method names.
 type handler[T any] struct {
+	empty  T
 	add    func(T)
 	update func(old, cur T)
 	remove func(T)
 	synced func()
 }
 
-// Set passes on what an object is now; known says whether the handler knows it,
-// and old is what it was. It reports whether the handler knows it from now on.
-func (c *Config[T]) Set(known bool, old, cur T) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	wanted := c.wants(cur)
-	switch {
-	case known && wanted:
-		c.handler.update(old, cur)
-	case known:
-		c.handler.remove(old)
-	case wanted:
-		c.handler.add(cur)
-	}
-	return wanted
+func newConfig[T Object](wants func(T) bool, h handler[T]) *Config[T] {
+	return &Config[T]{wants: wants, handler: h, known: map[types.NamespacedName]seen{}}
 }
 
-// Forget passes on that an object is gone which the handler knows.
-func (c *Config[T]) Forget(obj T) {
+// NameOf returns the name of an object.
+func NameOf(obj metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()}
+}
+
+// Set passes on what an object is now.
+func (c *Config[T]) Set(obj T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.handler.remove(obj)
+	name, version := NameOf(obj), obj.GetResourceVersion()
+	was, known := c.known[name]
+	switch wanted := c.wants(obj); {
+	case known && version != "" && version == was.version:
+		return
+	case !wanted:
+		c.forget(name)
+		return
+	case known:
+		c.handler.update(c.old(name, was), obj)
+	default:
+		c.handler.add(obj)
+	}
+	c.known[name] = seen{version, obj.GetAnnotations()[v1.EndpointsLastChangeTriggerTime]}
+}
+
+// Forget passes on that an object is gone.
+func (c *Config[T]) Forget(name types.NamespacedName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forget(name)
+}
+
+// Retain passes on that all objects but these are gone, in order of their names.
+func (c *Config[T]) Retain(names map[types.NamespacedName]bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var gone []types.NamespacedName
+	for name := range c.known {
+		if !names[name] {
+			gone = append(gone, name)
+		}
+	}
+	slices.SortFunc(gone, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
+	for _, name := range gone {
+		c.forget(name)
+	}
+}
+
+func (c *Config[T]) forget(name types.NamespacedName) {
+	if was, known := c.known[name]; known {
+		delete(c.known, name)
+		c.handler.remove(c.old(name, was))
+	}
+}
+
+// old returns what is still known of an object that was passed on earlier.
+func (c *Config[T]) old(name types.NamespacedName, was seen) T {
+	obj := c.handler.empty.DeepCopyObject().(T)
+	obj.SetNamespace(name.Namespace)
+	obj.SetName(name.Name)
+	obj.SetResourceVersion(was.version)
+	if was.trigger != "" {
+		obj.SetAnnotations(map[string]string{v1.EndpointsLastChangeTriggerTime: was.trigger})
+	}
+	return obj
 }
 
 // Synced passes on that everything there was at the start has been delivered.
@@ -86,9 +154,9 @@ func NewServiceConfig(h ServiceHandler) *ServiceConfig {
 		_, other := svc.Labels[LabelServiceProxyName]
 		return !other && svc.Spec.ClusterIP != v1.ClusterIPNone
 	}
-	return &ServiceConfig{wants: wants, handler: handler[*v1.Service]{
-		h.OnServiceAdd, h.OnServiceUpdate, h.OnServiceDelete, h.OnServiceSynced,
-	}}
+	return newConfig(wants, handler[*v1.Service]{
+		&v1.Service{}, h.OnServiceAdd, h.OnServiceUpdate, h.OnServiceDelete, h.OnServiceSynced,
+	})
 }
 
 // NewEndpointSliceConfig returns a Config that passes on the slices which are
@@ -98,24 +166,24 @@ func NewEndpointSliceConfig(h EndpointSliceHandler) *EndpointSliceConfig {
 		_, headless := slice.Labels[LabelHeadless]
 		return !headless
 	}
-	return &EndpointSliceConfig{wants: wants, handler: handler[*discoveryv1.EndpointSlice]{
-		h.OnEndpointSliceAdd, h.OnEndpointSliceUpdate, h.OnEndpointSliceDelete, h.OnEndpointSlicesSynced,
-	}}
+	return newConfig(wants, handler[*discoveryv1.EndpointSlice]{
+		&discoveryv1.EndpointSlice{}, h.OnEndpointSliceAdd, h.OnEndpointSliceUpdate, h.OnEndpointSliceDelete, h.OnEndpointSlicesSynced,
+	})
 }
 
 // NewNodeConfig returns a Config that passes on the Node of this name and no
 // other.
 func NewNodeConfig(name string, h NodeHandler) *NodeConfig {
 	wants := func(n *v1.Node) bool { return n.Name == name }
-	return &NodeConfig{wants: wants, handler: handler[*v1.Node]{
-		h.OnNodeAdd, h.OnNodeUpdate, h.OnNodeDelete, h.OnNodeSynced,
-	}}
+	return newConfig(wants, handler[*v1.Node]{
+		&v1.Node{}, h.OnNodeAdd, h.OnNodeUpdate, h.OnNodeDelete, h.OnNodeSynced,
+	})
 }
 
 // NewServiceCIDRConfig returns a Config that passes everything on.
 func NewServiceCIDRConfig(h ServiceCIDRHandler) *ServiceCIDRConfig {
 	wants := func(*networkingv1.ServiceCIDR) bool { return true }
-	return &ServiceCIDRConfig{wants: wants, handler: handler[*networkingv1.ServiceCIDR]{
-		h.OnServiceCIDRAdd, h.OnServiceCIDRUpdate, h.OnServiceCIDRDelete, h.OnServiceCIDRsSynced,
-	}}
+	return newConfig(wants, handler[*networkingv1.ServiceCIDR]{
+		&networkingv1.ServiceCIDR{}, h.OnServiceCIDRAdd, h.OnServiceCIDRUpdate, h.OnServiceCIDRDelete, h.OnServiceCIDRsSynced,
+	})
 }

@@ -2,7 +2,6 @@ package source_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -10,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/source"
 )
@@ -48,31 +48,36 @@ func (r *recorder) OnServiceCIDRsSynced()                                  { r.l
 
 var _ source.Handler = (*recorder)(nil)
 
+// named returns metadata of an object in one of its versions.
+func named(name, version string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: name, ResourceVersion: version}
+}
+
 // play sends every kind of event about objects that are wanted and that are
-// not, and compares what the handler hears of it.
-func play[T any](t *testing.T, c *source.Config[T], h *recorder, wanted, unwanted func(name string) T, filters bool) {
+// not, and compares what the handler hears of it. An object is wanted and its
+// name is here, unless it is other.
+func play[T source.Object](t *testing.T, c *source.Config[T], h *recorder, wanted, other func(metav1.ObjectMeta) T) {
 	t.Helper()
-	var none T
-	a, b := wanted("a"), wanted("b")
-	known := c.Set(false, none, a)
-	known = c.Set(known, a, b)
-	if filters {
-		x, y := unwanted("x"), unwanted("y")
-		if c.Set(false, none, x) || c.Set(false, x, y) {
-			t.Error("an unwanted object counts as known")
-		}
-		known = c.Set(known, b, x)
-		known = c.Set(known, x, a)
-	}
-	if !known {
-		t.Error("a wanted object does not count as known")
+	want := []string{"add here", "update here here", "synced", "delete here"}
+	c.Set(wanted(named("here", "1")))
+	c.Set(wanted(named("here", "1"))) // a resync
+	c.Set(wanted(named("here", "2")))
+	if other != nil {
+		c.Set(other(named("there", "3")))
+		c.Set(other(named("there", "4")))
+		c.Forget(source.NameOf(other(named("there", "4"))))
 	}
 	c.Synced()
-	c.Forget(a)
+	c.Retain(map[types.NamespacedName]bool{{Name: "here"}: true})
+	c.Forget(types.NamespacedName{Name: "here"})
+	c.Forget(types.NamespacedName{Name: "here"})
 	c.Synced()
-	want := []string{"add a", "update a b", "delete b", "add a", "synced", "delete a"}
-	if !filters {
-		want = slices.Delete(want, 2, 4)
+	if other != nil && other(named("here", "")).GetName() == "here" {
+		want = append(want, "add here", "delete here", "add here", "delete here")
+		c.Set(wanted(named("here", "5")))
+		c.Set(other(named("here", "6")))
+		c.Set(wanted(named("here", "7")))
+		c.Retain(nil)
 	}
 	if diff := cmp.Diff(want, h.events); diff != "" {
 		t.Errorf("events mismatch (-want +got):\n%s", diff)
@@ -80,59 +85,77 @@ func play[T any](t *testing.T, c *source.Config[T], h *recorder, wanted, unwante
 }
 
 func TestServiceConfig(t *testing.T) {
-	named := func(name string) *v1.Service {
-		return &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1"}}
+	wanted := func(m metav1.ObjectMeta) *v1.Service {
+		return &v1.Service{ObjectMeta: m, Spec: v1.ServiceSpec{ClusterIP: "10.0.0.1"}}
 	}
-	for i, unwanted := range []func(string) *v1.Service{
-		func(name string) *v1.Service {
-			s := named(name)
+	for i, other := range []func(metav1.ObjectMeta) *v1.Service{
+		func(m metav1.ObjectMeta) *v1.Service {
+			s := wanted(m)
 			s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": ""}
 			return s
 		},
-		func(name string) *v1.Service {
-			s := named(name)
+		func(m metav1.ObjectMeta) *v1.Service {
+			s := wanted(m)
 			s.Spec.ClusterIP = v1.ClusterIPNone
 			return s
 		},
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			h := &recorder{}
-			play(t, source.NewServiceConfig(h), h, named, unwanted, true)
+			play(t, source.NewServiceConfig(h), h, wanted, other)
 		})
 	}
 }
 
 func TestEndpointSliceConfig(t *testing.T) {
-	named := func(name string) *discoveryv1.EndpointSlice {
-		return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	}
 	h := &recorder{}
-	play(t, source.NewEndpointSliceConfig(h), h, named, func(name string) *discoveryv1.EndpointSlice {
-		s := named(name)
+	wanted := func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice { return &discoveryv1.EndpointSlice{ObjectMeta: m} }
+	play(t, source.NewEndpointSliceConfig(h), h, wanted, func(m metav1.ObjectMeta) *discoveryv1.EndpointSlice {
+		s := wanted(m)
 		s.Labels = map[string]string{"service.kubernetes.io/headless": ""}
 		return s
-	}, true)
+	})
 }
 
 func TestNodeConfig(t *testing.T) {
 	h := &recorder{}
-	named := func(name string) *v1.Node { return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
-	here, there := named("here"), named("there")
-	c := source.NewNodeConfig("here", h)
-	if c.Set(false, nil, there) || !c.Set(false, nil, here) || !c.Set(true, here, here) {
-		t.Error("the handler must know the Node of this name and no other")
-	}
-	c.Synced()
-	c.Forget(here)
-	if diff := cmp.Diff([]string{"add here", "update here here", "synced", "delete here"}, h.events); diff != "" {
-		t.Errorf("events mismatch (-want +got):\n%s", diff)
-	}
+	wanted := func(m metav1.ObjectMeta) *v1.Node { return &v1.Node{ObjectMeta: m} }
+	play(t, source.NewNodeConfig("here", h), h, wanted, func(m metav1.ObjectMeta) *v1.Node {
+		m.Name = "there"
+		return wanted(m)
+	})
 }
 
 func TestServiceCIDRConfig(t *testing.T) {
-	named := func(name string) *networkingv1.ServiceCIDR {
-		return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	}
 	h := &recorder{}
-	play(t, source.NewServiceCIDRConfig(h), h, named, nil, false)
+	wanted := func(m metav1.ObjectMeta) *networkingv1.ServiceCIDR { return &networkingv1.ServiceCIDR{ObjectMeta: m} }
+	play(t, source.NewServiceCIDRConfig(h), h, wanted, nil)
+}
+
+// TestOldObjects checks what a handler may rely on of an object that changed.
+func TestOldObjects(t *testing.T) {
+	h := &oldSlices{}
+	c := source.NewEndpointSliceConfig(h)
+	for _, version := range []string{"1", "2"} {
+		s := &discoveryv1.EndpointSlice{ObjectMeta: named("web-1", version)}
+		s.Namespace = "shop"
+		s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: "at " + version, "a": "b"}
+		c.Set(s)
+	}
+	want := &discoveryv1.EndpointSlice{ObjectMeta: named("web-1", "1")}
+	want.Namespace = "shop"
+	want.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: "at 1"}
+	if diff := cmp.Diff([]*discoveryv1.EndpointSlice{want}, h.old); diff != "" {
+		t.Errorf("old object mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// oldSlices keeps what is known of slices that changed.
+type oldSlices struct {
+	recorder
+	old []*discoveryv1.EndpointSlice
+}
+
+func (o *oldSlices) OnEndpointSliceUpdate(old, _ *discoveryv1.EndpointSlice) {
+	o.old = append(o.old, old)
 }

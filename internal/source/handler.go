@@ -8,28 +8,25 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// Of an object that is gone, and of the old one of a change, a handler may rely
+// The Synced method of a handler is called once, when every object of the kind
+// that there was at the start has been delivered. Objects are shared: read them
+// only. Of an object that is gone, and of the old one of a change, a handler may rely
 // on the name, and on the annotation by which an EndpointSlice tells when its
 // last change began: a source need not keep more.
 
-// ServiceHandler handles events of Services. Objects are shared: read them only.
+// ServiceHandler handles events of Services.
 type ServiceHandler interface {
 	OnServiceAdd(svc *v1.Service)
 	OnServiceUpdate(old, cur *v1.Service)
 	OnServiceDelete(svc *v1.Service)
-	// OnServiceSynced says that every Service there was at the start has been
-	// delivered. It is called once.
 	OnServiceSynced()
 }
 
-// EndpointSliceHandler handles events of EndpointSlices. Objects are shared: read
-// them only.
+// EndpointSliceHandler handles events of EndpointSlices.
 type EndpointSliceHandler interface {
 	OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice)
 	OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice)
 	OnEndpointSliceDelete(slice *discoveryv1.EndpointSlice)
-	// OnEndpointSlicesSynced says that every EndpointSlice there was at the
-	// start has been delivered. It is called once.
 	OnEndpointSlicesSynced()
 }
 
@@ -38,19 +35,14 @@ type NodeHandler interface {
 	OnNodeAdd(node *v1.Node)
 	OnNodeUpdate(old, cur *v1.Node)
 	OnNodeDelete(node *v1.Node)
-	// OnNodeSynced says that the Node has been delivered, if there is one. It
-	// is called once.
 	OnNodeSynced()
 }
 
-// ServiceCIDRHandler handles events of ServiceCIDRs. Objects are shared: read them
-// only.
+// ServiceCIDRHandler handles events of ServiceCIDRs.
 type ServiceCIDRHandler interface {
 	OnServiceCIDRAdd(cidr *networkingv1.ServiceCIDR)
 	OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR)
 	OnServiceCIDRDelete(cidr *networkingv1.ServiceCIDR)
-	// OnServiceCIDRsSynced says that every ServiceCIDR there was at the start
-	// has been delivered. It is called once.
 	OnServiceCIDRsSynced()
 }
 

@@ -10,7 +10,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -78,12 +77,6 @@ func (s *apiServer) feeds(ctx context.Context, h source.Handler) []*feed {
 	}
 }
 
-// object is an API object.
-type object interface {
-	metav1.Object
-	runtime.Object
-}
-
 // feed is one watched kind, wired up and not yet started.
 type feed struct {
 	resource string
@@ -91,15 +84,15 @@ type feed struct {
 	synced   func()
 }
 
-func feedOf[T object](ctx context.Context, r *resource, example T, to *source.Config[T]) *feed {
-	return newFeed(newMirror(ctx, to, example), r, &watchErrors{resource: r.name, group: r.group})
+func feedOf[T source.Object](ctx context.Context, r *resource, example T, to *source.Config[T]) *feed {
+	return newFeed(newQueue(ctx, to), example, r, &watchErrors{resource: r.name, group: r.group})
 }
 
-func newFeed[T object](to *mirror[T], from listerWatcher, errors *watchErrors) *feed {
+func newFeed[T source.Object](to *queue[T], example T, from listerWatcher, errors *watchErrors) *feed {
 	return &feed{resource: errors.resource, synced: to.to.Synced, informer: cache.New(&cache.Config{
 		Queue:                        to,
 		ListerWatcher:                cache.ToListWatcherWithWatchListSemantics(listWatch(from, errors), from),
-		ObjectType:                   to.example,
+		ObjectType:                   example,
 		WatchErrorHandlerWithContext: errors.handle,
 	})}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -120,21 +121,18 @@ func (d *document) toJSON() ([]byte, error) {
 	return nil, err
 }
 
-// explain returns the line and the words of an error of the libraries that parse
-// documents. They count lines from the beginning of the document.
+// parseError takes apart what the libraries that parse documents say. They count
+// lines from the beginning of the document.
+var parseError = regexp.MustCompile(`^(?:error converting YAML to JSON: )?(?:yaml: )?(?:unmarshal errors: )?(?:line (\d+): )?(.*)$`)
+
+// explain returns the line and the words of an error in a document.
 func (d *document) explain(err error) (line int, reason string) {
-	words := strings.Join(strings.Fields(err.Error()), " ")
-	for _, prefix := range []string{"error converting YAML to JSON: ", "yaml: ", "json: ", "unmarshal errors: "} {
-		words = strings.TrimPrefix(words, prefix)
-	}
+	parts := parseError.FindStringSubmatch(strings.Join(strings.Fields(err.Error()), " "))
 	line = d.begin
-	if rest, ok := strings.CutPrefix(words, "line "); ok {
-		digits, after, _ := strings.Cut(rest, ": ")
-		if n, err := strconv.Atoi(digits); err == nil {
-			line, words = d.first+n-1, after
-		}
+	if n, err := strconv.Atoi(parts[1]); err == nil {
+		line = d.first + n - 1
 	}
-	return line, "does not parse: " + words
+	return line, "does not parse: " + parts[2]
 }
 
 // walk finds the lines of all fields and those that are set twice.

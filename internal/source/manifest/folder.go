@@ -29,9 +29,8 @@ type file struct {
 	last reading
 	// held are objects of earlier readings that stay in force, because the last
 	// one was not complete and may have missed them.
-	held []entry
-	// missing is when the file was first not found; zero: it is there.
-	missing time.Time
+	held    []entry
+	missing time.Time // when the file was first not found; zero: it is there
 }
 
 // unchanged says whether a file looks as it was, which may be wrong: two writes
@@ -51,7 +50,7 @@ type folder struct {
 	dir        string
 	files      map[string]*file // by slash-separated path below dir
 	dirs       []directory      // that the last scan has listed
-	unreadable []Problem        // directories and files that it could not
+	unreadable []Problem        // directories and files that it could not read
 	pending    bool             // a file is missing, and not yet for long
 }
 
@@ -62,23 +61,23 @@ func newFolder(dir string) *folder {
 // scan reads files that look changed and those in dirty, by full path. An error
 // means that the folder itself cannot be read; nothing is forgotten then.
 func (f *folder) scan(dirty map[string]bool) error {
-	l := &listing{dir: f.dir, files: map[string]fs.FileInfo{}}
-	if err := l.list(""); err != nil {
+	f.dirs, f.unreadable, f.pending = nil, nil, false
+	found := map[string]fs.FileInfo{}
+	if err := f.list("", found); err != nil {
 		return err
 	}
 	// The folder may have gone while it was listed.
 	if _, err := os.Stat(f.dir); err != nil {
 		return err
 	}
-	f.dirs, f.unreadable, f.pending = l.dirs, l.unreadable, false
-	for _, rel := range slices.Sorted(maps.Keys(l.files)) {
-		known := f.files[rel]
-		if known == nil || dirty[f.full(rel)] || !known.unchanged(l.files[rel]) {
-			f.reload(rel, l.files[rel])
+	for rel, info := range found {
+		if known := f.files[rel]; known == nil || dirty[f.full(rel)] || !known.unchanged(info) {
+			f.reload(rel, info)
 		}
 	}
 	for rel := range f.files {
-		if l.files[rel] == nil && !l.hides(rel) {
+		unseen := func(p Problem) bool { return rel == p.File || strings.HasPrefix(rel, p.File+"/") }
+		if found[rel] == nil && !slices.ContainsFunc(f.unreadable, unseen) {
 			f.miss(rel)
 		}
 	}
@@ -92,14 +91,14 @@ func (f *folder) miss(rel string) {
 	known := f.files[rel]
 	switch {
 	case known == nil:
+		return
 	case known.missing.IsZero():
-		known.missing = time.Now()
-		f.pending = true
-	case time.Since(known.missing) < grace:
-		f.pending = true
-	default:
+		*known = file{held: known.inForce(), last: reading{problems: known.last.problems}, missing: time.Now()}
+	case time.Since(known.missing) >= grace:
 		delete(f.files, rel)
+		return
 	}
+	f.pending = true
 }
 
 // reload reads one file. When that leaves gaps, what the file held before stays
@@ -117,13 +116,13 @@ func (f *folder) reload(rel string, info fs.FileInfo) {
 	}
 	sum := sha256.Sum256(data)
 	if known != nil && err == nil && known.sum == sum {
-		known.info, known.missing = info, time.Time{}
+		known.info = info
 		return
 	}
 	next := &file{info: info}
 	var before []entry
 	if known != nil {
-		before = slices.Concat(known.last.entries, known.held)
+		before = known.inForce()
 	}
 	switch {
 	case err != nil:
@@ -141,6 +140,8 @@ func (f *folder) reload(rel string, info fs.FileInfo) {
 	}
 	f.files[rel] = next
 }
+
+func (f *file) inForce() []entry { return slices.Concat(f.last.entries, f.held) }
 
 // addMissing adds to a list the objects that it does not have.
 func addMissing(list, others []entry) []entry {
@@ -161,16 +162,16 @@ func addMissing(list, others []entry) []entry {
 // merged returns the objects in force and all problems, unsorted. Of two objects
 // with the same identity the first is used and the other reported.
 func (f *folder) merged() ([]entry, []Problem) {
-	var entries, missing, held []entry
+	var entries, held []entry
 	problems := slices.Clone(f.unreadable)
 	first := map[objectID]Problem{}
 	for _, rel := range slices.Sorted(maps.Keys(f.files)) {
 		known := f.files[rel]
 		problems = append(problems, known.last.problems...)
-		held = append(held, known.held...)
-		if !known.missing.IsZero() {
-			missing = append(missing, known.last.entries...)
-			continue
+		if known.missing.IsZero() {
+			held = append(held, known.held...)
+		} else {
+			held = slices.Concat(known.held, held) // It was there a moment ago.
 		}
 		for _, e := range known.last.entries {
 			if earlier, twice := first[e.id]; twice {
@@ -184,68 +185,52 @@ func (f *folder) merged() ([]entry, []Problem) {
 		}
 	}
 	// An object that is held gives way to one that is really there, without a
-	// word: it may have moved to another file. So does one of a missing file,
-	// which was there a moment ago.
-	return addMissing(entries, slices.Concat(missing, held)), problems
+	// word: it may have moved to another file.
+	return addMissing(entries, held), problems
 }
 
-// listing lists the manifest files below a directory.
-type listing struct {
-	dir        string
-	files      map[string]fs.FileInfo
-	dirs       []directory
-	unreadable []Problem
-}
-
-// list lists one directory, by its slash-separated path below the folder, and
-// all below it. The error is that of the directory itself.
-func (l *listing) list(rel string) error {
-	full := filepath.Join(l.dir, filepath.FromSlash(rel))
-	info, err := os.Stat(full)
+// list finds the manifest files of one directory, by its slash-separated path
+// below the folder, and of all below it. The error is that of the directory itself.
+func (f *folder) list(rel string, found map[string]fs.FileInfo) error {
+	info, err := os.Stat(f.full(rel))
 	if err != nil {
 		return err
 	}
 	// Symbolic links may lead round in circles.
-	if slices.ContainsFunc(l.dirs, func(d directory) bool { return os.SameFile(d.info, info) }) {
+	if slices.ContainsFunc(f.dirs, func(d directory) bool { return os.SameFile(d.info, info) }) {
 		return nil
 	}
-	l.dirs = append(l.dirs, directory{full, info})
-	children, err := os.ReadDir(full)
+	f.dirs = append(f.dirs, directory{f.full(rel), info})
+	children, err := os.ReadDir(f.full(rel))
 	if err != nil {
 		return err
 	}
 	for _, child := range children {
-		if !strings.HasPrefix(child.Name(), ".") {
-			l.child(path.Join(rel, child.Name()), filepath.Join(full, child.Name()))
+		if strings.HasPrefix(child.Name(), ".") {
+			continue
+		}
+		rel := path.Join(rel, child.Name())
+		if err := f.child(rel, found); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			f.unreadable = append(f.unreadable, Problem{
+				File: rel, Reason: fmt.Sprintf("cannot be read: %v; its last objects stay in force", bare(err)),
+			})
 		}
 	}
 	return nil
 }
 
-func (l *listing) child(rel, full string) {
-	// Links are followed: the files of a ConfigMap volume are links.
-	info, err := os.Stat(full)
+func (f *folder) child(rel string, found map[string]fs.FileInfo) error {
 	manifest := slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(rel))
+	info, err := os.Stat(f.full(rel)) // Links are followed: the files of a ConfigMap volume are links.
 	switch {
-	case err != nil && !manifest:
-		return
 	case err == nil && info.IsDir():
-		err = l.list(rel)
-	case err == nil && info.Mode().IsRegular() && manifest:
-		l.files[rel] = info
+		return f.list(rel, found)
+	case !manifest:
+		return nil
+	case err == nil && info.Mode().IsRegular():
+		found[rel] = info
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.unreadable = append(l.unreadable, Problem{
-			File: rel, Reason: fmt.Sprintf("cannot be read: %v; its last objects stay in force", bare(err)),
-		})
-	}
-}
-
-// hides says whether the file may still be there, unseen.
-func (l *listing) hides(rel string) bool {
-	return slices.ContainsFunc(l.unreadable, func(p Problem) bool {
-		return rel == p.File || strings.HasPrefix(rel, p.File+"/")
-	})
+	return err
 }
 
 // bare returns the error without the path, which the problem has already.

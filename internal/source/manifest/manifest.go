@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"fmt"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -37,14 +38,10 @@ type objectID struct{ kind, namespace, name string }
 
 // String returns the kind and the name, as far as they are known.
 func (id objectID) String() string {
-	switch {
-	case id.name == "":
+	if id.name == "" {
 		return id.kind
-	case id.namespace == "":
-		return id.kind + " " + id.name
-	default:
-		return id.kind + " " + id.namespace + "/" + id.name
 	}
+	return id.kind + " " + strings.TrimPrefix(id.namespace+"/"+id.name, "/")
 }
 
 // entry is one object, checked and trimmed.

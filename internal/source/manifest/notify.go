@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
@@ -25,14 +24,6 @@ func (w *watcher) close() {
 	if w.notify != nil {
 		_ = w.notify.Close() // It only fails when closed twice.
 	}
-}
-
-// channels returns those of the watcher, nil without one.
-func (w *watcher) channels() (<-chan fsnotify.Event, <-chan error) {
-	if w.notify == nil {
-		return nil, nil
-	}
-	return w.notify.Events, w.notify.Errors
 }
 
 // follow watches the directories that were listed, the folder first, and its
@@ -64,25 +55,14 @@ func (w *watcher) follow(dirs []directory) bool {
 	return !w.blind
 }
 
-// matters says whether an event can change what a reading finds. Of the
-// parent's other children and of editors' temporary files nothing matters; names
-// with two dots are how ConfigMap volumes change.
+// matters says whether an event can change what a reading finds, which those of
+// the parent's other children cannot.
 func (w *watcher) matters(event fsnotify.Event) bool {
-	// What comes next under the name of a directory may be another one, even one
-	// with the same inode number.
-	if event.Has(fsnotify.Remove|fsnotify.Rename) && slices.ContainsFunc(w.dirs, func(d directory) bool { return d.path == event.Name }) {
+	gone := func(d directory) bool { return d.path == event.Name }
+	if event.Has(fsnotify.Remove|fsnotify.Rename) && slices.ContainsFunc(w.dirs, gone) {
+		// What comes next under this name may be another directory, even one with
+		// the same inode number.
 		w.dirs = nil
 	}
-	parent, base := filepath.Split(event.Name)
-	switch {
-	case event.Name == w.dir:
-		return true
-	case filepath.Clean(parent) == filepath.Dir(w.dir):
-		return false
-	case strings.HasPrefix(base, ".."):
-		return true
-	default:
-		return !strings.HasPrefix(base, ".") && !slices.Contains([]string{".swp", ".tmp"}, filepath.Ext(base)) &&
-			!strings.HasSuffix(base, "~")
-	}
+	return event.Name == w.dir || filepath.Dir(event.Name) != filepath.Dir(w.dir)
 }

@@ -3,6 +3,8 @@ package manifest
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,54 +24,40 @@ import (
 
 // reading is what was found in one file.
 type reading struct {
+	file     string
 	entries  []entry
 	problems []Problem
 	// complete says that nothing was refused: what is not among the entries is
 	// not in the file.
 	complete bool
-}
-
-// reader reads one file.
-type reader struct {
-	file    string
-	ignored map[string]bool
-	out     reading
+	ignored  map[string]bool // kinds
 }
 
 // read reads the text of one file.
 func read(file string, data []byte) reading {
-	r := &reader{file: file, ignored: map[string]bool{}, out: reading{complete: true}}
+	r := reading{file: file, complete: true, ignored: map[string]bool{}}
 	for _, d := range split(file, data) {
-		r.document(d)
+		it := &item{r: &r, d: d}
+		raw, err := d.toJSON()
+		switch {
+		case err != nil:
+			line, reason := d.explain(err)
+			it.refuse("", "%s", reason)
+			r.problems[len(r.problems)-1].Line = line
+		case string(bytes.TrimSpace(raw)) == "null" || !it.head(raw):
+		case strings.HasSuffix(it.id.kind, "List"):
+			it.list(raw)
+		default:
+			it.read(raw)
+		}
 	}
-	return r.out
-}
-
-func (r *reader) document(d *document) {
-	raw, err := d.toJSON()
-	if err != nil {
-		line, reason := d.explain(err)
-		r.out.complete = false
-		r.out.problems = append(r.out.problems, Problem{File: r.file, Document: d.number, Line: line, Reason: reason})
-		return
-	}
-	if string(bytes.TrimSpace(raw)) == "null" {
-		return
-	}
-	it := &item{r: r, d: d}
-	switch {
-	case !it.head(raw):
-	case strings.HasSuffix(it.id.kind, "List"):
-		it.list(raw)
-	default:
-		it.read(raw)
-	}
+	return r
 }
 
 // item is one object while it is read. Its methods collect problems; the
 // fields they take are relative to the object.
 type item struct {
-	r          *reader
+	r          *reading
 	d          *document
 	at         string // the object's field in the document; empty: it is the document
 	id         objectID
@@ -171,12 +159,14 @@ func (it *item) read(raw []byte) {
 		it.add(Problem{Field: p.Field, Reason: p.Reason, Note: p.Level == apiobject.Note})
 	}
 	if it.refused {
-		it.r.out.complete = false
+		it.r.complete = false
 		return
 	}
 	trim(obj)
+	sum := sha256.Sum256(raw)
+	obj.SetResourceVersion(hex.EncodeToString(sum[:16])) // By it a Config knows what has changed.
 	from := Problem{File: it.r.file, Document: it.d.number, Line: it.d.begin, Object: it.id.String(), Field: it.at}
-	it.r.out.entries = append(it.r.out.entries, entry{it.id, obj, from})
+	it.r.entries = append(it.r.entries, entry{it.id, obj, from})
 }
 
 // decode reads a JSON object into a typed one as the API server would: names
@@ -262,7 +252,7 @@ func (it *item) ignore() {
 
 // refuse reports what makes the object unusable.
 func (it *item) refuse(field, format string, args ...any) {
-	it.refused, it.r.out.complete = true, false
+	it.refused, it.r.complete = true, false
 	it.add(Problem{Field: field, Reason: fmt.Sprintf(format, args...)})
 }
 
@@ -270,5 +260,5 @@ func (it *item) refuse(field, format string, args ...any) {
 func (it *item) add(p Problem) {
 	p.File, p.Document, p.Object, p.Field = it.r.file, it.d.number, it.id.String(), join(it.at, p.Field)
 	p.Line = it.d.line(p.Field)
-	it.r.out.problems = append(it.r.out.problems, p)
+	it.r.problems = append(it.r.problems, p)
 }

@@ -25,6 +25,7 @@ import (
 type recorder struct {
 	mu     sync.Mutex
 	events []string
+	known  map[string]string // Services by name
 }
 
 func (r *recorder) log(format string, args ...any) {
@@ -42,15 +43,31 @@ func (r *recorder) take() []string {
 	return out
 }
 
-func describe(s *v1.Service) string {
-	return fmt.Sprintf("%s %s:%d", s.Name, s.Spec.ClusterIP, s.Spec.Ports[0].Port)
+// learn returns what a Service was and what it is.
+func (r *recorder) learn(s *v1.Service) (old, cur string) {
+	if r.known == nil {
+		r.known = map[string]string{}
+	}
+	old = r.known[s.Name]
+	cur = fmt.Sprintf("%s %s:%d", s.Name, s.Spec.ClusterIP, s.Spec.Ports[0].Port)
+	r.known[s.Name] = cur
+	return old, cur
 }
 
-func (r *recorder) OnServiceAdd(s *v1.Service) { r.log("+svc %s", describe(s)) }
-func (r *recorder) OnServiceUpdate(old, cur *v1.Service) {
-	r.log("~svc %s -> %s", describe(old), describe(cur))
+func (r *recorder) OnServiceAdd(s *v1.Service) {
+	_, cur := r.learn(s)
+	r.log("+svc %s", cur)
 }
-func (r *recorder) OnServiceDelete(s *v1.Service) { r.log("-svc %s", describe(s)) }
+
+func (r *recorder) OnServiceUpdate(was, s *v1.Service) {
+	old, cur := r.learn(s)
+	if was.Name != s.Name || was.Namespace != s.Namespace {
+		r.log("%s/%s became %s/%s", was.Namespace, was.Name, s.Namespace, s.Name)
+	}
+	r.log("~svc %s -> %s", old, cur)
+}
+
+func (r *recorder) OnServiceDelete(s *v1.Service) { r.log("-svc %s", r.known[s.Name]) }
 func (r *recorder) OnServiceSynced()              { r.log("synced svc") }
 
 func (r *recorder) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { r.log("+slice %s", s.Name) }
@@ -186,4 +203,4 @@ func start(t *testing.T) *watched {
 	return w
 }
 
-var allSynced = []string{"synced node", "synced cidr", "synced svc", "synced slice"}
+var allSynced = []string{"synced slice", "synced node", "synced svc", "synced cidr"}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/source"
@@ -31,11 +32,10 @@ type run struct {
 	name     string // of the folder, as it was given
 	folder   *folder
 	watcher  *watcher
-	delivery *delivery
+	delivery delivery
 	reporter reporter
 	dirty    map[string]bool // full paths of files that an event named
 	missing  bool            // the folder could not be read
-	again    bool            // something may have changed before it was watched
 }
 
 // Run implements [source.Source]. It returns an error only when the folder
@@ -57,10 +57,8 @@ func (s *folderSource) Run(ctx context.Context, h source.Handler) error {
 	if err := r.read(); err != nil {
 		return fmt.Errorf("read manifest folder %s: %w", s.settings.Dir, bare(err))
 	}
-	r.publish(ctx)
-	if ctx.Err() == nil {
-		r.delivery.synced()
-	}
+	r.publish()
+	r.delivery.synced()
 	for r.wait(ctx) {
 		if err := r.read(); err != nil {
 			r.folder.unreadable = []Problem{{
@@ -68,7 +66,7 @@ func (s *folderSource) Run(ctx context.Context, h source.Handler) error {
 				Reason: fmt.Sprintf("the folder cannot be read: %v; its last objects stay in force", bare(err)),
 			}}
 		}
-		r.publish(ctx)
+		r.publish()
 	}
 	return nil
 }
@@ -78,8 +76,6 @@ func (s *folderSource) Run(ctx context.Context, h source.Handler) error {
 func (r *run) wait(ctx context.Context) bool {
 	pause := rescan
 	switch {
-	case r.again:
-		pause = 0
 	case r.folder.pending:
 		pause = grace
 	case r.missing || r.watcher.blind:
@@ -88,7 +84,10 @@ func (r *run) wait(ctx context.Context) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	var late <-chan time.Time
-	events, failures := r.watcher.channels()
+	var notify fsnotify.Watcher // its channels are nil
+	if r.watcher.notify != nil {
+		notify = *r.watcher.notify
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -97,12 +96,12 @@ func (r *run) wait(ctx context.Context) bool {
 			return ctx.Err() == nil
 		case <-late:
 			return true
-		case event := <-events:
+		case event := <-notify.Events:
 			if !r.watcher.matters(event) {
 				continue
 			}
 			r.dirty[event.Name] = true
-		case err := <-failures:
+		case err := <-notify.Errors:
 			klog.FromContext(ctx).V(2).Info("Manifest folder events were lost", "folder", r.name, "err", err)
 			r.markAll()
 		}
@@ -122,22 +121,24 @@ func (r *run) markAll() {
 
 // read looks at the folder. When it cannot be read everything stays as it is.
 func (r *run) read() error {
-	err := r.folder.scan(r.dirty)
-	clear(r.dirty)
-	if r.missing = err != nil; r.missing {
-		// Whatever comes back under the old names is not what is watched now.
-		r.watcher.dirs, r.again = nil, false
-		return err
-	}
-	if r.again = r.watcher.follow(r.folder.dirs); r.again {
+	for {
+		err := r.folder.scan(r.dirty)
+		clear(r.dirty)
+		if r.missing = err != nil; r.missing {
+			// Whatever comes back under the old names is not what is watched now.
+			r.watcher.dirs = nil
+			return err
+		}
+		if !r.watcher.follow(r.folder.dirs) {
+			return nil
+		}
 		r.markAll()
 	}
-	return nil
 }
 
 // publish delivers what is in force and reports what is wrong.
-func (r *run) publish(ctx context.Context) {
+func (r *run) publish() {
 	entries, problems := r.folder.merged()
 	r.reporter.update(problems)
-	r.delivery.update(ctx, entries)
+	r.delivery.update(entries)
 }
