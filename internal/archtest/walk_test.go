@@ -133,14 +133,14 @@ func walked(t *testing.T) []string {
 		go func() { ended <- e.SyncLoop(ctx) }()
 		slices := from.NewEndpointSliceConfig(e)
 		services := from.NewServiceConfig(e)
-		services.Set(false, nil, theService())
-		slices.Set(false, nil, theSlice("10.0.0.1"))
+		services.Set(theService())
+		slices.Set(theSlice("10.0.0.1"))
 		services.Synced()
 		slices.Synced()
 		from.NewNodeConfig("here", e).Synced()
 		synctest.Wait()
 		w.on = true
-		slices.Set(true, theSlice("10.0.0.1"), theSlice("10.0.0.2"))
+		slices.Set(theSlice("10.0.0.2"))
 		synctest.Wait()
 		w.on = false
 		stop()
