@@ -3,13 +3,24 @@ package app
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	eventnames "k8s.io/client-go/tools/record/util"
 	"k8s.io/klog/v2"
+
+	"sluice/internal/apiclient"
 )
 
 // reportingComponent is what events are filed under. Dashboards know that name.
@@ -17,48 +28,82 @@ const reportingComponent = "kube-proxy"
 
 // What happened, in the words that runbooks look for.
 const (
-	reasonStarting       = "Starting"
-	reasonHealthPort     = "FailedToStartProxierHealthcheck"
-	reasonMetricsPort    = "FailedToStartMetricServer"
-	reasonServiceHealth  = "FailedToStartServiceHealthcheck"
-	reasonPlatform       = "FailedToSetSysctl"
-	reasonRefused        = "ServicePortRefused"
-	reasonAccepted       = "ServicePortAccepted"
-	actionStart          = "StartKubeProxy"
-	actionListen         = "Listen"
-	actionTune           = "Tune"
-	actionSync           = "Sync"
-	eventNamespaceOfNode = "" // Nodes have none
+	reasonStarting      = "Starting"
+	reasonHealthPort    = "FailedToStartProxierHealthcheck"
+	reasonMetricsPort   = "FailedToStartMetricServer"
+	reasonServiceHealth = "FailedToStartServiceHealthcheck"
+	reasonPlatform      = "FailedToSetSysctl"
+	reasonRefused       = "ServicePortRefused"
+	reasonAccepted      = "ServicePortAccepted"
+	actionStart         = "StartKubeProxy"
+	actionListen        = "Listen"
+	actionTune          = "Tune"
+	actionSync          = "Sync"
 )
 
-// recorder tells the cluster what happens on this node. Without a cluster the
-// log must do.
+const (
+	maxEvents = 100             // how many may wait for the API server; more are lost
+	maxNote   = 1024            // how long the API lets a note be, in bytes
+	seriesGap = 6 * time.Minute // how long an event must not have happened to be a new one
+	lastWord  = 2 * time.Second // how long the daemon stays for its last event
+
+	// For how long an API server that does not answer is asked again.
+	eventTries = 12
+	eventPause = 10 * time.Second
+)
+
+// recorder tells the cluster what happens on this node: it files events with the
+// API server, one after the other. What happens again soon is counted in the
+// event that is already there. It stands in for client-go's broadcaster, which
+// cannot be had without every API group.
 type recorder struct {
-	sender *eventSender // nil: there is no cluster
+	client rest.Interface // nil: there is no cluster, and the log must do
 	node   v1.ObjectReference
+	queue  chan *eventsv1.Event
+	sent   map[eventKey]*eventsv1.Event // of late; used by run alone
 }
 
-// lastWord is how long the daemon stays for its last event.
-const lastWord = 2 * time.Second
+// eventKey is what two events must share to be one that happened twice.
+type eventKey struct {
+	kind, reason, action string
+	about                v1.ObjectReference
+}
 
 // newRecorder returns a recorder that sends until ctx ends. A client of nil
 // means that there is no cluster.
 func newRecorder(ctx context.Context, client rest.Interface, node string) *recorder {
-	r := &recorder{node: v1.ObjectReference{
-		Kind: "Node", APIVersion: "v1", Name: node, Namespace: eventNamespaceOfNode, UID: types.UID(node),
-	}}
-	if client == nil {
-		return r
+	r := &recorder{
+		client: client,
+		node:   v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: node, UID: types.UID(node)},
+		queue:  make(chan *eventsv1.Event, maxEvents),
+		sent:   map[eventKey]*eventsv1.Event{},
 	}
-	r.sender = newEventSender(client)
-	go r.sender.run(ctx)
+	if client != nil {
+		go r.run(ctx)
+	}
 	return r
 }
 
-// record sends an event in the background.
+// run sends until ctx ends.
+func (r *recorder) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e := <-r.queue:
+			r.send(ctx, r.merge(e))
+		}
+	}
+}
+
+// record queues an event. It never waits: nothing may depend on an event.
 func (r *recorder) record(about v1.ObjectReference, kind, reason, action, note string) {
-	if r.sender != nil {
-		r.sender.add(newEvent(about, kind, reason, action, note))
+	if r.client == nil {
+		return
+	}
+	select {
+	case r.queue <- newEvent(about, kind, reason, action, note):
+	default: // the API server is gone or slow, and the log has it
 	}
 }
 
@@ -98,12 +143,97 @@ func serviceReference(namespace, name string) v1.ObjectReference {
 // last reports why the daemon ends, and returns when that is on record: events
 // that are sent in the background would end with the process.
 func (r *recorder) last(ctx context.Context, reason, action, note string) {
-	if r.sender == nil {
+	if r.client == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastWord)
 	defer cancel()
-	if err := r.sender.create(ctx, newEvent(r.node, v1.EventTypeWarning, reason, action, note)); err != nil {
+	if err := r.file(ctx, newEvent(r.node, v1.EventTypeWarning, reason, action, note)); err != nil {
 		klog.FromContext(ctx).Error(err, "Event was not sent", "reason", reason)
 	}
+}
+
+// newEvent describes what has just happened.
+func newEvent(about v1.ObjectReference, kind, reason, action, note string) *eventsv1.Event {
+	now := metav1.NowMicro()
+	host, _ := os.Hostname() // who reports is for people to read, and may be cut short
+	return &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:      eventnames.GenerateEventName(about.Name, now.UnixNano()),
+			Namespace: cmp.Or(about.Namespace, metav1.NamespaceDefault),
+		},
+		EventTime:           now,
+		ReportingController: reportingComponent, ReportingInstance: reportingComponent + "-" + host,
+		Type: kind, Reason: reason, Action: action, Regarding: about,
+		Note: strings.ToValidUTF8(note[:min(len(note), maxNote)], ""),
+	}
+}
+
+// merge returns the event to file: e, or the one of late that e repeats.
+func (r *recorder) merge(e *eventsv1.Event) *eventsv1.Event {
+	for key, old := range r.sent {
+		last := old.EventTime
+		if old.Series != nil {
+			last = old.Series.LastObservedTime
+		}
+		if e.EventTime.Sub(last.Time) > seriesGap {
+			delete(r.sent, key)
+		}
+	}
+	key := eventKey{e.Type, e.Reason, e.Action, e.Regarding}
+	old := r.sent[key]
+	if old == nil {
+		r.sent[key] = e
+		return e
+	}
+	if old.Series == nil {
+		old.Series = &eventsv1.EventSeries{Count: 1}
+	}
+	old.Series.Count++
+	old.Series.LastObservedTime = e.EventTime
+	return old
+}
+
+// send files an event, and tries again when nobody answers.
+func (r *recorder) send(ctx context.Context, e *eventsv1.Event) {
+	var err error
+	for range eventTries {
+		if err = r.file(ctx, e); err == nil {
+			return
+		}
+		if answered := apierrors.APIStatus(nil); errors.As(err, &answered) || ctx.Err() != nil {
+			break // it would answer the same again
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(eventPause + rand.N(eventPause/4)): // not all nodes at once
+		}
+	}
+	if ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Event was not sent", "reason", e.Reason)
+	}
+}
+
+// file tells the API server of a new event, or of a new count of one, which the
+// server may have forgotten by then. An event that is there already was filed by
+// a try whose answer was lost.
+func (r *recorder) file(ctx context.Context, e *eventsv1.Event) error {
+	at := func(request *rest.Request) *rest.Request {
+		return request.AbsPath(apiclient.Path(eventsv1.GroupName)).Namespace(e.Namespace).Resource("events")
+	}
+	if e.Series != nil {
+		series, err := json.Marshal(map[string]any{"series": e.Series})
+		if err != nil {
+			return err
+		}
+		err = at(r.client.Patch(types.MergePatchType)).Name(e.Name).Body(series).Do(ctx).Error()
+		if !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	err := at(r.client.Post()).Body(e).Do(ctx).Error()
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }

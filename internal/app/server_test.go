@@ -81,27 +81,12 @@ func TestProbeKeepsToTheHost(t *testing.T) {
 	}
 }
 
-func TestDescribeBuild(t *testing.T) {
-	build := func(version string, settings ...string) *debug.BuildInfo {
-		b := &debug.BuildInfo{Main: debug.Module{Version: version}}
-		for i := 0; i < len(settings); i += 2 {
-			b.Settings = append(b.Settings, debug.BuildSetting{Key: settings[i], Value: settings[i+1]})
-		}
-		return b
-	}
-	tests := []struct {
-		build *debug.BuildInfo
-		want  string
-	}{
-		{build("(devel)"), "devel"},
-		{build(""), "devel"},
-		{build("v1.2.3", "vcs.revision", "0123456789abcdef"), "v1.2.3"},
-		{build("(devel)", "vcs.revision", "0123456789abcdef"), "devel-0123456789ab"},
-		{build("(devel)", "vcs.revision", "0123456789abcdef", "vcs.modified", "true"), "devel-0123456789ab+dirty"},
-	}
-	for _, tt := range tests {
-		if got := describe(tt.build); got != tt.want {
-			t.Errorf("describe(%v) = %q, want %q", tt.build, got, tt.want)
+// TestVersionOfABuild names what is no release as the compiler does.
+func TestVersionOfABuild(t *testing.T) {
+	const pseudo = "v0.0.0-20260102030405-0123456789ab+dirty"
+	for version, want := range map[string]string{"(devel)": "devel", "": "devel", "v1.2.3": "v1.2.3", pseudo: pseudo} {
+		if got := info(&debug.BuildInfo{Main: debug.Module{Version: version}}).GitVersion; got != want {
+			t.Errorf("%s is named %q, want %q", version, got, want)
 		}
 	}
 }

@@ -40,7 +40,8 @@ func info(known *debug.BuildInfo) apiversion.Info {
 		noted[s.Key] = s.Value
 	}
 	i := apiversion.Info{
-		GitVersion: cmp.Or(version, describe(known)),
+		// The compiler names a build in a repository by its commit.
+		GitVersion: cmp.Or(version, strings.Trim(known.Main.Version, "()"), "devel"),
 		GitCommit:  cmp.Or(commit, noted["vcs.revision"]),
 		BuildDate:  cmp.Or(date, noted["vcs.time"]),
 		GoVersion:  runtime.Version(),
@@ -57,29 +58,6 @@ func info(known *debug.BuildInfo) apiversion.Info {
 		i.Major, i.Minor = m[1], m[2]
 	}
 	return i
-}
-
-// describe names a build that is no release: by its commit if that is known.
-func describe(build *debug.BuildInfo) string {
-	var revision, dirty string
-	for _, s := range build.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			revision = s.Value[:min(12, len(s.Value))]
-		case "vcs.modified":
-			if s.Value == "true" {
-				dirty = "+dirty"
-			}
-		}
-	}
-	switch {
-	case build.Main.Version != "" && build.Main.Version != "(devel)":
-		return build.Main.Version
-	case revision != "":
-		return "devel-" + revision + dirty
-	default:
-		return "devel"
-	}
 }
 
 // versionFlag is the flag --version: true and raw print the version, and one
