@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/config"
@@ -57,7 +55,7 @@ func opensLoopback(c config.Configuration) bool {
 
 func tune(ctx context.Context, c config.Configuration) []platform.Problem {
 	logger := klog.FromContext(ctx)
-	report := platform.Apply(ctx, sysctl.Kernel{}, platformSettings(c))
+	report := platform.Apply(ctx, sysctl.Kernel{}, &c)
 	for _, ch := range report.Changes {
 		logger.Info("Changed a setting of the host", "name", ch.Name, "old", ch.Old, "new", ch.New)
 	}
@@ -65,26 +63,4 @@ func tune(ctx context.Context, c config.Configuration) []platform.Problem {
 		logger.Info("Setting of the host is not as it should be", "problem", p.String())
 	}
 	return report.Problems
-}
-
-func platformSettings(c config.Configuration) platform.Settings {
-	ct := c.Object.Conntrack
-	number := func(field string, n *int32) platform.Wish[int] {
-		return platform.Wish[int]{Value: int(*n), Explicit: c.Explicit("conntrack." + field)}
-	}
-	timeout := func(field string, d metav1.Duration) platform.Wish[time.Duration] {
-		return platform.Wish[time.Duration]{Value: d.Duration, Explicit: c.Explicit("conntrack." + field)}
-	}
-	return platform.Settings{
-		OOMScoreAdj: new(int(*c.Object.OOMScoreAdj)),
-		Conntrack: platform.Conntrack{
-			MaxPerCore:     number("maxPerCore", ct.MaxPerCore),
-			Min:            number("min", ct.Min),
-			TCPEstablished: timeout("tcpEstablishedTimeout", *ct.TCPEstablishedTimeout),
-			TCPCloseWait:   timeout("tcpCloseWaitTimeout", *ct.TCPCloseWaitTimeout),
-			TCPBeLiberal:   ct.TCPBeLiberal,
-			UDP:            timeout("udpTimeout", ct.UDPTimeout),
-			UDPStream:      timeout("udpStreamTimeout", ct.UDPStreamTimeout),
-		},
-	}
 }

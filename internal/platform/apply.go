@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"sluice/internal/config"
 	"sluice/internal/kernel/sysctl"
 )
 
@@ -46,12 +47,12 @@ type Report struct {
 	Problems []Problem
 }
 
-// Apply brings the settings about as far as it can. What is right already, or
+// Apply brings about what a configuration asks of the host, as far as it can. What is right already, or
 // more than was wished for without saying that it must be exactly that, is not
 // written. Settings of a network namespace are those of the calling thread's.
-func Apply(ctx context.Context, k sysctl.Interface, s Settings) Report {
+func Apply(ctx context.Context, k sysctl.Interface, c *config.Configuration) Report {
 	var r Report
-	for _, st := range s.plan(cpus(k)) {
+	for _, st := range plan(c, cpus(k)) {
 		for next := &st; next != nil && ctx.Err() == nil; next = next.then {
 			if !r.apply(k, next) {
 				break

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
+	"reflect"
 	"runtime"
 	"strings"
 	"syscall"
@@ -12,7 +14,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice/internal/config"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/kernel/sysctl/sysctltest"
 )
@@ -27,81 +31,102 @@ func fresh() map[string]string {
 	}
 }
 
-// defaults are what kube-proxy wishes for when nobody says anything.
-func defaults() Settings {
-	return Settings{
-		Conntrack: Conntrack{
-			MaxPerCore:     Wish[int]{Value: 32768},
-			Min:            Wish[int]{Value: 131072},
-			TCPEstablished: Wish[time.Duration]{Value: 24 * time.Hour},
-			TCPCloseWait:   Wish[time.Duration]{Value: time.Hour},
-		},
-		OOMScoreAdj: new(-999),
+// asks is what a configuration asks of the host, by field: numbers, times and
+// switches.
+type asks map[string]any
+
+// nothing asks for nothing but the score that there is.
+func nothing(more asks) asks {
+	all := asks{
+		"conntrack.maxPerCore": int32(0), "conntrack.tcpEstablishedTimeout": time.Duration(0),
+		"conntrack.tcpCloseWaitTimeout": time.Duration(0), "oomScoreAdj": int32(0),
 	}
+	maps.Copy(all, more)
+	return all
+}
+
+// configuration returns what flags for some fields ask for; those of the default
+// are not asked for.
+func configuration(t *testing.T, fields asks) *config.Configuration {
+	t.Helper()
+	in := config.Input{}
+	for name, value := range fields {
+		v := config.At(&in.Object, name)
+		if v.Kind() == reflect.Pointer {
+			v.Set(reflect.New(v.Type().Elem()))
+			v = v.Elem()
+		}
+		if d, ok := value.(time.Duration); ok {
+			value = metav1.Duration{Duration: d}
+		}
+		v.Set(reflect.ValueOf(value))
+	}
+	c, err := in.Configuration(config.NFTables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &c
 }
 
 func TestApply(t *testing.T) {
-	perCore := func(n int, explicit bool) Settings {
-		return Settings{Conntrack: Conntrack{MaxPerCore: Wish[int]{n, explicit}}}
-	}
-	established := func(d time.Duration, explicit bool) Settings {
-		return Settings{Conntrack: Conntrack{TCPEstablished: Wish[time.Duration]{d, explicit}}}
-	}
+	const perCore, least, established = "conntrack.maxPerCore", "conntrack.min", "conntrack.tcpEstablishedTimeout"
+	const udp, stream, liberal = "conntrack.udpTimeout", "conntrack.udpStreamTimeout", "conntrack.tcpBeLiberal"
+	small := func(n int32) asks { return nothing(asks{perCore: n, least: int32(0)}) }
 	tests := []struct {
 		name     string
 		host     map[string]string // other than fresh
-		settings Settings
+		settings asks
 		want     []Change
 	}{
-		{"nothing", nil, Settings{}, nil},
-		{"defaults", nil, defaults(), []Change{
+		{"nothing", nil, nothing(nil), nil},
+		{"defaults", nil, nil, []Change{
 			{conntrackMax, 65536, 131072}, {conntrackHash, 16384, 32768}, {tcpCloseWait, 60, 3600}, {oomScoreAdj, 0, -999},
 		}},
 		{"defaults once more", map[string]string{
 			conntrackMax: "131072", conntrackHash: "32768", tcpCloseWait: "3600", oomScoreAdj: "-999",
-		}, defaults(), nil},
+		}, nil, nil},
 		{"the administrator's are larger", map[string]string{
 			conntrackMax: "4000000", conntrackHash: "1000000", tcpCloseWait: "7200", oomScoreAdj: "-999",
-		}, defaults(), nil},
-		{"scaled by CPUs", nil, perCore(50000, false), []Change{{conntrackMax, 65536, 200000}, {conntrackHash, 16384, 50000}}},
+		}, nil, nil},
+		{"scaled by CPUs", nil, small(50000), []Change{{conntrackMax, 65536, 200000}, {conntrackHash, 16384, 50000}}},
 		{
-			"at least min", nil,
-			Settings{Conntrack: Conntrack{MaxPerCore: Wish[int]{1000, true}, Min: Wish[int]{70000, true}}},
+			"at least min", nil, nothing(asks{perCore: int32(1000), least: int32(70000)}),
 			[]Change{{conntrackMax, 65536, 70000}, {conntrackHash, 16384, 17500}},
 		},
-		{"capped", nil, perCore(1<<20, false), []Change{{conntrackMax, 65536, 1 << 20}, {conntrackHash, 16384, 1 << 18}}},
+		{"capped", nil, small(1 << 20), []Change{{conntrackMax, 65536, 1 << 20}, {conntrackHash, 16384, 1 << 18}}},
 		{
-			"a min above the cap", nil,
-			Settings{Conntrack: Conntrack{MaxPerCore: Wish[int]{1 << 20, true}, Min: Wish[int]{3 << 20, true}}},
+			"a min above the cap", nil, nothing(asks{perCore: int32(1 << 20), least: int32(3 << 20)}),
 			[]Change{{conntrackMax, 65536, 3 << 20}, {conntrackHash, 16384, 3 << 18}},
 		},
-		{"min alone", nil, Settings{Conntrack: Conntrack{Min: Wish[int]{1 << 20, true}}}, nil},
-		{"lowered explicitly, the buckets stay", nil, perCore(1000, true), []Change{{conntrackMax, 65536, 4000}}},
-		{"not lowered by default", nil, perCore(1000, false), nil},
-		{"the cap lowers nothing", map[string]string{conntrackMax: "2097152", conntrackHash: "524288"}, perCore(1<<20, true), nil},
-		{"buckets alone are too few", map[string]string{conntrackMax: "200000"}, perCore(50000, false), []Change{{conntrackHash, 16384, 50000}}},
+		{"min alone", nil, nothing(asks{least: int32(1 << 20)}), nil},
+		{"lowered explicitly, the buckets stay", nil, small(1000), []Change{{conntrackMax, 65536, 4000}}},
+		{"not lowered by default", map[string]string{conntrackMax: "200000", conntrackHash: "50000"}, nothing(asks{perCore: int32(32768)}), nil},
+		{"the cap lowers nothing", map[string]string{conntrackMax: "2097152", conntrackHash: "524288"}, small(1 << 20), nil},
+		{"buckets alone are too few", map[string]string{conntrackMax: "200000"}, small(50000), []Change{{conntrackHash, 16384, 50000}}},
 		{
 			"CPUs not known",
 			map[string]string{"/sys/devices/system/cpu/online": "?"},
-			perCore(100000, false),
+			small(100000),
 			[]Change{{conntrackMax, 65536, 100000 * runtime.NumCPU()}, {conntrackHash, 16384, 25000 * runtime.NumCPU()}},
 		},
-		{"time-out lowered explicitly", nil, established(time.Hour, true), []Change{{tcpEstablished, 432000, 3600}}},
-		{"time-out not lowered by default", nil, established(time.Hour, false), nil},
-		{"time-out raised", nil, established(200*time.Hour, false), []Change{{tcpEstablished, 432000, 720000}}},
+		{"time-out lowered explicitly", nil, nothing(asks{established: time.Hour}), []Change{{tcpEstablished, 432000, 3600}}},
+		{"time-out not lowered by default", nil, nothing(asks{established: 24 * time.Hour}), nil},
+		{"time-out raised", nil, nothing(asks{established: 200 * time.Hour}), []Change{{tcpEstablished, 432000, 720000}}},
+		{"time-out raised by default", map[string]string{tcpEstablished: "60"}, nothing(asks{established: 24 * time.Hour}), []Change{{tcpEstablished, 60, 86400}}},
 		{
 			"half a second is one",
 			map[string]string{udpTimeout: "0"},
-			Settings{Conntrack: Conntrack{UDP: Wish[time.Duration]{500 * time.Millisecond, false}}},
+			nothing(asks{udp: 500 * time.Millisecond}),
 			[]Change{{udpTimeout, 0, 1}},
 		},
-		{"all the rest", nil, Settings{Conntrack: Conntrack{
-			TCPBeLiberal: true, UDP: Wish[time.Duration]{time.Minute, false}, UDPStream: Wish[time.Duration]{time.Minute, true},
-		}}, []Change{{tcpBeLiberal, 0, 1}, {udpTimeout, 30, 60}, {udpStream, 120, 60}}},
-		{"liberal already", map[string]string{tcpBeLiberal: "1"}, Settings{Conntrack: Conntrack{TCPBeLiberal: true}}, nil},
-		{"liberal stays", map[string]string{tcpBeLiberal: "1"}, Settings{}, nil},
-		{"OOM score lowered and raised", map[string]string{oomScoreAdj: "-999"}, Settings{OOMScoreAdj: new(-500)}, []Change{{oomScoreAdj, -999, -500}}},
-		{"OOM score of zero", map[string]string{oomScoreAdj: "300"}, Settings{OOMScoreAdj: new(0)}, []Change{{oomScoreAdj, 300, 0}}},
+		{
+			"all the rest", nil, nothing(asks{liberal: true, udp: time.Minute, stream: time.Minute}),
+			[]Change{{tcpBeLiberal, 0, 1}, {udpTimeout, 30, 60}, {udpStream, 120, 60}},
+		},
+		{"liberal already", map[string]string{tcpBeLiberal: "1"}, nothing(asks{liberal: true}), nil},
+		{"liberal stays", map[string]string{tcpBeLiberal: "1"}, nothing(nil), nil},
+		{"OOM score lowered and raised", map[string]string{oomScoreAdj: "-999"}, nothing(asks{"oomScoreAdj": int32(-500)}), []Change{{oomScoreAdj, -999, -500}}},
+		{"OOM score of zero", map[string]string{oomScoreAdj: "300"}, nothing(nil), []Change{{oomScoreAdj, 300, 0}}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -110,7 +135,7 @@ func TestApply(t *testing.T) {
 				values[name] = v
 			}
 			k := sysctltest.NewFake(values)
-			got := Apply(t.Context(), k, tt.settings)
+			got := Apply(t.Context(), k, configuration(t, tt.settings))
 			if diff := cmp.Diff(Report{Changes: tt.want}, got); diff != "" {
 				t.Errorf("report mismatch (-want +got):\n%s", diff)
 			}
@@ -157,7 +182,7 @@ func TestProblems(t *testing.T) {
 					k.Refuse(name, tt.err)
 				}
 			}
-			r := Apply(t.Context(), k, defaults())
+			r := Apply(t.Context(), k, configuration(t, nil))
 			if len(r.Problems) != len(tt.want) {
 				t.Fatalf("problems %v; want %d", r.Problems, len(tt.want))
 			}
@@ -181,7 +206,7 @@ func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	k := sysctltest.NewFake(fresh())
-	if r := Apply(ctx, k, defaults()); len(r.Changes)+len(r.Problems)+len(k.Writes()) > 0 {
+	if r := Apply(ctx, k, configuration(t, nil)); len(r.Changes)+len(r.Problems)+len(k.Writes()) > 0 {
 		t.Errorf("report %v, writes %v; want nothing", r, k.Writes())
 	}
 }
@@ -215,14 +240,18 @@ func TestKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := Settings{Conntrack: Conntrack{
-		MaxPerCore:   Wish[int]{Value: 1},
-		Min:          Wish[int]{Value: limit + 4*hash}, // more than there is room for
-		TCPBeLiberal: true,
-		UDP:          Wish[time.Duration]{Value: time.Duration(udp+5) * time.Second},
-		UDPStream:    Wish[time.Duration]{Value: time.Second},
-	}}
-	r := Apply(t.Context(), k, s)
+	score, err := sysctl.ReadInt(k, oomScoreAdj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := nothing(asks{
+		"conntrack.maxPerCore":   int32(1),
+		"conntrack.min":          int32(limit + 4*hash), // more than there is room for
+		"conntrack.tcpBeLiberal": true,
+		"conntrack.udpTimeout":   time.Duration(udp+5) * time.Second,
+		"oomScoreAdj":            int32(score),
+	})
+	r := Apply(t.Context(), k, configuration(t, fields))
 	want := []Change{{tcpBeLiberal, 0, 1}, {udpTimeout, udp, udp + 5}}
 	if diff := cmp.Diff(want, r.Changes); diff != "" {
 		t.Errorf("changes mismatch (-want +got):\n%s", diff)
@@ -236,7 +265,8 @@ func TestKernel(t *testing.T) {
 	if now, err := sysctl.ReadInt(k, conntrackHash); now != hash || err != nil {
 		t.Errorf("%s is %d, error %v; want %d, since the size could not be changed", conntrackHash, now, err, hash)
 	}
-	again := Apply(t.Context(), k, Settings{Conntrack: Conntrack{TCPBeLiberal: true, UDP: s.Conntrack.UDP}})
+	fields["conntrack.maxPerCore"] = int32(0)
+	again := Apply(t.Context(), k, configuration(t, fields))
 	if len(again.Changes)+len(again.Problems) > 0 {
 		t.Errorf("a second time: %v", again)
 	}

@@ -3,6 +3,6 @@
 //
 // What an administrator has set is not lowered unless the configuration says so
 // in so many words, and what cannot be written is a [Problem] to report, never
-// a reason not to proxy. The package knows neither flags nor Kubernetes objects,
-// and leaves everything else of the host (ip_forward, for one) as it is.
+// a reason not to proxy. The package reads a configuration, not flags, and
+// leaves everything else of the host (ip_forward, for one) as it is.
 package platform

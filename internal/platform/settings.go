@@ -1,31 +1,11 @@
 package platform
 
 import (
+	"reflect"
 	"time"
+
+	"sluice/internal/config"
 )
-
-// Settings are what the host should be like. The zero value leaves it as it is.
-type Settings struct {
-	Conntrack   Conntrack
-	OOMScoreAdj *int // of this process; nil: as it is
-}
-
-// Conntrack are the sizes and time-outs of connection tracking.
-type Conntrack struct {
-	MaxPerCore     Wish[int] // flows for each CPU
-	Min            Wish[int] // flows at least, if MaxPerCore is wished for at all
-	TCPEstablished Wish[time.Duration]
-	TCPCloseWait   Wish[time.Duration]
-	TCPBeLiberal   bool // take packets outside the window for valid; false: as it is
-	UDP            Wish[time.Duration]
-	UDPStream      Wish[time.Duration]
-}
-
-// Wish is what a setting should be. Zero leaves it as it is.
-type Wish[T int | time.Duration] struct {
-	Value    T
-	Explicit bool // somebody asked for exactly this: it may lower what is there
-}
 
 // The settings that may be changed.
 const (
@@ -39,6 +19,16 @@ const (
 	oomScoreAdj    = "/proc/self/oom_score_adj"
 )
 
+// ofFields are the settings that a field of the configuration is for. Zero
+// leaves the host's.
+var ofFields = []struct{ field, name string }{
+	{"conntrack.tcpEstablishedTimeout", tcpEstablished},
+	{"conntrack.tcpCloseWaitTimeout", tcpCloseWait},
+	{"conntrack.tcpBeLiberal", tcpBeLiberal},
+	{"conntrack.udpTimeout", udpTimeout},
+	{"conntrack.udpStreamTimeout", udpStream},
+}
+
 // maxFlows is the most that a number of CPUs alone can ask for: the table of a
 // machine with hundreds of them would take gigabytes.
 const maxFlows = 1 << 20
@@ -47,43 +37,41 @@ const maxFlows = 1 << 20
 type setting struct {
 	name     string
 	want     int
-	mayLower bool
+	mayLower bool     // somebody asked for exactly this
 	then     *setting // once that is so
 }
 
 // plan returns the settings to bring about, in order.
-func (s Settings) plan(cpus int) []setting {
+func plan(c *config.Configuration, cpus int) []setting {
 	var out []setting
-	if want, mayLower := s.Conntrack.max(cpus); want > 0 {
+	if want, mayLower := flows(c, cpus); want > 0 {
 		// With fewer than a bucket for four flows lookups grow slow.
 		out = append(out, setting{conntrackMax, want, mayLower, &setting{name: conntrackHash, want: want / 4}})
 	}
-	timeout := func(name string, w Wish[time.Duration]) {
-		if w.Value > 0 {
-			seconds := int((w.Value + time.Second - 1) / time.Second)
-			out = append(out, setting{name: name, want: seconds, mayLower: w.Explicit})
+	for _, f := range ofFields {
+		if want := number(config.At(c.Object, f.field)); want > 0 {
+			out = append(out, setting{name: f.name, want: want, mayLower: c.Explicit(f.field)})
 		}
 	}
-	timeout(tcpEstablished, s.Conntrack.TCPEstablished)
-	timeout(tcpCloseWait, s.Conntrack.TCPCloseWait)
-	if s.Conntrack.TCPBeLiberal {
-		out = append(out, setting{name: tcpBeLiberal, want: 1})
-	}
-	timeout(udpTimeout, s.Conntrack.UDP)
-	timeout(udpStream, s.Conntrack.UDPStream)
-	if s.OOMScoreAdj != nil {
-		out = append(out, setting{name: oomScoreAdj, want: *s.OOMScoreAdj, mayLower: true})
-	}
-	return out
+	return append(out, setting{name: oomScoreAdj, want: int(*c.Object.OOMScoreAdj), mayLower: true})
 }
 
-// max returns how many flows to make room for, and whether there may be more
+// number returns what to write for a switch or a time, which is in seconds,
+// rounded up.
+func number(v reflect.Value) int {
+	if v = reflect.Indirect(v); v.Kind() == reflect.Bool {
+		return map[bool]int{true: 1}[v.Bool()]
+	}
+	return int((time.Duration(v.Field(0).Int()) + time.Second - 1) / time.Second)
+}
+
+// flows returns how many flows to make room for, and whether there may be more
 // room than that now.
-func (c *Conntrack) max(cpus int) (flows int, mayLower bool) {
-	if c.MaxPerCore.Value <= 0 {
+func flows(c *config.Configuration, cpus int) (n int, mayLower bool) {
+	perCore, least := int(*c.Object.Conntrack.MaxPerCore), int(*c.Object.Conntrack.Min)
+	if perCore <= 0 {
 		return 0, false
 	}
-	scaled := c.MaxPerCore.Value * cpus
-	flows = max(min(scaled, maxFlows), c.Min.Value)
-	return flows, c.MaxPerCore.Explicit && scaled <= maxFlows
+	scaled := perCore * cpus
+	return max(min(scaled, maxFlows), least), c.Explicit("conntrack.maxPerCore") && scaled <= maxFlows
 }
