@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -133,19 +134,15 @@ var live = []string{
 // first what a running daemon can take over.
 func Changes(old, now *Configuration) []Change {
 	before, after := old.meaning(), now.meaning()
+	all := maps.Clone(before)
+	maps.Copy(all, after)
 	var out []Change
-	compare := func(field string, live bool) {
+	for _, field := range slices.Concat(live, slices.Sorted(maps.Keys(all))) {
 		if before[field] != after[field] {
-			out = append(out, Change{field, before[field], after[field], live})
+			out = append(out, Change{field, before[field], after[field], slices.Contains(live, field)})
 		}
 		delete(before, field)
 		delete(after, field)
-	}
-	for _, field := range live {
-		compare(field, true)
-	}
-	for _, field := range sortedKeys(before, after) {
-		compare(field, false)
 	}
 	return out
 }

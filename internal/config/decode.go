@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -107,13 +105,4 @@ func flatten(o *v1alpha1.KubeProxyConfiguration) map[string]string {
 	}
 	add("", tree)
 	return out
-}
-
-// sortedKeys returns the keys of maps, each once.
-func sortedKeys(list ...map[string]string) []string {
-	all := map[string]string{}
-	for _, m := range list {
-		maps.Copy(all, m)
-	}
-	return slices.Sorted(maps.Keys(all))
 }

@@ -62,38 +62,34 @@ func ParseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
+// words stand for addresses.
+var words = map[string][]string{Primary: nil, Localhost: {"127.0.0.0/8", "::1/128"}, All: {"0.0.0.0/0", "::/0"}}
+
 // ParseNodePortAddresses reads a list of CIDRs and of the words primary,
 // localhost and all, in any combination. An empty list is every local address.
 func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
-	given := strings.Join(list, ",")
-	var out NodePortAddresses
-	for i, item := range list {
-		var ranges []string
-		switch item {
-		case Primary:
-			out.Primary = true
-		case Localhost:
-			ranges = []string{"127.0.0.0/8", "::1/128"}
-		case All:
-			ranges = []string{"0.0.0.0/0", "::/0"}
-		default:
-			p, ok := parsePrefix(item)
-			if !ok {
-				return NodePortAddresses{}, wrong("nodePortAddresses", given,
-					"%q is neither a CIDR like 192.0.2.0/24 nor one of the words %s, %s and %s", item, Primary, Localhost, All)
-			}
-			out.CIDRs = append(out.CIDRs, p)
-			continue
-		}
-		if slices.Contains(list[:i], item) {
-			return NodePortAddresses{}, wrong("nodePortAddresses", given, "%q is there twice", item)
-		}
-		for _, r := range ranges {
-			out.CIDRs = append(out.CIDRs, netip.MustParsePrefix(r))
-		}
+	fail := func(format string, args ...any) (NodePortAddresses, error) {
+		return NodePortAddresses{}, wrong("nodePortAddresses", strings.Join(list, ","), format, args...)
 	}
 	if len(list) == 1 && list[0] == All {
 		return NodePortAddresses{}, nil
+	}
+	out := NodePortAddresses{Primary: slices.Contains(list, Primary)}
+	for i, item := range list {
+		ranges, word := words[item]
+		if word && slices.Contains(list[:i], item) {
+			return fail("%q is there twice", item)
+		}
+		if !word {
+			ranges = []string{item}
+		}
+		for _, r := range ranges {
+			p, ok := parsePrefix(r)
+			if !ok {
+				return fail("%q is neither a CIDR like 192.0.2.0/24 nor one of the words %s, %s and %s", item, Primary, Localhost, All)
+			}
+			out.CIDRs = append(out.CIDRs, p)
+		}
 	}
 	return out, nil
 }
