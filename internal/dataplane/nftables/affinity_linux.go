@@ -3,7 +3,9 @@ package nftables
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"sluice/internal/proxy"
 )
@@ -17,35 +19,23 @@ import (
 // second for its Local list. The first id of a half is the list's number, so
 // that a mask makes it from any id: a packet has one word to carry either.
 const (
-	scratchBit  = 1 << 31 // set in all that we put into a packet's priority
-	smallBlocks = scratchBit
-	largeBlocks = smallBlocks + 1<<30
-	firstClass  = largeBlocks + 1<<29 // what is no id: numbers of classes
-	slots       = firstClass + 1<<28  // and slots
-	localSlots  = slots + 1<<27
-	smallHalf   = 1 << 11
-	largeHalf   = 1 << 17
-	// smallLists bounds the lists in small blocks: half of the ids remain, so
-	// that one is not given again soon, and a list that is replaced has ids for
-	// its old and its new endpoints. The first id of a half is no endpoint's.
-	smallLists = (smallHalf - 1) / 2
-	largeLists = (largeHalf - 1) / 2
+	scratchBit = 1 << 31                    // set in all that we put into a packet's priority
+	firstClass = scratchBit + 1<<30 + 1<<29 // what is no id: numbers of classes
+	slots      = firstClass + 1<<28         // and slots
+	localSlots = slots + 1<<27
+	halfBlock  = 1 << 15
+	blockSize  = 2 * halfBlock // there are 24,576 of them
+	// maxList bounds a list: half of the ids remain, so that one is not given
+	// again soon, and a list that is replaced has ids for its old and its new
+	// endpoints. The first id of a half is no endpoint's.
+	maxList = (halfBlock - 1) / 2
+	// listMask makes the number of its list from an id.
+	listMask = ^uint32(halfBlock - 1)
 )
-
-// half returns the number of ids in half a block.
-func half(large bool) uint32 {
-	if large {
-		return largeHalf
-	}
-	return smallHalf
-}
-
-func blockSize(large bool) uint32 { return 2 * half(large) }
 
 // block is the ids of a row.
 type block struct {
 	base  uint32
-	half  uint32
 	lists [2]idList // by scope
 }
 
@@ -56,74 +46,42 @@ type idList struct {
 	last uint32 // the id given last, counted from the list's number
 }
 
-// blockKey tells blocks apart. While a row moves to a larger block it has two.
-type blockKey struct {
-	proxy.PortKey
-	large bool
-}
-
 // blocks are the blocks of a table.
 type blocks struct {
-	byRow map[blockKey]*block
+	byRow map[proxy.PortKey]*block
 	taken map[uint32]bool // by base
-	next  map[bool]uint32 // by size: where to look for a free one
+	next  uint32          // where to look for a free one
 }
 
 func newBlocks() *blocks {
-	return &blocks{
-		byRow: map[blockKey]*block{}, taken: map[uint32]bool{},
-		next: map[bool]uint32{false: smallBlocks, true: largeBlocks},
-	}
+	return &blocks{byRow: map[proxy.PortKey]*block{}, taken: map[uint32]bool{}, next: scratchBit}
 }
 
 // of returns a row's block, or nil if it has no session affinity.
 func (bs *blocks) of(sp *proxy.ServicePort) (*block, error) {
-	if sp == nil || sp.Affinity == 0 {
+	if sp.Affinity == 0 {
 		return nil, nil
 	}
-	key := keyOfBlock(sp)
-	if b := bs.byRow[key]; b != nil {
+	if n := max(len(sp.Cluster), len(sp.Local)); n > maxList {
+		return nil, fmt.Errorf("%d endpoints are too many for session affinity, which takes %d", n, maxList)
+	}
+	if b := bs.byRow[sp.Key]; b != nil {
 		return b, nil
 	}
-	if n := max(len(sp.Cluster), len(sp.Local)); n > largeLists {
-		return nil, fmt.Errorf("%d endpoints are too many for session affinity, which takes %d", n, largeLists)
-	}
-	base, err := bs.free(key.large)
-	if err != nil {
-		return nil, err
-	}
-	return bs.add(key, base), nil
-}
-
-func keyOfBlock(sp *proxy.ServicePort) blockKey {
-	return blockKey{sp.Key, max(len(sp.Cluster), len(sp.Local)) > smallLists}
-}
-
-// free returns the base of a block that no row has, and none had recently.
-func (bs *blocks) free(large bool) (uint32, error) {
-	first, end := blockRange(large)
-	for range (end - first) / blockSize(large) {
-		base := bs.next[large]
-		if bs.next[large] += blockSize(large); bs.next[large] == end {
-			bs.next[large] = first
+	for range (firstClass - scratchBit) / blockSize {
+		base := bs.next // no row had it recently
+		if bs.next += blockSize; bs.next == firstClass {
+			bs.next = scratchBit
 		}
 		if !bs.taken[base] {
-			return base, nil
+			return bs.add(sp.Key, base), nil
 		}
 	}
-	return 0, errors.New("too many Services with session affinity")
+	return nil, errors.New("too many Services with session affinity")
 }
 
-// blockRange returns where blocks of a size begin, and end.
-func blockRange(large bool) (first, end uint32) {
-	if large {
-		return largeBlocks, firstClass
-	}
-	return smallBlocks, largeBlocks
-}
-
-func (bs *blocks) add(key blockKey, base uint32) *block {
-	b := &block{base: base, half: half(key.large)}
+func (bs *blocks) add(key proxy.PortKey, base uint32) *block {
+	b := &block{base: base}
 	for scope := range b.lists {
 		b.lists[scope] = idList{ids: map[netip.AddrPort]uint32{}, used: map[uint32]bool{}}
 	}
@@ -131,20 +89,39 @@ func (bs *blocks) add(key blockKey, base uint32) *block {
 	return b
 }
 
-func (bs *blocks) remove(key blockKey) {
+func (bs *blocks) remove(key proxy.PortKey) {
 	if b := bs.byRow[key]; b != nil {
 		delete(bs.taken, b.base)
 		delete(bs.byRow, key)
 	}
 }
 
-// number returns the number of a list.
-func (b *block) number(scope proxy.Scope) uint32 {
-	if scope == proxy.ScopeLocal {
-		return b.base + b.half
+// trim drops the ids that a row does not have, and its block if the row, which
+// may be nil, has none.
+func (bs *blocks) trim(key proxy.PortKey, sp *proxy.ServicePort) {
+	b := bs.byRow[key]
+	if b == nil {
+		return
 	}
-	return b.base
+	if sp == nil || sp.Affinity == 0 {
+		bs.remove(key)
+		return
+	}
+	for _, scope := range scopes {
+		here := map[netip.AddrPort]bool{}
+		for _, e := range sp.List(scope) {
+			here[e.Addr] = true
+		}
+		for a := range b.lists[scope].ids {
+			if !here[a] {
+				b.drop(scope, a)
+			}
+		}
+	}
 }
+
+// number returns the number of a list.
+func (b *block) number(scope proxy.Scope) uint32 { return b.base + uint32(scope)*halfBlock }
 
 // id returns an endpoint's id in a list. It keeps it for as long as it is there.
 func (b *block) id(scope proxy.Scope, a netip.AddrPort) uint32 {
@@ -153,7 +130,7 @@ func (b *block) id(scope proxy.Scope, a netip.AddrPort) uint32 {
 		return id
 	}
 	for {
-		l.last = (l.last + 1) % b.half
+		l.last = (l.last + 1) % halfBlock
 		id := b.number(scope) + l.last
 		if l.last != 0 && !l.used[id] {
 			l.ids[a], l.used[id] = id, true
@@ -167,4 +144,22 @@ func (b *block) drop(scope proxy.Scope, a netip.AddrPort) {
 	l := &b.lists[scope]
 	delete(l.used, l.ids[a])
 	delete(l.ids, a)
+}
+
+// skip goes to where the most ids are free. An id is given again only after all
+// others, but which ones a former process gave last is not known. A client of
+// an endpoint that left then may be sent to the one that gets its id, instead of
+// to any.
+func (b *block) skip(scope proxy.Scope) {
+	ids := slices.Sorted(maps.Keys(b.lists[scope].used))
+	longest := uint32(0)
+	for i, id := range ids {
+		gap := halfBlock + ids[0] - id // to the first one, around the end
+		if i+1 < len(ids) {
+			gap = ids[i+1] - id
+		}
+		if gap > longest {
+			longest, b.lists[scope].last = gap, id-b.number(scope)
+		}
+	}
 }

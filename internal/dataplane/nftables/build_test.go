@@ -149,8 +149,8 @@ func randomRow(r *rand.Rand, i int) *proxy.ServicePort {
 		sp.Affinity = time.Duration(1+r.IntN(3)) * time.Hour
 	}
 	count, spread := r.IntN(5), 8
-	if r.IntN(30) == 0 { // about as many as fit a small block
-		count, spread = smallLists-1+r.IntN(4), 1200
+	if r.IntN(30) == 0 { // many
+		count, spread = 1000+r.IntN(4), 1200
 		sp.Frontends = sp.Frontends[:1]
 	} else {
 		for n := range r.IntN(4) * r.IntN(4) { // sometimes many
@@ -228,8 +228,8 @@ func (x *dumper) elements() (lines []string) {
 		x.each(m.lists, func(e nft.Element) {
 			if n := x.names[e.Data]; n == "" || n > fmt.Sprintf("list of %x", e.Key) {
 				base, _ := word(e.Data)
-				for i, half := range []uint32{0, smallHalf, largeHalf} {
-					x.names[string(hostWord(base+half))] = fmt.Sprintf("list of %x", e.Key) + []string{"", " local", " local"}[i]
+				for i, half := range []uint32{0, halfBlock} {
+					x.names[string(hostWord(base+half))] = fmt.Sprintf("list of %x", e.Key) + []string{"", " local"}[i]
 				}
 			}
 		})

@@ -42,23 +42,19 @@ func (t *table) classChains(c class) []*chain {
 	}
 	remember := t.rememberChain(c)
 	own.rules = append(own.rules,
-		t.rule().jump(toKnown+c.block()).comment("the client may have an endpoint"),
+		t.rule().jump(toKnown+c.list()).comment("the client may have an endpoint"),
 		t.rule().jump(remember.Name).comment("for longer"),
-		t.rule().jump(toLive+c.block()).comment("go there"),
+		t.rule().jump(toLive+c.list()).comment("go there"),
 		pick.jump(toID+c.list()).comment("choose an endpoint"),
 		t.rule().jump(remember.Name).comment("for the next time"),
-		t.rule().goTo(toChosen+c.block()).comment("go there"))
+		t.rule().goTo(toChosen+c.list()).comment("go there"))
 	return []*chain{own, remember}
 }
 
 // rememberChain notes the endpoint in the packet's priority, if there is one.
 func (t *table) rememberChain(c class) *chain {
-	name := toRemember + c.timeout.String()
-	if c.large {
-		name += "-large"
-	}
-	h := half(c.large)
-	out := t.chain(name, t.rule().priorityIsID(h).remember(t.affinity, ^(h-1), c.timeout).comment("the client's endpoint"))
+	out := t.chain(toRemember+c.timeout.String(),
+		t.rule().priorityIsID().remember(t.affinity, listMask, c.timeout).comment("the client's endpoint"))
 	out.rank = rankRemember
 	return out
 }
@@ -69,11 +65,7 @@ func (t *table) choices() (out []*chain) {
 		out = append(out, t.dnatChain(nodePort))
 		for _, scope := range scopes {
 			c := class{nodePort: nodePort, scope: scope}
-			out = append(out, t.slotChain(c), t.idChain(c))
-			for _, large := range []bool{false, true} {
-				c.large = large
-				out = append(out, t.knownChain(c), t.liveChain(c), t.chosenChain(c))
-			}
+			out = append(out, t.slotChain(c), t.idChain(c), t.knownChain(c), t.liveChain(c), t.chosenChain(c))
 		}
 	}
 	return out
@@ -97,24 +89,24 @@ func (t *table) slotChain(c class) *chain {
 
 // list puts the number of the list into the packet's priority.
 func (t *table) list(r *rule, c class) *rule {
-	m, h := t.frontends(c.nodePort), half(c.large)
+	m := t.frontends(c.nodePort)
 	r.frontend(m).priorityBy(m.lists)
 	if c.scope == proxy.ScopeLocal {
-		r.setPriority(^h, h)
+		r.setPriority(^uint32(halfBlock), halfBlock)
 	}
 	return r
 }
 
 func (t *table) knownChain(c class) *chain {
-	return t.chain(toKnown+c.block(),
+	return t.chain(toKnown+c.list(),
 		t.list(t.rule(), c).load(true).priority().priorityBy(t.affinity).comment("what the client is remembered for"))
 }
 
 func (t *table) liveChain(c class) *chain {
 	m := t.frontends(c.nodePort)
-	return t.chain(toLive+c.block(),
+	return t.chain(toLive+c.list(),
 		t.rule().jump(m.dnat).comment("the client's endpoint"),
-		t.list(t.rule().priorityHas(half(c.large)-1), c).forget(t.affinity).comment("it is gone"))
+		t.list(t.rule().priorityHas(halfBlock-1), c).forget(t.affinity).comment("it is gone"))
 }
 
 func (t *table) idChain(c class) *chain {
@@ -126,9 +118,9 @@ func (t *table) idChain(c class) *chain {
 }
 
 func (t *table) chosenChain(c class) *chain {
-	m, h := t.frontends(c.nodePort), half(c.large)
-	return t.chain(toChosen+c.block(),
-		t.rule().load(true).priority().bits(^(h-1), 0).priorityBy(t.affinity).comment("another packet may have been faster"),
+	m := t.frontends(c.nodePort)
+	return t.chain(toChosen+c.list(),
+		t.rule().load(true).priority().bits(listMask, 0).priorityBy(t.affinity).comment("another packet may have been faster"),
 		t.rule().jump(m.dnat).comment("the endpoint that was chosen"),
 		t.rule().slotToPriority(1, firstSlot(c.scope)).
 			frontend(m).priority().priorityBy(m.ids).goTo(m.dnat).comment(overtaken))

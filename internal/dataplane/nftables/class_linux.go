@@ -17,7 +17,6 @@ type class struct {
 	scope      proxy.Scope
 	count      int           // of endpoints; 0: there is none, and the packet stays as it is
 	timeout    time.Duration // how long a client is remembered; 0: not at all
-	large      bool          // the ids of the endpoints are in a large block
 	masquerade bool
 }
 
@@ -33,19 +32,11 @@ func (c class) list() string {
 	return name
 }
 
-// block is list, with the size of the blocks of ids.
-func (c class) block() string {
-	if c.large {
-		return c.list() + "-large"
-	}
-	return c.list()
-}
-
 // chain returns the name of the class's chain.
 func (c class) chain() string {
 	name := fmt.Sprintf("%s-%d", c.list(), c.count)
 	if c.timeout > 0 {
-		name = fmt.Sprintf("%s-%d-%v", c.block(), c.count, c.timeout)
+		name += "-" + c.timeout.String()
 	}
 	if c.masquerade {
 		return "masq-" + name

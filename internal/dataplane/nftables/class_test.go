@@ -154,7 +154,7 @@ func TestClassesReferToNoLargeMap(t *testing.T) {
 			{count: 3},
 			{count: 3, nodePort: true, scope: proxy.ScopeLocal, masquerade: true},
 			{count: 3, timeout: time.Hour},
-			{count: 5000, timeout: time.Hour, large: true, scope: proxy.ScopeLocal},
+			{count: 5000, timeout: time.Hour, scope: proxy.ScopeLocal},
 		} {
 			for i, ch := range tab.classChains(c) {
 				for _, r := range ch.rules {

@@ -360,7 +360,7 @@ func TestIDsAreStable(t *testing.T) {
 		t.Fatal(err)
 	}
 	ids := func() map[netip.AddrPort]uint32 {
-		return d.tables[0].blocks.byRow[blockKey{PortKey: last.Key}].lists[proxy.ScopeCluster].ids
+		return d.tables[0].blocks.byRow[last.Key].lists[proxy.ScopeCluster].ids
 	}
 	given := map[uint32]netip.AddrPort{}
 	for round := range 500 {

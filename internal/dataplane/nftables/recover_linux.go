@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -23,13 +22,13 @@ func (t *table) newRecovery(want *proxy.State) *recovery {
 		return nil
 	}
 	r := &recovery{t, map[frontID]*proxy.ServicePort{}}
-	for _, sp := range rowsOf(want, t.family) {
-		if sp.Affinity == 0 {
+	for key, sp := range want.Rows {
+		if key.Family != t.family || sp.Affinity == 0 {
 			continue
 		}
 		for _, f := range sp.Frontends {
 			m := t.frontends(f.Kind == proxy.NodePort)
-			r.owners[frontID{m, m.key(sp.Key.Protocol, f.Addr)}] = sp
+			r.owners[frontID{m, m.key(key.Protocol, f.Addr)}] = sp
 		}
 	}
 	return r
@@ -52,71 +51,35 @@ func (r *recovery) element(s *nft.Set, e nft.Element) {
 	for _, m := range []*frontendMaps{&r.t.addresses, &r.t.nodePorts} {
 		switch s {
 		case m.lists:
-			r.t.blocks.recover(r.owners[frontID{m, e.Key}], e.Data)
+			r.block(r.owners[frontID{m, e.Key}], e.Data)
 		case m.endpoints:
 			front, id := e.Key[:len(e.Key)-4], e.Key[len(e.Key)-4:]
-			r.t.blocks.recoverID(r.owners[frontID{m, front}], id, e.Data)
+			r.id(r.owners[frontID{m, front}], id, e.Data)
 		}
 	}
 }
 
-// end says that there are no more elements.
-func (r *recovery) end() {
-	if r == nil {
-		return
-	}
-	for _, b := range r.t.blocks.byRow {
-		for _, scope := range scopes {
-			b.lists[scope].last = longestGap(b.lists[scope].used, b.number(scope), b.half)
-		}
-	}
-}
-
-// longestGap returns the id, counted from the list's number, after which the
-// most ids are free. An id is given again only after all others, but which ones
-// a former process gave last is not known. A client of an endpoint that left
-// then may be sent to the one that gets its id, instead of to any.
-func longestGap(used map[uint32]bool, number, size uint32) (after uint32) {
-	ids := slices.Sorted(maps.Keys(used))
-	longest := uint32(0)
-	for i, id := range ids {
-		gap := size + ids[0] - id // to the first one, around the end
-		if i+1 < len(ids) {
-			gap = ids[i+1] - id
-		}
-		if gap > longest {
-			longest, after = gap, id-number
-		}
-	}
-	return after
-}
-
-// recover gives a row the block that the kernel has for one of its frontends.
-func (bs *blocks) recover(sp *proxy.ServicePort, data string) {
+// block gives a row the block that the kernel has for one of its frontends.
+func (r *recovery) block(sp *proxy.ServicePort, data string) {
 	base, ok := word(data)
-	if sp == nil || !ok || bs.taken[base] {
-		return
-	}
-	key := keyOfBlock(sp)
-	first, end := blockRange(key.large)
-	if bs.byRow[key] == nil && first <= base && base < end && base%blockSize(key.large) == 0 {
-		bs.add(key, base)
+	if bs := r.t.blocks; sp != nil && ok && !bs.taken[base] && bs.byRow[sp.Key] == nil &&
+		scratchBit <= base && base < firstClass && base%blockSize == 0 {
+		bs.add(sp.Key, base)
 	}
 }
 
-// recoverID gives an endpoint of a row the id that the kernel has for it.
-func (bs *blocks) recoverID(sp *proxy.ServicePort, idWord, data string) {
+// id gives an endpoint of a row the id that the kernel has for it.
+func (r *recovery) id(sp *proxy.ServicePort, idWord, data string) {
 	id, ok := word(idWord)
-	if sp == nil || !ok {
+	addr, isEndpoint := dataEndpoint(data)
+	if sp == nil || !ok || !isEndpoint {
 		return
 	}
-	b := bs.byRow[keyOfBlock(sp)]
-	if b == nil || id <= b.base || id-b.base >= 2*b.half || (id-b.base)%b.half == 0 {
+	b := r.t.blocks.byRow[sp.Key]
+	if b == nil || id < b.base || id-b.base >= blockSize || id%halfBlock == 0 {
 		return
 	}
-	scope := scopes[(id-b.base)/b.half]
-	addr, ok := dataEndpoint(data)
-	if l := &b.lists[scope]; ok && !l.used[id] && l.ids[addr] == 0 {
+	if l := &b.lists[(id-b.base)/halfBlock]; !l.used[id] && l.ids[addr] == 0 {
 		l.ids[addr], l.used[id] = id, true
 	}
 }
@@ -131,37 +94,14 @@ func dataEndpoint(data string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr, uint16(data[n])<<8|uint16(data[n+1])), ok
 }
 
-// keep drops the blocks and ids that no row has.
-func (bs *blocks) keep(rows []*proxy.ServicePort) {
-	wanted := map[blockKey]*proxy.ServicePort{}
-	for _, sp := range rows {
-		wanted[keyOfBlock(sp)] = sp
-	}
-	for key := range bs.byRow {
-		bs.trim(key, wanted[key])
-	}
-}
-
-// trim drops the ids of a block that a row does not have, and the block if the
-// row, which may be nil, has another one or none.
-func (bs *blocks) trim(key blockKey, sp *proxy.ServicePort) {
-	b := bs.byRow[key]
-	if b == nil {
+// end says that there are no more elements.
+func (r *recovery) end() {
+	if r == nil {
 		return
 	}
-	if sp == nil || sp.Affinity == 0 || keyOfBlock(sp) != key {
-		bs.remove(key)
-		return
-	}
-	for _, scope := range scopes {
-		here := map[netip.AddrPort]bool{}
-		for _, e := range sp.List(scope) {
-			here[e.Addr] = true
-		}
-		for a := range b.lists[scope].ids {
-			if !here[a] {
-				b.drop(scope, a)
-			}
+	for _, b := range r.t.blocks.byRow {
+		for _, scope := range scopes {
+			b.skip(scope)
 		}
 	}
 }

@@ -121,11 +121,7 @@ func (t *table) leadTo(f *front, s *nft.Set, c class) {
 
 // classOf returns the class of a route.
 func classOf(sp *proxy.ServicePort, k proxy.Kind, r proxy.Route, masquerade bool) class {
-	c := class{nodePort: k == proxy.NodePort, scope: r.Scope, count: len(r.To), masquerade: masquerade}
-	if sp.Affinity > 0 {
-		c.timeout, c.large = sp.Affinity, keyOfBlock(sp).large
-	}
-	return c
+	return class{nodePort: k == proxy.NodePort, scope: r.Scope, count: len(r.To), timeout: sp.Affinity, masquerade: masquerade}
 }
 
 // change gives what makes one form of a row the other. Its cost is that of the
@@ -135,7 +131,7 @@ func (t *table) change(old, cur differ.Row, out *changes, syncing bool) error {
 	if cur.ServicePort != nil && cur.Affinity > 0 && !syncing {
 		out.Then(func(written bool) {
 			if !written {
-				t.blocks.trim(keyOfBlock(cur.ServicePort), old.ServicePort)
+				t.blocks.trim(cur.Key, old.ServicePort)
 			}
 		})
 	}
@@ -157,7 +153,7 @@ func (t *table) change(old, cur differ.Row, out *changes, syncing bool) error {
 	if was.block != nil {
 		out.Then(func(written bool) {
 			if written {
-				t.blocks.remove(keyOfBlock(old.ServicePort))
+				t.blocks.remove(old.Key)
 			}
 		})
 	}

@@ -206,8 +206,8 @@ func (r *rule) slotToPriority(n, offset uint32) *rule {
 
 // priorityIsID matches if the packet's priority is the id of an endpoint, and not
 // the number of a list, a class or a slot.
-func (r *rule) priorityIsID(half uint32) *rule {
-	return r.priority().bits(firstClass, 0).isNot(hostWord(firstClass)).priorityHas(half - 1)
+func (r *rule) priorityIsID() *rule {
+	return r.priority().bits(firstClass, 0).isNot(hostWord(firstClass)).priorityHas(halfBlock - 1)
 }
 
 // priorityIsSlot matches if the packet's priority is the number of a slot.

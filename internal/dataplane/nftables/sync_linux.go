@@ -58,8 +58,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	for _, t := range d.tables {
 		t.recovered = true // from here on memory is right
 		for key := range refused {
-			t.blocks.remove(blockKey{key, false})
-			t.blocks.remove(blockKey{key, true})
+			t.blocks.remove(key)
 		}
 		for c := range t.classes.numbers {
 			if !d.differ.Wanted(t.classElement(c)) {
@@ -162,7 +161,9 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 				return false, err
 			}
 		}
-		t.blocks.keep(rowsOf(want, t.family))
+		for key := range t.blocks.byRow {
+			t.blocks.trim(key, want.Rows[key])
+		}
 		theirs, err := d.conn.List(ctx, nft.Table{Family: t.Table.Family, Name: kubeProxyTable})
 		if err != nil {
 			return false, err
@@ -214,14 +215,4 @@ func (t *table) fits(l *nft.Listing) bool {
 		}
 	}
 	return !l.Dormant
-}
-
-func rowsOf(s *proxy.State, f proxy.Family) []*proxy.ServicePort {
-	rows := make([]*proxy.ServicePort, 0, len(s.Rows))
-	for key, sp := range s.Rows {
-		if key.Family == f {
-			rows = append(rows, sp)
-		}
-	}
-	return rows
 }
