@@ -138,8 +138,7 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	})
 	if s.flows != nil {
 		s.conntrack = conntrack.New(conntrack.Settings{
-			Flows: s.flows, LocalAddrs: conntrack.LocalAddrs,
-			Passed: func(p conntrack.Pass) { m.ConntrackReconciled(p.Family, p.Elapsed, p.Deleted) },
+			Flows: s.flows, LocalAddrs: link.Conn{}.List, Passed: m.ConntrackReconciled,
 		})
 	}
 	e := engine.New(engine.Settings{

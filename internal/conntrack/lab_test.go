@@ -19,6 +19,7 @@ import (
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ct"
+	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 	"sluice/internal/resolve"
@@ -114,7 +115,7 @@ func (s *stage) open() {
 	}))
 	s.rec = New(Settings{Flows: flows, LocalAddrs: func() (addrs []netip.Addr, err error) {
 		err = s.Node().Do(func() error {
-			addrs, err = LocalAddrs()
+			addrs, err = link.Conn{}.List()
 			return err
 		})
 		return addrs, err

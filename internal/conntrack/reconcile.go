@@ -36,22 +36,19 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	r.mu.Unlock()
 	var errs []error
 	for _, family := range proxy.Families {
-		if len(filters[family]) == 0 {
-			continue
+		start, looked, deleted := time.Now(), false, 0
+		for _, protocol := range []proxy.Protocol{proxy.UDP, proxy.SCTP} {
+			if by := filterOf(family, protocol); filters[by] {
+				n, err := r.end(ctx, by, &j)
+				looked, deleted, errs = true, deleted+n, append(errs, err)
+			}
 		}
-		p := Pass{Family: family}
-		start := time.Now()
-		for _, by := range filters[family] {
-			n, err := r.end(ctx, by, &j)
-			p.Deleted += n
-			errs = append(errs, err)
+		elapsed := time.Since(start)
+		if looked && r.settings.Passed != nil {
+			r.settings.Passed(family, elapsed, deleted)
 		}
-		p.Elapsed = time.Since(start)
-		if r.settings.Passed != nil {
-			r.settings.Passed(p)
-		}
-		if p.Deleted > 0 {
-			klog.FromContext(ctx).V(2).Info("Ended stale flows", "family", family, "flows", p.Deleted, "elapsed", p.Elapsed)
+		if deleted > 0 {
+			klog.FromContext(ctx).V(2).Info("Ended stale flows", "family", family, "flows", deleted, "elapsed", elapsed)
 		}
 	}
 	return errors.Join(errs...)

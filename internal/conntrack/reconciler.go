@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"context"
-	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -33,14 +32,10 @@ const (
 type Settings struct {
 	Flows      ct.Interface                 // the Reconciler's alone from now on
 	LocalAddrs func() ([]netip.Addr, error) // the node's own addresses, asked for at every pass
-	Passed     func(Pass)                   // told of every pass; nil: nobody is
-}
 
-// Pass is what was done for one family.
-type Pass struct {
-	Family  proxy.Family
-	Elapsed time.Duration
-	Deleted int // flows
+	// Passed is told how long every pass took for a family, and how many flows it
+	// deleted; nil: nobody is.
+	Passed func(f proxy.Family, took time.Duration, deleted int)
 }
 
 // Reconciler ends stale flows. It is an observer of the engine.
@@ -59,23 +54,6 @@ func New(s Settings) *Reconciler {
 	return &Reconciler{settings: s, wake: make(chan struct{}, 1), watch: newWatch(), retry: retryMin}
 }
 
-// LocalAddrs returns the addresses of the calling thread's network namespace.
-func LocalAddrs() ([]netip.Addr, error) {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, err
-	}
-	var out []netip.Addr
-	for _, a := range all {
-		if n, ok := a.(*net.IPNet); ok {
-			if addr, ok := netip.AddrFromSlice(n.IP); ok {
-				out = append(out, addr.Unmap())
-			}
-		}
-	}
-	return out, nil
-}
-
 // Applying notes a step before it is written. A write takes its time, family by
 // family, and until it is known to have ended well the kernel may do either:
 // what the rows were, or what they become.
@@ -89,11 +67,11 @@ func (r *Reconciler) Applying(d *proxy.Delta) {
 // leaves the flows to Run.
 func (r *Reconciler) Applied(node *proxy.Node, d *proxy.Delta, full bool) {
 	r.mu.Lock()
-	concerns := r.watch.learn(node, d, full, time.Now())
-	r.mu.Unlock()
-	if !concerns {
+	defer r.mu.Unlock()
+	if r.watch.learn(node, d, full, time.Now()); !r.watch.more {
 		return
 	}
+	r.watch.more = false
 	select {
 	case r.wake <- struct{}{}:
 	default:

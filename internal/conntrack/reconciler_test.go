@@ -18,6 +18,7 @@ import (
 
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/ct/cttest"
+	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 )
 
@@ -100,13 +101,20 @@ func nodeWith(prefixes ...string) *proxy.Node {
 	return n
 }
 
+// pass is what was done for one family.
+type pass struct {
+	Family  proxy.Family
+	Elapsed time.Duration
+	Deleted int
+}
+
 // bench is a Reconciler on a Fake, running in fake time.
 type bench struct {
 	t      *testing.T
 	rec    *Reconciler
 	kernel *cttest.Fake
 	state  *proxy.State
-	passes []Pass
+	passes []pass
 	log    func() string
 }
 
@@ -125,7 +133,9 @@ func run(t *testing.T, play func(*bench)) {
 				}
 				return out, nil
 			},
-			Passed: func(p Pass) { b.passes = append(b.passes, p) },
+			Passed: func(f proxy.Family, took time.Duration, deleted int) {
+				b.passes = append(b.passes, pass{f, took, deleted})
+			},
 		})
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(4)))
 		b.log = func() string { return logger.GetSink().(ktesting.Underlier).GetBuffer().String() }
@@ -344,7 +354,7 @@ func TestStart(t *testing.T) {
 		if c := b.kernel.Reset(); c.Dumps != 2 || c.Deletes != 5 {
 			t.Errorf("%d dumps, %d deletions; want 2, 5", c.Dumps, c.Deletes)
 		}
-		want := []Pass{{proxy.IPv4, 0, 4}, {proxy.IPv6, 0, 1}}
+		want := []pass{{proxy.IPv4, 0, 4}, {proxy.IPv6, 0, 1}}
 		if diff := cmp.Diff(want, b.passes); diff != "" {
 			t.Errorf("passes mismatch (-want +got):\n%s", diff)
 		}
@@ -627,7 +637,7 @@ func TestLog(t *testing.T) {
 
 // TestLocalAddrs has loopback among them.
 func TestLocalAddrs(t *testing.T) {
-	addrs, err := LocalAddrs()
+	addrs, err := link.Conn{}.List()
 	if err != nil || !slices.Contains(addrs, netip.MustParseAddr("127.0.0.1")) {
 		t.Errorf("addresses %v, error %v", addrs, err)
 	}

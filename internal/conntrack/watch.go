@@ -52,6 +52,7 @@ type watch struct {
 	node      *proxy.Node
 	former    []netip.Prefix // that took NodePorts when some watched frontend was written
 	writing   *writing       // the write that is under way; nil: none is
+	more      bool           // there is more to look at than there was
 	forgotten int            // frontends without an owner that were watched, and are not any more for want of room
 }
 
@@ -115,14 +116,12 @@ func eachFrontend(sp *proxy.ServicePort, do func(frontend, proxy.Kind)) {
 	}
 }
 
-// learn takes a step that was written, and reports whether it concerns any
-// flow. After a full sync everything is looked at: somebody may have taken our
-// rules away, and flows have begun without them.
-func (w *watch) learn(node *proxy.Node, d *proxy.Delta, full bool, now time.Time) bool {
-	concerns := w.learnNode(node, now)
+// learn takes a step that was written. After a full sync everything is looked
+// at: somebody may have taken our rules away, and flows have begun without them.
+func (w *watch) learn(node *proxy.Node, d *proxy.Delta, full bool, now time.Time) {
+	w.learnNode(node, now)
 	if w.writing != nil && w.writing.unsure {
 		w.watchAll(now.Add(watchTime))
-		concerns = true
 	}
 	w.writing = nil
 	// A frontend may move from one row to another in one step.
@@ -139,22 +138,19 @@ func (w *watch) learn(node *proxy.Node, d *proxy.Delta, full bool, now time.Time
 			until := func(f frontend, _ proxy.Kind) { w.extend(f, now.Add(watchTime)) }
 			eachFrontend(old, until)
 			eachFrontend(cur, until)
-			concerns = true
 		}
 	}
 	if full && len(w.owners) > 0 {
 		w.watchAll(now)
-		concerns = true
 	}
-	return concerns
 }
 
 // learnNode watches all NodePorts when other addresses take them.
-func (w *watch) learnNode(n *proxy.Node, now time.Time) bool {
+func (w *watch) learnNode(n *proxy.Node, now time.Time) {
 	was := w.node.NodePorts
 	w.node = n
 	if slices.Equal(was, n.NodePorts) {
-		return false
+		return
 	}
 	for _, p := range was {
 		if !slices.Contains(w.former, p) {
@@ -162,20 +158,18 @@ func (w *watch) learnNode(n *proxy.Node, now time.Time) bool {
 		}
 	}
 	w.former = w.former[max(0, len(w.former)-maxFormer):]
-	concerns := false
 	for f, o := range w.owners {
 		if o.kind == proxy.NodePort {
 			w.extend(f, now.Add(watchTime))
-			concerns = true
 		}
 	}
-	return concerns
 }
 
 // extend watches a frontend until a time. When there is no more room, all that
 // have an owner are watched together; those that have none must be known one by
 // one, since only that tells their flows from somebody else's.
 func (w *watch) extend(f frontend, to time.Time) {
+	w.more = true
 	if to.After(w.until[f]) {
 		w.until[f] = to
 	}
@@ -195,6 +189,7 @@ func (w *watch) extend(f frontend, to time.Time) {
 
 // watchAll watches every frontend that has an owner until a time.
 func (w *watch) watchAll(to time.Time) {
+	w.more = true
 	if to.After(w.all) {
 		w.all = to
 	}
@@ -209,16 +204,10 @@ func (w *watch) watches(f frontend) bool {
 	return ok
 }
 
-// filters returns which flows to look at, by family.
-func (w *watch) filters() map[proxy.Family][]ct.Filter {
-	filters := map[proxy.Family][]ct.Filter{}
-	add := func(f frontend) {
-		family := proxy.FamilyOf(f.addr.Addr())
-		by := ct.Filter{IPv6: family == proxy.IPv6, Protocol: uint8(f.protocol)}
-		if !slices.Contains(filters[family], by) {
-			filters[family] = append(filters[family], by)
-		}
-	}
+// filters returns which flows to look at.
+func (w *watch) filters() map[ct.Filter]bool {
+	filters := map[ct.Filter]bool{}
+	add := func(f frontend) { filters[filterOf(proxy.FamilyOf(f.addr.Addr()), f.protocol)] = true }
 	for f := range w.until {
 		add(f)
 	}
@@ -228,6 +217,10 @@ func (w *watch) filters() map[proxy.Family][]ct.Filter {
 		}
 	}
 	return filters
+}
+
+func filterOf(f proxy.Family, p proxy.Protocol) ct.Filter {
+	return ct.Filter{IPv6: f == proxy.IPv6, Protocol: uint8(p)}
 }
 
 // direction is one direction of an untranslated flow.
