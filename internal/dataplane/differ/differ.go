@@ -17,7 +17,8 @@ type Differ[ID comparable, V any] struct {
 	mode Mode[ID, V]
 
 	// What is in force.
-	rows     map[proxy.PortKey]*proxy.ServicePort // nil: not known
+	rows     map[proxy.PortKey]Row  // nil: not known
+	stuck    map[proxy.PortKey]bool // those of them that were refused since, and may be as for an earlier node
 	checks   map[proxy.HealthCheckKey]*proxy.HealthCheck
 	node     *proxy.Node
 	constant map[ID]V
@@ -56,7 +57,10 @@ func (d *Differ[ID, V]) Apply(ctx context.Context, want *proxy.State, changed *p
 	for {
 		c := newChanges(&d.mode)
 		constant := d.render(c, want, changed, refused)
-		n, err := d.write(ctx, c)
+		n, err := 0, d.contested(want, changed, refused)
+		if err == nil {
+			n, err = d.write(ctx, c)
+		}
 		c.end(err == nil)
 		if err == nil {
 			d.applied(c, want, changed, refused)
@@ -96,16 +100,16 @@ func (d *Differ[ID, V]) render(c *Changes[ID, V], want *proxy.State, changed *pr
 	}
 	node := d.after(want, changed)
 	for _, key := range changed.Rows {
-		d.row(c, key, Row{d.rows[key], d.node}, Row{want.Rows[key], node}, refused)
+		d.row(c, key, d.rows[key], Row{want.Rows[key], node}, refused)
 	}
-	if d.mode.SameRows != nil && !d.mode.SameRows(d.node, node) {
+	if changed.Node && d.mode.SameRows != nil {
 		done := map[proxy.PortKey]bool{}
 		for _, key := range changed.Rows {
 			done[key] = true
 		}
-		for key, sp := range d.rows {
-			if !done[key] {
-				d.row(c, key, Row{sp, d.node}, Row{sp, node}, refused)
+		for key, r := range d.rows {
+			if !done[key] && !d.mode.SameRows(r.Node, node) {
+				d.row(c, key, r, Row{r.ServicePort, node}, refused)
 			}
 		}
 	}
@@ -115,6 +119,40 @@ func (d *Differ[ID, V]) render(c *Changes[ID, V], want *proxy.State, changed *pr
 	}
 	c.share(d.refs)
 	return constant
+}
+
+// contested asks for a Sync if a row is to get a frontend that a refused one has
+// in its earlier form: either would take it from the other later.
+func (d *Differ[ID, V]) contested(want *proxy.State, changed *proxy.Changed, refused proxy.Refused) error {
+	if len(d.stuck)+len(refused) == 0 {
+		return nil
+	}
+	held := map[proxy.Frontend][]proxy.PortKey{}
+	anyKind := func(f proxy.Frontend) proxy.Frontend { // two kinds cannot have the same address
+		if f.Kind != proxy.NodePort {
+			f.Kind = proxy.ClusterIP
+		}
+		return f
+	}
+	for _, key := range slices.AppendSeq(slices.Collect(maps.Keys(d.stuck)), maps.Keys(refused)) {
+		if old := d.rows[key].ServicePort; old != nil && (refused[key] != nil || !slices.Contains(changed.Rows, key)) {
+			for _, f := range old.Frontends {
+				held[anyKind(f)] = append(held[anyKind(f)], key)
+			}
+		}
+	}
+	for _, key := range changed.Rows {
+		if sp := want.Rows[key]; sp != nil && refused[key] == nil {
+			for _, f := range sp.Frontends {
+				for _, by := range held[anyKind(f)] {
+					if by.Protocol == key.Protocol {
+						return fmt.Errorf("%w: %v is to get a frontend of %v, which is refused", proxy.ErrNeedSync, key, by)
+					}
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // after returns the node as it is after some changes.
@@ -183,14 +221,26 @@ func (d *Differ[ID, V]) write(ctx context.Context, c *Changes[ID, V]) (n int, er
 
 // applied remembers what is in force now.
 func (d *Differ[ID, V]) applied(c *Changes[ID, V], want *proxy.State, changed *proxy.Changed, refused proxy.Refused) {
+	node := d.after(want, changed)
+	for key := range refused {
+		d.stuck[key] = true
+	}
 	for _, key := range changed.Rows {
 		if refused[key] != nil {
 			continue
 		}
+		delete(d.stuck, key)
 		if sp := want.Rows[key]; sp != nil {
-			d.rows[key] = sp
+			d.rows[key] = Row{sp, node}
 		} else {
 			delete(d.rows, key)
+		}
+	}
+	if changed.Node {
+		for key, r := range d.rows {
+			if refused[key] == nil {
+				d.rows[key] = Row{r.ServicePort, node}
+			}
 		}
 	}
 	for _, key := range changed.HealthChecks {
@@ -200,7 +250,7 @@ func (d *Differ[ID, V]) applied(c *Changes[ID, V], want *proxy.State, changed *p
 			delete(d.checks, key)
 		}
 	}
-	d.node = d.after(want, changed)
+	d.node = node
 	for id, u := range c.uses {
 		d.count(id, u)
 	}
@@ -266,10 +316,11 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 	}
 	constant := d.constants(c, want)
 	d.refs, d.idle = map[ID]int{}, map[ID]idle[V]{}
-	rows := maps.Clone(want.Rows)
-	for key, sp := range rows {
-		if d.row(c, key, Row{}, Row{sp, want.Node}, refused); refused[key] != nil {
-			delete(rows, key)
+	rows := make(map[proxy.PortKey]Row, len(want.Rows))
+	for key, sp := range want.Rows {
+		r := Row{sp, want.Node}
+		if d.row(c, key, Row{}, r, refused); refused[key] == nil {
+			rows[key] = r
 		}
 		if empty && c.size >= d.mode.Limit() {
 			if err := d.stream(ctx, c); err != nil {
@@ -287,6 +338,7 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 	for id, u := range c.uses {
 		d.count(id, u)
 	}
+	d.stuck = map[proxy.PortKey]bool{}
 	d.rows, d.checks, d.node, d.constant = rows, map[proxy.HealthCheckKey]*proxy.HealthCheck{}, want.Node, constant
 	maps.Copy(d.checks, want.HealthChecks)
 	return nil

@@ -179,6 +179,75 @@ func TestRefusedRowsAreLeftOut(t *testing.T) {
 	}
 }
 
+// TestRefusedRowsStayOnTheirNode has the kernel refuse a row when the node
+// changes: the row is written when it is tried again.
+func TestRefusedRowsStayOnTheirNode(t *testing.T) {
+	k := &kernel{objects: map[string]string{}, limit: 1 << 20}
+	d := New(k.mode())
+	s := proxy.NewState()
+	s.Rows[key(0)] = &proxy.ServicePort{Key: key(0), Frontends: []proxy.Frontend{{Addr: at(172, 0)}}}
+	if _, err := d.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	k.fail = func(c *Change[string, string]) error {
+		if strings.HasPrefix(c.ID, door) {
+			return errRefused
+		}
+		return nil
+	}
+	for _, name := range []string{"a", "b"} { // for the second, rows are the same as for the first
+		s.Node = &proxy.Node{Name: name, Zone: "zone-1"}
+		refused, err := d.Apply(t.Context(), s, &proxy.Changed{Node: true})
+		if err != nil || refused[key(0)] == nil {
+			t.Fatalf("refused %v, error %v; want the row refused", refused, err)
+		}
+	}
+	k.fail = nil
+	if refused, err := d.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{key(0)}}); err != nil || len(refused) > 0 {
+		t.Fatalf("refused %v, error %v", refused, err)
+	}
+	if got := k.objects[door+at(172, 0).String()]; !strings.HasSuffix(got, "zone-1") {
+		t.Errorf("the row is %q after it was tried again; want it as for the new node", got)
+	}
+}
+
+// TestFrontendsOfRefusedRows has a row take a frontend that a refused one keeps:
+// only a Sync can tell whose it is. The kernel would not, since the refused row
+// is written anew for the new node.
+func TestFrontendsOfRefusedRows(t *testing.T) {
+	for _, together := range []bool{true, false} {
+		k := &kernel{objects: map[string]string{}, limit: 1 << 20}
+		d := New(k.mode())
+		s := proxy.NewState()
+		f := []proxy.Frontend{{Addr: at(172, 0)}}
+		s.Rows[key(0)] = &proxy.ServicePort{Key: key(0), Frontends: f}
+		if _, err := d.Sync(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		s.Rows[key(0)] = &proxy.ServicePort{Key: key(0), Affinity: 1} // the mode cannot do it
+		change := &proxy.Changed{Rows: []proxy.PortKey{key(0)}}
+		if !together {
+			if refused, err := d.Apply(t.Context(), s, change); err != nil || refused[key(0)] == nil {
+				t.Fatalf("refused %v, error %v; want the row refused", refused, err)
+			}
+			change.Rows = nil
+		}
+		s.Rows[key(1)] = &proxy.ServicePort{Key: key(1), Frontends: f, Cluster: []proxy.Endpoint{{Addr: at(10, 0)}}}
+		s.Node = &proxy.Node{Zone: "zone-1"}
+		change.Rows, change.Node = append(change.Rows, key(1)), true
+		if _, err := d.Apply(t.Context(), s, change); !errors.Is(err, proxy.ErrNeedSync) {
+			t.Errorf("together %v: error %v; want one that asks for a Sync", together, err)
+		}
+		refused, err := d.Sync(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want(s, refused), k.objects); diff != "" {
+			t.Errorf("together %v (-want +got):\n%s", together, diff)
+		}
+	}
+}
+
 // TestCost has Apply touch what changed only, list nothing, and a second Sync
 // write nothing.
 func TestCost(t *testing.T) {
