@@ -2,8 +2,12 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
+	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -31,9 +35,9 @@ func initialise(ctx context.Context, c config.Configuration) error {
 	}
 	// The kernel loads what it needs for the probe, connection tracking among
 	// it, so that its settings are there to be set.
-	settings := dataplane.Settings{MasqueradeBit: uint8(c.MasqueradeBit)}
-	if settings.Families, err = mode.Probe(ctx, settings); err != nil {
-		return fmt.Errorf("probe mode %s: %w", c.Mode, err)
+	settings, err := probe(ctx, mode, c)
+	if err != nil {
+		return err
 	}
 	tune(ctx, c)
 	if err := mode.Prepare(ctx, settings, opensLoopback(c)); err != nil {
@@ -63,4 +67,35 @@ func tune(ctx context.Context, c config.Configuration) []platform.Problem {
 		logger.Info("Setting of the host is not as it should be", "problem", p.String())
 	}
 	return report.Problems
+}
+
+// nodeName returns the name of this node as its Node object has it: the
+// override if there is one, else the host's name.
+func nodeName(override string) (string, error) {
+	name := override
+	if name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("ask the host for its name (--hostname-override gives another): %w", err)
+		}
+		name = host
+	}
+	name = strings.ToLower(strings.TrimSpace(name))
+	if name == "" {
+		return "", errors.New("the host's name is blank (--hostname-override gives another)")
+	}
+	return name, nil
+}
+
+// hostFamilies returns the families that the host has switched on, and why one
+// is missing. A kernel without IPv6 and one that has it disabled are alike.
+func hostFamilies(proc fs.FS) (families []proxy.Family, missing string) {
+	if _, err := fs.Stat(proc, "net/if_inet6"); err != nil {
+		return []proxy.Family{proxy.IPv4}, "the kernel has no IPv6"
+	}
+	off, err := fs.ReadFile(proc, "sys/net/ipv6/conf/all/disable_ipv6")
+	if err == nil && strings.TrimSpace(string(off)) == "1" {
+		return []proxy.Family{proxy.IPv4}, "net.ipv6.conf.all.disable_ipv6 is 1"
+	}
+	return proxy.Families[:], ""
 }

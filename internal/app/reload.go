@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"sluice/internal/config"
+	"sluice/internal/dataplane"
 )
 
 const (
@@ -89,7 +90,11 @@ func (o *Options) newConfigWatcher(
 			if _, err := o.plan(c); err != nil {
 				return err
 			}
-			return probeMode(ctx, c)
+			mode, err := dataplane.Of(c.Mode)
+			if err == nil {
+				_, err = probe(ctx, mode, c)
+			}
+			return err
 		},
 		delay: func() time.Duration { return restartDelay(o.ConfigFile) },
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
@@ -27,32 +28,23 @@ func choose(ctx context.Context, modes []dataplane.Mode) (config.ProxyMode, erro
 	}
 	var reasons []string
 	for _, m := range modes {
-		if _, err := m.Probe(ctx, s); err != nil {
-			reasons = append(reasons, fmt.Sprintf("%s: %v", m.Name, err))
-			continue
+		_, err := m.Probe(ctx, s)
+		if err == nil {
+			klog.FromContext(ctx).Info("No proxy mode is set, took the best that the kernel can do",
+				append([]any{"mode", m.Name}, because(strings.Join(reasons, "; "))...)...)
+			return m.Name, nil
 		}
-		facts := []any{"mode", m.Name}
-		if len(reasons) > 0 {
-			facts = append(facts, "because", strings.Join(reasons, "; "))
-		}
-		klog.FromContext(ctx).Info("No proxy mode is set, took the best that the kernel can do", facts...)
-		return m.Name, nil
+		reasons = append(reasons, fmt.Sprintf("%s: %v", m.Name, err))
 	}
 	return "", fmt.Errorf("no proxy mode is set and the kernel can do none of ours: %s", strings.Join(reasons, "; "))
 }
 
-// probeMode says why this node cannot do the mode of a configuration; nil if it
-// can.
-func probeMode(ctx context.Context, c config.Configuration) error {
-	mode, err := dataplane.Of(c.Mode)
-	if err != nil {
-		return err
+// because is a reason for the log, if there is one.
+func because(reason string) []any {
+	if reason == "" {
+		return nil
 	}
-	families, _ := hostFamilies(os.DirFS("/proc"))
-	if _, err := mode.Probe(ctx, dataplane.Settings{Families: families, MasqueradeBit: uint8(c.MasqueradeBit)}); err != nil {
-		return fmt.Errorf("probe mode %s: %w", c.Mode, err)
-	}
-	return nil
+	return []any{"because", reason}
 }
 
 // neededMode returns the mode without which the host would lose traffic that it
@@ -75,31 +67,27 @@ func neededMode(ctx context.Context, modes []dataplane.Mode, s dataplane.Setting
 				"mode", m.Name, "because", why)
 			continue
 		}
-		logger.Info("No proxy mode is set, took the one that the host needs; where rules accept the traffic of Services, mode nftables can be set",
+		logger.Info("No proxy mode is set, took the one that the host needs; where rules accept the traffic of Services, another can be set",
 			"mode", m.Name, "because", why)
 		return m.Name
 	}
 	return ""
 }
 
-// probe returns the families that both the host and the mode can serve.
-func probe(ctx context.Context, mode dataplane.Mode, s dataplane.Settings) ([]proxy.Family, error) {
+// probe returns how to open the mode of a configuration: with the families that
+// both the host and the mode can serve.
+func probe(ctx context.Context, mode dataplane.Mode, c config.Configuration) (dataplane.Settings, error) {
 	host, missing := hostFamilies(os.DirFS("/proc"))
-	s.Families = host
+	s := dataplane.Settings{MasqueradeBit: uint8(c.MasqueradeBit), Families: host}
 	can, err := mode.Probe(ctx, s)
 	if err != nil {
-		return nil, err
+		return s, fmt.Errorf("probe mode %s: %w", mode.Name, err)
 	}
-	can = slices.DeleteFunc(slices.Clone(can), func(f proxy.Family) bool { return !slices.Contains(host, f) })
-	if len(can) == 0 {
-		return nil, fmt.Errorf("no family can be served: %s", missing)
+	s.Families = slices.DeleteFunc(slices.Clone(can), func(f proxy.Family) bool { return !slices.Contains(host, f) })
+	if len(s.Families) == 0 {
+		return s, fmt.Errorf("probe mode %s: no family can be served: %s", mode.Name, missing)
 	}
-	facts := []any{"families", fmt.Sprint(can)}
-	if missing != "" {
-		facts = append(facts, "because", missing)
-	}
-	klog.FromContext(ctx).Info("Serving", facts...)
-	return can, nil
+	return s, nil
 }
 
 // rules returns the rules by which rows are made.
@@ -135,22 +123,26 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 	return s, nil
 }
 
+// detectors are the ways of recognising our pods' traffic.
+var detectors = map[v1alpha1.LocalMode]resolve.DetectLocalMode{
+	config.LocalModeClusterCIDR:         resolve.DetectClusterCIDR,
+	config.LocalModeNodeCIDR:            resolve.DetectNodeCIDR,
+	config.LocalModeBridgeInterface:     resolve.DetectBridgeInterface,
+	config.LocalModeInterfaceNamePrefix: resolve.DetectInterfaceNamePrefix,
+}
+
 // detection sets how our pods' traffic is recognised.
 func (p plan) detection(ctx context.Context, s *resolve.Settings) {
-	c := p.config
-	switch c.Object.DetectLocalMode {
-	case config.LocalModeClusterCIDR:
-		s.DetectLocal = resolve.DetectClusterCIDR
-		if len(c.ClusterCIDRs) == 0 {
+	o := p.config.Object
+	s.DetectLocal = detectors[o.DetectLocalMode]
+	switch s.DetectLocal {
+	case resolve.DetectClusterCIDR:
+		if len(s.ClusterCIDRs) == 0 {
 			klog.FromContext(ctx).Info("Without a cluster CIDR pods cannot be told from other clients, ClusterIP traffic is not masqueraded")
 		}
-	case config.LocalModeNodeCIDR:
-		s.DetectLocal = resolve.DetectNodeCIDR
-	case config.LocalModeBridgeInterface:
-		s.DetectLocal, s.Interface = resolve.DetectBridgeInterface, c.Object.DetectLocal.BridgeInterface
-	case config.LocalModeInterfaceNamePrefix:
-		s.DetectLocal, s.Interface = resolve.DetectInterfaceNamePrefix, c.Object.DetectLocal.InterfaceNamePrefix
-	default:
-		panic(fmt.Sprintf("unknown detect-local mode %q", c.Object.DetectLocalMode))
+	case resolve.DetectBridgeInterface:
+		s.Interface = o.DetectLocal.BridgeInterface
+	case resolve.DetectInterfaceNamePrefix:
+		s.Interface = o.DetectLocal.InterfaceNamePrefix
 	}
 }

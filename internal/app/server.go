@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
@@ -85,12 +86,13 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &ProxyServer{plan: p}
-	settings := dataplane.Settings{MasqueradeBit: uint8(p.config.MasqueradeBit)}
-	if settings.Families, err = probe(ctx, mode, settings); err != nil {
-		return nil, fmt.Errorf("probe mode %s: %w", p.config.Mode, err)
+	settings, err := probe(ctx, mode, p.config)
+	if err != nil {
+		return nil, err
 	}
-	s.families = settings.Families
+	_, missing := hostFamilies(os.DirFS("/proc"))
+	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
+	s := &ProxyServer{plan: p, families: settings.Families}
 	rules, err := p.rules(ctx, s.families)
 	if err != nil {
 		return nil, err
