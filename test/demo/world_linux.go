@@ -1,0 +1,333 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/yaml"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+	"sluice/internal/source/manifest"
+)
+
+// manifests is a temporary folder with the manifests that the daemon serves.
+type manifests struct{ examples, dir string }
+
+// edit says how EndpointSlices differ from the examples.
+type edit struct {
+	title  string
+	remove []netip.Addr           // endpoints with these addresses
+	add    []discoveryv1.Endpoint // to every slice
+}
+
+// live is the folder that the daemon watches.
+func (m manifests) live() string { return filepath.Join(m.dir, "manifests") }
+
+// edited returns the examples, with their EndpointSlices edited and all else as
+// it is.
+func (m manifests) edited(e edit) (map[string][]byte, error) {
+	names, err := filepath.Glob(filepath.Join(m.examples, "*.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	out := map[string][]byte{}
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		documents := bytes.Split(text, []byte("\n---\n"))
+		for i, doc := range documents {
+			var slice discoveryv1.EndpointSlice
+			err := yaml.Unmarshal(doc, &slice)
+			if err == nil && slice.Kind == "EndpointSlice" && len(e.remove)+len(e.add) > 0 {
+				documents[i], err = yaml.Marshal(e.slice(&slice))
+			}
+			if err != nil {
+				return nil, fmt.Errorf("edit manifest %s: %w", name, err)
+			}
+		}
+		out[filepath.Base(name)] = bytes.Join(documents, []byte("\n---\n"))
+	}
+	return out, nil
+}
+
+func (e edit) slice(from *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	s := from.DeepCopy()
+	s.Endpoints = slices.DeleteFunc(s.Endpoints, func(ep discoveryv1.Endpoint) bool {
+		return slices.ContainsFunc(e.remove, func(a netip.Addr) bool { return slices.Contains(ep.Addresses, a.String()) })
+	})
+	s.Endpoints = append(s.Endpoints, e.add...)
+	return s
+}
+
+// publish puts the files that differ in their places, each in one step, so that
+// the daemon never sees half a file.
+func (m manifests) publish(files map[string][]byte) error {
+	for name, text := range files {
+		to, next := filepath.Join(m.live(), name), filepath.Join(m.dir, name)
+		if served, err := os.ReadFile(to); err == nil && bytes.Equal(text, served) {
+			continue
+		}
+		if err := os.WriteFile(next, text, 0o644); err != nil {
+			return err
+		}
+		if err := os.Rename(next, to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// What the manifests do not say about the demo's network.
+const (
+	clusterCIDR = "10.244.0.0/16"
+	bridgeAddr  = "10.244.0.1"
+	outsider    = "203.0.113.9"
+	laterAddr   = "10.244.1.14" // the pod that is added, on another node
+	laterNode   = "node-2"
+)
+
+// expectations is what the manifests make of requests, as the resolver and the
+// oracle see it.
+type expectations struct {
+	resolver *resolve.Resolver
+	slices   []*discoveryv1.EndpointSlice // as the examples have them
+	local    []netip.Addr                 // pods on the daemon's node, in order
+	clients  []client                     // a pod, the node and somebody outside
+}
+
+// client is where requests come from.
+type client struct {
+	name string
+	src  netip.Addr
+	in   string // the interface of the node that they come in by
+}
+
+// readExpectations reads a folder. The demo wants manifests without problems.
+func readExpectations(dir string) (*expectations, error) {
+	objects, problems, err := manifest.Load(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range problems {
+		if !p.Note {
+			return nil, fmt.Errorf("read manifests: %v", p)
+		}
+	}
+	if n := len(objects.Nodes); n != 1 {
+		return nil, fmt.Errorf("read manifests: %d Nodes, the demo needs one", n)
+	}
+	e := &expectations{slices: objects.EndpointSlices, resolver: resolve.New(resolve.Settings{
+		NodeName: objects.Nodes[0].Name, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)},
+	})}
+	e.resolver.UpdateNode(objects.Nodes[0])
+	for _, s := range objects.Services {
+		e.resolver.Services.Update(nil, s)
+	}
+	e.change(edit{})
+	for k := range e.resolver.State().Rows {
+		if k.Protocol != proxy.TCP {
+			return nil, fmt.Errorf("read manifests: Service port %v: the demo sends TCP", k)
+		}
+	}
+	for a, endpoints := range e.pods() {
+		if endpoints[0].Local {
+			e.local = append(e.local, a)
+		}
+	}
+	slices.SortFunc(e.local, netip.Addr.Compare)
+	if len(e.node().IPs) == 0 || len(e.local) < 2 {
+		return nil, fmt.Errorf("read manifests: Node %s has %d InternalIPs and %d pods, the demo needs one and two",
+			e.node().Name, len(e.node().IPs), len(e.local))
+	}
+	e.clients = []client{
+		{"pod", e.local[0], lab.Bridge},
+		{"node", e.node().IPs[0], ""},
+		{"outside", netip.MustParseAddr(outsider), lab.Uplink},
+	}
+	return e, nil
+}
+
+// change edits the examples.
+func (e *expectations) change(by edit) {
+	for _, s := range e.slices {
+		e.resolver.Endpoints.Update(by.slice(s), false)
+	}
+	e.resolver.Update()
+}
+
+func (e *expectations) node() *proxy.Node { return e.resolver.State().Node }
+
+// pods returns every endpoint, by address.
+func (e *expectations) pods() map[netip.Addr][]proxy.Endpoint {
+	out := map[netip.Addr][]proxy.Endpoint{}
+	for _, row := range e.resolver.State().Rows {
+		for _, ep := range row.Cluster {
+			out[ep.Addr.Addr()] = append(out[ep.Addr.Addr()], ep)
+		}
+	}
+	return out
+}
+
+// target is one Service and what must become of requests to it.
+type target struct {
+	name      string
+	what      string
+	order     string                       // among the others
+	addr      netip.AddrPort               // its outermost address: load balancer, node port or cluster IP
+	want      map[netip.Addr]proxy.Outcome // by client
+	endpoints []netip.AddrPort             // which some client reaches
+}
+
+// outwards are the kinds of address that a target may have.
+var outwards = []proxy.Kind{proxy.ClusterIP, proxy.NodePort, proxy.LoadBalancer}
+
+// targets returns the Services as a viewer meets them: from the inside out,
+// those without endpoints last.
+func (e *expectations) targets() []target {
+	var out []target
+	for _, row := range e.resolver.State().Rows {
+		out = append(out, e.target(row.Key.Name, slices.MaxFunc(row.Frontends, func(a, b proxy.Frontend) int {
+			return cmp.Compare(slices.Index(outwards, a.Kind), slices.Index(outwards, b.Kind))
+		})))
+	}
+	slices.SortFunc(out, func(a, b target) int { return cmp.Compare(a.order, b.order) })
+	return out
+}
+
+// target asks the oracle about requests from every client that a frontend is for.
+func (e *expectations) target(name string, f proxy.Frontend) target {
+	t := target{name: name, addr: f.Addr, want: map[netip.Addr]proxy.Outcome{}}
+	if f.Kind == proxy.NodePort {
+		t.addr = netip.AddrPortFrom(e.node().IPs[0], f.Addr.Port())
+	}
+	var from []string
+	kept := true
+	for _, c := range e.clients {
+		inside := c.in != lab.Uplink
+		if f.Kind == proxy.ClusterIP && !inside || f.Kind == proxy.LoadBalancer && inside {
+			continue
+		}
+		from = append(from, c.name)
+		t.want[c.src] = e.resolver.State().Outcome(proxy.Packet{
+			Protocol: proxy.TCP, Src: c.src, Dst: t.addr, In: c.in,
+			SrcLocal: c.in == "", DstLocal: slices.Contains(e.node().IPs, t.addr.Addr()),
+		})
+		for _, b := range t.want[c.src].Backends {
+			kept = kept && !b.Masquerade
+			t.endpoints = append(t.endpoints, b.Addr)
+		}
+	}
+	t.order = fmt.Sprint(len(t.endpoints) == 0, slices.Index(outwards, f.Kind), name)
+	t.what = fmt.Sprintf("%v %v, from %s", f.Kind, t.addr, strings.Join(from, ", "))
+	if kept && len(t.endpoints) > 0 {
+		t.what += "; client address kept"
+	}
+	return t
+}
+
+// network is the node, the pods that answer and the clients.
+type network struct {
+	lab       *lab.Lab
+	listeners []*traffic.Listener
+	hosts     map[netip.Addr]*lab.Host // of pods and clients
+}
+
+// newNetwork makes the network, with the pod that is added later.
+func newNetwork(e *expectations) (*network, error) {
+	l, err := lab.New(lab.Config{NodeAddrs: e.node().IPs, BridgeAddrs: []netip.Addr{netip.MustParseAddr(bridgeAddr)}})
+	if err != nil {
+		return nil, fmt.Errorf("make network namespaces (needs root with all capabilities, "+
+			"and a kernel with namespaces, veth links, bridges and IPv6): %w", err)
+	}
+	n := &network{lab: l, hosts: map[netip.Addr]*lab.Host{e.clients[1].src: l.Node(), e.clients[2].src: l.Outside()}}
+	pods := e.pods()
+	for _, ep := range pods[e.local[0]] {
+		later := proxy.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(laterAddr), ep.Addr.Port())}
+		pods[later.Addr.Addr()] = append(pods[later.Addr.Addr()], later)
+	}
+	for a, endpoints := range pods {
+		if err := n.addPod(a, endpoints); err != nil {
+			return nil, errors.Join(err, n.close())
+		}
+	}
+	return n, nil
+}
+
+// addPod makes a pod that answers for its endpoints. It does so until the end, so
+// that a request to a pod that was taken away does not go unnoticed.
+func (n *network) addPod(a netip.Addr, endpoints []proxy.Endpoint) (err error) {
+	if endpoints[0].Local {
+		n.hosts[a], err = n.lab.AddPod(a.String(), a)
+	} else {
+		n.hosts[a], err = n.lab.AddRemotePod(laterNode, a)
+	}
+	if err != nil {
+		return err
+	}
+	for _, ep := range endpoints {
+		ln, err := n.hosts[a].Listen(proxy.TCP, ep.Addr)
+		if err != nil {
+			return err
+		}
+		n.listeners = append(n.listeners, ln)
+	}
+	return nil
+}
+
+// close removes the network. A socket would keep its namespace alive.
+func (n *network) close() error {
+	var errs []error
+	for _, ln := range n.listeners {
+		errs = append(errs, ln.Close())
+	}
+	return errors.Join(append(errs, n.lab.Close())...)
+}
+
+// request is one finished request.
+type request struct {
+	service string
+	client  netip.Addr // who sent it
+	sent    time.Time  // not after it was sent
+	done    time.Time  // not before it was answered
+	seen    traffic.Seen
+}
+
+// send sends the requests of a client to all targets, some to each, once.
+func (n *network) send(ctx context.Context, c client, targets []target) ([]request, error) {
+	var out []request
+	var flows []traffic.Flow
+	for _, t := range targets {
+		if _, ok := t.want[c.src]; !ok {
+			continue
+		}
+		for range 1 + 2/len(t.want) { // three or four from all clients
+			out = append(out, request{service: t.name, client: c.src})
+			flows = append(flows, traffic.Flow{Protocol: proxy.TCP, Src: c.src, Dst: t.addr, Patience: timeout})
+		}
+	}
+	sent := time.Now()
+	seen, err := n.hosts[c.src].Probe(ctx, flows)
+	if err != nil {
+		return nil, fmt.Errorf("send requests from %s: %w", c.name, err)
+	}
+	done := time.Now()
+	for i := range seen {
+		out[i].sent, out[i].done, out[i].seen = sent, done, seen[i]
+	}
+	return out, nil
+}
