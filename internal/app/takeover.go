@@ -24,8 +24,8 @@ const (
 // again with growing waits what may yet succeed, and then has nothing more to do
 // until ctx ends.
 func takeOver(ctx context.Context, ready <-chan struct{}, remove func(context.Context) ([]string, error)) error {
-	retry := runner.Backoff{Min: takeoverRetry, Max: takeoverRetryMax}
 	var due <-chan time.Time
+	var wait time.Duration
 	for {
 		select {
 		case <-ready:
@@ -44,7 +44,7 @@ func takeOver(ctx context.Context, ready <-chan struct{}, remove func(context.Co
 		case onlyInUse(err):
 			klog.FromContext(ctx).Info("Some of what another service proxy left stays, somebody else uses it", "reason", err.Error())
 		default:
-			wait := retry.Next()
+			wait = runner.Backoff(wait, takeoverRetry, takeoverRetryMax)
 			klog.FromContext(ctx).Error(err, "Some of what another service proxy left is still there, will try again", "retryIn", wait)
 			due = time.After(wait)
 		}

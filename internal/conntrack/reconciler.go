@@ -10,6 +10,7 @@ import (
 
 	"sluice/internal/kernel/ct"
 	"sluice/internal/proxy"
+	"sluice/internal/runner"
 )
 
 const (
@@ -51,7 +52,7 @@ type Reconciler struct {
 
 // New returns a Reconciler that does nothing until Run is called.
 func New(s Settings) *Reconciler {
-	return &Reconciler{settings: s, wake: make(chan struct{}, 1), watch: newWatch(), retry: retryMin}
+	return &Reconciler{settings: s, wake: make(chan struct{}, 1), watch: newWatch()}
 }
 
 // Applying notes a step before it is written. A write takes its time, family by
@@ -129,12 +130,12 @@ func (r *Reconciler) pass(ctx context.Context) time.Duration {
 	case ctx.Err() != nil:
 		return 0
 	case err != nil:
+		r.retry = runner.Backoff(r.retry, retryMin, retryMax)
 		rest := max(r.retry, restFactor*elapsed)
 		klog.FromContext(ctx).Error(err, "Stale flows may remain, will look again", "retryIn", rest)
-		r.retry = min(2*r.retry, retryMax)
 		return rest
 	default:
-		r.retry = retryMin
+		r.retry = 0
 		return restFactor * elapsed
 	}
 }

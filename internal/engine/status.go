@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/internal/proxy"
+	"sluice/internal/runner"
 )
 
 // RowStatus is how one service port stands.
@@ -133,7 +134,7 @@ func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.De
 			r.Refused = reason
 			changes = append(changes, refusal{key: k, reason: reason})
 		}
-		r.wait = min(max(2*r.wait, retryMin), retryMax)
+		r.wait = runner.Backoff(r.wait, retryMin, retryMax)
 		r.NextTry = now.Add(r.wait)
 	}
 	clear(t.dirtyChecks)

@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"sluice/internal/proxy"
+	"sluice/internal/runner"
 )
 
 const (
@@ -56,7 +57,7 @@ func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
 			logger.Info("Another process keeps changing our rules, repairing them less often; does another proxy write them?",
 				"seen", what, "repairIn", wait)
 		}
-		wait = min(max(2*wait, repairMin), repairMax)
+		wait = runner.Backoff(wait, repairMin, repairMax)
 		e.Sync() // If the repair has to wait, the run sets the alarm.
 	}
 	for {

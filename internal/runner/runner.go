@@ -151,8 +151,8 @@ func newTimer(d time.Duration) <-chan time.Time {
 
 // retry is where a series of failures stands. The zero value is before one.
 type retry struct {
-	waits Backoff
-	due   time.Time // when the wait that was set last ends
+	wait time.Duration // the wait that was set last
+	due  time.Time     // when it ends
 }
 
 // failed notes a failure now and returns how long to wait for the retry.
@@ -161,8 +161,11 @@ func (r *retry) failed(s Settings) time.Duration {
 	if left := r.due.Sub(now); left > 0 {
 		return left // The failed run was not the retry: that is still to come.
 	}
-	r.waits.Min, r.waits.Max = s.RetryMin, s.RetryMax
-	wait := r.waits.Next()
-	r.due = now.Add(wait)
-	return wait
+	r.wait = Backoff(r.wait, s.RetryMin, s.RetryMax)
+	r.due = now.Add(r.wait)
+	return r.wait
 }
+
+// Backoff returns how long to wait after a failure that followed the last wait:
+// twice as long, within bounds.
+func Backoff(last, least, most time.Duration) time.Duration { return min(max(2*last, least), most) }
