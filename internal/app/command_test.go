@@ -154,7 +154,7 @@ func TestErrors(t *testing.T) {
 		{
 			"bad gate",
 			[]string{"--feature-gates=Foo"},
-			`invalid argument "Foo" for "--feature-gates" flag: "Foo" is not Name=true or Name=false ` +
+			`invalid argument "Foo" for "--feature-gates" flag: malformed pair, expect string=bool ` +
 				`(sluice --help lists the flags)`,
 		},
 		{"unknown gate", []string{"--feature-gates=F oo=true"}, `--feature-gates "F oo=true": unrecognized feature gate: F oo`},

@@ -1,11 +1,8 @@
 package app
 
 import (
-	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	clientfeatures "k8s.io/client-go/features"
 	"k8s.io/component-base/featuregate"
@@ -13,39 +10,6 @@ import (
 
 	"sluice/internal/config"
 )
-
-// gatesValue is the flag --feature-gates: Name=true,Other=false.
-type gatesValue struct{ gates *map[string]bool }
-
-// String returns the gates, sorted.
-func (v gatesValue) String() string {
-	if v.gates == nil {
-		return ""
-	}
-	return config.GatesText(*v.gates)
-}
-
-// Set adds gates.
-func (v gatesValue) Set(s string) error {
-	for item := range strings.SplitSeq(s, ",") {
-		if item = strings.TrimSpace(item); item == "" {
-			continue
-		}
-		name, value, ok := strings.Cut(item, "=")
-		on, err := strconv.ParseBool(strings.TrimSpace(value))
-		if !ok || err != nil {
-			return fmt.Errorf("%q is not Name=true or Name=false", item)
-		}
-		if *v.gates == nil {
-			*v.gates = map[string]bool{}
-		}
-		(*v.gates)[strings.TrimSpace(name)] = on
-	}
-	return nil
-}
-
-// Type returns the kind of value.
-func (gatesValue) Type() string { return "gates" }
 
 // gateNotices names the gates that will go.
 func gateNotices(c *config.Configuration) []notice {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // makes --logging-format=json known
 
@@ -206,7 +207,7 @@ func (f flag) add(fs *pflag.FlagSet) {
 	case *[]string:
 		fs.StringSliceVar(to, f.name, *to, f.help)
 	case *map[string]bool:
-		fs.Var(gatesValue{to}, f.name, f.help)
+		fs.Var(cliflag.NewMapStringBool(to), f.name, f.help)
 	case *versionFlag:
 		fs.VarPF(to, f.name, "", f.help).NoOptDefVal = "true"
 	case *logsapi.LoggingConfiguration:

@@ -59,8 +59,8 @@ func (s *ProxyServer) zpages() map[string]http.Handler {
 		slices.Sort(paths)
 		pages["/statusz"] = zpages.Statusz(zpages.Status{
 			Started: time.Now(), GoVersion: runtime.Version(), BinaryVersion: s.plan.version,
-			EmulationVersion: config.KubernetesVersion, Paths: paths, SetAside: s.refusals.list,
-		})
+			EmulationVersion: config.KubernetesVersion, Paths: paths,
+		}, s.refusals.list)
 	}
 	return pages
 }

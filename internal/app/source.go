@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/config/v1alpha1"
@@ -43,8 +45,12 @@ func (o *Options) objectSource(c v1alpha1.ClientConnectionConfiguration) (object
 
 func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSource, error) {
 	cfg, err := o.clientConfig(c.Kubeconfig)
+	if errors.Is(err, rest.ErrNotInCluster) {
+		return objectSource{}, errors.New("nowhere to read Services from: give --manifests DIR, --kubeconfig FILE " +
+			"or --master URL, or run in a cluster")
+	}
 	if err != nil {
-		return objectSource{}, err
+		return objectSource{}, o.blame(c.Kubeconfig, err)
 	}
 	cfg.UserAgent = "sluice/" + o.version.reported()
 	cfg.ContentType = c.ContentType
@@ -62,21 +68,9 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 
 func (o *Options) clientConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" && o.Master == "" {
-		cfg, err := rest.InClusterConfig()
-		if errors.Is(err, rest.ErrNotInCluster) {
-			return nil, errors.New("nowhere to read Services from: give --manifests DIR, --kubeconfig FILE " +
-				"or --master URL, or run in a cluster")
-		}
-		if err != nil {
-			return nil, o.blame(kubeconfig, err)
-		}
-		return cfg, nil
+		return rest.InClusterConfig()
 	}
-	cfg, err := clientcmd.BuildConfigFromFlags(o.Master, kubeconfig)
-	if err != nil {
-		return nil, o.blame(kubeconfig, err)
-	}
-	return cfg, nil
+	return clientcmd.BuildConfigFromFlags(o.Master, kubeconfig)
 }
 
 // blame names what an unusable client comes from.
@@ -120,10 +114,5 @@ func hasNode(dir, name string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, n := range objects.Nodes {
-		if n.Name == name {
-			return true, nil
-		}
-	}
-	return false, nil
+	return slices.ContainsFunc(objects.Nodes, func(n *v1.Node) bool { return n.Name == name }), nil
 }

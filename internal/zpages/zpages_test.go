@@ -68,8 +68,7 @@ func TestStatusz(t *testing.T) {
 	started := time.Now().Add(-3661 * time.Second).UTC()
 	h := Statusz(Status{
 		Started: started, GoVersion: "go1.26", BinaryVersion: "v0.2.0", EmulationVersion: "1.37", Paths: []string{"/configz", "/flagz"},
-		SetAside: func() ([]SetAside, int) { return []SetAside{{"ns/web:http/TCP/IPv4", "file exists"}}, 3 },
-	})
+	}, func() ([]SetAside, int) { return []SetAside{{"ns/web:http/TCP/IPv4", "file exists"}}, 3 })
 	want := "\nkube-proxy statusz\nWarning: this page is for people, its format may change at any time\n\n" +
 		"Started: " + started.Format(time.UnixDate) + `
 Up: 1 hr 01 min 01 sec
