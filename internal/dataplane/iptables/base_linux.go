@@ -5,14 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"sluice/internal/dataplane/localnet"
 	"sluice/internal/proxy"
 )
-
-// chainRef names a chain.
-type chainRef struct {
-	table, chain string
-}
 
 // The chains that rows share. Rules of rows come first in those whose constant
 // rules must be last, and last in the others.
@@ -31,8 +25,8 @@ func sharedChains() []chainRef {
 	return []chainRef{dispatch, dispatchPort, emptyClusterIP, emptyExternal, restricted, nodePortFilter, clusterIPs}
 }
 
-// first reports whether rules of rows come before the constant ones.
-func (p chainRef) first() bool { return p == dispatch || p == emptyClusterIP }
+// rowsFirst reports whether rules of rows come before the constant ones.
+func (p chainRef) rowsFirst() bool { return p == dispatch || p == emptyClusterIP }
 
 // nodeMatches is what rules of one family have to know of the node.
 type nodeMatches struct {
@@ -41,17 +35,22 @@ type nodeMatches struct {
 	pods       []string                 // matches for our pods' traffic
 	masquerade [len(proxy.Origins)]bool // whose ClusterIP traffic hides the client
 	nodePorts  []string                 // matches for addresses that take NodePorts
-	loopback   bool                     // loopback addresses do
-	guard      localnet.Guard
-	cidrs      []string // matches for the ServiceCIDRs
 }
 
-func newNodeMatches(f *family, n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) *nodeMatches {
-	v := &nodeMatches{family: f.Family, node: n}
-	if f.Family == proxy.IPv4 {
-		v.guard, v.loopback = guard, n.OpensLoopback()
+// matches returns what rules have to know of a node.
+func (f *family) matches(n *proxy.Node) *nodeMatches {
+	for _, v := range f.nodes {
+		if v != nil && v.node == n {
+			return v
+		}
 	}
-	for _, p := range n.LocalPods.SourcesOf(f.Family) {
+	f.nodes = [2]*nodeMatches{newNodeMatches(f.Family, n), f.nodes[0]}
+	return f.nodes[0]
+}
+
+func newNodeMatches(f proxy.Family, n *proxy.Node) *nodeMatches {
+	v := &nodeMatches{family: f, node: n}
+	for _, p := range n.LocalPods.SourcesOf(f) {
 		v.pods = append(v.pods, from(p))
 	}
 	if name := n.LocalPods.Interface; name != "" {
@@ -61,24 +60,20 @@ func newNodeMatches(f *family, n *proxy.Node, cidrs []netip.Prefix, guard localn
 		v.pods = append(v.pods, "-i "+name+" ")
 	}
 	// Whom a ClusterIP hides depends on the node alone: any row tells.
-	anyRow := &proxy.ServicePort{Key: proxy.PortKey{Family: f.Family}}
+	anyRow := &proxy.ServicePort{Key: proxy.PortKey{Family: f}}
 	for origin, route := range anyRow.Policy(proxy.ClusterIP, n) {
 		v.masquerade[origin] = route.Masquerade
 	}
-	within, except := n.NodePortAddresses(f.Family)
+	within, except := n.NodePortAddresses(f)
 	for _, p := range within {
 		v.nodePorts = append(v.nodePorts, destinations(p, except)...)
-	}
-	for _, p := range proxy.PrefixesOf(cidrs, f.Family) {
-		v.cidrs = append(v.cidrs, to(p))
 	}
 	return v
 }
 
-// same reports whether two nodes make the same rules.
+// same reports whether rows have the same rules on two nodes.
 func (v *nodeMatches) same(o *nodeMatches) bool {
-	return v.masquerade == o.masquerade && v.loopback == o.loopback && v.guard == o.guard &&
-		slices.Equal(v.pods, o.pods) && slices.Equal(v.nodePorts, o.nodePorts) && slices.Equal(v.cidrs, o.cidrs)
+	return v.masquerade == o.masquerade && slices.Equal(v.pods, o.pods) && slices.Equal(v.nodePorts, o.nodePorts)
 }
 
 // destinations returns matches for the addresses of a prefix, except some.
@@ -124,9 +119,22 @@ func (v *nodeMatches) reject() string {
 	return "-j REJECT --reject-with icmp-port-unreachable"
 }
 
-// constants returns the rules that do not depend on rows, by table and chain.
-// The chains that rows share are among them, most of them without any rule.
-func (d *Dataplane) constants(v *nodeMatches) map[chainRef][]string {
+// constant renders what does not depend on rows.
+func (d *Dataplane) constant(want *proxy.State, add func(id, value)) {
+	for _, f := range d.families {
+		for p, rules := range d.constants(f, want) {
+			add(id{f: f, chainRef: p}, value{rules: rules})
+		}
+		for p, rules := range jumps() {
+			add(id{f: f, chainRef: p}, value{rules: rules})
+		}
+	}
+}
+
+// constants returns the rules of our chains that do not depend on rows. The chains
+// that rows share are among them, most of them without any rule.
+func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]string {
+	v := f.matches(want.Node)
 	bit := fmt.Sprintf("%#x", uint32(1)<<d.settings.MarkBit)
 	out := map[chainRef][]string{
 		{nat, kubeMark}: {"-j MARK --set-xmark " + bit + "/" + bit},
@@ -145,7 +153,7 @@ func (d *Dataplane) constants(v *nodeMatches) map[chainRef][]string {
 	if !d.liberal {
 		out[chainRef{filter, kubeForward}] = slices.Insert(out[chainRef{filter, kubeForward}], 0, "-m conntrack --ctstate INVALID "+comment(invalidDropped)+"-j DROP")
 	}
-	if v.loopback { // this one only counts
+	if f.Family == proxy.IPv4 && want.Node.OpensLoopback() { // this one only counts
 		out[chainRef{nat, kubePost}] = slices.Insert(out[chainRef{nat, kubePost}], 1,
 			comment(localhostAccepted)+"-m conntrack --ctstate DNAT --ctorigdst 127.0.0.0/8")
 	}
@@ -156,10 +164,10 @@ func (d *Dataplane) constants(v *nodeMatches) map[chainRef][]string {
 		out[dispatch] = append(out[dispatch], match+
 			comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")+toLocal+"-j "+kubeNodePorts)
 	}
-	if v.guard.InForce {
-		out[nodePortFilter] = []string{loopbackGuard(v.guard)}
+	if f.Family == proxy.IPv4 && d.guard.InForce {
+		out[nodePortFilter] = []string{loopbackGuard(d.guard)}
 	}
-	out[emptyClusterIP] = v.unanswered()
+	out[emptyClusterIP] = unanswered(proxy.PrefixesOf(want.CIDRs, f.Family))
 	return out
 }
 
@@ -216,30 +224,24 @@ func (v *nodeMatches) byOrigin(do [len(proxy.Origins)]treatment, text string) []
 // those of others come by on their way. Then it refuses other ports of
 // ClusterIPs, and is silent for addresses that no Service has. Where the ranges
 // are known, other traffic is spared the walk through all ClusterIPs.
-func (v *nodeMatches) unanswered() []string {
+func unanswered(cidrs []netip.Prefix) []string {
 	rules := []string{fromLocal + "-j " + kubeExternal}
-	if len(v.cidrs) == 0 {
+	if len(cidrs) == 0 {
 		return append(rules, "-j "+kubeAddresses)
 	}
-	for _, match := range v.cidrs {
-		rules = append(rules, match+"-j "+kubeAddresses, match+comment("no Service has this address")+"-j DROP")
+	for _, p := range cidrs {
+		rules = append(rules, to(p)+"-j "+kubeAddresses, to(p)+comment("no Service has this address")+"-j DROP")
 	}
 	return rules
 }
 
-// jump is a rule of a built-in chain that leads to ours.
-type jump struct {
-	chainRef
-	rule string
-}
-
 // jumps returns the rules that make everything else live, those of each chain
 // in order. They are kube-proxy's, none more: it can unlink us.
-func jumps() []jump {
-	var out []jump
+func jumps() map[chainRef][]string {
+	out := map[chainRef][]string{}
 	add := func(table, rule string, chains ...string) {
 		for _, c := range chains {
-			out = append(out, jump{chainRef{table, c}, rule})
+			out[chainRef{table, c}] = append(out[chainRef{table, c}], rule)
 		}
 	}
 	flow := func(text, chain string) string { return newFlow + comment(text) + "-j " + chain }

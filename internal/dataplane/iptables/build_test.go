@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 	"sluice/internal/kernel/ipt/ipttest"
 	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // namespace moves the test to a network namespace of its own; it ends with the
@@ -35,6 +37,32 @@ func variants(t *testing.T, test func(*testing.T, *Dataplane)) {
 			}
 			test(t, d)
 		})
+	}
+}
+
+// recorder keeps what is restored.
+type recorder struct {
+	ipt.Interface
+	inputs []string
+}
+
+func (r *recorder) Restore(ctx context.Context, input []byte) error {
+	r.inputs = append(r.inputs, string(input))
+	return r.Interface.Restore(ctx, input)
+}
+
+// wantNothingToWrite wants another Sync to find everything as it should be.
+func wantNothingToWrite(t *testing.T, d *Dataplane, s *proxy.State) {
+	t.Helper()
+	for _, f := range d.families {
+		r := &recorder{Interface: f.programs}
+		f.programs = r
+		if err := proxytest.Sync(t.Context(), d, s); err != nil {
+			t.Fatal(err)
+		}
+		for _, input := range r.inputs {
+			t.Errorf("another Sync writes:\n%s", input)
+		}
 	}
 }
 

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
+	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/sysctl"
@@ -169,38 +169,28 @@ const restoreAttempts = 3
 // kept. It returns what it removed, empty if nothing.
 func (l *leftovers) remove(ctx context.Context, t ipt.Table, guard string) (string, error) {
 	where := fmt.Sprintf("table %s of %s", t.Name, ipt.Name(l.family, l.variant))
-	most := maxChains
-	if l.variant == ipt.Legacy {
-		most = math.MaxInt
-	}
 	var err error
-	for range restoreAttempts {
-		r := newRemoval(&t, guard)
-		if r.jumps+len(r.gone) == 0 {
-			return "", r.inUse(where)
-		}
-		err = nil
-		for _, p := range r.parts(most) {
-			if err = l.programs.Restore(ctx, text(p.lines())); err != nil {
+	for attempt := range restoreAttempts {
+		if attempt > 0 {
+			tables, failed := l.programs.Save(ctx)
+			if failed != nil {
+				err = errors.Join(err, failed)
 				break
 			}
+			i := slices.IndexFunc(tables, func(now ipt.Table) bool { return now.Name == t.Name })
+			if t.Chains = nil; i >= 0 {
+				t = tables[i]
+			}
 		}
-		if err == nil {
+		r := newRemoval(&t, guard)
+		if r.jumps+len(r.chains) == 0 {
+			return "", r.inUse(where)
+		}
+		if _, err = differ.New(r.mode(l)).Sync(ctx, proxy.NewState()); err == nil {
 			return where + ": " + r.describe(), r.inUse(where)
 		}
 		if errors.Is(err, ipt.ErrLocked) {
 			break // it has been waited for long enough
-		}
-		saved, again := l.programs.Save(ctx)
-		if again != nil {
-			err = errors.Join(err, again)
-			break
-		}
-		t.Chains = nil
-		for i := range saved {
-			if saved[i].Name == t.Name {
-				t = saved[i]
-			}
 		}
 	}
 	return "", fmt.Errorf("remove kube-proxy's rules from %s: %w", where, err)
@@ -208,9 +198,11 @@ func (l *leftovers) remove(ctx context.Context, t ipt.Table, guard string) (stri
 
 // removal is what takes our chains out of a table.
 type removal struct {
-	*script
-	jumps int
-	users map[chainRef]string // our chains that stay, and the chain that goes to each
+	there  map[id]value // what goes or is kept
+	kept   map[id]value // what is kept
+	jumps  int
+	chains []string            // that go
+	users  map[chainRef]string // our chains that stay, and the chain that goes to each
 }
 
 // newRemoval tells our chains from others'. A chain that somebody else goes to
@@ -218,12 +210,12 @@ type removal struct {
 // change what that somebody does. A guard stays, and the way to it.
 func newRemoval(t *ipt.Table, guard string) *removal {
 	saved := index([]ipt.Table{*t})
-	r := &removal{script: newScript(), users: usedByOthers(saved)}
+	r := &removal{there: map[id]value{}, kept: map[id]value{}, users: usedByOthers(saved)}
 	var follow func(chainRef)
 	follow = func(from chainRef) {
 		for _, rule := range saved[from].Rules {
 			to := chainRef{t.Name, ipt.Target(rule)}
-			if saved[to] != nil && owns(to.table, to.chain) && r.users[to] == "" {
+			if saved[to] != nil && !to.builtIn() && r.users[to] == "" {
 				r.users[to] = from.chain
 				follow(to)
 			}
@@ -232,25 +224,46 @@ func newRemoval(t *ipt.Table, guard string) *removal {
 	for p := range maps.Clone(r.users) {
 		follow(p)
 	}
-	kept := chainRef{}
+	guarded := chainRef{}
 	if guard != "" && t.Name == nodePortFilter.table {
-		kept = nodePortFilter
-		r.chain(kept)
-		r.append(kept, guard)
+		guarded = nodePortFilter
+		r.kept[id{chainRef: guarded}] = value{rules: []string{guard}}
 	}
-	for _, p := range slices.SortedFunc(maps.Keys(saved), compareChainRefs) {
-		c := saved[p]
-		if owns(p.table, p.chain) && r.users[p] == "" && p != kept {
-			r.script.remove(p)
+	for p, c := range saved {
+		rules := c.Rules
+		switch {
+		case c.Policy != "":
+			rules = slices.DeleteFunc(slices.Clone(rules), func(rule string) bool {
+				return !isEntry(p.table, rule) || ipt.Target(rule) == guarded.chain
+			})
+			r.jumps += len(rules)
+		case p.builtIn() || r.users[p] != "":
+			continue
+		case p != guarded:
+			r.chains = append(r.chains, p.chain)
 		}
-		for _, rule := range c.Rules {
-			if c.Policy != "" && isEntry(p.table, rule) && ipt.Target(rule) != kept.chain {
-				r.delete(p, rule)
-				r.jumps++
-			}
-		}
+		r.there[id{chainRef: p}] = value{rules: rules, foreign: p == guarded && !slices.Equal(rules, []string{guard})}
 	}
+	slices.Sort(r.chains)
 	return r
+}
+
+// mode is that of a dataplane that wants nothing.
+func (r *removal) mode(l *leftovers) differ.Mode[id, value] {
+	give := func(all map[id]value, to func(id, value)) {
+		for x, v := range all {
+			to(x, v)
+		}
+	}
+	return differ.Mode[id, value]{
+		Constant: func(_ *proxy.State, add func(id, value)) { give(r.kept, add) },
+		List: func(_ context.Context, _ *proxy.State, have func(id, value)) (bool, error) {
+			give(r.there, have)
+			return false, nil
+		},
+		Same: same, Order: order, Size: size, Limit: func() int { return maxChains(l.variant) },
+		Write: func(ctx context.Context, some []*change) error { return l.programs.Restore(ctx, text(script(some))) },
+	}
 }
 
 // inUse returns an error for every chain that stays.
@@ -266,11 +279,11 @@ func (r *removal) inUse(where string) (err error) {
 func (r *removal) describe() string {
 	var names []string
 	rows := 0
-	for _, c := range r.gone {
-		if isRowChain(c.chain) {
+	for _, c := range r.chains {
+		if isRowChain(c) {
 			rows++
 		} else {
-			names = append(names, c.chain)
+			names = append(names, c)
 		}
 	}
 	parts := []string{count(r.jumps, "jump")}

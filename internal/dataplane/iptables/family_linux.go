@@ -10,56 +10,44 @@ import (
 	"sluice/internal/proxy"
 )
 
-// family is the programs of one family.
+// family is the tables of one family.
 type family struct {
 	proxy.Family
 	programs ipt.Interface
-	most     int            // how many chains one restore has
-	owned    map[string]int // rules of ours, by table
+	nodes    [2]*nodeMatches // of the nodes that were asked for last
+
+	// By table, how many rules are ours and how many were written since the last report.
+	owned, written map[string]int
 
 	invalid, localhost packetCount // guarded by the dataplane's packets
 
-	*changes
-	// Guarded by mu of the changes.
-	synced bool // the tables are as uses say
-	uses   uses // of our chains
-	looked int  // what changes others had made by then
+	*stamp
+	// Guarded by mu of the stamp.
+	synced      bool // the tables are as uses say
+	uses        uses // of our chains
+	foreignSeen int  // how many foreign changes there were when the tables were known to be right
 }
 
-// changes knows what others change, in tables that have one stamp: those of one
-// family with the legacy variant, of both with the other.
-type changes struct {
-	mu     sync.Mutex // also held while we write
-	stamp  ipt.Stamp  // of the last look
-	others int        // how often others were found to have changed something
+// stamp knows when others change tables that have one: those of one family with
+// the legacy variant, of both with the other.
+type stamp struct {
+	mu      sync.Mutex // also held while we write
+	last    ipt.Stamp
+	foreign int // how often others were found to have changed something
 }
 
-// restore runs a script part by part. The error is a refusal if the line of a
-// row is to blame. A change that another process makes before a part, or while
-// it is written, moves the stamp by more than the part does.
-func (f *family) restore(ctx context.Context, s *script) (wrote bool, err error) {
-	parts := s.parts(f.most)
-	if len(parts) == 0 {
-		return false, nil
+// look notes whether another process has changed the tables since the last
+// look, beside these changes of ours.
+func (s *stamp) look(ctx context.Context, programs ipt.Interface, ours ...ipt.Change) error {
+	now, err := programs.Stamp(ctx)
+	if err != nil {
+		return err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err := f.look(ctx); err != nil {
-		return false, err
+	if !s.last.Became(now, ours...) {
+		s.foreign++
 	}
-	for _, p := range parts {
-		if err := f.part(ctx, p.lines()); err != nil {
-			f.synced = f.synced && !wrote && errors.Is(err, ipt.ErrLocked)
-			return wrote, err
-		}
-		wrote = true
-		if err := f.look(ctx, p.changes()...); err != nil {
-			f.synced = false
-			return wrote, err
-		}
-	}
-	f.uses.add(s.uses)
-	return wrote, nil
+	s.last = now
+	return nil
 }
 
 // begin is called before the tables are saved. Until they have been checked
@@ -67,64 +55,90 @@ func (f *family) restore(ctx context.Context, s *script) (wrote bool, err error)
 func (f *family) begin(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.synced = false
-	if err := f.look(ctx); err != nil {
+	f.synced, f.uses, f.owned, f.written = false, uses{}, map[string]int{}, map[string]int{}
+	if err := f.look(ctx, f.programs); err != nil {
 		return err
 	}
-	f.looked = f.others
+	f.foreignSeen = f.foreign
 	return nil
 }
 
-// look notes whether another process has changed the tables since the last
-// look, beside these changes of ours.
-func (f *family) look(ctx context.Context, ours ...ipt.Change) error {
-	now, err := f.programs.Stamp(ctx)
-	if err != nil {
-		return err
-	}
-	if !f.stamp.Became(now, ours...) {
-		f.others++
-	}
-	f.stamp = now
-	return nil
+// changedByOthers reports whether another process has changed the tables since a
+// Sync made them right.
+func (f *family) changedByOthers() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.synced && f.foreignSeen != f.foreign
 }
 
-func (f *family) part(ctx context.Context, lines []entry) error {
-	err := f.programs.Restore(ctx, text(lines))
-	var refused *ipt.RestoreError
-	if !errors.As(err, &refused) || refused.Line < 1 || refused.Line > len(lines) {
-		return err
+// restore makes changes and returns those that were made, and the line that was
+// refused if one was. A change that another process makes before, or meanwhile,
+// moves the stamp by more than ours do.
+func (f *family) restore(ctx context.Context, some []*change, lines []line) (committed []*change, refused *line, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.look(ctx, f.programs); err != nil {
+		return nil, nil, err
 	}
-	owner := lines[refused.Line-1].owner
-	if refused.Text == "COMMIT" {
-		owner = only(lines) // the legacy variant cannot tell
+	err = f.programs.Restore(ctx, text(lines))
+	var failed *ipt.RestoreError
+	switch {
+	case err == nil:
+		committed = some
+	case errors.Is(err, ipt.ErrLocked):
+		return nil, nil, err
+	case errors.As(err, &failed) && failed.Line >= 1 && failed.Line <= len(lines):
+		refused = &lines[failed.Line-1]
+		if failed.Text == "COMMIT" {
+			refused = &line{table: refused.table}
+		}
+		for lines[len(lines)-1].table != refused.table {
+			lines = lines[:len(lines)-1]
+		}
+		for len(lines) > 0 && lines[len(lines)-1].table == refused.table {
+			lines = lines[:len(lines)-1]
+		}
+		for _, c := range some {
+			for _, l := range lines {
+				if l.change == c {
+					committed = append(committed, c)
+					break
+				}
+			}
+		}
+	default:
+		f.synced = false
+		return nil, nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
-	if owner == nil {
-		return err
+	f.count(committed)
+	if failed := f.look(ctx, f.programs, effects(committed, lines)...); failed != nil {
+		f.synced = false
+		return committed, nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, failed)
 	}
-	return &refusal{*owner, err}
+	return committed, refused, err
 }
 
-// only returns the owner of all lines that have one; nil if there are several.
-func only(lines []entry) *proxy.PortKey {
-	var one *proxy.PortKey
-	for _, l := range lines {
-		switch {
-		case l.owner == nil || one != nil && *one == *l.owner:
-		case one != nil:
-			return nil
-		default:
-			one = l.owner
+// count notes changes that were made.
+func (f *family) count(made []*change) {
+	for _, c := range made {
+		if c.Had {
+			f.note(c.ID, c.Old, -1)
+		}
+		if c.Has {
+			f.note(c.ID, c.New, 1)
+			f.written[c.ID.table] += len(c.ID.all(c.New))
 		}
 	}
-	return one
+	for _, c := range made {
+		if !c.Has && !c.Old.used && c.ID.rule == "" {
+			delete(f.uses, c.ID.chainRef)
+		}
+	}
 }
 
-// refusal is a row that iptables would not take.
-type refusal struct {
-	row proxy.PortKey
-	err error
+// note counts an object, n times.
+func (f *family) note(x id, v value, n int) {
+	rules := x.all(v)
+	f.owned[x.table] += n * len(rules)
+	f.uses.note(x.chainRef, rules, n)
 }
-
-func (r *refusal) Error() string { return fmt.Sprintf("%v: %v", r.row, r.err) }
-func (r *refusal) Unwrap() error { return r.err }

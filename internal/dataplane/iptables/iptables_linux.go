@@ -2,12 +2,12 @@ package iptables
 
 import (
 	"context"
-	"math"
-	"net/netip"
+	"slices"
 	"sync"
 
 	"k8s.io/klog/v2"
 
+	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/sysctl"
@@ -32,16 +32,13 @@ type Dataplane struct {
 	sysctls  sysctl.Interface
 	families []*family
 	liberal  bool // connection tracking does not call packets invalid that are out of window
-	told     bool // how many clients are remembered
 	localnet *localnet.Setting
+	guard    localnet.Guard
+	differ   *differ.Differ[id, value]
+	syncing  bool
 	packets  sync.Mutex // held while they are read
 
-	// What the kernel has.
-	node   *proxy.Node // nil before the first Sync
-	guard  localnet.Guard
-	cidrs  []netip.Prefix
-	rows   map[proxy.PortKey]*proxy.ServicePort
-	checks map[proxy.HealthCheckKey]*proxy.HealthCheck
+	sayAffinity sync.Once // how many clients are remembered
 }
 
 var (
@@ -70,7 +67,12 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 // New returns a dataplane that writes through programs.
 func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings) *Dataplane {
 	d := &Dataplane{settings: s, sysctls: k}
-	both := &changes{}
+	d.differ = differ.New(differ.Mode[id, value]{
+		Constant: d.constant, Row: d.row, HealthCheck: d.healthCheck, SameRows: d.sameRows,
+		Same: same, Sharing: func(id) differ.Sharing { return differ.Unshared }, Order: order, Size: size,
+		Limit: func() int { return maxChains(s.Variant) }, Live: rankLive, List: d.list, Write: d.write,
+	})
+	both := &stamp{}
 	for _, name := range s.families() {
 		if name == proxy.IPv4 {
 			d.localnet = localnet.New(k, func(ctx context.Context) (localnet.Traces, error) {
@@ -80,9 +82,9 @@ func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings
 				return s.Others(ctx, s.Variant)
 			})
 		}
-		f := &family{Family: name, programs: programs[name], most: maxChains, changes: both}
+		f := &family{Family: name, programs: programs[name], stamp: both}
 		if s.Variant == ipt.Legacy {
-			f.most, f.changes = math.MaxInt, &changes{}
+			f.stamp = &stamp{}
 		}
 		d.families = append(d.families, f)
 	}
@@ -90,6 +92,84 @@ func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings
 	liberal, err := sysctl.ReadInt(k, "net/netfilter/nf_conntrack_tcp_be_liberal")
 	d.liberal = err == nil && liberal != 0
 	return d
+}
+
+// Sync makes the kernel right whatever was there before. It saves the tables
+// and writes only what differs; what clients are remembered for stays.
+func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
+	d.syncing = true
+	defer func() { d.syncing = false }()
+	refused, alone, err := d.sync(ctx, want)
+	if err == nil && !alone {
+		// What was saved may have been out of date by the time we wrote.
+		refused, _, err = d.sync(ctx, want)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range d.families {
+		d.report(f)
+	}
+	d.localnet.Open(ctx)
+	d.sayAffinity.Do(func() {
+		// The number cannot be changed while the module is loaded.
+		if n, err := sysctl.ReadInt(d.sysctls, "/sys/module/xt_recent/parameters/ip_list_tot"); err == nil {
+			klog.FromContext(ctx).Info("Session affinity remembers so many clients of each endpoint and then forgets the oldest, "+
+				"load module xt_recent with ip_list_tot for more", "clients", n)
+		}
+	})
+	return refused, nil
+}
+
+// sync also reports whether no other process wrote meanwhile.
+func (d *Dataplane) sync(ctx context.Context, want *proxy.State) (refused proxy.Refused, alone bool, err error) {
+	if refused, err = d.differ.Sync(ctx, want); err != nil {
+		return nil, false, err
+	}
+	alone = true
+	for _, f := range d.families {
+		undisturbed, err := f.check(ctx)
+		if err != nil {
+			d.differ.Forget()
+			return nil, false, err
+		}
+		alone = alone && undisturbed
+	}
+	return refused, alone, nil
+}
+
+// Apply writes the difference that changes make, in one restore per family. It
+// lists nothing.
+func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
+	if changed.Node && d.differ.Node() != nil {
+		d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())
+	}
+	refused, err := d.differ.Apply(ctx, want, changed)
+	if err != nil {
+		return nil, err
+	}
+	if changed.Node {
+		d.localnet.Open(ctx)
+	}
+	for _, f := range d.families {
+		if len(f.written) > 0 {
+			d.report(f)
+		}
+	}
+	return refused, nil
+}
+
+// sameRows reports whether rows render alike for two nodes.
+func (d *Dataplane) sameRows(a, b *proxy.Node) bool {
+	return a == b || !slices.ContainsFunc(d.families, func(f *family) bool { return !f.matches(a).same(f.matches(b)) })
+}
+
+// report counts what was written.
+func (d *Dataplane) report(f *family) {
+	for _, table := range []string{filter, nat} {
+		d.counts.wrote(table, f.Family, ruleCount{f.owned[table], f.written[table]})
+	}
+	f.written = map[string]int{}
 }
 
 // Variant returns which of the host's tables the rules are in.

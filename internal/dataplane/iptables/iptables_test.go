@@ -113,12 +113,7 @@ func TestSyncRepairs(t *testing.T) {
 				if diff := cmp.Diff(want, got); diff != "" {
 					t.Errorf("before and after mismatch (-want +got):\n%s", diff)
 				}
-				f := d.families[0]
-				tables, _ := f.programs.Save(t.Context())
-				m := newMending(tables, d.target(f, everyState()))
-				for _, p := range m.parts(f.most) {
-					t.Errorf("a second Sync would write:\n%s", text(p.lines()))
-				}
+				wantNothingToWrite(t, d, everyState())
 			})
 		})
 	}
@@ -194,14 +189,7 @@ func TestOddNames(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		f := d.families[0]
-		m, err := d.mending(t.Context(), f, s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range m.parts(f.most) {
-			t.Errorf("a third Sync would write:\n%s", text(p.lines()))
-		}
+		wantNothingToWrite(t, d, s)
 	})
 }
 

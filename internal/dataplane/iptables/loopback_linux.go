@@ -107,10 +107,12 @@ func guardLines(saved map[chainRef]*ipt.Chain, guard localnet.Guard) []string {
 			lines = append(lines, "-D "+kubeNodePorts+" "+other)
 		}
 	}
-	for _, j := range jumps() {
-		from := saved[j.chainRef]
-		if j.table == filter && ipt.Target(j.rule) == kubeNodePorts && (from == nil || !slices.Contains(from.Rules, j.rule)) {
-			lines = append(lines, "-I "+j.chain+" "+j.rule)
+	for p, rules := range jumps() {
+		for _, rule := range rules {
+			from := saved[p]
+			if p.table == filter && ipt.Target(rule) == kubeNodePorts && (from == nil || !slices.Contains(from.Rules, rule)) {
+				lines = append(lines, "-I "+p.chain+" "+rule)
+			}
 		}
 	}
 	return lines

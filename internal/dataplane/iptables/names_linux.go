@@ -38,6 +38,8 @@ const (
 	externalChain = "KUBE-EXT-"
 	sourceChain   = "KUBE-FW-"
 	endpointChain = "KUBE-SEP-"
+
+	oldExternalChain = "KUBE-XLB-" // of kube-proxy before 1.24, for what is EXT and SVL now
 )
 
 // owns reports whether a chain is one of kube-proxy's iptables or ipvs mode, or
@@ -71,9 +73,8 @@ const (
 )
 
 // isRowChain reports whether a chain of nat is one of a row or an endpoint.
-// Releases of kube-proxy before 1.24 had XLB for what is EXT and SVL now.
 func isRowChain(chain string) bool {
-	for _, prefix := range []string{clusterChain, localChain, externalChain, sourceChain, endpointChain, "KUBE-XLB-"} {
+	for _, prefix := range []string{clusterChain, localChain, externalChain, sourceChain, endpointChain, oldExternalChain} {
 		hash, ok := strings.CutPrefix(chain, prefix)
 		if ok && len(hash) == hashLength && strings.Trim(hash, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == "" {
 			return true

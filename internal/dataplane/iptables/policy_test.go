@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sluice/internal/dataplane/localnet"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
@@ -35,16 +34,37 @@ func walk(v *nodeMatches, rules []string, origin proxy.Origin) (got treatment) {
 	return got
 }
 
+// rendering is what a row becomes: its own chains, rules that lead there and others.
+type rendering struct {
+	chains           map[string][]string
+	dispatch, others []string
+}
+
+func rendered(v *nodeMatches, sp *proxy.ServicePort) *rendering {
+	r := &rendering{chains: map[string][]string{}}
+	(&family{Family: v.family}).render(v, sp, func(x id, val value) {
+		switch {
+		case x.rule == "":
+			r.chains[x.chain] = val.rules
+		case x.chainRef == dispatch || x.chainRef == dispatchPort:
+			r.dispatch = append(r.dispatch, x.rule)
+		default:
+			r.others = append(r.others, x.table+" "+x.chain+" "+x.rule)
+		}
+	})
+	return r
+}
+
 // TestPolicyTable wants the rules of every row, for every kind, origin and
 // setting of the node, to do what the table of policy says: those that all rows
 // share, which are made from one row's table, and a row's own.
 func TestPolicyTable(t *testing.T) {
 	for _, fam := range proxy.Families {
 		for _, node := range proxytest.PolicyNodes() {
-			v := newNodeMatches(&family{Family: fam}, node, nil, localnet.Guard{})
+			v := newNodeMatches(fam, node)
 			marked := v.markOther()
 			for _, sp := range proxytest.PolicyRows(fam) {
-				r := v.render(sp)
+				r := rendered(v, sp)
 				cluster, local := clusterChain+hash(sp.Key, ""), localChain+hash(sp.Key, "")
 				for _, f := range sp.Frontends {
 					policy := sp.Policy(f.Kind, node)
@@ -101,10 +121,9 @@ func TestPolicyTable(t *testing.T) {
 
 // dispatched returns the chain that a frontend leads to; empty if to none.
 func dispatched(r *rendering, f proxy.Frontend) string {
-	for _, l := range r.shared {
-		if (l.chainRef == dispatch || l.chainRef == dispatchPort) && strings.Contains(l.rule, fmt.Sprintf("--dport %d ", f.Addr.Port())) &&
-			!strings.HasSuffix(l.rule, "RETURN") {
-			return l.rule[strings.LastIndex(l.rule, " ")+1:]
+	for _, rule := range r.dispatch {
+		if strings.Contains(rule, fmt.Sprintf("--dport %d ", f.Addr.Port())) && !strings.HasSuffix(rule, "RETURN") {
+			return rule[strings.LastIndex(rule, " ")+1:]
 		}
 	}
 	return ""
@@ -116,12 +135,12 @@ func TestNodesThatMakeTheSameRules(t *testing.T) {
 	for _, fam := range proxy.Families {
 		for _, a := range proxytest.PolicyNodes() {
 			for _, b := range proxytest.PolicyNodes() {
-				va, vb := newNodeMatches(&family{Family: fam}, a, nil, localnet.Guard{}), newNodeMatches(&family{Family: fam}, b, nil, localnet.Guard{})
+				va, vb := newNodeMatches(fam, a), newNodeMatches(fam, b)
 				if !va.same(vb) {
 					continue
 				}
 				for _, sp := range proxytest.PolicyRows(fam) {
-					if diff := cmp.Diff(va.render(sp), vb.render(sp), cmp.AllowUnexported(rendering{}, line{}, chainRef{})); diff != "" {
+					if diff := cmp.Diff(rendered(va, sp), rendered(vb, sp), cmp.AllowUnexported(rendering{})); diff != "" {
 						t.Fatalf("%v, %+v and %+v make other rules:\n%s", fam, a, b, diff)
 					}
 				}

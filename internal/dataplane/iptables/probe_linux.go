@@ -57,8 +57,7 @@ func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 	if err != nil {
 		return err
 	}
-	made := &part{whole: []whole{{chainRef: chainRef{nat, kubeProbe}}}, gone: []earlier{{chainRef: chainRef{nat, kubeProbe}}}}
-	err = conn.Restore(ctx, text(made.lines()))
+	err = conn.Restore(ctx, []byte("*"+nat+"\n"+declaration(chainRef{nat, kubeProbe})+"\n-X "+kubeProbe+"\nCOMMIT\n"))
 	var refused *ipt.RestoreError
 	if errors.As(err, &refused) {
 		return err

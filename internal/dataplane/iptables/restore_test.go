@@ -1,14 +1,17 @@
 package iptables
 
 import (
+	"strings"
 	"testing"
 
+	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestParts wants a large state to be written in parts that are small, that keep
-// a row's chains together, and that put what leads to chains after them.
+// TestParts wants a large state to be written in parts that are small, in an
+// order in which chains are there before anything goes to them, and what leads
+// to all of them last.
 func TestParts(t *testing.T) {
 	const services, each = 2000, 2 // chains
 	d, fake := synced(t, 1)
@@ -16,28 +19,21 @@ func TestParts(t *testing.T) {
 	for i := 1; i < services; i++ {
 		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 10, 0)})
 	}
-	f := d.families[0]
-	parts := d.step(f, delta, d.after(delta)).parts(f.most)
-	if want := services*each/maxChains + 1; len(parts) < want {
-		t.Errorf("%d parts, want at least %d", len(parts), want)
-	}
-	seen := map[string]int{}
-	for i, p := range parts {
-		if n := len(p.whole); n > maxChains+each {
-			t.Errorf("part %d has %d chains, want about %d", i, n, maxChains)
-		}
-		for _, w := range p.whole {
-			if at, ok := seen[w.owner.Name]; ok && at != i {
-				t.Errorf("chains of %v are in parts %d and %d", w.owner, at, i)
-			}
-			seen[w.owner.Name] = i
-		}
-		if p.shared != nil && i != len(parts)-1 {
-			t.Errorf("part %d of %d leads to chains of later ones", i, len(parts))
-		}
-	}
+	parts := &recorder{Interface: fake}
+	d.families[0].programs = parts
 	if err := proxytest.Apply(t.Context(), d, delta); err != nil {
 		t.Fatal(err)
+	}
+	if want := services * each / maxChains(ipt.NFT); len(parts.inputs) < want {
+		t.Errorf("%d parts, want at least %d", len(parts.inputs), want)
+	}
+	for i, input := range parts.inputs {
+		if n := strings.Count(input, "\n:"); n > maxChains(ipt.NFT) {
+			t.Errorf("part %d has %d chains, want at most %d", i, n, maxChains(ipt.NFT))
+		}
+		if strings.Contains(input, " "+kubeServices+" ") && i != len(parts.inputs)-1 {
+			t.Errorf("part %d of %d leads to chains of later ones", i, len(parts.inputs))
+		}
 	}
 	fake.Reset()
 	if err := proxytest.Sync(t.Context(), d, plainState(services)); err != nil {
@@ -55,7 +51,7 @@ func TestPartsGo(t *testing.T) {
 	if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {
 		t.Fatal(err)
 	}
-	if c := fake.Reset(); c.Restores < 2*(services-2)*each/maxChains {
+	if c := fake.Reset(); c.Restores < (services-2)*each/maxChains(ipt.NFT) {
 		t.Errorf("%d restores for the end of %d chains", c.Restores, (services-2)*each)
 	}
 	if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {

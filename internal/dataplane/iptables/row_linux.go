@@ -7,64 +7,42 @@ import (
 	"slices"
 	"strings"
 
+	"sluice/internal/dataplane/differ"
 	"sluice/internal/proxy"
 )
 
-// rendering is what a row becomes: chains of its own in table nat, and rules in
-// the chains that rows share.
-type rendering struct {
-	names  []string // of the own chains, in order
-	chains map[string][]string
-	shared []line
-}
-
-// line is a rule in a chain that rows share.
-type line struct {
-	chainRef
-	rule string
-}
-
-func (r *rendering) own(name string, rules ...string) string {
-	if _, ok := r.chains[name]; !ok {
-		r.names = append(r.names, name)
-		r.chains[name] = rules
+// row renders the difference between two forms of a row, if its family is served.
+func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
+	for _, f := range d.families {
+		if sp := old.ServicePort; sp != nil && sp.Key.Family == f.Family {
+			f.render(f.matches(old.Node), sp, out.Remove)
+		}
+		if sp := cur.ServicePort; sp != nil && sp.Key.Family == f.Family {
+			f.render(f.matches(cur.Node), sp, out.Add)
+		}
 	}
-	return name
+	return nil
 }
 
-// ownRules counts the rules of the own chains.
-func (r *rendering) ownRules() int {
-	n := 0
-	for _, rules := range r.chains {
-		n += len(rules)
-	}
-	return n
-}
-
-// had returns how many rules an own chain has.
-func (r *rendering) had(p chainRef) int {
-	if rules, ok := r.chains[p.chain]; ok {
-		return len(rules)
-	}
-	return absent
-}
-
-// count counts the uses of all rules, n times.
-func (r *rendering) count(u uses, n int) {
-	for name, rules := range r.chains {
-		u.chain(chainRef{nat, name}, rules, n)
-	}
-	for _, l := range r.shared {
-		u.chain(l.chainRef, []string{l.rule}, n)
+// healthCheck renders the rule for a health check's port, which the node's own
+// firewall might close.
+func (d *Dataplane) healthCheck(h *proxy.HealthCheck, add func(id, value)) {
+	for _, f := range d.families {
+		if h.Key.Family == f.Family {
+			add(id{f, nodePortFilter, fmt.Sprintf("-p tcp %s-m tcp --dport %d -j ACCEPT",
+				comment(h.Key.Namespace+"/"+h.Key.Name+" health check node port"), h.Port)}, value{})
+		}
 	}
 }
 
-func (r *rendering) add(p chainRef, rule string) { r.shared = append(r.shared, line{p, rule}) }
-
-// renderer renders one row.
+// renderer renders one row: chains of its own in table nat, and rules in the
+// chains that rows share.
 type renderer struct {
-	*rendering
+	f    *family
 	v    *nodeMatches
+	out  func(id, value)
+	made map[string]bool // the row's own chains
+
 	sp   *proxy.ServicePort
 	name string // of the service port
 	id   string // the hash in its chains' names
@@ -72,22 +50,29 @@ type renderer struct {
 	l4 string // matches of its protocol
 }
 
-// render returns what a row becomes; nothing for none.
-func (v *nodeMatches) render(sp *proxy.ServicePort) *rendering {
-	out := &rendering{chains: map[string][]string{}}
-	if sp == nil {
-		return out
-	}
+// render gives what a row becomes.
+func (f *family) render(v *nodeMatches, sp *proxy.ServicePort, out func(id, value)) {
 	proto := strings.ToLower(sp.Key.Protocol.String())
 	r := &renderer{
-		rendering: out, v: v, sp: sp, name: portName(sp.Key), id: hash(sp.Key, ""),
+		f: f, v: v, out: out, made: map[string]bool{}, sp: sp, name: portName(sp.Key), id: hash(sp.Key, ""),
 		proto: "-p " + proto + " ", l4: "-m " + proto + " ",
 	}
 	for _, f := range sp.Frontends {
 		r.frontend(f)
 	}
-	return out
 }
+
+// own makes one of the row's own chains.
+func (r *renderer) own(name string, rules ...string) string {
+	if !r.made[name] {
+		r.made[name] = true
+		r.out(id{f: r.f, chainRef: chainRef{nat, name}}, value{rules: rules, row: &r.sp.Key})
+	}
+	return name
+}
+
+// add adds a rule to a chain that rows share.
+func (r *renderer) add(p chainRef, rule string) { r.out(id{r.f, p, rule}, value{row: &r.sp.Key}) }
 
 // frontend renders one frontend: where its packets go, and what happens to
 // those that go nowhere.
@@ -182,7 +167,7 @@ func (r *renderer) list(scope proxy.Scope) string {
 	if scope == proxy.ScopeLocal {
 		name = localChain + r.id
 	}
-	if _, ok := r.chains[name]; ok {
+	if r.made[name] {
 		return name
 	}
 	var rules, choose []string

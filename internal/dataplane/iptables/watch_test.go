@@ -192,14 +192,14 @@ func TestUsesFollowSteps(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, f := range d.families {
-				have, err := f.count(t.Context())
+				have, err := f.kernelUses(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
 				if diff := cmp.Diff(f.uses, have, cmp.AllowUnexported(chainRef{})); diff != "" {
 					t.Errorf("%v: uses after a step (-counted +the kernel's):\n%s", f.Family, diff)
 				}
-				if f.looked != f.others {
+				if f.foreignSeen != f.foreign {
 					t.Errorf("%v: our own step is taken for another process's", f.Family)
 				}
 			}

@@ -1,0 +1,118 @@
+package iptables
+
+import (
+	"context"
+	"slices"
+
+	"sluice/internal/kernel/ipt"
+	"sluice/internal/proxy"
+)
+
+// list gives what the tables have of ours. It is also where is found out who
+// opened loopback, before constant rules are rendered.
+func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, value)) (empty bool, err error) {
+	empty = true
+	for _, f := range d.families {
+		if err := f.begin(ctx); err != nil {
+			return false, err
+		}
+		tables, err := f.programs.Save(ctx)
+		if err != nil {
+			return false, err
+		}
+		if f.Family == proxy.IPv4 {
+			d.localnet.Find(ctx, loopbackOf(tables).traces())
+			d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())
+		}
+		constants := d.constants(f, want)
+		saved := index(tables)
+		used := usedByOthers(saved)
+		for p, c := range saved {
+			f.listChain(p, c, constants[p], used[p] != "", func(x id, v value) {
+				empty = false
+				f.note(x, v, 1)
+				have(x, v)
+			})
+		}
+	}
+	return empty, nil
+}
+
+// listChain gives what a chain has of ours.
+func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used bool, have func(id, value)) {
+	chain := id{f: f, chainRef: p}
+	switch {
+	case c.Policy != "":
+		if entries := slices.DeleteFunc(slices.Clone(c.Rules), func(r string) bool { return !isEntry(p.table, r) }); len(entries) > 0 {
+			have(chain, value{rules: entries})
+		}
+	case p.builtIn(): // somebody else's
+	case p.shared():
+		rows, ok := rowRules(p, c.Rules, constant)
+		if !ok {
+			have(chain, value{rules: c.Rules, foreign: true})
+			return
+		}
+		have(chain, value{rules: constant})
+		for _, r := range rows {
+			have(id{f, p, r}, value{})
+		}
+	default:
+		have(chain, value{rules: c.Rules, used: used})
+	}
+}
+
+// rowRules returns the rules of rows in a chain that they share. It is not ok if
+// constant rules are not as they should be, or one of a row is there twice: then
+// the chain is written anew.
+func rowRules(p chainRef, rules, constant []string) (rows []string, ok bool) {
+	n := len(rules) - len(constant)
+	if n < 0 {
+		return nil, false
+	}
+	at, rows := rules[:len(constant)], rules[len(constant):]
+	if p.rowsFirst() {
+		rows, at = rules[:n], rules[n:]
+	}
+	if !slices.Equal(at, constant) {
+		return nil, false
+	}
+	seen := make(map[string]bool, len(rows))
+	for _, r := range rows {
+		if seen[r] {
+			return nil, false
+		}
+		seen[r] = true
+	}
+	return rows, true
+}
+
+// index returns chains by name.
+func index(tables []ipt.Table) map[chainRef]*ipt.Chain {
+	saved := map[chainRef]*ipt.Chain{}
+	for i := range tables {
+		for j := range tables[i].Chains {
+			c := &tables[i].Chains[j]
+			saved[chainRef{tables[i].Name, c.Name}] = c
+		}
+	}
+	return saved
+}
+
+// usedByOthers returns our chains that rules of others go to, and the first chain
+// that has such a rule.
+func usedByOthers(saved map[chainRef]*ipt.Chain) map[chainRef]string {
+	used := map[chainRef]string{}
+	for p, c := range saved {
+		if !p.builtIn() {
+			continue
+		}
+		for _, r := range c.Rules {
+			to := chainRef{p.table, ipt.Target(r)}
+			if !to.builtIn() && !(c.Policy != "" && isEntry(p.table, r)) && (used[to] == "" || p.chain < used[to]) {
+				used[to] = p.chain
+			}
+		}
+	}
+	return used
+}
