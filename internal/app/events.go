@@ -42,10 +42,10 @@ const (
 )
 
 const (
-	maxEvents = 100             // how many may wait for the API server; more are lost
-	maxNote   = 1024            // how long the API lets a note be, in bytes
-	seriesGap = 6 * time.Minute // how long an event must not have happened to be a new one
-	lastWord  = 2 * time.Second // how long the daemon stays for its last event
+	maxEvents     = 100             // how many may wait for the API server; more are lost
+	maxNote       = 1024            // how long the API lets a note be, in bytes
+	seriesGap     = 6 * time.Minute // how long an event must not have happened to be a new one
+	lastEventTime = 2 * time.Second // how long the daemon stays for its last event
 
 	// For how long an API server that does not answer is asked again.
 	eventTries = 12
@@ -146,7 +146,7 @@ func (r *recorder) last(ctx context.Context, reason, action, note string) {
 	if r.client == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, lastWord)
+	ctx, cancel := context.WithTimeout(ctx, lastEventTime)
 	defer cancel()
 	if err := r.file(ctx, newEvent(r.node, v1.EventTypeWarning, reason, action, note)); err != nil {
 		klog.FromContext(ctx).Error(err, "Event was not sent", "reason", reason)

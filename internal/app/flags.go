@@ -53,23 +53,23 @@ func (o *Options) processFlags() []flagGroup {
 			{"manifests", &o.Manifests, "read and watch the YAML and JSON files in `DIR`; no cluster is needed"},
 			{"kubeconfig", field("clientConnection.kubeconfig"), "reach the API server as this `FILE` says"},
 			{"master", &o.Master, "reach the API server at this `URL`, whatever the kubeconfig says"},
-			{"kube-api-content-type", field("clientConnection.contentType"), "speak this `TYPE` of content with the API server"},
+			{"kube-api-content-type", field("clientConnection.contentType"), "use this content `TYPE` with the API server"},
 			{"kube-api-qps", field("clientConnection.qps"), "send at most this `NUMBER` of requests a second"},
 			{"kube-api-burst", field("clientConnection.burst"), "send at most this `NUMBER` of requests at once"},
-			{"config-sync-period", field("configSyncPeriod"), "accepted and without effect, for objects are not cached; " +
+			{"config-sync-period", field("configSyncPeriod"), "accepted and ignored, since objects are not cached; " +
 				"kube-proxy takes a `TIME`"},
 		}),
 		o.group("Configuration", []flag{
-			{"config", &o.ConfigFile, "read the KubeProxyConfiguration in this `FILE` and follow its changes; it overrules " +
-				"all flags but those of logging, --manifests, --master and --hostname-override"},
+			{"config", &o.ConfigFile, "read the KubeProxyConfiguration in this `FILE` and follow its changes; it overrides " +
+				"all flags except those of logging, --manifests, --master and --hostname-override"},
 			{"write-config-to", &o.WriteConfigTo, "write the configuration in force to this `FILE`, then exit"},
 			{"feature-gates", field("featureGates"), "`GATES` of Kubernetes, like Name=true,Other=false"},
 		}),
 		o.group("This node", []flag{
-			{"hostname-override", &o.HostnameOverride, "be the node of this `NAME`, not of the host's"},
-			{"bind-address", field("bindAddress"), "take this `IP` for the node's, not what its Node object says; all zeros " +
-				"change nothing"},
-			{"oom-score-adj", field("oomScoreAdj"), "`SCORE` from -1000 to 1000 that keeps the kernel from ending this " +
+			{"hostname-override", &o.HostnameOverride, "use this `NAME` for the node instead of the host's"},
+			{"bind-address", field("bindAddress"), "use this `IP` as the node's instead of what its Node object says; an " +
+				"unspecified address changes nothing"},
+			{"oom-score-adj", field("oomScoreAdj"), "`SCORE` from -1000 to 1000; the lower, the later the kernel ends this " +
 				"process when memory is short"},
 		}),
 	}
@@ -78,17 +78,18 @@ func (o *Options) processFlags() []flagGroup {
 func (o *Options) trafficFlags() []flagGroup {
 	return []flagGroup{
 		o.group("Traffic", []flag{
-			{"proxy-mode", field("mode"), "program the kernel by this `MODE`: " + dataplane.Names(" or ") +
+			{"proxy-mode", field("mode"), "program the kernel in this `MODE`: " + dataplane.Names(" or ") +
 				"; without it, the best that the kernel can do, or what the host needs"},
-			{"cluster-cidr", field("clusterCIDR"), "`CIDRS` of the pods in the cluster: one, or two with a comma between, " +
-				"one of each family"},
+			{"cluster-cidr", field("clusterCIDR"), "`CIDRS` of the pods in the cluster: one, or one of each family, " +
+				"separated by a comma"},
 			{"detect-local-mode", field("detectLocalMode"), "`HOW` to recognise traffic of this node's pods: ClusterCIDR " +
 				"(the default), NodeCIDR, BridgeInterface or InterfaceNamePrefix"},
 			{"pod-bridge-interface", field("detectLocal.bridgeInterface"), "`NAME` of the bridge that pods are on, for " +
 				"BridgeInterface"},
 			{"pod-interface-name-prefix", field("detectLocal.interfaceNamePrefix"), "`PREFIX` of the pods' interface names, " +
 				"for InterfaceNamePrefix"},
-			{"masquerade-all", field("iptables.masqueradeAll"), "hide the client's address in all traffic to ClusterIPs"},
+			{"masquerade-all", field("iptables.masqueradeAll"), "masquerade all traffic to ClusterIPs, which hides the " +
+				"client's address"},
 			{"nodeport-addresses", field("nodePortAddresses"), "open NodePorts on the node's addresses within these " +
 				"`CIDRS`, by the word primary (the default if mode nftables is named) on those of its Node object, by " +
 				"localhost on loopback addresses (IPv4), by all on every one; they can be combined"},
@@ -98,10 +99,11 @@ func (o *Options) trafficFlags() []flagGroup {
 				"none: do not"},
 			{"metrics-bind-address", field("metricsBindAddress"), "serve metrics at this `IP` or IP:PORT; empty or none: do " +
 				"not"},
-			{"bind-address-hard-fail", field("bindAddressHardFail"), "exit when one of them cannot be had, do not try again"},
-			{"profiling", field("enableProfiling"), "serve /debug/pprof and /debug/flags beside the metrics"},
-			{"show-hidden-metrics-for-version", field("showHiddenMetricsForVersion"), "serve the metrics that were hidden " +
-				"after this `VERSION` too; only the previous minor version is possible"},
+			{"bind-address-hard-fail", field("bindAddressHardFail"), "exit when one of these addresses cannot be bound, " +
+				"instead of trying again"},
+			{"profiling", field("enableProfiling"), "serve /debug/pprof and /debug/flags on the metrics server"},
+			{"show-hidden-metrics-for-version", field("showHiddenMetricsForVersion"), "also serve the metrics that were " +
+				"hidden after this `VERSION`; only the previous minor version is possible"},
 			{"healthz-port", &o.HealthzPort, "deprecated: the port for --healthz-bind-address"},
 			{"metrics-port", &o.MetricsPort, "deprecated: the port for --metrics-bind-address"},
 		}),
@@ -112,17 +114,17 @@ func (o *Options) trafficFlags() []flagGroup {
 				"after this `TIME`"},
 			{"conntrack-tcp-timeout-close-wait", field("conntrack.tcpCloseWaitTimeout"), "forget a TCP connection in " +
 				"CLOSE_WAIT after this `TIME`"},
-			{"conntrack-tcp-be-liberal", field("conntrack.tcpBeLiberal"), "let TCP packets pass whose sequence numbers are " +
+			{"conntrack-tcp-be-liberal", field("conntrack.tcpBeLiberal"), "accept TCP packets whose sequence numbers are " +
 				"out of the window"},
 			{"conntrack-udp-timeout", field("conntrack.udpTimeout"), "forget an unanswered UDP flow after this `TIME`"},
 			{"conntrack-udp-timeout-stream", field("conntrack.udpStreamTimeout"), "forget an answered UDP flow after this " +
 				"`TIME`"},
 		}),
 		o.group("Modes iptables and nftables", []flag{
-			{"iptables-masquerade-bit", field("iptables.masqueradeBit"), "ask for masquerading by this `BIT` of the packet " +
-				"mark, from 0 to 31; mode ipvs too"},
-			{"iptables-localhost-nodeports", field("iptables.localhostNodePorts"), "open NodePorts on 127.0.0.0/8 too; not " +
-				"where mode nftables is named"},
+			{"iptables-masquerade-bit", field("iptables.masqueradeBit"), "mark packets to masquerade with this `BIT` of the " +
+				"packet mark, from 0 to 31; also in mode ipvs"},
+			{"iptables-localhost-nodeports", field("iptables.localhostNodePorts"), "also open NodePorts on 127.0.0.0/8; " +
+				"without effect if mode nftables is named"},
 			{"iptables-sync-period", field("iptables.syncPeriod"), "`TIME` from one check of everything to the next; mode " +
 				"nftables unless given: 1h"},
 			{"iptables-min-sync-period", field("iptables.minSyncPeriod"), "`TIME` from one change of the rules to the next; " +
@@ -131,7 +133,7 @@ func (o *Options) trafficFlags() []flagGroup {
 		o.group("Mode ipvs", []flag{
 			{"ipvs-scheduler", field("ipvs.scheduler"), "`NAME` of the IPVS scheduler; rr unless given"},
 			{"ipvs-exclude-cidrs", field("ipvs.excludeCIDRs"), "leave the virtual servers within these `CIDRS` alone"},
-			{"ipvs-strict-arp", field("ipvs.strictARP"), "answer ARP for no address of another interface"},
+			{"ipvs-strict-arp", field("ipvs.strictARP"), "do not answer ARP for addresses of other interfaces"},
 			{"ipvs-sync-period", field("ipvs.syncPeriod"), "`TIME` from one check of everything to the next"},
 			{"ipvs-min-sync-period", field("ipvs.minSyncPeriod"), "`TIME` from one change of the rules to the next"},
 			{"ipvs-tcp-timeout", field("ipvs.tcpTimeout"), "forget an idle TCP session after this `TIME`; 0: as the kernel " +
@@ -148,9 +150,9 @@ func (o *Options) otherFlags() []flagGroup {
 	return []flagGroup{
 		o.group("Other", []flag{
 			{"cleanup", &o.Cleanup, "remove all rules that a service proxy may have left in the kernel, then exit"},
-			{"init-only", &o.InitOnly, "do what needs the most privileges, without an API server, then exit"},
-			{"version", &o.version, "print the version, or with raw all that is known of the build, then exit; with one " +
-				"like v1.2.3-more go by that"},
+			{"init-only", &o.InitOnly, "do what needs the most privileges and no API server, then exit"},
+			{"version", &o.version, "print the version, or with raw all that is known of the build, then exit; with a " +
+				"version like v1.2.3-more, report that one"},
 			{"help", new(bool), "print this text, then exit"},
 			// Command lines have these for a library that kube-proxy once had.
 			{"boot-id-file", new("/proc/sys/kernel/random/boot_id"), "accepted and not used"},

@@ -18,10 +18,10 @@ import (
 	"sluice/internal/proxy"
 )
 
-// tune fits the host to the proxy. What cannot be had is reported, in the log
+// fitHost fits the host to the proxy. What cannot be had is reported, in the log
 // and as an event, and is no reason to stop.
-func (s *ProxyServer) tune(ctx context.Context) {
-	for _, p := range tune(ctx, s.plan.config) {
+func (s *ProxyServer) fitHost(ctx context.Context) {
+	for _, p := range fitHost(ctx, s.plan.config) {
 		s.events.warn(reasonPlatform, actionTune, "%s", p)
 	}
 }
@@ -39,7 +39,7 @@ func initialise(ctx context.Context, c config.Configuration) error {
 	if err != nil {
 		return err
 	}
-	tune(ctx, c)
+	fitHost(ctx, c)
 	if err := mode.Prepare(ctx, settings, opensLoopback(c)); err != nil {
 		klog.FromContext(ctx).Error(err, "NodePorts on loopback addresses are as they were, the daemon will try")
 	}
@@ -57,7 +57,7 @@ func opensLoopback(c config.Configuration) bool {
 	return n.OpensLoopback()
 }
 
-func tune(ctx context.Context, c config.Configuration) []platform.Problem {
+func fitHost(ctx context.Context, c config.Configuration) []platform.Problem {
 	logger := klog.FromContext(ctx)
 	report := platform.Apply(ctx, sysctl.Kernel{}, &c)
 	for _, ch := range report.Changes {

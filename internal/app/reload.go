@@ -18,12 +18,12 @@ import (
 )
 
 const (
-	// lookPeriod is how often the configuration file is read, and for how long
+	// readPeriod is how often the configuration file is read, and for how long
 	// it must stay the same: who writes it in place, or copies it, writes it in
 	// pieces, and half a file may be a valid one. To read it takes microseconds,
 	// and notices what no notification tells of: links on the way to it, as a
 	// ConfigMap volume has them, and file systems of others.
-	lookPeriod = time.Second
+	readPeriod = time.Second
 	// restartSpread is within which time the nodes of a cluster restart that
 	// share a ConfigMap and see its change at once. Each reads all objects then.
 	restartSpread = 10 * time.Minute
@@ -85,7 +85,7 @@ func (o *Options) newConfigWatcher(
 	running config.Configuration, apply func(context.Context, config.Configuration, []config.Change),
 ) *configWatcher {
 	return &configWatcher{
-		file: o.ConfigFile, period: lookPeriod, read: o.read, running: running, apply: apply,
+		file: o.ConfigFile, period: readPeriod, read: o.read, running: running, apply: apply,
 		usable: func(ctx context.Context, c config.Configuration) error {
 			if _, err := o.plan(c); err != nil {
 				return err
@@ -207,7 +207,7 @@ func (s *ProxyServer) reload(ctx context.Context, c config.Configuration, change
 	if _, err := logs.GlogSetter(strconv.Itoa(int(c.Object.Logging.Verbosity))); err != nil {
 		logger.Error(err, "Log level stays as it is")
 	}
-	s.health.SetTimeout(patience(c))
+	s.health.SetTimeout(healthTimeout(c))
 	s.healthServer.SetAddress(c.HealthzBindAddress)
 	s.metricsServer.SetAddress(c.MetricsBindAddress)
 	s.configure(rules, c.MinSyncPeriod, max(c.SyncPeriod, fullSyncPeriod))

@@ -34,9 +34,9 @@ const (
 	leaveTime = 5 * time.Second
 )
 
-// patience is how long a sync that was asked for may take before the proxy
+// healthTimeout is how long a sync that was asked for may take before the proxy
 // counts as ill: two sync periods. An hour is what nobody has set.
-func patience(c config.Configuration) time.Duration {
+func healthTimeout(c config.Configuration) time.Duration {
 	if c.SyncPeriod >= fullSyncPeriod {
 		return 2 * usualSyncPeriod
 	}
@@ -131,7 +131,7 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	if err := registerBuild(registry, build()); err != nil {
 		return err
 	}
-	s.health = health.NewProxyHealth(health.Settings{Families: s.families, Timeout: patience(c), Counter: m})
+	s.health = health.NewProxyHealth(health.Settings{Families: s.families, Timeout: healthTimeout(c), Counter: m})
 	if s.plan.from.manifests != "" {
 		s.health.SyncNode(&v1.Node{}) // a folder may have none, and is no cluster that drains nodes
 	}
@@ -177,7 +177,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	if err := s.available(ctx); err != nil {
 		return errors.Join(err, s.close())
 	}
-	s.tune(ctx)
+	s.fitHost(ctx)
 	s.events.normal(reasonStarting, actionStart)
 	jobs := []job{
 		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready) }},

@@ -50,7 +50,7 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 			"or --master URL, or run in a cluster")
 	}
 	if err != nil {
-		return objectSource{}, o.blame(c.Kubeconfig, err)
+		return objectSource{}, o.clientError(c.Kubeconfig, err)
 	}
 	cfg.UserAgent = "sluice/" + o.version.reported()
 	cfg.ContentType = c.ContentType
@@ -61,7 +61,7 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 	cfg.DisableCompression = true
 	client, err := apiclient.New(cfg)
 	if err != nil {
-		return objectSource{}, o.blame(c.Kubeconfig, err)
+		return objectSource{}, o.clientError(c.Kubeconfig, err)
 	}
 	return objectSource{client: client, server: cfg.Host}, nil
 }
@@ -73,8 +73,8 @@ func (o *Options) clientConfig(kubeconfig string) (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags(o.Master, kubeconfig)
 }
 
-// blame names what an unusable client comes from.
-func (o *Options) blame(kubeconfig string, err error) error {
+// clientError names what an unusable client comes from.
+func (o *Options) clientError(kubeconfig string, err error) error {
 	said := "--kubeconfig"
 	if o.ConfigFile != "" {
 		said = fmt.Sprintf("--config %q: clientConnection.kubeconfig", o.ConfigFile)
