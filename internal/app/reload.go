@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"crypto/sha256"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -56,25 +55,20 @@ type configWatcher struct {
 	usable  func(context.Context, config.Configuration) error // whether a new daemon could start with it
 	delay   func() time.Duration                              // until a restart
 
-	candidate fingerprint // of the content that was there at the last look
-	seen      fingerprint // of the content that was last read
+	candidate string // the content that was there at the last look
+	seen      string // the content that was last parsed
 
 	restart *RestartError    // what is to come of it, while due is not nil
 	due     <-chan time.Time // when it is time for the restart
 }
 
-// fingerprint tells contents apart, and those from none.
-type fingerprint struct {
-	sum   [sha256.Size]byte
-	fault string // why there is no content
-}
-
-func fingerprintOf(file string) fingerprint {
+// contentOf returns the content of a file, or why there is none.
+func contentOf(file string) string {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return fingerprint{fault: err.Error()}
+		return err.Error()
 	}
-	return fingerprint{sum: sha256.Sum256(data)}
+	return "=" + string(data) // no error begins so
 }
 
 // newConfigWatcher returns the watcher of the file that the options name, whose
@@ -127,13 +121,13 @@ func (w *configWatcher) Run(ctx context.Context) error {
 // check takes over new content once it was the same at two looks. What is wrong
 // with it is said once.
 func (w *configWatcher) check(ctx context.Context) {
-	now := fingerprintOf(w.file)
+	now := contentOf(w.file)
 	if now != w.candidate || now == w.seen {
 		w.candidate = now
 		return
 	}
 	p, err := w.read(w.running.Mode)
-	if fingerprintOf(w.file) != now {
+	if contentOf(w.file) != now {
 		return // what was read may be half of each
 	}
 	w.seen = now

@@ -108,7 +108,7 @@ type FieldError struct {
 // Error returns the field, its value and the reason.
 func (e *FieldError) Error() string { return fmt.Sprintf("%s %q: %s", e.Field, e.Value, e.Reason) }
 
-func wrong(field string, value any, format string, args ...any) error {
+func fieldError(field string, value any, format string, args ...any) error {
 	return &FieldError{Field: field, Value: fmt.Sprint(value), Reason: fmt.Sprintf(format, args...)}
 }
 
@@ -171,3 +171,23 @@ func (c *Configuration) meaning() map[string]string {
 	})
 	return out
 }
+
+// ProxyMode is a way of programming the kernel, as operators spell it.
+type ProxyMode string
+
+// The proxy modes, built or to come.
+const (
+	NFTables  ProxyMode = "nftables"
+	IPTables  ProxyMode = "iptables"
+	IPVS      ProxyMode = "ipvs"
+	EBPF      ProxyMode = "ebpf"
+	Userspace ProxyMode = "userspace"
+)
+
+// The ways of recognising the traffic of our pods, as operators spell them.
+const (
+	LocalModeClusterCIDR         v1alpha1.LocalMode = "ClusterCIDR" // the default
+	LocalModeNodeCIDR            v1alpha1.LocalMode = "NodeCIDR"
+	LocalModeBridgeInterface     v1alpha1.LocalMode = "BridgeInterface"
+	LocalModeInterfaceNamePrefix v1alpha1.LocalMode = "InterfaceNamePrefix"
+)

@@ -80,10 +80,10 @@ func readGates(table string) (known map[featuregate.Feature]featuregate.FeatureS
 }
 
 // gates reads the feature gates.
-func (r *reading) gates() {
+func (r *reader) gates() {
 	var err error
 	if r.c.gates, err = NewGates(r.o.FeatureGates); err != nil {
-		r.wrong("featureGates", GatesText(r.o.FeatureGates), "%v", err)
+		r.invalid("featureGates", GatesText(r.o.FeatureGates), "%v", err)
 	}
 }
 

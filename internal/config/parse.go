@@ -30,9 +30,9 @@ func ParseBindAddress(s string) (netip.Addr, error) {
 	a, ok := parseAddr(s)
 	switch {
 	case strings.Contains(s, "%"):
-		return netip.Addr{}, wrong("bindAddress", s, "an address with a zone cannot be a node's address")
+		return netip.Addr{}, fieldError("bindAddress", s, "an address with a zone cannot be a node's address")
 	case !ok:
-		return netip.Addr{}, wrong("bindAddress", s, "not an IP address")
+		return netip.Addr{}, fieldError("bindAddress", s, "not an IP address")
 	case a.IsUnspecified():
 		return netip.Addr{}, nil
 	default:
@@ -49,15 +49,15 @@ func ParseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	for item := range strings.SplitSeq(s, ",") {
 		p, ok := parsePrefix(item)
 		if !ok {
-			return nil, wrong("clusterCIDR", s, "%q is not a CIDR like 10.244.0.0/16", strings.TrimSpace(item))
+			return nil, fieldError("clusterCIDR", s, "%q is not a CIDR like 10.244.0.0/16", strings.TrimSpace(item))
 		}
 		out = append(out, p)
 	}
 	switch {
 	case len(out) > 2:
-		return nil, wrong("clusterCIDR", s, "at most one CIDR of each family")
+		return nil, fieldError("clusterCIDR", s, "at most one CIDR of each family")
 	case len(out) == 2 && out[0].Addr().Is4() == out[1].Addr().Is4():
-		return nil, wrong("clusterCIDR", s, "two CIDRs must be one of each family")
+		return nil, fieldError("clusterCIDR", s, "two CIDRs must be one of each family")
 	}
 	return out, nil
 }
@@ -69,7 +69,7 @@ var words = map[string][]string{Primary: nil, Localhost: {"127.0.0.0/8", "::1/12
 // localhost and all, in any combination. An empty list is every local address.
 func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	fail := func(format string, args ...any) (NodePortAddresses, error) {
-		return NodePortAddresses{}, wrong("nodePortAddresses", strings.Join(list, ","), format, args...)
+		return NodePortAddresses{}, fieldError("nodePortAddresses", strings.Join(list, ","), format, args...)
 	}
 	if len(list) == 1 && list[0] == All {
 		return NodePortAddresses{}, nil
@@ -101,15 +101,15 @@ func parseServer(field string, s string, port uint16) (netip.AddrPort, error) {
 	}
 	host, portText, err := net.SplitHostPort(s)
 	if err != nil {
-		return netip.AddrPort{}, wrong(field, s, "neither an IP address nor an IP address and a port, like 127.0.0.1:%d", port)
+		return netip.AddrPort{}, fieldError(field, s, "neither an IP address nor an IP address and a port, like 127.0.0.1:%d", port)
 	}
 	a, ok := parseAddr(host)
 	if !ok {
-		return netip.AddrPort{}, wrong(field, s, "%q is not an IP address", host)
+		return netip.AddrPort{}, fieldError(field, s, "%q is not an IP address", host)
 	}
 	n, err := strconv.ParseUint(portText, 10, 16)
 	if err != nil || n == 0 {
-		return netip.AddrPort{}, wrong(field, s, "the port must be from 1 to 65535")
+		return netip.AddrPort{}, fieldError(field, s, "the port must be from 1 to 65535")
 	}
 	return netip.AddrPortFrom(a, uint16(n)), nil
 }
@@ -148,11 +148,11 @@ const maxInterfaceName = 15
 func checkInterface(field, name string, m v1alpha1.LocalMode) error {
 	switch {
 	case name == "":
-		return wrong(field, name, "needed by mode %s", m)
+		return fieldError(field, name, "needed by mode %s", m)
 	case len(name) > maxInterfaceName:
-		return wrong(field, name, "longer than the %d characters of an interface name", maxInterfaceName)
+		return fieldError(field, name, "longer than the %d characters of an interface name", maxInterfaceName)
 	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '/' || r == ':' || r == 0x7f }):
-		return wrong(field, name, "not an interface name")
+		return fieldError(field, name, "not an interface name")
 	default:
 		return nil
 	}

@@ -20,7 +20,7 @@ import (
 // has asked for none; whether there is such a mode is not checked. The error
 // joins a [*FieldError] for each wrong field.
 func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
-	r := reading{Input: in, o: in.Object.DeepCopy()}
+	r := reader{Input: in, o: in.Object.DeepCopy()}
 	r.c = Configuration{Object: r.o, Mode: cmp.Or(in.Mode(), unset), given: in.Given}
 	defaults := Defaults()
 	for field := range flatten(defaults) {
@@ -41,26 +41,22 @@ func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
 	return r.c, errors.Join(r.errs...)
 }
 
-// reading is an Input on its way to a Configuration.
-type reading struct {
+// reader is an Input on its way to a Configuration.
+type reader struct {
 	Input                                  // as it was said
 	o     *v1alpha1.KubeProxyConfiguration // with the defaults
 	c     Configuration
 	errs  []error
 }
 
-func (r *reading) wrong(field string, value any, format string, args ...any) {
-	r.errs = append(r.errs, wrong(field, value, format, args...))
+func (r *reader) invalid(field string, value any, format string, args ...any) {
+	r.errs = append(r.errs, fieldError(field, value, format, args...))
 }
 
-func (r *reading) refuse(err error) {
-	if err != nil {
-		r.errs = append(r.errs, err)
-	}
-}
+func (r *reader) add(err error) { r.errs = append(r.errs, err) } // or nil
 
-// said reports whether an operator has said anything about a field.
-func (r *reading) said(field string) bool { return r.Given[field] || !At(&r.Object, field).IsZero() }
+// isSet reports whether an operator has said anything about a field.
+func (r *reader) isSet(field string) bool { return r.Given[field] || !At(&r.Object, field).IsZero() }
 
 // bound is what a number or a time may be.
 type bound struct {
@@ -90,12 +86,12 @@ var numbers = []bound{
 }
 
 // bounds checks what needs no reading.
-func (r *reading) bounds() {
+func (r *reader) bounds() {
 	if name := r.o.HostnameOverride; name != "" && strings.TrimSpace(name) == "" {
-		r.wrong("hostnameOverride", name, "a node name cannot be blank")
+		r.invalid("hostnameOverride", name, "a node name cannot be blank")
 	}
 	if qps := float64(r.o.ClientConnection.QPS); math.IsNaN(qps) || math.IsInf(qps, 0) {
-		r.wrong("clientConnection.qps", qps, "not a number")
+		r.invalid("clientConnection.qps", qps, "not a number")
 	}
 	for _, b := range numbers {
 		if strings.HasPrefix(b.field, "nftables.") && r.c.Mode != NFTables {
@@ -106,11 +102,11 @@ func (r *reading) bounds() {
 			v = v.Field(0) // of a metav1.Duration
 		}
 		if n := v.Int(); n < b.min || n > b.max {
-			r.wrong(b.field, v, "%s", b)
+			r.invalid(b.field, v, "%s", b)
 		}
 	}
 	if v := r.o.ShowHiddenMetricsForVersion; v != "" && v != previousMinor && v != minorBefore {
-		r.wrong("showHiddenMetricsForVersion", v, "must be %s, the minor version before this one, or nothing", previousMinor)
+		r.invalid("showHiddenMetricsForVersion", v, "must be %s, the minor version before this one, or nothing", previousMinor)
 	}
 }
 
@@ -127,10 +123,10 @@ func (b bound) String() string {
 }
 
 // addresses reads where to listen.
-func (r *reading) addresses() {
+func (r *reader) addresses() {
 	var err error
 	r.c.BindAddress, err = ParseBindAddress(r.o.BindAddress)
-	r.refuse(err)
+	r.add(err)
 	every, loopback := netip.IPv4Unspecified(), netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	// The flags' defaults are those of their help text whatever other flags say.
 	if ip, ok := parseAddr(r.o.BindAddress); ok && !ip.Is4() && !r.Flags {
@@ -143,7 +139,7 @@ func (r *reading) addresses() {
 			a = netip.AddrPort{}
 		case *text != "":
 			a, err = parseServer(field, *text, unset.Port())
-			r.refuse(err)
+			r.add(err)
 		}
 		*text = serverString(a)
 		return a
@@ -151,23 +147,23 @@ func (r *reading) addresses() {
 	r.c.HealthzBindAddress = server("healthzBindAddress", &r.o.HealthzBindAddress, netip.AddrPortFrom(every, HealthzPort))
 	r.c.MetricsBindAddress = server("metricsBindAddress", &r.o.MetricsBindAddress, netip.AddrPortFrom(loopback, MetricsPort))
 	if a := r.c.MetricsBindAddress; a.IsValid() && a == r.c.HealthzBindAddress {
-		r.wrong("metricsBindAddress", a, "is the health server's address already")
+		r.invalid("metricsBindAddress", a, "is the health server's address already")
 	}
 }
 
 // detectLocal reads how our pods are recognised.
-func (r *reading) detectLocal() {
+func (r *reader) detectLocal() {
 	cidrs, err := ParseClusterCIDRs(r.o.ClusterCIDR)
 	switch m := r.o.DetectLocalMode; m {
 	case LocalModeClusterCIDR:
-		r.refuse(err)
+		r.add(err)
 	case LocalModeNodeCIDR:
 	case LocalModeBridgeInterface:
-		r.refuse(checkInterface("detectLocal.bridgeInterface", r.o.DetectLocal.BridgeInterface, m))
+		r.add(checkInterface("detectLocal.bridgeInterface", r.o.DetectLocal.BridgeInterface, m))
 	case LocalModeInterfaceNamePrefix:
-		r.refuse(checkInterface("detectLocal.interfaceNamePrefix", r.o.DetectLocal.InterfaceNamePrefix, m))
+		r.add(checkInterface("detectLocal.interfaceNamePrefix", r.o.DetectLocal.InterfaceNamePrefix, m))
 	default:
-		r.wrong("detectLocalMode", m, "no such mode; modes: %s, %s, %s, %s", LocalModeClusterCIDR, LocalModeNodeCIDR,
+		r.invalid("detectLocalMode", m, "no such mode; modes: %s, %s, %s, %s", LocalModeClusterCIDR, LocalModeNodeCIDR,
 			LocalModeBridgeInterface, LocalModeInterfaceNamePrefix)
 	}
 	// In the other modes nobody reads the ranges, so they may be nonsense.
@@ -178,7 +174,7 @@ func (r *reading) detectLocal() {
 
 // nodePorts reads which addresses take NodePorts. An operator who left the mode
 // open has them where kube-proxy's default, iptables, does.
-func (r *reading) nodePorts() {
+func (r *reader) nodePorts() {
 	named := r.Mode() == NFTables
 	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !named
 	if len(r.o.NodePortAddresses) == 0 {
@@ -189,7 +185,7 @@ func (r *reading) nodePorts() {
 	}
 	var err error
 	r.c.NodePortAddresses, err = ParseNodePortAddresses(r.o.NodePortAddresses)
-	r.refuse(err)
+	r.add(err)
 	// Where nftables was named, loopback must be, too.
 	if named && r.c.gates != nil {
 		r.c.LocalhostNodePorts = r.c.Gate(GateLocalhostNodePorts) &&
@@ -201,8 +197,8 @@ func (r *reading) nodePorts() {
 // Only the section nftables counts when a file names the mode. An operator who
 // left the mode open wrote for iptables, kube-proxy's default, and means that in
 // nftables too; and so do flags.
-func (r *reading) section(field string) string {
-	if r.c.Mode == NFTables && (r.Mode() == NFTables && !r.Flags || !r.said("iptables."+field)) {
+func (r *reader) section(field string) string {
+	if r.c.Mode == NFTables && (r.Mode() == NFTables && !r.Flags || !r.isSet("iptables."+field)) {
 		return "nftables."
 	}
 	return "iptables."
@@ -211,7 +207,7 @@ func (r *reading) section(field string) string {
 // sections reads what each mode has a section for, and writes it into that of
 // the mode in force, the periods into no other. A mode that was left open stays
 // so in the object, since NodePorts depend on that too.
-func (r *reading) sections() {
+func (r *reader) sections() {
 	r.periods()
 	every, least := metav1.Duration{Duration: r.c.SyncPeriod}, metav1.Duration{Duration: r.c.MinSyncPeriod}
 	bit := reflect.Indirect(At(r.o, r.section("masqueradeBit")+"masqueradeBit")).Int()
@@ -236,7 +232,7 @@ func (r *reading) sections() {
 }
 
 // periods reads the spacing of syncs.
-func (r *reading) periods() {
+func (r *reader) periods() {
 	every, least := r.section("syncPeriod")+"syncPeriod", r.section("minSyncPeriod")+"minSyncPeriod"
 	r.c.SyncPeriod = usualSyncPeriod
 	switch r.c.Mode {
@@ -249,29 +245,29 @@ func (r *reading) periods() {
 		}
 	}
 	for field, period := range map[string]*time.Duration{every: &r.c.SyncPeriod, least: &r.c.MinSyncPeriod} {
-		if r.said(field) {
+		if r.isSet(field) {
 			*period = At(&r.Object, field).Interface().(metav1.Duration).Duration
 		}
 	}
 	if r.c.SyncPeriod <= 0 {
-		r.wrong(every, r.c.SyncPeriod, "must be more than 0")
+		r.invalid(every, r.c.SyncPeriod, "must be more than 0")
 	}
 	switch {
 	case r.c.MinSyncPeriod < 0:
-		r.wrong(least, r.c.MinSyncPeriod, "must not be negative")
+		r.invalid(least, r.c.MinSyncPeriod, "must not be negative")
 	case r.c.SyncPeriod > 0 && r.c.MinSyncPeriod > r.c.SyncPeriod:
-		r.wrong(least, r.c.MinSyncPeriod, "must not be more than %s %v", every, r.c.SyncPeriod)
+		r.invalid(least, r.c.MinSyncPeriod, "must not be more than %s %v", every, r.c.SyncPeriod)
 	}
 }
 
 // ipvs reads what is mode ipvs's own.
-func (r *reading) ipvs() {
+func (r *reader) ipvs() {
 	if r.c.Mode != IPVS {
 		return
 	}
 	for _, item := range r.o.IPVS.ExcludeCIDRs {
 		if _, ok := parsePrefix(item); !ok {
-			r.wrong("ipvs.excludeCIDRs", item, "not a CIDR like 192.0.2.0/24")
+			r.invalid("ipvs.excludeCIDRs", item, "not a CIDR like 192.0.2.0/24")
 		}
 	}
 }
