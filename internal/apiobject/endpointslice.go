@@ -76,8 +76,8 @@ func (p *parser) endpointPorts(obj *discoveryv1.EndpointSlice, s *EndpointSlice)
 	}
 }
 
-// endpointAddresses reads the first address of each endpoint: API servers have
-// never accepted several of different meaning.
+// endpointAddresses reads the first address of each endpoint, the only one that
+// has a meaning.
 func (p *parser) endpointAddresses(obj *discoveryv1.EndpointSlice, s *EndpointSlice) {
 	if len(obj.Endpoints) == 0 {
 		p.note(field("endpoints"), "is empty")

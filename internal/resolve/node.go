@@ -2,6 +2,7 @@ package resolve
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -146,13 +147,6 @@ func loopbackOnly(p netip.Prefix) bool {
 	return p.Bits() == 128 && p.Addr().IsLoopback()
 }
 
-func sameNode(a, b *proxy.Node) bool {
-	return a.Name == b.Name && a.Zone == b.Zone && slices.Equal(a.IPs, b.IPs) &&
-		slices.Equal(a.LocalPods.Sources, b.LocalPods.Sources) &&
-		a.LocalPods.Interface == b.LocalPods.Interface && a.LocalPods.IsPrefix == b.LocalPods.IsPrefix &&
-		a.MasqueradeAll == b.MasqueradeAll && a.LocalhostNodePorts == b.LocalhostNodePorts && slices.Equal(a.NodePorts, b.NodePorts)
-}
-
 // UpdateNode notes what the Node is now, and reports whether a change of it is
 // pending. Nil says that it was deleted: what is known stays in force, as the
 // node evidently still runs. Nodes of another name are none of ours.
@@ -164,7 +158,7 @@ func (r *Resolver) UpdateNode(n *v1.Node) bool {
 	r.nodeRecord = rec
 	now, _ := r.settings.node(rec)
 	known := r.read.of[clusterObject("Node", r.settings.NodeName)]
-	r.nodePending = r.first || !sameNode(now, r.state.Node) || !slices.Equal(rec.problems, known)
+	r.nodePending = r.first || !reflect.DeepEqual(now, r.state.Node) || !slices.Equal(rec.problems, known)
 	return r.nodePending
 }
 
@@ -179,7 +173,7 @@ func (r *Resolver) applyNode(d *proxy.Delta, dirty map[*entry]bool) {
 	r.read.set(configuration, problems)
 	r.read.set(clusterObject("Node", r.settings.NodeName), r.nodeRecord.problems)
 	was := r.state.Node
-	if sameNode(node, was) {
+	if reflect.DeepEqual(node, was) {
 		return
 	}
 	d.Node = node

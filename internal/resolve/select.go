@@ -11,8 +11,7 @@ import (
 // candidate is an endpoint as one Service port sees it.
 type candidate struct {
 	proxy.Endpoint
-	traits traits
-	zones  []unique.Handle[string]
+	*endpoint
 }
 
 // usable reports whether the endpoint can be used at all: it is ready, or as
@@ -48,15 +47,11 @@ func (c candidates) with(list []endpoint, port uint16) candidates {
 	c = slices.Grow(c, len(list))
 	for i := range list {
 		e := &list[i]
-		c = append(c, candidate{
-			Endpoint: proxy.Endpoint{
-				Addr:        netip.AddrPortFrom(e.addr, port),
-				Local:       e.traits.has(local),
-				NodeUnknown: e.traits.has(nodeUnknown),
-			},
-			traits: e.traits,
-			zones:  e.zones,
-		})
+		c = append(c, candidate{proxy.Endpoint{
+			Addr:        netip.AddrPortFrom(e.addr, port),
+			Local:       e.traits.has(local),
+			NodeUnknown: e.traits.has(nodeUnknown),
+		}, e})
 	}
 	return c
 }

@@ -1,7 +1,6 @@
 package resolve
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -22,20 +21,7 @@ const (
 
 // String returns the mode as the configuration spells it.
 func (m DetectLocalMode) String() string {
-	switch m {
-	case DetectClusterCIDR:
-		return "ClusterCIDR"
-	case DetectNodeCIDR:
-		return "NodeCIDR"
-	case DetectBridgeInterface:
-		return "BridgeInterface"
-	case DetectInterfaceNamePrefix:
-		return "InterfaceNamePrefix"
-	case DetectNone:
-		return "None"
-	default:
-		panic(fmt.Sprintf("unknown detect-local mode %d", uint8(m)))
-	}
+	return [...]string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix", "None"}[m]
 }
 
 // Settings are what the resolver knows from the configuration.

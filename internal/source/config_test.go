@@ -14,7 +14,7 @@ import (
 	"sluice/internal/source"
 )
 
-// recorder writes down what it is told, one line a call.
+// recorder writes down its calls, one line each.
 type recorder struct{ events []string }
 
 func (r *recorder) log(what string, objects ...metav1.Object) {

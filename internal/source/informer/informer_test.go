@@ -21,7 +21,7 @@ import (
 	"sluice/internal/source/informer"
 )
 
-// recorder is a Handler that writes down what it is told, one line a call.
+// recorder is a Handler that writes down its calls, one line each.
 type recorder struct {
 	mu     sync.Mutex
 	events []string

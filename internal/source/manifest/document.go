@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"path"
 	"regexp"
 	"strconv"
@@ -79,25 +78,24 @@ func marks(line []byte, marker string) bool {
 // that does not parse nothing more can be found.
 func splitJSON(data []byte) []*document {
 	var docs []*document
-	dec := json.NewDecoder(bytes.NewReader(data))
-	for {
+	data = bytes.TrimRight(data, " \t\n")
+	for rest := data; len(rest) > 0; {
+		rest = bytes.TrimLeft(rest, " \t\n")
+		dec := json.NewDecoder(bytes.NewReader(rest))
 		var raw json.RawMessage
 		err := dec.Decode(&raw)
-		if errors.Is(err, io.EOF) {
-			return docs
-		}
-		at := dec.InputOffset() - int64(len(raw))
+		line := 1 + bytes.Count(data[:len(data)-len(rest)], []byte("\n"))
+		d := &document{text: raw, number: len(docs) + 1, first: line, begin: line, broken: err}
+		docs = append(docs, d)
 		if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
-			at = syntax.Offset
-		} else if err != nil {
-			at += int64(len(data[at:]) - len(bytes.TrimLeft(data[at:], " \t\n")))
+			d.begin += bytes.Count(rest[:min(int(syntax.Offset), len(rest))], []byte("\n"))
 		}
-		line := 1 + bytes.Count(data[:min(int(at), len(data))], []byte("\n"))
-		docs = append(docs, &document{text: raw, number: len(docs) + 1, first: line, begin: line, broken: err})
 		if err != nil {
-			return docs
+			break
 		}
+		rest = rest[dec.InputOffset():]
 	}
+	return docs
 }
 
 // toJSON returns the document as JSON. Fields that are set twice are in it once

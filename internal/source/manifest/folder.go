@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -33,12 +34,6 @@ type file struct {
 	missing time.Time // when the file was first not found; zero: it is there
 }
 
-// unchanged says whether a file looks as it was, which may be wrong: two writes
-// within one tick of the clock can leave the same time.
-func (f *file) unchanged(info fs.FileInfo) bool {
-	return f.missing.IsZero() && os.SameFile(f.info, info) && f.info.Size() == info.Size() && f.info.ModTime().Equal(info.ModTime())
-}
-
 // directory is one that was listed.
 type directory struct {
 	path string
@@ -58,9 +53,9 @@ func newFolder(dir string) *folder {
 	return &folder{dir: filepath.Clean(dir), files: map[string]*file{}}
 }
 
-// scan reads files that look changed and those in dirty, by full path. An error
-// means that the folder itself cannot be read; nothing is forgotten then.
-func (f *folder) scan(dirty map[string]bool) error {
+// scan reads the files that look changed, or all. An error means that the folder
+// itself cannot be read; nothing is forgotten then.
+func (f *folder) scan(all bool) error {
 	f.dirs, f.unreadable, f.pending = nil, nil, false
 	found := map[string]fs.FileInfo{}
 	if err := f.list("", found); err != nil {
@@ -71,7 +66,10 @@ func (f *folder) scan(dirty map[string]bool) error {
 		return err
 	}
 	for rel, info := range found {
-		if known := f.files[rel]; known == nil || dirty[f.full(rel)] || !known.unchanged(info) {
+		known := f.files[rel]
+		// Two writes within one tick of the clock can leave the same time: then there were events.
+		if all || known == nil || !known.missing.IsZero() || !os.SameFile(known.info, info) ||
+			known.info.Size() != info.Size() || !known.info.ModTime().Equal(info.ModTime()) {
 			f.reload(rel, info)
 		}
 	}
@@ -234,10 +232,4 @@ func (f *folder) child(rel string, found map[string]fs.FileInfo) error {
 }
 
 // bare returns the error without the path, which the problem has already.
-func bare(err error) error {
-	var at *fs.PathError
-	if errors.As(err, &at) {
-		return at.Err
-	}
-	return err
-}
+func bare(err error) error { return cmp.Or(errors.Unwrap(err), err) }

@@ -1,26 +1,54 @@
-package manifest_test
+package manifest
 
 import (
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/source"
-	"sluice/internal/source/manifest"
 )
 
-// FuzzLoad checks that no text makes the reader panic or print a problem on
-// two lines, and that what it understands it understands again.
-func FuzzLoad(f *testing.F) {
+const (
+	serviceText = `apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIP: 10.96.0.10
+  ports:
+  - name: http
+    port: 80
+`
+	sliceText = `apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints:
+- addresses: [10.1.0.1]
+ports:
+- name: http
+  port: 8080
+`
+)
+
+// FuzzRead checks that no text makes the reader panic or print a problem on
+// two lines, and that what it understands it understands again, as the resolver
+// does.
+func FuzzRead(f *testing.F) {
 	for _, text := range []string{
-		goodService, goodSlice, documents(goodService, goodSlice, goodService),
-		edit(goodService, "port: 80", "port: 80\n    port: 81"),
-		edit(goodService, "clusterIP: 10.96.0.10", "clusterIPs: ['fd00::1', 10.0.0.1]\n  type: LoadBalancer\n  sessionAffinity: ClientIP"),
-		goodService + "status: {loadBalancer: {ingress: [{ip: 192.0.2.1, ipMode: Proxy}]}}\n",
-		edit(goodSlice, "- addresses: [10.1.0.1]", "- {addresses: [10.1.0.1], conditions: {ready: yes}, nodeName: a, hints: {forZones: [{name: z}]}}"),
+		serviceText, sliceText, serviceText + "---\n" + sliceText + "---\n" + serviceText,
+		strings.Replace(serviceText, "port: 80", "port: 80\n    port: 81", 1),
+		strings.Replace(serviceText, "clusterIP: 10.96.0.10", "clusterIPs: ['fd00::1', 10.0.0.1]\n  type: LoadBalancer\n  sessionAffinity: ClientIP", 1),
+		strings.Replace(serviceText, "clusterIP: 10.96.0.10", "clusterIP: '::ffff:10.0.0.1'\n  externalIPs: [010.0.0.1, 'fd00::1', x]", 1),
+		serviceText + "status: {loadBalancer: {ingress: [{ip: 192.0.2.1, ipMode: Proxy}, {ip: 192.0.2.300}]}}\n",
+		strings.Replace(sliceText, "- addresses: [10.1.0.1]", "- {addresses: [10.1.0.1], conditions: {ready: yes}, nodeName: a, hints: {forZones: [{name: z}]}}\n- {addresses: [x]}", 1),
 		"apiVersion: v1\nkind: ServiceList\nitems:\n- {metadata: {name: a}, spec: {clusterIP: None}}\n- &a {b: *a}\n",
 		"apiVersion: v1\nkind: Node\nmetadata: {name: n1, deletionTimestamp: 2020-01-01T00:00:00Z}\nspec: {podCIDR: 10.1.0.0/24, taints: [{key: a}]}\n",
 		"apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: k}\nspec: {cidrs: [10.96.0.0/16, 'fd00::/108']}\n",
@@ -35,49 +63,63 @@ func FuzzLoad(f *testing.F) {
 		if asJSON {
 			file = "fuzz.json"
 		}
-		objects, problems := load(t, file, text)
-		for _, p := range problems {
+		first := read(file, []byte(text))
+		for _, p := range first.problems {
 			if line := p.String(); strings.ContainsAny(line, "\r\n") || p.Reason == "" || p.Document < 1 || p.Line < 1 {
 				t.Errorf("problem %+v prints as %q", p, line)
 			}
 		}
-		again, problems := load(t, "again.yaml", marshal(t, objects))
-		for _, p := range problems {
+		again := read("again.yaml", []byte(marshal(t, first.entries)))
+		for _, p := range again.problems {
 			if !p.Note {
 				t.Errorf("problem of the second reading: %v", p)
 			}
 		}
-		marshal(t, again) // which clears their versions
-		if diff := cmp.Diff(objects, again); diff != "" {
-			t.Errorf("the second reading differs (-first +second):\n%s", diff)
+		if len(first.entries) != len(again.entries) {
+			t.Fatalf("%d objects in the first reading, %d in the second", len(first.entries), len(again.entries))
+		}
+		for i, e := range again.entries {
+			e.object.SetResourceVersion("") // it follows from the text
+			if diff := cmp.Diff(first.entries[i].object, e.object); diff != "" {
+				t.Errorf("the second reading differs (-first +second):\n%s", diff)
+			}
+			for _, p := range parse(e.object) {
+				if p.Level != apiobject.Note {
+					t.Errorf("problem of an object that was accepted: %+v", p)
+				}
+			}
 		}
 	})
 }
 
+// parse reads an object as the resolver does.
+func parse(obj metav1.Object) (problems []apiobject.Problem) {
+	switch obj := obj.(type) {
+	case *v1.Service:
+		_, problems = apiobject.ParseService(obj)
+	case *discoveryv1.EndpointSlice:
+		problems = new(apiobject.EndpointSlice).Parse(obj)
+	case *v1.Node:
+		_, problems = apiobject.ParseNode(obj)
+	case *networkingv1.ServiceCIDR:
+		_, problems = apiobject.ParseServiceCIDR(obj)
+	}
+	return problems
+}
+
 // marshal writes all objects as the documents of one file.
-func marshal(t *testing.T, o *manifest.Objects) string {
+func marshal(t *testing.T, entries []entry) string {
 	t.Helper()
 	var out strings.Builder
-	add := func(obj source.Object, apiVersion, kind string) {
-		obj.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(apiVersion, kind))
-		obj.SetResourceVersion("") // it follows from the text
-		text, err := yaml.Marshal(obj)
+	for _, e := range entries {
+		e.object.SetResourceVersion("")
+		e.object.(source.Object).GetObjectKind().SetGroupVersionKind(
+			schema.FromAPIVersionAndKind(kinds[e.id.kind].apiVersion, e.id.kind))
+		text, err := yaml.Marshal(e.object)
 		if err != nil {
 			t.Fatal(err)
 		}
 		out.WriteString("---\n" + string(text))
-	}
-	for _, s := range o.Services {
-		add(s, "v1", "Service")
-	}
-	for _, s := range o.EndpointSlices {
-		add(s, "discovery.k8s.io/v1", "EndpointSlice")
-	}
-	for _, n := range o.Nodes {
-		add(n, "v1", "Node")
-	}
-	for _, c := range o.ServiceCIDRs {
-		add(c, "networking.k8s.io/v1", "ServiceCIDR")
 	}
 	return out.String()
 }

@@ -19,7 +19,7 @@ type Settings struct {
 }
 
 // New returns the Source that reads and watches a folder.
-func New(s Settings) source.Source { return &folderSource{s} }
+func New(s Settings) source.Source { return folderSource(s) }
 
 // kinds are the objects that are read.
 var kinds = map[string]struct {
@@ -65,7 +65,7 @@ type Objects struct {
 // and named among the problems; the error is for a folder that cannot be read.
 func Load(dir string) (*Objects, []Problem, error) {
 	f := newFolder(dir)
-	if err := f.scan(nil); err != nil {
+	if err := f.scan(false); err != nil {
 		return nil, nil, fmt.Errorf("read manifest folder %s: %w", dir, bare(err))
 	}
 	entries, problems := f.merged()

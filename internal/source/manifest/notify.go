@@ -16,8 +16,10 @@ type watcher struct {
 	log    klog.Logger
 	dir    string
 	notify *fsnotify.Watcher // nil: there is none to be had
-	dirs   []directory       // what is watched, if all of it still is
-	blind  bool              // something is not watched
+	events <-chan fsnotify.Event
+	errors <-chan error
+	dirs   []directory // what is watched, if all of it still is
+	blind  bool        // something is not watched
 }
 
 func (w *watcher) close() {
@@ -38,9 +40,10 @@ func (w *watcher) follow(dirs []directory) bool {
 	// A new watcher for another set of directories: to find out what the old one
 	// still has of directories that were moved, replaced or linked is harder.
 	w.close()
-	w.dirs = dirs
+	*w = watcher{log: w.log, dir: w.dir, dirs: dirs, blind: w.blind}
 	var err error
 	if w.notify, err = fsnotify.NewWatcher(); err == nil {
+		w.events, w.errors = w.notify.Events, w.notify.Errors
 		err = w.notify.Add(filepath.Dir(w.dir))
 		for _, d := range dirs {
 			if failed := w.notify.Add(d.path); failed != nil && !errors.Is(failed, os.ErrNotExist) {

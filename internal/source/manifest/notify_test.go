@@ -32,7 +32,7 @@ func TestWatcherFollowsTheFolder(t *testing.T) {
 		if err := step.change(); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.scan(nil); err != nil {
+		if err := f.scan(false); err != nil {
 			t.Fatal(err)
 		}
 		before := len(watched(w))

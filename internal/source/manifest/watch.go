@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/source"
@@ -25,44 +24,41 @@ const (
 	poll = time.Second
 )
 
-type folderSource struct{ settings Settings }
+type folderSource Settings
 
 // run is one Run of the source.
 type run struct {
-	name     string // of the folder, as it was given
 	folder   *folder
 	watcher  *watcher
 	delivery delivery
 	reporter reporter
-	dirty    map[string]bool // full paths of files that an event named
-	missing  bool            // the folder could not be read
+	changed  bool // there were events: files that look unchanged may be changed
+	missing  bool // the folder could not be read
 }
 
 // Run implements [source.Source]. It returns an error only when the folder
 // cannot be read at the start; later that is a problem among others.
-func (s *folderSource) Run(ctx context.Context, h source.Handler) error {
-	dir, err := filepath.Abs(s.settings.Dir)
-	if err != nil {
-		return fmt.Errorf("read manifest folder %s: %w", s.settings.Dir, err)
-	}
+func (s folderSource) Run(ctx context.Context, h source.Handler) error {
+	dir, err := filepath.Abs(s.Dir)
 	r := &run{
-		name:     s.settings.Dir,
 		folder:   newFolder(dir),
 		watcher:  &watcher{log: klog.FromContext(ctx), dir: dir},
-		delivery: newDelivery(s.settings.NodeName, h),
+		delivery: newDelivery(s.NodeName, h),
 		reporter: reporter{log: klog.FromContext(ctx)},
-		dirty:    map[string]bool{},
 	}
 	defer r.watcher.close()
-	if err := r.read(); err != nil {
-		return fmt.Errorf("read manifest folder %s: %w", s.settings.Dir, bare(err))
+	if err == nil {
+		err = r.read()
+	}
+	if err != nil {
+		return fmt.Errorf("read manifest folder %s: %w", s.Dir, bare(err))
 	}
 	r.publish()
 	r.delivery.synced()
 	for r.wait(ctx) {
 		if err := r.read(); err != nil {
 			r.folder.unreadable = []Problem{{
-				File:   r.name,
+				File:   s.Dir,
 				Reason: fmt.Sprintf("the folder cannot be read: %v; its last objects stay in force", bare(err)),
 			}}
 		}
@@ -84,10 +80,6 @@ func (r *run) wait(ctx context.Context) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	var late <-chan time.Time
-	var notify fsnotify.Watcher // its channels are nil
-	if r.watcher.notify != nil {
-		notify = *r.watcher.notify
-	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -96,15 +88,14 @@ func (r *run) wait(ctx context.Context) bool {
 			return ctx.Err() == nil
 		case <-late:
 			return true
-		case event := <-notify.Events:
+		case event := <-r.watcher.events:
 			if !r.watcher.matters(event) {
 				continue
 			}
-			r.dirty[event.Name] = true
-		case err := <-notify.Errors:
-			klog.FromContext(ctx).V(2).Info("Manifest folder events were lost", "folder", r.name, "err", err)
-			r.markAll()
+		case err := <-r.watcher.errors:
+			klog.FromContext(ctx).V(2).Info("Manifest folder events were lost", "folder", r.folder.dir, "err", err)
 		}
+		r.changed = true
 		timer.Reset(quiet)
 		if late == nil {
 			late = time.After(patience)
@@ -112,27 +103,18 @@ func (r *run) wait(ctx context.Context) bool {
 	}
 }
 
-// markAll has all files read again: any may have changed.
-func (r *run) markAll() {
-	for rel := range r.folder.files {
-		r.dirty[r.folder.full(rel)] = true
-	}
-}
-
 // read looks at the folder. When it cannot be read everything stays as it is.
 func (r *run) read() error {
 	for {
-		err := r.folder.scan(r.dirty)
-		clear(r.dirty)
+		err := r.folder.scan(r.changed)
 		if r.missing = err != nil; r.missing {
 			// Whatever comes back under the old names is not what is watched now.
 			r.watcher.dirs = nil
 			return err
 		}
-		if !r.watcher.follow(r.folder.dirs) {
+		if r.changed = r.watcher.follow(r.folder.dirs); !r.changed {
 			return nil
 		}
-		r.markAll()
 	}
 }
 
