@@ -131,13 +131,14 @@ var live = []string{
 }
 
 // Changes returns what differs between two configurations, in a fixed order:
-// first what a running daemon can take over.
+// first what a running daemon can take over, and of the rest first the mode,
+// which much else depends on.
 func Changes(old, now *Configuration) []Change {
 	before, after := old.meaning(), now.meaning()
 	all := maps.Clone(before)
 	maps.Copy(all, after)
 	var out []Change
-	for _, field := range slices.Concat(live, slices.Sorted(maps.Keys(all))) {
+	for _, field := range slices.Concat(live, []string{"mode"}, slices.Sorted(maps.Keys(all))) {
 		if before[field] != after[field] {
 			out = append(out, Change{field, before[field], after[field], slices.Contains(live, field)})
 		}
