@@ -31,15 +31,15 @@ func TestNothingIsProgrammedBeforeBothAreSynced(t *testing.T) {
 				l.Sync()
 				time.Sleep(24 * time.Hour)
 				l.wantCalls()
-				if !l.mirror.at.IsZero() {
-					t.Errorf("told of %+v before anything was done", l.mirror.last)
+				if r, at := l.mirror.outcome(); !at.IsZero() {
+					t.Errorf("told of %+v before anything was done", r)
 				}
 				order.last(l)
 				l.wantCalls("sync 1")
 				l.wantRows()
 				l.wantLog("First sync done", 1)
-				if !l.mirror.at.Equal(time.Now()) || l.mirror.last.Err != nil {
-					t.Errorf("told of %+v after the first sync", l.mirror.last)
+				if r, at := l.mirror.outcome(); !at.Equal(time.Now()) || r.Err != nil {
+					t.Errorf("told of %+v after the first sync", r)
 				}
 			})
 		})
@@ -77,7 +77,7 @@ func TestFirstSyncIsRetried(t *testing.T) {
 			l.plane.faults = []fault{f, f}
 			l.start()
 			l.wantCalls("sync 2")
-			if l.mirror.last.Err == nil {
+			if r, _ := l.mirror.outcome(); r.Err == nil {
 				t.Error("told of no error after a failure")
 			}
 			time.Sleep(100 * ms)

@@ -253,6 +253,13 @@ func (m *mirror) Done(_ context.Context, r Result) {
 	m.told++
 }
 
+// outcome returns what the last sync came to, and when.
+func (m *mirror) outcome() (Result, time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.last, m.at
+}
+
 func (m *mirror) rows() map[proxy.PortKey]*proxy.ServicePort {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -144,8 +144,8 @@ func (l *lab) wantRefused(names ...string) {
 			l.t.Errorf("%+v is refused; want why, since when and when it is tried again", r)
 		}
 	}
-	if !slices.Equal(got, names) || l.mirror.last.Err != nil {
-		l.t.Errorf("%q are refused, error %v; want %q and none", got, l.mirror.last.Err, names)
+	if r, _ := l.mirror.outcome(); !slices.Equal(got, names) || r.Err != nil {
+		l.t.Errorf("%q are refused, error %v; want %q and none", got, r.Err, names)
 	}
 }
 
