@@ -13,11 +13,11 @@
 //
 // It is told of a write before it begins, too: a flow that is right by the rows
 // before or after stays while the write is under way, since the kernel may do
-// either. What is to be looked at is bounded, should looking fail for long: then
-// all frontends that there are are looked at together.
+// either. What is watched is bounded, should flows be unreadable for long: then all
+// frontends are checked together.
 //
 // Flows of TCP, flows to anything that neither is nor was a frontend of ours,
-// and flows in zones of somebody else's are not touched. A NodePort is a
+// and flows in other programs' zones are not touched. A NodePort is a
 // frontend at the node's own addresses that take NodePorts only.
 //
 // All this happens on a goroutine of its own: nobody waits for it, and what

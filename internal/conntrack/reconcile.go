@@ -36,15 +36,15 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	r.mu.Unlock()
 	var errs []error
 	for _, family := range proxy.Families {
-		start, looked, deleted := time.Now(), false, 0
+		start, checked, deleted := time.Now(), false, 0
 		for _, protocol := range []proxy.Protocol{proxy.UDP, proxy.SCTP} {
 			if by := filterOf(family, protocol); filters[by] {
 				n, err := r.end(ctx, by, &j)
-				looked, deleted, errs = true, deleted+n, append(errs, err)
+				checked, deleted, errs = true, deleted+n, append(errs, err)
 			}
 		}
 		elapsed := time.Since(start)
-		if looked && r.settings.Passed != nil {
+		if checked && r.settings.Passed != nil {
 			r.settings.Passed(family, elapsed, deleted)
 		}
 		if deleted > 0 {
@@ -136,7 +136,7 @@ func (j *judge) wrong(f *ct.Flow, by *writing) bool {
 	}
 }
 
-// translated reports whether somebody else than the one a client sends to answers.
+// translated reports whether another than the one a client sends to answers.
 func translated(f *ct.Flow) bool { return f.Reply.Src != f.Orig.Dst }
 
 // serves reports whether an address is an endpoint of the row that may have flows.

@@ -16,8 +16,8 @@ import (
 const (
 	// watchTime is how long a frontend is watched after a change. A packet that
 	// the old rules have translated may still be under way (in a queue to a
-	// program, for one) and become a flow after we have looked, so there is a
-	// second look when the time is over.
+	// program, for one) and become a flow after we have checked, so there is a
+	// second check when the time is over.
 	watchTime = 2 * time.Second
 
 	// retryMin and retryMax bound the waits after a pass that failed.
@@ -117,13 +117,13 @@ func (r *Reconciler) pass(ctx context.Context) time.Duration {
 	elapsed := time.Since(start)
 	r.mu.Lock()
 	if err == nil {
-		r.watch.looked(start)
+		r.watch.checked(start)
 	}
 	forgotten := r.watch.forgotten
 	r.watch.forgotten = 0
 	r.mu.Unlock()
 	if forgotten > 0 {
-		klog.FromContext(ctx).Info("Too many addresses of Services went while flows could not be looked at, stale flows to them may remain",
+		klog.FromContext(ctx).Info("Too many addresses of Services went while flows could not be read, stale flows to them may remain",
 			"addresses", forgotten)
 	}
 	switch {
@@ -132,7 +132,7 @@ func (r *Reconciler) pass(ctx context.Context) time.Duration {
 	case err != nil:
 		r.retry = runner.Backoff(r.retry, retryMin, retryMax)
 		rest := max(r.retry, restFactor*elapsed)
-		klog.FromContext(ctx).Error(err, "Stale flows may remain, will look again", "retryIn", rest)
+		klog.FromContext(ctx).Error(err, "Stale flows may remain, will try again", "retryIn", rest)
 		return rest
 	default:
 		r.retry = 0

@@ -41,18 +41,18 @@ func changes(d *proxy.Delta) iter.Seq2[*proxy.ServicePort, *proxy.ServicePort] {
 	}
 }
 
-// watch knows whose every frontend is, and which of them are to be looked at.
+// watch knows whose every frontend is, and which of them are to be checked.
 // It follows the steps, not the wanted state: a row that the kernel refuses
 // must not end flows of the rules that are there.
 type watch struct {
 	owners    map[frontend]owner
-	until     map[frontend]time.Time  // the watched ones: when their last look is due
+	until     map[frontend]time.Time  // the watched ones: when their last check is due
 	all       time.Time               // the same for every frontend that has an owner; zero: they are not watched
 	lately    map[direction]time.Time // untranslated flows that were ended, as long
 	node      *proxy.Node
 	former    []netip.Prefix // that took NodePorts when some watched frontend was written
 	writing   *writing       // the write that is under way; nil: none is
-	more      bool           // there is more to look at than there was
+	more      bool           // there is more to check than there was
 	forgotten int            // frontends without an owner that were watched, and are not any more for want of room
 }
 
@@ -63,7 +63,7 @@ type writing struct {
 	unsure bool // an earlier write failed, and the kernel may do part of that
 }
 
-// maxWatched bounds what is kept in each list while flows cannot be looked at.
+// maxWatched bounds what is kept in each list while flows cannot be read.
 const (
 	maxWatched = 1 << 16
 	maxFormer  = 1 << 10
@@ -116,8 +116,8 @@ func eachFrontend(sp *proxy.ServicePort, do func(frontend, proxy.Kind)) {
 	}
 }
 
-// learn takes a step that was written. After a full sync everything is looked
-// at: somebody may have taken our rules away, and flows have begun without them.
+// learn takes a step that was written. After a full sync everything is checked:
+// another process may have taken our rules away, and flows begun without them.
 func (w *watch) learn(node *proxy.Node, d *proxy.Delta, full bool, now time.Time) {
 	w.learnNode(node, now)
 	if w.writing != nil && w.writing.unsure {
@@ -167,7 +167,7 @@ func (w *watch) learnNode(n *proxy.Node, now time.Time) {
 
 // extend watches a frontend until a time. When there is no more room, all that
 // have an owner are watched together; those that have none must be known one by
-// one, since only that tells their flows from somebody else's.
+// one, since only that tells their flows from another program's.
 func (w *watch) extend(f frontend, to time.Time) {
 	w.more = true
 	if to.After(w.until[f]) {
@@ -204,7 +204,7 @@ func (w *watch) watches(f frontend) bool {
 	return ok
 }
 
-// filters returns which flows to look at.
+// filters returns which flows to check.
 func (w *watch) filters() map[ct.Filter]bool {
 	filters := map[ct.Filter]bool{}
 	add := func(f frontend) { filters[filterOf(proxy.FamilyOf(f.addr.Addr()), f.protocol)] = true }
@@ -244,7 +244,7 @@ func (w *watch) answersEnded(f *ct.Flow) bool {
 	return ok && !translated(f)
 }
 
-// due returns when the next watched frontend needs its last look.
+// due returns when the next watched frontend needs its last check.
 func (w *watch) due() (at time.Time, ok bool) {
 	at, ok = w.all, !w.all.IsZero()
 	for _, t := range w.until {
@@ -255,8 +255,8 @@ func (w *watch) due() (at time.Time, ok bool) {
 	return at, ok
 }
 
-// looked notes a look at all watched frontends that began at a time.
-func (w *watch) looked(at time.Time) {
+// checked notes a check of all watched frontends that began at a time.
+func (w *watch) checked(at time.Time) {
 	over := func(t time.Time) bool { return !t.After(at) }
 	maps.DeleteFunc(w.until, func(_ frontend, t time.Time) bool { return over(t) })
 	maps.DeleteFunc(w.lately, func(_ direction, t time.Time) bool { return over(t) })

@@ -4,8 +4,8 @@
 //
 //	source -> trackers -> runner -> resolver -> dirty rows -> dataplane -> observers
 //
-// It owns everything that can go wrong on that way: the order of the start,
-// retries, rows the kernel refuses, and rules that somebody else has changed.
+// It owns everything that can go wrong between them: the order of the start,
+// retries, rows the kernel refuses, and rules that another process has changed.
 // It knows neither which dataplane it drives nor where objects come from, and
 // decides nothing about traffic.
 package engine

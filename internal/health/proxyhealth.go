@@ -105,22 +105,8 @@ func (h *ProxyHealth) SyncNode(n *v1.Node) {
 
 // Healthy reports whether the kernel is what the API asks for, or may still be.
 func (h *ProxyHealth) Healthy() bool {
-	healthy, _ := h.judge(time.Now())
-	return healthy
-}
-
-// judge also reports whether anything is known: something was asked for or done.
-func (h *ProxyHealth) judge(now time.Time) (healthy, known bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	healthy = !h.updated.IsZero()
-	known = healthy || !h.queued.IsZero() || !h.taken.IsZero()
-	for _, since := range [...]time.Time{h.queued, h.taken} {
-		if !since.IsZero() && now.Sub(since) >= h.timeout {
-			healthy = false
-		}
-	}
-	return healthy, known
+	a, _ := h.answer()
+	return a.Healthy
 }
 
 // answer is what a prober may read.
@@ -154,13 +140,18 @@ func (h *ProxyHealth) Handler() http.Handler {
 	return mux
 }
 
+// answer returns how things stand now.
 func (h *ProxyHealth) answer() (a answer, eligible bool) {
-	a.CurrentTime = time.Now()
-	var known bool
-	a.Healthy, known = h.judge(a.CurrentTime)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	a.LastUpdated = h.updated
+	a = answer{CurrentTime: time.Now(), LastUpdated: h.updated, Healthy: !h.updated.IsZero()}
+	known := a.Healthy // something was asked for or done
+	for _, since := range [...]time.Time{h.queued, h.taken} {
+		if !since.IsZero() {
+			known = true
+			a.Healthy = a.Healthy && a.CurrentTime.Sub(since) < h.timeout
+		}
+	}
 	if known {
 		a.Status = map[string]familyAnswer{}
 		for _, f := range h.families {

@@ -47,7 +47,7 @@ type Refused map[PortKey]error
 // Sync is right.
 var ErrNeedSync = errors.New("only a full sync is right")
 
-// Watcher is a Dataplane that notices when somebody else changes its rules.
+// Watcher is a Dataplane that notices when another process changes its rules.
 type Watcher interface {
 	// Watch calls changed, with what was seen, whenever the kernel's state may
 	// have left ours, until ctx ends. When it has begun, and from then on sees
@@ -90,6 +90,6 @@ type Leaver interface {
 	Leave(ctx context.Context) error
 }
 
-// ErrInUse says that a clean-up left something because somebody else uses it.
+// ErrInUse says that a clean-up left something because another process uses it.
 // Trying again is in vain until they stop.
 var ErrInUse = errors.New("in use by what is not kube-proxy's")
