@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/component-base/logs"
 	k8smetrics "k8s.io/component-base/metrics"
@@ -20,7 +23,9 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"sluice/internal/config"
+	"sluice/internal/engine"
 	"sluice/internal/health"
+	"sluice/internal/proxy"
 	"sluice/internal/zpages"
 )
 
@@ -95,4 +100,67 @@ func (z *configz) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	_, _ = w.Write(text) // the client has gone
+}
+
+// observers passes on what the engine does to those who want to know.
+type observers struct{ *ProxyServer }
+
+var _ engine.Observer = observers{}
+
+// Queued says that a sync was asked for.
+func (o observers) Queued() {
+	o.metrics.Queued()
+	o.health.Queued()
+}
+
+// ServiceSeen takes an event of a Service.
+func (o observers) ServiceSeen(pending int) { o.metrics.ServiceSeen(pending) }
+
+// EndpointSliceSeen takes an event of an EndpointSlice.
+func (o observers) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
+	o.metrics.EndpointSliceSeen(old, cur, pending)
+}
+
+// NodeSeen takes this node's Node.
+func (o observers) NodeSeen(n *v1.Node) { o.health.SyncNode(n) }
+
+// Began says that a sync begins.
+func (o observers) Began(step *proxy.Delta) {
+	if o.conntrack != nil {
+		o.conntrack.Applying(step)
+	}
+	o.metrics.Began()
+	o.health.Began()
+}
+
+// Done says that it has ended. What is in force is told first.
+func (o observers) Done(_ context.Context, r engine.Result) {
+	if r.Err == nil {
+		if o.conntrack != nil {
+			o.conntrack.Applied(r.State.Node, r.Changed, r.Full)
+		}
+		o.checks.Applied(r.Changed)
+		o.metrics.Applied(r.Changed)
+		o.inForce()
+	}
+	if r.Refusals {
+		o.countRefused()
+		o.refusals.changed()
+	}
+	o.metrics.Done(r.Full, r.Err)
+	o.health.Done(r.Err)
+	if d, ok := o.dataplane.(proxy.Measured); ok && r.Err != nil {
+		d.SyncFailed(r.Full)
+	}
+}
+
+// countRefused says how many rows the kernel refuses.
+func (s *ProxyServer) countRefused() {
+	var n [len(proxy.Families)]int
+	for _, row := range s.refusals.rows() {
+		n[row.Key.Family]++
+	}
+	for _, f := range s.families {
+		s.metrics.Refused(f, n[f])
+	}
 }
