@@ -39,21 +39,28 @@ func Ask(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (Answer, er
 // Connect returns a connected socket that waits no longer than timeout for
 // anything and leaves nothing behind when it is closed. It runs in the namespace
 // of its thread.
-func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (fd int, err error) {
-	if fd, err = socket(p, timeout); err != nil {
+func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, error) {
+	kind := unix.SOCK_STREAM
+	if p == proxy.UDP {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
 		return -1, fmt.Errorf("make a socket: %w", err)
 	}
-	if p == proxy.TCP {
-		if err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
-			return -1, errors.Join(fmt.Errorf("prepare a socket: %w", err), unix.Close(fd))
-		}
+	wait := unix.NsecToTimeval(timeout.Nanoseconds())
+	err = errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
+		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
+	)
+	if err == nil {
+		err = unix.Connect(fd, sockaddr(to))
 	}
-	addr := sockaddr(to)
-	err = unix.Connect(fd, addr)
 	// The Go runtime interrupts threads by signals; the kernel goes on connecting
 	// meanwhile, and waits again when it is asked again.
 	for err == unix.EINTR {
-		if err = unix.Connect(fd, addr); err == unix.EISCONN {
+		if err = unix.Connect(fd, sockaddr(to)); err == unix.EISCONN {
 			err = nil
 		}
 	}
@@ -64,42 +71,9 @@ func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (fd int
 	return fd, nil
 }
 
-// socket makes a blocking IPv4 socket for TCP or UDP.
-func socket(p proxy.Protocol, timeout time.Duration) (int, error) {
-	kind := unix.SOCK_STREAM
-	if p == proxy.UDP {
-		kind = unix.SOCK_DGRAM
-	}
-	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	wait := unix.NsecToTimeval(timeout.Nanoseconds())
-	err = errors.Join(
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
-	)
-	if err != nil {
-		return -1, errors.Join(err, unix.Close(fd))
-	}
-	return fd, nil
-}
-
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
 	}
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
-}
-
-// addrPort is the reverse of sockaddr.
-func addrPort(sa unix.Sockaddr) netip.AddrPort {
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
-	default:
-		return netip.AddrPort{}
-	}
 }

@@ -4,8 +4,8 @@
 //   - [Namespace.Listen] answers TCP, UDP and SCTP on one address, and
 //     [Namespace.Probe] tries many connections at once and says what became of
 //     each: answered, refused, reset or nothing.
-//   - [Namespace.Serve] and [Ask] do as much with the least work of their own,
-//     plain blocking system calls, so that figures can be read from them.
+//   - [Ask] and [Connect] make one connection with the least work of their own,
+//     plain blocking system calls, so that figures can be read from it.
 //
 // Every answer says which address was reached and which client it saw there. The
 // package knows nothing of Services or of any way to program a kernel.

@@ -4,21 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/proxy"
 )
 
-// Listener answers every connection to one address with that address and the
-// client's.
+// Listener answers every connection to an address.
 type Listener struct {
-	Addr netip.AddrPort
-
 	stop func() error
 	done chan struct{}
 }
@@ -26,97 +25,132 @@ type Listener struct {
 // untilFree is how long an address may take to become free.
 const untilFree = 2 * time.Second
 
-// Listen answers on an address of the namespace until the listener is closed.
+// Listen answers on an address of the namespace until the listener is closed. The
+// unspecified address of IPv4 stands for all of them; each answer names the one
+// that was reached.
 func (n *Namespace) Listen(p proxy.Protocol, a netip.AddrPort) (*Listener, error) {
-	l := &Listener{Addr: a, done: make(chan struct{})}
-	serve, err := n.listen(p, l)
+	switch p {
+	case proxy.TCP:
+		return n.listen("tcp", a, func(c io.Closer) { serveTCP(c.(net.Listener), answerTCP) })
+	case proxy.UDP:
+		return n.listen("udp", a, func(c io.Closer) { serveUDP(c.(*net.UDPConn), a) })
+	case proxy.SCTP:
+		return n.listen("ip", a, func(c io.Closer) { serveSCTP(c.(*net.IPConn), a) })
+	default:
+		return nil, fmt.Errorf("listen to %v: %w", p, errors.ErrUnsupported)
+	}
+}
+
+// Sink takes whatever comes to a TCP address and answers nothing.
+func (n *Namespace) Sink(a netip.AddrPort) (*Listener, error) {
+	swallow := func(c *net.TCPConn) {
+		// Only Reader and Writer, so that the large buffer is used.
+		_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{c}, make([]byte, 256<<10))
+		_ = c.Close()
+	}
+	return n.listen("tcp", a, func(c io.Closer) { serveTCP(c.(net.Listener), func(c *net.TCPConn) { go swallow(c) }) })
+}
+
+// listen opens a socket and serves it.
+func (n *Namespace) listen(network string, a netip.AddrPort, serve func(io.Closer)) (*Listener, error) {
+	socket, err := n.open(network, a)
 	// A program that another goroutine is starting at this moment has a copy of
 	// every descriptor until it runs, those of closed listeners among them.
 	for tick, end := time.NewTicker(time.Millisecond), time.Now().Add(untilFree); errors.Is(err, unix.EADDRINUSE); {
 		if <-tick.C; time.Now().After(end) {
 			break
 		}
-		serve, err = n.listen(p, l)
+		socket, err = n.open(network, a)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listen on %v/%v in %s: %w", a, p, n.Name, err)
+		return nil, fmt.Errorf("listen on %v/%s in %s: %w", a, network, n.Name, err)
 	}
+	l := &Listener{stop: socket.Close, done: make(chan struct{})}
 	go func() {
 		defer close(l.done)
-		serve()
+		serve(socket)
 	}()
 	return l, nil
 }
 
-// listen opens the socket and returns what serves it until it is closed.
-func (n *Namespace) listen(p proxy.Protocol, l *Listener) (serve func(), err error) {
-	lc := net.ListenConfig{Control: n.control, KeepAliveConfig: net.KeepAliveConfig{Enable: false}}
+func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, err error) {
+	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: false}}
+	lc.Control = func(network, address string, c syscall.RawConn) error {
+		return errors.Join(n.control(network, address, c), withSocket(c, func(fd int) error {
+			switch {
+			case network[:2] == "ip":
+				return takePort(fd, a.Port(), a.Addr().Is6())
+			case network == "udp4" && a.Addr().IsUnspecified(): // to answer from where a datagram was sent to
+				return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+			}
+			return nil
+		}))
+	}
 	family := "4"
-	if l.Addr.Addr().Is6() {
+	if a.Addr().Is6() {
 		family = "6"
 	}
-	err = n.Do(func() error {
-		switch p {
-		case proxy.TCP:
-			ln, err := lc.Listen(context.Background(), "tcp"+family, l.Addr.String())
-			if err != nil {
-				return err
-			}
-			l.stop, serve = ln.Close, func() { serveTCP(ln, l.Addr) }
-		case proxy.UDP:
-			pc, err := lc.ListenPacket(context.Background(), "udp"+family, l.Addr.String())
-			if err != nil {
-				return err
-			}
-			l.stop, serve = pc.Close, func() { serveUDP(pc.(*net.UDPConn), l.Addr) }
-		case proxy.SCTP:
-			lc.Control = func(network, address string, c syscall.RawConn) error {
-				return errors.Join(n.control(network, address, c), withSocket(c, func(fd int) error {
-					return takePort(fd, l.Addr.Port(), l.Addr.Addr().Is6())
-				}))
-			}
-			pc, err := lc.ListenPacket(context.Background(), "ip"+family+":132", l.Addr.Addr().String())
-			if err != nil {
-				return err
-			}
-			l.stop, serve = pc.Close, func() { serveSCTP(pc.(*net.IPConn), l.Addr) }
+	return socket, n.Do(func() error {
+		switch network {
+		case "tcp":
+			socket, err = lc.Listen(context.Background(), "tcp"+family, a.String())
+		case "udp":
+			socket, err = lc.ListenPacket(context.Background(), "udp"+family, a.String())
 		default:
-			return errors.ErrUnsupported
+			socket, err = lc.ListenPacket(context.Background(), "ip"+family+":132", a.Addr().String())
 		}
-		return nil
+		return err
 	})
-	return serve, err
 }
 
-func serveTCP(ln net.Listener, own netip.AddrPort) {
+func serveTCP(ln net.Listener, serve func(*net.TCPConn)) {
 	for {
 		c, err := ln.Accept()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			continue
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err == nil:
+			serve(c.(*net.TCPConn))
 		}
-		client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-		// A client that is gone already does not concern anyone else.
-		_ = c.SetWriteDeadline(time.Now().Add(time.Second))
-		_, _ = c.Write(Answer{own, client}.marshal())
-		_ = c.Close()
 	}
+}
+
+func answerTCP(c *net.TCPConn) {
+	own, client := c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
+	// A client that is gone already does not concern anyone else.
+	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+	_, _ = c.Write(Answer{own, client.Addr()}.marshal())
+	_ = c.Close()
 }
 
 func serveUDP(pc *net.UDPConn, own netip.AddrPort) {
-	buf := make([]byte, 1500)
+	buf, oob := make([]byte, 1500), make([]byte, 256)
 	for {
-		_, from, err := pc.ReadFromUDPAddrPort(buf)
+		_, on, _, from, err := pc.ReadMsgUDPAddrPort(buf, oob)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
 			continue // the error of an earlier answer
 		}
-		_, _ = pc.WriteToUDPAddrPort(Answer{own, from.Addr().Unmap()}.marshal(), from)
+		reached, source := own, []byte(nil)
+		if to, ok := destination(oob[:on]); ok {
+			reached = netip.AddrPortFrom(netip.AddrFrom4(to), own.Port())
+			source = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: to})
+		}
+		_, _, _ = pc.WriteMsgUDPAddrPort(Answer{reached, from.Addr().Unmap()}.marshal(), source, from)
 	}
+}
+
+// destination reads the address that a datagram was sent to, if it was asked for.
+func destination(oob []byte) (addr [4]byte, ok bool) {
+	messages, _ := unix.ParseSocketControlMessage(oob)
+	for _, m := range messages {
+		if m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo {
+			return (*unix.Inet4Pktinfo)(unsafe.Pointer(&m.Data[0])).Addr, true
+		}
+	}
+	return addr, false
 }
 
 // serveSCTP answers the first message of an association. The kernel need not
@@ -128,11 +162,8 @@ func serveSCTP(pc *net.IPConn, own netip.AddrPort) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil {
-			continue
-		}
 		init, ok := parseSCTP(buf[:n])
-		if !ok || init.kind != sctpInit || init.dst != own.Port() {
+		if err != nil || !ok || init.kind != sctpInit || init.dst != own.Port() {
 			continue
 		}
 		client, _ := netip.AddrFromSlice(from.IP)

@@ -29,16 +29,21 @@ func TestClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	serve, err := pod.Serve(port)
+	to := netip.AddrPortFrom(pod.Addrs[0], port)
+	tcp, err := pod.Listen(proxy.TCP, to)
 	if err != nil {
 		t.Fatal(err)
 	}
-	sink, err := pod.Sink(bulkPort)
+	udp, err := pod.Listen(proxy.UDP, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sink, err := pod.Sink(netip.AddrPortFrom(to.Addr(), bulkPort))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(serve.Close(), sink.Close()); err != nil {
+		if err := errors.Join(tcp.Close(), udp.Close(), sink.Close()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -46,7 +51,6 @@ func TestClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	to := netip.AddrPortFrom(pod.Addrs[0], port)
 	target := Target{Addr: to, Has: func(by netip.Addr) bool { return by == to.Addr() }}
 	answers, err := c.Await(t.Context(), []Target{target, target})
 	if err != nil || answers.Count != 2 || answers.All.IsZero() {

@@ -3,8 +3,10 @@ package trial
 import (
 	"context"
 	"errors"
+	"net/netip"
 
 	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
 	"sluice/test/cluster/peers/client"
 	"sluice/test/cluster/peers/load"
 	"sluice/test/cluster/pki"
@@ -17,7 +19,7 @@ type site struct {
 	node    *testbed.Node
 	user    pki.User // of the proxy
 	client  *client.Client
-	servers []*traffic.Server
+	servers []*traffic.Listener
 }
 
 func (b *Bench) newSite(ctx context.Context) (*site, error) {
@@ -48,12 +50,14 @@ func (s *site) equip() (err error) {
 	if err != nil {
 		return err
 	}
-	serve, err := to.Host.Serve(load.TargetPort)
-	if err != nil {
-		return err
+	for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
+		serve, err := to.Host.Listen(p, netip.AddrPortFrom(netip.IPv4Unspecified(), load.TargetPort))
+		if err != nil {
+			return err
+		}
+		s.servers = append(s.servers, serve)
 	}
-	s.servers = append(s.servers, serve)
-	sink, err := to.Host.Sink(load.BulkTargetPort)
+	sink, err := to.Host.Sink(netip.AddrPortFrom(netip.IPv4Unspecified(), load.BulkTargetPort))
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package traffic_test
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -15,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestServe asks a server, by Ask and by Probe, without a proxy.
-func TestServe(t *testing.T) {
+// TestListenEverywhere asks a listener on every address, by Ask and by Probe.
+func TestListenEverywhere(t *testing.T) {
 	lab.Require(t)
 	l, err := lab.New(lab.Config{})
 	if err != nil {
@@ -26,26 +27,23 @@ func TestServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	serve, err := pod.Serve(8080)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sink, err := pod.Sink(8081)
+	any := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv4Unspecified(), port) }
+	sink, err := pod.Sink(any(8081))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, c := range []interface{ Close() error }{serve, sink, l} {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
+		if err := errors.Join(sink.Close(), l.Close()); err != nil {
+			t.Error(err)
 		}
 	})
-	if _, err := pod.Serve(8080); err == nil {
-		t.Error("two servers on one port")
-	}
 	to, client := netip.AddrPortFrom(pod.Addrs[0], 8080), netip.MustParseAddr("192.168.0.2")
 	for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
+		ln, err := pod.Listen(p, any(8080))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
 		seen, err := l.Node().Probe(t.Context(), []traffic.Flow{{Protocol: p, Src: client, Dst: to, Patience: 3 * time.Second}})
 		if want := (traffic.Answer{By: to, Client: client}); err != nil || seen[0].Answer != want {
 			t.Errorf("%v: Probe got %v, %v, want %v", p, seen, err, want)
