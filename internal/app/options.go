@@ -73,14 +73,13 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 		return parsed{}, err
 	}
 	p.config, err = p.input.Configuration(unset)
-	switch _, unknown := dataplane.Of(p.config.Mode); {
-	case unknown != nil && p.config.Mode != "":
-		err = errors.Join(&config.FieldError{Field: "mode", Value: string(p.config.Mode), Reason: unknown.Error()}, err)
-	case unknown != nil:
-		err = errors.Join(unknown, err)
+	wrong, _ := errors.AsType[config.FieldErrors](err)
+	if _, err := dataplane.Of(p.config.Mode); err != nil {
+		mode := &config.FieldError{Field: "mode", Value: string(p.config.Mode), Reason: err.Error()}
+		wrong = append(config.FieldErrors{mode}, wrong...)
 	}
-	if err != nil {
-		return parsed{}, o.explain(err)
+	if len(wrong) > 0 {
+		return parsed{}, o.explain(wrong)
 	}
 	if err := o.validateLogging(&p.config); err != nil {
 		return parsed{}, err
@@ -149,11 +148,11 @@ func (o *Options) values() map[string]string {
 func (o *Options) fileInput() (config.Input, []notice, error) {
 	data, err := os.ReadFile(o.ConfigFile)
 	if err != nil {
-		return config.Input{}, nil, fmt.Errorf("--config %q: %w", o.ConfigFile, err)
+		return config.Input{}, nil, o.inFile(err)
 	}
 	in, warnings, err := config.Decode(data)
 	if err != nil {
-		return config.Input{}, nil, fmt.Errorf("--config %q: %w", o.ConfigFile, err)
+		return config.Input{}, nil, o.inFile(err)
 	}
 	var notices []notice
 	for _, w := range warnings {
@@ -210,41 +209,27 @@ func (o *Options) validateLogging(c *config.Configuration) error {
 		return fmt.Errorf("logging flags: %w", errs.ToAggregate())
 	}
 	if errs := logsapi.Validate(&c.Object.Logging, c.Gates(), fieldpath.NewPath("logging")); len(errs) > 0 {
-		return o.explain(errs.ToAggregate())
+		return o.inFile(errs.ToAggregate())
 	}
 	return nil
 }
 
 // explain puts wrong fields into the words of who said them, in one line.
-func (o *Options) explain(err error) error {
+func (o *Options) explain(wrong config.FieldErrors) error {
 	var lines []string
-	for _, e := range leaves(err) {
-		f, ok := errors.AsType[*config.FieldError](e)
-		switch {
-		case !ok:
-			lines = append(lines, e.Error())
-		case o.ConfigFile == "" || f.Field == "hostnameOverride" && o.HostnameOverride != "":
-			lines = append(lines, fmt.Sprintf("%s %q: %s", o.flagOf(f.Field), f.Value, f.Reason))
-		default:
-			lines = append(lines, f.Error())
+	for _, e := range wrong {
+		if o.ConfigFile == "" || e.Field == "hostnameOverride" && o.HostnameOverride != "" {
+			e.Field = o.flagOf(e.Field)
 		}
+		lines = append(lines, e.Error())
 	}
-	text := strings.Join(lines, "; ")
-	if o.ConfigFile != "" {
-		return fmt.Errorf("--config %q: %s", o.ConfigFile, text)
-	}
-	return errors.New(text)
+	return o.inFile(errors.New(strings.Join(lines, "; ")))
 }
 
-// leaves takes joined errors apart.
-func leaves(err error) []error {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return []error{err}
+// inFile names the configuration file, if there is one, as where an error is.
+func (o *Options) inFile(err error) error {
+	if o.ConfigFile == "" {
+		return err
 	}
-	var out []error
-	for _, e := range joined.Unwrap() {
-		out = append(out, leaves(e)...)
-	}
-	return out
+	return fmt.Errorf("--config %q: %w", o.ConfigFile, err)
 }

@@ -108,7 +108,19 @@ type FieldError struct {
 // Error returns the field, its value and the reason.
 func (e *FieldError) Error() string { return fmt.Sprintf("%s %q: %s", e.Field, e.Value, e.Reason) }
 
-func fieldError(field string, value any, format string, args ...any) error {
+// FieldErrors is all that is wrong with a configuration.
+type FieldErrors []*FieldError
+
+// Error returns a line for each field.
+func (list FieldErrors) Error() string {
+	var lines []string
+	for _, e := range list {
+		lines = append(lines, e.Error())
+	}
+	return strings.Join(lines, "\n")
+}
+
+func fieldError(field string, value any, format string, args ...any) *FieldError {
 	return &FieldError{Field: field, Value: fmt.Sprint(value), Reason: fmt.Sprintf(format, args...)}
 }
 

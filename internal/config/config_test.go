@@ -129,8 +129,8 @@ func TestValidate(t *testing.T) {
 			var got []string
 			if err != nil {
 				got = strings.Split(err.Error(), "\n")
-				if _, ok := errors.AsType[*FieldError](err); !ok {
-					t.Errorf("%T holds no FieldError", err)
+				if _, ok := errors.AsType[FieldErrors](err); !ok {
+					t.Errorf("%T is not FieldErrors", err)
 				}
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -154,9 +154,9 @@ func TestParseBindAddress(t *testing.T) {
 		{in: "fe80::1%eth0", err: `bindAddress "fe80::1%eth0": an address with a zone cannot be a node's address`},
 	}
 	for _, tt := range tests {
-		got, err := ParseBindAddress(tt.in)
+		got, err := parseBindAddress(tt.in)
 		if checkError(t, tt.in, err, tt.err) && got.String() != tt.want {
-			t.Errorf("ParseBindAddress(%q) = %v, want %v", tt.in, got, tt.want)
+			t.Errorf("parseBindAddress(%q) = %v, want %v", tt.in, got, tt.want)
 		}
 	}
 }
@@ -175,9 +175,9 @@ func TestParseClusterCIDRs(t *testing.T) {
 			`"::ffff:10.0.0.0/104" is not a CIDR like 10.244.0.0/16`},
 	}
 	for _, tt := range tests {
-		got, err := ParseClusterCIDRs(tt.in)
+		got, err := parseClusterCIDRs(tt.in)
 		if checkError(t, tt.in, err, tt.err) && join(got) != tt.want {
-			t.Errorf("ParseClusterCIDRs(%q) = %v, want %v", tt.in, got, tt.want)
+			t.Errorf("parseClusterCIDRs(%q) = %v, want %v", tt.in, got, tt.want)
 		}
 	}
 }
@@ -205,16 +205,16 @@ func TestParseNodePortAddresses(t *testing.T) {
 			`"x" is neither a CIDR like 192.0.2.0/24 nor one of the words primary, localhost and all`},
 	}
 	for _, tt := range tests {
-		got, err := ParseNodePortAddresses(tt.in)
+		got, err := parseNodePortAddresses(tt.in)
 		if checkError(t, strings.Join(tt.in, ","), err, tt.err) &&
 			(join(got.CIDRs) != tt.want || got.Primary != tt.primary) {
-			t.Errorf("ParseNodePortAddresses(%q) = %+v, want %v, primary %t", tt.in, got, tt.want, tt.primary)
+			t.Errorf("parseNodePortAddresses(%q) = %+v, want %v, primary %t", tt.in, got, tt.want, tt.primary)
 		}
 	}
 }
 
 // checkError reports whether there was to be no error, and none was.
-func checkError(t *testing.T, in string, err error, want string) bool {
+func checkError(t *testing.T, in string, err *FieldError, want string) bool {
 	t.Helper()
 	got := ""
 	if err != nil {

@@ -21,9 +21,9 @@ const (
 // None is the word that switches a server off where an address could be given.
 const None = "none"
 
-// ParseBindAddress reads an IP address. The unspecified ones and no text at
+// parseBindAddress reads an IP address. The unspecified ones and no text at
 // all are the zero Addr: nothing is overridden.
-func ParseBindAddress(s string) (netip.Addr, error) {
+func parseBindAddress(s string) (netip.Addr, *FieldError) {
 	if s == "" {
 		return netip.Addr{}, nil
 	}
@@ -40,8 +40,8 @@ func ParseBindAddress(s string) (netip.Addr, error) {
 	}
 }
 
-// ParseClusterCIDRs reads CIDRs separated by commas: one, or one of each family.
-func ParseClusterCIDRs(s string) ([]netip.Prefix, error) {
+// parseClusterCIDRs reads CIDRs separated by commas: one, or one of each family.
+func parseClusterCIDRs(s string) ([]netip.Prefix, *FieldError) {
 	if strings.TrimSpace(s) == "" {
 		return nil, nil
 	}
@@ -65,10 +65,10 @@ func ParseClusterCIDRs(s string) ([]netip.Prefix, error) {
 // words stand for addresses.
 var words = map[string][]string{Primary: nil, Localhost: {"127.0.0.0/8", "::1/128"}, All: {"0.0.0.0/0", "::/0"}}
 
-// ParseNodePortAddresses reads a list of CIDRs and of the words primary,
+// parseNodePortAddresses reads a list of CIDRs and of the words primary,
 // localhost and all, in any combination. An empty list is every local address.
-func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
-	fail := func(format string, args ...any) (NodePortAddresses, error) {
+func parseNodePortAddresses(list []string) (NodePortAddresses, *FieldError) {
+	fail := func(format string, args ...any) (NodePortAddresses, *FieldError) {
 		return NodePortAddresses{}, fieldError("nodePortAddresses", strings.Join(list, ","), format, args...)
 	}
 	if len(list) == 1 && list[0] == All {
@@ -95,7 +95,7 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 }
 
 // parseServer reads where a server listens: an IP, or an IP and a port.
-func parseServer(field string, s string, port uint16) (netip.AddrPort, error) {
+func parseServer(field string, s string, port uint16) (netip.AddrPort, *FieldError) {
 	if a, ok := parseAddr(s); ok {
 		return netip.AddrPortFrom(a, port), nil
 	}
@@ -145,7 +145,7 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 const maxInterfaceName = 15
 
 // checkInterface wants what a mode needs: a name that an interface can have.
-func checkInterface(field, name string, m v1alpha1.LocalMode) error {
+func checkInterface(field, name string, m v1alpha1.LocalMode) *FieldError {
 	switch {
 	case name == "":
 		return fieldError(field, name, "needed by mode %s", m)

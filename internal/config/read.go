@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -17,8 +16,8 @@ import (
 )
 
 // Configuration fills in every default. The mode is that of an operator who
-// has asked for none; whether there is such a mode is not checked. The error
-// joins a [*FieldError] for each wrong field.
+// has asked for none; whether there is such a mode is not checked. The error is
+// [FieldErrors].
 func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
 	r := reader{Input: in, o: in.Object.DeepCopy()}
 	r.c = Configuration{Object: r.o, Mode: cmp.Or(in.Mode(), unset), given: in.Given}
@@ -38,7 +37,10 @@ func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
 	r.nodePorts()
 	r.sections()
 	r.ipvs()
-	return r.c, errors.Join(r.errs...)
+	if len(r.errs) > 0 {
+		return r.c, r.errs
+	}
+	return r.c, nil
 }
 
 // reader is an Input on its way to a Configuration.
@@ -46,14 +48,19 @@ type reader struct {
 	Input                                  // as it was said
 	o     *v1alpha1.KubeProxyConfiguration // with the defaults
 	c     Configuration
-	errs  []error
+	errs  FieldErrors
 }
 
 func (r *reader) invalid(field string, value any, format string, args ...any) {
 	r.errs = append(r.errs, fieldError(field, value, format, args...))
 }
 
-func (r *reader) add(err error) { r.errs = append(r.errs, err) } // or nil
+// add notes what is wrong with a field, if anything is.
+func (r *reader) add(err *FieldError) {
+	if err != nil {
+		r.errs = append(r.errs, err)
+	}
+}
 
 // isSet reports whether an operator has said anything about a field.
 func (r *reader) isSet(field string) bool { return r.Given[field] || !At(&r.Object, field).IsZero() }
@@ -124,8 +131,8 @@ func (b bound) String() string {
 
 // addresses reads where to listen.
 func (r *reader) addresses() {
-	var err error
-	r.c.BindAddress, err = ParseBindAddress(r.o.BindAddress)
+	var err *FieldError
+	r.c.BindAddress, err = parseBindAddress(r.o.BindAddress)
 	r.add(err)
 	every, loopback := netip.IPv4Unspecified(), netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	// The flags' defaults are those of their help text whatever other flags say.
@@ -153,7 +160,7 @@ func (r *reader) addresses() {
 
 // detectLocal reads how our pods are recognised.
 func (r *reader) detectLocal() {
-	cidrs, err := ParseClusterCIDRs(r.o.ClusterCIDR)
+	cidrs, err := parseClusterCIDRs(r.o.ClusterCIDR)
 	switch m := r.o.DetectLocalMode; m {
 	case LocalModeClusterCIDR:
 		r.add(err)
@@ -183,8 +190,8 @@ func (r *reader) nodePorts() {
 		}
 		return
 	}
-	var err error
-	r.c.NodePortAddresses, err = ParseNodePortAddresses(r.o.NodePortAddresses)
+	var err *FieldError
+	r.c.NodePortAddresses, err = parseNodePortAddresses(r.o.NodePortAddresses)
 	r.add(err)
 	// Where nftables was named, loopback must be, too.
 	if named && r.c.gates != nil {
