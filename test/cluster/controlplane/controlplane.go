@@ -121,10 +121,8 @@ func (c *ControlPlane) writeCertificates() error {
 	c.Admin.Host = c.url(Port)
 	return errors.Join(
 		os.WriteFile(c.path("ca.crt"), c.Authority.Cert, 0o600),
-		os.WriteFile(c.path("server.crt"), serving.Cert, 0o600),
-		os.WriteFile(c.path("server.key"), serving.Key, 0o600),
-		os.WriteFile(c.path("accounts.crt"), accounts.Cert, 0o600),
-		os.WriteFile(c.path("accounts.key"), accounts.Key, 0o600),
+		serving.Write(c.settings.Dir, "server"),
+		accounts.Write(c.settings.Dir, "accounts"),
 	)
 }
 

@@ -11,6 +11,8 @@ import (
 	"math/big"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"time"
 )
 
@@ -35,6 +37,21 @@ type Identity struct {
 
 // Pair is a certificate and its key, in PEM.
 type Pair struct{ Cert, Key []byte }
+
+// Write writes name.crt and name.key. A reader that comes between the two finds a
+// key that does not fit, as with every renewal in the wild, and must try again.
+func (p Pair) Write(dir, name string) error {
+	for ext, text := range map[string][]byte{".crt": p.Cert, ".key": p.Key} {
+		path := filepath.Join(dir, name+ext)
+		if err := os.WriteFile(path+".next", text, 0o600); err != nil {
+			return fmt.Errorf("write the certificate of %s: %w", name, err)
+		}
+		if err := os.Rename(path+".next", path); err != nil {
+			return fmt.Errorf("replace the certificate of %s: %w", name, err)
+		}
+	}
+	return nil
+}
 
 // NewAuthority makes an authority that signs itself.
 func NewAuthority(name string) (*Authority, error) {

@@ -25,9 +25,9 @@ type Spec struct {
 	Args []string
 	Env  []string // what differs from the test's own environment
 
-	// Heedless says that the program does nothing of its own when it is asked to
-	// stop, so that the kernel ends it.
-	Heedless bool
+	// NoSignalHandler says that the program does nothing of its own when it is asked
+	// to stop, so that the kernel ends it.
+	NoSignalHandler bool
 }
 
 // Process is a running program.
@@ -39,14 +39,16 @@ type Process struct {
 	done chan struct{}
 	err  error // how it ended; to be read after done
 
-	heedless bool
-	stopped  bool // it was told to
+	noSignalHandler bool
+	stopped         bool // it was told to
 }
 
 // Start starts a program inside a host. It ends with the test, even if that
 // is killed.
 func Start(h *lab.Host, s Spec) (*Process, error) {
-	p := &Process{Name: s.Name, log: filepath.Join(s.Dir, s.Name+".log"), done: make(chan struct{}), heedless: s.Heedless}
+	p := &Process{
+		Name: s.Name, log: filepath.Join(s.Dir, s.Name+".log"), done: make(chan struct{}), noSignalHandler: s.NoSignalHandler,
+	}
 	out, err := os.OpenFile(p.log, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("make the log of %s: %w", s.Name, err)
@@ -121,7 +123,7 @@ func (p *Process) Stop() error {
 		p.Kill()
 		return fmt.Errorf("%s had not stopped after %v and was killed; its last lines:\n%s", p.Name, grace, p.Tail(20))
 	}
-	if p.heedless && p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
+	if p.noSignalHandler && p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
 		return nil
 	}
 	if p.err != nil {

@@ -45,7 +45,7 @@ type Cluster struct {
 
 	settings Settings
 	hub      *lab.Lab
-	proxies  int // started so far, to name their logs
+	started  int // processes so far, to name their logs
 	nodes    int // made so far
 }
 

@@ -48,10 +48,7 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 		}
 	}
 	p = p.withDefaults(n, c.settings)
-	c.proxies++
 	spec := process.Spec{
-		Name: fmt.Sprintf("%s-proxy-%d", n.Name, c.proxies),
-		Dir:  c.settings.Dir,
 		Path: p.Program,
 		Args: []string{
 			"--kubeconfig=" + p.User.Kubeconfig(),
@@ -59,8 +56,7 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 			"--cluster-cidr=" + p.Pods,
 			"--proxy-mode=" + p.Mode,
 		},
-		Env:      p.Env,
-		Heedless: p.KubeProxy,
+		Env: p.Env, NoSignalHandler: p.KubeProxy,
 	}
 	if p.KubeProxy {
 		// The limit is the machine's and cannot be set from a namespace, for
@@ -68,15 +64,19 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 		spec.Args = append(spec.Args, "--conntrack-max-per-core=0")
 	}
 	spec.Args = append(spec.Args, p.Args...)
-	return process.Start(n.Host, spec)
+	return c.start(n, "proxy", spec)
 }
 
 // StartProgram starts a program on a node, with arguments.
 func (c *Cluster) StartProgram(n *Node, name, path string, args ...string) (*process.Process, error) {
-	c.proxies++
-	return process.Start(n.Host, process.Spec{
-		Name: fmt.Sprintf("%s-%s-%d", n.Name, name, c.proxies), Dir: c.settings.Dir, Path: path, Args: args,
-	})
+	return c.start(n, name, process.Spec{Path: path, Args: args})
+}
+
+// start gives a process a log of its own and starts it.
+func (c *Cluster) start(n *Node, name string, s process.Spec) (*process.Process, error) {
+	c.started++
+	s.Name, s.Dir = fmt.Sprintf("%s-%s-%d", n.Name, name, c.started), c.settings.Dir
+	return process.Start(n.Host, s)
 }
 
 // CleanUp removes the rules that proxies have left on a node.

@@ -3,6 +3,7 @@ package testbed
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -29,10 +30,7 @@ const (
 // conditions returns the phase as EndpointSlices have it.
 func (p Phase) conditions() discoveryv1.EndpointConditions {
 	is := func(phases ...Phase) *bool {
-		var yes bool
-		for _, other := range phases {
-			yes = yes || p == other
-		}
+		yes := slices.Contains(phases, p)
 		return &yes
 	}
 	return discoveryv1.EndpointConditions{
