@@ -17,6 +17,7 @@ type Problem struct {
 	Field  string // "spec.ports[0].port"
 	Reason string
 	Level  Level
+	at     path
 }
 
 // Level says how much a problem matters.
@@ -55,19 +56,11 @@ func Check(obj metav1.Object) []Problem {
 
 // omit returns the items of a list that no problem omits.
 func omit[E any](list []E, name string, problems []Problem) []E {
-	gone := map[int]bool{}
-	for _, p := range problems {
-		var i int
-		if n, _ := fmt.Sscanf(p.Field, name+"[%d]", &i); n == 1 && p.Level == Omitted {
-			gone[i] = true
-		}
-	}
-	if len(gone) == 0 {
-		return list
-	}
 	var kept []E
 	for i, e := range list {
-		if !gone[i] {
+		if !slices.ContainsFunc(problems, func(p Problem) bool {
+			return p.Level == Omitted && p.at.list == name && p.at.index == i
+		}) {
 			kept = append(kept, e)
 		}
 	}
@@ -98,7 +91,7 @@ func (f path) String() string {
 }
 
 func (p *parser) add(level Level, at path, format string, args ...any) {
-	p.problems = append(p.problems, Problem{at.String(), fmt.Sprintf(format, args...), level})
+	p.problems = append(p.problems, Problem{at.String(), fmt.Sprintf(format, args...), level, at})
 }
 
 // note names what is worth knowing about a new object and usual in a cluster.

@@ -79,15 +79,13 @@ func (r *run) wait(ctx context.Context) bool {
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
-	var late <-chan time.Time
+	var first time.Time // event
 	for {
 		select {
 		case <-ctx.Done():
 			return false
 		case <-timer.C:
 			return ctx.Err() == nil
-		case <-late:
-			return true
 		case event := <-r.watcher.events:
 			if !r.watcher.matters(event) {
 				continue
@@ -96,10 +94,10 @@ func (r *run) wait(ctx context.Context) bool {
 			klog.FromContext(ctx).V(2).Info("Manifest folder events were lost", "folder", r.folder.dir, "err", err)
 		}
 		r.changed = true
-		timer.Reset(quiet)
-		if late == nil {
-			late = time.After(patience)
+		if first.IsZero() {
+			first = time.Now()
 		}
+		timer.Reset(min(quiet, patience-time.Since(first)))
 	}
 }
 
