@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
@@ -261,26 +262,23 @@ type job struct {
 	run  func(context.Context) error
 }
 
+// errEnded ends all jobs when one has ended.
+var errEnded = errors.New("ended")
+
 // runAll runs jobs until ctx ends or one of them does, since none can do without
 // the others, and returns when all have ended. The error names every job that
-// failed, where an errgroup would tell of the first only.
+// failed.
 func runAll(ctx context.Context, jobs []job) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	ended := make(chan error, len(jobs))
-	for _, j := range jobs {
-		go func() {
-			err := j.run(ctx)
-			if err != nil {
-				err = fmt.Errorf("%s: %w", j.what, err)
+	group, ctx := errgroup.WithContext(ctx)
+	errs := make([]error, len(jobs))
+	for i, j := range jobs {
+		group.Go(func() error {
+			if err := j.run(ctx); err != nil {
+				errs[i] = fmt.Errorf("%s: %w", j.what, err)
 			}
-			ended <- err
-		}()
+			return errEnded
+		})
 	}
-	var errs []error
-	for range jobs {
-		errs = append(errs, <-ended)
-		stop()
-	}
+	_ = group.Wait() // it tells of the first only
 	return errors.Join(errs...)
 }
