@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"sluice/internal/kernel/ipt"
@@ -89,21 +90,11 @@ func (f *family) restore(ctx context.Context, some []*change, lines []line) (com
 		return nil, nil, err
 	case errors.As(err, &failed) && failed.Line >= 1 && failed.Line <= len(lines):
 		refused = &lines[failed.Line-1]
-		if failed.Text == "COMMIT" {
-			refused = &line{table: refused.table}
-		}
-		for lines[len(lines)-1].table != refused.table {
-			lines = lines[:len(lines)-1]
-		}
-		for len(lines) > 0 && lines[len(lines)-1].table == refused.table {
-			lines = lines[:len(lines)-1]
-		}
+		// Tables are committed one by one.
+		lines = lines[:slices.IndexFunc(lines, func(l line) bool { return l.table == refused.table })]
 		for _, c := range some {
-			for _, l := range lines {
-				if l.change == c {
-					committed = append(committed, c)
-					break
-				}
+			if slices.Index(tableOrder, c.ID.table) < slices.Index(tableOrder, refused.table) {
+				committed = append(committed, c)
 			}
 		}
 	default:

@@ -48,7 +48,7 @@ func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used boo
 		}
 	case p.builtIn(): // somebody else's
 	case p.shared():
-		rows, ok := rowRules(p, c.Rules, constant)
+		rows, ok := splitShared(p, c.Rules, constant)
 		if !ok {
 			have(chain, value{rules: c.Rules, foreign: true})
 			return
@@ -62,10 +62,10 @@ func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used boo
 	}
 }
 
-// rowRules returns the rules of rows in a chain that they share. It is not ok if
+// splitShared returns the rules of rows in a chain that they share. It is not ok if
 // constant rules are not as they should be, or one of a row is there twice: then
 // the chain is written anew.
-func rowRules(p chainRef, rules, constant []string) (rows []string, ok bool) {
+func splitShared(p chainRef, rules, constant []string) (rows []string, ok bool) {
 	n := len(rules) - len(constant)
 	if n < 0 {
 		return nil, false

@@ -78,7 +78,7 @@ func (f *family) write(ctx context.Context, some []*change) (committed []*change
 func (f *family) refusal(ctx context.Context, at line, some []*change, err error) error {
 	r := &differ.Refusal[id, value]{}
 	if at.change != nil {
-		r.Failures = []differ.Failure[id, value]{{Change: at.change, Err: err, Drift: at.deletes || f.changedByOthers()}}
+		r.Failures = []differ.Failure[id, value]{{Change: at.change, Err: err, Drift: at.step == deletes || at.step == removes || f.changedByOthers()}}
 		return r
 	}
 	for _, need := range requirements() {
@@ -156,90 +156,95 @@ func (f *family) lacks(ctx context.Context, need requirement) (reason, err error
 
 // line is a line of a restore.
 type line struct {
-	text, table string
-	change      *change // what it is for; nil: all of the table
-	deletes     bool    // a rule that it cannot delete is no fault of its row
+	table  string
+	step   step
+	text   string
+	change *change // what it is for; nil: all of the table
 }
+
+// step is when a line comes within its table: in this order each is valid.
+type step uint8
+
+const (
+	begins step = iota
+	declares
+	deletes
+	rules
+	constantsFirst
+	rowRules
+	constantsLast
+	removes
+	commits
+)
 
 // tableOrder is the order in which tables are written.
 var tableOrder = []string{mangle, filter, nat}
 
-// script returns what makes changes. Within a table lines come in an order in
-// which each is valid: chains are made or emptied, rules go, rules come, chains
-// go. The constant rules of a chain that rows share keep their place.
-func script(some []*change) []line {
-	const declares, deletes, rules, constantsFirst, rowRules, constantsLast, removes = 0, 1, 2, 3, 4, 5, 6
-	tables := map[string]*[removes + 1][]line{}
-	fresh := map[chainRef]bool{} // chains that are made or emptied
-	for _, c := range some {
-		if c.ID.rule == "" && !c.ID.builtIn() && (!c.Had || c.Old.foreign) {
-			fresh[c.ID.chainRef] = true
-		}
-	}
+// script returns what makes changes. The constant rules of a chain that rows
+// share keep their place.
+func script(some []*change) (out []line) {
+	tables := map[string]bool{}
 	for _, c := range some {
 		p := c.ID.chainRef
-		if tables[p.table] == nil {
-			tables[p.table] = &[removes + 1][]line{}
+		emit := func(s step, text string) {
+			tables[p.table] = true
+			out = append(out, line{p.table, s, text, c})
 		}
-		add := func(step int, command string, of ...string) {
-			for _, rule := range of {
-				tables[p.table][step] = append(tables[p.table][step], line{command + " " + p.chain + " " + rule, p.table, c, step == deletes})
+		add := func(s step, command string, rules ...string) {
+			for _, rule := range rules {
+				emit(s, command+" "+p.chain+" "+rule)
 			}
 		}
-		declare := func() {
-			tables[p.table][declares] = append(tables[p.table][declares], line{declaration(p), p.table, c, false})
-		}
-		backward := func() (out []string) {
-			for _, r := range slices.Backward(c.New.rules) {
-				out = append(out, r)
+		insert := func(s step, rules ...string) {
+			for _, rule := range slices.Backward(rules) {
+				add(s, "-I", rule)
 			}
-			return out
 		}
 		switch {
 		case c.ID.rule != "" && !c.Has:
 			add(deletes, "-D", c.ID.rule)
-		case c.ID.rule != "" && p.rowsFirst() && !fresh[p]:
-			add(rowRules, "-I", c.ID.rule)
+		case c.ID.rule != "" && p.rowsFirst():
+			insert(rowRules, c.ID.rule)
 		case c.ID.rule != "":
 			add(rowRules, "-A", c.ID.rule)
 		case p.builtIn():
 			add(deletes, "-D", c.Old.rules...)
-			add(constantsLast, "-I", backward()...)
-		case !c.Has && c.Old.used:
-			if len(c.Old.rules) > 0 {
-				declare() // it cannot go
-			}
+			insert(constantsLast, c.New.rules...)
+		case !c.Has && !c.Old.used:
+			emit(declares, declaration(p))
+			emit(removes, "-X "+p.chain)
+		case !c.Has && len(c.Old.rules) > 0:
+			emit(declares, declaration(p)) // it cannot go
 		case !c.Has:
-			declare()
-			tables[p.table][removes] = append(tables[p.table][removes], line{"-X " + p.chain, p.table, c, true})
 		case !p.shared():
-			declare()
+			emit(declares, declaration(p))
 			add(rules, "-A", c.New.rules...)
 		default:
-			if fresh[p] {
-				declare()
-			} else {
+			if c.Had && !c.Old.foreign {
 				add(deletes, "-D", c.Old.rules...)
+			} else {
+				emit(declares, declaration(p))
 			}
-			switch {
-			case p.rowsFirst():
+			if p.rowsFirst() {
 				add(constantsLast, "-A", c.New.rules...)
-			case fresh[p]:
-				add(constantsFirst, "-A", c.New.rules...)
-			default:
-				add(constantsFirst, "-I", backward()...)
+			} else {
+				insert(constantsFirst, c.New.rules...)
 			}
 		}
 	}
-	var out []line
-	for _, name := range tableOrder {
-		t := tables[name]
-		if t == nil || len(slices.Concat(t[:]...)) == 0 {
-			continue
-		}
-		slices.SortStableFunc(t[rowRules], func(a, b line) int { return cmp.Compare(a.text, b.text) })
-		out = append(append(append(out, line{text: "*" + name, table: name}), slices.Concat(t[:]...)...), line{text: "COMMIT", table: name})
+	for table := range tables {
+		out = append(out, line{table, begins, "*" + table, nil}, line{table, commits, "COMMIT", nil})
 	}
+	slices.SortStableFunc(out, func(a, b line) int {
+		o := cmp.Or(cmp.Compare(slices.Index(tableOrder, a.table), slices.Index(tableOrder, b.table)), cmp.Compare(a.step, b.step))
+		switch {
+		case o != 0 || a.step != rowRules: // else in an order that people can read
+			return o
+		case strings.HasPrefix(a.text, "-I"):
+			a, b = b, a
+		}
+		return strings.Compare(a.text, b.text)
+	})
 	return out
 }
 
@@ -255,37 +260,31 @@ func text(lines []line) []byte {
 }
 
 // effects returns what changes do to each table that there are lines for.
-func effects(some []*change, lines []line) []ipt.Change {
-	of := map[string]*ipt.Change{}
+func effects(some []*change, lines []line) (out []ipt.Change) {
 	for _, l := range lines {
-		if of[l.table] == nil {
-			of[l.table] = &ipt.Change{Table: l.table}
-		}
-	}
-	for _, c := range some {
-		e := of[c.ID.table]
-		if e == nil {
+		if l.step != begins {
 			continue
 		}
-		if c.Has {
-			e.Rules += len(c.ID.all(c.New))
+		e := ipt.Change{Table: l.table}
+		for _, c := range some {
+			if c.ID.table != l.table {
+				continue
+			}
+			chain := 1
+			if c.ID.rule != "" || c.ID.builtIn() {
+				chain = 0
+			}
+			if c.Has {
+				e.Rules, e.Chains = e.Rules+len(c.ID.all(c.New)), e.Chains+chain
+			}
+			if c.Had {
+				e.Rules, e.Chains = e.Rules-len(c.ID.all(c.Old)), e.Chains-chain
+			}
+			if !c.Has && c.Old.used {
+				e.Chains++ // it is emptied only
+			}
 		}
-		if c.Had {
-			e.Rules -= len(c.ID.all(c.Old))
-		}
-		switch {
-		case c.ID.rule != "" || c.ID.builtIn():
-		case c.Has && !c.Had:
-			e.Chains++
-		case c.Had && !c.Has && !c.Old.used:
-			e.Chains--
-		}
-	}
-	var out []ipt.Change
-	for _, name := range tableOrder {
-		if of[name] != nil {
-			out = append(out, *of[name])
-		}
+		out = append(out, e)
 	}
 	return out
 }
