@@ -32,9 +32,12 @@ func Cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
 
 // Traces returns what we and kube-proxy left that tells who opened loopback, in
 // all variants but one that the caller has looked at.
-func Traces(ctx context.Context, but ipt.Variant) (localnet.Traces, error) {
+func Traces(ctx context.Context, but ipt.Variant) (all localnet.Traces, err error) {
 	found, err := realHost().findAll(ctx, but)
-	return loopbackOfAll(found).traces(), err
+	for _, l := range found {
+		all = all.And(l.loopback.Traces)
+	}
+	return all, err
 }
 
 // hostTables is the kernel and the programs, as the calling thread's network namespace
@@ -66,6 +69,7 @@ type leftovers struct {
 	variant  ipt.Variant
 	programs ipt.Interface
 	tables   []ipt.Table
+	loopback loopbackState // nothing for IPv6
 }
 
 // findAll looks into the tables of both families in all variants but one.
@@ -75,9 +79,9 @@ func (h *hostTables) findAll(ctx context.Context, but ipt.Variant) (found []*lef
 			if v == but {
 				continue
 			}
-			l, failed := h.find(ctx, f, v)
-			err = errors.Join(err, failed)
-			if l != nil {
+			l := &leftovers{family: f, variant: v}
+			err = errors.Join(err, l.find(ctx, h))
+			if len(l.tables) > 0 {
 				found = append(found, l)
 			}
 		}
@@ -85,73 +89,63 @@ func (h *hostTables) findAll(ctx context.Context, but ipt.Variant) (found []*lef
 	return found, err
 }
 
-// find looks into the tables of one family and variant. Programs that are not
-// installed are an error only if there is something for them to remove.
-func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*leftovers, error) {
-	uses, err := h.uses(f, v)
+// find looks into the tables. Programs that are not installed are an error only
+// if there is something for them to remove.
+func (l *leftovers) find(ctx context.Context, h *hostTables) error {
+	uses, err := h.uses(l.family, l.variant)
 	if err != nil {
-		return nil, fmt.Errorf("look for kube-proxy's chains: %w", err)
+		return fmt.Errorf("look for kube-proxy's chains: %w", err)
 	}
 	var hold []string
 	for _, table := range []string{nat, filter, mangle} {
-		for chain := range uses[table] {
-			if owns(table, chain) {
-				hold = append(hold, table)
-				break
-			}
+		if slices.ContainsFunc(slices.Collect(maps.Keys(uses[table])), func(chain string) bool { return owns(table, chain) }) {
+			hold = append(hold, table)
 		}
 	}
 	if len(hold) == 0 {
-		return nil, nil
+		return nil
 	}
-	failed := func(err error) (*leftovers, error) {
-		return nil, fmt.Errorf("look for kube-proxy's chains in %s: %w", strings.Join(hold, " and "), err)
+	if l.programs, err = h.open(ctx, l.family, l.variant); err == nil {
+		l.tables, err = l.programs.Save(ctx)
 	}
-	l := &leftovers{family: f, variant: v}
-	if l.programs, err = h.open(ctx, f, v); err != nil {
-		return failed(err)
+	if err != nil {
+		return fmt.Errorf("look for kube-proxy's chains in %s: %w", strings.Join(hold, " and "), err)
 	}
-	if l.tables, err = l.programs.Save(ctx); err != nil {
-		return failed(err)
+	if l.family == ipt.IPv4 {
+		l.loopback = loopbackOf(l.tables)
 	}
 	for _, name := range hold {
 		if !slices.ContainsFunc(l.tables, func(t ipt.Table) bool { return t.Name == name }) {
 			// iptables-nft leaves out tables that hold what only the nft program can write.
-			err = errors.Join(err, fmt.Errorf("read kube-proxy's chains in table %s: %s shows none of it", name, ipt.Name(f, v)))
+			err = errors.Join(err, fmt.Errorf("read kube-proxy's chains in table %s: %s shows none of it", name, ipt.Name(l.family, l.variant)))
 		}
 	}
-	return l, err
-}
-
-func loopbackOfAll(found []*leftovers) (all loopbackState) {
-	for _, l := range found {
-		if l.family == ipt.IPv4 {
-			all = all.and(loopbackOf(l.tables))
-		}
-	}
-	return all
+	return err
 }
 
 func (h *hostTables) cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
 	found, err := h.findAll(ctx, keep.Variant)
+	var all loopbackState
+	for _, l := range found {
+		all.Traces, all.others = all.And(l.loopback.Traces), all.others || l.loopback.others
+	}
 	keepGuard := false
-	if all := loopbackOfAll(found); !keep.Loopback && all.traces().Opened() {
+	if !keep.Loopback && all.Opened() {
 		done, failed := localnet.PutBack(h.sysctls)
 		switch {
 		case failed == nil && done != "":
 			removed = append(removed, done)
-		case failed != nil && (!all.others || all.guard != ""):
+		case failed != nil && (all.Guarded || !all.others):
 			keepGuard = true
 			err = errors.Join(err, failed)
 		}
 	}
 	for _, l := range found {
-		guard := ""
-		if keepGuard && l.family == ipt.IPv4 {
-			guard = loopbackOf(l.tables).guard
+		if !keepGuard {
+			l.loopback.guard = ""
 		}
-		for i := range l.tables {
-			done, failed := l.remove(ctx, l.tables[i], guard)
+		for _, t := range l.tables {
+			done, failed := l.remove(ctx, t)
 			if done != "" {
 				removed = append(removed, done)
 			}
@@ -165,9 +159,9 @@ func (h *hostTables) cleanup(ctx context.Context, keep Keep) (removed []string, 
 // process changed it between the look and the removal.
 const restoreAttempts = 3
 
-// remove removes what of a table nobody else uses, but for the guard that is
-// kept. It returns what it removed, empty if nothing.
-func (l *leftovers) remove(ctx context.Context, t ipt.Table, guard string) (string, error) {
+// remove removes what of a table nobody else uses, but for a guard that is kept.
+// It returns what it removed, empty if nothing.
+func (l *leftovers) remove(ctx context.Context, t ipt.Table) (string, error) {
 	where := fmt.Sprintf("table %s of %s", t.Name, ipt.Name(l.family, l.variant))
 	var err error
 	for attempt := range restoreAttempts {
@@ -182,12 +176,13 @@ func (l *leftovers) remove(ctx context.Context, t ipt.Table, guard string) (stri
 				t = tables[i]
 			}
 		}
-		r := newRemoval(&t, guard)
-		if r.jumps+len(r.chains) == 0 {
+		r := newRemoval(&t, l.loopback.guard)
+		what := r.describe()
+		if what == "" {
 			return "", r.inUse(where)
 		}
 		if _, err = differ.New(r.mode(l)).Sync(ctx, proxy.NewState()); err == nil {
-			return where + ": " + r.describe(), r.inUse(where)
+			return where + ": " + what, r.inUse(where)
 		}
 		if errors.Is(err, ipt.ErrLocked) {
 			break // it has been waited for long enough
@@ -196,13 +191,11 @@ func (l *leftovers) remove(ctx context.Context, t ipt.Table, guard string) (stri
 	return "", fmt.Errorf("remove kube-proxy's rules from %s: %w", where, err)
 }
 
-// removal is what takes our chains out of a table.
+// removal is what takes our chains out of a table: of what is there, all that is
+// not kept.
 type removal struct {
-	there  map[id]value // what goes or is kept
-	kept   map[id]value // what is kept
-	jumps  int
-	chains []string            // that go
-	users  map[chainRef]string // our chains that stay, and the chain that goes to each
+	there, kept map[id]value
+	users       map[chainRef]string // our chains that stay, and the chain that goes to each
 }
 
 // newRemoval tells our chains from others'. A chain that somebody else goes to
@@ -230,21 +223,16 @@ func newRemoval(t *ipt.Table, guard string) *removal {
 		r.kept[id{chainRef: guarded}] = value{rules: []string{guard}}
 	}
 	for p, c := range saved {
-		rules := c.Rules
-		switch {
-		case c.Policy != "":
-			rules = slices.DeleteFunc(slices.Clone(rules), func(rule string) bool {
+		v := value{rules: c.Rules, foreign: p == guarded && !slices.Equal(c.Rules, []string{guard})}
+		if c.Policy != "" {
+			v.rules = slices.DeleteFunc(slices.Clone(c.Rules), func(rule string) bool {
 				return !isEntry(p.table, rule) || ipt.Target(rule) == guarded.chain
 			})
-			r.jumps += len(rules)
-		case p.builtIn() || r.users[p] != "":
-			continue
-		case p != guarded:
-			r.chains = append(r.chains, p.chain)
 		}
-		r.there[id{chainRef: p}] = value{rules: rules, foreign: p == guarded && !slices.Equal(rules, []string{guard})}
+		if c.Policy != "" || !p.builtIn() && r.users[p] == "" {
+			r.there[id{chainRef: p}] = v
+		}
 	}
-	slices.Sort(r.chains)
 	return r
 }
 
@@ -274,20 +262,28 @@ func (r *removal) inUse(where string) (err error) {
 	return err
 }
 
-// describe says on one line what is removed. Chains of rows are counted: there
-// may be tens of thousands.
+// describe says on one line what is removed; empty if nothing is. Chains of rows
+// are counted: there may be tens of thousands.
 func (r *removal) describe() string {
 	var names []string
-	rows := 0
-	for _, c := range r.chains {
-		if isRowChain(c) {
+	jumps, rows := 0, 0
+	for x, v := range r.there {
+		_, kept := r.kept[x]
+		switch {
+		case x.builtIn():
+			jumps += len(v.rules)
+		case isRowChain(x.chain):
 			rows++
-		} else {
-			names = append(names, c)
+		case !kept:
+			names = append(names, x.chain)
 		}
 	}
-	parts := []string{count(r.jumps, "jump")}
+	if jumps+rows+len(names) == 0 {
+		return ""
+	}
+	parts := []string{count(jumps, "jump")}
 	if len(names) > 0 {
+		slices.Sort(names)
 		parts = append(parts, "chains "+strings.Join(names, ", "))
 	}
 	if rows > 0 {

@@ -50,24 +50,11 @@ func forwardDrops(ctx context.Context, f ipt.Family, v ipt.Variant) (string, err
 	if err != nil {
 		return "", err
 	}
-	how := forwardEnd(saved)
-	if how == "" {
+	chain := index(saved)[chainRef{filter, "FORWARD"}]
+	if chain == nil || drops(chain) == "" {
 		return "", nil
 	}
-	return fmt.Sprintf("%s of chain FORWARD (%s) drops forwarded traffic of Services unless a rule in it accepts it", how, ipt.Name(f, v)), nil
-}
-
-// forwardEnd says what drops all that comes to the end of chain FORWARD; empty if
-// nothing does.
-func forwardEnd(tables []ipt.Table) string {
-	for _, t := range tables {
-		for i := range t.Chains {
-			if t.Name == filter && t.Chains[i].Name == "FORWARD" {
-				return drops(&t.Chains[i])
-			}
-		}
-	}
-	return ""
+	return fmt.Sprintf("%s of chain FORWARD (%s) drops forwarded traffic of Services unless a rule in it accepts it", drops(chain), ipt.Name(f, v)), nil
 }
 
 var saysOnly = regexp.MustCompile(`^-m comment --comment ("(\\.|[^"\\])*"|\S+) `)

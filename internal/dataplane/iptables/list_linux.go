@@ -21,7 +21,7 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 			return false, err
 		}
 		if f.Family == proxy.IPv4 {
-			d.localnet.Find(ctx, loopbackOf(tables).traces())
+			d.localnet.Find(ctx, loopbackOf(tables).Traces)
 			d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())
 		}
 		constants := d.constants(f, want)

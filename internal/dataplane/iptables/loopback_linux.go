@@ -28,38 +28,28 @@ func (d *Dataplane) KeepsLoopback() bool { return d.localnet.Settled() }
 
 // loopbackState is what tables of IPv4 tell about the setting.
 type loopbackState struct {
-	guard   string // our rule; empty: there is none
-	noted   bool   // it has the note
-	proxied bool   // a service proxy that opens loopback was here
-	others  bool   // a guard that nobody removes is in force
+	localnet.Traces
+	guard  string // our rule; empty: there is none
+	others bool   // a guard that nobody removes is in force
 }
 
-func loopbackOf(tables []ipt.Table) loopbackState {
+func loopbackOf(tables []ipt.Table) (l loopbackState) {
 	const kubeletFirewall = "KUBE-FIREWALL"
-	var l loopbackState
 	saved := index(tables)
-	_, l.proxied = saved[dispatchPort]
-	isGuard := func(rule string) bool { return strings.Contains(rule, `"`+guardComment) }
-	if c := saved[nodePortFilter]; c != nil {
-		if i := slices.IndexFunc(c.Rules, isGuard); i >= 0 {
-			l.guard, l.noted = c.Rules[i], localnet.Noted(c.Rules[i])
+	rule := func(table, chain string, is func(rule string) bool) string {
+		if c := saved[chainRef{table, chain}]; c != nil {
+			if i := slices.IndexFunc(c.Rules, is); i >= 0 {
+				return c.Rules[i]
+			}
 		}
+		return ""
 	}
-	input, firewall := saved[chainRef{filter, "INPUT"}], saved[chainRef{filter, kubeletFirewall}]
-	l.others = input != nil && firewall != nil && slices.ContainsFunc(firewall.Rules, isGuard) &&
-		slices.ContainsFunc(input.Rules, func(rule string) bool { return ipt.Target(rule) == kubeletFirewall })
+	isGuard := func(rule string) bool { return strings.Contains(rule, `"`+guardComment) }
+	toKubelet := func(rule string) bool { return ipt.Target(rule) == kubeletFirewall }
+	l.guard = rule(filter, kubeNodePorts, isGuard)
+	l.others = rule(filter, kubeletFirewall, isGuard) != "" && rule(filter, "INPUT", toKubelet) != ""
+	l.Traces = localnet.Traces{Guarded: l.guard != "", Noted: localnet.Noted(l.guard), Proxied: saved[dispatchPort] != nil}
 	return l
-}
-
-func (l loopbackState) and(o loopbackState) loopbackState {
-	if l.guard == "" {
-		l.guard, l.noted = o.guard, o.noted
-	}
-	return loopbackState{l.guard, l.noted, l.proxied || o.proxied, l.others || o.others}
-}
-
-func (l loopbackState) traces() localnet.Traces {
-	return localnet.Traces{Guarded: l.guard != "", Noted: l.noted, Proxied: l.proxied}
 }
 
 // Prepare opens loopback addresses to NodePorts, or closes those that a service
@@ -83,37 +73,30 @@ func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
 	if err != nil {
 		return err
 	}
-	return d.localnet.Prepare(ctx, loopbackOf(tables).traces(), opens, func(guard localnet.Guard) error {
-		lines := guardLines(index(tables), guard)
-		if len(lines) == 0 {
-			return nil
+	return d.localnet.Prepare(ctx, loopbackOf(tables).Traces, opens, func(guard localnet.Guard) error {
+		if lines := script(guarding(index(tables), loopbackGuard(guard))); len(lines) > 0 {
+			return programs.Restore(ctx, text(lines))
 		}
-		return programs.Restore(ctx, []byte("*"+filter+"\n"+strings.Join(lines, "\n")+"\nCOMMIT\n"))
+		return nil
 	})
 }
 
-// guardLines returns what puts the guard in force where it is not.
-func guardLines(saved map[chainRef]*ipt.Chain, guard localnet.Guard) []string {
-	var lines []string
-	chain, want := saved[nodePortFilter], loopbackGuard(guard)
-	if chain == nil {
-		// Of a chain that is there this line would take the rules away.
-		lines = append(lines, declaration(nodePortFilter))
-		chain = &ipt.Chain{}
-	}
-	if !slices.Contains(chain.Rules, want) {
-		lines = append(lines, "-I "+kubeNodePorts+" "+want)
-		if other := loopbackGuard(localnet.Guard{Noted: !guard.Noted}); slices.Contains(chain.Rules, other) {
-			lines = append(lines, "-D "+kubeNodePorts+" "+other)
+// guarding returns what puts the guard in force where it is not.
+func guarding(saved map[chainRef]*ipt.Chain, guard string) (out []*change) {
+	if chain := saved[nodePortFilter]; chain == nil || !slices.Contains(chain.Rules, guard) {
+		c := &change{ID: id{chainRef: nodePortFilter}, New: value{rules: []string{guard}}, Had: chain != nil, Has: true}
+		if c.Had {
+			c.Old.rules = slices.DeleteFunc(slices.Clone(chain.Rules), func(r string) bool { return !strings.Contains(r, `"`+guardComment) })
 		}
+		out = append(out, c)
 	}
 	for p, rules := range jumps() {
 		for _, rule := range rules {
 			from := saved[p]
 			if p.table == filter && ipt.Target(rule) == kubeNodePorts && (from == nil || !slices.Contains(from.Rules, rule)) {
-				lines = append(lines, "-I "+p.chain+" "+rule)
+				out = append(out, &change{ID: id{chainRef: p}, New: value{rules: []string{rule}}, Has: true})
 			}
 		}
 	}
-	return lines
+	return out
 }

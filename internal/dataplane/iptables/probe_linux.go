@@ -121,13 +121,20 @@ func hostVariant(ctx context.Context) (ipt.Variant, error) {
 	return chosen, nil
 }
 
-// variantTraces looks at both families.
-func variantTraces(ctx context.Context, v ipt.Variant) (traces, error) {
-	var t traces
+// variantTraces looks at both families. Legacy tables are read without programs,
+// which need capabilities that a container may lack: what cannot be written is
+// there all the same. Of the others, the programs leave out tables that only the
+// nft program can have written.
+func variantTraces(ctx context.Context, v ipt.Variant) (t traces, err error) {
 	for _, f := range ipt.Families() {
-		uses, err := variantUses(ctx, f, v)
-		if err != nil {
-			return t, err
+		var uses ipt.Uses
+		if v == ipt.Legacy {
+			if uses, err = ipt.CountUses(f, v); err != nil {
+				return t, fmt.Errorf("look whether the rules of this host are in %s: %w", ipt.Name(f, v), err)
+			}
+		} else if conn, err := ipt.Open(ctx, f, v); err == nil {
+			saved, _ := conn.Save(ctx) // what cannot be read is nobody's
+			uses = ipt.UsesOf(saved)
 		}
 		for _, table := range uses {
 			for chain, n := range table {
@@ -139,27 +146,4 @@ func variantTraces(ctx context.Context, v ipt.Variant) (traces, error) {
 		}
 	}
 	return t, nil
-}
-
-// variantUses counts what chains hold. Legacy tables are read without programs,
-// which need capabilities that a container may lack: what cannot be written is
-// there all the same.
-func variantUses(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Uses, error) {
-	if v == ipt.Legacy {
-		uses, err := ipt.CountUses(f, v)
-		if err != nil {
-			return nil, fmt.Errorf("look whether the rules of this host are in %s: %w", ipt.Name(f, v), err)
-		}
-		return uses, nil
-	}
-	// The programs leave out tables that only the nft program can have written.
-	conn, err := ipt.Open(ctx, f, v)
-	if err != nil {
-		return nil, nil
-	}
-	saved, err := conn.Save(ctx)
-	if err != nil {
-		return nil, nil
-	}
-	return ipt.UsesOf(saved), nil
 }
