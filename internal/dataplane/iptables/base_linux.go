@@ -151,11 +151,11 @@ func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]strin
 		{filter, kubeCanary}: nil, {nat, kubeCanary}: nil, {mangle, kubeCanary}: nil,
 	}
 	if !d.liberal {
-		out[chainRef{filter, kubeForward}] = slices.Insert(out[chainRef{filter, kubeForward}], 0, "-m conntrack --ctstate INVALID "+comment(invalidDropped)+"-j DROP")
+		out[chainRef{filter, kubeForward}] = slices.Insert(out[chainRef{filter, kubeForward}], 0, "-m conntrack --ctstate INVALID "+comment(invalidDropped.comment)+"-j DROP")
 	}
 	if f.Family == proxy.IPv4 && want.Node.OpensLoopback() { // this one only counts
 		out[chainRef{nat, kubePost}] = slices.Insert(out[chainRef{nat, kubePost}], 1,
-			comment(localhostAccepted)+"-m conntrack --ctstate DNAT --ctorigdst 127.0.0.0/8")
+			comment(localhostAccepted.comment)+"-m conntrack --ctstate DNAT --ctorigdst 127.0.0.0/8")
 	}
 	for _, p := range sharedChains() {
 		out[p] = nil

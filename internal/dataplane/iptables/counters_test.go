@@ -43,8 +43,8 @@ func TestCountsLocalhost(t *testing.T) {
 				t.Fatalf("connection %d, to %v: %v", i, tt.to, err)
 			}
 			_ = c.Close()
-			if n, err := d.Packets(t.Context()); n.LocalhostAccepted != tt.want || err != nil {
-				t.Errorf("after connection %d, to %v: counted %+v, error %v; want %d", i, tt.to, n, err, tt.want)
+			if n, err := d.packets(t.Context(), &localhostAccepted); n != tt.want || err != nil {
+				t.Errorf("after connection %d, to %v: counted %d, error %v; want %d", i, tt.to, n, err, tt.want)
 			}
 		}
 	})
@@ -63,19 +63,22 @@ func TestPacketsGoOn(t *testing.T) {
 	for i, tt := range []struct {
 		invalid, localhost uint64
 		fail               error
-		want               Packets
+		wantInvalid        uint64
+		wantLocalhost      uint64
 	}{
-		{3, 1, nil, Packets{3, 1}},
-		{4, 1, nil, Packets{4, 1}},
-		{1, 2, nil, Packets{5, 2}},
-		{2, 9, broken, Packets{5, 2}},
-		{2, 9, nil, Packets{6, 9}},
+		{3, 1, nil, 3, 1},
+		{4, 1, nil, 4, 1},
+		{1, 2, nil, 5, 2},
+		{2, 9, broken, 5, 2},
+		{2, 9, nil, 6, 9},
 	} {
-		fake.Count(invalidDropped, tt.invalid)
-		fake.Count(localhostAccepted, tt.localhost)
+		fake.Count(invalidDropped.comment, tt.invalid)
+		fake.Count(localhostAccepted.comment, tt.localhost)
 		fake.Fail(tt.fail)
-		if got, err := d.Packets(t.Context()); got != tt.want || !errors.Is(err, tt.fail) {
-			t.Errorf("step %d: %+v, error %v; want %+v, %v", i, got, err, tt.want, tt.fail)
+		for rule, want := range map[*countedRule]uint64{&invalidDropped: tt.wantInvalid, &localhostAccepted: tt.wantLocalhost} {
+			if got, err := d.packets(t.Context(), rule); got != want || !errors.Is(err, tt.fail) {
+				t.Errorf("step %d, %s: %d, error %v; want %d, %v", i, rule.comment, got, err, want, tt.fail)
+			}
 		}
 	}
 }

@@ -20,7 +20,8 @@ type family struct {
 	// By table, how many rules are ours and how many were written since the last report.
 	owned, written map[string]int
 
-	invalid, localhost packetCount // guarded by the dataplane's packets
+	reported map[string]ruleCount         // by table, guarded by mu of the dataplane's counts
+	packets  map[countedRule]*packetCount // guarded by reading of the dataplane's counts
 
 	*stamp
 	// Guarded by mu of the stamp.

@@ -36,7 +36,6 @@ type Dataplane struct {
 	guard    localnet.Guard
 	differ   *differ.Differ[id, value]
 	syncing  bool
-	packets  sync.Mutex // held while they are read
 
 	sayAffinity sync.Once // how many clients are remembered
 }
@@ -82,7 +81,7 @@ func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings
 				return s.Others(ctx, s.Variant)
 			})
 		}
-		f := &family{Family: name, programs: programs[name], stamp: both}
+		f := &family{Family: name, programs: programs[name], stamp: both, packets: map[countedRule]*packetCount{}, reported: map[string]ruleCount{}}
 		if s.Variant == ipt.Legacy {
 			f.stamp = &stamp{}
 		}
@@ -162,14 +161,6 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 // sameRows reports whether rows render alike for two nodes.
 func (d *Dataplane) sameRows(a, b *proxy.Node) bool {
 	return a == b || !slices.ContainsFunc(d.families, func(f *family) bool { return !f.matches(a).same(f.matches(b)) })
-}
-
-// report counts what was written.
-func (d *Dataplane) report(f *family) {
-	for _, table := range []string{filter, nat} {
-		d.counts.wrote(table, f.Family, ruleCount{f.owned[table], f.written[table]})
-	}
-	f.written = map[string]int{}
 }
 
 // Variant returns which of the host's tables the rules are in.

@@ -151,6 +151,18 @@ func TestRefusedRow(t *testing.T) {
 		if !slices.ContainsFunc(after, func(l string) bool { return strings.Contains(l, "svc-10:http") }) {
 			t.Error("the good row is not there")
 		}
+		for _, f := range d.families {
+			have, err := f.kernelUses(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(f.uses, have, cmp.AllowUnexported(chainRef{})); diff != "" || !f.synced {
+				t.Errorf("%v: synced %t, uses after a refusal (-counted +the kernel's):\n%s", f.Family, f.synced, diff)
+			}
+		}
+		delete(s.Rows, bad.Key)
+		s.Rows[old.Key], s.Rows[good.Key] = old, good
+		wantNothingToWrite(t, d, s) // what was committed before the refusal is not there twice
 	})
 }
 

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"k8s.io/klog/v2"
@@ -13,25 +14,21 @@ import (
 type counts struct {
 	mu                        sync.Mutex
 	failures, partialFailures int
-	rules                     map[ruleCountKey]ruleCount
-	unread                    bool // packets could not be read, and that was said
-}
-
-type ruleCountKey struct {
-	table  string
-	family proxy.Family
+	unread                    bool       // packets could not be read, and that was said
+	reading                   sync.Mutex // held while packets are read
 }
 
 // ruleCount is how many rules are ours, and how many of them were written last.
 type ruleCount struct{ owned, written int }
 
-func (c *counts) wrote(table string, f proxy.Family, n ruleCount) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.rules == nil {
-		c.rules = map[ruleCountKey]ruleCount{}
+// report counts what was written since the last report.
+func (d *Dataplane) report(f *family) {
+	d.counts.mu.Lock()
+	defer d.counts.mu.Unlock()
+	for _, table := range []string{filter, nat} {
+		f.reported[table] = ruleCount{f.owned[table], f.written[table]}
 	}
-	c.rules[ruleCountKey{table, f}] = n
+	f.written = map[string]int{}
 }
 
 // SyncFailed counts a restore that failed.
@@ -60,21 +57,23 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Labels: []string{"table", "ip_family"}, Read: func(yield func(float64, ...string)) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			for k, n := range c.rules {
-				yield(float64(of(n)), k.table, k.family.String())
+			for _, f := range d.families {
+				for table, n := range f.reported {
+					yield(float64(of(n)), table, f.Family.String())
+				}
 			}
 		}}
 	}
-	packets := func(name, help string, of func(Packets) uint64) proxy.Metric {
+	packets := func(name, help string, of *countedRule) proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Grows: true, Read: func(yield func(float64, ...string)) {
-			n, err := d.Packets(ctx)
+			n, err := d.packets(ctx, of)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if err != nil && !c.unread {
 				klog.FromContext(ctx).Error(err, "Cannot read the packets that rules have matched")
 			}
 			c.unread = err != nil
-			yield(float64(of(n)))
+			yield(float64(n))
 		}}
 	}
 	return []proxy.Metric{
@@ -82,9 +81,50 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 		failures("sync_proxy_rules_iptables_partial_restore_failures_total", "Partial syncs of iptables that failed", &c.partialFailures),
 		rules("sync_proxy_rules_iptables_total", "Rules of ours in iptables", func(n ruleCount) int { return n.owned }),
 		rules("sync_proxy_rules_iptables_last", "Rules that the last sync wrote to iptables", func(n ruleCount) int { return n.written }),
-		packets("iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because the state of their connection was invalid",
-			func(p Packets) uint64 { return p.InvalidDropped }),
-		packets("iptables_localhost_nodeports_accepted_packets_total", "Packets accepted at NodePorts of loopback addresses",
-			func(p Packets) uint64 { return p.LocalhostAccepted }),
+		packets("iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because the state of their connection was invalid", &invalidDropped),
+		packets("iptables_localhost_nodeports_accepted_packets_total", "Packets accepted at NodePorts of loopback addresses", &localhostAccepted),
 	}
+}
+
+// countedRule is a rule whose packets are counted.
+type countedRule struct {
+	chainRef
+	comment string
+}
+
+var (
+	invalidDropped    = countedRule{chainRef{filter, kubeForward}, "kubernetes packets of invalid connections"}
+	localhostAccepted = countedRule{chainRef{nat, kubePost}, "kubernetes nodeports on loopback addresses"}
+)
+
+// packetCount is what a rule has counted. One that is written again begins at
+// zero; the sum goes on.
+type packetCount struct {
+	now, before uint64
+}
+
+// packets returns what a rule has counted in both families. What cannot be read
+// is what it was before. Anybody may ask at any time.
+func (d *Dataplane) packets(ctx context.Context, r *countedRule) (sum uint64, err error) {
+	d.counts.reading.Lock()
+	defer d.counts.reading.Unlock()
+	for _, f := range d.families {
+		if f.packets[*r] == nil {
+			f.packets[*r] = &packetCount{}
+		}
+		c := f.packets[*r]
+		if *r != localhostAccepted || f.Family == proxy.IPv4 && d.localnet.InUse() { // else there is no such rule
+			n, failed := f.programs.Packets(ctx, r.table, r.chain, r.comment)
+			if failed != nil {
+				err = errors.Join(err, failed)
+				n = c.now
+			}
+			if n < c.now {
+				c.before += c.now
+			}
+			c.now = n
+		}
+		sum += c.before + c.now
+	}
+	return sum, err
 }
