@@ -20,7 +20,7 @@ var (
 	clusterIPs     = chainRef{filter, kubeAddresses}
 )
 
-// places returns all of them.
+// sharedChains returns all of them.
 func sharedChains() []chainRef {
 	return []chainRef{dispatch, dispatchPort, emptyClusterIP, emptyExternal, restricted, nodePortFilter, clusterIPs}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"math"
 	"slices"
-	"strings"
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/kernel/ipt"
@@ -81,18 +80,24 @@ func order(_ *changes, c *change) differ.Order {
 
 // rank tells which chains go to which.
 func (x id) rank() int {
-	if x.builtIn() || x.shared() {
+	switch {
+	case x.builtIn() || x.shared():
 		return rankLive
-	}
-	for i, prefixes := range [][]string{{endpointChain}, {clusterChain, localChain}, {externalChain, oldExternalChain}, {sourceChain}} {
-		if isRowChain(x.chain) && slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(x.chain, p) }) {
-			return 2 + i
-		}
-	}
-	if x.chain == kubeMark {
+	case x.chain == kubeMark:
 		return 0
+	case x.chain == kubeMarkOther || !isRowChain(x.chain):
+		return 1
 	}
-	return 1
+	switch prefix := x.chain[:len(x.chain)-hashLength]; prefix {
+	case endpointChain:
+		return 2
+	case clusterChain, localChain:
+		return 3
+	case sourceChain:
+		return 5
+	default:
+		return 4
+	}
 }
 
 // size counts chains.

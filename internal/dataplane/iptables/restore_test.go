@@ -44,6 +44,22 @@ func TestParts(t *testing.T) {
 	}
 }
 
+// TestPartsOverOthers does so where another proxy has left chains of the same
+// names, none of them as it should be.
+func TestPartsOverOthers(t *testing.T) {
+	const services = 2000
+	d, fake := faked()
+	left := "*nat\n"
+	for _, sp := range plainState(services).Rows {
+		left += declaration(chainRef{nat, clusterChain + hash(sp.Key, "")}) + "\n"
+	}
+	hurt(t, fake, left+"COMMIT\n")
+	if err := proxytest.Sync(t.Context(), d, plainState(services)); err != nil {
+		t.Fatal(err)
+	}
+	wantNothingToWrite(t, d, plainState(services))
+}
+
 // TestPartsGo does so when almost everything goes.
 func TestPartsGo(t *testing.T) {
 	const services, each = 2000, 2 // chains

@@ -24,7 +24,7 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 		if err == nil {
 			continue
 		}
-		if len(done) > 0 && !d.syncing {
+		if len(done) > 0 && !d.syncing && !errors.Is(err, proxy.ErrNeedSync) {
 			if failed := d.takeBack(ctx, done); failed != nil {
 				return fmt.Errorf("%w: %v; take back what was written before: %w", proxy.ErrNeedSync, err, failed)
 			}
