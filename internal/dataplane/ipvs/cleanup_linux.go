@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"syscall"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/proxy"
@@ -37,7 +39,7 @@ func (s server) String() string {
 }
 
 // errBusy says that a set is in use.
-var errBusy = errors.New("the set is in use")
+const errBusy = syscall.Errno(nl.IPSET_ERR_BUSY)
 
 // kernel is what the ipvs mode uses of the kernel beside chains.
 type kernel interface {

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"syscall"
 
 	vishvananda "github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -26,26 +26,22 @@ type netlinkKernel struct{}
 const dumpAttempts = 20
 
 func (netlinkKernel) link() (*serviceLink, error) {
-	link, err := vishvananda.LinkByName(linkName)
-	if _, none := errors.AsType[vishvananda.LinkNotFoundError](err); none {
-		return nil, nil
-	}
+	all, err := net.Interfaces()
 	if err != nil {
 		return nil, fmt.Errorf("look for link %s: %w", linkName, err)
 	}
-	var addrs []vishvananda.Addr
-	for range dumpAttempts {
-		if addrs, err = vishvananda.AddrList(link, vishvananda.FAMILY_ALL); !errors.Is(err, vishvananda.ErrDumpInterrupted) {
-			break
-		}
+	i := slices.IndexFunc(all, func(n net.Interface) bool { return n.Name == linkName })
+	if i < 0 {
+		return nil, nil
 	}
+	addrs, err := all[i].Addrs()
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of link %s: %w", linkName, err)
 	}
-	l := &serviceLink{index: link.Attrs().Index}
+	l := &serviceLink{index: all[i].Index}
 	for _, a := range addrs {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok {
-			l.addrs = append(l.addrs, addr.Unmap())
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			l.addrs = append(l.addrs, p.Addr().Unmap())
 		}
 	}
 	return l, nil
@@ -108,12 +104,8 @@ func (netlinkKernel) sets(ctx context.Context) ([]string, error) {
 }
 
 func (netlinkKernel) removeSet(ctx context.Context, name string) error {
-	err := askIPSet(ctx, nl.IPSET_CMD_DESTROY, unix.NLM_F_ACK,
+	return askIPSet(ctx, nl.IPSET_CMD_DESTROY, unix.NLM_F_ACK,
 		func(b *netlink.Builder) { b.Text(nl.IPSET_ATTR_SETNAME, name) }, func(netlink.Message) {})
-	if errors.Is(err, syscall.Errno(nl.IPSET_ERR_BUSY)) {
-		return errBusy
-	}
-	return err
 }
 
 // The numbers of IPVS's generic netlink family that are used here.
