@@ -1,16 +1,23 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
 )
 
 // Host is one network namespace of a lab.
@@ -18,12 +25,20 @@ type Host struct {
 	*traffic.Namespace
 	Addrs []netip.Addr // the addresses it was given, without those of its links
 
-	nl     *netlink.Handle
-	mac    net.HardwareAddr // of its eth0; the node's hosts see it as this
-	onNode *attachment      // nil for the node and the outside
+	nl       *netlink.Handle
+	lo, eth0 netlink.Link
+	mac      net.HardwareAddr // of its eth0; the node's hosts see it as this
 }
 
-// newHost makes an empty network namespace.
+// gateways are the addresses under which every host knows its neighbour. They are
+// on no link: a permanent neighbour entry says where they are.
+var gateways = [...]netip.Addr{
+	proxy.IPv4: netip.AddrFrom4([4]byte{169, 254, 1, 1}),
+	proxy.IPv6: netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1}),
+}
+
+// newHost makes an empty network namespace. It is predictable: no address
+// detection, no filtering by reverse path, no limits on the errors it sends.
 func newHost(name string, p *traffic.Ports) (*Host, error) {
 	ns, err := traffic.New(name, p)
 	if err != nil {
@@ -33,7 +48,26 @@ func newHost(name string, p *traffic.Ports) (*Host, error) {
 	if h.nl, err = netlink.NewHandleAt(ns.Handle, unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER); err != nil {
 		return nil, errors.Join(fmt.Errorf("open netlink in %s: %w", name, err), ns.Close())
 	}
-	if err := h.quiet(); err != nil {
+	err = h.sysctl(
+		"net/ipv4/conf/all/rp_filter=0",
+		"net/ipv4/conf/default/rp_filter=0",
+		"net/ipv4/conf/all/send_redirects=0",
+		"net/ipv4/conf/default/send_redirects=0",
+		"net/ipv4/conf/all/accept_redirects=0",
+		"net/ipv4/icmp_ratemask=0",
+		"net/ipv4/icmp_ratelimit=0",
+		"net/ipv6/conf/all/disable_ipv6=0",
+		"net/ipv6/conf/default/accept_dad=0",
+		"net/ipv6/conf/default/accept_ra=0",
+		"net/ipv6/conf/default/accept_redirects=0",
+		"net/ipv6/conf/default/router_solicitations=0",
+		"net/ipv6/icmp/ratelimit=0",
+		"net/ipv6/icmp/ratemask=255",
+	)
+	if err == nil {
+		h.lo, err = h.linkUp("lo")
+	}
+	if err != nil {
 		return nil, errors.Join(err, h.close())
 	}
 	return h, nil
@@ -46,30 +80,230 @@ func (h *Host) close() error {
 
 // Bind puts addresses on the host's loopback link, as a load balancer's
 // addresses are on some nodes.
-func (h *Host) Bind(addrs ...netip.Addr) error {
-	lo, err := h.nl.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("find loopback of %s: %w", h.Name, err)
-	}
-	return h.addAddrs(lo, addrs)
-}
+func (h *Host) Bind(addrs ...netip.Addr) error { return h.addAddrs(h.lo, addrs...) }
 
 // Unbind takes away what Bind put there.
-func (h *Host) Unbind(addrs ...netip.Addr) error {
-	lo, err := h.nl.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("find loopback of %s: %w", h.Name, err)
-	}
-	return h.delAddrs(lo, addrs)
-}
+func (h *Host) Unbind(addrs ...netip.Addr) error { return h.delAddrs(h.lo, addrs...) }
 
 // Has reports whether an address was given to the host.
 func (h *Host) Has(a netip.Addr) bool { return slices.Contains(h.Addrs, a) }
 
 // FlushConntrack forgets every connection that the host tracks.
 func (h *Host) FlushConntrack() error {
-	if err := h.nl.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
-		return fmt.Errorf("flush connections of %s: %w", h.Name, err)
+	return h.failed(h.nl.ConntrackTableFlush(netlink.ConntrackTable), "flush connections")
+}
+
+// failed says what could not be done to the host.
+func (h *Host) failed(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %s: %w", h.Name, fmt.Sprintf(format, args...), err)
+}
+
+// forward makes the host a router. A bridge that is looked into by the
+// firewall would show it each packet twice.
+func (h *Host) forward() error {
+	if err := h.sysctl("net/ipv4/ip_forward=1", "net/ipv6/conf/all/forwarding=1"); err != nil {
+		return err
+	}
+	err := h.sysctl("net/bridge/bridge-nf-call-iptables=0", "net/bridge/bridge-nf-call-ip6tables=0")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the kernel cannot do it anyway
+	}
+	return err
+}
+
+// sysctl writes settings of the form "path=value".
+func (h *Host) sysctl(settings ...string) error {
+	return h.Do(func() error {
+		for _, s := range settings {
+			path, value, _ := strings.Cut(s, "=")
+			if err := os.WriteFile(filepath.Join("/proc/sys", path), []byte(value), 0); err != nil {
+				return h.failed(err, "set %s", path)
+			}
+		}
+		return nil
+	})
+}
+
+// linkUp finds a link and sets it up.
+func (h *Host) linkUp(name string) (netlink.Link, error) {
+	link, err := h.nl.LinkByName(name)
+	if err == nil {
+		err = h.nl.LinkSetUp(link)
+	}
+	return link, h.failed(err, "set link %s up", name)
+}
+
+// addBridge makes a bridge with addresses of its own.
+func (h *Host) addBridge(name string, mac net.HardwareAddr, addrs []netip.Addr) (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = name, mac
+	b := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: new(false)}
+	if err := h.nl.LinkAdd(b); err != nil {
+		return nil, h.failed(err, "add bridge %s", name)
+	}
+	_, err := h.linkUp(name)
+	return b, errors.Join(err, h.addAddrs(b, addrs...))
+}
+
+// plug lays a cable to another host, where it is eth0, and sets both ends up.
+// This end may be a bridge's port.
+func (h *Host) plug(name string, mac net.HardwareAddr, bridge netlink.Link, peer *Host) (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = name, mac
+	if bridge != nil {
+		attrs.MasterIndex = bridge.Attrs().Index
+	}
+	err := h.nl.LinkAdd(&netlink.Veth{
+		LinkAttrs: attrs, PeerName: "eth0",
+		PeerHardwareAddr: peer.mac, PeerNamespace: netlink.NsFd(peer.Handle),
+	})
+	if err != nil {
+		return nil, h.failed(err, "add link %s to %s", name, peer.Name)
+	}
+	link, err := h.linkUp(name)
+	if err != nil {
+		return nil, err
+	}
+	if peer.eth0, err = peer.linkUp("eth0"); err != nil {
+		return nil, err
+	}
+	err = errors.Join(h.waitUp(name), peer.waitUp("eth0"))
+	if bridge != nil {
+		err = errors.Join(err, h.waitUp(bridge.Attrs().Name))
+	}
+	return link, err
+}
+
+// waitUp waits until a link carries packets: the kernel notices the carrier of
+// a new cable a little later, and drops what is sent before.
+func (h *Host) waitUp(name string) error {
+	return h.failed(await(func() bool {
+		link, err := h.nl.LinkByName(name)
+		return err == nil && link.Attrs().OperState == netlink.OperUp
+	}), "wait for the carrier of %s", name)
+}
+
+// waitLocal waits until an address receives packets: the kernel makes the
+// route of a new IPv6 address a little later.
+func (h *Host) waitLocal(a netip.Addr) error {
+	return h.failed(await(func() bool {
+		routes, err := h.nl.RouteGet(a.AsSlice())
+		return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
+	}), "wait for %v", a)
+}
+
+// await asks until the answer is yes, for some seconds.
+func await(ready func() bool) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for range 5000 {
+		if ready() {
+			return nil
+		}
+		<-tick.C
+	}
+	return context.DeadlineExceeded
+}
+
+// defaultRoutes sends everything the host has to say out of eth0, to a neighbour.
+func (h *Host) defaultRoutes(mac net.HardwareAddr) error {
+	var errs []error
+	for _, f := range proxy.Families {
+		errs = append(errs, h.neighbour(h.eth0, gateways[f], mac), h.route(h.eth0, everything(f), gateways[f]))
+	}
+	return errors.Join(errs...)
+}
+
+// everything is the default route's destination.
+func everything(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }
+
+// single is the prefix of one address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// route adds or replaces a route; an invalid gateway means that the
+// destination is on the link.
+func (h *Host) route(link netlink.Link, to netip.Prefix, via netip.Addr) error {
+	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}
+	if via.IsValid() {
+		r.Gw, r.Flags, r.Scope = via.AsSlice(), int(netlink.FLAG_ONLINK), netlink.SCOPE_UNIVERSE
+	}
+	return h.failed(h.nl.RouteReplace(r), "route %v over %s", to, link.Attrs().Name)
+}
+
+func (h *Host) unroute(link netlink.Link, to netip.Prefix) error {
+	// The scope NOWHERE stands for any.
+	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_NOWHERE}
+	return h.failed(h.nl.RouteDel(r), "remove route %v", to)
+}
+
+// neighbour says where an address is, so that nobody has to ask.
+func (h *Host) neighbour(link netlink.Link, a netip.Addr, mac net.HardwareAddr) error {
+	n := &netlink.Neigh{
+		LinkIndex: link.Attrs().Index, Family: af(a), State: netlink.NUD_PERMANENT,
+		IP: a.AsSlice(), HardwareAddr: mac,
+	}
+	return h.failed(h.nl.NeighSet(n), "set neighbour %v", a)
+}
+
+func (h *Host) addAddrs(link netlink.Link, addrs ...netip.Addr) error {
+	for _, a := range addrs {
+		if err := h.nl.AddrReplace(link, address(a)); err != nil {
+			return h.failed(err, "add %v to %s", a, link.Attrs().Name)
+		}
+	}
+	for _, a := range addrs {
+		if err := h.waitLocal(a); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+func (h *Host) delAddrs(link netlink.Link, addrs ...netip.Addr) error {
+	for _, a := range addrs {
+		if err := h.nl.AddrDel(link, address(a)); err != nil {
+			return h.failed(err, "remove %v from %s", a, link.Attrs().Name)
+		}
+	}
+	return nil
+}
+
+func address(a netip.Addr) *netlink.Addr {
+	addr := &netlink.Addr{IPNet: ipNet(single(a))}
+	if a.Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	return addr
+}
+
+// answerForAll makes the host take what comes in for any address, while what
+// it sends itself still goes to the node: hence the rule by interface.
+func (h *Host) answerForAll() error {
+	const table = 100
+	h.Transparent = true
+	var errs []error
+	for _, f := range proxy.Families {
+		r := &netlink.Route{
+			LinkIndex: h.lo.Attrs().Index, Dst: ipNet(everything(f)),
+			Table: table, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+		}
+		rule := netlink.NewRule()
+		rule.Family, rule.Table, rule.IifName, rule.Priority = af(f.Unspecified()), table, "eth0", 100
+		errs = append(errs, h.failed(h.nl.RouteReplace(r), "add local route"), h.failed(h.nl.RuleAdd(rule), "add rule"))
+	}
+	return errors.Join(errs...)
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func af(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
 }

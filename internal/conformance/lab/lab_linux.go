@@ -3,13 +3,16 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 
 	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
 )
 
 // Lab is one node, its pods, other nodes and the outside. Its methods are
@@ -26,12 +29,6 @@ type Lab struct {
 	hosts   []*Host
 }
 
-// attachment is how a host hangs on the node.
-type attachment struct {
-	bridge netlink.Link
-	mac    net.HardwareAddr // the bridge's
-}
-
 // New makes a lab with a node and an outside and no pods.
 func New(c Config) (*Lab, error) {
 	l := &Lab{cfg: c.Default(), ports: &traffic.Ports{}, remotes: map[string]*Host{}}
@@ -41,8 +38,7 @@ func New(c Config) (*Lab, error) {
 	return l, nil
 }
 
-func (l *Lab) build() error {
-	var err error
+func (l *Lab) build() (err error) {
 	if l.node, err = l.host("node"); err != nil {
 		return err
 	}
@@ -56,33 +52,18 @@ func (l *Lab) build() error {
 	if l.transit, err = l.node.addBridge(Transit, mac(2, 0), l.cfg.TransitAddrs); err != nil {
 		return err
 	}
-	return l.buildOutside()
-}
-
-func (l *Lab) buildOutside() error {
-	var err error
 	if l.outside, err = l.host("outside"); err != nil {
 		return err
 	}
-	eth0, err := l.node.plug(veth{name: Uplink, mac: mac(3, 0), peer: l.outside})
-	if err != nil {
+	if l.node.eth0, err = l.node.plug(Uplink, mac(3, 0), nil, l.outside); err != nil {
 		return err
 	}
-	if err := l.node.addAddrs(eth0, l.cfg.NodeAddrs); err != nil {
-		return err
-	}
-	for _, g := range gateways {
-		if err := l.node.neighbour(eth0, g, l.outside.mac); err != nil {
-			return err
-		}
-		if err := l.node.route(eth0, netip.PrefixFrom(g, 0).Masked(), g); err != nil {
-			return err
-		}
-	}
-	if err := l.outside.routeByNode(mac(3, 0)); err != nil {
-		return err
-	}
-	return l.outside.answerForAll()
+	return errors.Join(
+		l.node.addAddrs(l.node.eth0, l.cfg.NodeAddrs...),
+		l.node.defaultRoutes(l.outside.mac),
+		l.outside.defaultRoutes(mac(3, 0)),
+		l.outside.answerForAll(),
+	)
 }
 
 // host makes a host that Close will remove.
@@ -101,6 +82,17 @@ func mac(kind byte, n int) net.HardwareAddr {
 	return net.HardwareAddr{2, 0, 0, kind, byte(n >> 8), byte(n)}
 }
 
+// attach makes a host that hangs on one of the node's bridges.
+func (l *Lab) attach(name string, bridge netlink.Link) (*Host, error) {
+	h, err := l.host(name)
+	if err != nil {
+		return nil, err
+	}
+	n := len(l.hosts)
+	_, err = l.node.plug(fmt.Sprintf("veth%d", n), mac(8, n), bridge, h)
+	return h, err
+}
+
 // Node is the host that the proxy under test runs on.
 func (l *Lab) Node() *Host { return l.node }
 
@@ -109,84 +101,36 @@ func (l *Lab) Node() *Host { return l.node }
 func (l *Lab) Outside() *Host { return l.outside }
 
 // AddPod adds a pod on this node.
-func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
-	h, err := l.unpark()
-	if err != nil {
+func (l *Lab) AddPod(name string, addrs ...netip.Addr) (h *Host, err error) {
+	if n := len(l.parked); n > 0 {
+		h, l.parked = l.parked[n-1], l.parked[:n-1]
+	} else if h, err = l.attach("pod", l.cni0); err != nil {
 		return nil, fmt.Errorf("add pod %s: %w", name, err)
 	}
-	h.Name = name
+	h.Name, h.Addrs = name, slices.Clone(addrs)
+	err = h.addAddrs(h.eth0, addrs...)
 	for _, a := range addrs {
-		if err := l.give(h, a); err != nil {
-			return nil, fmt.Errorf("add pod %s: %w", name, err)
-		}
+		err = errors.Join(err, l.node.neighbour(l.cni0, a, h.mac), l.node.route(l.cni0, single(a), netip.Addr{}))
 	}
 	// The kernel forgets a link's routes with its last address, so they are
 	// written again for each pod.
-	if err := h.routeByNode(h.onNode.mac); err != nil {
+	if err = errors.Join(err, h.defaultRoutes(mac(1, 0))); err != nil {
 		return nil, fmt.Errorf("add pod %s: %w", name, err)
 	}
 	return h, nil
 }
 
-// give puts an address on a local pod and tells the node where it is.
-func (l *Lab) give(h *Host, a netip.Addr) error {
-	eth0, err := h.nl.LinkByName("eth0")
-	if err != nil {
-		return fmt.Errorf("find eth0 of %s: %w", h.Name, err)
-	}
-	if err := h.addAddrs(eth0, []netip.Addr{a}); err != nil {
-		return err
-	}
-	h.Addrs = append(h.Addrs, a)
-	if err := l.node.neighbour(h.onNode.bridge, a, h.mac); err != nil {
-		return err
-	}
-	return l.node.route(h.onNode.bridge, single(a), netip.Addr{})
-}
-
-// unpark returns a pod without addresses.
-func (l *Lab) unpark() (*Host, error) {
-	if n := len(l.parked); n > 0 {
-		h := l.parked[n-1]
-		l.parked = l.parked[:n-1]
-		return h, nil
-	}
-	h, err := l.host("pod")
-	if err != nil {
-		return nil, err
-	}
-	h.onNode = &attachment{bridge: l.cni0, mac: mac(1, 0)}
-	return h, l.attach(h)
-}
-
-// attach plugs a host into its bridge.
-func (l *Lab) attach(h *Host) error {
-	n := len(l.hosts)
-	v := veth{name: fmt.Sprintf("veth%d", n), mac: mac(8, n), master: h.onNode.bridge, peer: h}
-	if _, err := l.node.plug(v); err != nil {
-		return err
-	}
-	return h.routeByNode(h.onNode.mac)
-}
-
 // RemovePod takes a local pod's addresses away. The host may serve as another
 // pod later and must not be used any more.
 func (l *Lab) RemovePod(h *Host) error {
-	eth0, err := h.nl.LinkByName("eth0")
-	if err != nil {
-		return fmt.Errorf("find eth0 of %s: %w", h.Name, err)
-	}
+	var errs []error
 	for _, a := range h.Addrs {
-		if err := l.node.unroute(h.onNode.bridge, single(a)); err != nil {
-			return err
-		}
+		errs = append(errs, l.node.unroute(l.cni0, single(a)))
 	}
-	if err := h.delAddrs(eth0, h.Addrs); err != nil {
-		return err
-	}
+	errs = append(errs, h.delAddrs(h.eth0, h.Addrs...))
 	h.Addrs = nil
 	l.parked = append(l.parked, h)
-	return nil
+	return errors.Join(errs...)
 }
 
 // AddRemotePod adds a pod on another node, which is made if need be, and
@@ -196,16 +140,12 @@ func (l *Lab) AddRemotePod(node string, addrs ...netip.Addr) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("add node %s: %w", node, err)
 	}
+	h.Addrs = append(h.Addrs, addrs...)
+	err = h.Bind(addrs...)
 	for _, a := range addrs {
-		if err := h.Bind(a); err != nil {
-			return nil, err
-		}
-		h.Addrs = append(h.Addrs, a)
-		if err := l.node.route(l.transit, single(a), l.hop(h, a.Is4())); err != nil {
-			return nil, err
-		}
+		err = errors.Join(err, l.node.route(l.transit, single(a), l.hop(h, proxy.FamilyOf(a))))
 	}
-	return h, nil
+	return h, err
 }
 
 // remote returns another node by its name.
@@ -213,28 +153,23 @@ func (l *Lab) remote(name string) (*Host, error) {
 	if h := l.remotes[name]; h != nil {
 		return h, nil
 	}
-	h, err := l.host(name)
+	h, err := l.attach(name, l.transit)
 	if err != nil {
 		return nil, err
 	}
-	h.onNode = &attachment{bridge: l.transit, mac: mac(2, 0)}
-	if err := l.attach(h); err != nil {
-		return nil, err
-	}
-	for _, is4 := range []bool{true, false} {
-		if err := l.node.neighbour(l.transit, l.hop(h, is4), h.mac); err != nil {
-			return nil, err
-		}
+	err = h.defaultRoutes(mac(2, 0))
+	for _, f := range proxy.Families {
+		err = errors.Join(err, l.node.neighbour(l.transit, l.hop(h, f), h.mac))
 	}
 	l.remotes[name] = h
-	return h, nil
+	return h, err
 }
 
 // hop is the address by which the node's routes name another node.
-func (l *Lab) hop(h *Host, is4 bool) netip.Addr {
+func (l *Lab) hop(h *Host, f proxy.Family) netip.Addr {
 	n := slices.Index(l.hosts, h)
 	high, low := byte(1+n>>8), byte(n)
-	if is4 {
+	if f == proxy.IPv4 {
 		return netip.AddrFrom4([4]byte{100, 64, high, low})
 	}
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 14: high, 15: low})
@@ -242,11 +177,8 @@ func (l *Lab) hop(h *Host, is4 bool) netip.Addr {
 
 // RemoveRemotePod takes one address away from another node.
 func (l *Lab) RemoveRemotePod(h *Host, a netip.Addr) error {
-	if err := l.node.unroute(l.transit, single(a)); err != nil {
-		return err
-	}
 	h.Addrs = slices.DeleteFunc(h.Addrs, func(x netip.Addr) bool { return x == a })
-	return h.Unbind(a)
+	return errors.Join(l.node.unroute(l.transit, single(a)), h.Unbind(a))
 }
 
 // Close removes every namespace of the lab.
@@ -266,4 +198,47 @@ func (l *Lab) Refresh() error {
 		return nil
 	}
 	return l.node.FlushConntrack()
+}
+
+// Supports returns an error that says what the node's kernel lacks for sending
+// a protocol through address translation, or nil. A kernel that has not
+// started to track connections yet is taken to be able to.
+func (l *Lab) Supports(p proxy.Protocol) error {
+	if p != proxy.SCTP {
+		return nil
+	}
+	return l.node.Do(func() error {
+		const settings = "/proc/sys/net/netfilter/nf_conntrack_"
+		if _, err := os.Stat(settings + "max"); err != nil {
+			return nil
+		}
+		_, err := os.Stat(settings + "sctp_timeout_established")
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("the kernel cannot track SCTP (CONFIG_NF_CT_PROTO_SCTP): %w", errors.ErrUnsupported)
+		}
+		return err
+	})
+}
+
+// Test is what Require needs of a testing.TB. The lab is not for tests alone, so
+// it does not import that package.
+type Test interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// Require ends a test that needs a lab where none can be made. It fails rather
+// than skips: a kernel test that did not run has proven nothing.
+func Require(tb Test) {
+	tb.Helper()
+	if os.Geteuid() != 0 {
+		tb.Fatalf("the lab needs network namespaces: run as root, or under unshare -rn")
+	}
+	h, err := newHost("probe", &traffic.Ports{})
+	if err != nil {
+		tb.Fatalf("the lab needs network namespaces: %v", err)
+	}
+	if err := h.close(); err != nil {
+		tb.Fatalf("remove network namespace: %v", err)
+	}
 }
