@@ -14,43 +14,34 @@ import (
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
-	"sluice/internal/resolve"
 )
 
 // storyRun is a story while it is played.
 type storyRun struct {
-	*testbed
-	story      *Story
-	increments bool
-	world      *World
-	resolver   *resolve.Resolver
+	*run
 	remembered map[string]backends
 }
 
 // backends are the endpoints that answered a client, in order.
 type backends map[netip.Addr][]netip.AddrPort
 
-// runStory plays a story twice: its changes reach the kernel as whole states, and
-// as increments.
+// runStory plays a story in both ways.
 func (b *testbed) runStory(ctx context.Context, story *Story) []Failure {
 	var out []Failure
 	b.last = story.ID
-	for _, how := range []string{"changes by Sync", "changes by Apply"} {
-		r := &storyRun{
-			testbed: b, story: story, world: &story.World, increments: how == "changes by Apply",
-			remembered: map[string]backends{},
-		}
-		if err := r.run(ctx); err != nil {
-			out = append(out, Failure{Group: story.ID, How: how, Got: err.Error()})
+	for _, increments := range []bool{false, true} {
+		r := &storyRun{b.newRun(story.ID, &story.World, increments), map[string]backends{}}
+		if err := r.steps(ctx, story.Steps); err != nil {
+			out = append(out, Failure{Group: story.ID, How: fmt.Sprintf("by increments: %t", increments), Got: err.Error()})
 		}
 	}
 	return out
 }
 
-func (r *storyRun) run(ctx context.Context) (err error) {
+func (r *storyRun) steps(ctx context.Context, steps []*Step) (err error) {
 	worlds := []*World{r.world}
 	var cases []*Case
-	for _, st := range r.story.Steps {
+	for _, st := range steps {
 		if st.Do == "change" {
 			worlds = append(worlds, worlds[len(worlds)-1].after(st.Change))
 		}
@@ -61,37 +52,19 @@ func (r *storyRun) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	// What an earlier run left in the kernel goes.
-	r.resolver = r.world.nothing(r.d.Mode)
+	// Clients that an earlier run's kernel remembers are forgotten.
 	if err := r.sync(ctx, r.resolver.State()); err != nil {
 		return err
 	}
-	if err := r.follow(ctx, r.world.begin(seeded(r.story.ID))); err != nil {
+	if err := r.begin(ctx); err != nil {
 		return err
 	}
-	for i, st := range r.story.Steps {
+	for i, st := range steps {
 		if err := r.step(ctx, st); err != nil {
 			return fmt.Errorf("step %d, %s: %w", i+1, st.Do, err)
 		}
 	}
 	return nil
-}
-
-// follow tells the resolver events and the kernel what came of them.
-func (r *storyRun) follow(ctx context.Context, events []event) error {
-	for _, e := range events {
-		e(r.resolver)
-		if r.increments {
-			if err := r.apply(ctx, r.resolver.Update()); err != nil {
-				return err
-			}
-		}
-	}
-	if r.increments {
-		return nil
-	}
-	r.resolver.Update()
-	return r.sync(ctx, r.resolver.State())
 }
 
 func (r *storyRun) step(ctx context.Context, st *Step) error {
@@ -131,7 +104,7 @@ func pause(ctx context.Context, seconds float64) error {
 func (r *storyRun) change(ctx context.Context, p Phase) error {
 	next := r.world.after(p)
 	var events []event
-	for _, t := range r.world.changes(next, seeded(r.story.ID)) {
+	for _, t := range r.world.changes(next, r.rng) {
 		// No detours here: what a client is bound to must survive the change,
 		// not an endpoint's absence.
 		events = append(events, t[len(t)-1])

@@ -4,14 +4,126 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
+	"sluice/internal/resolve"
 )
+
+// run is a group or a story while it is played in one of two ways: its changes
+// reach the kernel as whole states, or as increments.
+type run struct {
+	*testbed
+	increments bool
+	rng        *rand.Rand
+	world      *World
+	resolver   *resolve.Resolver
+}
+
+func (b *testbed) newRun(id string, w *World, increments bool) *run {
+	return &run{testbed: b, increments: increments, rng: seeded(id), world: w, resolver: w.nothing(b.d.Mode)}
+}
+
+// begin makes the kernel forget what it was left with and leads it to the world.
+// A whole state must do without that.
+func (r *run) begin(ctx context.Context) error {
+	if r.increments {
+		if err := r.sync(ctx, r.resolver.State()); err != nil {
+			return err
+		}
+	}
+	return r.follow(ctx, r.world.begin(r.rng))
+}
+
+// follow tells the resolver events and the kernel what came of them.
+func (r *run) follow(ctx context.Context, events []event) error {
+	for _, e := range events {
+		e(r.resolver)
+		if r.increments {
+			if err := r.apply(ctx, r.resolver.Update()); err != nil {
+				return err
+			}
+		}
+	}
+	if r.increments {
+		return nil
+	}
+	r.resolver.Update()
+	return r.sync(ctx, r.resolver.State())
+}
+
+// runGroup plays a group in both ways.
+func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []Failure) {
+	how := "play in a new lab"
+	if b.last != "" {
+		how = "play after " + b.last // whose state the kernel still has
+	}
+	b.last = g.ID
+	var cases []*Case
+	for _, c := range g.Cases {
+		if c.plays(b.d.Mode) {
+			cases = append(cases, c)
+		}
+	}
+	worlds := g.worlds()
+	stop, err := b.prepare(worlds, cases)
+	if err == nil {
+		for _, increments := range []bool{false, true} {
+			found, failed := b.newRun(g.ID, worlds[0], increments).phases(ctx, g, worlds)
+			failures, err = append(failures, found...), errors.Join(err, failed)
+		}
+		err = errors.Join(err, stop())
+	}
+	if err != nil {
+		failures = append(failures, Failure{Group: g.ID, How: how, Got: err.Error()})
+	}
+	return failures
+}
+
+// phases plays the phases of a group, one after the other.
+func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures []Failure, err error) {
+	how := "kernel, state at once"
+	if r.increments {
+		how = "kernel, state by increments"
+	}
+	for i, p := range g.Phases {
+		if i == 0 {
+			err = r.begin(ctx)
+		} else {
+			err = r.follow(ctx, shuffle(worlds[i-1].changes(worlds[i], r.rng), r.rng))
+		}
+		if err != nil {
+			return failures, err
+		}
+		// What the kernel cannot play is skipped.
+		cases := slices.DeleteFunc(g.in(p, r.d.Mode), func(c *Case) bool {
+			err := r.lab.Supports(c.protocol())
+			if err != nil {
+				failures = append(failures, Failure{Group: g.ID, Case: c.ID, Got: err.Error(), Skip: true})
+			}
+			return err != nil
+		})
+		wrong, err := r.play(ctx, cases)
+		if err != nil {
+			return failures, err
+		}
+		for _, c := range cases {
+			if wrong[c] != nil {
+				failures = append(failures, Failure{
+					Group: g.ID, Case: c.ID, How: how, Want: c.in(r.d.Mode).String(),
+					Got: wrong[c].Error(), Oracle: answer(r.resolver.State(), c).String(),
+				})
+			}
+		}
+	}
+	return failures, nil
+}
 
 // How long and how often. An answer takes less than a millisecond here, so where
 // silence is expected a wrong answer does not need long to be noticed. Where
