@@ -76,38 +76,35 @@ func (f *family) write(ctx context.Context, some []*change) (committed []*change
 // variant does not say which line of a table it is: then it is what needs
 // something that the kernel lacks, or the only row there is.
 func (f *family) refusal(ctx context.Context, at line, some []*change, err error) error {
-	r := &differ.Refusal[id, value]{}
-	if at.change != nil {
-		r.Failures = []differ.Failure[id, value]{{Change: at.change, Err: err, Drift: at.step == deletes || at.step == removes || f.changedByOthers()}}
+	refuse := func(reason error, drift bool, blamed ...*change) error {
+		r := &differ.Refusal[id, value]{}
+		for _, c := range blamed {
+			r.Failures = append(r.Failures, differ.Failure[id, value]{Change: c, Err: reason, Drift: drift})
+		}
 		return r
 	}
+	if at.change != nil {
+		return refuse(err, at.step == deletes || at.step == removes || f.changedByOthers(), at.change)
+	}
 	for _, need := range requirements() {
-		var concerned []*change
-		for _, c := range some {
-			if c.Has && slices.ContainsFunc(c.ID.all(c.New), func(rule string) bool { return strings.Contains(rule, need.match) }) {
-				concerned = append(concerned, c)
-			}
-		}
+		concerned := slices.DeleteFunc(slices.Clone(some), func(c *change) bool {
+			return !c.Has || !slices.ContainsFunc(c.ID.all(c.New), func(rule string) bool { return strings.Contains(rule, need.match) })
+		})
 		if len(concerned) == 0 {
 			continue
 		}
 		reason, failed := f.lacks(ctx, need)
-		if failed != nil {
+		switch {
+		case failed != nil:
 			return errors.Join(err, failed)
-		}
-		for _, c := range concerned {
-			if reason != nil {
-				r.Failures = append(r.Failures, differ.Failure[id, value]{Change: c, Err: reason})
-			}
+		case reason != nil:
+			return refuse(reason, false, concerned...)
 		}
 	}
-	if c := onlyRow(some); len(r.Failures) == 0 && c != nil {
-		r.Failures = []differ.Failure[id, value]{{Change: c, Err: err}}
+	if c := onlyRow(some); c != nil {
+		return refuse(err, false, c)
 	}
-	if len(r.Failures) == 0 {
-		return err
-	}
-	return r
+	return err
 }
 
 // onlyRow returns a change of the row that all are of; nil if there are several.
