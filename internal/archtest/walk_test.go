@@ -125,7 +125,7 @@ func walked(t *testing.T) []string {
 	w := &walk{Interface: nfttest.NewFake()}
 	synctest.Test(t, func(t *testing.T) {
 		e := engine.New(engine.Settings{
-			Dataplane: nftables.New(w, nftables.Settings{MarkBit: 14}),
+			Dataplane: nftables.New(w, nftables.Settings{MasqueradeBit: 14}),
 			Resolver:  resolve.New(resolve.Settings{NodeName: "here"}), Observer: w,
 		})
 		ctx, stop := context.WithCancel(t.Context())

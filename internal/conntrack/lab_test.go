@@ -104,7 +104,7 @@ func (s *stage) open() {
 	s.t.Helper()
 	var flows *ct.Conn
 	s.check(s.Node().Do(func() (err error) {
-		if s.plane, err = nftables.Open(s.t.Context(), nftables.Settings{MarkBit: 14}); err != nil {
+		if s.plane, err = nftables.Open(s.t.Context(), nftables.Settings{MasqueradeBit: 14}); err != nil {
 			return err
 		}
 		if flows, err = ct.Open(); err != nil {

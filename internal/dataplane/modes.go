@@ -9,44 +9,43 @@ import (
 	"strings"
 
 	"sluice/internal/config"
-	"sluice/internal/kernel/ct"
+	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
 
-// Settings are what every mode must know before it sees a state.
-type Settings struct {
-	MasqueradeBit uint8          // the bit of the packet mark that asks for masquerading
-	Families      []proxy.Family // which to serve
-}
+// Mode and Settings are those of package mode.
+type (
+	Mode     = mode.Mode
+	Settings = mode.Settings
+)
 
-// Mode is one way of programming the kernel.
-type Mode struct {
-	Name config.ProxyMode
-
-	// Probe returns which of the families the kernel can do, changing nothing.
-	// When it can do none, the error says what is missing.
-	Probe func(context.Context, Settings) ([]proxy.Family, error)
-
-	// Prepare opens loopback addresses to NodePorts, or closes those that a
-	// service proxy opened, for a daemon that may not write the host's settings.
-	Prepare func(ctx context.Context, s Settings, opens bool) error
-
-	// Needed says why a host needs this mode though it could do another; empty
-	// if it does not. Nil: no host does.
-	Needed func(context.Context, Settings) (string, error)
-
-	// Open returns the dataplane. The kernel does nothing new before its Sync.
-	// Nil: the mode is not built yet, and has at most a Cleanup.
-	Open func(context.Context, Settings) (proxy.Dataplane, error)
-
-	// Flows opens the connections that must be ended when their endpoint goes;
-	// nil: the mode ends them itself.
-	Flows func() (ct.Interface, error)
-
-	// Cleanup removes the mode's rules and what kube-proxy's mode of that name
-	// left, but for what an open dataplane, of whatever mode, has made its own. It
-	// returns what it removed, and goes on after an error.
-	Cleanup func(ctx context.Context, open proxy.Dataplane) ([]string, error)
+// tell has each mode told what the others left, when it is opened.
+func tell(all []Mode) []Mode {
+	for i := range all {
+		others := func(ctx context.Context) (found localnet.Traces, err error) {
+			for j, m := range all {
+				if j != i && m.Traces != nil {
+					more, failed := m.Traces(ctx)
+					found, err = found.And(more), errors.Join(err, failed)
+				}
+			}
+			return found, err
+		}
+		open, prepare := all[i].Open, all[i].Prepare
+		if open == nil {
+			continue
+		}
+		all[i].Open = func(ctx context.Context, s Settings) (proxy.Dataplane, error) {
+			s.Others = others
+			return open(ctx, s)
+		}
+		all[i].Prepare = func(ctx context.Context, s Settings, opens bool) error {
+			s.Others = others
+			return prepare(ctx, s, opens)
+		}
+	}
+	return all
 }
 
 // Modes returns the modes that are built for this system, the best first.

@@ -56,7 +56,7 @@ func open(ctx context.Context) (*nftables.Dataplane, *counter, error) {
 		return nil, nil, err
 	}
 	c := &counter{Interface: conn}
-	return nftables.New(c, nftables.Settings{MarkBit: 14}), c, nil
+	return nftables.New(c, nftables.Settings{MasqueradeBit: 14}), c, nil
 }
 
 // service is ClusterIP Service number i; its first endpoint is number first.

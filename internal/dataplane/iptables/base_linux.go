@@ -135,7 +135,7 @@ func (d *Dataplane) constant(want *proxy.State, add func(id, value)) {
 // that rows share are among them, most of them without any rule.
 func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]string {
 	v := f.matches(want.Node)
-	bit := fmt.Sprintf("%#x", uint32(1)<<d.settings.MarkBit)
+	bit := fmt.Sprintf("%#x", uint32(1)<<d.settings.MasqueradeBit)
 	out := map[chainRef][]string{
 		{nat, kubeMark}: {"-j MARK --set-xmark " + bit + "/" + bit},
 		{nat, kubePost}: {

@@ -6,6 +6,7 @@ import (
 
 	"sluice/internal/conformance"
 	"sluice/internal/dataplane/iptables"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
@@ -15,7 +16,7 @@ func underTest(v ipt.Variant) conformance.Dataplane {
 	return conformance.Dataplane{
 		Mode: "iptables",
 		Open: func(ctx context.Context) (proxy.Dataplane, error) {
-			return iptables.Open(ctx, iptables.Settings{MarkBit: 14, Variant: v})
+			return iptables.Open(ctx, iptables.Settings{Settings: mode.Settings{MasqueradeBit: 14}, Variant: v})
 		},
 	}
 }

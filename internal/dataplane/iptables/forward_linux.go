@@ -22,7 +22,7 @@ func Needed(ctx context.Context, s Settings) (string, error) {
 		return "", err
 	}
 	var errs []error
-	for _, f := range s.families() {
+	for _, f := range s.Served() {
 		why, err := forwardDrops(ctx, iptFamily(f), s.Variant)
 		if why != "" {
 			return why, nil

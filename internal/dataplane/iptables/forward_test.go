@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
 
@@ -60,7 +61,7 @@ func TestNeeded(t *testing.T) {
 func TestNeededOfAFamily(t *testing.T) {
 	namespace(t)
 	run(t, "ip6tables-nft -P FORWARD DROP")
-	got, err := Needed(t.Context(), Settings{Families: []proxy.Family{proxy.IPv4}})
+	got, err := Needed(t.Context(), Settings{Settings: mode.Settings{Families: []proxy.Family{proxy.IPv4}}})
 	if got != "" || err != nil {
 		t.Errorf("needed because %q, error %v", got, err)
 	}

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -9,6 +10,7 @@ import (
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
@@ -16,13 +18,8 @@ import (
 
 // Settings are what a dataplane is opened with.
 type Settings struct {
-	MarkBit  uint8          // the bit of the packet mark that asks for masquerading
-	Families []proxy.Family // which families to write; nil: both
-	Variant  ipt.Variant    // zero: the one that the host uses
-
-	// Others tells what others than the programs of our own variant know about
-	// who opened loopback; nil: there is nobody.
-	Others func(context.Context, ipt.Variant) (localnet.Traces, error)
+	mode.Settings
+	Variant ipt.Variant // zero: the one that the host uses
 }
 
 // Dataplane writes rows to iptables of one network namespace.
@@ -52,7 +49,7 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 		return nil, err
 	}
 	programs := map[proxy.Family]ipt.Interface{}
-	for _, f := range s.families() {
+	for _, f := range s.Served() {
 		conn, err := ipt.Open(ctx, iptFamily(f), s.Variant)
 		if err != nil {
 			return nil, err
@@ -60,6 +57,13 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 		programs[f] = conn
 	}
 	klog.FromContext(ctx).Info("Using iptables", "variant", s.Variant.String())
+	if others := s.Others; others != nil { // the other variant's chains are another mode's, too
+		s.Others = func(ctx context.Context) (localnet.Traces, error) {
+			found, err := others(ctx)
+			own, failed := Traces(ctx, s.Variant)
+			return found.And(own), errors.Join(err, failed)
+		}
+	}
 	return New(programs, sysctl.Kernel{}, s), nil
 }
 
@@ -72,14 +76,9 @@ func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings
 		Limit: func() int { return maxChains(s.Variant) }, Live: rankLive, List: d.list, Write: d.write,
 	})
 	both := &stamp{}
-	for _, name := range s.families() {
+	for _, name := range s.Served() {
 		if name == proxy.IPv4 {
-			d.localnet = localnet.New(k, func(ctx context.Context) (localnet.Traces, error) {
-				if s.Others == nil {
-					return localnet.Traces{}, nil
-				}
-				return s.Others(ctx, s.Variant)
-			})
+			d.localnet = localnet.New(k, s.Others)
 		}
 		f := &family{Family: name, programs: programs[name], stamp: both, packets: map[countedRule]*packetCount{}, reported: map[string]ruleCount{}}
 		if s.Variant == ipt.Legacy {
@@ -161,16 +160,6 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 // sameRows reports whether rows render alike for two nodes.
 func (d *Dataplane) sameRows(a, b *proxy.Node) bool {
 	return a == b || !slices.ContainsFunc(d.families, func(f *family) bool { return !f.matches(a).same(f.matches(b)) })
-}
-
-// Variant returns which of the host's tables the rules are in.
-func (d *Dataplane) Variant() ipt.Variant { return d.settings.Variant }
-
-func (s Settings) families() []proxy.Family {
-	if s.Families == nil {
-		return proxy.Families[:]
-	}
-	return s.Families
 }
 
 func iptFamily(f proxy.Family) ipt.Family {

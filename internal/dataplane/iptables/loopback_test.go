@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/ipt/ipttest"
 	"sluice/internal/kernel/sysctl/sysctltest"
@@ -31,10 +32,10 @@ type guardedHost struct {
 // restart takes another daemon, which knows nothing.
 func (h *guardedHost) restart() {
 	programs := map[proxy.Family]ipt.Interface{proxy.IPv4: h}
-	h.d = New(programs, h, Settings{
-		MarkBit: 14, Families: []proxy.Family{proxy.IPv4},
-		Others: func(context.Context, ipt.Variant) (localnet.Traces, error) { return h.others, nil },
-	})
+	h.d = New(programs, h, Settings{Settings: mode.Settings{
+		MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4},
+		Others: func(context.Context) (localnet.Traces, error) { return h.others, nil },
+	}})
 }
 
 func (h *guardedHost) Restore(ctx context.Context, input []byte) error {

@@ -22,7 +22,7 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	}
 	var can []proxy.Family
 	var reasons []error
-	for _, f := range s.families() {
+	for _, f := range s.Served() {
 		if err := probe(ctx, f, s.Variant); err != nil {
 			reasons = append(reasons, fmt.Errorf("%v: %w", f, err))
 		} else {

@@ -59,7 +59,7 @@ func TestReplaceAllEndpoints(t *testing.T) {
 	ctx := context.Background()
 	for _, n := range []int{1, maxList} {
 		fake := nfttest.NewFake()
-		d := New(fake, Settings{MarkBit: 14})
+		d := New(fake, Settings{MasqueradeBit: 14})
 		a, b, c := stickyRow(0, n), stickyRow(n, n), stickyRow(2*n, n)
 		if err := proxytest.Sync(ctx, d, stickyState(a)); err != nil {
 			t.Fatal(err)
@@ -68,7 +68,7 @@ func TestReplaceAllEndpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantIDs(t, d, b)
-		d = New(fake, Settings{MarkBit: 14})
+		d = New(fake, Settings{MasqueradeBit: 14})
 		if err := proxytest.Sync(ctx, d, stickyState(c)); err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +83,7 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 	for name, old := range map[string]*proxy.ServicePort{"changed": stickyRow(0, 10), "new": nil} {
 		t.Run(name, func(t *testing.T) {
 			f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
-			d := New(f, Settings{MarkBit: 14})
+			d := New(f, Settings{MasqueradeBit: 14})
 			s := plainState(0)
 			if old != nil {
 				s = stickyState(old)

@@ -36,7 +36,7 @@ func openKernel(t testing.TB) (*Dataplane, *counter) {
 		t.Fatal(err)
 	}
 	c := &counter{Interface: conn}
-	d := New(c, Settings{MarkBit: 14})
+	d := New(c, Settings{MasqueradeBit: 14})
 	t.Cleanup(func() { d.Close() })
 	return d, c
 }

@@ -13,7 +13,7 @@ import (
 var underTest = conformance.Dataplane{
 	Mode: "nftables",
 	Open: func(ctx context.Context) (proxy.Dataplane, error) {
-		return nftables.Open(ctx, nftables.Settings{MarkBit: 14})
+		return nftables.Open(ctx, nftables.Settings{MasqueradeBit: 14})
 	},
 }
 

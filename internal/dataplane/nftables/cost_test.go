@@ -14,7 +14,7 @@ import (
 func synced(t *testing.T, n int) (*Dataplane, *nfttest.Fake) {
 	t.Helper()
 	fake := nfttest.NewFake()
-	d := New(fake, Settings{MarkBit: 14})
+	d := New(fake, Settings{MasqueradeBit: 14})
 	if err := proxytest.Sync(context.Background(), d, plainState(n)); err != nil {
 		t.Fatal(err)
 	}

@@ -112,7 +112,7 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 	for _, way := range []string{"Apply", "Sync", "Sync of an empty kernel"} {
 		t.Run(way, func(t *testing.T) {
 			f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
-			d := New(f, Settings{MarkBit: 14})
+			d := New(f, Settings{MasqueradeBit: 14})
 			if way != "Sync of an empty kernel" {
 				if err := proxytest.Sync(ctx, d, state); err != nil {
 					t.Fatal(err)
@@ -145,7 +145,7 @@ func TestUnusedClassesGo(t *testing.T) { synctest.Test(t, unusedClassesGo) }
 func unusedClassesGo(t *testing.T) {
 	ctx := context.Background()
 	f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
-	d := New(f, Settings{MarkBit: 14})
+	d := New(f, Settings{MasqueradeBit: 14})
 	failed := func(f proxy.Family) float64 {
 		return proxytest.Values(ctx, d, "sync_proxy_rules_nftables_cleanup_failures_total")[f.String()]
 	}
@@ -237,13 +237,13 @@ func TestStopBetweenBatches(t *testing.T) {
 	}
 	for stop := 1; ; stop++ {
 		fake := nfttest.NewFake()
-		d := New(fake, Settings{MarkBit: 14})
+		d := New(fake, Settings{MasqueradeBit: 14})
 		if err := proxytest.Sync(ctx, d, before); err != nil {
 			t.Fatal(err)
 		}
 		allowed := map[string]bool{}
 		for _, s := range []*proxy.State{before, after} {
-			n := New(nfttest.NewFake(), Settings{MarkBit: 14})
+			n := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
 			if err := proxytest.Sync(ctx, n, s); err != nil {
 				t.Fatal(err)
 			}
@@ -318,7 +318,7 @@ func TestAffinityWithoutRoom(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	podsOnLoopback(t)
-	d, err := Open(ctx, Settings{MarkBit: 14})
+	d, err := Open(ctx, Settings{MasqueradeBit: 14})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +347,7 @@ func TestAffinityWithoutRoom(t *testing.T) {
 func TestIDsAreStable(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
-	d := New(fake, Settings{MarkBit: 14})
+	d := New(fake, Settings{MasqueradeBit: 14})
 	row := func(first int) *proxy.ServicePort {
 		sp := plainRow(0, 10, first)
 		sp.Affinity = time.Hour
@@ -370,7 +370,7 @@ func TestIDsAreStable(t *testing.T) {
 		}
 		last, s.Rows[next.Key] = next, next
 		if round%100 == 99 { // a restart
-			d, given = New(fake, Settings{MarkBit: 14}), live(given, last)
+			d, given = New(fake, Settings{MasqueradeBit: 14}), live(given, last)
 			fake.Reset()
 			if err := proxytest.Sync(ctx, d, s); err != nil {
 				t.Fatal(err)

@@ -40,7 +40,7 @@ func newGuardedHost(t *testing.T, setting string) *guardedHost {
 
 // restart takes another daemon, which knows nothing.
 func (h *guardedHost) restart() {
-	h.d = New(h, Settings{MarkBit: 14})
+	h.d = New(h, Settings{MasqueradeBit: 14})
 	h.d.localnet = localnet.New(h, func(context.Context) (localnet.Traces, error) { return h.others, nil })
 }
 

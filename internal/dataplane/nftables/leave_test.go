@@ -169,7 +169,7 @@ func (h *host) insist(sp *proxy.ServicePort) {
 // TestLeaveKeepsTheGuard leaves loopback addresses guarded: the setting that
 // makes them need it stays.
 func TestLeaveKeepsTheGuard(t *testing.T) {
-	d := New(nfttest.NewFake(), Settings{MarkBit: 14})
+	d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
 	if err := proxytest.Sync(t.Context(), d, s); err != nil {

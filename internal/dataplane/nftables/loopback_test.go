@@ -40,7 +40,7 @@ func TestRouteLocalnet(t *testing.T) {
 		for _, byStep := range []bool{false, true} {
 			k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
 			conn := &before{Interface: nfttest.NewFake(), settings: k}
-			d := New(conn, Settings{MarkBit: 14})
+			d := New(conn, Settings{MasqueradeBit: 14})
 			d.localnet = localnet.New(k, nil)
 			s := plainState(1)
 			node := *s.Node
@@ -85,7 +85,7 @@ func (b *before) Commit(ctx context.Context, batch *nft.Batch) error {
 func TestLoopbackThatCannotBeOpened(t *testing.T) {
 	k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
 	k.Refuse(localnet.Name, errors.New("read-only file system"))
-	d := New(nfttest.NewFake(), Settings{MarkBit: 14})
+	d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
 	d.localnet = localnet.New(k, nil)
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
@@ -125,7 +125,7 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 				if in, err = net.ListenPacket("udp4", ":4001"); err != nil || !tt.guarded {
 					return errors.Join(err, sysctl.Kernel{}.Write(localnet.Name, "1"))
 				}
-				d, err := Open(t.Context(), Settings{MarkBit: 14})
+				d, err := Open(t.Context(), Settings{MasqueradeBit: 14})
 				if err != nil {
 					return err
 				}

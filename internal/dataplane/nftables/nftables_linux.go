@@ -12,20 +12,14 @@ import (
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
 )
 
 // Settings are what a dataplane is opened with.
-type Settings struct {
-	MarkBit  uint8          // the bit of the packet mark that asks for masquerading
-	Families []proxy.Family // which families to write; nil: both
-
-	// Others tells what others than our table know about who opened loopback;
-	// nil: there is nobody.
-	Others func(context.Context) (localnet.Traces, error)
-}
+type Settings = mode.Settings
 
 // Dataplane writes rows to nf_tables of one network namespace.
 type Dataplane struct {
@@ -73,23 +67,16 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 // New returns a dataplane that writes through conn, and no settings of the host.
 func New(conn nft.Interface, s Settings) *Dataplane {
 	d := &Dataplane{conn: conn, applyBytes: applyBytes, syncBytes: syncBytes}
-	for _, f := range s.families() {
+	for _, f := range s.Served() {
 		if f == proxy.IPv4 {
 			d.localnet = localnet.New(nil, nil)
 		}
-		t := newTable(f, s.MarkBit, tableName)
+		t := newTable(f, s.MasqueradeBit, tableName)
 		t.cleanupFailed = func() { d.counts.cleanupFailures[f].Add(1) }
 		d.tables = append(d.tables, t)
 	}
-	d.differ = differ.New(d.mode())
+	d.differ = differ.New(d.objects())
 	return d
-}
-
-func (s Settings) families() []proxy.Family {
-	if s.Families == nil {
-		return proxy.Families[:]
-	}
-	return s.Families
 }
 
 // Close releases the connection; the rules stay.
@@ -118,8 +105,8 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	}
 	defer conn.Close()
 	var can []proxy.Family
-	for _, f := range s.families() {
-		if e := probe(ctx, conn, f, s.MarkBit); e == nil {
+	for _, f := range s.Served() {
+		if e := probe(ctx, conn, f, s.MasqueradeBit); e == nil {
 			can = append(can, f)
 		} else if err == nil {
 			err = fmt.Errorf("%v: %w", f, e) // the first is enough: the other one's is much the same
@@ -132,7 +119,7 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 }
 
 func probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8) error {
-	d := New(dryRun{conn}, Settings{MarkBit: markBit, Families: []proxy.Family{f}})
+	d := New(dryRun{conn}, Settings{MasqueradeBit: markBit, Families: []proxy.Family{f}})
 	d.tables[0], d.applyBytes = newTable(f, markBit, tableName+"-probe"), math.MaxInt
 	want := proxy.NewState()
 	want.Node = probeNode(f)

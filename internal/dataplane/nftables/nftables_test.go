@@ -81,7 +81,7 @@ func TestStepsLeadToTheSame(t *testing.T) {
 				}
 			}
 		}
-		fresh, fake := New(nfttest.NewFake(), Settings{MarkBit: 14}), nfttest.NewFake()
+		fresh, fake := New(nfttest.NewFake(), Settings{MasqueradeBit: 14}), nfttest.NewFake()
 		fresh.conn = fake
 		if err := proxytest.Sync(ctx, fresh, state); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
@@ -142,7 +142,7 @@ func TestSyncRepairs(t *testing.T) {
 			if err := c.Interface.Commit(ctx, &b); err != nil {
 				t.Fatal(err)
 			}
-			again := New(c, Settings{MarkBit: 14}) // as after a restart
+			again := New(c, Settings{MasqueradeBit: 14}) // as after a restart
 			if err := proxytest.Sync(ctx, again, state); err != nil {
 				t.Fatal(err)
 			}
@@ -509,7 +509,7 @@ func TestWatchAndRepair(t *testing.T) {
 func TestProbe(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
-	families, err := Probe(ctx, Settings{MarkBit: 14})
+	families, err := Probe(ctx, Settings{MasqueradeBit: 14})
 	if err != nil || len(families) != 2 {
 		t.Fatalf("Probe gave %v, %v", families, err)
 	}
@@ -519,7 +519,7 @@ func TestProbe(t *testing.T) {
 	}
 
 	dropNetAdmin(t)
-	_, err = Probe(ctx, Settings{MarkBit: 14})
+	_, err = Probe(ctx, Settings{MasqueradeBit: 14})
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "NET_ADMIN") {
 		t.Errorf("Probe without the capability gave %v", err)
 	}
@@ -588,7 +588,7 @@ func TestCleanup(t *testing.T) {
 func TestPartsKeepMovesTogether(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
-	d := New(fake, Settings{MarkBit: 14})
+	d := New(fake, Settings{MasqueradeBit: 14})
 	d.applyBytes = 1
 	s := plainState(0)
 	gone, heir := plainRow(900, 10, 0), plainRow(499, 10, 0)
@@ -617,7 +617,7 @@ func TestPartsKeepMovesTogether(t *testing.T) {
 		t.Errorf("%d batches only", batches)
 	}
 	d.conn = fake
-	want := New(nfttest.NewFake(), Settings{MarkBit: 14})
+	want := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
 	s.Apply(delta)
 	if err := proxytest.Sync(ctx, want, s); err != nil {
 		t.Fatal(err)

@@ -86,7 +86,7 @@ func (w *walker) walk(f proxy.Frontend, from proxy.Origin) (got treatment) {
 // what the table of policy says, for every kind, origin and setting of the node.
 func TestPolicyTable(t *testing.T) {
 	for _, family := range proxy.Families {
-		d := New(nfttest.NewFake(), Settings{MarkBit: 14, Families: []proxy.Family{family}})
+		d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
 		tab := d.tables[0]
 		for _, node := range proxytest.PolicyNodes() {
 			w := &walker{t: tab, chains: map[string]*chain{}, class: map[uint32]class{}}
@@ -140,7 +140,7 @@ func (want treatment) same(got treatment) bool {
 // TestRowsDoNotDependOnTheNode wants the same elements of a row on every node:
 // a change of the node must cost constant chains only.
 func TestRowsDoNotDependOnTheNode(t *testing.T) {
-	d := New(nfttest.NewFake(), Settings{MarkBit: 14})
+	d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
 	nodes := proxytest.PolicyNodes()
 	for _, tab := range d.tables {
 		for _, sp := range proxytest.PolicyRows(tab.family) {

@@ -30,7 +30,8 @@ const (
 	idleTime = time.Minute
 )
 
-func (d *Dataplane) mode() differ.Mode[id, value] {
+// objects says what objects are to the differ.
+func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
 		Constant: d.constant, Row: d.row, Same: same, Sharing: sharing, Order: order, Size: size,
 		Limit: d.limit, Live: rankLive, List: d.list, Write: d.write,

@@ -1,0 +1,80 @@
+package mode
+
+import (
+	"context"
+
+	"sluice/internal/config"
+	"sluice/internal/dataplane/localnet"
+	"sluice/internal/kernel/ct"
+	"sluice/internal/proxy"
+)
+
+// Settings are what every mode must know before it sees a state.
+type Settings struct {
+	MasqueradeBit uint8          // the bit of the packet mark that asks for masquerading
+	Families      []proxy.Family // which to serve; nil: both
+
+	// Others tells what other modes left that says who opened loopback; nil:
+	// there are none.
+	Others func(context.Context) (localnet.Traces, error)
+}
+
+// Served returns the families to serve.
+func (s Settings) Served() []proxy.Family {
+	if s.Families == nil {
+		return proxy.Families[:]
+	}
+	return s.Families
+}
+
+// Mode is one way of programming the kernel.
+type Mode struct {
+	Name config.ProxyMode
+
+	// Probe returns which of the families the kernel can do, changing nothing.
+	// When it can do none, the error says what is missing.
+	Probe func(context.Context, Settings) ([]proxy.Family, error)
+
+	// Prepare opens loopback addresses to NodePorts, or closes those that a
+	// service proxy opened, for a daemon that may not write the host's settings.
+	Prepare func(ctx context.Context, s Settings, opens bool) error
+
+	// Needed says why a host needs this mode though it could do another; empty
+	// if it does not. Nil: no host does.
+	Needed func(context.Context, Settings) (string, error)
+
+	// Open returns the dataplane. The kernel does nothing new before its Sync.
+	// Nil: the mode is not built yet, and has at most a Cleanup.
+	Open func(context.Context, Settings) (proxy.Dataplane, error)
+
+	// Flows opens the connections that must be ended when their endpoint goes;
+	// nil: the mode ends them itself.
+	Flows func() (ct.Interface, error)
+
+	// Traces returns what the mode left that says who opened loopback; nil: it
+	// never does.
+	Traces func(context.Context) (localnet.Traces, error)
+
+	// Cleanup removes the mode's rules and what kube-proxy's mode of that name
+	// left, but for what an open dataplane, of whatever mode, has made its own. It
+	// returns what it removed, and goes on after an error.
+	Cleanup func(ctx context.Context, open proxy.Dataplane) ([]string, error)
+}
+
+// Opener returns what opens a dataplane for a Mode: one that is nil after an error.
+func Opener[D proxy.Dataplane](open func(context.Context, Settings) (D, error)) func(context.Context, Settings) (proxy.Dataplane, error) {
+	return func(ctx context.Context, s Settings) (proxy.Dataplane, error) {
+		d, err := open(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		return d, nil
+	}
+}
+
+// KeepsLoopback reports whether an open dataplane looks after the setting that
+// opens loopback.
+func KeepsLoopback(open proxy.Dataplane) bool {
+	d, ok := open.(interface{ KeepsLoopback() bool })
+	return ok && d.KeepsLoopback()
+}
