@@ -20,10 +20,6 @@ import (
 	"sluice/test/cluster/testbed"
 )
 
-// small is below how many Services no churn is measured: there would be nothing
-// else than churn.
-const small = 100
-
 // benchmark is one run of the program.
 type benchmark struct {
 	programs
@@ -116,6 +112,7 @@ func sizes(text string) (out []figures.Size, err error) {
 
 // measure measures peers at one size and keeps what was found after each.
 func (b *benchmark) measure(ctx context.Context, r *figures.Report, size figures.Size, peers []trial.Peer) error {
+	const small = 100 // below so many Services there would be nothing else than churn
 	bench, err := b.bench(ctx, size, false)
 	if err != nil {
 		return err

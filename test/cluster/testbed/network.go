@@ -110,9 +110,12 @@ func unplug(hub *lab.Host, p plan) error {
 	})
 }
 
-// Answer makes a pod answer for every address of a prefix, as many pods in one.
-// Only its own node knows the way to them.
-func (p *Pod) Answer(prefix netip.Prefix) error {
+// Answer makes a pod answer on ports of every address of an IPv4 prefix, as many
+// pods in one. Only its own node knows the way to them.
+func (p *Pod) Answer(prefix netip.Prefix, ports ...Port) error {
+	if err := p.listen(netip.IPv4Unspecified(), ports...); err != nil {
+		return err
+	}
 	err := p.Host.Do(func() error {
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
@@ -126,17 +129,13 @@ func (p *Pod) Answer(prefix netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("answer for %v in %s: %w", prefix, p.Name, err)
 	}
-	own := p.Addrs[0]
-	if prefix.Addr().Is6() {
-		own = p.Addrs[1]
-	}
 	err = p.Node.Host.Do(func() error {
 		bridge, err := netlink.LinkByName(lab.Bridge)
 		if err != nil {
 			return err
 		}
 		return netlink.RouteReplace(&netlink.Route{
-			LinkIndex: bridge.Attrs().Index, Dst: ipNet(prefix), Gw: own.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			LinkIndex: bridge.Attrs().Index, Dst: ipNet(prefix), Gw: p.Addrs[0].AsSlice(), Flags: int(netlink.FLAG_ONLINK),
 		})
 	})
 	if err != nil {

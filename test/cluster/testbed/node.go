@@ -98,16 +98,24 @@ func (n *Node) AddPod(name string, ports ...Port) (_ *Pod, err error) {
 	if err := ignoreRedirects(p.Host); err != nil {
 		return nil, errors.Join(err, p.Remove())
 	}
-	for _, port := range ports {
-		for _, a := range p.Addrs {
-			l, err := p.Host.Listen(port.Protocol, netip.AddrPortFrom(a, port.Number))
-			if err != nil {
-				return nil, errors.Join(err, p.Remove())
-			}
-			p.listeners = append(p.listeners, l)
+	for _, a := range p.Addrs {
+		if err := p.listen(a, ports...); err != nil {
+			return nil, errors.Join(err, p.Remove())
 		}
 	}
 	return p, nil
+}
+
+// listen answers on ports of an address.
+func (p *Pod) listen(a netip.Addr, ports ...Port) error {
+	for _, port := range ports {
+		l, err := p.Host.Listen(port.Protocol, netip.AddrPortFrom(a, port.Number))
+		if err != nil {
+			return err
+		}
+		p.listeners = append(p.listeners, l)
+	}
+	return nil
 }
 
 // ignoreRedirects keeps the node between two of its pods. They share a link, so

@@ -19,7 +19,8 @@ type site struct {
 	node    *testbed.Node
 	user    pki.User // of the proxy
 	client  *client.Client
-	servers []*traffic.Listener
+	server  *testbed.Pod
+	sink    *traffic.Listener
 }
 
 func (b *Bench) newSite(ctx context.Context) (*site, error) {
@@ -46,30 +47,24 @@ func (s *site) equip() (err error) {
 	if s.client, err = client.New(from.Host); err != nil {
 		return err
 	}
-	to, err := s.node.AddPod("server")
+	if s.server, err = s.node.AddPod("server"); err != nil {
+		return err
+	}
+	s.sink, err = s.server.Host.Sink(netip.AddrPortFrom(netip.IPv4Unspecified(), load.BulkTargetPort))
 	if err != nil {
 		return err
 	}
-	for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
-		serve, err := to.Host.Listen(p, netip.AddrPortFrom(netip.IPv4Unspecified(), load.TargetPort))
-		if err != nil {
-			return err
-		}
-		s.servers = append(s.servers, serve)
-	}
-	sink, err := to.Host.Sink(netip.AddrPortFrom(netip.IPv4Unspecified(), load.BulkTargetPort))
-	if err != nil {
-		return err
-	}
-	s.servers = append(s.servers, sink)
-	return to.Answer(load.Pods)
+	return s.server.Answer(load.Pods, testbed.Port{Protocol: proxy.TCP, Number: load.TargetPort}, testbed.Port{Protocol: proxy.UDP, Number: load.TargetPort})
 }
 
 // close takes the site away, also when ctx has ended.
 func (s *site) close(ctx context.Context) error {
-	var err error
-	for _, server := range s.servers {
-		err = errors.Join(err, server.Close())
+	var errs []error
+	if s.server != nil {
+		errs = append(errs, s.server.StopAnswering())
 	}
-	return errors.Join(err, s.cluster.RemoveNode(context.WithoutCancel(ctx), s.node))
+	if s.sink != nil {
+		errs = append(errs, s.sink.Close())
+	}
+	return errors.Join(append(errs, s.cluster.RemoveNode(context.WithoutCancel(ctx), s.node))...)
 }

@@ -45,9 +45,7 @@ type Bench struct {
 	Load    *load.Load
 	Limits  Limits
 	Say     func(line string)
-
-	// ScaleRate, if not 0, has only one thing measured: what an update costs while
-	// the numbers of endpoints change, so many per second.
+	// ScaleRate: if not 0, only changes of the number of endpoints are measured, so many per second.
 	ScaleRate int
 }
 
