@@ -7,7 +7,7 @@
 // The table is in cases/*.yaml, and for the two large decision tables in
 // tables.go, where every row of them is crossed with everything it should not
 // depend on. [Run] plays all of it against one dataplane in network namespaces
-// ([sluice/internal/conformance/lab]); [RunOracle] needs neither.
+// ([sluice/internal/conformance/lab]).
 //
 // The package does not know how any dataplane works. A dataplane is put under
 // it by a test:

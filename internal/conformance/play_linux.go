@@ -24,10 +24,11 @@ type run struct {
 	rng        *rand.Rand
 	world      *World
 	resolver   *resolve.Resolver
+	remembered map[string]backends // by a story's steps
 }
 
 func (b *testbed) newRun(id string, w *World, increments bool) *run {
-	return &run{testbed: b, increments: increments, rng: seeded(id), world: w, resolver: w.nothing(b.d.Mode)}
+	return &run{b, increments, seeded(id), w, w.nothing(b.d.Mode), map[string]backends{}}
 }
 
 // begin makes the kernel forget what it was left with and leads it to the world.
@@ -196,20 +197,20 @@ func (b *testbed) play(ctx context.Context, cases []*Case) (map[*Case]error, err
 }
 
 // playBound plays one case while its source is an address of the node.
-func (b *testbed) playBound(ctx context.Context, r *caseRun) (err error) {
+func (b *testbed) playBound(ctx context.Context, r *caseRun) error {
 	n := b.lab.Node()
 	if err := n.Bind(r.Src); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, n.Unbind(r.Src)) }()
+	closed := func() error { return nil }
 	if r.Dst == r.Src {
 		l, err := n.Listen(r.protocol(), r.to())
 		if err != nil {
-			return err
+			return errors.Join(err, n.Unbind(r.Src))
 		}
-		return errors.Join(b.playTogether(ctx, []*caseRun{r}), l.Close())
+		closed = l.Close
 	}
-	return b.playTogether(ctx, []*caseRun{r})
+	return errors.Join(b.playTogether(ctx, []*caseRun{r}), closed(), n.Unbind(r.Src))
 }
 
 // playTogether makes connections until each case is decided.

@@ -131,17 +131,6 @@ type Dataplane struct {
 	Open func(context.Context) (proxy.Dataplane, error)
 }
 
-// RunOracle checks the table against the oracle alone.
-func RunOracle(t *testing.T) {
-	all, err := load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, g := range all.Groups {
-		t.Run(g.ID, func(t *testing.T) { report(t, "", g.names(oracleMode), g.oracle()) })
-	}
-}
-
 // report makes failures those of the test and of its cases.
 func report(t *testing.T, mode string, cases []string, failures []Failure) {
 	t.Helper()

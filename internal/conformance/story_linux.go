@@ -16,12 +16,6 @@ import (
 	"sluice/internal/conformance/traffic"
 )
 
-// storyRun is a story while it is played.
-type storyRun struct {
-	*run
-	remembered map[string]backends
-}
-
 // backends are the endpoints that answered a client, in order.
 type backends map[netip.Addr][]netip.AddrPort
 
@@ -30,15 +24,14 @@ func (b *testbed) runStory(ctx context.Context, story *Story) []Failure {
 	var out []Failure
 	b.last = story.ID
 	for _, increments := range []bool{false, true} {
-		r := &storyRun{b.newRun(story.ID, &story.World, increments), map[string]backends{}}
-		if err := r.steps(ctx, story.Steps); err != nil {
+		if err := b.newRun(story.ID, &story.World, increments).steps(ctx, story.Steps); err != nil {
 			out = append(out, Failure{Group: story.ID, How: fmt.Sprintf("by increments: %t", increments), Got: err.Error()})
 		}
 	}
 	return out
 }
 
-func (r *storyRun) steps(ctx context.Context, steps []*Step) (err error) {
+func (r *run) steps(ctx context.Context, steps []*Step) (err error) {
 	worlds := []*World{r.world}
 	var cases []*Case
 	for _, st := range steps {
@@ -67,7 +60,7 @@ func (r *storyRun) steps(ctx context.Context, steps []*Step) (err error) {
 	return nil
 }
 
-func (r *storyRun) step(ctx context.Context, st *Step) error {
+func (r *run) step(ctx context.Context, st *Step) error {
 	switch st.Do {
 	case "connect":
 		return r.connect(ctx, st)
@@ -82,7 +75,7 @@ func (r *storyRun) step(ctx context.Context, st *Step) error {
 	case "reopen":
 		// A new process has a new resolver, which may number endpoints otherwise.
 		r.resolver = r.world.resolver(r.d.Mode)
-		if err := r.reopen(ctx); err != nil {
+		if err := errors.Join(r.closeDataplane(), r.open(ctx)); err != nil {
 			return err
 		}
 		return r.sync(ctx, r.resolver.State())
@@ -101,7 +94,7 @@ func pause(ctx context.Context, seconds float64) error {
 	}
 }
 
-func (r *storyRun) change(ctx context.Context, p Phase) error {
+func (r *run) change(ctx context.Context, p Phase) error {
 	next := r.world.after(p)
 	var events []event
 	for _, t := range r.world.changes(next, r.rng) {
@@ -115,7 +108,7 @@ func (r *storyRun) change(ctx context.Context, p Phase) error {
 
 // removeEndpoint takes the backend that a client was bound to out of every
 // slice.
-func (r *storyRun) removeEndpoint(ctx context.Context, name string) error {
+func (r *run) removeEndpoint(ctx context.Context, name string) error {
 	gone := map[string]bool{}
 	for _, list := range r.remembered[name] {
 		gone[list[0].Addr().String()] = true
@@ -130,7 +123,7 @@ func (r *storyRun) removeEndpoint(ctx context.Context, name string) error {
 }
 
 // connect opens the connections of a step and checks what it asserts.
-func (r *storyRun) connect(ctx context.Context, st *Step) error {
+func (r *run) connect(ctx context.Context, st *Step) error {
 	got := backends{}
 	cases := st.cases()
 	wants := map[*Case]Expect{}
@@ -160,7 +153,7 @@ func (r *storyRun) connect(ctx context.Context, st *Step) error {
 }
 
 // once opens one connection of each client.
-func (r *storyRun) once(ctx context.Context, wants map[*Case]Expect, got backends) error {
+func (r *run) once(ctx context.Context, wants map[*Case]Expect, got backends) error {
 	byHost := map[*lab.Host][]*Case{}
 	for c := range wants {
 		h := r.client(c)

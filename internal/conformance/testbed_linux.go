@@ -1,12 +1,15 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"time"
+
+	"k8s.io/utils/ptr"
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
@@ -61,14 +64,6 @@ func (b *testbed) closeDataplane() error {
 
 func (b *testbed) close() error { return errors.Join(b.closeDataplane(), b.lab.Close()) }
 
-// reopen is a restart of the proxy.
-func (b *testbed) reopen(ctx context.Context) error {
-	if err := b.closeDataplane(); err != nil {
-		return err
-	}
-	return b.open(ctx)
-}
-
 func (b *testbed) sync(ctx context.Context, state *proxy.State) error {
 	return b.onNode("sync", func() error { return proxytest.Sync(ctx, b.dp, state) })
 }
@@ -99,16 +94,10 @@ func (h *hosts) addWorld(w *World) error {
 		for _, e := range s.Endpoints {
 			for _, text := range e.Addresses {
 				a, err := netip.ParseAddr(text)
+				if err == nil {
+					err = h.addPod(a, cmp.Or(w.Places[a], ptr.Deref(e.NodeName, "elsewhere")))
+				}
 				if err != nil {
-					return fmt.Errorf("slice %s: %w", s.Name, err)
-				}
-				place := "elsewhere"
-				if p, ok := w.Places[a]; ok {
-					place = p
-				} else if e.NodeName != nil {
-					place = *e.NodeName
-				}
-				if err := h.addPod(a, place); err != nil {
 					return fmt.Errorf("slice %s: %w", s.Name, err)
 				}
 				for _, p := range s.Ports {

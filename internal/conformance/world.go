@@ -1,16 +1,193 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 )
+
+// nodeName is this node. The addresses below and those of the lab are the
+// world that all cases share.
+const nodeName = "test-node"
+
+// The mode whose behaviour the oracle describes.
+const oracleMode = "nftables"
+
+// The ranges of all pods, of this node's pods, and of Services.
+var (
+	clusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/64")}
+	podCIDRs     = []string{"10.0.0.0/24", "fd00:10::/80"}
+	serviceCIDRs = []string{"172.30.0.0/16", "fd00:172:30::/112"}
+)
+
+// clients are the addresses that speak when a case does not say, by family.
+var clients = map[Place][2]string{
+	FromPod:       {"10.0.0.2", "fd00:10::2"},
+	FromRemotePod: {"10.9.9.9", "fd00:10::9:0:0:9"},
+	FromNode:      {"192.168.0.2", "2001:db8::1"},
+	FromLocalhost: {"127.0.0.1", "::1"},
+	FromOutside:   {"203.0.113.2", "2600:5200::1"},
+	FromBlocked:   {"203.0.113.130", "2600:5200:1::1"},
+}
+
+func client(from Place, f proxy.Family) (netip.Addr, error) {
+	a, ok := clients[from]
+	if !ok {
+		return netip.Addr{}, fmt.Errorf("from %q needs a src", from)
+	}
+	return netip.ParseAddr(a[f])
+}
+
+// settings returns how the resolver is set up for a world in a mode.
+func (c Config) settings(mode string) (resolve.Settings, error) {
+	s := resolve.Settings{NodeName: nodeName, MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: mode == "iptables"}
+	switch c.DetectLocal {
+	case "", "cluster-cidr":
+		s.ClusterCIDRs = clusterCIDRs
+	case "node-cidr":
+		s.DetectLocal = resolve.DetectNodeCIDR
+	case "bridge":
+		s.DetectLocal, s.Interface = resolve.DetectBridgeInterface, lab.Bridge
+	case "prefix":
+		s.DetectLocal, s.Interface = resolve.DetectInterfaceNamePrefix, lab.Bridge[:2]
+	case "none":
+		s.DetectLocal = resolve.DetectNone
+	default:
+		return s, fmt.Errorf("detect_local is %q", c.DetectLocal)
+	}
+	if c.LocalhostNodePort != nil {
+		s.LocalhostNodePorts = *c.LocalhostNodePort
+	}
+	s.NodePortAddresses.Primary = mode == "nftables"
+	for _, word := range c.NodePortAddresses {
+		s.NodePortAddresses.Primary = word == "primary"
+		if word == "primary" || word == "all" {
+			continue
+		}
+		p, err := netip.ParsePrefix(word)
+		if err != nil {
+			return s, fmt.Errorf("nodeport_addresses is %q, not primary, all or a list of CIDRs", word)
+		}
+		s.NodePortAddresses.CIDRs = append(s.NodePortAddresses.CIDRs, p)
+	}
+	return s, nil
+}
+
+// node returns this node's object.
+func node(labels map[string]string) *v1.Node {
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: labels}}
+	n.Spec.PodCIDRs, n.Spec.PodCIDR = podCIDRs, podCIDRs[0]
+	for _, a := range clients[FromNode] {
+		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: a})
+	}
+	return n
+}
+
+// ranges returns the Services' ranges of a world.
+func (w *World) ranges() *networkingv1.ServiceCIDR {
+	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}
+	c.Spec.CIDRs = w.Config.ServiceCIDRs
+	if c.Spec.CIDRs == nil {
+		c.Spec.CIDRs = serviceCIDRs
+	}
+	return c
+}
+
+// packet returns a case's first packet as the node sees it.
+func packet(c *Case) proxy.Packet {
+	// Addresses of the node while the case is played.
+	local := func(a netip.Addr) bool {
+		return slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
+	}
+	p := proxy.Packet{Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: local(c.Src), DstLocal: local(c.Dst)}
+	switch {
+	case c.From.onPod():
+		p.In = lab.Bridge
+	case c.From == FromRemotePod:
+		p.In = lab.Transit
+	case c.From.outside():
+		p.In = lab.Uplink
+	}
+	return p
+}
+
+// made is when every Service was, unless a case is about which is older.
+func made(hoursBefore int) metav1.Time {
+	return metav1.NewTime(time.Unix(1700000000, 0).Add(-time.Duration(hoursBefore) * time.Hour).UTC())
+}
+
+// complete fills in what the API server would, in a world and what changes it,
+// and finds what the proxy would be set up wrongly by.
+func (w *World) complete(changes ...Phase) error {
+	if _, err := w.Config.settings(oracleMode); err != nil {
+		return err
+	}
+	for _, p := range append(changes, Phase{Services: w.Services, Slices: w.Slices}) {
+		for _, s := range p.Services {
+			defaultService(s)
+		}
+		for _, s := range p.Slices {
+			if s.Name == "" {
+				return errors.New("a slice without a name")
+			}
+			for i := range s.Ports {
+				if s.Ports[i].Protocol == nil {
+					s.Ports[i].Protocol = new(v1.ProtocolTCP)
+				}
+				if protocols[*s.Ports[i].Protocol] == 0 {
+					return fmt.Errorf("slice %s: protocol %q is unknown", s.Name, *s.Ports[i].Protocol)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func defaultService(s *v1.Service) {
+	if s.CreationTimestamp.IsZero() {
+		s.CreationTimestamp = made(0)
+	}
+	if s.Spec.Type == "" {
+		s.Spec.Type = v1.ServiceTypeClusterIP
+	}
+	if s.Spec.ClusterIPs == nil && s.Spec.ClusterIP != "" {
+		s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
+	}
+	if s.Spec.ClusterIP == "" && s.Spec.ClusterIPs != nil {
+		s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+	}
+	for i := range s.Spec.Ports {
+		if s.Spec.Ports[i].Protocol == "" {
+			s.Spec.Ports[i].Protocol = v1.ProtocolTCP
+		}
+	}
+}
+
+// endpointSlice returns a slice of a Service, whose namespace and name it takes.
+func endpointSlice(of *v1.Service, t discoveryv1.AddressType, port int32) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{AddressType: t}
+	s.Namespace, s.Name = of.Namespace, fmt.Sprintf("%s-%s", of.Name, t)
+	s.Labels = map[string]string{discoveryv1.LabelServiceName: of.Name}
+	for _, p := range of.Spec.Ports {
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &port})
+	}
+	return s
+}
+
+func endpoint(addr, node string) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: &node}
+}
 
 // nothing returns a resolver that knows the node, but none of its labels, and
 // nothing else.
@@ -86,13 +263,7 @@ func (g *Group) worlds() []*World {
 
 // in returns the cases of a phase that apply to a mode.
 func (g *Group) in(p Phase, mode string) []*Case {
-	var out []*Case
-	for _, c := range g.Cases {
-		if c.Phase == p.Name && c.plays(mode) {
-			out = append(out, c)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(g.Cases), func(c *Case) bool { return c.Phase != p.Name || !c.plays(mode) })
 }
 
 // names returns the names of the cases that apply to a mode.

@@ -10,22 +10,19 @@ import (
 	"sluice/internal/conformance/lab"
 )
 
-// section is one program's view of a host.
-type section struct {
-	command []string
+// sections are what programs say of a host.
+var sections = []struct {
+	command string
 	tidy    func(string) string
-}
-
-func sections() []section {
-	all := []section{{[]string{"nft", "-s", "list", "ruleset"}, tidyTables}}
-	for _, program := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
-		all = append(all, section{[]string{program}, tidySaved})
-	}
-	plain := func(s string) string { return s }
-	return append(all,
-		section{[]string{"ipset", "save"}, plain},
-		section{[]string{"ip", "-brief", "address", "show"}, plain},
-		section{[]string{"ip", "-brief", "link", "show"}, plain})
+}{
+	{"nft -s list ruleset", tidyTables},
+	{"iptables-nft-save", tidySaved},
+	{"ip6tables-nft-save", tidySaved},
+	{"iptables-legacy-save", tidySaved},
+	{"ip6tables-legacy-save", tidySaved},
+	{"ipset save", strings.Clone},
+	{"ip -brief address show", strings.Clone},
+	{"ip -brief link show", strings.Clone},
 }
 
 // Of returns what a host does with packets. Counters are left out, and so is
@@ -34,10 +31,11 @@ func sections() []section {
 // of iptables without anything else, are as good as none.
 func Of(h *lab.Host) (string, error) {
 	var text strings.Builder
-	for _, s := range sections() {
+	for _, s := range sections {
 		var out []byte
+		words := strings.Fields(s.command)
 		err := h.Do(func() (err error) {
-			out, err = exec.Command(s.command[0], s.command[1:]...).Output()
+			out, err = exec.Command(words[0], words[1:]...).Output()
 			return err
 		})
 		if err != nil {
@@ -45,9 +43,9 @@ func Of(h *lab.Host) (string, error) {
 			if errors.As(err, &failed) {
 				err = fmt.Errorf("%w: %s", err, failed.Stderr)
 			}
-			return "", fmt.Errorf("run %s in %s: %w", strings.Join(s.command, " "), h.Name, err)
+			return "", fmt.Errorf("run %s in %s: %w", s.command, h.Name, err)
 		}
-		fmt.Fprintf(&text, "# %s\n%s\n", strings.Join(s.command, " "), s.tidy(string(out)))
+		fmt.Fprintf(&text, "# %s\n%s\n", s.command, s.tidy(string(out)))
 	}
 	return text.String(), nil
 }

@@ -31,20 +31,7 @@ const (
 
 // String returns the fate in lower case.
 func (f Fate) String() string {
-	switch f {
-	case Silent:
-		return "silence"
-	case Answered:
-		return "answered"
-	case Refused:
-		return "refused"
-	case Reset:
-		return "reset"
-	case Broken:
-		return "broken"
-	default:
-		panic(fmt.Sprintf("unknown fate %d", uint8(f)))
-	}
+	return [...]string{Silent: "silence", Answered: "answered", Refused: "refused", Reset: "reset", Broken: "broken"}[f]
 }
 
 // Seen is what the client of a flow saw.
