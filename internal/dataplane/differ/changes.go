@@ -141,12 +141,21 @@ func (c *Changes[ID, V]) parts(limit, below int) (out []part[ID, V]) {
 	for from, to := 0, 0; to < len(todo); {
 		size += c.mode.Size(todo[to])
 		to++
-		if to == len(todo) || size >= limit && (todo[to].order.Group == "" || todo[to].order != todo[to-1].order) {
+		if to == len(todo) || c.mayPart(todo[to-1], todo[to], size >= limit) {
 			out = append(out, todo[from:to])
 			from, size = to, 0
 		}
 	}
 	return out
+}
+
+// mayPart reports whether two changes may be in different parts: if there is
+// enough for one, or where things begin or cease to go live.
+func (c *Changes[ID, V]) mayPart(a, b *Change[ID, V], enough bool) bool {
+	if cmp.Compare(a.order.Rank, c.mode.Live) != cmp.Compare(b.order.Rank, c.mode.Live) {
+		return true
+	}
+	return enough && (b.order.Group == "" || a.order != b.order)
 }
 
 // keep forgets the changes below a rank.
