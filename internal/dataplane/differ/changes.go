@@ -28,8 +28,9 @@ type Order struct {
 // Changes collects what is to be different.
 type Changes[ID comparable, V any] struct {
 	mode  *Mode[ID, V]
-	list  []Change[ID, V]
-	index map[ID]int
+	list  []*Change[ID, V]
+	index map[ID]*Change[ID, V]
+	spare []Change[ID, V] // allocated together; a list of values would be copied as it grows
 	uses  map[ID]*use[V]
 	begun []ID // those of uses that share has not looked at
 	size  int  // of what was added
@@ -45,7 +46,7 @@ type use[V any] struct {
 }
 
 func newChanges[ID comparable, V any](m *Mode[ID, V]) *Changes[ID, V] {
-	return &Changes[ID, V]{mode: m, index: map[ID]int{}, uses: map[ID]*use[V]{}}
+	return &Changes[ID, V]{mode: m, index: map[ID]*Change[ID, V]{}, uses: map[ID]*use[V]{}}
 }
 
 // Add says that the row that is rendered wants an object.
@@ -76,10 +77,7 @@ func (c *Changes[ID, V]) Then(f func(written bool)) { c.then = append(c.then, f)
 
 // Of returns the change of an object; nil if there is none.
 func (c *Changes[ID, V]) Of(id ID) *Change[ID, V] {
-	if i, ok := c.index[id]; ok {
-		return &c.list[i]
-	}
-	return nil
+	return c.index[id]
 }
 
 func (c *Changes[ID, V]) set(id ID, v V) {
@@ -94,13 +92,17 @@ func (c *Changes[ID, V]) had(id ID, v V) {
 }
 
 func (c *Changes[ID, V]) change(id ID) *Change[ID, V] {
-	i, ok := c.index[id]
-	if !ok {
-		i = len(c.list)
-		c.index[id] = i
-		c.list = append(c.list, Change[ID, V]{ID: id})
+	x := c.index[id]
+	if x == nil {
+		if len(c.spare) == 0 {
+			c.spare = make([]Change[ID, V], 256)
+		}
+		x, c.spare = &c.spare[0], c.spare[1:]
+		x.ID = id
+		c.index[id] = x
+		c.list = append(c.list, x)
 	}
-	return &c.list[i]
+	return x
 }
 
 func (c *Changes[ID, V]) use(id ID, v V) *use[V] {
@@ -121,8 +123,7 @@ type part[ID comparable, V any] []*Change[ID, V]
 func (c *Changes[ID, V]) parts(limit, below int) (out []part[ID, V]) {
 	var todo part[ID, V]
 	total := 0
-	for i := range c.list {
-		x := &c.list[i]
+	for _, x := range c.list {
 		if x.Had && x.Has && c.mode.Same(x.Old, x.New) {
 			continue
 		}
@@ -160,14 +161,17 @@ func (c *Changes[ID, V]) mayPart(a, b *Change[ID, V], enough bool) bool {
 
 // keep forgets the changes below a rank.
 func (c *Changes[ID, V]) keep(from int) {
-	all := c.list
-	c.list, c.index, c.size = nil, map[ID]int{}, 0
-	for _, x := range all {
+	kept := c.list[:0]
+	clear(c.index)
+	c.size = 0
+	for _, x := range c.list {
 		if x.order.Rank >= from {
-			c.index[x.ID] = len(c.list)
-			c.list = append(c.list, x)
+			c.index[x.ID] = x
+			kept = append(kept, x)
 		}
 	}
+	clear(c.list[len(kept):])
+	c.list = kept
 }
 
 // owners returns the rows that a change is for.

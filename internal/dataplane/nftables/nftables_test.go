@@ -627,6 +627,81 @@ func TestPartsKeepMovesTogether(t *testing.T) {
 	}
 }
 
+// TestPartsTurnNobodyAway writes in many batches that a LoadBalancer, whose
+// endpoints are all on other nodes, has externalTrafficPolicy Local: clients from
+// elsewhere are sent to an endpoint until they are dropped.
+func TestPartsTurnNobodyAway(t *testing.T) {
+	ctx := context.Background()
+	was, is := plainRow(0, 3, 0), plainRow(0, 3, 0)
+	at := proxy.Frontend{Kind: proxy.LoadBalancer, Addr: addrPort(1<<24, 0, 80)}
+	was.Frontends, is.Frontends = append(was.Frontends, at), append(is.Frontends, at)
+	is.External = proxy.ScopeLocal
+	for _, way := range []string{"Apply", "Sync", "Apply back"} {
+		from, to := was, is
+		if way == "Apply back" {
+			from, to = is, was
+		}
+		fake := nfttest.NewFake()
+		d := New(fake, Settings{MasqueradeBit: 14})
+		d.applyBytes, d.syncBytes = 1, 1
+		s := plainState(0)
+		s.Rows[from.Key] = from
+		if err := proxytest.Sync(ctx, d, s); err != nil {
+			t.Fatal(err)
+		}
+		m := &d.tables[0].addresses
+		has := func(set *nft.Set) (found bool) {
+			key := m.key(proxy.TCP, at.Addr)
+			if err := fake.Elements(ctx, set, func(e nft.Element) { found = found || e.Key == key }); err != nil {
+				t.Fatal(err)
+			}
+			return found
+		}
+		batches := 0
+		d.conn = &afterEach{fake, func() {
+			if batches++; has(m.external) && !has(m.drops) {
+				t.Errorf("%s: after batch %d clients from elsewhere are neither sent to an endpoint nor dropped", way, batches)
+			}
+		}}
+		s.Rows[to.Key] = to
+		var err error
+		if way == "Sync" {
+			err = proxytest.Sync(ctx, d, s)
+		} else {
+			err = proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: from, New: to}}})
+		}
+		if err != nil || batches < 3 {
+			t.Errorf("%s: error %v after %d batches; want none after some", way, err, batches)
+		}
+	}
+}
+
+// TestNothingIsKeptOfAWrite has no change outlive its write: a Sync may make as
+// many as there are elements.
+func TestNothingIsKeptOfAWrite(t *testing.T) {
+	ctx := context.Background()
+	d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
+	d.applyBytes = 1 << 30
+	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
+		t.Fatal(err)
+	}
+	delta := &proxy.Delta{}
+	for i := range 2000 {
+		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(i, 10, 0)})
+	}
+	if err := proxytest.Apply(ctx, d, delta); err != nil {
+		t.Fatal(err)
+	}
+	if n := cap(d.batch.Ops); n > 10_000 {
+		t.Errorf("room for %d operations is kept of a batch of more than 20,000", n)
+	}
+	for _, op := range d.batch.Ops[:cap(d.batch.Ops)] {
+		if op.Owner != nil {
+			t.Fatalf("%v keeps its change, and that all others", &op)
+		}
+	}
+}
+
 // afterEach calls a function after each batch.
 type afterEach struct {
 	nft.Interface

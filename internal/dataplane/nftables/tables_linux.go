@@ -110,14 +110,15 @@ func (t *table) newFrontendMaps(prefix string, addr nft.Type, key ...nft.Type) f
 }
 
 // sets returns all sets, in the order in which they are written: what is
-// referred to by a lookup comes before what leads to it.
+// referred to by a lookup comes before what leads to it, and what is dropped
+// before clients are kept from going elsewhere.
 func (t *table) sets() []*nft.Set {
 	a, n := &t.addresses, &t.nodePorts
 	return []*nft.Set{
 		a.endpoints, n.endpoints, a.ids, n.ids, a.lists, n.lists, t.hairpins, t.clusterIPs,
 		t.allowed, t.restricted, t.classSet,
-		a.locals, n.locals, a.external, n.external,
 		a.rejects, n.rejects, a.drops, n.drops,
+		a.locals, n.locals, a.external, n.external,
 		a.dispatch, n.dispatch,
 		t.affinity,
 	}

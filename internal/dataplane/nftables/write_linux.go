@@ -18,7 +18,6 @@ import (
 // is left, empty, for the next Sync.
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	b := &d.batch
-	b.Reset()
 	for _, c := range some {
 		if b.Owner = c; c.Has {
 			addContainer(b, c)
@@ -48,6 +47,10 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 		d.batch = nft.Batch{} // the error refers to the operations
 		return d.refusal(err)
 	}
+	if b.Bytes() > 2*syncBytes {
+		d.batch = nft.Batch{}
+	}
+	d.batch.Reset() // it refers to all changes
 	for _, c := range some {
 		if !c.Has {
 			d.removed(ctx, c)
