@@ -95,7 +95,7 @@ var table = []rule{
 	{"internal/health", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/component-base/", "k8s.io/klog/", "github.com/go-logr/"}},
 	{"internal/zpages", []string{}, []string{"github.com/munnerz/goautoneg", "sigs.k8s.io/yaml"}},
 	{"internal/conntrack", []string{"internal/proxy", "internal/runner", "internal/kernel/ct"}, []string{"k8s.io/klog/"}},
-	{"internal/platform", []string{"internal/config", "internal/kernel/sysctl"}, []string{}},
+	{"internal/platform", []string{"internal/config", "internal/kernel/sysctl"}, []string{"k8s.io/utils/cpuset"}},
 	{"internal/conformance/traffic", []string{"internal/proxy"}, []string{"github.com/vishvananda/netns", "golang.org/x/sys/"}},
 	{"internal/conformance/lab", []string{"internal/proxy", "internal/conformance/traffic"}, []string{"github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/conformance/ruleset", []string{"internal/conformance/lab"}, []string{}},

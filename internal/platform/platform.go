@@ -1,6 +1,7 @@
 package platform
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,9 +9,10 @@ import (
 	"reflect"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
+
+	"k8s.io/utils/cpuset"
 
 	"sluice/internal/config"
 	"sluice/internal/kernel/sysctl"
@@ -41,29 +43,6 @@ var ofFields = []struct{ field, name string }{
 // maxFlows is the most that a number of CPUs alone can ask for: the table of a
 // machine with hundreds of them would take gigabytes.
 const maxFlows = 1 << 20
-
-// setting is one value to bring about.
-type setting struct {
-	name     string
-	want     int
-	mayLower bool     // somebody asked for exactly this
-	then     *setting // once that is so
-}
-
-// plan returns the settings to bring about, in order.
-func plan(c *config.Configuration, cpus int) []setting {
-	var out []setting
-	if want, mayLower := flows(c, cpus); want > 0 {
-		// With fewer than a bucket for four flows lookups grow slow.
-		out = append(out, setting{conntrackMax, want, mayLower, &setting{name: conntrackHash, want: want / 4}})
-	}
-	for _, f := range ofFields {
-		if want := number(config.At(c.Object, f.field)); want > 0 {
-			out = append(out, setting{name: f.name, want: want, mayLower: c.Explicit(f.field)})
-		}
-	}
-	return append(out, setting{name: oomScoreAdj, want: int(*c.Object.OOMScoreAdj), mayLower: true})
-}
 
 // number returns what to write for a switch or a time, which is in seconds,
 // rounded up.
@@ -100,16 +79,16 @@ type Problem struct {
 
 // String says what is wrong and what can be done about it.
 func (p Problem) String() string {
+	why := p.Err.Error()
 	switch {
 	case errors.Is(p.Err, fs.ErrNotExist):
-		return fmt.Sprintf("%s cannot be %d: this kernel or network namespace has no such setting (is nf_conntrack loaded?)", p.Name, p.Want)
+		why = "this kernel or network namespace has no such setting (is nf_conntrack loaded?)"
 	case errors.Is(p.Err, syscall.EROFS):
-		return fmt.Sprintf("%s cannot be %d: it is read-only here; set it on the host, or let this process write it", p.Name, p.Want)
+		why = "it is read-only here; set it on the host, or let this process write it"
 	case errors.Is(p.Err, fs.ErrPermission):
-		return fmt.Sprintf("%s cannot be %d: no permission; set it on the host, or give this process the capability for it", p.Name, p.Want)
-	default:
-		return fmt.Sprintf("%s cannot be %d: %v", p.Name, p.Want, p.Err)
+		why = "no permission; set it on the host, or give this process the capability for it"
 	}
+	return fmt.Sprintf("%s cannot be %d: %s", p.Name, p.Want, why)
 }
 
 // Report is what came of settings.
@@ -118,63 +97,53 @@ type Report struct {
 	Problems []Problem
 }
 
-// Apply brings about what a configuration asks of the host, as far as it can. What is right already, or
-// more than was wished for without saying that it must be exactly that, is not
-// written. Settings of a network namespace are those of the calling thread's.
+// Apply brings about what a configuration asks of the host, as far as it can.
+// What is right already, or more than was wished for without saying that it must
+// be exactly that, is not written. Settings of a network namespace are those of
+// the calling thread's.
 func Apply(ctx context.Context, k sysctl.Interface, c *config.Configuration) Report {
 	var r Report
-	for _, st := range plan(c, cpus(k)) {
-		for next := &st; next != nil && ctx.Err() == nil; next = next.then {
-			if !r.apply(k, next) {
-				break
-			}
+	if want, mayLower := flows(c, cpus(k)); want > 0 && r.apply(ctx, k, conntrackMax, want, mayLower) {
+		// With fewer than a bucket for four flows lookups grow slow.
+		r.apply(ctx, k, conntrackHash, want/4, false)
+	}
+	for _, f := range ofFields {
+		if want := number(config.At(c.Object, f.field)); want > 0 {
+			r.apply(ctx, k, f.name, want, c.Explicit(f.field))
 		}
 	}
+	r.apply(ctx, k, oomScoreAdj, int(*c.Object.OOMScoreAdj), true)
 	return r
 }
 
-// apply brings one setting about, and reports whether that went well.
-func (r *Report) apply(k sysctl.Interface, s *setting) bool {
-	old, err := sysctl.ReadInt(k, s.name)
-	if err == nil {
-		if old == s.want || old > s.want && !s.mayLower {
-			return true
-		}
-		err = k.Write(s.name, strconv.Itoa(s.want))
-	}
-	if err != nil {
-		r.Problems = append(r.Problems, Problem{Name: s.name, Want: s.want, Err: err})
+// apply brings one setting about, and reports whether that went well. It may
+// lower what an operator has asked for exactly.
+func (r *Report) apply(ctx context.Context, k sysctl.Interface, name string, want int, mayLower bool) bool {
+	if ctx.Err() != nil {
 		return false
 	}
-	r.Changes = append(r.Changes, Change{Name: s.name, Old: old, New: s.want})
+	old, err := sysctl.ReadInt(k, name)
+	if err == nil {
+		if old == want || old > want && !mayLower {
+			return true
+		}
+		err = k.Write(name, strconv.Itoa(want))
+	}
+	if err != nil {
+		r.Problems = append(r.Problems, Problem{Name: name, Want: want, Err: err})
+		return false
+	}
+	r.Changes = append(r.Changes, Change{Name: name, Old: old, New: want})
 	return true
 }
 
 // cpus counts the CPUs of the host. Those that this process may use are a
 // poorer answer: its connections are the whole host's.
 func cpus(k sysctl.Interface) int {
-	if list, err := k.Read("/sys/devices/system/cpu/online"); err == nil {
-		if n := countList(list); n > 0 {
-			return n
-		}
+	list, err := k.Read("/sys/devices/system/cpu/online")
+	if err != nil {
+		return runtime.NumCPU()
 	}
-	return runtime.NumCPU()
-}
-
-// countList counts what a list like "0-3,8" names; 0 if it is no such list.
-func countList(list string) int {
-	n := 0
-	for part := range strings.SplitSeq(list, ",") {
-		first, last, isRange := strings.Cut(part, "-")
-		if !isRange {
-			last = first
-		}
-		from, err1 := strconv.Atoi(first)
-		to, err2 := strconv.Atoi(last)
-		if err1 != nil || err2 != nil || to < from {
-			return 0
-		}
-		n += to - from + 1
-	}
-	return n
+	online, _ := cpuset.Parse(list) // none if it is no such list
+	return cmp.Or(online.Size(), runtime.NumCPU())
 }

@@ -211,12 +211,17 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-func TestCountList(t *testing.T) {
-	tests := map[string]int{"0": 1, "0-3": 4, "0-2,7": 4, "1,3,5-6": 4, "": 0, "x": 0, "3-1": 0, "0-": 0}
+func TestCPUs(t *testing.T) {
+	own := runtime.NumCPU()
+	tests := map[string]int{"0": 1, "0-3": 4, "0-2,7": 4, "1,3,5-6": 4, "": own, "x": own, "3-1": own, "0-": own}
 	for list, want := range tests {
-		if got := countList(list); got != want {
-			t.Errorf("%q names %d; want %d", list, got, want)
+		k := sysctltest.NewFake(map[string]string{"/sys/devices/system/cpu/online": list})
+		if got := cpus(k); got != want {
+			t.Errorf("%q are %d CPUs; want %d", list, got, want)
 		}
+	}
+	if got := cpus(sysctltest.NewFake(nil)); got != own {
+		t.Errorf("without a list there are %d CPUs; want %d", got, own)
 	}
 }
 

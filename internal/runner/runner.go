@@ -98,8 +98,11 @@ func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 			}
 		}
 		timer = newTimer(next)
-		if !pause(ctx, max(s.MinInterval, rest(took))) {
-			break
+		if pause := max(s.MinInterval, rest(took)); pause > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
 		}
 	}
 	return nil
@@ -118,19 +121,6 @@ func (r *BoundedFrequencyRunner) wait(ctx context.Context, timer <-chan time.Tim
 		}
 	}
 	return ctx.Err() == nil
-}
-
-// pause keeps the minimum distance to the next run.
-func pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return true
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
 }
 
 // rest returns the distance that a run's length demands.

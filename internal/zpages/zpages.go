@@ -24,22 +24,20 @@ const (
 	deprecated = "v1alpha1" // the same under an older name
 )
 
-// page is a page in both forms.
+// page makes an object whenever somebody asks.
 type page struct {
-	kind   string          // like Statusz
-	text   func(io.Writer) // what follows the page's title
-	object func(head) any
+	kind   string // like Statusz
+	object func(head) object
 }
+
+// object is a page for programs, which can also be written for people.
+type object interface{ writeText(io.Writer) }
 
 // head is what every object begins with.
 type head struct {
-	Kind       string   `json:"kind"`
-	APIVersion string   `json:"apiVersion"`
-	Metadata   metadata `json:"metadata"`
-}
-
-type metadata struct {
-	Name string `json:"name"`
+	Kind       string            `json:"kind"`
+	APIVersion string            `json:"apiVersion"`
+	Metadata   map[string]string `json:"metadata"`
 }
 
 // form is how a page is asked for. Without a version it is text.
@@ -57,10 +55,14 @@ func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if f.version == "" {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = fmt.Fprintf(w, "\n%s %s\nWarning: this page is for people, its format may change at any time\n\n", component, strings.ToLower(p.kind))
-		p.text(w)
+		p.object(head{}).writeText(w)
 		return
 	}
-	text, err := p.encode(f)
+	text, err := json.Marshal(p.object(head{p.kind, group + "/" + f.version, map[string]string{"name": component}}))
+	text = append(text, '\n')
+	if err == nil && f.mediaType == "application/yaml" {
+		text, err = yaml.JSONToYAML(text)
+	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -70,16 +72,6 @@ func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", f.mediaType)
 	_, _ = w.Write(text) // the client has gone
-}
-
-// encode returns the page as an object.
-func (p page) encode(f form) ([]byte, error) {
-	object := p.object(head{p.kind, group + "/" + f.version, metadata{component}})
-	if f.mediaType == "application/yaml" {
-		return yaml.Marshal(object)
-	}
-	text, err := json.Marshal(object)
-	return append(text, '\n'), err
 }
 
 // negotiate returns the form that an Accept header asks for.
@@ -113,14 +105,12 @@ type flagz struct {
 
 // Flagz answers with flags and the values they have.
 func Flagz(flags map[string]string) http.Handler {
-	return page{
-		kind: "Flagz",
-		text: func(w io.Writer) {
-			for _, name := range slices.Sorted(maps.Keys(flags)) {
-				_, _ = fmt.Fprintf(w, "%s=%s\n", name, flags[name])
-			}
-		},
-		object: func(h head) any { return flagz{h, flags} },
+	return page{"Flagz", func(h head) object { return flagz{h, flags} }}
+}
+
+func (z flagz) writeText(w io.Writer) {
+	for _, name := range slices.Sorted(maps.Keys(z.Flags)) {
+		_, _ = fmt.Fprintf(w, "%s=%s\n", name, z.Flags[name])
 	}
 }
 
@@ -146,30 +136,27 @@ type statusz struct {
 	Status
 	SetAside []SetAside `json:"setAsideServicePorts,omitempty"`
 	Total    int        `json:"setAsideServicePortsTotal"`
+
+	local time.Time // the start, in the time zone of who reads the text
 }
 
 // Statusz answers with how the process is. The service ports that the kernel does
 // not take are given when somebody asks: some of them, in order, and how many
 // there are.
 func Statusz(s Status, setAside func() (some []SetAside, all int)) http.Handler {
-	now := func(h head) statusz {
-		o := statusz{head: h, Status: s}
+	return page{"Statusz", func(h head) object {
+		o := statusz{head: h, Status: s, local: s.Started}
 		o.UptimeSeconds = int64(time.Since(s.Started).Seconds())
 		o.Started = s.Started.UTC().Truncate(time.Second)
 		o.SetAside, o.Total = setAside()
 		return o
-	}
-	return page{
-		kind:   "Statusz",
-		text:   func(w io.Writer) { now(head{}).write(w, s.Started) },
-		object: func(h head) any { return now(h) },
-	}
+	}}
 }
 
-func (s statusz) write(w io.Writer, started time.Time) {
+func (s statusz) writeText(w io.Writer) {
 	up := s.UptimeSeconds
 	for _, line := range [][2]string{
-		{"Started", started.Format(time.UnixDate)},
+		{"Started", s.local.Format(time.UnixDate)},
 		{"Up", fmt.Sprintf("%d hr %02d min %02d sec", up/3600, up/60%60, up%60)},
 		{"Go version", s.GoVersion},
 		{"Binary version", s.BinaryVersion},
