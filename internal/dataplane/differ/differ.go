@@ -135,7 +135,8 @@ func (d *Differ[ID, V]) contested(want *proxy.State, changed *proxy.Changed, ref
 		return f
 	}
 	for _, key := range slices.AppendSeq(slices.Collect(maps.Keys(d.stuck)), maps.Keys(refused)) {
-		if old := d.rows[key].ServicePort; old != nil && (refused[key] != nil || !slices.Contains(changed.Rows, key)) {
+		_, tried := slices.BinarySearchFunc(changed.Rows, key, proxy.ComparePortKeys)
+		if old := d.rows[key].ServicePort; old != nil && (refused[key] != nil || !tried) {
 			for _, f := range old.Frontends {
 				held[anyKind(f)] = append(held[anyKind(f)], key)
 			}
