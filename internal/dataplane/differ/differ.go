@@ -34,7 +34,7 @@ type idle[V any] struct {
 // New returns a differ that knows nothing of the kernel yet.
 func New[ID comparable, V any](m Mode[ID, V]) *Differ[ID, V] { return &Differ[ID, V]{mode: m} }
 
-// Forget makes the next Apply ask for a Sync: somebody has changed the kernel.
+// Forget makes the next Apply ask for a Sync: the kernel is not as it was left.
 func (d *Differ[ID, V]) Forget() { d.rows = nil }
 
 // Node returns the node that is in force; nil if nothing is known.
@@ -237,7 +237,7 @@ func (d *Differ[ID, V]) applied(c *Changes[ID, V], want *proxy.State, changed *p
 			delete(d.rows, key)
 		}
 	}
-	if changed.Node {
+	if changed.Node && d.mode.SameRows != nil { // else no row depends on it
 		for key, r := range d.rows {
 			if refused[key] == nil {
 				d.rows[key] = Row{r.ServicePort, node}
