@@ -35,7 +35,7 @@ func TestContract(t *testing.T) {
 
 // openInNamespace opens the kernel's nf_tables in a network namespace of the
 // test's own. The test's thread ends with the test, and the namespace with it.
-func openInNamespace(t *testing.T) *nft.Conn {
+func openInNamespace(t testing.TB) *nft.Conn {
 	t.Helper()
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

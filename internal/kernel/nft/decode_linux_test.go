@@ -1,9 +1,11 @@
 package nft
 
 import (
+	"encoding/binary"
 	"testing"
 
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/netlink"
 )
@@ -32,5 +34,32 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		firstChange(data, []Table{table})
+	})
+}
+
+// BenchmarkEncode writes elements and reads them, without the kernel.
+func BenchmarkEncode(b *testing.B) {
+	table := Table{IP, "bench"}
+	values := &Set{Table: table, Name: "values", Key: []Type{Mark, Mark}, Data: []Type{Mark, Port}}
+	var batch Batch
+	for i := range 10_000 {
+		batch.AddElement(values, Element{Key: string(binary.BigEndian.AppendUint64(nil, uint64(i))), Data: "datadata"})
+	}
+	var w netlink.Builder
+	b.Run("write", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			encode(&w, &batch, messageBytes)
+		}
+	})
+	b.Run("read", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			for m := range netlink.Messages(w.Bytes()) {
+				for _, e := range netlink.Attributes(netlink.Attribute(m.Payload(), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+					decodeElement(e)
+				}
+			}
+		}
 	})
 }
