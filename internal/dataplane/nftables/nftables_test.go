@@ -164,11 +164,13 @@ func TestSyncRepairs(t *testing.T) {
 func TestSyncRemakes(t *testing.T) {
 	ctx := context.Background()
 	for name, edit := range map[string]string{
-		"policy":        "chain ip sluice filter-forward { policy drop; }",
-		"dormant":       "add table ip sluice { flags dormant; }",
-		"another hook":  "delete chain ip sluice nat-output; add chain ip sluice nat-output { type filter hook input priority 5; }",
-		"not a base":    "delete chain ip sluice nat-output; add chain ip sluice nat-output",
-		"another table": "delete table ip sluice; add table ip sluice; add set ip sluice services { type ipv4_addr; }",
+		"policy":                           "chain ip sluice filter-forward { policy drop; }",
+		"dormant":                          "add table ip sluice { flags dormant; }",
+		"another hook":                     "delete chain ip sluice nat-output; add chain ip sluice nat-output { type filter hook input priority 5; }",
+		"not a base":                       "delete chain ip sluice nat-output; add chain ip sluice nat-output",
+		"a base in the place of a chain":   "delete table ip sluice; add table ip sluice; add chain ip sluice services { type filter hook input priority 0; }",
+		"a base in the place of a class's": "delete table ip sluice; add table ip sluice; add chain ip sluice lb-3 { type filter hook input priority 0; }",
+		"another table":                    "delete table ip sluice; add table ip sluice; add set ip sluice services { type ipv4_addr; }",
 	} {
 		t.Run(name, func(t *testing.T) {
 			namespace(t)

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/differ"
+	"sluice/internal/dataplane/localnet"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -215,5 +217,22 @@ func (t *table) fits(l *nft.Listing) bool {
 			return false
 		}
 	}
+	for name := range l.Hooks {
+		if t.leadsTo(name) {
+			return false
+		}
+	}
 	return !l.Dormant
+}
+
+// leadsTo reports whether rules of ours may lead to a chain of this name, so that
+// none may be a base chain.
+func (t *table) leadsTo(name string) bool {
+	prefix := func(p string) bool { return strings.HasPrefix(name, p) }
+	if slices.ContainsFunc([]string{"lb-", "np-", "masq-", toRemember}, prefix) {
+		return true
+	}
+	return slices.ContainsFunc(t.constant(&proxy.Node{}, nil, localnet.Guard{}), func(c *chain) bool {
+		return c.Name == name && c.Hook == nil
+	})
 }
