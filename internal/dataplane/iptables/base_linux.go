@@ -20,10 +20,7 @@ var (
 	clusterIPs     = chainRef{filter, kubeAddresses}
 )
 
-// sharedChains returns all of them.
-func sharedChains() []chainRef {
-	return []chainRef{dispatch, dispatchPort, emptyClusterIP, emptyExternal, restricted, nodePortFilter, clusterIPs}
-}
+var sharedChains = []chainRef{dispatch, dispatchPort, emptyClusterIP, emptyExternal, restricted, nodePortFilter, clusterIPs}
 
 // rowsFirst reports whether rules of rows come before the constant ones.
 func (p chainRef) rowsFirst() bool { return p == dispatch || p == emptyClusterIP }
@@ -157,7 +154,7 @@ func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]strin
 		out[chainRef{nat, kubePost}] = slices.Insert(out[chainRef{nat, kubePost}], 1,
 			comment(localhostAccepted.comment)+"-m conntrack --ctstate DNAT --ctorigdst 127.0.0.0/8")
 	}
-	for _, p := range sharedChains() {
+	for _, p := range sharedChains {
 		out[p] = nil
 	}
 	for _, match := range v.nodePorts {
@@ -235,6 +232,9 @@ func unanswered(cidrs []netip.Prefix) []string {
 	return rules
 }
 
+// toNodePortFilter leads to the chain that also holds the guard of loopback.
+var toNodePortFilter = comment("kubernetes health check service ports") + "-j " + kubeNodePorts
+
 // jumps returns the rules that make everything else live, those of each chain
 // in order. They are kube-proxy's, none more: it can unlink us.
 func jumps() map[chainRef][]string {
@@ -248,7 +248,7 @@ func jumps() map[chainRef][]string {
 	add(filter, flow("kubernetes externally-visible service portals", kubeExternal), "INPUT", "FORWARD")
 	add(filter, flow("kubernetes service portals", kubeServices), "FORWARD", "OUTPUT")
 	add(filter, flow("kubernetes load balancer firewall", kubeFirewall), "INPUT", "FORWARD", "OUTPUT")
-	add(filter, comment("kubernetes health check service ports")+"-j "+kubeNodePorts, "INPUT")
+	add(filter, toNodePortFilter, "INPUT")
 	add(filter, comment("kubernetes forwarding rules")+"-j "+kubeForward, "FORWARD")
 	add(nat, comment("kubernetes service portals")+"-j "+kubeServices, "PREROUTING", "OUTPUT")
 	add(nat, comment("kubernetes postrouting rules")+"-j "+kubePost, "POSTROUTING")

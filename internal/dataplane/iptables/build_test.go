@@ -32,7 +32,7 @@ func variants(t *testing.T, test func(*testing.T, *Dataplane)) {
 	for _, v := range ipt.Variants() {
 		t.Run(v.String(), func(t *testing.T) {
 			namespace(t)
-			d, err := Open(t.Context(), Settings{Settings: mode.Settings{MasqueradeBit: 14}, Variant: v})
+			d, err := OpenVariant(t.Context(), mode.Settings{MasqueradeBit: 14}, v)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -72,7 +72,7 @@ func faked() (*Dataplane, *ipttest.Fake) {
 	fake := ipttest.NewFake()
 	k := sysctltest.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
 	programs := map[proxy.Family]ipt.Interface{proxy.IPv4: fake}
-	return New(programs, k, Settings{Settings: mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4}}}), fake
+	return newDataplane(programs, k, mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4}}, 0), fake
 }
 
 func at(first byte, i int, port uint16) netip.AddrPort {

@@ -10,29 +10,29 @@ import (
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
 )
 
-// Keep is what an open dataplane has made its own of what Cleanup would remove.
-type Keep struct {
-	Variant  ipt.Variant // the chains in this variant; zero: in none
-	Loopback bool        // the setting that opened loopback, with a guard
-}
-
 // Cleanup removes our chains, those of kube-proxy's iptables and ipvs modes and
-// the jumps to them, in both variants, but for what is kept. Tables stay when
-// they are empty: they are nobody's. It returns what it removed, a line for each
-// table, and goes on after an error. If a service proxy opened loopback, it is
-// closed again before its guard goes.
-func Cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
-	return realHost().cleanup(ctx, keep)
+// the jumps to them, in both variants, but for what an open dataplane has made
+// its own: its variant's chains if it is of this mode, and the setting that
+// opened loopback. Tables stay when they are empty: they are nobody's. It returns
+// what it removed, a line for each table, and goes on after an error. If a
+// service proxy opened loopback, it is closed again before its guard goes.
+func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err error) {
+	var but ipt.Variant
+	if own, ok := open.(*Dataplane); ok {
+		but = own.variant
+	}
+	return realHost().cleanup(ctx, but, mode.KeepsLoopback(open))
 }
 
-// Traces returns what we and kube-proxy left that tells who opened loopback, in
+// traces returns what we and kube-proxy left that tells who opened loopback, in
 // all variants but one that the caller has looked at.
-func Traces(ctx context.Context, but ipt.Variant) (all localnet.Traces, err error) {
+func traces(ctx context.Context, but ipt.Variant) (all localnet.Traces, err error) {
 	found, err := realHost().findAll(ctx, but)
 	for _, l := range found {
 		all = all.And(l.loopback.Traces)
@@ -49,26 +49,24 @@ type hostTables struct {
 }
 
 func realHost() *hostTables {
-	return &hostTables{
-		open: func(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Interface, error) {
-			if v == ipt.Legacy {
-				if err := ipt.LegacyPermission(); err != nil {
-					return nil, err
-				}
+	open := func(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Interface, error) {
+		if v == ipt.Legacy {
+			if err := ipt.LegacyPermission(); err != nil {
+				return nil, err
 			}
-			return ipt.Open(ctx, f, v)
-		},
-		uses:    ipt.CountUses,
-		sysctls: sysctl.Kernel{},
+		}
+		return ipt.Open(ctx, f, v)
 	}
+	return &hostTables{open: open, uses: ipt.CountUses, sysctls: sysctl.Kernel{}}
 }
 
 // leftovers is the tables of one family and variant that have chains of ours.
 type leftovers struct {
-	family   ipt.Family
+	name     string // of the family and variant
 	variant  ipt.Variant
 	programs ipt.Interface
-	tables   []ipt.Table
+	tables   []string
+	saved    map[chainRef]*ipt.Chain
 	loopback loopbackState // nothing for IPv6
 }
 
@@ -79,9 +77,8 @@ func (h *hostTables) findAll(ctx context.Context, but ipt.Variant) (found []*lef
 			if v == but {
 				continue
 			}
-			l := &leftovers{family: f, variant: v}
-			err = errors.Join(err, l.find(ctx, h))
-			if len(l.tables) > 0 {
+			l, failed := h.find(ctx, f, v)
+			if err = errors.Join(err, failed); len(l.tables) > 0 {
 				found = append(found, l)
 			}
 		}
@@ -91,10 +88,11 @@ func (h *hostTables) findAll(ctx context.Context, but ipt.Variant) (found []*lef
 
 // find looks into the tables. Programs that are not installed are an error only
 // if there is something for them to remove.
-func (l *leftovers) find(ctx context.Context, h *hostTables) error {
-	uses, err := h.uses(l.family, l.variant)
+func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*leftovers, error) {
+	l := &leftovers{name: ipt.Name(f, v), variant: v}
+	uses, err := h.uses(f, v)
 	if err != nil {
-		return fmt.Errorf("look for kube-proxy's chains: %w", err)
+		return l, fmt.Errorf("look for kube-proxy's chains: %w", err)
 	}
 	var hold []string
 	for _, table := range []string{nat, filter, mangle} {
@@ -103,34 +101,40 @@ func (l *leftovers) find(ctx context.Context, h *hostTables) error {
 		}
 	}
 	if len(hold) == 0 {
-		return nil
+		return l, nil
 	}
-	if l.programs, err = h.open(ctx, l.family, l.variant); err == nil {
-		l.tables, err = l.programs.Save(ctx)
+	var tables []ipt.Table
+	if l.programs, err = h.open(ctx, f, v); err == nil {
+		tables, err = l.programs.Save(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("look for kube-proxy's chains in %s: %w", strings.Join(hold, " and "), err)
+		return l, fmt.Errorf("look for kube-proxy's chains in %s: %w", strings.Join(hold, " and "), err)
 	}
-	if l.family == ipt.IPv4 {
-		l.loopback = loopbackOf(l.tables)
+	if l.saved = index(tables); f == ipt.IPv4 {
+		l.loopback = loopbackOf(l.saved)
+	}
+	for _, t := range tables {
+		l.tables = append(l.tables, t.Name)
 	}
 	for _, name := range hold {
-		if !slices.ContainsFunc(l.tables, func(t ipt.Table) bool { return t.Name == name }) {
+		if !slices.Contains(l.tables, name) {
 			// iptables-nft leaves out tables that hold what only the nft program can write.
-			err = errors.Join(err, fmt.Errorf("read kube-proxy's chains in table %s: %s shows none of it", name, ipt.Name(l.family, l.variant)))
+			err = errors.Join(err, fmt.Errorf("read kube-proxy's chains in table %s: %s shows none of it", name, l.name))
 		}
 	}
-	return err
+	return l, err
 }
 
-func (h *hostTables) cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
-	found, err := h.findAll(ctx, keep.Variant)
+// cleanup is Cleanup, but for a variant and, if it is kept, the setting that
+// opened loopback.
+func (h *hostTables) cleanup(ctx context.Context, but ipt.Variant, keepLoopback bool) (removed []string, err error) {
+	found, err := h.findAll(ctx, but)
 	var all loopbackState
 	for _, l := range found {
 		all.Traces, all.others = all.And(l.loopback.Traces), all.others || l.loopback.others
 	}
 	keepGuard := false
-	if !keep.Loopback && all.Opened() {
+	if !keepLoopback && all.Opened() {
 		done, failed := localnet.PutBack(h.sysctls)
 		switch {
 		case failed == nil && done != "":
@@ -144,12 +148,11 @@ func (h *hostTables) cleanup(ctx context.Context, keep Keep) (removed []string, 
 		if !keepGuard {
 			l.loopback.guard = ""
 		}
-		for _, t := range l.tables {
-			done, failed := l.remove(ctx, t)
-			if done != "" {
+		for _, table := range l.tables {
+			done, failed := l.remove(ctx, table)
+			if err = errors.Join(err, failed); done != "" {
 				removed = append(removed, done)
 			}
-			err = errors.Join(err, failed)
 		}
 	}
 	return removed, err
@@ -161,34 +164,28 @@ const restoreAttempts = 3
 
 // remove removes what of a table nobody else uses, but for a guard that is kept.
 // It returns what it removed, empty if nothing.
-func (l *leftovers) remove(ctx context.Context, t ipt.Table) (string, error) {
-	where := fmt.Sprintf("table %s of %s", t.Name, ipt.Name(l.family, l.variant))
-	var err error
-	for attempt := range restoreAttempts {
-		if attempt > 0 {
-			tables, failed := l.programs.Save(ctx)
-			if failed != nil {
-				err = errors.Join(err, failed)
-				break
-			}
-			i := slices.IndexFunc(tables, func(now ipt.Table) bool { return now.Name == t.Name })
-			if t.Chains = nil; i >= 0 {
-				t = tables[i]
-			}
-		}
-		r := newRemoval(&t, l.loopback.guard)
+func (l *leftovers) remove(ctx context.Context, table string) (string, error) {
+	where := fmt.Sprintf("table %s of %s", table, l.name)
+	for attempt := 1; ; attempt++ {
+		r := newRemoval(table, l.saved, l.loopback.guard)
 		what := r.describe()
 		if what == "" {
 			return "", r.inUse(where)
 		}
-		if _, err = differ.New(r.mode(l)).Sync(ctx, proxy.NewState()); err == nil {
+		_, err := differ.New(r.mode(l)).Sync(ctx, proxy.NewState())
+		if err == nil {
 			return where + ": " + what, r.inUse(where)
 		}
-		if errors.Is(err, ipt.ErrLocked) {
-			break // it has been waited for long enough
+		again := attempt < restoreAttempts && !errors.Is(err, ipt.ErrLocked) // that was waited for long enough
+		if again {
+			tables, failed := l.programs.Save(ctx)
+			l.saved = index(tables)
+			err, again = errors.Join(err, failed), failed == nil
+		}
+		if !again {
+			return "", fmt.Errorf("remove kube-proxy's rules from %s: %w", where, err)
 		}
 	}
-	return "", fmt.Errorf("remove kube-proxy's rules from %s: %w", where, err)
 }
 
 // removal is what takes our chains out of a table: of what is there, all that is
@@ -198,16 +195,17 @@ type removal struct {
 	users       map[chainRef]string // our chains that stay, and the chain that goes to each
 }
 
-// newRemoval tells our chains from others'. A chain that somebody else goes to
-// stays as it is, and with it all it leads to, because taking it away would
-// change what that somebody does. A guard stays, and the way to it.
-func newRemoval(t *ipt.Table, guard string) *removal {
-	saved := index([]ipt.Table{*t})
+// newRemoval tells our chains of a table from others'. A chain that another
+// program goes to stays as it is, and with it all it leads to, because taking it
+// away would change what that program does. A guard stays, and the way to it.
+func newRemoval(table string, all map[chainRef]*ipt.Chain, guard string) *removal {
+	saved := maps.Clone(all)
+	maps.DeleteFunc(saved, func(p chainRef, _ *ipt.Chain) bool { return p.table != table })
 	r := &removal{there: map[id]value{}, kept: map[id]value{}, users: usedByOthers(saved)}
 	var follow func(chainRef)
 	follow = func(from chainRef) {
 		for _, rule := range saved[from].Rules {
-			to := chainRef{t.Name, ipt.Target(rule)}
+			to := chainRef{table, ipt.Target(rule)}
 			if saved[to] != nil && !to.builtIn() && r.users[to] == "" {
 				r.users[to] = from.chain
 				follow(to)
@@ -218,16 +216,14 @@ func newRemoval(t *ipt.Table, guard string) *removal {
 		follow(p)
 	}
 	guarded := chainRef{}
-	if guard != "" && t.Name == nodePortFilter.table {
+	if guard != "" && table == nodePortFilter.table {
 		guarded = nodePortFilter
 		r.kept[id{chainRef: guarded}] = value{rules: []string{guard}}
 	}
 	for p, c := range saved {
 		v := value{rules: c.Rules, foreign: p == guarded && !slices.Equal(c.Rules, []string{guard})}
 		if c.Policy != "" {
-			v.rules = slices.DeleteFunc(slices.Clone(c.Rules), func(rule string) bool {
-				return !isEntry(p.table, rule) || ipt.Target(rule) == guarded.chain
-			})
+			v.rules = slices.DeleteFunc(entries(table, c), func(rule string) bool { return ipt.Target(rule) == guarded.chain })
 		}
 		if c.Policy != "" || !p.builtIn() && r.users[p] == "" {
 			r.there[id{chainRef: p}] = v

@@ -48,7 +48,7 @@ COMMIT
 
 func TestCleanupSaysWhatItDid(t *testing.T) {
 	h, programs := fakeHost(t, fewRules)
-	removed, err := h.cleanup(t.Context(), Keep{})
+	removed, err := h.cleanup(t.Context(), 0, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestRulesThatChangeMeanwhileAreLookedAtAgain(t *testing.T) {
 			}
 			racing := &between{programs, change}
 			h.open = func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) { return racing, nil }
-			removed, err := h.cleanup(t.Context(), Keep{})
+			removed, err := h.cleanup(t.Context(), 0, false)
 			if err != nil || strings.Join(removed, "\n") != tt.want {
 				t.Errorf("removed %q, error %v; want %q", removed, err, tt.want)
 			}
@@ -131,7 +131,7 @@ func TestTriesAreBounded(t *testing.T) {
 		h, programs := fakeHost(t, fewRules)
 		refused := &refusing{Interface: programs, err: tt.err}
 		h.open = func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) { return refused, nil }
-		if _, err := h.cleanup(t.Context(), Keep{}); !errors.Is(err, tt.err) || refused.tries != tt.tries {
+		if _, err := h.cleanup(t.Context(), 0, false); !errors.Is(err, tt.err) || refused.tries != tt.tries {
 			t.Errorf("%d tries, error %v; want %d and %v", refused.tries, err, tt.tries, tt.err)
 		}
 	}
@@ -142,7 +142,7 @@ func TestOneFailureDoesNotKeepTheRest(t *testing.T) {
 	h.open = func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) {
 		return &refusing{Interface: programs, err: ipt.ErrLocked, only: "*nat"}, nil
 	}
-	removed, err := h.cleanup(t.Context(), Keep{})
+	removed, err := h.cleanup(t.Context(), 0, false)
 	if diff := cmp.Diff([]string{"table filter of iptables-legacy: 0 jumps; chains KUBE-FORWARD"}, removed); diff != "" {
 		t.Errorf("removed (-want +got):\n%s", diff)
 	}
@@ -167,7 +167,8 @@ func TestCleanupClosesLoopback(t *testing.T) {
 	tests := []struct {
 		name, rules string
 		refuse      error
-		keep        Keep
+		but         ipt.Variant
+		keep        bool   // the setting
 		want        string // of the setting
 		kept        string // a rule that stays
 		fails       bool
@@ -179,7 +180,7 @@ func TestCleanupClosesLoopback(t *testing.T) {
 		{name: "ours, which cannot be changed", rules: ourNAT + ourFilter + add(notedRule), refuse: readOnly, want: "1", kept: "KUBE-NODEPORTS " + notedRule, fails: true},
 		{name: "kube-proxy's, which cannot be changed", rules: ourNAT + theirGuard, refuse: readOnly, want: "1", kept: "KUBE-FIREWALL " + guardRule},
 		{name: "kube-proxy's without a guard", rules: ourNAT, refuse: readOnly, want: "1", fails: true},
-		{name: "of a variant that is left for the other", rules: ourNAT + ourFilter + add(notedRule), keep: Keep{Variant: ipt.NFT, Loopback: true}, want: "1"},
+		{name: "of a variant that is left for the other", rules: ourNAT + ourFilter + add(notedRule), but: ipt.NFT, keep: true, want: "1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -189,10 +190,10 @@ func TestCleanupClosesLoopback(t *testing.T) {
 				k.Refuse(localnet.Name, tt.refuse)
 			}
 			h.sysctls = k
-			if removed, err := h.cleanup(t.Context(), tt.keep); (err != nil) != tt.fails {
+			if removed, err := h.cleanup(t.Context(), tt.but, tt.keep); (err != nil) != tt.fails {
 				t.Errorf("error %v, removed %q", err, removed)
 			}
-			if removed, _ := h.cleanup(t.Context(), tt.keep); len(removed) > 0 {
+			if removed, _ := h.cleanup(t.Context(), tt.but, tt.keep); len(removed) > 0 {
 				t.Errorf("removed %q the second time", removed)
 			}
 			if got, _ := k.Read(localnet.Name); got != tt.want {

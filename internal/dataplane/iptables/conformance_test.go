@@ -16,7 +16,7 @@ func underTest(v ipt.Variant) conformance.Dataplane {
 	return conformance.Dataplane{
 		Mode: "iptables",
 		Open: func(ctx context.Context) (proxy.Dataplane, error) {
-			return iptables.Open(ctx, iptables.Settings{Settings: mode.Settings{MasqueradeBit: 14}, Variant: v})
+			return iptables.OpenVariant(ctx, mode.Settings{MasqueradeBit: 14}, v)
 		},
 	}
 }

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
@@ -20,8 +23,8 @@ type family struct {
 	// By table, how many rules are ours and how many were written since the last report.
 	owned, written map[string]int
 
-	reported map[string]ruleCount         // by table, guarded by mu of the dataplane's counts
-	packets  map[countedRule]*packetCount // guarded by reading of the dataplane's counts
+	reported atomic.Pointer[map[string]ruleCount] // by table
+	packets  map[countedRule]packetCount          // guarded by reading of the dataplane's counts
 
 	*stamp
 	// Guarded by mu of the stamp.
@@ -40,15 +43,15 @@ type stamp struct {
 
 // look notes whether another process has changed the tables since the last
 // look, beside these changes of ours.
-func (s *stamp) look(ctx context.Context, programs ipt.Interface, ours ...ipt.Change) error {
-	now, err := programs.Stamp(ctx)
+func (f *family) look(ctx context.Context, ours ...ipt.Change) error {
+	now, err := f.programs.Stamp(ctx)
 	if err != nil {
 		return err
 	}
-	if !s.last.Became(now, ours...) {
-		s.foreign++
+	if !f.last.Became(now, ours...) {
+		f.foreign++
 	}
-	s.last = now
+	f.last = now
 	return nil
 }
 
@@ -58,11 +61,9 @@ func (f *family) begin(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.synced, f.uses, f.owned, f.written = false, uses{}, map[string]int{}, map[string]int{}
-	if err := f.look(ctx, f.programs); err != nil {
-		return err
-	}
+	err := f.look(ctx)
 	f.foreignSeen = f.foreign
-	return nil
+	return err
 }
 
 // changedByOthers reports whether another process has changed the tables since a
@@ -79,17 +80,17 @@ func (f *family) changedByOthers() bool {
 func (f *family) restore(ctx context.Context, some []*change, lines []line) (committed []*change, refused *line, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.look(ctx, f.programs); err != nil {
+	if err := f.look(ctx); err != nil {
 		return nil, nil, err
 	}
 	err = f.programs.Restore(ctx, text(lines))
-	var failed *ipt.RestoreError
+	failed, _ := errors.AsType[*ipt.RestoreError](err)
 	switch {
 	case err == nil:
 		committed = some
 	case errors.Is(err, ipt.ErrLocked):
 		return nil, nil, err
-	case errors.As(err, &failed) && failed.Line >= 1 && failed.Line <= len(lines):
+	case failed != nil && failed.Line >= 1 && failed.Line <= len(lines):
 		refused = &lines[failed.Line-1]
 		// Tables are committed one by one.
 		lines = lines[:slices.IndexFunc(lines, func(l line) bool { return l.table == refused.table })]
@@ -102,16 +103,17 @@ func (f *family) restore(ctx context.Context, some []*change, lines []line) (com
 		f.synced = false
 		return nil, nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
-	f.count(committed)
-	if failed := f.look(ctx, f.programs, effects(committed, lines)...); failed != nil {
+	if failed := f.look(ctx, f.count(committed, lines)...); failed != nil {
 		f.synced = false
 		return committed, nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, failed)
 	}
 	return committed, refused, err
 }
 
-// count notes changes that were made.
-func (f *family) count(made []*change) {
+// count notes changes that were made by lines, and returns what they did to each
+// table that was restored.
+func (f *family) count(made []*change, lines []line) (did []ipt.Change) {
+	before, chains := maps.Clone(f.owned), map[string]int{}
 	for _, c := range made {
 		if c.Had {
 			f.note(c.ID, c.Old, -1)
@@ -122,15 +124,143 @@ func (f *family) count(made []*change) {
 		}
 	}
 	for _, c := range made {
-		if !c.Has && !c.Old.used && c.ID.rule == "" {
+		switch isChain := c.ID.rule == "" && !c.ID.builtIn(); {
+		case isChain && !c.Had:
+			chains[c.ID.table]++
+		case isChain && !c.Has && !c.Old.used: // else it is emptied only
+			chains[c.ID.table]--
 			delete(f.uses, c.ID.chainRef)
 		}
 	}
+	for _, l := range lines {
+		if t := l.table; l.step == begins {
+			did = append(did, ipt.Change{Table: t, Chains: chains[t], Rules: f.owned[t] - before[t]})
+		}
+	}
+	return did
 }
 
 // note counts an object, n times.
 func (f *family) note(x id, v value, n int) {
 	rules := x.all(v)
 	f.owned[x.table] += n * len(rules)
-	f.uses.note(x.chainRef, rules, n)
+	f.uses.add(x.table, x.chain, n*len(rules))
+	for _, r := range rules {
+		f.uses.add(x.table, ipt.Target(r), n)
+	}
+}
+
+// uses is how many rules our chains have, and how many rules go to them, added
+// up. The chains of all rows count as one, for there may be a hundred thousand.
+type uses map[chainRef]int
+
+// rowChains stands for the chains of all rows of a table.
+const rowChains = "the chains of Services"
+
+// add counts uses of a chain, if it is ours.
+func (u uses) add(table, chain string, n int) {
+	if !owns(table, chain) {
+		return
+	}
+	if isRowChain(chain) {
+		chain = rowChains
+	}
+	u[chainRef{table, chain}] += n
+}
+
+// kernelUses asks the kernel for the uses of our chains.
+func (f *family) kernelUses(ctx context.Context) (uses, error) {
+	tables, err := f.programs.Uses(ctx)
+	u := uses{}
+	for table, chains := range tables {
+		for chain, n := range chains {
+			u.add(table, chain, n)
+		}
+	}
+	return u, err
+}
+
+// pollInterval is how often Watch looks. A look is a question to the kernel
+// that costs nothing to speak of while nobody has changed anything.
+const pollInterval = 250 * time.Millisecond
+
+// Watch looks several times a second whether another process has changed the
+// tables, and if so whether our chains still hold what they should. It compares
+// with what we wrote last, so that nothing is missed before it begins.
+func (d *Dataplane) Watch(ctx context.Context, _ func(), changed func(what string)) error {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		for _, f := range d.families {
+			what, err := f.lost(ctx)
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("look for our rules: %w", err)
+			}
+			if what != "" {
+				changed(what)
+				break // one is enough to repair both
+			}
+		}
+	}
+}
+
+// lost returns what another process has taken from us; empty if nothing.
+func (f *family) lost(ctx context.Context) (what string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.synced {
+		return "", nil
+	}
+	if err := f.look(ctx); err != nil || f.foreignSeen == f.foreign {
+		return "", err
+	}
+	_, what, err = f.compare(ctx)
+	return what, err
+}
+
+// check looks whether the tables hold all that they should, and from then on
+// whatever takes away from what they hold is noticed. It reports whether no
+// other process has changed them since begin.
+func (f *family) check(ctx context.Context) (alone bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.look(ctx); err != nil {
+		return false, err
+	}
+	alone = f.foreignSeen == f.foreign
+	have, missing, err := f.compare(ctx)
+	if missing != "" {
+		err = fmt.Errorf("check what was written: %s", missing)
+	}
+	// Others may use our chains too, which counts until they stop.
+	f.uses, f.synced = have, err == nil
+	return alone, err
+}
+
+// compare asks the kernel for the uses of our chains, and names the first chain
+// that has less than it should; empty if none has. Rules are counted and not
+// compared: other releases of the programs may print them in other words.
+func (f *family) compare(ctx context.Context) (have uses, missing string, err error) {
+	if have, err = f.kernelUses(ctx); err != nil {
+		return nil, "", err
+	}
+	f.foreignSeen = f.foreign
+	for _, p := range slices.SortedFunc(maps.Keys(f.uses), compareChainRefs) {
+		n, ok := have[p]
+		switch {
+		case !ok && p.chain != rowChains:
+			return have, fmt.Sprintf("chain %s of table %s is gone, %v", p.chain, p.table, f.Family), nil
+		case n < f.uses[p]:
+			return have, fmt.Sprintf("a rule of %s in table %s is gone, or one that leads there, %v", p.chain, p.table, f.Family), nil
+		}
+	}
+	return have, "", nil
 }

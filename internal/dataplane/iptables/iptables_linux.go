@@ -16,15 +16,19 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Settings are what a dataplane is opened with.
-type Settings struct {
-	mode.Settings
-	Variant ipt.Variant // zero: the one that the host uses
+// Mode is the iptables mode, in the variant that the host uses.
+func Mode() mode.Mode {
+	return mode.Mode{
+		Name: "iptables", Probe: Probe, Prepare: Prepare, Needed: Needed, Open: mode.Opener(Open), Flows: mode.OpenFlows,
+		Traces:  func(ctx context.Context) (localnet.Traces, error) { return traces(ctx, 0) },
+		Cleanup: Cleanup,
+	}
 }
 
 // Dataplane writes rows to iptables of one network namespace.
 type Dataplane struct {
-	settings Settings
+	settings mode.Settings
+	variant  ipt.Variant
 	counts   counts
 	sysctls  sysctl.Interface
 	families []*family
@@ -44,44 +48,50 @@ var (
 )
 
 // Open finds the programs of the variant that the host uses. It writes nothing.
-func Open(ctx context.Context, s Settings) (*Dataplane, error) {
-	if err := s.settleVariant(ctx); err != nil {
+func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
+	v, err := hostVariant(ctx)
+	if err != nil {
 		return nil, err
 	}
+	return OpenVariant(ctx, s, v)
+}
+
+// OpenVariant is Open for a variant, whichever the host uses.
+func OpenVariant(ctx context.Context, s mode.Settings, v ipt.Variant) (*Dataplane, error) {
 	programs := map[proxy.Family]ipt.Interface{}
 	for _, f := range s.Served() {
-		conn, err := ipt.Open(ctx, iptFamily(f), s.Variant)
+		conn, err := ipt.Open(ctx, iptFamily(f), v)
 		if err != nil {
 			return nil, err
 		}
 		programs[f] = conn
 	}
-	klog.FromContext(ctx).Info("Using iptables", "variant", s.Variant.String())
+	klog.FromContext(ctx).Info("Using iptables", "variant", v.String())
 	if others := s.Others; others != nil { // the other variant's chains are another mode's, too
 		s.Others = func(ctx context.Context) (localnet.Traces, error) {
 			found, err := others(ctx)
-			own, failed := Traces(ctx, s.Variant)
+			own, failed := traces(ctx, v)
 			return found.And(own), errors.Join(err, failed)
 		}
 	}
-	return New(programs, sysctl.Kernel{}, s), nil
+	return newDataplane(programs, sysctl.Kernel{}, s, v), nil
 }
 
-// New returns a dataplane that writes through programs.
-func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings) *Dataplane {
-	d := &Dataplane{settings: s, sysctls: k}
+// newDataplane returns a dataplane that writes through programs.
+func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s mode.Settings, v ipt.Variant) *Dataplane {
+	d := &Dataplane{settings: s, variant: v, sysctls: k}
 	d.differ = differ.New(differ.Mode[id, value]{
 		Constant: d.constant, Row: d.row, HealthCheck: d.healthCheck, SameRows: d.sameRows,
 		Same: same, Sharing: func(id) differ.Sharing { return differ.Unshared }, Order: order, Size: size,
-		Limit: func() int { return maxChains(s.Variant) }, Live: rankLive, List: d.list, Write: d.write,
+		Limit: func() int { return maxChains(v) }, Live: rankLive, List: d.list, Write: d.write,
 	})
 	both := &stamp{}
 	for _, name := range s.Served() {
 		if name == proxy.IPv4 {
 			d.localnet = localnet.New(k, s.Others)
 		}
-		f := &family{Family: name, programs: programs[name], stamp: both, packets: map[countedRule]*packetCount{}, reported: map[string]ruleCount{}}
-		if s.Variant == ipt.Legacy {
+		f := &family{Family: name, programs: programs[name], stamp: both, packets: map[countedRule]packetCount{}}
+		if v == ipt.Legacy {
 			f.stamp = &stamp{}
 		}
 		d.families = append(d.families, f)
@@ -94,19 +104,27 @@ func New(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s Settings
 
 // Sync makes the kernel right whatever was there before. It saves the tables
 // and writes only what differs; what clients are remembered for stays.
-func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
+func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (refused proxy.Refused, err error) {
 	d.syncing = true
 	defer func() { d.syncing = false }()
-	refused, alone, err := d.sync(ctx, want)
-	if err == nil && !alone {
-		// What was saved may have been out of date by the time we wrote.
-		refused, _, err = d.sync(ctx, want)
-	}
-	if err != nil {
-		return nil, err
+	// Where another process wrote meanwhile, what was saved may have been out of
+	// date by the time we wrote: then it is done once more.
+	for alone, n := false, 0; !alone && n < 2; n++ {
+		if refused, err = d.differ.Sync(ctx, want); err != nil {
+			return nil, err
+		}
+		alone = true
+		for _, f := range d.families {
+			undisturbed, err := f.check(ctx)
+			if err != nil {
+				d.differ.Forget()
+				return nil, err
+			}
+			alone = alone && undisturbed
+		}
 	}
 	for _, f := range d.families {
-		d.report(f)
+		f.report()
 	}
 	d.localnet.Open(ctx)
 	d.sayAffinity.Do(func() {
@@ -117,23 +135,6 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 		}
 	})
 	return refused, nil
-}
-
-// sync also reports whether no other process wrote meanwhile.
-func (d *Dataplane) sync(ctx context.Context, want *proxy.State) (refused proxy.Refused, alone bool, err error) {
-	if refused, err = d.differ.Sync(ctx, want); err != nil {
-		return nil, false, err
-	}
-	alone = true
-	for _, f := range d.families {
-		undisturbed, err := f.check(ctx)
-		if err != nil {
-			d.differ.Forget()
-			return nil, false, err
-		}
-		alone = alone && undisturbed
-	}
-	return refused, alone, nil
 }
 
 // Apply writes the difference that changes make, in one restore per family. It
@@ -151,7 +152,7 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	}
 	for _, f := range d.families {
 		if len(f.written) > 0 {
-			d.report(f)
+			f.report()
 		}
 	}
 	return refused, nil
@@ -162,12 +163,7 @@ func (d *Dataplane) sameRows(a, b *proxy.Node) bool {
 	return a == b || !slices.ContainsFunc(d.families, func(f *family) bool { return !f.matches(a).same(f.matches(b)) })
 }
 
-func iptFamily(f proxy.Family) ipt.Family {
-	if f == proxy.IPv6 {
-		return ipt.IPv6
-	}
-	return ipt.IPv4
-}
+func iptFamily(f proxy.Family) ipt.Family { return ipt.Families()[f] }
 
 // Close has nothing to release: programs come and go, and the rules stay.
 func (d *Dataplane) Close() error { return nil }

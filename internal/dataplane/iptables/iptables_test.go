@@ -174,7 +174,7 @@ func TestCleanup(t *testing.T) {
 		if err := proxytest.Sync(t.Context(), d, everyState()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Cleanup(t.Context(), Keep{}); err != nil {
+		if _, err := Cleanup(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		got := slices.DeleteFunc(saved(t, d), func(l string) bool { return strings.HasPrefix(l, "mangle ") })

@@ -20,13 +20,12 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 		if err != nil {
 			return false, err
 		}
+		saved := index(tables)
 		if f.Family == proxy.IPv4 {
-			d.localnet.Find(ctx, loopbackOf(tables).Traces)
+			d.localnet.Find(ctx, loopbackOf(saved).Traces)
 			d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())
 		}
-		constants := d.constants(f, want)
-		saved := index(tables)
-		used := usedByOthers(saved)
+		constants, used := d.constants(f, want), usedByOthers(saved)
 		for p, c := range saved {
 			f.listChain(p, c, constants[p], used[p] != "", func(x id, v value) {
 				empty = false
@@ -43,10 +42,10 @@ func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used boo
 	chain := id{f: f, chainRef: p}
 	switch {
 	case c.Policy != "":
-		if entries := slices.DeleteFunc(slices.Clone(c.Rules), func(r string) bool { return !isEntry(p.table, r) }); len(entries) > 0 {
-			have(chain, value{rules: entries})
+		if rules := entries(p.table, c); len(rules) > 0 {
+			have(chain, value{rules: rules})
 		}
-	case p.builtIn(): // somebody else's
+	case p.builtIn(): // another program's
 	case p.shared():
 		rows, ok := splitShared(p, c.Rules, constant)
 		if !ok {
@@ -62,29 +61,28 @@ func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used boo
 	}
 }
 
+// entries returns the rules of a built-in chain by which our chains are entered.
+func entries(table string, c *ipt.Chain) []string {
+	return slices.DeleteFunc(slices.Clone(c.Rules), func(r string) bool { return !isEntry(table, r) })
+}
+
 // splitShared returns the rules of rows in a chain that they share. It is not ok if
 // constant rules are not as they should be, or one of a row is there twice: then
 // the chain is written anew.
 func splitShared(p chainRef, rules, constant []string) (rows []string, ok bool) {
-	n := len(rules) - len(constant)
-	if n < 0 {
+	n := len(constant)
+	if len(rules) < n {
 		return nil, false
 	}
-	at, rows := rules[:len(constant)], rules[len(constant):]
+	at, rows := rules[:n], rules[n:]
 	if p.rowsFirst() {
-		rows, at = rules[:n], rules[n:]
-	}
-	if !slices.Equal(at, constant) {
-		return nil, false
+		rows, at = rules[:len(rules)-n], rules[len(rules)-n:]
 	}
 	seen := make(map[string]bool, len(rows))
 	for _, r := range rows {
-		if seen[r] {
-			return nil, false
-		}
 		seen[r] = true
 	}
-	return rows, true
+	return rows, slices.Equal(at, constant) && len(seen) == len(rows)
 }
 
 // index returns chains by name.

@@ -2,11 +2,11 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
@@ -22,8 +22,10 @@ func loopbackGuard(g localnet.Guard) string {
 		"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 }
 
+func isGuard(rule string) bool { return strings.Contains(rule, `"`+guardComment) }
+
 // KeepsLoopback reports whether the setting that opens loopback is looked after
-// here, whoever set it. Anybody may ask at any time.
+// here, whoever set it. Any goroutine may call it.
 func (d *Dataplane) KeepsLoopback() bool { return d.localnet.Settled() }
 
 // loopbackState is what tables of IPv4 tell about the setting.
@@ -33,21 +35,19 @@ type loopbackState struct {
 	others bool   // a guard that nobody removes is in force
 }
 
-func loopbackOf(tables []ipt.Table) (l loopbackState) {
+func loopbackOf(saved map[chainRef]*ipt.Chain) (l loopbackState) {
 	const kubeletFirewall = "KUBE-FIREWALL"
-	saved := index(tables)
-	rule := func(table, chain string, is func(rule string) bool) string {
-		if c := saved[chainRef{table, chain}]; c != nil {
+	rule := func(chain string, is func(rule string) bool) string {
+		if c := saved[chainRef{filter, chain}]; c != nil {
 			if i := slices.IndexFunc(c.Rules, is); i >= 0 {
 				return c.Rules[i]
 			}
 		}
 		return ""
 	}
-	isGuard := func(rule string) bool { return strings.Contains(rule, `"`+guardComment) }
 	toKubelet := func(rule string) bool { return ipt.Target(rule) == kubeletFirewall }
-	l.guard = rule(filter, kubeNodePorts, isGuard)
-	l.others = rule(filter, kubeletFirewall, isGuard) != "" && rule(filter, "INPUT", toKubelet) != ""
+	l.guard = rule(kubeNodePorts, isGuard)
+	l.others = rule(kubeletFirewall, isGuard) != "" && rule("INPUT", toKubelet) != ""
 	l.Traces = localnet.Traces{Guarded: l.guard != "", Noted: localnet.Noted(l.guard), Proxied: saved[dispatchPort] != nil}
 	return l
 }
@@ -55,12 +55,12 @@ func loopbackOf(tables []ipt.Table) (l loopbackState) {
 // Prepare opens loopback addresses to NodePorts, or closes those that a service
 // proxy opened, for a daemon that may not write the host's settings. The guard
 // comes before they are open, and stays for the daemon.
-func Prepare(ctx context.Context, s Settings, opens bool) error {
+func Prepare(ctx context.Context, s mode.Settings, opens bool) error {
 	d, err := Open(ctx, s)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.prepare(ctx, opens), d.Close())
+	return d.prepare(ctx, opens)
 }
 
 func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
@@ -73,30 +73,28 @@ func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
 	if err != nil {
 		return err
 	}
-	return d.localnet.Prepare(ctx, loopbackOf(tables).Traces, opens, func(guard localnet.Guard) error {
-		if lines := script(guarding(index(tables), loopbackGuard(guard))); len(lines) > 0 {
+	saved := index(tables)
+	return d.localnet.Prepare(ctx, loopbackOf(saved).Traces, opens, func(guard localnet.Guard) error {
+		if lines := script(guarding(saved, loopbackGuard(guard))); len(lines) > 0 {
 			return programs.Restore(ctx, text(lines))
 		}
 		return nil
 	})
 }
 
-// guarding returns what puts the guard in force where it is not.
+// guarding returns what puts the guard, and the way to it, in force where they
+// are not. Guards that are not as they should be go.
 func guarding(saved map[chainRef]*ipt.Chain, guard string) (out []*change) {
-	if chain := saved[nodePortFilter]; chain == nil || !slices.Contains(chain.Rules, guard) {
-		c := &change{ID: id{chainRef: nodePortFilter}, New: value{rules: []string{guard}}, Had: chain != nil, Has: true}
-		if c.Had {
-			c.Old.rules = slices.DeleteFunc(slices.Clone(chain.Rules), func(r string) bool { return !strings.Contains(r, `"`+guardComment) })
+	for p, rule := range map[chainRef]string{nodePortFilter: guard, {filter, "INPUT"}: toNodePortFilter} {
+		c := &change{ID: id{chainRef: p}, New: value{rules: []string{rule}}, Has: true}
+		if chain := saved[p]; chain != nil {
+			if slices.Contains(chain.Rules, rule) {
+				continue
+			}
+			c.Had = true
+			c.Old.rules = slices.DeleteFunc(slices.Clone(chain.Rules), func(r string) bool { return p != nodePortFilter || !isGuard(r) })
 		}
 		out = append(out, c)
-	}
-	for p, rules := range jumps() {
-		for _, rule := range rules {
-			from := saved[p]
-			if p.table == filter && ipt.Target(rule) == kubeNodePorts && (from == nil || !slices.Contains(from.Rules, rule)) {
-				out = append(out, &change{ID: id{chainRef: p}, New: value{rules: []string{rule}}, Has: true})
-			}
-		}
 	}
 	return out
 }

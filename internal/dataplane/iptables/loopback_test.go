@@ -32,10 +32,10 @@ type guardedHost struct {
 // restart takes another daemon, which knows nothing.
 func (h *guardedHost) restart() {
 	programs := map[proxy.Family]ipt.Interface{proxy.IPv4: h}
-	h.d = New(programs, h, Settings{Settings: mode.Settings{
+	h.d = newDataplane(programs, h, mode.Settings{
 		MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4},
 		Others: func(context.Context) (localnet.Traces, error) { return h.others, nil },
-	}})
+	}, 0)
 }
 
 func (h *guardedHost) Restore(ctx context.Context, input []byte) error {
@@ -202,7 +202,7 @@ func TestPrepare(t *testing.T) {
 		if diff := cmp.Diff(before, saved(t, d)); diff != "" {
 			t.Errorf("rules of a daemon changed (-before +after):\n%s", diff)
 		}
-		if _, err := Cleanup(t.Context(), Keep{}); err != nil || localnet.IsOn(d.sysctls) {
+		if _, err := Cleanup(t.Context(), nil); err != nil || localnet.IsOn(d.sysctls) {
 			t.Errorf("after the cleanup loopback is open: %t, error %v", localnet.IsOn(d.sysctls), err)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/klog/v2"
 
@@ -12,54 +13,49 @@ import (
 
 // counts is what a Dataplane counts of its own work.
 type counts struct {
-	mu                        sync.Mutex
-	failures, partialFailures int
-	unread                    bool       // packets could not be read, and that was said
-	reading                   sync.Mutex // held while packets are read
+	failures, partialFailures atomic.Int64
+	unread                    atomic.Bool // packets could not be read, and that was logged
+	reading                   sync.Mutex  // held while packets are read
 }
 
 // ruleCount is how many rules are ours, and how many of them were written last.
 type ruleCount struct{ owned, written int }
 
 // report counts what was written since the last report.
-func (d *Dataplane) report(f *family) {
-	d.counts.mu.Lock()
-	defer d.counts.mu.Unlock()
+func (f *family) report() {
+	now := map[string]ruleCount{}
 	for _, table := range []string{filter, nat} {
-		f.reported[table] = ruleCount{f.owned[table], f.written[table]}
+		now[table] = ruleCount{f.owned[table], f.written[table]}
 	}
+	f.reported.Store(&now)
 	f.written = map[string]int{}
 }
 
 // SyncFailed counts a restore that failed.
 func (d *Dataplane) SyncFailed(full bool) {
-	d.counts.mu.Lock()
-	defer d.counts.mu.Unlock()
-	d.counts.failures++
+	d.counts.failures.Add(1)
 	if !full {
-		d.counts.partialFailures++
+		d.counts.partialFailures.Add(1)
 	}
 }
 
 // Metrics returns what only this mode counts.
 func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	c := &d.counts
-	failures := func(name, help string, n *int) proxy.Metric {
+	failures := func(name, help string, n *atomic.Int64) proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Grows: true, Labels: []string{"ip_family"}, Read: func(yield func(float64, ...string)) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
 			for _, f := range d.families {
-				yield(float64(*n), f.Family.String())
+				yield(float64(n.Load()), f.Family.String())
 			}
 		}}
 	}
 	rules := func(name, help string, of func(ruleCount) int) proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Labels: []string{"table", "ip_family"}, Read: func(yield func(float64, ...string)) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
 			for _, f := range d.families {
-				for table, n := range f.reported {
-					yield(float64(of(n)), table, f.Family.String())
+				if reported := f.reported.Load(); reported != nil {
+					for table, n := range *reported {
+						yield(float64(of(n)), table, f.Family.String())
+					}
 				}
 			}
 		}}
@@ -67,12 +63,9 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	packets := func(name, help string, of *countedRule) proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Grows: true, Read: func(yield func(float64, ...string)) {
 			n, err := d.packets(ctx, of)
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if err != nil && !c.unread {
+			if before := c.unread.Swap(err != nil); err != nil && !before {
 				klog.FromContext(ctx).Error(err, "Cannot read the packets that rules have matched")
 			}
-			c.unread = err != nil
 			yield(float64(n))
 		}}
 	}
@@ -99,19 +92,14 @@ var (
 
 // packetCount is what a rule has counted. One that is written again begins at
 // zero; the sum goes on.
-type packetCount struct {
-	now, before uint64
-}
+type packetCount struct{ now, before uint64 }
 
 // packets returns what a rule has counted in both families. What cannot be read
-// is what it was before. Anybody may ask at any time.
+// is what it was before. Any goroutine may call it.
 func (d *Dataplane) packets(ctx context.Context, r *countedRule) (sum uint64, err error) {
 	d.counts.reading.Lock()
 	defer d.counts.reading.Unlock()
 	for _, f := range d.families {
-		if f.packets[*r] == nil {
-			f.packets[*r] = &packetCount{}
-		}
 		c := f.packets[*r]
 		if *r != localhostAccepted || f.Family == proxy.IPv4 && d.localnet.InUse() { // else there is no such rule
 			n, failed := f.programs.Packets(ctx, r.table, r.chain, r.comment)
@@ -123,6 +111,7 @@ func (d *Dataplane) packets(ctx context.Context, r *countedRule) (sum uint64, er
 				c.before += c.now
 			}
 			c.now = n
+			f.packets[*r] = c
 		}
 		sum += c.before + c.now
 	}

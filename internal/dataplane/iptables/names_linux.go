@@ -3,6 +3,7 @@ package iptables
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"slices"
 	"strings"
 
 	"sluice/internal/kernel/ipt"
@@ -42,29 +43,8 @@ const (
 	oldExternalChain = "KUBE-XLB-" // of kube-proxy before 1.24, for what is EXT and SVL now
 )
 
-// owns reports whether a chain is one of kube-proxy's iptables or ipvs mode, or
-// of ours, which has the same names and a few more. Names are exact, since
-// others use the prefix: kubelet has KUBE-FIREWALL and KUBE-MARK-DROP, and chains
-// of one name may be kube-proxy's in one table and somebody else's in another.
-func owns(table, chain string) bool {
-	switch table {
-	case nat:
-		switch chain {
-		case kubeServices, kubePost, kubeMark, kubeNodePorts, kubeCanary, kubeProbe, ipvsNodePort, ipvsLoadBalancer:
-			return true
-		}
-		return isRowChain(chain)
-	case filter:
-		switch chain {
-		case kubeServices, kubeForward, kubeFirewall, kubeExternal, kubeNodePorts, kubeAddresses, kubeCanary,
-			ipvsNodePort, ipvsLoadBalancer, "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER", "KUBE-SOURCE-RANGES-FIREWALL":
-			return true
-		}
-	case mangle:
-		return chain == kubeCanary
-	}
-	return false
-}
+// rowChainPrefixes lists them: chains go to those that are listed before them.
+var rowChainPrefixes = []string{endpointChain, clusterChain, localChain, externalChain, oldExternalChain, sourceChain}
 
 // The chains of kube-proxy's ipvs mode that are in two tables.
 const (
@@ -72,20 +52,38 @@ const (
 	ipvsLoadBalancer = "KUBE-LOAD-BALANCER"
 )
 
-// isRowChain reports whether a chain of nat is one of a row or an endpoint.
-func isRowChain(chain string) bool {
-	for _, prefix := range []string{clusterChain, localChain, externalChain, sourceChain, endpointChain, oldExternalChain} {
-		hash, ok := strings.CutPrefix(chain, prefix)
-		if ok && len(hash) == hashLength && strings.Trim(hash, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == "" {
-			return true
-		}
-	}
-	return false
+// ownChains lists, by table, the chains of kube-proxy's iptables and ipvs modes
+// and ours, which have the same names and a few more, but for those of rows.
+var ownChains = map[string][]string{
+	nat: {kubeServices, kubePost, kubeMark, kubeNodePorts, kubeCanary, kubeProbe, ipvsNodePort, ipvsLoadBalancer},
+	filter: {
+		kubeServices, kubeForward, kubeFirewall, kubeExternal, kubeNodePorts, kubeAddresses, kubeCanary,
+		ipvsNodePort, ipvsLoadBalancer, "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER", "KUBE-SOURCE-RANGES-FIREWALL",
+	},
+	mangle: {kubeCanary},
 }
 
+// owns reports whether a chain is kube-proxy's or ours. Names are exact, since
+// others use the prefix: kubelet has KUBE-FIREWALL and KUBE-MARK-DROP, and chains
+// of one name may be kube-proxy's in one table and another program's in another.
+func owns(table, chain string) bool {
+	return slices.Contains(ownChains[table], chain) || table == nat && isRowChain(chain)
+}
+
+// rowChainKind returns which of rowChainPrefixes a chain of nat that belongs to a
+// row or an endpoint begins with; -1 if it is none.
+func rowChainKind(chain string) int {
+	return slices.IndexFunc(rowChainPrefixes, func(prefix string) bool {
+		hash, ok := strings.CutPrefix(chain, prefix)
+		return ok && len(hash) == hashLength && strings.Trim(hash, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
+	})
+}
+
+func isRowChain(chain string) bool { return rowChainKind(chain) >= 0 }
+
 // isEntry reports whether a rule of a built-in chain is one by which we or
-// kube-proxy enter our chains. Other rules that go to them are somebody else's:
-// marking for masquerade is a service that others may use.
+// kube-proxy enter our chains. Other rules that go to them are not: marking for
+// masquerade is a service that others may use.
 func isEntry(table, rule string) bool {
 	to := ipt.Target(rule)
 	return owns(table, to) && !isRowChain(to) && to != kubeMark && to != ipvsLoadBalancer

@@ -55,7 +55,7 @@ func (x id) all(v value) []string {
 func (c chainRef) builtIn() bool { return !owns(c.table, c.chain) }
 
 // shared reports whether rows share a chain.
-func (c chainRef) shared() bool { return slices.Contains(sharedChains(), c) }
+func (c chainRef) shared() bool { return slices.Contains(sharedChains, c) }
 
 func same(a, b value) bool { return a.foreign == b.foreign && slices.Equal(a.rules, b.rules) }
 
@@ -85,18 +85,10 @@ func (x id) rank() int {
 		return rankLive
 	case x.chain == kubeMark:
 		return 0
-	case x.chain == kubeMarkOther || !isRowChain(x.chain):
+	case x.chain == kubeMarkOther:
 		return 1
-	}
-	switch prefix := x.chain[:len(x.chain)-hashLength]; prefix {
-	case endpointChain:
-		return 2
-	case clusterChain, localChain:
-		return 3
-	case sourceChain:
-		return 5
 	default:
-		return 4
+		return 2 + rowChainKind(x.chain) // 1 if it is no row's
 	}
 }
 

@@ -4,49 +4,40 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"k8s.io/klog/v2"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
 
 // Probe returns the families whose programs are there and can write table nat.
 // It makes that table where there is none, and nothing else.
-func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
-	if err := s.settleVariant(ctx); err != nil {
-		return nil, err
-	}
-	if err := s.permission(); err != nil {
+func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
+	v, err := permittedVariant(ctx)
+	if err != nil {
 		return nil, err
 	}
 	var can []proxy.Family
-	var reasons []error
+	var reason error // on one line, for it is the last one that is read
 	for _, f := range s.Served() {
-		if err := probe(ctx, f, s.Variant); err != nil {
-			reasons = append(reasons, fmt.Errorf("%v: %w", f, err))
-		} else {
+		switch err := probe(ctx, f, v); {
+		case err == nil:
 			can = append(can, f)
+		case reason == nil:
+			reason = fmt.Errorf("%v: %w", f, err)
+		default:
+			reason = fmt.Errorf("%w; %v: %w", reason, f, err)
 		}
 	}
-	if len(can) == 0 {
-		return nil, oneLine(reasons)
-	}
-	for _, reason := range reasons {
+	if len(can) > 0 && reason != nil {
 		klog.FromContext(ctx).Error(reason, "Serving the other family only, Services of this one do not work on this node")
+		reason = nil
 	}
-	return can, nil
-}
-
-// permission returns an error if this process may not run the variant's programs.
-func (s *Settings) permission() error {
-	if s.Variant != ipt.Legacy {
-		return nil
-	}
-	if err := ipt.LegacyPermission(); err != nil {
-		return fmt.Errorf("the rules of this host are in iptables-legacy: %w", err)
-	}
-	return nil
+	return can, reason
 }
 
 // probe tries whether a chain can be made, in one transaction with its end. The
@@ -58,32 +49,91 @@ func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 		return err
 	}
 	err = conn.Restore(ctx, []byte("*"+nat+"\n"+declaration(chainRef{nat, kubeProbe})+"\n-X "+kubeProbe+"\nCOMMIT\n"))
-	var refused *ipt.RestoreError
-	if errors.As(err, &refused) {
+	if _, refused := errors.AsType[*ipt.RestoreError](err); refused {
 		return err
 	}
 	return nil
 }
 
-// oneLine joins errors, for it is the last line that is read.
-func oneLine(errs []error) error {
-	joined := errs[0]
-	for _, e := range errs[1:] {
-		joined = fmt.Errorf("%w; %w", joined, e)
+// Needed says why a node needs this mode though it could do another; empty if it
+// does not. Where chain FORWARD drops what none of its rules accepts, Services
+// live on the rules that accept their traffic there, and a rule outside of that
+// very chain cannot stand in for them. It writes nothing.
+func Needed(ctx context.Context, s mode.Settings) (string, error) {
+	v, err := permittedVariant(ctx)
+	if err != nil {
+		return "", err
 	}
-	return joined
+	for _, f := range s.Served() {
+		why, failed := forwardDrops(ctx, iptFamily(f), v)
+		if why != "" {
+			return why, nil
+		}
+		err = errors.Join(err, failed)
+	}
+	return "", err
 }
 
-// settleVariant chooses the variant if none is set.
-func (s *Settings) settleVariant(ctx context.Context) (err error) {
-	if s.Variant == 0 {
-		s.Variant, err = hostVariant(ctx)
+func forwardDrops(ctx context.Context, f ipt.Family, v ipt.Variant) (string, error) {
+	if v == ipt.Legacy {
+		// Looking for a table of this variant makes one.
+		if tables, err := ipt.LegacyTables(f); err != nil || len(tables) == 0 {
+			return "", err
+		}
 	}
-	return err
+	conn, err := ipt.Open(ctx, f, v)
+	if errors.Is(err, ipt.ErrMissing) {
+		return "", nil // nobody has used them
+	}
+	if err != nil {
+		return "", err
+	}
+	saved, err := conn.Save(ctx)
+	if err != nil {
+		return "", err
+	}
+	what := drops(index(saved)[chainRef{filter, "FORWARD"}])
+	if what == "" {
+		return "", nil
+	}
+	return fmt.Sprintf("%s of chain FORWARD (%s) drops forwarded traffic of Services unless a rule in it accepts it", what, ipt.Name(f, v)), nil
 }
 
-// traces is what of a variant others use.
-type traces struct {
+var onlyComment = regexp.MustCompile(`^-m comment --comment ("(\\.|[^"\\])*"|\S+) `)
+
+// drops says what of a chain drops all that comes to its end; empty if nothing
+// does, or there is no chain. Rules that match some packets only do not count.
+func drops(c *ipt.Chain) string {
+	if c == nil {
+		return ""
+	}
+	for _, r := range c.Rules {
+		switch r = onlyComment.ReplaceAllString(r, ""); {
+		case r == "-j ACCEPT":
+			return ""
+		case r == "-j DROP", strings.HasPrefix(r, "-j REJECT"):
+			return fmt.Sprintf("rule %q", r)
+		}
+	}
+	if c.Policy == "DROP" {
+		return "policy DROP"
+	}
+	return ""
+}
+
+// permittedVariant returns the host's variant, if this process may run its programs.
+func permittedVariant(ctx context.Context) (ipt.Variant, error) {
+	v, err := hostVariant(ctx)
+	if err == nil && v == ipt.Legacy {
+		if err = ipt.LegacyPermission(); err != nil {
+			err = fmt.Errorf("the rules of this host are in iptables-legacy: %w", err)
+		}
+	}
+	return v, err
+}
+
+// variantUse is what of a variant others use.
+type variantUse struct {
 	rules int
 	signs int // of the kubelet
 }
@@ -91,46 +141,47 @@ type traces struct {
 // hostVariant returns the variant that others on this host use: where the
 // kubelet has left its sign, else where there are more rules, else nft.
 func hostVariant(ctx context.Context) (ipt.Variant, error) {
-	found := map[ipt.Variant]traces{}
+	found := map[ipt.Variant]variantUse{}
 	for _, v := range ipt.Variants() {
-		t, err := variantTraces(ctx, v)
+		use, err := useOf(ctx, v)
 		if err != nil {
 			return 0, err
 		}
-		found[v] = t
+		found[v] = use
 	}
 	nft, legacy := found[ipt.NFT], found[ipt.Legacy]
-	chosen := ipt.NFT
+	chosen, other := ipt.NFT, ipt.Legacy
 	if legacy.signs > nft.signs || legacy.signs == nft.signs && legacy.rules > nft.rules {
-		chosen = ipt.Legacy
+		chosen, other = other, chosen
 	}
+	logger := klog.FromContext(ctx)
 	if nft.rules > 0 && legacy.rules > 0 {
-		klog.FromContext(ctx).Info("Both variants of iptables have rules, packets pass both",
+		logger.Info("Both variants of iptables have rules, packets pass both",
 			"chosen", chosen.String(), "nftRules", nft.rules, "legacyRules", legacy.rules)
 	}
-	if _, err := ipt.Open(ctx, ipt.IPv4, chosen); errors.Is(err, ipt.ErrMissing) && found[chosen].signs == 0 {
-		other := ipt.NFT + ipt.Legacy - chosen
-		if _, err := ipt.Open(ctx, ipt.IPv4, other); err == nil {
-			if found[chosen].rules > 0 {
-				klog.FromContext(ctx).Info("The programs of the iptables variant that has the host's rules are not installed, took the other one",
-					"chosen", other.String(), "hostRules", found[chosen].rules)
-			}
-			return other, nil
-		}
+	if _, err := ipt.Open(ctx, ipt.IPv4, chosen); !errors.Is(err, ipt.ErrMissing) || found[chosen].signs > 0 {
+		return chosen, nil
 	}
-	return chosen, nil
+	if _, err := ipt.Open(ctx, ipt.IPv4, other); err != nil {
+		return chosen, nil
+	}
+	if found[chosen].rules > 0 {
+		logger.Info("The programs of the iptables variant that has the host's rules are not installed, took the other one",
+			"chosen", other.String(), "hostRules", found[chosen].rules)
+	}
+	return other, nil
 }
 
-// variantTraces looks at both families. Legacy tables are read without programs,
-// which need capabilities that a container may lack: what cannot be written is
-// there all the same. Of the others, the programs leave out tables that only the
-// nft program can have written.
-func variantTraces(ctx context.Context, v ipt.Variant) (t traces, err error) {
+// useOf looks at both families. Legacy tables are read without programs, which
+// need capabilities that a container may lack: what cannot be written is there
+// all the same. Of the others, the programs leave out tables that only the nft
+// program can have written.
+func useOf(ctx context.Context, v ipt.Variant) (use variantUse, err error) {
 	for _, f := range ipt.Families() {
 		var uses ipt.Uses
 		if v == ipt.Legacy {
 			if uses, err = ipt.CountUses(f, v); err != nil {
-				return t, fmt.Errorf("look whether the rules of this host are in %s: %w", ipt.Name(f, v), err)
+				return use, fmt.Errorf("look whether the rules of this host are in %s: %w", ipt.Name(f, v), err)
 			}
 		} else if conn, err := ipt.Open(ctx, f, v); err == nil {
 			saved, _ := conn.Save(ctx) // what cannot be read is nobody's
@@ -138,12 +189,12 @@ func variantTraces(ctx context.Context, v ipt.Variant) (t traces, err error) {
 		}
 		for _, table := range uses {
 			for chain, n := range table {
-				t.rules += n
+				use.rules += n
 				if chain == "KUBE-IPTABLES-HINT" || chain == "KUBE-KUBELET-CANARY" {
-					t.signs++
+					use.signs++
 				}
 			}
 		}
 	}
-	return t, nil
+	return use, nil
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"sluice/internal/dataplane/differ"
-	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
 
@@ -17,45 +16,30 @@ import (
 // one, so those that come before a refused one are taken back, unless a Sync
 // will look at all of them again.
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
-	var done []*change
-	for _, f := range d.families {
-		committed, err := f.write(ctx, f.own(some))
-		done = append(done, committed...)
-		if err == nil {
-			continue
-		}
-		if len(done) > 0 && !d.syncing && !errors.Is(err, proxy.ErrNeedSync) {
-			if failed := d.takeBack(ctx, done); failed != nil {
-				return fmt.Errorf("%w: %v; take back what was written before: %w", proxy.ErrNeedSync, err, failed)
-			}
-		}
+	done, err := d.writeFamilies(ctx, some)
+	if err == nil || len(done) == 0 || d.syncing || errors.Is(err, proxy.ErrNeedSync) {
 		return err
 	}
-	return nil
-}
-
-// takeBack undoes changes.
-func (d *Dataplane) takeBack(ctx context.Context, done []*change) error {
 	var back []*change
 	for _, c := range done {
 		back = append(back, &change{ID: c.ID, Old: c.New, New: c.Old, Had: c.Has, Has: c.Had})
 	}
-	for _, f := range d.families {
-		if _, err := f.write(ctx, f.own(back)); err != nil {
-			return err
-		}
+	if _, failed := d.writeFamilies(ctx, back); failed != nil {
+		return fmt.Errorf("%w: %v; take back what was written before: %w", proxy.ErrNeedSync, err, failed)
 	}
-	return nil
+	return err
 }
 
-// own returns the changes of a family.
-func (f *family) own(all []*change) (own []*change) {
-	for _, c := range all {
-		if c.ID.f == f {
-			own = append(own, c)
+// writeFamilies makes changes up to the first error, and returns those that were made.
+func (d *Dataplane) writeFamilies(ctx context.Context, some []*change) (done []*change, err error) {
+	for _, f := range d.families {
+		own := slices.DeleteFunc(slices.Clone(some), func(c *change) bool { return c.ID.f != f })
+		committed, err := f.write(ctx, own)
+		if done = append(done, committed...); err != nil {
+			return done, err
 		}
 	}
-	return own
+	return done, nil
 }
 
 // write makes changes of one family, and returns those that were made. The error
@@ -86,7 +70,7 @@ func (f *family) refusal(ctx context.Context, at line, some []*change, err error
 	if at.change != nil {
 		return refuse(err, at.step == deletes || at.step == removes || f.changedByOthers(), at.change)
 	}
-	for _, need := range requirements() {
+	for _, need := range requirements {
 		concerned := slices.DeleteFunc(slices.Clone(some), func(c *change) bool {
 			return !c.Has || !slices.ContainsFunc(c.ID.all(c.New), func(rule string) bool { return strings.Contains(rule, need.match) })
 		})
@@ -128,12 +112,10 @@ type requirement struct {
 	rule         string // one that needs it
 }
 
-func requirements() []requirement {
-	return []requirement{
-		{"-m recent ", "session affinity", "xt_recent", "-m recent --rcheck --seconds 1 --reap --name " + kubeProbe + " --rsource -j RETURN"},
-		{"-m sctp ", "protocol SCTP", "xt_sctp", "-p sctp -m sctp --dport 1 -j RETURN"},
-		{"-m statistic ", "several endpoints", "xt_statistic", "-m statistic --mode random --probability 0.5 -j RETURN"},
-	}
+var requirements = []requirement{
+	{"-m recent ", "session affinity", "xt_recent", "-m recent --rcheck --seconds 1 --reap --name " + kubeProbe + " --rsource -j RETURN"},
+	{"-m sctp ", "protocol SCTP", "xt_sctp", "-p sctp -m sctp --dport 1 -j RETURN"},
+	{"-m statistic ", "several endpoints", "xt_statistic", "-m statistic --mode random --probability 0.5 -j RETURN"},
 }
 
 // lacks returns why the kernel does not take a rule; nil if it does. It tries one
@@ -254,34 +236,4 @@ func text(lines []line) []byte {
 		b = append(append(b, l.text...), '\n')
 	}
 	return b
-}
-
-// effects returns what changes do to each table that there are lines for.
-func effects(some []*change, lines []line) (out []ipt.Change) {
-	for _, l := range lines {
-		if l.step != begins {
-			continue
-		}
-		e := ipt.Change{Table: l.table}
-		for _, c := range some {
-			if c.ID.table != l.table {
-				continue
-			}
-			chain := 1
-			if c.ID.rule != "" || c.ID.builtIn() {
-				chain = 0
-			}
-			if c.Has {
-				e.Rules, e.Chains = e.Rules+len(c.ID.all(c.New)), e.Chains+chain
-			}
-			if c.Had {
-				e.Rules, e.Chains = e.Rules-len(c.ID.all(c.Old)), e.Chains-chain
-			}
-			if !c.Has && c.Old.used {
-				e.Chains++ // it is emptied only
-			}
-		}
-		out = append(out, e)
-	}
-	return out
 }

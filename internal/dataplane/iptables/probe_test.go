@@ -43,7 +43,7 @@ func TestNeeded(t *testing.T) {
 				run(t, line)
 			}
 			before := host(t)
-			got, err := Needed(t.Context(), Settings{})
+			got, err := Needed(t.Context(), mode.Settings{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +61,7 @@ func TestNeeded(t *testing.T) {
 func TestNeededOfAFamily(t *testing.T) {
 	namespace(t)
 	run(t, "ip6tables-nft -P FORWARD DROP")
-	got, err := Needed(t.Context(), Settings{Settings: mode.Settings{Families: []proxy.Family{proxy.IPv4}}})
+	got, err := Needed(t.Context(), mode.Settings{Families: []proxy.Family{proxy.IPv4}})
 	if got != "" || err != nil {
 		t.Errorf("needed because %q, error %v", got, err)
 	}
