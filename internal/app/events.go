@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"time"
@@ -16,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	eventnames "k8s.io/client-go/tools/record/util"
 	"k8s.io/klog/v2"
@@ -26,19 +26,18 @@ import (
 // reportingComponent is what events are filed under. Dashboards know that name.
 const reportingComponent = "kube-proxy"
 
-// What happened, in the words that runbooks look for.
-const (
-	reasonStarting      = "Starting"
-	reasonHealthPort    = "FailedToStartProxierHealthcheck"
-	reasonMetricsPort   = "FailedToStartMetricServer"
-	reasonServiceHealth = "FailedToStartServiceHealthcheck"
-	reasonPlatform      = "FailedToSetSysctl"
-	reasonRefused       = "ServicePortRefused"
-	reasonAccepted      = "ServicePortAccepted"
-	actionStart         = "StartKubeProxy"
-	actionListen        = "Listen"
-	actionTune          = "Tune"
-	actionSync          = "Sync"
+// reason is what happened, in the words that runbooks look for, and what the
+// proxy was doing.
+type reason struct{ name, action string }
+
+var (
+	reasonStarting      = reason{"Starting", "StartKubeProxy"}
+	reasonHealthPort    = reason{"FailedToStartProxierHealthcheck", "StartKubeProxy"}
+	reasonMetricsPort   = reason{"FailedToStartMetricServer", "StartKubeProxy"}
+	reasonServiceHealth = reason{"FailedToStartServiceHealthcheck", "Listen"}
+	reasonPlatform      = reason{"FailedToSetSysctl", "Tune"}
+	reasonRefused       = reason{"ServicePortRefused", "Sync"}
+	reasonAccepted      = reason{"ServicePortAccepted", "Sync"}
 )
 
 const (
@@ -47,8 +46,7 @@ const (
 	seriesGap     = 6 * time.Minute // how long an event must not have happened to be a new one
 	lastEventTime = 2 * time.Second // how long the daemon stays for its last event
 
-	// For how long an API server that does not answer is asked again.
-	eventTries = 12
+	eventTries = 12 // of an API server that does not answer
 	eventPause = 10 * time.Second
 )
 
@@ -65,12 +63,12 @@ type recorder struct {
 
 // eventKey is what two events must share to be one that happened twice.
 type eventKey struct {
-	kind, reason, action string
-	about                v1.ObjectReference
+	kind  string
+	why   reason
+	about v1.ObjectReference
 }
 
-// newRecorder returns a recorder that sends until ctx ends. A client of nil
-// means that there is no cluster.
+// newRecorder returns a recorder that sends until ctx ends.
 func newRecorder(ctx context.Context, client rest.Interface, node string) *recorder {
 	r := &recorder{
 		client: client,
@@ -84,7 +82,6 @@ func newRecorder(ctx context.Context, client rest.Interface, node string) *recor
 	return r
 }
 
-// run sends until ctx ends.
 func (r *recorder) run(ctx context.Context) {
 	for {
 		select {
@@ -97,64 +94,52 @@ func (r *recorder) run(ctx context.Context) {
 }
 
 // record queues an event. It never waits: nothing may depend on an event.
-func (r *recorder) record(about v1.ObjectReference, kind, reason, action, note string) {
+func (r *recorder) record(about v1.ObjectReference, kind string, why reason, note string) {
 	if r.client == nil {
 		return
 	}
 	select {
-	case r.queue <- newEvent(about, kind, reason, action, note):
+	case r.queue <- newEvent(about, kind, why, note):
 	default: // the API server is gone or slow, and the log has it
 	}
 }
 
-// normal reports that something about the node went as it should.
-func (r *recorder) normal(reason, action string) {
-	r.record(r.node, v1.EventTypeNormal, reason, action, "")
-}
-
-// warn reports that something about the node did not.
-func (r *recorder) warn(reason, action, format string, args ...any) {
-	r.record(r.node, v1.EventTypeWarning, reason, action, fmt.Sprintf(format, args...))
-}
-
-// warnService reports what did not work for a Service.
-func (r *recorder) warnService(namespace, name, reason, action, note string) {
-	r.record(serviceReference(namespace, name), v1.EventTypeWarning, reason, action, note)
-}
+// warn reports that something about the node did not go as it should.
+func (r *recorder) warn(why reason, note string) { r.record(r.node, v1.EventTypeWarning, why, note) }
 
 // refusal reports what the kernel does not take, or takes again.
 func (r *recorder) refusal(e refusalEvent) {
-	about, note, reason := r.node, e.note, reasonRefused
+	about, note, why := r.node, e.note, reasonRefused
 	if e.service.Name != "" {
-		about = serviceReference(e.service.Namespace, e.service.Name)
+		about = serviceReference(e.service)
 		note = fmt.Sprintf("node %s does not serve %s", r.node.Name, e.note)
 	}
 	if e.kind == v1.EventTypeNormal {
-		reason = reasonAccepted
+		why = reasonAccepted
 		note = cmp.Or(e.note, fmt.Sprintf("node %s serves all ports again", r.node.Name))
 	}
-	r.record(about, e.kind, reason, actionSync, note)
+	r.record(about, e.kind, why, note)
 }
 
-func serviceReference(namespace, name string) v1.ObjectReference {
-	return v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: namespace, Name: name}
+func serviceReference(n types.NamespacedName) v1.ObjectReference {
+	return v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: n.Namespace, Name: n.Name}
 }
 
 // last reports why the daemon ends, and returns when that is on record: events
 // that are sent in the background would end with the process.
-func (r *recorder) last(ctx context.Context, reason, action, note string) {
+func (r *recorder) last(ctx context.Context, why reason, note string) {
 	if r.client == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastEventTime)
 	defer cancel()
-	if err := r.file(ctx, newEvent(r.node, v1.EventTypeWarning, reason, action, note)); err != nil {
-		klog.FromContext(ctx).Error(err, "Event was not sent", "reason", reason)
+	if err := r.file(ctx, newEvent(r.node, v1.EventTypeWarning, why, note)); err != nil {
+		klog.FromContext(ctx).Error(err, "Event was not sent", "reason", why.name)
 	}
 }
 
 // newEvent describes what has just happened.
-func newEvent(about v1.ObjectReference, kind, reason, action, note string) *eventsv1.Event {
+func newEvent(about v1.ObjectReference, kind string, why reason, note string) *eventsv1.Event {
 	now := metav1.NowMicro()
 	host, _ := os.Hostname() // who reports is for people to read, and may be cut short
 	return &eventsv1.Event{
@@ -164,7 +149,7 @@ func newEvent(about v1.ObjectReference, kind, reason, action, note string) *even
 		},
 		EventTime:           now,
 		ReportingController: reportingComponent, ReportingInstance: reportingComponent + "-" + host,
-		Type: kind, Reason: reason, Action: action, Regarding: about,
+		Type: kind, Reason: why.name, Action: why.action, Regarding: about,
 		Note: strings.ToValidUTF8(note[:min(len(note), maxNote)], ""),
 	}
 }
@@ -180,7 +165,7 @@ func (r *recorder) merge(e *eventsv1.Event) *eventsv1.Event {
 			delete(r.sent, key)
 		}
 	}
-	key := eventKey{e.Type, e.Reason, e.Action, e.Regarding}
+	key := eventKey{e.Type, reason{e.Reason, e.Action}, e.Regarding}
 	old := r.sent[key]
 	if old == nil {
 		r.sent[key] = e
@@ -197,19 +182,14 @@ func (r *recorder) merge(e *eventsv1.Event) *eventsv1.Event {
 // send files an event, and tries again when nobody answers.
 func (r *recorder) send(ctx context.Context, e *eventsv1.Event) {
 	var err error
-	for range eventTries {
-		if err = r.file(ctx, e); err == nil {
-			return
-		}
-		if answered := apierrors.APIStatus(nil); errors.As(err, &answered) || ctx.Err() != nil {
-			break // it would answer the same again
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(eventPause + rand.N(eventPause/4)): // not all nodes at once
-		}
-	}
-	if ctx.Err() == nil {
+	// Not all nodes try at once.
+	tries := wait.Backoff{Steps: eventTries, Duration: eventPause, Factor: 1, Jitter: 0.25}
+	_ = wait.ExponentialBackoffWithContext(ctx, tries, func(ctx context.Context) (bool, error) {
+		err = r.file(ctx, e)
+		answered := apierrors.APIStatus(nil)
+		return err == nil || errors.As(err, &answered), nil // it would answer the same again
+	})
+	if err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).Error(err, "Event was not sent", "reason", e.Reason)
 	}
 }

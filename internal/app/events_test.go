@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"sluice/internal/apiclient"
@@ -62,6 +64,10 @@ func (s *apiServer) recorder(t *testing.T) *recorder {
 	return newRecorder(t.Context(), client, "node-1")
 }
 
+func service(name string) v1.ObjectReference {
+	return serviceReference(types.NamespacedName{Namespace: "shop", Name: name})
+}
+
 func TestEventsAreTriedAgain(t *testing.T) {
 	tests := []struct {
 		name    string
@@ -78,7 +84,8 @@ func TestEventsAreTriedAgain(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &apiServer{answers: tt.answers}
-				s.recorder(t).normal(reasonStarting, actionStart)
+				r := s.recorder(t)
+				r.record(r.node, v1.EventTypeNormal, reasonStarting, "")
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				if diff := cmp.Diff(tt.want, s.asked); diff != "" {
@@ -93,18 +100,18 @@ func TestEventsSayWhatHappened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &apiServer{answers: []int{201}}
 		r := s.recorder(t)
-		r.normal(reasonStarting, actionStart)
-		r.warnService("shop", "cart", reasonServiceHealth, actionListen, strings.Repeat("é", maxNote))
+		r.record(r.node, v1.EventTypeNormal, reasonStarting, "")
+		r.record(service("cart"), v1.EventTypeWarning, reasonServiceHealth, strings.Repeat("é", maxNote))
 		synctest.Wait()
-		r.last(t.Context(), reasonHealthPort, actionStart, "in use")
+		r.last(t.Context(), reasonHealthPort, "in use")
 		if len(s.events) != 3 {
 			t.Fatalf("%d events, want 3", len(s.events))
 		}
 		type row struct{ namespace, about, kind, reason, action, controller string }
 		want := []row{
-			{"default", "Node/node-1", "Normal", reasonStarting, actionStart, "kube-proxy"},
-			{"shop", "Service/cart", "Warning", reasonServiceHealth, actionListen, "kube-proxy"},
-			{"default", "Node/node-1", "Warning", reasonHealthPort, actionStart, "kube-proxy"},
+			{"default", "Node/node-1", "Normal", "Starting", "StartKubeProxy", "kube-proxy"},
+			{"shop", "Service/cart", "Warning", "FailedToStartServiceHealthcheck", "Listen", "kube-proxy"},
+			{"default", "Node/node-1", "Warning", "FailedToStartProxierHealthcheck", "StartKubeProxy", "kube-proxy"},
 		}
 		for i, e := range s.events {
 			got := row{e.Namespace, e.Regarding.Kind + "/" + e.Regarding.Name, e.Type, e.Reason, e.Action, e.ReportingController}
@@ -127,7 +134,7 @@ func TestRepeatedEventsAreCounted(t *testing.T) {
 		r := s.recorder(t)
 		for _, pause := range []time.Duration{0, time.Minute, seriesGap, seriesGap + time.Second} {
 			time.Sleep(pause)
-			r.warnService("shop", "cart", reasonServiceHealth, actionListen, "in use")
+			r.record(service("cart"), v1.EventTypeWarning, reasonServiceHealth, "in use")
 			synctest.Wait()
 		}
 		// The third finds no event to count in, the fourth is a new one.
@@ -160,7 +167,7 @@ func TestEventsNeverHoldAnybodyUp(t *testing.T) {
 		}
 		r := newRecorder(ctx, client, "node-1")
 		for i := range 100 * maxEvents {
-			r.warnService("shop", fmt.Sprint("cart-", i), reasonServiceHealth, actionListen, "in use")
+			r.record(service(fmt.Sprint("cart-", i)), v1.EventTypeWarning, reasonServiceHealth, "in use")
 		}
 		synctest.Wait()
 		cancel()

@@ -12,30 +12,17 @@ import (
 	"k8s.io/klog/v2"
 
 	"sluice/internal/config"
-	"sluice/internal/dataplane"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/platform"
 	"sluice/internal/proxy"
 )
 
-// fitHost fits the host to the proxy. What cannot be had is reported, in the log
-// and as an event, and is no reason to stop.
-func (s *ProxyServer) fitHost(ctx context.Context) {
-	for _, p := range fitHost(ctx, s.plan.config) {
-		s.events.warn(reasonPlatform, actionTune, "%s", p)
-	}
-}
-
 // initialise does what needs more privileges than serving, and needs no API
 // server for it.
 func initialise(ctx context.Context, c config.Configuration) error {
-	mode, err := dataplane.Of(c.Mode)
-	if err != nil {
-		return err
-	}
 	// The kernel loads what it needs for the probe, connection tracking among
 	// it, so that its settings are there to be set.
-	settings, err := probe(ctx, mode, c)
+	mode, settings, err := probeMode(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -57,6 +44,8 @@ func opensLoopback(c config.Configuration) bool {
 	return n.OpensLoopback()
 }
 
+// fitHost fits the host to the proxy. What cannot be had is logged, returned, and
+// no reason to stop.
 func fitHost(ctx context.Context, c config.Configuration) []platform.Problem {
 	logger := klog.FromContext(ctx)
 	report := platform.Apply(ctx, sysctl.Kernel{}, &c)
@@ -74,14 +63,12 @@ func fitHost(ctx context.Context, c config.Configuration) []platform.Problem {
 func nodeName(override string) (string, error) {
 	name := override
 	if name == "" {
-		host, err := os.Hostname()
-		if err != nil {
+		var err error
+		if name, err = os.Hostname(); err != nil {
 			return "", fmt.Errorf("ask the host for its name (--hostname-override gives another): %w", err)
 		}
-		name = host
 	}
-	name = strings.ToLower(strings.TrimSpace(name))
-	if name == "" {
+	if name = strings.ToLower(strings.TrimSpace(name)); name == "" {
 		return "", errors.New("the host's name is blank (--hostname-override gives another)")
 	}
 	return name, nil

@@ -4,15 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/component-base/logs"
 	k8smetrics "k8s.io/component-base/metrics"
@@ -25,6 +24,7 @@ import (
 	"sluice/internal/config"
 	"sluice/internal/engine"
 	"sluice/internal/health"
+	"sluice/internal/metrics"
 	"sluice/internal/proxy"
 	"sluice/internal/zpages"
 )
@@ -40,7 +40,7 @@ func (s *ProxyServer) metricsHandler(own k8smetrics.Gatherer) http.Handler {
 		Metrics: k8smetrics.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, own}, k8smetrics.HandlerOpts{
 			ErrorHandling: k8smetrics.ContinueOnError,
 		}),
-		Configz:      &s.configz,
+		Configz:      http.HandlerFunc(s.serveConfigz),
 		Mode:         string(c.Mode),
 		Profiling:    c.Object.EnableProfiling,
 		SetVerbosity: logs.GlogSetter,
@@ -52,15 +52,14 @@ func (s *ProxyServer) metricsHandler(own k8smetrics.Gatherer) http.Handler {
 func (s *ProxyServer) zpages() map[string]http.Handler {
 	c := &s.plan.config
 	pages := map[string]http.Handler{}
-	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode"}
-	if c.Object.EnableProfiling {
-		paths = append(paths, "/debug")
-	}
 	if c.Gate(config.GateFlagz) {
 		pages["/flagz"] = zpages.Flagz(s.plan.flags)
-		paths = append(paths, "/flagz")
 	}
 	if c.Gate(config.GateStatusz) {
+		paths := append(slices.Collect(maps.Keys(pages)), "/configz", "/healthz", "/metrics", "/proxyMode")
+		if c.Object.EnableProfiling {
+			paths = append(paths, "/debug")
+		}
 		slices.Sort(paths)
 		pages["/statusz"] = zpages.Statusz(zpages.Status{
 			Started: time.Now(), GoVersion: runtime.Version(), BinaryVersion: s.plan.version,
@@ -83,16 +82,9 @@ func registerBuild(r k8smetrics.KubeRegistry, i apiversion.Info) error {
 	return nil
 }
 
-// configz tells the configuration that is in force.
-type configz struct {
-	object atomic.Pointer[v1alpha1.KubeProxyConfiguration]
-}
-
-func (z *configz) set(o *v1alpha1.KubeProxyConfiguration) { z.object.Store(o) }
-
-// ServeHTTP answers with the configuration under its group's name.
-func (z *configz) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	text, err := json.Marshal(map[string]any{v1alpha1.GroupName: z.object.Load()})
+// serveConfigz answers with the configuration in force under its group's name.
+func (s *ProxyServer) serveConfigz(w http.ResponseWriter, _ *http.Request) {
+	text, err := json.Marshal(map[string]any{v1alpha1.GroupName: s.configz.Load()})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -103,7 +95,11 @@ func (z *configz) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 }
 
 // observers passes on what the engine does to those who want to know.
-type observers struct{ *ProxyServer }
+// Events of Services and EndpointSlices are for metrics alone.
+type observers struct {
+	*ProxyServer
+	*metrics.Metrics
+}
 
 var _ engine.Observer = observers{}
 
@@ -111,14 +107,6 @@ var _ engine.Observer = observers{}
 func (o observers) Queued() {
 	o.metrics.Queued()
 	o.health.Queued()
-}
-
-// ServiceSeen takes an event of a Service.
-func (o observers) ServiceSeen(pending int) { o.metrics.ServiceSeen(pending) }
-
-// EndpointSliceSeen takes an event of an EndpointSlice.
-func (o observers) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
-	o.metrics.EndpointSliceSeen(old, cur, pending)
 }
 
 // NodeSeen takes this node's Node.

@@ -13,7 +13,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"sluice/internal/config"
-	"sluice/internal/dataplane"
 )
 
 const (
@@ -84,10 +83,7 @@ func (o *Options) newConfigWatcher(
 			if _, err := o.plan(c); err != nil {
 				return err
 			}
-			mode, err := dataplane.Of(c.Mode)
-			if err == nil {
-				_, err = probe(ctx, mode, c)
-			}
+			_, _, err := probeMode(ctx, c)
 			return err
 		},
 		delay: func() time.Duration { return restartDelay(o.ConfigFile) },
@@ -205,6 +201,6 @@ func (s *ProxyServer) reload(ctx context.Context, c config.Configuration, change
 	s.healthServer.SetAddress(c.HealthzBindAddress)
 	s.metricsServer.SetAddress(c.MetricsBindAddress)
 	s.configure(rules, c.MinSyncPeriod, max(c.SyncPeriod, fullSyncPeriod))
-	s.configz.set(c.Object)
+	s.configz.Store(c.Object)
 	logger.Info("Took over the new configuration", "changed", list(changes))
 }

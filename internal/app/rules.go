@@ -74,8 +74,18 @@ func neededMode(ctx context.Context, modes []dataplane.Mode, s dataplane.Setting
 	return ""
 }
 
-// probe returns how to open the mode of a configuration: with the families that
-// both the host and the mode can serve.
+// probeMode returns the mode of a configuration and how to open it.
+func probeMode(ctx context.Context, c config.Configuration) (dataplane.Mode, dataplane.Settings, error) {
+	mode, err := dataplane.Of(c.Mode)
+	if err != nil {
+		return mode, dataplane.Settings{}, err
+	}
+	s, err := probe(ctx, mode, c)
+	return mode, s, err
+}
+
+// probe returns how to open a mode: with the families that both the host and the
+// mode can serve.
 func probe(ctx context.Context, mode dataplane.Mode, c config.Configuration) (dataplane.Settings, error) {
 	host, missing := hostFamilies(os.DirFS("/proc"))
 	s := dataplane.Settings{MasqueradeBit: uint8(c.MasqueradeBit), Families: host}
@@ -98,7 +108,7 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 		Families:          families,
 		ClusterCIDRs:      c.ClusterCIDRs,
 		MasqueradeAll:     c.MasqueradeAll,
-		NodePortAddresses: resolve.NodePortAddresses{Primary: c.NodePortAddresses.Primary, CIDRs: c.NodePortAddresses.CIDRs},
+		NodePortAddresses: resolve.NodePortAddresses(c.NodePortAddresses),
 
 		IgnoreExternalIPs:  !c.Gate(config.GateExternalIPs),
 		LocalhostNodePorts: c.LocalhostNodePorts,

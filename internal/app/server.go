@@ -6,16 +6,18 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"sluice/internal/config"
 	"sluice/internal/conntrack"
-	"sluice/internal/dataplane"
 	"sluice/internal/engine"
 	"sluice/internal/health"
 	"sluice/internal/kernel/ct"
@@ -73,7 +75,7 @@ type ProxyServer struct {
 	checks    *health.ServiceChecks
 	refusals  *refusals
 	metrics   *metrics.Metrics
-	configz   configz
+	configz   atomic.Pointer[v1alpha1.KubeProxyConfiguration] // in force
 
 	healthServer  *health.Server
 	metricsServer *health.Server
@@ -83,11 +85,7 @@ type ProxyServer struct {
 // kernel's rules stay as they are before Run.
 func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	klog.FromContext(ctx).Info("Starting", "version", p.version, "mode", p.config.Mode, "source", p.from.String(), "node", p.node)
-	mode, err := dataplane.Of(p.config.Mode)
-	if err != nil {
-		return nil, err
-	}
-	settings, err := probe(ctx, mode, p.config)
+	mode, settings, err := probeMode(ctx, p.config)
 	if err != nil {
 		return nil, err
 	}
@@ -149,12 +147,12 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 		Resolver:      resolve.New(rules),
 		MinSyncPeriod: c.MinSyncPeriod,
 		SyncPeriod:    max(c.SyncPeriod, fullSyncPeriod),
-		Observer:      observers{s},
+		Observer:      observers{s, m},
 	})
 	s.provider, s.configure = e, e.Configure
 	s.refusals = newRefusals(e.Refused, func(e refusalEvent) { s.events.refusal(e) })
 	s.countRefused()
-	s.configz.set(c.Object)
+	s.configz.Store(c.Object)
 	s.healthServer = health.NewServer(health.ServerSettings{
 		Name: "health", Handler: s.health.Handler(), Address: c.HealthzBindAddress, HardFail: c.Object.BindAddressHardFail,
 	})
@@ -167,7 +165,8 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 
 // checkFailed reports that a Service's health check cannot be answered.
 func (s *ProxyServer) checkFailed(_ context.Context, f health.CheckFailure) {
-	s.events.warnService(f.Check.Key.Namespace, f.Check.Key.Name, reasonServiceHealth, actionListen,
+	about := serviceReference(types.NamespacedName{Namespace: f.Check.Key.Namespace, Name: f.Check.Key.Name})
+	s.events.record(about, v1.EventTypeWarning, reasonServiceHealth,
 		fmt.Sprintf("node %s cannot answer health checks of port %d: %v", s.plan.node, f.Check.Port, f.Err))
 }
 
@@ -178,8 +177,10 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	if err := s.available(ctx); err != nil {
 		return errors.Join(err, s.close())
 	}
-	s.fitHost(ctx)
-	s.events.normal(reasonStarting, actionStart)
+	for _, p := range fitHost(ctx, s.plan.config) {
+		s.events.warn(reasonPlatform, p.String())
+	}
+	s.events.record(s.events.node, v1.EventTypeNormal, reasonStarting, "")
 	jobs := []job{
 		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready) }},
 		{"read objects", func(ctx context.Context) error {
@@ -187,9 +188,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 		}},
 		{"sync", s.provider.SyncLoop},
 		{"report refused Services", s.refusals.Run},
-		{"take over from kube-proxy", func(ctx context.Context) error {
-			return takeOver(ctx, s.ready, func(ctx context.Context) ([]string, error) { return dataplane.Cleanup(ctx, s.dataplane) })
-		}},
+		{"take over from kube-proxy", s.takeOver},
 		{"answer health checks of Services", s.checks.Run},
 		{"serve health", s.listening(s.healthServer, reasonHealthPort)},
 		{"serve metrics", s.listening(s.metricsServer, reasonMetricsPort)},
@@ -227,10 +226,10 @@ func (s *ProxyServer) leave(ctx context.Context) {
 func (s *ProxyServer) available(ctx context.Context) error {
 	for _, c := range []struct {
 		server *health.Server
-		reason string
+		reason reason
 	}{{s.healthServer, reasonHealthPort}, {s.metricsServer, reasonMetricsPort}} {
 		if err := c.server.Available(ctx); err != nil {
-			s.events.last(ctx, c.reason, actionStart, err.Error())
+			s.events.last(ctx, c.reason, err.Error())
 			return err
 		}
 	}
@@ -238,11 +237,11 @@ func (s *ProxyServer) available(ctx context.Context) error {
 }
 
 // listening runs a server, and reports when it cannot have its address.
-func (s *ProxyServer) listening(server *health.Server, reason string) func(context.Context) error {
+func (s *ProxyServer) listening(server *health.Server, why reason) func(context.Context) error {
 	return func(ctx context.Context) error {
 		err := server.Run(ctx)
 		if err != nil {
-			s.events.warn(reason, actionStart, "%v", err)
+			s.events.warn(why, err.Error())
 		}
 		return err
 	}
