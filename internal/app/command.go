@@ -1,17 +1,17 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"golang.org/x/term"
+	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
@@ -27,7 +27,7 @@ func NewProxyCommand(name string) *cobra.Command {
 	if name = filepath.Base(name); name != "kube-proxy" {
 		name = "sluice"
 	}
-	return newCommand(name, NewOptions(), daemonSteps())
+	return newCommand(name, NewOptions(), steps{cleanup, chooseMode, initialise, serve})
 }
 
 func newCommand(name string, o *Options, s steps) *cobra.Command {
@@ -44,29 +44,29 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 			return o.run(cmd.Context(), s)
 		},
 	}
-	cmd.SetGlobalNormalizationFunc(hyphens)
+	cmd.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc) // a flag may be written with underscores
 	for _, g := range o.groups {
-		cmd.Flags().AddFlagSet(g.FlagSet)
+		cmd.Flags().AddFlagSet(g)
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, name)
 	})
-	setHelp(cmd, o.groups)
+	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		out := cmd.OutOrStdout()
+		fmt.Fprintf(out, "%s\nUsage:\n  %s [flags]\n\n", description, name)
+		fmt.Fprintf(out, examples, name)
+		for _, g := range o.groups {
+			fmt.Fprintf(out, "\n%s:\n%s", g.Name(), g.FlagUsagesWrapped(columns(out)))
+		}
+	})
 	return cmd
-}
-
-// hyphens lets a flag be written with underscores.
-func hyphens(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-	return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 }
 
 // noArguments refuses arguments that are no flags. Empty ones come from
 // templates whose variable is not set, and do no harm.
 func noArguments(cmd *cobra.Command, args []string) error {
-	for _, a := range args {
-		if a != "" {
-			return fmt.Errorf("unexpected argument %q: %s takes flags only", a, cmd.Name())
-		}
+	if a := cmp.Or(args...); a != "" {
+		return fmt.Errorf("unexpected argument %q: %s takes flags only", a, cmd.Name())
 	}
 	return nil
 }
@@ -77,10 +77,6 @@ type steps struct {
 	chooseMode func(context.Context) (config.ProxyMode, error)
 	initialise func(context.Context, config.Configuration) error
 	serve      func(context.Context, plan) error
-}
-
-func daemonSteps() steps {
-	return steps{cleanup: cleanup, chooseMode: chooseMode, initialise: initialise, serve: serve}
 }
 
 // run checks everything that can be checked, and only then touches the kernel.
@@ -149,7 +145,9 @@ func (o *Options) startLogging(ctx context.Context, p parsed) error {
 	for _, n := range append(o.overruled(), p.notices...) {
 		logger.Info(n.message, n.facts...)
 	}
-	o.visit(func(f *pflag.Flag) { logger.V(1).Info("Flag", "name", "--"+f.Name, "value", f.Value.String()) })
+	for _, f := range o.flags {
+		logger.V(1).Info("Flag", "name", "--"+f.Name, "value", f.Value.String())
+	}
 	return nil
 }
 
@@ -210,27 +208,12 @@ folder, and follows every change. Stopping it leaves the rules in force.
 	maxColumns     = 110 // longer lines are hard to read
 )
 
-// setHelp prints the flags in their groups, as wide as the terminal.
-func setHelp(cmd *cobra.Command, groups []flagGroup) {
-	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
-		out := cmd.OutOrStdout()
-		fmt.Fprintf(out, "%s\nUsage:\n  %s [flags]\n\n", description, cmd.Name())
-		fmt.Fprintf(out, examples, cmd.Name())
-		for _, g := range groups {
-			fmt.Fprintf(out, "\n%s:\n%s", g.title, g.FlagUsagesWrapped(columns(out)))
-		}
-	})
-}
-
 // columns returns how wide to print.
 func columns(out io.Writer) int {
-	f, ok := out.(*os.File)
-	if !ok {
-		return defaultColumns
+	if f, ok := out.(*os.File); ok {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+			return min(width, maxColumns)
+		}
 	}
-	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil || width <= 0 {
-		return defaultColumns
-	}
-	return min(width, maxColumns)
+	return defaultColumns
 }

@@ -1,27 +1,12 @@
 package app
 
 import (
-	"maps"
-	"slices"
-
 	clientfeatures "k8s.io/client-go/features"
 	"k8s.io/component-base/featuregate"
 	metricsfeatures "k8s.io/component-base/metrics/features"
 
 	"sluice/internal/config"
 )
-
-// gateNotices names the gates that will go.
-func gateNotices(c *config.Configuration) []notice {
-	var out []notice
-	all := c.Gates().GetAll()
-	for _, name := range slices.Sorted(maps.Keys(c.Object.FeatureGates)) {
-		if stage := all[featuregate.Feature(name)].PreRelease; stage == featuregate.GA || stage == featuregate.Deprecated {
-			out = append(out, notice{"A feature gate will be removed in a later version", []any{"gate", name}})
-		}
-	}
-	return out
-}
 
 // clientGates lets client-go ask our gates for its features.
 type clientGates struct {

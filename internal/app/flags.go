@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,17 +18,8 @@ import (
 // flag is a line of the help text.
 type flag struct {
 	name string
-	to   any // a pointer to what it sets, or the [field] that it sets
+	to   any // a pointer to what it sets, or the field of a configuration file that it sets, by name
 	help string
-}
-
-// field is a field of a configuration file, which overrules the flag.
-type field string
-
-// flagGroup is a part of the help text. Flags keep their order in it.
-type flagGroup struct {
-	title string
-	*pflag.FlagSet
 }
 
 // hidden are flags that help does not show.
@@ -38,150 +28,130 @@ var hidden = []string{
 	"log-text-split-stream", "log-text-info-buffer-size", "log-json-split-stream", "log-json-info-buffer-size",
 }
 
-// shorthands are the flags that have a second name of one letter.
-var shorthands = map[string]string{"help": "h"}
+// The flags, in the groups and the order that help shows. A flag for another
+// field of the file is one more line here.
 
-// flagGroups returns all flags, in the groups and the order that help shows. A
-// flag for another field of the file is one more line here.
-func (o *Options) flagGroups() []flagGroup {
-	return slices.Concat(o.processFlags(), o.trafficFlags(), o.otherFlags())
+func (o *Options) processFlags() {
+	o.group("Where Services come from (one of them; none: the cluster this runs in)", []flag{
+		{"manifests", &o.Manifests, "read and watch the YAML and JSON files in `DIR`; no cluster is needed"},
+		{"kubeconfig", "clientConnection.kubeconfig", "reach the API server as this `FILE` says"},
+		{"master", &o.Master, "reach the API server at this `URL`, whatever the kubeconfig says"},
+		{"kube-api-content-type", "clientConnection.contentType", "use this content `TYPE` with the API server"},
+		{"kube-api-qps", "clientConnection.qps", "send at most this `NUMBER` of requests a second"},
+		{"kube-api-burst", "clientConnection.burst", "send at most this `NUMBER` of requests at once"},
+		{"config-sync-period", "configSyncPeriod", "accepted and ignored, since objects are not cached; kube-proxy " +
+			"takes a `TIME`"},
+	})
+	o.group("Configuration", []flag{
+		{"config", &o.ConfigFile, "read the KubeProxyConfiguration in this `FILE` and follow its changes; it " +
+			"overrides all flags except those of logging, --manifests, --master and --hostname-override"},
+		{"write-config-to", &o.WriteConfigTo, "write the configuration in force to this `FILE`, then exit"},
+		{"feature-gates", "featureGates", "`GATES` of Kubernetes, like Name=true,Other=false"},
+	})
+	o.group("This node", []flag{
+		{"hostname-override", &o.HostnameOverride, "use this `NAME` for the node instead of the host's"},
+		{"bind-address", "bindAddress", "use this `IP` as the node's instead of what its Node object says; an " +
+			"unspecified address changes nothing"},
+		{"oom-score-adj", "oomScoreAdj", "`SCORE` from -1000 to 1000; the lower, the later the kernel ends this " +
+			"process when memory is short"},
+	})
 }
 
-func (o *Options) processFlags() []flagGroup {
-	return []flagGroup{
-		o.group("Where Services come from (one of them; none: the cluster this runs in)", []flag{
-			{"manifests", &o.Manifests, "read and watch the YAML and JSON files in `DIR`; no cluster is needed"},
-			{"kubeconfig", field("clientConnection.kubeconfig"), "reach the API server as this `FILE` says"},
-			{"master", &o.Master, "reach the API server at this `URL`, whatever the kubeconfig says"},
-			{"kube-api-content-type", field("clientConnection.contentType"), "use this content `TYPE` with the API server"},
-			{"kube-api-qps", field("clientConnection.qps"), "send at most this `NUMBER` of requests a second"},
-			{"kube-api-burst", field("clientConnection.burst"), "send at most this `NUMBER` of requests at once"},
-			{"config-sync-period", field("configSyncPeriod"), "accepted and ignored, since objects are not cached; " +
-				"kube-proxy takes a `TIME`"},
-		}),
-		o.group("Configuration", []flag{
-			{"config", &o.ConfigFile, "read the KubeProxyConfiguration in this `FILE` and follow its changes; it overrides " +
-				"all flags except those of logging, --manifests, --master and --hostname-override"},
-			{"write-config-to", &o.WriteConfigTo, "write the configuration in force to this `FILE`, then exit"},
-			{"feature-gates", field("featureGates"), "`GATES` of Kubernetes, like Name=true,Other=false"},
-		}),
-		o.group("This node", []flag{
-			{"hostname-override", &o.HostnameOverride, "use this `NAME` for the node instead of the host's"},
-			{"bind-address", field("bindAddress"), "use this `IP` as the node's instead of what its Node object says; an " +
-				"unspecified address changes nothing"},
-			{"oom-score-adj", field("oomScoreAdj"), "`SCORE` from -1000 to 1000; the lower, the later the kernel ends this " +
-				"process when memory is short"},
-		}),
-	}
+func (o *Options) trafficFlags() {
+	o.group("Traffic", []flag{
+		{"proxy-mode", "mode", "program the kernel in this `MODE`: " + dataplane.Names(" or ") + "; without it, the " +
+			"best that the kernel can do, or what the host needs"},
+		{"cluster-cidr", "clusterCIDR", "`CIDRS` of the pods in the cluster: one, or one of each family, separated " +
+			"by a comma"},
+		{"detect-local-mode", "detectLocalMode", "`HOW` to recognise traffic of this node's pods: ClusterCIDR (the " +
+			"default), NodeCIDR, BridgeInterface or InterfaceNamePrefix"},
+		{"pod-bridge-interface", "detectLocal.bridgeInterface", "`NAME` of the bridge that pods are on, for " +
+			"BridgeInterface"},
+		{"pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", "`PREFIX` of the pods' interface names, for " +
+			"InterfaceNamePrefix"},
+		{"masquerade-all", "iptables.masqueradeAll", "masquerade all traffic to ClusterIPs, which hides the client's " +
+			"address"},
+		{"nodeport-addresses", "nodePortAddresses", "open NodePorts on the node's addresses within these `CIDRS`, by " +
+			"the word primary (the default if mode nftables is named) on those of its Node object, by localhost on " +
+			"loopback addresses (IPv4), by all on every one; they can be combined"},
+	})
+	o.group("Health and metrics", []flag{
+		{"healthz-bind-address", "healthzBindAddress", "answer health checks at this `IP` or IP:PORT; empty or none: " +
+			"do not"},
+		{"metrics-bind-address", "metricsBindAddress", "serve metrics at this `IP` or IP:PORT; empty or none: do not"},
+		{"bind-address-hard-fail", "bindAddressHardFail", "exit when one of these addresses cannot be bound, instead " +
+			"of trying again"},
+		{"profiling", "enableProfiling", "serve /debug/pprof and /debug/flags on the metrics server"},
+		{"show-hidden-metrics-for-version", "showHiddenMetricsForVersion", "also serve the metrics that were hidden " +
+			"after this `VERSION`; only the previous minor version is possible"},
+		{"healthz-port", &o.HealthzPort, "deprecated: the port for --healthz-bind-address"},
+		{"metrics-port", &o.MetricsPort, "deprecated: the port for --metrics-bind-address"},
+	})
+	o.group("Connection tracking (0 leaves what the kernel has)", []flag{
+		{"conntrack-max-per-core", "conntrack.maxPerCore", "track this `NUMBER` of connections for each CPU"},
+		{"conntrack-min", "conntrack.min", "track at least this `NUMBER` of connections, however few CPUs there are"},
+		{"conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout", "forget an idle TCP connection " +
+			"after this `TIME`"},
+		{"conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout", "forget a TCP connection in CLOSE_WAIT " +
+			"after this `TIME`"},
+		{"conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", "accept TCP packets whose sequence numbers are out of " +
+			"the window"},
+		{"conntrack-udp-timeout", "conntrack.udpTimeout", "forget an unanswered UDP flow after this `TIME`"},
+		{"conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", "forget an answered UDP flow after this `TIME`"},
+	})
+	o.group("Modes iptables and nftables", []flag{
+		{"iptables-masquerade-bit", "iptables.masqueradeBit", "mark packets to masquerade with this `BIT` of the " +
+			"packet mark, from 0 to 31; also in mode ipvs"},
+		{"iptables-localhost-nodeports", "iptables.localhostNodePorts", "also open NodePorts on 127.0.0.0/8; without " +
+			"effect if mode nftables is named"},
+		{"iptables-sync-period", "iptables.syncPeriod", "`TIME` from one check of everything to the next; mode " +
+			"nftables unless given: 1h"},
+		{"iptables-min-sync-period", "iptables.minSyncPeriod", "`TIME` from one change of the rules to the next; " +
+			"unless given: none"},
+	})
+	o.group("Mode ipvs", []flag{
+		{"ipvs-scheduler", "ipvs.scheduler", "`NAME` of the IPVS scheduler; rr unless given"},
+		{"ipvs-exclude-cidrs", "ipvs.excludeCIDRs", "leave the virtual servers within these `CIDRS` alone"},
+		{"ipvs-strict-arp", "ipvs.strictARP", "do not answer ARP for addresses of other interfaces"},
+		{"ipvs-sync-period", "ipvs.syncPeriod", "`TIME` from one check of everything to the next"},
+		{"ipvs-min-sync-period", "ipvs.minSyncPeriod", "`TIME` from one change of the rules to the next"},
+		{"ipvs-tcp-timeout", "ipvs.tcpTimeout", "forget an idle TCP session after this `TIME`; 0: as the kernel does"},
+		{"ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", "forget a TCP session this `TIME` after a FIN; 0: as the " +
+			"kernel does"},
+		{"ipvs-udp-timeout", "ipvs.udpTimeout", "forget an idle UDP session after this `TIME`; 0: as the kernel does"},
+	})
 }
 
-func (o *Options) trafficFlags() []flagGroup {
-	return []flagGroup{
-		o.group("Traffic", []flag{
-			{"proxy-mode", field("mode"), "program the kernel in this `MODE`: " + dataplane.Names(" or ") +
-				"; without it, the best that the kernel can do, or what the host needs"},
-			{"cluster-cidr", field("clusterCIDR"), "`CIDRS` of the pods in the cluster: one, or one of each family, " +
-				"separated by a comma"},
-			{"detect-local-mode", field("detectLocalMode"), "`HOW` to recognise traffic of this node's pods: ClusterCIDR " +
-				"(the default), NodeCIDR, BridgeInterface or InterfaceNamePrefix"},
-			{"pod-bridge-interface", field("detectLocal.bridgeInterface"), "`NAME` of the bridge that pods are on, for " +
-				"BridgeInterface"},
-			{"pod-interface-name-prefix", field("detectLocal.interfaceNamePrefix"), "`PREFIX` of the pods' interface names, " +
-				"for InterfaceNamePrefix"},
-			{"masquerade-all", field("iptables.masqueradeAll"), "masquerade all traffic to ClusterIPs, which hides the " +
-				"client's address"},
-			{"nodeport-addresses", field("nodePortAddresses"), "open NodePorts on the node's addresses within these " +
-				"`CIDRS`, by the word primary (the default if mode nftables is named) on those of its Node object, by " +
-				"localhost on loopback addresses (IPv4), by all on every one; they can be combined"},
-		}),
-		o.group("Health and metrics", []flag{
-			{"healthz-bind-address", field("healthzBindAddress"), "answer health checks at this `IP` or IP:PORT; empty or " +
-				"none: do not"},
-			{"metrics-bind-address", field("metricsBindAddress"), "serve metrics at this `IP` or IP:PORT; empty or none: do " +
-				"not"},
-			{"bind-address-hard-fail", field("bindAddressHardFail"), "exit when one of these addresses cannot be bound, " +
-				"instead of trying again"},
-			{"profiling", field("enableProfiling"), "serve /debug/pprof and /debug/flags on the metrics server"},
-			{"show-hidden-metrics-for-version", field("showHiddenMetricsForVersion"), "also serve the metrics that were " +
-				"hidden after this `VERSION`; only the previous minor version is possible"},
-			{"healthz-port", &o.HealthzPort, "deprecated: the port for --healthz-bind-address"},
-			{"metrics-port", &o.MetricsPort, "deprecated: the port for --metrics-bind-address"},
-		}),
-		o.group("Connection tracking (0 leaves what the kernel has)", []flag{
-			{"conntrack-max-per-core", field("conntrack.maxPerCore"), "track this `NUMBER` of connections for each CPU"},
-			{"conntrack-min", field("conntrack.min"), "track at least this `NUMBER` of connections, however few CPUs there are"},
-			{"conntrack-tcp-timeout-established", field("conntrack.tcpEstablishedTimeout"), "forget an idle TCP connection " +
-				"after this `TIME`"},
-			{"conntrack-tcp-timeout-close-wait", field("conntrack.tcpCloseWaitTimeout"), "forget a TCP connection in " +
-				"CLOSE_WAIT after this `TIME`"},
-			{"conntrack-tcp-be-liberal", field("conntrack.tcpBeLiberal"), "accept TCP packets whose sequence numbers are " +
-				"out of the window"},
-			{"conntrack-udp-timeout", field("conntrack.udpTimeout"), "forget an unanswered UDP flow after this `TIME`"},
-			{"conntrack-udp-timeout-stream", field("conntrack.udpStreamTimeout"), "forget an answered UDP flow after this " +
-				"`TIME`"},
-		}),
-		o.group("Modes iptables and nftables", []flag{
-			{"iptables-masquerade-bit", field("iptables.masqueradeBit"), "mark packets to masquerade with this `BIT` of the " +
-				"packet mark, from 0 to 31; also in mode ipvs"},
-			{"iptables-localhost-nodeports", field("iptables.localhostNodePorts"), "also open NodePorts on 127.0.0.0/8; " +
-				"without effect if mode nftables is named"},
-			{"iptables-sync-period", field("iptables.syncPeriod"), "`TIME` from one check of everything to the next; mode " +
-				"nftables unless given: 1h"},
-			{"iptables-min-sync-period", field("iptables.minSyncPeriod"), "`TIME` from one change of the rules to the next; " +
-				"unless given: none"},
-		}),
-		o.group("Mode ipvs", []flag{
-			{"ipvs-scheduler", field("ipvs.scheduler"), "`NAME` of the IPVS scheduler; rr unless given"},
-			{"ipvs-exclude-cidrs", field("ipvs.excludeCIDRs"), "leave the virtual servers within these `CIDRS` alone"},
-			{"ipvs-strict-arp", field("ipvs.strictARP"), "do not answer ARP for addresses of other interfaces"},
-			{"ipvs-sync-period", field("ipvs.syncPeriod"), "`TIME` from one check of everything to the next"},
-			{"ipvs-min-sync-period", field("ipvs.minSyncPeriod"), "`TIME` from one change of the rules to the next"},
-			{"ipvs-tcp-timeout", field("ipvs.tcpTimeout"), "forget an idle TCP session after this `TIME`; 0: as the kernel " +
-				"does"},
-			{"ipvs-tcpfin-timeout", field("ipvs.tcpFinTimeout"), "forget a TCP session this `TIME` after a FIN; 0: as the " +
-				"kernel does"},
-			{"ipvs-udp-timeout", field("ipvs.udpTimeout"), "forget an idle UDP session after this `TIME`; 0: as the kernel " +
-				"does"},
-		}),
-	}
+func (o *Options) otherFlags() {
+	o.group("Other", []flag{
+		{"cleanup", &o.Cleanup, "remove all rules that a service proxy may have left in the kernel, then exit"},
+		{"init-only", &o.InitOnly, "do what needs the most privileges and no API server, then exit"},
+		{"version", &o.version, "print the version, or with raw all that is known of the build, then exit; with a " +
+			"version like v1.2.3-more, report that one"},
+		{"help", new(bool), "print this text, then exit"},
+		// Command lines have these for a library that kube-proxy once had.
+		{"boot-id-file", new("/proc/sys/kernel/random/boot_id"), "accepted and not used"},
+		{"machine-id-file", new("/etc/machine-id,/var/lib/dbus/machine-id"), "accepted and not used"},
+	})
+	o.group("Logging", []flag{{"", o.Logging, ""}})
 }
 
-func (o *Options) otherFlags() []flagGroup {
-	return []flagGroup{
-		o.group("Other", []flag{
-			{"cleanup", &o.Cleanup, "remove all rules that a service proxy may have left in the kernel, then exit"},
-			{"init-only", &o.InitOnly, "do what needs the most privileges and no API server, then exit"},
-			{"version", &o.version, "print the version, or with raw all that is known of the build, then exit; with a " +
-				"version like v1.2.3-more, report that one"},
-			{"help", new(bool), "print this text, then exit"},
-			// Command lines have these for a library that kube-proxy once had.
-			{"boot-id-file", new("/proc/sys/kernel/random/boot_id"), "accepted and not used"},
-			{"machine-id-file", new("/etc/machine-id,/var/lib/dbus/machine-id"), "accepted and not used"},
-		}),
-		o.group("Logging", []flag{{"", o.Logging, ""}}),
-	}
-}
-
-// group makes flags. What they write to has the default that help shows.
-func (o *Options) group(title string, flags []flag) flagGroup {
+// group adds flags. What they write to has the default that help shows.
+func (o *Options) group(title string, flags []flag) {
 	fs := pflag.NewFlagSet(title, pflag.ContinueOnError)
 	fs.SortFlags = false
 	for _, f := range flags {
-		name, ofFile := f.to.(field)
-		if ofFile {
-			f.to = pointer(config.At(o.object, string(name)))
+		if field, ok := f.to.(string); ok {
+			f.to = pointer(config.At(o.object, field))
+			o.fields[f.name] = field
 		}
 		f.add(fs)
-		if ofFile {
-			fs.Lookup(f.name).Annotations = map[string][]string{fieldKey: {string(name)}}
-		}
 	}
-	for _, name := range hidden {
-		if f := fs.Lookup(name); f != nil {
-			f.Hidden = true
-		}
-	}
-	return flagGroup{title, fs}
+	fs.VisitAll(func(f *pflag.Flag) {
+		f.Hidden = f.Hidden || slices.Contains(hidden, f.Name)
+		o.flags = append(o.flags, f)
+	})
+	o.groups = append(o.groups, fs)
 }
 
 // pointer returns a pointer to what a flag can set: not to a pointer, and to a
@@ -199,7 +169,7 @@ func (f flag) add(fs *pflag.FlagSet) {
 	case *string:
 		fs.StringVar(to, f.name, *to, f.help)
 	case *bool:
-		fs.BoolVarP(to, f.name, shorthands[f.name], *to, f.help)
+		fs.BoolVarP(to, f.name, map[string]string{"help": "h"}[f.name], *to, f.help)
 	case *int32:
 		fs.Int32Var(to, f.name, *to, f.help)
 	case *float32:
@@ -219,27 +189,9 @@ func (f flag) add(fs *pflag.FlagSet) {
 	}
 }
 
-// fieldKey is the annotation of a flag that a configuration file overrules. Its
-// value is the field that the flag sets.
-const fieldKey = "field"
-
-// fieldOf returns the field that a flag sets; "" if there is none.
-func fieldOf(f *pflag.Flag) string { return strings.Join(f.Annotations[fieldKey], "") }
-
-// visit calls do for each flag, in the order of help.
-func (o *Options) visit(do func(*pflag.Flag)) {
-	for _, g := range o.groups {
-		g.VisitAll(do)
-	}
-}
-
-// visitGiven calls do for each flag of the command line, in the order of help.
-func (o *Options) visitGiven(do func(*pflag.Flag)) {
-	o.visit(func(f *pflag.Flag) {
-		if f.Changed {
-			do(f)
-		}
-	})
+// given returns the flags of the command line.
+func (o *Options) given() []*pflag.Flag {
+	return slices.DeleteFunc(slices.Clone(o.flags), func(f *pflag.Flag) bool { return !f.Changed })
 }
 
 // flagOf returns the flag that sets a field; the field itself if none does.
@@ -247,11 +199,10 @@ func (o *Options) flagOf(field string) string {
 	if field == "hostnameOverride" {
 		return "--hostname-override"
 	}
-	name := field
-	o.visit(func(f *pflag.Flag) {
-		if fieldOf(f) == field {
-			name = "--" + f.Name
+	for flag, of := range o.fields {
+		if of == field {
+			return "--" + flag
 		}
-	})
-	return name
+	}
+	return field
 }

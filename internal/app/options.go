@@ -1,15 +1,19 @@
 package app
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
 	fieldpath "k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
@@ -35,17 +39,21 @@ type Options struct {
 	// object holds what flags say that a configuration file could say too, and
 	// the default that help shows where no flag does.
 	object  *v1alpha1.KubeProxyConfiguration
-	groups  []flagGroup
+	fields  map[string]string // of the object, by the flags that set them
+	groups  []*pflag.FlagSet
+	flags   []*pflag.Flag // of all groups, in the order of help
 	version versionFlag
 }
 
 // NewOptions returns the options of a command line without flags.
 func NewOptions() *Options {
 	o := &Options{
-		Logging: logsapi.NewLoggingConfiguration(), object: config.FlagDefaults(),
+		Logging: logsapi.NewLoggingConfiguration(), object: config.FlagDefaults(), fields: map[string]string{},
 		HealthzPort: config.HealthzPort, MetricsPort: config.MetricsPort,
 	}
-	o.groups = o.flagGroups()
+	o.processFlags()
+	o.trafficFlags()
+	o.otherFlags()
 	return o
 }
 
@@ -62,16 +70,20 @@ type parsed struct {
 	notices []notice
 }
 
+func (p *parsed) note(message string, facts ...any) {
+	p.notices = append(p.notices, notice{message, facts})
+}
+
 // read returns what flags and file ask for. A configuration that names no mode
 // gets the given one. The error names every wrong flag or field and its value.
 func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 	var p parsed
-	var err error
 	if o.ConfigFile == "" {
-		p.input, p.notices = o.flagInput()
-	} else if p.input, p.notices, err = o.fileInput(); err != nil {
-		return parsed{}, err
+		o.readFlags(&p)
+	} else if err := o.readFile(&p); err != nil {
+		return parsed{}, o.inFile(err)
 	}
+	var err error
 	p.config, err = p.input.Configuration(unset)
 	wrong, _ := errors.AsType[config.FieldErrors](err)
 	if _, err := dataplane.Of(p.config.Mode); err != nil {
@@ -81,107 +93,100 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 	if len(wrong) > 0 {
 		return parsed{}, o.explain(wrong)
 	}
-	if err := o.validateLogging(&p.config); err != nil {
-		return parsed{}, err
+	gates := p.config.Gates()
+	if errs := logsapi.Validate(o.Logging, gates, nil); len(errs) > 0 {
+		return parsed{}, fmt.Errorf("logging flags: %w", errs.ToAggregate())
 	}
-	p.notices = append(p.notices, gateNotices(&p.config)...)
+	if errs := logsapi.Validate(&p.config.Object.Logging, gates, fieldpath.NewPath("logging")); len(errs) > 0 {
+		return parsed{}, o.inFile(errs.ToAggregate())
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.config.Object.FeatureGates)) {
+		stage := gates.GetAll()[featuregate.Feature(name)].PreRelease
+		if stage == featuregate.GA || stage == featuregate.Deprecated {
+			p.note("A feature gate will be removed in a later version", "gate", name)
+		}
+	}
 	return p, nil
 }
 
-// flagInput returns what the flags say.
-func (o *Options) flagInput() (config.Input, []notice) {
-	in := config.Input{Flags: true, Given: map[string]bool{}}
-	o.visitGiven(func(f *pflag.Flag) {
-		if field := fieldOf(f); field != "" {
-			in.Given[field] = true
-			config.At(&in.Object, field).Set(config.At(o.object, field))
+// readFlags reads what the flags say.
+func (o *Options) readFlags(p *parsed) {
+	p.input = config.Input{Flags: true, Given: map[string]bool{}}
+	in := &p.input.Object
+	for _, f := range o.given() {
+		if field := o.fields[f.Name]; field != "" {
+			p.input.Given[field] = true
+			config.At(in, field).Set(config.At(o.object, field))
 		}
-	})
-	in.Object.HostnameOverride = o.HostnameOverride
-	in.Object.Logging = *o.Logging.DeepCopy()
-	return in, o.foldPorts(&in)
+	}
+	in.HostnameOverride = o.HostnameOverride
+	in.Logging = *o.Logging.DeepCopy()
+	for _, f := range o.given() {
+		if field := portFlags[f.Name]; field != "" {
+			o.foldPort(p, f, field)
+		}
+	}
 }
 
-// portFlags are deprecated: a port joins an address without one, and 0 switches
-// the server off.
-var portFlags = map[string]string{"healthz-port": "healthz-bind-address", "metrics-port": "metrics-bind-address"}
+// portFlags are deprecated: a port joins the address of a field if that has none,
+// and 0 switches the server off.
+var portFlags = map[string]string{"healthz-port": "healthzBindAddress", "metrics-port": "metricsBindAddress"}
 
-// foldPorts puts the deprecated port flags into the addresses.
-func (o *Options) foldPorts(in *config.Input) []notice {
-	var notices []notice
-	o.visitGiven(func(f *pflag.Flag) {
-		instead, port := portFlags[f.Name], f.Value.String()
-		if instead == "" {
-			return
-		}
-		notices = append(notices, notice{"A flag is deprecated", []any{"flag", "--" + f.Name, "instead", "--" + instead}})
-		address := &in.Object.HealthzBindAddress
-		if f.Name == "metrics-port" {
-			address = &in.Object.MetricsBindAddress
-		}
-		ip, err := netip.ParseAddr(*address)
-		switch {
-		case port == "0":
-			*address = config.None
-		case err == nil:
-			*address = net.JoinHostPort(ip.String(), port)
-		default:
-			// kube-proxy ignores the port too, and somebody relies on the port it has had.
-			notices = append(notices, notice{
-				"A flag changes nothing, the address has a port",
-				[]any{"flag", "--" + f.Name, "address", "--" + instead + "=" + o.values()[instead]},
-			})
-		}
-	})
-	return notices
+// foldPort puts a deprecated port flag into the address.
+func (o *Options) foldPort(p *parsed, f *pflag.Flag, field string) {
+	address, instead := config.At(&p.input.Object, field), o.flagOf(field)
+	p.note("A flag is deprecated", "flag", "--"+f.Name, "instead", instead)
+	ip, err := netip.ParseAddr(address.String())
+	switch port := f.Value.String(); {
+	case port == "0":
+		address.SetString(config.None)
+	case err == nil:
+		address.SetString(net.JoinHostPort(ip.String(), port))
+	default:
+		// kube-proxy ignores the port too, and somebody relies on the port it has had.
+		p.note("A flag changes nothing, the address has a port",
+			"flag", "--"+f.Name, "address", instead+"="+config.At(o.object, field).String())
+	}
+}
+
+// readFile reads what the configuration file says, with the flags that win over
+// it.
+func (o *Options) readFile(p *parsed) error {
+	data, err := os.ReadFile(o.ConfigFile)
+	if err != nil {
+		return err
+	}
+	var warnings []string
+	if p.input, warnings, err = config.Decode(data); err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		p.note("A part of the configuration file is unknown or there twice", "file", o.ConfigFile, "part", w)
+	}
+	in := &p.input.Object
+	in.HostnameOverride = cmp.Or(o.HostnameOverride, in.HostnameOverride)
+	return o.overlayLogging(&in.Logging)
 }
 
 // values returns every flag and its value.
 func (o *Options) values() map[string]string {
 	out := map[string]string{}
-	o.visit(func(f *pflag.Flag) { out[f.Name] = f.Value.String() })
+	for _, f := range o.flags {
+		out[f.Name] = f.Value.String()
+	}
 	return out
-}
-
-// fileInput returns what the configuration file says, with the flags that win
-// over it.
-func (o *Options) fileInput() (config.Input, []notice, error) {
-	data, err := os.ReadFile(o.ConfigFile)
-	if err != nil {
-		return config.Input{}, nil, o.inFile(err)
-	}
-	in, warnings, err := config.Decode(data)
-	if err != nil {
-		return config.Input{}, nil, o.inFile(err)
-	}
-	var notices []notice
-	for _, w := range warnings {
-		notices = append(notices, notice{
-			"A part of the configuration file is unknown or there twice",
-			[]any{"file", o.ConfigFile, "part", w},
-		})
-	}
-	if o.HostnameOverride != "" {
-		in.Object.HostnameOverride = o.HostnameOverride
-	}
-	return in, notices, o.overlayLogging(&in.Object.Logging)
 }
 
 // overruled names the flags of the command line that the file makes void.
 func (o *Options) overruled() []notice {
-	if o.ConfigFile == "" {
-		return nil
-	}
-	var notices []notice
-	o.visitGiven(func(f *pflag.Flag) {
-		if fieldOf(f) != "" || portFlags[f.Name] != "" {
-			notices = append(notices, notice{
-				"A flag is ignored, the configuration file decides",
-				[]any{"flag", "--" + f.Name, "value", f.Value.String(), "file", o.ConfigFile},
-			})
+	var p parsed
+	for _, f := range o.given() {
+		if o.ConfigFile != "" && o.fields[f.Name]+portFlags[f.Name] != "" {
+			p.note("A flag is ignored, the configuration file decides",
+				"flag", "--"+f.Name, "value", f.Value.String(), "file", o.ConfigFile)
 		}
-	})
-	return notices
+	}
+	return p.notices
 }
 
 // overlayLogging lets each logging flag win over what the file says. Lists of
@@ -193,24 +198,15 @@ func (o *Options) overlayLogging(file *logsapi.LoggingConfiguration) error {
 	logsapi.AddFlags(file, over)
 	*file = said // Adding a flag writes its default.
 	file.VModule = nil
-	var err error
-	o.visitGiven(func(f *pflag.Flag) {
-		if over.Lookup(f.Name) != nil && err == nil {
-			err = over.Set(f.Name, f.Value.String())
+	for _, f := range o.given() {
+		if over.Lookup(f.Name) == nil {
+			continue
 		}
-	})
+		if err := over.Set(f.Name, f.Value.String()); err != nil {
+			return err
+		}
+	}
 	file.VModule = append(file.VModule, said.VModule...)
-	return err
-}
-
-// validateLogging checks how to log, which is done later.
-func (o *Options) validateLogging(c *config.Configuration) error {
-	if errs := logsapi.Validate(o.Logging, c.Gates(), nil); len(errs) > 0 {
-		return fmt.Errorf("logging flags: %w", errs.ToAggregate())
-	}
-	if errs := logsapi.Validate(&c.Object.Logging, c.Gates(), fieldpath.NewPath("logging")); len(errs) > 0 {
-		return o.inFile(errs.ToAggregate())
-	}
 	return nil
 }
 
