@@ -1,11 +1,13 @@
 package apiobject
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
-	v1 "k8s.io/api/core/v1"
+	netutils "k8s.io/utils/net"
 )
 
 // Older API servers accepted IPv4 addresses with leading zeros, which always
@@ -14,14 +16,14 @@ import (
 // parseAddr reads the address of one host.
 func (p *parser) parseAddr(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
-	zeros := err != nil
-	if zeros {
-		addr, err = netip.ParseAddr(decimal(text))
+	zeros := false
+	if err != nil && !strings.Contains(text, ":") {
+		addr, zeros = netip.AddrFromSlice(netutils.ParseIPSloppy(text).To4())
 	}
 	switch plain := addr.Unmap(); {
 	case text == "":
-		return addr, fmt.Errorf("is empty")
-	case err != nil:
+		return addr, errors.New("is empty")
+	case err != nil && !zeros:
 		return addr, fmt.Errorf("%.60q is not an IP address", text)
 	case addr.Zone() != "":
 		return addr, fmt.Errorf("%.60q has a zone", text)
@@ -44,8 +46,13 @@ func (p *parser) parsePrefix(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	zeros := err != nil
 	if zeros {
-		addr, bits, _ := strings.Cut(text, "/")
-		prefix, err = netip.ParsePrefix(decimal(addr) + "/" + trimZeros(bits))
+		var ip net.IP
+		var network *net.IPNet
+		if ip, network, err = netutils.ParseCIDRSloppy(text); err == nil {
+			bits, size := network.Mask.Size()
+			addr, _ := netip.AddrFromSlice(ip[len(ip)-size/8:])
+			prefix = netip.PrefixFrom(addr, bits)
+		}
 	}
 	switch {
 	case err != nil:
@@ -69,30 +76,4 @@ func (p *parser) ranges(list string, texts []string) (out []netip.Prefix, comple
 		out = append(out, prefix.Masked())
 	}
 	return out, len(out) == len(texts)
-}
-
-// decimal drops the leading zeros of a dotted address's parts.
-func decimal(s string) string {
-	if strings.Contains(s, ":") {
-		return s
-	}
-	parts := strings.Split(s, ".")
-	for i := range parts {
-		parts[i] = trimZeros(parts[i])
-	}
-	return strings.Join(parts, ".")
-}
-
-func trimZeros(s string) string {
-	if t := strings.TrimLeft(s, "0"); t != "" || s == "" {
-		return t
-	}
-	return "0"
-}
-
-func familyOf(addr netip.Addr) v1.IPFamily {
-	if addr.Unmap().Is4() {
-		return v1.IPv4Protocol
-	}
-	return v1.IPv6Protocol
 }

@@ -8,5 +8,5 @@
 // An object of an API server was accepted, maybe by an older version, so Parse
 // uses what it can. Nobody has looked at an object of a manifest, so Check also
 // names what only a new object must not have. The package knows nothing of what
-// is made of the values.
+// is made of the values, which hold no memory of the object.
 package apiobject

@@ -1,7 +1,9 @@
 package apiobject
 
 import (
+	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -10,6 +12,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"sluice/internal/proxy"
 )
 
 // Problem is one thing in an object that is not as it should be.
@@ -41,7 +45,7 @@ func Check(obj metav1.Object) []Problem {
 		obj.Spec.ExternalIPs = omit(obj.Spec.ExternalIPs, "spec.externalIPs", p.problems)
 		obj.Status.LoadBalancer.Ingress = omit(obj.Status.LoadBalancer.Ingress, "status.loadBalancer.ingress", p.problems)
 	case *discoveryv1.EndpointSlice:
-		p.endpointSlice(obj, &EndpointSlice{})
+		p.endpointSlice(obj, func(*discoveryv1.Endpoint, netip.Addr) {})
 		obj.Endpoints = omit(obj.Endpoints, "endpoints", p.problems)
 	case *v1.Node:
 		p.node(obj)
@@ -137,12 +141,13 @@ func (p *parser) portName(at path, name string) {
 	}
 }
 
-// protocol returns the protocol, TCP if none is named, and nothing if it is unknown.
-func (p *parser) protocol(at path, protocol v1.Protocol) v1.Protocol {
-	if protocol == "" {
-		return v1.ProtocolTCP
-	}
-	return oneOf(p, at, protocol, v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)
+var protocols = map[v1.Protocol]proxy.Protocol{
+	v1.ProtocolTCP: proxy.TCP, v1.ProtocolUDP: proxy.UDP, v1.ProtocolSCTP: proxy.SCTP,
+}
+
+// protocol returns the protocol, TCP if none is named, and 0 if it is unknown.
+func (p *parser) protocol(at path, name v1.Protocol) proxy.Protocol {
+	return protocols[oneOf(p, at, cmp.Or(name, v1.ProtocolTCP), v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)]
 }
 
 // oneOf returns a word that is among the known ones, and nothing for another.
@@ -151,10 +156,7 @@ func oneOf[S ~string](p *parser, at path, word S, known ...S) S {
 		return word
 	}
 	last := len(known) - 1
-	var others []string
-	for _, k := range known[:last] {
-		others = append(others, string(k))
-	}
-	p.add(Invalid, at, "%.60q is not %s or %s", word, strings.Join(others, ", "), known[last])
+	others := strings.Trim(fmt.Sprint(slices.Clone(known[:last])), "[]")
+	p.add(Invalid, at, "%.60q is not %s or %s", word, strings.ReplaceAll(others, " ", ", "), known[last])
 	return ""
 }

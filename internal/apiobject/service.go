@@ -4,8 +4,12 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+	"unique"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"sluice/internal/proxy"
 )
 
 // maxAffinitySeconds is the longest affinity the API allows: one day.
@@ -13,30 +17,32 @@ const maxAffinitySeconds = 86400
 
 // Service is what can be used of a Service.
 type Service struct {
-	Ports       []ServicePort // each name once in a protocol
-	ClusterIPs  []Address     // at most one of each family
-	Ingress     []Address     // addresses of load balancers that leave the work to nodes
-	ExternalIPs []Address
-	Affinity    time.Duration // how long a client is remembered; 0: not at all
+	Ports []ServicePort // each name once in a protocol
+	// Addresses of each family are there once, its ClusterIP first. A family
+	// without a ClusterIP has none.
+	Addresses          [len(proxy.Families)][]Address
+	Internal, External proxy.Scope
+	Affinity           time.Duration // how long a client is remembered; 0: not at all
 
-	SourceRanges     []netip.Prefix
-	UnreadableRanges bool // there are more, which cannot be read
+	SourceRanges     []netip.Prefix // of the LoadBalancer's clients, both families
+	UnreadableRanges bool           // there are more, which cannot be read
 
-	HealthCheckPort uint16 // 0: none
+	HealthCheckPort uint16 // where nodes tell the load balancer whether they have endpoints; 0: nowhere
 }
 
 // ServicePort is one port of a Service.
 type ServicePort struct {
-	Index    int // in spec.ports
-	Name     string
-	Protocol v1.Protocol
+	Name     unique.Handle[string]
+	Protocol proxy.Protocol
 	Port     uint16
 	NodePort uint16 // 0: none
+	Index    int    // in spec.ports
 }
 
 // Address is one address of a Service.
 type Address struct {
 	Addr  netip.Addr
+	Kind  proxy.Kind
 	Index int // in the list it is from; -1: it is from spec.clusterIP
 }
 
@@ -66,35 +72,52 @@ func (p *parser) service(obj *v1.Service) Service {
 		oneOf(p, field("spec.externalTrafficPolicy"), spec.ExternalTrafficPolicy,
 			v1.ServiceExternalTrafficPolicyCluster, v1.ServiceExternalTrafficPolicyLocal)
 	}
-	s := Service{
-		Affinity:        p.affinity(spec),
-		ClusterIPs:      p.clusterIPs(spec),
-		Ports:           p.servicePorts(spec),
-		HealthCheckPort: p.optionalPort(field("spec.healthCheckNodePort"), spec.HealthCheckNodePort),
-	}
+	s := Service{Affinity: p.affinity(spec)}
+	p.clusterIPs(spec, &s)
+	s.Ports = p.servicePorts(spec)
+	healthCheck := p.optionalPort(field("spec.healthCheckNodePort"), spec.HealthCheckNodePort)
 	ranges, complete := p.ranges("spec.loadBalancerSourceRanges", spec.LoadBalancerSourceRanges)
 	s.SourceRanges, s.UnreadableRanges = ranges, !complete
-	for i, text := range spec.ExternalIPs {
-		if addr := p.externalAddr(path{"spec.externalIPs", i, ""}, text, s.ClusterIPs); addr.IsValid() {
-			s.ExternalIPs = append(s.ExternalIPs, Address{addr, i})
-		}
-	}
 	for i, in := range obj.Status.LoadBalancer.Ingress {
-		mode := v1.LoadBalancerIPModeVIP
-		if in.IPMode != nil {
-			mode = oneOf(p, path{"status.loadBalancer.ingress", i, ".ipMode"}, *in.IPMode,
-				v1.LoadBalancerIPModeVIP, v1.LoadBalancerIPModeProxy)
-		}
+		mode := oneOf(p, path{"status.loadBalancer.ingress", i, ".ipMode"}, ptr.Deref(in.IPMode, v1.LoadBalancerIPModeVIP),
+			v1.LoadBalancerIPModeVIP, v1.LoadBalancerIPModeProxy)
 		if in.IP == "" {
 			continue // a host name leads to no rule
 		}
-		addr := p.externalAddr(path{"status.loadBalancer.ingress", i, ".ip"}, in.IP, s.ClusterIPs)
+		addr := p.externalAddr(path{"status.loadBalancer.ingress", i, ".ip"}, in.IP, &s)
 		// A load balancer in proxy mode must see the traffic itself.
-		if addr.IsValid() && mode == v1.LoadBalancerIPModeVIP {
-			s.Ingress = append(s.Ingress, Address{addr, i})
+		if mode == v1.LoadBalancerIPModeVIP {
+			s.add(Address{addr, proxy.LoadBalancer, i})
+		}
+	}
+	for i, text := range spec.ExternalIPs {
+		s.add(Address{p.externalAddr(path{"spec.externalIPs", i, ""}, text, &s), proxy.ExternalIP, i})
+	}
+	if ptr.Deref(spec.InternalTrafficPolicy, "") == v1.ServiceInternalTrafficPolicyLocal {
+		s.Internal = proxy.ScopeLocal
+	}
+	// The external policy holds only for Services that are meant to be reached from outside.
+	if spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal && (onNodes(spec) || len(spec.ExternalIPs) > 0) {
+		s.External = proxy.ScopeLocal
+		if spec.Type == v1.ServiceTypeLoadBalancer {
+			s.HealthCheckPort = healthCheck
 		}
 	}
 	return s
+}
+
+func onNodes(spec *v1.ServiceSpec) bool {
+	return spec.Type == v1.ServiceTypeNodePort || spec.Type == v1.ServiceTypeLoadBalancer
+}
+
+// add adds an address, unless it is not valid or known as one of another kind, or
+// its family has no ClusterIP.
+func (s *Service) add(a Address) {
+	of := &s.Addresses[proxy.FamilyOf(a.Addr)]
+	known := slices.ContainsFunc(*of, func(o Address) bool { return o.Addr == a.Addr })
+	if a.Addr.IsValid() && !known && (a.Kind == proxy.ClusterIP || len(*of) > 0) {
+		*of = append(*of, a)
+	}
 }
 
 func (p *parser) affinity(spec *v1.ServiceSpec) time.Duration {
@@ -116,14 +139,14 @@ func (p *parser) affinity(spec *v1.ServiceSpec) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-func (p *parser) clusterIPs(spec *v1.ServiceSpec) []Address {
+func (p *parser) clusterIPs(spec *v1.ServiceSpec, s *Service) {
 	texts, singular := spec.ClusterIPs, len(spec.ClusterIPs) == 0
 	switch {
 	case spec.Type == v1.ServiceTypeExternalName || Headless(spec):
-		return nil
+		return
 	case singular && spec.ClusterIP == "":
 		p.add(Note, field("spec.clusterIP"), "is missing, so nothing is forwarded; only an API server allocates one")
-		return nil
+		return
 	case singular:
 		texts = []string{spec.ClusterIP}
 	case p.strict && spec.ClusterIP != "" && spec.ClusterIP != texts[0]:
@@ -133,7 +156,6 @@ func (p *parser) clusterIPs(spec *v1.ServiceSpec) []Address {
 	for i := range families {
 		families[i] = oneOf(p, path{"spec.ipFamilies", i, ""}, families[i], v1.IPv4Protocol, v1.IPv6Protocol)
 	}
-	out := make([]Address, 0, len(texts))
 	for i, text := range texts {
 		at, index := path{"spec.clusterIPs", i, ""}, i
 		if singular {
@@ -143,36 +165,31 @@ func (p *parser) clusterIPs(spec *v1.ServiceSpec) []Address {
 			continue // its family is not served, or not known
 		}
 		addr, err := p.parseAddr(text)
-		switch family := familyOf(addr); {
+		switch family := proxy.FamilyOf(addr); {
 		case err != nil:
 			p.add(Invalid, at, "%v", err)
-		case len(families) > 0 && families[i] != family:
+		case len(families) > 0 && string(families[i]) != family.String():
 			p.add(Invalid, at, "%v is not an %s address as spec.ipFamilies[%d] says", addr, families[i], i)
-		case hasFamily(out, family):
-			p.add(Invalid, at, "%v is a second %s address", addr, family)
+		case len(s.Addresses[family]) > 0:
+			p.add(Invalid, at, "%v is a second %v address", addr, family)
 		default:
-			out = append(out, Address{addr.Unmap(), index})
+			s.add(Address{addr.Unmap(), proxy.ClusterIP, index})
 		}
 	}
-	return out
-}
-
-func hasFamily(list []Address, family v1.IPFamily) bool {
-	return slices.ContainsFunc(list, func(a Address) bool { return familyOf(a.Addr) == family })
 }
 
 // externalAddr reads an address by which a Service is reached from outside. It
 // returns none if the text is wrong.
-func (p *parser) externalAddr(at path, text string, clusterIPs []Address) netip.Addr {
+func (p *parser) externalAddr(at path, text string, s *Service) netip.Addr {
 	addr, err := p.parseAddr(text)
-	family := familyOf(addr)
+	family := proxy.FamilyOf(addr)
 	switch {
 	case err != nil:
 		p.add(Omitted, at, "%v; it is left out", err)
 		return netip.Addr{}
-	case p.strict && len(clusterIPs) > 0 && !hasFamily(clusterIPs, family):
+	case p.strict && len(s.Addresses[family]) == 0 && len(s.Addresses[1-family]) > 0:
 		// A Service has no endpoints in a family in which it has no cluster IP.
-		p.add(Omitted, at, "%v is an %s address and the Service has no %s cluster IP; it is left out", addr, family, family)
+		p.add(Omitted, at, "%v is an %v address and the Service has no %v cluster IP; it is left out", addr, family, family)
 	}
 	return addr.Unmap()
 }
@@ -185,12 +202,14 @@ func (p *parser) servicePorts(spec *v1.ServiceSpec) []ServicePort {
 	for i := range spec.Ports {
 		in := &spec.Ports[i]
 		at := func(name string) path { return path{"spec.ports", i, name} }
-		port := ServicePort{
-			Index: i, Name: in.Name, Port: p.port(at(".port"), in.Port), NodePort: p.optionalPort(at(".nodePort"), in.NodePort),
-			Protocol: p.protocol(at(".protocol"), in.Protocol),
+		port := ServicePort{Name: unique.Make(in.Name), Index: i, Port: p.port(at(".port"), in.Port)}
+		nodePort := p.optionalPort(at(".nodePort"), in.NodePort)
+		port.Protocol = p.protocol(at(".protocol"), in.Protocol)
+		if onNodes(spec) {
+			port.NodePort = nodePort
 		}
 		p.portName(at(".name"), in.Name)
-		if port.Port == 0 || port.Protocol == "" {
+		if port.Port == 0 || port.Protocol == 0 {
 			continue
 		}
 		if p.strict && in.Name == "" && len(spec.Ports) > 1 {
@@ -216,7 +235,7 @@ func (p *parser) servicePorts(spec *v1.ServiceSpec) []ServicePort {
 func (p *parser) samePort(at path, port ServicePort, earlier []ServicePort) {
 	for _, o := range earlier {
 		if o.Protocol == port.Protocol && o.Port == port.Port {
-			p.add(Invalid, at, "%s %d is spec.ports[%d] too", port.Protocol, port.Port, o.Index)
+			p.add(Invalid, at, "%v %d is spec.ports[%d] too", port.Protocol, port.Port, o.Index)
 		}
 	}
 }

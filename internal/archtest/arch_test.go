@@ -74,8 +74,8 @@ type rule struct {
 var table = []rule{
 	{"internal/proxy/proxytest", []string{"internal/proxy"}, []string{}},
 	{"internal/proxy", []string{}, []string{}},
-	{"internal/apiobject", []string{}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
-	{"internal/resolve", []string{"internal/proxy", "internal/apiobject"}, []string{"k8s.io/api/", "k8s.io/apimachinery/"}},
+	{"internal/apiobject", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/utils/"}},
+	{"internal/resolve", []string{"internal/proxy", "internal/apiobject"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/utils/ptr"}},
 	{"internal/apiclient", []string{}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/rest"}},
 	{"internal/source/informer", []string{"internal/source", "internal/apiclient"}, []string{"k8s.io/"}},
 	{"internal/source/manifest", []string{"internal/source", "internal/apiobject"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/klog/", "sigs.k8s.io/yaml", "sigs.k8s.io/json", "go.yaml.in/yaml/v3", "github.com/fsnotify/fsnotify", "github.com/go-logr/"}},

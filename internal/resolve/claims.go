@@ -2,9 +2,11 @@ package resolve
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/proxy"
 )
 
@@ -19,9 +21,9 @@ type claim struct {
 // claimant is one Service port that wants a claim.
 type claimant struct {
 	service *service
-	port    *servicePort
+	port    *apiobject.ServicePort
 	kind    proxy.Kind
-	index   int // where the Service says so; see addressField
+	index   int // in the list of addressFields
 }
 
 // compareClaimants orders rivals: the first one wins. The order follows from
@@ -32,7 +34,7 @@ func compareClaimants(a, b claimant) int {
 		cmp.Compare(a.service.created, b.service.created),
 		cmp.Compare(a.service.name.Namespace, b.service.name.Namespace),
 		cmp.Compare(a.service.name.Name, b.service.name.Name),
-		cmp.Compare(a.port.name.Value(), b.port.name.Value()),
+		cmp.Compare(a.port.Name.Value(), b.port.Name.Value()),
 	)
 }
 
@@ -145,8 +147,20 @@ func (c *claims) compare(cl claim, was, is []claimant) {
 	}
 }
 
+// addressFields are where a Service names its addresses.
+var addressFields = [...]string{
+	proxy.ClusterIP:    "spec.clusterIPs[%d]",
+	proxy.LoadBalancer: "status.loadBalancer.ingress[%d].ip",
+	proxy.ExternalIP:   "spec.externalIPs[%d]",
+	proxy.NodePort:     "spec.ports[%d].nodePort",
+}
+
 // lost is the problem of who wants a claim that another has.
 func lost(cl claim, owner, loser claimant) Problem {
-	return serviceObject(loser.service.name).problem(addressField(loser.kind, loser.index),
+	field := "spec.clusterIP"
+	if loser.index >= 0 {
+		field = fmt.Sprintf(addressFields[loser.kind], loser.index)
+	}
+	return serviceObject(loser.service.name).problem(field,
 		"%d/%v claimed by %v already", cl.addr.Port(), cl.protocol, serviceObject(owner.service.name))
 }

@@ -6,28 +6,20 @@ import (
 	"strings"
 	"unique"
 
-	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
-	"sluice/internal/proxy"
+	"sluice/internal/apiobject"
 )
 
 // endpointSlice is what is kept of an EndpointSlice. It is immutable.
 type endpointSlice struct {
 	name      types.NamespacedName
 	service   types.NamespacedName
-	family    proxy.Family
-	ports     []slicePort
 	endpoints []endpoint
 	problems  []Problem
-}
-
-// slicePort is one port that all endpoints of a slice have.
-type slicePort struct {
-	name     unique.Handle[string]
-	protocol proxy.Protocol
-	port     uint16
+	apiobject.EndpointSlice
 }
 
 // endpoint is one address of a slice. Of its node only the relation to ours
@@ -67,8 +59,8 @@ func (s *endpointSlice) equal(o *endpointSlice) bool {
 	if s == nil || o == nil {
 		return s == o
 	}
-	return s.name == o.name && s.service == o.service && s.family == o.family &&
-		slices.Equal(s.ports, o.ports) &&
+	return s.name == o.name && s.service == o.service && s.Family == o.Family &&
+		slices.Equal(s.Ports, o.Ports) &&
 		slices.EqualFunc(s.endpoints, o.endpoints, endpoint.equal) &&
 		slices.Equal(s.problems, o.problems)
 }
@@ -76,41 +68,31 @@ func (s *endpointSlice) equal(o *endpointSlice) bool {
 // read returns the record of a slice, as seen from this node, nil if it has
 // none: it belongs to no Service, or has DNS names for addresses.
 func (t *EndpointsChangeTracker) read(name types.NamespacedName, obj *discoveryv1.EndpointSlice) *endpointSlice {
-	if obj.Labels[discoveryv1.LabelServiceName] == "" || obj.AddressType == discoveryv1.AddressTypeFQDN {
+	service := obj.Labels[discoveryv1.LabelServiceName]
+	if service == "" || obj.AddressType == discoveryv1.AddressTypeFQDN {
 		return nil
 	}
-	in := &t.parsed
-	problems := in.Parse(obj)
 	s := &endpointSlice{
 		name:      name,
-		service:   types.NamespacedName{Namespace: name.Namespace, Name: strings.Clone(in.Service)},
-		ports:     make([]slicePort, 0, len(in.Ports)),
-		endpoints: make([]endpoint, 0, len(in.Addresses)),
-		problems:  sliceObject(name).problems(problems),
+		service:   types.NamespacedName{Namespace: name.Namespace, Name: strings.Clone(service)},
+		endpoints: make([]endpoint, 0, len(obj.Endpoints)),
 	}
-	if in.Family == v1.IPv6Protocol {
-		s.family = proxy.IPv6
-	}
-	for _, p := range in.Ports {
-		s.ports = append(s.ports, slicePort{unique.Make(p.Name), protocolOf(p.Protocol), p.Port})
-	}
-	for i, addr := range in.Addresses {
-		if addr.IsValid() {
-			s.endpoints = append(s.endpoints, readEndpoint(addr, &obj.Endpoints[i], t.nodeName))
-		}
-	}
+	var problems []apiobject.Problem
+	s.EndpointSlice, problems = apiobject.ParseEndpointSlice(obj, func(in *discoveryv1.Endpoint, addr netip.Addr) {
+		s.endpoints = append(s.endpoints, readEndpoint(addr, in, t.nodeName))
+	})
+	s.problems = sliceObject(name).problems(problems)
 	return s
 }
 
 func readEndpoint(addr netip.Addr, in *discoveryv1.Endpoint, nodeName string) endpoint {
 	e := endpoint{addr: addr}
-	t, c := &e.traits, &in.Conditions
-	t.set(ready, c.Ready == nil || *c.Ready)
-	t.set(serving, c.Serving == nil || *c.Serving)
-	t.set(terminating, c.Terminating != nil && *c.Terminating)
-	known := in.NodeName != nil && *in.NodeName != ""
-	t.set(nodeUnknown, !known)
-	t.set(local, known && *in.NodeName == nodeName)
+	t, c, node := &e.traits, &in.Conditions, ptr.Deref(in.NodeName, "")
+	t.set(ready, ptr.Deref(c.Ready, true))
+	t.set(serving, ptr.Deref(c.Serving, true))
+	t.set(terminating, ptr.Deref(c.Terminating, false))
+	t.set(nodeUnknown, node == "")
+	t.set(local, node != "" && node == nodeName)
 	if in.Hints == nil {
 		return e
 	}

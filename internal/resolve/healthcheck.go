@@ -22,9 +22,9 @@ func (c candidates) readyHere(list []netip.Addr) []netip.Addr {
 func (r *Resolver) publishHealthCheck(e *entry, f proxy.Family, here []netip.Addr, d *proxy.Delta) {
 	key := proxy.HealthCheckKey{Namespace: e.name.Namespace, Name: e.name.Name, Family: f}
 	c := proxy.HealthCheckChange{Old: r.state.HealthChecks[key]}
-	if s := e.service; s != nil && s.healthCheck != 0 && len(s.addresses[f]) > 0 {
+	if s := e.service; s != nil && s.HealthCheckPort != 0 && len(s.Addresses[f]) > 0 {
 		slices.SortFunc(here, netip.Addr.Compare)
-		c.New = &proxy.HealthCheck{Key: key, Port: s.healthCheck, Local: len(slices.Compact(here))}
+		c.New = &proxy.HealthCheck{Key: key, Port: s.HealthCheckPort, Local: len(slices.Compact(here))}
 	}
 	if c.Old == c.New || c.Old != nil && c.New != nil && *c.Old == *c.New {
 		return

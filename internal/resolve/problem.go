@@ -70,9 +70,6 @@ func (o object) problems(found []apiobject.Problem) []Problem {
 	return out
 }
 
-// indexed returns the path of a list's item.
-func indexed(list string, i int, rest string) string { return fmt.Sprintf("%s[%d]%s", list, i, rest) }
-
 // problemSet holds the problems of all objects that have some.
 type problemSet struct {
 	of     map[object][]Problem

@@ -1,6 +1,7 @@
 package resolve
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -47,23 +48,23 @@ func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServiceP
 	for p := range s.portsOf(f) {
 		c, portMissing := gather(e.slices, p)
 		if portMissing {
-			report(indexed("spec.ports", p.port.index, ".name"), "no %v EndpointSlice has a %v port named %q",
-				f, p.port.protocol, p.port.name.Value())
+			report(fmt.Sprintf("spec.ports[%d].name", p.port.Index), "no %v EndpointSlice has a %v port named %q",
+				f, p.port.Protocol, p.port.Name.Value())
 		}
-		if s.healthCheck != 0 {
+		if s.HealthCheckPort != 0 {
 			here = c.readyHere(here)
 		}
 		row := r.row(p, c, rowOf(old, p.key()))
 		balanced = balanced || hasKind(row, proxy.LoadBalancer)
 		e.rows = append(e.rows, row)
 	}
-	if !balanced || len(proxy.PrefixesOf(s.ranges, f)) > 0 {
+	if !balanced || len(proxy.PrefixesOf(s.SourceRanges, f)) > 0 {
 		return here
 	}
 	switch {
-	case s.unreadable:
+	case s.UnreadableRanges:
 		report(rangesField, "no readable %v range: the %v LoadBalancer addresses are closed to everyone", f, f)
-	case len(s.ranges) > 0:
+	case len(s.SourceRanges) > 0:
 		report(rangesField, "no %v range: the %v LoadBalancer addresses are open to everyone", f, f)
 	}
 	return here
@@ -93,19 +94,19 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort) *pr
 	sp := &proxy.ServicePort{
 		Key:             p.key(),
 		Frontends:       r.frontends(p),
-		Internal:        s.internal,
-		External:        s.external,
-		Affinity:        s.affinity,
+		Internal:        s.Internal,
+		External:        s.External,
+		Affinity:        s.Affinity,
 		UsableSomewhere: c.usableSomewhere(),
 	}
 	outside := slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind != proxy.ClusterIP })
-	if s.internal == proxy.ScopeCluster || outside {
+	if s.Internal == proxy.ScopeCluster || outside {
 		sp.Cluster = arrange(was.Cluster, c.cluster(r.node.Zone))
 	}
-	if s.internal == proxy.ScopeLocal || s.external == proxy.ScopeLocal && outside {
+	if s.Internal == proxy.ScopeLocal || s.External == proxy.ScopeLocal && outside {
 		sp.Local = arrange(was.Local, c.local())
 	}
-	if p.port.protocol.EndsStaleFlows() {
+	if p.port.Protocol.EndsStaleFlows() {
 		sp.Draining = c.draining(sp)
 	}
 	if hasKind(sp, proxy.LoadBalancer) {
@@ -123,8 +124,8 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort) *pr
 // frontends returns what the row is reached by: what it claims and nobody has
 // a better claim to.
 func (r *Resolver) frontends(p portOfFamily) []proxy.Frontend {
-	n := len(p.service.addresses[p.family])
-	if p.port.nodePort != 0 {
+	n := len(p.service.Addresses[p.family])
+	if p.port.NodePort != 0 {
 		n++
 	}
 	list := make([]proxy.Frontend, 0, n)

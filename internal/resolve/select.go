@@ -28,14 +28,14 @@ type candidates []candidate
 func gather(from []*endpointSlice, p portOfFamily) (c candidates, portMissing bool) {
 	populated, found := false, false
 	for _, s := range from {
-		if s.family != p.family {
+		if s.Family != p.family {
 			continue
 		}
 		populated = populated || len(s.endpoints) > 0
-		for _, sp := range s.ports {
-			if sp.name == p.port.name && sp.protocol == p.port.protocol {
+		for _, sp := range s.Ports {
+			if sp.Name == p.port.Name && sp.Protocol == p.port.Protocol {
 				found = true
-				c = c.with(s.endpoints, sp.port)
+				c = c.with(s.endpoints, sp.Port)
 			}
 		}
 	}

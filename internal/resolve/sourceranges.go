@@ -13,9 +13,9 @@ const rangesField = "spec.loadBalancerSourceRanges"
 // allowFrom returns who may use the LoadBalancer addresses of a family; nil is
 // everyone, and empty nobody. The node's address may be invalid: not known.
 func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
-	of := proxy.PrefixesOf(s.ranges, f)
+	of := proxy.PrefixesOf(s.SourceRanges, f)
 	switch {
-	case len(of) == 0 && s.unreadable:
+	case len(of) == 0 && s.UnreadableRanges:
 		// What could not be read may have been the family's: a typo must not
 		// open what somebody meant to close.
 		return []netip.Prefix{}
@@ -24,9 +24,9 @@ func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
 	}
 	if slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Contains(nodeIP) }) {
 		// A node that holds the address itself talks to it from that address.
-		for _, a := range s.addresses[f] {
-			if a.kind == proxy.LoadBalancer {
-				of = append(of, netip.PrefixFrom(a.addr, f.Bits()))
+		for _, a := range s.Addresses[f] {
+			if a.Kind == proxy.LoadBalancer {
+				of = append(of, netip.PrefixFrom(a.Addr, f.Bits()))
 			}
 		}
 	}

@@ -7,8 +7,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"sluice/internal/apiobject"
 )
 
 // ServiceChangeTracker gathers changes of Services until [Resolver.Update]
@@ -39,7 +37,6 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) bool {
 type EndpointsChangeTracker struct {
 	pendingRecords[*endpointSlice]
 	nodeName string
-	parsed   apiobject.EndpointSlice // of the last event; its memory is used again
 }
 
 // Update notes that a slice was added or changed, or with remove that it is

@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -98,7 +99,7 @@ func parse(obj metav1.Object) (problems []apiobject.Problem) {
 	case *v1.Service:
 		_, problems = apiobject.ParseService(obj)
 	case *discoveryv1.EndpointSlice:
-		problems = new(apiobject.EndpointSlice).Parse(obj)
+		_, problems = apiobject.ParseEndpointSlice(obj, func(*discoveryv1.Endpoint, netip.Addr) {})
 	case *v1.Node:
 		_, problems = apiobject.ParseNode(obj)
 	case *networkingv1.ServiceCIDR:
