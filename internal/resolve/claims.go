@@ -44,13 +44,7 @@ type claims struct {
 	owners    map[claim]claimant
 	contested map[claim][]claimant // in order; the first is the owner
 	before    map[claim][]claimant // the same, as settle last saw it, where it was touched
-	problems  *problemCounts       // who has lost a claim has a problem
-}
-
-func newClaims(p *problemCounts) claims {
-	return claims{
-		owners: map[claim]claimant{}, contested: map[claim][]claimant{}, before: map[claim][]claimant{}, problems: p,
-	}
+	problems  *problems            // who has lost a claim has a problem
 }
 
 // add enters a claimant. It returns the Service that loses the claim to it, if any.
@@ -115,34 +109,21 @@ func (c *claims) settle() {
 		return
 	}
 	for cl, was := range c.before {
-		c.compare(cl, was, c.contested[cl])
+		is := c.contested[cl]
+		c.count(-1, cl, was, is)
+		c.count(1, cl, is, was)
 	}
 	c.before = map[claim][]claimant{}
 }
 
-// compare walks along two lists of rivals, whose first ones are no losers.
-func (c *claims) compare(cl claim, was, is []claimant) {
-	sameOwner := len(was) > 0 && len(is) > 0 && was[0].service.name == is[0].service.name
-	for i, j := 1, 1; i < len(was) || j < len(is); {
-		order := -1
-		switch {
-		case i >= len(was):
-			order = 1
-		case j < len(is):
-			order = compareClaimants(was[i], is[j])
-		}
-		same := order == 0 && sameOwner && was[i].index == is[j].index
-		if order <= 0 {
-			if !same {
-				c.problems.drop(lost(cl, was[0], was[i]))
-			}
-			i++
-		}
-		if order >= 0 {
-			if !same {
-				c.problems.add(lost(cl, is[0], is[j]))
-			}
-			j++
+// count counts the problems of rivals that do not have them among others, too.
+// The first one of either list is the owner.
+func (c *claims) count(n int, cl claim, rivals, others []claimant) {
+	sameOwner := len(rivals) > 0 && len(others) > 0 && rivals[0].service.name == others[0].service.name
+	for i := 1; i < len(rivals); i++ {
+		at, found := slices.BinarySearchFunc(others, rivals[i], compareClaimants)
+		if !sameOwner || !found || at == 0 || others[at].index != rivals[i].index {
+			c.problems.count(lost(cl, rivals[0], rivals[i]), n)
 		}
 	}
 }

@@ -141,10 +141,8 @@ func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
 
 // loopbackOnly reports whether a prefix has nothing but loopback addresses.
 func loopbackOnly(p netip.Prefix) bool {
-	if p.Addr().Is4() {
-		return p.Bits() >= 8 && p.Addr().IsLoopback()
-	}
-	return p.Bits() == 128 && p.Addr().IsLoopback()
+	loopback := proxy.FamilyOf(p.Addr()).Loopback()
+	return p.Bits() >= loopback.Bits() && loopback.Contains(p.Addr())
 }
 
 // UpdateNode notes what the Node is now, and reports whether a change of it is
@@ -157,7 +155,7 @@ func (r *Resolver) UpdateNode(n *v1.Node) bool {
 	rec := readNode(n)
 	r.nodeRecord = rec
 	now, _ := r.settings.node(rec)
-	known := r.read.of[clusterObject("Node", r.settings.NodeName)]
+	known := r.read[clusterObject("Node", r.settings.NodeName)]
 	r.nodePending = r.first || !reflect.DeepEqual(now, r.state.Node) || !slices.Equal(rec.problems, known)
 	return r.nodePending
 }
@@ -170,8 +168,8 @@ func (r *Resolver) applyNode(d *proxy.Delta, dirty map[*entry]bool) {
 	}
 	r.nodePending = false
 	node, problems := r.settings.node(r.nodeRecord)
-	r.read.set(configuration, problems)
-	r.read.set(clusterObject("Node", r.settings.NodeName), r.nodeRecord.problems)
+	r.problems.replace(r.read, configuration, problems)
+	r.problems.replace(r.read, clusterObject("Node", r.settings.NodeName), r.nodeRecord.problems)
 	was := r.state.Node
 	if reflect.DeepEqual(node, was) {
 		return

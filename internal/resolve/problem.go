@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -21,13 +22,7 @@ type Problem struct {
 // String returns the problem as one line.
 func (p Problem) String() string { return p.Object + ": " + p.Field + ": " + p.Reason }
 
-func compareProblems(a, b Problem) int {
-	return cmp.Or(
-		cmp.Compare(a.Object, b.Object),
-		cmp.Compare(a.Field, b.Field),
-		cmp.Compare(a.Reason, b.Reason),
-	)
-}
+func compareProblems(a, b Problem) int { return cmp.Compare(a.String(), b.String()) }
 
 // object names an object that can have problems.
 type object struct {
@@ -47,14 +42,8 @@ func clusterObject(kind, name string) object { return object{kind, types.Namespa
 
 // String returns the kind and the name.
 func (o object) String() string {
-	switch {
-	case o.name.Name == "":
-		return o.kind
-	case o.name.Namespace == "":
-		return o.kind + " " + o.name.Name
-	default:
-		return o.kind + " " + o.name.String()
-	}
+	name := strings.TrimPrefix(o.name.String(), "/")
+	return strings.TrimSuffix(o.kind+" "+name, " ")
 }
 
 func (o object) problem(field, format string, args ...any) Problem {
@@ -70,58 +59,38 @@ func (o object) problems(found []apiobject.Problem) []Problem {
 	return out
 }
 
-// problemSet holds the problems of all objects that have some.
-type problemSet struct {
-	of     map[object][]Problem
-	counts *problemCounts
-}
-
-// set replaces the problems of an object.
-func (s problemSet) set(o object, list []Problem) {
-	was := s.of[o]
-	if slices.Equal(was, list) {
-		return
-	}
-	for _, p := range was {
-		s.counts.drop(p)
-	}
-	for _, p := range list {
-		s.counts.add(p)
-	}
-	if len(list) == 0 {
-		delete(s.of, o)
-		return
-	}
-	s.of[o] = list
-}
-
-// problemCounts counts how often each problem is there, since one port that is
-// lost in both families is one problem. It knows what changed, so that problems
-// which stay cost nothing.
-type problemCounts struct {
+// problems counts how often each problem is there, since one port that is lost
+// in both families is one problem. It knows what changed, so that problems which
+// stay cost nothing.
+type problems struct {
 	now map[Problem]int
 	was map[Problem]bool // what was touched since the last take: whether it was there
 }
 
-func newProblemCounts() *problemCounts {
-	return &problemCounts{now: map[Problem]int{}, was: map[Problem]bool{}}
-}
-
-func (c *problemCounts) add(p Problem) {
-	c.touch(p)
-	c.now[p]++
-}
-
-func (c *problemCounts) drop(p Problem) {
-	c.touch(p)
-	if c.now[p]--; c.now[p] == 0 {
+// count adds n to how often a problem is there.
+func (c *problems) count(p Problem, n int) {
+	if _, touched := c.was[p]; !touched {
+		c.was[p] = c.now[p] > 0
+	}
+	if c.now[p] += n; c.now[p] == 0 {
 		delete(c.now, p)
 	}
 }
 
-func (c *problemCounts) touch(p Problem) {
-	if _, touched := c.was[p]; !touched {
-		c.was[p] = c.now[p] > 0
+// replace replaces the problems of an object among those of all that have some.
+func (c *problems) replace(all map[object][]Problem, o object, list []Problem) {
+	was := all[o]
+	if slices.Equal(was, list) {
+		return
+	}
+	for _, p := range was {
+		c.count(p, -1)
+	}
+	for _, p := range list {
+		c.count(p, 1)
+	}
+	if all[o] = list; len(list) == 0 {
+		delete(all, o)
 	}
 }
 

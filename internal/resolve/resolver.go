@@ -31,9 +31,9 @@ type Resolver struct {
 
 	state    *proxy.State
 	first    bool // no Update has been yet
-	problems *problemCounts
-	read     problemSet // found while reading objects
-	resolved problemSet // found while resolving rows
+	problems *problems
+	read     map[object][]Problem // found while reading objects
+	resolved map[object][]Problem // found while resolving rows
 }
 
 // entry is everything known by a Service's name.
@@ -46,21 +46,20 @@ type entry struct {
 
 // New returns a resolver that knows nothing but its settings.
 func New(s Settings) *Resolver {
-	counts := newProblemCounts()
 	r := &Resolver{
-		Services:    &ServiceChangeTracker{newPendingRecords[*service](), s.IgnoreExternalIPs},
-		Endpoints:   &EndpointsChangeTracker{pendingRecords: newPendingRecords[*endpointSlice](), nodeName: s.NodeName},
+		Services:    &ServiceChangeTracker{newTracker[*service](), s.IgnoreExternalIPs},
+		Endpoints:   &EndpointsChangeTracker{newTracker[*endpointSlice](), s.NodeName},
 		settings:    s,
 		entries:     map[types.NamespacedName]*entry{},
-		claims:      newClaims(counts),
 		nodePending: true, // the settings alone make a Node
 		cidrs:       map[string][]netip.Prefix{},
 		state:       proxy.NewState(),
 		first:       true,
-		problems:    counts,
-		read:        problemSet{map[object][]Problem{}, counts},
-		resolved:    problemSet{map[object][]Problem{}, counts},
+		problems:    &problems{now: map[Problem]int{}, was: map[Problem]bool{}},
+		read:        map[object][]Problem{},
+		resolved:    map[object][]Problem{},
 	}
+	r.claims = claims{map[claim]claimant{}, map[claim][]claimant{}, map[claim][]claimant{}, r.problems}
 	r.node = r.state.Node
 	for _, f := range proxy.Families {
 		if s.serves(f) {
@@ -91,13 +90,13 @@ func (r *Resolver) Update() *proxy.Delta {
 	dirty := map[*entry]bool{}
 	r.applyNode(d, dirty)
 	r.applyServiceCIDRs(d)
-	for _, c := range r.Services.take() {
-		r.applyService(c, dirty)
-	}
+	r.Services.take(func(name types.NamespacedName, from, to *service) {
+		r.applyService(r.entry(name), from, to, dirty)
+	})
 	r.claims.settle()
-	for _, c := range r.Endpoints.take() {
-		r.applySlice(c, dirty)
-	}
+	r.Endpoints.take(func(name types.NamespacedName, from, to *endpointSlice) {
+		r.applySlice(name, from, to, dirty)
+	})
 	for e := range dirty {
 		r.resolve(e, d)
 	}
@@ -123,17 +122,16 @@ func (r *Resolver) entry(name types.NamespacedName) *entry {
 
 // applyService replaces a Service. Whoever wins or loses an address by that is
 // dirty too.
-func (r *Resolver) applyService(c recordChange[*service], dirty map[*entry]bool) {
-	e := r.entry(c.name)
-	e.service = c.to
+func (r *Resolver) applyService(e *entry, from, to *service, dirty map[*entry]bool) {
+	e.service = to
 	dirty[e] = true
-	r.changeClaims(c.from, r.claims.remove, dirty)
-	r.changeClaims(c.to, r.claims.add, dirty)
+	r.changeClaims(from, r.claims.remove, dirty)
+	r.changeClaims(to, r.claims.add, dirty)
 	var problems []Problem
-	if c.to != nil {
-		problems = c.to.problems
+	if to != nil {
+		problems = to.problems
 	}
-	r.read.set(serviceObject(c.name), problems)
+	r.problems.replace(r.read, serviceObject(e.name), problems)
 }
 
 // changeClaims adds or removes all claims of a Service, which may be nil.
@@ -153,23 +151,22 @@ func (r *Resolver) changeClaims(s *service, change func(claim, claimant) *servic
 }
 
 // applySlice replaces a slice. It may have moved from one Service to another.
-func (r *Resolver) applySlice(c recordChange[*endpointSlice], dirty map[*entry]bool) {
+func (r *Resolver) applySlice(name types.NamespacedName, from, to *endpointSlice, dirty map[*entry]bool) {
 	var problems []Problem
-	if c.from != nil {
-		e := r.entry(c.from.service)
+	if from != nil {
+		e := r.entry(from.service)
 		dirty[e] = true
-		if at, found := e.find(c.name.Name); found {
-			e.slices = slices.Delete(e.slices, at, at+1)
-		}
+		at, _ := e.find(name.Name)
+		e.slices = slices.Delete(e.slices, at, at+1)
 	}
-	if c.to != nil {
-		problems = c.to.problems
-		e := r.entry(c.to.service)
+	if to != nil {
+		problems = to.problems
+		e := r.entry(to.service)
 		dirty[e] = true
-		at, _ := e.find(c.name.Name)
-		e.slices = slices.Insert(e.slices, at, c.to)
+		at, _ := e.find(name.Name)
+		e.slices = slices.Insert(e.slices, at, to)
 	}
-	r.read.set(sliceObject(c.name), problems)
+	r.problems.replace(r.read, sliceObject(name), problems)
 }
 
 func (e *entry) find(name string) (int, bool) {

@@ -8,6 +8,9 @@ import (
 	"sluice/internal/proxy"
 )
 
+// rangesField is where a Service says who may use its LoadBalancer addresses.
+const rangesField = "spec.loadBalancerSourceRanges"
+
 // resolve publishes an entry's rows again and puts what changed into a step.
 func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 	old := e.rows
@@ -20,7 +23,7 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 		}
 		r.publishHealthCheck(e, f, here, d)
 	}
-	r.resolved.set(serviceObject(e.name), problems)
+	r.problems.replace(r.resolved, serviceObject(e.name), problems)
 	for _, row := range e.rows {
 		if was := rowOf(old, row.Key); was != row {
 			d.Upserts = append(d.Upserts, proxy.Upsert{Old: was, New: row})
@@ -97,7 +100,7 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort) *pr
 		Internal:        s.Internal,
 		External:        s.External,
 		Affinity:        s.Affinity,
-		UsableSomewhere: c.usableSomewhere(),
+		UsableSomewhere: slices.ContainsFunc(c, candidate.usable),
 	}
 	outside := slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind != proxy.ClusterIP })
 	if s.Internal == proxy.ScopeCluster || outside {
@@ -137,15 +140,49 @@ func (r *Resolver) frontends(p portOfFamily) []proxy.Frontend {
 	return list
 }
 
+// allowFrom returns who may use the LoadBalancer addresses of a family; nil is
+// everyone, and empty nobody. The node's address may be invalid: not known.
+func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
+	of := proxy.PrefixesOf(s.SourceRanges, f)
+	switch {
+	case len(of) == 0 && s.UnreadableRanges:
+		// What could not be read may have been the family's: a typo must not
+		// open what somebody meant to close.
+		return []netip.Prefix{}
+	case len(of) == 0, slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Bits() == 0 }):
+		return nil
+	}
+	if slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Contains(nodeIP) }) {
+		// A node that holds the address itself talks to it from that address.
+		for _, a := range s.Addresses[f] {
+			if a.Kind == proxy.LoadBalancer {
+				of = append(of, netip.PrefixFrom(a.Addr, f.Bits()))
+			}
+		}
+	}
+	return proxy.Outermost(of)
+}
+
 // sameRow compares two rows of one key.
 func sameRow(a, b *proxy.ServicePort) bool {
 	return a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity &&
 		a.UsableSomewhere == b.UsableSomewhere && slices.Equal(a.Frontends, b.Frontends) &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
-		samePrefixes(a.AllowFrom, b.AllowFrom) && slices.Equal(a.Draining, b.Draining)
+		(a.AllowFrom == nil) == (b.AllowFrom == nil) && slices.Equal(a.AllowFrom, b.AllowFrom) &&
+		slices.Equal(a.Draining, b.Draining)
 }
 
-// samePrefixes compares allowances: nil allows everyone, empty nobody.
-func samePrefixes(a, b []netip.Prefix) bool {
-	return (a == nil) == (b == nil) && slices.Equal(a, b)
+// publishHealthCheck puts into a step what changed about an entry's health
+// check of a family. The addresses may hold duplicates.
+func (r *Resolver) publishHealthCheck(e *entry, f proxy.Family, here []netip.Addr, d *proxy.Delta) {
+	key := proxy.HealthCheckKey{Namespace: e.name.Namespace, Name: e.name.Name, Family: f}
+	c := proxy.HealthCheckChange{Old: r.state.HealthChecks[key]}
+	if s := e.service; s != nil && s.HealthCheckPort != 0 && len(s.Addresses[f]) > 0 {
+		slices.SortFunc(here, netip.Addr.Compare)
+		c.New = &proxy.HealthCheck{Key: key, Port: s.HealthCheckPort, Local: len(slices.Compact(here))}
+	}
+	if c.Old == c.New || c.Old != nil && c.New != nil && *c.Old == *c.New {
+		return
+	}
+	d.HealthChecks = append(d.HealthChecks, c)
 }

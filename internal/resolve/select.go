@@ -16,9 +16,9 @@ type candidate struct {
 
 // usable reports whether the endpoint can be used at all: it is ready, or as
 // the last resort still serving while it terminates.
-func (c *candidate) usable() bool { return c.traits.has(ready) || c.lastResort() }
+func (c candidate) usable() bool { return c.traits.has(ready) || c.lastResort() }
 
-func (c *candidate) lastResort() bool { return c.traits.has(serving | terminating) }
+func (c candidate) lastResort() bool { return c.traits.has(serving | terminating) }
 
 // candidates are all endpoints of one Service port, each address once, sorted.
 type candidates []candidate
@@ -74,11 +74,11 @@ func (c candidates) once() candidates {
 }
 
 // endpoints returns those that match.
-func (c candidates) endpoints(match func(*candidate) bool) []proxy.Endpoint {
+func (c candidates) endpoints(match func(candidate) bool) []proxy.Endpoint {
 	var out []proxy.Endpoint
-	for i := range c {
-		if match(&c[i]) {
-			out = append(out, c[i].Endpoint)
+	for _, e := range c {
+		if match(e) {
+			out = append(out, e.Endpoint)
 		}
 	}
 	return out
@@ -88,90 +88,68 @@ func (c candidates) endpoints(match func(*candidate) bool) []proxy.Endpoint {
 // hints leave, else all that serve while they terminate.
 func (c candidates) cluster(zone string) []proxy.Endpoint {
 	hinted := c.hints(zone)
-	list := c.endpoints(func(e *candidate) bool { return e.traits.has(ready) && hinted(e) })
+	list := c.endpoints(func(e candidate) bool { return e.traits.has(ready) && hinted(e) })
 	if len(list) > 0 {
 		return list
 	}
-	return c.endpoints((*candidate).lastResort)
+	return c.endpoints(candidate.lastResort)
 }
 
 // local returns the endpoints to use on this node, which hints do not touch.
 func (c candidates) local() []proxy.Endpoint {
-	list := c.endpoints(func(e *candidate) bool { return e.traits.has(ready | local) })
+	list := c.endpoints(func(e candidate) bool { return e.traits.has(ready | local) })
 	if len(list) > 0 {
 		return list
 	}
-	return c.endpoints(func(e *candidate) bool { return e.traits.has(local) && e.lastResort() })
+	return c.endpoints(func(e candidate) bool { return e.traits.has(local) && e.lastResort() })
 }
 
-// usableSomewhere reports whether some node has a usable endpoint.
-func (c candidates) usableSomewhere() bool {
-	for i := range c {
-		if c[i].usable() {
-			return true
+// readyHere adds the addresses of ready endpoints on this node to a list.
+func (c candidates) readyHere(list []netip.Addr) []netip.Addr {
+	for _, e := range c {
+		if e.traits.has(ready | local) {
+			list = append(list, e.Addr.Addr())
 		}
 	}
-	return false
+	return list
 }
 
 // draining returns the endpoints that serve but are in none of a row's lists:
 // they are elsewhere, for another zone, or on their way out.
 func (c candidates) draining(sp *proxy.ServicePort) []netip.AddrPort {
-	var listed map[netip.AddrPort]bool
+	listed := map[netip.AddrPort]bool{}
+	for _, e := range slices.Concat(sp.Cluster, sp.Local) {
+		listed[e.Addr] = true
+	}
 	var out []netip.AddrPort
-	for i := range c {
-		if !c[i].traits.has(serving) {
-			continue
-		}
-		if listed == nil {
-			listed = addressesOf(sp.Cluster, sp.Local)
-		}
-		if !listed[c[i].Addr] {
-			out = append(out, c[i].Addr)
+	for _, e := range c {
+		if e.traits.has(serving) && !listed[e.Addr] {
+			out = append(out, e.Addr)
 		}
 	}
 	return out
 }
 
-func addressesOf(lists ...[]proxy.Endpoint) map[netip.AddrPort]bool {
-	set := map[netip.AddrPort]bool{}
-	for _, list := range lists {
-		for _, e := range list {
-			set[e.Addr] = true
-		}
-	}
-	return set
-}
-
 // hints returns which ready endpoints the hints choose. Hints count only if
 // every ready endpoint has one and one of them is for us; node hints come
 // before zone hints.
-func (c candidates) hints(zone string) func(*candidate) bool {
-	byNode := func(e *candidate) bool { return e.traits.has(forThisNode) }
-	if c.hinted(func(e *candidate) bool { return e.traits.has(nodeHinted) }, byNode) {
+func (c candidates) hints(zone string) func(candidate) bool {
+	byNode := func(e candidate) bool { return e.traits.has(forThisNode) }
+	if c.hinted(func(e candidate) bool { return e.traits.has(nodeHinted) }, byNode) {
 		return byNode
 	}
 	if zone != "" {
 		here := unique.Make(zone)
-		byZone := func(e *candidate) bool { return slices.Contains(e.zones, here) }
-		if c.hinted(func(e *candidate) bool { return len(e.zones) > 0 }, byZone) {
+		byZone := func(e candidate) bool { return slices.Contains(e.zones, here) }
+		if c.hinted(func(e candidate) bool { return len(e.zones) > 0 }, byZone) {
 			return byZone
 		}
 	}
-	return func(*candidate) bool { return true }
+	return func(candidate) bool { return true }
 }
 
 // hinted reports whether one kind of hint counts.
-func (c candidates) hinted(has, forUs func(*candidate) bool) bool {
-	useful := false
-	for i := range c {
-		if !c[i].traits.has(ready) {
-			continue
-		}
-		if !has(&c[i]) {
-			return false
-		}
-		useful = useful || forUs(&c[i])
-	}
-	return useful
+func (c candidates) hinted(has, forUs func(candidate) bool) bool {
+	return !slices.ContainsFunc(c, func(e candidate) bool { return e.traits.has(ready) && !has(e) }) &&
+		slices.ContainsFunc(c, func(e candidate) bool { return e.traits.has(ready) && forUs(e) })
 }

@@ -25,14 +25,17 @@ type service struct {
 
 func (s *service) equal(o *service) bool { return reflect.DeepEqual(s, o) }
 
-// readService returns the record of a Service, nil if it has none: it is
-// headless, only a DNS name, or another proxy's.
-func readService(name types.NamespacedName, obj *v1.Service, ignoreExternalIPs bool) *service {
+// read returns the record of a Service, nil if it has none: it is gone, headless,
+// only a DNS name, or another proxy's.
+func (t *ServiceChangeTracker) read(name types.NamespacedName, obj *v1.Service) *service {
+	if obj == nil {
+		return nil
+	}
 	_, others := obj.Labels[otherProxyLabel]
 	if others || apiobject.Headless(&obj.Spec) || obj.Spec.Type == v1.ServiceTypeExternalName {
 		return nil
 	}
-	if ignoreExternalIPs && len(obj.Spec.ExternalIPs) > 0 {
+	if t.ignoreExternalIPs && len(obj.Spec.ExternalIPs) > 0 {
 		without := *obj
 		without.Spec.ExternalIPs = nil
 		obj = &without

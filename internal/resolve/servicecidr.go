@@ -1,6 +1,8 @@
 package resolve
 
 import (
+	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,32 +14,25 @@ import (
 )
 
 // UpdateServiceCIDR notes an event: previous is nil for an addition, current
-// for a deletion. It reports whether a change is pending.
+// for a deletion. It reports whether a change is pending. Ranges are held by the
+// object's name: another one with the same range keeps it when this one goes.
 func (r *Resolver) UpdateServiceCIDR(previous, current *networkingv1.ServiceCIDR) bool {
-	switch {
-	case current != nil:
-		ranges, problems := apiobject.ParseServiceCIDR(current)
-		r.setServiceCIDR(strings.Clone(current.Name), ranges, problems)
-	case previous != nil:
-		r.setServiceCIDR(previous.Name, nil, nil)
+	name := strings.Clone(cmp.Or(current, previous).Name)
+	var ranges []netip.Prefix
+	var found []apiobject.Problem
+	if current != nil {
+		ranges, found = apiobject.ParseServiceCIDR(current)
 	}
-	return r.cidrsPending
-}
-
-// setServiceCIDR holds the ranges of one object by its name: another object
-// with the same range keeps it when this one goes.
-func (r *Resolver) setServiceCIDR(name string, ranges []netip.Prefix, problems []apiobject.Problem) {
 	o := clusterObject("ServiceCIDR", name)
-	r.read.set(o, o.problems(problems))
+	r.problems.replace(r.read, o, o.problems(found))
 	if slices.Equal(r.cidrs[name], ranges) {
-		return
+		return r.cidrsPending
 	}
 	r.cidrsPending = true
-	if len(ranges) == 0 {
+	if r.cidrs[name] = ranges; len(ranges) == 0 {
 		delete(r.cidrs, name)
-	} else {
-		r.cidrs[name] = ranges
 	}
+	return true
 }
 
 // applyServiceCIDRs makes the pending ranges the state's, in a step.
@@ -46,10 +41,7 @@ func (r *Resolver) applyServiceCIDRs(d *proxy.Delta) {
 		return
 	}
 	r.cidrsPending = false
-	var all []netip.Prefix
-	for _, ranges := range r.cidrs {
-		all = append(all, ranges...)
-	}
+	all := slices.Concat(slices.Collect(maps.Values(r.cidrs))...)
 	union := proxy.Outermost(r.settings.served(all))
 	if !slices.Equal(union, r.state.CIDRs) {
 		d.CIDRs = &union
