@@ -169,7 +169,7 @@ func TestSyncRemakes(t *testing.T) {
 		"another hook":                     "delete chain ip sluice nat-output; add chain ip sluice nat-output { type filter hook input priority 5; }",
 		"not a base":                       "delete chain ip sluice nat-output; add chain ip sluice nat-output",
 		"a base in the place of a chain":   "delete table ip sluice; add table ip sluice; add chain ip sluice services { type filter hook input priority 0; }",
-		"a base in the place of a class's": "delete table ip sluice; add table ip sluice; add chain ip sluice lb-3 { type filter hook input priority 0; }",
+		"a base in the place of a class's": "delete table ip sluice; add table ip sluice; add chain ip sluice lb-2 { type filter hook input priority 0; }",
 		"another table":                    "delete table ip sluice; add table ip sluice; add set ip sluice services { type ipv4_addr; }",
 	} {
 		t.Run(name, func(t *testing.T) {
