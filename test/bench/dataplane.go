@@ -219,7 +219,7 @@ func bareLoop(ctx context.Context, elements int) (time.Duration, error) {
 	for i := range elements {
 		binary.BigEndian.PutUint32(key, uint32(i))
 		b.AddElement(s, nft.Element{Key: string(key), Data: string(key[:8])})
-		if b.Bytes() > 1<<20 || i == elements-1 {
+		if len(b.Ops) == 1<<14 || i == elements-1 {
 			if err := conn.Commit(ctx, &b); err != nil {
 				return 0, err
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -57,45 +58,54 @@ type kernel interface {
 func Cleanup(ctx context.Context) (removed []string, err error) { return cleanup(ctx, netlinkKernel{}) }
 
 func cleanup(ctx context.Context, k kernel) ([]string, error) {
-	removed, err := removeLink(ctx, k)
-	sets, failed := removeSets(ctx, k)
-	return append(removed, sets...), errors.Join(err, failed)
+	var r report
+	r.removeLink(ctx, k)
+	r.removeSets(ctx, k)
+	return r.removed, r.err
+}
+
+// report is what was removed, and what could not be.
+type report struct {
+	removed []string
+	err     error
+}
+
+func (r *report) fail(err error) { r.err = errors.Join(r.err, err) }
+
+// note records how a removal ended, unless another process was faster.
+func (r *report) note(what string, err error) {
+	switch {
+	case err == nil:
+		r.removed = append(r.removed, what)
+	case !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV):
+		r.fail(fmt.Errorf("remove %s: %w", what, err))
+	}
 }
 
 // removeLink removes the link, after the virtual servers at its addresses.
-// Those at other addresses may be anybody's.
-func removeLink(ctx context.Context, k kernel) (removed []string, err error) {
+// Those at other addresses may belong to other programs.
+func (r *report) removeLink(ctx context.Context, k kernel) {
 	link, err := k.link()
+	r.fail(err)
 	if link == nil {
-		return nil, err
+		return
 	}
 	servers, err := k.servers(ctx)
+	r.fail(err)
 	others := 0
 	for _, s := range servers {
-		if !slices.Contains(link.addrs, s.addr.Addr()) {
+		if slices.Contains(link.addrs, s.addr.Addr()) {
+			r.note("IPVS virtual server "+s.String(), k.removeServer(ctx, s))
+		} else {
 			others++
-			continue
-		}
-		failed := k.removeServer(ctx, s)
-		switch {
-		case failed == nil:
-			removed = append(removed, "IPVS virtual server "+s.String())
-		case !errors.Is(failed, unix.ESRCH): // else another process was faster
-			err = errors.Join(err, fmt.Errorf("remove IPVS virtual server %v: %w", s, failed))
 		}
 	}
 	if others > 0 {
-		plural := ""
-		if others > 1 {
-			plural = "s"
-		}
-		removed = append(removed, fmt.Sprintf("left alone: %d IPVS virtual server%s at addresses that are not on link %s "+
+		plural := strings.Repeat("s", min(others-1, 1))
+		r.removed = append(r.removed, fmt.Sprintf("left alone: %d IPVS virtual server%s at addresses that are not on link %s "+
 			"(kube-proxy's node ports among them cannot be told from other programs' servers)", others, plural, linkName))
 	}
-	if failed := k.removeLink(link); failed != nil {
-		return removed, errors.Join(err, fmt.Errorf("remove link %s: %w", linkName, failed))
-	}
-	return append(removed, "link "+linkName+" and its addresses"), err
+	r.note("link "+linkName+" and its addresses", k.removeLink(link))
 }
 
 const (
@@ -107,28 +117,21 @@ const (
 
 // removeSets removes the ipvs mode's sets. Those that stay in use are named in
 // the error.
-func removeSets(ctx context.Context, k kernel) (removed []string, err error) {
+func (r *report) removeSets(ctx context.Context, k kernel) {
 	names, err := k.sets(ctx)
+	r.fail(err)
 	waiting, cancel := context.WithTimeout(ctx, setWait)
 	defer cancel()
-	for _, name := range names {
-		if !isSet(name) {
-			continue
+	for _, name := range slices.DeleteFunc(names, func(name string) bool { return !isSet(name) }) {
+		err := k.removeSet(ctx, name)
+		for errors.Is(err, errBusy) && pause(waiting, setPoll) {
+			err = k.removeSet(ctx, name)
 		}
-		failed := k.removeSet(ctx, name)
-		for errors.Is(failed, errBusy) && pause(waiting, setPoll) {
-			failed = k.removeSet(ctx, name)
+		if errors.Is(err, errBusy) {
+			err = proxy.ErrInUse
 		}
-		switch {
-		case failed == nil:
-			removed = append(removed, "IP set "+name)
-		case errors.Is(failed, errBusy):
-			err = errors.Join(err, fmt.Errorf("remove IP set %s: %w", name, proxy.ErrInUse))
-		case !errors.Is(failed, unix.ENOENT): // else another process was faster
-			err = errors.Join(err, fmt.Errorf("remove IP set %s: %w", name, failed))
-		}
+		r.note("IP set "+name, err)
 	}
-	return removed, err
 }
 
 // pause waits, and reports whether ctx goes on.

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -20,10 +19,6 @@ import (
 
 // netlinkKernel is the kernel.
 type netlinkKernel struct{}
-
-// dumpAttempts bounds how often a listing is begun again because others
-// changed what it lists.
-const dumpAttempts = 20
 
 func (netlinkKernel) link() (*serviceLink, error) {
 	all, err := net.Interfaces()
@@ -48,64 +43,45 @@ func (netlinkKernel) link() (*serviceLink, error) {
 }
 
 func (netlinkKernel) removeLink(l *serviceLink) error {
-	err := vishvananda.LinkDel(&vishvananda.GenericLink{LinkAttrs: vishvananda.LinkAttrs{Index: l.index}})
-	if errors.Is(err, unix.ENODEV) {
-		return nil // another process was faster
-	}
-	return err
+	return vishvananda.LinkDel(&vishvananda.GenericLink{LinkAttrs: vishvananda.LinkAttrs{Index: l.index}})
 }
 
-// ask sends a request, which fill makes whole, and calls each for the answers.
-func ask(ctx context.Context, protocol int, kind, flags uint16, header [4]byte, fill func(*netlink.Builder), each func(netlink.Message)) error {
-	conn, err := netlink.Open(protocol)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return netlink.Settled(ctx, dumpAttempts, func() error {
-		conn.Request(kind, flags, header)
-		fill(&conn.Builder)
-		return conn.Ask(each)
+// askIPSet sends a request about IP sets, which fill completes.
+func askIPSet(ctx context.Context, command, flags uint16, fill func(*netlink.Conn)) ([]netlink.Attrs, error) {
+	return netlink.Once(ctx, unix.NETLINK_NETFILTER, func(c *netlink.Conn) {
+		c.Request(unix.NFNL_SUBSYS_IPSET<<8|command, flags, netlink.Netfilter(netlink.IPv4, 0))
+		c.Raw(nl.IPSET_ATTR_PROTOCOL, string([]byte{nl.IPSET_PROTOCOL}))
+		fill(c)
 	})
 }
 
-// askIPSet is ask for IP sets.
-func askIPSet(ctx context.Context, command, flags uint16, fill func(*netlink.Builder), each func(netlink.Message)) error {
-	return ask(ctx, unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_IPSET<<8|command, flags, netlink.Netfilter(netlink.IPv4, 0), func(b *netlink.Builder) {
-		b.Raw(nl.IPSET_ATTR_PROTOCOL, string([]byte{nl.IPSET_PROTOCOL}))
-		fill(b)
-	}, each)
-}
-
-// listNamesOnly is IPSET_FLAG_LIST_SETNAME.
-const listNamesOnly = 1 << 1
-
 // sets lists the names of all sets. Asking a kernel without IP sets would load
 // the module, so it is not asked.
-func (netlinkKernel) sets(ctx context.Context) ([]string, error) {
+func (netlinkKernel) sets(ctx context.Context) (names []string, err error) {
+	const listNamesOnly = 1 << 1 // IPSET_FLAG_LIST_SETNAME
 	if _, err := os.Stat("/sys/module"); err == nil {
 		if _, err := os.Stat("/sys/module/ip_set"); errors.Is(err, os.ErrNotExist) {
 			return nil, nil
 		}
 	}
-	names := map[string]bool{} // an interrupted listing may name a set twice
-	err := askIPSet(ctx, nl.IPSET_CMD_LIST, unix.NLM_F_DUMP,
-		func(b *netlink.Builder) { b.U32(nl.IPSET_ATTR_FLAGS|unix.NLA_F_NET_BYTEORDER, listNamesOnly) },
-		func(m netlink.Message) {
-			names[netlink.Text(netlink.Attribute(m.Payload(), nl.IPSET_ATTR_SETNAME))] = true
-		})
+	sets, err := askIPSet(ctx, nl.IPSET_CMD_LIST, unix.NLM_F_DUMP,
+		func(c *netlink.Conn) { c.U32(nl.IPSET_ATTR_FLAGS|unix.NLA_F_NET_BYTEORDER, listNamesOnly) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil // the kernel has no IP sets
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list IP sets: %w", err)
 	}
-	return slices.Sorted(maps.Keys(names)), nil
+	for _, s := range sets {
+		names = append(names, s.Text(nl.IPSET_ATTR_SETNAME))
+	}
+	slices.Sort(names)
+	return names, nil
 }
 
 func (netlinkKernel) removeSet(ctx context.Context, name string) error {
-	return askIPSet(ctx, nl.IPSET_CMD_DESTROY, unix.NLM_F_ACK,
-		func(b *netlink.Builder) { b.Text(nl.IPSET_ATTR_SETNAME, name) }, func(netlink.Message) {})
+	_, err := askIPSet(ctx, nl.IPSET_CMD_DESTROY, unix.NLM_F_ACK, func(c *netlink.Conn) { c.Text(nl.IPSET_ATTR_SETNAME, name) })
+	return err
 }
 
 // The numbers of IPVS's generic netlink family that are used here.
@@ -119,78 +95,80 @@ const (
 	ipvsAddressFamily, ipvsProtocol, ipvsAddress, ipvsPort = 1, 2, 3, 4
 )
 
-// askIPVS is ask for IPVS; nothing answers if the kernel has none. The family is
-// looked for in the list of all, because asking for it by name may load the
-// module.
-func askIPVS(ctx context.Context, command byte, flags uint16, fill func(*netlink.Builder), each func(netlink.Message)) error {
-	const idAttribute, nameAttribute = unix.CTRL_ATTR_FAMILY_ID, unix.CTRL_ATTR_FAMILY_NAME
-	var family uint16
-	err := ask(ctx, unix.NETLINK_GENERIC, unix.GENL_ID_CTRL, unix.NLM_F_DUMP, [4]byte{unix.CTRL_CMD_GETFAMILY, 1},
-		func(*netlink.Builder) {}, func(m netlink.Message) {
-			if id := netlink.Attribute(m.Payload(), idAttribute); len(id) == 2 && netlink.Text(netlink.Attribute(m.Payload(), nameAttribute)) == ipvsFamily {
-				family = binary.NativeEndian.Uint16(id)
-			}
-		})
+// askIPVS sends a request, which fill completes; nothing answers if the kernel has
+// no IPVS. The family is looked for in the list of all, because asking for it by
+// name may load the module.
+func askIPVS(ctx context.Context, command byte, flags uint16, fill func(*netlink.Builder)) ([]netlink.Attrs, error) {
+	families, err := netlink.Once(ctx, unix.NETLINK_GENERIC, func(c *netlink.Conn) {
+		c.Request(unix.GENL_ID_CTRL, unix.NLM_F_DUMP, [4]byte{unix.CTRL_CMD_GETFAMILY, 1})
+	})
 	if err != nil {
-		return fmt.Errorf("list generic netlink families: %w", err)
+		return nil, fmt.Errorf("list generic netlink families: %w", err)
 	}
-	if family == 0 {
-		return nil
+	for _, f := range families {
+		if id := native(f.Get(unix.CTRL_ATTR_FAMILY_ID)); f.Text(unix.CTRL_ATTR_FAMILY_NAME) == ipvsFamily {
+			return netlink.Once(ctx, unix.NETLINK_GENERIC, func(c *netlink.Conn) {
+				c.Request(id, flags, [4]byte{command, ipvsVersion})
+				fill(&c.Builder)
+			})
+		}
 	}
-	return ask(ctx, unix.NETLINK_GENERIC, family, flags, [4]byte{command, ipvsVersion}, fill, each)
+	return nil, nil
 }
 
-func (netlinkKernel) servers(ctx context.Context) ([]server, error) {
-	found := map[server]bool{} // an interrupted listing may tell of one twice
-	err := askIPVS(ctx, ipvsGetService, unix.NLM_F_DUMP, func(*netlink.Builder) {}, func(m netlink.Message) {
-		if s, ok := decodeServer(m.Payload()); ok {
-			found[s] = true
-		}
-	})
+func (netlinkKernel) servers(ctx context.Context) (servers []server, err error) {
+	answers, err := askIPVS(ctx, ipvsGetService, unix.NLM_F_DUMP, func(*netlink.Builder) {})
 	if err != nil {
 		return nil, fmt.Errorf("list IPVS virtual servers: %w", err)
 	}
-	return slices.SortedFunc(maps.Keys(found), func(a, b server) int { return a.addr.Compare(b.addr) }), nil
+	for _, a := range answers {
+		if s, ok := decodeServer(a); ok {
+			servers = append(servers, s)
+		}
+	}
+	slices.SortFunc(servers, func(a, b server) int { return a.addr.Compare(b.addr) })
+	return servers, nil
 }
 
 func (netlinkKernel) removeServer(ctx context.Context, s server) error {
-	return askIPVS(ctx, ipvsDeleteService, unix.NLM_F_ACK, func(b *netlink.Builder) { encodeServer(b, s) }, func(netlink.Message) {})
+	_, err := askIPVS(ctx, ipvsDeleteService, unix.NLM_F_ACK, func(b *netlink.Builder) { encodeServer(b, s) })
+	return err
 }
 
 // encodeServer names a server to IPVS.
 func encodeServer(b *netlink.Builder, s server) {
 	native := func(kind, v uint16) { b.Raw(kind, string(binary.NativeEndian.AppendUint16(nil, v))) }
-	addr := make([]byte, 16) // IPVS keeps both families in as many bytes
-	copy(addr, s.addr.Addr().AsSlice())
+	family, addr := uint16(unix.AF_INET), make([]byte, 16) // IPVS keeps both families in as many bytes
+	if copy(addr, s.addr.Addr().AsSlice()) == len(addr) {
+		family = unix.AF_INET6
+	}
 	b.Nest(ipvsService, func() {
-		if s.addr.Addr().Is6() {
-			native(ipvsAddressFamily, unix.AF_INET6)
-		} else {
-			native(ipvsAddressFamily, unix.AF_INET)
-		}
+		native(ipvsAddressFamily, family)
 		native(ipvsProtocol, uint16(s.protocol))
 		b.Raw(ipvsAddress, string(addr))
 		b.U16(ipvsPort, s.addr.Port())
 	})
 }
 
-// decodeServer reads a server from a message of IPVS. Servers known by a
-// firewall mark have no address and are not kube-proxy's.
-func decodeServer(payload []byte) (s server, ok bool) {
-	of := func(kind uint16) []byte { return netlink.Attribute(payload, ipvsService, kind) }
-	native := func(kind uint16) uint16 {
-		if b := of(kind); len(b) == 2 {
-			return binary.NativeEndian.Uint16(b)
-		}
+// native decodes a number in the order of this machine.
+func native(b []byte) uint16 {
+	if len(b) != 2 {
 		return 0
 	}
-	addr, protocol := of(ipvsAddress), native(ipvsProtocol)
+	return binary.NativeEndian.Uint16(b)
+}
+
+// decodeServer reads a server from a message of IPVS. Servers known by a
+// firewall mark have no address and are not kube-proxy's.
+func decodeServer(message netlink.Attrs) (s server, ok bool) {
+	service := message.Get(ipvsService)
+	addr, protocol := service.Get(ipvsAddress), native(service.Get(ipvsProtocol))
 	if len(addr) != 16 || protocol == 0 {
 		return server{}, false
 	}
-	if native(ipvsAddressFamily) == unix.AF_INET {
+	if native(service.Get(ipvsAddressFamily)) == unix.AF_INET {
 		addr = addr[:4]
 	}
 	ip, ok := netip.AddrFromSlice(addr)
-	return server{uint8(protocol), netip.AddrPortFrom(ip, netlink.Number[uint16](of(ipvsPort)))}, ok
+	return server{uint8(protocol), netip.AddrPortFrom(ip, uint16(service.Number(ipvsPort)))}, ok
 }

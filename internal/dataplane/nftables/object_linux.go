@@ -144,8 +144,8 @@ func (x id) element(v value) nft.Element {
 func (t *table) object(s *nft.Set, e nft.Element) (id, value) {
 	v := value{data: e.Data}
 	if s.Verdicts {
-		if v.data = e.Verdict.Chain; e.Verdict.Code == nft.Drop {
-			v.data = "drop" // nothing of ours
+		if v.data = e.Verdict.Chain; e.Verdict.Code != nft.Accept && e.Verdict.Code != nft.Goto {
+			v.data = "not ours"
 		}
 	}
 	return id{anElement, t, s, e.Key + e.KeyEnd}, v

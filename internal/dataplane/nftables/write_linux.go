@@ -47,7 +47,7 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 		d.batch = nft.Batch{} // the error refers to the operations
 		return d.refusal(err)
 	}
-	if b.Bytes() > 2*syncBytes {
+	if len(b.Ops) > 2*syncBytes/64 { // an element takes about as much
 		d.batch = nft.Batch{}
 	}
 	d.batch.Reset() // it refers to all changes

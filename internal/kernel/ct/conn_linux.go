@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/netlink"
@@ -62,7 +63,7 @@ func refusesFilter(err error) bool {
 
 // dump asks once. A flow that cannot be read is one that is missing.
 func (c *Conn) dump(f Filter, byProtocol bool, keep func(*Flow) bool) ([]Flow, error) {
-	c.request(msgGet, unix.NLM_F_DUMP, f.IPv6)
+	c.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, f.IPv6)
 	if byProtocol {
 		encodeFilter(&c.nl.Builder, f.Protocol)
 	}
@@ -71,7 +72,7 @@ func (c *Conn) dump(f Filter, byProtocol bool, keep func(*Flow) bool) ([]Flow, e
 	malformed := 0
 	err := c.nl.Ask(func(m netlink.Message) {
 		c.parsed++
-		if !decode(m.Payload(), &flow) {
+		if !decode(m.Attrs(), &flow) {
 			malformed++
 		} else if f.Matches(&flow) && keep(&flow) {
 			flows = append(flows, flow)
@@ -88,7 +89,7 @@ func (c *Conn) Delete(ctx context.Context, f *Flow) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	c.request(msgDelete, unix.NLM_F_ACK, f.Orig.Dst.Addr().Is6())
+	c.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, f.Orig.Dst.Addr().Is6())
 	encodeFlow(&c.nl.Builder, f)
 	err := c.nl.Ask(func(netlink.Message) {})
 	switch {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/netlink"
@@ -28,7 +29,7 @@ func answer(seq uint32, flags uint16, flows ...Flow) []byte {
 	for _, f := range flows {
 		w.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8, flags, netlink.Netfilter(netlink.IPv4, 0))
 		encodeFlow(&w, &f)
-		encodeTuple(&w, attrTupleReply, f.Protocol, f.Reply)
+		encodeTuple(&w, nl.CTA_TUPLE_REPLY, f.Protocol, f.Reply)
 	}
 	return numbered(&w, seq)
 }
@@ -129,7 +130,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for r := range netlink.Messages(b) {
 			var flow Flow
-			if !decode(r.Payload(), &flow) {
+			if !decode(r.Attrs(), &flow) {
 				continue
 			}
 			for _, a := range []netip.AddrPort{flow.Orig.Src, flow.Orig.Dst, flow.Reply.Src, flow.Reply.Dst} {

@@ -4,31 +4,15 @@ import (
 	"encoding/binary"
 	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
+
 	"sluice/internal/kernel/netlink"
 )
 
-// Messages and attributes of the kernel's linux/netfilter/nfnetlink_conntrack.h.
+// What the kernel's linux/netfilter/nfnetlink_conntrack.h has and the library has not.
 const (
-	msgGet    = 1
-	msgDelete = 2
-
-	attrTupleOrig  = 1
-	attrTupleReply = 2
-	attrID         = 12
-	attrZone       = 18
-	attrFilter     = 25
-
-	tupleIP    = 1
-	tupleProto = 2
-	tupleZone  = 3
-
-	ipV4Src = 1 // the destination is the next one
-	ipV6Src = 3
-
-	protoNum     = 1
-	protoSrcPort = 2
-	protoDstPort = 3
-
+	tupleZone       = 3  // CTA_TUPLE_ZONE
+	attrFilter      = 25 // CTA_FILTER
 	filterOrigFlags = 1
 	filterProtoNum  = 1 << 3 // the flag that makes the protocol of the original tuple count
 )
@@ -36,8 +20,8 @@ const (
 // encodeFilter asks for flows of one protocol only. Kernels before 5.8 do not
 // know the attribute and send every flow of the family.
 func encodeFilter(w *netlink.Builder, protocol uint8) {
-	w.Nest(attrTupleOrig, func() {
-		w.Nest(tupleProto, func() { w.Raw(protoNum, string([]byte{protocol})) })
+	w.Nest(nl.CTA_TUPLE_ORIG, func() {
+		w.Nest(nl.CTA_TUPLE_PROTO, func() { w.Raw(nl.CTA_PROTO_NUM, string([]byte{protocol})) })
 	})
 	w.Nest(attrFilter, func() {
 		w.Raw(filterOrigFlags, string(binary.NativeEndian.AppendUint32(nil, filterProtoNum)))
@@ -46,48 +30,42 @@ func encodeFilter(w *netlink.Builder, protocol uint8) {
 
 // encodeFlow names a flow by what the kernel finds it by.
 func encodeFlow(w *netlink.Builder, f *Flow) {
-	encodeTuple(w, attrTupleOrig, f.Protocol, f.Orig)
+	encodeTuple(w, nl.CTA_TUPLE_ORIG, f.Protocol, f.Orig)
 	if f.Zone != 0 {
-		w.U16(attrZone, f.Zone)
+		w.U16(nl.CTA_ZONE, f.Zone)
 	}
-	w.U32(attrID, f.ID)
+	w.U32(nl.CTA_ID, f.ID)
 }
 
 func encodeTuple(w *netlink.Builder, kind uint16, protocol uint8, t Tuple) {
-	src := uint16(ipV4Src)
+	src := uint16(nl.CTA_IP_V4_SRC)
 	if t.Src.Addr().Is6() {
-		src = ipV6Src
+		src = nl.CTA_IP_V6_SRC
 	}
 	w.Nest(kind, func() {
-		w.Nest(tupleIP, func() {
+		w.Nest(nl.CTA_TUPLE_IP, func() {
 			w.Raw(src, string(t.Src.Addr().AsSlice()))
 			w.Raw(src+1, string(t.Dst.Addr().AsSlice()))
 		})
-		w.Nest(tupleProto, func() {
-			w.Raw(protoNum, string([]byte{protocol}))
-			w.U16(protoSrcPort, t.Src.Port())
-			w.U16(protoDstPort, t.Dst.Port())
+		w.Nest(nl.CTA_TUPLE_PROTO, func() {
+			w.Raw(nl.CTA_PROTO_NUM, string([]byte{protocol}))
+			w.U16(nl.CTA_PROTO_SRC_PORT, t.Src.Port())
+			w.U16(nl.CTA_PROTO_DST_PORT, t.Dst.Port())
 		})
 	})
 }
 
 // decode reads a flow, and reports whether it is whole.
-func decode(b []byte, f *Flow) bool {
-	*f = Flow{}
-	var zone, orig, reply uint16 // the last two if its directions are in different zones
-	for kind, v := range netlink.Attributes(b) {
-		switch kind {
-		case attrTupleOrig:
-			f.Orig, f.Protocol, orig = decodeTuple(v)
-		case attrTupleReply:
-			f.Reply, _, reply = decodeTuple(v)
-		case attrID:
-			f.ID = netlink.Number[uint32](v)
-		case attrZone:
-			zone = netlink.Number[uint16](v)
-		}
+func decode(a netlink.Attrs, f *Flow) bool {
+	orig, reply := a.Get(nl.CTA_TUPLE_ORIG), a.Get(nl.CTA_TUPLE_REPLY)
+	*f = Flow{
+		Protocol: uint8(orig.Number(nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM)),
+		Orig:     decodeTuple(orig),
+		Reply:    decodeTuple(reply),
+		// A tuple has one if the directions are in different zones.
+		Zone: uint16(max(a.Number(nl.CTA_ZONE), orig.Number(tupleZone), reply.Number(tupleZone))),
+		ID:   uint32(a.Number(nl.CTA_ID)),
 	}
-	f.Zone = max(zone, orig, reply)
 	return f.Orig.whole() && f.Reply.whole()
 }
 
@@ -95,29 +73,17 @@ func (t Tuple) whole() bool {
 	return t.Src.IsValid() && t.Src.Addr().BitLen() == t.Dst.Addr().BitLen()
 }
 
-func decodeTuple(b []byte) (t Tuple, protocol uint8, zone uint16) {
-	var addrs [2]netip.Addr
-	var ports [2]uint16
-	for kind, v := range netlink.Attributes(b) {
-		switch kind {
-		case tupleIP:
-			for kind, v := range netlink.Attributes(v) {
-				if kind >= ipV4Src && kind <= ipV6Src+1 {
-					addrs[(kind-ipV4Src)%2], _ = netip.AddrFromSlice(v)
-				}
-			}
-		case tupleProto:
-			for kind, v := range netlink.Attributes(v) {
-				switch {
-				case kind == protoNum && len(v) == 1:
-					protocol = v[0]
-				case kind == protoSrcPort || kind == protoDstPort:
-					ports[kind-protoSrcPort] = netlink.Number[uint16](v)
-				}
-			}
-		case tupleZone:
-			zone = netlink.Number[uint16](v)
+func decodeTuple(a netlink.Attrs) Tuple {
+	ip, ports := a.Get(nl.CTA_TUPLE_IP), a.Get(nl.CTA_TUPLE_PROTO)
+	end := func(v4, v6, port uint16) netip.AddrPort {
+		addr, ok := netip.AddrFromSlice(ip.Get(v4))
+		if !ok {
+			addr, _ = netip.AddrFromSlice(ip.Get(v6))
 		}
+		return netip.AddrPortFrom(addr, uint16(ports.Number(port)))
 	}
-	return Tuple{netip.AddrPortFrom(addrs[0], ports[0]), netip.AddrPortFrom(addrs[1], ports[1])}, protocol, zone
+	return Tuple{
+		Src: end(nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT),
+		Dst: end(nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT),
+	}
 }

@@ -2,7 +2,9 @@ package ipt
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -102,17 +104,22 @@ func (c *Conn) Save(ctx context.Context) ([]Table, error) {
 	return tables, nil
 }
 
-// Restore runs iptables-restore. Its input is a file that is complete before it
-// starts, so that it comes to its end even if this process is killed.
+// Restore runs iptables-restore. Its input is a file in memory that is complete
+// before it starts, so that it comes to its end even if this process is killed.
 func (c *Conn) Restore(ctx context.Context, input []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	file, err := memoryFile(input)
+	var file *os.File
+	fd, err := unix.MemfdCreate("iptables-restore", unix.MFD_CLOEXEC)
+	if err == nil {
+		file = os.NewFile(uintptr(fd), "iptables-restore")
+		defer file.Close()
+		_, err = file.WriteAt(input, 0)
+	}
 	if err != nil {
 		return fmt.Errorf("hand over the input of %s: %w", filepath.Base(c.restore), err)
 	}
-	defer file.Close()
 	wait := max(1, int(c.LockWait/time.Second))
 	_, said, err := run(context.WithoutCancel(ctx), file, c.restore, "--noflush", "-w", strconv.Itoa(wait))
 	if err == nil {
@@ -123,38 +130,17 @@ func (c *Conn) Restore(ctx context.Context, input []byte) error {
 	}
 	if m := linePattern.FindStringSubmatch(said); m != nil {
 		if n, _ := strconv.Atoi(m[1]); n > 0 {
-			return &RestoreError{Line: n, Text: lineOf(input, n), Err: err}
+			refused := &RestoreError{Line: n, Err: err}
+			if lines := bytes.SplitN(input, []byte("\n"), n+1); n <= len(lines) {
+				refused.Text = string(bytes.TrimSpace(lines[n-1]))
+			}
+			return refused
 		}
 	}
 	return err
 }
 
 var linePattern = regexp.MustCompile(`\bline:? (\d+)`)
-
-func lineOf(input []byte, number int) string {
-	lines := bytes.SplitN(input, []byte("\n"), number+1)
-	if number > len(lines) {
-		return ""
-	}
-	return string(bytes.TrimSpace(lines[number-1]))
-}
-
-// memoryFile returns a file without a name that holds these bytes.
-func memoryFile(content []byte) (*os.File, error) {
-	fd, err := unix.MemfdCreate("iptables-restore", unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	f := os.NewFile(uintptr(fd), "iptables-restore")
-	if _, err = f.Write(content); err == nil {
-		_, err = f.Seek(0, io.SeekStart)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
 
 // run runs a program to its end and returns its output, and on one line what it
 // said on the way, which is part of the error too. The program has a process
@@ -164,18 +150,16 @@ func run(ctx context.Context, input io.Reader, path string, args ...string) (out
 	cmd.WaitDelay = drainWait
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Stdin = input
-	var out, complaint bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &complaint
-	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
-		said = strings.Join(strings.Fields(complaint.String()), " ")
-		command := strings.Join(append([]string{filepath.Base(path)}, args...), " ")
-		if said != "" {
-			return nil, said, fmt.Errorf("run %s: %w: %s", command, err, said)
-		}
-		return nil, "", fmt.Errorf("run %s: %w", command, err)
+	output, err = cmd.Output()
+	if err == nil {
+		return output, "", nil
 	}
-	return out.Bytes(), "", nil
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		said = strings.Join(strings.Fields(string(exit.Stderr)), " ")
+	}
+	err = fmt.Errorf("run %s: %w", strings.Join(append([]string{filepath.Base(path)}, args...), " "), cmp.Or(ctx.Err(), err))
+	if said != "" {
+		err = fmt.Errorf("%w: %s", err, said)
+	}
+	return nil, said, err
 }

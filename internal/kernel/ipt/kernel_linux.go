@@ -6,34 +6,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/netlink"
 )
 
-// askAttempts bounds how often the kernel is asked again because others changed
-// the tables meanwhile.
-const askAttempts = 5
-
-// askNFTables returns the attributes of each answer to a question, which is about
-// these names: a table, and a chain in it.
-func askNFTables(question, flags uint16, f Family, names ...string) (answers [][]byte, err error) {
-	conn, err := netlink.Open(unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	err = netlink.Settled(context.Background(), askAttempts, func() error {
-		answers = nil
-		conn.Request(unix.NFNL_SUBSYS_NFTABLES<<8|question, flags, netlink.Netfilter(f, 0))
-		for i, name := range names {
-			conn.Text(uint16(i+1), name)
-		}
-		return conn.Ask(func(m netlink.Message) { answers = append(answers, slices.Clone(m.Payload())) })
+// askNFTables returns the answers to a question about these names: a table, and a
+// chain in it.
+func askNFTables(question, flags uint16, f Family, names ...string) ([]netlink.Attrs, error) {
+	return netlink.Once(context.Background(), unix.NETLINK_NETFILTER, func(c *netlink.Conn) {
+		c.Request(unix.NFNL_SUBSYS_NFTABLES<<8|question, flags, netlink.Netfilter(f, 0), names...)
 	})
-	return answers, err
 }
 
 // Stamp asks the kernel.
@@ -45,7 +29,7 @@ func (c *Conn) Stamp(context.Context) (Stamp, error) {
 	if err != nil || len(answers) == 0 {
 		return Stamp{}, fmt.Errorf("ask for the generation of nf_tables: %w", cmp.Or(err, errors.New("no answer")))
 	}
-	return Stamp{Generation: netlink.Number[uint32](netlink.Attribute(answers[0], unix.NFTA_GEN_ID))}, nil
+	return Stamp{Generation: uint32(answers[0].Number(unix.NFTA_GEN_ID))}, nil
 }
 
 // Uses asks the kernel.
@@ -57,15 +41,13 @@ func CountUses(f Family, v Variant) (Uses, error) {
 	if v == Legacy {
 		return legacyUses(f)
 	}
-	// The kernel itself keeps the number of uses of each chain.
 	chains, err := askNFTables(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, f)
 	if err != nil {
 		return nil, fmt.Errorf("list chains of nf_tables: %w", err)
 	}
 	uses := Uses{}
-	for _, b := range chains {
-		uses.add(netlink.Text(netlink.Attribute(b, unix.NFTA_CHAIN_TABLE)), netlink.Text(netlink.Attribute(b, unix.NFTA_CHAIN_NAME)),
-			int(netlink.Number[uint32](netlink.Attribute(b, unix.NFTA_CHAIN_USE))))
+	for _, c := range chains { // the kernel itself counts the uses of each
+		uses.add(c.Text(unix.NFTA_CHAIN_TABLE), c.Text(unix.NFTA_CHAIN_NAME), int(c.Number(unix.NFTA_CHAIN_USE)))
 	}
 	return uses, nil
 }
@@ -79,10 +61,10 @@ func (c *Conn) Packets(_ context.Context, table, chain, comment string) (n uint6
 	if err != nil {
 		return 0, fmt.Errorf("list the rules of chain %s in table %s: %w", chain, table, err)
 	}
-	for _, b := range rules {
-		for _, x := range netlink.Attributes(netlink.Attribute(b, unix.NFTA_RULE_EXPRESSIONS)) {
-			if netlink.Text(netlink.Attribute(x, unix.NFTA_EXPR_NAME)) == "counter" && bytes.Contains(b, []byte(comment)) {
-				n += netlink.Number[uint64](netlink.Attribute(x, unix.NFTA_EXPR_DATA, unix.NFTA_COUNTER_PACKETS))
+	for _, r := range rules {
+		for _, x := range r.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
+			if x.Text(unix.NFTA_EXPR_NAME) == "counter" && bytes.Contains(r, []byte(comment)) {
+				n += x.Number(unix.NFTA_EXPR_DATA, unix.NFTA_COUNTER_PACKETS)
 			}
 		}
 	}

@@ -21,16 +21,19 @@ type tableInfo struct {
 	Entries, Size   uint32
 }
 
-// The questions to legacy tables, IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES, and
-// the like of IPv6. A socket of any type will do, so that asking needs
-// CAP_NET_ADMIN only; the programs need CAP_NET_RAW too.
+// The questions to legacy tables, and their like of IPv6.
 const (
-	getInfo    = 64
-	getEntries = 65
+	getInfo    = 64 // IPT_SO_GET_INFO
+	getEntries = 65 // IPT_SO_GET_ENTRIES
+
+	// readAttempts bounds how often a table is read again that others change meanwhile.
+	readAttempts = 5
 )
 
-// askLegacy fills what a question has room for.
-func askLegacy(f Family, question uintptr, room unsafe.Pointer, size uintptr) error {
+// askLegacy fills the answer to a question, which begins with the name of a table.
+// A socket of any type will do, so that asking needs CAP_NET_ADMIN only; the
+// programs need CAP_NET_RAW too.
+func askLegacy(f Family, question uintptr, table string, answer []byte) error {
 	level := unix.IPPROTO_IP
 	if f == IPv6 {
 		level = unix.IPPROTO_IPV6
@@ -40,9 +43,10 @@ func askLegacy(f Family, question uintptr, room unsafe.Pointer, size uintptr) er
 		return err
 	}
 	defer unix.Close(fd)
-	length := uint32(size)
+	copy(answer[:len(tableInfo{}.Name)-1], table)
+	length := uint32(len(answer))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), question,
-		uintptr(room), uintptr(unsafe.Pointer(&length)), 0)
+		uintptr(unsafe.Pointer(&answer[0])), uintptr(unsafe.Pointer(&length)), 0)
 	if errno != 0 {
 		return errno
 	}
@@ -73,14 +77,13 @@ func LegacyTables(f Family) ([]string, error) {
 	return strings.Fields(string(b)), nil
 }
 
-// legacyInfo asks for the size of a table.
-func legacyInfo(f Family, table string) (*tableInfo, error) {
-	var info tableInfo
-	copy(info.Name[:len(info.Name)-1], table)
-	if err := askLegacy(f, getInfo, unsafe.Pointer(&info), unsafe.Sizeof(info)); err != nil {
-		return nil, fmt.Errorf("ask for the size of table %s: %w", table, err)
+func legacyInfo(f Family, table string) (info tableInfo, err error) {
+	answer := make([]byte, binary.Size(info))
+	if err := askLegacy(f, getInfo, table, answer); err != nil {
+		return info, fmt.Errorf("ask for the size of table %s: %w", table, err)
 	}
-	return &info, nil
+	_, err = binary.Decode(answer, binary.NativeEndian, &info)
+	return info, err
 }
 
 // legacyStamp is the sizes of all tables in use.
@@ -98,39 +101,41 @@ func legacyStamp(f Family) (Stamp, error) {
 }
 
 // legacyEntries returns a table as the kernel has it: entries one after the other,
-// those of a chain together. It asks again if somebody changes it meanwhile.
-func legacyEntries(f Family, table string) (info *tableInfo, entries []byte, err error) {
+// those of a chain together.
+func legacyEntries(f Family, table string) (info tableInfo, entries []byte, err error) {
 	const header = 40 // the name, the size, and what aligns the entries
-	for range askAttempts {
+	for range readAttempts {
 		if info, err = legacyInfo(f, table); err != nil {
-			return nil, nil, err
+			return info, nil, err
 		}
-		room := make([]byte, header+int(info.Size))
-		copy(room, info.Name[:])
-		binary.NativeEndian.PutUint32(room[len(info.Name):], info.Size)
-		err = askLegacy(f, getEntries, unsafe.Pointer(&room[0]), uintptr(len(room)))
-		if entries = room[header:]; err != unix.EAGAIN {
-			break
+		answer := make([]byte, header+int(info.Size))
+		binary.NativeEndian.PutUint32(answer[len(info.Name):], info.Size)
+		if err = askLegacy(f, getEntries, table, answer); err != unix.EAGAIN {
+			return info, answer[header:], err
 		}
 	}
-	return info, entries, err
+	return info, nil, err
 }
 
 // legacyEntry is a rule of a chain, or its end: a policy or the way back.
 type legacyEntry struct {
 	chain   string
-	first   bool // of the chain
 	packets uint64
-	jump    int // the offset where it goes on; -1: it leaves the chain
+	jump    int // the offset of the entry where it goes on; below zero: it leaves the chain
 	bytes   []byte
 }
 
-// readLegacy visits the entries of all chains of a table, and returns the chains
-// by the offsets of their first entries.
-func readLegacy(f Family, table string, visit func(legacyEntry)) (starts map[int]string, err error) {
-	info, entries, err := legacyEntries(f, table)
+// readLegacy returns the entries of all chains of a table, and the chains by the
+// offsets of their first entries.
+func readLegacy(f Family, table string) (all []legacyEntry, starts map[int]string, err error) {
+	const targetName, targetData = 2, 32
+	offsets, counters := 88, 96 // in struct ipt_entry
+	if f == IPv6 {
+		offsets, counters = 140, 152
+	}
+	info, b, err := legacyEntries(f, table)
 	if err != nil {
-		return nil, fmt.Errorf("read table %s of %s: %w", table, Name(f, Legacy), err)
+		return nil, nil, fmt.Errorf("read table %s of %s: %w", table, Name(f, Legacy), err)
 	}
 	starts = map[int]string{}
 	for hook, name := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
@@ -139,51 +144,30 @@ func readLegacy(f Family, table string, visit func(legacyEntry)) (starts map[int
 		}
 	}
 	chain := ""
-	for at := 0; at < len(entries); {
-		e, head, whole := decodeEntry(f, entries[at:])
-		if !whole {
-			return nil, fmt.Errorf("read table %s of %s: the entry at offset %d ends too early", table, Name(f, Legacy), at)
+	for at, next := 0, 0; at < len(b); at = next {
+		target := at
+		if len(b)-at >= counters+8 {
+			target = at + int(binary.NativeEndian.Uint16(b[at+offsets:]))
+			next = at + int(binary.NativeEndian.Uint16(b[at+offsets+2:]))
 		}
-		next := at + len(e.bytes)
-		if head != "" {
-			starts[next] = head
-		} else {
-			if e.first = starts[at] != ""; e.first {
-				chain = starts[at]
-			}
-			if e.chain = chain; e.jump == next {
-				e.jump = -1 // a rule without a target goes on to the next one
-			}
-			visit(e)
+		if next > len(b) || target+targetData+4 > next {
+			return nil, nil, fmt.Errorf("read table %s of %s: the entry at offset %d ends too early", table, Name(f, Legacy), at)
 		}
-		at = next
+		if starts[at] != "" {
+			chain = starts[at]
+		}
+		e := legacyEntry{chain, binary.NativeEndian.Uint64(b[at+counters:]), -1, b[at:next]}
+		switch unix.ByteSliceToString(b[target+targetName : target+targetData]) {
+		case "ERROR": // the head of a chain, or the end of the table
+			starts[next] = unix.ByteSliceToString(b[target+targetData : next])
+			continue
+		case "": // the standard target: a verdict below zero, or where to go on
+			e.jump = int(int32(binary.NativeEndian.Uint32(b[target+targetData:])))
+		}
+		all = append(all, e)
 	}
-	return starts, nil
-}
-
-// decodeEntry reads struct ipt_entry and its target, and the name of the chain
-// that it is the head of, if it is whole.
-func decodeEntry(f Family, b []byte) (e legacyEntry, head string, whole bool) {
-	const targetName, targetData = 2, 32
-	offsets, counters := 88, 96
-	if f == IPv6 {
-		offsets, counters = 140, 152
-	}
-	if len(b) < counters+8 {
-		return e, "", false
-	}
-	target, next := int(binary.NativeEndian.Uint16(b[offsets:])), int(binary.NativeEndian.Uint16(b[offsets+2:]))
-	if next > len(b) || target+targetData+4 > next {
-		return e, "", false
-	}
-	e = legacyEntry{packets: binary.NativeEndian.Uint64(b[counters:]), jump: -1, bytes: b[:next]}
-	switch unix.ByteSliceToString(b[target+targetName : target+targetData]) {
-	case "ERROR":
-		head = unix.ByteSliceToString(b[target+targetData : next])
-	case "": // the standard target: a verdict below zero, or where to go on
-		e.jump = max(-1, int(int32(binary.NativeEndian.Uint32(b[target+targetData:]))))
-	}
-	return e, head, true
+	delete(starts, len(b))
+	return all, starts, nil
 }
 
 // legacyUses reads the tables that are in use.
@@ -191,22 +175,18 @@ func legacyUses(f Family) (Uses, error) {
 	names, err := LegacyTables(f)
 	uses := Uses{}
 	for _, table := range names {
-		var jumps []int
-		starts, err := readLegacy(f, table, func(e legacyEntry) {
-			n := 1
-			if e.first {
-				n = 0 // it stands for the last one, which is no rule
-			}
-			uses.add(table, e.chain, n)
-			if e.jump >= 0 {
-				jumps = append(jumps, e.jump)
-			}
-		})
+		entries, starts, err := readLegacy(f, table)
 		if err != nil {
 			return nil, err
 		}
-		for _, to := range jumps {
-			uses.add(table, starts[to], 1)
+		for _, chain := range starts {
+			uses.add(table, chain, -1) // its last entry is no rule
+		}
+		for _, e := range entries {
+			uses.add(table, e.chain, 1)
+			if to := starts[e.jump]; to != "" { // a rule without a target goes on to the next, which begins no chain
+				uses.add(table, to, 1)
+			}
 		}
 	}
 	return uses, err
@@ -218,10 +198,11 @@ func legacyPackets(f Family, table, chain, comment string) (n uint64, err error)
 	if err != nil || !slices.Contains(names, table) {
 		return 0, err
 	}
-	_, err = readLegacy(f, table, func(e legacyEntry) {
+	entries, _, err := readLegacy(f, table)
+	for _, e := range entries {
 		if e.chain == chain && bytes.Contains(e.bytes, []byte(comment)) {
 			n += e.packets
 		}
-	})
+	}
 	return n, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,7 +20,11 @@ const (
 	answerSeconds = 10
 )
 
-// ErrInterrupted says that what was asked for changed while the kernel told it.
+// Attempts is how often to begin a listing that others interrupt by changes, where
+// nothing speaks against it.
+const Attempts = 20
+
+// ErrInterrupted says that what was asked for changed during the answer.
 var ErrInterrupted = errors.New("listing was interrupted by a change")
 
 // Conn is a connection to one of the kernel's netlink protocols, in the network
@@ -59,7 +64,6 @@ func Open(protocol int) (*Conn, error) {
 // New returns a connection over a socket.
 func New(s Socket) *Conn { return &Conn{socket: s} }
 
-// Close releases the socket.
 func (c *Conn) Close() error { return c.socket.Close() }
 
 func dial(protocol int) (int, error) {
@@ -97,16 +101,19 @@ func (k kernel) Receive(b []byte, flags int) (int, error) {
 
 func (k kernel) Close() error { return unix.Close(int(k)) }
 
-// Request forgets what was built and begins a request.
-func (c *Conn) Request(kind, flags uint16, header [4]byte) {
+// Request forgets what was built and begins a request about what has these names,
+// which are its first attributes: a table, and what is in it.
+func (c *Conn) Request(kind, flags uint16, header [4]byte, names ...string) {
 	c.Reset()
 	c.Begin(kind, flags, header)
+	for i, name := range names {
+		c.Text(uint16(i+1), name)
+	}
 }
 
-// Send sends what was built.
 func (c *Conn) Send() error {
-	if c.err != nil {
-		return c.err
+	if c.Err != nil {
+		return c.Err
 	}
 	return c.socket.Send(c.Bytes())
 }
@@ -146,7 +153,7 @@ func (c *Conn) Ask(each func(Message)) error {
 }
 
 // Answers returns the errors that the kernel had for what was sent, by sequence
-// number. It has said all when sending returns; silence is consent.
+// number. They are there when sending returns; what has none was accepted.
 func (c *Conn) Answers() (map[uint32]error, error) {
 	errs := map[uint32]error{}
 	for {
@@ -177,7 +184,23 @@ func (c *Conn) receive(flags int) ([]byte, error) {
 	}
 }
 
-// Settled runs a listing again while it is interrupted by changes, so often.
+// Once sends a request over a connection of its own, and again while changes
+// interrupt the answer. It returns the attributes of each message of the answer.
+func Once(ctx context.Context, protocol int, request func(*Conn)) (answers []Attrs, err error) {
+	c, err := Open(protocol)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	err = Settled(ctx, Attempts, func() error {
+		answers = nil
+		request(c)
+		return c.Ask(func(m Message) { answers = append(answers, slices.Clone(m.Attrs())) })
+	})
+	return answers, err
+}
+
+// Settled runs a listing until no change interrupts it, at most so often.
 func Settled(ctx context.Context, attempts int, list func() error) (err error) {
 	for range attempts {
 		if err := ctx.Err(); err != nil {

@@ -112,16 +112,16 @@ func FuzzAttributes(f *testing.F) {
 		b.Begin(part, 0, [4]byte{})
 		b.Nest(kind, func() { b.Raw(kind, text); b.U32(kind+1, number) })
 		for m := range Messages(b.Bytes()) {
-			if got := Attribute(m.Payload(), kind, kind); string(got) != text {
+			if got := m.Attrs().Get(kind, kind); string(got) != text {
 				t.Errorf("text is %q, want %q", got, text)
 			}
-			if got := Number[uint32](Attribute(m.Payload(), kind, (kind+1)%(1<<14))); got != number && kind+1 < 1<<14 {
+			if got := m.Attrs().Number(kind, (kind+1)%(1<<14)); got != uint64(number) && kind+1 < 1<<14 {
 				t.Errorf("number is %d, want %d", got, number)
 			}
 		}
 		for m := range Messages(junk) {
-			for _, v := range Attributes(m.Payload()) {
-				_ = Text(Attribute(v, kind))
+			for _, v := range m.Attrs().All() {
+				_ = v.Text(kind)
 			}
 		}
 	})

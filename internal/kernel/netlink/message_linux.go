@@ -1,6 +1,8 @@
 package netlink
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"iter"
@@ -14,17 +16,17 @@ func Netfilter(f Family, resource uint16) [4]byte {
 	return [4]byte{byte(f), 0, byte(resource >> 8), byte(resource)}
 }
 
-// Builder writes messages into one buffer that is used again. It keeps its first
-// error.
+// Builder writes messages into one buffer that is used again.
 type Builder struct {
+	Err error // the first one, for which nothing is sent
+
 	buf []byte
 	seq uint32
 	msg int // where the last message begins
-	err error
 }
 
 // Reset forgets all messages.
-func (b *Builder) Reset() { b.buf, b.msg, b.err = b.buf[:0], 0, nil }
+func (b *Builder) Reset() { b.buf, b.msg, b.Err = b.buf[:0], 0, nil }
 
 // Begin starts a message, with the header of its protocol, and returns its
 // sequence number.
@@ -53,92 +55,57 @@ func (b *Builder) Bytes() []byte {
 	return b.buf
 }
 
-// Fail makes sending fail, if nothing else has.
-func (b *Builder) Fail(err error) {
-	if b.err == nil {
-		b.err = err
-	}
-}
-
-// Open starts an attribute that holds others, Close ends it.
-func (b *Builder) Open(kind uint16) int {
+// Nest writes an attribute that holds those that fill writes.
+func (b *Builder) Nest(kind uint16, fill func()) {
 	at := len(b.buf)
-	b.head(kind|unix.NLA_F_NESTED, 0)
-	return at
-}
-
-// Close ends the attribute that Open started there.
-func (b *Builder) Close(at int) {
+	b.buf = appendHeader(b.buf, kind|unix.NLA_F_NESTED, 0)
+	fill()
 	n := len(b.buf) - at
 	if n > 0xffff {
-		b.Fail(fmt.Errorf("attribute of %d bytes is longer than netlink can say", n))
+		b.Err = cmp.Or(b.Err, fmt.Errorf("attribute of %d bytes is longer than netlink allows", n))
 	}
 	binary.NativeEndian.PutUint16(b.buf[at:], uint16(n))
 }
 
-// Nest writes an attribute that holds what fill writes.
-func (b *Builder) Nest(kind uint16, fill func()) {
-	at := b.Open(kind)
-	fill()
-	b.Close(at)
-}
-
-func (b *Builder) head(kind uint16, n int) {
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(unix.SizeofNlAttr+n))
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, kind)
-}
-
-// Append writes bytes that are attributes already.
-func (b *Builder) Append(encoded []byte) {
-	b.buf = append(b.buf, encoded...)
-	b.pad()
-}
-
-func (b *Builder) pad() {
-	for len(b.buf)%4 != 0 {
-		b.buf = append(b.buf, 0)
+// Raw writes an attribute of bytes, one part after the other.
+func (b *Builder) Raw(kind uint16, parts ...string) {
+	n := unix.SizeofNlAttr
+	for _, p := range parts {
+		n += len(p)
 	}
+	buf := appendHeader(b.buf, kind, n)
+	for _, p := range parts {
+		buf = append(buf, p...)
+	}
+	b.buf = append(buf, "\x00\x00\x00"[:-n&3]...)
 }
 
-// Raw writes bytes.
-func (b *Builder) Raw(kind uint16, v string) {
-	b.head(kind, len(v))
-	b.buf = append(b.buf, v...)
-	b.pad()
+func appendHeader(buf []byte, kind uint16, n int) []byte {
+	return binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(buf, uint16(n)), kind)
 }
 
 // Text writes a zero-terminated string.
-func (b *Builder) Text(kind uint16, v string) {
-	b.head(kind, len(v)+1)
-	b.buf = append(b.buf, v...)
-	b.buf = append(b.buf, 0)
-	b.pad()
-}
+func (b *Builder) Text(kind uint16, v string) { b.Raw(kind, v, "\x00") }
 
-// U16 writes a number in network order.
-func (b *Builder) U16(kind, v uint16) {
-	b.head(kind, 2)
-	b.buf = binary.BigEndian.AppendUint16(b.buf, v)
-	b.pad()
-}
+// U16 writes a number in network order, as does U32.
+func (b *Builder) U16(kind, v uint16) { b.Raw(kind, string([]byte{byte(v >> 8), byte(v)})) }
 
 // U32 writes a number in network order.
 func (b *Builder) U32(kind uint16, v uint32) {
-	b.head(kind, 4)
-	b.buf = binary.BigEndian.AppendUint32(b.buf, v)
+	b.Raw(kind, string([]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)}))
 }
 
-// Message is one message of what the kernel sent.
+// Message is one message from the kernel.
 type Message struct {
 	Kind, Flags uint16
 	Seq, Port   uint32
 	Body        []byte
 }
 
-// Payload returns a message's attributes, behind the header of its protocol.
-func (m Message) Payload() []byte { return m.Body[min(len(m.Body), 4):] }
+// Attrs returns what follows the header of the message's protocol.
+func (m Message) Attrs() Attrs { return m.Body[min(len(m.Body), 4):] }
 
-// Err returns the error that the last message of an answer tells of.
+// Err returns the error in the last message of an answer.
 func (m Message) Err() error {
 	if len(m.Body) >= 4 {
 		if code := int32(binary.NativeEndian.Uint32(m.Body)); code < 0 {
@@ -171,11 +138,14 @@ func Messages(b []byte) iter.Seq[Message] {
 	}
 }
 
-// Attributes iterates over the attributes in b, by kind without its flags; it
-// stops at a malformed one.
-func Attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= unix.SizeofNlAttr {
+// Attrs is the attributes of a message or within an attribute, or the value of one.
+type Attrs []byte
+
+// All iterates over the attributes, by kind without its flags; it stops at a
+// malformed one.
+func (a Attrs) All() iter.Seq2[uint16, Attrs] {
+	return func(yield func(uint16, Attrs) bool) {
+		for b := a; len(b) >= unix.SizeofNlAttr; {
 			n := int(binary.NativeEndian.Uint16(b))
 			kind := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 			if n < unix.SizeofNlAttr || n > len(b) || !yield(kind, b[unix.SizeofNlAttr:n]) {
@@ -186,36 +156,30 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// Attribute returns the first attribute that is found by going down through
-// kinds, or nil.
-func Attribute(b []byte, kinds ...uint16) []byte {
+// Get goes down through kinds, and returns the first attribute there or nil.
+func (a Attrs) Get(kinds ...uint16) Attrs {
 	for _, kind := range kinds {
-		var found []byte
-		for k, v := range Attributes(b) {
+		var found Attrs
+		for k, v := range a.All() {
 			if k == kind {
 				found = v
 				break
 			}
 		}
-		b = found
+		a = found
 	}
-	return b
+	return a
 }
 
-// Number decodes a number in network order; it is 0 if its length is not that of T.
-func Number[T uint16 | uint32 | uint64](b []byte) (n T) {
-	if len(b) == binary.Size(n) {
-		for _, c := range b {
-			n = n<<8 | T(c)
-		}
+// Number is what Get finds as a number in network order, or 0.
+func (a Attrs) Number(kinds ...uint16) (n uint64) {
+	for _, c := range a.Get(kinds...) {
+		n = n<<8 | uint64(c)
 	}
 	return n
 }
 
-// Text decodes a zero-terminated string.
-func Text(b []byte) string {
-	if n := len(b); n > 0 && b[n-1] == 0 {
-		b = b[:n-1]
-	}
-	return string(b)
+// Text is what Get finds as a zero-terminated string, or empty.
+func (a Attrs) Text(kinds ...uint16) string {
+	return string(bytes.TrimSuffix(a.Get(kinds...), []byte{0}))
 }

@@ -24,24 +24,22 @@ const (
 	DeleteElement
 )
 
-// kinds says of each kind of operation how the nft program calls it, how many
-// bytes it has about, and what its message is: its number, its flags, and the
-// attribute for the name of what it is about.
+// kinds says of each kind of operation how the nft program calls it, and what its
+// message is: its number, its flags, and the attribute for the name of what it is
+// about in the table.
 var kinds = [...]struct {
-	text           string
-	bytes          int
-	message, flags uint16
-	name           uint16
+	text                 string
+	message, flags, name uint16
 }{
-	AddTable:      {"add table", 64, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0},
-	DeleteTable:   {"delete table", 64, unix.NFT_MSG_DELTABLE, 0, 0},
-	AddChain:      {"add chain", 128, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME},
-	FlushChain:    {"flush chain", 64, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN},
-	DeleteChain:   {"delete chain", 64, unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME},
-	AddRule:       {"add rule", 512, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN},
-	AddSet:        {"add set", 256, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME},
-	AddElement:    {"add element", 40, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET},
-	DeleteElement: {"delete element", 40, unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET},
+	AddTable:      {"add table", unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0},
+	DeleteTable:   {"delete table", unix.NFT_MSG_DELTABLE, 0, 0},
+	AddChain:      {"add chain", unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME},
+	FlushChain:    {"flush chain", unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_CHAIN},
+	DeleteChain:   {"delete chain", unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME},
+	AddRule:       {"add rule", unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN},
+	AddSet:        {"add set", unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME},
+	AddElement:    {"add element", unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET},
+	DeleteElement: {"delete element", unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET},
 }
 
 // String returns the kind in the nft program's words.
@@ -70,12 +68,6 @@ func (o *Op) name() string {
 	}
 }
 
-// bytes estimates the size of the operation on the wire.
-func (o *Op) bytes() int {
-	e := &o.Element
-	return kinds[o.Kind].bytes + len(e.Key) + len(e.KeyEnd) + len(e.Data) + len(e.Verdict.Chain)
-}
-
 // String names the operation and its object.
 func (o *Op) String() string {
 	s := strings.TrimSpace(fmt.Sprintf("%v %v %s", o.Kind, o.Table, o.name()))
@@ -90,32 +82,25 @@ func (o *Op) String() string {
 type Batch struct {
 	Ops   []Op
 	Owner any // the owner of the operations added from now on
-	bytes int
 }
-
-// Bytes estimates the size of the batch on the wire.
-func (b *Batch) Bytes() int { return b.bytes }
 
 // Reset empties the batch and keeps its memory.
 func (b *Batch) Reset() {
 	clear(b.Ops)
-	b.Ops, b.Owner, b.bytes = b.Ops[:0], nil, 0
+	b.Ops, b.Owner = b.Ops[:0], nil
 }
 
 func (b *Batch) add(op Op) {
 	op.Owner = b.Owner
 	b.Ops = append(b.Ops, op)
-	b.bytes += op.bytes()
 }
 
-// AddTable adds a table.
-func (b *Batch) AddTable(t Table) { b.add(Op{Kind: AddTable, Table: t}) }
+func (b *Batch) AddTable(t Table)           { b.add(Op{Kind: AddTable, Table: t}) }
+func (b *Batch) AddChain(t Table, c *Chain) { b.add(Op{Kind: AddChain, Table: t, Chain: c}) }
+func (b *Batch) AddSet(s *Set)              { b.add(Op{Kind: AddSet, Table: s.Table, Set: s}) }
 
 // DeleteTable deletes a table and everything in it.
 func (b *Batch) DeleteTable(t Table) { b.add(Op{Kind: DeleteTable, Table: t}) }
-
-// AddChain adds a chain.
-func (b *Batch) AddChain(t Table, c *Chain) { b.add(Op{Kind: AddChain, Table: t, Chain: c}) }
 
 // FlushChain deletes all rules of a chain.
 func (b *Batch) FlushChain(t Table, name string) {
@@ -132,17 +117,13 @@ func (b *Batch) AddRule(t Table, chain string, r *Rule) {
 	b.add(Op{Kind: AddRule, Table: t, Chain: &Chain{Name: chain}, Rule: r})
 }
 
-// AddSet adds a set.
-func (b *Batch) AddSet(s *Set) { b.add(Op{Kind: AddSet, Table: s.Table, Set: s}) }
-
-// AddElement adds an element to a set.
 func (b *Batch) AddElement(s *Set, e Element) {
 	b.add(Op{Kind: AddElement, Table: s.Table, Set: s, Element: e})
 }
 
 // DeleteElement deletes an element of a set; only its key matters.
 func (b *Batch) DeleteElement(s *Set, e Element) {
-	b.add(Op{Kind: DeleteElement, Table: s.Table, Set: s, Element: e})
+	b.add(Op{Kind: DeleteElement, Table: s.Table, Set: s, Element: Element{Key: e.Key, KeyEnd: e.KeyEnd}})
 }
 
 // Failure is one refused operation.

@@ -22,7 +22,7 @@ type Conn struct {
 	mu sync.Mutex
 	nl *netlink.Conn
 
-	// Whether anybody else commits: the kernel numbers its rules, of all tables
+	// Whether another process commits: the kernel numbers its rules, of all tables
 	// together, and every commit that changes something adds one.
 	first uint32 // the number before we read or wrote anything; 0, which the kernel skips: not known
 	ours  uint32 // how many commits were ours since
@@ -52,19 +52,12 @@ func OpenReader() (*Conn, error) {
 	return &Conn{nl: nl}, nil
 }
 
-// Close releases the sockets.
 func (c *Conn) Close() error {
 	err := c.nl.Close()
 	if c.events != nil {
 		err = errors.Join(err, c.events.Close())
 	}
 	return err
-}
-
-// span is the operations that one message carries.
-type span struct {
-	seq   uint32
-	first int
 }
 
 // Commit sends the batch. Elements go many to a message; if the kernel refuses
@@ -91,7 +84,7 @@ func (c *Conn) Commit(ctx context.Context, b *Batch) error {
 }
 
 func (c *Conn) commit(b *Batch, limit int) error {
-	spans := encode(&c.nl.Builder, b, limit)
+	begin, firsts := encode(&c.nl.Builder, b, limit)
 	if err := c.nl.Send(); err != nil {
 		return fmt.Errorf("send batch of %d operations, %d bytes: %w", len(b.Ops), len(c.nl.Bytes()), err)
 	}
@@ -101,9 +94,9 @@ func (c *Conn) commit(b *Batch, limit int) error {
 	}
 	// An error of the batch as a whole has the number of its first or last message.
 	ce := &CommitError{}
-	for _, s := range spans {
-		if err := errs[s.seq]; err != nil {
-			ce.Failures = append(ce.Failures, Failure{&b.Ops[s.first], err})
+	for i, first := range firsts {
+		if err := errs[begin+1+uint32(i)]; err != nil {
+			ce.Failures = append(ce.Failures, Failure{&b.Ops[first], err})
 		}
 	}
 	if len(ce.Failures) > 0 {
@@ -123,7 +116,7 @@ func (c *Conn) begin() {
 }
 
 // undisturbed reports whether all commits since begin were ours. It keeps us from
-// committing meanwhile: that one could stand for one of somebody else's.
+// committing meanwhile, which could hide a commit of another process.
 func (c *Conn) undisturbed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,35 +125,26 @@ func (c *Conn) undisturbed() bool {
 
 // generation asks for the number; it is 0 if the kernel does not say.
 func (c *Conn) generation() (id uint32) {
-	c.request(unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, Table{})
-	err := c.nl.Ask(func(m netlink.Message) {
-		id = netlink.Number[uint32](netlink.Attribute(m.Payload(), unix.NFTA_GEN_ID))
-	})
+	err := c.ask(unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, 0, func(a netlink.Attrs) { id = uint32(a.Number(unix.NFTA_GEN_ID)) })
 	if err != nil {
 		return 0
 	}
 	return id
 }
 
-// request begins a question, about what is in a table if that has a name.
-func (c *Conn) request(kind, flags uint16, t Table) {
-	c.nl.Request(subsystem|kind, flags, netlink.Netfilter(t.Family, 0))
-	if t.Name != "" {
-		c.nl.Text(tableAttribute, t.Name)
-	}
+// ask asks about a table, and about a set in it, if they are named.
+func (c *Conn) ask(kind, flags uint16, f Family, each func(netlink.Attrs), names ...string) error {
+	c.nl.Request(subsystem|kind, flags, netlink.Netfilter(f, 0), names...)
+	return c.nl.Ask(func(m netlink.Message) { each(m.Attrs()) })
 }
 
-// groupNFTables is the multicast group of all changes to nf_tables.
-const groupNFTables = 7
-
-// Watch listens to the changes that others make.
 func (c *Conn) Watch(ctx context.Context, tables []Table, missed func(), changed func(what string)) error {
 	begun := func() {
 		if !c.undisturbed() {
 			missed()
 		}
 	}
-	err := c.events.Listen(ctx, groupNFTables, begun, func(datagram []byte) {
+	err := c.events.Listen(ctx, unix.NFNLGRP_NFTABLES, begun, func(datagram []byte) {
 		if datagram == nil {
 			changed("changes were lost, there were more than could be read")
 		} else if what := firstChange(datagram, tables); what != "" {
@@ -173,25 +157,18 @@ func (c *Conn) Watch(ctx context.Context, tables []Table, missed func(), changed
 	return nil
 }
 
-// changes names the messages that tell of a change.
-var changes = map[uint16]string{
-	unix.NFT_MSG_NEWTABLE: "table added", unix.NFT_MSG_DELTABLE: "table deleted",
-	unix.NFT_MSG_NEWCHAIN: "chain added", unix.NFT_MSG_DELCHAIN: "chain deleted",
-	unix.NFT_MSG_NEWRULE: "rule added", unix.NFT_MSG_DELRULE: "rule deleted",
-	unix.NFT_MSG_NEWSET: "set added", unix.NFT_MSG_DELSET: "set deleted",
-	unix.NFT_MSG_NEWSETELEM: "element added", unix.NFT_MSG_DELSETELEM: "element deleted",
-}
-
-// firstChange describes the first message that is about one of the tables.
+// firstChange describes the first message that is about one of the tables. The
+// messages on each kind of object have three numbers: to add, get and delete it.
 func firstChange(datagram []byte, tables []Table) string {
+	objects := []string{"table", "chain", "rule", "set", "element"}
 	for m := range netlink.Messages(datagram) {
-		what := changes[m.Kind&0xff]
-		if m.Kind>>8 != unix.NFNL_SUBSYS_NFTABLES || what == "" || len(m.Body) < 4 {
+		object, verb := int(m.Kind&0xff)/3, []string{"added", "", "deleted"}[m.Kind&0xff%3]
+		if m.Kind>>8 != unix.NFNL_SUBSYS_NFTABLES || object >= len(objects) || verb == "" || len(m.Body) < 4 {
 			continue
 		}
-		t := Table{Family(m.Body[0]), netlink.Text(netlink.Attribute(m.Payload(), tableAttribute))}
+		t := Table{Family(m.Body[0]), m.Attrs().Text(tableAttribute)}
 		if slices.Contains(tables, t) {
-			return fmt.Sprintf("%s in %v by port %d", what, t, m.Port)
+			return fmt.Sprintf("%s %s in %v by port %d", objects[object], verb, t, m.Port)
 		}
 	}
 	return ""

@@ -28,7 +28,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(w.Bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for m := range netlink.Messages(data) {
-			for _, v := range netlink.Attributes(m.Payload()) {
+			for _, v := range m.Attrs().All() {
 				decodeElement(v)
 				comment(v, udataSetComment)
 			}
@@ -56,7 +56,7 @@ func BenchmarkEncode(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			for m := range netlink.Messages(w.Bytes()) {
-				for _, e := range netlink.Attributes(netlink.Attribute(m.Payload(), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+				for _, e := range m.Attrs().Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
 					decodeElement(e)
 				}
 			}

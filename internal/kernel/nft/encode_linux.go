@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 
@@ -28,46 +29,56 @@ const (
 	byteOrderHost    = 1
 	byteOrderNet     = 2
 	policyAccept     = 1
-	verdictType      = 0xffffff00 // NFT_DATA_VERDICT
 )
 
 // tableComment marks our tables for whoever lists them.
 const tableComment = "written by sluice; edits are undone"
 
-// encode writes the batch, elements of at most limit bytes a message.
-func encode(w *netlink.Builder, b *Batch, limit int) []span {
+// encode writes the batch, elements of at most limit bytes a message. It returns
+// the number of the message that begins it, and of each following one the index
+// of its first operation.
+func encode(w *netlink.Builder, b *Batch, limit int) (begin uint32, firsts []int) {
 	bound := netlink.Netfilter(0, unix.NFNL_SUBSYS_NFTABLES)
 	w.Reset()
-	w.Begin(unix.NFNL_MSG_BATCH_BEGIN, 0, bound)
-	spans := make([]span, 0, len(b.Ops)/64+8)
+	begin = w.Begin(unix.NFNL_MSG_BATCH_BEGIN, 0, bound)
+	firsts = make([]int, 0, len(b.Ops)/64+8)
 	for i := 0; i < len(b.Ops); {
 		n := run(b.Ops[i:], limit)
-		spans = append(spans, span{encodeOps(w, b.Ops[i:i+n]), i})
+		encodeOps(w, b.Ops[i:i+n])
+		firsts = append(firsts, i)
 		i += n
 	}
 	w.Begin(unix.NFNL_MSG_BATCH_END, 0, bound)
-	return spans
+	return begin, firsts
 }
 
 // run returns how many operations from the first on fit one message with it:
 // those on elements of one set.
 func run(ops []Op, limit int) int {
-	if ops[0].Kind != AddElement && ops[0].Kind != DeleteElement {
-		return 1
-	}
-	bytes := ops[0].bytes()
-	for n := 1; n < len(ops); n++ {
-		bytes += ops[n].bytes()
-		if ops[n].Kind != ops[0].Kind || ops[n].Set != ops[0].Set || bytes > limit {
+	bytes := 0
+	for n := range ops {
+		o, e := &ops[n], &ops[n].Element
+		bytes += 40 + len(e.Key) + len(e.KeyEnd) + len(e.Data) + len(e.Verdict.Chain)
+		if n > 0 && (o.Kind < AddElement || o.Kind != ops[0].Kind || o.Set != ops[0].Set || bytes > limit) {
 			return n
 		}
 	}
 	return len(ops)
 }
 
+// encoded returns an operation as its message has it.
+func encoded(o Op) netlink.Attrs {
+	var w netlink.Builder
+	encodeOps(&w, []Op{o})
+	if w.Err != nil {
+		panic(w.Err)
+	}
+	return w.Bytes()[unix.SizeofNlMsghdr+4:]
+}
+
 // encodeOps writes one message. Each begins with the names of a table and of what
 // it is about.
-func encodeOps(w *netlink.Builder, ops []Op) uint32 {
+func encodeOps(w *netlink.Builder, ops []Op) {
 	o := &ops[0]
 	k := kinds[o.Kind]
 	seq := w.Begin(subsystem|k.message, k.flags, netlink.Netfilter(o.Table.Family, 0))
@@ -85,15 +96,12 @@ func encodeOps(w *netlink.Builder, ops []Op) uint32 {
 	case AddSet:
 		encodeSet(w, o.Set, seq)
 	case AddElement, DeleteElement:
-		list := w.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		for i := range ops {
-			at := w.Open(unix.NFTA_LIST_ELEM)
-			encodeElement(w, &ops[i].Element, o.Kind == AddElement)
-			w.Close(at)
-		}
-		w.Close(list)
+		w.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+			for i := range ops {
+				w.Nest(unix.NFTA_LIST_ELEM, func() { encodeElement(w, &ops[i].Element) })
+			}
+		})
 	}
-	return seq
 }
 
 func encodeChain(w *netlink.Builder, c *Chain) {
@@ -115,9 +123,9 @@ func encodeRule(w *netlink.Builder, o *Op) {
 		for _, x := range o.Rule.Exprs {
 			b, err := expr.Marshal(byte(o.Table.Family), x)
 			if err != nil {
-				w.Fail(fmt.Errorf("encode rule of chain %s: %w", o.Chain.Name, err))
+				w.Err = cmp.Or(w.Err, fmt.Errorf("encode %T of rule %q in chain %s: %w", x, o.Rule.Comment, o.Chain.Name, err))
 			}
-			w.Nest(unix.NFTA_LIST_ELEM, func() { w.Append(b) })
+			w.Raw(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, string(b))
 		}
 	})
 	if o.Rule.Comment != "" {
@@ -126,28 +134,41 @@ func encodeRule(w *netlink.Builder, o *Op) {
 }
 
 func encodeSet(w *netlink.Builder, s *Set, id uint32) {
-	w.U32(unix.NFTA_SET_FLAGS, s.flags())
+	var flags uint32
+	set := func(on bool, f uint32) {
+		if on {
+			flags |= f
+		}
+	}
+	data := typeID(s.Data)
+	if s.Verdicts {
+		data = unix.NFT_DATA_VERDICT
+	}
+	concatenatesRanges := s.Interval && len(s.Key) > 1
+	set(s.Interval, unix.NFT_SET_INTERVAL)
+	set(concatenatesRanges, setFlagConcat)
+	set(data != 0, unix.NFT_SET_MAP)
+	set(s.Dynamic, unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT)
+	w.U32(unix.NFTA_SET_FLAGS, flags)
 	w.U32(unix.NFTA_SET_KEY_TYPE, typeID(s.Key))
 	w.U32(unix.NFTA_SET_KEY_LEN, uint32(s.KeyLen()))
-	if s.isMap() {
-		w.U32(unix.NFTA_SET_DATA_TYPE, s.dataType())
+	if data != 0 {
+		w.U32(unix.NFTA_SET_DATA_TYPE, data)
 		w.U32(unix.NFTA_SET_DATA_LEN, uint32(s.DataLen()))
 	}
 	w.U32(unix.NFTA_SET_ID, id)
-	if s.Size > 0 || s.concatenatesRanges() {
-		w.Nest(unix.NFTA_SET_DESC, func() {
-			if s.Size > 0 {
-				w.U32(unix.NFTA_SET_DESC_SIZE, s.Size)
-			}
-			if s.concatenatesRanges() {
-				w.Nest(setDescConcat, func() {
-					for _, t := range s.Key {
-						w.Nest(unix.NFTA_LIST_ELEM, func() { w.U32(1, uint32(t.Len())) })
-					}
-				})
-			}
-		})
-	}
+	w.Nest(unix.NFTA_SET_DESC, func() {
+		if s.Size > 0 {
+			w.U32(unix.NFTA_SET_DESC_SIZE, s.Size)
+		}
+		if concatenatesRanges {
+			w.Nest(setDescConcat, func() {
+				for _, t := range s.Key {
+					w.Nest(unix.NFTA_LIST_ELEM, func() { w.U32(1, uint32(t.Len())) })
+				}
+			})
+		}
+	})
 	w.Raw(unix.NFTA_SET_USERDATA, setUserdata(s))
 }
 
@@ -177,32 +198,23 @@ func byteOrder(types []Type) string {
 // udata returns one type-length-value of the nft program's userdata.
 func udata(kind byte, value string) string { return string([]byte{kind, byte(len(value))}) + value }
 
-func encodeElement(w *netlink.Builder, e *Element, withData bool) {
-	encodeValue(w, unix.NFTA_SET_ELEM_KEY, e.Key)
-	if e.KeyEnd != "" {
-		encodeValue(w, setElemKeyEnd, e.KeyEnd)
-	}
-	switch {
-	case !withData:
-	case e.Verdict.Code != 0:
-		data := w.Open(unix.NFTA_SET_ELEM_DATA)
-		verdict := w.Open(unix.NFTA_DATA_VERDICT)
-		w.U32(unix.NFTA_VERDICT_CODE, verdictCodes[e.Verdict.Code])
-		if e.Verdict.Chain != "" {
-			w.Text(unix.NFTA_VERDICT_CHAIN, e.Verdict.Chain)
+func encodeElement(w *netlink.Builder, e *Element) {
+	value := func(kind uint16, v string) {
+		if v != "" {
+			w.Nest(kind, func() { w.Raw(unix.NFTA_DATA_VALUE, v) })
 		}
-		w.Close(verdict)
-		w.Close(data)
-	case e.Data != "":
-		encodeValue(w, unix.NFTA_SET_ELEM_DATA, e.Data)
+	}
+	value(unix.NFTA_SET_ELEM_KEY, e.Key)
+	value(setElemKeyEnd, e.KeyEnd)
+	value(unix.NFTA_SET_ELEM_DATA, e.Data)
+	if e.Verdict.Code != 0 {
+		w.Nest(unix.NFTA_SET_ELEM_DATA, func() {
+			w.Nest(unix.NFTA_DATA_VERDICT, func() {
+				w.U32(unix.NFTA_VERDICT_CODE, uint32(e.Verdict.Code-1))
+				if e.Verdict.Chain != "" {
+					w.Text(unix.NFTA_VERDICT_CHAIN, e.Verdict.Chain)
+				}
+			})
+		})
 	}
 }
-
-func encodeValue(w *netlink.Builder, kind uint16, v string) {
-	at := w.Open(kind)
-	w.Raw(unix.NFTA_DATA_VALUE, v)
-	w.Close(at)
-}
-
-// verdictCodes are the kernel's numbers for verdicts.
-var verdictCodes = [...]uint32{Drop: 0, Accept: 1, Goto: 0xfffffffc}

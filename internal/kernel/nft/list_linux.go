@@ -10,24 +10,16 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// listAttempts bounds how often a listing is begun again because others kept
-// changing the ruleset meanwhile.
-const listAttempts = 20
-
 // List returns the chains and sets of a table.
-func (c *Conn) List(ctx context.Context, t Table) (*Listing, error) {
-	var l *Listing
-	err := c.settled(ctx, func() error {
+func (c *Conn) List(ctx context.Context, t Table) (l *Listing, err error) {
+	err = c.settled(ctx, "list "+t.String(), func() error {
 		l = NewListing()
 		return c.list(t, l)
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("list %v: %w", t, err)
-	}
-	return l, nil
+	return l, err
 }
 
 // NewListing returns a listing of nothing.
@@ -40,26 +32,35 @@ func NewListing() *Listing {
 func (c *Conn) list(t Table, l *Listing) error {
 	for _, part := range []struct {
 		kind, flags uint16
-		read        func(b []byte)
+		read        func(netlink.Attrs)
 	}{
 		// Dumps of chains and sets are silent about a missing table; this is not.
-		{unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, func(b []byte) {
-			l.Dormant = number(b, unix.NFTA_TABLE_FLAGS)&unix.NFT_TABLE_F_DORMANT != 0
+		{unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, func(a netlink.Attrs) {
+			l.Dormant = a.Number(unix.NFTA_TABLE_FLAGS)&unix.NFT_TABLE_F_DORMANT != 0
 		}},
-		{unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, l.addChain},
-		{unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, func(b []byte) {
-			chain := text(b, unix.NFTA_RULE_CHAIN)
-			l.Chains[chain] = append(l.Chains[chain], decodeRule(b))
-		}},
-		{unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, l.addSet},
-	} {
-		c.request(part.kind, part.flags, t)
-		err := c.nl.Ask(func(m netlink.Message) {
-			// Old kernels dump all tables whatever was asked for.
-			if b := m.Payload(); text(b, tableAttribute) == t.Name {
-				part.read(b)
+		{unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, func(a netlink.Attrs) {
+			name := a.Text(unix.NFTA_CHAIN_NAME)
+			l.Chains[name] = nil
+			if a.Get(unix.NFTA_CHAIN_HOOK) != nil {
+				l.Hooks[name] = hookShape(a)
 			}
-		})
+		}},
+		{unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, func(a netlink.Attrs) {
+			chain := a.Text(unix.NFTA_RULE_CHAIN)
+			l.Chains[chain] = append(l.Chains[chain], decodeRule(a))
+		}},
+		{unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, func(a netlink.Attrs) {
+			name := a.Text(unix.NFTA_SET_NAME)
+			l.Sets[name] = comment(a.Get(unix.NFTA_SET_USERDATA), udataSetComment)
+			l.Types[name] = setShape(a)
+		}},
+	} {
+		err := c.ask(part.kind, part.flags, t.Family, func(a netlink.Attrs) {
+			// Old kernels dump all tables whatever was asked for.
+			if a.Text(tableAttribute) == t.Name {
+				part.read(a)
+			}
+		}, t.Name)
 		if err != nil {
 			return err
 		}
@@ -67,31 +68,15 @@ func (c *Conn) list(t Table, l *Listing) error {
 	return nil
 }
 
-func (l *Listing) addChain(b []byte) {
-	name := text(b, unix.NFTA_CHAIN_NAME)
-	l.Chains[name] = nil
-	if hook := netlink.Attribute(b, unix.NFTA_CHAIN_HOOK); hook != nil {
-		l.Hooks[name] = hookShape(text(b, unix.NFTA_CHAIN_TYPE), number(hook, unix.NFTA_HOOK_HOOKNUM),
-			int32(number(hook, unix.NFTA_HOOK_PRIORITY)), number(b, unix.NFTA_CHAIN_POLICY))
-	}
-}
-
-func (l *Listing) addSet(b []byte) {
-	name := text(b, unix.NFTA_SET_NAME)
-	l.Sets[name] = comment(netlink.Attribute(b, unix.NFTA_SET_USERDATA), udataSetComment)
-	l.Types[name] = setShape(number(b, unix.NFTA_SET_FLAGS), number(b, unix.NFTA_SET_KEY_TYPE),
-		number(b, unix.NFTA_SET_KEY_LEN), number(b, unix.NFTA_SET_DATA_TYPE), number(b, unix.NFTA_SET_DATA_LEN))
-}
-
 // Elements lists a set's elements.
 func (c *Conn) Elements(ctx context.Context, s *Set, f func(Element)) error {
 	var found []Element
-	err := c.settled(ctx, func() error {
+	err := c.settled(ctx, fmt.Sprintf("list elements of %v %s", s.Table, s.Name), func() error {
 		found = found[:0]
-		return c.elements(s, func(b []byte) { found = append(found, decodeElement(b)) })
+		return c.elements(s, func(a netlink.Attrs) { found = append(found, decodeElement(a)) })
 	})
 	if err != nil {
-		return fmt.Errorf("list elements of %v %s: %w", s.Table, s.Name, err)
+		return err
 	}
 	for _, e := range found {
 		f(e)
@@ -99,39 +84,67 @@ func (c *Conn) Elements(ctx context.Context, s *Set, f func(Element)) error {
 	return nil
 }
 
-func (c *Conn) elements(s *Set, f func(element []byte)) error {
-	c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, s.Table)
-	c.nl.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-	return c.nl.Ask(func(m netlink.Message) {
-		for _, e := range netlink.Attributes(netlink.Attribute(m.Payload(), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+func (c *Conn) elements(s *Set, f func(element netlink.Attrs)) error {
+	return c.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, s.Table.Family, func(a netlink.Attrs) {
+		for _, e := range a.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
 			f(e)
 		}
-	})
+	}, s.Table.Name, s.Name)
 }
 
 // Count returns how many elements a set has. Linux tells it since 6.17; before,
 // they are listed.
 func (c *Conn) Count(ctx context.Context, s *Set) (n int, err error) {
-	err = c.settled(ctx, func() error {
-		var told []byte
-		c.request(unix.NFT_MSG_GETSET, unix.NLM_F_ACK, s.Table)
-		c.nl.Text(unix.NFTA_SET_NAME, s.Name)
-		err := c.nl.Ask(func(m netlink.Message) { told = append(told, netlink.Attribute(m.Payload(), setCount)...) })
-		if n = int(netlink.Number[uint32](told)); err != nil || told != nil {
+	err = c.settled(ctx, fmt.Sprintf("count elements of %v %s", s.Table, s.Name), func() error {
+		told := false
+		err := c.ask(unix.NFT_MSG_GETSET, unix.NLM_F_ACK, s.Table.Family, func(a netlink.Attrs) {
+			told, n = a.Get(setCount) != nil, int(a.Number(setCount))
+		}, s.Table.Name, s.Name)
+		if err != nil || told {
 			return err
 		}
-		return c.elements(s, func([]byte) { n++ })
+		return c.elements(s, func(netlink.Attrs) { n++ })
 	})
-	if err != nil {
-		return 0, fmt.Errorf("count elements of %v %s: %w", s.Table, s.Name, err)
-	}
-	return n, nil
+	return n, err
 }
 
 // settled runs a listing again while it is interrupted by changes.
-func (c *Conn) settled(ctx context.Context, list func() error) error {
+func (c *Conn) settled(ctx context.Context, what string, list func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.begin()
-	return netlink.Settled(ctx, listAttempts, list)
+	if err := netlink.Settled(ctx, netlink.Attempts, list); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+func decodeElement(a netlink.Attrs) (e Element) {
+	for kind, v := range a.All() {
+		switch kind {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.Key = string(v.Get(unix.NFTA_DATA_VALUE))
+		case setElemKeyEnd:
+			e.KeyEnd = string(v.Get(unix.NFTA_DATA_VALUE))
+		case unix.NFTA_SET_ELEM_DATA:
+			e.Data = string(v.Get(unix.NFTA_DATA_VALUE))
+			if v = v.Get(unix.NFTA_DATA_VERDICT); v != nil {
+				e.Verdict = Verdict{Code(v.Number(unix.NFTA_VERDICT_CODE)) + 1, v.Text(unix.NFTA_VERDICT_CHAIN)}
+			}
+		}
+	}
+	return e
+}
+
+// comment finds the comment in userdata, which the nft program makes of
+// type-length-value triples.
+func comment(userdata netlink.Attrs, kind byte) string {
+	for len(userdata) >= 2 && len(userdata) >= 2+int(userdata[1]) {
+		end := 2 + int(userdata[1])
+		if userdata[0] == kind {
+			return userdata[2:end].Text()
+		}
+		userdata = userdata[end:]
+	}
+	return ""
 }

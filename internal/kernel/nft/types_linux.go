@@ -83,14 +83,14 @@ type Verdict struct {
 	Chain string // of Goto
 }
 
-// Code is a verdict, numbered from one so that zero is none.
-type Code uint8
+// Code is the kernel's number of a verdict, plus one so that zero is none.
+type Code uint32
 
 // The verdicts we use as values.
 const (
-	Drop Code = iota + 1
-	Accept
-	Goto
+	Drop   Code = 0 + 1
+	Accept Code = policyAccept + 1
+	Goto   Code = 1<<32 + unix.NFT_GOTO + 1
 )
 
 // Type is the type of a part of a key or value, as the nft program names it in listings.
@@ -106,21 +106,10 @@ const (
 	ClassID  Type = 23
 )
 
+var typeLens = [...]int{IPv4Addr: 4, IPv6Addr: 16, Proto: 1, Port: 2, Mark: 4, ClassID: 4}
+
 // Len returns the length in bytes, without padding.
-func (t Type) Len() int {
-	switch t {
-	case IPv4Addr, Mark, ClassID:
-		return 4
-	case IPv6Addr:
-		return 16
-	case Proto:
-		return 1
-	case Port:
-		return 2
-	default:
-		panic(fmt.Sprintf("unknown nft type %d", uint8(t)))
-	}
-}
+func (t Type) Len() int { return typeLens[t] }
 
 // typeID packs the types of a concatenation as the nft program does, six bits each.
 func typeID(types []Type) uint32 {
@@ -145,9 +134,9 @@ type Interface interface {
 	// added, the kernel may leave some out or give some twice.
 	Elements(ctx context.Context, s *Set, f func(Element)) error
 
-	// Watch calls changed whenever somebody else changed one of the tables, or
-	// may have, until ctx ends. When it has begun it calls missed, unless nobody
-	// else has changed anything since the connection was first used.
+	// Watch calls changed whenever another process changed one of the tables, or
+	// may have, until ctx ends. When it has begun it calls missed, unless no other
+	// process has changed anything since the connection was first used.
 	Watch(ctx context.Context, tables []Table, missed func(), changed func(what string)) error
 
 	// Close releases the handle; the kernel keeps everything.
@@ -163,48 +152,26 @@ type Listing struct {
 	Dormant bool                    // the whole table is switched off
 }
 
-// String returns where a base chain hangs, as a listing tells it of one that
+// String returns where a base chain hangs, as a listing has it of one that
 // accepts what its rules leave.
-func (h *Hook) String() string { return hookShape(h.Type, h.Number, h.Priority, policyAccept) }
-
-func hookShape(kind string, number uint32, priority int32, policy uint32) string {
-	return fmt.Sprintf("type %s hook %d priority %d policy %d", kind, number, priority, policy)
+func (h *Hook) String() string {
+	return hookShape(encoded(Op{Kind: AddChain, Chain: &Chain{Hook: h}}))
 }
 
-// Shape returns what the elements of the set are like, as a listing tells it.
-func (s *Set) Shape() string {
-	return setShape(s.flags(), typeID(s.Key), uint32(s.KeyLen()), s.dataType(), uint32(s.DataLen()))
+func hookShape(a netlink.Attrs) string {
+	hook := a.Get(unix.NFTA_CHAIN_HOOK)
+	return fmt.Sprintf("type %s hook %d priority %d policy %d", a.Text(unix.NFTA_CHAIN_TYPE),
+		hook.Number(unix.NFTA_HOOK_HOOKNUM), int32(hook.Number(unix.NFTA_HOOK_PRIORITY)), a.Number(unix.NFTA_CHAIN_POLICY))
 }
 
-func setShape(flags, key, keyLen, data, dataLen uint32) string {
-	if data == verdictType {
+// Shape returns what the elements of the set are like, as a listing has it.
+func (s *Set) Shape() string { return setShape(encoded(Op{Kind: AddSet, Set: s})) }
+
+func setShape(a netlink.Attrs) string {
+	data, dataLen := a.Number(unix.NFTA_SET_DATA_TYPE), a.Number(unix.NFTA_SET_DATA_LEN)
+	if data == unix.NFT_DATA_VERDICT {
 		dataLen = 0 // the kernel tells the size of its own verdicts
 	}
-	return fmt.Sprintf("flags %#x key %d/%d data %d/%d", flags, key, keyLen, data, dataLen)
-}
-
-func (s *Set) dataType() uint32 {
-	if s.Verdicts {
-		return verdictType
-	}
-	return typeID(s.Data)
-}
-
-func (s *Set) isMap() bool { return s.Data != nil || s.Verdicts }
-
-func (s *Set) concatenatesRanges() bool { return s.Interval && len(s.Key) > 1 }
-
-func (s *Set) flags() uint32 {
-	var f uint32
-	for flag, set := range map[uint32]bool{
-		unix.NFT_SET_INTERVAL:                    s.Interval,
-		setFlagConcat:                            s.concatenatesRanges(),
-		unix.NFT_SET_MAP:                         s.isMap(),
-		unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT: s.Dynamic,
-	} {
-		if set {
-			f |= flag
-		}
-	}
-	return f
+	return fmt.Sprintf("flags %#x key %d/%d data %d/%d", a.Number(unix.NFTA_SET_FLAGS),
+		a.Number(unix.NFTA_SET_KEY_TYPE), a.Number(unix.NFTA_SET_KEY_LEN), data, dataLen)
 }

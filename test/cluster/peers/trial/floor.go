@@ -66,7 +66,7 @@ func (b *Bench) floorOfTraffic(ctx context.Context, s *site, f *figures.Floor) e
 // floorOfKernel writes as many elements as a proxy would at least, and then one
 // change of an endpoint again and again.
 func (b *Bench) floorOfKernel(ctx context.Context, s *site, f *figures.Floor) error {
-	const large, times = 1 << 20, 300 // bytes of a batch; changes
+	const large, times = 1 << 14, 300 // elements of a batch; changes
 	var conn *nft.Conn
 	err := s.node.Host.Do(func() (err error) {
 		conn, err = nft.Open()
@@ -99,7 +99,7 @@ func (b *Bench) floorOfKernel(ctx context.Context, s *site, f *figures.Floor) er
 	count := b.Load.Size.Services * (b.Load.Size.Endpoints + 1)
 	began := time.Now()
 	for i := range count {
-		if batch.AddElement(set, element(i, i)); batch.Bytes() > large || i == count-1 {
+		if batch.AddElement(set, element(i, i)); len(batch.Ops) == large || i == count-1 {
 			if _, err := commit("write elements"); err != nil {
 				return err
 			}
