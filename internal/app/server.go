@@ -164,10 +164,10 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 }
 
 // checkFailed reports that a Service's health check cannot be answered.
-func (s *ProxyServer) checkFailed(_ context.Context, f health.CheckFailure) {
-	about := serviceReference(types.NamespacedName{Namespace: f.Check.Key.Namespace, Name: f.Check.Key.Name})
+func (s *ProxyServer) checkFailed(c *proxy.HealthCheck, err error) {
+	about := serviceReference(types.NamespacedName{Namespace: c.Key.Namespace, Name: c.Key.Name})
 	s.events.record(about, v1.EventTypeWarning, reasonServiceHealth,
-		fmt.Sprintf("node %s cannot answer health checks of port %d: %v", s.plan.node, f.Check.Port, f.Err))
+		fmt.Sprintf("node %s cannot answer health checks of port %d: %v", s.plan.node, c.Port, err))
 }
 
 // Run proxies until ctx ends, and then returns nil. The rules stay in force.

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"slices"
-	"strings"
 
 	"k8s.io/component-base/metrics/prometheus/slis"
 )
@@ -17,7 +16,7 @@ const maxVerbosityText = 64
 // MetricsSettings are what the metrics server answers with.
 type MetricsSettings struct {
 	Metrics   http.Handler // /metrics
-	Configz   http.Handler // /configz; nil: no such path
+	Configz   http.Handler // /configz
 	Mode      string       // /proxyMode
 	Profiling bool         // serve /debug
 
@@ -36,9 +35,7 @@ func MetricsHandler(s MetricsSettings) http.Handler {
 	mux.Handle("/metrics", s.Metrics)
 	slis.SLIMetricsWithReset{}.Install(mux)
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, s.Mode) })
-	if s.Configz != nil {
-		mux.Handle("/configz", s.Configz)
-	}
+	mux.Handle("/configz", s.Configz)
 	if s.Profiling {
 		debug(mux, s.SetVerbosity)
 	}
@@ -81,21 +78,12 @@ func debug(mux *http.ServeMux, setVerbosity func(string) (string, error)) {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	if setVerbosity == nil {
-		return
+	index := func(w http.ResponseWriter, _ *http.Request) {
+		plain(w, http.StatusOK, "/debug/flags/v: PUT a number to set the log's verbosity\n")
 	}
-	mux.HandleFunc("/debug/flags", flagIndex)
-	mux.HandleFunc("/debug/flags/", flagIndex)
+	mux.HandleFunc("/debug/flags", index)
+	mux.HandleFunc("/debug/flags/{$}", index)
 	mux.HandleFunc("/debug/flags/v", func(w http.ResponseWriter, r *http.Request) { putVerbosity(w, r, setVerbosity) })
-}
-
-// flagIndex says which flags can be set.
-func flagIndex(w http.ResponseWriter, r *http.Request) {
-	if strings.TrimSuffix(r.URL.Path, "/") != "/debug/flags" {
-		http.NotFound(w, r)
-		return
-	}
-	plain(w, http.StatusOK, "/debug/flags/v: PUT a number to set the log's verbosity\n")
 }
 
 func putVerbosity(w http.ResponseWriter, r *http.Request, set func(string) (string, error)) {

@@ -37,11 +37,8 @@ type Settings struct {
 // knows what the kernel does. As no sync comes before all objects are there, it
 // is not healthy either while they cannot be read.
 type ProxyHealth struct {
-	families []proxy.Family
-	counter  Counter
-
 	mu       sync.Mutex
-	timeout  time.Duration
+	settings Settings
 	queued   time.Time // since when something waits that no sync has begun with; zero: nothing does
 	taken    time.Time // since when something waits that a sync has begun with, and none has ended well; zero: nothing does
 	updated  time.Time // the end of the last successful sync; zero: there was none
@@ -51,14 +48,14 @@ type ProxyHealth struct {
 // NewProxyHealth returns the health of a proxy that has done nothing yet, on a
 // node that nobody knows.
 func NewProxyHealth(s Settings) *ProxyHealth {
-	return &ProxyHealth{families: s.Families, counter: s.Counter, timeout: s.Timeout}
+	return &ProxyHealth{settings: s}
 }
 
 // SetTimeout changes how long a requested sync may wait for its success.
 func (h *ProxyHealth) SetTimeout(d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.timeout = d
+	h.settings.Timeout = d
 }
 
 // Queued says that a sync was asked for.
@@ -131,11 +128,11 @@ func (h *ProxyHealth) Handler() http.Handler {
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		a, eligible := h.answer()
 		a.NodeEligible = &eligible
-		h.counter.Healthz(a.send(w, a.Healthy && eligible))
+		h.settings.Counter.Healthz(a.send(w, a.Healthy && eligible))
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		a, _ := h.answer()
-		h.counter.Livez(a.send(w, a.Healthy))
+		h.settings.Counter.Livez(a.send(w, a.Healthy))
 	})
 	return mux
 }
@@ -149,12 +146,12 @@ func (h *ProxyHealth) answer() (a answer, eligible bool) {
 	for _, since := range [...]time.Time{h.queued, h.taken} {
 		if !since.IsZero() {
 			known = true
-			a.Healthy = a.Healthy && a.CurrentTime.Sub(since) < h.timeout
+			a.Healthy = a.Healthy && a.CurrentTime.Sub(since) < h.settings.Timeout
 		}
 	}
 	if known {
 		a.Status = map[string]familyAnswer{}
-		for _, f := range h.families {
+		for _, f := range h.settings.Families {
 			a.Status[f.String()] = familyAnswer{h.updated, a.Healthy}
 		}
 	}

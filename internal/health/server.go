@@ -2,20 +2,31 @@ package health
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 )
 
-// bindRetry is how long to wait for an address that could not be had.
-const bindRetry = 5 * time.Second
+const (
+	// bindRetry is how long to wait for an address that could not be had.
+	bindRetry = 5 * time.Second
+
+	// lastAnswers is how long requests under way have to end when their
+	// listener is gone.
+	lastAnswers = time.Second
+
+	// headerTimeout and idleTimeout free what silent clients hold.
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+)
 
 // ServerSettings are what a Server is made of.
 type ServerSettings struct {
@@ -30,30 +41,23 @@ type Server struct {
 	settings ServerSettings
 	changed  chan struct{}
 	want     atomic.Value // netip.AddrPort
-	bound    atomic.Value // netip.AddrPort: where it listens; the invalid one: nowhere
+
+	// These are changed by the goroutine of Run alone.
+	cur  atomic.Pointer[listening] // nil: it does not listen
+	gone sync.WaitGroup            // listeners that were left, until their last answers
 }
 
 // NewServer returns a server that does nothing before Run.
 func NewServer(s ServerSettings) *Server {
 	server := &Server{settings: s, changed: make(chan struct{}, 1)}
 	server.want.Store(s.Address)
-	server.bound.Store(netip.AddrPort{})
 	return server
 }
 
-// SetAddress moves the server. The invalid address silences it.
+// SetAddress moves the server. With the invalid address it ceases to listen.
 func (s *Server) SetAddress(a netip.AddrPort) {
 	s.want.Store(a)
 	notify(s.changed)
-}
-
-// listen binds the address that is wanted now.
-func (s *Server) listen(ctx context.Context, a netip.AddrPort) (*listening, error) {
-	l, err := listen(ctx, "tcp", a, s.settings.Handler)
-	if err != nil {
-		return nil, fmt.Errorf("serve %s: %w", s.settings.Name, err)
-	}
-	return l, nil
 }
 
 // Available returns an error if the server must have its address and cannot.
@@ -62,23 +66,22 @@ func (s *Server) Available(ctx context.Context) error {
 	if !s.settings.HardFail || !want.IsValid() {
 		return nil
 	}
-	l, err := s.listen(ctx, want)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", want.String())
 	if err != nil {
-		return err
+		return fmt.Errorf("serve %s: %w", s.settings.Name, err)
 	}
-	return l.listener.Close()
+	return l.Close()
 }
 
 // Run serves until ctx ends, and then returns nil. An address that cannot be had
 // is tried again until it can, or ends Run if that is how the server was made.
 func (s *Server) Run(ctx context.Context) error {
-	r := serverRun{Server: s}
-	defer r.gone.Wait()
-	defer r.leave()
+	defer s.gone.Wait()
+	defer s.leave()
 	complaint := ""
 	for ctx.Err() == nil {
 		var retry <-chan time.Time
-		switch err := r.settle(ctx); {
+		switch err := s.settle(ctx); {
 		case err == nil:
 			complaint = ""
 		case ctx.Err() != nil:
@@ -93,8 +96,8 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		}
 		var ended chan struct{}
-		if r.cur != nil {
-			ended = r.cur.ended
+		if cur := s.cur.Load(); cur != nil {
+			ended = cur.ended
 		}
 		select {
 		case <-ctx.Done():
@@ -106,55 +109,75 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// serverRun is one Run of a Server.
-type serverRun struct {
-	*Server
-	cur   *listening     // nil: silent
-	asked netip.AddrPort // where cur was told to listen
-	gone  sync.WaitGroup // listeners that were left, until their last answers
-}
-
 // settle makes the server listen where it should. If it has ceased to listen,
 // it says why, and listens again the next time.
-func (r *serverRun) settle(ctx context.Context) error {
-	want := r.want.Load().(netip.AddrPort)
-	if r.cur != nil && r.asked == want {
+func (s *Server) settle(ctx context.Context) error {
+	want := s.want.Load().(netip.AddrPort)
+	if cur := s.cur.Load(); cur != nil && cur.asked == want {
 		select {
-		case <-r.cur.ended:
-			err := r.cur.err
-			r.leave()
-			return fmt.Errorf("serve %s at %v: %w", r.settings.Name, want, err)
+		case <-cur.ended:
+			s.leave()
+			return fmt.Errorf("serve %s at %v: %w", s.settings.Name, want, cur.err)
 		default:
 			return nil
 		}
 	}
+	s.leave() // before it listens anew: it may be in its own way
 	if !want.IsValid() {
-		r.leave()
 		return nil
 	}
-	next, err := r.Server.listen(ctx, want)
-	if r.cur != nil { // It moves, and may have been in its own way.
-		r.leave()
-		if errors.Is(err, syscall.EADDRINUSE) {
-			next, err = r.Server.listen(ctx, want)
-		}
-	}
+	next, err := listen(ctx, "tcp", want, &http.Server{Handler: s.settings.Handler})
 	if err != nil {
-		return err
+		return fmt.Errorf("serve %s: %w", s.settings.Name, err)
 	}
-	next.serve()
-	r.cur, r.asked = next, want
-	r.bound.Store(next.at())
-	klog.FromContext(ctx).V(2).Info("Listening", "server", r.settings.Name, "address", next.listener.Addr())
+	s.cur.Store(next)
+	klog.FromContext(ctx).V(2).Info("Listening", "server", s.settings.Name, "address", next.listener.Addr())
 	return nil
 }
 
-func (r *serverRun) leave() {
-	if r.cur != nil {
-		r.bound.Store(netip.AddrPort{})
-		r.cur.close(&r.gone)
-		r.cur = nil
+func (s *Server) leave() {
+	if cur := s.cur.Swap(nil); cur != nil {
+		cur.close(&s.gone)
 	}
+}
+
+// listening is an HTTP server at one address.
+type listening struct {
+	asked    netip.AddrPort // where it was told to listen
+	listener net.Listener
+	http     *http.Server
+	ended    chan struct{} // closed when it serves no more
+	err      error         // why, from then on
+}
+
+// listen binds one address, which an error names, and answers there until close,
+// or until the listener fails. The server's complaints reach our log.
+func listen(ctx context.Context, network string, a netip.AddrPort, server *http.Server) (*listening, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, network, a.String())
+	if err != nil {
+		return nil, err
+	}
+	server.ReadHeaderTimeout, server.IdleTimeout = headerTimeout, idleTimeout
+	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx).V(2)), slog.LevelInfo)
+	l := &listening{asked: a, listener: listener, http: server, ended: make(chan struct{})}
+	go func() {
+		defer close(l.ended)
+		l.err = server.Serve(listener)
+	}()
+	return l, nil
+}
+
+// close frees the address at once. Requests under way may end, in the background.
+func (l *listening) close(gone *sync.WaitGroup) {
+	_ = l.listener.Close()
+	gone.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)
+		defer cancel()
+		if l.http.Shutdown(ctx) != nil {
+			_ = l.http.Close()
+		}
+		<-l.ended
+	})
 }
 
 // notify leaves a token for whoever waits, unless there is one.

@@ -62,7 +62,17 @@ func (r *running) wait() error {
 }
 
 // boundAt returns where a server listens; the invalid address: nowhere.
-func boundAt(s *Server) netip.AddrPort { return s.bound.Load().(netip.AddrPort) }
+func boundAt(s *Server) netip.AddrPort {
+	if l := s.cur.Load(); l != nil {
+		return addressOf(l.listener)
+	}
+	return netip.AddrPort{}
+}
+
+func addressOf(l net.Listener) netip.AddrPort {
+	a := l.Addr().(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
 
 // bound waits until the server listens, at another address than before.
 func (r *running) bound(before netip.AddrPort) netip.AddrPort {
@@ -120,7 +130,7 @@ func taken(t *testing.T) (netip.AddrPort, net.Listener) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	return (&listening{listener: l}).at(), l
+	return addressOf(l), l
 }
 
 func TestServerAnswersUntilItEnds(t *testing.T) {
@@ -249,20 +259,21 @@ func TestMoveEndsARetry(t *testing.T) {
 
 // TestServingThatEndsIsTakenUpAgain closes the listener behind the server's back.
 func TestServingThatEndsIsTakenUpAgain(t *testing.T) {
-	l := serverRun{Server: NewServer(ServerSettings{Name: "test", Address: loopback, Handler: http.NotFoundHandler()})}
+	s := NewServer(ServerSettings{Name: "test", Address: loopback, Handler: http.NotFoundHandler()})
 	ctx, stop, _ := logged(t)
 	defer stop()
-	if err := l.settle(ctx); err != nil {
+	if err := s.settle(ctx); err != nil {
 		t.Fatal(err)
 	}
-	l.cur.listener.Close()
-	<-l.cur.ended
-	if err := l.settle(ctx); err == nil || l.cur != nil {
-		t.Errorf("error %v, listening %v; want an error and nothing", err, l.cur)
+	cur := s.cur.Load()
+	cur.listener.Close()
+	<-cur.ended
+	if err := s.settle(ctx); err == nil || s.cur.Load() != nil {
+		t.Errorf("error %v, listening %v; want an error and nothing", err, boundAt(s))
 	}
-	if err := l.settle(ctx); err != nil || l.cur == nil {
-		t.Errorf("error %v, listening %v; want it to listen", err, l.cur)
+	if err := s.settle(ctx); err != nil || s.cur.Load() == nil {
+		t.Errorf("error %v, listening %v; want it to listen", err, boundAt(s))
 	}
-	l.leave()
-	l.gone.Wait()
+	s.leave()
+	s.gone.Wait()
 }

@@ -1,13 +1,19 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
 
 	"sluice/internal/proxy"
 )
@@ -23,20 +29,14 @@ type Addresses interface {
 	Watch(ctx context.Context) (<-chan struct{}, error)
 }
 
-// CheckFailure is a health check that cannot be answered everywhere it should.
-type CheckFailure struct {
-	Check proxy.HealthCheck
-	Err   error
-}
-
 // CheckSettings are what ServiceChecks are made of.
 type CheckSettings struct {
 	Healthy   func() bool // whether the proxy does its work
 	Addresses Addresses
 
-	// Failed is told of each failure when it begins and when it changes, by one
-	// goroutine. Nil: nobody is.
-	Failed func(context.Context, CheckFailure)
+	// Failed is told, by one goroutine, why a check cannot be answered everywhere
+	// it should, when that begins and when it changes.
+	Failed func(*proxy.HealthCheck, error)
 }
 
 // ServiceChecks answers load balancers that ask whether this node has endpoints
@@ -50,14 +50,32 @@ type ServiceChecks struct {
 	checks    map[proxy.HealthCheckKey]*proxy.HealthCheck // as answered
 	nodePorts []netip.Prefix
 	failing   bool // some do not listen where they should
+
+	// These belong to the goroutine of Run.
+	open       map[socket]*listening
+	complaints map[proxy.HealthCheckKey]string // what was said of those that are not as they should be
+	gone       sync.WaitGroup                  // sockets that were closed, until their last answers
+	changed    <-chan struct{}                 // from the watch of addresses; nil: nobody watches
+	watched    time.Time                       // when the watch was last begun, or tried
+	stale      bool                            // addresses may have changed
+	locals     []netip.Addr
+	blind      string // why addresses are not known, as said
 }
 
-// NewServiceChecks returns checks of no Service. They do not listen before Run.
+// socket is where one check listens.
+type socket struct {
+	key proxy.HealthCheckKey
+	at  netip.AddrPort
+}
+
+// NewServiceChecks returns checks of no Service. They do not listen before Run,
+// which is called once.
 func NewServiceChecks(s CheckSettings) *ServiceChecks {
 	return &ServiceChecks{
 		settings: s,
 		wake:     make(chan struct{}, 1),
 		checks:   map[proxy.HealthCheckKey]*proxy.HealthCheck{},
+		open:     map[socket]*listening{},
 	}
 }
 
@@ -84,30 +102,6 @@ func (c *ServiceChecks) Applied(d *proxy.Delta) {
 	}
 }
 
-// check returns what is known of a Service; nil if it is gone.
-func (c *ServiceChecks) check(k proxy.HealthCheckKey) *proxy.HealthCheck {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.checks[k]
-}
-
-// handler answers for one Service, on any path and to any method.
-func (c *ServiceChecks) handler(k proxy.HealthCheckKey) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		check := c.check(k)
-		if check == nil {
-			return // The Service went while the request came: nothing can be said.
-		}
-		healthy := c.settings.Healthy()
-		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(check.Local))
-		answerJSON(w, healthy && check.Local > 0, checkAnswer{
-			Service: checkedService{check.Key.Namespace, check.Key.Name},
-			Local:   check.Local,
-			Healthy: healthy,
-		}, func(v any) ([]byte, error) { return json.MarshalIndent(v, "", "\t") })
-	}
-}
-
 // checkAnswer is what a load balancer may read.
 type checkAnswer struct {
 	Service checkedService `json:"service"`
@@ -118,4 +112,162 @@ type checkAnswer struct {
 type checkedService struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
+}
+
+// handler answers for one Service, on any path and to any method.
+func (c *ServiceChecks) handler(k proxy.HealthCheckKey) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		c.mu.Lock()
+		check := c.checks[k]
+		c.mu.Unlock()
+		if check == nil {
+			return // The Service went while the request came: nothing can be said.
+		}
+		healthy := c.settings.Healthy()
+		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(check.Local))
+		answerJSON(w, healthy && check.Local > 0, checkAnswer{
+			Service: checkedService{k.Namespace, k.Name}, Local: check.Local, Healthy: healthy,
+		}, func(v any) ([]byte, error) { return json.MarshalIndent(v, "", "\t") })
+	}
+}
+
+// Run listens for all checks until ctx ends, and then returns nil. What cannot
+// be had is tried again with the next step, when addresses change, and from
+// time to time.
+func (c *ServiceChecks) Run(ctx context.Context) error {
+	defer c.gone.Wait()
+	defer func() { c.closeBut(nil) }()
+	for ctx.Err() == nil {
+		c.readAddresses(ctx)
+		c.reconcile(ctx)
+		var again <-chan time.Time
+		if c.changed == nil || c.stale || len(c.complaints) > 0 {
+			again = time.After(bindRetry)
+		}
+		select {
+		case <-ctx.Done():
+		case <-c.wake:
+		case <-again:
+		case _, open := <-c.changed:
+			c.stale = true
+			if !open {
+				c.changed = nil
+			}
+		}
+	}
+	return nil
+}
+
+// readAddresses reads the addresses if they may have changed, and sees to it
+// that they are watched. It says once why it cannot.
+func (c *ServiceChecks) readAddresses(ctx context.Context) {
+	var err error
+	if c.changed == nil && time.Since(c.watched) >= bindRetry {
+		c.stale, c.watched = true, time.Now()
+		c.changed, err = c.settings.Addresses.Watch(ctx)
+	}
+	if c.stale {
+		locals, unread := c.settings.Addresses.List()
+		if unread == nil {
+			slices.SortFunc(locals, netip.Addr.Compare)
+			c.locals, c.stale = slices.Compact(locals), false
+		}
+		err = cmp.Or(unread, err)
+	}
+	switch {
+	case err == nil && c.changed != nil:
+		c.blind = ""
+	case err != nil && err.Error() != c.blind && ctx.Err() == nil:
+		c.blind = err.Error()
+		klog.FromContext(ctx).Error(err, "Changes of the node's addresses may be seen late, will try again", "retryIn", bindRetry)
+	}
+}
+
+// reconcile makes every check listen where it should. All that is not wanted
+// any more is closed before anything is opened, because ports change hands.
+func (c *ServiceChecks) reconcile(ctx context.Context) {
+	c.mu.Lock()
+	checks, nodePorts := slices.Collect(maps.Values(c.checks)), c.nodePorts
+	c.mu.Unlock()
+	slices.SortFunc(checks, func(a, b *proxy.HealthCheck) int { return proxy.CompareHealthCheckKeys(a.Key, b.Key) })
+	var addresses [len(proxy.Families)][]netip.Addr
+	for _, f := range proxy.Families {
+		addresses[f] = addressesFor(nodePorts, c.locals, f)
+	}
+	wanted := map[socket]bool{}
+	for _, check := range checks {
+		for _, a := range addresses[check.Key.Family] {
+			wanted[socket{check.Key, netip.AddrPortFrom(a, check.Port)}] = true
+		}
+	}
+	c.closeBut(wanted)
+	before := c.complaints
+	c.complaints = map[proxy.HealthCheckKey]string{}
+	for _, check := range checks {
+		var errs []error
+		for _, a := range addresses[check.Key.Family] {
+			errs = append(errs, c.listen(ctx, socket{check.Key, netip.AddrPortFrom(a, check.Port)}))
+		}
+		if len(errs) == 0 {
+			errs = append(errs, errors.New("no address of this node takes NodePorts in this family"))
+		}
+		c.report(ctx, check, errors.Join(errs...), before[check.Key])
+	}
+	c.mu.Lock()
+	c.failing = len(c.complaints) > 0
+	c.mu.Unlock()
+}
+
+// addressesFor returns where ports of a family are to be opened: at the address
+// that stands for all, or at each of the node's own that takes NodePorts.
+func addressesFor(nodePorts []netip.Prefix, locals []netip.Addr, f proxy.Family) []netip.Addr {
+	ranges := proxy.PrefixesOf(nodePorts, f)
+	if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+		return []netip.Addr{f.Unspecified()}
+	}
+	return slices.DeleteFunc(slices.Clone(locals), func(a netip.Addr) bool {
+		within := func(p netip.Prefix) bool { return p.Contains(a) }
+		// The link-local address of IPv6 is one only together with a link.
+		return !slices.ContainsFunc(ranges, within) || a.Is6() && a.IsLinkLocalUnicast()
+	})
+}
+
+// listen opens a socket that is not open.
+func (c *ServiceChecks) listen(ctx context.Context, s socket) error {
+	if c.open[s] == nil {
+		// The families listen apart, so neither may take the other's port.
+		network := [...]string{proxy.IPv4: "tcp4", proxy.IPv6: "tcp6"}[s.key.Family]
+		l, err := listen(ctx, network, s.at, &http.Server{Handler: c.handler(s.key), WriteTimeout: headerTimeout})
+		if err != nil {
+			return err
+		}
+		c.open[s] = l
+	}
+	return nil
+}
+
+// report says how a check came out, if that is not what was said before.
+func (c *ServiceChecks) report(ctx context.Context, check *proxy.HealthCheck, err error, before string) {
+	logger := klog.FromContext(ctx)
+	if err == nil {
+		if before != "" {
+			logger.Info("Service health check listens now", "check", check.Key, "port", check.Port)
+		}
+		return
+	}
+	c.complaints[check.Key] = err.Error()
+	if err.Error() != before && ctx.Err() == nil {
+		logger.Error(err, "Service health check cannot listen, will try again", "check", check.Key, "port", check.Port)
+		c.settings.Failed(check, err)
+	}
+}
+
+// closeBut closes the sockets that are not wanted.
+func (c *ServiceChecks) closeBut(wanted map[socket]bool) {
+	for s, l := range c.open {
+		if !wanted[s] {
+			l.close(&c.gone)
+			delete(c.open, s)
+		}
+	}
 }

@@ -39,17 +39,23 @@ type checked struct {
 	state   *proxy.State
 
 	mu       sync.Mutex
-	failures []CheckFailure
+	failures []checkFailure
+}
+
+// checkFailure is one call of Failed.
+type checkFailure struct {
+	Check proxy.HealthCheck
+	Err   error
 }
 
 // newChecks returns checks of a healthy proxy that do not run yet.
 func newChecks(t *testing.T, a Addresses) *checked {
 	c := &checked{t: t, ended: make(chan error, 1), state: proxy.NewState()}
 	c.healthy.Store(true)
-	c.ServiceChecks = NewServiceChecks(CheckSettings{Healthy: c.healthy.Load, Addresses: a, Failed: func(_ context.Context, f CheckFailure) {
+	c.ServiceChecks = NewServiceChecks(CheckSettings{Healthy: c.healthy.Load, Addresses: a, Failed: func(check *proxy.HealthCheck, err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.failures = append(c.failures, f)
+		c.failures = append(c.failures, checkFailure{*check, err})
 	}})
 	return c
 }
@@ -94,7 +100,7 @@ func (c *checked) takes(ranges ...string) {
 	c.apply(&proxy.Delta{Node: n})
 }
 
-func (c *checked) failed() []CheckFailure {
+func (c *checked) failed() []checkFailure {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.failures)
