@@ -130,7 +130,9 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	if err := registerBuild(registry, build()); err != nil {
 		return err
 	}
-	s.health = health.NewProxyHealth(health.Settings{Families: s.families, Timeout: healthTimeout(c), Counter: m})
+	s.health = health.NewProxyHealth(health.Settings{
+		Families: s.families, Timeout: healthTimeout(c), Healthz: m.Healthz, Livez: m.Livez,
+	})
 	if s.plan.from.manifests != "" {
 		s.health.SyncNode(&v1.Node{}) // a folder may have none, and is no cluster that drains nodes
 	}

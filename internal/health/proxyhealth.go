@@ -16,17 +16,12 @@ import (
 // about to remove.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// Counter counts the answers of the two paths. Metrics is one.
-type Counter interface {
-	Healthz(code int)
-	Livez(code int)
-}
-
 // Settings are what ProxyHealth is made of.
 type Settings struct {
 	Families []proxy.Family // those that are served
 	Timeout  time.Duration  // how long a requested sync may wait for its success
-	Counter  Counter
+
+	Healthz, Livez func(code int) // count the answers of the two paths
 }
 
 // ProxyHealth knows whether the proxy does its work, and whether the node is to
@@ -128,11 +123,11 @@ func (h *ProxyHealth) Handler() http.Handler {
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		a, eligible := h.answer()
 		a.NodeEligible = &eligible
-		h.settings.Counter.Healthz(a.send(w, a.Healthy && eligible))
+		h.settings.Healthz(a.send(w, a.Healthy && eligible))
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		a, _ := h.answer()
-		h.settings.Counter.Livez(a.send(w, a.Healthy))
+		h.settings.Livez(a.send(w, a.Healthy))
 	})
 	return mux
 }

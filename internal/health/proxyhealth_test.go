@@ -36,7 +36,7 @@ func probe(t *testing.T, do func(p *probed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		a := &answers{map[int]int{}, map[int]int{}}
-		do(&probed{NewProxyHealth(Settings{Families: proxy.Families[:], Timeout: time.Minute, Counter: a}), t, a})
+		do(&probed{NewProxyHealth(Settings{Families: proxy.Families[:], Timeout: time.Minute, Healthz: a.Healthz, Livez: a.Livez}), t, a})
 	})
 }
 
@@ -234,7 +234,7 @@ func TestBodies(t *testing.T) {
 
 func TestOneFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := NewProxyHealth(Settings{Families: []proxy.Family{proxy.IPv6}, Timeout: time.Minute, Counter: &answers{map[int]int{}, map[int]int{}}})
+		h := NewProxyHealth(Settings{Families: []proxy.Family{proxy.IPv6}, Timeout: time.Minute, Healthz: func(int) {}, Livez: func(int) {}})
 		h.Queued()
 		w := httptest.NewRecorder()
 		h.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/livez", nil))
@@ -271,7 +271,7 @@ func TestMethodsPathsAndCounts(t *testing.T) {
 }
 
 func BenchmarkHealthz(b *testing.B) {
-	h := NewProxyHealth(Settings{Families: proxy.Families[:], Timeout: time.Minute, Counter: &answers{map[int]int{}, map[int]int{}}})
+	h := NewProxyHealth(Settings{Families: proxy.Families[:], Timeout: time.Minute, Healthz: func(int) {}, Livez: func(int) {}})
 	h.Began()
 	h.Done(nil)
 	handler, r := h.Handler(), httptest.NewRequest(http.MethodGet, "/healthz", nil)

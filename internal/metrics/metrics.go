@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	k8s "k8s.io/component-base/metrics"
 
@@ -33,12 +34,25 @@ type Metrics struct {
 	set
 	families []proxy.Family
 
+	start time.Time // what began before is not for this process to answer
+
 	mu       sync.Mutex
-	triggers triggers
+	triggers []trigger // those whose changes are not in force, however many syncs failed
+	taken    int       // how many of them the sync under way puts in force, or a later one
 	slices   waiting
 	services waiting
 	began    time.Time
 	without  [2][len(proxy.Families)]int // rows without endpoints here, by policy
+}
+
+// maxTriggers bounds what is remembered while no sync succeeds. By then every
+// sample would say the same: far too long.
+const maxTriggers = 1 << 16
+
+// trigger is when a change of endpoints began, far away from here.
+type trigger struct {
+	family string
+	at     time.Time
 }
 
 // The traffic policies, as the label spells them.
@@ -58,7 +72,7 @@ func (w *waiting) take() { *w = waiting{taken: w.pending + w.taken} }
 // registered only once in one registry.
 func New(s Settings) (*Metrics, error) {
 	r := registrar{Settings: s}
-	m := &Metrics{families: s.Families, set: newSet(&r), triggers: triggers{start: time.Now()}}
+	m := &Metrics{families: s.Families, set: newSet(&r), start: time.Now()}
 	r.own(s.Own)
 	return m, r.err
 }
@@ -82,9 +96,28 @@ func (m *Metrics) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending
 	m.endpointChanges.Inc()
 	m.slices.pending = pending
 	if pending > 0 {
-		m.triggers.note(old, cur)
+		m.note(old, cur)
 	}
 	m.showPending()
+}
+
+// note takes the trigger that an event brings, if it brings one. A deleted
+// slice still names the trigger of its last change, and so does every event
+// that is not a change of endpoints.
+func (m *Metrics) note(old, cur *discoveryv1.EndpointSlice) {
+	if cur == nil {
+		return
+	}
+	text, ok := cur.Annotations[v1.EndpointsLastChangeTriggerTime]
+	if !ok || old != nil && old.Annotations[v1.EndpointsLastChangeTriggerTime] == text {
+		return
+	}
+	family := string(cur.AddressType)
+	served := slices.ContainsFunc(m.families, func(f proxy.Family) bool { return f.String() == family })
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if served && err == nil && at.After(m.start) && len(m.triggers) < maxTriggers {
+		m.triggers = append(m.triggers, trigger{family, at})
+	}
 }
 
 func (m *Metrics) showPending() {
@@ -104,7 +137,7 @@ func (m *Metrics) Began() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.began = time.Now()
-	m.triggers.take()
+	m.taken = len(m.triggers)
 	m.slices.take()
 	m.services.take()
 }
@@ -127,12 +160,11 @@ func (m *Metrics) Done(full bool, err error) {
 	if err != nil {
 		return
 	}
-	for _, t := range m.triggers.done() {
-		if slices.Contains(m.families, t.family) {
-			// Clocks differ between machines: a change from the future has taken no time.
-			m.programming.WithLabelValues(t.family.String()).Observe(max(time.Since(t.at), 0).Seconds())
-		}
+	for _, t := range m.triggers[:m.taken] {
+		// Clocks differ between machines: a change from the future has taken no time.
+		m.programming.WithLabelValues(t.family).Observe(max(time.Since(t.at), 0).Seconds())
 	}
+	m.triggers, m.taken = append([]trigger(nil), m.triggers[m.taken:]...), 0 // none of a storm's memory stays
 	m.slices.taken, m.services.taken = 0, 0
 	m.showPending()
 }

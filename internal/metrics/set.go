@@ -23,12 +23,15 @@ type set struct {
 	syncLast, syncQueued              *k8s.GaugeVec
 	noLocalEndpoints, refused         *k8s.GaugeVec
 	healthz, livez, conntrackDeleted  *k8s.CounterVec
-	endpointsPending, servicesPending *k8s.Gauge
-	endpointChanges, serviceChanges   *k8s.Counter
+	endpointsPending, servicesPending k8s.GaugeMetric
+	endpointChanges, serviceChanges   k8s.CounterMetric
 }
 
 func newSet(r *registrar) set {
 	brief := k8s.ExponentialBuckets(0.001, 2, 15) // 1 ms to 16.384 s
+	// These are fine where a healthy cluster is, and reach to minutes.
+	programming := slices.Concat([]float64{0.25, 0.5},
+		k8s.LinearBuckets(1, 1, 59), k8s.LinearBuckets(60, 5, 12), k8s.LinearBuckets(120, 30, 7))
 	return set{
 		sync:        r.histograms("sync_proxy_rules_duration_seconds", "How long syncs of any kind took, failed ones included", brief),
 		syncFull:    r.histograms("sync_full_proxy_rules_duration_seconds", "How long full syncs took", brief),
@@ -36,23 +39,13 @@ func newSet(r *registrar) set {
 		syncLast:    r.gauges("sync_proxy_rules_last_timestamp_seconds", "When the last successful sync ended", byFamily),
 		syncQueued:  r.gauges("sync_proxy_rules_last_queued_timestamp_seconds", "When a sync was last asked for", byFamily),
 		programming: r.histograms("network_programming_duration_seconds",
-			"From the change that an EndpointSlice names as its trigger to the end of the sync that put it in force", programmingBuckets()),
-		endpointsPending: register(r, k8s.NewGauge(&k8s.GaugeOpts{
-			Subsystem: subsystem, Name: "sync_proxy_rules_endpoint_changes_pending",
-			Help: "EndpointSlices with changes that are not in force yet", StabilityLevel: k8s.ALPHA,
-		})),
-		servicesPending: register(r, k8s.NewGauge(&k8s.GaugeOpts{
-			Subsystem: subsystem, Name: "sync_proxy_rules_service_changes_pending",
-			Help: "Services with changes that are not in force yet", StabilityLevel: k8s.ALPHA,
-		})),
-		endpointChanges: register(r, k8s.NewCounter(&k8s.CounterOpts{
-			Subsystem: subsystem, Name: "sync_proxy_rules_endpoint_changes_total",
-			Help: "Events of EndpointSlices seen", StabilityLevel: k8s.ALPHA,
-		})),
-		serviceChanges: register(r, k8s.NewCounter(&k8s.CounterOpts{
-			Subsystem: subsystem, Name: "sync_proxy_rules_service_changes_total",
-			Help: "Events of Services seen", StabilityLevel: k8s.ALPHA,
-		})),
+			"From the change that an EndpointSlice names as its trigger to the end of the sync that put it in force", programming),
+		endpointsPending: r.gauges("sync_proxy_rules_endpoint_changes_pending",
+			"EndpointSlices with changes that are not in force yet").WithLabelValues(),
+		servicesPending: r.gauges("sync_proxy_rules_service_changes_pending",
+			"Services with changes that are not in force yet").WithLabelValues(),
+		endpointChanges: r.counters("sync_proxy_rules_endpoint_changes_total", "Events of EndpointSlices seen").WithLabelValues(),
+		serviceChanges:  r.counters("sync_proxy_rules_service_changes_total", "Events of Services seen").WithLabelValues(),
 		noLocalEndpoints: r.gauges("sync_proxy_rules_no_local_endpoints_total",
 			"Service ports that may use endpoints on this node only, and have them only elsewhere", "traffic_policy", byFamily),
 		refused:          r.gauges("sync_proxy_rules_refused_service_ports", "Service ports that the kernel refuses and that were set aside", byFamily),
@@ -61,16 +54,6 @@ func newSet(r *registrar) set {
 		conntrack:        r.histograms("conntrack_reconciler_sync_duration_seconds", "How long a search for stale flows took", brief),
 		conntrackDeleted: r.counters("conntrack_reconciler_deleted_entries_total", "Stale flows deleted", byFamily),
 	}
-}
-
-// programmingBuckets are fine where a healthy cluster is, and reach to minutes.
-func programmingBuckets() []float64 {
-	return slices.Concat(
-		[]float64{0.25, 0.5},
-		k8s.LinearBuckets(1, 1, 59),
-		k8s.LinearBuckets(60, 5, 12),
-		k8s.LinearBuckets(120, 30, 7),
-	)
 }
 
 // registrar makes and registers metrics, and keeps the first error.
