@@ -164,8 +164,7 @@ func (e *Engine) take() *work {
 	if w.full {
 		e.fullFrom = time.Time{} // A change that is seen from here on needs another full sync.
 	}
-	w.changed = e.table.due(w.full, w.start)
-	w.step = e.table.step(w.changed)
+	w.changed, w.step = e.table.due(w.full, w.start)
 	e.observer.Began(w.step)
 	return w
 }
@@ -181,22 +180,15 @@ func (e *Engine) write(ctx context.Context, w *work) (proxy.Refused, error) {
 		}
 		return refused, nil
 	}
-	changed := *w.changed
-	changed.HealthChecks = nil
-	for _, c := range w.step.HealthChecks {
-		if c.Moves() {
-			changed.HealthChecks = append(changed.HealthChecks, c.Key())
-		}
-	}
-	if changed.Empty() {
+	if w.changed.Empty() {
 		return nil, nil
 	}
-	refused, err := e.dataplane.Apply(ctx, w.state, &changed)
+	refused, err := e.dataplane.Apply(ctx, w.state, w.changed)
 	if err != nil {
 		if errors.Is(err, proxy.ErrNeedSync) {
 			e.needFull(w.start)
 		}
-		return nil, fmt.Errorf("apply %d changed rows: %w", len(changed.Rows), err)
+		return nil, fmt.Errorf("apply %d changed rows: %w", len(w.changed.Rows), err)
 	}
 	return refused, nil
 }

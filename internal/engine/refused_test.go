@@ -181,8 +181,8 @@ func TestRowsThatWereNotAskedFor(t *testing.T) {
 		web, api := l.resolver.State().Rows[key("web")], l.resolver.State().Rows[key("api")]
 		tab := newTable(l.resolver.State())
 		tab.changed(&proxy.Delta{Upserts: []proxy.Upsert{{Old: web, New: web}}, Node: &proxy.Node{}}, time.Now())
-		w := &work{changed: tab.due(false, time.Now())}
-		w.step = tab.step(w.changed)
+		w := &work{}
+		w.changed, w.step = tab.due(false, time.Now())
 		done, news := tab.settle(w, proxy.Refused{key("api"): errHalfWay, key("gone"): errHalfWay}, time.Now())
 		if len(done.Removes)+len(done.Upserts) != 0 || done.Node == nil || len(news) != 1 || news[0].key != key("api") {
 			t.Errorf("done %+v, news %v; want the Node done and api refused", done, news)

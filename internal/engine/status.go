@@ -79,8 +79,9 @@ func (t *table) mark(k proxy.PortKey, held *proxy.ServicePort, now time.Time) *R
 }
 
 // due returns what is to be written now: all that is dirty, without the refused
-// rows whose time has not come unless everything is written anew.
-func (t *table) due(all bool, now time.Time) *proxy.Changed {
+// rows whose time has not come unless everything is written anew. The step is
+// the same, as the way from what is in force to what is wanted.
+func (t *table) due(all bool, now time.Time) (*proxy.Changed, *proxy.Delta) {
 	c := &proxy.Changed{Node: t.dirtyNode, CIDRs: t.dirtyCIDRs}
 	for k, r := range t.dirty {
 		if all || !now.Before(r.NextTry) {
@@ -88,14 +89,40 @@ func (t *table) due(all bool, now time.Time) *proxy.Changed {
 		}
 	}
 	slices.SortFunc(c.Rows, proxy.ComparePortKeys)
-	c.HealthChecks = slices.SortedFunc(maps.Keys(t.dirtyChecks), proxy.CompareHealthCheckKeys)
-	return c
+	step := t.step(c.Rows)
+	for _, h := range step.HealthChecks {
+		if h.Moves() {
+			c.HealthChecks = append(c.HealthChecks, h.Key())
+		}
+	}
+	return c, step
 }
 
-// step returns the way from what is in force to what is wanted.
-func (t *table) step(c *proxy.Changed) *proxy.Delta {
-	return c.Delta(t.want, func(k proxy.PortKey) *proxy.ServicePort { return t.dirty[k].InForce },
-		func(k proxy.HealthCheckKey) *proxy.HealthCheck { return t.dirtyChecks[k] })
+// step returns the way from what is in force to what is wanted: of some dirty
+// rows, and of all the rest.
+func (t *table) step(rows []proxy.PortKey) *proxy.Delta {
+	d := &proxy.Delta{}
+	for _, k := range rows {
+		switch held, row := t.dirty[k].InForce, t.want.Rows[k]; {
+		case row == held:
+		case row != nil:
+			d.Upserts = append(d.Upserts, proxy.Upsert{Old: held, New: row})
+		default:
+			d.Removes = append(d.Removes, held)
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(t.dirtyChecks), proxy.CompareHealthCheckKeys) {
+		if h := (proxy.HealthCheckChange{Old: t.dirtyChecks[k], New: t.want.HealthChecks[k]}); h.Old != h.New {
+			d.HealthChecks = append(d.HealthChecks, h)
+		}
+	}
+	if t.dirtyNode {
+		d.Node = t.want.Node
+	}
+	if t.dirtyCIDRs {
+		d.CIDRs = new(t.want.CIDRs)
+	}
+	return d
 }
 
 // settle notes that the work was done, but for the refused rows. It returns
@@ -107,9 +134,7 @@ func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.De
 	})
 	done := w.step
 	if len(refused) > 0 {
-		accepted := *w.changed
-		accepted.Rows = slices.DeleteFunc(slices.Clone(accepted.Rows), func(k proxy.PortKey) bool { return refused[k] != nil })
-		done = t.step(&accepted)
+		done = t.step(slices.DeleteFunc(slices.Clone(w.changed.Rows), func(k proxy.PortKey) bool { return refused[k] != nil }))
 	}
 	var changes []refusal
 	for _, k := range w.changed.Rows {

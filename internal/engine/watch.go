@@ -40,35 +40,32 @@ func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
 			e.Sync()
 		}
 	}
-	var wait time.Duration // before the next repair
-	var last time.Time     // when a change was last seen
+	var repairIn time.Duration // the wait before the next repair
+	var last time.Time         // when a change was last seen
 	changed := func(what string) {
 		now := time.Now()
 		if now.Sub(last) > repairQuiet {
-			wait = 0
+			repairIn = 0
 		}
 		last = now
 		switch {
-		case !e.needFull(now.Add(wait)):
+		case !e.needFull(now.Add(repairIn)):
 			return // A repair is on its way.
-		case wait == 0:
+		case repairIn == 0:
 			logger.Info("Another process changed our rules, repairing them", "seen", what)
 		default:
 			logger.Info("Another process keeps changing our rules, repairing them less often; does another proxy write them?",
-				"seen", what, "repairIn", wait)
+				"seen", what, "repairIn", repairIn)
 		}
-		wait = runner.Backoff(wait, repairMin, repairMax)
+		repairIn = runner.Backoff(repairIn, repairMin, repairMax)
 		e.Sync() // If the repair has to wait, the run sets the alarm.
 	}
-	for {
-		err := w.Watch(ctx, missed, changed)
-		if ctx.Err() != nil {
-			return
+	for ctx.Err() == nil {
+		if err := w.Watch(ctx, missed, changed); ctx.Err() == nil {
+			logger.Error(err, "Watching our rules ended, will watch again", "retryIn", watchPause)
 		}
-		logger.Error(err, "Watching our rules ended, will watch again", "retryIn", watchPause)
 		select {
 		case <-ctx.Done():
-			return
 		case <-time.After(watchPause):
 		}
 	}

@@ -17,6 +17,16 @@ const (
 // Families lists both families, in order.
 var Families = [...]Family{IPv4, IPv6}
 
+var families = [...]struct {
+	name        string
+	bits        int
+	unspecified netip.Addr
+	loopback    netip.Prefix
+}{
+	{"IPv4", 32, netip.IPv4Unspecified(), netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)},
+	{"IPv6", 128, netip.IPv6Unspecified(), netip.PrefixFrom(netip.IPv6Loopback(), 128)},
+}
+
 // FamilyOf returns the family of an address; IPv4-mapped IPv6 counts as IPv4.
 func FamilyOf(a netip.Addr) Family {
 	if a.Unmap().Is4() {
@@ -25,34 +35,17 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-var familyNames = [...]string{"IPv4", "IPv6"}
-
 // String returns the family as Kubernetes spells it.
-func (f Family) String() string { return familyNames[f] }
+func (f Family) String() string { return families[f].name }
 
 // Unspecified returns the all-zero address of the family.
-func (f Family) Unspecified() netip.Addr {
-	if f == IPv4 {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
-}
+func (f Family) Unspecified() netip.Addr { return families[f].unspecified }
 
 // Loopback returns the loopback addresses of the family.
-func (f Family) Loopback() netip.Prefix {
-	if f == IPv4 {
-		return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
-	}
-	return netip.PrefixFrom(netip.IPv6Loopback(), 128)
-}
+func (f Family) Loopback() netip.Prefix { return families[f].loopback }
 
 // Bits returns the length of an address of the family in bits.
-func (f Family) Bits() int {
-	if f == IPv4 {
-		return 32
-	}
-	return 128
-}
+func (f Family) Bits() int { return families[f].bits }
 
 // Protocol is a transport protocol, numbered as in the IP header.
 type Protocol uint8
@@ -64,18 +57,14 @@ const (
 	SCTP Protocol = 132
 )
 
+var protocolNames = map[Protocol]string{TCP: "TCP", UDP: "UDP", SCTP: "SCTP"}
+
 // String returns the protocol as Kubernetes spells it.
 func (p Protocol) String() string {
-	switch p {
-	case TCP:
-		return "TCP"
-	case UDP:
-		return "UDP"
-	case SCTP:
-		return "SCTP"
-	default:
-		return fmt.Sprintf("protocol %d", uint8(p))
+	if name, ok := protocolNames[p]; ok {
+		return name
 	}
+	return fmt.Sprintf("protocol %d", uint8(p))
 }
 
 // EndsStaleFlows reports whether we end flows of the protocol when their

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -90,12 +91,7 @@ type LocalTrafficDetector struct {
 
 // Detects reports whether pods of a family can be recognised at all.
 func (d LocalTrafficDetector) Detects(f Family) bool {
-	return d.Interface != "" || len(d.SourcesOf(f)) > 0
-}
-
-// SourcesOf returns the source prefixes of one family.
-func (d LocalTrafficDetector) SourcesOf(f Family) []netip.Prefix {
-	return PrefixesOf(d.Sources, f)
+	return d.Interface != "" || len(PrefixesOf(d.Sources, f)) > 0
 }
 
 // Matches reports whether a packet is a pod's. The interface is empty for what
@@ -118,4 +114,24 @@ func PrefixesOf(all []netip.Prefix, f Family) []netip.Prefix {
 
 func contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// Outermost returns the prefixes that lie within no other of them, masked and
+// sorted: the same addresses in as few, disjoint prefixes as the list allows.
+func Outermost(prefixes []netip.Prefix) []netip.Prefix {
+	sorted := make([]netip.Prefix, 0, len(prefixes))
+	for _, p := range prefixes {
+		sorted = append(sorted, p.Masked())
+	}
+	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	out := sorted[:0]
+	for _, p := range sorted {
+		if n := len(out); n > 0 && out[n-1].Contains(p.Addr()) {
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
 }

@@ -41,14 +41,11 @@ func (s *State) Outcome(p Packet) Outcome {
 	}
 	o := Outcome{Verdict: Forward, Row: row}
 	for _, e := range r.To {
-		o.Backends = append(o.Backends, Backend{Endpoint: e, Masquerade: r.Masquerade || e.hairpin(p.Src)})
+		hairpin := e.MayHairpin() && e.Addr.Addr() == p.Src // A client must not see its own address as the client's.
+		o.Backends = append(o.Backends, Backend{Endpoint: e, Masquerade: r.Masquerade || hairpin})
 	}
 	return o
 }
-
-// hairpin reports whether a client that was sent to the endpoint would talk to
-// itself; it must not see its own address as the client's.
-func (e Endpoint) hairpin(src netip.Addr) bool { return e.MayHairpin() && e.Addr.Addr() == src }
 
 // MayHairpin reports whether traffic from the endpoint to itself can pass this node.
 func (e Endpoint) MayHairpin() bool { return e.Local || e.NodeUnknown }

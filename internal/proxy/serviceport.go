@@ -1,7 +1,11 @@
 package proxy
 
 import (
+	"cmp"
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -31,6 +35,17 @@ type PortKey struct {
 
 // String returns the service port's name and its family.
 func (k PortKey) String() string { return k.ServicePortName.String() + "/" + k.Family.String() }
+
+// ComparePortKeys orders keys by namespace, name, port, protocol and family.
+func ComparePortKeys(a, b PortKey) int {
+	return cmp.Or(
+		cmp.Compare(a.Namespace, b.Namespace),
+		cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.Port, b.Port),
+		cmp.Compare(a.Protocol, b.Protocol),
+		cmp.Compare(a.Family, b.Family),
+	)
+}
 
 // Kind says what a frontend address is. Kinds are in order of precedence: when
 // two Services claim one address and port, the smaller kind wins.
@@ -95,6 +110,37 @@ type ServicePort struct {
 	// no new connections but keep the flows they have. Only protocols whose
 	// stale flows we end have them ([Protocol.EndsStaleFlows]). No dataplane reads them.
 	Draining []netip.AddrPort
+}
+
+// String returns the row as one line. Endpoints are sorted, not in slots.
+func (sp *ServicePort) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v", sp.Key)
+	for _, f := range sp.Frontends {
+		fmt.Fprintf(&b, " %v=%v", f.Kind, f.Addr)
+	}
+	fmt.Fprintf(&b, " internal=%v external=%v anywhere=%t", sp.Internal, sp.External, sp.UsableSomewhere)
+	fmt.Fprintf(&b, " cluster=%v local=%v", addresses(sp.Cluster), addresses(sp.Local))
+	if sp.Affinity > 0 {
+		fmt.Fprintf(&b, " affinity=%v", sp.Affinity)
+	}
+	if sp.AllowFrom != nil {
+		fmt.Fprintf(&b, " from=%v", sp.AllowFrom)
+	}
+	if len(sp.Draining) > 0 {
+		fmt.Fprintf(&b, " draining=%v", sp.Draining)
+	}
+	return b.String()
+}
+
+// addresses returns the endpoints' addresses, sorted.
+func addresses(list []Endpoint) []netip.AddrPort {
+	out := make([]netip.AddrPort, 0, len(list))
+	for _, e := range list {
+		out = append(out, e.Addr)
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return out
 }
 
 // Verdict is what happens to a packet's connection.

@@ -1,9 +1,12 @@
 package proxy
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // State is everything the kernel should do.
@@ -66,35 +69,70 @@ func (s *State) Apply(d *Delta) {
 	}
 }
 
-// Delta returns the step that takes what changed from what is held to what is wanted.
-func (c *Changed) Delta(
-	want *State, heldRow func(PortKey) *ServicePort, heldCheck func(HealthCheckKey) *HealthCheck,
-) *Delta {
-	d := &Delta{}
-	for _, k := range c.Rows {
-		held := heldRow(k)
-		switch row := want.Rows[k]; {
-		case row == held:
-		case row != nil:
-			d.Upserts = append(d.Upserts, Upsert{Old: held, New: row})
-		default:
-			d.Removes = append(d.Removes, held)
-		}
-	}
-	for _, k := range c.HealthChecks {
-		if h := (HealthCheckChange{Old: heldCheck(k), New: want.HealthChecks[k]}); h.Old != h.New {
-			d.HealthChecks = append(d.HealthChecks, h)
-		}
-	}
-	if c.Node {
-		d.Node = want.Node
-	}
-	if c.CIDRs {
-		cidrs := want.CIDRs
-		d.CIDRs = &cidrs
-	}
-	return d
-}
-
 // Keys returns the keys of all rows, sorted.
 func (s *State) Keys() []PortKey { return slices.SortedFunc(maps.Keys(s.Rows), ComparePortKeys) }
+
+// String returns the state as a table, one row per service port, sorted.
+func (s *State) String() string {
+	var b strings.Builder
+	for _, k := range s.Keys() {
+		fmt.Fprintln(&b, s.Rows[k])
+	}
+	return b.String()
+}
+
+// HealthCheckKey names the health check of a Service in one family.
+type HealthCheckKey struct {
+	Namespace string
+	Name      string
+	Family    Family
+}
+
+// String returns "namespace/name/family".
+func (k HealthCheckKey) String() string {
+	return k.Namespace + "/" + k.Name + "/" + k.Family.String()
+}
+
+// CompareHealthCheckKeys orders keys by namespace, name and family.
+func CompareHealthCheckKeys(a, b HealthCheckKey) int {
+	return cmp.Or(
+		cmp.Compare(a.Namespace, b.Namespace),
+		cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.Family, b.Family),
+	)
+}
+
+// HealthCheck is what a load balancer may ask this node about a Service: at a
+// port of the node's own, whether the node has endpoints for it. No packet of
+// the Service depends on it; a dataplane may have to open the port. It is
+// immutable once published.
+type HealthCheck struct {
+	Key   HealthCheckKey
+	Port  uint16 // where the node answers
+	Local int    // distinct addresses of ready endpoints on this node
+}
+
+// String returns the check as one line.
+func (h *HealthCheck) String() string {
+	return fmt.Sprintf("%v port=%d local=%d", h.Key, h.Port, h.Local)
+}
+
+// HealthCheckChange is a health check before and after a step. Old is nil for a
+// new one, New for one that is gone.
+type HealthCheckChange struct {
+	Old, New *HealthCheck
+}
+
+// Key returns whose change it is.
+func (c HealthCheckChange) Key() HealthCheckKey {
+	if c.New != nil {
+		return c.New.Key
+	}
+	return c.Old.Key
+}
+
+// Moves reports whether a port of the node begins or ends to be a health
+// check's, which is all that a dataplane can be concerned with.
+func (c HealthCheckChange) Moves() bool {
+	return c.Old == nil || c.New == nil || c.Old.Port != c.New.Port
+}

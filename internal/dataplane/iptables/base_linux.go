@@ -47,7 +47,7 @@ func (f *family) matches(n *proxy.Node) *nodeMatches {
 
 func newNodeMatches(f proxy.Family, n *proxy.Node) *nodeMatches {
 	v := &nodeMatches{family: f, node: n}
-	for _, p := range n.LocalPods.SourcesOf(f) {
+	for _, p := range proxy.PrefixesOf(n.LocalPods.Sources, f) {
 		v.pods = append(v.pods, from(p))
 	}
 	if name := n.LocalPods.Interface; name != "" {

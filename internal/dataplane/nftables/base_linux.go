@@ -223,7 +223,7 @@ func (t *table) markChain(name string, p proxy.Policy, n *proxy.Node, text strin
 // ourPods returns rules that do something for our pods' traffic.
 func (t *table) ourPods(n *proxy.Node, then func(*rule) *rule) []*nft.Rule {
 	var rules []*nft.Rule
-	for _, p := range n.LocalPods.SourcesOf(t.family) {
+	for _, p := range proxy.PrefixesOf(n.LocalPods.Sources, t.family) {
 		rules = append(rules, then(t.rule().within(true, p)).comment("our pods"))
 	}
 	if name := n.LocalPods.Interface; name != "" {
