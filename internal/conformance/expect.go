@@ -72,7 +72,7 @@ func (e Expect) String() string {
 		return e.Verdict.String()
 	}
 	var to []string
-	for _, a := range slices.SortedFunc(maps.Keys(e.To), netip.AddrPort.Compare) {
+	for _, a := range e.sorted() {
 		text := a.String()
 		if e.To[a] {
 			text += " (masqueraded)"
@@ -84,52 +84,43 @@ func (e Expect) String() string {
 
 func (e Expect) equal(o Expect) bool { return e.Verdict == o.Verdict && maps.Equal(e.To, o.To) }
 
-// judge checks one observation of a case. hidden tells whether a client's
-// address could be seen to be hidden from an endpoint.
-func (e Expect) judge(c *Case, s traffic.Seen, hidden func(netip.AddrPort) bool) error {
-	ok, want := false, ""
-	switch e.Verdict {
-	case proxy.Forward:
-		return e.judgeAnswer(c, s, hidden)
-	case proxy.Reject:
-		ok, want = s.Fate == traffic.Refused, "a refusal"
-	case proxy.Drop:
-		ok, want = s.Fate == traffic.Silent, "silence"
-	case proxy.Untouched:
-		ok = s.Fate == traffic.Answered && s.Answer == traffic.Answer{By: c.to(), Client: c.Src}
-		want = "the answer of its own destination"
-	}
-	if !ok {
-		return fmt.Errorf("%v, instead of %s", s, want)
-	}
-	return nil
-}
-
-func (e Expect) judgeAnswer(c *Case, s traffic.Seen, hidden func(netip.AddrPort) bool) error {
+// judge checks one observation of a case. visible says whether the endpoint
+// could have seen that the client's address is hidden from it.
+func (e Expect) judge(c *Case, s traffic.Seen, visible bool) error {
 	masq, known := e.To[s.By]
-	switch {
-	case s.Fate != traffic.Answered:
-		return fmt.Errorf("%v, instead of an answer", s)
-	case !known:
-		return fmt.Errorf("%v, which is no endpoint of it", s)
-	case !hidden(s.By):
+	want := ""
+	switch answered := s.Fate == traffic.Answered; {
+	case e.Verdict == proxy.Reject && s.Fate != traffic.Refused:
+		want = "a refusal"
+	case e.Verdict == proxy.Drop && s.Fate != traffic.Silent:
+		want = "silence"
+	case e.Verdict == proxy.Untouched && (!answered || s.Answer != traffic.Answer{By: c.to(), Client: c.Src}):
+		want = "the answer of its own destination"
+	case e.Verdict != proxy.Forward:
 		return nil
-	case masq && s.Client == c.Src:
-		return fmt.Errorf("%v, though the client should be masqueraded", s)
-	case !masq && s.Client != c.Src:
-		return fmt.Errorf("%v, though the client is %v", s, c.Src)
+	case !answered || !known:
+		want = "an answer of one of its endpoints"
+	case visible && masq && s.Client == c.Src:
+		want = "a masqueraded client"
+	case visible && !masq && s.Client != c.Src:
+		want = fmt.Sprintf("the client %v", c.Src)
+	default:
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%v, instead of %s", s, want)
 }
 
 // missing returns the endpoints that have not answered yet.
-func (e Expect) missing(seen map[netip.AddrPort]bool) []netip.AddrPort {
+func (e Expect) missing(answers []netip.AddrPort) []netip.AddrPort {
 	var out []netip.AddrPort
-	for a := range e.To {
-		if !seen[a] {
+	for _, a := range e.sorted() {
+		if !slices.Contains(answers, a) {
 			out = append(out, a)
 		}
 	}
-	slices.SortFunc(out, netip.AddrPort.Compare)
 	return out
+}
+
+func (e Expect) sorted() []netip.AddrPort {
+	return slices.SortedFunc(maps.Keys(e.To), netip.AddrPort.Compare)
 }

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 )
 
@@ -32,24 +33,22 @@ func seeded(id string) *rand.Rand {
 func (w *World) begin(rng *rand.Rand) []event {
 	half, whole := w.ranges(), w.ranges()
 	half.Spec.CIDRs = half.Spec.CIDRs[:1]
-	tracks := []track{{
+	nothing := &World{Config: w.Config}
+	return shuffle(append(nothing.changes(w, rng), track{
 		func(r *resolve.Resolver) { r.UpdateServiceCIDR(nil, half) },
 		func(r *resolve.Resolver) { r.UpdateServiceCIDR(half, whole) },
-	}}
-	nothing := &World{Config: w.Config}
-	return shuffle(append(tracks, nothing.changes(w, rng)...), rng)
+	}), rng)
 }
 
 // changes returns a track for each object that differs, and some for objects
 // that are there in neither world.
 func (w *World) changes(to *World, rng *rand.Rand) []track {
-	var tracks []track
+	tracks := visit(to)
 	if !maps.Equal(w.NodeLabels, to.NodeLabels) {
 		tracks = append(tracks, track{func(r *resolve.Resolver) { r.UpdateNode(node(to.NodeLabels)) }})
 	}
-	tracks = append(tracks, changed(w.Services, to.Services, serviceEvents, rng)...)
-	tracks = append(tracks, changed(w.Slices, to.Slices, sliceEvents, rng)...)
-	return append(tracks, visit(to)...)
+	tracks = append(tracks, changed(w.Services, to.Services, tellService, wrongService, rng)...)
+	return append(tracks, changed(w.Slices, to.Slices, tellSlice, wrongSlice, rng)...)
 }
 
 // shuffle mixes tracks into one list of events.
@@ -65,60 +64,44 @@ func shuffle(tracks []track, rng *rand.Rand) []event {
 	return out
 }
 
-// events are what may happen to a kind of object.
-type events[T any] struct {
-	set, remove func(T) event
-	wrong       func(T, *rand.Rand) T // the object, wrong in one way
+// tellService is the event that a Service is there, or there no more.
+func tellService(s *v1.Service, gone bool) event {
+	if gone {
+		return func(r *resolve.Resolver) { r.Services.Update(s, nil) }
+	}
+	return func(r *resolve.Resolver) { r.Services.Update(nil, s) }
 }
 
-var (
-	serviceEvents = events[*v1.Service]{
-		func(s *v1.Service) event { return func(r *resolve.Resolver) { r.Services.Update(nil, s) } },
-		func(s *v1.Service) event { return func(r *resolve.Resolver) { r.Services.Update(s, nil) } },
-		wrongService,
-	}
-	sliceEvents = events[*discoveryv1.EndpointSlice]{
-		func(s *discoveryv1.EndpointSlice) event {
-			return func(r *resolve.Resolver) { r.Endpoints.Update(s, false) }
-		},
-		func(s *discoveryv1.EndpointSlice) event {
-			return func(r *resolve.Resolver) { r.Endpoints.Update(s, true) }
-		},
-		wrongSlice,
-	}
-)
+func tellSlice(s *discoveryv1.EndpointSlice, gone bool) event {
+	return func(r *resolve.Resolver) { r.Endpoints.Update(s, gone) }
+}
 
 // changed returns a track for each object that differs. It leads to the object's
 // new form, every other time by way of a wrong one.
-func changed[T metav1.Object](from, to []T, e events[T], rng *rand.Rand) []track {
-	was, is := map[string]T{}, map[string]T{}
+func changed[T metav1.Object](
+	from, to []T, tell func(o T, gone bool) event, wrong func(T, *rand.Rand) T, rng *rand.Rand,
+) (tracks []track) {
+	was := map[string]T{}
 	for _, o := range from {
 		was[key(o)] = o
 	}
 	for _, o := range to {
-		is[key(o)] = o
-	}
-	both := maps.Clone(was)
-	maps.Copy(both, is)
-	var tracks []track
-	for _, k := range slices.Sorted(maps.Keys(both)) {
-		old, had := was[k]
-		o, has := is[k]
-		switch {
-		case !has:
-			tracks = append(tracks, track{e.remove(old)})
-			continue
-		case had && reflect.DeepEqual(old, o):
+		old, had := was[key(o)]
+		delete(was, key(o))
+		if had && reflect.DeepEqual(old, o) {
 			continue
 		}
-		t := track{e.set(o)}
+		t := track{tell(o, false)}
 		if rng.IntN(2) == 0 {
-			t = append(track{e.set(e.wrong(o, rng))}, t...)
+			t = append(track{tell(wrong(o, rng), false)}, t...)
 		}
 		if rng.IntN(4) == 0 {
-			t = append(t, e.remove(o), e.set(o))
+			t = append(t, tell(o, true), tell(o, false))
 		}
 		tracks = append(tracks, t)
+	}
+	for _, k := range slices.Sorted(maps.Keys(was)) {
+		tracks = append(tracks, track{tell(was[k], true)})
 	}
 	return tracks
 }
@@ -165,7 +148,7 @@ func wrongSlice(s *discoveryv1.EndpointSlice, rng *rand.Rand) *discoveryv1.Endpo
 		if s.AddressType == discoveryv1.AddressTypeIPv6 {
 			addr = "fd00:10:250::1"
 		}
-		wrong.Endpoints = append([]discoveryv1.Endpoint{endpoint(addr, nodeName)}, wrong.Endpoints...)
+		wrong.Endpoints = append([]discoveryv1.Endpoint{endpoint(addr, nodeName, conditions["ready"])}, wrong.Endpoints...)
 	case 1:
 		wrong.Endpoints = wrong.Endpoints[:len(wrong.Endpoints)/2]
 	case 2:
@@ -193,11 +176,12 @@ func visit(w *World) []track {
 			}
 		}
 	}
-	defaultService(s)
-	slice := endpointSlice(s, discoveryv1.AddressTypeIPv4, 80)
-	slice.Endpoints = []discoveryv1.Endpoint{endpoint("10.250.0.2", nodeName), endpoint("10.250.0.3", "far")}
+	slice := endpointSlice(s, proxy.IPv4, 80)
+	slice.Endpoints = []discoveryv1.Endpoint{
+		endpoint("10.250.0.2", nodeName, conditions["ready"]), endpoint("10.250.0.3", "far", conditions["ready"]),
+	}
 	return []track{
-		{serviceEvents.set(s), serviceEvents.remove(s)},
-		{sliceEvents.set(slice), sliceEvents.remove(slice)},
+		{tellService(s, false), tellService(s, true)},
+		{tellSlice(slice, false), tellSlice(slice, true)},
 	}
 }

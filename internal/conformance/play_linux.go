@@ -1,14 +1,16 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
@@ -25,10 +27,6 @@ type run struct {
 	world      *World
 	resolver   *resolve.Resolver
 	remembered map[string]backends // by a story's steps
-}
-
-func (b *testbed) newRun(id string, w *World, increments bool) *run {
-	return &run{b, increments, seeded(id), w, w.nothing(b.d.Mode), map[string]backends{}}
 }
 
 // begin makes the kernel forget what it was left with and leads it to the world.
@@ -59,40 +57,48 @@ func (r *run) follow(ctx context.Context, events []event) error {
 	return r.sync(ctx, r.resolver.State())
 }
 
+// inBothWays plays something with whole states and by increments.
+func (b *testbed) inBothWays(id string, w *World, play func(*run) error) (errs []error) {
+	for _, increments := range []bool{false, true} {
+		r := &run{b, increments, seeded(id), w, w.nothing(b.d.Mode), map[string]backends{}}
+		errs = append(errs, within(r.String(), play(r)))
+	}
+	return errs
+}
+
+// String says which of the two ways it is.
+func (r *run) String() string {
+	if r.increments {
+		return "kernel, state by increments"
+	}
+	return "kernel, state at once"
+}
+
 // runGroup plays a group in both ways.
-func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []Failure) {
+func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []failure) {
 	how := "play in a new lab"
 	if b.last != "" {
 		how = "play after " + b.last // whose state the kernel still has
 	}
 	b.last = g.ID
-	var cases []*Case
-	for _, c := range g.Cases {
-		if c.plays(b.d.Mode) {
-			cases = append(cases, c)
-		}
-	}
 	worlds := g.worlds()
-	stop, err := b.prepare(worlds, cases)
+	stop, err := b.prepare(worlds, g.playing(b.d.Mode))
 	if err == nil {
-		for _, increments := range []bool{false, true} {
-			found, failed := b.newRun(g.ID, worlds[0], increments).phases(ctx, g, worlds)
-			failures, err = append(failures, found...), errors.Join(err, failed)
-		}
-		err = errors.Join(err, stop())
+		errs := b.inBothWays(g.ID, worlds[0], func(r *run) error {
+			found, err := r.phases(ctx, g, worlds)
+			failures = append(failures, found...)
+			return err
+		})
+		err = errors.Join(append(errs, stop())...)
 	}
 	if err != nil {
-		failures = append(failures, Failure{Group: g.ID, How: how, Got: err.Error()})
+		failures = append(failures, failure{err: fmt.Errorf("%s: %w", how, err)})
 	}
 	return failures
 }
 
 // phases plays the phases of a group, one after the other.
-func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures []Failure, err error) {
-	how := "kernel, state at once"
-	if r.increments {
-		how = "kernel, state by increments"
-	}
+func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures []failure, err error) {
 	for i, p := range g.Phases {
 		if i == 0 {
 			err = r.begin(ctx)
@@ -102,24 +108,21 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 		if err != nil {
 			return failures, err
 		}
-		// What the kernel cannot play is skipped.
-		cases := slices.DeleteFunc(g.in(p, r.d.Mode), func(c *Case) bool {
-			err := r.lab.Supports(c.protocol())
-			if err != nil {
-				failures = append(failures, Failure{Group: g.ID, Case: c.ID, Got: err.Error(), Skip: true})
+		var runs []*caseRun
+		for _, c := range g.playing(r.d.Mode, p.Name) {
+			if err := r.lab.Supports(c.protocol()); err != nil {
+				failures = append(failures, failure{c.ID, err})
+			} else {
+				runs = append(runs, &caseRun{Case: c, want: c.in(r.d.Mode)})
 			}
-			return err != nil
-		})
-		wrong, err := r.play(ctx, cases)
-		if err != nil {
+		}
+		if err := r.play(ctx, runs); err != nil {
 			return failures, err
 		}
-		for _, c := range cases {
-			if wrong[c] != nil {
-				failures = append(failures, Failure{
-					Group: g.ID, Case: c.ID, How: how, Want: c.in(r.d.Mode).String(),
-					Got: wrong[c].Error(), Oracle: answer(r.resolver.State(), c).String(),
-				})
+		for _, c := range runs {
+			if err := c.result(); err != nil {
+				failures = append(failures, failure{c.ID, fmt.Errorf("%v: %w\n\twant:   %v\n\toracle: %v",
+					r, err, c.want, answer(r.resolver.State(), c.Case))})
 			}
 		}
 	}
@@ -140,10 +143,10 @@ const (
 // caseRun is one case while it is played.
 type caseRun struct {
 	*Case
-	want  Expect
-	tries int
-	seen  map[netip.AddrPort]bool
-	err   error // the first surprise
+	want    Expect
+	tries   int
+	answers []netip.AddrPort // who answered, in order
+	err     error            // the first surprise
 }
 
 // next returns how many connections are still to be made.
@@ -153,7 +156,7 @@ func (r *caseRun) next() int {
 		return 0
 	case r.want.Verdict != proxy.Forward:
 		return otherTries - r.tries
-	case r.tries == 0 || len(r.want.missing(r.seen)) > 0 && r.tries < manyTries*len(r.want.To):
+	case r.tries == 0 || len(r.want.missing(r.answers)) > 0 && r.tries < manyTries*len(r.want.To):
 		return fewTries * len(r.want.To)
 	default:
 		return 0
@@ -162,81 +165,72 @@ func (r *caseRun) next() int {
 
 // result returns what was wrong, or nil.
 func (r *caseRun) result() error {
-	if missing := r.want.missing(r.seen); r.err == nil && len(missing) > 0 {
+	if missing := r.want.missing(r.answers); r.err == nil && len(missing) > 0 {
 		return fmt.Errorf("%v never answered in %d connections", missing, r.tries)
 	}
 	return r.err
 }
 
-// play sends the packets of cases and returns what was wrong with each. Those
-// that need an address bound to the node come one by one after the others, as
-// an address that is the node's changes what the others would see.
-func (b *testbed) play(ctx context.Context, cases []*Case) (map[*Case]error, error) {
+// play sends the packets of cases. Those that need an address bound to the node
+// come one by one after the others, as an address that is the node's changes
+// what the others would see.
+func (b *testbed) play(ctx context.Context, runs []*caseRun) error {
 	var together, alone []*caseRun
-	for _, c := range cases {
-		r := &caseRun{Case: c, want: c.in(b.d.Mode), seen: map[netip.AddrPort]bool{}}
-		if c.From == FromVIP {
+	for _, r := range runs {
+		if r.From == FromVIP {
 			alone = append(alone, r)
 		} else {
 			together = append(together, r)
 		}
 	}
-	if err := b.playTogether(ctx, together); err != nil {
-		return nil, err
-	}
+	err := b.playTogether(ctx, together)
 	for _, r := range alone {
-		if err := b.playBound(ctx, r); err != nil {
-			return nil, err
-		}
+		err = errors.Join(err, b.playBound(ctx, r))
 	}
-	wrong := map[*Case]error{}
-	for _, r := range append(together, alone...) {
-		wrong[r.Case] = r.result()
-	}
-	return wrong, nil
+	return err
 }
 
 // playBound plays one case while its source is an address of the node.
-func (b *testbed) playBound(ctx context.Context, r *caseRun) error {
+func (b *testbed) playBound(ctx context.Context, r *caseRun) (err error) {
 	n := b.lab.Node()
 	if err := n.Bind(r.Src); err != nil {
 		return err
 	}
-	closed := func() error { return nil }
+	defer func() { err = errors.Join(err, n.Unbind(r.Src)) }()
 	if r.Dst == r.Src {
-		l, err := n.Listen(r.protocol(), r.to())
-		if err != nil {
-			return errors.Join(err, n.Unbind(r.Src))
+		l, failed := n.Listen(r.protocol(), r.to())
+		if failed != nil {
+			return failed
 		}
-		closed = l.Close
+		defer func() { err = errors.Join(err, l.Close()) }()
 	}
-	return errors.Join(b.playTogether(ctx, []*caseRun{r}), closed(), n.Unbind(r.Src))
+	return b.playTogether(ctx, []*caseRun{r})
 }
 
 // playTogether makes connections until each case is decided.
 func (b *testbed) playTogether(ctx context.Context, all []*caseRun) error {
 	for {
-		byHost := map[*lab.Host][]*caseRun{}
+		var next []*caseRun
 		for _, r := range all {
-			for range r.next() {
-				h := b.client(r.Case)
-				byHost[h] = append(byHost[h], r)
-			}
+			next = append(next, slices.Repeat([]*caseRun{r}, r.next())...)
 		}
-		if len(byHost) == 0 {
+		if len(next) == 0 {
 			return nil
 		}
-		if err := b.round(ctx, byHost); err != nil {
+		if err := b.round(ctx, next); err != nil {
 			return err
 		}
 	}
 }
 
-// round makes one connection for each case in the lists, on all hosts at once.
-func (b *testbed) round(ctx context.Context, byHost map[*lab.Host][]*caseRun) error {
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	var errs []error
+// round makes one connection for each case in the list, on all hosts at once.
+func (b *testbed) round(ctx context.Context, list []*caseRun) error {
+	byHost := map[*lab.Host][]*caseRun{}
+	for _, r := range list {
+		h := b.client(r.Case)
+		byHost[h] = append(byHost[h], r)
+	}
+	var group errgroup.Group
 	for h, list := range byHost {
 		var flows []traffic.Flow
 		for _, r := range list {
@@ -244,32 +238,25 @@ func (b *testbed) round(ctx context.Context, byHost map[*lab.Host][]*caseRun) er
 			if r.want.Verdict == proxy.Drop {
 				patience = b.silence
 			}
-			flows = append(flows, flow(r.Case, patience))
+			flows = append(flows, traffic.Flow{Protocol: r.protocol(), Src: r.Src, Dst: r.to(), Patience: patience})
 		}
-		wg.Go(func() {
+		group.Go(func() error {
 			seen, err := h.Probe(ctx, flows)
-			mu.Lock()
-			defer mu.Unlock()
-			errs = append(errs, err)
 			for i := range seen {
 				b.note(list[i], seen[i])
 			}
+			return err
 		})
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return group.Wait()
 }
 
 // note takes one observation of a case.
 func (b *testbed) note(r *caseRun, seen traffic.Seen) {
 	r.tries++
-	if err := b.check(r.Case, r.want, seen); err != nil {
-		if r.err == nil {
-			r.err = err
-		}
-		return
-	}
-	if seen.Fate == traffic.Answered {
-		r.seen[seen.By] = true
+	if err := r.want.judge(r.Case, seen, b.visible(r.Src, seen.By)); err != nil {
+		r.err = cmp.Or(r.err, err)
+	} else if seen.Fate == traffic.Answered {
+		r.answers = append(r.answers, seen.By)
 	}
 }

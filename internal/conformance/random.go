@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -11,17 +12,14 @@ import (
 	"sluice/internal/proxy"
 )
 
-// explained adds the states that a random group went through to its failures:
-// nobody has written them down.
-func (g *Group) explained(mode string, failures []Failure) []Failure {
-	if len(failures) == 0 {
-		return nil
-	}
-	text := ""
+// explain returns the states that a random group goes through: nobody has
+// written them down.
+func (g *Group) explain(mode string) error {
+	text := "the states were"
 	for i, w := range g.worlds() {
 		text += fmt.Sprintf("\nphase %s, %+v:\n%v", g.Phases[i].Name, w.Config, w.resolver(mode).State())
 	}
-	return append(failures, Failure{Group: g.ID, How: "the states were", Got: text})
+	return errors.New(text)
 }
 
 // randomPhases and randomPackets are the size of a random group.
@@ -34,9 +32,7 @@ const (
 // says.
 func randomGroup(mode string, seed uint64) (*Group, error) {
 	m := &maker{rand.New(rand.NewPCG(seed, 2))}
-	g := &Group{ID: fmt.Sprintf("seed=%d", seed), Title: "random"}
-	g.Config = m.config()
-	g.NodeLabels = m.labels()
+	g := &Group{ID: fmt.Sprintf("seed=%d", seed), World: World{Config: m.config(), NodeLabels: m.labels()}}
 	for i := range 3 + m.IntN(4) {
 		g.Services = append(g.Services, m.service(i))
 		g.Slices = append(g.Slices, m.slices(i)...)
@@ -143,26 +139,23 @@ func (m *maker) slices(i int) []*discoveryv1.EndpointSlice {
 	nodes := []string{nodeName, nodeName, "node-b", "node-c"}
 	var out []*discoveryv1.EndpointSlice
 	for _, f := range proxy.Families {
-		s := endpointSlice(blank(i), discoveryv1.AddressType(f.String()), int32(8000+i))
+		s := endpointSlice(blank(i), f, int32(8000+i))
 		for _, n := range some(m, 0, 1, 2, 3) {
-			s.Endpoints = append(s.Endpoints, m.condition(endpoint(addrs[f][n], nodes[n])))
+			e := endpoint(addrs[f][n], nodes[n], conditions["ready"])
+			switch c := &e.Conditions; m.IntN(6) {
+			case 0:
+				c.Ready, c.Terminating = new(false), new(true)
+			case 1:
+				c.Ready, c.Serving, c.Terminating = new(false), new(false), new(pick(m, true, false))
+			}
+			if m.IntN(2) == 0 {
+				e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: m.zone()}}}
+			}
+			s.Endpoints = append(s.Endpoints, e)
 		}
 		out = append(out, s)
 	}
 	return out
-}
-
-func (m *maker) condition(e discoveryv1.Endpoint) discoveryv1.Endpoint {
-	switch c := &e.Conditions; m.IntN(6) {
-	case 0:
-		c.Ready, c.Terminating = new(false), new(true)
-	case 1:
-		c.Ready, c.Serving, c.Terminating = new(false), new(false), new(pick(m, true, false))
-	}
-	if m.IntN(2) == 0 {
-		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: m.zone()}}}
-	}
-	return e
 }
 
 // phase changes some of the objects.

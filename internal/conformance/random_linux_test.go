@@ -57,7 +57,7 @@ func TestRandomGroupsCanFail(t *testing.T) {
 		}
 	}
 	for _, f := range st.runGroup(t.Context(), g) {
-		got[f.Case]++
+		got[f.id]++
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("failures mismatch (-want +got):\n%s", d)

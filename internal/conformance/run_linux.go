@@ -2,6 +2,8 @@ package conformance
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -24,15 +26,13 @@ func Run(t *testing.T, d Dataplane) {
 	s := &scheduler{d: d}
 	// What waits longest goes first.
 	for _, story := range all.Stateful {
-		s.add(t, &job{id: story.ID, play: func(ctx context.Context, b *testbed) []Failure {
-			return b.runStory(ctx, story)
-		}})
+		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return b.runStory(ctx, story) })
 	}
 	for _, g := range all.Groups {
-		if cases := g.names(d.Mode); len(cases) > 0 {
-			s.add(t, &job{id: g.ID, cases: cases, play: func(ctx context.Context, b *testbed) []Failure {
+		if cases := g.playing(d.Mode); len(cases) > 0 {
+			s.add(t, g.ID, cases, func(ctx context.Context, b *testbed) []failure {
 				return append(g.oracle(), b.runGroup(ctx, g)...)
-			}})
+			})
 		}
 	}
 	s.start(t)
@@ -49,20 +49,21 @@ func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.add(t, &job{id: g.ID, cases: g.names(d.Mode), play: func(ctx context.Context, b *testbed) []Failure {
-			return g.explained(d.Mode, b.runGroup(ctx, g))
-		}})
+		s.add(t, g.ID, g.Cases, func(ctx context.Context, b *testbed) []failure {
+			failures := b.runGroup(ctx, g)
+			if len(failures) > 0 {
+				failures = append(failures, failure{err: g.explain(d.Mode)})
+			}
+			return failures
+		})
 	}
 	s.start(t)
 }
 
 // job is something to be played on a testbed.
 type job struct {
-	id       string
-	cases    []string
-	play     func(context.Context, *testbed) []Failure
-	done     chan struct{}
-	failures []Failure // once done is closed
+	play func(context.Context, *testbed) []failure
+	done chan []failure
 }
 
 // scheduler shares the testbeds among the jobs. The testing package runs no
@@ -70,25 +71,23 @@ type job struct {
 // and report; the playing is done by goroutines of our own.
 type scheduler struct {
 	d    Dataplane
-	jobs []*job
+	jobs []job
 }
 
-// add makes the job a subtest, which takes part unless it was not asked for.
-func (s *scheduler) add(t *testing.T, j *job) {
-	t.Helper()
-	t.Run(j.id, func(t *testing.T) {
-		j.done = make(chan struct{})
+// add makes a job a subtest, which takes part unless it was not asked for.
+func (s *scheduler) add(t *testing.T, id string, cases []*Case, play func(context.Context, *testbed) []failure) {
+	t.Run(id, func(t *testing.T) {
+		j := job{play, make(chan []failure, 1)}
 		s.jobs = append(s.jobs, j)
 		t.Parallel()
-		<-j.done
-		report(t, s.d.Mode, j.cases, j.failures)
+		report(t, s.d.Mode, cases, <-j.done)
 	})
 }
 
 // start plays all jobs. The subtests wait for it.
 func (s *scheduler) start(t *testing.T) {
 	ctx := t.Context()
-	queue := make(chan *job, len(s.jobs))
+	queue := make(chan job, len(s.jobs))
 	for _, j := range s.jobs {
 		queue <- j
 	}
@@ -96,29 +95,22 @@ func (s *scheduler) start(t *testing.T) {
 	var wg sync.WaitGroup
 	for range min(testbeds, len(s.jobs)) {
 		wg.Go(func() {
-			if err := work(ctx, s.d, queue); err != nil {
-				t.Errorf("remove lab: %v", err)
+			b, err := newTestbed(ctx, s.d)
+			for j := range queue {
+				if err != nil {
+					j.done <- []failure{{err: fmt.Errorf("make lab: %w", err)}}
+				} else {
+					j.done <- j.play(ctx, b)
+				}
+			}
+			if err == nil {
+				if err := b.close(); err != nil {
+					t.Errorf("remove lab: %v", err)
+				}
 			}
 		})
 	}
 	t.Cleanup(wg.Wait)
-}
-
-// work plays on one testbed until the queue is empty.
-func work(ctx context.Context, d Dataplane, queue <-chan *job) error {
-	b, err := newTestbed(ctx, d)
-	for j := range queue {
-		if err != nil {
-			j.failures = []Failure{{Group: j.id, How: "make lab", Got: err.Error()}}
-		} else {
-			j.failures = j.play(ctx, b)
-		}
-		close(j.done)
-	}
-	if err != nil {
-		return nil // every job has said so
-	}
-	return b.close()
 }
 
 // Dataplane is a dataplane to be put under the table.
@@ -132,22 +124,22 @@ type Dataplane struct {
 }
 
 // report makes failures those of the test and of its cases.
-func report(t *testing.T, mode string, cases []string, failures []Failure) {
+func report(t *testing.T, mode string, cases []*Case, failures []failure) {
 	t.Helper()
-	byCase := map[string][]Failure{}
+	byCase := map[string][]error{}
 	for _, f := range failures {
-		byCase[f.Case] = append(byCase[f.Case], f)
+		byCase[f.id] = append(byCase[f.id], f.err)
 	}
-	for _, f := range byCase[""] {
-		t.Errorf("%v", f)
+	for _, err := range byCase[""] {
+		t.Error(err)
 	}
-	for _, id := range cases {
-		t.Run(id, func(t *testing.T) {
-			for _, f := range byCase[id] {
-				if f.Skip {
-					t.Skip(f.Got)
+	for _, c := range cases {
+		t.Run(c.ID, func(t *testing.T) {
+			for _, err := range byCase[c.ID] {
+				if errors.Is(err, errors.ErrUnsupported) {
+					t.Skip(err)
 				}
-				t.Errorf("%v", f)
+				t.Error(err)
 			}
 			if t.Failed() && mode != "" {
 				t.Logf("replay: go test ./internal/dataplane/%s -run '%s'", mode, t.Name())

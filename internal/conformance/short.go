@@ -8,27 +8,30 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// The packet cases that service proxies share have Services and EndpointSlices in
-// a short form, which these tables and functions translate to the API's: a path in
-// the object for each short name. What is in no table stays as it is and is
+// shortFields has the short form of Services and EndpointSlices, in which service
+// proxies share their packet cases: for the objects under a key, the path in the
+// API's object of each short name. A name that is not in it stays as it is and is
 // refused when it is decoded, like any other unknown field.
-var (
-	serviceFields = map[string]string{
+var shortFields = map[string]map[string]string{
+	"services": {
 		"type": "spec.type", "family": "spec.ipFamilies", "ipFamilies": "spec.ipFamilies",
 		"clusterIP": "spec.clusterIP", "clusterIPs": "spec.clusterIPs", "externalIPs": "spec.externalIPs",
 		"etp": "spec.externalTrafficPolicy", "itp": "spec.internalTrafficPolicy",
 		"sourceRanges": "spec.loadBalancerSourceRanges", "lbIngress": "status.loadBalancer.ingress",
 		"healthCheckNodePort": "spec.healthCheckNodePort", "ports": "spec.ports",
-		"affinity": "spec.sessionAffinityConfig.clientIP",
-	}
-	affinityFields = map[string]string{"clientIPTimeoutSeconds": "timeoutSeconds"}
-	portFields     = map[string]string{"proto": "protocol"}
-	endpointFields = map[string]string{
+		"affinity": "spec.sessionAffinityConfig.clientIP", "sessionAffinity": "spec.sessionAffinity",
+	},
+	"slices":   {},
+	"affinity": {"clientIPTimeoutSeconds": "timeoutSeconds"},
+	"ports":    {"proto": "protocol"},
+	"endpoints": {
 		"node": "nodeName", "ready": "conditions.ready", "serving": "conditions.serving",
 		"terminating": "conditions.terminating", "zoneHints": "hints.forZones", "nodeHints": "hints.forNodes",
-	}
-	comments = []string{"version", "environment", "family", "basis", "upstream_fails", "upstream_note"}
-)
+	},
+}
+
+// comments are the fields of everything else that say nothing to a proxy.
+var comments = []string{"version", "environment", "family", "basis", "upstream_fails", "upstream_note"}
 
 type object = map[string]any
 
@@ -44,31 +47,53 @@ func expand(text []byte) ([]byte, error) {
 // expandAll expands a value that has a key, or is item i of a list that has.
 func expandAll(key string, value any, i int) any {
 	switch value := value.(type) {
+	case string:
+		if key == "zoneHints" || key == "nodeHints" {
+			return object{"name": value}
+		}
 	case []any:
 		for i := range value {
 			value[i] = expandAll(key, value[i], i)
 		}
 	case object:
-		switch {
-		case value["metadata"] != nil:
-		case key == "services":
-			return expandService(value)
-		case key == "slices":
-			return expandSlice(value, i)
-		default:
-			for _, c := range comments {
-				delete(value, c)
-			}
-			for k := range value {
-				value[k] = expandAll(k, value[k], 0)
-			}
+		if value["metadata"] != nil {
+			return value // in the API's form
 		}
+		for k := range value {
+			value[k] = expandAll(k, value[k], 0)
+		}
+		return expandObject(key, value, i)
 	}
 	return value
 }
 
-// rename moves fields to where a table says they are.
-func rename(short object, fields map[string]string) object {
+// expandObject moves the fields of an object to where they are in the API.
+func expandObject(key string, short object, i int) object {
+	switch key {
+	case "services":
+		namespace, name, _ := strings.Cut(fmt.Sprint(short["name"]), "/")
+		delete(short, "name")
+		short["metadata"] = object{"namespace": namespace, "name": name}
+		if short["family"] != nil {
+			short["family"] = []any{short["family"]}
+		}
+		if short["affinity"] != nil {
+			short["sessionAffinity"] = "ClientIP"
+		}
+	case "slices":
+		nameSlice(short, i)
+	case "endpoints":
+		extra, _ := short["extra_addresses"].([]any)
+		short["addresses"] = append([]any{short["ip"]}, extra...)
+		delete(short, "ip")
+		delete(short, "extra_addresses")
+	}
+	fields, known := shortFields[key]
+	if !known {
+		for _, c := range comments {
+			delete(short, c)
+		}
+	}
 	out := object{}
 	for name, value := range short {
 		path := []string{name}
@@ -82,41 +107,9 @@ func rename(short object, fields map[string]string) object {
 	return out
 }
 
-// each returns a list with every object in it changed.
-func each(list any, change func(object) any) any {
-	items, _ := list.([]any)
-	for i := range items {
-		if o, ok := items[i].(object); ok {
-			items[i] = change(o)
-		}
-	}
-	return list
-}
-
-func expandPort(short object) any { return rename(short, portFields) }
-
-func expandService(short object) object {
-	namespace, name, _ := strings.Cut(fmt.Sprint(short["name"]), "/")
-	delete(short, "name")
-	each(short["ports"], expandPort)
-	if f, ok := short["family"]; ok {
-		short["family"] = []any{f}
-	}
-	a, affine := short["affinity"].(object)
-	if affine {
-		short["affinity"] = rename(a, affinityFields)
-	}
-	o := rename(short, serviceFields)
-	if affine {
-		o["spec"].(object)["sessionAffinity"] = "ClientIP"
-	}
-	o["metadata"] = object{"namespace": namespace, "name": name}
-	return o
-}
-
-// expandSlice names a slice by its place in the list unless it has a name, and
-// gives it the type of its first address.
-func expandSlice(short object, i int) object {
+// nameSlice names a slice by its place in the list unless it has a name, and
+// gives it the type of its addresses unless it has a type.
+func nameSlice(short object, i int) {
 	namespace, service, _ := strings.Cut(fmt.Sprint(short["service"]), "/")
 	name, ok := short["name"]
 	if !ok {
@@ -125,26 +118,14 @@ func expandSlice(short object, i int) object {
 	delete(short, "service")
 	delete(short, "name")
 	short["metadata"] = object{"namespace": namespace, "name": name, "labels": object{"kubernetes.io/service-name": service}}
-	each(short["ports"], expandPort)
-	family := "IPv4"
-	each(short["endpoints"], func(e object) any {
-		extra, _ := e["extra_addresses"].([]any)
-		e["addresses"] = append([]any{e["ip"]}, extra...)
-		if strings.Contains(fmt.Sprint(e["ip"]), ":") {
-			family = "IPv6"
-		}
-		delete(e, "ip")
-		delete(e, "extra_addresses")
-		for _, hints := range []any{e["zoneHints"], e["nodeHints"]} {
-			list, _ := hints.([]any)
-			for i := range list {
-				list[i] = object{"name": list[i]}
-			}
-		}
-		return rename(e, endpointFields)
-	})
-	if short["addressType"] == nil {
-		short["addressType"] = family
+	if short["addressType"] != nil {
+		return
 	}
-	return short
+	short["addressType"] = "IPv4"
+	endpoints, _ := short["endpoints"].([]any)
+	for _, e := range endpoints {
+		if addresses, _, _ := unstructured.NestedSlice(object{"e": e}, "e", "addresses"); strings.Contains(fmt.Sprint(addresses), ":") {
+			short["addressType"] = "IPv6"
+		}
+	}
 }

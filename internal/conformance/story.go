@@ -39,6 +39,11 @@ type Step struct {
 	Change  Phase   `json:"change"`  // change
 }
 
+// assertions are the words of Step.Assert, and whether a remembered name follows.
+var assertions = map[string]bool{
+	"one_backend": false, "all_backends": false, "even": false, "same_as": true, "never_as": true, "moved_from": true,
+}
+
 func (s *Story) complete() error {
 	var changes []Phase
 	for i, st := range s.Steps {
@@ -64,16 +69,7 @@ func (st *Step) complete() error {
 	}
 	for _, a := range st.Assert {
 		word, name, _ := strings.Cut(a, " ")
-		switch word {
-		case "same_as", "never_as", "moved_from":
-			if name == "" {
-				return fmt.Errorf("assert is %q, without a name", a)
-			}
-		case "one_backend", "all_backends", "even":
-			if name != "" {
-				return fmt.Errorf("assert is %q, with a name", a)
-			}
-		default:
+		if named, known := assertions[word]; !known || named != (name != "") {
 			return fmt.Errorf("assert is %q", a)
 		}
 	}

@@ -11,24 +11,20 @@ import (
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
-
-	"sluice/internal/conformance/lab"
-	"sluice/internal/conformance/traffic"
 )
 
 // backends are the endpoints that answered a client, in order.
 type backends map[netip.Addr][]netip.AddrPort
 
 // runStory plays a story in both ways.
-func (b *testbed) runStory(ctx context.Context, story *Story) []Failure {
-	var out []Failure
+func (b *testbed) runStory(ctx context.Context, story *Story) (failures []failure) {
 	b.last = story.ID
-	for _, increments := range []bool{false, true} {
-		if err := b.newRun(story.ID, &story.World, increments).steps(ctx, story.Steps); err != nil {
-			out = append(out, Failure{Group: story.ID, How: fmt.Sprintf("by increments: %t", increments), Got: err.Error()})
+	for _, err := range b.inBothWays(story.ID, &story.World, func(r *run) error { return r.steps(ctx, story.Steps) }) {
+		if err != nil {
+			failures = append(failures, failure{err: err})
 		}
 	}
-	return out
+	return failures
 }
 
 func (r *run) steps(ctx context.Context, steps []*Step) (err error) {
@@ -124,56 +120,35 @@ func (r *run) removeEndpoint(ctx context.Context, name string) error {
 
 // connect opens the connections of a step and checks what it asserts.
 func (r *run) connect(ctx context.Context, st *Step) error {
-	got := backends{}
-	cases := st.cases()
-	wants := map[*Case]Expect{}
-	for _, c := range cases {
-		wants[c] = answer(r.resolver.State(), c)
+	var runs []*caseRun
+	for _, c := range st.cases() {
+		runs = append(runs, &caseRun{Case: c, want: answer(r.resolver.State(), c)})
 	}
+	got := backends{}
 	for i := range max(1, st.Times) {
-		if i > 0 && st.Every > 0 {
+		if i > 0 {
 			if err := pause(ctx, st.Every); err != nil {
 				return err
 			}
 		}
-		if err := r.once(ctx, wants, got); err != nil {
-			return fmt.Errorf("connection %d: %w", i+1, err)
+		if err := r.round(ctx, runs); err != nil {
+			return err
+		}
+		for _, c := range runs {
+			if c.err != nil {
+				return fmt.Errorf("connection %d: %w", i+1, c.err)
+			}
+			got[c.Src] = c.answers
 		}
 	}
 	for _, a := range st.Assert {
 		word, name, _ := strings.Cut(a, " ")
-		if err := assert(word, got, r.remembered[name], wants[cases[0]]); err != nil {
+		if err := assert(word, got, r.remembered[name], runs[0].want); err != nil {
 			return fmt.Errorf("%s: %w", a, err)
 		}
 	}
 	if st.Remember != "" {
 		r.remembered[st.Remember] = got
-	}
-	return nil
-}
-
-// once opens one connection of each client.
-func (r *run) once(ctx context.Context, wants map[*Case]Expect, got backends) error {
-	byHost := map[*lab.Host][]*Case{}
-	for c := range wants {
-		h := r.client(c)
-		byHost[h] = append(byHost[h], c)
-	}
-	for h, list := range byHost {
-		var flows []traffic.Flow
-		for _, c := range list {
-			flows = append(flows, flow(c, untilFailure))
-		}
-		seen, err := h.Probe(ctx, flows)
-		if err != nil {
-			return err
-		}
-		for i, c := range list {
-			if err := r.check(c, wants[c], seen[i]); err != nil {
-				return err
-			}
-			got[c.Src] = append(got[c.Src], seen[i].By)
-		}
 	}
 	return nil
 }

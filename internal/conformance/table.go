@@ -1,13 +1,12 @@
 package conformance
 
 import (
+	"cmp"
 	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"path"
 	"slices"
 	"strings"
 
@@ -24,6 +23,7 @@ var files embed.FS
 
 // table is a file of cases, or all of them.
 type table struct {
+	Theme    string   `json:"-"`
 	Groups   []*Group `json:"groups"`
 	Stateful []*Story `json:"stateful"`
 }
@@ -104,9 +104,6 @@ func (c *Case) in(mode string) Expect {
 	return c.Expect
 }
 
-// plays reports whether a case applies to a mode.
-func (c *Case) plays(mode string) bool { return c.Modes == nil || slices.Contains(c.Modes, mode) }
-
 func (c *Case) to() netip.AddrPort { return netip.AddrPortFrom(c.Dst, c.DPort) }
 
 func (c *Case) protocol() proxy.Protocol { return protocols[c.Proto] }
@@ -136,49 +133,51 @@ func (p Place) outside() bool { return p == FromOutside || p == FromBlocked }
 
 // load reads the whole table.
 func load() (*table, error) {
+	parts, err := loadParts()
 	all := &table{}
-	err := eachFile(func(_ string, t *table) {
-		all.Groups = append(all.Groups, t.Groups...)
-		all.Stateful = append(all.Stateful, t.Stateful...)
-	})
-	return all, errors.Join(err, all.distinct())
+	var ids []string
+	for _, t := range parts {
+		for _, g := range t.Groups {
+			ids = append(ids, g.ID)
+		}
+		for _, s := range t.Stateful {
+			ids = append(ids, s.ID)
+		}
+		all.Groups, all.Stateful = append(all.Groups, t.Groups...), append(all.Stateful, t.Stateful...)
+	}
+	return all, errors.Join(err, distinct(ids))
 }
 
-// eachFile reads the files of the table, and makes one of the decision tables.
-func eachFile(yield func(name string, t *table)) error {
-	names, err := fs.Glob(files, "cases/*.yaml")
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		text, err := files.ReadFile(name)
+// loadParts reads the files of the table, and makes one of the decision tables.
+func loadParts() ([]*table, error) {
+	entries, err := files.ReadDir("cases")
+	crossed := &table{Theme: "decision tables, crossed", Groups: decisionTables()}
+	parts, errs := []*table{}, []error{err, crossed.complete()}
+	for _, e := range entries {
+		text, err := files.ReadFile("cases/" + e.Name())
 		if err != nil {
-			return err
+			return nil, err
 		}
 		t, err := parse(text)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		yield(strings.TrimSuffix(path.Base(name), ".yaml"), t)
+		t.Theme = strings.TrimSuffix(e.Name(), ".yaml")
+		parts, errs = append(parts, t), append(errs, within(e.Name(), err))
 	}
-	t := &table{Groups: decisionTables()}
-	yield("decision tables, crossed", t)
-	return t.complete()
+	return append(parts, crossed), errors.Join(errs...)
 }
 
 // parse reads one file. Every word in it that nobody understands is an error, as
 // a misspelt case would prove nothing.
 func parse(text []byte) (*table, error) {
+	t := &table{}
 	text, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
-		return nil, err
+		return t, err
 	}
 	if text, err = expand(text); err != nil {
-		return nil, err
+		return t, err
 	}
-	t := &table{}
 	if err := unmarshalStrict(text, t); err != nil {
-		return nil, err
+		return t, err
 	}
 	return t, t.complete()
 }
@@ -192,27 +191,20 @@ func unmarshalStrict(text []byte, into any) error {
 func (t *table) complete() error {
 	var errs []error
 	for _, g := range t.Groups {
-		if err := g.complete(); err != nil {
-			errs = append(errs, fmt.Errorf("group %s: %w", g.ID, err))
-		}
+		errs = append(errs, within("group "+g.ID, g.complete()))
 	}
 	for _, s := range t.Stateful {
-		if err := s.complete(); err != nil {
-			errs = append(errs, fmt.Errorf("story %s: %w", s.ID, err))
-		}
+		errs = append(errs, within("story "+s.ID, s.complete()))
 	}
-	return errors.Join(append(errs, t.distinct())...)
+	return errors.Join(errs...)
 }
 
-func (t *table) distinct() error {
-	var ids []string
-	for _, g := range t.Groups {
-		ids = append(ids, g.ID)
+// within says where an error is from.
+func within(where string, err error) error {
+	if err == nil {
+		return nil
 	}
-	for _, s := range t.Stateful {
-		ids = append(ids, s.ID)
-	}
-	return distinct(ids)
+	return fmt.Errorf("%s: %w", where, err)
 }
 
 // distinct finds the first id that is empty or there twice.
@@ -234,33 +226,23 @@ func (g *Group) complete() error {
 	if len(g.Phases) == 0 || g.Phases[0].Name != initial {
 		g.Phases = append([]Phase{{Name: initial}}, g.Phases...)
 	}
-	if err := g.World.complete(g.Phases...); err != nil {
-		return err
-	}
 	if len(g.Cases) == 0 {
 		return errors.New("no cases")
 	}
 	var ids []string
+	errs := []error{g.World.complete(g.Phases...)}
 	for _, c := range g.Cases {
 		ids = append(ids, c.ID)
-		if err := c.complete(g); err != nil {
-			return fmt.Errorf("case %s: %w", c.ID, err)
+		c.Phase = cmp.Or(c.Phase, initial)
+		if c.Modes == nil {
+			c.Modes = g.Modes
 		}
+		if !slices.ContainsFunc(g.Phases, func(p Phase) bool { return p.Name == c.Phase }) {
+			errs = append(errs, fmt.Errorf("case %s: phase %q is not one of the group's", c.ID, c.Phase))
+		}
+		errs = append(errs, within("case "+c.ID, c.address()))
 	}
-	return distinct(ids)
-}
-
-func (c *Case) complete(g *Group) error {
-	if c.Phase == "" {
-		c.Phase = initial
-	}
-	if !slices.ContainsFunc(g.Phases, func(p Phase) bool { return p.Name == c.Phase }) {
-		return fmt.Errorf("phase %q is not one of the group's", c.Phase)
-	}
-	if c.Modes == nil {
-		c.Modes = g.Modes
-	}
-	return c.address()
+	return errors.Join(append(errs, distinct(ids))...)
 }
 
 // address fills in the source.
@@ -271,10 +253,22 @@ func (c *Case) address() (err error) {
 	if protocols[c.Proto] == 0 {
 		return fmt.Errorf("protocol %q is unknown", c.Proto)
 	}
-	if !c.Src.IsValid() {
-		c.Src, err = client(c.From, proxy.FamilyOf(c.Dst))
+	if c.Src.IsValid() {
+		return nil
 	}
+	usual, ok := clients[c.From]
+	if !ok {
+		return fmt.Errorf("from %q needs a src", c.From)
+	}
+	c.Src, err = netip.ParseAddr(usual[proxy.FamilyOf(c.Dst)])
 	return err
+}
+
+// playing returns the cases that apply to a mode, of one phase or of all.
+func (g *Group) playing(mode string, phase ...string) []*Case {
+	return slices.DeleteFunc(slices.Clone(g.Cases), func(c *Case) bool {
+		return c.Modes != nil && !slices.Contains(c.Modes, mode) || phase != nil && c.Phase != phase[0]
+	})
 }
 
 // Theme is a part of the table: a file of cases, or the crossed decision tables.
@@ -286,13 +280,14 @@ type Theme struct {
 
 // Themes returns how many cases of each theme are played in a mode.
 func Themes(mode string) ([]Theme, error) {
+	parts, err := loadParts()
 	var out []Theme
-	err := eachFile(func(name string, t *table) {
-		th := Theme{Name: name, Stories: len(t.Stateful)}
+	for _, t := range parts {
+		th := Theme{Name: t.Theme, Stories: len(t.Stateful)}
 		for _, g := range t.Groups {
-			th.Cases += len(g.names(mode))
+			th.Cases += len(g.playing(mode))
 		}
 		out = append(out, th)
-	})
+	}
 	return out, err
 }

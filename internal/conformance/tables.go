@@ -14,93 +14,65 @@ import (
 // The two decision tables, written out as they are specified. Nothing here is
 // derived from the code that is tested.
 
-// answerFor says what happens to one origin's packet.
-type answerFor struct {
-	verdict proxy.Verdict
-	local   bool // to the Local set, else to the Cluster set
-	masq    bool
-}
+// decision is a row of a table: the answers to our pods, the node itself and
+// everybody else. An answer is a verdict, or the set of endpoints that a packet
+// goes to, with "masq" if it is masqueraded.
+type decision struct{ pods, node, others string }
 
-// The answers that occur.
-var (
-	toC     = answerFor{verdict: proxy.Forward}
-	toCMasq = answerFor{verdict: proxy.Forward, masq: true}
-	toL     = answerFor{verdict: proxy.Forward, local: true}
-	toLMasq = answerFor{verdict: proxy.Forward, local: true, masq: true}
-	drop    = answerFor{verdict: proxy.Drop}
-	reject  = answerFor{verdict: proxy.Reject}
-)
-
-// decision is a row of a table: a traffic policy, what endpoints there are, and
-// the answers to our pods, the node itself and everybody else.
-type decision struct {
-	policy string // empty: either
-	when   supply
-	p      answerFor
-	n      answerFor
-	x      answerFor
-}
-
-// supply is what endpoints there are.
-type supply uint8
-
-const (
-	somewhere supply = iota // a usable endpoint, here or not
-	here                    // a usable endpoint on this node
-	elsewhere               // usable endpoints, none on this node
-	nowhere                 // none
-)
+// situation is a traffic policy and where usable endpoints are: here (perhaps
+// elsewhere too), elsewhere only, or nowhere.
+type situation struct{ policy, usable string }
 
 // clusterIPTable is for ClusterIPs, by the internal traffic policy.
-var clusterIPTable = []decision{
-	{policy: "Cluster", when: somewhere, p: toC, n: toCMasq, x: toCMasq},
-	{policy: "Local", when: here, p: toL, n: toLMasq, x: toLMasq},
-	{policy: "Local", when: elsewhere, p: drop, n: drop, x: drop},
-	{when: nowhere, p: reject, n: reject, x: reject},
+var clusterIPTable = map[situation]decision{
+	{"Cluster", "here"}:      {"cluster", "cluster masq", "cluster masq"},
+	{"Cluster", "elsewhere"}: {"cluster", "cluster masq", "cluster masq"},
+	{"Cluster", "nowhere"}:   {"reject", "reject", "reject"},
+	{"Local", "here"}:        {"local", "local masq", "local masq"},
+	{"Local", "elsewhere"}:   {"drop", "drop", "drop"},
+	{"Local", "nowhere"}:     {"reject", "reject", "reject"},
 }
 
 // externalTable is for external IPs, load balancer addresses and NodePorts, by
 // the external traffic policy.
-var externalTable = []decision{
-	{policy: "Cluster", when: somewhere, p: toCMasq, n: toCMasq, x: toCMasq},
-	{policy: "Local", when: here, p: toC, n: toCMasq, x: toL},
-	{policy: "Local", when: elsewhere, p: toC, n: toCMasq, x: drop},
-	{when: nowhere, p: reject, n: reject, x: reject},
+var externalTable = map[situation]decision{
+	{"Cluster", "here"}:      {"cluster masq", "cluster masq", "cluster masq"},
+	{"Cluster", "elsewhere"}: {"cluster masq", "cluster masq", "cluster masq"},
+	{"Cluster", "nowhere"}:   {"reject", "reject", "reject"},
+	{"Local", "here"}:        {"cluster", "cluster masq", "local"},
+	{"Local", "elsewhere"}:   {"cluster", "cluster masq", "drop"},
+	{"Local", "nowhere"}:     {"reject", "reject", "reject"},
 }
 
 // layout is one arrangement of two endpoints, one on this node and one not.
 type layout struct {
 	name          string
-	local, remote condition
-	when          supply   // here, elsewhere or nowhere
-	cluster       []string // the endpoints in the Cluster set: local, remote
-	onNode        []string // those in the Local set
+	local, remote string            // the endpoints' conditions; empty: there is none
+	usable        string            // where
+	sets          map[string]string // the endpoints in the cluster and the local set
 }
-
-// condition is the state of an endpoint.
-type condition uint8
-
-const (
-	absent  condition = iota
-	ready             // in use
-	leaving           // terminating, but still serving
-	dead              // terminating and not serving
-	unready           // neither ready nor terminating
-)
 
 // layouts are all arrangements that matter: each set falls back to endpoints
 // that are leaving by itself.
 var layouts = []layout{
-	{"both", ready, ready, here, []string{"local", "remote"}, []string{"local"}},
-	{"only-local", ready, absent, here, []string{"local"}, []string{"local"}},
-	{"only-remote", absent, ready, elsewhere, []string{"remote"}, nil},
-	{"local-leaving", leaving, ready, here, []string{"remote"}, []string{"local"}},
-	{"remote-leaving", ready, leaving, here, []string{"local"}, []string{"local"}},
-	{"all-leaving", leaving, leaving, here, []string{"local", "remote"}, []string{"local"}},
-	{"only-remote-leaving", absent, leaving, elsewhere, []string{"remote"}, nil},
-	{"local-unready", unready, ready, elsewhere, []string{"remote"}, nil},
-	{"unusable", unready, dead, nowhere, nil, nil},
-	{"none", absent, absent, nowhere, nil, nil},
+	{"both", "ready", "ready", "here", map[string]string{"cluster": "local remote", "local": "local"}},
+	{"only-local", "ready", "", "here", map[string]string{"cluster": "local", "local": "local"}},
+	{"only-remote", "", "ready", "elsewhere", map[string]string{"cluster": "remote"}},
+	{"local-leaving", "leaving", "ready", "here", map[string]string{"cluster": "remote", "local": "local"}},
+	{"remote-leaving", "ready", "leaving", "here", map[string]string{"cluster": "local", "local": "local"}},
+	{"all-leaving", "leaving", "leaving", "here", map[string]string{"cluster": "local remote", "local": "local"}},
+	{"only-remote-leaving", "", "leaving", "elsewhere", map[string]string{"cluster": "remote"}},
+	{"local-unready", "unready", "ready", "elsewhere", map[string]string{"cluster": "remote"}},
+	{"unusable", "unready", "dead", "nowhere", nil},
+	{"none", "", "", "nowhere", nil},
+}
+
+// conditions are the states of an endpoint.
+var conditions = map[string]discoveryv1.EndpointConditions{
+	"ready":   {},
+	"leaving": {Ready: new(false), Serving: new(true), Terminating: new(true)},
+	"dead":    {Ready: new(false), Serving: new(false), Terminating: new(true)},
+	"unready": {Ready: new(false), Serving: new(true), Terminating: new(false)},
 }
 
 // detection is one way of telling our pods from the rest.
@@ -122,42 +94,27 @@ var detections = []detection{
 	{name: "none-masquerade-all", config: Config{DetectLocal: "none", MasqueradeAll: true}, off: true},
 }
 
-// decide looks an answer up for a place that a packet comes from.
-func (d detection) decide(rows []decision, policy string, when supply, from Place) answerFor {
-	row := find(rows, policy, when)
+// answer looks up what happens to a packet from a place: what it meets, and
+// whether it is masqueraded.
+func (d detection) answer(k proxy.Kind, s *tableService, from Place) (to string, masq bool) {
+	row := externalTable[situation{s.etp, s.layout.usable}]
+	if k == proxy.ClusterIP {
+		row = clusterIPTable[situation{s.itp, s.layout.usable}]
+	}
+	to = row.pods
 	switch {
 	case from.onNode():
-		return row.n
+		to = row.node
 	case d.off, from.outside(), from == FromRemotePod && !d.remote:
-		return row.x
-	default:
-		return row.p
+		to = row.others
 	}
-}
-
-func find(rows []decision, policy string, when supply) decision {
-	for _, r := range rows {
-		fits := r.when == when || r.when == somewhere && when != nowhere
-		if fits && (r.policy == "" || r.policy == policy) {
-			return r
-		}
+	to, masq = strings.CutSuffix(to, " masq")
+	// Masquerading everything concerns ClusterIPs alone, and so does it that nobody
+	// is masqueraded where pods are not recognised.
+	if k == proxy.ClusterIP {
+		masq = d.config.MasqueradeAll || masq && !d.off
 	}
-	panic("the table has no row for policy " + policy)
-}
-
-// clusterIP is the answer for a ClusterIP. Masquerading everything concerns
-// these alone, and who cannot recognise pods masquerades nobody.
-func (d detection) clusterIP(policy string, when supply, from Place) answerFor {
-	a := d.decide(clusterIPTable, policy, when, from)
-	if a.verdict == proxy.Forward {
-		a.masq = d.config.MasqueradeAll || a.masq && !d.off
-	}
-	return a
-}
-
-// external is the answer for every other frontend.
-func (d detection) external(policy string, when supply, from Place) answerFor {
-	return d.decide(externalTable, policy, when, from)
+	return to, masq
 }
 
 // tableGroup says how a group is made of the decision tables: every layout and
@@ -193,13 +150,13 @@ func decisionTables() []*Group {
 
 func (t tableGroup) group() *Group {
 	g := &Group{ID: fmt.Sprintf("table-%s-%v-%v", t.detection.name, t.family, t.protocol)}
-	g.Title = "the decision tables, crossed"
 	g.Config = t.detection.config
 	policies := []string{"Cluster", "Local"}
 	for _, l := range t.layouts {
 		for _, itp := range policies {
 			for _, etp := range policies {
-				t.add(g, tableService{layout: l, itp: itp, etp: etp, number: len(g.Services) + 1})
+				s := &tableService{tableGroup: t, layout: l, itp: itp, etp: etp, number: len(g.Services) + 1}
+				s.addTo(g)
 			}
 		}
 	}
@@ -208,6 +165,7 @@ func (t tableGroup) group() *Group {
 
 // tableService is one Service of such a group.
 type tableService struct {
+	tableGroup
 	layout   layout
 	itp, etp string
 	number   int
@@ -227,11 +185,11 @@ var frontends = map[proxy.Kind][2]string{
 	proxy.ExternalIP:   {"192.168.77.%d", "2001:db8:77::%x"},
 }
 
-func (t tableGroup) address(k proxy.Kind, number int) string {
+func (s *tableService) address(k proxy.Kind) string {
 	if k == proxy.NodePort {
-		return clients[FromNode][t.family]
+		return clients[FromNode][s.family]
 	}
-	return fmt.Sprintf(frontends[k][t.family], number)
+	return fmt.Sprintf(frontends[k][s.family], s.number)
 }
 
 // pods are the two that all Services share.
@@ -240,84 +198,63 @@ var pods = map[string][2]string{
 	"remote": {"10.1.0.10", "fd00:10::1:0:0:10"},
 }
 
-// add adds a Service, its endpoints and the packets to it.
-func (t tableGroup) add(g *Group, s tableService) {
+// addTo adds the Service, its endpoints and the packets to it.
+func (s *tableService) addTo(g *Group) {
 	o := &v1.Service{Spec: v1.ServiceSpec{
-		Type: v1.ServiceTypeLoadBalancer, IPFamilies: []v1.IPFamily{v1.IPFamily(t.family.String())},
-		ClusterIP:             t.address(proxy.ClusterIP, s.number),
-		ExternalIPs:           []string{t.address(proxy.ExternalIP, s.number)},
+		Type: v1.ServiceTypeLoadBalancer, IPFamilies: []v1.IPFamily{v1.IPFamily(s.family.String())},
+		ClusterIP:             s.address(proxy.ClusterIP),
+		ExternalIPs:           []string{s.address(proxy.ExternalIP)},
 		ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicy(s.etp),
 		InternalTrafficPolicy: new(v1.ServiceInternalTrafficPolicy(s.itp)),
 		Ports: []v1.ServicePort{{
-			Name: "p", Protocol: v1.Protocol(t.protocol.String()), Port: servicePort, NodePort: int32(firstNodePort + s.number),
+			Name: "p", Protocol: v1.Protocol(s.protocol.String()), Port: servicePort, NodePort: int32(firstNodePort + s.number),
 		}},
 	}}
 	o.Namespace, o.Name = "tables", fmt.Sprintf("s%d", s.number)
-	o.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: t.address(proxy.LoadBalancer, s.number)}}
-	slice := endpointSlice(o, discoveryv1.AddressType(t.family.String()), int32(firstPodPort+s.number))
-	if c := s.layout.local; c != absent {
-		slice.Endpoints = append(slice.Endpoints, c.of(endpoint(pods["local"][t.family], nodeName)))
-	}
-	if c := s.layout.remote; c != absent {
-		slice.Endpoints = append(slice.Endpoints, c.of(endpoint(pods["remote"][t.family], "node-b")))
+	o.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: s.address(proxy.LoadBalancer)}}
+	slice := endpointSlice(o, s.family, int32(firstPodPort+s.number))
+	for _, e := range []struct{ pod, condition, node string }{
+		{"local", s.layout.local, nodeName}, {"remote", s.layout.remote, "node-b"},
+	} {
+		if e.condition != "" {
+			slice.Endpoints = append(slice.Endpoints, endpoint(pods[e.pod][s.family], e.node, conditions[e.condition]))
+		}
 	}
 	g.Services, g.Slices = append(g.Services, o), append(g.Slices, slice)
 	for _, k := range []proxy.Kind{proxy.ClusterIP, proxy.LoadBalancer, proxy.ExternalIP, proxy.NodePort} {
-		for _, from := range t.from {
-			if from != FromSelf || s.layout.local != absent {
-				g.Cases = append(g.Cases, t.packet(s, k, from))
+		for _, from := range s.from {
+			if from != FromSelf || s.layout.local != "" {
+				g.Cases = append(g.Cases, s.packet(k, from))
 			}
 		}
 	}
 }
 
-// of puts an endpoint in a condition.
-func (c condition) of(e discoveryv1.Endpoint) discoveryv1.Endpoint {
-	if c != ready {
-		e.Conditions = discoveryv1.EndpointConditions{
-			Ready: new(false), Serving: new(c != dead), Terminating: new(c != unready),
-		}
-	}
-	return e
-}
-
-// packet returns the case of one frontend and place.
-func (t tableGroup) packet(s tableService, k proxy.Kind, from Place) *Case {
+// packet returns the case of one frontend and place. A client that is sent to
+// itself is masqueraded in any case.
+func (s *tableService) packet(k proxy.Kind, from Place) *Case {
 	c := &Case{
 		ID:    strings.ToLower(fmt.Sprintf("%s-i%s-e%s-%v-from-%s", s.layout.name, s.itp, s.etp, k, from)),
 		From:  from,
-		Dst:   netip.MustParseAddr(t.address(k, s.number)),
+		Dst:   netip.MustParseAddr(s.address(k)),
 		DPort: servicePort,
-		Proto: v1.Protocol(t.protocol.String()),
+		Proto: v1.Protocol(s.protocol.String()),
 	}
 	if k == proxy.NodePort {
 		c.DPort = uint16(firstNodePort + s.number)
 	}
 	if from == FromSelf {
-		c.Src = netip.MustParseAddr(pods["local"][t.family])
+		c.Src = netip.MustParseAddr(pods["local"][s.family])
 	}
-	a := t.detection.external(s.etp, s.layout.when, from)
-	if k == proxy.ClusterIP {
-		a = t.detection.clusterIP(s.itp, s.layout.when, from)
+	to, masq := s.detection.answer(k, s, from)
+	if v, ok := verdicts[to]; ok {
+		c.Expect.Verdict = v
+		return c
 	}
-	c.Expect = t.expect(s, a, from)
+	c.Expect.Verdict = proxy.Forward
+	for _, pod := range strings.Fields(s.layout.sets[to]) {
+		a := netip.AddrPortFrom(netip.MustParseAddr(pods[pod][s.family]), uint16(firstPodPort+s.number))
+		c.Expect.add(a, masq || from == FromSelf && pod == "local")
+	}
 	return c
-}
-
-// expect writes an answer out. A client that is sent to itself is masqueraded
-// in any case.
-func (t tableGroup) expect(s tableService, a answerFor, from Place) Expect {
-	e := Expect{Verdict: a.verdict}
-	if a.verdict != proxy.Forward {
-		return e
-	}
-	set := s.layout.cluster
-	if a.local {
-		set = s.layout.onNode
-	}
-	for _, which := range set {
-		to := netip.AddrPortFrom(netip.MustParseAddr(pods[which][t.family]), uint16(firstPodPort+s.number))
-		e.add(to, a.masq || from == FromSelf && which == "local")
-	}
-	return e
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
 	"sluice/internal/conformance/lab"
@@ -23,10 +24,16 @@ type testbed struct {
 	d       Dataplane
 	lab     *lab.Lab
 	dp      proxy.Dataplane
-	last    string                   // the group that was here before
-	silence time.Duration            // how long nothing must be heard where nothing is expected
-	where   map[netip.Addr]string    // pod address: node name
-	pods    map[netip.Addr]*lab.Host // pod address: host
+	last    string        // the group that was here before
+	silence time.Duration // how long nothing must be heard where nothing is expected
+	pods    map[netip.Addr]pod
+}
+
+// pod is where an address of the cluster is.
+type pod struct {
+	node   string
+	host   *lab.Host
+	remove func() error
 }
 
 func newTestbed(ctx context.Context, d Dataplane) (*testbed, error) {
@@ -34,7 +41,7 @@ func newTestbed(ctx context.Context, d Dataplane) (*testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &testbed{d: d, lab: l, silence: untilSilence, where: map[netip.Addr]string{}, pods: map[netip.Addr]*lab.Host{}}
+	b := &testbed{d: d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}}
 	if err := b.open(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -43,12 +50,7 @@ func newTestbed(ctx context.Context, d Dataplane) (*testbed, error) {
 
 // onNode does something to the dataplane inside the node's namespace.
 func (b *testbed) onNode(what string, do func() error) error {
-	return b.lab.Node().Do(func() error {
-		if err := do(); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		return nil
-	})
+	return b.lab.Node().Do(func() error { return within(what, do()) })
 }
 
 func (b *testbed) open(ctx context.Context) error {
@@ -75,13 +77,13 @@ func (b *testbed) apply(ctx context.Context, d *proxy.Delta) error {
 	return b.onNode("apply", func() error { return proxytest.Apply(ctx, b.dp, d) })
 }
 
-// hosts is who must be there for a group: pods, and listeners.
+// hosts is who must be there for a group.
 type hosts struct {
-	pods      map[netip.Addr]string // pod address: node name
+	nodes     map[netip.Addr]string // of pods
 	listeners map[socket]bool
 }
 
-// socket is what somebody listens on.
+// socket is what a host listens on.
 type socket struct {
 	protocol proxy.Protocol
 	at       netip.AddrPort
@@ -102,7 +104,8 @@ func (h *hosts) addWorld(w *World) error {
 				}
 				for _, p := range s.Ports {
 					if p.Port != nil {
-						h.listeners[socket{protocols[*p.Protocol], netip.AddrPortFrom(a, uint16(*p.Port))}] = true
+						protocol := protocols[ptr.Deref(p.Protocol, v1.ProtocolTCP)]
+						h.listeners[socket{protocol, netip.AddrPortFrom(a, uint16(*p.Port))}] = true
 					}
 				}
 			}
@@ -112,14 +115,14 @@ func (h *hosts) addWorld(w *World) error {
 }
 
 // addPod adds a pod unless the address is the node's own.
-func (h *hosts) addPod(a netip.Addr, place string) error {
+func (h *hosts) addPod(a netip.Addr, node string) error {
 	if slices.Contains(lab.Config{}.LocalAddrs(), a) {
 		return nil
 	}
-	if at, ok := h.pods[a]; ok && at != place {
-		return fmt.Errorf("%v is on %s and on %s", a, at, place)
+	if at, ok := h.nodes[a]; ok && at != node {
+		return fmt.Errorf("%v is on %s and on %s", a, at, node)
 	}
-	h.pods[a] = place
+	h.nodes[a] = node
 	return nil
 }
 
@@ -139,27 +142,25 @@ func (h *hosts) addCase(c *Case) error {
 // prepare makes the hosts that worlds and cases need, and no others, and lets
 // them listen.
 func (b *testbed) prepare(worlds []*World, cases []*Case) (stop func() error, err error) {
-	h := &hosts{pods: map[netip.Addr]string{}, listeners: map[socket]bool{}}
+	h := &hosts{map[netip.Addr]string{}, map[socket]bool{}}
 	for _, w := range worlds {
-		if err := h.addWorld(w); err != nil {
-			return nil, err
-		}
+		err = errors.Join(err, h.addWorld(w))
 	}
 	for _, c := range cases {
-		if err := h.addCase(c); err != nil {
-			return nil, fmt.Errorf("case %s: %w", c.ID, err)
-		}
+		err = errors.Join(err, within("case "+c.ID, h.addCase(c)))
 	}
-	if err := b.place(h.pods); err != nil {
+	if err != nil {
+		return nil, err
+	}
+	if err := b.place(h.nodes); err != nil {
 		return nil, err
 	}
 	var open []*traffic.Listener
-	stop = func() error {
-		var errs []error
+	stop = func() (err error) {
 		for _, l := range open {
-			errs = append(errs, l.Close())
+			err = errors.Join(err, l.Close())
 		}
-		return errors.Join(errs...)
+		return err
 	}
 	for s := range h.listeners {
 		l, err := b.holder(s.at.Addr()).Listen(s.protocol, s.at)
@@ -171,50 +172,47 @@ func (b *testbed) prepare(worlds []*World, cases []*Case) (stop func() error, er
 	return stop, nil
 }
 
-// outsideNode is the node of an endpoint that is in no cluster.
-const outsideNode = "outside"
-
 // place puts pods where they belong and takes those away that are not needed.
-func (b *testbed) place(pods map[netip.Addr]string) error {
+func (b *testbed) place(nodes map[netip.Addr]string) error {
 	if err := b.lab.Refresh(); err != nil {
 		return err
 	}
-	for a, at := range b.where {
-		if pods[a] == at {
+	for a, p := range b.pods {
+		if nodes[a] == p.node {
 			continue
 		}
-		var err error
-		switch at {
-		case nodeName:
-			err = b.lab.RemovePod(b.pods[a])
-		case outsideNode:
-		default:
-			err = b.lab.RemoveRemotePod(b.pods[a], a)
-		}
-		if err != nil {
+		if err := p.remove(); err != nil {
 			return fmt.Errorf("remove pod %v: %w", a, err)
 		}
-		delete(b.where, a)
 		delete(b.pods, a)
 	}
-	for a, at := range pods {
-		if b.pods[a] != nil {
+	for a, node := range nodes {
+		if b.pods[a].host != nil {
 			continue
 		}
-		h, err := b.lab.Outside(), error(nil)
-		switch at {
-		case nodeName:
-			h, err = b.lab.AddPod(a.String(), a)
-		case outsideNode:
-		default:
-			h, err = b.lab.AddRemotePod(at, a)
-		}
+		p, err := b.addPod(a, node)
 		if err != nil {
 			return fmt.Errorf("place pod %v: %w", a, err)
 		}
-		b.where[a], b.pods[a] = at, h
+		b.pods[a] = p
 	}
 	return nil
+}
+
+// outsideNode is the node of an endpoint that is in no cluster.
+const outsideNode = "outside"
+
+func (b *testbed) addPod(a netip.Addr, node string) (pod, error) {
+	switch node {
+	case nodeName:
+		h, err := b.lab.AddPod(a.String(), a)
+		return pod{node, h, func() error { return b.lab.RemovePod(h) }}, err
+	case outsideNode:
+		return pod{node, b.lab.Outside(), func() error { return nil }}, nil
+	default:
+		h, err := b.lab.AddRemotePod(node, a)
+		return pod{node, h, func() error { return b.lab.RemoveRemotePod(h, a) }}, err
+	}
 }
 
 // client returns the host that a case's packet comes from.
@@ -225,15 +223,15 @@ func (b *testbed) client(c *Case) *lab.Host {
 	case c.From.outside():
 		return b.lab.Outside()
 	default:
-		return b.pods[c.Src]
+		return b.pods[c.Src].host
 	}
 }
 
 // holder returns the host that an address belongs to by ordinary routing.
 func (b *testbed) holder(a netip.Addr) *lab.Host {
 	switch {
-	case b.pods[a] != nil:
-		return b.pods[a]
+	case b.pods[a].host != nil:
+		return b.pods[a].host
 	case b.lab.Node().Has(a):
 		return b.lab.Node()
 	default:
@@ -241,26 +239,19 @@ func (b *testbed) holder(a netip.Addr) *lab.Host {
 	}
 }
 
-// check checks one observation of a case. An endpoint cannot always see that a
-// client is masqueraded: what stays on the node need not pass the place where
-// that happens, and what leaves by the link whose address it already has looks
-// the same afterwards.
-func (b *testbed) check(c *Case, want Expect, seen traffic.Seen) error {
+// visible reports whether an endpoint can see that a client is masqueraded: what
+// stays on the node need not pass the place where that happens, and what leaves
+// by the link whose address it already has looks the same afterwards.
+func (b *testbed) visible(client netip.Addr, endpoint netip.AddrPort) bool {
 	cfg := lab.Config{}.Default()
-	return want.judge(c, seen, func(endpoint netip.AddrPort) bool {
-		switch b.where[endpoint.Addr()] {
-		case "":
-			return false
-		case nodeName:
-			return !slices.Contains(cfg.BridgeAddrs, c.Src)
-		case outsideNode:
-			return !slices.Contains(cfg.NodeAddrs, c.Src)
-		default:
-			return !slices.Contains(cfg.TransitAddrs, c.Src)
-		}
-	})
-}
-
-func flow(c *Case, patience time.Duration) traffic.Flow {
-	return traffic.Flow{Protocol: c.protocol(), Src: c.Src, Dst: c.to(), Patience: patience}
+	switch b.pods[endpoint.Addr()].node {
+	case "":
+		return false
+	case nodeName:
+		return !slices.Contains(cfg.BridgeAddrs, client)
+	case outsideNode:
+		return !slices.Contains(cfg.NodeAddrs, client)
+	default:
+		return !slices.Contains(cfg.TransitAddrs, client)
+	}
 }

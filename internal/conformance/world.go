@@ -41,14 +41,6 @@ var clients = map[Place][2]string{
 	FromBlocked:   {"203.0.113.130", "2600:5200:1::1"},
 }
 
-func client(from Place, f proxy.Family) (netip.Addr, error) {
-	a, ok := clients[from]
-	if !ok {
-		return netip.Addr{}, fmt.Errorf("from %q needs a src", from)
-	}
-	return netip.ParseAddr(a[f])
-}
-
 // settings returns how the resolver is set up for a world in a mode.
 func (c Config) settings(mode string) (resolve.Settings, error) {
 	s := resolve.Settings{NodeName: nodeName, MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: mode == "iptables"}
@@ -127,57 +119,31 @@ func made(hoursBefore int) metav1.Time {
 	return metav1.NewTime(time.Unix(1700000000, 0).Add(-time.Duration(hoursBefore) * time.Hour).UTC())
 }
 
-// complete fills in what the API server would, in a world and what changes it,
-// and finds what the proxy would be set up wrongly by.
+// complete gives every Service of a world and what changes it an age, and finds
+// what the proxy would be set up wrongly by.
 func (w *World) complete(changes ...Phase) error {
 	if _, err := w.Config.settings(oracleMode); err != nil {
 		return err
 	}
 	for _, p := range append(changes, Phase{Services: w.Services, Slices: w.Slices}) {
 		for _, s := range p.Services {
-			defaultService(s)
+			if s.CreationTimestamp.IsZero() {
+				s.CreationTimestamp = made(0)
+			}
 		}
 		for _, s := range p.Slices {
 			if s.Name == "" {
 				return errors.New("a slice without a name")
-			}
-			for i := range s.Ports {
-				if s.Ports[i].Protocol == nil {
-					s.Ports[i].Protocol = new(v1.ProtocolTCP)
-				}
-				if protocols[*s.Ports[i].Protocol] == 0 {
-					return fmt.Errorf("slice %s: protocol %q is unknown", s.Name, *s.Ports[i].Protocol)
-				}
 			}
 		}
 	}
 	return nil
 }
 
-func defaultService(s *v1.Service) {
-	if s.CreationTimestamp.IsZero() {
-		s.CreationTimestamp = made(0)
-	}
-	if s.Spec.Type == "" {
-		s.Spec.Type = v1.ServiceTypeClusterIP
-	}
-	if s.Spec.ClusterIPs == nil && s.Spec.ClusterIP != "" {
-		s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
-	}
-	if s.Spec.ClusterIP == "" && s.Spec.ClusterIPs != nil {
-		s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
-	}
-	for i := range s.Spec.Ports {
-		if s.Spec.Ports[i].Protocol == "" {
-			s.Spec.Ports[i].Protocol = v1.ProtocolTCP
-		}
-	}
-}
-
 // endpointSlice returns a slice of a Service, whose namespace and name it takes.
-func endpointSlice(of *v1.Service, t discoveryv1.AddressType, port int32) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{AddressType: t}
-	s.Namespace, s.Name = of.Namespace, fmt.Sprintf("%s-%s", of.Name, t)
+func endpointSlice(of *v1.Service, f proxy.Family, port int32) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressType(f.String())}
+	s.Namespace, s.Name = of.Namespace, fmt.Sprintf("%s-%v", of.Name, f)
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: of.Name}
 	for _, p := range of.Spec.Ports {
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &port})
@@ -185,8 +151,8 @@ func endpointSlice(of *v1.Service, t discoveryv1.AddressType, port int32) *disco
 	return s
 }
 
-func endpoint(addr, node string) discoveryv1.Endpoint {
-	return discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: &node}
+func endpoint(addr, node string, c discoveryv1.EndpointConditions) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: &node, Conditions: c}
 }
 
 // nothing returns a resolver that knows the node, but none of its labels, and
@@ -261,53 +227,21 @@ func (g *Group) worlds() []*World {
 	return out
 }
 
-// in returns the cases of a phase that apply to a mode.
-func (g *Group) in(p Phase, mode string) []*Case {
-	return slices.DeleteFunc(slices.Clone(g.Cases), func(c *Case) bool { return c.Phase != p.Name || !c.plays(mode) })
-}
-
-// names returns the names of the cases that apply to a mode.
-func (g *Group) names(mode string) []string {
-	var out []string
-	for _, c := range g.Cases {
-		if c.plays(mode) {
-			out = append(out, c.ID)
-		}
-	}
-	return out
-}
-
-// Failure is a case that did not come out as expected, or, without a case, a
-// group that could not be played.
-type Failure struct {
-	Group, Case string
-	How         string // which of the ways
-	Want        string
-	Got         string
-	Oracle      string // what the oracle says, where it was asked
-	Skip        bool   // it could not be tried; Got says why
-}
-
-// String returns the failure in a few lines.
-func (f Failure) String() string {
-	text := fmt.Sprintf("%s: %s", f.How, f.Got)
-	if f.Want != "" {
-		text += "\n\twant:   " + f.Want
-	}
-	if f.Oracle != "" {
-		text += "\n\toracle: " + f.Oracle
-	}
-	return text
+// failure is a case that did not come out as expected, or, without a case, a
+// group or story that could not be played.
+type failure struct {
+	id  string // of the case
+	err error  // ErrUnsupported: the case could not be tried
 }
 
 // oracle asks the oracle for every case of a group.
-func (g *Group) oracle() []Failure {
-	var out []Failure
+func (g *Group) oracle() []failure {
+	var out []failure
 	for i, w := range g.worlds() {
 		state := w.resolver(oracleMode).State()
-		for _, c := range g.in(g.Phases[i], oracleMode) {
+		for _, c := range g.playing(oracleMode, g.Phases[i].Name) {
 			if want, got := c.in(oracleMode), answer(state, c); !got.equal(want) {
-				out = append(out, Failure{Group: g.ID, Case: c.ID, How: "oracle", Want: want.String(), Got: got.String()})
+				out = append(out, failure{c.ID, fmt.Errorf("oracle: %v\n\twant:   %v", got, want)})
 			}
 		}
 	}
