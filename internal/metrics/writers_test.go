@@ -43,7 +43,7 @@ func callers(t *testing.T, methods []string) map[string][]string {
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			s, ok := n.(*ast.SelectorExpr)
-			if ok && slices.Contains(methods, s.Sel.Name) && holdsMetrics(s.X) && !slices.Contains(out[s.Sel.Name], path) {
+			if ok && slices.Contains(methods, s.Sel.Name) && holdsMetrics(s) && !slices.Contains(out[s.Sel.Name], path) {
 				out[s.Sel.Name] = append(out[s.Sel.Name], path)
 			}
 			return true
@@ -56,14 +56,16 @@ func callers(t *testing.T, methods []string) map[string][]string {
 	return out
 }
 
-// holdsMetrics reports whether an expression is one by which the daemon holds
-// Metrics: m, or a field metrics.
-func holdsMetrics(x ast.Expr) bool {
-	switch x := x.(type) {
+// holdsMetrics reports whether a method is selected from an expression by which
+// the daemon holds Metrics: m, a field metrics, or the engine's observer, which
+// has the methods of Metrics for events of objects.
+func holdsMetrics(s *ast.SelectorExpr) bool {
+	switch x := s.X.(type) {
 	case *ast.Ident:
 		return x.Name == "m"
 	case *ast.SelectorExpr:
-		return x.Sel.Name == "metrics"
+		seen := s.Sel.Name == "ServiceSeen" || s.Sel.Name == "EndpointSliceSeen"
+		return x.Sel.Name == "metrics" || x.Sel.Name == "observer" && seen
 	default:
 		return false
 	}
