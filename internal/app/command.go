@@ -15,6 +15,7 @@ import (
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/yaml"
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
@@ -103,7 +104,7 @@ func (o *Options) run(ctx context.Context, s steps) error {
 	case o.Cleanup:
 		return s.cleanup(ctx)
 	}
-	if said.input.Mode() == "" {
+	if said.input.Object.Mode == "" {
 		mode, err := s.chooseMode(ctx)
 		if err != nil {
 			return err
@@ -153,7 +154,7 @@ func (o *Options) startLogging(ctx context.Context, p parsed) error {
 
 // writeConfig writes the configuration in force as a file for --config.
 func (o *Options) writeConfig(ctx context.Context, c config.Configuration) error {
-	data, err := config.Encode(c.Object)
+	data, err := yaml.Marshal(c.Object)
 	if err != nil {
 		return fmt.Errorf("encode the configuration: %w", err)
 	}

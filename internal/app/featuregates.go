@@ -4,13 +4,11 @@ import (
 	clientfeatures "k8s.io/client-go/features"
 	"k8s.io/component-base/featuregate"
 	metricsfeatures "k8s.io/component-base/metrics/features"
-
-	"sluice/internal/config"
 )
 
 // clientGates lets client-go ask our gates for its features.
 type clientGates struct {
-	ours   config.Gates
+	ours   featuregate.MutableFeatureGate
 	theirs clientfeatures.Gates // for what is newer than our table
 }
 
@@ -25,7 +23,7 @@ func (g clientGates) Enabled(name clientfeatures.Feature) bool {
 // openGates puts the gates in force that belong to the whole process: those of
 // client-go, before the first client, and how metrics are made. It also shows
 // all of them as a metric.
-func openGates(gates config.Gates) {
+func openGates(gates featuregate.MutableFeatureGate) {
 	clientfeatures.ReplaceFeatureGates(clientGates{gates, clientfeatures.FeatureGates()})
 	metricsfeatures.ApplyFeatureGates(gates)
 	gates.AddMetrics()

@@ -52,10 +52,10 @@ func (s *ProxyServer) metricsHandler(own k8smetrics.Gatherer) http.Handler {
 func (s *ProxyServer) zpages() map[string]http.Handler {
 	c := &s.plan.config
 	pages := map[string]http.Handler{}
-	if c.Gate(config.GateFlagz) {
+	if c.Gates().Enabled(config.GateFlagz) {
 		pages["/flagz"] = zpages.Flagz(s.plan.flags)
 	}
-	if c.Gate(config.GateStatusz) {
+	if c.Gates().Enabled(config.GateStatusz) {
 		paths := append(slices.Collect(maps.Keys(pages)), "/configz", "/healthz", "/metrics", "/proxyMode")
 		if c.Object.EnableProfiling {
 			paths = append(paths, "/debug")

@@ -111,7 +111,7 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 
 // readFlags reads what the flags say.
 func (o *Options) readFlags(p *parsed) {
-	p.input = config.Input{Flags: true, Given: map[string]bool{}}
+	p.input = config.Input{Given: map[string]bool{}}
 	in := &p.input.Object
 	for _, f := range o.given() {
 		if field := o.fields[f.Name]; field != "" {

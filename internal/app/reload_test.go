@@ -395,7 +395,7 @@ func TestChangeBeforeTheWatch(t *testing.T) {
 func TestReloadKeepsTheMode(t *testing.T) {
 	o := parse(t, "--config", writeFile(t, header))
 	read, err := o.read(config.NFTables)
-	if err != nil || read.config.Mode != config.NFTables || read.input.Mode() != "" {
-		t.Errorf("mode %s of %q, error %v", read.config.Mode, read.input.Mode(), err)
+	if err != nil || read.config.Mode != config.NFTables || read.input.Object.Mode != "" {
+		t.Errorf("mode %s of %q, error %v", read.config.Mode, read.input.Object.Mode, err)
 	}
 }

@@ -110,7 +110,7 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 		MasqueradeAll:     c.MasqueradeAll,
 		NodePortAddresses: resolve.NodePortAddresses(c.NodePortAddresses),
 
-		IgnoreExternalIPs:  !c.Gate(config.GateExternalIPs),
+		IgnoreExternalIPs:  !c.Gates().Enabled(config.GateExternalIPs),
 		LocalhostNodePorts: c.LocalhostNodePorts,
 	}
 	p.detection(ctx, &s)

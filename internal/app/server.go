@@ -31,8 +31,6 @@ const (
 	// fullSyncPeriod is the least time between two full syncs that nobody asked
 	// for. What others change is noticed without them, so they are a safety net.
 	fullSyncPeriod = time.Hour
-	// usualSyncPeriod is kube-proxy's default, by which its health is judged.
-	usualSyncPeriod = 30 * time.Second
 	// leaveTime is how long the last write may take.
 	leaveTime = 5 * time.Second
 )
@@ -41,7 +39,7 @@ const (
 // counts as ill: two sync periods. An hour is what nobody has set.
 func healthTimeout(c config.Configuration) time.Duration {
 	if c.SyncPeriod >= fullSyncPeriod {
-		return 2 * usualSyncPeriod
+		return 2 * config.UsualSyncPeriod
 	}
 	return 2 * c.SyncPeriod
 }

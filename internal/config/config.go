@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -20,16 +21,11 @@ type Input struct {
 	// as nothing too: kubeadm writes out every field.
 	Object v1alpha1.KubeProxyConfiguration
 
-	// Flags says that the Object comes from flags, which have no section for
-	// mode nftables: it reads the section of mode iptables.
-	Flags bool
-
-	// Given are the fields that flags have set, be it to zero.
+	// Given are the fields that flags have set, be it to zero; nil: the Object
+	// does not come from flags. Those have no section for mode nftables: it
+	// reads the section of mode iptables.
 	Given map[string]bool
 }
-
-// Mode returns the proxy mode that was asked for; "" if none was.
-func (in Input) Mode() ProxyMode { return ProxyMode(in.Object.Mode) }
 
 // Configuration is everything the daemon can be told. It is never changed once
 // made.
@@ -51,14 +47,11 @@ type Configuration struct {
 	SyncPeriod         time.Duration // from one full sync to the next
 
 	given map[string]bool
-	gates Gates
+	gates featuregate.MutableFeatureGate
 }
 
-// Gate reports whether a feature gate is on.
-func (c *Configuration) Gate(name featuregate.Feature) bool { return c.gates.Enabled(name) }
-
-// Gates returns the feature gates.
-func (c *Configuration) Gates() Gates { return c.gates }
+// Gates returns the feature gates, which nobody changes any more.
+func (c *Configuration) Gates() featuregate.MutableFeatureGate { return c.gates }
 
 // Explicit reports whether an operator has asked for the value of a field. What
 // was not asked for must not take away what an administrator has set by other
@@ -77,15 +70,11 @@ type NodePortAddresses struct {
 
 // String returns the addresses as a file names them.
 func (n NodePortAddresses) String() string {
-	ranges := strings.Trim(fmt.Sprint(n.CIDRs), "[]")
-	switch {
-	case n.Primary:
-		return strings.TrimSpace(Primary + " " + ranges)
-	case len(n.CIDRs) == 0:
-		return All
-	default:
-		return ranges
+	words := strings.Trim(fmt.Sprint(n.CIDRs), "[]")
+	if n.Primary {
+		words = strings.TrimSpace(Primary + " " + words)
 	}
+	return cmp.Or(words, All)
 }
 
 // At returns a field by the name that a file gives it, like conntrack.min. The
@@ -118,10 +107,6 @@ func (list FieldErrors) Error() string {
 		lines = append(lines, e.Error())
 	}
 	return strings.Join(lines, "\n")
-}
-
-func fieldError(field string, value any, format string, args ...any) *FieldError {
-	return &FieldError{Field: field, Value: fmt.Sprint(value), Reason: fmt.Sprintf(format, args...)}
 }
 
 // Change is a difference between two configurations.
@@ -164,7 +149,7 @@ func Changes(old, now *Configuration) []Change {
 // where different texts mean the same, and their text elsewhere.
 func (c *Configuration) meaning() map[string]string {
 	out := flatten(c.Object)
-	for _, section := range []ProxyMode{IPTables, NFTables, IPVS} {
+	for _, section := range sections {
 		for _, name := range []string{"masqueradeAll", "masqueradeBit", "minSyncPeriod", "syncPeriod"} {
 			delete(out, string(section)+"."+name) // which of them counts depends on the mode
 		}
@@ -186,7 +171,7 @@ func (c *Configuration) meaning() map[string]string {
 }
 
 // ProxyMode is a way of programming the kernel, as operators spell it.
-type ProxyMode string
+type ProxyMode = v1alpha1.ProxyMode
 
 // The proxy modes, built or to come.
 const (
@@ -196,6 +181,9 @@ const (
 	EBPF      ProxyMode = "ebpf"
 	Userspace ProxyMode = "userspace"
 )
+
+// sections are the modes that have a section in a file.
+var sections = []ProxyMode{IPTables, NFTables, IPVS}
 
 // The ways of recognising the traffic of our pods, as operators spell them.
 const (

@@ -155,7 +155,7 @@ func TestParseBindAddress(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := parseBindAddress(tt.in)
-		if checkError(t, tt.in, err, tt.err) && got.String() != tt.want {
+		if checkError(t, "bindAddress", tt.in, err, tt.err) && got.String() != tt.want {
 			t.Errorf("parseBindAddress(%q) = %v, want %v", tt.in, got, tt.want)
 		}
 	}
@@ -176,7 +176,7 @@ func TestParseClusterCIDRs(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := parseClusterCIDRs(tt.in)
-		if checkError(t, tt.in, err, tt.err) && join(got) != tt.want {
+		if checkError(t, "clusterCIDR", tt.in, err, tt.err) && join(got) != tt.want {
 			t.Errorf("parseClusterCIDRs(%q) = %v, want %v", tt.in, got, tt.want)
 		}
 	}
@@ -206,7 +206,7 @@ func TestParseNodePortAddresses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := parseNodePortAddresses(tt.in)
-		if checkError(t, strings.Join(tt.in, ","), err, tt.err) &&
+		if checkError(t, "nodePortAddresses", strings.Join(tt.in, ","), err, tt.err) &&
 			(join(got.CIDRs) != tt.want || got.Primary != tt.primary) {
 			t.Errorf("parseNodePortAddresses(%q) = %+v, want %v, primary %t", tt.in, got, tt.want, tt.primary)
 		}
@@ -214,12 +214,11 @@ func TestParseNodePortAddresses(t *testing.T) {
 }
 
 // checkError reports whether there was to be no error, and none was.
-func checkError(t *testing.T, in string, err *FieldError, want string) bool {
+func checkError(t *testing.T, field, in string, err error, want string) bool {
 	t.Helper()
-	got := ""
-	if err != nil {
-		got = err.Error()
-	}
+	var r reader
+	r.check(field, in, err)
+	got := r.errs.Error()
 	if got != want {
 		t.Errorf("%q: error %q, want %q", in, got, want)
 	}

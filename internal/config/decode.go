@@ -78,9 +78,6 @@ func yamlComplaints(err error) []string {
 	return out
 }
 
-// Encode writes a configuration as a file that can be read again.
-func Encode(o *v1alpha1.KubeProxyConfiguration) ([]byte, error) { return yaml.Marshal(o) }
-
 // flatten returns what an object says by the names of its fields, like
 // conntrack.min.
 func flatten(o *v1alpha1.KubeProxyConfiguration) map[string]string {

@@ -55,14 +55,15 @@ func FlagDefaults() *v1alpha1.KubeProxyConfiguration {
 	o := Defaults()
 	o.DetectLocalMode = ""
 	o.HealthzBindAddress, o.MetricsBindAddress = "0.0.0.0:10256", "127.0.0.1:10249"
-	every, least := metav1.Duration{Duration: usualSyncPeriod}, metav1.Duration{Duration: time.Second}
+	every, least := metav1.Duration{Duration: UsualSyncPeriod}, metav1.Duration{Duration: time.Second}
 	o.IPTables.SyncPeriod, o.IPTables.MinSyncPeriod = every, least
 	o.IPVS.SyncPeriod, o.IPVS.MinSyncPeriod = every, least
 	return o
 }
 
 const (
-	usualSyncPeriod = 30 * time.Second
+	// UsualSyncPeriod is kube-proxy's default, by which its health is judged.
+	UsualSyncPeriod = 30 * time.Second
 	// A change costs what it is in mode nftables, so a full sync is only there
 	// to find what nobody has noticed.
 	nftablesSyncPeriod = time.Hour

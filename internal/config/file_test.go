@@ -82,8 +82,8 @@ func TestKubeadmConfigMap(t *testing.T) {
 	want.SyncPeriod = time.Hour // and no pause between changes
 	want.Object.NFTables.SyncPeriod.Duration = time.Hour
 	compare(t, want, got)
-	if in.Mode() != "" || got.Object.Mode != "" {
-		t.Errorf("mode %q was asked for, and is told as %q", in.Mode(), got.Object.Mode)
+	if in.Object.Mode != "" || got.Object.Mode != "" {
+		t.Errorf("mode %q was asked for, and is told as %q", in.Object.Mode, got.Object.Mode)
 	}
 }
 
@@ -147,7 +147,7 @@ func TestKubeProxyDefaults(t *testing.T) {
 	compare(t, want, got)
 
 	// Asked for what is in force, we print the file again.
-	text, err := Encode(got.Object)
+	text, err := yaml.Marshal(got.Object)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +404,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		// What is in force, written down, asks for the same again.
-		text, err := Encode(c.Object)
+		text, err := yaml.Marshal(c.Object)
 		if err != nil {
 			t.Fatal(err)
 		}

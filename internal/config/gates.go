@@ -27,16 +27,10 @@ const KubernetesVersion = "1.37"
 //go:embed gates.txt
 var gateTable string
 
-// Gates are the feature gates that kube-proxy knows, set as somebody asked for.
-type Gates interface {
-	featuregate.FeatureGate
-	GetAll() map[featuregate.Feature]featuregate.FeatureSpec
-	AddMetrics()
-}
-
-// NewGates returns the gates with some of them set. The error says which cannot
-// be set so: nobody knows it, it is locked, or needs another.
-func NewGates(set map[string]bool) (Gates, error) {
+// NewGates returns the gates that kube-proxy knows with some of them set. The
+// error says which cannot be set so: nobody knows it, it is locked, or needs
+// another.
+func NewGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 	gates := featuregate.NewVersionedFeatureGate(version.MustParse(KubernetesVersion))
 	known, needs := readGates(gateTable)
 	if err := errors.Join(gates.Add(known), gates.AddDependencies(needs)); err != nil {
@@ -77,14 +71,6 @@ func readGates(table string) (known map[featuregate.Feature]featuregate.FeatureS
 		known[name] = spec
 	}
 	return known, needs
-}
-
-// gates reads the feature gates.
-func (r *reader) gates() {
-	var err error
-	if r.c.gates, err = NewGates(r.o.FeatureGates); err != nil {
-		r.invalid("featureGates", GatesText(r.o.FeatureGates), "%v", err)
-	}
 }
 
 // GatesText returns gates as the flag has them, sorted.

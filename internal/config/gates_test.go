@@ -60,7 +60,7 @@ func TestGatesThatHaveAnEffect(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		external, localhost := c.Gate(GateExternalIPs), c.Gate(GateLocalhostNodePorts)
+		external, localhost := c.Gates().Enabled(GateExternalIPs), c.Gates().Enabled(GateLocalhostNodePorts)
 		if external != tt.external || localhost != tt.localhost {
 			t.Errorf("%s: external IPs %t, localhost %t", tt.gates, external, localhost)
 		}

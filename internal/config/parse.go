@@ -1,6 +1,8 @@
 package config
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -23,25 +25,22 @@ const None = "none"
 
 // parseBindAddress reads an IP address. The unspecified ones and no text at
 // all are the zero Addr: nothing is overridden.
-func parseBindAddress(s string) (netip.Addr, *FieldError) {
-	if s == "" {
-		return netip.Addr{}, nil
-	}
+func parseBindAddress(s string) (netip.Addr, error) {
 	a, ok := parseAddr(s)
 	switch {
-	case strings.Contains(s, "%"):
-		return netip.Addr{}, fieldError("bindAddress", s, "an address with a zone cannot be a node's address")
-	case !ok:
-		return netip.Addr{}, fieldError("bindAddress", s, "not an IP address")
-	case a.IsUnspecified():
+	case s == "" || ok && a.IsUnspecified():
 		return netip.Addr{}, nil
+	case strings.Contains(s, "%"):
+		return netip.Addr{}, errors.New("an address with a zone cannot be a node's address")
+	case !ok:
+		return netip.Addr{}, errors.New("not an IP address")
 	default:
 		return a, nil
 	}
 }
 
 // parseClusterCIDRs reads CIDRs separated by commas: one, or one of each family.
-func parseClusterCIDRs(s string) ([]netip.Prefix, *FieldError) {
+func parseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	if strings.TrimSpace(s) == "" {
 		return nil, nil
 	}
@@ -49,15 +48,15 @@ func parseClusterCIDRs(s string) ([]netip.Prefix, *FieldError) {
 	for item := range strings.SplitSeq(s, ",") {
 		p, ok := parsePrefix(item)
 		if !ok {
-			return nil, fieldError("clusterCIDR", s, "%q is not a CIDR like 10.244.0.0/16", strings.TrimSpace(item))
+			return nil, fmt.Errorf("%q is not a CIDR like 10.244.0.0/16", strings.TrimSpace(item))
 		}
 		out = append(out, p)
 	}
 	switch {
 	case len(out) > 2:
-		return nil, fieldError("clusterCIDR", s, "at most one CIDR of each family")
+		return nil, errors.New("at most one CIDR of each family")
 	case len(out) == 2 && out[0].Addr().Is4() == out[1].Addr().Is4():
-		return nil, fieldError("clusterCIDR", s, "two CIDRs must be one of each family")
+		return nil, errors.New("two CIDRs must be one of each family")
 	}
 	return out, nil
 }
@@ -67,10 +66,7 @@ var words = map[string][]string{Primary: nil, Localhost: {"127.0.0.0/8", "::1/12
 
 // parseNodePortAddresses reads a list of CIDRs and of the words primary,
 // localhost and all, in any combination. An empty list is every local address.
-func parseNodePortAddresses(list []string) (NodePortAddresses, *FieldError) {
-	fail := func(format string, args ...any) (NodePortAddresses, *FieldError) {
-		return NodePortAddresses{}, fieldError("nodePortAddresses", strings.Join(list, ","), format, args...)
-	}
+func parseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	if len(list) == 1 && list[0] == All {
 		return NodePortAddresses{}, nil
 	}
@@ -78,7 +74,7 @@ func parseNodePortAddresses(list []string) (NodePortAddresses, *FieldError) {
 	for i, item := range list {
 		ranges, word := words[item]
 		if word && slices.Contains(list[:i], item) {
-			return fail("%q is there twice", item)
+			return out, fmt.Errorf("%q is there twice", item)
 		}
 		if !word {
 			ranges = []string{item}
@@ -86,7 +82,8 @@ func parseNodePortAddresses(list []string) (NodePortAddresses, *FieldError) {
 		for _, r := range ranges {
 			p, ok := parsePrefix(r)
 			if !ok {
-				return fail("%q is neither a CIDR like 192.0.2.0/24 nor one of the words %s, %s and %s", item, Primary, Localhost, All)
+				return out, fmt.Errorf("%q is neither a CIDR like 192.0.2.0/24 nor one of the words %s, %s and %s",
+					item, Primary, Localhost, All)
 			}
 			out.CIDRs = append(out.CIDRs, p)
 		}
@@ -95,21 +92,21 @@ func parseNodePortAddresses(list []string) (NodePortAddresses, *FieldError) {
 }
 
 // parseServer reads where a server listens: an IP, or an IP and a port.
-func parseServer(field string, s string, port uint16) (netip.AddrPort, *FieldError) {
+func parseServer(s string, port uint16) (netip.AddrPort, error) {
 	if a, ok := parseAddr(s); ok {
 		return netip.AddrPortFrom(a, port), nil
 	}
 	host, portText, err := net.SplitHostPort(s)
 	if err != nil {
-		return netip.AddrPort{}, fieldError(field, s, "neither an IP address nor an IP address and a port, like 127.0.0.1:%d", port)
+		return netip.AddrPort{}, fmt.Errorf("neither an IP address nor an IP address and a port, like 127.0.0.1:%d", port)
 	}
 	a, ok := parseAddr(host)
 	if !ok {
-		return netip.AddrPort{}, fieldError(field, s, "%q is not an IP address", host)
+		return netip.AddrPort{}, fmt.Errorf("%q is not an IP address", host)
 	}
 	n, err := strconv.ParseUint(portText, 10, 16)
 	if err != nil || n == 0 {
-		return netip.AddrPort{}, fieldError(field, s, "the port must be from 1 to 65535")
+		return netip.AddrPort{}, errors.New("the port must be from 1 to 65535")
 	}
 	return netip.AddrPortFrom(a, uint16(n)), nil
 }
@@ -145,14 +142,14 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 const maxInterfaceName = 15
 
 // checkInterface wants what a mode needs: a name that an interface can have.
-func checkInterface(field, name string, m v1alpha1.LocalMode) *FieldError {
+func checkInterface(name string, m v1alpha1.LocalMode) error {
 	switch {
 	case name == "":
-		return fieldError(field, name, "needed by mode %s", m)
+		return fmt.Errorf("needed by mode %s", m)
 	case len(name) > maxInterfaceName:
-		return fieldError(field, name, "longer than the %d characters of an interface name", maxInterfaceName)
+		return fmt.Errorf("longer than the %d characters of an interface name", maxInterfaceName)
 	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '/' || r == ':' || r == 0x7f }):
-		return fieldError(field, name, "not an interface name")
+		return errors.New("not an interface name")
 	default:
 		return nil
 	}

@@ -20,7 +20,7 @@ import (
 // [FieldErrors].
 func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
 	r := reader{Input: in, o: in.Object.DeepCopy()}
-	r.c = Configuration{Object: r.o, Mode: cmp.Or(in.Mode(), unset), given: in.Given}
+	r.c = Configuration{Object: r.o, Mode: cmp.Or(in.Object.Mode, unset), given: in.Given}
 	defaults := Defaults()
 	for field := range flatten(defaults) {
 		// An empty text says nothing, even in a flag.
@@ -31,12 +31,13 @@ func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
 	}
 	logsapi.SetRecommendedLoggingConfiguration(&r.o.Logging)
 	r.bounds()
-	r.gates()
+	var err error
+	r.c.gates, err = NewGates(r.o.FeatureGates)
+	r.check("featureGates", GatesText(r.o.FeatureGates), err)
 	r.addresses()
 	r.detectLocal()
 	r.nodePorts()
 	r.sections()
-	r.ipvs()
 	if len(r.errs) > 0 {
 		return r.c, r.errs
 	}
@@ -52,13 +53,13 @@ type reader struct {
 }
 
 func (r *reader) invalid(field string, value any, format string, args ...any) {
-	r.errs = append(r.errs, fieldError(field, value, format, args...))
+	r.check(field, value, fmt.Errorf(format, args...))
 }
 
-// add notes what is wrong with a field, if anything is.
-func (r *reader) add(err *FieldError) {
+// check notes what is wrong with a field, if anything is.
+func (r *reader) check(field string, value any, err error) {
 	if err != nil {
-		r.errs = append(r.errs, err)
+		r.errs = append(r.errs, &FieldError{field, fmt.Sprint(value), err.Error()})
 	}
 }
 
@@ -131,12 +132,12 @@ func (b bound) String() string {
 
 // addresses reads where to listen.
 func (r *reader) addresses() {
-	var err *FieldError
+	var err error
 	r.c.BindAddress, err = parseBindAddress(r.o.BindAddress)
-	r.add(err)
+	r.check("bindAddress", r.o.BindAddress, err)
 	every, loopback := netip.IPv4Unspecified(), netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	// The flags' defaults are those of their help text whatever other flags say.
-	if ip, ok := parseAddr(r.o.BindAddress); ok && !ip.Is4() && !r.Flags {
+	if ip, ok := parseAddr(r.o.BindAddress); ok && !ip.Is4() && r.Given == nil {
 		every, loopback = netip.IPv6Unspecified(), netip.IPv6Loopback()
 	}
 	server := func(field string, text *string, unset netip.AddrPort) netip.AddrPort {
@@ -145,8 +146,8 @@ func (r *reader) addresses() {
 		case *text == None || *text == "" && r.Given[field]:
 			a = netip.AddrPort{}
 		case *text != "":
-			a, err = parseServer(field, *text, unset.Port())
-			r.add(err)
+			a, err = parseServer(*text, unset.Port())
+			r.check(field, *text, err)
 		}
 		*text = serverString(a)
 		return a
@@ -161,28 +162,26 @@ func (r *reader) addresses() {
 // detectLocal reads how our pods are recognised.
 func (r *reader) detectLocal() {
 	cidrs, err := parseClusterCIDRs(r.o.ClusterCIDR)
+	bridge, prefix := r.o.DetectLocal.BridgeInterface, r.o.DetectLocal.InterfaceNamePrefix
 	switch m := r.o.DetectLocalMode; m {
 	case LocalModeClusterCIDR:
-		r.add(err)
+		r.check("clusterCIDR", r.o.ClusterCIDR, err)
 	case LocalModeNodeCIDR:
 	case LocalModeBridgeInterface:
-		r.add(checkInterface("detectLocal.bridgeInterface", r.o.DetectLocal.BridgeInterface, m))
+		r.check("detectLocal.bridgeInterface", bridge, checkInterface(bridge, m))
 	case LocalModeInterfaceNamePrefix:
-		r.add(checkInterface("detectLocal.interfaceNamePrefix", r.o.DetectLocal.InterfaceNamePrefix, m))
+		r.check("detectLocal.interfaceNamePrefix", prefix, checkInterface(prefix, m))
 	default:
 		r.invalid("detectLocalMode", m, "no such mode; modes: %s, %s, %s, %s", LocalModeClusterCIDR, LocalModeNodeCIDR,
 			LocalModeBridgeInterface, LocalModeInterfaceNamePrefix)
 	}
-	// In the other modes nobody reads the ranges, so they may be nonsense.
-	if err == nil {
-		r.c.ClusterCIDRs = cidrs
-	}
+	r.c.ClusterCIDRs = cidrs // none if they are nonsense, which they may be where nobody reads them
 }
 
 // nodePorts reads which addresses take NodePorts. An operator who left the mode
 // open has them where kube-proxy's default, iptables, does.
 func (r *reader) nodePorts() {
-	named := r.Mode() == NFTables
+	named := r.Object.Mode == NFTables
 	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !named
 	if len(r.o.NodePortAddresses) == 0 {
 		if named {
@@ -190,12 +189,12 @@ func (r *reader) nodePorts() {
 		}
 		return
 	}
-	var err *FieldError
+	var err error
 	r.c.NodePortAddresses, err = parseNodePortAddresses(r.o.NodePortAddresses)
-	r.add(err)
+	r.check("nodePortAddresses", strings.Join(r.o.NodePortAddresses, ","), err)
 	// Where nftables was named, loopback must be, too.
 	if named && r.c.gates != nil {
-		r.c.LocalhostNodePorts = r.c.Gate(GateLocalhostNodePorts) &&
+		r.c.LocalhostNodePorts = r.c.gates.Enabled(GateLocalhostNodePorts) &&
 			slices.ContainsFunc(r.c.NodePortAddresses.CIDRs, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
 	}
 }
@@ -205,7 +204,7 @@ func (r *reader) nodePorts() {
 // left the mode open wrote for iptables, kube-proxy's default, and means that in
 // nftables too; and so do flags.
 func (r *reader) section(field string) string {
-	if r.c.Mode == NFTables && (r.Mode() == NFTables && !r.Flags || !r.isSet("iptables."+field)) {
+	if r.c.Mode == NFTables && (r.Object.Mode == NFTables && r.Given == nil || !r.isSet("iptables."+field)) {
 		return "nftables."
 	}
 	return "iptables."
@@ -216,38 +215,46 @@ func (r *reader) section(field string) string {
 // so in the object, since NodePorts depend on that too.
 func (r *reader) sections() {
 	r.periods()
-	every, least := metav1.Duration{Duration: r.c.SyncPeriod}, metav1.Duration{Duration: r.c.MinSyncPeriod}
 	bit := reflect.Indirect(At(r.o, r.section("masqueradeBit")+"masqueradeBit")).Int()
 	r.c.MasqueradeBit = int(bit)
 	r.c.MasqueradeAll = At(r.o, r.section("masqueradeAll")+"masqueradeAll").Bool()
-	ipt, ipvs, nft := &r.o.IPTables, &r.o.IPVS, &r.o.NFTables
-	var none metav1.Duration
-	ipt.SyncPeriod, ipt.MinSyncPeriod, nft.SyncPeriod, nft.MinSyncPeriod = none, none, none, none
-	ipvs.SyncPeriod, ipvs.MinSyncPeriod = none, none
-	switch r.c.Mode {
+	mine := r.c.Mode
+	if !slices.Contains(sections, mine) {
+		mine = IPTables
+	}
+	for _, section := range sections {
+		var every, least metav1.Duration
+		if section == mine {
+			every.Duration, least.Duration = r.c.SyncPeriod, r.c.MinSyncPeriod
+		}
+		At(r.o, string(section)+".syncPeriod").Set(reflect.ValueOf(every))
+		At(r.o, string(section)+".minSyncPeriod").Set(reflect.ValueOf(least))
+	}
+	switch mine {
 	case NFTables:
-		nft.SyncPeriod, nft.MinSyncPeriod = every, least
-		nft.MasqueradeBit, nft.MasqueradeAll = new(int32(bit)), r.c.MasqueradeAll
+		r.o.NFTables.MasqueradeBit, r.o.NFTables.MasqueradeAll = new(int32(bit)), r.c.MasqueradeAll
 		if r.o.Mode == "" {
-			ipt.MasqueradeBit = new(int32(bit)) // it comes first then
+			r.o.IPTables.MasqueradeBit = new(int32(bit)) // it comes first then
 		}
 	case IPVS:
-		ipvs.SyncPeriod, ipvs.MinSyncPeriod = every, least
-	default:
-		ipt.SyncPeriod, ipt.MinSyncPeriod = every, least
+		for _, item := range r.o.IPVS.ExcludeCIDRs {
+			if _, ok := parsePrefix(item); !ok {
+				r.invalid("ipvs.excludeCIDRs", item, "not a CIDR like 192.0.2.0/24")
+			}
+		}
 	}
 }
 
 // periods reads the spacing of syncs.
 func (r *reader) periods() {
 	every, least := r.section("syncPeriod")+"syncPeriod", r.section("minSyncPeriod")+"minSyncPeriod"
-	r.c.SyncPeriod = usualSyncPeriod
+	r.c.SyncPeriod = UsualSyncPeriod
 	switch r.c.Mode {
 	case NFTables:
 		r.c.SyncPeriod = nftablesSyncPeriod
 	case IPVS:
 		every, least = "ipvs.syncPeriod", "ipvs.minSyncPeriod"
-		if r.Flags {
+		if r.Given != nil {
 			r.c.MinSyncPeriod = time.Second
 		}
 	}
@@ -264,17 +271,5 @@ func (r *reader) periods() {
 		r.invalid(least, r.c.MinSyncPeriod, "must not be negative")
 	case r.c.SyncPeriod > 0 && r.c.MinSyncPeriod > r.c.SyncPeriod:
 		r.invalid(least, r.c.MinSyncPeriod, "must not be more than %s %v", every, r.c.SyncPeriod)
-	}
-}
-
-// ipvs reads what is mode ipvs's own.
-func (r *reader) ipvs() {
-	if r.c.Mode != IPVS {
-		return
-	}
-	for _, item := range r.o.IPVS.ExcludeCIDRs {
-		if _, ok := parsePrefix(item); !ok {
-			r.invalid("ipvs.excludeCIDRs", item, "not a CIDR like 192.0.2.0/24")
-		}
 	}
 }
