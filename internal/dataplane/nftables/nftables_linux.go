@@ -159,7 +159,7 @@ func probeRow(f proxy.Family, affinity time.Duration) *proxy.ServicePort {
 	at := netip.AddrPortFrom(f.Unspecified().Next(), 1+uint16(affinity.Seconds()))
 	list := []proxy.Endpoint{{Addr: at, Local: true}}
 	return &proxy.ServicePort{
-		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Name: "probe", Protocol: proxy.TCP}, Family: f},
+		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Name: affinity.String(), Protocol: proxy.TCP}, Family: f},
 		Frontends: []proxy.Frontend{{Kind: proxy.LoadBalancer, Addr: at}, {Kind: proxy.NodePort, Addr: at}},
 		Cluster:   list, Local: list, UsableSomewhere: true, External: proxy.ScopeLocal, Affinity: affinity,
 		AllowFrom: []netip.Prefix{netip.PrefixFrom(at.Addr(), f.Bits())},

@@ -7,8 +7,10 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -518,6 +520,16 @@ func TestProbe(t *testing.T) {
 	out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
 	if err != nil || len(out) > 0 {
 		t.Errorf("Probe left something: %v\n%s", err, out)
+	}
+	c := &counter{Interface: nfttest.NewFake()}
+	if err := probe(ctx, c, proxy.IPv4, 14); err != nil || len(c.commits) != 1 {
+		t.Fatalf("probe made %d batches, error %v; want one", len(c.commits), err)
+	}
+	for _, want := range []class{{scope: proxy.ScopeLocal, count: 1}, {scope: proxy.ScopeLocal, count: 1, timeout: time.Second}} {
+		made := func(op nft.Op) bool { return op.Kind == nft.AddChain && op.Chain.Name == want.chain() }
+		if !slices.ContainsFunc(c.commits[0], made) {
+			t.Errorf("Probe did not try chain %s", want.chain())
+		}
 	}
 
 	dropNetAdmin(t)
