@@ -64,7 +64,11 @@ func TestStepsLeadToTheSame(t *testing.T) {
 		if seed%3 == 0 {
 			swapFrontends(next, 0, 6)
 		}
-		d.applyBytes = []int{applyBytes, 1000}[seed%2] // whole, and in many batches
+		if seed%2 == 1 { // in many batches
+			d.applyBytes, d.syncBytes = 1000, 1
+		} else {
+			d.applyBytes, d.syncBytes = applyBytes, syncBytes
+		}
 		if err := proxytest.Apply(ctx, d, deltaBetween(state, next)); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -90,6 +94,11 @@ func TestStepsLeadToTheSame(t *testing.T) {
 		}
 		if diff := cmp.Diff(dump(t, fake, fresh), got); diff != "" {
 			t.Fatalf("seed %d: written at once (-) and by steps (+) differ:\n%s", seed, diff)
+		}
+	}
+	for i := range d.counts.cleanupFailures {
+		if n := d.counts.cleanupFailures[i].Load(); n > 0 {
+			t.Errorf("%v: %d chains could not be deleted", proxy.Family(i), n)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"slices"
+	"strings"
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/kernel/nft"
@@ -79,6 +80,8 @@ func order(all *changes, c *change) differ.Order {
 		return differ.Order{Rank: rankTable}
 	case x.kind == aSet:
 		return differ.Order{Rank: rankSet}
+	case x.kind == aChain && !c.Has && strings.HasPrefix(x.key, toRemember):
+		return differ.Order{Rank: rankChains + 1} // chains of classes lead to them
 	case x.kind == aChain && !c.Has:
 		return differ.Order{Rank: rankChains}
 	case x.kind == aChain && c.New.chain.Hook != nil:
