@@ -1,7 +1,7 @@
 package conntrack
 
 import (
-	"iter"
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -24,21 +24,14 @@ type owner struct {
 	kind proxy.Kind
 }
 
-// changes yields the rows of a step whose stale flows we end: old is nil for a
-// new one, cur for one that goes.
-func changes(d *proxy.Delta) iter.Seq2[*proxy.ServicePort, *proxy.ServicePort] {
-	return func(yield func(old, cur *proxy.ServicePort) bool) {
-		for _, r := range d.Removes {
-			if r.Key.Protocol.EndsStaleFlows() && !yield(r, nil) {
-				return
-			}
-		}
-		for _, u := range d.Upserts {
-			if u.New.Key.Protocol.EndsStaleFlows() && !yield(u.Old, u.New) {
-				return
-			}
-		}
+// changes returns the rows of a step whose stale flows we end. New is nil for
+// one that goes.
+func changes(d *proxy.Delta) []proxy.Upsert {
+	all := slices.Clone(d.Upserts)
+	for _, r := range d.Removes {
+		all = append(all, proxy.Upsert{Old: r})
 	}
+	return slices.DeleteFunc(all, func(u proxy.Upsert) bool { return !cmp.Or(u.New, u.Old).Key.Protocol.EndsStaleFlows() })
 }
 
 // watch knows whose every frontend is, and which of them are to be checked.
@@ -88,11 +81,12 @@ func (w *watch) expect(d *proxy.Delta) {
 	if d.Node != nil {
 		next.node = d.Node
 	}
-	for old := range changes(d) {
-		eachFrontend(old, func(f frontend, _ proxy.Kind) { next.owners[f] = owner{} })
+	rows := changes(d)
+	for _, u := range rows {
+		eachFrontend(u.Old, func(f frontend, _ proxy.Kind) { next.owners[f] = owner{} })
 	}
-	for _, cur := range changes(d) {
-		eachFrontend(cur, func(f frontend, k proxy.Kind) { next.owners[f] = owner{cur, k} })
+	for _, u := range rows {
+		eachFrontend(u.New, func(f frontend, k proxy.Kind) { next.owners[f] = owner{u.New, k} })
 	}
 }
 
@@ -124,20 +118,21 @@ func (w *watch) learn(node *proxy.Node, d *proxy.Delta, full bool, now time.Time
 		w.watchAll(now.Add(watchTime))
 	}
 	w.writing = nil
+	rows := changes(d)
 	// A frontend may move from one row to another in one step.
-	for old := range changes(d) {
-		eachFrontend(old, func(f frontend, _ proxy.Kind) {
-			if o := w.owners[f]; o.row != nil && o.row.Key == old.Key {
+	for _, u := range rows {
+		eachFrontend(u.Old, func(f frontend, _ proxy.Kind) {
+			if o := w.owners[f]; o.row != nil && o.row.Key == u.Old.Key {
 				delete(w.owners, f)
 			}
 		})
 	}
-	for old, cur := range changes(d) {
-		eachFrontend(cur, func(f frontend, k proxy.Kind) { w.owners[f] = owner{cur, k} })
-		if cur == nil || matters(old, cur) {
+	for _, u := range rows {
+		eachFrontend(u.New, func(f frontend, k proxy.Kind) { w.owners[f] = owner{u.New, k} })
+		if matters(u) {
 			until := func(f frontend, _ proxy.Kind) { w.extend(f, now.Add(watchTime)) }
-			eachFrontend(old, until)
-			eachFrontend(cur, until)
+			eachFrontend(u.Old, until)
+			eachFrontend(u.New, until)
 		}
 	}
 	if full && len(w.owners) > 0 {
@@ -177,10 +172,7 @@ func (w *watch) extend(f frontend, to time.Time) {
 		return
 	}
 	w.watchAll(to)
-	maps.DeleteFunc(w.until, func(f frontend, _ time.Time) bool {
-		_, owned := w.owners[f]
-		return owned
-	})
+	maps.DeleteFunc(w.until, func(f frontend, _ time.Time) bool { return w.owners[f].row != nil })
 	if len(w.until) > maxWatched/2 {
 		w.forgotten += len(w.until)
 		w.until = map[frontend]time.Time{}
@@ -197,11 +189,7 @@ func (w *watch) watchAll(to time.Time) {
 
 // watches reports whether a frontend is watched.
 func (w *watch) watches(f frontend) bool {
-	_, ok := w.until[f]
-	if !ok && !w.all.IsZero() {
-		_, ok = w.owners[f]
-	}
-	return ok
+	return !w.until[f].IsZero() || !w.all.IsZero() && w.owners[f].row != nil
 }
 
 // filters returns which flows to check.
@@ -244,23 +232,22 @@ func (w *watch) answersEnded(f *ct.Flow) bool {
 	return ok && !translated(f)
 }
 
-// due returns when the next watched frontend needs its last check.
-func (w *watch) due() (at time.Time, ok bool) {
-	at, ok = w.all, !w.all.IsZero()
+// due returns when the next watched frontend needs its last check; zero: none does.
+func (w *watch) due() time.Time {
+	at := w.all
 	for _, t := range w.until {
-		if !ok || t.Before(at) {
-			at, ok = t, true
+		if at.IsZero() || t.Before(at) {
+			at = t
 		}
 	}
-	return at, ok
+	return at
 }
 
 // checked notes a check of all watched frontends that began at a time.
 func (w *watch) checked(at time.Time) {
-	over := func(t time.Time) bool { return !t.After(at) }
-	maps.DeleteFunc(w.until, func(_ frontend, t time.Time) bool { return over(t) })
-	maps.DeleteFunc(w.lately, func(_ direction, t time.Time) bool { return over(t) })
-	if over(w.all) {
+	maps.DeleteFunc(w.until, func(_ frontend, t time.Time) bool { return !t.After(at) })
+	maps.DeleteFunc(w.lately, func(_ direction, t time.Time) bool { return !t.After(at) })
+	if !w.all.After(at) {
 		w.all = time.Time{}
 	}
 	if len(w.until) == 0 && w.all.IsZero() {
@@ -270,8 +257,9 @@ func (w *watch) checked(at time.Time) {
 
 // matters reports whether a changed row can make a flow stale: not if there are
 // only more endpoints to go to.
-func matters(old, cur *proxy.ServicePort) bool {
-	if old == nil || !slices.Equal(old.Frontends, cur.Frontends) {
+func matters(u proxy.Upsert) bool {
+	old, cur := u.Old, u.New
+	if old == nil || cur == nil || !slices.Equal(old.Frontends, cur.Frontends) {
 		return true
 	}
 	if old.Internal != cur.Internal || old.External != cur.External {
@@ -282,26 +270,23 @@ func matters(old, cur *proxy.ServicePort) bool {
 	}
 	still := servingOf(cur)
 	for e := range servingOf(old) {
-		if _, ok := still[e]; !ok {
+		if !still[e] {
 			return true
 		}
 	}
 	return false
 }
 
-// servingOf returns the endpoints of a row, which may be nil, that may have flows.
-func servingOf(sp *proxy.ServicePort) map[netip.AddrPort]struct{} {
-	if sp == nil {
-		return nil
-	}
-	set := make(map[netip.AddrPort]struct{}, len(sp.Cluster)+len(sp.Draining))
+// servingOf returns the endpoints of a row that may have flows.
+func servingOf(sp *proxy.ServicePort) map[netip.AddrPort]bool {
+	set := make(map[netip.AddrPort]bool, len(sp.Cluster)+len(sp.Draining))
 	for _, list := range [][]proxy.Endpoint{sp.Cluster, sp.Local} {
 		for _, e := range list {
-			set[e.Addr] = struct{}{}
+			set[e.Addr] = true
 		}
 	}
 	for _, a := range sp.Draining {
-		set[a] = struct{}{}
+		set[a] = true
 	}
 	return set
 }

@@ -20,10 +20,8 @@ const (
 // Origins lists all origins, in order.
 var Origins = [...]Origin{Elsewhere, OurPod, ThisNode}
 
-var originNames = [...]string{"elsewhere", "our pod", "this node"}
-
 // String returns the origin in words.
-func (o Origin) String() string { return originNames[o] }
+func (o Origin) String() string { return [...]string{"elsewhere", "our pod", "this node"}[o] }
 
 // Node is this node as policy sees it: what it is called, which of its
 // addresses matter, and the settings that hold for all its traffic. It is
@@ -42,8 +40,10 @@ type Node struct {
 // Origin classifies a packet. A source that is both a pod's and the node's own
 // (the bridge's address inside the pod range) counts as a pod's.
 func (n *Node) Origin(p Packet) Origin {
+	d := n.LocalPods
 	switch {
-	case n.LocalPods.Matches(p.Src, p.In):
+	case contains(d.Sources, p.Src),
+		d.Interface != "" && (p.In == d.Interface || d.IsPrefix && strings.HasPrefix(p.In, d.Interface)):
 		return OurPod
 	case p.SrcLocal:
 		return ThisNode
@@ -74,12 +74,6 @@ func (n *Node) OpensLoopback() bool {
 	return n.LocalhostNodePorts && slices.ContainsFunc(n.NodePorts, IPv4.Loopback().Overlaps)
 }
 
-// masqueradesClusterIP says whether ClusterIP traffic of an origin hides the
-// client. Without a detector nobody can be told apart, so nobody is.
-func (n *Node) masqueradesClusterIP(f Family, from Origin) bool {
-	return n.MasqueradeAll || n.LocalPods.Detects(f) && from != OurPod
-}
-
 // LocalTrafficDetector describes the traffic of our pods: by source address or
 // by the interface it comes in on. The zero value detects nothing. It is a
 // description; each dataplane translates it.
@@ -94,22 +88,9 @@ func (d LocalTrafficDetector) Detects(f Family) bool {
 	return d.Interface != "" || len(PrefixesOf(d.Sources, f)) > 0
 }
 
-// Matches reports whether a packet is a pod's. The interface is empty for what
-// the node itself sends.
-func (d LocalTrafficDetector) Matches(src netip.Addr, in string) bool {
-	return contains(d.Sources, src) ||
-		d.Interface != "" && (in == d.Interface || d.IsPrefix && strings.HasPrefix(in, d.Interface))
-}
-
 // PrefixesOf returns the prefixes of one family, in their order.
 func PrefixesOf(all []netip.Prefix, f Family) []netip.Prefix {
-	var of []netip.Prefix
-	for _, p := range all {
-		if FamilyOf(p.Addr()) == f {
-			of = append(of, p)
-		}
-	}
-	return of
+	return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) != f })
 }
 
 func contains(prefixes []netip.Prefix, a netip.Addr) bool {
@@ -128,10 +109,9 @@ func Outermost(prefixes []netip.Prefix) []netip.Prefix {
 	})
 	out := sorted[:0]
 	for _, p := range sorted {
-		if n := len(out); n > 0 && out[n-1].Contains(p.Addr()) {
-			continue
+		if n := len(out); n == 0 || !out[n-1].Contains(p.Addr()) {
+			out = append(out, p)
 		}
-		out = append(out, p)
 	}
 	return out
 }

@@ -59,10 +59,8 @@ const (
 	NodePort
 )
 
-var kindNames = [...]string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}
-
 // String returns the kind as Kubernetes spells it.
-func (k Kind) String() string { return kindNames[k] }
+func (k Kind) String() string { return [...]string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}[k] }
 
 // Frontend is one address and port by which a service port is reached. A
 // NodePort frontend has the unspecified address of its family: it stands for
@@ -88,10 +86,8 @@ const (
 	ScopeLocal
 )
 
-var scopeNames = [...]string{"Cluster", "Local"}
-
 // String returns the scope as the traffic policies spell it.
-func (s Scope) String() string { return scopeNames[s] }
+func (s Scope) String() string { return [...]string{"Cluster", "Local"}[s] }
 
 // ServicePort is one row of the desired state: readiness, topology and traffic
 // policy are already decided. It is immutable once published.
@@ -154,10 +150,8 @@ const (
 	Drop                     // silence
 )
 
-var verdictNames = [...]string{"untouched", "forward", "reject", "drop"}
-
 // String returns the verdict in lower case.
-func (v Verdict) String() string { return verdictNames[v] }
+func (v Verdict) String() string { return [...]string{"untouched", "forward", "reject", "drop"}[v] }
 
 // Route is the whole answer for one kind of packet.
 type Route struct {
@@ -197,7 +191,8 @@ func (sp *ServicePort) route(k Kind, from Origin, n *Node) Route {
 	switch {
 	case k == ClusterIP:
 		r.Scope = sp.Internal
-		r.Masquerade = n.masqueradesClusterIP(sp.Key.Family, from)
+		// Without a detector no client can be told apart, so none is hidden.
+		r.Masquerade = n.MasqueradeAll || n.LocalPods.Detects(sp.Key.Family) && from != OurPod
 	case sp.External == ScopeCluster:
 		r.Masquerade = true
 	case from == Elsewhere:
