@@ -27,17 +27,11 @@ type serviceLink struct {
 
 // server is an IPVS virtual server.
 type server struct {
-	protocol uint8 // IPPROTO_TCP and so on
+	protocol proxy.Protocol
 	addr     netip.AddrPort
 }
 
-func (s server) String() string {
-	names := map[uint8]string{unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_SCTP: "SCTP"}
-	if name := names[s.protocol]; name != "" {
-		return name + " " + s.addr.String()
-	}
-	return fmt.Sprintf("protocol %d %v", s.protocol, s.addr)
-}
+func (s server) String() string { return fmt.Sprintf("IPVS virtual server %v %v", s.protocol, s.addr) }
 
 // errBusy says that a set is in use.
 const errBusy = syscall.Errno(nl.IPSET_ERR_BUSY)
@@ -95,7 +89,7 @@ func (r *report) removeLink(ctx context.Context, k kernel) {
 	others := 0
 	for _, s := range servers {
 		if slices.Contains(link.addrs, s.addr.Addr()) {
-			r.note("IPVS virtual server "+s.String(), k.removeServer(ctx, s))
+			r.note(s.String(), k.removeServer(ctx, s))
 		} else {
 			others++
 		}

@@ -39,7 +39,7 @@ func (k *fakeKernel) removeLink(*serviceLink) error {
 func (k *fakeKernel) servers(context.Context) ([]server, error) { return k.serving, nil }
 
 func (k *fakeKernel) removeServer(_ context.Context, s server) error {
-	k.asked = append(k.asked, "server "+s.String())
+	k.asked = append(k.asked, s.String())
 	return k.refused[s]
 }
 
@@ -75,7 +75,7 @@ func TestCleanupSaysWhatItDid(t *testing.T) {
 	if diff := cmp.Diff(want, removed); diff != "" {
 		t.Errorf("removed (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"server TCP 10.96.0.10:80", "server UDP [fd00::1]:53", "link", "set KUBE-CLUSTER-IP"}, k.asked); diff != "" {
+	if diff := cmp.Diff([]string{"IPVS virtual server TCP 10.96.0.10:80", "IPVS virtual server UDP [fd00::1]:53", "link", "set KUBE-CLUSTER-IP"}, k.asked); diff != "" {
 		t.Errorf("asked of the kernel (-want +got):\n%s", diff)
 	}
 }

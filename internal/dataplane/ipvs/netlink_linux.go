@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/netlink"
+	"sluice/internal/proxy"
 )
 
 // netlinkKernel is the kernel.
@@ -170,5 +171,5 @@ func decodeServer(message netlink.Attrs) (s server, ok bool) {
 		addr = addr[:4]
 	}
 	ip, ok := netip.AddrFromSlice(addr)
-	return server{uint8(protocol), netip.AddrPortFrom(ip, uint16(service.Number(ipvsPort)))}, ok
+	return server{proxy.Protocol(protocol), netip.AddrPortFrom(ip, uint16(service.Number(ipvsPort)))}, ok
 }

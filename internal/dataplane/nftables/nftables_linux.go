@@ -52,7 +52,7 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 	if err != nil {
 		return nil, err
 	}
-	reader, err := nft.OpenReader()
+	reader, err := nft.Open()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}

@@ -213,7 +213,7 @@ func (t *table) fits(l *nft.Listing) bool {
 		}
 	}
 	for _, s := range t.sets() {
-		if _, ok := l.Sets[s.Name]; ok && l.Types[s.Name] != s.Shape() {
+		if have, ok := l.Sets[s.Name]; ok && have != s.Shape() {
 			return false
 		}
 	}

@@ -33,14 +33,13 @@ func Open() (*Conn, error) {
 	return &Conn{nl: nl}, nil
 }
 
-// Close releases the socket.
 func (c *Conn) Close() error { return c.nl.Close() }
 
 // Dump asks the kernel for the flows, again if it was interrupted.
 func (c *Conn) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) (flows []Flow, err error) {
 	err = netlink.Settled(ctx, dumpTries, func() (err error) {
 		flows, err = c.dump(f, !c.plain, keep)
-		if refusesFilter(err) && !c.plain {
+		if !c.plain && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) { // which may be about the filter
 			flows, err = c.dump(f, false, keep)
 			c.plain = err == nil
 		}
@@ -54,11 +53,6 @@ func (c *Conn) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) (flows
 	default:
 		return flows, nil
 	}
-}
-
-// refusesFilter reports whether an error may be about the filter.
-func refusesFilter(err error) bool {
-	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 // dump asks once. A flow that cannot be read is one that is missing.

@@ -3,7 +3,7 @@
 //
 // [Conn] is the kernel, package cttest has memory; one contract test holds both.
 // A dump is filtered by the kernel and decoded as it arrives, so a table with a
-// million TCP connections costs no memory when somebody asks for its UDP flows.
+// million TCP connections costs no memory when its UDP flows are asked for.
 //
 // The package knows nothing of Services and does not log.
 package ct

@@ -55,7 +55,7 @@ type Flow struct {
 	Protocol uint8
 	Orig     Tuple  // of its first packet, as that came in
 	Reply    Tuple  // of an answer, as that comes in: NAT makes it differ from Orig reversed
-	Zone     uint16 // 0 unless somebody's rules put the flow elsewhere
+	Zone     uint16 // 0 unless rules put the flow elsewhere
 	ID       uint32 // tells it from an earlier flow with the same tuples
 }
 

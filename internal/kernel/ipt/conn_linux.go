@@ -66,7 +66,7 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 		variant, number := parseVersion(string(version))
 		switch {
 		case variant != v:
-		case slices.Compare(number, []int{1, 6, 2}) < 0: // the first that can wait for the lock
+		case slices.Compare(number[:], []int{1, 6, 2}) < 0: // the first that can wait for the lock
 			reason = fmt.Errorf("use %s: version %q is too old, 1.6.2 is the oldest that works", program, bytes.TrimSpace(version))
 		default:
 			return c, nil
@@ -75,20 +75,14 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 	return nil, reason
 }
 
-var versionPattern = regexp.MustCompile(`v(\d+)\.(\d+)\.(\d+)(?:\.\d+)?(?: \((\w+)\))?`)
-
 // parseVersion reads "iptables v1.8.9 (nf_tables)". Releases before 1.8 name no
 // variant and know the legacy one only. Zero: it is neither.
-func parseVersion(s string) (v Variant, number []int) {
-	m := versionPattern.FindStringSubmatch(s)
-	if m == nil {
-		return 0, nil
+func parseVersion(s string) (v Variant, number [3]int) {
+	var name, variant string
+	if n, _ := fmt.Sscanf(s, "%s v%d.%d.%d (%s", &name, &number[0], &number[1], &number[2], &variant); n < 4 {
+		return 0, number
 	}
-	for _, digits := range m[1:4] {
-		n, _ := strconv.Atoi(digits) // one too large is new enough
-		number = append(number, n)
-	}
-	return map[string]Variant{"nf_tables": NFT, "legacy": Legacy, "": Legacy}[m[4]], number
+	return map[string]Variant{"nf_tables)": NFT, "legacy)": Legacy, "": Legacy}[variant], number
 }
 
 // Save runs iptables-save.

@@ -20,7 +20,6 @@ func askNFTables(question, flags uint16, f Family, names ...string) ([]netlink.A
 	})
 }
 
-// Stamp asks the kernel.
 func (c *Conn) Stamp(context.Context) (Stamp, error) {
 	if c.variant == Legacy {
 		return legacyStamp(c.family)
@@ -32,11 +31,10 @@ func (c *Conn) Stamp(context.Context) (Stamp, error) {
 	return Stamp{Generation: uint32(answers[0].Number(unix.NFTA_GEN_ID))}, nil
 }
 
-// Uses asks the kernel.
 func (c *Conn) Uses(context.Context) (Uses, error) { return CountUses(c.family, c.variant) }
 
-// CountUses is Uses for whoever has no programs. It needs no other capability
-// than CAP_NET_ADMIN.
+// CountUses is Uses where there are no programs. It needs no other capability than
+// CAP_NET_ADMIN.
 func CountUses(f Family, v Variant) (Uses, error) {
 	if v == Legacy {
 		return legacyUses(f)
@@ -52,7 +50,7 @@ func CountUses(f Family, v Variant) (Uses, error) {
 	return uses, nil
 }
 
-// Packets asks the kernel. A comment is in a rule as it is.
+// Packets finds the comment in the bytes of a rule, where it is as it was given.
 func (c *Conn) Packets(_ context.Context, table, chain, comment string) (n uint64, err error) {
 	if c.variant == Legacy {
 		return legacyPackets(c.family, table, chain, comment)

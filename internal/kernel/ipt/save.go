@@ -53,8 +53,8 @@ func parse(output []byte) ([]Table, error) {
 
 // Target returns the chain that a rule goes to, by jump or goto, or the name
 // of its target if that has no options; empty if the rule has none or one with
-// options. Nothing follows the name of a chain, and text that somebody chose
-// cannot look like it: it is quoted as soon as it holds a blank.
+// options. Nothing follows the name of a chain, and the text of a comment cannot
+// look like it: it is quoted as soon as it holds a blank.
 func Target(rule string) string {
 	at := strings.LastIndexByte(rule, ' ')
 	if at < 0 || strings.HasSuffix(rule, `"`) {

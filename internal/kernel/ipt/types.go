@@ -38,16 +38,7 @@ const (
 func Variants() []Variant { return []Variant{NFT, Legacy} }
 
 // String returns the variant as programs are called after it.
-func (v Variant) String() string {
-	switch v {
-	case NFT:
-		return "nft"
-	case Legacy:
-		return "legacy"
-	default:
-		return fmt.Sprintf("variant %d", uint8(v))
-	}
-}
+func (v Variant) String() string { return [...]string{"no variant", "nft", "legacy"}[v] }
 
 // Name returns what a variant for a family is called, such as "ip6tables-legacy".
 func Name(f Family, v Variant) string { return program(f) + "-" + v.String() }
@@ -95,7 +86,7 @@ type Table struct {
 // Chain is a chain and its rules.
 type Chain struct {
 	Name   string
-	Policy string   // of a built-in chain; empty if the chain was made by somebody
+	Policy string   // of a built-in chain; empty if the chain is not built in
 	Rules  []string // without "-A" and the chain's name, in order
 }
 
@@ -148,7 +139,7 @@ type Change struct {
 	Chains, Rules int
 }
 
-// Became reports whether these changes, and nobody else's, make the stamp
+// Became reports whether these changes, and none by other processes, make the stamp
 // another one: every table that is restored is a transaction, and adds or takes
 // away a known number of entries. Without changes it reports whether the two
 // are equal.

@@ -18,7 +18,7 @@ type Conn struct{}
 const listTries = 5
 
 // List returns the addresses that can be bound now, without those that IPv6
-// still checks, or has found, to be somebody else's.
+// still checks, or has found, to be another host's.
 func (Conn) List() ([]netip.Addr, error) {
 	var list []netlink.Addr
 	var err error = netlink.ErrDumpInterrupted

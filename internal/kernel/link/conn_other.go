@@ -13,7 +13,7 @@ import (
 // Conn asks the operating system.
 type Conn struct{}
 
-// lookAgain is how often addresses may have changed, where nobody tells.
+// lookAgain is how often to look for changes, which are not announced.
 const lookAgain = 30 * time.Second
 
 // List returns the addresses of all interfaces.

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Events is where the kernel tells of changes. It prepares them only while
-// somebody listens.
+// Events is a socket on which the kernel announces changes, while Listen runs.
 type Events struct {
 	file *os.File
 }

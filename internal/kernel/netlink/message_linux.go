@@ -67,11 +67,14 @@ func (b *Builder) Nest(kind uint16, fill func()) {
 	binary.NativeEndian.PutUint16(b.buf[at:], uint16(n))
 }
 
-// Raw writes an attribute of bytes, one part after the other.
+// Raw writes an attribute of bytes, one part after the other; none without bytes.
 func (b *Builder) Raw(kind uint16, parts ...string) {
 	n := unix.SizeofNlAttr
 	for _, p := range parts {
 		n += len(p)
+	}
+	if n == unix.SizeofNlAttr {
+		return
 	}
 	buf := appendHeader(b.buf, kind, n)
 	for _, p := range parts {

@@ -53,7 +53,7 @@ type Op struct {
 	Rule    *Rule   // AddRule
 	Set     *Set    // AddSet, AddElement, DeleteElement
 	Element Element // AddElement, DeleteElement
-	Owner   any     // whoever asked for it, for the error
+	Owner   any     // what it was added for, to find it by in an error
 }
 
 // name returns the name of what is in the table and the operation is about.

@@ -17,7 +17,7 @@ const messageBytes = 48 << 10
 
 // Conn is nf_tables of the network namespace it was opened in.
 type Conn struct {
-	events *netlink.Events // nil: for reading only
+	events *netlink.Events
 
 	mu sync.Mutex
 	nl *netlink.Conn
@@ -31,34 +31,20 @@ type Conn struct {
 var _ Interface = (*Conn)(nil)
 
 // Open opens a connection to nf_tables of the calling thread's network namespace.
+// A long listing keeps others from using it; they may open one of their own.
 func Open() (*Conn, error) {
-	c, err := OpenReader()
-	if err != nil {
-		return nil, err
-	}
-	if c.events, err = netlink.OpenEvents(unix.NETLINK_NETFILTER, c.nl.Port); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
-}
-
-// OpenReader opens a connection that is for listing only, so that a long listing
-// does not keep another one from writing.
-func OpenReader() (*Conn, error) {
 	nl, err := netlink.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, err
 	}
-	return &Conn{nl: nl}, nil
+	events, err := netlink.OpenEvents(unix.NETLINK_NETFILTER, nl.Port)
+	if err != nil {
+		return nil, errors.Join(err, nl.Close())
+	}
+	return &Conn{nl: nl, events: events}, nil
 }
 
-func (c *Conn) Close() error {
-	err := c.nl.Close()
-	if c.events != nil {
-		err = errors.Join(err, c.events.Close())
-	}
-	return err
-}
+func (c *Conn) Close() error { return errors.Join(c.nl.Close(), c.events.Close()) }
 
 // Commit sends the batch. Elements go many to a message; if the kernel refuses
 // such a message, which undoes the batch, it is sent once more with one

@@ -230,8 +230,10 @@ func runContract(t *testing.T, nf nft.Interface, c contractCase) {
 		for name, rules := range l.Chains {
 			chains[name] = comments(rules)
 		}
-		if got := l.Sets[learned.Name]; got != learned.Comment {
-			t.Errorf("set comment is %q", got)
+		for _, s := range []*nft.Set{plain, verdicts, values, ranges, learned} {
+			if got := l.Sets[s.Name]; got != s.Shape() {
+				t.Errorf("set %s is %q, want %q", s.Name, got, s.Shape())
+			}
 		}
 	}
 	if diff := cmp.Diff(c.chains, chains); diff != "" {
@@ -423,7 +425,7 @@ func TestWatchMissed(t *testing.T) {
 func TestCount(t *testing.T) {
 	ctx := context.Background()
 	c := openInNamespace(t)
-	reader, err := nft.OpenReader()
+	reader, err := nft.Open()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,7 @@ func FuzzDecode(f *testing.F) {
 		for m := range netlink.Messages(data) {
 			for _, v := range m.Attrs().All() {
 				decodeElement(v)
-				comment(v, udataSetComment)
+				comment(v)
 			}
 		}
 		firstChange(data, []Table{table})

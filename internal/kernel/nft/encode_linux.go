@@ -31,9 +31,6 @@ const (
 	policyAccept     = 1
 )
 
-// tableComment marks our tables for whoever lists them.
-const tableComment = "written by sluice; edits are undone"
-
 // encode writes the batch, elements of at most limit bytes a message. It returns
 // the number of the message that begins it, and of each following one the index
 // of its first operation.
@@ -88,7 +85,7 @@ func encodeOps(w *netlink.Builder, ops []Op) {
 	}
 	switch o.Kind {
 	case AddTable:
-		w.Raw(tableUserdata, udata(udataComment, tableComment+"\x00"))
+		w.Raw(tableUserdata, udata(udataComment, "written by sluice; edits are undone", "\x00"))
 	case AddChain:
 		encodeChain(w, o.Chain)
 	case AddRule:
@@ -113,9 +110,7 @@ func encodeChain(w *netlink.Builder, c *Chain) {
 		w.U32(unix.NFTA_CHAIN_POLICY, policyAccept)
 		w.Text(unix.NFTA_CHAIN_TYPE, h.Type)
 	}
-	if c.Comment != "" {
-		w.Raw(chainUserdata, udata(udataComment, c.Comment+"\x00"))
-	}
+	w.Raw(chainUserdata, udata(udataComment, c.Comment, "\x00"))
 }
 
 func encodeRule(w *netlink.Builder, o *Op) {
@@ -128,9 +123,7 @@ func encodeRule(w *netlink.Builder, o *Op) {
 			w.Raw(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, string(b))
 		}
 	})
-	if o.Rule.Comment != "" {
-		w.Raw(unix.NFTA_RULE_USERDATA, udata(udataComment, o.Rule.Comment+"\x00"))
-	}
+	w.Raw(unix.NFTA_RULE_USERDATA, udata(udataComment, o.Rule.Comment, "\x00"))
 }
 
 func encodeSet(w *netlink.Builder, s *Set, id uint32) {
@@ -169,34 +162,31 @@ func encodeSet(w *netlink.Builder, s *Set, id uint32) {
 			})
 		}
 	})
-	w.Raw(unix.NFTA_SET_USERDATA, setUserdata(s))
+	w.Raw(unix.NFTA_SET_USERDATA, udata(udataSetByteKey, byteOrder(s.Key), ""),
+		udata(udataSetByteData, byteOrder(s.Data), ""), udata(udataSetComment, s.Comment, "\x00"))
 }
 
-// setUserdata says what only the nft program cares about: in which byte order
-// to print, and a comment.
-func setUserdata(s *Set) string {
-	out := udata(udataSetByteKey, byteOrder(s.Key))
-	if s.Data != nil {
-		out += udata(udataSetByteData, byteOrder(s.Data))
-	}
-	if s.Comment != "" {
-		out += udata(udataSetComment, s.Comment+"\x00")
-	}
-	return out
-}
-
-// byteOrder returns the order of a single part; the nft program knows that of
+// byteOrder is the order to print a single part in; the nft program knows that of
 // a concatenation's parts by their types.
 func byteOrder(types []Type) string {
-	order := uint32(byteOrderNet)
-	if len(types) == 1 && types[0] == ClassID {
-		order = byteOrderHost
+	switch {
+	case types == nil:
+		return ""
+	case len(types) == 1 && types[0] == ClassID:
+		return string(binary.NativeEndian.AppendUint32(nil, byteOrderHost))
+	default:
+		return string(binary.NativeEndian.AppendUint32(nil, byteOrderNet))
 	}
-	return string(binary.NativeEndian.AppendUint32(nil, order))
 }
 
-// udata returns one type-length-value of the nft program's userdata.
-func udata(kind byte, value string) string { return string([]byte{kind, byte(len(value))}) + value }
+// udata returns one type-length-value of userdata, which only the nft program
+// cares about, or nothing without a value.
+func udata(kind byte, value, end string) string {
+	if value == "" {
+		return ""
+	}
+	return string([]byte{kind, byte(len(value + end))}) + value + end
+}
 
 func encodeElement(w *netlink.Builder, e *Element) {
 	value := func(kind uint16, v string) {

@@ -24,9 +24,7 @@ func (c *Conn) List(ctx context.Context, t Table) (l *Listing, err error) {
 
 // NewListing returns a listing of nothing.
 func NewListing() *Listing {
-	return &Listing{
-		Chains: map[string][]ListedRule{}, Sets: map[string]string{}, Hooks: map[string]string{}, Types: map[string]string{},
-	}
+	return &Listing{Chains: map[string][]ListedRule{}, Hooks: map[string]string{}, Sets: map[string]string{}}
 }
 
 func (c *Conn) list(t Table, l *Listing) error {
@@ -50,9 +48,7 @@ func (c *Conn) list(t Table, l *Listing) error {
 			l.Chains[chain] = append(l.Chains[chain], decodeRule(a))
 		}},
 		{unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, func(a netlink.Attrs) {
-			name := a.Text(unix.NFTA_SET_NAME)
-			l.Sets[name] = comment(a.Get(unix.NFTA_SET_USERDATA), udataSetComment)
-			l.Types[name] = setShape(a)
+			l.Sets[a.Text(unix.NFTA_SET_NAME)] = setShape(a)
 		}},
 	} {
 		err := c.ask(part.kind, part.flags, t.Family, func(a netlink.Attrs) {
@@ -136,12 +132,12 @@ func decodeElement(a netlink.Attrs) (e Element) {
 	return e
 }
 
-// comment finds the comment in userdata, which the nft program makes of
-// type-length-value triples.
-func comment(userdata netlink.Attrs, kind byte) string {
+// comment finds the comment of a rule in its userdata, which the nft program makes
+// of type-length-value triples.
+func comment(userdata netlink.Attrs) string {
 	for len(userdata) >= 2 && len(userdata) >= 2+int(userdata[1]) {
 		end := 2 + int(userdata[1])
-		if userdata[0] == kind {
+		if userdata[0] == udataComment {
 			return userdata[2:end].Text()
 		}
 		userdata = userdata[end:]

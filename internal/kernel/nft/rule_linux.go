@@ -44,7 +44,7 @@ func decodeRule(a netlink.Attrs) ListedRule {
 	for _, x := range a.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
 		s = appendExpr(s, x)
 	}
-	return ListedRule{Comment: comment(a.Get(unix.NFTA_RULE_USERDATA), udataComment), Exprs: string(s)}
+	return ListedRule{Comment: comment(a.Get(unix.NFTA_RULE_USERDATA)), Exprs: string(s)}
 }
 
 // nestedValues are the attributes that hold data or a verdict.

@@ -146,9 +146,8 @@ type Interface interface {
 // Listing is what List found.
 type Listing struct {
 	Chains  map[string][]ListedRule // each chain's rules, in order
-	Sets    map[string]string       // the comment of each set
 	Hooks   map[string]string       // of each base chain: where it hangs, and its policy
-	Types   map[string]string       // of each set: what its elements are like
+	Sets    map[string]string       // of each set: what its elements are like
 	Dormant bool                    // the whole table is switched off
 }
 

@@ -1,6 +1,7 @@
 package sysctl
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -47,7 +48,6 @@ type Kernel struct{}
 
 var _ Interface = Kernel{}
 
-// Read reads the setting's file.
 func (Kernel) Read(name string) (string, error) {
 	b, err := os.ReadFile(Path(name))
 	if err != nil {
@@ -56,15 +56,11 @@ func (Kernel) Read(name string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// Write writes the setting's file, which must be there.
 func (Kernel) Write(name, value string) error {
 	f, err := os.OpenFile(Path(name), os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	_, err = f.WriteString(value)
-	if closed := f.Close(); err == nil {
-		err = closed
-	}
-	return err
+	return errors.Join(err, f.Close())
 }

@@ -335,8 +335,7 @@ func (f *Fake) List(_ context.Context, t nft.Table) (*nft.Listing, error) {
 		}
 	}
 	for name, s := range ft.sets {
-		l.Sets[name] = s.set.Comment
-		l.Types[name] = s.set.Shape()
+		l.Sets[name] = s.set.Shape()
 	}
 	return l, nil
 }
