@@ -121,7 +121,10 @@ func (o *Options) run(ctx context.Context, s steps) error {
 
 // plan says what to serve and as whom. Whoever does not serve needs neither.
 func (o *Options) plan(c config.Configuration) (plan, error) {
-	p := plan{config: c, version: o.version.reported(), flags: o.values()}
+	p := plan{config: c, version: o.version.reported(), flags: map[string]string{}}
+	for _, f := range o.flags {
+		p.flags[f.Name] = f.Value.String()
+	}
 	if o.WriteConfigTo != "" || o.Cleanup || o.InitOnly {
 		return p, nil
 	}
@@ -152,7 +155,6 @@ func (o *Options) startLogging(ctx context.Context, p parsed) error {
 	return nil
 }
 
-// writeConfig writes the configuration in force as a file for --config.
 func (o *Options) writeConfig(ctx context.Context, c config.Configuration) error {
 	data, err := yaml.Marshal(c.Object)
 	if err != nil {
@@ -165,7 +167,6 @@ func (o *Options) writeConfig(ctx context.Context, c config.Configuration) error
 	return nil
 }
 
-// serve runs the daemon until ctx ends.
 func serve(ctx context.Context, p plan) error {
 	server, err := NewProxyServer(ctx, p)
 	if err != nil {
@@ -174,7 +175,6 @@ func serve(ctx context.Context, p plan) error {
 	return server.Run(ctx)
 }
 
-// cleanup removes what any service proxy left.
 func cleanup(ctx context.Context) error {
 	removed, err := dataplane.Cleanup(ctx, nil)
 	for _, what := range removed {
@@ -209,7 +209,6 @@ folder, and follows every change. Stopping it leaves the rules in force.
 	maxColumns     = 110 // longer lines are hard to read
 )
 
-// columns returns how wide to print.
 func columns(out io.Writer) int {
 	if f, ok := out.(*os.File); ok {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {

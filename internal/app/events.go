@@ -58,14 +58,7 @@ type recorder struct {
 	client rest.Interface // nil: there is no cluster, and the log must do
 	node   v1.ObjectReference
 	queue  chan *eventsv1.Event
-	sent   map[eventKey]*eventsv1.Event // of late; used by run alone
-}
-
-// eventKey is what two events must share to be one that happened twice.
-type eventKey struct {
-	kind  string
-	why   reason
-	about v1.ObjectReference
+	sent   map[string]*eventsv1.Event // of late, by what one that happens again has in common; used by run alone
 }
 
 // newRecorder returns a recorder that sends until ctx ends.
@@ -74,7 +67,7 @@ func newRecorder(ctx context.Context, client rest.Interface, node string) *recor
 		client: client,
 		node:   v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: node, UID: types.UID(node)},
 		queue:  make(chan *eventsv1.Event, maxEvents),
-		sent:   map[eventKey]*eventsv1.Event{},
+		sent:   map[string]*eventsv1.Event{},
 	}
 	if client != nil {
 		go r.run(ctx)
@@ -138,7 +131,6 @@ func (r *recorder) last(ctx context.Context, why reason, note string) {
 	}
 }
 
-// newEvent describes what has just happened.
 func newEvent(about v1.ObjectReference, kind string, why reason, note string) *eventsv1.Event {
 	now := metav1.NowMicro()
 	host, _ := os.Hostname() // who reports is for people to read, and may be cut short
@@ -165,7 +157,7 @@ func (r *recorder) merge(e *eventsv1.Event) *eventsv1.Event {
 			delete(r.sent, key)
 		}
 	}
-	key := eventKey{e.Type, reason{e.Reason, e.Action}, e.Regarding}
+	key := fmt.Sprint(e.Type, e.Reason, e.Action, e.Regarding)
 	old := r.sent[key]
 	if old == nil {
 		r.sent[key] = e

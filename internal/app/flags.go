@@ -189,7 +189,6 @@ func (f flag) add(fs *pflag.FlagSet) {
 	}
 }
 
-// given returns the flags of the command line.
 func (o *Options) given() []*pflag.Flag {
 	return slices.DeleteFunc(slices.Clone(o.flags), func(f *pflag.Flag) bool { return !f.Changed })
 }

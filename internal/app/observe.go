@@ -142,7 +142,6 @@ func (o observers) Done(_ context.Context, r engine.Result) {
 	}
 }
 
-// countRefused says how many rows the kernel refuses.
 func (s *ProxyServer) countRefused() {
 	var n [len(proxy.Families)]int
 	for _, row := range s.refusals.rows() {

@@ -109,7 +109,6 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 	return p, nil
 }
 
-// readFlags reads what the flags say.
 func (o *Options) readFlags(p *parsed) {
 	p.input = config.Input{Given: map[string]bool{}}
 	in := &p.input.Object
@@ -166,15 +165,6 @@ func (o *Options) readFile(p *parsed) error {
 	in := &p.input.Object
 	in.HostnameOverride = cmp.Or(o.HostnameOverride, in.HostnameOverride)
 	return o.overlayLogging(&in.Logging)
-}
-
-// values returns every flag and its value.
-func (o *Options) values() map[string]string {
-	out := map[string]string{}
-	for _, f := range o.flags {
-		out[f.Name] = f.Value.String()
-	}
-	return out
 }
 
 // overruled names the flags of the command line that the file makes void.

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -137,14 +138,8 @@ func (w *configWatcher) check(ctx context.Context) {
 
 // take puts what was read in force, or sees to it that a new daemon does.
 func (w *configWatcher) take(ctx context.Context, p parsed) error {
-	var live, restart []config.Change
-	for _, c := range config.Changes(&w.running, &p.config) {
-		if c.Live {
-			live = append(live, c)
-		} else {
-			restart = append(restart, c)
-		}
-	}
+	changes := config.Changes(&w.running, &p.config)
+	restart := slices.DeleteFunc(slices.Clone(changes), func(c config.Change) bool { return c.Live })
 	if len(restart) > 0 {
 		if err := w.usable(ctx, p.config); err != nil {
 			return err
@@ -154,17 +149,17 @@ func (w *configWatcher) take(ctx context.Context, p parsed) error {
 	for _, n := range p.notices {
 		logger.Info(n.message, n.facts...)
 	}
-	if len(restart) > 0 {
+	switch {
+	case len(restart) > 0:
 		w.planRestart(ctx, restart)
 		return nil
-	}
-	if w.due != nil {
+	case w.due != nil:
 		w.due = nil
 		logger.Info("The configuration needs no restart any more")
 	}
-	if len(live) > 0 {
+	if len(changes) > 0 {
 		w.running = p.config
-		w.apply(ctx, p.config, live)
+		w.apply(ctx, p.config, changes)
 	}
 	return nil
 }

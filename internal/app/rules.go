@@ -7,13 +7,14 @@ import (
 	"slices"
 	"strings"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
-	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
+	"sluice/internal/source/manifest"
 )
 
 // chooseMode returns the mode that the host needs, or else the best that the
@@ -121,11 +122,12 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 	if p.from.manifests == "" || !s.NodePortAddresses.Primary {
 		return s, nil
 	}
-	known, err := hasNode(p.from.manifests, p.node)
+	// What is wrong with a file is reported by the source that watches it.
+	objects, _, err := manifest.Load(p.from.manifests)
 	if err != nil {
 		return s, fmt.Errorf("look for a Node in %s: %w", p.from.manifests, err)
 	}
-	if !known {
+	if !slices.ContainsFunc(objects.Nodes, func(n *v1.Node) bool { return n.Name == p.node }) {
 		s.NodePortAddresses.Primary = false
 		klog.FromContext(ctx).Info("No Node object tells the node's addresses, NodePorts are open on every local address",
 			"node", p.node, "folder", p.from.manifests)
@@ -133,18 +135,14 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 	return s, nil
 }
 
-// detectors are the ways of recognising our pods' traffic.
-var detectors = map[v1alpha1.LocalMode]resolve.DetectLocalMode{
-	config.LocalModeClusterCIDR:         resolve.DetectClusterCIDR,
-	config.LocalModeNodeCIDR:            resolve.DetectNodeCIDR,
-	config.LocalModeBridgeInterface:     resolve.DetectBridgeInterface,
-	config.LocalModeInterfaceNamePrefix: resolve.DetectInterfaceNamePrefix,
-}
-
 // detection sets how our pods' traffic is recognised.
 func (p plan) detection(ctx context.Context, s *resolve.Settings) {
 	o := p.config.Object
-	s.DetectLocal = detectors[o.DetectLocalMode]
+	for m := range resolve.DetectNone { // spelled alike
+		if m.String() == string(o.DetectLocalMode) {
+			s.DetectLocal = m
+		}
+	}
 	switch s.DetectLocal {
 	case resolve.DetectClusterCIDR:
 		if len(s.ClusterCIDRs) == 0 {

@@ -89,7 +89,8 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	}
 	_, missing := hostFamilies(os.DirFS("/proc"))
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
-	s := &ProxyServer{plan: p, families: settings.Families}
+	s := &ProxyServer{plan: p, families: settings.Families, ready: make(chan struct{})}
+	s.inForce = sync.OnceFunc(func() { close(s.ready) })
 	rules, err := p.rules(ctx, s.families)
 	if err != nil {
 		return nil, err
@@ -102,8 +103,6 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 			return nil, errors.Join(err, s.dataplane.Close())
 		}
 	}
-	s.ready = make(chan struct{})
-	s.inForce = sync.OnceFunc(func() { close(s.ready) })
 	if err := s.join(ctx, rules); err != nil {
 		return nil, errors.Join(err, s.close())
 	}

@@ -5,9 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
+	"strings"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/config/v1alpha1"
@@ -44,7 +43,11 @@ func (o *Options) objectSource(c v1alpha1.ClientConnectionConfiguration) (object
 }
 
 func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSource, error) {
-	cfg, err := o.clientConfig(c.Kubeconfig)
+	load := rest.InClusterConfig
+	if c.Kubeconfig != "" || o.Master != "" {
+		load = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(o.Master, c.Kubeconfig) }
+	}
+	cfg, err := load()
 	if errors.Is(err, rest.ErrNotInCluster) {
 		return objectSource{}, errors.New("nowhere to read Services from: give --manifests DIR, --kubeconfig FILE " +
 			"or --master URL, or run in a cluster")
@@ -66,29 +69,19 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 	return objectSource{client: client, server: cfg.Host}, nil
 }
 
-func (o *Options) clientConfig(kubeconfig string) (*rest.Config, error) {
-	if kubeconfig == "" && o.Master == "" {
-		return rest.InClusterConfig()
-	}
-	return clientcmd.BuildConfigFromFlags(o.Master, kubeconfig)
-}
-
 // clientError names what an unusable client comes from.
 func (o *Options) clientError(kubeconfig string, err error) error {
-	said := "--kubeconfig"
-	if o.ConfigFile != "" {
-		said = fmt.Sprintf("--config %q: clientConnection.kubeconfig", o.ConfigFile)
-	}
+	var from []string
 	switch {
-	case kubeconfig != "" && o.Master != "":
-		return fmt.Errorf("%s %q with --master %q: %w", said, kubeconfig, o.Master, err)
+	case kubeconfig != "" && o.ConfigFile != "":
+		from = append(from, fmt.Sprintf("--config %q: clientConnection.kubeconfig %q", o.ConfigFile, kubeconfig))
 	case kubeconfig != "":
-		return fmt.Errorf("%s %q: %w", said, kubeconfig, err)
-	case o.Master != "":
-		return fmt.Errorf("--master %q: %w", o.Master, err)
-	default:
-		return fmt.Errorf("use the cluster's service account: %w", err)
+		from = append(from, fmt.Sprintf("--kubeconfig %q", kubeconfig))
 	}
+	if o.Master != "" {
+		from = append(from, fmt.Sprintf("--master %q", o.Master))
+	}
+	return fmt.Errorf("%s: %w", cmp.Or(strings.Join(from, " with "), "use the cluster's service account"), err)
 }
 
 // String names the source for the log.
@@ -105,14 +98,4 @@ func (s objectSource) open(node string) source.Source {
 		return manifest.New(manifest.Settings{Dir: s.manifests, NodeName: node})
 	}
 	return informer.New(s.client, informer.Settings{NodeName: node})
-}
-
-// hasNode reports whether a folder has a Node of this name now.
-func hasNode(dir, name string) (bool, error) {
-	// What is wrong with a file is reported by the source that watches it.
-	objects, _, err := manifest.Load(dir)
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(objects.Nodes, func(n *v1.Node) bool { return n.Name == name }), nil
 }

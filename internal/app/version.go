@@ -21,19 +21,12 @@ var version, commit, date string
 // core is what a release is named by, at the beginning of a version.
 var core = regexp.MustCompile(`^v(\d+)\.(\d+)\.\d+`)
 
-// Version returns the release, or what the build knows of its origin.
-func Version() string { return build().GitVersion }
-
-// build returns what is known of this program.
 func build() apiversion.Info {
-	known, ok := debug.ReadBuildInfo()
-	if !ok {
-		known = &debug.BuildInfo{}
-	}
-	return info(known)
+	known, _ := debug.ReadBuildInfo()
+	return info(cmp.Or(known, &debug.BuildInfo{}))
 }
 
-// info returns what the linker, or else the compiler, has noted.
+// info returns what the linker, or else the compiler, has noted of this program.
 func info(known *debug.BuildInfo) apiversion.Info {
 	noted := map[string]string{}
 	for _, s := range known.Settings {
@@ -84,7 +77,7 @@ func (v *versionFlag) Set(s string) error {
 	if _, err := utilversion.ParseSemantic(s); err != nil {
 		return err
 	}
-	own := cmp.Or(core.FindString(Version()), "v0.0.0")
+	own := cmp.Or(core.FindString(build().GitVersion), "v0.0.0")
 	if said := core.FindString(s); said != own {
 		return fmt.Errorf("%s is another release than this one, %s; only what follows can differ", said, own)
 	}
@@ -92,12 +85,11 @@ func (v *versionFlag) Set(s string) error {
 	return nil
 }
 
-// reported returns the version to go by.
 func (v *versionFlag) reported() string {
 	if strings.HasPrefix(v.said, "v") {
 		return v.said
 	}
-	return Version()
+	return build().GitVersion
 }
 
 // print prints the version and reports whether it was asked for.
@@ -106,7 +98,8 @@ func (v *versionFlag) print(out io.Writer, name string) bool {
 	case "raw":
 		_, _ = fmt.Fprintf(out, "%#v\n", build())
 	case "true":
-		_, _ = fmt.Fprintf(out, "%s %s %s %s/%s\n", name, Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		i := build()
+		_, _ = fmt.Fprintf(out, "%s %s %s %s\n", name, i.GitVersion, i.GoVersion, i.Platform)
 	default:
 		return false
 	}

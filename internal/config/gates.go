@@ -32,25 +32,13 @@ var gateTable string
 // another.
 func NewGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 	gates := featuregate.NewVersionedFeatureGate(version.MustParse(KubernetesVersion))
-	known, needs := readGates(gateTable)
-	if err := errors.Join(gates.Add(known), gates.AddDependencies(needs)); err != nil {
-		panic("the table of feature gates is wrong: " + err.Error())
-	}
-	if err := gates.SetFromMapWithLogger(logr.Discard(), set); err != nil {
-		return nil, err
-	}
-	return gates, nil
-}
-
-// readGates reads the table.
-func readGates(table string) (known map[featuregate.Feature]featuregate.FeatureSpec, needs map[featuregate.Feature][]featuregate.Feature) {
-	known = map[featuregate.Feature]featuregate.FeatureSpec{}
-	needs = map[featuregate.Feature][]featuregate.Feature{}
+	known := map[featuregate.Feature]featuregate.FeatureSpec{}
+	needs := map[featuregate.Feature][]featuregate.Feature{}
 	stages := map[string]featuregate.FeatureSpec{
 		"ALPHA": {PreRelease: featuregate.Alpha}, "BETA": {PreRelease: featuregate.Beta},
 		"GA": {PreRelease: featuregate.GA}, "DEPRECATED": {PreRelease: featuregate.Deprecated},
 	}
-	for line := range strings.Lines(table) {
+	for line := range strings.Lines(gateTable) {
 		words := strings.Fields(line)
 		if len(words) == 0 || words[0] == "#" {
 			continue
@@ -70,7 +58,13 @@ func readGates(table string) (known map[featuregate.Feature]featuregate.FeatureS
 		}
 		known[name] = spec
 	}
-	return known, needs
+	if err := errors.Join(gates.Add(known), gates.AddDependencies(needs)); err != nil {
+		panic("the table of feature gates is wrong: " + err.Error())
+	}
+	if err := gates.SetFromMapWithLogger(logr.Discard(), set); err != nil {
+		return nil, err
+	}
+	return gates, nil
 }
 
 // GatesText returns gates as the flag has them, sorted.

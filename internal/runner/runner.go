@@ -3,7 +3,7 @@ package runner
 import (
 	"context"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -33,16 +33,16 @@ type Settings struct {
 type BoundedFrequencyRunner struct {
 	name  string
 	fn    func(context.Context) error
+	s     atomic.Pointer[Settings]
 	asked chan struct{}
-
-	mu sync.Mutex
-	s  Settings
 }
 
 // New returns a runner that does nothing until Loop is called. Requests made
 // before that are kept.
 func New(name string, fn func(context.Context) error, s Settings) *BoundedFrequencyRunner {
-	return &BoundedFrequencyRunner{name: name, fn: fn, s: s, asked: make(chan struct{}, 1)}
+	r := &BoundedFrequencyRunner{name: name, fn: fn, asked: make(chan struct{}, 1)}
+	r.s.Store(&s)
+	return r
 }
 
 // Run asks for a run and returns at once. A run that starts after the call
@@ -56,15 +56,9 @@ func (r *BoundedFrequencyRunner) Run() {
 
 // SetIntervals changes MinInterval and MaxInterval from the next run on.
 func (r *BoundedFrequencyRunner) SetIntervals(minimum, maximum time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.s.MinInterval, r.s.MaxInterval = minimum, maximum
-}
-
-func (r *BoundedFrequencyRunner) settings() Settings {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.s
+	s := *r.s.Load()
+	s.MinInterval, s.MaxInterval = minimum, maximum
+	r.s.Store(&s)
 }
 
 // Loop runs the function as the settings say until ctx ends; then it returns
@@ -74,7 +68,7 @@ func (r *BoundedFrequencyRunner) settings() Settings {
 // waits. A request in between runs at once. When that run fails too, it neither
 // hurries nor delays the retry; when it succeeds, there is nothing to retry.
 func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
-	s := r.settings()
+	s := r.s.Load()
 	if s.RetryMin <= 0 || s.RetryMax < s.RetryMin {
 		return fmt.Errorf("run %s: retry waits %v to %v make no sense", r.name, s.RetryMin, s.RetryMax)
 	}
@@ -87,7 +81,7 @@ func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		s = r.settings()
+		s = r.s.Load()
 		next := s.MaxInterval
 		if err == nil {
 			b = retry{}
@@ -146,7 +140,7 @@ type retry struct {
 }
 
 // failed notes a failure now and returns how long to wait for the retry.
-func (r *retry) failed(s Settings) time.Duration {
+func (r *retry) failed(s *Settings) time.Duration {
 	now := time.Now()
 	if left := r.due.Sub(now); left > 0 {
 		return left // The failed run was not the retry: that is still to come.

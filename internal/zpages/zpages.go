@@ -40,44 +40,42 @@ type head struct {
 	Metadata   map[string]string `json:"metadata"`
 }
 
-// form is how a page is asked for. Without a version it is text.
-type form struct{ mediaType, version string }
-
 // ServeHTTP answers in the form that the client likes best.
 func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	f, ok := p.negotiate(r.Header.Get("Accept"))
+	mediaType, v, ok := p.negotiate(r.Header.Get("Accept"))
 	if !ok {
 		http.Error(w, fmt.Sprintf("can be had as text/plain, or as application/json or application/yaml with ;g=%s;v=%s;as=%s",
 			group, version, p.kind), http.StatusNotAcceptable)
 		return
 	}
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	if f.version == "" {
+	if v == "" {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = fmt.Fprintf(w, "\n%s %s\nWarning: this page is for people, its format may change at any time\n\n", component, strings.ToLower(p.kind))
 		p.object(head{}).writeText(w)
 		return
 	}
-	text, err := json.Marshal(p.object(head{p.kind, group + "/" + f.version, map[string]string{"name": component}}))
+	text, err := json.Marshal(p.object(head{p.kind, group + "/" + v, map[string]string{"name": component}}))
 	text = append(text, '\n')
-	if err == nil && f.mediaType == "application/yaml" {
+	if err == nil && mediaType == "application/yaml" {
 		text, err = yaml.JSONToYAML(text)
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	if f.version == deprecated {
+	if v == deprecated {
 		w.Header().Set("Warning", fmt.Sprintf(`299 - "%s %s/%s is deprecated, ask for %s"`, p.kind, group, deprecated, version))
 	}
-	w.Header().Set("Content-Type", f.mediaType)
+	w.Header().Set("Content-Type", mediaType)
 	_, _ = w.Write(text) // the client has gone
 }
 
-// negotiate returns the form that an Accept header asks for.
-func (p page) negotiate(accept string) (form, bool) {
+// negotiate returns the media type and version that an Accept header asks for.
+// Without a version it is text.
+func (p page) negotiate(accept string) (mediaType, asked string, ok bool) {
 	if strings.TrimSpace(accept) == "" {
-		return form{}, true
+		return "text/plain", "", true
 	}
 	for _, clause := range goautoneg.ParseAccept(accept) {
 		for _, mediaType := range []string{"application/json", "application/yaml", "text/plain"} {
@@ -88,13 +86,13 @@ func (p page) negotiate(accept string) (form, bool) {
 			kind, g, v := clause.Params["as"], clause.Params["g"], clause.Params["v"]
 			switch {
 			case main == "text" && kind == "" && g == "" && v == "":
-				return form{mediaType: mediaType}, true
+				return mediaType, "", true
 			case main != "text" && kind == p.kind && g == group && (v == version || v == deprecated):
-				return form{mediaType, v}, true
+				return mediaType, v, true
 			}
 		}
 	}
-	return form{}, false
+	return "", "", false
 }
 
 // flagz is the object of /flagz.
