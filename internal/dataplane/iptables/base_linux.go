@@ -27,11 +27,11 @@ func (p chainRef) rowsFirst() bool { return p == dispatch || p == emptyClusterIP
 
 // nodeMatches is what rules of one family have to know of the node.
 type nodeMatches struct {
-	family     proxy.Family
-	node       *proxy.Node
-	pods       []string                 // matches for our pods' traffic
-	masquerade [len(proxy.Origins)]bool // whose ClusterIP traffic hides the client
-	nodePorts  []string                 // matches for addresses that take NodePorts
+	family      proxy.Family
+	node        *proxy.Node
+	pods        []string   // matches for our pods' traffic
+	ofClusterIP treatments // which clients a ClusterIP hides
+	nodePorts   []string   // matches for addresses that take NodePorts
 }
 
 // matches returns what rules have to know of a node.
@@ -59,7 +59,7 @@ func newNodeMatches(f proxy.Family, n *proxy.Node) *nodeMatches {
 	// Whom a ClusterIP hides depends on the node alone: any row tells.
 	anyRow := &proxy.ServicePort{Key: proxy.PortKey{Family: f}}
 	for origin, route := range anyRow.Policy(proxy.ClusterIP, n) {
-		v.masquerade[origin] = route.Masquerade
+		v.ofClusterIP[origin].mark = route.Masquerade
 	}
 	within, except := n.NodePortAddresses(f)
 	for _, p := range within {
@@ -70,7 +70,7 @@ func newNodeMatches(f proxy.Family, n *proxy.Node) *nodeMatches {
 
 // same reports whether rows have the same rules on two nodes.
 func (v *nodeMatches) same(o *nodeMatches) bool {
-	return v.masquerade == o.masquerade && slices.Equal(v.pods, o.pods) && slices.Equal(v.nodePorts, o.nodePorts)
+	return v.ofClusterIP == o.ofClusterIP && slices.Equal(v.pods, o.pods) && slices.Equal(v.nodePorts, o.nodePorts)
 }
 
 // destinations returns matches for the addresses of a prefix, except some.
@@ -94,6 +94,8 @@ func destinations(p netip.Prefix, except []netip.Prefix) []string {
 // from and to match addresses; every address needs no match.
 func from(p netip.Prefix) string { return address("-s", p) }
 func to(p netip.Prefix) string   { return address("-d", p) }
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func address(option string, p netip.Prefix) string {
 	if p.Bits() == 0 {
@@ -140,7 +142,7 @@ func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]strin
 			"-j MARK --set-xmark " + bit + "/0x0",
 			comment("kubernetes service traffic requiring SNAT") + "-j MASQUERADE --random-fully",
 		},
-		{nat, kubeMarkOther}: v.markOther(),
+		{nat, kubeMarkOther}: v.byOrigin(v.ofClusterIP, ""),
 		{filter, kubeForward}: {
 			comment("kubernetes forwarding rules") + "-m mark --mark " + bit + "/" + bit + " -j ACCEPT",
 			comment("kubernetes forwarding conntrack rule") + "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
@@ -168,24 +170,18 @@ func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]strin
 	return out
 }
 
-// markOther marks the clients that a ClusterIP hides.
-func (v *nodeMatches) markOther() []string {
-	var do [len(proxy.Origins)]treatment
-	for origin, hidden := range v.masquerade {
-		do[origin].mark = hidden
-	}
-	return v.byOrigin(do, "")
-}
-
 // treatment is what is done with packets of one origin.
 type treatment struct {
 	mark bool   // for masquerade
 	next string // the chain that they go on to; empty: back
 }
 
+// treatments are those of each of [proxy.Origins].
+type treatments [len(proxy.Origins)]treatment
+
 // byOrigin returns the rules that treat each origin as it should be. Their
 // comments end with a text; without one there are none.
-func (v *nodeMatches) byOrigin(do [len(proxy.Origins)]treatment, text string) []string {
+func (v *nodeMatches) byOrigin(do treatments, text string) []string {
 	var rules []string
 	say := func(what string) string {
 		if text == "" || what == "" {

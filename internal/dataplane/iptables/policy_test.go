@@ -62,7 +62,7 @@ func TestPolicyTable(t *testing.T) {
 	for _, fam := range proxy.Families {
 		for _, node := range proxytest.PolicyNodes() {
 			v := newNodeMatches(fam, node)
-			marked := v.markOther()
+			marked := v.byOrigin(v.ofClusterIP, "")
 			for _, sp := range proxytest.PolicyRows(fam) {
 				r := rendered(v, sp)
 				cluster, local := clusterChain+hash(sp.Key, ""), localChain+hash(sp.Key, "")

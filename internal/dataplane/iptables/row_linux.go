@@ -3,7 +3,6 @@ package iptables
 import (
 	"fmt"
 	"math"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -43,11 +42,10 @@ type renderer struct {
 	out  func(id, value)
 	made map[string]bool // the row's own chains
 
-	sp   *proxy.ServicePort
-	name string // of the service port
-	id   string // the hash in its chains' names
-	proto,
-	l4 string // matches of its protocol
+	sp        *proxy.ServicePort
+	name      string // of the service port
+	id        string // the hash in its chains' names
+	proto, l4 string // matches of its protocol
 }
 
 // render gives what a row becomes.
@@ -74,90 +72,96 @@ func (r *renderer) own(name string, rules ...string) string {
 // add adds a rule to a chain that rows share.
 func (r *renderer) add(p chainRef, rule string) { r.out(id{r.f, p, rule}, value{row: &r.sp.Key}) }
 
+// match matches what comes to a frontend: a NodePort at any address.
+func (r *renderer) match(f proxy.Frontend, text string) string {
+	at := ""
+	if f.Kind != proxy.NodePort {
+		at = to(single(f.Addr.Addr()))
+	}
+	return fmt.Sprintf("%s%s%s%s--dport %d ", at, r.proto, comment(r.name+text), r.l4, f.Addr.Port())
+}
+
+// kindText is what comments say of a frontend.
+var kindText = map[proxy.Kind]string{
+	proxy.ClusterIP: " cluster IP", proxy.LoadBalancer: " loadbalancer IP", proxy.ExternalIP: " external IP",
+}
+
 // frontend renders one frontend: where its packets go, and what happens to
 // those that go nowhere.
 func (r *renderer) frontend(f proxy.Frontend) {
 	policy := r.sp.Policy(f.Kind, r.v.node)
 	elsewhere := policy[proxy.Elsewhere] // who is let in is the same for all origins
-	port := fmt.Sprintf("--dport %d ", f.Addr.Port())
-	exact := func(text string) string { return r.to(f.Addr.Addr()) + r.proto + comment(text) + r.l4 + port }
-	if slices.ContainsFunc(policy[:], func(route proxy.Route) bool { return len(route.To) > 0 }) {
-		switch f.Kind {
-		case proxy.ClusterIP:
-			r.add(dispatch, exact(r.name+" cluster IP")+"-j "+r.list(elsewhere.Scope))
-		case proxy.LoadBalancer:
-			to := r.external(policy)
-			if elsewhere.From != nil {
-				to = r.allowed(elsewhere.From, to)
-			}
-			r.add(dispatch, exact(r.name+" loadbalancer IP")+"-g "+to)
-		case proxy.ExternalIP:
-			r.add(dispatch, exact(r.name+" external IP")+"-g "+r.external(policy))
-		case proxy.NodePort:
-			r.add(dispatchPort, r.proto+comment(r.name)+r.l4+port+"-j "+r.external(policy))
-		}
-	} else if f.Kind == proxy.LoadBalancer || f.Kind == proxy.ExternalIP {
+	served := slices.ContainsFunc(policy[:], func(route proxy.Route) bool { return len(route.To) > 0 })
+	match := r.match(f, kindText[f.Kind])
+	switch {
+	case served && f.Kind == proxy.ClusterIP:
+		r.add(dispatch, match+"-j "+r.list(elsewhere.Scope))
+	case served && f.Kind == proxy.NodePort:
+		r.add(dispatchPort, match+"-j "+r.external(policy))
+	case served:
+		r.add(dispatch, match+"-g "+r.external(policy))
+	case f.Kind == proxy.LoadBalancer || f.Kind == proxy.ExternalIP:
 		// It may be an address of the node, where a NodePort has the same number.
-		r.add(dispatch, exact(r.name+" has no endpoints")+"-j RETURN")
+		r.add(dispatch, r.match(f, " has no endpoints")+"-j RETURN")
 	}
 	if f.Kind == proxy.ClusterIP {
-		r.add(clusterIPs, r.to(f.Addr.Addr())+comment(r.name+" cluster IP")+r.v.reject())
+		r.add(clusterIPs, to(single(f.Addr.Addr()))+comment(r.name+kindText[f.Kind])+r.v.reject())
 	}
 	if elsewhere.From != nil {
-		r.add(restricted, exact(r.name+" traffic not accepted by "+sourceChain+r.id)+"-j DROP")
+		r.add(restricted, r.match(f, " traffic not accepted by "+sourceChain+r.id)+"-j DROP")
 	}
 	if len(elsewhere.To) == 0 {
-		r.empty(f, elsewhere, exact)
+		r.empty(f, elsewhere)
 	}
 }
 
 // empty renders a frontend that has no endpoint, at least for clients from
 // elsewhere. Others have been sent to one by then if there is any.
-func (r *renderer) empty(f proxy.Frontend, route proxy.Route, exact func(string) string) {
-	then, text := r.v.reject(), r.name+" has no endpoints"
+func (r *renderer) empty(f proxy.Frontend, route proxy.Route) {
+	then, text := r.v.reject(), " has no endpoints"
 	if route.Otherwise == proxy.Drop {
-		then, text = "-j DROP", r.name+" has no local endpoints"
+		then, text = "-j DROP", " has no local endpoints"
 	}
+	rule := r.match(f, text) + then
 	switch {
 	case f.Kind == proxy.ClusterIP:
-		r.add(emptyClusterIP, exact(text)+then)
+		r.add(emptyClusterIP, rule)
 	case f.Kind == proxy.NodePort:
 		for _, to := range r.v.nodePorts {
 			r.add(nodePortFilter, fmt.Sprintf("%s%s%s%s%s%s--dport %d %s",
-				to, r.proto, newFlow, comment(text), toLocal, r.l4, f.Addr.Port(), then))
+				to, r.proto, newFlow, comment(r.name+text), toLocal, r.l4, f.Addr.Port(), then))
 		}
-	case route.From != nil:
-		for _, p := range route.From { // the others are dropped later
-			r.add(emptyExternal, from(p)+exact(text)+then)
-		}
+	case route.From == nil:
+		r.add(emptyExternal, rule)
 	default:
-		r.add(emptyExternal, exact(text)+then)
+		for _, p := range route.From { // the others are dropped later
+			r.add(emptyExternal, from(p)+rule)
+		}
 	}
 }
 
-func (r *renderer) to(a netip.Addr) string { return to(netip.PrefixFrom(a, a.BitLen())) }
-
-// allowed returns the chain that lets allowed clients go on. Others leave it as
-// they came, and by goto do not come to the NodePorts.
-func (r *renderer) allowed(clients []netip.Prefix, next string) string {
-	var rules []string
-	for _, p := range clients {
-		rules = append(rules, from(p)+comment(r.name+" loadbalancer IP")+"-j "+next)
-	}
-	return r.own(sourceChain+r.id, rules...)
-}
-
-// external returns the chain that sends each origin where its route does. It is
-// the same for all frontends but ClusterIPs.
+// external returns the chain that sends each origin where its route does, which
+// is the same for all frontends but ClusterIPs. Where not everybody is let in, it
+// is the chain that lets allowed clients go on there. Others leave it as they
+// came, and by goto do not come to the NodePorts.
 func (r *renderer) external(policy proxy.Policy) string {
-	var do [len(proxy.Origins)]treatment
+	var do treatments
 	for origin, route := range policy {
 		do[origin].mark = route.Masquerade
 		if len(route.To) > 0 {
 			do[origin].next = r.list(route.Scope)
 		}
 	}
-	return r.own(externalChain+r.id, r.v.byOrigin(do, " for "+r.name+" external destinations")...)
+	chain := r.own(externalChain+r.id, r.v.byOrigin(do, " for "+r.name+" external destinations")...)
+	allowed := policy[proxy.Elsewhere].From
+	if allowed == nil {
+		return chain
+	}
+	var rules []string
+	for _, p := range allowed {
+		rules = append(rules, from(p)+comment(r.name+kindText[proxy.LoadBalancer])+"-j "+chain)
+	}
+	return r.own(sourceChain+r.id, rules...)
 }
 
 // list returns the chain that chooses among the endpoints of a scope. Clients
@@ -171,11 +175,10 @@ func (r *renderer) list(scope proxy.Scope) string {
 		return name
 	}
 	var rules, choose []string
-	if slices.Contains(r.v.masquerade[:], true) && r.sp.Policy(proxy.ClusterIP, r.v.node)[proxy.Elsewhere].Scope == scope {
+	if r.v.ofClusterIP != (treatments{}) && r.sp.Policy(proxy.ClusterIP, r.v.node)[proxy.Elsewhere].Scope == scope {
 		for _, f := range r.sp.Frontends {
 			if f.Kind == proxy.ClusterIP {
-				rules = append(rules, fmt.Sprintf("%s%s%s%s--dport %d -j %s",
-					r.to(f.Addr.Addr()), r.proto, comment(r.name+" cluster IP"), r.l4, f.Addr.Port(), kubeMarkOther))
+				rules = append(rules, r.match(f, kindText[f.Kind])+"-j "+kubeMarkOther)
 			}
 		}
 	}
@@ -210,8 +213,7 @@ func (r *renderer) endpoint(e proxy.Endpoint) string {
 	name := endpointChain + hash(r.sp.Key, e.Addr.String())
 	var rules []string
 	if e.MayHairpin() {
-		a := e.Addr.Addr()
-		rules = append(rules, from(netip.PrefixFrom(a, a.BitLen()))+comment(r.name)+"-j "+kubeMark)
+		rules = append(rules, from(single(e.Addr.Addr()))+comment(r.name)+"-j "+kubeMark)
 	}
 	send := r.proto + comment(r.name)
 	if r.sp.Affinity > 0 {
