@@ -13,8 +13,17 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
+
+// Mode is the ipvs mode, which can clean up after kube-proxy's and nothing else
+// yet. The chains that refer to its sets must be gone before.
+func Mode() mode.Mode {
+	return mode.Mode{Name: "ipvs", Cleanup: func(ctx context.Context, _ proxy.Dataplane) ([]string, error) {
+		return cleanup(ctx, netlinkKernel{})
+	}}
+}
 
 // linkName is the link that holds the Service addresses.
 const linkName = "kube-ipvs0"
@@ -45,11 +54,6 @@ type kernel interface {
 	sets(context.Context) ([]string, error) // of all owners; none if the kernel has no IP sets
 	removeSet(ctx context.Context, name string) error
 }
-
-// Cleanup removes what kube-proxy's ipvs mode left in the calling thread's
-// network namespace, but for its chains, which must be gone before. It returns
-// what it removed, and goes on after an error.
-func Cleanup(ctx context.Context) (removed []string, err error) { return cleanup(ctx, netlinkKernel{}) }
 
 func cleanup(ctx context.Context, k kernel) ([]string, error) {
 	var r report
@@ -118,7 +122,8 @@ func (r *report) removeSets(ctx context.Context, k kernel) {
 	defer cancel()
 	for _, name := range slices.DeleteFunc(names, func(name string) bool { return !isSet(name) }) {
 		err := k.removeSet(ctx, name)
-		for errors.Is(err, errBusy) && pause(waiting, setPoll) {
+		for errors.Is(err, errBusy) && waiting.Err() == nil {
+			time.Sleep(setPoll)
 			err = k.removeSet(ctx, name)
 		}
 		if errors.Is(err, errBusy) {
@@ -128,20 +133,8 @@ func (r *report) removeSets(ctx context.Context, k kernel) {
 	}
 }
 
-// pause waits, and reports whether ctx goes on.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
-// maxSetName is how much of its name the kernel lets an IP set keep.
-const maxSetName = 31
-
-// isSet reports whether an IP set is one of the ipvs mode's.
+// isSet reports whether an IP set is one of the ipvs mode's. The kernel keeps 31
+// characters of a name.
 func isSet(name string) bool {
 	kinds := []string{
 		"LOOP-BACK", "CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL", "LOAD-BALANCER", "LOAD-BALANCER-FW",
@@ -151,6 +144,6 @@ func isSet(name string) bool {
 	}
 	return slices.ContainsFunc(kinds, func(kind string) bool {
 		four, six := "KUBE-"+kind, "KUBE-6-"+kind
-		return name == four || name == six[:min(len(six), maxSetName)]
+		return name == four || name == six[:min(len(six), 31)]
 	})
 }

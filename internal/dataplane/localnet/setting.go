@@ -2,12 +2,68 @@ package localnet
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"sync/atomic"
 
 	"k8s.io/klog/v2"
 
 	"sluice/internal/kernel/sysctl"
 )
+
+// Name is the setting, for all links.
+const Name = "net/ipv4/conf/all/route_localnet"
+
+// note ends the comment of a guard whose setting is a service proxy's.
+const note = ", route_localnet is 1 because of this proxy"
+
+// Guard says whether rules must keep others from loopback, and carry the note.
+type Guard struct{ InForce, Noted bool }
+
+// Comment returns the comment of the guard, which begins with a text.
+func (g Guard) Comment(text string) string {
+	if g.Noted {
+		return text + note
+	}
+	return text
+}
+
+// Noted reports whether a guard's comment carries the note.
+func Noted(comment string) bool { return strings.Contains(comment, note) }
+
+// Traces is what service proxies left that tells who set the setting.
+type Traces struct {
+	Guarded bool // a guard of ours
+	Noted   bool // which carries the note
+	Proxied bool // a proxy that sets the setting and leaves no note
+}
+
+// And joins the traces of two places.
+func (t Traces) And(o Traces) Traces {
+	return Traces{t.Guarded || o.Guarded, t.Noted || o.Noted, t.Proxied || o.Proxied}
+}
+
+// Opened reports whether it was a service proxy that set the setting. A guard of
+// ours without the note says that it was on before.
+func (t Traces) Opened() bool { return t.Noted || !t.Guarded && t.Proxied }
+
+// IsOn reports whether the setting is on. What cannot be read is not.
+func IsOn(k sysctl.Interface) bool {
+	v, err := sysctl.ReadInt(k, Name)
+	return err == nil && v != 0
+}
+
+// PutBack switches the setting off. It returns what it did, empty if there was
+// nothing to do. After an error the guard must stay.
+func PutBack(k sysctl.Interface) (done string, err error) {
+	if !IsOn(k) {
+		return "", nil
+	}
+	if err := k.Write(Name, "0"); err != nil {
+		return "", fmt.Errorf("net.ipv4.conf.all.route_localnet stays 1, set it to 0 on the host or its neighbours may reach loopback: %w", err)
+	}
+	return "net.ipv4.conf.all.route_localnet=1, which a service proxy had set", nil
+}
 
 // Setting is the setting in the hands of a dataplane. Rules are written after
 // Guard and before Open. A nil Setting is that of a dataplane without IPv4, the
@@ -29,8 +85,8 @@ func New(k sysctl.Interface, others func(context.Context) (Traces, error)) *Sett
 }
 
 // Settled reports whether it was found out whose the setting was: then it is
-// looked after here, and whoever removes what other modes left need not.
-// Anybody may ask at any time.
+// looked after here, and not where the rules of other modes are removed. Any
+// goroutine may call it.
 func (s *Setting) Settled() bool { return s != nil && s.known.Load() }
 
 // Find finds out whose the setting is, once, by what the rules of the same mode
@@ -85,22 +141,19 @@ func (s *Setting) Open(ctx context.Context) {
 	}
 }
 
-// InUse reports whether loopback takes NodePorts. Anybody may ask at any time.
+// InUse reports whether loopback takes NodePorts. Any goroutine may call it.
 func (s *Setting) InUse() bool { return s != nil && s.inUse.Load() }
 
-// Prepare opens loopback addresses to NodePorts, or closes those that a service
-// proxy opened, for a daemon that may not write the host's settings. The guard
-// is written before they are open, and stays for the daemon.
+// Prepare is a mode's Prepare, with its own traces and what writes its guard.
+// The guard is written before loopback is open, and stays for the daemon.
 func (s *Setting) Prepare(ctx context.Context, own Traces, opens bool, writeGuard func(Guard) error) error {
 	s.Find(ctx, own)
-	guard := s.Guard(ctx, opens)
-	if !opens {
-		return nil // the rules are the daemon's
+	if guard := s.Guard(ctx, opens); opens { // else the rules are the daemon's
+		if err := writeGuard(guard); err != nil {
+			return err
+		}
+		s.Open(ctx)
 	}
-	if err := writeGuard(guard); err != nil {
-		return err
-	}
-	s.Open(ctx)
 	return nil
 }
 
