@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -112,10 +113,7 @@ const (
 
 // reject refuses at once.
 func (v *nodeMatches) reject() string {
-	if v.family == proxy.IPv6 {
-		return "-j REJECT --reject-with icmp6-port-unreachable"
-	}
-	return "-j REJECT --reject-with icmp-port-unreachable"
+	return "-j REJECT --reject-with " + [...]string{"icmp", "icmp6"}[v.family] + "-port-unreachable"
 }
 
 // constant renders what does not depend on rows.
@@ -124,13 +122,10 @@ func (d *Dataplane) constant(want *proxy.State, add func(id, value)) {
 		for p, rules := range d.constants(f, want) {
 			add(id{f: f, chainRef: p}, value{rules: rules})
 		}
-		for p, rules := range jumps() {
-			add(id{f: f, chainRef: p}, value{rules: rules})
-		}
 	}
 }
 
-// constants returns the rules of our chains that do not depend on rows. The chains
+// constants returns the rules that do not depend on rows, by chain. The chains
 // that rows share are among them, most of them without any rule.
 func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]string {
 	v := f.matches(want.Node)
@@ -166,6 +161,7 @@ func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]strin
 	if f.Family == proxy.IPv4 && d.guard.InForce {
 		out[nodePortFilter] = []string{loopbackGuard(d.guard)}
 	}
+	maps.Copy(out, jumps)
 	out[emptyClusterIP] = unanswered(proxy.PrefixesOf(want.CIDRs, f.Family))
 	return out
 }
@@ -228,25 +224,24 @@ func unanswered(cidrs []netip.Prefix) []string {
 	return rules
 }
 
-// toNodePortFilter leads to the chain that also holds the guard of loopback.
-var toNodePortFilter = comment("kubernetes health check service ports") + "-j " + kubeNodePorts
+// The rules that make everything else live.
+var (
+	toExternal       = newFlow + comment("kubernetes externally-visible service portals") + "-j " + kubeExternal
+	toServices       = newFlow + comment("kubernetes service portals") + "-j " + kubeServices
+	toFirewall       = newFlow + comment("kubernetes load balancer firewall") + "-j " + kubeFirewall
+	toNodePortFilter = comment("kubernetes health check service ports") + "-j " + kubeNodePorts
+	toForward        = comment("kubernetes forwarding rules") + "-j " + kubeForward
+	toServicesNAT    = comment("kubernetes service portals") + "-j " + kubeServices
+	toPostrouting    = comment("kubernetes postrouting rules") + "-j " + kubePost
+)
 
-// jumps returns the rules that make everything else live, those of each chain
-// in order. They are kube-proxy's, none more: it can unlink us.
-func jumps() map[chainRef][]string {
-	out := map[chainRef][]string{}
-	add := func(table, rule string, chains ...string) {
-		for _, c := range chains {
-			out[chainRef{table, c}] = append(out[chainRef{table, c}], rule)
-		}
-	}
-	flow := func(text, chain string) string { return newFlow + comment(text) + "-j " + chain }
-	add(filter, flow("kubernetes externally-visible service portals", kubeExternal), "INPUT", "FORWARD")
-	add(filter, flow("kubernetes service portals", kubeServices), "FORWARD", "OUTPUT")
-	add(filter, flow("kubernetes load balancer firewall", kubeFirewall), "INPUT", "FORWARD", "OUTPUT")
-	add(filter, toNodePortFilter, "INPUT")
-	add(filter, comment("kubernetes forwarding rules")+"-j "+kubeForward, "FORWARD")
-	add(nat, comment("kubernetes service portals")+"-j "+kubeServices, "PREROUTING", "OUTPUT")
-	add(nat, comment("kubernetes postrouting rules")+"-j "+kubePost, "POSTROUTING")
-	return out
+// jumps has them by chain, in order. They are kube-proxy's, none more: it can
+// unlink us.
+var jumps = map[chainRef][]string{
+	{filter, "INPUT"}:    {toExternal, toFirewall, toNodePortFilter},
+	{filter, "FORWARD"}:  {toExternal, toServices, toFirewall, toForward},
+	{filter, "OUTPUT"}:   {toServices, toFirewall},
+	{nat, "PREROUTING"}:  {toServicesNAT},
+	{nat, "OUTPUT"}:      {toServicesNAT},
+	{nat, "POSTROUTING"}: {toPostrouting},
 }

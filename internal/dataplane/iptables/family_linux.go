@@ -66,14 +66,6 @@ func (f *family) begin(ctx context.Context) error {
 	return err
 }
 
-// changedByOthers reports whether another process has changed the tables since a
-// Sync made them right.
-func (f *family) changedByOthers() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.synced && f.foreignSeen != f.foreign
-}
-
 // restore makes changes and returns those that were made, and the line that was
 // refused if one was. A change that another process makes before, or meanwhile,
 // moves the stamp by more than ours do.
@@ -106,6 +98,9 @@ func (f *family) restore(ctx context.Context, some []*change, lines []line) (com
 	if failed := f.look(ctx, f.count(committed, lines)...); failed != nil {
 		f.synced = false
 		return committed, nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, failed)
+	}
+	if refused != nil {
+		refused.disturbed = f.synced && f.foreignSeen != f.foreign
 	}
 	return committed, refused, err
 }

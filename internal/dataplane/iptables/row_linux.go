@@ -225,10 +225,7 @@ func (r *renderer) endpoint(e proxy.Endpoint) string {
 
 // remembered names the list of clients that an endpoint's chain has.
 func (r *renderer) remembered(chain string) string {
-	mask := "255.255.255.255"
-	if r.v.family == proxy.IPv6 {
-		mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
-	}
+	mask := [...]string{"255.255.255.255", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}[r.v.family]
 	return "--name " + chain + " --mask " + mask + " --rsource "
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -68,7 +69,7 @@ func (f *family) refusal(ctx context.Context, at line, some []*change, err error
 		return r
 	}
 	if at.change != nil {
-		return refuse(err, at.step == deletes || at.step == removes || f.changedByOthers(), at.change)
+		return refuse(err, at.step == deletes || at.step == removes || at.disturbed, at.change)
 	}
 	for _, need := range requirements {
 		concerned := slices.DeleteFunc(slices.Clone(some), func(c *change) bool {
@@ -85,24 +86,16 @@ func (f *family) refusal(ctx context.Context, at line, some []*change, err error
 			return refuse(reason, false, concerned...)
 		}
 	}
-	if c := onlyRow(some); c != nil {
-		return refuse(err, false, c)
-	}
-	return err
-}
-
-// onlyRow returns a change of the row that all are of; nil if there are several.
-func onlyRow(some []*change) (one *change) {
+	rows := map[proxy.PortKey]*change{}
 	for _, c := range some {
-		switch row := c.New.row; {
-		case row == nil || one != nil && *one.New.row == *row:
-		case one != nil:
-			return nil
-		default:
-			one = c
+		if c.New.row != nil {
+			rows[*c.New.row] = c
 		}
 	}
-	return one
+	if len(rows) == 1 {
+		return refuse(err, false, slices.Collect(maps.Values(rows))...)
+	}
+	return err
 }
 
 // requirement is a part of the kernel that some rows need and that may be missing.
@@ -139,6 +132,8 @@ type line struct {
 	step   step
 	text   string
 	change *change // what it is for; nil: all of the table
+
+	disturbed bool // it was refused after another process changed what a Sync had made right
 }
 
 // step is when a line comes within its table: in this order each is valid.
@@ -167,7 +162,7 @@ func script(some []*change) (out []line) {
 		p := c.ID.chainRef
 		emit := func(s step, text string) {
 			tables[p.table] = true
-			out = append(out, line{p.table, s, text, c})
+			out = append(out, line{table: p.table, step: s, text: text, change: c})
 		}
 		add := func(s step, command string, rules ...string) {
 			for _, rule := range rules {
@@ -212,7 +207,7 @@ func script(some []*change) (out []line) {
 		}
 	}
 	for table := range tables {
-		out = append(out, line{table, begins, "*" + table, nil}, line{table, commits, "COMMIT", nil})
+		out = append(out, line{table: table, step: begins, text: "*" + table}, line{table: table, step: commits, text: "COMMIT"})
 	}
 	slices.SortStableFunc(out, func(a, b line) int {
 		o := cmp.Or(cmp.Compare(slices.Index(tableOrder, a.table), slices.Index(tableOrder, b.table)), cmp.Compare(a.step, b.step))
