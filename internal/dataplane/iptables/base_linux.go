@@ -35,7 +35,6 @@ type nodeMatches struct {
 	nodePorts   []string   // matches for addresses that take NodePorts
 }
 
-// matches returns what rules have to know of a node.
 func (f *family) matches(n *proxy.Node) *nodeMatches {
 	for _, v := range f.nodes {
 		if v != nil && v.node == n {
@@ -116,7 +115,6 @@ func (v *nodeMatches) reject() string {
 	return "-j REJECT --reject-with " + [...]string{"icmp", "icmp6"}[v.family] + "-port-unreachable"
 }
 
-// constant renders what does not depend on rows.
 func (d *Dataplane) constant(want *proxy.State, add func(id, value)) {
 	for _, f := range d.families {
 		for p, rules := range d.constants(f, want) {

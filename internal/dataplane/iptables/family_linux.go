@@ -115,7 +115,7 @@ func (f *family) count(made []*change, lines []line) (did []ipt.Change) {
 		}
 		if c.Has {
 			f.note(c.ID, c.New, 1)
-			f.written[c.ID.table] += len(c.ID.all(c.New))
+			f.written[c.ID.table] += len(c.New.rules)
 		}
 	}
 	for _, c := range made {
@@ -137,10 +137,9 @@ func (f *family) count(made []*change, lines []line) (did []ipt.Change) {
 
 // note counts an object, n times.
 func (f *family) note(x id, v value, n int) {
-	rules := x.all(v)
-	f.owned[x.table] += n * len(rules)
-	f.uses.add(x.table, x.chain, n*len(rules))
-	for _, r := range rules {
+	f.owned[x.table] += n * len(v.rules)
+	f.uses.add(x.table, x.chain, n*len(v.rules))
+	for _, r := range v.rules {
 		f.uses.add(x.table, ipt.Target(r), n)
 	}
 }

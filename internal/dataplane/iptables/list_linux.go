@@ -53,8 +53,8 @@ func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used boo
 			return
 		}
 		have(chain, value{rules: constant})
-		for _, r := range rows {
-			have(id{f, p, r}, value{})
+		for i, r := range rows {
+			have(id{f, p, r}, value{rules: rows[i : i+1]})
 		}
 	default:
 		have(chain, value{rules: c.Rules, used: used})

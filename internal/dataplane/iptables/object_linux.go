@@ -13,10 +13,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// chainRef names a chain.
-type chainRef struct {
-	table, chain string
-}
+type chainRef struct{ table, chain string }
 
 func compareChainRefs(a, b chainRef) int {
 	return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.chain, b.chain))
@@ -30,10 +27,10 @@ type id struct {
 	rule string // in a chain that rows share; empty: it is a chain
 }
 
-// value is what a chain is like. A rule is what its name says.
+// value is what a chain or rule is like.
 type value struct {
 	// rules are all rules of a chain; of one that rows share the constant ones,
-	// of a built-in one those that lead to us.
+	// of a built-in one those that lead to us. A rule is itself.
 	rules []string
 
 	row     *proxy.PortKey // the row whose chain or rule it is; nil: none
@@ -45,14 +42,6 @@ type (
 	changes = differ.Changes[id, value]
 	change  = differ.Change[id, value]
 )
-
-// all returns the rules that an object is.
-func (x id) all(v value) []string {
-	if x.rule != "" {
-		return []string{x.rule}
-	}
-	return v.rules
-}
 
 // builtIn reports whether a chain is not ours.
 func (c chainRef) builtIn() bool { return !owns(c.table, c.chain) }
@@ -70,15 +59,14 @@ const (
 )
 
 func order(_ *changes, c *change) differ.Order {
-	rank := c.ID.rank()
+	o := differ.Order{Rank: c.ID.rank()}
 	switch {
 	case !c.Has && c.ID.rule == "" && !c.ID.builtIn():
-		return differ.Order{Rank: rankGone - rank}
-	case rank == rankLive:
-		return differ.Order{Rank: rank, Group: "live"}
-	default:
-		return differ.Order{Rank: rank}
+		o.Rank = rankGone - o.Rank
+	case o.Rank == rankLive:
+		o.Group = "live"
 	}
+	return o
 }
 
 // rank tells which chains go to which.
@@ -115,12 +103,8 @@ func maxChains(v ipt.Variant) int {
 	return 600
 }
 
-// The tables we write, in the order in which they are written.
-const (
-	filter = "filter"
-	nat    = "nat"
-	mangle = "mangle"
-)
+// The tables we write.
+const filter, nat, mangle = "filter", "nat", "mangle"
 
 // The chains that do not belong to a row.
 const (
@@ -213,17 +197,15 @@ func portName(k proxy.PortKey) string {
 	return name
 }
 
-// maxComment is the longest comment that the kernel takes.
-const maxComment = 255
-
 // comment returns a match that always matches and says something. Characters
 // that would need quoting within the quotes have no place in names.
 func comment(text string) string {
+	const most = 255 // that the kernel takes
 	clean := strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || strings.ContainsRune(`"'\`, r) {
 			return '_'
 		}
 		return r
 	}, text)
-	return `-m comment --comment "` + clean[:min(len(clean), maxComment)] + `" `
+	return `-m comment --comment "` + clean[:min(len(clean), most)] + `" `
 }

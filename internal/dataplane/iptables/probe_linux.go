@@ -132,69 +132,60 @@ func permittedVariant(ctx context.Context) (ipt.Variant, error) {
 	return v, err
 }
 
-// variantUse is what of a variant others use.
-type variantUse struct {
-	rules int
-	signs int // of the kubelet
-}
-
 // hostVariant returns the variant that others on this host use: where the
 // kubelet has left its sign, else where there are more rules, else nft.
 func hostVariant(ctx context.Context) (ipt.Variant, error) {
-	found := map[ipt.Variant]variantUse{}
+	rules, signs := map[ipt.Variant]int{}, map[ipt.Variant]int{}
 	for _, v := range ipt.Variants() {
-		use, err := useOf(ctx, v)
-		if err != nil {
-			return 0, err
+		for _, f := range ipt.Families() {
+			uses, err := othersUses(ctx, f, v)
+			if err != nil {
+				return 0, fmt.Errorf("look whether the rules of this host are in %s: %w", ipt.Name(f, v), err)
+			}
+			for _, table := range uses {
+				for chain, n := range table {
+					rules[v] += n
+					if chain == "KUBE-IPTABLES-HINT" || chain == "KUBE-KUBELET-CANARY" {
+						signs[v]++
+					}
+				}
+			}
 		}
-		found[v] = use
 	}
-	nft, legacy := found[ipt.NFT], found[ipt.Legacy]
 	chosen, other := ipt.NFT, ipt.Legacy
-	if legacy.signs > nft.signs || legacy.signs == nft.signs && legacy.rules > nft.rules {
+	if signs[other] > signs[chosen] || signs[other] == signs[chosen] && rules[other] > rules[chosen] {
 		chosen, other = other, chosen
 	}
 	logger := klog.FromContext(ctx)
-	if nft.rules > 0 && legacy.rules > 0 {
+	if rules[chosen] > 0 && rules[other] > 0 {
 		logger.Info("Both variants of iptables have rules, packets pass both",
-			"chosen", chosen.String(), "nftRules", nft.rules, "legacyRules", legacy.rules)
+			"chosen", chosen.String(), "nftRules", rules[ipt.NFT], "legacyRules", rules[ipt.Legacy])
 	}
-	if _, err := ipt.Open(ctx, ipt.IPv4, chosen); !errors.Is(err, ipt.ErrMissing) || found[chosen].signs > 0 {
+	if _, err := ipt.Open(ctx, ipt.IPv4, chosen); !errors.Is(err, ipt.ErrMissing) || signs[chosen] > 0 {
 		return chosen, nil
 	}
 	if _, err := ipt.Open(ctx, ipt.IPv4, other); err != nil {
 		return chosen, nil
 	}
-	if found[chosen].rules > 0 {
+	if rules[chosen] > 0 {
 		logger.Info("The programs of the iptables variant that has the host's rules are not installed, took the other one",
-			"chosen", other.String(), "hostRules", found[chosen].rules)
+			"chosen", other.String(), "hostRules", rules[chosen])
 	}
 	return other, nil
 }
 
-// useOf looks at both families. Legacy tables are read without programs, which
-// need capabilities that a container may lack: what cannot be written is there
-// all the same. Of the others, the programs leave out tables that only the nft
-// program can have written.
-func useOf(ctx context.Context, v ipt.Variant) (use variantUse, err error) {
-	for _, f := range ipt.Families() {
-		var uses ipt.Uses
-		if v == ipt.Legacy {
-			if uses, err = ipt.CountUses(f, v); err != nil {
-				return use, fmt.Errorf("look whether the rules of this host are in %s: %w", ipt.Name(f, v), err)
-			}
-		} else if conn, err := ipt.Open(ctx, f, v); err == nil {
-			saved, _ := conn.Save(ctx) // what cannot be read is nobody's
-			uses = ipt.UsesOf(saved)
-		}
-		for _, table := range uses {
-			for chain, n := range table {
-				use.rules += n
-				if chain == "KUBE-IPTABLES-HINT" || chain == "KUBE-KUBELET-CANARY" {
-					use.signs++
-				}
-			}
-		}
+// othersUses counts what chains of a variant hold. Legacy tables are read without
+// programs, which need capabilities that a container may lack: what cannot be
+// written is there all the same. Of the others, the programs leave out tables
+// that only the nft program can have written, and what cannot be read is nobody's.
+func othersUses(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Uses, error) {
+	if v == ipt.Legacy {
+		return ipt.CountUses(f, v)
 	}
-	return use, nil
+	conn, err := ipt.Open(ctx, f, v)
+	if err != nil {
+		return nil, nil
+	}
+	saved, _ := conn.Save(ctx)
+	return ipt.UsesOf(saved), nil
 }

@@ -28,8 +28,9 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 func (d *Dataplane) healthCheck(h *proxy.HealthCheck, add func(id, value)) {
 	for _, f := range d.families {
 		if h.Key.Family == f.Family {
-			add(id{f, nodePortFilter, fmt.Sprintf("-p tcp %s-m tcp --dport %d -j ACCEPT",
-				comment(h.Key.Namespace+"/"+h.Key.Name+" health check node port"), h.Port)}, value{})
+			rule := fmt.Sprintf("-p tcp %s-m tcp --dport %d -j ACCEPT",
+				comment(h.Key.Namespace+"/"+h.Key.Name+" health check node port"), h.Port)
+			add(id{f, nodePortFilter, rule}, value{rules: []string{rule}})
 		}
 	}
 }
@@ -48,7 +49,6 @@ type renderer struct {
 	proto, l4 string // matches of its protocol
 }
 
-// render gives what a row becomes.
 func (f *family) render(v *nodeMatches, sp *proxy.ServicePort, out func(id, value)) {
 	proto := strings.ToLower(sp.Key.Protocol.String())
 	r := &renderer{
@@ -60,7 +60,6 @@ func (f *family) render(v *nodeMatches, sp *proxy.ServicePort, out func(id, valu
 	}
 }
 
-// own makes one of the row's own chains.
 func (r *renderer) own(name string, rules ...string) string {
 	if !r.made[name] {
 		r.made[name] = true
@@ -70,7 +69,9 @@ func (r *renderer) own(name string, rules ...string) string {
 }
 
 // add adds a rule to a chain that rows share.
-func (r *renderer) add(p chainRef, rule string) { r.out(id{r.f, p, rule}, value{row: &r.sp.Key}) }
+func (r *renderer) add(p chainRef, rule string) {
+	r.out(id{r.f, p, rule}, value{rules: []string{rule}, row: &r.sp.Key})
+}
 
 // match matches what comes to a frontend: a NodePort at any address.
 func (r *renderer) match(f proxy.Frontend, text string) string {

@@ -73,7 +73,7 @@ func (f *family) refusal(ctx context.Context, at line, some []*change, err error
 	}
 	for _, need := range requirements {
 		concerned := slices.DeleteFunc(slices.Clone(some), func(c *change) bool {
-			return !c.Has || !slices.ContainsFunc(c.ID.all(c.New), func(rule string) bool { return strings.Contains(rule, need.match) })
+			return !c.Has || !slices.ContainsFunc(c.New.rules, func(rule string) bool { return strings.Contains(rule, need.match) })
 		})
 		if len(concerned) == 0 {
 			continue
@@ -169,7 +169,7 @@ func script(some []*change) (out []line) {
 				emit(s, command+" "+p.chain+" "+rule)
 			}
 		}
-		insert := func(s step, rules ...string) {
+		insert := func(s step, rules []string) {
 			for _, rule := range slices.Backward(rules) {
 				add(s, "-I", rule)
 			}
@@ -178,12 +178,12 @@ func script(some []*change) (out []line) {
 		case c.ID.rule != "" && !c.Has:
 			add(deletes, "-D", c.ID.rule)
 		case c.ID.rule != "" && p.rowsFirst():
-			insert(rowRules, c.ID.rule)
+			add(rowRules, "-I", c.ID.rule)
 		case c.ID.rule != "":
 			add(rowRules, "-A", c.ID.rule)
 		case p.builtIn():
 			add(deletes, "-D", c.Old.rules...)
-			insert(constantsLast, c.New.rules...)
+			insert(constantsLast, c.New.rules)
 		case !c.Has && !c.Old.used:
 			emit(declares, declaration(p))
 			emit(removes, "-X "+p.chain)
@@ -202,7 +202,7 @@ func script(some []*change) (out []line) {
 			if p.rowsFirst() {
 				add(constantsLast, "-A", c.New.rules...)
 			} else {
-				insert(constantsFirst, c.New.rules...)
+				insert(constantsFirst, c.New.rules)
 			}
 		}
 	}
