@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -80,7 +81,14 @@ func (e *Engine) Configure(rules resolve.Settings, minSyncPeriod, syncPeriod tim
 func (e *Engine) Refused() []RowStatus {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.table.refused()
+	var all []RowStatus
+	for _, r := range e.table.dirty {
+		if r.Refused != "" {
+			all = append(all, *r)
+		}
+	}
+	slices.SortFunc(all, func(a, b RowStatus) int { return proxy.ComparePortKeys(a.Key, b.Key) })
+	return all
 }
 
 // SyncLoop keeps the kernel right until ctx ends.
@@ -137,18 +145,25 @@ func (e *Engine) run(ctx context.Context) error {
 	}
 	w := e.take()
 	reportProblems(ctx, w.found, w.mended)
-	r := Result{Full: w.full, State: w.state}
-	var refused proxy.Refused
-	if refused, r.Err = e.write(ctx, w); r.Err == nil {
-		var refusals []refusal
-		r.Changed, refusals = e.settle(w, refused)
-		r.Refusals = len(refusals) > 0
-		report(ctx, w, r.Changed)
+	refused, err := e.write(ctx, w)
+	r := Result{Full: w.full, Err: err, State: w.state}
+	if err == nil {
+		if w.full {
+			e.lastFull = w.start
+		}
+		if w.first {
+			close(e.firstSync)
+		}
+		e.mu.Lock()
+		done, refusals := e.table.settle(w, refused, time.Now())
+		e.mu.Unlock()
+		r.Changed, r.Refusals = done, len(refusals) > 0
+		report(ctx, w, done)
 		reportRefusals(ctx, refusals)
 	}
 	e.setAlarm(w)
 	e.observer.Done(ctx, r)
-	return r.Err
+	return err
 }
 
 // take consumes what the handlers have gathered.
@@ -171,40 +186,21 @@ func (e *Engine) take() *work {
 
 // write takes the work to the dataplane and returns the rows that the kernel
 // refused. After an error all that changed is as dirty as before.
-func (e *Engine) write(ctx context.Context, w *work) (proxy.Refused, error) {
-	if w.full {
-		refused, err := e.dataplane.Sync(ctx, w.state)
-		if err != nil {
-			e.needFull(w.start)
-			return nil, fmt.Errorf("sync %d rows: %w", len(w.state.Rows), err)
+func (e *Engine) write(ctx context.Context, w *work) (refused proxy.Refused, err error) {
+	switch {
+	case w.full:
+		if refused, err = e.dataplane.Sync(ctx, w.state); err != nil {
+			err = fmt.Errorf("sync %d rows: %w", len(w.state.Rows), err)
 		}
-		return refused, nil
-	}
-	if w.changed.Empty() {
-		return nil, nil
-	}
-	refused, err := e.dataplane.Apply(ctx, w.state, w.changed)
-	if err != nil {
-		if errors.Is(err, proxy.ErrNeedSync) {
-			e.needFull(w.start)
+	case !w.changed.Empty():
+		if refused, err = e.dataplane.Apply(ctx, w.state, w.changed); err != nil {
+			err = fmt.Errorf("apply %d changed rows: %w", len(w.changed.Rows), err)
 		}
-		return nil, fmt.Errorf("apply %d changed rows: %w", len(w.changed.Rows), err)
 	}
-	return refused, nil
-}
-
-// settle notes that the work is done, but for the refused rows. It returns what
-// changed in the kernel, and in what it refuses.
-func (e *Engine) settle(w *work, refused proxy.Refused) (*proxy.Delta, []refusal) {
-	if w.full {
-		e.lastFull = w.start
+	if err != nil && (w.full || errors.Is(err, proxy.ErrNeedSync)) {
+		e.needFull(w.start)
 	}
-	if w.first {
-		close(e.firstSync)
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.table.settle(w, refused, time.Now())
+	return refused, err
 }
 
 // setAlarm asks for a run when the next refused row is to be tried again, or a
@@ -212,14 +208,20 @@ func (e *Engine) settle(w *work, refused proxy.Refused) (*proxy.Delta, []refusal
 func (e *Engine) setAlarm(w *work) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	next := e.table.nextTry(w.start)
-	if next.IsZero() || e.fullFrom.After(w.start) && e.fullFrom.Before(next) {
-		next = e.fullFrom
+	var next time.Time
+	sooner := func(t time.Time) {
+		if t.After(w.start) && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
 	}
-	if next.After(w.start) {
-		e.alarm.Reset(time.Until(next))
-	} else {
+	sooner(e.fullFrom)
+	for _, r := range e.table.dirty {
+		sooner(r.NextTry)
+	}
+	if next.IsZero() {
 		e.alarm.Stop()
+	} else {
+		e.alarm.Reset(time.Until(next))
 	}
 }
 

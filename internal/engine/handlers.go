@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"cmp"
+
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -43,11 +45,7 @@ func (e *Engine) OnServiceSynced()              { e.hear(&e.heard.services) }
 // OnEndpointSliceUpdate takes an EndpointSlice: old is nil if it is new, cur if it is gone.
 func (e *Engine) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
 	e.feed(func() bool {
-		slice, gone := cur, cur == nil
-		if gone {
-			slice = old
-		}
-		pending := e.resolver.Endpoints.Update(slice, gone)
+		pending := e.resolver.Endpoints.Update(cmp.Or(cur, old), cur == nil)
 		e.observer.EndpointSliceSeen(old, cur, e.resolver.Endpoints.Pending())
 		return pending
 	})

@@ -187,7 +187,10 @@ func TestRowsThatWereNotAskedFor(t *testing.T) {
 		if len(done.Removes)+len(done.Upserts) != 0 || done.Node == nil || len(news) != 1 || news[0].key != key("api") {
 			t.Errorf("done %+v, news %v; want the Node done and api refused", done, news)
 		}
-		if all := tab.refused(); len(all) != 1 || all[0].InForce != api || all[0].Refused != errHalfWay.Error() {
+		l.mu.Lock()
+		l.table = tab
+		l.mu.Unlock()
+		if all := l.Refused(); len(all) != 1 || all[0].InForce != api || all[0].Refused != errHalfWay.Error() {
 			t.Errorf("refused are %+v; want api alone, in force as it was", all)
 		}
 	})

@@ -174,26 +174,3 @@ func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.De
 	slices.SortFunc(changes, func(a, b refusal) int { return proxy.ComparePortKeys(a.key, b.key) })
 	return done, changes
 }
-
-// nextTry returns the next time after now when a refused row is to be tried
-// again; zero: there is none.
-func (t *table) nextTry(now time.Time) (due time.Time) {
-	for _, r := range t.dirty {
-		if r.NextTry.After(now) && (due.IsZero() || r.NextTry.Before(due)) {
-			due = r.NextTry
-		}
-	}
-	return due
-}
-
-// refused returns how the rows stand that the kernel refuses, in order.
-func (t *table) refused() []RowStatus {
-	var all []RowStatus
-	for _, r := range t.dirty {
-		if r.Refused != "" {
-			all = append(all, *r)
-		}
-	}
-	slices.SortFunc(all, func(a, b RowStatus) int { return proxy.ComparePortKeys(a.Key, b.Key) })
-	return all
-}

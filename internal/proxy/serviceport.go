@@ -60,7 +60,9 @@ const (
 )
 
 // String returns the kind as Kubernetes spells it.
-func (k Kind) String() string { return [...]string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}[k] }
+func (k Kind) String() string {
+	return [...]string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}[k]
+}
 
 // Frontend is one address and port by which a service port is reached. A
 // NodePort frontend has the unspecified address of its family: it stands for
