@@ -28,6 +28,9 @@ var hidden = []string{
 	"log-text-split-stream", "log-text-info-buffer-size", "log-json-split-stream", "log-json-info-buffer-size",
 }
 
+// nodeField is the one field whose flag wins over the file.
+const nodeField = "hostnameOverride"
+
 // The flags, in the groups and the order that help shows. A flag for another
 // field of the file is one more line here.
 
@@ -49,7 +52,7 @@ func (o *Options) processFlags() {
 		{"feature-gates", "featureGates", "`GATES` of Kubernetes, like Name=true,Other=false"},
 	})
 	o.group("This node", []flag{
-		{"hostname-override", &o.HostnameOverride, "use this `NAME` for the node instead of the host's"},
+		{"hostname-override", nodeField, "use this `NAME` for the node instead of the host's"},
 		{"bind-address", "bindAddress", "use this `IP` as the node's instead of what its Node object says; an " +
 			"unspecified address changes nothing"},
 		{"oom-score-adj", "oomScoreAdj", "`SCORE` from -1000 to 1000; the lower, the later the kernel ends this " +
@@ -84,8 +87,8 @@ func (o *Options) trafficFlags() {
 		{"profiling", "enableProfiling", "serve /debug/pprof and /debug/flags on the metrics server"},
 		{"show-hidden-metrics-for-version", "showHiddenMetricsForVersion", "also serve the metrics that were hidden " +
 			"after this `VERSION`; only the previous minor version is possible"},
-		{"healthz-port", &o.HealthzPort, "deprecated: the port for --healthz-bind-address"},
-		{"metrics-port", &o.MetricsPort, "deprecated: the port for --metrics-bind-address"},
+		{"healthz-port", new(int32(config.HealthzPort)), "deprecated: the port for --healthz-bind-address"},
+		{"metrics-port", new(int32(config.MetricsPort)), "deprecated: the port for --metrics-bind-address"},
 	})
 	o.group("Connection tracking (0 leaves what the kernel has)", []flag{
 		{"conntrack-max-per-core", "conntrack.maxPerCore", "track this `NUMBER` of connections for each CPU"},
@@ -133,7 +136,7 @@ func (o *Options) otherFlags() {
 		{"boot-id-file", new("/proc/sys/kernel/random/boot_id"), "accepted and not used"},
 		{"machine-id-file", new("/etc/machine-id,/var/lib/dbus/machine-id"), "accepted and not used"},
 	})
-	o.group("Logging", []flag{{"", o.Logging, ""}})
+	o.group("Logging", []flag{{"", &o.object.Logging, ""}})
 }
 
 // group adds flags. What they write to has the default that help shows.
@@ -195,9 +198,6 @@ func (o *Options) given() []*pflag.Flag {
 
 // flagOf returns the flag that sets a field; the field itself if none does.
 func (o *Options) flagOf(field string) string {
-	if field == "hostnameOverride" {
-		return "--hostname-override"
-	}
 	for flag, of := range o.fields {
 		if of == field {
 			return "--" + flag

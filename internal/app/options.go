@@ -24,17 +24,12 @@ import (
 // Options are the flags as given.
 type Options struct {
 	// These count with and without a configuration file.
-	ConfigFile       string
-	WriteConfigTo    string
-	Cleanup          bool
-	InitOnly         bool
-	Manifests        string
-	Master           string
-	HostnameOverride string
-	Logging          *logsapi.LoggingConfiguration
-
-	HealthzPort int32
-	MetricsPort int32
+	ConfigFile    string
+	WriteConfigTo string
+	Cleanup       bool
+	InitOnly      bool
+	Manifests     string
+	Master        string
 
 	// object holds what flags say that a configuration file could say too, and
 	// the default that help shows where no flag does.
@@ -47,10 +42,7 @@ type Options struct {
 
 // NewOptions returns the options of a command line without flags.
 func NewOptions() *Options {
-	o := &Options{
-		Logging: logsapi.NewLoggingConfiguration(), object: config.FlagDefaults(), fields: map[string]string{},
-		HealthzPort: config.HealthzPort, MetricsPort: config.MetricsPort,
-	}
+	o := &Options{object: config.FlagDefaults(), fields: map[string]string{}}
 	o.processFlags()
 	o.trafficFlags()
 	o.otherFlags()
@@ -94,7 +86,7 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 		return parsed{}, o.explain(wrong)
 	}
 	gates := p.config.Gates()
-	if errs := logsapi.Validate(o.Logging, gates, nil); len(errs) > 0 {
+	if errs := logsapi.Validate(&o.object.Logging, gates, nil); len(errs) > 0 {
 		return parsed{}, fmt.Errorf("logging flags: %w", errs.ToAggregate())
 	}
 	if errs := logsapi.Validate(&p.config.Object.Logging, gates, fieldpath.NewPath("logging")); len(errs) > 0 {
@@ -118,8 +110,7 @@ func (o *Options) readFlags(p *parsed) {
 			config.At(in, field).Set(config.At(o.object, field))
 		}
 	}
-	in.HostnameOverride = o.HostnameOverride
-	in.Logging = *o.Logging.DeepCopy()
+	in.Logging = *o.object.Logging.DeepCopy()
 	for _, f := range o.given() {
 		if field := portFlags[f.Name]; field != "" {
 			o.foldPort(p, f, field)
@@ -163,7 +154,7 @@ func (o *Options) readFile(p *parsed) error {
 		p.note("A part of the configuration file is unknown or there twice", "file", o.ConfigFile, "part", w)
 	}
 	in := &p.input.Object
-	in.HostnameOverride = cmp.Or(o.HostnameOverride, in.HostnameOverride)
+	in.HostnameOverride = cmp.Or(o.object.HostnameOverride, in.HostnameOverride)
 	return o.overlayLogging(&in.Logging)
 }
 
@@ -171,7 +162,7 @@ func (o *Options) readFile(p *parsed) error {
 func (o *Options) overruled() []notice {
 	var p parsed
 	for _, f := range o.given() {
-		if o.ConfigFile != "" && o.fields[f.Name]+portFlags[f.Name] != "" {
+		if field := o.fields[f.Name]; o.ConfigFile != "" && field+portFlags[f.Name] != "" && field != nodeField {
 			p.note("A flag is ignored, the configuration file decides",
 				"flag", "--"+f.Name, "value", f.Value.String(), "file", o.ConfigFile)
 		}
@@ -204,7 +195,7 @@ func (o *Options) overlayLogging(file *logsapi.LoggingConfiguration) error {
 func (o *Options) explain(wrong config.FieldErrors) error {
 	var lines []string
 	for _, e := range wrong {
-		if o.ConfigFile == "" || e.Field == "hostnameOverride" && o.HostnameOverride != "" {
+		if o.ConfigFile == "" || e.Field == nodeField && o.object.HostnameOverride != "" {
 			e.Field = o.flagOf(e.Field)
 		}
 		lines = append(lines, e.Error())
