@@ -13,8 +13,10 @@ import (
 
 	"github.com/spf13/pflag"
 	fieldpath "k8s.io/apimachinery/pkg/util/validation/field"
+	clientfeatures "k8s.io/client-go/features"
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	metricsfeatures "k8s.io/component-base/metrics/features"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"sluice/internal/config"
@@ -209,4 +211,27 @@ func (o *Options) inFile(err error) error {
 		return err
 	}
 	return fmt.Errorf("--config %q: %w", o.ConfigFile, err)
+}
+
+// clientGates lets client-go ask our gates for its features.
+type clientGates struct {
+	ours   featuregate.MutableFeatureGate
+	theirs clientfeatures.Gates // for what is newer than our table
+}
+
+// Enabled reports whether a feature of client-go is on.
+func (g clientGates) Enabled(name clientfeatures.Feature) bool {
+	if _, ok := g.ours.GetAll()[featuregate.Feature(name)]; !ok {
+		return g.theirs.Enabled(name)
+	}
+	return g.ours.Enabled(featuregate.Feature(name))
+}
+
+// openGates puts the gates in force that belong to the whole process: those of
+// client-go, before the first client, and how metrics are made. It also shows
+// all of them as a metric.
+func openGates(gates featuregate.MutableFeatureGate) {
+	clientfeatures.ReplaceFeatureGates(clientGates{gates, clientfeatures.FeatureGates()})
+	metricsfeatures.ApplyFeatureGates(gates)
+	gates.AddMetrics()
 }
