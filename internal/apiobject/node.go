@@ -2,6 +2,7 @@ package apiobject
 
 import (
 	"net/netip"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -11,6 +12,7 @@ import (
 type Node struct {
 	IPs      []netip.Addr // all internal ones, then all external ones
 	PodCIDRs []netip.Prefix
+	Zone     string
 }
 
 // ParseNode reads a Node of an API server.
@@ -20,7 +22,7 @@ func ParseNode(obj *v1.Node) (Node, []Problem) {
 }
 
 func (p *parser) node(obj *v1.Node) Node {
-	var n Node
+	n := Node{Zone: strings.Clone(obj.Labels[v1.LabelTopologyZone])}
 	for _, t := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
 		for i, a := range obj.Status.Addresses {
 			if a.Type != t {

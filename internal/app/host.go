@@ -184,7 +184,6 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 	s := resolve.Settings{
 		NodeName:          p.node,
 		Families:          families,
-		ClusterCIDRs:      c.ClusterCIDRs,
 		MasqueradeAll:     c.MasqueradeAll,
 		NodePortAddresses: resolve.NodePortAddresses(c.NodePortAddresses),
 
@@ -214,21 +213,18 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 
 // detection sets how our pods' traffic is recognised.
 func (p plan) detection(ctx context.Context, s *resolve.Settings) {
-	o := p.config.Object
-	for m := range resolve.DetectNone { // spelled alike
-		if m.String() == string(o.DetectLocalMode) {
-			s.DetectLocal = m
-		}
-	}
-	switch s.DetectLocal {
-	case resolve.DetectClusterCIDR:
-		if len(s.ClusterCIDRs) == 0 {
+	switch o := p.config.Object; o.DetectLocalMode {
+	case config.LocalModeNodeCIDR:
+		s.NodeCIDRs = true
+	case config.LocalModeBridgeInterface:
+		s.LocalPods.Interface = o.DetectLocal.BridgeInterface
+	case config.LocalModeInterfaceNamePrefix:
+		s.LocalPods.Interface, s.LocalPods.IsPrefix = o.DetectLocal.InterfaceNamePrefix, true
+	default:
+		s.LocalPods.Sources = p.config.ClusterCIDRs
+		if len(s.LocalPods.Sources) == 0 {
 			klog.FromContext(ctx).Info("Without a cluster CIDR pods cannot be told from other clients, ClusterIP traffic is not masqueraded")
 		}
-	case resolve.DetectBridgeInterface:
-		s.Interface = o.DetectLocal.BridgeInterface
-	case resolve.DetectInterfaceNamePrefix:
-		s.Interface = o.DetectLocal.InterfaceNamePrefix
 	}
 }
 

@@ -201,21 +201,20 @@ func TestResolveSettings(t *testing.T) {
 			"node CIDR",
 			[]string{"--detect-local-mode=NodeCIDR"},
 			objectSource{},
-			resolve.Settings{NodePortAddresses: primary, DetectLocal: resolve.DetectNodeCIDR},
+			resolve.Settings{NodePortAddresses: primary, NodeCIDRs: true},
 		},
 		{
 			"bridge",
 			[]string{"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"},
 			objectSource{},
-			resolve.Settings{NodePortAddresses: primary, DetectLocal: resolve.DetectBridgeInterface, Interface: "cni0"},
+			resolve.Settings{NodePortAddresses: primary, LocalPods: proxy.LocalTrafficDetector{Interface: "cni0"}},
 		},
 		{
 			"prefix",
 			[]string{"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"},
 			objectSource{},
 			resolve.Settings{
-				NodePortAddresses: primary, DetectLocal: resolve.DetectInterfaceNamePrefix,
-				Interface: "veth",
+				NodePortAddresses: primary, LocalPods: proxy.LocalTrafficDetector{Interface: "veth", IsPrefix: true},
 			},
 		},
 		{
@@ -224,7 +223,7 @@ func TestResolveSettings(t *testing.T) {
 			objectSource{},
 			resolve.Settings{
 				NodePortAddresses: primary, MasqueradeAll: true,
-				ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+				LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
 			},
 		},
 	}

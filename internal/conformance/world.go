@@ -46,15 +46,14 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 	s := resolve.Settings{NodeName: nodeName, MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: mode == "iptables"}
 	switch c.DetectLocal {
 	case "", "cluster-cidr":
-		s.ClusterCIDRs = clusterCIDRs
+		s.LocalPods.Sources = clusterCIDRs
 	case "node-cidr":
-		s.DetectLocal = resolve.DetectNodeCIDR
+		s.NodeCIDRs = true
 	case "bridge":
-		s.DetectLocal, s.Interface = resolve.DetectBridgeInterface, lab.Bridge
+		s.LocalPods.Interface = lab.Bridge
 	case "prefix":
-		s.DetectLocal, s.Interface = resolve.DetectInterfaceNamePrefix, lab.Bridge[:2]
+		s.LocalPods.Interface, s.LocalPods.IsPrefix = lab.Bridge[:2], true
 	case "none":
-		s.DetectLocal = resolve.DetectNone
 	default:
 		return s, fmt.Errorf("detect_local is %q", c.DetectLocal)
 	}

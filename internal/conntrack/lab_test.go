@@ -59,8 +59,10 @@ func newStage(t *testing.T) *stage {
 	s := &stage{Lab: l, t: t}
 	t.Cleanup(func() { s.check(l.Close()) })
 	s.resolver = resolve.New(resolve.Settings{
-		NodeName:     "here",
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/64")},
+		NodeName: "here",
+		LocalPods: proxy.LocalTrafficDetector{
+			Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/64")},
+		},
 	})
 	for i := range 2 {
 		var addrs []netip.Addr

@@ -88,7 +88,8 @@ func TestConfigure(t *testing.T) {
 		synctest.Wait()
 		l.wantCalls("sync 2")
 		l.Configure(resolve.Settings{
-			MasqueradeAll: true, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
+			MasqueradeAll: true,
+			LocalPods:     proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
 		}, time.Second, 10*time.Minute)
 		synctest.Wait()
 		if n := l.plane.kernel.Node; !n.MasqueradeAll || n.Name != "here" || len(n.LocalPods.Sources) != 1 {

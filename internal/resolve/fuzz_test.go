@@ -94,7 +94,7 @@ func newWorld(t *testing.T) *world {
 func fuzzSettings() Settings {
 	return Settings{
 		NodeName:          testNode,
-		DetectLocal:       DetectNodeCIDR,
+		NodeCIDRs:         true,
 		NodePortAddresses: NodePortAddresses{Primary: true},
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -12,25 +11,13 @@ import (
 	"sluice/internal/proxy"
 )
 
-// nodeRecord is what is kept of the Node.
-type nodeRecord struct {
-	apiobject.Node
-	zone     string
-	problems []Problem
-}
-
-func readNode(n *v1.Node) nodeRecord {
-	in, problems := apiobject.ParseNode(n)
-	return nodeRecord{in, strings.Clone(n.Labels[v1.LabelTopologyZone]), clusterObject("Node", n.Name).problems(problems)}
-}
-
 // node returns the node as policy sees it.
-func (s *Settings) node(rec nodeRecord) (*proxy.Node, []Problem) {
+func (s *Settings) node(in apiobject.Node) (*proxy.Node, []Problem) {
 	n := &proxy.Node{
 		Name:          s.NodeName,
-		Zone:          rec.zone,
-		IPs:           s.nodeIPs(rec),
-		LocalPods:     s.localPods(rec),
+		Zone:          in.Zone,
+		IPs:           s.nodeIPs(in),
+		LocalPods:     s.localPods(in),
 		MasqueradeAll: s.MasqueradeAll,
 
 		LocalhostNodePorts: s.LocalhostNodePorts,
@@ -47,10 +34,10 @@ func (s *Settings) undetected(n *proxy.Node) []Problem {
 	for _, f := range proxy.Families {
 		switch {
 		case !s.serves(f) || n.LocalPods.Detects(f):
-		case s.DetectLocal == DetectNodeCIDR:
+		case s.NodeCIDRs:
 			problems = append(problems, configuration.problem("detectLocalMode",
 				"the Node has no %v pod CIDR yet: its %v pods cannot be told from other clients", f, f))
-		case s.DetectLocal == DetectClusterCIDR && len(s.ClusterCIDRs) > 0 && len(s.served(s.ClusterCIDRs)) == 0:
+		case len(s.LocalPods.Sources) > 0 && len(s.served(s.LocalPods.Sources)) == 0:
 			problems = append(problems, configuration.problem("clusterCIDR",
 				"none is of a family that this node serves: pods cannot be told from other clients"))
 		}
@@ -59,9 +46,9 @@ func (s *Settings) undetected(n *proxy.Node) []Problem {
 }
 
 // nodeIPs returns the first address, and the first of the other family.
-func (s *Settings) nodeIPs(rec nodeRecord) []netip.Addr {
+func (s *Settings) nodeIPs(in apiobject.Node) []netip.Addr {
 	var ips []netip.Addr
-	for _, ip := range slices.Concat(s.NodeIPs, rec.IPs) {
+	for _, ip := range slices.Concat(s.NodeIPs, in.IPs) {
 		ip = ip.Unmap()
 		if ip.IsValid() && !ip.IsUnspecified() && !ipOf(ips, proxy.FamilyOf(ip)).IsValid() {
 			ips = append(ips, ip)
@@ -80,32 +67,19 @@ func ipOf(ips []netip.Addr, f proxy.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-func (s *Settings) localPods(rec nodeRecord) proxy.LocalTrafficDetector {
-	switch s.DetectLocal {
-	case DetectClusterCIDR:
-		return proxy.LocalTrafficDetector{Sources: s.firstOfEach(s.ClusterCIDRs)}
-	case DetectNodeCIDR:
-		return proxy.LocalTrafficDetector{Sources: s.firstOfEach(rec.PodCIDRs)}
-	case DetectBridgeInterface:
-		return proxy.LocalTrafficDetector{Interface: s.Interface}
-	case DetectInterfaceNamePrefix:
-		return proxy.LocalTrafficDetector{Interface: s.Interface, IsPrefix: true}
-	case DetectNone:
-		return proxy.LocalTrafficDetector{}
-	default:
-		panic("unknown detect-local mode " + s.DetectLocal.String())
+// localPods takes the first source prefix of each family that is served.
+func (s *Settings) localPods(in apiobject.Node) proxy.LocalTrafficDetector {
+	d, sources := s.LocalPods, s.LocalPods.Sources
+	if s.NodeCIDRs {
+		sources = in.PodCIDRs
 	}
-}
-
-// firstOfEach returns the first prefix of each family that is served.
-func (s *Settings) firstOfEach(all []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
+	d.Sources = nil
 	for _, f := range proxy.Families {
-		if of := proxy.PrefixesOf(s.served(all), f); len(of) > 0 {
-			out = append(out, of[0].Masked())
+		if of := proxy.PrefixesOf(s.served(sources), f); len(of) > 0 {
+			d.Sources = append(d.Sources, of[0].Masked())
 		}
 	}
-	return out
+	return d
 }
 
 // nodePorts returns the ranges whose local addresses take NodePorts.
@@ -152,11 +126,11 @@ func (r *Resolver) UpdateNode(n *v1.Node) bool {
 	if n == nil || n.Name != r.settings.NodeName {
 		return r.nodePending
 	}
-	rec := readNode(n)
-	r.nodeRecord = rec
-	now, _ := r.settings.node(rec)
-	known := r.read[clusterObject("Node", r.settings.NodeName)]
-	r.nodePending = r.first || !reflect.DeepEqual(now, r.state.Node) || !slices.Equal(rec.problems, known)
+	o := clusterObject("Node", r.settings.NodeName)
+	in, problems := apiobject.ParseNode(n)
+	r.nodeRead, r.nodeProblems = in, o.problems(problems)
+	now, _ := r.settings.node(in)
+	r.nodePending = r.first || !reflect.DeepEqual(now, r.state.Node) || !slices.Equal(r.nodeProblems, r.read[o])
 	return r.nodePending
 }
 
@@ -167,9 +141,9 @@ func (r *Resolver) applyNode(d *proxy.Delta, dirty map[*entry]bool) {
 		return
 	}
 	r.nodePending = false
-	node, problems := r.settings.node(r.nodeRecord)
+	node, problems := r.settings.node(r.nodeRead)
 	r.problems.replace(r.read, configuration, problems)
-	r.problems.replace(r.read, clusterObject("Node", r.settings.NodeName), r.nodeRecord.problems)
+	r.problems.replace(r.read, clusterObject("Node", r.settings.NodeName), r.nodeProblems)
 	was := r.state.Node
 	if reflect.DeepEqual(node, was) {
 		return

@@ -153,21 +153,33 @@ func TestNodePortsOnLocalhost(t *testing.T) {
 func TestDetector(t *testing.T) {
 	podCIDRs := []string{"10.2.0.0/24", "fd00:2::/64", "10.3.0.0/24", "bad"}
 	tests := []struct {
-		mode DetectLocalMode
-		want proxy.LocalTrafficDetector
+		name     string
+		settings Settings
+		want     proxy.LocalTrafficDetector
 	}{
-		{DetectClusterCIDR, proxy.LocalTrafficDetector{Sources: prefixes("10.1.0.0/16", "fd00:1::/64")}},
-		{DetectNodeCIDR, proxy.LocalTrafficDetector{Sources: prefixes("10.2.0.0/24", "fd00:2::/64")}},
-		{DetectBridgeInterface, proxy.LocalTrafficDetector{Interface: "cbr0"}},
-		{DetectInterfaceNamePrefix, proxy.LocalTrafficDetector{Interface: "cbr0", IsPrefix: true}},
-		{DetectNone, proxy.LocalTrafficDetector{}},
+		{
+			"ClusterCIDR", Settings{LocalPods: proxy.LocalTrafficDetector{Sources: prefixes("fd00:1::/64", "10.1.0.1/16", "10.4.0.0/16")}},
+			proxy.LocalTrafficDetector{Sources: prefixes("10.1.0.0/16", "fd00:1::/64")},
+		},
+		{
+			"NodeCIDR", Settings{NodeCIDRs: true, LocalPods: proxy.LocalTrafficDetector{Sources: prefixes("10.1.0.0/16")}},
+			proxy.LocalTrafficDetector{Sources: prefixes("10.2.0.0/24", "fd00:2::/64")},
+		},
+		{
+			"BridgeInterface", Settings{LocalPods: proxy.LocalTrafficDetector{Interface: "cbr0"}},
+			proxy.LocalTrafficDetector{Interface: "cbr0"},
+		},
+		{
+			"InterfaceNamePrefix", Settings{LocalPods: proxy.LocalTrafficDetector{Interface: "cbr0", IsPrefix: true}},
+			proxy.LocalTrafficDetector{Interface: "cbr0", IsPrefix: true},
+		},
+		{"none", Settings{}, proxy.LocalTrafficDetector{}},
 	}
 	for _, tt := range tests {
-		t.Run(tt.mode.String(), func(t *testing.T) {
-			r := New(Settings{
-				NodeName: testNode, DetectLocal: tt.mode, Interface: "cbr0", MasqueradeAll: true,
-				ClusterCIDRs: prefixes("fd00:1::/64", "10.1.0.1/16", "10.4.0.0/16"),
-			})
+		t.Run(tt.name, func(t *testing.T) {
+			s := tt.settings
+			s.NodeName, s.MasqueradeAll = testNode, true
+			r := New(s)
 			n := nodeOf("")
 			n.Spec.PodCIDRs = podCIDRs
 			r.UpdateNode(n)
@@ -184,7 +196,7 @@ func TestDetector(t *testing.T) {
 
 // TestNodeEvents tells which events of the Node are steps.
 func TestNodeEvents(t *testing.T) {
-	r := New(Settings{NodeName: testNode, DetectLocal: DetectNodeCIDR})
+	r := New(Settings{NodeName: testNode, NodeCIDRs: true})
 	if d := r.Update(); d.Node == nil || d.Node.Name != testNode || len(d.Node.NodePorts) != 2 {
 		t.Fatalf("first step %+v; want a Node from the settings", d)
 	}

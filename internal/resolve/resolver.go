@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/proxy"
 )
 
@@ -22,9 +23,10 @@ type Resolver struct {
 	entries map[types.NamespacedName]*entry
 	claims  claims
 
-	nodeRecord  nodeRecord
-	nodePending bool
-	node        *proxy.Node // that rows are resolved for; in Update it is ahead of the state's
+	nodeRead     apiobject.Node
+	nodeProblems []Problem
+	nodePending  bool
+	node         *proxy.Node // that rows are resolved for; in Update it is ahead of the state's
 
 	cidrs        map[string][]netip.Prefix // by the ServiceCIDR's name
 	cidrsPending bool

@@ -227,7 +227,7 @@ func TestScopes(t *testing.T) {
 func TestFamilies(t *testing.T) {
 	r := New(Settings{
 		NodeName: testNode, Families: []proxy.Family{proxy.IPv4},
-		ClusterCIDRs: prefixes("fd00:1::/64", "10.1.0.0/16"),
+		LocalPods: proxy.LocalTrafficDetector{Sources: prefixes("fd00:1::/64", "10.1.0.0/16")},
 	})
 	add(t, r, serviceOf("ns/web", "", dualStack("10.96.0.1", "fd00::1")), serviceCIDROf("all", "10.96.0.0/16", "fd00::/64"))
 	r.Update()

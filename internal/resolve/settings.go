@@ -7,31 +7,16 @@ import (
 	"sluice/internal/proxy"
 )
 
-// DetectLocalMode says how the traffic of our pods is recognised.
-type DetectLocalMode uint8
-
-// The modes.
-const (
-	DetectClusterCIDR         DetectLocalMode = iota // by the source address: the cluster's pod ranges
-	DetectNodeCIDR                                   // by the source address: this Node's pod ranges
-	DetectBridgeInterface                            // by the interface it comes in on
-	DetectInterfaceNamePrefix                        // by the beginning of that interface's name
-	DetectNone                                       // not at all
-)
-
-// String returns the mode as the configuration spells it.
-func (m DetectLocalMode) String() string {
-	return [...]string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix", "None"}[m]
-}
-
 // Settings are what the resolver knows from the configuration.
 type Settings struct {
 	NodeName      string         // the name of this node
 	Families      []proxy.Family // which families are served; nil: both
-	DetectLocal   DetectLocalMode
-	ClusterCIDRs  []netip.Prefix // for DetectClusterCIDR; the first of each family counts
-	Interface     string         // for the interface modes: an exact name, or a prefix of one
 	MasqueradeAll bool
+
+	// LocalPods recognises the traffic of our pods: of Sources, the cluster's pod
+	// ranges, the first of each family counts. NodeCIDRs takes this Node's instead.
+	LocalPods proxy.LocalTrafficDetector
+	NodeCIDRs bool
 
 	IgnoreExternalIPs bool // Services are not reached by spec.externalIPs; for New only
 

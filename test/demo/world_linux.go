@@ -132,7 +132,7 @@ func readExpectations(dir string) (*expectations, error) {
 		return nil, fmt.Errorf("read manifests: %d Nodes, the demo needs one", n)
 	}
 	e := &expectations{slices: objects.EndpointSlices, resolver: resolve.New(resolve.Settings{
-		NodeName: objects.Nodes[0].Name, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)},
+		NodeName: objects.Nodes[0].Name, LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
 	})}
 	e.resolver.UpdateNode(objects.Nodes[0])
 	for _, s := range objects.Services {
