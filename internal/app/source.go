@@ -97,5 +97,5 @@ func (s objectSource) open(node string) source.Source {
 	if s.manifests != "" {
 		return manifest.New(manifest.Settings{Dir: s.manifests, NodeName: node})
 	}
-	return informer.New(s.client, informer.Settings{NodeName: node})
+	return informer.New(s.client, node)
 }

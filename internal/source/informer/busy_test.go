@@ -47,15 +47,15 @@ func (s *busyServer) Watch(_ context.Context, o metav1.ListOptions) (watch.Inter
 
 // watched plays an informer on a busy server for a while, and returns how long
 // it took to end.
-func watched(s *busyServer, play func(*queue[*v1.Service])) time.Duration {
+func watched(s *busyServer, play func(*store[*v1.Service])) time.Duration {
 	ctx, cancel := context.WithCancel(context.Background())
-	to := newQueue(ctx, source.NewServiceConfig(noHandler{}))
+	to := newStore(ctx, source.NewServiceConfig(noHandler{}))
 	f := newFeed(to, &v1.Service{}, s, &watchErrors{resource: "services"})
 	s.began = time.Now()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		f.informer.RunWithContext(ctx)
+		f.run(ctx)
 	}()
 	play(to)
 	stopped := time.Now()
@@ -85,8 +85,8 @@ func TestBusyServerIsGivenTime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &busyServer{refusals: 4, retryAfter: tt.retryAfter}
-				watched(s, func(to *queue[*v1.Service]) {
-					<-to.Done()
+				watched(s, func(to *store[*v1.Service]) {
+					<-to.whole
 					synctest.Wait()
 				})
 				if len(s.watches) != 5 || s.lists != 0 {
@@ -106,7 +106,7 @@ func TestBusyServerIsGivenTime(t *testing.T) {
 func TestBusyServerDoesNotHoldUpTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &busyServer{refusals: 1000, retryAfter: 600}
-		took := watched(s, func(*queue[*v1.Service]) {
+		took := watched(s, func(*store[*v1.Service]) {
 			time.Sleep(time.Hour)
 			synctest.Wait()
 		})

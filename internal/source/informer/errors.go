@@ -12,12 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
 
 // repeatAfter is how long the same trouble with the same resource stays quiet.
-// The informer tries again every few seconds, which would flood the log.
+// It is tried again every few seconds, which would flood the log.
 const repeatAfter = time.Minute
 
 // busyMin and busyMax bound the pauses that a server is given which is too busy
@@ -28,11 +27,18 @@ const (
 	busyMax = time.Minute
 )
 
+// retryMin and retryMax bound the pauses after which a watch is tried again that
+// failed for another reason.
+const (
+	retryMin = 800 * time.Millisecond
+	retryMax = 30 * time.Second
+)
+
 // firstComplaint is how long objects may be awaited without a word.
 const firstComplaint = 10 * time.Second
 
-// watchErrors says in one line why a resource cannot be watched. The informer
-// calls it from one goroutine and tries again on its own.
+// watchErrors says in one line why a resource cannot be watched. One goroutine
+// calls it.
 type watchErrors struct {
 	resource, group string
 
@@ -40,7 +46,7 @@ type watchErrors struct {
 	logged time.Time
 }
 
-func (w *watchErrors) handle(ctx context.Context, _ *cache.Reflector, err error) {
+func (w *watchErrors) handle(ctx context.Context, err error) {
 	log := klog.FromContext(ctx)
 	switch {
 	case ctx.Err() != nil, errors.Is(err, io.EOF):
@@ -61,8 +67,8 @@ func (w *watchErrors) handle(ctx context.Context, _ *cache.Reflector, err error)
 		"resource", w.resource, "reason", reason)
 }
 
-// intercept sees the error of a watch request before the informer does. Of a
-// server that refuses connections or is too busy the informer says nothing and
+// intercept sees the error of a watch request before the reflector does. Of a
+// server that refuses connections or is too busy it says nothing and
 // tries again; it even sleeps through the end of its context when it asks for a
 // list in the form of a watch (seen in client-go 0.37). There it is given an
 // error that it does not know: it asks for a plain list then, and complains.
@@ -74,7 +80,7 @@ func (w *watchErrors) intercept(ctx context.Context, o metav1.ListOptions, err e
 	if streams(o) {
 		return errors.New(err.Error())
 	}
-	w.handle(ctx, nil, err)
+	w.handle(ctx, err)
 	return err
 }
 
@@ -84,7 +90,7 @@ func streams(o metav1.ListOptions) bool { return o.SendInitialEvents != nil && *
 // pause gives a server time that has refused a stream because it is too busy,
 // and returns an error if ctx ends meanwhile. A plain list would cost it more.
 func (w *watchErrors) pause(ctx context.Context, err error, attempt int) error {
-	w.handle(ctx, nil, err)
+	w.handle(ctx, err)
 	d := busyMin << min(attempt, 10)
 	if seconds, ok := apierrors.SuggestsClientDelay(err); ok && seconds > 0 {
 		d = time.Duration(seconds) * time.Second

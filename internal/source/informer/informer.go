@@ -2,6 +2,7 @@ package informer
 
 import (
 	"context"
+	"math"
 	"sync"
 	"time"
 
@@ -10,28 +11,24 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"sluice/internal/source"
 )
 
-// Settings says what to watch and how.
-type Settings struct {
-	// NodeName names the only Node that is watched.
-	NodeName string
-}
-
 // New returns the Source that watches the API server behind client, which is one
-// of package apiclient.
-func New(client rest.Interface, s Settings) source.Source {
-	return &apiServer{client: client, settings: s}
+// of package apiclient. Of Nodes it watches the one of this name.
+func New(client rest.Interface, nodeName string) source.Source {
+	return &apiServer{client, nodeName}
 }
 
 type apiServer struct {
 	client   rest.Interface
-	settings Settings
+	nodeName string
 }
 
 // Run implements [source.Source].
@@ -43,12 +40,8 @@ func (s *apiServer) Run(ctx context.Context, h source.Handler) error {
 	defer cancel()
 
 	for _, f := range s.feeds(ctx, h) {
-		running.Go(func() { f.informer.RunWithContext(ctx) })
-		running.Go(func() {
-			if f.await(ctx, f.informer.HasSyncedChecker().Done()) {
-				f.synced()
-			}
-		})
+		running.Go(func() { f.run(ctx) })
+		running.Go(func() { f.await(ctx) })
 	}
 	<-ctx.Done()
 	return nil
@@ -60,8 +53,8 @@ func (s *apiServer) feeds(ctx context.Context, h source.Handler) []*feed {
 	return []*feed{
 		feedOf(ctx, &resource{
 			client: s.client, name: "nodes", list: &v1.NodeList{},
-			fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.settings.NodeName).String(),
-		}, &v1.Node{}, source.NewNodeConfig(s.settings.NodeName, h)),
+			fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.nodeName).String(),
+		}, &v1.Node{}, source.NewNodeConfig(s.nodeName, h)),
 		feedOf(ctx, &resource{
 			client: s.client, group: networkingv1.GroupName, name: "servicecidrs", list: &networkingv1.ServiceCIDRList{},
 		}, &networkingv1.ServiceCIDR{}, source.NewServiceCIDRConfig(h)),
@@ -77,38 +70,51 @@ func (s *apiServer) feeds(ctx context.Context, h source.Handler) []*feed {
 	}
 }
 
-// feed is one watched kind, wired up and not yet started.
+// feed is one watched kind.
 type feed struct {
-	resource string
-	informer cache.Controller
-	synced   func()
+	reflector *cache.Reflector
+	errors    *watchErrors
+	whole     <-chan struct{} // closed when all objects there were have been passed on
+	synced    func()
 }
 
 func feedOf[T source.Object](ctx context.Context, r *resource, example T, to *source.Config[T]) *feed {
-	return newFeed(newQueue(ctx, to), example, r, &watchErrors{resource: r.name, group: r.group})
+	return newFeed(newStore(ctx, to), example, r, &watchErrors{resource: r.name, group: r.group})
 }
 
-func newFeed[T source.Object](to *queue[T], example T, from listerWatcher, errors *watchErrors) *feed {
-	return &feed{resource: errors.resource, synced: to.to.Synced, informer: cache.New(&cache.Config{
-		Queue:                        to,
-		ListerWatcher:                cache.ToListWatcherWithWatchListSemantics(listWatch(from, errors), from),
-		ObjectType:                   example,
-		WatchErrorHandlerWithContext: errors.handle,
-	})}
+func newFeed[T source.Object](to *store[T], example T, from listerWatcher, errors *watchErrors) *feed {
+	log := klog.FromContext(to.ctx)
+	lw := cache.ToListWatcherWithWatchListSemantics(listWatch(from, errors), from)
+	reflector := cache.NewReflectorWithOptions(lw, example, to, cache.ReflectorOptions{Logger: &log, Name: errors.resource})
+	return &feed{reflector, errors, to.whole, to.to.Synced}
 }
 
-// await waits until all objects have come, and says now and then that they have
-// not: a server that hangs gives no error to report.
-func (f *feed) await(ctx context.Context, come <-chan struct{}) bool {
+// run lists and watches until ctx ends, with growing pauses while that fails.
+func (f *feed) run(ctx context.Context) {
+	backoff := wait.Backoff{Duration: retryMin, Cap: retryMax, Steps: math.MaxInt32, Factor: 2, Jitter: 1}
+	_ = backoff.DelayWithReset(clock.RealClock{}, 4*retryMax).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		if err := f.reflector.ListAndWatchWithContext(ctx); err != nil {
+			f.errors.handle(ctx, err)
+		}
+		return false, nil
+	}) // Only the end of ctx ends it.
+}
+
+// await says when all objects have come, and now and then that they have not: a
+// server that hangs gives no error to report.
+func (f *feed) await(ctx context.Context) {
 	for pause := firstComplaint; ; pause = repeatAfter {
 		select {
-		case <-come:
-			return ctx.Err() == nil
+		case <-f.whole:
+			if ctx.Err() == nil {
+				f.synced()
+			}
+			return
 		case <-ctx.Done():
-			return false
+			return
 		case <-time.After(pause):
 			klog.FromContext(ctx).Info("Objects have not come yet, the API server has not answered with all of them",
-				"resource", f.resource)
+				"resource", f.errors.resource)
 		}
 	}
 }

@@ -88,7 +88,7 @@ func start(t *testing.T, client rest.Interface) *running {
 	}}
 	done := make(chan error, 1)
 	go func() {
-		done <- informer.New(client, informer.Settings{NodeName: "here"}).Run(ctx, r.rec)
+		done <- informer.New(client, "here").Run(ctx, r.rec)
 	}()
 	r.stop = sync.OnceFunc(func() {
 		cancel()
