@@ -12,6 +12,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/config"
@@ -203,7 +204,11 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 	if err != nil {
 		return s, fmt.Errorf("look for a Node in %s: %w", p.from.manifests, err)
 	}
-	if !slices.ContainsFunc(objects.Nodes, func(n *v1.Node) bool { return n.Name == p.node }) {
+	known := func(o metav1.Object) bool {
+		n, ok := o.(*v1.Node)
+		return ok && n.Name == p.node
+	}
+	if !slices.ContainsFunc(objects, known) {
 		s.NodePortAddresses.Primary = false
 		klog.FromContext(ctx).Info("No Node object tells the node's addresses, NodePorts are open on every local address",
 			"node", p.node, "folder", p.from.manifests)

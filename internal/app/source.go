@@ -95,7 +95,7 @@ func (s objectSource) String() string {
 // open returns the source. It reads nothing before it is run.
 func (s objectSource) open(node string) source.Source {
 	if s.manifests != "" {
-		return manifest.New(manifest.Settings{Dir: s.manifests, NodeName: node})
+		return manifest.Source{Dir: s.manifests, NodeName: node}
 	}
 	return informer.New(s.client, node)
 }

@@ -13,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"sluice/internal/conformance/lab"
@@ -128,14 +130,15 @@ func readExpectations(dir string) (*expectations, error) {
 			return nil, fmt.Errorf("read manifests: %v", p)
 		}
 	}
-	if n := len(objects.Nodes); n != 1 {
+	nodes := objectsOf[*v1.Node](objects)
+	if n := len(nodes); n != 1 {
 		return nil, fmt.Errorf("read manifests: %d Nodes, the demo needs one", n)
 	}
-	e := &expectations{slices: objects.EndpointSlices, resolver: resolve.New(resolve.Settings{
-		NodeName: objects.Nodes[0].Name, LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
+	e := &expectations{slices: objectsOf[*discoveryv1.EndpointSlice](objects), resolver: resolve.New(resolve.Settings{
+		NodeName: nodes[0].Name, LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
 	})}
-	e.resolver.UpdateNode(objects.Nodes[0])
-	for _, s := range objects.Services {
+	e.resolver.UpdateNode(nodes[0])
+	for _, s := range objectsOf[*v1.Service](objects) {
 		e.resolver.Services.Update(nil, s)
 	}
 	e.change(edit{})
@@ -330,4 +333,14 @@ func (n *network) send(ctx context.Context, c client, targets []target) ([]reque
 		out[i].sent, out[i].done, out[i].seen = sent, done, seen[i]
 	}
 	return out, nil
+}
+
+func objectsOf[T metav1.Object](all []metav1.Object) []T {
+	var out []T
+	for _, o := range all {
+		if obj, ok := o.(T); ok {
+			out = append(out, obj)
+		}
+	}
+	return out
 }

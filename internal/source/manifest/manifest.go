@@ -2,24 +2,18 @@ package manifest
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/source"
 )
-
-// Settings says what to read.
-type Settings struct {
-	Dir      string // the folder; it must exist when Run begins
-	NodeName string // of the only Node that is delivered
-}
-
-// New returns the Source that reads and watches a folder.
-func New(s Settings) source.Source { return folderSource(s) }
 
 // kinds are the objects that are read.
 var kinds = map[string]struct {
@@ -51,39 +45,22 @@ type entry struct {
 	from   Problem // where it is; it has no reason
 }
 
-// Objects is what one reading found, in the order of files and documents. All
-// objects are checked and trimmed; they are not yet filtered, so there may be
-// headless Services and Nodes of any name.
-type Objects struct {
-	Services       []*v1.Service
-	EndpointSlices []*discoveryv1.EndpointSlice
-	Nodes          []*v1.Node
-	ServiceCIDRs   []*networkingv1.ServiceCIDR
-}
-
-// Load reads a folder once. Objects that are wrong are missing from the result
-// and named among the problems; the error is for a folder that cannot be read.
-func Load(dir string) (*Objects, []Problem, error) {
+// Load reads a folder once and returns its objects in the order of files and
+// documents. They are checked and trimmed and not yet filtered, so there may be
+// headless Services and Nodes of any name. Objects that are wrong are named among
+// the problems; the error is for a folder that cannot be read.
+func Load(dir string) ([]metav1.Object, []Problem, error) {
 	f := newFolder(dir)
 	if err := f.scan(false); err != nil {
 		return nil, nil, fmt.Errorf("read manifest folder %s: %w", dir, bare(err))
 	}
 	entries, problems := f.merged()
 	sortProblems(problems)
-	return &Objects{
-		objectsOf[*v1.Service](entries), objectsOf[*discoveryv1.EndpointSlice](entries),
-		objectsOf[*v1.Node](entries), objectsOf[*networkingv1.ServiceCIDR](entries),
-	}, problems, nil
-}
-
-func objectsOf[T metav1.Object](entries []entry) []T {
-	var out []T
-	for _, e := range entries {
-		if obj, ok := e.object.(T); ok {
-			out = append(out, obj)
-		}
+	objects := make([]metav1.Object, len(entries))
+	for i, e := range entries {
+		objects[i] = e.object
 	}
-	return out
+	return objects, problems, nil
 }
 
 // trim takes out of an object what is large in dumps of a cluster and not read,
@@ -97,5 +74,50 @@ func trim(obj metav1.Object) {
 	}
 	if node, ok := obj.(*v1.Node); ok {
 		node.Status = v1.NodeStatus{Addresses: node.Status.Addresses}
+	}
+}
+
+// delivery passes objects on to the Configs of their kinds.
+type delivery map[string]config
+
+// config is a Config with the kind taken out of its signatures.
+type config struct {
+	set    func(metav1.Object)
+	retain func(map[types.NamespacedName]bool)
+	synced func()
+}
+
+func configOf[T source.Object](c *source.Config[T]) config {
+	return config{func(obj metav1.Object) { c.Set(obj.(T)) }, c.Retain, c.Synced}
+}
+
+func newDelivery(nodeName string, h source.Handler) delivery {
+	return delivery{
+		"Service":       configOf(source.NewServiceConfig(h)),
+		"EndpointSlice": configOf(source.NewEndpointSliceConfig(h)),
+		"Node":          configOf(source.NewNodeConfig(nodeName, h)),
+		"ServiceCIDR":   configOf(source.NewServiceCIDRConfig(h)),
+	}
+}
+
+// update makes the handler have these objects. Those that are gone go first:
+// their addresses may be another's now.
+func (d delivery) update(entries []entry) {
+	names := map[string]map[types.NamespacedName]bool{"Service": {}, "EndpointSlice": {}, "Node": {}, "ServiceCIDR": {}}
+	for _, e := range entries {
+		names[e.id.kind][source.NameOf(e.object)] = true
+	}
+	for kind, c := range d {
+		c.retain(names[kind])
+	}
+	for _, e := range entries {
+		d[e.id.kind].set(e.object)
+	}
+}
+
+// synced says that all there was at the start has been delivered.
+func (d delivery) synced() {
+	for _, kind := range slices.Sorted(maps.Keys(d)) {
+		d[kind].synced()
 	}
 }

@@ -3,10 +3,15 @@ package manifest_test
 import (
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice/internal/resolve"
 	"sluice/internal/source/manifest"
@@ -46,7 +51,7 @@ func edit(text, old, replacement string) string {
 }
 
 // load reads a folder with one file.
-func load(t *testing.T, file, text string) (*manifest.Objects, []manifest.Problem) {
+func load(t *testing.T, file, text string) ([]metav1.Object, []manifest.Problem) {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
@@ -68,22 +73,14 @@ func lines(problems []manifest.Problem) []string {
 	return out
 }
 
-// kept returns the identities of the objects that were read.
-func kept(o *manifest.Objects) []string {
-	var out []string
-	for _, s := range o.Services {
-		out = append(out, "Service "+s.Namespace+"/"+s.Name)
+// kept returns the identities of the objects that were read, by kind.
+func kept(objects []metav1.Object) []string {
+	of := map[string][]string{}
+	for _, o := range objects {
+		kind := reflect.TypeOf(o).Elem().Name()
+		of[kind] = append(of[kind], kind+" "+strings.TrimPrefix(o.GetNamespace()+"/"+o.GetName(), "/"))
 	}
-	for _, s := range o.EndpointSlices {
-		out = append(out, "EndpointSlice "+s.Namespace+"/"+s.Name)
-	}
-	for _, n := range o.Nodes {
-		out = append(out, "Node "+n.Name)
-	}
-	for _, c := range o.ServiceCIDRs {
-		out = append(out, "ServiceCIDR "+c.Name)
-	}
-	return out
+	return slices.Concat(of["Service"], of["EndpointSlice"], of["Node"], of["ServiceCIDR"])
 }
 
 const (
@@ -413,8 +410,8 @@ func TestLoadDefaults(t *testing.T) {
 		t.Fatalf("problems: %v", lines(problems))
 	}
 	r := resolve.New(resolve.Settings{})
-	r.Services.Update(nil, objects.Services[0])
-	r.Endpoints.Update(objects.EndpointSlices[0], false)
+	r.Services.Update(nil, objects[0].(*v1.Service))
+	r.Endpoints.Update(objects[1].(*discoveryv1.EndpointSlice), false)
 	r.Update()
 	const policies = "internal=Cluster external=Cluster"
 	want := "default/web/TCP/IPv4 ClusterIP=10.96.0.10:80 " + policies + " anywhere=true cluster=[10.1.0.1:8080] local=[] affinity=3h0m0s\n" +

@@ -121,7 +121,7 @@ func newWatched(t *testing.T, dir string) *watched {
 	t.Helper()
 	w := &watched{T: t, dir: dir, rec: &recorder{}, problems: &recorder{}}
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logr.New(problemLog{w.problems})))
-	src := manifest.New(manifest.Settings{Dir: dir, NodeName: "here"})
+	src := manifest.Source{Dir: dir, NodeName: "here"}
 	done := make(chan error, 1)
 	go func() { done <- src.Run(ctx, w.rec) }()
 	w.stop = sync.OnceFunc(func() {

@@ -2,10 +2,14 @@ package manifest
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/source"
@@ -24,7 +28,11 @@ const (
 	poll = time.Second
 )
 
-type folderSource Settings
+// Source reads and watches a folder.
+type Source struct {
+	Dir      string // it must exist when Run begins
+	NodeName string // of the only Node that is delivered
+}
 
 // run is one Run of the source.
 type run struct {
@@ -38,7 +46,7 @@ type run struct {
 
 // Run implements [source.Source]. It returns an error only when the folder
 // cannot be read at the start; later that is a problem among others.
-func (s folderSource) Run(ctx context.Context, h source.Handler) error {
+func (s Source) Run(ctx context.Context, h source.Handler) error {
 	dir, err := filepath.Abs(s.Dir)
 	r := &run{
 		folder:   newFolder(dir),
@@ -121,4 +129,64 @@ func (r *run) publish() {
 	entries, problems := r.folder.merged()
 	r.reporter.update(problems)
 	r.delivery.update(entries)
+}
+
+// watcher turns file system events into reasons to read. Without one the
+// folder is polled.
+type watcher struct {
+	log    klog.Logger
+	dir    string
+	notify *fsnotify.Watcher // nil: there is none to be had
+	events <-chan fsnotify.Event
+	errors <-chan error
+	dirs   []directory // what is watched, if all of it still is
+	blind  bool        // something is not watched
+}
+
+func (w *watcher) close() {
+	if w.notify != nil {
+		_ = w.notify.Close() // It only fails when closed twice.
+	}
+}
+
+// follow watches the directories that were listed, the folder first, and its
+// parent: that one has the events when the folder goes, returns or is another. It
+// reports whether something new is watched: then changes may have been missed
+// since it was listed.
+func (w *watcher) follow(dirs []directory) bool {
+	same := func(a, b directory) bool { return a.path == b.path && os.SameFile(a.info, b.info) }
+	if !w.blind && slices.EqualFunc(w.dirs, dirs, same) {
+		return false
+	}
+	// A new watcher for another set of directories: to find out what the old one
+	// still has of directories that were moved, replaced or linked is harder.
+	w.close()
+	*w = watcher{log: w.log, dir: w.dir, dirs: dirs, blind: w.blind}
+	var err error
+	if w.notify, err = fsnotify.NewWatcher(); err == nil {
+		w.events, w.errors = w.notify.Events, w.notify.Errors
+		err = w.notify.Add(filepath.Dir(w.dir))
+		for _, d := range dirs {
+			if failed := w.notify.Add(d.path); failed != nil && !errors.Is(failed, os.ErrNotExist) {
+				err = failed
+			}
+		}
+	}
+	if err != nil && !w.blind {
+		w.log.Error(err, "Manifest folder cannot be watched and is read every second", "folder", w.dir)
+	}
+	w.blind = err != nil
+	return !w.blind
+}
+
+// matters says whether an event can change what a reading finds, which those of
+// the parent's other children cannot.
+func (w *watcher) matters(event fsnotify.Event) bool {
+	gone := func(d directory) bool { return d.path == event.Name }
+	if event.Has(fsnotify.Remove|fsnotify.Rename) && slices.ContainsFunc(w.dirs, gone) {
+		// What comes next under this name may be another directory, even one with
+		// the same inode number.
+		w.dirs = nil
+	}
+	return event.Name == w.dir || filepath.Dir(event.Name) != filepath.Dir(w.dir)
 }

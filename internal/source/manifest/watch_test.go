@@ -49,7 +49,7 @@ func TestRunFirstReading(t *testing.T) {
 
 func TestRunMissingFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "nowhere")
-	err := manifest.New(manifest.Settings{Dir: dir}).Run(t.Context(), &recorder{})
+	err := (manifest.Source{Dir: dir}).Run(t.Context(), &recorder{})
 	if !errors.Is(err, fs.ErrNotExist) || err.Error() != "read manifest folder "+dir+": no such file or directory" {
 		t.Errorf("Run returned %v", err)
 	}
@@ -57,7 +57,7 @@ func TestRunMissingFolder(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := manifest.New(manifest.Settings{Dir: file}).Run(t.Context(), &recorder{}); err == nil {
+	if err := (manifest.Source{Dir: file}).Run(t.Context(), &recorder{}); err == nil {
 		t.Errorf("Run over a file returned nil")
 	}
 }
@@ -277,7 +277,7 @@ func TestRunLogs(t *testing.T) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 	done := make(chan error, 1)
-	go func() { done <- manifest.New(manifest.Settings{Dir: w.dir}).Run(ctx, w.rec) }()
+	go func() { done <- manifest.Source{Dir: w.dir}.Run(ctx, w.rec) }()
 	w.events(slices.Concat([]string{"+slice web-1"}, allSynced)...)
 	w.write("bad.yaml", goodService)
 	w.events("-slice web-1", "+svc web 10.96.0.10:80")
