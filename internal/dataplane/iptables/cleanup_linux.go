@@ -18,10 +18,9 @@ import (
 
 // Cleanup removes our chains, those of kube-proxy's iptables and ipvs modes and
 // the jumps to them, in both variants, but for what an open dataplane has made
-// its own: its variant's chains if it is of this mode, and the setting that
-// opened loopback. Tables stay when they are empty: they are nobody's. It returns
-// what it removed, a line for each table, and goes on after an error. If a
-// service proxy opened loopback, it is closed again before its guard goes.
+// its own. Tables stay when they are empty: they are nobody's. It returns a line
+// for each table. If a service proxy opened loopback, it is closed again before
+// its guard goes.
 func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err error) {
 	var but ipt.Variant
 	if own, ok := open.(*Dataplane); ok {
@@ -40,8 +39,7 @@ func traces(ctx context.Context, but ipt.Variant) (all localnet.Traces, err erro
 	return all, err
 }
 
-// hostTables is the kernel and the programs, as the calling thread's network namespace
-// has them.
+// hostTables is the kernel and the programs, in the calling thread's network namespace.
 type hostTables struct {
 	open    func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error)
 	uses    func(ipt.Family, ipt.Variant) (ipt.Uses, error)
@@ -70,7 +68,7 @@ type leftovers struct {
 	loopback loopbackState // nothing for IPv6
 }
 
-// findAll looks into the tables of both families in all variants but one.
+// findAll looks into the tables of both families, but not of one variant.
 func (h *hostTables) findAll(ctx context.Context, but ipt.Variant) (found []*leftovers, err error) {
 	for _, v := range ipt.Variants() {
 		for _, f := range ipt.Families() {
@@ -125,8 +123,6 @@ func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*le
 	return l, err
 }
 
-// cleanup is Cleanup, but for a variant and, if it is kept, the setting that
-// opened loopback.
 func (h *hostTables) cleanup(ctx context.Context, but ipt.Variant, keepLoopback bool) (removed []string, err error) {
 	found, err := h.findAll(ctx, but)
 	var all loopbackState
@@ -232,7 +228,7 @@ func newRemoval(table string, all map[chainRef]*ipt.Chain, guard string) *remova
 	return r
 }
 
-// mode is that of a dataplane that wants nothing.
+// mode is that of a dataplane that wants nothing but what is kept.
 func (r *removal) mode(l *leftovers) differ.Mode[id, value] {
 	give := func(all map[id]value, to func(id, value)) {
 		for x, v := range all {

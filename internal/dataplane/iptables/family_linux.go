@@ -23,8 +23,8 @@ type family struct {
 	// By table, how many rules are ours and how many were written since the last report.
 	owned, written map[string]int
 
-	reported atomic.Pointer[map[string]ruleCount] // by table
-	packets  map[countedRule]packetCount          // guarded by reading of the dataplane's counts
+	reported atomic.Pointer[ruleCounts]  // nil: nothing yet
+	packets  map[countedRule]packetCount // guarded by reading of the dataplane's counts
 
 	*stamp
 	// Guarded by mu of the stamp.
@@ -135,7 +135,6 @@ func (f *family) count(made []*change, lines []line) (did []ipt.Change) {
 	return did
 }
 
-// note counts an object, n times.
 func (f *family) note(x id, v value, n int) {
 	f.owned[x.table] += n * len(v.rules)
 	f.uses.add(x.table, x.chain, n*len(v.rules))
@@ -162,7 +161,6 @@ func (u uses) add(table, chain string, n int) {
 	u[chainRef{table, chain}] += n
 }
 
-// kernelUses asks the kernel for the uses of our chains.
 func (f *family) kernelUses(ctx context.Context) (uses, error) {
 	tables, err := f.programs.Uses(ctx)
 	u := uses{}

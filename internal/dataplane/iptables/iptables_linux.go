@@ -77,7 +77,6 @@ func OpenVariant(ctx context.Context, s mode.Settings, v ipt.Variant) (*Dataplan
 	return newDataplane(programs, sysctl.Kernel{}, s, v), nil
 }
 
-// newDataplane returns a dataplane that writes through programs.
 func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s mode.Settings, v ipt.Variant) *Dataplane {
 	d := &Dataplane{settings: s, variant: v, sysctls: k}
 	d.differ = differ.New(differ.Mode[id, value]{
@@ -158,7 +157,6 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	return refused, nil
 }
 
-// sameRows reports whether rows render alike for two nodes.
 func (d *Dataplane) sameRows(a, b *proxy.Node) bool {
 	return a == b || !slices.ContainsFunc(d.families, func(f *family) bool { return !f.matches(a).same(f.matches(b)) })
 }

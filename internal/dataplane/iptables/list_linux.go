@@ -37,7 +37,6 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 	return empty, nil
 }
 
-// listChain gives what a chain has of ours.
 func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used bool, have func(id, value)) {
 	chain := id{f: f, chainRef: p}
 	switch {
@@ -85,7 +84,6 @@ func splitShared(p chainRef, rules, constant []string) (rows []string, ok bool) 
 	return rows, slices.Equal(at, constant) && len(seen) == len(rows)
 }
 
-// index returns chains by name.
 func index(tables []ipt.Table) map[chainRef]*ipt.Chain {
 	saved := map[chainRef]*ipt.Chain{}
 	for i := range tables {

@@ -16,7 +16,6 @@ import (
 // note besides.
 const guardComment = "block incoming localnet connections"
 
-// loopbackGuard returns the rule that keeps others from loopback.
 func loopbackGuard(g localnet.Guard) string {
 	return "! -s 127.0.0.0/8 -d 127.0.0.0/8 " + comment(g.Comment(guardComment)) +
 		"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
@@ -52,9 +51,7 @@ func loopbackOf(saved map[chainRef]*ipt.Chain) (l loopbackState) {
 	return l
 }
 
-// Prepare opens loopback addresses to NodePorts, or closes those that a service
-// proxy opened, for a daemon that may not write the host's settings. The guard
-// comes before they are open, and stays for the daemon.
+// Prepare opens or closes loopback as [mode.Mode] says.
 func Prepare(ctx context.Context, s mode.Settings, opens bool) error {
 	d, err := Open(ctx, s)
 	if err != nil {

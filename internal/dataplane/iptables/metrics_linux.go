@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -18,16 +19,12 @@ type counts struct {
 	reading                   sync.Mutex  // held while packets are read
 }
 
-// ruleCount is how many rules are ours, and how many of them were written last.
-type ruleCount struct{ owned, written int }
+// ruleCounts is, by table, how many rules are ours and how many were written last.
+type ruleCounts struct{ owned, written map[string]int }
 
-// report counts what was written since the last report.
+// report shows what was counted since the last report.
 func (f *family) report() {
-	now := map[string]ruleCount{}
-	for _, table := range []string{filter, nat} {
-		now[table] = ruleCount{f.owned[table], f.written[table]}
-	}
-	f.reported.Store(&now)
+	f.reported.Store(&ruleCounts{maps.Clone(f.owned), f.written})
 	f.written = map[string]int{}
 }
 
@@ -49,12 +46,12 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 			}
 		}}
 	}
-	rules := func(name, help string, of func(ruleCount) int) proxy.Metric {
+	rules := func(name, help string, of func(*ruleCounts) map[string]int) proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Labels: []string{"table", "ip_family"}, Read: func(yield func(float64, ...string)) {
 			for _, f := range d.families {
-				if reported := f.reported.Load(); reported != nil {
-					for table, n := range *reported {
-						yield(float64(of(n)), table, f.Family.String())
+				for _, table := range []string{filter, nat} {
+					if r := f.reported.Load(); r != nil {
+						yield(float64(of(r)[table]), table, f.Family.String())
 					}
 				}
 			}
@@ -72,8 +69,8 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	return []proxy.Metric{
 		failures("sync_proxy_rules_iptables_restore_failures_total", "Restores of iptables that failed", &c.failures),
 		failures("sync_proxy_rules_iptables_partial_restore_failures_total", "Partial syncs of iptables that failed", &c.partialFailures),
-		rules("sync_proxy_rules_iptables_total", "Rules of ours in iptables", func(n ruleCount) int { return n.owned }),
-		rules("sync_proxy_rules_iptables_last", "Rules that the last sync wrote to iptables", func(n ruleCount) int { return n.written }),
+		rules("sync_proxy_rules_iptables_total", "Rules of ours in iptables", func(r *ruleCounts) map[string]int { return r.owned }),
+		rules("sync_proxy_rules_iptables_last", "Rules that the last sync wrote to iptables", func(r *ruleCounts) map[string]int { return r.written }),
 		packets("iptables_ct_state_invalid_dropped_packets_total", "Packets dropped because the state of their connection was invalid", &invalidDropped),
 		packets("iptables_localhost_nodeports_accepted_packets_total", "Packets accepted at NodePorts of loopback addresses", &localhostAccepted),
 	}

@@ -68,7 +68,6 @@ func (r *renderer) own(name string, rules ...string) string {
 	return name
 }
 
-// add adds a rule to a chain that rows share.
 func (r *renderer) add(p chainRef, rule string) {
 	r.out(id{r.f, p, rule}, value{rules: []string{rule}, row: &r.sp.Key})
 }
@@ -87,8 +86,6 @@ var kindText = map[proxy.Kind]string{
 	proxy.ClusterIP: " cluster IP", proxy.LoadBalancer: " loadbalancer IP", proxy.ExternalIP: " external IP",
 }
 
-// frontend renders one frontend: where its packets go, and what happens to
-// those that go nowhere.
 func (r *renderer) frontend(f proxy.Frontend) {
 	policy := r.sp.Policy(f.Kind, r.v.node)
 	elsewhere := policy[proxy.Elsewhere] // who is let in is the same for all origins

@@ -224,7 +224,6 @@ func script(some []*change) (out []line) {
 
 func declaration(p chainRef) string { return ":" + p.chain + " - [0:0]" }
 
-// text is what the programs read.
 func text(lines []line) []byte {
 	var b []byte
 	for _, l := range lines {
