@@ -121,19 +121,13 @@ func (o *Options) run(ctx context.Context, s steps) error {
 
 // plan says what to serve and as whom. Whoever does not serve needs neither.
 func (o *Options) plan(c config.Configuration) (plan, error) {
-	p := plan{config: c, version: o.version.reported(), flags: map[string]string{}}
-	for _, f := range o.flags {
-		p.flags[f.Name] = f.Value.String()
-	}
+	p := plan{options: o, config: c}
 	if o.WriteConfigTo != "" || o.Cleanup || o.InitOnly {
 		return p, nil
 	}
 	var err error
 	if p.node, err = nodeName(c.Object.HostnameOverride); err != nil {
 		return plan{}, err
-	}
-	if o.ConfigFile != "" {
-		p.follow = o.newConfigWatcher
 	}
 	p.from, err = o.objectSource(c.Object.ClientConnection)
 	return p, err

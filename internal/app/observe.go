@@ -53,7 +53,11 @@ func (s *ProxyServer) zpages() map[string]http.Handler {
 	c := &s.plan.config
 	pages := map[string]http.Handler{}
 	if c.Gates().Enabled(config.GateFlagz) {
-		pages["/flagz"] = zpages.Flagz(s.plan.flags)
+		values := map[string]string{}
+		for _, f := range s.plan.options.flags {
+			values[f.Name] = f.Value.String()
+		}
+		pages["/flagz"] = zpages.Flagz(values)
 	}
 	if c.Gates().Enabled(config.GateStatusz) {
 		paths := append(slices.Collect(maps.Keys(pages)), "/configz", "/healthz", "/metrics", "/proxyMode")
@@ -62,7 +66,7 @@ func (s *ProxyServer) zpages() map[string]http.Handler {
 		}
 		slices.Sort(paths)
 		pages["/statusz"] = zpages.Statusz(zpages.Status{
-			Started: time.Now(), GoVersion: runtime.Version(), BinaryVersion: s.plan.version,
+			Started: time.Now(), GoVersion: runtime.Version(), BinaryVersion: s.plan.options.version.reported(),
 			EmulationVersion: config.KubernetesVersion, Paths: paths,
 		}, s.refusals.list)
 	}

@@ -46,13 +46,10 @@ func healthTimeout(c config.Configuration) time.Duration {
 
 // plan is all that a ProxyServer must know, checked.
 type plan struct {
+	options *Options
 	config  config.Configuration
 	node    string
 	from    objectSource
-	version string            // to go by
-	flags   map[string]string // of the command line, with their values
-	// follow returns who follows the configuration file; nil: there is none.
-	follow func(config.Configuration, func(context.Context, config.Configuration, []config.Change)) *configWatcher
 }
 
 // ProxyServer joins a source, the engine, a dataplane and all who watch them,
@@ -82,7 +79,7 @@ type ProxyServer struct {
 // NewProxyServer asks the kernel what it can do and opens the dataplane. The
 // kernel's rules stay as they are before Run.
 func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
-	klog.FromContext(ctx).Info("Starting", "version", p.version, "mode", p.config.Mode, "source", p.from.String(), "node", p.node)
+	klog.FromContext(ctx).Info("Starting", "version", p.options.version.reported(), "mode", p.config.Mode, "source", p.from.String(), "node", p.node)
 	mode, settings, err := probeMode(ctx, p.config)
 	if err != nil {
 		return nil, err
@@ -195,8 +192,8 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	if s.conntrack != nil {
 		jobs = append(jobs, job{"reconcile connections", s.conntrack.Run})
 	}
-	if s.plan.follow != nil {
-		jobs = append(jobs, job{"follow the configuration", s.plan.follow(s.plan.config, s.reload).Run})
+	if o := s.plan.options; o.ConfigFile != "" {
+		jobs = append(jobs, job{"follow the configuration", o.newConfigWatcher(s.plan.config, s.reload).Run})
 	}
 	err := runAll(ctx, jobs)
 	s.leave(ctx)

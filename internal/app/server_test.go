@@ -152,7 +152,7 @@ func TestZPages(t *testing.T) {
 	for gates, want := range map[string][]string{
 		"": {"/flagz", "/statusz"}, "ComponentFlagz=false": {"/statusz"}, "ComponentStatusz=false": {"/flagz"}, "AllBeta=false": nil,
 	} {
-		s := &ProxyServer{plan: plan{config: configuration(t, "--feature-gates="+gates)}, refusals: newRefusals(func() []engine.RowStatus { return nil }, nil)}
+		s := &ProxyServer{plan: plan{options: NewOptions(), config: configuration(t, "--feature-gates="+gates)}, refusals: newRefusals(func() []engine.RowStatus { return nil }, nil)}
 		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(s.zpages()))); diff != "" {
 			t.Errorf("%s: pages mismatch (-want +got):\n%s", gates, diff)
 		}
