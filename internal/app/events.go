@@ -171,7 +171,7 @@ func (r *recorder) merge(e *eventsv1.Event) *eventsv1.Event {
 	return old
 }
 
-// send files an event, and tries again when nobody answers.
+// send files an event, and tries again when the API server does not answer.
 func (r *recorder) send(ctx context.Context, e *eventsv1.Event) {
 	var err error
 	// Not all nodes try at once.

@@ -135,7 +135,7 @@ func (o *Options) foldPort(p *parsed, f *pflag.Flag, field string) {
 	case err == nil:
 		address.SetString(net.JoinHostPort(ip.String(), port))
 	default:
-		// kube-proxy ignores the port too, and somebody relies on the port it has had.
+		// kube-proxy ignores the port too, and clusters rely on the port that the address has.
 		p.note("A flag changes nothing, the address has a port",
 			"flag", "--"+f.Name, "address", instead+"="+config.At(o.object, field).String())
 	}

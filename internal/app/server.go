@@ -36,7 +36,7 @@ const (
 )
 
 // healthTimeout is how long a sync that was asked for may take before the proxy
-// counts as ill: two sync periods. An hour is what nobody has set.
+// counts as unhealthy: two sync periods. An hour is the default of mode nftables.
 func healthTimeout(c config.Configuration) time.Duration {
 	if c.SyncPeriod >= fullSyncPeriod {
 		return 2 * config.UsualSyncPeriod

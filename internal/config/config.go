@@ -50,7 +50,7 @@ type Configuration struct {
 	gates featuregate.MutableFeatureGate
 }
 
-// Gates returns the feature gates, which nobody changes any more.
+// Gates returns the feature gates, which do not change any more.
 func (c *Configuration) Gates() featuregate.MutableFeatureGate { return c.gates }
 
 // Explicit reports whether an operator has asked for the value of a field. What

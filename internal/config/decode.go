@@ -18,8 +18,8 @@ const (
 	kind       = "KubeProxyConfiguration"
 )
 
-// Decode reads a KubeProxyConfiguration in YAML or JSON. Fields that nobody
-// knows or that stand there twice are no errors, so that a file for another
+// Decode reads a KubeProxyConfiguration in YAML or JSON. Fields that are
+// unknown or there twice are no errors, so that a file for another
 // version can be read: each is named by a warning.
 func Decode(data []byte) (in Input, warnings []string, err error) {
 	text, err := yaml.YAMLToJSONStrict(data)

@@ -65,6 +65,6 @@ const (
 	// UsualSyncPeriod is kube-proxy's default, by which its health is judged.
 	UsualSyncPeriod = 30 * time.Second
 	// A change costs what it is in mode nftables, so a full sync is only there
-	// to find what nobody has noticed.
+	// to find what was not noticed.
 	nftablesSyncPeriod = time.Hour
 )

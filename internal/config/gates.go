@@ -28,7 +28,7 @@ const KubernetesVersion = "1.37"
 var gateTable string
 
 // NewGates returns the gates that kube-proxy knows with some of them set. The
-// error says which cannot be set so: nobody knows it, it is locked, or needs
+// error says which cannot be set so: it is unknown, it is locked, or needs
 // another.
 func NewGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 	gates := featuregate.NewVersionedFeatureGate(version.MustParse(KubernetesVersion))

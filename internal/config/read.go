@@ -66,17 +66,14 @@ func (r *reader) check(field string, value any, err error) {
 // isSet reports whether an operator has said anything about a field.
 func (r *reader) isSet(field string) bool { return r.Given[field] || !At(&r.Object, field).IsZero() }
 
-// bound is what a number or a time may be.
-type bound struct {
-	field    string
-	min, max int64
-}
-
 // anyMore is no upper bound.
 const anyMore = math.MaxInt64
 
-// numbers are the fields that have bounds.
-var numbers = []bound{
+// numbers are what numbers and times may be, by field.
+var numbers = []struct {
+	field    string
+	min, max int64
+}{
 	{"clientConnection.burst", 0, anyMore},
 	{"configSyncPeriod", 1, anyMore},
 	{"oomScoreAdj", -1000, 1000},
@@ -103,30 +100,24 @@ func (r *reader) bounds() {
 	}
 	for _, b := range numbers {
 		if strings.HasPrefix(b.field, "nftables.") && r.c.Mode != NFTables {
-			continue // nobody reads it
+			continue // it is not read
 		}
 		v := reflect.Indirect(At(r.o, b.field))
 		if v.Kind() == reflect.Struct {
 			v = v.Field(0) // of a metav1.Duration
 		}
-		if n := v.Int(); n < b.min || n > b.max {
-			r.invalid(b.field, v, "%s", b)
+		switch n := v.Int(); {
+		case n >= b.min && n <= b.max:
+		case b.max != anyMore:
+			r.invalid(b.field, v, "must be from %d to %d", b.min, b.max)
+		case b.min == 0:
+			r.invalid(b.field, v, "must not be negative")
+		default:
+			r.invalid(b.field, v, "must be more than 0")
 		}
 	}
 	if v := r.o.ShowHiddenMetricsForVersion; v != "" && v != previousMinor && v != minorBefore {
 		r.invalid("showHiddenMetricsForVersion", v, "must be %s, the minor version before this one, or nothing", previousMinor)
-	}
-}
-
-// String says what is wrong with a value that is out of bounds.
-func (b bound) String() string {
-	switch {
-	case b.max != anyMore:
-		return fmt.Sprintf("must be from %d to %d", b.min, b.max)
-	case b.min == 0:
-		return "must not be negative"
-	default:
-		return "must be more than 0"
 	}
 }
 
@@ -175,7 +166,7 @@ func (r *reader) detectLocal() {
 		r.invalid("detectLocalMode", m, "no such mode; modes: %s, %s, %s, %s", LocalModeClusterCIDR, LocalModeNodeCIDR,
 			LocalModeBridgeInterface, LocalModeInterfaceNamePrefix)
 	}
-	r.c.ClusterCIDRs = cidrs // none if they are nonsense, which they may be where nobody reads them
+	r.c.ClusterCIDRs = cidrs // none if they are invalid, which they may be where they are not read
 }
 
 // nodePorts reads which addresses take NodePorts. An operator who left the mode
@@ -199,15 +190,15 @@ func (r *reader) nodePorts() {
 	}
 }
 
-// section returns the section that a field of the mode in force is read from.
+// section returns a field with the section that the mode in force reads it from.
 // Only the section nftables counts when a file names the mode. An operator who
 // left the mode open wrote for iptables, kube-proxy's default, and means that in
 // nftables too; and so do flags.
 func (r *reader) section(field string) string {
 	if r.c.Mode == NFTables && (r.Object.Mode == NFTables && r.Given == nil || !r.isSet("iptables."+field)) {
-		return "nftables."
+		return "nftables." + field
 	}
-	return "iptables."
+	return "iptables." + field
 }
 
 // sections reads what each mode has a section for, and writes it into that of
@@ -215,9 +206,9 @@ func (r *reader) section(field string) string {
 // so in the object, since NodePorts depend on that too.
 func (r *reader) sections() {
 	r.periods()
-	bit := reflect.Indirect(At(r.o, r.section("masqueradeBit")+"masqueradeBit")).Int()
+	bit := reflect.Indirect(At(r.o, r.section("masqueradeBit"))).Int()
 	r.c.MasqueradeBit = int(bit)
-	r.c.MasqueradeAll = At(r.o, r.section("masqueradeAll")+"masqueradeAll").Bool()
+	r.c.MasqueradeAll = At(r.o, r.section("masqueradeAll")).Bool()
 	mine := r.c.Mode
 	if !slices.Contains(sections, mine) {
 		mine = IPTables
@@ -247,7 +238,7 @@ func (r *reader) sections() {
 
 // periods reads the spacing of syncs.
 func (r *reader) periods() {
-	every, least := r.section("syncPeriod")+"syncPeriod", r.section("minSyncPeriod")+"minSyncPeriod"
+	every, least := r.section("syncPeriod"), r.section("minSyncPeriod")
 	r.c.SyncPeriod = UsualSyncPeriod
 	switch r.c.Mode {
 	case NFTables:

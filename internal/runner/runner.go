@@ -24,7 +24,7 @@ type Settings struct {
 	RetryMin    time.Duration // from a first failure to the first retry
 	RetryMax    time.Duration // the wait doubles with each failed retry, up to this
 
-	// Failed is told of each run that failed, and when the next try comes. Nil: nobody is.
+	// Failed is told of each run that failed, and when the next try comes. It may be nil.
 	Failed func(ctx context.Context, err error, retryIn time.Duration)
 }
 

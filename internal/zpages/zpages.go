@@ -24,7 +24,7 @@ const (
 	deprecated = "v1alpha1" // the same under an older name
 )
 
-// page makes an object whenever somebody asks.
+// page makes an object for each request.
 type page struct {
 	kind   string // like Statusz
 	object func(head) object
@@ -115,7 +115,7 @@ func (z flagz) writeText(w io.Writer) {
 // Status is what /statusz tells of a process.
 type Status struct {
 	Started          time.Time `json:"startTime"`
-	UptimeSeconds    int64     `json:"uptimeSeconds"` // set when somebody asks
+	UptimeSeconds    int64     `json:"uptimeSeconds"` // set for each request
 	GoVersion        string    `json:"goVersion"`
 	BinaryVersion    string    `json:"binaryVersion"`
 	EmulationVersion string    `json:"emulationVersion,omitempty"` // the minor version of Kubernetes
@@ -139,7 +139,7 @@ type statusz struct {
 }
 
 // Statusz answers with how the process is. The service ports that the kernel does
-// not take are given when somebody asks: some of them, in order, and how many
+// not take are asked for by each request: some of them, in order, and how many
 // there are.
 func Statusz(s Status, setAside func() (some []SetAside, all int)) http.Handler {
 	return page{"Statusz", func(h head) object {
