@@ -74,7 +74,8 @@ func TestEveryFlagOfKubeProxy(t *testing.T) {
 // and looks for its field in what changed.
 func TestFlagsReachTheConfiguration(t *testing.T) {
 	args := map[string]string{
-		"hostname-override": "me", "kubeconfig": "/k", "kube-api-content-type": "application/json", "kube-api-qps": "7", "kube-api-burst": "8",
+		"hostname-override": "me",
+		"kubeconfig":        "/k", "kube-api-content-type": "application/json", "kube-api-qps": "7", "kube-api-burst": "8",
 		"config-sync-period": "1m", "feature-gates": "AllBeta=true", "bind-address": "192.0.2.1", "oom-score-adj": "-5",
 		"cluster-cidr": "10.0.0.0/8", "detect-local-mode": "NodeCIDR", "pod-bridge-interface": "br",
 		"pod-interface-name-prefix": "veth", "masquerade-all": "true", "nodeport-addresses": "primary",

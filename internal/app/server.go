@@ -79,7 +79,8 @@ type ProxyServer struct {
 // NewProxyServer asks the kernel what it can do and opens the dataplane. The
 // kernel's rules stay as they are before Run.
 func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
-	klog.FromContext(ctx).Info("Starting", "version", p.options.version.reported(), "mode", p.config.Mode, "source", p.from.String(), "node", p.node)
+	klog.FromContext(ctx).Info("Starting", "version", p.options.version.reported(), "mode", p.config.Mode,
+		"source", p.from.String(), "node", p.node)
 	mode, settings, err := probeMode(ctx, p.config)
 	if err != nil {
 		return nil, err
