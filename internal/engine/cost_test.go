@@ -29,11 +29,11 @@ func allocsOfAChange(t *testing.T, problems int) float64 {
 	e := New(Settings{Observer: nobody{}, Dataplane: idlePlane{}, Resolver: resolve.New(resolve.Settings{NodeName: "here"})})
 	e.alarm = time.AfterFunc(time.Hour, func() {})
 	defer e.alarm.Stop()
-	e.OnServiceAdd(service("web", 1))
+	e.OnServiceUpdate(nil, service("web", 1))
 	for i := range problems {
 		bad := endpoints(fmt.Sprintf("bad-%d", i), 1)
 		bad.Endpoints[0].Addresses = []string{"10.244.0.300"}
-		e.OnEndpointSliceAdd(bad)
+		e.OnEndpointSliceUpdate(nil, bad)
 	}
 	e.OnNodeSynced()
 	e.OnServiceSynced()
@@ -42,7 +42,7 @@ func allocsOfAChange(t *testing.T, problems int) float64 {
 	n := 0
 	return testing.AllocsPerRun(20, func() {
 		n++
-		e.OnEndpointSliceAdd(endpoints("web", 1+n%2))
+		e.OnEndpointSliceUpdate(nil, endpoints("web", 1+n%2))
 		if err := e.run(ctx); err != nil {
 			t.Fatal(err)
 		}

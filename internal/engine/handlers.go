@@ -37,10 +37,7 @@ func (e *Engine) OnServiceUpdate(old, cur *v1.Service) {
 	})
 }
 
-// OnServiceAdd and what follows make a handler of Services of it.
-func (e *Engine) OnServiceAdd(s *v1.Service)    { e.OnServiceUpdate(nil, s) }
-func (e *Engine) OnServiceDelete(s *v1.Service) { e.OnServiceUpdate(s, nil) }
-func (e *Engine) OnServiceSynced()              { e.hear(&e.heard.services) }
+func (e *Engine) OnServiceSynced() { e.hear(&e.heard.services) }
 
 // OnEndpointSliceUpdate takes an EndpointSlice: old is nil if it is new, cur if it is gone.
 func (e *Engine) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
@@ -51,11 +48,7 @@ func (e *Engine) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
 	})
 }
 
-// OnEndpointSliceAdd and what follows make a handler of EndpointSlices of it.
-func (e *Engine) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { e.OnEndpointSliceUpdate(nil, s) }
-
-func (e *Engine) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { e.OnEndpointSliceUpdate(s, nil) }
-func (e *Engine) OnEndpointSlicesSynced()                            { e.hear(&e.heard.slices) }
+func (e *Engine) OnEndpointSlicesSynced() { e.hear(&e.heard.slices) }
 
 // OnNodeUpdate takes this node's Node; nil if it is gone.
 func (e *Engine) OnNodeUpdate(_, cur *v1.Node) {
@@ -65,19 +58,12 @@ func (e *Engine) OnNodeUpdate(_, cur *v1.Node) {
 	})
 }
 
-// OnNodeAdd and what follows make a handler of Nodes of it.
-func (e *Engine) OnNodeAdd(n *v1.Node)  { e.OnNodeUpdate(nil, n) }
-func (e *Engine) OnNodeDelete(*v1.Node) { e.OnNodeUpdate(nil, nil) }
-func (e *Engine) OnNodeSynced()         { e.hear(&e.heard.node) }
+func (e *Engine) OnNodeSynced() { e.hear(&e.heard.node) }
 
 // OnServiceCIDRUpdate takes a ServiceCIDR: old is nil if it is new, cur if it is gone.
 func (e *Engine) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR) {
 	e.feed(func() bool { return e.resolver.UpdateServiceCIDR(old, cur) })
 }
-
-// OnServiceCIDRAdd and what follows make a handler of ServiceCIDRs of it.
-func (e *Engine) OnServiceCIDRAdd(c *networkingv1.ServiceCIDR)    { e.OnServiceCIDRUpdate(nil, c) }
-func (e *Engine) OnServiceCIDRDelete(c *networkingv1.ServiceCIDR) { e.OnServiceCIDRUpdate(c, nil) }
 
 // OnServiceCIDRsSynced changes nothing: addresses that nobody was given are
 // silent a moment later, and every Service works without.

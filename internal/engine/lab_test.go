@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -35,6 +36,18 @@ type lab struct {
 	stop     func()
 	ended    chan error
 }
+
+func (l *lab) OnServiceAdd(s *v1.Service)    { l.OnServiceUpdate(nil, s) }
+func (l *lab) OnServiceDelete(s *v1.Service) { l.OnServiceUpdate(s, nil) }
+
+func (l *lab) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice)    { l.OnEndpointSliceUpdate(nil, s) }
+func (l *lab) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { l.OnEndpointSliceUpdate(s, nil) }
+
+func (l *lab) OnNodeAdd(n *v1.Node)    { l.OnNodeUpdate(nil, n) }
+func (l *lab) OnNodeDelete(n *v1.Node) { l.OnNodeUpdate(n, nil) }
+
+func (l *lab) OnServiceCIDRAdd(c *networkingv1.ServiceCIDR)    { l.OnServiceCIDRUpdate(nil, c) }
+func (l *lab) OnServiceCIDRDelete(c *networkingv1.ServiceCIDR) { l.OnServiceCIDRUpdate(c, nil) }
 
 // run plays a test in fake time against an engine whose objects have not come.
 func run(t *testing.T, change func(*Settings), play func(*lab)) {

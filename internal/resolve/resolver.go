@@ -21,7 +21,6 @@ type Resolver struct {
 	Endpoints *EndpointsChangeTracker
 
 	settings Settings
-	families []proxy.Family // that are served, in order
 
 	entries map[types.NamespacedName]*entry
 	claims  claims
@@ -51,6 +50,7 @@ type entry struct {
 
 // New returns a resolver that knows nothing but its settings.
 func New(s Settings) *Resolver {
+	s.Families = slices.DeleteFunc(slices.Clone(proxy.Families[:]), func(f proxy.Family) bool { return !s.serves(f) })
 	r := &Resolver{
 		Services:    &ServiceChangeTracker{newTracker[*service](), s.IgnoreExternalIPs},
 		Endpoints:   &EndpointsChangeTracker{newTracker[*endpointSlice](), s.NodeName},
@@ -66,11 +66,6 @@ func New(s Settings) *Resolver {
 	}
 	r.claims = claims{map[claim]claimant{}, map[claim][]claimant{}, map[claim][]claimant{}, r.problems}
 	r.node = r.state.Node
-	for _, f := range proxy.Families {
-		if s.serves(f) {
-			r.families = append(r.families, f)
-		}
-	}
 	return r
 }
 
@@ -144,7 +139,7 @@ func (r *Resolver) changeClaims(s *service, change func(claim, claimant) *servic
 	if s == nil {
 		return
 	}
-	for _, f := range r.families {
+	for _, f := range r.settings.Families {
 		for p := range s.portsOf(f) {
 			for cl, by := range p.claims() {
 				if other := change(cl, by); other != nil {

@@ -16,7 +16,7 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 	old := e.rows
 	e.rows = nil
 	var problems []Problem
-	for _, f := range r.families {
+	for _, f := range r.settings.Families {
 		var here []netip.Addr
 		if e.service != nil {
 			here = r.resolveFamily(e, f, old, &problems)

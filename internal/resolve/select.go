@@ -73,12 +73,17 @@ func (c candidates) once() candidates {
 	return out
 }
 
-// endpoints returns those that match.
-func (c candidates) endpoints(match func(candidate) bool) []proxy.Endpoint {
+// endpoints returns those that match, by the first way in which some do.
+func (c candidates) endpoints(ways ...func(candidate) bool) []proxy.Endpoint {
 	var out []proxy.Endpoint
-	for _, e := range c {
-		if match(e) {
-			out = append(out, e.Endpoint)
+	for _, match := range ways {
+		for _, e := range c {
+			if match(e) {
+				out = append(out, e.Endpoint)
+			}
+		}
+		if len(out) > 0 {
+			break
 		}
 	}
 	return out
@@ -88,20 +93,13 @@ func (c candidates) endpoints(match func(candidate) bool) []proxy.Endpoint {
 // hints leave, else all that serve while they terminate.
 func (c candidates) cluster(zone string) []proxy.Endpoint {
 	hinted := c.hints(zone)
-	list := c.endpoints(func(e candidate) bool { return e.traits.has(ready) && hinted(e) })
-	if len(list) > 0 {
-		return list
-	}
-	return c.endpoints(candidate.lastResort)
+	return c.endpoints(func(e candidate) bool { return e.traits.has(ready) && hinted(e) }, candidate.lastResort)
 }
 
 // local returns the endpoints to use on this node, which hints do not touch.
 func (c candidates) local() []proxy.Endpoint {
-	list := c.endpoints(func(e candidate) bool { return e.traits.has(ready | local) })
-	if len(list) > 0 {
-		return list
-	}
-	return c.endpoints(func(e candidate) bool { return e.traits.has(local) && e.lastResort() })
+	return c.endpoints(func(e candidate) bool { return e.traits.has(ready | local) },
+		func(e candidate) bool { return e.traits.has(local) && e.lastResort() })
 }
 
 // readyHere adds the addresses of ready endpoints on this node to a list.

@@ -51,9 +51,7 @@ type seen struct {
 // method names.
 type handler[T any] struct {
 	empty  T
-	add    func(T)
 	update func(old, cur T)
-	remove func(T)
 	synced func()
 }
 
@@ -71,18 +69,14 @@ func (c *Config[T]) Set(obj T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	name, version := NameOf(obj), obj.GetResourceVersion()
-	was, known := c.known[name]
-	switch wanted := c.wants(obj); {
+	switch was, known := c.known[name]; {
 	case known && version != "" && version == was.version:
 		return
-	case !wanted:
+	case !c.wants(obj):
 		c.forget(name)
 		return
-	case known:
-		c.handler.update(c.old(name, was), obj)
-	default:
-		c.handler.add(obj)
 	}
+	c.handler.update(c.old(name), obj)
 	c.known[name] = seen{version, obj.GetAnnotations()[v1.EndpointsLastChangeTriggerTime]}
 }
 
@@ -110,15 +104,20 @@ func (c *Config[T]) Retain(names map[types.NamespacedName]bool) {
 }
 
 func (c *Config[T]) forget(name types.NamespacedName) {
-	if was, known := c.known[name]; known {
+	if _, known := c.known[name]; known {
+		var none T
+		c.handler.update(c.old(name), none)
 		delete(c.known, name)
-		c.handler.remove(c.old(name, was))
 	}
 }
 
 // old returns what is still known of an object that was passed on earlier.
-func (c *Config[T]) old(name types.NamespacedName, was seen) T {
-	obj := c.handler.empty.DeepCopyObject().(T)
+func (c *Config[T]) old(name types.NamespacedName) (obj T) {
+	was, known := c.known[name]
+	if !known {
+		return obj
+	}
+	obj = c.handler.empty.DeepCopyObject().(T)
 	obj.SetNamespace(name.Namespace)
 	obj.SetName(name.Name)
 	obj.SetResourceVersion(was.version)
@@ -155,7 +154,7 @@ func NewServiceConfig(h ServiceHandler) *ServiceConfig {
 		return !other && svc.Spec.ClusterIP != v1.ClusterIPNone
 	}
 	return newConfig(wants, handler[*v1.Service]{
-		&v1.Service{}, h.OnServiceAdd, h.OnServiceUpdate, h.OnServiceDelete, h.OnServiceSynced,
+		&v1.Service{}, h.OnServiceUpdate, h.OnServiceSynced,
 	})
 }
 
@@ -167,7 +166,7 @@ func NewEndpointSliceConfig(h EndpointSliceHandler) *EndpointSliceConfig {
 		return !headless
 	}
 	return newConfig(wants, handler[*discoveryv1.EndpointSlice]{
-		&discoveryv1.EndpointSlice{}, h.OnEndpointSliceAdd, h.OnEndpointSliceUpdate, h.OnEndpointSliceDelete, h.OnEndpointSlicesSynced,
+		&discoveryv1.EndpointSlice{}, h.OnEndpointSliceUpdate, h.OnEndpointSlicesSynced,
 	})
 }
 
@@ -176,7 +175,7 @@ func NewEndpointSliceConfig(h EndpointSliceHandler) *EndpointSliceConfig {
 func NewNodeConfig(name string, h NodeHandler) *NodeConfig {
 	wants := func(n *v1.Node) bool { return n.Name == name }
 	return newConfig(wants, handler[*v1.Node]{
-		&v1.Node{}, h.OnNodeAdd, h.OnNodeUpdate, h.OnNodeDelete, h.OnNodeSynced,
+		&v1.Node{}, h.OnNodeUpdate, h.OnNodeSynced,
 	})
 }
 
@@ -184,6 +183,6 @@ func NewNodeConfig(name string, h NodeHandler) *NodeConfig {
 func NewServiceCIDRConfig(h ServiceCIDRHandler) *ServiceCIDRConfig {
 	wants := func(*networkingv1.ServiceCIDR) bool { return true }
 	return newConfig(wants, handler[*networkingv1.ServiceCIDR]{
-		&networkingv1.ServiceCIDR{}, h.OnServiceCIDRAdd, h.OnServiceCIDRUpdate, h.OnServiceCIDRDelete, h.OnServiceCIDRsSynced,
+		&networkingv1.ServiceCIDR{}, h.OnServiceCIDRUpdate, h.OnServiceCIDRsSynced,
 	})
 }

@@ -24,27 +24,30 @@ func (r *recorder) log(what string, objects ...metav1.Object) {
 	r.events = append(r.events, what)
 }
 
-func (r *recorder) OnServiceAdd(s *v1.Service)           { r.log("add", s) }
-func (r *recorder) OnServiceUpdate(old, cur *v1.Service) { r.log("update", old, cur) }
-func (r *recorder) OnServiceDelete(s *v1.Service)        { r.log("delete", s) }
-func (r *recorder) OnServiceSynced()                     { r.log("synced") }
-
-func (r *recorder) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { r.log("add", s) }
-func (r *recorder) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
-	r.log("update", old, cur)
+// hear writes down what happened to an object.
+func hear[T interface {
+	comparable
+	metav1.Object
+}](r *recorder, old, cur T) {
+	var none T
+	switch {
+	case old == none:
+		r.log("add", cur)
+	case cur == none:
+		r.log("delete", old)
+	default:
+		r.log("update", old, cur)
+	}
 }
-func (r *recorder) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { r.log("delete", s) }
-func (r *recorder) OnEndpointSlicesSynced()                            { r.log("synced") }
 
-func (r *recorder) OnNodeAdd(n *v1.Node)           { r.log("add", n) }
-func (r *recorder) OnNodeUpdate(old, cur *v1.Node) { r.log("update", old, cur) }
-func (r *recorder) OnNodeDelete(n *v1.Node)        { r.log("delete", n) }
-func (r *recorder) OnNodeSynced()                  { r.log("synced") }
-
-func (r *recorder) OnServiceCIDRAdd(c *networkingv1.ServiceCIDR)           { r.log("add", c) }
-func (r *recorder) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR) { r.log("update", old, cur) }
-func (r *recorder) OnServiceCIDRDelete(c *networkingv1.ServiceCIDR)        { r.log("delete", c) }
-func (r *recorder) OnServiceCIDRsSynced()                                  { r.log("synced") }
+func (r *recorder) OnServiceUpdate(old, cur *v1.Service)                      { hear(r, old, cur) }
+func (r *recorder) OnServiceSynced()                                          { r.log("synced") }
+func (r *recorder) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) { hear(r, old, cur) }
+func (r *recorder) OnEndpointSlicesSynced()                                   { r.log("synced") }
+func (r *recorder) OnNodeUpdate(old, cur *v1.Node)                            { hear(r, old, cur) }
+func (r *recorder) OnNodeSynced()                                             { r.log("synced") }
+func (r *recorder) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR)    { hear(r, old, cur) }
+func (r *recorder) OnServiceCIDRsSynced()                                     { r.log("synced") }
 
 var _ source.Handler = (*recorder)(nil)
 
@@ -157,5 +160,7 @@ type oldSlices struct {
 }
 
 func (o *oldSlices) OnEndpointSliceUpdate(old, _ *discoveryv1.EndpointSlice) {
-	o.old = append(o.old, old)
+	if old != nil {
+		o.old = append(o.old, old)
+	}
 }

@@ -8,41 +8,33 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// The Synced method of a handler is called once, when every object of the kind
-// that there was at the start has been delivered. Objects are shared: read them
-// only. Of an object that is gone, and of the old one of a change, a handler may rely
-// on the name, and on the annotation by which an EndpointSlice tells when its
-// last change began: a source need not keep more.
+// An Update has no old object if it is new, and no current one if it is gone. The
+// Synced method of a handler is called once, when every object of the kind that
+// there was at the start has been delivered. Objects are shared: read them only. Of
+// an old object a handler may rely on the name, and on the annotation by which an
+// EndpointSlice tells when its last change began: a source need not keep more.
 
 // ServiceHandler handles events of Services.
 type ServiceHandler interface {
-	OnServiceAdd(svc *v1.Service)
 	OnServiceUpdate(old, cur *v1.Service)
-	OnServiceDelete(svc *v1.Service)
 	OnServiceSynced()
 }
 
 // EndpointSliceHandler handles events of EndpointSlices.
 type EndpointSliceHandler interface {
-	OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice)
 	OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice)
-	OnEndpointSliceDelete(slice *discoveryv1.EndpointSlice)
 	OnEndpointSlicesSynced()
 }
 
 // NodeHandler handles events of the Node this process runs on, and no other.
 type NodeHandler interface {
-	OnNodeAdd(node *v1.Node)
 	OnNodeUpdate(old, cur *v1.Node)
-	OnNodeDelete(node *v1.Node)
 	OnNodeSynced()
 }
 
 // ServiceCIDRHandler handles events of ServiceCIDRs.
 type ServiceCIDRHandler interface {
-	OnServiceCIDRAdd(cidr *networkingv1.ServiceCIDR)
 	OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR)
-	OnServiceCIDRDelete(cidr *networkingv1.ServiceCIDR)
 	OnServiceCIDRsSynced()
 }
 

@@ -66,9 +66,7 @@ func watched(s *busyServer, play func(*store[*v1.Service])) time.Duration {
 
 type noHandler struct{}
 
-func (noHandler) OnServiceAdd(*v1.Service)                 {}
 func (noHandler) OnServiceUpdate(*v1.Service, *v1.Service) {}
-func (noHandler) OnServiceDelete(*v1.Service)              {}
 func (noHandler) OnServiceSynced()                         {}
 
 // TestBusyServerIsGivenTime asks a server that is too busy for a stream again

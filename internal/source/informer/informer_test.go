@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -41,36 +42,52 @@ func (r *recorder) take() []string {
 	return out
 }
 
-func (r *recorder) OnServiceAdd(s *v1.Service) { r.log("+svc %s %s", s.Name, s.Spec.ClusterIP) }
-
 func (r *recorder) OnServiceUpdate(old, cur *v1.Service) {
-	if old.Name != cur.Name || old.Namespace != cur.Namespace {
+	switch {
+	case old == nil:
+		r.log("+svc %s %s", cur.Name, cur.Spec.ClusterIP)
+	case cur == nil:
+		r.log("-svc %s", old.Name)
+	case old.Name != cur.Name || old.Namespace != cur.Namespace:
 		r.log("%s/%s became %s/%s", old.Namespace, old.Name, cur.Namespace, cur.Name)
+	default:
+		r.log("~svc %s %s", cur.Name, cur.Spec.ClusterIP)
 	}
-	r.log("~svc %s %s", cur.Name, cur.Spec.ClusterIP)
 }
-func (r *recorder) OnServiceDelete(s *v1.Service) { r.log("-svc %s", s.Name) }
-func (r *recorder) OnServiceSynced()              { r.log("synced svc") }
+func (r *recorder) OnServiceSynced() { r.log("synced svc") }
 
-func (r *recorder) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { r.log("+slice %s", s.Name) }
-func (r *recorder) OnEndpointSliceUpdate(_, s *discoveryv1.EndpointSlice) {
-	r.log("~slice %s", s.Name)
+// hear writes down what happened to an object that is told by its name.
+func hear[T interface {
+	comparable
+	metav1.Object
+}](r *recorder, kind string, old, cur T) {
+	var none T
+	switch {
+	case old == none:
+		r.log("+%s %s", kind, cur.GetName())
+	case cur == none:
+		r.log("-%s %s", kind, old.GetName())
+	default:
+		r.log("~%s %s", kind, cur.GetName())
+	}
 }
 
-func (r *recorder) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { r.log("-slice %s", s.Name) }
-func (r *recorder) OnEndpointSlicesSynced()                            { r.log("synced slice") }
-
-func (r *recorder) OnNodeAdd(n *v1.Node)       { r.log("+node %s", n.Name) }
-func (r *recorder) OnNodeUpdate(_, n *v1.Node) { r.log("~node %s", n.Name) }
-func (r *recorder) OnNodeDelete(n *v1.Node)    { r.log("-node %s", n.Name) }
-func (r *recorder) OnNodeSynced()              { r.log("synced node") }
-
-func (r *recorder) OnServiceCIDRAdd(c *networkingv1.ServiceCIDR) {
-	r.log("+cidr %s %v", c.Name, c.Spec.CIDRs)
+func (r *recorder) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
+	hear(r, "slice", old, cur)
 }
-func (r *recorder) OnServiceCIDRUpdate(_, c *networkingv1.ServiceCIDR) { r.log("~cidr %s", c.Name) }
-func (r *recorder) OnServiceCIDRDelete(c *networkingv1.ServiceCIDR)    { r.log("-cidr %s", c.Name) }
-func (r *recorder) OnServiceCIDRsSynced()                              { r.log("synced cidr") }
+func (r *recorder) OnEndpointSlicesSynced() { r.log("synced slice") }
+
+func (r *recorder) OnNodeUpdate(old, cur *v1.Node) { hear(r, "node", old, cur) }
+func (r *recorder) OnNodeSynced()                  { r.log("synced node") }
+
+func (r *recorder) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR) {
+	if old == nil {
+		r.log("+cidr %s %v", cur.Name, cur.Spec.CIDRs)
+		return
+	}
+	hear(r, "cidr", old, cur)
+}
+func (r *recorder) OnServiceCIDRsSynced() { r.log("synced cidr") }
 
 // running is a source that runs until stop or the end of the test.
 type running struct {

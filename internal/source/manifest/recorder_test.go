@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/source/manifest"
@@ -54,39 +55,51 @@ func (r *recorder) learn(s *v1.Service) (old, cur string) {
 	return old, cur
 }
 
-func (r *recorder) OnServiceAdd(s *v1.Service) {
-	_, cur := r.learn(s)
-	r.log("+svc %s", cur)
-}
-
 func (r *recorder) OnServiceUpdate(was, s *v1.Service) {
+	if s == nil {
+		r.log("-svc %s", r.known[was.Name])
+		return
+	}
 	old, cur := r.learn(s)
+	if was == nil {
+		r.log("+svc %s", cur)
+		return
+	}
 	if was.Name != s.Name || was.Namespace != s.Namespace {
 		r.log("%s/%s became %s/%s", was.Namespace, was.Name, s.Namespace, s.Name)
 	}
 	r.log("~svc %s -> %s", old, cur)
 }
+func (r *recorder) OnServiceSynced() { r.log("synced svc") }
 
-func (r *recorder) OnServiceDelete(s *v1.Service) { r.log("-svc %s", r.known[s.Name]) }
-func (r *recorder) OnServiceSynced()              { r.log("synced svc") }
-
-func (r *recorder) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { r.log("+slice %s", s.Name) }
-func (r *recorder) OnEndpointSliceUpdate(_, s *discoveryv1.EndpointSlice) {
-	r.log("~slice %s", s.Name)
+// hear writes down what happened to an object that is told by its name.
+func hear[T interface {
+	comparable
+	metav1.Object
+}](r *recorder, kind string, old, cur T) {
+	var none T
+	switch {
+	case old == none:
+		r.log("+%s %s", kind, cur.GetName())
+	case cur == none:
+		r.log("-%s %s", kind, old.GetName())
+	default:
+		r.log("~%s %s", kind, cur.GetName())
+	}
 }
 
-func (r *recorder) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { r.log("-slice %s", s.Name) }
-func (r *recorder) OnEndpointSlicesSynced()                            { r.log("synced slice") }
+func (r *recorder) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
+	hear(r, "slice", old, cur)
+}
+func (r *recorder) OnEndpointSlicesSynced() { r.log("synced slice") }
 
-func (r *recorder) OnNodeAdd(n *v1.Node)       { r.log("+node %s", n.Name) }
-func (r *recorder) OnNodeUpdate(_, n *v1.Node) { r.log("~node %s", n.Name) }
-func (r *recorder) OnNodeDelete(n *v1.Node)    { r.log("-node %s", n.Name) }
-func (r *recorder) OnNodeSynced()              { r.log("synced node") }
+func (r *recorder) OnNodeUpdate(old, cur *v1.Node) { hear(r, "node", old, cur) }
+func (r *recorder) OnNodeSynced()                  { r.log("synced node") }
 
-func (r *recorder) OnServiceCIDRAdd(c *networkingv1.ServiceCIDR)       { r.log("+cidr %s", c.Name) }
-func (r *recorder) OnServiceCIDRUpdate(_, c *networkingv1.ServiceCIDR) { r.log("~cidr %s", c.Name) }
-func (r *recorder) OnServiceCIDRDelete(c *networkingv1.ServiceCIDR)    { r.log("-cidr %s", c.Name) }
-func (r *recorder) OnServiceCIDRsSynced()                              { r.log("synced cidr") }
+func (r *recorder) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR) {
+	hear(r, "cidr", old, cur)
+}
+func (r *recorder) OnServiceCIDRsSynced() { r.log("synced cidr") }
 
 // problemLog is a log that writes down the problems in it.
 type problemLog struct{ *recorder }
