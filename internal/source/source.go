@@ -1,6 +1,7 @@
 package source
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,53 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 )
+
+// An Update has no old object if it is new, and no current one if it is gone. The
+// Synced method of a handler is called once, when every object of the kind that
+// there was at the start has been delivered. Objects are shared: read them only. Of
+// an old object a handler may rely on the name, and on the annotation by which an
+// EndpointSlice tells when its last change began: a source need not keep more.
+
+// ServiceHandler handles events of Services.
+type ServiceHandler interface {
+	OnServiceUpdate(old, cur *v1.Service)
+	OnServiceSynced()
+}
+
+// EndpointSliceHandler handles events of EndpointSlices.
+type EndpointSliceHandler interface {
+	OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice)
+	OnEndpointSlicesSynced()
+}
+
+// NodeHandler handles events of the Node this process runs on, and no other.
+type NodeHandler interface {
+	OnNodeUpdate(old, cur *v1.Node)
+	OnNodeSynced()
+}
+
+// ServiceCIDRHandler handles events of ServiceCIDRs.
+type ServiceCIDRHandler interface {
+	OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR)
+	OnServiceCIDRsSynced()
+}
+
+// Handler handles events of all four kinds.
+type Handler interface {
+	ServiceHandler
+	EndpointSliceHandler
+	NodeHandler
+	ServiceCIDRHandler
+}
+
+// Source delivers objects to a Handler.
+type Source interface {
+	// Run delivers until ctx ends and then returns nil; after it has returned
+	// the handler is not called again. Everything of a kind that is there at
+	// the start comes before that kind's Synced call. Calls for one kind come
+	// one after the other; calls for different kinds may be concurrent.
+	Run(ctx context.Context, h Handler) error
+}
 
 const (
 	// LabelServiceProxyName on a Service says that another proxy serves it.
@@ -33,8 +81,10 @@ type Object interface {
 // change. The handler is called with the lock held, one event at a time, and must
 // not call back.
 type Config[T Object] struct {
-	wants   func(T) bool
-	handler handler[T]
+	empty        T
+	wants        func(T) bool
+	handle       func(old, cur T)
+	handleSynced func()
 
 	mu     sync.Mutex
 	known  map[types.NamespacedName]seen
@@ -45,18 +95,6 @@ type Config[T Object] struct {
 type seen struct {
 	version string
 	trigger string // what an EndpointSlice says of the change that caused it
-}
-
-// handler is the handler of one kind, with the kind's name taken out of its
-// method names.
-type handler[T any] struct {
-	empty  T
-	update func(old, cur T)
-	synced func()
-}
-
-func newConfig[T Object](wants func(T) bool, h handler[T]) *Config[T] {
-	return &Config[T]{wants: wants, handler: h, known: map[types.NamespacedName]seen{}}
 }
 
 // NameOf returns the name of an object.
@@ -76,7 +114,7 @@ func (c *Config[T]) Set(obj T) {
 		c.forget(name)
 		return
 	}
-	c.handler.update(c.old(name), obj)
+	c.handle(c.old(name), obj)
 	c.known[name] = seen{version, obj.GetAnnotations()[v1.EndpointsLastChangeTriggerTime]}
 }
 
@@ -106,7 +144,7 @@ func (c *Config[T]) Retain(names map[types.NamespacedName]bool) {
 func (c *Config[T]) forget(name types.NamespacedName) {
 	if _, known := c.known[name]; known {
 		var none T
-		c.handler.update(c.old(name), none)
+		c.handle(c.old(name), none)
 		delete(c.known, name)
 	}
 }
@@ -117,7 +155,7 @@ func (c *Config[T]) old(name types.NamespacedName) (obj T) {
 	if !known {
 		return obj
 	}
-	obj = c.handler.empty.DeepCopyObject().(T)
+	obj = c.empty.DeepCopyObject().(T)
 	obj.SetNamespace(name.Namespace)
 	obj.SetName(name.Name)
 	obj.SetResourceVersion(was.version)
@@ -134,7 +172,7 @@ func (c *Config[T]) Synced() {
 	defer c.mu.Unlock()
 	if !c.synced {
 		c.synced = true
-		c.handler.synced()
+		c.handleSynced()
 	}
 }
 
@@ -149,40 +187,35 @@ type (
 // NewServiceConfig returns a Config that passes on the Services this proxy
 // serves: no other proxy is named in their labels, and they are not headless.
 func NewServiceConfig(h ServiceHandler) *ServiceConfig {
-	wants := func(svc *v1.Service) bool {
+	return newConfig(&v1.Service{}, func(svc *v1.Service) bool {
 		_, other := svc.Labels[LabelServiceProxyName]
 		return !other && svc.Spec.ClusterIP != v1.ClusterIPNone
-	}
-	return newConfig(wants, handler[*v1.Service]{
-		&v1.Service{}, h.OnServiceUpdate, h.OnServiceSynced,
-	})
+	}, h.OnServiceUpdate, h.OnServiceSynced)
 }
 
 // NewEndpointSliceConfig returns a Config that passes on the slices which are
 // not marked as those of a headless Service.
 func NewEndpointSliceConfig(h EndpointSliceHandler) *EndpointSliceConfig {
-	wants := func(slice *discoveryv1.EndpointSlice) bool {
+	return newConfig(&discoveryv1.EndpointSlice{}, func(slice *discoveryv1.EndpointSlice) bool {
 		_, headless := slice.Labels[LabelHeadless]
 		return !headless
-	}
-	return newConfig(wants, handler[*discoveryv1.EndpointSlice]{
-		&discoveryv1.EndpointSlice{}, h.OnEndpointSliceUpdate, h.OnEndpointSlicesSynced,
-	})
+	}, h.OnEndpointSliceUpdate, h.OnEndpointSlicesSynced)
 }
 
 // NewNodeConfig returns a Config that passes on the Node of this name and no
 // other.
 func NewNodeConfig(name string, h NodeHandler) *NodeConfig {
-	wants := func(n *v1.Node) bool { return n.Name == name }
-	return newConfig(wants, handler[*v1.Node]{
-		&v1.Node{}, h.OnNodeUpdate, h.OnNodeSynced,
-	})
+	return newConfig(&v1.Node{}, func(n *v1.Node) bool { return n.Name == name }, h.OnNodeUpdate, h.OnNodeSynced)
 }
 
 // NewServiceCIDRConfig returns a Config that passes everything on.
 func NewServiceCIDRConfig(h ServiceCIDRHandler) *ServiceCIDRConfig {
-	wants := func(*networkingv1.ServiceCIDR) bool { return true }
-	return newConfig(wants, handler[*networkingv1.ServiceCIDR]{
-		&networkingv1.ServiceCIDR{}, h.OnServiceCIDRUpdate, h.OnServiceCIDRsSynced,
-	})
+	return newConfig(&networkingv1.ServiceCIDR{}, func(*networkingv1.ServiceCIDR) bool { return true },
+		h.OnServiceCIDRUpdate, h.OnServiceCIDRsSynced)
+}
+
+func newConfig[T Object](empty T, wants func(T) bool, handle func(old, cur T), synced func()) *Config[T] {
+	return &Config[T]{
+		empty: empty, wants: wants, handle: handle, handleSynced: synced, known: map[types.NamespacedName]seen{},
+	}
 }
