@@ -35,11 +35,11 @@ func ParseEndpointSlice(obj *discoveryv1.EndpointSlice, use UseEndpoint) (Endpoi
 }
 
 func (p *parser) endpointSlice(obj *discoveryv1.EndpointSlice, use UseEndpoint) (s EndpointSlice) {
-	service := obj.Labels[discoveryv1.LabelServiceName]
-	at := field("addressType")
+	const label = discoveryv1.LabelServiceName
+	service, at := obj.Labels[label], field("addressType")
 	switch {
 	case service == "" && p.strict:
-		p.add(Invalid, field("metadata.labels."+discoveryv1.LabelServiceName), "is missing, so the slice belongs to no Service")
+		p.add(Invalid, field("metadata.labels."+label), "is missing, so the slice belongs to no Service")
 	case service == "":
 	case obj.AddressType == discoveryv1.AddressTypeFQDN:
 		p.note(at, "FQDN is not forwarded to: the slice is ignored")

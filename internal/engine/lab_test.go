@@ -40,7 +40,8 @@ type lab struct {
 func (l *lab) OnServiceAdd(s *v1.Service)    { l.OnServiceUpdate(nil, s) }
 func (l *lab) OnServiceDelete(s *v1.Service) { l.OnServiceUpdate(s, nil) }
 
-func (l *lab) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice)    { l.OnEndpointSliceUpdate(nil, s) }
+func (l *lab) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { l.OnEndpointSliceUpdate(nil, s) }
+
 func (l *lab) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { l.OnEndpointSliceUpdate(s, nil) }
 
 func (l *lab) OnNodeAdd(n *v1.Node)    { l.OnNodeUpdate(nil, n) }

@@ -158,19 +158,23 @@ func TestDetector(t *testing.T) {
 		want     proxy.LocalTrafficDetector
 	}{
 		{
-			"ClusterCIDR", Settings{LocalPods: proxy.LocalTrafficDetector{Sources: prefixes("fd00:1::/64", "10.1.0.1/16", "10.4.0.0/16")}},
+			"ClusterCIDR",
+			Settings{LocalPods: proxy.LocalTrafficDetector{Sources: prefixes("fd00:1::/64", "10.1.0.1/16", "10.4.0.0/16")}},
 			proxy.LocalTrafficDetector{Sources: prefixes("10.1.0.0/16", "fd00:1::/64")},
 		},
 		{
-			"NodeCIDR", Settings{NodeCIDRs: true, LocalPods: proxy.LocalTrafficDetector{Sources: prefixes("10.1.0.0/16")}},
+			"NodeCIDR",
+			Settings{NodeCIDRs: true, LocalPods: proxy.LocalTrafficDetector{Sources: prefixes("10.1.0.0/16")}},
 			proxy.LocalTrafficDetector{Sources: prefixes("10.2.0.0/24", "fd00:2::/64")},
 		},
 		{
-			"BridgeInterface", Settings{LocalPods: proxy.LocalTrafficDetector{Interface: "cbr0"}},
+			"BridgeInterface",
+			Settings{LocalPods: proxy.LocalTrafficDetector{Interface: "cbr0"}},
 			proxy.LocalTrafficDetector{Interface: "cbr0"},
 		},
 		{
-			"InterfaceNamePrefix", Settings{LocalPods: proxy.LocalTrafficDetector{Interface: "cbr0", IsPrefix: true}},
+			"InterfaceNamePrefix",
+			Settings{LocalPods: proxy.LocalTrafficDetector{Interface: "cbr0", IsPrefix: true}},
 			proxy.LocalTrafficDetector{Interface: "cbr0", IsPrefix: true},
 		},
 		{"none", Settings{}, proxy.LocalTrafficDetector{}},

@@ -84,20 +84,22 @@ func feedOf[T source.Object](ctx context.Context, r *resource, example T, to *so
 
 func newFeed[T source.Object](to *store[T], example T, from listerWatcher, errors *watchErrors) *feed {
 	log := klog.FromContext(to.ctx)
+	options := cache.ReflectorOptions{Logger: &log, Name: errors.resource}
 	lw := cache.ToListWatcherWithWatchListSemantics(listWatch(from, errors), from)
-	reflector := cache.NewReflectorWithOptions(lw, example, to, cache.ReflectorOptions{Logger: &log, Name: errors.resource})
-	return &feed{reflector, errors, to.whole, to.to.Synced}
+	return &feed{cache.NewReflectorWithOptions(lw, example, to, options), errors, to.whole, to.to.Synced}
 }
 
 // run lists and watches until ctx ends, with growing pauses while that fails.
 func (f *feed) run(ctx context.Context) {
 	backoff := wait.Backoff{Duration: retryMin, Cap: retryMax, Steps: math.MaxInt32, Factor: 2, Jitter: 1}
-	_ = backoff.DelayWithReset(clock.RealClock{}, 4*retryMax).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	delay := backoff.DelayWithReset(clock.RealClock{}, 4*retryMax)
+	// Only the end of ctx ends it.
+	_ = delay.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		if err := f.reflector.ListAndWatchWithContext(ctx); err != nil {
 			f.errors.handle(ctx, err)
 		}
 		return false, nil
-	}) // Only the end of ctx ends it.
+	})
 }
 
 // await says when all objects have come, and now and then that they have not: a

@@ -150,12 +150,12 @@ func (w *watchErrors) handle(ctx context.Context, err error) {
 		"resource", w.resource, "reason", reason)
 }
 
-// intercept sees the error of a watch request before the reflector does. Of a
-// server that refuses connections or is too busy it says nothing and
-// tries again; it even sleeps through the end of its context when it asks for a
-// list in the form of a watch (seen in client-go 0.37). There it is given an
-// error that it does not know: it asks for a plain list then, and complains.
-// A server that is too busy must not be asked for that; see pause.
+// intercept sees the error of a watch request before the reflector does, which
+// says nothing of a server that refuses connections or is too busy, and tries again;
+// it even sleeps through the end of its context when it asks for a list in the form
+// of a watch (seen in client-go 0.37). There it is given an error that it does not
+// know: it asks for a plain list then, and complains. A server that is too busy must
+// not be asked for that; see pause.
 func (w *watchErrors) intercept(ctx context.Context, o metav1.ListOptions, err error) error {
 	if !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
 		return err
