@@ -160,7 +160,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	for _, family := range proxy.Families {
 		start, checked, deleted := time.Now(), false, 0
 		for _, protocol := range []proxy.Protocol{proxy.UDP, proxy.SCTP} {
-			if by := filterOf(family, protocol); filters[by] {
+			if by := (ct.Filter{IPv6: family == proxy.IPv6, Protocol: uint8(protocol)}); filters[by] {
 				n, err := r.end(ctx, by, &j)
 				checked, deleted, errs = true, deleted+n, append(errs, err)
 			}

@@ -18,7 +18,12 @@ type frontend struct {
 	protocol proxy.Protocol
 }
 
-// owner is the row that a frontend belongs to; nil: nobody's it is.
+// filter selects the flows of all frontends of its family and protocol.
+func (f frontend) filter() ct.Filter {
+	return ct.Filter{IPv6: proxy.FamilyOf(f.addr.Addr()) == proxy.IPv6, Protocol: uint8(f.protocol)}
+}
+
+// owner is the row that a frontend belongs to; nil: it is nobody's.
 type owner struct {
 	row  *proxy.ServicePort
 	kind proxy.Kind
@@ -195,20 +200,15 @@ func (w *watch) watches(f frontend) bool {
 // filters returns which flows to check.
 func (w *watch) filters() map[ct.Filter]bool {
 	filters := map[ct.Filter]bool{}
-	add := func(f frontend) { filters[filterOf(proxy.FamilyOf(f.addr.Addr()), f.protocol)] = true }
 	for f := range w.until {
-		add(f)
+		filters[f.filter()] = true
 	}
 	if !w.all.IsZero() {
 		for f := range w.owners {
-			add(f)
+			filters[f.filter()] = true
 		}
 	}
 	return filters
-}
-
-func filterOf(f proxy.Family, p proxy.Protocol) ct.Filter {
-	return ct.Filter{IPv6: f == proxy.IPv6, Protocol: uint8(p)}
 }
 
 // direction is one direction of an untranslated flow.

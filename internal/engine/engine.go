@@ -87,7 +87,7 @@ func (e *Engine) Refused() []RowStatus {
 			all = append(all, *r)
 		}
 	}
-	slices.SortFunc(all, func(a, b RowStatus) int { return proxy.ComparePortKeys(a.Key, b.Key) })
+	slices.SortFunc(all, compareRows)
 	return all
 }
 
@@ -159,7 +159,7 @@ func (e *Engine) run(ctx context.Context) error {
 		e.mu.Unlock()
 		r.Changed, r.Refusals = done, len(refusals) > 0
 		report(ctx, w, done)
-		reportRefusals(ctx, refusals)
+		reportRefusals(ctx, w, refusals)
 	}
 	e.setAlarm(w)
 	e.observer.Done(ctx, r)

@@ -183,9 +183,9 @@ func TestRowsThatWereNotAskedFor(t *testing.T) {
 		tab.changed(&proxy.Delta{Upserts: []proxy.Upsert{{Old: web, New: web}}, Node: &proxy.Node{}}, time.Now())
 		w := &work{}
 		w.changed, w.step = tab.due(false, time.Now())
-		done, news := tab.settle(w, proxy.Refused{key("api"): errHalfWay, key("gone"): errHalfWay}, time.Now())
-		if len(done.Removes)+len(done.Upserts) != 0 || done.Node == nil || len(news) != 1 || news[0].key != key("api") {
-			t.Errorf("done %+v, news %v; want the Node done and api refused", done, news)
+		done, refusals := tab.settle(w, proxy.Refused{key("api"): errHalfWay, key("gone"): errHalfWay}, time.Now())
+		if len(done.Removes)+len(done.Upserts) != 0 || done.Node == nil || len(refusals) != 1 || refusals[0].Key != key("api") {
+			t.Errorf("done %+v, refusals %v; want the Node done and api refused", done, refusals)
 		}
 		l.mu.Lock()
 		l.table = tab

@@ -42,16 +42,14 @@ func report(ctx context.Context, w *work, done *proxy.Delta) {
 }
 
 // reportRefusals names the rows that the kernel began or ceased to refuse.
-func reportRefusals(ctx context.Context, all []refusal) {
+func reportRefusals(ctx context.Context, w *work, rows []RowStatus) {
 	logger := klog.FromContext(ctx)
-	for _, n := range all {
-		if n.gone {
-			continue // what removed it is reported
-		}
-		if n.reason == "" {
-			logger.Info("Service port is accepted again", "servicePort", n.key)
-		} else {
-			logger.Info("Kernel refuses service port, the others go on", "servicePort", n.key, "reason", n.reason)
+	for _, r := range rows {
+		switch {
+		case r.Refused != "":
+			logger.Info("Kernel refuses service port, the others go on", "servicePort", r.Key, "reason", r.Refused)
+		case w.state.Rows[r.Key] != nil: // Else what removed it is reported.
+			logger.Info("Service port is accepted again", "servicePort", r.Key)
 		}
 	}
 }

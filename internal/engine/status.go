@@ -33,13 +33,6 @@ type table struct {
 	dirtyCIDRs  bool
 }
 
-// refusal is a change in what the kernel refuses.
-type refusal struct {
-	key    proxy.PortKey
-	reason string // empty: it is accepted now
-	gone   bool   // nobody wants it any more
-}
-
 func newTable(want *proxy.State) *table {
 	return &table{
 		want:        want,
@@ -126,8 +119,8 @@ func (t *table) step(rows []proxy.PortKey) *proxy.Delta {
 }
 
 // settle notes that the work was done, but for the refused rows. It returns
-// what changed in the kernel, and in what it refuses.
-func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.Delta, []refusal) {
+// what changed in the kernel, and the rows that it began or ceased to refuse.
+func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.Delta, []RowStatus) {
 	maps.DeleteFunc(refused, func(k proxy.PortKey, _ error) bool {
 		// A row that is not wanted is gone after a Sync, and else nobody asked for it.
 		return t.want.Rows[k] == nil && (w.full || t.dirty[k] == nil)
@@ -136,13 +129,13 @@ func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.De
 	if len(refused) > 0 {
 		done = t.step(slices.DeleteFunc(slices.Clone(w.changed.Rows), func(k proxy.PortKey) bool { return refused[k] != nil }))
 	}
-	var changes []refusal
+	var changes []RowStatus
 	for _, k := range w.changed.Rows {
 		if refused[k] != nil {
 			continue
 		}
 		if t.dirty[k].Refused != "" {
-			changes = append(changes, refusal{key: k, gone: t.want.Rows[k] == nil})
+			changes = append(changes, RowStatus{Key: k})
 		}
 		delete(t.dirty, k)
 	}
@@ -157,7 +150,7 @@ func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.De
 		}
 		if reason := why.Error(); reason != r.Refused {
 			r.Refused = reason
-			changes = append(changes, refusal{key: k, reason: reason})
+			changes = append(changes, *r)
 		}
 		r.wait = runner.Backoff(r.wait, retryMin, retryMax)
 		r.NextTry = now.Add(r.wait)
@@ -171,6 +164,8 @@ func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.De
 		delete(t.since, u.Old)
 		t.since[u.New] = now
 	}
-	slices.SortFunc(changes, func(a, b refusal) int { return proxy.ComparePortKeys(a.key, b.key) })
+	slices.SortFunc(changes, compareRows)
 	return done, changes
 }
+
+func compareRows(a, b RowStatus) int { return proxy.ComparePortKeys(a.Key, b.Key) }

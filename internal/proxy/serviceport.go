@@ -217,8 +217,5 @@ func (sp *ServicePort) route(k Kind, from Origin, n *Node) Route {
 
 // List returns the endpoints of a scope.
 func (sp *ServicePort) List(s Scope) []Endpoint {
-	if s == ScopeLocal {
-		return sp.Local
-	}
-	return sp.Cluster
+	return [...][]Endpoint{ScopeCluster: sp.Cluster, ScopeLocal: sp.Local}[s]
 }

@@ -124,12 +124,7 @@ type HealthCheckChange struct {
 }
 
 // Key returns whose change it is.
-func (c HealthCheckChange) Key() HealthCheckKey {
-	if c.New != nil {
-		return c.New.Key
-	}
-	return c.Old.Key
-}
+func (c HealthCheckChange) Key() HealthCheckKey { return cmp.Or(c.New, c.Old).Key }
 
 // Moves reports whether a port of the node begins or ends to be a health
 // check's, which is all that a dataplane can be concerned with.
