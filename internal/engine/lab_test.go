@@ -118,11 +118,13 @@ func (l *lab) wantRows(but ...proxy.PortKey) {
 			want = strings.Replace(want, fmt.Sprintln(row), "", 1)
 		}
 	}
-	if diff := cmp.Diff(want, l.plane.kernel.String()); diff != "" {
+	var kernel string
+	l.plane.with(func(f *fakePlane) { kernel = f.kernel.String() })
+	if diff := cmp.Diff(want, kernel); diff != "" {
 		l.t.Errorf("kernel mismatch (-want +got):\n%s", diff)
 	}
 	told := &proxy.State{Rows: l.mirror.rows()}
-	if diff := cmp.Diff(l.plane.kernel.String(), told.String()); diff != "" {
+	if diff := cmp.Diff(kernel, told.String()); diff != "" {
 		l.t.Errorf("what observers were told mismatch (-kernel +told):\n%s", diff)
 	}
 }
