@@ -183,9 +183,7 @@ func (s *service) settled() bool {
 
 // restart begins a new sample. From now on only what the manifests say is right.
 func (s *service) restart(now time.Time) {
-	if now.Before(s.until) {
-		s.until = now
-	}
+	s.until = slices.MinFunc([]time.Time{now, s.until}, time.Time.Compare)
 	for _, e := range s.seen {
 		e.sample = 0
 	}

@@ -15,7 +15,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"sluice/internal/conformance/lab"
@@ -101,6 +100,7 @@ const (
 	outsider    = "203.0.113.9"
 	laterAddr   = "10.244.1.14" // the pod that is added, on another node
 	laterNode   = "node-2"
+	thisNode    = "node-1" // where the daemon runs
 )
 
 // expectations is what the manifests make of requests, as the resolver and the
@@ -109,7 +109,7 @@ type expectations struct {
 	resolver *resolve.Resolver
 	slices   []*discoveryv1.EndpointSlice // as the examples have them
 	local    []netip.Addr                 // pods on the daemon's node, in order
-	clients  []client                     // a pod, the node and somebody outside
+	clients  []client                     // a pod, the node and one outside
 }
 
 // client is where requests come from.
@@ -130,16 +130,18 @@ func readExpectations(dir string) (*expectations, error) {
 			return nil, fmt.Errorf("read manifests: %v", p)
 		}
 	}
-	nodes := objectsOf[*v1.Node](objects)
-	if n := len(nodes); n != 1 {
-		return nil, fmt.Errorf("read manifests: %d Nodes, the demo needs one", n)
-	}
-	e := &expectations{slices: objectsOf[*discoveryv1.EndpointSlice](objects), resolver: resolve.New(resolve.Settings{
-		NodeName: nodes[0].Name, LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
+	e := &expectations{resolver: resolve.New(resolve.Settings{
+		NodeName: thisNode, LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
 	})}
-	e.resolver.UpdateNode(nodes[0])
-	for _, s := range objectsOf[*v1.Service](objects) {
-		e.resolver.Services.Update(nil, s)
+	for _, o := range objects {
+		switch o := o.(type) {
+		case *v1.Node:
+			e.resolver.UpdateNode(o)
+		case *v1.Service:
+			e.resolver.Services.Update(nil, o)
+		case *discoveryv1.EndpointSlice:
+			e.slices = append(e.slices, o)
+		}
 	}
 	e.change(edit{})
 	for k := range e.resolver.State().Rows {
@@ -333,14 +335,4 @@ func (n *network) send(ctx context.Context, c client, targets []target) ([]reque
 		out[i].sent, out[i].done, out[i].seen = sent, done, seen[i]
 	}
 	return out, nil
-}
-
-func objectsOf[T metav1.Object](all []metav1.Object) []T {
-	var out []T
-	for _, o := range all {
-		if obj, ok := o.(T); ok {
-			out = append(out, obj)
-		}
-	}
-	return out
 }
