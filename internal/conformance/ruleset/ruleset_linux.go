@@ -31,23 +31,21 @@ var sections = []struct {
 // of iptables without anything else, are as good as none.
 func Of(h *lab.Host) (string, error) {
 	var text strings.Builder
-	for _, s := range sections {
-		var out []byte
-		words := strings.Fields(s.command)
-		err := h.Do(func() (err error) {
-			out, err = exec.Command(words[0], words[1:]...).Output()
-			return err
-		})
-		if err != nil {
-			var failed *exec.ExitError
-			if errors.As(err, &failed) {
+	err := h.Do(func() error {
+		for _, s := range sections {
+			words := strings.Fields(s.command)
+			out, err := exec.Command(words[0], words[1:]...).Output()
+			if failed, ok := errors.AsType[*exec.ExitError](err); ok {
 				err = fmt.Errorf("%w: %s", err, failed.Stderr)
 			}
-			return "", fmt.Errorf("run %s in %s: %w", s.command, h.Name, err)
+			if err != nil {
+				return fmt.Errorf("run %s in %s: %w", s.command, h.Name, err)
+			}
+			fmt.Fprintf(&text, "# %s\n%s\n", s.command, s.tidy(string(out)))
 		}
-		fmt.Fprintf(&text, "# %s\n%s\n", s.command, s.tidy(string(out)))
-	}
-	return text.String(), nil
+		return nil
+	})
+	return text.String(), err
 }
 
 // tidyTables leaves out the empty tables of iptables from a list of nf_tables.
@@ -67,23 +65,20 @@ func tidyTables(list string) string {
 	return kept.String()
 }
 
-// tidySaved leaves out the empty built-in chains and tables from what
-// iptables-save prints.
+// tidySaved leaves out the empty built-in chains and tables from what iptables-save prints.
 func tidySaved(saved string) string {
 	saved = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]`).ReplaceAllString(saved, "")
 	var kept strings.Builder
 	for _, table := range strings.SplitAfter(saved, "COMMIT\n") {
-		lines := 0
 		var text strings.Builder
 		for line := range strings.Lines(table) {
 			chain, accepts := strings.CutSuffix(line, " ACCEPT\n")
 			if accepts && chain[0] == ':' && !strings.Contains(table, "\n-A "+chain[1:]+" ") {
 				continue
 			}
-			lines++
 			text.WriteString(line)
 		}
-		if lines > 2 { // the first and the last are there for every table
+		if strings.Count(text.String(), "\n") > 2 { // the first and the last are there for every table
 			kept.WriteString(text.String())
 		}
 	}

@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -48,9 +49,8 @@ func (s Seen) String() string {
 		return fmt.Sprintf("answered by %v, which saw %v", s.By, s.Client)
 	case Broken:
 		return "broken: " + s.Err.Error()
-	default:
-		return s.Fate.String()
 	}
+	return s.Fate.String()
 }
 
 // Answer is what a listener sends to its client, as "ip:port client-ip".
@@ -69,14 +69,11 @@ func (a Answer) marshal() []byte {
 
 // parseAnswer is the reverse of marshal.
 func parseAnswer(text []byte) (Answer, error) {
-	by, client, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
-	var a Answer
-	var err error
-	if a.By, err = netip.ParseAddrPort(by); err != nil {
-		return a, fmt.Errorf("read answer %q: %w", text, err)
+	own, saw, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	by, err := netip.ParseAddrPort(own)
+	client, err2 := netip.ParseAddr(saw)
+	if err := errors.Join(err, err2); err != nil {
+		return Answer{}, fmt.Errorf("read answer %q: %w", text, err)
 	}
-	if a.Client, err = netip.ParseAddr(client); err != nil {
-		return a, fmt.Errorf("read answer %q: %w", text, err)
-	}
-	return a, nil
+	return Answer{by, client}, nil
 }

@@ -7,9 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -21,9 +19,6 @@ type Listener struct {
 	stop func() error
 	done chan struct{}
 }
-
-// untilFree is how long an address may take to become free.
-const untilFree = 2 * time.Second
 
 // Listen answers on an address of the namespace until the listener is closed. The
 // unspecified address of IPv4 stands for all of them; each answer names the one
@@ -56,7 +51,7 @@ func (n *Namespace) listen(network string, a netip.AddrPort, serve func(io.Close
 	socket, err := n.open(network, a)
 	// A program that another goroutine is starting at this moment has a copy of
 	// every descriptor until it runs, those of closed listeners among them.
-	for tick, end := time.NewTicker(time.Millisecond), time.Now().Add(untilFree); errors.Is(err, unix.EADDRINUSE); {
+	for tick, end := time.NewTicker(time.Millisecond), time.Now().Add(2*time.Second); errors.Is(err, unix.EADDRINUSE); {
 		if <-tick.C; time.Now().After(end) {
 			break
 		}
@@ -75,17 +70,15 @@ func (n *Namespace) listen(network string, a netip.AddrPort, serve func(io.Close
 
 func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, err error) {
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: false}}
-	lc.Control = func(network, address string, c syscall.RawConn) error {
-		return errors.Join(n.control(network, address, c), withSocket(c, func(fd int) error {
-			switch {
-			case network[:2] == "ip":
-				return takePort(fd, a.Port(), a.Addr().Is6())
-			case network == "udp4" && a.Addr().IsUnspecified(): // to answer from where a datagram was sent to
-				return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
-			}
-			return nil
-		}))
-	}
+	lc.Control = n.control(a.Addr().Is6(), func(fd int) error {
+		switch {
+		case network == "ip":
+			return takePort(fd, a.Port(), a.Addr().Is6())
+		case network == "udp" && a.Addr() == netip.IPv4Unspecified(): // to answer from where a datagram was sent to
+			return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+		}
+		return nil
+	})
 	family := "4"
 	if a.Addr().Is6() {
 		family = "6"
@@ -103,16 +96,21 @@ func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, er
 	})
 }
 
+// untilClosed serves one client after another. An error that says otherwise is
+// that of a client or of an earlier answer.
+func untilClosed(serve func() error) {
+	for !errors.Is(serve(), net.ErrClosed) {
+	}
+}
+
 func serveTCP(ln net.Listener, serve func(*net.TCPConn)) {
-	for {
+	untilClosed(func() error {
 		c, err := ln.Accept()
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return
-		case err == nil:
+		if err == nil {
 			serve(c.(*net.TCPConn))
 		}
-	}
+		return err
+	})
 }
 
 func answerTCP(c *net.TCPConn) {
@@ -125,54 +123,44 @@ func answerTCP(c *net.TCPConn) {
 
 func serveUDP(pc *net.UDPConn, own netip.AddrPort) {
 	buf, oob := make([]byte, 1500), make([]byte, 256)
-	for {
+	untilClosed(func() error {
 		_, on, _, from, err := pc.ReadMsgUDPAddrPort(buf, oob)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
 		if err != nil {
-			continue // the error of an earlier answer
+			return err
 		}
 		reached, source := own, []byte(nil)
-		if to, ok := destination(oob[:on]); ok {
+		if on > 0 {
+			_, info, _, err := unix.ParseOneSocketControlMessage(oob[:on])
+			if err != nil {
+				return err
+			}
+			to := [4]byte(info[8:]) // the last field of a struct in_pktinfo
 			reached = netip.AddrPortFrom(netip.AddrFrom4(to), own.Port())
 			source = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: to})
 		}
-		_, _, _ = pc.WriteMsgUDPAddrPort(Answer{reached, from.Addr().Unmap()}.marshal(), source, from)
-	}
-}
-
-// destination reads the address that a datagram was sent to, if it was asked for.
-func destination(oob []byte) (addr [4]byte, ok bool) {
-	messages, _ := unix.ParseSocketControlMessage(oob)
-	for _, m := range messages {
-		if m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo {
-			return (*unix.Inet4Pktinfo)(unsafe.Pointer(&m.Data[0])).Addr, true
-		}
-	}
-	return addr, false
+		_, _, err = pc.WriteMsgUDPAddrPort(Answer{reached, from.Addr().Unmap()}.marshal(), source, from)
+		return err
+	})
 }
 
 // serveSCTP answers the first message of an association. The kernel need not
 // know SCTP for it; only the address translation on the way must.
 func serveSCTP(pc *net.IPConn, own netip.AddrPort) {
 	buf := make([]byte, 1500)
-	for {
+	untilClosed(func() error {
 		n, from, err := pc.ReadFromIP(buf)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
 		init, ok := parseSCTP(buf[:n])
 		if err != nil || !ok || init.kind != sctpInit || init.dst != own.Port() {
-			continue
+			return err
 		}
 		client, _ := netip.AddrFromSlice(from.IP)
 		reply := sctpPacket{
 			src: init.dst, dst: init.src, verification: init.tag,
 			kind: sctpInitAck, tag: init.tag + 1, text: string(Answer{own, client.Unmap()}.marshal()),
 		}
-		_, _ = pc.WriteToIP(reply.marshal(), from)
-	}
+		_, err = pc.WriteToIP(reply.marshal(), from)
+		return err
+	})
 }
 
 // Close stops answering and waits until nobody is served any more.

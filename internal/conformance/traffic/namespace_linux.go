@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -79,11 +80,8 @@ func (n *Namespace) Close() error { return n.Handle.Close() }
 // Dial opens a TCP or UDP connection. The zero Addr leaves the choice of the
 // source to the kernel.
 func (n *Namespace) Dial(ctx context.Context, p proxy.Protocol, src netip.Addr, dst netip.AddrPort) (net.Conn, error) {
-	d := net.Dialer{Control: n.control}
-	network := strings.ToLower(p.String())
+	d := net.Dialer{Control: n.control(dst.Addr().Is6(), func(int) error { return nil })}
 	switch local := netip.AddrPortFrom(src, 0); {
-	case p == proxy.SCTP:
-		return nil, fmt.Errorf("dial %v: %w", p, errors.ErrUnsupported)
 	case !src.IsValid():
 	case p == proxy.TCP:
 		d.LocalAddr = net.TCPAddrFromAddrPort(local)
@@ -92,36 +90,36 @@ func (n *Namespace) Dial(ctx context.Context, p proxy.Protocol, src netip.Addr, 
 	}
 	var c net.Conn
 	err := n.Do(func() (err error) {
-		c, err = d.DialContext(ctx, network, dst.String())
+		c, err = d.DialContext(ctx, strings.ToLower(p.String()), dst.String())
 		return err
 	})
 	return c, err
 }
 
-// control prepares a socket before it is bound.
-func (n *Namespace) control(network, _ string, c syscall.RawConn) error {
+// control returns what prepares a socket before it is bound.
+func (n *Namespace) control(is6 bool, more func(fd int) error) func(network, address string, c syscall.RawConn) error {
+	return func(_, _ string, c syscall.RawConn) (err error) {
+		failed := c.Control(func(fd uintptr) {
+			err = errors.Join(n.prepare(int(fd), is6), more(int(fd)))
+		})
+		return errors.Join(failed, err)
+	}
+}
+
+// setIP switches an option on that has a number of its own in each family.
+func setIP(fd int, is6 bool, v4, v6 int) error {
+	if is6 {
+		return unix.SetsockoptInt(fd, unix.SOL_IPV6, v6, 1)
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_IP, v4, 1)
+}
+
+// prepare lets a socket use addresses that the namespace does not have, if all may.
+func (n *Namespace) prepare(fd int, is6 bool) error {
 	if !n.Transparent {
 		return nil
 	}
-	is6 := strings.HasPrefix(network, "ip6") || strings.HasSuffix(network, "6")
-	return withSocket(c, func(fd int) error { return transparent(fd, is6) })
-}
-
-// withSocket lends the descriptor of a socket.
-func withSocket(c syscall.RawConn, f func(fd int) error) error {
-	var err error
-	if e := c.Control(func(fd uintptr) { err = f(int(fd)) }); e != nil {
-		return e
-	}
-	return err
-}
-
-// transparent lets a socket use addresses that the namespace does not have.
-func transparent(fd int, is6 bool) error {
-	if is6 {
-		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
-	}
-	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+	return setIP(fd, is6, unix.IP_TRANSPARENT, unix.IPV6_TRANSPARENT)
 }
 
 // Ports hands out source ports, each in turn, so that no connection meets what
@@ -140,4 +138,90 @@ func (p *Ports) Restart() bool {
 	}
 	p.last.Store(0)
 	return true
+}
+
+// Ask opens one new TCP connection over IPv4, or sends one datagram from a new
+// socket, and waits for the answer. It runs in the namespace of its thread (see
+// [Namespace.Do]).
+func Ask(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (Answer, error) {
+	fd, err := Connect(p, to, timeout)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var buf [maxAnswer]byte
+	if p == proxy.UDP {
+		if _, err := unix.Write(fd, buf[:1]); err != nil {
+			return Answer{}, err
+		}
+	}
+	n, err := unix.Read(fd, buf[:])
+	for err == unix.EINTR {
+		n, err = unix.Read(fd, buf[:])
+	}
+	if err != nil {
+		return Answer{}, err
+	}
+	return parseAnswer(buf[:n])
+}
+
+// Connect returns a connected socket that waits no longer than timeout for
+// anything and leaves nothing behind when it is closed. It runs in the namespace
+// of its thread.
+func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, error) {
+	fd, err := newSocket(p, to.Addr(), 0)
+	if err != nil {
+		return -1, err
+	}
+	wait := unix.NsecToTimeval(timeout.Nanoseconds())
+	err = errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
+	)
+	if err == nil {
+		err = unix.Connect(fd, sockaddr(to))
+	}
+	// The Go runtime interrupts threads by signals; the kernel goes on connecting
+	// meanwhile, and waits again when it is asked again.
+	for err == unix.EINTR {
+		if err = unix.Connect(fd, sockaddr(to)); err == unix.EISCONN {
+			err = nil
+		}
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// newSocket makes a socket of a protocol, a raw one for SCTP. Closing it leaves
+// no trace of a TCP connection.
+func newSocket(p proxy.Protocol, to netip.Addr, flags int) (int, error) {
+	kind, protocol := unix.SOCK_STREAM, 0
+	switch p {
+	case proxy.UDP:
+		kind = unix.SOCK_DGRAM
+	case proxy.SCTP:
+		kind, protocol = unix.SOCK_RAW, unix.IPPROTO_SCTP
+	}
+	family := unix.AF_INET
+	if to.Is6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, kind|flags|unix.SOCK_CLOEXEC, protocol)
+	if err == nil {
+		err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	}
+	if err != nil {
+		return -1, errors.Join(fmt.Errorf("make a socket: %w", err), unix.Close(fd))
+	}
+	return fd, nil
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }

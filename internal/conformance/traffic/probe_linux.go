@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -118,25 +117,17 @@ func progress(active []*attempt) error {
 // open makes the flow's socket and sends its first packet.
 func (a *attempt) open(n *Namespace) error {
 	a.deadline, a.resend = time.Now().Add(a.Patience), time.Now().Add(resendTime)
-	kind, protocol, dst := unix.SOCK_STREAM, 0, a.Dst
-	switch a.Protocol {
-	case proxy.UDP:
-		kind = unix.SOCK_DGRAM
-	case proxy.SCTP: // a raw socket has no port
-		kind, protocol, dst = unix.SOCK_RAW, unix.IPPROTO_SCTP, netip.AddrPortFrom(dst.Addr(), 0)
-	}
-	family := unix.AF_INET
-	if dst.Addr().Is6() {
-		family = unix.AF_INET6
-	}
 	var err error
-	if a.fd, err = unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, protocol); err != nil {
+	if a.fd, err = newSocket(a.Protocol, a.Dst.Addr(), unix.SOCK_NONBLOCK); err != nil {
 		return err
 	}
-	if err := errors.Join(a.options(n), a.bind(n)); err != nil {
+	// Errors come with their origin, which tells an ICMP refusal from a reset.
+	is6 := a.Dst.Addr().Is6()
+	err = errors.Join(setIP(a.fd, is6, unix.IP_RECVERR, unix.IPV6_RECVERR), n.prepare(a.fd, is6), a.bind(n))
+	if err != nil {
 		return errors.Join(err, unix.Close(a.fd))
 	}
-	if err := unix.Connect(a.fd, sockaddr(dst)); err != nil && err != unix.EINPROGRESS {
+	if err := unix.Connect(a.fd, sockaddr(a.Dst)); err != nil && err != unix.EINPROGRESS {
 		a.fail(err)
 	} else if err := a.send(); err != nil && err != unix.EPERM {
 		// The host's own firewall reports EPERM for what it does not let out. It may
@@ -146,43 +137,22 @@ func (a *attempt) open(n *Namespace) error {
 	return nil
 }
 
-// options asks for error messages with their origin, which tells an ICMP
-// refusal from a reset, and for a close that leaves no trace.
-func (a *attempt) options(n *Namespace) error {
-	is6 := a.Dst.Addr().Is6()
-	level, option := unix.SOL_IP, unix.IP_RECVERR
-	if is6 {
-		level, option = unix.SOL_IPV6, unix.IPV6_RECVERR
-	}
-	err := unix.SetsockoptInt(a.fd, level, option, 1)
-	if n.Transparent {
-		err = errors.Join(err, transparent(a.fd, is6))
-	}
-	if a.Protocol == proxy.TCP {
-		err = errors.Join(err, unix.SetsockoptLinger(a.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
-	}
-	return err
-}
-
-// bind binds the socket to the source and a fresh port.
+// bind binds the socket to the source and a fresh port, which a raw one ignores.
 func (a *attempt) bind(n *Namespace) error {
 	for {
 		a.port = n.Ports.next()
-		local := netip.AddrPortFrom(a.Src, a.port)
 		if a.Protocol == proxy.SCTP {
-			local = netip.AddrPortFrom(a.Src, 0)
 			if err := takePort(a.fd, a.port, a.Src.Is6()); err != nil {
 				return err
 			}
 		}
-		if err := unix.Bind(a.fd, sockaddr(local)); err != unix.EADDRINUSE {
+		if err := unix.Bind(a.fd, sockaddr(netip.AddrPortFrom(a.Src, a.port))); err != unix.EADDRINUSE {
 			return err
 		}
 	}
 }
 
-// send sends the first message of a protocol that the kernel has no connections
-// for.
+// send sends the first message of a protocol that the kernel has no connections for.
 func (a *attempt) send() (err error) {
 	switch a.Protocol {
 	case proxy.UDP:
@@ -196,11 +166,8 @@ func (a *attempt) send() (err error) {
 
 // connected reports whether there is a TCP connection.
 func (a *attempt) connected() bool {
-	if a.Protocol != proxy.TCP {
-		return false
-	}
 	_, err := unix.Getpeername(a.fd)
-	return err == nil
+	return err == nil && a.Protocol == proxy.TCP
 }
 
 // read takes what the socket has.
@@ -230,57 +197,42 @@ func (a *attempt) read() {
 }
 
 func (a *attempt) answered(text []byte) {
-	answer, err := parseAnswer(text)
-	if err != nil {
+	if answer, err := parseAnswer(text); err != nil {
 		a.fail(err)
-		return
+	} else {
+		a.end(Seen{Fate: Answered, Answer: answer})
 	}
-	a.end(Seen{Fate: Answered, Answer: answer})
 }
 
 // sctpAnswer looks for the answer among all the SCTP packets that a raw socket gets.
 func (a *attempt) sctpAnswer(b []byte) {
 	if a.Dst.Addr().Is4() {
-		if len(b) < 20 || len(b) < int(b[0]&15)*4 {
-			return
-		}
-		b = b[int(b[0]&15)*4:]
+		b = b[min(len(b), 20):] // after the IP header, which has no options here
 	}
 	if p, ok := parseSCTP(b); ok && p.kind == sctpInitAck && p.dst == a.port {
 		a.answered([]byte(p.text))
 	}
 }
 
-// readError takes the errors that the network reported for the flow.
+// readError takes the errors that the network reported for the flow, each with a
+// struct sock_extended_err that begins with its number. A refusal that comes here
+// is an ICMP message; a reset does not.
 func (a *attempt) readError() {
-	var payload [128]byte
-	oob := make([]byte, 256)
+	payload, oob := make([]byte, 128), make([]byte, 256)
 	for !a.ended {
-		n, on, _, _, err := unix.Recvmsg(a.fd, payload[:], oob, unix.MSG_ERRQUEUE)
+		n, on, _, _, err := unix.Recvmsg(a.fd, payload, oob, unix.MSG_ERRQUEUE)
 		if err != nil {
 			return
 		}
 		// The payload is the packet that caused the error; a raw socket hears
 		// of those of other sockets too.
-		if a.Protocol == proxy.SCTP && (n < 2 || binary.BigEndian.Uint16(payload[:]) != a.port) {
+		if a.Protocol == proxy.SCTP && (n < 2 || binary.BigEndian.Uint16(payload) != a.port) {
 			continue
 		}
-		messages, err := unix.ParseSocketControlMessage(oob[:on])
-		if err != nil {
-			a.fail(err)
+		_, extended, _, err := unix.ParseOneSocketControlMessage(oob[:on])
+		if err == nil {
+			err = unix.Errno(binary.NativeEndian.Uint32(extended))
 		}
-		for _, m := range messages {
-			a.extendedError(m)
-		}
-	}
-}
-
-// extendedError reads a struct sock_extended_err. A refusal that comes here is an
-// ICMP message; a reset does not.
-func (a *attempt) extendedError(m unix.SocketControlMessage) {
-	v4 := m.Header.Level == unix.SOL_IP && m.Header.Type == unix.IP_RECVERR
-	v6 := m.Header.Level == unix.SOL_IPV6 && m.Header.Type == unix.IPV6_RECVERR
-	if (v4 || v6) && !a.ended && len(m.Data) >= int(unsafe.Sizeof(unix.SockExtendedErr{})) {
-		a.fail(unix.Errno(binary.NativeEndian.Uint32(m.Data)))
+		a.fail(err)
 	}
 }

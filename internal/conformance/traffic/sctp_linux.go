@@ -3,6 +3,7 @@ package traffic
 import (
 	"encoding/binary"
 	"hash/crc32"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,12 +14,21 @@ const (
 	sctpInit    = 1
 	sctpInitAck = 2
 	stateCookie = 7
+
+	sctpChunk  = 20 // bytes of sctpHeader that belong to the chunk
+	cookieHead = 4  // bytes of a parameter before its text: kind and length
 )
 
-const (
-	sctpHeader = 12 // ports, verification tag, checksum
-	sctpChunk  = 20 // chunk header and the fixed part of INIT and INIT ACK
-)
+// sctpHeader is the fixed part of both.
+type sctpHeader struct {
+	Src, Dst               uint16
+	Verification, Checksum uint32
+	Kind, Flags            uint8
+	Length                 uint16 // of the chunk, which begins with Kind
+	Tag, Window            uint32
+	Streams                [2]uint16 // outbound, inbound
+	TSN                    uint32
+}
 
 // sctpPacket is an INIT or an INIT ACK, as far as the lab needs it.
 type sctpPacket struct {
@@ -31,72 +41,58 @@ type sctpPacket struct {
 
 // marshal returns the packet with a right checksum: connection tracking looks.
 func (p sctpPacket) marshal() []byte {
-	length := sctpChunk
-	if p.text != "" {
-		length += 4 + len(p.text)
+	h := sctpHeader{
+		Src: p.src, Dst: p.dst, Verification: p.verification, Kind: p.kind, Length: sctpChunk,
+		Tag: p.tag, Window: 1 << 16, Streams: [2]uint16{1, 1}, TSN: p.tag,
 	}
-	b := make([]byte, sctpHeader+(length+3)/4*4)
-	binary.BigEndian.PutUint16(b[0:], p.src)
-	binary.BigEndian.PutUint16(b[2:], p.dst)
-	binary.BigEndian.PutUint32(b[4:], p.verification)
-	c := b[sctpHeader:]
-	c[0] = p.kind
-	binary.BigEndian.PutUint16(c[2:], uint16(length))
-	binary.BigEndian.PutUint32(c[4:], p.tag)
-	binary.BigEndian.PutUint32(c[8:], 1<<16) // receiver window
-	binary.BigEndian.PutUint16(c[12:], 1)    // outbound streams
-	binary.BigEndian.PutUint16(c[14:], 1)    // inbound streams
-	binary.BigEndian.PutUint32(c[16:], p.tag)
+	var cookie []byte
 	if p.text != "" {
-		binary.BigEndian.PutUint16(c[20:], stateCookie)
-		binary.BigEndian.PutUint16(c[22:], uint16(4+len(p.text)))
-		copy(c[24:], p.text)
+		cookie = binary.BigEndian.AppendUint32(nil, uint32(stateCookie<<16|cookieHead+len(p.text)))
+		cookie = append(cookie, p.text...)
+		h.Length += uint16(len(cookie))
+		cookie = append(cookie, make([]byte, -len(cookie)&3)...)
 	}
-	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+	b, _ := binary.Append(nil, binary.BigEndian, h) // fails for types without a size only
+	b = append(b, cookie...)
+	binary.LittleEndian.PutUint32(b[8:], sctpSum(b))
 	return b
+}
+
+// sctpSum is the checksum of a packet, in which that itself counts as zero.
+func sctpSum(b []byte) uint32 {
+	b = slices.Clone(b)
+	clear(b[8:12])
+	return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
 }
 
 // parseSCTP reads a packet that marshal has written, and refuses others.
 func parseSCTP(b []byte) (sctpPacket, bool) {
-	if len(b) < sctpHeader+sctpChunk {
+	var h sctpHeader
+	n, err := binary.Decode(b, binary.BigEndian, &h)
+	if err != nil || sctpSum(b) != binary.LittleEndian.Uint32(b[8:]) {
 		return sctpPacket{}, false
 	}
-	sum := binary.LittleEndian.Uint32(b[8:])
-	zeroed := append([]byte(nil), b...)
-	clear(zeroed[8:12])
-	if crc32.Checksum(zeroed, crc32.MakeTable(crc32.Castagnoli)) != sum {
-		return sctpPacket{}, false
-	}
-	c := b[sctpHeader:]
-	p := sctpPacket{
-		src:          binary.BigEndian.Uint16(b[0:]),
-		dst:          binary.BigEndian.Uint16(b[2:]),
-		verification: binary.BigEndian.Uint32(b[4:]),
-		kind:         c[0],
-		tag:          binary.BigEndian.Uint32(c[4:]),
-	}
-	if length := int(binary.BigEndian.Uint16(c[2:])); length > sctpChunk+4 && length <= len(c) {
-		p.text = string(c[sctpChunk+4 : length])
+	p := sctpPacket{h.Src, h.Dst, h.Verification, h.Kind, h.Tag, ""}
+	if end := n - sctpChunk + int(h.Length); end > n+cookieHead && end <= len(b) {
+		p.text = string(b[n+cookieHead : end])
 	}
 	return p, true
 }
 
-// takePort makes a raw socket hear only what is sent to one port: it would be
-// given every SCTP packet to its address otherwise. An IPv4 raw socket has the
-// IP header before it, whose length its first byte says.
+// takePort makes a raw socket hear only what is sent to one port: it would be given
+// every SCTP packet to its address otherwise, and miss some. An IPv4 raw socket has the
+// IP header before it, which has no options here.
 func takePort(fd int, port uint16, is6 bool) error {
-	load := []unix.SockFilter{
-		{Code: unix.BPF_LDX | unix.BPF_B | unix.BPF_MSH, K: 0},
-		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_IND, K: 2},
-	}
+	offset := uint32(20 + 2)
 	if is6 {
-		load = []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 2}}
+		offset = 2
 	}
-	program := append(load,
-		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(port), Jf: 1},
-		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0xffff},
-		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0},
-	)
+	program := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: offset},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(port), Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffff},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	}
 	prog := &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, prog)
 }
