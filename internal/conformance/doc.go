@@ -9,13 +9,6 @@
 // depend on. [Run] plays all of it against one dataplane in network namespaces
 // ([sluice/internal/conformance/lab]).
 //
-// The package does not know how any dataplane works. A dataplane is put under
-// it by a test:
-//
-//	func TestConformance(t *testing.T) {
-//		conformance.Run(t, conformance.Dataplane{
-//			Mode: "nftables",
-//			Open: func(ctx context.Context) (proxy.Dataplane, error) { return nftables.Open(ctx, settings) },
-//		})
-//	}
+// The package does not know how any dataplane works: a test of the dataplane
+// hands it to [Run] and [RunRandom].
 package conformance

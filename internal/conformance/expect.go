@@ -20,13 +20,6 @@ type Expect struct {
 	To      map[netip.AddrPort]bool // endpoint: is the client's address hidden from it
 }
 
-func (e *Expect) add(to netip.AddrPort, masquerade bool) {
-	if e.To == nil {
-		e.To = map[netip.AddrPort]bool{}
-	}
-	e.To[to] = masquerade
-}
-
 // verdicts are the words for what is not forwarded. Whether a firewall accepts
 // a packet by a rule of its own cannot be seen.
 var verdicts = map[string]proxy.Verdict{
@@ -55,13 +48,13 @@ func (e *Expect) UnmarshalJSON(b []byte) error {
 	if len(f.To) == 0 {
 		return errors.New("expect has no endpoint in to")
 	}
-	*e = Expect{Verdict: proxy.Forward}
+	*e = Expect{proxy.Forward, map[netip.AddrPort]bool{}}
 	for _, to := range f.To {
 		masq, each := f.MasqWhenToIs[to]
 		if each == (f.Masq != nil) {
 			return fmt.Errorf("expect must say masq for %v, once", to)
 		}
-		e.add(to, masq || f.Masq != nil && *f.Masq)
+		e.To[to] = masq || f.Masq != nil && *f.Masq
 	}
 	return nil
 }
@@ -112,13 +105,7 @@ func (e Expect) judge(c *Case, s traffic.Seen, visible bool) error {
 
 // missing returns the endpoints that have not answered yet.
 func (e Expect) missing(answers []netip.AddrPort) []netip.AddrPort {
-	var out []netip.AddrPort
-	for _, a := range e.sorted() {
-		if !slices.Contains(answers, a) {
-			out = append(out, a)
-		}
-	}
-	return out
+	return slices.DeleteFunc(e.sorted(), func(a netip.AddrPort) bool { return slices.Contains(answers, a) })
 }
 
 func (e Expect) sorted() []netip.AddrPort {

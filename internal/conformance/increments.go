@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"hash/fnv"
 	"maps"
 	"math/rand/v2"
 	"reflect"
@@ -10,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
@@ -20,13 +20,6 @@ type event func(*resolve.Resolver)
 
 // track is a list of events that must come in this order, with others between.
 type track []event
-
-// seeded returns the randomness of a group: the same at each run.
-func seeded(id string) *rand.Rand {
-	h := fnv.New64a()
-	h.Write([]byte(id))
-	return rand.New(rand.NewPCG(h.Sum64(), 1))
-}
 
 // begin returns the events that make a world out of nothing, one object at a
 // time, in any order and with detours.
@@ -112,11 +105,7 @@ func wrongService(s *v1.Service, rng *rand.Rand) *v1.Service {
 	case 0:
 		wrong.Spec.ExternalTrafficPolicy = opposite(s.Spec.ExternalTrafficPolicy)
 	case 1:
-		var policy v1.ServiceInternalTrafficPolicy
-		if s.Spec.InternalTrafficPolicy != nil {
-			policy = *s.Spec.InternalTrafficPolicy
-		}
-		wrong.Spec.InternalTrafficPolicy = new(opposite(policy))
+		wrong.Spec.InternalTrafficPolicy = new(opposite(ptr.Deref(s.Spec.InternalTrafficPolicy, "")))
 	case 2:
 		wrong.Spec.ExternalIPs, wrong.Status = nil, v1.ServiceStatus{}
 	case 3:
@@ -144,10 +133,7 @@ func wrongSlice(s *discoveryv1.EndpointSlice, rng *rand.Rand) *discoveryv1.Endpo
 	wrong := s.DeepCopy()
 	switch rng.IntN(3) {
 	case 0:
-		addr := "10.250.0.1"
-		if s.AddressType == discoveryv1.AddressTypeIPv6 {
-			addr = "fd00:10:250::1"
-		}
+		addr := map[discoveryv1.AddressType]string{"IPv4": "10.250.0.1", "IPv6": "fd00:10:250::1"}[s.AddressType]
 		wrong.Endpoints = append([]discoveryv1.Endpoint{endpoint(addr, nodeName, conditions["ready"])}, wrong.Endpoints...)
 	case 1:
 		wrong.Endpoints = wrong.Endpoints[:len(wrong.Endpoints)/2]
@@ -171,9 +157,7 @@ func visit(w *World) []track {
 	for _, other := range w.Services {
 		s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, other.Spec.ExternalIPs...)
 		for _, in := range other.Status.LoadBalancer.Ingress {
-			if in.IP != "" {
-				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: in.IP})
-			}
+			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: in.IP})
 		}
 	}
 	slice := endpointSlice(s, proxy.IPv4, 80)

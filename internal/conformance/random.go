@@ -12,8 +12,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// explain returns the states that a random group goes through: nobody has
-// written them down.
+// explain returns the states that a random group goes through: nobody has written them down.
 func (g *Group) explain(mode string) error {
 	text := "the states were"
 	for i, w := range g.worlds() {
@@ -22,15 +21,9 @@ func (g *Group) explain(mode string) error {
 	return errors.New(text)
 }
 
-// randomPhases and randomPackets are the size of a random group.
-const (
-	randomPhases  = 3
-	randomPackets = 30 // in each phase
-)
-
-// randomGroup makes a group from a seed. What it expects is what the oracle
-// says.
+// randomGroup makes a group from a seed. What it expects is what the oracle says.
 func randomGroup(mode string, seed uint64) (*Group, error) {
+	const phases, packets = 3, 30 // packets in each phase
 	m := &maker{rand.New(rand.NewPCG(seed, 2))}
 	g := &Group{ID: fmt.Sprintf("seed=%d", seed), World: World{Config: m.config(), NodeLabels: m.labels()}}
 	for i := range 3 + m.IntN(4) {
@@ -38,7 +31,7 @@ func randomGroup(mode string, seed uint64) (*Group, error) {
 		g.Slices = append(g.Slices, m.slices(i)...)
 	}
 	g.Phases = []Phase{{Name: initial}}
-	for i := 1; i < randomPhases; i++ {
+	for i := 1; i < phases; i++ {
 		g.Phases = append(g.Phases, m.phase(fmt.Sprintf("change-%d", i)))
 	}
 	if err := g.World.complete(g.Phases...); err != nil {
@@ -46,7 +39,7 @@ func randomGroup(mode string, seed uint64) (*Group, error) {
 	}
 	for i, w := range g.worlds() {
 		state := w.resolver(mode).State()
-		for j := range randomPackets {
+		for j := range packets {
 			c := m.packet(state)
 			c.ID, c.Phase = fmt.Sprintf("%s-packet-%d", g.Phases[i].Name, j), g.Phases[i].Name
 			if err := c.address(); err != nil {
@@ -113,18 +106,13 @@ func (m *maker) service(i int) *v1.Service {
 		f := proxy.FamilyOf(netip.MustParseAddr(a))
 		s.Spec.IPFamilies = append(s.Spec.IPFamilies, v1.IPFamily(f.String()))
 	}
-	switch s.Spec.Type {
-	case v1.ServiceTypeLoadBalancer:
+	if s.Spec.Type == v1.ServiceTypeLoadBalancer {
 		s.Status.LoadBalancer.Ingress = some(m, v1.LoadBalancerIngress{IP: "1.2.3.4"}, v1.LoadBalancerIngress{IP: "5.6.7.8"},
 			v1.LoadBalancerIngress{IP: "2001:db8:ff::4"}, v1.LoadBalancerIngress{IP: "9.10.11.12", IPMode: new(v1.LoadBalancerIPModeProxy)})
 		ranges := some(m, "203.0.113.0/25", "203.0.0.0/16", "10.0.0.0/8", "10.0.0.2/32",
 			"192.168.0.0/24", "192.168.0.2/32", "2600:5200::/64", "2600::/16")
 		if m.IntN(2) != 0 {
 			s.Spec.LoadBalancerSourceRanges = ranges
-		}
-	case v1.ServiceTypeClusterIP:
-		for i := range s.Spec.Ports {
-			s.Spec.Ports[i].NodePort = 0
 		}
 	}
 	return s
@@ -141,13 +129,8 @@ func (m *maker) slices(i int) []*discoveryv1.EndpointSlice {
 	for _, f := range proxy.Families {
 		s := endpointSlice(blank(i), f, int32(8000+i))
 		for _, n := range some(m, 0, 1, 2, 3) {
-			e := endpoint(addrs[f][n], nodes[n], conditions["ready"])
-			switch c := &e.Conditions; m.IntN(6) {
-			case 0:
-				c.Ready, c.Terminating = new(false), new(true)
-			case 1:
-				c.Ready, c.Serving, c.Terminating = new(false), new(false), new(pick(m, true, false))
-			}
+			state := pick(m, "ready", "ready", "ready", "ready", "leaving", pick(m, "dead", "unready"))
+			e := endpoint(addrs[f][n], nodes[n], conditions[state])
 			if m.IntN(2) == 0 {
 				e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: m.zone()}}}
 			}

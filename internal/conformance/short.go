@@ -31,7 +31,7 @@ var shortFields = map[string]map[string]string{
 }
 
 // comments are the fields of everything else that say nothing to a proxy.
-var comments = []string{"version", "environment", "family", "basis", "upstream_fails", "upstream_note"}
+var comments = []string{"version", "environment", "family", "basis", "upstream_fails", "upstream_note", "title", "note"}
 
 type object = map[string]any
 
@@ -80,8 +80,16 @@ func expandObject(key string, short object, i int) object {
 		if short["affinity"] != nil {
 			short["sessionAffinity"] = "ClientIP"
 		}
-	case "slices":
-		nameSlice(short, i)
+	case "slices": // named by its place in the list unless it has a name
+		namespace, service, _ := strings.Cut(fmt.Sprint(short["service"]), "/")
+		name, ok := short["name"]
+		if !ok {
+			name = fmt.Sprintf("%s-%d", service, i)
+		}
+		delete(short, "service")
+		delete(short, "name")
+		labels := object{"kubernetes.io/service-name": service}
+		short["metadata"] = object{"namespace": namespace, "name": name, "labels": labels}
 	case "endpoints":
 		extra, _ := short["extra_addresses"].([]any)
 		short["addresses"] = append([]any{short["ip"]}, extra...)
@@ -105,27 +113,4 @@ func expandObject(key string, short object, i int) object {
 		}
 	}
 	return out
-}
-
-// nameSlice names a slice by its place in the list unless it has a name, and
-// gives it the type of its addresses unless it has a type.
-func nameSlice(short object, i int) {
-	namespace, service, _ := strings.Cut(fmt.Sprint(short["service"]), "/")
-	name, ok := short["name"]
-	if !ok {
-		name = fmt.Sprintf("%s-%d", service, i)
-	}
-	delete(short, "service")
-	delete(short, "name")
-	short["metadata"] = object{"namespace": namespace, "name": name, "labels": object{"kubernetes.io/service-name": service}}
-	if short["addressType"] != nil {
-		return
-	}
-	short["addressType"] = "IPv4"
-	endpoints, _ := short["endpoints"].([]any)
-	for _, e := range endpoints {
-		if addresses, _, _ := unstructured.NestedSlice(object{"e": e}, "e", "addresses"); strings.Contains(fmt.Sprint(addresses), ":") {
-			short["addressType"] = "IPv6"
-		}
-	}
 }

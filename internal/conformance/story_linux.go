@@ -27,7 +27,7 @@ func (b *testbed) runStory(ctx context.Context, story *Story) (failures []failur
 	return failures
 }
 
-func (r *run) steps(ctx context.Context, steps []*Step) (err error) {
+func (r *run) steps(ctx context.Context, steps []*Step) error {
 	worlds := []*World{r.world}
 	var cases []*Case
 	for _, st := range steps {
@@ -36,11 +36,9 @@ func (r *run) steps(ctx context.Context, steps []*Step) (err error) {
 		}
 		cases = append(cases, st.cases()...)
 	}
-	stop, err := r.prepare(worlds, cases)
-	if err != nil {
+	if err := r.prepare(worlds, cases); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stop()) }()
 	// Clients that an earlier run's kernel remembers are forgotten.
 	if err := r.sync(ctx, r.resolver.State()); err != nil {
 		return err
@@ -71,7 +69,7 @@ func (r *run) step(ctx context.Context, st *Step) error {
 	case "reopen":
 		// A new process has a new resolver, which may number endpoints otherwise.
 		r.resolver = r.world.resolver(r.d.Mode)
-		if err := errors.Join(r.closeDataplane(), r.open(ctx)); err != nil {
+		if err := errors.Join(r.closeDataplane(), r.openDataplane(ctx)); err != nil {
 			return err
 		}
 		return r.sync(ctx, r.resolver.State())
@@ -102,8 +100,7 @@ func (r *run) change(ctx context.Context, p Phase) error {
 	return r.follow(ctx, events)
 }
 
-// removeEndpoint takes the backend that a client was bound to out of every
-// slice.
+// removeEndpoint takes the backend that a client was bound to out of every slice.
 func (r *run) removeEndpoint(ctx context.Context, name string) error {
 	gone := map[string]bool{}
 	for _, list := range r.remembered[name] {

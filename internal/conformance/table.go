@@ -15,6 +15,7 @@ import (
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/proxy"
 )
 
@@ -28,11 +29,9 @@ type table struct {
 	Stateful []*Story `json:"stateful"`
 }
 
-// Group is a set of objects and the packets that are sent while they are in
-// force.
+// Group is a set of objects and the packets that are sent while they are in force.
 type Group struct {
 	ID    string   `json:"id"`
-	Title string   `json:"title"`
 	Modes []string `json:"modes"` // which modes it applies to; none: all
 	World
 	Phases []Phase `json:"phases"`
@@ -93,7 +92,6 @@ type Case struct {
 	Expect   Expect            `json:"expect"`
 	ExpectIn map[string]Expect `json:"expect_in"` // by mode, where modes may differ
 	Modes    []string          `json:"modes"`
-	Note     string            `json:"note"`
 }
 
 // in returns what is expected in a mode.
@@ -127,25 +125,30 @@ const (
 	FromBlocked   Place = "external-blocked" // the same, from an address that no source range has
 )
 
-func (p Place) onNode() bool  { return p == FromNode || p == FromLocalhost || p == FromVIP }
-func (p Place) onPod() bool   { return p == FromPod || p == FromSelf }
-func (p Place) outside() bool { return p == FromOutside || p == FromBlocked }
+// clients are the addresses that speak when a case does not say, by family, and
+// the node's link by which their packets come in, if any.
+var clients = map[Place]struct {
+	addrs [2]string
+	link  string
+}{
+	FromPod:       {[2]string{"10.0.0.2", "fd00:10::2"}, lab.Bridge},
+	FromSelf:      {[2]string{}, lab.Bridge},
+	FromRemotePod: {[2]string{"10.9.9.9", "fd00:10::9:0:0:9"}, lab.Transit},
+	FromNode:      {[2]string{"192.168.0.2", "2001:db8::1"}, ""},
+	FromLocalhost: {[2]string{"127.0.0.1", "::1"}, ""},
+	FromVIP:       {[2]string{}, ""},
+	FromOutside:   {[2]string{"203.0.113.2", "2600:5200::1"}, lab.Uplink},
+	FromBlocked:   {[2]string{"203.0.113.130", "2600:5200:1::1"}, lab.Uplink},
+}
 
 // load reads the whole table.
 func load() (*table, error) {
 	parts, err := loadParts()
 	all := &table{}
-	var ids []string
 	for _, t := range parts {
-		for _, g := range t.Groups {
-			ids = append(ids, g.ID)
-		}
-		for _, s := range t.Stateful {
-			ids = append(ids, s.ID)
-		}
 		all.Groups, all.Stateful = append(all.Groups, t.Groups...), append(all.Stateful, t.Stateful...)
 	}
-	return all, errors.Join(err, distinct(ids))
+	return all, errors.Join(err, all.complete())
 }
 
 // loadParts reads the files of the table, and makes one of the decision tables.
@@ -189,14 +192,15 @@ func unmarshalStrict(text []byte, into any) error {
 
 // complete fills in defaults and finds what is wrong with the table itself.
 func (t *table) complete() error {
+	var ids []string
 	var errs []error
 	for _, g := range t.Groups {
-		errs = append(errs, within("group "+g.ID, g.complete()))
+		ids, errs = append(ids, g.ID), append(errs, within("group "+g.ID, g.complete()))
 	}
 	for _, s := range t.Stateful {
-		errs = append(errs, within("story "+s.ID, s.complete()))
+		ids, errs = append(ids, s.ID), append(errs, within("story "+s.ID, s.complete()))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, distinct(ids))...)
 }
 
 // within says where an error is from.
@@ -253,15 +257,16 @@ func (c *Case) address() (err error) {
 	if protocols[c.Proto] == 0 {
 		return fmt.Errorf("protocol %q is unknown", c.Proto)
 	}
-	if c.Src.IsValid() {
-		return nil
+	client, known := clients[c.From]
+	if !known {
+		return fmt.Errorf("from %q is unknown", c.From)
 	}
-	usual, ok := clients[c.From]
-	if !ok {
-		return fmt.Errorf("from %q needs a src", c.From)
+	if !c.Src.IsValid() {
+		if c.Src, err = netip.ParseAddr(client.addrs[proxy.FamilyOf(c.Dst)]); err != nil {
+			return fmt.Errorf("from %q needs a src: %w", c.From, err)
+		}
 	}
-	c.Src, err = netip.ParseAddr(usual[proxy.FamilyOf(c.Dst)])
-	return err
+	return nil
 }
 
 // playing returns the cases that apply to a mode, of one phase or of all.
@@ -290,4 +295,87 @@ func Themes(mode string) ([]Theme, error) {
 		out = append(out, th)
 	}
 	return out, err
+}
+
+// Story is a list of steps: what one packet does to the next.
+type Story struct {
+	ID string `json:"id"`
+	World
+	Steps []*Step `json:"steps"`
+}
+
+// Step is one thing that happens.
+type Step struct {
+	Do string `json:"do"` // connect, wait, remove_endpoint, change, resync, reopen
+
+	// connect: each client opens one connection after another.
+	From     Place        `json:"from"`
+	Src      []netip.Addr `json:"src"`     // if it is not said, the table's client at that place
+	Clients  int          `json:"clients"` // or that many clients outside
+	Dst      netip.Addr   `json:"dst"`
+	DPort    uint16       `json:"dport"`
+	Proto    v1.Protocol  `json:"proto"`
+	Times    int          `json:"times"`
+	Every    float64      `json:"every"`    // seconds between two connections
+	Assert   []string     `json:"assert"`   // one_backend, all_backends, even, or same_as, never_as, moved_from and a name
+	Remember string       `json:"remember"` // under which name
+
+	Seconds float64 `json:"seconds"` // wait
+	Which   string  `json:"which"`   // remove_endpoint: the backend that was remembered
+	Change  Phase   `json:"change"`  // change
+}
+
+// assertions are the words of Step.Assert, and whether a remembered name follows.
+var assertions = map[string]bool{
+	"one_backend": false, "all_backends": false, "even": false, "same_as": true, "never_as": true, "moved_from": true,
+}
+
+func (s *Story) complete() error {
+	var changes []Phase
+	for i, st := range s.Steps {
+		if err := st.complete(); err != nil {
+			return fmt.Errorf("step %d: %w", i+1, err)
+		}
+		changes = append(changes, st.Change)
+	}
+	return s.World.complete(changes...)
+}
+
+func (st *Step) complete() error {
+	switch st.Do {
+	case "wait", "remove_endpoint", "change", "resync", "reopen":
+		return nil
+	case "connect":
+	default:
+		return fmt.Errorf("do is %q", st.Do)
+	}
+	first := [...]string{proxy.IPv4: "203.0.113.10", proxy.IPv6: "2600:5200::10"}[proxy.FamilyOf(st.Dst)]
+	for a := netip.MustParseAddr(first); len(st.Src) < st.Clients; a = a.Next() {
+		st.From, st.Src = FromOutside, append(st.Src, a)
+	}
+	for _, a := range st.Assert {
+		word, name, _ := strings.Cut(a, " ")
+		if named, known := assertions[word]; !known || named != (name != "") {
+			return fmt.Errorf("assert is %q", a)
+		}
+	}
+	if st.Src == nil {
+		st.Src = make([]netip.Addr, 1)
+	}
+	for i, c := range st.cases() {
+		if err := c.address(); err != nil {
+			return err
+		}
+		st.Src[i] = c.Src
+	}
+	return nil
+}
+
+// cases returns the step's connections as cases, one per client.
+func (st *Step) cases() []*Case {
+	var out []*Case
+	for _, src := range st.Src {
+		out = append(out, &Case{From: st.From, Src: src, Dst: st.Dst, DPort: st.DPort, Proto: st.Proto})
+	}
+	return out
 }

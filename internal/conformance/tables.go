@@ -75,44 +75,37 @@ var conditions = map[string]discoveryv1.EndpointConditions{
 	"unready": {Ready: new(false), Serving: new(true), Terminating: new(false)},
 }
 
-// detection is one way of telling our pods from the rest.
-type detection struct {
-	name   string
-	config Config
-	off    bool // nobody is recognised
-	remote bool // pods on other nodes are recognised too
-}
-
-// detections are all ways there are.
-var detections = []detection{
-	{name: "cluster-cidr", config: Config{DetectLocal: "cluster-cidr"}, remote: true},
-	{name: "node-cidr", config: Config{DetectLocal: "node-cidr"}},
-	{name: "bridge", config: Config{DetectLocal: "bridge"}},
-	{name: "prefix", config: Config{DetectLocal: "prefix"}},
-	{name: "none", config: Config{DetectLocal: "none"}, off: true},
-	{name: "cluster-cidr-masquerade-all", config: Config{MasqueradeAll: true}, remote: true},
-	{name: "none-masquerade-all", config: Config{DetectLocal: "none", MasqueradeAll: true}, off: true},
+// detections are all ways of telling our pods from the rest.
+var detections = []Config{
+	{DetectLocal: "cluster-cidr"},
+	{DetectLocal: "node-cidr"},
+	{DetectLocal: "bridge"},
+	{DetectLocal: "prefix"},
+	{DetectLocal: "none"},
+	{DetectLocal: "cluster-cidr", MasqueradeAll: true},
+	{DetectLocal: "none", MasqueradeAll: true},
 }
 
 // answer looks up what happens to a packet from a place: what it meets, and
 // whether it is masqueraded.
-func (d detection) answer(k proxy.Kind, s *tableService, from Place) (to string, masq bool) {
+func (s *tableService) answer(k proxy.Kind, from Place) (to string, masq bool) {
 	row := externalTable[situation{s.etp, s.layout.usable}]
 	if k == proxy.ClusterIP {
 		row = clusterIPTable[situation{s.itp, s.layout.usable}]
 	}
+	off := s.detection.DetectLocal == "none" // nobody is recognised
 	to = row.pods
 	switch {
-	case from.onNode():
+	case from == FromNode:
 		to = row.node
-	case d.off, from.outside(), from == FromRemotePod && !d.remote:
+	case off, from == FromOutside, from == FromRemotePod && s.detection.DetectLocal != "cluster-cidr":
 		to = row.others
 	}
 	to, masq = strings.CutSuffix(to, " masq")
 	// Masquerading everything concerns ClusterIPs alone, and so does it that nobody
 	// is masqueraded where pods are not recognised.
 	if k == proxy.ClusterIP {
-		masq = d.config.MasqueradeAll || masq && !d.off
+		masq = s.detection.MasqueradeAll || masq && !off
 	}
 	return to, masq
 }
@@ -120,7 +113,7 @@ func (d detection) answer(k proxy.Kind, s *tableService, from Place) (to string,
 // tableGroup says how a group is made of the decision tables: every layout and
 // pair of policies is a Service, each reached by every frontend from every place.
 type tableGroup struct {
-	detection detection
+	detection Config
 	family    proxy.Family
 	protocol  proxy.Protocol
 	layouts   []layout
@@ -149,8 +142,11 @@ func decisionTables() []*Group {
 }
 
 func (t tableGroup) group() *Group {
-	g := &Group{ID: fmt.Sprintf("table-%s-%v-%v", t.detection.name, t.family, t.protocol)}
-	g.Config = t.detection.config
+	name := t.detection.DetectLocal
+	if t.detection.MasqueradeAll {
+		name += "-masquerade-all"
+	}
+	g := &Group{ID: fmt.Sprintf("table-%s-%v-%v", name, t.family, t.protocol), World: World{Config: t.detection}}
 	policies := []string{"Cluster", "Local"}
 	for _, l := range t.layouts {
 		for _, itp := range policies {
@@ -187,7 +183,7 @@ var frontends = map[proxy.Kind][2]string{
 
 func (s *tableService) address(k proxy.Kind) string {
 	if k == proxy.NodePort {
-		return clients[FromNode][s.family]
+		return clients[FromNode].addrs[s.family]
 	}
 	return fmt.Sprintf(frontends[k][s.family], s.number)
 }
@@ -246,15 +242,15 @@ func (s *tableService) packet(k proxy.Kind, from Place) *Case {
 	if from == FromSelf {
 		c.Src = netip.MustParseAddr(pods["local"][s.family])
 	}
-	to, masq := s.detection.answer(k, s, from)
+	to, masq := s.answer(k, from)
 	if v, ok := verdicts[to]; ok {
 		c.Expect.Verdict = v
 		return c
 	}
-	c.Expect.Verdict = proxy.Forward
+	c.Expect = Expect{proxy.Forward, map[netip.AddrPort]bool{}}
 	for _, pod := range strings.Fields(s.layout.sets[to]) {
 		a := netip.AddrPortFrom(netip.MustParseAddr(pods[pod][s.family]), uint16(firstPodPort+s.number))
-		c.Expect.add(a, masq || from == FromSelf && pod == "local")
+		c.Expect.To[a] = masq || from == FromSelf && pod == "local"
 	}
 	return c
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
 	"sluice/internal/conformance/lab"
@@ -27,13 +26,13 @@ type testbed struct {
 	last    string        // the group that was here before
 	silence time.Duration // how long nothing must be heard where nothing is expected
 	pods    map[netip.Addr]pod
+	open    []*traffic.Listener
 }
 
 // pod is where an address of the cluster is.
 type pod struct {
-	node   string
-	host   *lab.Host
-	remove func() error
+	node string
+	host *lab.Host
 }
 
 func newTestbed(ctx context.Context, d Dataplane) (*testbed, error) {
@@ -42,7 +41,7 @@ func newTestbed(ctx context.Context, d Dataplane) (*testbed, error) {
 		return nil, err
 	}
 	b := &testbed{d: d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}}
-	if err := b.open(ctx); err != nil {
+	if err := b.openDataplane(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return b, nil
@@ -53,7 +52,7 @@ func (b *testbed) onNode(what string, do func() error) error {
 	return b.lab.Node().Do(func() error { return within(what, do()) })
 }
 
-func (b *testbed) open(ctx context.Context) error {
+func (b *testbed) openDataplane(ctx context.Context) error {
 	return b.onNode("open dataplane", func() (err error) {
 		b.dp, err = b.d.Open(ctx)
 		return err
@@ -64,7 +63,17 @@ func (b *testbed) closeDataplane() error {
 	return b.onNode("close dataplane", func() error { return b.dp.Close() })
 }
 
-func (b *testbed) close() error { return errors.Join(b.closeDataplane(), b.lab.Close()) }
+func (b *testbed) close() error {
+	return errors.Join(b.closeDataplane(), b.stopListening(), b.lab.Close())
+}
+
+func (b *testbed) stopListening() (err error) {
+	for _, l := range b.open {
+		err = errors.Join(err, l.Close())
+	}
+	b.open = nil
+	return err
+}
 
 func (b *testbed) sync(ctx context.Context, state *proxy.State) error {
 	return b.onNode("sync", func() error { return proxytest.Sync(ctx, b.dp, state) })
@@ -89,8 +98,7 @@ type socket struct {
 	at       netip.AddrPort
 }
 
-// addWorld adds every endpoint of a world, those that must not be used
-// included.
+// addWorld adds every endpoint of a world, those that must not be used included.
 func (h *hosts) addWorld(w *World) error {
 	for _, s := range w.Slices {
 		for _, e := range s.Endpoints {
@@ -104,8 +112,8 @@ func (h *hosts) addWorld(w *World) error {
 				}
 				for _, p := range s.Ports {
 					if p.Port != nil {
-						protocol := protocols[ptr.Deref(p.Protocol, v1.ProtocolTCP)]
-						h.listeners[socket{protocol, netip.AddrPortFrom(a, uint16(*p.Port))}] = true
+						at := netip.AddrPortFrom(a, uint16(*p.Port))
+						h.listeners[socket{protocols[ptr.Deref(p.Protocol, "")], at}] = true
 					}
 				}
 			}
@@ -130,18 +138,19 @@ func (h *hosts) addPod(a netip.Addr, node string) error {
 // is sent to: it answers when nobody touched the packet.
 func (h *hosts) addCase(c *Case) error {
 	h.listeners[socket{c.protocol(), c.to()}] = true
-	switch {
-	case c.From.onPod():
+	switch clients[c.From].link {
+	case lab.Bridge:
 		return h.addPod(c.Src, nodeName)
-	case c.From == FromRemotePod:
+	case lab.Transit:
 		return h.addPod(c.Src, "client-node")
 	}
 	return nil
 }
 
 // prepare makes the hosts that worlds and cases need, and no others, and lets
-// them listen.
-func (b *testbed) prepare(worlds []*World, cases []*Case) (stop func() error, err error) {
+// them listen until the next time.
+func (b *testbed) prepare(worlds []*World, cases []*Case) error {
+	err := b.stopListening()
 	h := &hosts{map[netip.Addr]string{}, map[socket]bool{}}
 	for _, w := range worlds {
 		err = errors.Join(err, h.addWorld(w))
@@ -150,26 +159,19 @@ func (b *testbed) prepare(worlds []*World, cases []*Case) (stop func() error, er
 		err = errors.Join(err, within("case "+c.ID, h.addCase(c)))
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := b.place(h.nodes); err != nil {
-		return nil, err
-	}
-	var open []*traffic.Listener
-	stop = func() (err error) {
-		for _, l := range open {
-			err = errors.Join(err, l.Close())
-		}
 		return err
 	}
 	for s := range h.listeners {
 		l, err := b.holder(s.at.Addr()).Listen(s.protocol, s.at)
 		if err != nil {
-			return nil, errors.Join(err, stop())
+			return err
 		}
-		open = append(open, l)
+		b.open = append(b.open, l)
 	}
-	return stop, nil
+	return nil
 }
 
 // place puts pods where they belong and takes those away that are not needed.
@@ -181,20 +183,22 @@ func (b *testbed) place(nodes map[netip.Addr]string) error {
 		if nodes[a] == p.node {
 			continue
 		}
-		if err := p.remove(); err != nil {
-			return fmt.Errorf("remove pod %v: %w", a, err)
-		}
 		delete(b.pods, a)
+		if p.node != outsideNode {
+			if err := b.lab.RemovePod(p.host); err != nil {
+				return fmt.Errorf("remove pod %v: %w", a, err)
+			}
+		}
 	}
 	for a, node := range nodes {
 		if b.pods[a].host != nil {
 			continue
 		}
-		p, err := b.addPod(a, node)
+		h, err := b.addPod(a, node)
 		if err != nil {
 			return fmt.Errorf("place pod %v: %w", a, err)
 		}
-		b.pods[a] = p
+		b.pods[a] = pod{node, h}
 	}
 	return nil
 }
@@ -202,25 +206,23 @@ func (b *testbed) place(nodes map[netip.Addr]string) error {
 // outsideNode is the node of an endpoint that is in no cluster.
 const outsideNode = "outside"
 
-func (b *testbed) addPod(a netip.Addr, node string) (pod, error) {
+func (b *testbed) addPod(a netip.Addr, node string) (*lab.Host, error) {
 	switch node {
 	case nodeName:
-		h, err := b.lab.AddPod(a.String(), a)
-		return pod{node, h, func() error { return b.lab.RemovePod(h) }}, err
+		return b.lab.AddPod(a.String(), a)
 	case outsideNode:
-		return pod{node, b.lab.Outside(), func() error { return nil }}, nil
+		return b.lab.Outside(), nil
 	default:
-		h, err := b.lab.AddRemotePod(node, a)
-		return pod{node, h, func() error { return b.lab.RemoveRemotePod(h, a) }}, err
+		return b.lab.AddRemotePod(a.String(), a)
 	}
 }
 
 // client returns the host that a case's packet comes from.
 func (b *testbed) client(c *Case) *lab.Host {
-	switch {
-	case c.From.onNode():
+	switch clients[c.From].link {
+	case "":
 		return b.lab.Node()
-	case c.From.outside():
+	case lab.Uplink:
 		return b.lab.Outside()
 	default:
 		return b.pods[c.Src].host
@@ -232,7 +234,7 @@ func (b *testbed) holder(a netip.Addr) *lab.Host {
 	switch {
 	case b.pods[a].host != nil:
 		return b.pods[a].host
-	case b.lab.Node().Has(a):
+	case slices.Contains(b.lab.Node().Addrs, a):
 		return b.lab.Node()
 	default:
 		return b.lab.Outside()
@@ -244,14 +246,13 @@ func (b *testbed) holder(a netip.Addr) *lab.Host {
 // by the link whose address it already has looks the same afterwards.
 func (b *testbed) visible(client netip.Addr, endpoint netip.AddrPort) bool {
 	cfg := lab.Config{}.Default()
-	switch b.pods[endpoint.Addr()].node {
-	case "":
-		return false
+	pod, known := b.pods[endpoint.Addr()]
+	out := cfg.TransitAddrs
+	switch pod.node {
 	case nodeName:
-		return !slices.Contains(cfg.BridgeAddrs, client)
+		out = cfg.BridgeAddrs
 	case outsideNode:
-		return !slices.Contains(cfg.NodeAddrs, client)
-	default:
-		return !slices.Contains(cfg.TransitAddrs, client)
+		out = cfg.NodeAddrs
 	}
+	return known && !slices.Contains(out, client)
 }

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/proxy"
@@ -31,35 +33,24 @@ var (
 	serviceCIDRs = []string{"172.30.0.0/16", "fd00:172:30::/112"}
 )
 
-// clients are the addresses that speak when a case does not say, by family.
-var clients = map[Place][2]string{
-	FromPod:       {"10.0.0.2", "fd00:10::2"},
-	FromRemotePod: {"10.9.9.9", "fd00:10::9:0:0:9"},
-	FromNode:      {"192.168.0.2", "2001:db8::1"},
-	FromLocalhost: {"127.0.0.1", "::1"},
-	FromOutside:   {"203.0.113.2", "2600:5200::1"},
-	FromBlocked:   {"203.0.113.130", "2600:5200:1::1"},
+// detectors are the settings for each word of Config.DetectLocal.
+var detectors = map[string]resolve.Settings{
+	"":             {LocalPods: proxy.LocalTrafficDetector{Sources: clusterCIDRs}},
+	"cluster-cidr": {LocalPods: proxy.LocalTrafficDetector{Sources: clusterCIDRs}},
+	"node-cidr":    {NodeCIDRs: true},
+	"bridge":       {LocalPods: proxy.LocalTrafficDetector{Interface: lab.Bridge}},
+	"prefix":       {LocalPods: proxy.LocalTrafficDetector{Interface: lab.Bridge[:2], IsPrefix: true}},
+	"none":         {},
 }
 
 // settings returns how the resolver is set up for a world in a mode.
 func (c Config) settings(mode string) (resolve.Settings, error) {
-	s := resolve.Settings{NodeName: nodeName, MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: mode == "iptables"}
-	switch c.DetectLocal {
-	case "", "cluster-cidr":
-		s.LocalPods.Sources = clusterCIDRs
-	case "node-cidr":
-		s.NodeCIDRs = true
-	case "bridge":
-		s.LocalPods.Interface = lab.Bridge
-	case "prefix":
-		s.LocalPods.Interface, s.LocalPods.IsPrefix = lab.Bridge[:2], true
-	case "none":
-	default:
+	s, known := detectors[c.DetectLocal]
+	if !known {
 		return s, fmt.Errorf("detect_local is %q", c.DetectLocal)
 	}
-	if c.LocalhostNodePort != nil {
-		s.LocalhostNodePorts = *c.LocalhostNodePort
-	}
+	s.NodeName, s.MasqueradeAll = nodeName, c.MasqueradeAll
+	s.LocalhostNodePorts = ptr.Deref(c.LocalhostNodePort, mode == "iptables")
 	s.NodePortAddresses.Primary = mode == "nftables"
 	for _, word := range c.NodePortAddresses {
 		s.NodePortAddresses.Primary = word == "primary"
@@ -79,7 +70,7 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 func node(labels map[string]string) *v1.Node {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: labels}}
 	n.Spec.PodCIDRs, n.Spec.PodCIDR = podCIDRs, podCIDRs[0]
-	for _, a := range clients[FromNode] {
+	for _, a := range clients[FromNode].addrs {
 		n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: a})
 	}
 	return n
@@ -101,16 +92,10 @@ func packet(c *Case) proxy.Packet {
 	local := func(a netip.Addr) bool {
 		return slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
 	}
-	p := proxy.Packet{Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: local(c.Src), DstLocal: local(c.Dst)}
-	switch {
-	case c.From.onPod():
-		p.In = lab.Bridge
-	case c.From == FromRemotePod:
-		p.In = lab.Transit
-	case c.From.outside():
-		p.In = lab.Uplink
+	return proxy.Packet{
+		Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: local(c.Src), DstLocal: local(c.Dst),
+		In: clients[c.From].link,
 	}
-	return p
 }
 
 // made is when every Service was, unless a case is about which is older.
@@ -118,8 +103,8 @@ func made(hoursBefore int) metav1.Time {
 	return metav1.NewTime(time.Unix(1700000000, 0).Add(-time.Duration(hoursBefore) * time.Hour).UTC())
 }
 
-// complete gives every Service of a world and what changes it an age, and finds
-// what the proxy would be set up wrongly by.
+// complete gives every Service of a world and what changes it an age, and slices
+// the type of their addresses. It finds what the proxy would be set up wrongly by.
 func (w *World) complete(changes ...Phase) error {
 	if _, err := w.Config.settings(oracleMode); err != nil {
 		return err
@@ -133,6 +118,12 @@ func (w *World) complete(changes ...Phase) error {
 		for _, s := range p.Slices {
 			if s.Name == "" {
 				return errors.New("a slice without a name")
+			}
+			if s.AddressType == "" && len(s.Endpoints) > 0 {
+				s.AddressType = discoveryv1.AddressTypeIPv4
+				if strings.Contains(s.Endpoints[0].Addresses[0], ":") {
+					s.AddressType = discoveryv1.AddressTypeIPv6
+				}
 			}
 		}
 	}
@@ -154,8 +145,7 @@ func endpoint(addr, node string, c discoveryv1.EndpointConditions) discoveryv1.E
 	return discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: &node, Conditions: c}
 }
 
-// nothing returns a resolver that knows the node, but none of its labels, and
-// nothing else.
+// nothing returns a resolver that knows the node, but none of its labels, and nothing else.
 func (w *World) nothing(mode string) *resolve.Resolver {
 	s, err := w.Config.settings(mode)
 	if err != nil {
@@ -250,9 +240,9 @@ func (g *Group) oracle() []failure {
 // answer is the oracle's answer to a case, in the table's form.
 func answer(s *proxy.State, c *Case) Expect {
 	o := s.Outcome(packet(c))
-	e := Expect{Verdict: o.Verdict}
+	e := Expect{o.Verdict, map[netip.AddrPort]bool{}}
 	for _, b := range o.Backends {
-		e.add(b.Addr, b.Masquerade)
+		e.To[b.Addr] = b.Masquerade
 	}
 	return e
 }

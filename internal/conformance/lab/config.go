@@ -12,8 +12,7 @@ const (
 	Transit = "transit" // to the other nodes
 )
 
-// Config says what a lab's node is like. The zero value is the node of the
-// packet table.
+// Config says what a lab's node is like. The zero value is the node of the packet table.
 type Config struct {
 	NodeAddrs    []netip.Addr // on the uplink, the primary ones first
 	BridgeAddrs  []netip.Addr
@@ -22,28 +21,24 @@ type Config struct {
 
 // Default fills in what is missing.
 func (c Config) Default() Config {
-	if c.NodeAddrs == nil {
-		c.NodeAddrs = addrs("192.168.0.2", "192.168.1.2", "192.168.99.11", "2001:db8::1", "2001:db8:1::2")
+	return Config{
+		NodeAddrs:    or(c.NodeAddrs, "192.168.0.2", "192.168.1.2", "192.168.99.11", "2001:db8::1", "2001:db8:1::2"),
+		BridgeAddrs:  or(c.BridgeAddrs, "10.0.0.1", "fd00:10::1"),
+		TransitAddrs: or(c.TransitAddrs, "100.64.0.1", "fd64::1"),
 	}
-	if c.BridgeAddrs == nil {
-		c.BridgeAddrs = addrs("10.0.0.1", "fd00:10::1")
-	}
-	if c.TransitAddrs == nil {
-		c.TransitAddrs = addrs("100.64.0.1", "fd64::1")
-	}
-	return c
 }
 
 // LocalAddrs returns every address of the node, loopback included.
 func (c Config) LocalAddrs() []netip.Addr {
 	c = c.Default()
-	return slices.Concat(c.NodeAddrs, c.BridgeAddrs, c.TransitAddrs, addrs("127.0.0.1", "::1"))
+	return slices.Concat(c.NodeAddrs, c.BridgeAddrs, c.TransitAddrs, or(nil, "127.0.0.1", "::1"))
 }
 
-func addrs(text ...string) []netip.Addr {
-	var out []netip.Addr
-	for _, t := range text {
-		out = append(out, netip.MustParseAddr(t))
+func or(addrs []netip.Addr, texts ...string) []netip.Addr {
+	if addrs == nil {
+		for _, t := range texts {
+			addrs = append(addrs, netip.MustParseAddr(t))
+		}
 	}
-	return out
+	return addrs
 }

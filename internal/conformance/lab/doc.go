@@ -1,11 +1,11 @@
 // Package lab makes a small cluster network out of network namespaces and
-// sends real packets through it: a node with its pods, other nodes with
-// theirs, and the outside world.
+// sends real packets through it: a node with its pods, the pods of
+// other nodes, and the outside world.
 //
 //	                     +--------------------- node ----------------------+
 //	outside ---- eth0 ---| eth0 (default route)                      cni0  |--- eth0 --- pod
-//	(answers for every   |                                          transit|--- eth0 --- other node
-//	 address there is)   +-------------------------------------------------+    (its pods' addresses)
+//	(answers for every   |                                          transit|--- eth0 --- pod on another node
+//	 address there is)   +-------------------------------------------------+
 //
 // Every host but the node has the node as its only neighbour, so each packet
 // and each answer to it passes the node. The links' own addresses differ from

@@ -9,11 +9,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/traffic"
@@ -27,6 +27,7 @@ type Host struct {
 
 	nl       *netlink.Handle
 	lo, eth0 netlink.Link
+	bridge   netlink.Link     // of the node, that a pod hangs on
 	mac      net.HardwareAddr // of its eth0; the node's hosts see it as this
 }
 
@@ -83,10 +84,7 @@ func (h *Host) close() error {
 func (h *Host) Bind(addrs ...netip.Addr) error { return h.addAddrs(h.lo, addrs...) }
 
 // Unbind takes away what Bind put there.
-func (h *Host) Unbind(addrs ...netip.Addr) error { return h.delAddrs(h.lo, addrs...) }
-
-// Has reports whether an address was given to the host.
-func (h *Host) Has(a netip.Addr) bool { return slices.Contains(h.Addrs, a) }
+func (h *Host) Unbind(addrs ...netip.Addr) error { return h.removeAddrs(h.lo, addrs...) }
 
 // FlushConntrack forgets every connection that the host tracks.
 func (h *Host) FlushConntrack() error {
@@ -102,14 +100,14 @@ func (h *Host) failed(err error, format string, args ...any) error {
 }
 
 // forward makes the host a router. A bridge that is looked into by the
-// firewall would show it each packet twice.
+// firewall would show it each packet twice; not every kernel can do that.
 func (h *Host) forward() error {
 	if err := h.sysctl("net/ipv4/ip_forward=1", "net/ipv6/conf/all/forwarding=1"); err != nil {
 		return err
 	}
 	err := h.sysctl("net/bridge/bridge-nf-call-iptables=0", "net/bridge/bridge-nf-call-ip6tables=0")
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the kernel cannot do it anyway
+		return nil
 	}
 	return err
 }
@@ -180,23 +178,14 @@ func (h *Host) plug(name string, mac net.HardwareAddr, bridge netlink.Link, peer
 // waitUp waits until a link carries packets: the kernel notices the carrier of
 // a new cable a little later, and drops what is sent before.
 func (h *Host) waitUp(name string) error {
-	return h.failed(await(func() bool {
+	return h.await("the carrier of "+name, func() bool {
 		link, err := h.nl.LinkByName(name)
 		return err == nil && link.Attrs().OperState == netlink.OperUp
-	}), "wait for the carrier of %s", name)
-}
-
-// waitLocal waits until an address receives packets: the kernel makes the
-// route of a new IPv6 address a little later.
-func (h *Host) waitLocal(a netip.Addr) error {
-	return h.failed(await(func() bool {
-		routes, err := h.nl.RouteGet(a.AsSlice())
-		return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
-	}), "wait for %v", a)
+	})
 }
 
 // await asks until the answer is yes, for some seconds.
-func await(ready func() bool) error {
+func (h *Host) await(what string, ready func() bool) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for range 5000 {
@@ -205,7 +194,7 @@ func await(ready func() bool) error {
 		}
 		<-tick.C
 	}
-	return context.DeadlineExceeded
+	return h.failed(context.DeadlineExceeded, "wait for %s", what)
 }
 
 // defaultRoutes sends everything the host has to say out of eth0, to a neighbour.
@@ -223,8 +212,7 @@ func everything(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspeci
 // single is the prefix of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// route adds or replaces a route; an invalid gateway means that the
-// destination is on the link.
+// route adds or replaces a route; an invalid gateway means that the destination is on the link.
 func (h *Host) route(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}
 	if via.IsValid() {
@@ -241,42 +229,40 @@ func (h *Host) unroute(link netlink.Link, to netip.Prefix) error {
 
 // neighbour says where an address is, so that nobody has to ask.
 func (h *Host) neighbour(link netlink.Link, a netip.Addr, mac net.HardwareAddr) error {
-	n := &netlink.Neigh{
-		LinkIndex: link.Attrs().Index, Family: af(a), State: netlink.NUD_PERMANENT,
-		IP: a.AsSlice(), HardwareAddr: mac,
-	}
+	n := &netlink.Neigh{LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
 	return h.failed(h.nl.NeighSet(n), "set neighbour %v", a)
 }
 
 func (h *Host) addAddrs(link netlink.Link, addrs ...netip.Addr) error {
+	var errs []error
 	for _, a := range addrs {
-		if err := h.nl.AddrReplace(link, address(a)); err != nil {
-			return h.failed(err, "add %v to %s", a, link.Attrs().Name)
+		addr := &netlink.Addr{IPNet: ipNet(single(a))}
+		if a.Is6() {
+			addr.Flags = unix.IFA_F_NODAD
 		}
+		errs = append(errs, h.failed(h.nl.AddrReplace(link, addr), "add %v to %s", a, link.Attrs().Name))
 	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	// The kernel makes the route of a new IPv6 address a little later, and only
+	// then receives packets for it.
 	for _, a := range addrs {
-		if err := h.waitLocal(a); err != nil {
-			return err
-		}
+		errs = append(errs, h.await(a.String(), func() bool {
+			routes, err := h.nl.RouteGet(a.AsSlice())
+			return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
+		}))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-func (h *Host) delAddrs(link netlink.Link, addrs ...netip.Addr) error {
+func (h *Host) removeAddrs(link netlink.Link, addrs ...netip.Addr) error {
+	var errs []error
 	for _, a := range addrs {
-		if err := h.nl.AddrDel(link, address(a)); err != nil {
-			return h.failed(err, "remove %v from %s", a, link.Attrs().Name)
-		}
+		err := h.nl.AddrDel(link, &netlink.Addr{IPNet: ipNet(single(a))})
+		errs = append(errs, h.failed(err, "remove %v from %s", a, link.Attrs().Name))
 	}
-	return nil
-}
-
-func address(a netip.Addr) *netlink.Addr {
-	addr := &netlink.Addr{IPNet: ipNet(single(a))}
-	if a.Is6() {
-		addr.Flags = unix.IFA_F_NODAD
-	}
-	return addr
+	return errors.Join(errs...)
 }
 
 // answerForAll makes the host take what comes in for any address, while what
@@ -291,7 +277,7 @@ func (h *Host) answerForAll() error {
 			Table: table, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 		}
 		rule := netlink.NewRule()
-		rule.Family, rule.Table, rule.IifName, rule.Priority = af(f.Unspecified()), table, "eth0", 100
+		rule.Family, rule.Table, rule.IifName, rule.Priority = nl.GetIPFamily(f.Unspecified().AsSlice()), table, "eth0", 100
 		errs = append(errs, h.failed(h.nl.RouteReplace(r), "add local route"), h.failed(h.nl.RuleAdd(rule), "add rule"))
 	}
 	return errors.Join(errs...)
@@ -299,11 +285,4 @@ func (h *Host) answerForAll() error {
 
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
-func af(a netip.Addr) int {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
