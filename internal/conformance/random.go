@@ -129,7 +129,7 @@ func (m *maker) slices(i int) []*discoveryv1.EndpointSlice {
 	for _, f := range proxy.Families {
 		s := endpointSlice(blank(i), f, int32(8000+i))
 		for _, n := range some(m, 0, 1, 2, 3) {
-			state := pick(m, "ready", "ready", "ready", "ready", "leaving", pick(m, "dead", "unready"))
+			state := pick(m, "ready", "ready", "ready", "ready", "leaving", pick(m, "dead", "unready", "starting", "failing"))
 			e := endpoint(addrs[f][n], nodes[n], conditions[state])
 			if m.IntN(2) == 0 {
 				e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: m.zone()}}}

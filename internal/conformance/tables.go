@@ -69,10 +69,12 @@ var layouts = []layout{
 
 // conditions are the states of an endpoint.
 var conditions = map[string]discoveryv1.EndpointConditions{
-	"ready":   {},
-	"leaving": {Ready: new(false), Serving: new(true), Terminating: new(true)},
-	"dead":    {Ready: new(false), Serving: new(false), Terminating: new(true)},
-	"unready": {Ready: new(false), Serving: new(true), Terminating: new(false)},
+	"ready":    {},
+	"leaving":  {Ready: new(false), Serving: new(true), Terminating: new(true)},
+	"dead":     {Ready: new(false), Serving: new(false), Terminating: new(true)},
+	"unready":  {Ready: new(false), Serving: new(true), Terminating: new(false)},
+	"starting": {Ready: new(false)},
+	"failing":  {Ready: new(false), Serving: new(false), Terminating: new(false)},
 }
 
 // detections are all ways of telling our pods from the rest.
