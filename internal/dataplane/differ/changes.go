@@ -95,7 +95,7 @@ func (c *Changes[ID, V]) change(id ID) *Change[ID, V] {
 	x := c.index[id]
 	if x == nil {
 		if len(c.spare) == 0 {
-			c.spare = make([]Change[ID, V], 256)
+			c.spare = make([]Change[ID, V], min(max(4, len(c.list)), 256))
 		}
 		x, c.spare = &c.spare[0], c.spare[1:]
 		x.ID = id

@@ -311,7 +311,7 @@ func (d *Differ[ID, V]) Sync(ctx context.Context, want *proxy.State) (proxy.Refu
 }
 
 func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy.State, refused proxy.Refused) error {
-	empty, err := d.mode.List(ctx, want, c.had)
+	rest, empty, err := d.mode.List(ctx, want, c.had)
 	if err != nil {
 		return err
 	}
@@ -327,6 +327,11 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 			if err := d.stream(ctx, c); err != nil {
 				return err
 			}
+		}
+	}
+	if rest != nil && !empty {
+		if err := rest(); err != nil {
+			return err
 		}
 	}
 	for _, h := range want.HealthChecks {

@@ -64,12 +64,20 @@ func (k *kernel) mode() Mode[string, string] {
 		Size:  func(*Change[string, string]) int { return 1 },
 		Limit: func() int { return k.limit },
 		Live:  10,
-		List: func(_ context.Context, _ *proxy.State, have func(string, string)) (bool, error) {
+		List: func(_ context.Context, _ *proxy.State, have func(string, string)) (func() error, bool, error) {
 			k.lists++
-			for id, v := range k.objects {
-				have(id, v)
+			if k.lists%2 == 0 { // at once, and when rows have been rendered
+				for id, v := range k.objects {
+					have(id, v)
+				}
+				return nil, len(k.objects) == 0, nil
 			}
-			return len(k.objects) == 0, nil
+			return func() error {
+				for id, v := range k.objects {
+					have(id, v)
+				}
+				return nil
+			}, len(k.objects) == 0, nil
 		},
 		Write:   k.write,
 		MaxIdle: 3,

@@ -43,8 +43,9 @@ type Mode[ID comparable, V any] struct {
 	Live int
 
 	// List gives every object that the kernel has. Empty says that none of them
-	// is in force.
-	List func(ctx context.Context, want *proxy.State, have func(ID, V)) (empty bool, err error)
+	// is in force; then nothing more is asked for. Rest, if it is not nil, gives
+	// the objects that are listed when rows have been rendered.
+	List func(ctx context.Context, want *proxy.State, have func(ID, V)) (rest func() error, empty bool, err error)
 
 	// Write makes some changes. An error is a [Refusal], or all or nothing
 	// happened to them: proxy.ErrNeedSync if nobody knows which.

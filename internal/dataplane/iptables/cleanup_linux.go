@@ -237,9 +237,9 @@ func (r *removal) mode(l *leftovers) differ.Mode[id, value] {
 	}
 	return differ.Mode[id, value]{
 		Constant: func(_ *proxy.State, add func(id, value)) { give(r.kept, add) },
-		List: func(_ context.Context, _ *proxy.State, have func(id, value)) (bool, error) {
+		List: func(_ context.Context, _ *proxy.State, have func(id, value)) (func() error, bool, error) {
 			give(r.there, have)
-			return false, nil
+			return nil, false, nil
 		},
 		Same: same, Order: order, Size: size, Limit: func() int { return maxChains(l.variant) },
 		Write: func(ctx context.Context, some []*change) error { return l.programs.Restore(ctx, text(script(some))) },

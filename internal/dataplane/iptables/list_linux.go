@@ -10,15 +10,15 @@ import (
 
 // list gives what the tables have of ours. It is also where is found out who
 // opened loopback, before constant rules are rendered.
-func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, value)) (empty bool, err error) {
+func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
 	empty = true
 	for _, f := range d.families {
 		if err := f.begin(ctx); err != nil {
-			return false, err
+			return nil, false, err
 		}
 		tables, err := f.programs.Save(ctx)
 		if err != nil {
-			return false, err
+			return nil, false, err
 		}
 		saved := index(tables)
 		if f.Family == proxy.IPv4 {
@@ -34,7 +34,7 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 			})
 		}
 	}
-	return empty, nil
+	return nil, empty, nil
 }
 
 func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used bool, have func(id, value)) {

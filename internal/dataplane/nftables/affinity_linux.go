@@ -23,8 +23,8 @@ const (
 	firstClass = scratchBit + 1<<30 + 1<<29 // what is no id: numbers of classes
 	slots      = firstClass + 1<<28         // and slots
 	localSlots = slots + 1<<27
-	halfBlock  = 1 << 15
-	blockSize  = 2 * halfBlock // there are 24,576 of them
+	halfBlock  = 1 << 14
+	blockSize  = 2 * halfBlock // there are 49,152 of them
 	// maxList bounds a list: half of the ids remain, so that one is not given
 	// again soon, and a list that is replaced has ids for its old and its new
 	// endpoints. The first id of a half is no endpoint's.

@@ -141,13 +141,14 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 }
 
 // list gives what is in our tables, and kube-proxy's tables.
-func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, value)) (empty bool, err error) {
+func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
+	var later []func() error
 	empty = true
 	d.replaced = nil
 	for _, t := range d.tables {
 		l, err := d.conn.List(ctx, t.Table)
 		if err != nil {
-			return false, err
+			return nil, false, err
 		}
 		if t.family == proxy.IPv4 {
 			d.localnet.Find(ctx, traces(l))
@@ -160,8 +161,16 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 			have(id{kind: aTable, t: t}, value{data: "not as ours"})
 		default:
 			empty = false
-			if err := d.listTable(ctx, t, l, want, have); err != nil {
-				return false, err
+			elements := func() error { return d.listElements(ctx, t, l, want, have) }
+			if t.recovered {
+				// Later: the kernel leaves elements out while its tables still grow.
+				later = append(later, elements)
+			} else if err := elements(); err != nil {
+				return nil, false, err
+			}
+			have(id{kind: aTable, t: t}, value{})
+			for name, rules := range l.Chains {
+				have(id{kind: aChain, t: t, key: name}, value{chain: &chain{Chain: nft.Chain{Name: name}, asListed: rules}})
 			}
 		}
 		for key := range t.blocks.byRow {
@@ -169,20 +178,24 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 		}
 		theirs, err := d.conn.List(ctx, nft.Table{Family: t.Table.Family, Name: kubeProxyTable})
 		if err != nil {
-			return false, err
+			return nil, false, err
 		}
 		if theirs != nil {
 			have(id{kind: otherTable, t: t}, value{})
 		}
 	}
-	return empty, nil
+	return func() error {
+		for _, list := range later {
+			if err := list(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, empty, nil
 }
 
-func (d *Dataplane) listTable(ctx context.Context, t *table, l *nft.Listing, want *proxy.State, have func(id, value)) error {
-	have(id{kind: aTable, t: t}, value{})
-	for name, rules := range l.Chains {
-		have(id{kind: aChain, t: t, key: name}, value{chain: &chain{Chain: nft.Chain{Name: name}, asListed: rules}})
-	}
+// listElements gives the sets that are there and their elements.
+func (d *Dataplane) listElements(ctx context.Context, t *table, l *nft.Listing, want *proxy.State, have func(id, value)) error {
 	former := t.newRecovery(want)
 	for _, s := range t.recoveryOrder() {
 		if _, ok := l.Sets[s.Name]; !ok {
