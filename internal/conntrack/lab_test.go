@@ -28,9 +28,9 @@ import (
 // patience is how long traffic may take to follow a change.
 const patience = 10 * time.Second
 
-// stage is a node with the nftables dataplane and a Reconciler, two pods that
+// testbed is a node with the nftables dataplane and a Reconciler, two pods that
 // answer, a pod and an outside to ask from.
-type stage struct {
+type testbed struct {
 	*lab.Lab
 	t        *testing.T
 	pod      *lab.Host
@@ -49,14 +49,14 @@ var (
 	outsideIP = netip.MustParseAddr("203.0.113.2")
 )
 
-func newStage(t *testing.T) *stage {
+func newTestbed(t *testing.T) *testbed {
 	t.Helper()
 	lab.Require(t)
 	l, err := lab.New(lab.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{Lab: l, t: t}
+	s := &testbed{Lab: l, t: t}
 	t.Cleanup(func() { s.check(l.Close()) })
 	s.resolver = resolve.New(resolve.Settings{
 		NodeName: "here",
@@ -76,21 +76,21 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-func (s *stage) check(err error) {
+func (s *testbed) check(err error) {
 	s.t.Helper()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-func (s *stage) addPod(addrs ...netip.Addr) *lab.Host {
+func (s *testbed) addPod(addrs ...netip.Addr) *lab.Host {
 	s.t.Helper()
 	h, err := s.AddPod("pod", addrs...)
 	s.check(err)
 	return h
 }
 
-func (s *stage) serve(h *lab.Host, addrs []netip.Addr) {
+func (s *testbed) serve(h *lab.Host, addrs []netip.Addr) {
 	s.t.Helper()
 	for _, a := range addrs {
 		for _, p := range []proxy.Protocol{proxy.UDP, proxy.SCTP} {
@@ -102,7 +102,7 @@ func (s *stage) serve(h *lab.Host, addrs []netip.Addr) {
 }
 
 // open starts what is under test on the node.
-func (s *stage) open() {
+func (s *testbed) open() {
 	s.t.Helper()
 	var flows *ct.Conn
 	s.check(s.Node().Do(func() (err error) {
@@ -132,7 +132,7 @@ func (s *stage) open() {
 }
 
 // start runs the Reconciler until stop is called.
-func (s *stage) start() {
+func (s *testbed) start() {
 	logger := ktesting.NewLogger(s.t, ktesting.NewConfig(ktesting.Verbosity(4)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 	ended := make(chan error)
@@ -144,7 +144,7 @@ func (s *stage) start() {
 }
 
 // apply takes what the objects came to, to the kernel and to the Reconciler.
-func (s *stage) apply() {
+func (s *testbed) apply() {
 	s.t.Helper()
 	d := s.resolver.Update()
 	s.rec.Applying(d)
@@ -158,7 +158,7 @@ func (s *stage) apply() {
 }
 
 // service writes the Service, of type LoadBalancer with a NodePort, and applies.
-func (s *stage) service(f proxy.Family, edit ...func(*v1.Service)) *v1.Service {
+func (s *testbed) service(f proxy.Family, edit ...func(*v1.Service)) *v1.Service {
 	s.t.Helper()
 	ip := map[proxy.Family]string{proxy.IPv4: "172.30.0.10", proxy.IPv6: "fd00:30::10"}[f]
 	svc := &v1.Service{
@@ -182,7 +182,7 @@ func (s *stage) service(f proxy.Family, edit ...func(*v1.Service)) *v1.Service {
 
 // endpoints writes the Service's endpoints: "ready", "draining", or "" for
 // none, for each of the two pods; and applies.
-func (s *stage) endpoints(f proxy.Family, are ...string) {
+func (s *testbed) endpoints(f proxy.Family, are ...string) {
 	s.t.Helper()
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "dns-1", Labels: map[string]string{discoveryv1.LabelServiceName: "dns"}},
@@ -214,12 +214,12 @@ func endpoint(f proxy.Family, i int) netip.AddrPort {
 // client keeps asking from one source port.
 type client struct {
 	net.Conn
-	s    *stage
+	s    *testbed
 	dst  netip.AddrPort
 	pace *time.Ticker
 }
 
-func (s *stage) dial(h *lab.Host, src netip.Addr, dst string) *client {
+func (s *testbed) dial(h *lab.Host, src netip.Addr, dst string) *client {
 	s.t.Helper()
 	c := &client{s: s, dst: netip.MustParseAddrPort(dst), pace: time.NewTicker(10 * time.Millisecond)}
 	var err error
@@ -290,7 +290,7 @@ func (c *client) wantSilence() {
 }
 
 // entries returns the flows to an address that the node tracks.
-func (s *stage) entries(p proxy.Protocol, dst netip.AddrPort) []ct.Flow {
+func (s *testbed) entries(p proxy.Protocol, dst netip.AddrPort) []ct.Flow {
 	s.t.Helper()
 	flows, err := s.flows.Dump(s.t.Context(), ct.Filter{IPv6: dst.Addr().Is6(), Protocol: uint8(p)},
 		func(f *ct.Flow) bool { return f.Orig.Dst == dst })
@@ -299,7 +299,7 @@ func (s *stage) entries(p proxy.Protocol, dst netip.AddrPort) []ct.Flow {
 }
 
 // frontends are a Service's ways in, as clients use them.
-func (s *stage) frontends(f proxy.Family) []func() *client {
+func (s *testbed) frontends(f proxy.Family) []func() *client {
 	if f == proxy.IPv6 {
 		return []func() *client{
 			func() *client { return s.dial(s.pod, netip.Addr{}, "[fd00:30::10]:53") },
@@ -319,7 +319,7 @@ func (s *stage) frontends(f proxy.Family) []func() *client {
 func TestLabEndpoints(t *testing.T) {
 	for _, f := range proxy.Families {
 		t.Run(f.String(), func(t *testing.T) {
-			s := newStage(t)
+			s := newTestbed(t)
 			svc := s.service(f)
 			s.endpoints(f, "ready", "")
 			var clients []*client
@@ -351,7 +351,7 @@ func TestLabEndpoints(t *testing.T) {
 // TestLabServingTerminating keeps the flow of an endpoint that drains, until it
 // is gone (case ct-02 of the packet table).
 func TestLabServingTerminating(t *testing.T) {
-	s := newStage(t)
+	s := newTestbed(t)
 	s.service(proxy.IPv4)
 	s.endpoints(proxy.IPv4, "ready", "")
 	c := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")
@@ -391,7 +391,7 @@ func TestLabAddedFrontends(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			s := newStage(t)
+			s := newTestbed(t)
 			s.service(proxy.IPv4)
 			s.endpoints(proxy.IPv4, "ready", "")
 			if tt.name == "NodePort" {
@@ -418,7 +418,7 @@ func TestLabAddedFrontends(t *testing.T) {
 // TestLabOthers leaves flows alone that are not to our frontends, though they
 // look alike.
 func TestLabOthers(t *testing.T) {
-	s := newStage(t)
+	s := newTestbed(t)
 	svc := s.service(proxy.IPv4)
 	s.endpoints(proxy.IPv4, "ready", "")
 	elsewhere := netip.MustParseAddrPort("198.51.100.77:30053")
@@ -447,7 +447,7 @@ func TestLabOthers(t *testing.T) {
 
 // TestLabSCTP forgets associations with an endpoint that is gone.
 func TestLabSCTP(t *testing.T) {
-	s := newStage(t)
+	s := newTestbed(t)
 	s.service(proxy.IPv4)
 	s.endpoints(proxy.IPv4, "ready", "")
 	vip := netip.MustParseAddrPort("172.30.0.10:53")
@@ -475,7 +475,7 @@ func TestLabSCTP(t *testing.T) {
 // TestLabRestart misses a change: the flow that is right stays, the one that is
 // not goes.
 func TestLabRestart(t *testing.T) {
-	s := newStage(t)
+	s := newTestbed(t)
 	s.service(proxy.IPv4)
 	s.endpoints(proxy.IPv4, "ready", "")
 	right := s.dial(s.pod, netip.Addr{}, "172.30.0.10:53")

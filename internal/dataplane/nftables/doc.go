@@ -34,6 +34,7 @@
 // refers to no map: constant chains look the endpoint up. From one lookup to the
 // next, what was found is the packet's priority; the filter clears it.
 //
-// Sync compares everything: elements, and rules by their expressions. The
-// package knows nothing of Kubernetes objects.
+// To package differ, sets, chains with their rules and elements are objects.
+// Sync compares all of them, rules by their expressions. The package knows
+// nothing of Kubernetes objects.
 package nftables
