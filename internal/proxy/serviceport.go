@@ -75,9 +75,14 @@ type Frontend struct {
 // Endpoint is one place to send a connection to.
 type Endpoint struct {
 	Addr        netip.AddrPort
-	Local       bool // on this node
-	NodeUnknown bool // its node is not known; it may be on this one
+	Local       bool   // on this node
+	NodeUnknown bool   // its node is not known; it may be on this one
+	Weight      uint16 // 0 counts as 1; see Share
 }
+
+// Share returns how many connections the endpoint is to get for each one of an
+// endpoint that has no weight.
+func (e Endpoint) Share() int { return int(max(e.Weight, 1)) }
 
 // Scope says which list of a service port's endpoints traffic takes.
 type Scope uint8
@@ -101,6 +106,7 @@ type ServicePort struct {
 	UsableSomewhere bool           // some node has a usable endpoint: Drop when a list is empty, else Reject
 	Internal        Scope          // which list ClusterIP traffic takes
 	External        Scope          // which list all other traffic takes
+	Balancing       Balancing      // how an endpoint is chosen among those of a list
 	Affinity        time.Duration  // how long a client is remembered; 0: not at all
 	AllowFrom       []netip.Prefix // LoadBalancer clients, no prefix within another; nil: everyone
 
@@ -118,7 +124,10 @@ func (sp *ServicePort) String() string {
 		fmt.Fprintf(&b, " %v=%v", f.Kind, f.Addr)
 	}
 	fmt.Fprintf(&b, " internal=%v external=%v anywhere=%t", sp.Internal, sp.External, sp.UsableSomewhere)
-	fmt.Fprintf(&b, " cluster=%v local=%v", addresses(sp.Cluster), addresses(sp.Local))
+	fmt.Fprintf(&b, " cluster=%v local=%v", texts(sp.Cluster), texts(sp.Local))
+	if sp.Balancing != BalanceDefault {
+		fmt.Fprintf(&b, " balancing=%v", sp.Balancing)
+	}
 	if sp.Affinity > 0 {
 		fmt.Fprintf(&b, " affinity=%v", sp.Affinity)
 	}
@@ -131,13 +140,15 @@ func (sp *ServicePort) String() string {
 	return b.String()
 }
 
-// addresses returns the endpoints' addresses, sorted.
-func addresses(list []Endpoint) []netip.AddrPort {
-	out := make([]netip.AddrPort, 0, len(list))
-	for _, e := range list {
-		out = append(out, e.Addr)
+// texts returns the endpoints' addresses, sorted, and the weights that there are.
+func texts(list []Endpoint) (out []string) {
+	for _, e := range slices.SortedFunc(slices.Values(list), func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }) {
+		text := e.Addr.String()
+		if e.Weight != 0 {
+			text += fmt.Sprintf("*%d", e.Weight)
+		}
+		out = append(out, text)
 	}
-	slices.SortFunc(out, netip.AddrPort.Compare)
 	return out
 }
 
