@@ -73,6 +73,18 @@ func TestStored(t *testing.T) {
 			words, words,
 		},
 		{
+			"ways to choose", annotated(service(func(*v1.Service) {}), apiobject.LoadBalancing, "round-robin"), nil, nil,
+		},
+		{
+			"unknown way to choose", annotated(service(func(*v1.Service) {}), apiobject.LoadBalancing, "rr"), noWay, noWay,
+		},
+		{
+			"weight", annotated(slice(func(*discoveryv1.EndpointSlice) {}), apiobject.Weight, "65535"), nil, nil,
+		},
+		{
+			"no weight", annotated(slice(func(*discoveryv1.EndpointSlice) {}), apiobject.Weight, "0"), noWeight, noWeight,
+		},
+		{
 			"names", &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "N1", Namespace: "A.B"}}, nil,
 			[]string{
 				`metadata.name: "N1" is not a name: it needs lower case letters, digits, - and .`,
@@ -105,6 +117,17 @@ func TestStored(t *testing.T) {
 		})
 	}
 }
+
+func annotated(obj metav1.Object, name, text string) metav1.Object {
+	obj.SetAnnotations(map[string]string{name: text, "other": "kept"})
+	return obj
+}
+
+var (
+	noWay = []string{`metadata.annotations.sluice.dev/load-balancing: "rr" is not random, round-robin, least-connections, ` +
+		`source-hash or maglev; endpoints are chosen as if it were not there`}
+	noWeight = []string{`metadata.annotations.sluice.dev/weight: "0" is not a weight (1 to 65535); each endpoint counts as 1`}
+)
 
 var words = []string{
 	`spec.type: "Magic" is not ClusterIP, NodePort, LoadBalancer or ExternalName`,

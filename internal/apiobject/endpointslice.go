@@ -14,6 +14,7 @@ import (
 // EndpointSlice is what all endpoints of an EndpointSlice have in common.
 type EndpointSlice struct {
 	Family proxy.Family
+	Weight uint16 // how much each endpoint counts; 0 is as good as 1
 	Ports  []EndpointPort
 }
 
@@ -49,6 +50,7 @@ func (p *parser) endpointSlice(obj *discoveryv1.EndpointSlice, use UseEndpoint) 
 		if obj.AddressType == discoveryv1.AddressTypeIPv6 {
 			s.Family = proxy.IPv6
 		}
+		s.Weight = p.weight(obj)
 		s.Ports = p.endpointPorts(obj)
 		p.endpointAddresses(obj, s.Family, use)
 	}

@@ -30,12 +30,12 @@ type Level uint8
 // The levels.
 const (
 	Note    Level = iota // worth knowing; all that is there is used
-	Omitted              // the item of the list is not used, the others are
+	Omitted              // the item of the list, or the annotation, is not used; all else is
 	Invalid              // an API server would not accept the object
 )
 
 // Check returns what is wrong with a new Service, EndpointSlice, Node or
-// ServiceCIDR. It takes the items of lists that are Omitted out of the object.
+// ServiceCIDR. It takes what is Omitted out of the object.
 func Check(obj metav1.Object) []Problem {
 	p := parser{strict: true}
 	p.metadata(obj)
@@ -44,9 +44,11 @@ func Check(obj metav1.Object) []Problem {
 		p.service(obj)
 		obj.Spec.ExternalIPs = omit(obj.Spec.ExternalIPs, "spec.externalIPs", p.problems)
 		obj.Status.LoadBalancer.Ingress = omit(obj.Status.LoadBalancer.Ingress, "status.loadBalancer.ingress", p.problems)
+		omitAnnotation(obj, LoadBalancing, p.problems)
 	case *discoveryv1.EndpointSlice:
 		p.endpointSlice(obj, func(*discoveryv1.Endpoint, netip.Addr) {})
 		obj.Endpoints = omit(obj.Endpoints, "endpoints", p.problems)
+		omitAnnotation(obj, Weight, p.problems)
 	case *v1.Node:
 		p.node(obj)
 		obj.Status.Addresses = omit(obj.Status.Addresses, "status.addresses", p.problems)

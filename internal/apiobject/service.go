@@ -22,6 +22,7 @@ type Service struct {
 	// without a ClusterIP has none.
 	Addresses          [len(proxy.Families)][]Address
 	Internal, External proxy.Scope
+	Balancing          proxy.Balancing
 	Affinity           time.Duration // how long a client is remembered; 0: not at all
 
 	SourceRanges     []netip.Prefix // of the LoadBalancer's clients, both families
@@ -72,7 +73,7 @@ func (p *parser) service(obj *v1.Service) Service {
 		oneOf(p, field("spec.externalTrafficPolicy"), spec.ExternalTrafficPolicy,
 			v1.ServiceExternalTrafficPolicyCluster, v1.ServiceExternalTrafficPolicyLocal)
 	}
-	s := Service{Affinity: p.affinity(spec)}
+	s := Service{Balancing: p.balancing(obj), Affinity: p.affinity(spec)}
 	p.clusterIPs(spec, &s)
 	s.Ports = p.servicePorts(spec)
 	healthCheck := p.optionalPort(field("spec.healthCheckNodePort"), spec.HealthCheckNodePort)

@@ -59,7 +59,7 @@ func (s *endpointSlice) equal(o *endpointSlice) bool {
 	if s == nil || o == nil {
 		return s == o
 	}
-	return s.name == o.name && s.service == o.service && s.Family == o.Family &&
+	return s.name == o.name && s.service == o.service && s.Family == o.Family && s.Weight == o.Weight &&
 		slices.Equal(s.Ports, o.Ports) &&
 		slices.EqualFunc(s.endpoints, o.endpoints, endpoint.equal) &&
 		slices.Equal(s.problems, o.problems)
@@ -81,6 +81,7 @@ func (t *EndpointsChangeTracker) read(name types.NamespacedName, obj *discoveryv
 	s.EndpointSlice, problems = apiobject.ParseEndpointSlice(obj, func(in *discoveryv1.Endpoint, addr netip.Addr) {
 		s.endpoints = append(s.endpoints, readEndpoint(addr, in, t.nodeName))
 	})
+	s.Weight, problems = t.balancing.weight(s.Weight, problems)
 	s.problems = sliceObject(name).problems(problems)
 	return s
 }

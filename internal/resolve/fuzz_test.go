@@ -14,6 +14,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/proxy"
 )
 
@@ -96,6 +97,7 @@ func fuzzSettings() Settings {
 		NodeName:          testNode,
 		NodeCIDRs:         true,
 		NodePortAddresses: NodePortAddresses{Primary: true},
+		Balancing:         Balancing{Mode: "m", Ways: []proxy.Balancing{proxy.RoundRobin, proxy.Random}, Cluster: proxy.RoundRobin},
 	}
 }
 
@@ -182,6 +184,9 @@ func fuzzService(in *script) *v1.Service {
 		}
 		s.Spec.Ports = append(s.Spec.Ports, extra)
 	}
+	if way := pick(in, "", "", "", "random", "maglev", "nonsense"); way != "" {
+		s.Annotations = map[string]string{apiobject.LoadBalancing: way}
+	}
 	if in.next()%16 == 1 {
 		s.Labels = map[string]string{otherProxyLabel: "other"}
 	}
@@ -199,6 +204,9 @@ func fuzzSlice(in *script) *discoveryv1.EndpointSlice {
 		endpoints = append(endpoints, e)
 	}
 	s := sliceOf(pick(in, "a/s1", "a/s2", "b/s1", "b/s2"), pick(in, "x", "y", "x", ""), endpoints...)
+	if weight := pick(in, "", "", "1", "5", "70000"); weight != "" {
+		s.Annotations = map[string]string{apiobject.Weight: weight}
+	}
 	if in.next()%4 == 1 {
 		s.Ports = append(s.Ports, slicePortOf(pick(in, "dns", "http", "other"), pick[int32](in, 53, 8081, 0)))
 		s.Ports[1].Protocol = pick(in, new(v1.ProtocolUDP), nil)

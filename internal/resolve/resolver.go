@@ -52,8 +52,8 @@ type entry struct {
 func New(s Settings) *Resolver {
 	s.Families = slices.DeleteFunc(slices.Clone(proxy.Families[:]), func(f proxy.Family) bool { return !s.serves(f) })
 	r := &Resolver{
-		Services:    &ServiceChangeTracker{newTracker[*service](), s.IgnoreExternalIPs},
-		Endpoints:   &EndpointsChangeTracker{newTracker[*endpointSlice](), s.NodeName},
+		Services:    &ServiceChangeTracker{newTracker[*service](), s.IgnoreExternalIPs, s.Balancing},
+		Endpoints:   &EndpointsChangeTracker{newTracker[*endpointSlice](), s.NodeName, s.Balancing},
 		settings:    s,
 		entries:     map[types.NamespacedName]*entry{},
 		nodePending: true, // the settings alone make a Node
@@ -70,7 +70,7 @@ func New(s Settings) *Resolver {
 }
 
 // Configure changes the settings, but for the node's name, the families and
-// IgnoreExternalIPs. The next Update puts them in force.
+// those that are for New only. The next Update puts them in force.
 func (r *Resolver) Configure(s Settings) {
 	s.NodeName, s.Families = r.settings.NodeName, r.settings.Families
 	r.settings = s

@@ -99,6 +99,7 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort) *pr
 		Frontends:       r.frontends(p),
 		Internal:        s.Internal,
 		External:        s.External,
+		Balancing:       s.Balancing,
 		Affinity:        s.Affinity,
 		UsableSomewhere: slices.ContainsFunc(c, candidate.usable),
 	}
@@ -165,7 +166,7 @@ func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
 
 // sameRow compares two rows of one key.
 func sameRow(a, b *proxy.ServicePort) bool {
-	return a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity &&
+	return a.Internal == b.Internal && a.External == b.External && a.Balancing == b.Balancing && a.Affinity == b.Affinity &&
 		a.UsableSomewhere == b.UsableSomewhere && slices.Equal(a.Frontends, b.Frontends) &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
 		(a.AllowFrom == nil) == (b.AllowFrom == nil) && slices.Equal(a.AllowFrom, b.AllowFrom) &&

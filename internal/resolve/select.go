@@ -35,22 +35,23 @@ func gather(from []*endpointSlice, p portOfFamily) (c candidates, portMissing bo
 		for _, sp := range s.Ports {
 			if sp.Name == p.port.Name && sp.Protocol == p.port.Protocol {
 				found = true
-				c = c.with(s.endpoints, sp.Port)
+				c = c.with(s, sp.Port)
 			}
 		}
 	}
 	return c.once(), populated && !found
 }
 
-// with adds endpoints at a port.
-func (c candidates) with(list []endpoint, port uint16) candidates {
-	c = slices.Grow(c, len(list))
-	for i := range list {
-		e := &list[i]
+// with adds the endpoints of a slice at a port.
+func (c candidates) with(s *endpointSlice, port uint16) candidates {
+	c = slices.Grow(c, len(s.endpoints))
+	for i := range s.endpoints {
+		e := &s.endpoints[i]
 		c = append(c, candidate{proxy.Endpoint{
 			Addr:        netip.AddrPortFrom(e.addr, port),
 			Local:       e.traits.has(local),
 			NodeUnknown: e.traits.has(nodeUnknown),
+			Weight:      s.Weight,
 		}, e})
 	}
 	return c

@@ -41,6 +41,7 @@ func (t *ServiceChangeTracker) read(name types.NamespacedName, obj *v1.Service) 
 		obj = &without
 	}
 	in, problems := apiobject.ParseService(obj)
+	in.Balancing, problems = t.balancing.of(in.Balancing, problems)
 	return &service{in, name, obj.CreationTimestamp.Unix(), serviceObject(name).problems(problems)}
 }
 

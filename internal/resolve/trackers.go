@@ -16,6 +16,7 @@ import (
 type ServiceChangeTracker struct {
 	tracker[*service]
 	ignoreExternalIPs bool
+	balancing         Balancing
 }
 
 // Update notes an event: previous is nil for an addition, current for a
@@ -33,7 +34,8 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) bool {
 // [Resolver.Update] takes them, as [ServiceChangeTracker] does for Services.
 type EndpointsChangeTracker struct {
 	tracker[*endpointSlice]
-	nodeName string
+	nodeName  string
+	balancing Balancing
 }
 
 // Update notes that a slice was added or changed, or with remove that it is

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/source"
 )
 
@@ -67,11 +68,16 @@ func Load(dir string) ([]metav1.Object, []Problem, error) {
 // since a source holds all it has read.
 func trim(obj metav1.Object) {
 	obj.SetManagedFields(nil)
-	trigger, ok := obj.GetAnnotations()[v1.EndpointsLastChangeTriggerTime]
-	obj.SetAnnotations(nil)
-	if ok {
-		obj.SetAnnotations(map[string]string{v1.EndpointsLastChangeTriggerTime: trigger})
+	var read map[string]string
+	for _, name := range []string{v1.EndpointsLastChangeTriggerTime, apiobject.LoadBalancing, apiobject.Weight} {
+		if text, ok := obj.GetAnnotations()[name]; ok {
+			if read == nil {
+				read = map[string]string{}
+			}
+			read[name] = text
+		}
 	}
+	obj.SetAnnotations(read)
 	if node, ok := obj.(*v1.Node); ok {
 		node.Status = v1.NodeStatus{Addresses: node.Status.Addresses}
 	}

@@ -12,12 +12,16 @@ import (
 func TestTrim(t *testing.T) {
 	full := metav1.ObjectMeta{
 		Name: "web", Namespace: "shop", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
-		Annotations:   map[string]string{"a": "b", v1.EndpointsLastChangeTriggerTime: "2024-01-01T00:00:00Z"},
+		Annotations: map[string]string{
+			"a": "b", v1.EndpointsLastChangeTriggerTime: "2024-01-01T00:00:00Z",
+			"sluice.dev/load-balancing": "random", "sluice.dev/weight": "2", "sluice.dev/other": "",
+		},
 		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}},
 	}
 	kept := *full.DeepCopy()
 	kept.ManagedFields = nil
 	delete(kept.Annotations, "a")
+	delete(kept.Annotations, "sluice.dev/other")
 	plain := *kept.DeepCopy()
 	plain.Annotations = nil
 	spec := v1.NodeSpec{PodCIDR: "10.1.0.0/24", Taints: []v1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}}

@@ -1,0 +1,141 @@
+package resolve
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice/internal/apiobject"
+	"sluice/internal/proxy"
+)
+
+func way(text string) func(*v1.Service) {
+	return func(s *v1.Service) { s.Annotations = map[string]string{apiobject.LoadBalancing: text} }
+}
+
+func weighted(s *discoveryv1.EndpointSlice, text string) *discoveryv1.EndpointSlice {
+	s.Annotations = map[string]string{apiobject.Weight: text}
+	return s
+}
+
+// TestBalancing: a Service's own word comes before the cluster's, and what the
+// mode cannot do is named and not asked of it.
+func TestBalancing(t *testing.T) {
+	const (
+		row     = "ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 internal=Cluster external=Cluster anywhere=false cluster=[] local=[]"
+		problem = "Service ns/web: metadata.annotations.sluice.dev/load-balancing: "
+		asIfNot = "; endpoints are chosen as if it were not there"
+		cannot  = problem + "mode m cannot do maglev, only random or round-robin" + asIfNot
+		unknown = problem + `"rr" is not random, round-robin, least-connections, source-hash or maglev` + asIfNot
+	)
+	two := []proxy.Balancing{proxy.Random, proxy.RoundRobin}
+	for _, tt := range []struct {
+		name      string
+		settings  Balancing
+		edit      []func(*v1.Service)
+		want      string
+		complains []string
+	}{
+		{"nothing said", Balancing{}, nil, row, nil},
+		{"any mode", Balancing{}, []func(*v1.Service){way("maglev")}, row + " balancing=maglev", nil},
+		{"cluster", Balancing{Ways: two, Cluster: proxy.Random}, nil, row + " balancing=random", nil},
+		{"both", Balancing{Ways: two, Cluster: proxy.Random}, []func(*v1.Service){way("round-robin")}, row + " balancing=round-robin", nil},
+		{"not this mode", Balancing{Mode: "m", Ways: two}, []func(*v1.Service){way("maglev")}, row, []string{cannot}},
+		{
+			"not this mode, the cluster's",
+			Balancing{Mode: "m", Ways: two, Cluster: proxy.RoundRobin},
+			[]func(*v1.Service){way("maglev")},
+			row + " balancing=round-robin",
+			[]string{cannot},
+		},
+		{
+			"no such way",
+			Balancing{Mode: "m", Ways: two, Cluster: proxy.RoundRobin},
+			[]func(*v1.Service){way("rr")},
+			row + " balancing=round-robin",
+			[]string{unknown},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := New(Settings{NodeName: testNode, Balancing: tt.settings})
+			add(t, r, serviceOf("ns/web", "10.96.0.1", tt.edit...))
+			r.Update()
+			wantState(t, r, []string{tt.want}, tt.complains)
+		})
+	}
+}
+
+// TestBalancingChanges: each change of what is said is one of the row, and only
+// a change.
+func TestBalancingChanges(t *testing.T) {
+	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1"))
+	for _, step := range []struct {
+		edit []func(*v1.Service)
+		rows int
+	}{{nil, 0}, {[]func(*v1.Service){way("random")}, 1}, {[]func(*v1.Service){way("random")}, 0}, {nil, 1}, {[]func(*v1.Service){way("x")}, 0}} {
+		add(t, r, serviceOf("ns/web", "10.96.0.1", step.edit...))
+		if d := r.Update(); len(d.Upserts) != step.rows {
+			t.Errorf("%d rows changed; want %d", len(d.Upserts), step.rows)
+		}
+	}
+}
+
+// TestWeights: the endpoints of a slice have its weight; a canary is a slice of
+// its own. A change of the weight is one of every endpoint, which keep their slots.
+func TestWeights(t *testing.T) {
+	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1"),
+		sliceOf("ns/main", "web", endpointOf("10.1.0.1"), endpointOf("10.1.0.2")),
+		weighted(sliceOf("ns/canary", "web", endpointOf("10.1.0.3", here)), "7"))
+	const row = "ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 internal=Cluster external=Cluster anywhere=true "
+	wantState(t, r, []string{row + "cluster=[10.1.0.1:8080 10.1.0.2:8080 10.1.0.3:8080*7] local=[]"}, nil)
+	for _, step := range []struct {
+		weight string
+		rows   int
+		want   string
+	}{
+		{"7", 0, "*7"},
+		{"8", 1, "*8"},
+		{"1", 1, ""},
+		{"x", 0, ""},
+		{"65535", 1, "*65535"},
+	} {
+		before := rowNamed(t, r.State(), "ns/web:http/TCP/IPv4").Cluster
+		add(t, r, weighted(sliceOf("ns/canary", "web", endpointOf("10.1.0.3", here)), step.weight))
+		if d := r.Update(); len(d.Upserts) != step.rows {
+			t.Errorf("weight %s: %d rows changed; want %d", step.weight, len(d.Upserts), step.rows)
+		}
+		var problems []string
+		if step.weight == "x" {
+			problems = []string{`EndpointSlice ns/canary: metadata.annotations.sluice.dev/weight: "x" is not a weight (1 to 65535); ` +
+				"each endpoint counts as 1"}
+		}
+		wantState(t, r, []string{row + "cluster=[10.1.0.1:8080 10.1.0.2:8080 10.1.0.3:8080" + step.want + "] local=[]"}, problems)
+		checkSlots(t, before, rowNamed(t, r.State(), "ns/web:http/TCP/IPv4").Cluster)
+	}
+}
+
+// TestNoWeights: a mode without weights sees none, and each slice that has one
+// is named.
+func TestNoWeights(t *testing.T) {
+	r := New(Settings{NodeName: testNode, Balancing: Balancing{Mode: "m", Unweighted: true}})
+	add(t, r, serviceOf("ns/web", "10.96.0.1"), weighted(sliceOf("ns/canary", "web", endpointOf("10.1.0.3")), "7"))
+	r.Update()
+	wantState(t, r,
+		[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 internal=Cluster external=Cluster anywhere=true cluster=[10.1.0.3:8080] local=[]"},
+		[]string{"EndpointSlice ns/canary: metadata.annotations.sluice.dev/weight: mode m has no weights; each endpoint counts as 1"})
+	add(t, r, weighted(sliceOf("ns/canary", "web", endpointOf("10.1.0.3")), "8"))
+	if d := r.Update(); !d.Empty() {
+		t.Errorf("a weight that does not count changes %v", d)
+	}
+}
+
+// TestProblemOfService tells Services from other objects.
+func TestProblemOfService(t *testing.T) {
+	for object, want := range map[string]string{"Service ns/web": "ns/web", "EndpointSlice ns/web": "/", "configuration": "/"} {
+		name, ok := Problem{Object: object}.Service()
+		if got := name.String(); ok != (want != "/") || ok && got != want {
+			t.Errorf("%s is %s, %t", object, got, ok)
+		}
+	}
+}
