@@ -112,6 +112,9 @@ func (o *Options) run(ctx context.Context, s steps) error {
 		if p.config, err = said.input.Configuration(mode); err != nil {
 			return err
 		}
+		if p.balancing, err = o.balancing(mode); err != nil {
+			return err
+		}
 	}
 	if o.InitOnly {
 		return s.initialise(ctx, p.config)
@@ -121,11 +124,14 @@ func (o *Options) run(ctx context.Context, s steps) error {
 
 // plan says what to serve and as whom. Whoever does not serve needs neither.
 func (o *Options) plan(c config.Configuration) (plan, error) {
-	p := plan{options: o, config: c}
+	balancing, err := o.balancing(c.Mode)
+	if err != nil {
+		return plan{}, err
+	}
+	p := plan{options: o, config: c, balancing: balancing}
 	if o.WriteConfigTo != "" || o.Cleanup || o.InitOnly {
 		return p, nil
 	}
-	var err error
 	if p.node, err = nodeName(c.Object.HostnameOverride); err != nil {
 		return plan{}, err
 	}

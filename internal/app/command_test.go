@@ -90,6 +90,16 @@ func TestErrors(t *testing.T) {
 			`--proxy-mode "kernelspace": no such mode; modes: nftables, iptables`,
 		},
 		{
+			"unknown way to balance",
+			[]string{"--manifests", dir, "--load-balancing=rr"},
+			`--load-balancing "rr" is not random, round-robin, least-connections, source-hash or maglev`,
+		},
+		{
+			"a way that the mode does not know",
+			[]string{"--manifests", dir, "--proxy-mode=iptables", "--load-balancing=round-robin"},
+			`--load-balancing "round-robin": mode iptables cannot do that; ` + balancingOfModes(),
+		},
+		{
 			"bad cluster CIDR",
 			[]string{"--manifests", dir, "--cluster-cidr=10.0.0.0/33"},
 			`--cluster-cidr "10.0.0.0/33": "10.0.0.0/33" is not a CIDR like 10.244.0.0/16`,

@@ -38,6 +38,7 @@ var (
 	reasonPlatform      = reason{"FailedToSetSysctl", "Tune"}
 	reasonRefused       = reason{"ServicePortRefused", "Sync"}
 	reasonAccepted      = reason{"ServicePortAccepted", "Sync"}
+	reasonBalancing     = reason{"LoadBalancingRefused", "Sync"}
 )
 
 const (

@@ -13,6 +13,7 @@ import (
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
+	"sluice/internal/proxy"
 )
 
 // flag is a line of the help text.
@@ -47,7 +48,7 @@ func (o *Options) processFlags() {
 	})
 	o.group("Configuration", []flag{
 		{"config", &o.ConfigFile, "read the KubeProxyConfiguration in this `FILE` and follow its changes; it " +
-			"overrides all flags except those of logging, --manifests, --master and --hostname-override"},
+			"overrides all flags except those of logging, --manifests, --master, --load-balancing and --hostname-override"},
 		{"write-config-to", &o.WriteConfigTo, "write the configuration in force to this `FILE`, then exit"},
 		{"feature-gates", "featureGates", "`GATES` of Kubernetes, like Name=true,Other=false"},
 	})
@@ -64,6 +65,8 @@ func (o *Options) trafficFlags() {
 	o.group("Traffic", []flag{
 		{"proxy-mode", "mode", "program the kernel in this `MODE`: " + dataplane.Names(" or ") + "; without it, the " +
 			"best that the kernel can do, or what the host needs"},
+		{"load-balancing", &o.LoadBalancing, "choose endpoints in this `WAY`, which a Service can change for itself: " +
+			proxy.BalancingWords(proxy.Balancings[:]) + ", as far as the mode can; without it, as the mode does"},
 		{"cluster-cidr", "clusterCIDR", "`CIDRS` of the pods in the cluster: one, or one of each family, separated " +
 			"by a comma"},
 		{"detect-local-mode", "detectLocalMode", "`HOW` to recognise traffic of this node's pods: ClusterCIDR (the " +

@@ -62,7 +62,7 @@ func kubeProxyFlags() map[string]string {
 
 func TestEveryFlagOfKubeProxy(t *testing.T) {
 	want := kubeProxyFlags()
-	want["manifests"] = "" // ours
+	want["manifests"], want["load-balancing"] = "", "" // ours
 	got := map[string]string{}
 	newCommand("sluice", NewOptions(), steps{}).Flags().VisitAll(func(f *pflag.Flag) { got[f.Name] = f.DefValue })
 	if diff := cmp.Diff(want, got); diff != "" {

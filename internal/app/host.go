@@ -190,6 +190,7 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 
 		IgnoreExternalIPs:  !c.Gates().Enabled(config.GateExternalIPs),
 		LocalhostNodePorts: c.LocalhostNodePorts,
+		Balancing:          p.balancing,
 	}
 	p.detection(ctx, &s)
 	if c.BindAddress.IsValid() {

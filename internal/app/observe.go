@@ -135,6 +135,7 @@ func (o observers) Done(_ context.Context, r engine.Result) {
 		o.metrics.Applied(r.Changed)
 		o.inForce()
 	}
+	o.balancingRefused(r.Found)
 	if r.Refusals {
 		o.countRefused()
 		o.refusals.changed()

@@ -32,6 +32,7 @@ type Options struct {
 	InitOnly      bool
 	Manifests     string
 	Master        string
+	LoadBalancing string
 
 	// object holds what flags say that a configuration file could say too, and
 	// the default that help shows where no flag does.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	k8smetrics "k8s.io/component-base/metrics"
@@ -46,10 +47,11 @@ func healthTimeout(c config.Configuration) time.Duration {
 
 // plan is all that a ProxyServer must know, checked.
 type plan struct {
-	options *Options
-	config  config.Configuration
-	node    string
-	from    objectSource
+	options   *Options
+	config    config.Configuration
+	balancing resolve.Balancing
+	node      string
+	from      objectSource
 }
 
 // ProxyServer joins a source, the engine, a dataplane and all who watch them,
@@ -72,6 +74,8 @@ type ProxyServer struct {
 	metrics   *metrics.Metrics
 	configz   atomic.Pointer[v1alpha1.KubeProxyConfiguration] // in force
 
+	balancingEvents *rate.Limiter
+
 	healthServer  *health.Server
 	metricsServer *health.Server
 }
@@ -87,7 +91,10 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	}
 	_, missing := hostFamilies(os.DirFS("/proc"))
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
-	s := &ProxyServer{plan: p, families: settings.Families, ready: make(chan struct{})}
+	s := &ProxyServer{
+		plan: p, families: settings.Families, ready: make(chan struct{}),
+		balancingEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
+	}
 	s.inForce = sync.OnceFunc(func() { close(s.ready) })
 	rules, err := p.rules(ctx, s.families)
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 
 func TestModesAreWhole(t *testing.T) {
 	for _, m := range Modes() {
-		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Flows == nil || m.Cleanup == nil {
+		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Flows == nil || m.Cleanup == nil ||
+			len(m.Balancing) == 0 {
 			t.Errorf("mode %q is not whole: %+v", m.Name, m)
 		}
 	}

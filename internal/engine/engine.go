@@ -146,7 +146,7 @@ func (e *Engine) run(ctx context.Context) error {
 	w := e.take()
 	reportProblems(ctx, w.found, w.mended)
 	refused, err := e.write(ctx, w)
-	r := Result{Full: w.full, Err: err, State: w.state}
+	r := Result{Full: w.full, Err: err, State: w.state, Found: w.found}
 	if err == nil {
 		if w.full {
 			e.lastFull = w.start

@@ -298,6 +298,9 @@ func TestProblemsAreLoggedOnceAndWhenMended(t *testing.T) {
 		bad.Spec.ExternalIPs = []string{"192.0.2.300"}
 		l.OnServiceUpdate(service("web", 2), bad)
 		synctest.Wait()
+		if r, _ := l.mirror.outcome(); len(r.Found) != 1 || r.Found[0].Field != "spec.externalIPs[0]" {
+			t.Errorf("told of problems %v", r.Found)
+		}
 		for n := range 5 {
 			l.OnEndpointSliceAdd(endpoints("web", n+1))
 			synctest.Wait()

@@ -60,6 +60,9 @@ type Result struct {
 	// after the first one every row. A row that was refused is not in it.
 	Changed *proxy.Delta
 
+	// Found are the problems of objects that were not there before.
+	Found []resolve.Problem
+
 	// Refusals says that what the kernel refuses is not what it was.
 	Refusals bool
 }

@@ -22,6 +22,13 @@ type Problem struct {
 // String returns the problem as one line.
 func (p Problem) String() string { return p.Object + ": " + p.Field + ": " + p.Reason }
 
+// Service returns the Service whose problem it is, if it is one's.
+func (p Problem) Service() (name types.NamespacedName, ok bool) {
+	text, ok := strings.CutPrefix(p.Object, "Service ")
+	name.Namespace, name.Name, _ = strings.Cut(text, "/")
+	return name, ok
+}
+
 func compareProblems(a, b Problem) int { return cmp.Compare(a.String(), b.String()) }
 
 // object names an object that can have problems.

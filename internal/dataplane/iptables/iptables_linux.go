@@ -20,6 +20,8 @@ import (
 func Mode() mode.Mode {
 	return mode.Mode{
 		Name: "iptables", Probe: Probe, Prepare: Prepare, Needed: Needed, Open: mode.Opener(Open), Flows: mode.OpenFlows,
+		Balancing: []proxy.Balancing{proxy.Random},
+
 		Traces:  func(ctx context.Context) (localnet.Traces, error) { return traces(ctx, 0) },
 		Cleanup: Cleanup,
 	}

@@ -47,6 +47,12 @@ type Mode struct {
 	// Nil: the mode is not built yet, and has at most a Cleanup.
 	Open func(context.Context, Settings) (proxy.Dataplane, error)
 
+	// Balancing lists the ways of choosing an endpoint that the mode knows, the
+	// one first that it takes by itself. Weights says that it can also send some
+	// endpoints more connections than others.
+	Balancing []proxy.Balancing
+	Weights   bool
+
 	// Flows opens the connections that must be ended when their endpoint goes;
 	// nil: the mode ends them itself.
 	Flows func() (ct.Interface, error)
