@@ -1,0 +1,132 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/netlink"
+)
+
+// Conn is the kernel's IPVS in the network namespace where it was opened.
+type Conn struct {
+	conn   *netlink.Conn
+	family uint16
+}
+
+var _ Interface = (*Conn)(nil)
+
+// batchBytes bounds what is sent at once. It fits the default socket buffer.
+const batchBytes = 128 << 10
+
+// Open connects to the IPVS of the calling thread's network namespace. The error
+// is [ErrMissing] if there is none: it is looked for in the list of all families,
+// because asking for it by name may load the module.
+func Open() (*Conn, error) {
+	conn, err := netlink.Open(unix.NETLINK_GENERIC)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{conn: conn}
+	conn.Request(unix.GENL_ID_CTRL, unix.NLM_F_DUMP, [4]byte{unix.CTRL_CMD_GETFAMILY, 1})
+	err = conn.Ask(func(m netlink.Message) {
+		if a := m.Attrs(); a.Text(unix.CTRL_ATTR_FAMILY_NAME) == familyName {
+			c.family = uint16(native(a.Get(unix.CTRL_ATTR_FAMILY_ID)))
+		}
+	})
+	switch {
+	case err != nil:
+		err = fmt.Errorf("list generic netlink families: %w", err)
+	case c.family == 0:
+		err = ErrMissing
+	default:
+		return c, nil
+	}
+	_ = conn.Close() // there is a worse error
+	return nil, err
+}
+
+// Close releases the socket.
+func (c *Conn) Close() error { return c.conn.Close() }
+
+// Servers lists virtual servers.
+func (c *Conn) Servers(ctx context.Context) (all map[Server]Settings, err error) {
+	err = netlink.Settled(ctx, netlink.Attempts, func() error {
+		all = map[Server]Settings{}
+		c.conn.Request(c.family, unix.NLM_F_DUMP, [4]byte{getService, version})
+		return c.conn.Ask(func(m netlink.Message) {
+			if s, settings, ok := decodeServer(m.Attrs()); ok {
+				all[s] = settings
+			}
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list IPVS virtual servers: %w", err)
+	}
+	return all, nil
+}
+
+// Reals lists the real servers of a virtual server. The kernel answers nothing
+// for one that is gone.
+func (c *Conn) Reals(ctx context.Context, s Server) (all []RealState, err error) {
+	err = netlink.Settled(ctx, netlink.Attempts, func() error {
+		all = nil
+		c.conn.Request(c.family, unix.NLM_F_DUMP, [4]byte{getReal, version})
+		encodeServer(&c.conn.Builder, s, nil)
+		return c.conn.Ask(func(m netlink.Message) {
+			if r, ok := decodeReal(m.Attrs(), s.Addr.Addr().Is4()); ok {
+				all = append(all, r)
+			}
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list real servers of %v: %w", s, err)
+	}
+	return all, nil
+}
+
+// Do sends operations in batches, and looks after each for what was refused.
+func (c *Conn) Do(ctx context.Context, ops []Op) (map[int]error, error) {
+	refused := map[int]error{}
+	for from := 0; from < len(ops); {
+		if err := ctx.Err(); err != nil {
+			return refused, err
+		}
+		places := map[uint32]int{}
+		c.conn.Reset()
+		for ; from < len(ops) && len(c.conn.Bytes()) < batchBytes; from++ {
+			o := &ops[from]
+			places[c.conn.Begin(c.family, 0, [4]byte{o.command(), version})] = from
+			o.encode(&c.conn.Builder)
+		}
+		if err := c.conn.Send(); err != nil {
+			return refused, fmt.Errorf("send %d IPVS operations: %w", len(places), err)
+		}
+		errs, err := c.conn.Answers()
+		if err != nil {
+			return refused, fmt.Errorf("answer to %d IPVS operations: %w", len(places), err)
+		}
+		for seq, err := range errs {
+			if at, ok := places[seq]; ok {
+				refused[at] = fmt.Errorf("%v: %w", ops[at], err)
+			}
+		}
+	}
+	return refused, nil
+}
+
+// SetTimeouts sets those that are given.
+func (c *Conn) SetTimeouts(_ context.Context, t Timeouts) error {
+	c.conn.Request(c.family, unix.NLM_F_ACK, [4]byte{setConfig, version})
+	for i, d := range []time.Duration{t.TCP, t.TCPFin, t.UDP} {
+		if d > 0 {
+			number(&c.conn.Builder, attrTimeoutTCP+uint16(i), uint32(max(d/time.Second, 1)))
+		}
+	}
+	if err := c.conn.Ask(func(netlink.Message) {}); err != nil {
+		return fmt.Errorf("set IPVS timeouts: %w", err)
+	}
+	return nil
+}

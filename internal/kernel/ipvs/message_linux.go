@@ -1,0 +1,147 @@
+package ipvs
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/netlink"
+)
+
+// The numbers of IPVS's generic netlink family (linux/ip_vs.h) that are used here.
+const (
+	familyName, version = "IPVS", 1
+
+	newService, getService, newReal, getReal, setConfig = 1, 4, 5, 8, 12 // to set or delete comes after new
+
+	attrService, attrReal, attrTimeoutTCP = 1, 2, 4
+
+	serviceFamily, serviceProtocol, serviceAddr, servicePort          = 1, 2, 3, 4
+	serviceScheduler, serviceFlags, serviceTimeout, serviceNetmask    = 6, 7, 8, 9
+	realAddr, realPort, realForward, realWeight, realUpper, realLower = 1, 2, 3, 4, 5, 6
+	realActive, realInactive                                          = 7, 8
+
+	flagPersistent, flagHashPorts = 1, 0x10
+	forwardMask, forwardNAT       = 7, 0
+)
+
+func (o *Op) command() byte {
+	if o.Real.Addr.IsValid() {
+		return newReal + byte(o.Verb)
+	}
+	return newService + byte(o.Verb)
+}
+
+// encode writes the attributes of an operation. The kernel wants all of them
+// where something is added or set.
+func (o *Op) encode(b *netlink.Builder) {
+	if !o.Real.Addr.IsValid() {
+		settings := &o.Settings
+		if o.Verb == Delete {
+			settings = nil
+		}
+		encodeServer(b, o.Server, settings)
+		return
+	}
+	encodeServer(b, o.Server, nil)
+	b.Nest(attrReal, func() {
+		b.Raw(realAddr, union(o.Real.Addr.Addr()))
+		b.U16(realPort, o.Real.Addr.Port())
+		if o.Verb != Delete {
+			number(b, realForward, forwardNAT)
+			number(b, realWeight, o.Real.Weight)
+			number(b, realUpper, 0)
+			number(b, realLower, 0)
+		}
+	})
+}
+
+// encodeServer names a virtual server, and says how it works.
+func encodeServer(b *netlink.Builder, s Server, settings *Settings) {
+	family, netmask := uint16(unix.AF_INET), ^uint32(0)
+	if s.Addr.Addr().Is6() {
+		family, netmask = unix.AF_INET6, 128
+	}
+	short := func(kind, v uint16) { b.Raw(kind, string(binary.NativeEndian.AppendUint16(nil, v))) }
+	b.Nest(attrService, func() {
+		short(serviceFamily, family)
+		short(serviceProtocol, uint16(s.Protocol))
+		b.Raw(serviceAddr, union(s.Addr.Addr()))
+		b.U16(servicePort, s.Addr.Port())
+		if settings == nil {
+			return
+		}
+		flags := uint32(0)
+		if settings.Persistence > 0 {
+			flags |= flagPersistent
+		}
+		if settings.HashPorts {
+			flags |= flagHashPorts
+		}
+		b.Text(serviceScheduler, settings.Scheduler)
+		number(b, serviceFlags, flags, ^uint32(0)) // and which of them are meant
+		number(b, serviceTimeout, uint32(settings.Persistence/time.Second))
+		number(b, serviceNetmask, netmask)
+	})
+}
+
+// union returns an address as IPVS keeps those of both families.
+func union(a netip.Addr) string {
+	b := make([]byte, 16)
+	copy(b, a.AsSlice())
+	return string(b)
+}
+
+// number writes numbers in the order of this machine.
+func number(b *netlink.Builder, kind uint16, v ...uint32) {
+	var raw []byte
+	for _, n := range v {
+		raw = binary.NativeEndian.AppendUint32(raw, n)
+	}
+	b.Raw(kind, string(raw))
+}
+
+// native decodes a number in the order of this machine; 0 if there is none.
+func native(b []byte) uint32 {
+	switch {
+	case len(b) >= 4:
+		return binary.NativeEndian.Uint32(b)
+	case len(b) >= 2:
+		return uint32(binary.NativeEndian.Uint16(b))
+	default:
+		return 0
+	}
+}
+
+// decodeServer reads a virtual server. Those known by a firewall mark have no
+// address.
+func decodeServer(message netlink.Attrs) (Server, Settings, bool) {
+	service := message.Get(attrService)
+	protocol := native(service.Get(serviceProtocol))
+	addr, ok := decodeAddr(service.Get(serviceAddr), native(service.Get(serviceFamily)) == unix.AF_INET)
+	s := Server{uint8(protocol), netip.AddrPortFrom(addr, uint16(service.Number(servicePort)))}
+	flags := native(service.Get(serviceFlags))
+	settings := Settings{Scheduler: service.Text(serviceScheduler), HashPorts: flags&flagHashPorts != 0}
+	if flags&flagPersistent != 0 {
+		settings.Persistence = time.Duration(native(service.Get(serviceTimeout))) * time.Second
+	}
+	return s, settings, ok && protocol != 0
+}
+
+func decodeReal(message netlink.Attrs, four bool) (RealState, bool) {
+	a := message.Get(attrReal)
+	addr, ok := decodeAddr(a.Get(realAddr), four)
+	r := RealState{Real: Real{netip.AddrPortFrom(addr, uint16(a.Number(realPort))), native(a.Get(realWeight))}}
+	r.Connections = native(a.Get(realActive)) + native(a.Get(realInactive))
+	r.Foreign = native(a.Get(realForward))&forwardMask != forwardNAT
+	return r, ok
+}
+
+func decodeAddr(b []byte, four bool) (netip.Addr, bool) {
+	if len(b) == 16 && four {
+		b = b[:4]
+	}
+	return netip.AddrFromSlice(b)
+}

@@ -1,0 +1,117 @@
+package linktest
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+
+	"sluice/internal/kernel/link"
+)
+
+// Dummy is a dummy link in memory.
+type Dummy struct {
+	mu     sync.Mutex
+	exists bool
+	note   string
+	addrs  []netip.Addr
+	refuse map[netip.Addr]error
+	ops    int
+}
+
+// Refuse makes adding an address fail, until err is nil.
+func (d *Dummy) Refuse(a netip.Addr, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.refuse == nil {
+		d.refuse = map[netip.Addr]error{}
+	}
+	d.refuse[a] = err
+}
+
+// Reset returns how many addresses were added or removed since the last Reset.
+func (d *Dummy) Reset() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.ops
+	d.ops = 0
+	return n
+}
+
+// Find looks for the link.
+func (d *Dummy) Find() (string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.exists {
+		return "", link.ErrNoLink
+	}
+	return d.note, nil
+}
+
+// Create makes the link.
+func (d *Dummy) Create() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.exists {
+		return syscall.EEXIST
+	}
+	d.exists = true
+	return nil
+}
+
+// Delete removes it.
+func (d *Dummy) Delete() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.exists {
+		return syscall.ENODEV
+	}
+	d.exists, d.note, d.addrs = false, "", nil
+	return nil
+}
+
+// SetNote leaves a note.
+func (d *Dummy) SetNote(note string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.note = note
+	return nil
+}
+
+// List returns the addresses, in order.
+func (d *Dummy) List() ([]netip.Addr, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.SortedFunc(slices.Values(d.addrs), netip.Addr.Compare), nil
+}
+
+// Add adds an address.
+func (d *Dummy) Add(a netip.Addr) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ops++
+	switch {
+	case d.refuse[a] != nil:
+		return d.refuse[a]
+	case slices.Contains(d.addrs, a):
+		return syscall.EEXIST
+	}
+	d.addrs = append(d.addrs, a)
+	return nil
+}
+
+// Remove removes one.
+func (d *Dummy) Remove(a netip.Addr) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ops++
+	i := slices.Index(d.addrs, a)
+	if i < 0 {
+		return syscall.EADDRNOTAVAIL
+	}
+	d.addrs = slices.Delete(d.addrs, i, i+1)
+	return nil
+}
+
+// Close does nothing.
+func (d *Dummy) Close() error { return nil }
