@@ -70,6 +70,12 @@ type rule struct {
 	outside []string // what it may import from outside; nil: everything
 }
 
+// overRules is what modes may import that stand on the rules of nftables.
+var overRules = []string{
+	"internal/proxy", "internal/kernel/", "internal/dataplane/differ", "internal/dataplane/mode",
+	"internal/dataplane/localnet", "internal/dataplane/nftables",
+}
+
 // table is ordered: the first row whose package is a prefix holds.
 var table = []rule{
 	{"internal/proxy/proxytest", []string{"internal/proxy"}, []string{}},
@@ -86,7 +92,8 @@ var table = []rule{
 	{"internal/dataplane/mode", []string{"internal/proxy", "internal/config", "internal/kernel/ct", "internal/dataplane/localnet"}, []string{}},
 	{"internal/dataplane/nftables", []string{"internal/proxy", "internal/kernel/", "internal/dataplane/differ", "internal/dataplane/mode", "internal/dataplane/localnet"}, []string{"k8s.io/klog/", "github.com/google/nftables/expr", "golang.org/x/sys/"}},
 	{"internal/dataplane/iptables", []string{"internal/proxy", "internal/kernel/", "internal/dataplane/differ", "internal/dataplane/mode", "internal/dataplane/localnet"}, []string{"k8s.io/klog/"}},
-	{"internal/dataplane/ipvs", []string{"internal/proxy", "internal/kernel/", "internal/dataplane/mode"}, []string{"github.com/vishvananda/", "golang.org/x/sys/"}},
+	{"internal/dataplane/ipvs", overRules, []string{"k8s.io/klog/", "github.com/vishvananda/", "golang.org/x/sys/"}},
+	{"internal/dataplane/userspace", overRules, []string{"k8s.io/klog/", "github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/dataplane", []string{"internal/proxy", "internal/config", "internal/dataplane/"}, []string{}},
 	{"internal/config", []string{}, []string{"k8s.io/apimachinery/", "k8s.io/component-base/config/v1alpha1", "k8s.io/component-base/featuregate", "k8s.io/component-base/logs/api/v1", "k8s.io/kube-proxy/config/v1alpha1", "k8s.io/utils/net", "github.com/go-logr/", "sigs.k8s.io/json", "sigs.k8s.io/yaml"}},
 	{"internal/runner", []string{}, []string{"k8s.io/klog/", "github.com/go-logr/"}},

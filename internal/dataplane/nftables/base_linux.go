@@ -46,6 +46,7 @@ const (
 	nodePortFilter   = "nodeport-filter"
 	nodePortEmpty    = "nodeport-no-endpoints"
 	otherAddresses   = "other-service-addresses"
+	otherPorts       = "other-ports"
 	sourceRanges     = "source-ranges"
 	refuse           = "refuse"
 	priorityFirewall = -110
@@ -73,6 +74,9 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Gua
 		t.otherAddressesChain(cidrs),
 		t.sourceRangesChain(),
 		t.chain(refuse, t.rule().reject().comment("refused at once")),
+	}
+	if t.over.Takes != nil {
+		all = append(all, t.otherPortsChain())
 	}
 	return append(append(all, t.choices()...), t.guardedHooks(guard)...)
 }
@@ -104,22 +108,48 @@ func (t *table) hooks() []*chain {
 	priority := func() *nft.Rule {
 		return t.rule().newFlow().translated().priorityHas(scratchBit).clearPriority().comment("what lookups put there")
 	}
-	others := func() *nft.Rule {
-		return t.rule().newFlow().jump(otherAddresses).comment("addresses of no Service port")
+	others := func(to string) *nft.Rule {
+		return t.rule().newFlow().jump(to).comment("addresses of no Service port")
 	}
-	return []*chain{
+	input := []*nft.Rule{empty(), t.rule().newFlow().jump(nodePortFilter).comment("NodePorts without an endpoint")}
+	afterOutput := otherAddresses
+	switch {
+	case t.over.OnLink != nil: // what is taken comes through here
+		input = append(input, t.rule().translated().accept().comment("translated"), others(otherPorts))
+	case t.over.Sockets != nil:
+		afterOutput = otherPorts
+	}
+	all := []*chain{
 		base("firewall-prerouting", "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall()),
 		base("firewall-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall()),
-		base("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, empty(),
-			t.rule().newFlow().jump(nodePortFilter).comment("NodePorts without an endpoint")),
-		base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, priority(), empty(), others()),
-		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, priority(), empty(), others()),
-		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT,
-			t.rule().marked().setMark(false).masquerade().comment("marked on the way to an endpoint"),
-			t.rule().translated().load(true).load(false).protocol().port().in(t.hairpins).masquerade().comment("a pod sent to itself")),
-		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, dispatch()),
-		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, dispatch()),
+		base("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, input...),
+		base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, priority(), empty(), others(otherAddresses)),
+		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, priority(), empty(), others(afterOutput)),
 	}
+	if t.over.Sockets != nil {
+		return append(all, t.socketHooks(base)...)
+	}
+	return append(all,
+		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, t.masquerading()...),
+		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, dispatch()),
+		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, dispatch()))
+}
+
+// masquerading returns the rules that hide clients. An overlay may translate
+// flows without connection tracking noting that they are.
+func (t *table) masquerading() []*nft.Rule {
+	hairpin := t.rule().translated()
+	if t.over.Takes != nil {
+		hairpin = t.rule()
+	}
+	all := []*nft.Rule{
+		t.rule().marked().setMark(false).masquerade().comment("marked on the way to an endpoint"),
+		hairpin.load(true).load(false).protocol().port().in(t.hairpins).masquerade().comment("a pod sent to itself"),
+	}
+	if t.over.OnLink != nil {
+		all = append(all, t.rule().load(true).in(t.onLink).masquerade().comment("an endpoint could not answer there"))
+	}
+	return all
 }
 
 func (t *table) servicesChain(n *proxy.Node) *chain {
@@ -235,6 +265,12 @@ func (t *table) ourPods(n *proxy.Node, then func(*rule) *rule) []*nft.Rule {
 func (t *table) otherAddressesChain(cidrs []netip.Prefix) *chain {
 	c := t.chain(otherAddresses,
 		t.rule().load(false).in(t.clusterIPs).goTo(refuse).comment("not a port of this Service"))
+	if t.over.OnLink != nil {
+		c.rules = append(c.rules, t.rule().load(false).in(t.onLink).goTo(refuse).comment("not a port of any Service"))
+	}
+	if a, ok := t.over.NodePortsTo[t.family]; ok {
+		c.rules = append(c.rules, t.rule().within(false, netip.PrefixFrom(a, a.BitLen())).goTo(refuse).comment("not a NodePort"))
+	}
 	for _, p := range proxy.PrefixesOf(cidrs, t.family) {
 		c.rules = append(c.rules, t.rule().within(false, p).drop().comment("no Service has this address"))
 	}

@@ -23,10 +23,14 @@ const (
 	toID       = "id-"       // the id in a slot
 	toChosen   = "chosen-"   // to the endpoint with the id that was chosen
 	toRemember = "remember-" // note the endpoint's id; how long follows
+	toTaken    = "taken-"    // to the overlay
 )
 
 // classChains returns the chains of a class: its own, and the one that remembers.
 func (t *table) classChains(c class) []*chain {
+	if c.taken {
+		return []*chain{t.takenChain(c)}
+	}
 	if c.count == 0 {
 		return nil
 	}
@@ -59,8 +63,11 @@ func (t *table) rememberChain(c class) *chain {
 	return out
 }
 
-// choices returns the constant chains that choose.
+// choices returns the constant chains that choose. Without translations, none does.
 func (t *table) choices() (out []*chain) {
+	if t.over.Sockets != nil {
+		return nil
+	}
 	for _, nodePort := range []bool{false, true} {
 		out = append(out, t.dnatChain(nodePort))
 		for _, scope := range scopes {

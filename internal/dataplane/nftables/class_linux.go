@@ -18,6 +18,7 @@ type class struct {
 	count      int           // of endpoints; 0: there is none, and the packet stays as it is
 	timeout    time.Duration // how long a client is remembered; 0: not at all
 	masquerade bool
+	taken      bool // by the overlay, which chooses
 }
 
 // list names the maps and the list that are chosen from.
@@ -35,6 +36,9 @@ func (c class) list() string {
 // chain returns the name of the class's chain.
 func (c class) chain() string {
 	name := fmt.Sprintf("%s-%d", c.list(), c.count)
+	if c.taken {
+		name = toTaken + c.list()
+	}
 	if c.timeout > 0 {
 		name += "-" + c.timeout.String()
 	}
@@ -46,7 +50,7 @@ func (c class) chain() string {
 
 // leadsTo returns the chain where packets of the class go; empty: nowhere.
 func (c class) leadsTo() string {
-	if c.count == 0 {
+	if c.count == 0 && !c.taken {
 		return ""
 	}
 	return c.chain()

@@ -22,18 +22,23 @@ type Keep struct {
 // what is kept, and returns what it removed. If a service proxy opened loopback,
 // it is closed again before its guard goes; if it cannot be, the guard stays.
 func Cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
+	return CleanupOverlay(ctx, alone, keep)
+}
+
+// CleanupOverlay is Cleanup for a mode that stands on the rules.
+func CleanupOverlay(ctx context.Context, o Overlay, keep Keep) (removed []string, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, explain(err)
 	}
 	defer conn.Close()
-	return cleanup(ctx, conn, sysctl.Kernel{}, keep)
+	return cleanup(ctx, conn, sysctl.Kernel{}, o, keep)
 }
 
-func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, keep Keep) (removed []string, stays error) {
+func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Overlay, keep Keep) (removed []string, stays error) {
 	var b nft.Batch
 	for _, f := range proxy.Families {
-		t := newTable(f, 0, tableName)
+		t := newTable(f, 0, o)
 		theirs := nft.Table{Family: t.Table.Family, Name: kubeProxyTable}
 		listing, err := listIfAny(ctx, conn, theirs)
 		if err != nil {

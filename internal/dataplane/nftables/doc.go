@@ -34,6 +34,9 @@
 // refers to no map: constant chains look the endpoint up. From one lookup to the
 // next, what was found is the packet's priority; the filter clears it.
 //
+// Other modes stand on these rules: they have policy decided here and take over
+// where an endpoint would be chosen ([Overlay]).
+//
 // To package differ, sets, chains with their rules and elements are objects.
 // Sync compares all of them, rules by their expressions. The package knows
 // nothing of Kubernetes objects.

@@ -62,6 +62,9 @@ func (f *form) list(scope proxy.Scope) []proxy.Endpoint {
 
 // putHairpins puts the pods in some slots that may be sent to themselves.
 func (s *side) putHairpins(t *table, slots []int) {
+	if t.over.Sockets != nil {
+		return // the program knows
+	}
 	for _, i := range slots {
 		if i < len(s.list) && s.list[i].MayHairpin() {
 			s.put(id{anElement, t, t.hairpins, hairpinKey(s.sp.Key.Protocol, s.list[i].Addr)}, value{})

@@ -77,13 +77,16 @@ func traces(l *nft.Listing) (found localnet.Traces) {
 }
 
 // Traces returns what our table tells about who opened loopback.
-func Traces(ctx context.Context) (localnet.Traces, error) {
+func Traces(ctx context.Context) (localnet.Traces, error) { return TracesOverlay(ctx, alone) }
+
+// TracesOverlay is Traces for a mode that stands on the rules.
+func TracesOverlay(ctx context.Context, o Overlay) (localnet.Traces, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return localnet.Traces{}, explain(err)
 	}
 	defer conn.Close()
-	l, err := listIfAny(ctx, conn, newTable(proxy.IPv4, 0, tableName).Table)
+	l, err := listIfAny(ctx, conn, newTable(proxy.IPv4, 0, o).Table)
 	return traces(l), err
 }
 
@@ -110,7 +113,12 @@ func (d *Dataplane) KeepsLoopback() bool { return d.localnet.Settled() }
 // proxy opened, for a daemon that may not write the host's settings. The guard
 // comes before they are open, and stays for the daemon.
 func Prepare(ctx context.Context, s Settings, opens bool) error {
-	d, err := Open(ctx, s)
+	return PrepareOverlay(ctx, s, alone, opens)
+}
+
+// PrepareOverlay is Prepare for a mode that stands on the rules.
+func PrepareOverlay(ctx context.Context, s Settings, o Overlay, opens bool) error {
+	d, err := OpenOverlay(ctx, s, o)
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,10 @@ var (
 
 // Open connects to nf_tables of the calling thread's network namespace. It
 // writes nothing.
-func Open(_ context.Context, s Settings) (*Dataplane, error) {
+func Open(ctx context.Context, s Settings) (*Dataplane, error) { return OpenOverlay(ctx, s, alone) }
+
+// OpenOverlay is Open for a mode that stands on the rules.
+func OpenOverlay(_ context.Context, s Settings, o Overlay) (*Dataplane, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
@@ -56,7 +59,7 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	d := New(conn, s)
+	d := NewOverlay(conn, s, o)
 	if d.localnet != nil {
 		d.localnet = localnet.New(sysctl.Kernel{}, s.Others)
 	}
@@ -65,13 +68,16 @@ func Open(_ context.Context, s Settings) (*Dataplane, error) {
 }
 
 // New returns a dataplane that writes through conn, and no settings of the host.
-func New(conn nft.Interface, s Settings) *Dataplane {
+func New(conn nft.Interface, s Settings) *Dataplane { return NewOverlay(conn, s, alone) }
+
+// NewOverlay is New for a mode that stands on the rules.
+func NewOverlay(conn nft.Interface, s Settings, o Overlay) *Dataplane {
 	d := &Dataplane{conn: conn, applyBytes: applyBytes, syncBytes: syncBytes}
 	for _, f := range s.Served() {
 		if f == proxy.IPv4 {
 			d.localnet = localnet.New(nil, nil)
 		}
-		t := newTable(f, s.MasqueradeBit, tableName)
+		t := newTable(f, s.MasqueradeBit, o)
 		t.cleanupFailed = func() { d.counts.cleanupFailures[f].Add(1) }
 		d.tables = append(d.tables, t)
 	}
@@ -99,6 +105,11 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 // Probe returns the families that the kernel can do. It has the kernel check
 // the rules we would write, in a batch that takes them back, so nothing changes.
 func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
+	return ProbeOverlay(ctx, s, alone)
+}
+
+// ProbeOverlay is Probe for a mode that stands on the rules.
+func ProbeOverlay(ctx context.Context, s Settings, o Overlay) ([]proxy.Family, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, explain(err)
@@ -106,7 +117,7 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	defer conn.Close()
 	var can []proxy.Family
 	for _, f := range s.Served() {
-		if e := probe(ctx, conn, f, s.MasqueradeBit); e == nil {
+		if e := probe(ctx, conn, f, s.MasqueradeBit, o); e == nil {
 			can = append(can, f)
 		} else if err == nil {
 			err = fmt.Errorf("%v: %w", f, e) // the first is enough: the other one's is much the same
@@ -118,9 +129,10 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	return can, nil
 }
 
-func probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8) error {
-	d := New(dryRun{conn}, Settings{MasqueradeBit: markBit, Families: []proxy.Family{f}})
-	d.tables[0], d.applyBytes = newTable(f, markBit, tableName+"-probe"), math.MaxInt
+func probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8, o Overlay) error {
+	o.Table += "-probe"
+	d := NewOverlay(dryRun{conn}, Settings{MasqueradeBit: markBit, Families: []proxy.Family{f}}, o)
+	d.applyBytes = math.MaxInt
 	want := proxy.NewState()
 	want.Node = probeNode(f)
 	for _, sp := range []*proxy.ServicePort{probeRow(f, 0), probeRow(f, time.Second)} {

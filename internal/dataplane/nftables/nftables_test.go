@@ -531,7 +531,7 @@ func TestProbe(t *testing.T) {
 		t.Errorf("Probe left something: %v\n%s", err, out)
 	}
 	c := &counter{Interface: nfttest.NewFake()}
-	if err := probe(ctx, c, proxy.IPv4, 14); err != nil || len(c.commits) != 1 {
+	if err := probe(ctx, c, proxy.IPv4, 14, alone); err != nil || len(c.commits) != 1 {
 		t.Fatalf("probe made %d batches, error %v; want one", len(c.commits), err)
 	}
 	for _, want := range []class{{scope: proxy.ScopeLocal, count: 1}, {scope: proxy.ScopeLocal, count: 1, timeout: time.Second}} {

@@ -49,7 +49,7 @@ func sharing(x id) differ.Sharing {
 	switch {
 	case x.kind == aChain || x.set == x.t.classSet:
 		return differ.Lingers
-	case x.set == x.t.clusterIPs || x.set == x.t.hairpins:
+	case x.set == x.t.clusterIPs || x.set == x.t.onLink || x.set == x.t.hairpins:
 		return differ.Shared
 	default:
 		return differ.Unshared

@@ -82,6 +82,38 @@ func (w *walker) walk(f proxy.Frontend, from proxy.Origin) (got treatment) {
 	return got
 }
 
+// newWalker returns one for the constant chains of a node.
+func newWalker(tab *table, node *proxy.Node) *walker {
+	w := &walker{t: tab, chains: map[string]*chain{}, class: map[uint32]class{}}
+	for _, c := range tab.constant(node, nil, localnet.Guard{}) {
+		w.chains[c.Name] = c
+	}
+	return w
+}
+
+// check compares what becomes of a row's packets with its policy.
+func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *form, node *proxy.Node) {
+	t.Helper()
+	for c, n := range w.t.classes.numbers {
+		w.class[n] = c
+	}
+	for i, f := range sp.Frontends {
+		w.front = &form.fronts[i]
+		for origin, route := range sp.Policy(f.Kind, node) {
+			if proxy.Origin(origin) == proxy.OurPod && len(w.t.ourPods(node, (*rule).returns)) == 0 {
+				continue // no packet is a pod's
+			}
+			name := fmt.Sprintf("%s, %v, %+v: %s %v from %v", what, w.t.family, node, sp.Key.Name, f.Kind, proxy.Origin(origin))
+			if got, want := w.walk(f, proxy.Origin(origin)), w.want(sp, f, route); !want.same(got) {
+				t.Fatalf("%s: %+v; want %+v", name, got, want)
+			}
+			if _, restricted := w.data(w.t.restricted); restricted != (route.From != nil) {
+				t.Fatalf("%s: restricted is %t", name, restricted)
+			}
+		}
+	}
+}
+
 // TestPolicyTable wants a row's elements and the constant chains together to do
 // what the table of policy says, for every kind, origin and setting of the node.
 func TestPolicyTable(t *testing.T) {
@@ -89,42 +121,23 @@ func TestPolicyTable(t *testing.T) {
 		d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
 		tab := d.tables[0]
 		for _, node := range proxytest.PolicyNodes() {
-			w := &walker{t: tab, chains: map[string]*chain{}, class: map[uint32]class{}}
-			for _, c := range tab.constant(node, nil, localnet.Guard{}) {
-				w.chains[c.Name] = c
-			}
+			w := newWalker(tab, node)
 			for _, sp := range proxytest.PolicyRows(family) {
 				form, err := tab.form(differ.Row{ServicePort: sp, Node: node})
 				if err != nil {
 					t.Fatal(err)
 				}
-				for c, n := range tab.classes.numbers {
-					w.class[n] = c
-				}
-				for i, f := range sp.Frontends {
-					w.front = &form.fronts[i]
-					for origin, route := range sp.Policy(f.Kind, node) {
-						if proxy.Origin(origin) == proxy.OurPod && len(tab.ourPods(node, (*rule).returns)) == 0 {
-							continue // no packet is a pod's
-						}
-						name := fmt.Sprintf("%v, %+v: %s %v from %v", family, node, sp.Key.Name, f.Kind, proxy.Origin(origin))
-						if got, want := w.walk(f, proxy.Origin(origin)), w.want(f, route); !want.same(got) {
-							t.Fatalf("%s: %+v; want %+v", name, got, want)
-						}
-						if _, restricted := w.data(tab.restricted); restricted != (route.From != nil) {
-							t.Fatalf("%s: restricted is %t", name, restricted)
-						}
-					}
-				}
+				w.check(t, "alone", sp, &form, node)
 			}
 		}
 	}
 }
 
 // want returns what a route asks for.
-func (w *walker) want(f proxy.Frontend, r proxy.Route) treatment {
+func (w *walker) want(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) treatment {
 	if len(r.To) > 0 {
-		return treatment{chain: class{nodePort: f.Kind == proxy.NodePort, scope: r.Scope, count: len(r.To)}.chain(), marked: r.Masquerade}
+		c := class{nodePort: f.Kind == proxy.NodePort, scope: r.Scope, count: len(r.To), taken: w.t.taken(sp, f, r)}
+		return treatment{chain: c.chain(), marked: r.Masquerade}
 	}
 	if r.Otherwise == proxy.Drop {
 		return treatment{end: w.front.maps.drops}

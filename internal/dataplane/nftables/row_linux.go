@@ -44,9 +44,12 @@ func (t *table) form(r differ.Row) (form, error) {
 	if sp == nil {
 		return form{}, nil
 	}
-	b, err := t.blocks.of(sp)
-	if err != nil {
-		return form{}, err
+	var b *block
+	if t.translates(sp, r.Node) {
+		var err error
+		if b, err = t.blocks.of(sp); err != nil {
+			return form{}, err
+		}
 	}
 	out := form{sp: sp, block: b, fronts: make([]front, 0, len(sp.Frontends))}
 	for _, f := range sp.Frontends {
@@ -66,22 +69,20 @@ func (t *table) front(sp *proxy.ServicePort, f proxy.Frontend, p proxy.Policy, b
 	switch {
 	case len(near.To) > 0:
 		split := near.Scope != far.Scope
-		out.leads[near.Scope] = true
-		t.leadTo(&out, m.dispatch, classOf(sp, f.Kind, near, !split && f.Kind != proxy.ClusterIP && near.Masquerade))
+		t.lead(&out, m.dispatch, t.classOf(sp, f, near, !split && f.Kind != proxy.ClusterIP && near.Masquerade))
 		if split {
 			out.element(t, m.external, "")
 		}
 		if split && len(far.To) > 0 {
-			out.leads[far.Scope] = true
-			t.leadTo(&out, m.locals, classOf(sp, f.Kind, far, far.Masquerade))
+			t.lead(&out, m.locals, t.classOf(sp, f, far, far.Masquerade))
 		}
-		if b != nil {
+		if b != nil && out.leads != [2]bool{} {
 			out.element(t, m.lists, string(hostWord(b.base)))
 		}
 	case m.byAddress && f.Kind != proxy.ClusterIP:
 		// The address may be the node's own, and its port another Service's
 		// NodePort: it must not go there.
-		t.leadTo(&out, m.dispatch, class{})
+		t.lead(&out, m.dispatch, class{})
 	}
 	if len(far.To) == 0 {
 		set := m.rejects
@@ -99,6 +100,9 @@ func (t *table) addressOf(out *front, f proxy.Frontend, r proxy.Route) {
 	if f.Kind == proxy.ClusterIP {
 		out.objects = append(out.objects, object{id: id{anElement, t, t.clusterIPs, string(f.Addr.Addr().AsSlice())}})
 	}
+	if t.over.OnLink != nil && f.Kind != proxy.NodePort && t.over.OnLink(f.Addr.Addr()) {
+		out.objects = append(out.objects, object{id: id{anElement, t, t.onLink, string(f.Addr.Addr().AsSlice())}})
+	}
 	if r.From == nil {
 		return
 	}
@@ -113,15 +117,20 @@ func (f *front) element(t *table, s *nft.Set, data string) {
 	f.objects = append(f.objects, object{id{anElement, t, s, f.key}, value{data: data}})
 }
 
-// leadTo leads a frontend to a class, which it needs with its chains.
-func (t *table) leadTo(f *front, s *nft.Set, c class) {
+// lead leads a frontend to a class, which it needs with its chains.
+func (t *table) lead(f *front, s *nft.Set, c class) {
+	f.leads[c.scope] = f.leads[c.scope] || c.count > 0
 	f.element(t, s, string(hostWord(t.classes.number(c))))
 	f.objects = append(f.objects, t.classObjects(c)...)
 }
 
 // classOf returns the class of a route.
-func classOf(sp *proxy.ServicePort, k proxy.Kind, r proxy.Route, masquerade bool) class {
-	return class{nodePort: k == proxy.NodePort, scope: r.Scope, count: len(r.To), timeout: sp.Affinity, masquerade: masquerade}
+func (t *table) classOf(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route, masquerade bool) class {
+	c := class{nodePort: f.Kind == proxy.NodePort, scope: r.Scope, masquerade: masquerade}
+	if c.taken = t.taken(sp, f, r); !c.taken {
+		c.count, c.timeout = len(r.To), sp.Affinity
+	}
+	return c
 }
 
 // change gives what makes one form of a row the other. Its cost is that of the

@@ -242,7 +242,7 @@ func (t *table) fits(l *nft.Listing) bool {
 // none may be a base chain.
 func (t *table) leadsTo(name string) bool {
 	prefix := func(p string) bool { return strings.HasPrefix(name, p) }
-	if slices.ContainsFunc([]string{"lb-", "np-", "masq-", toRemember}, prefix) {
+	if slices.ContainsFunc([]string{"lb-", "np-", "masq-", toTaken, toRemember}, prefix) {
 		return true
 	}
 	return slices.ContainsFunc(t.constant(&proxy.Node{}, nil, localnet.Guard{}), func(c *chain) bool {

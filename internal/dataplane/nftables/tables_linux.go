@@ -11,6 +11,9 @@ import (
 // tableName is the name of our table in each family.
 const tableName = "sluice"
 
+// alone are the rules without an overlay.
+var alone = Overlay{Table: tableName}
+
 // affinitySize bounds how many clients are remembered, over all Services. When
 // it is reached, new clients are balanced without being remembered. An entry
 // takes about a hundred bytes of the kernel's memory.
@@ -27,6 +30,7 @@ type table struct {
 
 	classSet   *nft.Set // class -> chain
 	clusterIPs *nft.Set // all ClusterIPs, to refuse their other ports
+	onLink     *nft.Set // addresses that are the node's because of the overlay
 	hairpins   *nft.Set // client . endpoint pairs that are one pod
 	restricted *nft.Set // frontends with source ranges
 	allowed    *nft.Set // frontend . clients that may use it
@@ -37,6 +41,8 @@ type table struct {
 	blocks    *blocks
 	recovered bool             // those of a former process are known
 	rank      map[*nft.Set]int // when a set's elements are written
+
+	over Overlay
 
 	cleanupFailed func() // told that a chain could not be deleted
 }
@@ -56,9 +62,9 @@ type frontendMaps struct {
 	ids       *nft.Set // frontend . slot -> endpoint's id, with session affinity
 }
 
-func newTable(f proxy.Family, markBit uint8, name string) *table {
+func newTable(f proxy.Family, markBit uint8, over Overlay) *table {
 	t := &table{
-		family: f, Table: nft.Table{Family: nft.IP, Name: name}, mark: 1 << markBit,
+		family: f, Table: nft.Table{Family: nft.IP, Name: over.Table}, mark: 1 << markBit, over: over,
 		classes: newClasses(), blocks: newBlocks(), rank: map[*nft.Set]int{}, cleanupFailed: func() {},
 	}
 	addr := nft.IPv4Addr
@@ -71,6 +77,7 @@ func newTable(f proxy.Family, markBit uint8, name string) *table {
 	t.classSet = t.set("classes", "how an endpoint is chosen", nft.ClassID)
 	t.classSet.Verdicts = true
 	t.clusterIPs = t.set("cluster-ips", "all ClusterIPs", addr)
+	t.onLink = t.set("link-addresses", "addresses of Services on a link of ours", addr)
 	t.hairpins = t.set("hairpins", "pods that may be sent to themselves", addr, addr, nft.Proto, nft.Port)
 	t.restricted = t.set("restricted", "addresses with loadBalancerSourceRanges", addr, nft.Proto, nft.Port)
 	t.allowed = t.set("allowed", "clients allowed by loadBalancerSourceRanges", addr, nft.Proto, nft.Port, addr)
@@ -114,7 +121,7 @@ func (t *table) newFrontendMaps(prefix string, addr nft.Type, key ...nft.Type) f
 // before clients are kept from going elsewhere.
 func (t *table) sets() []*nft.Set {
 	a, n := &t.addresses, &t.nodePorts
-	return []*nft.Set{
+	all := []*nft.Set{
 		a.endpoints, n.endpoints, a.ids, n.ids, a.lists, n.lists, t.hairpins, t.clusterIPs,
 		t.allowed, t.restricted, t.classSet,
 		a.rejects, n.rejects, a.drops, n.drops,
@@ -122,6 +129,10 @@ func (t *table) sets() []*nft.Set {
 		a.dispatch, n.dispatch,
 		t.affinity,
 	}
+	if t.over.OnLink != nil {
+		all = append(all, t.onLink)
+	}
+	return all
 }
 
 // frontends returns the maps of NodePorts or of all other kinds of frontend.

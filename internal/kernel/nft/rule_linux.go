@@ -103,7 +103,8 @@ func singleRange(values *[32]netlink.Attrs) {
 			values[high] = nil
 		}
 	}
-	if flags := values[unix.NFTA_NAT_FLAGS]; len(flags) == 4 {
-		flags[3] |= hasAddress
-	}
+	flags := make(netlink.Attrs, 4)
+	copy(flags, values[unix.NFTA_NAT_FLAGS])
+	flags[3] |= hasAddress
+	values[unix.NFTA_NAT_FLAGS] = flags
 }

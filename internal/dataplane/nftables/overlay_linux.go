@@ -1,0 +1,174 @@
+package nftables
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// Overlay is another part of the kernel, or a program, that takes connections
+// over: the rules decide about policy and lead connections there, instead of
+// choosing an endpoint. What it does not take, they translate as ever.
+type Overlay struct {
+	Table string // its name, since two modes may be there when one follows the other
+
+	// Takes reports whether the overlay serves the list of a route to a frontend.
+	// Its answer for the same arguments never changes. Nil: it takes nothing.
+	Takes func(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool
+
+	// OnLink reports whether an address of frontends is an address of this node
+	// only because of the overlay: its other ports are nobody's, and it is no
+	// source that an endpoint could answer to. Nil: none is. Its answer may change
+	// before a Sync only.
+	OnLink func(netip.Addr) bool
+
+	// NodePortsTo is where packets to NodePorts go that are taken, with their port.
+	NodePortsTo map[proxy.Family]netip.Addr
+
+	// Sockets is how packets get to a program. Nil: they stay as they are.
+	Sockets *Sockets
+}
+
+// Sockets says which sockets packets are led to, without translating them.
+type Sockets struct {
+	Mark uint32 // the bit of the packet mark with which packets are routed to this host
+	Own  uint32 // the bit of the packet mark that the program's own packets have
+
+	// Ports are the program's, on the loopback address: by scope, and by whether
+	// the endpoint sees the client (0) or the node (1).
+	Ports [2][2]uint16
+
+	// NAT keeps the kernel translating the flows that another mode began.
+	NAT bool
+}
+
+// prioritySockets is before translations, which must not come first, and after
+// connection tracking.
+const prioritySockets = -150
+
+// taken reports whether the overlay serves a route.
+func (t *table) taken(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool {
+	return t.over.Takes != nil && t.over.Takes(sp, f, r)
+}
+
+// translates reports whether the rules choose any endpoint of a row.
+func (t *table) translates(sp *proxy.ServicePort, n *proxy.Node) bool {
+	if t.over.Takes == nil {
+		return true
+	}
+	for _, f := range sp.Frontends {
+		p := sp.Policy(f.Kind, n)
+		for _, r := range []proxy.Route{p[proxy.ThisNode], p[proxy.Elsewhere]} {
+			if len(r.To) > 0 && !t.taken(sp, f, r) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// takenChain leads packets to the overlay.
+func (t *table) takenChain(c class) *chain {
+	out := t.chain(c.chain(), t.rule().clearPriority().comment("what lookups put there"))
+	out.class, out.rank = c, rankClass
+	add := func(r *nft.Rule) { out.rules = append(out.rules, r) }
+	switch {
+	case t.over.Sockets != nil:
+		ports := t.over.Sockets.Ports[c.scope]
+		if !c.masquerade {
+			add(t.rule().marked().toSocket(ports[1]).comment("the endpoint sees the node"))
+			add(t.rule().toSocket(ports[0]).comment("the endpoint sees the client"))
+		} else {
+			add(t.rule().toSocket(ports[1]).comment("the endpoint sees the node"))
+		}
+		return out
+	case c.masquerade:
+		add(t.rule().setMark(true).comment("masquerade"))
+	}
+	if c.nodePort {
+		add(t.rule().dnatTo(t.over.NodePortsTo[t.family]).comment("to where NodePorts are taken"))
+	} else {
+		add(t.rule().accept().comment("it is taken"))
+	}
+	return out
+}
+
+// socketHooks returns the base chains that lead to sockets.
+func (t *table) socketHooks(base func(name, kind string, hook uint32, priority int32, rules ...*nft.Rule) *chain) []*chain {
+	a := &t.addresses
+	before := func() *nft.Rule {
+		return t.rule().translated().accept().comment("flows that another mode translates")
+	}
+	out := []*chain{
+		base("sockets-prerouting", "filter", unix.NF_INET_PRE_ROUTING, prioritySockets,
+			t.rule().socketIsTransparent().setSocketMark().accept().comment("a socket has it"),
+			before(),
+			t.rule().protocol().is([]byte{unix.IPPROTO_TCP}).newFlow().jump(services).comment("new connections to Services"),
+			t.rule().protocol().is([]byte{unix.IPPROTO_UDP}).jump(services).comment("datagrams to Services")),
+		base("sockets-output", "route", unix.NF_INET_LOCAL_OUT, prioritySockets,
+			t.rule().meta(expr.MetaKeyMARK).has(t.over.Sockets.Own).accept().comment("the program's own"),
+			before(),
+			t.rule().frontend(a).priorityBy(a.dispatch).clearPriority().setSocketMark().comment("to Services, by way of this host")),
+	}
+	if !t.over.Sockets.NAT {
+		return out
+	}
+	return append(out,
+		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT),
+		base("nat-input", "nat", unix.NF_INET_LOCAL_IN, prioritySNAT),
+		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT),
+		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT))
+}
+
+// otherPortsChain is for packets to Services that nobody has translated.
+func (t *table) otherPortsChain() *chain {
+	a := &t.addresses
+	return t.chain(otherPorts,
+		t.rule().frontend(a).priorityBy(a.dispatch).comment("is it a Service port?"),
+		t.rule().priorityHas(scratchBit).clearPriority().accept().comment("it is"),
+		t.rule().goTo(otherAddresses).comment("addresses of no Service port"))
+}
+
+// dnatTo sends the connection to an address, with its port.
+func (r *rule) dnatTo(a netip.Addr) *rule {
+	return r.add(
+		&expr.Immediate{Register: firstRegister, Data: a.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(r.t.Table.Family), RegAddrMin: firstRegister})
+}
+
+// loopback returns the address that the program's sockets are bound to: others
+// cannot send to it, and what is forwarded is not taken for theirs.
+func loopback(f proxy.Family) netip.Addr {
+	if f == proxy.IPv6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// toSocket gives a packet to the socket that has its connection, or to the one
+// that listens on a port. Without one, the rule ends.
+func (r *rule) toSocket(port uint16) *rule {
+	family := byte(r.t.Table.Family)
+	at := nft.Register(r.words())
+	r.add(
+		&expr.Immediate{Register: firstRegister, Data: loopback(r.t.family).AsSlice()},
+		&expr.Immediate{Register: at, Data: []byte{byte(port >> 8), byte(port)}},
+		&expr.TProxy{Family: family, TableFamily: family, RegAddr: firstRegister, RegPort: at})
+	return r.setSocketMark().accept()
+}
+
+// socketIsTransparent matches packets that a transparent socket is there for.
+func (r *rule) socketIsTransparent() *rule {
+	return r.add(&expr.Socket{Key: expr.SocketKeyTransparent, Register: r.take(1)}).is([]byte{1})
+}
+
+// setSocketMark sets the mark with which packets are routed to this host, and
+// clears the one for masquerading.
+func (r *rule) setSocketMark() *rule {
+	m := r.t.over.Sockets.Mark
+	return r.meta(expr.MetaKeyMARK).bits(^(m | r.t.mark), m).set(expr.MetaKeyMARK)
+}

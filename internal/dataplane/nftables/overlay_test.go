@@ -1,0 +1,136 @@
+package nftables
+
+import (
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"sluice/internal/dataplane/differ"
+	"sluice/internal/kernel/nft"
+	"sluice/internal/kernel/nft/nfttest"
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+// overlays are the ways in which a mode can stand on the rules.
+func overlays() map[string]Overlay {
+	external := func(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool {
+		return r.Scope == sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere].Scope
+	}
+	return map[string]Overlay{
+		"left alone": {
+			Table: "sluice-ipvs", Takes: external, OnLink: func(a netip.Addr) bool { return true },
+			NodePortsTo: map[proxy.Family]netip.Addr{proxy.IPv4: netip.MustParseAddr("192.0.0.8"), proxy.IPv6: netip.MustParseAddr("100::8")},
+		},
+		"sockets": {
+			Table: "sluice-userspace", Takes: func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true },
+			Sockets: &Sockets{Mark: 1 << 12, Own: 1 << 13, Ports: [2][2]uint16{{1, 2}, {3, 4}}, NAT: true},
+		},
+		"sockets without NAT": {
+			Table: "sluice-userspace", Takes: func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true },
+			Sockets: &Sockets{Mark: 1 << 12, Own: 1 << 13, Ports: [2][2]uint16{{1, 2}, {3, 4}}},
+		},
+	}
+}
+
+// TestOverlaysInTheKernel writes all sorts of rows for each overlay. A second Sync
+// finds everything as it was written, the nft program can list it, and steps
+// lead to the same as a Sync.
+func TestOverlaysInTheKernel(t *testing.T) {
+	for name, o := range overlays() {
+		t.Run(name, func(t *testing.T) {
+			namespace(t)
+			if can, err := ProbeOverlay(t.Context(), Settings{MasqueradeBit: 14}, o); err != nil || len(can) != 2 {
+				t.Fatalf("probe: %v, error %v", can, err)
+			}
+			conn, err := nft.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := &counter{Interface: conn}
+			d := NewOverlay(c, Settings{MasqueradeBit: 14}, o)
+			t.Cleanup(func() { d.Close() })
+			r := rand.New(rand.NewPCG(1, 11))
+			s := proxy.NewState()
+			s.Node = testNode()
+			if _, err := d.Sync(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 60 {
+				sp := randomRow(r, i)
+				s.Rows[sp.Key] = sp
+				if _, err := d.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{sp.Key}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for key := range maps.Clone(s.Rows) {
+				if r.IntN(3) == 0 {
+					delete(s.Rows, key)
+					if _, err := d.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{key}}); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			c.reset()
+			if refused, err := d.Sync(t.Context(), s); err != nil || len(refused) > 0 {
+				t.Fatalf("refused %v, error %v", refused, err)
+			}
+			for _, b := range c.commits { // classes that nothing leads to any more may go
+				for _, o := range b {
+					if o.Kind == nft.AddRule || o.Kind == nft.AddElement {
+						t.Errorf("a Sync after Applies did: %v", o)
+					}
+				}
+			}
+			c.reset()
+			if _, err := d.Sync(t.Context(), s); err != nil || len(c.commits) > 0 {
+				t.Errorf("a second one made %d commits, error %v; want none", len(c.commits), err)
+			}
+			listable(t)
+		})
+	}
+}
+
+// TestOverlayTakesWhatPolicySays leads a packet of each origin to the overlay
+// where that takes its list, with the mark of the table of policy, and elsewhere
+// to the rules' own choice.
+func TestOverlayTakesWhatPolicySays(t *testing.T) {
+	for name, o := range overlays() {
+		for _, family := range proxy.Families {
+			d := NewOverlay(nfttest.NewFake(), Settings{MasqueradeBit: 14, Families: []proxy.Family{family}}, o)
+			tab := d.tables[0]
+			for _, node := range proxytest.PolicyNodes() {
+				w := newWalker(tab, node)
+				for _, sp := range proxytest.PolicyRows(family) {
+					form, err := tab.form(differ.Row{ServicePort: sp, Node: node})
+					if err != nil {
+						t.Fatal(err)
+					}
+					w.check(t, name, sp, &form, node)
+				}
+			}
+		}
+	}
+}
+
+// TestTakenRowsCostNoEndpoints has the overlay's lists be its own business.
+func TestTakenRowsCostNoEndpoints(t *testing.T) {
+	for name, o := range overlays() {
+		c := &counter{Interface: nfttest.NewFake()}
+		d := NewOverlay(c, Settings{MasqueradeBit: 14}, o)
+		s := plainState(10)
+		if _, err := d.Sync(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		c.reset()
+		sp := plainRow(3, 10, 7)
+		s.Rows[sp.Key] = sp
+		if _, err := d.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{sp.Key}}); err != nil {
+			t.Fatal(err)
+		}
+		if n := c.reset(); n != 0 {
+			t.Errorf("%s: an endpoint of a Service that is taken took %d operations; want none", name, n)
+		}
+	}
+}
