@@ -14,7 +14,11 @@ daemon | xargs wc -l | awk -v all="$all" '
 	END { for (p in n) printf "%7d %5.1f%%  %s\n", n[p], 100 * n[p] / all, p }' | sort -rn
 echo
 limit() { printf '%7d of at most %6d  %s\n' "$1" "$2" "$3"; }
-limit "$all" 15500 "the daemon: all of the above"
+new="/(kernel|dataplane)/(ipvs|userspace)/"
+limit "$(daemon | grep -vE "$new" | lines)" 15500 "the daemon with two modes: nftables, iptables and all that every mode needs"
+for mode in ipvs userspace; do
+	limit "$(daemon | grep -E "/(kernel|dataplane)/$mode/" | lines)" 1000 "mode $mode, with its kernel package"
+done
 limit "$(files internal/conformance | lines)" 3800 "internal/conformance"
 limit "$(files test/demo | lines)" 1000 "test/demo"
 limit "$(files test/cluster/peers | lines)" 3000 "test/cluster/peers"
