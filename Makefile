@@ -23,7 +23,7 @@ check: ## the fast inner loop: no lint, no race detector, no cluster
 
 test: deps lint build ## everything
 	go test -race -timeout 20m ./... && cd test/deploy && go test -race -timeout 20m ./...
-	cd test/cluster && go test ./process ./peers/... && go test -timeout 40m
+	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
 
 lint: ## formatting, vet, staticcheck, errcheck; that it builds for other systems, which have no modes yet
