@@ -16,8 +16,13 @@ import (
 // bed is the cluster that all tests share. TestMain sets it, nobody else does.
 var bed *testbed.Cluster
 
-// daemon is a program to test instead of the tree's.
-var daemon = flag.String("daemon", "", "run this `PROGRAM` on the nodes instead of building the daemon of this tree")
+// What to run instead of what is built: in a virtual machine there is no compiler,
+// and a real API server takes too long.
+var (
+	daemon   = flag.String("daemon", "", "run this `PROGRAM` on the nodes instead of building the daemon of this tree")
+	foreign  = flag.String("kube-proxy", "", "run this `PROGRAM` as the real kube-proxy instead of building it")
+	inMemory = flag.Bool("in-memory", false, "run an API server in memory instead of the real one and its etcd")
+)
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -64,18 +69,25 @@ func run(m *testing.M) (code int, err error) {
 
 // programs builds what is missing.
 func programs(ctx context.Context) (testbed.Settings, error) {
-	var s testbed.Settings
+	s := testbed.Settings{Proxy: *daemon, KubeProxy: *foreign}
+	if *inMemory && s.Proxy != "" && s.KubeProxy != "" {
+		return s, nil
+	}
 	b, err := build.New(say)
 	if err != nil {
 		return s, err
 	}
-	if s.Etcd, s.APIServer, err = b.ControlPlane(ctx); err != nil {
-		return s, err
+	if !*inMemory {
+		if s.Etcd, s.APIServer, err = b.ControlPlane(ctx); err != nil {
+			return s, err
+		}
 	}
-	if s.KubeProxy, err = b.Foreign(ctx, build.Kubernetes("kube-proxy")); err != nil {
-		return s, err
+	if s.KubeProxy == "" {
+		if s.KubeProxy, err = b.Foreign(ctx, build.Kubernetes("kube-proxy")); err != nil {
+			return s, err
+		}
 	}
-	if s.Proxy = *daemon; s.Proxy == "" {
+	if s.Proxy == "" {
 		s.Proxy, err = b.Daemon(ctx)
 	}
 	return s, err

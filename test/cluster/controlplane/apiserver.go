@@ -12,6 +12,9 @@ import (
 
 // StartAPIServer starts the API server and waits until it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
+	if c.memory != nil {
+		return c.memory.start(c.settings)
+	}
 	client, err := kubernetes.NewForConfig(c.Admin)
 	if err != nil {
 		return fmt.Errorf("make the administrator's client: %w", err)
@@ -50,8 +53,11 @@ func (c *ControlPlane) apiServerArgs() []string {
 	}
 }
 
-// KillAPIServer takes the API server away at once, as a crash does. etcd stays.
+// KillAPIServer takes the API server away at once, as a crash does. The objects stay.
 func (c *ControlPlane) KillAPIServer() {
+	if c.memory != nil {
+		c.memory.kill()
+	}
 	if c.server != nil {
 		c.server.Kill()
 		c.server = nil

@@ -14,6 +14,7 @@ import (
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/proxy"
+	"sluice/test/cluster/apiserver"
 	"sluice/test/cluster/pki"
 	"sluice/test/cluster/process"
 )
@@ -23,20 +24,21 @@ const Port = 6443
 
 // Settings says what to run and where.
 type Settings struct {
-	Etcd, APIServer string // the programs
+	Etcd, APIServer string // the programs; none: an API server in memory, without TLS and users
 	Dir             string // for data, certificates and logs
 	Host            *lab.Host
 	Addr            netip.Addr     // of the host, for the API server
 	ServiceCIDRs    []netip.Prefix // at most one of each family
 }
 
-// ControlPlane is a running etcd with an API server that comes and goes. Its
-// methods are called by one goroutine at a time.
+// ControlPlane is a running etcd with an API server that comes and goes, or one in
+// memory that does. Its methods are called by one goroutine at a time.
 type ControlPlane struct {
 	Authority *pki.Authority
 	Admin     *rest.Config // may do everything; works from any namespace
 
 	settings Settings
+	memory   *memory // nil: there is a real one
 	etcd     *process.Process
 	server   *process.Process // nil: the API server is down
 	starts   int              // of the API server, to name its logs
@@ -45,6 +47,9 @@ type ControlPlane struct {
 // Start starts both and waits until the API server is ready.
 func Start(ctx context.Context, s Settings) (_ *ControlPlane, err error) {
 	c := &ControlPlane{settings: s}
+	if s.APIServer == "" {
+		c.memory = &memory{objects: apiserver.New(s.ServiceCIDRs)}
+	}
 	defer func() {
 		if err != nil {
 			c.Close()
@@ -53,8 +58,10 @@ func Start(ctx context.Context, s Settings) (_ *ControlPlane, err error) {
 	if err := c.writeCertificates(); err != nil {
 		return nil, err
 	}
-	if err := c.startEtcd(ctx); err != nil {
-		return nil, err
+	if c.memory == nil {
+		if err := c.startEtcd(ctx); err != nil {
+			return nil, err
+		}
 	}
 	return c, c.StartAPIServer(ctx)
 }
@@ -70,7 +77,11 @@ func (c *ControlPlane) Close() {
 // url is where clients find the API server, on its own port or another that
 // leads to it.
 func (c *ControlPlane) url(port uint16) string {
-	return "https://" + netip.AddrPortFrom(c.settings.Addr, port).String()
+	scheme := "https://"
+	if c.memory != nil {
+		scheme = "http://"
+	}
+	return scheme + netip.AddrPortFrom(c.settings.Addr, port).String()
 }
 
 // NewUser writes the files of a new user of the API server.

@@ -76,6 +76,9 @@ func (c *ControlPlane) Put(ctx context.Context, entries []Entry) error {
 		Key   []byte `json:"key"` // these become base64
 		Value []byte `json:"value"`
 	}
+	if c.memory != nil {
+		return c.memory.put(entries)
+	}
 	c.KillAPIServer()
 	for some := range slices.Chunk(entries, atOnce) {
 		var success []map[string]put

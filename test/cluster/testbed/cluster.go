@@ -29,7 +29,7 @@ const (
 
 // Settings says what to run.
 type Settings struct {
-	Etcd, APIServer string // programs
+	Etcd, APIServer string // programs; none: an API server in memory
 	Proxy           string // the program that the nodes run
 	KubeProxy       string // the program that nodes run when they are told to
 	Dir             string // for data, certificates and logs
