@@ -26,8 +26,16 @@ type fare struct {
 	rounds  int
 }
 
+// and adds how others fared.
+func (f fare) and(other fare) fare {
+	return fare{
+		broken:  append(f.broken, other.broken...),
+		longest: max(f.longest, other.longest), rounds: f.rounds + other.rounds,
+	}
+}
+
 // hold sends words through connections and waits for the answers until stop is
-// called.
+// called, which closes them.
 func (s *scene) hold(pause time.Duration, conns ...connection) *held {
 	ctx, cancel := context.WithCancel(s.Context())
 	h := &held{intact: len(conns)}
@@ -38,6 +46,9 @@ func (s *scene) hold(pause time.Duration, conns ...connection) *held {
 	h.stop = sync.OnceFunc(func() {
 		cancel()
 		running.Wait()
+		for _, c := range conns {
+			_ = c.Close()
+		}
 	})
 	s.Cleanup(h.stop)
 	return h

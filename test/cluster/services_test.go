@@ -45,11 +45,12 @@ func balanced(svc *v1.Service) {
 }
 
 // giveVIPs plays the load balancer's controller.
-func (s *scene) giveVIPs(svc *v1.Service) {
+func (s *scene) giveVIPs(svc *v1.Service, vips ...string) {
 	s.Helper()
 	mode := v1.LoadBalancerIPModeVIP
-	svc.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{
-		{IP: balancerIPv4, IPMode: &mode}, {IP: balancerIPv6, IPMode: &mode},
+	svc.Status.LoadBalancer.Ingress = nil
+	for _, ip := range vips {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: ip, IPMode: &mode})
 	}
 	api := bed.Client.CoreV1().Services(s.namespace)
 	if _, err := api.UpdateStatus(s.Context(), svc, metav1.UpdateOptions{}); err != nil {
@@ -65,7 +66,7 @@ func TestServiceKinds(t *testing.T) {
 	const all = "web-1 web-2 web-3"
 	svc := s.service("web", balanced)
 	s.publish(svc, ready(pods...)...)
-	s.giveVIPs(svc)
+	s.giveVIPs(svc, balancerIPv4, balancerIPv6)
 	n := bed.Nodes
 
 	s.expectEverywhere(all, clusterIPs(svc)...)
@@ -134,7 +135,7 @@ func TestTrafficPolicies(t *testing.T) {
 	cluster := s.service("cluster", func(svc *v1.Service) { svc.Spec.Type = v1.ServiceTypeNodePort })
 	s.publish(local, ready(pods...)...)
 	s.publish(cluster, ready(pods...)...)
-	s.giveVIPs(local)
+	s.giveVIPs(local, balancerIPv4, balancerIPv6)
 	const all = "web-1 web-2"
 	own := []string{"web-1", "web-2", "silence"}
 	for i, node := range bed.Nodes {

@@ -48,7 +48,13 @@ func (t turn) legacy(programs string) turn {
 }
 
 // Addresses that the world sends to whichever node it likes.
-const fickleIPv4, fickleIPv6 = "198.51.100.9", "2001:db8:e::9"
+const (
+	fickleIPv4, fickleIPv6 = "198.51.100.9", "2001:db8:e::9"
+	localIPv4, localIPv6   = "198.51.100.10", "2001:db8:e::10"
+)
+
+// lastingPort is that of connections that stay open, beside servicePort.
+const lastingPort = 81
 
 // shift is turns on all nodes, all at the same time, with traffic. On each node
 // some connections are open all the time, and new ones keep coming.
@@ -58,7 +64,9 @@ type shift struct {
 	at      int      // whose turn it is
 	started []time.Time
 	loads   []*load
-	holds   []*held
+	lasting []*v1.Service // for connections that stay open
+	first   []*held       // open since the first turn, by node
+	holds   []*held       // open since the turn before, by node
 
 	followed []*v1.Service  // whose endpoint changes with each turn
 	ends     []*testbed.Pod // take turns as that endpoint
@@ -75,9 +83,10 @@ func newShift(t *testing.T, turns ...[]turn) *shift {
 	}
 	pods := s.pods("web")
 	s.ends = pods[1:]
-	lasting := s.lasting(pods[:2]...)
+	s.lasting = s.newLasting(pods[:2]...)
 	web := s.service("web", balanced)
-	s.giveVIPs(web)
+	s.giveVIPs(web, balancerIPv4, balancerIPv6)
+	s.addLocal()
 	sticky := s.service("sticky", func(svc *v1.Service) { svc.Spec.SessionAffinity = v1.ServiceAffinityClientIP })
 	s.followed = []*v1.Service{web, sticky}
 	s.fickle = s.service("fickle", func(svc *v1.Service) {
@@ -89,16 +98,32 @@ func newShift(t *testing.T, turns ...[]turn) *shift {
 		streams := s.passing(i, web, sticky)
 		s.awaitFirst(streams...)
 		s.loads = append(s.loads, s.startLoad(2*beat, streams...))
-		var conns []connection
-		for _, svc := range lasting {
-			for _, one := range s.ways(i, svc) {
-				conns = append(conns, s.connect(one), s.connect(one))
-			}
-		}
-		s.holds = append(s.holds, s.hold(2*beat, conns...))
+		s.first = append(s.first, s.holdAll(i, 2))
 		s.checkTraces(n, turns[i][0])
 	}
+	s.holds = make([]*held, len(turns))
 	return s
+}
+
+// holdAll opens connections on a node by every way to the lasting Services, and
+// uses them.
+func (s *shift) holdAll(i, each int) *held {
+	s.Helper()
+	var streams []stream
+	for _, svc := range s.lasting {
+		streams = append(streams, s.ways(i, svc)...)
+	}
+	for _, vip := range []string{localIPv4, localIPv6} {
+		to := netip.AddrPortFrom(netip.MustParseAddr(vip), lastingPort)
+		streams = append(streams, stream{proxy.TCP, outside(bed.Nodes[i]), to})
+	}
+	var conns []connection
+	for _, one := range streams {
+		for range each {
+			conns = append(conns, s.connect(one))
+		}
+	}
+	return s.hold(2*beat, conns...)
 }
 
 // start starts the proxy of a node whose turn it is.
@@ -108,8 +133,8 @@ func (s *shift) start(i int) *process.Process {
 	return s.startProxy(bed.Nodes[i], s.turns[i][s.at].proxy)
 }
 
-// lasting makes Services for connections that stay open, one for each protocol.
-func (s *shift) lasting(pods ...*testbed.Pod) []*v1.Service {
+// newLasting makes Services for connections that stay open, one for each protocol.
+func (s *shift) newLasting(pods ...*testbed.Pod) []*v1.Service {
 	s.Helper()
 	echo := s.service("echo", func(svc *v1.Service) {
 		svc.Spec.Type = v1.ServiceTypeNodePort
@@ -126,6 +151,25 @@ func (s *shift) lasting(pods ...*testbed.Pod) []*v1.Service {
 	s.publish(echo, ready(pods...)...)
 	s.publish(talk, ready(pods...)...)
 	return []*v1.Service{echo, talk}
+}
+
+// addLocal makes a Service of the type LoadBalancer with the external policy Local
+// and one pod on each node, which stays.
+func (s *shift) addLocal() {
+	s.Helper()
+	svc := s.service("local", func(svc *v1.Service) {
+		svc.Spec.Type = v1.ServiceTypeLoadBalancer
+		svc.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+		svc.Spec.Ports = append(svc.Spec.Ports, v1.ServicePort{
+			Name: "lasting", Protocol: v1.ProtocolTCP, Port: lastingPort, TargetPort: intstr.FromInt32(echoPort),
+		})
+	})
+	s.giveVIPs(svc, localIPv4, localIPv6)
+	pods := s.pods("local")
+	for _, p := range pods {
+		s.echo(p)
+	}
+	s.publish(svc, ready(pods...)...)
 }
 
 // ways returns the ways by which a node leads to a Service with one port: from
@@ -150,6 +194,8 @@ func (s *shift) passing(i int, web, sticky *v1.Service) []stream {
 	return append(s.ways(i, web),
 		stream{proxy.TCP, outside(n), onPort(externalIPv4)[0]},
 		stream{proxy.TCP, outside(n), onPort(balancerIPv6)[0]},
+		stream{proxy.TCP, outside(n), onPort(localIPv4)[0]},
+		stream{proxy.UDP, outside(n), onPort(localIPv6)[0]},
 		stream{proxy.TCP, s.clients[i], clusterIPs(sticky)[0]},
 		stream{proxy.UDP, s.clients[i], clusterIPs(web)[0]},
 		stream{proxy.UDP, outside(n), udp})
@@ -189,10 +235,13 @@ func (s *shift) expectFickle(i int, n *testbed.Node) {
 // more reports whether there is another turn.
 func (s *shift) more() bool { return s.at+1 < len(s.turns[0]) }
 
-// change stops all proxies, starts those whose turn is next and waits until
-// each is in force and alone.
+// change opens connections that the proxies of now lead, stops all proxies, starts
+// those whose turn is next and waits until each is in force and alone.
 func (s *shift) change() {
 	s.Helper()
+	for i := range s.turns {
+		s.holds[i] = s.holdAll(i, 1)
+	}
 	s.handOver()
 	s.turnEnds()
 	s.settle()
@@ -225,9 +274,9 @@ func (s *shift) settle() {
 		}
 		s.awaitAnswers(s.loads[i], s.end(0))
 		s.awaitQuiet(s.loads[i], s.end(1))
+		s.tell(i)
 		s.checkTraces(n, now)
 		s.expectFickle(i, n)
-		s.tell(i)
 	}
 }
 
@@ -309,10 +358,17 @@ func (s *shift) checkTraces(n *testbed.Node, t turn) {
 }
 
 // tell prints how a node fared in the last change, and fails the test if
-// something went wrong.
+// something went wrong. Connections of the turn before end now: what led them may
+// stay for as long as they do.
 func (s *shift) tell(i int) {
 	s.Helper()
-	intact, fared := s.holds[i].take()
+	intact, fared := s.first[i].take()
+	if h := s.holds[i]; h != nil {
+		h.stop()
+		more, and := h.take()
+		intact, fared = intact+more, fared.and(and)
+		s.holds[i] = nil
+	}
 	t := s.loads[i].take()
 	after := s.loads[i].of(s.end(1)).last.Sub(s.started[i])
 	s.Logf("%s: %s -> %s: open connections %d held %d broken (%d rounds); new connections %d ok %d failed; "+

@@ -71,7 +71,7 @@ func (s *scene) traces(n *testbed.Node) string {
 	s.Helper()
 	var found []string
 	for line := range strings.Lines(onHost(s.T, n, "nft", "list", "tables")) {
-		if f := strings.Fields(line); f[2] == "sluice" || f[2] == "kube-proxy" {
+		if f := strings.Fields(line); strings.HasPrefix(f[2], "sluice") || f[2] == "kube-proxy" {
 			found = append(found, "table "+f[2])
 		}
 	}
@@ -85,6 +85,9 @@ func (s *scene) traces(n *testbed.Node) string {
 	}
 	if strings.Contains(onHost(s.T, n, "ipset", "list", "-n"), "KUBE-") {
 		found = append(found, "IP sets")
+	}
+	if strings.Contains(onHost(s.T, n, "ip", "-br", "link"), "kube-ipvs0") {
+		found = append(found, "link kube-ipvs0")
 	}
 	slices.Sort(found)
 	return strings.Join(slices.Compact(found), ", ")

@@ -8,10 +8,12 @@ import (
 	"sluice/test/cluster/process"
 )
 
-// The proxy modes that both programs have.
+// The proxy modes. Kube-proxy has no userspace.
 const (
-	NFTables = "nftables"
-	IPTables = "iptables"
+	NFTables  = "nftables"
+	IPTables  = "iptables"
+	IPVS      = "ipvs"
+	Userspace = "userspace"
 )
 
 // Proxy says how a node's proxy is run. The zero value is the ordinary way.
