@@ -1,9 +1,12 @@
 package traffic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,7 +18,20 @@ type Flow struct {
 	Protocol proxy.Protocol
 	Src      netip.Addr
 	Dst      netip.AddrPort
-	Patience time.Duration // how long no answer is not yet silence
+	Patience time.Duration // how long no answer is not yet silence; see Scaled
+}
+
+// TimeoutScale is the variable of the environment that says how many times as
+// long a time-out is on a slow machine.
+const TimeoutScale = "LAB_TIMEOUT_SCALE"
+
+// Scaled returns a time-out as long as it is on this machine.
+func Scaled(d time.Duration) time.Duration {
+	n, err := strconv.ParseUint(cmp.Or(os.Getenv(TimeoutScale), "1"), 10, 16)
+	if err != nil {
+		panic(fmt.Errorf("read %s: %w", TimeoutScale, err))
+	}
+	return time.Duration(n) * d
 }
 
 // Fate is what became of a connection.

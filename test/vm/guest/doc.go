@@ -1,0 +1,18 @@
+// Package guest runs programs under other kernels: it boots a Debian kernel in
+// QEMU without hardware support, runs a command there as root, and brings back
+// its output, its files and its exit status.
+//
+// Nothing is installed. Kernels, QEMU and the guest's programs are Debian
+// packages that a private apt fetches by name from the machine's own mirror;
+// they are unpacked in the cache and stay there. The guest has no disk and no
+// network: everything it needs is in its initial file system.
+//
+//	packages --> .cache/vm/tools              QEMU; the guest's programs and libraries
+//	         --> .cache/vm/kernels/6.1        vmlinuz and modules
+//	                        |
+//	                 image: a cpio archive, made once for each kernel
+//	                        + the job's files, a second archive behind it
+//	                        |
+//	                      QEMU --ttyS0--> output
+//	                           --ttyS1--> a tar archive: exit status and /results
+package guest

@@ -1,0 +1,26 @@
+#!/bin/sh
+# The guest's first process: prepares the system, runs the job, brings back its results.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/tmp
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts /dev/shm /run/netns /results /root
+mount -t devpts devpts /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /tmp
+ln -s /proc/self/fd /dev/fd
+ln -s /proc/self/fd/0 /dev/stdin
+ln -s /proc/self/fd/1 /dev/stdout
+ln -s /proc/self/fd/2 /dev/stderr
+stty -F /dev/ttyS0 raw -echo
+stty -F /dev/ttyS1 raw -echo
+# Not every kernel has all of them, and some have them built in.
+modprobe -qa $(cat /etc/modules) 2>/dev/null
+ip link set lo up
+# With the default the kernel drops what a slow processor has not taken yet.
+sysctl -qw net.core.netdev_max_backlog=100000
+echo "guest: Linux $(uname -r)"
+sh /job/run </dev/null
+echo $? >/job/status
+tar -C / -cf /dev/ttyS1 job/status results
+poweroff -f

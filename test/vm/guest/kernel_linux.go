@@ -1,0 +1,166 @@
+package guest
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// releases are the Debian releases that have a kernel, by its version.
+var releases = map[string]string{
+	"5.10": "bullseye",
+	"6.1":  "bookworm",
+	"6.12": "bookworm",
+	"7.2":  "sid",
+}
+
+// Kernels returns the versions that can be booted, the oldest first.
+func Kernels() []string { return []string{"5.10", "6.1", "6.12", "7.2"} }
+
+// toolsRelease is where QEMU and the guest's programs come from, whatever the
+// kernel: nft 1.0.6 is the oldest that everything must be listable by.
+const toolsRelease = "bookworm"
+
+// tools are the packages of programs, with all they depend on.
+var tools = []string{
+	"qemu-system-x86", "xz-utils", // for the machine that runs the guest
+	"busybox-static", "dash", "kmod", "nftables", "iptables", "ipset", "iproute2", "conntrack", "ipvsadm",
+}
+
+// Cache is a folder of unpacked packages and of images made from them.
+type Cache struct {
+	Dir string       // absolute
+	Say func(string) // is told what takes long
+}
+
+// Open returns the cache of the repository that the current folder is in.
+func Open(say func(string)) (*Cache, error) {
+	root, err := Root()
+	if err != nil {
+		return nil, err
+	}
+	return &Cache{Dir: filepath.Join(root, ".cache", "vm"), Say: say}, nil
+}
+
+// Root returns the repository's folder.
+func Root() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil && strings.HasPrefix(string(text), "module sluice\n") {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("find Sluice's repository: %s is not in it", start)
+		}
+	}
+}
+
+// lock keeps other processes from filling the cache at the same time.
+func (c *Cache) lock() (unlock func(), err error) {
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(c.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for err = unix.EINTR; err == unix.EINTR; {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// filled returns a folder of the cache. If it is not there, it is filled under
+// another name first, so that a folder is whole or absent.
+func (c *Cache) filled(name string, fill func(dir string) error) (string, error) {
+	dir := filepath.Join(c.Dir, name)
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return dir, err
+	}
+	c.Say("making " + name)
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return "", err
+	}
+	part, err := os.MkdirTemp(filepath.Dir(dir), ".part-")
+	if err != nil {
+		return "", err
+	}
+	if err := fill(part); err != nil {
+		return "", errors.Join(fmt.Errorf("make %s: %w", name, err), os.RemoveAll(part))
+	}
+	return dir, errors.Join(os.Chmod(part, 0o755), os.Rename(part, dir))
+}
+
+// apt returns the apt of a release.
+func (c *Cache) apt(release string) (apt, error) {
+	a := apt{filepath.Join(c.Dir, "apt", release), release}
+	return a, a.prepare()
+}
+
+// tools returns the folder with all programs.
+func (c *Cache) tools() (string, error) {
+	return c.filled("tools", func(dir string) error {
+		a, err := c.apt(toolsRelease)
+		if err != nil {
+			return err
+		}
+		return a.fetch(dir, true, tools...)
+	})
+}
+
+// kernel returns the folder with an unpacked kernel, the newest of its version.
+func (c *Cache) kernel(version string) (string, error) {
+	release, ok := releases[version]
+	if !ok {
+		return "", fmt.Errorf("kernel %q is unknown; there are %s", version, strings.Join(Kernels(), ", "))
+	}
+	return c.filled("kernels/"+version, func(dir string) error {
+		a, err := c.apt(release)
+		if err != nil {
+			return err
+		}
+		// The signed image has it all; since 6.19 image and modules are packages of their own.
+		for _, kinds := range [][]string{{"linux-binary-", "linux-modules-"}, {"linux-image-"}} {
+			names, err := a.names(regexp.MustCompile(`^` + kinds[0] + regexp.QuoteMeta(version) + `\.[0-9+.a-z-]*-cloud-amd64$`))
+			if err != nil {
+				return err
+			}
+			if len(names) > 0 {
+				rest := strings.TrimPrefix(slices.MaxFunc(names, byVersion), kinds[0])
+				for i := range kinds {
+					kinds[i] += rest
+				}
+				c.Say("fetching " + strings.Join(kinds, " "))
+				return a.fetch(dir, false, kinds...)
+			}
+		}
+		return fmt.Errorf("%s has no package linux-image-%s.*-cloud-amd64", release, version)
+	})
+}
+
+var digits = regexp.MustCompile(`\d+`)
+
+// byVersion compares names by the numbers in them.
+func byVersion(a, b string) int {
+	return slices.CompareFunc(digits.FindAllString(a, -1), digits.FindAllString(b, -1), func(x, y string) int {
+		m, _ := strconv.Atoi(x) // digits
+		n, _ := strconv.Atoi(y)
+		return cmp.Compare(m, n)
+	})
+}
