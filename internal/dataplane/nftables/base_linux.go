@@ -112,19 +112,19 @@ func (t *table) hooks() []*chain {
 		return t.rule().newFlow().jump(to).comment("addresses of no Service port")
 	}
 	input := []*nft.Rule{empty(), t.rule().newFlow().jump(nodePortFilter).comment("NodePorts without an endpoint")}
-	afterOutput := otherAddresses
+	output := []*nft.Rule{priority(), empty(), others(otherAddresses)}
 	switch {
 	case t.over.OnLink != nil: // what is taken comes through here
 		input = append(input, t.rule().translated().accept().comment("translated"), others(otherPorts))
 	case t.over.Sockets != nil:
-		afterOutput = otherPorts
+		input, output = append([]*nft.Rule{t.toSockets()}, input...), append([]*nft.Rule{t.toSockets()}, output...)
 	}
 	all := []*chain{
 		base("firewall-prerouting", "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall()),
 		base("firewall-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall()),
 		base("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, input...),
 		base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, priority(), empty(), others(otherAddresses)),
-		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, priority(), empty(), others(afterOutput)),
+		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, output...),
 	}
 	if t.over.Sockets != nil {
 		return append(all, t.socketHooks(base)...)

@@ -110,8 +110,13 @@ func (t *table) socketHooks(base func(name, kind string, hook uint32, priority i
 			t.rule().protocol().is([]byte{unix.IPPROTO_TCP}).newFlow().jump(services).comment("new connections to Services"),
 			t.rule().protocol().is([]byte{unix.IPPROTO_UDP}).jump(services).comment("datagrams to Services")),
 		base("sockets-output", "route", unix.NF_INET_LOCAL_OUT, prioritySockets,
+			t.rule().meta(expr.MetaKeyMARK).has(t.over.Sockets.Own).newFlow().markFlow(t.over.Sockets.Own).comment("flows that the program begins"),
 			t.rule().meta(expr.MetaKeyMARK).has(t.over.Sockets.Own).accept().comment("the program's own"),
+			t.rule().conntrack(expr.CtKeyMARK).has(t.over.Sockets.Own).setSocketMark().accept().comment("this host's answers to the program"),
 			before(),
+			t.rule().frontend(a).in(a.external).setSocketMark().accept().comment("externalTrafficPolicy Local, by way of this host"),
+			t.rule().frontend(a).in(a.rejects).accept().comment("no endpoint anywhere"),
+			t.rule().frontend(a).in(a.drops).accept().comment("no endpoint for this node"),
 			t.rule().frontend(a).priorityBy(a.dispatch).clearPriority().setSocketMark().comment("to Services, by way of this host")),
 	}
 	if !t.over.Sockets.NAT {
@@ -122,6 +127,12 @@ func (t *table) socketHooks(base func(name, kind string, hook uint32, priority i
 		base("nat-input", "nat", unix.NF_INET_LOCAL_IN, prioritySNAT),
 		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT),
 		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT))
+}
+
+// toSockets lets pass what is on the way to a socket: the node and our pods may
+// have an endpoint where others have none.
+func (t *table) toSockets() *nft.Rule {
+	return t.rule().meta(expr.MetaKeyMARK).has(t.over.Sockets.Mark).accept().comment("to a socket")
 }
 
 // otherPortsChain is for packets to Services that nobody has translated.
@@ -164,6 +175,12 @@ func (r *rule) toSocket(port uint16) *rule {
 // socketIsTransparent matches packets that a transparent socket is there for.
 func (r *rule) socketIsTransparent() *rule {
 	return r.add(&expr.Socket{Key: expr.SocketKeyTransparent, Register: r.take(1)}).is([]byte{1})
+}
+
+// markFlow sets bits of the flow's mark.
+func (r *rule) markFlow(bits uint32) *rule {
+	r.conntrack(expr.CtKeyMARK).bits(^bits, bits)
+	return r.add(&expr.Ct{Key: expr.CtKeyMARK, Register: firstRegister, SourceRegister: true}).done()
 }
 
 // setSocketMark sets the mark with which packets are routed to this host, and
