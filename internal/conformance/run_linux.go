@@ -126,6 +126,11 @@ func (s *scheduler) start(t *testing.T) {
 type Dataplane struct {
 	Mode string // the table's column: nftables or iptables
 
+	// Refuses are the protocols that the mode cannot do, and why: it refuses their
+	// rows. Cases that want an endpoint are played all the same, and fail if there
+	// is one.
+	Refuses map[proxy.Protocol]string
+
 	// Open is called inside the node's network namespace, and so is every
 	// method of what it returns. Several may be open at once, each in a
 	// namespace of its own.
@@ -249,7 +254,9 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 			return failures, err
 		}
 		for _, c := range runs {
-			if err := c.result(); err != nil {
+			if reason := r.d.Refuses[c.protocol()]; reason != "" {
+				failures = append(failures, failure{c.ID, c.differs(reason)})
+			} else if err := c.result(); err != nil {
 				failures = append(failures, failure{c.ID, fmt.Errorf("%s: %w\n\twant:   %v\n\toracle: %v",
 					r.how, err, c.want, answer(r.resolver.State(), c.Case))})
 			}
@@ -298,6 +305,15 @@ func (r *caseRun) result() error {
 		return fmt.Errorf("%v never answered in %d connections", missing, r.tries)
 	}
 	return r.err
+}
+
+// differs returns what is wrong with a case that the mode cannot do for some
+// reason: that it can, after all.
+func (r *caseRun) differs(reason string) error {
+	if r.want.Verdict == proxy.Forward && r.result() == nil {
+		return fmt.Errorf("answered, though %s", reason)
+	}
+	return fmt.Errorf("%s: %w", reason, errors.ErrUnsupported)
 }
 
 // play sends the packets of cases. Those that need an address bound to the node

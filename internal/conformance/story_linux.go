@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -69,10 +68,7 @@ func (r *run) step(ctx context.Context, st *Step) error {
 	case "reopen":
 		// A new process has a new resolver, which may number endpoints otherwise.
 		r.resolver = r.world.resolver(r.d.Mode)
-		if err := errors.Join(r.closeDataplane(), r.openDataplane(ctx)); err != nil {
-			return err
-		}
-		return r.sync(ctx, r.resolver.State())
+		return r.reopen(ctx, r.resolver.State())
 	default:
 		panic("unknown step " + st.Do)
 	}

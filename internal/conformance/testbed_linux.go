@@ -23,6 +23,7 @@ type testbed struct {
 	d       Dataplane
 	lab     *lab.Lab
 	dp      proxy.Dataplane
+	end     func() error  // ends the dataplane's own work
 	last    string        // the group that was here before
 	silence time.Duration // how long nothing must be heard where nothing is expected
 	pods    map[netip.Addr]pod
@@ -52,15 +53,40 @@ func (b *testbed) onNode(what string, do func() error) error {
 	return b.lab.Node().Do(func() error { return within(what, do()) })
 }
 
+// openDataplane opens the dataplane, and has it work if it is a Runner.
 func (b *testbed) openDataplane(ctx context.Context) error {
-	return b.onNode("open dataplane", func() (err error) {
+	b.end = func() error { return nil }
+	err := b.onNode("open dataplane", func() (err error) {
 		b.dp, err = b.d.Open(ctx)
 		return err
 	})
+	if r, ok := b.dp.(proxy.Runner); ok && err == nil {
+		ctx, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		b.end = func() error { stop(); return within("run dataplane", <-ended) }
+	}
+	return err
 }
 
 func (b *testbed) closeDataplane() error {
-	return b.onNode("close dataplane", func() error { return b.dp.Close() })
+	return errors.Join(b.end(), b.onNode("close dataplane", func() error { return b.dp.Close() }))
+}
+
+// reopen has a new dataplane follow. One with work of its own ends when the new
+// one has taken over, and says so; others end before.
+func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
+	if _, ok := b.dp.(proxy.Runner); !ok {
+		return errors.Join(b.closeDataplane(), b.openDataplane(ctx), b.sync(ctx, state))
+	}
+	former := *b
+	if err := errors.Join(b.openDataplane(ctx), b.sync(ctx, state)); err != nil {
+		return err
+	}
+	if former.end() == nil {
+		return errors.New("the former dataplane was not told that another one took over")
+	}
+	return former.onNode("close dataplane", former.dp.Close)
 }
 
 func (b *testbed) close() error {
@@ -76,14 +102,28 @@ func (b *testbed) stopListening() (err error) {
 }
 
 func (b *testbed) sync(ctx context.Context, state *proxy.State) error {
-	return b.onNode("sync", func() error { return proxytest.Sync(ctx, b.dp, state) })
+	return b.onNode("sync", func() error { return b.accepted(proxytest.Sync(ctx, b.dp, state)) })
+}
+
+// accepted takes the refusals that are as they should be out of an error.
+func (b *testbed) accepted(err error) error {
+	refused, ok := errors.AsType[*proxytest.RefusedError](err)
+	if !ok {
+		return err
+	}
+	for key := range refused.Rows {
+		if b.d.Refuses[key.Protocol] == "" {
+			return err
+		}
+	}
+	return nil
 }
 
 func (b *testbed) apply(ctx context.Context, d *proxy.Delta) error {
 	if d.Empty() {
 		return nil
 	}
-	return b.onNode("apply", func() error { return proxytest.Apply(ctx, b.dp, d) })
+	return b.onNode("apply", func() error { return b.accepted(proxytest.Apply(ctx, b.dp, d)) })
 }
 
 // hosts is who must be there for a group.

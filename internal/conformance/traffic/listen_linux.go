@@ -71,6 +71,11 @@ func (n *Namespace) listen(network string, a netip.AddrPort, serve func(io.Close
 func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, err error) {
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: false}}
 	lc.Control = n.control(a.Addr().Is6(), func(fd int) error {
+		if network == "udp" { // a proxy may have to answer from the same port
+			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+				return err
+			}
+		}
 		switch {
 		case network == "ip":
 			return takePort(fd, a.Port(), a.Addr().Is6())
