@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -128,6 +129,18 @@ func (o *Options) trafficFlags() {
 	})
 }
 
+func (o *Options) relayFlags() {
+	o.group("Mode userspace", []flag{
+		{"userspace-dial-timeout", &o.Relay.DialTimeout, "try another endpoint when one does not answer within this `TIME`"},
+		{"userspace-dial-retries", &o.Relay.Retries, "try this `NUMBER` of other endpoints when one cannot be connected to"},
+		{"userspace-udp-timeout", &o.Relay.UDPTimeout, "end a UDP session that is silent for this `TIME`"},
+		{"userspace-max-connections", &o.Relay.MaxConnections, "refuse more than this `NUMBER` of connections and UDP " +
+			"sessions; 0: as many as the limit of open files allows"},
+		{"userspace-drain-timeout", &o.Relay.DrainTimeout, "when told to stop, serve open connections for up to this " +
+			"`TIME`, unless another daemon takes them over"},
+	})
+}
+
 func (o *Options) otherFlags() {
 	o.group("Other", []flag{
 		{"cleanup", &o.Cleanup, "remove all rules that a service proxy may have left in the kernel, then exit"},
@@ -176,6 +189,10 @@ func (f flag) add(fs *pflag.FlagSet) {
 		fs.StringVar(to, f.name, *to, f.help)
 	case *bool:
 		fs.BoolVarP(to, f.name, map[string]string{"help": "h"}[f.name], *to, f.help)
+	case *int:
+		fs.IntVar(to, f.name, *to, f.help)
+	case *time.Duration:
+		fs.DurationVar(to, f.name, *to, f.help)
 	case *int32:
 		fs.Int32Var(to, f.name, *to, f.help)
 	case *float32:

@@ -63,6 +63,8 @@ func kubeProxyFlags() map[string]string {
 func TestEveryFlagOfKubeProxy(t *testing.T) {
 	want := kubeProxyFlags()
 	want["manifests"], want["load-balancing"] = "", "" // ours
+	want["userspace-dial-timeout"], want["userspace-dial-retries"], want["userspace-udp-timeout"] = "2s", "3", "1m0s"
+	want["userspace-max-connections"], want["userspace-drain-timeout"] = "0", "25s"
 	got := map[string]string{}
 	newCommand("sluice", NewOptions(), steps{}).Flags().VisitAll(func(f *pflag.Flag) { got[f.Name] = f.DefValue })
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -23,12 +23,13 @@ const ballast = 8 << 20
 // 10,000 Services of ten endpoints it needs 30 MiB, and would take four times as
 // much for the sake of the first second. Later it does one thing after the other:
 // a second thread would be woken for each of the goroutines that an event passes,
-// and take a third of all CPU time for that.
+// and take a third of all CPU time for that. A process that carries connections
+// itself keeps its threads.
 //
 // So it collects garbage early until rules are in force, and returns to the
 // system what was needed only until then. Who has set the environment variables
 // GOGC and GOMAXPROCS knows better.
-func tuneGC(ctx context.Context, inForce <-chan struct{}) error {
+func tuneGC(ctx context.Context, inForce <-chan struct{}, oneThread bool) error {
 	if os.Getenv("GOGC") == "" {
 		usual := debug.SetGCPercent(startGarbage)
 		defer debug.SetGCPercent(usual)
@@ -37,15 +38,15 @@ func tuneGC(ctx context.Context, inForce <-chan struct{}) error {
 	select {
 	case <-inForce:
 		runtime.KeepAlive(unused)
-		settleGC()
+		settleGC(oneThread)
 		<-ctx.Done()
 	case <-ctx.Done():
 	}
 	return nil
 }
 
-func settleGC() {
-	if os.Getenv("GOMAXPROCS") == "" {
+func settleGC(oneThread bool) {
+	if oneThread && os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}
 	if os.Getenv("GOGC") == "" {

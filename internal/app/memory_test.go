@@ -22,7 +22,7 @@ func TestTuneGC(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	inForce, done := make(chan struct{}), make(chan error, 1)
 	close(inForce)
-	go func() { done <- tuneGC(ctx, inForce) }()
+	go func() { done <- tuneGC(ctx, inForce, true) }()
 	for deadline := time.Now().Add(10 * time.Second); runtime.GOMAXPROCS(0) != 1; runtime.Gosched() {
 		if time.Now().After(deadline) {
 			t.Fatal("there is more than one thread")
@@ -42,7 +42,7 @@ func TestTuneGCHeedsTheEnvironment(t *testing.T) {
 	t.Setenv("GOGC", "100")
 	t.Setenv("GOMAXPROCS", "2")
 	before := runtime.GOMAXPROCS(0)
-	settleGC()
+	settleGC(true)
 	if now := runtime.GOMAXPROCS(0); now != before {
 		t.Errorf("%d threads, want %d as before", now, before)
 	}

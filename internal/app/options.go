@@ -33,6 +33,7 @@ type Options struct {
 	Manifests     string
 	Master        string
 	LoadBalancing string
+	Relay         dataplane.Relay
 
 	// object holds what flags say that a configuration file could say too, and
 	// the default that help shows where no flag does.
@@ -45,9 +46,10 @@ type Options struct {
 
 // NewOptions returns the options of a command line without flags.
 func NewOptions() *Options {
-	o := &Options{object: config.FlagDefaults(), fields: map[string]string{}}
+	o := &Options{Relay: dataplane.DefaultRelay(), object: config.FlagDefaults(), fields: map[string]string{}}
 	o.processFlags()
 	o.trafficFlags()
+	o.relayFlags()
 	o.otherFlags()
 	return o
 }

@@ -89,6 +89,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if err != nil {
 		return nil, err
 	}
+	settings.Relay = p.options.Relay
 	_, missing := hostFamilies(os.DirFS("/proc"))
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
 	s := &ProxyServer{
@@ -186,7 +187,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	}
 	s.events.record(s.events.node, v1.EventTypeNormal, reasonStarting, "")
 	jobs := []job{
-		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready) }},
+		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready, !s.carries()) }},
 		{"read objects", func(ctx context.Context) error {
 			return s.plan.from.open(s.plan.node).Run(ctx, s.provider)
 		}},
@@ -223,6 +224,12 @@ func (s *ProxyServer) leave(ctx context.Context) {
 	if err := l.Leave(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "If another service proxy follows, remove our rules once it serves")
 	}
+}
+
+// carries reports whether the dataplane has connections pass this process.
+func (s *ProxyServer) carries() bool {
+	_, ok := s.dataplane.(proxy.Runner)
+	return ok
 }
 
 // available returns an error if a server that must have its address cannot have

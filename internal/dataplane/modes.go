@@ -14,11 +14,16 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Mode and Settings are those of package mode.
+// Mode, Settings and Relay are those of package mode.
 type (
 	Mode     = mode.Mode
 	Settings = mode.Settings
+	Relay    = mode.Relay
 )
+
+// DefaultRelay is how a mode goes about that carries connections itself, unless
+// told otherwise.
+func DefaultRelay() Relay { return mode.DefaultRelay() }
 
 // tell has each mode told what the others left, when it is opened.
 func tell(all []Mode) []Mode {

@@ -5,6 +5,7 @@ import (
 	"sluice/internal/dataplane/iptables"
 	"sluice/internal/dataplane/ipvs"
 	"sluice/internal/dataplane/nftables"
+	"sluice/internal/dataplane/userspace"
 )
 
 // table lists the modes of this system, the best first.
@@ -14,6 +15,6 @@ func table() []Mode {
 		iptables.Mode(),
 		ipvs.Mode(), // its sets go after the chains that refer to them
 		{Name: config.EBPF},
-		{Name: config.Userspace},
+		userspace.Mode(),
 	})
 }

@@ -9,7 +9,7 @@ import (
 
 func TestModesAreWhole(t *testing.T) {
 	for _, m := range Modes() {
-		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Flows == nil || m.Cleanup == nil ||
+		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Cleanup == nil ||
 			len(m.Balancing) == 0 {
 			t.Errorf("mode %q is not whole: %+v", m.Name, m)
 		}
@@ -21,11 +21,11 @@ func TestOtherModesAreNamed(t *testing.T) {
 		mode config.ProxyMode
 		want string
 	}{
-		{config.IPVS, `mode ipvs is not built yet; modes: nftables, iptables`},
-		{config.Userspace, `mode userspace is not built yet; modes: nftables, iptables`},
-		{"kernelspace", `no such mode; modes: nftables, iptables`},
-		{"NFTables", `no such mode; modes: nftables, iptables`},
-		{"foo", `no such mode; modes: nftables, iptables`},
+		{config.IPVS, `mode ipvs is not built yet; modes: nftables, iptables, userspace`},
+		{config.EBPF, `mode ebpf is not built yet; modes: nftables, iptables, userspace`},
+		{"kernelspace", `no such mode; modes: nftables, iptables, userspace`},
+		{"NFTables", `no such mode; modes: nftables, iptables, userspace`},
+		{"foo", `no such mode; modes: nftables, iptables, userspace`},
 	}
 	for _, tt := range tests {
 		if _, err := Of(tt.mode); err == nil || err.Error() != tt.want {

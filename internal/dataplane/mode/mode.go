@@ -2,6 +2,7 @@ package mode
 
 import (
 	"context"
+	"time"
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane/localnet"
@@ -14,9 +15,25 @@ type Settings struct {
 	MasqueradeBit uint8          // the bit of the packet mark that asks for masquerading
 	Families      []proxy.Family // which to serve; nil: both
 
+	Relay Relay // of a mode that carries connections itself
+
 	// Others tells what other modes left that says who opened loopback; nil:
 	// there are none.
 	Others func(context.Context) (localnet.Traces, error)
+}
+
+// Relay is how a mode goes about that carries connections itself.
+type Relay struct {
+	Retries        int           // how many other endpoints are tried when one cannot be connected to
+	DialTimeout    time.Duration // for each of them
+	UDPTimeout     time.Duration // after which a silent UDP session ends
+	DrainTimeout   time.Duration // how long open connections may keep a process that is told to stop
+	MaxConnections int           // and UDP sessions; 0: as many as the limit of open files allows
+}
+
+// DefaultRelay is how it goes about unless told otherwise.
+func DefaultRelay() Relay {
+	return Relay{Retries: 3, DialTimeout: 2 * time.Second, UDPTimeout: time.Minute, DrainTimeout: 25 * time.Second}
 }
 
 // Served returns the families to serve.

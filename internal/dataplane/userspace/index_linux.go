@@ -1,0 +1,108 @@
+package userspace
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"sluice/internal/proxy"
+)
+
+// frontend is where a connection was made to.
+type frontend struct {
+	protocol proxy.Protocol
+	at       netip.AddrPort
+}
+
+// index finds the service that a connection is for.
+type index struct {
+	mu        sync.RWMutex
+	services  map[proxy.PortKey]*service
+	frontends map[frontend]*service
+}
+
+func newIndex() *index {
+	return &index{services: map[proxy.PortKey]*service{}, frontends: map[frontend]*service{}}
+}
+
+// find returns the service of a frontend, or nil. An exact address comes before
+// a NodePort.
+func (x *index) find(p proxy.Protocol, at netip.AddrPort) *service {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	if s := x.frontends[frontend{p, at}]; s != nil {
+		return s
+	}
+	return x.frontends[frontend{p, netip.AddrPortFrom(proxy.FamilyOf(at.Addr()).Unspecified(), at.Port())}]
+}
+
+// of returns the service of a row, or nil.
+func (x *index) of(key proxy.PortKey) *service {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.services[key]
+}
+
+// keys returns the rows there are.
+func (x *index) keys() []proxy.PortKey {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return slices.Collect(maps.Keys(x.services))
+}
+
+// update makes rows what is wanted, all at once. What leads to them no more is
+// found until forget is called: rules may lead there until then.
+func (x *index) update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) (forget func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	type former struct {
+		*service
+		frontends []proxy.Frontend
+	}
+	var all []former
+	for _, key := range changed {
+		s, row := x.services[key], want[key]
+		if s != nil {
+			all = append(all, former{s, s.row.Frontends})
+			s.leaving = row == nil
+		}
+		switch {
+		case row == nil || s != nil && s.row == row:
+			continue
+		case s == nil:
+			s = newService(key)
+			x.services[key] = s
+		}
+		s.set(row)
+		for _, f := range row.Frontends {
+			x.frontends[frontend{key.Protocol, f.Addr}] = s
+		}
+	}
+	return func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		for _, f := range all {
+			x.leave(f.service, f.frontends)
+		}
+	}
+}
+
+// leave takes away what led to a service and is not of its row any more.
+func (x *index) leave(s *service, frontends []proxy.Frontend) {
+	stays := map[netip.AddrPort]bool{}
+	if !s.leaving {
+		for _, f := range s.row.Frontends {
+			stays[f.Addr] = true
+		}
+	}
+	for _, f := range frontends {
+		if at := (frontend{s.key.Protocol, f.Addr}); x.frontends[at] == s && !stays[f.Addr] {
+			delete(x.frontends, at)
+		}
+	}
+	if s.leaving && x.services[s.key] == s {
+		delete(x.services, s.key)
+		s.set(nil)
+	}
+}
