@@ -181,6 +181,22 @@ func swapFrontends(s *proxy.State, i, j int) {
 // nothing leads to any more may be left over; they are left out.
 func dump(t testing.TB, conn nft.Interface, d *Dataplane) string {
 	t.Helper()
+	// While the kernel makes room for elements that were added, a listing may have
+	// some twice and others not at all.
+	last := dumpOnce(t, conn, d)
+	for range 100 {
+		now := dumpOnce(t, conn, d)
+		if now == last {
+			return now
+		}
+		last = now
+	}
+	t.Fatal("no two listings are the same")
+	return ""
+}
+
+func dumpOnce(t testing.TB, conn nft.Interface, d *Dataplane) string {
+	t.Helper()
 	var lines []string
 	for _, tab := range d.tables {
 		l, err := conn.List(context.Background(), tab.Table)
