@@ -39,7 +39,7 @@ func TestBalancingBecomesRules(t *testing.T) {
 		want proxy.Balancing
 	}{
 		{"", config.NFTables, proxy.BalanceDefault},
-		{"--load-balancing=random", config.NFTables, proxy.Random},
+		{"--load-balancing=source-hash", config.NFTables, proxy.SourceHash},
 		{"--load-balancing=random --config=/f", config.NFTables, proxy.Random},
 		{"--load-balancing=random", config.IPTables, proxy.Random},
 	} {

@@ -95,6 +95,7 @@ func blank(i int) *v1.Service {
 func (m *maker) service(i int) *v1.Service {
 	s := blank(i)
 	s.CreationTimestamp = made(m.IntN(3))
+	s.Annotations = map[string]string{"sluice.dev/load-balancing": pick(m, "random", "round-robin")}
 	s.Spec.Type = pick(m, v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer, v1.ServiceTypeLoadBalancer)
 	s.Spec.ExternalTrafficPolicy = pick(m, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceExternalTrafficPolicyLocal)
 	s.Spec.InternalTrafficPolicy = pick(m, new(v1.ServiceInternalTrafficPolicyCluster), new(v1.ServiceInternalTrafficPolicyLocal), nil)

@@ -1,10 +1,14 @@
 package dataplane
 
 import (
+	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 
 	"sluice/internal/config"
+	"sluice/internal/proxy"
 )
 
 func TestModesAreWhole(t *testing.T) {
@@ -12,6 +16,28 @@ func TestModesAreWhole(t *testing.T) {
 		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Cleanup == nil ||
 			len(m.Balancing) == 0 {
 			t.Errorf("mode %q is not whole: %+v", m.Name, m)
+		}
+	}
+}
+
+// TestModesAreDocumented compares docs/modes.md with what modes say of themselves.
+func TestModesAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/modes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	word := map[bool]string{false: "no", true: "yes"}
+	for _, m := range Modes() {
+		row := "| " + string(m.Name) + " |"
+		for _, b := range proxy.Balancings {
+			text := word[slices.Contains(m.Balancing, b)]
+			if b == m.Balancing[0] {
+				text = "**yes**"
+			}
+			row += " " + text + " |"
+		}
+		if row += " " + word[m.Weights] + " |\n"; !strings.Contains(string(page), row) {
+			t.Errorf("the table of docs/modes.md has no row %s", row)
 		}
 	}
 }

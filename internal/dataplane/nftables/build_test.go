@@ -134,6 +134,7 @@ func randomRow(r *rand.Rand, i int) *proxy.ServicePort {
 		Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: at("vip", i/4, uint16(80+i%4))}}, // a few ports share an address
 		Internal:  proxy.Scope(r.IntN(2)),
 		External:  proxy.Scope(r.IntN(2)),
+		Balancing: proxy.Balancing(r.IntN(1 + int(proxy.Maglev))),
 	}
 	sp.Key.Protocol = []proxy.Protocol{proxy.TCP, proxy.UDP, proxy.SCTP}[i%3]
 	if r.IntN(2) == 0 {

@@ -39,7 +39,7 @@ func (t *table) classChains(c class) []*chain {
 	if c.masquerade {
 		own.rules = append(own.rules, t.rule().setMark(true).comment("masquerade"))
 	}
-	pick := t.rule().slotToPriority(uint32(c.count), firstSlot(c.scope))
+	pick := t.rule().chooseSlot(c.way, uint32(c.count), firstSlot(c.scope))
 	if c.timeout == 0 {
 		own.rules = append(own.rules, pick.goTo(toSlot+c.list()).comment("choose an endpoint"))
 		return []*chain{own}
@@ -91,7 +91,7 @@ func (t *table) slotChain(c class) *chain {
 	m := t.frontends(c.nodePort)
 	return t.chain(toSlot+c.list(),
 		t.rule().jump(m.dnat).comment("the endpoint in the slot"),
-		t.rule().slotToPriority(1, firstSlot(c.scope)).goTo(m.dnat).comment(overtaken))
+		t.rule().chooseSlot(way{}, 1, firstSlot(c.scope)).goTo(m.dnat).comment(overtaken))
 }
 
 // list puts the number of the list into the packet's priority.
@@ -120,7 +120,7 @@ func (t *table) idChain(c class) *chain {
 	m := t.frontends(c.nodePort)
 	return t.chain(toID+c.list(),
 		t.rule().frontend(m).priority().priorityBy(m.ids).comment("the endpoint in the slot"),
-		t.rule().priorityIsSlot().slotToPriority(1, firstSlot(c.scope)).
+		t.rule().priorityIsSlot().chooseSlot(way{}, 1, firstSlot(c.scope)).
 			frontend(m).priority().priorityBy(m.ids).comment(overtaken))
 }
 
@@ -129,6 +129,6 @@ func (t *table) chosenChain(c class) *chain {
 	return t.chain(toChosen+c.list(),
 		t.rule().load(true).priority().bits(listMask, 0).priorityBy(t.affinity).comment("another packet may have been faster"),
 		t.rule().jump(m.dnat).comment("the endpoint that was chosen"),
-		t.rule().slotToPriority(1, firstSlot(c.scope)).
+		t.rule().chooseSlot(way{}, 1, firstSlot(c.scope)).
 			frontend(m).priority().priorityBy(m.ids).goTo(m.dnat).comment(overtaken))
 }

@@ -18,6 +18,7 @@ type class struct {
 	count      int           // of endpoints; 0: there is none, and the packet stays as it is
 	timeout    time.Duration // how long a client is remembered; 0: not at all
 	masquerade bool
+	way        way  // how one of several endpoints is chosen
 	taken      bool // by the overlay, which chooses
 }
 
@@ -42,6 +43,7 @@ func (c class) chain() string {
 	if c.timeout > 0 {
 		name += "-" + c.timeout.String()
 	}
+	name += c.way.suffix()
 	if c.masquerade {
 		return "masq-" + name
 	}

@@ -17,6 +17,7 @@
 //	                          masq-lb-3     mark for masquerade, then the same
 //	                          lb-3-3h0m0s   known-lb, live-lb: the client's endpoint by @affinity;
 //	                                        else choose a slot, id-lb, remember-3h0m0s, chosen-lb
+//	                          lb-3-source-hash, lb-3-round-robin-...: as lb-3, with another way to choose
 //	                          accept        no endpoint; it must not be taken for a NodePort
 //	                        else, to a node address: the same by protocol . port (np-3, ...)
 //	input / forward / output
@@ -27,8 +28,8 @@
 //	  masquerade       100  marked, or a pod that was sent to itself (@hairpins)
 //
 // A class is what the rules that choose depend on: how many slots there are
-// (numgen's modulus is a constant of the rule), how long a client is
-// remembered, whether to masquerade. The maps hold its number, and @classes
+// (numgen's modulus is a constant of the rule) and how one is chosen, how long a
+// client is remembered, whether to masquerade. The maps hold its number, and @classes
 // leads from numbers to chains, because the kernel checks all elements that
 // have a chain whenever one is added. For the same reason the chain of a class
 // refers to no map: constant chains look the endpoint up. From one lookup to the

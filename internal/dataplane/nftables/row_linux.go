@@ -128,7 +128,7 @@ func (t *table) lead(f *front, s *nft.Set, c class) {
 func (t *table) classOf(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route, masquerade bool) class {
 	c := class{nodePort: f.Kind == proxy.NodePort, scope: r.Scope, masquerade: masquerade}
 	if c.taken = t.taken(sp, f, r); !c.taken {
-		c.count, c.timeout = len(r.To), sp.Affinity
+		c.count, c.timeout, c.way = len(r.To), sp.Affinity, wayOf(sp, len(r.To))
 	}
 	return c
 }

@@ -197,13 +197,6 @@ func (r *rule) setPriority(keep, set uint32) *rule {
 	return r.priority().bits(keep, set).set(expr.MetaKeyPRIORITY)
 }
 
-// slotToPriority sets the packet's priority to a random number of n from an
-// offset on.
-func (r *rule) slotToPriority(n, offset uint32) *rule {
-	r.add(&expr.Numgen{Register: firstRegister, Modulus: n, Type: unix.NFT_NG_RANDOM, Offset: offset})
-	return r.set(expr.MetaKeyPRIORITY)
-}
-
 // priorityIsID matches if the packet's priority is the id of an endpoint, and not
 // the number of a list, a class or a slot.
 func (r *rule) priorityIsID() *rule {
