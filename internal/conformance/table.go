@@ -276,23 +276,23 @@ func (g *Group) playing(mode string, phase ...string) []*Case {
 	})
 }
 
-// Theme is a part of the table: a file of cases, or the crossed decision tables.
-type Theme struct {
-	Name    string
-	Cases   int // packets that are played
-	Stories int // sequences of steps
+// Part is a group or a story: a subtest of the table's.
+type Part struct {
+	Theme, ID string // a theme is a file of cases, or the crossed decision tables
+	Cases     int    // packets that are played
+	Story     bool   // a list of steps instead
 }
 
-// Themes returns how many cases of each theme are played in a mode.
-func Themes(mode string) ([]Theme, error) {
-	parts, err := loadParts()
-	var out []Theme
-	for _, t := range parts {
-		th := Theme{Name: t.Theme, Stories: len(t.Stateful)}
+// Parts returns all that is played in a mode.
+func Parts(mode string) (out []Part, err error) {
+	tables, err := loadParts()
+	for _, t := range tables {
 		for _, g := range t.Groups {
-			th.Cases += len(g.playing(mode))
+			out = append(out, Part{t.Theme, g.ID, len(g.playing(mode)), false})
 		}
-		out = append(out, th)
+		for _, s := range t.Stateful {
+			out = append(out, Part{t.Theme, s.ID, 0, true})
+		}
 	}
 	return out, err
 }

@@ -61,25 +61,46 @@ func matrix() (string, error) {
 	fmt.Fprintf(&b, "| theme | cases in mode %s | stories |\n|---|%s---|\n", strings.Join(modes(), " | in "), strings.Repeat("---|", len(modes())))
 	stories := 0
 	for i, mode := range modes() {
-		themes, err := conformance.Themes(mode)
+		themes, err := themes(mode)
 		if err != nil {
 			return "", err
 		}
 		all := 0
 		for n, t := range themes {
 			if i == 0 {
-				rows = append(rows, "| "+t.Name)
-				stories += t.Stories
+				rows = append(rows, "| "+t.name)
+				stories += t.stories
 			}
-			rows[n] += fmt.Sprintf(" | %d", t.Cases)
+			rows[n] += fmt.Sprintf(" | %d", t.cases)
 			if i == len(modes())-1 {
-				rows[n] += fmt.Sprintf(" | %d |\n", t.Stories)
+				rows[n] += fmt.Sprintf(" | %d |\n", t.stories)
 			}
-			all += t.Cases
+			all += t.cases
 		}
 		fmt.Fprintf(&last, " | **%d**", all)
 	}
 	b.WriteString(strings.Join(rows, ""))
 	fmt.Fprintf(&b, "| **all**%s | **%d** |\n", last.String(), stories)
 	return b.String(), nil
+}
+
+// theme is a file of cases, or the crossed decision tables.
+type theme struct {
+	name           string
+	cases, stories int
+}
+
+// themes returns how much of each theme is played in a mode.
+func themes(mode string) (out []theme, err error) {
+	parts, err := conformance.Parts(mode)
+	for _, p := range parts {
+		if len(out) == 0 || out[len(out)-1].name != p.Theme {
+			out = append(out, theme{name: p.Theme})
+		}
+		t := &out[len(out)-1]
+		if t.cases += p.Cases; p.Story {
+			t.stories++
+		}
+	}
+	return out, err
 }

@@ -50,19 +50,13 @@ func newHost(name string, p *traffic.Ports) (*Host, error) {
 		return nil, errors.Join(fmt.Errorf("open netlink in %s: %w", name, err), ns.Close())
 	}
 	err = h.sysctl(
-		"net/ipv4/conf/all/rp_filter=0",
-		"net/ipv4/conf/default/rp_filter=0",
-		"net/ipv4/conf/all/send_redirects=0",
-		"net/ipv4/conf/default/send_redirects=0",
-		"net/ipv4/conf/all/accept_redirects=0",
+		"net/ipv4/conf/all/rp_filter=0", "net/ipv4/conf/default/rp_filter=0",
+		"net/ipv4/conf/all/send_redirects=0", "net/ipv4/conf/default/send_redirects=0",
 		"net/ipv4/icmp_ratemask=0",
-		"net/ipv4/icmp_ratelimit=0",
 		"net/ipv6/conf/all/disable_ipv6=0",
 		"net/ipv6/conf/default/accept_dad=0",
 		"net/ipv6/conf/default/accept_ra=0",
 		"net/ipv6/conf/default/accept_redirects=0",
-		"net/ipv6/conf/default/router_solicitations=0",
-		"net/ipv6/icmp/ratelimit=0",
 		"net/ipv6/icmp/ratemask=255",
 	)
 	if err == nil {
@@ -188,13 +182,12 @@ func (h *Host) waitUp(name string) error {
 func (h *Host) await(what string, ready func() bool) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for range 5000 {
-		if ready() {
-			return nil
+	for end := time.Now().Add(traffic.Scaled(5 * time.Second)); !ready(); <-tick.C {
+		if time.Now().After(end) {
+			return h.failed(context.DeadlineExceeded, "wait for %s", what)
 		}
-		<-tick.C
 	}
-	return h.failed(context.DeadlineExceeded, "wait for %s", what)
+	return nil
 }
 
 // defaultRoutes sends everything the host has to say out of eth0, to a neighbour.
@@ -265,20 +258,20 @@ func (h *Host) removeAddrs(link netlink.Link, addrs ...netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// answerForAll makes the host take what comes in for any address, while what
-// it sends itself still goes to the node: hence the rule by interface.
+// answerForAll makes every address the host's own, while what it sends itself
+// still goes to the node: only what comes in is looked up among its own.
 func (h *Host) answerForAll() error {
-	const table = 100
-	h.Transparent = true
-	var errs []error
+	errs := []error{h.sysctl("net/ipv6/ip_nonlocal_bind=1")} // IPv4 asks the routes
 	for _, f := range proxy.Families {
 		r := &netlink.Route{
 			LinkIndex: h.lo.Attrs().Index, Dst: ipNet(everything(f)),
-			Table: table, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+			Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 		}
 		rule := netlink.NewRule()
-		rule.Family, rule.Table, rule.IifName, rule.Priority = nl.GetIPFamily(f.Unspecified().AsSlice()), table, "eth0", 100
-		errs = append(errs, h.failed(h.nl.RouteReplace(r), "add local route"), h.failed(h.nl.RuleAdd(rule), "add rule"))
+		rule.Family, rule.Table, rule.Priority = nl.GetIPFamily(f.Unspecified().AsSlice()), unix.RT_TABLE_LOCAL, 0
+		errs = append(errs, h.failed(h.nl.RouteReplace(r), "add local route"), h.failed(h.nl.RuleDel(rule), "remove rule"))
+		rule.IifName, rule.Priority = "eth0", 100
+		errs = append(errs, h.failed(h.nl.RuleAdd(rule), "add rule"))
 	}
 	return errors.Join(errs...)
 }

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,12 +26,12 @@ type Listener struct {
 // unspecified address of IPv4 stands for all of them; each answer names the one
 // that was reached.
 func (n *Namespace) Listen(p proxy.Protocol, a netip.AddrPort) (*Listener, error) {
-	switch p {
-	case proxy.TCP:
-		return n.listen("tcp", a, func(c io.Closer) { serveTCP(c.(net.Listener), answerTCP) })
-	case proxy.UDP:
+	switch {
+	case p == proxy.UDP:
 		return n.listen("udp", a, func(c io.Closer) { serveUDP(c.(*net.UDPConn), a) })
-	case proxy.SCTP:
+	case p == proxy.TCP, p == proxy.SCTP && !isRaw(p):
+		return n.listen(strings.ToLower(p.String()), a, func(c io.Closer) { serveTCP(c.(net.Listener), answerTCP) })
+	case p == proxy.SCTP:
 		return n.listen("ip", a, func(c io.Closer) { serveSCTP(c.(*net.IPConn), a) })
 	default:
 		return nil, fmt.Errorf("listen to %v: %w", p, errors.ErrUnsupported)
@@ -51,7 +53,7 @@ func (n *Namespace) listen(network string, a netip.AddrPort, serve func(io.Close
 	socket, err := n.open(network, a)
 	// A program that another goroutine is starting at this moment has a copy of
 	// every descriptor until it runs, those of closed listeners among them.
-	for tick, end := time.NewTicker(time.Millisecond), time.Now().Add(2*time.Second); errors.Is(err, unix.EADDRINUSE); {
+	for tick, end := time.NewTicker(time.Millisecond), time.Now().Add(Scaled(2*time.Second)); errors.Is(err, unix.EADDRINUSE); {
 		if <-tick.C; time.Now().After(end) {
 			break
 		}
@@ -70,20 +72,20 @@ func (n *Namespace) listen(network string, a netip.AddrPort, serve func(io.Close
 
 func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, err error) {
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: false}}
-	lc.Control = n.control(a.Addr().Is6(), func(fd int) error {
-		if network == "udp" { // a proxy may have to answer from the same port
-			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-				return err
+	lc.Control = func(_, _ string, c syscall.RawConn) (err error) {
+		failed := c.Control(func(fd uintptr) {
+			switch network {
+			case "ip":
+				err = takePort(int(fd), a.Port(), a.Addr().Is6())
+			case "udp": // a proxy may have to answer from the same port
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+				if a.Addr() == netip.IPv4Unspecified() { // to answer from where a datagram was sent to
+					err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1))
+				}
 			}
-		}
-		switch {
-		case network == "ip":
-			return takePort(fd, a.Port(), a.Addr().Is6())
-		case network == "udp" && a.Addr() == netip.IPv4Unspecified(): // to answer from where a datagram was sent to
-			return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
-		}
-		return nil
-	})
+		})
+		return errors.Join(failed, err)
+	}
 	family := "4"
 	if a.Addr().Is6() {
 		family = "6"
@@ -92,6 +94,8 @@ func (n *Namespace) open(network string, a netip.AddrPort) (socket io.Closer, er
 		switch network {
 		case "tcp":
 			socket, err = lc.Listen(context.Background(), "tcp"+family, a.String())
+		case "sctp":
+			socket, err = listenSCTP(a)
 		case "udp":
 			socket, err = lc.ListenPacket(context.Background(), "udp"+family, a.String())
 		default:
@@ -121,7 +125,7 @@ func serveTCP(ln net.Listener, serve func(*net.TCPConn)) {
 func answerTCP(c *net.TCPConn) {
 	own, client := c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
 	// A client that is gone already does not concern anyone else.
-	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+	_ = c.SetWriteDeadline(time.Now().Add(Scaled(time.Second)))
 	_, _ = c.Write(Answer{own, client.Addr()}.marshal())
 	_ = c.Close()
 }
@@ -154,16 +158,13 @@ func serveSCTP(pc *net.IPConn, own netip.AddrPort) {
 	buf := make([]byte, 1500)
 	untilClosed(func() error {
 		n, from, err := pc.ReadFromIP(buf)
-		init, ok := parseSCTP(buf[:n])
-		if err != nil || !ok || init.kind != sctpInit || init.dst != own.Port() {
+		init, _, ok := parseSCTP(buf[:n])
+		if err != nil || !ok || init.Kind != sctpInit || init.Dst != own.Port() {
 			return err
 		}
 		client, _ := netip.AddrFromSlice(from.IP)
-		reply := sctpPacket{
-			src: init.dst, dst: init.src, verification: init.tag,
-			kind: sctpInitAck, tag: init.tag + 1, text: string(Answer{own, client.Unmap()}.marshal()),
-		}
-		_, err = pc.WriteToIP(reply.marshal(), from)
+		reply := sctpPacket{Src: init.Dst, Dst: init.Src, Verification: init.Tag, Kind: sctpInitAck, Tag: init.Tag + 1}
+		_, err = pc.WriteToIP(reply.marshal(Answer{own, client.Unmap()}.marshal()), from)
 		return err
 	})
 }

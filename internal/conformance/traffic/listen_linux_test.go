@@ -2,7 +2,10 @@ package traffic_test
 
 import (
 	"errors"
+	"io/fs"
 	"net/netip"
+	"os"
+	"regexp"
 	"testing"
 	"time"
 
@@ -74,5 +77,38 @@ func TestListenEverywhere(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSCTPIsTheKernels finds a listener among the kernel's own SCTP endpoints,
+// where the kernel has any.
+func TestSCTPIsTheKernels(t *testing.T) {
+	lab.Require(t)
+	l, err := lab.New(lab.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := l.Node().Listen(proxy.SCTP, netip.MustParseAddrPort("192.168.0.2:8080"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(ln.Close(), l.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	var endpoints []byte
+	err = l.Node().Do(func() (err error) {
+		endpoints, err = os.ReadFile("/proc/thread-self/net/sctp/eps")
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("the kernel has no SCTP sockets (CONFIG_IP_SCTP)")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m) 8080 .* 192\.168\.0\.2 *$`).Match(endpoints) {
+		t.Errorf("the listener is not among the kernel's endpoints:\n%s", endpoints)
 	}
 }

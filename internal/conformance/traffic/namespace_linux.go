@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netns"
@@ -21,10 +20,9 @@ import (
 
 // Namespace is a network namespace. Its methods may be called by any goroutine.
 type Namespace struct {
-	Name        string
-	Handle      netns.NsHandle
-	Ports       *Ports // of the flows that Probe tries
-	Transparent bool   // sockets may have addresses that the namespace has not
+	Name   string
+	Handle netns.NsHandle
+	Ports  *Ports // of the flows that Probe tries
 }
 
 // New makes a network namespace, on a thread of its own, and leaves no thread in
@@ -79,8 +77,8 @@ func (n *Namespace) Close() error { return n.Handle.Close() }
 
 // Dial opens a TCP or UDP connection. The zero Addr leaves the choice of the
 // source to the kernel.
-func (n *Namespace) Dial(ctx context.Context, p proxy.Protocol, src netip.Addr, dst netip.AddrPort) (net.Conn, error) {
-	d := net.Dialer{Control: n.control(dst.Addr().Is6(), func(int) error { return nil })}
+func (n *Namespace) Dial(ctx context.Context, p proxy.Protocol, src netip.Addr, dst netip.AddrPort) (c net.Conn, err error) {
+	var d net.Dialer
 	switch local := netip.AddrPortFrom(src, 0); {
 	case !src.IsValid():
 	case p == proxy.TCP:
@@ -88,38 +86,11 @@ func (n *Namespace) Dial(ctx context.Context, p proxy.Protocol, src netip.Addr, 
 	default:
 		d.LocalAddr = net.UDPAddrFromAddrPort(local)
 	}
-	var c net.Conn
-	err := n.Do(func() (err error) {
+	err = n.Do(func() error {
 		c, err = d.DialContext(ctx, strings.ToLower(p.String()), dst.String())
 		return err
 	})
 	return c, err
-}
-
-// control returns what prepares a socket before it is bound.
-func (n *Namespace) control(is6 bool, more func(fd int) error) func(network, address string, c syscall.RawConn) error {
-	return func(_, _ string, c syscall.RawConn) (err error) {
-		failed := c.Control(func(fd uintptr) {
-			err = errors.Join(n.prepare(int(fd), is6), more(int(fd)))
-		})
-		return errors.Join(failed, err)
-	}
-}
-
-// setIP switches an option on that has a number of its own in each family.
-func setIP(fd int, is6 bool, v4, v6 int) error {
-	if is6 {
-		return unix.SetsockoptInt(fd, unix.SOL_IPV6, v6, 1)
-	}
-	return unix.SetsockoptInt(fd, unix.SOL_IP, v4, 1)
-}
-
-// prepare lets a socket use addresses that the namespace does not have, if all may.
-func (n *Namespace) prepare(fd int, is6 bool) error {
-	if !n.Transparent {
-		return nil
-	}
-	return setIP(fd, is6, unix.IP_TRANSPARENT, unix.IPV6_TRANSPARENT)
 }
 
 // Ports hands out source ports, each in turn, so that no connection meets what
@@ -155,7 +126,7 @@ func Ask(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (Answer, er
 			return Answer{}, err
 		}
 	}
-	n, err := unix.Read(fd, buf[:])
+	n, err := 0, error(unix.EINTR)
 	for err == unix.EINTR {
 		n, err = unix.Read(fd, buf[:])
 	}
@@ -178,12 +149,9 @@ func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, e
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
 	)
-	if err == nil {
-		err = unix.Connect(fd, sockaddr(to))
-	}
 	// The Go runtime interrupts threads by signals; the kernel goes on connecting
 	// meanwhile, and waits again when it is asked again.
-	for err == unix.EINTR {
+	for wait := err == nil; wait; wait = err == unix.EINTR {
 		if err = unix.Connect(fd, sockaddr(to)); err == unix.EISCONN {
 			err = nil
 		}
@@ -195,15 +163,16 @@ func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, e
 	return fd, nil
 }
 
-// newSocket makes a socket of a protocol, a raw one for SCTP. Closing it leaves
-// no trace of a TCP connection.
+// newSocket makes a socket of a protocol. Closing it leaves no trace of a connection.
 func newSocket(p proxy.Protocol, to netip.Addr, flags int) (int, error) {
 	kind, protocol := unix.SOCK_STREAM, 0
-	switch p {
-	case proxy.UDP:
+	switch {
+	case p == proxy.UDP:
 		kind = unix.SOCK_DGRAM
-	case proxy.SCTP:
+	case isRaw(p):
 		kind, protocol = unix.SOCK_RAW, unix.IPPROTO_SCTP
+	case p == proxy.SCTP:
+		protocol = unix.IPPROTO_SCTP
 	}
 	family := unix.AF_INET
 	if to.Is6() {

@@ -32,7 +32,7 @@ func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 				return err
 			}
 			for ; next < len(flows) && len(active) < window; next++ {
-				a := &attempt{Flow: flows[next], seen: &seen[next]}
+				a := &attempt{Flow: flows[next], seen: &seen[next], raw: isRaw(flows[next].Protocol)}
 				if err := a.open(n); err != nil {
 					return fmt.Errorf("open %v %v to %v: %w", a.Protocol, a.Src, a.Dst, err)
 				}
@@ -58,6 +58,7 @@ func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 type attempt struct {
 	Flow
 	seen     *Seen
+	raw      bool // of SCTP's first packets there are only those that we make
 	ended    bool
 	fd       int
 	port     uint16
@@ -106,7 +107,7 @@ func progress(active []*attempt) error {
 		case !a.extended && a.connected():
 			// Somebody took the connection, so it is not silence; the answer
 			// itself depends on how busy this machine is.
-			a.extended, a.deadline = true, now.Add(answerTime)
+			a.extended, a.deadline = true, now.Add(Scaled(answerTime))
 		default:
 			a.end(Seen{Fate: Silent})
 		}
@@ -116,15 +117,17 @@ func progress(active []*attempt) error {
 
 // open makes the flow's socket and sends its first packet.
 func (a *attempt) open(n *Namespace) error {
-	a.deadline, a.resend = time.Now().Add(a.Patience), time.Now().Add(resendTime)
+	a.deadline, a.resend = time.Now().Add(Scaled(a.Patience)), time.Now().Add(resendTime)
 	var err error
 	if a.fd, err = newSocket(a.Protocol, a.Dst.Addr(), unix.SOCK_NONBLOCK); err != nil {
 		return err
 	}
 	// Errors come with their origin, which tells an ICMP refusal from a reset.
-	is6 := a.Dst.Addr().Is6()
-	err = errors.Join(setIP(a.fd, is6, unix.IP_RECVERR, unix.IPV6_RECVERR), n.prepare(a.fd, is6), a.bind(n))
-	if err != nil {
+	level, option := unix.SOL_IP, unix.IP_RECVERR
+	if a.Dst.Addr().Is6() {
+		level, option = unix.SOL_IPV6, unix.IPV6_RECVERR
+	}
+	if err = errors.Join(unix.SetsockoptInt(a.fd, level, option, 1), a.bind(n)); err != nil {
 		return errors.Join(err, unix.Close(a.fd))
 	}
 	if err := unix.Connect(a.fd, sockaddr(a.Dst)); err != nil && err != unix.EINPROGRESS {
@@ -141,7 +144,7 @@ func (a *attempt) open(n *Namespace) error {
 func (a *attempt) bind(n *Namespace) error {
 	for {
 		a.port = n.Ports.next()
-		if a.Protocol == proxy.SCTP {
+		if a.raw {
 			if err := takePort(a.fd, a.port, a.Src.Is6()); err != nil {
 				return err
 			}
@@ -154,20 +157,20 @@ func (a *attempt) bind(n *Namespace) error {
 
 // send sends the first message of a protocol that the kernel has no connections for.
 func (a *attempt) send() (err error) {
-	switch a.Protocol {
-	case proxy.UDP:
+	switch {
+	case a.Protocol == proxy.UDP:
 		_, err = unix.Write(a.fd, []byte("?"))
-	case proxy.SCTP:
-		init := sctpPacket{src: a.port, dst: a.Dst.Port(), kind: sctpInit, tag: uint32(a.port) << 8}
-		_, err = unix.Write(a.fd, init.marshal())
+	case a.raw:
+		init := sctpPacket{Src: a.port, Dst: a.Dst.Port(), Kind: sctpInit, Tag: uint32(a.port) << 8}
+		_, err = unix.Write(a.fd, init.marshal(nil))
 	}
 	return err
 }
 
-// connected reports whether there is a TCP connection.
+// connected reports whether there is a TCP connection or an SCTP association.
 func (a *attempt) connected() bool {
 	_, err := unix.Getpeername(a.fd)
-	return err == nil && a.Protocol == proxy.TCP
+	return err == nil && a.Protocol != proxy.UDP && !a.raw
 }
 
 // read takes what the socket has.
@@ -179,13 +182,13 @@ func (a *attempt) read() {
 		switch {
 		case err == unix.EAGAIN || err == unix.ENOTCONN:
 			return
-		case err == unix.ECONNREFUSED && a.Protocol == proxy.TCP:
+		case err == unix.ECONNREFUSED && (a.Protocol == proxy.TCP || a.aborted()):
 			a.end(Seen{Fate: Reset})
-		case err != nil && a.Protocol == proxy.SCTP:
+		case err != nil && a.raw:
 			// of another flow between the same addresses, or seen already
 		case err != nil:
 			a.fail(err)
-		case a.Protocol == proxy.SCTP:
+		case a.raw:
 			a.sctpAnswer(buf[:n])
 		default:
 			a.text = append(a.text, buf[:n]...)
@@ -209,8 +212,8 @@ func (a *attempt) sctpAnswer(b []byte) {
 	if a.Dst.Addr().Is4() {
 		b = b[min(len(b), 20):] // after the IP header, which has no options here
 	}
-	if p, ok := parseSCTP(b); ok && p.kind == sctpInitAck && p.dst == a.port {
-		a.answered([]byte(p.text))
+	if p, text, ok := parseSCTP(b); ok && p.Kind == sctpInitAck && p.Dst == a.port {
+		a.answered(text)
 	}
 }
 
@@ -219,14 +222,14 @@ func (a *attempt) sctpAnswer(b []byte) {
 // is an ICMP message; a reset does not.
 func (a *attempt) readError() {
 	payload, oob := make([]byte, 128), make([]byte, 256)
-	for !a.ended {
+	for !a.ended && (a.raw || a.Protocol != proxy.SCTP) { // whose sockets have no such queue
 		n, on, _, _, err := unix.Recvmsg(a.fd, payload, oob, unix.MSG_ERRQUEUE)
 		if err != nil {
 			return
 		}
 		// The payload is the packet that caused the error; a raw socket hears
 		// of those of other sockets too.
-		if a.Protocol == proxy.SCTP && (n < 2 || binary.BigEndian.Uint16(payload) != a.port) {
+		if a.raw && (n < 2 || binary.BigEndian.Uint16(payload) != a.port) {
 			continue
 		}
 		_, extended, _, err := unix.ParseOneSocketControlMessage(oob[:on])

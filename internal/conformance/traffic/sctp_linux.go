@@ -1,12 +1,52 @@
 package traffic
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"hash/crc32"
-	"slices"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/proxy"
 )
+
+// isRaw reports whether a protocol's first packets are made here, as the kernel
+// has no sockets for it.
+func isRaw(p proxy.Protocol) bool { return p == proxy.SCTP && !hasSCTP() }
+
+// hasSCTP asks the kernel once: each time it looks for a module to load.
+var hasSCTP = sync.OnceValue(func() bool {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	return err == nil && unix.Close(fd) == nil
+})
+
+// listenSCTP returns a listener of a kernel that has SCTP. The net package
+// takes it for one of TCP, as both have connections that are accepted.
+func listenSCTP(a netip.AddrPort) (net.Listener, error) {
+	fd, err := newSocket(proxy.SCTP, a.Addr(), 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "SCTP")
+	defer func() { _ = f.Close() }()
+	// Its connections end in an orderly way, with all that was sent.
+	err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
+	if err = errors.Join(err, unix.Bind(fd, sockaddr(a)), unix.Listen(fd, unix.SOMAXCONN)); err != nil {
+		return nil, err
+	}
+	return net.FileListener(f)
+}
+
+// aborted reports whether a refusal of an SCTP association came from the other
+// end. After a message of ICMP the kernel goes on trying.
+func (a *attempt) aborted() bool {
+	return a.Protocol == proxy.SCTP && !a.raw && unix.Connect(a.fd, sockaddr(a.Dst)) != unix.EALREADY
+}
 
 // The chunks that open an SCTP association, and the parameter of the second
 // that may carry any bytes.
@@ -15,12 +55,12 @@ const (
 	sctpInitAck = 2
 	stateCookie = 7
 
-	sctpChunk  = 20 // bytes of sctpHeader that belong to the chunk
+	sctpChunk  = 20 // bytes of sctpPacket that belong to the chunk
 	cookieHead = 4  // bytes of a parameter before its text: kind and length
 )
 
-// sctpHeader is the fixed part of both.
-type sctpHeader struct {
+// sctpPacket is an INIT or an INIT ACK up to where parameters begin.
+type sctpPacket struct {
 	Src, Dst               uint16
 	Verification, Checksum uint32
 	Kind, Flags            uint8
@@ -30,53 +70,30 @@ type sctpHeader struct {
 	TSN                    uint32
 }
 
-// sctpPacket is an INIT or an INIT ACK, as far as the lab needs it.
-type sctpPacket struct {
-	src, dst     uint16
-	verification uint32
-	kind         byte
-	tag          uint32 // the sender's
-	text         string // INIT ACK only
-}
-
-// marshal returns the packet with a right checksum: connection tracking looks.
-func (p sctpPacket) marshal() []byte {
-	h := sctpHeader{
-		Src: p.src, Dst: p.dst, Verification: p.verification, Kind: p.kind, Length: sctpChunk,
-		Tag: p.tag, Window: 1 << 16, Streams: [2]uint16{1, 1}, TSN: p.tag,
-	}
+// marshal returns the packet with a right checksum, as connection tracking looks,
+// and with a text, which an INIT has not.
+func (p sctpPacket) marshal(text []byte) []byte {
+	p.Checksum, p.Length, p.Window, p.Streams, p.TSN = 0, sctpChunk, 1<<16, [2]uint16{1, 1}, p.Tag
 	var cookie []byte
-	if p.text != "" {
-		cookie = binary.BigEndian.AppendUint32(nil, uint32(stateCookie<<16|cookieHead+len(p.text)))
-		cookie = append(cookie, p.text...)
-		h.Length += uint16(len(cookie))
+	if len(text) > 0 {
+		cookie = binary.BigEndian.AppendUint32(nil, uint32(stateCookie<<16|cookieHead+len(text)))
+		cookie = append(cookie, text...)
+		p.Length += uint16(len(cookie))
 		cookie = append(cookie, make([]byte, -len(cookie)&3)...)
 	}
-	b, _ := binary.Append(nil, binary.BigEndian, h) // fails for types without a size only
+	b, _ := binary.Append(nil, binary.BigEndian, p) // fails for types without a size only
 	b = append(b, cookie...)
-	binary.LittleEndian.PutUint32(b[8:], sctpSum(b))
+	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 	return b
 }
 
-// sctpSum is the checksum of a packet, in which that itself counts as zero.
-func sctpSum(b []byte) uint32 {
-	b = slices.Clone(b)
-	clear(b[8:12])
-	return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
-}
-
 // parseSCTP reads a packet that marshal has written, and refuses others.
-func parseSCTP(b []byte) (sctpPacket, bool) {
-	var h sctpHeader
-	n, err := binary.Decode(b, binary.BigEndian, &h)
-	if err != nil || sctpSum(b) != binary.LittleEndian.Uint32(b[8:]) {
-		return sctpPacket{}, false
+func parseSCTP(b []byte) (p sctpPacket, text []byte, ok bool) {
+	n, err := binary.Decode(b, binary.BigEndian, &p)
+	if end := n - sctpChunk + int(p.Length); end > n+cookieHead && end <= len(b) {
+		text = b[n+cookieHead : end]
 	}
-	p := sctpPacket{h.Src, h.Dst, h.Verification, h.Kind, h.Tag, ""}
-	if end := n - sctpChunk + int(h.Length); end > n+cookieHead && end <= len(b) {
-		p.text = string(b[n+cookieHead : end])
-	}
-	return p, true
+	return p, text, err == nil && bytes.Equal(b, p.marshal(text))
 }
 
 // takePort makes a raw socket hear only what is sent to one port: it would be given

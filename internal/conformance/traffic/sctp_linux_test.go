@@ -3,21 +3,30 @@ package traffic
 import "testing"
 
 func TestSCTPPacketsAreReadAsWritten(t *testing.T) {
-	for _, want := range []sctpPacket{
+	type packet struct {
+		src, dst     uint16
+		verification uint32
+		kind         uint8
+		tag          uint32
+		text         string
+	}
+	for _, want := range []packet{
 		{src: 1, dst: 65535, kind: sctpInit, tag: 7},
-		{src: 80, dst: 40000, verification: 9, kind: sctpInitAck, tag: 7, text: "10.0.0.1:80 10.0.0.2\n"},
-		{src: 80, dst: 40000, verification: 9, kind: sctpInitAck, tag: 7, text: "four"},
+		{80, 40000, 9, sctpInitAck, 7, "10.0.0.1:80 10.0.0.2\n"},
+		{80, 40000, 9, sctpInitAck, 7, "four"},
 	} {
-		b := want.marshal()
-		if got, ok := parseSCTP(b); !ok || got != want {
+		p := sctpPacket{Src: want.src, Dst: want.dst, Verification: want.verification, Kind: want.kind, Tag: want.tag}
+		b := p.marshal([]byte(want.text))
+		q, text, ok := parseSCTP(b)
+		if got := (packet{q.Src, q.Dst, q.Verification, q.Kind, q.Tag, string(text)}); !ok || got != want {
 			t.Errorf("got %+v, %t, want %+v", got, ok, want)
 		}
 		b[2] ^= 1
-		if got, ok := parseSCTP(b); ok {
+		if got, _, ok := parseSCTP(b); ok {
 			t.Errorf("a damaged packet was read as %+v", got)
 		}
 	}
-	if _, ok := parseSCTP(make([]byte, 5)); ok {
+	if _, _, ok := parseSCTP(make([]byte, 5)); ok {
 		t.Error("a short packet was read")
 	}
 }
