@@ -114,7 +114,7 @@ func (t *table) hooks() []*chain {
 	input := []*nft.Rule{empty(), t.rule().newFlow().jump(nodePortFilter).comment("NodePorts without an endpoint")}
 	output := []*nft.Rule{priority(), empty(), others(otherAddresses)}
 	switch {
-	case t.over.OnLink != nil: // what is taken comes through here
+	case t.over.OnLink: // what is taken comes through here
 		input = append(input, t.rule().translated().accept().comment("translated"), others(otherPorts))
 	case t.over.Sockets != nil:
 		input, output = append([]*nft.Rule{t.toSockets()}, input...), append([]*nft.Rule{t.toSockets()}, output...)
@@ -128,6 +128,10 @@ func (t *table) hooks() []*chain {
 	}
 	if t.over.Sockets != nil {
 		return append(all, t.socketHooks(base)...)
+	}
+	if t.over.OnLink {
+		all = append(all, base("filter-taken", "filter", unix.NF_INET_LOCAL_OUT, priorityBeforeIPVS,
+			t.rule().newFlow().load(false).in(t.onLink).jump(noEndpoints).comment("Services without an endpoint")))
 	}
 	return append(all,
 		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, t.masquerading()...),
@@ -146,7 +150,7 @@ func (t *table) masquerading() []*nft.Rule {
 		t.rule().marked().setMark(false).masquerade().comment("marked on the way to an endpoint"),
 		hairpin.load(true).load(false).protocol().port().in(t.hairpins).masquerade().comment("a pod sent to itself"),
 	}
-	if t.over.OnLink != nil {
+	if t.over.OnLink {
 		all = append(all, t.rule().load(true).in(t.onLink).masquerade().comment("an endpoint could not answer there"))
 	}
 	return all
@@ -265,7 +269,7 @@ func (t *table) ourPods(n *proxy.Node, then func(*rule) *rule) []*nft.Rule {
 func (t *table) otherAddressesChain(cidrs []netip.Prefix) *chain {
 	c := t.chain(otherAddresses,
 		t.rule().load(false).in(t.clusterIPs).goTo(refuse).comment("not a port of this Service"))
-	if t.over.OnLink != nil {
+	if t.over.OnLink {
 		c.rules = append(c.rules, t.rule().load(false).in(t.onLink).goTo(refuse).comment("not a port of any Service"))
 	}
 	if a, ok := t.over.NodePortsTo[t.family]; ok {

@@ -17,14 +17,14 @@ type Overlay struct {
 	Table string // its name, since two modes may be there when one follows the other
 
 	// Takes reports whether the overlay serves the list of a route to a frontend.
-	// Its answer for the same arguments never changes. Nil: it takes nothing.
+	// Its answer for the same arguments changes before a Sync only. Nil: it takes
+	// nothing.
 	Takes func(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool
 
-	// OnLink reports whether an address of frontends is an address of this node
-	// only because of the overlay: its other ports are nobody's, and it is no
-	// source that an endpoint could answer to. Nil: none is. Its answer may change
-	// before a Sync only.
-	OnLink func(netip.Addr) bool
+	// OnLink says that the addresses of frontends that are taken are this node's,
+	// and only because of the overlay: their other ports are nobody's, and they
+	// are no sources that an endpoint could answer to.
+	OnLink bool
 
 	// NodePortsTo is where packets to NodePorts go that are taken, with their port.
 	NodePortsTo map[proxy.Family]netip.Addr
@@ -45,6 +45,10 @@ type Sockets struct {
 	// NAT keeps the kernel translating the flows that another mode began.
 	NAT bool
 }
+
+// priorityBeforeIPVS is after translations and before IPVS sees what the node
+// itself sends.
+const priorityBeforeIPVS = priorityDNAT + 1
 
 // prioritySockets is before translations, which must not come first, and after
 // connection tracking.

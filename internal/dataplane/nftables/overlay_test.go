@@ -20,7 +20,7 @@ func overlays() map[string]Overlay {
 	}
 	return map[string]Overlay{
 		"left alone": {
-			Table: "sluice-ipvs", Takes: external, OnLink: func(a netip.Addr) bool { return true },
+			Table: "sluice-ipvs", Takes: external, OnLink: true,
 			NodePortsTo: map[proxy.Family]netip.Addr{proxy.IPv4: netip.MustParseAddr("192.0.0.8"), proxy.IPv6: netip.MustParseAddr("100::8")},
 		},
 		"sockets": {

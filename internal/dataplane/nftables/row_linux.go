@@ -91,16 +91,16 @@ func (t *table) front(sp *proxy.ServicePort, f proxy.Frontend, p proxy.Policy, b
 		}
 		out.element(t, set, "")
 	}
-	t.addressOf(&out, f, far)
+	t.addressOf(&out, sp, f, far)
 	return out
 }
 
 // addressOf adds what is known by a frontend's address.
-func (t *table) addressOf(out *front, f proxy.Frontend, r proxy.Route) {
+func (t *table) addressOf(out *front, sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) {
 	if f.Kind == proxy.ClusterIP {
 		out.objects = append(out.objects, object{id: id{anElement, t, t.clusterIPs, string(f.Addr.Addr().AsSlice())}})
 	}
-	if t.over.OnLink != nil && f.Kind != proxy.NodePort && t.over.OnLink(f.Addr.Addr()) {
+	if t.over.OnLink && f.Kind != proxy.NodePort && t.taken(sp, f, r) {
 		out.objects = append(out.objects, object{id: id{anElement, t, t.onLink, string(f.Addr.Addr().AsSlice())}})
 	}
 	if r.From == nil {

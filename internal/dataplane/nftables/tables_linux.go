@@ -129,7 +129,7 @@ func (t *table) sets() []*nft.Set {
 		a.dispatch, n.dispatch,
 		t.affinity,
 	}
-	if t.over.OnLink != nil {
+	if t.over.OnLink {
 		all = append(all, t.onLink)
 	}
 	return all
