@@ -87,10 +87,10 @@ func TestFlagsReachTheConfiguration(t *testing.T) {
 		"conntrack-tcp-timeout-close-wait": "4s", "conntrack-tcp-be-liberal": "true", "conntrack-udp-timeout": "5s",
 		"conntrack-udp-timeout-stream": "6s", "iptables-masquerade-bit": "15", "iptables-localhost-nodeports": "false",
 		"iptables-sync-period": "7s", "iptables-min-sync-period": "8s", "ipvs-scheduler": "sh",
-		"ipvs-exclude-cidrs": "10.0.0.0/8", "ipvs-strict-arp": "true", "ipvs-tcp-timeout": "9s",
+		"ipvs-strict-arp": "true", "ipvs-tcp-timeout": "9s",
 		"ipvs-tcpfin-timeout": "10s", "ipvs-udp-timeout": "11s",
 		// These are of another mode, or the default mode itself.
-		"ipvs-sync-period": "", "ipvs-min-sync-period": "", "proxy-mode": "",
+		"ipvs-sync-period": "", "ipvs-min-sync-period": "", "ipvs-exclude-cidrs": "", "proxy-mode": "",
 	}
 	plain := configuration(t)
 	for _, name := range slices.Sorted(maps.Keys(args)) {

@@ -167,7 +167,7 @@ func probeMode(ctx context.Context, c config.Configuration) (dataplane.Mode, dat
 // mode can serve.
 func probe(ctx context.Context, mode dataplane.Mode, c config.Configuration) (dataplane.Settings, error) {
 	host, missing := hostFamilies(os.DirFS("/proc"))
-	s := dataplane.Settings{MasqueradeBit: uint8(c.MasqueradeBit), Families: host}
+	s := dataplane.Settings{MasqueradeBit: uint8(c.MasqueradeBit), Families: host, IPVS: ipvsSettings(c)}
 	can, err := mode.Probe(ctx, s)
 	if err != nil {
 		return s, fmt.Errorf("probe mode %s: %w", mode.Name, err)
@@ -177,6 +177,15 @@ func probe(ctx context.Context, mode dataplane.Mode, c config.Configuration) (da
 		return s, fmt.Errorf("probe mode %s: no family can be served: %s", mode.Name, missing)
 	}
 	return s, nil
+}
+
+// ipvsSettings returns what the configuration has for mode ipvs, which checked it.
+func ipvsSettings(c config.Configuration) dataplane.IPVS {
+	o := c.Object.IPVS
+	return dataplane.IPVS{
+		Scheduler: o.Scheduler, ExcludeCIDRs: c.ExcludeCIDRs, StrictARP: o.StrictARP,
+		TCPTimeout: o.TCPTimeout.Duration, TCPFinTimeout: o.TCPFinTimeout.Duration, UDPTimeout: o.UDPTimeout.Duration,
+	}
 }
 
 // rules returns the rules by which rows are made.

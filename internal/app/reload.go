@@ -195,7 +195,7 @@ func (s *ProxyServer) reload(ctx context.Context, c config.Configuration, change
 	s.health.SetTimeout(healthTimeout(c))
 	s.healthServer.SetAddress(c.HealthzBindAddress)
 	s.metricsServer.SetAddress(c.MetricsBindAddress)
-	s.configure(rules, c.MinSyncPeriod, max(c.SyncPeriod, fullSyncPeriod))
+	s.configure(rules, c.MinSyncPeriod, s.fullSyncPeriod(c))
 	s.configz.Store(c.Object)
 	logger.Info("Took over the new configuration", "changed", list(changes))
 }

@@ -62,6 +62,7 @@ type ProxyServer struct {
 	events   *recorder
 
 	dataplane proxy.Dataplane
+	polls     bool // nobody tells it what others change
 	provider  engine.Provider
 	configure func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
 	inForce   func()                                                                // called when rules are in force
@@ -93,7 +94,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	_, missing := hostFamilies(os.DirFS("/proc"))
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
 	s := &ProxyServer{
-		plan: p, families: settings.Families, ready: make(chan struct{}),
+		plan: p, families: settings.Families, polls: mode.Polls, ready: make(chan struct{}),
 		balancingEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
 	}
 	s.inForce = sync.OnceFunc(func() { close(s.ready) })
@@ -113,6 +114,14 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
+}
+
+// fullSyncPeriod returns the time from one full sync to the next.
+func (s *ProxyServer) fullSyncPeriod(c config.Configuration) time.Duration {
+	if s.polls {
+		return c.SyncPeriod
+	}
+	return max(c.SyncPeriod, fullSyncPeriod)
 }
 
 // join makes the parts and tells them of each other.
@@ -151,7 +160,7 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 		Dataplane:     s.dataplane,
 		Resolver:      resolve.New(rules),
 		MinSyncPeriod: c.MinSyncPeriod,
-		SyncPeriod:    max(c.SyncPeriod, fullSyncPeriod),
+		SyncPeriod:    s.fullSyncPeriod(c),
 		Observer:      observers{s, m},
 	})
 	s.provider, s.configure = e, e.Configure

@@ -40,7 +40,8 @@ type Configuration struct {
 	MetricsBindAddress netip.AddrPort // the zero value: no metrics server
 	ClusterCIDRs       []netip.Prefix
 	NodePortAddresses  NodePortAddresses
-	LocalhostNodePorts bool // NodePorts on 127.0.0.0/8 too, where NodePortAddresses have it
+	LocalhostNodePorts bool           // NodePorts on 127.0.0.0/8 too, where NodePortAddresses have it
+	ExcludeCIDRs       []netip.Prefix // what mode ipvs leaves alone
 	MasqueradeAll      bool
 	MasqueradeBit      int           // the bit of the packet mark that asks for masquerading
 	MinSyncPeriod      time.Duration // from the end of one sync to the start of the next; 0: as soon as the last one is done
@@ -160,6 +161,7 @@ func (c *Configuration) meaning() map[string]string {
 		"healthzBindAddress":          serverString(c.HealthzBindAddress),
 		"metricsBindAddress":          serverString(c.MetricsBindAddress),
 		"clusterCIDR":                 fmt.Sprint(c.ClusterCIDRs),
+		"ipvs.excludeCIDRs":           fmt.Sprint(c.ExcludeCIDRs),
 		"nodePortAddresses":           c.NodePortAddresses.String(),
 		"iptables.localhostNodePorts": fmt.Sprint(c.LocalhostNodePorts),
 		"masqueradeAll":               fmt.Sprint(c.MasqueradeAll),

@@ -229,9 +229,11 @@ func (r *reader) sections() {
 		}
 	case IPVS:
 		for _, item := range r.o.IPVS.ExcludeCIDRs {
-			if _, ok := parsePrefix(item); !ok {
+			p, ok := parsePrefix(item)
+			if !ok {
 				r.invalid("ipvs.excludeCIDRs", item, "not a CIDR like 192.0.2.0/24")
 			}
+			r.c.ExcludeCIDRs = append(r.c.ExcludeCIDRs, p)
 		}
 	}
 }

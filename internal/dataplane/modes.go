@@ -14,11 +14,12 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Mode, Settings and Relay are those of package mode.
+// Mode, Settings, Relay and IPVS are those of package mode.
 type (
 	Mode     = mode.Mode
 	Settings = mode.Settings
 	Relay    = mode.Relay
+	IPVS     = mode.IPVS
 )
 
 // DefaultRelay is how a mode goes about that carries connections itself, unless

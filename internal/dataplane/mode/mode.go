@@ -2,6 +2,7 @@ package mode
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"sluice/internal/config"
@@ -16,6 +17,7 @@ type Settings struct {
 	Families      []proxy.Family // which to serve; nil: both
 
 	Relay Relay // of a mode that carries connections itself
+	IPVS  IPVS  // of mode ipvs
 
 	// Others tells what other modes left that says who opened loopback; nil:
 	// there are none.
@@ -34,6 +36,15 @@ type Relay struct {
 // DefaultRelay is how it goes about unless told otherwise.
 func DefaultRelay() Relay {
 	return Relay{Retries: 3, DialTimeout: 2 * time.Second, UDPTimeout: time.Minute, DrainTimeout: 25 * time.Second}
+}
+
+// IPVS is what kube-proxy's configuration has for mode ipvs only.
+type IPVS struct {
+	Scheduler    string         // empty: rr
+	ExcludeCIDRs []netip.Prefix // virtual servers within are never removed
+	StrictARP    bool           // no ARP answers for addresses of other links
+
+	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration // of idle connections; 0: as the kernel has it
 }
 
 // Served returns the families to serve.
@@ -69,6 +80,10 @@ type Mode struct {
 	// endpoints more connections than others.
 	Balancing []proxy.Balancing
 	Weights   bool
+
+	// Polls says that nobody tells the mode what others change, so that all is
+	// compared once in a sync period.
+	Polls bool
 
 	// Flows opens the connections that must be ended when their endpoint goes;
 	// nil: the mode ends them itself.
