@@ -76,18 +76,18 @@ func TestErrors(t *testing.T) {
 			`or run in a cluster`},
 		{
 			"mode to come",
-			[]string{"--manifests", dir, "--proxy-mode=ipvs"},
-			`--proxy-mode "ipvs": mode ipvs is not built yet; modes: nftables, iptables, userspace`,
+			[]string{"--manifests", dir, "--proxy-mode=ebpf"},
+			`--proxy-mode "ebpf": mode ebpf is not built yet; modes: nftables, iptables, ipvs, userspace`,
 		},
 		{
 			"unknown mode",
 			[]string{"--manifests", dir, "--proxy-mode=magic"},
-			`--proxy-mode "magic": no such mode; modes: nftables, iptables, userspace`,
+			`--proxy-mode "magic": no such mode; modes: nftables, iptables, ipvs, userspace`,
 		},
 		{
 			"mode of another system",
 			[]string{"--manifests", dir, "--proxy-mode=kernelspace"},
-			`--proxy-mode "kernelspace": no such mode; modes: nftables, iptables, userspace`,
+			`--proxy-mode "kernelspace": no such mode; modes: nftables, iptables, ipvs, userspace`,
 		},
 		{
 			"unknown way to balance",
@@ -154,7 +154,7 @@ func TestErrors(t *testing.T) {
 		{
 			"two mistakes",
 			[]string{"--manifests", dir, "--bind-address=node", "--proxy-mode=magic"},
-			`--proxy-mode "magic": no such mode; modes: nftables, iptables, userspace; --bind-address "node": not an IP address`,
+			`--proxy-mode "magic": no such mode; modes: nftables, iptables, ipvs, userspace; --bind-address "node": not an IP address`,
 		},
 		{
 			"unknown log format",
@@ -344,7 +344,7 @@ func TestSteps(t *testing.T) {
 		{"write before all else", []string{"--write-config-to", dir + "/config", "--cleanup"}, nil, ""},
 		{"nowhere", nil, nil, "nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, " +
 			"or run in a cluster"},
-		{"wrong before anything", []string{"--cleanup", "--proxy-mode=x"}, nil, `--proxy-mode "x": no such mode; modes: nftables, iptables, userspace`},
+		{"wrong before anything", []string{"--cleanup", "--proxy-mode=x"}, nil, `--proxy-mode "x": no such mode; modes: nftables, iptables, ipvs, userspace`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

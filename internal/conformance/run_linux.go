@@ -35,7 +35,7 @@ func Run(t *testing.T, d Dataplane) {
 	s := &scheduler{d: d}
 	// What waits longest goes first.
 	for _, story := range all.Stateful {
-		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return b.runStory(ctx, story) })
+		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.judge(story.ID, b.runStory(ctx, story)) })
 	}
 	for _, g := range all.Groups {
 		if cases := g.playing(d.Mode); len(cases) > 0 {
@@ -124,7 +124,14 @@ func (s *scheduler) start(t *testing.T) {
 
 // Dataplane is a dataplane to be put under the table.
 type Dataplane struct {
-	Mode string // the table's column: nftables or iptables
+	Mode string // the table's column
+
+	// Binds reports whether the mode makes an address of Services the node's own:
+	// its other ports are refused then, which others leave alone. Nil: it does not.
+	Binds func(*proxy.State, netip.Addr) bool
+
+	// Cannot names the stories that the mode cannot play, with the reason.
+	Cannot map[string]string
 
 	// Refuses are the protocols that the mode cannot do, and why: it refuses their
 	// rows. Cases that want an endpoint are played all the same, and fail if there
@@ -135,6 +142,19 @@ type Dataplane struct {
 	// method of what it returns. Several may be open at once, each in a
 	// namespace of its own.
 	Open func(context.Context) (proxy.Dataplane, error)
+}
+
+// judge wants a story to fail that the mode cannot play.
+func (d *Dataplane) judge(story string, failures []failure) []failure {
+	why, cannot := d.Cannot[story]
+	switch {
+	case !cannot:
+		return failures
+	case len(failures) == 0:
+		return []failure{{err: fmt.Errorf("went well, though %s", why)}}
+	default:
+		return nil
+	}
 }
 
 // report makes failures those of the test and of its cases.
@@ -247,7 +267,7 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 			if err := r.lab.Supports(c.protocol()); err != nil {
 				failures = append(failures, failure{c.ID, err})
 			} else {
-				runs = append(runs, &caseRun{Case: c, want: c.in(r.d.Mode)})
+				runs = append(runs, &caseRun{Case: c, want: r.want(c)})
 			}
 		}
 		if err := r.play(ctx, runs); err != nil {
@@ -263,6 +283,15 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 		}
 	}
 	return failures, nil
+}
+
+// want returns what is expected in the mode.
+func (r *run) want(c *Case) Expect {
+	e := c.in(r.d.Mode)
+	if e.Verdict == proxy.Untouched && r.d.Binds != nil && r.d.Binds(r.resolver.State(), c.Dst) {
+		return Expect{Verdict: proxy.Reject}
+	}
+	return e
 }
 
 // How long and how often. An answer takes less than a millisecond here, so where

@@ -13,7 +13,7 @@ func table() []Mode {
 	return tell([]Mode{
 		nftables.Mode(),
 		iptables.Mode(),
-		ipvs.Mode(), // its sets go after the chains that refer to them
+		ipvs.Mode(),
 		{Name: config.EBPF},
 		userspace.Mode(),
 	})

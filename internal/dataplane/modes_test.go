@@ -47,11 +47,10 @@ func TestOtherModesAreNamed(t *testing.T) {
 		mode config.ProxyMode
 		want string
 	}{
-		{config.IPVS, `mode ipvs is not built yet; modes: nftables, iptables, userspace`},
-		{config.EBPF, `mode ebpf is not built yet; modes: nftables, iptables, userspace`},
-		{"kernelspace", `no such mode; modes: nftables, iptables, userspace`},
-		{"NFTables", `no such mode; modes: nftables, iptables, userspace`},
-		{"foo", `no such mode; modes: nftables, iptables, userspace`},
+		{config.EBPF, `mode ebpf is not built yet; modes: nftables, iptables, ipvs, userspace`},
+		{"kernelspace", `no such mode; modes: nftables, iptables, ipvs, userspace`},
+		{"NFTables", `no such mode; modes: nftables, iptables, ipvs, userspace`},
+		{"foo", `no such mode; modes: nftables, iptables, ipvs, userspace`},
 	}
 	for _, tt := range tests {
 		if _, err := Of(tt.mode); err == nil || err.Error() != tt.want {

@@ -11,13 +11,14 @@ import (
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
+	"sluice/internal/kernel/ipset"
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
 )
 
-// Cleanup removes our chains, those of kube-proxy's iptables and ipvs modes and
-// the jumps to them, in both variants, but for what an open dataplane has made
+// Cleanup removes our chains, those of kube-proxy's iptables and ipvs modes, the
+// jumps to them, in both variants, and the sets they refer to, but for what an open dataplane has made
 // its own. Tables stay when they are empty: they are nobody's. It returns a line
 // for each table. If a service proxy opened loopback, it is closed again before
 // its guard goes.
@@ -26,7 +27,9 @@ func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err e
 	if own, ok := open.(*Dataplane); ok {
 		but = own.variant
 	}
-	return realHost().cleanup(ctx, but, mode.KeepsLoopback(open))
+	removed, err = realHost().cleanup(ctx, but, mode.KeepsLoopback(open))
+	sets, failed := ipSets{ipset.Names, ipset.Destroy}.remove(ctx)
+	return append(removed, sets...), errors.Join(err, failed)
 }
 
 // traces returns what we and kube-proxy left that tells who opened loopback, in

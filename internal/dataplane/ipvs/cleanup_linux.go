@@ -4,146 +4,95 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
-	"syscall"
-	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/mode"
+	"sluice/internal/dataplane/nftables"
+	"sluice/internal/kernel/ipvs"
+	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 )
 
-// Mode is the ipvs mode, which can clean up after kube-proxy's and nothing else
-// yet. The chains that refer to its sets must be gone before.
-func Mode() mode.Mode {
-	return mode.Mode{Name: "ipvs", Cleanup: func(ctx context.Context, _ proxy.Dataplane) ([]string, error) {
-		return cleanup(ctx, netlinkKernel{})
-	}}
-}
-
-// linkName is the link that holds the Service addresses.
-const linkName = "kube-ipvs0"
-
-// serviceLink is that link.
-type serviceLink struct {
-	index int
-	addrs []netip.Addr
-}
-
-// server is an IPVS virtual server.
-type server struct {
-	protocol proxy.Protocol
-	addr     netip.AddrPort
-}
-
-func (s server) String() string { return fmt.Sprintf("IPVS virtual server %v %v", s.protocol, s.addr) }
-
-// errBusy says that a set is in use.
-const errBusy = syscall.Errno(nl.IPSET_ERR_BUSY)
-
-// kernel is what the ipvs mode uses of the kernel beside chains.
-type kernel interface {
-	link() (*serviceLink, error) // nil if there is none
-	removeLink(*serviceLink) error
-	servers(context.Context) ([]server, error) // none if the kernel has no IPVS
-	removeServer(context.Context, server) error
-	sets(context.Context) ([]string, error) // of all owners; none if the kernel has no IP sets
-	removeSet(ctx context.Context, name string) error
-}
-
-func cleanup(ctx context.Context, k kernel) ([]string, error) {
-	var r report
-	r.removeLink(ctx, k)
-	r.removeSets(ctx, k)
-	return r.removed, r.err
-}
-
-// report is what was removed, and what could not be.
-type report struct {
-	removed []string
-	err     error
-}
-
-func (r *report) fail(err error) { r.err = errors.Join(r.err, err) }
-
-// note records how a removal ended, unless another process was faster.
-func (r *report) note(what string, err error) {
-	switch {
-	case err == nil:
-		r.removed = append(r.removed, what)
-	case !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV):
-		r.fail(fmt.Errorf("remove %s: %w", what, err))
+// Cleanup removes what the mode and kube-proxy's ipvs mode leave, unless this
+// mode is open; kube-proxy's chains and sets are package iptables's. If another
+// is open, connections that came this way keep what they need until they end.
+func Cleanup(ctx context.Context, open proxy.Dataplane) ([]string, error) {
+	if _, own := open.(*Dataplane); own {
+		return nil, nil
 	}
+	removed, err := nftables.CleanupOverlay(ctx, nftables.Overlay{Table: tableName}, nftables.Keep{Loopback: mode.KeepsLoopback(open)})
+	k, failed := openKernel()
+	if failed != nil && !errors.Is(failed, ipvs.ErrMissing) {
+		return removed, errors.Join(err, failed)
+	}
+	more, failed := k.cleanup(ctx, open != nil)
+	return append(removed, more...), errors.Join(err, failed, k.close())
 }
 
-// removeLink removes the link, after the virtual servers at its addresses.
-// Those at other addresses may belong to other programs.
-func (r *report) removeLink(ctx context.Context, k kernel) {
-	link, err := k.link()
-	r.fail(err)
-	if link == nil {
-		return
+// cleanup removes the link, after the virtual servers at its addresses. Those at
+// other addresses may be other programs'. Gently: a server with connections stays,
+// and the link with it, but gets no new ones.
+func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err error) {
+	were, err := k.link.Find()
+	if errors.Is(err, link.ErrNoLink) || errors.Is(err, link.ErrNotDummy) {
+		return nil, nil
 	}
-	servers, err := k.servers(ctx)
-	r.fail(err)
-	others := 0
-	for _, s := range servers {
-		if slices.Contains(link.addrs, s.addr.Addr()) {
-			r.note(s.String(), k.removeServer(ctx, s))
-		} else {
+	on, servers, err := k.list(ctx, err)
+	if err != nil {
+		return nil, err
+	}
+	others, connections := 0, uint32(0)
+	for _, s := range slices.SortedFunc(servers, ipvs.Server.Compare) {
+		if !slices.Contains(on, s.Addr.Addr()) {
 			others++
+			continue
 		}
+		n, failed := k.quiet(ctx, s, gently && !ends(s))
+		if connections += n; n == 0 && failed == nil {
+			removed = append(removed, s.String())
+		}
+		err = errors.Join(err, failed)
+	}
+	if connections > 0 {
+		err = errors.Join(err, fmt.Errorf("link %s and IPVS virtual servers stay until their connections end: %d are open", linkName, connections))
+	}
+	if err != nil {
+		return removed, err
 	}
 	if others > 0 {
-		plural := strings.Repeat("s", min(others-1, 1))
-		r.removed = append(r.removed, fmt.Sprintf("left alone: %d IPVS virtual server%s at addresses that are not on link %s "+
-			"(kube-proxy's node ports among them cannot be told from other programs' servers)", others, plural, linkName))
+		removed = append(removed, fmt.Sprintf("left alone: %d IPVS virtual server%s at addresses that are not on link %s (kube-proxy's node ports among "+
+			"them cannot be told from other programs' servers)", others, strings.Repeat("s", min(others-1, 1)), linkName))
 	}
-	r.note("link "+linkName+" and its addresses", k.removeLink(link))
+	if err := errors.Join(k.set(ctx, were), k.link.Delete()); err != nil {
+		return removed, fmt.Errorf("remove link %s: %w", linkName, err)
+	}
+	return append(removed, "link "+linkName+" and its addresses"), nil
 }
 
-const (
-	// setWait bounds the wait for the kernel to let go of sets: nf_tables may
-	// free deleted rules, and what they refer to, a little later.
-	setWait = 2 * time.Second
-	setPoll = 20 * time.Millisecond
-)
-
-// removeSets removes the ipvs mode's sets. Those that stay in use are named in
-// the error.
-func (r *report) removeSets(ctx context.Context, k kernel) {
-	names, err := k.sets(ctx)
-	r.fail(err)
-	waiting, cancel := context.WithTimeout(ctx, setWait)
-	defer cancel()
-	for _, name := range slices.DeleteFunc(names, func(name string) bool { return !isSet(name) }) {
-		err := k.removeSet(ctx, name)
-		for errors.Is(err, errBusy) && waiting.Err() == nil {
-			time.Sleep(setPoll)
-			err = k.removeSet(ctx, name)
+// quiet removes a virtual server. Gently: unless it has connections, whose number
+// it returns; then it gets no more.
+func (k kernel) quiet(ctx context.Context, s ipvs.Server, gently bool) (connections uint32, err error) {
+	ops := []ipvs.Op{{Verb: ipvs.Delete, Server: s}}
+	if gently {
+		reals, err := k.servers.Reals(ctx, s)
+		if err != nil {
+			return 0, err
 		}
-		if errors.Is(err, errBusy) {
-			err = proxy.ErrInUse
+		var idle []ipvs.Op
+		for _, r := range reals {
+			connections += r.Connections
+			idle = append(idle, ipvs.Op{Verb: ipvs.Set, Server: s, Real: ipvs.Real{Addr: r.Addr}})
 		}
-		r.note("IP set "+name, err)
+		if connections > 0 {
+			ops = idle
+		}
 	}
-}
-
-// isSet reports whether an IP set is one of the ipvs mode's. The kernel keeps 31
-// characters of a name.
-func isSet(name string) bool {
-	kinds := []string{
-		"LOOP-BACK", "CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL", "LOAD-BALANCER", "LOAD-BALANCER-FW",
-		"LOAD-BALANCER-LOCAL", "LOAD-BALANCER-SOURCE-IP", "LOAD-BALANCER-SOURCE-CIDR", "NODE-PORT-TCP",
-		"NODE-PORT-LOCAL-TCP", "NODE-PORT-UDP", "NODE-PORT-LOCAL-UDP", "NODE-PORT-SCTP-HASH",
-		"NODE-PORT-LOCAL-SCTP-HASH", "HEALTH-CHECK-NODE-PORT", "IPVS-IPS",
+	refused, err := k.servers.Do(ctx, ops)
+	if e := refused[0]; e != nil && !errors.Is(e, unix.ESRCH) {
+		err = errors.Join(err, e)
 	}
-	return slices.ContainsFunc(kinds, func(kind string) bool {
-		four, six := "KUBE-"+kind, "KUBE-6-"+kind
-		return name == four || name == six[:min(len(six), 31)]
-	})
+	return connections, err
 }

@@ -6,18 +6,20 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// Dummy is a dummy link that holds addresses, so that packets to them are for
-// this host. It works in the network namespace that it was opened in.
+// Dummy is the kernel's dummy link, in the network namespace that it was opened in.
 type Dummy struct {
 	handle *netlink.Handle
 	name   string
 	link   netlink.Link // as last found; nil: not known
 }
+
+var _ Holder = (*Dummy)(nil)
 
 // OpenDummy opens the dummy link of a name, be it there or not.
 func OpenDummy(name string) (*Dummy, error) {
@@ -28,21 +30,20 @@ func OpenDummy(name string) (*Dummy, error) {
 	return &Dummy{handle: h, name: name}, nil
 }
 
-// Find looks for the link and returns the note that was left on it. The error is
-// [ErrNoLink] if there is none.
-func (d *Dummy) Find() (note string, err error) {
+// Find looks for the link.
+func (d *Dummy) Find() (Note, error) {
 	d.link = nil
 	l, err := d.handle.LinkByName(d.name)
 	switch missing := (netlink.LinkNotFoundError{}); {
 	case errors.As(err, &missing):
-		return "", ErrNoLink
+		return nil, ErrNoLink
 	case err != nil:
-		return "", fmt.Errorf("look for link %s: %w", d.name, err)
+		return nil, fmt.Errorf("look for link %s: %w", d.name, err)
 	case l.Type() != "dummy":
-		return "", fmt.Errorf("link %s is not a dummy link but of type %s: rename or delete it", d.name, l.Type())
+		return nil, fmt.Errorf("link %s is %w but of type %s: rename or delete it", d.name, ErrNotDummy, l.Type())
 	}
 	d.link = l
-	return l.Attrs().Alias, nil
+	return readNote(l.Attrs().Alias), nil
 }
 
 // Create makes the link.
@@ -60,8 +61,8 @@ func (d *Dummy) Create() error {
 func (d *Dummy) Delete() error { return d.handle.LinkDel(d.link) }
 
 // SetNote leaves a note on the link.
-func (d *Dummy) SetNote(note string) error {
-	if err := d.handle.LinkSetAlias(d.link, note); err != nil {
+func (d *Dummy) SetNote(n Note) error {
+	if err := d.handle.LinkSetAlias(d.link, n.String()); err != nil {
 		return fmt.Errorf("set alias of link %s: %w", d.name, err)
 	}
 	return nil
@@ -85,12 +86,28 @@ func (d *Dummy) List() (out []netip.Addr, err error) {
 	return out, nil
 }
 
-// Add gives the link an address.
+// Add gives the link an address. When it returns, packets to it are for this host:
+// IPv6 makes the route a little later.
 func (d *Dummy) Add(a netip.Addr) error {
 	if err := d.handle.AddrAdd(d.link, address(a)); err != nil {
 		return fmt.Errorf("add %v to link %s: %w", a, d.name, err)
 	}
+	for begun := time.Now(); a.Is6() && !d.routed(a); time.Sleep(routePoll) {
+		if time.Since(begun) > routeWait {
+			return fmt.Errorf("add %v to link %s: no route to it after %v", a, d.name, routeWait)
+		}
+	}
 	return nil
+}
+
+const (
+	routeWait = 5 * time.Second
+	routePoll = 50 * time.Microsecond
+)
+
+func (d *Dummy) routed(a netip.Addr) bool {
+	routes, err := d.handle.RouteGet(a.AsSlice())
+	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
 // Remove takes an address from the link.

@@ -15,17 +15,6 @@ import (
 	"sluice/internal/kernel/link/linktest"
 )
 
-// dummy is what the contract is about.
-type dummy interface {
-	Find() (note string, err error)
-	Create() error
-	Delete() error
-	SetNote(note string) error
-	List() ([]netip.Addr, error)
-	Add(a netip.Addr) error
-	Remove(a netip.Addr) error
-}
-
 func TestFakeDummy(t *testing.T) { dummyContract(t, &linktest.Dummy{}) }
 
 // openDummy opens a link in a namespace of the test's own.
@@ -65,24 +54,24 @@ func TestOtherLinkOfTheName(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := "link kube-ipvs0 is not a dummy link but of type veth: rename or delete it"
-	if _, err := d.Find(); err == nil || err.Error() != want {
+	if _, err := d.Find(); !errors.Is(err, link.ErrNotDummy) || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }
 
 // dummyContract holds what both promise.
-func dummyContract(t *testing.T, d dummy) {
+func dummyContract(t *testing.T, d link.Holder) {
 	if _, err := d.Find(); !errors.Is(err, link.ErrNoLink) {
 		t.Fatalf("error %v, want %v", err, link.ErrNoLink)
 	}
 	if err := d.Create(); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.SetNote("a note"); err != nil {
+	if err := d.SetNote(link.Note{"net/ipv4/x": "1", "y": "2"}); err != nil {
 		t.Error(err)
 	}
-	if note, err := d.Find(); note != "a note" || err != nil {
-		t.Errorf("note %q, error %v", note, err)
+	if note, err := d.Find(); len(note) != 2 || note["net/ipv4/x"] != "1" || err != nil {
+		t.Errorf("note %v, error %v", note, err)
 	}
 	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	for _, step := range []struct {

@@ -34,6 +34,17 @@ func ReadInt(k Interface, name string) (int, error) {
 	return n, nil
 }
 
+// Change makes a setting what it should be and returns what it was before.
+func Change(k Interface, name, to string) (was string, err error) {
+	if was, err = k.Read(name); err != nil || was == to {
+		return was, err
+	}
+	if err := k.Write(name, to); err != nil {
+		return was, fmt.Errorf("set %s to %s: %w", Path(name), to, err)
+	}
+	return was, nil
+}
+
 // Path returns the file of a setting.
 func Path(name string) string {
 	if path.IsAbs(name) {

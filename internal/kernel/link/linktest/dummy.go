@@ -1,6 +1,7 @@
 package linktest
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -13,11 +14,13 @@ import (
 type Dummy struct {
 	mu     sync.Mutex
 	exists bool
-	note   string
+	note   link.Note
 	addrs  []netip.Addr
 	refuse map[netip.Addr]error
 	ops    int
 }
+
+var _ link.Holder = (*Dummy)(nil)
 
 // Refuse makes adding an address fail, until err is nil.
 func (d *Dummy) Refuse(a netip.Addr, err error) {
@@ -39,13 +42,13 @@ func (d *Dummy) Reset() int {
 }
 
 // Find looks for the link.
-func (d *Dummy) Find() (string, error) {
+func (d *Dummy) Find() (link.Note, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.exists {
-		return "", link.ErrNoLink
+		return nil, link.ErrNoLink
 	}
-	return d.note, nil
+	return maps.Clone(d.note), nil
 }
 
 // Create makes the link.
@@ -66,15 +69,15 @@ func (d *Dummy) Delete() error {
 	if !d.exists {
 		return syscall.ENODEV
 	}
-	d.exists, d.note, d.addrs = false, "", nil
+	d.exists, d.note, d.addrs = false, nil, nil
 	return nil
 }
 
 // SetNote leaves a note.
-func (d *Dummy) SetNote(note string) error {
+func (d *Dummy) SetNote(note link.Note) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.note = note
+	d.note = maps.Clone(note)
 	return nil
 }
 

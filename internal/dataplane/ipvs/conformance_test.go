@@ -1,0 +1,70 @@
+package ipvs_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+
+	"sluice/internal/conformance"
+	"sluice/internal/conformance/lab"
+	"sluice/internal/dataplane/ipvs"
+	"sluice/internal/dataplane/mode"
+	kernel "sluice/internal/kernel/ipvs"
+	"sluice/internal/proxy"
+)
+
+// underTest puts the dataplane under the packet table.
+var underTest = conformance.Dataplane{
+	Mode:  "ipvs",
+	Binds: binds,
+	Cannot: map[string]string{
+		"affinity-frontends": "IPVS remembers a client by virtual server, so each frontend of a Service has its own memory",
+	},
+	Open: func(ctx context.Context) (proxy.Dataplane, error) {
+		return ipvs.Open(ctx, mode.Settings{MasqueradeBit: 14})
+	},
+}
+
+// binds reports whether an address is on our link: IPVS sees only packets that are
+// for this host. So what this mode cannot do is to leave alone the other ports of
+// load-balancer and external addresses; it refuses them, as kube-proxy's does.
+func binds(s *proxy.State, a netip.Addr) bool {
+	for _, sp := range s.Rows {
+		for _, f := range sp.Frontends {
+			p := sp.Policy(f.Kind, s.Node)
+			if f.Addr.Addr() == a && !slices.Contains(lab.Config{}.LocalAddrs(), a) && p[proxy.Elsewhere].Scope == p[proxy.ThisNode].Scope {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// requireIPVS skips a test where the kernel has no IPVS: a virtual machine plays
+// it.
+func requireIPVS(t *testing.T) {
+	t.Helper()
+	k, err := kernel.Open()
+	if _, loaded := os.Stat("/sys/module/ip_vs"); errors.Is(err, kernel.ErrMissing) && loaded != nil {
+		t.Skip("this kernel has no IPVS (module ip_vs)")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Close()
+}
+
+// TestConformance plays the packet table with real packets.
+func TestConformance(t *testing.T) {
+	requireIPVS(t)
+	conformance.Run(t, underTest)
+}
+
+// TestRandom plays random states and packets against the oracle.
+func TestRandom(t *testing.T) {
+	requireIPVS(t)
+	conformance.RunRandom(t, underTest, 1, 30)
+}

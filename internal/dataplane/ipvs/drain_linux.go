@@ -1,0 +1,78 @@
+package ipvs
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"sluice/internal/kernel/ipvs"
+)
+
+// draining is the real servers, by virtual server, that go as soon as they have
+// no connections.
+type draining map[ipvs.Server]map[netip.AddrPort]bool
+
+func (all draining) add(x id) {
+	if all[x.server] == nil {
+		all[x.server] = map[netip.AddrPort]bool{}
+	}
+	all[x.server][x.real] = true
+}
+
+// remove forgets a real server, or all of a virtual server.
+func (all draining) remove(x id) {
+	if delete(all[x.server], x.real); len(all[x.server]) == 0 || !x.real.IsValid() {
+		delete(all, x.server)
+	}
+}
+
+const (
+	drainEvery  = 2 * time.Second // how often it is looked whether connections have ended
+	drainAtOnce = 100             // how many virtual servers are looked at each time
+)
+
+// Run takes away what had connections when it was to go, once it has none.
+func (d *Dataplane) Run(ctx context.Context) error {
+	tick := time.NewTicker(drainEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if err := d.drain(ctx); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).V(4).Info("Servers without connections stay for now", "err", err)
+			}
+		}
+	}
+}
+
+// drain looks at some virtual servers. A map gives them in another order each
+// time, so that all have their turn.
+func (d *Dataplane) drain(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var ops []ipvs.Op
+	looked := 0
+	for s, l := range d.drained {
+		if looked++; looked > drainAtOnce {
+			break
+		}
+		reals, err := d.kernel.servers.Reals(ctx, s)
+		if err != nil {
+			return err
+		}
+		for real := range l {
+			i := slices.IndexFunc(reals, func(r ipvs.RealState) bool { return r.Addr == real })
+			if i >= 0 && reals[i].Connections > 0 {
+				continue
+			}
+			ops = append(ops, ipvs.Op{Verb: ipvs.Delete, Server: s, Real: ipvs.Real{Addr: real}})
+			d.drained.remove(id{s, real})
+		}
+	}
+	return d.remove(ctx, ops)
+}

@@ -1,0 +1,95 @@
+package ipvs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/dataplane/nftables"
+	"sluice/internal/kernel/ipvs"
+	"sluice/internal/proxy"
+)
+
+// tableName is the table of the rules beneath.
+const tableName = "sluice-ipvs"
+
+// Mode is the ipvs mode.
+func Mode() mode.Mode {
+	return mode.Mode{
+		Name: "ipvs", Probe: Probe, Open: mode.Opener(Open), Flows: mode.OpenFlows, Cleanup: Cleanup, Polls: true,
+		Balancing: []proxy.Balancing{proxy.RoundRobin, proxy.LeastConnections, proxy.SourceHash, proxy.Maglev}, Weights: true,
+		Prepare: func(ctx context.Context, s mode.Settings, opens bool) error {
+			return nftables.PrepareOverlay(ctx, s, newDataplane(kernel{}, s).overlay(), opens)
+		},
+		Traces: func(ctx context.Context) (localnet.Traces, error) {
+			return nftables.TracesOverlay(ctx, nftables.Overlay{Table: tableName})
+		},
+	}
+}
+
+// schedulers are those of the kernel. A module ip_vs_<name> has each.
+var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf"}
+
+// Probe returns the families that the kernel can do, both with rules and with
+// IPVS: it makes a virtual server at our alias, where nothing comes, and removes
+// it at once.
+func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
+	can, err := nftables.ProbeOverlay(ctx, s, newDataplane(kernel{}, s).overlay())
+	if err != nil {
+		return nil, err
+	}
+	k, err := ipvs.Open()
+	if err != nil {
+		return nil, explain(err)
+	}
+	defer k.Close()
+	return probe(ctx, k, scheduler(s.IPVS), can)
+}
+
+func probe(ctx context.Context, k ipvs.Interface, scheduler string, families []proxy.Family) (can []proxy.Family, err error) {
+	if !slices.Contains(schedulers, scheduler) {
+		return nil, fmt.Errorf("there is no IPVS scheduler %q; schedulers: %v", scheduler, schedulers)
+	}
+	for _, f := range families {
+		s := ipvs.Server{Protocol: uint8(proxy.TCP), Addr: netip.AddrPortFrom(aliases[f], 1)}
+		refused, failed := k.Do(ctx, []ipvs.Op{{Server: s, Settings: ipvs.Settings{Scheduler: scheduler}}, {Verb: ipvs.Delete, Server: s}})
+		switch why := cmp.Or(failed, refused[0]); {
+		case why == nil:
+			can = append(can, f)
+		case errors.Is(why, unix.ENOENT):
+			return nil, errScheduler(scheduler)
+		default:
+			err = cmp.Or(err, explain(why))
+		}
+	}
+	if len(can) == 0 {
+		return nil, err
+	}
+	return can, nil
+}
+
+// scheduler returns the one that the configuration names.
+func scheduler(o mode.IPVS) string { return cmp.Or(o.Scheduler, "rr") }
+
+func errScheduler(name string) error {
+	return fmt.Errorf("the kernel has no IPVS scheduler %s: load module ip_vs_%s, or choose another --ipvs-scheduler", name, name)
+}
+
+// explain says what is missing and what to do about it.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, ipvs.ErrMissing):
+		return fmt.Errorf("%w (CONFIG_IP_VS): load module ip_vs, or choose another --proxy-mode", err)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("no permission to use IPVS: run as root or with the capability NET_ADMIN in the node's network namespace: %w", err)
+	default:
+		return err
+	}
+}
