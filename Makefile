@@ -7,7 +7,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build demo check test lint size bench bench-peers generate deps
+.PHONY: build demo check test test-kernels lint size bench bench-peers generate deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice, static
@@ -25,6 +25,11 @@ test: deps lint build ## everything
 	go test -race -timeout 20m ./... && cd test/deploy && go test -race -timeout 20m ./...
 	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
+	go run ./test/kernels --kernels 6.1 --share 10
+
+# Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
+test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md
+	go run ./test/kernels --output docs/kernels.md $(if $(KERNELS),--kernels $(KERNELS)) $(if $(SUITES),--suites $(SUITES))
 
 lint: ## formatting, vet, staticcheck, errcheck; that it builds for other systems, which have no modes yet
 	@bad=$$($(TOOL) gofumpt -l cmd internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi

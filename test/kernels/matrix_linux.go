@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"sluice/test/vm/guest"
+)
+
+// cell is what became of a suite on a kernel.
+type cell struct {
+	Suite, Kernel string
+	Release       string // of the kernel
+	Passed        int
+	Failed        []string
+	Skipped       []string // with the reason
+	Error         string   // why it did not come to its end
+	Took          time.Duration
+	Commit        string
+}
+
+var (
+	outcome = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+)`)
+	speaker = regexp.MustCompile(`^=== (?:RUN|NAME|CONT) +(\S+)`)
+	remark  = regexp.MustCompile(`^ +\S+\.go:\d+: (.*)`)
+	started = regexp.MustCompile(`^guest: Linux (\S+)`)
+	// lacking is how a test says that it was skipped because of the kernel.
+	lacking = regexp.MustCompile(`: (?:the|this) kernel `)
+)
+
+// read counts the tests in the output of go test -v. What a test says comes
+// before its outcome.
+func read(output string) (c cell) {
+	name, last := "", map[string]string{}
+	for line := range strings.Lines(output) {
+		if m := speaker.FindStringSubmatch(line); m != nil {
+			name = m[1]
+		} else if m := remark.FindStringSubmatch(line); m != nil {
+			last[name] = m[1]
+		} else if m := started.FindStringSubmatch(line); m != nil {
+			c.Release = m[1]
+		}
+		m := outcome.FindStringSubmatch(line)
+		switch {
+		case m == nil:
+		case m[1] == "PASS":
+			c.Passed++
+		case m[1] == "FAIL":
+			c.Failed = append(c.Failed, m[2]+": "+last[m[2]])
+		case m[1] == "SKIP":
+			c.Skipped = append(c.Skipped, m[2]+": "+last[m[2]])
+		}
+	}
+	return c
+}
+
+func tail(output string) string { return output[max(0, len(output)-2000):] }
+
+// problem is what is wrong with the result. Debian's kernels have all that our
+// tests need, so that nothing may be skipped for want of it there.
+func (c cell) problem() error {
+	lacks := slices.IndexFunc(c.Skipped, lacking.MatchString)
+	where := fmt.Sprintf("%s on %s", c.Suite, c.Kernel)
+	switch {
+	case c.Error != "":
+		return fmt.Errorf("%s: %s", where, c.Error)
+	case len(c.Failed) > 0:
+		return fmt.Errorf("%s: %d tests failed:\n%s", where, len(c.Failed), strings.Join(c.Failed, "\n"))
+	case lacks >= 0 && c.Kernel != host:
+		return fmt.Errorf("%s: skipped, though the kernel has all that is needed: %s", where, c.Skipped[lacks])
+	case c.Passed == 0 && len(c.Skipped) == 0:
+		return fmt.Errorf("%s: no test was played", where)
+	}
+	return nil
+}
+
+// String returns the result in some words.
+func (c cell) String() string {
+	text := fmt.Sprintf("%d pass", c.Passed)
+	if n := len(c.Failed); n > 0 {
+		text += fmt.Sprintf(", **%d fail**", n)
+	}
+	if n := len(c.Skipped); n > 0 {
+		text += fmt.Sprintf(", %d skipped", n)
+	}
+	if c.Error != "" {
+		text += ", **did not end**"
+	}
+	return fmt.Sprintf("%s (%v)", text, c.Took)
+}
+
+// write writes the matrix. What was not played now is taken from earlier runs of
+// this machine, which are kept in a file; each cell says of which commit it is.
+func write(ctx context.Context, to, kept string, played []cell) error {
+	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return fmt.Errorf("read the commit: %w", err)
+	}
+	var cells []cell
+	text, err := os.ReadFile(kept)
+	if err == nil {
+		err = json.Unmarshal(text, &cells)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, c := range played {
+		c.Commit = strings.TrimSpace(string(commit))
+		cells = append(slices.DeleteFunc(cells, func(old cell) bool { return old.Suite == c.Suite && old.Kernel == c.Kernel }), c)
+	}
+	if text, err = json.MarshalIndent(cells, "", "\t"); err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile(kept, text, 0o644), os.WriteFile(to, []byte(markdown(cells)), 0o644))
+}
+
+// markdown returns the matrix and, below it, all that did not pass.
+func markdown(cells []cell) string {
+	columns := append(guest.Kernels(), host)
+	find := func(suite, kernel string) (cell, bool) {
+		i := slices.IndexFunc(cells, func(c cell) bool { return c.Suite == suite && c.Kernel == kernel })
+		if i < 0 {
+			return cell{}, false
+		}
+		return cells[i], true
+	}
+	var b, notes strings.Builder
+	b.WriteString(preamble)
+	fmt.Fprintf(&b, "| suite | %s |\n|---|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+	for _, s := range suites {
+		fmt.Fprintf(&b, "| %s", s.name)
+		for _, k := range columns {
+			c, ok := find(s.name, k)
+			if !ok {
+				b.WriteString(" | not played")
+				continue
+			}
+			fmt.Fprintf(&b, " | %v<br>%s", c, c.Commit)
+			notes.WriteString(c.notes())
+		}
+		b.WriteString(" |\n")
+	}
+	return b.String() + "\nReleases:" + releases(cells) + "\n" + notes.String()
+}
+
+const preamble = `# Kernels
+
+Written by ` + "`make test-kernels`" + `: the tests that depend on the kernel, on Debian's kernels in a virtual machine
+([test/vm](../test/vm/README.md)) and on the kernel of the machine that ran it. A suite that plays the packet table has its cases, stories and
+random worlds, each in both ways. A cell is how many tests passed, how long it took, with the machine busy or not, and the commit.
+
+`
+
+// releases lists which kernel each version was.
+func releases(cells []cell) string {
+	seen := map[string]string{}
+	for _, c := range cells {
+		if c.Release != "" {
+			seen[c.Kernel] = c.Release
+		}
+	}
+	var text string
+	for _, k := range guest.Kernels() {
+		if seen[k] != "" {
+			text += fmt.Sprintf(" %s is %s.", k, seen[k])
+		}
+	}
+	return text
+}
+
+// notes are the tests that did not pass, and why.
+func (c cell) notes() string {
+	var b strings.Builder
+	item := func(what string, list []string) {
+		if len(list) == 0 {
+			return
+		}
+		fmt.Fprintf(&b, "\n%s on %s %s:\n\n", c.Suite, c.Kernel, what)
+		for _, l := range list[:min(len(list), 20)] {
+			fmt.Fprintf(&b, "- `%s`\n", l)
+		}
+	}
+	item("failed", c.Failed)
+	item("skipped", c.Skipped)
+	if c.Error != "" {
+		first, _, _ := strings.Cut(c.Error, "\n")
+		item("did not end", []string{first})
+	}
+	return b.String()
+}

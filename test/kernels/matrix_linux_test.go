@@ -1,0 +1,78 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const output = `guest: Linux 6.1.0-54-cloud-amd64
+=== RUN   TestA
+=== RUN   TestA/one
+=== PAUSE TestA/one
+=== RUN   TestA/two
+    a_test.go:7: the kernel has no SCTP sockets
+=== CONT  TestA/one
+    a_test.go:9: it is wrong
+--- FAIL: TestA (0.00s)
+    --- FAIL: TestA/one (0.00s)
+    --- SKIP: TestA/two (0.00s)
+=== RUN   TestB
+--- PASS: TestB (0.00s)
+FAIL
+`
+
+func TestReadCountsWhatWasPlayed(t *testing.T) {
+	want := cell{
+		Release: "6.1.0-54-cloud-amd64", Passed: 1, Failed: []string{"TestA: ", "TestA/one: it is wrong"},
+		Skipped: []string{"TestA/two: the kernel has no SCTP sockets"},
+	}
+	if d := cmp.Diff(want, read(output)); d != "" {
+		t.Errorf("cell mismatch (-want +got):\n%s", d)
+	}
+}
+
+func TestProblems(t *testing.T) {
+	skipped := func(why string) []string { return []string{"TestA: " + why} }
+	for name, c := range map[string]struct {
+		cell cell
+		want string
+	}{
+		"all passed":                    {cell{Kernel: "6.1", Passed: 1}, ""},
+		"nothing played":                {cell{Kernel: "6.1"}, "no test was played"},
+		"a failure":                     {cell{Kernel: "6.1", Passed: 1, Failed: []string{"TestA"}}, "1 tests failed"},
+		"a guest that died":             {cell{Kernel: "6.1", Passed: 1, Error: "panic"}, "panic"},
+		"skipped, Debian's kernel":      {cell{Kernel: "6.1", Skipped: skipped("the kernel has no IPVS")}, "skipped, though"},
+		"skipped, our own kernel":       {cell{Kernel: host, Skipped: skipped("this kernel has no IPVS")}, ""},
+		"skipped, the mode cannot":      {cell{Kernel: "6.1", Skipped: skipped("no SCTP connection can be carried: sockets of the kernel cannot")}, ""},
+		"skipped, the kernel, in words": {cell{Kernel: "6.1", Skipped: skipped("this kernel has no IPVS")}, "skipped, though"},
+	} {
+		err := c.cell.problem()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+func TestAPartIsTheSameForASeed(t *testing.T) {
+	s := suites[len(suites)-1]
+	first, err := (&player{share: 10, seed: 3}).part(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := (&player{share: 10, seed: 3}).part(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(first, second); d != "" {
+		t.Errorf("the part is another the second time:\n%s", d)
+	}
+	other, err := (&player{share: 10, seed: 4}).part(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cmp.Equal(first, other) {
+		t.Error("another seed gives the same part")
+	}
+}

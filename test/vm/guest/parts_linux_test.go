@@ -1,0 +1,31 @@
+package guest
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestMirrorIsFoundInBothFormats(t *testing.T) {
+	for text, want := range map[string]string{
+		"deb http://a.example/debian bookworm main\n":                                                      "http://a.example/debian",
+		"# deb http://b.example/debian bookworm main\ndeb [arch=amd64] https://a.example/debian/ sid main": "https://a.example/debian",
+		"Types: deb\n# http://b.example/debian\nURIs: http://a.example/debian\nSuites: bookworm\n":         "http://a.example/debian",
+		"deb http://a.example/debian-security bookworm-security main\n":                                    "",
+		"deb https://a.example/apt stable main\n":                                                          "",
+	} {
+		got := ""
+		if m := debianURI.FindStringSubmatch(text); m != nil {
+			got = m[1]
+		}
+		if got != want {
+			t.Errorf("got %q, want %q, in:\n%s", got, want, text)
+		}
+	}
+}
+
+func TestTheNewestKernelIsTaken(t *testing.T) {
+	names := []string{"linux-image-6.12.9+deb12-cloud-amd64", "linux-image-6.12.115+deb12-cloud-amd64", "linux-image-6.12.99+deb12-cloud-amd64"}
+	if got := slices.MaxFunc(names, byVersion); got != names[1] {
+		t.Errorf("got %s, want %s", got, names[1])
+	}
+}
