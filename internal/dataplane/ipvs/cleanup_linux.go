@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -45,7 +46,7 @@ func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err
 		return nil, err
 	}
 	others, connections := 0, uint32(0)
-	for _, s := range slices.SortedFunc(servers, ipvs.Server.Compare) {
+	for _, s := range slices.SortedFunc(maps.Keys(servers), func(a, b ipvs.Server) int { return strings.Compare(a.String(), b.String()) }) {
 		if !slices.Contains(on, s.Addr.Addr()) {
 			others++
 			continue

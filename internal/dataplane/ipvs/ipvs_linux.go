@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -62,15 +61,14 @@ func (k kernel) close() error {
 
 // list returns the addresses on the link and all virtual servers, unless there is
 // an error already.
-func (k kernel) list(ctx context.Context, err error) (on []netip.Addr, servers iter.Seq[ipvs.Server], _ error) {
-	var all map[ipvs.Server]ipvs.Settings
+func (k kernel) list(ctx context.Context, err error) (on []netip.Addr, servers map[ipvs.Server]ipvs.Settings, _ error) {
 	if err == nil {
 		on, err = k.link.List()
 	}
 	if err == nil && k.servers != nil {
-		all, err = k.servers.Servers(ctx)
+		servers, err = k.servers.Servers(ctx)
 	}
-	return on, maps.Keys(all), err
+	return on, servers, err
 }
 
 // Dataplane has IPVS choose endpoints, above rules.

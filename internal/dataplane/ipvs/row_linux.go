@@ -20,7 +20,6 @@ type id struct {
 type value struct {
 	settings ipvs.Settings
 	weight   uint32
-	foreign  bool // packets reach it by other means than ours
 }
 
 type (

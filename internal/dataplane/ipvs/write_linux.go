@@ -15,6 +15,8 @@ import (
 	"sluice/internal/proxy"
 )
 
+type failure = differ.Failure[id, value]
+
 // objects says what objects are to the differ.
 func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
@@ -22,65 +24,53 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 		Row:      d.row,
 		Same:     func(a, b value) bool { return a == b },
 		Sharing:  func(id) differ.Sharing { return differ.Unshared },
-		Order: func(_ *changes, c *change) differ.Order {
-			if c.ID.real.IsValid() {
-				return differ.Order{Rank: 1}
-			}
-			return differ.Order{}
-		},
-		Size:  func(*change) int { return 1 },
-		Limit: func() int { return math.MaxInt },
-		List:  d.list,
-		Write: d.write,
+		Order:    func(_ *changes, c *change) differ.Order { return differ.Order{Rank: rank(c)} },
+		Size:     func(*change) int { return 1 },
+		Limit:    func() int { return math.MaxInt },
+		List:     d.list,
+		Write:    d.write,
 	}
+}
+
+// rank has virtual servers come before real servers.
+func rank(c *change) int {
+	if c.ID.real.IsValid() {
+		return 1
+	}
+	return 0
 }
 
 // list prepares the host and gives the virtual servers at addresses of our link.
 func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
-	if err := d.prepare(ctx); err != nil {
-		return nil, false, err
-	}
-	if err := d.listAddresses(); err != nil {
-		return nil, false, err
-	}
-	servers, err := d.kernel.servers.Servers(ctx)
-	if err != nil {
-		return nil, false, err
+	on, servers, err := d.kernel.list(ctx, d.prepare(ctx))
+	if err == nil {
+		err = d.listAddresses(on)
 	}
 	d.foreign, d.drained = map[ipvs.Server]bool{}, draining{}
 	for s, settings := range servers {
-		at := d.ours[s.Addr.Addr()]
-		if at == nil {
+		if d.ours[s.Addr.Addr()] == nil {
 			d.foreign[s] = true
 			continue
 		}
-		at[s] = true
+		d.ours[s.Addr.Addr()][s] = true
 		have(id{server: s}, value{settings: settings})
-		reals, err := d.kernel.servers.Reals(ctx, s)
-		if err != nil {
-			return nil, false, err
-		}
+		reals, failed := d.kernel.servers.Reals(ctx, s)
+		err = errors.Join(err, failed)
 		for _, r := range reals {
-			if r.Weight == 0 && !ends(s) {
-				d.drained.add(id{s, r.Addr})
+			if x := (id{s, r.Addr}); r.Weight == 0 && !ends(s) {
+				d.drained.add(x)
 			} else {
-				have(id{s, r.Addr}, value{weight: r.Weight, foreign: r.Foreign})
+				have(x, value{weight: r.Weight})
 			}
 		}
 	}
-	return nil, false, nil
+	return nil, false, err
 }
 
-// listAddresses finds out which addresses are on our link and which on others.
-func (d *Dataplane) listAddresses() error {
-	on, err := d.kernel.link.List()
-	if err != nil {
-		return err
-	}
+// listAddresses finds out which addresses the host has on other links than ours,
+// and makes sure of the aliases.
+func (d *Dataplane) listAddresses(on []netip.Addr) error {
 	all, err := d.kernel.addrs()
-	if err != nil {
-		return err
-	}
 	d.ours, d.local = map[netip.Addr]map[ipvs.Server]bool{}, map[netip.Addr]bool{}
 	links := map[netip.Addr]int{}
 	for _, a := range all {
@@ -94,11 +84,9 @@ func (d *Dataplane) listAddresses() error {
 		d.local[a] = n > 0
 	}
 	for _, f := range d.families {
-		if err := d.bind(aliases[f]); err != nil {
-			return err
-		}
+		err = errors.Join(err, d.bind(aliases[f]))
 	}
-	return nil
+	return err
 }
 
 // bind puts an address on our link, unless it is there.
@@ -128,84 +116,72 @@ func (d *Dataplane) unbind(a netip.Addr) error {
 // write makes what comes, be it there or not: what is refused is tried again
 // without the rows concerned. What goes waits for [Dataplane.leave].
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
+	var coming [2][]*change // by rank
+	var failures []failure
 	d.leaving = nil
-	var servers, reals []*change
-	refusal := &differ.Refusal[id, value]{}
 	for _, c := range some {
 		if !c.Has {
 			d.leaving = append(d.leaving, c)
 		} else if err := d.bind(c.ID.server.Addr.Addr()); err != nil {
-			refusal.Failures = append(refusal.Failures, failure{Change: c, Err: err})
-		} else if c.ID.real.IsValid() {
-			reals = append(reals, c)
+			failures = append(failures, failure{Change: c, Err: err})
 		} else {
-			servers = append(servers, c)
+			coming[rank(c)] = append(coming[rank(c)], c)
 		}
 	}
-	for _, coming := range [][]*change{servers, reals} {
-		if err := d.add(ctx, coming, refusal); err != nil {
+	for _, list := range coming {
+		more, err := d.add(ctx, list)
+		if err != nil {
 			return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 		}
+		failures = append(failures, more...)
 	}
-	if len(refusal.Failures) > 0 {
-		return refusal
+	for i, f := range failures {
+		failures[i].Err = errors.Join(f.Err, d.unbind(f.Change.ID.server.Addr.Addr()))
+	}
+	if len(failures) > 0 {
+		return &differ.Refusal[id, value]{Failures: failures}
 	}
 	return nil
 }
 
-// add carries out what comes, and collects what is refused. A virtual server
-// that is another program's gets no real servers.
-func (d *Dataplane) add(ctx context.Context, coming []*change, refusal *differ.Refusal[id, value]) error {
-	coming = slices.DeleteFunc(coming, func(c *change) bool { return c.ID.real.IsValid() && !d.has(c.ID.server) })
+// add carries out what comes, and returns what is refused. A virtual server that
+// is another program's gets no real servers.
+func (d *Dataplane) add(ctx context.Context, coming []*change) (failures []failure, err error) {
+	has := func(s ipvs.Server) bool { return d.ours[s.Addr.Addr()][s] }
+	coming = slices.DeleteFunc(coming, func(c *change) bool { return c.ID.real.IsValid() && !has(c.ID.server) })
 	ops := make([]ipvs.Op, len(coming))
 	for i, c := range coming {
 		ops[i] = ipvs.Op{Server: c.ID.server, Settings: c.New.settings, Real: ipvs.Real{Addr: c.ID.real, Weight: c.New.weight}}
-		if c.Had || !c.ID.real.IsValid() && d.has(c.ID.server) {
+		if c.Had || !c.ID.real.IsValid() && has(c.ID.server) {
 			ops[i].Verb = ipvs.Set
 		}
 		d.drained.remove(c.ID)
 	}
 	refused, err := d.kernel.servers.Do(ctx, ops)
-	if err != nil {
-		return err
-	}
 	var again []*change
 	for i, c := range coming {
-		switch s, err := c.ID.server, refused[i]; {
-		case err == nil:
+		switch s, why := c.ID.server, refused[i]; {
+		case err != nil:
+			return nil, err
+		case why == nil:
 			d.ours[s.Addr.Addr()][s] = true
-		case c.ID.real.IsValid() && errors.Is(err, unix.EEXIST): // it drains, or an earlier try added it
+		case c.ID.real.IsValid() && errors.Is(why, unix.EEXIST): // it drains, or an earlier try added it
 			again = append(again, &change{ID: c.ID, New: c.New, Had: true, Has: true})
+		case c.ID.real.IsValid() || errors.Is(why, unix.ESRCH):
+			failures = append(failures, failure{Change: c, Err: why, Drift: errors.Is(why, unix.ESRCH) || errors.Is(why, unix.ENOENT)})
+		case errors.Is(why, unix.EEXIST):
+			failures = append(failures, failure{Change: c, Err: errForeign(s)})
+		case errors.Is(why, unix.ENOENT):
+			failures = append(failures, failure{Change: c, Err: errScheduler(c.New.settings.Scheduler)})
 		default:
-			refusal.Failures = append(refusal.Failures, d.failure(c, err))
+			failures = append(failures, failure{Change: c, Err: why})
 		}
 	}
-	if len(again) == 0 {
-		return nil
+	if len(again) > 0 {
+		more, err := d.add(ctx, again)
+		return append(failures, more...), err
 	}
-	return d.add(ctx, again, refusal)
-}
-
-// has reports whether a virtual server is there and ours.
-func (d *Dataplane) has(s ipvs.Server) bool { return d.ours[s.Addr.Addr()][s] }
-
-type failure = differ.Failure[id, value]
-
-// failure says why something could not come.
-func (d *Dataplane) failure(c *change, err error) failure {
-	f := failure{Change: c, Err: err}
-	switch s := c.ID.server; {
-	case c.ID.real.IsValid(), errors.Is(err, unix.ESRCH):
-		f.Drift = errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT)
-	case errors.Is(err, unix.EEXIST):
-		f.Err = errForeign(s)
-	case errors.Is(err, unix.ENOENT):
-		f.Err = errScheduler(c.New.settings.Scheduler)
-	}
-	if !c.ID.real.IsValid() && !f.Drift {
-		f.Err = errors.Join(f.Err, d.unbind(c.ID.server.Addr.Addr()))
-	}
-	return f
+	return failures, nil
 }
 
 // leave has what goes go: virtual servers at once, and with them all their real
@@ -214,28 +190,27 @@ func (d *Dataplane) leave(ctx context.Context) error {
 	var ops []ipvs.Op
 	gone := map[ipvs.Server]bool{}
 	for _, c := range d.leaving {
-		s, real := c.ID.server, ipvs.Real{Addr: c.ID.real}
+		s, o := c.ID.server, ipvs.Op{Verb: ipvs.Delete, Server: c.ID.server, Real: ipvs.Real{Addr: c.ID.real}}
 		switch {
-		case !real.Addr.IsValid(): // it comes before its real servers
-			gone[s] = true
-			if !d.excluded(s.Addr.Addr()) {
-				ops = append(ops, ipvs.Op{Verb: ipvs.Delete, Server: s})
-				d.drained.remove(c.ID)
+		case rank(c) == 0: // it comes before its real servers
+			if gone[s] = true; d.excluded(s.Addr.Addr()) {
+				continue
 			}
+			d.drained.remove(c.ID)
 		case gone[s]:
-		case ends(s):
-			ops = append(ops, ipvs.Op{Verb: ipvs.Delete, Server: s, Real: real})
-		default:
-			ops = append(ops, ipvs.Op{Verb: ipvs.Set, Server: s, Real: real})
+			continue
+		case !ends(s):
+			o.Verb = ipvs.Set
 			d.drained.add(c.ID)
 		}
+		ops = append(ops, o)
 	}
 	d.leaving = nil
 	return d.remove(ctx, ops)
 }
 
 // remove carries out operations that take something away. What is gone is no
-// error.
+// error. An address goes with its last virtual server.
 func (d *Dataplane) remove(ctx context.Context, ops []ipvs.Op) error {
 	refused, err := d.kernel.servers.Do(ctx, ops)
 	for i, o := range ops {

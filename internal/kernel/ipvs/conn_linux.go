@@ -1,8 +1,11 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,55 +39,52 @@ func Open() (*Conn, error) {
 			c.family = uint16(native(a.Get(unix.CTRL_ATTR_FAMILY_ID)))
 		}
 	})
-	switch {
-	case err != nil:
-		err = fmt.Errorf("list generic netlink families: %w", err)
-	case c.family == 0:
-		err = ErrMissing
-	default:
+	if err == nil && c.family != 0 {
 		return c, nil
 	}
-	_ = conn.Close() // there is a worse error
-	return nil, err
+	return nil, errors.Join(cmp.Or(err, ErrMissing), conn.Close())
 }
 
 // Close releases the socket.
 func (c *Conn) Close() error { return c.conn.Close() }
 
-// Servers lists virtual servers.
-func (c *Conn) Servers(ctx context.Context) (all map[Server]Settings, err error) {
+// list asks for all of something, of a virtual server if it is not zero.
+func (c *Conn) list(ctx context.Context, command byte, of Server) (all []netlink.Attrs, err error) {
 	err = netlink.Settled(ctx, netlink.Attempts, func() error {
-		all = map[Server]Settings{}
-		c.conn.Request(c.family, unix.NLM_F_DUMP, [4]byte{getService, version})
-		return c.conn.Ask(func(m netlink.Message) {
-			if s, settings, ok := decodeServer(m.Attrs()); ok {
-				all[s] = settings
-			}
-		})
+		all = nil
+		c.conn.Request(c.family, unix.NLM_F_DUMP, [4]byte{command, version})
+		if of.Addr.IsValid() {
+			encodeServer(&c.conn.Builder, of, nil)
+		}
+		return c.conn.Ask(func(m netlink.Message) { all = append(all, slices.Clone(m.Attrs())) })
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list IPVS virtual servers: %w", err)
+		return nil, fmt.Errorf("list IPVS servers: %w", err)
 	}
 	return all, nil
 }
 
-// Reals lists the real servers of a virtual server. The kernel answers nothing
-// for one that is gone.
-func (c *Conn) Reals(ctx context.Context, s Server) (all []RealState, err error) {
-	err = netlink.Settled(ctx, netlink.Attempts, func() error {
-		all = nil
-		c.conn.Request(c.family, unix.NLM_F_DUMP, [4]byte{getReal, version})
-		encodeServer(&c.conn.Builder, s, nil)
-		return c.conn.Ask(func(m netlink.Message) {
-			if r, ok := decodeReal(m.Attrs(), s.Addr.Addr().Is4()); ok {
-				all = append(all, r)
-			}
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list real servers of %v: %w", s, err)
+// Servers lists virtual servers.
+func (c *Conn) Servers(ctx context.Context) (map[Server]Settings, error) {
+	answers, err := c.list(ctx, getService, Server{})
+	all := map[Server]Settings{}
+	for _, a := range answers {
+		if s, settings, ok := decodeServer(a); ok {
+			all[s] = settings
+		}
 	}
-	return all, nil
+	return all, err
+}
+
+// Reals lists the real servers of a virtual server.
+func (c *Conn) Reals(ctx context.Context, s Server) (all []RealState, err error) {
+	answers, err := c.list(ctx, getReal, s)
+	for _, a := range answers {
+		if r, ok := decodeReal(a, s.Addr.Addr().Is4()); ok {
+			all = append(all, r)
+		}
+	}
+	return all, err
 }
 
 // Do sends operations in batches, and looks after each for what was refused.

@@ -24,7 +24,7 @@ const (
 	realActive, realInactive                                          = 7, 8
 
 	flagPersistent, flagHashPorts = 1, 0x10
-	forwardMask, forwardNAT       = 7, 0
+	forwardNAT                    = 0
 )
 
 func (o *Op) command() byte {
@@ -37,24 +37,20 @@ func (o *Op) command() byte {
 // encode writes the attributes of an operation. The kernel wants all of them
 // where something is added or set.
 func (o *Op) encode(b *netlink.Builder) {
-	if !o.Real.Addr.IsValid() {
-		settings := &o.Settings
-		if o.Verb == Delete {
-			settings = nil
-		}
-		encodeServer(b, o.Server, settings)
+	if !o.Real.Addr.IsValid() && o.Verb != Delete {
+		encodeServer(b, o.Server, &o.Settings)
 		return
 	}
-	encodeServer(b, o.Server, nil)
+	if encodeServer(b, o.Server, nil); !o.Real.Addr.IsValid() {
+		return
+	}
 	b.Nest(attrReal, func() {
 		b.Raw(realAddr, union(o.Real.Addr.Addr()))
 		b.U16(realPort, o.Real.Addr.Port())
-		if o.Verb != Delete {
-			number(b, realForward, forwardNAT)
-			number(b, realWeight, o.Real.Weight)
-			number(b, realUpper, 0)
-			number(b, realLower, 0)
-		}
+		number(b, realForward, forwardNAT)
+		number(b, realWeight, o.Real.Weight)
+		number(b, realUpper, 0)
+		number(b, realLower, 0)
 	})
 }
 
@@ -105,14 +101,13 @@ func number(b *netlink.Builder, kind uint16, v ...uint32) {
 
 // native decodes a number in the order of this machine; 0 if there is none.
 func native(b []byte) uint32 {
-	switch {
-	case len(b) >= 4:
-		return binary.NativeEndian.Uint32(b)
-	case len(b) >= 2:
+	switch len(b) {
+	case 2:
 		return uint32(binary.NativeEndian.Uint16(b))
-	default:
-		return 0
+	case 4, 8: // flags come with those that are meant
+		return binary.NativeEndian.Uint32(b)
 	}
+	return 0
 }
 
 // decodeServer reads a virtual server. Those known by a firewall mark have no
@@ -133,10 +128,8 @@ func decodeServer(message netlink.Attrs) (Server, Settings, bool) {
 func decodeReal(message netlink.Attrs, four bool) (RealState, bool) {
 	a := message.Get(attrReal)
 	addr, ok := decodeAddr(a.Get(realAddr), four)
-	r := RealState{Real: Real{netip.AddrPortFrom(addr, uint16(a.Number(realPort))), native(a.Get(realWeight))}}
-	r.Connections = native(a.Get(realActive)) + native(a.Get(realInactive))
-	r.Foreign = native(a.Get(realForward))&forwardMask != forwardNAT
-	return r, ok
+	r := Real{netip.AddrPortFrom(addr, uint16(a.Number(realPort))), native(a.Get(realWeight))}
+	return RealState{r, native(a.Get(realActive)) + native(a.Get(realInactive))}, ok
 }
 
 func decodeAddr(b []byte, four bool) (netip.Addr, bool) {

@@ -45,11 +45,6 @@ func (s Server) String() string {
 	return fmt.Sprintf("IPVS virtual server %s %v", cmp.Or(name, fmt.Sprint(s.Protocol)), s.Addr)
 }
 
-// Compare orders servers by address, port and protocol.
-func (s Server) Compare(o Server) int {
-	return cmp.Or(s.Addr.Compare(o.Addr), cmp.Compare(s.Protocol, o.Protocol))
-}
-
 // Settings are how a virtual server chooses real servers.
 type Settings struct {
 	Scheduler   string
@@ -67,7 +62,6 @@ type Real struct {
 type RealState struct {
 	Real
 	Connections uint32 // that are remembered, ending ones included
-	Foreign     bool   // packets are sent to it by other means than translating addresses
 }
 
 // Op is one thing to do to a virtual server, or to a real server of it.
@@ -78,10 +72,10 @@ type Op struct {
 	Real     Real     // zero: it is about the virtual server itself
 }
 
-// Verb is what to do.
+// Verb is what to do. To set is to change what is there.
 type Verb uint8
 
-// The verbs. To set is to change what is there.
+// The verbs.
 const (
 	Add Verb = iota
 	Set
@@ -90,11 +84,11 @@ const (
 
 // String returns the operation in words.
 func (o Op) String() string {
-	verb := [...]string{"add", "set", "delete"}[o.Verb]
+	what := [...]string{"add ", "set ", "delete "}[o.Verb]
 	if o.Real.Addr.IsValid() {
-		return fmt.Sprintf("%s real server %v of %v", verb, o.Real.Addr, o.Server)
+		what += fmt.Sprintf("real server %v of ", o.Real.Addr)
 	}
-	return fmt.Sprintf("%s %v", verb, o.Server)
+	return what + o.Server.String()
 }
 
 // Timeouts are how long idle connections are remembered, in seconds; 0: as before.
