@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -54,18 +55,19 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(programs) }()
-	p := &player{ctx: ctx, programs: programs, share: *share, seed: *seed}
+	p := &player{ctx: ctx, programs: programs, share: *share, seed: *seed, output: *output}
 	if p.cache, err = guest.Open(func(what string) { fmt.Println("vm:", what) }); err != nil {
 		return err
+	}
+	if *output != "" {
+		if p.commit, err = commit(ctx, *output); err != nil {
+			return err
+		}
 	}
 	if *share > 1 {
 		fmt.Printf("one part in %d of the packet tables; to play the same again: --seed %d\n", *share, *seed)
 	}
-	cells, err := p.play(strings.Split(*kernels, ","), strings.FieldsFunc(*only, func(r rune) bool { return r == ',' }))
-	if *output != "" {
-		err = errors.Join(err, write(ctx, *output, filepath.Join(p.cache.Dir, "matrix.json"), cells))
-	}
-	return err
+	return p.play(strings.Split(*kernels, ","), strings.FieldsFunc(*only, func(r rune) bool { return r == ',' }))
 }
 
 // player plays suites on kernels.
@@ -75,28 +77,50 @@ type player struct {
 	programs string // folder of compiled tests
 	share    int
 	seed     uint64
+	output   string // the matrix's file, if any
+	commit   string // that is played
 }
 
 // play plays suites on kernels, one after another, as each takes the whole machine.
-func (p *player) play(kernels, names []string) (cells []cell, err error) {
+func (p *player) play(kernels, names []string) (err error) {
 	for _, s := range suites {
 		if len(names) > 0 && !slices.Contains(names, s.name) {
 			continue
 		}
 		program, failed := p.compile(s)
 		if failed != nil {
-			return cells, errors.Join(err, failed)
+			return errors.Join(err, failed)
 		}
 		for _, k := range kernels {
 			c, failed := p.playOne(s, k, program)
+			if failed == nil && p.output != "" {
+				failed = write(p.output, filepath.Join(p.cache.Dir, "matrix.json"), c)
+			}
 			if failed != nil {
-				return cells, errors.Join(err, failed)
+				return errors.Join(err, failed)
 			}
 			fmt.Printf("%-20s %-5s %s\n", s.name, k, c)
-			cells, err = append(cells, c), errors.Join(err, c.problem())
+			err = errors.Join(err, c.problem())
 		}
 	}
-	return cells, err
+	return err
+}
+
+// commit says what is played. A changed matrix is no change of it.
+func commit(ctx context.Context, matrix string) (string, error) {
+	id, err := exec.CommandContext(ctx, "git", "rev-parse", "--short", "HEAD").Output()
+	if err != nil {
+		return "", fmt.Errorf("read the commit: %w", err)
+	}
+	changes, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--", ".", ":!"+matrix).Output()
+	if err != nil {
+		return "", fmt.Errorf("read what has changed since the commit: %w", err)
+	}
+	text := strings.TrimSpace(string(id))
+	if len(changes) > 0 {
+		text += " and changes"
+	}
+	return text, nil
 }
 
 // rng is the same for the same seed and suite.

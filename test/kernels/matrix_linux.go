@@ -1,13 +1,11 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -98,13 +96,9 @@ func (c cell) String() string {
 	return fmt.Sprintf("%s (%v)", text, c.Took)
 }
 
-// write writes the matrix. What was not played now is taken from earlier runs of
-// this machine, which are kept in a file; each cell says of which commit it is.
-func write(ctx context.Context, to, kept string, played []cell) error {
-	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
-	if err != nil {
-		return fmt.Errorf("read the commit: %w", err)
-	}
+// write writes the matrix with a new cell. The others are of earlier runs on this
+// machine, which are kept in a file; each says of which commit it is.
+func write(to, kept string, played cell) error {
 	var cells []cell
 	text, err := os.ReadFile(kept)
 	if err == nil {
@@ -113,10 +107,7 @@ func write(ctx context.Context, to, kept string, played []cell) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for _, c := range played {
-		c.Commit = strings.TrimSpace(string(commit))
-		cells = append(slices.DeleteFunc(cells, func(old cell) bool { return old.Suite == c.Suite && old.Kernel == c.Kernel }), c)
-	}
+	cells = append(slices.DeleteFunc(cells, func(c cell) bool { return c.Suite == played.Suite && c.Kernel == played.Kernel }), played)
 	if text, err = json.MarshalIndent(cells, "", "\t"); err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func (p *player) playOne(s suite, kernel, program string) (cell, error) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(log), 0o755), os.WriteFile(log, out.Bytes(), 0o644)); err != nil {
 		return c, err
 	}
-	c.Suite, c.Kernel, c.Took = s.name, kernel, time.Since(begin).Round(time.Second)
+	c.Suite, c.Kernel, c.Commit, c.Took = s.name, kernel, p.commit, time.Since(begin).Round(time.Second)
 	if err != nil {
 		c.Error = err.Error()
 	} else if status != 0 && len(c.Failed) == 0 {
