@@ -49,6 +49,9 @@ const (
 	otherPorts       = "other-ports"
 	sourceRanges     = "source-ranges"
 	refuse           = "refuse"
+
+	firewallPrerouting = "firewall-prerouting" // a base chain
+
 	priorityFirewall = -110
 	priorityDNAT     = -100
 	priorityFilter   = 0
@@ -92,13 +95,15 @@ func (t *table) chain(name string, rules ...*nft.Rule) *chain {
 	return &chain{Chain: nft.Chain{Name: name}, t: t, rules: rules, rank: rankConstant}
 }
 
+// base returns a base chain.
+func (t *table) base(name, kind string, hook uint32, priority int32, rules ...*nft.Rule) *chain {
+	c := t.chain(name, rules...)
+	c.Hook = &nft.Hook{Type: kind, Number: hook, Priority: priority}
+	return c
+}
+
 // hooks returns the base chains.
 func (t *table) hooks() []*chain {
-	base := func(name, kind string, hook uint32, priority int32, rules ...*nft.Rule) *chain {
-		c := t.chain(name, rules...)
-		c.Hook = &nft.Hook{Type: kind, Number: hook, Priority: priority}
-		return c
-	}
 	dispatch := func() *nft.Rule {
 		return t.rule().jump(services).comment("send connections to Services to an endpoint")
 	}
@@ -120,23 +125,23 @@ func (t *table) hooks() []*chain {
 		input, output = append([]*nft.Rule{t.toSockets()}, input...), append([]*nft.Rule{t.toSockets()}, output...)
 	}
 	all := []*chain{
-		base("firewall-prerouting", "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall()),
-		base("firewall-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall()),
-		base("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, input...),
-		base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, priority(), empty(), others(otherAddresses)),
-		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, output...),
+		t.base(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall()),
+		t.base("firewall-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall()),
+		t.base("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, input...),
+		t.base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, priority(), empty(), others(otherAddresses)),
+		t.base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, output...),
 	}
 	if t.over.Sockets != nil {
-		return append(all, t.socketHooks(base)...)
+		return append(all, t.socketHooks()...)
 	}
 	if t.over.OnLink {
-		all = append(all, base("filter-taken", "filter", unix.NF_INET_LOCAL_OUT, priorityBeforeIPVS,
+		all = append(all, t.base("filter-taken", "filter", unix.NF_INET_LOCAL_OUT, priorityBeforeIPVS,
 			t.rule().newFlow().load(false).in(t.onLink).jump(noEndpoints).comment("Services without an endpoint")))
 	}
 	return append(all,
-		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, t.masquerading()...),
-		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, dispatch()),
-		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, dispatch()))
+		t.base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, t.masquerading()...),
+		t.base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, dispatch()),
+		t.base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, dispatch()))
 }
 
 // masquerading returns the rules that hide clients. An overlay may translate

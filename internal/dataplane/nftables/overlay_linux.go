@@ -46,13 +46,16 @@ type Sockets struct {
 	NAT bool
 }
 
-// priorityBeforeIPVS is after translations and before IPVS sees what the node
-// itself sends.
-const priorityBeforeIPVS = priorityDNAT + 1
-
-// prioritySockets is before translations, which must not come first, and after
-// connection tracking.
-const prioritySockets = -150
+const (
+	// priorityBeforeIPVS is after translations and before IPVS sees what the node
+	// itself sends.
+	priorityBeforeIPVS = priorityDNAT + 1
+	// prioritySockets is before translations, which must not come first, and after
+	// connection tracking.
+	prioritySockets = -150
+	// priorityNoDNAT is before the translations of other service proxies.
+	priorityNoDNAT = priorityDNAT - 5
+)
 
 // taken reports whether the overlay serves a route.
 func (t *table) taken(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool {
@@ -102,35 +105,67 @@ func (t *table) takenChain(c class) *chain {
 }
 
 // socketHooks returns the base chains that lead to sockets.
-func (t *table) socketHooks(base func(name, kind string, hook uint32, priority int32, rules ...*nft.Rule) *chain) []*chain {
-	a := &t.addresses
-	before := func() *nft.Rule {
-		return t.rule().translated().accept().comment("flows that another mode translates")
-	}
-	out := []*chain{
-		base("sockets-prerouting", "filter", unix.NF_INET_PRE_ROUTING, prioritySockets,
-			t.rule().socketIsTransparent().setSocketMark().accept().comment("a socket has it"),
-			before(),
-			t.rule().protocol().is([]byte{unix.IPPROTO_TCP}).newFlow().jump(services).comment("new connections to Services"),
-			t.rule().protocol().is([]byte{unix.IPPROTO_UDP}).jump(services).comment("datagrams to Services")),
-		base("sockets-output", "route", unix.NF_INET_LOCAL_OUT, prioritySockets,
-			t.rule().meta(expr.MetaKeyMARK).has(t.over.Sockets.Own).newFlow().markFlow(t.over.Sockets.Own).comment("flows that the program begins"),
-			t.rule().meta(expr.MetaKeyMARK).has(t.over.Sockets.Own).accept().comment("the program's own"),
-			t.rule().conntrack(expr.CtKeyMARK).has(t.over.Sockets.Own).setSocketMark().accept().comment("this host's answers to the program"),
-			before(),
-			t.rule().frontend(a).in(a.external).setSocketMark().accept().comment("externalTrafficPolicy Local, by way of this host"),
-			t.rule().frontend(a).in(a.rejects).accept().comment("no endpoint anywhere"),
-			t.rule().frontend(a).in(a.drops).accept().comment("no endpoint for this node"),
-			t.rule().frontend(a).priorityBy(a.dispatch).clearPriority().setSocketMark().comment("to Services, by way of this host")),
-	}
+func (t *table) socketHooks() []*chain {
+	in, out := t.openSocketHooks()
+	in.rules = append(in.rules,
+		t.foreign(),
+		t.rule().protocol().is([]byte{unix.IPPROTO_TCP}).newFlow().jump(services).comment("new connections to Services"),
+		t.datagrams())
+	out.rules = append(out.rules, t.toProgram()...)
 	if !t.over.Sockets.NAT {
-		return out
+		return []*chain{in, out}
 	}
-	return append(out,
-		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT),
-		base("nat-input", "nat", unix.NF_INET_LOCAL_IN, prioritySNAT),
-		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT),
-		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT))
+	return []*chain{
+		in, out,
+		t.base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityNoDNAT, t.keepDestination()),
+		t.base("nat-input", "nat", unix.NF_INET_LOCAL_IN, prioritySNAT),
+		t.base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityNoDNAT, t.keepDestination()),
+		t.base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT),
+	}
+}
+
+// openSocketHooks returns the base chains that lead to sockets, with what open
+// connections that come from elsewhere need.
+func (t *table) openSocketHooks() (in, out *chain) {
+	own := t.over.Sockets.Own
+	in = t.base("sockets-prerouting", "filter", unix.NF_INET_PRE_ROUTING, prioritySockets,
+		t.rule().socketIsTransparent().setSocketMark().accept().comment("a socket has it"))
+	out = t.base("sockets-output", "route", unix.NF_INET_LOCAL_OUT, prioritySockets,
+		t.rule().meta(expr.MetaKeyMARK).has(own).newFlow().markFlow(own).comment("flows that the program begins"),
+		t.rule().meta(expr.MetaKeyMARK).has(own).accept().comment("the program's own"),
+		t.rule().conntrack(expr.CtKeyMARK).has(own).setSocketMark().accept().comment("this host's answers to the program"),
+		t.foreign())
+	return in, out
+}
+
+// keepDestination keeps those from translating what a socket has: while one mode
+// follows another, the rules of both are there. Where a destination is translated
+// to itself, the kernel asks no other chain.
+func (t *table) keepDestination() *nft.Rule {
+	r := t.rule().meta(expr.MetaKeyMARK).has(t.over.Sockets.Mark).load(false)
+	return r.add(&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(t.Table.Family), RegAddrMin: firstRegister}).
+		comment("to a socket, as it is")
+}
+
+// foreign leaves flows to others that another mode translates.
+func (t *table) foreign() *nft.Rule {
+	return t.rule().translated().accept().comment("flows that another mode translates")
+}
+
+// datagrams leads them to the program, also those that do not begin a flow.
+func (t *table) datagrams() *nft.Rule {
+	return t.rule().protocol().is([]byte{unix.IPPROTO_UDP}).jump(services).comment("datagrams to Services")
+}
+
+// toProgram returns what leads this host's own packets to the program.
+func (t *table) toProgram() []*nft.Rule {
+	a := &t.addresses
+	return []*nft.Rule{
+		t.rule().frontend(a).in(a.external).setSocketMark().accept().comment("externalTrafficPolicy Local, by way of this host"),
+		t.rule().frontend(a).in(a.rejects).accept().comment("no endpoint anywhere"),
+		t.rule().frontend(a).in(a.drops).accept().comment("no endpoint for this node"),
+		t.rule().frontend(a).priorityBy(a.dispatch).clearPriority().setSocketMark().comment("to Services, by way of this host"),
+	}
 }
 
 // toSockets lets pass what is on the way to a socket: the node and our pods may

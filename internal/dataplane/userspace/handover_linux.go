@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,21 @@ func checkPeer(c *net.UnixConn) error {
 
 func listenForSuccessor() (net.Listener, error) {
 	return net.ListenUnix(meetingPoint.Net, meetingPoint)
+}
+
+// predecessorRuns reports whether a daemon waits for a successor, without being
+// one. The list is that of the calling thread's network namespace.
+func predecessorRuns() (bool, error) {
+	all, err := os.ReadFile("/proc/thread-self/net/unix")
+	if err != nil {
+		return false, fmt.Errorf("look for a former daemon: %w", err)
+	}
+	for line := range strings.Lines(string(all)) {
+		if fields := strings.Fields(line); fields[len(fields)-1] == meetingPoint.Name {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // awaitSuccessor hands everything to the first process that asks and may. It

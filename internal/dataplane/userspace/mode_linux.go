@@ -40,6 +40,9 @@ func Mode() mode.Mode {
 	}
 }
 
+// errCarries says why the mode's rules stay.
+var errCarries = errors.New("a former daemon in mode userspace still carries connections, its rules for them stay")
+
 // Probe returns the families that the kernel can do: with rules that find
 // sockets and lead to them, and with sockets that may have any address.
 func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
@@ -51,10 +54,18 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 }
 
 // Cleanup removes the rules and routes of the mode, but for what an open
-// dataplane has made its own.
+// dataplane has made its own. While a daemon still carries connections, it only
+// takes new ones from it, and says that it must be called again.
 func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err error) {
 	if _, own := open.(*Dataplane); own {
 		return nil, nil
+	}
+	running, err := predecessorRuns()
+	if err == nil && running {
+		err = errors.Join(nftables.ReduceOverlay(ctx, plain()), errCarries)
+	}
+	if err != nil {
+		return nil, err
 	}
 	removed, err = nftables.CleanupOverlay(ctx, plain(), nftables.Keep{Loopback: mode.KeepsLoopback(open)})
 	for _, f := range proxy.Families {

@@ -72,11 +72,16 @@ func (s *server) serve() {
 	}
 }
 
-// drained returns when no TCP connection is open, or it takes too long.
+// drained returns when no TCP connection is open, or it takes too long. UDP
+// sessions get some time for another mode to take them.
 func (s *server) drained(done <-chan struct{}) {
 	tick := time.NewTicker(drainTick)
 	defer tick.Stop()
-	for late := time.After(s.DrainTimeout); s.counts.open[proxy.TCP].Load() > 0; {
+	began := time.Now()
+	open := func() bool {
+		return s.counts.open[proxy.TCP].Load() > 0 || s.counts.open[proxy.UDP].Load() > 0 && time.Since(began) < sessionDrain
+	}
+	for late := time.After(s.DrainTimeout); open(); {
 		select {
 		case <-done:
 			return
@@ -87,7 +92,10 @@ func (s *server) drained(done <-chan struct{}) {
 	}
 }
 
-const drainTick = 20 * time.Millisecond
+const (
+	drainTick    = 20 * time.Millisecond
+	sessionDrain = 5 * time.Second
+)
 
 // close gives up all that is open. The workers have stopped.
 func (s *server) close() {

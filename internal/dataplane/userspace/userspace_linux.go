@@ -35,6 +35,7 @@ type Dataplane struct {
 var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Runner    = (*Dataplane)(nil)
+	_ proxy.Leaver    = (*Dataplane)(nil)
 )
 
 // Open connects to the kernel. Nothing is listened to before the first Sync.
@@ -196,6 +197,16 @@ func (d *Dataplane) Run(ctx context.Context) error {
 		return errTakenOver
 	}
 	return nil
+}
+
+// Leave lets the rules give way to another proxy, unless a mode of ours has taken
+// new connections from them already.
+func (d *Dataplane) Leave(ctx context.Context) error {
+	ours, err := d.Complete(ctx)
+	if err != nil || !ours {
+		return err
+	}
+	return d.Dataplane.Leave(ctx)
 }
 
 // Metrics returns what the server and the rules count.
