@@ -13,13 +13,19 @@ var modes = flag.String("modes", "nftables,iptables", "change between these `MOD
 
 // sluiceIn is our daemon in a mode.
 func sluiceIn(mode string) turn {
-	traces := map[string]string{
-		testbed.NFTables:  "table sluice",
-		testbed.IPTables:  "iptables-nft",
-		testbed.IPVS:      "link kube-ipvs0, table sluice-ipvs",
-		testbed.Userspace: "table sluice-userspace",
+	t := turn{name: "sluice/" + mode, proxy: testbed.Proxy{Mode: mode}}
+	switch mode {
+	case testbed.NFTables:
+		return sluiceNFTables()
+	case testbed.IPTables:
+		return sluiceIPTables()
+	case testbed.IPVS:
+		t.table, t.traces = "table sluice-ipvs", "link kube-ipvs0, table sluice-ipvs"
+	default:
+		t.table = "table sluice-" + mode
+		t.traces = t.table
 	}
-	return turn{name: mode, traces: traces[mode], proxy: testbed.Proxy{Mode: mode}}
+	return t
 }
 
 // circuit returns turns in which every mode follows every other once.
@@ -39,6 +45,28 @@ func circuit(modes []string) (out []turn) {
 // earlier mode.
 func TestModeChanges(t *testing.T) {
 	s := newShift(t, circuit(strings.Split(*modes, ",")))
+	for s.more() {
+		s.change()
+	}
+}
+
+// kubeProxyIPVS is the real kube-proxy in the mode that not every kernel can do.
+func kubeProxyIPVS() turn {
+	return turn{
+		name: "kube-proxy/ipvs", traces: "IP sets, iptables-nft, link kube-ipvs0",
+		proxy: testbed.Proxy{Mode: testbed.IPVS, KubeProxy: true},
+	}
+}
+
+// TestTakeoverFromIPVS lets our modes follow kube-proxy's mode ipvs and hand back to
+// it.
+func TestTakeoverFromIPVS(t *testing.T) {
+	if !strings.Contains(*modes, testbed.IPVS) {
+		t.Skip("needs a kernel with IPVS: run with -modes ipvs where there is one")
+	}
+	s := newShift(t, []turn{
+		kubeProxyIPVS(), kubeProxyIPVS(),
+	})
 	for s.more() {
 		s.change()
 	}

@@ -21,6 +21,7 @@ type turn struct {
 	name   string
 	proxy  testbed.Proxy
 	traces string // what there is of proxies when it is in force
+	table  string // which of it gives way to another proxy after its end; none: nothing does
 	killed bool   // it ends without a chance to say a word
 }
 
@@ -247,12 +248,17 @@ func (s *shift) change() {
 	s.settle()
 }
 
-// handOver stops all proxies and starts those whose turn is next.
+// handOver stops all proxies and starts those whose turn is next. One that carries
+// connections itself is only asked to stop: it does when they have ended.
 func (s *shift) handOver() {
 	s.Helper()
 	for i, p := range s.proxies {
-		if s.turns[i][s.at].killed {
+		if was := s.turns[i][s.at]; was.killed {
 			p.Kill()
+		} else if was.proxy.Mode == testbed.Userspace {
+			if err := p.AskToStop(); err != nil {
+				s.Fatal(err)
+			}
 		} else if err := p.Stop(); err != nil {
 			s.Fatal(err)
 		}
@@ -270,7 +276,7 @@ func (s *shift) settle() {
 	for i, n := range bed.Nodes[:len(s.turns)] {
 		now := s.turns[i][s.at]
 		if s.goBack(i, n) {
-			now.traces += ", " + sluiceNFTables().traces
+			now.traces += ", " + s.turns[i][s.at-1].table
 		}
 		s.awaitAnswers(s.loads[i], s.end(0))
 		s.awaitQuiet(s.loads[i], s.end(1))
@@ -289,7 +295,7 @@ func (s *shift) goBack(i int, n *testbed.Node) (stay bool) {
 	if was.proxy.KubeProxy || !is.proxy.KubeProxy {
 		return false
 	}
-	if was.proxy.Mode == testbed.NFTables {
+	if was.table != "" {
 		if was.killed {
 			onHost(s.T, n, "bash", "-c", wayBack(s.T))
 		}
@@ -358,10 +364,13 @@ func (s *shift) checkTraces(n *testbed.Node, t turn) {
 }
 
 // tell prints how a node fared in the last change, and fails the test if
-// something went wrong. Connections of the turn before end now: what led them may
-// stay for as long as they do.
+// something went wrong. Connections of the turn before end now, and with the last
+// turn all: what led them may stay for as long as they do.
 func (s *shift) tell(i int) {
 	s.Helper()
+	if !s.more() {
+		s.first[i].stop()
+	}
 	intact, fared := s.first[i].take()
 	if h := s.holds[i]; h != nil {
 		h.stop()

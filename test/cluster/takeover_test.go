@@ -13,7 +13,7 @@ import (
 
 // The proxies that follow each other.
 func sluiceNFTables() turn {
-	return turn{name: "sluice/nftables", traces: "table sluice", proxy: testbed.Proxy{Mode: testbed.NFTables}}
+	return turn{name: "sluice/nftables", traces: "table sluice", table: "table sluice", proxy: testbed.Proxy{Mode: testbed.NFTables}}
 }
 
 func sluiceIPTables() turn {

@@ -40,7 +40,8 @@ type Process struct {
 	err  error // how it ended; to be read after done
 
 	noSignalHandler bool
-	stopped         bool // it was told to
+	asked           bool // to stop
+	stopped         bool // it was waited for, too
 }
 
 // Start starts a program inside a host. It ends with the test, even if that
@@ -101,6 +102,22 @@ func (p *Process) Wait() error {
 	return nil
 }
 
+// AskToStop asks the process to stop, once, and does not wait. It is an error if it
+// had ended by itself.
+func (p *Process) AskToStop() error {
+	if p.asked {
+		return nil
+	}
+	p.asked = true
+	if err := p.Ended(); err != nil {
+		return err
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stop %s: %w", p.Name, err)
+	}
+	return nil
+}
+
 // Stop asks the process to stop and waits for it; a second call does nothing.
 // It is an error if it had ended by itself, does not stop or says that
 // something went wrong.
@@ -109,11 +126,8 @@ func (p *Process) Stop() error {
 		return nil
 	}
 	p.stopped = true
-	if err := p.Ended(); err != nil {
+	if err := p.AskToStop(); err != nil {
 		return err
-	}
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("stop %s: %w", p.Name, err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()

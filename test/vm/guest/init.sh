@@ -17,6 +17,8 @@ stty -F /dev/ttyS1 raw -echo
 # Not every kernel has all of them, and some have them built in.
 modprobe -qa $(cat /etc/modules) 2>/dev/null
 ip link set lo up
+# ipset knows protocols by their names.
+printf '%s\n' 'icmp 1 ICMP' 'tcp 6 TCP' 'udp 17 UDP' 'ipv6-icmp 58 IPv6-ICMP' 'sctp 132 SCTP' >/etc/protocols
 # With the default the kernel drops what a slow processor has not taken yet.
 sysctl -qw net.core.netdev_max_backlog=100000
 echo "guest: Linux $(uname -r)"
