@@ -18,6 +18,7 @@ import (
 type cell struct {
 	Suite, Kernel string
 	Release       string // of the kernel
+	Part          string // of the packet table, if not all of it was played
 	Passed        int
 	Failed        []string
 	Skipped       []string // with the reason
@@ -93,7 +94,7 @@ func (c cell) String() string {
 	if c.Error != "" {
 		text += ", **did not end**"
 	}
-	return fmt.Sprintf("%s (%v)", text, c.Took)
+	return fmt.Sprintf("%s (%v%s)", text, c.Took, c.Part)
 }
 
 // write writes the matrix with a new cell. The others are of earlier runs on this

@@ -82,6 +82,9 @@ func (p *player) playOne(s suite, kernel, program string) (cell, error) {
 		return c, err
 	}
 	c.Suite, c.Kernel, c.Commit, c.Took = s.name, kernel, p.commit, time.Since(begin).Round(time.Second)
+	if p.share > 1 && s.table != "" {
+		c.Part = fmt.Sprintf(", a part in %d: seed %d", p.share, p.seed)
+	}
 	if err != nil {
 		c.Error = err.Error()
 	} else if status != 0 && len(c.Failed) == 0 {
