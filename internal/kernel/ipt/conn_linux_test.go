@@ -115,7 +115,7 @@ func TestRestoreComesToItsEnd(t *testing.T) {
 	began, goOn, taken := filepath.Join(dir, "began"), filepath.Join(dir, "go-on"), filepath.Join(dir, "taken")
 	programs(t, map[string]string{
 		"iptables-nft": "echo 'iptables v1.8.9 (nf_tables)'", "iptables-nft-save": "",
-		"iptables-nft-restore": "/bin/ps -o pgid= -p $$ > " + began + ".tmp && /bin/mv " + began + ".tmp " + began +
+		"iptables-nft-restore": "/bin/cut -d' ' -f5 /proc/$$/stat > " + began + ".tmp && /bin/mv " + began + ".tmp " + began +
 			" && while ! [ -e " + goOn + " ]; do /bin/sleep 0.01; done; /bin/cat > " + taken,
 	})
 	c, err := ipt.Open(t.Context(), ipt.IPv4, ipt.NFT)
