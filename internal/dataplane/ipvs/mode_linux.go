@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -34,9 +33,6 @@ func Mode() mode.Mode {
 	}
 }
 
-// schedulers are those of the kernel. A module ip_vs_<name> has each.
-var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf"}
-
 // Probe returns the families that the kernel can do, both with rules and with
 // IPVS: it makes a virtual server at our alias, where nothing comes, and removes
 // it at once.
@@ -54,9 +50,6 @@ func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
 }
 
 func probe(ctx context.Context, k ipvs.Interface, scheduler string, families []proxy.Family) (can []proxy.Family, err error) {
-	if !slices.Contains(schedulers, scheduler) {
-		return nil, fmt.Errorf("there is no IPVS scheduler %q; schedulers: %v", scheduler, schedulers)
-	}
 	for _, f := range families {
 		s := ipvs.Server{Protocol: uint8(proxy.TCP), Addr: netip.AddrPortFrom(aliases[f], 1)}
 		refused, failed := k.Do(ctx, []ipvs.Op{{Server: s, Settings: ipvs.Settings{Scheduler: scheduler}}, {Verb: ipvs.Delete, Server: s}})
@@ -69,10 +62,10 @@ func probe(ctx context.Context, k ipvs.Interface, scheduler string, families []p
 			err = cmp.Or(err, explain(why))
 		}
 	}
-	if len(can) == 0 {
-		return nil, err
+	if len(can) > 0 {
+		err = nil
 	}
-	return can, nil
+	return can, err
 }
 
 // scheduler returns the one that the configuration names.
@@ -82,14 +75,10 @@ func errScheduler(name string) error {
 	return fmt.Errorf("the kernel has no IPVS scheduler %s: load module ip_vs_%s, or choose another --ipvs-scheduler", name, name)
 }
 
-// explain says what is missing and what to do about it.
+// explain says what to do if the kernel has no IPVS.
 func explain(err error) error {
-	switch {
-	case errors.Is(err, ipvs.ErrMissing):
+	if errors.Is(err, ipvs.ErrMissing) {
 		return fmt.Errorf("%w (CONFIG_IP_VS): load module ip_vs, or choose another --proxy-mode", err)
-	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("no permission to use IPVS: run as root or with the capability NET_ADMIN in the node's network namespace: %w", err)
-	default:
-		return err
 	}
+	return err
 }

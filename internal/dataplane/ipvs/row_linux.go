@@ -1,9 +1,9 @@
 package ipvs
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/kernel/ipvs"
@@ -30,8 +30,7 @@ type (
 // front is a frontend that IPVS takes.
 type front struct {
 	settings ipvs.Settings
-	to       []proxy.Endpoint
-	draining []netip.AddrPort
+	reals    []ipvs.Real
 }
 
 // takes reports whether a frontend is a virtual server: if all clients take the
@@ -48,9 +47,13 @@ func (d *Dataplane) fronts(sp *proxy.ServicePort) map[ipvs.Server]front {
 	if sp == nil {
 		return nil
 	}
+	lists := map[proxy.Scope]front{}
 	out := make(map[ipvs.Server]front, len(sp.Frontends))
 	for _, f := range sp.Frontends {
 		r := sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere]
+		if _, ok := lists[r.Scope]; !ok {
+			lists[r.Scope] = d.front(sp, r.To)
+		}
 		if !d.takes(sp, f, r) {
 			continue
 		}
@@ -58,21 +61,25 @@ func (d *Dataplane) fronts(sp *proxy.ServicePort) map[ipvs.Server]front {
 		if f.Kind == proxy.NodePort {
 			at = netip.AddrPortFrom(aliases[sp.Key.Family], at.Port())
 		}
-		out[ipvs.Server{Protocol: uint8(sp.Key.Protocol), Addr: at}] = front{d.settings(sp, r.To), r.To, sp.Draining}
+		out[ipvs.Server{Protocol: uint8(sp.Key.Protocol), Addr: at}] = lists[r.Scope]
 	}
 	return out
 }
 
-// settings says how the virtual servers of a row choose.
-func (d *Dataplane) settings(sp *proxy.ServicePort, to []proxy.Endpoint) ipvs.Settings {
-	name := scheduler(d.options)
-	if by, ok := schedulerOf[sp.Balancing]; ok {
-		name = by
+// front says how a row's virtual servers choose, and among which real servers.
+func (d *Dataplane) front(sp *proxy.ServicePort, to []proxy.Endpoint) front {
+	f := front{ipvs.Settings{Scheduler: cmp.Or(schedulerOf[sp.Balancing], scheduler(d.options)), Persistence: sp.Affinity}, nil}
+	for _, e := range to {
+		if by := weighted[f.settings.Scheduler]; by != "" && e.Share() > 1 {
+			f.settings.Scheduler = by
+		}
+		f.reals = append(f.reals, ipvs.Real{Addr: e.Addr, Weight: uint32(e.Share())})
 	}
-	if by, ok := weighted[name]; ok && slices.ContainsFunc(to, func(e proxy.Endpoint) bool { return e.Share() != 1 }) {
-		name = by
+	for _, a := range sp.Draining {
+		f.reals = append(f.reals, ipvs.Real{Addr: a})
 	}
-	return ipvs.Settings{Scheduler: name, HashPorts: name == "mh", Persistence: sp.Affinity}
+	f.settings.HashPorts = f.settings.Scheduler == "mh"
+	return f
 }
 
 // schedulerOf says which scheduler chooses in which way, weighted which one does
@@ -109,14 +116,9 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 // each calls put for the real servers of a frontend that do not have the same
 // place in another one.
 func each(f, other front, s ipvs.Server, put func(id, value)) {
-	for i, e := range f.to {
-		if i >= len(other.to) || other.to[i].Addr != e.Addr || other.to[i].Weight != e.Weight {
-			put(id{s, e.Addr}, value{weight: uint32(e.Share())})
-		}
-	}
-	for i, a := range f.draining {
-		if i >= len(other.draining) || other.draining[i] != a {
-			put(id{s, a}, value{})
+	for i, r := range f.reals {
+		if i >= len(other.reals) || other.reals[i] != r {
+			put(id{s, r.Addr}, value{weight: r.Weight})
 		}
 	}
 }
