@@ -52,7 +52,7 @@ func run(file string, check bool) error {
 }
 
 // modes are those that play the table. Mode iptables does so in both variants.
-func modes() []string { return []string{"nftables", "iptables"} }
+func modes() []string { return []string{"nftables", "iptables", "ipvs"} }
 
 // matrix returns the table: each theme with the cases that are played in each mode.
 func matrix() (string, error) {

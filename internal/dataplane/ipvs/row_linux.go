@@ -78,7 +78,7 @@ func (d *Dataplane) front(sp *proxy.ServicePort, to []proxy.Endpoint) front {
 	for _, a := range sp.Draining {
 		f.reals = append(f.reals, ipvs.Real{Addr: a})
 	}
-	f.settings.HashPorts = f.settings.Scheduler == "mh"
+	f.settings.HashPorts = sp.Balancing == proxy.BalanceDefault && f.settings.Scheduler == "mh" // as kube-proxy has it
 	return f
 }
 
