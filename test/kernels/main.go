@@ -84,7 +84,7 @@ type player struct {
 // play plays suites on kernels, one after another, as each takes the whole machine.
 func (p *player) play(kernels, names []string) (err error) {
 	for _, s := range suites {
-		if len(names) > 0 && !slices.Contains(names, s.name) {
+		if len(names) > 0 && !slices.Contains(names, s.name) || p.share > 1 && s.part == nothing {
 			continue
 		}
 		program, failed := p.compile(s)

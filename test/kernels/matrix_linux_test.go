@@ -57,18 +57,18 @@ func TestProblems(t *testing.T) {
 
 func TestAPartIsTheSameForASeed(t *testing.T) {
 	s := suites[len(suites)-1]
-	first, err := (&player{share: 10, seed: 3}).part(s)
+	first, err := (&player{share: 10, seed: 3}).choose(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := (&player{share: 10, seed: 3}).part(s)
+	second, err := (&player{share: 10, seed: 3}).choose(s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(first, second); d != "" {
 		t.Errorf("the part is another the second time:\n%s", d)
 	}
-	other, err := (&player{share: 10, seed: 4}).part(s)
+	other, err := (&player{share: 10, seed: 4}).choose(s)
 	if err != nil {
 		t.Fatal(err)
 	}

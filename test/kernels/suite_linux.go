@@ -22,21 +22,31 @@ type suite struct {
 	name  string
 	pkg   string
 	run   string // pattern of the tests; "": all
-	table string // the mode whose packet table it plays and of which a part is enough; "": always all
+	table string // the mode whose packet table it plays
+	part  part
 }
 
+// part is what is played of a suite when a share is asked for.
+type part uint8
+
+const (
+	nothing part = iota // this machine's own kernel plays it
+	share               // of the table
+	whole               // this machine's own kernel may be unable to
+)
+
 var suites = []suite{
-	{"lab", "./internal/conformance/lab", "", ""},
-	{"traffic", "./internal/conformance/traffic", "", ""},
-	{"kernel/nft", "./internal/kernel/nft", "", ""},
-	{"kernel/ipt", "./internal/kernel/ipt", "", ""},
-	{"kernel/ct", "./internal/kernel/ct", "", ""},
-	{"kernel/ipvs", "./internal/kernel/ipvs", "", ""},
-	{"ipvs", "./internal/dataplane/ipvs", "", ""},
-	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables"},
-	{"iptables", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)$", "iptables"},
-	{"iptables-legacy", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)Legacy$", "iptables"},
-	{"userspace", "./internal/dataplane/userspace", "^(TestConformance|TestRandom)$", "nftables"},
+	{"lab", "./internal/conformance/lab", "", "", whole},
+	{"traffic", "./internal/conformance/traffic", "", "", whole},
+	{"kernel/nft", "./internal/kernel/nft", "", "", nothing},
+	{"kernel/ipt", "./internal/kernel/ipt", "", "", nothing},
+	{"kernel/ct", "./internal/kernel/ct", "", "", nothing},
+	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", whole},
+	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", whole},
+	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables", share},
+	{"iptables", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)$", "iptables", share},
+	{"iptables-legacy", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)Legacy$", "iptables", share},
+	{"userspace", "./internal/dataplane/userspace", "^(TestConformance|TestRandom)$", "nftables", share},
 }
 
 func suiteNames() (names []string) {
@@ -82,7 +92,7 @@ func (p *player) playOne(s suite, kernel, program string) (cell, error) {
 		return c, err
 	}
 	c.Suite, c.Kernel, c.Commit, c.Took = s.name, kernel, p.commit, time.Since(begin).Round(time.Second)
-	if p.share > 1 && s.table != "" {
+	if p.share > 1 && s.part == share {
 		c.Part = fmt.Sprintf(", a part in %d: seed %d", p.share, p.seed)
 	}
 	if err != nil {
@@ -96,8 +106,8 @@ func (p *player) playOne(s suite, kernel, program string) (cell, error) {
 // arguments are those of the test program.
 func (p *player) arguments(s suite) ([]string, error) {
 	pattern := s.run
-	if p.share > 1 && s.table != "" {
-		parts, err := p.part(s)
+	if p.share > 1 && s.part == share {
+		parts, err := p.choose(s)
 		if err != nil {
 			return nil, err
 		}
@@ -110,19 +120,19 @@ func (p *player) arguments(s suite) ([]string, error) {
 	return []string{"-test.v", "-test.timeout", timeout.String(), "-test.run", pattern}, nil
 }
 
-// part returns groups and stories of a table, at random, until they have one case
+// choose returns groups and stories of a table, at random, until they have one case
 // in p.share, and all that is about SCTP: few machines' own kernels have its sockets.
-func (p *player) part(s suite) ([]string, error) {
+func (p *player) choose(s suite) ([]string, error) {
 	all, err := conformance.Parts(s.table)
 	if err != nil {
 		return nil, err
 	}
 	var ids []string
 	rest := 0
-	for _, part := range all {
-		rest += part.Cases
-		if strings.Contains(strings.ToLower(part.ID), "sctp") {
-			ids = append(ids, regexp.QuoteMeta(part.ID))
+	for _, c := range all {
+		rest += c.Cases
+		if strings.Contains(strings.ToLower(c.ID), "sctp") {
+			ids = append(ids, regexp.QuoteMeta(c.ID))
 		}
 	}
 	rest /= p.share
