@@ -107,9 +107,11 @@ func (t *table) takenChain(c class) *chain {
 // socketHooks returns the base chains that lead to sockets.
 func (t *table) socketHooks() []*chain {
 	in, out := t.openSocketHooks()
+	// A client may use a port again while our socket of its last connection waits
+	// in TIME_WAIT: that one must not have the packet.
+	in.rules = append([]*nft.Rule{t.rule().beginsTCP().untranslated().jump(services).comment("new connections to Services")}, in.rules...)
 	in.rules = append(in.rules,
 		t.foreign(),
-		t.rule().protocol().is([]byte{unix.IPPROTO_TCP}).newFlow().jump(services).comment("new connections to Services"),
 		t.datagrams())
 	out.rules = append(out.rules, t.toProgram()...)
 	if !t.over.Sockets.NAT {
@@ -145,6 +147,22 @@ func (t *table) keepDestination() *nft.Rule {
 	r := t.rule().meta(expr.MetaKeyMARK).has(t.over.Sockets.Mark).load(false)
 	return r.add(&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(t.Table.Family), RegAddrMin: firstRegister}).
 		comment("to a socket, as it is")
+}
+
+// beginsTCP matches the first packet of a TCP connection: of SYN and ACK it has SYN.
+func (r *rule) beginsTCP() *rule {
+	const syn, ack = 0x02, 0x10
+	r.protocol().is([]byte{unix.IPPROTO_TCP})
+	at := r.take(1)
+	return r.add(
+		&expr.Payload{DestRegister: at, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: at, DestRegister: at, Len: 1, Mask: []byte{syn | ack}, Xor: []byte{0}},
+	).is([]byte{syn})
+}
+
+// untranslated matches a flow whose destination was not translated.
+func (r *rule) untranslated() *rule {
+	return r.conntrack(expr.CtKeySTATUS).bits(statusDNAT, 0).is(hostWord(0))
 }
 
 // foreign leaves flows to others that another mode translates.

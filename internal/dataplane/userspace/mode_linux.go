@@ -8,23 +8,31 @@ import (
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
+	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 )
 
 // Settings are what a dataplane is opened with.
 type Settings = mode.Settings
 
-// overlay takes all connections to where sockets are.
+// Bits of the packet mark.
+const (
+	socketMark = 1 << 12 // a socket of this host takes the packet
+	ownMark    = 1 << 13 // the packet is the server's own
+)
+
+var routing = link.LocalRouting{Mark: socketMark, Table: 10270, Priority: 10270}
+
+// overlay has rules lead all connections to sockets.
 func overlay(s *nftables.Sockets) nftables.Overlay {
-	return nftables.Overlay{
-		Table: "sluice-userspace", Sockets: s,
-		Takes: func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true },
-	}
+	s.Mark, s.Own, s.NAT = socketMark, ownMark, true
+	takes := func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true }
+	return nftables.Overlay{Table: "sluice-userspace", Sockets: s, Takes: takes}
 }
 
-// plain is the overlay before anything listens.
-func plain() nftables.Overlay {
-	return overlay(&nftables.Sockets{Mark: socketMark, Own: ownMark, NAT: true, Ports: [2][2]uint16{{1, 2}, {3, 4}}})
+// anyPorts is the overlay before it is known where to listen.
+func anyPorts() nftables.Overlay {
+	return overlay(&nftables.Sockets{Ports: [2][2]uint16{{1, 2}, {3, 4}}})
 }
 
 // Mode is the userspace mode.
@@ -34,44 +42,43 @@ func Mode() mode.Mode {
 		Balancing: []proxy.Balancing{proxy.RoundRobin, proxy.Random, proxy.LeastConnections, proxy.SourceHash, proxy.Maglev},
 		Weights:   true,
 		Prepare: func(ctx context.Context, s Settings, opens bool) error {
-			return nftables.PrepareOverlay(ctx, s, plain(), opens)
+			return nftables.PrepareOverlay(ctx, s, anyPorts(), opens)
 		},
-		Traces: func(ctx context.Context) (localnet.Traces, error) { return nftables.TracesOverlay(ctx, plain()) },
+		Traces: func(ctx context.Context) (localnet.Traces, error) { return nftables.TracesOverlay(ctx, anyPorts()) },
 	}
 }
 
-// errCarries says why the mode's rules stay.
-var errCarries = errors.New("a former daemon in mode userspace still carries connections, its rules for them stay")
-
-// Probe returns the families that the kernel can do: with rules that find
-// sockets and lead to them, and with sockets that may have any address.
+// Probe returns the families that the kernel can do.
 func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
-	can, err := nftables.ProbeOverlay(ctx, s, plain())
+	can, err := nftables.ProbeOverlay(ctx, s, anyPorts())
 	if err != nil {
 		return nil, fmt.Errorf("mode userspace needs nf_tables with nft_tproxy and nft_socket: %w", err)
 	}
 	return can, nil
 }
 
-// Cleanup removes the rules and routes of the mode, but for what an open
-// dataplane has made its own. While a daemon still carries connections, it only
-// takes new ones from it, and says that it must be called again.
+// errCarries says why the mode's rules stay.
+var errCarries = errors.New("a former daemon in mode userspace still carries connections, its rules for them stay")
+
+// Cleanup removes the rules and routes of the mode, unless it is open. While a
+// daemon still carries connections, it only takes new ones from it, and says that
+// it must be called again.
 func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err error) {
 	if _, own := open.(*Dataplane); own {
 		return nil, nil
 	}
 	running, err := predecessorRuns()
 	if err == nil && running {
-		err = errors.Join(nftables.ReduceOverlay(ctx, plain()), errCarries)
+		err = errors.Join(nftables.ReduceOverlay(ctx, anyPorts()), errCarries)
 	}
 	if err != nil {
 		return nil, err
 	}
-	removed, err = nftables.CleanupOverlay(ctx, plain(), nftables.Keep{Loopback: mode.KeepsLoopback(open)})
+	removed, err = nftables.CleanupOverlay(ctx, anyPorts(), nftables.Keep{Loopback: mode.KeepsLoopback(open)})
 	for _, f := range proxy.Families {
-		done, failed := routingOf(f).remove()
+		done, failed := routing.Remove(f == proxy.IPv6)
 		if err = errors.Join(err, failed); done {
-			removed = append(removed, fmt.Sprintf("routing rule and route of table %d, %v", routeTable, f))
+			removed = append(removed, fmt.Sprintf("routing table %d, %v", routing.Table, f))
 		}
 	}
 	return removed, err

@@ -8,40 +8,63 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"sluice/internal/balance"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
+)
+
+const (
+	descriptors = 6 // that a connection may need: two sockets and two pipes
+	drainTick   = 20 * time.Millisecond
+	// sessionDrain is what UDP sessions get for another mode to take them.
+	sessionDrain = 5 * time.Second
 )
 
 // server carries the connections of Services.
 type server struct {
 	mode.Relay
 	families  []proxy.Family
-	index     *index
-	counts    *counts
+	index     *balance.Index
 	workers   []*worker
 	listeners []*listener
 	socket    func(domain, kind, protocol int) (int, error)
-	limit     int64
+	limit     int64 // of connections and sessions
 	sayShort  sync.Once
 	log       klog.Logger
+
+	open    map[proxy.Protocol]*atomic.Int64
+	refused map[string]*atomic.Int64 // clients, by reason
+	failed  map[string]*atomic.Int64 // endpoints, by reason
 }
 
-// descriptors is how many a connection may need: two sockets and two pipes.
-const descriptors = 6
+// Why a client was not served, and why an endpoint could not be connected to.
+const (
+	noService       = "no Service has the address"
+	connectionLimit = "limit of connections"
+	noDescriptor    = "limit of open files"
+	noEndpoint      = "no endpoint connects"
+	refusal         = "refused"
+	silence         = "timeout"
+	noRoute         = "unreachable"
+)
 
-// newServer returns a server that has as many workers as Go may use threads.
-func newServer(r mode.Relay, families []proxy.Family, threads int) (*server, error) {
-	s := &server{Relay: r, families: families, index: newIndex(), counts: newCounts(), socket: unix.Socket}
+// newServer returns a server with workers that do not run yet.
+func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, error) {
+	s := &server{
+		Relay: r, families: families, index: balance.NewIndex(), socket: unix.Socket,
+		open:    map[proxy.Protocol]*atomic.Int64{proxy.TCP: {}, proxy.UDP: {}},
+		refused: map[string]*atomic.Int64{noService: {}, connectionLimit: {}, noDescriptor: {}, noEndpoint: {}},
+		failed:  map[string]*atomic.Int64{refusal: {}, silence: {}, noRoute: {}},
+	}
 	// Go has raised the limit to what is allowed when the program began.
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return nil, err
 	}
-	s.limit = int64(files.Cur / descriptors)
-	if r.MaxConnections > 0 {
+	if s.limit = int64(files.Cur / descriptors); r.MaxConnections > 0 {
 		s.limit = min(s.limit, int64(r.MaxConnections))
 	}
-	for range threads {
+	for range workers {
 		w, err := s.newWorker()
 		if err != nil {
 			s.close()
@@ -52,38 +75,45 @@ func newServer(r mode.Relay, families []proxy.Family, threads int) (*server, err
 	return s, nil
 }
 
-func (s *server) full() bool {
-	return s.counts.open[proxy.TCP].Load()+s.counts.open[proxy.UDP].Load() >= s.limit
-}
+// counted returns how many connections and sessions are open.
+func (s *server) counted() int64 { return s.open[proxy.TCP].Load() + s.open[proxy.UDP].Load() }
 
 // short says, once, that something is short that a connection needs.
 func (s *server) short(err error) {
-	s.counts.refused(noDescriptor)
+	s.refused[noDescriptor].Add(1)
 	s.sayShort.Do(func() {
 		s.log.Error(err, "Connections to Services wait: no more can be opened; raise the limit of open files", "limit", s.limit)
 	})
 }
 
-// serve gives the workers their listeners.
-func (s *server) serve() {
+// cannotReach counts an endpoint that cannot be connected to.
+func (s *server) cannotReach(err error) {
+	reason := map[error]string{unix.ECONNREFUSED: refusal, unix.ETIMEDOUT: silence}[err]
+	if reason == "" {
+		reason = noRoute
+	}
+	s.failed[reason].Add(1)
+}
+
+// start gives the workers their listeners.
+func (s *server) start() {
 	for i, l := range s.listeners {
 		w := s.workers[i%len(s.workers)]
 		w.do(func() { _ = w.watch(l.fd, l, unix.EPOLLIN) })
 	}
 }
 
-// drained returns when no TCP connection is open, or it takes too long. UDP
-// sessions get some time for another mode to take them.
-func (s *server) drained(done <-chan struct{}) {
+// drain waits until nothing is open, there is a successor, or it takes too long.
+func (s *server) drain(followed <-chan struct{}) {
 	tick := time.NewTicker(drainTick)
 	defer tick.Stop()
 	began := time.Now()
 	open := func() bool {
-		return s.counts.open[proxy.TCP].Load() > 0 || s.counts.open[proxy.UDP].Load() > 0 && time.Since(began) < sessionDrain
+		return s.open[proxy.TCP].Load() > 0 || s.open[proxy.UDP].Load() > 0 && time.Since(began) < sessionDrain
 	}
 	for late := time.After(s.DrainTimeout); open(); {
 		select {
-		case <-done:
+		case <-followed:
 			return
 		case <-late:
 			return
@@ -92,18 +122,13 @@ func (s *server) drained(done <-chan struct{}) {
 	}
 }
 
-const (
-	drainTick    = 20 * time.Millisecond
-	sessionDrain = 5 * time.Second
-)
-
 // close gives up all that is open. The workers have stopped.
 func (s *server) close() {
 	for _, w := range s.workers {
 		for _, x := range w.sockets {
 			switch x := x.(type) {
 			case *connection:
-				x.reset(w)
+				x.end(w, true)
 			case *session:
 				x.end(w)
 			}
@@ -111,81 +136,42 @@ func (s *server) close() {
 		for _, p := range w.pipes {
 			w.closing = append(w.closing, p.r, p.w)
 		}
-		for _, fd := range append(w.closing, w.epoll, w.wake) {
-			_ = unix.Close(fd)
-		}
+		closeAll(append(w.closing, w.epoll, w.wake))
 	}
 	for _, l := range s.listeners {
 		_ = unix.Close(l.fd)
 	}
 }
 
-// Why a client was not served.
-const (
-	noService       = "no Service has the address"
-	connectionLimit = "limit of connections"
-	noDescriptor    = "limit of open files"
-	noEndpoint      = "no endpoint connects"
-)
-
-// counts is what metrics tell.
-type counts struct {
-	open    map[proxy.Protocol]*atomic.Int64
-	refuse  map[string]*atomic.Int64 // clients, by reason
-	failure map[string]*atomic.Int64 // to connect to an endpoint, by reason
-}
-
-func newCounts() *counts {
-	counters := func(names ...string) map[string]*atomic.Int64 {
-		m := map[string]*atomic.Int64{}
-		for _, n := range names {
-			m[n] = &atomic.Int64{}
-		}
-		return m
-	}
-	return &counts{
-		open:    map[proxy.Protocol]*atomic.Int64{proxy.TCP: {}, proxy.UDP: {}},
-		refuse:  counters(noService, connectionLimit, noDescriptor, noEndpoint),
-		failure: counters("refused", "timeout", "unreachable"),
-	}
-}
-
-func (c *counts) refused(why string) { c.refuse[why].Add(1) }
-
-func (c *counts) failed(err error) {
-	switch err {
-	case unix.ECONNREFUSED:
-		c.failure["refused"].Add(1)
-	case unix.ETIMEDOUT:
-		c.failure["timeout"].Add(1)
-	default:
-		c.failure["unreachable"].Add(1)
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
 	}
 }
 
 // metrics returns what the server counts.
 func (s *server) metrics() []proxy.Metric {
-	by := func(name, help, label string, of map[string]*atomic.Int64) proxy.Metric {
-		return proxy.Metric{Name: name, Help: help, Grows: true, Labels: []string{label}, Read: func(yield func(float64, ...string)) {
-			for value, n := range of {
-				yield(float64(n.Load()), value)
+	counted := func(name, help string, by map[string]*atomic.Int64) proxy.Metric {
+		return proxy.Metric{Name: name, Help: help, Grows: true, Labels: []string{"reason"}, Read: func(yield func(float64, ...string)) {
+			for reason, n := range by {
+				yield(float64(n.Load()), reason)
 			}
 		}}
 	}
 	return []proxy.Metric{
+		counted("userspace_refused_clients_total", "Clients that were not served, or sessions that gave way", s.refused),
+		counted("userspace_failed_dials_total", "Endpoints that could not be connected to", s.failed),
+		{
+			Name: "userspace_connections_limit", Help: "TCP connections and UDP sessions that may be open; beyond, clients are refused",
+			Read: func(yield func(float64, ...string)) { yield(float64(s.limit)) },
+		},
 		{
 			Name: "userspace_connections", Help: "TCP connections and UDP sessions that are open", Labels: []string{"protocol"},
 			Read: func(yield func(float64, ...string)) {
-				for p, n := range s.counts.open {
+				for p, n := range s.open {
 					yield(float64(n.Load()), p.String())
 				}
 			},
 		},
-		{
-			Name: "userspace_connections_limit", Help: "Connections and sessions that may be open; beyond, clients are refused",
-			Read: func(yield func(float64, ...string)) { yield(float64(s.limit)) },
-		},
-		by("userspace_refused_clients_total", "Clients that were not served", "reason", s.counts.refuse),
-		by("userspace_failed_dials_total", "Endpoints that could not be connected to", "reason", s.counts.failure),
 	}
 }

@@ -7,24 +7,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/balance"
 	"sluice/internal/proxy"
 )
 
 // listener is where rules lead connections of one kind to.
 type listener struct {
 	Protocol   proxy.Protocol
-	Family     proxy.Family
 	Scope      proxy.Scope // of the endpoints that they take
-	Masquerade bool
+	Masquerade int         // 1: the endpoint sees the node
 	Port       uint16
 	fd         int
 }
 
 // ready takes what has come.
 func (l *listener) ready(w *worker, _ int, _ uint32) {
+	take := l.accept
+	if l.Protocol == proxy.UDP {
+		take = l.receive
+	}
 	for range roundsAtOnce {
-		err := l.accept(w)
-		switch err {
+		switch err := take(w); err {
 		case nil, unix.ECONNABORTED, unix.EINTR:
 			continue
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
@@ -36,65 +39,56 @@ func (l *listener) ready(w *worker, _ int, _ uint32) {
 }
 
 func (l *listener) accept(w *worker) error {
-	if l.Protocol == proxy.UDP {
-		return l.receive(w)
-	}
 	fd, peer, err := unix.Accept4(l.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 	if err != nil {
 		return err
 	}
-	own, err := unix.Getsockname(fd)
-	if err != nil {
-		return unix.Close(fd)
+	c := &connection{fds: [2]int{fd, -1}, relayed: relayed{Client: addrPort(peer), Scope: l.Scope, Masquerade: l.Masquerade}}
+	if to, err := unix.Getsockname(fd); err == nil {
+		c.service = w.index.Find(proxy.TCP, addrPort(to))
 	}
-	c := &connection{
-		service: w.index.find(proxy.TCP, addrPort(own)), client: addrPort(peer), scope: l.Scope, masquerade: l.Masquerade,
-		fds: [2]int{fd, -1},
+	w.open[proxy.TCP].Add(1)
+	c.watch(w, client)
+	if c.service == nil || !w.room(1) {
+		w.refuse(c.service)
+		c.end(w, true)
+		return nil
 	}
-	if why := w.refuses(c.service); why != "" {
-		w.counts.refused(why)
-		resetOnClose(fd)
-		return unix.Close(fd)
-	}
-	w.counts.open[proxy.TCP].Add(1)
-	c.watch(w, 0)
+	c.Key = c.service.Key
 	c.dial(w)
 	return nil
 }
 
-// The ends of a connection.
-const (
-	toClient = iota
-	toEndpoint
-)
+// The ends of a connection, and the streams from there.
+const client, endpoint = 0, 1
+
+// relayed is what a successor must know of a connection.
+type relayed struct {
+	Key        proxy.PortKey
+	Client     netip.AddrPort
+	Endpoint   proxy.Endpoint
+	Scope      proxy.Scope
+	Masquerade int
+	Held       [2]int  // bytes that were read and not yet written
+	Ended      [2]bool // there will be nothing more to read
+	Shut       [2]bool // and the other side knows
+}
 
 // connection is a client's connection and the one to its endpoint.
 type connection struct {
-	service    *service
-	client     netip.AddrPort
-	endpoint   proxy.Endpoint
-	scope      proxy.Scope
-	masquerade bool
-	tried      []netip.AddrPort // that failed
-	fds        [2]int           // -1: none
-	from       [2]stream        // from the client, from the endpoint
-	dialing    *list.Element    // nil: there is an endpoint
-	began      time.Time        // to dial
-	busy       bool             // its turn comes again soon
-}
-
-// stream is what goes one way.
-type stream struct {
-	pipe  *pipe
-	held  int  // bytes in the pipe
-	ended bool // there will be nothing more to read
-	shut  bool // and the other side knows
+	relayed
+	service *balance.Service
+	tried   []netip.AddrPort // that failed
+	fds     [2]int           // -1: none
+	pipes   [2]*pipe         // of what is held
+	dialing *list.Element    // nil: there is an endpoint
+	began   time.Time        // to dial
+	busy    bool             // its turn comes again soon
 }
 
 func (c *connection) watch(w *worker, end int) {
-	const all = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
-	if w.watch(c.fds[end], c, all) != nil {
-		c.reset(w)
+	if w.watch(c.fds[end], c, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET) != nil {
+		c.end(w, true)
 	}
 }
 
@@ -104,173 +98,165 @@ func (c *connection) ready(w *worker, fd int, events uint32) {
 	switch {
 	case c.dialing == nil:
 		c.relay(w)
-	case fd == c.fds[toEndpoint]:
-		c.dialed(w)
+	case fd == c.fds[endpoint]:
+		code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		if err == nil && code != 0 {
+			err = unix.Errno(code)
+		}
+		c.dialed(w, err)
 	case events&unix.EPOLLERR != 0: // The client has gone meanwhile.
-		c.reset(w)
+		c.end(w, true)
 	}
 }
 
 // dial begins to connect to an endpoint that was not tried.
 func (c *connection) dial(w *worker) {
-	for c.fds[toClient] >= 0 && c.fds[toEndpoint] < 0 {
-		e, ok := c.service.choose(c.client.Addr(), c.scope, c.tried)
+	for c.fds[client] >= 0 && c.fds[endpoint] < 0 {
+		e, ok := c.service.Choose(c.Client.Addr(), c.Scope, c.tried)
 		if !ok || len(c.tried) > w.Retries {
 			if ok {
-				c.service.release(e.Addr)
+				c.service.Release(e.Addr)
 			}
-			w.counts.refused(noEndpoint)
-			c.reset(w)
+			w.refused[noEndpoint].Add(1)
+			c.end(w, true)
 			return
 		}
-		c.endpoint, c.began = e, time.Now()
-		fd, err := w.connect(proxy.TCP, c.client, e, c.masquerade)
+		c.Endpoint, c.began = e, time.Now()
+		fd, err := w.connect(proxy.TCP, c.Client, e, c.Masquerade)
 		if err != nil {
 			c.giveUp(w, err)
 			continue
 		}
-		c.fds[toEndpoint] = fd
-		c.dialing = w.dialing.PushBack(c)
-		c.watch(w, toEndpoint)
+		c.fds[endpoint], c.dialing = fd, w.dialing.PushBack(c)
+		c.watch(w, endpoint)
 	}
 }
 
-// dialed looks what became of it.
-func (c *connection) dialed(w *worker) {
-	code, err := unix.GetsockoptInt(c.fds[toEndpoint], unix.SOL_SOCKET, unix.SO_ERROR)
-	switch {
-	case err != nil:
-		c.failed(w, err)
-	case code != 0:
-		c.failed(w, unix.Errno(code))
-	default:
-		w.dialing.Remove(c.dialing)
-		c.dialing, c.tried = nil, nil
-		c.relay(w)
-	}
-}
-
-// failed tries another endpoint.
-func (c *connection) failed(w *worker, err error) {
+// dialed goes on with the endpoint, or with another one after an error.
+func (c *connection) dialed(w *worker, err error) {
 	w.dialing.Remove(c.dialing)
 	c.dialing = nil
-	c.drop(w, toEndpoint, false)
+	if err == nil {
+		c.tried = nil
+		c.relay(w)
+		return
+	}
+	c.drop(w, endpoint, false)
 	c.giveUp(w, err)
 	c.dial(w)
 }
 
-// giveUp gives an endpoint up.
 func (c *connection) giveUp(w *worker, err error) {
-	w.counts.failed(err)
-	c.service.release(c.endpoint.Addr)
-	c.tried = append(c.tried, c.endpoint.Addr)
+	w.cannotReach(err)
+	c.service.Release(c.Endpoint.Addr)
+	c.tried = append(c.tried, c.Endpoint.Addr)
 }
 
 // relay moves what there is, both ways.
 func (c *connection) relay(w *worker) {
-	if c.fds[toClient] < 0 || c.fds[toEndpoint] < 0 {
+	if c.fds[client] < 0 || c.fds[endpoint] < 0 {
 		return
 	}
 	more := false
-	for i := range c.from {
-		again, err := c.from[i].move(w, c.fds[i], c.fds[1-i])
+	for from := range c.fds {
+		again, err := c.move(w, from)
 		if err != nil {
-			c.reset(w)
+			c.end(w, true)
 			return
 		}
 		more = more || again
 	}
-	switch {
-	case c.from[0].shut && c.from[1].shut:
+	if c.Shut[client] && c.Shut[endpoint] {
 		c.end(w, false)
-	case more && !c.busy:
+	} else if more && !c.busy {
 		c.busy = true
 		w.busy = append(w.busy, c)
 	}
 }
 
+const spliceFlags = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
+
 // move moves what can be moved one way without waiting, in the kernel. It
 // reports true if there is more, when others have had their turn. The pipe is
 // filled only when it is empty, so a read that would block has nothing to read.
-func (s *stream) move(w *worker, from, to int) (more bool, err error) {
+func (c *connection) move(w *worker, from int) (more bool, err error) {
 	for range roundsAtOnce {
-		if s.held == 0 && !s.ended {
-			if err := s.read(w, from); err == unix.EAGAIN {
+		if c.Held[from] == 0 && !c.Ended[from] {
+			if err := c.fill(w, from); err != nil {
+				c.release(w, from)
+				return false, unlessBlocked(err)
+			}
+		}
+		if c.Held[from] == 0 {
+			c.release(w, from)
+			if c.Shut[from] {
 				return false, nil
-			} else if err != nil {
-				return false, err
 			}
+			c.Shut[from] = true
+			return false, unix.Shutdown(c.fds[1-from], unix.SHUT_WR)
 		}
-		if s.held == 0 {
-			s.release(w)
-			if !s.shut {
-				s.shut = true
-				return false, unix.Shutdown(to, unix.SHUT_WR)
-			}
-			return false, nil
+		n, err := unix.Splice(c.pipes[from].r, nil, c.fds[1-from], nil, c.Held[from], spliceFlags)
+		if err != nil {
+			return false, unlessBlocked(err)
 		}
-		n, err := unix.Splice(s.pipe.r, nil, to, nil, s.held, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
-		if err == unix.EAGAIN {
-			return false, nil
-		} else if err != nil {
-			return false, err
-		}
-		s.held -= int(n)
+		c.Held[from] -= int(n)
 	}
 	return true, nil
 }
 
-// read fills the pipe.
-func (s *stream) read(w *worker, from int) (err error) {
-	if s.pipe == nil {
-		if s.pipe, err = w.takePipe(); err != nil {
-			w.counts.refused(noDescriptor)
+func unlessBlocked(err error) error {
+	if err == unix.EAGAIN {
+		return nil
+	}
+	return err
+}
+
+// fill fills an empty pipe.
+func (c *connection) fill(w *worker, from int) (err error) {
+	if c.pipes[from] == nil {
+		if c.pipes[from], err = w.takePipe(); err != nil {
+			w.refused[noDescriptor].Add(1)
 			return err
 		}
 	}
-	n, err := unix.Splice(from, nil, s.pipe.w, nil, pipeSize, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
-	if err != nil {
-		s.release(w)
-		return err
+	n, err := unix.Splice(c.fds[from], nil, c.pipes[from].w, nil, pipeSize, spliceFlags)
+	if err == nil {
+		c.Held[from], c.Ended[from] = int(n), n == 0
 	}
-	s.held, s.ended = int(n), n == 0
-	return nil
+	return err
 }
 
-// release gives the pipe back.
-func (s *stream) release(w *worker) {
-	if s.pipe != nil {
-		w.givePipe(s.pipe, s.held == 0)
-		s.pipe = nil
+// release gives a pipe back.
+func (c *connection) release(w *worker, from int) {
+	if c.pipes[from] != nil {
+		w.givePipe(c.pipes[from], c.Held[from] == 0)
+		c.pipes[from] = nil
 	}
 }
 
-// reset tells both sides that the connection was cut off.
-func (c *connection) reset(w *worker) { c.end(w, true) }
-
+// end ends the connection; cutOff: both sides see a reset.
 func (c *connection) end(w *worker, cutOff bool) {
-	if c.fds[toClient] < 0 {
+	if c.fds[client] < 0 {
 		return
 	}
 	if c.dialing != nil {
 		w.dialing.Remove(c.dialing)
 		c.dialing = nil
 	}
-	if c.fds[toEndpoint] >= 0 {
-		c.service.release(c.endpoint.Addr)
-		c.drop(w, toEndpoint, cutOff)
+	if c.fds[endpoint] >= 0 {
+		c.service.Release(c.Endpoint.Addr)
+		c.drop(w, endpoint, cutOff)
 	}
-	c.drop(w, toClient, cutOff)
-	for i := range c.from {
-		c.from[i].release(w)
-	}
-	w.counts.open[proxy.TCP].Add(-1)
+	c.drop(w, client, cutOff)
+	c.release(w, client)
+	c.release(w, endpoint)
+	w.open[proxy.TCP].Add(-1)
 }
 
 // drop closes one of both.
 func (c *connection) drop(w *worker, end int, cutOff bool) {
 	if cutOff {
-		resetOnClose(c.fds[end])
+		_ = unix.SetsockoptLinger(c.fds[end], unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	}
 	w.close(c.fds[end])
 	c.fds[end] = -1

@@ -7,29 +7,39 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/balance"
 	"sluice/internal/proxy"
 )
 
 // flow is what a session is found by.
 type flow struct{ Client, Dst netip.AddrPort }
 
+// relayedFlow is what a successor must know of a session.
+type relayedFlow struct {
+	flow
+	Key      proxy.PortKey
+	Endpoint netip.AddrPort
+}
+
 // session is a client's datagrams to a frontend, and the endpoint that they go to.
 type session struct {
-	flow
-	service  *service
-	endpoint netip.AddrPort
-	version  uint64 // of the service, when the endpoint was last known to serve
-	fd       int    // to the endpoint
-	reply    *reply
-	used     time.Time
-	idle     *list.Element
+	relayedFlow
+	service *balance.Service
+	version uint64 // of the service, when the endpoint was last known to serve
+	fd      int    // to the endpoint
+	reply   *reply
+	used    time.Time
+	idle    *list.Element
 }
 
 // reply is a socket with the address of a frontend. It only sends: datagrams to
 // the frontend come to the listener, since the socket is connected to nobody.
-type reply struct {
-	fd       int
-	sessions int
+type reply struct{ fd, sessions int }
+
+// nobody are addresses that no datagram comes from.
+var nobody = [...]netip.AddrPort{
+	proxy.IPv4: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 255, 255, 254}), 9),
+	proxy.IPv6: netip.AddrPortFrom(netip.IPv6Loopback(), 9),
 }
 
 // receive takes one datagram.
@@ -39,7 +49,6 @@ func (l *listener) receive(w *worker) error {
 	if err != nil {
 		return err
 	}
-	f := flow{Client: addrPort(from)}
 	messages, err := unix.ParseSocketControlMessage(oob[:on])
 	if err != nil || len(messages) == 0 {
 		return nil
@@ -48,74 +57,66 @@ func (l *listener) receive(w *worker) error {
 	if err != nil {
 		return nil
 	}
-	f.Dst = addrPort(dst)
-	if s := l.session(w, f); s != nil {
-		s.forward(w, w.buffer[:n])
+	if s := l.session(w, flow{addrPort(from), addrPort(dst)}); s != nil {
+		if _, err := unix.Write(s.fd, w.buffer[:n]); err == unix.ECONNREFUSED {
+			s.refused(w)
+		}
 	}
 	return nil
 }
 
 // session returns the session of a flow, which may begin now; nil if there is none.
 func (l *listener) session(w *worker, f flow) *session {
-	s := w.sessions[f]
-	if s != nil && s.alive(w) {
+	if s := w.sessions[f]; s != nil && s.alive(w) {
 		return s
 	}
-	service := w.index.find(proxy.UDP, f.Dst)
-	if why := w.refuses(service); why != "" {
-		w.counts.refused(why)
+	s := &session{service: w.index.Find(proxy.UDP, f.Dst)}
+	if s.service == nil || !w.room(0) {
+		w.refuse(s.service)
 		return nil
 	}
-	s = &session{flow: f, service: service, fd: -1}
-	if !s.connect(w, l) {
-		return nil
+	s.flow, s.Key = f, s.service.Key
+	var tried []netip.AddrPort
+	for range 1 + w.Retries {
+		e, ok := s.service.Choose(f.Client.Addr(), l.Scope, tried)
+		if !ok {
+			break
+		}
+		s.Endpoint = e.Addr
+		var err error
+		if s.fd, err = w.connect(proxy.UDP, f.Client, e, l.Masquerade); err == nil {
+			if s.begin(w) {
+				return s
+			}
+			return nil
+		}
+		w.cannotReach(err)
+		s.service.Release(e.Addr)
+		tried = append(tried, e.Addr)
 	}
-	if !s.begin(w) {
-		return nil
-	}
-	return s
+	w.refused[noEndpoint].Add(1)
+	return nil
 }
 
-// begin makes a session that has an endpoint found.
+// begin has a session found that has an endpoint.
 func (s *session) begin(w *worker) bool {
 	if s.reply = w.replyFrom(s.Dst); s.reply == nil || w.watch(s.fd, s, unix.EPOLLIN) != nil {
-		w.counts.refused(noDescriptor)
-		s.service.release(s.endpoint)
+		w.refused[noDescriptor].Add(1)
+		s.service.Release(s.Endpoint)
 		w.close(s.fd)
 		return false
 	}
 	w.sessions[s.flow] = s
 	s.used, s.idle = time.Now(), w.idle.PushBack(s)
-	w.counts.open[proxy.UDP].Add(1)
+	w.open[proxy.UDP].Add(1)
 	return true
-}
-
-// connect finds the session an endpoint.
-func (s *session) connect(w *worker, l *listener) bool {
-	var tried []netip.AddrPort
-	for range 1 + w.Retries {
-		e, ok := s.service.choose(s.Client.Addr(), l.Scope, tried)
-		if !ok {
-			break
-		}
-		var err error
-		if s.fd, err = w.connect(proxy.UDP, s.Client, e, l.Masquerade); err == nil {
-			s.endpoint = e.Addr
-			return true
-		}
-		w.counts.failed(err)
-		s.service.release(e.Addr)
-		tried = append(tried, e.Addr)
-	}
-	w.counts.refused(noEndpoint)
-	return false
 }
 
 // alive reports whether the session's endpoint may still be sent to, and ends
 // the session if not.
 func (s *session) alive(w *worker) bool {
-	if v := s.service.version.Load(); v != s.version {
-		if !s.service.serves(s.endpoint) {
+	if v := s.service.Version.Load(); v != s.version {
+		if !s.service.Serves(s.Endpoint) {
 			s.end(w)
 			return false
 		}
@@ -126,18 +127,11 @@ func (s *session) alive(w *worker) bool {
 	return true
 }
 
-// forward sends a datagram to the endpoint.
-func (s *session) forward(w *worker, b []byte) {
-	if _, err := unix.Write(s.fd, b); err == unix.ECONNREFUSED {
-		s.refused(w)
-	}
-}
-
 // refused ends a session whose endpoint does not listen: the client's next
 // datagram begins another one.
 func (s *session) refused(w *worker) {
-	w.counts.failed(unix.ECONNREFUSED)
-	s.service.disown(s.Client.Addr())
+	w.cannotReach(unix.ECONNREFUSED)
+	s.service.Disown(s.Client.Addr())
 	s.end(w)
 }
 
@@ -160,46 +154,30 @@ func (s *session) end(w *worker) {
 	delete(w.sessions, s.flow)
 	w.idle.Remove(s.idle)
 	w.close(s.fd)
-	s.service.release(s.endpoint)
-	w.counts.open[proxy.UDP].Add(-1)
+	s.service.Release(s.Endpoint)
+	w.open[proxy.UDP].Add(-1)
 	if s.reply.sessions--; s.reply.sessions == 0 {
 		delete(w.replies, s.Dst)
 		_ = unix.Close(s.reply.fd)
 	}
 }
 
-// nobody are addresses that no datagram comes from.
-var nobody = [...]netip.AddrPort{
-	proxy.IPv4: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 255, 255, 254}), 9),
-	proxy.IPv6: netip.AddrPortFrom(netip.IPv6Loopback(), 9),
-}
-
 // replyFrom returns the socket that answers from a frontend, or nil.
 func (w *worker) replyFrom(dst netip.AddrPort) *reply {
-	if r := w.replies[dst]; r != nil {
-		r.sessions++
-		return r
+	r := w.replies[dst]
+	if r == nil {
+		f := proxy.FamilyOf(dst.Addr())
+		fd, err := w.openSocket(proxy.UDP, f, dst, transparent[f], shareAddr)
+		if err != nil {
+			return nil
+		}
+		if unix.Connect(fd, sockaddr(nobody[f])) != nil {
+			_ = unix.Close(fd)
+			return nil
+		}
+		r = &reply{fd: fd}
+		w.replies[dst] = r
 	}
-	f := proxy.FamilyOf(dst.Addr())
-	fd, err := w.open(proxy.UDP, f)
-	if err != nil {
-		return nil
-	}
-	err = transparent.set(fd, f)
-	if err == nil {
-		err = switchOn(fd, unix.SO_REUSEADDR)
-	}
-	if err == nil {
-		err = unix.Bind(fd, sockaddr(dst))
-	}
-	if err == nil {
-		err = unix.Connect(fd, sockaddr(nobody[f]))
-	}
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil
-	}
-	r := &reply{fd, 1}
-	w.replies[dst] = r
+	r.sessions++
 	return r
 }

@@ -16,10 +16,12 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Bits of the packet mark.
-const (
-	socketMark = 1 << 12 // a socket of this host takes the packet
-	ownMark    = 1 << 13 // the packet is the server's own
+// maxWorkers bounds the threads that serve; each has listeners of its own.
+const maxWorkers = 16
+
+var (
+	errSCTP      = fmt.Errorf("mode userspace cannot serve SCTP, choose another --proxy-mode: %w", errors.ErrUnsupported)
+	errTakenOver = errors.New("another daemon took over the connections")
 )
 
 // Dataplane carries connections itself. Rules decide about policy and lead them to it.
@@ -43,35 +45,27 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 	if r := s.Relay; r.DialTimeout <= 0 || r.UDPTimeout <= 0 || r.Retries < 0 {
 		return nil, fmt.Errorf("mode userspace: time-outs must be longer than 0 and retries not negative: %+v", r)
 	}
-	sockets := &nftables.Sockets{Mark: socketMark, Own: ownMark, NAT: true}
-	rules, err := nftables.OpenOverlay(ctx, s, overlay(sockets))
-	if err != nil {
+	d := &Dataplane{sockets: &nftables.Sockets{}, listening: make(chan net.Listener, 1)}
+	var err error
+	if d.Dataplane, err = nftables.OpenOverlay(ctx, s, overlay(d.sockets)); err != nil {
 		return nil, err
 	}
-	srv, err := newServer(s.Relay, s.Served(), min(runtime.GOMAXPROCS(0), maxWorkers))
-	if err != nil {
-		return nil, errors.Join(err, rules.Close())
+	if d.server, err = newServer(s.Relay, s.Served(), min(runtime.GOMAXPROCS(0), maxWorkers)); err != nil {
+		return nil, errors.Join(err, d.Dataplane.Close())
 	}
-	return &Dataplane{Dataplane: rules, server: srv, sockets: sockets, listening: make(chan net.Listener, 1)}, nil
+	return d, nil
 }
 
-// maxWorkers bounds the threads that serve; each has listeners of its own.
-const maxWorkers = 16
-
-// errSCTP says why a row is refused.
-var errSCTP = fmt.Errorf("mode userspace cannot serve SCTP, choose another --proxy-mode: %w", errors.ErrUnsupported)
-
-// Sync makes rows found, opens the listeners or takes them over, and then has
+// Sync has rows found, opens the listeners or takes them over, and then has
 // rules lead there.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
-	keys := slices.Collect(maps.Keys(want.Rows))
-	served, refused := serve(keys, want)
+	served, refused := servable(slices.Collect(maps.Keys(want.Rows)), want)
 	own := *want
 	own.Rows = map[proxy.PortKey]*proxy.ServicePort{}
 	for _, k := range served {
 		own.Rows[k] = want.Rows[k]
 	}
-	d.forget = append(d.forget, d.server.index.update(append(d.server.index.keys(), served...), own.Rows))
+	d.forget = append(d.forget, d.server.index.Update(append(d.server.index.Keys(), served...), own.Rows))
 	if err := d.begin(ctx); err != nil {
 		return nil, err
 	}
@@ -79,28 +73,27 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	return d.finish(refused, more, err)
 }
 
-// Apply makes changed rows found, and has rules lead to them.
+// Apply has changed rows found, and rules lead to them.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
-	served, refused := serve(changed.Rows, want)
-	d.forget = append(d.forget, d.server.index.update(served, want.Rows))
 	own := *changed
+	served, refused := servable(changed.Rows, want)
 	own.Rows = served
+	d.forget = append(d.forget, d.server.index.Update(served, want.Rows))
 	more, err := d.Dataplane.Apply(ctx, want, &own)
 	return d.finish(refused, more, err)
 }
 
-// serve returns the rows that can be served, and refuses the others.
-func serve(keys []proxy.PortKey, want *proxy.State) (served []proxy.PortKey, refused proxy.Refused) {
+// servable returns the rows that can be served, and refuses the others.
+func servable(keys []proxy.PortKey, want *proxy.State) (can []proxy.PortKey, refused proxy.Refused) {
 	refused = proxy.Refused{}
 	for _, k := range keys {
-		switch {
-		case k.Protocol != proxy.SCTP:
-			served = append(served, k)
-		case want.Rows[k] != nil:
+		if k.Protocol != proxy.SCTP {
+			can = append(can, k)
+		} else if want.Rows[k] != nil {
 			refused[k] = errSCTP
 		}
 	}
-	return served, refused
+	return can, refused
 }
 
 // finish forgets what no rule leads to any more.
@@ -118,42 +111,35 @@ func (d *Dataplane) finish(refused, more proxy.Refused, err error) (proxy.Refuse
 // begin sees to it that what rules lead to is there.
 func (d *Dataplane) begin(ctx context.Context) error {
 	for _, f := range d.server.families {
-		if err := routingOf(f).ensure(); err != nil {
+		if err := routing.Ensure(f == proxy.IPv6); err != nil {
 			return err
 		}
 	}
 	if d.serving {
 		return nil
 	}
-	taken, err := d.server.takeOver()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Connections of the former daemon are lost")
+	log := klog.FromContext(ctx)
+	if err := d.server.takeOver(); err != nil {
+		log.Error(err, "Some connections of the former daemon are lost")
 	}
-	if !taken {
+	if len(d.server.listeners) == 0 {
 		if err := d.server.listen(); err != nil {
 			return err
 		}
 	}
 	for _, l := range d.server.listeners {
-		masquerade := 0
-		if l.Masquerade {
-			masquerade = 1
-		}
-		d.sockets.Ports[l.Scope][masquerade] = l.Port
+		d.sockets.Ports[l.Scope][l.Masquerade] = l.Port
 	}
-	d.server.serve()
+	d.server.start()
 	d.serving = true
-	l, err := listenForSuccessor()
+	successor, err := net.ListenUnix(meetingPoint.Net, meetingPoint)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Open connections will not survive a restart")
+		log.Error(err, "Open connections will not survive a restart")
 		return nil
 	}
-	d.listening <- l
+	d.listening <- successor
 	return nil
 }
-
-// errTakenOver ends a daemon that another one replaced.
-var errTakenOver = errors.New("another daemon took over the connections")
 
 // Run serves connections until ctx ends. Then it goes on until a successor has
 // them, or no TCP connection is open, or it takes too long.
@@ -170,22 +156,23 @@ func (d *Dataplane) Run(ctx context.Context) error {
 		}
 		workers.Wait()
 	})
-	succeeded := make(chan struct{})
+	followed := make(chan struct{})
 	var l net.Listener
-	for running := true; running; {
+	for l == nil && ctx.Err() == nil {
 		select {
 		case l = <-d.listening:
 			beside.Go(func() {
 				if s.awaitSuccessor(l, stop) {
-					close(succeeded)
+					close(followed)
 				}
 			})
-			continue
-		case <-succeeded:
 		case <-ctx.Done():
-			s.drained(succeeded)
 		}
-		running = false
+	}
+	select {
+	case <-followed:
+	case <-ctx.Done():
+		s.drain(followed)
 	}
 	if l != nil {
 		_ = l.Close()

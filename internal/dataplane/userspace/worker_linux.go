@@ -8,14 +8,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/balance"
 )
 
 const (
-	// eventsAtOnce and roundsAtOnce bound what is done before others have their turn.
-	eventsAtOnce = 256
-	roundsAtOnce = 16
-	// acceptPause is how long no connection is accepted when there is no descriptor for it.
-	acceptPause = 100 * time.Millisecond
+	eventsAtOnce = 256                    // before others have their turn
+	roundsAtOnce = 16                     // of one socket
+	acceptPause  = 100 * time.Millisecond // when there is no descriptor for a connection
+	pipeSize     = 256 << 10              // what a slow peer can make us keep, each way
+	sparePipes   = 64                     // empty ones of a worker
 )
 
 // worker serves connections on one thread: everything it does is non-blocking,
@@ -36,7 +38,7 @@ type worker struct {
 	pausedUntil time.Time // zero: connections are accepted
 
 	mu   sync.Mutex
-	todo []func() // by others
+	todo []func() // by others; nil: stop
 }
 
 // socket is told when one of its descriptors is ready.
@@ -44,17 +46,16 @@ type socket interface {
 	ready(w *worker, fd int, events uint32)
 }
 
-func (s *server) newWorker() (*worker, error) {
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	w := &worker{
-		server: s, epoll: epoll, sockets: map[int32]socket{}, sessions: map[flow]*session{}, replies: map[netip.AddrPort]*reply{},
+func (s *server) newWorker() (w *worker, err error) {
+	w = &worker{
+		server: s, sockets: map[int32]socket{}, sessions: map[flow]*session{}, replies: map[netip.AddrPort]*reply{},
 		buffer: make([]byte, math.MaxUint16),
 	}
+	if w.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, err
+	}
 	if w.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		_ = unix.Close(epoll)
+		_ = unix.Close(w.epoll)
 		return nil, err
 	}
 	return w, w.watch(w.wake, nil, unix.EPOLLIN)
@@ -97,9 +98,7 @@ func (w *worker) run() {
 			c.relay(w)
 		}
 		w.expire(time.Now())
-		for _, fd := range w.closing {
-			_ = unix.Close(fd)
-		}
+		closeAll(w.closing)
 		w.closing = w.closing[:0]
 		stopped = w.ordered()
 	}
@@ -123,67 +122,57 @@ func (w *worker) ordered() bool {
 	return false
 }
 
-// patience returns for how many milliseconds there is nothing to do.
+// patience returns for how many milliseconds there is nothing to do; -1: for ever.
 func (w *worker) patience() int {
 	if len(w.busy) > 0 {
 		return 0
 	}
-	next := time.Time{}
-	sooner := func(t time.Time) {
-		if next.IsZero() || t.Before(next) {
-			next = t
-		}
-	}
+	wait := time.Duration(math.MaxInt64)
 	if e := w.dialing.Front(); e != nil {
-		sooner(e.Value.(*connection).began.Add(w.DialTimeout))
+		wait = time.Until(e.Value.(*connection).began.Add(w.DialTimeout))
 	}
 	if e := w.idle.Front(); e != nil {
-		sooner(e.Value.(*session).used.Add(w.UDPTimeout))
+		wait = min(wait, time.Until(e.Value.(*session).used.Add(w.UDPTimeout)))
 	}
 	if !w.pausedUntil.IsZero() {
-		sooner(w.pausedUntil)
+		wait = min(wait, time.Until(w.pausedUntil))
 	}
-	if next.IsZero() {
+	if wait == math.MaxInt64 {
 		return -1
 	}
-	return int(max(0, time.Until(next))/time.Millisecond) + 1
+	return int(max(0, wait)/time.Millisecond) + 1
 }
 
 // expire does what is due.
 func (w *worker) expire(now time.Time) {
-	for e := w.dialing.Front(); e != nil; e = w.dialing.Front() {
-		c := e.Value.(*connection)
-		if now.Sub(c.began) < w.DialTimeout {
-			break
-		}
-		c.failed(w, unix.ETIMEDOUT)
+	for e := w.dialing.Front(); e != nil && now.Sub(e.Value.(*connection).began) >= w.DialTimeout; e = w.dialing.Front() {
+		e.Value.(*connection).dialed(w, unix.ETIMEDOUT)
 	}
-	for e := w.idle.Front(); e != nil; e = w.idle.Front() {
-		s := e.Value.(*session)
-		if now.Sub(s.used) < w.UDPTimeout {
-			break
-		}
-		s.end(w)
+	for e := w.idle.Front(); e != nil && now.Sub(e.Value.(*session).used) >= w.UDPTimeout; e = w.idle.Front() {
+		e.Value.(*session).end(w)
 	}
 	if !w.pausedUntil.IsZero() && !now.Before(w.pausedUntil) {
 		w.accepting(true)
 	}
 }
 
-// refuses says why there can be no new connection to a service, if so. Sessions
-// that are silent give way.
-func (w *worker) refuses(to *service) string {
-	if to == nil {
-		return noService
-	}
-	if w.full() && w.idle.Len() > 0 {
-		w.counts.refused(connectionLimit)
+// room reports whether there may be one more connection, besides those that are
+// counted for it. A session that is silent gives way.
+func (w *worker) room(counted int64) bool {
+	if over := w.counted() - counted; over >= w.limit && w.idle.Len() > 0 {
+		w.refused[connectionLimit].Add(1)
 		w.idle.Front().Value.(*session).end(w)
 	}
-	if w.full() {
-		return connectionLimit
+	return w.counted()-counted < w.limit
+}
+
+// refuse counts a client that is not served.
+func (w *worker) refuse(to *balance.Service) {
+	if to == nil {
+		w.refused[noService].Add(1)
+	} else {
+		w.refused[connectionLimit].Add(1)
 	}
-	return ""
 }
 
 // accepting has new connections accepted, or not for a while.
@@ -203,9 +192,6 @@ func (w *worker) accepting(on bool) {
 // pipe holds what was read and not yet written.
 type pipe struct{ r, w int }
 
-// pipeSize is how much a pipe shall hold. It is what a slow peer can make us keep, each way.
-const pipeSize = 256 << 10
-
 // takePipe returns an empty pipe.
 func (w *worker) takePipe() (*pipe, error) {
 	if n := len(w.pipes); n > 0 {
@@ -221,15 +207,11 @@ func (w *worker) takePipe() (*pipe, error) {
 	return &pipe{fds[0], fds[1]}, nil
 }
 
-// sparePipes is how many empty pipes a worker keeps.
-const sparePipes = 64
-
 // givePipe takes a pipe back, which is not used again unless it is empty.
 func (w *worker) givePipe(p *pipe, empty bool) {
 	if empty && len(w.pipes) < sparePipes {
 		w.pipes = append(w.pipes, p)
 		return
 	}
-	_ = unix.Close(p.r)
-	_ = unix.Close(p.w)
+	closeAll([]int{p.r, p.w})
 }

@@ -1,4 +1,4 @@
-package userspace
+package balance
 
 import (
 	"maps"
@@ -15,20 +15,21 @@ type frontend struct {
 	at       netip.AddrPort
 }
 
-// index finds the service that a connection is for.
-type index struct {
+// Index finds the service that a connection is for.
+type Index struct {
 	mu        sync.RWMutex
-	services  map[proxy.PortKey]*service
-	frontends map[frontend]*service
+	services  map[proxy.PortKey]*Service
+	frontends map[frontend]*Service
 }
 
-func newIndex() *index {
-	return &index{services: map[proxy.PortKey]*service{}, frontends: map[frontend]*service{}}
+// NewIndex returns an index without rows.
+func NewIndex() *Index {
+	return &Index{services: map[proxy.PortKey]*Service{}, frontends: map[frontend]*Service{}}
 }
 
-// find returns the service of a frontend, or nil. An exact address comes before
+// Find returns the service of a frontend, or nil. An exact address comes before
 // a NodePort.
-func (x *index) find(p proxy.Protocol, at netip.AddrPort) *service {
+func (x *Index) Find(p proxy.Protocol, at netip.AddrPort) *Service {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	if s := x.frontends[frontend{p, at}]; s != nil {
@@ -37,27 +38,34 @@ func (x *index) find(p proxy.Protocol, at netip.AddrPort) *service {
 	return x.frontends[frontend{p, netip.AddrPortFrom(proxy.FamilyOf(at.Addr()).Unspecified(), at.Port())}]
 }
 
-// of returns the service of a row, or nil.
-func (x *index) of(key proxy.PortKey) *service {
+// All yields the services there are.
+func (x *Index) All(yield func(*Service) bool) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	maps.Values(x.services)(yield)
+}
+
+// Of returns the service of a row, or nil.
+func (x *Index) Of(key proxy.PortKey) *Service {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return x.services[key]
 }
 
-// keys returns the rows there are.
-func (x *index) keys() []proxy.PortKey {
+// Keys returns the rows there are.
+func (x *Index) Keys() []proxy.PortKey {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return slices.Collect(maps.Keys(x.services))
 }
 
-// update makes rows what is wanted, all at once. What leads to them no more is
+// Update makes rows what is wanted, all at once. What leads to them no more is
 // found until forget is called: rules may lead there until then.
-func (x *index) update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) (forget func()) {
+func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) (forget func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	type former struct {
-		*service
+		*Service
 		frontends []proxy.Frontend
 	}
 	var all []former
@@ -71,7 +79,7 @@ func (x *index) update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.Se
 		case row == nil || s != nil && s.row == row:
 			continue
 		case s == nil:
-			s = newService(key)
+			s = NewService(key)
 			x.services[key] = s
 		}
 		s.set(row)
@@ -83,13 +91,13 @@ func (x *index) update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.Se
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		for _, f := range all {
-			x.leave(f.service, f.frontends)
+			x.leave(f.Service, f.frontends)
 		}
 	}
 }
 
 // leave takes away what led to a service and is not of its row any more.
-func (x *index) leave(s *service, frontends []proxy.Frontend) {
+func (x *Index) leave(s *Service, frontends []proxy.Frontend) {
 	stays := map[netip.AddrPort]bool{}
 	if !s.leaving {
 		for _, f := range s.row.Frontends {
@@ -97,12 +105,12 @@ func (x *index) leave(s *service, frontends []proxy.Frontend) {
 		}
 	}
 	for _, f := range frontends {
-		if at := (frontend{s.key.Protocol, f.Addr}); x.frontends[at] == s && !stays[f.Addr] {
+		if at := (frontend{s.Key.Protocol, f.Addr}); x.frontends[at] == s && !stays[f.Addr] {
 			delete(x.frontends, at)
 		}
 	}
-	if s.leaving && x.services[s.key] == s {
-		delete(x.services, s.key)
+	if s.leaving && x.services[s.Key] == s {
+		delete(x.services, s.Key)
 		s.set(nil)
 	}
 }

@@ -1,8 +1,7 @@
-package userspace
+package balance
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -13,53 +12,49 @@ import (
 	"sluice/internal/proxy"
 )
 
-const (
-	// maxClients bounds the clients that a service remembers for session affinity.
-	maxClients = 1 << 16
-	// maglevSize is how many places a Maglev table has: a prime, and a hundred
-	// times as many as most Services have endpoints.
-	maglevSize = 16381
-)
+// maxClients bounds the clients that a service remembers for session affinity.
+const maxClients = 1 << 16
 
-// service is a row, and what is remembered of its connections. Any goroutine
+// Service is a row, and what is remembered of its connections. Any goroutine
 // may use it.
-type service struct {
-	key     proxy.PortKey
+type Service struct {
+	Key     proxy.PortKey
 	leaving bool // guarded by the index
 
 	mu      sync.Mutex
 	row     *proxy.ServicePort // nil: there is none any more
-	version atomic.Uint64      // how often the row changed
+	Version atomic.Uint64      // how often the row changed
 	turn    uint64             // of round robin
-	clients map[netip.Addr]remembered
+	clients map[netip.Addr]Remembered
 	open    map[netip.AddrPort]int // connections, by endpoint
 	maglev  [2]*maglevTable        // by scope; nil: to be made
 }
 
-// remembered is the endpoint of a client that session affinity holds for.
-type remembered struct {
+// Remembered is the endpoint of a client that session affinity holds for.
+type Remembered struct {
 	Endpoint netip.AddrPort
 	Used     time.Time
 }
 
-func newService(key proxy.PortKey) *service {
-	return &service{key: key, open: map[netip.AddrPort]int{}}
+// NewService returns the service of a row that is not known.
+func NewService(key proxy.PortKey) *Service {
+	return &Service{Key: key, open: map[netip.AddrPort]int{}}
 }
 
 // set makes a row the service's.
-func (s *service) set(row *proxy.ServicePort) {
+func (s *Service) set(row *proxy.ServicePort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.row, s.maglev = row, [2]*maglevTable{}
-	s.version.Add(1)
+	s.Version.Add(1)
 	if row == nil || row.Affinity == 0 {
 		s.clients = nil
 	}
 }
 
-// choose returns an endpoint for a connection that those tried failed for, and
-// counts the connection until it is released. It reports false if there is none.
-func (s *service) choose(client netip.Addr, scope proxy.Scope, tried []netip.AddrPort) (proxy.Endpoint, bool) {
+// Choose returns an endpoint for a connection that those tried failed for, and
+// counts the connection until Release. It reports false if there is none.
+func (s *Service) Choose(client netip.Addr, scope proxy.Scope, tried []netip.AddrPort) (proxy.Endpoint, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.row == nil {
@@ -77,14 +72,14 @@ func (s *service) choose(client netip.Addr, scope proxy.Scope, tried []netip.Add
 		e = s.pick(list, client, scope, len(tried) == 0)
 	}
 	if s.row.Affinity > 0 {
-		s.remember(client, remembered{e.Addr, time.Now()})
+		s.remember(client, Remembered{e.Addr, time.Now()})
 	}
 	s.open[e.Addr]++
 	return e, true
 }
 
-// release ends a connection that choose counted.
-func (s *service) release(endpoint netip.AddrPort) {
+// Release ends a connection that Choose counted.
+func (s *Service) Release(endpoint netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[endpoint]--; s.open[endpoint] <= 0 {
@@ -92,21 +87,21 @@ func (s *service) release(endpoint netip.AddrPort) {
 	}
 }
 
-// adopt counts a connection that was chosen before.
-func (s *service) adopt(endpoint netip.AddrPort) {
+// Adopt counts a connection that was chosen before.
+func (s *Service) Adopt(endpoint netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open[endpoint]++
 }
 
-// disown forgets the endpoint of a client, since it does not answer.
-func (s *service) disown(client netip.Addr) {
+// Disown forgets the endpoint of a client, since it does not answer.
+func (s *Service) Disown(client netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.clients, client)
 }
 
-func (s *service) remembered(list []proxy.Endpoint, client netip.Addr) (proxy.Endpoint, bool) {
+func (s *Service) remembered(list []proxy.Endpoint, client netip.Addr) (proxy.Endpoint, bool) {
 	r, ok := s.clients[client]
 	if !ok || time.Since(r.Used) >= s.row.Affinity {
 		return proxy.Endpoint{}, false
@@ -120,9 +115,9 @@ func (s *service) remembered(list []proxy.Endpoint, client netip.Addr) (proxy.En
 
 // remember notes a client's endpoint. When there is no room, clients go that are
 // due, or else any other one.
-func (s *service) remember(client netip.Addr, now remembered) {
+func (s *Service) remember(client netip.Addr, now Remembered) {
 	if s.clients == nil {
-		s.clients = map[netip.Addr]remembered{}
+		s.clients = map[netip.Addr]Remembered{}
 	}
 	if _, known := s.clients[client]; !known && len(s.clients) >= maxClients {
 		looked := 0
@@ -139,7 +134,7 @@ func (s *service) remember(client netip.Addr, now remembered) {
 }
 
 // pick chooses as the row wants it; whole says that the list is the row's.
-func (s *service) pick(list []proxy.Endpoint, client netip.Addr, scope proxy.Scope, whole bool) proxy.Endpoint {
+func (s *Service) pick(list []proxy.Endpoint, client netip.Addr, scope proxy.Scope, whole bool) proxy.Endpoint {
 	switch {
 	case s.row.Balancing == proxy.Random:
 		return ofShare(list, rand.Uint64())
@@ -158,8 +153,8 @@ func (s *service) pick(list []proxy.Endpoint, client netip.Addr, scope proxy.Sco
 	}
 }
 
-// serves reports whether flows of an endpoint may go on.
-func (s *service) serves(endpoint netip.AddrPort) bool {
+// Serves reports whether flows of an endpoint may go on.
+func (s *Service) Serves(endpoint netip.AddrPort) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	is := func(e proxy.Endpoint) bool { return e.Addr == endpoint }
@@ -183,42 +178,18 @@ func ofShare(list []proxy.Endpoint, number uint64) proxy.Endpoint {
 	panic("shares do not add up")
 }
 
-func hash(b []byte) uint64 {
-	sum := sha256.Sum256(b)
-	return binary.BigEndian.Uint64(sum[:])
+// Clients yields the clients that are remembered.
+func (s *Service) Clients(yield func(netip.Addr, Remembered) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.All(s.clients)(yield)
 }
 
-// maglevTable has an endpoint for each hash of a client, and is the same on
-// every node. The endpoints take turns in claiming the next place of their own
-// order that is free, so most places stay as they are when one comes or goes.
-type maglevTable struct {
-	list   []proxy.Endpoint // sorted
-	places []uint16         // which of the list it is, from 1 on
-}
-
-func newMaglev(list []proxy.Endpoint) *maglevTable {
-	t := &maglevTable{slices.Clone(list), make([]uint16, maglevSize)}
-	slices.SortFunc(t.list, func(a, b proxy.Endpoint) int { return a.Addr.Compare(b.Addr) })
-	next, step := make([]uint64, len(list)), make([]uint64, len(list))
-	for i, e := range t.list {
-		h := hash([]byte(e.Addr.String()))
-		next[i], step[i] = h>>32%maglevSize, h&0xffffffff%(maglevSize-1)+1
+// Recall remembers a client that another process knew.
+func (s *Service) Recall(client netip.Addr, r Remembered) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.row != nil && s.row.Affinity > 0 {
+		s.remember(client, r)
 	}
-	for free := maglevSize; ; {
-		for i, e := range t.list {
-			for range e.Share() {
-				for t.places[next[i]] != 0 {
-					next[i] = (next[i] + step[i]) % maglevSize
-				}
-				t.places[next[i]] = uint16(i + 1)
-				if free--; free == 0 {
-					return t
-				}
-			}
-		}
-	}
-}
-
-func (t *maglevTable) of(client netip.Addr) proxy.Endpoint {
-	return t.list[t.places[hash(client.AsSlice())%maglevSize]-1]
 }

@@ -1,0 +1,504 @@
+package userspace_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/dataplane/userspace"
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+var (
+	vip    = netip.MustParseAddrPort("172.30.0.1:80")
+	near   = netip.MustParseAddrPort("10.0.0.9:8080")
+	other  = netip.MustParseAddrPort("10.0.0.9:8081")
+	closed = netip.MustParseAddrPort("10.0.0.9:9")     // nobody listens
+	silent = netip.MustParseAddrPort("10.0.0.77:8080") // a pod that has lost its link
+	client = netip.MustParseAddr("203.0.113.9")
+)
+
+const patience = 20 * time.Second
+
+// testNode is a node with a dataplane that serves a pod's ports.
+type testNode struct {
+	*testing.T
+	lab *lab.Lab
+	pod *lab.Host
+	d   *userspace.Dataplane
+	end func() error
+}
+
+// relaySettings are quick ones.
+func relaySettings() mode.Relay {
+	r := mode.DefaultRelay()
+	r.DialTimeout, r.DrainTimeout = 300*time.Millisecond, patience
+	return r
+}
+
+func newNode(t *testing.T, relay mode.Relay) *testNode {
+	t.Helper()
+	lab.Require(t)
+	l, err := lab.New(lab.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &testNode{T: t, lab: l}
+	t.Cleanup(func() {
+		if err := errors.Join(n.end(), l.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	if n.pod, err = l.AddPod("pod", near.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	n.start(relay)
+	return n
+}
+
+// start starts a dataplane, beside a former one.
+func (n *testNode) start(relay mode.Relay) {
+	n.Helper()
+	err := n.lab.Node().Do(func() (err error) {
+		n.d, err = open(n.Context(), n.T, relay)
+		return err
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.WithoutCancel(n.Context()))
+	ended := make(chan error, 1)
+	d := n.d
+	go func() { ended <- d.Run(ctx) }()
+	n.end = func() error { stop(); return errors.Join(<-ended, d.Close()) }
+}
+
+// serve has the dataplane lead a protocol's frontend to endpoints.
+func (n *testNode) serve(p proxy.Protocol, endpoints ...netip.AddrPort) {
+	n.Helper()
+	sp := &proxy.ServicePort{
+		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: "web", Protocol: p}},
+		Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: vip}}, UsableSomewhere: true,
+	}
+	for _, e := range endpoints {
+		sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: e})
+	}
+	s := proxy.NewState()
+	s.Rows[sp.Key] = sp
+	if err := n.lab.Node().Do(func() error { return proxytest.Sync(n.Context(), n.d, s) }); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// listen has the pod do something with each connection to a port.
+func (n *testNode) listen(at netip.AddrPort, do func(*net.TCPConn)) {
+	n.Helper()
+	var l net.Listener
+	err := n.pod.Do(func() (err error) {
+		l, err = net.Listen("tcp4", at.String())
+		return err
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go do(c.(*net.TCPConn))
+		}
+	}()
+}
+
+func echo(c *net.TCPConn) { _, _ = io.Copy(c, c); _ = c.Close() }
+
+func (n *testNode) dial(p proxy.Protocol) net.Conn {
+	n.Helper()
+	c, err := n.lab.Outside().Dial(n.Context(), p, client, vip)
+	if err != nil {
+		n.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	n.Cleanup(func() { c.Close() })
+	return c
+}
+
+// says sends something and wants it back.
+func says(c net.Conn, what string) error {
+	if _, err := c.Write([]byte(what)); err != nil {
+		return err
+	}
+	b := make([]byte, len(what))
+	if _, err := io.ReadFull(c, b); err != nil {
+		return err
+	}
+	if string(b) != what {
+		return fmt.Errorf("got %q, want %q", b, what)
+	}
+	return nil
+}
+
+// try is for a connection that may be reset at once.
+func (n *testNode) try(what string) error {
+	c, err := n.lab.Outside().Dial(n.Context(), proxy.TCP, client, vip)
+	if err != nil {
+		return err
+	}
+	n.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return says(c, what)
+}
+
+func (n *testNode) count(metric, label string) float64 {
+	return proxytest.Values(n.Context(), n.d, metric)[label]
+}
+
+// eventually waits until something is so.
+func (n *testNode) eventually(what string, is func() bool) {
+	n.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(patience); !is(); <-tick.C {
+		if time.Now().After(end) {
+			n.Fatalf("not in time: %s", what)
+		}
+	}
+}
+
+// TestHalfClose keeps the other way open when one is closed, both ways.
+func TestHalfClose(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.listen(near, func(c *net.TCPConn) {
+		all, _ := io.ReadAll(c) // until the client has closed its way
+		_, _ = c.Write(append(all, '!'))
+		_ = c.Close()
+	})
+	n.listen(other, func(c *net.TCPConn) {
+		_, _ = c.Write([]byte("hello"))
+		_ = c.CloseWrite() // before the client says anything
+		all, _ := io.ReadAll(c)
+		if string(all) != "late" {
+			t.Errorf("after its own end the endpoint got %q", all)
+		}
+		_ = c.Close()
+	})
+	n.serve(proxy.TCP, near)
+	c := n.dial(proxy.TCP).(*net.TCPConn)
+	if _, err := c.Write([]byte("all")); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.CloseWrite()
+	if got, err := io.ReadAll(c); err != nil || string(got) != "all!" {
+		t.Errorf("got %q, error %v", got, err)
+	}
+	n.serve(proxy.TCP, other)
+	c = n.dial(proxy.TCP).(*net.TCPConn)
+	if got, err := io.ReadAll(c); err != nil || string(got) != "hello" {
+		t.Errorf("got %q, error %v", got, err)
+	}
+	if _, err := c.Write([]byte("late")); err != nil {
+		t.Error(err)
+	}
+	_ = c.CloseWrite()
+	n.eventually("no connection is open", func() bool { return n.count("userspace_connections", "TCP") == 0 })
+}
+
+// TestResetIsHandedOn tells each side when the other one cut the connection off.
+func TestResetIsHandedOn(t *testing.T) {
+	n := newNode(t, relaySettings())
+	at := make(chan *net.TCPConn, 2)
+	n.listen(near, func(c *net.TCPConn) { at <- c })
+	n.serve(proxy.TCP, near)
+	reset := func(from, to *net.TCPConn) {
+		t.Helper()
+		_ = from.SetLinger(0)
+		_ = from.Close()
+		_ = to.SetReadDeadline(time.Now().Add(patience))
+		if _, err := to.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("error %v; want a reset", err)
+		}
+	}
+	c := n.dial(proxy.TCP).(*net.TCPConn)
+	reset(c, <-at)
+	c = n.dial(proxy.TCP).(*net.TCPConn)
+	reset(<-at, c)
+}
+
+// TestAnotherEndpointIsTried when one refuses or is silent, and says how often.
+func TestAnotherEndpointIsTried(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.listen(near, echo)
+	gone, err := n.lab.AddPod("gone", silent.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = gone.Do(func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		return errors.Join(err, netlink.LinkSetDown(eth0))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.serve(proxy.TCP, closed, silent, near)
+	for range 6 {
+		if err := says(n.dial(proxy.TCP), "hello"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused, late := n.count("userspace_failed_dials_total", "refused"), n.count("userspace_failed_dials_total", "timeout")
+	if refused == 0 || late == 0 {
+		t.Errorf("%v were refused and %v silent; want some of each", refused, late)
+	}
+	n.serve(proxy.TCP, closed)
+	if err := n.try("hello"); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("no endpoint: error %v; want a reset", err)
+	}
+}
+
+// TestLimitOfConnections refuses clients beyond it, counts them, and serves again later.
+func TestLimitOfConnections(t *testing.T) {
+	r := relaySettings()
+	r.MaxConnections = 3
+	n := newNode(t, r)
+	n.listen(near, echo)
+	n.serve(proxy.TCP, near)
+	var open []net.Conn
+	for range r.MaxConnections {
+		open = append(open, n.dial(proxy.TCP))
+		if err := says(open[len(open)-1], "hello"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.try("hello"); err == nil {
+		t.Error("a connection beyond the limit is served")
+	}
+	if n.count("userspace_refused_clients_total", "limit of connections") == 0 {
+		t.Error("nobody was counted")
+	}
+	_ = open[0].Close()
+	n.eventually("there is room again", func() bool { return n.try("hello") == nil })
+}
+
+// TestFileLimit lets new connections wait without descriptors, and serve them later.
+func TestFileLimit(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.listen(near, echo)
+	n.serve(proxy.TCP, near)
+	first := n.dial(proxy.TCP)
+	if err := says(first, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	second := n.dial(proxy.TCP) // to have its descriptor before there are none
+	if err := says(second, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	var waiting int
+	err := n.lab.Outside().Do(func() (err error) {
+		if waiting, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		if err := errors.Join(unix.SetsockoptInt(waiting, unix.SOL_IP, unix.IP_TRANSPARENT, 1),
+			unix.Bind(waiting, &unix.SockaddrInet4{Addr: client.As4()})); err != nil {
+			return err
+		}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil {
+			return err
+		}
+		return unix.Connect(waiting, &unix.SockaddrInet4{Addr: vip.Addr().As4(), Port: int(vip.Port())})
+	})
+	defer unix.Close(waiting)
+	n.eventually("the shortage is counted", func() bool { return n.count("userspace_refused_clients_total", "limit of open files") > 0 })
+	if again := says(first, "still"); again != nil {
+		t.Errorf("an open connection suffers: %v", again)
+	}
+	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(waiting, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := unix.Read(waiting, make([]byte, 1)); err != nil || got != 1 {
+		t.Errorf("the one that waited got %d bytes, error %v", got, err)
+	}
+}
+
+// TestRestartBreaksNothing hands open connections to a new dataplane, those
+// included of which a way is closed or bytes are underway.
+func TestRestartBreaksNothing(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.listen(near, echo)
+	held := make(chan *net.TCPConn, 1)
+	n.listen(other, func(c *net.TCPConn) { held <- c })
+	n.serve(proxy.TCP, other)
+	full := n.dial(proxy.TCP).(*net.TCPConn)
+	_ = full.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+	sent, _ := io.Copy(full, zeros{}) // until nothing more fits anywhere
+	reader := <-held
+	n.serve(proxy.TCP, near)
+	var open []net.Conn
+	for i := range 100 {
+		open = append(open, n.dial(proxy.TCP))
+		if err := says(open[i], "before"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	former := n.end
+	n.start(relaySettings())
+	n.serve(proxy.TCP, near)
+	if err := former(); err == nil {
+		t.Error("the former one does not say that it was followed")
+	}
+	broken := 0
+	for _, c := range open {
+		if says(c, "after") != nil {
+			broken++
+		}
+	}
+	if broken > 0 {
+		t.Errorf("%d of %d connections broke", broken, len(open))
+	}
+	_ = full.CloseWrite()
+	_ = reader.SetReadDeadline(time.Now().Add(patience))
+	if got, err := io.Copy(io.Discard, reader); err != nil || got != sent {
+		t.Errorf("%d of %d bytes arrived, error %v", got, sent, err)
+	}
+	_ = reader.Close()
+	if err := says(n.dial(proxy.TCP), "new"); err != nil {
+		t.Error(err)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+// TestStopServesOpenConnections until they end.
+func TestStopServesOpenConnections(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.listen(near, echo)
+	n.serve(proxy.TCP, near)
+	c := n.dial(proxy.TCP)
+	if err := says(c, "before"); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	end := n.end
+	n.end = func() error { return nil }
+	go func() { ended <- end() }()
+	for range 3 {
+		if err := says(c, "draining"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = c.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSlowReaderBlocksNobody has clients that never read what they asked for.
+func TestSlowReaderBlocksNobody(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.listen(near, echo)
+	n.serve(proxy.TCP, near)
+	for range 8 {
+		c := n.dial(proxy.TCP)
+		_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		_, _ = io.Copy(c, zeros{})
+	}
+	for range 50 {
+		began := time.Now()
+		if err := says(n.dial(proxy.TCP), "hello"); err != nil || time.Since(began) > 2*time.Second {
+			t.Fatalf("after %v: %v", time.Since(began), err)
+		}
+	}
+}
+
+// TestUDPSessions end when they are silent, when their endpoint goes, and give
+// way when there are too many.
+func TestUDPSessions(t *testing.T) {
+	r := relaySettings()
+	r.UDPTimeout, r.MaxConnections = 300*time.Millisecond, 4
+	n := newNode(t, r)
+	for _, at := range []netip.AddrPort{near, other} {
+		l, err := n.pod.Listen(proxy.UDP, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+	}
+	n.serve(proxy.UDP, near)
+	ask := func(c net.Conn, want netip.AddrPort) {
+		t.Helper()
+		b := make([]byte, 100)
+		_, err := c.Write([]byte("?"))
+		got := 0
+		if err == nil {
+			got, err = c.Read(b)
+		}
+		if text := fmt.Sprintf("%v %v\n", want, client); err != nil || string(b[:got]) != text {
+			t.Errorf("got %q, error %v; want %q", b[:got], err, text)
+		}
+	}
+	c := n.dial(proxy.UDP)
+	ask(c, near)
+	if open := n.count("userspace_connections", "UDP"); open != 1 {
+		t.Errorf("%v sessions; want one", open)
+	}
+	n.serve(proxy.UDP, other)
+	ask(c, other)
+	n.eventually("the silent session ends", func() bool { return n.count("userspace_connections", "UDP") == 0 })
+	for range 10 {
+		ask(n.dial(proxy.UDP), other)
+	}
+	if open := n.count("userspace_connections", "UDP"); open > 4 {
+		t.Errorf("%v sessions; want 4 at most", open)
+	}
+}
+
+// TestIdleConnections prints what thousands of them cost.
+func TestIdleConnections(t *testing.T) {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	many := uint64(min(5000, files.Cur/6-10)) // both ends are in this process, too
+	r := relaySettings()
+	r.DrainTimeout = 0
+	n := newNode(t, r)
+	n.listen(near, func(*net.TCPConn) {})
+	n.serve(proxy.TCP, near)
+	memory := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapInuse + m.StackInuse
+	}
+	var held []net.Conn
+	before := memory()
+	for range many {
+		held = append(held, n.dial(proxy.TCP))
+	}
+	n.eventually("all are open", func() bool { return n.count("userspace_connections", "TCP") == float64(many) })
+	t.Logf("memory of both ends and the relay for each of %d idle connections: %d bytes", len(held), (memory()-before)/many)
+}

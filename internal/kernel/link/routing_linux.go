@@ -1,0 +1,67 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// LocalRouting has packets with a mark delivered on this host, whatever their
+// destination: a rule leads to a table whose only route says that everything is
+// local. Others' rules and routes are left alone.
+type LocalRouting struct {
+	Mark            uint32
+	Table, Priority int
+}
+
+func (r LocalRouting) objects(six bool) (*netlink.Rule, *netlink.Route, error) {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return nil, nil, err
+	}
+	family, all := unix.AF_INET, &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+	if six {
+		family, all = unix.AF_INET6, &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	}
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table, rule.Mark, rule.Mask = family, r.Priority, r.Table, r.Mark, &r.Mark
+	return rule, &netlink.Route{
+		Family: family, LinkIndex: lo.Attrs().Index, Dst: all, Table: r.Table, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+	}, nil
+}
+
+// Ensure adds what is missing, of IPv6 or IPv4.
+func (r LocalRouting) Ensure(six bool) error {
+	rule, route, err := r.objects(six)
+	if err == nil {
+		err = netlink.RouteReplace(route)
+	}
+	if err != nil {
+		return fmt.Errorf("add a local route to table %d: %w", r.Table, err)
+	}
+	if err := netlink.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add a routing rule for mark %#x: %w", r.Mark, err)
+	}
+	return nil
+}
+
+// Remove takes it away, and reports whether there was anything.
+func (r LocalRouting) Remove(six bool) (bool, error) {
+	rule, route, err := r.objects(six)
+	if err != nil {
+		return false, err
+	}
+	gone := func(err error) bool {
+		return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EAFNOSUPPORT)
+	}
+	ruled, routed := netlink.RuleDel(rule), netlink.RouteDel(route)
+	for _, err := range []error{ruled, routed} {
+		if err != nil && !gone(err) {
+			return false, fmt.Errorf("remove the routing rule and route of table %d: %w", r.Table, err)
+		}
+	}
+	return ruled == nil || routed == nil, nil
+}

@@ -1,0 +1,326 @@
+//go:build linux
+
+// Command relay compares mode userspace with other TCP proxies, in one run and
+// in network namespaces: a client outside, a server in a pod, and on the node
+// between them nothing, the daemon, HAProxy or nginx, by turns.
+//
+// HAProxy and nginx are Debian's; they are downloaded into a temporary folder.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/proxy"
+)
+
+var (
+	rounds = flag.Int("rounds", 5, "measure each `NUMBER` of times, by turns, and take the median")
+	length = flag.Duration("length", 2*time.Second, "measure for this `TIME`")
+	idle   = flag.Int("idle", 2000, "hold this `NUMBER` of idle connections")
+	daemon = flag.String("sluice", "bin/sluice", "the daemon `PROGRAM`")
+	output = flag.String("output", "", "also write the table to this `FILE`")
+)
+
+// target is 0.9 of the better one of the others.
+const target = 0.9
+
+func main() {
+	flag.Parse()
+	text, err := run(context.Background())
+	fmt.Print(text)
+	if err == nil && *output != "" {
+		err = os.WriteFile(*output, []byte(text), 0o644)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Error:", err)
+		os.Exit(1)
+	}
+}
+
+// way is one of the things that are compared.
+type way struct {
+	name    string
+	at      netip.AddrPort
+	process *exec.Cmd // nil: there is none
+	log     strings.Builder
+
+	rate, throughput []float64 // connections and bytes a second
+	cpu              []float64 // seconds of the process for a connection
+	perIdle          float64   // bytes of the process
+}
+
+func run(ctx context.Context) (text string, err error) {
+	dir, err := os.MkdirTemp("", "sluice-relay-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	l, err := lab.New(lab.Config{})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	pod, err := l.AddPod("server", server.Addr())
+	if err != nil {
+		return "", err
+	}
+	if err := serve(pod); err != nil {
+		return "", err
+	}
+	ways, err := start(l.Node(), dir)
+	defer func() {
+		for _, w := range ways {
+			if w.process != nil && w.process.Process != nil {
+				_ = w.process.Process.Kill()
+				_ = w.process.Wait()
+			}
+		}
+	}()
+	if err != nil {
+		return "", err
+	}
+	c := &client{l.Outside()}
+	for _, w := range ways {
+		if err := c.await(ctx, w); err != nil {
+			return "", err
+		}
+	}
+	for range *rounds {
+		for _, w := range ways {
+			c.connect(ctx, w)
+			fmt.Fprintf(os.Stderr, "%s: %.0f connections/s\n", w.name, w.rate[len(w.rate)-1])
+			if err := c.send(ctx, w); err != nil {
+				return "", err
+			}
+		}
+	}
+	for _, w := range ways {
+		if err := c.hold(ctx, w); err != nil {
+			return "", err
+		}
+	}
+	return table(ways), nil
+}
+
+var (
+	server   = netip.MustParseAddrPort("10.0.0.9:8080")
+	sink     = netip.MustParseAddrPort("10.0.0.9:8081")
+	outside  = netip.MustParseAddr("203.0.113.9")
+	nodeAddr = "192.168.0.2"
+)
+
+// serve answers a byte with a byte, and at another port takes everything.
+func serve(pod *lab.Host) error {
+	if _, err := pod.Sink(sink); err != nil {
+		return err
+	}
+	var ln net.Listener
+	err := pod.Do(func() (err error) {
+		ln, err = net.Listen("tcp4", server.String())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.CopyN(c, c, 1)
+				_, _ = c.Read(make([]byte, 1)) // the client closes first
+				_ = c.Close()
+			}()
+		}
+	}()
+	return nil
+}
+
+// start starts the proxies on the node. Port 80 leads to the server, 81 to the sink.
+func start(node *lab.Host, dir string) ([]*way, error) {
+	files := map[string]string{"manifests/services.yaml": manifests, "haproxy.cfg": haproxy, "nginx.conf": "load_module " +
+		filepath.Join(dir, "root/usr/lib/nginx/modules/ngx_stream_module.so") + ";\npid " + dir + "/nginx.pid;\n" + nginx}
+	for name, content := range files {
+		at := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, []byte(content), 0o644)); err != nil {
+			return nil, err
+		}
+	}
+	fetch := exec.Command("sh", "-ec", `mkdir deb root; cd deb
+		apt-get -q download haproxy nginx libnginx-mod-stream liblua5.3-0 libopentracing-c-wrapper0 libopentracing1
+		for d in *.deb; do dpkg -x "$d" ../root; done`)
+	fetch.Dir = dir
+	if out, err := fetch.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("download HAProxy and nginx: %w: %s", err, out)
+	}
+	root := filepath.Join(dir, "root")
+	ways := []*way{
+		{name: "direct", at: server},
+		{name: "sluice", at: netip.MustParseAddrPort("10.96.0.10:80"), process: exec.Command(*daemon, "--manifests", dir+"/manifests",
+			"--proxy-mode", "userspace", "--hostname-override", "node", "--cluster-cidr", "10.0.0.0/24",
+			"--healthz-bind-address", "none", "--metrics-bind-address", "none")},
+		{name: "HAProxy", at: netip.MustParseAddrPort(nodeAddr + ":8180"), process: exec.Command(root+"/usr/sbin/haproxy", "-db", "-f", dir+"/haproxy.cfg")},
+		{name: "nginx", at: netip.MustParseAddrPort(nodeAddr + ":8280"), process: exec.Command(root+"/usr/sbin/nginx", "-c", dir+"/nginx.conf", "-e", dir+"/nginx.log", "-g", "daemon off;")},
+	}
+	for _, w := range ways[1:] {
+		w.process.Env = append(os.Environ(), "LD_LIBRARY_PATH="+root+"/usr/lib/x86_64-linux-gnu")
+		w.process.Stderr = &w.log
+		if err := node.Start(w.process); err != nil {
+			return ways, fmt.Errorf("start %s: %w", w.name, err)
+		}
+	}
+	return ways, nil
+}
+
+// client is outside.
+type client struct{ *lab.Host }
+
+func (c *client) dial(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+	return c.Dial(ctx, proxy.TCP, outside, at)
+}
+
+// await waits until a way leads to the server.
+func (c *client) await(ctx context.Context, w *way) error {
+	ctx, stop := context.WithTimeout(ctx, 20*time.Second)
+	defer stop()
+	var last error
+	for ctx.Err() == nil {
+		conn, err := c.dial(ctx, w.at)
+		if err == nil {
+			err = exchange(conn)
+			_ = conn.Close()
+		}
+		if err == nil {
+			return nil
+		}
+		last = err
+		<-time.After(50 * time.Millisecond)
+	}
+	return fmt.Errorf("%s does not answer: %w: %s", w.name, last, w.log.String())
+}
+
+func exchange(conn net.Conn) error {
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	b := []byte{1}
+	if _, err := conn.Write(b); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(conn, b)
+	return err
+}
+
+// connect counts new connections, a byte each way, by clients in threads of the namespace.
+func (c *client) connect(_ context.Context, w *way) {
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	before, began := cpu(w), time.Now()
+	for range 16 {
+		wg.Go(func() {
+			_ = c.Do(func() error {
+				for time.Since(began) < *length {
+					if err := once(w.at); err != nil {
+						return err
+					}
+					done.Add(1)
+				}
+				return nil
+			})
+		})
+	}
+	wg.Wait()
+	w.rate = append(w.rate, float64(done.Load())/time.Since(began).Seconds())
+	w.cpu = append(w.cpu, (cpu(w)-before)/float64(max(1, done.Load())))
+}
+
+// send counts what four connections bring to the sink.
+func (c *client) send(ctx context.Context, w *way) error {
+	to := netip.AddrPortFrom(w.at.Addr(), w.at.Port()+1)
+	var sent atomic.Int64
+	var wg sync.WaitGroup
+	began := time.Now()
+	for range 4 {
+		conn, err := c.dial(ctx, to)
+		if err != nil {
+			return err
+		}
+		wg.Go(func() {
+			b := make([]byte, 256<<10)
+			for time.Since(began) < *length {
+				n, err := conn.Write(b)
+				sent.Add(int64(n))
+				if err != nil {
+					break
+				}
+			}
+			_ = conn.Close()
+		})
+	}
+	wg.Wait()
+	w.throughput = append(w.throughput, float64(sent.Load())/time.Since(began).Seconds())
+	fmt.Fprintf(os.Stderr, "%s: %.2f GB/s\n", w.name, w.throughput[len(w.throughput)-1]/1e9)
+	return nil
+}
+
+// hold measures what idle connections cost.
+func (c *client) hold(ctx context.Context, w *way) error {
+	if w.process == nil {
+		return nil
+	}
+	before := resident(w)
+	for range *idle {
+		conn, err := c.dial(ctx, w.at)
+		if err != nil {
+			return fmt.Errorf("%s: %w", w.name, err)
+		}
+		defer func() { _ = conn.Close() }()
+	}
+	<-time.After(time.Second)
+	w.perIdle = float64(resident(w)-before) / float64(*idle)
+	return nil
+}
+
+func table(ways []*way) string {
+	var b strings.Builder
+	b.WriteString("| | new connections/s | CPU of the proxy for one | throughput | memory for an idle connection |\n|---|--:|--:|--:|--:|\n")
+	best := map[string]float64{}
+	for _, w := range ways {
+		rate, through := median(w.rate), median(w.throughput)
+		fmt.Fprintf(&b, "| %s | %.0f | %.0f µs | %.2f GB/s | %.0f bytes |\n", w.name, rate, median(w.cpu)*1e6, through/1e9, w.perIdle)
+		if w.name == "HAProxy" || w.name == "nginx" {
+			best["rate"], best["through"] = max(best["rate"], rate), max(best["through"], through)
+		}
+	}
+	mine := ways[1]
+	for what, ratio := range map[string]float64{
+		"new connections": median(mine.rate) / best["rate"], "throughput": median(mine.throughput) / best["through"],
+	} {
+		fmt.Fprintf(&b, "\n%s: %.2f of the better one (target: at least %.1f): %s\n", what, ratio, target,
+			map[bool]string{true: "holds", false: "**does not hold**"}[ratio >= target])
+	}
+	return b.String()
+}
+
+func median(list []float64) float64 {
+	if len(list) == 0 {
+		return 0
+	}
+	slices.Sort(list)
+	return list[len(list)/2]
+}
