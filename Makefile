@@ -46,6 +46,9 @@ size: ## lines of Go outside tests, conformance and fakes, by package, and their
 bench: ## the figures the design promises, as one table; also written to docs/benchmarks/core.md
 	go run ./test/bench --output docs/benchmarks/core.md
 
+bench-relay: build ## mode userspace beside HAProxy and nginx; written to docs/benchmarks/relay.md
+	go run ./test/relay --output docs/benchmarks/relay.md
+
 bench-peers: deps ## Sluice and kube-proxy side by side, half an hour; written to docs/benchmarks/peers.*
 	cd test/cluster && go run ./peers --fresh --readme ../../README.md
 
