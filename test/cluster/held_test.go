@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"sluice/internal/conformance/traffic"
 )
 
 // stall is how long an open connection may be without an answer.
@@ -61,7 +63,7 @@ func (h *held) use(ctx context.Context, pause time.Duration, c connection) {
 	answer := make([]byte, 512)
 	for ctx.Err() == nil {
 		sent := time.Now()
-		err := c.SetDeadline(sent.Add(stall))
+		err := c.SetDeadline(sent.Add(traffic.Scaled(stall)))
 		if err == nil {
 			_, err = c.Write([]byte("?"))
 		}

@@ -21,6 +21,8 @@ func sluiceIn(mode string) turn {
 		return sluiceIPTables()
 	case testbed.IPVS:
 		t.table, t.traces = "table sluice-ipvs", "link kube-ipvs0, table sluice-ipvs"
+		// The mode's servers stay for as long as IPVS remembers their connections.
+		t.proxy.Args = []string{"--ipvs-udp-timeout=5s", "--ipvs-tcpfin-timeout=5s"}
 	default:
 		t.table = "table sluice-" + mode
 		t.traces = t.table
@@ -65,7 +67,7 @@ func TestTakeoverFromIPVS(t *testing.T) {
 		t.Skip("needs a kernel with IPVS: run with -modes ipvs where there is one")
 	}
 	s := newShift(t, []turn{
-		kubeProxyIPVS(), kubeProxyIPVS(),
+		kubeProxyIPVS(), sluiceIn(testbed.IPVS), kubeProxyIPVS(), sluiceIn(testbed.NFTables),
 	})
 	for s.more() {
 		s.change()

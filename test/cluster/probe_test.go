@@ -115,8 +115,8 @@ func (s *scene) await(what, want string, ask func() string) {
 		if got == want {
 			return
 		}
-		if time.Since(started) > deadline {
-			s.Fatalf("%s: got %q, want %q, after %v", what, got, want, deadline)
+		if limit := traffic.Scaled(deadline); time.Since(started) > limit {
+			s.Fatalf("%s: got %q, want %q, after %v", what, got, want, limit)
 		}
 	}
 }

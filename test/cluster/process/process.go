@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 )
 
 // grace is how long a process may take to stop when it is asked to.
@@ -129,7 +130,7 @@ func (p *Process) Stop() error {
 	if err := p.AskToStop(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	ctx, cancel := context.WithTimeout(context.Background(), traffic.Scaled(grace))
 	defer cancel()
 	select {
 	case <-p.done:
