@@ -7,7 +7,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build demo check test test-kernels lint size bench bench-peers generate deps
+.PHONY: build demo check test test-kernels lint size bench bench-peers bench-ipvs generate deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice, static
@@ -51,6 +51,9 @@ bench-relay: build ## mode userspace beside HAProxy and nginx; written to docs/b
 
 bench-peers: deps ## Sluice and kube-proxy side by side, half an hour; written to docs/benchmarks/peers.*
 	cd test/cluster && go run ./peers --fresh --readme ../../README.md
+
+bench-ipvs: ## mode ipvs of Sluice and of kube-proxy side by side, in a virtual machine; written to docs/benchmarks/ipvs.md
+	cd test/cluster && go run ./ipvs
 
 generate: ## what is generated from the code: the packet table's themes in README.md
 	go run ./test/matrix README.md

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,6 +48,8 @@ type Bench struct {
 	Say     func(line string)
 	// ScaleRate: if not 0, only changes of the number of endpoints are measured, so many per second.
 	ScaleRate int
+	// Only are the stages to measure; none: all.
+	Only []figures.Stage
 }
 
 // trial is one peer at one size.
@@ -78,12 +81,13 @@ func (b *Bench) stages() []stage {
 			return t.changes(ctx, rate)
 		}})
 	}
-	return append(out,
+	out = append(out,
 		stage{name: figures.StageIdle, run: (*trial).idle},
 		stage{name: figures.StageMemory, run: (*trial).memory, always: true},
 		stage{name: figures.StageDataPath, run: (*trial).dataPath},
 		stage{name: figures.StageRestart, run: (*trial).restart},
 	)
+	return slices.DeleteFunc(out, func(s stage) bool { return len(b.Only) > 0 && !slices.Contains(b.Only, s.name) })
 }
 
 // Run measures a peer at the size of the load. What goes wrong is in the result.
