@@ -130,6 +130,9 @@ type Dataplane struct {
 	// its other ports are refused then, which others leave alone. Nil: it does not.
 	Binds func(*proxy.State, netip.Addr) bool
 
+	// HandsOver says that its work ends, with an error, when another takes over.
+	HandsOver bool
+
 	// Cannot names the stories that the mode cannot play, with the reason.
 	Cannot map[string]string
 

@@ -73,10 +73,10 @@ func (b *testbed) closeDataplane() error {
 	return errors.Join(b.end(), b.onNode("close dataplane", func() error { return b.dp.Close() }))
 }
 
-// reopen has a new dataplane follow. One with work of its own ends when the new
-// one has taken over, and says so; others end before.
+// reopen has a new dataplane follow. One that hands over ends when the new one has
+// taken over, and says so; others end before.
 func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
-	if _, ok := b.dp.(proxy.Runner); !ok {
+	if !b.d.HandsOver {
 		return errors.Join(b.closeDataplane(), b.openDataplane(ctx), b.sync(ctx, state))
 	}
 	former := *b

@@ -21,7 +21,9 @@ var underTest = conformance.Dataplane{
 	Mode:  "ipvs",
 	Binds: binds,
 	Cannot: map[string]string{
-		"affinity-frontends": "IPVS remembers a client by virtual server, so each frontend of a Service has its own memory",
+		"affinity-frontends":       "IPVS remembers a client by virtual server, so each frontend of a Service has its own memory",
+		"affinity-expires":         "IPVS remembers a client as long as one of its connections, two minutes after it was closed",
+		"affinity-timeout-changed": "IPVS remembers a client as long as one of its connections, two minutes after it was closed",
 	},
 	Open: func(ctx context.Context) (proxy.Dataplane, error) {
 		return ipvs.Open(ctx, mode.Settings{MasqueradeBit: 14})

@@ -40,9 +40,10 @@ func underTest(t *testing.T) conformance.Dataplane {
 	relay := mode.DefaultRelay()
 	relay.UDPTimeout = time.Second // there are thousands of sessions
 	return conformance.Dataplane{
-		Mode:    "nftables", // whose settings it has
-		Refuses: map[proxy.Protocol]string{proxy.SCTP: "no SCTP connection can be carried: sockets of the kernel cannot be spliced, and many kernels have none"},
-		Open:    func(ctx context.Context) (proxy.Dataplane, error) { return open(ctx, t, relay) },
+		HandsOver: true,
+		Mode:      "nftables", // whose settings it has
+		Refuses:   map[proxy.Protocol]string{proxy.SCTP: "no SCTP connection can be carried: sockets of the kernel cannot be spliced, and many kernels have none"},
+		Open:      func(ctx context.Context) (proxy.Dataplane, error) { return open(ctx, t, relay) },
 	}
 }
 
