@@ -34,16 +34,20 @@ func newMaglev(list []proxy.Endpoint) *maglevTable {
 		h := hash([]byte(e.Addr.String()))
 		next[i], step[i] = h>>32%maglevSize, h&0xffffffff%(maglevSize-1)+1
 	}
-	for free := maglevSize; ; {
+	most := slices.MaxFunc(t.list, func(a, b proxy.Endpoint) int { return a.Share() - b.Share() }).Share()
+	claimed := make([]int, len(list))
+	for round, free := 1, maglevSize; ; round++ {
 		for i, e := range t.list {
-			for range e.Share() {
-				for t.places[next[i]] != 0 {
-					next[i] = (next[i] + step[i]) % maglevSize
-				}
-				t.places[next[i]] = uint16(i + 1)
-				if free--; free == 0 {
-					return t
-				}
+			if claimed[i]*most >= round*e.Share() {
+				continue // who counts less has its turn less often
+			}
+			for t.places[next[i]] != 0 {
+				next[i] = (next[i] + step[i]) % maglevSize
+			}
+			t.places[next[i]] = uint16(i + 1)
+			claimed[i]++
+			if free--; free == 0 {
+				return t
 			}
 		}
 	}

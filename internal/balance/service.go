@@ -27,7 +27,8 @@ type Service struct {
 	turn    uint64             // of round robin
 	clients map[netip.Addr]Remembered
 	open    map[netip.AddrPort]int // connections, by endpoint
-	maglev  [2]*maglevTable        // by scope; nil: to be made
+	shares  [2]*shares             // by scope; nil: to be made
+	maglev  [2]*maglevTable        // the same
 }
 
 // Remembered is the endpoint of a client that session affinity holds for.
@@ -45,7 +46,7 @@ func NewService(key proxy.PortKey) *Service {
 func (s *Service) set(row *proxy.ServicePort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.row, s.maglev = row, [2]*maglevTable{}
+	s.row, s.shares, s.maglev = row, [2]*shares{}, [2]*maglevTable{}
 	s.Version.Add(1)
 	if row == nil || row.Affinity == 0 {
 		s.clients = nil
@@ -135,22 +136,41 @@ func (s *Service) remember(client netip.Addr, now Remembered) {
 
 // pick chooses as the row wants it; whole says that the list is the row's.
 func (s *Service) pick(list []proxy.Endpoint, client netip.Addr, scope proxy.Scope, whole bool) proxy.Endpoint {
+	share := s.shares[scope]
+	if share == nil || !whole {
+		share = newShares(list)
+	}
+	if whole {
+		s.shares[scope] = share
+	}
 	switch {
 	case s.row.Balancing == proxy.Random:
-		return ofShare(list, rand.Uint64())
+		return share.of(list, rand.Uint64())
 	case s.row.Balancing == proxy.LeastConnections:
-		return slices.MinFunc(list, func(a, b proxy.Endpoint) int { return s.open[a.Addr]*b.Share() - s.open[b.Addr]*a.Share() })
+		s.turn++
+		return s.leastLoaded(list, list[s.turn%uint64(len(list))])
 	case s.row.Balancing == proxy.Maglev && whole:
 		if s.maglev[scope] == nil {
 			s.maglev[scope] = newMaglev(list)
 		}
 		return s.maglev[scope].of(client)
 	case s.row.Balancing == proxy.SourceHash, s.row.Balancing == proxy.Maglev:
-		return ofShare(list, hash(client.AsSlice()))
+		return share.of(list, hash(client.AsSlice()))
 	default:
 		s.turn++
-		return ofShare(list, s.turn)
+		return share.of(list, s.turn%share.total*share.step)
 	}
+}
+
+// leastLoaded returns the endpoint with the fewest connections for its share: the
+// first one, if none has fewer.
+func (s *Service) leastLoaded(list []proxy.Endpoint, first proxy.Endpoint) proxy.Endpoint {
+	for _, e := range list {
+		if s.open[e.Addr]*first.Share() < s.open[first.Addr]*e.Share() {
+			first = e
+		}
+	}
+	return first
 }
 
 // Serves reports whether flows of an endpoint may go on.
@@ -160,22 +180,6 @@ func (s *Service) Serves(endpoint netip.AddrPort) bool {
 	is := func(e proxy.Endpoint) bool { return e.Addr == endpoint }
 	return s.row != nil && (slices.ContainsFunc(s.row.Cluster, is) || slices.ContainsFunc(s.row.Local, is) ||
 		slices.Contains(s.row.Draining, endpoint))
-}
-
-// ofShare returns the endpoint that a number falls to, each having as many
-// numbers as its share.
-func ofShare(list []proxy.Endpoint, number uint64) proxy.Endpoint {
-	all := 0
-	for _, e := range list {
-		all += e.Share()
-	}
-	left := int(number % uint64(all))
-	for _, e := range list {
-		if left -= e.Share(); left < 0 {
-			return e
-		}
-	}
-	panic("shares do not add up")
 }
 
 // Clients yields the clients that are remembered.

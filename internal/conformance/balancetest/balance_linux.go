@@ -20,8 +20,9 @@ import (
 type Mode struct {
 	// Open is called inside the node's network namespace, and so is every
 	// method of what it returns.
-	Open func(context.Context) (proxy.Dataplane, error)
-	Ways []proxy.Balancing // that it knows
+	Open    func(context.Context) (proxy.Dataplane, error)
+	Ways    []proxy.Balancing // that it knows
+	Weights bool              // it has them
 }
 
 // Run checks all that a mode promises.
@@ -33,9 +34,15 @@ func Run(t *testing.T, m Mode) {
 				for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
 					b.spread(p, way)
 					b.affinity(p, way)
+					if m.Weights && way != proxy.LeastConnections { // which depends on how long they last
+						b.weights(p, way)
+					}
 				}
-				if way == proxy.RoundRobin {
+				switch way {
+				case proxy.RoundRobin:
 					b.turns()
+				case proxy.Maglev:
+					b.steady()
 				}
 			})
 		}
@@ -46,7 +53,7 @@ const (
 	endpoints   = 4
 	port        = 8080
 	nodePort    = 30080
-	connections = 50 * endpoints // of one client, or with each client
+	connections = 200 // of one client: a multiple of all shares
 	clients     = 240
 )
 
@@ -82,7 +89,15 @@ func newBed(t *testing.T, m Mode, f proxy.Family) *bed {
 		b.dp, err = m.Open(t.Context())
 		return err
 	}))
+	end := func() error { return nil }
+	if r, ok := b.dp.(proxy.Runner); ok {
+		ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		end = func() error { stop(); return <-ended }
+	}
 	t.Cleanup(func() {
+		b.must(end())
 		b.must(l.Node().Do(b.dp.Close))
 		b.must(l.Close())
 	})
@@ -146,7 +161,7 @@ func (b *bed) connect(sp *proxy.ServicePort, frontend int, from ...netip.Addr) [
 	var by []netip.AddrPort
 	for i, s := range seen {
 		if s.Fate != traffic.Answered {
-			b.Fatalf("%v to %v: %v", flows[i].Src, to, s)
+			b.Fatalf("%v, %v from %v to %v: %v", i, sp.Key, flows[i].Src, to, s)
 		}
 		by = append(by, s.By)
 	}
@@ -169,37 +184,84 @@ func (b *bed) spread(p proxy.Protocol, way proxy.Balancing) {
 	b.sync(sp)
 	for i, f := range sp.Frontends {
 		what := fmt.Sprintf("%v, %v", p, f.Kind)
-		if way != proxy.SourceHash && way != proxy.Maglev {
-			b.even(what, b.connect(sp, i, slices.Repeat([]netip.Addr{b.client(0)}, connections)...), way == proxy.RoundRobin)
-			continue
+		by := b.connect(sp, i, b.callers(way)...)
+		b.fair(what, sp, by, way == proxy.RoundRobin)
+		if way == proxy.SourceHash || way == proxy.Maglev {
+			if again := b.connect(sp, i, b.callers(way)...); !slices.Equal(by, again) {
+				b.Errorf("%s: clients went to %v, and then to %v", what, by, again)
+			}
 		}
-		first := b.connect(sp, i, b.clients()...)
-		if again := b.connect(sp, i, b.clients()...); !slices.Equal(first, again) {
-			b.Errorf("%s: clients went to %v, and then to %v", what, first, again)
-		}
-		b.even(what, first, false)
 	}
 }
 
-// even checks that all endpoints got the same number of connections, or else
-// numbers that differ by no more than chance allows: five times the standard
-// deviation happens less than once in a million.
-func (b *bed) even(what string, by []netip.AddrPort, exact bool) {
-	b.Helper()
-	share := shares(by)
-	p := 1 / float64(endpoints)
-	tolerance := 5 * math.Sqrt(float64(len(by))*p*(1-p))
-	if exact {
-		tolerance = 0
+// callers are the clients whose connections show how a way spreads them: one
+// that comes often, or many where each has its endpoint.
+func (b *bed) callers(way proxy.Balancing) []netip.Addr {
+	if way == proxy.SourceHash || way == proxy.Maglev {
+		return b.clients()
 	}
-	for _, a := range b.pods[:endpoints] {
-		n := share[netip.AddrPortFrom(a, port)]
-		if math.Abs(float64(n)-p*float64(len(by))) > tolerance {
-			b.Errorf("%s: %v got %d of %d connections: %v", what, a, n, len(by), share)
+	return slices.Repeat([]netip.Addr{b.client(0)}, connections)
+}
+
+// fair checks that each endpoint of a Service got its share of the connections
+// exactly, or else no more or less of it than chance allows: five times the
+// standard deviation happens less than once in a million.
+func (b *bed) fair(what string, sp *proxy.ServicePort, by []netip.AddrPort, exact bool) {
+	b.Helper()
+	got, total := shares(by), 0
+	for _, e := range sp.Cluster {
+		total += e.Share()
+	}
+	for _, e := range sp.Cluster {
+		p := float64(e.Share()) / float64(total)
+		tolerance := 5 * math.Sqrt(float64(len(by))*p*(1-p))
+		if exact {
+			tolerance = 0.5 // of a float
+		}
+		if n := got[e.Addr]; math.Abs(float64(n)-p*float64(len(by))) > tolerance {
+			b.Errorf("%s: %v got %d of %d connections: %v", what, e.Addr, n, len(by), got)
 		}
 	}
-	if len(share) > endpoints {
-		b.Errorf("%s: others answered: %v", what, slices.Collect(maps.Keys(share)))
+	if len(got) > len(sp.Cluster) {
+		b.Errorf("%s: others answered: %v", what, slices.Collect(maps.Keys(got)))
+	}
+}
+
+// weights checks the shares of endpoints that count differently, and of those
+// that count the same and much.
+func (b *bed) weights(p proxy.Protocol, way proxy.Balancing) {
+	b.Helper()
+	for _, weights := range [][endpoints]uint16{{1, 2, 3, 4}, {65535, 65535, 65535, 65535}} {
+		sp := b.row(2, p, way)
+		for i, w := range weights {
+			sp.Cluster[i].Weight = w
+		}
+		b.sync(sp)
+		b.fair(fmt.Sprintf("%v, weights %v", p, weights), sp, b.connect(sp, 0, b.callers(way)...), way == proxy.RoundRobin)
+	}
+}
+
+// steady checks that an endpoint that leaves takes few clients of others along.
+func (b *bed) steady() {
+	b.Helper()
+	sp := b.row(3, proxy.TCP, proxy.Maglev)
+	b.sync(sp)
+	before := b.connect(sp, 0, b.clients()...)
+	less := b.row(3, proxy.TCP, proxy.Maglev)
+	gone := less.Cluster[1].Addr
+	less.Cluster[1] = less.Cluster[endpoints-1] // as slots are filled
+	less.Cluster = less.Cluster[:endpoints-1]
+	b.must(b.lab.Node().Do(func() error {
+		return proxytest.Apply(b.Context(), b.dp, &proxy.Delta{Upserts: []proxy.Upsert{{Old: sp, New: less}}})
+	}))
+	moved := 0
+	for i, a := range b.connect(less, 0, b.clients()...) {
+		if before[i] != gone && a != before[i] {
+			moved++
+		}
+	}
+	if moved > clients/5 {
+		b.Errorf("%d of %d clients moved that need not have", moved, clients)
 	}
 }
 
@@ -219,7 +281,7 @@ func (b *bed) affinity(p proxy.Protocol, way proxy.Balancing) {
 	sp.Affinity = time.Hour
 	b.sync(sp)
 	first := b.connect(sp, 0, b.clients()...)
-	b.even(fmt.Sprintf("%v, affinity", p), first, way == proxy.RoundRobin)
+	b.fair(fmt.Sprintf("%v, affinity", p), sp, first, way == proxy.RoundRobin)
 	for range 2 {
 		if again := b.connect(sp, 0, b.clients()...); !slices.Equal(first, again) {
 			b.Errorf("%v, affinity: clients went to %v, and then to %v", p, first, again)
@@ -239,17 +301,12 @@ func (b *bed) turns() {
 			by[i] = append(by[i], b.connect(sp, 0, b.client(0))...)
 		}
 	}
-	b.even("in turns with another Service", by[0], true)
-	b.even("in turns with another Service", by[1], true)
+	b.fair("in turns with another Service", one, by[0], true)
+	b.fair("in turns with another Service", other, by[1], true)
 	more := b.row(0, proxy.TCP, proxy.RoundRobin)
 	more.Cluster = append(more.Cluster, proxy.Endpoint{Addr: netip.AddrPortFrom(b.pods[endpoints], port), Local: true})
 	b.must(b.lab.Node().Do(func() error {
 		return proxytest.Apply(b.Context(), b.dp, &proxy.Delta{Upserts: []proxy.Upsert{{Old: one, New: more}}})
 	}))
-	share := shares(b.connect(more, 0, slices.Repeat([]netip.Addr{b.client(0)}, 10*len(more.Cluster))...))
-	for _, e := range more.Cluster {
-		if share[e.Addr] != 10 {
-			b.Errorf("with one endpoint more: shares %v", share)
-		}
-	}
+	b.fair("with one endpoint more", more, b.connect(more, 0, b.callers(proxy.RoundRobin)...), true)
 }
