@@ -58,9 +58,14 @@ type ServiceChecks struct {
 	changed    <-chan struct{}                 // from the watch of addresses; nil: nobody watches
 	watched    time.Time                       // when the watch was last begun, or tried
 	stale      bool                            // addresses may have changed
+	rested     time.Time                       // they are not read before
 	locals     []netip.Addr
 	blind      string // why addresses are not known, as said
 }
+
+// restFactor is how many times its own length a reading of addresses is followed by
+// rest: a mode that adds an address for each Service makes them change without end.
+const restFactor = 20
 
 // socket is where one check listens.
 type socket struct {
@@ -141,7 +146,9 @@ func (c *ServiceChecks) Run(ctx context.Context) error {
 		c.readAddresses(ctx)
 		c.reconcile(ctx)
 		var again <-chan time.Time
-		if c.changed == nil || c.stale || len(c.complaints) > 0 {
+		if rest := time.Until(c.rested); c.stale && rest > 0 {
+			again = time.After(rest)
+		} else if c.changed == nil || c.stale || len(c.complaints) > 0 {
 			again = time.After(bindRetry)
 		}
 		select {
@@ -166,8 +173,9 @@ func (c *ServiceChecks) readAddresses(ctx context.Context) {
 		c.stale, c.watched = true, time.Now()
 		c.changed, err = c.settings.Addresses.Watch(ctx)
 	}
-	if c.stale {
+	if began := time.Now(); c.stale && !began.Before(c.rested) {
 		locals, unread := c.settings.Addresses.List()
+		c.rested = time.Now().Add(restFactor * time.Since(began))
 		if unread == nil {
 			slices.SortFunc(locals, netip.Addr.Compare)
 			c.locals, c.stale = slices.Compact(locals), false

@@ -362,3 +362,41 @@ func TestOnlyTerminatingEndpoints(t *testing.T) {
 		t.Errorf("packet: %+v; want it to reach the terminating endpoint as it is", o)
 	}
 }
+
+// slowAddresses takes its time to list addresses, and counts how often it does.
+type slowAddresses struct {
+	linktest.Fake
+	listed int
+}
+
+func (a *slowAddresses) List() ([]netip.Addr, error) {
+	a.listed++
+	time.Sleep(time.Millisecond)
+	return a.Fake.List()
+}
+
+// TestManyAddressChanges reads the addresses a few times while they change all the
+// time, and once more after the last change.
+func TestManyAddressChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &slowAddresses{}
+		c := newChecks(t, a)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- c.Run(ctx) }()
+		for range 1000 {
+			a.Set(netip.MustParseAddr("192.0.2.1"))
+			time.Sleep(100 * time.Microsecond)
+		}
+		during := a.listed
+		a.Set(netip.MustParseAddr("192.0.2.2"))
+		time.Sleep(time.Second)
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if during > 10 || a.listed == during || !slices.Contains(c.locals, netip.MustParseAddr("192.0.2.2")) {
+			t.Errorf("%d readings during 1000 changes, %d after, addresses %v", during, a.listed-during, c.locals)
+		}
+	})
+}
