@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -12,7 +13,7 @@ import (
 )
 
 // draining is the real servers, by virtual server, that go as soon as they have
-// no connections.
+// no connections. Without an address: the virtual server goes after them.
 type draining map[ipvs.Server]map[netip.AddrPort]bool
 
 func (all draining) add(x id) {
@@ -22,9 +23,9 @@ func (all draining) add(x id) {
 	all[x.server][x.real] = true
 }
 
-// remove forgets a real server, or all of a virtual server.
+// remove forgets a real server, or that the virtual server goes.
 func (all draining) remove(x id) {
-	if delete(all[x.server], x.real); len(all[x.server]) == 0 || !x.real.IsValid() {
+	if delete(all[x.server], x.real); len(all[x.server]) == 0 {
 		delete(all, x.server)
 	}
 }
@@ -65,13 +66,14 @@ func (d *Dataplane) drain(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for real := range l {
-			i := slices.IndexFunc(reals, func(r ipvs.RealState) bool { return r.Addr == real })
-			if i >= 0 && reals[i].Connections > 0 {
-				continue
+		busy := func(real netip.AddrPort) bool {
+			return slices.ContainsFunc(reals, func(r ipvs.RealState) bool { return r.Connections > 0 && (r.Addr == real || !real.IsValid()) })
+		}
+		for _, real := range slices.SortedFunc(maps.Keys(l), func(a, b netip.AddrPort) int { return b.Compare(a) }) { // the virtual server last
+			if !busy(real) {
+				ops = append(ops, ipvs.Op{Verb: ipvs.Delete, Server: s, Real: ipvs.Real{Addr: real}})
+				d.drained.remove(id{s, real})
 			}
-			ops = append(ops, ipvs.Op{Verb: ipvs.Delete, Server: s, Real: ipvs.Real{Addr: real}})
-			d.drained.remove(id{s, real})
 		}
 	}
 	return d.remove(ctx, ops)

@@ -85,6 +85,7 @@ type Dataplane struct {
 	foreign map[ipvs.Server]bool                // others' virtual servers, when they were last listed
 	local   map[netip.Addr]bool                 // addresses that the host has on other links
 	opens   bool                                // loopback takes NodePorts
+	left    map[ipvs.Server]bool                // frontends that are left to the rules, or were since the last Sync
 	leaving []*change                           // what goes after the rules are written
 	drained draining
 	ready   bool // the host's settings are as they should be
@@ -128,7 +129,7 @@ func (d *Dataplane) Close() error { return errors.Join(d.Dataplane.Close(), d.ke
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.leaving, d.opens = nil, want.Node.OpensLoopback()
+	d.leaving, d.opens, d.left = nil, want.Node.OpensLoopback(), map[ipvs.Server]bool{}
 	refused, err := d.differ.Sync(ctx, want)
 	if err != nil {
 		return nil, err

@@ -115,6 +115,35 @@ func TestDraining(t *testing.T) {
 	})
 }
 
+// TestFrontendsThatAreLeft has a virtual server drain when the rules translate
+// for its frontend: after kube-proxy, or when a Service changes its policy.
+func TestFrontendsThatAreLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t)
+		d := h.open(mode.IPVS{})
+		shared, split := service(1, proxy.TCP, one, two), service(1, proxy.TCP, one, two)
+		shared.Frontends[0].Kind, split.Frontends[0].Kind, split.External = proxy.LoadBalancer, proxy.LoadBalancer, proxy.ScopeLocal
+		s := at(shared)
+		h.sync(d, shared)
+		go func() { _ = d.Run(t.Context()) }()
+		h.servers.Connect(s, netip.MustParseAddrPort(two), 1)
+
+		h.apply(d, shared, split)
+		time.Sleep(time.Minute)
+		h.wantReals(s, map[string]uint32{two: 0})
+		h.sync(d, split)
+		h.wantReals(s, map[string]uint32{two: 0})
+		h.apply(d, split, shared)
+		h.wantReals(s, map[string]uint32{one: 1, two: 1})
+
+		h.apply(d, shared, split)
+		h.servers.Connect(s, netip.MustParseAddrPort(two), 0)
+		time.Sleep(time.Minute)
+		h.wantReals(s, nil)
+		h.wantAddresses(aliasNames...)
+	})
+}
+
 // TestRestartDrainsOn has another daemon find what drains.
 func TestRestartDrainsOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -54,14 +54,15 @@ func (d *Dataplane) fronts(sp *proxy.ServicePort) map[ipvs.Server]front {
 		if _, ok := lists[r.Scope]; !ok {
 			lists[r.Scope] = d.front(sp, r.To)
 		}
-		if !d.takes(sp, f, r) {
-			continue
-		}
-		at := f.Addr
+		s := ipvs.Server{Protocol: uint8(sp.Key.Protocol), Addr: f.Addr}
 		if f.Kind == proxy.NodePort {
-			at = netip.AddrPortFrom(aliases[sp.Key.Family], at.Port())
+			s.Addr = netip.AddrPortFrom(aliases[sp.Key.Family], f.Addr.Port())
 		}
-		out[ipvs.Server{Protocol: uint8(sp.Key.Protocol), Addr: at}] = lists[r.Scope]
+		if d.takes(sp, f, r) {
+			out[s] = lists[r.Scope]
+		} else {
+			d.left[s] = true
+		}
 	}
 	return out
 }

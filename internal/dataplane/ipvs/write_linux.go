@@ -185,7 +185,8 @@ func (d *Dataplane) add(ctx context.Context, coming []*change) (failures []failu
 }
 
 // leave has what goes go: virtual servers at once, and with them all their real
-// servers; else real servers of TCP when they have no connections.
+// servers, unless the rules translate for their frontends now; else real servers
+// of TCP when they have no connections.
 func (d *Dataplane) leave(ctx context.Context) error {
 	var ops []ipvs.Op
 	gone := map[ipvs.Server]bool{}
@@ -193,10 +194,14 @@ func (d *Dataplane) leave(ctx context.Context) error {
 		s, o := c.ID.server, ipvs.Op{Verb: ipvs.Delete, Server: c.ID.server, Real: ipvs.Real{Addr: c.ID.real}}
 		switch {
 		case rank(c) == 0: // it comes before its real servers
+			if d.left[s] && !ends(s) {
+				d.drained.add(c.ID)
+				continue
+			}
 			if gone[s] = true; d.excluded(s.Addr.Addr()) {
 				continue
 			}
-			d.drained.remove(c.ID)
+			delete(d.drained, s)
 		case gone[s]:
 			continue
 		case !ends(s):
