@@ -76,11 +76,29 @@ func (d *Dataplane) front(sp *proxy.ServicePort, to []proxy.Endpoint) front {
 		}
 		f.reals = append(f.reals, ipvs.Real{Addr: e.Addr, Weight: uint32(e.Share())})
 	}
+	if f.settings.Scheduler == "sh" {
+		fitBuckets(f.reals)
+	}
 	for _, a := range sp.Draining {
 		f.reals = append(f.reals, ipvs.Real{Addr: a})
 	}
 	f.settings.HashPorts = sp.Balancing == proxy.BalanceDefault && f.settings.Scheduler == "mh" // as kube-proxy has it
 	return f
+}
+
+// fitBuckets makes weights small enough for scheduler sh, which gives each real
+// server as many of its buckets in a row: the first ones would get all.
+func fitBuckets(reals []ipvs.Real) {
+	const buckets = 256
+	var total uint64
+	for _, r := range reals {
+		total += uint64(r.Weight)
+	}
+	for i := range reals {
+		if w := &reals[i].Weight; total > buckets {
+			*w = max(1, uint32(uint64(*w)*buckets/total))
+		}
+	}
 }
 
 // schedulerOf says which scheduler chooses in which way, weighted which one does
