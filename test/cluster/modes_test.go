@@ -25,6 +25,7 @@ func sluiceIn(mode string) turn {
 		t.proxy.Args = []string{"--ipvs-udp-timeout=5s", "--ipvs-tcpfin-timeout=5s"}
 	default:
 		t.table = "table sluice-" + mode
+		t.proxy.Args = []string{"--userspace-drain-timeout=10m"} // a slow machine takes its time to start the next
 		t.traces = t.table
 	}
 	return t
