@@ -7,7 +7,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build demo check test test-kernels lint size bench bench-peers bench-ipvs generate deps
+.PHONY: build demo check test test-kernels lint size bench bench-relay bench-peers bench-ipvs generate deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice, static

@@ -134,8 +134,8 @@ func (o *Options) relayFlags() {
 		{"userspace-dial-timeout", &o.Relay.DialTimeout, "try another endpoint when one does not answer within this `TIME`"},
 		{"userspace-dial-retries", &o.Relay.Retries, "try this `NUMBER` of other endpoints when one cannot be connected to"},
 		{"userspace-udp-timeout", &o.Relay.UDPTimeout, "end a UDP session that is silent for this `TIME`"},
-		{"userspace-max-connections", &o.Relay.MaxConnections, "refuse more than this `NUMBER` of connections and UDP " +
-			"sessions; 0: as many as the limit of open files allows"},
+		{"userspace-max-connections", &o.Relay.MaxConnections, "refuse more than this `NUMBER` of connections, and of " +
+			"UDP sessions; 0: as many as the limit of open files allows"},
 		{"userspace-drain-timeout", &o.Relay.DrainTimeout, "when told to stop, serve open connections for up to this " +
 			"`TIME`, unless another daemon takes them over"},
 	})

@@ -30,7 +30,7 @@ type Relay struct {
 	DialTimeout    time.Duration // for each of them
 	UDPTimeout     time.Duration // after which a silent UDP session ends
 	DrainTimeout   time.Duration // how long open connections may keep a process that is told to stop
-	MaxConnections int           // and UDP sessions; 0: as many as the limit of open files allows
+	MaxConnections int           // and so many UDP sessions; 0: as many as the limit of open files allows
 }
 
 // DefaultRelay is how it goes about unless told otherwise.

@@ -38,7 +38,7 @@ func open(ctx context.Context, t *testing.T, relay mode.Relay) (*userspace.Datap
 // underTest puts the dataplane under the packet table.
 func underTest(t *testing.T) conformance.Dataplane {
 	relay := mode.DefaultRelay()
-	relay.UDPTimeout = time.Second // there are thousands of sessions
+	relay.UDPTimeout = 10 * time.Second // there are thousands of sessions
 	return conformance.Dataplane{
 		HandsOver: true,
 		Mode:      "nftables", // whose settings it has

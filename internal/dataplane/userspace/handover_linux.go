@@ -122,6 +122,9 @@ func (s *server) handOver(to *net.UnixConn) {
 				give(handed{Session: &x.relayedFlow}, x.fd)
 			}
 		}
+		for _, r := range w.replies {
+			_ = unix.Close(r.fd)
+		}
 		clear(w.sockets)
 	}
 }

@@ -482,7 +482,7 @@ func TestIdleConnections(t *testing.T) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		t.Fatal(err)
 	}
-	many := uint64(min(5000, files.Cur/6-10)) // both ends are in this process, too
+	many := uint64(min(5000, files.Cur/8-10)) // both ends are in this process, too
 	r := relaySettings()
 	r.DrainTimeout = 0
 	n := newNode(t, r)

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	descriptors = 6 // that a connection may need: two sockets and two pipes
+	descriptors = 8 // that a connection and a session may need: four sockets and two pipes
 	drainTick   = 20 * time.Millisecond
 	// sessionDrain is what UDP sessions get for another mode to take them.
 	sessionDrain = 5 * time.Second
@@ -28,7 +28,7 @@ type server struct {
 	workers   []*worker
 	listeners []*listener
 	socket    func(domain, kind, protocol int) (int, error)
-	limit     int64 // of connections and sessions
+	limit     int64 // of connections, and of sessions
 	sayShort  sync.Once
 	log       klog.Logger
 
@@ -74,9 +74,6 @@ func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, err
 	}
 	return s, nil
 }
-
-// counted returns how many connections and sessions are open.
-func (s *server) counted() int64 { return s.open[proxy.TCP].Load() + s.open[proxy.UDP].Load() }
 
 // short says, once, that something is short that a connection needs.
 func (s *server) short(err error) {
@@ -162,7 +159,7 @@ func (s *server) metrics() []proxy.Metric {
 		counted("userspace_refused_clients_total", "Clients that were not served, or sessions that gave way", s.refused),
 		counted("userspace_failed_dials_total", "Endpoints that could not be connected to", s.failed),
 		{
-			Name: "userspace_connections_limit", Help: "TCP connections and UDP sessions that may be open; beyond, clients are refused",
+			Name: "userspace_connections_limit", Help: "TCP connections that may be open, and UDP sessions; beyond, clients are refused",
 			Read: func(yield func(float64, ...string)) { yield(float64(s.limit)) },
 		},
 		{

@@ -134,12 +134,14 @@ func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 	}
 	for _, source := range sources {
 		var options []option
-		if source.IsValid() {
+		switch {
+		case !source.Addr().IsValid():
+		case source.Port() == 0:
+			options = append(options, transparent[f], latePort)
+		default:
 			options = append(options, transparent[f])
 		}
-		if source.Port() == 0 {
-			options = append(options, latePort)
-		} else if p == proxy.TCP { // other connections of the client may have the same port
+		if source.Port() != 0 && p == proxy.TCP { // other connections of the client may have the same port
 			options = append(options, shareAddr)
 		}
 		if fd, err = s.openSocket(p, f, source, options...); err != nil {

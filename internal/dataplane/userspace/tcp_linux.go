@@ -47,9 +47,9 @@ func (l *listener) accept(w *worker) error {
 	if to, err := unix.Getsockname(fd); err == nil {
 		c.service = w.index.Find(proxy.TCP, addrPort(to))
 	}
-	w.open[proxy.TCP].Add(1)
+	open := w.open[proxy.TCP].Add(1)
 	c.watch(w, client)
-	if c.service == nil || !w.room(1) {
+	if c.service == nil || open > w.limit {
 		w.refuse(c.service)
 		c.end(w, true)
 		return nil
@@ -81,6 +81,8 @@ type connection struct {
 	tried   []netip.AddrPort // that failed
 	fds     [2]int           // -1: none
 	pipes   [2]*pipe         // of what is held
+	some    [2]bool          // there may be something to read
+	last    [2]bool          // after which comes the end, or an error
 	dialing *list.Element    // nil: there is an endpoint
 	began   time.Time        // to dial
 	busy    bool             // its turn comes again soon
@@ -95,10 +97,16 @@ func (c *connection) watch(w *worker, end int) {
 // ready goes on when the endpoint has been reached or not, or one of both has
 // something to read or room to write.
 func (c *connection) ready(w *worker, fd int, events uint32) {
+	from := client
+	if fd == c.fds[endpoint] {
+		from = endpoint
+	}
+	c.last[from] = c.last[from] || events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	c.some[from] = c.some[from] || c.last[from] || events&unix.EPOLLIN != 0
 	switch {
 	case c.dialing == nil:
 		c.relay(w)
-	case fd == c.fds[endpoint]:
+	case from == endpoint:
 		code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 		if err == nil && code != 0 {
 			err = unix.Errno(code)
@@ -174,6 +182,9 @@ func (c *connection) relay(w *worker) {
 	}
 }
 
+// shortRead is less than what a full pipe can hold.
+const shortRead = 4 << 10
+
 const spliceFlags = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
 
 // move moves what can be moved one way without waiting, in the kernel. It
@@ -182,7 +193,12 @@ const spliceFlags = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
 func (c *connection) move(w *worker, from int) (more bool, err error) {
 	for range roundsAtOnce {
 		if c.Held[from] == 0 && !c.Ended[from] {
-			if err := c.fill(w, from); err != nil {
+			err := error(unix.EAGAIN)
+			if c.some[from] {
+				err = c.fill(w, from)
+			}
+			if err != nil {
+				c.some[from] = false
 				c.release(w, from)
 				return false, unlessBlocked(err)
 			}
@@ -222,6 +238,7 @@ func (c *connection) fill(w *worker, from int) (err error) {
 	n, err := unix.Splice(c.fds[from], nil, c.pipes[from].w, nil, pipeSize, spliceFlags)
 	if err == nil {
 		c.Held[from], c.Ended[from] = int(n), n == 0
+		c.some[from] = n > shortRead || c.last[from] // less has emptied the socket: there is an event when more comes
 	}
 	return err
 }

@@ -71,7 +71,7 @@ func (l *listener) session(w *worker, f flow) *session {
 		return s
 	}
 	s := &session{service: w.index.Find(proxy.UDP, f.Dst)}
-	if s.service == nil || !w.room(0) {
+	if s.service == nil || !w.roomForSession() {
 		w.refuse(s.service)
 		return nil
 	}

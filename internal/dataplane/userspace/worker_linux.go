@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/balance"
+	"sluice/internal/proxy"
 )
 
 const (
@@ -156,14 +157,14 @@ func (w *worker) expire(now time.Time) {
 	}
 }
 
-// room reports whether there may be one more connection, besides those that are
-// counted for it. A session that is silent gives way.
-func (w *worker) room(counted int64) bool {
-	if over := w.counted() - counted; over >= w.limit && w.idle.Len() > 0 {
+// roomForSession reports whether there may be one more session. One that is
+// silent gives way.
+func (w *worker) roomForSession() bool {
+	if w.open[proxy.UDP].Load() >= w.limit && w.idle.Len() > 0 {
 		w.refused[connectionLimit].Add(1)
 		w.idle.Front().Value.(*session).end(w)
 	}
-	return w.counted()-counted < w.limit
+	return w.open[proxy.UDP].Load() < w.limit
 }
 
 // refuse counts a client that is not served.
