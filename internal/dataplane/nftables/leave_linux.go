@@ -88,6 +88,9 @@ func (t *table) late(c *chain) []*chain {
 		return made
 	}
 	rules := append([]*nft.Rule{t.idle(), t.rule().setFlowMark(false).comment("no other proxy does")}, c.rules...)
+	if t.over.OnLink { // kube-proxy's mode ipvs translates nothing, but marks
+		rules = append([]*nft.Rule{t.rule().marked().local(false).note(t.otherProxy()).comment("another proxy marked it")}, rules...)
+	}
 	return []*chain{
 		on("late-"+c.Name, "nat", priorityLateDNAT, rules...),
 		on("after-"+c.Name, "filter", priorityLookAfter,

@@ -134,3 +134,33 @@ func TestTakenRowsCostNoEndpoints(t *testing.T) {
 		}
 	}
 }
+
+// TestNodePortsGiveWay has a proxy come after a mode that takes NodePorts to an
+// address of its own: one that marks packets and translates none.
+func TestNodePortsGiveWay(t *testing.T) {
+	h := newHost(t)
+	conn, err := nft.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := overlays()["left alone"]
+	o.NodePortsTo = map[proxy.Family]netip.Addr{proxy.IPv4: h.two.Addr()}
+	d := NewOverlay(conn, Settings{MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4}}, o)
+	t.Cleanup(func() { d.Close() })
+	s := proxy.NewState()
+	s.Node = &proxy.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}
+	row := plainRow(1, 1, 0)
+	row.Frontends = []proxy.Frontend{{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(proxy.IPv4.Unspecified(), h.one.Port())}}
+	s.Rows[row.Key] = row
+	if err := proxytest.Sync(t.Context(), d, s); err != nil {
+		t.Fatal(err)
+	}
+	atNode := &proxy.ServicePort{Frontends: []proxy.Frontend{{Addr: h.one}}}
+	h.expect(atNode, netip.AddrPort{}, "while we are there, and no virtual server is")
+	if err := d.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.expect(atNode, netip.AddrPort{}, "while nobody is there")
+	h.run(`nft 'add table ip theirs; add chain ip theirs out { type nat hook output priority -100; }; add rule ip theirs out tcp dport 8080 meta mark set meta mark or 0x4000'`)
+	h.expect(atNode, h.one, "when another proxy is there")
+}
