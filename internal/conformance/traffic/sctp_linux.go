@@ -34,9 +34,10 @@ func listenSCTP(a netip.AddrPort) (net.Listener, error) {
 	}
 	f := os.NewFile(uintptr(fd), "SCTP")
 	defer func() { _ = f.Close() }()
-	// Its connections end in an orderly way, with all that was sent.
+	// Its connections end in an orderly way, with all that was sent. What does not
+	// fit into the queue of those to be accepted is aborted, so it is a long one.
 	err = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
-	if err = errors.Join(err, unix.Bind(fd, sockaddr(a)), unix.Listen(fd, unix.SOMAXCONN)); err != nil {
+	if err = errors.Join(err, unix.Bind(fd, sockaddr(a)), unix.Listen(fd, 4096)); err != nil {
 		return nil, err
 	}
 	return net.FileListener(f)
