@@ -298,14 +298,14 @@ func TestSchedulers(t *testing.T) {
 	got, err := h.servers.Servers(t.Context())
 	want := map[ipvs.Server]ipvs.Settings{
 		at(plain): {Scheduler: "rr"}, at(sticky): {Scheduler: "rr", Persistence: 3 * time.Hour}, at(weighted): {Scheduler: "wrr"},
-		at(hashed): {Scheduler: "mh"},
+		at(hashed): {Scheduler: "mh", Fallback: true},
 	}
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" || err != nil {
 		t.Errorf("servers (-want +got), error %v:\n%s", err, diff)
 	}
 	h.wantReals(at(weighted), map[string]uint32{one: 1, two: 5})
 	h.sync(h.open(mode.IPVS{Scheduler: "mh"}), plain)
-	if all, _ := h.servers.Servers(t.Context()); all[at(plain)] != (ipvs.Settings{Scheduler: "mh", HashPorts: true}) {
+	if all, _ := h.servers.Servers(t.Context()); all[at(plain)] != (ipvs.Settings{Scheduler: "mh", HashPorts: true, Fallback: true}) {
 		t.Errorf("settings %+v", all[at(plain)])
 	}
 }

@@ -82,6 +82,8 @@ func (d *Dataplane) front(sp *proxy.ServicePort, to []proxy.Endpoint) front {
 	for _, a := range sp.Draining {
 		f.reals = append(f.reals, ipvs.Real{Addr: a})
 	}
+	// They keep the places of one that drains, whose new clients would be refused.
+	f.settings.Fallback = f.settings.Scheduler == "sh" || f.settings.Scheduler == "mh"
 	f.settings.HashPorts = sp.Balancing == proxy.BalanceDefault && f.settings.Scheduler == "mh" // as kube-proxy has it
 	return f
 }

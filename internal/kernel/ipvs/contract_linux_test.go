@@ -82,7 +82,7 @@ var contract = []struct {
 }{
 	{"virtual servers come, change and go", func(t *testing.T, k ipvs.Interface) {
 		first := map[ipvs.Server]ipvs.Settings{
-			web: {Scheduler: "rr"}, dns6: {Scheduler: "sh", Persistence: 3 * time.Hour}, call: {Scheduler: "mh", HashPorts: true},
+			web: {Scheduler: "rr"}, dns6: {Scheduler: "sh", Persistence: 3 * time.Hour}, call: {Scheduler: "mh", HashPorts: true, Fallback: true},
 		}
 		for s, settings := range first {
 			do(t, k, ipvs.Op{Verb: ipvs.Add, Server: s, Settings: settings})

@@ -23,8 +23,8 @@ const (
 	realAddr, realPort, realForward, realWeight, realUpper, realLower = 1, 2, 3, 4, 5, 6
 	realActive, realInactive                                          = 7, 8
 
-	flagPersistent, flagHashPorts = 1, 0x10
-	forwardNAT                    = 0
+	flagPersistent, flagFallback, flagHashPorts = 1, 0x08, 0x10
+	forwardNAT                                  = 0
 )
 
 func (o *Op) command() byte {
@@ -73,6 +73,9 @@ func encodeServer(b *netlink.Builder, s Server, settings *Settings) {
 		if settings.Persistence > 0 {
 			flags |= flagPersistent
 		}
+		if settings.Fallback {
+			flags |= flagFallback
+		}
 		if settings.HashPorts {
 			flags |= flagHashPorts
 		}
@@ -118,7 +121,7 @@ func decodeServer(message netlink.Attrs) (Server, Settings, bool) {
 	addr, ok := decodeAddr(service.Get(serviceAddr), native(service.Get(serviceFamily)) == unix.AF_INET)
 	s := Server{uint8(protocol), netip.AddrPortFrom(addr, uint16(service.Number(servicePort)))}
 	flags := native(service.Get(serviceFlags))
-	settings := Settings{Scheduler: service.Text(serviceScheduler), HashPorts: flags&flagHashPorts != 0}
+	settings := Settings{Scheduler: service.Text(serviceScheduler), HashPorts: flags&flagHashPorts != 0, Fallback: flags&flagFallback != 0}
 	if flags&flagPersistent != 0 {
 		settings.Persistence = time.Duration(native(service.Get(serviceTimeout))) * time.Second
 	}

@@ -22,7 +22,7 @@ func encoded(o Op) []byte {
 func TestMessages(t *testing.T) {
 	for _, addr := range []string{"10.96.0.10:80", "[fd00::1]:53"} {
 		at := netip.MustParseAddrPort(addr)
-		want, settings := Server{unix.IPPROTO_UDP, at}, Settings{Scheduler: "mh", HashPorts: true, Persistence: time.Hour}
+		want, settings := Server{unix.IPPROTO_UDP, at}, Settings{Scheduler: "mh", HashPorts: true, Fallback: true, Persistence: time.Hour}
 		got, as, ok := decodeServer(encoded(Op{Server: want, Settings: settings}))
 		if got != want || as != settings || !ok {
 			t.Errorf("written and read again: %v, %+v, %t; want %v, %+v", got, as, ok, want, settings)

@@ -48,6 +48,7 @@ func (s Server) String() string {
 // Settings are how a virtual server chooses real servers.
 type Settings struct {
 	Scheduler   string
+	Fallback    bool          // schedulers that hash take another real server for one of weight 0, instead of none
 	HashPorts   bool          // schedulers that hash the client's address hash its port, too
 	Persistence time.Duration // how long a client keeps its real server, in seconds; 0: not at all
 }
