@@ -25,7 +25,7 @@ test: deps lint build ## everything
 	go test -race -timeout 20m ./... && cd test/deploy && go test -race -timeout 20m ./...
 	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
-	go run ./test/kernels --kernels 6.1 --share 10
+	go run ./test/kernels --kernels 6.1 --suites lab,traffic,kernel/ipvs
 
 # Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
 test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md
