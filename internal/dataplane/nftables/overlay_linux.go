@@ -131,7 +131,9 @@ func (t *table) socketHooks() []*chain {
 func (t *table) openSocketHooks() (in, out *chain) {
 	own := t.over.Sockets.Own
 	in = t.base("sockets-prerouting", "filter", unix.NF_INET_PRE_ROUTING, prioritySockets,
-		t.rule().socketIsTransparent().setSocketMark().accept().comment("a socket has it"))
+		t.rule().protocol().is([]byte{unix.IPPROTO_TCP}).socketIsTransparent().setSocketMark().accept().comment("a socket has it"),
+		t.rule().protocol().is([]byte{unix.IPPROTO_UDP}).socketIsTransparent().socketIsReady().setSocketMark().accept().
+			comment("a socket of the program has it"))
 	out = t.base("sockets-output", "route", unix.NF_INET_LOCAL_OUT, prioritySockets,
 		t.rule().meta(expr.MetaKeyMARK).has(own).newFlow().markFlow(own).comment("flows that the program begins"),
 		t.rule().meta(expr.MetaKeyMARK).has(own).accept().comment("the program's own"),
@@ -232,6 +234,14 @@ func (r *rule) toSocket(port uint16) *rule {
 // socketIsTransparent matches packets that a transparent socket is there for.
 func (r *rule) socketIsTransparent() *rule {
 	return r.add(&expr.Socket{Key: expr.SocketKeyTransparent, Register: r.take(1)}).is([]byte{1})
+}
+
+// socketIsReady matches packets that a socket is there for which the program has
+// marked. A UDP socket that is bound and not yet connected would get the
+// datagrams of others, so it is marked then. TCP packets may be for a connection
+// that has no socket yet, or none any more.
+func (r *rule) socketIsReady() *rule {
+	return r.add(&expr.Socket{Key: expr.SocketKeyMark, Register: r.take(1)}).has(r.t.over.Sockets.Own)
 }
 
 // markFlow sets bits of the flow's mark.

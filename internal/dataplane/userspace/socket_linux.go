@@ -31,7 +31,7 @@ var (
 	only6       = option{unix.SOL_IPV6, unix.IPV6_V6ONLY, 1}
 	sharePort   = option{unix.SOL_SOCKET, unix.SO_REUSEPORT, 1}
 	shareAddr   = option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}
-	// Rules leave our packets alone.
+	// Rules leave our packets alone, and give a UDP socket what it is there for.
 	own = option{unix.SOL_SOCKET, unix.SO_MARK, ownMark}
 	// Dead peers are noticed, small writes sent at once. Accepted connections
 	// have it of their listener.
@@ -49,13 +49,13 @@ func (s *server) openSocket(p proxy.Protocol, f proxy.Family, at netip.AddrPort,
 	if p == proxy.UDP {
 		kind = unix.SOCK_DGRAM
 	} else {
-		options = append(options, keepTCP...)
+		options = append(append(options, keepTCP...), own)
 	}
 	fd, err := s.socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
-	for _, o := range append(options, own) {
+	for _, o := range options {
 		if err == nil {
 			err = unix.SetsockoptInt(fd, o.level, o.name, o.value)
 		}
@@ -98,7 +98,7 @@ func (s *server) listen() error {
 // share the port, and the kernel has each flow come to the same one.
 func (s *server) listenAt(like listener) (opened []*listener, err error) {
 	for _, f := range s.families {
-		options := []option{sharePort, transparent[f]}
+		options := []option{sharePort, transparent[f], own}
 		if f == proxy.IPv6 {
 			options = append(options, only6)
 		}
@@ -147,12 +147,26 @@ func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 		if fd, err = s.openSocket(p, f, source, options...); err != nil {
 			continue
 		}
-		if err = unix.Connect(fd, sockaddr(to.Addr)); err == nil || err == unix.EINPROGRESS {
+		if p == proxy.UDP {
+			err = connectUDP(fd, to.Addr)
+		} else {
+			err = unix.Connect(fd, sockaddr(to.Addr))
+		}
+		if err == nil || err == unix.EINPROGRESS {
 			return fd, nil
 		}
 		_ = unix.Close(fd)
 	}
 	return -1, err
+}
+
+// connectUDP connects a socket and has rules know it only then: one that is bound
+// and not connected would get the datagrams of others.
+func connectUDP(fd int, to netip.AddrPort) error {
+	if err := unix.Connect(fd, sockaddr(to)); err != nil {
+		return err
+	}
+	return unix.SetsockoptInt(fd, own.level, own.name, own.value)
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {

@@ -171,7 +171,7 @@ func (w *worker) replyFrom(dst netip.AddrPort) *reply {
 		if err != nil {
 			return nil
 		}
-		if unix.Connect(fd, sockaddr(nobody[f])) != nil {
+		if connectUDP(fd, nobody[f]) != nil {
 			_ = unix.Close(fd)
 			return nil
 		}
