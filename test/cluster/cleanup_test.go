@@ -41,7 +41,7 @@ func TestCleanUpAfterKubeProxy(t *testing.T) {
 		s.proxies = append(s.proxies, s.startProxy(n, turns[i].proxy))
 	}
 	svc := s.service("web", balanced, func(svc *v1.Service) { svc.Spec.SessionAffinity = v1.ServiceAffinityClientIP })
-	s.giveVIPs(svc)
+	s.giveVIPs(svc, balancerIPv4, balancerIPv6)
 	s.publish(svc, ready(pods[0])...)
 	s.expectEverywhere("web-1", clusterIPs(svc)...)
 	for i, n := range bed.Nodes {
