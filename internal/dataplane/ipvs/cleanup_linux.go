@@ -51,7 +51,7 @@ func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err
 			others++
 			continue
 		}
-		n, failed := k.quiet(ctx, s, gently && !ends(s))
+		n, failed := k.quiet(ctx, s, gently)
 		if connections += n; n == 0 && failed == nil {
 			removed = append(removed, s.String())
 		}

@@ -79,6 +79,31 @@ func TestCost(t *testing.T) {
 	}
 }
 
+// TestFewServersAreEmpty at any moment of a first Sync: who asks one is refused.
+func TestFewServersAreEmpty(t *testing.T) {
+	h := newHost(t)
+	var rows []*proxy.ServicePort
+	for i := range 200 {
+		rows = append(rows, service(i, proxy.TCP, one, two))
+	}
+	if err := proxytest.Sync(t.Context(), h.open(mode.IPVS{}), stateOf(rows...)); err != nil {
+		t.Fatal(err)
+	}
+	empty, most := map[string]bool{}, 0
+	_, done := h.servers.Reset()
+	for _, op := range done {
+		if _, server, ok := strings.Cut(op, " of "); ok {
+			delete(empty, server)
+		} else {
+			empty[strings.TrimPrefix(op, "add ")] = true
+		}
+		most = max(most, len(empty))
+	}
+	if len(done) != 600 || len(empty) > 0 || most > serversAtOnce {
+		t.Errorf("%d operations, %d servers without real servers at once, %d in the end; want 600, at most %d, none", len(done), most, len(empty), serversAtOnce)
+	}
+}
+
 // TestDraining has real servers of TCP keep their connections and go when they
 // have none, beside everything else.
 func TestDraining(t *testing.T) {

@@ -116,24 +116,37 @@ func (d *Dataplane) unbind(a netip.Addr) error {
 // write makes what comes, be it there or not: what is refused is tried again
 // without the rows concerned. What goes waits for [Dataplane.leave].
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
-	var coming [2][]*change // by rank
+	coming := map[ipvs.Server]*[2][]*change{} // by rank
+	var servers []ipvs.Server
 	var failures []failure
 	d.leaving = nil
 	for _, c := range some {
+		s := c.ID.server
 		if !c.Has {
 			d.leaving = append(d.leaving, c)
-		} else if err := d.bind(c.ID.server.Addr.Addr()); err != nil {
+			continue
+		}
+		if err := d.bind(s.Addr.Addr()); err != nil {
 			failures = append(failures, failure{Change: c, Err: err})
-		} else {
-			coming[rank(c)] = append(coming[rank(c)], c)
+			continue
 		}
+		if coming[s] == nil {
+			coming[s], servers = &[2][]*change{}, append(servers, s)
+		}
+		coming[s][rank(c)] = append(coming[s][rank(c)], c)
 	}
-	for _, list := range coming {
-		more, err := d.add(ctx, list)
-		if err != nil {
-			return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
+	for some := range slices.Chunk(servers, serversAtOnce) {
+		for rank := range 2 {
+			var list []*change
+			for _, s := range some {
+				list = append(list, coming[s][rank]...)
+			}
+			more, err := d.add(ctx, list)
+			if err != nil {
+				return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
+			}
+			failures = append(failures, more...)
 		}
-		failures = append(failures, more...)
 	}
 	for i, f := range failures {
 		failures[i].Err = errors.Join(f.Err, d.unbind(f.Change.ID.server.Addr.Addr()))
@@ -143,6 +156,11 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	}
 	return nil
 }
+
+// serversAtOnce is how many virtual servers are made before their real servers:
+// one without any refuses what comes by IPVS already, as from mode userspace.
+// Only one that was made gets real servers, so both do not go in one batch.
+const serversAtOnce = 16
 
 // add carries out what comes, and returns what is refused. A virtual server that
 // is another program's gets no real servers.
