@@ -59,8 +59,6 @@ func newHost(name string, p *traffic.Ports) (*Host, error) {
 		"net/ipv6/conf/default/accept_redirects=0",
 		"net/ipv6/icmp/ratemask=255",
 	)
-	// A busy kernel may drop packets; SCTP would wait for three seconds, and then for six.
-	err = errors.Join(err, h.sysctlIfAny("net/sctp/rto_initial=500"))
 	if err == nil {
 		h.lo, err = h.linkUp("lo")
 	}
@@ -101,15 +99,11 @@ func (h *Host) forward() error {
 	if err := h.sysctl("net/ipv4/ip_forward=1", "net/ipv6/conf/all/forwarding=1"); err != nil {
 		return err
 	}
-	return h.sysctlIfAny("net/bridge/bridge-nf-call-iptables=0", "net/bridge/bridge-nf-call-ip6tables=0")
-}
-
-// sysctlIfAny does so if the kernel has such settings.
-func (h *Host) sysctlIfAny(settings ...string) error {
-	if err := h.sysctl(settings...); !errors.Is(err, fs.ErrNotExist) {
-		return err
+	err := h.sysctl("net/bridge/bridge-nf-call-iptables=0", "net/bridge/bridge-nf-call-ip6tables=0")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // sysctl writes settings of the form "path=value".

@@ -16,10 +16,19 @@ import (
 )
 
 const (
-	window     = 128             // flows of one Probe that are under way at once
 	resendTime = time.Second     // after which a datagram is sent once more: a busy machine may lose one, and TCP does so by itself
 	answerTime = 5 * time.Second // that a TCP connection may take to bring an answer
 )
+
+// window returns how many flows of one Probe are under way at once. Of associations
+// only few, so that none waits until its first packet is sent again: conntrack
+// follows the answer to the last one, and drops what follows from the first.
+func window(p proxy.Protocol) int {
+	if p == proxy.SCTP && !isRaw(p) {
+		return 16
+	}
+	return 128
+}
 
 // Probe tries flows from the namespace, many at a time, and returns what became of
 // each. An error means that the namespace itself is out of order.
@@ -31,7 +40,7 @@ func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			for ; next < len(flows) && len(active) < window; next++ {
+			for ; next < len(flows) && len(active) < window(flows[next].Protocol); next++ {
 				a := &attempt{Flow: flows[next], seen: &seen[next], raw: isRaw(flows[next].Protocol)}
 				if err := a.open(n); err != nil {
 					return fmt.Errorf("open %v %v to %v: %w", a.Protocol, a.Src, a.Dst, err)
