@@ -196,7 +196,7 @@ func (s *shift) passing(i int, web, sticky *v1.Service) []stream {
 		stream{proxy.TCP, outside(n), onPort(externalIPv4)[0]},
 		stream{proxy.TCP, outside(n), onPort(balancerIPv6)[0]},
 		stream{proxy.TCP, outside(n), onPort(localIPv4)[0]},
-		stream{proxy.TCP, outside(n), onPort(localIPv6)[0]},
+		stream{proxy.UDP, outside(n), onPort(localIPv6)[0]},
 		stream{proxy.TCP, s.clients[i], clusterIPs(sticky)[0]},
 		stream{proxy.UDP, s.clients[i], clusterIPs(web)[0]},
 		stream{proxy.UDP, outside(n), udp})

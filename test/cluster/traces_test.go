@@ -36,12 +36,16 @@ for program in iptables-legacy ip6tables-legacy; do
 	for table in filter nat mangle; do $program -t $table -F; $program -t $table -X; done
 done`
 
-// wipeAfter leaves no rules on the nodes to the next test: kube-proxy leaves
-// some that are not for us to clean up.
+// wipeAfter leaves no rules and no connections on the nodes to the next test:
+// kube-proxy leaves some that are not for us to clean up. A flow of UDP to an
+// address that two tests use would go on to a pod that is gone.
 func (s *scene) wipeAfter() {
 	s.Cleanup(func() {
 		for _, n := range bed.Nodes {
 			onHost(s.T, n, "sh", "-c", wipe)
+			if err := n.Host.FlushConntrack(); err != nil {
+				s.Error(err)
+			}
 		}
 	})
 }
