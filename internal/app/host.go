@@ -246,20 +246,29 @@ func (p plan) detection(ctx context.Context, s *resolve.Settings) {
 // takeOver removes what kube-proxy and our own other modes left, once our rules
 // are in force: never before, so that there is no moment without rules. What is
 // left would go on sending connections to endpoints that have long gone. It tries
-// again with growing waits what may yet succeed, and then has nothing more to do
-// until ctx ends.
+// again with growing waits what may yet succeed, looks again soon at what open
+// connections need, and then has nothing more to do until ctx ends.
 func (s *ProxyServer) takeOver(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	r := runner.New("remove what is left", func(ctx context.Context) error {
+	level := 0 // of saying that connections are open
+	var r *runner.BoundedFrequencyRunner
+	r = runner.New("remove what is left", func(ctx context.Context) error {
 		removed, err := dataplane.Cleanup(ctx, s.dataplane)
 		for _, what := range removed {
 			logger.Info("Removed what another service proxy left", "what", what)
 		}
-		if onlyInUse(err) {
+		switch {
+		case err == nil:
+		case only(err, proxy.ErrInUse):
 			logger.Info("Some of what another service proxy left stays, another process uses it", "reason", err.Error())
-			return nil
+		case only(err, proxy.ErrInUse, proxy.ErrDraining):
+			logger.V(level).Info("Some of what another service proxy left stays for a while", "reason", err.Error())
+			level = 4 // once is enough
+			time.AfterFunc(untilLookingAgain, r.Run)
+		default:
+			return err
 		}
-		return err
+		return nil
 	}, runner.Settings{
 		RetryMin: 10 * time.Second, RetryMax: time.Hour,
 		Failed: func(_ context.Context, err error, wait time.Duration) {
@@ -274,15 +283,17 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 	return r.Loop(ctx)
 }
 
-// onlyInUse reports whether trying again is in vain: all that is wrong is that
-// another process uses what is left.
-func onlyInUse(err error) bool {
+// untilLookingAgain is how long what open connections need stays after them, at most.
+const untilLookingAgain = 10 * time.Second
+
+// only reports whether all that is wrong is one of some errors.
+func only(err error, known ...error) bool {
 	switch e := err.(type) {
 	case interface{ Unwrap() []error }:
-		return !slices.ContainsFunc(e.Unwrap(), func(e error) bool { return !onlyInUse(e) })
+		return !slices.ContainsFunc(e.Unwrap(), func(e error) bool { return !only(e, known...) })
 	case interface{ Unwrap() error }:
-		return onlyInUse(e.Unwrap())
+		return only(e.Unwrap(), known...)
 	default:
-		return errors.Is(err, proxy.ErrInUse)
+		return slices.Contains(known, err)
 	}
 }

@@ -93,3 +93,7 @@ type Leaver interface {
 // ErrInUse says that a clean-up left something because another process uses it.
 // Trying again is in vain until they stop.
 var ErrInUse = errors.New("in use by what is not kube-proxy's")
+
+// ErrDraining says that a clean-up left something for as long as connections of
+// the former mode are open. It is called again to see whether they have ended.
+var ErrDraining = errors.New("connections are open")

@@ -58,7 +58,7 @@ func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err
 		err = errors.Join(err, failed)
 	}
 	if connections > 0 {
-		err = errors.Join(err, fmt.Errorf("link %s and IPVS virtual servers stay until their connections end: %d are open", linkName, connections))
+		err = errors.Join(err, fmt.Errorf("link %s and IPVS virtual servers stay until their connections end: %d %w", linkName, connections, proxy.ErrDraining))
 	}
 	if err != nil {
 		return removed, err

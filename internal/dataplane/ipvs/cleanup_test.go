@@ -66,11 +66,11 @@ func TestCleanupWaitsForConnections(t *testing.T) {
 			t.Errorf("removed %q, error %v; want %q, %q", got, err, want, reason)
 		}
 	}
-	clean("", "4 are open")
+	clean("", "4 connections are open")
 	h.wantReals(web, map[string]uint32{one: 0, two: 0})
 	h.wantReals(dns, map[string]uint32{one: 0})
 	h.servers.Connect(dns, netip.MustParseAddrPort(one), 0)
-	clean(dns.String(), "3 are open")
+	clean(dns.String(), "3 connections are open")
 	h.servers.Connect(web, netip.MustParseAddrPort(two), 0)
 	h.wantReals(dns, nil)
 	removed, err := h.cleanup(true)

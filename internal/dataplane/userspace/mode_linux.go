@@ -57,9 +57,6 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	return can, nil
 }
 
-// errCarries says why the mode's rules stay.
-var errCarries = errors.New("a former daemon in mode userspace still carries connections, its rules for them stay")
-
 // Cleanup removes the rules and routes of the mode, unless it is open. While a
 // daemon still carries connections, it only takes new ones from it, and says that
 // it must be called again.
@@ -69,7 +66,7 @@ func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err e
 	}
 	running, err := predecessorRuns()
 	if err == nil && running {
-		err = errors.Join(nftables.ReduceOverlay(ctx, anyPorts()), errCarries)
+		err = errors.Join(nftables.ReduceOverlay(ctx, anyPorts()), fmt.Errorf("rules of mode userspace stay while a former daemon carries connections: %w", proxy.ErrDraining))
 	}
 	if err != nil {
 		return nil, err
