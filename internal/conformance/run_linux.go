@@ -89,7 +89,7 @@ func (s *scheduler) add(t *testing.T, id string, cases []*Case, play func(contex
 		j := job{play, make(chan []failure, 1)}
 		s.jobs = append(s.jobs, j)
 		t.Parallel()
-		report(t, s.d.Mode, cases, <-j.done)
+		report(t, cases, <-j.done)
 	})
 }
 
@@ -161,7 +161,7 @@ func (d *Dataplane) judge(story string, failures []failure) []failure {
 }
 
 // report makes failures those of the test and of its cases.
-func report(t *testing.T, mode string, cases []*Case, failures []failure) {
+func report(t *testing.T, cases []*Case, failures []failure) {
 	t.Helper()
 	byCase := map[string][]error{}
 	for _, f := range failures {
@@ -178,8 +178,8 @@ func report(t *testing.T, mode string, cases []*Case, failures []failure) {
 				}
 				t.Error(err)
 			}
-			if t.Failed() && mode != "" {
-				t.Logf("replay: go test ./internal/dataplane/%s -run '%s'", mode, t.Name())
+			if t.Failed() {
+				t.Logf("replay in this package: go test -run '%s'", t.Name())
 			}
 		})
 	}

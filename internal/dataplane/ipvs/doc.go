@@ -1,16 +1,16 @@
 // Package ipvs has the kernel's IP virtual servers choose endpoints.
 //
-// A frontend whose clients all take the same list of endpoints is a virtual
-// server, its endpoints are real servers. Everything else is done by the rules
-// of package nftables beneath, in a table of their own: who is let in, what
-// happens without an endpoint, who is masqueraded, and whole frontends that are
-// split by where clients come from. The path of a connection's first packet:
+// A frontend is a virtual server, the endpoints that clients elsewhere take are
+// its real servers. Everything else is done by the rules of package nftables
+// beneath, in a table of their own: who is let in, what happens without an
+// endpoint, who is masqueraded, and which endpoint a client on this node gets
+// that takes another list. The path of a connection's first packet:
 //
 //	prerouting / output
 //	  rules              client not allowed: drop; mark for masquerade
-//	                     frontend that IPVS takes: left as it is, but for a NodePort,
+//	                     client that IPVS takes: left as it is, but for a NodePort,
 //	                       whose address becomes that of our alias
-//	                     any other frontend: choose an endpoint
+//	                     any other client: choose an endpoint
 //	routing              frontend addresses and aliases are local: they are on link kube-ipvs0
 //	input                rules: no endpoint, another port of a frontend's address: refuse, drop
 //	                     IPVS: the virtual server at that address chooses a real server

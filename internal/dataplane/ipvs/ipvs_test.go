@@ -141,32 +141,50 @@ func TestDraining(t *testing.T) {
 }
 
 // TestFrontendsThatAreLeft has a virtual server drain when the rules translate
-// for its frontend: after kube-proxy, or when a Service changes its policy.
+// for its frontend: after kube-proxy, or when the host gets its address.
 func TestFrontendsThatAreLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t)
 		d := h.open(mode.IPVS{})
-		shared, split := service(1, proxy.TCP, one, two), service(1, proxy.TCP, one, two)
-		shared.Frontends[0].Kind, split.Frontends[0].Kind, split.External = proxy.LoadBalancer, proxy.LoadBalancer, proxy.ScopeLocal
-		s := at(shared)
-		h.sync(d, shared)
+		row := service(1, proxy.TCP, one, two)
+		s := at(row)
+		own := []netip.Addr{s.Addr.Addr()}
+		h.sync(d, row)
 		go func() { _ = d.Run(t.Context()) }()
 		h.servers.Connect(s, netip.MustParseAddrPort(two), 1)
 
-		h.apply(d, shared, split)
+		h.other = own
+		h.sync(d, row)
 		time.Sleep(time.Minute)
 		h.wantReals(s, map[string]uint32{two: 0})
-		h.sync(d, split)
+		h.sync(d, row)
 		h.wantReals(s, map[string]uint32{two: 0})
-		h.apply(d, split, shared)
+		h.other = nil
+		h.sync(d, row)
 		h.wantReals(s, map[string]uint32{one: 1, two: 1})
 
-		h.apply(d, shared, split)
+		h.other = own
+		h.sync(d, row)
 		h.servers.Connect(s, netip.MustParseAddrPort(two), 0)
 		time.Sleep(time.Minute)
 		h.wantReals(s, nil)
 		h.wantAddresses(aliasNames...)
 	})
+}
+
+// TestPolicyLocal has IPVS choose for clients elsewhere, among this node's endpoints.
+func TestPolicyLocal(t *testing.T) {
+	h := newHost(t)
+	d := h.open(mode.IPVS{})
+	row, all := service(1, proxy.TCP, one, two), service(1, proxy.TCP, one, two)
+	row.Frontends[0].Kind, row.External, all.Frontends[0].Kind = proxy.LoadBalancer, proxy.ScopeLocal, proxy.LoadBalancer
+	row.Local = row.Cluster[:1]
+	h.sync(d, row)
+	h.wantReals(at(row), map[string]uint32{one: 1})
+	h.apply(d, row, all)
+	h.wantReals(at(row), map[string]uint32{one: 1, two: 1})
+	h.apply(d, all, row)
+	h.wantReals(at(row), map[string]uint32{one: 1, two: 0})
 }
 
 // TestRestartDrainsOn has another daemon find what drains.

@@ -33,12 +33,12 @@ type front struct {
 	reals    []ipvs.Real
 }
 
-// takes reports whether a frontend is a virtual server: if all clients take the
-// same list, and its address is not the host's own by another link, where other
-// ports are none of ours. IPVS sends nothing on that comes from loopback.
-func (d *Dataplane) takes(sp *proxy.ServicePort, f proxy.Frontend, _ proxy.Route) bool {
-	p := sp.Policy(f.Kind, &proxy.Node{})
-	return p[proxy.Elsewhere].Scope == p[proxy.ThisNode].Scope && !d.local[f.Addr.Addr()] && (f.Kind != proxy.NodePort || !d.opens)
+// takes reports whether a route leads to a virtual server: one has one list, that
+// of clients elsewhere, and its address is not the host's own by another link, where
+// other ports are none of ours. IPVS sends nothing on that comes from loopback.
+func (d *Dataplane) takes(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool {
+	far := sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere]
+	return r.Scope == far.Scope && !d.local[f.Addr.Addr()] && (f.Kind != proxy.NodePort || !d.opens)
 }
 
 // fronts returns the virtual servers of a row: one for each frontend that is
