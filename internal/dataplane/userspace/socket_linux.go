@@ -3,6 +3,7 @@ package userspace
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"time"
@@ -124,13 +125,18 @@ func (s *server) listenAt(like listener) (opened []*listener, err error) {
 	return opened, nil
 }
 
-// connect begins a connection to an endpoint, which sees the client's address,
-// and its port unless that is taken, or else the node's.
+// connect begins a connection to an endpoint, which sees the client's address, or
+// else the node's, and of TCP the client's port, unless that is taken. Of UDP it sees
+// a port that the client's flows do not have: when another mode goes on with this one,
+// to the same endpoint, the kernel would give the answers to our socket.
 func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpoint, masquerade int) (fd int, err error) {
 	f := proxy.FamilyOf(to.Addr.Addr())
 	sources := []netip.AddrPort{client, netip.AddrPortFrom(client.Addr(), 0)}
-	if masquerade == 1 || to.MayHairpin() && to.Addr.Addr() == client.Addr() { // a client must not see its own address as the client's
+	switch {
+	case masquerade == 1 || to.MayHairpin() && to.Addr.Addr() == client.Addr(): // a client must not see its own address as the client's
 		sources = []netip.AddrPort{{}}
+	case p == proxy.UDP:
+		sources = append(lowPorts(client.Addr()), client)
 	}
 	for _, source := range sources {
 		var options []option
@@ -158,6 +164,15 @@ func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 		_ = unix.Close(fd)
 	}
 	return -1, err
+}
+
+// lowPorts returns some ports at random that clients do not get by themselves.
+func lowPorts(a netip.Addr) (out []netip.AddrPort) {
+	const first, end, tries = 1024, 32768, 8
+	for range tries {
+		out = append(out, netip.AddrPortFrom(a, first+rand.N[uint16](end-first)))
+	}
+	return out
 }
 
 // connectUDP connects a socket and has rules know it only then: one that is bound
