@@ -31,14 +31,24 @@ func sluiceIn(mode string) turn {
 	return t
 }
 
-// circuit returns turns in which every mode follows every other once.
+// circuit returns turns in which every mode follows every other once. From mode ipvs
+// to userspace the way leads over nftables.
 func circuit(modes []string) (out []turn) {
+	last := ""
+	next := func(mode string) {
+		if last == testbed.IPVS && mode == testbed.Userspace {
+			out = append(out, sluiceIn(testbed.NFTables))
+		}
+		out, last = append(out, sluiceIn(mode)), mode
+	}
 	for i, a := range modes {
 		for _, b := range modes[i+1:] {
-			out = append(out, sluiceIn(a), sluiceIn(b))
+			next(a)
+			next(b)
 		}
 	}
-	return append(out, sluiceIn(modes[0]))
+	next(modes[0])
+	return out
 }
 
 // TestModeChanges changes the daemon's mode, from every mode to every other, as the

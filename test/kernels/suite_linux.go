@@ -41,6 +41,7 @@ var suites = []suite{
 	{"kernel/nft", "./internal/kernel/nft", "", "", nothing},
 	{"kernel/ipt", "./internal/kernel/ipt", "", "", nothing},
 	{"kernel/ct", "./internal/kernel/ct", "", "", nothing},
+	{"kernel/link", "./internal/kernel/link", "", "", whole},
 	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", whole},
 	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", whole},
 	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables", share},

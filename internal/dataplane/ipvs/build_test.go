@@ -24,6 +24,7 @@ type host struct {
 	settings *sysctltest.Fake
 	rules    *nfttest.Fake
 	other    []netip.Addr // addresses on other links
+	relays   bool         // a daemon in mode userspace is there
 }
 
 func newHost(t *testing.T) *host {
@@ -31,14 +32,14 @@ func newHost(t *testing.T) *host {
 	for name := range wantedSettings(true) {
 		values[name] = "0"
 	}
-	return &host{t, ipvstest.NewFake("rr", "wrr", "lc", "sh", "mh"), &linktest.Dummy{}, sysctltest.NewFake(values), nfttest.NewFake(), nil}
+	return &host{t, ipvstest.NewFake("rr", "wrr", "lc", "sh", "mh"), &linktest.Dummy{}, sysctltest.NewFake(values), nfttest.NewFake(), nil, false}
 }
 
 func (h *host) kernel() kernel {
 	return kernel{h.servers, h.link, h.settings, func() ([]netip.Addr, error) {
 		on, err := h.link.List()
 		return append(on, h.other...), err
-	}}
+	}, func() (bool, error) { return h.relays, nil }}
 }
 
 // open opens a dataplane as a daemon that starts.

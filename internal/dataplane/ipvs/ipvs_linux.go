@@ -18,8 +18,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// linkName is the link that holds frontend addresses: kube-proxy's.
-const linkName = "kube-ipvs0"
+// linkName is the link that holds frontend addresses.
+const linkName = mode.IPVSLink
 
 // aliases are the addresses that stand for the node's in virtual servers of
 // NodePorts: the IPv4 dummy address (RFC 7600), and one of the prefix that is
@@ -35,6 +35,7 @@ type kernel struct {
 	link     link.Holder
 	settings sysctl.Interface
 	addrs    func() ([]netip.Addr, error) // all of this host's, on whatever link
+	relays   func() (bool, error)         // a daemon in mode userspace is there
 }
 
 // openKernel connects to the calling thread's network namespace. If the kernel has
@@ -44,7 +45,7 @@ func openKernel() (kernel, error) {
 	if err != nil {
 		return kernel{}, err
 	}
-	k := kernel{nil, dummy, sysctl.Kernel{}, link.Conn{}.List}
+	k := kernel{nil, dummy, sysctl.Kernel{}, link.Conn{}.List, mode.RelayRuns}
 	servers, err := ipvs.Open()
 	if err == nil {
 		k.servers = servers
@@ -85,6 +86,7 @@ type Dataplane struct {
 	foreign map[ipvs.Server]bool                // others' virtual servers, when they were last listed
 	local   map[netip.Addr]bool                 // addresses that the host has on other links
 	opens   bool                                // loopback takes NodePorts
+	relays  bool                                // a daemon in mode userspace has packets come to this host: nothing is taken
 	left    map[ipvs.Server]bool                // frontends that are left to the rules, or were since the last Sync
 	leaving []*change                           // what goes after the rules are written
 	drained draining

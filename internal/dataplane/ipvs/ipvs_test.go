@@ -172,6 +172,22 @@ func TestFrontendsThatAreLeft(t *testing.T) {
 	})
 }
 
+// TestAfterUserspace has the rules choose for as long as IPVS would take what is on
+// its way to a socket.
+func TestAfterUserspace(t *testing.T) {
+	h := newHost(t)
+	h.relays = true
+	d := h.open(mode.IPVS{})
+	row, next := service(1, proxy.TCP, one, two), service(1, proxy.TCP, one)
+	h.sync(d, row)
+	h.apply(d, row, next)
+	h.wantReals(at(row), nil)
+	h.wantAddresses(aliasNames...)
+	h.relays = false
+	h.sync(d, next)
+	h.wantReals(at(row), map[string]uint32{one: 1})
+}
+
 // TestPolicyLocal has IPVS choose for clients elsewhere, among this node's endpoints.
 func TestPolicyLocal(t *testing.T) {
 	h := newHost(t)

@@ -35,10 +35,11 @@ type front struct {
 
 // takes reports whether a route leads to a virtual server: one has one list, that
 // of clients elsewhere, and its address is not the host's own by another link, where
-// other ports are none of ours. IPVS sends nothing on that comes from loopback.
+// other ports are none of ours. IPVS sends nothing on that comes from loopback, and
+// would take what is on its way to the sockets of mode userspace.
 func (d *Dataplane) takes(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool {
 	far := sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere]
-	return r.Scope == far.Scope && !d.local[f.Addr.Addr()] && (f.Kind != proxy.NodePort || !d.opens)
+	return !d.relays && r.Scope == far.Scope && !d.local[f.Addr.Addr()] && (f.Kind != proxy.NodePort || !d.opens)
 }
 
 // fronts returns the virtual servers of a row: one for each frontend that is

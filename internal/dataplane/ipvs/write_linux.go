@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/kernel/ipvs"
@@ -43,8 +44,15 @@ func rank(c *change) int {
 // list prepares the host and gives the virtual servers at addresses of our link.
 func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
 	on, servers, err := d.kernel.list(ctx, d.prepare(ctx))
-	if err == nil {
-		err = d.listAddresses(on)
+	if err != nil {
+		return nil, false, err
+	}
+	if err = d.listAddresses(on); err != nil {
+		return nil, false, err
+	}
+	was := d.relays
+	if d.relays, err = d.kernel.relays(); err == nil && d.relays && !was {
+		klog.FromContext(ctx).Info("Rules choose endpoints, and IPVS does when the former daemon in mode userspace has ended")
 	}
 	d.foreign, d.drained = map[ipvs.Server]bool{}, draining{}
 	for s, settings := range servers {

@@ -7,18 +7,17 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/balance"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
 
-// meetingPoint is where a daemon finds its predecessor. It is of the network
-// namespace, whatever the file systems of both.
-var meetingPoint = &net.UnixAddr{Net: "unixpacket", Name: "@sluice-userspace"}
+// meetingPoint is where a daemon finds its predecessor.
+var meetingPoint = &net.UnixAddr{Net: "unixpacket", Name: mode.RelaySocket}
 
 // handoverTime is how long a handover may take.
 const handoverTime = 30 * time.Second
@@ -36,21 +35,6 @@ type known struct {
 	Key    proxy.PortKey
 	Client netip.Addr
 	balance.Remembered
-}
-
-// predecessorRuns reports whether a daemon waits for a successor, without being
-// one. The list is that of the calling thread's network namespace.
-func predecessorRuns() (bool, error) {
-	all, err := os.ReadFile("/proc/thread-self/net/unix")
-	if err != nil {
-		return false, fmt.Errorf("look for a former daemon: %w", err)
-	}
-	for line := range strings.Lines(string(all)) {
-		if fields := strings.Fields(line); fields[len(fields)-1] == meetingPoint.Name {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
 // checkPeer allows only processes of our own user.

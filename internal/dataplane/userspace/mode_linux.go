@@ -64,7 +64,7 @@ func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err e
 	if _, own := open.(*Dataplane); own {
 		return nil, nil
 	}
-	running, err := predecessorRuns()
+	running, err := mode.RelayRuns()
 	if err == nil && running {
 		err = errors.Join(nftables.ReduceOverlay(ctx, anyPorts()), fmt.Errorf("rules of mode userspace stay while a former daemon carries connections: %w", proxy.ErrDraining))
 	}

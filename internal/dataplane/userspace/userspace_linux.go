@@ -12,7 +12,9 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
+	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 )
 
@@ -108,7 +110,7 @@ func (d *Dataplane) finish(refused, more proxy.Refused, err error) (proxy.Refuse
 	return refused, err
 }
 
-// begin sees to it that what rules lead to is there.
+// begin sees to it that what rules lead to is there, and nothing takes it before.
 func (d *Dataplane) begin(ctx context.Context) error {
 	for _, f := range d.server.families {
 		if err := routing.Ensure(f == proxy.IPv6); err != nil {
@@ -117,6 +119,13 @@ func (d *Dataplane) begin(ctx context.Context) error {
 	}
 	if d.serving {
 		return nil
+	}
+	dummy, err := link.OpenDummy(mode.IPVSLink)
+	if err == nil {
+		err = errors.Join(checkIPVS(dummy), dummy.Close())
+	}
+	if err != nil {
+		return err
 	}
 	log := klog.FromContext(ctx)
 	if err := d.server.takeOver(); err != nil {
@@ -139,6 +148,18 @@ func (d *Dataplane) begin(ctx context.Context) error {
 	}
 	d.listening <- successor
 	return nil
+}
+
+// checkIPVS refuses to begin while IPVS takes connections to Services.
+func checkIPVS(l link.Holder) error {
+	switch _, err := l.Find(); {
+	case errors.Is(err, link.ErrNoLink), errors.Is(err, link.ErrNotDummy):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("IPVS takes packets to the addresses of link %s before a socket gets them: run mode nftables until its connections "+
+		"have ended and the link is gone, or sluice --cleanup, which ends them", mode.IPVSLink)
 }
 
 // Run serves connections until ctx ends. Then it goes on until a successor has

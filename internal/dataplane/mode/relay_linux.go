@@ -1,0 +1,30 @@
+package mode
+
+import (
+	"fmt"
+	"os"
+	"strings"
+)
+
+// RelaySocket is where a daemon that carries connections itself waits for its
+// successor. It is of the network namespace, whatever the file systems of both.
+const RelaySocket = "@sluice-userspace"
+
+// IPVSLink is the link whose addresses are IPVS's: kube-proxy's name for it. What is
+// for this host comes by IPVS before any socket, so the two do not go together.
+const IPVSLink = "kube-ipvs0"
+
+// RelayRuns reports whether such a daemon is there. The list is that of the calling
+// thread's network namespace.
+func RelayRuns() (bool, error) {
+	all, err := os.ReadFile("/proc/thread-self/net/unix")
+	if err != nil {
+		return false, fmt.Errorf("look for a daemon that carries connections: %w", err)
+	}
+	for line := range strings.Lines(string(all)) {
+		if fields := strings.Fields(line); fields[len(fields)-1] == RelaySocket {
+			return true, nil
+		}
+	}
+	return false, nil
+}
