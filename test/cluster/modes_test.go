@@ -1,10 +1,12 @@
 package cluster
 
 import (
+	"errors"
 	"flag"
 	"strings"
 	"testing"
 
+	"sluice/internal/kernel/ipvs"
 	"sluice/test/cluster/testbed"
 )
 
@@ -74,8 +76,12 @@ func kubeProxyIPVS() turn {
 // TestTakeoverFromIPVS lets our modes follow kube-proxy's mode ipvs and hand back to
 // it.
 func TestTakeoverFromIPVS(t *testing.T) {
-	if !strings.Contains(*modes, testbed.IPVS) {
-		t.Skip("needs a kernel with IPVS: run with -modes ipvs where there is one")
+	if k, err := ipvs.Open(); errors.Is(err, ipvs.ErrMissing) {
+		t.Skip("this kernel has no IPVS (module ip_vs); TestInGuest can play it in a virtual machine: -guest-tests " + t.Name())
+	} else if err != nil {
+		t.Fatal(err)
+	} else if err := k.Close(); err != nil {
+		t.Fatal(err)
 	}
 	s := newShift(t, []turn{
 		kubeProxyIPVS(), sluiceIn(testbed.IPVS), kubeProxyIPVS(), sluiceIn(testbed.NFTables),

@@ -169,6 +169,9 @@ func releases(cells []cell) string {
 	return text
 }
 
+// listed is how many tests of a kind are listed.
+const listed = 5
+
 // notes are the tests that did not pass, and why.
 func (c cell) notes() string {
 	var b strings.Builder
@@ -177,8 +180,11 @@ func (c cell) notes() string {
 			return
 		}
 		fmt.Fprintf(&b, "\n%s on %s %s:\n\n", c.Suite, c.Kernel, what)
-		for _, l := range list[:min(len(list), 20)] {
+		for _, l := range list[:min(len(list), listed)] {
 			fmt.Fprintf(&b, "- `%s`\n", l)
+		}
+		if more := len(list) - listed; more > 0 {
+			fmt.Fprintf(&b, "- and %d more\n", more)
 		}
 	}
 	item("failed", c.Failed)
