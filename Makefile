@@ -23,13 +23,13 @@ check: ## the fast inner loop: no lint, no race detector, no cluster
 
 test: deps lint build ## everything
 	go test -race -timeout 20m ./... && cd test/deploy && go test -race -timeout 20m ./...
-	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m -skip '^TestInGuest$$'
+	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
-	go run ./test/kernels --kernels 6.1 --suites lab,traffic,kernel/ipvs
+	go run ./test/kernels --kernels 6.1 --share 10
 
 # Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
 test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md
-	cd test/cluster && go test -run '^TestInGuest$$' -v
+	cd test/cluster && go test -run '^TestInGuest$$' -v -guest-tests TestTakeoverFromIPVS
 	go run ./test/kernels --output docs/kernels.md $(if $(KERNELS),--kernels $(KERNELS)) $(if $(SUITES),--suites $(SUITES))
 
 lint: ## formatting, vet, staticcheck, errcheck; that it builds for other systems, which have no modes yet
