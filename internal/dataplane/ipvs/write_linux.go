@@ -124,37 +124,27 @@ func (d *Dataplane) unbind(a netip.Addr) error {
 // write makes what comes, be it there or not: what is refused is tried again
 // without the rows concerned. What goes waits for [Dataplane.leave].
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
-	coming := map[ipvs.Server]*[2][]*change{} // by rank
+	coming := map[ipvs.Server][]*change{}
 	var servers []ipvs.Server
-	var failures []failure
 	d.leaving = nil
 	for _, c := range some {
 		s := c.ID.server
-		if !c.Has {
+		switch {
+		case !c.Has:
 			d.leaving = append(d.leaving, c)
 			continue
+		case coming[s] == nil:
+			servers = append(servers, s)
 		}
-		if err := d.bind(s.Addr.Addr()); err != nil {
-			failures = append(failures, failure{Change: c, Err: err})
-			continue
-		}
-		if coming[s] == nil {
-			coming[s], servers = &[2][]*change{}, append(servers, s)
-		}
-		coming[s][rank(c)] = append(coming[s][rank(c)], c)
+		coming[s] = append(coming[s], c)
 	}
+	var failures []failure
 	for some := range slices.Chunk(servers, serversAtOnce) {
-		for rank := range 2 {
-			var list []*change
-			for _, s := range some {
-				list = append(list, coming[s][rank]...)
-			}
-			more, err := d.add(ctx, list)
-			if err != nil {
-				return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
-			}
-			failures = append(failures, more...)
+		more, err := d.writeServers(ctx, some, coming)
+		if err != nil {
+			return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 		}
+		failures = append(failures, more...)
 	}
 	for i, f := range failures {
 		failures[i].Err = errors.Join(f.Err, d.unbind(f.Change.ID.server.Addr.Addr()))
@@ -163,6 +153,30 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 		return &differ.Refusal[id, value]{Failures: failures}
 	}
 	return nil
+}
+
+// writeServers makes what comes of some virtual servers: their addresses, then
+// themselves, then their real servers.
+func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
+	var lists [2][]*change // by rank
+	for _, s := range some {
+		refused := d.bind(s.Addr.Addr())
+		for _, c := range coming[s] {
+			if refused != nil {
+				failures = append(failures, failure{Change: c, Err: refused})
+			} else {
+				lists[rank(c)] = append(lists[rank(c)], c)
+			}
+		}
+	}
+	for _, list := range lists {
+		more, err := d.add(ctx, list)
+		if err != nil {
+			return nil, err
+		}
+		failures = append(failures, more...)
+	}
+	return failures, nil
 }
 
 // serversAtOnce is how many virtual servers are made before their real servers:
