@@ -82,6 +82,9 @@ func run(ctx context.Context) (text string, err error) {
 	if err := serve(pod); err != nil {
 		return "", err
 	}
+	if err := l.Node().Do(sharePorts); err != nil {
+		return "", err
+	}
 	ways, err := start(l.Node(), dir)
 	defer func() {
 		for _, w := range ways {
@@ -151,6 +154,15 @@ func serve(pod *lab.Host) error {
 		}
 	}()
 	return nil
+}
+
+// sharePorts lets the node use ports again whose connections wait in TIME_WAIT, as
+// busy proxies are set up: all of them share its ports, and HAProxy and nginx close
+// connections to the server themselves.
+func sharePorts() error {
+	return errors.Join(
+		os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0),
+		os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("1024 65535"), 0))
 }
 
 // start starts the proxies on the node. Port 80 leads to the server, 81 to the sink.

@@ -106,6 +106,8 @@ func (c *connection) ready(w *worker, fd int, events uint32) {
 	switch {
 	case c.dialing == nil:
 		c.relay(w)
+	case from == endpoint && events&unix.EPOLLERR == 0:
+		c.dialed(w, nil)
 	case from == endpoint:
 		code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 		if err == nil && code != 0 {
