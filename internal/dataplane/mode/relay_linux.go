@@ -22,7 +22,8 @@ func RelayRuns() (bool, error) {
 		return false, fmt.Errorf("look for a daemon that carries connections: %w", err)
 	}
 	for line := range strings.Lines(string(all)) {
-		if fields := strings.Fields(line); fields[len(fields)-1] == RelaySocket {
+		// Anybody may give a socket a name with line ends.
+		if fields := strings.Fields(line); len(fields) > 7 && fields[7] == RelaySocket {
 			return true, nil
 		}
 	}
