@@ -13,9 +13,10 @@ LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/ap
 build: ## write bin/sluice, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
 
-demo: build ## Services on real packets, no cluster; ONCE=1 plays one round and checks it
+demo: build ## Services on real packets, no cluster; ONCE=1 plays one round and checks it; MODE=ipvs in a virtual machine
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./test/demo
-	bin/demo --sluice bin/sluice --examples examples --mode $(MODE) $(if $(ONCE),--once)
+	$(if $(filter ipvs,$(MODE)),go run ./test/vm --add bin/demo --add bin/sluice --add examples --) \
+		bin/demo --sluice bin/sluice --examples examples --mode $(MODE) $(if $(ONCE)$(filter ipvs,$(MODE)),--once)
 
 check: ## the fast inner loop: no lint, no race detector, no cluster
 	go vet ./... && cd test/deploy && go vet ./...
