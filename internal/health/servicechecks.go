@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -58,6 +59,7 @@ type ServiceChecks struct {
 	changed    <-chan struct{}                 // from the watch of addresses; nil: nobody watches
 	watched    time.Time                       // when the watch was last begun, or tried
 	stale      bool                            // addresses may have changed
+	fresh      bool                            // they were read in this round
 	rested     time.Time                       // they are not read before
 	locals     []netip.Addr
 	blind      string // why addresses are not known, as said
@@ -143,7 +145,6 @@ func (c *ServiceChecks) Run(ctx context.Context) error {
 	defer c.gone.Wait()
 	defer func() { c.closeBut(nil) }()
 	for ctx.Err() == nil {
-		c.readAddresses(ctx)
 		c.reconcile(ctx)
 		var again <-chan time.Time
 		if rest := time.Until(c.rested); c.stale && rest > 0 {
@@ -169,6 +170,7 @@ func (c *ServiceChecks) Run(ctx context.Context) error {
 // that they are watched. It says once why it cannot.
 func (c *ServiceChecks) readAddresses(ctx context.Context) {
 	var err error
+	c.fresh = false
 	if c.changed == nil && time.Since(c.watched) >= bindRetry {
 		c.stale, c.watched = true, time.Now()
 		c.changed, err = c.settings.Addresses.Watch(ctx)
@@ -178,7 +180,7 @@ func (c *ServiceChecks) readAddresses(ctx context.Context) {
 		c.rested = time.Now().Add(restFactor * time.Since(began))
 		if unread == nil {
 			slices.SortFunc(locals, netip.Addr.Compare)
-			c.locals, c.stale = slices.Compact(locals), false
+			c.locals, c.stale, c.fresh = slices.Compact(locals), false, true
 		}
 		err = cmp.Or(unread, err)
 	}
@@ -197,6 +199,7 @@ func (c *ServiceChecks) reconcile(ctx context.Context) {
 	c.mu.Lock()
 	checks, nodePorts := slices.Collect(maps.Values(c.checks)), c.nodePorts
 	c.mu.Unlock()
+	c.readAddresses(ctx)
 	slices.SortFunc(checks, func(a, b *proxy.HealthCheck) int { return proxy.CompareHealthCheckKeys(a.Key, b.Key) })
 	var addresses [len(proxy.Families)][]netip.Addr
 	for _, f := range proxy.Families {
@@ -219,7 +222,16 @@ func (c *ServiceChecks) reconcile(ctx context.Context) {
 		if len(errs) == 0 {
 			errs = append(errs, errors.New("no address of this node takes NodePorts in this family"))
 		}
-		c.report(ctx, check, errors.Join(errs...), before[check.Key])
+		err := errors.Join(errs...)
+		if errors.Is(err, syscall.EADDRNOTAVAIL) && !c.fresh {
+			// An address went, and the reading that says so is still to come.
+			c.stale = true
+			if said := before[check.Key]; said != "" {
+				c.complaints[check.Key] = said
+			}
+			continue
+		}
+		c.report(ctx, check, err, before[check.Key])
 	}
 	c.mu.Lock()
 	c.failing = len(c.complaints) > 0

@@ -248,6 +248,50 @@ func TestPortInUse(t *testing.T) {
 	eventually(t, "it is gone", func() bool { _, err := get(t, at); return errors.Is(err, syscall.ECONNREFUSED) })
 }
 
+// TestAddressNotThere is told of only if the node says that it has the address: one
+// that went a moment ago is none.
+func TestAddressNotThere(t *testing.T) {
+	at, other := taken(t)
+	other.Close()
+	absent := netip.MustParseAddr("192.0.2.1") // No link has it.
+	for _, tt := range []struct {
+		name string
+		now  []netip.Addr // what the node says when it is asked again
+		told int
+	}{
+		{"it went", []netip.Addr{at.Addr()}, 0},
+		{"it cannot be bound", []netip.Addr{at.Addr(), absent}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, stop, log := logged(t)
+			defer stop()
+			addresses := &linktest.Fake{}
+			addresses.Set(at.Addr(), absent)
+			c := newChecks(t, addresses)
+			defer c.closeBut(nil)
+			c.takes("127.0.0.1/32", "192.0.2.1/32")
+			c.reconcile(ctx)
+			c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, at.Port(), 1))
+			addresses.Set(tt.now...)
+			for round, want := range []int{0, tt.told, tt.told, tt.told} {
+				if round == 1 {
+					c.rested = time.Time{}
+				}
+				c.reconcile(ctx)
+				if n := len(c.failed()); n != want {
+					t.Errorf("round %d: told %d times; want %d", round, n, want)
+				}
+			}
+			if _, err := get(t, at); err != nil {
+				t.Errorf("where it can it does not listen: %v", err)
+			}
+			if strings.Contains(log(), "listens now") {
+				t.Error("the log says that the fault went")
+			}
+		})
+	}
+}
+
 // TestPortInUseIsRetried needs no step: in fake time, which the listener stops.
 func TestPortInUseIsRetried(t *testing.T) {
 	at, other := taken(t)
