@@ -32,7 +32,7 @@ func Run(t *testing.T, d Dataplane) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &scheduler{d: d}
+	s := newScheduler(t, d)
 	// What waits longest goes first.
 	for _, story := range all.Stateful {
 		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.judge(story.ID, b.runStory(ctx, story)) })
@@ -52,7 +52,7 @@ func Run(t *testing.T, d Dataplane) {
 // alone and is the subtest seed=<that>.
 func RunRandom(t *testing.T, d Dataplane, seed uint64, n int) {
 	lab.Require(t)
-	s := &scheduler{d: d}
+	s := newScheduler(t, d)
 	for i := range uint64(n) {
 		g, err := randomGroup(d.Mode, seed+i)
 		if err != nil {
@@ -79,8 +79,43 @@ type job struct {
 // more subtests at once than there are processors, so the subtests only wait
 // and report; the playing is done by goroutines of our own.
 type scheduler struct {
-	d    Dataplane
-	jobs []job
+	d       Dataplane
+	cgroups *traffic.Cgroups
+	tally   tally
+	jobs    []job
+}
+
+func newScheduler(t *testing.T, d Dataplane) *scheduler {
+	s := &scheduler{d: d}
+	if d.Sockets == nil {
+		return s
+	}
+	var err error
+	if s.cgroups, err = traffic.NewCgroups(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n := &s.tally
+		t.Logf("%d flows, %d of them unbound, %d translated at the socket", n.flows.Load(), n.unbound.Load(), n.translated.Load())
+		if err := s.cgroups.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// testbed makes one more testbed.
+func (s *scheduler) testbed(ctx context.Context) (b *testbed, err error) {
+	cgroup := ""
+	if s.cgroups != nil {
+		if cgroup, err = s.cgroups.Add(); err != nil {
+			return nil, err
+		}
+	}
+	if b, err = newTestbed(ctx, s.d, cgroup); err == nil {
+		b.tally = &s.tally
+	}
+	return b, err
 }
 
 // add makes a job a subtest, which takes part unless it was not asked for.
@@ -104,7 +139,7 @@ func (s *scheduler) start(t *testing.T) {
 	var wg sync.WaitGroup
 	for range min(testbeds, len(s.jobs)) {
 		wg.Go(func() {
-			b, err := newTestbed(ctx, s.d)
+			b, err := s.testbed(ctx)
 			for j := range queue {
 				if err != nil {
 					j.done <- []failure{{err: fmt.Errorf("make lab: %w", err)}}
@@ -145,6 +180,9 @@ type Dataplane struct {
 	// method of what it returns. Several may be open at once, each in a
 	// namespace of its own.
 	Open func(context.Context) (proxy.Dataplane, error)
+
+	// Sockets says that the mode acts on sockets, and opens it. Nil: it does not.
+	Sockets *Sockets
 }
 
 // judge wants a story to fail that the mode cannot play.
@@ -262,7 +300,8 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 		} else {
 			err = r.follow(ctx, shuffle(worlds[i-1].changes(worlds[i], r.rng), r.rng))
 		}
-		if err != nil {
+		// Half of the ports may not be enough for all phases.
+		if err := errors.Join(err, r.lab.Refresh()); err != nil {
 			return failures, err
 		}
 		var runs []*caseRun
@@ -270,7 +309,7 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 			if err := r.lab.Supports(c.protocol()); err != nil {
 				failures = append(failures, failure{c.ID, err})
 			} else {
-				runs = append(runs, &caseRun{Case: c, want: r.want(c)})
+				runs = append(runs, &caseRun{Case: c, want: r.want(c), translates: translates(r.resolver.State(), c)})
 			}
 		}
 		if err := r.play(ctx, runs); err != nil {
@@ -315,6 +354,12 @@ type caseRun struct {
 	tries   int
 	answers []netip.AddrPort // who answered, in order
 	err     error            // the first surprise
+
+	twin       *caseRun // the same with unbound sockets, if there is one
+	unbound    bool
+	translates bool // at the socket, if the mode acts on sockets
+	translated int
+	sockets    int // that were made for it
 }
 
 // next returns how many connections are still to be made.
@@ -324,19 +369,33 @@ func (r *caseRun) next() int {
 		return 0
 	case r.want.Verdict != proxy.Forward:
 		return otherTries - r.tries
-	case r.tries == 0 || len(r.want.missing(r.answers)) > 0 && r.tries < manyTries*len(r.want.To):
+	case r.tries == 0 || (len(r.want.missing(r.answers)) > 0 || r.short()) && r.tries < manyTries*len(r.want.To):
 		return fewTries * len(r.want.To)
 	default:
 		return 0
 	}
 }
 
+// short reports whether too few flows were translated at the socket.
+func (r *caseRun) short() bool { return r.unbound && r.translates && 4*r.translated < r.tries }
+
 // result returns what was wrong, or nil.
 func (r *caseRun) result() error {
-	if missing := r.want.missing(r.answers); r.err == nil && len(missing) > 0 {
+	missing := r.want.missing(r.answers)
+	switch {
+	case r.err != nil:
+		return r.err
+	case len(missing) > 0:
 		return fmt.Errorf("%v never answered in %d connections", missing, r.tries)
+	case r.short():
+		return fmt.Errorf("only %d of %d flows were translated at the socket", r.translated, r.tries)
+	case !r.translates && r.translated > 0:
+		return fmt.Errorf("%d of %d flows were translated at the socket, and none may be", r.translated, r.tries)
+	case r.twin != nil:
+		return within("unbound", r.twin.result())
+	default:
+		return nil
 	}
-	return r.err
 }
 
 // differs returns what is wrong with a case that the mode cannot do for some
@@ -381,6 +440,10 @@ func (b *testbed) playBound(ctx context.Context, r *caseRun) (err error) {
 
 // playTogether makes connections until each case is decided.
 func (b *testbed) playTogether(ctx context.Context, all []*caseRun) error {
+	all = b.addTwins(all)
+	if err := b.warmUp(ctx, all); err != nil {
+		return err
+	}
 	for {
 		var next []*caseRun
 		for _, r := range all {
@@ -410,7 +473,11 @@ func (b *testbed) round(ctx context.Context, list []*caseRun) error {
 			if r.want.Verdict == proxy.Drop {
 				patience = b.silence
 			}
-			flows = append(flows, traffic.Flow{Protocol: r.protocol(), Src: r.Src, Dst: r.to(), Patience: patience})
+			flow := traffic.Flow{Protocol: r.protocol(), Src: r.Src, Dst: r.to(), Patience: patience}
+			if r.unbound {
+				flow.Socket, flow.Closing = r.socket(), func(fd int) { b.inspect(r, fd) }
+			}
+			flows = append(flows, flow)
 		}
 		group.Go(func() error {
 			seen, err := h.Probe(ctx, flows)
@@ -426,6 +493,7 @@ func (b *testbed) round(ctx context.Context, list []*caseRun) error {
 // note takes one observation of a case.
 func (b *testbed) note(r *caseRun, seen traffic.Seen) {
 	r.tries++
+	b.tally.flows.Add(1)
 	if err := r.want.judge(r.Case, seen, b.visible(r.Src, seen.By)); err != nil {
 		r.err = cmp.Or(r.err, err)
 	} else if seen.Fate == traffic.Answered {

@@ -115,7 +115,7 @@ func (r *run) removeEndpoint(ctx context.Context, name string) error {
 func (r *run) connect(ctx context.Context, st *Step) error {
 	var runs []*caseRun
 	for _, c := range st.cases() {
-		runs = append(runs, &caseRun{Case: c, want: answer(r.resolver.State(), c)})
+		runs = append(runs, &caseRun{Case: c, want: answer(r.resolver.State(), c), unbound: r.choosesSource(c)})
 	}
 	got := backends{}
 	for i := range max(1, st.Times) {

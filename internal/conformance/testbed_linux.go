@@ -21,6 +21,7 @@ import (
 // another and carries over whatever the last one left in the kernel.
 type testbed struct {
 	d       Dataplane
+	cgroup  string // of the sockets on the node, if the dataplane acts on them
 	lab     *lab.Lab
 	dp      proxy.Dataplane
 	end     func() error  // ends the dataplane's own work
@@ -28,6 +29,8 @@ type testbed struct {
 	silence time.Duration // how long nothing must be heard where nothing is expected
 	pods    map[netip.Addr]pod
 	open    []*traffic.Listener
+	tally   *tally
+	inVain  bool // no flow was translated at a socket that was to be
 }
 
 // pod is where an address of the cluster is.
@@ -36,12 +39,12 @@ type pod struct {
 	host *lab.Host
 }
 
-func newTestbed(ctx context.Context, d Dataplane) (*testbed, error) {
-	l, err := lab.New(lab.Config{})
+func newTestbed(ctx context.Context, d Dataplane, cgroup string) (*testbed, error) {
+	l, err := lab.New(lab.Config{Cgroup: cgroup})
 	if err != nil {
 		return nil, err
 	}
-	b := &testbed{d: d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}}
+	b := &testbed{d: d, cgroup: cgroup, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}, tally: &tally{}}
 	if err := b.openDataplane(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -57,7 +60,11 @@ func (b *testbed) onNode(what string, do func() error) error {
 func (b *testbed) openDataplane(ctx context.Context) error {
 	b.end = func() error { return nil }
 	err := b.onNode("open dataplane", func() (err error) {
-		b.dp, err = b.d.Open(ctx)
+		if b.d.Sockets != nil {
+			b.dp, err = b.d.Sockets.Open(ctx, b.cgroup)
+		} else {
+			b.dp, err = b.d.Open(ctx)
+		}
 		return err
 	})
 	if r, ok := b.dp.(proxy.Runner); ok && err == nil {

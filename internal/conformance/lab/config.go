@@ -17,11 +17,16 @@ type Config struct {
 	NodeAddrs    []netip.Addr // on the uplink, the primary ones first
 	BridgeAddrs  []netip.Addr
 	TransitAddrs []netip.Addr
+
+	// Cgroup is the folder of the cgroup that the sockets of the node and its pods are
+	// in. A pod's namespace keeps its addresses then, also as another pod.
+	Cgroup string
 }
 
 // Default fills in what is missing.
 func (c Config) Default() Config {
 	return Config{
+		Cgroup:       c.Cgroup,
 		NodeAddrs:    or(c.NodeAddrs, "192.168.0.2", "192.168.1.2", "192.168.99.11", "2001:db8::1", "2001:db8:1::2"),
 		BridgeAddrs:  or(c.BridgeAddrs, "10.0.0.1", "fd00:10::1"),
 		TransitAddrs: or(c.TransitAddrs, "100.64.0.1", "fd64::1"),

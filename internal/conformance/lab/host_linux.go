@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,6 +80,17 @@ func (h *Host) Bind(addrs ...netip.Addr) error { return h.addAddrs(h.lo, addrs..
 
 // Unbind takes away what Bind put there.
 func (h *Host) Unbind(addrs ...netip.Addr) error { return h.removeAddrs(h.lo, addrs...) }
+
+// Source returns the address that the host's kernel chooses for a socket that is not
+// bound and sends to an address.
+func (h *Host) Source(to netip.Addr) (netip.Addr, error) {
+	routes, err := h.nl.RouteGet(to.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return netip.Addr{}, h.failed(cmp.Or(err, fs.ErrNotExist), "look up the route to %v", to)
+	}
+	src, _ := netip.AddrFromSlice(routes[0].Src)
+	return src.Unmap(), nil
+}
 
 // FlushConntrack forgets every connection that the host tracks.
 func (h *Host) FlushConntrack() error {

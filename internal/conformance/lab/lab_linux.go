@@ -43,7 +43,7 @@ func (l *Lab) build() (err error) {
 	if l.outside, err = l.host("outside"); err != nil {
 		return err
 	}
-	l.node.Addrs = l.cfg.LocalAddrs()
+	l.node.Addrs, l.node.Cgroup = l.cfg.LocalAddrs(), l.cfg.Cgroup
 	if l.cni0, err = l.node.addBridge(Bridge, mac(1, 0), l.cfg.BridgeAddrs); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (l *Lab) AddRemotePod(name string, addrs ...netip.Addr) (*Host, error) {
 
 // addPod adds a pod behind a bridge of the node, which is its gateway.
 func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Host, error) {
-	h, err := l.podHost(bridge)
+	h, err := l.podHost(bridge, addrs)
 	if err == nil {
 		h.Name, h.Addrs = name, slices.Clone(addrs)
 		err = h.addAddrs(h.eth0, addrs...)
@@ -115,9 +115,12 @@ func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Hos
 }
 
 // podHost returns a host without addresses that hangs on a bridge, one that was
-// used before if there is any.
-func (l *Lab) podHost(bridge netlink.Link) (*Host, error) {
-	if i := slices.IndexFunc(l.parked, func(h *Host) bool { return h.bridge == bridge }); i >= 0 {
+// used before if there is any. Who knows a socket's namespace takes it to be one pod's.
+func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
+	fits := func(h *Host) bool {
+		return h.bridge == bridge && (h.Cgroup == "" || slices.Equal(h.Addrs, addrs))
+	}
+	if i := slices.IndexFunc(l.parked, fits); i >= 0 {
 		h := l.parked[i]
 		l.parked = slices.Delete(l.parked, i, i+1)
 		return h, nil
@@ -126,7 +129,9 @@ func (l *Lab) podHost(bridge netlink.Link) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.bridge = bridge
+	if h.bridge = bridge; bridge == l.cni0 {
+		h.Cgroup = l.cfg.Cgroup
+	}
 	n := len(l.hosts)
 	_, err = l.node.plug(fmt.Sprintf("veth%d", n), mac(8, n), bridge, h)
 	return h, err
@@ -139,7 +144,7 @@ func (l *Lab) RemovePod(h *Host) error {
 	for _, a := range h.Addrs {
 		errs = append(errs, l.node.unroute(h.bridge, single(a)))
 	}
-	h.Addrs, l.parked = nil, append(l.parked, h)
+	l.parked = append(l.parked, h)
 	return errors.Join(errs...)
 }
 

@@ -1,6 +1,7 @@
 package lab_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -175,6 +176,44 @@ func TestAPodIsUsedAgain(t *testing.T) {
 	got := probe(t, l.Outside(), traffic.Flow{Protocol: proxy.TCP, Src: src, Dst: at, Patience: 3 * time.Second})
 	if want := (traffic.Seen{Fate: traffic.Answered, Answer: traffic.Answer{By: at, Client: src}}); got != want {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// TestCgroup has the sockets of the node and its pods in a cgroup, and no others. A
+// pod's namespace is another pod's only with the same address.
+func TestCgroup(t *testing.T) {
+	lab.Require(t)
+	cgroups, err := traffic.NewCgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cgroups.Close()
+	own, err := cgroups.Add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := lab.New(lab.Config{Cgroup: own})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	all := places(t, l)
+	for name, p := range all {
+		if in := p.host.Cgroup == own; in != (name == "node" || name == "pod" || name == "pod2") {
+			t.Errorf("%s: in the cgroup: %t", name, in)
+		}
+	}
+	pod := all["pod"]
+	if err := l.RemovePod(pod.host); err != nil {
+		t.Fatal(err)
+	}
+	other, err := l.AddPod("other", netip.MustParseAddr("10.0.0.9"))
+	same, err2 := l.AddPod("same", pod.addrs[:]...)
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	if other == pod.host || same != pod.host {
+		t.Errorf("the namespace was used again for another address: %t, for its own: %t", other == pod.host, same == pod.host)
 	}
 }
 

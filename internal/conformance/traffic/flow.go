@@ -19,6 +19,19 @@ type Flow struct {
 	Src      netip.Addr
 	Dst      netip.AddrPort
 	Patience time.Duration // how long no answer is not yet silence; see Scaled
+	Socket
+
+	// Closing is called with the socket before it is closed, in the namespace. It may be nil.
+	Closing func(fd int)
+}
+
+// Socket says how a program makes and uses a flow's socket. The zero value is bound
+// to the source and connected.
+type Socket struct {
+	Unbound     bool // the kernel chooses the source
+	Mapped      bool // IPv4 through a socket of IPv6, as dual-stack programs do
+	Unconnected bool // UDP: each datagram says where it goes
+	Multipath   bool // TCP: MPTCP, if the kernel has it
 }
 
 // TimeoutScale is the variable of the environment that says how many times as

@@ -23,13 +23,14 @@ type Namespace struct {
 	Name   string
 	Handle netns.NsHandle
 	Ports  *Ports // of the flows that Probe tries
+	Cgroup string // the folder of its sockets' cgroup, see Cgroups; empty: that of who makes them
 }
 
 // New makes a network namespace, on a thread of its own, and leaves no thread in
 // it. It disappears when it is closed and nothing in it runs or is open.
 func New(name string, p *Ports) (*Namespace, error) {
 	n := &Namespace{Name: name, Ports: p}
-	err := away(func() (err error) {
+	err := away("", func() (err error) {
 		n.Handle, err = netns.New()
 		return err
 	})
@@ -39,8 +40,9 @@ func New(name string, p *Ports) (*Namespace, error) {
 	return n, nil
 }
 
-// away runs f on a thread that f may move to another namespace.
-func away(f func() error) error {
+// away runs f on a thread that f may move to another namespace, and that is in a
+// cgroup if one is named.
+func away(cgroup string, f func() error) error {
 	runtime.LockOSThread()
 	was, err := netns.Get()
 	if err != nil {
@@ -48,20 +50,26 @@ func away(f func() error) error {
 		return fmt.Errorf("read own network namespace: %w", err)
 	}
 	defer was.Close()
-	err = f()
-	if back := netns.Set(was); back != nil {
+	leave := func() error { return nil }
+	if cgroup != "" {
+		leave, err = enter(cgroup)
+	}
+	if err == nil {
+		err = f()
+	}
+	if back := errors.Join(netns.Set(was), leave()); back != nil {
 		// The thread stays locked, so it ends with its goroutine and nobody
-		// else finds itself in the wrong namespace.
-		return errors.Join(err, fmt.Errorf("return to own network namespace: %w", back))
+		// else finds itself in the wrong namespace or cgroup.
+		return errors.Join(err, fmt.Errorf("return to own network namespace and cgroup: %w", back))
 	}
 	runtime.UnlockOSThread()
 	return err
 }
 
-// Do runs f on a thread that is in the namespace. Sockets that f opens and
-// processes that it starts stay there; goroutines that it starts do not.
+// Do runs f on a thread that is in the namespace and its cgroup. Sockets that f opens
+// and processes that it starts stay there; goroutines that it starts do not.
 func (n *Namespace) Do(f func() error) error {
-	return away(func() error {
+	return away(n.Cgroup, func() error {
 		if err := netns.Set(n.Handle); err != nil {
 			return fmt.Errorf("enter %s: %w", n.Name, err)
 		}
@@ -140,7 +148,7 @@ func Ask(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (Answer, er
 // anything and leaves nothing behind when it is closed. It runs in the namespace
 // of its thread.
 func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, error) {
-	fd, err := newSocket(p, to.Addr(), 0)
+	fd, err := newSocket(p, to.Addr(), 0, 0)
 	if err != nil {
 		return -1, err
 	}
@@ -163,9 +171,10 @@ func Connect(p proxy.Protocol, to netip.AddrPort, timeout time.Duration) (int, e
 	return fd, nil
 }
 
-// newSocket makes a socket of a protocol. Closing it leaves no trace of a connection.
-func newSocket(p proxy.Protocol, to netip.Addr, flags int) (int, error) {
-	kind, protocol := unix.SOCK_STREAM, 0
+// newSocket makes a socket of a protocol, and of which kind of it if there are several.
+// Closing it leaves no trace of a connection.
+func newSocket(p proxy.Protocol, to netip.Addr, flags, protocol int) (int, error) {
+	kind := unix.SOCK_STREAM
 	switch {
 	case p == proxy.UDP:
 		kind = unix.SOCK_DGRAM

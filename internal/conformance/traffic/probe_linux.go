@@ -41,7 +41,10 @@ func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 				return err
 			}
 			for ; next < len(flows) && len(active) < window(flows[next].Protocol); next++ {
-				a := &attempt{Flow: flows[next], seen: &seen[next], raw: isRaw(flows[next].Protocol)}
+				a := &attempt{Flow: flows[next], to: flows[next].Dst, seen: &seen[next], raw: isRaw(flows[next].Protocol)}
+				if a.Mapped {
+					a.to = netip.AddrPortFrom(netip.AddrFrom16(a.Dst.Addr().As16()), a.Dst.Port())
+				}
 				if err := a.open(n); err != nil {
 					return fmt.Errorf("open %v %v to %v: %w", a.Protocol, a.Src, a.Dst, err)
 				}
@@ -50,7 +53,7 @@ func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 			if err := progress(active); err != nil {
 				return err
 			}
-			active = slices.DeleteFunc(active, func(a *attempt) bool { return a.ended && unix.Close(a.fd) == nil })
+			active = slices.DeleteFunc(active, func(a *attempt) bool { return a.ended && a.close() == nil })
 		}
 		return nil
 	})
@@ -66,6 +69,7 @@ func (n *Namespace) Probe(ctx context.Context, flows []Flow) ([]Seen, error) {
 // attempt is one flow under way.
 type attempt struct {
 	Flow
+	to       netip.AddrPort // Dst as the socket's family has it
 	seen     *Seen
 	raw      bool // of SCTP's first packets there are only those that we make
 	ended    bool
@@ -79,6 +83,13 @@ type attempt struct {
 
 // end says what became of the flow.
 func (a *attempt) end(s Seen) { *a.seen, a.ended = s, true }
+
+func (a *attempt) close() error {
+	if a.Closing != nil {
+		a.Closing(a.fd)
+	}
+	return unix.Close(a.fd)
+}
 
 // fail ends the flow by the error of a system call.
 func (a *attempt) fail(err error) {
@@ -127,19 +138,17 @@ func progress(active []*attempt) error {
 // open makes the flow's socket and sends its first packet.
 func (a *attempt) open(n *Namespace) error {
 	a.deadline, a.resend = time.Now().Add(Scaled(a.Patience)), time.Now().Add(resendTime)
-	var err error
-	if a.fd, err = newSocket(a.Protocol, a.Dst.Addr(), unix.SOCK_NONBLOCK); err != nil {
+	if err := a.socket(); err != nil {
 		return err
 	}
-	// Errors come with their origin, which tells an ICMP refusal from a reset.
-	level, option := unix.SOL_IP, unix.IP_RECVERR
-	if a.Dst.Addr().Is6() {
-		level, option = unix.SOL_IPV6, unix.IPV6_RECVERR
-	}
-	if err = errors.Join(unix.SetsockoptInt(a.fd, level, option, 1), a.bind(n)); err != nil {
+	if err := a.bind(n); err != nil {
 		return errors.Join(err, unix.Close(a.fd))
 	}
-	if err := unix.Connect(a.fd, sockaddr(a.Dst)); err != nil && err != unix.EINPROGRESS {
+	var err error
+	if !a.Unconnected {
+		err = unix.Connect(a.fd, sockaddr(a.to))
+	}
+	if err != nil && err != unix.EINPROGRESS {
 		a.fail(err)
 	} else if err := a.send(); err != nil && err != unix.EPERM {
 		// The host's own firewall reports EPERM for what it does not let out. It may
@@ -149,8 +158,35 @@ func (a *attempt) open(n *Namespace) error {
 	return nil
 }
 
+// socket makes the flow's socket. Its errors come with their origin, which tells an
+// ICMP refusal from a reset; those of MPTCP do not.
+func (a *attempt) socket() (err error) {
+	if a.Multipath && hasMPTCP() {
+		a.fd, err = newSocket(a.Protocol, a.to.Addr(), unix.SOCK_NONBLOCK, unix.IPPROTO_MPTCP)
+		return err
+	}
+	if a.fd, err = newSocket(a.Protocol, a.to.Addr(), unix.SOCK_NONBLOCK, 0); err != nil {
+		return err
+	}
+	level, option := unix.SOL_IP, unix.IP_RECVERR
+	if a.Dst.Addr().Is6() {
+		level, option = unix.SOL_IPV6, unix.IPV6_RECVERR
+	}
+	if err = unix.SetsockoptInt(a.fd, level, option, 1); err != nil {
+		return errors.Join(err, unix.Close(a.fd))
+	}
+	return nil
+}
+
 // bind binds the socket to the source and a fresh port, which a raw one ignores.
 func (a *attempt) bind(n *Namespace) error {
+	src := a.Src
+	switch {
+	case a.Unbound && a.to.Addr().Is6():
+		src = netip.IPv6Unspecified()
+	case a.Unbound:
+		src = netip.IPv4Unspecified()
+	}
 	for {
 		a.port = n.Ports.next()
 		if a.raw {
@@ -158,7 +194,7 @@ func (a *attempt) bind(n *Namespace) error {
 				return err
 			}
 		}
-		if err := unix.Bind(a.fd, sockaddr(netip.AddrPortFrom(a.Src, a.port))); err != unix.EADDRINUSE {
+		if err := unix.Bind(a.fd, sockaddr(netip.AddrPortFrom(src, a.port))); err != unix.EADDRINUSE {
 			return err
 		}
 	}
@@ -167,6 +203,8 @@ func (a *attempt) bind(n *Namespace) error {
 // send sends the first message of a protocol that the kernel has no connections for.
 func (a *attempt) send() (err error) {
 	switch {
+	case a.Unconnected:
+		err = unix.Sendto(a.fd, []byte("?"), 0, sockaddr(a.to))
 	case a.Protocol == proxy.UDP:
 		_, err = unix.Write(a.fd, []byte("?"))
 	case a.raw:
@@ -187,7 +225,7 @@ func (a *attempt) read() {
 	a.readError()
 	var buf [512]byte
 	for !a.ended {
-		n, err := unix.Read(a.fd, buf[:])
+		n, from, err := unix.Recvfrom(a.fd, buf[:], 0)
 		switch {
 		case err == unix.EAGAIN || err == unix.ENOTCONN:
 			return
@@ -199,6 +237,8 @@ func (a *attempt) read() {
 			a.fail(err)
 		case a.raw:
 			a.sctpAnswer(buf[:n])
+		case a.Protocol == proxy.UDP && addrPort(from) != a.Dst:
+			a.fail(fmt.Errorf("the answer came from %v, not from %v", addrPort(from), a.Dst))
 		default:
 			a.text = append(a.text, buf[:n]...)
 			if n == 0 || bytes.HasSuffix(a.text, []byte("\n")) {
@@ -209,11 +249,35 @@ func (a *attempt) read() {
 }
 
 func (a *attempt) answered(text []byte) {
-	if answer, err := parseAnswer(text); err != nil {
+	answer, err := parseAnswer(text)
+	if err = errors.Join(err, a.checkPeer()); err != nil {
 		a.fail(err)
 	} else {
 		a.end(Seen{Fate: Answered, Answer: answer})
 	}
+}
+
+// checkPeer finds a socket that says it is connected to another address than the program asked for.
+func (a *attempt) checkPeer() error {
+	if a.Protocol == proxy.SCTP || a.Unconnected {
+		return nil
+	}
+	peer, err := unix.Getpeername(a.fd)
+	if err == nil && addrPort(peer) != a.Dst {
+		err = fmt.Errorf("the socket's peer is %v, not %v", addrPort(peer), a.Dst)
+	}
+	return err
+}
+
+// addrPort is the reverse of sockaddr; an IPv4 address is one in any family.
+func addrPort(a unix.Sockaddr) netip.AddrPort {
+	switch a := a.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+	}
+	return netip.AddrPort{}
 }
 
 // sctpAnswer looks for the answer among all the SCTP packets that a raw socket gets.

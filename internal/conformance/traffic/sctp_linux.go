@@ -19,16 +19,21 @@ import (
 // has no sockets for it.
 func isRaw(p proxy.Protocol) bool { return p == proxy.SCTP && !hasSCTP() }
 
-// hasSCTP asks the kernel once: each time it looks for a module to load.
-var hasSCTP = sync.OnceValue(func() bool {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+// hasSCTP and hasMPTCP ask the kernel once: each time it looks for a module to load.
+var (
+	hasSCTP  = sync.OnceValue(func() bool { return hasStream(unix.IPPROTO_SCTP) })
+	hasMPTCP = sync.OnceValue(func() bool { return hasStream(unix.IPPROTO_MPTCP) })
+)
+
+func hasStream(protocol int) bool {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, protocol)
 	return err == nil && unix.Close(fd) == nil
-})
+}
 
 // listenSCTP returns a listener of a kernel that has SCTP. The net package
 // takes it for one of TCP, as both have connections that are accepted.
 func listenSCTP(a netip.AddrPort) (net.Listener, error) {
-	fd, err := newSocket(proxy.SCTP, a.Addr(), 0)
+	fd, err := newSocket(proxy.SCTP, a.Addr(), 0, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,131 @@
+package conformance
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
+)
+
+// Sockets is what a mode says of itself that acts on sockets, next to its rules. Each
+// case is played with unbound sockets too then, if the kernel would choose the
+// case's source.
+type Sockets struct {
+	// Open is Dataplane.Open for such a mode. The sockets of the node and its pods are
+	// in the cgroup.
+	Open func(ctx context.Context, cgroup string) (proxy.Dataplane, error)
+
+	// Translated asks the kernel whether an open socket of TCP or UDP was translated.
+	// It is called by several goroutines, in the client's namespace.
+	Translated func(d proxy.Dataplane, fd int) (bool, error)
+}
+
+// translates reports whether the flows of unbound sockets are to be translated at the
+// socket. In all other cases that is wrong, as a rule would have been missed or
+// the endpoint would see another client.
+func translates(s *proxy.State, c *Case) bool {
+	p := packet(c)
+	o, origin, kind := s.Outcome(p), s.Node.Origin(p), proxy.NodePort
+	if o.Verdict != proxy.Forward || p.Protocol == proxy.SCTP || o.Row.Affinity > 0 {
+		return false
+	}
+	for _, f := range o.Row.Frontends {
+		if f.Addr == p.Dst {
+			kind = f.Kind
+		}
+	}
+	if p.DstLocal && kind != proxy.NodePort || o.Row.Policy(kind, s.Node)[origin].From != nil {
+		return false
+	}
+	hidden := func(b proxy.Backend) bool { return b.Masquerade }
+	seen := func(b proxy.Backend) bool { return !b.Masquerade }
+	itself := func(e proxy.Endpoint) bool { return e.Addr.Addr() == p.Src }
+	switch p.In {
+	case "": // it takes the address of the way to the endpoint, as if it were masqueraded
+		return origin == proxy.ThisNode && !slices.ContainsFunc(o.Backends, seen)
+	case lab.Bridge:
+		return !slices.ContainsFunc(o.Backends, hidden) && !slices.ContainsFunc(slices.Concat(o.Row.Cluster, o.Row.Local), itself)
+	default:
+		return false
+	}
+}
+
+// tally is what was played in all testbeds.
+type tally struct{ flows, unbound, translated atomic.Int64 }
+
+// choosesSource reports whether the client's kernel takes a case's source by itself.
+func (b *testbed) choosesSource(c *Case) bool {
+	if b.d.Sockets == nil || c.protocol() == proxy.SCTP {
+		return false
+	}
+	src, err := b.client(c).Source(c.Dst)
+	return err == nil && src == c.Src
+}
+
+// addTwins has cases played with unbound sockets too, where that is the same case.
+func (b *testbed) addTwins(runs []*caseRun) []*caseRun {
+	for _, r := range runs {
+		if b.choosesSource(r.Case) {
+			r.twin = &caseRun{Case: r.Case, want: r.want, unbound: true, translates: r.translates}
+			runs = append(runs, r.twin)
+		}
+	}
+	return runs
+}
+
+// socket returns how the next unbound socket of a case is made, each time otherwise.
+func (r *caseRun) socket() traffic.Socket {
+	n, tcp := r.sockets, r.protocol() == proxy.TCP
+	r.sockets++
+	return traffic.Socket{
+		Unbound:     true,
+		Mapped:      r.Dst.Is4() && n%3 == 1,
+		Unconnected: !tcp && n%2 == 1,
+		Multipath:   tcp && n%8 == 7 && r.want.Verdict == proxy.Forward, // whose refusals look like resets
+	}
+}
+
+// inspect asks what became of an unbound socket of a case.
+func (b *testbed) inspect(r *caseRun, fd int) {
+	translated, err := b.d.Sockets.Translated(b.dp, fd)
+	r.err = cmp.Or(r.err, within("ask whether a socket was translated", err))
+	b.tally.unbound.Add(1)
+	if translated {
+		r.translated++
+		b.tally.translated.Add(1)
+	}
+}
+
+// warmUp waits until a client's flows are translated: a mode may learn from the first
+// one who it is. Where that was in vain once, it is not waited for again.
+func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
+	cold := map[netip.Addr]*caseRun{}
+	for _, r := range runs {
+		if r.unbound && r.translates {
+			cold[r.Src] = &caseRun{Case: r.Case, want: r.want, unbound: true}
+		}
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(traffic.Scaled(5 * time.Second)); len(cold) > 0 && !b.inVain; <-tick.C {
+		var next []*caseRun
+		for src, r := range cold {
+			if r.translated > 0 || r.err != nil { // which the case itself will meet as well
+				delete(cold, src)
+			} else {
+				next = append(next, r)
+			}
+		}
+		if err := b.round(ctx, next); err != nil {
+			return err
+		}
+		b.inVain = len(next) > 0 && time.Now().After(end)
+	}
+	return nil
+}

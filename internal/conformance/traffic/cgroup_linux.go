@@ -1,0 +1,96 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Cgroups is a cgroup (v2) that the process is in while it plays several hosts,
+// with a cgroup below it for each of them. A socket belongs to the cgroup of the
+// thread that made it, and single threads can be in the ones below.
+type Cgroups struct{ home, own string }
+
+// NewCgroups makes a cgroup below the process's own and moves the process there.
+// There is one at a time in a process.
+func NewCgroups() (c *Cgroups, err error) {
+	c = &Cgroups{}
+	if c.home, err = ownCgroup(); err == nil {
+		c.own, err = os.MkdirTemp(c.home, "sluice-test-")
+	}
+	if err == nil {
+		if err = join(c.own, "cgroup.procs"); err != nil {
+			err = errors.Join(err, os.Remove(c.own))
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make a cgroup (v2) for sockets: %w", err)
+	}
+	return c, nil
+}
+
+// Add makes the cgroup of one more host, and returns its folder.
+func (c *Cgroups) Add() (string, error) {
+	dir, err := os.MkdirTemp(c.own, "host-")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
+	}
+	if err != nil {
+		return "", fmt.Errorf("make a cgroup for threads: %w", err)
+	}
+	return dir, nil
+}
+
+// Close moves the process back to where it was and removes the cgroups, which no
+// other process may be in any more.
+func (c *Cgroups) Close() error {
+	errs := []error{join(c.home, "cgroup.procs")}
+	below, err := filepath.Glob(filepath.Join(c.own, "host-*"))
+	for _, dir := range append(below, c.own) {
+		errs = append(errs, os.Remove(dir))
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// join moves the calling thread to a cgroup, or with cgroup.procs all of its
+// process. To the kernel 0 is the caller; for a thread that says so it does not
+// stop all others.
+func join(dir, file string) error {
+	return os.WriteFile(filepath.Join(dir, file), []byte("0"), 0)
+}
+
+// enter moves the calling thread to a cgroup, and returns how it comes back.
+func enter(dir string) (leave func() error, err error) {
+	const threads = "cgroup.threads"
+	home, err := ownCgroup()
+	if err == nil {
+		err = join(dir, threads)
+	}
+	if err != nil {
+		return func() error { return nil }, fmt.Errorf("enter cgroup: %w", err)
+	}
+	return func() error { return join(home, threads) }, nil
+}
+
+// ownCgroup returns the folder of the cgroup that the calling thread is in.
+func ownCgroup() (string, error) {
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	own, err2 := os.ReadFile("/proc/thread-self/cgroup")
+	if err := errors.Join(err, err2); err != nil {
+		return "", err
+	}
+	_, path, _ := strings.Cut("\n"+string(own), "\n0::")
+	path, _, _ = strings.Cut(path, "\n")
+	for line := range strings.Lines(string(mounts)) {
+		if !strings.Contains(line, " - cgroup2 ") {
+			continue
+		}
+		mount := strings.Fields(line) // the fourth is what is mounted, the fifth is where
+		if below, err := filepath.Rel(mount[3], path); err == nil && filepath.IsLocal(below) {
+			return filepath.Join(mount[4], below), nil
+		}
+	}
+	return "", errors.New("cgroup2 is not mounted, or not with this process's cgroup in it")
+}
