@@ -16,6 +16,7 @@ import (
 
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
 )
 
 // namespace moves the test to a network namespace of its own; it ends with the
@@ -182,11 +183,17 @@ func swapFrontends(s *proxy.State, i, j int) {
 // nothing leads to any more may be left over; they are left out.
 func dump(t testing.TB, conn nft.Interface, d *Dataplane) string {
 	t.Helper()
-	// While the kernel makes room for elements that were added, a listing may have
-	// some twice and others not at all.
-	last := dumpOnce(t, conn, d)
+	return settled(t, func() string { return dumpOnce(t, conn, d) })
+}
+
+// settled lists until two listings are the same. The kernel makes room for elements
+// that were added when it comes to it; meanwhile a listing may have some twice and
+// others not at all.
+func settled(t testing.TB, list func() string) string {
+	t.Helper()
+	last := list()
 	for range 100 {
-		now := dumpOnce(t, conn, d)
+		now := list()
 		if now == last {
 			return now
 		}
@@ -194,6 +201,27 @@ func dump(t testing.TB, conn nft.Interface, d *Dataplane) string {
 	}
 	t.Fatal("no two listings are the same")
 	return ""
+}
+
+// wantIdle fails the test unless a Sync of what is there, as dump says, writes
+// nothing. What its listing leaves out, as dump's may, it adds once more.
+func wantIdle(t testing.TB, c *counter, d *Dataplane, s *proxy.State) {
+	t.Helper()
+	for range 100 {
+		c.reset()
+		if err := proxytest.Sync(context.Background(), d, s); err != nil {
+			t.Fatal(err)
+		}
+		if len(c.commits) == 0 {
+			return
+		}
+		for _, op := range slices.Concat(c.commits...) {
+			if op.Kind != nft.AddElement {
+				t.Fatalf("a Sync of what is there had to %v", &op)
+			}
+		}
+	}
+	t.Error("every Sync of what is there adds elements")
 }
 
 func dumpOnce(t testing.TB, conn nft.Interface, d *Dataplane) string {
@@ -210,7 +238,7 @@ func dumpOnce(t testing.TB, conn nft.Interface, d *Dataplane) string {
 		x := dumper{t: t, conn: conn, table: tab, chains: map[string]string{}, names: map[string]string{}, used: map[string]bool{}}
 		lines = append(lines, x.elements()...)
 		for name, rules := range l.Chains {
-			if class := strings.ContainsAny(name, "0123456789"); !class || x.used["goto "+name] {
+			if class := strings.ContainsAny(name, "0123456789") || strings.Contains(name, toTaken); !class || x.used["goto "+name] {
 				lines = append(lines, fmt.Sprintf("%v chain %s %q", tab.Table, name, rules))
 			}
 		}

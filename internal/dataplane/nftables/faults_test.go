@@ -32,11 +32,13 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 		t.Fatal(err)
 	}
 	list := func() string {
-		out, err := exec.Command("nft", "-s", "list", "table", "ip", tableName).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(out)
+		return settled(t, func() string {
+			out, err := exec.Command("nft", "-s", "list", "table", "ip", tableName).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(out)
+		})
 	}
 	want := list()
 	tab := d.tables[0]
