@@ -58,8 +58,9 @@ type ServiceChecks struct {
 	gone       sync.WaitGroup                  // sockets that were closed, until their last answers
 	changed    <-chan struct{}                 // from the watch of addresses; nil: nobody watches
 	watched    time.Time                       // when the watch was last begun, or tried
-	stale      bool                            // addresses may have changed
-	fresh      bool                            // they were read in this round
+	needed     bool                            // a check listens at addresses of the node's own
+	stale      bool                            // they may have changed
+	fresh      bool                            // they were read in this round, or are not needed
 	rested     time.Time                       // they are not read before
 	locals     []netip.Addr
 	blind      string // why addresses are not known, as said
@@ -147,9 +148,9 @@ func (c *ServiceChecks) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		c.reconcile(ctx)
 		var again <-chan time.Time
-		if rest := time.Until(c.rested); c.stale && rest > 0 {
+		if rest := time.Until(c.rested); c.needed && c.stale && rest > 0 {
 			again = time.After(rest)
-		} else if c.changed == nil || c.stale || len(c.complaints) > 0 {
+		} else if c.needed && (c.changed == nil || c.stale) || len(c.complaints) > 0 {
 			again = time.After(bindRetry)
 		}
 		select {
@@ -166,11 +167,13 @@ func (c *ServiceChecks) Run(ctx context.Context) error {
 	return nil
 }
 
-// readAddresses reads the addresses if they may have changed, and sees to it
-// that they are watched. It says once why it cannot.
+// readAddresses reads the addresses if they are needed and may have changed, and
+// sees to it that they are watched. It says once why it cannot.
 func (c *ServiceChecks) readAddresses(ctx context.Context) {
 	var err error
-	c.fresh = false
+	if c.fresh = !c.needed; c.fresh {
+		return
+	}
 	if c.changed == nil && time.Since(c.watched) >= bindRetry {
 		c.stale, c.watched = true, time.Now()
 		c.changed, err = c.settings.Addresses.Watch(ctx)
@@ -199,6 +202,10 @@ func (c *ServiceChecks) reconcile(ctx context.Context) {
 	c.mu.Lock()
 	checks, nodePorts := slices.Collect(maps.Values(c.checks)), c.nodePorts
 	c.mu.Unlock()
+	c.needed = slices.ContainsFunc(checks, func(h *proxy.HealthCheck) bool {
+		ranges := proxy.PrefixesOf(nodePorts, h.Key.Family)
+		return len(ranges) > 0 && !slices.ContainsFunc(ranges, isAll)
+	})
 	c.readAddresses(ctx)
 	slices.SortFunc(checks, func(a, b *proxy.HealthCheck) int { return proxy.CompareHealthCheckKeys(a.Key, b.Key) })
 	var addresses [len(proxy.Families)][]netip.Addr
@@ -242,7 +249,7 @@ func (c *ServiceChecks) reconcile(ctx context.Context) {
 // that stands for all, or at each of the node's own that takes NodePorts.
 func addressesFor(nodePorts []netip.Prefix, locals []netip.Addr, f proxy.Family) []netip.Addr {
 	ranges := proxy.PrefixesOf(nodePorts, f)
-	if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+	if slices.ContainsFunc(ranges, isAll) {
 		return []netip.Addr{f.Unspecified()}
 	}
 	return slices.DeleteFunc(slices.Clone(locals), func(a netip.Addr) bool {
@@ -251,6 +258,8 @@ func addressesFor(nodePorts []netip.Prefix, locals []netip.Addr, f proxy.Family)
 		return !slices.ContainsFunc(ranges, within) || a.Is6() && a.IsLinkLocalUnicast()
 	})
 }
+
+func isAll(p netip.Prefix) bool { return p.Bits() == 0 }
 
 // listen opens a socket that is not open.
 func (c *ServiceChecks) listen(ctx context.Context, s socket) error {

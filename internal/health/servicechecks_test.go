@@ -270,7 +270,10 @@ func TestAddressNotThere(t *testing.T) {
 			c := newChecks(t, addresses)
 			defer c.closeBut(nil)
 			c.takes("127.0.0.1/32", "192.0.2.1/32")
+			c.set(keyOf("old", proxy.IPv4), checkOf("old", proxy.IPv4, at.Port(), 1)) // addresses are read for it
 			c.reconcile(ctx)
+			c.set(keyOf("old", proxy.IPv4), nil)
+			before := len(c.failed())
 			c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, at.Port(), 1))
 			addresses.Set(tt.now...)
 			for round, want := range []int{0, tt.told, tt.told, tt.told} {
@@ -278,7 +281,7 @@ func TestAddressNotThere(t *testing.T) {
 					c.rested = time.Time{}
 				}
 				c.reconcile(ctx)
-				if n := len(c.failed()); n != want {
+				if n := len(c.failed()) - before; n != want {
 					t.Errorf("round %d: told %d times; want %d", round, n, want)
 				}
 			}
@@ -341,6 +344,7 @@ func TestAddressWatch(t *testing.T) {
 		addresses.Fail(errors.New("no netlink"))
 		c := newChecks(t, addresses)
 		c.takes("192.0.2.0/24")
+		c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, 30100, 1))
 		c.start(directly)
 		time.Sleep(3*bindRetry - time.Second)
 		if n := strings.Count(c.log(), "addresses may be seen late"); n != 1 {
@@ -425,6 +429,8 @@ func TestManyAddressChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &slowAddresses{}
 		c := newChecks(t, a)
+		c.takes("198.51.100.0/24") // none of those below, where it would listen
+		c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, 30100, 1))
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- c.Run(ctx) }()
@@ -443,4 +449,38 @@ func TestManyAddressChanges(t *testing.T) {
 			t.Errorf("%d readings during 1000 changes, %d after, addresses %v", during, a.listed-during, c.locals)
 		}
 	})
+}
+
+// TestAddressesNobodyNeeds are neither read nor watched: there may be one for each Service.
+func TestAddressesNobodyNeeds(t *testing.T) {
+	at, other := taken(t)
+	other.Close()
+	check := checkOf("web", proxy.IPv4, at.Port(), 1)
+	for _, tt := range []struct {
+		name    string
+		takes   string
+		check   *proxy.HealthCheck
+		watches int
+	}{
+		{"no check", "127.0.0.1/32", nil, 0},
+		{"all addresses", "0.0.0.0/0", check, 0},
+		{"none of the family", "::1/128", check, 0},
+		{"some addresses", "127.0.0.1/32", check, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, stop, _ := logged(t)
+			defer stop()
+			a := &slowAddresses{}
+			c := newChecks(t, a)
+			defer c.closeBut(nil)
+			c.takes(tt.takes)
+			if tt.check != nil {
+				c.set(tt.check.Key, tt.check)
+			}
+			c.reconcile(ctx)
+			if a.listed != tt.watches || a.Watches() != tt.watches {
+				t.Errorf("%d readings, %d watches; want %d", a.listed, a.Watches(), tt.watches)
+			}
+		})
+	}
 }
