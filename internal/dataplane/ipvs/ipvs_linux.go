@@ -88,6 +88,7 @@ type Dataplane struct {
 	opens   bool                                // loopback takes NodePorts
 	relays  bool                                // a daemon in mode userspace has packets come to this host: nothing is taken
 	left    map[ipvs.Server]bool                // frontends that are left to the rules, or were since the last Sync
+	empty   bool                                // none of ours was there when they were last listed, and none goes
 	leaving []*change                           // what goes after the rules are written
 	drained draining
 	ready   bool // the host's settings are as they should be
@@ -133,7 +134,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	defer d.mu.Unlock()
 	d.leaving, d.opens, d.left = nil, want.Node.OpensLoopback(), map[ipvs.Server]bool{}
 	refused, err := d.differ.Sync(ctx, want)
-	if err != nil {
+	if d.empty = false; err != nil {
 		return nil, err
 	}
 	by, err := d.Dataplane.Sync(ctx, without(want, refused))

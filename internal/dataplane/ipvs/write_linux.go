@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -25,12 +26,24 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 		Row:      d.row,
 		Same:     func(a, b value) bool { return a == b },
 		Sharing:  func(id) differ.Sharing { return differ.Unshared },
-		Order:    func(_ *changes, c *change) differ.Order { return differ.Order{Rank: rank(c)} },
+		Order:    func(*changes, *change) differ.Order { return differ.Order{} }, // write knows it
+		Live:     1,
 		Size:     func(*change) int { return 1 },
-		Limit:    func() int { return math.MaxInt },
+		Limit:    d.limit,
 		List:     d.list,
 		Write:    d.write,
 	}
+}
+
+// changesAtOnce is how many changes are rendered before they are written, where
+// nothing is there that one of them could be about.
+const changesAtOnce = 4096
+
+func (d *Dataplane) limit() int {
+	if d.empty {
+		return changesAtOnce
+	}
+	return math.MaxInt
 }
 
 // rank has virtual servers come before real servers.
@@ -54,13 +67,13 @@ func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, valu
 	if d.relays, err = d.kernel.relays(); err == nil && d.relays && !was {
 		klog.FromContext(ctx).Info("Rules choose endpoints, and IPVS does when the former daemon in mode userspace has ended")
 	}
-	d.foreign, d.drained = map[ipvs.Server]bool{}, draining{}
+	d.foreign, d.drained, d.empty = map[ipvs.Server]bool{}, draining{}, true
 	for s, settings := range servers {
 		if d.ours[s.Addr.Addr()] == nil {
 			d.foreign[s] = true
 			continue
 		}
-		d.ours[s.Addr.Addr()][s] = true
+		d.ours[s.Addr.Addr()][s], d.empty = true, false
 		have(id{server: s}, value{settings: settings})
 		reals, failed := d.kernel.servers.Reals(ctx, s)
 		err = errors.Join(err, failed)
@@ -72,7 +85,7 @@ func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, valu
 			}
 		}
 	}
-	return nil, false, err
+	return nil, d.empty, err
 }
 
 // listAddresses finds out which addresses the host has on other links than ours,
@@ -91,22 +104,36 @@ func (d *Dataplane) listAddresses(on []netip.Addr) error {
 	for a, n := range links {
 		d.local[a] = n > 0
 	}
+	needed := map[netip.Addr]bool{}
 	for _, f := range d.families {
-		err = errors.Join(err, d.bind(aliases[f]))
+		needed[aliases[f]] = true
+	}
+	for _, why := range d.bind(needed) {
+		err = errors.Join(err, why)
 	}
 	return err
 }
 
-// bind puts an address on our link, unless it is there.
-func (d *Dataplane) bind(a netip.Addr) error {
-	if d.ours[a] != nil {
+// bind puts those of some addresses on our link that are not there, and returns why
+// it could not.
+func (d *Dataplane) bind(some map[netip.Addr]bool) (refused map[netip.Addr]error) {
+	var missing []netip.Addr
+	for a := range some {
+		if d.ours[a] == nil {
+			missing = append(missing, a)
+		}
+	}
+	if len(missing) == 0 {
 		return nil
 	}
-	if err := d.kernel.link.Add(a); err != nil && !errors.Is(err, unix.EEXIST) {
-		return err
+	refused = d.kernel.link.Add(missing...)
+	maps.DeleteFunc(refused, func(_ netip.Addr, why error) bool { return errors.Is(why, unix.EEXIST) })
+	for _, a := range missing {
+		if refused[a] == nil {
+			d.ours[a] = map[ipvs.Server]bool{}
+		}
 	}
-	d.ours[a] = map[ipvs.Server]bool{}
-	return nil
+	return refused
 }
 
 // unbind takes an address from our link if no server needs it.
@@ -159,11 +186,15 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 // themselves, then their real servers.
 func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
 	var lists [2][]*change // by rank
+	addrs := map[netip.Addr]bool{}
 	for _, s := range some {
-		refused := d.bind(s.Addr.Addr())
+		addrs[s.Addr.Addr()] = true
+	}
+	refused := d.bind(addrs)
+	for _, s := range some {
 		for _, c := range coming[s] {
-			if refused != nil {
-				failures = append(failures, failure{Change: c, Err: refused})
+			if why := refused[s.Addr.Addr()]; why != nil {
+				failures = append(failures, failure{Change: c, Err: why})
 			} else {
 				lists[rank(c)] = append(lists[rank(c)], c)
 			}

@@ -94,22 +94,22 @@ func (c *Conn) Do(ctx context.Context, ops []Op) (map[int]error, error) {
 		if err := ctx.Err(); err != nil {
 			return refused, err
 		}
-		places := map[uint32]int{}
+		first, last := from, uint32(0) // sequence number, of the operation before from
 		c.conn.Reset()
 		for ; from < len(ops) && len(c.conn.Bytes()) < batchBytes; from++ {
 			o := &ops[from]
-			places[c.conn.Begin(c.family, 0, [4]byte{o.command(), version})] = from
+			last = c.conn.Begin(c.family, 0, [4]byte{o.command(), version})
 			o.encode(&c.conn.Builder)
 		}
 		if err := c.conn.Send(); err != nil {
-			return refused, fmt.Errorf("send %d IPVS operations: %w", len(places), err)
+			return refused, fmt.Errorf("send %d IPVS operations: %w", from-first, err)
 		}
 		errs, err := c.conn.Answers()
 		if err != nil {
-			return refused, fmt.Errorf("answer to %d IPVS operations: %w", len(places), err)
+			return refused, fmt.Errorf("answer to %d IPVS operations: %w", from-first, err)
 		}
 		for seq, err := range errs {
-			if at, ok := places[seq]; ok {
+			if at := from - 1 - int(last-seq); at >= first {
 				refused[at] = fmt.Errorf("%v: %w", ops[at], err)
 			}
 		}

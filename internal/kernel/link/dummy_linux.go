@@ -1,20 +1,23 @@
 package link
 
 import (
+	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
-	"net"
 	"net/netip"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	batch "sluice/internal/kernel/netlink"
 )
 
 // Dummy is the kernel's dummy link, in the network namespace that it was opened in.
 type Dummy struct {
 	handle *netlink.Handle
+	conn   *batch.Conn // for addresses, of which there are many
 	name   string
 	link   netlink.Link // as last found; nil: not known
 }
@@ -27,7 +30,12 @@ func OpenDummy(name string) (*Dummy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open route netlink: %w", err)
 	}
-	return &Dummy{handle: h, name: name}, nil
+	conn, err := batch.Open(unix.NETLINK_ROUTE)
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	return &Dummy{handle: h, conn: conn, name: name}, nil
 }
 
 // Find looks for the link.
@@ -86,18 +94,18 @@ func (d *Dummy) List() (out []netip.Addr, err error) {
 	return out, nil
 }
 
-// Add gives the link an address. When it returns, packets to it are for this host:
-// IPv6 makes the route a little later.
-func (d *Dummy) Add(a netip.Addr) error {
-	if err := d.handle.AddrAdd(d.link, address(a)); err != nil {
-		return fmt.Errorf("add %v to link %s: %w", a, d.name, err)
-	}
-	for begun := time.Now(); a.Is6() && !d.routed(a); time.Sleep(routePoll) {
-		if time.Since(begun) > routeWait {
-			return fmt.Errorf("add %v to link %s: no route to it after %v", a, d.name, routeWait)
+// Add gives the link addresses. When it returns, packets to them are for this host:
+// IPv6 makes routes a little later.
+func (d *Dummy) Add(all ...netip.Addr) map[netip.Addr]error {
+	refused := d.change(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "add %v to link %s: %w", all)
+	for _, a := range all {
+		for begun := time.Now(); a.Is6() && refused[a] == nil && !d.routed(a); time.Sleep(routePoll) {
+			if time.Since(begun) > routeWait {
+				refused[a] = fmt.Errorf("add %v to link %s: no route to it after %v", a, d.name, routeWait)
+			}
 		}
 	}
-	return nil
+	return refused
 }
 
 const (
@@ -112,25 +120,50 @@ func (d *Dummy) routed(a netip.Addr) bool {
 
 // Remove takes an address from the link.
 func (d *Dummy) Remove(a netip.Addr) error {
-	if err := d.handle.AddrDel(d.link, address(a)); err != nil {
-		return fmt.Errorf("remove %v from link %s: %w", a, d.name, err)
-	}
-	return nil
+	return d.change(unix.RTM_DELADDR, 0, "remove %v from link %s: %w", []netip.Addr{a})[a]
 }
 
-// Close releases the socket.
+// Close releases the sockets.
 func (d *Dummy) Close() error {
 	d.handle.Close()
-	return nil
+	return d.conn.Close()
 }
 
-// address is that of one host, in use at once: there are no neighbours to ask.
-// One of IPv6 is deprecated from the beginning, so that no connection to another
-// host is made from it.
-func address(a netip.Addr) *netlink.Addr {
-	out := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}
-	if a.Is6() {
-		out.ValidLft = math.MaxUint32 // for ever
+// change does the same to addresses, all by one system call, and returns why some
+// of them were refused.
+func (d *Dummy) change(kind, flags uint16, words string, all []netip.Addr) map[netip.Addr]error {
+	refused, sent := map[netip.Addr]error{}, map[uint32]netip.Addr{}
+	d.conn.Reset()
+	for _, a := range all {
+		sent[d.encode(kind, flags, a)] = a
 	}
-	return out
+	err := d.conn.Send()
+	var errs map[uint32]error
+	if err == nil {
+		errs, err = d.conn.Answers()
+	}
+	for seq, a := range sent {
+		if why := cmp.Or(err, errs[seq]); why != nil {
+			refused[a] = fmt.Errorf(words, a, d.name, why)
+		}
+	}
+	return refused
+}
+
+// encode writes a message about an address of one host, in use at once: there are
+// no neighbours to ask. One of IPv6 is deprecated from the beginning, so that no
+// connection to another host is made from it.
+func (d *Dummy) encode(kind, flags uint16, a netip.Addr) uint32 {
+	family := byte(unix.AF_INET)
+	if a.Is6() {
+		family = unix.AF_INET6
+	}
+	seq := d.conn.Begin(kind, flags, [4]byte{family, byte(a.BitLen()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE})
+	d.conn.Header(binary.NativeEndian.AppendUint32(nil, uint32(d.link.Attrs().Index)))
+	d.conn.Raw(unix.IFA_LOCAL, string(a.AsSlice()))
+	d.conn.Raw(unix.IFA_ADDRESS, string(a.AsSlice()))
+	if a.Is6() {
+		d.conn.Raw(unix.IFA_CACHEINFO, "\x00\x00\x00\x00", "\xff\xff\xff\xff", "\x00\x00\x00\x00\x00\x00\x00\x00") // preferred: never, valid: for ever
+	}
+	return seq
 }

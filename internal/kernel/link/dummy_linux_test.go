@@ -73,6 +73,7 @@ func dummyContract(t *testing.T, d link.Holder) {
 	if note, err := d.Find(); len(note) != 2 || note["net/ipv4/x"] != "1" || err != nil {
 		t.Errorf("note %v, error %v", note, err)
 	}
+	add := func(a netip.Addr) error { return d.Add(a)[a] }
 	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	for _, step := range []struct {
 		do   func(netip.Addr) error
@@ -80,9 +81,9 @@ func dummyContract(t *testing.T, d link.Holder) {
 		err  error
 		want []netip.Addr
 	}{
-		{d.Add, four, nil, []netip.Addr{four}},
-		{d.Add, six, nil, []netip.Addr{four, six}},
-		{d.Add, six, unix.EEXIST, []netip.Addr{four, six}},
+		{add, four, nil, []netip.Addr{four}},
+		{add, six, nil, []netip.Addr{four, six}},
+		{add, six, unix.EEXIST, []netip.Addr{four, six}},
 		{d.Remove, four, nil, []netip.Addr{six}},
 		{d.Remove, four, unix.EADDRNOTAVAIL, []netip.Addr{six}},
 	} {
@@ -94,6 +95,13 @@ func dummyContract(t *testing.T, d link.Holder) {
 		if !slices.Equal(got, step.want) || err != nil {
 			t.Errorf("addresses %v, error %v; want %v", got, err, step.want)
 		}
+	}
+	five, seven := netip.MustParseAddr("192.0.2.5"), netip.MustParseAddr("2001:db8::7")
+	if refused := d.Add(five, six, seven); len(refused) != 1 || !errors.Is(refused[six], unix.EEXIST) {
+		t.Errorf("refused %v, want %v for %v alone", refused, unix.EEXIST, six)
+	}
+	if got, err := d.List(); len(got) != 3 || !slices.Contains(got, five) || !slices.Contains(got, seven) || err != nil {
+		t.Errorf("addresses %v, error %v; want the new ones among them", got, err)
 	}
 	if err := d.Delete(); err != nil {
 		t.Error(err)

@@ -18,7 +18,9 @@ type Holder interface {
 	Delete() error // with its addresses
 	SetNote(Note) error
 	List() ([]netip.Addr, error) // without link-local ones
-	Add(netip.Addr) error
+	// Add adds addresses, each whatever becomes of the others, and returns why it
+	// could not add some.
+	Add(...netip.Addr) (refused map[netip.Addr]error)
 	Remove(netip.Addr) error
 	Close() error
 }

@@ -43,6 +43,9 @@ func (b *Builder) Begin(kind, flags uint16, header [4]byte) uint32 {
 	return b.seq
 }
 
+// Header writes the rest of a protocol's header that is longer than others.
+func (b *Builder) Header(rest []byte) { b.buf = append(b.buf, rest...) }
+
 func (b *Builder) end() {
 	if len(b.buf) > 0 {
 		binary.NativeEndian.PutUint32(b.buf[b.msg:], uint32(len(b.buf)-b.msg))

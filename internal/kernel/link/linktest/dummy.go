@@ -17,8 +17,11 @@ type Dummy struct {
 	note   link.Note
 	addrs  []netip.Addr
 	refuse map[netip.Addr]error
-	ops    int
+	count  Count
 }
+
+// Count is what was done to a link: calls, and what addresses they added or removed.
+type Count struct{ Calls, Addresses int }
 
 var _ link.Holder = (*Dummy)(nil)
 
@@ -32,12 +35,12 @@ func (d *Dummy) Refuse(a netip.Addr, err error) {
 	d.refuse[a] = err
 }
 
-// Reset returns how many addresses were added or removed since the last Reset.
-func (d *Dummy) Reset() int {
+// Reset returns what was done since the last Reset.
+func (d *Dummy) Reset() Count {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n := d.ops
-	d.ops = 0
+	n := d.count
+	d.count = Count{}
 	return n
 }
 
@@ -88,26 +91,32 @@ func (d *Dummy) List() ([]netip.Addr, error) {
 	return slices.SortedFunc(slices.Values(d.addrs), netip.Addr.Compare), nil
 }
 
-// Add adds an address.
-func (d *Dummy) Add(a netip.Addr) error {
+// Add adds addresses.
+func (d *Dummy) Add(all ...netip.Addr) map[netip.Addr]error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.ops++
-	switch {
-	case d.refuse[a] != nil:
-		return d.refuse[a]
-	case slices.Contains(d.addrs, a):
-		return syscall.EEXIST
+	d.count.Calls++
+	d.count.Addresses += len(all)
+	refused := map[netip.Addr]error{}
+	for _, a := range all {
+		switch {
+		case d.refuse[a] != nil:
+			refused[a] = d.refuse[a]
+		case slices.Contains(d.addrs, a):
+			refused[a] = syscall.EEXIST
+		default:
+			d.addrs = append(d.addrs, a)
+		}
 	}
-	d.addrs = append(d.addrs, a)
-	return nil
+	return refused
 }
 
 // Remove removes one.
 func (d *Dummy) Remove(a netip.Addr) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.ops++
+	d.count.Calls++
+	d.count.Addresses++
 	i := slices.Index(d.addrs, a)
 	if i < 0 {
 		return syscall.EADDRNOTAVAIL
