@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,15 +24,26 @@ var kinds = map[string]string{
 
 // Server is an http.Handler that serves objects. Its methods may be called by any
 // goroutine.
-type Server struct{ store store }
+type Server struct {
+	store   store
+	encoded sync.Map // what was loaded, as watches send it: map[shape][]byte
+}
+
+// shape is an object in one of the forms.
+type shape struct {
+	media string
+	o     runtime.Object
+}
 
 // New returns a server without objects. Services get addresses of these networks,
 // one of each family.
 func New(serviceCIDRs []netip.Prefix) *Server {
-	return &Server{store{version: 1, kinds: map[string]*collection{}, free: newAllocator(serviceCIDRs)}}
+	return &Server{store: store{version: 1, kinds: map[string]*collection{}, free: newAllocator(serviceCIDRs)}}
 }
 
-// Load adds or replaces an object that is encoded in either form.
+// Load adds or replaces an object that is encoded in either form. It is encoded for
+// watches here and now: a real server is on another machine, and its work is not to
+// be a part of what is measured on this one.
 func (s *Server) Load(text []byte) error {
 	o, kind, err := scheme.Codecs.UniversalDeserializer().Decode(text, nil, nil)
 	if err != nil {
@@ -46,7 +58,10 @@ func (s *Server) Load(text []byte) error {
 			s.store.mu.Lock()
 			defer s.store.mu.Unlock()
 			s.store.put(path+resource, o.(object))
-			return nil
+			f, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+			raw, err := runtime.Encode(f.Serializer, o)
+			s.encoded.Store(shape{f.MediaType, o}, raw)
+			return err
 		}
 	}
 	return fmt.Errorf("read an object: kind %s cannot be served", kind.Kind)

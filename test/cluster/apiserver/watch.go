@@ -1,6 +1,8 @@
 package apiserver
 
 import (
+	"bufio"
+	"io"
 	"net/http"
 	"strconv"
 
@@ -20,9 +22,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, q request) error 
 	if err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
-	out := newStream(w, r)
+	out := s.newStream(w, r)
 	out.first(items)
-	w.(http.Flusher).Flush()
+	out.flush()
 	for out.err == nil {
 		s.store.mu.Lock()
 		events, changed := c.events[next:], c.changed
@@ -33,7 +35,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, q request) error 
 			}
 		}
 		next += len(events)
-		w.(http.Flusher).Flush()
+		out.flush()
 		select {
 		case <-changed:
 		case <-r.Context().Done():
@@ -64,20 +66,37 @@ func (s *Server) begin(r *http.Request, q request, which selector) (c *collectio
 
 // stream is events on their way to a client, and the first error.
 type stream struct {
+	server *Server
 	form   runtime.SerializerInfo
 	events runtime.Encoder
 	err    error
-	write  func([]byte) (int, error)
+	frames io.Writer // into pieces
+	pieces *bufio.Writer
+	to     http.Flusher
 }
 
-func newStream(w http.ResponseWriter, r *http.Request) *stream {
+const pieceBytes = 64 << 10
+
+func (s *Server) newStream(w http.ResponseWriter, r *http.Request) *stream {
 	f := form(r)
 	media := f.MediaType
 	if media == runtime.ContentTypeProtobuf {
 		media += ";stream=watch"
 	}
 	w.Header().Set("Content-Type", media)
-	return &stream{form: f, events: f.StreamSerializer.Serializer, write: f.StreamSerializer.NewFrameWriter(w).Write}
+	pieces := bufio.NewWriterSize(w, pieceBytes)
+	return &stream{
+		server: s, form: f, events: f.StreamSerializer.Serializer,
+		frames: f.StreamSerializer.NewFrameWriter(pieces), pieces: pieces, to: w.(http.Flusher),
+	}
+}
+
+// flush sends what waits.
+func (s *stream) flush() {
+	if s.err == nil {
+		s.err = s.pieces.Flush()
+	}
+	s.to.Flush()
 }
 
 // first sends all objects there are; the last one is a bookmark that says so.
@@ -96,11 +115,13 @@ func (s *stream) send(what watch.EventType, o runtime.Object) {
 		return
 	}
 	e := &metav1.WatchEvent{Type: string(what)}
-	if e.Object.Raw, s.err = runtime.Encode(s.form.Serializer, o); s.err != nil {
+	if raw, ok := s.server.encoded.Load(shape{s.form.MediaType, o}); ok {
+		e.Object.Raw = raw.([]byte)
+	} else if e.Object.Raw, s.err = runtime.Encode(s.form.Serializer, o); s.err != nil {
 		return
 	}
 	var text []byte
 	if text, s.err = runtime.Encode(s.events, e); s.err == nil {
-		_, s.err = s.write(text)
+		_, s.err = s.frames.Write(text)
 	}
 }
