@@ -22,7 +22,7 @@ func TestExitCodes(t *testing.T) {
 		},
 		{"version", []string{"--version"}, 0, ""},
 		{"help", []string{"-h"}, 0, ""},
-		{"bad flag", []string{"--proxy-mode=magic"}, 1, "Error: --proxy-mode \"magic\": no such mode; modes: nftables, iptables, ipvs, userspace\n"},
+		{"bad flag", []string{"--proxy-mode=magic"}, 1, "Error: --proxy-mode \"magic\": no such mode; modes: nftables, iptables, ipvs, userspace, ebpf\n"},
 		{
 			"bad folder",
 			[]string{"--manifests=/none"},

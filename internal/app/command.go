@@ -74,9 +74,9 @@ func noArguments(cmd *cobra.Command, args []string) error {
 
 // steps are what a command line can come to. They do the work; run decides.
 type steps struct {
-	cleanup    func(context.Context) error
+	cleanup    func(context.Context, *Options) error
 	chooseMode func(context.Context) (config.ProxyMode, error)
-	initialise func(context.Context, config.Configuration) error
+	initialise func(context.Context, plan) error
 	serve      func(context.Context, plan) error
 }
 
@@ -102,7 +102,7 @@ func (o *Options) run(ctx context.Context, s steps) error {
 	case o.WriteConfigTo != "":
 		return o.writeConfig(ctx, said.config)
 	case o.Cleanup:
-		return s.cleanup(ctx)
+		return s.cleanup(ctx, o)
 	}
 	if said.input.Object.Mode == "" {
 		mode, err := s.chooseMode(ctx)
@@ -117,7 +117,7 @@ func (o *Options) run(ctx context.Context, s steps) error {
 		}
 	}
 	if o.InitOnly {
-		return s.initialise(ctx, p.config)
+		return s.initialise(ctx, p)
 	}
 	return s.serve(ctx, p)
 }
@@ -175,8 +175,8 @@ func serve(ctx context.Context, p plan) error {
 	return server.Run(ctx)
 }
 
-func cleanup(ctx context.Context) error {
-	removed, err := dataplane.Cleanup(ctx, nil)
+func cleanup(ctx context.Context, o *Options) error {
+	removed, err := dataplane.Cleanup(ctx, o.settings(), nil)
 	for _, what := range removed {
 		klog.FromContext(ctx).Info("Removed", "what", what)
 	}

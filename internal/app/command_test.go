@@ -28,9 +28,9 @@ func execute(t *testing.T, args ...string) (string, error) {
 		return errors.New("not in a test")
 	}
 	return play(t, newCommand("sluice", NewOptions(), steps{
-		cleanup:    func(context.Context) error { return never("clean") },
+		cleanup:    func(context.Context, *Options) error { return never("clean") },
 		chooseMode: func(context.Context) (config.ProxyMode, error) { return config.NFTables, never("choose a mode") },
-		initialise: func(context.Context, config.Configuration) error { return never("initialise") },
+		initialise: func(context.Context, plan) error { return never("initialise") },
 		serve:      func(context.Context, plan) error { return never("serve") },
 	}), args...)
 }
@@ -75,19 +75,14 @@ func TestErrors(t *testing.T) {
 		{"no source", nil, `nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, ` +
 			`or run in a cluster`},
 		{
-			"mode to come",
-			[]string{"--manifests", dir, "--proxy-mode=ebpf"},
-			`--proxy-mode "ebpf": mode ebpf is not built yet; modes: nftables, iptables, ipvs, userspace`,
-		},
-		{
 			"unknown mode",
 			[]string{"--manifests", dir, "--proxy-mode=magic"},
-			`--proxy-mode "magic": no such mode; modes: nftables, iptables, ipvs, userspace`,
+			`--proxy-mode "magic": no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`,
 		},
 		{
 			"mode of another system",
 			[]string{"--manifests", dir, "--proxy-mode=kernelspace"},
-			`--proxy-mode "kernelspace": no such mode; modes: nftables, iptables, ipvs, userspace`,
+			`--proxy-mode "kernelspace": no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`,
 		},
 		{
 			"unknown way to balance",
@@ -154,7 +149,7 @@ func TestErrors(t *testing.T) {
 		{
 			"two mistakes",
 			[]string{"--manifests", dir, "--bind-address=node", "--proxy-mode=magic"},
-			`--proxy-mode "magic": no such mode; modes: nftables, iptables, ipvs, userspace; --bind-address "node": not an IP address`,
+			`--proxy-mode "magic": no such mode; modes: nftables, iptables, ipvs, userspace, ebpf; --bind-address "node": not an IP address`,
 		},
 		{
 			"unknown log format",
@@ -344,7 +339,7 @@ func TestSteps(t *testing.T) {
 		{"write before all else", []string{"--write-config-to", dir + "/config", "--cleanup"}, nil, ""},
 		{"nowhere", nil, nil, "nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, " +
 			"or run in a cluster"},
-		{"wrong before anything", []string{"--cleanup", "--proxy-mode=x"}, nil, `--proxy-mode "x": no such mode; modes: nftables, iptables, ipvs, userspace`},
+		{"wrong before anything", []string{"--cleanup", "--proxy-mode=x"}, nil, `--proxy-mode "x": no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -354,9 +349,9 @@ func TestSteps(t *testing.T) {
 				return nil
 			}
 			_, err := play(t, newCommand("sluice", NewOptions(), steps{
-				cleanup:    func(context.Context) error { return did("clean") },
+				cleanup:    func(context.Context, *Options) error { return did("clean") },
 				chooseMode: func(context.Context) (config.ProxyMode, error) { return config.NFTables, did("choose") },
-				initialise: func(_ context.Context, c config.Configuration) error { return did("initialise " + string(c.Mode)) },
+				initialise: func(_ context.Context, p plan) error { return did("initialise " + string(p.config.Mode)) },
 				serve:      func(_ context.Context, p plan) error { return did("serve " + string(p.config.Mode)) },
 			}), tt.args...)
 			if diff := cmp.Diff(tt.want, got); diff != "" {

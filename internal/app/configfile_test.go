@@ -169,7 +169,7 @@ func TestBadFiles(t *testing.T) {
 		},
 		{
 			"bad values", header + "mode: magic\nnftables: {syncPeriod: -1s}\noomScoreAdj: 2000\nmetricsBindAddress: localhost:80\n",
-			`mode "magic": no such mode; modes: nftables, iptables, ipvs, userspace; oomScoreAdj "2000": must be from -1000 to 1000; ` +
+			`mode "magic": no such mode; modes: nftables, iptables, ipvs, userspace, ebpf; oomScoreAdj "2000": must be from -1000 to 1000; ` +
 				`metricsBindAddress "localhost:80": "localhost" is not an IP address`,
 		},
 		{"blank name", header + "hostnameOverride: '  '\n", `hostnameOverride "  ": a node name cannot be blank`},

@@ -141,6 +141,14 @@ func (o *Options) relayFlags() {
 	})
 }
 
+func (o *Options) ebpfFlags() {
+	o.group("Mode ebpf", []flag{
+		{"cgroup-root", &o.EBPF.CgroupRoot, "serve the sockets in this `FOLDER` of a cgroup2; all unless given"},
+		{"bpf-root", &o.EBPF.BPFRoot, "keep programs and maps in this `FOLDER` of a BPF file system"},
+		{"ebpf-fallback", &o.EBPF.Fallback, "where the kernel cannot do it, say why and serve by the rules of mode nftables"},
+	})
+}
+
 func (o *Options) otherFlags() {
 	o.group("Other", []flag{
 		{"cleanup", &o.Cleanup, "remove all rules that a service proxy may have left in the kernel, then exit"},

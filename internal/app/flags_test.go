@@ -65,6 +65,7 @@ func TestEveryFlagOfKubeProxy(t *testing.T) {
 	want["manifests"], want["load-balancing"] = "", "" // ours
 	want["userspace-dial-timeout"], want["userspace-dial-retries"], want["userspace-udp-timeout"] = "2s", "3", "1m0s"
 	want["userspace-max-connections"], want["userspace-drain-timeout"] = "0", "25s"
+	want["cgroup-root"], want["bpf-root"], want["ebpf-fallback"] = "", "/sys/fs/bpf/sluice", "false"
 	got := map[string]string{}
 	newCommand("sluice", NewOptions(), steps{}).Flags().VisitAll(func(f *pflag.Flag) { got[f.Name] = f.DefValue })
 	if diff := cmp.Diff(want, got); diff != "" {

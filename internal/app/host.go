@@ -27,10 +27,11 @@ import (
 
 // initialise does what needs more privileges than serving, and needs no API
 // server for it.
-func initialise(ctx context.Context, c config.Configuration) error {
+func initialise(ctx context.Context, p plan) error {
+	c := p.config
 	// The kernel loads what it needs for the probe, connection tracking among
 	// it, so that its settings are there to be set.
-	mode, settings, err := probeMode(ctx, c)
+	mode, settings, err := p.options.probeMode(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -154,20 +155,20 @@ func neededMode(ctx context.Context, modes []dataplane.Mode, s dataplane.Setting
 }
 
 // probeMode returns the mode of a configuration and how to open it.
-func probeMode(ctx context.Context, c config.Configuration) (dataplane.Mode, dataplane.Settings, error) {
+func (o *Options) probeMode(ctx context.Context, c config.Configuration) (dataplane.Mode, dataplane.Settings, error) {
 	mode, err := dataplane.Of(c.Mode)
 	if err != nil {
 		return mode, dataplane.Settings{}, err
 	}
-	s, err := probe(ctx, mode, c)
+	s, err := probe(ctx, mode, c, o.settings())
 	return mode, s, err
 }
 
 // probe returns how to open a mode: with the families that both the host and the
 // mode can serve.
-func probe(ctx context.Context, mode dataplane.Mode, c config.Configuration) (dataplane.Settings, error) {
+func probe(ctx context.Context, mode dataplane.Mode, c config.Configuration, s dataplane.Settings) (dataplane.Settings, error) {
 	host, missing := hostFamilies(os.DirFS("/proc"))
-	s := dataplane.Settings{MasqueradeBit: uint8(c.MasqueradeBit), Families: host, IPVS: ipvsSettings(c)}
+	s.MasqueradeBit, s.Families, s.IPVS = uint8(c.MasqueradeBit), host, ipvsSettings(c)
 	can, err := mode.Probe(ctx, s)
 	if err != nil {
 		return s, fmt.Errorf("probe mode %s: %w", mode.Name, err)
@@ -253,7 +254,7 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 	level := 0 // of saying that connections are open
 	var r *runner.BoundedFrequencyRunner
 	r = runner.New("remove what is left", func(ctx context.Context) error {
-		removed, err := dataplane.Cleanup(ctx, s.dataplane)
+		removed, err := dataplane.Cleanup(ctx, s.plan.options.settings(), s.dataplane)
 		for _, what := range removed {
 			logger.Info("Removed what another service proxy left", "what", what)
 		}

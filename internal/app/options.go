@@ -34,6 +34,7 @@ type Options struct {
 	Master        string
 	LoadBalancing string
 	Relay         dataplane.Relay
+	EBPF          dataplane.EBPF
 
 	// object holds what flags say that a configuration file could say too, and
 	// the default that help shows where no flag does.
@@ -46,12 +47,18 @@ type Options struct {
 
 // NewOptions returns the options of a command line without flags.
 func NewOptions() *Options {
-	o := &Options{Relay: dataplane.DefaultRelay(), object: config.FlagDefaults(), fields: map[string]string{}}
+	o := &Options{Relay: dataplane.DefaultRelay(), EBPF: dataplane.DefaultEBPF(), object: config.FlagDefaults(), fields: map[string]string{}}
 	o.processFlags()
 	o.trafficFlags()
 	o.relayFlags()
+	o.ebpfFlags()
 	o.otherFlags()
 	return o
+}
+
+// settings are what modes are told by flags that no configuration file has.
+func (o *Options) settings() dataplane.Settings {
+	return dataplane.Settings{Relay: o.Relay, EBPF: o.EBPF}
 }
 
 // notice is a line for the log, said as soon as there is one.

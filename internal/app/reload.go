@@ -84,7 +84,7 @@ func (o *Options) newConfigWatcher(
 			if _, err := o.plan(c); err != nil {
 				return err
 			}
-			_, _, err := probeMode(ctx, c)
+			_, _, err := o.probeMode(ctx, c)
 			return err
 		},
 		delay: func() time.Duration { return restartDelay(o.ConfigFile) },

@@ -86,11 +86,10 @@ type ProxyServer struct {
 func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	klog.FromContext(ctx).Info("Starting", "version", p.options.version.reported(), "mode", p.config.Mode,
 		"source", p.from.String(), "node", p.node)
-	mode, settings, err := probeMode(ctx, p.config)
+	mode, settings, err := p.options.probeMode(ctx, p.config)
 	if err != nil {
 		return nil, err
 	}
-	settings.Relay = p.options.Relay
 	_, missing := hostFamilies(os.DirFS("/proc"))
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
 	s := &ProxyServer{

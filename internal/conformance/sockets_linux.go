@@ -32,7 +32,8 @@ type Sockets struct {
 func translates(s *proxy.State, c *Case) bool {
 	p := packet(c)
 	o, origin, kind := s.Outcome(p), s.Node.Origin(p), proxy.NodePort
-	if o.Verdict != proxy.Forward || p.Protocol == proxy.SCTP || o.Row.Affinity > 0 {
+	if o.Verdict != proxy.Forward || p.Protocol == proxy.SCTP || o.Row.Affinity > 0 ||
+		o.Row.Balancing != proxy.BalanceDefault && o.Row.Balancing != proxy.Random {
 		return false
 	}
 	for _, f := range o.Row.Frontends {
@@ -103,12 +104,13 @@ func (b *testbed) inspect(r *caseRun, fd int) {
 }
 
 // warmUp waits until a client's flows are translated: a mode may learn from the first
-// one who it is. Where that was in vain once, it is not waited for again.
+// one who it is; or until they are not, as an address of the node's just came. Where
+// that was in vain once, it is not waited for again.
 func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
 	cold := map[netip.Addr]*caseRun{}
 	for _, r := range runs {
-		if r.unbound && r.translates {
-			cold[r.Src] = &caseRun{Case: r.Case, want: r.want, unbound: true}
+		if r.unbound && (r.translates || r.From == FromVIP) {
+			cold[r.Src] = &caseRun{Case: r.Case, want: r.want, unbound: true, translates: r.translates}
 		}
 	}
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -116,9 +118,10 @@ func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
 	for end := time.Now().Add(traffic.Scaled(5 * time.Second)); len(cold) > 0 && !b.inVain; <-tick.C {
 		var next []*caseRun
 		for src, r := range cold {
-			if r.translated > 0 || r.err != nil { // which the case itself will meet as well
+			if r.tries > 0 && (r.translated > 0) == r.translates || r.err != nil { // which the case itself will meet as well
 				delete(cold, src)
 			} else {
+				r.translated = 0
 				next = append(next, r)
 			}
 		}

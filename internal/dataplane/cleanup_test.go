@@ -40,7 +40,7 @@ func TestCleanupTakesOnlyWhatIsKubeProxys(t *testing.T) {
 					t.Fatalf("loading changed the host: %t (-before +after):\n%s", loaded != before, cmp.Diff(strings.Split(before, "\n"), strings.Split(loaded, "\n")))
 				}
 
-				removed, err := Cleanup(t.Context(), nil)
+				removed, err := Cleanup(t.Context(), Settings{}, nil)
 				if err != nil {
 					t.Errorf("cleanup: %v", err)
 				}
@@ -68,7 +68,7 @@ func wantSame(t *testing.T, what, before, after string) {
 
 func wantNothingToDo(t *testing.T) {
 	t.Helper()
-	removed, err := Cleanup(t.Context(), nil)
+	removed, err := Cleanup(t.Context(), Settings{}, nil)
 	if removed != nil || err != nil {
 		t.Errorf("a second cleanup removed %q, error %v; want nothing", removed, err)
 	}
@@ -97,7 +97,7 @@ COMMIT
 `
 			restore(t, ipt.IPv4, v, uses)
 
-			_, err := Cleanup(t.Context(), nil)
+			_, err := Cleanup(t.Context(), Settings{}, nil)
 			if !errors.Is(err, proxy.ErrInUse) {
 				t.Errorf("error %v, want ErrInUse", err)
 			}
@@ -134,7 +134,7 @@ COMMIT
 			// Once the others are gone, so is the rest.
 			restore(t, ipt.IPv4, v, "*nat\n-F MINE\n-X MINE\n-F CNI-HOSTPORT-DNAT\n-F CNI-DN-0123456789abcdef\n-X CNI-DN-0123456789abcdef\nCOMMIT\n"+
 				"*filter\n-D DOCKER-USER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN\nCOMMIT\n")
-			removed, err := Cleanup(t.Context(), nil)
+			removed, err := Cleanup(t.Context(), Settings{}, nil)
 			if err != nil || len(removed) != 2 {
 				t.Errorf("cleanup removed %q, error %v; want the chains of nat and a set", removed, err)
 			}
@@ -198,7 +198,7 @@ func TestMissingPrograms(t *testing.T) {
 			loaded := snapshot(t)
 			path := os.Getenv("PATH")
 			t.Setenv("PATH", t.TempDir())
-			_, err := Cleanup(t.Context(), nil)
+			_, err := Cleanup(t.Context(), Settings{}, nil)
 			t.Setenv("PATH", path)
 			switch {
 			case tt.want == "" && err != nil:
@@ -225,7 +225,7 @@ func TestTablesIPTablesCannotRead(t *testing.T) {
 	restore(t, ipt.IPv4, ipt.NFT, "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
 	command(t, "add chain ip mangle MINE\nadd rule ip mangle MINE meta mark set ct mark map { 1 : 2 }\n", "nft", "-f", "-")
 	before := snapshot(t)
-	removed, err := Cleanup(t.Context(), nil)
+	removed, err := Cleanup(t.Context(), Settings{}, nil)
 	const want = "read kube-proxy's chains in table mangle: iptables-nft shows none of it"
 	if len(removed) > 0 || err == nil || err.Error() != want {
 		t.Errorf("removed %q, error %v; want %q", removed, err, want)

@@ -14,17 +14,21 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Mode, Settings, Relay and IPVS are those of package mode.
+// Mode, Settings, Relay, IPVS and EBPF are those of package mode.
 type (
 	Mode     = mode.Mode
 	Settings = mode.Settings
 	Relay    = mode.Relay
 	IPVS     = mode.IPVS
+	EBPF     = mode.EBPF
 )
 
 // DefaultRelay is how a mode goes about that carries connections itself, unless
 // told otherwise.
 func DefaultRelay() Relay { return mode.DefaultRelay() }
+
+// DefaultEBPF is where mode ebpf meets the host, unless told otherwise.
+func DefaultEBPF() EBPF { return mode.DefaultEBPF() }
 
 // tell has each mode told what the others left, when it is opened.
 func tell(all []Mode) []Mode {
@@ -97,12 +101,12 @@ func find(all []Mode, name config.ProxyMode) (Mode, error) {
 // Cleanup removes every rule that any mode of ours or of kube-proxy's may have
 // left, but for what an open dataplane has made its own, if there is one, and
 // returns what it removed. What cannot be removed is no reason to leave the rest.
-func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err error) {
+func Cleanup(ctx context.Context, s Settings, open proxy.Dataplane) (removed []string, err error) {
 	for _, m := range table() {
 		if m.Cleanup == nil {
 			continue
 		}
-		done, failed := m.Cleanup(ctx, open)
+		done, failed := m.Cleanup(ctx, s, open)
 		removed, err = append(removed, done...), errors.Join(err, failed)
 	}
 	return removed, err

@@ -1,7 +1,7 @@
 package dataplane
 
 import (
-	"sluice/internal/config"
+	"sluice/internal/dataplane/ebpf"
 	"sluice/internal/dataplane/iptables"
 	"sluice/internal/dataplane/ipvs"
 	"sluice/internal/dataplane/nftables"
@@ -14,7 +14,7 @@ func table() []Mode {
 		nftables.Mode(),
 		iptables.Mode(),
 		ipvs.Mode(),
-		{Name: config.EBPF},
 		userspace.Mode(),
+		ebpf.Mode(),
 	})
 }

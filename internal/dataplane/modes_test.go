@@ -47,10 +47,9 @@ func TestOtherModesAreNamed(t *testing.T) {
 		mode config.ProxyMode
 		want string
 	}{
-		{config.EBPF, `mode ebpf is not built yet; modes: nftables, iptables, ipvs, userspace`},
-		{"kernelspace", `no such mode; modes: nftables, iptables, ipvs, userspace`},
-		{"NFTables", `no such mode; modes: nftables, iptables, ipvs, userspace`},
-		{"foo", `no such mode; modes: nftables, iptables, ipvs, userspace`},
+		{"kernelspace", `no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
+		{"NFTables", `no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
+		{"foo", `no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
 	}
 	for _, tt := range tests {
 		if _, err := Of(tt.mode); err == nil || err.Error() != tt.want {

@@ -22,7 +22,7 @@ import (
 // its own. Tables stay when they are empty: they are nobody's. It returns a line
 // for each table. If a service proxy opened loopback, it is closed again before
 // its guard goes.
-func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err error) {
+func Cleanup(ctx context.Context, _ mode.Settings, open proxy.Dataplane) (removed []string, err error) {
 	var but ipt.Variant
 	if own, ok := open.(*Dataplane); ok {
 		but = own.variant

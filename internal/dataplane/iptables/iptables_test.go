@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -174,7 +175,7 @@ func TestCleanup(t *testing.T) {
 		if err := proxytest.Sync(t.Context(), d, everyState()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Cleanup(t.Context(), nil); err != nil {
+		if _, err := Cleanup(t.Context(), mode.Settings{}, nil); err != nil {
 			t.Fatal(err)
 		}
 		got := slices.DeleteFunc(saved(t, d), func(l string) bool { return strings.HasPrefix(l, "mangle ") })

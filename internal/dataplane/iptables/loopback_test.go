@@ -202,7 +202,7 @@ func TestPrepare(t *testing.T) {
 		if diff := cmp.Diff(before, saved(t, d)); diff != "" {
 			t.Errorf("rules of a daemon changed (-before +after):\n%s", diff)
 		}
-		if _, err := Cleanup(t.Context(), nil); err != nil || localnet.IsOn(d.sysctls) {
+		if _, err := Cleanup(t.Context(), mode.Settings{}, nil); err != nil || localnet.IsOn(d.sysctls) {
 			t.Errorf("after the cleanup loopback is open: %t, error %v", localnet.IsOn(d.sysctls), err)
 		}
 	})

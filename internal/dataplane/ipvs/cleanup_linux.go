@@ -20,7 +20,7 @@ import (
 // Cleanup removes what the mode and kube-proxy's ipvs mode leave, unless this
 // mode is open; kube-proxy's chains and sets are package iptables's. If another
 // is open, connections that came this way keep what they need until they end.
-func Cleanup(ctx context.Context, open proxy.Dataplane) ([]string, error) {
+func Cleanup(ctx context.Context, _ mode.Settings, open proxy.Dataplane) ([]string, error) {
 	if _, own := open.(*Dataplane); own {
 		return nil, nil
 	}

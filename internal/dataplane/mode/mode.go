@@ -18,6 +18,7 @@ type Settings struct {
 
 	Relay Relay // of a mode that carries connections itself
 	IPVS  IPVS  // of mode ipvs
+	EBPF  EBPF  // of mode ebpf
 
 	// Others tells what other modes left that says who opened loopback; nil:
 	// there are none.
@@ -46,6 +47,16 @@ type IPVS struct {
 
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration // of idle connections; 0: as the kernel has it
 }
+
+// EBPF is where mode ebpf meets the host.
+type EBPF struct {
+	CgroupRoot string // whose sockets are served; empty: the whole cgroup2 hierarchy, where it is mounted
+	BPFRoot    string // the folder in a BPF file system where programs and maps are kept
+	Fallback   bool   // without the mode where the kernel cannot do it, instead of not at all
+}
+
+// DefaultEBPF is where it does unless told otherwise.
+func DefaultEBPF() EBPF { return EBPF{BPFRoot: "/sys/fs/bpf/sluice"} }
 
 // Served returns the families to serve.
 func (s Settings) Served() []proxy.Family {
@@ -96,7 +107,7 @@ type Mode struct {
 	// Cleanup removes the mode's rules and what kube-proxy's mode of that name
 	// left, but for what an open dataplane, of whatever mode, has made its own. It
 	// returns what it removed, and goes on after an error.
-	Cleanup func(ctx context.Context, open proxy.Dataplane) ([]string, error)
+	Cleanup func(ctx context.Context, s Settings, open proxy.Dataplane) ([]string, error)
 }
 
 // Opener returns what opens a dataplane for a Mode: one that is nil after an error.

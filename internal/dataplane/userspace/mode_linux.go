@@ -60,7 +60,7 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 // Cleanup removes the rules and routes of the mode, unless it is open. While a
 // daemon still carries connections, it only takes new ones from it, and says that
 // it must be called again.
-func Cleanup(ctx context.Context, open proxy.Dataplane) (removed []string, err error) {
+func Cleanup(ctx context.Context, _ Settings, open proxy.Dataplane) (removed []string, err error) {
 	if _, own := open.(*Dataplane); own {
 		return nil, nil
 	}

@@ -1,0 +1,865 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+//
+// Programs at the sockets of a cgroup: a connection to a Service is made to one of
+// its endpoints, where that is exactly what the nftables rules would come to. In
+// doubt a socket is left as it is, and the rules translate its packets.
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+char LICENSE[] SEC("license") = "GPL";
+
+#define AF_INET 2
+#define AF_INET6 10
+#define TCP 6
+#define UDP 17
+
+// What the programs see of the kernel's own structures.
+struct netns_nf {
+	void *hooks_ipv4[5];
+	void *hooks_ipv6[5];
+} __attribute__((preserve_access_index));
+
+struct net {
+	__u64 net_cookie;
+	struct netns_nf nf;
+} __attribute__((preserve_access_index));
+
+typedef struct {
+	struct net *net;
+} __attribute__((preserve_access_index)) possible_net_t;
+
+struct in6_addr {
+	__u32 words[4];
+};
+
+struct sock_common {
+	unsigned short skc_family;
+	__be32 skc_rcv_saddr;
+	possible_net_t skc_net;
+	struct in6_addr skc_v6_rcv_saddr;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct sock_common __sk_common;
+} __attribute__((preserve_access_index));
+
+struct bpf_sock_addr_kern {
+	struct sock *sk;
+} __attribute__((preserve_access_index));
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter__bpf_sk_storage_map {
+	struct bpf_iter_meta *meta;
+	struct bpf_map *map;
+	struct sock *sk;
+	void *value;
+} __attribute__((preserve_access_index));
+
+extern void *bpf_cast_to_kern_ctx(void *) __ksym;
+
+// LOCAL_OUT and POST_ROUTING are the hooks that a namespace's own packets pass.
+#define LOCAL_OUT 3
+#define POST_ROUTING 4
+
+// An address of either family; IPv4 as ::ffff:a.b.c.d.
+struct addr {
+	__u32 words[4];
+};
+
+struct at {
+	struct addr addr;
+	__be16 port;
+};
+
+// The keys and values of maps are whole words, without gaps.
+
+struct frontend {
+	struct addr addr; // zero: the node's addresses, of the family of protocol
+	__be16 port;
+	__u8 protocol;
+	__u8 nodeport; // 0: an exact address; else 4 or 6
+};
+
+// Who the client is, as policy has it.
+enum { ELSEWHERE, OUR_POD, THIS_NODE, ORIGINS };
+
+// What to do for an origin.
+enum { TRANSLATE = 1, LOCAL_LIST = 2 };
+
+struct service {
+	__u32 row;
+	__u32 cluster, local; // how many endpoints there are, and on this node
+	__u8 actions[4];      // by origin
+	__u32 check;	 // over key and value; see matches
+};
+
+struct slot {
+	__u32 row;
+	__u32 number; // with LOCAL_BIT: of the list of this node
+};
+
+#define LOCAL_BIT (1u << 31)
+
+struct endpoint {
+	struct addr addr;
+	__be16 port;
+	__u16 unused;
+	__u32 check;
+};
+
+// Endpoints on this node, with port 0, whose pods are no clients like others; and
+// endpoints that get nothing new but keep what they have.
+struct member {
+	__u32 row;
+	struct addr addr;
+	__be16 port;
+	__u16 unused;
+};
+
+// Addresses of the node.
+enum { TAKES_NODEPORTS = 1, POD_RANGE = 2, LOOPBACK = 4 };
+
+struct space_key {
+	__u64 cookie;
+	__u32 family;
+	__u32 unused;
+};
+
+struct space {
+	__u64 cookie;
+	__u64 until; // when to look again, in ns since boot
+	struct addr source;
+	__u32 origin; // UNKNOWN: leave its sockets
+	__u32 check;
+};
+
+#define UNKNOWN ORIGINS
+
+// How long to wait for an answer about a namespace before asking again.
+#define ASK_AGAIN 50000000ULL
+
+struct settings {
+	__u64 node;  // cookie of the node's namespace
+	__u64 until; // when to leave all sockets unless the daemon says otherwise, in ns since boot
+};
+
+// Where a socket was translated.
+struct pair {
+	struct at frontend;
+	struct at endpoint;
+	__u32 row;
+	__u32 number; // of the slot
+};
+
+#define PAIRS 4
+
+struct udp_pairs {
+	struct pair pairs[PAIRS];
+	__u32 used;
+	__u32 connected; // the first is what the socket is connected to
+	__u32 dead;	 // and its endpoint is gone
+	__u32 unused;
+};
+
+enum { TRANSLATED_TCP, TRANSLATED_UDP, ASKED, CUT, COUNTERS };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 18);
+	__type(key, struct frontend);
+	__type(value, struct service);
+} services SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 20);
+	__type(key, struct slot);
+	__type(value, struct endpoint);
+} endpoints SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 17);
+	__type(key, struct member);
+	__type(value, __u32);
+} members SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct addr);
+	__type(value, __u32);
+} node_addrs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 14);
+	__type(key, struct space_key);
+	__type(value, struct space);
+} spaces SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct settings);
+} settings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct pair);
+} tcp_sockets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct udp_pairs);
+} udp_sockets SEC(".maps");
+
+// Sockets whose source, once they are connected, is that of their namespace.
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, __u32);
+} asked_sockets SEC(".maps");
+
+// Wakes the daemon: sockets were asked about.
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 16);
+} questions SEC(".maps");
+
+static __always_inline void count(__u32 what)
+{
+	__u64 *n = bpf_map_lookup_elem(&counters, &what);
+	if (n)
+		*n += 1;
+}
+
+static __always_inline __u32 mix(__u32 sum, const __u32 *words, int n)
+{
+#pragma unroll
+	for (int i = 0; i < n; i++) {
+		sum = (sum ^ words[i]) * 0x9e3779b1u;
+		sum ^= sum >> 15;
+	}
+	return sum;
+}
+
+// matches reports whether a value that was read is that of the key: the kernel may
+// use the memory of an entry for another while a program reads it.
+#define matches(key, value) \
+	((value)->check == mix(mix(1, (const __u32 *)(key), sizeof(*(key)) / 4), (const __u32 *)(value), \
+			       __builtin_offsetof(typeof(*(value)), check) / 4))
+
+static __always_inline int is_v4(const struct addr *a)
+{
+	return a->words[0] == 0 && a->words[1] == 0 && a->words[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline int is_zero(const struct addr *a)
+{
+	return !(a->words[0] | a->words[1] | a->words[2] | a->words[3]);
+}
+
+static __always_inline int same(const struct addr *a, const struct addr *b)
+{
+	return a->words[0] == b->words[0] && a->words[1] == b->words[1] && a->words[2] == b->words[2] && a->words[3] == b->words[3];
+}
+
+static __always_inline int same_at(const struct at *a, const struct at *b)
+{
+	return a->port == b->port && same(&a->addr, &b->addr);
+}
+
+static __always_inline void v4(struct addr *a, __u32 ip)
+{
+	a->words[0] = a->words[1] = 0;
+	a->words[2] = bpf_htonl(0xffff);
+	a->words[3] = ip;
+}
+
+// find looks for the frontend of an address and port, and says whether it is a
+// NodePort.
+static __always_inline int find(const struct at *to, __u8 protocol, struct service *out, __u32 *node_addr)
+{
+	struct frontend key = {.addr = to->addr, .port = to->port, .protocol = protocol};
+	struct service *s = bpf_map_lookup_elem(&services, &key);
+	__u32 *flags;
+
+	if (s) {
+		*out = *s;
+		// An address that the node has itself may be another program's.
+		if (!matches(&key, out) || bpf_map_lookup_elem(&node_addrs, &to->addr))
+			return 0;
+		*node_addr = 0;
+		return 1;
+	}
+	__builtin_memset(&key.addr, 0, sizeof(key.addr));
+	key.nodeport = is_v4(&to->addr) ? 4 : 6;
+	s = bpf_map_lookup_elem(&services, &key);
+	if (!s)
+		return 0;
+	*out = *s;
+	if (!matches(&key, out))
+		return 0;
+	flags = bpf_map_lookup_elem(&node_addrs, &to->addr);
+	if (!flags || !(*flags & TAKES_NODEPORTS))
+		return 0;
+	*node_addr = *flags;
+	return 1;
+}
+
+// ask has the daemon learn about a namespace, or look again, from a socket of it.
+static __always_inline void ask(struct bpf_sock *sk, struct space_key *key, struct space *known, __u64 now)
+{
+	__u32 *asked;
+
+	known->until = now + ASK_AGAIN;
+	known->check = mix(mix(1, (__u32 *)key, sizeof(*key) / 4), (__u32 *)known, __builtin_offsetof(struct space, check) / 4);
+	bpf_map_update_elem(&spaces, key, known, BPF_ANY);
+	asked = bpf_sk_storage_get(&asked_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!asked)
+		return;
+	*asked = 1;
+	count(ASKED);
+	bpf_ringbuf_output(&questions, &key->cookie, sizeof(key->cookie), 0);
+}
+
+// filtered reports whether a namespace has rules of its own for what it sends.
+static __always_inline int filtered(struct bpf_sock_addr *ctx, int four)
+{
+	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
+	struct net *net = kern->sk->__sk_common.skc_net.net;
+	void *out, *post;
+
+	if (four) {
+		out = net->nf.hooks_ipv4[LOCAL_OUT];
+		post = net->nf.hooks_ipv4[POST_ROUTING];
+	} else {
+		out = net->nf.hooks_ipv6[LOCAL_OUT];
+		post = net->nf.hooks_ipv6[POST_ROUTING];
+	}
+	if (out)
+		return 1;
+	barrier_var(post); // The verifier lets nobody calculate with pointers.
+	return post ? 1 : 0;
+}
+
+// pod returns the origin of a socket in a namespace that is not the node's.
+static __always_inline __u32 pod(struct bpf_sock_addr *ctx, struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound,
+				 __u32 row, int ask_it)
+{
+	struct space_key key = {.cookie = cookie, .family = four ? 4 : 6};
+	struct space *found = bpf_map_lookup_elem(&spaces, &key);
+	struct member self = {.row = row};
+	__u64 now = bpf_ktime_get_coarse_ns();
+	struct space known = {.cookie = cookie, .origin = UNKNOWN};
+
+	if (found) {
+		known = *found;
+		if (!matches(&key, &known))
+			return UNKNOWN;
+	}
+	if (known.until < now && ask_it && is_zero(bound))
+		ask(sk, &key, &known, now);
+	if (known.origin >= THIS_NODE || (!is_zero(bound) && !same(bound, &known.source)))
+		return UNKNOWN;
+	self.addr = known.source;
+	if (bpf_map_lookup_elem(&members, &self) || filtered(ctx, four))
+		return UNKNOWN;
+	return known.origin;
+}
+
+// origin returns who the client is, or UNKNOWN to leave its socket.
+static __always_inline __u32 origin(struct bpf_sock_addr *ctx, int four, const struct addr *bound, __u32 node_addr, __u32 row, int ask_it)
+{
+	__u32 zero = 0;
+	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
+	struct bpf_sock *sk = ctx->sk;
+	__u64 cookie;
+
+	// What a socket's device or mark does to its way is not known.
+	if (!s || s->until < bpf_ktime_get_coarse_ns() || !sk || sk->bound_dev_if || sk->mark)
+		return UNKNOWN;
+	cookie = bpf_get_netns_cookie(ctx);
+	if (cookie != s->node) {
+		if (node_addr & LOOPBACK) // its own
+			return UNKNOWN;
+		return pod(ctx, sk, cookie, four, bound, row, ask_it);
+	}
+	// To an address of its own the node speaks from that address.
+	if (!is_zero(bound) || node_addr & POD_RANGE)
+		return UNKNOWN;
+	return THIS_NODE;
+}
+
+// choose finds an endpoint for a new connection.
+static __always_inline int choose(struct bpf_sock_addr *ctx, const struct at *to, __u8 protocol, const struct addr *bound, int ask_it, struct pair *out)
+{
+	__u32 node_addr, from, n;
+	struct endpoint *found;
+	struct endpoint e;
+	struct service s;
+	struct slot slot;
+	__u8 action;
+
+	if (!find(to, protocol, &s, &node_addr))
+		return 0;
+	from = origin(ctx, is_v4(&to->addr), bound, node_addr, s.row, ask_it);
+	if (from >= ORIGINS)
+		return 0;
+	action = s.actions[from & 3];
+	n = action & LOCAL_LIST ? s.local : s.cluster;
+	if (!(action & TRANSLATE) || !n)
+		return 0;
+	slot.row = s.row;
+	slot.number = bpf_get_prandom_u32() % n | (action & LOCAL_LIST ? LOCAL_BIT : 0);
+	found = bpf_map_lookup_elem(&endpoints, &slot);
+	if (!found)
+		return 0;
+	e = *found;
+	if (!matches(&slot, &e))
+		return 0;
+	out->frontend = *to;
+	out->endpoint.addr = e.addr;
+	out->endpoint.port = e.port;
+	out->row = slot.row;
+	out->number = slot.number;
+	return 1;
+}
+
+// holds reports whether a slot has an endpoint.
+static __always_inline int holds(struct slot *slot, const struct at *endpoint)
+{
+	struct endpoint *found = bpf_map_lookup_elem(&endpoints, slot);
+	struct endpoint e;
+
+	if (!found)
+		return 0;
+	e = *found;
+	return matches(slot, &e) && e.port == endpoint->port && same(&e.addr, &endpoint->addr);
+}
+
+struct search {
+	struct pair *pair;
+	struct slot slot;
+	int found;
+};
+
+static int look(__u32 i, struct search *s)
+{
+	struct endpoint *e;
+
+	s->slot.number = (s->pair->number & LOCAL_BIT) | i;
+	e = bpf_map_lookup_elem(&endpoints, &s->slot);
+	if (!e)
+		return 1; // Slots have no gaps.
+	if (e->port == s->pair->endpoint.port && same(&e->addr, &s->pair->endpoint.addr)) {
+		s->pair->number = s->slot.number;
+		s->found = 1;
+		return 1;
+	}
+	return 0;
+}
+
+#define MAX_SLOTS (1 << 16)
+
+// alive reports whether the endpoint of a pair is still one of its row, in the same
+// slot or in another, or keeps what it has.
+static __noinline int alive(struct pair *p)
+{
+	struct slot slot;
+	struct member m = {};
+	struct search s = {};
+
+	if (!p)
+		return 0;
+	slot.row = p->row;
+	slot.number = p->number;
+	if (holds(&slot, &p->endpoint))
+		return 1;
+	m.row = p->row;
+	m.addr = p->endpoint.addr;
+	m.port = p->endpoint.port;
+	if (bpf_map_lookup_elem(&members, &m))
+		return 1;
+	s.pair = p;
+	s.slot.row = p->row;
+	bpf_loop(MAX_SLOTS, look, &s, 0);
+	return s.found;
+}
+
+struct mptcp_sock {
+} __attribute__((preserve_access_index));
+
+// is_subflow reports whether a socket is part of an MPTCP connection, whose peer is
+// asked for by another socket.
+static __always_inline int is_subflow(struct bpf_sock *sk)
+{
+	return bpf_core_type_exists(struct mptcp_sock) && bpf_skc_to_mptcp_sock(sk);
+}
+
+// connect makes a socket connect to an endpoint, and forgets what it was before.
+static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, const struct addr *bound)
+{
+	__u32 protocol = ctx->protocol;
+	struct udp_pairs *u;
+	struct pair p = {};
+	struct pair *t;
+
+	if (!ctx->sk || (protocol != TCP && protocol != UDP) || (protocol == TCP && is_subflow(ctx->sk)))
+		return 0;
+	if (!choose(ctx, to, protocol, bound, 1, &p)) {
+		if (protocol == TCP)
+			bpf_sk_storage_delete(&tcp_sockets, ctx->sk);
+		else
+			bpf_sk_storage_delete(&udp_sockets, ctx->sk);
+		return 0;
+	}
+	if (protocol == TCP) {
+		t = bpf_sk_storage_get(&tcp_sockets, ctx->sk, &p, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!t)
+			return 0;
+		*t = p;
+		count(TRANSLATED_TCP);
+	} else {
+		u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!u)
+			return 0;
+		u->pairs[0] = p;
+		u->used = u->connected = 1;
+		u->dead = 0;
+		count(TRANSLATED_UDP);
+	}
+	*to = p.endpoint;
+	return 1;
+}
+
+// send sends a datagram of a socket that is not connected to an endpoint: the one
+// of the last datagram to that frontend, if it is still there.
+static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const struct addr *bound)
+{
+	struct udp_pairs *u;
+	struct pair p = {};
+	__u32 at = PAIRS;
+
+	if (!ctx->sk || ctx->protocol != UDP)
+		return 0;
+	u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, 0);
+	if (u) {
+#pragma unroll
+		for (int i = 0; i < PAIRS; i++)
+			if (i < u->used && same_at(&u->pairs[i].frontend, to))
+				at = i;
+		if (at < PAIRS && alive(&u->pairs[at & (PAIRS - 1)])) {
+			*to = u->pairs[at & (PAIRS - 1)].endpoint;
+			return 1;
+		}
+	}
+	if (!choose(ctx, to, UDP, bound, 0, &p)) {
+		// From now on the rules translate it, and answers come from the frontend.
+		return 0;
+	}
+	u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!u)
+		return 0;
+	// Of two frontends with one endpoint, answers could be either's.
+#pragma unroll
+	for (int i = 0; i < PAIRS; i++)
+		if (i < u->used && i != at && same_at(&u->pairs[i].endpoint, &p.endpoint))
+			return 0;
+	if (at == PAIRS) {
+		at = u->used;
+		if (at >= PAIRS)
+			return 0;
+		u->used = at + 1;
+	}
+	u->pairs[at & (PAIRS - 1)] = p;
+	*to = p.endpoint;
+	count(TRANSLATED_UDP);
+	return 1;
+}
+
+// answer tells an answer's source as the address that was asked.
+static __always_inline int answer(struct bpf_sock_addr *ctx, struct at *from)
+{
+	struct udp_pairs *u;
+
+	if (!ctx->sk)
+		return 0;
+	u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, 0);
+	if (!u)
+		return 0;
+#pragma unroll
+	for (int i = 0; i < PAIRS; i++)
+		if (i < u->used && same_at(&u->pairs[i].endpoint, from)) {
+			*from = u->pairs[i].frontend;
+			return 1;
+		}
+	return 0;
+}
+
+// peer tells the address that a socket was to be connected to.
+static __always_inline int peer(struct bpf_sock_addr *ctx, struct at *at)
+{
+	struct udp_pairs *u;
+	struct pair *t;
+
+	if (!ctx->sk)
+		return 0;
+	if (ctx->protocol == TCP) {
+		t = bpf_sk_storage_get(&tcp_sockets, ctx->sk, 0, 0);
+		if (!t || !same_at(&t->endpoint, at))
+			return 0;
+		*at = t->frontend;
+		return 1;
+	}
+	u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, 0);
+	if (!u || !u->connected || !same_at(&u->pairs[0].endpoint, at))
+		return 0;
+	*at = u->pairs[0].frontend;
+	return 1;
+}
+
+static __always_inline void read4(struct bpf_sock_addr *ctx, struct at *at)
+{
+	v4(&at->addr, ctx->user_ip4);
+	at->port = ctx->user_port;
+}
+
+static __always_inline void write4(struct bpf_sock_addr *ctx, const struct at *at)
+{
+	ctx->user_ip4 = at->addr.words[3];
+	ctx->user_port = at->port;
+}
+
+static __always_inline void read6(struct bpf_sock_addr *ctx, struct at *at)
+{
+	at->addr.words[0] = ctx->user_ip6[0];
+	at->addr.words[1] = ctx->user_ip6[1];
+	at->addr.words[2] = ctx->user_ip6[2];
+	at->addr.words[3] = ctx->user_ip6[3];
+	at->port = ctx->user_port;
+}
+
+static __always_inline void write6(struct bpf_sock_addr *ctx, const struct at *at)
+{
+	ctx->user_ip6[0] = at->addr.words[0];
+	ctx->user_ip6[1] = at->addr.words[1];
+	ctx->user_ip6[2] = at->addr.words[2];
+	ctx->user_ip6[3] = at->addr.words[3];
+	ctx->user_port = at->port;
+}
+
+// bound4 and bound6 return the address that a socket is bound to, or zero.
+static __always_inline void bound4(struct bpf_sock *sk, struct addr *a)
+{
+	__builtin_memset(a, 0, sizeof(*a));
+	if (sk && sk->src_ip4)
+		v4(a, sk->src_ip4);
+}
+
+static __always_inline void bound6(struct bpf_sock *sk, struct addr *a)
+{
+	__builtin_memset(a, 0, sizeof(*a));
+	if (!sk)
+		return;
+	a->words[0] = sk->src_ip6[0];
+	a->words[1] = sk->src_ip6[1];
+	a->words[2] = sk->src_ip6[2];
+	a->words[3] = sk->src_ip6[3];
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	struct addr bound;
+	struct at to = {};
+
+	read4(ctx, &to);
+	bound4(ctx->sk, &bound);
+	if (connect(ctx, &to, &bound))
+		write4(ctx, &to);
+	return 1;
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	struct addr bound;
+	struct at to = {};
+
+	read6(ctx, &to);
+	bound6(ctx->sk, &bound);
+	if (connect(ctx, &to, &bound))
+		write6(ctx, &to);
+	return 1;
+}
+
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct addr bound = {};
+	struct at to = {};
+
+	read4(ctx, &to);
+	if (ctx->msg_src_ip4)
+		v4(&bound, ctx->msg_src_ip4);
+	if (send(ctx, &to, &bound))
+		write4(ctx, &to);
+	return 1;
+}
+
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct addr bound = {};
+	struct at to = {};
+
+	read6(ctx, &to);
+	bound.words[0] = ctx->msg_src_ip6[0];
+	bound.words[1] = ctx->msg_src_ip6[1];
+	bound.words[2] = ctx->msg_src_ip6[2];
+	bound.words[3] = ctx->msg_src_ip6[3];
+	if (send(ctx, &to, &bound))
+		write6(ctx, &to);
+	return 1;
+}
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct at from = {};
+
+	read4(ctx, &from);
+	if (answer(ctx, &from))
+		write4(ctx, &from);
+	return 1;
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct at from = {};
+
+	read6(ctx, &from);
+	if (answer(ctx, &from))
+		write6(ctx, &from);
+	return 1;
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	struct at at = {};
+
+	read4(ctx, &at);
+	if (peer(ctx, &at))
+		write4(ctx, &at);
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	struct at at = {};
+
+	read6(ctx, &at);
+	if (peer(ctx, &at))
+		write6(ctx, &at);
+	return 1;
+}
+
+// cut drops what sockets send that are connected to an endpoint that is gone. It
+// is attached only while there are some.
+SEC("cgroup_skb/egress")
+int cut(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	struct udp_pairs *u;
+
+	if (!sk || sk->protocol != UDP)
+		return 1;
+	u = bpf_sk_storage_get(&udp_sockets, sk, 0, 0);
+	if (!u || !u->dead)
+		return 1;
+	count(CUT);
+	return 0;
+}
+
+// An answer about a namespace, as read from sockets.
+struct source {
+	__u64 cookie;
+	struct addr addr;
+	__u32 family;
+	__u32 unused;
+};
+
+// sources tells what the sockets that were asked about say of their namespaces.
+SEC("iter/bpf_sk_storage_map")
+int sources(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	__u32 *asked = ctx->value;
+	struct source out = {};
+
+	if (!sk || !asked || !*asked)
+		return 0;
+	out.cookie = sk->__sk_common.skc_net.net->net_cookie;
+	if (sk->__sk_common.skc_family == AF_INET)
+		v4(&out.addr, sk->__sk_common.skc_rcv_saddr);
+	else
+		BPF_CORE_READ_INTO(&out.addr, sk, __sk_common.skc_v6_rcv_saddr);
+	if (is_zero(&out.addr) || (is_v4(&out.addr) && !out.addr.words[3]))
+		return 0; // not yet
+	out.family = is_v4(&out.addr) ? 4 : 6;
+	if (!bpf_seq_write(ctx->meta->seq, &out, sizeof(out)))
+		*asked = 0;
+	return 0;
+}
+
+// stale notes which UDP sockets are connected to an endpoint that is gone, and
+// tells of each.
+SEC("iter/bpf_sk_storage_map")
+int stale(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct udp_pairs *u = ctx->value;
+	struct pair p;
+	__u32 dead;
+
+	if (!ctx->sk || !u)
+		return 0;
+	if (!u->connected)
+		return 0;
+	p = u->pairs[0];
+	dead = !alive(&p);
+	u->dead = dead;
+	if (dead)
+		bpf_seq_write(ctx->meta->seq, &dead, sizeof(dead));
+	return 0;
+}

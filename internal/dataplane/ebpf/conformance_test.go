@@ -1,0 +1,64 @@
+package ebpf_test
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance"
+	"sluice/internal/dataplane/ebpf"
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/proxy"
+)
+
+// bpffs mounts a BPF file system for the test.
+func bpffs(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		t.Fatalf("mount a BPF file system: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// underTest puts the dataplane under the packet table.
+func underTest(t *testing.T) conformance.Dataplane {
+	root := bpffs(t)
+	return conformance.Dataplane{
+		Mode: "nftables", // whose settings it has
+		Sockets: &conformance.Sockets{
+			Open: func(ctx context.Context, cgroup string) (proxy.Dataplane, error) {
+				s := mode.Settings{MasqueradeBit: 14, EBPF: mode.EBPF{CgroupRoot: cgroup, BPFRoot: filepath.Join(root, filepath.Base(cgroup))}}
+				d, err := ebpf.Open(ctx, s)
+				if err != nil {
+					return nil, err
+				}
+				return d, nil
+			},
+			Translated: func(d proxy.Dataplane, fd int) (bool, error) { return translated(d.(*ebpf.Dataplane), fd) },
+		},
+	}
+}
+
+// translated asks the kernel whether a socket was.
+func translated(d *ebpf.Dataplane, fd int) (bool, error) {
+	for _, m := range d.Sockets() {
+		if v, err := m.LookupBytes(int32(fd)); err != nil || v != nil {
+			return v != nil, err
+		}
+	}
+	return false, nil
+}
+
+// TestConformance plays the packet table with real packets.
+func TestConformance(t *testing.T) { conformance.Run(t, underTest(t)) }
+
+// TestRandom plays random states and packets against the oracle.
+func TestRandom(t *testing.T) { conformance.RunRandom(t, underTest(t), 1, 30) }

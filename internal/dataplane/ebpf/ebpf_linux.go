@@ -1,0 +1,331 @@
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"sluice/internal/dataplane/differ"
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/dataplane/nftables"
+	"sluice/internal/proxy"
+)
+
+// lease is for how long programs act on sockets without word from the daemon.
+// After that the rules serve alone, which give way to another proxy's.
+const (
+	lease = time.Minute
+	renew = lease / 6
+)
+
+// Dataplane translates at sockets what it can, above rules that translate all.
+type Dataplane struct {
+	*nftables.Dataplane // the rules
+
+	kernel *kernel
+	node   uint64 // the cookie of the node's network namespace
+	routes *netlink.Handle
+	news   *nl.NetlinkSocket // of addresses and routes
+	look   chan struct{}     // some UDP socket may be connected to an endpoint that is gone
+
+	mu       sync.Mutex // Run works beside Sync and Apply
+	differ   *differ.Differ[id, value]
+	state    *proxy.Node // as in force; nil: not known
+	host     *host       // as in force
+	now      *host       // as it was read last
+	moved    chan struct{}
+	attached bool
+	off      error                    // why sockets are left alone
+	ids      map[proxy.PortKey]uint32 // the numbers of rows
+	lastID   uint32
+	left     map[proxy.PortKey]bool // rows that are left to the rules, as in force
+	leave    map[proxy.PortKey]bool // and as is to be
+	writes   int                    // entries of rows that were written
+	cutting  bool
+}
+
+var (
+	_ proxy.Dataplane = (*Dataplane)(nil)
+	_ proxy.Runner    = (*Dataplane)(nil)
+	_ proxy.Watcher   = (*Dataplane)(nil)
+	_ proxy.Measured  = (*Dataplane)(nil)
+)
+
+// Open loads the programs, and connects to nf_tables and routes of the calling
+// thread's network namespace. Sockets are as they were before the first Sync.
+func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
+	return open(ctx, s, nil)
+}
+
+func open(ctx context.Context, s mode.Settings, limits map[string]uint32) (d *Dataplane, err error) {
+	p, err := placesOf(s)
+	if err != nil {
+		return nil, err
+	}
+	d = &Dataplane{look: make(chan struct{}, 1), moved: make(chan struct{}, 1), host: &host{}, off: errors.New("nothing was written yet")}
+	d.differ = differ.New(d.objects())
+	var undo []func() error
+	defer func() {
+		for _, f := range slices.Backward(undo) {
+			if err != nil {
+				err = errors.Join(err, f())
+			}
+		}
+	}()
+	if d.node, err = ownCookie(); err != nil {
+		return nil, err
+	}
+	if d.kernel, err = load(p, limits); err != nil {
+		return nil, err
+	}
+	undo = append(undo, d.kernel.close)
+	if d.routes, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("open route netlink: %w", err)
+	}
+	undo = append(undo, func() error { d.routes.Close(); return nil })
+	d.news, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("watch addresses and routes: %w", err)
+	}
+	undo = append(undo, func() error { d.news.Close(); return nil })
+	d.Dataplane, err = nftables.Open(ctx, s)
+	return d, err
+}
+
+// Close releases handles; programs, maps and rules stay in force.
+func (d *Dataplane) Close() error {
+	d.routes.Close()
+	d.news.Close()
+	return errors.Join(d.Dataplane.Close(), d.kernel.close())
+}
+
+// Sync makes maps and rules right whatever was there before, and then has programs
+// act. If only the maps cannot be had, the rules serve alone.
+func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	failed := d.syncSockets(ctx, want)
+	if failed != nil {
+		d.disable(ctx, failed)
+	}
+	refused, err := d.Dataplane.Sync(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	if failed == nil {
+		if failed = d.follow(ctx, want, refused); failed == nil {
+			failed = d.enable()
+		}
+		if failed != nil {
+			d.disable(ctx, failed)
+		}
+	}
+	if failed != nil && !errors.Is(failed, errFull) {
+		return nil, fmt.Errorf("the rules serve alone: %w", failed)
+	}
+	return refused, nil
+}
+
+// syncSockets makes the maps right.
+func (d *Dataplane) syncSockets(ctx context.Context, want *proxy.State) error {
+	h, err := readHost(d.routes, want.Node)
+	if err != nil {
+		return err
+	}
+	d.host, d.now, d.state = h, h, want.Node
+	d.left, d.leave = map[proxy.PortKey]bool{}, map[proxy.PortKey]bool{}
+	if err := d.writeHost(h, want.Node); err != nil {
+		return err
+	}
+	if err := d.forgetSpaces(); err != nil {
+		return err
+	}
+	refused, err := d.differ.Sync(ctx, want)
+	if err == nil {
+		err = d.leaveRows(ctx, want, refused)
+	}
+	return err
+}
+
+// leaveRows leaves the rows to the rules that the maps have no room for.
+func (d *Dataplane) leaveRows(ctx context.Context, want *proxy.State, refused proxy.Refused) error {
+	if len(refused) == 0 {
+		return nil
+	}
+	klog.FromContext(ctx).Error(errFull, "The rules serve some Services alone", "rows", len(refused))
+	for key := range refused {
+		d.leave[key] = true
+	}
+	again, err := d.differ.Apply(ctx, want, &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys)})
+	for key := range refused {
+		d.left[key] = true
+	}
+	if err == nil && len(again) > 0 {
+		err = errFull
+	}
+	return err
+}
+
+// follow takes the rows from the sockets that the rules refuse.
+func (d *Dataplane) follow(ctx context.Context, want *proxy.State, refused proxy.Refused) error {
+	if len(refused) == 0 {
+		return nil
+	}
+	own := *want
+	own.Rows = maps.Clone(want.Rows)
+	for key := range refused {
+		delete(own.Rows, key)
+	}
+	_, err := d.differ.Apply(ctx, &own, &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys)})
+	return err
+}
+
+// Apply brings what changed to what is wanted, at sockets first.
+func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var failed error
+	if d.off == nil {
+		if failed = d.applySockets(ctx, want, changed); failed != nil {
+			d.disable(ctx, failed)
+		}
+	}
+	refused, err := d.Dataplane.Apply(ctx, want, changed)
+	if err != nil {
+		return nil, err
+	}
+	if d.off == nil {
+		if failed = d.follow(ctx, want, refused); failed != nil {
+			d.disable(ctx, failed)
+		}
+	}
+	if failed != nil && !errors.Is(failed, errFull) {
+		return nil, fmt.Errorf("%w: the rules serve alone: %w", proxy.ErrNeedSync, failed)
+	}
+	return refused, nil
+}
+
+// applySockets brings the maps to what is wanted.
+func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed *proxy.Changed) error {
+	if changed.Node {
+		h, err := readHost(d.routes, want.Node)
+		if err == nil && !h.same(d.host) {
+			err = fmt.Errorf("%w: the node's addresses count as others", proxy.ErrNeedSync)
+		}
+		if err == nil {
+			err = d.writeHost(h, want.Node)
+		}
+		if d.state = want.Node; err == nil {
+			err = d.forgetSpaces()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, key := range changed.Rows {
+		if want.Rows[key] == nil {
+			delete(d.leave, key)
+		}
+	}
+	refused, err := d.differ.Apply(ctx, want, changed)
+	if err == nil {
+		err = d.leaveRows(ctx, want, refused)
+	}
+	for _, key := range changed.Rows {
+		if !d.leave[key] {
+			delete(d.left, key)
+		}
+		if key.Protocol == proxy.UDP {
+			notify(d.look)
+		}
+	}
+	return err
+}
+
+// enable has programs act on sockets.
+func (d *Dataplane) enable() error {
+	if !d.attached {
+		if err := d.kernel.attach(); err != nil {
+			return err
+		}
+		d.attached = true
+	}
+	d.off = nil
+	notify(d.look)
+	return d.renew()
+}
+
+// renew lets programs act for a while.
+func (d *Dataplane) renew() error {
+	if d.off != nil {
+		return nil
+	}
+	now, err := sinceBoot()
+	if err != nil {
+		return err
+	}
+	return d.kernel.allow(d.node, now+uint64(lease))
+}
+
+// disable leaves sockets alone until the next Sync.
+func (d *Dataplane) disable(ctx context.Context, why error) {
+	d.differ.Forget()
+	d.off = why
+	log := klog.FromContext(ctx)
+	log.Error(why, "Sockets are left alone, the rules serve all connections")
+	if err := d.kernel.allow(0, 0); err != nil {
+		log.Error(err, "Programs cannot be told so; their permission ends by itself", "after", lease)
+	}
+}
+
+// Metrics returns what programs and rules count.
+func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
+	counted := func(name, help string, counters map[string]uint32) proxy.Metric {
+		m := proxy.Metric{Name: name, Help: help, Grows: true, Read: func(yield func(float64, ...string)) {
+			for protocol, c := range counters {
+				if protocol == "" {
+					yield(float64(d.kernel.counter(c)))
+				} else {
+					yield(float64(d.kernel.counter(c)), protocol)
+				}
+			}
+		}}
+		if counters[""] == 0 {
+			m.Labels = []string{"protocol"}
+		}
+		return m
+	}
+	return append(d.Dataplane.Metrics(ctx),
+		counted("ebpf_translated_total", "Connections that were translated at their socket", map[string]uint32{"TCP": 0, "UDP": 1}),
+		counted("ebpf_cut_packets_total", "Packets of UDP sockets that are connected to an endpoint that is gone", map[string]uint32{"": 3}),
+		proxy.Metric{Name: "ebpf_rows_left", Help: "Service ports that only the rules serve, as the maps have no room", Read: func(yield func(float64, ...string)) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			yield(float64(len(d.left)))
+		}},
+		proxy.Metric{Name: "ebpf_sockets_served", Help: "Whether sockets are translated; if not, the rules serve alone", Read: func(yield func(float64, ...string)) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if d.off == nil {
+				yield(1)
+			} else {
+				yield(0)
+			}
+		}})
+}
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,95 @@
+package ebpf
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"k8s.io/klog/v2"
+
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/dataplane/nftables"
+	"sluice/internal/proxy"
+)
+
+// Mode is the ebpf mode.
+func Mode() mode.Mode {
+	rules := nftables.Mode()
+	return mode.Mode{
+		Name: "ebpf", Probe: Probe, Open: openOrFallBack, Cleanup: Cleanup,
+		Prepare: rules.Prepare, Flows: rules.Flows, Balancing: rules.Balancing,
+	}
+}
+
+// placesOf returns where the mode meets the host.
+func placesOf(s mode.Settings) (places, error) {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return places{}, fmt.Errorf("read mounts: %w", err)
+	}
+	return places{s.EBPF.CgroupRoot, s.EBPF.BPFRoot}.find(string(mounts))
+}
+
+// Probe returns the families that the kernel can do. It loads the programs, and
+// lets them go.
+func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
+	can, err := nftables.Probe(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	_, err = placesOf(s)
+	if err == nil {
+		var k *kernel
+		if k, err = load(places{}, nil); err == nil {
+			err = k.close()
+		}
+	}
+	if err != nil && !s.EBPF.Fallback {
+		return nil, err
+	}
+	return can, nil
+}
+
+// openOrFallBack returns the rules alone where the mode cannot be had, if that was
+// asked for.
+func openOrFallBack(ctx context.Context, s mode.Settings) (proxy.Dataplane, error) {
+	d, err := Open(ctx, s)
+	switch {
+	case err == nil:
+		return d, nil
+	case !s.EBPF.Fallback:
+		return nil, err
+	}
+	klog.FromContext(ctx).Error(err, "Mode ebpf cannot be had here, the rules of mode nftables serve alone")
+	return nftables.Mode().Open(ctx, s)
+}
+
+// Cleanup removes programs and maps, unless the mode is open. Connections stay as
+// they are.
+func Cleanup(_ context.Context, s mode.Settings, open proxy.Dataplane) (removed []string, err error) {
+	if _, own := open.(*Dataplane); own {
+		return nil, nil
+	}
+	root := cmp.Or(s.EBPF.BPFRoot, mode.DefaultEBPF().BPFRoot)
+	if _, err := os.Stat(root); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	// Whoever translates goes before whoever translates back.
+	for _, name := range []string{"connect4", "connect6", "sendmsg4", "sendmsg6"} {
+		err = errors.Join(err, remove(filepath.Join(root, name)))
+	}
+	if err = errors.Join(err, os.RemoveAll(root)); err == nil {
+		removed = []string{"programs and maps below " + root}
+	}
+	return removed, err
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,261 @@
+package ebpf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"sluice/internal/proxy"
+)
+
+const (
+	// spaceTime is for how long what is known of a namespace is taken for granted.
+	spaceTime = 10 * time.Second
+
+	// answerTries is how often to look at sockets that are being connected.
+	answerTries = 5
+	answerPause = time.Millisecond
+)
+
+// Run answers what programs ask, follows addresses and routes, and renews the
+// programs' permission, until ctx ends.
+func (d *Dataplane) Run(ctx context.Context) error {
+	questions, err := ringbuf.NewReader(d.kernel.Questions)
+	if err != nil {
+		return fmt.Errorf("read questions: %w", err)
+	}
+	var beside sync.WaitGroup
+	beside.Go(func() { d.answerAll(ctx, questions) })
+	changed := make(chan struct{}, 1)
+	beside.Go(func() { d.listen(ctx, changed) })
+	d.serve(ctx, changed)
+	err = questions.Close()
+	beside.Wait()
+	return err
+}
+
+// serve does what comes up.
+func (d *Dataplane) serve(ctx context.Context, changed <-chan struct{}) {
+	log := klog.FromContext(ctx)
+	tick := time.NewTicker(renew)
+	defer tick.Stop()
+	for {
+		var what string
+		var err error
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			what, err = "Permission of programs cannot be renewed", d.locked(d.renew)
+			notifyIf(d.look, d.isCutting())
+		case <-changed:
+			what, err = "Addresses and routes of the node cannot be read", d.locked(d.readAgain)
+		case <-d.look:
+			what, err = "Sockets of endpoints that are gone cannot be looked for", d.locked(d.cutStale)
+		}
+		if err != nil {
+			log.Error(err, what)
+		}
+	}
+}
+
+func notifyIf(c chan struct{}, yes bool) {
+	if yes {
+		notify(c)
+	}
+}
+
+func (d *Dataplane) locked(f func() error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return f()
+}
+
+func (d *Dataplane) isCutting() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cutting
+}
+
+// listen tells of changes of addresses and routes.
+func (d *Dataplane) listen(ctx context.Context, changed chan struct{}) {
+	timeout := unix.NsecToTimeval(int64(time.Second))
+	if err := d.news.SetReceiveTimeout(&timeout); err != nil {
+		klog.FromContext(ctx).Error(err, "Changes of addresses and routes will not be seen")
+		return
+	}
+	for ctx.Err() == nil {
+		_, _, err := d.news.Receive()
+		if err == nil || errors.Is(err, unix.ENOBUFS) {
+			notify(changed)
+		} else if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Changes of addresses and routes are no longer seen")
+			return
+		}
+	}
+}
+
+// readAgain follows the node's addresses and routes. What rows depend on is for a Sync.
+func (d *Dataplane) readAgain() error {
+	if d.off != nil {
+		return nil
+	}
+	h, err := readHost(d.routes, d.state)
+	if err != nil {
+		return err
+	}
+	if d.now = h; !h.same(d.host) {
+		notify(d.moved)
+	}
+	return d.writeHost(h, d.state)
+}
+
+// Watch also tells when rows are to be different because of addresses and routes.
+func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what string)) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-d.moved:
+				changed("source addresses of the node's routes")
+			}
+		}
+	})
+	err := d.Dataplane.Watch(ctx, missed, changed)
+	stop()
+	return err
+}
+
+// answerAll tells programs about the namespaces that they ask about.
+func (d *Dataplane) answerAll(ctx context.Context, questions *ringbuf.Reader) {
+	log := klog.FromContext(ctx)
+	var record ringbuf.Record
+	for {
+		if err := questions.ReadInto(&record); err != nil {
+			if !errors.Is(err, os.ErrClosed) {
+				log.Error(err, "Namespaces can no longer be learnt about, the rules serve their sockets")
+			}
+			return
+		}
+		// The socket gets its source after the program that asks has ended.
+		for try := 0; try < answerTries; try++ {
+			n, err := d.answer()
+			if err != nil {
+				log.Error(err, "Namespaces cannot be learnt about, the rules serve their sockets")
+			}
+			if n > 0 || err != nil || ctx.Err() != nil {
+				break
+			}
+			time.Sleep(answerPause)
+		}
+	}
+}
+
+// answer reads the sources of the sockets that were asked about, and returns how
+// many namespaces were learnt about.
+func (d *Dataplane) answer() (int, error) {
+	records, err := run(d.kernel.Sources, d.kernel.Asked, 32)
+	if err != nil {
+		return 0, fmt.Errorf("read sources of sockets: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == nil {
+		return 0, nil
+	}
+	sources := map[spaceKey]netip.Addr{}
+	for _, r := range records {
+		addr := netip.AddrFrom16([16]byte(r[8:24])).Unmap()
+		k := spaceOf(binary.NativeEndian.Uint64(r), proxy.FamilyOf(addr))
+		if known, ok := sources[k]; ok && known != addr {
+			addr = netip.Addr{} // It has several, so nothing can be said of it.
+		}
+		sources[k] = addr
+	}
+	now, err := sinceBoot()
+	for k, addr := range sources {
+		if err == nil {
+			err = d.kernel.Spaces.Update(k, d.classify(k, addr, now+uint64(spaceTime)), ebpf.UpdateAny)
+		}
+	}
+	return len(sources), err
+}
+
+// classify says what sockets of a namespace are to policy.
+func (d *Dataplane) classify(k spaceKey, a netip.Addr, until uint64) spaceValue {
+	if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() {
+		return spaceIs(k, netip.IPv6Unspecified(), unknown, until)
+	}
+	p := proxy.Packet{Src: a}
+	if d.state.LocalPods.Interface != "" {
+		if p.In = d.linkTowards(a); p.In == "" {
+			return spaceIs(k, a, unknown, until)
+		}
+	}
+	return spaceIs(k, a, uint32(d.state.Origin(p)), until)
+}
+
+// linkTowards returns the link by which a pod is reached, and so comes in.
+func (d *Dataplane) linkTowards(a netip.Addr) string {
+	routes, err := d.routes.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return ""
+	}
+	l, err := d.routes.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return ""
+	}
+	return l.Attrs().Name
+}
+
+// forgetSpaces makes all namespaces unknown: what they are depends on the node.
+func (d *Dataplane) forgetSpaces() (err error) {
+	var keys []spaceKey
+	err = each(d.kernel.Spaces, func(k spaceKey, _ spaceValue) { keys = append(keys, k) })
+	for _, k := range keys {
+		if failed := d.kernel.Spaces.Delete(k); failed != nil && !errors.Is(failed, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, failed)
+		}
+	}
+	return err
+}
+
+// cutStale finds the UDP sockets that are connected to an endpoint that is gone,
+// and has a program refuse what they send for as long as there are any.
+func (d *Dataplane) cutStale() error {
+	if !d.attached {
+		return nil
+	}
+	found, err := run(d.kernel.Stale, d.kernel.UDP, 4)
+	if err != nil {
+		return err
+	}
+	switch cut := d.kernel.cut(); {
+	case len(found) > 0 && !d.cutting:
+		if _, err := d.kernel.attachOne(cut); err != nil {
+			return err
+		}
+		d.cutting = true
+	case len(found) == 0:
+		if err := d.kernel.detach(cut.name); err != nil {
+			return err
+		}
+		d.cutting = false
+	}
+	return nil
+}
