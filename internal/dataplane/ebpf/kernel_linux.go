@@ -144,7 +144,7 @@ func (k *kernel) attachOne(h hook) (fresh bool, err error) {
 	pin := filepath.Join(k.pins, h.name)
 	former, err := link.LoadPinnedLink(pin, nil)
 	if err == nil {
-		defer former.Close()
+		defer func() { _ = former.Close() }()
 		if same, err := k.sameCgroup(former); err != nil {
 			return false, err
 		} else if same {
@@ -163,7 +163,7 @@ func (k *kernel) attachOne(h hook) (fresh bool, err error) {
 	case err != nil:
 		return false, fmt.Errorf("attach %s to cgroup %s: %w", h.name, k.cgroup, err)
 	}
-	defer now.Close()
+	defer func() { _ = now.Close() }()
 	if err := os.Remove(pin); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
@@ -225,7 +225,7 @@ func run(p *ebpf.Program, m *ebpf.Map, size int) (out [][]byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer it.Close()
+	defer func() { _ = it.Close() }()
 	r, err := it.Open()
 	if err != nil {
 		return nil, err
