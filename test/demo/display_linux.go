@@ -12,8 +12,7 @@ import (
 	"golang.org/x/term"
 )
 
-// display shows the demo in lines. On a terminal a table is written over the one
-// before.
+// display shows the demo in lines. On a terminal a table is written over the one before.
 type display struct {
 	out    *os.File
 	live   bool
@@ -23,13 +22,7 @@ type display struct {
 }
 
 // The colours, as parameters of ANSI's "select graphic rendition".
-const (
-	bold  = "1"
-	dim   = "2"
-	red   = "31"
-	green = "32"
-	cyan  = "36"
-)
+const bold, dim, red, green, cyan = "1", "2", "31", "32", "36"
 
 // paint returns a text in a colour, or as it is if that is empty.
 func (d *display) paint(colour, text string) string {
@@ -74,8 +67,7 @@ func fit(lines []string, height int) []string {
 // cut shortens a text to the width.
 func (d *display) cut(text string) string { return text[:min(len(text), d.width)] }
 
-// columns are those of the table without a bar: a terminal must have more.
-const columns = 60
+const columns = 60 // of the table without a bar: a terminal must have more
 
 // draw returns the table's lines.
 func (d *display) draw(headline string, st *stats) []string {
@@ -95,15 +87,11 @@ func (d *display) service(s *service) []string {
 	if len(s.endpoints) == 0 {
 		return []string{d.paint(dim, d.cut(fmt.Sprintf("%s: no endpoints, %d refused", head, s.refused)))}
 	}
-	sum := 0
-	for _, e := range s.seen {
-		sum += e.sample
-	}
 	out := []string{d.paint(bold, d.cut(head))}
 	for _, a := range slices.SortedFunc(maps.Keys(s.seen), netip.AddrPort.Compare) {
 		e := s.seen[a]
 		note, text, bar := s.note(e)
-		share, width := float64(e.sample)/float64(max(sum, 1)), min(max(d.width-columns, 1), 48)
+		share, width := float64(e.sample)/float64(max(s.sampled, 1)), min(max(d.width-columns, 1), 48)
 		full := int(share*float64(width) + 0.5)
 		line := d.paint(text, fmt.Sprintf("  %-18s", a)) + d.paint(bar, strings.Repeat("#", full)) +
 			d.paint(dim, strings.Repeat(".", width-full)) + d.paint(text, fmt.Sprintf(" %3.0f%%%9d  ", 100*share, e.total))
@@ -112,8 +100,7 @@ func (d *display) service(s *service) []string {
 	return out
 }
 
-// note says how an endpoint stands, and since when, with the colours of its text
-// and of its bar.
+// note says how an endpoint stands, and since when, with the colours of its text and its bar.
 func (s *service) note(e *endpoint) (note, text, bar string) {
 	switch {
 	case e.is && e.was:
@@ -126,7 +113,6 @@ func (s *service) note(e *endpoint) (note, text, bar string) {
 		return "leaving ...", dim, red
 	case e.was:
 		return "gone" + delay(s.after(e)), dim, red
-	default:
-		return "gone", dim, red
 	}
+	return "gone", dim, red
 }

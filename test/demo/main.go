@@ -1,37 +1,40 @@
 //go:build linux
 
-// Command demo shows Services at work on this machine, without a cluster. It
-// makes a node, pods and an outside client from network namespaces, runs the
-// real daemon on a copy of the examples folder inside the node, sends requests
-// all the time and shows where they went. Meanwhile an endpoint is taken away,
-// one is added and all is put back, by editing the manifests.
+// Command demo shows Services at work on this machine, without a cluster. It makes a node, pods and
+// an outside client from network namespaces, runs the real daemon on a copy of the examples folder
+// inside the node, sends requests all the time and shows where they went. Meanwhile an endpoint is
+// taken away, one is added and all is put back, by editing the manifests.
 //
 //	examples/ -> copy in a temporary folder -> sluice, in the node's namespace
 //	    +-> resolver -> oracle                     | rules
 //	                      |                 pod, node, outside -> Services -> pods
 //	                      +------- compared with --+ -> table, verdict
 //
-// The demo does not know how the daemon programs the kernel. On a terminal the
-// table moves; elsewhere, and with --once, there is one after each step. The demo
+// On a terminal the table moves; elsewhere, and with --once, there is one after each step. The demo
 // exits with 0 only if every request went where the oracle says.
 package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
+	"regexp"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/term"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice/internal/proxy"
 )
 
 func main() {
@@ -42,11 +45,8 @@ func main() {
 	flag.BoolVar(&p.once, "once", os.Getenv("ONCE") != "", "play one quick round, with a table after each step")
 	flag.BoolVar(&p.forever, "forever", false, "begin again after each round, until Ctrl-C")
 	flag.Parse()
-
-	// An output that nobody reads any more ends the demo like Ctrl-C does:
-	// there is something to clean up.
-	ctx, stop := signal.NotifyContext(context.Background(),
-		syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	// An output that nobody reads any more ends the demo like Ctrl-C does: there is something to clean up.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	if err := p.run(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "Error: %v\n", err)
@@ -76,9 +76,8 @@ type play struct {
 	*network
 	*expectations
 	display *display
-
-	stats  *stats
-	failed chan error // the daemon has ended, or a client could not send
+	stats   *stats
+	failed  chan error // the daemon has ended, or a client could not send
 }
 
 // run makes all that the demo needs, plays it and cleans up, whatever happens.
@@ -98,7 +97,7 @@ func (p *play) run(ctx context.Context) (err error) {
 	if p.expectations, err = readExpectations(p.examples); err != nil {
 		return err
 	}
-	if p.network, err = newNetwork(p.expectations); err != nil {
+	if p.network, err = newNetwork(p.expectations, p.mode); err != nil {
 		return err
 	}
 	p.display.say("made a node, %d pods and a client outside, in network namespaces of their own", len(p.pods()))
@@ -138,10 +137,10 @@ func (p *play) withDaemon(ctx context.Context) (err error) {
 	var log bytes.Buffer
 	daemon := exec.CommandContext(running, p.sluice, "--manifests", p.live(), "--hostname-override", p.node().Name,
 		"--proxy-mode", p.mode, "--cluster-cidr", clusterCIDR, "--v", "2")
+	daemon.Args = append(daemon.Args, p.flags...)
 	daemon.Stdout, daemon.Stderr = &log, &log
 	daemon.Cancel, daemon.WaitDelay = func() error { return daemon.Process.Signal(syscall.SIGTERM) }, grace
-	// Ctrl-C is for the demo, which then stops the daemon. Should the demo be
-	// killed, the daemon goes too.
+	// Ctrl-C is for the demo, which then stops the daemon. Should the demo be killed, the daemon goes too.
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := p.lab.Node().Start(daemon); err != nil {
 		return fmt.Errorf("start the daemon: %w", err)
@@ -189,8 +188,8 @@ func (p *play) until(ctx context.Context, headline string, over func() bool) err
 
 // await waits until the daemon forwards everything as it should.
 func (p *play) await(ctx context.Context) error {
-	began := time.Now()
 	var wrong error
+	began := time.Now()
 	err := p.until(ctx, "", func() bool {
 		st := newStats(p.targets())
 		wrong = nil
@@ -232,16 +231,33 @@ func (p *play) send(ctx context.Context) error {
 	err := p.rounds(ctx)
 	stop()
 	clients.Wait()
-	if wrong := p.stats.verdict(); wrong != nil {
-		return wrong
-	} else if err == nil {
-		p.display.say("Every request went where it should.")
+	if wrong := p.stats.verdict(); wrong != nil || err != nil {
+		return cmp.Or(wrong, err)
+	}
+	if p.display.say("Every request went where it should."); p.mode == "ebpf" {
+		err = p.tellSockets(ctx)
 	}
 	return err
 }
 
-// rounds makes all steps once, or again and again. What is wrong ends it and is
-// told at the end.
+// tellSockets says how many requests went straight to an endpoint, in mode ebpf.
+func (p *play) tellSockets(ctx context.Context) error {
+	conn, err := p.lab.Node().Dial(ctx, proxy.TCP, netip.Addr{}, netip.MustParseAddrPort("127.0.0.1:10249"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	_, err = fmt.Fprint(conn, "GET /metrics HTTP/1.0\r\n\r\n")
+	text, err2 := io.ReadAll(conn)
+	count := regexp.MustCompile(`ebpf_translated_total{protocol="TCP"} ([1-9]\d*)`).FindSubmatch(text)
+	if err = errors.Join(err, err2); err != nil || count == nil {
+		return fmt.Errorf("no request went straight to an endpoint by its socket: %v", err)
+	}
+	p.display.say("%s of them went straight to an endpoint, by their socket.", count[1])
+	return nil
+}
+
+// rounds makes all steps once, or again and again. What is wrong ends it.
 func (p *play) rounds(ctx context.Context) error {
 	steps := p.steps()
 	for i := 0; i < len(steps) || p.forever; i++ {
@@ -254,8 +270,7 @@ func (p *play) rounds(ctx context.Context) error {
 	return nil
 }
 
-// step changes the manifests, waits until requests follow, and looks where a
-// good number of them goes from then on.
+// step changes the manifests, waits until requests follow, and looks where many go from then on.
 func (p *play) step(ctx context.Context, e edit) error {
 	files, err := p.edited(e)
 	if err != nil {
@@ -270,17 +285,15 @@ func (p *play) step(ctx context.Context, e edit) error {
 	wrong := func() bool { return p.stats.verdict() != nil }
 	settled := func() bool { return p.stats.each((*service).settled) }
 	over := func() bool { return settled() || wrong() || time.Since(began) > settling }
-	if err := p.until(ctx, e.title+" ...", over); err != nil || wrong() {
+	switch err := p.until(ctx, e.title+" ...", over); {
+	case err != nil || wrong():
 		return err
-	}
-	if !settled() {
+	case !settled():
 		return fmt.Errorf("%s: requests did not follow within %v", e.title, settling)
 	}
 	p.stats.each(func(s *service) bool { s.restart(time.Now()); return true })
-	sampled := func() bool {
-		return p.stats.each(func(s *service) bool { return s.sampled >= enough }) &&
-			(!p.display.live || time.Since(began) > liveStep)
-	}
+	full := func(s *service) bool { return s.sampled >= enough }
+	sampled := func() bool { return p.stats.each(full) && (!p.display.live || time.Since(began) > liveStep) }
 	if err := p.until(ctx, e.title, sampled); err != nil {
 		return err
 	}

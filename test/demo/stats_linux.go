@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,18 +18,14 @@ import (
 const (
 	// bound is how long after a change requests may go where they went before, or miss what is new.
 	bound = 2 * time.Second
-	// calm is how many requests in a row must miss an endpoint before it is
-	// taken for gone: with three of them 60 misses happen by chance once in
-	// ten thousand million tries.
+	// calm is how many requests in a row must miss an endpoint before it is taken for gone:
+	// with three of them 60 misses happen by chance once in ten thousand million tries.
 	calm = 60
-	// enough is how many requests a Service gets before "every endpoint was
-	// reached" is asked.
-	enough    = 100
-	maxFaults = 8 // that are told one by one
+	// enough is how many requests a Service gets before "every endpoint was reached" is asked.
+	enough = 100
 )
 
-// stats counts requests. Clients add to it while the play changes what is right
-// and the display reads it.
+// stats counts requests. Clients add to it while the play changes what is right.
 type stats struct {
 	mu       sync.Mutex
 	began    time.Time
@@ -40,11 +37,10 @@ type stats struct {
 type service struct {
 	target
 	requests, refused, sampled int // sampled: since the last change settled
-
-	seen    map[netip.AddrPort]*endpoint
-	changed time.Time // when the manifests changed
-	until   time.Time // a leaving endpoint may be reached by what was sent before
-	streak  int       // requests since the change that did not reach a leaving endpoint
+	seen                       map[netip.AddrPort]*endpoint
+	changed                    time.Time // when the manifests changed
+	until                      time.Time // a leaving endpoint may be reached by what was sent before
+	streak                     int       // requests since the change that did not reach a leaving endpoint
 }
 
 // endpoint is one that is or was right, or has answered.
@@ -124,10 +120,7 @@ func (st *stats) delays() string {
 	took := map[string]time.Duration{}
 	st.each(func(s *service) bool {
 		for a, e := range s.seen {
-			what := "last request to " + a.Addr().String()
-			if e.is {
-				what = "first to " + a.Addr().String()
-			}
+			what := map[bool]string{true: "first to ", false: "last request to "}[e.is] + a.Addr().String()
 			if e.is != e.was {
 				took[what] = max(took[what], s.after(e))
 			}
@@ -149,8 +142,7 @@ func delay(d time.Duration) string {
 	return " after " + d.Round(100*time.Microsecond).String()
 }
 
-// after returns how long after the change the last request was sent to an
-// endpoint that left, or the first one answered by one that came.
+// after returns when the last request was sent to an endpoint that left, or one answered that came.
 func (s *service) after(e *endpoint) time.Duration {
 	if e.is {
 		return e.first.Sub(s.changed)
@@ -160,9 +152,7 @@ func (s *service) after(e *endpoint) time.Duration {
 
 func (s *service) change(to target, at time.Time) {
 	for _, a := range to.endpoints {
-		if s.seen[a] == nil {
-			s.seen[a] = &endpoint{}
-		}
+		s.seen[a] = cmp.Or(s.seen[a], &endpoint{})
 	}
 	for a, e := range s.seen {
 		e.was, e.is = e.is, slices.Contains(to.endpoints, a)
@@ -205,11 +195,8 @@ func (s *service) take(r request) error {
 	case r.seen.Fate != traffic.Answered:
 		return errors.New("it should be answered")
 	}
-	e := s.seen[r.seen.By]
-	if e == nil {
-		e = &endpoint{}
-		s.seen[r.seen.By] = e
-	}
+	e := cmp.Or(s.seen[r.seen.By], &endpoint{})
+	s.seen[r.seen.By] = e
 	e.total++
 	e.sample++
 	s.streak++
@@ -217,9 +204,7 @@ func (s *service) take(r request) error {
 	if e.first.IsZero() {
 		e.first = r.done
 	}
-	if r.sent.After(e.last) {
-		e.last = r.sent
-	}
+	e.last = slices.MaxFunc([]time.Time{e.last, r.sent}, time.Time.Compare)
 	i := slices.IndexFunc(want.Backends, func(b proxy.Backend) bool { return b.Addr == r.seen.By })
 	switch {
 	case i < 0 && !e.was:

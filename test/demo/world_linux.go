@@ -37,8 +37,7 @@ type edit struct {
 // live is the folder that the daemon watches.
 func (m manifests) live() string { return filepath.Join(m.dir, "manifests") }
 
-// edited returns the examples, with their EndpointSlices edited and all else as
-// it is.
+// edited returns the examples, with their EndpointSlices edited and all else as it is.
 func (m manifests) edited(e edit) (map[string][]byte, error) {
 	names, err := filepath.Glob(filepath.Join(m.examples, "*.yaml"))
 	if err != nil {
@@ -75,8 +74,7 @@ func (e edit) slice(from *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice 
 	return s
 }
 
-// publish puts the files that differ in their places, each in one step, so that
-// the daemon never sees half a file.
+// publish puts the files that differ in their places, each in one step: none is seen half.
 func (m manifests) publish(files map[string][]byte) error {
 	for name, text := range files {
 		to, next := filepath.Join(m.live(), name), filepath.Join(m.dir, name)
@@ -103,8 +101,7 @@ const (
 	thisNode    = "node-1" // where the daemon runs
 )
 
-// expectations is what the manifests make of requests, as the resolver and the
-// oracle see it.
+// expectations is what the manifests make of requests, as the resolver and the oracle see it.
 type expectations struct {
 	resolver *resolve.Resolver
 	slices   []*discoveryv1.EndpointSlice // as the examples have them
@@ -125,10 +122,8 @@ func readExpectations(dir string) (*expectations, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range problems {
-		if !p.Note {
-			return nil, fmt.Errorf("read manifests: %v", p)
-		}
+	if i := slices.IndexFunc(problems, func(p manifest.Problem) bool { return !p.Note }); i >= 0 {
+		return nil, fmt.Errorf("read manifests: %v", problems[i])
 	}
 	e := &expectations{resolver: resolve.New(resolve.Settings{
 		NodeName: thisNode, LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}},
@@ -198,11 +193,9 @@ type target struct {
 	endpoints []netip.AddrPort             // which some client reaches
 }
 
-// outwards are the kinds of address that a target may have.
-var outwards = []proxy.Kind{proxy.ClusterIP, proxy.NodePort, proxy.LoadBalancer}
+var outwards = []proxy.Kind{proxy.ClusterIP, proxy.NodePort, proxy.LoadBalancer} // that a target may have
 
-// targets returns the Services as a viewer meets them: from the inside out,
-// those without endpoints last.
+// targets returns the Services from the inside out, those without endpoints last.
 func (e *expectations) targets() []target {
 	var out []target
 	for _, row := range e.resolver.State().Rows {
@@ -247,19 +240,28 @@ func (e *expectations) target(name string, f proxy.Frontend) target {
 
 // network is the node, the pods that answer and the clients.
 type network struct {
-	lab       *lab.Lab
-	listeners []*traffic.Listener
-	hosts     map[netip.Addr]*lab.Host // of pods and clients
+	lab   *lab.Lab
+	hosts map[netip.Addr]*lab.Host // of pods and clients
+	flags []string                 // what tells the daemon whose sockets it may act on, in mode ebpf
+	undo  []func() error
 }
 
 // newNetwork makes the network, with the pod that is added later.
-func newNetwork(e *expectations) (*network, error) {
-	l, err := lab.New(lab.Config{NodeAddrs: e.node().IPs, BridgeAddrs: []netip.Addr{netip.MustParseAddr(bridgeAddr)}})
-	if err != nil {
-		return nil, fmt.Errorf("make network namespaces (needs root with all capabilities, "+
-			"and a kernel with namespaces, veth links, bridges and IPv6): %w", err)
+func newNetwork(e *expectations, mode string) (n *network, err error) {
+	n = &network{}
+	c := lab.Config{NodeAddrs: e.node().IPs, BridgeAddrs: []netip.Addr{netip.MustParseAddr(bridgeAddr)}}
+	if mode == "ebpf" {
+		c.Cgroup, err = n.addCgroup()
 	}
-	n := &network{lab: l, hosts: map[netip.Addr]*lab.Host{e.clients[1].src: l.Node(), e.clients[2].src: l.Outside()}}
+	if err == nil {
+		n.lab, err = lab.New(c)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make network namespaces (needs root with all capabilities, "+
+			"and a kernel with namespaces, veth links, bridges and IPv6): %w", err), n.close())
+	}
+	n.undo = append(n.undo, n.lab.Close)
+	n.hosts = map[netip.Addr]*lab.Host{e.clients[1].src: n.lab.Node(), e.clients[2].src: n.lab.Outside()}
 	pods := e.pods()
 	for _, ep := range pods[e.local[0]] {
 		later := proxy.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(laterAddr), ep.Addr.Port())}
@@ -273,8 +275,20 @@ func newNetwork(e *expectations) (*network, error) {
 	return n, nil
 }
 
-// addPod makes a pod that answers for its endpoints. It does so until the end, so
-// that a request to a pod that was taken away does not go unnoticed.
+// addCgroup makes a cgroup for the sockets of the node and its pods.
+func (n *network) addCgroup() (string, error) {
+	c, err := traffic.NewCgroups()
+	if err != nil {
+		return "", err
+	}
+	n.undo = append(n.undo, c.Close)
+	cgroup, err := c.Add()
+	bpf, err2 := c.MountBPF()
+	n.flags = []string{"--cgroup-root", cgroup, "--bpf-root", filepath.Join(bpf, "sluice")}
+	return cgroup, errors.Join(err, err2)
+}
+
+// addPod makes a pod that answers for its endpoints to the end: requests to one that is gone are noticed.
 func (n *network) addPod(a netip.Addr, endpoints []proxy.Endpoint) (err error) {
 	if endpoints[0].Local {
 		n.hosts[a], err = n.lab.AddPod(a.String(), a)
@@ -289,7 +303,7 @@ func (n *network) addPod(a netip.Addr, endpoints []proxy.Endpoint) (err error) {
 		if err != nil {
 			return err
 		}
-		n.listeners = append(n.listeners, ln)
+		n.undo = append(n.undo, ln.Close)
 	}
 	return nil
 }
@@ -297,10 +311,10 @@ func (n *network) addPod(a netip.Addr, endpoints []proxy.Endpoint) (err error) {
 // close removes the network. A socket would keep its namespace alive.
 func (n *network) close() error {
 	var errs []error
-	for _, ln := range n.listeners {
-		errs = append(errs, ln.Close())
+	for _, f := range slices.Backward(n.undo) {
+		errs = append(errs, f())
 	}
-	return errors.Join(append(errs, n.lab.Close())...)
+	return errors.Join(errs...)
 }
 
 // request is one finished request.
@@ -322,7 +336,7 @@ func (n *network) send(ctx context.Context, c client, targets []target) ([]reque
 		}
 		for range 1 + 2/len(t.want) { // three or four from all clients
 			out = append(out, request{service: t.name, client: c.src})
-			flows = append(flows, traffic.Flow{Protocol: proxy.TCP, Src: c.src, Dst: t.addr, Patience: timeout})
+			flows = append(flows, traffic.Flow{Protocol: proxy.TCP, Src: c.src, Dst: t.addr, Patience: timeout, Socket: traffic.Socket{Unbound: c.in != lab.Uplink}})
 		}
 	}
 	sent := time.Now()

@@ -6,12 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Cgroups is a cgroup (v2) that the process is in while it plays several hosts,
 // with a cgroup below it for each of them. A socket belongs to the cgroup of the
 // thread that made it, and single threads can be in the ones below.
-type Cgroups struct{ home, own string }
+type Cgroups struct{ home, own, bpf string }
 
 // NewCgroups makes a cgroup below the process's own and moves the process there.
 // There is one at a time in a process.
@@ -43,10 +45,27 @@ func (c *Cgroups) Add() (string, error) {
 	return dir, nil
 }
 
+// MountBPF mounts a BPF file system for the programs at the sockets, and returns its
+// folder. What they pin there goes with Close.
+func (c *Cgroups) MountBPF() (string, error) {
+	dir, err := os.MkdirTemp("", "sluice-bpf-")
+	if err != nil {
+		return "", err
+	}
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		return "", errors.Join(fmt.Errorf("mount a BPF file system: %w", err), os.Remove(dir))
+	}
+	c.bpf = dir
+	return dir, nil
+}
+
 // Close moves the process back to where it was and removes the cgroups, which no
 // other process may be in any more.
 func (c *Cgroups) Close() error {
 	errs := []error{join(c.home, "cgroup.procs")}
+	if c.bpf != "" {
+		errs = append(errs, unix.Unmount(c.bpf, unix.MNT_DETACH), os.Remove(c.bpf))
+	}
 	below, err := filepath.Glob(filepath.Join(c.own, "host-*"))
 	for _, dir := range append(below, c.own) {
 		errs = append(errs, os.Remove(dir))

@@ -33,6 +33,10 @@ func TestDoIsInTheCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	home := cgroup(t)
+	bpf, err := tree.MountBPF()
+	if err != nil {
+		t.Fatal(err)
+	}
 	var hosts []*traffic.Namespace
 	for _, name := range []string{"a", "b", "nowhere"} {
 		n, err := traffic.New(name, &traffic.Ports{})
@@ -81,7 +85,9 @@ func TestDoIsInTheCgroup(t *testing.T) {
 	if got := cgroup(t); got != before {
 		t.Errorf("closed: in cgroup %s, want %s", got, before)
 	}
-	if _, err := os.Stat(filepath.Dir(a.Cgroup)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("closed: %s: %v", filepath.Dir(a.Cgroup), err)
+	for _, dir := range []string{filepath.Dir(a.Cgroup), bpf} {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("closed: %s: %v", dir, err)
+		}
 	}
 }
