@@ -2,6 +2,7 @@ package ebpf_test
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -37,12 +38,17 @@ func underTest(t *testing.T) conformance.Dataplane {
 			Open: func(ctx context.Context, cgroup string) (proxy.Dataplane, error) {
 				s := mode.Settings{MasqueradeBit: 14, EBPF: mode.EBPF{CgroupRoot: cgroup, BPFRoot: filepath.Join(root, filepath.Base(cgroup))}}
 				d, err := ebpf.Open(ctx, s)
-				if err != nil {
-					return nil, err
+				if m, ok := mutants[os.Getenv(mutant)]; ok && err == nil {
+					return &spoilt{d, m.spoil}, nil
 				}
-				return d, nil
+				return d, err
 			},
-			Translated: func(d proxy.Dataplane, fd int) (bool, error) { return translated(d.(*ebpf.Dataplane), fd) },
+			Translated: func(d proxy.Dataplane, fd int) (bool, error) {
+				if s, ok := d.(*spoilt); ok {
+					d = s.Dataplane
+				}
+				return translated(d.(*ebpf.Dataplane), fd)
+			},
 		},
 	}
 }

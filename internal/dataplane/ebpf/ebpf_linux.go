@@ -46,6 +46,7 @@ type Dataplane struct {
 	attached bool
 	off      error                    // why sockets are left alone
 	ids      map[proxy.PortKey]uint32 // the numbers of rows
+	used     map[uint32]bool          // those that were there before
 	lastID   uint32
 	left     map[proxy.PortKey]bool // rows that are left to the rules, as in force
 	leave    map[proxy.PortKey]bool // and as is to be

@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"cmp"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 
@@ -71,6 +72,10 @@ type form struct {
 func (d *Dataplane) form(r differ.Row, row uint32, left bool) (out form) {
 	if r.ServicePort == nil || r.Key.Protocol == proxy.SCTP {
 		return out
+	}
+	if r.Key.Protocol == proxy.UDP && !left {
+		// Sockets that were translated once go on when others are not any more.
+		out.lists = [2][]proxy.Endpoint{r.Cluster, r.Local}
 	}
 	all := make([][len(proxy.Origins)]byte, len(r.Frontends))
 	for i, f := range r.Frontends {
@@ -164,13 +169,17 @@ func slots(row uint32, s proxy.Scope, list, other []proxy.Endpoint, put func(id,
 }
 
 // rowID returns the number of a row in the maps. Numbers are not used again, so
-// that nobody's sockets are taken for another row's.
+// that nobody's sockets are taken for another row's. They begin anywhere, so that
+// two daemons that write at once do not use the same ones.
 func (d *Dataplane) rowID(k proxy.PortKey) uint32 {
 	n, ok := d.ids[k]
-	if !ok {
+	for !ok {
+		if d.lastID == 0 {
+			d.lastID = rand.Uint32()
+		}
 		d.lastID++
-		n = d.lastID
-		d.ids[k] = n
+		n, ok = d.lastID, !d.used[d.lastID]
 	}
+	d.ids[k] = n
 	return n
 }

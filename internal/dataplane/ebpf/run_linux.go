@@ -25,6 +25,9 @@ const (
 	// answerTries is how often to look at sockets that are being connected.
 	answerTries = 5
 	answerPause = time.Millisecond
+
+	// cutPause is how often to look whether there is still something to cut.
+	cutPause = time.Second
 )
 
 // Run answers what programs ask, follows addresses and routes, and renews the
@@ -57,7 +60,8 @@ func (d *Dataplane) serve(ctx context.Context, changed <-chan struct{}) {
 			return
 		case <-tick.C:
 			what, err = "Permission of programs cannot be renewed", d.locked(d.renew)
-			notifyIf(d.look, d.isCutting())
+		case <-d.whileCutting():
+			notify(d.look)
 		case <-changed:
 			what, err = "Addresses and routes of the node cannot be read", d.locked(d.readAgain)
 		case <-d.look:
@@ -69,10 +73,13 @@ func (d *Dataplane) serve(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-func notifyIf(c chan struct{}, yes bool) {
-	if yes {
-		notify(c)
+// whileCutting has a token when it is time to see whether there is still something
+// to cut.
+func (d *Dataplane) whileCutting() <-chan time.Time {
+	if !d.isCutting() {
+		return nil
 	}
+	return time.After(cutPause)
 }
 
 func (d *Dataplane) locked(f func() error) error {

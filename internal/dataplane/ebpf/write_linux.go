@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -81,10 +82,10 @@ func (d *Dataplane) list(_ context.Context, want *proxy.State, have func(id, val
 
 // number gives rows the numbers that their frontends have.
 func (d *Dataplane) number(want *proxy.State, found map[frontendKey]uint32) {
-	d.ids = make(map[proxy.PortKey]uint32, len(want.Rows))
+	d.ids, d.used = make(map[proxy.PortKey]uint32, len(want.Rows)), map[uint32]bool{}
 	taken := map[uint32]bool{}
 	for _, n := range found {
-		d.lastID = max(d.lastID, n)
+		d.used[n] = true
 	}
 	for key, sp := range want.Rows {
 		for _, f := range sp.Frontends {
@@ -123,11 +124,26 @@ func (d *Dataplane) write(_ context.Context, some []*change) error {
 		n, err := d.writeSome(some[from:to])
 		switch {
 		case errors.Is(err, unix.E2BIG) && some[from].ID.table != services:
+			if err := d.undo(some[:from+n]); err != nil {
+				return fmt.Errorf("%w: write maps: %w", proxy.ErrNeedSync, err)
+			}
 			return &differ.Refusal[id, value]{Failures: []differ.Failure[id, value]{{Change: some[from+n], Err: errFull}}}
 		case errors.Is(err, unix.E2BIG):
 			return errFull
 		case err != nil:
 			return fmt.Errorf("%w: write maps: %w", proxy.ErrNeedSync, err)
+		}
+	}
+	return nil
+}
+
+// undo takes changes back, the last first, so that what has no room takes none.
+func (d *Dataplane) undo(done []*change) error {
+	for _, c := range slices.Backward(done) {
+		back := *c
+		back.Old, back.New, back.Had, back.Has = c.New, c.Old, c.Has, c.Had
+		if _, err := d.writeSome([]*change{&back}); err != nil {
+			return err
 		}
 	}
 	return nil

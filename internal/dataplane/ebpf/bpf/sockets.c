@@ -489,15 +489,17 @@ static int look(__u32 i, struct search *s)
 
 #define MAX_SLOTS (1 << 16)
 
-// alive reports whether the endpoint of a pair is still one of its row, in the same
-// slot or in another, or keeps what it has.
+// alive reports whether the frontend of a pair is still that of its row, and its
+// endpoint one of it, in the same slot or in another, or keeps what it has.
 static __noinline int alive(struct pair *p)
 {
+	struct service now;
 	struct slot slot;
 	struct member m = {};
 	struct search s = {};
+	__u32 flags;
 
-	if (!p)
+	if (!p || !find(&p->frontend, UDP, &now, &flags) || now.row != p->row)
 		return 0;
 	slot.row = p->row;
 	slot.number = p->number;

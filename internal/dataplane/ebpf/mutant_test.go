@@ -1,0 +1,121 @@
+package ebpf_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	cilium "github.com/cilium/ebpf"
+
+	"sluice/internal/dataplane/ebpf"
+	"sluice/internal/proxy"
+)
+
+// mutants are wrong rules, by what they do to the maps, and groups of the packet table
+// that must find them.
+var mutants = map[string]struct {
+	groups string
+	spoil  func(*ebpf.Dataplane) error
+}{
+	"masquerading does not matter": {"table-cluster-cidr-IPv4-TCP", func(d *ebpf.Dataplane) error {
+		return rewrite(d.Map("services"), func(k, v []byte) bool {
+			v[12], v[13], v[14] = v[12]|1, v[13]|1, v[14]|1
+			binary.NativeEndian.PutUint32(v[16:], ebpf.CheckSum(k, v[:16]))
+			return true
+		})
+	}},
+	"every pod is ours": {"table-none-IPv4-TCP|mx-nodetect", func(d *ebpf.Dataplane) error {
+		return rewrite(d.Map("spaces"), func(k, v []byte) bool {
+			binary.NativeEndian.PutUint32(v[32:], uint32(proxy.OurPod))
+			binary.NativeEndian.PutUint32(v[36:], ebpf.CheckSum(k, v[:36]))
+			return true
+		})
+	}},
+	"an endpoint is a client like others": {"hairpin", func(d *ebpf.Dataplane) error {
+		return rewrite(d.Map("members"), func(_, _ []byte) bool { return false })
+	}},
+	"NodePorts go before other frontends of the node's address": {"np-exact|np-shared|conflict", func(d *ebpf.Dataplane) error {
+		return rewrite(d.Map("services"), func(k, _ []byte) bool { return string(k[12:16]) != "\xc0\xa8\x00\x02" }) // 192.168.0.2
+	}},
+	"NodePorts are on all addresses": {"np", func(d *ebpf.Dataplane) error {
+		return rewrite(d.Map("node_addrs"), func(_, v []byte) bool { v[0] |= 1; return true })
+	}},
+	"addresses of the node are like others": {"vip", func(d *ebpf.Dataplane) error {
+		return rewrite(d.Map("node_addrs"), func(_, v []byte) bool { return v[0]&1 != 0 })
+	}},
+}
+
+// rewrite changes the values of a map, and deletes what is not kept.
+func rewrite(m *cilium.Map, keep func(k, v []byte) bool) error {
+	var key []byte
+	for it, all := m.Iterate(), map[string][]byte{}; ; {
+		var value []byte
+		if it.Next(&key, &value) {
+			all[string(key)] = value
+			continue
+		}
+		for k, v := range all {
+			was := string(v)
+			var err error
+			if keep([]byte(k), v) {
+				if string(v) != was {
+					err = m.Update([]byte(k), v, cilium.UpdateExist)
+				}
+			} else {
+				err = m.Delete([]byte(k))
+			}
+			if err != nil && !errors.Is(err, cilium.ErrKeyNotExist) {
+				return err
+			}
+		}
+		return it.Err()
+	}
+}
+
+// spoilt is a dataplane with a wrong rule.
+type spoilt struct {
+	*ebpf.Dataplane
+	spoil func(*ebpf.Dataplane) error
+}
+
+func (s *spoilt) Run(ctx context.Context) error {
+	ended := make(chan error, 1)
+	go func() { ended <- s.Dataplane.Run(ctx) }()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(time.Millisecond):
+			if err := s.spoil(s.Dataplane); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// mutant is the environment's variable that names the wrong rule.
+const mutant = "EBPF_MUTANT"
+
+// TestMutants: the packet table finds every wrong rule.
+func TestMutants(t *testing.T) {
+	if os.Getenv(mutant) != "" {
+		return
+	}
+	for name, m := range mutants {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command(os.Args[0], "-test.run=^TestConformance$/("+m.groups+")")
+			cmd.Env = append(os.Environ(), mutant+"="+name)
+			out, err := cmd.CombinedOutput()
+			n := strings.Count(string(out), "--- FAIL: TestConformance/")
+			if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || n == 0 {
+				t.Errorf("nothing fails: %v\n%s", err, out)
+			}
+			t.Logf("%d failures", n)
+		})
+	}
+}

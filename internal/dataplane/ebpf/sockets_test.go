@@ -1,0 +1,444 @@
+package ebpf_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/dataplane/ebpf"
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+// host is a node with a client and endpoints, and the dataplane on it.
+type host struct {
+	*testing.T
+	mode.Settings
+	lab    *lab.Lab
+	client *lab.Host
+	d      *ebpf.Dataplane
+	stop   func() // the dataplane's own work
+	node   *proxy.Node
+}
+
+var (
+	web, dns, alias = netip.MustParseAddrPort("172.30.0.1:80"), netip.MustParseAddrPort("172.30.0.1:53"), netip.MustParseAddrPort("172.30.0.2:53")
+	pods            = []netip.AddrPort{
+		netip.MustParseAddrPort("10.0.0.11:5300"), netip.MustParseAddrPort("10.0.0.12:5300"), netip.MustParseAddrPort("10.0.0.13:5300"),
+	}
+)
+
+// newHost makes a host on which the dataplane runs, with no Services yet.
+func newHost(t *testing.T) *host {
+	t.Helper()
+	lab.Require(t)
+	cgroups, err := traffic.NewCgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{T: t}
+	h.cleanup(cgroups.Close)
+	h.MasqueradeBit = 14
+	if h.EBPF.CgroupRoot, err = cgroups.Add(); err != nil {
+		t.Fatal(err)
+	}
+	h.EBPF.BPFRoot = filepath.Join(bpffs(t), "sluice")
+	if h.lab, err = lab.New(lab.Config{Cgroup: h.EBPF.CgroupRoot}); err != nil {
+		t.Fatal(err)
+	}
+	h.cleanup(h.lab.Close)
+	h.client = h.pod("10.0.0.10")
+	for _, a := range pods {
+		at := h.pod(a.Addr().String())
+		for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
+			l, err := at.Listen(p, a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.cleanup(l.Close)
+		}
+	}
+	h.node = &proxy.Node{
+		Name: "here", LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
+		NodePorts: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")},
+	}
+	return h
+}
+
+func (h *host) cleanup(f func() error) {
+	h.Cleanup(func() {
+		if err := f(); err != nil {
+			h.Error(err)
+		}
+	})
+}
+
+func (h *host) pod(addr string) *lab.Host {
+	h.Helper()
+	p, err := h.lab.AddPod(addr, netip.MustParseAddr(addr))
+	if err != nil {
+		h.Fatal(err)
+	}
+	return p
+}
+
+// start opens the dataplane and has it work.
+func (h *host) start(limits map[string]uint32) {
+	h.Helper()
+	err := h.lab.Node().Do(func() (err error) {
+		h.d, err = ebpf.OpenWithLimits(h.Context(), h.Settings, limits)
+		return err
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	d := h.d
+	go func() { ended <- d.Run(ctx) }()
+	stopped := false
+	h.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := errors.Join(<-ended, d.Close()); err != nil {
+			h.Error(err)
+		}
+	}
+	h.Cleanup(h.stop)
+}
+
+// row is a Service port with a ClusterIP.
+func row(name string, p proxy.Protocol, at netip.AddrPort, to ...netip.AddrPort) *proxy.ServicePort {
+	sp := &proxy.ServicePort{
+		Key:             proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: name, Protocol: p}},
+		Frontends:       []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: at}},
+		UsableSomewhere: len(to) > 0,
+	}
+	for _, a := range to {
+		sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: a, Local: true})
+	}
+	sp.Local = sp.Cluster
+	return sp
+}
+
+// sync asks for rows and no others.
+func (h *host) sync(rows ...*proxy.ServicePort) error {
+	s := proxy.NewState()
+	s.Node = h.node
+	for _, r := range rows {
+		s.Rows[r.Key] = r
+	}
+	return h.lab.Node().Do(func() error { return proxytest.Sync(h.Context(), h.d, s) })
+}
+
+// serve asks for rows as they are to be, and says how.
+func (h *host) serve(rows ...*proxy.ServicePort) {
+	h.Helper()
+	if err := h.sync(rows...); err != nil {
+		h.Fatal(err)
+	}
+	h.warm(rows[0].Key.Protocol, rows[0].Frontends[0].Addr)
+}
+
+// change changes one row.
+func (h *host) change(to *proxy.ServicePort) {
+	h.Helper()
+	step := &proxy.Delta{Upserts: []proxy.Upsert{{New: to}}}
+	if err := h.lab.Node().Do(func() error { return proxytest.Apply(h.Context(), h.d, step) }); err != nil {
+		h.Fatal(err)
+	}
+}
+
+// eventually polls until a condition holds.
+func (h *host) eventually(what string, ok func() bool) {
+	h.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			h.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// socket is a client's.
+type socket struct {
+	h  *host
+	fd int
+}
+
+// socket makes one in a namespace, and connects it unless the address is invalid.
+func (h *host) socket(in *lab.Host, p proxy.Protocol, to netip.AddrPort) *socket {
+	h.Helper()
+	kind := unix.SOCK_DGRAM
+	if p == proxy.TCP {
+		kind = unix.SOCK_STREAM
+	}
+	s := &socket{h: h}
+	err := in.Do(func() (err error) {
+		if s.fd, err = unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		wait := unix.NsecToTimeval(int64(5 * time.Second))
+		return errors.Join(unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait), unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait))
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	h.Cleanup(s.close)
+	if to.IsValid() {
+		s.connect(to)
+	}
+	return s
+}
+
+func (s *socket) close() {
+	if s.fd >= 0 {
+		_ = unix.Close(s.fd)
+		s.fd = -1
+	}
+}
+
+func sockaddr(a netip.AddrPort) *unix.SockaddrInet4 {
+	return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+}
+
+func addrPort(a unix.Sockaddr) netip.AddrPort {
+	four, ok := a.(*unix.SockaddrInet4)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4(four.Addr), uint16(four.Port))
+}
+
+func (s *socket) connect(to netip.AddrPort) {
+	s.h.Helper()
+	err := error(unix.EINTR)
+	for err == unix.EINTR {
+		err = unix.Connect(s.fd, sockaddr(to))
+	}
+	if err != nil && err != unix.EISCONN {
+		s.h.Fatalf("connect to %v: %v", to, err)
+	}
+}
+
+// peer returns what getpeername says.
+func (s *socket) peer() netip.AddrPort {
+	s.h.Helper()
+	a, err := unix.Getpeername(s.fd)
+	if err != nil {
+		s.h.Fatal(err)
+	}
+	return addrPort(a)
+}
+
+// receive returns who answered, and as whom.
+func (s *socket) receive() (by, from netip.AddrPort) {
+	s.h.Helper()
+	var buf [128]byte
+	n, at, err := 0, unix.Sockaddr(nil), error(unix.EINTR)
+	for err == unix.EINTR {
+		n, at, err = unix.Recvfrom(s.fd, buf[:], 0)
+	}
+	if err != nil {
+		s.h.Fatalf("receive: %v", err)
+	}
+	own, _, _ := strings.Cut(string(buf[:n]), " ")
+	return netip.MustParseAddrPort(own), addrPort(at)
+}
+
+// ask sends a query, over a socket that is connected if the address is invalid.
+func (s *socket) ask(to netip.AddrPort) (by, from netip.AddrPort) {
+	s.h.Helper()
+	var err error
+	if to.IsValid() {
+		err = unix.Sendto(s.fd, []byte("?"), 0, sockaddr(to))
+	} else {
+		_, err = unix.Write(s.fd, []byte("?"))
+	}
+	if err != nil {
+		s.h.Fatalf("send to %v: %v", to, err)
+	}
+	return s.receive()
+}
+
+func (s *socket) translated() bool {
+	s.h.Helper()
+	yes, err := translated(s.h.d, s.fd)
+	if err != nil {
+		s.h.Fatal(err)
+	}
+	return yes
+}
+
+// warm waits until the client's namespace is known.
+func (h *host) warm(p proxy.Protocol, to netip.AddrPort) {
+	h.Helper()
+	h.eventually("connections are made at the socket", func() bool {
+		s := h.socket(h.client, p, to)
+		defer s.close()
+		return s.translated()
+	})
+}
+
+// wantFrom checks who answered and as whom.
+func (h *host) wantFrom(what string, by, from, wantBy, wantFrom netip.AddrPort) {
+	h.Helper()
+	if by != wantBy || from != wantFrom {
+		h.Errorf("%s: %v answered as %v; want %v as %v", what, by, from, wantBy, wantFrom)
+	}
+}
+
+// TestEndpointOfUDPGoes: sockets that are not connected get another, connected ones
+// an error, and those whose endpoint only gets nothing new keep it.
+func TestEndpointOfUDPGoes(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	connected, loose := h.socket(h.client, proxy.UDP, dns), h.socket(h.client, proxy.UDP, netip.AddrPort{})
+	by, from := connected.ask(netip.AddrPort{})
+	h.wantFrom("connected", by, from, pods[0], dns)
+	by, from = loose.ask(dns)
+	h.wantFrom("not connected", by, from, pods[0], dns)
+	if !connected.translated() || !loose.translated() {
+		t.Fatal("the rules translated")
+	}
+
+	drains := row("dns", proxy.UDP, dns, pods[1])
+	drains.Draining = pods[:1]
+	h.change(drains)
+	for range 3 {
+		by, from = connected.ask(netip.AddrPort{})
+		h.wantFrom("connected, its endpoint drains", by, from, pods[0], dns)
+		by, from = loose.ask(dns)
+		h.wantFrom("not connected, its endpoint drains", by, from, pods[0], dns)
+	}
+
+	began := time.Now()
+	h.change(row("dns", proxy.UDP, dns, pods[1]))
+	h.eventually("the connected socket is told", func() bool {
+		_, err := unix.Write(connected.fd, []byte("?"))
+		return errors.Is(err, unix.EPERM)
+	})
+	t.Logf("cut %v after the change", time.Since(began))
+	by, from = loose.ask(dns)
+	h.wantFrom("not connected, its endpoint is gone", by, from, pods[1], dns)
+	fresh := h.socket(h.client, proxy.UDP, dns)
+	by, from = fresh.ask(netip.AddrPort{})
+	h.wantFrom("connected anew", by, from, pods[1], dns)
+	connected.connect(dns)
+	h.eventually("what was sent before the cut is read", func() bool { by, from = connected.ask(netip.AddrPort{}); return by == pods[1] })
+	h.eventually("nothing is cut any more", func() bool { return !h.d.Cuts() })
+}
+
+// TestSlotMoves: a socket stays with its endpoint when that gets another place.
+func TestSlotMoves(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods...))
+	connected, loose := map[netip.AddrPort]*socket{}, map[netip.AddrPort]*socket{}
+	h.eventually("every endpoint has sockets", func() bool {
+		c, l := h.socket(h.client, proxy.UDP, dns), h.socket(h.client, proxy.UDP, netip.AddrPort{})
+		by, _ := c.ask(netip.AddrPort{})
+		connected[by] = c
+		by, _ = l.ask(dns)
+		loose[by] = l
+		return len(connected) == len(pods) && len(loose) == len(pods)
+	})
+	h.change(row("dns", proxy.UDP, dns, pods[2], pods[1]))
+	for _, a := range pods[1:] {
+		by, from := connected[a].ask(netip.AddrPort{})
+		h.wantFrom("connected", by, from, a, dns)
+		by, from = loose[a].ask(dns)
+		h.wantFrom("not connected", by, from, a, dns)
+	}
+	if by, _ := loose[pods[0]].ask(dns); by == pods[0] {
+		t.Error("an endpoint that is gone got a datagram")
+	}
+}
+
+// TestTwoFrontendsOfOneSocket have one endpoint: each answer is that of whom was asked.
+func TestTwoFrontendsOfOneSocket(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]), row("alias", proxy.UDP, alias, pods[0]))
+	s := h.socket(h.client, proxy.UDP, netip.AddrPort{})
+	for range 3 {
+		for _, to := range []netip.AddrPort{dns, alias} {
+			by, from := s.ask(to)
+			h.wantFrom("asked "+to.String(), by, from, pods[0], to)
+		}
+	}
+	h.change(row("alias", proxy.UDP, alias, pods[1]))
+	for range 3 {
+		for i, to := range []netip.AddrPort{dns, alias} {
+			by, from := s.ask(to)
+			h.wantFrom("asked "+to.String(), by, from, pods[i], to)
+		}
+	}
+}
+
+// TestFrontendMoves to another Service: sockets follow, and are told if they cannot.
+func TestFrontendMoves(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	connected, loose := h.socket(h.client, proxy.UDP, dns), h.socket(h.client, proxy.UDP, netip.AddrPort{})
+	connected.ask(netip.AddrPort{})
+	loose.ask(dns)
+	// The first one keeps its endpoint, but not this address.
+	step := &proxy.Delta{Upserts: []proxy.Upsert{{New: row("dns", proxy.UDP, alias, pods[0])}, {New: row("other", proxy.UDP, dns, pods[1])}}}
+	if err := h.lab.Node().Do(func() error { return proxytest.Apply(t.Context(), h.d, step) }); err != nil {
+		t.Fatal(err)
+	}
+	by, from := loose.ask(dns)
+	h.wantFrom("not connected", by, from, pods[1], dns)
+	h.eventually("the connected socket is told", func() bool {
+		_, err := unix.Write(connected.fd, []byte("?"))
+		return errors.Is(err, unix.EPERM)
+	})
+}
+
+// TestSocketIsConnectedAgain to something else: nothing of what was before is left.
+func TestSocketIsConnectedAgain(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]), row("web", proxy.TCP, web, pods[0]))
+	s := h.socket(h.client, proxy.UDP, dns)
+	if !s.translated() || s.peer() != dns {
+		t.Fatalf("connected to %v; want %v, at the socket", s.peer(), dns)
+	}
+	s.connect(pods[0])
+	by, from := s.ask(netip.AddrPort{})
+	h.wantFrom("connected to an endpoint itself", by, from, pods[0], pods[0])
+	if s.translated() || s.peer() != pods[0] {
+		t.Errorf("connected to %v; want %v, and no trace of the Service", s.peer(), pods[0])
+	}
+	c := h.socket(h.client, proxy.TCP, web)
+	if !c.translated() || c.peer() != web {
+		t.Fatalf("connected to %v; want %v, at the socket", c.peer(), web)
+	}
+	var none unix.RawSockaddrAny // an address of no family ends the connection
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(c.fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none.Addr)); errno != 0 {
+		t.Fatal(errno)
+	}
+	c.connect(pods[1])
+	if c.translated() || c.peer() != pods[1] {
+		t.Errorf("connected to %v; want %v, and no trace of the Service", c.peer(), pods[1])
+	}
+}
+
+func bindToDevice(fd int, name string) error { return unix.BindToDevice(fd, name) }
+
+func setMark(fd, mark int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, mark) }
