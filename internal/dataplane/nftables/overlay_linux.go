@@ -109,7 +109,11 @@ func (t *table) socketHooks() []*chain {
 	in, out := t.openSocketHooks()
 	// A client may use a port again while our socket of its last connection waits
 	// in TIME_WAIT: that one must not have the packet.
-	in.rules = append([]*nft.Rule{t.rule().beginsTCP().untranslated().jump(services).comment("new connections to Services")}, in.rules...)
+	// What the program sends to an endpoint on this host is not for a Service once more.
+	in.rules = append([]*nft.Rule{
+		t.rule().meta(expr.MetaKeyMARK).has(t.over.Sockets.Own).accept().comment("the program's own, to this host"),
+		t.rule().beginsTCP().untranslated().jump(services).comment("new connections to Services"),
+	}, in.rules...)
 	in.rules = append(in.rules,
 		t.foreign(),
 		t.datagrams())
