@@ -3,6 +3,7 @@
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/tmp
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm /run/netns /results /root
 mount -t devpts devpts /dev/pts
