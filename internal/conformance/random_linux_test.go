@@ -40,7 +40,7 @@ func TestRandomGroupsAreRepeatable(t *testing.T) {
 func TestRandomGroupsCanFail(t *testing.T) {
 	lab.Require(t)
 	d := Dataplane{Mode: "nftables", Open: func(context.Context) (proxy.Dataplane, error) { return idle{}, nil }}
-	st, err := newTestbed(t.Context(), d, "")
+	st, err := (&scheduler{d: d}).newTestbed(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,42 +80,9 @@ type job struct {
 // and report; the playing is done by goroutines of our own.
 type scheduler struct {
 	d       Dataplane
-	cgroups *traffic.Cgroups
+	cgroups *traffic.Cgroups // if the dataplane acts on sockets
 	tally   tally
 	jobs    []job
-}
-
-func newScheduler(t *testing.T, d Dataplane) *scheduler {
-	s := &scheduler{d: d}
-	if d.Sockets == nil {
-		return s
-	}
-	var err error
-	if s.cgroups, err = traffic.NewCgroups(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		n := &s.tally
-		t.Logf("%d flows, %d of them unbound, %d translated at the socket", n.flows.Load(), n.unbound.Load(), n.translated.Load())
-		if err := s.cgroups.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return s
-}
-
-// testbed makes one more testbed.
-func (s *scheduler) testbed(ctx context.Context) (b *testbed, err error) {
-	cgroup := ""
-	if s.cgroups != nil {
-		if cgroup, err = s.cgroups.Add(); err != nil {
-			return nil, err
-		}
-	}
-	if b, err = newTestbed(ctx, s.d, cgroup); err == nil {
-		b.tally = &s.tally
-	}
-	return b, err
 }
 
 // add makes a job a subtest, which takes part unless it was not asked for.
@@ -139,7 +106,7 @@ func (s *scheduler) start(t *testing.T) {
 	var wg sync.WaitGroup
 	for range min(testbeds, len(s.jobs)) {
 		wg.Go(func() {
-			b, err := s.testbed(ctx)
+			b, err := s.newTestbed(ctx)
 			for j := range queue {
 				if err != nil {
 					j.done <- []failure{{err: fmt.Errorf("make lab: %w", err)}}

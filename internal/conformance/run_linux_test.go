@@ -31,7 +31,7 @@ func TestTheTableCanFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := Dataplane{Mode: "nftables", Open: func(context.Context) (proxy.Dataplane, error) { return idle{}, nil }}
-	st, err := newTestbed(t.Context(), d, "")
+	st, err := (&scheduler{d: d}).newTestbed(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

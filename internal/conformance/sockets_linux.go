@@ -3,9 +3,9 @@ package conformance
 import (
 	"cmp"
 	"context"
-	"net/netip"
 	"slices"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"sluice/internal/conformance/lab"
@@ -44,17 +44,45 @@ func translates(s *proxy.State, c *Case) bool {
 	if p.DstLocal && kind != proxy.NodePort || o.Row.Policy(kind, s.Node)[origin].From != nil {
 		return false
 	}
-	hidden := func(b proxy.Backend) bool { return b.Masquerade }
-	seen := func(b proxy.Backend) bool { return !b.Masquerade }
+	// A socket of the node takes the address of the way to the endpoint, as if it were
+	// masqueraded. A pod must not see itself as its client.
+	node := p.In == "" && origin == proxy.ThisNode
 	itself := func(e proxy.Endpoint) bool { return e.Addr.Addr() == p.Src }
-	switch p.In {
-	case "": // it takes the address of the way to the endpoint, as if it were masqueraded
-		return origin == proxy.ThisNode && !slices.ContainsFunc(o.Backends, seen)
-	case lab.Bridge:
-		return !slices.ContainsFunc(o.Backends, hidden) && !slices.ContainsFunc(slices.Concat(o.Row.Cluster, o.Row.Local), itself)
-	default:
-		return false
+	pod := p.In == lab.Bridge && !slices.ContainsFunc(slices.Concat(o.Row.Cluster, o.Row.Local), itself)
+	unfit := func(b proxy.Backend) bool {
+		again := *c // as the rules would see it then, which must have nothing to do with it
+		again.Dst, again.DPort = b.Addr.Addr(), b.Addr.Port()
+		return b.Masquerade != node || s.Outcome(packet(&again)).Verdict != proxy.Untouched
 	}
+	return (node || pod) && !slices.ContainsFunc(o.Backends, unfit)
+}
+
+// newScheduler moves the process to a cgroup of its own if the mode acts on sockets.
+func newScheduler(t *testing.T, d Dataplane) *scheduler {
+	s := &scheduler{d: d}
+	if d.Sockets == nil {
+		return s
+	}
+	var err error
+	if s.cgroups, err = traffic.NewCgroups(); err != nil {
+		t.Fatalf("make a cgroup (v2) for sockets: %v", err)
+	}
+	t.Cleanup(func() {
+		n := &s.tally
+		t.Logf("%d flows, %d of them unbound, %d translated at the socket", n.flows.Load(), n.unbound.Load(), n.translated.Load())
+		if err := s.cgroups.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// addCgroup returns the cgroup of one more testbed, if it is to have one.
+func (s *scheduler) addCgroup() (string, error) {
+	if s.cgroups == nil {
+		return "", nil
+	}
+	return s.cgroups.Add()
 }
 
 // tally is what was played in all testbeds.
@@ -107,28 +135,28 @@ func (b *testbed) inspect(r *caseRun, fd int) {
 // one who it is; or until they are not, as an address of the node's just came. Where
 // that was in vain once, it is not waited for again.
 func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
-	cold := map[netip.Addr]*caseRun{}
+	var cold []*caseRun
 	for _, r := range runs {
-		if r.unbound && (r.translates || r.From == FromVIP) {
-			cold[r.Src] = &caseRun{Case: r.Case, want: r.want, unbound: true, translates: r.translates}
+		known := func(c *caseRun) bool { return c.Src == r.Src }
+		if r.unbound && (r.translates || r.From == FromVIP) && !slices.ContainsFunc(cold, known) {
+			cold = append(cold, &caseRun{Case: r.Case, want: r.want, unbound: true, translates: r.translates, twin: r})
 		}
 	}
-	tick := time.NewTicker(5 * time.Millisecond)
+	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(traffic.Scaled(5 * time.Second)); len(cold) > 0 && !b.inVain; <-tick.C {
-		var next []*caseRun
-		for src, r := range cold {
-			if r.tries > 0 && (r.translated > 0) == r.translates || r.err != nil { // which the case itself will meet as well
-				delete(cold, src)
-			} else {
-				r.translated = 0
-				next = append(next, r)
-			}
-		}
-		if err := b.round(ctx, next); err != nil {
+	end := time.Now().Add(traffic.Scaled(5 * time.Second))
+	for len(cold) > 0 && !b.inVain {
+		if err := b.round(ctx, cold); err != nil {
 			return err
 		}
-		b.inVain = len(next) > 0 && time.Now().After(end)
+		cold = slices.DeleteFunc(cold, func(c *caseRun) bool {
+			right := (c.translated > 0) == c.translates
+			c.translated, c.twin.err = 0, c.err
+			return right || c.err != nil
+		})
+		if len(cold) > 0 {
+			b.inVain = (<-tick.C).After(end)
+		}
 	}
 	return nil
 }

@@ -117,6 +117,7 @@ type Place string
 const (
 	FromPod       Place = "pod"              // a pod on this node
 	FromSelf      Place = "pod-self"         // an endpoint on this node
+	FromInside    Place = "pod-loopback"     // the pod on this node, from a loopback address to itself
 	FromRemotePod Place = "remote-pod"       // a pod on another node
 	FromNode      Place = "node"             // the node's own stack
 	FromLocalhost Place = "localhost"        // the node, from a loopback address
@@ -133,12 +134,21 @@ var clients = map[Place]struct {
 }{
 	FromPod:       {[2]string{"10.0.0.2", "fd00:10::2"}, lab.Bridge},
 	FromSelf:      {[2]string{}, lab.Bridge},
+	FromInside:    {[2]string{"127.0.0.1", "::1"}, lab.Bridge},
 	FromRemotePod: {[2]string{"10.9.9.9", "fd00:10::9:0:0:9"}, lab.Transit},
 	FromNode:      {[2]string{"192.168.0.2", "2001:db8::1"}, ""},
 	FromLocalhost: {[2]string{"127.0.0.1", "::1"}, ""},
 	FromVIP:       {[2]string{}, ""},
 	FromOutside:   {[2]string{"203.0.113.2", "2600:5200::1"}, lab.Uplink},
 	FromBlocked:   {[2]string{"203.0.113.130", "2600:5200:1::1"}, lab.Uplink},
+}
+
+// host returns the address by which the case's client is known.
+func (c *Case) host() netip.Addr {
+	if c.From == FromInside {
+		return netip.MustParseAddr(clients[FromPod].addrs[proxy.FamilyOf(c.Dst)])
+	}
+	return c.Src
 }
 
 // load reads the whole table.

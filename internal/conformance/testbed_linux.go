@@ -21,7 +21,6 @@ import (
 // another and carries over whatever the last one left in the kernel.
 type testbed struct {
 	d       Dataplane
-	cgroup  string // of the sockets on the node, if the dataplane acts on them
 	lab     *lab.Lab
 	dp      proxy.Dataplane
 	end     func() error  // ends the dataplane's own work
@@ -39,12 +38,16 @@ type pod struct {
 	host *lab.Host
 }
 
-func newTestbed(ctx context.Context, d Dataplane, cgroup string) (*testbed, error) {
+func (s *scheduler) newTestbed(ctx context.Context) (*testbed, error) {
+	cgroup, err := s.addCgroup()
+	if err != nil {
+		return nil, err
+	}
 	l, err := lab.New(lab.Config{Cgroup: cgroup})
 	if err != nil {
 		return nil, err
 	}
-	b := &testbed{d: d, cgroup: cgroup, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}, tally: &tally{}}
+	b := &testbed{d: s.d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}, tally: &s.tally}
 	if err := b.openDataplane(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -61,7 +64,7 @@ func (b *testbed) openDataplane(ctx context.Context) error {
 	b.end = func() error { return nil }
 	err := b.onNode("open dataplane", func() (err error) {
 		if b.d.Sockets != nil {
-			b.dp, err = b.d.Sockets.Open(ctx, b.cgroup)
+			b.dp, err = b.d.Sockets.Open(ctx, b.lab.Node().Cgroup)
 		} else {
 			b.dp, err = b.d.Open(ctx)
 		}
@@ -143,6 +146,7 @@ type hosts struct {
 type socket struct {
 	protocol proxy.Protocol
 	at       netip.AddrPort
+	inside   netip.Addr // the pod that does so on its loopback address
 }
 
 // addWorld adds every endpoint of a world, those that must not be used included.
@@ -160,7 +164,7 @@ func (h *hosts) addWorld(w *World) error {
 				for _, p := range s.Ports {
 					if p.Port != nil {
 						at := netip.AddrPortFrom(a, uint16(*p.Port))
-						h.listeners[socket{protocols[ptr.Deref(p.Protocol, "")], at}] = true
+						h.listeners[socket{protocol: protocols[ptr.Deref(p.Protocol, "")], at: at}] = true
 					}
 				}
 			}
@@ -184,10 +188,14 @@ func (h *hosts) addPod(a netip.Addr, node string) error {
 // addCase adds a case's client, and a listener on the very address the packet
 // is sent to: it answers when nobody touched the packet.
 func (h *hosts) addCase(c *Case) error {
-	h.listeners[socket{c.protocol(), c.to()}] = true
+	s := socket{protocol: c.protocol(), at: c.to()}
+	if c.From == FromInside {
+		s.inside = c.host()
+	}
+	h.listeners[s] = true
 	switch clients[c.From].link {
 	case lab.Bridge:
-		return h.addPod(c.Src, nodeName)
+		return h.addPod(c.host(), nodeName)
 	case lab.Transit:
 		return h.addPod(c.Src, "client-node")
 	}
@@ -212,7 +220,11 @@ func (b *testbed) prepare(worlds []*World, cases []*Case) error {
 		return err
 	}
 	for s := range h.listeners {
-		l, err := b.holder(s.at.Addr()).Listen(s.protocol, s.at)
+		at := s.at.Addr()
+		if s.inside.IsValid() {
+			at = s.inside
+		}
+		l, err := b.holder(at).Listen(s.protocol, s.at)
 		if err != nil {
 			return err
 		}
@@ -272,7 +284,7 @@ func (b *testbed) client(c *Case) *lab.Host {
 	case lab.Uplink:
 		return b.lab.Outside()
 	default:
-		return b.pods[c.Src].host
+		return b.pods[c.host()].host
 	}
 }
 

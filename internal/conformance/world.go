@@ -88,9 +88,9 @@ func (w *World) ranges() *networkingv1.ServiceCIDR {
 
 // packet returns a case's first packet as the node sees it.
 func packet(c *Case) proxy.Packet {
-	// Addresses of the node while the case is played.
+	// Addresses of the node while the case is played. It does not see what stays in a pod.
 	local := func(a netip.Addr) bool {
-		return slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
+		return c.From != FromInside && slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
 	}
 	return proxy.Packet{
 		Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: local(c.Src), DstLocal: local(c.Dst),

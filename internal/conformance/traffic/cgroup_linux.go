@@ -17,32 +17,28 @@ type Cgroups struct{ home, own, bpf string }
 
 // NewCgroups makes a cgroup below the process's own and moves the process there.
 // There is one at a time in a process.
-func NewCgroups() (c *Cgroups, err error) {
-	c = &Cgroups{}
-	if c.home, err = ownCgroup(); err == nil {
-		c.own, err = os.MkdirTemp(c.home, "sluice-test-")
-	}
-	if err == nil {
-		if err = join(c.own, "cgroup.procs"); err != nil {
-			err = errors.Join(err, os.Remove(c.own))
-		}
-	}
+func NewCgroups() (*Cgroups, error) {
+	home, err := ownCgroup()
 	if err != nil {
-		return nil, fmt.Errorf("make a cgroup (v2) for sockets: %w", err)
+		return nil, err
 	}
-	return c, nil
+	own, err := os.MkdirTemp(home, "sluice-test-")
+	if err != nil {
+		return nil, err
+	}
+	if err := join(own, "cgroup.procs"); err != nil {
+		return nil, errors.Join(err, os.Remove(own))
+	}
+	return &Cgroups{home: home, own: own}, nil
 }
 
 // Add makes the cgroup of one more host, and returns its folder.
 func (c *Cgroups) Add() (string, error) {
 	dir, err := os.MkdirTemp(c.own, "host-")
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
-	}
 	if err != nil {
-		return "", fmt.Errorf("make a cgroup for threads: %w", err)
+		return "", err
 	}
-	return dir, nil
+	return dir, os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
 }
 
 // MountBPF mounts a BPF file system for the programs at the sockets, and returns its
@@ -76,22 +72,7 @@ func (c *Cgroups) Close() error {
 // join moves the calling thread to a cgroup, or with cgroup.procs all of its
 // process. To the kernel 0 is the caller; for a thread that says so it does not
 // stop all others.
-func join(dir, file string) error {
-	return os.WriteFile(filepath.Join(dir, file), []byte("0"), 0)
-}
-
-// enter moves the calling thread to a cgroup, and returns how it comes back.
-func enter(dir string) (leave func() error, err error) {
-	const threads = "cgroup.threads"
-	home, err := ownCgroup()
-	if err == nil {
-		err = join(dir, threads)
-	}
-	if err != nil {
-		return func() error { return nil }, fmt.Errorf("enter cgroup: %w", err)
-	}
-	return func() error { return join(home, threads) }, nil
-}
+func join(dir, file string) error { return os.WriteFile(filepath.Join(dir, file), []byte("0"), 0) }
 
 // ownCgroup returns the folder of the cgroup that the calling thread is in.
 func ownCgroup() (string, error) {

@@ -43,6 +43,7 @@ func New(name string, p *Ports) (*Namespace, error) {
 // away runs f on a thread that f may move to another namespace, and that is in a
 // cgroup if one is named.
 func away(cgroup string, f func() error) error {
+	const threads = "cgroup.threads"
 	runtime.LockOSThread()
 	was, err := netns.Get()
 	if err != nil {
@@ -50,14 +51,20 @@ func away(cgroup string, f func() error) error {
 		return fmt.Errorf("read own network namespace: %w", err)
 	}
 	defer was.Close()
-	leave := func() error { return nil }
+	home := ""
 	if cgroup != "" {
-		leave, err = enter(cgroup)
+		if home, err = ownCgroup(); err == nil {
+			err = join(cgroup, threads)
+		}
 	}
 	if err == nil {
 		err = f()
 	}
-	if back := errors.Join(netns.Set(was), leave()); back != nil {
+	back := netns.Set(was)
+	if home != "" {
+		back = errors.Join(back, join(home, threads))
+	}
+	if back != nil {
 		// The thread stays locked, so it ends with its goroutine and nobody
 		// else finds itself in the wrong namespace or cgroup.
 		return errors.Join(err, fmt.Errorf("return to own network namespace and cgroup: %w", back))

@@ -181,11 +181,8 @@ func (a *attempt) socket() (err error) {
 // bind binds the socket to the source and a fresh port, which a raw one ignores.
 func (a *attempt) bind(n *Namespace) error {
 	src := a.Src
-	switch {
-	case a.Unbound && a.to.Addr().Is6():
-		src = netip.IPv6Unspecified()
-	case a.Unbound:
-		src = netip.IPv4Unspecified()
+	if a.Unbound {
+		src = [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[a.to.Addr().BitLen()/128]
 	}
 	for {
 		a.port = n.Ports.next()
