@@ -25,6 +25,7 @@ var (
 	timeout = flag.Duration("timeout", 3*time.Hour, "how long the virtual machine may live")
 	sizes   = flag.String("sizes", "1000x10,10000x10", "`SERVICESxENDPOINTS`")
 	rounds  = flag.Int("rounds", 3, "how often each proxy has its turn at each size")
+	starts  = flag.String("starts", "", "the `SIZES` at which only cold starts are measured: for a change kube-proxy takes minutes")
 	inside  = flag.Bool("inside", false, "measure here, with the programs of the folder /programs")
 )
 
@@ -79,7 +80,7 @@ func boot(ctx context.Context) error {
 	defer func() { _ = os.RemoveAll(results) }()
 	job := guest.Job{
 		Kernel: *kernel, Timeout: *timeout, Output: os.Stderr, Results: results,
-		Command: []string{programs + "/ipvs", "--inside", "--sizes=" + *sizes, fmt.Sprintf("--rounds=%d", *rounds)},
+		Command: []string{programs + "/ipvs", "--inside", "--sizes=" + *sizes, fmt.Sprintf("--rounds=%d", *rounds), "--starts=" + *starts},
 	}
 	for name, path := range map[string]string{"ipvs": self, "sluice": sluice, "kube-proxy": kubeProxy} {
 		job.Add(filepath.Join(programs, name), path)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -65,6 +66,9 @@ func measureAt(ctx context.Context, size figures.Size) (s sized, err error) {
 	b := &trial.Bench{
 		Limits: limits, Say: func(line string) { fmt.Println(line) },
 		Only: []figures.Stage{figures.StageColdStart, figures.StageChange(0), figures.StageMemory},
+	}
+	if slices.Contains(strings.Split(*starts, ","), size.String()) {
+		b.Only = b.Only[:1]
 	}
 	if b.Cluster, err = testbed.Start(ctx, testbed.Settings{Dir: dir, Bare: true}); err != nil {
 		return s, err

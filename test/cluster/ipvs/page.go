@@ -23,6 +23,12 @@ var table = []what{
 		}
 		return r.ColdStart.Every, true
 	}},
+	{"of it until the first Service answers: the API, and what is written by then", 0, func(r *figures.Result) (figures.Seconds, bool) {
+		if r.ColdStart == nil {
+			return 0, false
+		}
+		return r.ColdStart.First, r.ColdStart.First > 0
+	}},
 	{"endpoint change to traffic, p50, from the API server's answer", 10, func(r *figures.Result) (figures.Seconds, bool) {
 		c := r.Change(0)
 		if c == nil || len(c.Samples) == 0 {
