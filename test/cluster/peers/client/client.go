@@ -96,7 +96,7 @@ type Answers struct {
 // was. It ends early with ctx. An error means that the wrong endpoint answered,
 // or what ctx was cancelled for.
 func (c *Client) Await(ctx context.Context, targets []Target) (Answers, error) {
-	const threads, pause = 4, 5 * time.Millisecond
+	const threads, least, most = 4, 5 * time.Millisecond, 50 * time.Millisecond // whoever is refused at once shall not keep a processor busy
 	var out Answers
 	var first sync.Once
 	var count atomic.Int64
@@ -106,7 +106,7 @@ func (c *Client) Await(ctx context.Context, targets []Target) (Answers, error) {
 		g.Go(func() error {
 			return c.host.Do(func() error {
 				for _, t := range share {
-					_, err := t.repeat(ctx, pause, pause, func(by netip.Addr) (bool, error) { return true, t.check(by) })
+					_, err := t.repeat(ctx, least, most, func(by netip.Addr) (bool, error) { return true, t.check(by) })
 					if err != nil {
 						return err
 					}
