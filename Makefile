@@ -7,7 +7,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build demo check test test-kernels lint size bench bench-relay bench-peers bench-ipvs generate bpf deps
+.PHONY: build demo check test test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice, static
@@ -57,6 +57,9 @@ bench-peers: deps ## Sluice and kube-proxy side by side, half an hour; written t
 
 bench-ipvs: ## mode ipvs of Sluice and of kube-proxy side by side, in a virtual machine; written to docs/benchmarks/ipvs.md
 	cd test/cluster && go run ./ipvs
+
+bench-ebpf: deps ## mode ebpf beside mode nftables, kube-proxy and direct connections; written to docs/benchmarks/ebpf.md
+	cd test/cluster && go run ./sockets --output ../../docs/benchmarks/ebpf.md
 
 BPF := internal/dataplane/ebpf/bpf
 generate: bpf ## what is generated from the code: the packet table's themes in README.md, the programs of mode ebpf

@@ -9,6 +9,7 @@ tool (
 )
 
 require (
+	github.com/cilium/ebpf v0.22.0
 	github.com/google/go-cmp v0.7.0
 	github.com/google/nftables v0.3.0
 	github.com/vishvananda/netlink v1.3.1

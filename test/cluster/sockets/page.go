@@ -1,0 +1,106 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// atLeast is what is promised of mode ebpf, as a part of a direct connection's speed.
+const atLeast = 0.98
+
+const preamble = `# Mode ebpf beside mode nftables and kube-proxy
+
+Written by ` + "`make bench-ebpf`" + `: %s, Linux %s, %d CPUs, %s. All ways are in one run, by turns.
+
+`
+
+func head() string {
+	release, _ := os.ReadFile("/proc/sys/kernel/osrelease") // for the record only
+	return fmt.Sprintf(preamble, runtime.Version(), strings.TrimSpace(string(release)), runtime.NumCPU(), time.Now().UTC().Format("2006-01-02"))
+}
+
+const speedText = `## Speed
+
+Through a ClusterIP with one endpoint, a pod of the same node, against a direct connection to that pod: how many times as fast
+(above 1: faster). Client and server share one processor, before all other work on it; %d rounds of %d each, and of the rounds the
+one that a tenth is faster than. A closed TCP connection is reset, so that ports suffice. Direct connections pass the node and are tracked by it.
+
+| from | what | direct | %s |
+|---|---|--:|%s
+`
+
+// table compares each way with direct connections on its node.
+func (s *speed) table(all []way) string {
+	var b, names, lines strings.Builder
+	for _, w := range all[1:] {
+		if w.through || w.cgroup != "" {
+			fmt.Fprintf(&names, "%s | ", w.name)
+			lines.WriteString("--:|")
+		}
+	}
+	fmt.Fprintf(&b, speedText, *rounds, *steps, names.String()+"promise", lines.String()+"---|")
+	for origin, name := range originNames {
+		for i, u := range uses {
+			took := s[origin][i]
+			fmt.Fprintf(&b, "| %s | %s | %.1f µs |", name, u.name, float64(took["direct"].tenth())/1e3)
+			ratios := map[string]float64{}
+			var direct time.Duration
+			for _, w := range all {
+				t := took[w.name].tenth()
+				if !w.through && w.cgroup == "" {
+					direct = t
+					continue
+				}
+				ratios[w.name] = float64(direct) / float64(t)
+				fmt.Fprintf(&b, " %.3f |", ratios[w.name])
+			}
+			fmt.Fprintf(&b, " %s |\n", kept(ratios))
+		}
+	}
+	return b.String()
+}
+
+// kept says which promises hold.
+func kept(ratios map[string]float64) string {
+	var broken []string
+	if ratios["ebpf"] < atLeast {
+		broken = append(broken, fmt.Sprintf("at least %.2f", atLeast))
+	}
+	for _, other := range []string{"nftables", "kube-proxy nftables"} {
+		if r, ok := ratios[other]; ok && ratios["ebpf"] < r {
+			broken = append(broken, "ahead of "+other)
+		}
+	}
+	if broken == nil {
+		return "holds"
+	}
+	return "**does not hold**: " + strings.Join(broken, ", ")
+}
+
+const stormText = `
+## Two DNS questions at once
+
+Pods ask a UDP Service with %d endpoints for A and AAAA from one new socket, both at the same moment on two processors. A
+question is lost if no answer from the Service's address comes within %v. Conntrack of the node counts races, where it finds a way
+out for the second packet, and insert_failed, where it drops it.
+
+| sockets | way | questions | lost | races | insert_failed |
+|---|---|--:|--:|--:|--:|
+`
+
+func stormTable(all []way, found map[bool]map[string]*storm) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, stormText, serverCount, patience)
+	for _, connected := range []bool{true, false} {
+		name := map[bool]string{true: "connected", false: "not connected"}[connected]
+		for _, w := range all {
+			if s := found[connected][w.name]; s != nil {
+				fmt.Fprintf(&b, "| %s | %s | %d | %d | %d | %d |\n", name, w.name, s.asked, s.lost, s.races, s.insertFailed)
+			}
+		}
+	}
+	return b.String()
+}
