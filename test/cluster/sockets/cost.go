@@ -167,7 +167,7 @@ func mapMemory(pins string) (map[string]uint64, error) {
 const costText = `
 ## Cost
 
-Of the rounds, medians. How many entries of maps a change writes is held by a test: never more than two more than mode nftables writes.
+Of the rounds, medians. A replaced endpoint writes one entry of the maps, and one of this node three, at any number of Services: a test counts them.
 
 | what | nftables | ebpf | ratio | promise | |
 |---|--:|--:|--:|---|---|

@@ -1,0 +1,104 @@
+package ebpf_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+// costRow is Service number i. Its endpoints are numbers of pods.
+func costRow(i int, p proxy.Protocol, pods ...int) *proxy.ServicePort {
+	sp := &proxy.ServicePort{
+		Key:             proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "cost", Name: fmt.Sprint(i), Protocol: p}},
+		Frontends:       []proxy.Frontend{{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 30, byte(i >> 8), byte(i)}), 80)}},
+		UsableSomewhere: true,
+	}
+	for _, n := range pods {
+		a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), 8080)
+		sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: a})
+	}
+	return sp
+}
+
+// onThisNode makes the last endpoint of a row one of this node.
+func onThisNode(sp *proxy.ServicePort) *proxy.ServicePort {
+	last := &sp.Cluster[len(sp.Cluster)-1]
+	last.Local = true
+	sp.Local = []proxy.Endpoint{*last}
+	return sp
+}
+
+func draining(sp *proxy.ServicePort, from *proxy.ServicePort) *proxy.ServicePort {
+	sp.Draining = []netip.AddrPort{from.Cluster[len(from.Cluster)-1].Addr}
+	return sp
+}
+
+func count(n int) (out []int) {
+	for i := range n {
+		out = append(out, i)
+	}
+	return out
+}
+
+// TestCost counts the entries of maps that changes write, at two numbers of Services.
+func TestCost(t *testing.T) {
+	const tcp, udp = proxy.TCP, proxy.UDP
+	many := func(last int) *proxy.ServicePort {
+		return costRow(50, tcp, append(count(4_999), last)...)
+	}
+	cases := []struct {
+		name     string
+		old, cur *proxy.ServicePort // nil: there is none
+		want     int
+	}{
+		{"endpoint replaced", costRow(50, tcp, 1, 2, 3), costRow(50, tcp, 1, 2, 9), 1},
+		{"endpoint replaced, UDP", costRow(50, udp, 1, 2, 3), costRow(50, udp, 1, 2, 9), 1},
+		{"endpoint replaced that drains, UDP", costRow(50, udp, 1, 2, 3), draining(costRow(50, udp, 1, 2, 9), costRow(50, udp, 1, 2, 3)), 2},
+		{"endpoint of this node replaced", onThisNode(costRow(50, tcp, 1, 2, 3)), onThisNode(costRow(50, tcp, 1, 2, 9)), 3},
+		{"one endpoint more", costRow(50, tcp, 1, 2, 3), costRow(50, tcp, 1, 2, 3, 4), 2},
+		{"one endpoint less", costRow(50, tcp, 1, 2, 3, 4), costRow(50, tcp, 1, 2, 3), 2},
+		{"one of the first less", costRow(50, tcp, 1, 2, 3, 4), costRow(50, tcp, 4, 2, 3), 3},
+		{"one of 5,000 replaced", many(5_000), many(6_000), 1},
+		{"Service added", nil, costRow(50, tcp, 1, 2, 3), 4},
+		{"Service removed", costRow(50, tcp, 1, 2, 3), nil, 4},
+		{"nothing", costRow(50, tcp, 1, 2, 3), costRow(50, tcp, 1, 2, 3), 0},
+	}
+	h := newHost(t)
+	h.start(nil)
+	for _, n := range []int{100, 2_000} {
+		var others []*proxy.ServicePort
+		for i := range n {
+			others = append(others, costRow(1000+i, tcp, 1, 2, 3))
+		}
+		for _, c := range cases {
+			if got := h.writes(others, c.old, c.cur); got != c.want {
+				t.Errorf("%s at %d Services: %d entries were written; want %d", c.name, n, got, c.want)
+			}
+		}
+	}
+}
+
+// writes returns how many entries the change of a row writes beside others.
+func (h *host) writes(others []*proxy.ServicePort, old, cur *proxy.ServicePort) int {
+	h.Helper()
+	before := others
+	if old != nil {
+		before = append(slices.Clone(others), old)
+	}
+	if err := h.sync(before...); err != nil {
+		h.Fatal(err)
+	}
+	step := &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}
+	if cur == nil {
+		step = &proxy.Delta{Removes: []*proxy.ServicePort{old}}
+	}
+	h.d.Writes()
+	if err := h.lab.Node().Do(func() error { return proxytest.Apply(h.Context(), h.d, step) }); err != nil {
+		h.Fatal(err)
+	}
+	return h.d.Writes()
+}
