@@ -7,7 +7,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build demo check test test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf deps
+.PHONY: build demo check test test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice, static
@@ -22,8 +22,7 @@ check: ## the fast inner loop: no lint, no race detector, no cluster
 	go vet ./... && cd test/deploy && go vet ./...
 	go test -short ./... && cd test/deploy && go test -short ./...
 
-test: deps lint build bpf ## everything
-	git diff --exit-code $(BPF) # the object is that of the source
+test: deps lint build check-bpf ## everything
 	go test -race -timeout 20m ./... && cd test/deploy && go test -race -timeout 20m ./...
 	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
@@ -65,8 +64,13 @@ BPF := internal/dataplane/ebpf/bpf
 generate: bpf ## what is generated from the code: the packet table's themes in README.md, the programs of mode ebpf
 	go run ./test/matrix README.md
 
+# Line numbers of the source are in the object, the folder that it was built in is not.
+compile-bpf = cd $(BPF) && clang -O2 -g -fdebug-compilation-dir=. -target bpf -Wall -Werror -idirafter /usr/include/$$(uname -m)-linux-gnu -c sockets.c -o $(1) && llvm-strip -g $(1)
 bpf: deps ## the programs of mode ebpf, from C; the object is committed, so that nobody else needs a compiler
-	cd $(BPF) && clang -O2 -g -target bpf -Wall -Werror -idirafter /usr/include/$$(uname -m)-linux-gnu -c sockets.c -o sockets.o && llvm-strip -g sockets.o
+	$(call compile-bpf,sockets.o)
+
+check-bpf: deps ## that the committed object is that of the source
+	@mkdir -p .cache && $(call compile-bpf,$(CURDIR)/.cache/sockets.o) && cmp sockets.o $(CURDIR)/.cache/sockets.o
 
 deps: ## what the tests need beside Go: to list what we write, and to write what kube-proxy leaves
 	@for p in nft iptables-nft iptables-legacy ipset ip clang llvm-strip /usr/include/bpf/bpf_helpers.h; do { command -v $$p >/dev/null || [ -e $$p ]; } || missing=1; done; \

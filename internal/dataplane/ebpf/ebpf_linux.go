@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -41,7 +42,8 @@ type Dataplane struct {
 	differ   *differ.Differ[id, value]
 	state    *proxy.Node // as in force; nil: not known
 	host     *host       // as in force
-	now      *host       // as it was read last
+	cidrs    []netip.Prefix
+	now      *host // as it was read last
 	moved    chan struct{}
 	attached bool
 	off      error                    // why sockets are left alone
@@ -142,7 +144,7 @@ func (d *Dataplane) syncSockets(ctx context.Context, want *proxy.State) error {
 	if err != nil {
 		return err
 	}
-	d.host, d.now, d.state = h, h, want.Node
+	d.host, d.now, d.state, d.cidrs = h, h, want.Node, want.CIDRs
 	d.left, d.leave = map[proxy.PortKey]bool{}, map[proxy.PortKey]bool{}
 	if err := d.writeHost(h, want.Node); err != nil {
 		return err
@@ -217,6 +219,9 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 
 // applySockets brings the maps to what is wanted.
 func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed *proxy.Changed) error {
+	if changed.CIDRs && !slices.Equal(d.cidrs, want.CIDRs) {
+		return fmt.Errorf("%w: endpoints may be within other ranges of Services", proxy.ErrNeedSync)
+	}
 	if changed.Node {
 		h, err := readHost(d.routes, want.Node)
 		if err == nil && !h.same(d.host) {

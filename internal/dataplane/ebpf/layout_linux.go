@@ -35,6 +35,12 @@ const (
 	isLoopback     = 4
 )
 
+// Flags of endpoints: what their address may be besides.
+const (
+	here           = 1
+	inServiceRange = 2
+)
+
 // unknown is the origin of a namespace whose sockets are left alone.
 const unknown = uint32(len(proxy.Origins))
 
@@ -91,8 +97,16 @@ func slotOf(row uint32, s proxy.Scope, i int) (k slotKey) {
 	return k
 }
 
-func endpointOf(k slotKey, a netip.AddrPort) (v endpoint) {
-	putAddr(v[:], a)
+func endpointOf(k slotKey, e proxy.Endpoint, cidrs []netip.Prefix) (v endpoint) {
+	var flags uint16
+	if e.Local || e.NodeUnknown {
+		flags |= here
+	}
+	if contains(cidrs, e.Addr.Addr()) {
+		flags |= inServiceRange
+	}
+	putAddr(v[:], e.Addr)
+	binary.NativeEndian.PutUint16(v[18:], flags)
 	binary.NativeEndian.PutUint32(v[20:], checkSum(k[:], v[:20]))
 	return v
 }

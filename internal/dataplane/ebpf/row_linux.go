@@ -136,8 +136,8 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 		out.Add(entry(services, k[:], v[:]))
 	}
 	for _, scope := range []proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal} {
-		slots(row, scope, was.lists[scope], is.lists[scope], out.Remove)
-		slots(row, scope, is.lists[scope], was.lists[scope], out.Add)
+		d.slots(row, scope, was.lists[scope], is.lists[scope], out.Remove)
+		d.slots(row, scope, is.lists[scope], was.lists[scope], out.Add)
 	}
 	if sameMembers(old, cur) && slices.Equal(was.lists[0], is.lists[0]) && slices.Equal(was.lists[1], is.lists[1]) {
 		return nil
@@ -158,11 +158,11 @@ func sameMembers(old, cur differ.Row) bool {
 
 // slots calls put for the endpoints of a list that do not have the same place in
 // another one.
-func slots(row uint32, s proxy.Scope, list, other []proxy.Endpoint, put func(id, value)) {
+func (d *Dataplane) slots(row uint32, s proxy.Scope, list, other []proxy.Endpoint, put func(id, value)) {
 	for i, e := range list {
-		if i >= len(other) || other[i].Addr != e.Addr {
+		if i >= len(other) || other[i] != e {
 			k := slotOf(row, s, i)
-			v := endpointOf(k, e.Addr)
+			v := endpointOf(k, e, d.cidrs)
 			put(entry(endpoints, k[:], v[:]))
 		}
 	}

@@ -26,6 +26,10 @@ const (
 	answerTries = 5
 	answerPause = time.Millisecond
 
+	// restFactor is how many times its own length a reading of addresses and routes
+	// is followed by rest: pods come and go with routes.
+	restFactor = 20
+
 	// cutPause is how often to look whether there is still something to cut.
 	cutPause = time.Second
 )
@@ -52,6 +56,8 @@ func (d *Dataplane) serve(ctx context.Context, changed <-chan struct{}) {
 	log := klog.FromContext(ctx)
 	tick := time.NewTicker(renew)
 	defer tick.Stop()
+	var read <-chan time.Time // when to read addresses and routes
+	var rested time.Time
 	for {
 		var what string
 		var err error
@@ -63,7 +69,12 @@ func (d *Dataplane) serve(ctx context.Context, changed <-chan struct{}) {
 		case <-d.whileCutting():
 			notify(d.look)
 		case <-changed:
+			if read == nil {
+				read = time.After(time.Until(rested))
+			}
+		case began := <-read:
 			what, err = "Addresses and routes of the node cannot be read", d.locked(d.readAgain)
+			read, rested = nil, time.Now().Add(restFactor*time.Since(began))
 		case <-d.look:
 			what, err = "Sockets of endpoints that are gone cannot be looked for", d.locked(d.cutStale)
 		}

@@ -109,10 +109,13 @@ struct slot {
 
 #define LOCAL_BIT (1u << 31)
 
+// What an endpoint's address may be besides.
+enum { HERE = 1, IN_SERVICE_RANGE = 2 };
+
 struct endpoint {
 	struct addr addr;
 	__be16 port;
-	__u16 unused;
+	__u16 flags;
 	__u32 check;
 };
 
@@ -418,6 +421,25 @@ static __always_inline __u32 origin(struct bpf_sock_addr *ctx, int four, const s
 	return THIS_NODE;
 }
 
+// claimed reports whether the rules would translate, or drop, what is sent to an
+// endpoint itself.
+static __always_inline int claimed(const struct endpoint *e, __u8 protocol)
+{
+	struct frontend key = {.addr = e->addr, .port = e->port, .protocol = protocol};
+	__u32 *flags;
+
+	if (e->flags & IN_SERVICE_RANGE || bpf_map_lookup_elem(&services, &key))
+		return 1;
+	if (!(e->flags & HERE))
+		return 0;
+	__builtin_memset(&key.addr, 0, sizeof(key.addr));
+	key.nodeport = is_v4(&e->addr) ? 4 : 6;
+	if (!bpf_map_lookup_elem(&services, &key))
+		return 0;
+	flags = bpf_map_lookup_elem(&node_addrs, &e->addr);
+	return flags && *flags & TAKES_NODEPORTS;
+}
+
 // choose finds an endpoint for a new connection.
 static __always_inline int choose(struct bpf_sock_addr *ctx, const struct at *to, __u8 protocol, const struct addr *bound, int ask_it, struct pair *out)
 {
@@ -443,7 +465,7 @@ static __always_inline int choose(struct bpf_sock_addr *ctx, const struct at *to
 	if (!found)
 		return 0;
 	e = *found;
-	if (!matches(&slot, &e))
+	if (!matches(&slot, &e) || claimed(&e, protocol))
 		return 0;
 	out->frontend = *to;
 	out->endpoint.addr = e.addr;
