@@ -151,7 +151,7 @@ func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
 		}
 		cold = slices.DeleteFunc(cold, func(c *caseRun) bool {
 			right := (c.translated > 0) == c.translates
-			c.translated, c.twin.err = 0, c.err
+			c.translated, c.sockets, c.twin.err = 0, 0, c.err // an ordinary socket again
 			return right || c.err != nil
 		})
 		if len(cold) > 0 {

@@ -220,7 +220,9 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 // applySockets brings the maps to what is wanted.
 func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed *proxy.Changed) error {
 	if changed.CIDRs && !slices.Equal(d.cidrs, want.CIDRs) {
-		return fmt.Errorf("%w: endpoints may be within other ranges of Services", proxy.ErrNeedSync)
+		// It concerns endpoints within the ranges of Services, whose rows nobody has
+		// listed: rare enough to compare all.
+		return d.syncSockets(ctx, want)
 	}
 	if changed.Node {
 		h, err := readHost(d.routes, want.Node)
