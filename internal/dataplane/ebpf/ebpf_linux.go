@@ -24,8 +24,9 @@ import (
 // lease is for how long programs act on sockets without word from the daemon.
 // After that the rules serve alone, which give way to another proxy's.
 const (
-	lease = time.Minute
-	renew = lease / 6
+	lease   = time.Minute
+	renew   = lease / 6
+	restart = 10 * time.Second // after a daemon that has said that it ends
 )
 
 // Dataplane translates at sockets what it can, above rules that translate all.
@@ -104,11 +105,13 @@ func open(ctx context.Context, s mode.Settings, limits map[string]uint32) (d *Da
 	return d, err
 }
 
-// Close releases handles; programs, maps and rules stay in force.
+// Close releases handles; programs, maps and rules stay in force. If nobody comes back
+// soon, the rules serve alone what is new: who is next may be kube-proxy, which has no
+// word for the programs.
 func (d *Dataplane) Close() error {
 	d.routes.Close()
 	d.news.Close()
-	return errors.Join(d.Dataplane.Close(), d.kernel.close())
+	return errors.Join(d.locked(func() error { return d.allow(restart) }), d.Dataplane.Close(), d.kernel.close())
 }
 
 // Sync makes maps and rules right whatever was there before, and then has programs
@@ -269,11 +272,11 @@ func (d *Dataplane) enable() error {
 	}
 	d.off = nil
 	notify(d.look)
-	return d.renew()
+	return d.allow(lease)
 }
 
-// renew lets programs act for a while.
-func (d *Dataplane) renew() error {
+// allow lets programs act for a while.
+func (d *Dataplane) allow(period time.Duration) error {
 	if d.off != nil {
 		return nil
 	}
@@ -281,7 +284,7 @@ func (d *Dataplane) renew() error {
 	if err != nil {
 		return err
 	}
-	return d.kernel.allow(d.node, now+uint64(lease))
+	return d.kernel.allow(d.node, now+uint64(period))
 }
 
 // disable leaves sockets alone until the next Sync.

@@ -2,6 +2,9 @@ package ebpf
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -29,6 +32,14 @@ func (d *Dataplane) Cuts() bool { return d.isCutting() }
 
 // Expire ends the permission of programs, as time does when no daemon is there.
 func (d *Dataplane) Expire() error { return d.kernel.allow(d.node, 1) }
+
+// Permission returns for how long programs may go on.
+func (d *Dataplane) Permission() (time.Duration, error) {
+	var s settings
+	now, err := sinceBoot()
+	err = errors.Join(err, d.kernel.Settings.Lookup(uint32(0), &s))
+	return time.Duration(binary.NativeEndian.Uint64(s[8:]) - now), err
+}
 
 // Writes returns how many entries of rows were written since the last time.
 func (d *Dataplane) Writes() int {

@@ -93,6 +93,15 @@ func load(p places, limits map[string]uint32) (*kernel, error) {
 	return k, nil
 }
 
+// loadOne brings a program into the kernel that has no maps.
+func loadOne(name string) (*ebpf.Program, error) {
+	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+	if err != nil {
+		return nil, fmt.Errorf("read programs: %w", err)
+	}
+	return ebpf.NewProgram(spec.Programs[name])
+}
+
 // hook is where a program is attached.
 type hook struct {
 	name    string
@@ -188,13 +197,7 @@ func (k *kernel) sameCgroup(l link.Link) (bool, error) {
 }
 
 // detach ends a program's work.
-func (k *kernel) detach(name string) error {
-	err := os.Remove(filepath.Join(k.pins, name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
+func (k *kernel) detach(name string) error { return detach(filepath.Join(k.pins, name)) }
 
 // removeOthers removes the maps of other versions, which no program uses any more.
 func (k *kernel) removeOthers() error {

@@ -1,12 +1,9 @@
 package ebpf
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"k8s.io/klog/v2"
 
@@ -65,31 +62,4 @@ func openOrFallBack(ctx context.Context, s mode.Settings) (proxy.Dataplane, erro
 	}
 	klog.FromContext(ctx).Error(err, "Mode ebpf cannot be had here, the rules of mode nftables serve alone")
 	return nftables.Mode().Open(ctx, s)
-}
-
-// Cleanup removes programs and maps, unless the mode is open. Connections stay as
-// they are.
-func Cleanup(_ context.Context, s mode.Settings, open proxy.Dataplane) (removed []string, err error) {
-	if _, own := open.(*Dataplane); own {
-		return nil, nil
-	}
-	root := cmp.Or(s.EBPF.BPFRoot, mode.DefaultEBPF().BPFRoot)
-	if _, err := os.Stat(root); errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	// Whoever translates goes before whoever translates back.
-	for _, name := range []string{"connect4", "connect6", "sendmsg4", "sendmsg6"} {
-		err = errors.Join(err, remove(filepath.Join(root, name)))
-	}
-	if err = errors.Join(err, os.RemoveAll(root)); err == nil {
-		removed = []string{"programs and maps below " + root}
-	}
-	return removed, err
-}
-
-func remove(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
 }

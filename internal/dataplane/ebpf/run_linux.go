@@ -65,7 +65,7 @@ func (d *Dataplane) serve(ctx context.Context, changed <-chan struct{}) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			what, err = "Permission of programs cannot be renewed", d.locked(d.renew)
+			what, err = "Permission of programs cannot be renewed", d.locked(func() error { return d.allow(lease) })
 		case <-d.whileCutting():
 			notify(d.look)
 		case <-changed:

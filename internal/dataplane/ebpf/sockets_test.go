@@ -165,7 +165,9 @@ func (h *host) change(to *proxy.ServicePort) {
 // eventually polls until a condition holds.
 func (h *host) eventually(what string, ok func() bool) {
 	h.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(10 * time.Second); !ok(); <-tick.C {
 		if time.Now().After(end) {
 			h.Fatalf("never: %s", what)
 		}

@@ -150,6 +150,10 @@ struct space {
 // How long to wait for an answer about a namespace before asking again.
 #define ASK_AGAIN 50000000ULL
 
+// How long UDP sockets keep their endpoints after the programs' permission has ended:
+// the next daemon knows which are gone; if none comes, the rules do.
+#define KEEP 60000000000ULL
+
 struct settings {
 	__u64 node;  // cookie of the node's namespace
 	__u64 until; // when to leave all sockets unless the daemon says otherwise, in ns since boot
@@ -584,6 +588,15 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, con
 	return 1;
 }
 
+// kept reports whether UDP sockets keep their endpoints.
+static __always_inline int kept(void)
+{
+	__u32 zero = 0;
+	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
+
+	return s && s->until + KEEP > bpf_ktime_get_coarse_ns();
+}
+
 // send sends a datagram of a socket that is not connected to an endpoint: the one
 // of the last datagram to that frontend, if it is still there.
 static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const struct addr *bound)
@@ -600,7 +613,7 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 		for (int i = 0; i < PAIRS; i++)
 			if (i < u->used && same_at(&u->pairs[i].frontend, to))
 				at = i;
-		if (at < PAIRS && alive(&u->pairs[at & (PAIRS - 1)])) {
+		if (at < PAIRS && kept() && alive(&u->pairs[at & (PAIRS - 1)])) {
 			*to = u->pairs[at & (PAIRS - 1)].endpoint;
 			return 1;
 		}
@@ -885,5 +898,27 @@ int stale(struct bpf_iter__bpf_sk_storage_map *ctx)
 	u->dead = dead;
 	if (dead)
 		bpf_seq_write(ctx->meta->seq, &dead, sizeof(dead));
+	return 0;
+}
+
+// told_tcp tells of each TCP socket that was translated.
+SEC("iter/bpf_sk_storage_map")
+int told_tcp(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	__u32 one = 1;
+
+	if (ctx->sk && ctx->value)
+		bpf_seq_write(ctx->meta->seq, &one, sizeof(one));
+	return 0;
+}
+
+// told_udp tells of each UDP socket that is connected to an endpoint.
+SEC("iter/bpf_sk_storage_map")
+int told_udp(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct udp_pairs *u = ctx->value;
+
+	if (ctx->sk && u && u->connected)
+		bpf_seq_write(ctx->meta->seq, &u->connected, sizeof(u->connected));
 	return 0;
 }

@@ -1,0 +1,140 @@
+package ebpf_test
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/dataplane/ebpf"
+	"sluice/internal/dataplane/nftables"
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+// next has the mode end and another one serve a row, without a word to the programs.
+func (h *host) next(r *proxy.ServicePort) proxy.Dataplane {
+	h.Helper()
+	h.stop()
+	s := proxy.NewState()
+	s.Node, s.Rows[r.Key] = h.node, r
+	var d *nftables.Dataplane
+	err := h.lab.Node().Do(func() (err error) {
+		if d, err = nftables.Open(h.Context(), h.Settings); err == nil {
+			err = proxytest.Sync(h.Context(), d, s)
+		}
+		return err
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	h.cleanup(d.Close)
+	return d
+}
+
+// pinned returns what there is in the mode's folder.
+func (h *host) pinned() (out []string) {
+	h.Helper()
+	for _, what := range []string{"*", "maps-1/*"} {
+		names, err := filepath.Glob(filepath.Join(h.EBPF.BPFRoot, what))
+		if err != nil {
+			h.Fatal(err)
+		}
+		for _, n := range names {
+			out = append(out, n[len(h.EBPF.BPFRoot)+1:])
+		}
+	}
+	return out
+}
+
+// TestTakeover: the next mode's rules have all that is new. Sockets that were
+// translated still take answers for the Service's, until the last of them is closed.
+func TestTakeover(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	loose, connected := h.socket(h.client, proxy.UDP, netip.AddrPort{}), h.socket(h.client, proxy.UDP, dns)
+	if err := unix.Sendto(loose.fd, []byte("?"), 0, sockaddr(dns)); err != nil {
+		t.Fatal(err)
+	}
+	if !loose.translated() || !connected.translated() {
+		t.Fatal("the rules translated")
+	}
+	d := h.next(row("dns", proxy.UDP, dns, pods[1]))
+	want := []string{"getpeername4", "getpeername6", "maps-1", "recvmsg4", "recvmsg6", "maps-1/asked_sockets", "maps-1/tcp_sockets", "maps-1/udp_sockets"}
+	for range 2 {
+		removed, err := ebpf.Cleanup(t.Context(), h.Settings, d)
+		if !errors.Is(err, proxy.ErrDraining) || len(removed) > 0 {
+			t.Fatalf("removed %v, error %v; want ErrDraining", removed, err)
+		}
+		if diff := cmp.Diff(want, h.pinned()); diff != "" {
+			t.Fatalf("what stays (-want +got):\n%s", diff)
+		}
+	}
+	by, from := loose.receive()
+	h.wantFrom("an answer that was under way", by, from, pods[0], dns)
+	by, from = loose.ask(dns)
+	h.wantFrom("a new query", by, from, pods[1], dns)
+	by, from = connected.ask(netip.AddrPort{})
+	h.wantFrom("connected", by, from, pods[0], dns)
+	if connected.peer() != dns {
+		t.Errorf("the peer is %v; want %v", connected.peer(), dns)
+	}
+	by, _ = h.socket(h.client, proxy.UDP, dns).ask(netip.AddrPort{})
+	h.wantFrom("a new socket", by, dns, pods[1], dns)
+	connected.close()
+	h.eventually("all is removed", func() bool {
+		removed, err := ebpf.Cleanup(t.Context(), h.Settings, d)
+		return err == nil && len(removed) == 1
+	})
+	if _, err := os.Stat(h.EBPF.BPFRoot); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder is still there: %v", err)
+	}
+}
+
+// TestTakeoverWithoutCapabilities: who cannot count the sockets waits once, for answers
+// that are under way.
+func TestTakeoverWithoutCapabilities(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	d := h.next(row("dns", proxy.UDP, dns, pods[0]))
+	if err := os.Remove(filepath.Join(h.EBPF.BPFRoot, "maps-1", "udp_sockets")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ebpf.Cleanup(t.Context(), h.Settings, d); !errors.Is(err, proxy.ErrDraining) {
+		t.Fatalf("error %v; want ErrDraining", err)
+	}
+	removed, err := ebpf.Cleanup(t.Context(), h.Settings, d)
+	if err != nil || len(removed) != 1 || len(h.pinned()) > 0 {
+		t.Errorf("removed %v, error %v, left %v; want all removed", removed, err, h.pinned())
+	}
+}
+
+// TestOtherProxy takes over that knows nothing of programs, as kube-proxy does not: they
+// give up what is new within seconds, and what sockets have a minute later.
+func TestOtherProxy(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	loose := h.socket(h.client, proxy.UDP, netip.AddrPort{})
+	by, from := loose.ask(dns)
+	h.wantFrom("at first", by, from, pods[0], dns)
+	h.next(row("dns", proxy.UDP, dns, pods[1]))
+	h.start(nil) // to look at the maps; it writes nothing yet
+	if left, err := h.d.Permission(); err != nil || left > 10*time.Second {
+		t.Errorf("programs go on for %v, %v", left, err)
+	}
+	by, from = loose.ask(dns)
+	h.wantFrom("soon after", by, from, pods[0], dns)
+	if err := h.d.Expire(); err != nil {
+		t.Fatal(err)
+	}
+	by, from = loose.ask(dns)
+	h.wantFrom("later", by, from, pods[1], dns)
+}
