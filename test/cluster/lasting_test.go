@@ -61,13 +61,45 @@ func (s *scene) connect(one stream) connection {
 	c := connection{name: fmt.Sprintf("%v connection from %s to %v", one.protocol, from.name, to)}
 	s.await(c.name, "open", func() string {
 		var err error
-		if c.Conn, err = from.host.Dial(s.Context(), one.protocol, from.addrs[proxy.FamilyOf(to.Addr())], to); err != nil {
+		if c.Conn, err = from.host.Dial(s.Context(), one.protocol, from.source(to), to); err != nil {
 			return err.Error()
 		}
 		return "open"
 	})
 	s.Cleanup(func() { _ = c.Close() })
 	return c
+}
+
+// loose is a UDP socket that is not connected. Answers count only if they come from
+// where it asks.
+type loose struct {
+	*net.UDPConn
+	to netip.AddrPort
+}
+
+func (l loose) Write(b []byte) (int, error) { return l.WriteToUDPAddrPort(b, l.to) }
+
+func (l loose) Read(b []byte) (int, error) {
+	n, from, err := l.ReadFromUDPAddrPort(b)
+	if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); err == nil && from != l.to {
+		err = fmt.Errorf("an answer from %v", from)
+	}
+	return n, err
+}
+
+// askFrom makes a UDP socket that lasts and is not connected.
+func (s *scene) askFrom(one stream) connection {
+	s.Helper()
+	l := loose{to: one.to}
+	err := one.from.host.Do(func() (err error) {
+		l.UDPConn, err = net.ListenUDP("udp", nil)
+		return err
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = l.Close() })
+	return connection{l, fmt.Sprintf("socket of %s that asks %v", one.from.name, one.to)}
 }
 
 // exchange sends a word through each connection and waits for it to come back.

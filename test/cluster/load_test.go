@@ -75,16 +75,19 @@ func (s *scene) startLoad(pause time.Duration, streams ...stream) *load {
 func (l *load) send(ctx context.Context, pause time.Duration, one stream) {
 	flow := traffic.Flow{
 		Protocol: one.protocol, Src: one.from.addrs[proxy.FamilyOf(one.to.Addr())], Dst: one.to,
-		Patience: 2 * time.Second,
+		Patience: 2 * time.Second, Socket: traffic.Socket{Unbound: one.from.free},
 	}
+	flows := []traffic.Flow{flow, flow}
 	if one.protocol == proxy.UDP {
-		flow.Patience = 900 * time.Millisecond // too short for a datagram to be sent again
+		for i := range flows {
+			flows[i].Patience, flows[i].Unconnected = 900*time.Millisecond, i > 0 // too short for a datagram to be sent again
+		}
 	}
 	tick := time.NewTicker(pause)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		sent := time.Now()
-		seen, err := one.from.host.Probe(context.Background(), []traffic.Flow{flow, flow})
+		seen, err := one.from.host.Probe(context.Background(), flows)
 		l.count(one, sent, seen, err)
 		select {
 		case <-ctx.Done():

@@ -6,6 +6,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,7 +52,7 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, errors.Join(err, os.RemoveAll(dir))
 	}
-	settings.Dir = dir
+	settings.Dir, settings.Sockets = dir, slices.Contains(strings.Split(*modes, ","), testbed.EBPF)
 	started := time.Now()
 	if bed, err = testbed.Start(context.Background(), settings); err != nil {
 		return 1, fmt.Errorf("%w (logs are in %s)", err, dir)

@@ -11,7 +11,7 @@ import (
 )
 
 // modes are those that the daemon changes between. Not every kernel has IPVS.
-var modes = flag.String("modes", "nftables,iptables", "change between these `MODES`")
+var modes = flag.String("modes", "nftables,ebpf,iptables,userspace", "change between these `MODES`")
 
 // sluiceIn is our daemon in a mode.
 func sluiceIn(mode string) turn {
@@ -25,6 +25,8 @@ func sluiceIn(mode string) turn {
 		t.table, t.traces = "table sluice-ipvs", "link kube-ipvs0, table sluice-ipvs"
 		// The mode's servers stay for as long as IPVS remembers their connections.
 		t.proxy.Args = []string{"--ipvs-udp-timeout=5s", "--ipvs-tcpfin-timeout=5s"}
+	case testbed.EBPF:
+		t.table, t.traces = sluiceNFTables().table, "programs, "+sluiceNFTables().traces
 	default:
 		t.table = "table sluice-" + mode
 		t.proxy.Args = []string{"--userspace-drain-timeout=10m"} // a slow machine takes its time to start the next

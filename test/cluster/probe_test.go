@@ -45,7 +45,7 @@ func clusterIPs(svc *v1.Service) []netip.AddrPort {
 // ask sends requests by one protocol and returns what became of them.
 func (s *scene) ask(p proxy.Protocol, from place, to netip.AddrPort, n int) []traffic.Seen {
 	s.Helper()
-	flow := traffic.Flow{Protocol: p, Src: from.addrs[proxy.FamilyOf(to.Addr())], Dst: to, Patience: patience}
+	flow := traffic.Flow{Protocol: p, Src: from.addrs[proxy.FamilyOf(to.Addr())], Dst: to, Patience: patience, Socket: traffic.Socket{Unbound: from.free}}
 	seen, err := from.host.Probe(context.Background(), slices.Repeat([]traffic.Flow{flow}, n))
 	if err != nil {
 		s.Fatalf("ask %v from %s: %v", to, from.name, err)

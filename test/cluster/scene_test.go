@@ -38,6 +38,15 @@ type place struct {
 	name  string
 	host  *lab.Host
 	addrs []netip.Addr // one of each family
+	free  bool         // sockets are not bound: the kernel chooses their address
+}
+
+// source is the address that a socket is to be bound to; invalid: none.
+func (p place) source(to netip.AddrPort) netip.Addr {
+	if p.free {
+		return netip.Addr{}
+	}
+	return p.addrs[proxy.FamilyOf(to.Addr())]
 }
 
 // newScene prepares a namespace of the API and a client on each node, and
@@ -67,7 +76,7 @@ func newBareScene(t *testing.T) *scene {
 	}
 	for _, n := range bed.Nodes {
 		p := s.pod(n, "client")
-		s.clients = append(s.clients, place{name: "pod on " + n.Name, host: p.Host, addrs: p.Addrs})
+		s.clients = append(s.clients, place{name: "pod on " + n.Name, host: p.Host, addrs: p.Addrs, free: true})
 	}
 	return s
 }
@@ -113,7 +122,9 @@ func (s *scene) startProxy(n *testbed.Node, p testbed.Proxy) *process.Process {
 }
 
 // onNode is a process of the node itself.
-func onNode(n *testbed.Node) place { return place{name: n.Name, host: n.Host, addrs: n.Addrs} }
+func onNode(n *testbed.Node) place {
+	return place{name: n.Name, host: n.Host, addrs: n.Addrs, free: true}
+}
 
 // outside is a client somewhere else that knows this node.
 func outside(n *testbed.Node) place {

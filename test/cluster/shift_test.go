@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -122,6 +123,9 @@ func (s *shift) holdAll(i, each int) *held {
 	for _, one := range streams {
 		for range each {
 			conns = append(conns, s.connect(one))
+		}
+		if one.protocol == proxy.UDP && one.from.free {
+			conns = append(conns, s.askFrom(one))
 		}
 	}
 	return s.hold(2*beat, conns...)
@@ -253,6 +257,7 @@ func (s *shift) change() {
 func (s *shift) handOver() {
 	s.Helper()
 	for i, p := range s.proxies {
+		s.checkSockets(i)
 		if was := s.turns[i][s.at]; was.killed {
 			p.Kill()
 		} else if was.proxy.Mode == testbed.Userspace {
@@ -266,6 +271,25 @@ func (s *shift) handOver() {
 	s.at++
 	for i := range s.turns {
 		s.proxies[i] = s.start(i)
+	}
+}
+
+// checkSockets sees to it that in mode ebpf connections go by their sockets.
+func (s *shift) checkSockets(i int) {
+	s.Helper()
+	if s.turns[i][s.at].proxy.Mode != testbed.EBPF {
+		return
+	}
+	_, text, err := get(bed.Nodes[i], "http://127.0.0.1:10249/metrics")
+	if err != nil {
+		s.Fatal(err)
+	}
+	found := regexp.MustCompile(`ebpf_translated_total\{protocol="(\w+)"\} (\d+)`).FindAllStringSubmatch(text, -1)
+	for _, one := range found {
+		s.Logf("%s: %s flows by their sockets: %s", bed.Nodes[i].Name, one[1], one[2])
+	}
+	if len(found) != 2 || found[0][2] == "0" || found[1][2] == "0" {
+		s.Error("not every protocol went by its sockets")
 	}
 }
 

@@ -93,6 +93,11 @@ func (s *scene) traces(n *testbed.Node) string {
 	if strings.Contains(onHost(s.T, n, "ip", "-br", "link"), "kube-ipvs0") {
 		found = append(found, "link kube-ipvs0")
 	}
+	if pins, err := filepath.Glob(filepath.Join(n.Pins, "*")); err != nil {
+		s.Fatal(err)
+	} else if n.Pins != "" && len(pins) > 0 {
+		found = append(found, "programs")
+	}
 	slices.Sort(found)
 	return strings.Join(slices.Compact(found), ", ")
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/test/cluster/controlplane"
 	"sluice/test/cluster/pki"
 )
@@ -34,6 +36,7 @@ type Settings struct {
 	KubeProxy       string // the program that nodes run when they are told to
 	Dir             string // for data, certificates and logs
 	Bare            bool   // without nodes; AddNode makes them
+	Sockets         bool   // the sockets of each node are in a cgroup of its own, for mode ebpf
 }
 
 // Cluster is a control plane and its nodes. Its methods are called by one
@@ -45,8 +48,10 @@ type Cluster struct {
 
 	settings Settings
 	hub      *lab.Lab
-	started  int // processes so far, to name their logs
-	nodes    int // made so far
+	cgroups  *traffic.Cgroups // nil: there are none
+	bpf      string           // a BPF file system
+	started  int              // processes so far, to name their logs
+	nodes    int              // made so far
 }
 
 // Start makes the network, starts the control plane and registers the nodes.
@@ -88,6 +93,14 @@ func (c *Cluster) Hub() *lab.Host { return c.hub.Node() }
 // wire makes all hosts and connects them.
 func (c *Cluster) wire() error {
 	var err error
+	if c.settings.Sockets {
+		if c.cgroups, err = traffic.NewCgroups(); err != nil {
+			return err
+		}
+		if c.bpf, err = c.cgroups.MountBPF(); err != nil {
+			return err
+		}
+	}
 	if c.hub, err = lab.New(lab.Config{}); err != nil {
 		return err
 	}
@@ -107,11 +120,20 @@ func (c *Cluster) wire() error {
 
 // join makes a node that all others know the way to.
 func (c *Cluster) join() (*Node, error) {
-	n, err := newNode(c.nodes + 1)
+	var cgroup string
+	var err error
+	if c.cgroups != nil {
+		if cgroup, err = c.cgroups.Add(); err != nil {
+			return nil, err
+		}
+	}
+	n, err := newNode(c.nodes+1, cgroup)
 	if err != nil {
 		return nil, err
 	}
-	c.nodes++
+	if c.nodes++; cgroup != "" {
+		n.Pins = filepath.Join(c.bpf, n.Name)
+	}
 	if err := plugIn(c.Hub(), n.Host, n.plan); err != nil {
 		return nil, errors.Join(err, n.close())
 	}
@@ -179,6 +201,9 @@ func (c *Cluster) Close() error {
 	}
 	if c.hub != nil {
 		errs = append(errs, c.hub.Close())
+	}
+	if c.cgroups != nil {
+		errs = append(errs, c.cgroups.Close())
 	}
 	return errors.Join(errs...)
 }

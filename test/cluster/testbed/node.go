@@ -21,15 +21,16 @@ type Node struct {
 	Addrs   []netip.Addr // one of each family, as its Node object has them
 	Host    *lab.Host
 	Outside *lab.Host // what lies behind its default route
+	Pins    string    // where mode ebpf keeps its programs; empty: there is no place for them
 
 	plan plan
 	lab  *lab.Lab
 	pods int // made so far
 }
 
-func newNode(n int) (*Node, error) {
+func newNode(n int, cgroup string) (*Node, error) {
 	p := planOf(n)
-	l, err := lab.New(lab.Config{NodeAddrs: p.node, BridgeAddrs: p.bridge})
+	l, err := lab.New(lab.Config{NodeAddrs: p.node, BridgeAddrs: p.bridge, Cgroup: cgroup})
 	if err != nil {
 		return nil, err
 	}

@@ -8,12 +8,13 @@ import (
 	"sluice/test/cluster/process"
 )
 
-// The proxy modes. Kube-proxy has no userspace.
+// The proxy modes. Kube-proxy has no userspace and no ebpf.
 const (
 	NFTables  = "nftables"
 	IPTables  = "iptables"
 	IPVS      = "ipvs"
 	Userspace = "userspace"
+	EBPF      = "ebpf"
 )
 
 // Proxy says how a node's proxy is run. The zero value is the ordinary way.
@@ -64,9 +65,20 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 		// The limit is the machine's and cannot be set from a namespace, for
 		// which kube-proxy would end.
 		spec.Args = append(spec.Args, "--conntrack-max-per-core=0")
+	} else {
+		spec.Args = append(spec.Args, n.sockets()...)
 	}
 	spec.Args = append(spec.Args, p.Args...)
 	return c.start(n, "proxy", spec)
+}
+
+// sockets says which sockets mode ebpf acts on, and where it keeps its programs: also
+// to other modes, which clean up.
+func (n *Node) sockets() []string {
+	if n.Pins == "" {
+		return nil
+	}
+	return []string{"--cgroup-root=" + n.Host.Cgroup, "--bpf-root=" + n.Pins}
 }
 
 // StartProgram starts a program on a node, with arguments.
@@ -83,7 +95,7 @@ func (c *Cluster) start(n *Node, name string, s process.Spec) (*process.Process,
 
 // CleanUp removes the rules that proxies have left on a node.
 func (c *Cluster) CleanUp(n *Node) error {
-	p, err := c.StartProgram(n, "cleanup", c.settings.Proxy, "--cleanup")
+	p, err := c.StartProgram(n, "cleanup", c.settings.Proxy, append(n.sockets(), "--cleanup")...)
 	if err != nil {
 		return err
 	}
