@@ -92,6 +92,9 @@ func (p *player) play(kernels, names []string) (err error) {
 			return errors.Join(err, failed)
 		}
 		for _, k := range kernels {
+			if slices.Contains(s.tooOld, k) {
+				continue
+			}
 			c, failed := p.playOne(s, k, program)
 			if failed == nil && p.output != "" {
 				failed = write(p.output, filepath.Join(p.cache.Dir, "matrix.json"), c)

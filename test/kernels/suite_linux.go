@@ -24,6 +24,8 @@ type suite struct {
 	run   string // pattern of the tests; "": all
 	table string // the mode whose packet table it plays
 	part  part
+
+	tooOld []string // the kernels that cannot play it
 }
 
 // part is what is played of a suite when a share is asked for.
@@ -36,18 +38,20 @@ const (
 )
 
 var suites = []suite{
-	{"lab", "./internal/conformance/lab", "", "", whole},
-	{"traffic", "./internal/conformance/traffic", "", "", whole},
-	{"kernel/nft", "./internal/kernel/nft", "", "", nothing},
-	{"kernel/ipt", "./internal/kernel/ipt", "", "", nothing},
-	{"kernel/ct", "./internal/kernel/ct", "", "", nothing},
-	{"kernel/link", "./internal/kernel/link", "", "", whole},
-	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", whole},
-	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", whole},
-	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables", share},
-	{"iptables", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)$", "iptables", share},
-	{"iptables-legacy", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)Legacy$", "iptables", share},
-	{"userspace", "./internal/dataplane/userspace", "^(TestConformance|TestRandom)$", "nftables", share},
+	{"lab", "./internal/conformance/lab", "", "", whole, nil},
+	{"traffic", "./internal/conformance/traffic", "", "", whole, nil},
+	{"kernel/nft", "./internal/kernel/nft", "", "", nothing, nil},
+	{"kernel/ipt", "./internal/kernel/ipt", "", "", nothing, nil},
+	{"kernel/ct", "./internal/kernel/ct", "", "", nothing, nil},
+	{"kernel/link", "./internal/kernel/link", "", "", whole, nil},
+	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", whole, nil},
+	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", whole, nil},
+	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables", share, nil},
+	{"iptables", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)$", "iptables", share, nil},
+	{"iptables-legacy", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)Legacy$", "iptables", share, nil},
+	{"userspace", "./internal/dataplane/userspace", "^(TestConformance|TestRandom)$", "nftables", share, nil},
+	{"ebpf/probe", "./internal/dataplane/ebpf", "^TestProbe$", "", whole, nil},
+	{"ebpf", "./internal/dataplane/ebpf", "^(TestConformance|TestRandom)$", "nftables", nothing, []string{"5.10", "6.1"}},
 }
 
 func suiteNames() (names []string) {
