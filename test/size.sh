@@ -14,11 +14,12 @@ daemon | xargs wc -l | awk -v all="$all" '
 	END { for (p in n) printf "%7d %5.1f%%  %s\n", n[p], 100 * n[p] / all, p }' | sort -rn
 echo
 limit() { printf '%7d of at most %6d  %s\n' "$1" "$2" "$3"; }
-new="/(kernel|dataplane)/(ipvs|userspace)/"
+new="/(kernel|dataplane)/(ipvs|userspace|ebpf)/"
 limit "$(daemon | grep -vE "$new" | lines)" 15500 "the daemon with two modes: nftables, iptables and all that every mode needs"
 for mode in ipvs userspace; do
 	limit "$(daemon | grep -E "/(kernel|dataplane)/$mode/" | lines)" 1000 "mode $mode, with its kernel package"
 done
+printf '%7d, and %d of C  %s\n' "$(files internal/dataplane/ebpf | lines)" "$(wc -l <internal/dataplane/ebpf/bpf/sockets.c)" "mode ebpf"
 limit "$(files internal/conformance | lines)" 3800 "internal/conformance"
 limit "$(files test/demo | lines)" 1000 "test/demo"
 limit "$(files test/cluster/peers | lines)" 3000 "test/cluster/peers"
