@@ -28,7 +28,7 @@ func TestChartLints(t *testing.T) {
 // reads, and for how a change reaches the pods: by checksums here, by the
 // ConfigMap's name there.
 func TestChartIsTheBase(t *testing.T) {
-	for mode, all := range map[string]map[string]*release{"nftables": releases(t), "iptables": withIPTables(t)} {
+	for mode, all := range map[string]map[string]*release{"nftables": releases(t), "iptables": in(t, "iptables"), "ebpf": in(t, "ebpf")} {
 		t.Run(mode, func(t *testing.T) {
 			k, h := all["kustomize"], all["helm"]
 			for _, m := range []metav1.Object{&h.serviceAccount, &h.binding, &h.configMap, &h.daemonSet} {
@@ -86,6 +86,7 @@ config:
   healthzBindAddress: "[2001:db8::1]:1234"
   metricsBindAddress: "0.0.0.0:1235"
   conntrack: {min: 1048576}
+ebpf: {cgroupRoot: /sys/fs/cgroup/unified}
 extraArgs: [-v=2]
 extraEnv: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
 extraVolumes: [{name: ca, secret: {secretName: ca}}]
@@ -276,7 +277,8 @@ func TestWrongValues(t *testing.T) {
 		{`apiServer: "https://a\n    insecure-skip-tls-verify: true"`, []string{"/apiServer"}},
 		{`mode: iptables`, []string{"additional properties 'mode' not allowed"}},
 		{`maxUnavailable: 1`, []string{"additional properties 'maxUnavailable' not allowed"}},
-		{`config: {mode: ipvs}`, []string{"/config/mode", "'nftables', 'iptables'"}},
+		{`config: {mode: ipvs}`, []string{"/config/mode", "'nftables', 'iptables', 'ebpf'"}},
+		{`ebpf: {cgroupRoot: unified}`, []string{"/ebpf/cgroupRoot", "does not match pattern"}},
 		{`config: {mode: null}`, []string{"/config", "missing property 'mode'"}},
 		{`config: {healthzBindAddress: "0.0.0.0"}`, []string{"/config/healthzBindAddress"}},
 		{`config: {healthzBindAddress: ":10256"}`, []string{"/config/healthzBindAddress"}},
@@ -338,6 +340,7 @@ func TestChartNotes(t *testing.T) {
 	tests := []struct{ set, want, never string }{
 		{"config.mode=nftables", "curl http://127.0.0.1:10256/healthz\n  nft list table ip sluice", "iptables-save"},
 		{"config.mode=iptables", "/healthz\n  iptables-save", "nft list"},
+		{"config.mode=ebpf", "/healthz\n  nft list table ip sluice", "iptables-save"},
 		{"config.healthzBindAddress=[::]:1", "http://[::1]:1/healthz", ""},
 		{"config.healthzBindAddress=192.0.2.1:2", "http://192.0.2.1:2/healthz", ""},
 		{"config.healthzBindAddress=[2001:db8::1]:3", "http://[2001:db8::1]:3/healthz", ""},

@@ -144,7 +144,7 @@ func TestCredentials(t *testing.T) {
 // daemon as the kubelet would, and has it write what it understood.
 func TestDaemonTakesWhatItIsGiven(t *testing.T) {
 	all := releases(t)
-	all["iptables"] = withIPTables(t)["helm"]
+	all["iptables"], all["ebpf"] = in(t, "iptables")["helm"], in(t, "ebpf")["helm"]
 	for name, r := range all {
 		t.Run(name, func(t *testing.T) {
 			for _, c := range []*corev1.Container{r.initial(), r.daemon()} {

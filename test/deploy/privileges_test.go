@@ -4,11 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -34,7 +38,13 @@ func TestPrivileges(t *testing.T) {
 			}
 		})
 	}
-	all := withIPTables(t)
+	for name, r := range in(t, "ebpf") {
+		t.Run("ebpf/"+name, func(t *testing.T) {
+			checkPrivileges(t, r, "NET_ADMIN", "BPF", "PERFMON")
+			checkSocketPaths(t, r)
+		})
+	}
+	all := in(t, "iptables")
 	all["helm, mode unset"] = helm(t, set(t, "config.mode="))
 	for name, r := range all {
 		t.Run("iptables/"+name, func(t *testing.T) {
@@ -94,6 +104,31 @@ func checkHostPaths(t *testing.T, r *release) {
 	}
 }
 
+// checkSocketPaths wants what programs at sockets need of the host, for the daemon alone.
+func checkSocketPaths(t *testing.T, r *release) {
+	t.Helper()
+	inside := corev1.MountPropagationHostToContainer
+	for name, want := range map[string]corev1.VolumeMount{
+		"/sys/fs/bpf":    {Name: "bpf", MountPath: "/host/bpf", MountPropagation: &inside},
+		"/sys/fs/cgroup": {Name: "cgroup", MountPath: "/host/cgroup", MountPropagation: &inside, ReadOnly: true},
+	} {
+		host := &corev1.HostPathVolumeSource{Path: name, Type: ptr(corev1.HostPathDirectory)}
+		if diff := cmp.Diff(host, r.volume(want.Name).HostPath); diff != "" {
+			t.Errorf("volume %s (-want +got):\n%s", want.Name, diff)
+		}
+		if diff := cmp.Diff(&want, mount(r.daemon(), want.Name)); diff != "" || mount(r.initial(), want.Name) != nil {
+			t.Errorf("mount %s is not the daemon's alone (-want +got):\n%s", want.Name, diff)
+		}
+	}
+	if n := len(r.pod().Volumes); n != 3 {
+		t.Errorf("%d volumes; want these and the ConfigMap", n)
+	}
+	unified := helm(t, set(t, "config.mode=ebpf", "ebpf.cgroupRoot=/sys/fs/cgroup/unified"))
+	if got := unified.volume("cgroup").HostPath.Path; got != "/sys/fs/cgroup/unified" {
+		t.Errorf("the cgroup is %s; want what the value says", got)
+	}
+}
+
 // lockFile is what all programs of iptables on a host agree on.
 const lockFile = "/run/xtables.lock"
 
@@ -126,23 +161,25 @@ func bounding(capabilities []corev1.Capability) string {
 
 // TestPrivilegesSuffice runs the daemon with the container's flags,
 // configuration and privileges until the kernel has its rules and the kubelet's
-// probe is content; and without the last capability, to see that its lack would
-// be noticed.
+// probe is content; and without each capability, to see that its lack is noticed and
+// that nothing is left half done.
 func TestPrivilegesSuffice(t *testing.T) {
 	tests := []struct {
 		name   string
 		r      *release
 		before []string // what is on the host already
 		rules  []string // lists ours
-		lack   string   // what is said without the last capability
+		lacks  bool     // without a capability it ends, and says which
 	}{
-		{"nftables", releases(t)["kustomize"], nil, []string{"nft", "list", "table", "ip", "sluice"}, "NET_ADMIN"},
-		{"iptables", withIPTables(t)["helm"], nil, []string{"iptables-nft-save"}, ""},
+		{"nftables", releases(t)["kustomize"], nil, []string{"nft", "list", "table", "ip", "sluice"}, true},
+		{"ebpf", in(t, "ebpf")["helm"], nil, []string{"nft", "list", "table", "ip", "sluice"}, true},
+		{"ebpf, kustomize", in(t, "ebpf")["kustomize"], nil, []string{"nft", "list", "table", "ip", "sluice"}, false},
+		{"iptables", in(t, "iptables")["helm"], nil, []string{"iptables-nft-save"}, false},
 		{
-			"iptables-legacy", withIPTables(t)["helm"],
+			"iptables-legacy", in(t, "iptables")["helm"],
 			[]string{"iptables-legacy", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY"},
 			[]string{"iptables-legacy-save"},
-			"",
+			false,
 		},
 	}
 	for _, tt := range tests {
@@ -150,24 +187,32 @@ func TestPrivilegesSuffice(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			node, daemon := startConfined(t, tt.r, bounding(has), tt.before)
 			daemon.await(t, func() bool { return hasRules(node, tt.rules) && answers(t, node, tt.r.daemon()) })
-		})
-		if tt.lack == "" {
-			continue
-		}
-		t.Run(tt.name+" without "+string(has[len(has)-1]), func(t *testing.T) {
-			node, daemon := startConfined(t, tt.r, bounding(has[:len(has)-1]), tt.before)
-			daemon.await(t, func() bool {
-				select {
-				case <-daemon.done:
-					return strings.Contains(daemon.text(), tt.lack)
-				default:
-					return false
-				}
-			})
-			if hasRules(node, tt.rules) {
-				t.Error("there are rules all the same")
+			if pinned := daemon.pinned(t); daemon.bpf != "" && len(pinned) != 9 {
+				t.Errorf("pinned are %v; want eight programs, and maps", pinned)
 			}
 		})
+		for i, c := range has {
+			if !tt.lacks {
+				break
+			}
+			t.Run(tt.name+" without "+string(c), func(t *testing.T) {
+				node, daemon := startConfined(t, tt.r, bounding(slices.Delete(slices.Clone(has), i, i+1)), tt.before)
+				daemon.await(t, func() bool {
+					select {
+					case <-daemon.done:
+						return regexp.MustCompile(fmt.Sprintf(`(?m)^Error: .*(capability %s |CAP_%s is missing)`, c, c)).MatchString(daemon.text())
+					default:
+						return false
+					}
+				})
+				if hasRules(node, tt.rules) {
+					t.Error("there are rules all the same")
+				}
+				if left := daemon.pinned(t); len(left) > 0 {
+					t.Errorf("there is %v all the same", left)
+				}
+			})
+		}
 	}
 }
 
@@ -208,6 +253,7 @@ func answers(t *testing.T, node *lab.Host, c *corev1.Container) bool {
 
 // process is a daemon and what it says.
 type process struct {
+	bpf  string // its BPF file system, if it has one
 	mu   sync.Mutex
 	said bytes.Buffer
 	done chan struct{}
@@ -223,6 +269,16 @@ func (p *process) text() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.said.String()
+}
+
+// pinned returns what the daemon keeps in its BPF file system.
+func (p *process) pinned(t *testing.T) []string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(p.bpf, "sluice", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
 }
 
 // await polls until a condition holds.
@@ -243,7 +299,12 @@ func (p *process) await(t *testing.T, holds func() bool) {
 func startConfined(t *testing.T, r *release, bound string, before []string) (*lab.Host, *process) {
 	t.Helper()
 	lab.Require(t)
-	l, err := lab.New(lab.Config{})
+	p := &process{done: make(chan struct{})}
+	var places [2]string // of sockets and programs
+	if mount(r.daemon(), "bpf") != nil {
+		places = p.addSockets(t)
+	}
+	l, err := lab.New(lab.Config{Cgroup: places[0]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,11 +325,13 @@ func startConfined(t *testing.T, r *release, bound string, before []string) (*la
 		lock = m.MountPath
 	}
 	args := []string{"--mount", "sh", "-c", confined, "sh", bound, lock, image(t)}
-	args = append(args, arguments(r.daemon(), mounted(t, r))...)
+	paths := strings.NewReplacer("/host/cgroup", places[0], "/host/bpf", places[1])
+	for _, a := range arguments(r.daemon(), mounted(t, r)) {
+		args = append(args, paths.Replace(a))
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, "unshare", append(args, "--manifests="+examples)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	p := &process{done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p, p
 	if err := l.Node().Start(cmd); err != nil {
 		t.Fatal(err)
@@ -282,6 +345,28 @@ func startConfined(t *testing.T, r *release, bound string, before []string) (*la
 		<-p.done
 	})
 	return l.Node(), p
+}
+
+// addSockets makes a cgroup for the daemon's node, and a BPF file system.
+func (p *process) addSockets(t *testing.T) (places [2]string) {
+	t.Helper()
+	cgroups, err := traffic.NewCgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cgroups.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	cgroup, err := cgroups.Add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.bpf, err = cgroups.MountBPF(); err != nil {
+		t.Fatal(err)
+	}
+	return [2]string{cgroup, p.bpf}
 }
 
 // mounted writes the ConfigMap's files to a folder, as a volume would hold them.

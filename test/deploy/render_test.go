@@ -29,7 +29,7 @@ const (
 	chartDir    = root + "/deploy/helm/sluice"
 	base        = "deploy/kustomize/base"
 	replacement = "deploy/kustomize/overlays/replace-kube-proxy"
-	iptables    = "deploy/kustomize/components/iptables"
+	components  = "deploy/kustomize/components/"
 )
 
 // values is what somebody gives to Helm.
@@ -193,17 +193,17 @@ func releases(t *testing.T) map[string]*release {
 	return map[string]*release{"kustomize": read(t, kustomized(t, base, nil)), "helm": helm(t, nil)}
 }
 
-// withIPTables returns it as each way gives it for mode iptables.
-func withIPTables(t *testing.T) map[string]*release {
+// in returns it as each way gives it for a mode that the base is not for.
+func in(t *testing.T, mode string) map[string]*release {
 	t.Helper()
 	const overlay = "deploy/kustomize/overlays/test"
-	config := strings.Replace(string(contents(t, root+"/"+base+"/config.conf")), "mode: nftables", "mode: iptables", 1)
+	config := strings.Replace(string(contents(t, root+"/"+base+"/config.conf")), "mode: nftables", "mode: "+mode, 1)
 	return map[string]*release{
 		"kustomize": read(t, kustomized(t, overlay, map[string]string{
 			base + "/config.conf":           config,
-			overlay + "/kustomization.yaml": "resources: [../../base]\ncomponents: [../../components/iptables]\n",
+			overlay + "/kustomization.yaml": "resources: [../../base]\ncomponents: [../../components/" + mode + "]\n",
 		})),
-		"helm": helm(t, set(t, "config.mode=iptables")),
+		"helm": helm(t, set(t, "config.mode="+mode)),
 	}
 }
 

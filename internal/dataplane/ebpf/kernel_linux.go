@@ -61,12 +61,34 @@ type places struct {
 // errPrivileges says what is missing when the kernel says no.
 var errPrivileges = errors.New("mode ebpf needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and a kernel that is not locked down")
 
+// missing names the capabilities that the process lacks: without them the kernel finds
+// fault with the programs, and says that.
+func missing() (names []string) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var have [2]unix.CapUserData
+	if unix.Capget(&header, &have[0]) != nil || have[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0 {
+		return nil
+	}
+	for _, c := range []struct {
+		name string
+		bit  int
+	}{{"CAP_BPF", unix.CAP_BPF}, {"CAP_NET_ADMIN", unix.CAP_NET_ADMIN}, {"CAP_PERFMON", unix.CAP_PERFMON}} {
+		if have[c.bit/32].Effective&(1<<(c.bit%32)) == 0 {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}
+
 // load brings maps and programs into the kernel, with the maps that are pinned. An
 // empty folder pins nothing.
 func load(p places, limits map[string]uint32) (*kernel, error) {
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 	if err != nil {
 		return nil, fmt.Errorf("read programs: %w", err)
+	}
+	if names := missing(); len(names) > 0 {
+		return nil, fmt.Errorf("%w: %s is missing", errPrivileges, strings.Join(names, ", "))
 	}
 	for name, most := range limits {
 		spec.Maps[name].MaxEntries = most

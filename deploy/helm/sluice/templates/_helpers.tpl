@@ -52,7 +52,12 @@ checksum/init: {{ $set | toJson | sha256sum }}
 
 {{/* Not empty if the mode is iptables or may turn out to be. */}}
 {{- define "sluice.iptables" -}}
-{{ if ne .Values.config.mode "nftables" }}true{{ end }}
+{{ if not (has .Values.config.mode (list "nftables" "ebpf")) }}true{{ end }}
+{{- end }}
+
+{{/* Not empty if the mode is ebpf. */}}
+{{- define "sluice.ebpf" -}}
+{{ if eq .Values.config.mode "ebpf" }}true{{ end }}
 {{- end }}
 
 {{/* The port and the address, without brackets, of an address like 0.0.0.0:10256 or [::]:10256. */}}
