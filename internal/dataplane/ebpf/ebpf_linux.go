@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -55,6 +56,8 @@ type Dataplane struct {
 	leave    map[proxy.PortKey]bool // and as is to be
 	writes   int                    // entries of rows that were written
 	cutting  bool
+
+	rowsLeft, serving atomic.Int32 // for metrics, which wait for nobody
 }
 
 var (
@@ -149,6 +152,7 @@ func (d *Dataplane) syncSockets(ctx context.Context, want *proxy.State) error {
 	}
 	d.host, d.now, d.state, d.cidrs = h, h, want.Node, want.CIDRs
 	d.left, d.leave = map[proxy.PortKey]bool{}, map[proxy.PortKey]bool{}
+	d.rowsLeft.Store(0)
 	if err := d.writeHost(h, want.Node); err != nil {
 		return err
 	}
@@ -175,6 +179,7 @@ func (d *Dataplane) leaveRows(ctx context.Context, want *proxy.State, refused pr
 	for key := range refused {
 		d.left[key] = true
 	}
+	d.rowsLeft.Store(int32(len(d.left)))
 	if err == nil && len(again) > 0 {
 		err = errFull
 	}
@@ -254,6 +259,7 @@ func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed
 	for _, key := range changed.Rows {
 		if !d.leave[key] {
 			delete(d.left, key)
+			d.rowsLeft.Store(int32(len(d.left)))
 		}
 		if key.Protocol == proxy.UDP {
 			notify(d.look)
@@ -271,6 +277,7 @@ func (d *Dataplane) enable() error {
 		d.attached = true
 	}
 	d.off = nil
+	d.serving.Store(1)
 	notify(d.look)
 	return d.allow(lease)
 }
@@ -291,6 +298,7 @@ func (d *Dataplane) allow(period time.Duration) error {
 func (d *Dataplane) disable(ctx context.Context, why error) {
 	d.differ.Forget()
 	d.off = why
+	d.serving.Store(0)
 	log := klog.FromContext(ctx)
 	log.Error(why, "Sockets are left alone, the rules serve all connections")
 	if err := d.kernel.allow(0, 0); err != nil {
@@ -319,18 +327,10 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 		counted("ebpf_translated_total", "Connections that were translated at their socket", map[string]uint32{"TCP": 0, "UDP": 1}),
 		counted("ebpf_cut_packets_total", "Packets of UDP sockets that are connected to an endpoint that is gone", map[string]uint32{"": 3}),
 		proxy.Metric{Name: "ebpf_rows_left", Help: "Service ports that only the rules serve, as the maps have no room", Read: func(yield func(float64, ...string)) {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			yield(float64(len(d.left)))
+			yield(float64(d.rowsLeft.Load()))
 		}},
-		proxy.Metric{Name: "ebpf_sockets_served", Help: "Whether sockets are translated; if not, the rules serve alone", Read: func(yield func(float64, ...string)) {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			if d.off == nil {
-				yield(1)
-			} else {
-				yield(0)
-			}
+		proxy.Metric{Name: "ebpf_sockets_served", Help: "1 if sockets are translated; 0: the rules serve alone", Read: func(yield func(float64, ...string)) {
+			yield(float64(d.serving.Load()))
 		}})
 }
 

@@ -256,8 +256,8 @@ func (d *Dataplane) forgetSpaces() (err error) {
 // cutStale finds the UDP sockets that are connected to an endpoint that is gone,
 // and has a program refuse what they send for as long as there are any.
 func (d *Dataplane) cutStale() error {
-	if !d.attached {
-		return nil
+	if !d.attached || d.off != nil {
+		return nil // What the maps say is not known.
 	}
 	found, err := run(d.kernel.Stale, d.kernel.UDP, 4)
 	if err != nil {
