@@ -18,9 +18,18 @@ char LICENSE[] SEC("license") = "GPL";
 #define UDP 17
 
 // What the programs see of the kernel's own structures.
+struct nf_hook_entry {
+	void *priv;
+} __attribute__((preserve_access_index));
+
+struct nf_hook_entries {
+	__u16 num_hook_entries;
+	struct nf_hook_entry hooks[];
+} __attribute__((preserve_access_index));
+
 struct netns_nf {
-	void *hooks_ipv4[5];
-	void *hooks_ipv6[5];
+	struct nf_hook_entries *hooks_ipv4[5];
+	struct nf_hook_entries *hooks_ipv6[5];
 } __attribute__((preserve_access_index));
 
 struct net {
@@ -357,24 +366,33 @@ static __always_inline void ask(struct bpf_sock *sk, struct space_key *key, stru
 	bpf_ringbuf_output(&questions, &key->cookie, sizeof(key->cookie), 0);
 }
 
+#define MAX_HOOKS 8
+
+// has_rules reports whether a hook leads to rules: a table's, a chain's or a program's.
+// Those of the kernel itself have nothing of their own: connection tracking, SELinux
+// and AppArmor, which are in every namespace.
+static __always_inline int has_rules(struct nf_hook_entries *entries)
+{
+	if (!entries)
+		return 0;
+	if (entries->num_hook_entries > MAX_HOOKS)
+		return 1;
+#pragma unroll
+	for (int i = 0; i < MAX_HOOKS; i++)
+		if (i < entries->num_hook_entries && entries->hooks[i].priv)
+			return 1;
+	return 0;
+}
+
 // filtered reports whether a namespace has rules of its own for what it sends.
 static __always_inline int filtered(struct bpf_sock_addr *ctx, int four)
 {
 	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
 	struct net *net = kern->sk->__sk_common.skc_net.net;
-	void *out, *post;
 
-	if (four) {
-		out = net->nf.hooks_ipv4[LOCAL_OUT];
-		post = net->nf.hooks_ipv4[POST_ROUTING];
-	} else {
-		out = net->nf.hooks_ipv6[LOCAL_OUT];
-		post = net->nf.hooks_ipv6[POST_ROUTING];
-	}
-	if (out)
-		return 1;
-	barrier_var(post); // The verifier lets nobody calculate with pointers.
-	return post ? 1 : 0;
+	if (four)
+		return has_rules(net->nf.hooks_ipv4[LOCAL_OUT]) || has_rules(net->nf.hooks_ipv4[POST_ROUTING]);
+	return has_rules(net->nf.hooks_ipv6[LOCAL_OUT]) || has_rules(net->nf.hooks_ipv6[POST_ROUTING]);
 }
 
 // pod returns the origin of a socket in a namespace that is not the node's.
