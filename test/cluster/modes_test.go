@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"flag"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,7 +27,8 @@ func sluiceIn(mode string) turn {
 		// The mode's servers stay for as long as IPVS remembers their connections.
 		t.proxy.Args = []string{"--ipvs-udp-timeout=5s", "--ipvs-tcpfin-timeout=5s"}
 	case testbed.EBPF:
-		t.table, t.traces = sluiceNFTables().table, "programs, "+sluiceNFTables().traces
+		t.traces = "programs, table sluice"
+		t.table = t.traces
 	default:
 		t.table = "table sluice-" + mode
 		t.proxy.Args = []string{"--userspace-drain-timeout=10m"} // a slow machine takes its time to start the next
@@ -62,6 +64,20 @@ func circuit(modes []string) (out []turn) {
 // earlier mode.
 func TestModeChanges(t *testing.T) {
 	s := newShift(t, circuit(strings.Split(*modes, ",")))
+	for s.more() {
+		s.change()
+	}
+}
+
+// TestTakeoverBySockets lets mode ebpf follow kube-proxy and hand back to it, which
+// knows nothing of programs at sockets.
+func TestTakeoverBySockets(t *testing.T) {
+	if !slices.Contains(strings.Split(*modes, ","), testbed.EBPF) {
+		t.Skip("mode ebpf is none of -modes")
+	}
+	s := newShift(t, []turn{
+		kubeProxyNFTables(), sluiceIn(testbed.EBPF), kubeProxyIPTables(), sluiceIn(testbed.EBPF), kubeProxyNFTables(),
+	})
 	for s.more() {
 		s.change()
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -384,7 +385,8 @@ func TestWayBackWithoutIPv6(t *testing.T) {
 // else's.
 func (s *shift) checkTraces(n *testbed.Node, t turn) {
 	s.Helper()
-	s.await("rules on "+n.Name, t.traces, func() string { return s.traces(n) })
+	want := slices.Sorted(strings.SplitSeq(t.traces, ", "))
+	s.await("rules on "+n.Name, strings.Join(want, ", "), func() string { return s.traces(n) })
 }
 
 // tell prints how a node fared in the last change, and fails the test if

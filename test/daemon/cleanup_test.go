@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice/internal/conformance/ruleset"
+	"sluice/internal/conformance/traffic"
 )
 
 // theirs makes rules, sets and links of others, some of them with names like
@@ -96,6 +99,8 @@ func TestCleanup(t *testing.T) {
 		{"nftables", "nft", []string{"nftables"}},
 		{"iptables, variant nft", "nft", []string{"iptables"}},
 		{"iptables, variant legacy", "legacy", []string{"iptables"}},
+		{"ebpf", "nft", []string{"ebpf"}},
+		{"one mode after the other, with ebpf", "nft", []string{"ebpf", "iptables", "ebpf", "nftables"}},
 		{"one mode after the other, variant nft", "nft", []string{"nftables", "iptables", "nftables"}},
 		{"one mode after the other, variant legacy", "legacy", []string{"iptables", "nftables", "iptables"}},
 	} {
@@ -104,17 +109,21 @@ func TestCleanup(t *testing.T) {
 			if c.hint != "" {
 				s.run("sh", "-c", strings.ReplaceAll(theirs, "$HINT", c.hint))
 			}
+			places, pinned := sockets(t, c.modes)
 			before := s.ruleset()
 			s.write("web.yaml", service("web", clusterIP, podA))
 			s.write("six.yaml", service("six", clusterV6, podV6))
 			s.write("kinds.yaml", kinds)
 			for i, mode := range c.modes {
-				d := s.start(nil, "--proxy-mode", mode)
+				d := s.start(nil, append(places, "--proxy-mode", mode)...)
 				eventually(t, "the first sync", func() bool { return strings.Contains(d.log(), "First sync done") })
 				eventually(t, "the IPv4 Service", s.answers(clusterIP, podA))
 				eventually(t, "the IPv6 Service", s.answers(clusterV6, podV6))
 				if c.hint != "" && mode == "iptables" && !strings.Contains(d.log(), `variant="`+c.hint+`"`) {
 					t.Errorf("the daemon does not use the variant %s", c.hint)
+				}
+				if mode == "ebpf" && len(pinned()) == 0 {
+					t.Error("there are no programs")
 				}
 				d.end([]syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i%2])
 			}
@@ -122,14 +131,50 @@ func TestCleanup(t *testing.T) {
 				t.Fatal("the daemon has left nothing to clean up")
 			}
 			for range 2 { // the second time there is nothing to do
-				if code := s.start(nil, "--cleanup").wait(); code != 0 {
+				if code := s.start(nil, append(places, "--cleanup")...).wait(); code != 0 {
 					t.Errorf("exit code %d", code)
 				}
 				if diff := cmp.Diff(before, s.ruleset()); diff != "" {
 					t.Errorf("the host is not as it was (-before +after):\n%s", diff)
 				}
+				if left := pinned(); len(left) > 0 {
+					t.Errorf("programs and maps are left: %v", left)
+				}
 			}
 		})
+	}
+}
+
+// sockets returns where mode ebpf is to meet the host, if it is among some modes, and
+// what is pinned there.
+func sockets(t *testing.T, modes []string) (flags []string, pinned func() []string) {
+	t.Helper()
+	if !slices.Contains(modes, "ebpf") {
+		return nil, func() []string { return nil }
+	}
+	cgroups, err := traffic.NewCgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cgroups.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	cgroup, err := cgroups.Add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bpf, err := cgroups.MountBPF()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"--cgroup-root", cgroup, "--bpf-root", filepath.Join(bpf, "sluice")}, func() []string {
+		all, err := filepath.Glob(filepath.Join(bpf, "sluice*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
 	}
 }
 
