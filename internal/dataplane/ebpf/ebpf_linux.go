@@ -38,6 +38,7 @@ type Dataplane struct {
 	node   uint64 // the cookie of the node's network namespace
 	routes *netlink.Handle
 	news   *nl.NetlinkSocket // of addresses and routes
+	rested time.Time         // addresses and routes are not read before; of Run
 	look   chan struct{}     // some UDP socket may be connected to an endpoint that is gone
 
 	mu       sync.Mutex // Run works beside Sync and Apply
@@ -45,8 +46,7 @@ type Dataplane struct {
 	state    *proxy.Node // as in force; nil: not known
 	host     *host       // as in force
 	cidrs    []netip.Prefix
-	now      *host // as it was read last
-	moved    chan struct{}
+	moved    chan struct{} // what is in force of it is no more
 	attached bool
 	off      error                    // why sockets are left alone
 	ids      map[proxy.PortKey]uint32 // the numbers of rows
@@ -150,7 +150,7 @@ func (d *Dataplane) syncSockets(ctx context.Context, want *proxy.State) error {
 	if err != nil {
 		return err
 	}
-	d.host, d.now, d.state, d.cidrs = h, h, want.Node, want.CIDRs
+	d.host, d.state, d.cidrs = h, want.Node, want.CIDRs
 	d.left, d.leave = map[proxy.PortKey]bool{}, map[proxy.PortKey]bool{}
 	d.rowsLeft.Store(0)
 	if err := d.writeHost(h, want.Node); err != nil {

@@ -52,12 +52,11 @@ func (d *Dataplane) Run(ctx context.Context) error {
 }
 
 // serve does what comes up.
-func (d *Dataplane) serve(ctx context.Context, changed <-chan struct{}) {
+func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 	log := klog.FromContext(ctx)
 	tick := time.NewTicker(renew)
 	defer tick.Stop()
 	var read <-chan time.Time // when to read addresses and routes
-	var rested time.Time
 	for {
 		var what string
 		var err error
@@ -70,11 +69,13 @@ func (d *Dataplane) serve(ctx context.Context, changed <-chan struct{}) {
 			notify(d.look)
 		case <-changed:
 			if read == nil {
-				read = time.After(time.Until(rested))
+				read = time.After(time.Until(d.rested))
 			}
-		case began := <-read:
-			what, err = "Addresses and routes of the node cannot be read", d.locked(d.readAgain)
-			read, rested = nil, time.Now().Add(restFactor*time.Since(began))
+		case <-read:
+			read = nil
+			if what, err = "Addresses and routes of the node cannot be read", d.locked(d.readAgain); err != nil {
+				notify(changed) // once more
+			}
 		case <-d.look:
 			what, err = "Sockets of endpoints that are gone cannot be looked for", d.locked(d.cutStale)
 		}
@@ -128,11 +129,13 @@ func (d *Dataplane) readAgain() error {
 	if d.off != nil {
 		return nil
 	}
+	began := time.Now()
 	h, err := readHost(d.routes, d.state)
+	d.rested = time.Now().Add(restFactor * time.Since(began))
 	if err != nil {
 		return err
 	}
-	if d.now = h; !h.same(d.host) {
+	if !h.same(d.host) {
 		notify(d.moved)
 	}
 	return d.writeHost(h, d.state)
