@@ -52,3 +52,12 @@ func (d *Dataplane) Writes() int {
 
 // CheckSum is what values carry.
 func CheckSum(parts ...[]byte) uint32 { return checkSum(parts...) }
+
+// FindCgroup returns the cgroup that is found among mounts.
+func FindCgroup(mounts, pins string) (string, error) {
+	p, err := places{pins: pins}.find(mounts)
+	if err != nil {
+		return "", err
+	}
+	return p.cgroup, nil
+}

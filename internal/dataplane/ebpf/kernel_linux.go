@@ -319,6 +319,10 @@ func (p places) find(mounts string) (places, error) {
 				break
 			}
 		}
+		// Only the root of all cgroups has no type.
+		if _, err := os.Stat(filepath.Join(p.cgroup, "cgroup.type")); p.cgroup != "" && err == nil {
+			return p, fmt.Errorf("%s has the cgroups of this container alone: mount the host's and name it (--cgroup-root)", p.cgroup)
+		}
 	}
 	var at unix.Statfs_t
 	switch {

@@ -3,6 +3,7 @@ package ebpf_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -313,6 +314,32 @@ func TestBadPlaces(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestCgroupIsFound among mounts, unless it is that of a container.
+func TestCgroupIsFound(t *testing.T) {
+	cgroups, err := traffic.NewCgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cgroups.Close()
+	child, err := cgroups.Add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Dir(filepath.Dir(child))
+	const line = "30 25 0:26 %s %s rw,nosuid shared:9 - %s cgroup rw\n"
+	for _, tt := range []struct{ name, mounts, want, wrong string }{
+		{"the host's", fmt.Sprintf(line, "/", "/proc", "proc") + fmt.Sprintf(line, "/", root, "cgroup2"), root, ""},
+		{"a part of it is no root", fmt.Sprintf(line, "/kubepods", child, "cgroup2") + fmt.Sprintf(line, "/", root, "cgroup2"), root, ""},
+		{"a container's", fmt.Sprintf(line, "/", child, "cgroup2"), "", child + " has the cgroups of this container alone: mount the host's and name it (--cgroup-root)"},
+		{"none", fmt.Sprintf(line, "/", "/sys/fs/cgroup/cpu", "cgroup"), "", "no cgroup2 is mounted here (--cgroup-root)"},
+	} {
+		got, err := ebpf.FindCgroup(tt.mounts, bpffs(t))
+		if got != tt.want || (err != nil) != (tt.wrong != "") || err != nil && err.Error() != tt.wrong {
+			t.Errorf("%s: %q, %v; want %q, %q", tt.name, got, err, tt.want, tt.wrong)
+		}
 	}
 }
 
