@@ -65,7 +65,7 @@ generate: bpf ## what is generated from the code: the packet table's themes in R
 	go run ./test/matrix README.md
 
 # Line numbers of the source are in the object, the folder that it was built in is not.
-compile-bpf = cd $(BPF) && clang -O2 -g -fdebug-compilation-dir=. -target bpf -Wall -Werror -idirafter /usr/include/$$(uname -m)-linux-gnu -c sockets.c -o $(1) && llvm-strip -g $(1)
+compile-bpf = cd $(BPF) && clang -O2 -g -fdebug-compilation-dir=. -target bpf -mcpu=v3 -Wall -Werror -idirafter /usr/include/$$(uname -m)-linux-gnu -c sockets.c -o $(1) && llvm-strip -g $(1)
 bpf: deps ## the programs of mode ebpf, from C; the object is committed, so that nobody else needs a compiler
 	$(call compile-bpf,sockets.o)
 

@@ -47,20 +47,10 @@ func underTest(t *testing.T) conformance.Dataplane {
 				if s, ok := d.(*spoilt); ok {
 					d = s.Dataplane
 				}
-				return translated(d.(*ebpf.Dataplane), fd)
+				return d.(*ebpf.Dataplane).Translated(fd)
 			},
 		},
 	}
-}
-
-// translated asks the kernel whether a socket was.
-func translated(d *ebpf.Dataplane, fd int) (bool, error) {
-	for _, m := range d.Sockets() {
-		if v, err := m.LookupBytes(int32(fd)); err != nil || v != nil {
-			return v != nil, err
-		}
-	}
-	return false, nil
 }
 
 // TestConformance plays the packet table with real packets.

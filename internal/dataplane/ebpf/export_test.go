@@ -4,15 +4,37 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/mode"
 )
 
-// Sockets returns the maps of sockets that were translated.
-func (d *Dataplane) Sockets() []*ebpf.Map { return []*ebpf.Map{d.kernel.TCP, d.kernel.UDP} }
+// Translated asks the kernel whether a socket was translated.
+func (d *Dataplane) Translated(fd int) (bool, error) {
+	const ways = 4
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	for _, m := range []*ebpf.Map{d.kernel.TCP, d.kernel.UDP} {
+		set, failed := m.LookupBytes(uint32(cookie / ways % uint64(m.MaxEntries())))
+		if err = errors.Join(err, failed); err != nil {
+			return false, err
+		}
+		cookies, sockets := set[:8*ways], set[8*ways:]
+		for each := len(sockets) / ways; len(cookies) > 0; cookies, sockets = cookies[8:], sockets[each:] {
+			if binary.NativeEndian.Uint64(cookies) != cookie {
+				continue
+			}
+			if m == d.kernel.UDP {
+				return binary.NativeEndian.Uint32(sockets[each-8:]) > 0, nil // how many pairs are used
+			}
+			return slices.Max(sockets[:each]) > 0, nil
+		}
+	}
+	return false, nil
+}
 
 // Map returns one of the maps that rows are written to.
 func (d *Dataplane) Map(name string) *ebpf.Map {
@@ -61,3 +83,6 @@ func FindCgroup(mounts, pins string) (string, error) {
 	}
 	return p.cgroup, nil
 }
+
+// Connected returns how many sockets are connected to an endpoint.
+func Connected(root string) (int, error) { return connected(root) }

@@ -21,7 +21,7 @@ import (
 var object []byte
 
 // format names the layout of the maps: programs of another one need maps of their own.
-const format = "maps-1"
+const format = "maps-2"
 
 // kernel is what the mode has in the kernel.
 type kernel struct {
@@ -45,6 +45,7 @@ type kernel struct {
 	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
+	Release      *ebpf.Program `ebpf:"release"`
 	Cut          *ebpf.Program `ebpf:"cut"`
 	Sources      *ebpf.Program `ebpf:"sources"`
 	Stale        *ebpf.Program `ebpf:"stale"`
@@ -132,9 +133,10 @@ type hook struct {
 }
 
 // hooks returns where programs are attached, in the order in which to do it: what
-// translates back comes before what translates.
+// forgets and translates back comes before what translates.
 func (k *kernel) hooks() []hook {
 	return []hook{
+		{"release", ebpf.AttachCgroupInetSockRelease, k.Release},
 		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, k.Getpeername4},
 		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, k.Getpeername6},
 		{"recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, k.Recvmsg4},
@@ -236,7 +238,7 @@ func (k *kernel) removeOthers() error {
 func (k *kernel) close() (err error) {
 	for _, c := range []io.Closer{
 		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Counters, k.TCP, k.UDP, k.Asked, k.Questions,
-		k.Connect4, k.Connect6, k.Sendmsg4, k.Sendmsg6, k.Recvmsg4, k.Recvmsg6, k.Getpeername4, k.Getpeername6, k.Cut, k.Sources, k.Stale,
+		k.Connect4, k.Connect6, k.Sendmsg4, k.Sendmsg6, k.Recvmsg4, k.Recvmsg6, k.Getpeername4, k.Getpeername6, k.Release, k.Cut, k.Sources, k.Stale,
 	} {
 		err = errors.Join(err, c.Close())
 	}

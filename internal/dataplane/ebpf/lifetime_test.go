@@ -168,6 +168,47 @@ func TestMapsAreFull(t *testing.T) {
 	}
 }
 
+// TestNoRoomForSockets: the rules serve sockets that cannot be remembered.
+func TestNoRoomForSockets(t *testing.T) {
+	h := newHost(t)
+	h.start(map[string]uint32{"tcp_sockets": 1})
+	h.serve(row("dns", proxy.UDP, dns, pods...), row("web", proxy.TCP, web, pods...))
+	h.wantRules("there is no room", web)
+}
+
+// TestClosedSocketsAreForgotten, so that there is always room for others.
+func TestClosedSocketsAreForgotten(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("web", proxy.TCP, web, pods...), row("dns", proxy.UDP, dns, pods...))
+	count := func() int {
+		n, err := ebpf.Connected(h.EBPF.BPFRoot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for range 100 {
+		h.connects(web)
+	}
+	if n := count(); n != 0 {
+		t.Errorf("%d closed sockets are remembered", n)
+	}
+	var open []*socket
+	for range 10 {
+		open = append(open, h.socket(h.client, proxy.TCP, web), h.socket(h.client, proxy.UDP, dns))
+	}
+	if n := count(); n != len(open) {
+		t.Errorf("%d sockets are remembered; want %d", n, len(open))
+	}
+	for _, s := range open {
+		s.close()
+	}
+	if n := count(); n != 0 {
+		t.Errorf("%d sockets are remembered after all were closed", n)
+	}
+}
+
 // TestRowGrowsOutOfTheMap by a step: the rules have it then, with the new endpoints.
 func TestRowGrowsOutOfTheMap(t *testing.T) {
 	h := newHost(t)
@@ -276,7 +317,7 @@ func TestBadPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := filepath.Join(root, "old")
-	if err := os.MkdirAll(filepath.Join(old, "maps-1"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(old, "maps-2"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	m, err := cilium.NewMap(&cilium.MapSpec{Type: cilium.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -284,7 +325,7 @@ func TestBadPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if err := m.Pin(filepath.Join(old, "maps-1", "services")); err != nil {
+	if err := m.Pin(filepath.Join(old, "maps-2", "services")); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {

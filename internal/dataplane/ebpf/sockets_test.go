@@ -277,7 +277,7 @@ func (s *socket) ask(to netip.AddrPort) (by, from netip.AddrPort) {
 
 func (s *socket) translated() bool {
 	s.h.Helper()
-	yes, err := translated(s.h.d, s.fd)
+	yes, err := s.h.d.Translated(s.fd)
 	if err != nil {
 		s.h.Fatal(err)
 	}

@@ -54,6 +54,7 @@ struct sock_common {
 
 struct sock {
 	struct sock_common __sk_common;
+	unsigned char sk_kern_sock : 1;
 } __attribute__((preserve_access_index));
 
 struct bpf_sock_addr_kern {
@@ -70,6 +71,13 @@ struct bpf_iter__bpf_sk_storage_map {
 	struct bpf_iter_meta *meta;
 	struct bpf_map *map;
 	struct sock *sk;
+	void *value;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter__bpf_map_elem {
+	struct bpf_iter_meta *meta;
+	struct bpf_map *map;
+	void *key;
 	void *value;
 } __attribute__((preserve_access_index));
 
@@ -182,8 +190,6 @@ struct udp_pairs {
 	struct pair pairs[PAIRS];
 	__u32 used;
 	__u32 connected; // the first is what the socket is connected to
-	__u32 dead;	 // and its endpoint is gone
-	__u32 unused;
 };
 
 enum { TRANSLATED_TCP, TRANSLATED_UDP, ASKED, CUT, COUNTERS };
@@ -241,18 +247,37 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
+// Sockets that were translated, by their cookies, for as long as they are open: a
+// table of sets of a few. Cookies are not used again, and those that follow each
+// other are neighbours, so nothing must be hashed, locked, allocated or fetched from
+// far. A socket whose set is full is left. Memory of the socket itself (SK_STORAGE)
+// costs more than all else here together.
+#define WAYS 4
+#define TCP_SETS (1 << 15)
+#define UDP_SETS (1 << 13)
+
+struct tcp_set {
+	__u64 cookies[WAYS]; // 0: free
+	struct pair sockets[WAYS];
+};
+
+struct udp_set {
+	__u64 cookies[WAYS];
+	struct udp_pairs sockets[WAYS];
+};
+
 struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct pair);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TCP_SETS);
+	__type(key, __u32);
+	__type(value, struct tcp_set);
 } tcp_sockets SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct udp_pairs);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, UDP_SETS);
+	__type(key, __u32);
+	__type(value, struct udp_set);
 } udp_sockets SEC(".maps");
 
 // Sockets whose source, once they are connected, is that of their namespace.
@@ -462,8 +487,8 @@ static __always_inline int claimed(const struct endpoint *e, __u8 protocol)
 	return flags && *flags & TAKES_NODEPORTS;
 }
 
-// choose finds an endpoint for a new connection.
-static __always_inline int choose(struct bpf_sock_addr *ctx, const struct at *to, __u8 protocol, const struct addr *bound, int ask_it, struct pair *out)
+// choose finds an endpoint for a new connection to the frontend of a pair.
+static __noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int ask_it, struct pair *out)
 {
 	__u32 node_addr, from, n;
 	struct endpoint *found;
@@ -472,9 +497,9 @@ static __always_inline int choose(struct bpf_sock_addr *ctx, const struct at *to
 	struct slot slot;
 	__u8 action;
 
-	if (!find(to, protocol, &s, &node_addr))
+	if (!out || !bound || !find(&out->frontend, protocol, &s, &node_addr))
 		return 0;
-	from = origin(ctx, is_v4(&to->addr), bound, node_addr, s.row, ask_it);
+	from = origin(ctx, is_v4(&out->frontend.addr), bound, node_addr, s.row, ask_it);
 	if (from >= ORIGINS)
 		return 0;
 	action = s.actions[from & 3];
@@ -489,7 +514,6 @@ static __always_inline int choose(struct bpf_sock_addr *ctx, const struct at *to
 	e = *found;
 	if (!matches(&slot, &e) || claimed(&e, protocol))
 		return 0;
-	out->frontend = *to;
 	out->endpoint.addr = e.addr;
 	out->endpoint.port = e.port;
 	out->row = slot.row;
@@ -560,59 +584,130 @@ static __noinline int alive(struct pair *p)
 	return s.found;
 }
 
-struct mptcp_sock {
-} __attribute__((preserve_access_index));
-
-// is_subflow reports whether a socket is part of an MPTCP connection, whose peer is
+// remembered reports whether the kernel tells when a socket is closed: not if it is
+// one of its own, such as those that are part of an MPTCP connection, whose peer is
 // asked for by another socket.
-static __always_inline int is_subflow(struct bpf_sock *sk)
+static __always_inline int remembered(struct bpf_sock_addr *ctx)
 {
-	return bpf_core_type_exists(struct mptcp_sock) && bpf_skc_to_mptcp_sock(sk);
+	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
+
+	return !BPF_CORE_READ_BITFIELD(kern->sk, sk_kern_sock);
+}
+
+static __always_inline __u32 way_of(const __u64 *cookies, __u64 cookie)
+{
+#pragma unroll
+	for (__u32 i = 0; i < WAYS; i++)
+		if (cookies[i] == cookie)
+			return i;
+	return WAYS;
+}
+
+// claim returns a socket's place in its set, or WAYS if there is none, or another
+// thread is about to take one for it.
+static __always_inline __u32 claim(__u64 *cookies, __u64 cookie)
+{
+	__u32 at = way_of(cookies, cookie);
+
+	if (at < WAYS)
+		return at;
+#pragma unroll
+	for (__u32 i = 0; i < WAYS; i++) {
+		if (at < WAYS || cookies[i] || __sync_val_compare_and_swap(&cookies[i], 0, cookie))
+			continue;
+		at = i;
+	}
+	if (at < WAYS && way_of(cookies, cookie) != at) {
+		cookies[at & (WAYS - 1)] = 0;
+		return WAYS;
+	}
+	return at;
+}
+
+// tcp_socket and udp_socket return what is known of a socket, or null. With make it
+// is a place for it.
+static __always_inline struct pair *tcp_socket(__u64 cookie, int make)
+{
+	__u32 index = cookie / WAYS % TCP_SETS;
+	struct tcp_set *set = bpf_map_lookup_elem(&tcp_sockets, &index);
+	__u32 at;
+
+	if (!set)
+		return 0;
+	at = make ? claim(set->cookies, cookie) : way_of(set->cookies, cookie);
+	return at < WAYS ? &set->sockets[at & (WAYS - 1)] : 0;
+}
+
+static __always_inline struct udp_pairs *udp_socket(__u64 cookie, int make)
+{
+	__u32 index = cookie / WAYS % UDP_SETS;
+	struct udp_set *set = bpf_map_lookup_elem(&udp_sockets, &index);
+	__u32 at;
+
+	if (!set)
+		return 0;
+	at = make ? claim(set->cookies, cookie) : way_of(set->cookies, cookie);
+	return at < WAYS ? &set->sockets[at & (WAYS - 1)] : 0;
+}
+
+// forget has a socket be what it was made, for as long as it is not translated again.
+static __always_inline void forget(__u64 cookie, __u32 protocol)
+{
+	struct udp_pairs *u;
+	struct pair *t;
+
+	if (protocol == TCP) {
+		t = tcp_socket(cookie, 0);
+		if (t)
+			__builtin_memset(t, 0, sizeof(*t));
+		return;
+	}
+	u = udp_socket(cookie, 0);
+	if (u)
+		u->used = u->connected = 0;
 }
 
 // connect makes a socket connect to an endpoint, and forgets what it was before.
 static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, const struct addr *bound)
 {
 	__u32 protocol = ctx->protocol;
+	struct pair p = {.frontend = *to};
 	struct udp_pairs *u;
-	struct pair p = {};
 	struct pair *t;
+	__u64 cookie;
 
-	if (!ctx->sk || (protocol != TCP && protocol != UDP) || (protocol == TCP && is_subflow(ctx->sk)))
+	if (!ctx->sk || (protocol != TCP && protocol != UDP) || !remembered(ctx))
 		return 0;
-	if (!choose(ctx, to, protocol, bound, 1, &p)) {
-		if (protocol == TCP)
-			bpf_sk_storage_delete(&tcp_sockets, ctx->sk);
-		else
-			bpf_sk_storage_delete(&udp_sockets, ctx->sk);
+	cookie = bpf_get_socket_cookie(ctx);
+	if (!choose(ctx, protocol, bound, 1, &p)) {
+		forget(cookie, protocol);
 		return 0;
 	}
 	if (protocol == TCP) {
-		t = bpf_sk_storage_get(&tcp_sockets, ctx->sk, &p, BPF_SK_STORAGE_GET_F_CREATE);
+		t = tcp_socket(cookie, 1);
 		if (!t)
 			return 0;
 		*t = p;
 		count(TRANSLATED_TCP);
 	} else {
-		u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		u = udp_socket(cookie, 1);
 		if (!u)
 			return 0;
 		u->pairs[0] = p;
 		u->used = u->connected = 1;
-		u->dead = 0;
 		count(TRANSLATED_UDP);
 	}
 	*to = p.endpoint;
 	return 1;
 }
 
-// kept reports whether UDP sockets keep their endpoints.
-static __always_inline int kept(void)
+// permission returns until when programs may act; 0: the maps are not to be trusted.
+static __always_inline __u64 permission(void)
 {
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
 
-	return s && s->until + KEEP > bpf_ktime_get_coarse_ns();
+	return s ? s->until : 0;
 }
 
 // send sends a datagram of a socket that is not connected to an endpoint: the one
@@ -620,27 +715,30 @@ static __always_inline int kept(void)
 static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const struct addr *bound)
 {
 	struct udp_pairs *u;
-	struct pair p = {};
+	struct pair p = {.frontend = *to};
 	__u32 at = PAIRS;
+	__u64 cookie;
 
 	if (!ctx->sk || ctx->protocol != UDP)
 		return 0;
-	u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, 0);
+	cookie = bpf_get_socket_cookie(ctx);
+	u = udp_socket(cookie, 0);
 	if (u) {
 #pragma unroll
 		for (int i = 0; i < PAIRS; i++)
 			if (i < u->used && same_at(&u->pairs[i].frontend, to))
 				at = i;
-		if (at < PAIRS && kept() && alive(&u->pairs[at & (PAIRS - 1)])) {
+		if (at < PAIRS && permission() + KEEP > bpf_ktime_get_coarse_ns() && alive(&u->pairs[at & (PAIRS - 1)])) {
 			*to = u->pairs[at & (PAIRS - 1)].endpoint;
 			return 1;
 		}
 	}
-	if (!choose(ctx, to, UDP, bound, 0, &p)) {
+	if (!choose(ctx, UDP, bound, 0, &p)) {
 		// From now on the rules translate it, and answers come from the frontend.
 		return 0;
 	}
-	u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!u && remembered(ctx))
+		u = udp_socket(cookie, 1);
 	if (!u)
 		return 0;
 	// Of two frontends with one endpoint, answers could be either's.
@@ -663,11 +761,9 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 // answer tells an answer's source as the address that was asked.
 static __always_inline int answer(struct bpf_sock_addr *ctx, struct at *from)
 {
-	struct udp_pairs *u;
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct udp_pairs *u = udp_socket(cookie, 0);
 
-	if (!ctx->sk)
-		return 0;
-	u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, 0);
 	if (!u)
 		return 0;
 #pragma unroll
@@ -682,19 +778,18 @@ static __always_inline int answer(struct bpf_sock_addr *ctx, struct at *from)
 // peer tells the address that a socket was to be connected to.
 static __always_inline int peer(struct bpf_sock_addr *ctx, struct at *at)
 {
+	__u64 cookie = bpf_get_socket_cookie(ctx);
 	struct udp_pairs *u;
 	struct pair *t;
 
-	if (!ctx->sk)
-		return 0;
 	if (ctx->protocol == TCP) {
-		t = bpf_sk_storage_get(&tcp_sockets, ctx->sk, 0, 0);
+		t = tcp_socket(cookie, 0);
 		if (!t || !same_at(&t->endpoint, at))
 			return 0;
 		*at = t->frontend;
 		return 1;
 	}
-	u = bpf_sk_storage_get(&udp_sockets, ctx->sk, 0, 0);
+	u = udp_socket(cookie, 0);
 	if (!u || !u->connected || !same_at(&u->pairs[0].endpoint, at))
 		return 0;
 	*at = u->pairs[0].frontend;
@@ -850,6 +945,46 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
+// release gives the place of a socket that is closed to another one.
+SEC("cgroup/sock_release")
+int release(struct bpf_sock *ctx)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct tcp_set *t;
+	struct udp_set *u;
+	__u32 index, at;
+
+	if (ctx->protocol == TCP) {
+		index = cookie / WAYS % TCP_SETS;
+		t = bpf_map_lookup_elem(&tcp_sockets, &index);
+		at = t ? way_of(t->cookies, cookie) : WAYS;
+		if (t && at < WAYS) {
+			__builtin_memset(&t->sockets[at & (WAYS - 1)], 0, sizeof(t->sockets[0]));
+			t->cookies[at & (WAYS - 1)] = 0;
+		}
+	} else if (ctx->protocol == UDP) {
+		index = cookie / WAYS % UDP_SETS;
+		u = bpf_map_lookup_elem(&udp_sockets, &index);
+		at = u ? way_of(u->cookies, cookie) : WAYS;
+		if (u && at < WAYS) {
+			u->sockets[at & (WAYS - 1)].used = u->sockets[at & (WAYS - 1)].connected = 0;
+			u->cookies[at & (WAYS - 1)] = 0;
+		}
+	}
+	return 1;
+}
+
+// gone reports whether a socket is connected to an endpoint that is gone.
+static __always_inline int gone(const struct udp_pairs *u)
+{
+	struct pair p;
+
+	if (!u->connected)
+		return 0;
+	p = u->pairs[0];
+	return !alive(&p);
+}
+
 // cut drops what sockets send that are connected to an endpoint that is gone. It
 // is attached only while there are some.
 SEC("cgroup_skb/egress")
@@ -857,11 +992,13 @@ int cut(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	struct udp_pairs *u;
+	__u64 cookie;
 
 	if (!sk || sk->protocol != UDP)
 		return 1;
-	u = bpf_sk_storage_get(&udp_sockets, sk, 0, 0);
-	if (!u || !u->dead)
+	cookie = bpf_get_socket_cookie(skb);
+	u = udp_socket(cookie, 0);
+	if (!u || !permission() || !gone(u))
 		return 1;
 	count(CUT);
 	return 0;
@@ -898,45 +1035,50 @@ int sources(struct bpf_iter__bpf_sk_storage_map *ctx)
 	return 0;
 }
 
-// stale notes which UDP sockets are connected to an endpoint that is gone, and
-// tells of each.
-SEC("iter/bpf_sk_storage_map")
-int stale(struct bpf_iter__bpf_sk_storage_map *ctx)
+// stale tells of the UDP sockets that are connected to an endpoint that is gone.
+SEC("iter/bpf_map_elem")
+int stale(struct bpf_iter__bpf_map_elem *ctx)
 {
-	struct udp_pairs *u = ctx->value;
-	struct pair p;
-	__u32 dead;
+	struct udp_set *set = ctx->value;
+	__u32 found = 1;
 
-	if (!ctx->sk || !u)
+	if (!set)
 		return 0;
-	if (!u->connected)
-		return 0;
-	p = u->pairs[0];
-	dead = !alive(&p);
-	u->dead = dead;
-	if (dead)
-		bpf_seq_write(ctx->meta->seq, &dead, sizeof(dead));
+#pragma unroll
+	for (int i = 0; i < WAYS; i++)
+		if (set->cookies[i] && gone(&set->sockets[i]))
+			bpf_seq_write(ctx->meta->seq, &found, sizeof(found));
 	return 0;
 }
 
 // told_tcp tells of each TCP socket that was translated.
-SEC("iter/bpf_sk_storage_map")
-int told_tcp(struct bpf_iter__bpf_sk_storage_map *ctx)
+SEC("iter/bpf_map_elem")
+int told_tcp(struct bpf_iter__bpf_map_elem *ctx)
 {
-	__u32 one = 1;
+	struct tcp_set *set = ctx->value;
+	__u32 found = 1;
 
-	if (ctx->sk && ctx->value)
-		bpf_seq_write(ctx->meta->seq, &one, sizeof(one));
+	if (!set)
+		return 0;
+#pragma unroll
+	for (int i = 0; i < WAYS; i++)
+		if (set->cookies[i])
+			bpf_seq_write(ctx->meta->seq, &found, sizeof(found));
 	return 0;
 }
 
 // told_udp tells of each UDP socket that is connected to an endpoint.
-SEC("iter/bpf_sk_storage_map")
-int told_udp(struct bpf_iter__bpf_sk_storage_map *ctx)
+SEC("iter/bpf_map_elem")
+int told_udp(struct bpf_iter__bpf_map_elem *ctx)
 {
-	struct udp_pairs *u = ctx->value;
+	struct udp_set *set = ctx->value;
+	__u32 found = 1;
 
-	if (ctx->sk && u && u->connected)
-		bpf_seq_write(ctx->meta->seq, &u->connected, sizeof(u->connected));
+	if (!set)
+		return 0;
+#pragma unroll
+	for (int i = 0; i < WAYS; i++)
+		if (set->cookies[i] && set->sockets[i].connected)
+			bpf_seq_write(ctx->meta->seq, &found, sizeof(found));
 	return 0;
 }
