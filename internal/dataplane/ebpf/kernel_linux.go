@@ -82,8 +82,8 @@ func missing() (names []string) {
 }
 
 // load brings maps and programs into the kernel, with the maps that are pinned. An
-// empty folder pins nothing.
-func load(p places, limits map[string]uint32) (*kernel, error) {
+// empty folder pins nothing. After an error nothing is pinned that was not.
+func load(p places, limits map[string]uint32) (_ *kernel, err error) {
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 	if err != nil {
 		return nil, fmt.Errorf("read programs: %w", err)
@@ -97,6 +97,13 @@ func load(p places, limits map[string]uint32) (*kernel, error) {
 	var opts ebpf.CollectionOptions
 	if p.pins != "" {
 		opts.Maps.PinPath = filepath.Join(p.pins, format)
+		if _, absent := os.Stat(p.pins); absent != nil {
+			defer func() {
+				if err != nil {
+					err = errors.Join(err, os.RemoveAll(p.pins))
+				}
+			}()
+		}
 		if err := os.MkdirAll(opts.Maps.PinPath, 0o700); err != nil {
 			return nil, fmt.Errorf("make a folder for maps: %w", err)
 		}

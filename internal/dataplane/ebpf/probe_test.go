@@ -1,6 +1,7 @@
 package ebpf_test
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -44,5 +45,16 @@ func TestProbe(t *testing.T) {
 	s.EBPF.Fallback = true
 	if can, err := ebpf.Mode().Probe(t.Context(), s); err != nil || len(can) != 2 {
 		t.Errorf("with a fallback: families %v, %v; want both", can, err)
+	}
+	d, err := ebpf.Mode().Open(t.Context(), s)
+	if err != nil {
+		t.Fatalf("open with a fallback: %v", err)
+	}
+	defer d.Close()
+	if _, own := d.(*ebpf.Dataplane); own != able {
+		t.Errorf("the mode itself was opened: %t", own)
+	}
+	if _, err := os.Stat(s.EBPF.BPFRoot); (err == nil) != able {
+		t.Errorf("maps are kept: %t", err == nil)
 	}
 }
