@@ -960,7 +960,7 @@ int release(struct bpf_sock *ctx)
 		at = t ? way_of(t->cookies, cookie) : WAYS;
 		if (t && at < WAYS) {
 			__builtin_memset(&t->sockets[at & (WAYS - 1)], 0, sizeof(t->sockets[0]));
-			t->cookies[at & (WAYS - 1)] = 0;
+			__sync_lock_test_and_set(&t->cookies[at & (WAYS - 1)], 0); // after that
 		}
 	} else if (ctx->protocol == UDP) {
 		index = cookie / WAYS % UDP_SETS;
@@ -968,7 +968,7 @@ int release(struct bpf_sock *ctx)
 		at = u ? way_of(u->cookies, cookie) : WAYS;
 		if (u && at < WAYS) {
 			u->sockets[at & (WAYS - 1)].used = u->sockets[at & (WAYS - 1)].connected = 0;
-			u->cookies[at & (WAYS - 1)] = 0;
+			__sync_lock_test_and_set(&u->cookies[at & (WAYS - 1)], 0);
 		}
 	}
 	return 1;
