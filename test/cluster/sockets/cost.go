@@ -60,6 +60,7 @@ func services(n int) *proxy.State {
 
 // costs are by mode, in the order of modes.
 type costs struct {
+	open      [2][]time.Duration         // which loads the programs
 	coldStart [2][]time.Duration         // at coldSize
 	apply     map[int][2][]time.Duration // at a number of Services
 	memory    map[int]map[string]uint64  // of maps, by name
@@ -75,7 +76,9 @@ func measureCosts(ctx context.Context, s mode.Settings) (*costs, error) {
 	cold := services(coldSize)
 	for range coldRounds {
 		for i, m := range modes {
+			began := time.Now()
 			err := onNode(ctx, s, m.open, func(d proxy.Dataplane, _ string) error {
+				c.open[i] = append(c.open[i], time.Since(began))
 				began := time.Now()
 				err := proxytest.Sync(ctx, d, cold)
 				c.coldStart[i] = append(c.coldStart[i], time.Since(began))
@@ -185,6 +188,7 @@ func (c *costs) table() string {
 		}
 		fmt.Fprintf(&b, "| %s | %v | %v | %.2fx | %s |\n", what, rules.Round(time.Microsecond), both.Round(time.Microsecond), ratio, verdict)
 	}
+	line("open the dataplane", median(c.open[0]), median(c.open[1]), 0)
 	line(fmt.Sprintf("first Sync at %d x %d", coldSize, endpointsPerService), median(c.coldStart[0]), median(c.coldStart[1]), 1.5)
 	var p50 [2]time.Duration
 	for i, n := range applySizes {

@@ -21,7 +21,7 @@ import (
 
 var (
 	output = flag.String("output", "", "write the page to this `FILE`")
-	rounds = flag.Int("rounds", 400, "compare so many `ROUNDS`, all ways in each")
+	rounds = flag.Int("rounds", 1000, "compare so many `ROUNDS`, all ways in each")
 	steps  = flag.Int("steps", 20, "make so many `CONNECTIONS` in a round")
 	storms = flag.Int("storms", 10, "have each pod ask from 250 sockets so many `TIMES`")
 	others = flag.Bool("kube-proxy", true, "measure kube-proxy too")

@@ -19,8 +19,7 @@ type way struct {
 	through bool   // the Service; else straight to its pod
 }
 
-// ways returns what is compared; the first of a bed is what the others of it are
-// measured against.
+// ways returns what is compared with the first of them.
 func ways(ours, kubeProxy *bed) []way {
 	out := []way{
 		{"direct", ours, "", false},
