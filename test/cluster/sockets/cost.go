@@ -60,19 +60,19 @@ func services(n int) *proxy.State {
 
 // costs are by mode, in the order of modes.
 type costs struct {
-	open      [2][]time.Duration         // which loads the programs
-	coldStart [2][]time.Duration         // at coldSize
-	apply     map[int][2][]time.Duration // at a number of Services
-	memory    map[int]map[string]uint64  // of maps, by name
+	open      [2][]time.Duration        // which loads the programs
+	coldStart [2][]time.Duration        // at coldSize
+	apply     [2][2][]time.Duration     // by size, as in applySizes
+	memory    map[int]map[string]uint64 // of maps, by number of Services and name
 }
 
 const coldSize, coldRounds = 10_000, 5
 
-var applySizes = []int{1_000, 30_000}
+var applySizes = [2]int{1_000, 30_000}
 
 // measureCosts times writing.
 func measureCosts(ctx context.Context, s mode.Settings) (*costs, error) {
-	c := &costs{apply: map[int][2][]time.Duration{}, memory: map[int]map[string]uint64{}}
+	c := &costs{memory: map[int]map[string]uint64{}}
 	cold := services(coldSize)
 	for range coldRounds {
 		for i, m := range modes {
@@ -89,25 +89,42 @@ func measureCosts(ctx context.Context, s mode.Settings) (*costs, error) {
 			}
 		}
 	}
-	for _, n := range applySizes {
-		var took [2][]time.Duration
-		for i, m := range modes {
-			err := onNode(ctx, s, m.open, func(d proxy.Dataplane, pins string) (err error) {
-				if err = proxytest.Sync(ctx, d, services(n)); err == nil {
-					took[i], err = replaceEndpoints(ctx, d, n)
-				}
-				if err == nil && m.name == "ebpf" {
-					c.memory[n], err = mapMemory(pins)
-				}
-				return err
+	for i, m := range modes {
+		// Both sizes are there at once, so that other work on the machine hits both.
+		err := onNode(ctx, s, m.open, func(few proxy.Dataplane, fewPins string) error {
+			return onNode(ctx, s, m.open, func(many proxy.Dataplane, manyPins string) error {
+				return c.measureApply(ctx, i, [2]proxy.Dataplane{few, many}, [2]string{fewPins, manyPins})
 			})
-			if err != nil {
-				return nil, fmt.Errorf("change in mode %s: %w", m.name, err)
-			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("change in mode %s: %w", m.name, err)
 		}
-		c.apply[n] = took
 	}
 	return c, nil
+}
+
+// measureApply times changes of a mode at both sizes by turns.
+func (c *costs) measureApply(ctx context.Context, mode int, at [2]proxy.Dataplane, pins [2]string) (err error) {
+	for i, n := range applySizes {
+		if err := proxytest.Sync(ctx, at[i], services(n)); err != nil {
+			return err
+		}
+		if modes[mode].name == "ebpf" {
+			if c.memory[n], err = mapMemory(pins[i]); err != nil {
+				return err
+			}
+		}
+	}
+	for k := range 1_000 {
+		for i, n := range applySizes {
+			took, err := replaceEndpoint(ctx, at[i], k*7919%n, 1<<20+k)
+			if err != nil {
+				return err
+			}
+			c.apply[i][mode] = append(c.apply[i][mode], took)
+		}
+	}
+	return nil
 }
 
 // onNode opens a dataplane in a network namespace of its own, for f to measure.
@@ -133,19 +150,13 @@ func onNode(ctx context.Context, s mode.Settings, open func(context.Context, mod
 	})
 }
 
-// replaceEndpoints replaces one endpoint again and again.
-func replaceEndpoints(ctx context.Context, d proxy.Dataplane, services int) (took []time.Duration, err error) {
-	for k := range 1_000 {
-		i := k * 7919 % services
-		old, cur := service(i, i*16), service(i, 1<<20+k)
-		began := time.Now()
-		err = proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}})
-		took = append(took, time.Since(began))
-		if err = errors.Join(err, proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: cur, New: old}}})); err != nil {
-			return nil, err
-		}
-	}
-	return took, nil
+// replaceEndpoint replaces the first endpoint of a Service, and puts it back.
+func replaceEndpoint(ctx context.Context, d proxy.Dataplane, i, by int) (time.Duration, error) {
+	old, cur := service(i, i*16), service(i, by)
+	began := time.Now()
+	err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}})
+	took := time.Since(began)
+	return took, errors.Join(err, proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: cur, New: old}}}))
 }
 
 // mapMemory asks the kernel what pinned maps occupy.
@@ -192,8 +203,8 @@ func (c *costs) table() string {
 	line(fmt.Sprintf("first Sync at %d x %d", coldSize, endpointsPerService), median(c.coldStart[0]), median(c.coldStart[1]), 1.5)
 	var p50 [2]time.Duration
 	for i, n := range applySizes {
-		p50[i] = median(c.apply[n][1])
-		line(fmt.Sprintf("one endpoint replaced at %d x %d", n, endpointsPerService), median(c.apply[n][0]), p50[i], 0)
+		p50[i] = median(c.apply[i][1])
+		line(fmt.Sprintf("one endpoint replaced at %d x %d", n, endpointsPerService), median(c.apply[i][0]), p50[i], 0)
 	}
 	ratio := float64(p50[1]) / float64(p50[0])
 	fmt.Fprintf(&b, "| ... at %d Services against %d | | | %.2fx | at most 1.5x | %s |\n", applySizes[1], applySizes[0], ratio,

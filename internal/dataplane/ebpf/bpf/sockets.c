@@ -488,7 +488,7 @@ static __always_inline int claimed(const struct endpoint *e, __u8 protocol)
 }
 
 // choose finds an endpoint for a new connection to the frontend of a pair.
-static __noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int ask_it, struct pair *out)
+__noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int ask_it, struct pair *out)
 {
 	__u32 node_addr, from, n;
 	struct endpoint *found;
@@ -559,7 +559,7 @@ static int look(__u32 i, struct search *s)
 
 // alive reports whether the frontend of a pair is still that of its row, and its
 // endpoint one of it, in the same slot or in another, or keeps what it has.
-static __noinline int alive(struct pair *p)
+__noinline int alive(struct pair *p)
 {
 	struct service now;
 	struct slot slot;
