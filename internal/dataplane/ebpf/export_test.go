@@ -28,7 +28,7 @@ func (d *Dataplane) Translated(fd int) (bool, error) {
 				continue
 			}
 			if m == d.kernel.UDP {
-				return binary.NativeEndian.Uint32(sockets[each-8:]) > 0, nil // how many pairs are used
+				return binary.NativeEndian.Uint32(sockets[each-16:]) > 0, nil // how many pairs are used
 			}
 			return slices.Max(sockets[:each]) > 0, nil
 		}

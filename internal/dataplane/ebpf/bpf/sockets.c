@@ -190,6 +190,8 @@ struct udp_pairs {
 	struct pair pairs[PAIRS];
 	__u32 used;
 	__u32 connected; // the first is what the socket is connected to
+	__u32 busy;	 // a thread changes them
+	__u32 unused;
 };
 
 enum { TRANSLATED_TCP, TRANSLATED_UDP, ASKED, CUT, COUNTERS };
@@ -710,6 +712,26 @@ static __always_inline __u64 permission(void)
 	return s ? s->until : 0;
 }
 
+// keep remembers a pair, in its place or in a new one.
+static __always_inline int keep(struct udp_pairs *u, __u32 at, const struct pair *p)
+{
+	// Of two frontends with one endpoint, answers could be either's.
+#pragma unroll
+	for (int i = 0; i < PAIRS; i++)
+		if (i < u->used && i != at && same_at(&u->pairs[i].endpoint, &p->endpoint))
+			return 0;
+	if (at < PAIRS) {
+		u->pairs[at & (PAIRS - 1)] = *p;
+		return 1;
+	}
+	at = u->used;
+	if (at >= PAIRS)
+		return 0;
+	u->pairs[at & (PAIRS - 1)] = *p;
+	__sync_fetch_and_add(&u->used, 1); // after that
+	return 1;
+}
+
 // send sends a datagram of a socket that is not connected to an endpoint: the one
 // of the last datagram to that frontend, if it is still there.
 static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const struct addr *bound)
@@ -718,6 +740,7 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 	struct pair p = {.frontend = *to};
 	__u32 at = PAIRS;
 	__u64 cookie;
+	int kept;
 
 	if (!ctx->sk || ctx->protocol != UDP)
 		return 0;
@@ -739,20 +762,12 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 	}
 	if (!u && remembered(ctx))
 		u = udp_socket(cookie, 1);
-	if (!u)
+	if (!u || __sync_val_compare_and_swap(&u->busy, 0, 1))
+		return 0; // Another thread sends the first datagram of its own.
+	kept = keep(u, at, &p);
+	__sync_lock_test_and_set(&u->busy, 0);
+	if (!kept)
 		return 0;
-	// Of two frontends with one endpoint, answers could be either's.
-#pragma unroll
-	for (int i = 0; i < PAIRS; i++)
-		if (i < u->used && i != at && same_at(&u->pairs[i].endpoint, &p.endpoint))
-			return 0;
-	if (at == PAIRS) {
-		at = u->used;
-		if (at >= PAIRS)
-			return 0;
-		u->used = at + 1;
-	}
-	u->pairs[at & (PAIRS - 1)] = p;
 	*to = p.endpoint;
 	count(TRANSLATED_UDP);
 	return 1;
