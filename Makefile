@@ -31,6 +31,7 @@ test: deps lint build check-bpf ## everything
 # Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
 test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md
 	cd test/cluster && go test -run '^TestInGuest$$' -v -guest-tests TestTakeoverFromIPVS
+	cd test/cluster && go test -timeout 30m -run '^TestInGuest$$' -v -guest-modes nftables,iptables,ipvs,userspace
 	go run ./test/kernels --output docs/kernels.md $(if $(KERNELS),--kernels $(KERNELS)) $(if $(SUITES),--suites $(SUITES))
 
 lint: ## formatting, vet, staticcheck, errcheck; that it builds for other systems, which have no modes yet

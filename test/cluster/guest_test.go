@@ -15,11 +15,11 @@ import (
 var (
 	kernel     = flag.String("kernel", "6.1", "the `VERSION` that TestInGuest boots")
 	guestTests = flag.String("guest-tests", "TestModeChanges", "run these tests there; TestTakeoverFromIPVS is one, too")
-	guestModes = flag.String("guest-modes", "nftables,iptables,ipvs,userspace", "with these modes")
+	guestModes = flag.String("guest-modes", "nftables,iptables,ipvs", "with these modes; userspace takes the machine minutes")
 )
 
 // TestInGuest runs tests under a kernel with IPVS, in a virtual machine: by default
-// the changes between all modes.
+// the changes between mode ipvs and those that rules are all of.
 func TestInGuest(t *testing.T) {
 	var out bytes.Buffer
 	job := guest.Job{Kernel: *kernel, Timeout: 20 * time.Minute, Output: &out, Command: []string{

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"sync"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -87,7 +86,7 @@ func (w *worker) close(fd int) {
 func (w *worker) run() {
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	for stopped := false; !stopped; {
-		n := w.await(events)
+		n, _ := unix.EpollWait(w.epoll, events, w.patience()) // no error but EINTR is possible
 		for _, e := range events[:max(n, 0)] {
 			if s := w.sockets[e.Fd]; s != nil {
 				s.ready(w, int(e.Fd), e.Events)
@@ -104,17 +103,6 @@ func (w *worker) run() {
 		w.closing = w.closing[:0]
 		stopped = w.ordered()
 	}
-}
-
-// await returns how many descriptors are ready. Where some are, which is always under
-// load, the Go runtime need not know of a system call that may take long.
-func (w *worker) await(events []unix.EpollEvent) int {
-	n, _, failed := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(w.epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
-	if failed == 0 && n > 0 {
-		return int(n)
-	}
-	some, _ := unix.EpollWait(w.epoll, events, w.patience()) // no error but EINTR is possible
-	return some
 }
 
 // ordered does what others want, and reports whether that is to stop.
