@@ -123,7 +123,8 @@ func (s *scene) startProxy(n *testbed.Node, p testbed.Proxy) *process.Process {
 
 // onNode is a process of the node itself. Where IPVS is played, it is bound to the
 // node's address: a Service's address is the node's own then, and would be its source,
-// which goes with the mode (docs/mode-changes.md).
+// which goes with the mode. What that may cost is a gap of the test's
+// (docs/mode-changes.md).
 func onNode(n *testbed.Node) place {
 	return place{name: n.Name, host: n.Host, addrs: n.Addrs, free: !strings.Contains(*modes, testbed.IPVS)}
 }
