@@ -21,11 +21,14 @@ import (
 	"sluice/internal/dataplane"
 )
 
+// kubeProxy is the name of the program whose place this one takes.
+const kubeProxy = "kube-proxy"
+
 // NewProxyCommand returns the command. It is known by the last part of name if
 // that is kube-proxy, for command lines that were written for it. It prints no
 // errors: its caller does, and exits with 1.
 func NewProxyCommand(name string) *cobra.Command {
-	if name = filepath.Base(name); name != "kube-proxy" {
+	if name = filepath.Base(name); name != kubeProxy {
 		name = "sluice"
 	}
 	return newCommand(name, NewOptions(), steps{cleanup, chooseMode, initialise, serve})
@@ -52,10 +55,25 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, name)
 	})
-	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+	if name != kubeProxy {
+		cmd.AddCommand(subcommands()...)
+		cmd.InitDefaultHelpCmd()
+	}
+	help := cmd.HelpFunc() // which subcommands have
+	cmd.SetHelpFunc(func(c *cobra.Command, args []string) {
+		if c != cmd {
+			help(c, args)
+			return
+		}
 		out := cmd.OutOrStdout()
-		fmt.Fprintf(out, "%s\nUsage:\n  %s [flags]\n\n", description, name)
-		fmt.Fprintf(out, examples, name)
+		fmt.Fprintf(out, "%s\nUsage:\n  %s [flags]\n", description, name)
+		if cmd.HasAvailableSubCommands() {
+			fmt.Fprintf(out, "  %s COMMAND\n\nCommands:\n", name)
+			for _, sub := range cmd.Commands() {
+				fmt.Fprintf(out, "  %-12s %s\n", sub.Name(), sub.Short)
+			}
+		}
+		fmt.Fprintf(out, "\n"+examples, name)
 		for _, g := range o.groups {
 			fmt.Fprintf(out, "\n%s:\n%s", g.Name(), g.FlagUsagesWrapped(columns(out)))
 		}
