@@ -34,6 +34,12 @@ func run(ctx context.Context, args []string, stderr io.Writer, again func() erro
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return 0 // told to stop, even if it had hardly begun
 	}
+	if exit, ok := errors.AsType[*app.ExitError](err); ok {
+		if exit.Err != nil {
+			fmt.Fprintln(stderr, "Error:", exit)
+		}
+		return exit.Code
+	}
 	if restart, ok := errors.AsType[*app.RestartError](err); ok {
 		if ctx.Err() != nil {
 			return 0

@@ -184,22 +184,30 @@ type (
 	ServiceCIDRConfig   = Config[*networkingv1.ServiceCIDR]
 )
 
-// NewServiceConfig returns a Config that passes on the Services this proxy
-// serves: no other proxy is named in their labels, and they are not headless.
-func NewServiceConfig(h ServiceHandler) *ServiceConfig {
-	return newConfig(&v1.Service{}, func(svc *v1.Service) bool {
-		_, other := svc.Labels[LabelServiceProxyName]
-		return !other && svc.Spec.ClusterIP != v1.ClusterIPNone
-	}, h.OnServiceUpdate, h.OnServiceSynced)
+// WantsService reports whether this proxy serves a Service: no other proxy is
+// named in its labels, and it is not headless.
+func WantsService(svc *v1.Service) bool {
+	_, other := svc.Labels[LabelServiceProxyName]
+	return !other && svc.Spec.ClusterIP != v1.ClusterIPNone
 }
 
-// NewEndpointSliceConfig returns a Config that passes on the slices which are
-// not marked as those of a headless Service.
+// WantsEndpointSlice reports whether a slice is not marked as that of a headless
+// Service.
+func WantsEndpointSlice(slice *discoveryv1.EndpointSlice) bool {
+	_, headless := slice.Labels[LabelHeadless]
+	return !headless
+}
+
+// NewServiceConfig returns a Config that passes on the Services this proxy
+// serves.
+func NewServiceConfig(h ServiceHandler) *ServiceConfig {
+	return newConfig(&v1.Service{}, WantsService, h.OnServiceUpdate, h.OnServiceSynced)
+}
+
+// NewEndpointSliceConfig returns a Config that passes on the slices of Services
+// that are not headless.
 func NewEndpointSliceConfig(h EndpointSliceHandler) *EndpointSliceConfig {
-	return newConfig(&discoveryv1.EndpointSlice{}, func(slice *discoveryv1.EndpointSlice) bool {
-		_, headless := slice.Labels[LabelHeadless]
-		return !headless
-	}, h.OnEndpointSliceUpdate, h.OnEndpointSlicesSynced)
+	return newConfig(&discoveryv1.EndpointSlice{}, WantsEndpointSlice, h.OnEndpointSliceUpdate, h.OnEndpointSlicesSynced)
 }
 
 // NewNodeConfig returns a Config that passes on the Node of this name and no

@@ -1,0 +1,41 @@
+package app
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// TestAnswering wants every mistake to be no answer, and a finding to stay one.
+func TestAnswering(t *testing.T) {
+	tests := []struct {
+		name string
+		args []string
+		err  error
+		code int
+		want string
+	}{
+		{"fine", nil, nil, 0, ""},
+		{"a finding", nil, &ExitError{Code: exitFinding}, exitFinding, "exit code 1"},
+		{"an error", nil, errors.New("no such Service"), exitNoAnswer, "no such Service"},
+		{"a wrong flag", []string{"--nope"}, nil, exitNoAnswer, "unknown flag: --nope (ask --help lists the flags)"},
+		{"an argument", []string{"more"}, nil, exitNoAnswer, `unexpected argument "more": ask takes flags only`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cmd := answering(&cobra.Command{
+				Use: "ask", Args: noArguments, SilenceErrors: true, SilenceUsage: true,
+				RunE: func(*cobra.Command, []string) error { return tt.err },
+			})
+			_, err := play(t, cmd, tt.args...)
+			code, text := 0, ""
+			if exit, ok := errors.AsType[*ExitError](err); ok {
+				code, text = exit.Code, exit.Error()
+			}
+			if code != tt.code || text != tt.want || (err == nil) != (code == 0) {
+				t.Errorf("exit code %d, %q, error %v; want %d, %q", code, text, err, tt.code, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,90 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/spf13/pflag"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice/internal/dataplane"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+	"sluice/internal/source"
+	"sluice/internal/source/manifest"
+)
+
+// offlineState is what a folder of manifests comes to, without a daemon, a kernel
+// or a cluster.
+type offlineState struct {
+	objects  []metav1.Object    // all that could be read, those included that other proxies serve
+	resolver *resolve.Resolver  // its state is that of the folder
+	files    []manifest.Problem // what is wrong with files
+	problems []resolve.Problem  // what is wrong with objects
+}
+
+// offlineFlags are the flags of the daemon that say what a folder comes to.
+var offlineFlags = []string{
+	"manifests", "config", "feature-gates", "hostname-override", "bind-address", "proxy-mode", "load-balancing",
+	"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix", "masquerade-all",
+	"nodeport-addresses", "iptables-masquerade-bit", "iptables-localhost-nodeports", "ipvs-scheduler",
+}
+
+// some returns a group of the daemon's flags, for a subcommand that has no others.
+func (o *Options) some(names ...string) *pflag.FlagSet {
+	fs := pflag.NewFlagSet("as of the daemon", pflag.ContinueOnError)
+	fs.SortFlags = false
+	for _, f := range o.flags {
+		if slices.Contains(names, f.Name) {
+			fs.AddFlag(f)
+		}
+	}
+	return fs
+}
+
+// offlinePlan returns what flags and file say about a folder.
+func (o *Options) offlinePlan() (plan, error) {
+	if o.Manifests == "" {
+		return plan{}, errors.New("nothing to read Services from: give --manifests DIR")
+	}
+	said, err := o.read(dataplane.Default())
+	if err != nil {
+		return plan{}, err
+	}
+	return o.plan(said.config)
+}
+
+// offline resolves the plan's folder, once.
+func (p plan) offline(ctx context.Context, families []proxy.Family) (offlineState, error) {
+	rules, err := p.rules(ctx, families)
+	if err != nil {
+		return offlineState{}, err
+	}
+	s := offlineState{resolver: resolve.New(rules)}
+	if s.objects, s.files, err = manifest.Load(p.from.manifests); err != nil {
+		return offlineState{}, err
+	}
+	for _, o := range s.objects {
+		switch o := o.(type) {
+		case *v1.Service:
+			if source.WantsService(o) {
+				s.resolver.Services.Update(nil, o)
+			}
+		case *discoveryv1.EndpointSlice:
+			if source.WantsEndpointSlice(o) {
+				s.resolver.Endpoints.Update(o, false)
+			}
+		case *v1.Node:
+			s.resolver.UpdateNode(o)
+		case *networkingv1.ServiceCIDR:
+			s.resolver.UpdateServiceCIDR(nil, o)
+		}
+	}
+	s.resolver.Update()
+	s.problems, _ = s.resolver.TakeProblems()
+	return s, nil
+}
