@@ -31,22 +31,17 @@ type Sockets struct {
 // the endpoint would see another client.
 func translates(s *proxy.State, c *Case) bool {
 	p := packet(c)
-	o, origin, kind := s.Outcome(p), s.Node.Origin(p), proxy.NodePort
+	o := s.Outcome(p)
 	if o.Verdict != proxy.Forward || p.Protocol == proxy.SCTP || o.Row.Affinity > 0 ||
 		o.Row.Balancing != proxy.BalanceDefault && o.Row.Balancing != proxy.Random {
 		return false
 	}
-	for _, f := range o.Row.Frontends {
-		if f.Addr == p.Dst {
-			kind = f.Kind
-		}
-	}
-	if p.DstLocal && kind != proxy.NodePort || o.Row.Policy(kind, s.Node)[origin].From != nil {
+	if p.DstLocal && o.Frontend.Kind != proxy.NodePort || o.Route.From != nil {
 		return false
 	}
 	// A socket of the node takes the address of the way to the endpoint, as if it were
 	// masqueraded. A pod must not see itself as its client.
-	node := p.In == "" && origin == proxy.ThisNode
+	node := p.In == "" && o.Origin == proxy.ThisNode
 	itself := func(e proxy.Endpoint) bool { return e.Addr.Addr() == p.Src }
 	pod := p.In == lab.Bridge && !slices.ContainsFunc(slices.Concat(o.Row.Cluster, o.Row.Local), itself)
 	unfit := func(b proxy.Backend) bool {

@@ -12,11 +12,38 @@ type Packet struct {
 	DstLocal bool   // Dst is an address of this node
 }
 
-// Outcome is what must happen to a packet.
+// Outcome is what must happen to a packet, and why.
 type Outcome struct {
 	Verdict  Verdict
+	Reason   Reason
+	Origin   Origin
 	Backends []Backend    // where it may go, when Verdict is Forward
 	Row      *ServicePort // the row that decided; nil if none did
+	Frontend Frontend     // of the row, that the packet is for; the zero value if it is for none
+	Route    Route        // that the row has for it; the zero value if the packet is for no frontend
+}
+
+// Reason is why a packet's verdict is what it is, as far as the state can tell.
+type Reason uint8
+
+// The reasons.
+const (
+	NoSuchFrontend     Reason = iota // no row has the address and port
+	Forwarded                        // the row has endpoints for it
+	PortNotOfService                 // a row has the address as its ClusterIP, but not the port
+	UnallocatedAddress               // the address is from the ranges of ClusterIPs, and no row has it
+	NodePortClosedHere               // a row has the port, but the node's address takes no NodePorts
+	SourceRange                      // the client is not let in
+	NoEndpoints                      // no node has a usable endpoint
+	NoLocalEndpoint                  // other nodes have some, and the policy wants one on this node
+)
+
+// String returns the reason as one word, which is stable.
+func (r Reason) String() string {
+	return [...]string{
+		"NoSuchFrontend", "Forwarded", "PortNotOfService", "UnallocatedAddress",
+		"NodePortClosedHere", "SourceRange", "NoEndpoints", "NoLocalEndpoint",
+	}[r]
 }
 
 // Backend is one endpoint a packet may go to.
@@ -28,33 +55,45 @@ type Backend struct {
 // Outcome is the oracle: it answers by the rules alone, without a kernel. Its
 // cost is linear in the number of rows.
 func (s *State) Outcome(p Packet) Outcome {
-	row, kind := s.claim(p)
+	o := Outcome{Origin: s.Node.Origin(p)}
+	row, f := s.claim(p)
 	if row == nil {
-		return s.unclaimed(p)
+		o.Verdict, o.Reason, o.Row = s.unclaimed(p)
+		return o
 	}
-	r := row.route(kind, s.Node.Origin(p), s.Node)
-	if r.From != nil && !contains(r.From, p.Src) {
-		return Outcome{Verdict: Drop, Row: row}
+	r := row.route(f.Kind, o.Origin, s.Node)
+	o.Row, o.Frontend, o.Route = row, f, r
+	switch {
+	case r.From != nil && !contains(r.From, p.Src):
+		o.Verdict, o.Reason = Drop, SourceRange
+		return o
+	case len(r.To) == 0:
+		o.Verdict, o.Reason = r.Otherwise, NoEndpoints
+		if row.UsableSomewhere {
+			o.Reason = NoLocalEndpoint
+		}
+		return o
 	}
-	if len(r.To) == 0 {
-		return Outcome{Verdict: r.Otherwise, Row: row}
-	}
-	o := Outcome{Verdict: Forward, Row: row}
+	o.Verdict, o.Reason = Forward, Forwarded
 	for _, e := range r.To {
-		hairpin := e.MayHairpin() && e.Addr.Addr() == p.Src // A client must not see its own address as the client's.
-		o.Backends = append(o.Backends, Backend{Endpoint: e, Masquerade: r.Masquerade || hairpin})
+		o.Backends = append(o.Backends, Backend{Endpoint: e, Masquerade: r.Masquerade || e.Hairpins(p.Src)})
 	}
 	return o
 }
+
+// Hairpins reports whether a client would be sent to itself. It must not see its
+// own address as the client's.
+func (e Endpoint) Hairpins(client netip.Addr) bool { return e.MayHairpin() && e.Addr.Addr() == client }
 
 // MayHairpin reports whether traffic from the endpoint to itself can pass this node.
 func (e Endpoint) MayHairpin() bool { return e.Local || e.NodeUnknown }
 
 // claim finds the row whose frontend the packet is for. An exact address comes
 // before a NodePort.
-func (s *State) claim(p Packet) (*ServicePort, Kind) {
+func (s *State) claim(p Packet) (*ServicePort, Frontend) {
 	nodePort := p.DstLocal && s.Node.TakesNodePorts(p.Dst.Addr())
 	var byPort *ServicePort
+	var onNode Frontend
 	for _, row := range s.Rows {
 		if row.Key.Protocol != p.Protocol || row.Key.Family != FamilyOf(p.Dst.Addr()) {
 			continue
@@ -62,30 +101,46 @@ func (s *State) claim(p Packet) (*ServicePort, Kind) {
 		for _, f := range row.Frontends {
 			switch {
 			case f.Addr == p.Dst:
-				return row, f.Kind
+				return row, f
 			case f.Kind == NodePort && nodePort && f.Addr.Port() == p.Dst.Port():
-				byPort = row
+				byPort, onNode = row, f
 			}
 		}
 	}
-	return byPort, NodePort
+	return byPort, onNode
 }
 
 // unclaimed answers for a packet to no frontend: other ports of a ClusterIP are
-// refused, addresses nobody was given are silent, the rest is not ours.
-func (s *State) unclaimed(p Packet) Outcome {
-	if p.DstLocal {
-		return Outcome{}
+// refused, addresses nobody was given are silent, the rest is not ours. The row
+// is the one that it comes closest to, the first in order.
+func (s *State) unclaimed(p Packet) (Verdict, Reason, *ServicePort) {
+	near := s.nearest(p)
+	switch {
+	case p.DstLocal && near != nil:
+		return Untouched, NodePortClosedHere, near
+	case p.DstLocal:
+		return Untouched, NoSuchFrontend, nil
+	case near != nil:
+		return Reject, PortNotOfService, near
+	case contains(s.CIDRs, p.Dst.Addr()):
+		return Drop, UnallocatedAddress, nil
+	default:
+		return Untouched, NoSuchFrontend, nil
 	}
+}
+
+// nearest finds the row that has the port of the node that the packet is for, or
+// on any port the ClusterIP.
+func (s *State) nearest(p Packet) (near *ServicePort) {
 	for _, row := range s.Rows {
 		for _, f := range row.Frontends {
-			if f.Kind == ClusterIP && f.Addr.Addr() == p.Dst.Addr() {
-				return Outcome{Verdict: Reject, Row: row}
+			matches := !p.DstLocal && f.Kind == ClusterIP && f.Addr.Addr() == p.Dst.Addr() ||
+				p.DstLocal && f.Kind == NodePort && f.Addr.Port() == p.Dst.Port() &&
+					row.Key.Protocol == p.Protocol && row.Key.Family == FamilyOf(p.Dst.Addr())
+			if matches && (near == nil || ComparePortKeys(row.Key, near.Key) < 0) {
+				near = row
 			}
 		}
 	}
-	if contains(s.CIDRs, p.Dst.Addr()) {
-		return Outcome{Verdict: Drop}
-	}
-	return Outcome{}
+	return near
 }

@@ -35,6 +35,13 @@ func outcomeState() *State {
 			AllowFrom: []netip.Prefix{},
 		},
 		{
+			Key:             key("remote", TCP, IPv4),
+			Frontends:       []Frontend{{ExternalIP, ap("192.0.2.3:80")}},
+			Cluster:         []Endpoint{{Addr: ap("10.1.9.4:8080")}},
+			External:        ScopeLocal,
+			UsableSomewhere: true,
+		},
+		{
 			Key:             key("exact", TCP, IPv4),
 			Frontends:       []Frontend{{ExternalIP, ap("192.168.0.1:30080")}},
 			Cluster:         []Endpoint{{Addr: ap("10.1.9.9:9")}},
@@ -77,37 +84,40 @@ func TestOutcome(t *testing.T) {
 		node  bool // the node sent it
 		here  bool // the destination is the node's
 		want  string
+		why   Reason
 	}{
-		{"pod to ClusterIP", TCP, "10.1.0.7", "10.96.0.1:80", false, false, all},
-		{"node to ClusterIP", TCP, "192.168.0.1", "10.96.0.1:80", true, false, "10.1.0.1:8080* 10.1.9.2:8080* 10.1.9.3:8080*"},
-		{"outside to ClusterIP", TCP, "198.51.100.7", "10.96.0.1:80", false, false, "10.1.0.1:8080* 10.1.9.2:8080* 10.1.9.3:8080*"},
-		{"hairpin", TCP, "10.1.0.1", "10.96.0.1:80", false, false, "10.1.0.1:8080* 10.1.9.2:8080 10.1.9.3:8080"},
-		{"hairpin of an endpoint of unknown place", TCP, "10.1.9.3", "10.96.0.1:80", false, false, "10.1.0.1:8080 10.1.9.2:8080 10.1.9.3:8080*"},
-		{"no hairpin on another node", TCP, "10.1.9.2", "10.96.0.1:80", false, false, all},
-		{"hairpin by an external address", TCP, "10.1.0.1", "192.0.2.1:80", false, false, "10.1.0.1:8080* 10.1.9.2:8080 10.1.9.3:8080"},
-		{"IPv6", TCP, "fd00:1::7", "[fd00::1]:80", false, false, "[fd00:1::1]:8080"},
-		{"UDP", UDP, "10.1.0.7", "10.96.0.53:53", false, false, "10.1.0.5:53"},
-		{"outside to external IP", TCP, "198.51.100.7", "192.0.2.1:80", false, false, "10.1.0.1:8080"},
-		{"outside to LoadBalancer, allowed", TCP, "198.51.100.7", "203.0.113.1:80", false, false, "10.1.0.1:8080"},
-		{"outside to LoadBalancer, not allowed", TCP, "198.51.101.7", "203.0.113.1:80", false, false, "drop"},
-		{"pods are not allowed by being pods", TCP, "10.1.0.7", "203.0.113.1:80", false, false, "drop"},
-		{"nobody is allowed", TCP, "198.51.100.7", "203.0.113.2:80", false, false, "drop"},
-		{"ranges guard LoadBalancers only", TCP, "198.51.101.7", "192.0.2.1:80", false, false, "10.1.0.1:8080"},
-		{"no endpoints", TCP, "10.1.0.7", "10.96.0.2:80", false, false, "reject"},
-		{"NodePort", TCP, "198.51.100.7", "192.168.0.2:30080", false, true, "10.1.0.1:8080"},
-		{"NodePort from a pod", TCP, "10.1.0.7", "192.168.0.2:30080", false, true, all},
-		{"NodePort from the node", TCP, "192.168.0.2", "192.168.0.2:30080", true, true, "10.1.0.1:8080* 10.1.9.2:8080* 10.1.9.3:8080*"},
-		{"an exact address before a NodePort", TCP, "198.51.100.7", "192.168.0.1:30080", false, true, "10.1.9.9:9*"},
-		{"NodePort of another node", TCP, "198.51.100.7", "192.168.0.3:30080", false, false, "untouched"},
-		{"NodePort on an address without", TCP, "198.51.100.7", "192.168.1.1:30080", false, true, "untouched"},
-		{"NodePort on loopback", TCP, "127.0.0.1", "127.0.0.1:30080", true, true, "untouched"},
-		{"NodePort of another protocol", UDP, "198.51.100.7", "192.168.0.2:30080", false, true, "untouched"},
-		{"other port of a ClusterIP", TCP, "10.1.0.7", "10.96.0.1:81", false, false, "reject"},
-		{"other protocol of a ClusterIP", SCTP, "10.1.0.7", "10.96.0.1:80", false, false, "reject"},
-		{"other port of an external IP", TCP, "10.1.0.7", "192.0.2.1:81", false, false, "untouched"},
-		{"address of no Service", TCP, "10.1.0.7", "10.96.7.7:80", false, false, "drop"},
-		{"address of no Service that is the node's", TCP, "10.1.0.7", "10.96.7.7:80", false, true, "untouched"},
-		{"pod to pod", TCP, "10.1.0.7", "10.1.0.8:80", false, false, "untouched"},
+		{"pod to ClusterIP", TCP, "10.1.0.7", "10.96.0.1:80", false, false, all, Forwarded},
+		{"node to ClusterIP", TCP, "192.168.0.1", "10.96.0.1:80", true, false, "10.1.0.1:8080* 10.1.9.2:8080* 10.1.9.3:8080*", Forwarded},
+		{"outside to ClusterIP", TCP, "198.51.100.7", "10.96.0.1:80", false, false, "10.1.0.1:8080* 10.1.9.2:8080* 10.1.9.3:8080*", Forwarded},
+		{"hairpin", TCP, "10.1.0.1", "10.96.0.1:80", false, false, "10.1.0.1:8080* 10.1.9.2:8080 10.1.9.3:8080", Forwarded},
+		{"hairpin of an endpoint of unknown place", TCP, "10.1.9.3", "10.96.0.1:80", false, false, "10.1.0.1:8080 10.1.9.2:8080 10.1.9.3:8080*", Forwarded},
+		{"no hairpin on another node", TCP, "10.1.9.2", "10.96.0.1:80", false, false, all, Forwarded},
+		{"hairpin by an external address", TCP, "10.1.0.1", "192.0.2.1:80", false, false, "10.1.0.1:8080* 10.1.9.2:8080 10.1.9.3:8080", Forwarded},
+		{"IPv6", TCP, "fd00:1::7", "[fd00::1]:80", false, false, "[fd00:1::1]:8080", Forwarded},
+		{"UDP", UDP, "10.1.0.7", "10.96.0.53:53", false, false, "10.1.0.5:53", Forwarded},
+		{"outside to external IP", TCP, "198.51.100.7", "192.0.2.1:80", false, false, "10.1.0.1:8080", Forwarded},
+		{"outside to LoadBalancer, allowed", TCP, "198.51.100.7", "203.0.113.1:80", false, false, "10.1.0.1:8080", Forwarded},
+		{"outside to LoadBalancer, not allowed", TCP, "198.51.101.7", "203.0.113.1:80", false, false, "drop", SourceRange},
+		{"pods are not allowed by being pods", TCP, "10.1.0.7", "203.0.113.1:80", false, false, "drop", SourceRange},
+		{"nobody is allowed", TCP, "198.51.100.7", "203.0.113.2:80", false, false, "drop", SourceRange},
+		{"ranges guard LoadBalancers only", TCP, "198.51.101.7", "192.0.2.1:80", false, false, "10.1.0.1:8080", Forwarded},
+		{"no endpoint here", TCP, "198.51.100.7", "192.0.2.3:80", false, false, "drop", NoLocalEndpoint},
+		{"no endpoint here for a pod", TCP, "10.1.0.7", "192.0.2.3:80", false, false, "10.1.9.4:8080", Forwarded},
+		{"no endpoints", TCP, "10.1.0.7", "10.96.0.2:80", false, false, "reject", NoEndpoints},
+		{"NodePort", TCP, "198.51.100.7", "192.168.0.2:30080", false, true, "10.1.0.1:8080", Forwarded},
+		{"NodePort from a pod", TCP, "10.1.0.7", "192.168.0.2:30080", false, true, all, Forwarded},
+		{"NodePort from the node", TCP, "192.168.0.2", "192.168.0.2:30080", true, true, "10.1.0.1:8080* 10.1.9.2:8080* 10.1.9.3:8080*", Forwarded},
+		{"an exact address before a NodePort", TCP, "198.51.100.7", "192.168.0.1:30080", false, true, "10.1.9.9:9*", Forwarded},
+		{"NodePort of another node", TCP, "198.51.100.7", "192.168.0.3:30080", false, false, "untouched", NoSuchFrontend},
+		{"NodePort on an address without", TCP, "198.51.100.7", "192.168.1.1:30080", false, true, "untouched", NodePortClosedHere},
+		{"NodePort on loopback", TCP, "127.0.0.1", "127.0.0.1:30080", true, true, "untouched", NodePortClosedHere},
+		{"NodePort of another protocol", UDP, "198.51.100.7", "192.168.0.2:30080", false, true, "untouched", NoSuchFrontend},
+		{"other port of a ClusterIP", TCP, "10.1.0.7", "10.96.0.1:81", false, false, "reject", PortNotOfService},
+		{"other protocol of a ClusterIP", SCTP, "10.1.0.7", "10.96.0.1:80", false, false, "reject", PortNotOfService},
+		{"other port of an external IP", TCP, "10.1.0.7", "192.0.2.1:81", false, false, "untouched", NoSuchFrontend},
+		{"address of no Service", TCP, "10.1.0.7", "10.96.7.7:80", false, false, "drop", UnallocatedAddress},
+		{"address of no Service that is the node's", TCP, "10.1.0.7", "10.96.7.7:80", false, true, "untouched", NoSuchFrontend},
+		{"pod to pod", TCP, "10.1.0.7", "10.1.0.8:80", false, false, "untouched", NoSuchFrontend},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -115,8 +125,12 @@ func TestOutcome(t *testing.T) {
 				Protocol: tt.proto, Src: netip.MustParseAddr(tt.src), Dst: netip.MustParseAddrPort(tt.dst),
 				SrcLocal: tt.node, DstLocal: tt.here,
 			}
-			if got := describeOutcome(state.Outcome(p)); got != tt.want {
-				t.Errorf("%+v: %s; want %s", p, got, tt.want)
+			o := state.Outcome(p)
+			if got := describeOutcome(o); got != tt.want || o.Reason != tt.why {
+				t.Errorf("%+v: %s, %v; want %s, %v", p, got, o.Reason, tt.want, tt.why)
+			}
+			if o.Origin != state.Node.Origin(p) || (o.Reason == NoSuchFrontend || o.Reason == UnallocatedAddress) != (o.Row == nil) {
+				t.Errorf("%+v: origin %v, row %v", p, o.Origin, o.Row)
 			}
 		})
 	}

@@ -172,7 +172,35 @@ type Route struct {
 	To         []Endpoint     // the candidates
 	Otherwise  Verdict        // Reject or Drop, when To is empty
 	Masquerade bool           // hide the client's address from the endpoint
+	Why        Masquerading   // why Masquerade is what it is
 	From       []netip.Prefix // the clients that are let in, no prefix within another; nil: everyone. Others are dropped
+}
+
+// Masquerading is why a client's address is hidden from endpoints, or is not.
+type Masquerading uint8
+
+// The reasons to show an address, then those to hide it.
+const (
+	ShownUndetected Masquerading = iota // no client of the ClusterIP can be told apart
+	ShownToPods                         // our pods' replies pass this node anyway
+	ShownLocal                          // the policy keeps to this node's endpoints for that
+	HiddenAll                           // everything for ClusterIPs is hidden
+	HiddenForeign                       // a client of the ClusterIP that is none of our pods
+	HiddenCluster                       // the policy allows endpoints of other nodes
+	HiddenNode                          // the node itself takes endpoints of other nodes, by an outside address
+)
+
+// String returns the reason in words.
+func (m Masquerading) String() string {
+	return [...]string{
+		"no way is set up to tell our pods from other clients",
+		"the client is one of our pods, whose replies pass this node",
+		"externalTrafficPolicy Local keeps it",
+		"all traffic to ClusterIPs is masqueraded (masqueradeAll)",
+		"the client of a ClusterIP is not one of our pods, and replies must come back through this node",
+		"externalTrafficPolicy Cluster may lead to another node, and replies must come back through this one",
+		"the node itself came by an outside address, and replies must come back to it",
+	}[m]
 }
 
 // Policy is all that a renderer may know of policy: a Route for each of [Origins].
@@ -205,14 +233,26 @@ func (sp *ServicePort) route(k Kind, from Origin, n *Node) Route {
 	case k == ClusterIP:
 		r.Scope = sp.Internal
 		// Without a detector no client can be told apart, so none is hidden.
-		r.Masquerade = n.MasqueradeAll || n.LocalPods.Detects(sp.Key.Family) && from != OurPod
+		switch {
+		case n.MasqueradeAll:
+			r.Why = HiddenAll
+		case !n.LocalPods.Detects(sp.Key.Family):
+			r.Why = ShownUndetected
+		case from == OurPod:
+			r.Why = ShownToPods
+		default:
+			r.Why = HiddenForeign
+		}
 	case sp.External == ScopeCluster:
-		r.Masquerade = true
+		r.Why = HiddenCluster
 	case from == Elsewhere:
-		r.Scope = ScopeLocal
+		r.Scope, r.Why = ScopeLocal, ShownLocal
+	case from == ThisNode:
+		r.Why = HiddenNode
 	default:
-		r.Masquerade = from == ThisNode
+		r.Why = ShownToPods
 	}
+	r.Masquerade = r.Why >= HiddenAll
 	if k == LoadBalancer {
 		r.From = sp.AllowFrom
 	}
