@@ -35,6 +35,8 @@ type Engine struct {
 	period   time.Duration                         // from one full sync to the next
 	heard    struct{ services, slices, node bool } // all that a source starts with has come
 	fullFrom time.Time                             // from when on only a full sync is right; zero: none is due
+	eventAt  time.Time                             // when the first event came that no sync has begun with; zero: none has
+	last     SyncStatus
 }
 
 var _ Provider = (*Engine)(nil)
@@ -147,16 +149,16 @@ func (e *Engine) run(ctx context.Context) error {
 	reportProblems(ctx, w.found, w.mended)
 	refused, err := e.write(ctx, w)
 	r := Result{Full: w.full, Err: err, State: w.state, Found: w.found}
-	if err == nil {
+	if err != nil {
+		e.failed(err)
+	} else {
 		if w.full {
 			e.lastFull = w.start
 		}
 		if w.first {
 			close(e.firstSync)
 		}
-		e.mu.Lock()
-		done, refusals := e.table.settle(w, refused, time.Now())
-		e.mu.Unlock()
+		done, refusals := e.settle(w, refused)
 		r.Changed, r.Refusals = done, len(refusals) > 0
 		report(ctx, w, done)
 		reportRefusals(ctx, w, refusals)
@@ -166,12 +168,34 @@ func (e *Engine) run(ctx context.Context) error {
 	return err
 }
 
+// failed notes why a sync did not go through.
+func (e *Engine) failed(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.last.Err = err
+}
+
+// settle notes that the work was done, but for the refused rows, and returns
+// what that comes to.
+func (e *Engine) settle(w *work, refused proxy.Refused) (*proxy.Delta, []RowStatus) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	done, refusals := e.table.settle(w, refused, now)
+	e.last = SyncStatus{First: true, Ended: now, Took: now.Sub(w.start)}
+	return done, refusals
+}
+
 // take consumes what the handlers have gathered.
 func (e *Engine) take() *work {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	w := &work{start: time.Now(), first: e.lastFull.IsZero()}
-	e.table.changed(e.resolver.Update(), w.start)
+	heard := w.start
+	if !e.eventAt.IsZero() {
+		heard, e.eventAt = e.eventAt, time.Time{}
+	}
+	e.table.changed(e.resolver.Update(), heard)
 	w.state = e.resolver.State()
 	w.found, w.mended = e.resolver.TakeProblems()
 	due := !e.fullFrom.IsZero() && !w.start.Before(e.fullFrom)

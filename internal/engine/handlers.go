@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -14,6 +15,9 @@ import (
 func (e *Engine) feed(update func() bool) {
 	e.mu.Lock()
 	due := update() && e.heard.services && e.heard.slices
+	if due && e.eventAt.IsZero() {
+		e.eventAt = time.Now()
+	}
 	e.mu.Unlock()
 	if due {
 		e.Sync()

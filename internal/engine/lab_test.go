@@ -138,15 +138,9 @@ func (l *lab) wantLog(text string, times int) {
 }
 
 // row returns how the row of a Service stands.
-func (l *lab) row(name string) RowStatus {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	k := key(name)
-	if r := l.table.dirty[k]; r != nil {
-		return *r
-	}
-	row := l.table.want.Rows[k]
-	return RowStatus{Key: k, InForce: row, Since: l.table.since[row]}
+func (l *lab) row(name string) (r RowStatus) {
+	l.Look(func(v View) { r = v.Row(key(name)) })
+	return r
 }
 
 // wantRefused checks which rows are refused, and that syncs go through.

@@ -28,6 +28,8 @@ type table struct {
 	dirty map[proxy.PortKey]*RowStatus
 	since map[*proxy.ServicePort]time.Time // when the rows in force came
 
+	changes changes // what came in force
+
 	dirtyChecks map[proxy.HealthCheckKey]*proxy.HealthCheck // as in force
 	dirtyNode   bool
 	dirtyCIDRs  bool
@@ -129,6 +131,7 @@ func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.De
 	if len(refused) > 0 {
 		done = t.step(slices.DeleteFunc(slices.Clone(w.changed.Rows), func(k proxy.PortKey) bool { return refused[k] != nil }))
 	}
+	t.changes.note(done, now, t.dirty)
 	var changes []RowStatus
 	for _, k := range w.changed.Rows {
 		if refused[k] != nil {

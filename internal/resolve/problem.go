@@ -42,7 +42,10 @@ var configuration = object{kind: "configuration"}
 
 func serviceObject(name types.NamespacedName) object { return object{"Service", name} }
 
-func sliceObject(name types.NamespacedName) object { return object{"EndpointSlice", name} }
+// sliceKind is the kind of an object that has endpoints.
+const sliceKind = "EndpointSlice"
+
+func sliceObject(name types.NamespacedName) object { return object{sliceKind, name} }
 
 // clusterObject names an object that has no namespace.
 func clusterObject(kind, name string) object { return object{kind, types.NamespacedName{Name: name}} }
