@@ -344,6 +344,47 @@ func (w *world) compareWithFresh() {
 		len(w.resolver.claims.contested) != len(fresh.claims.contested) {
 		w.t.Fatalf("something is kept of objects that are gone")
 	}
+	for _, e := range w.resolver.entries {
+		checkDescription(w.t, w.resolver, e)
+	}
+}
+
+// checkDescription fails unless what is told of a Service is what its rows have.
+func checkDescription(t *testing.T, r *Resolver, e *entry) {
+	t.Helper()
+	d, known := r.Describe(e.name)
+	if known != (e.service != nil) || len(d.Ports) != len(e.rows) {
+		t.Fatalf("known %t, %d ports of %d rows", known, len(d.Ports), len(e.rows))
+	}
+	for i, p := range d.Ports {
+		if p.Row != e.rows[i] {
+			t.Fatalf("row %v is described as %v", e.rows[i], p.Row)
+		}
+		for scope, list := range [...][]proxy.Endpoint{p.Row.Cluster, p.Row.Local} {
+			var used []proxy.Endpoint
+			for _, x := range p.Endpoints {
+				if x.Unused(proxy.Scope(scope)) == Used {
+					used = append(used, x.Endpoint)
+				}
+			}
+			if len(list) > 0 && !slices.Equal(used, sorted(list)) {
+				t.Fatalf("list %v of %v is described as %v", proxy.Scope(scope), p.Row, used)
+			}
+		}
+		var got []proxy.Frontend
+		for _, f := range p.Frontends {
+			who := r.Claimants(f.Addr, p.Row.Key.Protocol)
+			if owns := who[0] == (Claimant{p.Row.Key, f.Kind}); owns != (f.LostTo == nil) {
+				t.Fatalf("%v of %v: lost to %v, claimed by %v", f.Frontend, p.Row, f.LostTo, who)
+			}
+			if f.LostTo == nil {
+				got = append(got, f.Frontend)
+			}
+		}
+		if !slices.Equal(got, p.Row.Frontends) {
+			t.Fatalf("frontends of %v are described as %v", p.Row, got)
+		}
+	}
 }
 
 // describe returns all of a state as text, without the order of slots.

@@ -1,0 +1,264 @@
+package resolve
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/proxy"
+)
+
+// Description is what is known of a Service, that included which does not come
+// to a row. It is made when it is asked for.
+type Description struct {
+	Name     types.NamespacedName
+	Ports    []PortDescription // by family, then as the Service has them
+	Problems []Problem         // of the Service and of its EndpointSlices
+}
+
+// PortDescription is one port of a Service in one family.
+type PortDescription struct {
+	Row       *proxy.ServicePort // as published
+	Port      uint16
+	NodePort  uint16                // 0: none
+	Frontends []FrontendDescription // all that it claims
+	Endpoints []EndpointDescription // all that there are, by address
+
+	// PortMissing: there are EndpointSlices with endpoints, and none of them has
+	// a port of that name and protocol. SlicePorts are those that they have.
+	PortMissing bool
+	SlicePorts  []SlicePort
+}
+
+// FrontendDescription is a frontend that a port claims.
+type FrontendDescription struct {
+	proxy.Frontend
+	LostTo *types.NamespacedName // the Service that has it instead; nil: nobody
+}
+
+// SlicePort is a port of an EndpointSlice.
+type SlicePort struct {
+	Name     string
+	Protocol proxy.Protocol
+	Port     uint16
+}
+
+// EndpointDescription is one endpoint of one EndpointSlice. Its port is 0 if the
+// slice does not have the Service's.
+type EndpointDescription struct {
+	proxy.Endpoint
+	Slice                       string // the EndpointSlice's name
+	Zones                       []string
+	Ready, Serving, Terminating bool
+
+	unused [2]UnusedReason // by list
+}
+
+// Unused says why a list of the row does not have the endpoint.
+func (e *EndpointDescription) Unused(list proxy.Scope) UnusedReason { return e.unused[list] }
+
+// UnusedReason is why an endpoint is not in a list of its row.
+type UnusedReason uint8
+
+// The reasons. Used is none: the endpoint is in the list.
+const (
+	Used UnusedReason = iota
+	UnusedNoPort
+	UnusedDuplicate
+	UnusedNotReady
+	UnusedNotServing
+	UnusedTerminating
+	UnusedOtherNode
+	UnusedNodeUnknown
+	UnusedNodeHint
+	UnusedZoneHint
+)
+
+// String returns the reason in words, that of Used is empty.
+func (u UnusedReason) String() string {
+	return [...]string{
+		"",
+		"its EndpointSlice has no such port",
+		"another EndpointSlice has the same address, whose conditions count",
+		"not ready",
+		"terminating, and no longer serving",
+		"terminating, and others are ready",
+		"on another node",
+		"no node is named for it, so it is not known to be on this one",
+		"hints give it to other nodes",
+		"hints give it to other zones",
+	}[u]
+}
+
+// Describe tells what is known of a Service as of the last Update. Its cost is
+// that of the Service's endpoints.
+func (r *Resolver) Describe(name types.NamespacedName) (Description, bool) {
+	e := r.entries[name]
+	if e == nil || e.service == nil {
+		return Description{}, false
+	}
+	d := Description{Name: name, Problems: slices.Concat(r.read[serviceObject(name)], r.resolved[serviceObject(name)])}
+	for _, s := range e.slices {
+		d.Problems = append(d.Problems, s.problems...)
+	}
+	for _, f := range r.settings.Families {
+		for p := range e.service.portsOf(f) {
+			d.Ports = append(d.Ports, r.describePort(e, p))
+			d.Problems = append(d.Problems, r.lostBy(p)...)
+		}
+	}
+	slices.SortFunc(d.Problems, compareProblems)
+	d.Problems = slices.Compact(d.Problems) // One port that is lost in both families is one problem.
+	return d, true
+}
+
+// lostBy returns the problems of a port that has lost claims.
+func (r *Resolver) lostBy(p portOfFamily) (out []Problem) {
+	for cl, by := range p.claims() {
+		if owner := r.claims.owners[cl]; owner != by {
+			out = append(out, lost(cl, owner, by))
+		}
+	}
+	return out
+}
+
+func (r *Resolver) describePort(e *entry, p portOfFamily) PortDescription {
+	d := PortDescription{Row: rowOf(e.rows, p.key()), Port: p.port.Port, NodePort: p.port.NodePort}
+	for cl, by := range p.claims() {
+		f := FrontendDescription{Frontend: proxy.Frontend{Kind: by.kind, Addr: cl.addr}}
+		if owner := r.claims.owners[cl]; owner != by {
+			f.LostTo = &owner.service.name
+		}
+		d.Frontends = append(d.Frontends, f)
+	}
+	c, portMissing := gather(e.slices, p)
+	d.PortMissing = portMissing
+	lists := listed{c, c.hints(r.node.Zone), addresses(d.Row.Cluster), addresses(d.Row.Local)}
+	for _, s := range e.slices {
+		if s.Family == p.family {
+			d.addSlice(s, p, lists)
+		}
+	}
+	slices.SortStableFunc(d.Endpoints, func(a, b EndpointDescription) int { return a.Addr.Compare(b.Addr) })
+	slices.SortFunc(d.SlicePorts, func(a, b SlicePort) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	d.SlicePorts = slices.Compact(d.SlicePorts)
+	return d
+}
+
+// addSlice adds the ports and the endpoints of a slice.
+func (d *PortDescription) addSlice(s *endpointSlice, p portOfFamily, lists listed) {
+	var of candidates
+	for _, sp := range s.Ports {
+		d.SlicePorts = append(d.SlicePorts, SlicePort{sp.Name.Value(), sp.Protocol, sp.Port})
+		if sp.Name == p.port.Name && sp.Protocol == p.port.Protocol {
+			of = of.with(s, sp.Port)
+		}
+	}
+	why := lists.why
+	if of == nil {
+		of, why = of.with(s, 0), func(candidate) [2]UnusedReason { return [...]UnusedReason{UnusedNoPort, UnusedNoPort} }
+	}
+	for _, c := range of {
+		e := EndpointDescription{
+			Endpoint:    c.Endpoint,
+			Slice:       s.name.Name,
+			Ready:       c.traits.has(ready),
+			Serving:     c.traits.has(serving),
+			Terminating: c.traits.has(terminating),
+			unused:      why(c),
+		}
+		for _, z := range c.zones {
+			e.Zones = append(e.Zones, z.Value())
+		}
+		d.Endpoints = append(d.Endpoints, e)
+	}
+}
+
+// listed is what became of the endpoints of a port.
+type listed struct {
+	known          candidates           // each address once, sorted
+	hinted         func(candidate) bool // whom the hints choose
+	cluster, local map[netip.AddrPort]bool
+}
+
+func addresses(list []proxy.Endpoint) map[netip.AddrPort]bool {
+	out := map[netip.AddrPort]bool{}
+	for _, e := range list {
+		out[e.Addr] = true
+	}
+	return out
+}
+
+// why says why the lists, by scope, do not have an endpoint.
+func (l listed) why(c candidate) [2]UnusedReason {
+	at, found := slices.BinarySearchFunc(l.known, c, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
+	if !found || l.known[at].endpoint != c.endpoint {
+		return [...]UnusedReason{UnusedDuplicate, UnusedDuplicate}
+	}
+	here := l.notLocal(c)
+	switch {
+	case l.cluster[c.Addr]:
+		return [...]UnusedReason{Used, here}
+	case !c.traits.has(ready):
+		return [...]UnusedReason{c.unready(), here}
+	case l.hinted(c):
+		return [...]UnusedReason{here, here} // Policy asks for this node's endpoints only, so there is no other list.
+	case c.traits.has(nodeHinted):
+		return [...]UnusedReason{UnusedNodeHint, here}
+	default:
+		return [...]UnusedReason{UnusedZoneHint, here}
+	}
+}
+
+// notLocal says why the Local list does not have an endpoint.
+func (l listed) notLocal(c candidate) UnusedReason {
+	switch {
+	case l.local[c.Addr]:
+		return Used
+	case c.traits.has(nodeUnknown):
+		return UnusedNodeUnknown
+	case !c.traits.has(local):
+		return UnusedOtherNode
+	case !c.traits.has(ready):
+		return c.unready()
+	default:
+		return Used // Policy asks for no such list; it would have it.
+	}
+}
+
+// unready says why an endpoint is not used that is not ready.
+func (c candidate) unready() UnusedReason {
+	switch {
+	case c.lastResort():
+		return UnusedTerminating
+	case c.traits.has(terminating):
+		return UnusedNotServing
+	default:
+		return UnusedNotReady
+	}
+}
+
+// Claimant is a service port that claims an address.
+type Claimant struct {
+	Key  proxy.PortKey
+	Kind proxy.Kind
+}
+
+// Claimants returns who claims an address, port and protocol, the one that has
+// it first. A NodePort's address is the unspecified one of its family.
+func (r *Resolver) Claimants(addr netip.AddrPort, p proxy.Protocol) (out []Claimant) {
+	cl := claim{addr, p}
+	all := r.claims.contested[cl]
+	if owner, taken := r.claims.owners[cl]; taken && all == nil {
+		all = []claimant{owner}
+	}
+	for _, by := range all {
+		p := portOfFamily{by.service, by.port, proxy.FamilyOf(addr.Addr())}
+		out = append(out, Claimant{p.key(), by.kind})
+	}
+	return out
+}
