@@ -78,6 +78,27 @@ func (c *Conn) dump(f Filter, byProtocol bool, keep func(*Flow) bool) ([]Flow, e
 	return flows, err
 }
 
+// Each asks the kernel for the flows, again if it was interrupted. The kernel
+// walks its table once, for both families.
+func (c *Conn) Each(ctx context.Context, begin func(), each func(*Flow)) error {
+	var flow Flow
+	err := netlink.Settled(ctx, dumpTries, func() error {
+		begin()
+		c.nl.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, netlink.Netfilter(0, 0))
+		encodeTranslated(&c.nl.Builder)
+		return c.nl.Ask(func(m netlink.Message) {
+			c.parsed++
+			if decode(m.Attrs(), &flow) && flow.Translated {
+				each(&flow)
+			}
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("dump translated flows: %w", err)
+	}
+	return nil
+}
+
 // Delete names the flow to the kernel by its first packet and its ID.
 func (c *Conn) Delete(ctx context.Context, f *Flow) error {
 	if err := ctx.Err(); err != nil {

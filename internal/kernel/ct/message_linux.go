@@ -15,6 +15,12 @@ const (
 	attrFilter      = 25 // CTA_FILTER
 	filterOrigFlags = 1
 	filterProtoNum  = 1 << 3 // the flag that makes the protocol of the original tuple count
+	statusMask      = 26     // CTA_STATUS_MASK
+	statusDstNAT    = 1 << 5 // IPS_DST_NAT, in CTA_STATUS
+	protoInfoState  = 1      // CTA_PROTOINFO_TCP_STATE
+	counterPackets  = 1      // CTA_COUNTERS_PACKETS
+	counterBytes    = 2      // CTA_COUNTERS_BYTES
+	tcpLastAck      = 6      // TCP_CONNTRACK_LAST_ACK, which only TIME_WAIT and CLOSE follow
 )
 
 // encodeFilter asks for flows of one protocol only. Kernels before 5.8 do not
@@ -26,6 +32,13 @@ func encodeFilter(w *netlink.Builder, protocol uint8) {
 	w.Nest(attrFilter, func() {
 		w.Raw(filterOrigFlags, string(binary.NativeEndian.AppendUint32(nil, filterProtoNum)))
 	})
+}
+
+// encodeTranslated asks for flows whose destination was translated. Kernels
+// before 5.15 do not know the mask and send every flow.
+func encodeTranslated(w *netlink.Builder) {
+	w.U32(nl.CTA_STATUS, statusDstNAT)
+	w.U32(statusMask, statusDstNAT)
 }
 
 // encodeFlow names a flow by what the kernel finds it by.
@@ -55,35 +68,71 @@ func encodeTuple(w *netlink.Builder, kind uint16, protocol uint8, t Tuple) {
 	})
 }
 
-// decode reads a flow, and reports whether it is whole.
+// decode reads a flow, and reports whether it is whole. A table may have a
+// million, so each attribute is looked at once.
 func decode(a netlink.Attrs, f *Flow) bool {
-	orig, reply := a.Get(nl.CTA_TUPLE_ORIG), a.Get(nl.CTA_TUPLE_REPLY)
-	*f = Flow{
-		Protocol: uint8(orig.Number(nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM)),
-		Orig:     decodeTuple(orig),
-		Reply:    decodeTuple(reply),
-		// A tuple has one if the directions are in different zones.
-		Zone: uint16(max(a.Number(nl.CTA_ZONE), orig.Number(tupleZone), reply.Number(tupleZone))),
-		ID:   uint32(a.Number(nl.CTA_ID)),
+	*f = Flow{}
+	var zones [2]uint16 // of the directions, if they are in different ones
+	for kind, v := range a.All() {
+		switch kind {
+		case nl.CTA_TUPLE_ORIG:
+			f.Orig, f.Protocol, zones[0] = decodeTuple(v)
+		case nl.CTA_TUPLE_REPLY:
+			f.Reply, _, zones[1] = decodeTuple(v)
+		case nl.CTA_ZONE:
+			f.Zone = uint16(v.Number())
+		case nl.CTA_ID:
+			f.ID = uint32(v.Number())
+		case nl.CTA_STATUS:
+			f.Translated = v.Number()&statusDstNAT != 0
+		case nl.CTA_PROTOINFO:
+			f.Closed = v.Number(nl.CTA_PROTOINFO_TCP, protoInfoState) >= tcpLastAck
+		case nl.CTA_COUNTERS_ORIG:
+			f.Carried.Known, f.Carried.Orig = true, decodeCount(v)
+		case nl.CTA_COUNTERS_REPLY:
+			f.Carried.Reply = decodeCount(v)
+		}
 	}
+	f.Zone = max(f.Zone, zones[0], zones[1])
 	return f.Orig.whole() && f.Reply.whole()
+}
+
+func decodeCount(a netlink.Attrs) Count {
+	return Count{Packets: a.Number(counterPackets), Bytes: a.Number(counterBytes)}
 }
 
 func (t Tuple) whole() bool {
 	return t.Src.IsValid() && t.Src.Addr().BitLen() == t.Dst.Addr().BitLen()
 }
 
-func decodeTuple(a netlink.Attrs) Tuple {
-	ip, ports := a.Get(nl.CTA_TUPLE_IP), a.Get(nl.CTA_TUPLE_PROTO)
-	end := func(v4, v6, port uint16) netip.AddrPort {
-		addr, ok := netip.AddrFromSlice(ip.Get(v4))
-		if !ok {
-			addr, _ = netip.AddrFromSlice(ip.Get(v6))
+func decodeTuple(a netlink.Attrs) (t Tuple, protocol uint8, zone uint16) {
+	var src, dst netip.Addr
+	var from, to uint16
+	for kind, v := range a.All() {
+		switch kind {
+		case nl.CTA_TUPLE_IP:
+			for kind, v := range v.All() {
+				switch kind {
+				case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
+					src, _ = netip.AddrFromSlice(v)
+				case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
+					dst, _ = netip.AddrFromSlice(v)
+				}
+			}
+		case nl.CTA_TUPLE_PROTO:
+			for kind, v := range v.All() {
+				switch kind {
+				case nl.CTA_PROTO_NUM:
+					protocol = uint8(v.Number())
+				case nl.CTA_PROTO_SRC_PORT:
+					from = uint16(v.Number())
+				case nl.CTA_PROTO_DST_PORT:
+					to = uint16(v.Number())
+				}
+			}
+		case tupleZone:
+			zone = uint16(v.Number())
 		}
-		return netip.AddrPortFrom(addr, uint16(ports.Number(port)))
 	}
-	return Tuple{
-		Src: end(nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT),
-		Dst: end(nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT),
-	}
+	return Tuple{netip.AddrPortFrom(src, from), netip.AddrPortFrom(dst, to)}, protocol, zone
 }

@@ -17,11 +17,32 @@ type Interface interface {
 	// An error that wraps [ErrIncomplete] comes with the flows that were seen.
 	Dump(ctx context.Context, f Filter, keep func(*Flow) bool) ([]Flow, error)
 
+	// Each calls each for every flow, of both families and all protocols, whose
+	// destination was translated. The flow is each's only until it returns. What
+	// the kernel changes meanwhile may come up or not. Begin is called before the
+	// first flow, and again if the kernel had to be asked again from the start.
+	Each(ctx context.Context, begin func(), each func(*Flow)) error
+
 	// Delete makes the kernel forget a flow that Dump returned: its next packet
 	// is a first one. A flow that is gone is [ErrNotFound].
 	Delete(ctx context.Context, f *Flow) error
 
 	// Close releases the connection.
+	Close() error
+}
+
+// Ends tells of flows that end. Wait and Take may be called at the same time.
+type Ends interface {
+	// Wait returns when there are flows to take, or ctx has ended.
+	Wait(ctx context.Context) error
+
+	// Take calls each for the flows that have ended since the last call, if their
+	// destination was translated, and with nil where the kernel has lost some.
+	// The flow is each's only until it returns. A flow that Each leaves out
+	// because it has ended is there to be taken.
+	Take(each func(*Flow)) error
+
+	// Close stops listening.
 	Close() error
 }
 
@@ -57,7 +78,20 @@ type Flow struct {
 	Reply    Tuple  // of an answer, as that comes in: NAT makes it differ from Orig reversed
 	Zone     uint16 // 0 unless rules put the flow elsewhere
 	ID       uint32 // tells it from an earlier flow with the same tuples
+
+	Translated bool    // its destination was
+	Closed     bool    // both ends of a TCP connection are done with it
+	Carried    Carried // so far
 }
+
+// Carried is what a flow has carried, headers of IP included.
+type Carried struct {
+	Known       bool // the kernel counts it: net.netfilter.nf_conntrack_acct was 1 when the flow began
+	Orig, Reply Count
+}
+
+// Count is packets and their bytes.
+type Count struct{ Packets, Bytes uint64 }
 
 // Tuple is where a packet comes from and goes to.
 type Tuple struct {

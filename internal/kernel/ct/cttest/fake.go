@@ -15,6 +15,8 @@ import (
 type Fake struct {
 	mu    sync.Mutex
 	flows []ct.Flow
+	ended []*ct.Flow // not taken yet; nil: some were lost
+	told  chan struct{}
 	last  uint32
 	fail  error
 	count Count
@@ -25,10 +27,13 @@ type Count struct {
 	Dumps, Deletes int
 }
 
-var _ ct.Interface = (*Fake)(nil)
+var (
+	_ ct.Interface = (*Fake)(nil)
+	_ ct.Ends      = (*Fake)(nil)
+)
 
 // NewFake returns connection tracking that has seen nothing.
-func NewFake() *Fake { return &Fake{} }
+func NewFake() *Fake { return &Fake{told: make(chan struct{}, 1)} }
 
 // Add makes the Fake track flows, as packets would.
 func (k *Fake) Add(flows ...ct.Flow) {
@@ -89,6 +94,84 @@ func (k *Fake) Dump(ctx context.Context, f ct.Filter, keep func(*ct.Flow) bool) 
 	}
 }
 
+// Each goes through the translated flows of memory.
+func (k *Fake) Each(ctx context.Context, begin func(), each func(*ct.Flow)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.count.Dumps++
+	begin()
+	for _, f := range k.flows {
+		if f.Translated {
+			each(&f)
+		}
+	}
+	return k.fail
+}
+
+// Carry changes what a flow that is tracked has carried and how it stands.
+func (k *Fake) Carry(f ct.Flow) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range k.flows {
+		if have := &k.flows[i]; have.Protocol == f.Protocol && have.Orig == f.Orig {
+			have.Carried, have.Closed = f.Carried, f.Closed
+		}
+	}
+}
+
+// Lose makes flows end without each being told; that some were lost may be.
+func (k *Fake) Lose(flows []ct.Flow, told bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.flows = slices.DeleteFunc(k.flows, func(have ct.Flow) bool {
+		return slices.ContainsFunc(flows, func(f ct.Flow) bool { return have.Protocol == f.Protocol && have.Orig == f.Orig })
+	})
+	if told {
+		k.tell(nil)
+	}
+}
+
+// tell has something to take.
+func (k *Fake) tell(f *ct.Flow) {
+	k.ended = append(k.ended, f)
+	select {
+	case k.told <- struct{}{}:
+	default:
+	}
+}
+
+// Wait waits for a deletion.
+func (k *Fake) Wait(ctx context.Context) error {
+	for {
+		k.mu.Lock()
+		some := len(k.ended) > 0
+		k.mu.Unlock()
+		if some {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-k.told:
+		}
+	}
+}
+
+// Take tells of deletions.
+func (k *Fake) Take(each func(*ct.Flow)) error {
+	k.mu.Lock()
+	ended := k.ended
+	k.ended = nil
+	k.mu.Unlock()
+	for _, f := range ended {
+		each(f)
+	}
+	return nil
+}
+
 // Delete forgets a flow.
 func (k *Fake) Delete(ctx context.Context, f *ct.Flow) error {
 	if err := ctx.Err(); err != nil {
@@ -105,6 +188,9 @@ func (k *Fake) Delete(ctx context.Context, f *ct.Flow) error {
 	})
 	if at < 0 {
 		return ct.ErrNotFound
+	}
+	if gone := k.flows[at]; gone.Translated {
+		k.tell(&gone)
 	}
 	k.flows = slices.Delete(k.flows, at, at+1)
 	return nil

@@ -1,0 +1,76 @@
+package ct
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/netlink"
+)
+
+// groupDestroy is NFNLGRP_CONNTRACK_DESTROY.
+const groupDestroy = 3
+
+// KernelEnds is the ends of flows of the network namespace it was opened in.
+type KernelEnds struct {
+	events *netlink.Events
+}
+
+var _ Ends = (*KernelEnds)(nil)
+
+// OpenEnds begins to listen, in the calling thread's network namespace. Since
+// Linux 5.19 a kernel tells only of the ends of flows that began while somebody
+// listened, unless net.netfilter.nf_conntrack_events is 1.
+func OpenEnds() (*KernelEnds, error) {
+	events, err := netlink.OpenEvents(unix.NETLINK_NETFILTER, translatedOnly())
+	if err != nil {
+		return nil, err
+	}
+	if err := events.Join(groupDestroy); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for flows that end: %w", err), events.Close())
+	}
+	return &KernelEnds{events}, nil
+}
+
+func (k *KernelEnds) Wait(ctx context.Context) error { return k.events.Wait(ctx) }
+
+func (k *KernelEnds) Close() error { return k.events.Close() }
+
+// Take decodes what has arrived.
+func (k *KernelEnds) Take(each func(*Flow)) error {
+	var flow Flow
+	return k.events.Take(func(datagram []byte) {
+		if datagram == nil {
+			each(nil)
+		}
+		for m := range netlink.Messages(datagram) {
+			if decode(m.Attrs(), &flow) && flow.Translated {
+				each(&flow)
+			}
+		}
+	})
+}
+
+// translatedOnly is a filter that keeps the flows of others, which may be most of
+// them, from being told: it finds the status among a message's attributes.
+func translatedOnly() []unix.SockFilter {
+	const (
+		firstAttribute = unix.SizeofNlMsghdr + 4
+		findAttribute  = math.MaxUint32 + 1 - 0x1000 + 12 // SKF_AD_OFF + SKF_AD_NLATTR
+	)
+	return []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_IMM, K: firstAttribute},
+		{Code: unix.BPF_LDX | unix.BPF_IMM, K: nl.CTA_STATUS},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: findAttribute},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0, Jt: 3}, // there is none
+		{Code: unix.BPF_MISC | unix.BPF_TAX},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_IND, K: unix.SizeofNlAttr},
+		{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: statusDstNAT, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: math.MaxUint32},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	}
+}
