@@ -129,6 +129,13 @@ func (o *Options) trafficFlags() {
 	})
 }
 
+func (o *Options) statusFlags() {
+	o.group("Status", []flag{
+		{"status-socket", &o.StatusSocket, "answer sluice status, explain and top at this unix socket, `FILE`, which only " +
+			"its owner may use; empty: do not"},
+	})
+}
+
 func (o *Options) relayFlags() {
 	o.group("Mode userspace", []flag{
 		{"userspace-dial-timeout", &o.Relay.DialTimeout, "try another endpoint when one does not answer within this `TIME`"},

@@ -62,7 +62,7 @@ func kubeProxyFlags() map[string]string {
 
 func TestEveryFlagOfKubeProxy(t *testing.T) {
 	want := kubeProxyFlags()
-	want["manifests"], want["load-balancing"] = "", "" // ours
+	want["manifests"], want["load-balancing"], want["status-socket"] = "", "", "/run/sluice/status.sock" // ours
 	want["userspace-dial-timeout"], want["userspace-dial-retries"], want["userspace-udp-timeout"] = "2s", "3", "1m0s"
 	want["userspace-max-connections"], want["userspace-drain-timeout"] = "0", "25s"
 	want["cgroup-root"], want["bpf-root"], want["ebpf-fallback"] = "", "/sys/fs/bpf/sluice", "false"

@@ -21,6 +21,7 @@ import (
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
+	"sluice/internal/statusapi"
 )
 
 // Options are the flags as given.
@@ -35,6 +36,7 @@ type Options struct {
 	LoadBalancing string
 	Relay         dataplane.Relay
 	EBPF          dataplane.EBPF
+	StatusSocket  string
 
 	// object holds what flags say that a configuration file could say too, and
 	// the default that help shows where no flag does.
@@ -47,9 +49,10 @@ type Options struct {
 
 // NewOptions returns the options of a command line without flags.
 func NewOptions() *Options {
-	o := &Options{Relay: dataplane.DefaultRelay(), EBPF: dataplane.DefaultEBPF(), object: config.FlagDefaults(), fields: map[string]string{}}
+	o := &Options{Relay: dataplane.DefaultRelay(), EBPF: dataplane.DefaultEBPF(), StatusSocket: statusapi.DefaultSocket, object: config.FlagDefaults(), fields: map[string]string{}}
 	o.processFlags()
 	o.trafficFlags()
+	o.statusFlags()
 	o.relayFlags()
 	o.ebpfFlags()
 	o.otherFlags()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,7 @@ import (
 	"sluice/internal/metrics"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
+	"sluice/internal/status"
 )
 
 const (
@@ -79,6 +81,7 @@ type ProxyServer struct {
 
 	healthServer  *health.Server
 	metricsServer *health.Server
+	statusServer  http.Handler
 }
 
 // NewProxyServer asks the kernel what it can do and opens the dataplane. The
@@ -173,6 +176,7 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 		Name: "metrics", Handler: s.metricsHandler(registry), Address: c.MetricsBindAddress,
 		HardFail: c.Object.BindAddressHardFail,
 	})
+	s.statusServer = s.newStatusServer(e).Handler()
 	return nil
 }
 
@@ -208,6 +212,9 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	}
 	if s.conntrack != nil {
 		jobs = append(jobs, job{"reconcile connections", s.conntrack.Run})
+	}
+	if path := s.plan.options.StatusSocket; path != "" {
+		jobs = append(jobs, job{"serve status", status.Socket{Path: path, Handler: s.statusServer}.Run})
 	}
 	if o := s.plan.options; o.ConfigFile != "" {
 		jobs = append(jobs, job{"follow the configuration", o.newConfigWatcher(s.plan.config, s.reload).Run})

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// changesKept is how many of the last changes are remembered.
-	changesKept = 1024
+	// ChangesKept is how many of the last changes are remembered.
+	ChangesKept = 1024
 
 	// comparedEndpoints is up to how many endpoints of a row are compared to
 	// say what changed: a change of many must not cost more for being told.
@@ -30,13 +30,13 @@ type Change struct {
 
 // changes remembers the last changes. It keeps no rows, which may be large.
 type changes struct {
-	ring [changesKept]Change
+	ring [ChangesKept]Change
 	n    uint64 // how many there were
 }
 
 func (c *changes) add(ch Change) {
 	ch.Number = c.n + 1
-	c.ring[c.n%changesKept] = ch
+	c.ring[c.n%ChangesKept] = ch
 	c.n++
 }
 
@@ -46,10 +46,10 @@ func (c *changes) last(before uint64, limit int) []Change {
 	if before == 0 || before > c.n {
 		before = c.n + 1
 	}
-	oldest := c.n - min(c.n, changesKept) + 1
+	oldest := c.n - min(c.n, ChangesKept) + 1
 	var out []Change
 	for i := before - 1; i >= oldest && len(out) < limit; i-- {
-		out = append(out, c.ring[(i-1)%changesKept])
+		out = append(out, c.ring[(i-1)%ChangesKept])
 	}
 	return out
 }
@@ -58,7 +58,7 @@ func (c *changes) last(before uint64, limit int) []Change {
 // the many of a large one those that would be forgotten at once are not looked at.
 func (c *changes) note(d *proxy.Delta, now time.Time, dirty map[proxy.PortKey]*RowStatus) {
 	all := len(d.Removes) + len(d.Upserts)
-	skip := max(0, all-changesKept)
+	skip := max(0, all-ChangesKept)
 	c.n += uint64(skip)
 	take := func(n int) int { // how many of the next n are left out
 		left := min(skip, n)

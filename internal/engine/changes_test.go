@@ -59,18 +59,18 @@ func TestChangeTakesUntilItIsInForce(t *testing.T) {
 func TestOfManyChangesTheLastAreKept(t *testing.T) {
 	var c changes
 	d, dirty := &proxy.Delta{}, map[proxy.PortKey]*RowStatus{}
-	for i := range 3 * changesKept {
+	for i := range 3 * ChangesKept {
 		k := key(fmt.Sprintf("s%06d", i))
 		dirty[k] = &RowStatus{}
-		if i < changesKept {
+		if i < ChangesKept {
 			d.Removes = append(d.Removes, &proxy.ServicePort{Key: k})
 		} else {
 			d.Upserts = append(d.Upserts, proxy.Upsert{New: &proxy.ServicePort{Key: k}})
 		}
 	}
 	c.note(d, time.Time{}, dirty)
-	got := c.last(0, 10*changesKept)
-	if len(got) != changesKept || got[0].Key.Name != "s003071" || got[changesKept-1].Number != 2*changesKept+1 {
+	got := c.last(0, 10*ChangesKept)
+	if len(got) != ChangesKept || got[0].Key.Name != "s003071" || got[ChangesKept-1].Number != 2*ChangesKept+1 {
 		t.Errorf("%d changes from %v to %v", len(got), got[0], got[len(got)-1])
 	}
 }

@@ -101,6 +101,12 @@ func (h *ProxyHealth) Healthy() bool {
 	return a.Healthy
 }
 
+// Eligible reports whether the node is to get traffic.
+func (h *ProxyHealth) Eligible() bool {
+	_, eligible := h.answer()
+	return eligible
+}
+
 // answer is what a prober may read.
 type answer struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`

@@ -109,7 +109,7 @@ func (r *Resolver) Describe(name types.NamespacedName) (Description, bool) {
 			d.Problems = append(d.Problems, r.lostBy(p)...)
 		}
 	}
-	slices.SortFunc(d.Problems, compareProblems)
+	slices.SortFunc(d.Problems, CompareProblems)
 	d.Problems = slices.Compact(d.Problems) // One port that is lost in both families is one problem.
 	return d, true
 }

@@ -337,7 +337,7 @@ func (w *world) compareWithFresh() {
 	if diff := cmp.Diff(want, describe(w.follower)); diff != "" {
 		w.t.Fatalf("follower mismatch (-from scratch +by steps):\n%s", diff)
 	}
-	if diff := cmp.Diff(problemsOf(fresh), slices.SortedFunc(maps.Keys(w.problems), compareProblems)); diff != "" {
+	if diff := cmp.Diff(problemsOf(fresh), slices.SortedFunc(maps.Keys(w.problems), CompareProblems)); diff != "" {
 		w.t.Fatalf("problems mismatch (-from scratch +by steps):\n%s", diff)
 	}
 	if len(w.resolver.entries) != len(fresh.entries) || len(w.resolver.claims.owners) != len(fresh.claims.owners) ||

@@ -232,7 +232,7 @@ func wantState(t *testing.T, r *Resolver, rows, problems []string) {
 
 // problemsOf returns all that is wrong, sorted.
 func problemsOf(r *Resolver) []Problem {
-	return slices.SortedFunc(maps.Keys(r.problems.now), compareProblems)
+	return slices.SortedFunc(maps.Keys(r.problems.now), CompareProblems)
 }
 
 // lines splits a text that ends with a newline.

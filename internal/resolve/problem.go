@@ -29,7 +29,8 @@ func (p Problem) Service() (name types.NamespacedName, ok bool) {
 	return name, ok
 }
 
-func compareProblems(a, b Problem) int { return cmp.Compare(a.String(), b.String()) }
+// CompareProblems orders problems by object, field and reason.
+func CompareProblems(a, b Problem) int { return cmp.Compare(a.String(), b.String()) }
 
 // object names an object that can have problems.
 type object struct {
@@ -119,7 +120,7 @@ func (r *Resolver) TakeProblems() (found, mended []Problem) {
 		// A new map, because clearing one costs what its largest content did.
 		r.problems.was = map[Problem]bool{}
 	}
-	slices.SortFunc(found, compareProblems)
-	slices.SortFunc(mended, compareProblems)
+	slices.SortFunc(found, CompareProblems)
+	slices.SortFunc(mended, CompareProblems)
 	return found, mended
 }

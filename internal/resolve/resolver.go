@@ -25,6 +25,10 @@ type Resolver struct {
 	entries map[types.NamespacedName]*entry
 	claims  claims
 
+	services      int    // that have rows
+	servicesStamp uint64 // grows whenever a Service comes or goes that has rows
+	endpoints     int    // of all slices
+
 	nodeRead     apiobject.Node
 	nodeProblems []Problem
 	nodePending  bool
@@ -158,6 +162,7 @@ func (r *Resolver) applySlice(name types.NamespacedName, from, to *endpointSlice
 		dirty[e] = true
 		at, _ := e.find(name.Name)
 		e.slices = slices.Delete(e.slices, at, at+1)
+		r.endpoints -= len(from.endpoints)
 	}
 	if to != nil {
 		problems = to.problems
@@ -165,6 +170,7 @@ func (r *Resolver) applySlice(name types.NamespacedName, from, to *endpointSlice
 		dirty[e] = true
 		at, _ := e.find(name.Name)
 		e.slices = slices.Insert(e.slices, at, to)
+		r.endpoints += len(to.endpoints)
 	}
 	r.problems.replace(r.read, sliceObject(name), problems)
 }

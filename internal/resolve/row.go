@@ -24,6 +24,10 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 		r.publishHealthCheck(e, f, here, d)
 	}
 	r.problems.replace(r.resolved, serviceObject(e.name), problems)
+	if is, was := min(len(e.rows), 1), min(len(old), 1); is != was {
+		r.services += is - was
+		r.servicesStamp++
+	}
 	for _, row := range e.rows {
 		if was := rowOf(old, row.Key); was != row {
 			d.Upserts = append(d.Upserts, proxy.Upsert{Old: was, New: row})

@@ -20,6 +20,9 @@ func (r *Resolver) ServiceNames() []types.NamespacedName {
 	return names
 }
 
+// ServicesStamp is another number whenever ServiceNames returns other names.
+func (r *Resolver) ServicesStamp() uint64 { return r.servicesStamp }
+
 // Rows returns the rows of a Service, as published, and how many endpoints its
 // slices have: in the family that has the most, as a pod has an address of each.
 func (r *Resolver) Rows(name types.NamespacedName) (rows []*proxy.ServicePort, endpoints int) {
@@ -57,19 +60,6 @@ func (r *Resolver) ProblemCounts() map[types.NamespacedName]int {
 	return counts
 }
 
-// ProblemsOf returns the problems of a Service and its EndpointSlices, sorted.
-func (r *Resolver) ProblemsOf(name types.NamespacedName) []Problem {
-	var out []Problem
-	for p := range r.problems.now {
-		if of, ok := p.Service(); ok && of == name {
-			out = append(out, p)
-		}
-	}
-	if e := r.entries[name]; e != nil {
-		for _, s := range e.slices {
-			out = append(out, s.problems...)
-		}
-	}
-	slices.SortFunc(out, compareProblems)
-	return out
-}
+// Counts returns how many Services have rows, and how many endpoints all
+// EndpointSlices have.
+func (r *Resolver) Counts() (services, endpoints int) { return r.services, r.endpoints }

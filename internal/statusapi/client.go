@@ -123,3 +123,6 @@ func (c *Client) unreachable(err error) error {
 	}
 	return fmt.Errorf("ask the daemon at %s: %w", c.name, err)
 }
+
+// CloseIdle closes connections that wait for another question.
+func (c *Client) CloseIdle() { c.http.CloseIdleConnections() }

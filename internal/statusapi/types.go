@@ -134,7 +134,8 @@ type Port struct {
 	AllowFrom *[]string  `json:"allowFrom,omitempty"` // LoadBalancer clients; nil: everyone
 	Status    Status     `json:"status"`
 	Endpoints []Endpoint `json:"endpoints"`
-	Total     int        `json:"endpointCount"` // Endpoints is cut where there are very many
+	Total     int        `json:"endpointCount"`      // on all pages
+	Continue  string     `json:"continue,omitempty"` // where the next page of endpoints begins
 }
 
 // Frontend is one address and port by which a service port is reached.

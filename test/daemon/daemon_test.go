@@ -63,6 +63,7 @@ type site struct {
 	client *lab.Host
 	pods   map[netip.Addr]*lab.Host
 	dir    string
+	socket string // where the daemon answers; its path is short, as the kernel wants it
 }
 
 func newSite(t *testing.T) *site {
@@ -77,7 +78,12 @@ func newSite(t *testing.T) *site {
 			t.Error(err)
 		}
 	})
-	s := &site{t: t, lab: l, pods: map[netip.Addr]*lab.Host{}, dir: t.TempDir()}
+	short, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(short) })
+	s := &site{t: t, lab: l, pods: map[netip.Addr]*lab.Host{}, dir: t.TempDir(), socket: filepath.Join(short, "s")}
 	for name, addrs := range map[string][]netip.Addr{"a": {podA, podV6}, "b": {podB}, "client": {client, clientV6}} {
 		h, err := l.AddPod(name, addrs...)
 		if err != nil {
@@ -162,6 +168,7 @@ func (s *site) start(change func(*exec.Cmd), args ...string) *process {
 	args = append([]string{
 		"--manifests", s.dir, "--hostname-override", "test-node",
 		"--cluster-cidr", "10.0.0.0/8,fd00:10::/64", "--nodeport-addresses", "0.0.0.0/0", "-v", "2",
+		"--status-socket", s.socket,
 	}, args...)
 	p := &process{t: s.t, cmd: exec.Command(path, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p

@@ -194,7 +194,7 @@ func start(node *lab.Host, dir string) ([]*way, error) {
 		{name: "direct", at: server},
 		{name: "sluice", at: netip.MustParseAddrPort("10.96.0.10:80"), process: exec.Command(*daemon, "--manifests", dir+"/manifests",
 			"--proxy-mode", "userspace", "--hostname-override", "node", "--cluster-cidr", "10.0.0.0/24",
-			"--healthz-bind-address", "none", "--metrics-bind-address", "none")},
+			"--healthz-bind-address", "none", "--metrics-bind-address", "none", "--status-socket", "")},
 		{name: "HAProxy", at: netip.MustParseAddrPort(nodeAddr + ":8180"), process: exec.Command(root+"/usr/sbin/haproxy", "-db", "-f", dir+"/haproxy.cfg")},
 		{name: "nginx", at: netip.MustParseAddrPort(nodeAddr + ":8280"), process: exec.Command(root+"/usr/sbin/nginx", "-c", dir+"/nginx.conf", "-e", dir+"/nginx.log", "-g", "daemon off;")},
 	}

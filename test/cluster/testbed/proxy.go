@@ -3,6 +3,7 @@ package testbed
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 
 	"sluice/test/cluster/pki"
 	"sluice/test/cluster/process"
@@ -66,11 +67,15 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 		// which kube-proxy would end.
 		spec.Args = append(spec.Args, "--conntrack-max-per-core=0")
 	} else {
+		spec.Args = append(spec.Args, "--status-socket="+c.StatusSocket(n))
 		spec.Args = append(spec.Args, n.sockets()...)
 	}
 	spec.Args = append(spec.Args, p.Args...)
 	return c.start(n, "proxy", spec)
 }
+
+// StatusSocket returns where our daemon on a node answers.
+func (c *Cluster) StatusSocket(n *Node) string { return filepath.Join(c.settings.Dir, n.Name+".sock") }
 
 // sockets says which sockets mode ebpf acts on, and where it keeps its programs: also
 // to other modes, which clean up.

@@ -1,0 +1,113 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"sluice/internal/engine"
+	"sluice/internal/resolve"
+	"sluice/internal/statusapi"
+)
+
+func (s *Server) node(context.Context, *request) (any, error) {
+	n := s.settings.About
+	n.Now = time.Now()
+	n.Health = s.settings.Health()
+	if s.settings.Tracked != nil {
+		n.Tracking = s.settings.Tracked()
+	}
+	s.settings.Engine.Look(func(v engine.View) {
+		n.Zone = v.State.Node.Zone
+		for _, ip := range v.State.Node.IPs {
+			n.Addresses = append(n.Addresses, ip.String())
+		}
+		n.Counts.Ports, n.Counts.Problems = len(v.State.Rows), v.Resolver.ProblemCount()
+		n.Counts.Services, n.Counts.Endpoints = v.Resolver.Counts()
+		n.Counts.Pending, n.Counts.Refused = v.Dirty()
+		n.Sync = syncOf(v.Sync())
+		// What was heard of and no sync has begun with is pending too.
+		n.Counts.Pending += v.Resolver.Services.Pending() + v.Resolver.Endpoints.Pending()
+	})
+	return n, nil
+}
+
+func syncOf(s engine.SyncStatus) statusapi.Sync {
+	out := statusapi.Sync{Done: s.First, Seconds: s.Took.Seconds(), Reason: s.Waiting}
+	if !s.Ended.IsZero() {
+		out.Last = &s.Ended
+	}
+	if s.Err != nil {
+		out.Error = s.Err.Error()
+	}
+	return out
+}
+
+func (s *Server) problems(_ context.Context, r *request) (any, error) {
+	var all []resolve.Problem
+	s.settings.Engine.Look(func(v engine.View) { all = v.Resolver.Problems() })
+	slices.SortFunc(all, resolve.CompareProblems)
+	some, next, err := page(r, all)
+	return statusapi.ProblemList{Items: problemsOf(some), Total: len(all), Continue: next}, err
+}
+
+func problemsOf(all []resolve.Problem) []statusapi.Problem {
+	out := make([]statusapi.Problem, 0, len(all))
+	for _, p := range all {
+		out = append(out, statusapi.Problem{Object: p.Object, Field: p.Field, Reason: p.Reason})
+	}
+	return out
+}
+
+// changes goes on before the number of the last change of the page before, as
+// new ones come at the front.
+func (s *Server) changes(_ context.Context, r *request) (any, error) {
+	limit, err := r.limit()
+	if err != nil {
+		return nil, err
+	}
+	var before uint64
+	if text := r.query.Get("continue"); text != "" {
+		if before, err = strconv.ParseUint(text, 10, 64); err != nil || before == 0 {
+			return nil, refuse(http.StatusBadRequest, "continue %q: want what an earlier answer has there", text)
+		}
+	}
+	some, total := s.settings.Engine.Changes(before, limit)
+	out := statusapi.ChangeList{Items: make([]statusapi.Change, 0, len(some)), Total: int(min(total, engine.ChangesKept))}
+	for _, c := range some {
+		out.Items = append(out.Items, statusapi.Change{
+			Number: c.Number, Time: c.InForce, What: c.What, ServicePort: c.Key.String(), Detail: c.Detail, Seconds: c.Took.Seconds(),
+		})
+	}
+	if n := len(some); n == limit {
+		if last := some[n-1].Number; last > 1 && total-last+1 < engine.ChangesKept {
+			out.Continue = strconv.FormatUint(last, 10)
+		}
+	}
+	return out, nil
+}
+
+func (s *Server) explain(ctx context.Context, r *request) (any, error) {
+	if s.settings.Explain == nil {
+		return nil, refuse(http.StatusNotFound, "this daemon does not explain")
+	}
+	return s.settings.Explain(ctx, r.query)
+}
+
+func (s *Server) traffic(ctx context.Context, r *request) (any, error) {
+	if s.settings.Traffic == nil {
+		return statusapi.TrafficList{Items: []statusapi.PortTraffic{}, Off: "this mode counts no traffic"}, nil
+	}
+	all, counted, off := s.settings.Traffic.All(ctx)
+	slices.SortFunc(all, comparePorts)
+	some, next, err := page(r, all)
+	return statusapi.TrafficList{Items: some, Counted: counted, Off: off, Total: len(all), Continue: next}, err
+}
+
+func comparePorts(a, b statusapi.PortTraffic) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port),
+		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Endpoint, b.Endpoint))
+}

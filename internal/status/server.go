@@ -1,0 +1,172 @@
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/engine"
+	"sluice/internal/statusapi"
+)
+
+// Engine is what the API tells of.
+type Engine interface {
+	Look(func(engine.View))
+	Changes(before uint64, limit int) (some []engine.Change, total uint64)
+}
+
+// Settings are what a Server is made of. All functions may be called by any
+// goroutine.
+type Settings struct {
+	Engine  Engine
+	About   statusapi.Node // what never changes
+	Health  func() statusapi.Health
+	Tracked func() *statusapi.Tracking // nil: the kernel does not tell
+	Traffic Traffic                    // nil: nothing is counted
+	Explain func(ctx context.Context, q url.Values) (*statusapi.Explanation, error)
+	Page    http.Handler // for people; nil: there is none
+}
+
+// Traffic is who counts traffic.
+type Traffic interface {
+	// Of returns what was counted for a Service, by port and endpoint; nil: nothing.
+	Of(ctx context.Context, name types.NamespacedName) []statusapi.PortTraffic
+	// All returns what was counted for every service port that had traffic, when,
+	// and why nothing is counted, if so.
+	All(ctx context.Context) (all []statusapi.PortTraffic, counted time.Time, off string)
+}
+
+// Server answers.
+type Server struct {
+	settings Settings
+	names    names
+}
+
+// New returns a server.
+func New(s Settings) *Server { return &Server{settings: s} }
+
+// Handler answers GET and HEAD, and nothing else.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	for path, answer := range map[string]func(context.Context, *request) (any, error){
+		statusapi.NodePath:                             s.node,
+		statusapi.ServicesPath:                         s.services,
+		statusapi.ServicesPath + "/{namespace}/{name}": s.service,
+		statusapi.ProblemsPath:                         s.problems,
+		statusapi.ChangesPath:                          s.changes,
+		statusapi.TrafficPath:                          s.traffic,
+		statusapi.ExplainPath:                          s.explain,
+	} {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+			body, err := answer(r.Context(), &request{r.URL.Query(), r})
+			send(w, body, err)
+		})
+	}
+	mux.HandleFunc("/v1/", func(w http.ResponseWriter, r *http.Request) {
+		send(w, nil, refuse(http.StatusNotFound, "the status API has no %s", r.URL.Path))
+	})
+	if s.settings.Page != nil {
+		mux.Handle("/", s.settings.Page)
+	}
+	return readOnly(mux)
+}
+
+// readOnly refuses whatever could ask for more than an answer.
+func readOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(statusapi.VersionHeader, statusapi.Version)
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			send(w, nil, refuse(http.StatusMethodNotAllowed, "the status API only reads: GET, not %s", r.Method))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// refuse returns the error of a request that cannot be answered.
+func refuse(code int, format string, args ...any) error {
+	return &statusapi.ResponseError{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+func send(w http.ResponseWriter, body any, err error) {
+	code := http.StatusOK
+	if err != nil {
+		code, body = http.StatusInternalServerError, statusapi.Error{Message: err.Error()}
+		if e, ok := errors.AsType[*statusapi.ResponseError](err); ok {
+			code = e.Code
+		}
+	}
+	text, err := json.Marshal(body)
+	if err != nil {
+		code, text = http.StatusInternalServerError, []byte(`{"error":"the answer cannot be encoded"}`)
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	_, _ = w.Write(append(text, '\n')) // the client has gone
+}
+
+// request is what was asked.
+type request struct {
+	query url.Values
+	http  *http.Request
+}
+
+// service names the Service that is asked for.
+func (r *request) service() types.NamespacedName {
+	return types.NamespacedName{Namespace: r.http.PathValue("namespace"), Name: r.http.PathValue("name")}
+}
+
+// limit returns how many items are asked for.
+func (r *request) limit() (int, error) {
+	text := r.query.Get("limit")
+	if text == "" {
+		return statusapi.DefaultPage, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > statusapi.MaxPage {
+		return 0, refuse(http.StatusBadRequest, "limit %q: want a number from 1 to %d", text, statusapi.MaxPage)
+	}
+	return n, nil
+}
+
+// from returns at which item of a list a page begins.
+func (r *request) from() (int, error) {
+	text := r.query.Get("continue")
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		return 0, refuse(http.StatusBadRequest, "continue %q: want what an earlier answer has there", text)
+	}
+	return n, nil
+}
+
+// page cuts a page out of a list that is all there, and says where the next begins.
+func page[T any](r *request, all []T) (some []T, next string, err error) {
+	limit, err := r.limit()
+	if err != nil {
+		return nil, "", err
+	}
+	from, err := r.from()
+	if err != nil {
+		return nil, "", err
+	}
+	from = min(from, len(all))
+	to := min(from+limit, len(all))
+	if to < len(all) {
+		next = strconv.Itoa(to)
+	}
+	return append([]T{}, all[from:to]...), next, nil // JSON has an empty list, not null
+}

@@ -1,0 +1,203 @@
+package status
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"sluice/internal/engine"
+	"sluice/internal/statusapi"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// town is some Services: web has two of three endpoints, api none, full is
+// refused, and bad has a problem.
+func town(e *engine.Engine) {
+	for i, name := range []string{"web", "api", "full", "bad"} {
+		s := service("ns", name, i+1)
+		if name == "bad" {
+			s.Spec.ExternalIPs = []string{"nonsense"}
+		}
+		e.OnServiceUpdate(nil, s)
+	}
+	e.OnServiceUpdate(nil, service("other", "web", 9))
+	e.OnEndpointSliceUpdate(nil, endpoints("ns", "web", 1, -2, 3))
+	for _, name := range []string{"full", "bad"} {
+		e.OnEndpointSliceUpdate(nil, endpoints("ns", name, 1))
+	}
+	e.OnEndpointSliceUpdate(nil, endpoints("other", "web", 1))
+}
+
+func TestNode(t *testing.T) {
+	run(t, "full", town, func(l *lab) {
+		n := get[statusapi.Node](l, statusapi.NodePath)
+		want := statusapi.Counts{Services: 5, Ports: 5, Endpoints: 6, Refused: 1, Problems: 1}
+		if n.Counts != want || !n.Sync.Done || n.Name != "here" || !n.Health.Healthy || n.InForce() {
+			t.Errorf("%+v, want counts %+v", n, want)
+		}
+		l.plane.fails.Store(true)
+		l.engine.OnEndpointSliceUpdate(nil, endpoints("ns", "web", 1))
+		synctest.Wait()
+		if n := get[statusapi.Node](l, statusapi.NodePath); n.Counts.Pending != 1 || n.Sync.Error == "" {
+			t.Errorf("after a failure: %+v", n)
+		}
+	})
+}
+
+// lines returns a list in short.
+func lines(list statusapi.ServiceList) string {
+	var b strings.Builder
+	for _, s := range list.Items {
+		fmt.Fprintf(&b, "%s/%s %s %s %d/%d %s %d; ", s.Namespace, s.Name, s.Address, strings.Join(s.Ports, ","), s.Used, s.Endpoints, s.State, s.Problems)
+	}
+	return b.String() + fmt.Sprint(list.Total, list.Continue)
+}
+
+func TestServices(t *testing.T) {
+	api, bad := "ns/api 10.96.0.2 80/TCP 0/0 InForce 0; ", "ns/bad 10.96.0.4 80/TCP 1/1 InForce 1; "
+	full, web := "ns/full 10.96.0.3 80/TCP 1/1 Refused 0; ", "ns/web 10.96.0.1 80/TCP 2/3 InForce 0; "
+	other := "other/web 10.96.0.9 80/TCP 1/1 InForce 0; "
+	run(t, "full", town, func(l *lab) {
+		for query, want := range map[string]string{
+			"":                               api + bad + full + web + other + "5",
+			"?limit=2":                       api + bad + "52",
+			"?limit=2&continue=2":            full + web + "54",
+			"?limit=2&continue=4":            other + "5",
+			"?continue=99":                   "5",
+			"?namespace=other":               other + "1",
+			"?namespace=othe":                "0",
+			"?sort=-name&limit=1":            other + "51",
+			"?filter=WEB":                    web + other + "2",
+			"?filter=10.96.0.3":              full + "1",
+			"?filter=80/tcp&namespace=ns":    api + bad + full + web + "4",
+			"?problems=true":                 api + bad + full + "3",
+			"?sort=-state&limit=3":           full + bad + api + "53",
+			"?sort=used&limit=2":             api + bad + "52",
+			"?sort=-used&limit=1":            web + "51",
+			"?filter=web&sort=-name":         other + web + "2",
+			"?sort=connections&limit=1":      api + "51",
+			"?filter=web&limit=1":            web + "21",
+			"?filter=web&limit=1&continue=1": other + "2",
+		} {
+			if got := lines(get[statusapi.ServiceList](l, statusapi.ServicesPath+query)); got != want {
+				t.Errorf("%s:\n got %s\nwant %s", query, got, want)
+			}
+		}
+		l.engine.OnServiceUpdate(service("other", "web", 9), nil)
+		synctest.Wait()
+		if got := get[statusapi.ServiceList](l, statusapi.ServicesPath); got.Total != 4 || len(got.Items) != 4 {
+			t.Errorf("after one went: %s", lines(got))
+		}
+	})
+}
+
+func TestService(t *testing.T) {
+	run(t, "full", town, func(l *lab) {
+		s := get[statusapi.Service](l, statusapi.ServicesPath+"/ns/web")
+		if len(s.Rows) != 1 || len(s.Rows[0].Endpoints) != 3 || s.Used != 2 {
+			t.Fatalf("%+v", s)
+		}
+		last := s.Rows[0].Endpoints[2] // the used ones come first
+		if last.Address != "10.244.0.2:8080" || last.Used || last.Reason != "not ready" || !s.Rows[0].Endpoints[0].Used {
+			t.Errorf("endpoints %+v", s.Rows[0].Endpoints)
+		}
+		if f := s.Rows[0].Frontends; len(f) != 1 || f[0] != (statusapi.Frontend{Kind: "ClusterIP", Address: "10.96.0.1:80"}) {
+			t.Errorf("frontends %+v", f)
+		}
+		if s := get[statusapi.Service](l, statusapi.ServicesPath+"/ns/web?limit=1&continue=1"); s.Rows[0].Endpoints[0].Address != "10.244.0.3:8080" || s.Rows[0].Continue != "2" {
+			t.Errorf("second page %+v", s.Rows[0])
+		}
+		if s := get[statusapi.Service](l, statusapi.ServicesPath+"/ns/full"); s.Rows[0].Status.Reason != "the set is full" || s.Rows[0].Status.NextTry == nil {
+			t.Errorf("refused: %+v", s.Rows[0].Status)
+		}
+		if s := get[statusapi.Service](l, statusapi.ServicesPath+"/ns/bad"); len(s.Found) != 1 || s.Found[0].Field != "spec.externalIPs[0]" {
+			t.Errorf("problems %+v", s.Found)
+		}
+	})
+}
+
+func TestProblemsAndChanges(t *testing.T) {
+	run(t, "full", town, func(l *lab) {
+		if p := get[statusapi.ProblemList](l, statusapi.ProblemsPath); p.Total != 1 || p.Items[0].Object != "Service ns/bad" {
+			t.Errorf("problems %+v", p)
+		}
+		l.engine.OnEndpointSliceUpdate(nil, endpoints("ns", "web", 7, 3))
+		synctest.Wait()
+		c := get[statusapi.ChangeList](l, statusapi.ChangesPath+"?limit=1")
+		if len(c.Items) != 1 || c.Items[0].What != "Changed" || c.Items[0].Detail != "1 of 2 endpoints replaced" || c.Items[0].Number != 5 {
+			t.Errorf("the last change: %+v", c)
+		}
+		var seen []uint64
+		for path := statusapi.ChangesPath + "?limit=2"; ; path = statusapi.ChangesPath + "?limit=2&continue=" + c.Continue {
+			c = get[statusapi.ChangeList](l, path)
+			for _, ch := range c.Items {
+				seen = append(seen, ch.Number)
+			}
+			if c.Continue == "" {
+				break
+			}
+		}
+		if fmt.Sprint(seen) != "[5 4 3 2 1]" {
+			t.Errorf("changes %v", seen)
+		}
+	})
+}
+
+func TestWhatCannotBeAnswered(t *testing.T) {
+	run(t, "", town, func(l *lab) {
+		for _, tt := range []struct {
+			method, path string
+			code         int
+			says         string
+		}{
+			{"GET", "/v1/services?limit=0", 400, "limit"},
+			{"GET", "/v1/services?limit=501", 400, "from 1 to 500"},
+			{"GET", "/v1/services?limit=many", 400, "many"},
+			{"GET", "/v1/services?continue=-1", 400, "continue"},
+			{"GET", "/v1/services?sort=size", 400, "size"},
+			{"GET", "/v1/changes?continue=x", 400, "continue"},
+			{"GET", "/v1/services/ns/none", 404, "ns/none"},
+			{"GET", "/v1/nothing", 404, "/v1/nothing"},
+			{"POST", "/v1/node", 405, "POST"},
+			{"DELETE", "/v1/services/ns/web", 405, "DELETE"},
+		} {
+			code, body, head := l.ask(tt.method, tt.path)
+			if code != tt.code || !strings.Contains(string(body), tt.says) || head.Get(statusapi.VersionHeader) != "v1" {
+				t.Errorf("%s %s: HTTP %d %s, want %d and %q", tt.method, tt.path, code, body, tt.code, tt.says)
+			}
+		}
+		if code, _, head := l.ask(http.MethodHead, "/v1/node"); code != 200 || head.Get("Cache-Control") != "no-store" {
+			t.Errorf("HEAD: %d %v", code, head)
+		}
+	})
+}
+
+// TestTheEngineIsLetGo: of very many Services few are looked at together, and a
+// page that needs no others looks at its own only.
+func TestTheEngineIsLetGo(t *testing.T) {
+	const many = 4 * together
+	add := func(e *engine.Engine) {
+		for i := range many {
+			e.OnServiceUpdate(nil, service("ns", fmt.Sprintf("s%05d", i), i))
+		}
+	}
+	run(t, "", add, func(l *lab) {
+		for query, want := range map[string]int{
+			"?limit=100": 3,                 // names, problems, the page
+			"?filter=s0": 2 + many/together, // and all, in parts
+		} {
+			l.engine.looks = 0
+			get[statusapi.ServiceList](l, statusapi.ServicesPath+query)
+			if l.engine.looks != want {
+				t.Errorf("%s: the engine was held %d times, want %d", query, l.engine.looks, want)
+			}
+		}
+		time.Sleep(time.Second)
+	})
+}

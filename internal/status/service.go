@@ -1,0 +1,124 @@
+package status
+
+import (
+	"context"
+	"net/http"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/engine"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+	"sluice/internal/statusapi"
+)
+
+// service answers with one Service. Each of its ports has a page of endpoints,
+// the used ones first.
+func (s *Server) service(ctx context.Context, r *request) (any, error) {
+	name := r.service()
+	c := s.collector(ctx)
+	var out statusapi.Service
+	var d resolve.Description
+	var rows []statusapi.Status
+	found := false
+	s.settings.Engine.Look(func(v engine.View) {
+		if d, found = v.Resolver.Describe(name); !found {
+			return
+		}
+		out.ServiceSummary, _ = c.summary(v, name)
+		for _, p := range d.Ports {
+			rows = append(rows, statusOf(v.Row(p.Row.Key)))
+		}
+	})
+	if !found {
+		return nil, refuse(http.StatusNotFound, "no Service %s is served here: it does not exist, is headless, or is another proxy's", name)
+	}
+	out.Found = problemsOf(d.Problems)
+	counted := s.counted(ctx, name)
+	out.Rows = []statusapi.Port{}
+	for i, p := range d.Ports {
+		port, err := portOf(r, &p, counted)
+		if err != nil {
+			return nil, err
+		}
+		port.Status = rows[i]
+		out.Rows = append(out.Rows, port)
+	}
+	return out, nil
+}
+
+// flow names an endpoint of a port.
+type flow struct{ port, protocol, endpoint string }
+
+// counted returns the traffic of a Service by port and endpoint.
+func (s *Server) counted(ctx context.Context, name types.NamespacedName) map[flow]*statusapi.Traffic {
+	out := map[flow]*statusapi.Traffic{}
+	if s.settings.Traffic == nil {
+		return out
+	}
+	for _, t := range s.settings.Traffic.Of(ctx, name) {
+		out[flow{t.Port, t.Protocol, t.Endpoint}] = &t.Traffic
+	}
+	return out
+}
+
+func portOf(r *request, p *resolve.PortDescription, counted map[flow]*statusapi.Traffic) (statusapi.Port, error) {
+	row := p.Row
+	port := statusapi.Port{
+		Name: row.Key.Port, Protocol: row.Key.Protocol.String(), Family: row.Key.Family.String(),
+		Internal: row.Internal.String(), External: row.External.String(),
+		Affinity: row.Affinity.Seconds(), Total: len(p.Endpoints), Frontends: []statusapi.Frontend{},
+	}
+	if row.Balancing != proxy.BalanceDefault {
+		port.Balancing = row.Balancing.String()
+	}
+	if row.AllowFrom != nil {
+		from := []string{}
+		for _, prefix := range row.AllowFrom {
+			from = append(from, prefix.String())
+		}
+		port.AllowFrom = &from
+	}
+	for _, f := range p.Frontends {
+		fe := statusapi.Frontend{Kind: f.Kind.String(), Address: f.Addr.String()}
+		if f.LostTo != nil {
+			fe.LostTo = f.LostTo.String()
+		}
+		port.Frontends = append(port.Frontends, fe)
+	}
+	all := p.Endpoints
+	slices.SortStableFunc(all, func(a, b resolve.EndpointDescription) int { return rank(&a) - rank(&b) })
+	some, next, err := page(r, all)
+	for i := range some {
+		e := endpointOf(&some[i])
+		e.Traffic = counted[flow{port.Name, port.Protocol, e.Address}]
+		port.Endpoints = append(port.Endpoints, e)
+	}
+	port.Continue = next
+	return port, err
+}
+
+// rank puts endpoints in order that are used.
+func rank(e *resolve.EndpointDescription) int {
+	if used, here := inUse(e); used || here {
+		return 0
+	}
+	return 1
+}
+
+// inUse says which of the lists have an endpoint.
+func inUse(e *resolve.EndpointDescription) (cluster, local bool) {
+	return e.Unused(proxy.ScopeCluster) == resolve.Used, e.Local && e.Unused(proxy.ScopeLocal) == resolve.Used
+}
+
+func endpointOf(e *resolve.EndpointDescription) statusapi.Endpoint {
+	out := statusapi.Endpoint{
+		Address: e.Addr.String(), Local: e.Local, Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
+		Weight: int(e.Weight), Zones: e.Zones, Slice: e.Slice,
+	}
+	if out.Used, out.UsedLocal = inUse(e); !out.Used && !out.UsedLocal {
+		out.Reason = e.Unused(proxy.ScopeCluster).String()
+	}
+	return out
+}

@@ -1,0 +1,303 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/engine"
+	"sluice/internal/proxy"
+	"sluice/internal/statusapi"
+)
+
+// together is how many Services are looked at without letting the engine go.
+const together = 256
+
+// names are those of all Services, in order. To sort them is what costs most of
+// a page, so they are kept until a Service comes or goes.
+type names struct {
+	mu    sync.Mutex
+	stamp uint64
+	list  []types.NamespacedName
+}
+
+// sorted returns the names of all Services. Nobody changes the list.
+func (s *Server) sorted() []types.NamespacedName {
+	s.names.mu.Lock()
+	defer s.names.mu.Unlock()
+	var list []types.NamespacedName
+	s.settings.Engine.Look(func(v engine.View) {
+		if stamp := v.Resolver.ServicesStamp(); stamp != s.names.stamp || s.names.list == nil {
+			s.names.stamp, list = stamp, v.Resolver.ServiceNames()
+		}
+	})
+	if list != nil {
+		slices.SortFunc(list, compareNames)
+		s.names.list = list
+	}
+	return s.names.list
+}
+
+func compareNames(a, b types.NamespacedName) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// orders are the ways in which a list of Services can be sorted; those of one
+// place are in the order of their names.
+var orders = map[string]func(a, b *statusapi.ServiceSummary) int{
+	"name":        nil, // as they come
+	"used":        func(a, b *statusapi.ServiceSummary) int { return cmp.Compare(a.Used, b.Used) },
+	"since":       func(a, b *statusapi.ServiceSummary) int { return a.Since.Compare(b.Since) },
+	"state":       func(a, b *statusapi.ServiceSummary) int { return cmp.Compare(severity(a), severity(b)) },
+	"connections": func(a, b *statusapi.ServiceSummary) int { return cmp.Compare(connections(a), connections(b)) },
+	"bytes":       func(a, b *statusapi.ServiceSummary) int { return cmp.Compare(bytesOf(a), bytesOf(b)) },
+}
+
+// severity is the higher, the sooner somebody should look.
+func severity(s *statusapi.ServiceSummary) int {
+	n := map[statusapi.State]int{statusapi.Pending: 1, statusapi.Refused: 8}[s.State]
+	if s.Problems > 0 {
+		n += 4
+	}
+	if s.Used == 0 {
+		n += 2
+	}
+	return n
+}
+
+func connections(s *statusapi.ServiceSummary) uint64 {
+	if s.Traffic == nil || s.Traffic.Connections == nil {
+		return 0
+	}
+	return *s.Traffic.Connections
+}
+
+func bytesOf(s *statusapi.ServiceSummary) (n uint64) {
+	if s.Traffic == nil {
+		return 0
+	}
+	for _, b := range []*uint64{s.Traffic.BytesIn, s.Traffic.BytesOut} {
+		if b != nil {
+			n += *b
+		}
+	}
+	return n
+}
+
+// services answers with a page of Services. Only what a filter or an order needs
+// is looked at in all of them.
+func (s *Server) services(ctx context.Context, r *request) (any, error) {
+	key, descending := strings.CutPrefix(r.query.Get("sort"), "-")
+	key = cmp.Or(key, "name")
+	order, known := orders[key]
+	if !known {
+		return nil, refuse(http.StatusBadRequest, "sort %q: want name, used, since, state, connections or bytes", key)
+	}
+	m := matcher{namespace: r.query.Get("namespace"), text: strings.ToLower(r.query.Get("filter")), troubled: r.query.Get("problems") == "true"}
+	c := s.collector(ctx)
+	if order == nil && m.trivial() {
+		list := m.within(s.sorted())
+		if descending {
+			list = slices.Clone(list)
+			slices.Reverse(list)
+		}
+		some, next, err := page(r, list)
+		if err != nil {
+			return nil, err
+		}
+		return statusapi.ServiceList{Items: c.summaries(some, nil), Total: len(list), Continue: next}, nil
+	}
+	all := c.summaries(m.within(s.sorted()), m.matches)
+	if order != nil {
+		slices.SortStableFunc(all, func(a, b statusapi.ServiceSummary) int {
+			if descending {
+				return order(&b, &a)
+			}
+			return order(&a, &b)
+		})
+	} else if descending {
+		slices.Reverse(all)
+	}
+	some, next, err := page(r, all)
+	return statusapi.ServiceList{Items: some, Total: len(all), Continue: next}, err
+}
+
+// matcher says which Services are asked for.
+type matcher struct {
+	namespace string
+	text      string // in lower case, within the name, an address or a port
+	troubled  bool
+}
+
+// trivial reports whether the namespace is all that counts.
+func (m matcher) trivial() bool { return m.text == "" && !m.troubled }
+
+// within returns the names of the namespace, all if there is none.
+func (m matcher) within(all []types.NamespacedName) []types.NamespacedName {
+	if m.namespace == "" {
+		return all
+	}
+	find := func(namespace string) int {
+		at, _ := slices.BinarySearchFunc(all, namespace, func(n types.NamespacedName, to string) int { return cmp.Compare(n.Namespace, to) })
+		return at
+	}
+	return all[find(m.namespace):find(m.namespace+"\x00")]
+}
+
+func (m matcher) matches(s *statusapi.ServiceSummary) bool {
+	if m.troubled && !s.Troubled() {
+		return false
+	}
+	return m.text == "" || strings.Contains(s.Namespace+"/"+s.Name, m.text) || strings.Contains(s.Address, m.text) ||
+		slices.ContainsFunc(s.External, func(a string) bool { return strings.Contains(a, m.text) }) ||
+		slices.ContainsFunc(s.Ports, func(p string) bool { return strings.HasPrefix(strings.ToLower(p), m.text) })
+}
+
+// collector makes summaries.
+type collector struct {
+	*Server
+	problems map[types.NamespacedName]int
+	traffic  map[types.NamespacedName]*statusapi.Traffic
+}
+
+func (s *Server) collector(ctx context.Context) collector {
+	c := collector{Server: s}
+	s.settings.Engine.Look(func(v engine.View) { c.problems = v.Resolver.ProblemCounts() })
+	if s.settings.Traffic != nil {
+		all, _, _ := s.settings.Traffic.All(ctx)
+		c.traffic = byService(all)
+	}
+	return c
+}
+
+// byService adds up the traffic of the ports of each Service.
+func byService(all []statusapi.PortTraffic) map[types.NamespacedName]*statusapi.Traffic {
+	sums := map[types.NamespacedName]*statusapi.Traffic{}
+	for i := range all {
+		name := types.NamespacedName{Namespace: all[i].Namespace, Name: all[i].Name}
+		if all[i].Endpoint != "" {
+			continue // it is in that of the port
+		}
+		if sums[name] == nil {
+			sums[name] = &statusapi.Traffic{}
+		}
+		sums[name].Add(&all[i].Traffic)
+	}
+	return sums
+}
+
+// summaries returns those of some Services that match. A Service that has gone
+// meanwhile is left out.
+func (c collector) summaries(some []types.NamespacedName, matches func(*statusapi.ServiceSummary) bool) []statusapi.ServiceSummary {
+	out := []statusapi.ServiceSummary{}
+	for part := range slices.Chunk(some, together) {
+		c.settings.Engine.Look(func(v engine.View) {
+			for _, name := range part {
+				if s, ok := c.summary(v, name); ok && (matches == nil || matches(&s)) {
+					out = append(out, s)
+				}
+			}
+		})
+	}
+	return out
+}
+
+func (c collector) summary(v engine.View, name types.NamespacedName) (statusapi.ServiceSummary, bool) {
+	rows, endpoints := v.Resolver.Rows(name)
+	s := statusapi.ServiceSummary{
+		Namespace: name.Namespace, Name: name.Name, Endpoints: endpoints,
+		Ports: []string{}, State: statusapi.InForce, Problems: c.problems[name], Traffic: c.traffic[name],
+	}
+	for _, row := range rows {
+		c.add(&s, v.Row(row.Key), row)
+	}
+	return s, len(rows) > 0
+}
+
+// add adds a row to the summary of its Service.
+func (c collector) add(s *statusapi.ServiceSummary, status engine.RowStatus, row *proxy.ServicePort) {
+	st := statusOf(status)
+	if worse(st.State, s.State) {
+		s.State, s.Reason = st.State, st.Reason
+	}
+	if status.Since.After(s.Since) {
+		s.Since = status.Since
+	}
+	s.Used = max(s.Used, used(row))
+	var port, nodePort uint16
+	for _, f := range row.Frontends {
+		switch f.Kind {
+		case proxy.NodePort:
+			nodePort = f.Addr.Port()
+			continue
+		case proxy.ClusterIP:
+			s.Address = cmp.Or(s.Address, f.Addr.Addr().String())
+		default:
+			if a := f.Addr.Addr().String(); !slices.Contains(s.External, a) {
+				s.External = append(s.External, a)
+			}
+		}
+		port = f.Addr.Port()
+	}
+	if text := portText(port, nodePort, row.Key.Protocol); !slices.Contains(s.Ports, text) {
+		s.Ports = append(s.Ports, text)
+	}
+}
+
+func worse(a, b statusapi.State) bool {
+	rank := func(s statusapi.State) int {
+		return slices.Index([]statusapi.State{statusapi.InForce, statusapi.Pending, statusapi.Refused}, s)
+	}
+	return rank(a) > rank(b)
+}
+
+// portText writes a port as kubectl does.
+func portText(port, nodePort uint16, p proxy.Protocol) string {
+	if nodePort != 0 {
+		return fmt.Sprintf("%d:%d/%v", port, nodePort, p)
+	}
+	return fmt.Sprintf("%d/%v", port, p)
+}
+
+// used counts the endpoints that a connection may go to from here, those of
+// both lists once.
+func used(row *proxy.ServicePort) int {
+	if len(row.Cluster) == 0 || len(row.Local) == 0 {
+		return len(row.Cluster) + len(row.Local)
+	}
+	addrs := make(map[netip.AddrPort]bool, len(row.Cluster)+len(row.Local))
+	for _, list := range [][]proxy.Endpoint{row.Cluster, row.Local} {
+		for _, e := range list {
+			addrs[e.Addr] = true
+		}
+	}
+	return len(addrs)
+}
+
+// statusOf tells how a row stands.
+func statusOf(r engine.RowStatus) statusapi.Status {
+	s := statusapi.Status{State: statusapi.InForce, Since: known(r.Since)}
+	if r.Pending.IsZero() {
+		return s
+	}
+	s.State, s.Pending = statusapi.Pending, known(r.Pending)
+	if r.Refused != "" {
+		s.State, s.Reason, s.NextTry = statusapi.Refused, r.Refused, known(r.NextTry)
+	}
+	return s
+}
+
+func known(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
