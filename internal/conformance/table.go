@@ -91,6 +91,8 @@ type Case struct {
 	Proto    v1.Protocol       `json:"proto"` // TCP if it is not said
 	Expect   Expect            `json:"expect"`
 	ExpectIn map[string]Expect `json:"expect_in"` // by mode, where modes may differ
+	Reason   string            `json:"reason"`    // what explains it; none: whatever fits what is expected
+	Service  string            `json:"service"`   // whose packet it is meant to be, NAMESPACE/NAME[:PORT], if that is not whose it is
 	Modes    []string          `json:"modes"`
 }
 

@@ -88,14 +88,16 @@ func (w *World) ranges() *networkingv1.ServiceCIDR {
 
 // packet returns a case's first packet as the node sees it.
 func packet(c *Case) proxy.Packet {
-	// Addresses of the node while the case is played. It does not see what stays in a pod.
-	local := func(a netip.Addr) bool {
-		return c.From != FromInside && slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
-	}
 	return proxy.Packet{
-		Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: local(c.Src), DstLocal: local(c.Dst),
+		Protocol: c.protocol(), Src: c.Src, Dst: c.to(), SrcLocal: c.local(c.Src), DstLocal: c.local(c.Dst),
 		In: clients[c.From].link,
 	}
+}
+
+// local reports whether the node has an address while the case is played. It
+// does not see what stays in a pod.
+func (c *Case) local(a netip.Addr) bool {
+	return c.From != FromInside && slices.Contains(lab.Config{}.LocalAddrs(), a) || c.From == FromVIP && a == c.Src
 }
 
 // made is when every Service was, unless a case is about which is older.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"iter"
 	"time"
 
 	"sluice/internal/proxy"
@@ -62,6 +63,22 @@ func (v View) Row(k proxy.PortKey) RowStatus {
 	}
 	row := v.State.Rows[k]
 	return RowStatus{Key: k, InForce: row, Since: v.table.since[row]}
+}
+
+// InForce yields the rows that the kernel has, as far as known, in no order.
+func (v View) InForce() iter.Seq[*proxy.ServicePort] {
+	return func(yield func(*proxy.ServicePort) bool) {
+		for k, row := range v.State.Rows {
+			if v.table.dirty[k] == nil && !yield(row) {
+				return
+			}
+		}
+		for _, r := range v.table.dirty {
+			if r.InForce != nil && !yield(r.InForce) {
+				return
+			}
+		}
+	}
 }
 
 // Dirty returns how many rows are not as wanted: those that the kernel refuses,

@@ -12,13 +12,15 @@ type Explanation struct {
 	Reason  Reason `json:"reason"`
 	Message string `json:"message"` // the reason in words, for this packet
 
-	Scope      string      `json:"scope,omitempty"`      // which endpoints traffic policy allows: Cluster or Local
-	Balancing  string      `json:"balancing,omitempty"`  // how one of the candidates is chosen
-	Candidates []Candidate `json:"candidates,omitempty"` // where it may go
-	Masquerade string      `json:"masquerade,omitempty"` // why the client's address is or is not hidden from them
-	NotUsed    []Endpoint  `json:"notUsed,omitempty"`    // the other endpoints, each with the reason
-	Affinity   *Affinity   `json:"affinity,omitempty"`   // nil: clients are not remembered
-	Flows      *OpenFlows  `json:"flows,omitempty"`      // nil: not looked at
+	Scope          string      `json:"scope,omitempty"`      // which endpoints traffic policy allows: Cluster or Local
+	Balancing      string      `json:"balancing,omitempty"`  // how one of the candidates is chosen
+	Candidates     []Candidate `json:"candidates,omitempty"` // where it may go; of very many the first
+	CandidateCount int         `json:"candidateCount,omitempty"`
+	Masquerade     string      `json:"masquerade,omitempty"` // why the client's address is or is not hidden from them
+	NotUsed        []Endpoint  `json:"notUsed,omitempty"`    // the other endpoints, each with the reason; of very many the first
+	NotUsedCount   int         `json:"notUsedCount,omitempty"`
+	Affinity       *Affinity   `json:"affinity,omitempty"` // nil: clients are not remembered
+	Flows          *OpenFlows  `json:"flows,omitempty"`    // nil: not looked at
 
 	Kernel KernelCheck `json:"kernel"`
 	Notes  []string    `json:"notes,omitempty"` // what was assumed, and what else may matter

@@ -1,0 +1,89 @@
+package conformance
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"sluice/internal/explain"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+	"sluice/internal/statusapi"
+)
+
+// fitting are the reasons that there can be for a verdict.
+var fitting = map[proxy.Verdict][]statusapi.Reason{
+	proxy.Forward: {statusapi.Forwarded, statusapi.LostClaim},
+	proxy.Reject:  {statusapi.NoEndpoints, statusapi.NotReady, statusapi.PortNameMismatch, statusapi.PortNotOfService},
+	proxy.Drop:    {statusapi.SourceRange, statusapi.NoLocalEndpoint, statusapi.UnallocatedAddress},
+	proxy.Untouched: {
+		statusapi.NoSuchFrontend, statusapi.NodePortClosedHere,
+	},
+}
+
+// TestExplain explains every packet of the table: what is said is what the same
+// packets do on each kernel, and the reason fits.
+func TestExplain(t *testing.T) {
+	all, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := map[string]int{}
+	for _, g := range all.Groups {
+		t.Run(g.ID, func(t *testing.T) {
+			for i, w := range g.worlds() {
+				r := w.resolver(oracleMode)
+				for _, c := range g.playing(oracleMode, g.Phases[i].Name) {
+					if c.From == FromInside {
+						continue // It never reaches the node, so nobody can ask about it there.
+					}
+					given[c.Reason]++
+					if err := explained(r, c); err != nil {
+						t.Errorf("%s: %v", c.ID, err)
+					}
+				}
+			}
+		})
+	}
+	for _, reason := range statusapi.Reasons {
+		switch reason {
+		case statusapi.NotSynced, statusapi.RefusedByKernel, statusapi.Headless, statusapi.OtherProxy:
+			// No packet of the table is about what the kernel was not told, and nobody
+			// can send one to a Service without an address.
+		default:
+			if given[string(reason)] == 0 {
+				t.Errorf("no case expects %s", reason)
+			}
+		}
+	}
+}
+
+// explained explains a case and compares.
+func explained(r *resolve.Resolver, c *Case) error {
+	w := explain.World{Resolver: r, Local: c.local}
+	got, err := w.Explain(explain.Question{
+		To: cmp.Or(c.Service, c.to().String()), From: c.Src.String(), Protocol: c.protocol().String(), In: clients[c.From].link,
+	})
+	if err != nil {
+		return err
+	}
+	if got.Explanation.Packet.To != c.to().String() {
+		return fmt.Errorf("%s is explained as %s", c.Service, got.Explanation.Packet.To)
+	}
+	is := Expect{Verdict: map[string]proxy.Verdict{"forward": proxy.Forward}[got.Verdict], To: map[netip.AddrPort]bool{}}
+	if is.Verdict != proxy.Forward {
+		is.Verdict = verdicts[got.Verdict]
+	}
+	for _, b := range got.Candidates {
+		is.To[netip.MustParseAddrPort(b.Address)] = b.Masquerade
+	}
+	if want := c.in(oracleMode); !is.equal(want) {
+		return fmt.Errorf("explained: %v\n\twant:   %v", is, want)
+	}
+	if c.Reason != "" && got.Reason != statusapi.Reason(c.Reason) || !slices.Contains(fitting[is.Verdict], got.Reason) {
+		return fmt.Errorf("reason %s (%s), want %s, and one that fits %v", got.Reason, got.Message, c.Reason, is)
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"sluice/internal/proxy"
+	"sluice/internal/statusapi"
+)
+
+// advise says what to do, and what else there is to know.
+func (x *explanation) advise() {
+	x.out.Try = x.try()
+	x.noteRivals()
+	x.noteNear()
+	if x.target.port != nil {
+		for _, f := range x.target.port.Frontends[1:] {
+			if f.LostTo != nil {
+				x.note("its %v %v is Service %v's, which has the better claim to it", f.Kind, f.Addr, f.LostTo)
+			}
+		}
+	}
+	if x.world.Mode == "ipvs" && x.out.Reason == statusapi.NoSuchFrontend {
+		x.note("mode ipvs refuses other ports of load-balancer and external addresses")
+	}
+}
+
+func (x *explanation) note(format string, args ...any) {
+	x.out.Notes = append(x.out.Notes, fmt.Sprintf(format, args...))
+}
+
+// noteRivals names the Services that claim the same and have lost.
+func (x *explanation) noteRivals() {
+	f := x.want.Frontend
+	if !f.Addr.IsValid() || x.target.port != nil {
+		return
+	}
+	for i, c := range x.world.Resolver.Claimants(f.Addr, x.packet.Protocol) {
+		if i > 0 {
+			x.note("Service %s/%s claims it too, and has lost it to %s/%s",
+				c.Key.Namespace, c.Key.Name, x.want.Row.Key.Namespace, x.want.Row.Key.Name)
+		}
+	}
+}
+
+// noteNear names the Services that have the address or the port, if none has both.
+func (x *explanation) noteNear() {
+	if x.out.Reason != statusapi.NoSuchFrontend {
+		return
+	}
+	dst, notes := x.packet.Dst, map[string]bool{}
+	for _, row := range x.owners {
+		for _, f := range row.Frontends {
+			switch {
+			case f.Addr.Addr() == dst.Addr():
+				d, _ := x.world.Resolver.Describe(nameOf(row))
+				notes[fmt.Sprintf("%v is an address of Service %v, which has %s", dst.Addr(), d.Name, portList(d.Ports))] = true
+			case f.Kind == proxy.NodePort && !x.packet.DstLocal && row.Key.Family == proxy.FamilyOf(dst.Addr()) &&
+				row.Key.Protocol == x.packet.Protocol && f.Addr.Port() == dst.Port():
+				notes[fmt.Sprintf("%d is a NodePort of Service %v, and %v is not known as an address of this node",
+					dst.Port(), nameOf(row), dst.Addr())] = true
+			}
+		}
+	}
+	x.out.Notes = append(x.out.Notes, slices.Sorted(maps.Keys(notes))...)
+}
+
+// try says what to do about it.
+func (x *explanation) try() []string {
+	namespace, name := "", ""
+	if s := x.out.Service; s != nil {
+		namespace, name = s.Namespace, s.Name
+	}
+	show := fmt.Sprintf("kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s", namespace, name)
+	switch x.out.Reason {
+	case statusapi.NotSynced:
+		return []string{"sluice status --wait", "if it does not end: the daemon's log says why a sync fails"}
+	case statusapi.NoSuchFrontend:
+		return []string{fmt.Sprintf("kubectl get services -A -o wide | grep -F %v", x.packet.Dst.Addr()),
+			"is the Service in another namespace, or the packet for another node?"}
+	case statusapi.PortNotOfService:
+		return []string{"use a port of the Service: " + x.portsOfService()}
+	case statusapi.UnallocatedAddress:
+		return []string{"the Service may be gone: ask DNS again, the client may hold an old address"}
+	case statusapi.NodePortClosedHere:
+		return []string{"use an address that takes NodePorts, or change --nodeport-addresses"}
+	case statusapi.SourceRange:
+		return []string{fmt.Sprintf("add the client to spec.loadBalancerSourceRanges: kubectl -n %s edit service %s", namespace, name)}
+	case statusapi.NoEndpoints:
+		return []string{show, "does spec.selector match the labels of running pods?"}
+	case statusapi.NotReady:
+		return []string{show + " -o yaml", "why do readiness probes fail? kubectl -n " + namespace + " describe pods"}
+	case statusapi.NoLocalEndpoint:
+		return []string{"run a pod of the Service on this node, or set the policy to Cluster",
+			"a load balancer should leave this node out by its health check"}
+	case statusapi.PortNameMismatch:
+		return []string{fmt.Sprintf("name the port of the Service as the EndpointSlices do: kubectl -n %s edit service %s", namespace, name)}
+	case statusapi.LostClaim:
+		return []string{"take the address from one of the two Services"}
+	case statusapi.RefusedByKernel:
+		return []string{"sluice status --problems", "it is tried again by itself, with growing waits"}
+	case statusapi.OtherProxy:
+		return []string{"ask the proxy that the label names, or remove the label " + labelOtherProxy}
+	}
+	return nil
+}
+
+// portsOfService lists the ports of the Service.
+func (x *explanation) portsOfService() string {
+	d, _ := x.world.Resolver.Describe(nameOf(x.want.Row))
+	if len(d.Ports) == 0 {
+		return "it has none"
+	}
+	return portList(d.Ports)
+}

@@ -1,0 +1,308 @@
+package explain
+
+import (
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/engine"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+	"sluice/internal/statusapi"
+)
+
+// World is what an explanation is made from.
+type World struct {
+	Resolver *resolve.Resolver
+	Mode     string
+	Local    func(netip.Addr) bool // reports whether an address is the node's
+	View     *engine.View          // what the kernel has; nil: there is no daemon
+	Unserved []Unserved            // nil: nothing is known of Services that this proxy does not serve
+}
+
+// Unserved is a Service that is known and not served.
+type Unserved struct {
+	Name      types.NamespacedName
+	Why       statusapi.Reason // Headless or OtherProxy
+	Detail    string           // what makes it that
+	Addresses []netip.Addr
+}
+
+// Answer is an explanation, with what it takes to ask the kernel whether it agrees.
+type Answer struct {
+	*statusapi.Explanation
+	Packet proxy.Packet
+	Row    *proxy.ServicePort // as in force, which the packet is for; nil: none
+}
+
+// shown is how many endpoints of a kind an answer lists.
+const shown = 256
+
+// Explain answers a question. An error is for who asked: the question cannot be
+// answered as it is. The cost is that of the number of rows, and of the endpoints
+// of one Service.
+func (w *World) Explain(q Question) (*Answer, error) {
+	t, err := q.read(w)
+	if err != nil {
+		return nil, err
+	}
+	if !t.dst.IsValid() {
+		return w.withoutAddress(t), nil
+	}
+	x := &explanation{world: w, target: t, in: q.In, out: &statusapi.Explanation{}}
+	x.out.Kernel = statusapi.KernelCheck{State: statusapi.KernelNotChecked, Why: "no kernel was asked"}
+	x.setPacket()
+	x.decide()
+	x.setService()
+	x.setReason()
+	x.setEndpoints()
+	x.advise()
+	return &Answer{x.out, x.packet, x.now.Row}, nil
+}
+
+// withoutAddress answers for a Service that has none.
+func (w *World) withoutAddress(t target) *Answer {
+	why, detail := statusapi.Headless, "it has no address yet, which only an API server allocates"
+	if u, ok := w.unserved(t.service); ok {
+		why, detail = u.Why, u.Detail
+	}
+	e := &statusapi.Explanation{
+		Packet:  statusapi.ExplainedPacket{Protocol: t.proto.String()},
+		Service: &statusapi.ExplainedPort{Namespace: t.service.Namespace, Name: t.service.Name},
+		Verdict: proxy.Untouched.String(),
+		Reason:  why,
+		Message: fmt.Sprintf("Service %v is not served here: %s.", t.service, detail),
+		Kernel:  statusapi.KernelCheck{State: statusapi.KernelNotChecked, Why: "the Service has nothing in it"},
+	}
+	e.Try = []string{"connect to a pod's own address, or let DNS resolve the Service's name"}
+	if why == statusapi.OtherProxy {
+		e.Try = []string{"ask the proxy that the label names, or remove the label " + labelOtherProxy}
+	}
+	return &Answer{Explanation: e}
+}
+
+// labelOtherProxy gives a Service to another proxy.
+const labelOtherProxy = "service.kubernetes.io/service-proxy-name"
+
+func (w *World) unserved(name types.NamespacedName) (Unserved, bool) {
+	i := slices.IndexFunc(w.Unserved, func(u Unserved) bool { return u.Name == name })
+	if i < 0 {
+		return Unserved{}, false
+	}
+	return w.Unserved[i], true
+}
+
+// explanation is one that is being made.
+type explanation struct {
+	world  *World
+	target target
+	in     string
+	packet proxy.Packet
+	want   proxy.Outcome // as it should be
+	now    proxy.Outcome // as the kernel does it, as far as known
+	port   *resolve.PortDescription
+	owners map[proxy.PortKey]*proxy.ServicePort // the rows that have the address on any port, or the NodePort
+	out    *statusapi.Explanation
+}
+
+// setPacket says what packet it is and where it comes from. Without a client it
+// is the node itself.
+func (x *explanation) setPacket() {
+	t, node := x.target, x.world.Resolver.State().Node
+	family := proxy.FamilyOf(t.dst.Addr())
+	p := proxy.Packet{Protocol: t.proto, Src: t.from, Dst: t.dst, In: x.in, DstLocal: x.world.local(t.dst.Addr())}
+	if p.SrcLocal = x.world.local(p.Src); !p.Src.IsValid() {
+		p.SrcLocal = true
+		for _, ip := range node.IPs {
+			if proxy.FamilyOf(ip) == family {
+				p.Src = ip
+			}
+		}
+	}
+	x.packet = p
+	x.out.Packet = statusapi.ExplainedPacket{
+		Protocol: t.proto.String(), To: t.dst.String(), Interface: x.in, ToNode: p.DstLocal,
+		Origin: node.Origin(p).String(), Why: x.originReason(node),
+	}
+	if p.Src.IsValid() {
+		x.out.Packet.From = p.Src.String()
+	}
+}
+
+func (x *explanation) originReason(node *proxy.Node) string {
+	d := node.LocalPods
+	switch origin := node.Origin(x.packet); {
+	case origin == proxy.OurPod && len(d.Sources) > 0:
+		return fmt.Sprintf("its address is a pod's, within %s", list(d.Sources))
+	case origin == proxy.OurPod:
+		return "it comes in on a pods' interface, " + x.in
+	case origin == proxy.ThisNode && !x.target.from.IsValid():
+		return "no client was named, so the node itself"
+	case origin == proxy.ThisNode:
+		return "its address is the node's"
+	case d.Interface != "" && x.in == "":
+		return "pods are recognised by the interface " + d.Interface + ", and none was named"
+	case d.Interface != "":
+		return "pods come in on " + d.Interface
+	case len(d.Sources) > 0:
+		return fmt.Sprintf("its address is neither the node's nor within %s, the pods'", list(d.Sources))
+	default:
+		return "no way is set up to recognise pods"
+	}
+}
+
+func (w *World) local(a netip.Addr) bool {
+	return a.IsValid() && (a.IsLoopback() || slices.Contains(w.Resolver.State().Node.IPs, a) || w.Local != nil && w.Local(a))
+}
+
+// decide asks the oracle, about what is wanted and about what is in force.
+func (x *explanation) decide() {
+	state := x.world.Resolver.State()
+	if x.world.View != nil {
+		x.now = x.outcome(state, x.world.View.InForce())
+	}
+	if x.want = x.outcome(state, maps.Values(state.Rows)); x.world.View == nil {
+		x.now = x.want
+	}
+}
+
+// outcome asks the oracle about a state that has all rows that the packet could
+// have to do with.
+func (x *explanation) outcome(of *proxy.State, rows iter.Seq[*proxy.ServicePort]) proxy.Outcome {
+	s := proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{}, Node: of.Node, CIDRs: of.CIDRs}
+	dst := x.packet.Dst
+	for row := range rows {
+		if slices.ContainsFunc(row.Frontends, func(f proxy.Frontend) bool {
+			return f.Addr.Addr() == dst.Addr() || f.Kind == proxy.NodePort && f.Addr.Port() == dst.Port()
+		}) {
+			s.Rows[row.Key] = row
+		}
+	}
+	x.owners = s.Rows
+	return s.Outcome(x.packet)
+}
+
+// setService says whose packet it is: the Service's that was named, else that of
+// the row that decided.
+func (x *explanation) setService() {
+	row := x.want.Row
+	if row == nil {
+		row = x.now.Row
+	}
+	switch {
+	case x.target.port != nil:
+		x.port, row = x.target.port, x.target.port.Row
+	case row != nil:
+		d, _ := x.world.Resolver.Describe(nameOf(row))
+		if i := slices.IndexFunc(d.Ports, func(p resolve.PortDescription) bool { return p.Row == row }); i >= 0 {
+			x.port = &d.Ports[i]
+		}
+	default:
+		return
+	}
+	k := row.Key
+	x.out.Service = &statusapi.ExplainedPort{Namespace: k.Namespace, Name: k.Name, Port: k.Port, Family: k.Family.String()}
+	if v := x.world.View; v != nil {
+		x.out.Service.Status = new(status(v.Row(k)))
+	}
+	switch f := x.want.Frontend; {
+	case x.target.port != nil:
+		f := x.target.port.Frontends[0]
+		x.out.Frontend = &statusapi.Frontend{Kind: f.Kind.String(), Address: f.Addr.String()}
+		if f.LostTo != nil {
+			x.out.Frontend.LostTo = f.LostTo.String()
+		}
+	case f.Addr.IsValid():
+		x.out.Frontend = &statusapi.Frontend{Kind: f.Kind.String(), Address: x.packet.Dst.String()}
+	}
+}
+
+func nameOf(row *proxy.ServicePort) types.NamespacedName {
+	return types.NamespacedName{Namespace: row.Key.Namespace, Name: row.Key.Name}
+}
+
+// status is how a row stands.
+func status(r engine.RowStatus) statusapi.Status {
+	s := statusapi.Status{State: statusapi.InForce, Reason: r.Refused}
+	switch {
+	case r.Refused != "":
+		s.State = statusapi.Refused
+	case !r.Pending.IsZero():
+		s.State = statusapi.Pending
+	}
+	if !r.Since.IsZero() {
+		s.Since = &r.Since
+	}
+	if !r.Pending.IsZero() {
+		s.Pending = &r.Pending
+	}
+	if !r.NextTry.IsZero() {
+		s.NextTry = &r.NextTry
+	}
+	return s
+}
+
+// setEndpoints lists the candidates, and the endpoints that are none.
+func (x *explanation) setEndpoints() {
+	o, out := x.now, x.out
+	out.Verdict = o.Verdict.String()
+	if !o.Frontend.Addr.IsValid() {
+		return
+	}
+	out.Scope = o.Route.Scope.String()
+	if o.Row.Affinity > 0 {
+		out.Affinity = &statusapi.Affinity{Seconds: o.Row.Affinity.Seconds(), Unknown: "no kernel was asked"}
+	}
+	known := map[netip.AddrPort]*resolve.EndpointDescription{}
+	if x.port != nil && x.port.Row.Key == o.Row.Key {
+		for i := range x.port.Endpoints {
+			e := &x.port.Endpoints[i]
+			if e.Unused(o.Route.Scope) == resolve.Used {
+				known[e.Addr] = e
+				continue
+			}
+			if out.NotUsedCount++; len(out.NotUsed) < shown {
+				out.NotUsed = append(out.NotUsed, notUsed(e, o.Route.Scope))
+			}
+		}
+	}
+	x.setCandidates(known)
+}
+
+func (x *explanation) setCandidates(known map[netip.AddrPort]*resolve.EndpointDescription) {
+	o, out := x.now, x.out
+	if o.Verdict != proxy.Forward {
+		return
+	}
+	out.Balancing, out.Masquerade, out.CandidateCount = o.Row.Balancing.String(), o.Route.Why.String(), len(o.Backends)
+	shares := 0
+	for _, b := range o.Backends {
+		shares += b.Share()
+	}
+	for _, b := range o.Backends[:min(shown, len(o.Backends))] {
+		c := statusapi.Candidate{
+			Address: b.Addr.String(), Share: float64(b.Share()) / float64(shares), Local: b.Local,
+			Masquerade: b.Masquerade, Hairpin: b.Hairpins(x.packet.Src),
+		}
+		if e := known[b.Addr]; e != nil && !e.Ready {
+			c.Reason = "terminating, as none is ready"
+		}
+		out.Candidates = append(out.Candidates, c)
+	}
+}
+
+func notUsed(e *resolve.EndpointDescription, list proxy.Scope) statusapi.Endpoint {
+	out := statusapi.Endpoint{
+		Address: e.Addr.String(), UsedLocal: e.Unused(proxy.ScopeLocal) == resolve.Used, Local: e.Local,
+		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, Weight: int(e.Weight),
+		Zones: e.Zones, Slice: e.Slice, Reason: e.Unused(list).String(),
+	}
+	if e.Addr.Port() == 0 {
+		out.Address = e.Addr.Addr().String()
+	}
+	return out
+}

@@ -1,0 +1,292 @@
+package explain
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"sluice/internal/engine"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+	"sluice/internal/statusapi"
+)
+
+// objects are a small cluster with one of most things that go wrong.
+const objects = `
+{kind: Node, metadata: {name: here}, status: {addresses: [{type: InternalIP, address: 192.168.0.2}]}}
+---
+{kind: ServiceCIDR, metadata: {name: c}, spec: {cidrs: [10.96.0.0/16]}}
+---
+kind: Service
+metadata: {namespace: ns, name: web}
+spec: {type: NodePort, clusterIP: 10.96.0.1, externalTrafficPolicy: Local, externalIPs: [198.51.100.1], sessionAffinity: ClientIP, ports: [{name: http, port: 80, nodePort: 30080}]}
+---
+kind: EndpointSlice
+metadata: {namespace: ns, name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints:
+- {addresses: [10.1.0.1], nodeName: here}
+- {addresses: [10.1.1.1], nodeName: there}
+- {addresses: [10.1.1.2], nodeName: there, conditions: {ready: false}}
+---
+kind: Service
+metadata: {namespace: ns, name: dns}
+spec: {clusterIP: 10.96.0.53, ports: [{name: dns, protocol: UDP, port: 53}, {name: tcp, port: 53}, {name: metrics, port: 9153}]}
+---
+kind: Service
+metadata: {namespace: ns, name: xweb}
+spec: {clusterIP: 10.96.0.9, externalIPs: [198.51.100.1], ports: [{name: http, port: 80}]}
+---
+{kind: Service, metadata: {namespace: ns, name: unborn}, spec: {ports: [{port: 80}]}}
+`
+
+// resolverOf returns a resolver that was told objects and has not resolved them.
+func resolverOf(t *testing.T, text string) *resolve.Resolver {
+	t.Helper()
+	r := resolve.New(resolve.Settings{
+		NodeName: "here", LocalPods: proxy.LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
+		NodePortAddresses: resolve.NodePortAddresses{Primary: true},
+	})
+	for _, doc := range strings.Split(text, "---") {
+		var kind struct{ Kind string }
+		must(t, yaml.Unmarshal([]byte(doc), &kind))
+		switch kind.Kind {
+		case "Node":
+			o := &v1.Node{}
+			must(t, yaml.UnmarshalStrict([]byte(doc), o))
+			r.UpdateNode(o)
+		case "Service":
+			o := &v1.Service{}
+			must(t, yaml.UnmarshalStrict([]byte(doc), o))
+			r.Services.Update(nil, o)
+		case "EndpointSlice":
+			o := &discoveryv1.EndpointSlice{}
+			must(t, yaml.UnmarshalStrict([]byte(doc), o))
+			r.Endpoints.Update(o, false)
+		case "ServiceCIDR":
+			o := &networkingv1.ServiceCIDR{}
+			must(t, yaml.UnmarshalStrict([]byte(doc), o))
+			r.UpdateServiceCIDR(nil, o)
+		default:
+			t.Fatalf("object %s", doc)
+		}
+	}
+	return r
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func worldOf(t *testing.T) *World {
+	t.Helper()
+	r := resolverOf(t, objects)
+	r.Update()
+	return &World{Resolver: r, Unserved: []Unserved{
+		{types.NamespacedName{Namespace: "ns", Name: "db"}, statusapi.Headless, "it is headless", nil},
+		{types.NamespacedName{Namespace: "ns", Name: "alien"}, statusapi.OtherProxy, "its label names proxy x", []netip.Addr{netip.MustParseAddr("10.96.0.77")}},
+	}}
+}
+
+// TestExplainQuestions reads targets in every form.
+func TestExplainQuestions(t *testing.T) {
+	w := worldOf(t)
+	tests := []struct {
+		q       Question
+		to      string
+		reason  statusapi.Reason
+		verdict string
+		note    string
+	}{
+		{Question{To: "10.96.0.1:80"}, "10.96.0.1:80", statusapi.Forwarded, "forward", ""},
+		{Question{To: "[::ffff:10.96.0.1]:80", From: "::ffff:10.1.0.7"}, "10.96.0.1:80", statusapi.Forwarded, "forward", ""},
+		{Question{To: "ns/web"}, "10.96.0.1:80", statusapi.Forwarded, "forward", ""},
+		{Question{To: "ns/web:http", Protocol: "TCP"}, "10.96.0.1:80", statusapi.Forwarded, "forward", ""},
+		{Question{To: "ns/dns:53"}, "10.96.0.53:53", statusapi.NoEndpoints, "reject", ""},
+		{Question{To: "ns/dns:53", Protocol: "tcp"}, "10.96.0.53:53", statusapi.NoEndpoints, "reject", ""},
+		{Question{To: "ns/dns:metrics"}, "10.96.0.53:9153", statusapi.NoEndpoints, "reject", ""},
+		{Question{To: "ns/db"}, "", statusapi.Headless, "untouched", ""},
+		{Question{To: "ns/unborn"}, "", statusapi.Headless, "untouched", ""},
+		{Question{To: "ns/alien"}, "", statusapi.OtherProxy, "untouched", ""},
+		{Question{To: "10.96.0.77:80"}, "10.96.0.77:80", statusapi.OtherProxy, "drop", ""},
+		{Question{To: "198.51.100.1:81"}, "198.51.100.1:81", statusapi.NoSuchFrontend, "untouched", "198.51.100.1 is an address of Service ns/web, which has http (80/TCP)"},
+		{Question{To: "192.168.0.3:30080"}, "192.168.0.3:30080", statusapi.NoSuchFrontend, "untouched", "30080 is a NodePort of Service ns/web, and 192.168.0.3 is not known as an address of this node"},
+		{Question{To: "198.51.100.1:80", From: "203.0.113.9"}, "198.51.100.1:80", statusapi.Forwarded, "forward", "Service ns/xweb claims it too, and has lost it to ns/web"},
+		{Question{To: "ns/xweb"}, "10.96.0.9:80", statusapi.NoEndpoints, "reject", "its ExternalIP 198.51.100.1:80 is Service ns/web's, which has the better claim to it"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.q.To, func(t *testing.T) {
+			got, err := w.Explain(tt.q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := got.Explanation
+			if e.Packet.To != tt.to || e.Reason != tt.reason || e.Verdict != tt.verdict {
+				t.Errorf("%s: %s %s (%s); want %s: %s %s", e.Packet.To, e.Verdict, e.Reason, e.Message, tt.to, tt.verdict, tt.reason)
+			}
+			if tt.note != "" && !slices.Contains(e.Notes, tt.note) || tt.note == "" && e.Notes != nil {
+				t.Errorf("notes %q, want %q", e.Notes, tt.note)
+			}
+			if (len(e.Try) == 0) != e.Fine() || e.Message == "" {
+				t.Errorf("%s: fine %t, message %q, try %q", e.Reason, e.Fine(), e.Message, e.Try)
+			}
+		})
+	}
+}
+
+// TestExplainBadQuestions says in one line what to write instead.
+func TestExplainBadQuestions(t *testing.T) {
+	w := worldOf(t)
+	tests := []struct {
+		q    Question
+		want string
+	}{
+		{Question{To: "web"}, `"web" is not ADDR:PORT (10.96.0.10:80, [fd00::10]:80) or NAMESPACE/SERVICE[:PORT]`},
+		{Question{To: "10.96.0.1"}, `"10.96.0.1" is not ADDR:PORT`},
+		{Question{To: "10.96.0.1:0"}, `"10.96.0.1:0" is not ADDR:PORT`},
+		{Question{To: "a/b/c"}, `"a/b/c" is not NAMESPACE/SERVICE[:PORT]`},
+		{Question{To: "/web"}, `"/web" is not NAMESPACE/SERVICE[:PORT]`},
+		{Question{To: "ns/we"}, `no Service ns/we; there is ns/web`},
+		{Question{To: "prod/web"}, `no Service prod/web; there is ns/web`},
+		{Question{To: "ns/nothing"}, `no Service ns/nothing in the folder`},
+		{Question{To: "ns/web:81"}, `no port 81 of Service ns/web: it has http (80/TCP)`},
+		{Question{To: "ns/web", Protocol: "udp"}, `no port UDP of Service ns/web: it has http (80/TCP)`},
+		{Question{To: "ns/dns"}, `which port of Service ns/dns? Write ns/dns:PORT; it has dns (53/UDP), tcp (53/TCP), metrics (9153/TCP)`},
+		{Question{To: "ns/web", From: "fd00::1"}, `the client fd00::1 is IPv6, and Service ns/web has no address of that family`},
+		{Question{To: "10.96.0.1:80", From: "fd00::1"}, `the client fd00::1 is IPv6 and 10.96.0.1:80 is IPv4`},
+		{Question{To: "10.96.0.1:80", From: "pod"}, `the client "pod" is not an IP address`},
+		{Question{To: "10.96.0.1:80", Protocol: "icmp"}, `protocol "icmp" is not tcp, udp or sctp`},
+	}
+	for _, tt := range tests {
+		if got, err := w.Explain(tt.q); err == nil || !strings.HasPrefix(err.Error(), tt.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%+v: %v, error %v; want %s", tt.q, got, err, tt.want)
+		}
+	}
+	w.Unserved = nil
+	if _, err := w.Explain(Question{To: "ns/nothing"}); err == nil || !strings.Contains(err.Error(), "kubectl -n ns get service nothing") {
+		t.Errorf("of a daemon: %v", err)
+	}
+}
+
+// TestExplainEndpoints has each endpoint once: with its share, or with the reason
+// why it is not used.
+func TestExplainEndpoints(t *testing.T) {
+	got, err := worldOf(t).Explain(Question{To: "192.168.0.2:30080", From: "203.0.113.9"})
+	must(t, err)
+	e := got.Explanation
+	if e.Scope != "Local" || len(e.Candidates) != 1 || e.Candidates[0] != (statusapi.Candidate{Address: "10.1.0.1:8080", Share: 1, Local: true}) {
+		t.Errorf("%s candidates %+v", e.Scope, e.Candidates)
+	}
+	var not []string
+	for _, n := range e.NotUsed {
+		not = append(not, n.Address+" "+n.Reason)
+	}
+	if want := []string{"10.1.1.1:8080 on another node", "10.1.1.2:8080 on another node"}; !slices.Equal(not, want) || e.NotUsedCount != 2 {
+		t.Errorf("not used %q, want %q", not, want)
+	}
+	if e.Packet.Origin != "elsewhere" || !e.Packet.ToNode || e.Frontend.Kind != "NodePort" || e.Affinity.Seconds != 10800 || e.Masquerade != "externalTrafficPolicy Local keeps it" {
+		t.Errorf("%+v, frontend %+v, affinity %+v, masquerade %q", e.Packet, e.Frontend, e.Affinity, e.Masquerade)
+	}
+	got, err = worldOf(t).Explain(Question{To: "ns/web", From: "10.1.0.1"})
+	must(t, err)
+	if c := got.Candidates; len(c) != 2 || c[0].Share != 0.5 || !c[0].Hairpin || !c[0].Masquerade || c[1].Masquerade {
+		t.Errorf("a pod to itself: %+v", c)
+	}
+}
+
+// kernel is a dataplane that refuses or fails as it is told.
+type kernel struct {
+	refuse string // Services of this name
+	fail   bool
+}
+
+func (k *kernel) refused(s *proxy.State) (proxy.Refused, error) {
+	if k.fail {
+		return nil, errors.New("no kernel")
+	}
+	r := proxy.Refused{}
+	for key := range s.Rows {
+		if key.Name == k.refuse {
+			r[key] = errors.New("set is full")
+		}
+	}
+	return r, nil
+}
+
+func (k *kernel) Sync(_ context.Context, s *proxy.State) (proxy.Refused, error) { return k.refused(s) }
+
+func (k *kernel) Apply(_ context.Context, s *proxy.State, _ *proxy.Changed) (proxy.Refused, error) {
+	return k.refused(s)
+}
+
+func (k *kernel) Close() error { return nil }
+
+// silent is an observer that nobody is told by.
+type silent struct{}
+
+func (silent) Queued()                                                  {}
+func (silent) ServiceSeen(int)                                          {}
+func (silent) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {}
+func (silent) NodeSeen(*v1.Node)                                        {}
+func (silent) Began(*proxy.Delta)                                       {}
+func (silent) Done(context.Context, engine.Result)                      {}
+
+// TestExplainKernel says so where the kernel has not what is wanted, and what it
+// does instead.
+func TestExplainKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &kernel{refuse: "web"}
+		e := engine.New(engine.Settings{Dataplane: k, Resolver: resolverOf(t, objects), Observer: silent{}})
+		ask := func(to string) (got statusapi.Explanation) {
+			t.Helper()
+			e.Look(func(v engine.View) {
+				w := World{Resolver: v.Resolver, View: &v}
+				a, err := w.Explain(Question{To: to, From: "10.1.0.7"})
+				must(t, err)
+				got = *a.Explanation
+			})
+			return got
+		}
+		if got := ask("10.96.0.1:80"); got.Reason != statusapi.NotSynced || !strings.Contains(got.Message, "Services have not come yet") {
+			t.Errorf("before the first sync: %s %s", got.Reason, got.Message)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- e.SyncLoop(ctx) }()
+		e.OnServiceSynced()
+		e.OnEndpointSlicesSynced()
+		e.OnNodeSynced()
+		synctest.Wait()
+		if got := ask("10.96.0.1:80"); got.Reason != statusapi.RefusedByKernel || got.Verdict != "drop" || !strings.Contains(got.Message, "set is full") ||
+			got.Service.Status.State != statusapi.Refused {
+			t.Errorf("a refused row: %s %s, %s", got.Verdict, got.Reason, got.Message)
+		}
+		if got := ask("ns/dns:53"); got.Reason != statusapi.NoEndpoints || got.Service.Status.State != statusapi.InForce {
+			t.Errorf("a row beside it: %s %s", got.Verdict, got.Reason)
+		}
+		k.fail = true
+		old := &v1.Service{}
+		old.Namespace, old.Name = "ns", "dns"
+		e.OnServiceUpdate(old, nil)
+		synctest.Wait()
+		if got := ask("10.96.0.53:9153"); got.Reason != statusapi.NotSynced || got.Verdict != "reject" {
+			t.Errorf("a row that is to go: %s %s", got.Verdict, got.Reason)
+		}
+		stop()
+		must(t, <-done)
+	})
+}

@@ -1,0 +1,149 @@
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+)
+
+// Question is what somebody wants to know, in the words of a command line. What
+// is empty was not said.
+type Question struct {
+	To       string // ADDR:PORT, or NAMESPACE/NAME[:PORT] with the port's name or number
+	From     string // the client's address; empty: the node itself
+	Protocol string // tcp, udp or sctp; empty: tcp, or what the Service's port has
+	In       string // the interface on which the packet comes in
+}
+
+// target is what a question is about.
+type target struct {
+	dst     netip.AddrPort       // zero: the Service has no address
+	service types.NamespacedName // that was named; empty: the address was
+	port    *resolve.PortDescription
+	proto   proxy.Protocol
+	from    netip.Addr // invalid: not said
+}
+
+var protocols = map[string]proxy.Protocol{"tcp": proxy.TCP, "udp": proxy.UDP, "sctp": proxy.SCTP}
+
+// read reads the question. Errors are for who asked, and say what to write instead.
+func (q Question) read(w *World) (t target, err error) {
+	if q.Protocol != "" {
+		var known bool
+		if t.proto, known = protocols[strings.ToLower(q.Protocol)]; !known {
+			return t, fmt.Errorf("protocol %q is not tcp, udp or sctp", q.Protocol)
+		}
+	}
+	if q.From != "" {
+		if t.from, err = netip.ParseAddr(q.From); err != nil || t.from.Zone() != "" {
+			return t, fmt.Errorf("the client %q is not an IP address", q.From)
+		}
+		t.from = t.from.Unmap()
+	}
+	if strings.Contains(q.To, "/") {
+		return t, t.readName(q.To, w)
+	}
+	if t.dst, err = netip.ParseAddrPort(q.To); err != nil || t.dst.Port() == 0 || t.dst.Addr().Zone() != "" {
+		return t, fmt.Errorf("%q is not ADDR:PORT (10.96.0.10:80, [fd00::10]:80) or NAMESPACE/SERVICE[:PORT]", q.To)
+	}
+	t.dst = netip.AddrPortFrom(t.dst.Addr().Unmap(), t.dst.Port())
+	t.proto = cmp.Or(t.proto, proxy.TCP)
+	if t.from.IsValid() && proxy.FamilyOf(t.from) != proxy.FamilyOf(t.dst.Addr()) {
+		return t, fmt.Errorf("the client %v is %v and %v is %v: a connection has one family, give a client of the other",
+			t.from, proxy.FamilyOf(t.from), t.dst, proxy.FamilyOf(t.dst.Addr()))
+	}
+	return t, nil
+}
+
+// readName finds the Service that is named, and its port.
+func (t *target) readName(text string, w *World) error {
+	name, port, _ := strings.Cut(text, ":")
+	namespace, name, _ := strings.Cut(name, "/")
+	if namespace == "" || name == "" || strings.Contains(name, "/") {
+		return fmt.Errorf("%q is not NAMESPACE/SERVICE[:PORT]", text)
+	}
+	t.service = types.NamespacedName{Namespace: namespace, Name: name}
+	d, known := w.Resolver.Describe(t.service)
+	if !known {
+		if _, unserved := w.unserved(t.service); unserved {
+			t.proto = cmp.Or(t.proto, proxy.TCP)
+			return nil
+		}
+		return w.unknown(t.service)
+	}
+	if len(d.Ports) == 0 {
+		t.proto = cmp.Or(t.proto, proxy.TCP)
+		return nil // it has no address, which is the answer
+	}
+	return t.choosePort(d, port)
+}
+
+// unknown says that there is no such Service, and what there is instead.
+func (w *World) unknown(name types.NamespacedName) error {
+	var near []string
+	for _, n := range w.Resolver.ServiceNames() {
+		if n.Name == name.Name || n.Namespace == name.Namespace && strings.HasPrefix(n.Name, name.Name) {
+			near = append(near, n.String())
+		}
+	}
+	slices.Sort(near)
+	if len(near) > 0 {
+		return fmt.Errorf("no Service %v; there is %s", name, strings.Join(near[:min(3, len(near))], ", "))
+	}
+	if w.Unserved != nil {
+		return fmt.Errorf("no Service %v in the folder", name)
+	}
+	return fmt.Errorf("no Service %v that this node serves (the API server does not tell it of headless ones "+
+		"and of those of other proxies): kubectl -n %s get service %s", name, name.Namespace, name.Name)
+}
+
+// choosePort chooses the port and the family that are meant.
+func (t *target) choosePort(d resolve.Description, text string) error {
+	fits := slices.DeleteFunc(slices.Clone(d.Ports), func(p resolve.PortDescription) bool {
+		k := p.Row.Key
+		return t.proto != 0 && k.Protocol != t.proto || text != "" && k.Port != text && strconv.Itoa(int(p.Port)) != text
+	})
+	if len(fits) == 0 {
+		if text == "" {
+			text = t.proto.String()
+		}
+		return fmt.Errorf("no port %s of Service %v: it has %s", text, d.Name, portList(d.Ports))
+	}
+	fits = slices.DeleteFunc(fits, func(p resolve.PortDescription) bool {
+		return t.from.IsValid() && p.Row.Key.Family != proxy.FamilyOf(t.from)
+	})
+	if len(fits) == 0 {
+		return fmt.Errorf("the client %v is %v, and Service %v has no address of that family", t.from, proxy.FamilyOf(t.from), d.Name)
+	}
+	first := &fits[0]
+	for _, p := range fits[1:] {
+		if text == "" && p.Row.Key.Family == first.Row.Key.Family && p.Port != first.Port {
+			return fmt.Errorf("which port of Service %v? Write %v:PORT; it has %s", d.Name, d.Name, portList(d.Ports))
+		}
+	}
+	t.port, t.proto, t.dst = first, first.Row.Key.Protocol, first.Frontends[0].Addr
+	return nil
+}
+
+// portList returns the ports of a Service, each once.
+func portList(ports []resolve.PortDescription) string {
+	var out []string
+	for _, p := range ports {
+		text := fmt.Sprintf("%d/%v", p.Port, p.Row.Key.Protocol)
+		if name := p.Row.Key.Port; name != "" {
+			text = fmt.Sprintf("%s (%s)", name, text)
+		}
+		if !slices.Contains(out, text) {
+			out = append(out, text)
+		}
+	}
+	return strings.Join(out, ", ")
+}

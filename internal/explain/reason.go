@@ -1,0 +1,150 @@
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
+	"sluice/internal/statusapi"
+)
+
+// setReason says why the verdict is what it is.
+func (x *explanation) setReason() {
+	out := x.out
+	out.Reason, out.Message = x.policyReason()
+	if v := x.world.View; v != nil {
+		x.kernelReason(v.Sync().First, v.Sync().Waiting)
+	}
+	if p := x.target.port; p != nil && p.Frontends[0].LostTo != nil {
+		out.Reason = statusapi.LostClaim
+		out.Message = fmt.Sprintf("%v is Service %v's, which has the better claim to it.", x.packet.Dst, p.Frontends[0].LostTo)
+	}
+}
+
+// kernelReason says so if the kernel does not do what it should.
+func (x *explanation) kernelReason(synced bool, waiting string) {
+	out := x.out
+	s := statusapi.Status{}
+	if out.Service != nil && out.Service.Status != nil {
+		s = *out.Service.Status
+	}
+	switch {
+	case !synced:
+		out.Reason = statusapi.NotSynced
+		out.Message = "The daemon has not made the kernel right yet; a former run's rules may be in force."
+		if waiting != "" {
+			out.Message += " It waits: " + waiting + "."
+		}
+	case s.State == statusapi.Refused:
+		out.Reason, out.Message = statusapi.RefusedByKernel, "The kernel does not take the service port: "+s.Reason+"."
+	case !sameOutcome(x.want, x.now):
+		out.Reason, out.Message = statusapi.NotSynced, "Something newer is wanted than the kernel has."
+	}
+}
+
+// sameOutcome reports whether a packet fares the same twice.
+func sameOutcome(a, b proxy.Outcome) bool {
+	sort := func(list []proxy.Backend) []proxy.Backend {
+		return slices.SortedFunc(slices.Values(list), func(a, b proxy.Backend) int { return a.Addr.Compare(b.Addr) })
+	}
+	return a.Verdict == b.Verdict && a.Reason == b.Reason && slices.Equal(sort(a.Backends), sort(b.Backends))
+}
+
+// policyReason is the oracle's reason, or what lies behind it.
+func (x *explanation) policyReason() (statusapi.Reason, string) {
+	o, dst, row := x.want, x.packet.Dst, x.want.Row
+	switch o.Reason {
+	case proxy.Forwarded:
+		return statusapi.Forwarded, fmt.Sprintf("It goes to one of %s.", count(len(o.Backends), "endpoint"))
+	case proxy.NoEndpoints:
+		return x.noEndpoints()
+	case proxy.NoLocalEndpoint:
+		policy := "externalTrafficPolicy"
+		if o.Frontend.Kind == proxy.ClusterIP {
+			policy = "internalTrafficPolicy"
+		}
+		return statusapi.NoLocalEndpoint, fmt.Sprintf("%s is Local, and no usable endpoint is on this node.", policy)
+	case proxy.SourceRange:
+		return statusapi.SourceRange, fmt.Sprintf("The client is in none of loadBalancerSourceRanges (%s).", list(o.Route.From))
+	case proxy.NodePortClosedHere:
+		return statusapi.NodePortClosedHere, fmt.Sprintf("%d is a NodePort, and %v takes none: %s.",
+			dst.Port(), dst.Addr(), x.nodePortAddresses())
+	case proxy.PortNotOfService:
+		return statusapi.PortNotOfService, fmt.Sprintf("%v is the ClusterIP of %s/%s, which has no port %d/%v.",
+			dst.Addr(), row.Key.Namespace, row.Key.Name, dst.Port(), x.packet.Protocol)
+	}
+	for _, u := range x.world.Unserved {
+		if slices.Contains(u.Addresses, dst.Addr()) {
+			return u.Why, fmt.Sprintf("%v is Service %v's, which is not served here: %s.", dst.Addr(), u.Name, u.Detail)
+		}
+	}
+	if o.Reason == proxy.UnallocatedAddress {
+		return statusapi.UnallocatedAddress, fmt.Sprintf("%v is from the range of ClusterIPs, and no Service has it.", dst.Addr())
+	}
+	return statusapi.NoSuchFrontend, fmt.Sprintf("No Service has %v/%v. Ordinary routing applies.", dst, x.packet.Protocol)
+}
+
+// nodePortAddresses says which of the node's addresses take NodePorts.
+func (x *explanation) nodePortAddresses() string {
+	within, except := x.world.Resolver.State().Node.NodePortAddresses(proxy.FamilyOf(x.packet.Dst.Addr()))
+	switch {
+	case len(within) == 0:
+		return "no address of that family does"
+	case len(except) > 0 && x.packet.Dst.Addr().IsLoopback():
+		return "those within " + list(within) + " do, but for loopback addresses"
+	default:
+		return "those within " + list(within) + " do"
+	}
+}
+
+// noEndpoints tells a Service that has none from one whose endpoints cannot be used.
+func (x *explanation) noEndpoints() (statusapi.Reason, string) {
+	p := x.port
+	switch {
+	case p == nil || len(p.Endpoints) == 0:
+		return statusapi.NoEndpoints, "The Service has no endpoints."
+	case p.PortMissing:
+		return statusapi.PortNameMismatch, fmt.Sprintf("The Service's port is named %q (%v), and its EndpointSlices have %s.",
+			p.Row.Key.Port, p.Row.Key.Protocol, slicePorts(p.SlicePorts))
+	default:
+		return statusapi.NotReady, fmt.Sprintf("The Service has %s, and none is ready.", count(len(p.Endpoints), "endpoint"))
+	}
+}
+
+func slicePorts(ports []resolve.SlicePort) string {
+	var out []string
+	for _, p := range ports {
+		out = append(out, fmt.Sprintf("%q (%d/%v)", p.Name, p.Port, p.Protocol))
+	}
+	if len(out) == 0 {
+		return "no ports"
+	}
+	return strings.Join(out, ", ")
+}
+
+// count returns a number of things, like "1 endpoint" or "2 endpoints".
+func count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
+// list returns prefixes as text, of very many the first.
+func list(prefixes []netip.Prefix) string {
+	var out []string
+	for i, p := range prefixes {
+		if i == 8 {
+			out = append(out, fmt.Sprintf("%d more", len(prefixes)-i))
+			break
+		}
+		out = append(out, p.String())
+	}
+	if len(out) == 0 {
+		return "none"
+	}
+	return strings.Join(out, ", ")
+}
