@@ -57,6 +57,7 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 	})
 	if name != kubeProxy {
 		cmd.AddCommand(subcommands()...)
+		cmd.SuggestionsMinimumDistance = 2
 		cmd.InitDefaultHelpCmd()
 	}
 	help := cmd.HelpFunc() // which subcommands have
@@ -81,13 +82,21 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 	return cmd
 }
 
-// noArguments refuses arguments that are no flags. Empty ones come from
-// templates whose variable is not set, and do no harm.
+// noArguments refuses arguments that are no flags: a mistyped command must not
+// start a daemon. Empty ones come from templates whose variable is not set, and
+// do no harm.
 func noArguments(cmd *cobra.Command, args []string) error {
-	if a := cmp.Or(args...); a != "" {
+	a := cmp.Or(args...)
+	switch near := cmd.SuggestionsFor(a); {
+	case a == "":
+		return nil
+	case !cmd.HasSubCommands():
 		return fmt.Errorf("unexpected argument %q: %s takes flags only", a, cmd.Name())
+	case len(near) > 0:
+		return fmt.Errorf("unexpected argument %q: did you mean %s %s?", a, cmd.Name(), near[0])
+	default:
+		return fmt.Errorf("unexpected argument %q: %s --help lists commands and flags", a, cmd.Name())
 	}
-	return nil
 }
 
 // steps are what a command line can come to. They do the work; run decides.

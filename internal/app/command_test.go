@@ -71,7 +71,8 @@ func TestErrors(t *testing.T) {
 			`invalid argument "maybe" for "--masquerade-all" flag: strconv.ParseBool: parsing "maybe": invalid syntax ` +
 				`(sluice --help lists the flags)`,
 		},
-		{"an argument", []string{"serve"}, `unexpected argument "serve": sluice takes flags only`},
+		{"an argument", []string{"serve"}, `unexpected argument "serve": sluice --help lists commands and flags`},
+		{"a mistyped command", []string{"statsu"}, `unexpected argument "statsu": did you mean sluice status?`},
 		{"no source", nil, `nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, ` +
 			`or run in a cluster`},
 		{

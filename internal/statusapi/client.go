@@ -115,7 +115,7 @@ func (c *Client) unreachable(err error) error {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("no daemon answers at %s: is sluice running on this node? (--socket names another, --manifests DIR needs none)", c.name)
+		return fmt.Errorf("no daemon answers at %s: is sluice running on this node? (--socket names another socket)", c.name)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("no daemon answers at %s: it was there, and has stopped or was killed", c.name)
 	case errors.Is(err, fs.ErrPermission):

@@ -1,0 +1,114 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"sluice/internal/statusapi"
+)
+
+// writeService writes all that is known of one Service.
+func writeService(w io.Writer, s *statusapi.Service, now time.Time) error {
+	fmt.Fprintf(w, "\nService %s\n", clean(s.Namespace+"/"+s.Name))
+	for i := range s.Rows {
+		if err := writePort(w, &s.Rows[i], now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writePort(w io.Writer, p *statusapi.Port, now time.Time) error {
+	name := p.Protocol + " " + p.Family
+	if p.Name != "" {
+		name = p.Name + " " + name
+	}
+	fmt.Fprintf(w, "\n  Port %s: %s\n", clean(name), clean(statusLine(&p.Status, now)))
+	for _, f := range p.Frontends {
+		lost := ""
+		if f.LostTo != "" {
+			lost = "   lost to Service " + f.LostTo
+		}
+		fmt.Fprintf(w, "    %-13s %s%s\n", f.Kind, f.Address, clean(lost))
+	}
+	fmt.Fprintf(w, "    %-13s internal %s, external %s%s\n", "Policy", p.Internal, p.External, clean(more(p)))
+	if len(p.Endpoints) == 0 {
+		fmt.Fprintln(w, "    No endpoints")
+		return nil
+	}
+	if err := writeEndpoints(w, p.Endpoints); err != nil {
+		return err
+	}
+	if left := p.Total - len(p.Endpoints); left > 0 {
+		fmt.Fprintf(w, "    and %s more\n", plural(left, "endpoint", "endpoints"))
+	}
+	return nil
+}
+
+func writeEndpoints(w io.Writer, all []statusapi.Endpoint) error {
+	var b strings.Builder
+	t := newTable(&b, "ENDPOINT", "USED", "WHERE", "CONNECTIONS", "WHY NOT")
+	for i := range all {
+		traffic := "-"
+		if counted := all[i].Traffic; counted != nil {
+			traffic = count(counted.Connections)
+		}
+		t.line(all[i].Address, usedWord(&all[i]), where(&all[i]), traffic, all[i].Reason)
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(b.String()) {
+		fmt.Fprint(w, "    ", line)
+	}
+	return nil
+}
+
+// more says what else decides about a connection.
+func more(p *statusapi.Port) string {
+	var b strings.Builder
+	if p.Affinity > 0 {
+		fmt.Fprintf(&b, ", affinity %s", time.Duration(p.Affinity*float64(time.Second)))
+	}
+	if p.Balancing != "" {
+		fmt.Fprintf(&b, ", %s", p.Balancing)
+	}
+	if p.AllowFrom != nil {
+		fmt.Fprintf(&b, ", LoadBalancer from %s", strings.Join(*p.AllowFrom, " "))
+	}
+	return b.String()
+}
+
+// statusLine says how a port stands in the kernel.
+func statusLine(s *statusapi.Status, now time.Time) string {
+	switch {
+	case s.State == statusapi.Refused:
+		return "REFUSED by the kernel: " + s.Reason
+	case s.Pending != nil:
+		return "pending for " + age(now, *s.Pending)
+	case s.Since != nil:
+		return "in force for " + age(now, *s.Since)
+	default:
+		return string(s.State)
+	}
+}
+
+func usedWord(e *statusapi.Endpoint) string {
+	switch {
+	case e.Used:
+		return "yes"
+	case e.UsedLocal:
+		return "locally"
+	default:
+		return "no"
+	}
+}
+
+func where(e *statusapi.Endpoint) string {
+	if e.Local {
+		return "this node"
+	}
+	return "elsewhere"
+}

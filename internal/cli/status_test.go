@@ -1,0 +1,231 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/statusapi"
+)
+
+// daemon answers from memory, and notes what it was asked.
+type daemon struct {
+	answers map[string]any // by path
+	asked   []string
+}
+
+func (d *daemon) Get(_ context.Context, path string, query url.Values, to any) error {
+	d.asked = append(d.asked, path+"?"+query.Encode())
+	answer, ok := d.answers[path+"?"+query.Encode()]
+	if !ok {
+		answer, ok = d.answers[path]
+	}
+	if f, is := answer.(func() any); is {
+		answer = f()
+	}
+	if !ok {
+		return &statusapi.ResponseError{Code: 404, Message: "no " + path}
+	}
+	text, err := json.Marshal(answer)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, to)
+}
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func node(change func(*statusapi.Node)) statusapi.Node {
+	n := statusapi.Node{
+		Name: "node-1", Mode: "nftables", Families: []string{"IPv4", "IPv6"}, Started: now.Add(-50 * time.Hour), Now: now,
+		Health: statusapi.Health{Healthy: true}, Sync: statusapi.Sync{Done: true, Last: new(now.Add(-2 * time.Second)), Seconds: 0.00312},
+		Counts:   statusapi.Counts{Services: 2, Ports: 1234, Endpoints: 12345678},
+		Tracking: &statusapi.Tracking{Entries: 1000, Limit: 262144},
+	}
+	if change != nil {
+		change(&n)
+	}
+	return n
+}
+
+func list(more int) statusapi.ServiceList {
+	return statusapi.ServiceList{Total: 2 + more, Items: []statusapi.ServiceSummary{
+		{Namespace: "shop", Name: "cart", Address: "10.96.0.1", Ports: []string{"80/TCP"}, Used: 2, Endpoints: 3, State: statusapi.InForce, Since: now.Add(-90 * time.Second)},
+		{Namespace: "shop", Name: "idle", Address: "10.96.0.2", Ports: []string{"80:30080/TCP"}, State: statusapi.InForce, Since: now, Problems: 1},
+	}}
+}
+
+func TestStatusText(t *testing.T) {
+	d := &daemon{answers: map[string]any{
+		statusapi.NodePath:     node(nil),
+		statusapi.ServicesPath: list(0),
+		statusapi.ProblemsPath: statusapi.ProblemList{Total: 1, Items: []statusapi.Problem{
+			{Object: "Service shop/idle", Field: "spec.externalIPs[0]", Reason: "\x1b[2Jnot an\naddress"},
+		}},
+	}}
+	var b strings.Builder
+	r, err := Status(t.Context(), &b, d, StatusOptions{})
+	if err != nil || !r.Troubled() {
+		t.Errorf("error %v, troubled %t", err, r.Troubled())
+	}
+	want := `node-1: mode nftables, IPv4 and IPv6, up 2d2h, healthy
+2 Services, 1,234 ports, 12,345,678 endpoints
+All in force (last sync 2s ago, took 3.12ms)
+Connection tracking: 1,000 of 262,144 entries (0%)
+
+1 PROBLEM:
+  Service shop/idle: spec.externalIPs[0]: ` + "\ufffd" + `[2Jnot an address
+
+NAMESPACE   NAME   ADDRESS     PORTS          ENDPOINTS   STATE          SINCE
+shop        cart   10.96.0.1   80/TCP         2/3         InForce        90s
+shop        idle   10.96.0.2   80:30080/TCP   0/0         NoEndpoints!   0s
+`
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("status mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// TestStatusOfMany: whoever does not ask for all is shown what needs attention.
+func TestStatusOfMany(t *testing.T) {
+	d := &daemon{answers: map[string]any{
+		statusapi.NodePath:     node(func(n *statusapi.Node) { n.Counts.Services = 30000 }),
+		statusapi.ServicesPath: list(0), statusapi.ProblemsPath: statusapi.ProblemList{},
+	}}
+	var b strings.Builder
+	if _, err := Status(t.Context(), &b, d, StatusOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.asked[2]; got != "/v1/services?limit=50&problems=true&sort=name" {
+		t.Errorf("asked %s", got)
+	}
+	if want := "29,998 Services not shown; -A shows all"; !strings.Contains(b.String(), want) {
+		t.Errorf("%s\nwant %q", b.String(), want)
+	}
+}
+
+func TestStatusGoesThroughPages(t *testing.T) {
+	first, second := list(2), list(2)
+	first.Continue = "2"
+	second.Items[0].Name = "last"
+	d := &daemon{answers: map[string]any{
+		statusapi.NodePath: node(nil), statusapi.ProblemsPath: statusapi.ProblemList{},
+		"/v1/services?limit=500&namespace=shop&sort=-used":            first,
+		"/v1/services?continue=2&limit=500&namespace=shop&sort=-used": second,
+	}}
+	var b strings.Builder
+	if _, err := Status(t.Context(), &b, d, StatusOptions{Namespace: "shop", SortBy: "-used", Output: "name"}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "shop/cart\nshop/idle\nshop/last\nshop/idle\n"; b.String() != want {
+		t.Errorf("%q, want %q", b.String(), want)
+	}
+}
+
+func TestStatusOfOneService(t *testing.T) {
+	s := statusapi.Service{ServiceSummary: list(0).Items[0], Rows: []statusapi.Port{{
+		Name: "http", Protocol: "TCP", Family: "IPv4", Internal: "Cluster", External: "Local", Affinity: 10800, Total: 7,
+		Frontends: []statusapi.Frontend{{Kind: "ClusterIP", Address: "10.96.0.1:80"}, {Kind: "ExternalIP", Address: "192.0.2.1:80", LostTo: "shop/other"}},
+		Status:    statusapi.Status{State: statusapi.Refused, Reason: "the set is full", Pending: &now},
+		Endpoints: []statusapi.Endpoint{
+			{Address: "10.244.0.1:8080", Used: true, Local: true, Traffic: &statusapi.Traffic{Connections: new(uint64(4321))}},
+			{Address: "10.244.1.2:8080", Reason: "not ready"},
+		},
+	}}}
+	d := &daemon{answers: map[string]any{statusapi.NodePath: node(nil), "/v1/services/shop/cart": s}}
+	var b strings.Builder
+	if _, err := Status(t.Context(), &b, d, StatusOptions{Services: []string{"cart"}, Namespace: "shop"}); err != nil {
+		t.Fatal(err)
+	}
+	_, got, _ := strings.Cut(b.String(), "\n\n")
+	want := `Service shop/cart
+
+  Port http TCP IPv4: REFUSED by the kernel: the set is full
+    ClusterIP     10.96.0.1:80
+    ExternalIP    192.0.2.1:80   lost to Service shop/other
+    Policy        internal Cluster, external Local, affinity 3h0m0s
+    ENDPOINT          USED   WHERE       CONNECTIONS   WHY NOT
+    10.244.0.1:8080   yes    this node   4,321         -
+    10.244.1.2:8080   no     elsewhere   -             not ready
+    and 5 endpoints more
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Service mismatch (-want +got):\n%s", diff)
+	}
+	for _, name := range []string{"cart", "/cart", "shop/", "a/b/c"} {
+		if _, err := Status(t.Context(), &b, d, StatusOptions{Services: []string{name}}); err == nil || !strings.Contains(err.Error(), "want NAMESPACE/NAME") {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+func TestHowItStandsInALine(t *testing.T) {
+	for want, change := range map[string]func(*statusapi.Node){
+		"NOT SYNCED YET: Services have not come yet": func(n *statusapi.Node) {
+			n.Sync = statusapi.Sync{Reason: "Services have not come yet"}
+		},
+		"SYNC FAILS: no buffer space (last sync 2s ago, took 3.12ms)": func(n *statusapi.Node) { n.Sync.Error = "no buffer space" },
+		"1 port pending, 2 refused by the kernel (last sync 2s ago, took 3.12ms)": func(n *statusapi.Node) {
+			n.Counts.Pending, n.Counts.Refused = 1, 2
+		},
+	} {
+		n := node(change)
+		if got := syncLine(&n); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if n.InForce() {
+			t.Errorf("%q counts as in force", want)
+		}
+	}
+}
+
+func TestWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		d := &daemon{answers: map[string]any{statusapi.NodePath: func() any {
+			return node(func(n *statusapi.Node) { n.Sync.Done = time.Since(start) > 3*time.Second })
+		}}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := Wait(ctx, d); err == nil || !strings.Contains(err.Error(), "not everything is in force") {
+			t.Errorf("in vain: %v", err)
+		}
+		if err := Wait(t.Context(), d); err != nil || time.Since(start) > 4*time.Second {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
+}
+
+func TestFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		changes := statusapi.ChangeList{Items: []statusapi.Change{{Number: 7, ServicePort: "shop/old:http/TCP/IPv4"}}}
+		d := &daemon{answers: map[string]any{
+			statusapi.ChangesPath:    func() any { return changes },
+			"/v1/services/shop/cart": statusapi.Service{ServiceSummary: list(0).Items[0]},
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		var b strings.Builder
+		ended := make(chan error)
+		go func() { ended <- Follow(ctx, &b, d, StatusOptions{}) }()
+		synctest.Wait()
+		changes = statusapi.ChangeList{Items: []statusapi.Change{
+			{Number: 10, ServicePort: "shop/cart:http/TCP/IPv6"}, {Number: 9, ServicePort: "shop/cart:http/TCP/IPv4"},
+			{Number: 8, ServicePort: "shop/gone/UDP/IPv4"}, {Number: 7, ServicePort: "shop/old:http/TCP/IPv4"},
+		}}
+		time.Sleep(10 * period)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		lines := strings.Split(b.String(), "\n")
+		if len(lines) != 3 || !strings.HasPrefix(lines[0], "shop   gone   -") || !strings.Contains(lines[0], "Removed") || !strings.HasPrefix(lines[1], "shop   cart   10.96.0.1") {
+			t.Errorf("%s", fmt.Sprintf("%q", lines))
+		}
+	})
+}

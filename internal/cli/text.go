@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/yaml"
+)
+
+// clean makes what came from objects safe for a terminal: whoever may write one
+// must not move the cursor of who reads of it.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' {
+			return ' '
+		}
+		if !unicode.IsPrint(r) {
+			return '\ufffd'
+		}
+		return r
+	}, s)
+}
+
+// age returns how long ago something was, as kubectl has it.
+func age(now, t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return duration.HumanDuration(max(0, now.Sub(t)))
+}
+
+// seconds returns a duration with as many figures as count.
+func seconds(s float64) string {
+	d := time.Duration(s * float64(time.Second))
+	switch {
+	case d >= time.Second:
+		return d.Round(10 * time.Millisecond).String()
+	case d >= time.Millisecond:
+		return d.Round(10 * time.Microsecond).String()
+	default:
+		return d.Round(time.Microsecond).String()
+	}
+}
+
+// thousands writes a number as 1,234,567.
+func thousands[N int | uint64](n N) string {
+	digits := fmt.Sprint(n)
+	var b strings.Builder
+	for i, d := range digits {
+		if i > 0 && (len(digits)-i)%3 == 0 && digits[i-1] != '-' {
+			b.WriteByte(',')
+		}
+		b.WriteRune(d)
+	}
+	return b.String()
+}
+
+// plural returns a number of things.
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return thousands(n) + " " + many
+}
+
+// table writes lines whose cells stand below each other, as kubectl does.
+type table struct{ w *tabwriter.Writer }
+
+func newTable(w io.Writer, heads ...string) table {
+	t := table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
+	if len(heads) > 0 {
+		t.line(heads...)
+	}
+	return t
+}
+
+func (t table) line(cells ...string) {
+	for i := range cells {
+		if cells[i] = clean(cells[i]); cells[i] == "" {
+			cells[i] = "-"
+		}
+	}
+	fmt.Fprintln(t.w, strings.Join(cells, "\t"))
+}
+
+func (t table) flush() error { return t.w.Flush() }
+
+// encode writes an object for programs.
+func encode(w io.Writer, format string, object any) error {
+	text, err := json.MarshalIndent(object, "", "  ")
+	if err != nil {
+		return err
+	}
+	if format == "yaml" {
+		if text, err = yaml.JSONToYAML(text); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintln(w, strings.TrimRight(string(text), "\n"))
+	return err
+}

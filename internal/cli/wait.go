@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"time"
+
+	"sluice/internal/statusapi"
+)
+
+// Wait asks until everything known is in force, or ctx ends; it then says what
+// is not. A daemon that does not answer yet may still come.
+func Wait(ctx context.Context, c Client) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var n statusapi.Node
+		err := c.Get(ctx, statusapi.NodePath, nil, &n)
+		if err == nil && n.InForce() {
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("not everything is in force: %s", syncLine(&n))
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-tick.C:
+		}
+	}
+}
+
+// Follow shows Services again whenever they change in the kernel, until ctx ends.
+func Follow(ctx context.Context, w io.Writer, c Client, o StatusOptions) error {
+	last, err := newest(ctx, c)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		changed, now, err := changedSince(ctx, c, last)
+		if err != nil {
+			return cmp.Or(ctx.Err(), err)
+		}
+		last = now
+		for _, name := range changed {
+			if err := followed(ctx, w, c, o, name); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// newest returns the number of the last change.
+func newest(ctx context.Context, c Client) (uint64, error) {
+	var list statusapi.ChangeList
+	err := c.Get(ctx, statusapi.ChangesPath, url.Values{"limit": {"1"}}, &list)
+	if err != nil || len(list.Items) == 0 {
+		return 0, err
+	}
+	return list.Items[0].Number, nil
+}
+
+// changedSince names the Services that changed after a number, the first one
+// first, each once, and the number of the last change.
+func changedSince(ctx context.Context, c Client, number uint64) (names []string, last uint64, err error) {
+	var list statusapi.ChangeList
+	if err := c.Get(ctx, statusapi.ChangesPath, url.Values{"limit": {fmt.Sprint(statusapi.MaxPage)}}, &list); err != nil {
+		return nil, number, err
+	}
+	last = number
+	seen := map[string]bool{}
+	for i := len(list.Items) - 1; i >= 0; i-- {
+		ch := &list.Items[i]
+		name, _, _ := strings.Cut(ch.ServicePort, ":")
+		if parts := strings.SplitN(name, "/", 3); len(parts) == 3 {
+			name = parts[0] + "/" + parts[1] // a port without a name
+		}
+		if ch.Number > number && !seen[name] {
+			names, seen[name] = append(names, name), true
+		}
+		last = max(last, ch.Number)
+	}
+	return names, last, nil
+}
+
+// followed shows a Service as a line, and one that has gone as gone.
+func followed(ctx context.Context, w io.Writer, c Client, o StatusOptions, name string) error {
+	namespace, rest, _ := strings.Cut(name, "/")
+	if o.Namespace != "" && namespace != o.Namespace {
+		return nil
+	}
+	var s statusapi.Service
+	path := statusapi.ServicesPath + "/" + url.PathEscape(namespace) + "/" + url.PathEscape(rest)
+	now := time.Now()
+	if err := c.Get(ctx, path, url.Values{"limit": {"1"}}, &s); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		s.ServiceSummary = statusapi.ServiceSummary{Namespace: namespace, Name: rest, State: "Removed", Since: now}
+	}
+	t := newTable(w)
+	t.line(serviceLine(&s.ServiceSummary, now, o.Output == "wide")...)
+	return t.flush()
+}

@@ -1,0 +1,127 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"sluice/internal/statusapi"
+)
+
+// tell runs a command of the program that asks the daemon, in the node's namespace, and
+// returns what it says and its exit code.
+func (s *site) tell(args ...string) (string, int) {
+	s.t.Helper()
+	path, err := binary()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var out strings.Builder
+	cmd := exec.Command(path, append(args, "--socket", s.socket)...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := s.lab.Node().Start(cmd); err != nil {
+		s.t.Fatal(err)
+	}
+	_ = cmd.Wait() // the code tells
+	return out.String(), cmd.ProcessState.ExitCode()
+}
+
+// TestStatusTellsWhatIsInForce asks the daemon while it serves, when objects change, and
+// when it was killed.
+func TestStatusTellsWhatIsInForce(t *testing.T) {
+	s := newSite(t)
+	s.write("web.yaml", service("web", clusterIP, podA))
+	s.write("idle.yaml", service("idle", secondIP))
+	if text, code := s.tell("status"); code != 2 || !strings.Contains(text, "is sluice running on this node?") {
+		t.Errorf("without a daemon: exit %d, %s", code, text)
+	}
+	d := s.start(nil)
+	text, code := s.tell("status", "--wait=20s")
+	if code != 0 || !strings.Contains(text, "All in force") || !strings.Contains(text, "NoEndpoints") {
+		t.Fatalf("exit %d, %s", code, text)
+	}
+	if !s.answers(clusterIP, podA)() {
+		t.Error("in force, it is said, and the Service does not answer")
+	}
+	if text, code := s.tell("status", "--problems"); code != 1 || strings.Contains(text, "web") || !strings.Contains(text, "idle") {
+		t.Errorf("--problems: exit %d, %s", code, text)
+	}
+	s.write("web.yaml", service("web", clusterIP, podB))
+	eventually(t, "the change in the status", func() bool {
+		text, _ := s.tell("status", "default/web")
+		return strings.Contains(text, podB.String()) && !strings.Contains(text, podA.String())
+	})
+	if code := d.end(syscall.SIGKILL); code != -1 {
+		t.Errorf("exit %d", code)
+	}
+	if text, code := s.tell("status"); code != 2 || !strings.Contains(text, "has stopped or was killed") {
+		t.Errorf("after it was killed: exit %d, %s", code, text)
+	}
+	s.start(nil)
+	if text, code := s.tell("status", "--wait=20s", "-o", "name"); code != 0 || text != "default/idle\ndefault/web\n" {
+		t.Errorf("after a restart: exit %d, %s", code, text)
+	}
+}
+
+// TestStatusDoesNotHoldUpChanges asks for everything, all the time, from many sides, while an
+// endpoint is replaced: it still comes in force at once.
+func TestStatusDoesNotHoldUpChanges(t *testing.T) {
+	s := newSite(t)
+	var many strings.Builder
+	for i := range 3000 {
+		fmt.Fprintf(&many, "apiVersion: v1\nkind: Service\nmetadata: {name: many-%04d}\nspec: {clusterIP: 10.97.%d.%d, ports: [{port: 80}]}\n---\n", i, i>>8, i&255)
+	}
+	s.write("many.yaml", many.String())
+	s.write("web.yaml", service("web", clusterIP, podA))
+	s.start(nil)
+	if text, code := s.tell("status", "--wait=20s", "--problems"); code != 1 {
+		t.Fatalf("exit %d, %s", code, text)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	asked := make(chan int)
+	for _, path := range []string{"/v1/services?limit=500&sort=-used", "/v1/services?filter=many-29&sort=name", "/v1/node", "/v1/changes?limit=500"} {
+		go func() {
+			n, c := 0, statusapi.AtSocket(s.socket)
+			path, query, _ := strings.Cut(path, "?")
+			for ; ctx.Err() == nil; n++ {
+				var answer any
+				if err := c.Get(ctx, path, values(query), &answer); err != nil && ctx.Err() == nil {
+					t.Error(err)
+					break
+				}
+			}
+			c.CloseIdle()
+			asked <- n
+		}()
+	}
+	for _, pod := range []netip.Addr{podB, podA, podB} {
+		s.write("web.yaml", service("web", clusterIP, pod))
+		eventually(t, "the change", s.answers(clusterIP, pod))
+	}
+	var last statusapi.ChangeList
+	if err := statusapi.AtSocket(s.socket).Get(ctx, statusapi.ChangesPath, values("limit=3"), &last); err != nil {
+		t.Error(err)
+	}
+	for _, c := range last.Items {
+		t.Logf("%s of %s took %.1f ms", c.What, c.ServicePort, c.Seconds*1000)
+		if c.Seconds > 1 {
+			t.Errorf("a change took %v s while the status was asked for", c.Seconds)
+		}
+	}
+	stop()
+	for range 4 {
+		if n := <-asked; n == 0 {
+			t.Error("a question was never answered")
+		}
+	}
+}
+
+func values(query string) url.Values {
+	v, _ := url.ParseQuery(query)
+	return v
+}
