@@ -113,6 +113,9 @@ func (o observers) Queued() {
 	o.health.Queued()
 }
 
+// Repairing says that another process changed our rules.
+func (o observers) Repairing() { o.metrics.Repairing() }
+
 // NodeSeen takes this node's Node.
 func (o observers) NodeSeen(n *v1.Node) { o.health.SyncNode(n) }
 
@@ -136,6 +139,7 @@ func (o observers) Done(_ context.Context, r engine.Result) {
 		o.inForce()
 	}
 	o.balancingRefused(r.Found)
+	o.metrics.Problems(r.Problems)
 	if r.Refusals {
 		o.countRefused()
 		o.refusals.changed()

@@ -70,6 +70,7 @@ func (w *walk) Commit(ctx context.Context, b *nft.Batch) error {
 func (w *walk) Queued()           {}
 func (w *walk) ServiceSeen(int)   {}
 func (w *walk) NodeSeen(*v1.Node) {}
+func (w *walk) Repairing()        {}
 func (w *walk) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {
 	w.here()
 }

@@ -138,6 +138,7 @@ type work struct {
 	step          *proxy.Delta   // the same, from what is in force
 	full, first   bool
 	found, mended []resolve.Problem
+	problems      int // that there are
 }
 
 // run is one run of the runner: it makes the kernel right, or says why not.
@@ -148,7 +149,7 @@ func (e *Engine) run(ctx context.Context) error {
 	w := e.take()
 	reportProblems(ctx, w.found, w.mended)
 	refused, err := e.write(ctx, w)
-	r := Result{Full: w.full, Err: err, State: w.state, Found: w.found}
+	r := Result{Full: w.full, Err: err, State: w.state, Found: w.found, Problems: w.problems}
 	if err != nil {
 		e.failed(err)
 	} else {
@@ -198,6 +199,7 @@ func (e *Engine) take() *work {
 	e.table.changed(e.resolver.Update(), heard)
 	w.state = e.resolver.State()
 	w.found, w.mended = e.resolver.TakeProblems()
+	w.problems = e.resolver.ProblemCount()
 	due := !e.fullFrom.IsZero() && !w.start.Before(e.fullFrom)
 	w.full = due || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
 	if w.full {

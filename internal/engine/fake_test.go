@@ -207,6 +207,7 @@ func (nobody) Queued()                                                  {}
 func (nobody) ServiceSeen(int)                                          {}
 func (nobody) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {}
 func (nobody) NodeSeen(*v1.Node)                                        {}
+func (nobody) Repairing()                                               {}
 func (nobody) Began(*proxy.Delta)                                       {}
 func (nobody) Done(context.Context, Result)                             {}
 

@@ -20,9 +20,13 @@ import (
 type diary struct{ lines []string }
 
 func (d *diary) Queued()            { d.lines = append(d.lines, "queued") }
+func (d *diary) Repairing()         { d.lines = append(d.lines, "repairing") }
 func (d *diary) Began(*proxy.Delta) { d.lines = append(d.lines, "began") }
 func (d *diary) Done(_ context.Context, r Result) {
 	d.lines = append(d.lines, fmt.Sprintf("done full=%t ok=%t", r.Full, r.Err == nil))
+	if r.Problems > 0 {
+		d.lines = append(d.lines, fmt.Sprintf("problems %d", r.Problems))
+	}
 }
 
 func (d *diary) ServiceSeen(pending int) {
@@ -65,6 +69,22 @@ func TestObserver(t *testing.T) {
 			{
 				func() { l.OnNodeAdd(&v1.Node{}); l.OnNodeDelete(nil) },
 				[]string{"node true", "node false"},
+			},
+			{
+				func() {
+					bad := endpoints("web", 1)
+					bad.Endpoints[0].Addresses = []string{"nonsense"}
+					l.OnEndpointSliceAdd(bad)
+				},
+				[]string{"slice old=false new=true 1", "queued", "began", "done full=false ok=true", "problems 1"},
+			},
+			{
+				func() { l.OnEndpointSliceDelete(endpoints("web", 1)) },
+				[]string{"slice old=true new=false 1", "queued", "began", "done full=false ok=true"},
+			},
+			{
+				func() { l.plane.seen <- "row gone" },
+				[]string{"repairing", "queued", "began", "done full=true ok=true"},
 			},
 			{
 				func() { l.plane.faults = []fault{nothing}; l.OnServiceDelete(service("web", 2)) },

@@ -42,6 +42,10 @@ type Observer interface {
 	// NodeSeen takes this node's Node; nil: it is gone.
 	NodeSeen(*v1.Node)
 
+	// Repairing says that another process changed our rules and that a full sync
+	// was asked for to mend them. Any goroutine calls it.
+	Repairing()
+
 	// Began says that a sync begins, with what it would change in the kernel.
 	// Until one is done without an error, the kernel may do either.
 	Began(step *proxy.Delta)
@@ -60,8 +64,10 @@ type Result struct {
 	// after the first one every row. A row that was refused is not in it.
 	Changed *proxy.Delta
 
-	// Found are the problems of objects that were not there before.
-	Found []resolve.Problem
+	// Found are the problems of objects that were not there before, and Problems
+	// is how many there are.
+	Found    []resolve.Problem
+	Problems int
 
 	// Refusals says that what the kernel refuses is not what it was.
 	Refusals bool

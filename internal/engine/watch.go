@@ -57,6 +57,7 @@ func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
 			logger.Info("Another process keeps changing our rules, repairing them less often; does another proxy write them?",
 				"seen", what, "repairIn", repairIn)
 		}
+		e.observer.Repairing()
 		repairIn = runner.Backoff(repairIn, repairMin, repairMax)
 		e.Sync() // If the repair has to wait, the run sets the alarm.
 	}

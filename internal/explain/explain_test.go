@@ -242,6 +242,7 @@ func (silent) Queued()                                                  {}
 func (silent) ServiceSeen(int)                                          {}
 func (silent) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {}
 func (silent) NodeSeen(*v1.Node)                                        {}
+func (silent) Repairing()                                               {}
 func (silent) Began(*proxy.Delta)                                       {}
 func (silent) Done(context.Context, engine.Result)                      {}
 

@@ -206,6 +206,12 @@ func (m *Metrics) Refused(f proxy.Family, n int) {
 	m.refused.WithLabelValues(f.String()).Set(float64(n))
 }
 
+// Repairing counts a change of our rules by another process.
+func (m *Metrics) Repairing() { m.repairs.Inc() }
+
+// Problems says how many problems objects have.
+func (m *Metrics) Problems(n int) { m.problems.Set(float64(n)) }
+
 // Healthz counts an answer of /healthz.
 func (m *Metrics) Healthz(code int) { m.healthz.WithLabelValues(strconv.Itoa(code)).Inc() }
 

@@ -36,7 +36,9 @@ var everywhere = []exposed{
 	{"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "GAUGE", "ip_family", ""},
 	{"kubeproxy_sync_proxy_rules_last_timestamp_seconds", "GAUGE", "ip_family", ""},
 	{"kubeproxy_sync_proxy_rules_no_local_endpoints_total", "GAUGE", "ip_family traffic_policy", ""},
+	{"kubeproxy_sync_proxy_rules_object_problems", "GAUGE", "", ""},
 	{"kubeproxy_sync_proxy_rules_refused_service_ports", "GAUGE", "ip_family", ""},
+	{"kubeproxy_sync_proxy_rules_repairs_total", "COUNTER", "", ""},
 	{"kubeproxy_sync_proxy_rules_service_changes_pending", "GAUGE", "", ""},
 	{"kubeproxy_sync_proxy_rules_service_changes_total", "COUNTER", "", ""},
 }
@@ -98,6 +100,8 @@ func touch(m *Metrics) {
 	m.Done(true, nil)
 	m.Began()
 	m.Done(false, errSync)
+	m.Repairing()
+	m.Problems(3)
 	m.Healthz(200)
 	m.Livez(503)
 }

@@ -25,6 +25,8 @@ type set struct {
 	healthz, livez, conntrackDeleted  *k8s.CounterVec
 	endpointsPending, servicesPending k8s.GaugeMetric
 	endpointChanges, serviceChanges   k8s.CounterMetric
+	repairs                           k8s.CounterMetric
+	problems                          k8s.GaugeMetric
 }
 
 func newSet(r *registrar) set {
@@ -48,7 +50,11 @@ func newSet(r *registrar) set {
 		serviceChanges:  r.counters("sync_proxy_rules_service_changes_total", "Events of Services seen").WithLabelValues(),
 		noLocalEndpoints: r.gauges("sync_proxy_rules_no_local_endpoints_total",
 			"Service ports that may use endpoints on this node only, and have them only elsewhere", "traffic_policy", byFamily),
-		refused:          r.gauges("sync_proxy_rules_refused_service_ports", "Service ports that the kernel refuses and that were set aside", byFamily),
+		refused: r.gauges("sync_proxy_rules_refused_service_ports", "Service ports that the kernel refuses and that were set aside", byFamily),
+		repairs: r.counters("sync_proxy_rules_repairs_total",
+			"Times that another process had changed our rules and they were mended").WithLabelValues(),
+		problems: r.gauges("sync_proxy_rules_object_problems",
+			"What is wrong with Services and EndpointSlices and keeps a part of them from being used").WithLabelValues(),
 		healthz:          r.counters("proxy_healthz_total", "Answers of /healthz", "code"),
 		livez:            r.counters("proxy_livez_total", "Answers of /livez", "code"),
 		conntrack:        r.histograms("conntrack_reconciler_sync_duration_seconds", "How long a search for stale flows took", brief),
