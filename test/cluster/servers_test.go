@@ -47,6 +47,16 @@ func health(n *testbed.Node, path string) func() string {
 	}
 }
 
+// inForce waits until everything that the proxies of some nodes know is in force.
+func (s *scene) inForce(nodes ...*testbed.Node) {
+	s.Helper()
+	for _, n := range nodes {
+		if err := bed.InForce(n); err != nil {
+			s.Fatalf("%s: %v", n.Name, err)
+		}
+	}
+}
+
 // changeNode updates a Node object.
 func (s *scene) changeNode(n *testbed.Node, change func(*v1.Node)) {
 	s.Helper()
@@ -111,7 +121,7 @@ func TestMetrics(t *testing.T) {
 	node := bed.Nodes[0]
 	svc := s.service("web")
 	pods := s.pods("web")
-	s.await("health", "200", health(node, "/healthz")) // triggers of before the start do not count
+	s.inForce(node) // triggers of before the start do not count
 	for i := range 3 {                                 // every time the slice names a new trigger
 		s.publish(svc, ready(pods[i])...)
 		s.expectEverywhere(fmt.Sprintf("web-%d", i+1), clusterIPs(svc)...)
@@ -138,9 +148,7 @@ func TestEvents(t *testing.T) {
 	began := time.Now()
 	s := newScene(t)
 	node := bed.Nodes[0]
-	for _, n := range bed.Nodes {
-		s.await("health of "+n.Name, "200", health(n, "/healthz"))
-	}
+	s.inForce(bed.Nodes...)
 	s.await("the event", "Starting kube-proxy", func() string {
 		list, err := bed.Client.EventsV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
 		if err != nil {

@@ -83,9 +83,7 @@ func TestTakeoverFails(t *testing.T) {
 	release()
 	s.turnEnds()
 	s.settle()
-	for i := range s.turns {
-		s.await("health", "200", health(bed.Nodes[i], "/healthz"))
-	}
+	s.inForce(bed.Nodes[:len(s.turns)]...)
 }
 
 // brokenRestore returns a folder whose iptables-restore always fails, until it

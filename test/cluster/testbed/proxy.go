@@ -77,6 +77,15 @@ func (c *Cluster) StartProxy(n *Node, p Proxy) (*process.Process, error) {
 // StatusSocket returns where our daemon on a node answers.
 func (c *Cluster) StatusSocket(n *Node) string { return filepath.Join(c.settings.Dir, n.Name+".sock") }
 
+// InForce waits until everything that our daemon on a node knows is in force.
+func (c *Cluster) InForce(n *Node) error {
+	p, err := c.StartProgram(n, "status", c.settings.Proxy, "status", "--wait=60s", "--socket="+c.StatusSocket(n))
+	if err != nil {
+		return err
+	}
+	return p.Wait()
+}
+
 // sockets says which sockets mode ebpf acts on, and where it keeps its programs: also
 // to other modes, which clean up.
 func (n *Node) sockets() []string {
