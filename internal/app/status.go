@@ -6,6 +6,7 @@ import (
 	"sluice/internal/engine"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/status"
+	"sluice/internal/status/page"
 	"sluice/internal/statusapi"
 )
 
@@ -18,7 +19,7 @@ func (s *ProxyServer) newStatusServer(e *engine.Engine) *status.Server {
 	for _, f := range s.families {
 		about.Families = append(about.Families, f.String())
 	}
-	return status.New(status.Settings{Engine: e, About: about, Health: s.healthStatus, Tracked: tracked})
+	return status.New(status.Settings{Engine: e, About: about, Health: s.healthStatus, Tracked: tracked, Page: page.Handler()})
 }
 
 // healthStatus returns what the health server would say.

@@ -104,6 +104,7 @@ var table = []rule{
 	{"internal/health", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/component-base/", "k8s.io/klog/", "github.com/go-logr/"}},
 	{"internal/zpages", []string{}, []string{"github.com/munnerz/goautoneg", "sigs.k8s.io/yaml"}},
 	{"internal/statusapi", []string{}, []string{}},
+	{"internal/status/page", []string{}, []string{}},
 	{"internal/status", []string{"internal/proxy", "internal/resolve", "internal/engine", "internal/explain", "internal/statusapi", "internal/traffic"}, []string{"k8s.io/apimachinery/pkg/types", "k8s.io/klog/", "github.com/go-logr/", "golang.org/x/sys/"}},
 	{"internal/explain", []string{"internal/proxy", "internal/resolve", "internal/engine", "internal/statusapi"}, []string{"k8s.io/apimachinery/pkg/types"}},
 	{"internal/cli", []string{"internal/statusapi"}, []string{"golang.org/x/term", "k8s.io/apimachinery/pkg/util/duration", "sigs.k8s.io/yaml"}},

@@ -126,7 +126,7 @@ func run(t *testing.T, refuses string, add func(*engine.Engine), play func(*lab)
 // ask sends a request and returns the code and the body.
 func (l *lab) ask(method, path string) (int, []byte, http.Header) {
 	w := httptest.NewRecorder()
-	l.server.Handler().ServeHTTP(w, httptest.NewRequest(method, path, nil))
+	l.server.Handler().ServeHTTP(w, httptest.NewRequest(method, "http://localhost"+path, nil))
 	return w.Code, w.Body.Bytes(), w.Header()
 }
 

@@ -75,7 +75,7 @@ func (s *Server) Handler() http.Handler {
 	if s.settings.Page != nil {
 		mux.Handle("/", s.settings.Page)
 	}
-	return readOnly(mux)
+	return readOnly(AllowHosts(mux))
 }
 
 // readOnly refuses whatever could ask for more than an answer.
