@@ -37,6 +37,17 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
+// TestListedRulesTellTargets tells rules apart that differ in where they lead.
+func TestListedRulesTellTargets(t *testing.T) {
+	listed := func(chain string) ListedRule {
+		r := &Rule{Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}}
+		return r.Listed(IP)
+	}
+	if listed("services") == listed("refuse") {
+		t.Errorf("a jump to another chain is listed alike: %q", listed("refuse").Exprs)
+	}
+}
+
 // BenchmarkEncode writes elements and reads them, without the kernel.
 func BenchmarkEncode(b *testing.B) {
 	table := Table{IP, "bench"}

@@ -71,7 +71,11 @@ func appendExpr(s []byte, x netlink.Attrs) []byte {
 	for kind, v := range values {
 		if v != nil {
 			s = fmt.Appendf(s, " %d=", kind)
-			s = appendValue(s, v, slices.Contains(nestedValues[name], kind))
+			depth := 0
+			if slices.Contains(nestedValues[name], kind) {
+				depth = 2 // a verdict has parts, too
+			}
+			s = appendValue(s, v, depth)
 		}
 	}
 	return append(s, '\n')
@@ -79,14 +83,18 @@ func appendExpr(s []byte, x netlink.Attrs) []byte {
 
 // appendValue writes an attribute's value. Nested ones are written by their
 // parts, since the flag that says so is not always set.
-func appendValue(s []byte, v netlink.Attrs, nested bool) []byte {
-	if !nested {
+func appendValue(s []byte, v netlink.Attrs, depth int) []byte {
+	if depth == 0 {
 		return hex.AppendEncode(s, v)
 	}
 	s = append(s, '(')
 	for kind, part := range v.All() {
+		inner := 0
+		if kind == unix.NFTA_DATA_VERDICT {
+			inner = depth - 1
+		}
 		s = fmt.Appendf(s, " %d=", kind)
-		s = appendValue(s, part, kind == unix.NFTA_DATA_VERDICT)
+		s = appendValue(s, part, inner)
 	}
 	return append(s, ')')
 }
