@@ -155,6 +155,9 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 	if err != nil {
 		return plan{}, err
 	}
+	if err := o.Traffic.check(); err != nil {
+		return plan{}, err
+	}
 	p := plan{options: o, config: c, balancing: balancing}
 	if o.WriteConfigTo != "" || o.Cleanup || o.InitOnly {
 		return p, nil

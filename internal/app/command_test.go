@@ -91,6 +91,11 @@ func TestErrors(t *testing.T) {
 			`--load-balancing "rr" is not random, round-robin, least-connections, source-hash or maglev`,
 		},
 		{
+			"unknown count of traffic",
+			[]string{"--manifests", dir, "--service-traffic=packets"},
+			`--service-traffic "packets" is not off, connections or bytes`,
+		},
+		{
 			"a way that the mode does not know",
 			[]string{"--manifests", dir, "--proxy-mode=iptables", "--load-balancing=round-robin"},
 			`--load-balancing "round-robin": mode iptables cannot do that; ` + balancingOfModes(),

@@ -91,6 +91,11 @@ func (o *Options) trafficFlags() {
 		{"profiling", "enableProfiling", "serve /debug/pprof and /debug/flags on the metrics server"},
 		{"show-hidden-metrics-for-version", "showHiddenMetricsForVersion", "also serve the metrics that were hidden " +
 			"after this `VERSION`; only the previous minor version is possible"},
+		{"service-traffic", &o.Traffic.Level, "count this `MUCH` of each Service: off, connections, or bytes as well, for which " +
+			"the kernel counts all packets that it tracks"},
+		{"service-traffic-endpoints", &o.Traffic.Endpoints, "also serve metrics for each endpoint, of which there can be very many"},
+		{"service-traffic-series", &o.Traffic.MaxSeries, "serve metrics for at most this `NUMBER` of Service ports with traffic, " +
+			"and one series for all others together"},
 		{"healthz-port", new(int32(config.HealthzPort)), "deprecated: the port for --healthz-bind-address"},
 		{"metrics-port", new(int32(config.MetricsPort)), "deprecated: the port for --metrics-bind-address"},
 	})

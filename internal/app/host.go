@@ -35,7 +35,7 @@ func initialise(ctx context.Context, p plan) error {
 	if err != nil {
 		return err
 	}
-	fitHost(ctx, c)
+	fitHost(ctx, p)
 	if err := mode.Prepare(ctx, settings, opensLoopback(c)); err != nil {
 		klog.FromContext(ctx).Error(err, "NodePorts on loopback addresses are as they were, the daemon will try")
 	}
@@ -55,9 +55,12 @@ func opensLoopback(c config.Configuration) bool {
 
 // fitHost fits the host to the proxy. What cannot be had is logged, returned, and
 // no reason to stop.
-func fitHost(ctx context.Context, c config.Configuration) []platform.Problem {
+func fitHost(ctx context.Context, p plan) []platform.Problem {
 	logger := klog.FromContext(ctx)
-	report := platform.Apply(ctx, sysctl.Kernel{}, &c)
+	report := platform.Apply(ctx, sysctl.Kernel{}, &p.config)
+	if p.options.Traffic.Level == countBytes {
+		report.CountBytes(ctx, sysctl.Kernel{})
+	}
 	for _, ch := range report.Changes {
 		logger.Info("Changed a setting of the host", "name", ch.Name, "old", ch.Old, "new", ch.New)
 	}

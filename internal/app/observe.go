@@ -134,6 +134,9 @@ func (o observers) Done(_ context.Context, r engine.Result) {
 		if o.conntrack != nil {
 			o.conntrack.Applied(r.State.Node, r.Changed, r.Full)
 		}
+		if o.traffic != nil {
+			o.traffic.Applied(r.State.Node, r.Changed)
+		}
 		o.checks.Applied(r.Changed)
 		o.metrics.Applied(r.Changed)
 		o.inForce()

@@ -22,6 +22,7 @@ import (
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 	"sluice/internal/statusapi"
+	"sluice/internal/traffic"
 )
 
 // Options are the flags as given.
@@ -37,6 +38,7 @@ type Options struct {
 	Relay         dataplane.Relay
 	EBPF          dataplane.EBPF
 	StatusSocket  string
+	Traffic       TrafficOptions
 
 	// object holds what flags say that a configuration file could say too, and
 	// the default that help shows where no flag does.
@@ -49,7 +51,12 @@ type Options struct {
 
 // NewOptions returns the options of a command line without flags.
 func NewOptions() *Options {
-	o := &Options{Relay: dataplane.DefaultRelay(), EBPF: dataplane.DefaultEBPF(), StatusSocket: statusapi.DefaultSocket, object: config.FlagDefaults(), fields: map[string]string{}}
+	o := &Options{
+		Relay: dataplane.DefaultRelay(), EBPF: dataplane.DefaultEBPF(),
+		StatusSocket: statusapi.DefaultSocket,
+		Traffic:      TrafficOptions{Level: countConnections, MaxSeries: traffic.DefaultMaxSeries},
+		object:       config.FlagDefaults(), fields: map[string]string{},
+	}
 	o.processFlags()
 	o.trafficFlags()
 	o.statusFlags()

@@ -24,10 +24,12 @@ import (
 	"sluice/internal/health"
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/link"
+	"sluice/internal/kernel/sysctl"
 	"sluice/internal/metrics"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 	"sluice/internal/status"
+	"sluice/internal/traffic"
 )
 
 const (
@@ -75,6 +77,7 @@ type ProxyServer struct {
 	checks    *health.ServiceChecks
 	refusals  *refusals
 	metrics   *metrics.Metrics
+	traffic   *traffic.Collector                              // nil: it is not counted
 	configz   atomic.Pointer[v1alpha1.KubeProxyConfiguration] // in force
 
 	balancingEvents *rate.Limiter
@@ -112,6 +115,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 			return nil, errors.Join(err, s.dataplane.Close())
 		}
 	}
+	s.openTraffic(ctx, mode)
 	if err := s.join(ctx, rules); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
@@ -134,8 +138,12 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	if d, ok := s.dataplane.(proxy.Measured); ok {
 		own = d.Metrics(ctx)
 	}
+	ours := trackingMetrics(sysctl.Kernel{})
+	if s.traffic != nil {
+		ours = append(ours, s.traffic.Metrics(ctx)...)
+	}
 	m, err := metrics.New(metrics.Settings{
-		Register: registry.Register, CustomRegister: registry.CustomRegister, Families: s.families, Own: own,
+		Register: registry.Register, CustomRegister: registry.CustomRegister, Families: s.families, Own: own, Ours: ours,
 	})
 	if err != nil {
 		return err
@@ -194,7 +202,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	if err := s.available(ctx); err != nil {
 		return errors.Join(err, s.close())
 	}
-	for _, p := range fitHost(ctx, s.plan.config) {
+	for _, p := range fitHost(ctx, s.plan) {
 		s.events.warn(reasonPlatform, p.String())
 	}
 	s.events.record(s.events.node, v1.EventTypeNormal, reasonStarting, "")
@@ -215,6 +223,9 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	}
 	if path := s.plan.options.StatusSocket; path != "" {
 		jobs = append(jobs, job{"serve status", status.Socket{Path: path, Handler: s.statusServer}.Run})
+	}
+	if s.traffic != nil {
+		jobs = append(jobs, job{"count traffic", s.traffic.Run})
 	}
 	if o := s.plan.options; o.ConfigFile != "" {
 		jobs = append(jobs, job{"follow the configuration", o.newConfigWatcher(s.plan.config, s.reload).Run})
@@ -277,6 +288,9 @@ func (s *ProxyServer) close() error {
 	err := s.dataplane.Close()
 	if s.flows != nil {
 		err = errors.Join(err, s.flows.Close())
+	}
+	if s.traffic != nil {
+		err = errors.Join(err, s.traffic.Close())
 	}
 	return err
 }

@@ -1,5 +1,6 @@
 // Package metrics tells a monitoring system how the proxy does, under the names,
-// types, labels and buckets that kube-proxy has given its metrics. Metrics has
+// types, labels and buckets that kube-proxy has given its metrics; what only we
+// have begins with our name. Metrics has
 // one small method for each thing that can happen; what a mode counts by itself
 // it only passes on.
 //

@@ -21,6 +21,7 @@ type Settings struct {
 
 	Families []proxy.Family // those that are served
 	Own      []proxy.Metric // what the mode counts by itself
+	Ours     []proxy.Metric // what no kube-proxy has
 }
 
 // Metrics holds every metric of the proxy. Its methods may be called by any
@@ -73,7 +74,8 @@ func (w *waiting) take() { *w = waiting{taken: w.pending + w.taken} }
 func New(s Settings) (*Metrics, error) {
 	r := registrar{Settings: s}
 	m := &Metrics{families: s.Families, set: newSet(&r), start: time.Now()}
-	r.own(s.Own)
+	r.own(subsystem, s.Own)
+	r.own("sluice", s.Ours)
 	return m, r.err
 }
 

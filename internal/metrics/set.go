@@ -10,7 +10,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// subsystem begins the name of every metric.
+// subsystem begins the name of every metric that kube-proxy could have.
 const subsystem = "kubeproxy"
 
 // byFamily is the label of what is counted for each family.
@@ -90,12 +90,12 @@ func (r *registrar) counters(name, help string, labels ...string) *k8s.CounterVe
 	return register(r, k8s.NewCounterVec(o, labels))
 }
 
-// own registers what the mode counts by itself.
-func (r *registrar) own(all []proxy.Metric) {
+// own registers what others count, under names that begin with a word.
+func (r *registrar) own(begin string, all []proxy.Metric) {
 	for _, m := range all {
-		c := &collector{metric: m, desc: k8s.NewDesc(subsystem+"_"+m.Name, m.Help, m.Labels, nil, k8s.ALPHA, "")}
+		c := &collector{metric: m, desc: k8s.NewDesc(begin+"_"+m.Name, m.Help, m.Labels, nil, k8s.ALPHA, "")}
 		if err := r.CustomRegister(c); err != nil {
-			r.err = cmp.Or(r.err, fmt.Errorf("register metric %s_%s: %w", subsystem, m.Name, err))
+			r.err = cmp.Or(r.err, fmt.Errorf("register metric %s_%s: %w", begin, m.Name, err))
 		}
 	}
 }

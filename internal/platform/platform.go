@@ -27,6 +27,7 @@ const (
 	tcpBeLiberal   = "net/netfilter/nf_conntrack_tcp_be_liberal"
 	udpTimeout     = "net/netfilter/nf_conntrack_udp_timeout"
 	udpStream      = "net/netfilter/nf_conntrack_udp_timeout_stream"
+	flowAccounting = "net/netfilter/nf_conntrack_acct"
 	oomScoreAdj    = "/proc/self/oom_score_adj"
 )
 
@@ -114,6 +115,11 @@ func Apply(ctx context.Context, k sysctl.Interface, c *config.Configuration) Rep
 	}
 	r.apply(ctx, k, oomScoreAdj, int(*c.Object.OOMScoreAdj), true)
 	return r
+}
+
+// CountBytes has connections that begin from now on tell what they carry.
+func (r *Report) CountBytes(ctx context.Context, k sysctl.Interface) {
+	r.apply(ctx, k, flowAccounting, 1, false)
 }
 
 // apply brings one setting about, and reports whether that went well. It may

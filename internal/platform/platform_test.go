@@ -151,6 +151,17 @@ func TestApply(t *testing.T) {
 	}
 }
 
+// TestCountBytes changes nothing where flows are counted already.
+func TestCountBytes(t *testing.T) {
+	for was, want := range map[string][]Change{"0": {{flowAccounting, 0, 1}}, "1": nil} {
+		var r Report
+		r.CountBytes(t.Context(), sysctltest.NewFake(map[string]string{flowAccounting: was}))
+		if diff := cmp.Diff(Report{Changes: want}, r); diff != "" {
+			t.Errorf("was %s: report mismatch (-want +got):\n%s", was, diff)
+		}
+	}
+}
+
 // TestProblems goes on when something cannot be written.
 func TestProblems(t *testing.T) {
 	broken := errors.New("out of order")

@@ -17,7 +17,7 @@ func Mode() mode.Mode {
 	rules := nftables.Mode()
 	return mode.Mode{
 		Name: "ebpf", Probe: Probe, Open: openOrFallBack, Cleanup: Cleanup,
-		Prepare: rules.Prepare, Flows: rules.Flows, Balancing: rules.Balancing,
+		Prepare: rules.Prepare, Flows: rules.Flows, Ends: rules.Ends, Balancing: rules.Balancing,
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 // Mode is the iptables mode, in the variant that the host uses.
 func Mode() mode.Mode {
 	return mode.Mode{
-		Name: "iptables", Probe: Probe, Prepare: Prepare, Needed: Needed, Open: mode.Opener(Open), Flows: mode.OpenFlows,
+		Name: "iptables", Probe: Probe, Prepare: Prepare, Needed: Needed, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds,
 		Balancing: []proxy.Balancing{proxy.Random},
 
 		Traces:  func(ctx context.Context) (localnet.Traces, error) { return traces(ctx, 0) },

@@ -14,3 +14,12 @@ func OpenFlows() (ct.Interface, error) {
 	}
 	return c, nil
 }
+
+// OpenEnds opens what tells of flows that end, for the same modes.
+func OpenEnds() (ct.Ends, error) {
+	e, err := ct.OpenEnds()
+	if err != nil {
+		return nil, fmt.Errorf("open events of connection tracking: %w", err)
+	}
+	return e, nil
+}

@@ -100,6 +100,10 @@ type Mode struct {
 	// nil: the mode ends them itself.
 	Flows func() (ct.Interface, error)
 
+	// Ends opens what tells of connections that connection tracking translated
+	// and that end; nil with Flows.
+	Ends func() (ct.Ends, error)
+
 	// Traces returns what the mode left that says who opened loopback; nil: it
 	// never does.
 	Traces func(context.Context) (localnet.Traces, error)

@@ -1,0 +1,316 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"sluice/internal/kernel/ct"
+	"sluice/internal/proxy"
+)
+
+const (
+	// readEvery is the least time from one look at all flows to the next, and
+	// restFactor how many times its own length such a look is followed by rest.
+	readEvery  = time.Second
+	restFactor = 30
+
+	// takePause is the least time from one look at ended flows to the next: one
+	// wake-up is for all of them. The kernel keeps about 100,000 for us.
+	takePause = 200 * time.Millisecond
+
+	// addressesFor is how long the node's addresses are taken for known.
+	addressesFor = 10 * time.Second
+)
+
+// DefaultMaxSeries is how many Service ports have series of their own.
+const DefaultMaxSeries = 2000
+
+// Settings are what a Collector is made of.
+type Settings struct {
+	Flows      ct.Interface                 // the Collector's alone from now on; nil: connection tracking translates nothing
+	Ends       ct.Ends                      // as well, nil with Flows
+	Metered    proxy.Metered                // what the mode counts; nil: nothing
+	LocalAddrs func() ([]netip.Addr, error) // the node's own
+
+	Bytes     bool // flows tell what they carried
+	MaxSeries int  // of Service ports; the rest shares one
+	Endpoints bool // series for each endpoint, too
+}
+
+// Collector counts. It is told by the engine what is in force; all its methods
+// may be called by any goroutine.
+type Collector struct {
+	settings Settings
+	inForce  chan struct{} // closed when rows are known
+	lost     atomic.Uint64 // how often the kernel could not tell of ended flows
+	shown    atomic.Pointer[shown]
+
+	taking  sync.Mutex // held while ended flows are taken
+	reading sync.Mutex // held while everything is counted
+	next    time.Time  // when to count again
+	read    bool       // flows were counted at least once
+	failed  bool       // the last time; that was logged
+
+	mu       sync.Mutex // held for moments only, since the engine waits for it
+	index    index
+	listed   time.Time // when the node's addresses were
+	rows     map[proxy.PortKey]*row
+	services map[proxy.ServicePortName]*service
+	owners   int    // services with a series of their own
+	fold     series // of the others
+	samples  map[sampleKey]tally
+	carried  bool // the mode tells bytes
+}
+
+// sampleKey tells samples apart.
+type sampleKey struct {
+	frontend
+	endpoint netip.AddrPort
+	refused  proxy.Reason
+}
+
+// New returns a Collector that knows no row.
+func New(s Settings) *Collector {
+	c := &Collector{
+		settings: s, inForce: make(chan struct{}),
+		index:    index{rows: map[frontend]*proxy.ServicePort{}},
+		rows:     map[proxy.PortKey]*row{},
+		services: map[proxy.ServicePortName]*service{},
+		fold:     series{namespace: folded, name: folded, port: folded},
+	}
+	c.shown.Store(&shown{})
+	return c
+}
+
+// Applied takes what a sync changed in the kernel. Its cost is that of the step.
+func (c *Collector) Applied(node *proxy.Node, d *proxy.Delta) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.index.node == nil {
+		close(c.inForce)
+	}
+	c.index.node = node
+	for _, sp := range d.Removes {
+		c.index.remove(sp)
+		c.drop(sp.Key)
+	}
+	for _, u := range d.Upserts {
+		c.index.change(u)
+		if r := c.rows[u.New.Key]; r != nil {
+			r.become(u.New)
+		}
+	}
+}
+
+// Run takes flows that end until ctx ends.
+func (c *Collector) Run(ctx context.Context) error {
+	select {
+	case <-c.inForce:
+		c.Refresh(ctx) // what flows have carried before is not for us to count
+	case <-ctx.Done():
+		return nil
+	}
+	if c.settings.Ends == nil {
+		<-ctx.Done()
+		return nil
+	}
+	for {
+		err := c.settings.Ends.Wait(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err = errors.Join(err, c.take()); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot hear of connections that end, traffic is not counted well")
+		}
+		pause := takePause
+		if err != nil {
+			pause = addressesFor
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// take counts flows that have ended.
+func (c *Collector) take() error {
+	c.taking.Lock()
+	defer c.taking.Unlock()
+	err := c.listAddresses(addressesFor)
+	return errors.Join(err, c.settings.Ends.Take(func(f *ct.Flow) {
+		if f == nil {
+			c.lost.Add(1)
+			return
+		}
+		c.count(f, func(m *meter, n tally) { m.ended.add(n) })
+	}))
+}
+
+// count adds a flow to the meters of its row and endpoint, if it is a Service's.
+// Zones are other programs'.
+func (c *Collector) count(f *ct.Flow, add func(*meter, tally)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sp := c.index.find(proxy.Protocol(f.Protocol), f.Orig.Dst)
+	if sp == nil || f.Zone != 0 {
+		return
+	}
+	r, n := c.adopt(sp), ofFlow(f)
+	add(&r.meter, n)
+	if m := r.endpoint(f.Reply.Src); m != nil {
+		add(m, n)
+	}
+}
+
+// listAddresses lists the node's addresses, if that was long ago.
+func (c *Collector) listAddresses(maxAge time.Duration) error {
+	c.mu.Lock()
+	known := time.Since(c.listed) < maxAge && c.index.local != nil
+	c.mu.Unlock()
+	if known {
+		return nil
+	}
+	all, err := c.settings.LocalAddrs()
+	if err != nil {
+		return fmt.Errorf("list the node's addresses: %w", err)
+	}
+	here := make(map[netip.Addr]bool, len(all))
+	for _, a := range all {
+		here[a] = true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.index.local, c.listed = here, time.Now()
+	return nil
+}
+
+// Close releases the handles.
+func (c *Collector) Close() error {
+	if c.settings.Flows == nil {
+		return nil
+	}
+	return errors.Join(c.settings.Flows.Close(), c.settings.Ends.Close())
+}
+
+// Refresh counts everything, unless that was done a moment ago.
+func (c *Collector) Refresh(ctx context.Context) {
+	select {
+	case <-c.inForce:
+	default:
+		return
+	}
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	began := time.Now()
+	if began.Before(c.next) {
+		return
+	}
+	err := errors.Join(c.readFlows(ctx), c.readSamples(ctx))
+	if err != nil && !c.failed && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Cannot count traffic, what is shown may be old")
+	}
+	c.failed = err != nil
+	c.show()
+	c.next = time.Now().Add(max(readEvery, restFactor*time.Since(began)))
+}
+
+// readFlows counts the flows that live, and those that ended meanwhile.
+func (c *Collector) readFlows(ctx context.Context) error {
+	if c.settings.Flows == nil {
+		return c.listAddresses(0)
+	}
+	if err := errors.Join(c.listAddresses(0), c.take()); err != nil {
+		return err
+	}
+	err := c.settings.Flows.Each(ctx, func() { c.each((*meter).begin) }, func(f *ct.Flow) {
+		c.count(f, func(m *meter, n tally) { m.see(n, f) })
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.take(); err != nil {
+		return err
+	}
+	c.each(func(m *meter) { m.settle(!c.read) })
+	c.read = true
+	return nil
+}
+
+// each calls f for all meters.
+func (c *Collector) each(f func(*meter)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.rows {
+		f(&r.meter)
+		for _, m := range r.endpoints {
+			if m != nil {
+				f(m)
+			}
+		}
+	}
+}
+
+// readSamples counts what the mode has counted. What it had counted before the
+// first time is not for us to tell.
+func (c *Collector) readSamples(ctx context.Context) error {
+	if c.settings.Metered == nil {
+		return nil
+	}
+	var all []proxy.Sample
+	if err := c.settings.Metered.Traffic(ctx, func(s proxy.Sample) { all = append(all, s) }); err != nil {
+		return fmt.Errorf("read what the mode has counted: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.rows {
+		r.ownOpen = 0
+		for _, m := range r.endpoints {
+			if m != nil {
+				m.ownOpen = 0
+			}
+		}
+	}
+	seen := make(map[sampleKey]tally, len(all))
+	for i := range all {
+		c.sample(&all[i], seen)
+	}
+	c.samples = seen
+	return nil
+}
+
+func (c *Collector) sample(s *proxy.Sample, seen map[sampleKey]tally) {
+	key, n := sampleKey{frontend{s.Frontend, s.Protocol}, s.Endpoint, s.Refused}, ofTraffic(&s.Traffic)
+	seen[key] = n
+	grown := n.since(c.samples[key])
+	if c.samples == nil {
+		grown = tally{}
+	}
+	sp := c.index.find(s.Protocol, s.Frontend)
+	if sp == nil || grown == (tally{}) && s.Active == 0 {
+		return
+	}
+	r := c.adopt(sp)
+	if !s.Endpoint.IsValid() {
+		if i := slices.Index(reasons[:], s.Refused); i >= 0 {
+			r.refused[i] += grown[packetsIn]
+		}
+		return
+	}
+	c.carried = c.carried || n[packetsIn] > 0
+	for _, m := range []*meter{&r.meter, r.endpoint(s.Endpoint)} {
+		if m != nil {
+			m.own.add(grown)
+			m.ownOpen += s.Active
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package traffic
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice/internal/proxy"
+)
+
+// frontend is an address that clients send to, the unspecified one for a NodePort.
+type frontend struct {
+	addr     netip.AddrPort
+	protocol proxy.Protocol
+}
+
+// index finds rows by what clients send to.
+type index struct {
+	rows  map[frontend]*proxy.ServicePort
+	node  *proxy.Node
+	local map[netip.Addr]bool // the node's own addresses
+}
+
+// find returns the row of a frontend, or nil. An exact address comes before a
+// NodePort.
+func (x *index) find(p proxy.Protocol, dst netip.AddrPort) *proxy.ServicePort {
+	if sp := x.rows[frontend{dst, p}]; sp != nil {
+		return sp
+	}
+	if a := dst.Addr(); !x.local[a] || !x.node.TakesNodePorts(a) {
+		return nil
+	}
+	unspecified := proxy.FamilyOf(dst.Addr()).Unspecified()
+	return x.rows[frontend{netip.AddrPortFrom(unspecified, dst.Port()), p}]
+}
+
+// remove takes a row out, but for frontends that are another's by now.
+func (x *index) remove(sp *proxy.ServicePort) {
+	for _, f := range sp.Frontends {
+		key := frontend{f.Addr, sp.Key.Protocol}
+		if has := x.rows[key]; has != nil && has.Key == sp.Key {
+			delete(x.rows, key)
+		}
+	}
+}
+
+// change replaces a row, which may be a new one.
+func (x *index) change(u proxy.Upsert) {
+	if u.Old != nil && !slices.Equal(u.Old.Frontends, u.New.Frontends) {
+		x.remove(u.Old)
+	}
+	for _, f := range u.New.Frontends {
+		x.rows[frontend{f.Addr, u.New.Key.Protocol}] = u.New
+	}
+}

@@ -1,0 +1,157 @@
+package traffic
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"sluice/internal/config"
+	"sluice/internal/conformance/lab"
+	"sluice/internal/proxy"
+)
+
+// modes are those whose kernel this machine can be asked to have.
+var modes = []config.ProxyMode{config.NFTables, config.IPTables}
+
+// wantRow waits for the counts of a row: what connections carried, headers aside.
+func (n *testNode) wantRow(key proxy.PortKey, connections, active, in, out uint64) {
+	n.Helper()
+	n.eventually(func() string {
+		got, endpoints, _ := n.count.Of(key)
+		text := fmt.Sprintf("%v: %+v; want %d connections, %d open, %d bytes in and %d out", key, got, connections, active, in, out)
+		var one Counts
+		for _, e := range endpoints {
+			one = e
+		}
+		switch {
+		case got.Connections != connections, got.Active != active, !n.carries(got, proxy.In, in), !n.carries(got, proxy.Out, out):
+			return text
+		case connections > 0 && (len(endpoints) != 1 || one.Traffic != got.Traffic):
+			return fmt.Sprintf("endpoints %+v are not the row's %+v", endpoints, got)
+		default:
+			return ""
+		}
+	})
+}
+
+// headers are how long those of a packet are, at least and at most.
+const minHeaders, maxHeaders = 28, 100
+
+// carries reports whether bytes agree, with the headers of as many packets.
+func (n *testNode) carries(got Counts, d proxy.Direction, want uint64) bool {
+	bytes, packets := got.Bytes[d], got.Packets[d]
+	return got.Carried && bytes >= want+minHeaders*packets && bytes <= want+maxHeaders*packets && (want == 0 || packets > 0)
+}
+
+// TestLabBytes sends bytes by every kind of frontend, in both families, and
+// compares with what is counted: while connections are open, when they are closed,
+// and when the kernel has forgotten them.
+func TestLabBytes(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, mode)
+			four, six := key("web", proxy.TCP, proxy.IPv4), key("web", proxy.TCP, proxy.IPv6)
+			ways := []struct {
+				from *lab.Host
+				src  netip.Addr
+				dst  netip.AddrPort
+			}{
+				{n.client, clientIP, vipAt},
+				{n.Node(), netip.Addr{}, vipAt},
+				{n.Outside(), outsideIP, nodePort},
+				{n.Outside(), outsideIP, balancer},
+			}
+			for i, w := range ways {
+				done := uint64(i)
+				c := n.exchange(w.from, w.src, w.dst)
+				n.wantRow(four, done+1, 1, (done+1)*bytesThere, done*bytesBack)
+				n.finish(c)
+				n.wantRow(four, done+1, 0, (done+1)*bytesThere, (done+1)*bytesBack)
+			}
+			all := uint64(len(ways))
+			n.finish(n.exchange(n.client, clientIP6, vipAt6))
+			n.wantRow(six, 1, 0, bytesThere, bytesBack)
+			n.check(n.Node().FlushConntrack())
+			n.wantRow(four, all, 0, all*bytesThere, all*bytesBack)
+			n.wantRow(six, 1, 0, bytesThere, bytesBack)
+			n.finish(n.exchange(n.client, clientIP, vipAt))
+			n.wantRow(four, all+1, 0, (all+1)*bytesThere, (all+1)*bytesBack)
+		})
+	}
+}
+
+// TestLabDatagrams counts those of UDP.
+func TestLabDatagrams(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, mode)
+			c, err := n.client.Dial(t.Context(), proxy.UDP, clientIP, vipAt)
+			n.check(err)
+			defer c.Close()
+			n.check(c.SetDeadline(time.Now().Add(patience)))
+			back := uint64(0)
+			const times, size = 50, 1000
+			for range times {
+				_, err := c.Write(make([]byte, size))
+				n.check(err)
+				b := make([]byte, 2000)
+				got, err := c.Read(b)
+				n.check(err)
+				back += uint64(got)
+			}
+			n.wantRow(key("dns", proxy.UDP, proxy.IPv4), 1, 1, times*size, back)
+			got, _, _ := n.count.Of(key("dns", proxy.UDP, proxy.IPv4))
+			if got.Packets != [2]uint64{times, times} {
+				t.Errorf("%v packets; want %d each way", got.Packets, times)
+			}
+		})
+	}
+}
+
+// TestLabManyConnections begins and ends connections while others count.
+func TestLabManyConnections(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, mode)
+			const times = 300
+			var last uint64
+			for i := range times {
+				c := n.exchange(n.client, clientIP, vipAt)
+				n.finish(c)
+				if i%50 == 0 {
+					n.check(n.Node().FlushConntrack())
+				}
+				n.refresh()
+				got, _, _ := n.count.Of(key("web", proxy.TCP, proxy.IPv4))
+				if got.Connections < last || got.Connections > uint64(i+1) {
+					t.Fatalf("%d connections, %d before, after %d", got.Connections, last, i+1)
+				}
+				last = got.Connections
+			}
+			n.wantRow(key("web", proxy.TCP, proxy.IPv4), times, 0, times*bytesThere, times*bytesBack)
+		})
+	}
+}
+
+// TestLabRestart begins to count while a connection is open: what it carried
+// before is not counted, what it carries afterwards is.
+func TestLabRestart(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, mode)
+			if n.mode.Flows == nil {
+				t.Skip("the process that counts is the one that carries")
+			}
+			row := key("web", proxy.TCP, proxy.IPv4)
+			c := n.exchange(n.client, clientIP, vipAt)
+			n.wantRow(row, 1, 1, bytesThere, 0)
+			n.collect()
+			n.wantRow(row, 1, 1, 0, 0)
+			_, err := c.Write(make([]byte, bytesThere))
+			n.check(err)
+			n.finish(c)
+			n.wantRow(row, 1, 0, bytesThere, bytesBack)
+		})
+	}
+}
