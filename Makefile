@@ -24,6 +24,7 @@ check: ## the fast inner loop: no lint, no race detector, no cluster
 
 test: deps lint build check-bpf ## everything
 	go test -race -timeout 20m ./... && cd test/deploy && go test -race -timeout 20m ./...
+	cd test/page && go test -race -timeout 10m ./...
 	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
 	go run ./test/kernels --kernels 6.1 --share 10
@@ -36,9 +37,9 @@ test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 a
 
 lint: ## formatting, vet, staticcheck, errcheck; that it builds for other systems, which have no modes yet
 	@bad=$$($(TOOL) gofumpt -l cmd internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
-	go vet ./... && cd test/cluster && go vet ./... && cd ../deploy && go vet ./...
+	go vet ./... && for m in cluster deploy page; do (cd test/$$m && go vet ./...) || exit 1; done
 	for os in windows darwin; do GOOS=$$os go build ./... || exit 1; done
-	$(TOOL) staticcheck ./... && for m in cluster deploy; do \
+	$(TOOL) staticcheck ./... && for m in cluster deploy page; do \
 		(cd test/$$m && go tool -modfile=../../tools/go.mod staticcheck ./...) || exit 1; done
 	go run ./test/matrix --check README.md
 	$(TOOL) errcheck -ignoretests -exclude tools/errcheck.txt ./...
@@ -73,7 +74,7 @@ bpf: deps ## the programs of mode ebpf, from C; the object is committed, so that
 check-bpf: deps ## that the committed object is that of the source
 	@mkdir -p .cache && $(call compile-bpf,$(CURDIR)/.cache/sockets.o) && cmp sockets.o $(CURDIR)/.cache/sockets.o
 
-deps: ## what the tests need beside Go: to list what we write, and to write what kube-proxy leaves
-	@for p in nft iptables-nft iptables-legacy ipset ip clang llvm-strip /usr/include/bpf/bpf_helpers.h; do { command -v $$p >/dev/null || [ -e $$p ]; } || missing=1; done; \
+deps: ## what the tests need beside Go: to list what we write, to write what kube-proxy leaves, and to look at the page
+	@for p in nft iptables-nft iptables-legacy ipset ip chromium clang llvm-strip /usr/include/bpf/bpf_helpers.h; do { command -v $$p >/dev/null || [ -e $$p ]; } || missing=1; done; \
 	[ -z "$$missing" ] || { apt-get update -q && DEBIAN_FRONTEND=noninteractive \
-		apt-get install -qy --no-install-recommends nftables iptables ipset iproute2 clang llvm libbpf-dev; }
+		apt-get install -qy --no-install-recommends nftables iptables ipset iproute2 chromium clang llvm libbpf-dev; }

@@ -1,0 +1,198 @@
+package page
+
+import (
+	"fmt"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"sluice/internal/statusapi"
+)
+
+// TestViews opens every view, and wants no complaint and no stranger asked.
+func TestViews(t *testing.T) {
+	d := newDaemon(t)
+	d.services = []statusapi.Service{web("10.244.0.11:8080", "10.244.0.12:8080")}
+	d.problems = []statusapi.Problem{{Object: "Service default/old", Field: "spec.ports[0]", Reason: "has no number"}}
+	d.changes = []statusapi.Change{{Number: 7, Time: time.Now(), What: "Changed", ServicePort: "default/web:http", Seconds: 0.0004}}
+	d.explanation = statusapi.Explanation{
+		Packet:  statusapi.ExplainedPacket{Protocol: "TCP", From: "10.244.0.5", To: "10.96.0.10:80", Origin: "our pod", Why: "10.244.0.5 is in the cluster CIDR"},
+		Service: &statusapi.ExplainedPort{Namespace: "default", Name: "web", Port: "http"}, Verdict: "forward", Reason: statusapi.Forwarded,
+		Message: "goes to one of 2 endpoints", Candidates: []statusapi.Candidate{{Address: "10.244.0.11:8080", Share: 1}},
+		NotUsed: []statusapi.Endpoint{{Address: "10.244.0.99:8080", Reason: "not ready"}},
+		Kernel:  statusapi.KernelCheck{State: statusapi.KernelAgrees, Objects: 3},
+	}
+	b := openView(t, d.URL, "")
+	b.shows("Healthy, everything is in force")
+	b.shows("default/web")
+	b.shows("has no number")
+	for view, text := range map[string]string{
+		"#/services/default/web": "How a packet flows", "#/problems": "spec.ports[0]", "#/changes": "400 µs",
+		"#/explain?to=default/web": "The kernel agrees", "#/": "1 Service",
+	} {
+		b.do(chromedp.Navigate(d.URL + "/" + view))
+		b.shows(text)
+	}
+	b.checkQuiet()
+}
+
+// TestFlow wants the drawing to have the share of each endpoint, and what is not
+// used with the reason.
+func TestFlow(t *testing.T) {
+	d := newDaemon(t)
+	d.services = []statusapi.Service{web("10.244.0.11:8080", "10.244.0.12:8080")}
+	b := openView(t, d.URL, "#/services/default/web")
+	b.await(`document.querySelector("svg.flow")`)
+	for box, want := range map[string]string{
+		"10.244.0.11:8080": "10.244.0.11:8080, on this node, 50 %, Local 100 %",
+		"10.244.0.12:8080": "10.244.0.12:8080, on another node, 50 %",
+		"10.244.0.99:8080": "10.244.0.99:8080, not ready",
+		"f3":               "192.0.2.7:80, ExternalIP, lost to default/older",
+		"Local":            "Local, endpoints on this node",
+	} {
+		if got := eval[string](b, fmt.Sprintf(`document.querySelector("[data-key='box %s'] title").textContent`, box)); got != want {
+			t.Errorf("box %s says %q; want %q", box, got, want)
+		}
+	}
+	unused := eval[int](b, `document.querySelectorAll(".flow-box.unused").length`)
+	if unused != 2 {
+		t.Errorf("%d boxes are grey; want the lost frontend and the endpoint that is not ready", unused)
+	}
+}
+
+// TestFollows wants a change of the endpoints on the page within 3 s.
+func TestFollows(t *testing.T) {
+	d := newDaemon(t)
+	d.services = []statusapi.Service{web("10.244.0.11:8080")}
+	b := openView(t, d.URL, "#/services/default/web")
+	b.shows("10.244.0.11:8080")
+	d.change(func() { d.services[0] = web("10.244.0.12:8080", "10.244.0.13:8080") })
+	took := b.shows("10.244.0.13:8080")
+	if b.await(`!document.body.innerText.includes("10.244.0.11:8080")`); took > 3*time.Second {
+		t.Errorf("a new endpoint shows after %v; want 3 s", took)
+	}
+	d.change(func() { d.services = nil })
+	b.shows("there is no Service default/web")
+}
+
+// TestStale wants the page to say so when the daemon is gone, or hangs, and to
+// recover.
+func TestStale(t *testing.T) {
+	d := newDaemon(t)
+	d.services = []statusapi.Service{web("10.244.0.11:8080")}
+	b := openView(t, d.URL, "")
+	b.shows("default/web")
+	d.mu.Lock() // no answer comes any more
+	took := b.shows("Stale since ")
+	if took > 5*time.Second {
+		t.Errorf("it takes %v to say that the data is stale; want 5 s", took)
+	}
+	if eval[float64](b, `+getComputedStyle(document.querySelector("main")).opacity`) > 0.9 {
+		b.await(`getComputedStyle(document.querySelector("main")).opacity < 0.5`)
+	}
+	d.mu.Unlock()
+	b.await(`document.getElementById("stale").hidden && !document.body.classList.contains("stale")`)
+
+	d.CloseClientConnections()
+	d.Close()
+	if took := b.shows("Stale since "); took > 5*time.Second {
+		t.Errorf("it takes %v to say that the daemon is gone; want 5 s", took)
+	}
+}
+
+// TestHostileText wants text from objects to stay text.
+func TestHostileText(t *testing.T) {
+	const hostile = `<img src=x onerror="window.hit=1"><script>window.hit=1</script>`
+	d := newDaemon(t)
+	s := web("10.244.0.11:8080")
+	s.Reason, s.Rows[0].Endpoints[1].Reason, s.Rows[0].Name = hostile, hostile, hostile
+	s.State, s.Name = statusapi.Refused, hostile
+	s.Found = []statusapi.Problem{{Object: hostile, Field: hostile, Reason: hostile}}
+	d.services, d.problems = []statusapi.Service{s}, s.Found
+	d.node.Health = statusapi.Health{Reason: hostile}
+	d.changes = []statusapi.Change{{What: hostile, ServicePort: hostile, Detail: hostile}}
+	d.explanation = statusapi.Explanation{
+		Packet: statusapi.ExplainedPacket{Origin: hostile, Why: hostile, To: hostile}, Verdict: "drop", Reason: hostile, Message: hostile,
+		NotUsed: []statusapi.Endpoint{{Address: hostile, Reason: hostile}}, Try: []string{hostile}, Notes: []string{hostile},
+	}
+	b := openView(t, d.URL, "")
+	for _, view := range []string{"", "#/problems", "#/changes", "#/explain?to=x", "#/services/default/" + url.PathEscape(hostile)} {
+		b.do(chromedp.Navigate(d.URL + "/" + view))
+		b.shows("onerror=")
+		if n := eval[int](b, `document.querySelectorAll("main img, main script, header .health img").length`); n > 0 {
+			t.Errorf("view %q has %d elements from text", view, n)
+		}
+	}
+	if eval[bool](b, `window.hit !== undefined`) {
+		t.Error("text was run")
+	}
+	b.checkQuiet()
+}
+
+// TestManyServices wants 30,000 Services to be as easy as ten.
+func TestManyServices(t *testing.T) {
+	d := newDaemon(t)
+	for i := range 30_000 {
+		s := web("10.244.0.11:8080")
+		s.Namespace, s.Name = fmt.Sprintf("team-%02d", i%40), fmt.Sprintf("service-%05d", i)
+		d.services = append(d.services, s)
+	}
+	b := openView(t, d.URL, "")
+	b.shows("30,000 Services")
+	b.do(chromedp.Focus(chromedp.CSS(`input[name="filter"]`)), chromedp.KeyEvent("service-29999"))
+	if took := b.shows("1 Service match"); took > 1500*time.Millisecond {
+		t.Errorf("the filter takes %v", took)
+	}
+	b.do(chromedp.Navigate(d.URL + "/#/"))
+	b.shows("30,000 Services")
+	first := eval[string](b, `document.querySelector(".row-link").textContent`)
+	b.do(chromedp.Click(chromedp.CSS(`.pages a[rel="next"]`)))
+	b.await(fmt.Sprintf(`document.querySelector(".row-link").textContent !== %q && [...document.querySelectorAll(".pages a")].some(a => a.textContent === "First")`, first))
+	if n := eval[int](b, `document.querySelectorAll("*").length`); n > 2000 {
+		t.Errorf("the page has %d elements", n)
+	}
+	b.checkQuiet()
+}
+
+// TestKeyboard reaches a Service, and comes back, without a mouse.
+func TestKeyboard(t *testing.T) {
+	d := newDaemon(t)
+	for i := range 5 {
+		s := web("10.244.0.11:8080")
+		s.Name = fmt.Sprintf("web-%d", i)
+		d.services = append(d.services, s)
+	}
+	b := openView(t, d.URL, "")
+	b.shows("default/web-4")
+	b.do(chromedp.KeyEvent("/"), chromedp.KeyEvent("web-"), chromedp.KeyEvent(kb.ArrowDown), chromedp.KeyEvent(kb.ArrowDown))
+	b.await(`document.activeElement.textContent === "default/web-1"`)
+	// Another round of requests leaves the focus where it is, though rows came before it.
+	d.change(func() { s := web(); s.Name = "web-0a"; d.services = append(d.services, s) })
+	b.shows("default/web-0a")
+	b.await(`document.activeElement.textContent === "default/web-1"`)
+	b.do(chromedp.KeyEvent(kb.Enter))
+	b.await(`location.hash === "#/services/default/web-1" && document.querySelector("svg.flow")`)
+	b.do(chromedp.KeyEvent(kb.Escape))
+	b.shows("default/web-4")
+	b.checkQuiet()
+}
+
+// TestPhone wants no view to be wider than a phone.
+func TestPhone(t *testing.T) {
+	d := newDaemon(t)
+	d.services = []statusapi.Service{web("10.244.0.11:8080", "10.244.0.12:8080")}
+	d.problems = []statusapi.Problem{{Object: "EndpointSlice default/a-very-long-name-of-an-endpointslice-that-does-not-end", Field: "endpoints[0].addresses[0]", Reason: "is not an address"}}
+	b := newTab(t, d.URL)
+	b.do(chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile))
+	for _, view := range []string{"", "#/services/default/web", "#/problems", "#/changes", "#/explain"} {
+		b.do(chromedp.Navigate(d.URL + "/" + view))
+		b.await(`!document.body.innerText.includes("Asking the daemon")`)
+		if w := eval[int](b, `document.documentElement.scrollWidth`); w > 390 {
+			t.Errorf("view %q is %d pixels wide", view, w)
+		}
+	}
+	b.checkQuiet()
+}
