@@ -24,7 +24,6 @@ import (
 	"sluice/internal/health"
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/link"
-	"sluice/internal/kernel/sysctl"
 	"sluice/internal/metrics"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
@@ -138,7 +137,7 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	if d, ok := s.dataplane.(proxy.Measured); ok {
 		own = d.Metrics(ctx)
 	}
-	ours := trackingMetrics(sysctl.Kernel{})
+	ours := trackingMetrics(tracked)
 	if s.traffic != nil {
 		ours = append(ours, s.traffic.Metrics(ctx)...)
 	}

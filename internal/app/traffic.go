@@ -5,13 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/dataplane"
 	"sluice/internal/kernel/link"
-	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
+	"sluice/internal/statusapi"
 	"sluice/internal/traffic"
 )
 
@@ -62,17 +64,78 @@ func (s *ProxyServer) openTraffic(ctx context.Context, mode dataplane.Mode) {
 	s.traffic = traffic.New(set)
 }
 
+// statusTraffic tells the API what was counted, if anything is. Families are
+// added up.
+type statusTraffic struct{ *traffic.Collector }
+
+func (t statusTraffic) Of(ctx context.Context, name types.NamespacedName) []statusapi.PortTraffic {
+	if t.Collector == nil {
+		return nil
+	}
+	all, _ := t.read(ctx, func(k proxy.PortKey) bool { return k.Namespace == name.Namespace && k.Name == name.Name })
+	return all
+}
+
+func (t statusTraffic) All(ctx context.Context) (all []statusapi.PortTraffic, counted time.Time, off string) {
+	if t.Collector == nil {
+		return nil, time.Time{}, "--service-traffic is off, or the kernel does not tell of connections"
+	}
+	all, counted = t.read(ctx, func(proxy.PortKey) bool { return true })
+	return all, counted, ""
+}
+
+func (t statusTraffic) read(ctx context.Context, which func(proxy.PortKey) bool) ([]statusapi.PortTraffic, time.Time) {
+	t.Refresh(ctx)
+	rows, counted := t.Rows(which)
+	var all []statusapi.PortTraffic
+	ports := map[proxy.ServicePortName]int{}
+	for i := range rows {
+		r := &rows[i]
+		of := statusapi.PortTraffic{
+			Namespace: r.Key.Namespace, Name: r.Key.Name, Port: r.Key.Port, Protocol: r.Key.Protocol.String(),
+			Traffic: trafficStatus(&r.Counts),
+		}
+		if at, ok := ports[r.Key.ServicePortName]; ok {
+			all[at].Add(&of.Traffic)
+		} else {
+			ports[r.Key.ServicePortName] = len(all)
+			all = append(all, of)
+		}
+		for a, n := range r.Endpoints {
+			of.Endpoint, of.Traffic = a.String(), trafficStatus(&n)
+			all = append(all, of)
+		}
+	}
+	return all, counted
+}
+
+func trafficStatus(n *traffic.Counts) statusapi.Traffic {
+	out := statusapi.Traffic{Connections: &n.Connections, Active: &n.Active}
+	if n.Carried {
+		out.BytesIn, out.BytesOut = &n.Bytes[proxy.In], &n.Bytes[proxy.Out]
+		out.PacketsIn, out.PacketsOut = &n.Packets[proxy.In], &n.Packets[proxy.Out]
+	}
+	for why, packets := range n.Refused {
+		if out.Refused == nil {
+			out.Refused = map[string]uint64{}
+		}
+		out.Refused[why.String()] = packets
+	}
+	return out
+}
+
 // trackingMetrics are how full the kernel's table of connections is.
-func trackingMetrics(k sysctl.Interface) []proxy.Metric {
-	number := func(name, help, setting string) proxy.Metric {
+func trackingMetrics(tracked func() *statusapi.Tracking) []proxy.Metric {
+	number := func(name, help string, of func(*statusapi.Tracking) int) proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Read: func(yield func(float64, ...string)) {
-			if n, err := sysctl.ReadInt(k, "net/netfilter/"+setting); err == nil { // else there is no connection tracking
-				yield(float64(n))
+			if t := tracked(); t != nil {
+				yield(float64(of(t)))
 			}
 		}}
 	}
 	return []proxy.Metric{
-		number("conntrack_entries", "Connections that the kernel tracks", "nf_conntrack_count"),
-		number("conntrack_entries_limit", "Connections that the kernel can track; packets of more are dropped", "nf_conntrack_max"),
+		number("conntrack_entries", "Connections that the kernel tracks", func(t *statusapi.Tracking) int { return t.Entries }),
+		number("conntrack_entries_limit", "Connections that the kernel can track; packets of more are dropped",
+			func(t *statusapi.Tracking) int { return t.Limit }),
 	}
 }

@@ -1,26 +1,81 @@
 package app
 
 import (
+	"net/netip"
 	"testing"
 
-	"sluice/internal/kernel/sysctl/sysctltest"
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/kernel/ct"
+	"sluice/internal/kernel/ct/cttest"
+	"sluice/internal/proxy"
+	"sluice/internal/statusapi"
+	"sluice/internal/traffic"
 )
 
 // TestTrackingMetrics tells how full the kernel's table is, and nothing where
 // there is none.
 func TestTrackingMetrics(t *testing.T) {
-	values := func(settings map[string]string) map[string]float64 {
+	values := func(tracked *statusapi.Tracking) map[string]float64 {
 		got := map[string]float64{}
-		for _, m := range trackingMetrics(sysctltest.NewFake(settings)) {
+		for _, m := range trackingMetrics(func() *statusapi.Tracking { return tracked }) {
 			m.Read(func(v float64, _ ...string) { got[m.Name] = v })
 		}
 		return got
 	}
-	got := values(map[string]string{"net/netfilter/nf_conntrack_count": "12", "net/netfilter/nf_conntrack_max": "262144"})
-	if len(got) != 2 || got["conntrack_entries"] != 12 || got["conntrack_entries_limit"] != 262144 {
-		t.Errorf("metrics %v", got)
+	want := map[string]float64{"conntrack_entries": 12, "conntrack_entries_limit": 262144}
+	if diff := cmp.Diff(want, values(&statusapi.Tracking{Entries: 12, Limit: 262144})); diff != "" {
+		t.Errorf("metrics mismatch (-want +got):\n%s", diff)
 	}
 	if got := values(nil); len(got) != 0 {
 		t.Errorf("metrics %v without connection tracking", got)
+	}
+}
+
+// TestStatusTraffic tells the API of a Service in both families.
+func TestStatusTraffic(t *testing.T) {
+	k := cttest.NewFake()
+	c := traffic.New(traffic.Settings{Flows: k, Ends: k, LocalAddrs: func() ([]netip.Addr, error) { return nil, nil }})
+	d := &proxy.Delta{}
+	for vip, endpoint := range map[string]string{"10.96.0.1:80": "10.1.0.1:80", "[fd96::1]:80": "[fd00::1]:80"} {
+		at, to := netip.MustParseAddrPort(vip), netip.MustParseAddrPort(endpoint)
+		d.Upserts = append(d.Upserts, proxy.Upsert{New: &proxy.ServicePort{
+			Key: proxy.PortKey{
+				ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: "web", Port: "http", Protocol: proxy.TCP},
+				Family:          proxy.FamilyOf(at.Addr()),
+			},
+			Frontends: []proxy.Frontend{{Addr: at}}, Cluster: []proxy.Endpoint{{Addr: to}},
+		}})
+		k.Add(ct.Flow{Protocol: 6, Orig: ct.Tuple{Dst: at}, Reply: ct.Tuple{Src: to}, Translated: true})
+	}
+	c.Applied(&proxy.Node{}, d)
+	one, two := uint64(1), uint64(2)
+	line := func(endpoint string, n *uint64) statusapi.PortTraffic {
+		return statusapi.PortTraffic{
+			Namespace: "ns", Name: "web", Port: "http", Protocol: "TCP", Endpoint: endpoint,
+			Traffic: statusapi.Traffic{Connections: n, Active: n},
+		}
+	}
+	want := map[string]statusapi.PortTraffic{
+		"": line("", &two), "10.1.0.1:80": line("10.1.0.1:80", &one), "[fd00::1]:80": line("[fd00::1]:80", &one),
+	}
+	all, counted, off := statusTraffic{c}.All(t.Context())
+	if counted.IsZero() || off != "" {
+		t.Errorf("counted at %v, off: %q", counted, off)
+	}
+	for name, got := range map[string][]statusapi.PortTraffic{
+		"all": all, "of": statusTraffic{c}.Of(t.Context(), types.NamespacedName{Namespace: "ns", Name: "web"}),
+	} {
+		byEndpoint := map[string]statusapi.PortTraffic{}
+		for _, l := range got {
+			byEndpoint[l.Endpoint] = l
+		}
+		if diff := cmp.Diff(want, byEndpoint); diff != "" || len(got) != len(want) {
+			t.Errorf("%s: %d lines, mismatch (-want +got):\n%s", name, len(got), diff)
+		}
+	}
+	if _, _, off := (statusTraffic{}).All(t.Context()); off == "" {
+		t.Error("nothing says why nothing is counted")
 	}
 }

@@ -62,6 +62,7 @@ type Collector struct {
 	mu       sync.Mutex // held for moments only, since the engine waits for it
 	index    index
 	listed   time.Time // when the node's addresses were
+	counted  time.Time // when everything was
 	rows     map[proxy.PortKey]*row
 	services map[proxy.ServicePortName]*service
 	owners   int    // services with a series of their own

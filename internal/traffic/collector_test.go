@@ -60,6 +60,15 @@ func (b *bench) now() {
 	b.Refresh(b.t.Context())
 }
 
+// of returns what was counted of one row.
+func (c *Collector) of(key proxy.PortKey) (Counts, map[netip.AddrPort]Counts, bool) {
+	all, _ := c.Rows(func(k proxy.PortKey) bool { return k == key })
+	if len(all) == 0 {
+		return Counts{}, nil, false
+	}
+	return all[0].Counts, all[0].Endpoints, true
+}
+
 // want counts and compares with texts like "connections_total{ns,web,80} 3" for
 // all series of some metrics, by the end of their names.
 func (b *bench) want(metrics string, want ...string) {
@@ -205,7 +214,7 @@ func TestEndsDuringADump(t *testing.T) {
 	for n := range 100 {
 		b.kernel.Add(flow(2*n, vip, one, 1000), flow(2*n+1, vip, one, 1000))
 		b.now()
-		counts, _, _ := b.Of(servicePort("web", vip).Key)
+		counts, _, _ := b.of(servicePort("web", vip).Key)
 		if counts.Connections < last || counts.Connections > uint64(2*n+2) || counts.Bytes[proxy.In] != 1000*counts.Connections {
 			t.Fatalf("after %d connections: %+v, before %d", 2*n+2, counts, last)
 		}
@@ -237,7 +246,7 @@ func TestConnectionsOnly(t *testing.T) {
 	b.has(servicePort("web", vip, one))
 	b.kernel.Add(flow(1, vip, one, 100))
 	b.want("service_connections_total service_bytes_total service_packets_total", "service_connections_total{ns,web,80} 1")
-	if n, _, ok := b.Of(servicePort("web", vip).Key); !ok || n.Carried || n.Connections != 1 {
+	if n, _, ok := b.of(servicePort("web", vip).Key); !ok || n.Carried || n.Connections != 1 {
 		t.Errorf("counts %+v, %t", n, ok)
 	}
 }
@@ -258,7 +267,7 @@ func TestChurn(t *testing.T) {
 		fewer := *sp
 		fewer.Cluster = sp.Cluster[1:]
 		b.Applied(b.index.node, &proxy.Delta{Upserts: []proxy.Upsert{{Old: sp, New: &fewer}}})
-		if _, endpoints, _ := b.Of(sp.Key); len(endpoints) != 1 {
+		if _, endpoints, _ := b.of(sp.Key); len(endpoints) != 1 {
 			t.Fatalf("an endpoint that left has counts: %v", endpoints)
 		}
 		b.loses(&fewer)
@@ -438,7 +447,7 @@ func TestNumbersAreLarge(t *testing.T) {
 	const many = math.MaxUint32 * 1000
 	b.kernel.Add(flow(1, vip, one, many))
 	b.now()
-	if n, _, _ := b.Of(servicePort("web", vip).Key); n.Bytes != [2]uint64{many, 10 * many} {
+	if n, _, _ := b.of(servicePort("web", vip).Key); n.Bytes != [2]uint64{many, 10 * many} {
 		t.Errorf("bytes %v; want %d and ten times that", n.Bytes, many)
 	}
 }

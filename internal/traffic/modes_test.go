@@ -18,7 +18,7 @@ var modes = []config.ProxyMode{config.NFTables, config.IPTables}
 func (n *testNode) wantRow(key proxy.PortKey, connections, active, in, out uint64) {
 	n.Helper()
 	n.eventually(func() string {
-		got, endpoints, _ := n.count.Of(key)
+		got, endpoints, _ := n.count.of(key)
 		text := fmt.Sprintf("%v: %+v; want %d connections, %d open, %d bytes in and %d out", key, got, connections, active, in, out)
 		var one Counts
 		for _, e := range endpoints {
@@ -101,7 +101,7 @@ func TestLabDatagrams(t *testing.T) {
 				back += uint64(got)
 			}
 			n.wantRow(key("dns", proxy.UDP, proxy.IPv4), 1, 1, times*size, back)
-			got, _, _ := n.count.Of(key("dns", proxy.UDP, proxy.IPv4))
+			got, _, _ := n.count.of(key("dns", proxy.UDP, proxy.IPv4))
 			if got.Packets != [2]uint64{times, times} {
 				t.Errorf("%v packets; want %d each way", got.Packets, times)
 			}
@@ -123,7 +123,7 @@ func TestLabManyConnections(t *testing.T) {
 					n.check(n.Node().FlushConntrack())
 				}
 				n.refresh()
-				got, _, _ := n.count.Of(key("web", proxy.TCP, proxy.IPv4))
+				got, _, _ := n.count.of(key("web", proxy.TCP, proxy.IPv4))
 				if got.Connections < last || got.Connections > uint64(i+1) {
 					t.Fatalf("%d connections, %d before, after %d", got.Connections, last, i+1)
 				}

@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"net/netip"
+	"time"
 
 	"sluice/internal/proxy"
 )
@@ -17,36 +18,27 @@ type Counts struct {
 type Row struct {
 	Key proxy.PortKey
 	Counts
+	Endpoints map[netip.AddrPort]Counts // of the row, that had traffic
 }
 
-// Of returns what the last Refresh has counted of a row, and of its endpoints that
-// had traffic; ok: there is something. Its cost is that of the row.
-func (c *Collector) Of(key proxy.PortKey) (n Counts, endpoints map[netip.AddrPort]Counts, ok bool) {
+// Rows returns what the last Refresh has counted of the rows that had traffic, in
+// no order, and when that was.
+func (c *Collector) Rows(which func(proxy.PortKey) bool) (all []Row, counted time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := c.rows[key]
-	if r == nil {
-		return Counts{Carried: c.tellsBytes()}, nil, false
-	}
-	endpoints = map[netip.AddrPort]Counts{}
-	for a, m := range r.endpoints {
-		if m != nil && !m.idle() {
-			endpoints[a] = Counts{Traffic: m.total(), Carried: c.tellsBytes()}
-		}
-	}
-	return c.counts(r), endpoints, true
-}
-
-// Rows returns what the last Refresh has counted of every row that had traffic, in
-// no order.
-func (c *Collector) Rows() []Row {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := make([]Row, 0, len(c.rows))
 	for key, r := range c.rows {
-		all = append(all, Row{key, c.counts(r)})
+		if !which(key) {
+			continue
+		}
+		row := Row{Key: key, Counts: c.counts(r), Endpoints: map[netip.AddrPort]Counts{}}
+		for a, m := range r.endpoints {
+			if m != nil && !m.idle() {
+				row.Endpoints[a] = Counts{Traffic: m.total(), Carried: row.Carried}
+			}
+		}
+		all = append(all, row)
 	}
-	return all
+	return all, c.counted
 }
 
 func (c *Collector) counts(r *row) Counts {
@@ -111,6 +103,7 @@ func (c *Collector) show() {
 		}
 	}
 	c.shown.Store(out)
+	c.counted = time.Now()
 }
 
 // add adds a row to the line that it is a part of.
