@@ -19,7 +19,10 @@ func (s *ProxyServer) newStatusServer(e *engine.Engine) *status.Server {
 	for _, f := range s.families {
 		about.Families = append(about.Families, f.String())
 	}
-	return status.New(status.Settings{Engine: e, About: about, Health: s.healthStatus, Tracked: tracked, Traffic: statusTraffic{s.traffic}, Page: page.Handler()})
+	return status.New(status.Settings{
+		Engine: e, About: about, Health: s.healthStatus, Tracked: tracked, Traffic: statusTraffic{s.traffic}, Explain: s.explainer(e),
+		Page: page.Handler(),
+	})
 }
 
 // healthStatus returns what the health server would say.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -205,9 +206,13 @@ func (x *explanation) setService() {
 		return
 	}
 	k := row.Key
-	x.out.Service = &statusapi.ExplainedPort{Namespace: k.Namespace, Name: k.Name, Port: k.Port, Family: k.Family.String()}
+	x.out.Service = &statusapi.ExplainedPort{Namespace: k.Namespace, Name: k.Name, Family: k.Family.String()}
+	if x.want.Reason == proxy.PortNotOfService {
+		return // No port of the Service is meant.
+	}
+	x.out.Service.Port = k.Port
 	if v := x.world.View; v != nil {
-		x.out.Service.Status = new(status(v.Row(k)))
+		x.out.Service.Status = new(StatusOf(v.Row(k)))
 	}
 	switch f := x.want.Frontend; {
 	case x.target.port != nil:
@@ -225,23 +230,21 @@ func nameOf(row *proxy.ServicePort) types.NamespacedName {
 	return types.NamespacedName{Namespace: row.Key.Namespace, Name: row.Key.Name}
 }
 
-// status is how a row stands.
-func status(r engine.RowStatus) statusapi.Status {
-	s := statusapi.Status{State: statusapi.InForce, Reason: r.Refused}
-	switch {
-	case r.Refused != "":
-		s.State = statusapi.Refused
-	case !r.Pending.IsZero():
-		s.State = statusapi.Pending
+// StatusOf tells how a row stands.
+func StatusOf(r engine.RowStatus) statusapi.Status {
+	known := func(t time.Time) *time.Time {
+		if t.IsZero() {
+			return nil
+		}
+		return &t
 	}
-	if !r.Since.IsZero() {
-		s.Since = &r.Since
+	s := statusapi.Status{State: statusapi.InForce, Since: known(r.Since)}
+	if r.Pending.IsZero() {
+		return s
 	}
-	if !r.Pending.IsZero() {
-		s.Pending = &r.Pending
-	}
-	if !r.NextTry.IsZero() {
-		s.NextTry = &r.NextTry
+	s.State, s.Pending = statusapi.Pending, known(r.Pending)
+	if r.Refused != "" {
+		s.State, s.Reason, s.NextTry = statusapi.Refused, r.Refused, known(r.NextTry)
 	}
 	return s
 }

@@ -58,6 +58,9 @@ func (x *explanation) policyReason() (statusapi.Reason, string) {
 	o, dst, row := x.want, x.packet.Dst, x.want.Row
 	switch o.Reason {
 	case proxy.Forwarded:
+		if len(o.Backends) == 1 {
+			return statusapi.Forwarded, "It goes to one endpoint."
+		}
 		return statusapi.Forwarded, fmt.Sprintf("It goes to one of %s.", count(len(o.Backends), "endpoint"))
 	case proxy.NoEndpoints:
 		return x.noEndpoints()

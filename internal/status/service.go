@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/engine"
+	"sluice/internal/explain"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 	"sluice/internal/statusapi"
@@ -28,7 +29,7 @@ func (s *Server) service(ctx context.Context, r *request) (any, error) {
 		}
 		out.ServiceSummary, _ = c.summary(v, name)
 		for _, p := range d.Ports {
-			rows = append(rows, statusOf(v.Row(p.Row.Key)))
+			rows = append(rows, explain.StatusOf(v.Row(p.Row.Key)))
 		}
 	})
 	if !found {

@@ -9,11 +9,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/engine"
+	"sluice/internal/explain"
 	"sluice/internal/proxy"
 	"sluice/internal/statusapi"
 )
@@ -224,7 +224,7 @@ func (c collector) summary(v engine.View, name types.NamespacedName) (statusapi.
 
 // add adds a row to the summary of its Service.
 func (c collector) add(s *statusapi.ServiceSummary, status engine.RowStatus, row *proxy.ServicePort) {
-	st := statusOf(status)
+	st := explain.StatusOf(status)
 	if worse(st.State, s.State) {
 		s.State, s.Reason = st.State, st.Reason
 	}
@@ -280,24 +280,4 @@ func used(row *proxy.ServicePort) int {
 		}
 	}
 	return len(addrs)
-}
-
-// statusOf tells how a row stands.
-func statusOf(r engine.RowStatus) statusapi.Status {
-	s := statusapi.Status{State: statusapi.InForce, Since: known(r.Since)}
-	if r.Pending.IsZero() {
-		return s
-	}
-	s.State, s.Pending = statusapi.Pending, known(r.Pending)
-	if r.Refused != "" {
-		s.State, s.Reason, s.NextTry = statusapi.Refused, r.Refused, known(r.NextTry)
-	}
-	return s
-}
-
-func known(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
 }

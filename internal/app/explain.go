@@ -1,0 +1,211 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"sluice/internal/cli"
+	"sluice/internal/engine"
+	"sluice/internal/explain"
+	"sluice/internal/kernel/link"
+	"sluice/internal/proxy"
+	"sluice/internal/source"
+	"sluice/internal/statusapi"
+)
+
+const explainHelp = `Explain says what happens to the first packet of a connection, and why: whose it
+is, where it may go, which endpoints are not used, and whether the kernel agrees.
+
+It asks the daemon of this node, or with --manifests it reads a folder as the
+daemon would, on any system and without root. Reasons are listed in
+docs/explain.md, with what to do about each. The exit code is 0 if all is well, 1
+if there is something to find, 2 if the question cannot be answered.`
+
+const explainExamples = `  sluice explain default/web
+  sluice explain 10.96.0.10:80 --from 10.244.1.5
+  sluice explain kube-system/kube-dns:dns --proto udp
+  sluice explain 192.0.2.10:30080 --from 203.0.113.7 --in eth0 -o json
+  sluice explain default/web --manifests ./examples --hostname-override node-1`
+
+// explainOptions are what sluice explain is told.
+type explainOptions struct {
+	daemon        *Options // for a folder
+	question      explain.Question
+	output        string
+	socket        string
+	nodeAddresses []string
+}
+
+func newExplainCommand() *cobra.Command {
+	o := &explainOptions{daemon: NewOptions()}
+	cmd := answering(&cobra.Command{
+		Use:     "explain ADDR:PORT | NAMESPACE/SERVICE[:PORT]",
+		Short:   "Say what happens to a packet, and why",
+		Long:    explainHelp,
+		Example: explainExamples,
+		Args:    oneTarget,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.question.To = args[0]
+			return o.run(cmd)
+		},
+	})
+	f := cmd.Flags()
+	f.StringVar(&o.question.From, "from", "", "the client's `IP`; without it, the node itself")
+	f.StringVar(&o.question.Protocol, "proto", "", "tcp, udp or sctp; without it, tcp or what the Service's port has")
+	f.StringVar(&o.question.In, "in", "", "the `INTERFACE` that the packet comes in on")
+	f.StringVarP(&o.output, "output", "o", "text", "`FORMAT`: "+strings.Join(cli.ExplainFormats, ", "))
+	socketFlag(f, &o.socket)
+	f.StringSliceVar(&o.nodeAddresses, "node-addresses", nil, "with --manifests: `IPS` of the node besides its Node object's")
+	f.AddFlagSet(o.daemon.some(offlineFlags...))
+	return cmd
+}
+
+func oneTarget(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%d targets were given: give one, ADDR:PORT or NAMESPACE/SERVICE[:PORT]", len(args))
+	}
+	return nil
+}
+
+func (o *explainOptions) run(cmd *cobra.Command) error {
+	if !slices.Contains(cli.ExplainFormats, o.output) {
+		return fmt.Errorf("--output %q: want %s", o.output, strings.Join(cli.ExplainFormats, ", "))
+	}
+	e, err := o.explain(cmd)
+	if err != nil {
+		return err
+	}
+	if err := cli.Explain(cmd.OutOrStdout(), o.output, e, time.Now()); err != nil {
+		return err
+	}
+	if !e.Fine() {
+		return &ExitError{Code: exitFinding}
+	}
+	return nil
+}
+
+func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, error) {
+	if cmd.Flags().Changed("manifests") {
+		return o.offline(cmd.Context())
+	}
+	for _, name := range append([]string{"node-addresses"}, offlineFlags...) {
+		if cmd.Flags().Changed(name) {
+			return nil, fmt.Errorf("--%s goes with --manifests DIR: a daemon has been told its own", name)
+		}
+	}
+	q := url.Values{}
+	for name, value := range map[string]string{
+		"to": o.question.To, "from": o.question.From, "proto": o.question.Protocol, "in": o.question.In,
+	} {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
+	e := &statusapi.Explanation{}
+	return e, statusapi.AtSocket(o.socket).Get(cmd.Context(), statusapi.ExplainPath, q, e)
+}
+
+// offline answers from a folder.
+func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, error) {
+	ctx = klog.NewContext(ctx, logr.Discard()) // what matters of it is in the answer
+	var known []netip.Addr
+	for _, text := range o.nodeAddresses {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return nil, fmt.Errorf("--node-addresses: %q is not an IP address", text)
+		}
+		known = append(known, a.Unmap())
+	}
+	p, err := o.daemon.offlinePlan()
+	if err != nil {
+		return nil, err
+	}
+	s, err := p.offline(ctx, proxy.Families[:])
+	if err != nil {
+		return nil, err
+	}
+	w := explain.World{
+		Resolver: s.resolver, Mode: string(p.config.Mode), Unserved: unserved(s.objects),
+		Local: func(a netip.Addr) bool { return slices.Contains(known, a) },
+	}
+	a, err := w.Explain(o.question)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(s.objects, func(o metav1.Object) bool { return isNode(o) && o.GetName() == p.node }) {
+		a.Notes = append(a.Notes, fmt.Sprintf("the folder has no Node %s, so its zone and addresses are not known: "+
+			"--hostname-override names the node", p.node))
+	}
+	for _, f := range s.files {
+		a.Notes = append(a.Notes, f.String())
+	}
+	return a.Explanation, nil
+}
+
+func isNode(o metav1.Object) bool {
+	_, ok := o.(*v1.Node)
+	return ok
+}
+
+// unserved returns the Services that this proxy does not serve.
+func unserved(objects []metav1.Object) []explain.Unserved {
+	out := []explain.Unserved{}
+	for _, o := range objects {
+		s, ok := o.(*v1.Service)
+		if !ok {
+			continue
+		}
+		u := explain.Unserved{Name: source.NameOf(s), Why: statusapi.Headless}
+		switch other, labelled := s.Labels[source.LabelServiceProxyName]; {
+		case labelled:
+			u.Why, u.Detail = statusapi.OtherProxy, fmt.Sprintf("label %s gives it to proxy %q", source.LabelServiceProxyName, other)
+			for _, text := range append([]string{s.Spec.ClusterIP}, s.Spec.ClusterIPs...) {
+				if a, err := netip.ParseAddr(text); err == nil {
+					u.Addresses = append(u.Addresses, a)
+				}
+			}
+		case !source.WantsService(s):
+			u.Detail = "it is headless, so clients connect to its pods"
+		case s.Spec.Type == v1.ServiceTypeExternalName:
+			u.Detail = "it is a DNS name, " + s.Spec.ExternalName
+		default:
+			continue
+		}
+		out = append(out, u)
+	}
+	return out
+}
+
+// explainer answers questions about what the engine knows.
+func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Values) (*statusapi.Explanation, error) {
+	return func(_ context.Context, q url.Values) (*statusapi.Explanation, error) {
+		addresses, err := link.Conn{}.List()
+		if err != nil {
+			return nil, err
+		}
+		var a *explain.Answer
+		e.Look(func(v engine.View) {
+			w := explain.World{
+				Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v,
+				Local: func(a netip.Addr) bool { return slices.Contains(addresses, a) },
+			}
+			a, err = w.Explain(explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")})
+		})
+		if err != nil {
+			return nil, &statusapi.ResponseError{Code: http.StatusBadRequest, Message: err.Error()}
+		}
+		return a.Explanation, nil
+	}
+}

@@ -1,0 +1,291 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"sluice/internal/statusapi"
+)
+
+const (
+	columns        = 80
+	indent         = 11 // of what stands beside a heading
+	endpointsShown = 20 // endpoints of a kind that are shown
+)
+
+// ExplainFormats are the words for how an explanation is written.
+var ExplainFormats = []string{"text", "json", "yaml"}
+
+// Explain writes an explanation in a format, for people as of now.
+func Explain(w io.Writer, format string, e *statusapi.Explanation, now time.Time) error {
+	if format != "text" {
+		return encode(w, format, e)
+	}
+	p := &page{now: now}
+	p.packet(e)
+	p.service(e)
+	p.line("Verdict", strings.ToUpper(e.Verdict)+"  "+string(e.Reason))
+	p.text("", e.Message)
+	p.candidates(e)
+	p.notUsed(e)
+	p.client(e)
+	p.kernel(&e.Kernel)
+	for _, n := range e.Notes {
+		p.text("Note", n)
+	}
+	for _, t := range e.Try {
+		if strings.HasPrefix(t, "kubectl ") || strings.HasPrefix(t, "sluice ") {
+			p.line("Try", t) // in one piece, to be copied
+		} else {
+			p.text("Try", t)
+		}
+	}
+	_, err := io.WriteString(w, p.out.String())
+	return err
+}
+
+// page is text with headings at the left.
+type page struct {
+	out  strings.Builder
+	now  time.Time
+	last string // heading
+}
+
+// line adds a line beside a heading, which is not repeated.
+func (p *page) line(heading, text string) {
+	if heading == p.last {
+		heading = ""
+	}
+	if heading != "" {
+		p.last = heading
+	}
+	fmt.Fprintln(&p.out, strings.TrimRight(fmt.Sprintf("%-*s%s", indent, heading, clean(text)), " "))
+}
+
+// text adds text beside a heading, in as many lines as it takes.
+func (p *page) text(heading, text string) {
+	for i, l := range wrap(clean(text), columns-indent) {
+		if i > 0 {
+			heading = ""
+		}
+		p.line(heading, l)
+	}
+}
+
+func (p *page) packet(e *statusapi.Explanation) {
+	k := e.Packet
+	if k.To == "" {
+		return
+	}
+	from := k.From
+	if from == "" {
+		from = "this node"
+	}
+	if k.Interface != "" {
+		from += ", in on " + k.Interface
+	}
+	p.text("Packet", fmt.Sprintf("%s from %s to %s", k.Protocol, from, k.To))
+	p.text("Origin", fmt.Sprintf("%s: %s", k.Origin, k.Why))
+}
+
+func (p *page) service(e *statusapi.Explanation) {
+	s := e.Service
+	if s == nil {
+		p.line("Service", "none")
+		return
+	}
+	text := s.Namespace + "/" + s.Name
+	if s.Port != "" {
+		text += ", port " + s.Port
+	}
+	if f := e.Frontend; f != nil {
+		text += fmt.Sprintf(", %s %s", f.Kind, f.Address)
+		if f.LostTo != "" {
+			text += " (which is " + f.LostTo + "'s)"
+		}
+	}
+	p.text("Service", text)
+	if s.Status == nil {
+		return
+	}
+	switch st := s.Status; st.State {
+	case statusapi.InForce:
+		p.line("", "in force"+p.since(", for ", st.Since))
+	case statusapi.Pending:
+		p.line("", "something newer is wanted"+p.since(", for ", st.Pending))
+	case statusapi.Refused:
+		p.line("", "refused by the kernel"+p.since(", for ", st.Pending)+p.since("; tried again in ", st.NextTry))
+	}
+}
+
+// since returns how far a time is from now, if there is one.
+func (p *page) since(word string, t *time.Time) string {
+	if t == nil {
+		return ""
+	}
+	return word + p.now.Sub(*t).Abs().Round(time.Second).String()
+}
+
+func (p *page) candidates(e *statusapi.Explanation) {
+	if e.CandidateCount == 0 {
+		return
+	}
+	chosen := ""
+	if e.Balancing != "default" {
+		chosen = ", chosen by " + e.Balancing
+	}
+	p.line("Goes to", fmt.Sprintf("%s, by policy %s%s", plural(e.CandidateCount, "endpoint", "endpoints"), e.Scope, chosen))
+	rows := [][]string{}
+	hidden := 0
+	for _, c := range e.Candidates {
+		if c.Masquerade {
+			hidden++
+		}
+		if len(rows) == endpointsShown {
+			continue
+		}
+		words := []string{}
+		if c.Local {
+			words = append(words, "on this node")
+		}
+		if c.Hairpin {
+			words = append(words, "the client itself")
+		}
+		if c.Masquerade {
+			words = append(words, "masqueraded")
+		}
+		if c.Reason != "" {
+			words = append(words, c.Reason)
+		}
+		rows = append(rows, []string{fmt.Sprintf("%5.1f%%", 100*c.Share), c.Address, strings.Join(words, ", ")})
+	}
+	p.table(rows, e.CandidateCount)
+	switch hidden {
+	case 0:
+		p.text("Masquerade", "no: "+e.Masquerade)
+	case len(e.Candidates):
+		p.text("Masquerade", "yes: "+e.Masquerade)
+	default:
+		p.text("Masquerade", "only to the client itself, which must not see its own address as the client's; else "+e.Masquerade)
+	}
+}
+
+func (p *page) notUsed(e *statusapi.Explanation) {
+	if e.NotUsedCount == 0 {
+		return
+	}
+	p.line("Not used", plural(e.NotUsedCount, "endpoint", "endpoints"))
+	rows := [][]string{}
+	for _, n := range e.NotUsed[:min(endpointsShown, len(e.NotUsed))] {
+		rows = append(rows, []string{n.Address, n.Reason})
+	}
+	p.table(rows, e.NotUsedCount)
+}
+
+// table adds rows whose columns stand below each other, and how many there are
+// more. The last column is wrapped.
+func (p *page) table(rows [][]string, total int) {
+	var widths []int
+	for _, row := range rows {
+		for i, cell := range row[:len(row)-1] {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], len([]rune(clean(cell))))
+		}
+	}
+	for _, row := range rows {
+		start := ""
+		for i, cell := range row[:len(row)-1] {
+			start += fmt.Sprintf("%-*s  ", widths[i], clean(cell))
+		}
+		lines := append(wrap(clean(row[len(row)-1]), max(20, columns-indent-len([]rune(start)))), "")
+		for i, l := range lines[:max(1, len(lines)-1)] {
+			if i > 0 {
+				start = strings.Repeat(" ", len([]rune(start)))
+			}
+			p.line("", start+l)
+		}
+	}
+	if more := total - len(rows); more > 0 {
+		p.line("", fmt.Sprintf("and %d more", more))
+	}
+}
+
+func (p *page) client(e *statusapi.Explanation) {
+	if a := e.Affinity; a != nil {
+		text := fmt.Sprintf("clients stay for %v", time.Duration(a.Seconds*float64(time.Second)))
+		switch {
+		case a.Unknown != "":
+			text += "; whether this one is remembered is not known: " + a.Unknown
+		case len(a.Endpoints) == 0:
+			text += "; this one is not remembered"
+		default:
+			text += "; this one is remembered with " + strings.Join(a.Endpoints, ", ")
+		}
+		p.text("Affinity", text)
+	}
+	f := e.Flows
+	switch {
+	case f == nil:
+	case f.Unknown != "":
+		p.text("Open flows", "not known: "+f.Unknown)
+	default:
+		p.line("Open flows", fmt.Sprint(f.Total))
+		for _, i := range f.Items {
+			text := i.Client + " with " + i.Endpoint
+			if i.Stale {
+				text += ", which is no candidate any more"
+			}
+			p.text("", text)
+		}
+	}
+}
+
+func (p *page) kernel(k *statusapi.KernelCheck) {
+	switch k.State {
+	case statusapi.KernelAgrees:
+		p.line("Kernel", "agrees: "+plural(k.Objects, "object", "objects")+" read back")
+	case statusapi.KernelDiffers:
+		p.line("Kernel", fmt.Sprintf("DIFFERS: %d of %s read back", len(k.Differences), plural(k.Objects, "object", "objects")))
+		for _, d := range k.Differences {
+			p.text("", d.Object)
+			p.text("", "  should be: "+orNothing(d.Want))
+			p.text("", "  is: "+orNothing(d.Have))
+		}
+	case statusapi.KernelFailed:
+		p.text("Kernel", "could not be read: "+k.Why)
+	default:
+		p.text("Kernel", "not checked: "+k.Why)
+	}
+}
+
+// wrap breaks text into lines of at most width characters, between words; a
+// longer word has a line of its own.
+func wrap(text string, width int) []string {
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(text) {
+		switch {
+		case line == "":
+			line = word
+		case len([]rune(line))+1+len([]rune(word)) <= width:
+			line += " " + word
+		default:
+			lines, line = append(lines, line), word
+		}
+	}
+	if line != "" {
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func orNothing(text string) string {
+	if text == "" {
+		return "not there"
+	}
+	return text
+}

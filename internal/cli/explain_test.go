@@ -1,0 +1,98 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/statusapi"
+)
+
+// TestExplain shows everything that an explanation can have.
+func TestExplain(t *testing.T) {
+	now := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
+	e := &statusapi.Explanation{
+		Packet:  statusapi.ExplainedPacket{Protocol: "TCP", From: "203.0.113.9", To: "192.168.0.2:30080", Interface: "eth0", Origin: "elsewhere", Why: "its address is neither the node's nor within 10.1.0.0/16, the pods'"},
+		Service: &statusapi.ExplainedPort{Namespace: "ns", Name: "web", Port: "http", Status: &statusapi.Status{State: statusapi.InForce, Since: new(now.Add(-90 * time.Second))}},
+		Frontend: &statusapi.Frontend{
+			Kind: "NodePort", Address: "192.168.0.2:30080",
+		},
+		Verdict: "forward", Reason: statusapi.Forwarded, Message: "It goes to one of 2 endpoints.",
+		Scope: "Local", Balancing: "maglev", CandidateCount: 3,
+		Candidates: []statusapi.Candidate{
+			{Address: "10.1.0.1:8080", Share: 2. / 3, Local: true},
+			{Address: "10.1.0.112:8080", Share: 1. / 3, Hairpin: true, Masquerade: true, Reason: "terminating, as none is ready"},
+		},
+		Masquerade: "externalTrafficPolicy Local keeps it", NotUsedCount: 1,
+		NotUsed:  []statusapi.Endpoint{{Address: "10.1.1.1:8080", Reason: "on another node"}},
+		Affinity: &statusapi.Affinity{Seconds: 10800, Endpoints: []string{"10.1.0.1:8080"}},
+		Flows:    &statusapi.OpenFlows{Total: 1, Items: []statusapi.OpenFlow{{Client: "203.0.113.9:4000", Endpoint: "10.1.1.1:8080", Stale: true}}},
+		Kernel: statusapi.KernelCheck{State: statusapi.KernelDiffers, Objects: 7, Differences: []statusapi.KernelDifference{
+			{Object: "element of map endpoints", Want: "10.1.0.1 . 8080"},
+		}},
+		Notes: []string{"Service ns/xweb claims it too, and has lost it to ns/web, which is a long story to tell"},
+		Try:   []string{"kubectl -n ns get endpointslices -l kubernetes.io/service-name=web-with-a-long-name -o yaml", "something else"},
+	}
+	want := `Packet     TCP from 203.0.113.9, in on eth0 to 192.168.0.2:30080
+Origin     elsewhere: its address is neither the node's nor within 10.1.0.0/16,
+           the pods'
+Service    ns/web, port http, NodePort 192.168.0.2:30080
+           in force, for 1m30s
+Verdict    FORWARD  Forwarded
+           It goes to one of 2 endpoints.
+Goes to    3 endpoints, by policy Local, chosen by maglev
+            66.7%  10.1.0.1:8080    on this node
+            33.3%  10.1.0.112:8080  the client itself, masqueraded, terminating,
+                                    as none is ready
+           and 1 more
+Masquerade only to the client itself, which must not see its own address as the
+           client's; else externalTrafficPolicy Local keeps it
+Not used   1 endpoint
+           10.1.1.1:8080  on another node
+Affinity   clients stay for 3h0m0s; this one is remembered with 10.1.0.1:8080
+Open flows 1
+           203.0.113.9:4000 with 10.1.1.1:8080, which is no candidate any more
+Kernel     DIFFERS: 1 of 7 objects read back
+           element of map endpoints
+           should be: 10.1.0.1 . 8080
+           is: not there
+Note       Service ns/xweb claims it too, and has lost it to ns/web, which is a
+           long story to tell
+Try        kubectl -n ns get endpointslices -l kubernetes.io/service-name=web-with-a-long-name -o yaml
+           something else
+`
+	var out bytes.Buffer
+	if err := Explain(&out, "text", e, now); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("text mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// TestExplainHostileNames lets no object move the cursor of who reads.
+func TestExplainHostileNames(t *testing.T) {
+	const evil = "a\x1b[2J\r\nVerdict\u202e\u0085\xff"
+	e := &statusapi.Explanation{
+		Packet:  statusapi.ExplainedPacket{To: "10.0.0.1:80", Interface: evil},
+		Service: &statusapi.ExplainedPort{Namespace: evil, Name: evil, Port: evil, Status: &statusapi.Status{State: statusapi.Refused}},
+		Message: evil, CandidateCount: 1, NotUsedCount: 1,
+		NotUsed: []statusapi.Endpoint{{Address: evil, Reason: evil}}, Candidates: []statusapi.Candidate{{Address: evil, Reason: evil}},
+		Kernel: statusapi.KernelCheck{State: statusapi.KernelFailed, Why: evil}, Notes: []string{evil}, Try: []string{evil, "kubectl " + evil},
+	}
+	var out bytes.Buffer
+	if err := Explain(&out, "text", e, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if i := strings.IndexFunc(out.String(), func(r rune) bool { return r != '\n' && r != '\ufffd' && (r < ' ' || r > '~') }); i >= 0 {
+		t.Errorf("%q at %d of\n%q", out.String()[i:i+1], i, out.String())
+	}
+	for _, line := range strings.Split(out.String(), "\n") {
+		if strings.HasPrefix(line, "Verdict") && line != "Verdict" && !strings.HasPrefix(line, "Verdict    ") {
+			t.Errorf("a name begins a line: %q", line)
+		}
+	}
+}
