@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -240,10 +239,8 @@ folder, and follows every change. Stopping it leaves the rules in force.
 )
 
 func columns(out io.Writer) int {
-	if f, ok := out.(*os.File); ok {
-		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
-			return min(width, maxColumns)
-		}
+	if width, _, err := terminal(out); err == nil && width > 0 {
+		return min(width, maxColumns)
 	}
 	return defaultColumns
 }

@@ -101,7 +101,10 @@ func (s *Server) traffic(ctx context.Context, r *request) (any, error) {
 	if s.settings.Traffic == nil {
 		return statusapi.TrafficList{Items: []statusapi.PortTraffic{}, Off: "this mode counts no traffic"}, nil
 	}
-	all, counted, off := s.settings.Traffic.All(ctx)
+	all, counted, off := s.settings.Traffic.All(ctx, r.query.Get("endpoints") == "true")
+	if namespace := r.query.Get("namespace"); namespace != "" {
+		all = slices.DeleteFunc(all, func(p statusapi.PortTraffic) bool { return p.Namespace != namespace })
+	}
 	slices.SortFunc(all, comparePorts)
 	some, next, err := page(r, all)
 	return statusapi.TrafficList{Items: some, Counted: counted, Off: off, Total: len(all), Continue: next}, err

@@ -38,9 +38,9 @@ type Settings struct {
 type Traffic interface {
 	// Of returns what was counted for a Service, by port and endpoint; nil: nothing.
 	Of(ctx context.Context, name types.NamespacedName) []statusapi.PortTraffic
-	// All returns what was counted for every service port that had traffic, when,
-	// and why nothing is counted, if so.
-	All(ctx context.Context) (all []statusapi.PortTraffic, counted time.Time, off string)
+	// All returns what was counted for every service port that had traffic, or
+	// for each of its endpoints, when, and why nothing is counted, if so.
+	All(ctx context.Context, endpoints bool) (all []statusapi.PortTraffic, counted time.Time, off string)
 }
 
 // Server answers.

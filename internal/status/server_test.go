@@ -1,6 +1,7 @@
 package status
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/engine"
 	"sluice/internal/statusapi"
@@ -199,5 +201,48 @@ func TestTheEngineIsLetGo(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Second)
+	})
+}
+
+// meter counts one port with two endpoints, and nothing of the others.
+type meter struct{}
+
+func (meter) port(endpoint string, n uint64) statusapi.PortTraffic {
+	return statusapi.PortTraffic{Namespace: "ns", Name: "web", Port: "p", Protocol: "TCP", Endpoint: endpoint,
+		Traffic: statusapi.Traffic{Connections: &n, Refused: map[string]uint64{"SourceRange": n}}}
+}
+
+func (m meter) All(_ context.Context, endpoints bool) ([]statusapi.PortTraffic, time.Time, string) {
+	if endpoints {
+		return []statusapi.PortTraffic{m.port("10.244.0.3:8080", 2), m.port("10.244.0.1:8080", 1)}, time.Now(), ""
+	}
+	return []statusapi.PortTraffic{m.port("", 3), {Namespace: "other", Name: "web", Protocol: "UDP"}}, time.Now(), ""
+}
+
+func (m meter) Of(context.Context, types.NamespacedName) []statusapi.PortTraffic {
+	return []statusapi.PortTraffic{m.port("", 3), m.port("10.244.0.3:8080", 2), m.port("10.244.0.1:8080", 1)}
+}
+
+func TestTraffic(t *testing.T) {
+	run(t, "", town, func(l *lab) {
+		if got := get[statusapi.TrafficList](l, statusapi.TrafficPath); got.Off == "" || got.Items == nil {
+			t.Errorf("without a meter: %+v", got)
+		}
+		l.server.settings.Traffic = meter{}
+		for query, want := range map[string]string{
+			"": "web: 2", "?namespace=ns": "web: 1", "?endpoints=true": "web:10.244.0.1:8080 2", "?limit=1&continue=1": "web: 2",
+		} {
+			got := get[statusapi.TrafficList](l, statusapi.TrafficPath+query)
+			if text := fmt.Sprintf("%s:%s %d", got.Items[0].Name, got.Items[0].Endpoint, got.Total); text != want {
+				t.Errorf("%s: %s, want %s", query, text, want)
+			}
+		}
+		s := get[statusapi.Service](l, statusapi.ServicesPath+"/ns/web")
+		if *s.Traffic.Connections != 3 || s.Traffic.Refused["SourceRange"] != 3 || *s.Rows[0].Endpoints[1].Traffic.Connections != 2 {
+			t.Errorf("%+v, endpoints %+v", s.Traffic, s.Rows[0].Endpoints)
+		}
+		if got := get[statusapi.ServiceList](l, statusapi.ServicesPath+"?sort=-connections&limit=1"); got.Items[0].Name != "web" {
+			t.Errorf("sorted: %s", lines(got))
+		}
 	})
 }

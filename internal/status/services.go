@@ -172,7 +172,7 @@ func (s *Server) collector(ctx context.Context) collector {
 	c := collector{Server: s}
 	s.settings.Engine.Look(func(v engine.View) { c.problems = v.Resolver.ProblemCounts() })
 	if s.settings.Traffic != nil {
-		all, _, _ := s.settings.Traffic.All(ctx)
+		all, _, _ := s.settings.Traffic.All(ctx, false)
 		c.traffic = byService(all)
 	}
 	return c
@@ -183,9 +183,6 @@ func byService(all []statusapi.PortTraffic) map[types.NamespacedName]*statusapi.
 	sums := map[types.NamespacedName]*statusapi.Traffic{}
 	for i := range all {
 		name := types.NamespacedName{Namespace: all[i].Namespace, Name: all[i].Name}
-		if all[i].Endpoint != "" {
-			continue // it is in that of the port
-		}
 		if sums[name] == nil {
 			sums[name] = &statusapi.Traffic{}
 		}

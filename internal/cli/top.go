@@ -1,0 +1,242 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"sluice/internal/statusapi"
+)
+
+// topPages bounds how much of the traffic is asked for at once.
+const topPages = 10
+
+// TopOptions say what of the traffic is shown.
+type TopOptions struct {
+	Namespace string
+	Endpoints bool // each of them, instead of Services
+	SortBy    string
+	Period    time.Duration // from one look to the next
+	Lines     int           // at most; 0: all
+}
+
+// TopColumns are what the traffic can be sorted by, the largest first.
+var TopColumns = []string{"new", "active", "in", "out", "refused", "total", "name"}
+
+// sample is the traffic at one time.
+type sample struct {
+	at    time.Time
+	ports map[string]statusapi.PortTraffic
+	off   string
+	cut   int // how many are not in it
+}
+
+// Top shows the traffic of every period, each on the place of the one before,
+// until ctx ends; once, if it is not live.
+func Top(ctx context.Context, w io.Writer, c Client, o TopOptions, live bool) error {
+	if !slices.Contains(TopColumns, o.SortBy) {
+		return fmt.Errorf("sort by %q: want %s", o.SortBy, strings.Join(TopColumns, ", "))
+	}
+	before, err := look(ctx, c, o)
+	if err != nil {
+		return err
+	}
+	if before.off != "" {
+		return fmt.Errorf("no traffic is counted: %s", before.off)
+	}
+	tick := time.NewTicker(o.Period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		now, err := look(ctx, c, o)
+		if err != nil {
+			return cmp.Or(ctx.Err(), err)
+		}
+		if !now.at.After(before.at) {
+			continue // Nothing was counted since.
+		}
+		text := topText(before, now, o)
+		if !live {
+			_, err := io.WriteString(w, text)
+			return err
+		}
+		// Lines are overwritten, not cleared first: that would flicker.
+		text = "\x1b[H" + strings.ReplaceAll(text, "\n", "\x1b[K\n") + "\x1b[J"
+		if _, err := io.WriteString(w, text); err != nil {
+			return err
+		}
+		before = now
+	}
+}
+
+// look asks for the traffic now.
+func look(ctx context.Context, c Client, o TopOptions) (sample, error) {
+	s := sample{ports: map[string]statusapi.PortTraffic{}}
+	query := url.Values{"limit": {strconv.Itoa(statusapi.MaxPage)}}
+	if o.Endpoints {
+		query.Set("endpoints", "true")
+	}
+	if o.Namespace != "" {
+		query.Set("namespace", o.Namespace)
+	}
+	for range topPages {
+		var page statusapi.TrafficList
+		if err := c.Get(ctx, statusapi.TrafficPath, query, &page); err != nil {
+			return s, err
+		}
+		s.at, s.off, s.cut = page.Counted, page.Off, page.Total
+		for _, p := range page.Items {
+			if (p.Endpoint != "") == o.Endpoints {
+				s.ports[strings.Join([]string{p.Namespace, p.Name, p.Port, p.Protocol, p.Endpoint}, "/")] = p
+			}
+		}
+		if page.Continue == "" {
+			s.cut = 0
+			break
+		}
+		query.Set("continue", page.Continue)
+	}
+	return s, nil
+}
+
+// topLine is the traffic of one port or endpoint, by the second where it grows.
+type topLine struct {
+	statusapi.PortTraffic
+	fresh, in, out, refused rate
+}
+
+// rate is how much there was in a second. What is not counted has none.
+type rate struct {
+	perSecond float64
+	known     bool
+}
+
+func rateOf(before, now *uint64, elapsed time.Duration) rate {
+	if now == nil || elapsed <= 0 {
+		return rate{}
+	}
+	was := uint64(0)
+	if before != nil && *before <= *now { // a counter that began anew counts from zero
+		was = *before
+	}
+	return rate{float64(*now-was) / elapsed.Seconds(), true}
+}
+
+func (r rate) String() string {
+	switch {
+	case !r.known:
+		return "-"
+	case r.perSecond > 0 && r.perSecond < 10:
+		return fmt.Sprintf("%.1f", r.perSecond)
+	default:
+		return short(r.perSecond)
+	}
+}
+
+// short writes a large number with a unit.
+func short(n float64) string {
+	for _, unit := range []string{"", "k", "M", "G", "T"} {
+		if n < 10000 || unit == "T" {
+			return fmt.Sprintf("%.0f%s", n, unit)
+		}
+		n /= 1000
+	}
+	return ""
+}
+
+func topLines(before, now sample) []topLine {
+	var lines []topLine
+	elapsed := now.at.Sub(before.at)
+	for key, p := range now.ports {
+		was, known := before.ports[key]
+		if !known && elapsed > 0 {
+			was = statusapi.PortTraffic{} // it had no traffic yet
+		}
+		refused, refusedBefore := total(p.Refused), total(was.Refused)
+		lines = append(lines, topLine{
+			PortTraffic: p,
+			fresh:       rateOf(was.Connections, p.Connections, elapsed),
+			in:          rateOf(was.BytesIn, p.BytesIn, elapsed),
+			out:         rateOf(was.BytesOut, p.BytesOut, elapsed),
+			refused:     rateOf(&refusedBefore, &refused, elapsed),
+		})
+	}
+	return lines
+}
+
+func total(m map[string]uint64) (n uint64) {
+	for _, v := range m {
+		n += v
+	}
+	return n
+}
+
+func value(n *uint64) uint64 {
+	if n == nil {
+		return 0
+	}
+	return *n
+}
+
+// compareTop orders lines by a column, and then by name.
+func compareTop(column string) func(a, b topLine) int {
+	by := map[string]func(l *topLine) float64{
+		"new":     func(l *topLine) float64 { return l.fresh.perSecond },
+		"active":  func(l *topLine) float64 { return float64(value(l.Active)) },
+		"in":      func(l *topLine) float64 { return l.in.perSecond },
+		"out":     func(l *topLine) float64 { return l.out.perSecond },
+		"refused": func(l *topLine) float64 { return l.refused.perSecond },
+		"total":   func(l *topLine) float64 { return float64(value(l.Connections)) },
+		"name":    func(*topLine) float64 { return 0 },
+	}[column]
+	return func(a, b topLine) int {
+		return cmp.Or(cmp.Compare(by(&b), by(&a)), cmp.Compare(value(b.Connections), value(a.Connections)),
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Endpoint, b.Endpoint))
+	}
+}
+
+func topText(before, now sample, o TopOptions) string {
+	lines := topLines(before, now)
+	slices.SortFunc(lines, compareTop(o.SortBy))
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s with traffic, %s to %s; by %s\n", plural(len(lines), "line", "lines"), before.at.Format(time.TimeOnly), now.at.Format(time.TimeOnly), o.SortBy)
+	heads := []string{"SERVICE", "PORT", "NEW/S", "ACTIVE", "IN B/S", "OUT B/S", "REFUSED/S", "TOTAL"}
+	if o.Endpoints {
+		heads = slices.Insert(heads, 2, "ENDPOINT")
+	}
+	t := newTable(&b, heads...)
+	room := len(lines)
+	if o.Lines > 0 {
+		room = min(room, max(1, o.Lines-4))
+	}
+	for _, l := range lines[:room] {
+		cells := []string{l.Namespace + "/" + l.Name, portName(l.Port, l.Protocol), l.fresh.String(), count(l.Active), l.in.String(),
+			l.out.String(), l.refused.String(), count(l.Connections)}
+		if o.Endpoints {
+			cells = slices.Insert(cells, 2, l.Endpoint)
+		}
+		t.line(cells...)
+	}
+	_ = t.flush() // into memory
+	if more := len(lines) - room + now.cut; more > 0 {
+		fmt.Fprintf(&b, "and %s more\n", thousands(more))
+	}
+	return b.String()
+}
+
+func portName(name, protocol string) string {
+	if name == "" {
+		return protocol
+	}
+	return name + "/" + protocol
+}

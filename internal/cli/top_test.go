@@ -1,0 +1,81 @@
+package cli
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/statusapi"
+)
+
+// counted returns the traffic of two Services at the n-th look.
+func counted(n uint64) statusapi.TrafficList {
+	port := func(name, endpoint string, conns, in uint64, refused map[string]uint64) statusapi.PortTraffic {
+		return statusapi.PortTraffic{Namespace: "shop", Name: name, Port: "http", Protocol: "TCP", Endpoint: endpoint,
+			Traffic: statusapi.Traffic{Connections: &conns, Active: new(uint64(3)), BytesIn: &in, Refused: refused}}
+	}
+	l := statusapi.TrafficList{Counted: now.Add(time.Duration(n) * 2 * time.Second)}
+	l.Items = append(l.Items, port("cart", "", 100+n*30, 5_000_000*n, nil), port("cart", "10.0.0.1:80", 100+n*30, 0, nil))
+	if n > 0 {
+		l.Items = append(l.Items, port("new", "", 7, 0, map[string]uint64{"NoEndpoints": 40}))
+	}
+	l.Total = len(l.Items)
+	return l
+}
+
+func TestTop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := uint64(0)
+		d := &daemon{answers: map[string]any{statusapi.TrafficPath: func() any { looks++; return counted(looks - 1) }}}
+		var b strings.Builder
+		if err := Top(t.Context(), &b, d, TopOptions{SortBy: "refused", Period: 2 * time.Second}, false); err != nil {
+			t.Fatal(err)
+		}
+		want := `2 lines with traffic, 03:04:05 to 03:04:07; by refused
+SERVICE     PORT       NEW/S   ACTIVE   IN B/S   OUT B/S   REFUSED/S   TOTAL
+shop/new    http/TCP   3.5     3        0        -         20          7
+shop/cart   http/TCP   15      3        2500k    -         0           130
+`
+		if diff := cmp.Diff(want, b.String()); diff != "" {
+			t.Errorf("top mismatch (-want +got):\n%s", diff)
+		}
+		b.Reset()
+		looks = 0
+		if err := Top(t.Context(), &b, d, TopOptions{SortBy: "new", Period: 2 * time.Second, Endpoints: true}, false); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(b.String(), "shop/cart   http/TCP   10.0.0.1:80   15") || strings.Contains(b.String(), "shop/new") {
+			t.Errorf("endpoints: %s", b.String())
+		}
+	})
+}
+
+func TestTopIsLive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := uint64(0)
+		d := &daemon{answers: map[string]any{statusapi.TrafficPath: func() any { looks++; return counted(looks - 1) }}}
+		ctx, cancel := context.WithTimeout(t.Context(), 9*time.Second)
+		defer cancel()
+		var b strings.Builder
+		if err := Top(ctx, &b, d, TopOptions{SortBy: "name", Period: 2 * time.Second, Lines: 5}, true); err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(b.String(), "\x1b[H"); n != 4 || !strings.Contains(b.String(), "and 1 more") {
+			t.Errorf("%d pictures: %q", n, b.String())
+		}
+	})
+}
+
+func TestTopWithoutCounts(t *testing.T) {
+	d := &daemon{answers: map[string]any{statusapi.TrafficPath: statusapi.TrafficList{Off: "--service-traffic is off"}}}
+	if err := Top(t.Context(), &strings.Builder{}, d, TopOptions{SortBy: "new", Period: time.Second}, false); err == nil || !strings.Contains(err.Error(), "--service-traffic is off") {
+		t.Errorf("%v", err)
+	}
+	if err := Top(t.Context(), &strings.Builder{}, d, TopOptions{SortBy: "size", Period: time.Second}, false); err == nil || !strings.Contains(err.Error(), "size") {
+		t.Errorf("%v", err)
+	}
+}
