@@ -76,12 +76,12 @@ func (t statusTraffic) Of(ctx context.Context, name types.NamespacedName) []stat
 	return all
 }
 
-func (t statusTraffic) All(ctx context.Context) (all []statusapi.PortTraffic, counted time.Time, off string) {
+func (t statusTraffic) All(ctx context.Context, endpoints bool) (all []statusapi.PortTraffic, counted time.Time, off string) {
 	if t.Collector == nil {
 		return nil, time.Time{}, "--service-traffic is off, or the kernel does not tell of connections"
 	}
 	all, counted = t.read(ctx, func(proxy.PortKey) bool { return true })
-	return all, counted, ""
+	return slices.DeleteFunc(all, func(p statusapi.PortTraffic) bool { return (p.Endpoint != "") != endpoints }), counted, ""
 }
 
 func (t statusTraffic) read(ctx context.Context, which func(proxy.PortKey) bool) ([]statusapi.PortTraffic, time.Time) {
