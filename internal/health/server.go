@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
@@ -26,6 +27,9 @@ const (
 	// headerTimeout and idleTimeout free what silent clients hold.
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
+
+	// maxHeader is how much a client may send before it is answered, in bytes.
+	maxHeader = 32 << 10
 )
 
 // ServerSettings are what a Server is made of.
@@ -33,6 +37,7 @@ type ServerSettings struct {
 	Name     string // in logs and errors
 	Handler  http.Handler
 	Address  netip.AddrPort // the invalid one: do not listen
+	TLS      *tls.Config    // nil: plain HTTP
 	HardFail bool           // an address that cannot be had ends Run
 }
 
@@ -126,7 +131,7 @@ func (s *Server) settle(ctx context.Context) error {
 	if !want.IsValid() {
 		return nil
 	}
-	next, err := listen(ctx, "tcp", want, &http.Server{Handler: s.settings.Handler})
+	next, err := listen(ctx, "tcp", want, &http.Server{Handler: s.settings.Handler, TLSConfig: s.settings.TLS.Clone()})
 	if err != nil {
 		return fmt.Errorf("serve %s: %w", s.settings.Name, err)
 	}
@@ -157,11 +162,15 @@ func listen(ctx context.Context, network string, a netip.AddrPort, server *http.
 	if err != nil {
 		return nil, err
 	}
-	server.ReadHeaderTimeout, server.IdleTimeout = headerTimeout, idleTimeout
+	server.ReadHeaderTimeout, server.IdleTimeout, server.MaxHeaderBytes = headerTimeout, idleTimeout, maxHeader
 	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx).V(2)), slog.LevelInfo)
 	l := &listening{asked: a, listener: listener, http: server, ended: make(chan struct{})}
 	go func() {
 		defer close(l.ended)
+		if server.TLSConfig != nil {
+			l.err = server.ServeTLS(listener, "", "")
+			return
+		}
 		l.err = server.Serve(listener)
 	}()
 	return l, nil

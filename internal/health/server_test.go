@@ -2,10 +2,12 @@ package health
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"runtime"
 	"strings"
@@ -276,4 +278,52 @@ func TestServingThatEndsIsTakenUpAgain(t *testing.T) {
 	}
 	s.leave()
 	s.gone.Wait()
+}
+
+// TestTLS serves with a certificate, in version 2 of HTTP too, and nothing
+// without it.
+func TestTLS(t *testing.T) {
+	issued := httptest.NewTLSServer(nil)
+	issued.Close()
+	r := run(t, ServerSettings{Address: loopback, TLS: &tls.Config{Certificates: issued.TLS.Certificates}})
+	at := r.bound(netip.AddrPort{})
+	roots := issued.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+	for version := 1; version <= 2; version++ {
+		c := &http.Client{Transport: &http.Transport{
+			TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: version == 2, DisableKeepAlives: true,
+		}}
+		resp, err := c.Get("https://" + at.String() + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if string(body) != "hello" || resp.ProtoMajor != version || err != nil {
+			t.Errorf("%q by %s, error %v; want hello by HTTP/%d", body, resp.Proto, err, version)
+		}
+	}
+	if body, err := get(t, at); body == "hello" {
+		t.Errorf("plain HTTP: %q, %v", body, err)
+	}
+}
+
+// TestHeaderLimit wants a client that sends too much answered, not read.
+func TestHeaderLimit(t *testing.T) {
+	r := run(t, ServerSettings{Address: loopback})
+	at := r.bound(netip.AddrPort{})
+	for size, want := range map[int]int{maxHeader / 2: http.StatusOK, 2 * maxHeader: http.StatusRequestHeaderFieldsTooLarge} {
+		req, err := http.NewRequest(http.MethodGet, "http://"+at.String()+"/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", strings.Repeat("x", size))
+		resp, err := client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("%d bytes: HTTP %d, want %d", size, resp.StatusCode, want)
+		}
+	}
 }
