@@ -102,6 +102,7 @@ var table = []rule{
 	{"internal/engine", []string{"internal/proxy", "internal/resolve", "internal/source", "internal/runner"}, []string{"k8s.io/api/", "k8s.io/klog/", "github.com/go-logr/"}},
 	{"internal/metrics", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/component-base/"}},
 	{"internal/health", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/component-base/", "k8s.io/klog/", "github.com/go-logr/"}},
+	{"internal/access", []string{"internal/apiclient", "internal/statusapi"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/rest", "k8s.io/klog/", "golang.org/x/time/rate"}},
 	{"internal/zpages", []string{}, []string{"github.com/munnerz/goautoneg", "sigs.k8s.io/yaml"}},
 	{"internal/statusapi", []string{}, []string{}},
 	{"internal/status/page", []string{}, []string{}},
