@@ -164,7 +164,10 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 	if p.node, err = nodeName(c.Object.HostnameOverride); err != nil {
 		return plan{}, err
 	}
-	p.from, err = o.objectSource(c.Object.ClientConnection)
+	if p.from, err = o.objectSource(c.Object.ClientConnection); err != nil {
+		return plan{}, err
+	}
+	p.status, err = o.StatusTCP.listener(c, p.from)
 	return p, err
 }
 

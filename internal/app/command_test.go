@@ -59,6 +59,7 @@ func TestErrors(t *testing.T) {
 	if err := os.WriteFile(file, []byte("not a kubeconfig: ["), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	cert, key, _ := certificate(t)
 	tests := []struct {
 		name string
 		args []string
@@ -230,6 +231,66 @@ func TestErrors(t *testing.T) {
 			"no such kubeconfig",
 			[]string{"--kubeconfig", dir + "/none"},
 			`--kubeconfig "` + dir + `/none": stat ` + dir + `/none: no such file or directory`,
+		},
+		{
+			"status at no address",
+			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1"},
+			`--status-bind-address "127.0.0.1": want an IP address and a port, like 127.0.0.1:10246`,
+		},
+		{
+			"status at port 0",
+			[]string{"--manifests", dir, "--status-bind-address=[::1]:0"},
+			`--status-bind-address "[::1]:0": want an IP address and a port, like 127.0.0.1:10246`,
+		},
+		{
+			"status where metrics are",
+			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10249"},
+			`--status-bind-address "127.0.0.1:10249": the metrics server is at 127.0.0.1:10249: give it another port`,
+		},
+		{
+			"status where health is, among others",
+			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10256"},
+			`--status-bind-address "127.0.0.1:10256": the health server is at 0.0.0.0:10256: give it another port`,
+		},
+		{
+			"status for others without TLS",
+			[]string{"--master", "http://127.0.0.1:1", "--status-bind-address=192.0.2.1:10246"},
+			`--status-bind-address "192.0.2.1:10246": other hosts can reach it, so it needs --status-tls-cert-file and ` +
+				`--status-tls-private-key-file`,
+		},
+		{
+			"status everywhere without TLS",
+			[]string{"--master", "http://127.0.0.1:1", "--status-bind-address=[::]:10246"},
+			`--status-bind-address "[::]:10246": other hosts can reach it, so it needs --status-tls-cert-file and ` +
+				`--status-tls-private-key-file`,
+		},
+		{
+			"status for others without an API server",
+			[]string{"--manifests", dir, "--status-bind-address=0.0.0.0:10246", "--status-tls-cert-file", cert, "--status-tls-private-key-file", key},
+			`--status-bind-address "0.0.0.0:10246": other hosts can reach it, and with --manifests there is no API server ` +
+				`that says who may read: use a loopback address`,
+		},
+		{
+			"a certificate without a key",
+			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10246", "--status-tls-cert-file", cert},
+			`--status-tls-cert-file and --status-tls-private-key-file: one needs the other`,
+		},
+		{
+			"a certificate for nobody",
+			[]string{"--manifests", dir, "--status-tls-cert-file", cert, "--status-tls-private-key-file", key},
+			`--status-tls-cert-file: needs --status-bind-address, where the certificate is to be shown`,
+		},
+		{
+			"no such certificate",
+			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10246", "--status-tls-cert-file", dir + "/none", "--status-tls-private-key-file", key},
+			`--status-tls-cert-file "` + dir + `/none" and --status-tls-private-key-file "` + key + `": open ` + dir +
+				`/none: no such file or directory`,
+		},
+		{
+			"a key for a certificate",
+			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10246", "--status-tls-cert-file", key, "--status-tls-private-key-file", key},
+			`--status-tls-cert-file "` + key + `" and --status-tls-private-key-file "` + key + `": tls: failed to find certificate ` +
+				`PEM data in certificate input, but did find a private key; PEM inputs may have been switched`,
 		},
 		{
 			"no server",

@@ -138,6 +138,12 @@ func (o *Options) statusFlags() {
 	o.group("Status", []flag{
 		{"status-socket", &o.StatusSocket, "answer sluice status, explain and top at this unix socket, `FILE`, which only " +
 			"its owner may use; empty: do not"},
+		{"status-bind-address", &o.StatusTCP.address, "also answer at this `IP:PORT`: at a loopback address whoever is on " +
+			"this node, at any other, with TLS, who has a token of the cluster and the right to get the path; empty or " +
+			"none: do not"},
+		{"status-tls-cert-file", &o.StatusTCP.certFile, "show the certificate in this `FILE` there, with those of " +
+			"intermediate authorities; a new one is taken when the file changes"},
+		{"status-tls-private-key-file", &o.StatusTCP.keyFile, "the private key of that certificate is in this `FILE`"},
 	})
 }
 

@@ -39,6 +39,7 @@ type Options struct {
 	EBPF          dataplane.EBPF
 	StatusSocket  string
 	Traffic       TrafficOptions
+	StatusTCP     statusTCP
 
 	// object holds what flags say that a configuration file could say too, and
 	// the default that help shows where no flag does.

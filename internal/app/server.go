@@ -55,6 +55,7 @@ type plan struct {
 	balancing resolve.Balancing
 	node      string
 	from      objectSource
+	status    statusListener
 }
 
 // ProxyServer joins a source, the engine, a dataplane and all who watch them,
@@ -84,6 +85,7 @@ type ProxyServer struct {
 	healthServer  *health.Server
 	metricsServer *health.Server
 	statusServer  http.Handler
+	statusTCP     *health.Server
 }
 
 // NewProxyServer asks the kernel what it can do and opens the dataplane. The
@@ -184,6 +186,7 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 		HardFail: c.Object.BindAddressHardFail,
 	})
 	s.statusServer = s.newStatusServer(e).Handler()
+	s.statusTCP = s.plan.status.serve(s.statusServer)
 	return nil
 }
 
@@ -216,6 +219,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 		{"answer health checks of Services", s.checks.Run},
 		{"serve health", s.listening(s.healthServer, reasonHealthPort)},
 		{"serve metrics", s.listening(s.metricsServer, reasonMetricsPort)},
+		{"serve status over TCP", s.statusTCP.Run},
 	}
 	if s.conntrack != nil {
 		jobs = append(jobs, job{"reconcile connections", s.conntrack.Run})

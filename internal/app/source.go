@@ -21,7 +21,7 @@ import (
 type objectSource struct {
 	manifests string
 	client    rest.Interface
-	server    string // the API server, for the log
+	config    *rest.Config // of the client; nil: there is none
 }
 
 // objectSource chooses and checks the source that the command line asks for. A folder
@@ -66,7 +66,7 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 	if err != nil {
 		return objectSource{}, o.clientError(c.Kubeconfig, err)
 	}
-	return objectSource{client: client, server: cfg.Host}, nil
+	return objectSource{client: client, config: cfg}, nil
 }
 
 // clientError names what an unusable client comes from.
@@ -89,7 +89,7 @@ func (s objectSource) String() string {
 	if s.manifests != "" {
 		return "folder " + s.manifests
 	}
-	return "API server " + s.server
+	return "API server " + s.config.Host
 }
 
 // open returns the source. It reads nothing before it is run.

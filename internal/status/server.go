@@ -81,7 +81,6 @@ func (s *Server) Handler() http.Handler {
 // readOnly refuses whatever could ask for more than an answer.
 func readOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set(statusapi.VersionHeader, statusapi.Version)
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
 			send(w, nil, refuse(http.StatusMethodNotAllowed, "the status API only reads: GET, not %s", r.Method))
@@ -109,9 +108,13 @@ func send(w http.ResponseWriter, body any, err error) {
 		code, text = http.StatusInternalServerError, []byte(`{"error":"the answer cannot be encoded"}`)
 	}
 	h := w.Header()
+	h.Set(statusapi.VersionHeader, statusapi.Version)
 	h.Set("Content-Type", "application/json")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
+	if code == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", `Bearer realm="sluice"`)
+	}
 	w.WriteHeader(code)
 	_, _ = w.Write(append(text, '\n')) // the client has gone
 }
