@@ -46,6 +46,7 @@ func run(output string) error {
 		{"connections with session affinity", measureDatapath},
 		{"the first write against a bare loop", measureSync},
 		{"the resolver", measureResolver},
+		{"changes while the status is asked for", measureStatus},
 	} {
 		fmt.Fprintf(os.Stderr, "measuring %s ...\n", part.what)
 		if err := part.measure(ctx, &r); err != nil {
