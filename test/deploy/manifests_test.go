@@ -14,6 +14,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"sluice/internal/statusapi"
 )
 
 // TestNothingIsForgotten wants every file of a folder named in its
@@ -108,6 +110,9 @@ func (r *release) check() error {
 		}
 		want(c.Image == "sluice:latest", "container %s has image %q", c.Name, c.Image)
 	}
+	run := mount(r.daemon(), "run")
+	want(run != nil && run.MountPath == path.Dir(statusapi.DefaultSocket) && !run.ReadOnly && r.volume("run").EmptyDir != nil,
+		"the daemon cannot make its status socket: mount %+v", run)
 	return errors.Join(errs...)
 }
 

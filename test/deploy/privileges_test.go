@@ -33,8 +33,8 @@ func TestPrivileges(t *testing.T) {
 	for name, r := range releases(t) {
 		t.Run("nftables/"+name, func(t *testing.T) {
 			checkPrivileges(t, r, "NET_ADMIN")
-			if len(r.pod().Volumes) != 1 {
-				t.Errorf("volumes %+v; want the ConfigMap alone", r.pod().Volumes)
+			if len(r.pod().Volumes) != 2 {
+				t.Errorf("volumes %+v; want the ConfigMap and the folder of the socket alone", r.pod().Volumes)
 			}
 		})
 	}
@@ -120,8 +120,8 @@ func checkSocketPaths(t *testing.T, r *release) {
 			t.Errorf("mount %s is not the daemon's alone (-want +got):\n%s", want.Name, diff)
 		}
 	}
-	if n := len(r.pod().Volumes); n != 3 {
-		t.Errorf("%d volumes; want these and the ConfigMap", n)
+	if n := len(r.pod().Volumes); n != 4 {
+		t.Errorf("%d volumes; want these, the ConfigMap and the folder of the socket", n)
 	}
 	unified := helm(t, set(t, "config.mode=ebpf", "ebpf.cgroupRoot=/sys/fs/cgroup/unified"))
 	if got := unified.volume("cgroup").HostPath.Path; got != "/sys/fs/cgroup/unified" {
