@@ -70,6 +70,9 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 		if cmd.HasAvailableSubCommands() {
 			fmt.Fprintf(out, "  %s COMMAND\n\nCommands:\n", name)
 			for _, sub := range cmd.Commands() {
+				if sub.Hidden {
+					continue
+				}
 				fmt.Fprintf(out, "  %-12s %s\n", sub.Name(), sub.Short)
 			}
 		}

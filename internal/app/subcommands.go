@@ -9,5 +9,6 @@ func subcommands() []*cobra.Command {
 		newStatusCommand(),
 		newExplainCommand(),
 		newTopCommand(),
+		newDialStdioCommand(),
 	}
 }

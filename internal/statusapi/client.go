@@ -21,6 +21,14 @@ const DefaultSocket = "/run/sluice/status.sock"
 // VersionHeader is in every answer of a daemon, and has the versions it speaks.
 const VersionHeader = "Sluice-Api-Versions"
 
+// DialStdio is the subcommand of sluice that connects its standard input and
+// output with the daemon's socket, and Connected the line that it writes to its
+// standard error when it has.
+const (
+	DialStdio = "dial-stdio"
+	Connected = "connected"
+)
+
 // maxAnswer bounds what a client reads. A page is far smaller.
 const maxAnswer = 16 << 20
 
@@ -40,6 +48,15 @@ func AtSocket(path string) *Client {
 		http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableCompression: true}, Timeout: 30 * time.Second},
 		base: "http://localhost", name: path,
 	}
+}
+
+// DialSocket connects with a daemon at a unix socket.
+func DialSocket(ctx context.Context, path string) (*net.UnixConn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, (&Client{name: path}).unreachable(err)
+	}
+	return conn.(*net.UnixConn), nil
 }
 
 // At returns a client for a daemon behind an HTTP client, such as one that
