@@ -124,8 +124,10 @@ func web(used ...string) statusapi.Service {
 	port := statusapi.Port{
 		Name: "http", Protocol: "TCP", Family: "IPv4", Internal: "Cluster", External: "Local", Balancing: "random",
 		Frontends: []statusapi.Frontend{
-			{Kind: "ClusterIP", Address: "10.96.0.10:80"}, {Kind: "LoadBalancer", Address: "198.51.100.80:80"},
-			{Kind: "NodePort", Address: "0.0.0.0:30080"}, {Kind: "ExternalIP", Address: "192.0.2.7:80", LostTo: "default/older"},
+			{Kind: "ClusterIP", Address: "10.96.0.10:80"},
+			{Kind: "LoadBalancer", Address: "198.51.100.80:80"},
+			{Kind: "NodePort", Address: "0.0.0.0:30080"},
+			{Kind: "ExternalIP", Address: "192.0.2.7:80", LostTo: "default/older"},
 		},
 		Status: statusapi.Status{State: statusapi.InForce, Since: &since},
 	}

@@ -1,0 +1,216 @@
+package page
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+
+	"sluice/internal/conformance/lab"
+)
+
+// binary builds the daemon once, as make build does.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "sluice-page-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "sluice")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "./cmd/sluice")
+	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=0") // with the modules of the daemon, not of its test
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the daemon: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// TestMain removes the binary.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if path, err := binary(); err == nil {
+		_ = os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(code)
+}
+
+// node is a network namespace with the real daemon on a folder.
+type node struct {
+	t           *testing.T
+	lab         *lab.Lab
+	dir, socket string
+	origin      string // where a browser finds the socket
+	daemon      *exec.Cmd
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	lab.Require(t)
+	l, err := lab.New(lab.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	short, err := os.MkdirTemp("", "s") // the kernel wants a socket's path to be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(short) })
+	n := &node{t: t, lab: l, dir: t.TempDir(), socket: filepath.Join(short, "s")}
+	n.origin = forward(t, n.socket)
+	return n
+}
+
+// write puts a manifest into the folder at once.
+func (n *node) write(name, text string) {
+	n.t.Helper()
+	tmp := filepath.Join(n.dir, "."+name)
+	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.Rename(tmp, filepath.Join(n.dir, name)); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// start runs the daemon until stop, or the test's end.
+func (n *node) start() {
+	n.t.Helper()
+	path, err := binary()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.daemon = exec.Command(path, "--manifests", n.dir, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16", "--status-socket", n.socket)
+	if err := n.lab.Node().Start(n.daemon); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(n.stop)
+}
+
+// stop kills the daemon, as if it had crashed.
+func (n *node) stop() {
+	if n.daemon.ProcessState == nil {
+		_ = n.daemon.Process.Kill()
+		_ = n.daemon.Wait()
+	}
+}
+
+// forward leads connections from a port of this machine's loopback to a socket,
+// as kubectl port-forward would, and returns the origin.
+func forward(t *testing.T, socket string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			to, err := new(net.Dialer).DialContext(context.Background(), "unix", socket)
+			if err != nil {
+				_ = from.Close()
+				continue
+			}
+			for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
+				go func() {
+					_, _ = io.Copy(way[0], way[1])
+					_, _ = way[0].Close(), way[1].Close()
+				}()
+			}
+		}
+	}()
+	return "http://" + l.Addr().String()
+}
+
+// manifest returns a Service with endpoints on this node.
+func manifest(name, clusterIP string, endpoints ...string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec:\n  clusterIP: %s\n  ports: [{name: http, port: 80}]\n---\n", name, clusterIP)
+	fmt.Fprintf(&b, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-1, labels: {kubernetes.io/service-name: %s}}\n", name, name)
+	fmt.Fprintf(&b, "addressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints:\n")
+	for _, e := range endpoints {
+		fmt.Fprintf(&b, "- {addresses: [%s], nodeName: node-1}\n", e)
+	}
+	return b.String() + "---\n"
+}
+
+// TestDaemon looks at the real daemon: a change of the folder shows within 3 s,
+// a hostile value stays text, its end is told and its return noticed.
+func TestDaemon(t *testing.T) {
+	n := newNode(t)
+	n.write("web.yaml", manifest("web", "10.96.0.10", "10.244.0.11"))
+	hostile := `<img src=x onerror="window.hit=1">`
+	n.write("bad.yaml", strings.ReplaceAll(manifest("bad", "10.96.0.20", "10.244.0.13"), "nodeName: node-1",
+		"nodeName: node-1, hints: {forZones: [{name: '"+hostile+"'}]}"))
+	n.start()
+	b := openView(t, n.origin, "")
+	b.await(`document.querySelectorAll(".row-link").length === 2`)
+	b.do(chromedp.Navigate(n.origin + "/#/services/default/bad"))
+	b.shows("for " + hostile)
+	if eval[bool](b, `window.hit !== undefined || !!document.querySelector("main img")`) {
+		t.Error("text was run")
+	}
+	b.do(chromedp.Navigate(n.origin + "/#/services/default/web"))
+	b.await(`document.querySelector("[data-key='box 10.244.0.11:8080'] .flow-value")?.textContent === "100 %"`)
+
+	n.write("web.yaml", manifest("web", "10.96.0.10", "10.244.0.11", "10.244.0.12"))
+	if took := b.await(`document.querySelector("[data-key='box 10.244.0.12:8080'] .flow-value")?.textContent === "50 %"`); took > 3*time.Second {
+		t.Errorf("a new endpoint shows after %v; want 3 s", took)
+	}
+	b.do(chromedp.Navigate(n.origin + "/#/changes"))
+	b.shows("default/web:http")
+	b.do(chromedp.Navigate(n.origin + "/#/services/default/none"))
+	b.shows("no Service default/none is served here")
+	b.do(chromedp.Navigate(n.origin + "/#/"))
+	b.shows("2 Services")
+
+	n.stop()
+	if took := b.shows("Stale since "); took > 5*time.Second {
+		t.Errorf("it takes %v to say that the daemon is gone; want 5 s", took)
+	}
+	n.start()
+	b.await(`document.getElementById("stale").hidden`)
+}
+
+// TestDaemonWithManyServices wants 30,000 Services of the real daemon to be as
+// easy to look at as two.
+func TestDaemonWithManyServices(t *testing.T) {
+	n := newNode(t)
+	var all strings.Builder
+	for i := range 30_000 {
+		all.WriteString(manifest(fmt.Sprintf("service-%05d", i), fmt.Sprintf("10.%d.%d.%d", 97+i>>16, i>>8&255, i&255), "10.244.0.11"))
+	}
+	n.write("all.yaml", all.String())
+	n.start()
+	b := openView(t, n.origin, "")
+	t.Logf("shown after %v", b.await(`document.body.innerText.includes("30,000 Services") && document.body.innerText.includes("everything is in force")`))
+	b.do(chromedp.Focus(chromedp.CSS(`input[name="filter"]`)), chromedp.KeyEvent("service-29999"))
+	took := b.shows("1 Service match")
+	t.Logf("filtered after %v", took)
+	if took > 1500*time.Millisecond {
+		t.Errorf("the filter takes %v", took)
+	}
+	for _, order := range []string{"-state", "-used", "-since", "-name"} {
+		b.do(chromedp.Navigate(n.origin + "/#/?sort=" + order))
+		t.Logf("sorted by %s after %v", order, b.await(fmt.Sprintf(`performance.getEntriesByType("resource").some(e => e.name.includes("sort=%s") && e.responseEnd > 0) && document.querySelector("th[aria-sort=descending]")`, order)))
+	}
+	if c := b.noted(&b.console); len(c) > 0 {
+		t.Errorf("the console has %q", c)
+	}
+}
