@@ -158,10 +158,16 @@ func (r *request) from() (int, error) {
 
 // page cuts a page out of a list that is all there, and says where the next begins.
 func page[T any](r *request, all []T) (some []T, next string, err error) {
+	return pageOf(r, all, statusapi.MaxPage)
+}
+
+// pageOf is page with a smaller bound.
+func pageOf[T any](r *request, all []T, most int) (some []T, next string, err error) {
 	limit, err := r.limit()
 	if err != nil {
 		return nil, "", err
 	}
+	limit = min(limit, most)
 	from, err := r.from()
 	if err != nil {
 		return nil, "", err

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/engine"
@@ -243,6 +245,40 @@ func TestTraffic(t *testing.T) {
 		}
 		if got := get[statusapi.ServiceList](l, statusapi.ServicesPath+"?sort=-connections&limit=1"); got.Items[0].Name != "web" {
 			t.Errorf("sorted: %s", lines(got))
+		}
+	})
+}
+
+// TestAnswersAreBounded: a Service with very many ports and endpoints.
+func TestAnswersAreBounded(t *testing.T) {
+	add := func(e *engine.Engine) {
+		s := service("ns", "large", 1)
+		slice := endpoints("ns", "large")
+		s.Spec.Ports, slice.Ports = nil, nil
+		for i := range 1000 {
+			name, port := fmt.Sprintf("p%d", i), int32(i+1)
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: name, Port: port, Protocol: v1.ProtocolTCP})
+			slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port, Protocol: new(v1.ProtocolTCP)})
+		}
+		for i := range 200 {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.1.%d", i)}},
+				discoveryv1.Endpoint{Addresses: []string{"nonsense", fmt.Sprint(i)}})
+		}
+		for i := range 5 {
+			slice := slice.DeepCopy()
+			slice.Name += fmt.Sprint(i)
+			e.OnEndpointSliceUpdate(nil, slice)
+		}
+		e.OnServiceUpdate(nil, s)
+	}
+	run(t, "", add, func(l *lab) {
+		s := get[statusapi.Service](l, statusapi.ServicesPath+"/ns/large?limit=500")
+		n := 0
+		for _, p := range s.Rows {
+			n += len(p.Endpoints)
+		}
+		if len(s.Rows) != 1000 || n > inAnswer || n < inAnswer/2 || s.Rows[0].Total < 200 || s.Rows[0].Continue == "" || len(s.Found) != statusapi.MaxPage || s.Problems <= len(s.Found) {
+			t.Errorf("%d rows, %d endpoints of %d, next %q, %d of %d problems", len(s.Rows), n, s.Rows[0].Total, s.Rows[0].Continue, len(s.Found), s.Problems)
 		}
 	})
 }

@@ -14,6 +14,10 @@ import (
 	"sluice/internal/statusapi"
 )
 
+// inAnswer bounds how many endpoints, and problems, are in one answer, however
+// many ports a Service has.
+const inAnswer = 5000
+
 // service answers with one Service. Each of its ports has a page of endpoints,
 // the used ones first.
 func (s *Server) service(ctx context.Context, r *request) (any, error) {
@@ -35,11 +39,11 @@ func (s *Server) service(ctx context.Context, r *request) (any, error) {
 	if !found {
 		return nil, refuse(http.StatusNotFound, "no Service %s is served here: it does not exist, is headless, or is another proxy's", name)
 	}
-	out.Found = problemsOf(d.Problems)
+	out.Found = problemsOf(d.Problems[:min(len(d.Problems), statusapi.MaxPage)])
 	counted := s.counted(ctx, name)
 	out.Rows = []statusapi.Port{}
 	for i, p := range d.Ports {
-		port, err := portOf(r, &p, counted)
+		port, err := portOf(r, &p, max(1, inAnswer/len(d.Ports)), counted)
 		if err != nil {
 			return nil, err
 		}
@@ -64,7 +68,8 @@ func (s *Server) counted(ctx context.Context, name types.NamespacedName) map[flo
 	return out
 }
 
-func portOf(r *request, p *resolve.PortDescription, counted map[flow]*statusapi.Traffic) (statusapi.Port, error) {
+// portOf tells of a port, with at most so many endpoints.
+func portOf(r *request, p *resolve.PortDescription, most int, counted map[flow]*statusapi.Traffic) (statusapi.Port, error) {
 	row := p.Row
 	port := statusapi.Port{
 		Name: row.Key.Port, Protocol: row.Key.Protocol.String(), Family: row.Key.Family.String(),
@@ -90,7 +95,7 @@ func portOf(r *request, p *resolve.PortDescription, counted map[flow]*statusapi.
 	}
 	all := p.Endpoints
 	slices.SortStableFunc(all, func(a, b resolve.EndpointDescription) int { return rank(&a) - rank(&b) })
-	some, next, err := page(r, all)
+	some, next, err := pageOf(r, all, most)
 	for i := range some {
 		e := endpointOf(&some[i])
 		e.Traffic = counted[flow{port.Name, port.Protocol, e.Address}]
