@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
+	"sluice/internal/cli"
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 )
@@ -245,7 +246,7 @@ folder, and follows every change. Stopping it leaves the rules in force.
 )
 
 func columns(out io.Writer) int {
-	if width, _, err := terminal(out); err == nil && width > 0 {
+	if width, _, err := cli.Terminal(out); err == nil && width > 0 {
 		return min(width, maxColumns)
 	}
 	return defaultColumns

@@ -80,8 +80,8 @@ func oneTarget(_ *cobra.Command, args []string) error {
 }
 
 func (o *explainOptions) run(cmd *cobra.Command) error {
-	if !slices.Contains(cli.ExplainFormats, o.output) {
-		return fmt.Errorf("--output %q: want %s", o.output, strings.Join(cli.ExplainFormats, ", "))
+	if err := cli.CheckFormat(o.output, cli.ExplainFormats); err != nil {
+		return err
 	}
 	e, err := o.explain(cmd)
 	if err != nil {

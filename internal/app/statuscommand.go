@@ -1,21 +1,12 @@
 package app
 
 import (
-	"context"
-	"fmt"
-	"slices"
-	"strings"
-	"time"
-
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"sluice/internal/cli"
 	"sluice/internal/statusapi"
 )
-
-// waitTime is how long --wait waits unless it is told.
-const waitTime = time.Minute
 
 // socketFlag adds the flag that says where the daemon answers.
 func socketFlag(fs *pflag.FlagSet, socket *string) {
@@ -25,8 +16,6 @@ func socketFlag(fs *pflag.FlagSet, socket *string) {
 // newStatusCommand returns the command that shows how this node's Services are.
 func newStatusCommand() *cobra.Command {
 	var socket string
-	var wait time.Duration
-	var watch bool
 	var o cli.StatusOptions
 	cmd := &cobra.Command{
 		Use:   "status [NAMESPACE/NAME...]",
@@ -44,42 +33,14 @@ could not be asked.`,
 	}
 	fs := cmd.Flags()
 	socketFlag(fs, &socket)
-	fs.DurationVar(&wait, "wait", 0, "wait until everything known is in force, for up to this `TIME`")
-	fs.Lookup("wait").NoOptDefVal = waitTime.String()
-	fs.BoolVar(&o.Problems, "problems", false, "show only what somebody should look at")
-	fs.BoolVarP(&watch, "watch", "w", false, "go on, and show Services again when they change")
-	fs.StringVarP(&o.Output, "output", "o", "", "`FORMAT`: "+strings.Join(cli.StatusFormats, ", "))
-	fs.StringVarP(&o.Namespace, "namespace", "n", "", "show the Services of this `NAMESPACE`")
-	fs.BoolVarP(&o.All, "all-namespaces", "A", false, "show all Services, however many there are")
-	fs.StringVar(&o.SortBy, "sort-by", "", "`COLUMN`: name, used, since, state, connections or bytes; with a minus, the other way round")
+	o.AddFlags(fs)
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if o.Output != "" && !slices.Contains(cli.StatusFormats, o.Output) {
-			return fmt.Errorf("--output %q: want %s", o.Output, strings.Join(cli.StatusFormats, ", "))
+		if err := o.Check(); err != nil {
+			return err
 		}
 		o.Services = args
-		return showStatus(cmd, statusapi.AtSocket(socket), o, wait, watch)
+		return cli.ShowStatus(cmd.Context(), cmd.OutOrStdout(), statusapi.AtSocket(socket), o)
 	}
 	return answering(cmd)
-}
-
-func showStatus(cmd *cobra.Command, c *statusapi.Client, o cli.StatusOptions, wait time.Duration, watch bool) error {
-	ctx := cmd.Context()
-	if wait > 0 {
-		limited, cancel := context.WithTimeout(ctx, wait)
-		defer cancel()
-		if err := cli.Wait(limited, c); err != nil {
-			return &ExitError{Code: exitFinding, Err: fmt.Errorf("waited %v: %w", wait, err)}
-		}
-	}
-	r, err := cli.Status(ctx, cmd.OutOrStdout(), c, o)
-	switch {
-	case err != nil:
-		return err
-	case watch:
-		return cli.Follow(ctx, cmd.OutOrStdout(), c, o)
-	case o.Problems && r.Troubled():
-		return &ExitError{Code: exitFinding}
-	}
-	return nil
 }

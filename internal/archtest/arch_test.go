@@ -108,7 +108,7 @@ var table = []rule{
 	{"internal/status/page", []string{}, []string{}},
 	{"internal/status", []string{"internal/proxy", "internal/resolve", "internal/engine", "internal/explain", "internal/statusapi", "internal/traffic"}, []string{"k8s.io/apimachinery/pkg/types", "k8s.io/klog/", "github.com/go-logr/", "golang.org/x/sys/"}},
 	{"internal/explain", []string{"internal/proxy", "internal/resolve", "internal/engine", "internal/statusapi"}, []string{"k8s.io/apimachinery/pkg/types"}},
-	{"internal/cli", []string{"internal/statusapi"}, []string{"golang.org/x/term", "k8s.io/apimachinery/pkg/util/duration", "sigs.k8s.io/yaml"}},
+	{"internal/cli", []string{"internal/statusapi"}, []string{"github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/term", "k8s.io/apimachinery/pkg/util/duration", "sigs.k8s.io/yaml"}},
 	{"internal/traffic", []string{"internal/proxy", "internal/kernel/ct"}, []string{"k8s.io/klog/"}},
 	{"internal/conntrack", []string{"internal/proxy", "internal/runner", "internal/kernel/ct"}, []string{"k8s.io/klog/"}},
 	{"internal/platform", []string{"internal/config", "internal/kernel/sysctl"}, []string{"k8s.io/utils/cpuset"}},

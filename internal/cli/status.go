@@ -38,6 +38,9 @@ type StatusOptions struct {
 	Problems  bool // only what somebody should look at
 	SortBy    string
 	Output    string // wide, json, yaml or name; empty: for people
+
+	Wait  time.Duration // for everything to be in force, before
+	Watch bool          // go on, and show what changes
 }
 
 // StatusFormats are the outputs that there are.

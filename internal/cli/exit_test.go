@@ -1,4 +1,4 @@
-package app
+package cli
 
 import (
 	"errors"
@@ -17,18 +17,19 @@ func TestAnswering(t *testing.T) {
 		want string
 	}{
 		{"fine", nil, nil, 0, ""},
-		{"a finding", nil, &ExitError{Code: exitFinding}, exitFinding, "exit code 1"},
-		{"an error", nil, errors.New("no such Service"), exitNoAnswer, "no such Service"},
-		{"a wrong flag", []string{"--nope"}, nil, exitNoAnswer, "unknown flag: --nope (ask --help lists the flags)"},
-		{"an argument", []string{"more"}, nil, exitNoAnswer, `unexpected argument "more": ask takes flags only`},
+		{"a finding", nil, &ExitError{Code: ExitFinding}, ExitFinding, "exit code 1"},
+		{"an error", nil, errors.New("no such Service"), ExitNoAnswer, "no such Service"},
+		{"a wrong flag", []string{"--nope"}, nil, ExitNoAnswer, "unknown flag: --nope (ask --help lists the flags)"},
+		{"an argument", []string{"more"}, nil, ExitNoAnswer, `unknown command "more" for "ask"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			cmd := answering(&cobra.Command{
-				Use: "ask", Args: noArguments, SilenceErrors: true, SilenceUsage: true,
+			cmd := Answering(&cobra.Command{
+				Use: "ask", Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
 				RunE: func(*cobra.Command, []string) error { return tt.err },
 			})
-			_, err := play(t, cmd, tt.args...)
+			cmd.SetArgs(append([]string{}, tt.args...)) // nil: those of the test
+			err := cmd.Execute()
 			code, text := 0, ""
 			if exit, ok := errors.AsType[*ExitError](err); ok {
 				code, text = exit.Code, exit.Error()

@@ -1,0 +1,109 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+)
+
+const (
+	// waitTime is how long --wait waits unless it is told.
+	waitTime = time.Minute
+
+	// topPeriod is how often top looks at the traffic unless it is told.
+	topPeriod = 2 * time.Second
+)
+
+// AddFlags adds the flags that say what of the status is shown.
+func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&o.Wait, "wait", 0, "wait until everything known is in force, for up to this `TIME`")
+	fs.Lookup("wait").NoOptDefVal = waitTime.String()
+	fs.BoolVar(&o.Problems, "problems", false, "show only what somebody should look at")
+	fs.BoolVarP(&o.Watch, "watch", "w", false, "go on, and show Services again when they change")
+	fs.StringVarP(&o.Output, "output", "o", "", "`FORMAT`: "+strings.Join(StatusFormats, ", "))
+	fs.StringVarP(&o.Namespace, "namespace", "n", "", "show the Services of this `NAMESPACE`")
+	fs.BoolVarP(&o.All, "all-namespaces", "A", false, "show all Services, however many there are")
+	fs.StringVar(&o.SortBy, "sort-by", "", "`COLUMN`: name, used, since, state, connections or bytes; with a minus, the other way round")
+}
+
+// Check says what is wrong with the flags.
+func (o *StatusOptions) Check() error {
+	if o.Output == "" {
+		return nil
+	}
+	return CheckFormat(o.Output, StatusFormats)
+}
+
+// CheckFormat refuses a format that is not one of those that there are.
+func CheckFormat(format string, formats []string) error {
+	if !slices.Contains(formats, format) {
+		return fmt.Errorf("--output %q: want %s", format, strings.Join(formats, ", "))
+	}
+	return nil
+}
+
+// AddFlags adds the flags that say what of the traffic is shown.
+func (o *TopOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVarP(&o.Namespace, "namespace", "n", "", "show the Services of this `NAMESPACE`")
+	fs.BoolVarP(&o.Endpoints, "endpoints", "e", false, "show each endpoint")
+	fs.StringVar(&o.SortBy, "sort-by", TopColumns[0], "`COLUMN`: "+strings.Join(TopColumns, ", "))
+	fs.DurationVar(&o.Period, "period", topPeriod, "`TIME` from one look to the next")
+}
+
+// Check says what is wrong with the flags.
+func (o *TopOptions) Check() error {
+	if o.Period < 100*time.Millisecond {
+		return fmt.Errorf("--period %v: want at least 100ms", o.Period)
+	}
+	return nil
+}
+
+// ShowStatus shows the status as the options have it, and returns a finding as an
+// [ExitError].
+func ShowStatus(ctx context.Context, w io.Writer, c Client, o StatusOptions) error {
+	if o.Wait > 0 {
+		limited, cancel := context.WithTimeout(ctx, o.Wait)
+		defer cancel()
+		if err := Wait(limited, c); err != nil {
+			return &ExitError{Code: ExitFinding, Err: fmt.Errorf("waited %v: %w", o.Wait, err)}
+		}
+	}
+	r, err := Status(ctx, w, c, o)
+	switch {
+	case err != nil:
+		return err
+	case o.Watch:
+		return Follow(ctx, w, c, o)
+	case o.Problems && r.Troubled():
+		return &ExitError{Code: ExitFinding}
+	}
+	return nil
+}
+
+// ShowTop shows the traffic: again and again on a terminal, and else once.
+func ShowTop(ctx context.Context, w io.Writer, c Client, o TopOptions) error {
+	_, height, err := Terminal(w)
+	if err != nil {
+		return Top(ctx, w, c, o, false)
+	}
+	o.Lines = height
+	fmt.Fprint(w, "\x1b[2J")
+	return Top(ctx, w, c, o, true)
+}
+
+// Terminal returns the size of the terminal that a writer is, if it is one.
+func Terminal(w io.Writer) (width, height int, err error) {
+	f, ok := w.(*os.File)
+	if !ok {
+		return 0, 0, errors.New("not a terminal")
+	}
+	return term.GetSize(int(f.Fd()))
+}
