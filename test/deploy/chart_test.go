@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	corev1 "k8s.io/api/core/v1"
@@ -101,6 +102,8 @@ nodeSelector: {role: edge}
 affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: DoesNotExist}]}]}}}
 tolerations: [{key: edge, operator: Exists}]
 podMonitor: {enabled: true, labels: {release: prometheus}, interval: 15s, scrapeTimeout: 5s}
+prometheusRule: {enabled: true, labels: {release: prometheus}, runbookURL: "https://wiki.example/runbook"}
+dashboard: {enabled: true, labels: {grafana: mine}}
 `
 
 // TestChartValues changes every value and looks for it in the objects.
@@ -118,6 +121,7 @@ func TestChartValues(t *testing.T) {
 	ca := &corev1.VolumeMount{Name: "ca", MountPath: "/etc/ca", ReadOnly: true}
 	proxy := corev1.EnvVar{Name: "HTTPS_PROXY", Value: "http://proxy:3128"}
 	endpoints := r.podMonitor.Spec.PodMetricsEndpoints
+	alerts := strings.ReplaceAll(string(contents(t, alertsFile)), "docs/runbook.md", "https://wiki.example/runbook")
 	for what, holds := range map[string]bool{
 		"image":        daemon.Image == "registry.example/sluice:v1" && initial.Image == daemon.Image,
 		"pull policy":  daemon.ImagePullPolicy == corev1.PullAlways && initial.ImagePullPolicy == corev1.PullAlways,
@@ -147,10 +151,35 @@ func TestChartValues(t *testing.T) {
 		"tolerations": len(pod.Tolerations) == 1 && pod.Tolerations[0].Key == "edge",
 		"podMonitor": len(endpoints) == 1 && *endpoints[0].Port == "metrics" && endpoints[0].Interval == "15s" &&
 			endpoints[0].ScrapeTimeout == "5s" && r.podMonitor.Labels["release"] == "prometheus",
+		"prometheusRule": r.prometheusRule.Name == "123" && r.prometheusRule.Labels["release"] == "prometheus" &&
+			cmp.Equal(r.prometheusRule.Spec, ruleSpec(t, alerts)),
+		"dashboard": r.dashboard.Name == "123-dashboard" && r.dashboard.Labels["grafana"] == "mine" &&
+			r.dashboard.Data["sluice.json"] == strings.TrimSpace(string(contents(t, dashboardFile))),
 	} {
 		if !holds {
 			t.Errorf("value %s does not arrive", what)
 		}
+	}
+}
+
+// ruleSpec decodes a rule file as the operator does.
+func ruleSpec(t *testing.T, text string) (spec monitoringv1.PrometheusRuleSpec) {
+	t.Helper()
+	if err := yaml.UnmarshalStrict([]byte(text), &spec); err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+// TestMonitoringIsAskedFor wants nothing that needs an operator unless somebody
+// says so.
+func TestMonitoringIsAskedFor(t *testing.T) {
+	if r := helm(t, nil); r.podMonitor.Name+r.prometheusRule.Name+r.dashboard.Name != "" {
+		t.Errorf("there are %q, %q and %q", r.podMonitor.Name, r.prometheusRule.Name, r.dashboard.Name)
+	}
+	r := helm(t, set(t, "prometheusRule.enabled=true", "dashboard.enabled=true"))
+	if r.dashboard.Labels["grafana_dashboard"] != "1" || !cmp.Equal(r.prometheusRule.Spec, ruleSpec(t, string(contents(t, alertsFile)))) {
+		t.Errorf("the dashboard's labels are %v, the alerts %v", r.dashboard.Labels, r.prometheusRule.Spec)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/netip"
 	"os"
@@ -231,25 +232,32 @@ func hasRules(node *lab.Host, list []string) bool {
 // answers asks the node's address, as the kubelet does.
 func answers(t *testing.T, node *lab.Host, c *corev1.Container) bool {
 	t.Helper()
-	to := netip.AddrPortFrom(node.Addrs[0], uint16(c.Ports[0].HostPort))
-	conn, err := node.Dial(t.Context(), proxy.TCP, netip.Addr{}, to)
+	_, ok := fetch(t, node, netip.AddrPortFrom(node.Addrs[0], uint16(c.Ports[0].HostPort)), c.ReadinessProbe.HTTPGet.Path)
+	return ok
+}
+
+// fetch asks a daemon from its node, and reports whether all is well.
+func fetch(t *testing.T, node *lab.Host, from netip.AddrPort, path string) (string, bool) {
+	t.Helper()
+	conn, err := node.Dial(t.Context(), proxy.TCP, netip.Addr{}, from)
 	if err != nil {
-		return false
+		return "", false
 	}
 	defer conn.Close()
-	request, err := http.NewRequest(http.MethodGet, "http://"+to.String()+c.ReadinessProbe.HTTPGet.Path, nil)
+	request, err := http.NewRequest(http.MethodGet, "http://"+from.String()+path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := request.Write(conn); err != nil {
-		return false
+		return "", false
 	}
 	response, err := http.ReadResponse(bufio.NewReader(conn), request)
 	if err != nil {
-		return false
+		return "", false
 	}
 	defer response.Body.Close()
-	return response.StatusCode == http.StatusOK
+	text, err := io.ReadAll(response.Body)
+	return string(text), err == nil && response.StatusCode == http.StatusOK
 }
 
 // process is a daemon and what it says.
@@ -300,7 +308,7 @@ func (p *process) await(t *testing.T, holds func() bool) {
 func startConfined(t *testing.T, r *release, bound string, before []string) (*lab.Host, *process) {
 	t.Helper()
 	lab.Require(t)
-	p := &process{done: make(chan struct{})}
+	p := &process{}
 	var places [2]string // of sockets and programs
 	if mount(r.daemon(), "bpf") != nil {
 		places = p.addSockets(t)
@@ -330,11 +338,19 @@ func startConfined(t *testing.T, r *release, bound string, before []string) (*la
 	for _, a := range arguments(r.daemon(), mounted(t, r)) {
 		args = append(args, paths.Replace(a))
 	}
+	p.start(t, l.Node(), "unshare", append(args, "--manifests="+examples)...)
+	return l.Node(), p
+}
+
+// start starts a program on a node, which is told to stop when the test ends.
+func (p *process) start(t *testing.T, node *lab.Host, program string, args ...string) {
+	t.Helper()
+	p.done = make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
-	cmd := exec.CommandContext(ctx, "unshare", append(args, "--manifests="+examples)...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Stdout, cmd.Stderr = p, p
-	if err := l.Node().Start(cmd); err != nil {
+	if err := node.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
@@ -345,7 +361,6 @@ func startConfined(t *testing.T, r *release, bound string, before []string) (*la
 		cancel()
 		<-p.done
 	})
-	return l.Node(), p
 }
 
 // addSockets makes a cgroup for the daemon's node, and a BPF file system.

@@ -143,7 +143,9 @@ type release struct {
 	binding        rbacv1.ClusterRoleBinding
 	configMap      corev1.ConfigMap
 	daemonSet      appsv1.DaemonSet
-	podMonitor     monitoringv1.PodMonitor // without a name: there is none
+	podMonitor     monitoringv1.PodMonitor // without a name: there is none; of the others as well
+	prometheusRule monitoringv1.PrometheusRule
+	dashboard      corev1.ConfigMap
 }
 
 func (r *release) pod() *corev1.PodSpec { return &r.daemonSet.Spec.Template.Spec }
@@ -155,18 +157,22 @@ func (r *release) daemon() *corev1.Container { return &r.pod().Containers[0] }
 func (r *release) initial() *corev1.Container { return &r.pod().InitContainers[0] }
 
 // read takes manifests, each into its type and strictly. Every kind must be
-// there once, and no other; a PodMonitor may be missing.
+// there once, and no other; what is for monitoring may be missing.
 func read(t *testing.T, manifests [][]byte) *release {
 	t.Helper()
 	var r release
 	left := map[string]any{
 		"ServiceAccount": &r.serviceAccount, "ClusterRoleBinding": &r.binding,
 		"ConfigMap": &r.configMap, "DaemonSet": &r.daemonSet, "PodMonitor": &r.podMonitor,
+		"PrometheusRule": &r.prometheusRule, "dashboard": &r.dashboard,
 	}
 	for _, m := range manifests {
-		var kind metav1.TypeMeta
+		var kind metav1.PartialObjectMetadata
 		if err := yaml.Unmarshal(m, &kind); err != nil {
 			t.Fatalf("%v in\n%s", err, m)
+		}
+		if kind.Kind == "ConfigMap" && strings.HasSuffix(kind.Name, "-dashboard") {
+			kind.Kind = "dashboard"
 		}
 		into, ok := left[kind.Kind]
 		if !ok {
@@ -177,7 +183,9 @@ func read(t *testing.T, manifests [][]byte) *release {
 			t.Fatalf("%s: %v in\n%s", kind.Kind, err, m)
 		}
 	}
-	delete(left, "PodMonitor")
+	for _, may := range []string{"PodMonitor", "PrometheusRule", "dashboard"} {
+		delete(left, may)
+	}
 	if len(left) > 0 {
 		t.Fatalf("not there: %v", left)
 	}
