@@ -10,8 +10,9 @@
 //	                      |                 pod, node, outside -> Services -> pods
 //	                      +------- compared with --+ -> table, verdict
 //
-// On a terminal the table moves; elsewhere, and with --once, there is one after each step. The demo
-// exits with 0 only if every request went where the oracle says.
+// The daemon's page can be looked at meanwhile. On a terminal the table moves; elsewhere, and with
+// --once, there is one after each step. The demo exits with 0 only if every request went where the
+// oracle says.
 package main
 
 import (
@@ -136,7 +137,7 @@ func (p *play) withDaemon(ctx context.Context) (err error) {
 	defer stop()
 	var log bytes.Buffer
 	daemon := exec.CommandContext(running, p.sluice, "--manifests", p.live(), "--hostname-override", p.node().Name,
-		"--proxy-mode", p.mode, "--cluster-cidr", clusterCIDR, "--v", "2")
+		"--proxy-mode", p.mode, "--cluster-cidr", clusterCIDR, "--status-socket", p.socket(), "--v", "2")
 	daemon.Args = append(daemon.Args, p.flags...)
 	daemon.Stdout, daemon.Stderr = &log, &log
 	daemon.Cancel, daemon.WaitDelay = func() error { return daemon.Process.Signal(syscall.SIGTERM) }, grace
@@ -152,6 +153,9 @@ func (p *play) withDaemon(ctx context.Context) (err error) {
 		ended <- err
 	}()
 	if err = p.await(ctx); err == nil {
+		err = p.servePage(running)
+	}
+	if err == nil {
 		err = p.send(ctx)
 	}
 	if errors.Is(err, context.Canceled) {
