@@ -99,19 +99,50 @@ func (r *Resolver) Describe(name types.NamespacedName) (Description, bool) {
 	if e == nil || e.service == nil {
 		return Description{}, false
 	}
-	d := Description{Name: name, Problems: slices.Concat(r.read[serviceObject(name)], r.resolved[serviceObject(name)])}
-	for _, s := range e.slices {
-		d.Problems = append(d.Problems, s.problems...)
-	}
+	d := Description{Name: name, Problems: r.problemsOf(e)}
 	for _, f := range r.settings.Families {
 		for p := range e.service.portsOf(f) {
 			d.Ports = append(d.Ports, r.describePort(e, p))
-			d.Problems = append(d.Problems, r.lostBy(p)...)
 		}
 	}
-	slices.SortFunc(d.Problems, CompareProblems)
-	d.Problems = slices.Compact(d.Problems) // One port that is lost in both families is one problem.
 	return d, true
+}
+
+// DescribePort tells what Describe does of one row only, for readers that must
+// not keep others waiting while very many endpoints are described.
+func (r *Resolver) DescribePort(k proxy.PortKey) (PortDescription, bool) {
+	e := r.entries[types.NamespacedName{Namespace: k.Namespace, Name: k.Name}]
+	if e == nil || e.service == nil {
+		return PortDescription{}, false
+	}
+	for p := range e.service.portsOf(k.Family) {
+		if p.key() == k {
+			return r.describePort(e, p), true
+		}
+	}
+	return PortDescription{}, false
+}
+
+// ProblemsOf returns the problems of a Service and of its EndpointSlices, sorted.
+func (r *Resolver) ProblemsOf(name types.NamespacedName) []Problem {
+	if e := r.entries[name]; e != nil && e.service != nil {
+		return r.problemsOf(e)
+	}
+	return nil
+}
+
+func (r *Resolver) problemsOf(e *entry) []Problem {
+	all := slices.Concat(r.read[serviceObject(e.name)], r.resolved[serviceObject(e.name)])
+	for _, s := range e.slices {
+		all = append(all, s.problems...)
+	}
+	for _, f := range r.settings.Families {
+		for p := range e.service.portsOf(f) {
+			all = append(all, r.lostBy(p)...)
+		}
+	}
+	slices.SortFunc(all, CompareProblems)
+	return slices.Compact(all) // One port that is lost in both families is one problem.
 }
 
 // lostBy returns the problems of a port that has lost claims.

@@ -24,30 +24,38 @@ func (s *Server) service(ctx context.Context, r *request) (any, error) {
 	name := r.service()
 	c := s.collector(ctx)
 	var out statusapi.Service
-	var d resolve.Description
-	var rows []statusapi.Status
-	found := false
+	var keys []proxy.PortKey
+	var problems []resolve.Problem
 	s.settings.Engine.Look(func(v engine.View) {
-		if d, found = v.Resolver.Describe(name); !found {
-			return
+		rows, _ := v.Resolver.Rows(name)
+		for _, row := range rows {
+			keys = append(keys, row.Key)
 		}
 		out.ServiceSummary, _ = c.summary(v, name)
-		for _, p := range d.Ports {
-			rows = append(rows, explain.StatusOf(v.Row(p.Row.Key)))
-		}
+		problems = v.Resolver.ProblemsOf(name)
 	})
-	if !found {
+	if len(keys) == 0 {
 		return nil, refuse(http.StatusNotFound, "no Service %s is served here: it does not exist, is headless, or is another proxy's", name)
 	}
-	out.Found = problemsOf(d.Problems[:min(len(d.Problems), statusapi.MaxPage)])
+	out.Found = problemsOf(problems[:min(len(problems), statusapi.MaxPage)])
 	counted := s.counted(ctx, name)
 	out.Rows = []statusapi.Port{}
-	for i, p := range d.Ports {
-		port, err := portOf(r, &p, max(1, inAnswer/len(d.Ports)), counted)
+	for _, key := range keys {
+		var p resolve.PortDescription
+		var stands statusapi.Status
+		found := false
+		s.settings.Engine.Look(func(v engine.View) {
+			p, found = v.Resolver.DescribePort(key)
+			stands = explain.StatusOf(v.Row(key))
+		})
+		if !found {
+			continue // It has gone meanwhile.
+		}
+		port, err := portOf(r, &p, max(1, inAnswer/len(keys)), counted)
 		if err != nil {
 			return nil, err
 		}
-		port.Status = rows[i]
+		port.Status = stands
 		out.Rows = append(out.Rows, port)
 	}
 	return out, nil
