@@ -29,11 +29,18 @@ func TestChartLints(t *testing.T) {
 // reads, and for how a change reaches the pods: by checksums here, by the
 // ConfigMap's name there.
 func TestChartIsTheBase(t *testing.T) {
-	for mode, all := range map[string]map[string]*release{"nftables": releases(t), "iptables": in(t, "iptables"), "ebpf": in(t, "ebpf")} {
+	for mode, all := range map[string]map[string]*release{
+		"nftables": releases(t), "iptables": in(t, "iptables"), "ebpf": in(t, "ebpf"), "status": withStatus(t),
+	} {
 		t.Run(mode, func(t *testing.T) {
 			k, h := all["kustomize"], all["helm"]
-			for _, m := range []metav1.Object{&h.serviceAccount, &h.binding, &h.configMap, &h.daemonSet} {
+			for _, m := range []metav1.Object{
+				&h.serviceAccount, &h.binding, &h.configMap, &h.daemonSet, &h.delegation, &h.statusReader,
+			} {
 				labels := m.GetLabels()
+				if m.GetName() == "" {
+					continue
+				}
 				for _, name := range []string{
 					"app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart",
 				} {
@@ -49,6 +56,7 @@ func TestChartIsTheBase(t *testing.T) {
 				for key, text := range r.configMap.Data {
 					r.configMap.Data[key] = plain(t, text)
 				}
+				slices.SortFunc(r.daemon().Ports, func(a, b corev1.ContainerPort) int { return strings.Compare(a.Name, b.Name) })
 				for _, c := range []*corev1.Container{r.initial(), r.daemon()} {
 					slices.SortFunc(c.VolumeMounts, func(a, b corev1.VolumeMount) int { return strings.Compare(a.Name, b.Name) })
 				}
@@ -88,6 +96,7 @@ config:
   metricsBindAddress: "0.0.0.0:1235"
   conntrack: {min: 1048576}
 ebpf: {cgroupRoot: /sys/fs/cgroup/unified}
+status: {bindAddress: "[2001:db8::1]:1236", tlsSecret: status}
 extraArgs: [-v=2]
 extraEnv: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
 extraVolumes: [{name: ca, secret: {secretName: ca}}]
@@ -131,9 +140,14 @@ func TestChartValues(t *testing.T) {
 			r.serviceAccount.Name == "123" && pod.ServiceAccountName == "123" && r.podMonitor.Name == "123",
 		"selectors": cmp.Equal(r.daemonSet.Spec.Selector.MatchLabels, mine) && cmp.Equal(r.podMonitor.Spec.Selector.MatchLabels, mine),
 		"health":    configuration(t, r).HealthzBindAddress == "[2001:db8::1]:1234" && daemon.Ports[0].ContainerPort == 1234,
-		"metrics": len(daemon.Ports) == 2 && daemon.Ports[1] == corev1.ContainerPort{
+		"metrics": len(daemon.Ports) == 3 && daemon.Ports[1] == corev1.ContainerPort{
 			Name: "metrics", ContainerPort: 1235, HostPort: 1235,
 		},
+		"status": daemon.Ports[2] == corev1.ContainerPort{Name: "status", ContainerPort: 1236, HostPort: 1236} &&
+			slices.Contains(daemon.Args, "--status-bind-address=[2001:db8::1]:1236") &&
+			!slices.Contains(initial.Args, "--status-bind-address=[2001:db8::1]:1236") &&
+			r.volume("status-tls").Secret.SecretName == "status" &&
+			r.statusReader.Name == "123-status-reader" && r.delegation.Name == "123-auth-delegator",
 		"conntrack":         *configuration(t, r).Conntrack.Min == 1048576,
 		"extraArgs":         slices.Contains(daemon.Args, "-v=2") && slices.Contains(initial.Args, "-v=2"),
 		"extraEnv":          slices.Contains(daemon.Env, proxy) && slices.Contains(initial.Env, proxy) && len(daemon.Env) == 2,
@@ -229,9 +243,11 @@ func TestChartReachesRunningPods(t *testing.T) {
 
 // TestTwoReleases wants no object and no pod of one to be taken for the other's.
 func TestTwoReleases(t *testing.T) {
-	a, b := helm(t, nil), helm(t, set(t, "nameOverride=edge", "nodeSelector.pool=edge"))
+	open := []string{"status.bindAddress=0.0.0.0:10246", "status.tlsSecret=tls"}
+	a, b := helm(t, set(t, open...)), helm(t, set(t, append(open, "nameOverride=edge", "nodeSelector.pool=edge")...))
 	for _, pair := range [][2]metav1.Object{
 		{&a.serviceAccount, &b.serviceAccount}, {&a.binding, &b.binding}, {&a.configMap, &b.configMap}, {&a.daemonSet, &b.daemonSet},
+		{&a.delegation, &b.delegation}, {&a.statusReader, &b.statusReader},
 	} {
 		if pair[0].GetName() == pair[1].GetName() {
 			t.Errorf("both have %T %s", pair[0], pair[0].GetName())
@@ -308,6 +324,9 @@ func TestWrongValues(t *testing.T) {
 		{`maxUnavailable: 1`, []string{"additional properties 'maxUnavailable' not allowed"}},
 		{`config: {mode: ipvs}`, []string{"/config/mode", "'nftables', 'iptables', 'ebpf'"}},
 		{`ebpf: {cgroupRoot: unified}`, []string{"/ebpf/cgroupRoot", "does not match pattern"}},
+		{`status: {bindAddress: ":10246"}`, []string{"/status/bindAddress", "does not match pattern"}},
+		{`status: {bindAddress: "0.0.0.0:10246"}`, []string{"status.tlsSecret: other hosts reach status.bindAddress"}},
+		{`status: {secret: a}`, []string{"/status", "'secret' not allowed"}},
 		{`config: {mode: null}`, []string{"/config", "missing property 'mode'"}},
 		{`config: {healthzBindAddress: "0.0.0.0"}`, []string{"/config/healthzBindAddress"}},
 		{`config: {healthzBindAddress: ":10256"}`, []string{"/config/healthzBindAddress"}},

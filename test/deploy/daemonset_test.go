@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,6 +84,52 @@ func TestMetricsPort(t *testing.T) {
 	}
 }
 
+// TestStatusAddress wants the status API nowhere unless told to, at a loopback
+// address without more, and at any other with all that it needs.
+func TestStatusAddress(t *testing.T) {
+	all := withStatus(t)
+	for address, open := range map[string]bool{
+		"": false, "127.0.0.1:10246": false, "[::1]:10246": false, "0.0.0.0:10246": true, "[::]:10246": true, "192.0.2.1:10246": true,
+	} {
+		all[address] = helm(t, set(t, "status.bindAddress="+address, "status.tlsSecret=sluice-status-tls"))
+		said := slices.ContainsFunc(all[address].daemon().Args, func(a string) bool { return a == "--status-bind-address="+address })
+		if said != (address != "") {
+			t.Errorf("%q: arguments %q", address, all[address].daemon().Args)
+		}
+		if !open {
+			if r := all[address]; r.delegation.Name+r.statusReader.Name != "" || mount(r.daemon(), "status-tls") != nil || len(r.daemon().Ports) != 1 {
+				t.Errorf("%q: there is more than the flag", address)
+			}
+			delete(all, address)
+		}
+	}
+	for name, r := range all {
+		m := mount(r.daemon(), "status-tls")
+		want := &corev1.VolumeMount{Name: "status-tls", MountPath: "/etc/sluice/status-tls", ReadOnly: true}
+		if diff := gocmp.Diff(want, m); diff != "" {
+			t.Fatalf("%s: the certificate (-want +got):\n%s", name, diff)
+		}
+		for flag, key := range map[string]string{"--status-tls-cert-file=": corev1.TLSCertKey, "--status-tls-private-key-file=": corev1.TLSPrivateKeyKey} {
+			if !slices.Contains(r.daemon().Args, flag+m.MountPath+"/"+key) {
+				t.Errorf("%s: no %s in %q", name, flag, r.daemon().Args)
+			}
+		}
+		if secret := r.volume("status-tls").Secret; secret == nil || secret.SecretName != "sluice-status-tls" {
+			t.Errorf("%s: the certificate is in %+v", name, secret)
+		}
+		if mount(r.initial(), "status-tls") != nil {
+			t.Errorf("%s: the init container has the certificate", name)
+		}
+		if r.delegation.Name == "" || r.statusReader.Name == "" {
+			t.Errorf("%s: a role or a binding is missing", name)
+		}
+		port := corev1.ContainerPort{Name: "status", ContainerPort: 10246, HostPort: 10246}
+		if !slices.Contains(r.daemon().Ports, port) {
+			t.Errorf("%s: ports %+v", name, r.daemon().Ports)
+		}
+	}
+}
+
 // TestPlacement wants the daemon on every Linux node, early and to the last.
 func TestPlacement(t *testing.T) {
 	for name, r := range releases(t) {
@@ -144,7 +191,7 @@ func TestCredentials(t *testing.T) {
 // daemon as the kubelet would, and has it write what it understood.
 func TestDaemonTakesWhatItIsGiven(t *testing.T) {
 	all := releases(t)
-	all["iptables"], all["ebpf"] = in(t, "iptables")["helm"], in(t, "ebpf")["helm"]
+	all["iptables"], all["ebpf"], all["status"] = in(t, "iptables")["helm"], in(t, "ebpf")["helm"], withStatus(t)["kustomize"]
 	for name, r := range all {
 		t.Run(name, func(t *testing.T) {
 			for _, c := range []*corev1.Container{r.initial(), r.daemon()} {

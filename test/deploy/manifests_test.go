@@ -21,7 +21,7 @@ import (
 // TestNothingIsForgotten wants every file of a folder named in its
 // kustomization.yaml.
 func TestNothingIsForgotten(t *testing.T) {
-	for _, dir := range []string{base, replacement, components + "iptables", components + "ebpf"} {
+	for _, dir := range []string{base, replacement, components + "iptables", components + "ebpf", components + "status"} {
 		list := string(contents(t, root+"/"+dir+"/kustomization.yaml"))
 		files, err := filepath.Glob(root + "/" + dir + "/*")
 		if err != nil {
@@ -62,7 +62,9 @@ func TestReplacementChangesTheImageOnly(t *testing.T) {
 
 // TestObjectsFitTogether follows every name from one object to another.
 func TestObjectsFitTogether(t *testing.T) {
-	for mode, all := range map[string]map[string]*release{"nftables": releases(t), "iptables": in(t, "iptables"), "ebpf": in(t, "ebpf")} {
+	for mode, all := range map[string]map[string]*release{
+		"nftables": releases(t), "iptables": in(t, "iptables"), "ebpf": in(t, "ebpf"), "status": withStatus(t),
+	} {
 		for name, r := range all {
 			t.Run(mode+"/"+name, func(t *testing.T) {
 				if err := r.check(); err != nil {
@@ -88,6 +90,12 @@ func (r *release) check() error {
 	want(cmp.Equal(r.binding.Subjects, []rbacv1.Subject{
 		{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace},
 	}), "the role is given to %+v", r.binding.Subjects)
+	if r.delegation.Name != "" {
+		want(r.delegation.RoleRef.Name == "system:auth-delegator" && cmp.Equal(r.delegation.Subjects, r.binding.Subjects),
+			"role %q is given to %+v", r.delegation.RoleRef.Name, r.delegation.Subjects)
+		want(cmp.Equal(r.statusReader.Rules, []rbacv1.PolicyRule{{NonResourceURLs: []string{"/v1/*"}, Verbs: []string{"get"}}}),
+			"readers of the status may %+v", r.statusReader.Rules)
+	}
 	want(template.Spec.ServiceAccountName == account.Name, "the pod runs as %q", template.Spec.ServiceAccountName)
 	for kind, ns := range map[string]string{
 		"ServiceAccount": account.Namespace, "ConfigMap": r.configMap.Namespace, "DaemonSet": r.daemonSet.Namespace,

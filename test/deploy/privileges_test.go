@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,10 +22,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
+	"sluice/internal/statusapi"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -72,6 +75,11 @@ func checkPrivileges(t *testing.T, r *release, capabilities ...corev1.Capability
 	}
 	if diff := cmp.Diff(init, r.initial().SecurityContext); diff != "" {
 		t.Errorf("the init container (-want +got):\n%s", diff)
+	}
+	small := resource.MustParse("1Mi")
+	socket := &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: &small}
+	if diff := cmp.Diff(socket, r.volume("run").EmptyDir); diff != "" {
+		t.Errorf("where the status socket is (-want +got):\n%s", diff)
 	}
 	pod := r.pod()
 	want := &corev1.PodSecurityContext{
@@ -134,7 +142,8 @@ func checkSocketPaths(t *testing.T, r *release) {
 const lockFile = "/run/xtables.lock"
 
 // confined is how a container runtime starts what is not privileged: nothing can
-// be written but a lock that is mounted, and capabilities are bounded.
+// be written but a lock and a small folder that are mounted, and capabilities are
+// bounded.
 const confined = `set -e
 mount --make-rprivate /
 mount -t tmpfs none /run
@@ -142,12 +151,14 @@ if [ -n "$2" ]; then
 	touch "$2"
 	mount --bind "$2" "$2"
 fi
+mkdir "$3"
+mount -t tmpfs -o size="$4" none "$3"
 mount -o remount,bind,ro /run
 mount -o remount,bind,ro /
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
 bound=$1
-shift 2
+shift 4
 exec setpriv --no-new-privs --inh-caps=-all --bounding-set="$bound" "$@"
 `
 
@@ -187,7 +198,9 @@ func TestPrivilegesSuffice(t *testing.T) {
 		has := tt.r.daemon().SecurityContext.Capabilities.Add
 		t.Run(tt.name, func(t *testing.T) {
 			node, daemon := startConfined(t, tt.r, bounding(has), tt.before)
-			daemon.await(t, func() bool { return hasRules(node, tt.rules) && answers(t, node, tt.r.daemon()) })
+			daemon.await(t, func() bool {
+				return hasRules(node, tt.rules) && answers(t, node, tt.r.daemon()) && daemon.tellsStatus(t)
+			})
 			last := filepath.Join(daemon.bpf, "sluice", "connect6")
 			if pinned := daemon.pinned(t); daemon.bpf != "" && !slices.Contains(pinned, last) {
 				t.Errorf("attached are %v; want all", pinned)
@@ -260,8 +273,18 @@ func fetch(t *testing.T, node *lab.Host, from netip.AddrPort, path string) (stri
 	return string(text), err == nil && response.StatusCode == http.StatusOK
 }
 
+// tellsStatus asks at the socket within the daemon's own file system.
+func (p *process) tellsStatus(t *testing.T) bool {
+	t.Helper()
+	client := statusapi.AtSocket(filepath.Join("/proc", strconv.Itoa(p.pid), "root", statusapi.DefaultSocket))
+	defer client.CloseIdle()
+	var node statusapi.Node
+	return client.Get(t.Context(), statusapi.NodePath, nil, &node) == nil && node.Name == "node-1"
+}
+
 // process is a daemon and what it says.
 type process struct {
+	pid  int
 	bpf  string // its BPF file system, if it has one
 	mu   sync.Mutex
 	said bytes.Buffer
@@ -333,7 +356,8 @@ func startConfined(t *testing.T, r *release, bound string, before []string) (*la
 	if m := mount(r.daemon(), "xtables-lock"); m != nil {
 		lock = m.MountPath
 	}
-	args := []string{"--mount", "sh", "-c", confined, "sh", bound, lock, image(t)}
+	size := strconv.FormatInt(r.volume("run").EmptyDir.SizeLimit.Value(), 10)
+	args := []string{"--mount", "sh", "-c", confined, "sh", bound, lock, mount(r.daemon(), "run").MountPath, size, image(t)}
 	paths := strings.NewReplacer("/host/cgroup", places[0], "/host/bpf", places[1])
 	for _, a := range arguments(r.daemon(), mounted(t, r)) {
 		args = append(args, paths.Replace(a))
@@ -353,6 +377,7 @@ func (p *process) start(t *testing.T, node *lab.Host, program string, args ...st
 	if err := node.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
+	p.pid = cmd.Process.Pid
 	go func() {
 		defer close(p.done)
 		_ = cmd.Wait() // The test looks at what it did.

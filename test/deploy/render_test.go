@@ -146,6 +146,8 @@ type release struct {
 	podMonitor     monitoringv1.PodMonitor // without a name: there is none; of the others as well
 	prometheusRule monitoringv1.PrometheusRule
 	dashboard      corev1.ConfigMap
+	delegation     rbacv1.ClusterRoleBinding // of the status API over TCP
+	statusReader   rbacv1.ClusterRole
 }
 
 func (r *release) pod() *corev1.PodSpec { return &r.daemonSet.Spec.Template.Spec }
@@ -157,22 +159,26 @@ func (r *release) daemon() *corev1.Container { return &r.pod().Containers[0] }
 func (r *release) initial() *corev1.Container { return &r.pod().InitContainers[0] }
 
 // read takes manifests, each into its type and strictly. Every kind must be
-// there once, and no other; what is for monitoring may be missing.
+// there once, and no other; what is for monitoring, or for the status API over TCP,
+// may be missing.
 func read(t *testing.T, manifests [][]byte) *release {
 	t.Helper()
 	var r release
 	left := map[string]any{
 		"ServiceAccount": &r.serviceAccount, "ClusterRoleBinding": &r.binding,
 		"ConfigMap": &r.configMap, "DaemonSet": &r.daemonSet, "PodMonitor": &r.podMonitor,
-		"PrometheusRule": &r.prometheusRule, "dashboard": &r.dashboard,
+		"PrometheusRule": &r.prometheusRule, "dashboard": &r.dashboard, "delegation": &r.delegation, "ClusterRole": &r.statusReader,
 	}
 	for _, m := range manifests {
 		var kind metav1.PartialObjectMetadata
 		if err := yaml.Unmarshal(m, &kind); err != nil {
 			t.Fatalf("%v in\n%s", err, m)
 		}
-		if kind.Kind == "ConfigMap" && strings.HasSuffix(kind.Name, "-dashboard") {
+		switch {
+		case kind.Kind == "ConfigMap" && strings.HasSuffix(kind.Name, "-dashboard"):
 			kind.Kind = "dashboard"
+		case kind.Kind == "ClusterRoleBinding" && strings.HasSuffix(kind.Name, "-auth-delegator"):
+			kind.Kind = "delegation"
 		}
 		into, ok := left[kind.Kind]
 		if !ok {
@@ -183,7 +189,7 @@ func read(t *testing.T, manifests [][]byte) *release {
 			t.Fatalf("%s: %v in\n%s", kind.Kind, err, m)
 		}
 	}
-	for _, may := range []string{"PodMonitor", "PrometheusRule", "dashboard"} {
+	for _, may := range []string{"PodMonitor", "PrometheusRule", "dashboard", "delegation", "ClusterRole"} {
 		delete(left, may)
 	}
 	if len(left) > 0 {
@@ -212,6 +218,21 @@ func in(t *testing.T, mode string) map[string]*release {
 			overlay + "/kustomization.yaml": "resources: [../../base]\ncomponents: [../../components/" + mode + "]\n",
 		})),
 		"helm": helm(t, set(t, "config.mode="+mode)),
+	}
+}
+
+// withStatus returns it as each way gives it for a status API that other hosts
+// may read, beside mode ebpf, which has flags of its own.
+func withStatus(t *testing.T) map[string]*release {
+	t.Helper()
+	const overlay = "deploy/kustomize/overlays/test"
+	config := strings.Replace(string(contents(t, root+"/"+base+"/config.conf")), "mode: nftables", "mode: ebpf", 1)
+	return map[string]*release{
+		"kustomize": read(t, kustomized(t, overlay, map[string]string{
+			base + "/config.conf":           config,
+			overlay + "/kustomization.yaml": "resources: [../../base]\ncomponents: [../../components/ebpf, ../../components/status]\n",
+		})),
+		"helm": helm(t, set(t, "config.mode=ebpf", "status.bindAddress=0.0.0.0:10246", "status.tlsSecret=sluice-status-tls")),
 	}
 }
 

@@ -86,12 +86,18 @@ httpGet:
 {{ if eq $host "0.0.0.0" }}127.0.0.1{{ else if eq $host "::" }}[::1]{{ else if contains ":" $host }}[{{ $host }}]{{ else }}{{ $host }}{{ end }}:{{ include "sluice.port" .Values.config.healthzBindAddress }}
 {{- end }}
 
-{{/* The metrics port if others can reach it. */}}
-{{- define "sluice.metricsPort" -}}
-{{- with .Values.config.metricsBindAddress }}
+{{/* The port of an address if others can reach it. */}}
+{{- define "sluice.openPort" -}}
 {{- $host := include "sluice.host" . }}
-{{- if not (or (eq "none" .) (hasPrefix "127." $host) (eq "::1" $host)) }}{{ include "sluice.port" . }}{{ end }}
+{{- if not (or (has . (list "" "none")) (hasPrefix "127." $host) (eq "::1" $host)) }}{{ include "sluice.port" . }}{{ end }}
 {{- end }}
+
+{{- define "sluice.metricsPort" -}}
+{{ include "sluice.openPort" (.Values.config.metricsBindAddress | default "") }}
+{{- end }}
+
+{{- define "sluice.statusPort" -}}
+{{ include "sluice.openPort" .Values.status.bindAddress }}
 {{- end }}
 
 {{/* What both containers mount. */}}
