@@ -18,7 +18,7 @@ import (
 const (
 	// socketRetry is how long to wait for a socket that another daemon has, or
 	// that cannot be made.
-	socketRetry = 5 * time.Second
+	socketRetry = time.Second
 
 	// lastAnswers is how long requests under way have to end at the end.
 	lastAnswers = time.Second
