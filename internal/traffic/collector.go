@@ -22,9 +22,9 @@ const (
 	readEvery  = time.Second
 	restFactor = 30
 
-	// takePause is the least time from one look at ended flows to the next: one
-	// wake-up is for all of them. The kernel keeps about 100,000 for us.
-	takePause = 200 * time.Millisecond
+	// takeEvery is the time from one look at ended flows to the next. The kernel
+	// keeps about 100,000 for us.
+	takeEvery = 500 * time.Millisecond
 
 	// addressesFor is how long the node's addresses are taken for known.
 	addressesFor = 10 * time.Second
@@ -123,23 +123,19 @@ func (c *Collector) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	for {
-		err := c.settings.Ends.Wait(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err = errors.Join(err, c.take()); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot hear of connections that end, traffic is not counted well")
-		}
-		pause := takePause
-		if err != nil {
-			pause = addressesFor
-		}
+	failed := false
+	for tick := time.NewTicker(takeEvery); ; {
 		select {
 		case <-ctx.Done():
+			tick.Stop()
 			return nil
-		case <-time.After(pause):
+		case <-tick.C:
 		}
+		err := c.take()
+		if err != nil && !failed {
+			klog.FromContext(ctx).Error(err, "Cannot hear of connections that end, traffic is not counted well")
+		}
+		failed = err != nil
 	}
 }
 

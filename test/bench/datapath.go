@@ -72,7 +72,7 @@ func loopback() error {
 		if err != nil {
 			return err
 		}
-		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: dst, Type: kind, Scope: netlink.SCOPE_HOST}); err != nil {
+		if err := netlink.RouteReplace(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: dst, Type: kind, Scope: netlink.SCOPE_HOST}); err != nil {
 			return fmt.Errorf("route %s: %w", cidr, err)
 		}
 	}

@@ -44,6 +44,7 @@ func run(output string) error {
 		{"a change of the number of endpoints", measureCounts},
 		{"one endpoint of very many", measureLarge},
 		{"connections with session affinity", measureDatapath},
+		{"connections that are counted", measureTraffic},
 		{"the first write against a bare loop", measureSync},
 		{"the resolver", measureResolver},
 		{"changes while the status is asked for", measureStatus},

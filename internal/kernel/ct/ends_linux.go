@@ -1,8 +1,6 @@
 package ct
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math"
 
@@ -17,7 +15,7 @@ const groupDestroy = 3
 
 // KernelEnds is the ends of flows of the network namespace it was opened in.
 type KernelEnds struct {
-	events *netlink.Events
+	queue *netlink.Queue
 }
 
 var _ Ends = (*KernelEnds)(nil)
@@ -26,24 +24,19 @@ var _ Ends = (*KernelEnds)(nil)
 // Linux 5.19 a kernel tells only of the ends of flows that began while somebody
 // listened, unless net.netfilter.nf_conntrack_events is 1.
 func OpenEnds() (*KernelEnds, error) {
-	events, err := netlink.OpenEvents(unix.NETLINK_NETFILTER, translatedOnly())
+	q, err := netlink.OpenQueue(unix.NETLINK_NETFILTER, groupDestroy, translatedOnly())
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("listen for flows that end: %w", err)
 	}
-	if err := events.Join(groupDestroy); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen for flows that end: %w", err), events.Close())
-	}
-	return &KernelEnds{events}, nil
+	return &KernelEnds{q}, nil
 }
 
-func (k *KernelEnds) Wait(ctx context.Context) error { return k.events.Wait(ctx) }
-
-func (k *KernelEnds) Close() error { return k.events.Close() }
+func (k *KernelEnds) Close() error { return k.queue.Close() }
 
 // Take decodes what has arrived.
 func (k *KernelEnds) Take(each func(*Flow)) error {
 	var flow Flow
-	return k.events.Take(func(datagram []byte) {
+	return k.queue.Take(func(datagram []byte) {
 		if datagram == nil {
 			each(nil)
 		}

@@ -31,11 +31,8 @@ type Interface interface {
 	Close() error
 }
 
-// Ends tells of flows that end. Wait and Take may be called at the same time.
+// Ends tells of flows that end. Its methods are called by one goroutine at a time.
 type Ends interface {
-	// Wait returns when there are flows to take, or ctx has ended.
-	Wait(ctx context.Context) error
-
 	// Take calls each for the flows that have ended since the last call, if their
 	// destination was translated, and with nil where the kernel has lost some.
 	// The flow is each's only until it returns. A flow that Each leaves out

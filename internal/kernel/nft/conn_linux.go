@@ -37,7 +37,7 @@ func Open() (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	events, err := netlink.OpenEvents(unix.NETLINK_NETFILTER, netlink.Except(nl.Port))
+	events, err := netlink.OpenEvents(unix.NETLINK_NETFILTER, nl.Port)
 	if err != nil {
 		return nil, errors.Join(err, nl.Close())
 	}

@@ -16,7 +16,6 @@ type Fake struct {
 	mu    sync.Mutex
 	flows []ct.Flow
 	ended []*ct.Flow // not taken yet; nil: some were lost
-	told  chan struct{}
 	last  uint32
 	fail  error
 	count Count
@@ -33,7 +32,7 @@ var (
 )
 
 // NewFake returns connection tracking that has seen nothing.
-func NewFake() *Fake { return &Fake{told: make(chan struct{}, 1)} }
+func NewFake() *Fake { return &Fake{} }
 
 // Add makes the Fake track flows, as packets would.
 func (k *Fake) Add(flows ...ct.Flow) {
@@ -130,33 +129,7 @@ func (k *Fake) Lose(flows []ct.Flow, told bool) {
 		return slices.ContainsFunc(flows, func(f ct.Flow) bool { return have.Protocol == f.Protocol && have.Orig == f.Orig })
 	})
 	if told {
-		k.tell(nil)
-	}
-}
-
-// tell has something to take.
-func (k *Fake) tell(f *ct.Flow) {
-	k.ended = append(k.ended, f)
-	select {
-	case k.told <- struct{}{}:
-	default:
-	}
-}
-
-// Wait waits for a deletion.
-func (k *Fake) Wait(ctx context.Context) error {
-	for {
-		k.mu.Lock()
-		some := len(k.ended) > 0
-		k.mu.Unlock()
-		if some {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-k.told:
-		}
+		k.ended = append(k.ended, nil)
 	}
 }
 
@@ -190,7 +163,7 @@ func (k *Fake) Delete(ctx context.Context, f *ct.Flow) error {
 		return ct.ErrNotFound
 	}
 	if gone := k.flows[at]; gone.Translated {
-		k.tell(&gone)
+		k.ended = append(k.ended, &gone)
 	}
 	k.flows = slices.Delete(k.flows, at, at+1)
 	return nil
