@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -101,7 +102,7 @@ func (t *table) newFrontendMaps(prefix string, addr nft.Type, key ...nft.Type) f
 		return s
 	}
 	m := frontendMaps{
-		dnat:      prefix + "dnat",
+		dnat:      cmp.Or(prefix, "service-") + "dnat", // dnat alone is a word of the nft program
 		dispatch:  set("services", "Services", nft.ClassID),
 		external:  set("external", "externalTrafficPolicy Local"),
 		locals:    set("locals", "externalTrafficPolicy Local, for clients from elsewhere", nft.ClassID),
