@@ -214,7 +214,7 @@ func script(some []*change) (out []line) {
 		switch {
 		case o != 0 || a.step != rowRules: // else in an order that people can read
 			return o
-		case strings.HasPrefix(a.text, "-I"):
+		case strings.HasPrefix(a.text, "-I") && strings.HasPrefix(b.text, "-I"):
 			a, b = b, a
 		}
 		return strings.Compare(a.text, b.text)
