@@ -23,6 +23,8 @@ func TestExitCodes(t *testing.T) {
 		{"version", []string{"--version"}, 0, ""},
 		{"help", []string{"-h"}, 0, ""},
 		{"bad flag", []string{"--proxy-mode=magic"}, 1, "Error: --proxy-mode \"magic\": no such mode; modes: nftables, iptables, ipvs, userspace, ebpf\n"},
+		{"no answer", []string{"render", "--manifests=/none"}, 2, "Error: --manifests \"/none\": open /none: no such file or directory\n"},
+		{"no such flag of a command", []string{"render", "--nope"}, 2, "Error: unknown flag: --nope (sluice render --help lists the flags)\n"},
 		{
 			"bad folder",
 			[]string{"--manifests=/none"},

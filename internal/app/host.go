@@ -163,15 +163,22 @@ func (o *Options) probeMode(ctx context.Context, c config.Configuration) (datapl
 	if err != nil {
 		return mode, dataplane.Settings{}, err
 	}
-	s, err := probe(ctx, mode, c, o.settings())
+	s, err := probe(ctx, mode, o.settingsOf(c))
 	return mode, s, err
+}
+
+// settingsOf returns what modes are told by flags and the configuration.
+func (o *Options) settingsOf(c config.Configuration) dataplane.Settings {
+	s := o.settings()
+	s.MasqueradeBit, s.IPVS = uint8(c.MasqueradeBit), ipvsSettings(c)
+	return s
 }
 
 // probe returns how to open a mode: with the families that both the host and the
 // mode can serve.
-func probe(ctx context.Context, mode dataplane.Mode, c config.Configuration, s dataplane.Settings) (dataplane.Settings, error) {
+func probe(ctx context.Context, mode dataplane.Mode, s dataplane.Settings) (dataplane.Settings, error) {
 	host, missing := hostFamilies(os.DirFS("/proc"))
-	s.MasqueradeBit, s.Families, s.IPVS = uint8(c.MasqueradeBit), host, ipvsSettings(c)
+	s.Families = host
 	can, err := mode.Probe(ctx, s)
 	if err != nil {
 		return s, fmt.Errorf("probe mode %s: %w", mode.Name, err)

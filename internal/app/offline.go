@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 
 	"sluice/internal/dataplane"
 	"sluice/internal/proxy"
@@ -58,9 +59,10 @@ func (o *Options) offlinePlan() (plan, error) {
 	return o.plan(said.config)
 }
 
-// offline resolves the plan's folder, once.
+// offline resolves the plan's folder, once. What a daemon would log of it is not
+// logged.
 func (p plan) offline(ctx context.Context, families []proxy.Family) (offlineState, error) {
-	rules, err := p.rules(ctx, families)
+	rules, err := p.rules(klog.NewContext(ctx, klog.Logger{}), families)
 	if err != nil {
 		return offlineState{}, err
 	}

@@ -69,14 +69,17 @@ func TestProbeKeepsToTheHost(t *testing.T) {
 	mode := dataplane.Mode{Name: "some", Probe: func(context.Context, dataplane.Settings) ([]proxy.Family, error) {
 		return []proxy.Family{proxy.IPv4, proxy.IPv6}, nil
 	}}
-	got, err := probe(t.Context(), mode, configuration(t), dataplane.Settings{})
-	if err != nil || !slices.Equal(got.Families, host) || got.MasqueradeBit != 14 {
+	got, err := probe(t.Context(), mode, dataplane.Settings{})
+	if err != nil || !slices.Equal(got.Families, host) {
 		t.Errorf("settings %+v, error %v, want %v", got, err, host)
+	}
+	if s := NewOptions().settingsOf(configuration(t)); s.MasqueradeBit != 14 {
+		t.Errorf("settings %+v", s)
 	}
 	mode.Probe = func(context.Context, dataplane.Settings) ([]proxy.Family, error) {
 		return nil, errors.New("no nftables")
 	}
-	if _, err := probe(t.Context(), mode, configuration(t), dataplane.Settings{}); err == nil || err.Error() != "probe mode some: no nftables" {
+	if _, err := probe(t.Context(), mode, dataplane.Settings{}); err == nil || err.Error() != "probe mode some: no nftables" {
 		t.Errorf("error %v, want the mode's", err)
 	}
 }

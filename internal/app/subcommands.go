@@ -9,6 +9,7 @@ func subcommands() []*cobra.Command {
 		newStatusCommand(),
 		newExplainCommand(),
 		newTopCommand(),
+		newRenderCommand(),
 		newDialStdioCommand(),
 	}
 }

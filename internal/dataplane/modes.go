@@ -14,13 +14,14 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Mode, Settings, Relay, IPVS and EBPF are those of package mode.
+// These are those of package mode.
 type (
-	Mode     = mode.Mode
-	Settings = mode.Settings
-	Relay    = mode.Relay
-	IPVS     = mode.IPVS
-	EBPF     = mode.EBPF
+	Mode      = mode.Mode
+	Settings  = mode.Settings
+	Relay     = mode.Relay
+	IPVS      = mode.IPVS
+	EBPF      = mode.EBPF
+	Rendering = mode.Rendering
 )
 
 // DefaultRelay is how a mode goes about that carries connections itself, unless
@@ -42,7 +43,7 @@ func tell(all []Mode) []Mode {
 			}
 			return found, err
 		}
-		open, prepare := all[i].Open, all[i].Prepare
+		open, prepare, render := all[i].Open, all[i].Prepare, all[i].Render
 		if open == nil {
 			continue
 		}
@@ -53,6 +54,10 @@ func tell(all []Mode) []Mode {
 		all[i].Prepare = func(ctx context.Context, s Settings, opens bool) error {
 			s.Others = others
 			return prepare(ctx, s, opens)
+		}
+		all[i].Render = func(ctx context.Context, r *Rendering) error {
+			r.Others = others
+			return render(ctx, r)
 		}
 	}
 	return all

@@ -13,7 +13,7 @@ import (
 
 func TestModesAreWhole(t *testing.T) {
 	for _, m := range Modes() {
-		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Cleanup == nil ||
+		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Cleanup == nil || m.Render == nil ||
 			len(m.Balancing) == 0 {
 			t.Errorf("mode %q is not whole: %+v", m.Name, m)
 		}

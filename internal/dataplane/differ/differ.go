@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"slices"
@@ -24,6 +25,8 @@ type Differ[ID comparable, V any] struct {
 	constant map[ID]V
 	refs     map[ID]int     // how many rows want a shared object that is there
 	idle     map[ID]idle[V] // those of them that none does
+
+	keys func(*proxy.State) iter.Seq[proxy.PortKey] // the rows that a Sync renders, in its order
 }
 
 type idle[V any] struct {
@@ -32,7 +35,9 @@ type idle[V any] struct {
 }
 
 // New returns a differ that knows nothing of the kernel yet.
-func New[ID comparable, V any](m Mode[ID, V]) *Differ[ID, V] { return &Differ[ID, V]{mode: m} }
+func New[ID comparable, V any](m Mode[ID, V]) *Differ[ID, V] {
+	return &Differ[ID, V]{mode: m, keys: func(s *proxy.State) iter.Seq[proxy.PortKey] { return maps.Keys(s.Rows) }}
+}
 
 // Forget makes the next Apply ask for a Sync: the kernel is not as it was left.
 func (d *Differ[ID, V]) Forget() { d.rows = nil }
@@ -318,8 +323,8 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 	constant := d.constants(c, want)
 	d.refs, d.idle = map[ID]int{}, map[ID]idle[V]{}
 	rows := make(map[proxy.PortKey]Row, len(want.Rows))
-	for key, sp := range want.Rows {
-		r := Row{sp, want.Node}
+	for key := range d.keys(want) {
+		r := Row{want.Rows[key], want.Node}
 		if d.row(c, key, Row{}, r, refused); refused[key] == nil {
 			rows[key] = r
 		}

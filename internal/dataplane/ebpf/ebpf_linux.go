@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -79,6 +80,7 @@ func open(ctx context.Context, s mode.Settings, limits map[string]uint32) (d *Da
 		return nil, err
 	}
 	d = &Dataplane{look: make(chan struct{}, 1), moved: make(chan struct{}, 1), host: &host{}, off: errors.New("nothing was written yet")}
+	d.lastID = rand.Uint32() // so that two daemons that write at once do not use the same numbers
 	d.differ = differ.New(d.objects())
 	var undo []func() error
 	defer func() {

@@ -16,7 +16,7 @@ import (
 func Mode() mode.Mode {
 	rules := nftables.Mode()
 	return mode.Mode{
-		Name: "ebpf", Probe: Probe, Open: openOrFallBack, Cleanup: Cleanup,
+		Name: "ebpf", Probe: Probe, Open: openOrFallBack, Cleanup: Cleanup, Render: Render,
 		Prepare: rules.Prepare, Flows: rules.Flows, Ends: rules.Ends, Balancing: rules.Balancing,
 	}
 }

@@ -2,7 +2,6 @@ package ebpf
 
 import (
 	"cmp"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 
@@ -169,14 +168,10 @@ func (d *Dataplane) slots(row uint32, s proxy.Scope, list, other []proxy.Endpoin
 }
 
 // rowID returns the number of a row in the maps. Numbers are not used again, so
-// that nobody's sockets are taken for another row's. They begin anywhere, so that
-// two daemons that write at once do not use the same ones.
+// that nobody's sockets are taken for another row's.
 func (d *Dataplane) rowID(k proxy.PortKey) uint32 {
 	n, ok := d.ids[k]
 	for !ok {
-		if d.lastID == 0 {
-			d.lastID = rand.Uint32()
-		}
 		d.lastID++
 		n, ok = d.lastID, !d.used[d.lastID]
 	}

@@ -97,8 +97,11 @@ func (d *Dataplane) number(want *proxy.State, found map[frontendKey]uint32) {
 	}
 }
 
-// each calls f for every entry of a map.
+// each calls f for every entry of a map; without one there is none.
 func each[K, V any](m *ebpf.Map, f func(K, V)) error {
+	if m == nil {
+		return nil
+	}
 	var cursor ebpf.MapBatchCursor
 	keys, values := make([]K, batch), make([]V, batch)
 	for {

@@ -20,6 +20,7 @@ import (
 func Mode() mode.Mode {
 	return mode.Mode{
 		Name: "iptables", Probe: Probe, Prepare: Prepare, Needed: Needed, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds,
+		Render:    Render,
 		Balancing: []proxy.Balancing{proxy.Random},
 
 		Traces:  func(ctx context.Context) (localnet.Traces, error) { return traces(ctx, 0) },
@@ -81,11 +82,7 @@ func OpenVariant(ctx context.Context, s mode.Settings, v ipt.Variant) (*Dataplan
 
 func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s mode.Settings, v ipt.Variant) *Dataplane {
 	d := &Dataplane{settings: s, variant: v, sysctls: k}
-	d.differ = differ.New(differ.Mode[id, value]{
-		Constant: d.constant, Row: d.row, HealthCheck: d.healthCheck, SameRows: d.sameRows,
-		Same: same, Sharing: func(id) differ.Sharing { return differ.Unshared }, Order: order, Size: size,
-		Limit: func() int { return maxChains(v) }, Live: rankLive, List: d.list, Write: d.write,
-	})
+	d.differ = differ.New(d.objects())
 	both := &stamp{}
 	for _, name := range s.Served() {
 		if name == proxy.IPv4 {
@@ -101,6 +98,15 @@ func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s
 	liberal, err := sysctl.ReadInt(k, "net/netfilter/nf_conntrack_tcp_be_liberal")
 	d.liberal = err == nil && liberal != 0
 	return d
+}
+
+// objects says what objects are to the differ.
+func (d *Dataplane) objects() differ.Mode[id, value] {
+	return differ.Mode[id, value]{
+		Constant: d.constant, Row: d.row, HealthCheck: d.healthCheck, SameRows: d.sameRows,
+		Same: same, Sharing: func(id) differ.Sharing { return differ.Unshared }, Order: order, Size: size,
+		Limit: func() int { return maxChains(d.variant) }, Live: rankLive, List: d.list, Write: d.write,
+	}
 }
 
 // Sync makes the kernel right whatever was there before. It saves the tables

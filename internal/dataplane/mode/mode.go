@@ -86,6 +86,11 @@ type Mode struct {
 	// Nil: the mode is not built yet, and has at most a Cleanup.
 	Open func(context.Context, Settings) (proxy.Dataplane, error)
 
+	// Render writes down what the first Sync of a new dataplane would write, or
+	// what of it differs from what the kernel has. It changes nothing and, unless
+	// it compares, asks no kernel.
+	Render func(context.Context, *Rendering) error
+
 	// Balancing lists the ways of choosing an endpoint that the mode knows, the
 	// one first that it takes by itself. Weights says that it can also send some
 	// endpoints more connections than others.

@@ -39,6 +39,7 @@ func anyPorts() nftables.Overlay {
 func Mode() mode.Mode {
 	return mode.Mode{
 		Name: "userspace", Probe: Probe, Open: mode.Opener(Open), Cleanup: Cleanup,
+		Render:    Render,
 		Balancing: []proxy.Balancing{proxy.RoundRobin, proxy.Random, proxy.LeastConnections, proxy.SourceHash, proxy.Maglev},
 		Weights:   true,
 		Prepare: func(ctx context.Context, s Settings, opens bool) error {

@@ -86,9 +86,8 @@ func (n *testNode) start(relay mode.Relay) {
 	n.end = func() error { stop(); return errors.Join(<-ended, d.Close()) }
 }
 
-// serve has the dataplane lead a protocol's frontend to endpoints.
-func (n *testNode) serve(p proxy.Protocol, endpoints ...netip.AddrPort) {
-	n.Helper()
+// state is one in which a protocol's frontend has endpoints.
+func (n *testNode) state(p proxy.Protocol, endpoints ...netip.AddrPort) *proxy.State {
 	sp := &proxy.ServicePort{
 		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: "web", Protocol: p}},
 		Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: vip}}, UsableSomewhere: true,
@@ -98,6 +97,13 @@ func (n *testNode) serve(p proxy.Protocol, endpoints ...netip.AddrPort) {
 	}
 	s := proxy.NewState()
 	s.Rows[sp.Key] = sp
+	return s
+}
+
+// serve has the dataplane lead a protocol's frontend to endpoints.
+func (n *testNode) serve(p proxy.Protocol, endpoints ...netip.AddrPort) {
+	n.Helper()
+	s := n.state(p, endpoints...)
 	if err := n.lab.Node().Do(func() error { return proxytest.Sync(n.Context(), n.d, s) }); err != nil {
 		n.Fatal(err)
 	}

@@ -62,16 +62,12 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 // rules lead there.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	served, refused := servable(slices.Collect(maps.Keys(want.Rows)), want)
-	own := *want
-	own.Rows = map[proxy.PortKey]*proxy.ServicePort{}
-	for _, k := range served {
-		own.Rows[k] = want.Rows[k]
-	}
+	own := only(want, served)
 	d.forget = append(d.forget, d.server.index.Update(append(d.server.index.Keys(), served...), own.Rows))
 	if err := d.begin(ctx); err != nil {
 		return nil, err
 	}
-	more, err := d.Dataplane.Sync(ctx, &own)
+	more, err := d.Dataplane.Sync(ctx, own)
 	return d.finish(refused, more, err)
 }
 
@@ -96,6 +92,16 @@ func servable(keys []proxy.PortKey, want *proxy.State) (can []proxy.PortKey, ref
 		}
 	}
 	return can, refused
+}
+
+// only returns a state with some of its rows.
+func only(s *proxy.State, rows []proxy.PortKey) *proxy.State {
+	out := *s
+	out.Rows = map[proxy.PortKey]*proxy.ServicePort{}
+	for _, k := range rows {
+		out.Rows[k] = s.Rows[k]
+	}
+	return &out
 }
 
 // finish forgets what no rule leads to any more.

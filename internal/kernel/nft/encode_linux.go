@@ -31,6 +31,9 @@ const (
 	policyAccept     = 1
 )
 
+// tableComment is for those who list our tables.
+const tableComment = "written by sluice; edits are undone"
+
 // encode writes the batch, elements of at most limit bytes a message. It returns
 // the number of the message that begins it, and of each following one the index
 // of its first operation.
@@ -85,7 +88,7 @@ func encodeOps(w *netlink.Builder, ops []Op) {
 	}
 	switch o.Kind {
 	case AddTable:
-		w.Raw(tableUserdata, udata(udataComment, "written by sluice; edits are undone", "\x00"))
+		w.Raw(tableUserdata, udata(udataComment, tableComment, "\x00"))
 	case AddChain:
 		encodeChain(w, o.Chain)
 	case AddRule:

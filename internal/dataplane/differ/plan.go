@@ -1,0 +1,41 @@
+package differ
+
+import (
+	"context"
+	"iter"
+	"math"
+	"slices"
+
+	"sluice/internal/proxy"
+)
+
+// Planned is a change that a Sync would write, and the rows that it is for: none
+// if it is for all of them, or takes away what none wants.
+type Planned[ID comparable, V any] struct {
+	*Change[ID, V]
+	Rows []*proxy.PortKey
+}
+
+// Plan returns what the first Sync of a differ would write, in order, and writes
+// nothing. Rows are rendered in the order of their keys, so that the same state
+// gets the same numbers each time.
+func Plan[ID comparable, V any](ctx context.Context, m Mode[ID, V], want *proxy.State) (all []Planned[ID, V], refused proxy.Refused, err error) {
+	m.Limit = func() int { return math.MaxInt }
+	m.Write = func(_ context.Context, some []*Change[ID, V]) error {
+		for _, c := range some {
+			all = append(all, Planned[ID, V]{Change: c})
+		}
+		return nil
+	}
+	d := New(m)
+	d.keys = func(s *proxy.State) iter.Seq[proxy.PortKey] { return slices.Values(s.Keys()) }
+	c, refused := newChanges(&d.mode), proxy.Refused{}
+	if err := d.sync(ctx, c, want, refused); err != nil {
+		return nil, nil, err
+	}
+	for i := range all {
+		all[i].Rows = c.owners(all[i].Change)
+	}
+	c.end(true)
+	return all, refused, nil
+}

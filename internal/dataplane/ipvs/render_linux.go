@@ -1,0 +1,188 @@
+package ipvs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice/internal/dataplane/differ"
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/dataplane/nftables"
+	"sluice/internal/kernel/ipvs"
+	"sluice/internal/kernel/link"
+	"sluice/internal/kernel/sysctl"
+	"sluice/internal/proxy"
+)
+
+type planned = differ.Planned[id, value]
+
+// Render writes down what Sync would write: settings of the host, addresses of the
+// link, servers as ipvsadm --save prints them, and the rules beneath.
+func Render(ctx context.Context, r *mode.Rendering) error {
+	var k kernel
+	if r.Diff {
+		var err error
+		if k, err = openKernel(); err != nil {
+			return explain(err)
+		}
+		defer k.close()
+	}
+	d := newDataplane(k.dry(), r.Settings)
+	refused, err := d.render(ctx, r)
+	if err != nil {
+		return err
+	}
+	r.Want = without(r.Want, refused)
+	return nftables.RenderOverlay(ctx, r, d.overlay())
+}
+
+// render writes down what is not rules.
+func (d *Dataplane) render(ctx context.Context, r *mode.Rendering) (proxy.Refused, error) {
+	d.opens, d.left = r.Want.Node.OpensLoopback(), map[ipvs.Server]bool{}
+	all, refused, err := differ.Plan(ctx, d.objects(), r.Want)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(d.renderSettings(r), d.renderAddresses(r)); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(all, func(a, b planned) int {
+		return cmp.Or(a.ID.server.Addr.Compare(b.ID.server.Addr), cmp.Compare(a.ID.server.Protocol, b.ID.server.Protocol), a.ID.real.Compare(b.ID.real))
+	})
+	r.Title("virtual servers and their real servers, as ipvsadm --save has them")
+	for _, p := range all {
+		var was, is []string
+		if p.Had {
+			was = append(was, p.ID.text(p.Old))
+		}
+		if p.Has {
+			is = append(is, p.ID.text(p.New))
+		}
+		if r.Concerns(p.Rows) {
+			r.Print(was, is)
+		}
+	}
+	r.Refused(refused)
+	return refused, nil
+}
+
+// renderAddresses writes down the addresses that the link gets, and those that it
+// has and no server needs.
+func (d *Dataplane) renderAddresses(r *mode.Rendering) error {
+	needed := map[netip.Addr]bool{} // whether it is asked for
+	for _, f := range d.families {
+		needed[aliases[f]] = r.Only == nil
+	}
+	for key, sp := range r.Want.Rows {
+		for s := range d.fronts(sp) {
+			needed[s.Addr.Addr()] = needed[s.Addr.Addr()] || r.Concerns([]*proxy.PortKey{&key})
+		}
+	}
+	on, err := d.kernel.link.List()
+	if err != nil {
+		return err
+	}
+	line := func(a netip.Addr) []string {
+		return []string{fmt.Sprintf("ip address add %v/%d dev %s", a, a.BitLen(), linkName)}
+	}
+	r.Title("addresses of link " + linkName)
+	for _, a := range slices.SortedFunc(slices.Values(on), netip.Addr.Compare) {
+		if _, stays := needed[a]; !stays && len(d.ours[a]) == 0 && r.Only == nil {
+			r.Print(line(a), nil)
+		}
+		delete(needed, a)
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(needed), netip.Addr.Compare) {
+		if needed[a] {
+			r.Print(nil, line(a))
+		}
+	}
+	return nil
+}
+
+// renderSettings writes down the settings of the host that the mode needs.
+func (d *Dataplane) renderSettings(r *mode.Rendering) error {
+	to := wantedSettings(d.options.StrictARP)
+	r.Title("settings of the host")
+	for _, name := range slices.Sorted(maps.Keys(to)) {
+		was, err := d.kernel.settings.Read(name)
+		if err != nil {
+			return fmt.Errorf("read a setting of the host: %w", err)
+		}
+		if line := strings.ReplaceAll(name, "/", ".") + " = "; was != to[name] && r.Only == nil {
+			r.Print([]string{line + was}, []string{line + to[name]})
+		}
+	}
+	return nil
+}
+
+// text returns a server as ipvsadm --save prints it.
+func (x id) text(v value) string {
+	kind := map[proxy.Protocol]string{proxy.TCP: "-t", proxy.UDP: "-u", proxy.SCTP: "--sctp-service"}[proxy.Protocol(x.server.Protocol)]
+	at := fmt.Sprintf("%s %v", kind, x.server.Addr)
+	if x.real.IsValid() {
+		return fmt.Sprintf("-a %s -r %v -m -w %d", at, x.real, v.weight)
+	}
+	text := fmt.Sprintf("-A %s -s %s", at, v.settings.Scheduler)
+	if v.settings.Persistence > 0 {
+		text += fmt.Sprintf(" -p %.0f", v.settings.Persistence.Seconds())
+	}
+	var flags []string
+	if v.settings.Fallback {
+		flags = append(flags, v.settings.Scheduler+"-fallback")
+	}
+	if v.settings.HashPorts {
+		flags = append(flags, v.settings.Scheduler+"-port")
+	}
+	if flags != nil {
+		text += " -b " + strings.Join(flags, ",")
+	}
+	return text
+}
+
+// dry has a kernel read and not written; the zero value is one that has nothing.
+func (k kernel) dry() kernel {
+	if k.addrs == nil {
+		k.addrs, k.relays = func() ([]netip.Addr, error) { return nil, nil }, func() (bool, error) { return false, nil }
+	}
+	return kernel{dryServers{k.servers}, dryLink{k.link}, sysctl.Dry{Kernel: k.settings}, k.addrs, k.relays}
+}
+
+// dryServers has servers read and not written; without any below it, there are none.
+type dryServers struct{ ipvs.Interface }
+
+func (k dryServers) Servers(ctx context.Context) (map[ipvs.Server]ipvs.Settings, error) {
+	if k.Interface == nil {
+		return nil, nil
+	}
+	return k.Interface.Servers(ctx)
+}
+
+func (dryServers) SetTimeouts(context.Context, ipvs.Timeouts) error { return nil }
+
+// dryLink has a link read and not written; without one below it, there is one that
+// has no addresses.
+type dryLink struct{ link.Holder }
+
+func (l dryLink) Find() (link.Note, error) {
+	if l.Holder == nil {
+		return link.Note{}, nil
+	}
+	return l.Holder.Find()
+}
+
+func (l dryLink) List() ([]netip.Addr, error) {
+	if _, err := l.Find(); l.Holder == nil || errors.Is(err, link.ErrNoLink) {
+		return nil, nil
+	}
+	return l.Holder.List()
+}
+
+func (dryLink) Create() error                          { return nil }
+func (dryLink) SetNote(link.Note) error                { return nil }
+func (dryLink) Add(...netip.Addr) map[netip.Addr]error { return nil }

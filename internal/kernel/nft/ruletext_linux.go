@@ -1,0 +1,394 @@
+package nft
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Text returns a listed rule as a command of the nft program. It knows the
+// expressions that we use: any other is an error.
+func (r ListedRule) Text(t Table, chain string) (string, error) {
+	w := &ruleText{family: t.Family, registers: map[uint32]operand{}}
+	for line := range strings.Lines(r.Exprs) {
+		x, err := parseExpr(line)
+		if err == nil {
+			err = w.expr(x)
+		}
+		if err != nil {
+			return "", fmt.Errorf("write down a rule of chain %s in %v: expression %q: %w", chain, t, strings.TrimSpace(line), err)
+		}
+	}
+	if r.Comment != "" {
+		w.say("comment %q", r.Comment)
+	}
+	return "add rule " + t.named(chain) + " " + strings.Join(w.words, " "), nil
+}
+
+// Unreadable says why the nft program does not read a rule that the kernel takes;
+// empty if it does.
+func (r ListedRule) Unreadable(f Family) string {
+	switch {
+	case strings.Contains(r.Exprs, "tproxy "):
+		return "nft reads tproxy for one protocol at a time only, the kernel takes it"
+	case f == IP6 && strings.Contains(r.Exprs, "dynset "):
+		return "nft before 1.0.9 aborts when it reads this rule, the kernel takes it"
+	default:
+		return ""
+	}
+}
+
+// operand is what a rule has in a register.
+type operand struct {
+	text  string
+	value func([]byte) string // how a value of it is written; nil: as a number
+	flags map[uint32]string   // the names of single bits of it
+	data  []byte              // what it is, if that is constant
+	mask  []byte              // of what is kept of it; nil: all is
+	flip  []byte              // and inverted then
+}
+
+// ruleText writes a rule down, expression by expression.
+type ruleText struct {
+	family    Family
+	registers map[uint32]operand // by word
+	words     []string
+}
+
+var errUnknown = errors.New("it is not one that we use")
+
+// expr says what an expression does, or keeps what it loads.
+func (w *ruleText) expr(x *listedExpr) error {
+	write, known := map[string]func(*listedExpr) error{
+		"payload": w.payload, "meta": w.meta, "ct": w.ct, "fib": w.fib, "socket": w.socket, "numgen": w.numgen, "hash": w.hash,
+		"immediate": w.immediate, "bitwise": w.bitwise, "cmp": w.cmp, "lookup": w.lookup, "dynset": w.dynset,
+		"nat": w.nat, "masq": w.masq, "reject": w.reject, "tproxy": w.tproxy,
+	}[x.name]
+	if !known {
+		return errUnknown
+	}
+	return cmp.Or(write(x), x.done())
+}
+
+func (w *ruleText) say(format string, args ...any) {
+	w.words = append(w.words, fmt.Sprintf(format, args...))
+}
+
+// wordOf returns the word that a register begins with.
+func wordOf(register uint64) uint32 {
+	if register >= unix.NFT_REG32_00 {
+		return uint32(register - unix.NFT_REG32_00)
+	}
+	return uint32(register-unix.NFT_REG_1) * 4
+}
+
+// load keeps what is loaded into a register.
+func (w *ruleText) load(register uint64, o operand) error {
+	if o.text == "" {
+		return errUnknown
+	}
+	w.registers[wordOf(register)] = o
+	return nil
+}
+
+// take returns all that was loaded from a register on, as one operand. What is
+// loaded is used once.
+func (w *ruleText) take(register uint64) operand {
+	var parts []operand
+	for _, at := range slices.Sorted(maps.Keys(w.registers)) {
+		if at >= wordOf(register) {
+			parts = append(parts, w.registers[at])
+			delete(w.registers, at)
+		}
+	}
+	if len(parts) == 1 {
+		return parts[0]
+	}
+	var texts []string
+	for _, o := range parts {
+		text := o.full()
+		if o.mask != nil {
+			text = "(" + text + ")"
+		}
+		texts = append(texts, text)
+	}
+	return operand{text: strings.Join(texts, " . ")}
+}
+
+// full returns an operand with what is done to its bits.
+func (o operand) full() string {
+	if len(o.mask) != 4 {
+		return o.text
+	}
+	switch keep, flip := hostNumber(o.mask), hostNumber(o.flip); {
+	case flip == 0:
+		return fmt.Sprintf("%s & 0x%08x", o.text, keep)
+	case keep == ^flip:
+		return fmt.Sprintf("%s | 0x%08x", o.text, flip)
+	case keep&flip == 0:
+		return fmt.Sprintf("%s & 0x%08x | 0x%08x", o.text, keep, flip)
+	default:
+		return fmt.Sprintf("%s & 0x%08x ^ 0x%08x", o.text, keep, flip)
+	}
+}
+
+// hostNumber reads up to four bytes as a register has them.
+func hostNumber(b []byte) uint32 {
+	return binary.NativeEndian.Uint32(append(slices.Clip(b[:min(4, len(b))]), 0, 0, 0, 0))
+}
+
+func numberText(b []byte) string { return fmt.Sprintf("0x%0*x", 2*min(4, len(b)), hostNumber(b)) }
+
+func decimalText(b []byte) string {
+	return fmt.Sprint(binary.BigEndian.Uint32(append(make([]byte, 4-min(4, len(b))), b[:min(4, len(b))]...)))
+}
+
+// interfaceText returns an interface's name; one without an end is a beginning.
+func interfaceText(b []byte) string {
+	if name, _, ends := bytes.Cut(b, []byte{0}); ends {
+		return fmt.Sprintf("%q", name)
+	}
+	return fmt.Sprintf("%q", string(b)+"*")
+}
+
+func addressText(b []byte) string {
+	a, ok := netip.AddrFromSlice(b)
+	if !ok {
+		return numberText(b)
+	}
+	return a.String()
+}
+
+func (w *ruleText) payload(x *listedExpr) error {
+	type field struct{ base, offset, length uint64 }
+	source, length := uint64(12), uint64(4)
+	if w.family == IP6 {
+		source, length = 8, 16
+	}
+	fields := map[field]operand{
+		{unix.NFT_PAYLOAD_NETWORK_HEADER, source, length}:          {text: w.family.String() + " saddr", value: addressText},
+		{unix.NFT_PAYLOAD_NETWORK_HEADER, source + length, length}: {text: w.family.String() + " daddr", value: addressText},
+		{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2}:                  {text: "th dport", value: decimalText},
+		{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1}:                 {text: "tcp flags"},
+	}
+	f := field{x.number(unix.NFTA_PAYLOAD_BASE), x.number(unix.NFTA_PAYLOAD_OFFSET), x.number(unix.NFTA_PAYLOAD_LEN)}
+	return w.load(x.number(unix.NFTA_PAYLOAD_DREG), fields[f])
+}
+
+func (w *ruleText) meta(x *listedExpr) error {
+	o := map[uint64]operand{
+		unix.NFT_META_PRIORITY: {text: "meta priority"},
+		unix.NFT_META_MARK:     {text: "meta mark"},
+		unix.NFT_META_L4PROTO:  {text: "meta l4proto", value: func(b []byte) string { return Proto.text(b) }},
+		unix.NFT_META_IIFNAME:  {text: "iifname", value: interfaceText},
+	}[x.number(unix.NFTA_META_KEY)]
+	return w.loadOrSet(o, x.number(unix.NFTA_META_DREG), x.number(unix.NFTA_META_SREG))
+}
+
+func (w *ruleText) ct(x *listedExpr) error {
+	o := map[uint64]operand{
+		unix.NFT_CT_STATE:  {text: "ct state", flags: map[uint32]string{expr.CtStateBitNEW: "new"}},
+		unix.NFT_CT_STATUS: {text: "ct status", flags: map[uint32]string{1 << 5: "dnat"}}, // IPS_DST_NAT
+		unix.NFT_CT_MARK:   {text: "ct mark"},
+	}[x.number(unix.NFTA_CT_KEY)]
+	return w.loadOrSet(o, x.number(unix.NFTA_CT_DREG), x.number(unix.NFTA_CT_SREG))
+}
+
+// loadOrSet loads what an operand is into a register or, if another one is named,
+// sets it to what is there.
+func (w *ruleText) loadOrSet(o operand, to, from uint64) error {
+	if from == 0 {
+		return w.load(to, o)
+	}
+	w.say("%s set %s", o.text, w.take(from).full())
+	return nil
+}
+
+func (w *ruleText) fib(x *listedExpr) error {
+	whose := map[uint64]string{unix.NFTA_FIB_F_SADDR: "fib saddr type", unix.NFTA_FIB_F_DADDR: "fib daddr type"}
+	o := operand{text: whose[x.number(unix.NFTA_FIB_FLAGS)], value: func(b []byte) string {
+		if hostNumber(b) == unix.RTN_LOCAL {
+			return "local"
+		}
+		return numberText(b)
+	}}
+	if x.number(unix.NFTA_FIB_RESULT) != unix.NFT_FIB_RESULT_ADDRTYPE {
+		return errUnknown
+	}
+	return w.load(x.number(unix.NFTA_FIB_DREG), o)
+}
+
+func (w *ruleText) socket(x *listedExpr) error {
+	o := map[uint64]operand{
+		expr.NFT_SOCKET_TRANSPARENT: {text: "socket transparent", value: decimalText}, expr.NFT_SOCKET_MARK: {text: "socket mark"},
+	}[x.number(expr.NFTA_SOCKET_KEY)]
+	return w.load(x.number(expr.NFTA_SOCKET_DREG), o)
+}
+
+func (w *ruleText) numgen(x *listedExpr) error {
+	way := [...]string{unix.NFT_NG_INCREMENTAL: "inc", unix.NFT_NG_RANDOM: "random"}[x.number(unix.NFTA_NG_TYPE)]
+	text := fmt.Sprintf("numgen %s mod %d offset 0x%08x", way, x.number(unix.NFTA_NG_MODULUS), x.number(unix.NFTA_NG_OFFSET))
+	return w.load(x.number(unix.NFTA_NG_DREG), operand{text: text})
+}
+
+func (w *ruleText) hash(x *listedExpr) error {
+	x.number(unix.NFTA_HASH_LEN) // of what was loaded
+	text := fmt.Sprintf("jhash %s mod %d seed %#x offset 0x%08x", w.take(x.number(unix.NFTA_HASH_SREG)).full(),
+		x.number(unix.NFTA_HASH_MODULUS), x.number(unix.NFTA_HASH_SEED), x.number(unix.NFTA_HASH_OFFSET))
+	return w.load(x.number(unix.NFTA_HASH_DREG), operand{text: text})
+}
+
+func (w *ruleText) immediate(x *listedExpr) error {
+	to, data := x.number(unix.NFTA_IMMEDIATE_DREG), x.nested(unix.NFTA_IMMEDIATE_DATA)
+	if to != unix.NFT_REG_VERDICT {
+		b := data.bytes(unix.NFTA_DATA_VALUE)
+		return w.load(to, operand{text: numberText(b), data: b})
+	}
+	verdict := data.nested(unix.NFTA_DATA_VERDICT)
+	code, chain := int32(verdict.number(unix.NFTA_VERDICT_CODE)), verdict.string(unix.NFTA_VERDICT_CHAIN)
+	name := map[int32]string{
+		unix.NFT_JUMP: "jump ", unix.NFT_GOTO: "goto ", unix.NFT_RETURN: "return", policyAccept: "accept", int32(Drop) - 1: "drop",
+	}[code]
+	if name == "" {
+		return errUnknown
+	}
+	w.say("%s%s", name, chain)
+	return nil
+}
+
+func (w *ruleText) bitwise(x *listedExpr) error {
+	from, to, length := x.number(unix.NFTA_BITWISE_SREG), x.number(unix.NFTA_BITWISE_DREG), x.number(unix.NFTA_BITWISE_LEN)
+	o := w.registers[wordOf(from)]
+	if from != to || o.mask != nil {
+		return errUnknown
+	}
+	o.mask, o.flip = make([]byte, length), make([]byte, length) // what is zero may be left out
+	copy(o.mask, x.nested(unix.NFTA_BITWISE_MASK).bytes(unix.NFTA_DATA_VALUE))
+	copy(o.flip, x.nested(unix.NFTA_BITWISE_XOR).bytes(unix.NFTA_DATA_VALUE))
+	return w.load(to, o)
+}
+
+func (w *ruleText) cmp(x *listedExpr) error {
+	o, data := w.take(x.number(unix.NFTA_CMP_SREG)), x.nested(unix.NFTA_CMP_DATA).bytes(unix.NFTA_DATA_VALUE)
+	not := map[uint64]string{unix.NFT_CMP_EQ: "", unix.NFT_CMP_NEQ: "!= "}
+	op := x.number(unix.NFTA_CMP_OP)
+	no, known := not[op]
+	switch name := o.flags[hostNumber(o.mask)]; {
+	case !known:
+		return errUnknown
+	case name != "" && op == unix.NFT_CMP_NEQ && hostNumber(data) == 0:
+		w.say("%s %s", o.text, name)
+	case o.mask == nil && o.value != nil:
+		w.say("%s %s%s", o.text, no, o.value(data))
+	case o.mask != nil && o.value != nil: // an address
+		length, err := prefixLength(o.mask)
+		if err != nil {
+			return err
+		}
+		w.say("%s %s%s/%d", o.text, no, o.value(data), length)
+	case len(o.mask) == 1: // flags of TCP
+		w.say("%s & %s %s %s", o.text, numberText(o.mask), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
+	default:
+		w.say("%s %s %s", o.full(), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
+	}
+	return nil
+}
+
+func prefixLength(mask []byte) (n int, err error) {
+	for _, b := range mask {
+		n += bits.OnesCount8(b)
+	}
+	if all := bytes.Repeat([]byte{0xff}, n/8); !bytes.HasPrefix(mask, all) || n%8 != 0 && mask[n/8] != 0xff<<(8-n%8) {
+		return 0, errUnknown
+	}
+	return n, nil
+}
+
+func (w *ruleText) lookup(x *listedExpr) error {
+	key, set := w.take(x.number(unix.NFTA_LOOKUP_SREG)).full(), x.string(unix.NFTA_LOOKUP_SET)
+	_, isMap := x.attrs[unix.NFTA_LOOKUP_DREG]
+	to, inverted := x.number(unix.NFTA_LOOKUP_DREG), x.number(unix.NFTA_LOOKUP_FLAGS) != 0
+	x.number(unix.NFTA_LOOKUP_SET_ID)
+	switch {
+	case isMap && to != 0:
+		return w.load(to, operand{text: key + " map @" + set})
+	case isMap:
+		w.say("%s vmap @%s", key, set)
+	case inverted:
+		w.say("%s != @%s", key, set)
+	default:
+		w.say("%s @%s", key, set)
+	}
+	return nil
+}
+
+func (w *ruleText) dynset(x *listedExpr) error {
+	op := map[uint64]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update", 2: "delete"}[x.number(unix.NFTA_DYNSET_OP)]
+	value := ""
+	if from := x.number(unix.NFTA_DYNSET_SREG_DATA); from != 0 {
+		value = " : " + w.take(from).full()
+	}
+	timeout := ""
+	if ms := x.number(unix.NFTA_DYNSET_TIMEOUT); ms != 0 {
+		timeout = " timeout " + (time.Duration(ms) * time.Millisecond).String()
+	}
+	x.number(unix.NFTA_DYNSET_SET_ID)
+	key, set := w.take(x.number(unix.NFTA_DYNSET_SREG_KEY)).full(), x.string(unix.NFTA_DYNSET_SET_NAME)
+	w.say("%s @%s { %s%s%s }", op, set, key, timeout, value)
+	return nil
+}
+
+func (w *ruleText) nat(x *listedExpr) error {
+	kind, family := x.number(unix.NFTA_NAT_TYPE), x.number(unix.NFTA_NAT_FAMILY)
+	addr, port := x.number(unix.NFTA_NAT_REG_ADDR_MIN), x.number(unix.NFTA_NAT_REG_PROTO_MIN)
+	x.number(unix.NFTA_NAT_FLAGS) // they say which of both there is
+	o := w.take(addr)
+	if kind != unix.NFT_NAT_DNAT || family != uint64(w.family) || port != 0 && !strings.Contains(o.text, " map @") {
+		return errUnknown
+	}
+	if o.data != nil {
+		o.text = addressText(o.data)
+	}
+	w.say("dnat %v to %s", w.family, o.text)
+	return nil
+}
+
+func (w *ruleText) masq(x *listedExpr) error {
+	const fullyRandom = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
+	if x.number(unix.NFTA_MASQ_FLAGS) != fullyRandom {
+		return errUnknown
+	}
+	w.say("masquerade fully-random")
+	return nil
+}
+
+// reject is written without its code if that is the one that the nft program takes.
+func (w *ruleText) reject(x *listedExpr) error {
+	usual := map[Family]uint64{IP: 3, IP6: 4}[w.family] // port unreachable
+	if x.number(unix.NFTA_REJECT_TYPE) != unix.NFT_REJECT_ICMP_UNREACH || x.number(unix.NFTA_REJECT_ICMP_CODE) != usual {
+		return errUnknown
+	}
+	w.say("reject")
+	return nil
+}
+
+func (w *ruleText) tproxy(x *listedExpr) error {
+	port := w.take(x.number(expr.NFTA_TPROXY_REG_PORT)).data
+	addr, ok := netip.AddrFromSlice(w.take(x.number(expr.NFTA_TPROXY_REG_ADDR)).data)
+	if x.number(expr.NFTA_TPROXY_FAMILY) != uint64(w.family) || len(port) != 2 || !ok {
+		return errUnknown
+	}
+	w.say("tproxy to %v", netip.AddrPortFrom(addr, binary.BigEndian.Uint16(port)))
+	return nil
+}

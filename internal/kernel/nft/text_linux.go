@@ -1,0 +1,147 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file says what is written as the nft program would be told to write it.
+
+// Text returns an operation that adds something as a command of the nft program.
+// A rule that is not made of what we use is an error.
+func (o *Op) Text() (string, error) {
+	switch o.Kind {
+	case AddTable:
+		return fmt.Sprintf("add %v { comment %q; }", o.Table, tableComment), nil
+	case AddChain:
+		return o.Chain.text(o.Table), nil
+	case AddSet:
+		return o.Set.text(), nil
+	case AddElement:
+		return fmt.Sprintf("add element %s { %s }", o.Table.named(o.Set.Name), o.Set.elementText(o.Element)), nil
+	case AddRule:
+		return o.Rule.Listed(o.Table.Family).Text(o.Table, o.Chain.Name)
+	default:
+		return "", fmt.Errorf("%v adds nothing", o)
+	}
+}
+
+// named returns the name of something in the table as commands have it.
+func (t Table) named(name string) string { return fmt.Sprintf("%v %s %s", t.Family, t.Name, name) }
+
+func (c *Chain) text(t Table) string {
+	text := "add chain " + t.named(c.Name)
+	if h := c.Hook; h != nil {
+		hooks := [...]string{"prerouting", "input", "forward", "output", "postrouting"}
+		text += fmt.Sprintf(" { type %s hook %s priority %d; policy accept; }", h.Type, hooks[h.Number], h.Priority)
+	}
+	return text
+}
+
+func (s *Set) text() string {
+	kind, of := "set", typesText(s.Key)
+	switch {
+	case s.Verdicts:
+		kind, of = "map", of+" : verdict"
+	case s.Data != nil:
+		kind, of = "map", of+" : "+typesText(s.Data)
+	}
+	text := fmt.Sprintf("add %s %s { type %s;", kind, s.Table.named(s.Name), of)
+	if s.Interval {
+		text += " flags interval;"
+	}
+	if s.Dynamic {
+		text += " flags dynamic,timeout;"
+	}
+	if s.Size > 0 {
+		text += fmt.Sprintf(" size %d;", s.Size)
+	}
+	return text + fmt.Sprintf(" comment %q; }", s.Comment)
+}
+
+var typeNames = [...]string{
+	IPv4Addr: "ipv4_addr", IPv6Addr: "ipv6_addr", Proto: "inet_proto", Port: "inet_service", Mark: "mark", ClassID: "classid",
+}
+
+func typesText(types []Type) string {
+	var names []string
+	for _, t := range types {
+		names = append(names, typeNames[t])
+	}
+	return strings.Join(names, " . ")
+}
+
+func (s *Set) elementText(e Element) string {
+	text := partsText(s.Key, e.Key, e.KeyEnd)
+	switch {
+	case e.Verdict.Chain != "":
+		return text + " : goto " + e.Verdict.Chain
+	case e.Verdict.Code == Accept:
+		return text + " : accept"
+	case e.Verdict.Code != 0:
+		return text + " : drop"
+	case s.Data != nil:
+		return text + " : " + partsText(s.Data, e.Data, "")
+	default:
+		return text
+	}
+}
+
+// partsText returns a key or value of several parts, each of them padded to a
+// register, and up to an end if there is one.
+func partsText(types []Type, from, to string) string {
+	var parts []string
+	at := 0
+	for _, t := range types {
+		end := at + t.Len()
+		if end > len(from) || to != "" && end > len(to) {
+			return fmt.Sprintf("%#x", from) // not of this set
+		}
+		part := t.text([]byte(from[at:end]))
+		if to != "" && to[at:end] != from[at:end] {
+			part += "-" + t.text([]byte(to[at:end]))
+		}
+		parts = append(parts, part)
+		at = (end + 3) &^ 3
+	}
+	return strings.Join(parts, " . ")
+}
+
+var protocolNames = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
+
+// text returns a value, of the length of its type.
+func (t Type) text(b []byte) string {
+	switch t {
+	case IPv4Addr, IPv6Addr:
+		a, _ := netip.AddrFromSlice(b)
+		return a.String()
+	case Proto:
+		if name := protocolNames[b[0]]; name != "" {
+			return name
+		}
+		return fmt.Sprint(b[0])
+	case Port:
+		return fmt.Sprint(binary.BigEndian.Uint16(b))
+	case ClassID:
+		return classText(binary.NativeEndian.Uint32(b))
+	default:
+		return fmt.Sprintf("0x%08x", binary.NativeEndian.Uint32(b))
+	}
+}
+
+// classText returns a number as the nft program writes it where a packet's
+// priority is meant: two halves, but for those that have names.
+func classText(n uint32) string {
+	switch n {
+	case 0:
+		return "none"
+	case 1<<32 - 1:
+		return "root"
+	default:
+		return fmt.Sprintf("%x:%x", n>>16, n&0xffff)
+	}
+}

@@ -1,0 +1,35 @@
+package nft
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// TestTextOfOthers wants no guess at a rule that is not made of what we use. That
+// the nft program reads the others as they are meant is tested where they are made.
+func TestTextOfOthers(t *testing.T) {
+	tests := []struct {
+		name  string
+		exprs []expr.Any
+	}{
+		{"another expression", []expr.Any{&expr.Counter{}}},
+		{"another field", []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 9, Len: 1}}},
+		{"another key", []expr.Any{&expr.Meta{Key: expr.MetaKeyOIF, Register: 1}}},
+		{"another attribute", []expr.Any{&expr.Numgen{Register: 1, Modulus: 2}, &expr.Immediate{Register: 1, Data: []byte{1}}, &expr.NAT{
+			Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegAddrMax: 2,
+		}}},
+		{"another way back", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}},
+		{"nothing to compare", []expr.Any{&expr.Cmp{Op: expr.CmpOpLt, Register: 1, Data: []byte{1}}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			text, err := (&Rule{Exprs: tt.exprs}).Listed(IP).Text(Table{IP, "ours"}, "c")
+			if err == nil || !strings.Contains(err.Error(), "write down a rule of chain c in table ip ours") {
+				t.Errorf("text %q, error %v", text, err)
+			}
+		})
+	}
+}
