@@ -449,3 +449,44 @@ func TestCount(t *testing.T) {
 		t.Errorf("counted %d, %v, listed %d; want 7", n, err, listed)
 	}
 }
+
+// TestGet reads single elements and chains back, without listing what is beside them.
+func TestGet(t *testing.T) {
+	conn := openInNamespace(t)
+	var b nft.Batch
+	base(&b)
+	elements := map[*nft.Set]nft.Element{
+		plain:    {Key: word(1)},
+		verdicts: {Key: verdictKey(80), Verdict: nft.Verdict{Code: nft.Goto, Chain: "target"}},
+		values:   {Key: word(1) + word(0), Data: word(7) + "\x00\x50\x00\x00"},
+		ranges:   rangeElement(80, 10, 20),
+	}
+	for s, e := range elements {
+		b.AddElement(s, e)
+	}
+	b.AddRule(testTable, "target", lookupRule("one"))
+	if err := conn.Commit(t.Context(), &b); err != nil {
+		t.Fatal(err)
+	}
+	for s, want := range elements {
+		got, found, err := conn.Element(t.Context(), s, nft.Element{Key: want.Key, KeyEnd: want.KeyEnd})
+		if err != nil || !found || got != want {
+			t.Errorf("%s: %v, found %t, error %v; want %v", s.Name, got, found, err, want)
+		}
+	}
+	for _, other := range []struct {
+		set *nft.Set
+		key nft.Element
+	}{{plain, nft.Element{Key: word(2)}}, {ranges, rangeElement(81, 10, 20)}, {&nft.Set{Table: testTable, Name: "none"}, nft.Element{Key: word(1)}}} {
+		if got, found, err := conn.Element(t.Context(), other.set, other.key); found || err != nil {
+			t.Errorf("%s: found %v that is not there, error %v", other.set.Name, got, err)
+		}
+	}
+	rules, err := conn.Rules(t.Context(), testTable, "target")
+	if want := lookupRule("one").Listed(testTable.Family); err != nil || len(rules) != 1 || rules[0] != want {
+		t.Errorf("rules %v, error %v; want %v", rules, err, want)
+	}
+	if rules, err := conn.Rules(t.Context(), testTable, "none"); rules != nil || err != nil {
+		t.Errorf("rules of no chain: %v, error %v", rules, err)
+	}
+}
