@@ -56,10 +56,10 @@ func (c *Conn) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) (flows
 }
 
 // dump asks once. A flow that cannot be read is one that is missing.
-func (c *Conn) dump(f Filter, byProtocol bool, keep func(*Flow) bool) ([]Flow, error) {
+func (c *Conn) dump(f Filter, filtered bool, keep func(*Flow) bool) ([]Flow, error) {
 	c.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, f.IPv6)
-	if byProtocol {
-		encodeFilter(&c.nl.Builder, f.Protocol)
+	if filtered {
+		encodeFilter(&c.nl.Builder, f)
 	}
 	var flows []Flow
 	var flow Flow

@@ -113,6 +113,16 @@ var contract = []contractCase{
 	}},
 	{"dump SCTP", func(t *testing.T, k ct.Interface) { wantFlows(t, k, ct.Filter{Protocol: sctp}, tracked[4]) }},
 	{"dump UDP over IPv6", func(t *testing.T, k ct.Interface) { wantFlows(t, k, ct.Filter{IPv6: true, Protocol: udp}, tracked[5]) }},
+	{"dump what one client has with one address", func(t *testing.T, k ct.Interface) {
+		four, six := netip.MustParseAddr("10.1.0.7"), netip.MustParseAddr("fd00::7")
+		wantFlows(t, k, ct.Filter{Protocol: udp, Src: four, Dst: netip.MustParseAddrPort("10.96.0.10:53")}, tracked[0], tracked[2])
+		wantFlows(t, k, ct.Filter{Protocol: tcp, IPv6: true, Src: six, Dst: netip.MustParseAddrPort("[fd96::a]:53")}, tracked[6])
+		wantFlows(t, k, ct.Filter{Protocol: udp, Src: four.Next(), Dst: netip.MustParseAddrPort("10.96.0.10:53")})
+		wantFlows(t, k, ct.Filter{Protocol: udp, Src: four, Dst: netip.MustParseAddrPort("10.96.0.10:54")})
+		if c, ok := k.(*ct.Conn); ok && c.Parsed() != 3 {
+			t.Errorf("the kernel sent %d flows, want 3", c.Parsed())
+		}
+	}},
 	{"dump nothing", func(t *testing.T, k ct.Interface) { wantFlows(t, k, ct.Filter{IPv6: true, Protocol: sctp}) }},
 	{"keep decides", func(t *testing.T, k ct.Interface) {
 		got, err := k.Dump(t.Context(), ct.Filter{Protocol: udp}, func(f *ct.Flow) bool { return f.Orig == tracked[1].Orig })

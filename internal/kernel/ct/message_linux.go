@@ -14,7 +14,10 @@ const (
 	tupleZone       = 3  // CTA_TUPLE_ZONE
 	attrFilter      = 25 // CTA_FILTER
 	filterOrigFlags = 1
-	filterProtoNum  = 1 << 3 // the flag that makes the protocol of the original tuple count
+	filterSrc       = 1 << 0 // flags that make a part of the original tuple count
+	filterDst       = 1 << 1
+	filterProtoNum  = 1 << 3
+	filterDstPort   = 1 << 5
 	statusMask      = 26     // CTA_STATUS_MASK
 	statusDstNAT    = 1 << 5 // IPS_DST_NAT, in CTA_STATUS
 	protoInfoState  = 1      // CTA_PROTOINFO_TCP_STATE
@@ -23,14 +26,24 @@ const (
 	tcpLastAck      = 6      // TCP_CONNTRACK_LAST_ACK, which only TIME_WAIT and CLOSE follow
 )
 
-// encodeFilter asks for flows of one protocol only. Kernels before 5.8 do not
-// know the attribute and send every flow of the family.
-func encodeFilter(w *netlink.Builder, protocol uint8) {
-	w.Nest(nl.CTA_TUPLE_ORIG, func() {
-		w.Nest(nl.CTA_TUPLE_PROTO, func() { w.Raw(nl.CTA_PROTO_NUM, string([]byte{protocol})) })
-	})
+// encodeFilter asks for flows of one protocol only, and from one client to one
+// address if they are named. Kernels before 5.8 do not know the attribute and
+// send every flow of the family.
+func encodeFilter(w *netlink.Builder, f Filter) {
+	flags := uint32(filterProtoNum)
+	if f.Src.IsValid() {
+		flags |= filterDstPort
+		if !f.IPv6 { // Linux 6.18 leaves out just the flows that have the addresses of a filter for IPv6.
+			flags |= filterSrc | filterDst
+		}
+		encodeTuple(w, nl.CTA_TUPLE_ORIG, f.Protocol, Tuple{netip.AddrPortFrom(f.Src, 0), f.Dst})
+	} else {
+		w.Nest(nl.CTA_TUPLE_ORIG, func() {
+			w.Nest(nl.CTA_TUPLE_PROTO, func() { w.Raw(nl.CTA_PROTO_NUM, string([]byte{f.Protocol})) })
+		})
+	}
 	w.Nest(attrFilter, func() {
-		w.Raw(filterOrigFlags, string(binary.NativeEndian.AppendUint32(nil, filterProtoNum)))
+		w.Raw(filterOrigFlags, string(binary.NativeEndian.AppendUint32(nil, flags)))
 	})
 }
 

@@ -53,6 +53,10 @@ var ErrIncomplete = errors.New("dump is incomplete")
 type Filter struct {
 	IPv6     bool
 	Protocol uint8 // as in the IP header
+
+	// The client and the address that it connected to, both of them or neither.
+	Src netip.Addr
+	Dst netip.AddrPort
 }
 
 // String returns the filter in words.
@@ -65,7 +69,8 @@ func (f Filter) String() string {
 
 // Matches reports whether a flow is what the filter asks for.
 func (f Filter) Matches(flow *Flow) bool {
-	return flow.Protocol == f.Protocol && flow.Orig.Dst.Addr().Is6() == f.IPv6
+	return flow.Protocol == f.Protocol && flow.Orig.Dst.Addr().Is6() == f.IPv6 &&
+		(!f.Src.IsValid() || flow.Orig.Src.Addr() == f.Src && flow.Orig.Dst == f.Dst)
 }
 
 // Flow is one tracked connection.
