@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -17,9 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"sluice/internal/cli"
-	"sluice/internal/engine"
 	"sluice/internal/explain"
-	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 	"sluice/internal/source"
 	"sluice/internal/statusapi"
@@ -186,26 +183,4 @@ func unserved(objects []metav1.Object) []explain.Unserved {
 		out = append(out, u)
 	}
 	return out
-}
-
-// explainer answers questions about what the engine knows.
-func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Values) (*statusapi.Explanation, error) {
-	return func(_ context.Context, q url.Values) (*statusapi.Explanation, error) {
-		addresses, err := link.Conn{}.List()
-		if err != nil {
-			return nil, err
-		}
-		var a *explain.Answer
-		e.Look(func(v engine.View) {
-			w := explain.World{
-				Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v,
-				Local: func(a netip.Addr) bool { return slices.Contains(addresses, a) },
-			}
-			a, err = w.Explain(explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")})
-		})
-		if err != nil {
-			return nil, &statusapi.ResponseError{Code: http.StatusBadRequest, Message: err.Error()}
-		}
-		return a.Explanation, nil
-	}
 }

@@ -72,6 +72,7 @@ type ProxyServer struct {
 	inForce   func()                                                                // called when rules are in force
 	ready     chan struct{}                                                         // closed then
 	flows     ct.Interface                                                          // nil: the mode ends stale connections itself
+	openFlows func() (ct.Interface, error)                                          // nil as well
 	conntrack *conntrack.Reconciler                                                 // nil as well
 	health    *health.ProxyHealth
 	checks    *health.ServiceChecks
@@ -111,7 +112,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if s.dataplane, err = mode.Open(ctx, settings); err != nil {
 		return nil, fmt.Errorf("open mode %s: %w", p.config.Mode, err)
 	}
-	if mode.Flows != nil {
+	if s.openFlows = mode.Flows; mode.Flows != nil {
 		if s.flows, err = mode.Flows(); err != nil {
 			return nil, errors.Join(err, s.dataplane.Close())
 		}

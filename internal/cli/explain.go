@@ -220,10 +220,10 @@ func (p *page) client(e *statusapi.Explanation) {
 		switch {
 		case a.Unknown != "":
 			text += "; whether this one is remembered is not known: " + a.Unknown
-		case len(a.Endpoints) == 0:
+		case a.Endpoint == "":
 			text += "; this one is not remembered"
 		default:
-			text += "; this one is remembered with " + strings.Join(a.Endpoints, ", ")
+			text += "; this one stays with " + a.Endpoint
 		}
 		p.text("Affinity", text)
 	}
@@ -237,7 +237,7 @@ func (p *page) client(e *statusapi.Explanation) {
 		for _, i := range f.Items {
 			text := i.Client + " with " + i.Endpoint
 			if i.Stale {
-				text += ", which is no candidate any more"
+				text += ", where new ones do not go"
 			}
 			p.text("", text)
 		}
@@ -259,6 +259,9 @@ func (p *page) kernel(k *statusapi.KernelCheck) {
 		p.text("Kernel", "could not be read: "+k.Why)
 	default:
 		p.text("Kernel", "not checked: "+k.Why)
+	}
+	if k.Unread != "" {
+		p.text("", "not read back: "+k.Unread)
 	}
 }
 

@@ -28,11 +28,11 @@ func TestExplain(t *testing.T) {
 		},
 		Masquerade: "externalTrafficPolicy Local keeps it", NotUsedCount: 1,
 		NotUsed:  []statusapi.Endpoint{{Address: "10.1.1.1:8080", Reason: "on another node"}},
-		Affinity: &statusapi.Affinity{Seconds: 10800, Endpoints: []string{"10.1.0.1:8080"}},
+		Affinity: &statusapi.Affinity{Seconds: 10800, Endpoint: "10.1.0.1:8080"},
 		Flows:    &statusapi.OpenFlows{Total: 1, Items: []statusapi.OpenFlow{{Client: "203.0.113.9:4000", Endpoint: "10.1.1.1:8080", Stale: true}}},
 		Kernel: statusapi.KernelCheck{State: statusapi.KernelDiffers, Objects: 7, Differences: []statusapi.KernelDifference{
 			{Object: "element of map endpoints", Want: "10.1.0.1 . 8080"},
-		}},
+		}, Unread: "the virtual servers of IPVS"},
 		Notes: []string{"Service ns/xweb claims it too, and has lost it to ns/web, which is a long story to tell"},
 		Try:   []string{"kubectl -n ns get endpointslices -l kubernetes.io/service-name=web-with-a-long-name -o yaml", "something else"},
 	}
@@ -52,13 +52,14 @@ Masquerade only to the client itself, which must not see its own address as the
            client's; else externalTrafficPolicy Local keeps it
 Not used   1 endpoint
            10.1.1.1:8080  on another node
-Affinity   clients stay for 3h0m0s; this one is remembered with 10.1.0.1:8080
+Affinity   clients stay for 3h0m0s; this one stays with 10.1.0.1:8080
 Open flows 1
-           203.0.113.9:4000 with 10.1.1.1:8080, which is no candidate any more
+           203.0.113.9:4000 with 10.1.1.1:8080, where new ones do not go
 Kernel     DIFFERS: 1 of 7 objects read back
            element of map endpoints
            should be: 10.1.0.1 . 8080
            is: not there
+           not read back: the virtual servers of IPVS
 Note       Service ns/xweb claims it too, and has lost it to ns/web, which is a
            long story to tell
 Try        kubectl -n ns get endpointslices -l kubernetes.io/service-name=web-with-a-long-name -o yaml

@@ -38,6 +38,7 @@ type Answer struct {
 	*statusapi.Explanation
 	Packet proxy.Packet
 	Row    *proxy.ServicePort // as in force, which the packet is for; nil: none
+	list   proxy.Scope        // of the row's, that it takes
 }
 
 // shown is how many endpoints of a kind an answer lists.
@@ -62,7 +63,7 @@ func (w *World) Explain(q Question) (*Answer, error) {
 	x.setReason()
 	x.setEndpoints()
 	x.advise()
-	return &Answer{x.out, x.packet, x.now.Row}, nil
+	return &Answer{x.out, x.packet, x.now.Row, x.now.Route.Scope}, nil
 }
 
 // withoutAddress answers for a Service that has none.

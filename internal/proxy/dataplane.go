@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"net/netip"
 )
 
 // Dataplane makes the kernel behave as a State says, for both families. It is
@@ -60,6 +61,36 @@ type Runner interface {
 	// Run works until ctx ends, and then returns nil once all its goroutines
 	// have. It begins before the first Sync. An earlier end ends the proxy.
 	Run(ctx context.Context) error
+}
+
+// Inspector is a Dataplane that can say what the kernel has of a row.
+type Inspector interface {
+	// Inspect reads back what was written for a row that is in force, each object
+	// by its key, and what is remembered of a client. It lists nothing.
+	Inspect(ctx context.Context, what Inspection) (Inspected, error)
+}
+
+// Inspection is what is to be looked at.
+type Inspection struct {
+	Row    PortKey
+	List   Scope      // of the row's lists, the one that the client takes
+	Client netip.Addr // invalid: none
+}
+
+// Inspected is what was found.
+type Inspected struct {
+	Objects     int // that were read
+	Differences []Difference
+	Unread      string // what was not read; empty: nothing
+
+	Remembered    netip.AddrPort // the endpoint that the client stays with; the zero value: none
+	RememberedNot string         // why that is not known; empty: it is
+}
+
+// Difference is an object that is not as it was written.
+type Difference struct {
+	Object     string
+	Want, Have string // empty: it is not there
 }
 
 // Measured is a Dataplane that counts something by itself.

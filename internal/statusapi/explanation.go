@@ -66,9 +66,9 @@ type Candidate struct {
 // Affinity is how long clients of the Service stay with an endpoint, and with
 // which one this client does.
 type Affinity struct {
-	Seconds   float64  `json:"seconds"`
-	Endpoints []string `json:"endpoints,omitempty"` // that the kernel remembers for this client
-	Unknown   string   `json:"unknown,omitempty"`   // why that is not known
+	Seconds  float64 `json:"seconds"`
+	Endpoint string  `json:"endpoint,omitempty"` // that the kernel remembers for this client; empty: none
+	Unknown  string  `json:"unknown,omitempty"`  // why that is not known
 }
 
 // OpenFlows are the connections that the client has open to the same address.
@@ -80,9 +80,9 @@ type OpenFlows struct {
 
 // OpenFlow is one of them.
 type OpenFlow struct {
-	Client   string `json:"client"`   // ADDR:PORT
-	Endpoint string `json:"endpoint"` // ADDR:PORT
-	Stale    bool   `json:"stale,omitempty"`
+	Client   string `json:"client"`          // ADDR:PORT
+	Endpoint string `json:"endpoint"`        // ADDR:PORT
+	Stale    bool   `json:"stale,omitempty"` // new connections do not go there
 }
 
 // KernelState says whether the kernel has what it was given.
@@ -103,6 +103,7 @@ type KernelCheck struct {
 	Why         string             `json:"why,omitempty"`     // why it was not checked, or could not be
 	Objects     int                `json:"objects,omitempty"` // how many were read
 	Differences []KernelDifference `json:"differences,omitempty"`
+	Unread      string             `json:"unread,omitempty"` // what of the service port was not read back
 }
 
 // KernelDifference is one object that is not as it was written.

@@ -50,6 +50,36 @@ func (d *Differ[ID, V]) Node() *proxy.Node {
 	return d.node
 }
 
+// Objects calls each for all that a row has in the kernel, with what is shared
+// by rows, and returns the row; without a ServicePort there is none.
+func (d *Differ[ID, V]) Objects(key proxy.PortKey, each func(ID, V)) (Row, error) {
+	if d.rows == nil {
+		return Row{}, fmt.Errorf("%w: what the kernel has is not known", proxy.ErrNeedSync)
+	}
+	r := d.rows[key]
+	if r.ServicePort == nil {
+		return r, nil
+	}
+	c := newChanges(&d.mode) // Nothing is written, so nobody who waits for the end of it is called.
+	if err := d.mode.Row(Row{}, r, c); err != nil {
+		return r, err
+	}
+	for _, x := range c.list {
+		each(x.ID, x.New)
+	}
+	for id, u := range c.uses {
+		each(id, u.value)
+	}
+	return r, nil
+}
+
+// Constant calls each for what does not depend on rows.
+func (d *Differ[ID, V]) Constant(each func(ID, V)) {
+	for id, v := range d.constant {
+		each(id, v)
+	}
+}
+
 // Wanted reports whether a shared object is there.
 func (d *Differ[ID, V]) Wanted(id ID) bool { _, ok := d.refs[id]; return ok }
 

@@ -342,3 +342,10 @@ func notify(c chan struct{}) {
 	default:
 	}
 }
+
+// Inspect reads the rules back, and says what else there is.
+func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
+	is, err := d.Dataplane.Inspect(ctx, what)
+	is.Unread = "the maps of the programs at sockets, which may choose before the rules do"
+	return is, err
+}

@@ -43,6 +43,7 @@ var (
 	_ proxy.Watcher   = (*Dataplane)(nil)
 	_ proxy.Measured  = (*Dataplane)(nil)
 	_ proxy.Leaver    = (*Dataplane)(nil)
+	_ proxy.Inspector = (*Dataplane)(nil)
 )
 
 // Open connects to nf_tables of the calling thread's network namespace. It

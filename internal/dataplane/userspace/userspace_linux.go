@@ -227,3 +227,10 @@ func (d *Dataplane) Leave(ctx context.Context) error {
 func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	return append(d.Dataplane.Metrics(ctx), d.server.metrics()...)
 }
+
+// Inspect reads the rules back, and says what else there is.
+func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
+	is, err := d.Dataplane.Inspect(ctx, what)
+	is.Unread = "what the process has, which chooses endpoints"
+	return is, err
+}

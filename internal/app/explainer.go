@@ -1,0 +1,76 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+
+	"sluice/internal/engine"
+	"sluice/internal/explain"
+	"sluice/internal/kernel/ct"
+	"sluice/internal/kernel/link"
+	"sluice/internal/statusapi"
+)
+
+// flowsShown is how many open flows an answer lists.
+const flowsShown = 16
+
+// explainer answers questions about what the engine knows and the kernel has.
+func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Values) (*statusapi.Explanation, error) {
+	return func(ctx context.Context, q url.Values) (*statusapi.Explanation, error) {
+		addresses, err := link.Conn{}.List()
+		if err != nil {
+			return nil, err
+		}
+		var a *explain.Answer
+		e.Look(func(v engine.View) {
+			w := explain.World{
+				Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v,
+				Local: func(a netip.Addr) bool { return slices.Contains(addresses, a) },
+			}
+			a, err = w.Explain(explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")})
+		})
+		if err != nil {
+			return nil, &statusapi.ResponseError{Code: http.StatusBadRequest, Message: err.Error()}
+		}
+		if a.Row != nil {
+			a.Compare(e.Inspect(ctx, a.Inspection()))
+			s.openFlowsOf(ctx, a)
+		}
+		return a.Explanation, nil
+	}
+}
+
+// openFlowsOf adds the connections that the client has open already.
+func (s *ProxyServer) openFlowsOf(ctx context.Context, a *explain.Answer) {
+	a.Flows = &statusapi.OpenFlows{}
+	if s.openFlows == nil {
+		a.Flows.Unknown = "this mode carries connections itself"
+		return
+	}
+	p := a.Packet
+	if !p.Src.IsValid() {
+		a.Flows.Unknown = "the client's address is not known"
+		return
+	}
+	flows, err := s.openFlows()
+	if err == nil {
+		var open []ct.Flow
+		f := ct.Filter{IPv6: p.Dst.Addr().Is6(), Protocol: uint8(p.Protocol), Src: p.Src, Dst: p.Dst}
+		open, err = flows.Dump(ctx, f, func(f *ct.Flow) bool { return f.Translated && !f.Closed })
+		for _, f := range open {
+			if a.Flows.Total++; len(a.Flows.Items) < flowsShown {
+				a.Flows.Items = append(a.Flows.Items, statusapi.OpenFlow{
+					Client: f.Orig.Src.String(), Endpoint: f.Reply.Src.String(), Stale: !a.Leads(f.Reply.Src),
+				})
+			}
+		}
+		err = errors.Join(err, flows.Close())
+	}
+	if err != nil {
+		a.Flows.Unknown = err.Error()
+	}
+}

@@ -1,0 +1,151 @@
+package nftables
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// Inspect reads back the elements of a row, the chains that they lead to, and the
+// constant ones. It has a connection of its own, as metrics have.
+func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
+	if d.clients == nil {
+		return proxy.Inspected{}, errors.ErrUnsupported
+	}
+	var objects []object
+	row, err := d.differ.Objects(what.Row, func(x id, v value) { objects = append(objects, object{x, v}) })
+	if err != nil {
+		return proxy.Inspected{}, err
+	}
+	d.differ.Constant(func(x id, v value) {
+		if x.kind == aChain && x.t.family == what.Row.Family {
+			objects = append(objects, object{x, v})
+		}
+	})
+	var out proxy.Inspected
+	for _, o := range objects {
+		have, err := d.read(ctx, o.id)
+		if err != nil {
+			return out, err
+		}
+		if out.Objects++; have == nil || !same(o.value, *have) {
+			out.Differences = append(out.Differences, difference(o, have))
+		}
+	}
+	slices.SortFunc(out.Differences, func(a, b proxy.Difference) int {
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Want, b.Want))
+	})
+	if row.ServicePort != nil && row.Affinity > 0 && what.Client.IsValid() {
+		err = d.remembered(ctx, what, &out)
+	}
+	return out, err
+}
+
+// read returns what the kernel has of an object; nil: nothing.
+func (d *Dataplane) read(ctx context.Context, x id) (*value, error) {
+	if x.kind == aChain {
+		rules, err := d.clients.conn.Rules(ctx, x.t.Table, x.key)
+		if err != nil || len(rules) == 0 {
+			return nil, err
+		}
+		return &value{chain: &chain{asListed: rules}}, nil
+	}
+	e, found, err := d.clients.conn.Element(ctx, x.set, x.element(value{}))
+	if err != nil || !found {
+		return nil, err
+	}
+	is, v := x.t.object(x.set, e)
+	if is != x {
+		return nil, nil // a range that has the key in it
+	}
+	return &v, nil
+}
+
+// remembered says which endpoint a client stays with.
+func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *proxy.Inspected) error {
+	for _, t := range d.tables {
+		if t.family != what.Row.Family {
+			continue
+		}
+		b := t.blocks.byRow[what.Row]
+		if b == nil {
+			out.RememberedNot = "what chooses endpoints in this mode remembers clients itself"
+			return nil
+		}
+		key := string(what.Client.AsSlice()) + string(hostWord(b.number(what.List)))
+		e, found, err := d.clients.conn.Element(ctx, t.affinity, nft.Element{Key: key})
+		if err != nil || !found {
+			return err
+		}
+		for a, id := range b.lists[what.List].ids {
+			if string(hostWord(id)) == e.Data {
+				out.Remembered = a
+			}
+		}
+	}
+	return nil
+}
+
+// difference tells what an object is, and is not. Nil: it is not there.
+func difference(o object, have *value) proxy.Difference {
+	if o.kind == aChain {
+		d := proxy.Difference{Object: "chain " + o.key, Want: rulesText(o.value)}
+		if have != nil {
+			d.Have = rulesText(*have)
+		}
+		return d
+	}
+	d := proxy.Difference{Object: o.set.Name + " element", Want: o.text(o.value)}
+	if have != nil {
+		d.Have = o.text(*have)
+	}
+	return d
+}
+
+func rulesText(v value) string { return fmt.Sprintf("%d rules", len(v.chain.listed())) }
+
+// text returns an element, and where it leads.
+func (x id) text(v value) string {
+	e := x.element(v)
+	text := partsText(x.set.Key, e.Key)
+	switch {
+	case e.KeyEnd != "":
+		return text + " to " + partsText(x.set.Key, e.KeyEnd)
+	case x.set.Verdicts:
+		return text + " : goto " + e.Verdict.Chain
+	case x.set.Data != nil:
+		return text + " : " + partsText(x.set.Data, e.Data)
+	default:
+		return text
+	}
+}
+
+// partsText returns the parts of a key or value, each of which has registers of
+// its own.
+func partsText(types []nft.Type, b string) string {
+	var parts []string
+	for _, t := range types {
+		part := []byte(b[:t.Len()])
+		b = b[(t.Len()+3)&^3:]
+		switch t {
+		case nft.IPv4Addr, nft.IPv6Addr:
+			a, _ := netip.AddrFromSlice(part)
+			parts = append(parts, a.String())
+		case nft.Proto:
+			parts = append(parts, strings.ToLower(proxy.Protocol(part[0]).String()))
+		case nft.Port:
+			parts = append(parts, fmt.Sprint(binary.BigEndian.Uint16(part)))
+		default:
+			parts = append(parts, fmt.Sprintf("%#x", binary.NativeEndian.Uint32(part)))
+		}
+	}
+	return strings.Join(parts, " . ")
+}

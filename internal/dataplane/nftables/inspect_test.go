@@ -1,0 +1,173 @@
+package nftables
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// openWhole opens a dataplane as the daemon does, and a second connection for
+// somebody who meddles.
+func openWhole(t *testing.T) (*Dataplane, *nft.Conn) {
+	t.Helper()
+	namespace(t)
+	d, err := Open(t.Context(), Settings{MasqueradeBit: 14})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := nft.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close(); _ = other.Close() })
+	return d, other
+}
+
+// sync writes a state that the kernel must take.
+func syncAll(t *testing.T, d *Dataplane, s *proxy.State) {
+	t.Helper()
+	if refused, err := d.Sync(t.Context(), s); err != nil || len(refused) > 0 {
+		t.Fatalf("refused %v, error %v", refused, err)
+	}
+}
+
+// TestInspectAgrees finds every row as it was written, of whatever sort it is and
+// however it came there.
+func TestInspectAgrees(t *testing.T) {
+	d, _ := openWhole(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	s := proxy.NewState()
+	s.Node = testNode()
+	for i := range 60 {
+		sp := randomRow(r, i)
+		s.Rows[sp.Key] = sp
+	}
+	syncAll(t, d, s)
+	changed := &proxy.Changed{}
+	for i := range 20 {
+		sp := randomRow(r, i)
+		s.Rows[sp.Key] = sp
+		changed.Rows = append(changed.Rows, sp.Key)
+	}
+	slices.SortFunc(changed.Rows, proxy.ComparePortKeys)
+	if refused, err := d.Apply(t.Context(), s, changed); err != nil || len(refused) > 0 {
+		t.Fatalf("refused %v, error %v", refused, err)
+	}
+	syncAll(t, d, s) // takes away what no row wants any more
+	for key, sp := range s.Rows {
+		got, err := d.Inspect(t.Context(), proxy.Inspection{Row: key})
+		if err != nil || len(got.Differences) > 0 || got.Objects < 20+len(sp.Frontends) {
+			t.Errorf("%v: %+v, error %v", sp, got, err)
+		}
+	}
+	// To look has changed nothing: another Sync has nothing to write.
+	c := &counter{Interface: d.conn}
+	d.conn = c
+	syncAll(t, d, s)
+	if n := c.reset(); n != 0 {
+		t.Errorf("a Sync after all inspections wrote %d operations", n)
+	}
+}
+
+// TestInspectDiffers names each object that another process took away or changed,
+// and nothing else.
+func TestInspectDiffers(t *testing.T) {
+	d, other := openWhole(t)
+	s := plainState(3)
+	sp := plainRow(1, 10, 0)
+	sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.LoadBalancer, Addr: netip.MustParseAddrPort("192.0.2.1:80")},
+		proxy.Frontend{Kind: proxy.NodePort, Addr: netip.MustParseAddrPort("0.0.0.0:30080")})
+	sp.AllowFrom = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+	s.Rows[sp.Key] = sp
+	syncAll(t, d, s)
+	commit := func(change func(*nft.Batch)) {
+		t.Helper()
+		var b nft.Batch
+		change(&b)
+		if err := other.Commit(t.Context(), &b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inspect := func() proxy.Inspected {
+		t.Helper()
+		got, err := d.Inspect(t.Context(), proxy.Inspection{Row: sp.Key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	elements := 0
+	_, err := d.differ.Objects(sp.Key, func(x id, v value) {
+		if x.kind != anElement || x.set == x.t.clusterIPs {
+			return // rules refer to chains, and other elements of clusterIPs do
+		}
+		elements++
+		e := x.element(v)
+		commit(func(b *nft.Batch) { b.DeleteElement(x.set, e) })
+		if got := inspect(); len(got.Differences) != 1 || got.Differences[0].Have != "" || got.Differences[0].Object != x.set.Name+" element" {
+			t.Errorf("without %s %x: %+v", x.set.Name, e, got.Differences)
+		}
+		commit(func(b *nft.Batch) { b.AddElement(x.set, e) })
+	})
+	if err != nil || elements < 10 {
+		t.Fatalf("%d elements, error %v", elements, err)
+	}
+	if got := inspect(); len(got.Differences) != 0 {
+		t.Fatalf("as it was: %+v", got.Differences)
+	}
+	table := d.tables[0]
+	at := table.addresses
+	slot := nft.Element{Key: at.key(proxy.TCP, sp.Frontends[0].Addr) + string(hostWord(slots)), Data: endpointData(sp.Cluster[0].Addr)}
+	wrong := slot
+	wrong.Data = endpointData(netip.MustParseAddrPort("10.9.9.9:9"))
+	commit(func(b *nft.Batch) { b.DeleteElement(at.endpoints, slot); b.AddElement(at.endpoints, wrong) })
+	if got := inspect(); len(got.Differences) != 1 || !strings.Contains(got.Differences[0].Have, "10.9.9.9 . 9") || !strings.Contains(got.Differences[0].Want, "10.0.0.16 . 8080") {
+		t.Errorf("with another endpoint: %+v", got.Differences)
+	}
+	commit(func(b *nft.Batch) { b.FlushChain(table.Table, services) })
+	if got := inspect(); len(got.Differences) != 2 || got.Differences[0].Object != "chain services" || got.Differences[0].Have != "" {
+		t.Errorf("with an empty chain: %+v", got.Differences)
+	}
+	if got, err := d.Inspect(t.Context(), proxy.Inspection{Row: serviceKey(2, proxy.IPv4)}); err != nil || len(got.Differences) != 1 {
+		t.Errorf("a row beside it: %+v, error %v", got.Differences, err)
+	}
+}
+
+// TestInspectRemembered tells which endpoint a client stays with.
+func TestInspectRemembered(t *testing.T) {
+	d, other := openWhole(t)
+	s := plainState(1)
+	sp := plainRow(0, 3, 0)
+	sp.Affinity = time.Hour
+	s.Rows[sp.Key] = sp
+	syncAll(t, d, s)
+	client := netip.MustParseAddr("203.0.113.9")
+	ask := func() proxy.Inspected {
+		t.Helper()
+		got, err := d.Inspect(t.Context(), proxy.Inspection{Row: sp.Key, Client: client})
+		if err != nil || got.RememberedNot != "" {
+			t.Fatalf("%+v, error %v", got, err)
+		}
+		return got
+	}
+	if got := ask(); got.Remembered.IsValid() {
+		t.Errorf("remembered with %v before it came", got.Remembered)
+	}
+	block := d.tables[0].blocks.byRow[sp.Key]
+	var b nft.Batch
+	b.AddElement(d.tables[0].affinity, nft.Element{
+		Key: string(client.AsSlice()) + string(hostWord(block.number(proxy.ScopeCluster))), Data: string(hostWord(block.id(proxy.ScopeCluster, sp.Cluster[1].Addr))),
+	})
+	if err := other.Commit(t.Context(), &b); err != nil {
+		t.Fatal(err)
+	}
+	if got := ask(); got.Remembered != sp.Cluster[1].Addr {
+		t.Errorf("remembered with %v, want %v", got.Remembered, sp.Cluster[1].Addr)
+	}
+}

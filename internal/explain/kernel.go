@@ -1,0 +1,49 @@
+package explain
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"sluice/internal/proxy"
+	"sluice/internal/statusapi"
+)
+
+// Inspection returns what the kernel is to be asked about.
+func (a *Answer) Inspection() proxy.Inspection {
+	return proxy.Inspection{Row: a.Row.Key, List: a.list, Client: a.Packet.Src}
+}
+
+// Leads reports whether new connections may go to an endpoint.
+func (a *Answer) Leads(endpoint netip.AddrPort) bool {
+	return slices.ContainsFunc(a.Row.List(a.list), func(e proxy.Endpoint) bool { return e.Addr == endpoint })
+}
+
+// Compare adds what the kernel was found to have.
+func (a *Answer) Compare(is proxy.Inspected, err error) {
+	k := &a.Kernel
+	switch {
+	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, proxy.ErrNeedSync):
+		k.State, k.Why = statusapi.KernelNotChecked, err.Error()
+	case err != nil:
+		k.State, k.Why = statusapi.KernelFailed, err.Error()
+	case len(is.Differences) > 0:
+		k.State = statusapi.KernelDiffers
+		a.Try = append(a.Try, "the daemon repairs what others change; who does it: nft monitor")
+	default:
+		k.State, k.Why = statusapi.KernelAgrees, ""
+	}
+	if err != nil {
+		return
+	}
+	k.Objects, k.Unread = is.Objects, is.Unread
+	for _, d := range is.Differences {
+		k.Differences = append(k.Differences, statusapi.KernelDifference(d))
+	}
+	if a.Affinity != nil {
+		a.Affinity.Unknown = is.RememberedNot
+		if is.Remembered.IsValid() {
+			a.Affinity.Endpoint = is.Remembered.String()
+		}
+	}
+}
