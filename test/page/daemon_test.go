@@ -1,10 +1,8 @@
 package page
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"net"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,28 +14,28 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/statusapi"
 )
 
-// binary builds the daemon once, as make build does.
-var binary = sync.OnceValues(func() (string, error) {
+// binaries builds the daemon and the demo once, as make does, and returns their folder.
+var binaries = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "sluice-page-")
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "sluice")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "./cmd/sluice")
-	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=0") // with the modules of the daemon, not of its test
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir, "./cmd/sluice", "./test/demo")
+	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=0") // with the daemon's modules, not the test's
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the daemon: %w\n%s", err, out)
 	}
-	return path, nil
+	return dir, nil
 })
 
-// TestMain removes the binary.
+// TestMain removes the binaries.
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if path, err := binary(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(path))
+	if dir, err := binaries(); err == nil {
+		_ = os.RemoveAll(dir)
 	}
 	os.Exit(code)
 }
@@ -88,11 +86,11 @@ func (n *node) write(name, text string) {
 // start runs the daemon until stop, or the test's end.
 func (n *node) start() {
 	n.t.Helper()
-	path, err := binary()
+	dir, err := binaries()
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.daemon = exec.Command(path, "--manifests", n.dir, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16", "--status-socket", n.socket)
+	n.daemon = exec.Command(filepath.Join(dir, "sluice"), "--manifests", n.dir, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16", "--status-socket", n.socket)
 	if err := n.lab.Node().Start(n.daemon); err != nil {
 		n.t.Fatal(err)
 	}
@@ -107,35 +105,16 @@ func (n *node) stop() {
 	}
 }
 
-// forward leads connections from a port of this machine's loopback to a socket,
-// as kubectl port-forward would, and returns the origin.
+// forward serves what a socket answers to browsers, and returns where.
 func forward(t *testing.T, socket string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	h, err := statusapi.AtSocket(socket).Forward()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			from, err := l.Accept()
-			if err != nil {
-				return
-			}
-			to, err := new(net.Dialer).DialContext(context.Background(), "unix", socket)
-			if err != nil {
-				_ = from.Close()
-				continue
-			}
-			for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
-				go func() {
-					_, _ = io.Copy(way[0], way[1])
-					_, _ = way[0].Close(), way[1].Close()
-				}()
-			}
-		}
-	}()
-	return "http://" + l.Addr().String()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s.URL
 }
 
 // manifest returns a Service with endpoints on this node.

@@ -24,7 +24,7 @@ export function ofPort(port) {
 	}
 	more(graph, port.frontends.length - mostFrontends, "frontend");
 	for (const scope of [...scopes].sort()) {
-		graph.boxes.push({ id: scope, column: "policy", title: scope, note: scope === "Local" ? "endpoints on this node" : "every usable endpoint" });
+		graph.boxes.push({ id: scope, column: "policy", title: scope, note: scopeNotes[scope] });
 	}
 	endpoints(graph, port, [...scopes].sort());
 	return graph;
@@ -38,6 +38,7 @@ function frontend(graph, port, f, id, scope) {
 	if (!f.lostTo) graph.lines.push({ from: id, to: scope });
 }
 
+const scopeNotes = { Cluster: "every usable endpoint", Local: "endpoints on this node" };
 const usedBy = { Cluster: "used", Local: "usedLocal" };
 
 // shares returns what part of the connections each endpoint of a scope gets;
@@ -90,17 +91,19 @@ export function ofExplanation(e) {
 	const { packet, frontend: f } = e;
 	graph.boxes.push({ id: "client", column: "client", title: packet.from || "Client", note: packet.origin });
 	graph.boxes.push({ id: "frontend", column: "frontend", title: f?.address || packet.to || "no address", note: f?.kind || "no frontend", unused: !f });
-	graph.boxes.push({ id: "policy", column: "policy", title: e.scope || e.verdict, note: bad ? e.reason : e.balancing || "", bad });
+	graph.boxes.push({ id: "policy", column: "policy", title: e.scope || e.verdict, note: bad ? e.reason : scopeNotes[e.scope], bad });
 	graph.lines.push({ from: "client", to: "frontend" }, { from: "frontend", to: "policy" });
 	for (const c of (e.candidates ?? []).slice(0, mostEndpoints)) {
 		const note = [c.local ? "on this node" : "on another node", c.masquerade && "client hidden", c.hairpin && "the client itself"].filter(Boolean).join(", ");
 		graph.boxes.push({ id: c.address, column: "endpoint", title: c.address, note, value: percent(c.share) });
 		graph.lines.push({ from: "policy", to: c.address, share: c.share });
 	}
-	more(graph, (e.candidates?.length ?? 0) - mostEndpoints, "endpoint");
-	for (const u of (e.notUsed ?? []).slice(0, mostEndpoints)) {
+	const unused = (e.notUsed ?? []).slice(0, mostEndpoints);
+	for (const u of unused) {
 		graph.boxes.push({ id: "not " + u.address, column: "endpoint", title: u.address, note: u.reason || "not used", unused: true });
 	}
+	const drawn = Math.min(e.candidates?.length ?? 0, mostEndpoints) + unused.length;
+	more(graph, (e.candidateCount ?? 0) + (e.notUsedCount ?? 0) - drawn, "endpoint");
 	if (bad) nowhere(graph, "policy", e.verdict);
 	return graph;
 }
@@ -192,7 +195,7 @@ function cut(text, room, width) {
 // curve returns a small drawing of rates over time.
 export function curve(rates, label) {
 	if (rates.length < 2) return null;
-	const [width, height] = [120, 28];
+	const [width, height] = [72, 22];
 	const top = Math.max(...rates, 1e-9);
 	const points = rates.map((r, i) => `${((i * width) / (rates.length - 1)).toFixed(1)} ${(height - 2 - (r / top) * (height - 4)).toFixed(1)}`);
 	return s("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label },

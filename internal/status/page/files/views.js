@@ -83,7 +83,7 @@ const services = {
 	first: ({ problems }) => problems?.items.length > 0 && problemCard(problems),
 	show({ list }, route, node) {
 		const { filter, problems: only } = route.parameters;
-		const columns = serviceColumns(node).map((c) => ({ ...c, sorted: sortedBy(c, route) }));
+		const columns = serviceColumns(node).filter(counting(list.items)).map((c) => ({ ...c, sorted: sortedBy(c, route) }));
 		return [
 			h("p", { class: "quiet total", role: "status" }, plural(list.total, "Service"), filter || only ? " match" : ""),
 			list.items.length > 0
@@ -103,8 +103,8 @@ function serviceColumns(node) {
 		{ title: "Address", class: "mono", show: (s) => [s.address || "–", (s.external ?? []).slice(0, 2).map((a) => [h("br"), a])] },
 		{ title: "Ports", class: "mono", show: (s) => listed(s.ports, 3) },
 		{ title: "Endpoints", sort: "used", class: "figure", show: (s) => (s.used === s.endpoints ? number(s.used) : `${number(s.used)} of ${number(s.endpoints)}`) },
-		{ title: "Connections", sort: "-connections", class: "figure", show: (s) => [number(s.traffic?.connections), rate(name(s), "connections")] },
-		{ title: "Bytes", sort: "-bytes", class: "figure minor", show: (s) => volume(s.traffic) },
+		{ title: "Connections", sort: "-connections", counter: "connections", class: "figure", show: (s) => [number(s.traffic?.connections), rate(name(s), "connections")] },
+		{ title: "Bytes", sort: "-bytes", counter: "bytesIn", class: "figure minor", show: (s) => volume(s.traffic) },
 		{ title: "Changed", sort: "-since", class: "figure minor", show: (s) => h("span", { class: "quiet" }, ago(s.since, node.now)) },
 	];
 }
@@ -118,6 +118,9 @@ const rate = (key, counter) => {
 	const text = perSecond(traffic.rate(key, counter));
 	return text && h("span", { class: "rate" }, text);
 };
+
+// counting leaves columns out that nothing was counted for.
+const counting = (items) => (column) => !column.counter || items.some((i) => i.traffic?.[column.counter] !== undefined);
 
 const volume = (t) => bytes(t?.bytesIn === undefined ? undefined : t.bytesIn + (t.bytesOut ?? 0));
 
@@ -252,7 +255,7 @@ function portCards(one, port, node, width) {
 			h("h2", null, plural(port.endpointCount, "endpoint")),
 			statusLine(port.status, node),
 			port.endpoints.length > 0
-				? table("Endpoints", endpointColumns(port), port.endpoints, (e) => e.address)
+				? table("Endpoints", endpointColumns(port).filter(counting(port.endpoints)), port.endpoints, (e) => e.address)
 				: h("p", { class: "empty" }, "There are none. Is the selector right, and are pods running?"),
 			port.endpointCount > port.endpoints.length && h("p", { class: "quiet" }, `The first ${number(port.endpoints.length)} of them.`)),
 	];
@@ -289,8 +292,8 @@ function endpointColumns(port) {
 		{ title: "Condition", show: condition },
 		{ title: anyLocal ? "Share, Cluster" : "Share", class: "figure", show: share(cluster) },
 		...(anyLocal ? [{ title: "Share, Local", class: "figure", show: share(local) }] : []),
-		{ title: "Connections", class: "figure", show: (e) => [number(e.traffic?.connections), rate(endpointKey(port, e), "connections")] },
-		{ title: "Bytes", class: "figure", show: (e) => volume(e.traffic) },
+		{ title: "Connections", counter: "connections", class: "figure", show: (e) => [number(e.traffic?.connections), rate(endpointKey(port, e), "connections")] },
+		{ title: "Bytes", counter: "bytesIn", class: "figure", show: (e) => volume(e.traffic) },
 	];
 }
 
@@ -322,7 +325,7 @@ const whose = (e) => e.service && h("a", { href: serviceLink(e.service) }, name(
 
 function packetWords(p) {
 	const way = [p.protocol, p.from && `from ${p.from}`, p.to && `to ${p.to}`, p.in && `in by ${p.in}`].filter(Boolean).join(" ");
-	return `${way}. Taken for ${p.origin}: ${p.originReason}.`;
+	return `${way}. The client counts as ${p.origin}: ${p.originReason}.`;
 }
 
 function facts(e) {
