@@ -3,11 +3,13 @@ package traffic
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"sluice/internal/config"
 	"sluice/internal/conformance/lab"
+	probe "sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
 
@@ -152,6 +154,43 @@ func TestLabRestart(t *testing.T) {
 			n.check(err)
 			n.finish(c)
 			n.wantRow(row, 1, 0, bytesThere, bytesBack)
+		})
+	}
+}
+
+// TestLabRefused sends packets that are refused, for each reason.
+func TestLabRefused(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, mode)
+			for _, tt := range []struct {
+				row  string
+				why  proxy.Reason
+				from *lab.Host
+				src  netip.Addr
+				dst  netip.AddrPort
+			}{
+				{"empty", proxy.NoEndpoints, n.client, clientIP, emptyAt},
+				{"far", proxy.NoLocalEndpoint, n.Outside(), outsideIP, farAt},
+				{"web", proxy.SourceRange, n.Outside(), strangeIP, balancer},
+			} {
+				const times = 3
+				flow := probe.Flow{Protocol: proxy.TCP, Src: tt.src, Dst: tt.dst, Patience: 300 * time.Millisecond}
+				seen, err := tt.from.Probe(t.Context(), slices.Repeat([]probe.Flow{flow}, times))
+				n.check(err)
+				for _, s := range seen {
+					if s.Fate == probe.Answered {
+						t.Fatalf("%v was answered: %v", tt.dst, s)
+					}
+				}
+				n.eventually(func() string {
+					got, _, _ := n.count.of(key(tt.row, proxy.TCP, proxy.IPv4))
+					if got.Connections != 0 || len(got.Refused) != 1 || got.Refused[tt.why] < times || got.Refused[tt.why] > 3*times {
+						return fmt.Sprintf("%s: %+v; want %d packets refused for %v", tt.row, got, times, tt.why)
+					}
+					return ""
+				})
+			}
 		})
 	}
 }

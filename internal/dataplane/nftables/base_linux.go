@@ -78,6 +78,7 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Gua
 		t.sourceRangesChain(),
 		t.chain(refuse, t.rule().reject().comment("refused at once")),
 	}
+	all = append(all, t.refusalChains()...)
 	if t.over.Takes != nil {
 		all = append(all, t.otherPortsChain())
 	}
@@ -220,8 +221,8 @@ func (t *table) externalLocalChain(name string, m *frontendMaps, n *proxy.Node) 
 
 func (t *table) noEndpointsChain(name string, m *frontendMaps) *chain {
 	return t.chain(name,
-		t.rule().frontend(m).in(m.rejects).goTo(refuse).comment("no endpoint anywhere"),
-		t.rule().frontend(m).in(m.drops).drop().comment("no endpoint for this node"))
+		t.rule().frontend(m).in(m.rejects).goTo(refusedNoEndpoints).comment("no endpoint anywhere"),
+		t.rule().frontend(m).in(m.drops).goTo(refusedNoLocal).comment("no endpoint for this node"))
 }
 
 // nodePortChain sends packets to the node addresses that take NodePorts to
@@ -290,5 +291,5 @@ func (t *table) sourceRangesChain() *chain {
 	return t.chain(sourceRanges, t.rule().
 		frontend(&t.addresses).in(t.restricted).
 		frontend(&t.addresses).load(true).notIn(t.allowed).
-		drop().comment("not an allowed client"))
+		goTo(refusedSource).comment("not an allowed client"))
 }

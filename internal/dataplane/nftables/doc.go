@@ -21,7 +21,8 @@
 //	                          accept        no endpoint; it must not be taken for a NodePort
 //	                        else, to a node address: the same by protocol . port (np-3, ...)
 //	input / forward / output
-//	  filter             0  new and still to a frontend: @no-endpoints (reject), @no-endpoints-here (drop)
+//	  filter             0  new and still to a frontend: @no-endpoints (reject), @no-endpoints-here (drop);
+//	                        both are counted by what the client sent to (@refused-...), as at the firewall
 //	                        new and to another port of a ClusterIP: reject
 //	                        new and to an unallocated address of a ServiceCIDR: drop
 //	postrouting

@@ -42,6 +42,7 @@ var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Watcher   = (*Dataplane)(nil)
 	_ proxy.Measured  = (*Dataplane)(nil)
+	_ proxy.Metered   = (*Dataplane)(nil)
 	_ proxy.Leaver    = (*Dataplane)(nil)
 	_ proxy.Inspector = (*Dataplane)(nil)
 )

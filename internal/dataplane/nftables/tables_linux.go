@@ -37,6 +37,8 @@ type table struct {
 	allowed    *nft.Set // frontend . clients that may use it
 	affinity   *nft.Set // client . list -> id of the endpoint it is remembered for
 
+	refusals [len(refusalReasons)]*nft.Set // what clients sent to that was refused, with a count
+
 	// The numbers that were given, which the kernel may have.
 	classes   *classes
 	blocks    *blocks
@@ -85,6 +87,10 @@ func newTable(f proxy.Family, markBit uint8, over Overlay) *table {
 	t.allowed.Interval = true
 	t.affinity = t.set("affinity", "clients and the endpoints they are remembered for", addr, nft.ClassID)
 	t.affinity.Data, t.affinity.Dynamic, t.affinity.Size = []nft.Type{nft.ClassID}, true, affinitySize
+	for i, why := range refusalReasons {
+		t.refusals[i] = t.set(why.chain, "packets that were refused: "+why.comment, addr, nft.Proto, nft.Port)
+		t.refusals[i].Dynamic, t.refusals[i].Size = true, refusalsSize
+	}
 	for i, s := range t.sets() {
 		t.rank[s] = rankElements + i
 	}
@@ -130,6 +136,7 @@ func (t *table) sets() []*nft.Set {
 		a.dispatch, n.dispatch,
 		t.affinity,
 	}
+	all = append(all, t.refusals[:]...)
 	if t.over.OnLink {
 		all = append(all, t.onLink)
 	}

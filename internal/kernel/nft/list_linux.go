@@ -104,6 +104,27 @@ func (c *Conn) Count(ctx context.Context, s *Set) (n int, err error) {
 	return n, err
 }
 
+// Counters calls f for every element of a set, with how many packets a counter of
+// the element has seen.
+func (c *Conn) Counters(ctx context.Context, s *Set, f func(key string, packets uint64)) error {
+	var keys []string
+	var packets []uint64
+	err := c.settled(ctx, fmt.Sprintf("list counters of %v %s", s.Table, s.Name), func() error {
+		keys, packets = nil, nil
+		return c.elements(s, func(a netlink.Attrs) {
+			keys = append(keys, string(a.Get(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)))
+			packets = append(packets, a.Number(unix.NFTA_SET_ELEM_EXPR, unix.NFTA_EXPR_DATA, unix.NFTA_COUNTER_PACKETS))
+		})
+	})
+	if err != nil {
+		return err
+	}
+	for i := range keys {
+		f(keys[i], packets[i])
+	}
+	return nil
+}
+
 // settled runs a listing again while it is interrupted by changes.
 func (c *Conn) settled(ctx context.Context, what string, list func() error) error {
 	c.mu.Lock()

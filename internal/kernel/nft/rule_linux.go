@@ -71,6 +71,10 @@ func appendExpr(s []byte, x netlink.Attrs) []byte {
 	for kind, v := range values {
 		if v != nil {
 			s = fmt.Appendf(s, " %d=", kind)
+			if name == "dynset" && kind == unix.NFTA_DYNSET_EXPR {
+				s = appendExpr(s, v)
+				continue
+			}
 			depth := 0
 			if slices.Contains(nestedValues[name], kind) {
 				depth = 2 // a verdict has parts, too

@@ -1,0 +1,92 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// Names of the chains that packets end in, and of the sets that count them there.
+const (
+	refusedNoEndpoints = "refused-no-endpoints"
+	refusedNoLocal     = "refused-no-local-endpoint"
+	refusedSource      = "refused-source-range"
+)
+
+const (
+	// refusalsFor is how long an address is remembered after its last packet that
+	// was refused. There are only addresses and ports of Services, or of NodePorts.
+	refusalsFor = time.Hour
+	// refusalsSize bounds how many. Packets to more are refused and not counted.
+	refusalsSize = 1 << 16
+)
+
+// refusalReasons are why packets are refused.
+var refusalReasons = [...]struct {
+	proxy.Reason
+	chain, comment string
+}{
+	{proxy.NoEndpoints, refusedNoEndpoints, "no endpoint anywhere"},
+	{proxy.NoLocalEndpoint, refusedNoLocal, "no endpoint for this node"},
+	{proxy.SourceRange, refusedSource, "not an allowed client"},
+}
+
+// refusalChains returns where packets are counted and refused. That is two rules,
+// as one that cannot count ends.
+func (t *table) refusalChains() (all []*chain) {
+	for i, why := range refusalReasons {
+		end := t.rule().drop()
+		if why.Reason == proxy.NoEndpoints {
+			end = t.rule().goTo(refuse)
+		}
+		all = append(all, t.chain(why.chain, t.rule().countIn(t.refusals[i]).comment("count"), end.comment(why.comment)))
+	}
+	return all
+}
+
+// countIn counts the packet by what it was sent to.
+func (r *rule) countIn(s *nft.Set) *rule {
+	return r.load(false).protocol().port().add(&expr.Dynset{
+		SrcRegKey: firstRegister, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: refusalsFor,
+		Exprs: []expr.Any{&expr.Counter{}},
+	}).done()
+}
+
+// Traffic yields the packets that were refused. All else connection tracking
+// knows.
+func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
+	if d.clients == nil {
+		return nil // there is no kernel
+	}
+	var errs []error
+	for _, t := range d.tables {
+		for i, why := range refusalReasons {
+			err := d.clients.conn.Counters(ctx, t.refusals[i], func(key string, packets uint64) {
+				s := proxy.Sample{Refused: why.Reason, Traffic: proxy.Traffic{Packets: [2]uint64{proxy.In: packets}}}
+				s.Protocol, s.Frontend = t.sentTo(key)
+				yield(s)
+			})
+			if !errors.Is(err, unix.ENOENT) { // before the first sync there is no table
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sentTo reads a key of an address, a protocol and a port.
+func (t *table) sentTo(key string) (proxy.Protocol, netip.AddrPort) {
+	n := t.family.Bits() / 8
+	if len(key) != n+8 {
+		return 0, netip.AddrPort{}
+	}
+	a, _ := netip.AddrFromSlice([]byte(key[:n]))
+	return proxy.Protocol(key[n]), netip.AddrPortFrom(a, uint16(key[n+4])<<8|uint16(key[n+5]))
+}
