@@ -10,6 +10,7 @@ func subcommands() []*cobra.Command {
 		newExplainCommand(),
 		newTopCommand(),
 		newRenderCommand(),
+		newBugReportCommand(),
 		newDialStdioCommand(),
 	}
 }

@@ -1,0 +1,133 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"sluice/internal/bugreport"
+	"sluice/internal/config"
+	"sluice/internal/dataplane"
+	"sluice/internal/resolve"
+	"sluice/internal/statusapi"
+)
+
+// newBugReportCommand returns the command that packs what others need to help.
+func newBugReportCommand() *cobra.Command {
+	var output, metrics string
+	s := bugreport.Settings{Host: os.DirFS("/"), Rules: kernelRules, Run: runProgram, Version: build()}
+	cmd := &cobra.Command{
+		Use:   "bugreport",
+		Short: "Pack what is known of this node into one file, for who is to help",
+		Long: `Pack what somebody needs who is to help from afar: what the daemon tells of
+itself, its rules, metrics, configuration and flags, and what the kernel is like.
+Secrets, tokens, keys and kubeconfigs are not read, and what looks like one is
+taken out. What cannot be had is noted, and no reason to fail.
+
+Exit code: 0; 2 if neither the daemon nor its rules could be asked.`,
+		Example: `  sluice bugreport
+  sluice bugreport --log /var/log/sluice.log
+  kubectl -n kube-system exec POD -- sluice bugreport -o - > report.tar.gz`,
+		Args: cobra.NoArgs,
+	}
+	fs := cmd.Flags()
+	socketFlag(fs, &s.Socket)
+	fs.StringVarP(&output, "output", "o", "", "write to this `FILE`, which must not be there; - is standard output; "+
+		"unless given, a name with host and time, here")
+	fs.StringVar(&metrics, "metrics-address", "127.0.0.1:10249", "ask the metrics server at this `IP:PORT`")
+	fs.StringVar(&s.Log, "log", "", "add the end of this log `FILE`")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		s.Client, s.Metrics = statusapi.AtSocket(s.Socket), "http://"+metrics
+		c, err := bugreport.Gather(cmd.Context(), s)
+		if err != nil {
+			return err
+		}
+		return writeReport(c, output, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}
+	return answering(cmd)
+}
+
+// writeReport writes the report to a file and says so.
+func writeReport(c *bugreport.Contents, output string, out, aside io.Writer) error {
+	now := time.Now()
+	host, err := os.Hostname()
+	if err != nil {
+		host = "node"
+	}
+	folder := fmt.Sprintf("sluice-bugreport-%s-%s", host, now.UTC().Format("20060102T150405Z"))
+	if output == "-" {
+		if err := c.Write(out, folder, now); err != nil {
+			return fmt.Errorf("write the report: %w", err)
+		}
+		printReport(aside, c, "the report")
+		return nil
+	}
+	if output == "" {
+		output = folder + ".tar.gz"
+	}
+	file, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("%w (-o names another file, -o - is standard output)", err)
+	}
+	if err := errors.Join(c.Write(file, folder, now), file.Close()); err != nil {
+		return fmt.Errorf("write the report: %w", errors.Join(err, os.Remove(output)))
+	}
+	printReport(out, c, output)
+	return nil
+}
+
+func printReport(w io.Writer, c *bugreport.Contents, where string) {
+	fmt.Fprintf(w, "Wrote %s:\n", where)
+	c.WriteIndex(w)
+	fmt.Fprintf(w, `It names Services, addresses and nodes. What looked like a secret was taken out,
+but look before you send it: tar -xzOf %s | less
+`, strings.Replace(where, "the report", "FILE", 1))
+}
+
+// kernelRules lists what a mode has in the kernel for Services: what it would take
+// away if there were none. Rules that it writes on every node are not among that.
+func kernelRules(ctx context.Context, name string) ([]byte, error) {
+	mode, err := dataplane.Of(config.ProxyMode(name))
+	if err != nil {
+		return nil, err
+	}
+	o := NewOptions()
+	said, err := o.read(mode.Name)
+	if err != nil {
+		return nil, err
+	}
+	var difference bytes.Buffer
+	r := &dataplane.Rendering{Settings: o.settingsOf(said.config), Want: resolve.New(resolve.Settings{}).State(), Diff: true, Out: &difference}
+	r.Families, _ = hostFamilies(os.DirFS("/proc"))
+	if err := mode.Render(klog.NewContext(ctx, klog.Logger{}), r); err != nil {
+		return nil, err
+	}
+	var has []byte
+	for line := range strings.Lines(difference.String()) {
+		if line, ok := strings.CutPrefix(line, "- "); ok {
+			has = append(has, line...)
+		}
+	}
+	return has, nil
+}
+
+// runProgram runs a program of the host. The error has what it said.
+func runProgram(ctx context.Context, program string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	text, err := exec.CommandContext(ctx, program, args...).Output()
+	if e, ok := errors.AsType[*exec.ExitError](err); ok {
+		why, _, _ := strings.Cut(string(e.Stderr), "\n")
+		err = fmt.Errorf("%s: %w: %s", program, err, why)
+	}
+	return text, err
+}

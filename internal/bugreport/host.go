@@ -1,0 +1,127 @@
+package bugreport
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+)
+
+// sysctls are the kernel's settings that matter to Services.
+var sysctls = []string{
+	"net/ipv4/ip_forward", "net/ipv4/ip_local_port_range", "net/ipv4/conf/*/rp_filter", "net/ipv4/conf/*/route_localnet",
+	"net/ipv4/conf/all/arp_*", "net/ipv4/vs/*", "net/ipv6/conf/all/forwarding", "net/ipv6/conf/all/disable_ipv6",
+	"net/bridge/bridge-nf-call-*", "net/netfilter/nf_conntrack_*", "net/core/somaxconn",
+}
+
+// host takes what the kernel is like and how the daemon was started. Its
+// environment is nobody's business.
+func (c *Contents) host(s Settings) {
+	text, err := files(s.Host, "proc/version", "etc/os-release", "proc/modules")
+	c.add("kernel.txt", "the kernel, its modules, the system", text, err)
+	text, err = settings(s.Host)
+	c.add("sysctls.txt", "settings of the kernel", text, err)
+	pid, err := peer(s.Socket)
+	if err == nil {
+		process := fmt.Sprintf("proc/%d/", pid)
+		text, err = files(s.Host, process+"cmdline", process+"status", process+"limits")
+	}
+	c.add("process.txt", "the daemon's flags, memory and limits", bytes.ReplaceAll(text, []byte{0}, []byte(" ")), err)
+}
+
+// files joins some files. Those that are not there are left out, unless none is.
+func files(host fs.FS, names ...string) (all []byte, err error) {
+	for _, name := range names {
+		text, failed := fs.ReadFile(host, name)
+		if failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		all = fmt.Appendf(all, "# /%s\n%s\n", name, bytes.TrimSpace(text))
+	}
+	if len(all) > 0 {
+		return all, nil
+	}
+	return nil, err
+}
+
+func settings(host fs.FS) (all []byte, err error) {
+	const root = "proc/sys/"
+	for _, pattern := range sysctls {
+		names, err := fs.Glob(host, root+pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			if value, err := fs.ReadFile(host, name); err == nil { // some can only be written
+				all = fmt.Appendf(all, "%s = %s\n", strings.TrimPrefix(name, root), bytes.TrimSpace(value))
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("there is no /proc/sys")
+	}
+	return all, nil
+}
+
+// listing is a program that lists rules, and which of its lines are ours.
+type listing struct {
+	file    string
+	program []string
+	modes   []string               // that have such rules
+	ours    func(line string) bool // nil: all
+}
+
+// listings list our tables and chains, and nothing of others.
+var listings = []listing{
+	{"nft-ip.txt", []string{"nft", "list", "table", "ip", "sluice"}, []string{"nftables", "ipvs", "userspace", "ebpf"}, nil},
+	{"nft-ip6.txt", []string{"nft", "list", "table", "ip6", "sluice"}, []string{"nftables", "ipvs", "userspace", "ebpf"}, nil},
+	{"iptables.txt", []string{"iptables-save"}, []string{"iptables"}, kubeRule},
+	{"ip6tables.txt", []string{"ip6tables-save"}, []string{"iptables"}, kubeRule},
+	{"ipvs.txt", []string{"ipvsadm", "--list", "--numeric"}, []string{"ipvs"}, nil},
+}
+
+// kubeRule reports whether a line of iptables-save is about chains by our names.
+func kubeRule(line string) bool {
+	return strings.HasPrefix(line, ":KUBE-") || strings.HasPrefix(line, "-A KUBE-") || strings.Contains(line, " -j KUBE-")
+}
+
+// rules lists our rules as the mode does and, for those who are used to them, as
+// programs do: those of all modes if the mode is not known.
+func (c *Contents) rules(ctx context.Context, s Settings, mode string) {
+	if mode != "" {
+		text, err := s.Rules(ctx, mode)
+		c.add("rules.txt", "what the kernel has of Services, as mode "+mode+" reads it", text, err)
+	}
+	for _, l := range listings {
+		if mode != "" && !slices.Contains(l.modes, mode) {
+			continue
+		}
+		text, err := s.Run(ctx, l.program[0], l.program[1:]...)
+		if err == nil && l.ours != nil {
+			text = l.filter(text)
+		}
+		if err == nil && len(text) == 0 {
+			err = errors.New("there are none")
+		}
+		c.add(l.file, "our rules, by "+strings.Join(l.program, " "), text, err)
+	}
+}
+
+// filter returns the lines that are ours, below the names of their tables.
+func (l listing) filter(text []byte) (ours []byte) {
+	table := ""
+	for line := range strings.Lines(string(text)) {
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line
+		case l.ours(line):
+			ours = append(ours, table+line...)
+			table = ""
+		}
+	}
+	return ours
+}

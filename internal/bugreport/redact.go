@@ -1,0 +1,64 @@
+package bugreport
+
+import (
+	"bytes"
+	"regexp"
+)
+
+// redacted is what stands in the place of a secret.
+const redacted = "REDACTED"
+
+// privateKey is the one secret that has more than one line.
+var privateKey = regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`)
+
+// secretKey is how settings are called whose value is nobody's business.
+const secretKey = `[\w.-]*(?:token|password|passwd|secret|api-?key|private-?key|client-key-data|client-certificate-data|` +
+	`certificate-authority-data|authorization|credentials?)`
+
+// settingHints are in a line that may have such a setting, in lower case.
+var settingHints = []string{"token", "passw", "secret", "key", "client-cert", "certificate-auth", "authorization", "credential"}
+
+// secrets are what secrets look like within a line, with what is written instead.
+// Names of Services are not among them, whatever they are called. A line that has
+// none of the hints is not looked at, as most of a report has none.
+var secrets = []struct {
+	hints   []string
+	form    *regexp.Regexp
+	instead string
+}{
+	{[]string{"ls0tls1crudjti"}, regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=_-]*`), redacted},                        // a key or certificate in base64
+	{[]string{"eyj"}, regexp.MustCompile(`\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*`), redacted},                                    // a token of a ServiceAccount
+	{[]string{"://"}, regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s"'@]+@`), "${1}" + redacted + "@"},            // in a URL
+	{[]string{"bearer", "basic"}, regexp.MustCompile(`(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}`), "${1}" + redacted},    // in a header
+	{settingHints, regexp.MustCompile(`(?i)("` + secretKey + `"\s*:\s*)"(?:[^"\\]|\\.)*"`), `${1}"` + redacted + `"`},    // JSON
+	{settingHints, regexp.MustCompile(`(?i)^([ \t-]*` + secretKey + `:[ \t]+)\S.*`), "${1}" + redacted},                  // YAML
+	{settingHints, regexp.MustCompile(`(?i)(--` + secretKey + `[=\s]\s*)(?:"[^"]*"|[^\s-]\S*)`), "${1}" + redacted},      // a flag
+	{settingHints, regexp.MustCompile(`(?i)(\b` + secretKey + `=)(?:"(?:[^"\\]|\\.)*"|[^\s&"',}]+)`), "${1}" + redacted}, // a query, a log
+}
+
+// redact takes secrets out of a text.
+func redact(text []byte) []byte {
+	if bytes.Contains(text, []byte("PRIVATE KEY-----")) {
+		text = privateKey.ReplaceAll(text, []byte(redacted))
+	}
+	out := make([]byte, 0, len(text))
+	for line := range bytes.Lines(text) {
+		lower := bytes.ToLower(line)
+		for _, s := range secrets {
+			if contains(lower, s.hints) {
+				line = s.form.ReplaceAll(line, []byte(s.instead))
+			}
+		}
+		out = append(out, line...)
+	}
+	return out
+}
+
+func contains(line []byte, hints []string) bool {
+	for _, h := range hints {
+		if bytes.Contains(line, []byte(h)) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,204 @@
+package bugreport
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"sluice/internal/statusapi"
+)
+
+// planted is in every secret.
+const planted = "PLANTED"
+
+// services is how many the daemon has: more than fit a page.
+const services = 2*statusapi.MaxPage + 7
+
+// daemon answers the status API at a socket, with secrets where there is room
+// for a text.
+func daemon(t *testing.T) (socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "b") // the name of a test may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := "Get \"https://me:" + planted + "@api/x\": token " + jwt
+	mux := http.NewServeMux()
+	answer := func(path string, with func(*http.Request) any) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set(statusapi.VersionHeader, statusapi.Version)
+			_ = json.NewEncoder(w).Encode(with(r))
+		})
+	}
+	answer(statusapi.NodePath, func(*http.Request) any {
+		return statusapi.Node{Name: "node-1", Mode: "iptables", Sync: statusapi.Sync{Error: secret}}
+	})
+	answer(statusapi.ProblemsPath, func(*http.Request) any {
+		return statusapi.ProblemList{Items: []statusapi.Problem{{Object: "Service ns/token", Reason: secret}}}
+	})
+	answer(statusapi.ChangesPath, func(*http.Request) any {
+		return statusapi.ChangeList{Items: []statusapi.Change{{Number: 1, Detail: secret}}}
+	})
+	answer(statusapi.TrafficPath, func(*http.Request) any { return statusapi.TrafficList{Items: []statusapi.PortTraffic{}, Off: secret} })
+	answer(statusapi.ServicesPath, func(r *http.Request) any {
+		from, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+		page := statusapi.ServiceList{Total: services}
+		for n := from; n < min(from+statusapi.MaxPage, services); n++ {
+			page.Items = append(page.Items, statusapi.ServiceSummary{Namespace: "ns", Name: fmt.Sprintf("s-%d", n), Used: 1 - n%10/9})
+		}
+		if from+statusapi.MaxPage < services {
+			page.Continue = strconv.Itoa(from + statusapi.MaxPage)
+		}
+		return page
+	})
+	answer(statusapi.ServicesPath+"/ns/{name}", func(r *http.Request) any {
+		return statusapi.Service{
+			ServiceSummary: statusapi.ServiceSummary{Name: r.PathValue("name")},
+			Rows:           []statusapi.Port{{Status: statusapi.Status{Reason: secret}}},
+		}
+	})
+	server := &http.Server{Handler: mux}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return filepath.Join(dir, "s")
+}
+
+// settings returns where to gather from; all of it has secrets.
+func settingsOf(t *testing.T, socket string) Settings {
+	t.Helper()
+	metrics := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s host=\"https://me:%s@api\"\n", r.URL.Path, planted)
+	}))
+	t.Cleanup(metrics.Close)
+	log := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(log, []byte(strings.Repeat("x", maxLog)+"\nunexpected answer: "+pem+"\nthe end\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	process := fmt.Sprintf("proc/%d/", os.Getpid()) // the test is the daemon
+	return Settings{
+		Client: statusapi.AtSocket(socket), Socket: socket, Metrics: metrics.URL, Log: log, Version: map[string]string{"version": "v1"},
+		Host: fstest.MapFS{
+			"proc/version":                         {Data: []byte("Linux 6.18")},
+			"proc/sys/net/ipv4/ip_forward":         {Data: []byte("1\n")},
+			"proc/sys/net/ipv4/tcp_fastopen_key":   {Data: []byte(planted)},
+			process + "cmdline":                    {Data: []byte("sluice\x00--master=https://me:" + planted + "@api\x00-v=2\x00")},
+			process + "environ":                    {Data: []byte("SECRET=" + planted)},
+			"var/lib/kube-proxy/kubeconfig.conf":   {Data: []byte("token: " + planted)},
+			"var/run/secrets/kubernetes.io/sa/key": {Data: []byte(planted)},
+		},
+		Rules: func(_ context.Context, mode string) ([]byte, error) { return []byte("rules of " + mode), nil },
+		Run: func(_ context.Context, program string, _ ...string) ([]byte, error) {
+			if program == "ip6tables-save" {
+				return nil, errors.New("no such program; tried https://me:" + planted + "@api")
+			}
+			return []byte("*filter\n:INPUT ACCEPT\n-A INPUT -m comment --comment " + planted + " -j DROP\nCOMMIT\n" +
+				"*nat\n:KUBE-SERVICES -\n-A PREROUTING -j KUBE-SERVICES\n-A PREROUTING -j THEIRS\nCOMMIT\n"), nil
+		},
+	}
+}
+
+// unpack returns the files of a report.
+func unpack(t *testing.T, c *Contents) map[string]string {
+	t.Helper()
+	var packed bytes.Buffer
+	if err := c.Write(&packed, "folder", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	compressed, err := gzip.NewReader(&packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for archive := tar.NewReader(compressed); ; {
+		head, err := archive.Next()
+		if err == io.EOF {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[strings.TrimPrefix(head.Name, "folder/")] = string(text)
+	}
+}
+
+// TestReport wants all in it that is wanted, and no secret.
+func TestReport(t *testing.T) {
+	c, err := Gather(t.Context(), settingsOf(t, daemon(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := unpack(t, c)
+	for name, text := range files {
+		if i := strings.Index(text, planted); i >= 0 {
+			t.Errorf("%s leaks a secret: %.60q", name, text[max(0, i-30):])
+		}
+	}
+	for name, want := range map[string]string{
+		"README.txt": "Could not be had:\n  ip6tables.txt", "node.json": `"node-1"`, "problems.json": "Service ns/token",
+		"changes.json": `"number": 1`, "services.json": fmt.Sprintf(`"s-%d"`, services-1), "troubled.json": `"s-9"`, "traffic.json": "[]",
+		"metrics.txt": "/metrics", "configuration.json": "/configz", "kernel.txt": "Linux 6.18", "sysctls.txt": "net/ipv4/ip_forward = 1\n",
+		"process.txt": "sluice --master=https://REDACTED@api -v=2", "version.json": `"v1"`, "log.txt": "the end\n",
+		"rules.txt": "rules of iptables", "iptables.txt": "*nat\n:KUBE-SERVICES -\n-A PREROUTING -j KUBE-SERVICES\n",
+	} {
+		if !strings.Contains(files[name], want) {
+			t.Errorf("%s lacks %q: %.200q", name, want, files[name])
+		}
+		delete(files, name)
+	}
+	for name := range files {
+		t.Errorf("unexpected %s", name)
+	}
+}
+
+// TestPages wants every item of all pages once.
+func TestPages(t *testing.T) {
+	text, err := list(t.Context(), statusapi.AtSocket(daemon(t)), statusapi.ServicesPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), `"namespace"`); n != services {
+		t.Errorf("%d Services, want %d", n, services)
+	}
+}
+
+// TestWithoutDaemon reports what there is without one, and that there is none.
+func TestWithoutDaemon(t *testing.T) {
+	s := settingsOf(t, "/none/s")
+	s.Metrics = "http://127.0.0.1:1"
+	c, err := Gather(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := unpack(t, c)
+	if !strings.Contains(files["iptables.txt"], "KUBE-SERVICES") || !strings.Contains(files["README.txt"], "no daemon answers at /none/s") {
+		t.Errorf("the report is %v", files)
+	}
+	s.Run = func(context.Context, string, ...string) ([]byte, error) { return nil, nil }
+	if c, err := Gather(t.Context(), s); !errors.Is(err, errNothing) {
+		t.Errorf("error %v, report %v; want that there is nothing", err, c)
+	}
+}

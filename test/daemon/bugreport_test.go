@@ -1,0 +1,68 @@
+package daemon
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestBugReport packs a report beside the real daemon in each mode, with secrets
+// in its reach: what the daemon says and wrote is in it, and none of them.
+func TestBugReport(t *testing.T) {
+	const secret = "PLANTED-SECRET"
+	for mode, rules := range map[string]string{"nftables": "nft-ip.txt", "iptables": "iptables.txt"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t)
+			s.write("web.yaml", service("web", clusterIP, podA))
+			kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+			if err := os.WriteFile(kubeconfig, []byte("users: [{name: x, user: {token: "+secret+"}}]\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d := s.start(func(c *exec.Cmd) { c.Env = append(os.Environ(), "TOKEN="+secret) },
+				"--proxy-mode", mode, "--boot-id-file", "https://me:"+secret+"@api", "--machine-id-file", kubeconfig)
+			eventually(t, "the Service", s.answers(clusterIP, podA))
+			log, report := filepath.Join(t.TempDir(), "log"), filepath.Join(t.TempDir(), "r.tar.gz")
+			if err := os.WriteFile(log, []byte(d.log()+"Authorization: Bearer "+secret+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			said, err := s.command("bugreport", "--socket", s.socket, "--log", log, "-o", report)
+			if err != nil || !strings.Contains(said, "look before you send it") || strings.Contains(said, "Could not be had") {
+				t.Fatalf("error %v:\n%s", err, said)
+			}
+			dir := t.TempDir()
+			s.run("tar", "-xzf", report, "-C", dir, "--strip-components=1")
+			for file, want := range map[string]string{
+				rules: clusterIP.Addr().String(), "rules.txt": clusterIP.Addr().String(), "services.json": `"web"`, "node.json": `"mode": "` + mode + `"`, "log.txt": "First sync done",
+				"metrics.txt": "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "configuration.json": "kubeproxy.config.k8s.io",
+				"process.txt": "--machine-id-file " + kubeconfig, "kernel.txt": "Linux version", "sysctls.txt": "nf_conntrack_max", "README.txt": "node.json",
+			} {
+				if text, err := os.ReadFile(filepath.Join(dir, file)); err != nil || !strings.Contains(string(text), want) {
+					t.Errorf("%s lacks %q: %v", file, want, err)
+				}
+			}
+			if out, err := exec.Command("grep", "-rl", secret, dir).Output(); err == nil {
+				t.Errorf("leaked in %s", out)
+			}
+			if said, err := s.command("bugreport", "--socket", s.socket, "-o", report); err == nil || !strings.Contains(said, "file exists (-o names another file") {
+				t.Errorf("a report is overwritten: %v, %s", err, said)
+			}
+		})
+	}
+}
+
+// command runs a subcommand on the node and returns all that it says.
+func (s *site) command(args ...string) (said string, err error) {
+	s.t.Helper()
+	path, err := binary()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	err = s.lab.Node().Do(func() error {
+		out, err := exec.Command(path, args...).CombinedOutput()
+		said = string(out)
+		return err
+	})
+	return said, err
+}
