@@ -3,10 +3,8 @@ package nftables
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -94,58 +92,49 @@ func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *
 	return nil
 }
 
-// difference tells what an object is, and is not. Nil: it is not there.
+// difference tells what an object should be and is, as the nft program would be
+// told to write it. Nil: it is not there.
 func difference(o object, have *value) proxy.Difference {
 	if o.kind == aChain {
-		d := proxy.Difference{Object: "chain " + o.key, Want: rulesText(o.value)}
+		var is []nft.ListedRule
 		if have != nil {
-			d.Have = rulesText(*have)
+			is = have.chain.listed()
 		}
-		return d
+		want := o.chain.listed()
+		return proxy.Difference{
+			Object: "chain " + o.key, Want: rulesText(o.id, want, is), Have: rulesText(o.id, is, want),
+		}
 	}
-	d := proxy.Difference{Object: o.set.Name + " element", Want: o.text(o.value)}
+	d := proxy.Difference{Object: "element of " + o.set.Name, Want: o.text(o.value)}
 	if have != nil {
 		d.Have = o.text(*have)
 	}
 	return d
 }
 
-func rulesText(v value) string { return fmt.Sprintf("%d rules", len(v.chain.listed())) }
-
-// text returns an element, and where it leads.
-func (x id) text(v value) string {
-	e := x.element(v)
-	text := partsText(x.set.Key, e.Key)
-	switch {
-	case e.KeyEnd != "":
-		return text + " to " + partsText(x.set.Key, e.KeyEnd)
-	case x.set.Verdicts:
-		return text + " : goto " + e.Verdict.Chain
-	case x.set.Data != nil:
-		return text + " : " + partsText(x.set.Data, e.Data)
-	default:
-		return text
+// rulesText returns the rules of a chain that another list of them has not.
+func rulesText(x id, rules, other []nft.ListedRule) string {
+	var lines []string
+	for _, r := range rules {
+		if slices.Contains(other, r) {
+			continue
+		}
+		text, err := r.Text(x.t.Table, x.key)
+		if err != nil {
+			text = "a rule of another program"
+		}
+		lines = append(lines, text)
 	}
+	if lines == nil && len(rules) > 0 {
+		return fmt.Sprintf("%d rules, in another order or more than once", len(rules))
+	}
+	return strings.Join(lines, "; ")
 }
 
-// partsText returns the parts of a key or value, each of which has registers of
-// its own.
-func partsText(types []nft.Type, b string) string {
-	var parts []string
-	for _, t := range types {
-		part := []byte(b[:t.Len()])
-		b = b[(t.Len()+3)&^3:]
-		switch t {
-		case nft.IPv4Addr, nft.IPv6Addr:
-			a, _ := netip.AddrFromSlice(part)
-			parts = append(parts, a.String())
-		case nft.Proto:
-			parts = append(parts, strings.ToLower(proxy.Protocol(part[0]).String()))
-		case nft.Port:
-			parts = append(parts, fmt.Sprint(binary.BigEndian.Uint16(part)))
-		default:
-			parts = append(parts, fmt.Sprintf("%#x", binary.NativeEndian.Uint32(part)))
-		}
+func (x id) text(v value) string {
+	text, err := (&nft.Op{Kind: nft.AddElement, Table: x.t.Table, Set: x.set, Element: x.element(v)}).Text()
+	if err != nil {
+		return err.Error()
 	}
-	return strings.Join(parts, " . ")
+	return text
 }

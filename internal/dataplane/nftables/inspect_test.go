@@ -110,7 +110,7 @@ func TestInspectDiffers(t *testing.T) {
 		elements++
 		e := x.element(v)
 		commit(func(b *nft.Batch) { b.DeleteElement(x.set, e) })
-		if got := inspect(); len(got.Differences) != 1 || got.Differences[0].Have != "" || got.Differences[0].Object != x.set.Name+" element" {
+		if got := inspect(); len(got.Differences) != 1 || got.Differences[0].Have != "" || got.Differences[0].Object != "element of "+x.set.Name {
 			t.Errorf("without %s %x: %+v", x.set.Name, e, got.Differences)
 		}
 		commit(func(b *nft.Batch) { b.AddElement(x.set, e) })
@@ -131,7 +131,8 @@ func TestInspectDiffers(t *testing.T) {
 		t.Errorf("with another endpoint: %+v", got.Differences)
 	}
 	commit(func(b *nft.Batch) { b.FlushChain(table.Table, services) })
-	if got := inspect(); len(got.Differences) != 2 || got.Differences[0].Object != "chain services" || got.Differences[0].Have != "" {
+	if got := inspect(); len(got.Differences) != 2 || got.Differences[0].Object != "chain services" || got.Differences[0].Have != "" ||
+		!strings.HasPrefix(got.Differences[0].Want, "add rule ip sluice services ") {
 		t.Errorf("with an empty chain: %+v", got.Differences)
 	}
 	if got, err := d.Inspect(t.Context(), proxy.Inspection{Row: serviceKey(2, proxy.IPv4)}); err != nil || len(got.Differences) != 1 {
