@@ -36,8 +36,8 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 		if err != nil {
 			return nil, &statusapi.ResponseError{Code: http.StatusBadRequest, Message: err.Error()}
 		}
-		if a.Row != nil {
-			a.Compare(e.Inspect(ctx, a.Inspection()))
+		if what, ok := a.Inspection(); ok {
+			a.Compare(e.Inspect(ctx, what))
 			s.openFlowsOf(ctx, a)
 		}
 		return a.Explanation, nil

@@ -65,16 +65,11 @@ func (v View) Row(k proxy.PortKey) RowStatus {
 	return RowStatus{Key: k, InForce: row, Since: v.table.since[row]}
 }
 
-// InForce yields the rows that the kernel has, as far as known, in no order.
-func (v View) InForce() iter.Seq[*proxy.ServicePort] {
-	return func(yield func(*proxy.ServicePort) bool) {
-		for k, row := range v.State.Rows {
-			if v.table.dirty[k] == nil && !yield(row) {
-				return
-			}
-		}
+// NotAsWanted yields how the rows stand that are not as wanted, in no order.
+func (v View) NotAsWanted() iter.Seq[RowStatus] {
+	return func(yield func(RowStatus) bool) {
 		for _, r := range v.table.dirty {
-			if r.InForce != nil && !yield(r.InForce) {
+			if !yield(*r) {
 				return
 			}
 		}

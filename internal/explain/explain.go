@@ -2,7 +2,6 @@ package explain
 
 import (
 	"fmt"
-	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -45,8 +44,8 @@ type Answer struct {
 const shown = 256
 
 // Explain answers a question. An error is for who asked: the question cannot be
-// answered as it is. The cost is that of the number of rows, and of the endpoints
-// of one Service.
+// answered as it is. The cost is that of one Service's endpoints; for an address
+// that nobody has, that of the number of rows.
 func (w *World) Explain(q Question) (*Answer, error) {
 	t, err := q.read(w)
 	if err != nil {
@@ -124,6 +123,9 @@ func (x *explanation) setPacket() {
 				p.Src = ip
 			}
 		}
+		if t.dst.Addr().IsLoopback() {
+			p.Src = t.dst.Addr() // No other address may talk to it.
+		}
 	}
 	x.packet = p
 	x.out.Packet = statusapi.ExplainedPacket{
@@ -161,31 +163,62 @@ func (w *World) local(a netip.Addr) bool {
 	return a.IsValid() && (a.IsLoopback() || slices.Contains(w.Resolver.State().Node.IPs, a) || w.Local != nil && w.Local(a))
 }
 
-// decide asks the oracle, about what is wanted and about what is in force.
+// decide asks the oracle, about what is wanted and about what is in force. It is
+// given the rows that the packet could have to do with.
 func (x *explanation) decide() {
 	state := x.world.Resolver.State()
-	if x.world.View != nil {
-		x.now = x.outcome(state, x.world.View.InForce())
+	ask := func(rows map[proxy.PortKey]*proxy.ServicePort) proxy.Outcome {
+		return (&proxy.State{Rows: rows, Node: state.Node, CIDRs: state.CIDRs}).Outcome(x.packet)
 	}
-	if x.want = x.outcome(state, maps.Values(state.Rows)); x.world.View == nil {
-		x.now = x.want
+	x.owners = x.findOwners(state)
+	x.want = ask(x.owners)
+	x.now = x.want
+	if v := x.world.View; v != nil {
+		inForce := maps.Clone(x.owners)
+		for r := range v.NotAsWanted() {
+			delete(inForce, r.Key)
+			if r.InForce != nil && x.concerns(r.InForce) {
+				inForce[r.Key] = r.InForce
+			}
+		}
+		x.now = ask(inForce)
 	}
 }
 
-// outcome asks the oracle about a state that has all rows that the packet could
-// have to do with.
-func (x *explanation) outcome(of *proxy.State, rows iter.Seq[*proxy.ServicePort]) proxy.Outcome {
-	s := proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{}, Node: of.Node, CIDRs: of.CIDRs}
+// findOwners returns the rows that have the address or the NodePort. Who claims
+// both the address and the port is found at once; if nobody does, all rows are
+// looked at for one that has the address.
+func (x *explanation) findOwners(s *proxy.State) map[proxy.PortKey]*proxy.ServicePort {
+	rows := map[proxy.PortKey]*proxy.ServicePort{}
 	dst := x.packet.Dst
-	for row := range rows {
-		if slices.ContainsFunc(row.Frontends, func(f proxy.Frontend) bool {
-			return f.Addr.Addr() == dst.Addr() || f.Kind == proxy.NodePort && f.Addr.Port() == dst.Port()
-		}) {
-			s.Rows[row.Key] = row
+	onNode := netip.AddrPortFrom(proxy.FamilyOf(dst.Addr()).Unspecified(), dst.Port())
+	found := false
+	for _, addr := range []netip.AddrPort{dst, onNode} {
+		if who := x.world.Resolver.Claimants(addr, x.packet.Protocol); who != nil {
+			rows[who[0].Key] = s.Rows[who[0].Key]
+			found = found || addr == dst || x.packet.DstLocal
 		}
 	}
-	x.owners = s.Rows
-	return s.Outcome(x.packet)
+	if !found {
+		for key, row := range s.Rows {
+			if x.concerns(row) {
+				rows[key] = row
+			}
+		}
+	}
+	return rows
+}
+
+// concerns reports whether a row has the address that the packet is for, or the
+// NodePort.
+func (x *explanation) concerns(row *proxy.ServicePort) bool {
+	dst := x.packet.Dst
+	for i := range row.Frontends {
+		if f := &row.Frontends[i]; f.Addr.Addr() == dst.Addr() || f.Kind == proxy.NodePort && f.Addr.Port() == dst.Port() {
+			return true
+		}
+	}
+	return false
 }
 
 // setService says whose packet it is: the Service's that was named, else that of

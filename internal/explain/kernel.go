@@ -9,14 +9,18 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// Inspection returns what the kernel is to be asked about.
-func (a *Answer) Inspection() proxy.Inspection {
-	return proxy.Inspection{Row: a.Row.Key, List: a.list, Client: a.Packet.Src}
+// Inspection returns what the kernel is to be asked about; false: nothing. If no
+// row decides, it is what all rows have in common.
+func (a *Answer) Inspection() (proxy.Inspection, bool) {
+	if a.Row == nil {
+		return proxy.Inspection{Row: proxy.PortKey{Family: proxy.FamilyOf(a.Packet.Dst.Addr())}}, a.Packet.Dst.IsValid()
+	}
+	return proxy.Inspection{Row: a.Row.Key, List: a.list, Client: a.Packet.Src}, true
 }
 
 // Leads reports whether new connections may go to an endpoint.
 func (a *Answer) Leads(endpoint netip.AddrPort) bool {
-	return slices.ContainsFunc(a.Row.List(a.list), func(e proxy.Endpoint) bool { return e.Addr == endpoint })
+	return a.Row != nil && slices.ContainsFunc(a.Row.List(a.list), func(e proxy.Endpoint) bool { return e.Addr == endpoint })
 }
 
 // Compare adds what the kernel was found to have.

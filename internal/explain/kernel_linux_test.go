@@ -178,8 +178,8 @@ func (s *story) explain(to string) *statusapi.Explanation {
 		a, err = w.Explain(Question{To: to, From: storyClient.String(), In: lab.Bridge})
 	})
 	must(s.t, err)
-	if a.Row != nil {
-		a.Compare(s.engine.Inspect(s.t.Context(), a.Inspection()))
+	if what, ok := a.Inspection(); ok {
+		a.Compare(s.engine.Inspect(s.t.Context(), what))
 	}
 	return a.Explanation
 }
