@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -205,6 +206,17 @@ func TestExplainEndpoints(t *testing.T) {
 	must(t, err)
 	if c := got.Candidates; len(c) != 2 || c[0].Share != 0.5 || !c[0].Hairpin || !c[0].Masquerade || c[1].Masquerade {
 		t.Errorf("a pod to itself: %+v", c)
+	}
+}
+
+// TestReasonsAreDocumented keeps the runbook whole.
+func TestReasonsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/explain.md")
+	must(t, err)
+	for _, r := range statusapi.Reasons {
+		if !strings.Contains(string(text), "| `"+string(r)+"` |") {
+			t.Errorf("docs/explain.md does not say what to do about %s", r)
+		}
 	}
 }
 
