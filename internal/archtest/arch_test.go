@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -119,7 +120,9 @@ var table = []rule{
 	{"internal/conformance", []string{"internal/proxy", "internal/proxy/proxytest", "internal/resolve", "internal/conformance/lab", "internal/conformance/traffic"}, nil},
 	{"internal/app", nil, nil},
 	{"internal/archtest", []string{}, []string{}},
-	{"cmd/", []string{"internal/app"}, []string{"k8s.io/component-base/"}},
+	{"internal/kubectl", []string{"internal/apiclient", "internal/cli", "internal/statusapi"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/", "k8s.io/klog/", "k8s.io/streaming/", "github.com/go-logr/", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sync/errgroup"}},
+	{"cmd/kubectl-sluice", []string{"internal/cli", "internal/kubectl"}, []string{"k8s.io/client-go/plugin/pkg/client/auth"}},
+	{"cmd/", []string{"internal/app", "internal/cli"}, []string{"k8s.io/component-base/"}},
 	{"test/", nil, nil},
 }
 
@@ -170,6 +173,27 @@ func allowed(r rule, pkg, path string) bool {
 		return true
 	}
 	return slices.ContainsFunc(list, func(p string) bool { return path == p || strings.HasSuffix(p, "/") && strings.HasPrefix(path, p) })
+}
+
+// TestDaemonDependencies keeps out of the daemon what only kubectl sluice needs:
+// it would be more to load on every node, and more to keep safe there.
+func TestDaemonDependencies(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "./cmd/sluice")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range strings.Lines(string(out)) {
+		for _, no := range []string{
+			"github.com/gorilla/", "github.com/moby/", "k8s.io/streaming/", "k8s.io/client-go/tools/remotecommand",
+			"k8s.io/client-go/plugin/pkg/client/auth/oidc", "sluice/internal/kubectl",
+		} {
+			if strings.HasPrefix(pkg, no) {
+				t.Errorf("cmd/sluice needs %s", strings.TrimSpace(pkg))
+			}
+		}
+	}
 }
 
 // TestPackageDocs wants one doc.go per package with a comment worth reading.

@@ -71,7 +71,7 @@ func (r *StatusReport) Troubled() bool {
 
 // Status asks for the status and shows it.
 func Status(ctx context.Context, w io.Writer, c Client, o StatusOptions) (*StatusReport, error) {
-	r, err := report(ctx, c, o)
+	r, err := Report(ctx, c, o)
 	if err != nil {
 		return nil, err
 	}
@@ -97,8 +97,8 @@ func Status(ctx context.Context, w io.Writer, c Client, o StatusOptions) (*Statu
 	return r, writeServices(w, r, o)
 }
 
-// report asks for all that is to be shown.
-func report(ctx context.Context, c Client, o StatusOptions) (*StatusReport, error) {
+// Report asks for all that is to be shown.
+func Report(ctx context.Context, c Client, o StatusOptions) (*StatusReport, error) {
 	r := &StatusReport{}
 	if err := c.Get(ctx, statusapi.NodePath, nil, &r.Node); err != nil {
 		return nil, err

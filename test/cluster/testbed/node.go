@@ -13,6 +13,7 @@ import (
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
+	"sluice/test/cluster/podexec"
 )
 
 // Node is one node of the cluster.
@@ -63,6 +64,7 @@ func (c *Cluster) RegisterAs(ctx context.Context, n *Node, name string) error {
 	for _, a := range n.Addrs {
 		made.Status.Addresses = append(made.Status.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: a.String()})
 	}
+	made.Status.DaemonEndpoints.KubeletEndpoint.Port = podexec.Port
 	if _, err := c.Client.CoreV1().Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("set the addresses of Node %s: %w", name, err)
 	}

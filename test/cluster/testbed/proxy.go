@@ -118,3 +118,6 @@ func (c *Cluster) CleanUp(n *Node) error {
 
 // KubeProxy returns the program of the real kube-proxy.
 func (c *Cluster) KubeProxy() string { return c.settings.KubeProxy }
+
+// Daemon returns the program that nodes run.
+func (c *Cluster) Daemon() string { return c.settings.Proxy }

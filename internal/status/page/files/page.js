@@ -34,7 +34,8 @@ async function get(path) {
 	const signal = AbortSignal.any([round.signal, AbortSignal.timeout(patience)]);
 	let response, text;
 	try {
-		response = await fetch(path, { signal, cache: "no-store", redirect: "error" });
+		// Relative: kubectl sluice serves the pages of many nodes, each in a folder.
+		response = await fetch("." + path, { signal, cache: "no-store", redirect: "error" });
 		text = await response.text();
 	} catch {
 		throw new Unanswered("the daemon does not answer");

@@ -1,0 +1,145 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"sluice/internal/statusapi"
+)
+
+// nodesListed is up to how many nodes have a line each if nobody asks for all of
+// them; of more, those that agree share one.
+const nodesListed = 20
+
+// NodeAnswer is what came of asking the daemon of a node.
+type NodeAnswer[T any] struct {
+	Node   string `json:"node"`
+	Answer *T     `json:"answer,omitempty"`
+	Error  string `json:"error,omitempty"` // why there is none
+
+	Said bool `json:"-"` // the error is the daemon's own, and as good as an answer
+}
+
+// NodeList is what the daemons of many nodes answered, for programs.
+type NodeList[T any] struct {
+	Items []NodeAnswer[T] `json:"items"`
+}
+
+// Nodes shows how the daemons of many nodes are: a line for each, or if they are
+// many one for all that agree and one for each that differs.
+func Nodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) error {
+	switch o.Output {
+	case "json", "yaml":
+		return encode(w, o.Output, NodeList[statusapi.Node]{all})
+	case "name":
+		for _, a := range all {
+			fmt.Fprintln(w, clean(a.Node))
+		}
+		return nil
+	}
+	wide := o.Output == "wide"
+	heads := []string{"NODE", "MODE", "HEALTH", "SERVICES", "PENDING", "REFUSED", "PROBLEMS", "VERSION"}
+	if wide {
+		heads = append(heads, "ENDPOINTS", "UP", "LAST SYNC")
+	}
+	t := newTable(w, heads...)
+	answers := opinions(all, nodeFacts)
+	var common []fact
+	if len(all) > nodesListed && !o.All && !wide {
+		common = majority(answers)
+		t.line(append([]string{plural(countOf(answers, common), "node", "nodes")}, values(common)...)...)
+	}
+	for _, a := range all {
+		if a.Answer == nil {
+			continue
+		}
+		facts := nodeFacts(a.Answer)
+		if common != nil && same(facts, common) {
+			continue
+		}
+		cells := append([]string{a.Node}, values(facts)...)
+		if wide {
+			cells = append(cells, thousands(a.Answer.Counts.Endpoints), age(a.Answer.Now, a.Answer.Started), lastSync(a.Answer))
+		}
+		t.line(cells...)
+	}
+	if len(answers) > 0 {
+		if err := t.flush(); err != nil {
+			return err
+		}
+	}
+	writeTroubles(w, all)
+	return writeSilent(w, all)
+}
+
+// nodeFacts are what the daemons of healthy nodes have in common.
+func nodeFacts(n *statusapi.Node) []fact {
+	health := "healthy"
+	switch {
+	case !n.Health.Healthy:
+		health = "NOT HEALTHY"
+	case !n.Sync.Done:
+		health = "NOT SYNCED"
+	case n.Sync.Error != "":
+		health = "SYNC FAILS"
+	}
+	return []fact{
+		{"mode", n.Mode},
+		{"health", health},
+		{"Services", thousands(n.Counts.Services)},
+		{"pending", thousands(n.Counts.Pending)},
+		{"refused", thousands(n.Counts.Refused)},
+		{"problems", thousands(n.Counts.Problems)},
+		{"version", n.Version},
+	}
+}
+
+func lastSync(n *statusapi.Node) string {
+	if n.Sync.Last == nil {
+		return "-"
+	}
+	return age(n.Now, *n.Sync.Last) + " ago"
+}
+
+// writeTroubles says why nodes are not healthy, as no column has room for it.
+func writeTroubles(w io.Writer, all []NodeAnswer[statusapi.Node]) {
+	head := "\nNOT AS IT SHOULD BE:"
+	for _, a := range all {
+		if a.Answer == nil || a.Answer.Health.Healthy && a.Answer.Sync.Done && a.Answer.Sync.Error == "" {
+			continue
+		}
+		why := []string{}
+		if !a.Answer.Health.Healthy {
+			why = append(why, a.Answer.Health.Reason)
+		}
+		if !a.Answer.Sync.Done || a.Answer.Sync.Error != "" {
+			why = append(why, syncLine(a.Answer))
+		}
+		if head != "" {
+			fmt.Fprintln(w, head)
+			head = ""
+		}
+		fmt.Fprintf(w, "  %s: %s\n", clean(a.Node), clean(strings.Join(why, "; ")))
+	}
+}
+
+// writeSilent names the nodes that could not be asked.
+func writeSilent[T any](w io.Writer, all []NodeAnswer[T]) error {
+	silent := 0
+	for _, a := range all {
+		if a.Answer == nil && !a.Said {
+			silent++
+		}
+	}
+	if silent == 0 {
+		return nil
+	}
+	fmt.Fprintf(w, "\nNO ANSWER FROM %s:\n", strings.ToUpper(plural(silent, "node", "nodes")))
+	for _, a := range all {
+		if a.Answer == nil && !a.Said {
+			fmt.Fprintf(w, "  %s: %s\n", clean(a.Node), clean(a.Error))
+		}
+	}
+	return nil
+}

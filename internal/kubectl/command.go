@@ -1,0 +1,90 @@
+package kubectl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"sluice/internal/cli"
+	"sluice/internal/statusapi"
+)
+
+// flags are those that all commands have.
+type flags struct {
+	loading   *clientcmd.ClientConfigLoadingRules
+	overrides clientcmd.ConfigOverrides
+
+	node            string
+	daemonNamespace string
+	selector        string
+	socket          string
+	timeout         time.Duration
+}
+
+// NewCommand returns the command. It prints no errors: its caller does, and exits
+// with what a [cli.ExitError] says, or 2.
+func NewCommand(version string) *cobra.Command {
+	f := &flags{loading: clientcmd.NewDefaultClientConfigLoadingRules()}
+	cmd := &cobra.Command{
+		Use:   "kubectl-sluice",
+		Short: "Ask the sluice daemons of a cluster",
+		Long: `Ask the sluice daemon of one node, or of all, how Services are there: through
+the API server, with your own rights. It takes those to list pods and to create
+pods/exec in the namespace of the daemons.
+
+Without --node all nodes are asked. What they agree on is shown once, and each
+node that differs has a line.
+
+Exit code: 0 if all is well, 1 if there is something to find or a node gave no
+answer, 2 if there is no answer at all.`,
+		Version:       version,
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl sluice"},
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	f.add(cmd.PersistentFlags())
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
+	})
+	cmd.AddCommand(f.status(), f.explain(), f.top(), f.page())
+	for _, sub := range cmd.Commands() {
+		cli.Answering(sub)
+	}
+	return cmd
+}
+
+// add adds the flags: kubectl's, but for those that only concern who writes.
+func (f *flags) add(fs *pflag.FlagSet) {
+	fs.StringVar(&f.loading.ExplicitPath, "kubeconfig", "", "`FILE` that says where the cluster is and who asks")
+	names := clientcmd.RecommendedConfigOverrideFlags("")
+	names.ContextOverrideFlags.Namespace.LongName = "" // here it is that of Services
+	clientcmd.BindOverrideFlags(&f.overrides, fs, names)
+	fs.StringVar(&f.node, "node", "", "ask the daemon of this node, `NAME`, and no other")
+	fs.StringVar(&f.daemonNamespace, "daemon-namespace", "kube-system", "the daemons' pods are in this `NAMESPACE`")
+	fs.StringVarP(&f.selector, "selector", "l", "", "the daemons' pods have these `LABELS`; without it, "+ownSelector+", and if there are none "+exchangedSelector)
+	fs.StringVar(&f.socket, "socket", statusapi.DefaultSocket, "the daemons answer at this unix socket, `FILE` in their pods")
+	fs.DurationVar(&f.timeout, "timeout", 10*time.Second, "wait no longer for an answer of a node than this `TIME`")
+}
+
+// daemons returns whom to ask.
+func (f *flags) daemons(ctx context.Context) (*cluster, []daemon, error) {
+	c, err := f.open()
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := c.daemons(ctx, f.node)
+	return c, all, err
+}
+
+// onNode says where it was that something went wrong.
+func (d daemon) onNode(err error) error {
+	if _, ok := errors.AsType[*cli.ExitError](err); ok || err == nil {
+		return err
+	}
+	return fmt.Errorf("node %s: %w", d.node, err)
+}
