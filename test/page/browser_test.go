@@ -100,9 +100,14 @@ func (b *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 // took. What is not true in time fails with what the page shows.
 func (b *tab) await(expression string) time.Duration {
 	b.t.Helper()
+	return b.awaitFor(patience, expression)
+}
+
+func (b *tab) awaitFor(limit time.Duration, expression string) time.Duration {
+	b.t.Helper()
 	began := time.Now()
 	for tick := time.NewTicker(20 * time.Millisecond); !eval[bool](b, "!!("+expression+")"); <-tick.C {
-		if time.Since(began) > patience {
+		if time.Since(began) > limit {
 			b.t.Fatalf("%s does not come true\nconsole: %q\nthe page shows:\n%s", expression, b.noted(&b.console), eval[string](b, `document.body.innerText`))
 		}
 	}

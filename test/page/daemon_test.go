@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/statusapi"
@@ -130,7 +131,7 @@ func manifest(name, clusterIP string, endpoints ...string) string {
 }
 
 // TestDaemon looks at the real daemon: a change of the folder shows within 3 s,
-// a hostile value stays text, its end is told and its return noticed.
+// a packet is explained, a hostile value stays text, its end is told and its return noticed.
 func TestDaemon(t *testing.T) {
 	n := newNode(t)
 	n.write("web.yaml", manifest("web", "10.96.0.10", "10.244.0.11"))
@@ -152,6 +153,11 @@ func TestDaemon(t *testing.T) {
 	if took := b.await(`document.querySelector("[data-key='box 10.244.0.12:8080'] .flow-value")?.textContent === "50 %"`); took > 3*time.Second {
 		t.Errorf("a new endpoint shows after %v; want 3 s", took)
 	}
+	b.do(chromedp.Navigate(n.origin+"/#/explain"), chromedp.Focus(chromedp.CSS(`input[name="to"]`)), chromedp.KeyEvent("10.96.0.10:80"+kb.Enter))
+	b.shows("The kernel agrees")
+	b.shows("It goes to one of 2 endpoints.")
+	b.do(chromedp.Navigate(n.origin + "/#/explain?to=nonsense"))
+	b.shows(`"nonsense" is not ADDR:PORT`)
 	b.do(chromedp.Navigate(n.origin + "/#/changes"))
 	b.shows("default/web:http")
 	b.do(chromedp.Navigate(n.origin + "/#/services/default/none"))

@@ -78,6 +78,29 @@ func TestFollows(t *testing.T) {
 	b.shows("there is no Service default/web")
 }
 
+// TestRates wants counters to become rates, of the Service and of its endpoints.
+func TestRates(t *testing.T) {
+	d := newDaemon(t)
+	count := func(n uint64) {
+		s := web("10.244.0.11:8080")
+		s.Traffic = &statusapi.Traffic{Connections: &n}
+		s.Rows[0].Endpoints[0].Traffic = s.Traffic
+		d.services = []statusapi.Service{s}
+	}
+	count(1000)
+	b := openView(t, d.URL, "#/services/default/web")
+	b.shows("1,000")
+	d.change(func() { count(3000) })
+	b.await(`document.querySelector(".tile .rate") && document.querySelector("td .rate")`)
+	rate := eval[float64](b, `parseFloat(document.querySelector(".tile .rate").textContent.replace(",", ""))`)
+	if rate < 400 || rate > 1100 { // two seconds after the first request, or on a busy machine later
+		t.Errorf("2,000 connections in a round are %v/s", rate)
+	}
+	d.change(func() { count(10) }) // the daemon was started anew
+	b.await(`!document.querySelector(".rate")`)
+	b.checkQuiet()
+}
+
 // TestStale wants the page to say so when the daemon is gone, or hangs, and to
 // recover.
 func TestStale(t *testing.T) {

@@ -310,7 +310,7 @@ const explain = {
 		if (!e) return h("p", { class: "quiet" }, "Where does a packet go, why, and does the kernel agree? Name an address and port, or a Service.");
 		return [
 			h("section", { class: "card verdict", "aria-label": "Verdict" },
-				h("p", { class: "title" }, h("span", { class: e.verdict === "forward" ? "badge good" : "badge bad" }, e.verdict), h("strong", null, e.reason), whose(e)),
+				h("p", { class: "title" }, h("span", { class: e.verdict === "forward" ? "badge good" : "badge bad" }, e.verdict), h("strong", null, e.reason), whose(e), kernelBadge(e.kernel)),
 				h("p", null, e.message),
 				h("p", { class: "quiet" }, packetWords(e.packet)),
 				draw(ofExplanation(e), width, `The packet's way: ${e.message}`),
@@ -342,11 +342,15 @@ const kernelWords = {
 	failed: ["warn", "The kernel could not be read"], notChecked: ["off", "The kernel was not asked"],
 };
 
-function kernelCard(k) {
+function kernelBadge(k) {
 	const [kind, words] = kernelWords[k.state] ?? ["off", k.state];
+	return h("span", { class: "kernel" }, k.objects > 0 && h("span", { class: "quiet" }, plural(k.objects, "object") + " read back "), h("span", { class: "badge " + kind }, words));
+}
+
+function kernelCard(k) {
+	if (!k.why && !k.differences?.length) return null;
 	return h("section", { class: "card", "aria-label": "Kernel" },
-		h("p", { class: "title" }, h("span", { class: "badge " + kind }, words), k.objects > 0 && h("span", { class: "quiet" }, plural(k.objects, "object") + " read back")),
-		k.why && h("p", { class: "quiet" }, k.why),
+		h("h2", null, "The kernel"), k.why && h("p", { class: "quiet" }, k.why),
 		k.differences?.length > 0 && table("Differences", differenceColumns, k.differences, (d) => d.object));
 }
 
