@@ -58,22 +58,17 @@ type Reviewer struct {
 
 	strangers, known *rate.Limiter
 
-	users    cache[tokenHash, *authenticationv1.UserInfo] // of good tokens
-	rejected cache[tokenHash, struct{}]
-	rights   cache[right, bool]
+	users    cache[hash, *authenticationv1.UserInfo] // of good tokens
+	rejected cache[hash, struct{}]
+	rights   cache[hash, bool] // by token and path
 
 	mu        sync.Mutex
 	complaint string // the last one, which is not repeated
 }
 
-// tokenHash stands for a token, so that none is kept.
-type tokenHash [sha256.Size]byte
-
-// right is to get a path.
-type right struct {
-	who  tokenHash
-	path string
-}
+// hash stands for a token, so that none is kept, or for one and a path, which
+// may be long.
+type hash [sha256.Size]byte
 
 // New returns a reviewer. Its client should have no rate limit of its own that
 // others wait for, too.
@@ -83,9 +78,9 @@ func New(client rest.Interface) *Reviewer {
 	return &Reviewer{
 		client: client, key: key, atOnce: make(chan struct{}, reviewsAtOnce),
 		strangers: rate.NewLimiter(strangersRate, strangersBurst), known: rate.NewLimiter(knownRate, knownBurst),
-		users:    cache[tokenHash, *authenticationv1.UserInfo]{limit: maxUsers},
-		rejected: cache[tokenHash, struct{}]{limit: maxRejected},
-		rights:   cache[right, bool]{limit: maxRights},
+		users:    cache[hash, *authenticationv1.UserInfo]{limit: maxUsers},
+		rejected: cache[hash, struct{}]{limit: maxRejected},
+		rights:   cache[hash, bool]{limit: maxRights},
 	}
 }
 
@@ -100,7 +95,7 @@ func (r *Reviewer) Allow(ctx context.Context, token, path string) error {
 	if err != nil {
 		return err
 	}
-	may, err := r.authorize(ctx, right{who, path}, user)
+	may, err := r.authorize(ctx, r.hash(string(who[:])+path), user, path)
 	if err == nil && !may {
 		err = refuse(http.StatusForbidden, "user %q may not get %s: a ClusterRole with that path in nonResourceURLs gives the right",
 			user.Username, path)
@@ -108,15 +103,15 @@ func (r *Reviewer) Allow(ctx context.Context, token, path string) error {
 	return err
 }
 
-func (r *Reviewer) hash(token string) (h tokenHash) {
+func (r *Reviewer) hash(text string) (h hash) {
 	mac := hmac.New(sha256.New, r.key)
-	_, _ = io.WriteString(mac, token) // never fails
+	_, _ = io.WriteString(mac, text) // never fails
 	mac.Sum(h[:0])
 	return h
 }
 
 // authenticate returns whose a token is.
-func (r *Reviewer) authenticate(ctx context.Context, who tokenHash, token string) (*authenticationv1.UserInfo, error) {
+func (r *Reviewer) authenticate(ctx context.Context, who hash, token string) (*authenticationv1.UserInfo, error) {
 	user, counts := r.users.get(who)
 	if counts {
 		return user, nil
@@ -144,16 +139,16 @@ func (r *Reviewer) authenticate(ctx context.Context, who tokenHash, token string
 	return &review.Status.User, nil
 }
 
-// authorize reports whether a user has a right.
-func (r *Reviewer) authorize(ctx context.Context, to right, user *authenticationv1.UserInfo) (bool, error) {
-	if may, counts := r.rights.get(to); counts {
+// authorize reports whether a user may get a path, which is remembered by key.
+func (r *Reviewer) authorize(ctx context.Context, key hash, user *authenticationv1.UserInfo, path string) (bool, error) {
+	if may, counts := r.rights.get(key); counts {
 		return may, nil
 	}
 	review := authorizationv1.SubjectAccessReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: authorizationv1.SchemeGroupVersion.String(), Kind: "SubjectAccessReview"},
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: user.Username, UID: user.UID, Groups: user.Groups, Extra: map[string]authorizationv1.ExtraValue{},
-			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: to.path, Verb: "get"},
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"},
 		},
 	}
 	for name, values := range user.Extra {
@@ -166,7 +161,7 @@ func (r *Reviewer) authorize(ctx context.Context, to right, user *authentication
 	if may {
 		lasts = yesLasts
 	}
-	r.rights.set(to, may, lasts)
+	r.rights.set(key, may, lasts)
 	return may, nil
 }
 

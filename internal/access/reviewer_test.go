@@ -34,7 +34,7 @@ var reader = authenticationv1.UserInfo{
 }
 
 // apiServer stands where the network is, so that its time is the test's. It
-// knows one token, good, whose user may get one path.
+// knows the tokens good, whose user may get one path, and guest, whose may not.
 type apiServer struct {
 	mu      sync.Mutex
 	code    int    // instead of an answer; -1: nobody answers
@@ -91,6 +91,9 @@ func (s *apiServer) answer(r *http.Request) (code int, body []byte) {
 		if review.Spec.Token == "good" && !s.revoked {
 			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: reader}
 		}
+		if review.Spec.Token == "guest" {
+			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: "guest"}}
+		}
 		object = review
 	case "/apis/authorization.k8s.io/v1/subjectaccessreviews":
 		var review authorizationv1.SubjectAccessReview
@@ -99,7 +102,7 @@ func (s *apiServer) answer(r *http.Request) (code int, body []byte) {
 		}
 		s.last = review.Spec
 		to := review.Spec.NonResourceAttributes
-		review.Status.Allowed = to.Path == path || to.Path == "/v1/denied"
+		review.Status.Allowed = review.Spec.User == reader.Username && to.Path == path || to.Path == "/v1/denied"
 		review.Status.Denied = to.Path == "/v1/denied"
 		object = review
 	default:
@@ -217,6 +220,7 @@ func TestAnswersAreRemembered(t *testing.T) {
 		}
 		expect("new", "good", path, 200, 2)
 		expect("again", "good", path, 200, 0)
+		expect("another user", "guest", path, 403, 2)
 		expect("another path", "good", "/v1/changes", 403, 1)
 		expect("refused again", "good", "/v1/changes", 403, 0)
 		expect("bad", "bad", path, 401, 1)
