@@ -246,8 +246,12 @@ func TestTwoReleases(t *testing.T) {
 	open := []string{"status.bindAddress=0.0.0.0:10246", "status.tlsSecret=tls"}
 	a, b := helm(t, set(t, open...)), helm(t, set(t, append(open, "nameOverride=edge", "nodeSelector.pool=edge")...))
 	for _, pair := range [][2]metav1.Object{
-		{&a.serviceAccount, &b.serviceAccount}, {&a.binding, &b.binding}, {&a.configMap, &b.configMap}, {&a.daemonSet, &b.daemonSet},
-		{&a.delegation, &b.delegation}, {&a.statusReader, &b.statusReader},
+		{&a.serviceAccount, &b.serviceAccount},
+		{&a.binding, &b.binding},
+		{&a.configMap, &b.configMap},
+		{&a.daemonSet, &b.daemonSet},
+		{&a.delegation, &b.delegation},
+		{&a.statusReader, &b.statusReader},
 	} {
 		if pair[0].GetName() == pair[1].GetName() {
 			t.Errorf("both have %T %s", pair[0], pair[0].GetName())
