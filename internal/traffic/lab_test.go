@@ -165,7 +165,9 @@ func (n *testNode) collect() {
 		})
 		return all, err
 	}}
-	s.Metered, _ = n.plane.(proxy.Metered)
+	if m, ok := n.plane.(proxy.Metered); ok {
+		s.Metered = onNode{n, m}
+	}
 	n.check(n.Node().Do(func() (err error) {
 		if n.mode.Flows == nil {
 			return nil
@@ -180,6 +182,16 @@ func (n *testNode) collect() {
 	n.Cleanup(func() { n.check(count.Close()) })
 	n.count.Applied(n.node, n.rows)
 	n.refresh()
+}
+
+// onNode reads on the node what a mode has counted there.
+type onNode struct {
+	*testNode
+	proxy.Metered
+}
+
+func (n onNode) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
+	return n.Node().Do(func() error { return n.Metered.Traffic(ctx, yield) })
 }
 
 func (n *testNode) refresh() {

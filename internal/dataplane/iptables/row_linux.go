@@ -100,7 +100,7 @@ func (r *renderer) frontend(f proxy.Frontend) {
 		r.add(dispatch, match+"-g "+r.external(policy))
 	case f.Kind == proxy.LoadBalancer || f.Kind == proxy.ExternalIP:
 		// It may be an address of the node, where a NodePort has the same number.
-		r.add(dispatch, r.match(f, " has no endpoints")+"-j RETURN")
+		r.add(dispatch, r.match(f, noEndpoints)+"-j RETURN")
 	}
 	if f.Kind == proxy.ClusterIP {
 		r.add(clusterIPs, to(single(f.Addr.Addr()))+comment(r.name+kindText[f.Kind])+r.v.reject())
@@ -116,9 +116,9 @@ func (r *renderer) frontend(f proxy.Frontend) {
 // empty renders a frontend that has no endpoint, at least for clients from
 // elsewhere. Others have been sent to one by then if there is any.
 func (r *renderer) empty(f proxy.Frontend, route proxy.Route) {
-	then, text := r.v.reject(), " has no endpoints"
+	then, text := r.v.reject(), noEndpoints
 	if route.Otherwise == proxy.Drop {
-		then, text = "-j DROP", " has no local endpoints"
+		then, text = "-j DROP", noLocalEndpoints
 	}
 	rule := r.match(f, text) + then
 	switch {

@@ -98,6 +98,24 @@ func (c *Conn) Save(ctx context.Context) ([]Table, error) {
 	return tables, nil
 }
 
+// Counters runs iptables-save.
+func (c *Conn) Counters(ctx context.Context, table string, f func(chain, rule string, packets uint64)) error {
+	output, _, err := run(ctx, nil, c.save, "-c", "-t", table)
+	if err != nil {
+		return err
+	}
+	for line := range bytes.Lines(output) {
+		counts, rest, isRule := strings.Cut(strings.TrimSuffix(string(line), "\n"), "] -A ")
+		packets, _, isCount := strings.Cut(strings.TrimPrefix(counts, "["), ":")
+		n, err := strconv.ParseUint(packets, 10, 64)
+		if isRule && isCount && err == nil {
+			chain, rule, _ := strings.Cut(rest, " ")
+			f(chain, rule, n)
+		}
+	}
+	return nil
+}
+
 // Restore runs iptables-restore. Its input is a file in memory that is complete
 // before it starts, so that it comes to its end even if this process is killed.
 func (c *Conn) Restore(ctx context.Context, input []byte) error {

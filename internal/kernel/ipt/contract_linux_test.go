@@ -229,6 +229,18 @@ func TestPackets(t *testing.T) {
 				if n, err := c.Packets(t.Context(), "filter", "INPUT", "ours"); n != 3 || err != nil {
 					t.Errorf("%d packets, error %v; want 3", n, err)
 				}
+				var got []string
+				err = c.Counters(t.Context(), "filter", func(chain, rule string, packets uint64) {
+					got = append(got, fmt.Sprintf("%s %s\n%d", chain, rule, packets))
+				})
+				var want []string
+				for i, l := range strings.Split(strings.TrimSpace(rules), "\n") {
+					// The comment is quoted only if it must be.
+					want = append(want, fmt.Sprintf("%s\n%d", strings.ReplaceAll(strings.TrimPrefix(l, "-A "), `"`, ""), []int{2, 1, 2, 2}[i]))
+				}
+				if diff := cmp.Diff(want, got); diff != "" || err != nil {
+					t.Errorf("error %v, counters mismatch (-want +got):\n%s", err, diff)
+				}
 			})
 		}
 	}

@@ -70,6 +70,11 @@ type Interface interface {
 	// one, and may be called beside other methods.
 	Packets(ctx context.Context, table, chain, comment string) (uint64, error)
 
+	// Counters calls f for every rule of a table, as Save has it, with how many
+	// packets it has matched. It costs what the table is, in a program, and may be
+	// called beside other methods.
+	Counters(ctx context.Context, table string, f func(chain, rule string, packets uint64)) error
+
 	// Restore takes lines as iptables-restore --noflush does. A table's lines
 	// take effect all at once or not at all; with several tables, those before
 	// the refused one have taken effect. When a line is refused the error is a

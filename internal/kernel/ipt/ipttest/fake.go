@@ -135,6 +135,26 @@ func (k *Fake) Packets(ctx context.Context, table, chain, comment string) (uint6
 	return 0, errors.Join(ctx.Err(), k.fail)
 }
 
+// Counters calls f with what Count was told, by comments.
+func (k *Fake) Counters(ctx context.Context, table string, f func(chain, rule string, packets uint64)) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if t := k.tables[table]; t != nil {
+		for chain, rules := range t.rules {
+			for _, r := range rules {
+				var packets uint64
+				for comment, n := range k.counts {
+					if strings.Contains(r, comment) {
+						packets = n
+					}
+				}
+				f(chain, r, packets)
+			}
+		}
+	}
+	return errors.Join(ctx.Err(), k.fail)
+}
+
 // Stamp counts restored tables.
 func (k *Fake) Stamp(ctx context.Context) (ipt.Stamp, error) {
 	k.mu.Lock()
