@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -43,6 +44,7 @@ type explainOptions struct {
 	output        string
 	socket        string
 	nodeAddresses []string
+	try           bool // a real connection
 }
 
 func newExplainCommand() *cobra.Command {
@@ -64,6 +66,7 @@ func newExplainCommand() *cobra.Command {
 	f.StringVar(&o.question.In, "in", "", "the `INTERFACE` that the packet comes in on")
 	f.StringVarP(&o.output, "output", "o", "text", "`FORMAT`: "+strings.Join(cli.ExplainFormats, ", "))
 	socketFlag(f, &o.socket)
+	f.BoolVar(&o.try, "connect", false, "also try it with a real TCP connection from this node")
 	f.StringSliceVar(&o.nodeAddresses, "node-addresses", nil, "with --manifests: `IPS` of the node besides its Node object's")
 	f.AddFlagSet(o.daemon.some(offlineFlags...))
 	return cmd
@@ -95,6 +98,9 @@ func (o *explainOptions) run(cmd *cobra.Command) error {
 
 func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, error) {
 	if cmd.Flags().Changed("manifests") {
+		if o.try {
+			return nil, errors.New("--connect needs the rules of a running daemon, --manifests DIR has none")
+		}
 		return o.offline(cmd.Context())
 	}
 	for _, name := range append([]string{"node-addresses"}, offlineFlags...) {
@@ -102,6 +108,15 @@ func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, er
 			return nil, fmt.Errorf("--%s goes with --manifests DIR: a daemon has been told its own", name)
 		}
 	}
+	e, err := o.ask(cmd.Context())
+	if err == nil && o.try {
+		e, err = o.connect(cmd.Context(), e)
+	}
+	return e, err
+}
+
+// ask asks the daemon.
+func (o *explainOptions) ask(ctx context.Context) (*statusapi.Explanation, error) {
 	q := url.Values{}
 	for name, value := range map[string]string{
 		"to": o.question.To, "from": o.question.From, "proto": o.question.Protocol, "in": o.question.In,
@@ -111,7 +126,7 @@ func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, er
 		}
 	}
 	e := &statusapi.Explanation{}
-	return e, statusapi.AtSocket(o.socket).Get(cmd.Context(), statusapi.ExplainPath, q, e)
+	return e, statusapi.AtSocket(o.socket).Get(ctx, statusapi.ExplainPath, q, e)
 }
 
 // offline answers from a folder.

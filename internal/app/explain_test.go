@@ -123,3 +123,53 @@ func TestExplainLive(t *testing.T) {
 		t.Errorf("what the daemon refuses: %v", err)
 	}
 }
+
+// TestExplainConnect makes a real connection, and tells who answered or why nobody did.
+func TestExplainConnect(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(t.TempDir(), "s")
+	status, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	protocol := "TCP"
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(statusapi.VersionHeader, statusapi.Version)
+		e := statusapi.Explanation{Reason: statusapi.Forwarded, Packet: statusapi.ExplainedPacket{Protocol: protocol, To: l.Addr().String()}}
+		if from := r.URL.Query().Get("from"); from == "127.0.0.1" {
+			c, err := l.Accept() // the connection is open while it is explained again
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			e.Flows = &statusapi.OpenFlows{Items: []statusapi.OpenFlow{{Client: from + ":1", Endpoint: "10.0.0.1:1"}, {Client: c.RemoteAddr().String(), Endpoint: "10.0.0.2:2"}}}
+			_ = c.Close()
+		}
+		_ = json.NewEncoder(w).Encode(e)
+	})}
+	go func() { _ = server.Serve(status) }()
+	t.Cleanup(func() { _ = server.Close() })
+	connect := func(args ...string) (string, error) {
+		return execute(t, append([]string{"explain", "default/web", "--connect", "--socket", socket}, args...)...)
+	}
+	if out, err := connect(); err != nil || !strings.Contains(out, "answered by 10.0.0.2:2 after ") {
+		t.Errorf("error %v\n%s", err, out)
+	}
+	_ = l.Close()
+	if out, err := connect(); exitOf(err) != 1 || !strings.Contains(out, "Connect    FAILED after ") || !strings.Contains(out, "refused") {
+		t.Errorf("nobody there: exit %d\n%s", exitOf(err), out)
+	}
+	if _, err := connect("--from", "192.0.2.9"); exitOf(err) != 2 || !strings.Contains(err.Error(), "192.0.2.9 is not its address") {
+		t.Errorf("from an address that is not the node's: %v", err)
+	}
+	protocol = "UDP"
+	if _, err := connect(); exitOf(err) != 2 || !strings.Contains(err.Error(), "only TCP has a handshake") {
+		t.Errorf("UDP: %v", err)
+	}
+	if _, err := connect("--manifests", t.TempDir()); exitOf(err) != 2 || !strings.Contains(err.Error(), "needs the rules of a running daemon") {
+		t.Errorf("a folder: %v", err)
+	}
+}

@@ -32,6 +32,7 @@ func Explain(w io.Writer, format string, e *statusapi.Explanation, now time.Time
 	p.notUsed(e)
 	p.client(e)
 	p.kernel(&e.Kernel)
+	p.handshake(e.Handshake)
 	for _, n := range e.Notes {
 		p.text("Note", n)
 	}
@@ -262,6 +263,18 @@ func (p *page) kernel(k *statusapi.KernelCheck) {
 	}
 	if k.Unread != "" {
 		p.text("", "not read back: "+k.Unread)
+	}
+}
+
+func (p *page) handshake(h *statusapi.Handshake) {
+	switch {
+	case h == nil:
+	case h.Error != "":
+		p.text("Connect", fmt.Sprintf("FAILED after %s: %s", seconds(h.Seconds), h.Error))
+	case h.Endpoint != "":
+		p.line("Connect", fmt.Sprintf("answered by %s after %s", h.Endpoint, seconds(h.Seconds)))
+	default:
+		p.line("Connect", "answered after "+seconds(h.Seconds))
 	}
 }
 

@@ -22,15 +22,17 @@ type Explanation struct {
 	Affinity       *Affinity   `json:"affinity,omitempty"` // nil: clients are not remembered
 	Flows          *OpenFlows  `json:"flows,omitempty"`    // nil: not looked at
 
-	Kernel KernelCheck `json:"kernel"`
-	Notes  []string    `json:"notes,omitempty"` // what was assumed, and what else may matter
-	Try    []string    `json:"try,omitempty"`   // what to do about it
+	Kernel    KernelCheck `json:"kernel"`
+	Handshake *Handshake  `json:"handshake,omitempty"` // nil: none was tried
+	Notes     []string    `json:"notes,omitempty"`     // what was assumed, and what else may matter
+	Try       []string    `json:"try,omitempty"`       // what to do about it
 }
 
 // Fine reports whether nothing is to be found: the packet is forwarded, and as
 // far as was looked the kernel does the same.
 func (e *Explanation) Fine() bool {
-	return e.Reason == Forwarded && e.Kernel.State != KernelDiffers && e.Kernel.State != KernelFailed
+	return e.Reason == Forwarded && e.Kernel.State != KernelDiffers && e.Kernel.State != KernelFailed &&
+		(e.Handshake == nil || e.Handshake.Error == "")
 }
 
 // ExplainedPacket is the packet in question.
@@ -111,6 +113,13 @@ type KernelDifference struct {
 	Object string `json:"object"`
 	Want   string `json:"want,omitempty"`
 	Have   string `json:"have,omitempty"` // empty: it is missing
+}
+
+// Handshake is what came of a real connection from this node.
+type Handshake struct {
+	Seconds  float64 `json:"seconds"`            // that it took
+	Endpoint string  `json:"endpoint,omitempty"` // that answered, as far as the kernel tells
+	Error    string  `json:"error,omitempty"`    // why there was none
 }
 
 // Reason is why a packet fares as it does. Reasons are stable: scripts and
