@@ -32,7 +32,7 @@ func (a *Answer) Compare(is proxy.Inspected, err error) {
 	case err != nil:
 		k.State, k.Why = statusapi.KernelFailed, err.Error()
 	case len(is.Differences) > 0:
-		k.State = statusapi.KernelDiffers
+		k.State, k.Why = statusapi.KernelDiffers, ""
 		a.Try = append(a.Try, "the daemon repairs what others change; who does it: nft monitor")
 	default:
 		k.State, k.Why = statusapi.KernelAgrees, ""

@@ -47,11 +47,12 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 	return out, err
 }
 
-// read returns what the kernel has of an object; nil: nothing.
+// read returns what the kernel has of an object; nil: nothing. A chain that is not
+// there is as one without rules.
 func (d *Dataplane) read(ctx context.Context, x id) (*value, error) {
 	if x.kind == aChain {
 		rules, err := d.clients.conn.Rules(ctx, x.t.Table, x.key)
-		if err != nil || len(rules) == 0 {
+		if err != nil {
 			return nil, err
 		}
 		return &value{chain: &chain{asListed: rules}}, nil
@@ -93,14 +94,10 @@ func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *
 }
 
 // difference tells what an object should be and is, as the nft program would be
-// told to write it. Nil: it is not there.
+// told to write it. Nil: it is not there, and no chain.
 func difference(o object, have *value) proxy.Difference {
 	if o.kind == aChain {
-		var is []nft.ListedRule
-		if have != nil {
-			is = have.chain.listed()
-		}
-		want := o.chain.listed()
+		want, is := o.chain.listed(), have.chain.listed()
 		return proxy.Difference{
 			Object: "chain " + o.key, Want: rulesText(o.id, want, is), Have: rulesText(o.id, is, want),
 		}

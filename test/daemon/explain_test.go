@@ -1,0 +1,123 @@
+package daemon
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/statusapi"
+)
+
+// reasons are manifests in which everything that can be said of a packet by
+// policy comes up.
+const reasons = `
+{apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: kubernetes}, spec: {cidrs: [172.30.0.0/16]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: idle}, spec: {clusterIP: 172.30.0.20, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: waiting}, spec: {clusterIP: 172.30.0.21, ports: [{port: 80}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: waiting-1, labels: {kubernetes.io/service-name: waiting}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.0.0.12], nodeName: test-node, conditions: {ready: false}}]
+---
+{apiVersion: v1, kind: Service, metadata: {name: far}, spec: {clusterIP: 172.30.0.22, internalTrafficPolicy: Local, ports: [{port: 80}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: far-1, labels: {kubernetes.io/service-name: far}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.0.9.12], nodeName: other}]
+---
+{apiVersion: v1, kind: Service, metadata: {name: named}, spec: {clusterIP: 172.30.0.23, ports: [{name: http, port: 80}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: named-1, labels: {kubernetes.io/service-name: named}}
+addressType: IPv4
+ports: [{name: web, port: 8080}]
+endpoints: [{addresses: [10.0.0.12], nodeName: test-node}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: guarded}
+spec: {type: LoadBalancer, clusterIP: 172.30.0.24, loadBalancerSourceRanges: [192.0.2.0/24], ports: [{port: 80}]}
+status: {loadBalancer: {ingress: [{ip: 1.2.3.4}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: young, creationTimestamp: "2024-01-01T00:00:00Z"}, spec: {clusterIP: 172.30.0.10, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: aside, labels: {service.kubernetes.io/service-proxy-name: another}}, spec: {clusterIP: 172.30.0.25, ports: [{port: 80}]}}
+`
+
+// TestExplainIsWhatPacketsDo asks the running daemon of each mode about packets,
+// and sends them.
+func TestExplainIsWhatPacketsDo(t *testing.T) {
+	for _, mode := range []string{"nftables", "iptables", "userspace", "ebpf"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t)
+			s.write("web.yaml", strings.Replace(service("web", clusterIP, podA), "{name: web}", `{name: web, creationTimestamp: "2023-01-01T00:00:00Z"}`, 1))
+			s.write("reasons.yaml", reasons)
+			places, _ := sockets(t, []string{mode})
+			s.start(nil, append(places, "--proxy-mode", mode)...)
+			if text, code := s.tell("status", "--wait=20s"); code != 0 {
+				t.Fatalf("exit %d, %s", code, text)
+			}
+			for _, tt := range []struct {
+				to     string
+				reason statusapi.Reason
+			}{
+				{"default/web", statusapi.Forwarded},
+				{"172.30.0.10:80", statusapi.Forwarded},
+				{"default/idle", statusapi.NoEndpoints},
+				{"default/waiting", statusapi.NotReady},
+				{"default/far", statusapi.NoLocalEndpoint},
+				{"default/named:80", statusapi.PortNameMismatch},
+				{"1.2.3.4:80", statusapi.SourceRange},
+				{"1.2.3.4:81", statusapi.NoSuchFrontend},
+				{"172.30.0.10:81", statusapi.PortNotOfService},
+				{"172.30.0.25:80", statusapi.UnallocatedAddress}, // the daemon does not hear of other proxies' Services
+				{"default/young", statusapi.LostClaim},
+			} {
+				s.explained(tt.to, tt.reason)
+			}
+			if text, code := s.tell("explain", "default/aside"); code != 2 || !strings.Contains(text, "other proxies") {
+				t.Errorf("another proxy's: exit %d, %s", code, text)
+			}
+			text, code := s.tell("explain", "default/web", "--connect")
+			if code != 0 || !strings.Contains(text, "Connect    answered") || mode != "userspace" && !strings.Contains(text, "by 10.0.0.11:8080") {
+				t.Errorf("--connect: exit %d\n%s", code, text)
+			}
+		})
+	}
+}
+
+// explained asks about a packet of the client's and sends it.
+func (s *site) explained(to string, reason statusapi.Reason) {
+	s.t.Helper()
+	text, code := s.tell("explain", to, "--from", client.String(), "--in", lab.Bridge, "-o", "json")
+	var e statusapi.Explanation
+	if err := json.Unmarshal([]byte(text), &e); err != nil {
+		s.t.Errorf("%s: exit %d, %s", to, code, text)
+		return
+	}
+	if e.Reason != reason || code != map[bool]int{true: 0, false: 1}[reason == statusapi.Forwarded] {
+		s.t.Errorf("%s: %s, exit %d, want %s\n%s", to, e.Reason, code, reason, text)
+	}
+	by, fate := s.ask(client, netip.MustParseAddrPort(e.Packet.To))
+	says := map[string]traffic.Fate{"forward": traffic.Answered, "reject": traffic.Refused, "drop": traffic.Silent, "untouched": traffic.Reset}
+	if fate != says[e.Verdict] {
+		s.t.Errorf("%s: explained as %s, and the packet saw %v", to, e.Verdict, fate)
+	}
+	goes := func(c statusapi.Candidate) bool { return strings.HasPrefix(c.Address, by.String()+":") }
+	if e.Verdict == "forward" && !slices.ContainsFunc(e.Candidates, goes) {
+		s.t.Errorf("%s: explained as %+v, and answered by %v", to, e.Candidates, by)
+	}
+}
