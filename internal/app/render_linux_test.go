@@ -318,3 +318,20 @@ func TestRenderDiff(t *testing.T) {
 		})
 	}
 }
+
+// TestRenderDiffChangesNoSetting asks about rules with which the host's setting
+// would be put back.
+func TestRenderDiffChangesNoSetting(t *testing.T) {
+	for _, mode := range []config.ProxyMode{config.IPTables, "userspace", "ebpf"} {
+		n := namespace(t)
+		synced(t, n, config.IPTables)
+		var code int
+		_ = n.Do(func() error {
+			_, code = rendered(t, "--diff", "--proxy-mode="+string(mode), "--iptables-localhost-nodeports=false", "--bpf-root="+t.TempDir())
+			return nil
+		})
+		if is := program(t, n, "", "cat", "/proc/sys/net/ipv4/conf/all/route_localnet"); code != exitFinding || is != "1\n" {
+			t.Errorf("mode %s: exit code %d, route_localnet %q, which was 1", mode, code, is)
+		}
+	}
+}

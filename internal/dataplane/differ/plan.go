@@ -10,7 +10,8 @@ import (
 )
 
 // Planned is a change that a Sync would write, and the rows that it is for: none
-// if it is for all of them, or takes away what none wants.
+// if it is for all of them, or takes away what none wants. A health check is for a
+// Service, and so for a row without a port.
 type Planned[ID comparable, V any] struct {
 	*Change[ID, V]
 	Rows []*proxy.PortKey
@@ -33,9 +34,14 @@ func Plan[ID comparable, V any](ctx context.Context, m Mode[ID, V], want *proxy.
 	if err := d.sync(ctx, c, want, refused); err != nil {
 		return nil, nil, err
 	}
-	for i := range all {
-		all[i].Rows = c.owners(all[i].Change)
-	}
 	c.end(true)
+	checks := map[ID][]*proxy.PortKey{}
+	for key, h := range want.HealthChecks {
+		of := &proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: key.Namespace, Name: key.Name}, Family: key.Family}
+		d.healthCheck(h, func(x ID, _ V) { checks[x] = append(checks[x], of) })
+	}
+	for i, p := range all {
+		all[i].Rows = append(c.owners(p.Change), checks[p.ID]...)
+	}
 	return all, refused, nil
 }

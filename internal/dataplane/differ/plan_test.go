@@ -51,6 +51,8 @@ func TestPlanTellsRows(t *testing.T) {
 			Key: key(i), Frontends: []proxy.Frontend{{Addr: at(172, i)}}, Cluster: []proxy.Endpoint{{Addr: at(10, i/4)}},
 		}
 	}
+	h := &proxy.HealthCheck{Key: proxy.HealthCheckKey{Name: key(3).Name}, Port: 1}
+	s.HealthChecks = map[proxy.HealthCheckKey]*proxy.HealthCheck{h.Key: h}
 	plan, _, err := Plan(t.Context(), k.mode(), s)
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +65,7 @@ func TestPlanTellsRows(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"base": "", gate: "", chosen + "1": "svc-0 svc-1 svc-2 svc-3 svc-4 svc-5 svc-6 svc-7 ",
+		"base": "", gate: "", check + "svc-3": "svc-3 ", chosen + "1": "svc-0 svc-1 svc-2 svc-3 svc-4 svc-5 svc-6 svc-7 ",
 		list + "10.0.0.0:80": "svc-0 svc-1 svc-2 svc-3 ", list + "10.0.0.1:80": "svc-4 svc-5 svc-6 svc-7 ",
 	}
 	for i := range 8 {
