@@ -15,43 +15,46 @@ type listedExpr struct {
 	attrs
 }
 
-// attrs are what an expression has, by kind: bytes, or attrs if they are nested.
-// Whoever knows one takes it out.
+// attrs are what an expression has, by kind: bytes, or an expression, which has
+// no name if it is nested attributes. Whoever knows one takes it out.
 type attrs map[int]any
 
-// parseExpr reads what appendExpr wrote.
-func parseExpr(line string) (*listedExpr, error) {
-	name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-	all, rest, err := parseAttrs(text)
+// parseLine reads a line of a listed rule.
+func parseLine(line string) (*listedExpr, error) {
+	x, rest, err := parseExpr(strings.TrimSpace(line))
 	if err == nil && rest != "" {
 		err = fmt.Errorf("unexpected %q", rest)
 	}
-	return &listedExpr{name, all}, err
+	return x, err
 }
 
-// parseAttrs reads attributes up to the end of the text or the parenthesis.
-func parseAttrs(text string) (all attrs, rest string, err error) {
-	all = attrs{}
+// parseExpr reads what appendExpr wrote, up to the end of the text or the
+// parenthesis.
+func parseExpr(text string) (x *listedExpr, rest string, err error) {
+	end := strings.IndexAny(text+" ", " )")
+	all := attrs{}
+	x = &listedExpr{text[:end], all}
+	text = text[end:]
 	for text = strings.TrimLeft(text, " "); text != "" && text[0] != ')' && err == nil; text = strings.TrimLeft(text, " ") {
 		name, value, _ := strings.Cut(text, "=")
 		kind, err := strconv.Atoi(name)
 		if err != nil {
-			return nil, "", err
+			return x, "", err
 		}
 		if inner, nested := strings.CutPrefix(value, "("); nested {
-			if all[kind], text, err = parseAttrs(inner); err != nil {
-				return nil, "", err
+			if all[kind], text, err = parseExpr(inner); err != nil {
+				return x, "", err
 			}
 			text = strings.TrimPrefix(text, ")")
 			continue
 		}
 		end := strings.IndexAny(value+" ", " )")
 		if all[kind], err = hex.DecodeString(value[:end]); err != nil {
-			return nil, "", err
+			return x, "", err
 		}
 		text = value[end:]
 	}
-	return all, text, nil
+	return x, text, nil
 }
 
 // bytes takes an attribute out; nil if there is none.
@@ -71,10 +74,13 @@ func (a attrs) number(kind int) (n uint64) {
 
 func (a attrs) string(kind int) string { return strings.TrimRight(string(a.bytes(kind)), "\x00") }
 
-func (a attrs) nested(kind int) attrs {
-	inner, _ := a[kind].(attrs)
-	delete(a, kind)
-	return inner
+// nested takes an expression out, or nested attributes; an empty one if there is none.
+func (a attrs) nested(kind int) *listedExpr {
+	x, ok := a[kind].(*listedExpr)
+	if delete(a, kind); !ok {
+		return &listedExpr{}
+	}
+	return x
 }
 
 // done is an error if there is more than was taken out.

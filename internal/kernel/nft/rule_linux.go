@@ -42,7 +42,7 @@ func Register(word uint32) uint32 {
 func decodeRule(a netlink.Attrs) ListedRule {
 	var s []byte
 	for _, x := range a.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
-		s = appendExpr(s, x)
+		s = append(appendExpr(s, x), '\n')
 	}
 	return ListedRule{Comment: comment(a.Get(unix.NFTA_RULE_USERDATA)), Exprs: string(s)}
 }
@@ -72,7 +72,7 @@ func appendExpr(s []byte, x netlink.Attrs) []byte {
 		if v != nil {
 			s = fmt.Appendf(s, " %d=", kind)
 			if name == "dynset" && kind == unix.NFTA_DYNSET_EXPR {
-				s = appendExpr(s, v)
+				s = append(appendExpr(append(s, '('), v), ')')
 				continue
 			}
 			depth := 0
@@ -82,7 +82,7 @@ func appendExpr(s []byte, x netlink.Attrs) []byte {
 			s = appendValue(s, v, depth)
 		}
 	}
-	return append(s, '\n')
+	return s
 }
 
 // appendValue writes an attribute's value. Nested ones are written by their

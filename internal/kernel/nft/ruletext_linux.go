@@ -22,7 +22,7 @@ import (
 func (r ListedRule) Text(t Table, chain string) (string, error) {
 	w := &ruleText{family: t.Family, registers: map[uint32]operand{}}
 	for line := range strings.Lines(r.Exprs) {
-		x, err := parseExpr(line)
+		x, err := parseLine(line)
 		if err == nil {
 			err = w.expr(x)
 		}
@@ -39,14 +39,16 @@ func (r ListedRule) Text(t Table, chain string) (string, error) {
 // Unreadable says why the nft program does not read a rule that the kernel takes;
 // empty if it does.
 func (r ListedRule) Unreadable(f Family) string {
-	switch {
-	case strings.Contains(r.Exprs, "tproxy "):
-		return "nft reads tproxy for one protocol at a time only, the kernel takes it"
-	case f == IP6 && strings.Contains(r.Exprs, "dynset "):
-		return "nft before 1.0.9 aborts when it reads this rule, the kernel takes it"
-	default:
-		return ""
+	for line := range strings.Lines(r.Exprs) {
+		x, _ := parseLine(line)
+		switch _, isMap := x.attrs[unix.NFTA_DYNSET_SREG_DATA]; {
+		case x.name == "tproxy":
+			return "nft reads tproxy for one protocol at a time only, the kernel takes it"
+		case x.name == "dynset" && isMap && f == IP6:
+			return "nft before 1.0.9 aborts when it reads this rule, the kernel takes it"
+		}
 	}
+	return ""
 }
 
 // operand is what a rule has in a register.
@@ -343,9 +345,15 @@ func (w *ruleText) dynset(x *listedExpr) error {
 	if ms := x.number(unix.NFTA_DYNSET_TIMEOUT); ms != 0 {
 		timeout = " timeout " + (time.Duration(ms) * time.Millisecond).String()
 	}
+	counter := ""
+	if inner := x.nested(unix.NFTA_DYNSET_EXPR); inner.name == "counter" {
+		counter = " counter"
+	} else if inner.name != "" {
+		return errUnknown
+	}
 	x.number(unix.NFTA_DYNSET_SET_ID)
 	key, set := w.take(x.number(unix.NFTA_DYNSET_SREG_KEY)).full(), x.string(unix.NFTA_DYNSET_SET_NAME)
-	w.say("%s @%s { %s%s%s }", op, set, key, timeout, value)
+	w.say("%s @%s { %s%s%s%s }", op, set, key, timeout, counter, value)
 	return nil
 }
 
