@@ -10,9 +10,10 @@ LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/ap
 .PHONY: build demo check test test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
 
 # The race detector needs cgo; the daemon does not.
-build: ## write bin/sluice and bin/kubectl-sluice, static
+build: ## write bin/sluice and bin/kubectl-sluice, static, and the manual page, bin/sluice.1
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/kubectl-sluice ./cmd/kubectl-sluice
+	bin/sluice man >bin/sluice.1
 
 demo: build ## Services on real packets, no cluster; ONCE=1 plays one round and checks it; MODE=ipvs in a virtual machine
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./test/demo

@@ -45,6 +45,7 @@ Exit code: 0; 2 if neither the daemon nor its rules could be asked.`,
 		"unless given, a name with host and time, here")
 	fs.StringVar(&metrics, "metrics-address", "127.0.0.1:10249", "ask the metrics server at this `IP:PORT`")
 	fs.StringVar(&s.Log, "log", "", "add the end of this log `FILE`")
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		s.Client, s.Metrics = statusapi.AtSocket(s.Socket), "http://"+metrics
 		c, err := bugreport.Gather(cmd.Context(), s)

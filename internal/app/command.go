@@ -55,6 +55,9 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return fmt.Errorf("%w (%s --help lists the flags)", err, name)
 	})
+	completeMode(cmd)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	cmd.CompletionOptions.DisableDefaultCmd = name == kubeProxy
 	if name != kubeProxy {
 		cmd.AddCommand(subcommands()...)
 		cmd.SuggestionsMinimumDistance = 2

@@ -69,6 +69,9 @@ func newExplainCommand() *cobra.Command {
 	f.BoolVar(&o.try, "connect", false, "also try it with a real TCP connection from this node")
 	f.StringSliceVar(&o.nodeAddresses, "node-addresses", nil, "with --manifests: `IPS` of the node besides its Node object's")
 	f.AddFlagSet(o.daemon.some(offlineFlags...))
+	completeFlag(cmd, "output", cli.ExplainFormats)
+	completeMode(cmd)
+	cmd.ValidArgsFunction = completeServices(&o.socket)
 	return cmd
 }
 

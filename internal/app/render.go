@@ -47,6 +47,8 @@ not be, lines with + are missing. Exit code 0: nothing differs; 1: something doe
 	cmd.Flags().StringVar(&r.family, "family", "", "print only what is for this `FAMILY`, IPv4 or IPv6")
 	cmd.Flags().BoolVar(&r.diff, "diff", false, "print only what differs from what the kernel has")
 	cmd.Flags().AddFlagSet(o.some(append(slices.Clone(offlineFlags), "bpf-root")...))
+	completeMode(cmd)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	return answering(cmd)
 }
 

@@ -34,6 +34,8 @@ could not be asked.`,
 	fs := cmd.Flags()
 	socketFlag(fs, &socket)
 	o.AddFlags(fs)
+	completeFlag(cmd, "output", cli.StatusFormats)
+	cmd.ValidArgsFunction = completeServices(&socket)
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := o.Check(); err != nil {

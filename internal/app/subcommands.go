@@ -11,6 +11,7 @@ func subcommands() []*cobra.Command {
 		newTopCommand(),
 		newRenderCommand(),
 		newBugReportCommand(),
+		newManCommand(),
 		newDialStdioCommand(),
 	}
 }

@@ -21,6 +21,8 @@ and again on a terminal, and else once, over one period.`,
 	fs := cmd.Flags()
 	socketFlag(fs, &socket)
 	o.AddFlags(fs)
+	completeFlag(cmd, "sort-by", cli.TopColumns)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := o.Check(); err != nil {
 			return err

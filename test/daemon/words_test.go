@@ -1,0 +1,79 @@
+package daemon
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestWords calls the real program by both of its names, with words that are no
+// flags: none starts a daemon, and by the name of kube-proxy none is a command.
+func TestWords(t *testing.T) {
+	s := newSite(t)
+	s.write("web.yaml", service("web", clusterIP, podA))
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(t.TempDir(), "kube-proxy")
+	if err := os.Symlink(path, other); err != nil {
+		t.Fatal(err)
+	}
+	const flagsOnly = "kube-proxy takes flags only"
+	serve := []string{"--manifests", s.dir, "--status-socket", s.socket}
+	for _, tt := range []struct {
+		program string
+		word    string
+		code    int
+		says    string
+	}{
+		{other, "status", 1, flagsOnly},
+		{other, "explain", 1, flagsOnly},
+		{other, "bugreport", 1, flagsOnly},
+		{other, "completion", 1, flagsOnly},
+		{other, "help", 1, flagsOnly},
+		{other, "man", 1, flagsOnly},
+		{path, "statsu", 1, "did you mean sluice status?"},
+		{path, "sttaus default/web", 1, "did you mean sluice status?"},
+		{path, "serve", 1, `unexpected argument "serve"`},
+		{path, "kube-proxy", 1, `unexpected argument "kube-proxy"`},
+		{path, "completion bash", 0, "complete -o default"},
+		{path, "man", 0, ".TH"},
+		{path, "help", 0, "Usage:"},
+	} {
+		words := strings.Fields(tt.word)
+		for _, args := range [][]string{words, slices.Concat(serve, words), slices.Concat(words, serve)} {
+			out, code := s.call(tt.program, args...)
+			if code != tt.code || !strings.Contains(out, tt.says) {
+				t.Errorf("%s %q: exit code %d, want %d; said %.200q, want %q", filepath.Base(tt.program), args, code, tt.code, out, tt.says)
+			}
+			if tt.code == 0 {
+				break // these have no such flags
+			}
+		}
+	}
+	if got := s.tables(); got != "" {
+		t.Errorf("the kernel has %q", got)
+	}
+}
+
+// call runs a program on the node and returns what it said and its exit code.
+func (s *site) call(program string, args ...string) (said string, code int) {
+	s.t.Helper()
+	err := s.lab.Node().Do(func() error {
+		out, err := exec.Command(program, args...).CombinedOutput()
+		said = string(out)
+		return err
+	})
+	if e, ok := errors.AsType[*exec.ExitError](err); ok {
+		return said, e.ExitCode()
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return said, 0
+}
