@@ -182,6 +182,17 @@ func (s *Service) Serves(endpoint netip.AddrPort) bool {
 		slices.Contains(s.row.Draining, endpoint))
 }
 
+// Frontend returns one of the addresses by which the row is reached, if it is
+// there.
+func (s *Service) Frontend() (netip.AddrPort, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.row == nil || len(s.row.Frontends) == 0 {
+		return netip.AddrPort{}, false
+	}
+	return s.row.Frontends[0].Addr, true
+}
+
 // Clients yields the clients that are remembered.
 func (s *Service) Clients(yield func(netip.Addr, Remembered) bool) {
 	s.mu.Lock()

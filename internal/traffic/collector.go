@@ -303,7 +303,7 @@ func (c *Collector) sample(s *proxy.Sample, seen map[sampleKey]tally) {
 		}
 		return
 	}
-	c.carried = c.carried || n[packetsIn] > 0
+	c.carried = c.carried || n[bytesIn]+n[packetsIn] > 0
 	for _, m := range []*meter{&r.meter, r.endpoint(s.Endpoint)} {
 		if m != nil {
 			m.own.add(grown)

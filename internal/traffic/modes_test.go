@@ -13,7 +13,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// modes are those whose kernel this machine can be asked to have.
+// modes are those whose connections are counted by connection tracking.
 var modes = []config.ProxyMode{config.NFTables, config.IPTables}
 
 // wantRow waits for the counts of a row: what connections carried, headers aside.
@@ -142,9 +142,6 @@ func TestLabRestart(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
 			n := newNode(t, mode)
-			if n.mode.Flows == nil {
-				t.Skip("the process that counts is the one that carries")
-			}
 			row := key("web", proxy.TCP, proxy.IPv4)
 			c := n.exchange(n.client, clientIP, vipAt)
 			n.wantRow(row, 1, 1, bytesThere, 0)

@@ -195,6 +195,7 @@ func (c *connection) resume(w *worker, fds []int) {
 	}
 	c.fds[endpoint], fds = fds[0], fds[1:]
 	c.service.Adopt(c.Endpoint.Addr)
+	c.meter = w.meters.begin(c.Key, c.Endpoint.Addr)
 	for i := range c.pipes {
 		if c.Held[i] > 0 && len(fds) >= 2 {
 			c.pipes[i], fds = &pipe{fds[0], fds[1]}, fds[2:]

@@ -35,6 +35,7 @@ type server struct {
 	open    map[proxy.Protocol]*atomic.Int64
 	refused map[string]*atomic.Int64 // clients, by reason
 	failed  map[string]*atomic.Int64 // endpoints, by reason
+	meters  meters
 }
 
 // Why a client was not served, and why an endpoint could not be connected to.
@@ -55,6 +56,7 @@ func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, err
 		open:    map[proxy.Protocol]*atomic.Int64{proxy.TCP: {}, proxy.UDP: {}},
 		refused: map[string]*atomic.Int64{noService: {}, connectionLimit: {}, noDescriptor: {}, noEndpoint: {}},
 		failed:  map[string]*atomic.Int64{refusal: {}, silence: {}, noRoute: {}},
+		meters:  meters{of: map[metered]*meter{}},
 	}
 	// Go has raised the limit to what is allowed when the program began.
 	var files unix.Rlimit

@@ -59,7 +59,7 @@ func (l *listener) accept(w *worker) error {
 	return nil
 }
 
-// The ends of a connection, and the streams from there.
+// The ends of a connection, and the streams from there, numbered as directions.
 const client, endpoint = 0, 1
 
 // relayed is what a successor must know of a connection.
@@ -78,6 +78,7 @@ type relayed struct {
 type connection struct {
 	relayed
 	service *balance.Service
+	meter   *meter           // nil: it has not reached an endpoint
 	tried   []netip.AddrPort // that failed
 	fds     [2]int           // -1: none
 	pipes   [2]*pipe         // of what is held
@@ -147,7 +148,7 @@ func (c *connection) dialed(w *worker, err error) {
 	w.dialing.Remove(c.dialing)
 	c.dialing = nil
 	if err == nil {
-		c.tried = nil
+		c.tried, c.meter = nil, w.meters.begin(c.Key, c.Endpoint.Addr)
 		c.relay(w)
 		return
 	}
@@ -218,6 +219,7 @@ func (c *connection) move(w *worker, from int) (more bool, err error) {
 			return false, unlessBlocked(err)
 		}
 		c.Held[from] -= int(n)
+		c.meter.add(proxy.Direction(from), int(n), 0)
 	}
 	return true, nil
 }
@@ -261,6 +263,9 @@ func (c *connection) end(w *worker, cutOff bool) {
 	if c.dialing != nil {
 		w.dialing.Remove(c.dialing)
 		c.dialing = nil
+	}
+	if c.meter != nil {
+		c.meter.end(c.fds[client])
 	}
 	if c.fds[endpoint] >= 0 {
 		c.service.Release(c.Endpoint.Addr)

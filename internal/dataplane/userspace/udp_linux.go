@@ -25,6 +25,7 @@ type relayedFlow struct {
 type session struct {
 	relayedFlow
 	service *balance.Service
+	meter   *meter
 	version uint64 // of the service, when the endpoint was last known to serve
 	fd      int    // to the endpoint
 	reply   *reply
@@ -58,7 +59,10 @@ func (l *listener) receive(w *worker) error {
 		return nil
 	}
 	if s := l.session(w, flow{addrPort(from), addrPort(dst)}); s != nil {
-		if _, err := unix.Write(s.fd, w.buffer[:n]); err == unix.ECONNREFUSED {
+		switch _, err := unix.Write(s.fd, w.buffer[:n]); err {
+		case nil:
+			s.meter.add(proxy.In, n, 1)
+		case unix.ECONNREFUSED:
 			s.refused(w)
 		}
 	}
@@ -106,7 +110,7 @@ func (s *session) begin(w *worker) bool {
 		w.close(s.fd)
 		return false
 	}
-	w.sessions[s.flow] = s
+	w.sessions[s.flow], s.meter = s, w.meters.begin(s.Key, s.Endpoint)
 	s.used, s.idle = time.Now(), w.idle.PushBack(s)
 	w.open[proxy.UDP].Add(1)
 	return true
@@ -146,7 +150,9 @@ func (s *session) ready(w *worker, _ int, _ uint32) {
 		case err != nil || !s.alive(w):
 			return
 		}
-		_ = unix.Sendto(s.reply.fd, w.buffer[:n], 0, sockaddr(s.Client)) // what cannot be sent is lost, as datagrams may be
+		if unix.Sendto(s.reply.fd, w.buffer[:n], 0, sockaddr(s.Client)) == nil { // else it is lost, as datagrams may be
+			s.meter.add(proxy.Out, n, 1)
+		}
 	}
 }
 
@@ -156,6 +162,7 @@ func (s *session) end(w *worker) {
 	w.close(s.fd)
 	s.service.Release(s.Endpoint)
 	w.open[proxy.UDP].Add(-1)
+	s.meter.open.Add(-1)
 	if s.reply.sessions--; s.reply.sessions == 0 {
 		delete(w.replies, s.Dst)
 		_ = unix.Close(s.reply.fd)

@@ -40,6 +40,7 @@ var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Runner    = (*Dataplane)(nil)
 	_ proxy.Leaver    = (*Dataplane)(nil)
+	_ proxy.Metered   = (*Dataplane)(nil)
 )
 
 // Open connects to the kernel. Nothing is listened to before the first Sync.
