@@ -106,6 +106,25 @@ var alertCases = map[string]struct{ fires, quiet [][]string }{
 		fires: [][]string{{`kubeproxy_sync_proxy_rules_object_problems 1x30`}},
 		quiet: [][]string{{`kubeproxy_sync_proxy_rules_object_problems 0x20 3x10`}},
 	},
+	"SluiceConntrackNearlyFull": {
+		fires: [][]string{{`sluice_conntrack_entries 950x30`, `sluice_conntrack_entries_limit 1000x30`}},
+		quiet: [][]string{{`sluice_conntrack_entries 900x30`, `sluice_conntrack_entries_limit 1000x30`}},
+	},
+	"SluiceServiceRefusesTraffic": {
+		fires: [][]string{
+			{`sluice_service_refused_packets_total{service_namespace="ns",service_name="web",service_port="http",reason="NoEndpoints"} 0+60x30`},
+			{`sluice_service_refused_packets_total{service_namespace="ns",service_name="web",service_port="http",reason="NoLocalEndpoint"} 0+60x30`},
+		},
+		quiet: [][]string{
+			{`sluice_service_refused_packets_total{service_namespace="ns",service_name="web",service_port="http",reason="SourceRange"} 0+60x30`},
+			{`sluice_service_refused_packets_total{service_namespace="ns",service_name="web",service_port="http",reason="NoEndpoints"} 0+5x30`},
+			{`sluice_service_refused_packets_total{service_namespace="ns",service_name="web",service_port="http",reason="NoEndpoints"} 0x9 900x21`},
+		},
+	},
+	"SluiceTrafficNotCounted": {
+		fires: [][]string{{`sluice_service_traffic_lost_events_total 0x5 1x25`}},
+		quiet: [][]string{{`sluice_service_traffic_lost_events_total 7x30`}},
+	},
 	"SluiceAffinityNearlyFull": {
 		fires: [][]string{{
 			`kubeproxy_nftables_affinity_clients{ip_family="IPv4"} 91x30`,

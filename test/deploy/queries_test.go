@@ -16,6 +16,8 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
 )
 
 // noFolder has a daemon ask an API server.
@@ -30,14 +32,19 @@ var byPrometheus = []string{"up", "ALERTS", labels.MetricName, "job", "instance"
 // and looks for each metric and label of each query among what they tell.
 func TestQueriesFindSomething(t *testing.T) {
 	told := exposition{}
-	for until, flags := range map[string][]string{
-		"kubeproxy_nftables_affinity_clients":       {"--proxy-mode=nftables"},
-		"kubeproxy_sync_proxy_rules_iptables_total": {"--proxy-mode=iptables"},
-		"kubeproxy_userspace_connections":           {"--proxy-mode=userspace"},
-		"kubeproxy_ebpf_translated_total":           {"--proxy-mode=ebpf"},
-		"rest_client_requests_total":                {noFolder, "--master=http://127.0.0.1:1"},
+	for _, d := range []struct {
+		flags []string
+		until []string // what it tells by then
+	}{
+		{[]string{"--proxy-mode=nftables", "--service-traffic=bytes"}, []string{
+			"kubeproxy_nftables_affinity_clients", "sluice_service_bytes_total", "sluice_service_refused_packets_total",
+		}},
+		{[]string{"--proxy-mode=iptables"}, []string{"kubeproxy_sync_proxy_rules_iptables_total"}},
+		{[]string{"--proxy-mode=userspace"}, []string{"kubeproxy_userspace_connections"}},
+		{[]string{"--proxy-mode=ebpf"}, []string{"kubeproxy_ebpf_translated_total"}},
+		{[]string{noFolder, "--master=http://127.0.0.1:1"}, []string{"rest_client_requests_total"}},
 	} {
-		t.Run(flags[0], func(t *testing.T) { told.scrape(t, until, flags) })
+		t.Run(d.flags[0], func(t *testing.T) { told.scrape(t, d.flags, d.until) })
 	}
 	for query, selectors := range queries(t) {
 		for _, s := range selectors {
@@ -116,7 +123,8 @@ func dashboardQueries(t *testing.T) (all []string) {
 	return all
 }
 
-// counted is a Service whose slice names what brought it about.
+// counted is a Service whose slice names what brought it about, and one without
+// endpoints.
 const counted = `
 apiVersion: v1
 kind: Service
@@ -132,13 +140,18 @@ metadata:
 addressType: IPv4
 ports: [{name: http, port: 8080}, {name: dns, protocol: UDP, port: 53}]
 endpoints: [{addresses: [10.0.0.11], nodeName: node-1}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: idle}
+spec: {clusterIP: 172.30.0.11, ports: [{port: 80}]}
 `
 
 // exposition is all metrics that daemons tell, each with its labels.
 type exposition map[string]map[string]bool
 
-// scrape runs a daemon until it tells a metric, and adds all that it tells.
-func (e exposition) scrape(t *testing.T, until string, flags []string) {
+// scrape runs a daemon until it tells some metrics, and adds all that it tells.
+func (e exposition) scrape(t *testing.T, flags, until []string) {
 	lab.Require(t)
 	p := &process{}
 	places := p.addSockets(t)
@@ -151,18 +164,20 @@ func (e exposition) scrape(t *testing.T, until string, flags []string) {
 			t.Error(err)
 		}
 	})
+	send := clientOf(t, l)
 	folder := t.TempDir()
 	p.start(t, l.Node(), image(t), append([]string{
 		"--manifests=" + folder, "--hostname-override=node-1", "--cgroup-root=" + places[0], "--bpf-root=" + places[1], "--status-socket=",
 	}, flags...)...)
 	var text string
-	tells := func(metric string) func() bool {
+	tells := func(metrics ...string) func() bool {
 		return func() bool {
+			send()
 			for _, path := range []string{"/livez", "/healthz"} { // their answers are counted
 				fetch(t, l.Node(), netip.MustParseAddrPort("127.0.0.1:10256"), path)
 			}
 			text, _ = fetch(t, l.Node(), netip.MustParseAddrPort("127.0.0.1:10249"), "/metrics")
-			return regexp.MustCompile(`(?m)^` + metric + `\b`).MatchString(text)
+			return !slices.ContainsFunc(metrics, func(m string) bool { return !regexp.MustCompile(`(?m)^` + m + `\b`).MatchString(text) })
 		}
 	}
 	p.await(t, tells("kubeproxy_proxy_livez_total"))
@@ -174,8 +189,38 @@ func (e exposition) scrape(t *testing.T, until string, flags []string) {
 		}
 		p.await(t, tells("kubeproxy_network_programming_duration_seconds_count"))
 	}
-	p.await(t, tells(until))
+	p.await(t, tells(until...))
 	e.add(text)
+}
+
+// clientOf returns what sends from a pod to both Services, for one of which a pod
+// answers.
+func clientOf(t *testing.T, l *lab.Lab) (send func()) {
+	t.Helper()
+	server, err := l.AddPod("server", netip.MustParseAddr("10.0.0.11"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := l.AddPod("client", netip.MustParseAddr("10.0.0.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := server.Listen(proxy.TCP, netip.MustParseAddrPort("10.0.0.11:8080"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	var flows []traffic.Flow
+	for _, to := range []string{"172.30.0.10:80", "172.30.0.11:80"} {
+		flows = append(flows, traffic.Flow{
+			Protocol: proxy.TCP, Src: client.Addrs[0], Dst: netip.MustParseAddrPort(to), Patience: 100 * time.Millisecond,
+		})
+	}
+	return func() {
+		if _, err := client.Probe(t.Context(), flows); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 var sample = regexp.MustCompile(`(?m)^(\w+)(?:\{(.*)\})? \S+$`)
