@@ -7,13 +7,17 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build demo check test test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
+.PHONY: build krew demo check test test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice and bin/kubectl-sluice, static, and the manual page, bin/sluice.1
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/kubectl-sluice ./cmd/kubectl-sluice
 	bin/sluice man >bin/sluice.1
+
+# RELEASES is the URL below which the archives will be, by version.
+krew: ## kubectl sluice for all systems, and its Krew manifest, in dist; VERSION=v1.2.3 RELEASES=URL
+	VERSION='$(VERSION)' RELEASES='$(RELEASES)' deploy/krew/build.sh dist
 
 demo: build ## Services on real packets, no cluster; ONCE=1 plays one round and checks it; MODE=ipvs in a virtual machine
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./test/demo

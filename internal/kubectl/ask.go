@@ -3,7 +3,6 @@ package kubectl
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/url"
 
 	"golang.org/x/sync/errgroup"
@@ -27,7 +26,7 @@ func (d daemon) Get(ctx context.Context, path string, query url.Values, to any) 
 		return e // which says it all
 	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return fmt.Errorf("no answer within %v (--timeout)", d.timeout)
+		return tooLate(d.timeout)
 	}
 	return err
 }

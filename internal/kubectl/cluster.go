@@ -47,7 +47,7 @@ type cluster struct {
 // open reads the kubeconfig.
 func (f *flags) open() (*cluster, error) {
 	if _, err := labels.Parse(f.selector); err != nil {
-		return nil, fmt.Errorf("--selector %q: %w", f.selector, err)
+		return nil, fmt.Errorf("--selector %q: want labels like app=sluice", f.selector)
 	}
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(f.loading, &f.overrides)
 	config, err := loader.ClientConfig()

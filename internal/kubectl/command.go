@@ -27,7 +27,7 @@ type flags struct {
 }
 
 // NewCommand returns the command. It prints no errors: its caller does, and exits
-// with what a [cli.ExitError] says, or 2.
+// with what a [cli.ExitError] says.
 func NewCommand(version string) *cobra.Command {
 	f := &flags{loading: clientcmd.NewDefaultClientConfigLoadingRules()}
 	cmd := &cobra.Command{
@@ -40,30 +40,49 @@ pods/exec in the namespace of the daemons.
 Without --node all nodes are asked. What they agree on is shown once, and each
 node that differs has a line.
 
+Flags of kubectl that say which cluster it is and who asks work here, too: see
+kubectl options.
+
 Exit code: 0 if all is well, 1 if there is something to find or a node gave no
 answer, 2 if there is no answer at all.`,
+		Args:          oneOfCommands,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Version:       version,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl sluice"},
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	f.add(cmd.PersistentFlags())
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())
-	})
 	cmd.AddCommand(f.status(), f.explain(), f.top(), f.page())
 	for _, sub := range cmd.Commands() {
 		cli.Answering(sub)
 	}
-	return cmd
+	f.complete(cmd)
+	cmd.SuggestionsMinimumDistance = 2
+	return cli.Answering(cmd)
 }
 
-// add adds the flags: kubectl's, but for those that only concern who writes.
+// oneOfCommands refuses what is none.
+func oneOfCommands(cmd *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case len(cmd.SuggestionsFor(args[0])) > 0:
+		return fmt.Errorf("no command %q: did you mean %s %s?", args[0], cmd.CommandPath(), cmd.SuggestionsFor(args[0])[0])
+	default:
+		return fmt.Errorf("no command %q: %s --help lists them", args[0], cmd.CommandPath())
+	}
+}
+
+// add adds the flags, those of kubectl included.
 func (f *flags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.loading.ExplicitPath, "kubeconfig", "", "`FILE` that says where the cluster is and who asks")
 	names := clientcmd.RecommendedConfigOverrideFlags("")
 	names.ContextOverrideFlags.Namespace.LongName = "" // here it is that of Services
-	clientcmd.BindOverrideFlags(&f.overrides, fs, names)
+	kubectls := pflag.NewFlagSet("", pflag.ContinueOnError)
+	clientcmd.BindOverrideFlags(&f.overrides, kubectls, names)
+	kubectls.VisitAll(func(flag *pflag.Flag) { flag.Hidden = flag.Name != "context" }) // as kubectl does
+	fs.AddFlagSet(kubectls)
 	fs.StringVar(&f.node, "node", "", "ask the daemon of this node, `NAME`, and no other")
 	fs.StringVar(&f.daemonNamespace, "daemon-namespace", "kube-system", "the daemons' pods are in this `NAMESPACE`")
 	fs.StringVarP(&f.selector, "selector", "l", "", "the daemons' pods have these `LABELS`; without it, "+ownSelector+", and if there are none "+exchangedSelector)

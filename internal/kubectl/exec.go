@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/remotecommand"
@@ -92,6 +93,11 @@ type execError struct{ text string }
 
 func (e *execError) Error() string { return e.text }
 
+// tooLate says that there was no answer for too long.
+func tooLate(timeout time.Duration) error {
+	return &execError{fmt.Sprintf("no answer within %v (--timeout)", timeout)}
+}
+
 // unreachable explains an error of dialling. Much of what went wrong elsewhere
 // comes as text only.
 func (c *cluster) unreachable(pod *v1.Pod, said string, err error) error {
@@ -99,10 +105,11 @@ func (c *cluster) unreachable(pod *v1.Pod, said string, err error) error {
 	if strings.Contains(text, "forbidden") {
 		return &execError{"no right to run a command in the daemon's pod: that takes verb create on pods/exec in namespace " + pod.Namespace}
 	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return tooLate(c.timeout)
+	}
 	exit, ended := errors.AsType[exec.CodeExitError](err)
 	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		text = fmt.Sprintf("no connection within %v (--timeout)", c.timeout)
 	case ended && strings.Contains(said, statusapi.DialStdio):
 		text = "its sluice is older than this program and cannot be asked from elsewhere: update it"
 	case ended && said != "":

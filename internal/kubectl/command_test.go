@@ -1,0 +1,277 @@
+package kubectl
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"sluice/internal/cli"
+	"sluice/internal/statusapi"
+)
+
+// play runs a command line and returns what it wrote, its error last, and the
+// exit code.
+func play(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	cmd := NewCommand("v1.2.3")
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(t.Context())
+	if err == nil {
+		return out.String(), 0
+	}
+	exit, ok := errors.AsType[*cli.ExitError](err)
+	if !ok {
+		t.Errorf("%q: %v has no exit code", args, err)
+		return err.Error(), 0
+	}
+	if exit.Err != nil {
+		out.WriteString(exit.Error())
+	}
+	return out.String(), exit.Code
+}
+
+func healthy(name string) map[string]any {
+	return map[string]any{statusapi.NodePath: statusapi.Node{
+		Name: name, Mode: "nftables", Health: statusapi.Health{Healthy: true}, Sync: statusapi.Sync{Done: true}, Version: "v1.2.3",
+	}}
+}
+
+func newServer(t *testing.T) *apiServer {
+	return &apiServer{t: t, processes: map[string]process{}}
+}
+
+func pods(changes ...func(*v1.Pod)) []func(*v1.Pod) { return changes }
+
+// TestUnreachable wants one line for everything that keeps a node from being
+// asked.
+func TestUnreachable(t *testing.T) {
+	waits := func(_ []string, s streams) (int, string) {
+		_, _ = io.Copy(io.Discard, s.stdin)
+		return 0, ""
+	}
+	tests := []struct {
+		name    string
+		process process
+		changes []func(*v1.Pod)
+		want    string
+	}{
+		{"no daemon", says(2, "Error: no daemon answers at /run/sluice/status.sock"), nil, "pod kube-system/p: no daemon answers at /run/sluice/status.sock"},
+		{"an old one", says(1, `Error: unexpected argument "dial-stdio": sluice takes flags only`), nil, "pod kube-system/p: its sluice is older than this program and cannot be asked from elsewhere: update it"},
+		{"silence", says(3, ""), nil, "pod kube-system/p: /usr/local/bin/sluice dial-stdio ended with exit code 3"},
+		{"an end without a word", says(0, ""), nil, "pod kube-system/p: unexpected EOF"},
+		{"another image", func([]string, streams) (int, string) {
+			return 0, `error executing command in container: exec: "/usr/local/bin/sluice": stat: no such file or directory`
+		}, nil, "pod kube-system/p: there is no /usr/local/bin/sluice in it: does it run sluice?"},
+		{"nothing happens", waits, nil, "no answer within 100ms (--timeout)"},
+		{"not started", nil, pods(func(p *v1.Pod) { p.Status.Phase = v1.PodPending }), "pod kube-system/p is Pending (kubectl -n kube-system describe pod p)"},
+		{"no image", nil, pods(func(p *v1.Pod) {
+			p.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "sluice", State: v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}}}
+		}), "pod kube-system/p does not run: ImagePullBackOff (kubectl -n kube-system describe pod p)"},
+		{"ended", nil, pods(func(p *v1.Pod) {
+			p.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "sluice", State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: 1}}}}
+		}), "pod kube-system/p does not run: has ended with exit code 1 (kubectl -n kube-system describe pod p)"},
+		{"leaving", nil, pods(func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), "pod kube-system/p is about to go: try again"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a := newServer(t)
+			a.nodes = []string{"n"}
+			a.add("n", "p", tt.process, tt.changes...)
+			config := a.kubeconfig()
+			timeout := "30s"
+			if tt.name == "nothing happens" {
+				timeout = "100ms"
+			}
+			out, code := play(t, "status", "--kubeconfig", config, "--timeout", timeout)
+			if out != tt.want || code != cli.ExitNoAnswer {
+				t.Errorf("exit code %d, said\n%s\nwant\n%s", code, out, tt.want)
+			}
+			if out, code = play(t, "status", "--kubeconfig", config, "--timeout", timeout, "--node", "n"); out != "node n: "+tt.want || code != cli.ExitNoAnswer {
+				t.Errorf("--node: exit code %d, said\n%s", code, out)
+			}
+		})
+	}
+}
+
+// TestMistakes wants one line for everything that is wrong before a node is asked.
+func TestMistakes(t *testing.T) {
+	noConfig(t)
+	a := newServer(t)
+	a.nodes = []string{"n", "bare"}
+	a.add("n", "p", dials(t, answers(healthy("n"))))
+	config := a.kubeconfig()
+	lacking := newServer(t)
+	lacking.forbidden = "pods"
+	lackingExec := newServer(t)
+	lackingExec.forbidden = "pods/exec"
+	lackingExec.add("n", "p", nil)
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"status"}, "no kubeconfig says where the cluster is: give --kubeconfig FILE, or set KUBECONFIG"},
+		{[]string{"status", "--kubeconfig", "/none"}, "kubeconfig: stat /none: no such file or directory"},
+		{[]string{"status", "--kubeconfig", config, "--context", "other"}, `kubeconfig: context "other" does not exist`},
+		{[]string{"status", "--kubeconfig", config, "--server", "http://127.0.0.1:1"}, "ask the API server for pods: Get \"http://127.0.0.1:1/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io%2Fname%3Dsluice&limit=500\": dial tcp 127.0.0.1:1: connect: connection refused"},
+		{[]string{"status", "--kubeconfig", config, "-l", "a b"}, `--selector "a b": want labels like app=sluice`},
+		{[]string{"status", "--kubeconfig", config, "--node", "none"}, "there is no node none (kubectl get nodes)"},
+		{[]string{"status", "--kubeconfig", config, "--node", "bare"}, "node bare: no pod of sluice is there (looked for in namespace kube-system)"},
+		{[]string{"status", "--kubeconfig", config, "-w"}, "--watch: give --node NAME, as one node can be followed at a time"},
+		{[]string{"status", "--kubeconfig", config, "-o", "xml"}, `--output "xml": want wide, json, yaml, name`},
+		{[]string{"status", "--kubeconfig", config, "cart", "--node", "n"}, "node n: no /v1/services/shop/cart"},
+		{[]string{"explain", "--kubeconfig", config}, "accepts 1 arg(s), received 0"},
+		{[]string{"explain", "--kubeconfig", config, "a/b", "--nope"}, "unknown flag: --nope (kubectl sluice explain --help lists the flags)"},
+		{[]string{"stats"}, `no command "stats": did you mean kubectl sluice status?`},
+		{[]string{"frobnicate"}, `no command "frobnicate": kubectl sluice --help lists them`},
+		{[]string{"--nope"}, "unknown flag: --nope (kubectl sluice --help lists the flags)"},
+		{[]string{"top", "--kubeconfig", config, "--period", "1ms"}, "--period 1ms: want at least 100ms"},
+		{[]string{"status", "--kubeconfig", lacking.kubeconfig()}, "no right to list pods in namespace kube-system: ask who manages the cluster for it"},
+		{[]string{"status", "--kubeconfig", lackingExec.kubeconfig()}, "no right to run a command in the daemon's pod: that takes verb create on pods/exec in namespace kube-system"},
+	} {
+		if out, code := play(t, tt.args...); out != tt.want || code != cli.ExitNoAnswer {
+			t.Errorf("%q: exit code %d, said\n%s\nwant\n%s", tt.args, code, out, tt.want)
+		}
+	}
+}
+
+// TestWhichPods asks the pods that are the daemons', each node's best one.
+func TestWhichPods(t *testing.T) {
+	labelled := func(p *v1.Pod) {
+		p.Labels = map[string]string{"k8s-app": "kube-proxy"}
+		p.Spec.Containers = []v1.Container{{Name: "beside"}, {Name: "kube-proxy"}}
+	}
+	never := says(1, "not this one")
+	a := newServer(t)
+	a.nodes = []string{"n1", "n2", "n3"}
+	a.forbidden = "nodes"
+	for _, n := range a.nodes {
+		a.add(n, "pod-"+n, dials(t, answers(healthy(n))), labelled)
+	}
+	a.add("n1", "leaving", never, labelled, func(p *v1.Pod) {
+		p.DeletionTimestamp, p.CreationTimestamp = &metav1.Time{Time: time.Now()}, metav1.Now()
+	})
+	a.add("", "homeless", never, labelled)
+	check := func(want string) {
+		t.Helper()
+		out, code := play(t, "status", "--kubeconfig", a.kubeconfig())
+		var nodes []string
+		for line := range strings.Lines(out) {
+			if name, _, _ := strings.Cut(line, " "); strings.HasPrefix(name, "n") {
+				nodes = append(nodes, name)
+			}
+		}
+		if got := strings.Join(nodes, " "); got != want || code != 0 {
+			t.Errorf("exit code %d, asked %s, want %s:\n%s", code, got, want, out)
+		}
+	}
+	check("n1 n2 n3")
+	if a.lists != 1+3 { // none of our own, and five of the other label, two at a time
+		t.Errorf("pods were listed %d times", a.lists)
+	}
+	a.spdyOnly = true
+	check("n1 n2 n3")
+	a.add("n4", "own", dials(t, answers(healthy("n4"))))
+	check("n4")
+}
+
+// TestTopSum wants the sum of all nodes, and no traffic invented when one is away.
+func TestTopSum(t *testing.T) {
+	counted := func(step uint64) any {
+		at := time.Now()
+		n := uint64(0)
+		return func() any {
+			at, n = at.Add(time.Second), n+step
+			return statusapi.TrafficList{Counted: at, Total: 1, Items: []statusapi.PortTraffic{{
+				Namespace: "shop", Name: "cart", Port: "http", Protocol: "TCP", Traffic: statusapi.Traffic{Connections: new(n)},
+			}}}
+		}
+	}
+	a := newServer(t)
+	a.nodes = []string{"n1", "n2", "n3"}
+	a.add("n1", "p1", dials(t, answers(map[string]any{statusapi.TrafficPath: counted(10)})))
+	a.add("n2", "p2", dials(t, answers(map[string]any{statusapi.TrafficPath: counted(5)})))
+	out, code := play(t, "top", "--kubeconfig", a.kubeconfig(), "--period", "100ms")
+	want := "SERVICE     PORT       NEW/S   ACTIVE   IN B/S   OUT B/S   REFUSED/S   TOTAL\n" +
+		"shop/cart   http/TCP   15      -        -        -         0           30\n" +
+		"not counted: node n3: no pod of sluice is there (looked for in namespace kube-system)\n"
+	if !strings.HasSuffix(out, want) || code != cli.ExitFinding {
+		t.Errorf("exit code %d, said\n%s\nwant\n%s", code, out, want)
+	}
+}
+
+// TestSumKeepsNodes: a node that is away keeps what it counted, and one that
+// comes late does not count.
+func TestSumKeepsNodes(t *testing.T) {
+	list := func(n uint64) any {
+		return statusapi.TrafficList{Counted: time.Unix(int64(n), 0), Items: []statusapi.PortTraffic{{Name: "a", Traffic: statusapi.Traffic{Connections: new(n)}}}}
+	}
+	first := map[string]any{statusapi.TrafficPath: list(10)}
+	second := map[string]any{statusapi.TrafficPath: list(20)}
+	late := map[string]any{}
+	a := newServer(t)
+	for i, answer := range []map[string]any{first, second, late} {
+		name := string(rune('a' + i))
+		a.nodes = append(a.nodes, name)
+		a.add(name, "pod-"+name, dials(t, answers(answer)))
+	}
+	f := &flags{loading: &clientcmd.ClientConfigLoadingRules{ExplicitPath: a.kubeconfig()}, daemonNamespace: "kube-system", socket: statusapi.DefaultSocket, timeout: 30 * time.Second}
+	_, all, err := f.daemons(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sum{all: all}
+	look := func(connections uint64, at int64) {
+		t.Helper()
+		var got statusapi.TrafficList
+		if err := s.Get(t.Context(), statusapi.TrafficPath, nil, &got); err != nil {
+			t.Fatal(err)
+		}
+		if n := *got.Items[0].Connections; n != connections || got.Counted.Unix() != at {
+			t.Errorf("%d connections at %d, want %d at %d", n, got.Counted.Unix(), connections, at)
+		}
+	}
+	look(30, 15)
+	delete(second, statusapi.TrafficPath)
+	first[statusapi.TrafficPath], late[statusapi.TrafficPath] = list(12), list(1000)
+	look(32, 16)
+}
+
+// TestCompletion offers what there is.
+func TestCompletion(t *testing.T) {
+	a := newServer(t)
+	a.nodes = []string{"n1", "n2"}
+	a.add("n1", "p", nil)
+	config := a.kubeconfig()
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"st"}, "status"},
+		{[]string{"status", "sh"}, "shop/cart"},
+		{[]string{"explain", "shop/cart", ""}, ""},
+		{[]string{"explain", "shop/cart", "--proto", ""}, "tcp udp sctp"},
+		{[]string{"top", "--node", ""}, "n1 n2"},
+		{[]string{"top", "--sort-by", ""}, strings.Join(cli.TopColumns, " ")},
+	} {
+		out, _ := play(t, append([]string{"__complete", "--kubeconfig", config}, tt.args...)...)
+		var words []string
+		for line := range strings.Lines(out) {
+			if word, _, _ := strings.Cut(strings.TrimSpace(line), "\t"); !strings.HasPrefix(word, ":") && !strings.HasPrefix(word, "Completion ended") {
+				words = append(words, word)
+			}
+		}
+		if got := strings.Join(words, " "); got != tt.want {
+			t.Errorf("%q: offers %q, want %q", tt.args, got, tt.want)
+		}
+	}
+}
