@@ -8,11 +8,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/config"
 	"sluice/internal/conformance/lab"
@@ -332,6 +335,32 @@ func TestRenderDiffChangesNoSetting(t *testing.T) {
 		})
 		if is := program(t, n, "", "cat", "/proc/sys/net/ipv4/conf/all/route_localnet"); code != exitFinding || is != "1\n" {
 			t.Errorf("mode %s: exit code %d, route_localnet %q, which was 1", mode, code, is)
+		}
+	}
+}
+
+// TestRenderDiffWithoutRights wants a line that says what is missing.
+func TestRenderDiffWithoutRights(t *testing.T) {
+	for mode, want := range map[string]string{
+		"nftables":  "no permission to use nf_tables: run as root",
+		"iptables":  "no permission to read iptables: run as root",
+		"userspace": "no permission to use nf_tables: run as root",
+		"ebpf":      "no permission to use nf_tables: run as root",
+	} {
+		n, failed := namespace(t), make(chan error)
+		go func() {
+			runtime.LockOSThread() // and so the thread ends with the goroutine
+			none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+			err := errors.Join(netns.Set(n.Handle), unix.Capset(&none, &make([]unix.CapUserData, 2)[0]))
+			if err == nil {
+				_, err = playRender(t, append(slices.Clone(folderFlags), "--diff", "--proxy-mode="+mode, "--bpf-root="+t.TempDir())...)
+			}
+			failed <- err
+		}()
+		err := <-failed
+		exit, _ := errors.AsType[*ExitError](err)
+		if exit == nil || exit.Code != exitNoAnswer || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("mode %s: error %v, want exit code %d and %s", mode, err, exitNoAnswer, want)
 		}
 	}
 }

@@ -17,6 +17,18 @@ type Planned[ID comparable, V any] struct {
 	Rows []*proxy.PortKey
 }
 
+// Sides returns what an object is in the kernel and what it is to be, as lines;
+// none if it is not there.
+func (p Planned[ID, V]) Sides(text func(ID, V) []string) (was, is []string) {
+	if p.Had {
+		was = text(p.ID, p.Old)
+	}
+	if p.Has {
+		is = text(p.ID, p.New)
+	}
+	return was, is
+}
+
 // Plan returns what the first Sync of a differ would write, in order, and writes
 // nothing. Rows are rendered in the order of their keys, so that the same state
 // gets the same numbers each time.

@@ -43,15 +43,8 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 	})
 	r.Title("entries of maps")
 	for _, p := range all {
-		var was, is []string
-		if p.Had {
-			was = append(was, p.ID.text(p.Old))
-		}
-		if p.Has {
-			is = append(is, p.ID.text(p.New))
-		}
 		if r.Concerns(p.Rows) {
-			r.Print(was, is)
+			r.Print(p.Sides(func(x id, v value) []string { return []string{x.text(v)} }))
 		}
 	}
 	r.Refused(refused)

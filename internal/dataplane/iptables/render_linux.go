@@ -3,7 +3,9 @@ package iptables
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"sluice/internal/dataplane/differ"
@@ -22,7 +24,10 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 		return err
 	}
 	all, refused, err := differ.Plan(ctx, d.objects(), r.Want)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("no permission to read iptables: run as root: %w", err)
+	case err != nil:
 		return err
 	}
 	all = slices.DeleteFunc(all, func(p planned) bool { return !r.Concerns(p.Rows) })

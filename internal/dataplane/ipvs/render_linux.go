@@ -56,15 +56,8 @@ func (d *Dataplane) render(ctx context.Context, r *mode.Rendering) (proxy.Refuse
 	})
 	r.Title("virtual servers and their real servers, as ipvsadm --save has them")
 	for _, p := range all {
-		var was, is []string
-		if p.Had {
-			was = append(was, p.ID.text(p.Old))
-		}
-		if p.Has {
-			is = append(is, p.ID.text(p.New))
-		}
 		if r.Concerns(p.Rows) {
-			r.Print(was, is)
+			r.Print(p.Sides(func(x id, v value) []string { return []string{x.text(v)} }))
 		}
 	}
 	r.Refused(refused)

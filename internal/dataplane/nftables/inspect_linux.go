@@ -127,11 +127,3 @@ func rulesText(x id, rules, other []nft.ListedRule) string {
 	}
 	return strings.Join(lines, "; ")
 }
-
-func (x id) text(v value) string {
-	text, err := (&nft.Op{Kind: nft.AddElement, Table: x.t.Table, Set: x.set, Element: x.element(v)}).Text()
-	if err != nil {
-		return err.Error()
-	}
-	return text
-}

@@ -143,6 +143,12 @@ func (x id) element(v value) nft.Element {
 	return e
 }
 
+// text returns an element as the nft program would be told to add it.
+func (x id) text(v value) string {
+	op := nft.Op{Kind: nft.AddElement, Table: x.t.Table, Set: x.set, Element: x.element(v)}
+	return op.Text()
+}
+
 // object returns the element of a set as an object.
 func (t *table) object(s *nft.Set, e nft.Element) (id, value) {
 	v := value{data: e.Data}

@@ -68,53 +68,41 @@ func (t *table) render(r *mode.Rendering, all []planned) error {
 		}
 		return order
 	})
-	for _, part := range []struct {
-		title string
-		write func(*mode.Rendering, planned) error
-	}{
-		{"sets, maps and chains", writeContainer}, {"rules", writeRules}, {"elements", writeElement},
-	} {
-		r.Title(t.Table.String() + ", " + part.title)
-		for _, p := range all {
-			if err := part.write(r, p); err != nil {
-				return err
-			}
-		}
+	r.Title(t.Table.String() + ", sets, maps and chains")
+	for _, p := range all {
+		writeContainer(r, p)
 	}
-	return nil
-}
-
-// writeContainer writes down what others are in.
-func writeContainer(r *mode.Rendering, p planned) error {
-	var b nft.Batch
-	switch t := p.ID.t; {
-	case p.ID.kind == aTable && p.Had: // it is not as ours
-		r.Remark("%v is of another kind, dormant or with other hooks: it is made anew", t.Table)
-		b.AddTable(t.Table)
-	case p.ID.kind == otherTable:
-		r.Print([]string{fmt.Sprintf("add table %v %s", t.Table.Family, kubeProxyTable)}, nil)
-	case p.ID.kind == anElement || p.Had && p.Has:
-	case p.Has:
-		addContainer(&b, p.Change)
-	default:
-		addContainer(&b, &change{ID: p.ID, New: p.Old, Has: true})
-	}
-	for i := range b.Ops {
-		text, err := b.Ops[i].Text()
-		if err != nil {
+	r.Title(t.Table.String() + ", rules")
+	for _, p := range all {
+		if err := writeRules(r, p); err != nil {
 			return err
 		}
-		r.Print(sides(p, text))
+	}
+	r.Title(t.Table.String() + ", elements")
+	for _, p := range all {
+		if p.ID.kind == anElement {
+			r.Print(p.Sides(func(x id, v value) []string { return []string{x.text(v)} }))
+		}
 	}
 	return nil
 }
 
-// sides returns a line as one of the kernel, or as one that is wanted.
-func sides(p planned, line string) (was, is []string) {
-	if p.Has {
-		return nil, []string{line}
+// writeContainer writes down what others are in, if it comes or goes.
+func writeContainer(r *mode.Rendering, p planned) {
+	switch {
+	case p.ID.kind == aTable && p.Had:
+		r.Remark("%v is not as ours, it is made anew: of another kind, asleep or with other hooks", p.ID.t.Table)
+	case p.ID.kind == anElement || p.Had && p.Has:
+		return
 	}
-	return []string{line}, nil
+	r.Print(p.Sides(func(x id, v value) []string {
+		if x.kind == otherTable {
+			return []string{fmt.Sprintf("add table %v %s", x.t.Table.Family, kubeProxyTable)}
+		}
+		var b nft.Batch
+		addContainer(&b, &change{ID: x, New: v, Has: true})
+		return []string{b.Ops[0].Text()}
+	}))
 }
 
 // writeRules writes the rules of a chain down. Those in the kernel may be anybody's.
@@ -122,54 +110,27 @@ func writeRules(r *mode.Rendering, p planned) error {
 	if p.ID.kind != aChain {
 		return nil
 	}
+	t, chain := p.ID.t.Table, p.ID.key
 	var was, is []string
 	if p.Had {
 		for _, rule := range p.Old.chain.listed() {
-			text, err := rule.Text(p.ID.t.Table, p.ID.key)
+			line, err := rule.Text(t, chain)
 			if err != nil {
-				text = fmt.Sprintf("a rule of another program in chain %s: comment %q, %q", p.ID.key, rule.Comment, rule.Exprs)
+				line = fmt.Sprintf("a rule of another program in chain %s: comment %q, %q", chain, rule.Comment, rule.Exprs)
 			}
-			was = append(was, text)
+			was = append(was, line)
 		}
 	}
 	if p.Has {
 		for _, rule := range p.New.chain.listed() {
-			text, err := rule.Text(p.ID.t.Table, p.ID.key)
+			line, err := rule.Text(t, chain)
 			if err != nil {
 				return err
 			}
-			if why := rule.Unreadable(p.ID.t.Table.Family); why != "" && !r.Diff {
-				r.Print(nil, is)
-				r.Remark("%s:", why)
-				r.Remark("%s", text)
-				is = nil
-				continue
+			if why := rule.Unreadable(t.Family); why != "" && !r.Diff {
+				line = "# " + why + ": " + line
 			}
-			is = append(is, text)
-		}
-	}
-	r.Print(was, is)
-	return nil
-}
-
-// writeElement writes an element of a set down.
-func writeElement(r *mode.Rendering, p planned) error {
-	if p.ID.kind != anElement {
-		return nil
-	}
-	var was, is []string
-	for _, side := range []struct {
-		there bool
-		value value
-		lines *[]string
-	}{{p.Had, p.Old, &was}, {p.Has, p.New, &is}} {
-		if side.there {
-			op := nft.Op{Kind: nft.AddElement, Table: p.ID.t.Table, Set: p.ID.set, Element: p.ID.element(side.value)}
-			text, err := op.Text()
-			if err != nil {
-				return err
-			}
-			*side.lines = append(*side.lines, text)
+			is = append(is, line)
 		}
 	}
 	r.Print(was, is)

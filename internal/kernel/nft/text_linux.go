@@ -12,21 +12,19 @@ import (
 // This file says what is written as the nft program would be told to write it.
 
 // Text returns an operation that adds something as a command of the nft program.
-// A rule that is not made of what we use is an error.
-func (o *Op) Text() (string, error) {
+// What a rule is made of, [ListedRule.Text] knows.
+func (o *Op) Text() string {
 	switch o.Kind {
 	case AddTable:
-		return fmt.Sprintf("add %v { comment %q; }", o.Table, tableComment), nil
+		return fmt.Sprintf("add %v { comment %q; }", o.Table, tableComment)
 	case AddChain:
-		return o.Chain.text(o.Table), nil
+		return o.Chain.text(o.Table)
 	case AddSet:
-		return o.Set.text(), nil
+		return o.Set.text()
 	case AddElement:
-		return fmt.Sprintf("add element %s { %s }", o.Table.named(o.Set.Name), o.Set.elementText(o.Element)), nil
-	case AddRule:
-		return o.Rule.Listed(o.Table.Family).Text(o.Table, o.Chain.Name)
+		return fmt.Sprintf("add element %s { %s }", o.Table.named(o.Set.Name), o.Set.elementText(o.Element))
 	default:
-		return "", fmt.Errorf("%v adds nothing", o)
+		panic(fmt.Sprintf("%v has no text", o))
 	}
 }
 
