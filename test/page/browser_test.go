@@ -108,7 +108,7 @@ func (b *tab) awaitFor(limit time.Duration, expression string) time.Duration {
 	began := time.Now()
 	for tick := time.NewTicker(20 * time.Millisecond); !eval[bool](b, "!!("+expression+")"); <-tick.C {
 		if time.Since(began) > limit {
-			b.t.Fatalf("%s does not come true\nconsole: %q\nthe page shows:\n%s", expression, b.noted(&b.console), eval[string](b, `document.body.innerText`))
+			b.t.Fatalf("%s does not come true at %s\nconsole: %q\nthe page shows:\n%s", expression, eval[string](b, `location.href`), b.noted(&b.console), eval[string](b, `document.body.innerText`))
 		}
 	}
 	return time.Since(began)

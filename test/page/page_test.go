@@ -3,6 +3,7 @@ package page
 import (
 	"fmt"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +79,63 @@ func TestFollows(t *testing.T) {
 	b.shows("there is no Service default/web")
 }
 
+// TestNowhere wants the drawing to say that packets end without an endpoint.
+func TestNowhere(t *testing.T) {
+	d := newDaemon(t)
+	d.services = []statusapi.Service{web()}
+	b := openView(t, d.URL, "#/services/default/web")
+	b.await(`document.querySelectorAll(".flow-line.bad").length === 2`) // of both policies
+	b.shows("no endpoints")
+}
+
+// TestManyEndpoints wants a Service with very many to be cut into pages, and no
+// share where not all were told.
+func TestManyEndpoints(t *testing.T) {
+	d := newDaemon(t)
+	var addrs []string
+	for i := range 200 {
+		addrs = append(addrs, fmt.Sprintf("10.244.1.%d:8080", i))
+	}
+	s := web(addrs...)
+	s.Rows[0].Endpoints, s.Rows[0].Total = s.Rows[0].Endpoints[:200], 3000
+	d.services = []statusapi.Service{s}
+	b := openView(t, d.URL, "#/services/default/web")
+	b.shows("3,000 endpoints")
+	b.shows("and 2,988 endpoints more")
+	if text := eval[string](b, `document.querySelector("svg.flow").textContent`); strings.Contains(text, "%") {
+		t.Errorf("the drawing has shares of endpoints that were not told: %s", text)
+	}
+	b.do(chromedp.Click(chromedp.CSS(`.pages a[rel="next"]`)))
+	b.await(`document.querySelector("tbody").innerText.includes("10.244.1.50:8080") && !document.querySelector("tbody").innerText.includes("10.244.1.49:8080")`)
+	if n := eval[int](b, `document.querySelectorAll("tbody tr").length`); n != 50 {
+		t.Errorf("a page has %d endpoints; want 50", n)
+	}
+	b.checkQuiet()
+}
+
+// TestHidden wants no request while nobody can look, and one at once when
+// somebody can.
+func TestHidden(t *testing.T) {
+	d := newDaemon(t)
+	d.services = []statusapi.Service{web("10.244.0.11:8080")}
+	b := openView(t, d.URL, "")
+	b.shows("default/web")
+	set := func(hidden bool) {
+		eval[bool](b, fmt.Sprintf(`Object.defineProperty(document, "hidden", {value: %v, configurable: true}) && document.dispatchEvent(new Event("visibilitychange"))`, hidden))
+	}
+	set(true)
+	since := eval[float64](b, `performance.now()`)
+	late := fmt.Sprintf(`performance.getEntriesByType("resource").filter(e => e.startTime > %f + 2000).length`, since)
+	b.await(fmt.Sprintf(`performance.now() > %f + 6500`, since)) // three rounds
+	if n := eval[int](b, late); n > 0 {
+		t.Errorf("%d requests while the page was hidden", n)
+	}
+	set(false)
+	if took := b.await(late + " > 0"); took > time.Second {
+		t.Errorf("the first request comes %v after the page is visible again", took)
+	}
+}
+
 // TestRates wants counters to become rates, of the Service and of its endpoints.
 func TestRates(t *testing.T) {
 	d := newDaemon(t)
@@ -97,7 +155,10 @@ func TestRates(t *testing.T) {
 		t.Errorf("2,000 connections in a round are %v/s", rate)
 	}
 	d.change(func() { count(10) }) // the daemon was started anew
-	b.await(`!document.querySelector(".rate")`)
+	b.await(`document.querySelector(".tile + .tile dd").textContent === "10"`)
+	if eval[bool](b, `!!document.querySelector(".rate")`) {
+		t.Error("there is a rate over a restart of the daemon")
+	}
 	b.checkQuiet()
 }
 
@@ -199,6 +260,7 @@ func TestKeyboard(t *testing.T) {
 	b.do(chromedp.KeyEvent(kb.Enter))
 	b.await(`location.hash === "#/services/default/web-1" && document.querySelector("svg.flow")`)
 	b.do(chromedp.KeyEvent(kb.Escape))
+	b.await(`location.hash.startsWith("#/?filter=")`)
 	b.shows("default/web-4")
 	b.checkQuiet()
 }

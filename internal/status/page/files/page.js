@@ -11,7 +11,7 @@ const typing = 150; // and from a key to the request, as more keys may follow
 
 const $ = (id) => document.getElementById(id);
 
-const shown = { node: null, route: null, data: null, failure: null, at: 0 };
+const shown = { node: null, route: null, data: null, failure: null, at: 0, list: "#/" };
 let round = new AbortController(); // of the requests under way
 let wake = () => {}; // ends the wait for the next round
 
@@ -19,9 +19,18 @@ let wake = () => {}; // ends the wait for the next round
 function parse(hash) {
 	if (hash !== "" && !hash.startsWith("#/")) return null;
 	const [path, query] = hash.slice(2).split("?");
-	const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
+	const parts = path.split("/").filter(Boolean).map(decode);
 	const view = parts[0] === "services" && parts.length === 3 ? "service" : parts[0] ?? "services";
 	return { view: views[view] ? view : "services", path: views[view] ? parts : [], parameters: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+// decode reads a part of a path; what nobody encoded is taken as it is.
+function decode(part) {
+	try {
+		return decodeURIComponent(part);
+	} catch {
+		return part;
+	}
 }
 
 // RequestError is what the daemon said instead of an answer.
@@ -112,7 +121,7 @@ function health(node) {
 	const [kind, words] = verdict(node);
 	const { counts, connectionTracking: tracking } = node;
 	return [
-		h("p", { class: "state" }, h("span", { class: "dot " + kind }), h("strong", null, words)),
+		h("p", { class: "state", role: "status" }, h("span", { class: "dot " + kind }), h("strong", null, words)),
 		h("dl", null,
 			fact("Node", node.name), fact("Mode", node.mode), fact("Services", number(counts.services)), fact("Endpoints", number(counts.endpoints)),
 			counts.pending > 0 && fact("Pending", number(counts.pending)),
@@ -140,6 +149,7 @@ function go() {
 	const route = parse(location.hash);
 	if (!route) return;
 	const same = shown.route?.view === route.view && shown.route.path.join() === route.path.join();
+	if (route.view === "services") shown.list = location.hash || "#/";
 	Object.assign(shown, { route, failure: null, data: same && !views[route.view].once ? shown.data : null });
 	for (const a of document.querySelectorAll("nav [data-view]")) {
 		a.toggleAttribute("aria-current", a.dataset.view === (route.view === "service" ? "services" : route.view));
@@ -207,7 +217,7 @@ $("explain").addEventListener("submit", (event) => {
 document.addEventListener("keydown", (event) => {
 	const inField = event.target.matches("input, select");
 	if (event.key === "/" && !inField && !$("filter").hidden) $("filter").elements.filter.focus();
-	else if (event.key === "Escape" && shown.route.view === "service") location.hash = "#/";
+	else if (event.key === "Escape" && shown.route.view === "service") location.hash = shown.list;
 	else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
 		if (event.target.matches("select") || !step(event.key === "ArrowDown" ? 1 : -1)) return;
 	} else return;

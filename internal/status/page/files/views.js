@@ -8,6 +8,7 @@ import { ago, bytes, clock, number, percent, plural, short, span } from "./forma
 import { Traffic } from "./traffic.js";
 
 const pageSize = 50;
+const mostEndpoints = 200; // of a port that are asked for
 const traffic = new Traffic();
 
 // link returns the address of a view. Parameters that are empty are left out.
@@ -189,7 +190,7 @@ const changeColumns = [
 
 const service = {
 	async load(get, route) {
-		const one = nonNull(await get("/v1/services/" + route.path.slice(1).map(encodeURIComponent).join("/") + "?limit=500"), "rows");
+		const one = nonNull(await get("/v1/services/" + route.path.slice(1).map(encodeURIComponent).join("/") + `?limit=${mostEndpoints}`), "rows");
 		const seen = [[name(one), one.traffic]];
 		for (const port of one.rows) {
 			for (const e of nonNull(port, "frontends", "endpoints").endpoints) seen.push([endpointKey(port, e), e.traffic]);
@@ -207,7 +208,7 @@ const service = {
 			one.reason && h("p", { class: "notice bad" }, one.reason),
 			one.found?.length > 0 && problemCard({ total: one.found.length, items: one.found }),
 			figures(one, node),
-			port ? [portTabs(one, port, route), portCards(one, port, node, width)] : h("p", { class: "empty" }, "It has no ports here."),
+			port ? [portTabs(one, port, route), flowCard(one, port, width), endpointCard(port, route, node)] : h("p", { class: "empty" }, "It has no ports here."),
 		];
 	},
 };
@@ -244,21 +245,29 @@ function portTabs(one, chosen, route) {
 	}, p.name || p.protocol, " ", h("span", { class: "quiet" }, `${p.protocol} ${p.family}`))));
 }
 
-function portCards(one, port, node, width) {
+function flowCard(one, port, width) {
 	const label = `How a packet flows to ${name(one)}: ${port.frontends.length} frontends, ${port.endpoints.filter((e) => e.used).length} endpoints used`;
-	return [
-		h("section", { class: "card", "aria-label": "Flow" },
-			h("h2", null, "How a packet flows"),
-			draw(ofPort(port), width, label),
-			h("p", { class: "quiet" }, flowNotes(port).join(" "))),
-		h("section", { class: "card", "aria-label": "Endpoints" },
-			h("h2", null, plural(port.endpointCount, "endpoint")),
-			statusLine(port.status, node),
-			port.endpoints.length > 0
-				? table("Endpoints", endpointColumns(port).filter(counting(port.endpoints)), port.endpoints, (e) => e.address)
-				: h("p", { class: "empty" }, "There are none. Is the selector right, and are pods running?"),
-			port.endpointCount > port.endpoints.length && h("p", { class: "quiet" }, `The first ${number(port.endpoints.length)} of them.`)),
-	];
+	return h("section", { class: "card", "aria-label": "Flow" },
+		h("h2", null, "How a packet flows"),
+		draw(ofPort(port), width, label),
+		h("p", { class: "quiet" }, flowNotes(port).join(" ")));
+}
+
+// endpointCard has a page of the endpoints that were told.
+function endpointCard(port, route, node) {
+	const from = Number(route.parameters.from) || 0;
+	const some = port.endpoints.slice(from, from + pageSize);
+	const to = (place) => link(route.path, { ...route.parameters, from: place || "" });
+	return h("section", { class: "card", "aria-label": "Endpoints" },
+		h("h2", null, plural(port.endpointCount, "endpoint")),
+		statusLine(port.status, node),
+		some.length > 0
+			? table("Endpoints", endpointColumns(port).filter(counting(some)), some, (e) => e.address)
+			: h("p", { class: "empty" }, "There are none. Is the selector right, and are pods running?"),
+		port.endpointCount > port.endpoints.length && h("p", { class: "quiet" }, `Only the first ${number(port.endpoints.length)} are shown.`),
+		port.endpoints.length > pageSize && h("nav", { class: "pages", "aria-label": "Pages" },
+			from > 0 && h("a", { href: to(from - pageSize) }, "Previous"),
+			from + pageSize < port.endpoints.length && h("a", { href: to(from + pageSize), rel: "next" }, "Next")));
 }
 
 // flowNotes says what the drawing cannot.
