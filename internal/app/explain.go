@@ -44,7 +44,8 @@ type explainOptions struct {
 	output        string
 	socket        string
 	nodeAddresses []string
-	try           bool // a real connection
+	try           bool          // a real connection
+	trace         time.Duration // how long to wait for a packet to follow; 0: none is
 }
 
 func newExplainCommand() *cobra.Command {
@@ -67,6 +68,8 @@ func newExplainCommand() *cobra.Command {
 	f.StringVarP(&o.output, "output", "o", "text", "`FORMAT`: "+strings.Join(cli.ExplainFormats, ", "))
 	socketFlag(f, &o.socket)
 	f.BoolVar(&o.try, "connect", false, "also try it with a real TCP connection from this node")
+	f.DurationVar(&o.trace, "trace", 0, "also follow a real packet through all rules of nf_tables: one of this node's, or the client's next one within this `TIME`")
+	f.Lookup("trace").NoOptDefVal = traceTime.String()
 	f.StringSliceVar(&o.nodeAddresses, "node-addresses", nil, "with --manifests: `IPS` of the node besides its Node object's")
 	f.AddFlagSet(o.daemon.some(offlineFlags...))
 	completeFlag(cmd, "output", cli.ExplainFormats)
@@ -101,8 +104,8 @@ func (o *explainOptions) run(cmd *cobra.Command) error {
 
 func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, error) {
 	if cmd.Flags().Changed("manifests") {
-		if o.try {
-			return nil, errors.New("--connect needs the rules of a running daemon, --manifests DIR has none")
+		if o.try || o.trace > 0 {
+			return nil, errors.New("--connect and --trace need the rules of a running daemon, --manifests DIR has none")
 		}
 		return o.offline(cmd.Context())
 	}
@@ -114,6 +117,9 @@ func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, er
 	e, err := o.ask(cmd.Context())
 	if err == nil && o.try {
 		e, err = o.connect(cmd.Context(), e)
+	}
+	if err == nil && o.trace > 0 {
+		e.Trace, err = o.follow(cmd.Context(), cmd.ErrOrStderr(), e)
 	}
 	return e, err
 }

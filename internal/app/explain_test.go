@@ -169,7 +169,7 @@ func TestExplainConnect(t *testing.T) {
 	if _, err := connect(); exitOf(err) != 2 || !strings.Contains(err.Error(), "only TCP has a handshake") {
 		t.Errorf("UDP: %v", err)
 	}
-	if _, err := connect("--manifests", t.TempDir()); exitOf(err) != 2 || !strings.Contains(err.Error(), "needs the rules of a running daemon") {
+	if _, err := connect("--manifests", t.TempDir()); exitOf(err) != 2 || !strings.Contains(err.Error(), "need the rules of a running daemon") {
 		t.Errorf("a folder: %v", err)
 	}
 }

@@ -33,6 +33,7 @@ func Explain(w io.Writer, format string, e *statusapi.Explanation, now time.Time
 	p.client(e)
 	p.kernel(&e.Kernel)
 	p.handshake(e.Handshake)
+	p.trace(e.Trace)
 	for _, n := range e.Notes {
 		p.text("Note", n)
 	}
@@ -275,6 +276,34 @@ func (p *page) handshake(h *statusapi.Handshake) {
 		p.line("Connect", fmt.Sprintf("answered by %s after %s", h.Endpoint, seconds(h.Seconds)))
 	default:
 		p.line("Connect", "answered after "+seconds(h.Seconds))
+	}
+}
+
+// trace shows the rules of others that a packet met, and how it ended.
+func (p *page) trace(t *statusapi.Trace) {
+	if t == nil {
+		return
+	}
+	switch d := t.DroppedBy; {
+	case d == nil && len(t.Steps) > 0:
+		p.line("Trace", fmt.Sprintf("no rule dropped the packet, %s decided about it", plural(len(t.Steps), "rule", "rules")))
+	case d != nil && d.Ours:
+		p.text("Trace", "ended by a rule of the service proxy, in "+d.Chain+": "+d.Rule)
+	case d != nil:
+		p.text("Trace", "DROPPED by a rule of another program, in "+d.Chain+": "+d.Rule)
+	}
+	if t.Unknown != "" {
+		p.text("Trace", t.Unknown)
+	}
+	var others [][]string
+	for _, s := range t.Steps {
+		if !s.Ours && (t.DroppedBy == nil || s != *t.DroppedBy) {
+			others = append(others, []string{s.Chain, s.Verdict})
+		}
+	}
+	if len(others) > 0 {
+		p.line("", "other programs' rules on its way:")
+		p.table(others[:min(endpointsShown, len(others))], len(others))
 	}
 }
 

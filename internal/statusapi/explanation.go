@@ -24,6 +24,7 @@ type Explanation struct {
 
 	Kernel    KernelCheck `json:"kernel"`
 	Handshake *Handshake  `json:"handshake,omitempty"` // nil: none was tried
+	Trace     *Trace      `json:"trace,omitempty"`     // nil: none was asked for
 	Notes     []string    `json:"notes,omitempty"`     // what was assumed, and what else may matter
 	Try       []string    `json:"try,omitempty"`       // what to do about it
 }
@@ -32,7 +33,7 @@ type Explanation struct {
 // far as was looked the kernel does the same.
 func (e *Explanation) Fine() bool {
 	return e.Reason == Forwarded && e.Kernel.State != KernelDiffers && e.Kernel.State != KernelFailed &&
-		(e.Handshake == nil || e.Handshake.Error == "")
+		(e.Handshake == nil || e.Handshake.Error == "") && (e.Trace == nil || e.Trace.DroppedBy == nil)
 }
 
 // ExplainedPacket is the packet in question.
@@ -120,6 +121,22 @@ type Handshake struct {
 	Seconds  float64 `json:"seconds"`            // that it took
 	Endpoint string  `json:"endpoint,omitempty"` // that answered, as far as the kernel tells
 	Error    string  `json:"error,omitempty"`    // why there was none
+}
+
+// Trace is the way of a real packet through the rules of netfilter.
+type Trace struct {
+	Steps     []TraceStep `json:"steps,omitempty"`
+	DroppedBy *TraceStep  `json:"droppedBy,omitempty"` // the rule that ended it; nil: none did
+	Unknown   string      `json:"unknown,omitempty"`   // why there is none, or what it does not show
+}
+
+// TraceStep is a rule that decided about the packet, or the end of a chain.
+type TraceStep struct {
+	Chain   string `json:"chain"` // the family, the table and the chain
+	Handle  uint64 `json:"handle,omitempty"`
+	Rule    string `json:"rule,omitempty"` // as the nft program lists it, of one that drops
+	Verdict string `json:"verdict"`
+	Ours    bool   `json:"ours,omitempty"` // the rule is of the service proxy
 }
 
 // Reason is why a packet fares as it does. Reasons are stable: scripts and

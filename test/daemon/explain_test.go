@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -119,5 +120,55 @@ func (s *site) explained(to string, reason statusapi.Reason) {
 	goes := func(c statusapi.Candidate) bool { return strings.HasPrefix(c.Address, by.String()+":") }
 	if e.Verdict == "forward" && !slices.ContainsFunc(e.Candidates, goes) {
 		s.t.Errorf("%s: explained as %+v, and answered by %v", to, e.Candidates, by)
+	}
+}
+
+// TestExplainTrace follows packets of the node and of a pod, finds the rule of
+// another program that drops them, and leaves nothing behind.
+func TestExplainTrace(t *testing.T) {
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t)
+			s.write("web.yaml", service("web", clusterIP, podA))
+			s.start(nil, "--proxy-mode", mode)
+			if text, code := s.tell("status", "--wait=20s"); code != 0 {
+				t.Fatalf("exit %d, %s", code, text)
+			}
+			before := s.tables()
+			text, code := s.tell("explain", "default/web", "--trace")
+			if code != 0 || !strings.Contains(text, "no rule dropped the packet") {
+				t.Errorf("nothing is in the way: exit %d\n%s", code, text)
+			}
+			s.run("nft", `table inet firewall {
+				chain out { type filter hook output priority 0; tcp dport 8080 drop comment "no web"; }
+				chain through { type filter hook forward priority 0; policy drop; }
+			}`)
+			text, code = s.tell("explain", "default/web", "--trace")
+			if code != 1 || !strings.Contains(strings.Join(strings.Fields(text), " "), `DROPPED by a rule of another program, in inet firewall out: tcp dport 8080 drop comment "no web"`) {
+				t.Errorf("a rule is in the way: exit %d\n%s", code, text)
+			}
+			told := make(chan string)
+			go func() {
+				text, code := s.tell("explain", "default/web", "--from", client.String(), "--trace=10s")
+				told <- fmt.Sprintf("%s\nexit %d", text, code)
+			}()
+			got := ""
+			eventually(t, "a packet of the pod", func() bool {
+				s.ask(client, clusterIP)
+				select {
+				case got = <-told:
+					return true
+				default:
+					return false
+				}
+			})
+			if !strings.HasSuffix(got, "exit 1") || !strings.Contains(strings.Join(strings.Fields(got), " "), "in inet firewall through: the chain's policy is drop") {
+				t.Errorf("a policy is in the way of a pod: %s", got)
+			}
+			s.run("nft", "delete table inet firewall")
+			if after := s.tables(); after != before {
+				t.Errorf("something is left:\n%s", after)
+			}
+		})
 	}
 }

@@ -53,6 +53,7 @@ type Op struct {
 	Rule    *Rule   // AddRule
 	Set     *Set    // AddSet, AddElement, DeleteElement
 	Element Element // AddElement, DeleteElement
+	Owned   bool    // AddTable: it goes with the connection
 	Owner   any     // what it was added for, to find it by in an error
 }
 

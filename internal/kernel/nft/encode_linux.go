@@ -22,6 +22,7 @@ const (
 	setCount         = 20
 	chainUserdata    = 12
 	tableUserdata    = 6
+	tableOwner       = 2 // NFT_TABLE_F_OWNER
 	udataComment     = 0 // of tables, chains and rules
 	udataSetByteKey  = 0
 	udataSetByteData = 1
@@ -88,6 +89,9 @@ func encodeOps(w *netlink.Builder, ops []Op) {
 	}
 	switch o.Kind {
 	case AddTable:
+		if o.Owned {
+			w.U32(unix.NFTA_TABLE_FLAGS, tableOwner)
+		}
 		w.Raw(tableUserdata, udata(udataComment, tableComment, "\x00"))
 	case AddChain:
 		encodeChain(w, o.Chain)
