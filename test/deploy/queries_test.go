@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 
 	"sluice/internal/conformance/lab"
@@ -26,7 +25,7 @@ const noFolder = "--manifests="
 const dashboardFile = root + "/deploy/grafana/sluice.json"
 
 // byPrometheus are series that Prometheus itself adds, and the labels of a target.
-var byPrometheus = []string{"up", "ALERTS", labels.MetricName, "job", "instance"}
+var byPrometheus = []string{"up", "ALERTS", "__name__", "job", "instance"}
 
 // TestQueriesFindSomething runs daemons of all kinds, lets happen what is counted,
 // and looks for each metric and label of each query among what they tell.
