@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -79,9 +78,8 @@ func firstLine(text string) string {
 type daemon struct {
 	node    string
 	timeout time.Duration
-	http    *http.Client      // leads to it
-	client  *statusapi.Client // the same
-	err     error             // why it cannot be asked
+	client  *statusapi.Client // nil: it cannot be asked
+	err     error             // why not
 }
 
 // daemons returns the daemon of a node, or of all nodes, in order.

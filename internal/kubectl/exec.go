@@ -38,7 +38,7 @@ func (c *cluster) daemon(node string, pod *v1.Pod) daemon {
 	if d.err = notRunning(pod); d.err != nil {
 		return d
 	}
-	d.http = &http.Client{Transport: &http.Transport{
+	client := &http.Client{Transport: &http.Transport{
 		MaxConnsPerHost: connections, DisableCompression: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, c.timeout)
@@ -46,12 +46,9 @@ func (c *cluster) daemon(node string, pod *v1.Pod) daemon {
 			return c.dial(ctx, pod)
 		},
 	}}
-	d.client = statusapi.At(d.http, base, "node "+node)
+	d.client = statusapi.At(client, "http://localhost", "node "+node)
 	return d
 }
-
-// base is what a daemon goes by in the requests that it gets.
-const base = "http://localhost"
 
 // dial connects with the daemon in a pod.
 func (c *cluster) dial(ctx context.Context, pod *v1.Pod) (net.Conn, error) {

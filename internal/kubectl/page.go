@@ -7,9 +7,7 @@ import (
 	"html/template"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"net/netip"
-	"net/url"
 	"strings"
 	"time"
 
@@ -88,22 +86,15 @@ func onlyUs(next http.Handler) http.Handler {
 
 // pass passes requests on to the daemon.
 func (d daemon) pass() http.Handler {
-	if d.err != nil {
-		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			http.Error(w, d.onNode(d.err).Error(), http.StatusBadGateway)
-		})
+	if d.err == nil {
+		var h http.Handler
+		if h, d.err = d.client.Forward(); d.err == nil {
+			return h
+		}
 	}
-	to, _ := url.Parse(base) // a constant
-	return &httputil.ReverseProxy{
-		Transport: d.http.Transport,
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(to)
-			r.Out.Host = to.Host
-		},
-		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			http.Error(w, d.onNode(err).Error(), http.StatusBadGateway)
-		},
-	}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, d.onNode(d.err).Error(), http.StatusBadGateway)
+	})
 }
 
 // index leads to the page of each node.

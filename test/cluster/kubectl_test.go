@@ -218,7 +218,8 @@ func TestKubectl(t *testing.T) {
 		"node-2: the same on 2 of 3 nodes\n", "NoLocalEndpoint", "DIFFERENT ON 1 NODE:\n  node-1: forward (Forwarded); goes to: ")
 	p.expectRun(operator, 1, []string{"explain", p.namespace + "/local:tcp", "--node", "node-2"}, "NoLocalEndpoint")
 	p.expectRun(operator, 0, []string{"status", "--node", "node-2", "-A"}, "node-2: mode nftables", p.namespace)
-	p.expectRun(operator, 0, []string{"top", "--period", "300ms"}, "SERVICE ")
+	p.expect(probe{p.clients[0], clusterIPs(local)[0], "local"})
+	p.expectRun(operator, 0, []string{"top", "--period", "300ms"}, "SERVICE ", p.namespace+"/local   tcp/TCP ")
 
 	p.expectRun(operator, 2, []string{"status", "none/such"}, "no Service none/such is served here")
 	p.expectRun(operator, 2, []string{"status", "--node", "node-9"}, "no pod of sluice is there")

@@ -2,6 +2,8 @@ package page
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -37,6 +39,20 @@ func TestViews(t *testing.T) {
 		b.do(chromedp.Navigate(d.URL + "/" + view))
 		b.shows(text)
 	}
+	b.checkQuiet()
+}
+
+// TestBelowFolder opens the page where kubectl sluice has those of many nodes: it
+// asks the daemon whose page it is.
+func TestBelowFolder(t *testing.T) {
+	d := newDaemon(t)
+	d.services = []statusapi.Service{web("10.244.0.11:8080")}
+	mux := http.NewServeMux()
+	mux.Handle("/nodes/node-1/", http.StripPrefix("/nodes/node-1", d.Config.Handler))
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	b := openView(t, s.URL, "nodes/node-1/#/services/default/web")
+	b.shows("10.244.0.11:8080")
 	b.checkQuiet()
 }
 
