@@ -40,7 +40,7 @@ type Settings struct {
 	Metered    proxy.Metered                // what the mode counts; nil: nothing
 	LocalAddrs func() ([]netip.Addr, error) // the node's own
 
-	Bytes     bool // flows tell what they carried
+	Bytes     bool // are to be told, as flows and the mode tell them
 	MaxSeries int  // of Service ports; the rest shares one
 	Endpoints bool // series for each endpoint, too
 }
@@ -68,7 +68,6 @@ type Collector struct {
 	owners   int    // services with a series of their own
 	fold     series // of the others
 	samples  map[sampleKey]tally
-	carried  bool // the mode tells bytes
 }
 
 // sampleKey tells samples apart.
@@ -303,7 +302,6 @@ func (c *Collector) sample(s *proxy.Sample, seen map[sampleKey]tally) {
 		}
 		return
 	}
-	c.carried = c.carried || n[bytesIn]+n[packetsIn] > 0
 	for _, m := range []*meter{&r.meter, r.endpoint(s.Endpoint)} {
 		if m != nil {
 			m.own.add(grown)

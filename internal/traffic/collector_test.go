@@ -343,7 +343,7 @@ func (m *metered) Traffic(_ context.Context, yield func(proxy.Sample)) error {
 // own counters begin anew.
 func TestMetered(t *testing.T) {
 	m := &metered{}
-	b := newBench(t, func(s *Settings) { s.Metered, s.Flows, s.Ends, s.Bytes = m, nil, nil, false })
+	b := newBench(t, func(s *Settings) { s.Metered, s.Flows, s.Ends = m, nil, nil })
 	b.has(servicePort("web", vip, one), servicePort("none", "10.96.0.3:80"))
 	sample := func(connections, bytes uint64) proxy.Sample {
 		return proxy.Sample{

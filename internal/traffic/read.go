@@ -42,7 +42,7 @@ func (c *Collector) Rows(which func(proxy.PortKey) bool) (all []Row, counted tim
 }
 
 func (c *Collector) counts(r *row) Counts {
-	n := Counts{Traffic: r.total(), Carried: c.tellsBytes()}
+	n := Counts{Traffic: r.total(), Carried: c.settings.Bytes}
 	for i, packets := range r.refused {
 		if packets > 0 {
 			if n.Refused == nil {
@@ -53,8 +53,6 @@ func (c *Collector) counts(r *row) Counts {
 	}
 	return n
 }
-
-func (c *Collector) tellsBytes() bool { return c.settings.Bytes || c.carried }
 
 // shown is what metrics tell. It does not change.
 type shown struct {
@@ -86,7 +84,7 @@ func (c *Collector) show() {
 			i = len(out.services)
 			at[s] = i
 			out.services = append(out.services, line{
-				labels: []string{s.namespace, s.name, s.port}, folded: s == &c.fold, carried: c.tellsBytes(),
+				labels: []string{s.namespace, s.name, s.port}, folded: s == &c.fold, carried: c.settings.Bytes,
 				Traffic: s.retired.traffic(0), refused: s.retiredRefused,
 			})
 		}

@@ -39,7 +39,7 @@ func (h *host) kernel() kernel {
 	return kernel{h.servers, h.link, h.settings, func() ([]netip.Addr, error) {
 		on, err := h.link.List()
 		return append(on, h.other...), err
-	}, func() (bool, error) { return h.relays, nil }}
+	}, func() (bool, error) { return h.relays, nil }, h.servers}
 }
 
 // open opens a dataplane as a daemon that starts.

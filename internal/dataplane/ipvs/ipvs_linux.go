@@ -36,6 +36,7 @@ type kernel struct {
 	settings sysctl.Interface
 	addrs    func() ([]netip.Addr, error) // all of this host's, on whatever link
 	relays   func() (bool, error)         // a daemon in mode userspace is there
+	counted  ipvs.Interface               // to read beside what servers does; nil as well
 }
 
 // openKernel connects to the calling thread's network namespace. If the kernel has
@@ -45,19 +46,27 @@ func openKernel() (kernel, error) {
 	if err != nil {
 		return kernel{}, err
 	}
-	k := kernel{nil, dummy, sysctl.Kernel{}, link.Conn{}.List, mode.RelayRuns}
+	k := kernel{nil, dummy, sysctl.Kernel{}, link.Conn{}.List, mode.RelayRuns, nil}
 	servers, err := ipvs.Open()
+	if err != nil {
+		return k, err
+	}
+	k.servers = servers
+	counted, err := ipvs.Open()
 	if err == nil {
-		k.servers = servers
+		k.counted = counted
 	}
 	return k, err
 }
 
 func (k kernel) close() error {
-	if k.servers == nil {
-		return k.link.Close()
+	err := k.link.Close()
+	for _, c := range []ipvs.Interface{k.servers, k.counted} {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
 	}
-	return errors.Join(k.servers.Close(), k.link.Close())
+	return err
 }
 
 // list returns the addresses on the link and all virtual servers, unless there is
@@ -92,11 +101,14 @@ type Dataplane struct {
 	leaving []*change                           // what goes after the rules are written
 	drained draining
 	ready   bool // the host's settings are as they should be
+
+	counters counters
 }
 
 var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Runner    = (*Dataplane)(nil)
+	_ proxy.Metered   = (*Dataplane)(nil)
 )
 
 // Open connects to IPVS, links and nf_tables of the calling thread's network

@@ -143,7 +143,7 @@ func (k kernel) dry() kernel {
 	if k.addrs == nil {
 		k.addrs, k.relays = func() ([]netip.Addr, error) { return nil, nil }, func() (bool, error) { return false, nil }
 	}
-	return kernel{dryServers{k.servers}, dryLink{k.link}, sysctl.Dry{Kernel: k.settings}, k.addrs, k.relays}
+	return kernel{dryServers{k.servers}, dryLink{k.link}, sysctl.Dry{Kernel: k.settings}, k.addrs, k.relays, k.counted}
 }
 
 // dryServers has servers read and not written; without any below it, there are none.

@@ -76,6 +76,18 @@ func (c *Conn) Servers(ctx context.Context) (map[Server]Settings, error) {
 	return all, err
 }
 
+// Counted lists virtual servers.
+func (c *Conn) Counted(ctx context.Context) (map[Server]Stats, error) {
+	answers, err := c.list(ctx, getService, Server{})
+	all := map[Server]Stats{}
+	for _, a := range answers {
+		if s, _, ok := decodeServer(a); ok {
+			all[s] = decodeStats(a.Get(attrService))
+		}
+	}
+	return all, err
+}
+
 // Reals lists the real servers of a virtual server.
 func (c *Conn) Reals(ctx context.Context, s Server) (all []RealState, err error) {
 	answers, err := c.list(ctx, getReal, s)

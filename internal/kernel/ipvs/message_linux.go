@@ -22,6 +22,7 @@ const (
 	serviceScheduler, serviceFlags, serviceTimeout, serviceNetmask    = 6, 7, 8, 9
 	realAddr, realPort, realForward, realWeight, realUpper, realLower = 1, 2, 3, 4, 5, 6
 	realActive, realInactive                                          = 7, 8
+	serverStats                                                       = 12 // of both, in 64 bits
 
 	flagPersistent, flagFallback, flagHashPorts = 1, 0x08, 0x10
 	forwardNAT                                  = 0
@@ -132,7 +133,19 @@ func decodeReal(message netlink.Attrs, four bool) (RealState, bool) {
 	a := message.Get(attrReal)
 	addr, ok := decodeAddr(a.Get(realAddr), four)
 	r := Real{netip.AddrPortFrom(addr, uint16(a.Number(realPort))), native(a.Get(realWeight))}
-	return RealState{r, native(a.Get(realActive)) + native(a.Get(realInactive))}, ok
+	active := native(a.Get(realActive))
+	return RealState{r, active + native(a.Get(realInactive)), active, decodeStats(a)}, ok
+}
+
+// decodeStats reads what a server was used for.
+func decodeStats(server netlink.Attrs) Stats {
+	var n [6]uint64 // connections, packets in and out, bytes in and out, counted from one
+	for kind, v := range server.Get(serverStats).All() {
+		if int(kind) < len(n) && len(v) == 8 {
+			n[kind] = binary.NativeEndian.Uint64(v)
+		}
+	}
+	return Stats{n[1], [2]uint64{n[2], n[3]}, [2]uint64{n[4], n[5]}}
 }
 
 func decodeAddr(b []byte, four bool) (netip.Addr, bool) {

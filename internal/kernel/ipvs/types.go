@@ -15,6 +15,9 @@ type Interface interface {
 	// Servers returns all virtual servers but those known by a firewall mark.
 	Servers(ctx context.Context) (map[Server]Settings, error)
 
+	// Counted returns what the virtual servers that Servers has were used for.
+	Counted(ctx context.Context) (map[Server]Stats, error)
+
 	// Reals returns the real servers of a virtual server; none if it is gone.
 	Reals(ctx context.Context, s Server) ([]RealState, error)
 
@@ -63,6 +66,15 @@ type Real struct {
 type RealState struct {
 	Real
 	Connections uint32 // that are remembered, ending ones included
+	Active      uint32 // those of them that are open
+	Stats       Stats
+}
+
+// Stats is what a server was used for since it was added, by direction: to real
+// servers, and back. Bytes are those of packets, with the header of IP.
+type Stats struct {
+	Connections    uint64
+	Packets, Bytes [2]uint64
 }
 
 // Op is one thing to do to a virtual server, or to a real server of it.

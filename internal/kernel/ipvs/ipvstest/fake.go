@@ -66,6 +66,13 @@ func (k *Fake) Connect(s ipvs.Server, real netip.AddrPort, n uint32) {
 	k.servers[s].reals[real].Connections = n
 }
 
+// Carry has a real server be used.
+func (k *Fake) Carry(s ipvs.Server, real netip.AddrPort, active uint32, stats ipvs.Stats) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.servers[s].reals[real].Active, k.servers[s].reals[real].Stats = active, stats
+}
+
 // Reset returns what was asked since the last Reset, and the operations in words.
 func (k *Fake) Reset() (Count, []string) {
 	k.mu.Lock()
@@ -90,6 +97,26 @@ func (k *Fake) Servers(ctx context.Context) (map[ipvs.Server]ipvs.Settings, erro
 	all := map[ipvs.Server]ipvs.Settings{}
 	for s, v := range k.servers {
 		all[s] = v.Settings
+	}
+	return all, cmp.Or(k.fail, ctx.Err())
+}
+
+// Counted adds up what real servers were used for.
+func (k *Fake) Counted(ctx context.Context) (map[ipvs.Server]ipvs.Stats, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.count.Lists++
+	all := map[ipvs.Server]ipvs.Stats{}
+	for s, v := range k.servers {
+		var sum ipvs.Stats
+		for _, r := range v.reals {
+			sum.Connections += r.Stats.Connections
+			for d := range sum.Bytes {
+				sum.Packets[d] += r.Stats.Packets[d]
+				sum.Bytes[d] += r.Stats.Bytes[d]
+			}
+		}
+		all[s] = sum
 	}
 	return all, cmp.Or(k.fail, ctx.Err())
 }
