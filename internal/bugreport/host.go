@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -71,17 +72,27 @@ func settings(host fs.FS) (all []byte, err error) {
 type listing struct {
 	file    string
 	program []string
-	modes   []string               // that have such rules
 	ours    func(line string) bool // nil: all
 }
 
-// listings list our tables and chains, and nothing of others.
-var listings = []listing{
-	{"nft-ip.txt", []string{"nft", "list", "table", "ip", "sluice"}, []string{"nftables", "ipvs", "userspace", "ebpf"}, nil},
-	{"nft-ip6.txt", []string{"nft", "list", "table", "ip6", "sluice"}, []string{"nftables", "ipvs", "userspace", "ebpf"}, nil},
-	{"iptables.txt", []string{"iptables-save"}, []string{"iptables"}, kubeRule},
-	{"ip6tables.txt", []string{"ip6tables-save"}, []string{"iptables"}, kubeRule},
-	{"ipvs.txt", []string{"ipvsadm", "--list", "--numeric"}, []string{"ipvs"}, nil},
+// listings list the tables and chains of each mode, and nothing of others.
+var listings = map[string][]listing{
+	"nftables":  nft("sluice"),
+	"ebpf":      nft("sluice"),
+	"userspace": nft("sluice-userspace"),
+	"ipvs":      append(nft("sluice-ipvs"), listing{"ipvs.txt", []string{"ipvsadm", "--list", "--numeric"}, nil}),
+	"iptables": {
+		{"iptables.txt", []string{"iptables-save"}, kubeRule},
+		{"ip6tables.txt", []string{"ip6tables-save"}, kubeRule},
+	},
+}
+
+// nft lists a table of both families.
+func nft(table string) (both []listing) {
+	for _, family := range []string{"ip", "ip6"} {
+		both = append(both, listing{table + "-" + family + ".txt", []string{"nft", "list", "table", family, table}, nil})
+	}
+	return both
 }
 
 // kubeRule reports whether a line of iptables-save is about chains by our names.
@@ -92,14 +103,18 @@ func kubeRule(line string) bool {
 // rules lists our rules as the mode does and, for those who are used to them, as
 // programs do: those of all modes if the mode is not known.
 func (c *Contents) rules(ctx context.Context, s Settings, mode string) {
+	some := listings[mode]
 	if mode != "" {
 		text, err := s.Rules(ctx, mode)
 		c.add("rules.txt", "what the kernel has of Services, as mode "+mode+" reads it", text, err)
-	}
-	for _, l := range listings {
-		if mode != "" && !slices.Contains(l.modes, mode) {
-			continue
+	} else {
+		for _, m := range slices.Sorted(maps.Keys(listings)) {
+			if m != "ebpf" { // they are those of mode nftables
+				some = append(some, listings[m]...)
+			}
 		}
+	}
+	for _, l := range some {
 		text, err := s.Run(ctx, l.program[0], l.program[1:]...)
 		if err == nil && l.ours != nil {
 			text = l.filter(text)

@@ -12,7 +12,9 @@ import (
 // in its reach: what the daemon says and wrote is in it, and none of them.
 func TestBugReport(t *testing.T) {
 	const secret = "PLANTED-SECRET"
-	for mode, rules := range map[string]string{"nftables": "nft-ip.txt", "iptables": "iptables.txt"} {
+	for mode, rules := range map[string]string{
+		"nftables": "sluice-ip.txt", "iptables": "iptables.txt", "userspace": "sluice-userspace-ip.txt", "ebpf": "sluice-ip.txt",
+	} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t)
 			s.write("web.yaml", service("web", clusterIP, podA))
@@ -20,9 +22,10 @@ func TestBugReport(t *testing.T) {
 			if err := os.WriteFile(kubeconfig, []byte("users: [{name: x, user: {token: "+secret+"}}]\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			d := s.start(func(c *exec.Cmd) { c.Env = append(os.Environ(), "TOKEN="+secret) },
-				"--proxy-mode", mode, "--boot-id-file", "https://me:"+secret+"@api", "--machine-id-file", kubeconfig)
-			eventually(t, "the Service", s.answers(clusterIP, podA))
+			places, _ := sockets(t, []string{mode})
+			d := s.start(func(c *exec.Cmd) { c.Env = append(os.Environ(), "TOKEN="+secret) }, append(places,
+				"--proxy-mode", mode, "--boot-id-file", "https://me:"+secret+"@api", "--machine-id-file", kubeconfig)...)
+			eventually(t, "the first sync", func() bool { return strings.Contains(d.log(), "First sync done") })
 			log, report := filepath.Join(t.TempDir(), "log"), filepath.Join(t.TempDir(), "r.tar.gz")
 			if err := os.WriteFile(log, []byte(d.log()+"Authorization: Bearer "+secret+"\n"), 0o600); err != nil {
 				t.Fatal(err)
