@@ -30,7 +30,7 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 		if k, err = openKernel(); err != nil {
 			return explain(err)
 		}
-		defer k.close()
+		defer func() { _ = k.close() }()
 	}
 	d := newDataplane(k.dry(), r.Settings)
 	refused, err := d.render(ctx, r)
