@@ -33,7 +33,7 @@ func (a *Answer) Compare(is proxy.Inspected, err error) {
 		k.State, k.Why = statusapi.KernelFailed, err.Error()
 	case len(is.Differences) > 0:
 		k.State, k.Why = statusapi.KernelDiffers, ""
-		a.Try = append(a.Try, "the daemon repairs what others change; who does it: nft monitor")
+		a.Try = append(a.Try, "the daemon repairs what others change; nft monitor shows who does it")
 	default:
 		k.State, k.Why = statusapi.KernelAgrees, ""
 	}

@@ -112,6 +112,9 @@ func (s *site) explained(to string, reason statusapi.Reason) {
 	if e.Reason != reason || code != map[bool]int{true: 0, false: 1}[reason == statusapi.Forwarded] {
 		s.t.Errorf("%s: %s, exit %d, want %s\n%s", to, e.Reason, code, reason, text)
 	}
+	if e.Kernel.State != statusapi.KernelAgrees {
+		s.t.Errorf("%s: the kernel: %+v", to, e.Kernel)
+	}
 	by, fate := s.ask(client, netip.MustParseAddrPort(e.Packet.To))
 	says := map[string]traffic.Fate{"forward": traffic.Answered, "reject": traffic.Refused, "drop": traffic.Silent, "untouched": traffic.Reset}
 	if fate != says[e.Verdict] {

@@ -48,6 +48,7 @@ var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Watcher   = (*Dataplane)(nil)
 	_ proxy.Measured  = (*Dataplane)(nil)
+	_ proxy.Inspector = (*Dataplane)(nil)
 	_ proxy.Metered   = (*Dataplane)(nil)
 )
 

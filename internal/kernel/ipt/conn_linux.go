@@ -37,7 +37,8 @@ type Conn struct {
 
 	family        Family
 	variant       Variant
-	save, restore string // paths
+	program       string // its path, as those of the next two
+	save, restore string
 }
 
 var _ Interface = (*Conn)(nil)
@@ -49,7 +50,8 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 	reason := fmt.Errorf("find programs %s-save and %[1]s-restore: %w", Name(f, v), ErrMissing)
 	for _, name := range []string{Name(f, v), program(f)} {
 		c := &Conn{LockWait: lockWait, family: f, variant: v}
-		program, err := exec.LookPath(name)
+		var err error
+		c.program, err = exec.LookPath(name)
 		if err == nil {
 			c.save, err = exec.LookPath(name + "-save")
 		}
@@ -59,7 +61,7 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 		if err != nil {
 			continue
 		}
-		version, _, err := run(ctx, nil, program, "--version")
+		version, _, err := run(ctx, nil, c.program, "--version")
 		if err != nil {
 			return nil, err
 		}
@@ -67,7 +69,7 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 		switch {
 		case variant != v:
 		case slices.Compare(number[:], []int{1, 6, 2}) < 0: // the first that can wait for the lock
-			reason = fmt.Errorf("use %s: version %q is too old, 1.6.2 is the oldest that works", program, bytes.TrimSpace(version))
+			reason = fmt.Errorf("use %s: version %q is too old, 1.6.2 is the oldest that works", c.program, bytes.TrimSpace(version))
 		default:
 			return c, nil
 		}
@@ -114,6 +116,25 @@ func (c *Conn) Counters(ctx context.Context, table string, f func(chain, rule st
 		}
 	}
 	return nil
+}
+
+// Rules lists the rules of one chain, as a saved [Chain] has them; false if there
+// is no such chain.
+func (c *Conn) Rules(ctx context.Context, table, chain string) (rules []string, found bool, err error) {
+	wait := strconv.Itoa(max(1, int(c.LockWait/time.Second)))
+	output, said, err := run(ctx, nil, c.program, "-w", wait, "-t", table, "-S", chain)
+	if strings.Contains(said, "No chain/target/match by that name") || strings.Contains(said, "does not exist") || strings.Contains(said, "incompatible") {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	for line := range strings.Lines(string(output)) {
+		if rule, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "-A "+chain+" "); ok {
+			rules = append(rules, rule)
+		}
+	}
+	return rules, true, nil
 }
 
 // Restore runs iptables-restore. Its input is a file in memory that is complete

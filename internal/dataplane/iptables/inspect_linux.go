@@ -1,0 +1,94 @@
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"sluice/internal/proxy"
+)
+
+// inspectedChains bounds how many chains one inspection reads: a program is run for
+// each.
+const inspectedChains = 64
+
+// chainReader reads single chains.
+type chainReader interface {
+	Rules(ctx context.Context, table, chain string) (rules []string, found bool, err error)
+}
+
+// Inspect reads back the chains of a row, and those that rows share and it has rules
+// in. The order of a row's rules among those of others does not matter.
+func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (out proxy.Inspected, err error) {
+	want := map[id]value{}
+	row, err := d.differ.Objects(what.Row, func(x id, v value) { want[x] = v })
+	if err != nil {
+		return out, err
+	}
+	d.differ.Constant(func(x id, v value) {
+		if x.f.Family == what.Row.Family && len(v.rules) > 0 {
+			want[x] = v
+		}
+	})
+	chains := map[chainRef][]id{}
+	for x := range want {
+		chains[x.chainRef] = append(chains[x.chainRef], x)
+	}
+	order := slices.SortedFunc(maps.Keys(chains), compareChainRefs)
+	if more := len(order) - inspectedChains; more > 0 {
+		order = order[:inspectedChains]
+		out.Unread = fmt.Sprintf("%d more chains of the service port", more)
+	}
+	for _, p := range order {
+		objects := chains[p]
+		programs, ok := objects[0].f.programs.(chainReader)
+		if !ok {
+			return out, errors.ErrUnsupported
+		}
+		have, found, err := programs.Rules(ctx, p.table, p.chain)
+		if err != nil {
+			return out, err
+		}
+		for _, x := range objects {
+			out.Objects++
+			if d, differs := x.compare(want[x], have, found); differs {
+				out.Differences = append(out.Differences, d)
+			}
+		}
+	}
+	slices.SortFunc(out.Differences, func(a, b proxy.Difference) int {
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Want, b.Want))
+	})
+	if row.ServicePort != nil && row.Affinity > 0 {
+		out.RememberedNot = "the kernel's module xt_recent remembers, see /proc/net/xt_recent"
+	}
+	return out, nil
+}
+
+// compare compares an object with the rules of its chain. A chain of our own has no
+// others; in one that rows share, and in a built-in one, ours must be among them.
+func (x id) compare(v value, have []string, found bool) (proxy.Difference, bool) {
+	lines := func(rules []string) string {
+		var out []string
+		for _, r := range rules {
+			out = append(out, "-A "+x.chain+" "+r)
+		}
+		return strings.Join(out, "; ")
+	}
+	d := proxy.Difference{Object: "table " + x.table + " chain " + x.chain, Want: lines(v.rules)}
+	if x.rule == "" && !x.shared() && !x.builtIn() {
+		if found && len(have) == 0 {
+			d.Have = "no rules"
+		} else if found {
+			d.Have = lines(have)
+		}
+		return d, !found || !slices.Equal(v.rules, have)
+	}
+	missing := slices.DeleteFunc(slices.Clone(v.rules), func(r string) bool { return slices.Contains(have, r) })
+	d.Want = lines(missing)
+	return d, len(missing) > 0
+}

@@ -1,0 +1,59 @@
+package iptables
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+// TestInspect finds rows as they were written, and names what another program took
+// away or added.
+func TestInspect(t *testing.T) {
+	variants(t, func(t *testing.T, d *Dataplane) {
+		s := everyState()
+		if err := proxytest.Sync(t.Context(), d, s); err != nil {
+			t.Fatal(err)
+		}
+		inspect := func(key proxy.PortKey) []proxy.Difference {
+			t.Helper()
+			got, err := d.Inspect(t.Context(), proxy.Inspection{Row: key})
+			if err != nil || got.Objects < 10 || got.Unread != "" {
+				t.Fatalf("%+v, error %v", got, err)
+			}
+			return got.Differences
+		}
+		for key := range s.Rows {
+			if diff := inspect(key); diff != nil {
+				t.Errorf("%v as it was written: %+v", key, diff)
+			}
+		}
+		run := func(args ...string) {
+			t.Helper()
+			if out, err := exec.Command("iptables-"+d.variant.String(), args...).CombinedOutput(); err != nil {
+				t.Fatalf("iptables %q: %v\n%s", args, err, out)
+			}
+		}
+		keys := plainState(3).Keys()
+		own := clusterChain + hash(keys[0], "")
+		run("-t", "nat", "-A", own, "-j", "RETURN")
+		diff := inspect(keys[0])
+		if len(diff) != 1 || diff[0].Object != "table nat chain "+own || !strings.HasSuffix(diff[0].Have, "; -A "+own+" -j RETURN") {
+			t.Errorf("with one rule more: %+v", diff)
+		}
+		run("-t", "nat", "-F", own)
+		if diff := inspect(keys[0]); len(diff) != 1 || diff[0].Have != "no rules" {
+			t.Errorf("with an empty chain: %+v", diff)
+		}
+		run("-t", "nat", "-F", kubeServices)
+		if diff := inspect(keys[1]); len(diff) == 0 || diff[0].Object != "table nat chain "+kubeServices || !strings.Contains(diff[0].Want, "--comment") {
+			t.Errorf("without the rules that lead to Services: %+v", diff)
+		}
+		run("-t", "nat", "-D", "PREROUTING", "1")
+		if diff := inspect(keys[2]); len(diff) < 2 || !strings.Contains(diff[0].Object+diff[1].Object+diff[len(diff)-1].Object, "PREROUTING") {
+			t.Errorf("without the way in: %+v", diff)
+		}
+	})
+}
