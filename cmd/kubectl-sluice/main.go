@@ -33,7 +33,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) int {
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return 0
+		return 0 // what goes on until it is told to stop
 	}
 	exit, ok := errors.AsType[*cli.ExitError](err)
 	if !ok {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"sluice/internal/app"
+	"sluice/internal/cli"
 )
 
 func main() {
@@ -34,7 +35,7 @@ func run(ctx context.Context, args []string, stderr io.Writer, again func() erro
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return 0 // told to stop, even if it had hardly begun
 	}
-	if exit, ok := errors.AsType[*app.ExitError](err); ok {
+	if exit, ok := errors.AsType[*cli.ExitError](err); ok {
 		if exit.Err != nil {
 			fmt.Fprintln(stderr, "Error:", exit)
 		}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"sluice/internal/bugreport"
+	"sluice/internal/cli"
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 	"sluice/internal/resolve"
@@ -54,7 +55,7 @@ Exit code: 0; 2 if neither the daemon nor its rules could be asked.`,
 		}
 		return writeReport(c, output, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	}
-	return answering(cmd)
+	return cli.Answering(cmd)
 }
 
 // writeReport writes the report to a file and says so.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sluice/internal/cli"
 	"sluice/internal/statusapi"
 )
 
@@ -31,7 +32,7 @@ func newDialStdioCommand() *cobra.Command {
 		},
 	}
 	socketFlag(cmd.Flags(), &socket)
-	return answering(cmd)
+	return cli.Answering(cmd)
 }
 
 // join passes on what both sides say until the daemon has nothing more to say,

@@ -50,7 +50,7 @@ type explainOptions struct {
 
 func newExplainCommand() *cobra.Command {
 	o := &explainOptions{daemon: NewOptions()}
-	cmd := answering(&cobra.Command{
+	cmd := cli.Answering(&cobra.Command{
 		Use:     "explain ADDR:PORT | NAMESPACE/SERVICE[:PORT]",
 		Short:   "Say what happens to a packet, and why",
 		Long:    explainHelp,
@@ -97,7 +97,7 @@ func (o *explainOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	if !e.Fine() {
-		return &ExitError{Code: exitFinding}
+		return &cli.ExitError{Code: cli.ExitFinding}
 	}
 	return nil
 }

@@ -10,12 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/internal/cli"
 	"sluice/internal/statusapi"
 )
 
 // exitOf returns what the process would exit with.
 func exitOf(err error) int {
-	if exit, ok := errors.AsType[*ExitError](err); ok {
+	if exit, ok := errors.AsType[*cli.ExitError](err); ok {
 		return exit.Code
 	}
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"sluice/internal/cli"
 	"sluice/internal/dataplane"
 	"sluice/internal/proxy"
 )
@@ -49,7 +50,7 @@ not be, lines with + are missing. Exit code 0: nothing differs; 1: something doe
 	cmd.Flags().AddFlagSet(o.some(append(slices.Clone(offlineFlags), "bpf-root")...))
 	completeMode(cmd)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
-	return answering(cmd)
+	return cli.Answering(cmd)
 }
 
 // render prints what the options ask for.
@@ -88,7 +89,7 @@ func (o *Options) render(ctx context.Context, out io.Writer, asked renderOptions
 	// What a mode would log when it writes is not true here.
 	err = errors.Join(mode.Render(klog.NewContext(ctx, klog.Logger{}), r), buffered.Flush())
 	if err == nil && asked.diff && r.Lines > 0 {
-		return &ExitError{Code: exitFinding}
+		return &cli.ExitError{Code: cli.ExitFinding}
 	}
 	return err
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/cli"
 	"sluice/internal/config"
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
@@ -42,7 +43,7 @@ func playRender(t *testing.T, args ...string) (string, error) {
 func rendered(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	out, err := playRender(t, append(slices.Clone(folderFlags), args...)...)
-	exit, ok := errors.AsType[*ExitError](err)
+	exit, ok := errors.AsType[*cli.ExitError](err)
 	switch {
 	case ok && exit.Err != nil:
 		t.Fatalf("render %q: %v", args, err)
@@ -126,9 +127,9 @@ func TestRenderMistakes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := playRender(t, tt.args...)
-			exit, _ := errors.AsType[*ExitError](err)
-			if exit == nil || exit.Code != exitNoAnswer || err.Error() != tt.want {
-				t.Errorf("error %v, want exit code %d and %s", err, exitNoAnswer, tt.want)
+			exit, _ := errors.AsType[*cli.ExitError](err)
+			if exit == nil || exit.Code != cli.ExitNoAnswer || err.Error() != tt.want {
+				t.Errorf("error %v, want exit code %d and %s", err, cli.ExitNoAnswer, tt.want)
 			}
 		})
 	}
@@ -302,7 +303,7 @@ func TestRenderDiff(t *testing.T) {
 				})
 				return out, code
 			}
-			if _, code := diff(); code != exitFinding {
+			if _, code := diff(); code != cli.ExitFinding {
 				t.Errorf("a kernel without rules: exit code %d", code)
 			}
 			synced(t, n, tt.mode)
@@ -312,7 +313,7 @@ func TestRenderDiff(t *testing.T) {
 			program(t, n, "", tt.change...)
 			before := program(t, n, "", "nft", "list", "ruleset")
 			out, code := diff()
-			if lines := strings.Split(strings.TrimSpace(out), "\n"); code != exitFinding || len(lines) != 2 || lines[1] != tt.want {
+			if lines := strings.Split(strings.TrimSpace(out), "\n"); code != cli.ExitFinding || len(lines) != 2 || lines[1] != tt.want {
 				t.Errorf("exit code %d\n%s\nwant %s", code, out, tt.want)
 			}
 			if after := program(t, n, "", "nft", "list", "ruleset"); after != before {
@@ -333,7 +334,7 @@ func TestRenderDiffChangesNoSetting(t *testing.T) {
 			_, code = rendered(t, "--diff", "--proxy-mode="+string(mode), "--iptables-localhost-nodeports=false", "--bpf-root="+t.TempDir())
 			return nil
 		})
-		if is := program(t, n, "", "cat", "/proc/sys/net/ipv4/conf/all/route_localnet"); code != exitFinding || is != "1\n" {
+		if is := program(t, n, "", "cat", "/proc/sys/net/ipv4/conf/all/route_localnet"); code != cli.ExitFinding || is != "1\n" {
 			t.Errorf("mode %s: exit code %d, route_localnet %q, which was 1", mode, code, is)
 		}
 	}
@@ -358,9 +359,9 @@ func TestRenderDiffWithoutRights(t *testing.T) {
 			failed <- err
 		}()
 		err := <-failed
-		exit, _ := errors.AsType[*ExitError](err)
-		if exit == nil || exit.Code != exitNoAnswer || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("mode %s: error %v, want exit code %d and %s", mode, err, exitNoAnswer, want)
+		exit, _ := errors.AsType[*cli.ExitError](err)
+		if exit == nil || exit.Code != cli.ExitNoAnswer || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("mode %s: error %v, want exit code %d and %s", mode, err, cli.ExitNoAnswer, want)
 		}
 	}
 }

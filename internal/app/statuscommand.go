@@ -44,5 +44,5 @@ could not be asked.`,
 		o.Services = args
 		return cli.ShowStatus(cmd.Context(), cmd.OutOrStdout(), statusapi.AtSocket(socket), o)
 	}
-	return answering(cmd)
+	return cli.Answering(cmd)
 }

@@ -29,5 +29,5 @@ and again on a terminal, and else once, over one period.`,
 		}
 		return cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), statusapi.AtSocket(socket), o)
 	}
-	return answering(cmd)
+	return cli.Answering(cmd)
 }
