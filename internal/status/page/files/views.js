@@ -229,7 +229,7 @@ function figures(one, node) {
 		t.bytesIn !== undefined && figure("From clients", bytes(t.bytesIn), byteRate(key, "bytesIn")),
 		t.bytesOut !== undefined && figure("To clients", bytes(t.bytesOut), byteRate(key, "bytesOut")),
 		refused.map(([reason, n]) => figure("Refused: " + reason, number(n))),
-		!one.traffic && figure("Traffic", "not counted"),
+		!one.traffic && figure("Traffic", "none counted"),
 		figure("Changed", ago(one.since, node.now)));
 }
 
