@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"sluice/internal/proxy"
 	"sluice/internal/statusapi"
 )
@@ -50,18 +52,22 @@ func (x *explanation) noteNear() {
 		return
 	}
 	dst, notes := x.packet.Dst, map[string]bool{}
+	sharing := map[types.NamespacedName]bool{}
 	for _, row := range x.owners {
 		for _, f := range row.Frontends {
 			switch {
 			case f.Addr.Addr() == dst.Addr():
-				d, _ := x.world.Resolver.Describe(nameOf(row))
-				notes[fmt.Sprintf("%v is an address of Service %v, which has %s", dst.Addr(), d.Name, portList(d.Ports))] = true
+				sharing[nameOf(row)] = true
 			case f.Kind == proxy.NodePort && !x.packet.DstLocal && row.Key.Family == proxy.FamilyOf(dst.Addr()) &&
 				row.Key.Protocol == x.packet.Protocol && f.Addr.Port() == dst.Port():
 				notes[fmt.Sprintf("%d is a NodePort of Service %v, and %v is not known as an address of this node",
 					dst.Port(), nameOf(row), dst.Addr())] = true
 			}
 		}
+	}
+	for name := range sharing {
+		ports, _ := x.world.Resolver.Ports(name)
+		notes[fmt.Sprintf("%v is an address of Service %v, which has %s", dst.Addr(), name, portList(ports))] = true
 	}
 	x.out.Notes = append(x.out.Notes, slices.Sorted(maps.Keys(notes))...)
 }
@@ -108,9 +114,9 @@ func (x *explanation) try() []string {
 
 // portsOfService lists the ports of the Service.
 func (x *explanation) portsOfService() string {
-	d, _ := x.world.Resolver.Describe(nameOf(x.want.Row))
-	if len(d.Ports) == 0 {
+	ports, _ := x.world.Resolver.Ports(nameOf(x.want.Row))
+	if len(ports) == 0 {
 		return "it has none"
 	}
-	return portList(d.Ports)
+	return portList(ports)
 }

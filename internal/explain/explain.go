@@ -232,9 +232,8 @@ func (x *explanation) setService() {
 	case x.target.port != nil:
 		x.port, row = x.target.port, x.target.port.Row
 	case row != nil:
-		d, _ := x.world.Resolver.Describe(nameOf(row))
-		if i := slices.IndexFunc(d.Ports, func(p resolve.PortDescription) bool { return p.Row == row }); i >= 0 {
-			x.port = &d.Ports[i]
+		if p, found := x.world.Resolver.DescribePort(row.Key); found && p.Row == row {
+			x.port = &p
 		}
 	default:
 		return

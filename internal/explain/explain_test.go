@@ -3,12 +3,14 @@ package explain
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -302,4 +304,35 @@ func TestExplainKernel(t *testing.T) {
 		stop()
 		must(t, <-done)
 	})
+}
+
+// TestExplainManyPorts costs what the endpoints of one port are, as the engine
+// waits meanwhile: all ports of a Service with all endpoints, once for each of
+// them, is seconds.
+func TestExplainManyPorts(t *testing.T) {
+	const many = 300
+	var ports, endpoints strings.Builder
+	for i := range many {
+		fmt.Fprintf(&ports, "{name: p%d, port: %d}, ", i, 1000+i)
+		fmt.Fprintf(&endpoints, "{addresses: [10.1.%d.%d]}, ", i/100, i%100+1)
+	}
+	r := resolverOf(t, fmt.Sprintf(`
+{kind: Service, metadata: {namespace: ns, name: big}, spec: {clusterIP: 10.96.0.1, externalIPs: [198.51.100.1], ports: [%s]}}
+---
+{kind: EndpointSlice, metadata: {namespace: ns, name: big-1, labels: {kubernetes.io/service-name: big}}, addressType: IPv4, ports: [%[1]s], endpoints: [%[2]s]}
+`, ports.String(), endpoints.String()))
+	r.Update()
+	w := &World{Resolver: r}
+	began := time.Now()
+	for to, want := range map[string]statusapi.Reason{
+		"ns/big:p7": statusapi.Forwarded, "10.96.0.1:1007": statusapi.Forwarded,
+		"10.96.0.1:9": statusapi.PortNotOfService, "198.51.100.1:9": statusapi.NoSuchFrontend,
+	} {
+		if a, err := w.Explain(Question{To: to}); err != nil || a.Reason != want {
+			t.Errorf("%s: %+v, error %v; want %s", to, a, err, want)
+		}
+	}
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("it took %v", took)
+	}
 }

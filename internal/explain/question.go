@@ -71,7 +71,7 @@ func (t *target) readName(text string, w *World) error {
 		return fmt.Errorf("%q is not NAMESPACE/SERVICE[:PORT]", text)
 	}
 	t.service = types.NamespacedName{Namespace: namespace, Name: name}
-	d, known := w.Resolver.Describe(t.service)
+	ports, known := w.Resolver.Ports(t.service)
 	if !known {
 		if _, unserved := w.unserved(t.service); unserved {
 			t.proto = cmp.Or(t.proto, proxy.TCP)
@@ -79,11 +79,11 @@ func (t *target) readName(text string, w *World) error {
 		}
 		return w.unknown(t.service)
 	}
-	if len(d.Ports) == 0 {
+	if len(ports) == 0 {
 		t.proto = cmp.Or(t.proto, proxy.TCP)
 		return nil // it has no address, which is the answer
 	}
-	return t.choosePort(d, port)
+	return t.choosePort(w, ports, port)
 }
 
 // unknown says that there is no such Service, and what there is instead.
@@ -106,8 +106,8 @@ func (w *World) unknown(name types.NamespacedName) error {
 }
 
 // choosePort chooses the port and the family that are meant.
-func (t *target) choosePort(d resolve.Description, text string) error {
-	fits := slices.DeleteFunc(slices.Clone(d.Ports), func(p resolve.PortDescription) bool {
+func (t *target) choosePort(w *World, ports []resolve.PortDescription, text string) error {
+	fits := slices.DeleteFunc(slices.Clone(ports), func(p resolve.PortDescription) bool {
 		k := p.Row.Key
 		return t.proto != 0 && k.Protocol != t.proto || text != "" && k.Port != text && strconv.Itoa(int(p.Port)) != text
 	})
@@ -115,21 +115,22 @@ func (t *target) choosePort(d resolve.Description, text string) error {
 		if text == "" {
 			text = t.proto.String()
 		}
-		return fmt.Errorf("no port %s of Service %v: it has %s", text, d.Name, portList(d.Ports))
+		return fmt.Errorf("no port %s of Service %v: it has %s", text, t.service, portList(ports))
 	}
 	fits = slices.DeleteFunc(fits, func(p resolve.PortDescription) bool {
 		return t.from.IsValid() && p.Row.Key.Family != proxy.FamilyOf(t.from)
 	})
 	if len(fits) == 0 {
-		return fmt.Errorf("the client %v is %v, and Service %v has no address of that family", t.from, proxy.FamilyOf(t.from), d.Name)
+		return fmt.Errorf("the client %v is %v, and Service %v has no address of that family", t.from, proxy.FamilyOf(t.from), t.service)
 	}
 	first := &fits[0]
 	for _, p := range fits[1:] {
 		if text == "" && p.Row.Key.Family == first.Row.Key.Family && p.Port != first.Port {
-			return fmt.Errorf("which port of Service %v? Write %v:PORT; it has %s", d.Name, d.Name, portList(d.Ports))
+			return fmt.Errorf("which port of Service %v? Write %v:PORT; it has %s", t.service, t.service, portList(ports))
 		}
 	}
-	t.port, t.proto, t.dst = first, first.Row.Key.Protocol, first.Frontends[0].Addr
+	p, _ := w.Resolver.DescribePort(first.Row.Key)
+	t.port, t.proto, t.dst = &p, p.Row.Key.Protocol, p.Frontends[0].Addr
 	return nil
 }
 

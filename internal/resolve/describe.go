@@ -10,15 +10,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Description is what is known of a Service, that included which does not come
-// to a row. It is made when it is asked for.
-type Description struct {
-	Name     types.NamespacedName
-	Ports    []PortDescription // by family, then as the Service has them
-	Problems []Problem         // of the Service and of its EndpointSlices
-}
-
-// PortDescription is one port of a Service in one family.
+// PortDescription is what is known of one port of a Service in one family, that
+// included which does not come to a row. It is made when it is asked for.
 type PortDescription struct {
 	Row       *proxy.ServicePort // as published
 	Port      uint16
@@ -92,24 +85,24 @@ func (u UnusedReason) String() string {
 	}[u]
 }
 
-// Describe tells what is known of a Service as of the last Update. Its cost is
-// that of the Service's endpoints.
-func (r *Resolver) Describe(name types.NamespacedName) (Description, bool) {
+// Ports returns the ports of a Service, by family and then as the Service has
+// them, without what is known of their frontends and endpoints: there may be very
+// many of each.
+func (r *Resolver) Ports(name types.NamespacedName) (ports []PortDescription, known bool) {
 	e := r.entries[name]
 	if e == nil || e.service == nil {
-		return Description{}, false
+		return nil, false
 	}
-	d := Description{Name: name, Problems: r.problemsOf(e)}
 	for _, f := range r.settings.Families {
 		for p := range e.service.portsOf(f) {
-			d.Ports = append(d.Ports, r.describePort(e, p))
+			ports = append(ports, r.port(e, p))
 		}
 	}
-	return d, true
+	return ports, true
 }
 
-// DescribePort tells what Describe does of one row only, for readers that must
-// not keep others waiting while very many endpoints are described.
+// DescribePort tells what is known of a port as of the last Update. Its cost is
+// that of the Service's endpoints.
 func (r *Resolver) DescribePort(k proxy.PortKey) (PortDescription, bool) {
 	e := r.entries[types.NamespacedName{Namespace: k.Namespace, Name: k.Name}]
 	if e == nil || e.service == nil {
@@ -155,8 +148,12 @@ func (r *Resolver) lostBy(p portOfFamily) (out []Problem) {
 	return out
 }
 
+func (r *Resolver) port(e *entry, p portOfFamily) PortDescription {
+	return PortDescription{Row: rowOf(e.rows, p.key()), Port: p.port.Port, NodePort: p.port.NodePort}
+}
+
 func (r *Resolver) describePort(e *entry, p portOfFamily) PortDescription {
-	d := PortDescription{Row: rowOf(e.rows, p.key()), Port: p.port.Port, NodePort: p.port.NodePort}
+	d := r.port(e, p)
 	for cl, by := range p.claims() {
 		f := FrontendDescription{Frontend: proxy.Frontend{Kind: by.kind, Addr: cl.addr}}
 		if owner := r.claims.owners[cl]; owner != by {

@@ -11,6 +11,17 @@ import (
 	"sluice/internal/proxy"
 )
 
+// onlyPort describes the one port that a Service has.
+func onlyPort(t *testing.T, r *Resolver, name string) PortDescription {
+	t.Helper()
+	ports, known := r.Ports(types.NamespacedName{Namespace: "ns", Name: name})
+	if !known || len(ports) != 1 {
+		t.Fatalf("known %t: %+v", known, ports)
+	}
+	p, _ := r.DescribePort(ports[0].Row.Key)
+	return p
+}
+
 // TestDescribeEndpoints says of every endpoint why a list does not have it.
 func TestDescribeEndpoints(t *testing.T) {
 	tests := []struct {
@@ -53,12 +64,8 @@ func TestDescribeEndpoints(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := resolverOf(t, append(tt.objects, serviceOf("ns/web", "10.96.0.1", externalLocal, nodePort(30080)))...)
-			d, known := r.Describe(types.NamespacedName{Namespace: "ns", Name: "web"})
-			if !known || len(d.Ports) != 1 {
-				t.Fatalf("known %t: %+v", known, d)
-			}
 			var got []string
-			for _, e := range d.Ports[0].Endpoints {
+			for _, e := range onlyPort(t, r, "web").Endpoints {
 				got = append(got, fmt.Sprintf("%v|%v|%v", e.Addr, e.Unused(proxy.ScopeCluster), e.Unused(proxy.ScopeLocal)))
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -73,16 +80,16 @@ func TestDescribePortName(t *testing.T) {
 	s := sliceOf("ns/a", "web", endpointOf("10.1.0.1", here))
 	s.Ports[0].Name = new("web")
 	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1"), s)
-	d, _ := r.Describe(types.NamespacedName{Namespace: "ns", Name: "web"})
-	p := d.Ports[0]
+	p := onlyPort(t, r, "web")
 	if !p.PortMissing || len(p.Endpoints) != 1 || p.Endpoints[0].Unused(proxy.ScopeCluster) != UnusedNoPort || p.Endpoints[0].Slice != "a" {
 		t.Errorf("port %+v", p)
 	}
 	if diff := cmp.Diff([]SlicePort{{"web", proxy.TCP, 8080}}, p.SlicePorts); diff != "" {
 		t.Errorf("ports mismatch (-want +got):\n%s", diff)
 	}
-	if len(d.Problems) != 1 || d.Problems[0].Field != "spec.ports[0].name" {
-		t.Errorf("problems %v", d.Problems)
+	problems := r.ProblemsOf(types.NamespacedName{Namespace: "ns", Name: "web"})
+	if len(problems) != 1 || problems[0].Field != "spec.ports[0].name" {
+		t.Errorf("problems %v", problems)
 	}
 }
 
@@ -91,9 +98,8 @@ func TestDescribeClaims(t *testing.T) {
 	r := resolverOf(t,
 		serviceOf("ns/old", "10.96.0.1", bornAt(1), externalIPs("192.0.2.1"), nodePort(30080)),
 		serviceOf("ns/new", "10.96.0.2", bornAt(2), externalIPs("192.0.2.1"), nodePort(30080)))
-	d, _ := r.Describe(types.NamespacedName{Namespace: "ns", Name: "new"})
 	var got []string
-	for _, f := range d.Ports[0].Frontends {
+	for _, f := range onlyPort(t, r, "new").Frontends {
 		text := fmt.Sprintf("%v %v", f.Kind, f.Addr)
 		if f.LostTo != nil {
 			text += " lost to " + f.LostTo.String()
@@ -104,7 +110,7 @@ func TestDescribeClaims(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("frontends mismatch (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(problemsOf(r), d.Problems); diff != "" {
+	if diff := cmp.Diff(problemsOf(r), r.ProblemsOf(types.NamespacedName{Namespace: "ns", Name: "new"})); diff != "" {
 		t.Errorf("problems mismatch (-want +got):\n%s", diff)
 	}
 	who := r.Claimants(netip.MustParseAddrPort("192.0.2.1:80"), proxy.TCP)
@@ -122,7 +128,7 @@ func TestDescribeClaims(t *testing.T) {
 // TestDescribeUnknown knows no Service that has no address of its own.
 func TestDescribeUnknown(t *testing.T) {
 	r := resolverOf(t, serviceOf("ns/web", "None"), sliceOf("ns/a", "web", endpointOf("10.1.0.1")))
-	if d, known := r.Describe(types.NamespacedName{Namespace: "ns", Name: "web"}); known {
-		t.Errorf("%+v", d)
+	if ports, known := r.Ports(types.NamespacedName{Namespace: "ns", Name: "web"}); known {
+		t.Errorf("%+v", ports)
 	}
 }

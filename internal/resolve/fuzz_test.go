@@ -352,12 +352,13 @@ func (w *world) compareWithFresh() {
 // checkDescription fails unless what is told of a Service is what its rows have.
 func checkDescription(t *testing.T, r *Resolver, e *entry) {
 	t.Helper()
-	d, known := r.Describe(e.name)
-	if known != (e.service != nil) || len(d.Ports) != len(e.rows) {
-		t.Fatalf("known %t, %d ports of %d rows", known, len(d.Ports), len(e.rows))
+	ports, known := r.Ports(e.name)
+	if known != (e.service != nil) || len(ports) != len(e.rows) {
+		t.Fatalf("known %t, %d ports of %d rows", known, len(ports), len(e.rows))
 	}
-	for i, p := range d.Ports {
-		if p.Row != e.rows[i] {
+	for i := range ports {
+		p, found := r.DescribePort(ports[i].Row.Key)
+		if !found || p.Row != e.rows[i] || p.Row != ports[i].Row {
 			t.Fatalf("row %v is described as %v", e.rows[i], p.Row)
 		}
 		for scope, list := range [...][]proxy.Endpoint{p.Row.Cluster, p.Row.Local} {
