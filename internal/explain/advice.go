@@ -83,8 +83,10 @@ func (x *explanation) try() []string {
 	case statusapi.NotSynced:
 		return []string{"sluice status --wait", "if it does not end: the daemon's log says why a sync fails"}
 	case statusapi.NoSuchFrontend:
-		return []string{fmt.Sprintf("kubectl get services -A -o wide | grep -F %v", x.packet.Dst.Addr()),
-			"is the Service in another namespace, or the packet for another node?"}
+		return []string{
+			fmt.Sprintf("kubectl get services -A -o wide | grep -F %v", x.packet.Dst.Addr()),
+			"is the Service in another namespace, or the packet for another node?",
+		}
 	case statusapi.PortNotOfService:
 		return []string{"use a port of the Service: " + x.portsOfService()}
 	case statusapi.UnallocatedAddress:
@@ -98,8 +100,10 @@ func (x *explanation) try() []string {
 	case statusapi.NotReady:
 		return []string{show + " -o yaml", "why do readiness probes fail? kubectl -n " + namespace + " describe pods"}
 	case statusapi.NoLocalEndpoint:
-		return []string{"run a pod of the Service on this node, or set the policy to Cluster",
-			"a load balancer should leave this node out by its health check"}
+		return []string{
+			"run a pod of the Service on this node, or set the policy to Cluster",
+			"a load balancer should leave this node out by its health check",
+		}
 	case statusapi.PortNameMismatch:
 		return []string{fmt.Sprintf("name the port of the Service as the EndpointSlices do: kubectl -n %s edit service %s", namespace, name)}
 	case statusapi.LostClaim:

@@ -30,7 +30,8 @@ func TestDescribeEndpoints(t *testing.T) {
 		want    []string // the address, why the Cluster list has it not, why the Local list
 	}{
 		{
-			"conditions", []any{sliceOf("ns/a", "web",
+			"conditions",
+			[]any{sliceOf("ns/a", "web",
 				endpointOf("10.1.0.1"), endpointOf("10.1.0.2", here), endpointOf("10.1.0.3", here, conditions("---")),
 				endpointOf("10.1.0.4", here, conditions("-st")), endpointOf("10.1.0.5", conditions("--t")),
 				endpointOf("10.1.0.6", here, conditions("-s-")), endpointOf("10.1.0.7", nowhere))},
@@ -45,19 +46,23 @@ func TestDescribeEndpoints(t *testing.T) {
 			},
 		},
 		{
-			"the last resort", []any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", here, conditions("-st")), endpointOf("10.1.0.2", conditions("---")))},
+			"the last resort",
+			[]any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", here, conditions("-st")), endpointOf("10.1.0.2", conditions("---")))},
 			[]string{"10.1.0.1:8080||", "10.1.0.2:8080|not ready|on another node"},
 		},
 		{
-			"hints for zones", []any{nodeOf("a"), sliceOf("ns/a", "web", endpointOf("10.1.0.1", zones("a")), endpointOf("10.1.0.2", here, zones("b")))},
+			"hints for zones",
+			[]any{nodeOf("a"), sliceOf("ns/a", "web", endpointOf("10.1.0.1", zones("a")), endpointOf("10.1.0.2", here, zones("b")))},
 			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|hints give it to other zones|"},
 		},
 		{
-			"hints for nodes", []any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", nodes(testNode)), endpointOf("10.1.0.2", nodes("x")))},
+			"hints for nodes",
+			[]any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", nodes(testNode)), endpointOf("10.1.0.2", nodes("x")))},
 			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|hints give it to other nodes|on another node"},
 		},
 		{
-			"one address twice", []any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", here, conditions("---"))), sliceOf("ns/b", "web", endpointOf("10.1.0.1", here))},
+			"one address twice",
+			[]any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", here, conditions("---"))), sliceOf("ns/b", "web", endpointOf("10.1.0.1", here))},
 			[]string{"10.1.0.1:8080|another EndpointSlice has the same address, whose conditions count|another EndpointSlice has the same address, whose conditions count", "10.1.0.1:8080||"},
 		},
 	}
