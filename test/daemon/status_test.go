@@ -84,7 +84,8 @@ func TestStatusDoesNotHoldUpChanges(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	asked := make(chan int)
-	for _, path := range []string{"/v1/services?limit=500&sort=-used", "/v1/services?filter=many-29&sort=name", "/v1/node", "/v1/changes?limit=500"} {
+	for _, path := range []string{"/v1/services?limit=500&sort=-used", "/v1/services?filter=many-29&sort=name", "/v1/node", "/v1/changes?limit=500",
+		"/v1/explain?to=default/web", "/v1/explain?to=172.31.0.1:80"} {
 		go func() {
 			n, c := 0, statusapi.AtSocket(s.socket)
 			path, query, _ := strings.Cut(path, "?")
@@ -114,7 +115,7 @@ func TestStatusDoesNotHoldUpChanges(t *testing.T) {
 		}
 	}
 	stop()
-	for range 4 {
+	for range 6 {
 		if n := <-asked; n == 0 {
 			t.Error("a question was never answered")
 		}
