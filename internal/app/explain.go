@@ -62,6 +62,7 @@ func newExplainCommand() *cobra.Command {
 		},
 	})
 	f := cmd.Flags()
+	f.SortFlags = false // those of the daemon come last
 	f.StringVar(&o.question.From, "from", "", "the client's `IP`; without it, the node itself")
 	f.StringVar(&o.question.Protocol, "proto", "", "tcp, udp or sctp; without it, tcp or what the Service's port has")
 	f.StringVar(&o.question.In, "in", "", "the `INTERFACE` that the packet comes in on")

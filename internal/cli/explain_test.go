@@ -74,6 +74,33 @@ Try        kubectl -n ns get endpointslices -l kubernetes.io/service-name=web-wi
 	}
 }
 
+// TestExplainTried shows what came of real packets.
+func TestExplainTried(t *testing.T) {
+	evil := statusapi.TraceStep{Chain: "inet firewall out", Handle: 3, Rule: "tcp dport 80 drop", Verdict: "drop"}
+	ours := statusapi.TraceStep{Chain: "ip sluice services", Verdict: "jump x", Ours: true}
+	theirs := statusapi.TraceStep{Chain: "inet firewall in", Verdict: "accept"}
+	for _, tt := range []struct {
+		e    statusapi.Explanation
+		want string
+	}{
+		{statusapi.Explanation{Handshake: &statusapi.Handshake{Seconds: 0.002, Endpoint: "10.0.0.1:80"}}, "Connect    answered by 10.0.0.1:80 after 2ms\n"},
+		{statusapi.Explanation{Handshake: &statusapi.Handshake{Seconds: 0.002}}, "Connect    answered after 2ms\n"},
+		{statusapi.Explanation{Handshake: &statusapi.Handshake{Seconds: 3, Error: "i/o timeout"}}, "Connect    FAILED after 3s: i/o timeout\n"},
+		{statusapi.Explanation{Trace: &statusapi.Trace{Steps: []statusapi.TraceStep{ours, theirs}}}, "Trace      no rule dropped the packet, 2 rules decided about it\n" +
+			"           other programs' rules on its way:\n           inet firewall in  accept\n"},
+		{
+			statusapi.Explanation{Trace: &statusapi.Trace{Steps: []statusapi.TraceStep{ours, evil}, DroppedBy: &evil}},
+			"Trace      DROPPED by a rule of another program, in inet firewall out: tcp dport\n           80 drop\n",
+		},
+		{statusapi.Explanation{Trace: &statusapi.Trace{Unknown: "no such packet came within 10s"}}, "Trace      no such packet came within 10s\n"},
+	} {
+		var out bytes.Buffer
+		if err := Explain(&out, "text", &tt.e, time.Time{}); err != nil || !strings.HasSuffix(out.String(), "not checked:\n"+tt.want) {
+			t.Errorf("error %v\n%s\nwant at its end\n%s", err, out.String(), tt.want)
+		}
+	}
+}
+
 // TestExplainHostileNames lets no object move the cursor of who reads.
 func TestExplainHostileNames(t *testing.T) {
 	const evil = "a\x1b[2J\r\nVerdict\u202e\u0085\xff"

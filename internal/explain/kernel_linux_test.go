@@ -149,21 +149,28 @@ func (s *story) want(to string, reason statusapi.Reason, fate traffic.Fate, by s
 	if e.Reason != reason {
 		s.t.Errorf("%s: %s, %s; want %s", to, e.Reason, e.Message, reason)
 	}
-	seen, err := s.client.Probe(s.t.Context(), []traffic.Flow{{
-		Protocol: proxy.TCP, Src: storyClient, Dst: netip.MustParseAddrPort(e.Packet.To), Patience: traffic.Scaled(500 * time.Millisecond),
-	}})
-	must(s.t, err)
-	if seen[0].Fate != fate || by != "" && seen[0].By.String() != by {
-		s.t.Errorf("%s: %v; want %v by %s", to, seen[0], fate, by)
+	seen := s.probe(e.Packet.To)
+	if seen.Fate != fate || by != "" && seen.By.String() != by {
+		s.t.Errorf("%s: %v; want %v by %s", to, seen, fate, by)
 	}
 	says := map[string]traffic.Fate{"forward": traffic.Answered, "reject": traffic.Refused, "drop": traffic.Silent, "untouched": traffic.Reset}[e.Verdict]
-	if says != seen[0].Fate && len(e.Kernel.Differences) == 0 {
-		s.t.Errorf("%s: %s was explained, and the packet saw %v", to, e.Verdict, seen[0])
+	if says != seen.Fate && len(e.Kernel.Differences) == 0 {
+		s.t.Errorf("%s: %s was explained, and the packet saw %v", to, e.Verdict, seen)
 	}
-	if e.Verdict == "forward" && seen[0].Fate == traffic.Answered && (len(e.Candidates) != 1 || e.Candidates[0].Address != seen[0].By.String()) {
-		s.t.Errorf("%s: explained as %+v, and answered by %v", to, e.Candidates, seen[0].By)
+	if e.Verdict == "forward" && seen.Fate == traffic.Answered && (len(e.Candidates) != 1 || e.Candidates[0].Address != seen.By.String()) {
+		s.t.Errorf("%s: explained as %+v, and answered by %v", to, e.Candidates, seen.By)
 	}
 	return e
+}
+
+// probe sends a packet of the client.
+func (s *story) probe(to string) traffic.Seen {
+	s.t.Helper()
+	seen, err := s.client.Probe(s.t.Context(), []traffic.Flow{{
+		Protocol: proxy.TCP, Src: storyClient, Dst: netip.MustParseAddrPort(to), Patience: traffic.Scaled(500 * time.Millisecond),
+	}})
+	must(s.t, err)
+	return seen[0]
 }
 
 func (s *story) explain(to string) *statusapi.Explanation {
@@ -224,6 +231,20 @@ func TestExplainOnKernel(t *testing.T) {
 	s.after(func() { s.plane.fail.Store(false) })
 	s.want("172.30.0.1:80", statusapi.Forwarded, traffic.Answered, "10.0.0.12:8080")
 
+	sticky := serviceOf("sticky", "172.30.0.3")
+	sticky.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+	s.after(func() {
+		s.engine.OnServiceUpdate(nil, sticky)
+		s.engine.OnEndpointSliceUpdate(nil, sliceOf("sticky", "10.0.0.11", "10.0.0.12"))
+	})
+	if e := s.explain("ns/sticky"); e.Affinity == nil || e.Affinity.Endpoint != "" || e.Affinity.Unknown != "" {
+		t.Errorf("a client that never came: %+v", e.Affinity)
+	}
+	first := s.probe("172.30.0.3:80")
+	if e := s.explain("ns/sticky"); e.Affinity.Endpoint != first.By.String() {
+		t.Errorf("a client that was answered by %v: %+v", first.By, e.Affinity)
+	}
+
 	must(t, s.lab.Node().Do(func() error {
 		out, err := exec.Command("nft", "flush", "map", "ip", "sluice", "endpoints").CombinedOutput()
 		if err != nil {
@@ -235,11 +256,7 @@ func TestExplainOnKernel(t *testing.T) {
 	if e.Kernel.State != statusapi.KernelDiffers || e.Fine() || len(e.Kernel.Differences) != 1 || !strings.Contains(e.Kernel.Differences[0].Want, "10.0.0.12 . 8080") {
 		t.Errorf("a slot that was deleted: %+v", e.Kernel)
 	}
-	seen, err := s.client.Probe(t.Context(), []traffic.Flow{{
-		Protocol: proxy.TCP, Src: storyClient, Dst: netip.MustParseAddrPort("172.30.0.1:80"), Patience: traffic.Scaled(500 * time.Millisecond),
-	}})
-	must(t, err)
-	if seen[0].Fate == traffic.Answered {
-		t.Errorf("without the slot: %v", seen[0])
+	if seen := s.probe("172.30.0.1:80"); seen.Fate == traffic.Answered {
+		t.Errorf("without the slot: %v", seen)
 	}
 }
