@@ -221,7 +221,7 @@ func (t *table) externalLocalChain(name string, m *frontendMaps, n *proxy.Node) 
 
 func (t *table) noEndpointsChain(name string, m *frontendMaps) *chain {
 	return t.chain(name,
-		t.rule().frontend(m).in(m.rejects).goTo(refusedNoEndpoints).comment("no endpoint anywhere"),
+		t.rule().frontend(m).in(m.rejects).goTo(refusedNoEndpoints).comment("no endpoint anywhere: refuse"),
 		t.rule().frontend(m).in(m.drops).goTo(refusedNoLocal).comment("no endpoint for this node"))
 }
 

@@ -78,7 +78,7 @@ func (t *table) choices() (out []*chain) {
 	return out
 }
 
-const overtaken = "there are fewer of them since the Service was looked up"
+const overtaken = "there are fewer since the Service was looked up"
 
 // dnatChain is the only one that refers to the endpoints, with a slot or an id in
 // the packet's priority.
@@ -90,7 +90,7 @@ func (t *table) dnatChain(nodePort bool) *chain {
 func (t *table) slotChain(c class) *chain {
 	m := t.frontends(c.nodePort)
 	return t.chain(toSlot+c.list(),
-		t.rule().jump(m.dnat).comment("the endpoint in the slot"),
+		t.rule().jump(m.dnat).comment("to the endpoint in the slot"),
 		t.rule().chooseSlot(way{}, 1, firstSlot(c.scope)).goTo(m.dnat).comment(overtaken))
 }
 
@@ -112,7 +112,7 @@ func (t *table) knownChain(c class) *chain {
 func (t *table) liveChain(c class) *chain {
 	m := t.frontends(c.nodePort)
 	return t.chain(toLive+c.list(),
-		t.rule().jump(m.dnat).comment("the client's endpoint"),
+		t.rule().jump(m.dnat).comment("to the client's endpoint"),
 		t.list(t.rule().priorityHas(halfBlock-1), c).forget(t.affinity).comment("it is gone"))
 }
 
@@ -128,7 +128,7 @@ func (t *table) chosenChain(c class) *chain {
 	m := t.frontends(c.nodePort)
 	return t.chain(toChosen+c.list(),
 		t.rule().load(true).priority().bits(listMask, 0).priorityBy(t.affinity).comment("another packet may have been faster"),
-		t.rule().jump(m.dnat).comment("the endpoint that was chosen"),
+		t.rule().jump(m.dnat).comment("to the endpoint that was chosen"),
 		t.rule().chooseSlot(way{}, 1, firstSlot(c.scope)).
 			frontend(m).priority().priorityBy(m.ids).goTo(m.dnat).comment(overtaken))
 }
