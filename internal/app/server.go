@@ -86,6 +86,7 @@ type ProxyServer struct {
 	healthServer  *health.Server
 	metricsServer *health.Server
 	statusServer  http.Handler
+	files         fileProblems
 	statusTCP     *health.Server
 }
 
@@ -212,7 +213,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	jobs := []job{
 		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready, !s.carries()) }},
 		{"read objects", func(ctx context.Context) error {
-			return s.plan.from.open(s.plan.node).Run(ctx, s.provider)
+			return s.plan.from.open(s.plan.node, s.files.report).Run(ctx, s.provider)
 		}},
 		{"sync", s.provider.SyncLoop},
 		{"report refused Services", s.refusals.Run},

@@ -92,10 +92,11 @@ func (s objectSource) String() string {
 	return "API server " + s.config.Host
 }
 
-// open returns the source. It reads nothing before it is run.
-func (s objectSource) open(node string) source.Source {
+// open returns the source. It reads nothing before it is run. What is wrong with
+// files is reported; objects of an API server have no files.
+func (s objectSource) open(node string, report func([]manifest.Problem)) source.Source {
 	if s.manifests != "" {
-		return manifest.Source{Dir: s.manifests, NodeName: node}
+		return manifest.Source{Dir: s.manifests, NodeName: node, Report: report}
 	}
 	return informer.New(s.client, node)
 }

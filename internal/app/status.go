@@ -1,10 +1,12 @@
 package app
 
 import (
+	"sync/atomic"
 	"time"
 
 	"sluice/internal/engine"
 	"sluice/internal/kernel/sysctl"
+	"sluice/internal/source/manifest"
 	"sluice/internal/status"
 	"sluice/internal/status/page"
 	"sluice/internal/statusapi"
@@ -21,8 +23,30 @@ func (s *ProxyServer) newStatusServer(e *engine.Engine) *status.Server {
 	}
 	return status.New(status.Settings{
 		Engine: e, About: about, Health: s.healthStatus, Tracked: tracked, Traffic: statusTraffic{s.traffic}, Explain: s.explainer(e),
-		Page: page.Handler(),
+		Page: page.Handler(), Files: s.files.list,
 	})
+}
+
+// fileProblems are what is wrong with the files that objects come from.
+type fileProblems struct {
+	now atomic.Pointer[[]statusapi.Problem]
+}
+
+// report takes what is wrong now.
+func (f *fileProblems) report(all []manifest.Problem) {
+	var now []statusapi.Problem
+	for _, p := range all {
+		now = append(now, statusapi.Problem{Object: p.Where(), Field: p.Field, Reason: p.Reason})
+	}
+	f.now.Store(&now)
+}
+
+// list returns what is wrong. Nobody changes it.
+func (f *fileProblems) list() []statusapi.Problem {
+	if now := f.now.Load(); now != nil {
+		return *now
+	}
+	return nil
 }
 
 // healthStatus returns what the health server would say.

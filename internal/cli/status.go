@@ -211,7 +211,7 @@ func writeProblems(w io.Writer, r *StatusReport) {
 	fmt.Fprintf(w, "\n%s:\n", strings.ToUpper(plural(r.problems, "problem", "problems")))
 	some := r.Problems[:min(len(r.Problems), problemsListed)]
 	for _, p := range some {
-		fmt.Fprintf(w, "  %s\n", clean(p.Object+": "+p.Field+": "+p.Reason))
+		fmt.Fprintf(w, "  %s\n", clean(p.String()))
 	}
 	if more := r.problems - len(some); more > 0 {
 		fmt.Fprintf(w, "  and %s more (-o json has up to %d)\n", thousands(more), statusapi.DefaultPage)

@@ -17,6 +17,7 @@ func (s *Server) node(context.Context, *request) (any, error) {
 	n := s.settings.About
 	n.Now = time.Now()
 	n.Health = s.settings.Health()
+	files := len(s.files())
 	if s.settings.Tracked != nil {
 		n.Tracking = s.settings.Tracked()
 	}
@@ -25,7 +26,7 @@ func (s *Server) node(context.Context, *request) (any, error) {
 		for _, ip := range v.State.Node.IPs {
 			n.Addresses = append(n.Addresses, ip.String())
 		}
-		n.Counts.Ports, n.Counts.Problems = len(v.State.Rows), v.Resolver.ProblemCount()
+		n.Counts.Ports, n.Counts.Problems = len(v.State.Rows), files+v.Resolver.ProblemCount()
 		n.Counts.Services, n.Counts.Endpoints = v.Resolver.Counts()
 		n.Counts.Pending, n.Counts.Refused = v.Dirty()
 		n.Sync = syncOf(v.Sync())
@@ -50,8 +51,17 @@ func (s *Server) problems(_ context.Context, r *request) (any, error) {
 	var all []resolve.Problem
 	s.settings.Engine.Look(func(v engine.View) { all = v.Resolver.Problems() })
 	slices.SortFunc(all, resolve.CompareProblems)
-	some, next, err := page(r, all)
-	return statusapi.ProblemList{Items: problemsOf(some), Total: len(all), Continue: next}, err
+	list := append(s.files(), problemsOf(all)...)
+	some, next, err := page(r, list)
+	return statusapi.ProblemList{Items: some, Total: len(list), Continue: next}, err
+}
+
+// files returns what is wrong with files, in a list of its own.
+func (s *Server) files() []statusapi.Problem {
+	if s.settings.Files == nil {
+		return nil
+	}
+	return slices.Clone(s.settings.Files())
 }
 
 func problemsOf(all []resolve.Problem) []statusapi.Problem {

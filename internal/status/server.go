@@ -32,6 +32,10 @@ type Settings struct {
 	Traffic Traffic                    // nil: nothing is counted
 	Explain func(ctx context.Context, q url.Values) (*statusapi.Explanation, error)
 	Page    http.Handler // for people; nil: there is none
+
+	// Files returns what is wrong with files that objects come from, in order;
+	// nil: they do not come from files.
+	Files func() []statusapi.Problem
 }
 
 // Traffic is who counts traffic.

@@ -177,6 +177,14 @@ type Problem struct {
 	Reason string `json:"reason"`
 }
 
+// String returns the problem as one line.
+func (p Problem) String() string {
+	if p.Field == "" {
+		return p.Object + ": " + p.Reason
+	}
+	return p.Object + ": " + p.Field + ": " + p.Reason
+}
+
 // ProblemList is a page of problems.
 type ProblemList struct {
 	Items    []Problem `json:"items"`

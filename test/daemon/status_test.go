@@ -126,3 +126,20 @@ func values(query string) url.Values {
 	v, _ := url.ParseQuery(query)
 	return v
 }
+
+// TestStatusTellsOfFiles: a file that cannot be read is a problem until it is mended.
+func TestStatusTellsOfFiles(t *testing.T) {
+	s := newSite(t)
+	s.write("web.yaml", service("web", clusterIP, podA))
+	s.write("bad.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {clusterIP: nonsense, ports: [{port: 80}]}\n")
+	s.start(nil)
+	text, code := s.tell("status", "--wait=20s", "--problems")
+	if code != 1 || !strings.Contains(text, "1 PROBLEM:") || !strings.Contains(text, "bad.yaml") || !strings.Contains(text, "spec.clusterIP") {
+		t.Errorf("exit %d, %s", code, text)
+	}
+	s.write("bad.yaml", "")
+	eventually(t, "no problem", func() bool {
+		_, code := s.tell("status", "--problems")
+		return code == 0
+	})
+}

@@ -22,11 +22,19 @@ type Problem struct {
 }
 
 // String returns the problem as one line.
-func (p Problem) String() string {
-	parts := []string{p.File, "", p.Object, p.Field, p.Reason}
+func (p Problem) String() string { return line(p.Where(), p.Field, p.Reason) }
+
+// Where returns the file, the place in it and the object, as far as they are known.
+func (p Problem) Where() string {
+	document := ""
 	if p.Document > 0 {
-		parts[1] = fmt.Sprintf("document %d (line %d)", p.Document, p.Line)
+		document = fmt.Sprintf("document %d (line %d)", p.Document, p.Line)
 	}
+	return line(p.File, document, p.Object)
+}
+
+// line joins what there is of some parts.
+func line(parts ...string) string {
 	parts = slices.DeleteFunc(parts, func(part string) bool { return part == "" })
 	return strings.Map(func(r rune) rune {
 		// Keys and names come from the file; they must not break the line.

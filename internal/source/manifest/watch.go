@@ -32,6 +32,10 @@ const (
 type Source struct {
 	Dir      string // it must exist when Run begins
 	NodeName string // of the only Node that is delivered
+
+	// Report takes the problems that there are after each reading, sorted; notes
+	// are none. Nil: nobody wants them.
+	Report func([]Problem)
 }
 
 // run is one Run of the source.
@@ -40,6 +44,7 @@ type run struct {
 	watcher  *watcher
 	delivery delivery
 	reporter reporter
+	report   func([]Problem)
 	changed  bool // there were events: files that look unchanged may be changed
 	missing  bool // the folder could not be read
 }
@@ -53,6 +58,7 @@ func (s Source) Run(ctx context.Context, h source.Handler) error {
 		watcher:  &watcher{log: klog.FromContext(ctx), dir: dir},
 		delivery: newDelivery(s.NodeName, h),
 		reporter: reporter{log: klog.FromContext(ctx)},
+		report:   s.Report,
 	}
 	defer r.watcher.close()
 	if err == nil {
@@ -128,6 +134,9 @@ func (r *run) read() error {
 func (r *run) publish() {
 	entries, problems := r.folder.merged()
 	r.reporter.update(problems)
+	if r.report != nil {
+		r.report(slices.DeleteFunc(slices.Clone(problems), func(p Problem) bool { return p.Note }))
+	}
 	r.delivery.update(entries)
 }
 
