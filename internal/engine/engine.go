@@ -22,8 +22,7 @@ type Engine struct {
 	observer  Observer
 	runner    *runner.BoundedFrequencyRunner
 	firstSync chan struct{} // closed when the kernel has been made right once
-	turn      chan struct{} // has an element while somebody uses the dataplane
-	ended     chan struct{} // closed when nobody may any more
+	turns     turns
 
 	// These belong to the goroutine of SyncLoop.
 	begun    bool        // nothing is waited for any more
@@ -53,8 +52,7 @@ func New(s Settings) *Engine {
 		table:     newTable(s.Resolver.State()),
 		fullFrom:  time.Now(),
 		firstSync: make(chan struct{}),
-		turn:      make(chan struct{}, 1),
-		ended:     make(chan struct{}),
+		turns:     newTurns(),
 	}
 	e.runner = runner.New("sync", e.run, runner.Settings{
 		MinInterval: s.MinSyncPeriod,
@@ -117,8 +115,8 @@ func (e *Engine) SyncLoop(ctx context.Context) error {
 	e.alarm.Stop() // It is set when there is something to wait for.
 	defer e.alarm.Stop()
 	err := e.runner.Loop(ctx)
-	e.turn <- struct{}{} // for good
-	close(e.ended)
+	e.turns.take() // for good
+	close(e.turns.ended)
 	stop()
 	beside.Wait()
 	return errors.Join(err, ended)
@@ -219,8 +217,8 @@ func (e *Engine) take() *work {
 // write takes the work to the dataplane and returns the rows that the kernel
 // refused. After an error all that changed is as dirty as before.
 func (e *Engine) write(ctx context.Context, w *work) (refused proxy.Refused, err error) {
-	e.turn <- struct{}{}
-	defer func() { <-e.turn }()
+	e.turns.take()
+	defer e.turns.give()
 	switch {
 	case w.full:
 		if refused, err = e.dataplane.Sync(ctx, w.state); err != nil {

@@ -36,12 +36,44 @@ func (i *inspected) Apply(ctx context.Context, s *proxy.State, c *proxy.Changed)
 	return r, err
 }
 
-func (i *inspected) Inspect(context.Context, proxy.Inspection) (out proxy.Inspected, _ error) {
+// Inspect takes a second.
+func (i *inspected) Inspect(ctx context.Context, _ proxy.Inspection) (out proxy.Inspected, err error) {
 	i.use(func() {
-		time.Sleep(time.Second)
-		out.Objects = 7
+		select {
+		case <-time.After(time.Second):
+			out.Objects = 7
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
 	})
-	return out, nil
+	return out, err
+}
+
+// TestSyncsComeFirst has a sync wait for none of many inspections, which all are
+// answered after it.
+func TestSyncsComeFirst(t *testing.T) {
+	run(t, func(s *Settings) { s.Dataplane = &inspected{fakePlane: s.Dataplane.(*fakePlane), t: t} }, func(l *lab) {
+		l.started()
+		const many = 10
+		done := make(chan error, many)
+		for range many {
+			go func() {
+				out, err := l.Inspect(l.t.Context(), proxy.Inspection{})
+				if out.Objects != 7 {
+					err = errors.Join(err, errors.New("nothing was inspected"))
+				}
+				done <- err
+			}()
+		}
+		time.Sleep(100 * time.Millisecond) // in the middle of the first
+		l.OnEndpointSliceAdd(endpoints("web", 7))
+		l.wantCalls("apply +1 -0") // at once
+		for range many {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 // TestInspectBetweenSyncs never uses the dataplane while a sync does, nor after the end.
@@ -61,14 +93,14 @@ func TestInspectBetweenSyncs(t *testing.T) {
 		synctest.Wait() // in the middle of it
 		l.plane.with(func(f *fakePlane) { f.faults = []fault{slowness} })
 		l.OnEndpointSliceAdd(endpoints("web", 7))
-		if out := <-done; out.Objects != 7 {
-			t.Errorf("inspected %+v", out)
-		}
 		synctest.Wait() // in the middle of the sync
 		ctx, cancel := context.WithTimeout(l.t.Context(), time.Millisecond)
 		defer cancel()
 		if _, err := l.Inspect(ctx, proxy.Inspection{}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("during a sync: %v", err)
+		}
+		if out := <-done; out.Objects != 7 {
+			t.Errorf("inspected %+v", out)
 		}
 		if _, err := l.Inspect(l.t.Context(), proxy.Inspection{}); err != nil {
 			t.Errorf("after a sync: %v", err)
