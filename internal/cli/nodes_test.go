@@ -48,8 +48,11 @@ func TestNodes(t *testing.T) {
 			"node-50    nftables   NOT HEALTHY   2          0         0         0          v1.2.3\n" +
 			"\nNOT AS IT SHOULD BE:\n  node-50: no sync has gone through; SYNC FAILS: no\ufffdspace (last sync 2s ago, took 3.12ms)\n" +
 			"\nNO ANSWER FROM 1 NODE:\n  node-70: pod kube-system/sluice-x is Pending\n"},
-		{"nobody", nodes(1, map[int]func(*statusapi.Node){1: nil}), StatusOptions{},
-			"\nNO ANSWER FROM 1 NODE:\n  node-1: pod kube-system/sluice-x is Pending\n"},
+		{
+			"nobody", nodes(1, map[int]func(*statusapi.Node){1: nil}),
+			StatusOptions{},
+			"\nNO ANSWER FROM 1 NODE:\n  node-1: pod kube-system/sluice-x is Pending\n",
+		},
 		{"names", nodes(2, nil), StatusOptions{Output: "name"}, "node-1\nnode-2\n"},
 	}
 	for _, tt := range tests {

@@ -40,6 +40,9 @@ func ask[T any](ctx context.Context, all []daemon, question func(context.Context
 	for i, d := range all {
 		group.Go(func() error {
 			answer, err := question(ctx, d)
+			if d.client != nil && !d.keep {
+				d.client.CloseIdle() // and end a process on each of very many nodes
+			}
 			if out[i] = (cli.NodeAnswer[T]{Node: d.node, Answer: answer}); err != nil {
 				_, said := errors.AsType[*statusapi.ResponseError](err)
 				out[i].Answer, out[i].Error, out[i].Said = nil, err.Error(), said

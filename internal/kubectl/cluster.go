@@ -63,6 +63,7 @@ func (f *flags) open() (*cluster, error) {
 	config.UserAgent = "kubectl-sluice"
 	list := rest.CopyConfig(config)
 	list.ContentType = runtime.ContentTypeProtobuf
+	list.QPS, list.Burst = 50, 300 // as kubectl
 	list.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	c.api, err = apiclient.New(list)
 	return c, err
@@ -78,6 +79,7 @@ func firstLine(text string) string {
 type daemon struct {
 	node    string
 	timeout time.Duration
+	keep    bool              // the connection, for who will ask again
 	client  *statusapi.Client // nil: it cannot be asked
 	err     error             // why not
 }

@@ -178,10 +178,24 @@ func TestWhichPods(t *testing.T) {
 	if a.lists != 1+3 { // none of our own, and five of the other label, two at a time
 		t.Errorf("pods were listed %d times", a.lists)
 	}
+	checkEnded(t, a)
 	a.spdyOnly = true
 	check("n1 n2 n3")
+	checkEnded(t, a)
 	a.add("n4", "own", dials(t, answers(healthy("n4"))))
 	check("n4")
+}
+
+// checkEnded wants no process left in any pod.
+func checkEnded(t *testing.T, a *apiServer) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(10 * time.Second); a.running.Load() > 0; <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d processes are left in pods", a.running.Load())
+		}
+	}
 }
 
 // TestTopSum wants the sum of all nodes, and no traffic invented when one is away.

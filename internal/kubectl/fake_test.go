@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -46,6 +47,7 @@ type apiServer struct {
 	spdyOnly  bool               // something on the way does not let websockets through
 	forbidden string             // a resource that nobody may use
 	lists     int                // how often pods were listed
+	running   atomic.Int32       // processes
 }
 
 // kubeconfig starts the API server and returns the file that leads to it.
@@ -143,6 +145,8 @@ func (a *apiServer) exec(w http.ResponseWriter, r *http.Request, pod string) {
 	if c := r.URL.Query().Get("container"); c != "sluice" && c != "kube-proxy" {
 		a.t.Errorf("a command is run in container %q", c)
 	}
+	a.running.Add(1)
+	defer a.running.Add(-1)
 	if wsstream.IsWebSocketRequest(r) && a.spdyOnly {
 		http.Error(w, "what is that?", http.StatusBadRequest)
 		return

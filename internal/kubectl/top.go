@@ -36,6 +36,9 @@ the sum of all nodes that answer.`,
 		if f.node != "" {
 			return all[0].onNode(cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), all[0], o))
 		}
+		for i := range all {
+			all[i].keep = true
+		}
 		s := &sum{all: all}
 		if err := cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), s, o); err != nil {
 			return err
