@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -56,18 +57,19 @@ type Collector struct {
 	taking  sync.Mutex // held while ended flows are taken
 	reading sync.Mutex // held while everything is counted
 	next    time.Time  // when to count again
-	read    bool       // flows were counted at least once
-	failed  bool       // the last time; that was logged
+	samples map[sampleKey]tally
+	read    bool // flows were counted at least once
+	failed  bool // the last time; that was logged
 
 	mu       sync.Mutex // held for moments only, since the engine waits for it
 	index    index
 	listed   time.Time // when the node's addresses were
 	counted  time.Time // when everything was
 	rows     map[proxy.PortKey]*row
+	list     []*row // the same
 	services map[proxy.ServicePortName]*service
-	owners   int    // services with a series of their own
-	fold     series // of the others
-	samples  map[sampleKey]tally
+	own      map[*series]bool // those of single services
+	fold     series           // of all others
 }
 
 // sampleKey tells samples apart.
@@ -84,6 +86,7 @@ func New(s Settings) *Collector {
 		index:    index{rows: map[frontend]*proxy.ServicePort{}},
 		rows:     map[proxy.PortKey]*row{},
 		services: map[proxy.ServicePortName]*service{},
+		own:      map[*series]bool{},
 		fold:     series{namespace: folded, name: folded, port: folded},
 	}
 	c.shown.Store(&shown{})
@@ -148,13 +151,13 @@ func (c *Collector) take() error {
 			c.lost.Add(1)
 			return
 		}
-		c.count(f, func(m *meter, n tally) { m.ended.add(n) })
+		c.count(f, true)
 	}))
 }
 
 // count adds a flow to the meters of its row and endpoint, if it is a Service's.
 // Zones are other programs'.
-func (c *Collector) count(f *ct.Flow, add func(*meter, tally)) {
+func (c *Collector) count(f *ct.Flow, ended bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	sp := c.index.find(proxy.Protocol(f.Protocol), f.Orig.Dst)
@@ -162,9 +165,14 @@ func (c *Collector) count(f *ct.Flow, add func(*meter, tally)) {
 		return
 	}
 	r, n := c.adopt(sp), ofFlow(f)
-	add(&r.meter, n)
-	if m := r.endpoint(f.Reply.Src); m != nil {
-		add(m, n)
+	for _, m := range [...]*meter{&r.meter, r.endpoint(f.Reply.Src)} {
+		switch {
+		case m == nil:
+		case ended:
+			m.ended.add(n)
+		default:
+			m.see(n, f)
+		}
 	}
 }
 
@@ -228,8 +236,12 @@ func (c *Collector) readFlows(ctx context.Context) error {
 	if err := errors.Join(c.listAddresses(0), c.take()); err != nil {
 		return err
 	}
+	seen := 0
 	err := c.settings.Flows.Each(ctx, func() { c.each((*meter).begin) }, func(f *ct.Flow) {
-		c.count(f, func(m *meter, n tally) { m.see(n, f) })
+		c.count(f, false)
+		if seen++; seen%atOnce == 0 {
+			runtime.Gosched()
+		}
 	})
 	if err != nil {
 		return err
@@ -245,14 +257,28 @@ func (c *Collector) readFlows(ctx context.Context) error {
 // each calls f for all meters.
 func (c *Collector) each(f func(*meter)) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range c.rows {
-		f(&r.meter)
-		for _, m := range r.endpoints {
-			if m != nil {
-				f(m)
-			}
+	all := slices.Clone(c.list)
+	c.mu.Unlock()
+	c.visit(all, func(r *row) {
+		for _, m := range r.meters {
+			f(m)
 		}
+	})
+}
+
+// atOnce is how many rows or flows are looked at before others have their turn: a
+// sync may wait, and the process has one thread.
+const atOnce = 256
+
+// visit calls f for rows, some of which may have gone meanwhile.
+func (c *Collector) visit(all []*row, f func(*row)) {
+	for some := range slices.Chunk(all, atOnce) {
+		c.mu.Lock()
+		for _, r := range some {
+			f(r)
+		}
+		c.mu.Unlock()
+		runtime.Gosched()
 	}
 }
 
@@ -266,16 +292,7 @@ func (c *Collector) readSamples(ctx context.Context) error {
 	if err := c.settings.Metered.Traffic(ctx, func(s proxy.Sample) { all = append(all, s) }); err != nil {
 		return fmt.Errorf("read what the mode has counted: %w", err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range c.rows {
-		r.ownOpen = 0
-		for _, m := range r.endpoints {
-			if m != nil {
-				m.ownOpen = 0
-			}
-		}
-	}
+	c.each(func(m *meter) { m.ownOpen = 0 })
 	seen := make(map[sampleKey]tally, len(all))
 	for i := range all {
 		c.sample(&all[i], seen)
@@ -291,6 +308,8 @@ func (c *Collector) sample(s *proxy.Sample, seen map[sampleKey]tally) {
 	if c.samples == nil {
 		grown = tally{}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	sp := c.index.find(s.Protocol, s.Frontend)
 	if sp == nil || grown == (tally{}) && s.Active == 0 {
 		return

@@ -281,8 +281,8 @@ func TestChurn(t *testing.T) {
 			}
 		})
 	}
-	if len(b.rows)+len(b.services)+len(b.index.rows)+b.owners > 0 {
-		t.Errorf("%d rows, %d services, %d frontends, %d series stay", len(b.rows), len(b.services), len(b.index.rows), b.owners)
+	if len(b.rows)+len(b.list)+len(b.services)+len(b.index.rows)+len(b.own) > 0 {
+		t.Errorf("%d rows, %d services, %d frontends, %d series stay", len(b.rows)+len(b.list), len(b.services), len(b.index.rows), len(b.own))
 	}
 }
 

@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"sluice/internal/proxy"
@@ -23,22 +24,21 @@ type Row struct {
 
 // Rows returns what the last Refresh has counted of the rows that had traffic, in
 // no order, and when that was.
-func (c *Collector) Rows(which func(proxy.PortKey) bool) (all []Row, counted time.Time) {
+func (c *Collector) Rows(which func(proxy.PortKey) bool) (out []Row, counted time.Time) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	for key, r := range c.rows {
-		if !which(key) {
-			continue
-		}
-		row := Row{Key: key, Counts: c.counts(r), Endpoints: map[netip.AddrPort]Counts{}}
+	all, counted := slices.Clone(c.list), c.counted
+	c.mu.Unlock()
+	all = slices.DeleteFunc(all, func(r *row) bool { return !which(r.key) })
+	c.visit(all, func(r *row) {
+		row := Row{Key: r.key, Counts: c.counts(r), Endpoints: make(map[netip.AddrPort]Counts, len(r.meters)-1)}
 		for a, m := range r.endpoints {
 			if m != nil && !m.idle() {
 				row.Endpoints[a] = Counts{Traffic: m.total(), Carried: row.Carried}
 			}
 		}
-		all = append(all, row)
-	}
-	return all, c.counted
+		out = append(out, row)
+	})
+	return out, counted
 }
 
 func (c *Collector) counts(r *row) Counts {
@@ -72,36 +72,40 @@ type line struct {
 	folded  bool // it stands for many, of whose endpoints nothing is told
 }
 
-// show makes what metrics tell.
+// show makes what metrics tell. What series had from rows that are gone and which
+// rows there are is read at once, so that nothing is counted twice or not at all.
 func (c *Collector) show() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	out := &shown{folded: len(c.services) - c.owners, services: make([]line, 0, c.owners+1)}
-	at := make(map[*series]int, c.owners+1)
-	lineOf := func(s *series) *line {
-		i, ok := at[s]
-		if !ok {
-			i = len(out.services)
-			at[s] = i
-			out.services = append(out.services, line{
-				labels: []string{s.namespace, s.name, s.port}, folded: s == &c.fold, carried: c.settings.Bytes,
-				Traffic: s.retired.traffic(0), refused: s.retiredRefused,
-			})
-		}
-		return &out.services[i]
+	all := slices.Clone(c.list)
+	out := &shown{folded: len(c.services) - len(c.own)}
+	at := make(map[*series]*line, len(c.own)+1)
+	for s := range c.own {
+		at[s] = c.line(s)
 	}
-	if c.fold.retired != (tally{}) || c.fold.retiredRefused != (refusals{}) {
-		lineOf(&c.fold)
-	}
-	for _, r := range c.rows {
-		l := lineOf(r.service.series)
+	at[&c.fold] = c.line(&c.fold)
+	c.counted = time.Now()
+	c.mu.Unlock()
+	c.visit(all, func(r *row) {
+		l := at[r.service.series]
 		l.add(r)
 		if c.settings.Endpoints && !l.folded {
 			out.endpoints = append(out.endpoints, r.endpointLines(l)...)
 		}
+	})
+	for _, l := range at {
+		if !l.folded || l.Connections > 0 || l.refused != (refusals{}) {
+			out.services = append(out.services, *l)
+		}
 	}
 	c.shown.Store(out)
-	c.counted = time.Now()
+}
+
+// line is what a series begins with.
+func (c *Collector) line(s *series) *line {
+	return &line{
+		labels: []string{s.namespace, s.name, s.port}, folded: s == &c.fold, carried: c.settings.Bytes,
+		Traffic: s.retired.traffic(0), refused: s.retiredRefused,
+	}
 }
 
 // add adds a row to the line that it is a part of.
@@ -115,6 +119,9 @@ func (l *line) add(r *row) {
 	}
 	for i, packets := range r.refused {
 		l.refused[i] += packets
+	}
+	if l.folded {
+		return
 	}
 	for is, n := range endpointStates(r.sp) {
 		l.states[is] += n

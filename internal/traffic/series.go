@@ -20,8 +20,11 @@ type refusals [len(reasons)]uint64
 // row is the counts of one row.
 type row struct {
 	meter
+	key       proxy.PortKey
 	sp        *proxy.ServicePort
+	place     int                       // in the list of rows
 	endpoints map[netip.AddrPort]*meter // all that the row has; nil: nothing was counted yet
+	meters    []*meter                  // its own and those of endpoints
 	refused   refusals
 	service   *service
 }
@@ -64,16 +67,16 @@ func (c *Collector) adopt(sp *proxy.ServicePort) *row {
 	s := c.services[sp.Key.ServicePortName]
 	if s == nil {
 		s = &service{series: &c.fold}
-		if c.owners < c.settings.MaxSeries {
-			c.owners++
+		if len(c.own) < c.settings.MaxSeries {
 			s.series = &series{namespace: sp.Key.Namespace, name: sp.Key.Name, port: portLabel(sp)}
+			c.own[s.series] = true
 		}
 		c.services[sp.Key.ServicePortName] = s
 	}
 	s.rows++
-	r = &row{service: s}
+	r = &row{key: sp.Key, service: s, place: len(c.list)}
 	r.become(sp)
-	c.rows[sp.Key] = r
+	c.rows[sp.Key], c.list = r, append(c.list, r)
 	return r
 }
 
@@ -89,6 +92,12 @@ func (r *row) become(sp *proxy.ServicePort) {
 	for _, a := range sp.Draining {
 		r.endpoints[a] = was[a]
 	}
+	r.meters = []*meter{&r.meter}
+	for _, m := range r.endpoints {
+		if m != nil {
+			r.meters = append(r.meters, m)
+		}
+	}
 }
 
 // endpoint returns the meter of an endpoint, or nil if the row does not have it.
@@ -96,7 +105,7 @@ func (r *row) endpoint(a netip.AddrPort) *meter {
 	m, ok := r.endpoints[a]
 	if ok && m == nil {
 		m = &meter{}
-		r.endpoints[a] = m
+		r.endpoints[a], r.meters = m, append(r.meters, m)
 	}
 	return m
 }
@@ -108,6 +117,9 @@ func (c *Collector) drop(key proxy.PortKey) {
 		return
 	}
 	delete(c.rows, key)
+	last := len(c.list) - 1
+	c.list[r.place], c.list[last].place = c.list[last], r.place
+	c.list[last], c.list = nil, c.list[:last]
 	s := r.service.series
 	s.retired.add(r.shown)
 	s.retired.add(r.own)
@@ -118,9 +130,7 @@ func (c *Collector) drop(key proxy.PortKey) {
 		return
 	}
 	delete(c.services, key.ServicePortName)
-	if s != &c.fold {
-		c.owners--
-	}
+	delete(c.own, s)
 }
 
 // portLabel is the name of a port, or its number where it has none.

@@ -6,6 +6,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/ct/cttest"
@@ -94,14 +95,18 @@ func compareFlows(t *testing.T, want, got []ct.Flow) {
 	}
 }
 
-// TestKernelFiltersTranslated wants the kernel to send no other flows.
+// TestKernelFiltersTranslated wants the kernel to send no other flows, if it can.
 func TestKernelFiltersTranslated(t *testing.T) {
 	c := openInNamespace(t, tracked)
 	if err := c.Translate(&translated[0]); err != nil {
 		t.Fatal(err)
 	}
 	wantEach(t, c, translated[0])
-	if c.Parsed() != 1 {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	if old := unix.ByteSliceToString(u.Release[:]) < "6"; c.Parsed() != 1 && !(old && c.Parsed() == 1+len(tracked)) {
 		t.Errorf("%d messages for one flow", c.Parsed())
 	}
 }

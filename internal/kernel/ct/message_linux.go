@@ -47,8 +47,8 @@ func encodeFilter(w *netlink.Builder, f Filter) {
 	})
 }
 
-// encodeTranslated asks for flows whose destination was translated. Kernels
-// before 5.15 do not know the mask and send every flow.
+// encodeTranslated asks for flows whose destination was translated. Linux 6.1
+// knows the mask; 5.10 does not, and sends every flow.
 func encodeTranslated(w *netlink.Builder) {
 	w.U32(nl.CTA_STATUS, statusDstNAT)
 	w.U32(statusMask, statusDstNAT)
