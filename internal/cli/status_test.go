@@ -215,8 +215,10 @@ func TestFollow(t *testing.T) {
 		go func() { ended <- Follow(ctx, &b, d, StatusOptions{}) }()
 		synctest.Wait()
 		changes = statusapi.ChangeList{Items: []statusapi.Change{
-			{Number: 10, ServicePort: "shop/cart:http/TCP/IPv6"}, {Number: 9, ServicePort: "shop/cart:http/TCP/IPv4"},
-			{Number: 8, ServicePort: "shop/gone/UDP/IPv4"}, {Number: 7, ServicePort: "shop/old:http/TCP/IPv4"},
+			{Number: 10, ServicePort: "shop/cart:http/TCP/IPv6"},
+			{Number: 9, ServicePort: "shop/cart:http/TCP/IPv4"},
+			{Number: 8, ServicePort: "shop/gone/UDP/IPv4"},
+			{Number: 7, ServicePort: "shop/old:http/TCP/IPv4"},
 		}}
 		time.Sleep(10 * period)
 		cancel()

@@ -220,8 +220,10 @@ func topText(before, now sample, o TopOptions) string {
 		room = min(room, max(1, o.Lines-4))
 	}
 	for _, l := range lines[:room] {
-		cells := []string{l.Namespace + "/" + l.Name, portName(l.Port, l.Protocol), l.fresh.String(), count(l.Active), l.in.String(),
-			l.out.String(), l.refused.String(), count(l.Connections)}
+		cells := []string{
+			l.Namespace + "/" + l.Name, portName(l.Port, l.Protocol), l.fresh.String(), count(l.Active), l.in.String(),
+			l.out.String(), l.refused.String(), count(l.Connections),
+		}
 		if o.Endpoints {
 			cells = slices.Insert(cells, 2, l.Endpoint)
 		}

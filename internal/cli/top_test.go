@@ -15,8 +15,10 @@ import (
 // counted returns the traffic of two Services at the n-th look.
 func counted(n uint64) statusapi.TrafficList {
 	port := func(name, endpoint string, conns, in uint64, refused map[string]uint64) statusapi.PortTraffic {
-		return statusapi.PortTraffic{Namespace: "shop", Name: name, Port: "http", Protocol: "TCP", Endpoint: endpoint,
-			Traffic: statusapi.Traffic{Connections: &conns, Active: new(uint64(3)), BytesIn: &in, Refused: refused}}
+		return statusapi.PortTraffic{
+			Namespace: "shop", Name: name, Port: "http", Protocol: "TCP", Endpoint: endpoint,
+			Traffic: statusapi.Traffic{Connections: &conns, Active: new(uint64(3)), BytesIn: &in, Refused: refused},
+		}
 	}
 	l := statusapi.TrafficList{Counted: now.Add(time.Duration(n) * 2 * time.Second)}
 	l.Items = append(l.Items, port("cart", "", 100+n*30, 5_000_000*n, nil), port("cart", "10.0.0.1:80", 100+n*30, 0, nil))

@@ -210,8 +210,10 @@ func TestTheEngineIsLetGo(t *testing.T) {
 type meter struct{}
 
 func (meter) port(endpoint string, n uint64) statusapi.PortTraffic {
-	return statusapi.PortTraffic{Namespace: "ns", Name: "web", Port: "p", Protocol: "TCP", Endpoint: endpoint,
-		Traffic: statusapi.Traffic{Connections: &n, Refused: map[string]uint64{"SourceRange": n}}}
+	return statusapi.PortTraffic{
+		Namespace: "ns", Name: "web", Port: "p", Protocol: "TCP", Endpoint: endpoint,
+		Traffic: statusapi.Traffic{Connections: &n, Refused: map[string]uint64{"SourceRange": n}},
+	}
 }
 
 func (m meter) All(_ context.Context, endpoints bool) ([]statusapi.PortTraffic, time.Time, string) {

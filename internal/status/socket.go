@@ -67,12 +67,16 @@ func (s Socket) serve(ctx context.Context) error {
 		Handler: s.Handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
 		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx).V(2)), slog.LevelInfo),
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
+	ended := make(chan struct{})
+	var failed error // from then on
+	go func() {
+		defer close(ended)
+		failed = server.Serve(l)
+	}()
 	klog.FromContext(ctx).V(2).Info("Listening", "server", "status", "socket", s.Path)
 	select {
-	case err := <-ended:
-		return fmt.Errorf("serve status at %s: %w", s.Path, err)
+	case <-ended:
+		return fmt.Errorf("serve status at %s: %w", s.Path, failed)
 	case <-ctx.Done():
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAnswers)

@@ -37,10 +37,14 @@ func TestWhatToDo(t *testing.T) {
 	}{
 		"no daemon":     {AtSocket(filepath.Join(dir, "none")), "is sluice running on this node?"},
 		"killed daemon": {AtSocket(stale), "has stopped or was killed"},
-		"no daemon's": {serve(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }),
-			"what answers there is no sluice daemon"},
-		"another version": {serve(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(VersionHeader, "v2, v3") }),
-			"speaks version v2, v3 of the status API, this program v1"},
+		"no daemon's": {
+			serve(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }),
+			"what answers there is no sluice daemon",
+		},
+		"another version": {
+			serve(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(VersionHeader, "v2, v3") }),
+			"speaks version v2, v3 of the status API, this program v1",
+		},
 		"refusal": {serve(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(VersionHeader, "v1")
 			http.Error(w, `{"error":"no Service ns/none"}`, http.StatusNotFound)

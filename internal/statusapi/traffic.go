@@ -3,8 +3,12 @@ package statusapi
 // Add adds what was counted elsewhere. What only one of them counts is as there.
 func (t *Traffic) Add(o *Traffic) {
 	for _, f := range []struct{ to, from **uint64 }{
-		{&t.Connections, &o.Connections}, {&t.Active, &o.Active}, {&t.BytesIn, &o.BytesIn}, {&t.BytesOut, &o.BytesOut},
-		{&t.PacketsIn, &o.PacketsIn}, {&t.PacketsOut, &o.PacketsOut},
+		{&t.Connections, &o.Connections},
+		{&t.Active, &o.Active},
+		{&t.BytesIn, &o.BytesIn},
+		{&t.BytesOut, &o.BytesOut},
+		{&t.PacketsIn, &o.PacketsIn},
+		{&t.PacketsOut, &o.PacketsOut},
 	} {
 		switch {
 		case *f.from == nil:

@@ -148,7 +148,7 @@ func connectAll(ctx context.Context, s *proxy.State, level string, to netip.Addr
 		if err != nil {
 			return 0, err
 		}
-		defer stop()
+		defer func() { _ = stop() }()
 		ends = counted
 	}
 	pod := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(10, 200, 0, 1)}, Timeout: 5 * time.Second}

@@ -121,8 +121,8 @@ func TestMetrics(t *testing.T) {
 	node := bed.Nodes[0]
 	svc := s.service("web")
 	pods := s.pods("web")
-	s.inForce(node) // triggers of before the start do not count
-	for i := range 3 {                                 // every time the slice names a new trigger
+	s.inForce(node)    // triggers of before the start do not count
+	for i := range 3 { // every time the slice names a new trigger
 		s.publish(svc, ready(pods[i])...)
 		s.expectEverywhere(fmt.Sprintf("web-%d", i+1), clusterIPs(svc)...)
 	}

@@ -84,8 +84,10 @@ func TestStatusDoesNotHoldUpChanges(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	asked := make(chan int)
-	for _, path := range []string{"/v1/services?limit=500&sort=-used", "/v1/services?filter=many-29&sort=name", "/v1/node", "/v1/changes?limit=500",
-		"/v1/explain?to=default/web", "/v1/explain?to=172.31.0.1:80"} {
+	for _, path := range []string{
+		"/v1/services?limit=500&sort=-used", "/v1/services?filter=many-29&sort=name", "/v1/node", "/v1/changes?limit=500",
+		"/v1/explain?to=default/web", "/v1/explain?to=172.31.0.1:80",
+	} {
 		go func() {
 			n, c := 0, statusapi.AtSocket(s.socket)
 			path, query, _ := strings.Cut(path, "?")
