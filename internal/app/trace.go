@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -25,14 +26,17 @@ const (
 func (o *explainOptions) follow(ctx context.Context, says io.Writer, e *statusapi.Explanation) (*statusapi.Trace, error) {
 	dst, err := netip.ParseAddrPort(e.Packet.To)
 	if err != nil {
-		return nil, fmt.Errorf("--trace: there is no address to send a packet to")
+		return nil, errors.New("--trace: there is no address to send a packet to")
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.trace)
 	defer cancel()
 	begun, src := func() { go touch(ctx, e.Packet.Protocol, dst) }, netip.Addr{}
-	if e.Packet.Origin != "this node" {
+	switch {
+	case e.Packet.Origin == "this node" && e.Packet.Protocol == "SCTP":
+		return nil, errors.New("--trace: only TCP and UDP are sent from this node: name a client with --from, and let it connect")
+	case e.Packet.Origin != "this node":
 		if src, err = netip.ParseAddr(e.Packet.From); err != nil {
-			return nil, fmt.Errorf("--trace: name the client with --from")
+			return nil, errors.New("--trace: name the client with --from")
 		}
 		begun = func() {
 			fmt.Fprintf(says, "Waiting for a packet from %v to %v, for %v: let the client connect now.\n", src, dst, o.trace)

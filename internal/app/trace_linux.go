@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,10 +28,7 @@ func traceOne(ctx context.Context, cancel func(), what traced, begun func()) (st
 	number := map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP, "SCTP": unix.IPPROTO_SCTP}[what.protocol]
 	var packet uint32
 	var quiet *time.Timer
-	var mu sync.Mutex
 	err = conn.Trace(ctx, nft.Traced{Protocol: number, Src: what.src, Dst: what.dst}, begun, func(s nft.TraceStep) {
-		mu.Lock()
-		defer mu.Unlock()
 		if quiet == nil {
 			packet, quiet = s.Packet, time.AfterFunc(traceQuiet, cancel)
 		}
