@@ -24,7 +24,7 @@ const (
 	restFactor = 30
 
 	// takeEvery is the time from one look at ended flows to the next. The kernel
-	// keeps about 100,000 for us.
+	// keeps more than 50,000 for us.
 	takeEvery = 500 * time.Millisecond
 
 	// addressesFor is how long the node's addresses are taken for known.
