@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -204,9 +205,10 @@ func TestWait(t *testing.T) {
 
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		changes := statusapi.ChangeList{Items: []statusapi.Change{{Number: 7, ServicePort: "shop/old:http/TCP/IPv4"}}}
+		var changes atomic.Pointer[statusapi.ChangeList]
+		changes.Store(&statusapi.ChangeList{Items: []statusapi.Change{{Number: 7, ServicePort: "shop/old:http/TCP/IPv4"}}})
 		d := &daemon{answers: map[string]any{
-			statusapi.ChangesPath:    func() any { return changes },
+			statusapi.ChangesPath:    func() any { return changes.Load() },
 			"/v1/services/shop/cart": statusapi.Service{ServiceSummary: list(0).Items[0]},
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -214,12 +216,12 @@ func TestFollow(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- Follow(ctx, &b, d, StatusOptions{}) }()
 		synctest.Wait()
-		changes = statusapi.ChangeList{Items: []statusapi.Change{
+		changes.Store(&statusapi.ChangeList{Items: []statusapi.Change{
 			{Number: 10, ServicePort: "shop/cart:http/TCP/IPv6"},
 			{Number: 9, ServicePort: "shop/cart:http/TCP/IPv4"},
 			{Number: 8, ServicePort: "shop/gone/UDP/IPv4"},
 			{Number: 7, ServicePort: "shop/old:http/TCP/IPv4"},
-		}}
+		}})
 		time.Sleep(10 * period)
 		cancel()
 		if err := <-ended; err != nil {
