@@ -219,7 +219,10 @@ func TestKubectl(t *testing.T) {
 	p.expectRun(operator, 1, []string{"explain", p.namespace + "/local:tcp", "--node", "node-2"}, "NoLocalEndpoint")
 	p.expectRun(operator, 0, []string{"status", "--node", "node-2", "-A"}, "node-2: mode nftables", p.namespace)
 	p.expect(probe{p.clients[0], clusterIPs(local)[0], "local"})
-	p.expectRun(operator, 0, []string{"top", "--period", "300ms"}, "SERVICE ", p.namespace+"/local   tcp/TCP ")
+	p.await("the Service in top", "true", func() string { // daemons count once a second at most
+		out := p.expectRun(operator, 0, []string{"top", "--period", "300ms"}, "SERVICE ")
+		return fmt.Sprint(strings.Contains(out, p.namespace+"/local   tcp/TCP "))
+	})
 
 	p.expectRun(operator, 2, []string{"status", "none/such"}, "no Service none/such is served here")
 	p.expectRun(operator, 2, []string{"status", "--node", "node-9"}, "no pod of sluice is there")
