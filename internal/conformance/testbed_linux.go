@@ -24,6 +24,7 @@ type testbed struct {
 	lab     *lab.Lab
 	dp      proxy.Dataplane
 	end     func() error  // ends the dataplane's own work
+	ended   chan struct{} // closed when that has ended; nil: there is none
 	last    string        // the group that was here before
 	silence time.Duration // how long nothing must be heard where nothing is expected
 	pods    map[netip.Addr]pod
@@ -61,7 +62,7 @@ func (b *testbed) onNode(what string, do func() error) error {
 
 // openDataplane opens the dataplane, and has it work if it is a Runner.
 func (b *testbed) openDataplane(ctx context.Context) error {
-	b.end = func() error { return nil }
+	b.end, b.ended = func() error { return nil }, nil
 	err := b.onNode("open dataplane", func() (err error) {
 		if b.d.Sockets != nil {
 			b.dp, err = b.d.Sockets.Open(ctx, b.lab.Node().Cgroup)
@@ -72,9 +73,18 @@ func (b *testbed) openDataplane(ctx context.Context) error {
 	})
 	if r, ok := b.dp.(proxy.Runner); ok && err == nil {
 		ctx, stop := context.WithCancel(ctx)
-		ended := make(chan error, 1)
-		go func() { ended <- r.Run(ctx) }()
-		b.end = func() error { stop(); return within("run dataplane", <-ended) }
+		ended := make(chan struct{})
+		var how error // from then on
+		go func() {
+			defer close(ended)
+			how = r.Run(ctx)
+		}()
+		b.ended = ended
+		b.end = func() error {
+			stop()
+			<-ended
+			return within("run dataplane", how)
+		}
 	}
 	return err
 }
@@ -82,6 +92,9 @@ func (b *testbed) openDataplane(ctx context.Context) error {
 func (b *testbed) closeDataplane() error {
 	return errors.Join(b.end(), b.onNode("close dataplane", func() error { return b.dp.Close() }))
 }
+
+// handOverTime is how long a dataplane may take to see that another took over.
+const handOverTime = 20 * time.Second
 
 // reopen has a new dataplane follow. One that hands over ends when the new one has
 // taken over, and says so; others end before.
@@ -92,6 +105,10 @@ func (b *testbed) reopen(ctx context.Context, state *proxy.State) error {
 	former := *b
 	if err := errors.Join(b.openDataplane(ctx), b.sync(ctx, state)); err != nil {
 		return err
+	}
+	select {
+	case <-former.ended: // by itself
+	case <-time.After(handOverTime):
 	}
 	if former.end() == nil {
 		return errors.New("the former dataplane was not told that another one took over")
