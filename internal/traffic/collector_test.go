@@ -224,6 +224,31 @@ func TestEndsDuringADump(t *testing.T) {
 	b.want("service_connections_total service_active_connections", "service_connections_total{ns,web,80} 200", "service_active_connections{ns,web,80} 0")
 }
 
+// TestLastOnesEndDuringADump takes none of them for one that has gone untold.
+func TestLastOnesEndDuringADump(t *testing.T) {
+	b := newBench(t)
+	b.has(servicePort("web", vip, one))
+	b.now()
+	const flows = 20
+	for n := range flows {
+		b.kernel.Add(flow(n, vip, one, 1000))
+	}
+	b.now()
+	next := 0
+	b.settings.Flows = &racing{b.kernel, func(bool) {
+		b.ends(flow(next, vip, one, 1000))
+		next++
+	}}
+	for next < flows {
+		b.now()
+		if n, _, _ := b.of(servicePort("web", vip).Key); n.Connections != flows || n.Bytes[proxy.In] != flows*1000 {
+			t.Fatalf("after %d have ended: %+v", next, n)
+		}
+	}
+	b.settings.Flows = b.kernel
+	b.want("service_connections_total", fmt.Sprintf("service_connections_total{ns,web,80} %d", flows))
+}
+
 // TestLostEvents says that some are lost, and goes on from what was known.
 func TestLostEvents(t *testing.T) {
 	b := newBench(t)
