@@ -189,7 +189,9 @@ func change(ctx context.Context, e *engine.Engine) {
 	e.OnNodeSynced()
 	e.OnServiceSynced()
 	e.OnEndpointSlicesSynced()
-	for ctx.Err() == nil {
+	tick := time.NewTicker(250 * time.Microsecond) // no faster than an API server
+	defer tick.Stop()
+	for ; ctx.Err() == nil; <-tick.C {
 		name := oneOf(r, "a", "b", "c")
 		switch r.IntN(8) {
 		case 0:
@@ -201,7 +203,6 @@ func change(ctx context.Context, e *engine.Engine) {
 		default:
 			e.OnEndpointSliceUpdate(nil, anySlice(r, name))
 		}
-		time.Sleep(time.Duration(r.IntN(500)) * time.Microsecond) // no faster than an API server
 	}
 }
 

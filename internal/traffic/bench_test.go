@@ -35,16 +35,17 @@ func BenchmarkRefresh(b *testing.B) {
 	stop, longest := make(chan struct{}), make(chan time.Duration)
 	go func() {
 		var most time.Duration
+		tick := time.NewTicker(100 * time.Microsecond)
+		defer tick.Stop()
 		for {
 			select {
 			case <-stop:
 				longest <- most
 				return
-			default:
+			case <-tick.C:
 				began := time.Now()
 				s.Applied(s.index.node, step)
 				most = max(most, time.Since(began))
-				time.Sleep(100 * time.Microsecond)
 			}
 		}
 	}()
