@@ -20,12 +20,13 @@ type ExitError struct {
 	Err  error // what to tell; nil: all is said
 }
 
-// Error tells the cause.
+// Error tells the cause, in a line that is safe for a terminal: what it says may
+// come from far away.
 func (e *ExitError) Error() string {
 	if e.Err == nil {
 		return "exit code " + strconv.Itoa(e.Code)
 	}
-	return e.Err.Error()
+	return clean(e.Err.Error())
 }
 
 // Unwrap returns the cause.

@@ -70,7 +70,8 @@ func Nodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) error
 		}
 	}
 	writeTroubles(w, all)
-	return writeSilent(w, all)
+	WriteSilent(w, all)
+	return nil
 }
 
 // nodeFacts are what the daemons of healthy nodes have in common.
@@ -124,8 +125,8 @@ func writeTroubles(w io.Writer, all []NodeAnswer[statusapi.Node]) {
 	}
 }
 
-// writeSilent names the nodes that could not be asked.
-func writeSilent[T any](w io.Writer, all []NodeAnswer[T]) error {
+// WriteSilent names the nodes that could not be asked.
+func WriteSilent[T any](w io.Writer, all []NodeAnswer[T]) {
 	silent := 0
 	for _, a := range all {
 		if a.Answer == nil && !a.Said {
@@ -133,7 +134,7 @@ func writeSilent[T any](w io.Writer, all []NodeAnswer[T]) error {
 		}
 	}
 	if silent == 0 {
-		return nil
+		return
 	}
 	fmt.Fprintf(w, "\nNO ANSWER FROM %s:\n", strings.ToUpper(plural(silent, "node", "nodes")))
 	for _, a := range all {
@@ -141,5 +142,4 @@ func writeSilent[T any](w io.Writer, all []NodeAnswer[T]) error {
 			fmt.Fprintf(w, "  %s: %s\n", clean(a.Node), clean(a.Error))
 		}
 	}
-	return nil
 }

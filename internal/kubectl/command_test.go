@@ -66,6 +66,7 @@ func TestUnreachable(t *testing.T) {
 		want    string
 	}{
 		{"no daemon", says(2, "Error: no daemon answers at /run/sluice/status.sock"), nil, "pod kube-system/p: no daemon answers at /run/sluice/status.sock"},
+		{"mischief", says(2, "Error: \x1b[2Jgone"), nil, "pod kube-system/p: \ufffd[2Jgone"},
 		{"an old one", says(1, `Error: unexpected argument "dial-stdio": sluice takes flags only`), nil, "pod kube-system/p: its sluice is older than this program and cannot be asked from elsewhere: update it"},
 		{"silence", says(3, ""), nil, "pod kube-system/p: /usr/local/bin/sluice dial-stdio ended with exit code 3"},
 		{"an end without a word", says(0, ""), nil, "pod kube-system/p: unexpected EOF"},
@@ -217,7 +218,7 @@ func TestTopSum(t *testing.T) {
 	out, code := play(t, "top", "--kubeconfig", a.kubeconfig(), "--period", "100ms")
 	want := "SERVICE     PORT       NEW/S   ACTIVE   IN B/S   OUT B/S   REFUSED/S   TOTAL\n" +
 		"shop/cart   http/TCP   15      -        -        -         0           30\n" +
-		"not counted: node n3: no pod of sluice is there (looked for in namespace kube-system)\n"
+		"\nNO ANSWER FROM 1 NODE:\n  n3: no pod of sluice is there (looked for in namespace kube-system)\n"
 	if !strings.HasSuffix(out, want) || code != cli.ExitFinding {
 		t.Errorf("exit code %d, said\n%s\nwant\n%s", code, out, want)
 	}

@@ -43,13 +43,11 @@ the sum of all nodes that answer.`,
 		if err := cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), s, o); err != nil {
 			return err
 		}
-		for _, a := range s.silent {
-			fmt.Fprintf(cmd.ErrOrStderr(), "not counted: node %s: %s\n", a.Node, a.Error)
+		if len(s.silent) == 0 {
+			return nil
 		}
-		if len(s.silent) > 0 {
-			return &cli.ExitError{Code: cli.ExitFinding}
-		}
-		return nil
+		cli.WriteSilent(cmd.ErrOrStderr(), s.silent)
+		return &cli.ExitError{Code: cli.ExitFinding}
 	}
 	return cmd
 }
