@@ -20,11 +20,11 @@ func Wait(ctx context.Context, c Client) error {
 	for {
 		var n statusapi.Node
 		err := c.Get(ctx, statusapi.NodePath, nil, &n)
-		if err == nil && n.InForce() {
-			return nil
+		if err == nil {
+			err = NotInForce(&n)
 		}
 		if err == nil {
-			err = fmt.Errorf("not everything is in force: %s", syncLine(&n))
+			return nil
 		}
 		select {
 		case <-ctx.Done():
@@ -32,6 +32,14 @@ func Wait(ctx context.Context, c Client) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// NotInForce says what is not, if not everything known is in force.
+func NotInForce(n *statusapi.Node) error {
+	if n.InForce() {
+		return nil
+	}
+	return fmt.Errorf("not everything is in force: %s", syncLine(n))
 }
 
 // Follow shows Services again whenever they change in the kernel, until ctx ends.

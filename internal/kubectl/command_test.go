@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -195,6 +196,39 @@ func checkEnded(t *testing.T, a *apiServer) {
 	for deadline := time.Now().Add(10 * time.Second); a.running.Load() > 0; <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d processes are left in pods", a.running.Load())
+		}
+	}
+}
+
+// TestWait waits through what a rollout does: a pod goes, another comes, and its
+// daemon has not synced yet. A node that is done is not asked again.
+func TestWait(t *testing.T) {
+	a := newServer(t)
+	a.nodes = []string{"n1", "n2"}
+	asked := [2]atomic.Int32{}
+	node := func(i, from int32) any {
+		return func() any {
+			return statusapi.Node{Health: statusapi.Health{Healthy: true}, Sync: statusapi.Sync{Done: asked[i].Add(1) >= from}}
+		}
+	}
+	a.add("n1", "p1", dials(t, answers(map[string]any{statusapi.NodePath: node(0, 1)})))
+	a.add("n2", "old", says(1, "gone"))
+	a.processes["new"] = dials(t, answers(map[string]any{statusapi.NodePath: node(1, 2)}))
+	a.processes["old"] = func([]string, streams) (int, string) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.pods[1].Name = "new"
+		return 0, "the container has gone"
+	}
+	out, code := play(t, "status", "--wait=20s", "--kubeconfig", a.kubeconfig())
+	if code != 0 || asked[0].Load() != 2 || asked[1].Load() != 3 { // and once each for the answer
+		t.Errorf("exit code %d, asked %d and %d times, said\n%s", code, asked[0].Load(), asked[1].Load(), out)
+	}
+	a.processes["new"] = says(2, "Error: no daemon")
+	for _, args := range [][]string{{"status", "--wait=2500ms"}, {"status", "--wait=2500ms", "--node", "n2"}} {
+		out, code = play(t, append(args, "--kubeconfig", a.kubeconfig())...)
+		if want := "waited 2.5s: node n2: pod kube-system/new: no daemon"; code != cli.ExitFinding || out != want {
+			t.Errorf("%q: exit code %d, said\n%s\nwant\n%s", args, code, out, want)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -42,6 +43,7 @@ type process func(args []string, s streams) (code int, failure string)
 type apiServer struct {
 	t         *testing.T
 	nodes     []string
+	mu        sync.Mutex
 	pods      []v1.Pod
 	processes map[string]process // by pod
 	spdyOnly  bool               // something on the way does not let websockets through
@@ -118,6 +120,8 @@ func (a *apiServer) podPage(r *http.Request) v1.PodList {
 	}
 	node, onNode := strings.CutPrefix(query.Get("fieldSelector"), "spec.nodeName=")
 	var all []v1.Pod
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for _, p := range a.pods {
 		if selector.Matches(labels.Set(p.Labels)) && (!onNode || p.Spec.NodeName == node) {
 			all = append(all, p)

@@ -1,9 +1,11 @@
 package kubectl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,6 +13,9 @@ import (
 	"sluice/internal/cli"
 	"sluice/internal/statusapi"
 )
+
+// waitPeriod is how often nodes are asked whether everything is in force.
+const waitPeriod = time.Second
 
 func (f *flags) status() *cobra.Command {
 	var o cli.StatusOptions
@@ -35,6 +40,12 @@ know of these Services and where that differs. With --node, show all of one node
 		if o.Watch && f.node == "" {
 			return errors.New("--watch: give --node NAME, as one node can be followed at a time")
 		}
+		if o.Wait > 0 {
+			if err := f.wait(cmd.Context(), o.Wait); err != nil {
+				return err
+			}
+			o.Wait = 0
+		}
 		c, all, err := f.daemons(cmd.Context())
 		if err != nil {
 			return err
@@ -45,11 +56,7 @@ know of these Services and where that differs. With --node, show all of one node
 		if f.node != "" {
 			return all[0].onNode(cli.ShowStatus(cmd.Context(), cmd.OutOrStdout(), all[0], o))
 		}
-		if o.All = o.All || allNodes; o.Wait > 0 {
-			if err := wait(cmd.Context(), all, o.Wait); err != nil {
-				return err
-			}
-		}
+		o.All = o.All || allNodes
 		return statusOfAll(cmd, all, o)
 	}
 	return cmd
@@ -81,16 +88,54 @@ func statusOfAll(cmd *cobra.Command, all []daemon, o cli.StatusOptions) error {
 	})
 }
 
-// wait waits until everything is in force on all nodes. Which is the slowest
-// shows by the error of the first that is not.
-func wait(ctx context.Context, all []daemon, patience time.Duration) error {
+// wait waits until everything is in force on all nodes that are to be asked. Pods
+// may come and go meanwhile; a node is asked until its time has come.
+func (f *flags) wait(ctx context.Context, patience time.Duration) error {
+	c, err := f.open()
+	if err != nil {
+		return err
+	}
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	waited, _ := ask(limited, all, func(ctx context.Context, c cli.Client) (*struct{}, error) { return &struct{}{}, cli.Wait(ctx, c) })
-	for _, a := range waited {
-		if a.Answer == nil {
-			return &cli.ExitError{Code: cli.ExitFinding, Err: fmt.Errorf("waited %v for node %s: %s", patience, a.Node, a.Error)}
+	tick := time.NewTicker(waitPeriod)
+	defer tick.Stop()
+	done := map[string]bool{}
+	var why error
+	for {
+		late, err := c.late(limited, f.node, done)
+		if err == nil && late == nil || errors.Is(err, errForbidden) {
+			return err
+		}
+		if limited.Err() == nil || why == nil { // the end of the time is no reason
+			why = cmp.Or(err, late)
+		}
+		select {
+		case <-limited.Done():
+			return &cli.ExitError{Code: cli.ExitFinding, Err: fmt.Errorf("waited %v: %w", patience, why)}
+		case <-tick.C:
 		}
 	}
-	return nil
+}
+
+// late asks the nodes that are not done, and says why the first is not done yet.
+func (c *cluster) late(ctx context.Context, node string, done map[string]bool) (late, err error) {
+	all, err := c.daemons(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(d daemon) bool { return done[d.node] })
+	if len(all) == 0 {
+		return nil, nil
+	}
+	answers, _ := ask(ctx, all, get[statusapi.Node](statusapi.NodePath, nil))
+	for _, a := range answers {
+		why := errors.New(a.Error)
+		if a.Answer != nil {
+			why = cli.NotInForce(a.Answer)
+		}
+		if done[a.Node] = why == nil; why != nil && late == nil {
+			late = fmt.Errorf("node %s: %w", a.Node, why)
+		}
+	}
+	return late, nil
 }
