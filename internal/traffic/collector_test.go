@@ -224,8 +224,8 @@ func TestEndsDuringADump(t *testing.T) {
 	b.want("service_connections_total service_active_connections", "service_connections_total{ns,web,80} 200", "service_active_connections{ns,web,80} 0")
 }
 
-// TestLastOnesEndDuringADump takes none of them for one that has gone untold.
-func TestLastOnesEndDuringADump(t *testing.T) {
+// TestEndOfTheLastDuringADump takes none of them for one that has gone untold.
+func TestEndOfTheLastDuringADump(t *testing.T) {
 	b := newBench(t)
 	b.has(servicePort("web", vip, one))
 	b.now()
