@@ -303,8 +303,12 @@ func (c *Collector) readSamples(ctx context.Context) error {
 
 func (c *Collector) sample(s *proxy.Sample, seen map[sampleKey]tally) {
 	key, n := sampleKey{frontend{s.Frontend, s.Protocol}, s.Endpoint, s.Refused}, ofTraffic(&s.Traffic)
+	before, twice := seen[key] // as a listing may have something that changes meanwhile
+	if !twice {
+		before = c.samples[key]
+	}
 	seen[key] = n
-	grown := n.since(c.samples[key])
+	grown := n.since(before)
 	if c.samples == nil {
 		grown = tally{}
 	}

@@ -66,6 +66,7 @@ var (
 	_ proxy.Runner    = (*Dataplane)(nil)
 	_ proxy.Watcher   = (*Dataplane)(nil)
 	_ proxy.Measured  = (*Dataplane)(nil)
+	_ proxy.Metered   = (*Dataplane)(nil)
 )
 
 // Open loads the programs, and connects to nf_tables and routes of the calling

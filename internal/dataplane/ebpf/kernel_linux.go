@@ -32,6 +32,7 @@ type kernel struct {
 	Spaces    *ebpf.Map `ebpf:"spaces"`
 	Settings  *ebpf.Map `ebpf:"settings"`
 	Counters  *ebpf.Map `ebpf:"counters"`
+	Routes    *ebpf.Map `ebpf:"connections"`
 	TCP       *ebpf.Map `ebpf:"tcp_sockets"`
 	UDP       *ebpf.Map `ebpf:"udp_sockets"`
 	Asked     *ebpf.Map `ebpf:"asked_sockets"`
@@ -244,7 +245,7 @@ func (k *kernel) removeOthers() error {
 // close releases handles; what is pinned stays in force.
 func (k *kernel) close() (err error) {
 	for _, c := range []io.Closer{
-		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Counters, k.TCP, k.UDP, k.Asked, k.Questions,
+		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Counters, k.Routes, k.TCP, k.UDP, k.Asked, k.Questions,
 		k.Connect4, k.Connect6, k.Sendmsg4, k.Sendmsg6, k.Recvmsg4, k.Recvmsg6, k.Getpeername4, k.Getpeername6, k.Release, k.Cut, k.Sources, k.Stale,
 	} {
 		err = errors.Join(err, c.Close())

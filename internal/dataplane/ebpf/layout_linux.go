@@ -20,6 +20,7 @@ type (
 	spaceKey     [16]byte
 	spaceValue   [40]byte
 	settings     [16]byte
+	routeKey     [40]byte
 )
 
 // What to do for an origin.

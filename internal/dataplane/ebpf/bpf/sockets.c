@@ -184,6 +184,14 @@ struct pair {
 	__u32 number; // of the slot
 };
 
+// route is a connection's frontend and endpoint, for those who want to know how
+// many there were.
+struct route {
+	struct addr frontend, endpoint;
+	__be16 frontend_port, endpoint_port;
+	__u32 protocol;
+};
+
 #define PAIRS 4
 
 struct udp_pairs {
@@ -249,6 +257,14 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
+// How many connections there were. What is used least gives way.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1 << 14);
+	__type(key, struct route);
+	__type(value, __u64);
+} connections SEC(".maps");
+
 // Sockets that were translated, by their cookies, for as long as they are open: a
 // table of sets of a few. Cookies are not used again, and those that follow each
 // other are neighbours, so nothing must be hashed, locked, allocated or fetched from
@@ -301,6 +317,24 @@ static __always_inline void count(__u32 what)
 	__u64 *n = bpf_map_lookup_elem(&counters, &what);
 	if (n)
 		*n += 1;
+}
+
+// count_connection counts by where a client wanted to go and where it is sent.
+static __always_inline void count_connection(const struct pair *p, __u32 protocol)
+{
+	struct route key = {
+		.frontend = p->frontend.addr,
+		.endpoint = p->endpoint.addr,
+		.frontend_port = p->frontend.port,
+		.endpoint_port = p->endpoint.port,
+		.protocol = protocol,
+	};
+	__u64 one = 1, *n = bpf_map_lookup_elem(&connections, &key);
+
+	if (n)
+		__sync_fetch_and_add(n, 1);
+	else
+		bpf_map_update_elem(&connections, &key, &one, BPF_NOEXIST);
 }
 
 static __always_inline __u32 mix(__u32 sum, const __u32 *words, int n)
@@ -691,6 +725,7 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, con
 			return 0;
 		*t = p;
 		count(TRANSLATED_TCP);
+		count_connection(&p, TCP);
 	} else {
 		u = udp_socket(cookie, 1);
 		if (!u)
@@ -698,6 +733,7 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, con
 		u->pairs[0] = p;
 		u->used = u->connected = 1;
 		count(TRANSLATED_UDP);
+		count_connection(&p, UDP);
 	}
 	*to = p.endpoint;
 	return 1;
@@ -770,6 +806,7 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 		return 0;
 	*to = p.endpoint;
 	count(TRANSLATED_UDP);
+	count_connection(&p, UDP);
 	return 1;
 }
 

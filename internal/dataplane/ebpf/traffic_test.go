@@ -1,0 +1,52 @@
+package ebpf_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"sluice/internal/proxy"
+)
+
+// TestTraffic counts connections of sockets by endpoint, and those that are open.
+func TestTraffic(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("web", proxy.TCP, web, pods...), row("dns", proxy.UDP, dns, pods[0]))
+	counted := func(p proxy.Protocol, at netip.AddrPort) (n proxy.Traffic, endpoints int) {
+		t.Helper()
+		err := h.d.Traffic(t.Context(), func(s proxy.Sample) {
+			if s.Protocol == p && s.Frontend == at && s.Endpoint.IsValid() {
+				n.Connections += s.Connections
+				n.Active += s.Active
+				endpoints++
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n, endpoints
+	}
+	before, _ := counted(proxy.TCP, web) // others waited for the first
+	var open []*socket
+	const times = 40
+	for range times {
+		open = append(open, h.socket(h.client, proxy.TCP, web))
+	}
+	if n, endpoints := counted(proxy.TCP, web); n.Connections != before.Connections+times || n.Active != times || endpoints != len(pods) {
+		t.Errorf("%+v of %d endpoints; want %d more than %+v of %d", n, endpoints, times, before, len(pods))
+	}
+	for _, s := range open[times/2:] {
+		s.close()
+	}
+	if n, _ := counted(proxy.TCP, web); n.Connections != before.Connections+times || n.Active != times/2 {
+		t.Errorf("%+v; want %d open", n, times/2)
+	}
+	s := h.socket(h.client, proxy.UDP, netip.AddrPort{})
+	for range 5 {
+		s.ask(dns)
+	}
+	if n, _ := counted(proxy.UDP, dns); fmt.Sprint(n.Connections, n.Active) != "1 1" {
+		t.Errorf("%+v of one socket's datagrams; want 1 connection, open", n)
+	}
+}
