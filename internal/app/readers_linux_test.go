@@ -57,8 +57,13 @@ func (p unreliable) Apply(_ context.Context, s *proxy.State, c *proxy.Changed) (
 	return refused, nil
 }
 
-// Inspect uses what a sync does, so the race detector finds whoever lets both in.
+// Inspect uses what a sync does, so the race detector finds whoever lets both in: it
+// takes a while.
 func (p unreliable) Inspect(ctx context.Context, _ proxy.Inspection) (proxy.Inspected, error) {
+	for range p.IntN(5) {
+		time.Sleep(time.Millisecond)
+		p.IntN(2)
+	}
 	return proxy.Inspected{Objects: p.IntN(9), Differences: []proxy.Difference{{Object: "x"}}[:p.IntN(2)]}, ctx.Err()
 }
 
