@@ -31,9 +31,9 @@ func writePort(w io.Writer, p *statusapi.Port, now time.Time) error {
 		if f.LostTo != "" {
 			lost = "   lost to Service " + f.LostTo
 		}
-		fmt.Fprintf(w, "    %-13s %s%s\n", f.Kind, f.Address, clean(lost))
+		fmt.Fprintf(w, "    %-13s %s%s\n", clean(f.Kind), clean(f.Address), clean(lost))
 	}
-	fmt.Fprintf(w, "    %-13s internal %s, external %s%s\n", "Policy", p.Internal, p.External, clean(more(p)))
+	fmt.Fprintf(w, "    %-13s internal %s, external %s%s\n", "Policy", clean(p.Internal), clean(p.External), clean(more(p)))
 	if len(p.Endpoints) == 0 {
 		fmt.Fprintln(w, "    No endpoints")
 		return nil

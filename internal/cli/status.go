@@ -177,7 +177,7 @@ func writeNode(w io.Writer, n *statusapi.Node) {
 	if !n.Health.Healthy {
 		health = "NOT HEALTHY: " + n.Health.Reason
 	}
-	fmt.Fprintf(w, "%s: mode %s, %s, up %s, %s\n", clean(n.Name), n.Mode, strings.Join(n.Families, " and "), age(n.Now, n.Started), clean(health))
+	fmt.Fprintf(w, "%s: mode %s, %s, up %s, %s\n", clean(n.Name), clean(n.Mode), clean(strings.Join(n.Families, " and ")), age(n.Now, n.Started), clean(health))
 	fmt.Fprintf(w, "%s, %s, %s\n", plural(n.Counts.Services, "Service", "Services"), plural(n.Counts.Ports, "port", "ports"),
 		plural(n.Counts.Endpoints, "endpoint", "endpoints"))
 	fmt.Fprintln(w, clean(syncLine(n)))

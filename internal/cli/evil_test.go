@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"context"
+	"net/url"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/internal/statusapi"
+)
+
+// evil is a daemon that has taken over a node: each text of its answers is for the
+// terminal of who asks.
+type evil struct{}
+
+func (evil) Get(_ context.Context, _ string, _ url.Values, to any) error {
+	poison(reflect.ValueOf(to).Elem())
+	return nil
+}
+
+// poison fills in all there is, lists with one item; texts that lead on to another
+// page it leaves out.
+func poison(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString("\x1b[2J")
+	case reflect.Int, reflect.Int64:
+		v.SetInt(1)
+	case reflect.Uint64:
+		v.SetUint(1)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		poison(v.Elem())
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		poison(v.Index(0))
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.IsExported() && f.Name != "Continue" && f.Name != "Off" {
+				poison(v.Field(i))
+			}
+		}
+	}
+}
+
+// TestEvilDaemon wants nothing of such a daemon to reach the terminal as it is.
+func TestEvilDaemon(t *testing.T) {
+	var b strings.Builder
+	for _, o := range []StatusOptions{
+		{}, {Output: "wide"}, {Output: "name"}, {Output: "json"}, {Output: "yaml"}, {Services: []string{"a/b"}},
+	} {
+		if _, err := Status(t.Context(), &b, evil{}, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var node statusapi.Node
+	var e statusapi.Explanation
+	poison(reflect.ValueOf(&node).Elem())
+	poison(reflect.ValueOf(&e).Elem())
+	for _, n := range []NodeAnswer[statusapi.Node]{{Node: "\x1b", Answer: &node}, {Node: "n", Error: "\x1b"}} {
+		if err := Nodes(&b, []NodeAnswer[statusapi.Node]{n}, StatusOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, format := range ExplainFormats {
+		if err := Explain(&b, format, &e, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for line := range strings.Lines(b.String()) {
+		if strings.ContainsRune(line, 0x1b) {
+			t.Errorf("%q", line)
+		}
+	}
+}
