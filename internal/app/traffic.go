@@ -53,10 +53,13 @@ func (s *ProxyServer) openTraffic(ctx context.Context, mode dataplane.Mode) {
 	}
 	set.Metered, _ = s.dataplane.(proxy.Metered)
 	if mode.Flows != nil {
-		var err, failed error
-		set.Flows, err = mode.Flows()
-		set.Ends, failed = mode.Ends()
-		if err = errors.Join(err, failed); err != nil {
+		var err error
+		if set.Flows, err = mode.Flows(); err == nil {
+			if set.Ends, err = mode.Ends(); err != nil {
+				err = errors.Join(err, set.Flows.Close())
+			}
+		}
+		if err != nil {
 			klog.FromContext(ctx).Error(err, "Traffic of Services is not counted, the kernel does not tell of connections")
 			return
 		}
