@@ -216,7 +216,7 @@ func (c *Collector) Refresh(ctx context.Context) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
 	began := time.Now()
-	if began.Before(c.next) {
+	if began.Before(c.next) || ctx.Err() != nil { // who has gone must not keep others from it
 		return
 	}
 	err := errors.Join(c.readFlows(ctx), c.readSamples(ctx))

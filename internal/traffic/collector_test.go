@@ -437,6 +437,20 @@ func TestReadingIsBounded(t *testing.T) {
 	})
 }
 
+// TestReadersThatGo keep nobody from what is counted now.
+func TestReadersThatGo(t *testing.T) {
+	b := newBench(t)
+	b.has(servicePort("web", vip, one))
+	b.kernel.Add(flow(1, vip, one, 1))
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	b.Refresh(gone)
+	b.Refresh(t.Context())
+	if rows, _ := b.Rows(func(proxy.PortKey) bool { return true }); len(rows) != 1 || rows[0].Connections != 1 {
+		t.Errorf("%+v", rows)
+	}
+}
+
 // TestRun takes ended flows by itself, many at a time, until it is told to stop.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
