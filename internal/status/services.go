@@ -265,16 +265,20 @@ func portText(port, nodePort uint16, p proxy.Protocol) string {
 }
 
 // used counts the endpoints that a connection may go to from here, those of
-// both lists once.
+// both lists once. It is called for every port of a Service while the engine waits.
 func used(row *proxy.ServicePort) int {
+	n := len(row.Cluster) + len(row.Local)
 	if len(row.Cluster) == 0 || len(row.Local) == 0 {
-		return len(row.Cluster) + len(row.Local)
+		return n
 	}
-	addrs := make(map[netip.AddrPort]bool, len(row.Cluster)+len(row.Local))
-	for _, list := range [][]proxy.Endpoint{row.Cluster, row.Local} {
-		for _, e := range list {
-			addrs[e.Addr] = true
+	here := make(map[netip.AddrPort]bool, len(row.Local))
+	for _, e := range row.Local {
+		here[e.Addr] = true
+	}
+	for i := range row.Cluster {
+		if e := &row.Cluster[i]; e.Local && here[e.Addr] {
+			n--
 		}
 	}
-	return len(addrs)
+	return n
 }
