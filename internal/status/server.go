@@ -51,10 +51,11 @@ type Traffic interface {
 type Server struct {
 	settings Settings
 	names    names
+	listing  chan struct{} // has an element while all Services are looked at
 }
 
 // New returns a server.
-func New(s Settings) *Server { return &Server{settings: s} }
+func New(s Settings) *Server { return &Server{settings: s, listing: make(chan struct{}, 1)} }
 
 // Handler answers GET and HEAD, and nothing else.
 func (s *Server) Handler() http.Handler {
@@ -90,9 +91,13 @@ func readOnly(next http.Handler) http.Handler {
 			send(w, nil, refuse(http.StatusMethodNotAllowed, "the status API only reads: GET, not %s", r.Method))
 			return
 		}
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTimeout)) // a test's writer has none
 		next.ServeHTTP(w, r)
 	})
 }
+
+// answerTimeout frees what a client holds that does not read its answer.
+const answerTimeout = time.Minute
 
 // refuse returns the error of a request that cannot be answered.
 func refuse(code int, format string, args ...any) error {

@@ -115,6 +115,12 @@ func (s *Server) services(ctx context.Context, r *request) (any, error) {
 		}
 		return statusapi.ServiceList{Items: c.summaries(some, nil), Total: len(list), Continue: next}, nil
 	}
+	select { // one at a time, as of 30,000 Services it is tens of megabytes
+	case s.listing <- struct{}{}:
+		defer func() { <-s.listing }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	all := c.summaries(m.within(s.sorted()), m.matches)
 	if order != nil {
 		slices.SortStableFunc(all, func(a, b statusapi.ServiceSummary) int {
