@@ -61,7 +61,10 @@ func (p unreliable) Apply(_ context.Context, s *proxy.State, c *proxy.Changed) (
 // takes a while.
 func (p unreliable) Inspect(ctx context.Context, _ proxy.Inspection) (proxy.Inspected, error) {
 	for range p.IntN(5) {
-		time.Sleep(time.Millisecond)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Millisecond):
+		}
 		p.IntN(2)
 	}
 	return proxy.Inspected{Objects: p.IntN(9), Differences: []proxy.Difference{{Object: "x"}}[:p.IntN(2)]}, ctx.Err()
