@@ -120,7 +120,7 @@ var table = []rule{
 	{"internal/conformance", []string{"internal/proxy", "internal/proxy/proxytest", "internal/resolve", "internal/conformance/lab", "internal/conformance/traffic"}, nil},
 	{"internal/app", nil, nil},
 	{"internal/archtest", []string{}, []string{}},
-	{"internal/kubectl", []string{"internal/apiclient", "internal/cli", "internal/statusapi"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/", "k8s.io/klog/", "k8s.io/streaming/", "github.com/go-logr/", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sync/errgroup"}},
+	{"internal/kubectl", []string{"internal/apiclient", "internal/cli", "internal/status/page", "internal/statusapi"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/", "k8s.io/klog/", "k8s.io/streaming/", "github.com/go-logr/", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sync/errgroup"}},
 	{"cmd/kubectl-sluice", []string{"internal/cli", "internal/kubectl"}, []string{"k8s.io/client-go/plugin/pkg/client/auth"}},
 	{"cmd/", []string{"internal/app", "internal/cli"}, []string{"k8s.io/component-base/"}},
 	{"test/", nil, nil},

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"sluice/internal/status/page"
 	"sluice/internal/statusapi"
 )
 
@@ -84,12 +85,17 @@ func onlyUs(next http.Handler) http.Handler {
 	})
 }
 
-// pass passes requests on to the daemon.
+// pass serves the page of a daemon, with what the daemon answers. The page is our
+// own: all nodes have one origin, and a script that one of them sends could read
+// what the others answer.
 func (d daemon) pass() http.Handler {
 	if d.err == nil {
 		var h http.Handler
-		if h, d.err = d.client.Forward(); d.err == nil {
-			return h
+		if h, d.err = d.client.ForwardData(); d.err == nil {
+			mux := http.NewServeMux()
+			mux.Handle("/"+statusapi.Version+"/", h)
+			mux.Handle("/", page.Handler())
+			return mux
 		}
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

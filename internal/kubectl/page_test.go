@@ -48,7 +48,9 @@ func TestIndex(t *testing.T) {
 			_, _ = w.Write([]byte(`{"name": "n1", "mode": "<b>"}`))
 			return
 		}
-		_, _ = w.Write([]byte("at " + r.URL.String()))
+		w.Header().Set("Content-Type", "text/html")
+		w.Header().Set("Set-Cookie", "a=b")
+		_, _ = w.Write([]byte("<script>at " + r.URL.String()))
 	})))
 	f := &flags{
 		loading:         &clientcmd.ClientConfigLoadingRules{ExplicitPath: a.kubeconfig()},
@@ -60,13 +62,21 @@ func TestIndex(t *testing.T) {
 	}
 	for path, want := range map[string][]string{
 		"/":                      {`<a href="nodes/n1/">n1</a>`, "&lt;b&gt;", `n2<td colspan="7">no answer: no pod of sluice is there`},
-		"/nodes/n1/":             {"at /"},
+		"/nodes/n1/":             {"<title>", "page.js"}, // our own, not the node's
 		"/nodes/n1/v1/x?limit=1": {"at /v1/x?limit=1"},
 		"/nodes/n2/":             {"node n2: no pod of sluice is there"},
 		"/nodes/n3/":             {"404"},
 	} {
 		w := httptest.NewRecorder()
-		index(all).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		r := httptest.NewRequest(http.MethodGet, path, nil)
+		r.Host = "localhost"
+		index(all).ServeHTTP(w, r)
+		if h := w.Header(); strings.Contains(path, "/v1/") && (h.Get("Content-Type") != "application/json" || h.Get("Set-Cookie") != "" || h.Get("X-Content-Type-Options") != "nosniff") {
+			t.Errorf("%s: headers %v; want those of data", path, h)
+		}
+		if strings.HasSuffix(path, "/n1/") && strings.Contains(w.Body.String(), "at /") {
+			t.Errorf("%s is the node's: %s", path, w.Body)
+		}
 		for _, text := range want {
 			if !strings.Contains(w.Body.String(), text) {
 				t.Errorf("%s: HTTP %d, %s; want %q in it", path, w.Code, w.Body, text)
