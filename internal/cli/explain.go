@@ -251,11 +251,14 @@ func (p *page) kernel(k *statusapi.KernelCheck) {
 	case statusapi.KernelAgrees:
 		p.line("Kernel", "agrees: "+plural(k.Objects, "object", "objects")+" read back")
 	case statusapi.KernelDiffers:
-		p.line("Kernel", fmt.Sprintf("DIFFERS: %d of %s read back", len(k.Differences), plural(k.Objects, "object", "objects")))
+		p.line("Kernel", fmt.Sprintf("DIFFERS: %d of %s read back", k.Differing, plural(k.Objects, "object", "objects")))
 		for _, d := range k.Differences {
 			p.text("", d.Object)
 			p.text("", "  should be: "+orNothing(d.Want))
 			p.text("", "  is: "+orNothing(d.Have))
+		}
+		if more := k.Differing - len(k.Differences); more > 0 {
+			p.text("", fmt.Sprintf("and %d more", more))
 		}
 	case statusapi.KernelFailed:
 		p.text("Kernel", "could not be read: "+k.Why)

@@ -30,7 +30,7 @@ func TestExplain(t *testing.T) {
 		NotUsed:  []statusapi.Endpoint{{Address: "10.1.1.1:8080", Reason: "on another node"}},
 		Affinity: &statusapi.Affinity{Seconds: 10800, Endpoint: "10.1.0.1:8080"},
 		Flows:    &statusapi.OpenFlows{Total: 1, Items: []statusapi.OpenFlow{{Client: "203.0.113.9:4000", Endpoint: "10.1.1.1:8080", Stale: true}}},
-		Kernel: statusapi.KernelCheck{State: statusapi.KernelDiffers, Objects: 7, Differences: []statusapi.KernelDifference{
+		Kernel: statusapi.KernelCheck{State: statusapi.KernelDiffers, Objects: 7, Differing: 3, Differences: []statusapi.KernelDifference{
 			{Object: "element of map endpoints", Want: "10.1.0.1 . 8080"},
 		}, Unread: "the virtual servers of IPVS"},
 		Notes: []string{"Service ns/xweb claims it too, and has lost it to ns/web, which is a long story to tell"},
@@ -55,10 +55,11 @@ Not used   1 endpoint
 Affinity   clients stay for 3h0m0s; this one stays with 10.1.0.1:8080
 Open flows 1
            203.0.113.9:4000 with 10.1.1.1:8080, where new ones do not go
-Kernel     DIFFERS: 1 of 7 objects read back
+Kernel     DIFFERS: 3 of 7 objects read back
            element of map endpoints
            should be: 10.1.0.1 . 8080
            is: not there
+           and 2 more
            not read back: the virtual servers of IPVS
 Note       Service ns/xweb claims it too, and has lost it to ns/web, which is a
            long story to tell

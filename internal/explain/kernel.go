@@ -41,7 +41,8 @@ func (a *Answer) Compare(is proxy.Inspected, err error) {
 		return
 	}
 	k.Objects, k.Unread = is.Objects, is.Unread
-	for _, d := range is.Differences {
+	k.Differing = len(is.Differences)
+	for _, d := range is.Differences[:min(len(is.Differences), shown)] {
 		k.Differences = append(k.Differences, statusapi.KernelDifference(d))
 	}
 	if a.Affinity != nil {

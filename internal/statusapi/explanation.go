@@ -103,10 +103,11 @@ const (
 // compare to what was written.
 type KernelCheck struct {
 	State       KernelState        `json:"state"`
-	Why         string             `json:"why,omitempty"`     // why it was not checked, or could not be
-	Objects     int                `json:"objects,omitempty"` // how many were read
-	Differences []KernelDifference `json:"differences,omitempty"`
-	Unread      string             `json:"unread,omitempty"` // what of the service port was not read back
+	Why         string             `json:"why,omitempty"`         // why it was not checked, or could not be
+	Objects     int                `json:"objects,omitempty"`     // how many were read
+	Differing   int                `json:"differing,omitempty"`   // how many are not as they were written
+	Differences []KernelDifference `json:"differences,omitempty"` // the first of them
+	Unread      string             `json:"unread,omitempty"`      // what of the service port was not read back
 }
 
 // KernelDifference is one object that is not as it was written.
