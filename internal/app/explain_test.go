@@ -75,7 +75,7 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 		{[]string{"default/web", "-o", "yaml"}, 0, "reason: Forwarded"},
 		{[]string{"default/web", "--hostname-override", "node-7"}, 0, "the folder has no Node node-7"},
 		{[]string{"default/web", "-o", "xml"}, 2, `--output "xml": want text, json, yaml`},
-		{[]string{"default/wen"}, 2, "no Service default/wen in the folder"},
+		{[]string{"default/wen"}, 2, "no Service default/wen"},
 		{[]string{"default/web:81"}, 2, "no port 81 of Service default/web"},
 		{[]string{"default/web", "--from", "::1"}, 2, "has no address of that family"},
 		{[]string{"default/web", "--node-addresses", "x"}, 2, `--node-addresses: "x" is not an IP address`},

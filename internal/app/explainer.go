@@ -26,13 +26,21 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 			return nil, err
 		}
 		var a *explain.Answer
-		e.Look(func(v engine.View) {
-			w := explain.World{
-				Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v,
-				Local: func(a netip.Addr) bool { return slices.Contains(addresses, a) },
+		ask := func(others []explain.Unserved) {
+			e.Look(func(v engine.View) {
+				w := explain.World{
+					Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v, Unserved: others,
+					Local: func(a netip.Addr) bool { return slices.Contains(addresses, a) },
+				}
+				a, err = w.Explain(explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")})
+			})
+		}
+		ask(nil)
+		if errors.As(err, new(*explain.UnknownError)) || err == nil && a.Nobodys() {
+			if others := s.plan.from.unserved(ctx, q.Get("to")); others != nil {
+				ask(others)
 			}
-			a, err = w.Explain(explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")})
-		})
+		}
 		if err != nil {
 			return nil, &statusapi.ResponseError{Code: http.StatusBadRequest, Message: err.Error()}
 		}

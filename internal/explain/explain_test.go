@@ -165,7 +165,7 @@ func TestExplainBadQuestions(t *testing.T) {
 		{Question{To: "/web"}, `"/web" is not NAMESPACE/SERVICE[:PORT]`},
 		{Question{To: "ns/we"}, `no Service ns/we; there is ns/web`},
 		{Question{To: "prod/web"}, `no Service prod/web; there is ns/web`},
-		{Question{To: "ns/nothing"}, `no Service ns/nothing in the folder`},
+		{Question{To: "ns/nothing"}, `no Service ns/nothing`},
 		{Question{To: "ns/web:81"}, `no port 81 of Service ns/web: it has http (80/TCP)`},
 		{Question{To: "ns/web", Protocol: "udp"}, `no port UDP of Service ns/web: it has http (80/TCP)`},
 		{Question{To: "ns/dns"}, `which port of Service ns/dns? Write ns/dns:PORT; it has dns (53/UDP), tcp (53/TCP), metrics (9153/TCP)`},

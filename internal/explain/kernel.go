@@ -9,6 +9,12 @@ import (
 	"sluice/internal/statusapi"
 )
 
+// Nobodys reports whether the packet is to an address that no Service has which
+// is served here.
+func (a *Answer) Nobodys() bool {
+	return a.Reason == statusapi.NoSuchFrontend || a.Reason == statusapi.UnallocatedAddress
+}
+
 // Inspection returns what the kernel is to be asked about; false: nothing. If no
 // row decides, it is what all rows have in common.
 func (a *Answer) Inspection() (proxy.Inspection, bool) {

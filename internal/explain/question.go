@@ -95,15 +95,24 @@ func (w *World) unknown(name types.NamespacedName) error {
 		}
 	}
 	slices.Sort(near)
-	if len(near) > 0 {
-		return fmt.Errorf("no Service %v; there is %s", name, strings.Join(near[:min(3, len(near))], ", "))
+	e := &UnknownError{Name: name}
+	switch {
+	case len(near) > 0:
+		e.hint = "; there is " + strings.Join(near[:min(3, len(near))], ", ")
+	case w.Unserved == nil:
+		e.hint = fmt.Sprintf(" that this node serves; headless ones and those of other proxies are not known here: "+
+			"kubectl -n %s get service %s", name.Namespace, name.Name)
 	}
-	if w.Unserved != nil {
-		return fmt.Errorf("no Service %v in the folder", name)
-	}
-	return fmt.Errorf("no Service %v that this node serves (the API server does not tell it of headless ones "+
-		"and of those of other proxies): kubectl -n %s get service %s", name, name.Namespace, name.Name)
+	return e
 }
+
+// UnknownError says that nothing is known of a Service.
+type UnknownError struct {
+	Name types.NamespacedName
+	hint string
+}
+
+func (e *UnknownError) Error() string { return "no Service " + e.Name.String() + e.hint }
 
 // choosePort chooses the port and the family that are meant.
 func (t *target) choosePort(w *World, ports []resolve.PortDescription, text string) error {

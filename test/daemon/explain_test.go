@@ -56,6 +56,8 @@ status: {loadBalancer: {ingress: [{ip: 1.2.3.4}]}}
 {apiVersion: v1, kind: Service, metadata: {name: young, creationTimestamp: "2024-01-01T00:00:00Z"}, spec: {clusterIP: 172.30.0.10, ports: [{port: 80}]}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: aside, labels: {service.kubernetes.io/service-proxy-name: another}}, spec: {clusterIP: 172.30.0.25, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: bare}, spec: {clusterIP: None, ports: [{port: 80}]}}
 `
 
 // TestExplainIsWhatPacketsDo asks the running daemon of each mode about packets,
@@ -84,13 +86,19 @@ func TestExplainIsWhatPacketsDo(t *testing.T) {
 				{"1.2.3.4:80", statusapi.SourceRange},
 				{"1.2.3.4:81", statusapi.NoSuchFrontend},
 				{"172.30.0.10:81", statusapi.PortNotOfService},
-				{"172.30.0.25:80", statusapi.UnallocatedAddress}, // the daemon does not hear of other proxies' Services
+				{"172.30.0.99:80", statusapi.UnallocatedAddress},
+				{"172.30.0.25:80", statusapi.OtherProxy},
 				{"default/young", statusapi.LostClaim},
 			} {
 				s.explained(tt.to, tt.reason)
 			}
-			if text, code := s.tell("explain", "default/aside"); code != 2 || !strings.Contains(text, "other proxies") {
-				t.Errorf("another proxy's: exit %d, %s", code, text)
+			for to, reason := range map[string]statusapi.Reason{"default/aside": statusapi.OtherProxy, "default/bare": statusapi.Headless} {
+				if text, code := s.tell("explain", to); code != 1 || !strings.Contains(text, string(reason)) {
+					t.Errorf("%s: exit %d, want %s: %s", to, code, reason, text)
+				}
+			}
+			if text, code := s.tell("explain", "default/nothing"); code != 2 || !strings.Contains(text, "no Service default/nothing") {
+				t.Errorf("nobody's: exit %d, %s", code, text)
 			}
 			text, code := s.tell("explain", "default/web", "--connect")
 			if code != 0 || !strings.Contains(text, "Connect    answered") || mode != "userspace" && !strings.Contains(text, "by 10.0.0.11:8080") {
