@@ -116,6 +116,9 @@ func (c *Cluster) CleanUp(n *Node) error {
 	return p.Wait()
 }
 
+// Sluice returns the program of our daemon.
+func (c *Cluster) Sluice() string { return c.settings.Proxy }
+
 // KubeProxy returns the program of the real kube-proxy.
 func (c *Cluster) KubeProxy() string { return c.settings.KubeProxy }
 
