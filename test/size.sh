@@ -15,7 +15,9 @@ daemon | xargs wc -l | awk -v all="$all" '
 echo
 limit() { printf '%7d of at most %6d  %s\n' "$1" "$2" "$3"; }
 new="/(kernel|dataplane)/(ipvs|userspace|ebpf)/"
-limit "$(daemon | grep -vE "$new" | lines)" 15500 "the daemon with two modes: nftables, iptables and all that every mode needs"
+tells="^(internal/(access|bugreport|cli|explain|kubectl|status|statusapi|traffic)|cmd/kubectl-sluice)/"
+limit "$(daemon | grep -vE "$new|$tells" | lines)" 15500 "the daemon with two modes: nftables, iptables and all that every mode needs"
+printf '%7d  what tells of it: status, explain, top, the page, traffic, bug reports, kubectl sluice\n' "$(daemon | grep -E "$tells" | lines)"
 for mode in ipvs userspace; do
 	limit "$(daemon | grep -E "/(kernel|dataplane)/$mode/" | lines)" 1000 "mode $mode, with its kernel package"
 done
