@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -28,8 +29,8 @@ import (
 
 const (
 	asked       = 10_000                // Services of the daemon that is asked
-	phase       = 4 * time.Second       // of being asked, or of not being asked
-	phases      = 5                     // of each
+	phase       = 2 * time.Second       // of being asked, or of not being asked
+	phases      = 12                    // of each
 	changeEvery = 20 * time.Millisecond // an endpoint is replaced
 	metricsAt   = "127.0.0.1:10249"
 )
@@ -71,23 +72,28 @@ func measureStatus(ctx context.Context, r *report) error {
 		return err
 	}
 	defer d.stop()
-	var idle, busy []time.Duration
+	// What else the machine does comes and goes, so phases that follow each other
+	// are compared.
+	var idle, busy, ratios []float64
 	for range phases {
-		for _, with := range []*[]time.Duration{&idle, &busy} {
+		for _, with := range []*[]float64{&idle, &busy} {
 			took, err := d.changes(ctx, with == &busy)
 			if err != nil {
 				return err
 			}
-			*with = append(*with, took...)
+			*with = append(*with, float64(median(took).Microseconds()))
 		}
+		ratios = append(ratios, busy[len(busy)-1]/idle[len(idle)-1])
 	}
 	if d.scraped == 0 {
 		return errors.New("no metrics could be scraped")
 	}
-	ratio := float64(median(busy)) / float64(median(idle))
+	for _, all := range [][]float64{idle, busy, ratios} {
+		slices.Sort(all)
+	}
+	ratio := ratios[phases/2]
 	r.add(fmt.Sprintf("endpoint change at %d Services, page open, top running, scraped each second: p50 with and without", asked),
-		fmt.Sprintf("%v and %v, %.2fx", median(busy).Round(time.Microsecond), median(idle).Round(time.Microsecond), ratio),
-		"within 1.3x", ratio <= 1.3)
+		fmt.Sprintf("%.0fµs and %.0fµs, %.2fx", busy[phases/2], idle[phases/2], ratio), "within 1.3x", ratio <= 1.3)
 	return nil
 }
 
