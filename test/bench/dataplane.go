@@ -231,7 +231,15 @@ func bareLoop(ctx context.Context, elements int) (time.Duration, error) {
 	return took, conn.Commit(ctx, &b)
 }
 
-func median(d []time.Duration) time.Duration {
-	slices.Sort(d)
-	return d[len(d)/2]
+func median(d []time.Duration) time.Duration { return slices.Sorted(slices.Values(d))[len(d)/2] }
+
+// medianRatio compares what was measured in turns. What else the machine does comes
+// and goes, so only neighbours are compared.
+func medianRatio(of, against []time.Duration) float64 {
+	var ratios []float64
+	for i := range of {
+		ratios = append(ratios, float64(of[i])/float64(against[i]))
+	}
+	slices.Sort(ratios)
+	return ratios[len(ratios)/2]
 }
