@@ -24,7 +24,7 @@ import (
 // beginning until the kernel has forgotten them, while nobody counts them, while
 // they are counted, and while their bytes are. Then it goes through many.
 func measureTraffic(ctx context.Context, r *report) error {
-	const rounds, connections = 40, 1_000
+	const rounds, connections = 7, 10_000
 	if err := loopback(); err != nil {
 		return err
 	}
