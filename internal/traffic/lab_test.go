@@ -12,6 +12,7 @@ import (
 	"sluice/internal/config"
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane"
+	"sluice/internal/kernel/ipvs/ipvstest"
 	"sluice/internal/kernel/link"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
@@ -52,6 +53,9 @@ type testNode struct {
 func newNode(t *testing.T, name config.ProxyMode) *testNode {
 	t.Helper()
 	lab.Require(t)
+	if name == config.IPVS {
+		ipvstest.Require(t)
+	}
 	n := &testNode{T: t}
 	var err error
 	if n.Lab, err = lab.New(lab.Config{}); err != nil {
@@ -60,9 +64,6 @@ func newNode(t *testing.T, name config.ProxyMode) *testNode {
 	t.Cleanup(func() { n.check(n.Lab.Close()) })
 	if n.mode, err = dataplane.Of(name); err != nil {
 		t.Fatal(err)
-	}
-	if _, err := n.probe(); name == config.IPVS && err != nil {
-		t.Skip(err) // a virtual machine plays it
 	}
 	pod, err := n.AddPod("pod", podAt.Addr(), podAt6.Addr())
 	n.check(err)

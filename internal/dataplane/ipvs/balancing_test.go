@@ -5,11 +5,12 @@ import (
 
 	"sluice/internal/conformance/balancetest"
 	"sluice/internal/dataplane/ipvs"
+	"sluice/internal/kernel/ipvs/ipvstest"
 )
 
 // TestBalancing counts real connections.
 func TestBalancing(t *testing.T) {
-	requireIPVS(t)
+	ipvstest.Require(t)
 	m := ipvs.Mode()
 	balancetest.Run(t, balancetest.Mode{Open: underTest.Open, Ways: m.Balancing, Weights: m.Weights})
 }

@@ -2,9 +2,7 @@ package ipvs_test
 
 import (
 	"context"
-	"errors"
 	"net/netip"
-	"os"
 	"slices"
 	"testing"
 
@@ -12,7 +10,7 @@ import (
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/ipvs"
 	"sluice/internal/dataplane/mode"
-	kernel "sluice/internal/kernel/ipvs"
+	"sluice/internal/kernel/ipvs/ipvstest"
 	"sluice/internal/proxy"
 )
 
@@ -44,28 +42,14 @@ func binds(s *proxy.State, a netip.Addr) bool {
 	return false
 }
 
-// requireIPVS skips a test where the kernel has no IPVS: a virtual machine plays
-// it.
-func requireIPVS(t *testing.T) {
-	t.Helper()
-	k, err := kernel.Open()
-	if _, loaded := os.Stat("/sys/module/ip_vs"); errors.Is(err, kernel.ErrMissing) && loaded != nil {
-		t.Skip("this kernel has no IPVS (module ip_vs)")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.Close()
-}
-
 // TestConformance plays the packet table with real packets.
 func TestConformance(t *testing.T) {
-	requireIPVS(t)
+	ipvstest.Require(t)
 	conformance.Run(t, underTest)
 }
 
 // TestRandom plays random states and packets against the oracle.
 func TestRandom(t *testing.T) {
-	requireIPVS(t)
+	ipvstest.Require(t)
 	conformance.RunRandom(t, underTest, 1, 30)
 }

@@ -11,6 +11,7 @@ import (
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/dataplane/ipvs"
 	"sluice/internal/dataplane/mode"
+	"sluice/internal/kernel/ipvs/ipvstest"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
@@ -18,7 +19,7 @@ import (
 // TestRenderedServers compares what is rendered with what ipvsadm saves of it, and
 // what the kernel has with what it should have.
 func TestRenderedServers(t *testing.T) {
-	requireIPVS(t)
+	ipvstest.Require(t)
 	n, err := traffic.New("node", &traffic.Ports{})
 	if err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
 	"testing"
@@ -36,18 +35,15 @@ func TestContract(t *testing.T) {
 }
 
 // openInNamespace opens the kernel in a network namespace of the test's own,
-// which ends with the test's thread. Where the kernel has no IPVS there is
-// nothing to test: a virtual machine does it.
+// which ends with the test's thread.
 func openInNamespace(t testing.TB) *ipvs.Conn {
 	t.Helper()
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatalf("make a network namespace: %v (kernel tests need root)", err)
 	}
+	ipvstest.Require(t)
 	c, err := ipvs.Open()
-	if _, loaded := os.Stat("/sys/module/ip_vs"); errors.Is(err, ipvs.ErrMissing) && loaded != nil {
-		t.Skip("this kernel has no IPVS (module ip_vs)")
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
