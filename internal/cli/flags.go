@@ -73,7 +73,11 @@ func ShowStatus(ctx context.Context, w io.Writer, c Client, o StatusOptions) err
 		limited, cancel := context.WithTimeout(ctx, o.Wait)
 		defer cancel()
 		if err := Wait(limited, c); err != nil {
-			return &ExitError{Code: ExitFinding, Err: fmt.Errorf("waited %v: %w", o.Wait, err)}
+			e := &ExitError{Code: ExitNoAnswer, Err: fmt.Errorf("waited %v: %w", o.Wait, err)}
+			if finding, ok := errors.AsType[*ExitError](err); ok {
+				e.Code = finding.Code
+			}
+			return e
 		}
 	}
 	r, err := Status(ctx, w, c, o)

@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"strings"
 	"sync/atomic"
@@ -201,6 +203,37 @@ func TestWait(t *testing.T) {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
 	})
+}
+
+// away answers nobody, and says why until the question has ended.
+type away struct{}
+
+func (away) Get(ctx context.Context, _ string, _ url.Values, _ any) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return errors.New("no daemon answers")
+}
+
+// TestWaitInVain: what is not in force is a finding, a daemon that is not there is
+// none, and either is told, not that time is up.
+func TestWaitInVain(t *testing.T) {
+	pending := &daemon{answers: map[string]any{statusapi.NodePath: node(func(n *statusapi.Node) { n.Counts.Pending = 1 })}}
+	for _, tt := range []struct {
+		client Client
+		code   int
+		says   string
+	}{
+		{pending, ExitFinding, "1 port pending"},
+		{away{}, ExitNoAnswer, "no daemon answers"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			err := ShowStatus(t.Context(), io.Discard, tt.client, StatusOptions{Wait: time.Second})
+			if e, ok := errors.AsType[*ExitError](err); !ok || e.Code != tt.code || !strings.Contains(e.Error(), tt.says) {
+				t.Errorf("%v, want exit code %d and %q", err, tt.code, tt.says)
+			}
+		})
+	}
 }
 
 func TestFollow(t *testing.T) {

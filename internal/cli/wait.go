@@ -13,19 +13,25 @@ import (
 )
 
 // Wait asks until everything known is in force, or ctx ends; it then says what
-// is not. A daemon that does not answer yet may still come.
+// is not, which is a finding, or why the daemon could not be asked, which is none.
+// One that does not answer yet may still come.
 func Wait(ctx context.Context, c Client) error {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
+	var last error
 	for {
 		var n statusapi.Node
 		err := c.Get(ctx, statusapi.NodePath, nil, &n)
 		if err == nil {
-			err = NotInForce(&n)
+			if err = NotInForce(&n); err == nil {
+				return nil
+			}
+			err = &ExitError{Code: ExitFinding, Err: err}
 		}
-		if err == nil {
-			return nil
+		if last != nil && ctx.Err() != nil {
+			return last // what it was before time was up says more
 		}
+		last = err
 		select {
 		case <-ctx.Done():
 			return err

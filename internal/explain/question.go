@@ -57,8 +57,8 @@ func (q Question) read(w *World) (t target, err error) {
 	t.dst = netip.AddrPortFrom(t.dst.Addr().Unmap(), t.dst.Port())
 	t.proto = cmp.Or(t.proto, proxy.TCP)
 	if t.from.IsValid() && proxy.FamilyOf(t.from) != proxy.FamilyOf(t.dst.Addr()) {
-		return t, fmt.Errorf("the client %v is %v and %v is %v: a connection has one family, give a client of the other",
-			t.from, proxy.FamilyOf(t.from), t.dst, proxy.FamilyOf(t.dst.Addr()))
+		return t, fmt.Errorf("the client %v is %v and %v is %v: a connection has one family, give an %v client",
+			t.from, proxy.FamilyOf(t.from), t.dst, proxy.FamilyOf(t.dst.Addr()), proxy.FamilyOf(t.dst.Addr()))
 	}
 	return t, nil
 }
