@@ -1,0 +1,109 @@
+package hns
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+)
+
+// Interface is the Host Networking Service of a node. Its methods are called by
+// one goroutine at a time. Objects have IDs, which the service gives them.
+type Interface interface {
+	// Features returns what this version of the service can do.
+	Features(ctx context.Context) (Features, error)
+
+	// Network returns the network of a name, or ErrNotFound.
+	Network(ctx context.Context, name string) (Network, error)
+
+	// Endpoints returns the endpoints of a network, by ID.
+	Endpoints(ctx context.Context, network string) (map[string]Endpoint, error)
+
+	// Endpoint returns the endpoint of a name, on whatever network, or ErrNotFound.
+	Endpoint(ctx context.Context, name string) (id string, e Endpoint, err error)
+
+	// CreateEndpoint adds an endpoint to a network and returns its ID.
+	CreateEndpoint(ctx context.Context, network string, e Endpoint) (id string, err error)
+
+	// DeleteEndpoint removes an endpoint, or returns ErrNotFound.
+	DeleteEndpoint(ctx context.Context, id string) error
+
+	// LoadBalancers returns all load balancers, by ID.
+	LoadBalancers(ctx context.Context) (map[string]LoadBalancer, error)
+
+	// CreateLoadBalancer adds one and returns its ID; ErrExists if another has its
+	// frontend.
+	CreateLoadBalancer(ctx context.Context, l LoadBalancer) (id string, err error)
+
+	// UpdateLoadBalancer gives one other endpoints; ErrNotFound if it is gone. It
+	// works where Features has ModifyLoadBalancer.
+	UpdateLoadBalancer(ctx context.Context, id string, l LoadBalancer) error
+
+	// DeleteLoadBalancer removes one, or returns ErrNotFound.
+	DeleteLoadBalancer(ctx context.Context, id string) error
+}
+
+// What a caller can act upon.
+var (
+	ErrNotFound   = errors.New("no such object")
+	ErrExists     = errors.New("it is there already")
+	ErrNotRunning = errors.New("the Host Networking Service does not run")
+)
+
+// Features are what some versions of the service can do and others cannot.
+type Features struct {
+	DSR                bool // direct server return
+	DualStack          bool
+	RemoteSubnet       bool // overlay networks
+	SessionAffinity    bool
+	ModifyLoadBalancer bool
+}
+
+// Network is a virtual network of the node.
+type Network struct {
+	ID, Name string
+	Type     string // "Overlay", "L2Bridge", ...
+	Remote   []RemoteSubnet
+}
+
+// RemoteSubnet is where an overlay network has the pods of another node.
+type RemoteSubnet struct {
+	Prefix   netip.Prefix
+	Provider netip.Addr // the node's address below the overlay
+	MAC      string     // of its distributed router
+}
+
+// Endpoint is something with addresses on a network: a pod here, or one elsewhere
+// that a load balancer sends connections to.
+type Endpoint struct {
+	Name     string
+	Addrs    []netip.Addr
+	MAC      string
+	Remote   bool       // it is on another node
+	Provider netip.Addr // the node's address below an overlay; invalid: none
+}
+
+// LoadBalancer sends connections to a frontend to its endpoints.
+type LoadBalancer struct {
+	VIP          netip.Addr // invalid: any address of the node
+	Family6      bool       // says the family where there is no VIP, too
+	Protocol     uint8      // as in the IP header
+	ExternalPort uint16     // that is connected to
+	InternalPort uint16     // of the endpoints
+	Endpoints    []string   // IDs
+	SourceVIP    netip.Addr // what the endpoints see as their client; invalid: the client itself
+	Flags        Flags
+}
+
+// Flags are how a load balancer goes about.
+type Flags uint16
+
+// The flags.
+const (
+	DSR            Flags = 1 << iota // answers do not come back through it
+	ILB                              // it is for clients on this node
+	LocalRoutedVIP                   // the node itself reaches the VIP
+	UseMux                           // direct server return for what comes from elsewhere
+	PreserveDIP                      // endpoints see the VIP as the destination
+	ExternalVIP                      // the VIP is not the cluster's own
+	ByClient                         // a client keeps its endpoint
+)
