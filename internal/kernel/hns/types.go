@@ -15,27 +15,30 @@ type Interface interface {
 	// Network returns the network of a name, or ErrNotFound.
 	Network(ctx context.Context, name string) (Network, error)
 
-	// Endpoints returns the endpoints of a network, by ID.
+	// Endpoints returns the endpoints of the network of an ID, by ID.
 	Endpoints(ctx context.Context, network string) (map[string]Endpoint, error)
 
 	// Endpoint returns the endpoint of a name, on whatever network, or ErrNotFound.
 	Endpoint(ctx context.Context, name string) (id string, e Endpoint, err error)
 
-	// CreateEndpoint adds an endpoint to a network and returns its ID.
+	// CreateEndpoint adds an endpoint to the network of an ID and returns its own;
+	// ErrNotFound if the network is gone, ErrExists if another has its address.
 	CreateEndpoint(ctx context.Context, network string, e Endpoint) (id string, err error)
 
-	// DeleteEndpoint removes an endpoint, or returns ErrNotFound.
+	// DeleteEndpoint removes an endpoint, or returns ErrNotFound. Load balancers
+	// that have it keep its ID.
 	DeleteEndpoint(ctx context.Context, id string) error
 
-	// LoadBalancers returns all load balancers, by ID.
+	// LoadBalancers returns all load balancers, by ID. One that has several ports or
+	// addresses, or no port, is not of our making and has Protocol 0.
 	LoadBalancers(ctx context.Context) (map[string]LoadBalancer, error)
 
 	// CreateLoadBalancer adds one and returns its ID; ErrExists if another has its
-	// frontend.
+	// frontend, ErrNotFound if an endpoint is gone.
 	CreateLoadBalancer(ctx context.Context, l LoadBalancer) (id string, err error)
 
-	// UpdateLoadBalancer gives one other endpoints; ErrNotFound if it is gone. It
-	// works where Features has ModifyLoadBalancer.
+	// UpdateLoadBalancer gives one other endpoints; ErrNotFound if it, or one of
+	// them, is gone. It works where Features has ModifyLoadBalancer.
 	UpdateLoadBalancer(ctx context.Context, id string, l LoadBalancer) error
 
 	// DeleteLoadBalancer removes one, or returns ErrNotFound.

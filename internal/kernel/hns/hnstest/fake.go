@@ -1,0 +1,351 @@
+package hnstest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"sluice/internal/kernel/hns"
+)
+
+// Fake is the service in memory. Unlike that of Windows it may be used by several
+// goroutines.
+type Fake struct {
+	mu        sync.Mutex
+	features  hns.Features
+	networks  map[string]hns.Network
+	endpoints map[string]endpoint
+	balancers map[string]hns.LoadBalancer
+	refuse    map[netip.Addr]error
+	fail      error
+	lastID    int
+	count     Count
+	done      []string
+}
+
+type endpoint struct {
+	hns.Endpoint
+	network string // its ID
+}
+
+// Count is how often each method of a Fake was called, by name.
+type Count map[string]int
+
+// Full are the features of a current version of Windows.
+var Full = hns.Features{DSR: true, DualStack: true, RemoteSubnet: true, SessionAffinity: true, ModifyLoadBalancer: true}
+
+// ErrInvalid is what is refused because it makes no sense, ErrUnsupported because
+// the version of the service cannot do it.
+var (
+	ErrInvalid     = errors.New("the parameter is incorrect")
+	ErrUnsupported = errors.New("this version cannot do that")
+)
+
+var _ hns.Interface = (*Fake)(nil)
+
+// NewFake returns a service that can do some things and has some networks.
+func NewFake(features hns.Features, networks ...hns.Network) *Fake {
+	f := &Fake{
+		features: features, networks: map[string]hns.Network{}, endpoints: map[string]endpoint{},
+		balancers: map[string]hns.LoadBalancer{}, refuse: map[netip.Addr]error{}, count: Count{},
+	}
+	for _, n := range networks {
+		f.SetNetwork(n)
+	}
+	return f
+}
+
+// SetNetwork adds a network, or replaces that of the same ID, and returns its ID.
+// A network without one gets one.
+func (f *Fake) SetNetwork(n hns.Network) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n.ID == "" {
+		n.ID = f.newID()
+	}
+	f.networks[n.ID] = n
+	return n.ID
+}
+
+// RemoveNetwork removes a network and its endpoints. Load balancers stay.
+func (f *Fake) RemoveNetwork(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.networks, id)
+	maps.DeleteFunc(f.endpoints, func(_ string, e endpoint) bool { return e.network == id })
+}
+
+// Refuse makes everything fail that changes an endpoint of an address or a load
+// balancer whose VIP it is, until err is nil. Those for all addresses of the node
+// have the zero address.
+func (f *Fake) Refuse(addr netip.Addr, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refuse[addr] = err
+}
+
+// Fail makes everything fail, until err is nil.
+func (f *Fake) Fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail = err
+}
+
+// Reset returns what was asked since the last Reset, and the changes in words.
+func (f *Fake) Reset() (Count, []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	count, done := f.count, f.done
+	f.count, f.done = Count{}, nil
+	return count, done
+}
+
+// State returns all objects but networks in words, sorted. Load balancers have
+// addresses in place of IDs, so that the states of two services compare.
+func (f *Fake) State() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []string
+	for _, e := range f.endpoints {
+		all = append(all, describeEndpoint(e.Endpoint))
+	}
+	for _, l := range f.balancers {
+		all = append(all, f.describeLoadBalancer(l))
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (f *Fake) newID() string {
+	f.lastID++
+	return fmt.Sprintf("5e7e0000-0000-4000-8000-%012x", f.lastID)
+}
+
+// called counts a call and returns what keeps all calls from being answered.
+func (f *Fake) called(ctx context.Context, method string) error {
+	f.count[method]++
+	return cmp.Or(f.fail, ctx.Err())
+}
+
+// refused returns why an object with these addresses may not be changed.
+func (f *Fake) refused(addrs ...netip.Addr) error {
+	for _, a := range addrs {
+		if err := f.refuse[a]; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Features returns what the service can do.
+func (f *Fake) Features(ctx context.Context) (hns.Features, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.features, f.called(ctx, "Features")
+}
+
+// Network finds a network by name.
+func (f *Fake) Network(ctx context.Context, name string) (hns.Network, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.called(ctx, "Network"); err != nil {
+		return hns.Network{}, err
+	}
+	for _, n := range f.networks {
+		if n.Name == name {
+			n.Remote = slices.Clone(n.Remote)
+			return n, nil
+		}
+	}
+	return hns.Network{}, fmt.Errorf("network %s: %w", name, hns.ErrNotFound)
+}
+
+// Endpoints lists those of a network; an unknown one has none.
+func (f *Fake) Endpoints(ctx context.Context, network string) (map[string]hns.Endpoint, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.called(ctx, "Endpoints"); err != nil {
+		return nil, err
+	}
+	all := map[string]hns.Endpoint{}
+	for id, e := range f.endpoints {
+		if e.network == network {
+			all[id] = clone(e.Endpoint)
+		}
+	}
+	return all, nil
+}
+
+// Endpoint finds an endpoint by name.
+func (f *Fake) Endpoint(ctx context.Context, name string) (string, hns.Endpoint, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.called(ctx, "Endpoint"); err != nil {
+		return "", hns.Endpoint{}, err
+	}
+	for id, e := range f.endpoints {
+		if e.Name == name {
+			return id, clone(e.Endpoint), nil
+		}
+	}
+	return "", hns.Endpoint{}, fmt.Errorf("endpoint %s: %w", name, hns.ErrNotFound)
+}
+
+// CreateEndpoint adds an endpoint.
+func (f *Fake) CreateEndpoint(ctx context.Context, network string, e hns.Endpoint) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.done = append(f.done, "create "+describeEndpoint(e))
+	if err := cmp.Or(f.called(ctx, "CreateEndpoint"), f.refused(e.Addrs...), f.checkEndpoint(network, e)); err != nil {
+		return "", fmt.Errorf("create %s: %w", describeEndpoint(e), err)
+	}
+	id := f.newID()
+	f.endpoints[id] = endpoint{clone(e), network}
+	return id, nil
+}
+
+func (f *Fake) checkEndpoint(network string, e hns.Endpoint) error {
+	if _, ok := f.networks[network]; !ok {
+		return fmt.Errorf("network %s: %w", network, hns.ErrNotFound)
+	}
+	if len(e.Addrs) == 0 {
+		return ErrInvalid
+	}
+	for _, other := range f.endpoints {
+		if other.network == network && slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return slices.Contains(other.Addrs, a) }) {
+			return hns.ErrExists
+		}
+	}
+	return nil
+}
+
+// DeleteEndpoint removes an endpoint, used or not.
+func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e, ok := f.endpoints[id]
+	f.done = append(f.done, "delete "+describeEndpoint(e.Endpoint))
+	if err := cmp.Or(f.called(ctx, "DeleteEndpoint"), f.refused(e.Addrs...), found(ok)); err != nil {
+		return fmt.Errorf("delete endpoint %s: %w", id, err)
+	}
+	delete(f.endpoints, id)
+	return nil
+}
+
+// LoadBalancers lists them.
+func (f *Fake) LoadBalancers(ctx context.Context) (map[string]hns.LoadBalancer, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.called(ctx, "LoadBalancers"); err != nil {
+		return nil, err
+	}
+	all := map[string]hns.LoadBalancer{}
+	for id, l := range f.balancers {
+		l.Endpoints = slices.Clone(l.Endpoints)
+		all[id] = l
+	}
+	return all, nil
+}
+
+// CreateLoadBalancer adds one.
+func (f *Fake) CreateLoadBalancer(ctx context.Context, l hns.LoadBalancer) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.done = append(f.done, "create "+f.describeLoadBalancer(l))
+	if err := cmp.Or(f.called(ctx, "CreateLoadBalancer"), f.refused(l.VIP), f.checkLoadBalancer("", l)); err != nil {
+		return "", fmt.Errorf("create %s: %w", f.describeLoadBalancer(l), err)
+	}
+	id := f.newID()
+	l.Endpoints = slices.Clone(l.Endpoints)
+	f.balancers[id] = l
+	return id, nil
+}
+
+// UpdateLoadBalancer replaces everything but the frontend of one.
+func (f *Fake) UpdateLoadBalancer(ctx context.Context, id string, l hns.LoadBalancer) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old, ok := f.balancers[id]
+	f.done = append(f.done, "update "+f.describeLoadBalancer(l))
+	err := cmp.Or(f.called(ctx, "UpdateLoadBalancer"), f.refused(l.VIP), supported(f.features.ModifyLoadBalancer), found(ok), f.checkLoadBalancer(id, l))
+	if err == nil && frontendOf(l) != frontendOf(old) {
+		err = ErrInvalid
+	}
+	if err != nil {
+		return fmt.Errorf("update %s: %w", f.describeLoadBalancer(l), err)
+	}
+	l.Endpoints = slices.Clone(l.Endpoints)
+	f.balancers[id] = l
+	return nil
+}
+
+// DeleteLoadBalancer removes one.
+func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l, ok := f.balancers[id]
+	f.done = append(f.done, "delete "+f.describeLoadBalancer(l))
+	if err := cmp.Or(f.called(ctx, "DeleteLoadBalancer"), f.refused(l.VIP), found(ok)); err != nil {
+		return fmt.Errorf("delete load balancer %s: %w", id, err)
+	}
+	delete(f.balancers, id)
+	return nil
+}
+
+// checkLoadBalancer returns why one cannot be, or not become as is asked.
+func (f *Fake) checkLoadBalancer(id string, l hns.LoadBalancer) error {
+	for otherID, other := range f.balancers {
+		if otherID != id && frontendOf(other) == frontendOf(l) {
+			return hns.ErrExists
+		}
+	}
+	for _, e := range l.Endpoints {
+		if _, ok := f.endpoints[e]; !ok {
+			return fmt.Errorf("endpoint %s: %w", e, hns.ErrNotFound)
+		}
+	}
+	switch {
+	case l.Protocol == 0 || l.ExternalPort == 0 || l.InternalPort == 0 || len(l.Endpoints) == 0,
+		l.VIP.IsValid() && l.VIP.Is6() != l.Family6:
+		return ErrInvalid
+	case l.Family6 && !f.features.DualStack, l.Flags&hns.DSR != 0 && !f.features.DSR, l.Flags&hns.ByClient != 0 && !f.features.SessionAffinity:
+		return ErrUnsupported
+	}
+	return nil
+}
+
+// frontend is what only one load balancer may have.
+type frontend struct {
+	vip      netip.Addr
+	family6  bool
+	protocol uint8
+	port     uint16
+}
+
+func frontendOf(l hns.LoadBalancer) frontend {
+	return frontend{l.VIP, l.Family6, l.Protocol, l.ExternalPort}
+}
+
+func found(ok bool) error {
+	if !ok {
+		return hns.ErrNotFound
+	}
+	return nil
+}
+
+func supported(ok bool) error {
+	if !ok {
+		return ErrUnsupported
+	}
+	return nil
+}
+
+func clone(e hns.Endpoint) hns.Endpoint {
+	e.Addrs = slices.Clone(e.Addrs)
+	return e
+}
