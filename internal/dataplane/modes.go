@@ -22,6 +22,8 @@ type (
 	IPVS      = mode.IPVS
 	EBPF      = mode.EBPF
 	Rendering = mode.Rendering
+
+	Kernelspace = mode.Kernelspace
 )
 
 // DefaultRelay is how a mode goes about that carries connections itself, unless

@@ -20,6 +20,8 @@ type Settings struct {
 	IPVS  IPVS  // of mode ipvs
 	EBPF  EBPF  // of mode ebpf
 
+	Kernelspace Kernelspace // of mode kernelspace
+
 	// Others tells what other modes left that says who opened loopback; nil:
 	// there are none.
 	Others func(context.Context) (localnet.Traces, error)
@@ -57,6 +59,19 @@ type EBPF struct {
 
 // DefaultEBPF is where it does unless told otherwise.
 func DefaultEBPF() EBPF { return EBPF{BPFRoot: "/sys/fs/bpf/sluice"} }
+
+// Kernelspace is what kube-proxy's configuration has for mode kernelspace only.
+type Kernelspace struct {
+	Network      string     // the HNS network of the pods; empty: as variable KUBE_NETWORK says
+	SourceVIP    netip.Addr // what pods see as their client on an overlay network, which needs it
+	DSR          bool       // endpoints answer clients of ClusterIPs directly
+	RootEndpoint string     // the HNS endpoint where health checks are answered; empty: cbr0
+
+	// ForwardHealthCheckVIP has health checks at load-balancer addresses answered:
+	// those of a Service with a port of its own there, others at HealthzPort (0: not).
+	ForwardHealthCheckVIP bool
+	HealthzPort           uint16
+}
 
 // Served returns the families to serve.
 func (s Settings) Served() []proxy.Family {
