@@ -18,7 +18,7 @@ func TestBalancing(t *testing.T) {
 	} {
 		obj := service(func(*v1.Service) {})
 		annotated(obj, apiobject.LoadBalancing, text)
-		if got, problems := apiobject.ParseService(obj); got.Balancing != want || (len(problems) == 0) != (want != proxy.BalanceDefault) {
+		if got, problems := apiobject.ParseService(obj, apiobject.Allowed{}); got.Balancing != want || (len(problems) == 0) != (want != proxy.BalanceDefault) {
 			t.Errorf("%q: %v, problems %v; want %v", text, got.Balancing, problems, want)
 		}
 	}

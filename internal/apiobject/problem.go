@@ -21,6 +21,7 @@ type Problem struct {
 	Field  string // "spec.ports[0].port"
 	Reason string
 	Level  Level
+	Denied netip.Addr // that the Service may not have, which [Allowed] says; else zero
 	at     path
 }
 
@@ -76,6 +77,7 @@ func omit[E any](list []E, name string, problems []Problem) []E {
 // parser collects the problems of one object.
 type parser struct {
 	strict   bool // the object is new: no API server has accepted it
+	allowed  Allowed
 	problems []Problem
 }
 
@@ -97,7 +99,7 @@ func (f path) String() string {
 }
 
 func (p *parser) add(level Level, at path, format string, args ...any) {
-	p.problems = append(p.problems, Problem{at.String(), fmt.Sprintf(format, args...), level, at})
+	p.problems = append(p.problems, Problem{Field: at.String(), Reason: fmt.Sprintf(format, args...), Level: level, at: at})
 }
 
 // note names what is worth knowing about a new object and usual in a cluster.

@@ -49,8 +49,8 @@ type Address struct {
 
 // ParseService reads a Service of an API server. One that has no address of its
 // own (it is headless or a DNS name) has no ClusterIPs.
-func ParseService(obj *v1.Service) (Service, []Problem) {
-	p := parser{}
+func ParseService(obj *v1.Service, allowed Allowed) (Service, []Problem) {
+	p := parser{allowed: allowed}
 	return p.service(obj), p.problems
 }
 
@@ -85,14 +85,16 @@ func (p *parser) service(obj *v1.Service) Service {
 		if in.IP == "" {
 			continue // a host name leads to no rule
 		}
-		addr := p.externalAddr(path{"status.loadBalancer.ingress", i, ".ip"}, in.IP, &s)
+		at := path{"status.loadBalancer.ingress", i, ".ip"}
+		addr := p.externalAddr(at, in.IP, &s)
 		// A load balancer in proxy mode must see the traffic itself.
 		if mode == v1.LoadBalancerIPModeVIP {
-			s.add(Address{addr, proxy.LoadBalancer, i})
+			p.addAddress(&s, at, Address{addr, proxy.LoadBalancer, i})
 		}
 	}
 	for i, text := range spec.ExternalIPs {
-		s.add(Address{p.externalAddr(path{"spec.externalIPs", i, ""}, text, &s), proxy.ExternalIP, i})
+		at := path{"spec.externalIPs", i, ""}
+		p.addAddress(&s, at, Address{p.externalAddr(at, text, &s), proxy.ExternalIP, i})
 	}
 	if ptr.Deref(spec.InternalTrafficPolicy, "") == v1.ServiceInternalTrafficPolicyLocal {
 		s.Internal = proxy.ScopeLocal
@@ -111,14 +113,20 @@ func onNodes(spec *v1.ServiceSpec) bool {
 	return spec.Type == v1.ServiceTypeNodePort || spec.Type == v1.ServiceTypeLoadBalancer
 }
 
-// add adds an address, unless it is not valid or known as one of another kind, or
-// its family has no ClusterIP.
-func (s *Service) add(a Address) {
+// addAddress adds an address to a Service, unless it is not valid, not allowed or
+// known as one of another kind, or its family has no ClusterIP.
+func (p *parser) addAddress(s *Service, at path, a Address) {
 	of := &s.Addresses[proxy.FamilyOf(a.Addr)]
 	known := slices.ContainsFunc(*of, func(o Address) bool { return o.Addr == a.Addr })
-	if a.Addr.IsValid() && !known && (a.Kind == proxy.ClusterIP || len(*of) > 0) {
-		*of = append(*of, a)
+	if !a.Addr.IsValid() || known || a.Kind != proxy.ClusterIP && len(*of) == 0 {
+		return
 	}
+	if option := p.allowed.denies(a); option != "" {
+		p.add(Omitted, at, "%v is not within --%s; it is left out", a.Addr, option)
+		p.problems[len(p.problems)-1].Denied = a.Addr
+		return
+	}
+	*of = append(*of, a)
 }
 
 func (p *parser) affinity(spec *v1.ServiceSpec) time.Duration {
@@ -174,7 +182,7 @@ func (p *parser) clusterIPs(spec *v1.ServiceSpec, s *Service) {
 		case len(s.Addresses[family]) > 0:
 			p.add(Invalid, at, "%v is a second %v address", addr, family)
 		default:
-			s.add(Address{addr.Unmap(), proxy.ClusterIP, index})
+			p.addAddress(s, at, Address{addr.Unmap(), proxy.ClusterIP, index})
 		}
 	}
 }

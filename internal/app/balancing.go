@@ -2,14 +2,9 @@ package app
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"time"
 
-	v1 "k8s.io/api/core/v1"
-
-	"sluice/internal/apiobject"
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 	"sluice/internal/proxy"
@@ -37,20 +32,4 @@ func (o *Options) balancing(name config.ProxyMode) (resolve.Balancing, error) {
 		all = append(all, fmt.Sprintf("%s: %s", m.Name, proxy.BalancingWords(m.Balancing)))
 	}
 	return b, fmt.Errorf("--load-balancing %q: mode %s cannot do that; %s", o.LoadBalancing, name, strings.Join(all, "; "))
-}
-
-// balancingRefused tells the cluster of Services that ask for what the mode
-// cannot do. The log has all of them. Every node has the same to say, so each
-// waits a while, differently long, and says little.
-func (s *ProxyServer) balancingRefused(found []resolve.Problem) {
-	for _, p := range found {
-		name, ok := p.Service()
-		if !ok || p.Field != apiobject.AnnotationField(apiobject.LoadBalancing) || !s.balancingEvents.Allow() {
-			continue
-		}
-		time.AfterFunc(rand.N(refusalSpread), func() {
-			s.events.record(serviceReference(name), v1.EventTypeWarning, reasonBalancing,
-				fmt.Sprintf("node %s: %s: %s", s.plan.node, p.Field, p.Reason))
-		})
-	}
 }

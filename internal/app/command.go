@@ -164,7 +164,11 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 	if err := o.Traffic.check(); err != nil {
 		return plan{}, err
 	}
-	p := plan{options: o, config: c, balancing: balancing}
+	allowed, err := o.Allowed.read()
+	if err != nil {
+		return plan{}, err
+	}
+	p := plan{options: o, config: c, balancing: balancing, allowed: allowed}
 	if o.WriteConfigTo != "" || o.Cleanup || o.InitOnly {
 		return p, nil
 	}

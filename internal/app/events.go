@@ -39,6 +39,7 @@ var (
 	reasonRefused       = reason{"ServicePortRefused", "Sync"}
 	reasonAccepted      = reason{"ServicePortAccepted", "Sync"}
 	reasonBalancing     = reason{"LoadBalancingRefused", "Sync"}
+	reasonNotAllowed    = reason{"AddressNotAllowed", "Sync"}
 )
 
 const (

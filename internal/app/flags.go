@@ -12,6 +12,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // makes --logging-format=json known
 
+	"sluice/internal/apiobject"
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 	"sluice/internal/proxy"
@@ -49,7 +50,7 @@ func (o *Options) processFlags() {
 	})
 	o.group("Configuration", []flag{
 		{"config", &o.ConfigFile, "read the KubeProxyConfiguration in this `FILE` and follow its changes; it " +
-			"overrides all flags except those of logging, --manifests, --master, --load-balancing and --hostname-override"},
+			"overrides all flags except those of logging, --hostname-override, and those that it has no field for"},
 		{"write-config-to", &o.WriteConfigTo, "write the configuration in force to this `FILE`, then exit"},
 		{"feature-gates", "featureGates", "`GATES` of Kubernetes, like Name=true,Other=false"},
 	})
@@ -81,6 +82,10 @@ func (o *Options) trafficFlags() {
 		{"nodeport-addresses", "nodePortAddresses", "open NodePorts on the node's addresses within these `CIDRS`, by " +
 			"the word primary (the default if mode nftables is named) on those of its Node object, by localhost on " +
 			"loopback addresses (IPv4), by all on every one; they can be combined"},
+		{apiobject.AllowedExternalIPs, &o.Allowed.ExternalIPs, "serve spec.externalIPs of Services only within these `CIDRS`; none: " +
+			"serve none; without it, all"},
+		{apiobject.AllowedLoadBalancerIPs, &o.Allowed.LoadBalancerIPs, "serve load-balancer IPs of Services only within these " +
+			"`CIDRS`; none: serve none; without it, all"},
 	})
 	o.group("Health and metrics", []flag{
 		{"healthz-bind-address", "healthzBindAddress", "answer health checks at this `IP` or IP:PORT; empty or none: " +

@@ -67,6 +67,7 @@ func TestEveryFlagOfKubeProxy(t *testing.T) {
 	want["userspace-dial-timeout"], want["userspace-dial-retries"], want["userspace-udp-timeout"] = "2s", "3", "1m0s"
 	want["userspace-max-connections"], want["userspace-drain-timeout"] = "0", "25s"
 	want["service-traffic"], want["service-traffic-endpoints"], want["service-traffic-series"] = "connections", "false", "2000"
+	want["allowed-external-ips"], want["allowed-load-balancer-ips"] = "[]", "[]"
 	want["cgroup-root"], want["bpf-root"], want["ebpf-fallback"] = "", "/sys/fs/bpf/sluice", "false"
 	got := map[string]string{}
 	newCommand("sluice", NewOptions(), steps{}).Flags().VisitAll(func(f *pflag.Flag) { got[f.Name] = f.DefValue })

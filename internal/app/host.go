@@ -210,6 +210,7 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 
 		IgnoreExternalIPs:  !c.Gates().Enabled(config.GateExternalIPs),
 		LocalhostNodePorts: c.LocalhostNodePorts,
+		Allowed:            p.allowed,
 		Balancing:          p.balancing,
 	}
 	p.detection(ctx, &s)

@@ -141,7 +141,7 @@ func (o observers) Done(_ context.Context, r engine.Result) {
 		o.metrics.Applied(r.Changed)
 		o.inForce()
 	}
-	o.balancingRefused(r.Found)
+	o.reportProblems(r.Found)
 	o.metrics.Problems(r.Problems)
 	if r.Refusals {
 		o.countRefused()

@@ -35,6 +35,7 @@ type Options struct {
 	Manifests     string
 	Master        string
 	LoadBalancing string
+	Allowed       AllowedOptions
 	Relay         dataplane.Relay
 	EBPF          dataplane.EBPF
 	StatusSocket  string

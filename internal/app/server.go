@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/config"
 	"sluice/internal/conntrack"
 	"sluice/internal/engine"
@@ -53,6 +54,7 @@ type plan struct {
 	options   *Options
 	config    config.Configuration
 	balancing resolve.Balancing
+	allowed   apiobject.Allowed
 	node      string
 	from      objectSource
 	status    statusListener
@@ -81,7 +83,7 @@ type ProxyServer struct {
 	traffic   *traffic.Collector                              // nil: it is not counted
 	configz   atomic.Pointer[v1alpha1.KubeProxyConfiguration] // in force
 
-	balancingEvents *rate.Limiter
+	problemEvents *rate.Limiter
 
 	healthServer  *health.Server
 	metricsServer *health.Server
@@ -103,7 +105,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
 	s := &ProxyServer{
 		plan: p, families: settings.Families, polls: mode.Polls, ready: make(chan struct{}),
-		balancingEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
+		problemEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
 	}
 	s.inForce = sync.OnceFunc(func() { close(s.ready) })
 	rules, err := p.rules(ctx, s.families)

@@ -46,7 +46,7 @@ func parseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	}
 	var out []netip.Prefix
 	for item := range strings.SplitSeq(s, ",") {
-		p, ok := parsePrefix(item)
+		p, ok := ParsePrefix(item)
 		if !ok {
 			return nil, fmt.Errorf("%q is not a CIDR like 10.244.0.0/16", strings.TrimSpace(item))
 		}
@@ -80,7 +80,7 @@ func parseNodePortAddresses(list []string) (NodePortAddresses, error) {
 			ranges = []string{item}
 		}
 		for _, r := range ranges {
-			p, ok := parsePrefix(r)
+			p, ok := ParsePrefix(r)
 			if !ok {
 				return out, fmt.Errorf("%q is neither a CIDR like 192.0.2.0/24 nor one of the words %s, %s and %s",
 					item, Primary, Localhost, All)
@@ -126,9 +126,9 @@ func parseAddr(s string) (netip.Addr, bool) {
 	return a.Unmap(), ok
 }
 
-// parsePrefix reads a CIDR as sloppily as parseAddr; bits behind the mask are
+// ParsePrefix reads a CIDR as sloppily as parseAddr; bits behind the mask are
 // dropped.
-func parsePrefix(s string) (netip.Prefix, bool) {
+func ParsePrefix(s string) (netip.Prefix, bool) {
 	_, n, err := netutils.ParseCIDRSloppy(strings.TrimSpace(s))
 	if err != nil {
 		return netip.Prefix{}, false

@@ -229,7 +229,7 @@ func (r *reader) sections() {
 		}
 	case IPVS:
 		for _, item := range r.o.IPVS.ExcludeCIDRs {
-			p, ok := parsePrefix(item)
+			p, ok := ParsePrefix(item)
 			if !ok {
 				r.invalid("ipvs.excludeCIDRs", item, "not a CIDR like 192.0.2.0/24")
 			}

@@ -54,6 +54,8 @@ type Config struct {
 	LocalhostNodePort *bool    `json:"localhost_nodeports"` // none: in mode iptables only
 	NodePortAddresses words    `json:"nodeport_addresses"`  // primary, all or CIDRs; none: the mode's default
 	ServiceCIDRs      []string `json:"service_cidrs"`       // none: the table's
+	ExternalIPs       []string `json:"allowed_external_ips"`
+	LoadBalancerIPs   []string `json:"allowed_load_balancer_ips"`
 }
 
 // Phase changes a group's objects. The phase "initial" changes nothing.

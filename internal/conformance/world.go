@@ -63,7 +63,19 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 		}
 		s.NodePortAddresses.CIDRs = append(s.NodePortAddresses.CIDRs, p)
 	}
-	return s, nil
+	var err, err2 error
+	s.Allowed.ExternalIPs, err = prefixes(c.ExternalIPs)
+	s.Allowed.LoadBalancerIPs, err2 = prefixes(c.LoadBalancerIPs)
+	return s, errors.Join(err, err2)
+}
+
+// prefixes reads ranges of addresses.
+func prefixes(texts []string) (out []netip.Prefix, err error) {
+	for _, text := range texts {
+		p, bad := netip.ParsePrefix(text)
+		out, err = append(out, p), errors.Join(err, bad)
+	}
+	return out, err
 }
 
 // node returns this node's object.

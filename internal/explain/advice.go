@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/proxy"
+	"sluice/internal/resolve"
 	"sluice/internal/statusapi"
 )
 
@@ -16,6 +17,7 @@ func (x *explanation) advise() {
 	x.out.Try = x.try()
 	x.noteRivals()
 	x.noteNear()
+	x.noteDenied()
 	if x.target.port != nil {
 		for _, f := range x.target.port.Frontends[1:] {
 			if f.LostTo != nil {
@@ -70,6 +72,28 @@ func (x *explanation) noteNear() {
 		notes[fmt.Sprintf("%v is an address of Service %v, which has %s", dst.Addr(), name, portList(ports))] = true
 	}
 	x.out.Notes = append(x.out.Notes, slices.Sorted(maps.Keys(notes))...)
+}
+
+// deniedShown is how many Services an answer names that may not have the address.
+const deniedShown = 8
+
+// noteDenied names who would have the address, or what else the Service that was
+// asked for would have, if the configuration let it.
+func (x *explanation) noteDenied() {
+	r := x.world.Resolver
+	var denied []resolve.Problem
+	switch {
+	case x.target.port != nil:
+		denied = slices.DeleteFunc(r.ProblemsOf(nameOf(x.target.port.Row)), func(p resolve.Problem) bool { return !p.Denied.IsValid() })
+	case x.want.Row == nil:
+		denied = r.Denied(x.packet.Dst.Addr())
+		if len(denied) > 0 {
+			x.out.Try = append(x.out.Try, "may the Service have the address? Then widen the option that the note names, on all nodes")
+		}
+	}
+	for _, p := range denied[:min(len(denied), deniedShown)] {
+		x.note("%v", p)
+	}
 }
 
 // try says what to do about it.

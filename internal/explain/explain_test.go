@@ -15,9 +15,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/engine"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
@@ -304,6 +306,38 @@ func TestExplainKernel(t *testing.T) {
 		stop()
 		must(t, <-done)
 	})
+}
+
+// TestExplainDenied names who asks for an address that the configuration lets no
+// Service have, and of very many the first.
+func TestExplainDenied(t *testing.T) {
+	r := resolve.New(resolve.Settings{Allowed: apiobject.Allowed{ExternalIPs: []netip.Prefix{}}})
+	for i := range 2 * deniedShown {
+		r.Services.Update(nil, &v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("s%02d", i)},
+			Spec: v1.ServiceSpec{
+				ClusterIP: fmt.Sprintf("10.96.0.%d", i+1), ExternalIPs: []string{"8.8.8.8"}, Ports: []v1.ServicePort{{Port: 80}},
+			},
+		})
+	}
+	r.Update()
+	w := &World{Resolver: r}
+	a, err := w.Explain(Question{To: "8.8.8.8:80"})
+	must(t, err)
+	const want = "Service ns/s00: spec.externalIPs[0]: 8.8.8.8 is not within --allowed-external-ips; it is left out"
+	if a.Reason != statusapi.NoSuchFrontend || len(a.Notes) != deniedShown || a.Notes[0] != want || len(a.Try) != 3 {
+		t.Errorf("the address: %s, notes %q, try %q", a.Reason, a.Notes, a.Try)
+	}
+	a, err = w.Explain(Question{To: "ns/s00"})
+	must(t, err)
+	if !slices.Equal(a.Notes, []string{want}) {
+		t.Errorf("the Service: notes %q", a.Notes)
+	}
+	a, err = w.Explain(Question{To: "8.8.4.4:80"})
+	must(t, err)
+	if a.Notes != nil || len(a.Try) != 2 {
+		t.Errorf("another address: notes %q, try %q", a.Notes, a.Try)
+	}
 }
 
 // TestExplainManyPorts costs what the endpoints of one port are, as the engine

@@ -124,6 +124,18 @@ func (r *Resolver) ProblemsOf(name types.NamespacedName) []Problem {
 	return nil
 }
 
+// Denied returns the problems of Services that may not have an address, sorted. Its
+// cost follows the problems that there are.
+func (r *Resolver) Denied(addr netip.Addr) (out []Problem) {
+	for p := range r.problems.now {
+		if p.Denied == addr {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, CompareProblems)
+	return out
+}
+
 func (r *Resolver) problemsOf(e *entry) []Problem {
 	all := slices.Concat(r.read[serviceObject(e.name)], r.resolved[serviceObject(e.name)])
 	for _, s := range e.slices {

@@ -22,8 +22,9 @@ type Settings struct {
 	LocalPods proxy.LocalTrafficDetector
 	NodeCIDRs bool
 
-	IgnoreExternalIPs bool      // Services are not reached by spec.externalIPs; for New only
-	Balancing         Balancing // how endpoints are chosen; for New only
+	IgnoreExternalIPs bool              // Services are not reached by spec.externalIPs; for New only
+	Allowed           apiobject.Allowed // the addresses that Services may have; for New only
+	Balancing         Balancing         // how endpoints are chosen; for New only
 
 	NodePortAddresses  NodePortAddresses
 	LocalhostNodePorts bool // IPv4 loopback addresses may take NodePorts

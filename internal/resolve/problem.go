@@ -3,6 +3,7 @@ package resolve
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -17,6 +18,7 @@ type Problem struct {
 	Object string // the kind and the name, like "Service ns/web"
 	Field  string // where in the object, like "spec.externalIPs[0]"
 	Reason string
+	Denied netip.Addr // that the Service may not have, which [Settings] says; else zero
 }
 
 // String returns the problem as one line.
@@ -65,7 +67,7 @@ func (o object) problem(field, format string, args ...any) Problem {
 func (o object) problems(found []apiobject.Problem) []Problem {
 	var out []Problem
 	for _, p := range found {
-		out = append(out, o.problem(p.Field, "%s", p.Reason))
+		out = append(out, Problem{Object: o.String(), Field: p.Field, Reason: p.Reason, Denied: p.Denied})
 	}
 	return out
 }

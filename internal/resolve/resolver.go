@@ -56,7 +56,7 @@ type entry struct {
 func New(s Settings) *Resolver {
 	s.Families = slices.DeleteFunc(slices.Clone(proxy.Families[:]), func(f proxy.Family) bool { return !s.serves(f) })
 	r := &Resolver{
-		Services:    &ServiceChangeTracker{newTracker[*service](), s.IgnoreExternalIPs, s.Balancing},
+		Services:    &ServiceChangeTracker{newTracker[*service](), s.IgnoreExternalIPs, s.Allowed, s.Balancing},
 		Endpoints:   &EndpointsChangeTracker{newTracker[*endpointSlice](), s.NodeName, s.Balancing},
 		settings:    s,
 		entries:     map[types.NamespacedName]*entry{},

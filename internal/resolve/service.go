@@ -40,7 +40,7 @@ func (t *ServiceChangeTracker) read(name types.NamespacedName, obj *v1.Service) 
 		without.Spec.ExternalIPs = nil
 		obj = &without
 	}
-	in, problems := apiobject.ParseService(obj)
+	in, problems := apiobject.ParseService(obj, t.allowed)
 	in.Balancing, problems = t.balancing.of(in.Balancing, problems)
 	return &service{in, name, obj.CreationTimestamp.Unix(), serviceObject(name).problems(problems)}
 }

@@ -8,6 +8,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"sluice/internal/apiobject"
 )
 
 // ServiceChangeTracker gathers changes of Services until [Resolver.Update]
@@ -16,6 +18,7 @@ import (
 type ServiceChangeTracker struct {
 	tracker[*service]
 	ignoreExternalIPs bool
+	allowed           apiobject.Allowed
 	balancing         Balancing
 }
 

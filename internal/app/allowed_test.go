@@ -1,0 +1,37 @@
+package app
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// TestAllowedBecomesRules: a file says nothing of it, so the flags count with one,
+// too.
+func TestAllowedBecomesRules(t *testing.T) {
+	for args, want := range map[string]string{
+		"": "{ExternalIPs:[] LoadBalancerIPs:[]} true true",
+		"--allowed-external-ips= --allowed-load-balancer-ips=none":                                        "{ExternalIPs:[] LoadBalancerIPs:[]} true false",
+		"--allowed-external-ips=192.0.2.1/24,2001:db8::/32 --allowed-external-ips=10.0.0.0/8 --config=/f": "{ExternalIPs:[192.0.2.0/24 2001:db8::/32 10.0.0.0/8] LoadBalancerIPs:[]} false true",
+	} {
+		allowed, err := parse(t, strings.Fields(args)...).Allowed.read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules, err := plan{config: configuration(t), allowed: allowed}.rules(t.Context(), nil)
+		got := fmt.Sprintf("%+v %t %t", rules.Allowed, rules.Allowed.ExternalIPs == nil, rules.Allowed.LoadBalancerIPs == nil)
+		if err != nil || got != want {
+			t.Errorf("%s: %s, %v; want %s", args, got, err, want)
+		}
+	}
+}
+
+// TestAllowedRefuses what is no range: half of a list would be another rule.
+func TestAllowedRefuses(t *testing.T) {
+	for _, text := range []string{"192.0.2.1", "192.0.2.0/33", "none,192.0.2.0/24", "::ffff:192.0.2.0/120", "all"} {
+		o := parse(t, "--manifests=/m", "--hostname-override=n", "--allowed-load-balancer-ips="+text)
+		if _, err := o.plan(configuration(t)); err == nil || !strings.HasPrefix(err.Error(), "--allowed-load-balancer-ips: ") {
+			t.Errorf("%s: error %v", text, err)
+		}
+	}
+}
