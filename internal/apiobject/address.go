@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	netutils "k8s.io/utils/net"
+
+	"sluice/internal/proxy"
 )
 
 // Older API servers accepted IPv4 addresses with leading zeros, which always
@@ -27,12 +29,35 @@ func (p *parser) parseAddr(text string) (netip.Addr, error) {
 		return addr, fmt.Errorf("%.60q is not an IP address", text)
 	case addr.Zone() != "":
 		return addr, fmt.Errorf("%.60q has a zone", text)
-	case plain.IsUnspecified() || plain.IsMulticast():
+	case plain.IsUnspecified() || plain.IsMulticast() || plain == broadcast:
 		return addr, fmt.Errorf("%v is not the address of one host", addr)
 	case p.strict && addr.Is4In6():
 		return addr, mappedError(addr)
 	case p.strict && zeros:
 		return addr, fmt.Errorf("%.60q has leading zeros; write %v", text, addr)
+	}
+	return addr, nil
+}
+
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// endpointAddr reads the address of an endpoint. That of a node may be one: pods of
+// the host's network have it. Loopback and link-local addresses lead to what a host
+// or a link serves only to itself, as the metadata of a cloud. API servers refuse
+// them, and nobody has looked at what they stored long ago.
+func (p *parser) endpointAddr(text string, family proxy.Family) (netip.Addr, error) {
+	addr, err := p.parseAddr(text)
+	switch {
+	case err != nil:
+		return addr, err
+	case addr.Is4In6():
+		return addr, mappedError(addr)
+	case proxy.FamilyOf(addr) != family:
+		return addr, fmt.Errorf("%v is not an %v address as addressType says", addr, family)
+	case addr.IsLoopback():
+		return addr, fmt.Errorf("%v is a loopback address, which no other host can have", addr)
+	case addr.IsLinkLocalUnicast():
+		return addr, fmt.Errorf("%v is a link-local address, which is not forwarded to", addr)
 	}
 	return addr, nil
 }

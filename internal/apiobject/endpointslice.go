@@ -1,7 +1,6 @@
 package apiobject
 
 import (
-	"fmt"
 	"net/netip"
 	"unique"
 
@@ -87,14 +86,7 @@ func (p *parser) endpointAddresses(obj *discoveryv1.EndpointSlice, family proxy.
 			p.add(Omitted, path{"endpoints", i, ".addresses"}, "is empty; the endpoint is left out")
 			continue
 		}
-		addr, err := p.parseAddr(in.Addresses[0])
-		switch {
-		case err != nil:
-		case addr.Is4In6():
-			err = mappedError(addr)
-		case proxy.FamilyOf(addr) != family:
-			err = fmt.Errorf("%v is not an %v address as addressType says", addr, family)
-		}
+		addr, err := p.endpointAddr(in.Addresses[0], family)
 		if err != nil {
 			p.add(Omitted, path{"endpoints", i, ".addresses[0]"}, "%v; the endpoint is left out", err)
 			continue

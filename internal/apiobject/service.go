@@ -196,6 +196,10 @@ func (p *parser) externalAddr(at path, text string, s *Service) netip.Addr {
 	case err != nil:
 		p.add(Omitted, at, "%v; it is left out", err)
 		return netip.Addr{}
+	case addr.Unmap().IsLoopback():
+		// The node would send its own processes' traffic to itself elsewhere.
+		p.add(Omitted, at, "%v is a loopback address; it is left out", addr)
+		return netip.Addr{}
 	case p.strict && len(s.Addresses[family]) == 0 && len(s.Addresses[1-family]) > 0:
 		// A Service has no endpoints in a family in which it has no cluster IP.
 		p.add(Omitted, at, "%v is an %v address and the Service has no %v cluster IP; it is left out", addr, family, family)

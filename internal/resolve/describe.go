@@ -59,6 +59,7 @@ type UnusedReason uint8
 const (
 	Used UnusedReason = iota
 	UnusedNoPort
+	UnusedClusterIP
 	UnusedDuplicate
 	UnusedNotReady
 	UnusedNotServing
@@ -74,6 +75,7 @@ func (u UnusedReason) String() string {
 	return [...]string{
 		"",
 		"its EndpointSlice has no such port",
+		"it is the Service's own ClusterIP",
 		"another EndpointSlice has the same address, whose conditions count",
 		"not ready",
 		"terminating, and no longer serving",
@@ -175,7 +177,7 @@ func (r *Resolver) describePort(e *entry, p portOfFamily) PortDescription {
 	}
 	c, portMissing := gather(e.slices, p)
 	d.PortMissing = portMissing
-	lists := listed{c, c.hints(r.node.Zone), addresses(d.Row.Cluster), addresses(d.Row.Local)}
+	lists := listed{p.service, c, c.hints(r.node.Zone), addresses(d.Row.Cluster), addresses(d.Row.Local)}
 	for _, s := range e.slices {
 		if s.Family == p.family {
 			d.addSlice(s, p, lists)
@@ -220,6 +222,7 @@ func (d *PortDescription) addSlice(s *endpointSlice, p portOfFamily, lists liste
 
 // listed is what became of the endpoints of a port.
 type listed struct {
+	service        *service
 	known          candidates           // each address once, sorted
 	hinted         func(candidate) bool // whom the hints choose
 	cluster, local map[netip.AddrPort]bool
@@ -235,6 +238,9 @@ func addresses(list []proxy.Endpoint) map[netip.AddrPort]bool {
 
 // why says why the lists, by scope, do not have an endpoint.
 func (l listed) why(c candidate) [2]UnusedReason {
+	if l.service.isClusterIP(c.addr) {
+		return [...]UnusedReason{UnusedClusterIP, UnusedClusterIP}
+	}
 	at, found := slices.BinarySearchFunc(l.known, c, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
 	if !found || l.known[at].endpoint != c.endpoint {
 		return [...]UnusedReason{UnusedDuplicate, UnusedDuplicate}

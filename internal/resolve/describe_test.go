@@ -2,6 +2,7 @@ package resolve
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -96,6 +97,18 @@ func TestDescribePortName(t *testing.T) {
 	problems := r.ProblemsOf(types.NamespacedName{Namespace: "ns", Name: "web"})
 	if len(problems) != 1 || problems[0].Field != "spec.ports[0].name" {
 		t.Errorf("problems %v", problems)
+	}
+}
+
+// TestDescribeClusterIP says why a Service's own address is none of its endpoints.
+func TestDescribeClusterIP(t *testing.T) {
+	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1"), sliceOf("ns/web-1", "web", endpointOf("10.96.0.1"), endpointOf("10.1.0.1")))
+	got := map[string]UnusedReason{}
+	for _, e := range onlyPort(t, r, "web").Endpoints {
+		got[e.Addr.Addr().String()] = e.Unused(proxy.ScopeCluster)
+	}
+	if want := map[string]UnusedReason{"10.96.0.1": UnusedClusterIP, "10.1.0.1": Used}; !maps.Equal(got, want) {
+		t.Errorf("%v; want %v", got, want)
 	}
 }
 

@@ -98,6 +98,37 @@ func TestEndpoints(t *testing.T) {
 			},
 		},
 		{
+			"addresses that lead to other hosts than they seem to",
+			[]any{sliceOf("ns/web-1", "web", endpointOf("127.0.0.1"), endpointOf("127.255.255.254"), endpointOf("169.254.169.254"),
+				endpointOf("224.0.0.251"), endpointOf("239.1.1.1"), endpointOf("255.255.255.255"), endpointOf("192.0.2.10"), endpointOf("240.0.0.1"))},
+			"anywhere=true cluster=[192.0.2.10:8080 240.0.0.1:8080] local=[]",
+			[]string{
+				`EndpointSlice ns/web-1: endpoints[0].addresses[0]: 127.0.0.1 is a loopback address, which no other host can have; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: 127.255.255.254 is a loopback address, which no other host can have; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: 169.254.169.254 is a link-local address, which is not forwarded to; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: 224.0.0.251 is not the address of one host; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[4].addresses[0]: 239.1.1.1 is not the address of one host; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[5].addresses[0]: 255.255.255.255 is not the address of one host; the endpoint is left out`,
+			},
+		},
+		{
+			"the same of IPv6",
+			[]any{sliceOf("ns/web-1", "web", endpointOf("::1"), endpointOf("fe80::1"), endpointOf("ff02::1"), endpointOf("::"))},
+			"anywhere=false cluster=[] local=[]",
+			[]string{
+				`EndpointSlice ns/web-1: endpoints[0].addresses[0]: ::1 is a loopback address, which no other host can have; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: fe80::1 is a link-local address, which is not forwarded to; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: ff02::1 is not the address of one host; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: :: is not the address of one host; the endpoint is left out`,
+			},
+		},
+		{
+			"its own ClusterIP",
+			[]any{sliceOf("ns/web-1", "web", endpointOf("10.96.0.1"), endpointOf("10.96.0.2"))},
+			"anywhere=true cluster=[10.96.0.2:8080] local=[]",
+			[]string{"Service ns/web: spec.clusterIP: 10.96.0.1 is an endpoint of the Service, too; the endpoint is left out"},
+		},
+		{
 			"first address only",
 			[]any{sliceOf("ns/web-1", "web", discoveryv1.Endpoint{Addresses: []string{"10.1.0.1", "10.1.0.2"}})},
 			"anywhere=true cluster=[10.1.0.1:8080] local=[]", nil,

@@ -50,6 +50,9 @@ func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServiceP
 	report := func(field, format string, args ...any) {
 		*problems = append(*problems, serviceObject(s.name).problem(field, format, args...))
 	}
+	if e.leadsToItself(f) {
+		report("spec.clusterIP", "%v is an endpoint of the Service, too; the endpoint is left out", s.Addresses[f][0].Addr)
+	}
 	balanced := false
 	var here []netip.Addr
 	for p := range s.portsOf(f) {
@@ -75,6 +78,13 @@ func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServiceP
 		report(rangesField, "no %v range: the %v LoadBalancer addresses are open to everyone", f, f)
 	}
 	return here
+}
+
+// leadsToItself reports whether the Service has its own ClusterIP for an endpoint.
+func (e *entry) leadsToItself(f proxy.Family) bool {
+	return slices.ContainsFunc(e.slices, func(s *endpointSlice) bool {
+		return s.Family == f && slices.ContainsFunc(s.endpoints, func(ep endpoint) bool { return e.service.isClusterIP(ep.addr) })
+	})
 }
 
 func rowOf(rows []*proxy.ServicePort, k proxy.PortKey) *proxy.ServicePort {

@@ -24,7 +24,8 @@ func (c candidate) lastResort() bool { return c.traits.has(serving | terminating
 type candidates []candidate
 
 // gather unites the endpoints of a port over slices, which are sorted by name.
-// It also says whether slices with endpoints exist, but none has the port.
+// It also says whether slices with endpoints exist, but none has the port. The
+// Service's own ClusterIP is no endpoint: nobody has that address.
 func gather(from []*endpointSlice, p portOfFamily) (c candidates, portMissing bool) {
 	populated, found := false, false
 	for _, s := range from {
@@ -39,6 +40,7 @@ func gather(from []*endpointSlice, p portOfFamily) (c candidates, portMissing bo
 			}
 		}
 	}
+	c = slices.DeleteFunc(c, func(e candidate) bool { return p.service.isClusterIP(e.addr) })
 	return c.once(), populated && !found
 }
 

@@ -45,6 +45,12 @@ func (t *ServiceChangeTracker) read(name types.NamespacedName, obj *v1.Service) 
 	return &service{in, name, obj.CreationTimestamp.Unix(), serviceObject(name).problems(problems)}
 }
 
+// isClusterIP reports whether an address is the Service's ClusterIP.
+func (s *service) isClusterIP(a netip.Addr) bool {
+	of := s.Addresses[proxy.FamilyOf(a)]
+	return len(of) > 0 && of[0].Addr == a
+}
+
 // portOfFamily is what a row is made from: one port of a Service in one family.
 type portOfFamily struct {
 	service *service

@@ -119,6 +119,15 @@ func TestFrontends(t *testing.T) {
 				`Service ns/web: status.loadBalancer.ingress[0].ip: 224.0.0.1 is not the address of one host; it is left out`,
 			},
 		},
+		{
+			"loopback addresses", serviceOf("ns/web", "10.96.0.1", externalIPs("127.0.0.1", "::ffff:127.0.0.2"), loadBalancer("127.0.0.53")),
+			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain},
+			[]string{
+				"Service ns/web: spec.externalIPs[0]: 127.0.0.1 is a loopback address; it is left out",
+				"Service ns/web: spec.externalIPs[1]: ::ffff:127.0.0.2 is a loopback address; it is left out",
+				"Service ns/web: status.loadBalancer.ingress[0].ip: 127.0.0.53 is a loopback address; it is left out",
+			},
+		},
 		{"ingress modes", serviceOf("ns/web", "10.96.0.1", func(s *v1.Service) {
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{
 				{Hostname: "lb.example"},

@@ -97,7 +97,7 @@ func FuzzRead(f *testing.F) {
 func parse(obj metav1.Object) (problems []apiobject.Problem) {
 	switch obj := obj.(type) {
 	case *v1.Service:
-		_, problems = apiobject.ParseService(obj)
+		_, problems = apiobject.ParseService(obj, apiobject.Allowed{})
 	case *discoveryv1.EndpointSlice:
 		_, problems = apiobject.ParseEndpointSlice(obj, func(*discoveryv1.Endpoint, netip.Addr) {})
 	case *v1.Node:
