@@ -193,6 +193,24 @@ func (s *Service) Frontend() (netip.AddrPort, bool) {
 	return s.row.Frontends[0].Addr, true
 }
 
+// Row returns the row; nil: there is none any more.
+func (s *Service) Row() *proxy.ServicePort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.row
+}
+
+// Remembers returns the endpoint that a client stays with; the zero value: none.
+func (s *Service) Remembers(client netip.Addr, scope proxy.Scope) netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.row == nil {
+		return netip.AddrPort{}
+	}
+	e, _ := s.remembered(s.row.List(scope), client)
+	return e.Addr
+}
+
 // Clients yields the clients that are remembered.
 func (s *Service) Clients(yield func(netip.Addr, Remembered) bool) {
 	s.mu.Lock()

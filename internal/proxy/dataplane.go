@@ -1,9 +1,11 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 )
 
 // Dataplane makes the kernel behave as a State says, for both families. It is
@@ -85,6 +87,16 @@ type Inspected struct {
 
 	Remembered    netip.AddrPort // the endpoint that the client stays with; the zero value: none
 	RememberedNot string         // why that is not known; empty: it is
+}
+
+// Add notes that so many objects more were read, and how some of them differ.
+// Differences are kept in order.
+func (i *Inspected) Add(objects int, differences ...Difference) {
+	i.Objects += objects
+	i.Differences = append(i.Differences, differences...)
+	slices.SortStableFunc(i.Differences, func(a, b Difference) int {
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Want, b.Want), cmp.Compare(a.Have, b.Have))
+	})
 }
 
 // Difference is an object that is not as it was written.

@@ -50,6 +50,9 @@ func (d *Differ[ID, V]) Node() *proxy.Node {
 	return d.node
 }
 
+// Row returns a row as it is in force; without a ServicePort there is none.
+func (d *Differ[ID, V]) Row(key proxy.PortKey) Row { return d.rows[key] }
+
 // Objects calls each for all that a row has in the kernel, with what is shared
 // by rows, and returns the row; without a ServicePort there is none.
 func (d *Differ[ID, V]) Objects(key proxy.PortKey, each func(ID, V)) (Row, error) {

@@ -51,6 +51,13 @@ type Mode[ID comparable, V any] struct {
 	// happened to them: proxy.ErrNeedSync if nobody knows which.
 	Write func(ctx context.Context, some []*Change[ID, V]) error
 
+	// Read gives what the kernel has of some objects, each asked for by its key, and
+	// what it has in their place besides. It lists nothing but what is a row's.
+	Read func(ctx context.Context, some []ID, have func(ID, V)) error
+
+	// Difference tells what an object should be and is; nil: it is not there.
+	Difference func(id ID, want, have *V) proxy.Difference
+
 	// Objects that linger stay for IdleTime when no row wants them, and for
 	// longer if there are no more than MaxIdle of them.
 	MaxIdle  int

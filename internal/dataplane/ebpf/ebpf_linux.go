@@ -56,6 +56,8 @@ type Dataplane struct {
 	left     map[proxy.PortKey]bool // rows that are left to the rules, as in force
 	leave    map[proxy.PortKey]bool // and as is to be
 	writes   int                    // entries of rows that were written
+	reads    int                    // and that were read one by one
+	addrs    map[addrKey]uint32     // the node's, with their flags, as written
 	cutting  bool
 
 	rowsLeft, serving atomic.Int32 // for metrics, which wait for nobody
@@ -342,11 +344,4 @@ func notify(c chan struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
-}
-
-// Inspect reads the rules back, and says what else there is.
-func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
-	is, err := d.Dataplane.Inspect(ctx, what)
-	is.Unread = "the maps of the programs at sockets, which may choose before the rules do"
-	return is, err
 }

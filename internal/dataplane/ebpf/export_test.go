@@ -72,6 +72,15 @@ func (d *Dataplane) Writes() int {
 	return n
 }
 
+// Reads returns how many entries of rows were read one by one since the last time.
+func (d *Dataplane) Reads() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.reads
+	d.reads = 0
+	return n
+}
+
 // CheckSum is what values carry.
 func CheckSum(parts ...[]byte) uint32 { return checkSum(parts...) }
 

@@ -3,6 +3,7 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -164,6 +165,7 @@ func (d *Dataplane) writeHost(h *host, n *proxy.Node) error {
 		}
 		want[a.As16()] = flags
 	}
+	d.addrs = maps.Clone(want)
 	var gone []addrKey
 	err := each(d.kernel.NodeAddrs, func(k addrKey, v uint32) {
 		switch flags, stays := want[k]; {

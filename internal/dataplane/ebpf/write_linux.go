@@ -34,6 +34,8 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 		Live:     1,
 		List:     d.list,
 		Write:    d.write,
+
+		Read: d.read, Difference: difference,
 	}
 }
 

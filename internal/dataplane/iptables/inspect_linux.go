@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +43,7 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (out pro
 		out.Unread = fmt.Sprintf("%d more chains of the service port", more)
 	}
 	for _, p := range order {
+		var differences []proxy.Difference
 		objects := chains[p]
 		programs, ok := objects[0].f.programs.(chainReader)
 		if !ok {
@@ -54,15 +54,12 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (out pro
 			return out, err
 		}
 		for _, x := range objects {
-			out.Objects++
 			if d, differs := x.compare(want[x], have, found); differs {
-				out.Differences = append(out.Differences, d)
+				differences = append(differences, d)
 			}
 		}
+		out.Add(len(objects), differences...)
 	}
-	slices.SortFunc(out.Differences, func(a, b proxy.Difference) int {
-		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Want, b.Want))
-	})
 	if row.ServicePort != nil && row.Affinity > 0 {
 		out.RememberedNot = "the kernel's module xt_recent remembers, see /proc/net/xt_recent"
 	}

@@ -205,10 +205,3 @@ func without(s *proxy.State, rows proxy.Refused) *proxy.State {
 	}
 	return &out
 }
-
-// Inspect reads the rules back, and says what else there is.
-func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
-	is, err := d.Dataplane.Inspect(ctx, what)
-	is.Unread = "the virtual servers of IPVS, which choose endpoints"
-	return is, err
-}

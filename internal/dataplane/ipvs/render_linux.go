@@ -80,9 +80,7 @@ func (d *Dataplane) renderAddresses(r *mode.Rendering) error {
 	if err != nil {
 		return err
 	}
-	line := func(a netip.Addr) []string {
-		return []string{fmt.Sprintf("ip address add %v/%d dev %s", a, a.BitLen(), linkName)}
-	}
+	line := func(a netip.Addr) []string { return []string{addressText(a)} }
 	r.Title("addresses of link " + linkName)
 	for _, a := range slices.SortedFunc(slices.Values(on), netip.Addr.Compare) {
 		if _, stays := needed[a]; !stays && len(d.ours[a]) == 0 && r.Only == nil {
@@ -98,6 +96,11 @@ func (d *Dataplane) renderAddresses(r *mode.Rendering) error {
 	return nil
 }
 
+// addressText returns an address of the link as the ip program would be told to add it.
+func addressText(a netip.Addr) string {
+	return fmt.Sprintf("ip address add %v/%d dev %s", a, a.BitLen(), linkName)
+}
+
 // renderSettings writes down the settings of the host that the mode needs.
 func (d *Dataplane) renderSettings(r *mode.Rendering) error {
 	to := wantedSettings(d.options.StrictARP)
@@ -107,11 +110,16 @@ func (d *Dataplane) renderSettings(r *mode.Rendering) error {
 		if err != nil {
 			return fmt.Errorf("read a setting of the host: %w", err)
 		}
-		if line := strings.ReplaceAll(name, "/", ".") + " = "; was != to[name] && r.Only == nil {
-			r.Print([]string{line + was}, []string{line + to[name]})
+		if was != to[name] && r.Only == nil {
+			r.Print([]string{settingText(name, was)}, []string{settingText(name, to[name])})
 		}
 	}
 	return nil
+}
+
+// settingText returns a setting of the host as sysctl.conf has it.
+func settingText(name, value string) string {
+	return strings.ReplaceAll(name, "/", ".") + " = " + value
 }
 
 // text returns a server as ipvsadm --save prints it.

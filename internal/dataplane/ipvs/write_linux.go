@@ -32,6 +32,8 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 		Limit:    d.limit,
 		List:     d.list,
 		Write:    d.write,
+
+		Read: d.read, Difference: difference,
 	}
 }
 

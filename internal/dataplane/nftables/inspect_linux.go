@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,54 +17,40 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 	if d.clients == nil {
 		return proxy.Inspected{}, errors.ErrUnsupported
 	}
-	var objects []object
-	row, err := d.differ.Objects(what.Row, func(x id, v value) { objects = append(objects, object{x, v}) })
+	row, out, err := d.differ.Inspect(ctx, what.Row, func(x id) bool { return x.kind == aChain && x.t.family == what.Row.Family })
 	if err != nil {
-		return proxy.Inspected{}, err
+		return out, err
 	}
-	d.differ.Constant(func(x id, v value) {
-		if x.kind == aChain && x.t.family == what.Row.Family {
-			objects = append(objects, object{x, v})
-		}
-	})
-	var out proxy.Inspected
-	for _, o := range objects {
-		have, err := d.read(ctx, o.id)
-		if err != nil {
-			return out, err
-		}
-		if out.Objects++; have == nil || !same(o.value, *have) {
-			out.Differences = append(out.Differences, difference(o, have))
-		}
-	}
-	slices.SortFunc(out.Differences, func(a, b proxy.Difference) int {
-		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Want, b.Want))
-	})
 	if row.ServicePort != nil && row.Affinity > 0 && what.Client.IsValid() {
 		err = d.remembered(ctx, what, &out)
 	}
 	return out, err
 }
 
-// read returns what the kernel has of an object; nil: nothing. A chain that is not
-// there is as one without rules.
-func (d *Dataplane) read(ctx context.Context, x id) (*value, error) {
-	if x.kind == aChain {
-		rules, err := d.clients.conn.Rules(ctx, x.t.Table, x.key)
-		if err != nil {
-			return nil, err
+// Row returns the row that the rules are for; nil: there is none.
+func (d *Dataplane) Row(key proxy.PortKey) *proxy.ServicePort { return d.differ.Row(key).ServicePort }
+
+// read gives what the kernel has of objects. A chain that is not there is as one
+// without rules.
+func (d *Dataplane) read(ctx context.Context, some []id, have func(id, value)) error {
+	for _, x := range some {
+		if x.kind == aChain {
+			rules, err := d.clients.conn.Rules(ctx, x.t.Table, x.key)
+			if err != nil {
+				return err
+			}
+			have(x, value{chain: &chain{asListed: rules}})
+			continue
 		}
-		return &value{chain: &chain{asListed: rules}}, nil
+		e, found, err := d.clients.conn.Element(ctx, x.set, x.element(value{}))
+		if err != nil {
+			return err
+		}
+		if is, v := x.t.object(x.set, e); found && is == x { // else it is a range that has the key in it
+			have(x, v)
+		}
 	}
-	e, found, err := d.clients.conn.Element(ctx, x.set, x.element(value{}))
-	if err != nil || !found {
-		return nil, err
-	}
-	is, v := x.t.object(x.set, e)
-	if is != x {
-		return nil, nil // a range that has the key in it
-	}
-	return &v, nil
+	return nil
 }
 
 // remembered says which endpoint a client stays with.
@@ -95,16 +80,14 @@ func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *
 
 // difference tells what an object should be and is, as the nft program would be
 // told to write it. Nil: it is not there, and no chain.
-func difference(o object, have *value) proxy.Difference {
-	if o.kind == aChain {
-		want, is := o.chain.listed(), have.chain.listed()
-		return proxy.Difference{
-			Object: "chain " + o.key, Want: rulesText(o.id, want, is), Have: rulesText(o.id, is, want),
-		}
+func difference(x id, want, have *value) proxy.Difference {
+	if x.kind == aChain {
+		want, is := want.chain.listed(), have.chain.listed()
+		return proxy.Difference{Object: "chain " + x.key, Want: rulesText(x, want, is), Have: rulesText(x, is, want)}
 	}
-	d := proxy.Difference{Object: "element of " + o.set.Name, Want: o.text(o.value)}
+	d := proxy.Difference{Object: "element of " + x.set.Name, Want: x.text(*want)}
 	if have != nil {
-		d.Have = o.text(*have)
+		d.Have = x.text(*have)
 	}
 	return d
 }

@@ -36,7 +36,7 @@ const (
 func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
 		Constant: d.constant, Row: d.row, Same: same, Sharing: sharing, Order: order, Size: size,
-		Limit: d.limit, Live: rankLive, List: d.list, Write: d.write,
+		Limit: d.limit, Live: rankLive, List: d.list, Write: d.write, Read: d.read, Difference: difference,
 		MaxIdle: maxIdle, IdleTime: idleTime,
 	}
 }

@@ -1,5 +1,13 @@
 package userspace
 
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/proxy"
+)
+
 // In has a dataplane open its sockets by way of do, which does something in
 // another network namespace than that of the process.
 func (d *Dataplane) In(do func(func() error) error) {
@@ -11,4 +19,29 @@ func (d *Dataplane) In(do func(func() error) error) {
 		})
 		return fd, err
 	}
+}
+
+// Misplace has the process find another row than the rules are for, or none.
+func (d *Dataplane) Misplace(key proxy.PortKey, row ...*proxy.ServicePort) {
+	want := map[proxy.PortKey]*proxy.ServicePort{}
+	for _, sp := range row {
+		want[key] = sp
+	}
+	d.server.index.Update([]proxy.PortKey{key}, want)()
+}
+
+// Deafen has one socket of TCP listen no more.
+func (d *Dataplane) Deafen() {
+	for _, l := range d.opened {
+		if l.Protocol == proxy.TCP {
+			_ = unix.Shutdown(l.fd, unix.SHUT_RD)
+			return
+		}
+	}
+}
+
+// Choose chooses an endpoint as for a connection, and remembers it.
+func (d *Dataplane) Choose(key proxy.PortKey, client netip.Addr) netip.AddrPort {
+	e, _ := d.server.index.Of(key).Choose(client, proxy.ScopeCluster, nil)
+	return e.Addr
 }

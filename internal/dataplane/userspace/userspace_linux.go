@@ -33,6 +33,7 @@ type Dataplane struct {
 	sockets   *nftables.Sockets
 	forget    []func()          // once rules lead there no more
 	serving   bool              // listeners are open
+	opened    []*listener       // those that rules lead to
 	listening chan net.Listener // for a successor
 }
 
@@ -147,7 +148,7 @@ func (d *Dataplane) begin(ctx context.Context) error {
 		d.sockets.Ports[l.Scope][l.Masquerade] = l.Port
 	}
 	d.server.start()
-	d.serving = true
+	d.serving, d.opened = true, slices.Clone(d.server.listeners)
 	successor, err := net.ListenUnix(meetingPoint.Net, meetingPoint)
 	if err != nil {
 		log.Error(err, "Open connections will not survive a restart")
@@ -227,11 +228,4 @@ func (d *Dataplane) Leave(ctx context.Context) error {
 // Metrics returns what the server and the rules count.
 func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	return append(d.Dataplane.Metrics(ctx), d.server.metrics()...)
-}
-
-// Inspect reads the rules back, and says what else there is.
-func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
-	is, err := d.Dataplane.Inspect(ctx, what)
-	is.Unread = "what the process has, which chooses endpoints"
-	return is, err
 }

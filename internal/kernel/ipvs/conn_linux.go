@@ -76,6 +76,26 @@ func (c *Conn) Servers(ctx context.Context) (map[Server]Settings, error) {
 	return all, err
 }
 
+// Server asks for one virtual server.
+func (c *Conn) Server(ctx context.Context, s Server) (settings Settings, found bool, err error) {
+	err = netlink.Settled(ctx, netlink.Attempts, func() error {
+		found = false
+		c.conn.Request(c.family, unix.NLM_F_ACK, [4]byte{getService, version})
+		encodeServer(&c.conn.Builder, s, nil)
+		return c.conn.Ask(func(m netlink.Message) {
+			is, with, ok := decodeServer(m.Attrs())
+			settings, found = with, ok && is == s
+		})
+	})
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return Settings{}, false, nil
+	case err != nil:
+		return Settings{}, false, fmt.Errorf("look for %v: %w", s, err)
+	}
+	return settings, found, nil
+}
+
 // Counted lists virtual servers.
 func (c *Conn) Counted(ctx context.Context) (map[Server]Stats, error) {
 	answers, err := c.list(ctx, getService, Server{})

@@ -165,6 +165,12 @@ func wantServers(t *testing.T, k ipvs.Interface, want map[ipvs.Server]ipvs.Setti
 	if diff := cmp.Diff(want, got, addresses); diff != "" || err != nil {
 		t.Errorf("servers (-want +got), error %v:\n%s", err, diff)
 	}
+	for _, s := range []ipvs.Server{web, dns6, call} {
+		settings, there := want[s]
+		if got, found, err := k.Server(t.Context(), s); got != settings || found != there || err != nil {
+			t.Errorf("%v: %+v, %t, error %v; want %+v, %t", s, got, found, err, settings, there)
+		}
+	}
 }
 
 func wantReals(t *testing.T, k ipvs.Interface, s ipvs.Server, want ...ipvs.Real) {

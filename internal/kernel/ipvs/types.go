@@ -15,6 +15,9 @@ type Interface interface {
 	// Servers returns all virtual servers but those known by a firewall mark.
 	Servers(ctx context.Context) (map[Server]Settings, error)
 
+	// Server returns one virtual server by its name; false if there is none.
+	Server(ctx context.Context, s Server) (Settings, bool, error)
+
 	// Counted returns what the virtual servers that Servers has were used for.
 	Counted(ctx context.Context) (map[Server]Stats, error)
 

@@ -94,6 +94,18 @@ func (d *Dummy) List() (out []netip.Addr, err error) {
 	return out, nil
 }
 
+// Has asks for the route that an address makes.
+func (d *Dummy) Has(a netip.Addr) (bool, error) {
+	routes, err := d.handle.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	switch {
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look for the route to %v: %w", a, err)
+	}
+	return d.link != nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL && routes[0].LinkIndex == d.link.Attrs().Index, nil
+}
+
 // Add gives the link addresses. When it returns, packets to them are for this host:
 // IPv6 makes routes a little later.
 func (d *Dummy) Add(all ...netip.Addr) map[netip.Addr]error {

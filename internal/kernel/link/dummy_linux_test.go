@@ -2,6 +2,7 @@ package link_test
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -41,10 +42,30 @@ func TestKernelDummy(t *testing.T) {
 	} else if err != nil {
 		t.Fatal(err)
 	}
+	wantNoRoute(t, d)
 	if err := d.Delete(); err != nil {
 		t.Fatal(err)
 	}
 	dummyContract(t, d)
+}
+
+// wantNoRoute has a route over the link not be taken for an address of it.
+func wantNoRoute(t *testing.T, d *link.Dummy) {
+	t.Helper()
+	l, err := netlink.LinkByName("kube-ipvs0")
+	if err == nil {
+		err = netlink.LinkSetUp(l)
+	}
+	if err == nil {
+		to := &net.IPNet{IP: net.IPv4(198, 51, 100, 0).To4(), Mask: net.CIDRMask(24, 32)}
+		err = netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: to, Scope: netlink.SCOPE_LINK})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if has, err := d.Has(netip.MustParseAddr("198.51.100.1")); has || err != nil {
+		t.Errorf("what a route leads to: %t, error %v", has, err)
+	}
 }
 
 // TestOtherLinkOfTheName is neither used nor removed.
@@ -94,6 +115,11 @@ func dummyContract(t *testing.T, d link.Holder) {
 		slices.SortFunc(got, netip.Addr.Compare)
 		if !slices.Equal(got, step.want) || err != nil {
 			t.Errorf("addresses %v, error %v; want %v", got, err, step.want)
+		}
+		for _, a := range []netip.Addr{four, six} {
+			if has, err := d.Has(a); has != slices.Contains(step.want, a) || err != nil {
+				t.Errorf("%v: %t, error %v; addresses %v", a, has, err, step.want)
+			}
 		}
 	}
 	five, seven := netip.MustParseAddr("192.0.2.5"), netip.MustParseAddr("2001:db8::7")

@@ -18,6 +18,9 @@ type Holder interface {
 	Delete() error // with its addresses
 	SetNote(Note) error
 	List() ([]netip.Addr, error) // without link-local ones
+	// Has reports whether packets to an address are for this host because the link
+	// has it. It lists nothing.
+	Has(netip.Addr) (bool, error)
 	// Add adds addresses, each whatever becomes of the others, and returns why it
 	// could not add some.
 	Add(...netip.Addr) (refused map[netip.Addr]error)

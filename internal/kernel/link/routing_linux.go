@@ -48,6 +48,29 @@ func (r LocalRouting) Ensure(six bool) error {
 	return nil
 }
 
+// elsewhere are addresses that are never this host's: of the ranges for documentation.
+var elsewhere = map[bool]net.IP{false: net.IPv4(192, 0, 2, 1).To4(), true: net.ParseIP("2001:db8::1")}
+
+// Leads asks the kernel where a packet with the mark would go, and reports whether
+// that is here. It lists nothing.
+func (r LocalRouting) Leads(six bool) (bool, error) {
+	routes, err := netlink.RouteGetWithOptions(elsewhere[six], &netlink.RouteGetOptions{Mark: r.Mark, FIBMatch: true})
+	switch {
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("ask for the route of packets with mark %#x: %w", r.Mark, err)
+	}
+	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
+}
+
+// Text returns the rule and the route as the ip program would be told to add them.
+func (r LocalRouting) Text(six bool) string {
+	ip := map[bool]string{false: "ip", true: "ip -6"}[six]
+	return fmt.Sprintf("%s rule add fwmark %#x/%#x priority %d lookup %d; %s route add local default dev lo table %d",
+		ip, r.Mark, r.Mark, r.Priority, r.Table, ip, r.Table)
+}
+
 // Remove takes it away, and reports whether there was anything.
 func (r LocalRouting) Remove(six bool) (bool, error) {
 	rule, route, err := r.objects(six)

@@ -34,6 +34,7 @@ type virtual struct {
 // Count is what was asked of a Fake.
 type Count struct {
 	Lists int // of virtual servers, or of the real servers of one
+	Gets  int // of one virtual server
 	Ops   int
 }
 
@@ -99,6 +100,18 @@ func (k *Fake) Servers(ctx context.Context) (map[ipvs.Server]ipvs.Settings, erro
 		all[s] = v.Settings
 	}
 	return all, cmp.Or(k.fail, ctx.Err())
+}
+
+// Server returns one virtual server.
+func (k *Fake) Server(ctx context.Context, s ipvs.Server) (ipvs.Settings, bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.count.Gets++
+	v := k.servers[s]
+	if v == nil {
+		return ipvs.Settings{}, false, cmp.Or(k.fail, ctx.Err())
+	}
+	return v.Settings, true, cmp.Or(k.fail, ctx.Err())
 }
 
 // Counted adds up what real servers were used for.

@@ -20,8 +20,9 @@ type Dummy struct {
 	count  Count
 }
 
-// Count is what was done to a link: calls, and what addresses they added or removed.
-type Count struct{ Calls, Addresses int }
+// Count is what was done to a link: calls, what addresses they added or removed, and
+// how often all were listed.
+type Count struct{ Calls, Addresses, Lists int }
 
 var _ link.Holder = (*Dummy)(nil)
 
@@ -88,7 +89,15 @@ func (d *Dummy) SetNote(note link.Note) error {
 func (d *Dummy) List() ([]netip.Addr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.count.Lists++
 	return slices.SortedFunc(slices.Values(d.addrs), netip.Addr.Compare), nil
+}
+
+// Has reports whether an address is there.
+func (d *Dummy) Has(a netip.Addr) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Contains(d.addrs, a), nil
 }
 
 // Add adds addresses.

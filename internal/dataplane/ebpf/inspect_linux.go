@@ -1,0 +1,188 @@
+package ebpf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"sluice/internal/proxy"
+)
+
+var _ proxy.Inspector = (*Dataplane)(nil)
+
+// Inspect reads back the rules, and what a row has at sockets.
+func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
+	is, err := d.Dataplane.Inspect(ctx, what)
+	if err != nil {
+		return is, err
+	}
+	more, err := d.inspectSockets(ctx, what.Row)
+	is.Add(more.Objects, more.Differences...)
+	is.Unread = more.Unread
+	return is, err
+}
+
+// inspectSockets reads back the entries of a row, what programs go by for all rows,
+// and whether they are where they act.
+func (d *Dataplane) inspectSockets(ctx context.Context, key proxy.PortKey) (out proxy.Inspected, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.off != nil {
+		out.Unread = "the maps of the programs, which leave sockets alone: " + d.off.Error()
+		return out, nil
+	}
+	row, out, err := d.differ.Inspect(ctx, key, nil)
+	if err != nil {
+		return out, err
+	}
+	isNodePort := func(f proxy.Frontend) bool { return f.Kind == proxy.NodePort }
+	if row.ServicePort != nil && slices.ContainsFunc(row.Frontends, isNodePort) {
+		err = d.inspectAddrs(key.Family, &out)
+	}
+	return out, errors.Join(err, d.inspectPermission(&out), d.kernel.inspectPrograms(&out))
+}
+
+// read gives what the maps have of entries.
+func (d *Dataplane) read(_ context.Context, some []id, have func(id, value)) error {
+	for _, x := range some {
+		var v value
+		var found bool
+		var err error
+		switch d.reads++; x.table {
+		case services:
+			v, found, err = get[frontendKey, serviceValue](d.kernel.Services, x)
+		case endpoints:
+			v, found, err = get[slotKey, endpoint](d.kernel.Endpoints, x)
+		default:
+			_, found, err = get[memberKey, memberValue](d.kernel.Members, x)
+		}
+		if err != nil {
+			return fmt.Errorf("read maps: %w", err)
+		}
+		if found {
+			have(x, v)
+		}
+	}
+	return nil
+}
+
+// get reads an entry of a map.
+func get[K, V bytesOf](m *ebpf.Map, x id) (out value, found bool, err error) {
+	var k K
+	var v V
+	fill(&k, x.key)
+	if err := m.Lookup(k, &v); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return out, false, nil
+	} else if err != nil {
+		return out, false, err
+	}
+	for i := range len(v) {
+		out[i] = v[i]
+	}
+	return out, true, nil
+}
+
+// difference tells what an entry should be and is.
+func difference(x id, want, have *value) proxy.Difference {
+	d := proxy.Difference{Object: "entry of map " + [...]string{services: "services", endpoints: "endpoints", members: "members"}[x.table]}
+	if want != nil {
+		d.Want = x.text(*want)
+	}
+	if have != nil {
+		d.Have = x.text(*have)
+	}
+	if d.Have == d.Want {
+		d.Have += ", with a check sum or flags that are not ours"
+	}
+	return d
+}
+
+// inspectAddrs compares the node's addresses that take NodePorts.
+func (d *Dataplane) inspectAddrs(f proxy.Family, out *proxy.Inspected) error {
+	for k, want := range d.addrs {
+		a := netip.AddrFrom16(k).Unmap()
+		if proxy.FamilyOf(a) != f || want&takesNodePorts == 0 {
+			continue
+		}
+		var have uint32
+		err := d.kernel.NodeAddrs.Lookup(k, &have)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("read addresses of the node: %w", err)
+		}
+		if out.Add(1); have != want {
+			differs := proxy.Difference{Object: "entry of map node_addrs", Want: fmt.Sprintf("%v: flags %d", a, want)}
+			if err == nil {
+				differs.Have = fmt.Sprintf("%v: flags %d", a, have)
+			}
+			out.Add(0, differs)
+		}
+	}
+	return nil
+}
+
+// inspectPermission looks whether programs may act now.
+func (d *Dataplane) inspectPermission(out *proxy.Inspected) error {
+	var s settings
+	now, err := sinceBoot()
+	if err = errors.Join(err, d.kernel.Settings.Lookup(uint32(0), &s)); err != nil {
+		return fmt.Errorf("read settings: %w", err)
+	}
+	node, until := binary.NativeEndian.Uint64(s[:]), binary.NativeEndian.Uint64(s[8:])
+	out.Add(1)
+	if node != d.node {
+		out.Add(0, proxy.Difference{
+			Object: "entry of map settings", Want: fmt.Sprintf("the node is namespace %d", d.node), Have: fmt.Sprintf("it is namespace %d", node),
+		})
+	}
+	if until <= now {
+		out.Add(0, proxy.Difference{Object: "entry of map settings", Want: "programs may act", Have: "they may not, so that the rules serve alone"})
+	}
+	return nil
+}
+
+// inspectPrograms looks whether programs are attached, and are ours.
+func (k *kernel) inspectPrograms(out *proxy.Inspected) error {
+	for _, h := range k.hooks() {
+		attached, err := k.attached(h)
+		if err != nil {
+			return err
+		}
+		if out.Add(1); !attached {
+			out.Add(0, proxy.Difference{Object: "program " + h.name, Want: "it is attached to cgroup " + k.cgroup, Have: "it is not, or another one is in its place"})
+		}
+	}
+	return nil
+}
+
+// attached reports whether a program is where it acts.
+func (k *kernel) attached(h hook) (bool, error) {
+	l, err := link.LoadPinnedLink(filepath.Join(k.pins, h.name), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open link %s: %w", h.name, err)
+	}
+	defer func() { _ = l.Close() }()
+	if same, err := k.sameCgroup(l); err != nil || !same {
+		return false, err
+	}
+	is, err := l.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at link %s: %w", h.name, err)
+	}
+	own, err := h.program.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at program %s: %w", h.name, err)
+	}
+	id, _ := own.ID()
+	return is.Program == id, nil
+}

@@ -1,0 +1,103 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"sluice/internal/kernel/ipvs"
+	"sluice/internal/proxy"
+)
+
+var _ proxy.Inspector = (*Dataplane)(nil)
+
+// Inspect reads back the rules, and what a row has beside them.
+func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
+	is, err := d.Dataplane.Inspect(ctx, what)
+	if err != nil {
+		return is, err
+	}
+	more, err := d.inspectServers(ctx, what.Row)
+	is.Add(more.Objects, more.Differences...)
+	return is, err
+}
+
+// inspectServers reads back the virtual servers of a row with their real servers,
+// their addresses on the link, and the settings of the host that all need.
+func (d *Dataplane) inspectServers(ctx context.Context, key proxy.PortKey) (proxy.Inspected, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	row, out, err := d.differ.Inspect(ctx, key, nil)
+	if err != nil {
+		return out, err
+	}
+	looked := map[netip.Addr]bool{}
+	for s := range d.fronts(row.ServicePort) {
+		a := s.Addr.Addr()
+		if looked[a] {
+			continue
+		}
+		looked[a] = true
+		has, err := d.kernel.link.Has(a)
+		if err != nil {
+			return out, err
+		}
+		if out.Add(1); !has {
+			out.Add(0, proxy.Difference{Object: "address of link " + linkName, Want: addressText(a)})
+		}
+	}
+	for name, want := range wantedSettings(d.options.StrictARP) {
+		have, err := d.kernel.settings.Read(name)
+		if err != nil {
+			return out, fmt.Errorf("read a setting of the host: %w", err)
+		}
+		if out.Add(1); have != want {
+			out.Add(0, proxy.Difference{Object: "setting of the host", Want: settingText(name, want), Have: settingText(name, have)})
+		}
+	}
+	return out, nil
+}
+
+// read gives what IPVS has of virtual servers, and all their real servers that get
+// new connections.
+func (d *Dataplane) read(ctx context.Context, some []id, have func(id, value)) error {
+	wanted, servers := map[id]bool{}, map[ipvs.Server]bool{}
+	for _, x := range some {
+		wanted[x], servers[x.server] = true, true
+	}
+	for s := range servers {
+		settings, found, err := d.kernel.servers.Server(ctx, s)
+		if err != nil {
+			return err
+		}
+		if !found {
+			continue // and so it has no real servers
+		}
+		have(id{server: s}, value{settings: settings})
+		reals, err := d.kernel.servers.Reals(ctx, s)
+		if err != nil {
+			return err
+		}
+		for _, r := range reals {
+			if x := (id{s, r.Addr}); wanted[x] || r.Weight > 0 {
+				have(x, value{weight: r.Weight})
+			}
+		}
+	}
+	return nil
+}
+
+// difference tells what a server should be and is, as ipvsadm --save prints it.
+func difference(x id, want, have *value) proxy.Difference {
+	d := proxy.Difference{Object: x.server.String()}
+	if x.real.IsValid() {
+		d.Object = "real server of " + d.Object
+	}
+	if want != nil {
+		d.Want = x.text(*want)
+	}
+	if have != nil {
+		d.Have = x.text(*have)
+	}
+	return d
+}
