@@ -97,6 +97,7 @@ var table = []rule{
 	{"internal/balance", []string{"internal/proxy"}, []string{}},
 	{"internal/dataplane/userspace", append([]string{"internal/balance"}, overRules...), []string{"k8s.io/klog/", "github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/dataplane/ebpf", overRules, []string{"k8s.io/klog/", "github.com/cilium/ebpf", "github.com/cilium/ebpf/", "github.com/vishvananda/", "golang.org/x/sys/"}},
+	{"internal/dataplane/kernelspace", []string{"internal/proxy", "internal/kernel/hns", "internal/dataplane/differ", "internal/dataplane/mode"}, []string{}},
 	{"internal/dataplane", []string{"internal/proxy", "internal/config", "internal/dataplane/"}, []string{}},
 	{"internal/config", []string{}, []string{"k8s.io/apimachinery/", "k8s.io/component-base/config/v1alpha1", "k8s.io/component-base/featuregate", "k8s.io/component-base/logs/api/v1", "k8s.io/kube-proxy/config/v1alpha1", "k8s.io/utils/net", "github.com/go-logr/", "sigs.k8s.io/json", "sigs.k8s.io/yaml"}},
 	{"internal/runner", []string{}, []string{"k8s.io/klog/", "github.com/go-logr/"}},

@@ -1,0 +1,109 @@
+package conformance
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+	"sluice/internal/resolve"
+)
+
+// Model is a dataplane whose kernel cannot be had here and is in memory: no packet
+// can be sent, but what is in memory can be asked about one.
+type Model struct {
+	Mode string
+
+	// Open returns a dataplane over a kernel that has nothing.
+	Open func() ModelRun
+}
+
+// ModelRun is one of them.
+type ModelRun interface {
+	proxy.Dataplane
+
+	// Judge says what is wrong with what the kernel does to a packet, of which
+	// the table expects something.
+	Judge(s *proxy.State, p proxy.Packet, want Expect) error
+
+	// Objects returns what the kernel has, in words and sorted.
+	Objects() []string
+}
+
+// RunModel asks about the whole table. Every group is a subtest.
+func RunModel(t *testing.T, m Model) {
+	all, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range all.Groups {
+		t.Run(g.ID, func(t *testing.T) { m.play(t, g) })
+	}
+}
+
+// RunRandomModel asks about random worlds, as RunRandom plays them.
+func RunRandomModel(t *testing.T, m Model, seed uint64, n int) {
+	for i := range uint64(n) {
+		g, err := randomGroup(m.Mode, seed+i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(g.ID, func(t *testing.T) {
+			if m.play(t, g); t.Failed() {
+				t.Log(g.explain(m.Mode))
+			}
+		})
+	}
+}
+
+// play leads two kernels through a group, one by whole states and one by
+// increments. After each phase both must be right and have the same.
+func (m Model) play(t *testing.T, g *Group) {
+	rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(g.ID))))
+	worlds := g.worlds()
+	steps, resolver := m.Open(), worlds[0].nothing(m.Mode)
+	err := synced(t.Context(), steps, resolver)
+	events := worlds[0].begin(rng)
+	for i, w := range worlds {
+		if i > 0 {
+			events = shuffle(worlds[i-1].changes(w, rng), rng)
+		}
+		for _, e := range events {
+			e(resolver)
+			if d := resolver.Update(); !d.Empty() {
+				err = errors.Join(err, unrefused(proxytest.Apply(t.Context(), steps, d)))
+			}
+		}
+		whole := m.Open()
+		if err := errors.Join(err, synced(t.Context(), whole, w.resolver(m.Mode))); err != nil {
+			t.Fatal(err)
+		}
+		if a, b := fmt.Sprintf("%q", whole.Objects()), fmt.Sprintf("%q", steps.Objects()); a != b {
+			t.Errorf("phase %s: increments lead to\n\t%s\na whole state to\n\t%s", g.Phases[i].Name, b, a)
+		}
+		for _, c := range g.playing(m.Mode, g.Phases[i].Name) {
+			for _, run := range []ModelRun{whole, steps} {
+				if err := run.Judge(resolver.State(), packet(c), c.in(m.Mode)); err != nil {
+					t.Errorf("case %s: %v\n\twant:   %v", c.ID, err, c.in(m.Mode))
+				}
+			}
+		}
+	}
+}
+
+func synced(ctx context.Context, d proxy.Dataplane, r *resolve.Resolver) error {
+	return unrefused(proxytest.Sync(ctx, d, r.State()))
+}
+
+// unrefused takes refused rows out of an error: what they lack is judged packet by
+// packet.
+func unrefused(err error) error {
+	if _, ok := errors.AsType[*proxytest.RefusedError](err); ok {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,146 @@
+package kernelspace
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/kernel/hns"
+	"sluice/internal/proxy"
+)
+
+var (
+	errNoNetworkName = errors.New("the HNS network of the pods is not known: set --network-name, or variable KUBE_NETWORK")
+	errNoDSR         = errors.New("this version of Windows has no direct server return: do without --enable-dsr")
+)
+
+// Over is the mode over a service, which is opened when it is needed.
+func Over(open func() (hns.Interface, error)) mode.Mode {
+	with := func(s mode.Settings) (*Dataplane, error) {
+		service, err := open()
+		if err != nil {
+			return nil, fmt.Errorf("open the Host Networking Service: %w", err)
+		}
+		return New(service, links, s), nil
+	}
+	return mode.Mode{
+		Name: "kernelspace", Balancing: []proxy.Balancing{proxy.Random, proxy.SourceHash}, Polls: true,
+		Prepare: func(context.Context, mode.Settings, bool) error { return nil },
+		Open:    mode.Opener(func(_ context.Context, s mode.Settings) (*Dataplane, error) { return with(s) }),
+		Probe: func(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
+			d, err := with(s)
+			if err != nil {
+				return nil, err
+			}
+			return d.Probe(ctx)
+		},
+		Render: func(ctx context.Context, r *mode.Rendering) error {
+			d := New(nil, links, r.Settings)
+			if r.Diff {
+				var err error
+				if d, err = with(r.Settings); err != nil {
+					return err
+				}
+			}
+			return d.Render(ctx, r)
+		},
+		Cleanup: func(ctx context.Context, s mode.Settings, open proxy.Dataplane) ([]string, error) {
+			if open != nil {
+				return nil, nil // it has adopted all there is
+			}
+			d, err := with(s)
+			if err != nil {
+				return nil, err
+			}
+			return d.Cleanup(ctx)
+		},
+	}
+}
+
+// options fills in what is not set.
+func options(o mode.Kernelspace) mode.Kernelspace {
+	o.Network = cmp.Or(o.Network, os.Getenv("KUBE_NETWORK"))
+	o.RootEndpoint = cmp.Or(o.RootEndpoint, "cbr0")
+	return o
+}
+
+// Probe returns the families that HNS can do. An overlay network has that of its
+// source VIP. A network that is not there yet comes when the network plugin does.
+func (d *Dataplane) Probe(ctx context.Context) ([]proxy.Family, error) {
+	can, err := d.service.Features(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("ask HNS for its features: %w", err)
+	}
+	n, err := d.findNetwork(ctx)
+	switch {
+	case err != nil && !errors.Is(err, hns.ErrNotFound):
+		return nil, err
+	case d.options.DSR && !can.DSR:
+		return nil, errNoDSR
+	}
+	d.has.network = n
+	switch {
+	case d.has.overlay():
+		return []proxy.Family{proxy.FamilyOf(d.options.SourceVIP)}, overlayProblem(can, d.options.SourceVIP)
+	case !can.DualStack:
+		return []proxy.Family{proxy.IPv4}, nil
+	default:
+		return proxy.Families[:], nil
+	}
+}
+
+// Cleanup removes what a service proxy left on the network of the pods, and returns
+// what that was.
+func (d *Dataplane) Cleanup(ctx context.Context) (removed []string, err error) {
+	d.node = &proxy.Node{}
+	if err := d.read(ctx); errors.Is(err, hns.ErrNotFound) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	remove := func(what string, failed error) {
+		if failed == nil {
+			removed = append(removed, "HNS "+what)
+		} else if !errors.Is(failed, hns.ErrNotFound) {
+			err = errors.Join(err, failed)
+		}
+	}
+	for x, b := range d.has.balancers {
+		remove(x.String(), d.service.DeleteLoadBalancer(ctx, b.id))
+	}
+	for a, e := range d.has.endpoints {
+		if e.ours || a == d.options.SourceVIP && d.has.isHost(e.remote.mac) {
+			remove(id{addr: a}.String(), d.service.DeleteEndpoint(ctx, e.id))
+		}
+	}
+	for _, x := range d.has.strays {
+		remove("endpoint "+x, d.service.DeleteEndpoint(ctx, x))
+	}
+	return removed, err
+}
+
+// links returns the MACs of this node's links, by their addresses.
+func links() (map[netip.Addr]string, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	macs := map[netip.Addr]string{}
+	for _, l := range all {
+		addrs, err := l.Addrs()
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && len(l.HardwareAddr) > 0 {
+				macs[p.Addr()] = l.HardwareAddr.String()
+			}
+		}
+	}
+	return macs, nil
+}

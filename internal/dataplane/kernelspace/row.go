@@ -1,0 +1,259 @@
+package kernelspace
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"sluice/internal/dataplane/differ"
+	"sluice/internal/kernel/hns"
+	"sluice/internal/proxy"
+)
+
+// id names a remote endpoint by its address, or a load balancer by its frontend.
+type id struct {
+	addr     netip.Addr // a load balancer without one has the node's addresses
+	family   proxy.Family
+	protocol proxy.Protocol // 0: an endpoint
+	port     uint16
+	check    bool // its endpoint is where health checks are answered
+}
+
+// value is what an object is like.
+type value struct {
+	mac      string // of an endpoint
+	provider netip.Addr
+
+	to     []netip.Addr // of a load balancer: its endpoints, sorted
+	port   uint16       // of theirs
+	source netip.Addr
+	flags  hns.Flags
+	row    proxy.PortKey // that wants it
+}
+
+type (
+	changes = differ.Changes[id, value]
+	change  = differ.Change[id, value]
+)
+
+func same(a, b value) bool {
+	return a.mac == b.mac && a.provider == b.provider && slices.Equal(a.to, b.to) && a.port == b.port &&
+		a.source == b.source && a.flags == b.flags && a.row == b.row
+}
+
+// row renders the difference between two forms of a row. It costs what the row is;
+// what HNS is asked for is the difference.
+func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
+	if cur.ServicePort != nil && cur.Key.Protocol == proxy.SCTP {
+		return errors.New("HNS has no load balancers for SCTP")
+	}
+	was, is := d.render(old, nil), d.render(cur, d.coming)
+	for x, v := range was {
+		if now, stays := is[x]; !stays || !same(v, now) {
+			out.Remove(x, v)
+		}
+	}
+	for x, v := range is {
+		if before, had := was[x]; !had || !same(v, before) {
+			out.Add(x, v)
+		}
+	}
+	return nil
+}
+
+// render returns the objects of a row. Health checks have the ports of some, and
+// else those that they had.
+func (d *Dataplane) render(r differ.Row, checks map[proxy.HealthCheckKey]uint16) map[id]value {
+	out := map[id]value{}
+	sp := r.ServicePort
+	if sp == nil {
+		return out
+	}
+	for _, f := range sp.Frontends {
+		route, ok := d.route(sp, f, r.Node)
+		if !ok {
+			continue
+		}
+		x := id{addr: f.Addr.Addr(), family: sp.Key.Family, protocol: sp.Key.Protocol, port: f.Addr.Port()}
+		if f.Kind == proxy.NodePort {
+			x.addr = netip.Addr{}
+		}
+		v := d.balancer(sp, f.Kind, route)
+		out[x] = v
+		for _, e := range route.to {
+			if !e.Local {
+				out[id{addr: e.Addr.Addr()}] = d.remote(e.Addr.Addr())
+			}
+		}
+		if f.Kind == proxy.ClusterIP && d.has.overlay() {
+			out[id{addr: x.addr}] = d.host(sp.Key.Family)
+		}
+		if port := d.checkPort(sp.Key, checks); f.Kind == proxy.LoadBalancer && port != 0 {
+			x.protocol, x.port, x.check = proxy.TCP, port, true
+			out[x] = value{port: port, source: v.source, row: sp.Key}
+		}
+	}
+	return out
+}
+
+// route is where a load balancer leads.
+type route struct {
+	to   []proxy.Endpoint
+	left []proxy.Endpoint // those with other ports, which it cannot have
+	port uint16           // that all have
+	dsr  bool             // endpoints are to see the client
+}
+
+// route returns where clients of a frontend are led. HNS does not tell where a
+// client is, so all take the list that clients elsewhere take: the others must not
+// be led to other nodes by a policy that keeps clients' addresses. It reports
+// false if there is to be no load balancer.
+func (d *Dataplane) route(sp *proxy.ServicePort, f proxy.Frontend, n *proxy.Node) (route, bool) {
+	p := sp.Policy(f.Kind, n)[proxy.Elsewhere]
+	if p.From != nil || len(p.To) == 0 || f.Kind == proxy.NodePort && !opens(n, sp.Key.Family) {
+		return route{}, false
+	}
+	r := route{port: commonPort(p.To), dsr: d.options.DSR}
+	if f.Kind != proxy.ClusterIP {
+		r.dsr = d.features.DSR && p.Scope == proxy.ScopeLocal
+	}
+	for _, e := range p.To {
+		if e.Addr.Port() == r.port {
+			r.to = append(r.to, e)
+		} else {
+			r.left = append(r.left, e)
+		}
+	}
+	return r, true
+}
+
+// commonPort returns the port that most endpoints have, of several the lowest.
+func commonPort(all []proxy.Endpoint) (best uint16) {
+	n := map[uint16]int{}
+	for _, e := range all {
+		n[e.Addr.Port()]++
+	}
+	for p := range n {
+		if best == 0 || cmp.Or(cmp.Compare(n[p], n[best]), cmp.Compare(best, p)) > 0 {
+			best = p
+		}
+	}
+	return best
+}
+
+// opens reports whether NodePorts of a family are open on all addresses of a node.
+// HNS cannot open them on some.
+func opens(n *proxy.Node, f proxy.Family) bool {
+	within, _ := n.NodePortAddresses(f)
+	return slices.ContainsFunc(within, func(p netip.Prefix) bool { return p.Bits() == 0 })
+}
+
+// balancer returns the load balancer of a frontend, with the flags that kube-proxy
+// gives that kind.
+func (d *Dataplane) balancer(sp *proxy.ServicePort, k proxy.Kind, r route) value {
+	v := value{port: r.port, source: d.source(sp.Key.Family, r.to), row: sp.Key}
+	for _, e := range r.to {
+		v.to = append(v.to, e.Addr.Addr())
+	}
+	slices.SortFunc(v.to, netip.Addr.Compare)
+	v.to = slices.Compact(v.to)
+	set := func(f hns.Flags, on bool) {
+		if on {
+			v.flags |= f
+		}
+	}
+	set(hns.DSR, r.dsr)
+	set(hns.ExternalVIP, k != proxy.ClusterIP)
+	set(hns.LocalRoutedVIP, k == proxy.NodePort)
+	set(hns.ByClient, byClient(sp) && d.features.SessionAffinity)
+	return v
+}
+
+func byClient(sp *proxy.ServicePort) bool { return sp.Affinity > 0 || sp.Balancing == proxy.SourceHash }
+
+// remote returns the endpoint of a pod elsewhere. On an overlay network it is at
+// its node; what is on no node is reached by ours.
+func (d *Dataplane) remote(a netip.Addr) value {
+	v := value{mac: macOf(a)}
+	if d.has.overlay() {
+		v.provider = d.nodeIP(proxy.FamilyOf(a))
+		if p, ok := d.has.providerOf(a); ok {
+			v.provider = p
+		}
+	}
+	return v
+}
+
+// host returns an endpoint that leads to this node.
+func (d *Dataplane) host(f proxy.Family) value {
+	a := d.nodeIP(f)
+	return value{mac: plainMAC(d.has.macs[a]), provider: a}
+}
+
+// source returns what endpoints see as their client on an overlay network: the
+// source VIP, or this node if one of them is no pod and could not answer that.
+func (d *Dataplane) source(f proxy.Family, to []proxy.Endpoint) netip.Addr {
+	if !d.has.overlay() {
+		return netip.Addr{}
+	}
+	for _, e := range to {
+		if p, ok := d.has.providerOf(e.Addr.Addr()); !e.Local && (!ok || p == e.Addr.Addr()) {
+			return d.nodeIP(f)
+		}
+	}
+	return d.options.SourceVIP
+}
+
+// checkPort returns where load balancers ask about a row's Service; 0: nowhere.
+func (d *Dataplane) checkPort(key proxy.PortKey, changed map[proxy.HealthCheckKey]uint16) uint16 {
+	if !d.options.ForwardHealthCheckVIP {
+		return 0
+	}
+	port, ok := changed[checkOf(key)]
+	if !ok {
+		port = d.checks[checkOf(key)]
+	}
+	return cmp.Or(port, d.options.HealthzPort)
+}
+
+// nodeIP returns this node's address of a family; invalid: it has none.
+func (d *Dataplane) nodeIP(f proxy.Family) netip.Addr {
+	for _, a := range d.node.IPs {
+		if proxy.FamilyOf(a) == f {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// limits says what of a row HNS cannot do; nil: nothing.
+func (d *Dataplane) limits(sp *proxy.ServicePort, n *proxy.Node) error {
+	var errs []error
+	var left []netip.AddrPort
+	for _, f := range sp.Frontends {
+		p := sp.Policy(f.Kind, n)[proxy.Elsewhere]
+		r, _ := d.route(sp, f, n)
+		for _, e := range r.left {
+			left = append(left, e.Addr)
+		}
+		switch {
+		case p.From != nil:
+			errs = append(errs, fmt.Errorf("%v is not served: HNS cannot keep to loadBalancerSourceRanges", f.Addr))
+		case f.Kind == proxy.NodePort && !opens(n, sp.Key.Family) && len(p.To) > 0:
+			errs = append(errs, fmt.Errorf("NodePort %d is not served: HNS cannot keep to nodePortAddresses", f.Addr.Port()))
+		case f.Kind != proxy.ClusterIP && p.Scope == proxy.ScopeLocal && !d.features.DSR && len(p.To) > 0:
+			errs = append(errs, fmt.Errorf("clients of %v are hidden from endpoints: this version of Windows has no direct server return", f.Addr))
+		}
+	}
+	if len(left) > 0 {
+		slices.SortFunc(left, netip.AddrPort.Compare)
+		left = slices.Compact(left)
+		errs = append(errs, fmt.Errorf("%v and %d more get no connections: HNS wants the same port of all endpoints", left[0], len(left)-1))
+	}
+	if byClient(sp) && !d.features.SessionAffinity {
+		errs = append(errs, errors.New("clients do not keep their endpoint: this version of Windows cannot do that"))
+	}
+	return errors.Join(errs...)
+}
