@@ -2,22 +2,29 @@
 SHELL   := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 MODE    ?= nftables
+MODULES := deploy/image test/cluster test/deploy test/page
 TOOL    := go tool -modfile=tools/go.mod
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build krew demo check test test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
+.PHONY: build krew image demo check test test-arm64 test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice and bin/kubectl-sluice, static, and the manual page, bin/sluice.1
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/kubectl-sluice ./cmd/kubectl-sluice
 	bin/sluice man >bin/sluice.1
 
 # RELEASES is the URL below which the archives will be, by version.
 krew: ## kubectl sluice for all systems, and its Krew manifest, in dist; VERSION=v1.2.3 RELEASES=URL
 	VERSION='$(VERSION)' RELEASES='$(RELEASES)' deploy/krew/build.sh dist
+
+# PACKAGES is a folder of Debian packages from an earlier build, to get the same image; without it they are downloaded.
+image: ## the images for amd64 and arm64, with SBOM, provenance and checksums, in dist; PUSH=registry.example/sluice SOURCE=URL PACKAGES=dist/packages
+	$(if $(PACKAGES),,rm -rf dist/packages)
+	cd deploy/image && go run . --version '$(VERSION)' --commit '$(COMMIT)' --date '$(DATE)' --ldflags '$(LDFLAGS)' --source '$(SOURCE)' \
+		--root '$(CURDIR)' --output '$(CURDIR)/dist' $(if $(PACKAGES),--packages '$(abspath $(PACKAGES))') $(if $(PUSH),--push '$(PUSH)')
 
 demo: build ## Services on real packets, no cluster; ONCE=1 plays one round and checks it; MODE=ipvs in a virtual machine
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./test/demo
@@ -30,10 +37,18 @@ check: ## the fast inner loop: no lint, no race detector, no cluster
 
 test: deps lint build check-bpf ## everything
 	go test -race -timeout 20m ./... && cd test/deploy && go test -race -timeout 20m ./...
+	cd deploy/image && go test -timeout 20m ./...
+	$(MAKE) --no-print-directory test-arm64
 	cd test/page && go test -race -timeout 10m ./...
 	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
 	go run ./test/kernels --kernels 6.1 --share 10
+
+# What can run in an emulator, which knows neither nf_tables nor namespaces: everything that decides, and what is written to
+# and read from the kernel, byte by byte.
+ARM64 := proxy apiobject resolve balance config source/... dataplane/differ cli engine runner explain statusapi kernel/ipvs
+test-arm64: deps ## the tests that an emulator of arm64 can run
+	GOARCH=arm64 CGO_ENABLED=0 go test -short -exec qemu-aarch64-static $(addprefix ./internal/,$(ARM64))
 
 # Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
 test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md
@@ -42,11 +57,11 @@ test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 a
 	go run ./test/kernels --output docs/kernels.md $(if $(KERNELS),--kernels $(KERNELS)) $(if $(SUITES),--suites $(SUITES))
 
 lint: ## formatting, vet, staticcheck, errcheck; that it builds for other systems, which have no modes yet
-	@bad=$$($(TOOL) gofumpt -l cmd internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
-	go vet ./... && for m in cluster deploy page; do (cd test/$$m && go vet ./...) || exit 1; done
-	for os in windows darwin; do GOOS=$$os go build ./... || exit 1; done
-	$(TOOL) staticcheck ./... && for m in cluster deploy page; do \
-		(cd test/$$m && go tool -modfile=../../tools/go.mod staticcheck ./...) || exit 1; done
+	@bad=$$($(TOOL) gofumpt -l cmd deploy internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
+	go vet ./... && for m in $(MODULES); do (cd $$m && go vet ./...) || exit 1; done
+	for p in linux/arm64 windows/amd64 darwin/arm64; do GOOS=$${p%/*} GOARCH=$${p#*/} go build ./... || exit 1; done
+	$(TOOL) staticcheck ./... && for m in $(MODULES); do \
+		(cd $$m && go tool -modfile=../../tools/go.mod staticcheck ./...) || exit 1; done
 	go run ./test/matrix --check README.md
 	$(TOOL) errcheck -ignoretests -exclude tools/errcheck.txt ./...
 
@@ -80,7 +95,7 @@ bpf: deps ## the programs of mode ebpf, from C; the object is committed, so that
 check-bpf: deps ## that the committed object is that of the source
 	@mkdir -p .cache && $(call compile-bpf,$(CURDIR)/.cache/sockets.o) && cmp sockets.o $(CURDIR)/.cache/sockets.o
 
-deps: ## what the tests need beside Go: to list what we write, to write what kube-proxy leaves, and to look at the page
-	@for p in nft iptables-nft iptables-legacy ipset ip chromium clang llvm-strip /usr/include/bpf/bpf_helpers.h; do { command -v $$p >/dev/null || [ -e $$p ]; } || missing=1; done; \
+deps: ## what the tests need beside Go: to list what we write, to write what kube-proxy leaves, to look at the page, and to run arm64
+	@for p in nft iptables-nft iptables-legacy ipset ip chromium clang llvm-strip qemu-aarch64-static /usr/include/bpf/bpf_helpers.h; do { command -v $$p >/dev/null || [ -e $$p ]; } || missing=1; done; \
 	[ -z "$$missing" ] || { apt-get update -q && DEBIAN_FRONTEND=noninteractive \
-		apt-get install -qy --no-install-recommends nftables iptables ipset iproute2 chromium clang llvm libbpf-dev; }
+		apt-get install -qy --no-install-recommends nftables iptables ipset iproute2 chromium clang llvm libbpf-dev qemu-user-static; }

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// notes returns the release notes: the section of CHANGELOG.md about this version,
+// or what is not released yet, and the digests of the images.
+func (b *images) notes() ([]byte, error) {
+	text, err := os.ReadFile(filepath.Join(b.root, "CHANGELOG.md"))
+	if err != nil {
+		return nil, err
+	}
+	version := strings.TrimPrefix(b.version, "v")
+	section := cutSection(string(text), "## ["+version+"]")
+	if section == "" {
+		section = cutSection(string(text), "## [Unreleased]")
+	}
+	if section == "" {
+		return nil, fmt.Errorf("CHANGELOG.md tells neither of %s nor of what is unreleased", version)
+	}
+	digests, err := b.digests()
+	if err != nil {
+		return nil, err
+	}
+	var out strings.Builder
+	fmt.Fprintf(&out, "# Sluice %s\n\n%s\n\n## Images\n\n", b.version, strings.TrimSpace(section))
+	for _, tag := range b.tags() {
+		fmt.Fprintf(&out, "- `sluice:%s@%s`\n", tag, digests[tag])
+	}
+	fmt.Fprintf(&out, "\nFor %s. Built from commit %s with %s; docs/releases.md says how to verify them.\n",
+		strings.Join(b.arches, " and "), b.commit, b.all[0].binary.info.GoVersion)
+	return []byte(out.String()), nil
+}
+
+// cutSection returns what is between a heading that begins so and the next one.
+func cutSection(text, heading string) string {
+	_, after, found := strings.Cut("\n"+text, "\n"+heading)
+	if !found {
+		return ""
+	}
+	_, after, _ = strings.Cut(after, "\n") // the rest of the heading: a date
+	section, _, _ := strings.Cut(after, "\n## ")
+	return section
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// programs are the packages of the second tag; what they depend on comes along.
+// kmod loads the modules that the legacy variant needs, nft is for people.
+var programs = []string{"iptables", "kmod", "nftables"}
+
+// debian is packages for one architecture, and where they are from.
+type debian struct {
+	osRelease []byte
+	packages  []debPackage
+}
+
+// debPackage is one .deb file.
+type debPackage struct {
+	path    string
+	sha256  string
+	control []byte // as dpkg knows it
+}
+
+// field returns one line of the control file, or nothing.
+func (p *debPackage) field(name string) string {
+	for line := range strings.Lines(string(p.control)) {
+		if value, ok := strings.CutPrefix(line, name+": "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// debianPackages reads the packages of an architecture, which it downloads first
+// if there are none.
+func (r *release) debianPackages(ctx context.Context, arch string) (*debian, error) {
+	dir := filepath.Join(r.packages, arch)
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		if err := download(ctx, dir, arch); err != nil {
+			return nil, fmt.Errorf("download packages for %s: %w", arch, err)
+		}
+	}
+	d := &debian{}
+	var err error
+	if d.osRelease, err = os.ReadFile(filepath.Join(dir, "os-release")); err != nil {
+		return nil, err
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil || len(files) == 0 {
+		return nil, fmt.Errorf("%s has no packages (error: %v)", dir, err)
+	}
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		sum := sha256.Sum256(text)
+		p := debPackage{path: path, sha256: hex.EncodeToString(sum[:])}
+		if p.control, err = output(exec.CommandContext(ctx, "dpkg-deb", "--field", path)); err != nil {
+			return nil, err
+		}
+		if own := p.field("Architecture"); own != arch && own != "all" {
+			return nil, fmt.Errorf("%s is for %s, not for %s", path, own, arch)
+		}
+		d.packages = append(d.packages, p)
+	}
+	// Not by file: a mirror may spell the names of files in another way.
+	slices.SortFunc(d.packages, func(a, b debPackage) int { return strings.Compare(a.field("Package"), b.field("Package")) })
+	return d, nil
+}
+
+// download asks apt for the programs and all they depend on, as if nothing were
+// installed. It uses this system's sources and keys, and nothing else of it, so
+// that another architecture is nothing special and nothing of the system changes.
+func download(ctx context.Context, dir, arch string) error {
+	work, err := os.MkdirTemp("", "sluice-packages-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	archives := filepath.Join(work, "cache", "archives")
+	for _, d := range []string{filepath.Join(work, "lists", "partial"), filepath.Join(archives, "partial")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	status := filepath.Join(work, "status")
+	if err := os.WriteFile(status, nil, 0o644); err != nil {
+		return err
+	}
+	options := []string{"-q"}
+	for _, o := range []string{
+		"APT::Architecture=" + arch, "APT::Architectures::=" + arch, "APT::Sandbox::User=root", "Acquire::Languages=none",
+		"Dir::State=" + work, "Dir::State::status=" + status, "Dir::Cache=" + filepath.Join(work, "cache"),
+	} {
+		options = append(options, "-o", o)
+	}
+	install := append([]string{"install", "--download-only", "--yes", "--no-install-recommends"}, programs...)
+	for _, verb := range [][]string{{"update"}, install} {
+		if _, err := output(exec.CommandContext(ctx, "apt-get", append(options, verb...)...)); err != nil {
+			return err
+		}
+	}
+	return keep(archives, dir)
+}
+
+// keep moves what was downloaded to where it is looked for, all at once.
+func keep(archives, dir string) error {
+	osRelease, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	part, err := os.MkdirTemp(filepath.Dir(dir), "partial-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(part)
+	files, err := filepath.Glob(filepath.Join(archives, "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(part, filepath.Base(path)), text, 0o644); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(part, "os-release"), osRelease, 0o644); err != nil {
+		return err
+	}
+	if err := os.Chmod(part, 0o755); err != nil {
+		return err
+	}
+	return os.Rename(part, dir)
+}
+
+// output runs a program; what it complained about is in the error.
+func output(cmd *exec.Cmd) ([]byte, error) {
+	var out, complaint bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("run %s: %w\n%s", strings.Join(cmd.Args, " "), err, complaint.String())
+	}
+	return out.Bytes(), nil
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// statement is an in-toto statement, version 1, with a SLSA provenance, version 1.
+type statement struct {
+	Type          string     `json:"_type"`
+	Subject       []resource `json:"subject"`
+	PredicateType string     `json:"predicateType"`
+	Predicate     struct {
+		BuildDefinition buildDefinition `json:"buildDefinition"`
+		RunDetails      runDetails      `json:"runDetails"`
+	} `json:"predicate"`
+}
+
+// resource names something by its digest.
+type resource struct {
+	Name   string            `json:"name,omitempty"`
+	URI    string            `json:"uri,omitempty"`
+	Digest map[string]string `json:"digest,omitempty"`
+}
+
+type buildDefinition struct {
+	BuildType            string         `json:"buildType"`
+	ExternalParameters   map[string]any `json:"externalParameters"`
+	InternalParameters   map[string]any `json:"internalParameters"`
+	ResolvedDependencies []resource     `json:"resolvedDependencies"`
+}
+
+// runDetails has no times and no ID of a run, so that who builds it again gets
+// the same statement.
+type runDetails struct {
+	Builder struct {
+		ID string `json:"id"`
+	} `json:"builder"`
+	Byproducts []resource `json:"byproducts"`
+}
+
+// provenance tells of all images what they were made of. It is not signed: that
+// is for whoever publishes them.
+func (b *images) provenance() ([]byte, error) {
+	s := &statement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
+	for _, tag := range b.tags() {
+		digest, err := b.index(tag).Digest()
+		if err != nil {
+			return nil, err
+		}
+		s.Subject = append(s.Subject, resource{Name: "sluice:" + tag, Digest: map[string]string{"sha256": digest.Hex}})
+	}
+	environments := map[string]any{}
+	for _, img := range b.all {
+		digest, err := img.Digest()
+		if err != nil {
+			return nil, err
+		}
+		name := img.fileName()
+		s.Subject = append(s.Subject, resource{Name: name, Digest: map[string]string{"sha256": digest.Hex}})
+		s.Predicate.RunDetails.Byproducts = append(s.Predicate.RunDetails.Byproducts, digested(name+".spdx.json", img.sbom))
+		environments[img.binary.arch] = buildEnvironment(img.binary.arch)
+	}
+	dependencies, err := b.dependencies()
+	if err != nil {
+		return nil, err
+	}
+	s.Predicate.RunDetails.Builder.ID = "urn:sluice:make-image"
+	s.Predicate.BuildDefinition = buildDefinition{
+		BuildType:            "urn:sluice:make-image:v1",
+		ExternalParameters:   map[string]any{"version": b.version, "source": b.source, "architectures": b.arches},
+		InternalParameters:   map[string]any{"ldflags": b.ldflags, "environment": environments},
+		ResolvedDependencies: dependencies,
+	}
+	return encode(s)
+}
+
+// dependencies returns what went into the images: the commit, Go, the modules by
+// the file that has their sums, and the packages of Debian.
+func (b *images) dependencies() ([]resource, error) {
+	sums, err := os.ReadFile(filepath.Join(b.root, "go.sum"))
+	if err != nil {
+		return nil, err
+	}
+	out := []resource{
+		{URI: cmp.Or(b.source, "git:sluice") + "@" + b.commit, Digest: map[string]string{"gitCommit": b.commit}},
+		{URI: "pkg:generic/go@" + b.all[0].binary.info.GoVersion[len("go"):]},
+		digested("go.sum", sums),
+	}
+	for _, img := range b.all {
+		if img.debian == nil {
+			continue
+		}
+		for _, p := range img.debian.packages {
+			r := resource{URI: img.debian.purl(&p), Digest: map[string]string{"sha256": p.sha256}}
+			if !slices.ContainsFunc(out, func(o resource) bool { return o.URI == r.URI }) { // "all" is for every architecture
+				out = append(out, r)
+			}
+		}
+	}
+	return out, nil
+}
+
+func digested(name string, text []byte) resource {
+	sum := sha256.Sum256(text)
+	return resource{Name: name, Digest: map[string]string{"sha256": hex.EncodeToString(sum[:])}}
+}
