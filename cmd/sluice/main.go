@@ -21,11 +21,6 @@ func main() {
 	os.Exit(run(ctx, os.Args, os.Stderr, again))
 }
 
-// again makes this process one that has just started, with the same command
-// line: whoever watches over it need not start another. It returns only on an
-// error.
-func again() error { return syscall.Exec("/proc/self/exe", os.Args, os.Environ()) }
-
 // run returns the exit code. The first argument is the name that the program
 // was called by. It calls again when a new daemon is to take its place.
 func run(ctx context.Context, args []string, stderr io.Writer, again func() error) int {

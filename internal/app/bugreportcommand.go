@@ -109,7 +109,7 @@ func kernelRules(ctx context.Context, name string) ([]byte, error) {
 	}
 	var difference bytes.Buffer
 	r := &dataplane.Rendering{Settings: o.settingsOf(said.config), Want: resolve.New(resolve.Settings{}).State(), Diff: true, Out: &difference}
-	r.Families, _ = hostFamilies(os.DirFS("/proc"))
+	r.Families, _ = enabledFamilies()
 	if err := mode.Render(klog.NewContext(ctx, klog.Logger{}), r); err != nil {
 		return nil, err
 	}

@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -28,7 +30,7 @@ const kubeProxy = "kube-proxy"
 // that is kube-proxy, for command lines that were written for it. It prints no
 // errors: its caller does, and exits with 1.
 func NewProxyCommand(name string) *cobra.Command {
-	if name = filepath.Base(name); name != kubeProxy {
+	if name = strings.TrimSuffix(filepath.Base(name), ".exe"); name != kubeProxy {
 		name = "sluice"
 	}
 	return newCommand(name, NewOptions(), steps{cleanup, chooseMode, initialise, serve})
@@ -82,6 +84,9 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 		}
 		fmt.Fprintf(out, "\n"+examples, name)
 		for _, g := range o.groups {
+			if !g.HasAvailableFlags() {
+				continue
+			}
 			fmt.Fprintf(out, "\n%s:\n%s", g.Name(), g.FlagUsagesWrapped(columns(out)))
 		}
 	})
@@ -107,7 +112,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 
 // steps are what a command line can come to. They do the work; run decides.
 type steps struct {
-	cleanup    func(context.Context, *Options) error
+	cleanup    func(context.Context, plan) error
 	chooseMode func(context.Context) (config.ProxyMode, error)
 	initialise func(context.Context, plan) error
 	serve      func(context.Context, plan) error
@@ -115,12 +120,27 @@ type steps struct {
 
 // run checks everything that can be checked, and only then touches the kernel.
 func (o *Options) run(ctx context.Context, s steps) error {
+	said, err := o.read(dataplane.Default())
+	execute := func(ctx context.Context) error {
+		if err != nil {
+			return err
+		}
+		return o.execute(ctx, s, said)
+	}
+	// What is wrong with the file is for who started the service as well.
+	if o.Windows.Service || err == nil && said.input.Object.WindowsRunAsService {
+		return o.asService(ctx, execute)
+	}
+	return execute(ctx)
+}
+
+// execute does what flags and file say.
+func (o *Options) execute(ctx context.Context, s steps, said parsed) error {
 	if o.Cleanup && o.InitOnly {
 		return errors.New("--cleanup and --init-only: one removes what the other prepares for")
 	}
-	said, err := o.read(dataplane.Default())
-	if err != nil {
-		return err
+	if o.InitOnly && runtime.GOOS == systemWindows {
+		return errors.New("--init-only: there is nothing to prepare on Windows")
 	}
 	openGates(said.config.Gates())
 	p, err := o.plan(said.config)
@@ -135,7 +155,7 @@ func (o *Options) run(ctx context.Context, s steps) error {
 	case o.WriteConfigTo != "":
 		return o.writeConfig(ctx, said.config)
 	case o.Cleanup:
-		return s.cleanup(ctx, o)
+		return s.cleanup(ctx, p)
 	}
 	if said.input.Object.Mode == "" {
 		mode, err := s.chooseMode(ctx)
@@ -169,6 +189,9 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 		return plan{}, err
 	}
 	p := plan{options: o, config: c, balancing: balancing, allowed: allowed}
+	if p.priority, err = o.Windows.priority(); err != nil {
+		return plan{}, err
+	}
 	if o.WriteConfigTo != "" || o.Cleanup || o.InitOnly {
 		return p, nil
 	}
@@ -185,7 +208,11 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 // startLogging makes the log what the configuration says and puts there what
 // had to wait for it.
 func (o *Options) startLogging(ctx context.Context, p parsed) error {
-	if err := logsapi.ValidateAndApply(&p.config.Object.Logging, p.config.Gates()); err != nil {
+	var to *logsapi.LoggingOptions
+	if o.log != nil {
+		to = &logsapi.LoggingOptions{ErrorStream: o.log, InfoStream: o.log}
+	}
+	if err := logsapi.ValidateAndApplyWithOptions(&p.config.Object.Logging, to, p.config.Gates()); err != nil {
 		return fmt.Errorf("set up logging: %w", err)
 	}
 	logger := klog.FromContext(ctx)
@@ -218,8 +245,8 @@ func serve(ctx context.Context, p plan) error {
 	return server.Run(ctx)
 }
 
-func cleanup(ctx context.Context, o *Options) error {
-	removed, err := dataplane.Cleanup(ctx, o.settings(), nil)
+func cleanup(ctx context.Context, p plan) error {
+	removed, err := dataplane.Cleanup(ctx, p.cleanupSettings(), nil)
 	for _, what := range removed {
 		klog.FromContext(ctx).Info("Removed", "what", what)
 	}

@@ -28,7 +28,7 @@ func execute(t *testing.T, args ...string) (string, error) {
 		return errors.New("not in a test")
 	}
 	return play(t, newCommand("sluice", NewOptions(), steps{
-		cleanup:    func(context.Context, *Options) error { return never("clean") },
+		cleanup:    func(context.Context, plan) error { return never("clean") },
 		chooseMode: func(context.Context) (config.ProxyMode, error) { return config.NFTables, never("choose a mode") },
 		initialise: func(context.Context, plan) error { return never("initialise") },
 		serve:      func(context.Context, plan) error { return never("serve") },
@@ -416,7 +416,7 @@ func TestSteps(t *testing.T) {
 				return nil
 			}
 			_, err := play(t, newCommand("sluice", NewOptions(), steps{
-				cleanup:    func(context.Context, *Options) error { return did("clean") },
+				cleanup:    func(context.Context, plan) error { return did("clean") },
 				chooseMode: func(context.Context) (config.ProxyMode, error) { return config.NFTables, did("choose") },
 				initialise: func(_ context.Context, p plan) error { return did("initialise " + string(p.config.Mode)) },
 				serve:      func(_ context.Context, p plan) error { return did("serve " + string(p.config.Mode)) },

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -170,6 +171,29 @@ func (o *Options) ebpfFlags() {
 		{"bpf-root", &o.EBPF.BPFRoot, "keep programs and maps in this `FOLDER` of a BPF file system"},
 		{"ebpf-fallback", &o.EBPF.Fallback, "where the kernel cannot do it, say why and serve by the rules of mode nftables"},
 	})
+}
+
+// windowsFlags also hides what is accepted there, as kube-proxy does, and can have no
+// effect.
+func (o *Options) windowsFlags() {
+	o.group("Mode kernelspace", []flag{
+		{"network-name", "winkernel.networkName", "the pods are on the HNS network of this `NAME`; without it, as variable " +
+			"KUBE_NETWORK says"},
+		{"source-vip", "winkernel.sourceVip", "pods of an overlay network see this `IP` as their client, unless --enable-dsr"},
+		{"enable-dsr", "winkernel.enableDSR", "let endpoints answer clients of ClusterIPs directly, who stay visible to them"},
+		{"root-hnsendpoint-name", "winkernel.rootHnsEndpointName", "`NAME` of the host's own HNS endpoint, which answers " +
+			"health checks"},
+		{"forward-healthcheck-vip", "winkernel.forwardHealthCheckVip", "answer health checks at load-balancer addresses, too"},
+	})
+	o.group("Windows", []flag{
+		{"windows-service", &o.Windows.Service, "run as a service: obey the service control manager, and log to the event log, " +
+			"too"},
+		{"windows-priorityclass", &o.Windows.PriorityClass, "give this process a priority `CLASS`: " +
+			priorityNames()},
+	})
+	for _, f := range o.flags {
+		f.Hidden = f.Hidden || strings.HasPrefix(f.Name, "conntrack-") || strings.HasPrefix(f.Name, "ipvs-") || f.Name == "oom-score-adj"
+	}
 }
 
 func (o *Options) otherFlags() {

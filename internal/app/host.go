@@ -1,12 +1,14 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -57,6 +59,12 @@ func opensLoopback(c config.Configuration) bool {
 // no reason to stop.
 func fitHost(ctx context.Context, p plan) []platform.Problem {
 	logger := klog.FromContext(ctx)
+	if runtime.GOOS == systemWindows {
+		if err := setPriority(p.priority); err != nil {
+			logger.Error(err, "The priority class stays as it is", "wanted", p.options.Windows.PriorityClass)
+		}
+		return nil
+	}
 	report := platform.Apply(ctx, sysctl.Kernel{}, &p.config)
 	if p.options.Traffic.Level == countBytes {
 		report.CountBytes(ctx, sysctl.Kernel{})
@@ -86,6 +94,15 @@ func nodeName(override string) (string, error) {
 	return name, nil
 }
 
+// enabledFamilies returns those that this host has switched on, and why one is missing.
+// On Windows the mode knows.
+func enabledFamilies() ([]proxy.Family, string) {
+	if runtime.GOOS == systemWindows {
+		return proxy.Families[:], ""
+	}
+	return hostFamilies(os.DirFS("/proc"))
+}
+
 // hostFamilies returns the families that the host has switched on, and why one
 // is missing. A kernel without IPv6 and one that has it disabled are alike.
 func hostFamilies(proc fs.FS) (families []proxy.Family, missing string) {
@@ -104,8 +121,8 @@ func hostFamilies(proc fs.FS) (families []proxy.Family, missing string) {
 func chooseMode(ctx context.Context) (config.ProxyMode, error) { return choose(ctx, dataplane.Modes()) }
 
 func choose(ctx context.Context, modes []dataplane.Mode) (config.ProxyMode, error) {
-	families, _ := hostFamilies(os.DirFS("/proc"))
-	s := dataplane.Settings{Families: families}
+	can, _ := enabledFamilies()
+	s := dataplane.Settings{Families: can}
 	if m := neededMode(ctx, modes, s); m != "" {
 		return m, nil
 	}
@@ -170,14 +187,14 @@ func (o *Options) probeMode(ctx context.Context, c config.Configuration) (datapl
 // settingsOf returns what modes are told by flags and the configuration.
 func (o *Options) settingsOf(c config.Configuration) dataplane.Settings {
 	s := o.settings()
-	s.MasqueradeBit, s.IPVS = uint8(c.MasqueradeBit), ipvsSettings(c)
+	s.MasqueradeBit, s.IPVS, s.Kernelspace = uint8(c.MasqueradeBit), ipvsSettings(c), kernelspaceSettings(c)
 	return s
 }
 
 // probe returns how to open a mode: with the families that both the host and the
 // mode can serve.
 func probe(ctx context.Context, mode dataplane.Mode, s dataplane.Settings) (dataplane.Settings, error) {
-	host, missing := hostFamilies(os.DirFS("/proc"))
+	host, missing := enabledFamilies()
 	s.Families = host
 	can, err := mode.Probe(ctx, s)
 	if err != nil {
@@ -197,6 +214,23 @@ func ipvsSettings(c config.Configuration) dataplane.IPVS {
 		Scheduler: o.Scheduler, ExcludeCIDRs: c.ExcludeCIDRs, StrictARP: o.StrictARP,
 		TCPTimeout: o.TCPTimeout.Duration, TCPFinTimeout: o.TCPFinTimeout.Duration, UDPTimeout: o.UDPTimeout.Duration,
 	}
+}
+
+// kernelspaceSettings returns what the configuration has for mode kernelspace.
+func kernelspaceSettings(c config.Configuration) dataplane.Kernelspace {
+	o := c.Object.Winkernel
+	return dataplane.Kernelspace{
+		Network: cmp.Or(o.NetworkName, os.Getenv("KUBE_NETWORK")), SourceVIP: c.SourceVIP, DSR: o.EnableDSR,
+		RootEndpoint: o.RootHnsEndpointName, ForwardHealthCheckVIP: o.ForwardHealthCheckVip,
+		HealthzPort: c.HealthzBindAddress.Port(),
+	}
+}
+
+// cleanupSettings returns what modes must know to find what is to be removed.
+func (p plan) cleanupSettings() dataplane.Settings {
+	s := p.options.settings()
+	s.Kernelspace = kernelspaceSettings(p.config)
+	return s
 }
 
 // rules returns the rules by which rows are made.
@@ -265,7 +299,7 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 	level := 0 // of saying that connections are open
 	var r *runner.BoundedFrequencyRunner
 	r = runner.New("remove what is left", func(ctx context.Context) error {
-		removed, err := dataplane.Cleanup(ctx, s.plan.options.settings(), s.dataplane)
+		removed, err := dataplane.Cleanup(ctx, s.plan.cleanupSettings(), s.dataplane)
 		for _, what := range removed {
 			logger.Info("Removed what another service proxy left", "what", what)
 		}

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -38,6 +40,7 @@ type Options struct {
 	Allowed       AllowedOptions
 	Relay         dataplane.Relay
 	EBPF          dataplane.EBPF
+	Windows       windowsOptions
 	StatusSocket  string
 	Traffic       TrafficOptions
 	StatusTCP     statusTCP
@@ -49,12 +52,26 @@ type Options struct {
 	groups  []*pflag.FlagSet
 	flags   []*pflag.Flag // of all groups, in the order of help
 	version versionFlag
+	log     io.Writer // where the log goes; nil: standard error
+}
+
+// systemWindows is what Go calls that system.
+const systemWindows = "windows"
+
+// windowsOptions are what a process can be on Windows only.
+type windowsOptions struct {
+	Service       bool // controlled by the service control manager
+	PriorityClass string
 }
 
 // NewOptions returns the options of a command line without flags.
-func NewOptions() *Options {
+func NewOptions() *Options { return newOptions(runtime.GOOS) }
+
+// newOptions returns those that a system has, by what Go calls it.
+func newOptions(system string) *Options {
 	o := &Options{
 		Relay: dataplane.DefaultRelay(), EBPF: dataplane.DefaultEBPF(),
+		Windows:      windowsOptions{PriorityClass: normalPriority},
 		StatusSocket: statusapi.DefaultSocket,
 		Traffic:      TrafficOptions{Level: countConnections, MaxSeries: traffic.DefaultMaxSeries},
 		object:       config.FlagDefaults(), fields: map[string]string{},
@@ -62,8 +79,12 @@ func NewOptions() *Options {
 	o.processFlags()
 	o.trafficFlags()
 	o.statusFlags()
-	o.relayFlags()
-	o.ebpfFlags()
+	if system == systemWindows {
+		o.windowsFlags()
+	} else {
+		o.relayFlags()
+		o.ebpfFlags()
+	}
 	o.otherFlags()
 	return o
 }
@@ -135,6 +156,7 @@ func (o *Options) readFlags(p *parsed) {
 		}
 	}
 	in.Logging = *o.object.Logging.DeepCopy()
+	in.WindowsRunAsService = o.Windows.Service
 	for _, f := range o.given() {
 		if field := portFlags[f.Name]; field != "" {
 			o.foldPort(p, f, field)
@@ -179,6 +201,7 @@ func (o *Options) readFile(p *parsed) error {
 	}
 	in := &p.input.Object
 	in.HostnameOverride = cmp.Or(o.object.HostnameOverride, in.HostnameOverride)
+	in.WindowsRunAsService = in.WindowsRunAsService || o.Windows.Service
 	return o.overlayLogging(&in.Logging)
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -99,7 +98,7 @@ func (o *Options) render(ctx context.Context, out io.Writer, asked renderOptions
 func (r renderOptions) families() ([]proxy.Family, error) {
 	all := proxy.Families[:]
 	if r.diff {
-		all, _ = hostFamilies(os.DirFS("/proc"))
+		all, _ = enabledFamilies()
 	}
 	if r.family == "" {
 		return all, nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +57,7 @@ type plan struct {
 	node      string
 	from      objectSource
 	status    statusListener
+	priority  uint32 // of the process, on Windows
 }
 
 // ProxyServer joins a source, the engine, a dataplane and all who watch them,
@@ -101,7 +101,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, missing := hostFamilies(os.DirFS("/proc"))
+	_, missing := enabledFamilies()
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
 	s := &ProxyServer{
 		plan: p, families: settings.Families, polls: mode.Polls, ready: make(chan struct{}),

@@ -42,6 +42,7 @@ type Configuration struct {
 	NodePortAddresses  NodePortAddresses
 	LocalhostNodePorts bool           // NodePorts on 127.0.0.0/8 too, where NodePortAddresses have it
 	ExcludeCIDRs       []netip.Prefix // what mode ipvs leaves alone
+	SourceVIP          netip.Addr     // what pods of overlay networks see as their client, in mode kernelspace; the zero value: none
 	MasqueradeAll      bool
 	MasqueradeBit      int           // the bit of the packet mark that asks for masquerading
 	MinSyncPeriod      time.Duration // from the end of one sync to the start of the next; 0: as soon as the last one is done
@@ -162,6 +163,7 @@ func (c *Configuration) meaning() map[string]string {
 		"metricsBindAddress":          serverString(c.MetricsBindAddress),
 		"clusterCIDR":                 fmt.Sprint(c.ClusterCIDRs),
 		"ipvs.excludeCIDRs":           fmt.Sprint(c.ExcludeCIDRs),
+		"winkernel.sourceVip":         c.SourceVIP.String(),
 		"nodePortAddresses":           c.NodePortAddresses.String(),
 		"iptables.localhostNodePorts": fmt.Sprint(c.LocalhostNodePorts),
 		"masqueradeAll":               fmt.Sprint(c.MasqueradeAll),
@@ -182,6 +184,8 @@ const (
 	IPVS      ProxyMode = "ipvs"
 	EBPF      ProxyMode = "ebpf"
 	Userspace ProxyMode = "userspace"
+
+	Kernelspace ProxyMode = "kernelspace" // of Windows
 )
 
 // sections are the modes that have a section in a file.

@@ -58,8 +58,12 @@ func FlagDefaults() *v1alpha1.KubeProxyConfiguration {
 	every, least := metav1.Duration{Duration: UsualSyncPeriod}, metav1.Duration{Duration: time.Second}
 	o.IPTables.SyncPeriod, o.IPTables.MinSyncPeriod = every, least
 	o.IPVS.SyncPeriod, o.IPVS.MinSyncPeriod = every, least
+	o.Winkernel.RootHnsEndpointName = rootEndpoint
 	return o
 }
+
+// rootEndpoint is the HNS endpoint of the host, unless another is named.
+const rootEndpoint = "cbr0"
 
 const (
 	// UsualSyncPeriod is kube-proxy's default, by which its health is judged.

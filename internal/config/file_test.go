@@ -345,7 +345,7 @@ func TestChangesMissNothing(t *testing.T) {
 
 // read are the fields whose meaning counts, not their text.
 var read = []string{
-	"mode", "bindAddress", "healthzBindAddress", "metricsBindAddress", "clusterCIDR", "ipvs.excludeCIDRs", "nodePortAddresses", "iptables.localhostNodePorts",
+	"mode", "bindAddress", "healthzBindAddress", "metricsBindAddress", "clusterCIDR", "ipvs.excludeCIDRs", "winkernel.sourceVip", "nodePortAddresses", "iptables.localhostNodePorts",
 }
 
 // other returns a value that differs.

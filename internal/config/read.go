@@ -38,6 +38,7 @@ func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
 	r.detectLocal()
 	r.nodePorts()
 	r.sections()
+	r.winkernel()
 	if len(r.errs) > 0 {
 		return r.c, r.errs
 	}
@@ -236,6 +237,24 @@ func (r *reader) sections() {
 			r.c.ExcludeCIDRs = append(r.c.ExcludeCIDRs, p)
 		}
 	}
+}
+
+// winkernel reads what is for mode kernelspace. Elsewhere it is not read, so that
+// nodes of both systems can have one file.
+func (r *reader) winkernel() {
+	if r.c.Mode != Kernelspace {
+		return
+	}
+	w := &r.o.Winkernel
+	w.RootHnsEndpointName = cmp.Or(w.RootHnsEndpointName, rootEndpoint)
+	if w.SourceVip == "" {
+		return
+	}
+	ip, ok := parseAddr(w.SourceVip)
+	if !ok || ip.IsUnspecified() {
+		r.invalid("winkernel.sourceVip", w.SourceVip, "not an IP address that pods could see as their client")
+	}
+	r.c.SourceVIP = ip
 }
 
 // periods reads the spacing of syncs.
