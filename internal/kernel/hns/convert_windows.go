@@ -1,0 +1,120 @@
+package hns
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/Microsoft/hnslib/hcn"
+)
+
+var version2 = hcn.SchemaVersion{Major: 2}
+
+// idOf returns an ID as we write it: the service writes the same ID in both cases.
+func idOf(id string) string { return strings.ToLower(id) }
+
+// textOf is the opposite of parsing an address: none is no text.
+func textOf(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+func networkOf(n *hcn.HostComputeNetwork) (Network, error) {
+	ours := Network{ID: idOf(n.Id), Name: n.Name, Type: string(n.Type)}
+	for _, p := range n.Policies {
+		if p.Type != hcn.RemoteSubnetRoute {
+			continue
+		}
+		var s hcn.RemoteSubnetRoutePolicySetting
+		err := json.Unmarshal(p.Settings, &s)
+		prefix, err2 := netip.ParsePrefix(s.DestinationPrefix)
+		provider, err3 := netip.ParseAddr(s.ProviderAddress)
+		if err = errors.Join(err, err2, err3); err != nil {
+			return Network{}, fmt.Errorf("network %s: remote subnet %s: %w", n.Name, p.Settings, err)
+		}
+		ours.Remote = append(ours.Remote, RemoteSubnet{Prefix: prefix, Provider: provider, MAC: s.DistributedRouterMacAddress})
+	}
+	return ours, nil
+}
+
+func endpointOf(e *hcn.HostComputeEndpoint) (string, Endpoint) {
+	ours := Endpoint{Name: e.Name, MAC: e.MacAddress, Remote: e.Flags&hcn.EndpointFlagsRemoteEndpoint != 0}
+	for _, c := range e.IpConfigurations {
+		if a, err := netip.ParseAddr(c.IpAddress); err == nil {
+			ours.Addrs = append(ours.Addrs, a)
+		}
+	}
+	for _, p := range e.Policies {
+		var s hcn.ProviderAddressEndpointPolicySetting
+		if p.Type == hcn.NetworkProviderAddress && json.Unmarshal(p.Settings, &s) == nil {
+			ours.Provider, _ = netip.ParseAddr(s.ProviderAddress)
+		}
+	}
+	return idOf(e.Id), ours
+}
+
+func hcnEndpointOf(e Endpoint) *hcn.HostComputeEndpoint {
+	theirs := &hcn.HostComputeEndpoint{Name: e.Name, MacAddress: e.MAC, SchemaVersion: version2}
+	for _, a := range e.Addrs {
+		theirs.IpConfigurations = append(theirs.IpConfigurations, hcn.IpConfig{IpAddress: a.String()})
+	}
+	if e.Remote {
+		theirs.Flags = hcn.EndpointFlagsRemoteEndpoint
+	}
+	if e.Provider.IsValid() {
+		settings := fmt.Appendf(nil, `{"ProviderAddress":%q}`, e.Provider)
+		theirs.Policies = []hcn.EndpointPolicy{{Type: hcn.NetworkProviderAddress, Settings: settings}}
+	}
+	return theirs
+}
+
+// portFlags belong to the port of a load balancer; the service has them one bit
+// lower.
+const portFlags = ILB | LocalRoutedVIP | UseMux | PreserveDIP | ExternalVIP
+
+// loadBalancerOf leaves the port out of one that we could not have made.
+func loadBalancerOf(l *hcn.HostComputeLoadBalancer) (string, LoadBalancer) {
+	ours := LoadBalancer{Family6: l.Flags&hcn.LoadBalancerFlagsIPv6 != 0}
+	for _, id := range l.HostComputeEndpoints {
+		ours.Endpoints = append(ours.Endpoints, idOf(id))
+	}
+	ours.SourceVIP, _ = netip.ParseAddr(l.SourceVIP)
+	ours.VIP, _ = netip.ParseAddr(strings.Join(l.FrontendVIPs, " "))
+	if l.Flags&hcn.LoadBalancerFlagsDSR != 0 {
+		ours.Flags = DSR
+	}
+	if len(l.PortMappings) != 1 || len(l.FrontendVIPs) > 0 && !ours.VIP.IsValid() {
+		return idOf(l.Id), ours
+	}
+	port := l.PortMappings[0]
+	ours.Protocol, ours.ExternalPort, ours.InternalPort = uint8(port.Protocol), port.ExternalPort, port.InternalPort
+	ours.Flags |= Flags(port.Flags<<1) & portFlags
+	if port.DistributionType == hcn.LoadBalancerDistributionSourceIP {
+		ours.Flags |= ByClient
+	}
+	return idOf(l.Id), ours
+}
+
+func hcnLoadBalancerOf(l LoadBalancer) *hcn.HostComputeLoadBalancer {
+	port := hcn.LoadBalancerPortMapping{Protocol: uint32(l.Protocol), ExternalPort: l.ExternalPort, InternalPort: l.InternalPort}
+	port.Flags = hcn.LoadBalancerPortMappingFlags(l.Flags & portFlags >> 1)
+	if l.Flags&ByClient != 0 {
+		port.DistributionType = hcn.LoadBalancerDistributionSourceIP
+	}
+	theirs := &hcn.HostComputeLoadBalancer{HostComputeEndpoints: l.Endpoints, SourceVIP: textOf(l.SourceVIP), SchemaVersion: version2}
+	theirs.PortMappings = []hcn.LoadBalancerPortMapping{port}
+	if l.VIP.IsValid() {
+		theirs.FrontendVIPs = []string{l.VIP.String()}
+	}
+	if l.Flags&DSR != 0 {
+		theirs.Flags |= hcn.LoadBalancerFlagsDSR
+	}
+	if l.Family6 {
+		theirs.Flags |= hcn.LoadBalancerFlagsIPv6
+	}
+	return theirs
+}

@@ -1,0 +1,183 @@
+package hns
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/Microsoft/hnslib/hcn"
+	"golang.org/x/sys/windows"
+)
+
+// Service is the Host Networking Service of this node. What hnslib asks of it for
+// one of our calls: a list takes one request and three for each object, to create
+// an endpoint takes five, to create a load balancer three, to update one four, and
+// to delete one.
+type Service struct{}
+
+var _ Interface = Service{}
+
+// Open returns the service of this node. It need not run yet.
+func Open() (Service, error) {
+	for _, name := range []string{"computenetwork.dll", "vmcompute.dll"} {
+		if err := windows.NewLazySystemDLL(name).Load(); err != nil { // hnslib would panic
+			return Service{}, fmt.Errorf("load %s: %w (has this node the Windows feature Containers?)", name, err)
+		}
+	}
+	return Service{}, nil
+}
+
+// Features asks for the version each time: hnslib would remember that the service
+// did not run, and log what it found.
+func (Service) Features(ctx context.Context) (Features, error) {
+	globals, err := ask(ctx, "ask for the version", hcn.GetGlobals)
+	if err != nil {
+		return Features{}, err
+	}
+	v := globals.Version
+	if !within(v, hcn.V2ApiSupport) {
+		return Features{}, fmt.Errorf("the Host Networking Service has version %d.%d; 9.2 or later (Windows Server 2019) is needed", v.Major, v.Minor)
+	}
+	return Features{
+		DSR: within(v, hcn.DSRVersion), DualStack: within(v, hcn.IPv6DualStackVersion), RemoteSubnet: within(v, hcn.RemoteSubnetVersion),
+		SessionAffinity: within(v, hcn.SessionAffinityVersion), ModifyLoadBalancer: within(v, hcn.ModifyLoadbalancerVersion),
+	}, nil
+}
+
+func within(v hcn.Version, ranges hcn.VersionRanges) bool {
+	compare := func(a, b hcn.Version) int {
+		return cmp.Or(cmp.Compare(a.Major, b.Major), cmp.Compare(a.Minor, b.Minor))
+	}
+	return slices.ContainsFunc(ranges, func(r hcn.VersionRange) bool { return compare(v, r.MinVersion) >= 0 && compare(v, r.MaxVersion) <= 0 })
+}
+
+// Network finds a network by name.
+func (Service) Network(ctx context.Context, name string) (Network, error) {
+	n, err := ask(ctx, "find network "+name, func() (*hcn.HostComputeNetwork, error) { return hcn.GetNetworkByName(name) })
+	if err != nil {
+		return Network{}, err
+	}
+	return networkOf(n)
+}
+
+// Endpoints lists those of a network.
+func (Service) Endpoints(ctx context.Context, network string) (map[string]Endpoint, error) {
+	return list(ctx, "list endpoints of network "+network, endpointOf, func() ([]hcn.HostComputeEndpoint, error) {
+		return hcn.ListEndpointsOfNetwork(network)
+	})
+}
+
+// Endpoint finds an endpoint by name.
+func (Service) Endpoint(ctx context.Context, name string) (string, Endpoint, error) {
+	e, err := ask(ctx, "find endpoint "+name, func() (*hcn.HostComputeEndpoint, error) { return hcn.GetEndpointByName(name) })
+	if err != nil {
+		return "", Endpoint{}, err
+	}
+	id, ours := endpointOf(e)
+	return id, ours, nil
+}
+
+// CreateEndpoint adds an endpoint.
+func (Service) CreateEndpoint(ctx context.Context, network string, e Endpoint) (string, error) {
+	return ask(ctx, fmt.Sprintf("create endpoint %v on network %s", e.Addrs, network), func() (string, error) {
+		created, err := (&hcn.HostComputeNetwork{Id: network}).CreateEndpoint(hcnEndpointOf(e))
+		if err != nil {
+			return "", err
+		}
+		return idOf(created.Id), nil
+	})
+}
+
+// DeleteEndpoint removes an endpoint.
+func (Service) DeleteEndpoint(ctx context.Context, id string) error {
+	return do(ctx, "delete endpoint "+id, (&hcn.HostComputeEndpoint{Id: id}).Delete)
+}
+
+// LoadBalancers lists them.
+func (Service) LoadBalancers(ctx context.Context) (map[string]LoadBalancer, error) {
+	return list(ctx, "list load balancers", loadBalancerOf, hcn.ListLoadBalancers)
+}
+
+// CreateLoadBalancer adds one.
+func (Service) CreateLoadBalancer(ctx context.Context, l LoadBalancer) (string, error) {
+	return ask(ctx, fmt.Sprintf("create load balancer %v port %d", l.VIP, l.ExternalPort), func() (string, error) {
+		created, err := hcnLoadBalancerOf(l).Create()
+		if err != nil {
+			return "", err
+		}
+		return idOf(created.Id), nil
+	})
+}
+
+// UpdateLoadBalancer gives one other endpoints.
+func (Service) UpdateLoadBalancer(ctx context.Context, id string, l LoadBalancer) error {
+	return do(ctx, fmt.Sprintf("update load balancer %v port %d, %s", l.VIP, l.ExternalPort, id), func() error {
+		_, err := hcnLoadBalancerOf(l).Update(id)
+		return err
+	})
+}
+
+// DeleteLoadBalancer removes one.
+func (Service) DeleteLoadBalancer(ctx context.Context, id string) error {
+	return do(ctx, "delete load balancer "+id, (&hcn.HostComputeLoadBalancer{Id: id}).Delete)
+}
+
+// list reads again if something was deleted while it read: hnslib first lists IDs
+// and then looks at each object.
+func list[Theirs, Ours any](ctx context.Context, doing string, convert func(*Theirs) (string, Ours), read func() ([]Theirs, error)) (map[string]Ours, error) {
+	theirs, err := ask(ctx, doing, read)
+	for tries := 1; errors.Is(err, ErrNotFound) && tries < 5; tries++ {
+		theirs, err = ask(ctx, doing, read)
+	}
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]Ours, len(theirs))
+	for i := range theirs {
+		id, ours := convert(&theirs[i])
+		all[id] = ours
+	}
+	return all, nil
+}
+
+func do(ctx context.Context, doing string, f func() error) error {
+	_, err := ask(ctx, doing, func() (struct{}, error) { return struct{}{}, f() })
+	return err
+}
+
+// ask does something unless the context has ended. Its error says what was being
+// done, and is one that a caller can act upon, where there is one.
+func ask[T any](ctx context.Context, doing string, f func() (T, error)) (answer T, err error) {
+	if err = ctx.Err(); err == nil {
+		answer, err = f()
+	}
+	if err == nil {
+		return answer, nil
+	}
+	for known, codes := range errorCodes {
+		if slices.ContainsFunc(codes, func(c uint32) bool { return strings.Contains(err.Error(), fmt.Sprintf("(%#x)", c)) }) {
+			return answer, fmt.Errorf("%s: %w (%w)", doing, known, err)
+		}
+	}
+	if hcn.IsNotFoundError(err) { // a filter has found nothing
+		return answer, fmt.Errorf("%s: %w", doing, ErrNotFound)
+	}
+	return answer, fmt.Errorf("%s: %w", doing, err)
+}
+
+// errorCodes are looked up in the text, where hnslib has them in all its errors.
+var errorCodes = map[error][]uint32{
+	ErrNotFound: {
+		uint32(windows.ERROR_NOT_FOUND), uint32(windows.HCN_E_NETWORK_NOT_FOUND), uint32(windows.HCN_E_ENDPOINT_NOT_FOUND), uint32(windows.HCN_E_POLICY_NOT_FOUND),
+	},
+	ErrExists: {
+		uint32(windows.ERROR_ALREADY_EXISTS), uint32(windows.HCN_E_PORT_ALREADY_EXISTS), uint32(windows.HCN_E_POLICY_ALREADY_EXISTS),
+		uint32(windows.HCN_E_ADDR_INVALID_OR_RESERVED),
+	},
+	ErrNotRunning: {
+		uint32(windows.RPC_S_UNKNOWN_IF), uint32(windows.RPC_S_SERVER_UNAVAILABLE), uint32(windows.HCN_E_MANAGER_STOPPED),
+	},
+}
