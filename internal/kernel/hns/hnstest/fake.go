@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -21,6 +20,8 @@ type Fake struct {
 	networks  map[string]hns.Network
 	endpoints map[string]endpoint
 	balancers map[string]hns.LoadBalancer
+	taken     map[frontend]string            // load balancers by frontend
+	at        map[netip.Addr]map[string]bool // endpoints by address
 	refuse    map[netip.Addr]error
 	fail      error
 	lastID    int
@@ -52,7 +53,7 @@ var _ hns.Interface = (*Fake)(nil)
 func NewFake(features hns.Features, networks ...hns.Network) *Fake {
 	f := &Fake{
 		features: features, networks: map[string]hns.Network{}, endpoints: map[string]endpoint{},
-		balancers: map[string]hns.LoadBalancer{}, refuse: map[netip.Addr]error{}, count: Count{},
+		balancers: map[string]hns.LoadBalancer{}, taken: map[frontend]string{}, at: map[netip.Addr]map[string]bool{}, refuse: map[netip.Addr]error{}, count: Count{},
 	}
 	for _, n := range networks {
 		f.SetNetwork(n)
@@ -77,7 +78,18 @@ func (f *Fake) RemoveNetwork(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.networks, id)
-	maps.DeleteFunc(f.endpoints, func(_ string, e endpoint) bool { return e.network == id })
+	for x, e := range f.endpoints {
+		if e.network == id {
+			f.forget(x)
+		}
+	}
+}
+
+func (f *Fake) forget(endpoint string) {
+	for _, a := range f.endpoints[endpoint].Addrs {
+		delete(f.at[a], endpoint)
+	}
+	delete(f.endpoints, endpoint)
 }
 
 // Refuse makes everything fail that changes an endpoint of an address or a load
@@ -206,6 +218,12 @@ func (f *Fake) CreateEndpoint(ctx context.Context, network string, e hns.Endpoin
 	}
 	id := f.newID()
 	f.endpoints[id] = endpoint{clone(e), network}
+	for _, a := range e.Addrs {
+		if f.at[a] == nil {
+			f.at[a] = map[string]bool{}
+		}
+		f.at[a][id] = true
+	}
 	return id, nil
 }
 
@@ -216,9 +234,11 @@ func (f *Fake) checkEndpoint(network string, e hns.Endpoint) error {
 	if len(e.Addrs) == 0 {
 		return ErrInvalid
 	}
-	for _, other := range f.endpoints {
-		if other.network == network && slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return slices.Contains(other.Addrs, a) }) {
-			return hns.ErrExists
+	for _, a := range e.Addrs {
+		for other := range f.at[a] {
+			if f.endpoints[other].network == network {
+				return hns.ErrExists
+			}
 		}
 	}
 	return nil
@@ -233,7 +253,7 @@ func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
 	if err := cmp.Or(f.called(ctx, "DeleteEndpoint"), f.refused(e.Addrs...), found(ok)); err != nil {
 		return fmt.Errorf("delete endpoint %s: %w", id, err)
 	}
-	delete(f.endpoints, id)
+	f.forget(id)
 	return nil
 }
 
@@ -262,7 +282,7 @@ func (f *Fake) CreateLoadBalancer(ctx context.Context, l hns.LoadBalancer) (stri
 	}
 	id := f.newID()
 	l.Endpoints = slices.Clone(l.Endpoints)
-	f.balancers[id] = l
+	f.balancers[id], f.taken[frontendOf(l)] = l, id
 	return id, nil
 }
 
@@ -294,15 +314,14 @@ func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
 		return fmt.Errorf("delete load balancer %s: %w", id, err)
 	}
 	delete(f.balancers, id)
+	delete(f.taken, frontendOf(l))
 	return nil
 }
 
 // checkLoadBalancer returns why one cannot be, or not become as is asked.
 func (f *Fake) checkLoadBalancer(id string, l hns.LoadBalancer) error {
-	for otherID, other := range f.balancers {
-		if otherID != id && frontendOf(other) == frontendOf(l) {
-			return hns.ErrExists
-		}
+	if other, ok := f.taken[frontendOf(l)]; ok && other != id {
+		return hns.ErrExists
 	}
 	for _, e := range l.Endpoints {
 		if _, ok := f.endpoints[e]; !ok {

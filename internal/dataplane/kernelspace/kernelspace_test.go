@@ -1,0 +1,639 @@
+package kernelspace
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/kernel/hns"
+	"sluice/internal/kernel/hns/hnstest"
+	"sluice/internal/proxy"
+)
+
+// stateOf returns a state with rows, on a node that opens NodePorts everywhere.
+func stateOf(rows ...*proxy.ServicePort) *proxy.State {
+	s := proxy.NewState()
+	s.Node = &proxy.Node{
+		Name: "node-1", IPs: []netip.Addr{host, netip.MustParseAddr("2001:db8::1")},
+		NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
+	}
+	for _, r := range rows {
+		s.Rows[r.Key] = r
+	}
+	return s
+}
+
+// service returns a row with a ClusterIP 10.96.x.y:80 and endpoints, of which those
+// in 10.0.0.0/16 are here.
+func service(n int, endpoints ...string) *proxy.ServicePort {
+	vip := netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)})
+	sp := &proxy.ServicePort{
+		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: vip.String(), Protocol: proxy.TCP}},
+		Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: netip.AddrPortFrom(vip, 80)}},
+	}
+	for _, text := range endpoints {
+		e := proxy.Endpoint{Addr: netip.MustParseAddrPort(text), Local: strings.HasPrefix(text, "10.0.")}
+		if sp.Cluster = append(sp.Cluster, e); e.Local {
+			sp.Local = append(sp.Local, e)
+		}
+	}
+	sp.UsableSomewhere = len(sp.Cluster) > 0
+	return sp
+}
+
+// with adds frontends of all kinds to a row.
+func with(sp *proxy.ServicePort, n int) *proxy.ServicePort {
+	at := func(net byte) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{net, 0, byte(n >> 8), byte(n)}), 80)
+	}
+	sp.Frontends = append(
+		sp.Frontends, proxy.Frontend{Kind: proxy.LoadBalancer, Addr: at(1)}, proxy.Frontend{Kind: proxy.ExternalIP, Addr: at(2)},
+		proxy.Frontend{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(30000+n))},
+	)
+	return sp
+}
+
+// sync and apply expect that HNS takes everything.
+func (n *node) sync(t *testing.T, s *proxy.State) {
+	t.Helper()
+	if refused, err := n.Sync(t.Context(), s); err != nil || len(refused) > 0 {
+		t.Fatalf("refused %v, error %v", refused, err)
+	}
+	n.fake.Reset()
+}
+
+func (n *node) apply(t *testing.T, s *proxy.State, rows ...*proxy.ServicePort) proxy.Refused {
+	t.Helper()
+	c := &proxy.Changed{}
+	for _, r := range rows {
+		s.Rows[r.Key] = r
+		c.Rows = append(c.Rows, r.Key)
+	}
+	slices.SortFunc(c.Rows, proxy.ComparePortKeys)
+	refused, err := n.Apply(t.Context(), s, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return refused
+}
+
+// wantCalls compares what HNS was asked since the last time.
+func (n *node) wantCalls(t *testing.T, what string, want hnstest.Count) {
+	t.Helper()
+	got, done := n.fake.Reset()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: calls (-want +got):\n%s\n%s", what, diff, strings.Join(done, "\n"))
+	}
+}
+
+// TestCallsPerChange counts what an endpoint's change asks of HNS: as much with
+// 10,000 Services as with 100, and no list.
+func TestCallsPerChange(t *testing.T) {
+	slow := hnstest.Full
+	slow.ModifyLoadBalancer = false
+	for _, services := range []int{100, 10_000} {
+		for _, network := range []hns.Network{bridge, overlay} {
+			for _, f := range []hns.Features{hnstest.Full, slow} {
+				t.Run(fmt.Sprintf("%d/%s/%t", services, network.Type, f.ModifyLoadBalancer), func(t *testing.T) {
+					change := hnstest.Count{"UpdateLoadBalancer": 1}
+					if !f.ModifyLoadBalancer {
+						change = hnstest.Count{"DeleteLoadBalancer": 1, "CreateLoadBalancer": 1}
+					}
+					and := func(more hnstest.Count) hnstest.Count { maps.Copy(more, change); return more }
+					n := newNode(f, network, mode.Kernelspace{})
+					s := stateOf()
+					for i := range services {
+						r := service(i, "10.1.0.1:80", fmt.Sprintf("10.2.%d.%d:80", i>>8, i&255))
+						s.Rows[r.Key] = r
+					}
+					n.sync(t, s)
+					n.apply(t, s, service(7, "10.1.0.1:80", "10.1.0.7:80"))
+					n.wantCalls(t, "an endpoint is replaced", and(hnstest.Count{"CreateEndpoint": 1, "DeleteEndpoint": 1}))
+					n.apply(t, s, service(7, "10.1.0.1:80", "10.1.0.7:80", "10.1.0.8:80"))
+					n.wantCalls(t, "an endpoint comes", and(hnstest.Count{"CreateEndpoint": 1}))
+					n.apply(t, s, service(7, "10.1.0.1:80", "10.1.0.7:80"))
+					n.wantCalls(t, "an endpoint goes", and(hnstest.Count{"DeleteEndpoint": 1}))
+					n.apply(t, s, service(7, "10.1.0.7:80"))
+					n.wantCalls(t, "an endpoint that others have goes", and(hnstest.Count{}))
+					n.runPod(t.Context(), netip.MustParseAddr("10.0.0.9"))
+					n.pods[netip.MustParseAddr("10.0.0.9")] = "runs"
+					n.fake.Reset()
+					n.apply(t, s, service(7, "10.1.0.7:80", "10.0.0.9:80"))
+					n.wantCalls(t, "a pod here comes", and(hnstest.Count{"Network": 1, "Endpoints": 1, "LoadBalancers": 1}))
+					n.apply(t, s, service(7, "10.1.0.7:80"))
+					n.wantCalls(t, "a pod here goes", change)
+					n.apply(t, s, service(7, "10.1.0.7:80"))
+					n.wantCalls(t, "nothing", hnstest.Count{})
+				})
+			}
+		}
+	}
+}
+
+// TestOrder has endpoints come before the load balancers that use them and go after.
+func TestOrder(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	s := stateOf(service(1, "10.1.0.1:80"))
+	n.sync(t, s)
+	n.apply(t, s, service(1, "10.1.0.2:80"))
+	_, done := n.fake.Reset()
+	var verbs []string
+	for _, text := range done {
+		verbs = append(verbs, strings.Join(strings.Fields(text)[:2], " "))
+	}
+	if diff := cmp.Diff([]string{"create endpoint", "update load", "delete endpoint"}, verbs); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// lively has rows of all kinds.
+func lively() *proxy.State {
+	local := with(service(2, "10.0.0.1:80", "10.1.0.1:80"), 2)
+	local.External, local.Internal, local.Affinity = proxy.ScopeLocal, proxy.ScopeLocal, 1
+	s := stateOf(with(service(1, "10.0.0.1:80", "10.1.0.1:80", "10.1.0.2:80"), 1), local, service(3))
+	s.HealthChecks = map[proxy.HealthCheckKey]*proxy.HealthCheck{checkOf(local.Key): {Key: checkOf(local.Key), Port: 32000}}
+	return s
+}
+
+// checked answers health checks at VIPs.
+var checked = mode.Kernelspace{Network: "pods", ForwardHealthCheckVIP: true, HealthzPort: 10256, DSR: true}
+
+func newChecked(t *testing.T, network hns.Network) *node {
+	n := newNode(hnstest.Full, network, checked)
+	at := n.fake.SetNetwork(hns.Network{Name: "host", Type: "L2Bridge"})
+	if _, err := n.fake.CreateEndpoint(t.Context(), at, hns.Endpoint{Name: "cbr0", Addrs: []netip.Addr{host}}); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestRestart has another daemon find everything as it wants it, and write nothing.
+func TestRestart(t *testing.T) {
+	for _, network := range []hns.Network{bridge, overlay} {
+		t.Run(network.Type, func(t *testing.T) {
+			n := newChecked(t, network)
+			n.sync(t, lively())
+			for _, text := range []string{"32000", "10256"} {
+				if !strings.Contains(strings.Join(n.Objects(), "\n"), text) {
+					t.Errorf("nobody answers health checks at port %s:\n%s", text, strings.Join(n.Objects(), "\n"))
+				}
+			}
+			n.Dataplane = n.open(n.options)
+			n.Sync(t.Context(), lively())
+			n.wantCalls(t, "a restart", hnstest.Count{"Features": 1, "Network": 1, "Endpoints": 1, "LoadBalancers": 1, "Endpoint": 1})
+		})
+	}
+}
+
+// TestHealthCheckMoves gives a Service another port to be asked at.
+func TestHealthCheckMoves(t *testing.T) {
+	n := newChecked(t, bridge)
+	n.sync(t, lively())
+	s := lively()
+	for key := range s.HealthChecks {
+		s.HealthChecks[key] = &proxy.HealthCheck{Key: key, Port: 32001}
+		if _, err := n.Apply(t.Context(), s, &proxy.Changed{HealthChecks: []proxy.HealthCheckKey{key}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.wantCalls(t, "a check moves", hnstest.Count{"DeleteLoadBalancer": 1, "CreateLoadBalancer": 1})
+	n.wantFresh(t, s)
+}
+
+// wantFresh compares what there is with what a node has that never knew anything else.
+func (n *node) wantFresh(t *testing.T, s *proxy.State) {
+	t.Helper()
+	other := newChecked(t, bridge)
+	if !n.options.ForwardHealthCheckVIP {
+		other = newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	}
+	if _, err := other.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.Join(other.Objects(), "\n"), strings.Join(n.Objects(), "\n")); diff != "" {
+		t.Errorf("not as a fresh build (-fresh +got):\n%s", diff)
+	}
+}
+
+// TestPodComesLate has a pod's endpoint made after the pod is an endpoint of its
+// Service: the others are served, and the row is complete when it is tried again.
+func TestPodComesLate(t *testing.T) {
+	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.0.0.1")
+	n.pods[pod] = "late"
+	s := stateOf(service(1, "10.1.0.1:80"), service(2, "10.1.0.1:80"))
+	n.sync(t, s)
+	for range 2 {
+		refused := n.apply(t, s, service(1, "10.1.0.1:80", "10.0.0.1:80", "10.1.0.2:80"))
+		if len(refused) != 1 || !strings.Contains(refused[service(1).Key].Error(), "no HNS endpoint 10.0.0.1 on network pods") {
+			t.Errorf("refused %v", refused)
+		}
+		if got := strings.Join(n.Objects(), "\n"); !strings.Contains(got, "10.96.0.1:80 protocol 6 to [10.1.0.1 10.1.0.2]") {
+			t.Errorf("the others are not served:\n%s", got)
+		}
+	}
+	n.fake.Reset()
+	n.runPod(t.Context(), pod)
+	if refused := n.apply(t, s, s.Rows[service(1).Key]); len(refused) > 0 {
+		t.Errorf("refused %v", refused)
+	}
+	n.wantCalls(t, "the pod is there", hnstest.Count{"CreateEndpoint": 1, "Network": 1, "Endpoints": 1, "LoadBalancers": 1, "UpdateLoadBalancer": 1})
+	n.wantFresh(t, s)
+}
+
+// TestPodIsReplaced has a pod's endpoint made anew under its address.
+func TestPodIsReplaced(t *testing.T) {
+	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.0.0.1")
+	s := stateOf(service(1, "10.0.0.1:80"))
+	n.sync(t, s)
+	if err := n.fake.DeleteEndpoint(t.Context(), n.pods[pod]); err != nil {
+		t.Fatal(err)
+	}
+	n.runPod(t.Context(), pod)
+	n.fake.Reset()
+	if refused := n.apply(t, s, service(1, "10.0.0.1:80", "10.1.0.1:80")); len(refused) > 0 {
+		t.Errorf("refused %v", refused)
+	}
+	n.wantFresh(t, s)
+}
+
+// TestRefusal has HNS refuse an address: the rest of its row and all other rows are
+// served, and it comes when HNS takes it.
+func TestRefusal(t *testing.T) {
+	for _, refused := range []string{"1.0.0.1", "10.96.0.1", "10.1.0.2"} {
+		t.Run(refused, func(t *testing.T) {
+			n, at, no := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr(refused), errors.New("HNS says no")
+			s := stateOf(with(service(1, "10.1.0.1:80", "10.1.0.2:80"), 1), with(service(2, "10.1.0.1:80"), 2))
+			n.fake.Refuse(at, no)
+			got, err := n.Sync(t.Context(), s)
+			if err != nil || len(got) != 1 || got[service(1).Key] == nil {
+				t.Fatalf("refused %v, error %v", got, err)
+			}
+			text := strings.Join(n.Objects(), "\n")
+			for _, want := range []string{"2.0.0.1:80", "30001", "1.0.0.2:80", "2.0.0.2:80", "10.96.0.2:80", "30002"} {
+				if !strings.Contains(text, want) {
+					t.Errorf("%s is not served:\n%s", want, text)
+				}
+			}
+			n.fake.Refuse(at, nil)
+			if got := n.apply(t, s, s.Rows[service(1).Key]); len(got) > 0 {
+				t.Errorf("still refused: %v", got)
+			}
+			n.wantFresh(t, s)
+		})
+	}
+}
+
+// TestRefusedRemoval has HNS keep a load balancer: its row is tried again, though
+// nobody wants it any more.
+func TestRefusedRemoval(t *testing.T) {
+	n, row := newNode(hnstest.Full, bridge, mode.Kernelspace{}), service(1, "10.1.0.1:80")
+	s := stateOf(row)
+	n.sync(t, s)
+	n.fake.Refuse(netip.MustParseAddr("10.96.0.1"), errors.New("HNS says no"))
+	delete(s.Rows, row.Key)
+	changed := &proxy.Changed{Rows: []proxy.PortKey{row.Key}}
+	if refused, err := n.Apply(t.Context(), s, changed); err != nil || refused[row.Key] == nil {
+		t.Fatalf("refused %v, error %v", refused, err)
+	}
+	n.fake.Refuse(netip.MustParseAddr("10.96.0.1"), nil)
+	if refused, err := n.Apply(t.Context(), s, changed); err != nil || len(refused) > 0 {
+		t.Errorf("refused %v, error %v", refused, err)
+	}
+	if got := n.Objects(); len(got) > 0 {
+		t.Errorf("there is still %v", got)
+	}
+}
+
+// TestRandomFaults refuses random addresses while rows change. When HNS takes
+// everything again and the refused rows were tried, it has what a fresh build has.
+func TestRandomFaults(t *testing.T) {
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		n, s, dirty := newNode(hnstest.Full, bridge, mode.Kernelspace{}), stateOf(), map[proxy.PortKey]bool{}
+		addrs := []string{"10.96.0.1", "10.96.0.2", "1.0.0.1", "10.1.0.1", "10.1.0.2", "10.1.0.3"}
+		n.sync(t, s)
+		settle := func() {
+			rows := slices.SortedFunc(maps.Keys(dirty), proxy.ComparePortKeys)
+			refused, err := n.Apply(t.Context(), s, &proxy.Changed{Rows: rows})
+			if err != nil {
+				t.Fatal(err)
+			}
+			clear(dirty)
+			for key := range refused {
+				dirty[key] = true
+			}
+		}
+		for range 30 {
+			var no error
+			if rng.IntN(2) == 0 {
+				no = errors.New("HNS says no")
+			}
+			n.fake.Refuse(netip.MustParseAddr(addrs[rng.IntN(len(addrs))]), no)
+			var to []string
+			for _, e := range []string{"10.0.0.1:80", "10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:80"} {
+				if rng.IntN(2) == 0 {
+					to = append(to, e)
+				}
+			}
+			i := 1 + rng.IntN(2)
+			row := with(service(i, to...), i)
+			row.External = proxy.Scope(rng.IntN(2))
+			if dirty[row.Key] = true; rng.IntN(5) == 0 {
+				delete(s.Rows, row.Key)
+			} else {
+				s.Rows[row.Key] = row
+			}
+			settle()
+		}
+		for _, a := range addrs {
+			n.fake.Refuse(netip.MustParseAddr(a), nil)
+		}
+		if settle(); len(dirty) > 0 {
+			t.Errorf("seed %d: %v are still refused", seed, dirty)
+		}
+		n.sync(t, s) // which takes away endpoints that could not go
+		if n.wantFresh(t, s); t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// TestUnanswered has the service stop: everything is compared when it is back.
+func TestUnanswered(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	s := stateOf(service(1, "10.1.0.1:80"))
+	n.sync(t, s)
+	n.fake.Fail(hns.ErrNotRunning)
+	row := service(1, "10.1.0.2:80")
+	s.Rows[row.Key] = row
+	for range 2 {
+		if _, err := n.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{row.Key}}); !errors.Is(err, proxy.ErrNeedSync) {
+			t.Errorf("error %v, want one that asks for a Sync", err)
+		}
+	}
+	if _, err := n.Sync(t.Context(), s); !errors.Is(err, hns.ErrNotRunning) {
+		t.Errorf("Sync: error %v", err)
+	}
+	n.fake.Fail(nil)
+	n.sync(t, s)
+	n.wantFresh(t, s)
+}
+
+// TestNetworkIsReplaced has a network plugin make the network anew.
+func TestNetworkIsReplaced(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	s := stateOf(with(service(1, "10.1.0.1:80", "10.0.0.1:80"), 1))
+	n.sync(t, s)
+	n.fake.RemoveNetwork(n.network)
+	if _, err := n.Sync(t.Context(), s); !errors.Is(err, hns.ErrNotFound) || !strings.Contains(err.Error(), "--network-name") {
+		t.Errorf("without a network: error %v", err)
+	}
+	n.network, n.pods = n.fake.SetNetwork(bridge), map[netip.Addr]string{}
+	n.sync(t, s)
+	n.wantFresh(t, s)
+}
+
+// foreign gives a node what other programs have, and what kube-proxy left.
+func (n *node) foreign(t *testing.T) (theirs []string, leftovers int) {
+	t.Helper()
+	make := func(network string, e hns.Endpoint) string {
+		x, err := n.fake.CreateEndpoint(t.Context(), network, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	balance := func(vip string, port uint16, to ...string) {
+		l := hns.LoadBalancer{Protocol: 6, ExternalPort: port, InternalPort: 80, Endpoints: to}
+		if vip != "" {
+			l.VIP = netip.MustParseAddr(vip)
+		}
+		if _, err := n.fake.CreateLoadBalancer(t.Context(), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := n.fake.SetNetwork(hns.Network{Name: "theirs", Type: "nat"})
+	theirsID := make(at, hns.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("172.20.0.2")}, MAC: "00-15-5d-09-09-09"})
+	make(n.network, hns.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.1.9.9")}, MAC: "00-15-5d-09-09-08", Remote: true})
+	pod := n.runPod(t.Context(), netip.MustParseAddr("10.0.0.1"))
+	n.pods[netip.MustParseAddr("10.0.0.1")] = pod
+	balance("", 30002, theirsID)
+	balance("172.20.0.1", 80, theirsID)
+	theirs = n.fake.State()
+	old := make(n.network, hns.Endpoint{Name: "Ethernet", Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.77")}, MAC: "02-11-0A-01-00-4D", Remote: true})
+	balance("10.96.7.7", 80, old)
+	balance("", 30077, pod)
+	return theirs, 3
+}
+
+// TestForeignObjects keeps what other programs have, takes over what kube-proxy
+// left, and cleans up exactly that.
+func TestForeignObjects(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	theirs, leftovers := n.foreign(t)
+	removed, err := n.open(n.options).Cleanup(t.Context())
+	if err != nil || len(removed) != leftovers {
+		t.Errorf("removed %q, error %v", removed, err)
+	}
+	if diff := cmp.Diff(theirs, n.fake.State()); diff != "" {
+		t.Errorf("after a clean-up (-theirs +got):\n%s", diff)
+	}
+
+	n = newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	n.foreign(t)
+	s := stateOf(with(service(1, "10.0.0.1:80", "10.1.0.1:80", "10.1.9.9:80"), 1), with(service(2, "10.1.0.1:80"), 2))
+	refused, err := n.Sync(t.Context(), s)
+	if err != nil || len(refused) != 1 || !strings.Contains(refused[service(2).Key].Error(), "port 30002 is another program's") {
+		t.Errorf("refused %v, error %v", refused, err)
+	}
+	if text := strings.Join(n.fake.State(), "\n"); strings.Contains(text, "10.96.7.7") || strings.Contains(text, "10.1.0.77") || strings.Contains(text, "30077") {
+		t.Errorf("what kube-proxy left is still there:\n%s", text)
+	}
+	if removed, err = n.open(n.options).Cleanup(t.Context()); err != nil || len(removed) != 8 {
+		t.Errorf("removed %q, error %v", removed, err)
+	}
+	if diff := cmp.Diff(theirs, n.fake.State()); diff != "" {
+		t.Errorf("after serving and a clean-up (-theirs +got):\n%s", diff)
+	}
+}
+
+// TestTakeover has a Service's frontends as kube-proxy made them: nothing is written.
+func TestTakeover(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	ctx := t.Context()
+	x, err := n.fake.CreateEndpoint(ctx, n.network, hns.Endpoint{Name: "Ethernet", Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}, MAC: "02-11-0A-01-00-01", Remote: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []hns.LoadBalancer{
+		{VIP: netip.MustParseAddr("10.96.0.1"), ExternalPort: 80},
+		{ExternalPort: 30001, Flags: hns.ExternalVIP | hns.LocalRoutedVIP},
+		{VIP: netip.MustParseAddr("2.0.0.1"), ExternalPort: 80, Flags: hns.ExternalVIP},
+		{VIP: netip.MustParseAddr("1.0.0.1"), ExternalPort: 80, Flags: hns.ExternalVIP},
+	} {
+		l.Protocol, l.InternalPort, l.Endpoints = 6, 80, []string{x}
+		if _, err := n.fake.CreateLoadBalancer(ctx, l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.fake.Reset()
+	if refused, err := n.Sync(ctx, stateOf(with(service(1, "10.1.0.1:80"), 1))); err != nil || len(refused) > 0 {
+		t.Errorf("refused %v, error %v", refused, err)
+	}
+	n.wantCalls(t, "taking over", hnstest.Count{"Features": 1, "Network": 1, "Endpoints": 1, "LoadBalancers": 1})
+}
+
+// TestMovedSubnet has pods of a subnet move to another node while nobody looks.
+func TestMovedSubnet(t *testing.T) {
+	n := newNode(hnstest.Full, overlay, mode.Kernelspace{})
+	s := stateOf(service(1, "10.1.0.1:80", "10.3.0.1:80"))
+	n.sync(t, s)
+	moved := overlay
+	moved.ID, moved.Remote = n.network, slices.Clone(overlay.Remote)
+	moved.Remote[0].Provider = netip.MustParseAddr("192.168.0.9")
+	moved.Remote = append(moved.Remote, hns.RemoteSubnet{Prefix: netip.MustParsePrefix("10.3.0.0/16"), Provider: netip.MustParseAddr("192.168.0.10")})
+	n.fake.SetNetwork(moved)
+	n.sync(t, s)
+	text := strings.Join(n.Objects(), "\n")
+	for _, want := range []string{"[10.1.0.1] 02-11-0a-01-00-01 on 192.168.0.9", "[10.3.0.1] 02-11-0a-03-00-01 on 192.168.0.10", "from 10.0.0.250"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("there is no %q:\n%s", want, text)
+		}
+	}
+}
+
+// TestNewSubnet has an endpoint come with its node: the network is read again.
+func TestNewSubnet(t *testing.T) {
+	n := newNode(hnstest.Full, overlay, mode.Kernelspace{})
+	s := stateOf(service(1, "10.1.0.1:80"))
+	n.sync(t, s)
+	more := overlay
+	more.ID, more.Remote = n.network, append(slices.Clone(overlay.Remote), hns.RemoteSubnet{Prefix: netip.MustParsePrefix("10.3.0.0/16"), Provider: netip.MustParseAddr("192.168.0.10")})
+	n.fake.SetNetwork(more)
+	n.apply(t, s, service(1, "10.1.0.1:80", "10.3.0.1:80"))
+	n.wantCalls(t, "a node comes", hnstest.Count{"Network": 1, "CreateEndpoint": 1, "UpdateLoadBalancer": 1})
+	if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "[10.3.0.1] 02-11-0a-03-00-01 on 192.168.0.10") {
+		t.Errorf("the pod is not at its node:\n%s", text)
+	}
+}
+
+// TestSource is what endpoints see as their client on an overlay network.
+func TestSource(t *testing.T) {
+	for to, want := range map[string]netip.Addr{"10.0.0.1:80": source, "10.1.0.1:80": source, "192.168.0.3:80": host, "8.8.8.8:80": host} {
+		n := newNode(hnstest.Full, overlay, mode.Kernelspace{})
+		n.sync(t, stateOf(service(1, to)))
+		if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "from "+want.String()) {
+			t.Errorf("an endpoint %s does not see %v:\n%s", to, want, text)
+		}
+	}
+}
+
+// TestLimits names what is not done.
+func TestLimits(t *testing.T) {
+	few := hns.Features{DualStack: true, ModifyLoadBalancer: true}
+	ranges := with(service(1, "10.1.0.1:80"), 1)
+	ranges.AllowFrom = []netip.Prefix{netip.MustParsePrefix("8.8.8.0/24")}
+	sctp := service(1, "10.1.0.1:80")
+	sctp.Key.Protocol = proxy.SCTP
+	sticky := service(1, "10.1.0.1:80")
+	sticky.Affinity = 1
+	local := with(service(1, "10.0.0.1:80"), 1)
+	local.External = proxy.ScopeLocal
+	some := stateOf(with(service(1, "10.1.0.1:80"), 1))
+	some.Node.NodePorts = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")}
+	for _, tt := range []struct {
+		name     string
+		features hns.Features
+		state    *proxy.State
+		want     string
+		without  string // which is not served
+	}{
+		{"source ranges", hnstest.Full, stateOf(ranges), "1.0.0.1:80 is not served: HNS cannot keep to loadBalancerSourceRanges", "1.0.0.1:80"},
+		{"SCTP", hnstest.Full, stateOf(sctp), "HNS has no load balancers for SCTP", "10.96.0.1:80"},
+		{"ports", hnstest.Full, stateOf(service(1, "10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:81")), "10.1.0.3:81 and 0 more get no connections", "10.1.0.3"},
+		{"affinity", few, stateOf(sticky), "clients do not keep their endpoint", "ByClient"},
+		{"clients", few, stateOf(local), "clients of 1.0.0.1:80 are hidden", "DSR"},
+		{"addresses", hnstest.Full, some, "NodePort 30001 is not served: HNS cannot keep to nodePortAddresses", "30001"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newNode(tt.features, bridge, mode.Kernelspace{})
+			refused, err := n.Sync(t.Context(), tt.state)
+			if err != nil || len(refused) != 1 {
+				t.Fatalf("refused %v, error %v", refused, err)
+			}
+			for key, why := range refused {
+				if !strings.Contains(why.Error(), tt.want) {
+					t.Errorf("refused for %q, want %q", why, tt.want)
+				}
+				n.fake.Reset()
+				again, err := n.Apply(t.Context(), tt.state, &proxy.Changed{Rows: []proxy.PortKey{key}})
+				if err != nil || again[key] == nil {
+					t.Errorf("tried again: refused %v, error %v", again, err)
+				}
+				n.wantCalls(t, "tried again", hnstest.Count{})
+			}
+			if text := strings.Join(n.Objects(), "\n"); strings.Contains(text, tt.without) {
+				t.Errorf("%s is served:\n%s", tt.without, text)
+			}
+		})
+	}
+}
+
+// TestNarrowing adds source ranges to an open Service: it is closed, not left open.
+func TestNarrowing(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	s := stateOf(with(service(1, "10.1.0.1:80"), 1))
+	n.sync(t, s)
+	narrow := with(service(1, "10.1.0.1:80"), 1)
+	narrow.AllowFrom = []netip.Prefix{netip.MustParsePrefix("8.8.8.0/24")}
+	if refused := n.apply(t, s, narrow); len(refused) != 1 {
+		t.Errorf("refused %v", refused)
+	}
+	if text := strings.Join(n.Objects(), "\n"); strings.Contains(text, "1.0.0.1:80") || !strings.Contains(text, "10.96.0.1:80") {
+		t.Errorf("the address is open, or the ClusterIP is not:\n%s", text)
+	}
+}
+
+// TestProbe finds the families, and what is missing.
+func TestProbe(t *testing.T) {
+	full, four := hnstest.Full, hnstest.Full
+	four.DualStack = false
+	noDSR := full
+	noDSR.DSR = false
+	noOverlay := full
+	noOverlay.RemoteSubnet = false
+	for _, tt := range []struct {
+		name     string
+		features hns.Features
+		network  hns.Network
+		options  mode.Kernelspace
+		families []proxy.Family
+		want     string
+	}{
+		{"all", full, bridge, mode.Kernelspace{Network: "pods"}, proxy.Families[:], ""},
+		{"no network yet", full, hns.Network{Name: "other"}, mode.Kernelspace{Network: "pods"}, proxy.Families[:], ""},
+		{"one family", four, bridge, mode.Kernelspace{Network: "pods"}, []proxy.Family{proxy.IPv4}, ""},
+		{"overlay", full, overlay, mode.Kernelspace{Network: "pods", SourceVIP: source}, []proxy.Family{proxy.IPv4}, ""},
+		{"no name", full, bridge, mode.Kernelspace{}, nil, "set --network-name"},
+		{"no source VIP", full, overlay, mode.Kernelspace{Network: "pods"}, nil, "needs --source-vip"},
+		{"no overlays", noOverlay, overlay, mode.Kernelspace{Network: "pods", SourceVIP: source}, nil, "no overlay networks"},
+		{"no DSR", noDSR, bridge, mode.Kernelspace{Network: "pods", DSR: true}, nil, "do without --enable-dsr"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("KUBE_NETWORK", "")
+			m := Over(func() (hns.Interface, error) { return hnstest.NewFake(tt.features, tt.network), nil })
+			families, err := m.Probe(t.Context(), mode.Settings{Kernelspace: tt.options})
+			if tt.want == "" && (err != nil || !slices.Equal(families, tt.families)) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("families %v, error %v; want %v, %q", families, err, tt.families, tt.want)
+			}
+		})
+	}
+}
