@@ -95,7 +95,7 @@ var errLocked = errors.New("another daemon answers there")
 // daemon left that was killed is replaced, what a living one has is not.
 func listenAlone(path string) (l *net.UnixListener, release func(), err error) {
 	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := makePrivate(dir); err != nil {
 		return nil, nil, fmt.Errorf("make the folder of the status socket: %w", err)
 	}
 	lock, err := lockFile(path + ".lock")
@@ -109,27 +109,4 @@ func listenAlone(path string) (l *net.UnixListener, release func(), err error) {
 		_ = os.Remove(path) // before another may lock it
 		_ = lock.Close()
 	}, nil
-}
-
-// listenPrivate binds a socket within a folder that nobody else can enter, and
-// moves it to its place once only its owner may use it.
-func listenPrivate(path, dir string) (*net.UnixListener, error) {
-	private, err := os.MkdirTemp(dir, ".status-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = os.RemoveAll(private) }()
-	at := filepath.Join(private, "s")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: at, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	l.SetUnlinkOnClose(false)
-	if err = os.Chmod(at, 0o600); err == nil {
-		err = os.Rename(at, path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
 }
