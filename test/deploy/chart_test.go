@@ -30,12 +30,12 @@ func TestChartLints(t *testing.T) {
 // ConfigMap's name there.
 func TestChartIsTheBase(t *testing.T) {
 	for mode, all := range map[string]map[string]*release{
-		"nftables": releases(t), "iptables": in(t, "iptables"), "ebpf": in(t, "ebpf"), "status": withStatus(t),
+		"nftables": releases(t), "iptables": in(t, "iptables"), "ebpf": in(t, "ebpf"), "status": withStatus(t), "windows": withWindows(t),
 	} {
 		t.Run(mode, func(t *testing.T) {
 			k, h := all["kustomize"], all["helm"]
 			for _, m := range []metav1.Object{
-				&h.serviceAccount, &h.binding, &h.configMap, &h.daemonSet, &h.delegation, &h.statusReader,
+				&h.serviceAccount, &h.binding, &h.configMap, &h.daemonSet, &h.delegation, &h.statusReader, &h.windows,
 			} {
 				labels := m.GetLabels()
 				if m.GetName() == "" {
@@ -50,7 +50,10 @@ func TestChartIsTheBase(t *testing.T) {
 					delete(labels, name)
 				}
 			}
-			h.daemonSet.Spec.Template.Annotations = nil
+			h.daemonSet.Spec.Template.Annotations, h.windows.Spec.Template.Annotations = nil, nil
+			for i := range k.windows.Spec.Template.Spec.Volumes {
+				k.windows.Spec.Template.Spec.Volumes[i].ConfigMap.Name = h.configMap.Name
+			}
 			k.configMap.Name, k.volume("config").ConfigMap.Name = h.configMap.Name, h.configMap.Name
 			for _, r := range all {
 				for key, text := range r.configMap.Data {
@@ -97,6 +100,12 @@ config:
   conntrack: {min: 1048576}
 ebpf: {cgroupRoot: /sys/fs/cgroup/unified}
 status: {bindAddress: "[2001:db8::1]:1236", tlsSecret: status}
+windows:
+  enabled: true
+  image: {repository: registry.example/sluice-windows, tag: v2, digest: ""}
+  winkernel: {networkName: pods, sourceVip: 10.244.1.2, enableDSR: true}
+  extraArgs: [-v=3]
+  nodeSelector: {system: windows}
 extraArgs: [-v=2]
 extraEnv: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
 extraVolumes: [{name: ca, secret: {secretName: ca}}]

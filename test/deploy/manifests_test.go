@@ -21,7 +21,7 @@ import (
 // TestNothingIsForgotten wants every file of a folder named in its
 // kustomization.yaml.
 func TestNothingIsForgotten(t *testing.T) {
-	for _, dir := range []string{base, replacement, components + "iptables", components + "ebpf", components + "status"} {
+	for _, dir := range []string{base, replacement, components + "iptables", components + "ebpf", components + "status", components + "windows"} {
 		list := string(contents(t, root+"/"+dir+"/kustomization.yaml"))
 		files, err := filepath.Glob(root + "/" + dir + "/*")
 		if err != nil {
@@ -63,7 +63,7 @@ func TestReplacementChangesTheImageOnly(t *testing.T) {
 // TestObjectsFitTogether follows every name from one object to another.
 func TestObjectsFitTogether(t *testing.T) {
 	for mode, all := range map[string]map[string]*release{
-		"nftables": releases(t), "iptables": in(t, "iptables"), "ebpf": in(t, "ebpf"), "status": withStatus(t),
+		"nftables": releases(t), "iptables": in(t, "iptables"), "ebpf": in(t, "ebpf"), "status": withStatus(t), "windows": withWindows(t),
 	} {
 		for name, r := range all {
 			t.Run(mode+"/"+name, func(t *testing.T) {

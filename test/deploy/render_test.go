@@ -148,6 +148,7 @@ type release struct {
 	dashboard      corev1.ConfigMap
 	delegation     rbacv1.ClusterRoleBinding // of the status API over TCP
 	statusReader   rbacv1.ClusterRole
+	windows        appsv1.DaemonSet // for those nodes
 }
 
 func (r *release) pod() *corev1.PodSpec { return &r.daemonSet.Spec.Template.Spec }
@@ -168,6 +169,7 @@ func read(t *testing.T, manifests [][]byte) *release {
 		"ServiceAccount": &r.serviceAccount, "ClusterRoleBinding": &r.binding,
 		"ConfigMap": &r.configMap, "DaemonSet": &r.daemonSet, "PodMonitor": &r.podMonitor,
 		"PrometheusRule": &r.prometheusRule, "dashboard": &r.dashboard, "delegation": &r.delegation, "ClusterRole": &r.statusReader,
+		"windows": &r.windows,
 	}
 	for _, m := range manifests {
 		var kind metav1.PartialObjectMetadata
@@ -179,6 +181,8 @@ func read(t *testing.T, manifests [][]byte) *release {
 			kind.Kind = "dashboard"
 		case kind.Kind == "ClusterRoleBinding" && strings.HasSuffix(kind.Name, "-auth-delegator"):
 			kind.Kind = "delegation"
+		case kind.Kind == "DaemonSet" && strings.HasSuffix(kind.Name, "-windows"):
+			kind.Kind = "windows"
 		}
 		into, ok := left[kind.Kind]
 		if !ok {
@@ -189,7 +193,7 @@ func read(t *testing.T, manifests [][]byte) *release {
 			t.Fatalf("%s: %v in\n%s", kind.Kind, err, m)
 		}
 	}
-	for _, may := range []string{"PodMonitor", "PrometheusRule", "dashboard", "delegation", "ClusterRole"} {
+	for _, may := range []string{"PodMonitor", "PrometheusRule", "dashboard", "delegation", "ClusterRole", "windows"} {
 		delete(left, may)
 	}
 	if len(left) > 0 {
@@ -233,6 +237,18 @@ func withStatus(t *testing.T) map[string]*release {
 			overlay + "/kustomization.yaml": "resources: [../../base]\ncomponents: [../../components/ebpf, ../../components/status]\n",
 		})),
 		"helm": helm(t, set(t, "config.mode=ebpf", "status.bindAddress=0.0.0.0:10246", "status.tlsSecret=sluice-status-tls")),
+	}
+}
+
+// withWindows returns it as each way gives it for a cluster that has Windows nodes, too.
+func withWindows(t *testing.T) map[string]*release {
+	t.Helper()
+	const overlay = "deploy/kustomize/overlays/test"
+	return map[string]*release{
+		"kustomize": read(t, kustomized(t, overlay, map[string]string{
+			overlay + "/kustomization.yaml": "resources: [../../base]\ncomponents: [../../components/windows]\n",
+		})),
+		"helm": helm(t, set(t, "windows.enabled=true", "windows.winkernel.networkName=Calico")),
 	}
 }
 

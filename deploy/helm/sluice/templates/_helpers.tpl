@@ -21,6 +21,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
+{{- define "sluice.windowsImage" -}}
+{{- with .Values.windows.image }}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Values.image.tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The configuration of Windows nodes: that of Linux nodes where it says nothing else, without what is Linux's. */}}
+{{- define "sluice.windowsConfig" -}}
+{{- $own := dict "mode" "kernelspace" "winkernel" .Values.windows.winkernel }}
+{{- $_ := required "windows.winkernel.networkName: say which HNS network the pods are on, like Calico" .Values.windows.winkernel.networkName }}
+{{- mergeOverwrite (omit (deepCopy .Values.config) "mode" "oomScoreAdj" "conntrack" "iptables" "nftables" "ipvs") $own | toYaml }}
+{{- end }}
+
 {{- define "sluice.kubeconfig" -}}
 apiVersion: v1
 kind: Config
