@@ -91,7 +91,7 @@ func newOptions(system string) *Options {
 
 // settings are what modes are told by flags that no configuration file has.
 func (o *Options) settings() dataplane.Settings {
-	return dataplane.Settings{Relay: o.Relay, EBPF: o.EBPF}
+	return dataplane.Settings{CountBytes: o.Traffic.Level == countBytes, Relay: o.Relay, EBPF: o.EBPF}
 }
 
 // notice is a line for the log, said as soon as there is one.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,6 +31,10 @@ var (
 	vipAt6    = netip.MustParseAddrPort("[fd00:30::10]:80")
 	balancer  = netip.MustParseAddrPort("198.51.100.1:80")
 	nodePort  = netip.MustParseAddrPort("192.168.0.2:30080")
+	rawAt     = netip.MustParseAddrPort("172.30.0.10:81")
+	rawAt6    = netip.MustParseAddrPort("[fd00:30::10]:81")
+	rawPodAt  = netip.MustParseAddrPort("10.0.0.11:8081")
+	rawPodAt6 = netip.MustParseAddrPort("[fd00:10::11]:8081")
 	emptyAt   = netip.MustParseAddrPort("172.30.0.11:80")
 	farAt     = netip.MustParseAddrPort("198.51.100.2:80")
 	clientIP  = netip.MustParseAddr("10.0.0.9")
@@ -44,7 +49,10 @@ type testNode struct {
 	*lab.Lab
 	mode   dataplane.Mode
 	plane  proxy.Dataplane
+	close  func() // what open has opened
+	ebpf   dataplane.EBPF
 	client *lab.Host
+	pod    *lab.Host
 	count  *Collector
 	rows   *proxy.Delta
 	node   *proxy.Node
@@ -58,19 +66,26 @@ func newNode(t *testing.T, name config.ProxyMode) *testNode {
 	}
 	n := &testNode{T: t}
 	var err error
-	if n.Lab, err = lab.New(lab.Config{}); err != nil {
+	if name == config.EBPF {
+		n.useSockets()
+	}
+	if n.Lab, err = lab.New(lab.Config{Cgroup: n.ebpf.CgroupRoot}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { n.check(n.Lab.Close()) })
 	if n.mode, err = dataplane.Of(name); err != nil {
 		t.Fatal(err)
 	}
-	pod, err := n.AddPod("pod", podAt.Addr(), podAt6.Addr())
+	n.pod, err = n.AddPod("pod", podAt.Addr(), podAt6.Addr())
 	n.check(err)
-	n.serve(pod)
+	n.serve(n.pod)
 	n.client, err = n.AddPod("client", clientIP, clientIP6)
 	n.check(err)
 	n.open()
+	if name == config.EBPF {
+		n.warm()
+	}
+	n.collect()
 	return n
 }
 
@@ -126,7 +141,7 @@ func (n *testNode) open() {
 	n.check(n.Node().Do(func() (err error) {
 		n.check(sysctl.Kernel{}.Write("net/netfilter/nf_conntrack_acct", "1"))
 		n.plane, err = n.mode.Open(n.Context(), dataplane.Settings{
-			MasqueradeBit: 14, Families: families, Relay: dataplane.DefaultRelay(),
+			MasqueradeBit: 14, Families: families, Relay: dataplane.DefaultRelay(), EBPF: n.ebpf, CountBytes: true,
 		})
 		return err
 	}))
@@ -137,10 +152,12 @@ func (n *testNode) open() {
 	} else {
 		ended <- nil
 	}
-	n.Cleanup(func() {
+	plane := n.plane
+	n.close = sync.OnceFunc(func() {
 		cancel()
-		n.check(errors.Join(<-ended, n.plane.Close()))
+		n.check(errors.Join(<-ended, plane.Close()))
 	})
+	n.Cleanup(n.close)
 	state := proxy.NewState()
 	state.Node, n.rows = n.node, &proxy.Delta{}
 	for _, sp := range services() {
@@ -148,12 +165,11 @@ func (n *testNode) open() {
 		n.rows.Upserts = append(n.rows.Upserts, proxy.Upsert{New: sp})
 	}
 	n.check(n.Node().Do(func() error { return proxytest.Sync(n.Context(), n.plane, state) }))
-	n.collect()
 }
 
 func (n *testNode) probe() (families []proxy.Family, err error) {
 	err = n.Node().Do(func() error {
-		families, err = n.mode.Probe(n.Context(), dataplane.Settings{MasqueradeBit: 14})
+		families, err = n.mode.Probe(n.Context(), dataplane.Settings{MasqueradeBit: 14, EBPF: n.ebpf})
 		return err
 	})
 	return families, err
@@ -204,7 +220,7 @@ func (n *testNode) refresh() {
 }
 
 // services are one with all kinds of frontend in both families, one without
-// endpoints, and one that has them only elsewhere.
+// endpoints, one that has them only elsewhere, and one whose server is the test's.
 func services() []*proxy.ServicePort {
 	row := func(name string, p proxy.Protocol, frontends ...proxy.Frontend) *proxy.ServicePort {
 		return &proxy.ServicePort{Key: proxy.PortKey{
@@ -226,6 +242,10 @@ func services() []*proxy.ServicePort {
 		web, far,
 		to(row("web", proxy.TCP, proxy.Frontend{Kind: proxy.ClusterIP, Addr: vipAt6}), podAt6),
 		to(row("dns", proxy.UDP, proxy.Frontend{Kind: proxy.ClusterIP, Addr: vipAt}), podAt),
+		to(row("raw", proxy.TCP, proxy.Frontend{Kind: proxy.ClusterIP, Addr: rawAt}), rawPodAt),
+		to(row("raw", proxy.TCP, proxy.Frontend{Kind: proxy.ClusterIP, Addr: rawAt6}), rawPodAt6),
+		to(row("raw", proxy.UDP, proxy.Frontend{Kind: proxy.ClusterIP, Addr: rawAt}), rawPodAt),
+		to(row("raw", proxy.UDP, proxy.Frontend{Kind: proxy.ClusterIP, Addr: rawAt6}), rawPodAt6),
 		row("empty", proxy.TCP, proxy.Frontend{Kind: proxy.ClusterIP, Addr: emptyAt}),
 	}
 }

@@ -29,7 +29,8 @@ func Cleanup(_ context.Context, s mode.Settings, open proxy.Dataplane) (removed 
 	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	began, err := detachAll(filepath.Join(root, "connect?"), filepath.Join(root, "sendmsg?"))
+	began, err := detachAll(filepath.Join(root, "connect?"), filepath.Join(root, "sendmsg?"),
+		filepath.Join(root, "ends"), filepath.Join(root, "sent"), filepath.Join(root, "received"))
 	if open != nil {
 		// Who lacks CAP_BPF cannot count, and so does not wait for long.
 		n, _ := connected(root)

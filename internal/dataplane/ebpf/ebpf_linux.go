@@ -58,7 +58,10 @@ type Dataplane struct {
 	writes   int                    // entries of rows that were written
 	reads    int                    // and that were read one by one
 	addrs    map[addrKey]uint32     // the node's, with their flags, as written
-	cutting  bool
+	bytes    bool                   // are to be counted
+
+	counting sync.Mutex // several may ask
+	accounts map[route]*account
 
 	rowsLeft, serving atomic.Int32 // for metrics, which wait for nobody
 }
@@ -82,7 +85,7 @@ func open(ctx context.Context, s mode.Settings, limits map[string]uint32) (d *Da
 	if err != nil {
 		return nil, err
 	}
-	d = &Dataplane{look: make(chan struct{}, 1), moved: make(chan struct{}, 1), host: &host{}, off: errors.New("nothing was written yet")}
+	d = &Dataplane{look: make(chan struct{}, 1), moved: make(chan struct{}, 1), host: &host{}, off: errors.New("nothing was written yet"), bytes: s.CountBytes}
 	d.lastID = rand.Uint32() // so that two daemons that write at once do not use the same numbers
 	d.differ = differ.New(d.objects())
 	var undo []func() error
@@ -137,7 +140,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	}
 	if failed == nil {
 		if failed = d.follow(ctx, want, refused); failed == nil {
-			failed = d.enable()
+			failed = d.enable(ctx)
 		}
 		if failed != nil {
 			d.disable(ctx, failed)
@@ -273,11 +276,14 @@ func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed
 	return err
 }
 
-// enable has programs act on sockets.
-func (d *Dataplane) enable() error {
+// enable has programs act on sockets, and count what they carry, before all.
+func (d *Dataplane) enable(ctx context.Context) error {
 	if !d.attached {
+		if err := d.enableMeter(); err != nil {
+			klog.FromContext(ctx).Error(err, "Bytes of connections that are translated at sockets are not counted")
+		}
 		if err := d.kernel.attach(); err != nil {
-			return err
+			return errors.Join(err, d.kernel.stopMeter())
 		}
 		d.attached = true
 	}
@@ -285,6 +291,13 @@ func (d *Dataplane) enable() error {
 	d.serving.Store(1)
 	notify(d.look)
 	return d.allow(lease)
+}
+
+func (d *Dataplane) enableMeter() error {
+	if d.bytes {
+		return d.kernel.meter()
+	}
+	return d.kernel.stopMeter()
 }
 
 // allow lets programs act for a while.

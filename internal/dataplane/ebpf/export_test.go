@@ -30,7 +30,7 @@ func (d *Dataplane) Translated(fd int) (bool, error) {
 			if m == d.kernel.UDP {
 				return binary.NativeEndian.Uint32(sockets[each-16:]) > 0, nil // how many pairs are used
 			}
-			return slices.Max(sockets[:each]) > 0, nil
+			return slices.Max(sockets[:48]) > 0, nil // the pair
 		}
 	}
 	return false, nil

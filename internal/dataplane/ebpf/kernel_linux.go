@@ -21,7 +21,7 @@ import (
 var object []byte
 
 // format names the layout of the maps: programs of another one need maps of their own.
-const format = "maps-2"
+const format = "maps-3"
 
 // kernel is what the mode has in the kernel.
 type kernel struct {
@@ -48,10 +48,16 @@ type kernel struct {
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
 	Release      *ebpf.Program `ebpf:"release"`
 	Cut          *ebpf.Program `ebpf:"cut"`
+	Ends         *ebpf.Program `ebpf:"ends"`
+	Sent         *ebpf.Program `ebpf:"sent"`
+	Received     *ebpf.Program `ebpf:"received"`
+	LiveTCP      *ebpf.Program `ebpf:"live_tcp"`
+	LiveUDP      *ebpf.Program `ebpf:"live_udp"`
 	Sources      *ebpf.Program `ebpf:"sources"`
 	Stale        *ebpf.Program `ebpf:"stale"`
 
 	places
+	says uint32 // to programs, beside until when they may act
 }
 
 // places are where the mode meets the rest of the host.
@@ -156,19 +162,53 @@ func (k *kernel) hooks() []hook {
 	}
 }
 
+// meters returns where programs are attached that count bytes.
+func (k *kernel) meters() []hook {
+	return []hook{
+		{"ends", ebpf.AttachCGroupSockOps, k.Ends},
+		{"sent", ebpf.AttachCGroupInetEgress, k.Sent},
+		{"received", ebpf.AttachCGroupInetIngress, k.Received},
+	}
+}
+
 // cut is attached only while something is to be cut.
 func (k *kernel) cut() hook { return hook{"cut", ebpf.AttachCGroupInetEgress, k.Cut} }
 
 // attach has programs act on sockets. Those of a former daemon are exchanged,
 // one by one, so that none is missing. After an error, none is that was not there.
-func (k *kernel) attach() (err error) {
+func (k *kernel) attach() error {
+	if err := k.attachAll(k.hooks()); err != nil {
+		return err
+	}
+	return k.removeOthers()
+}
+
+// meter has programs count bytes.
+func (k *kernel) meter() error {
+	if err := k.attachAll(k.meters()); err != nil {
+		return err
+	}
+	k.says |= countBytes
+	return nil
+}
+
+// stopMeter has none do that.
+func (k *kernel) stopMeter() (err error) {
+	k.says &^= countBytes
+	for _, h := range k.meters() {
+		err = errors.Join(err, k.detach(h.name))
+	}
+	return err
+}
+
+func (k *kernel) attachAll(hooks []hook) (err error) {
 	var done []string
 	defer func() {
 		for i := 0; err != nil && i < len(done); i++ {
 			err = errors.Join(err, k.detach(done[i]))
 		}
 	}()
-	for _, h := range k.hooks() {
+	for _, h := range hooks {
 		fresh, err := k.attachOne(h)
 		if err != nil {
 			return err
@@ -177,7 +217,7 @@ func (k *kernel) attach() (err error) {
 			done = append(done, h.name)
 		}
 	}
-	return k.removeOthers()
+	return nil
 }
 
 // attachOne attaches a program, or exchanges the one that is there.
@@ -247,6 +287,7 @@ func (k *kernel) close() (err error) {
 	for _, c := range []io.Closer{
 		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Counters, k.Routes, k.TCP, k.UDP, k.Asked, k.Questions,
 		k.Connect4, k.Connect6, k.Sendmsg4, k.Sendmsg6, k.Recvmsg4, k.Recvmsg6, k.Getpeername4, k.Getpeername6, k.Release, k.Cut, k.Sources, k.Stale,
+		k.Ends, k.Sent, k.Received, k.LiveTCP, k.LiveUDP,
 	} {
 		err = errors.Join(err, c.Close())
 	}
@@ -289,6 +330,7 @@ func (k *kernel) allow(node, until uint64) error {
 	var s settings
 	binary.NativeEndian.PutUint64(s[:], node)
 	binary.NativeEndian.PutUint64(s[8:], until)
+	binary.NativeEndian.PutUint32(s[16:], k.says)
 	if err := k.Settings.Update(uint32(0), s, ebpf.UpdateAny); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}

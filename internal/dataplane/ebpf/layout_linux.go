@@ -19,14 +19,22 @@ type (
 	addrKey      [16]byte
 	spaceKey     [16]byte
 	spaceValue   [40]byte
-	settings     [16]byte
+	settings     [24]byte
 	routeKey     [40]byte
+	routeValue   [5]uint64
+	liveSocket   [88]byte
 )
 
 // What to do for an origin.
 const (
 	translate = 1
 	localList = 2
+)
+
+// What programs are told beside until when they may act.
+const (
+	countBytes = 1
+	cutting    = 2
 )
 
 // Flags of the node's addresses.

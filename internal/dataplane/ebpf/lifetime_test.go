@@ -317,7 +317,7 @@ func TestBadPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := filepath.Join(root, "old")
-	if err := os.MkdirAll(filepath.Join(old, "maps-2"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(old, "maps-3"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	m, err := cilium.NewMap(&cilium.MapSpec{Type: cilium.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -325,7 +325,7 @@ func TestBadPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if err := m.Pin(filepath.Join(old, "maps-2", "services")); err != nil {
+	if err := m.Pin(filepath.Join(old, "maps-3", "services")); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {

@@ -103,7 +103,7 @@ func (d *Dataplane) locked(f func() error) error {
 func (d *Dataplane) isCutting() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.cutting
+	return d.kernel.says&cutting != 0
 }
 
 // listen tells of changes of addresses and routes.
@@ -266,17 +266,24 @@ func (d *Dataplane) cutStale() error {
 	if err != nil {
 		return err
 	}
-	switch cut := d.kernel.cut(); {
-	case len(found) > 0 && !d.cutting:
-		if _, err := d.kernel.attachOne(cut); err != nil {
+	cut, was := d.kernel.cut(), d.kernel.says
+	switch {
+	case len(found) > 0 && was&cutting == 0:
+		d.kernel.says |= cutting // first, so that nothing that is cut is counted as sent
+		if err := d.allow(lease); err != nil {
 			return err
 		}
-		d.cutting = true
+		if _, err := d.kernel.attachOne(cut); err != nil {
+			d.kernel.says = was
+			return err
+		}
 	case len(found) == 0:
 		if err := d.kernel.detach(cut.name); err != nil {
 			return err
 		}
-		d.cutting = false
+		if d.kernel.says &^= cutting; was != d.kernel.says {
+			return d.allow(lease)
+		}
 	}
 	return nil
 }

@@ -12,51 +12,92 @@ import (
 	"sluice/internal/proxy"
 )
 
-// How sockets are kept in the maps of open ones: a set of cookies, and as many
-// sockets of one pair of addresses for TCP, and of up to four and how many for UDP.
-const (
-	ways     = 4
-	pairSize = 48
-	udpPairs = 4
-	udpSize  = udpPairs*pairSize + 16
-
-	setsAtOnce = 512 // are read
-)
-
-type (
-	tcpSet [ways * (8 + pairSize)]byte
-	udpSet [ways * (8 + udpSize)]byte
-)
-
 // route is whose connections are counted.
 type route struct {
 	protocol           proxy.Protocol
 	frontend, endpoint netip.AddrPort
 }
 
-// Traffic yields the connections that were translated at their socket and how many
-// are open, and what the rules refused. What such connections carry nobody counts.
+// account is what is known of a route beside what the kernel counts at the moment.
+type account struct {
+	ended routeValue // what had ended, at last
+	kept  routeValue // what the kernel counts no more, as the route's entry had to give way
+	told  routeValue // what all came to, at last
+}
+
+// Traffic yields the connections that were translated at their socket, how many
+// are open, and what they carried without headers, and what the rules refused.
 func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
-	open := map[route]uint64{}
-	count := func(r route) { open[r]++ }
-	err := errors.Join(
-		eachSet(d.kernel.TCP, func(set *tcpSet) { set.open(count) }),
-		eachSet(d.kernel.UDP, func(set *udpSet) { set.open(count) }),
-	)
-	var key routeKey
-	var n uint64
-	all := d.kernel.Routes.Iterate()
-	for all.Next(&key, &n) {
-		r := key.route()
-		yield(proxy.Sample{
-			Protocol: r.protocol, Frontend: r.frontend, Endpoint: r.endpoint,
-			Traffic: proxy.Traffic{Connections: n, Active: open[r]},
-		})
-	}
-	if err = errors.Join(err, all.Err()); err != nil {
+	err := d.sockets(yield)
+	if err != nil {
 		err = fmt.Errorf("read the connections of sockets: %w", err)
 	}
 	return errors.Join(err, d.Dataplane.Traffic(ctx, yield))
+}
+
+// sockets reads what has ended, and then the sockets that live: one that ends
+// meanwhile may be missing until the next time, but is never counted twice.
+func (d *Dataplane) sockets(yield func(proxy.Sample)) error {
+	d.counting.Lock()
+	defer d.counting.Unlock()
+	ended := map[route]routeValue{}
+	if err := each(d.kernel.Routes, func(k routeKey, v routeValue) { ended[k.route()] = v }); err != nil {
+		return err
+	}
+	live, open := map[route]routeValue{}, map[route]uint64{}
+	for m, p := range map[*ebpf.Map]*ebpf.Program{d.kernel.TCP: d.kernel.LiveTCP, d.kernel.UDP: d.kernel.LiveUDP} {
+		found, err := run(p, m, len(liveSocket{}))
+		if err != nil {
+			return err
+		}
+		for _, b := range found {
+			r, isOpen, n := (*liveSocket)(b).decode()
+			if r.frontend.Port() == 0 {
+				continue // It is about to be translated.
+			}
+			live[r], open[r] = live[r].plus(n), open[r]+isOpen
+			ended[r] = ended[r] // so that it is told of
+		}
+	}
+	accounts := make(map[route]*account, len(ended))
+	for r, n := range ended {
+		a := d.accounts[r]
+		if a == nil {
+			a = &account{}
+		}
+		accounts[r] = a
+		yield(proxy.Sample{Protocol: r.protocol, Frontend: r.frontend, Endpoint: r.endpoint, Traffic: a.settle(n, live[r]).traffic(open[r])})
+	}
+	d.accounts = accounts
+	return nil
+}
+
+// settle returns what a route has come to. It never shrinks.
+func (a *account) settle(ended, live routeValue) routeValue {
+	for i := range ended {
+		if ended[i] < a.ended[i] {
+			a.kept[i] += a.ended[i]
+		}
+	}
+	a.ended = ended
+	now := ended.plus(live).plus(a.kept)
+	for i := range now {
+		a.told[i] = max(a.told[i], now[i])
+	}
+	return a.told
+}
+
+func (v routeValue) plus(n routeValue) routeValue {
+	for i := range v {
+		v[i] += n[i]
+	}
+	return v
+}
+
+// traffic is what the counts of a route are: connections, bytes in and out, packets
+// in and out.
+func (v routeValue) traffic(open uint64) proxy.Traffic {
+	return proxy.Traffic{Connections: v[0], Active: open, Bytes: [...]uint64{v[1], v[2]}, Packets: [...]uint64{v[3], v[4]}}
 }
 
 // route is whose connections a key is for.
@@ -67,53 +108,15 @@ func (k *routeKey) route() route {
 	}
 }
 
+// decode returns what a program tells of a socket.
+func (s *liveSocket) decode() (r route, open uint64, carried routeValue) {
+	for i := range carried {
+		carried[i] = binary.NativeEndian.Uint64(s[48+8*i:])
+	}
+	r = route{proxy.Protocol(binary.NativeEndian.Uint32(s[40:])), addrPort(s[:], 0, 16), addrPort(s[:], 20, 36)}
+	return r, uint64(binary.NativeEndian.Uint32(s[44:])), carried
+}
+
 func addrPort(b []byte, addr, port int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[addr:])).Unmap(), binary.BigEndian.Uint16(b[port:]))
-}
-
-// eachSet calls f for all sets of a map.
-func eachSet[Set any](m *ebpf.Map, f func(*Set)) error {
-	keys, values := make([]uint32, setsAtOnce), make([]Set, setsAtOnce)
-	for cursor := new(ebpf.MapBatchCursor); ; {
-		n, err := m.BatchLookup(cursor, keys, values, nil)
-		for i := range n {
-			f(&values[i])
-		}
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// open calls f for the sockets of a set that are open.
-func (set *tcpSet) open(f func(route)) {
-	for way := range ways {
-		pair := set[ways*8+way*pairSize:]
-		if binary.NativeEndian.Uint64(set[way*8:]) != 0 {
-			openPair(proxy.TCP, pair, f)
-		}
-	}
-}
-
-func (set *udpSet) open(f func(route)) {
-	for way := range ways {
-		socket := set[ways*8+way*udpSize:]
-		used := binary.NativeEndian.Uint32(socket[udpPairs*pairSize:])
-		for i := range min(int(used), udpPairs) {
-			if binary.NativeEndian.Uint64(set[way*8:]) != 0 {
-				openPair(proxy.UDP, socket[i*pairSize:], f)
-			}
-		}
-	}
-}
-
-// openPair calls f for a pair, a frontend and an endpoint of 20 bytes each, unless
-// it is none any more.
-func openPair(p proxy.Protocol, pair []byte, f func(route)) {
-	if r := (route{p, addrPort(pair, 0, 16), addrPort(pair, 20, 36)}); r.frontend.Port() != 0 {
-		f(r)
-	}
 }

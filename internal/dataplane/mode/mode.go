@@ -15,6 +15,7 @@ import (
 type Settings struct {
 	MasqueradeBit uint8          // the bit of the packet mark that asks for masquerading
 	Families      []proxy.Family // which to serve; nil: both
+	CountBytes    bool           // of Services, and packets, in a mode that counts them only if asked
 
 	Relay Relay // of a mode that carries connections itself
 	IPVS  IPVS  // of mode ipvs

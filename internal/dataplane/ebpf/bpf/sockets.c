@@ -45,16 +45,32 @@ struct in6_addr {
 	__u32 words[4];
 };
 
+typedef struct {
+	__s64 counter;
+} __attribute__((preserve_access_index)) atomic64_t;
+
 struct sock_common {
 	unsigned short skc_family;
+	unsigned char skc_state;
+	unsigned long skc_flags;
 	__be32 skc_rcv_saddr;
 	possible_net_t skc_net;
 	struct in6_addr skc_v6_rcv_saddr;
+	atomic64_t skc_cookie;
 } __attribute__((preserve_access_index));
+
+enum sock_flags { SOCK_DONE = 1 };
 
 struct sock {
 	struct sock_common __sk_common;
 	unsigned char sk_kern_sock : 1;
+} __attribute__((preserve_access_index));
+
+struct tcp_sock {
+	__u64 bytes_acked, bytes_received;
+	__u32 segs_in, segs_out;
+	__u32 snd_nxt, write_seq;
+	__u8 bpf_sock_ops_cb_flags;
 } __attribute__((preserve_access_index));
 
 struct bpf_sock_addr_kern {
@@ -82,6 +98,7 @@ struct bpf_iter__bpf_map_elem {
 } __attribute__((preserve_access_index));
 
 extern void *bpf_cast_to_kern_ctx(void *) __ksym;
+extern void *bpf_rdonly_cast(void *, __u32) __ksym;
 
 // LOCAL_OUT and POST_ROUTING are the hooks that a namespace's own packets pass.
 #define LOCAL_OUT 3
@@ -174,7 +191,12 @@ struct space {
 struct settings {
 	__u64 node;  // cookie of the node's namespace
 	__u64 until; // when to leave all sockets unless the daemon says otherwise, in ns since boot
+	__u32 flags;
+	__u32 unused;
 };
+
+// What else the daemon says.
+enum { COUNT_BYTES = 1, CUTTING = 2 };
 
 // Where a socket was translated.
 struct pair {
@@ -191,6 +213,26 @@ struct route {
 	__be16 frontend_port, endpoint_port;
 	__u32 protocol;
 };
+
+// carried is what was counted of a route.
+struct carried {
+	__u64 connections;
+	__u64 bytes[2], packets[2]; // by direction; without headers
+};
+
+enum { TO_ENDPOINT, TO_CLIENT };
+
+// A TCP socket that was translated. What it carries the kernel counts; it is read there
+// while the socket lives, and added to its route when that ends. That is later than
+// when the socket is closed, as what was written may still be under way.
+struct tcp_socket {
+	struct pair pair;
+	__u64 sk;    // its address, for as long as that has the same cookie
+	__u32 first; // the number of its first sequence
+	__u32 state;
+};
+
+enum { METERED = 1, RELEASED = 2, ENDED = 4 };
 
 #define PAIRS 4
 
@@ -257,12 +299,13 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-// How many connections there were. What is used least gives way.
+// How many connections there were, and what they carried unless they still live. What
+// is used least gives way.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1 << 14);
 	__type(key, struct route);
-	__type(value, __u64);
+	__type(value, struct carried);
 } connections SEC(".maps");
 
 // Sockets that were translated, by their cookies, for as long as they are open: a
@@ -276,7 +319,7 @@ struct {
 
 struct tcp_set {
 	__u64 cookies[WAYS]; // 0: free
-	struct pair sockets[WAYS];
+	struct tcp_socket sockets[WAYS];
 };
 
 struct udp_set {
@@ -319,8 +362,8 @@ static __always_inline void count(__u32 what)
 		*n += 1;
 }
 
-// count_connection counts by where a client wanted to go and where it is sent.
-static __always_inline void count_connection(const struct pair *p, __u32 protocol)
+// carried_by returns the counts of where a client wanted to go and where it is sent.
+static __always_inline struct carried *carried_by(const struct pair *p, __u32 protocol)
 {
 	struct route key = {
 		.frontend = p->frontend.addr,
@@ -329,12 +372,20 @@ static __always_inline void count_connection(const struct pair *p, __u32 protoco
 		.endpoint_port = p->endpoint.port,
 		.protocol = protocol,
 	};
-	__u64 one = 1, *n = bpf_map_lookup_elem(&connections, &key);
+	struct carried none = {}, *c = bpf_map_lookup_elem(&connections, &key);
 
-	if (n)
-		__sync_fetch_and_add(n, 1);
-	else
-		bpf_map_update_elem(&connections, &key, &one, BPF_NOEXIST);
+	if (c)
+		return c;
+	bpf_map_update_elem(&connections, &key, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&connections, &key);
+}
+
+static __always_inline void count_connection(const struct pair *p, __u32 protocol)
+{
+	struct carried *c = carried_by(p, protocol);
+
+	if (c)
+		__sync_fetch_and_add(&c->connections, 1);
 }
 
 static __always_inline __u32 mix(__u32 sum, const __u32 *words, int n)
@@ -662,7 +713,7 @@ static __always_inline __u32 claim(__u64 *cookies, __u64 cookie)
 
 // tcp_socket and udp_socket return what is known of a socket, or null. With make it
 // is a place for it.
-static __always_inline struct pair *tcp_socket(__u64 cookie, int make)
+static __always_inline struct tcp_socket *tcp_socket(__u64 cookie, int make)
 {
 	__u32 index = cookie / WAYS % TCP_SETS;
 	struct tcp_set *set = bpf_map_lookup_elem(&tcp_sockets, &index);
@@ -690,7 +741,7 @@ static __always_inline struct udp_pairs *udp_socket(__u64 cookie, int make)
 static __always_inline void forget(__u64 cookie, __u32 protocol)
 {
 	struct udp_pairs *u;
-	struct pair *t;
+	struct tcp_socket *t;
 
 	if (protocol == TCP) {
 		t = tcp_socket(cookie, 0);
@@ -708,8 +759,9 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, con
 {
 	__u32 protocol = ctx->protocol;
 	struct pair p = {.frontend = *to};
+	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
 	struct udp_pairs *u;
-	struct pair *t;
+	struct tcp_socket *t;
 	__u64 cookie;
 
 	if (!ctx->sk || (protocol != TCP && protocol != UDP) || !remembered(ctx))
@@ -723,7 +775,9 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, con
 		t = tcp_socket(cookie, 1);
 		if (!t)
 			return 0;
-		*t = p;
+		t->state = 0;
+		t->pair = p;
+		t->sk = (__u64)kern->sk;
 		count(TRANSLATED_TCP);
 		count_connection(&p, TCP);
 	} else {
@@ -832,13 +886,13 @@ static __always_inline int peer(struct bpf_sock_addr *ctx, struct at *at)
 {
 	__u64 cookie = bpf_get_socket_cookie(ctx);
 	struct udp_pairs *u;
-	struct pair *t;
+	struct tcp_socket *t;
 
 	if (ctx->protocol == TCP) {
 		t = tcp_socket(cookie, 0);
-		if (!t || !same_at(&t->endpoint, at))
+		if (!t || !same_at(&t->pair.endpoint, at))
 			return 0;
-		*at = t->frontend;
+		*at = t->pair.frontend;
 		return 1;
 	}
 	u = udp_socket(cookie, 0);
@@ -997,23 +1051,171 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
-// release gives the place of a socket that is closed to another one.
+// says reports whether the daemon says something.
+static __always_inline int says(__u32 flag)
+{
+	__u32 zero = 0;
+	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
+
+	return s && s->flags & flag;
+}
+
+#define kernel_type(type, address) ((type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(type)))
+
+// sent returns how many bytes a socket has sent, each counted once. The number of the
+// next sequence has 32 bits of that; the rest follows from what was acknowledged, which
+// is less by what is under way. SYN and FIN have numbers, too. The order of reading
+// matters where nobody holds the socket: it comes to too little, not to too much.
+static __always_inline __u64 sent_by(struct sock *sk, struct tcp_sock *tp, __u32 first)
+{
+	__u8 state = sk->__sk_common.skc_state;
+	__u64 n, numbers = 1;
+	__u32 next;
+
+	if (state == BPF_TCP_SYN_SENT || state == BPF_TCP_SYN_RECV)
+		return 0;
+	barrier();
+	n = tp->bytes_acked;
+	barrier();
+	next = tp->snd_nxt;
+	barrier();
+	n += (__u32)(next - first - (__u32)n);
+	state = sk->__sk_common.skc_state;
+	if (state == BPF_TCP_FIN_WAIT1 || state == BPF_TCP_FIN_WAIT2 || state == BPF_TCP_CLOSING || state == BPF_TCP_LAST_ACK)
+		numbers += next == tp->write_seq;
+	return n > numbers ? n - numbers : 0;
+}
+
+// received_by returns how many bytes a socket has received. A FIN was counted.
+static __always_inline __u64 received_by(struct sock *sk, struct tcp_sock *tp)
+{
+	__u64 n = tp->bytes_received;
+
+	barrier();
+	if (n && sk->__sk_common.skc_flags & 1UL << bpf_core_enum_value(enum sock_flags, SOCK_DONE))
+		n--;
+	return n;
+}
+
+// read_socket reads what a socket has carried so far.
+static __always_inline void read_socket(const struct tcp_socket *t, struct carried *out)
+{
+	struct sock *sk = kernel_type(struct sock, t->sk);
+	struct tcp_sock *tp = kernel_type(struct tcp_sock, t->sk);
+
+	out->bytes[TO_ENDPOINT] = sent_by(sk, tp, t->first);
+	out->bytes[TO_CLIENT] = received_by(sk, tp);
+	out->packets[TO_ENDPOINT] = tp->segs_out;
+	out->packets[TO_CLIENT] = tp->segs_in;
+}
+
+static __always_inline void count_carried(const struct pair *p, __u32 protocol, const struct carried *n)
+{
+	struct carried *c = carried_by(p, protocol);
+
+	if (!c)
+		return;
+#pragma unroll
+	for (int to = 0; to <= TO_CLIENT; to++) {
+		if (!n->packets[to])
+			continue;
+		__sync_fetch_and_add(&c->bytes[to], n->bytes[to]);
+		__sync_fetch_and_add(&c->packets[to], n->packets[to]);
+	}
+}
+
+// end counts a socket that carries nothing any more, unless that was done, and
+// returns its state of before. Who reads counts of routes and then sockets sees it in
+// one of them at most.
+static __always_inline __u32 end(struct tcp_socket *t)
+{
+	__u32 was = __sync_fetch_and_or(&t->state, ENDED);
+	struct carried c = {};
+
+	if (was & ENDED || !(was & METERED))
+		return was;
+	read_socket(t, &c);
+	count_carried(&t->pair, TCP, &c);
+	return was;
+}
+
+// vacate gives a socket's place to another one.
+static __always_inline void vacate(struct tcp_set *set, __u32 at)
+{
+	__builtin_memset(&set->sockets[at & (WAYS - 1)], 0, sizeof(set->sockets[0]));
+	__sync_lock_test_and_set(&set->cookies[at & (WAYS - 1)], 0); // after that
+}
+
+// release_tcp gives the place of a socket that is closed to another one: at once, or
+// when it has ended, which of the two comes last.
+static __always_inline void release_tcp(__u64 cookie)
+{
+	__u32 index = cookie / WAYS % TCP_SETS;
+	struct tcp_set *set = bpf_map_lookup_elem(&tcp_sockets, &index);
+	__u32 at = set ? way_of(set->cookies, cookie) : WAYS;
+	struct tcp_socket *t;
+	__u32 was;
+
+	if (!set || at >= WAYS)
+		return;
+	t = &set->sockets[at & (WAYS - 1)];
+	if (t->state & METERED) {
+		was = __sync_fetch_and_or(&t->state, RELEASED);
+		if (!(was & ENDED)) {
+			// Another program may have said that nobody wants to hear of its end.
+			if (says(COUNT_BYTES) && kernel_type(struct tcp_sock, t->sk)->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG)
+				return;
+			if (end(t) & ENDED)
+				return;
+		}
+	}
+	vacate(set, at);
+}
+
+// ends learns when a socket that was translated ends, and counts what it has carried.
+SEC("sockops")
+int ends(struct bpf_sock_ops *ctx)
+{
+	__u32 op = ctx->op, index, at;
+	struct tcp_socket *t;
+	struct tcp_set *set;
+	__u64 cookie;
+
+	if (op != BPF_SOCK_OPS_TCP_CONNECT_CB && op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
+	    !(op == BPF_SOCK_OPS_STATE_CB && ctx->args[1] == BPF_TCP_CLOSE))
+		return 1;
+	cookie = bpf_get_socket_cookie(ctx);
+	index = cookie / WAYS % TCP_SETS;
+	set = bpf_map_lookup_elem(&tcp_sockets, &index);
+	at = set ? way_of(set->cookies, cookie) : WAYS;
+	if (!set || at >= WAYS)
+		return 1;
+	t = &set->sockets[at & (WAYS - 1)];
+	if (op == BPF_SOCK_OPS_STATE_CB) {
+		if ((end(t) & (RELEASED | ENDED)) == RELEASED)
+			vacate(set, at);
+		return 1;
+	}
+	if (op == BPF_SOCK_OPS_TCP_CONNECT_CB && t->sk && !t->state) {
+		t->first = kernel_type(struct tcp_sock, t->sk)->write_seq;
+		__sync_fetch_and_or(&t->state, METERED);
+	}
+	// Programs of a pod may have said something else when it was connected.
+	if (t->state & METERED)
+		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+	return 1;
+}
+
+// release has a socket that is closed be forgotten.
 SEC("cgroup/sock_release")
 int release(struct bpf_sock *ctx)
 {
 	__u64 cookie = bpf_get_socket_cookie(ctx);
-	struct tcp_set *t;
 	struct udp_set *u;
 	__u32 index, at;
 
 	if (ctx->protocol == TCP) {
-		index = cookie / WAYS % TCP_SETS;
-		t = bpf_map_lookup_elem(&tcp_sockets, &index);
-		at = t ? way_of(t->cookies, cookie) : WAYS;
-		if (t && at < WAYS) {
-			__builtin_memset(&t->sockets[at & (WAYS - 1)], 0, sizeof(t->sockets[0]));
-			__sync_lock_test_and_set(&t->cookies[at & (WAYS - 1)], 0); // after that
-		}
+		release_tcp(cookie);
 	} else if (ctx->protocol == UDP) {
 		index = cookie / WAYS % UDP_SETS;
 		u = bpf_map_lookup_elem(&udp_sockets, &index);
@@ -1054,6 +1256,80 @@ int cut(struct __sk_buff *skb)
 		return 1;
 	count(CUT);
 	return 0;
+}
+
+#define ETH_P_IP 0x0800
+#define ETH_P_IPV6 0x86dd
+#define UDP_HEADER 8
+
+// peer_of finds who sent a datagram, or is to get it, and returns the length of all
+// headers; 0 for packets that are something else.
+static __always_inline __u32 peer_of(struct __sk_buff *skb, int to, struct at *peer)
+{
+	__u32 head[10], length;
+	__u16 ports[2];
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, 0, head, 20))
+			return 0;
+		length = (*(__u8 *)head & 0xf) * 4;
+		v4(&peer->addr, to == TO_ENDPOINT ? head[4] : head[3]);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if (bpf_skb_load_bytes(skb, 0, head, 40) || ((__u8 *)head)[6] != UDP)
+			return 0;
+		length = 40;
+		__builtin_memcpy(&peer->addr, to == TO_ENDPOINT ? &head[6] : &head[2], sizeof(peer->addr));
+	} else {
+		return 0;
+	}
+	if (bpf_skb_load_bytes(skb, length, ports, sizeof(ports)))
+		return 0;
+	peer->port = ports[to == TO_ENDPOINT];
+	return length + UDP_HEADER;
+}
+
+// count_datagram counts what UDP sockets send to endpoints and receive from them. One
+// packet may be several that a link is to make of it.
+static __always_inline void count_datagram(struct __sk_buff *skb, int to)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	struct at peer = {};
+	struct udp_pairs *u;
+	struct carried n = {};
+	__u32 headers, at;
+
+	if (!sk || sk->protocol != UDP)
+		return;
+	u = udp_socket(bpf_get_socket_cookie(skb), 0);
+	if (!u || !u->used)
+		return;
+	headers = peer_of(skb, to, &peer);
+	if (!headers || headers > skb->len || (to == TO_ENDPOINT && says(CUTTING) && gone(u)))
+		return;
+	at = PAIRS;
+#pragma unroll
+	for (int i = 0; i < PAIRS; i++)
+		if (i < u->used && same_at(&u->pairs[i].endpoint, &peer))
+			at = i;
+	if (at >= PAIRS)
+		return;
+	n.bytes[to] = skb->len - headers;
+	n.packets[to] = skb->gso_segs ?: 1;
+	count_carried(&u->pairs[at & (PAIRS - 1)], UDP, &n);
+}
+
+SEC("cgroup_skb/egress")
+int sent(struct __sk_buff *skb)
+{
+	count_datagram(skb, TO_ENDPOINT);
+	return 1;
+}
+
+SEC("cgroup_skb/ingress")
+int received(struct __sk_buff *skb)
+{
+	count_datagram(skb, TO_CLIENT);
+	return 1;
 }
 
 // An answer about a namespace, as read from sockets.
@@ -1114,7 +1390,7 @@ int told_tcp(struct bpf_iter__bpf_map_elem *ctx)
 		return 0;
 #pragma unroll
 	for (int i = 0; i < WAYS; i++)
-		if (set->cookies[i])
+		if (set->cookies[i] && !(set->sockets[i].state & RELEASED))
 			bpf_seq_write(ctx->meta->seq, &found, sizeof(found));
 	return 0;
 }
@@ -1132,5 +1408,79 @@ int told_udp(struct bpf_iter__bpf_map_elem *ctx)
 	for (int i = 0; i < WAYS; i++)
 		if (set->cookies[i] && set->sockets[i].connected)
 			bpf_seq_write(ctx->meta->seq, &found, sizeof(found));
+	return 0;
+}
+
+// abandon gives away the place of a socket whose end programs were not told of.
+static __always_inline void abandon(__u32 index, __u32 at)
+{
+	struct tcp_set *set = bpf_map_lookup_elem(&tcp_sockets, &index);
+
+	if (set && !(__sync_fetch_and_or(&set->sockets[at & (WAYS - 1)].state, ENDED) & ENDED))
+		vacate(set, at);
+}
+
+// A socket that was translated: it is open, or still carries something.
+struct live_socket {
+	struct at frontend, endpoint;
+	__u32 protocol;
+	__u32 open;
+	struct carried carried;
+};
+
+// live_tcp tells of each TCP socket that was translated.
+SEC("iter/bpf_map_elem")
+int live_tcp(struct bpf_iter__bpf_map_elem *ctx)
+{
+	struct live_socket out = {.protocol = TCP};
+	struct tcp_set *set = ctx->value;
+	__u32 *index = ctx->key;
+	struct tcp_socket t;
+	struct sock *sk;
+	__u64 cookie;
+
+	if (!set || !index)
+		return 0;
+	for (__u32 i = 0; i < WAYS; i++) {
+		cookie = set->cookies[i];
+		if (!cookie)
+			continue;
+		t = set->sockets[i];
+		out.frontend = t.pair.frontend;
+		out.endpoint = t.pair.endpoint;
+		out.open = !(t.state & (RELEASED | ENDED));
+		__builtin_memset(&out.carried, 0, sizeof(out.carried));
+		if ((t.state & (METERED | ENDED)) == METERED) {
+			read_socket(&t, &out.carried);
+			barrier();
+			sk = kernel_type(struct sock, t.sk);
+			if (sk->__sk_common.skc_cookie.counter != cookie || sk->__sk_common.skc_state == BPF_TCP_CLOSE) {
+				if (t.state & RELEASED)
+					abandon(*index, i);
+				continue;
+			}
+		}
+		bpf_seq_write(ctx->meta->seq, &out, sizeof(out));
+	}
+	return 0;
+}
+
+// live_udp tells of each pair of a UDP socket.
+SEC("iter/bpf_map_elem")
+int live_udp(struct bpf_iter__bpf_map_elem *ctx)
+{
+	struct live_socket out = {.protocol = UDP, .open = 1};
+	struct udp_set *set = ctx->value;
+
+	if (!set)
+		return 0;
+	for (int i = 0; i < WAYS; i++)
+		for (int j = 0; j < PAIRS; j++) {
+			if (!set->cookies[i] || j >= set->sockets[i].used)
+				continue;
+			out.frontend = set->sockets[i].pairs[j].frontend;
+			out.endpoint = set->sockets[i].pairs[j].endpoint;
+			bpf_seq_write(ctx->meta->seq, &out, sizeof(out));
+		}
 	return 0;
 }
