@@ -40,7 +40,7 @@ func (d *Dataplane) Translated(fd int) (bool, error) {
 func (d *Dataplane) Map(name string) *ebpf.Map {
 	return map[string]*ebpf.Map{
 		"services": d.kernel.Services, "endpoints": d.kernel.Endpoints, "members": d.kernel.Members,
-		"spaces": d.kernel.Spaces, "node_addrs": d.kernel.NodeAddrs,
+		"spaces": d.kernel.Spaces, "node_addrs": d.kernel.NodeAddrs, "tcp_sockets": d.kernel.TCP,
 	}[name]
 }
 
@@ -95,3 +95,9 @@ func FindCgroup(mounts, pins string) (string, error) {
 
 // Connected returns how many sockets are connected to an endpoint.
 func Connected(root string) (int, error) { return connected(root) }
+
+// Account is what was told of a route.
+type Account = account
+
+// Settle has it be told connections, bytes and packets.
+func (a *Account) Settle(ended, live [5]uint64) [5]uint64 { return a.settle(ended, live) }

@@ -20,9 +20,10 @@ type route struct {
 
 // account is what is known of a route beside what the kernel counts at the moment.
 type account struct {
-	ended routeValue // what had ended, at last
-	kept  routeValue // what the kernel counts no more, as the route's entry had to give way
-	told  routeValue // what all came to, at last
+	ended routeValue              // what had ended, at last
+	kept  routeValue              // what the kernel counts no more, as the route's entry had to give way
+	told  routeValue              // what all came to, at last
+	fell  [len(routeValue{})]bool // far below that, at last
 }
 
 // Traffic yields the connections that were translated at their socket, how many
@@ -72,18 +73,23 @@ func (d *Dataplane) sockets(yield func(proxy.Sample)) error {
 	return nil
 }
 
-// settle returns what a route has come to. It never shrinks.
+// settle returns what a route has come to. It never shrinks: the kernel may have
+// given an entry away, a socket may have ended meanwhile, and it counts packets in 32
+// bits, which shows by a fall that lasts.
 func (a *account) settle(ended, live routeValue) routeValue {
+	const full = 1 << 32
 	for i := range ended {
 		if ended[i] < a.ended[i] {
 			a.kept[i] += a.ended[i]
 		}
+		now := ended[i] + live[i] + a.kept[i]
+		fell := now+full/2 < a.told[i]
+		if fell && a.fell[i] {
+			a.kept[i], now, fell = a.kept[i]+full, now+full, false
+		}
+		a.fell[i], a.told[i] = fell, max(a.told[i], now)
 	}
 	a.ended = ended
-	now := ended.plus(live).plus(a.kept)
-	for i := range now {
-		a.told[i] = max(a.told[i], now[i])
-	}
 	return a.told
 }
 

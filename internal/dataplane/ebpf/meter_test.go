@@ -1,0 +1,312 @@
+package ebpf_test
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	cilium "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/dataplane/ebpf"
+	"sluice/internal/proxy"
+)
+
+// meters are the programs that count bytes.
+var meters = []string{"ends", "received", "sent"}
+
+// attachedMeters returns those of them that are attached.
+func (h *host) attachedMeters() []string {
+	h.Helper()
+	return slices.DeleteFunc(h.pinned(), func(name string) bool { return !slices.Contains(meters, name) })
+}
+
+// places returns how many TCP sockets have a place in their table.
+func (h *host) places() (n int) {
+	h.Helper()
+	var key uint32
+	var set []byte
+	all := h.d.Map("tcp_sockets").Iterate()
+	for all.Next(&key, &set) {
+		for cookies := set[:4*8]; len(cookies) > 0; cookies = cookies[8:] {
+			if binary.NativeEndian.Uint64(cookies) != 0 {
+				n++
+			}
+		}
+	}
+	if err := all.Err(); err != nil {
+		h.Fatal(err)
+	}
+	return n
+}
+
+// carried returns what was counted at a frontend.
+func (h *host) carried(at netip.AddrPort) (n proxy.Traffic) {
+	h.Helper()
+	err := h.d.Traffic(h.Context(), func(s proxy.Sample) {
+		if s.Frontend == at && s.Endpoint.IsValid() {
+			n.Bytes[0] += s.Bytes[0]
+			n.Bytes[1] += s.Bytes[1]
+		}
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	return n
+}
+
+// raw is a Service whose server is the test's.
+var rawAt, rawPod = netip.MustParseAddrPort("172.30.0.3:81"), netip.MustParseAddrPort("10.0.0.14:81")
+
+// listen accepts connections to the endpoint of rawAt.
+func (h *host) listen() net.Listener {
+	h.Helper()
+	var ln net.Listener
+	err := h.pod(rawPod.Addr().String()).Do(func() (err error) {
+		ln, err = net.Listen("tcp", rawPod.String())
+		return err
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	h.Cleanup(func() { ln.Close() })
+	return ln
+}
+
+// send sends bytes, all of which the server reads.
+func (h *host) send(s *socket, server net.Conn, bytes int) {
+	h.Helper()
+	if _, err := unix.Write(s.fd, make([]byte, bytes)); err != nil {
+		h.Fatal(err)
+	}
+	if _, err := io.CopyN(io.Discard, server, int64(bytes)); err != nil {
+		h.Fatal(err)
+	}
+}
+
+// dial connects a client to the test's server.
+func (h *host) dial(ln net.Listener) (*socket, *net.TCPConn) {
+	h.Helper()
+	s := h.socket(h.client, proxy.TCP, rawAt)
+	c, err := ln.Accept()
+	if err != nil {
+		h.Fatal(err)
+	}
+	h.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		h.Fatal(err)
+	}
+	return s, c.(*net.TCPConn)
+}
+
+// TestMetersAreOptional: without word that bytes are to be counted, no program sees a
+// packet or the end of a socket, even where a former daemon had them do that.
+func TestMetersAreOptional(t *testing.T) {
+	h := newHost(t)
+	ln := h.listen()
+	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...), row("raw", proxy.TCP, rawAt, rawPod)}
+	var open []*socket
+	for _, counts := range []bool{false, true, false} {
+		h.CountBytes = counts
+		h.start(nil)
+		h.serve(rows...)
+		want := []string{}
+		if counts {
+			want = meters
+		}
+		if got := h.attachedMeters(); !slices.Equal(got, want) {
+			t.Errorf("bytes are to be counted: %t; attached are %v, want %v", counts, got, want)
+		}
+		before := h.carried(rawAt).Bytes[0]
+		s, server := h.dial(ln)
+		open = append(open, s)
+		h.send(s, server, 1_000)
+		if n := h.carried(rawAt).Bytes[0] - before; (n == 1_000) != counts || (n == 0) == counts {
+			t.Errorf("bytes are to be counted: %t; %d were", counts, n)
+		}
+		h.stop()
+	}
+	h.CountBytes = false
+	h.start(nil)
+	h.serve(rows...)
+	for _, s := range open {
+		s.close()
+	}
+	if n := h.places(); n != 0 {
+		t.Errorf("%d closed sockets have a place", n)
+	}
+}
+
+// TestEndedSocketsAreForgotten, in whatever order they end and are closed.
+func TestEndedSocketsAreForgotten(t *testing.T) {
+	h := newHost(t)
+	h.CountBytes = true
+	h.start(nil)
+	ln := h.listen()
+	h.serve(row("web", proxy.TCP, web, pods...), row("raw", proxy.TCP, rawAt, rawPod))
+	want := uint64(0)
+	for range 20 {
+		for _, end := range []func(*socket, *net.TCPConn){
+			func(s *socket, _ *net.TCPConn) { s.close() },
+			func(s *socket, server *net.TCPConn) { server.Close(); s.close() },
+			func(s *socket, server *net.TCPConn) { _ = server.SetLinger(0); server.Close(); s.close() },
+			func(s *socket, server *net.TCPConn) {
+				go s.close()
+				_ = server.SetLinger(0)
+				server.Close()
+			},
+		} {
+			s, server := h.dial(ln)
+			h.send(s, server, 100)
+			want += 100
+			end(s, server)
+		}
+	}
+	h.eventually("places are given back", func() bool { return h.places() == 0 })
+	h.eventually("all is counted", func() bool { return h.carried(rawAt).Bytes[0] == want })
+	if got := h.carried(rawAt).Bytes[0]; got != want {
+		t.Errorf("%d bytes; want %d", got, want)
+	}
+}
+
+// TestEndIsNotTold: a socket that was closed while bytes were counted, and ends when
+// they are not, is found to be gone.
+func TestEndIsNotTold(t *testing.T) {
+	h := newHost(t)
+	h.CountBytes = true
+	h.start(nil)
+	ln := h.listen()
+	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...), row("raw", proxy.TCP, rawAt, rawPod)}
+	h.serve(rows...)
+	s, server := h.dial(ln)
+	if err := server.SetReadBuffer(1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(s.fd, make([]byte, 50_000)); err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+	h.carried(rawAt)
+	if n := h.places(); n != 1 {
+		t.Fatalf("%d sockets have a place; want the one that still carries something", n)
+	}
+	if n, err := ebpf.Connected(h.EBPF.BPFRoot); err != nil || n != 0 {
+		t.Errorf("%d sockets are open, %v; want none", n, err)
+	}
+	h.stop()
+	h.CountBytes = false
+	h.start(nil)
+	h.serve(rows...)
+	if err := server.SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	server.Close()
+	h.eventually("the place is given back", func() bool { h.carried(rawAt); return h.places() == 0 })
+}
+
+// foreign attaches another program that hears of sockets, beside others or alone.
+func (h *host) foreign(instructions asm.Instructions, alone bool) (detach func()) {
+	h.Helper()
+	p, err := cilium.NewProgram(&cilium.ProgramSpec{
+		Type: cilium.SockOps, AttachType: cilium.AttachCGroupSockOps, License: "GPL",
+		Instructions: append(instructions, asm.LoadImm(asm.R0, 1, asm.DWord).WithSymbol("out"), asm.Return()),
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	h.cleanup(p.Close)
+	if !alone {
+		l, err := link.AttachCgroup(link.CgroupOptions{Path: h.EBPF.CgroupRoot, Attach: cilium.AttachCGroupSockOps, Program: p})
+		if err != nil {
+			h.Fatal(err)
+		}
+		return func() { _ = l.Close() }
+	}
+	dir, err := os.Open(h.EBPF.CgroupRoot)
+	if err != nil {
+		h.Fatal(err)
+	}
+	h.cleanup(dir.Close)
+	at := link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: cilium.AttachCGroupSockOps}
+	if err := link.RawAttachProgram(at); err != nil {
+		h.Fatal(err)
+	}
+	return func() {
+		if err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: at.Target, Program: p, Attach: at.Attach}); err != nil {
+			h.Error(err)
+		}
+	}
+}
+
+// TestForeignMeter tolerates no other: sockets are translated all the same, and
+// counted once it is gone.
+func TestForeignMeter(t *testing.T) {
+	h := newHost(t)
+	h.CountBytes = true
+	h.start(nil)
+	detach := h.foreign(nil, true)
+	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...)}
+	h.serve(rows...)
+	if got := h.attachedMeters(); len(got) > 0 {
+		t.Errorf("attached are %v; want none", got)
+	}
+	detach()
+	h.serve(rows...)
+	if got := h.attachedMeters(); !slices.Equal(got, meters) {
+		t.Errorf("attached are %v; want %v", got, meters)
+	}
+}
+
+// TestForeignFlags: another program has nobody hear of the ends of sockets. What they
+// carried is counted when they are closed.
+func TestForeignFlags(t *testing.T) {
+	h := newHost(t)
+	h.CountBytes = true
+	h.start(nil)
+	ln := h.listen()
+	h.serve(row("web", proxy.TCP, web, pods...), row("raw", proxy.TCP, rawAt, rawPod))
+	const activeEstablished = 4 // BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB
+	defer h.foreign(asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // its operation
+		asm.JNE.Imm(asm.R2, activeEstablished, "out"),
+		asm.LoadImm(asm.R2, 0, asm.DWord),
+		asm.FnSockOpsCbFlagsSet.Call(),
+	}, false)()
+	before := h.carried(rawAt).Bytes[0]
+	s, server := h.dial(ln)
+	h.send(s, server, 12_345)
+	s.close()
+	if got := h.carried(rawAt).Bytes[0] - before; got != 12_345 {
+		t.Errorf("%d bytes; want 12345", got)
+	}
+	if n := h.places(); n != 0 {
+		t.Errorf("%d closed sockets have a place", n)
+	}
+}
+
+// TestAccount: what is told never shrinks, whatever the kernel forgets.
+func TestAccount(t *testing.T) {
+	const full = 1 << 32
+	type count struct{ ended, live, want uint64 }
+	for name, steps := range map[string][]count{
+		"grows":                      {{0, 10, 10}, {10, 5, 15}, {15, 0, 15}},
+		"a socket ends meanwhile":    {{0, 10, 10}, {0, 0, 10}, {12, 0, 12}},
+		"an entry is given away":     {{100, 10, 110}, {0, 10, 110}, {3, 10, 113}, {5, 11, 116}},
+		"packets pass 32 bits":       {{7, full - 10, full - 3}, {7, 5, full - 3}, {7, 6, full + 13}, {13, 0, full + 13}},
+		"a large one ends meanwhile": {{0, full - 10, full - 10}, {0, 0, full - 10}, {full - 5, 0, full - 5}},
+	} {
+		var a ebpf.Account
+		for i, s := range steps {
+			if got := a.Settle([5]uint64{4: s.ended}, [5]uint64{4: s.live}); got[4] != s.want {
+				t.Errorf("%s, step %d: %d; want %d", name, i, got[4], s.want)
+			}
+		}
+	}
+}
