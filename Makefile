@@ -8,7 +8,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build build-windows krew image demo check test test-arm64 test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
+.PHONY: build build-windows krew image demo check test fuzz soak test-arm64 test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice and bin/kubectl-sluice, static, and the manual page, bin/sluice.1
@@ -47,6 +47,13 @@ test: deps lint build check-bpf ## everything
 	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
 	go run ./test/kernels --kernels 6.1 --share 10
+	FUZZTOTAL=30 test/fuzz.sh
+
+fuzz: ## every fuzz target, FUZZTIME each (10s)
+	@FUZZTIME='$(FUZZTIME)' test/fuzz.sh
+
+soak: ## what needs hours: every fuzz target, 10 minutes each
+	@FUZZTIME=$(or $(FUZZTIME),10m) test/fuzz.sh
 
 # What can run in an emulator, which knows neither nf_tables nor namespaces: everything that decides, and what is written to
 # and read from the kernel, byte by byte.

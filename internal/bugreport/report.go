@@ -114,7 +114,7 @@ func (c *Contents) daemon(ctx context.Context, s Settings) (node statusapi.Node)
 // list returns all items of a list, page by page.
 func list(ctx context.Context, c *statusapi.Client, path string) ([]byte, error) {
 	all, query := []json.RawMessage{}, url.Values{"limit": {strconv.Itoa(statusapi.MaxPage)}}
-	for {
+	for range statusapi.MaxPages {
 		var page struct {
 			Items    []json.RawMessage `json:"items"`
 			Continue string            `json:"continue"`
@@ -128,6 +128,7 @@ func list(ctx context.Context, c *statusapi.Client, path string) ([]byte, error)
 		}
 		query.Set("continue", page.Continue)
 	}
+	return nil, statusapi.ErrEndless
 }
 
 // troubled returns in full the first Services that need attention.

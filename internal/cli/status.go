@@ -128,7 +128,7 @@ func pages(ctx context.Context, c Client, query url.Values, all bool, r *StatusR
 	if !all {
 		query.Set("limit", strconv.Itoa(listed))
 	}
-	for {
+	for range statusapi.MaxPages {
 		var page statusapi.ServiceList
 		if err := c.Get(ctx, statusapi.ServicesPath, query, &page); err != nil {
 			return err
@@ -139,6 +139,7 @@ func pages(ctx context.Context, c Client, query url.Values, all bool, r *StatusR
 		}
 		query.Set("continue", page.Continue)
 	}
+	return statusapi.ErrEndless
 }
 
 // details asks for Services by name.

@@ -51,8 +51,10 @@ func FuzzDecode(f *testing.F) {
 		if s, _, ok := decodeServer(message); ok && !s.Addr.Addr().IsValid() {
 			t.Errorf("a server without an address: %v", s)
 		}
-		if r, ok := decodeReal(message, true); ok && !r.Addr.Addr().IsValid() {
-			t.Errorf("a real server without an address: %v", r)
+		for _, four := range []bool{true, false} {
+			if r, ok := decodeReal(message, four); ok && !r.Addr.Addr().IsValid() {
+				t.Errorf("a real server without an address: %v", r)
+			}
 		}
 	})
 }

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"strings"
 	"testing"
 
 	"github.com/google/nftables/expr"
@@ -23,12 +24,32 @@ func FuzzDecode(f *testing.F) {
 	b.AddChain(table, &Chain{Name: "target", Comment: "a chain"})
 	b.AddElement(values, Element{Key: "\x00\x50\x00\x00mark", Data: "data"})
 	b.AddElement(verdicts, Element{Key: "\x00\x50\x00\x00", Verdict: Verdict{Code: Goto, Chain: "target"}})
-	b.AddRule(table, "target", &Rule{Comment: "one", Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
+	for _, x := range []expr.Any{
+		&expr.Verdict{Kind: expr.VerdictAccept}, &expr.Verdict{Kind: expr.VerdictJump, Chain: "services"},
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: Register(0)},
+		&expr.Payload{DestRegister: Register(0), Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: Register(0), Data: []byte("eth0")},
+		&expr.Bitwise{SourceRegister: Register(0), DestRegister: Register(0), Len: 4, Mask: []byte{255, 0, 0, 0}, Xor: make([]byte, 4)},
+		&expr.Lookup{SourceRegister: Register(0), SetName: "values"},
+		&expr.Numgen{Register: Register(0), Modulus: 3}, &expr.Masq{Random: true},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: Register(0), RegProtoMin: Register(1)},
+	} {
+		b.AddRule(table, "target", &Rule{Comment: "one", Exprs: []expr.Any{x}})
+	}
 	encode(&w, &b, messageBytes)
 	f.Add(w.Bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for m := range netlink.Messages(data) {
-			for _, v := range m.Attrs().All() {
+			a := m.Attrs()
+			hookShape(a)
+			setShape(a)
+			decodeTrace(IP, a)
+			rule := decodeRule(a)
+			rule.Unreadable(IP6)
+			if text, err := rule.Text(table, "target"); err == nil && strings.ContainsAny(text, "\r\n\x00") {
+				t.Errorf("rule %+v is %q, more than a line", rule, text)
+			}
+			for _, v := range a.All() {
 				decodeElement(v)
 				comment(v)
 			}
