@@ -113,7 +113,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 // steps are what a command line can come to. They do the work; run decides.
 type steps struct {
 	cleanup    func(context.Context, plan) error
-	chooseMode func(context.Context) (config.ProxyMode, error)
+	chooseMode func(context.Context, dataplane.Settings) (config.ProxyMode, error)
 	initialise func(context.Context, plan) error
 	serve      func(context.Context, plan) error
 }
@@ -158,7 +158,7 @@ func (o *Options) execute(ctx context.Context, s steps, said parsed) error {
 		return s.cleanup(ctx, p)
 	}
 	if said.input.Object.Mode == "" {
-		mode, err := s.chooseMode(ctx)
+		mode, err := s.chooseMode(ctx, o.settingsOf(said.config))
 		if err != nil {
 			return err
 		}

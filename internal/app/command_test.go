@@ -17,6 +17,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"sluice/internal/config"
+	"sluice/internal/dataplane"
 )
 
 // execute runs the command and returns what it printed. A command line that
@@ -29,7 +30,7 @@ func execute(t *testing.T, args ...string) (string, error) {
 	}
 	return play(t, newCommand("sluice", NewOptions(), steps{
 		cleanup:    func(context.Context, plan) error { return never("clean") },
-		chooseMode: func(context.Context) (config.ProxyMode, error) { return config.NFTables, never("choose a mode") },
+		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) { return config.NFTables, never("choose a mode") },
 		initialise: func(context.Context, plan) error { return never("initialise") },
 		serve:      func(context.Context, plan) error { return never("serve") },
 	}), args...)
@@ -417,7 +418,7 @@ func TestSteps(t *testing.T) {
 			}
 			_, err := play(t, newCommand("sluice", NewOptions(), steps{
 				cleanup:    func(context.Context, plan) error { return did("clean") },
-				chooseMode: func(context.Context) (config.ProxyMode, error) { return config.NFTables, did("choose") },
+				chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) { return config.NFTables, did("choose") },
 				initialise: func(_ context.Context, p plan) error { return did("initialise " + string(p.config.Mode)) },
 				serve:      func(_ context.Context, p plan) error { return did("serve " + string(p.config.Mode)) },
 			}), tt.args...)
@@ -440,7 +441,7 @@ func errorText(err error) string {
 
 func TestNoModeToChoose(t *testing.T) {
 	_, err := play(t, newCommand("sluice", NewOptions(), steps{
-		chooseMode: func(context.Context) (config.ProxyMode, error) { return "", errors.New("no kernel") },
+		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) { return "", errors.New("no kernel") },
 	}), "--init-only")
 	if errorText(err) != "no kernel" {
 		t.Errorf("error %v", err)

@@ -118,11 +118,12 @@ func hostFamilies(proc fs.FS) (families []proxy.Family, missing string) {
 
 // chooseMode returns the mode that the host needs, or else the best that the
 // kernel can do.
-func chooseMode(ctx context.Context) (config.ProxyMode, error) { return choose(ctx, dataplane.Modes()) }
+func chooseMode(ctx context.Context, s dataplane.Settings) (config.ProxyMode, error) {
+	s.Families, _ = enabledFamilies()
+	return choose(ctx, dataplane.Modes(), s)
+}
 
-func choose(ctx context.Context, modes []dataplane.Mode) (config.ProxyMode, error) {
-	can, _ := enabledFamilies()
-	s := dataplane.Settings{Families: can}
+func choose(ctx context.Context, modes []dataplane.Mode, s dataplane.Settings) (config.ProxyMode, error) {
 	if m := neededMode(ctx, modes, s); m != "" {
 		return m, nil
 	}

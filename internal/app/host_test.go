@@ -34,7 +34,7 @@ func TestChoose(t *testing.T) {
 				return nil, errors.New("the kernel has no " + string(m))
 			}}
 		}
-		got, err := choose(t.Context(), []dataplane.Mode{mode(config.NFTables), mode(config.IPTables)})
+		got, err := choose(t.Context(), []dataplane.Mode{mode(config.NFTables), mode(config.IPTables)}, dataplane.Settings{})
 		if got != tt.want || (err == nil) != (tt.want != "") {
 			t.Errorf("of %v: took %q, error %v; want %q", tt.can, got, err, tt.want)
 		}
@@ -72,7 +72,7 @@ func TestChooseWhatTheHostNeeds(t *testing.T) {
 				{Name: config.IPTables, Probe: probe(tt.probe), Needed: func(context.Context, dataplane.Settings) (string, error) {
 					return tt.why, tt.err
 				}},
-			})
+			}, dataplane.Settings{})
 			if err != nil || got != tt.want {
 				t.Errorf("took %q, error %v; want %q", got, err, tt.want)
 			}

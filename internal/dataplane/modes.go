@@ -95,7 +95,7 @@ func find(all []Mode, name config.ProxyMode) (Mode, error) {
 	i := slices.IndexFunc(all, func(m Mode) bool { return m.Name == name })
 	switch {
 	case len(all) == 0:
-		return Mode{}, fmt.Errorf("no proxy mode is built for %s yet, only for Linux", runtime.GOOS)
+		return Mode{}, fmt.Errorf("no proxy mode is built for %s yet, only for Linux and Windows", runtime.GOOS)
 	case i < 0:
 		return Mode{}, fmt.Errorf("no such mode; modes: %s", Names(", "))
 	case all[i].Open == nil:

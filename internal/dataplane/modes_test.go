@@ -60,7 +60,7 @@ func TestOtherModesAreNamed(t *testing.T) {
 
 // TestSystemWithoutModes says so, whatever mode is asked for.
 func TestSystemWithoutModes(t *testing.T) {
-	want := "no proxy mode is built for " + runtime.GOOS + " yet, only for Linux"
+	want := "no proxy mode is built for " + runtime.GOOS + " yet, only for Linux and Windows"
 	for _, name := range []config.ProxyMode{"", config.NFTables, "foo"} {
 		if _, err := find(nil, name); err == nil || err.Error() != want {
 			t.Errorf("mode %q: error %v, want %q", name, err, want)

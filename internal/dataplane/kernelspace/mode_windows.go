@@ -1,0 +1,9 @@
+package kernelspace
+
+import (
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/kernel/hns"
+)
+
+// Mode is the mode over the service of this node.
+func Mode() mode.Mode { return Over(func() (hns.Interface, error) { return hns.Open() }) }
