@@ -211,11 +211,13 @@ func TestMonitoringIsAskedFor(t *testing.T) {
 func TestChartImage(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0", 64)
 	for want, given := range map[string]values{
-		"sluice:latest":       nil,
-		"sluice:1.20":         set(t, "image.tag=1.20"),
-		"r:5000/s:v1":         set(t, "image.repository=r:5000/s,image.tag=v1"),
-		"sluice@" + digest:    set(t, "image.digest="+digest),
-		"r.example@" + digest: set(t, "image.repository=r.example,image.tag=v1,image.digest="+digest),
+		"sluice:latest":          nil,
+		"sluice:latest-iptables": set(t, "config.mode=iptables"),
+		"sluice:v2":              set(t, "config.mode=iptables,image.tag=v2"),
+		"sluice:1.20":            set(t, "image.tag=1.20"),
+		"r:5000/s:v1":            set(t, "image.repository=r:5000/s,image.tag=v1"),
+		"sluice@" + digest:       set(t, "image.digest="+digest),
+		"r.example@" + digest:    set(t, "image.repository=r.example,image.tag=v1,image.digest="+digest),
 	} {
 		if r := helm(t, given); r.daemon().Image != want || r.initial().Image != want {
 			t.Errorf("images %q and %q, want %q", r.initial().Image, r.daemon().Image, want)

@@ -52,7 +52,7 @@ func TestReplacementChangesTheImageOnly(t *testing.T) {
 		"kind":       "DaemonSet",
 		"metadata":   object{"name": "kube-proxy", "namespace": "kube-system"},
 		"spec": object{"template": object{"spec": object{"containers": []any{
-			object{"name": "kube-proxy", "image": "sluice:latest"},
+			object{"name": "kube-proxy", "image": "sluice:latest-iptables"},
 		}}}},
 	}
 	if diff := cmp.Diff(any(want), got); diff != "" {
@@ -116,7 +116,8 @@ func (r *release) check() error {
 			want(slices.ContainsFunc(template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }),
 				"container %s mounts %s, which is no volume", c.Name, m.Name)
 		}
-		want(c.Image == "sluice:latest", "container %s has image %q", c.Name, c.Image)
+		tag := map[bool]string{false: "latest", true: "latest-iptables"}[mount(r.daemon(), "xtables-lock") != nil]
+		want(c.Image == "sluice:"+tag, "container %s has image %q", c.Name, c.Image)
 	}
 	run := mount(r.daemon(), "run")
 	want(run != nil && run.MountPath == path.Dir(statusapi.DefaultSocket) && !run.ReadOnly && r.volume("run").EmptyDir != nil,

@@ -141,39 +141,9 @@ func checkSocketPaths(t *testing.T, r *release) {
 // lockFile is what all programs of iptables on a host agree on.
 const lockFile = "/run/xtables.lock"
 
-// confined is how a container runtime starts what is not privileged: nothing can
-// be written but a lock and a small folder that are mounted, and capabilities are
-// bounded.
-const confined = `set -e
-mount --make-rprivate /
-mount -t tmpfs none /run
-if [ -n "$2" ]; then
-	touch "$2"
-	mount --bind "$2" "$2"
-fi
-mkdir "$3"
-mount -t tmpfs -o size="$4" none "$3"
-mount -o remount,bind,ro /run
-mount -o remount,bind,ro /
-mount --bind /proc/sys /proc/sys
-mount -o remount,bind,ro /proc/sys
-bound=$1
-shift 4
-exec setpriv --no-new-privs --inh-caps=-all --bounding-set="$bound" "$@"
-`
-
-// bounding returns what setpriv is told of capabilities.
-func bounding(capabilities []corev1.Capability) string {
-	bound := "-all"
-	for _, c := range capabilities {
-		bound += ",+" + strings.ToLower(string(c))
-	}
-	return bound
-}
-
-// TestPrivilegesSuffice runs the daemon with the container's flags,
-// configuration and privileges until the kernel has its rules and the kubelet's
-// probe is content; and without each capability, to see that its lack is noticed and
+// TestPrivilegesSuffice runs the daemon in its image, with the container's flags,
+// configuration and privileges, until the kernel has its rules, a connection goes
+// through a Service and the kubelet's probe is content; and without each capability, to see that its lack is noticed and
 // that nothing is left half done.
 func TestPrivilegesSuffice(t *testing.T) {
 	tests := []struct {
@@ -197,9 +167,10 @@ func TestPrivilegesSuffice(t *testing.T) {
 	for _, tt := range tests {
 		has := tt.r.daemon().SecurityContext.Capabilities.Add
 		t.Run(tt.name, func(t *testing.T) {
-			node, daemon := startConfined(t, tt.r, bounding(has), tt.before)
+			l, daemon := startConfined(t, tt.r, has, tt.before)
+			serves := server(t, l)
 			daemon.await(t, func() bool {
-				return hasRules(node, tt.rules) && answers(t, node, tt.r.daemon()) && daemon.tellsStatus(t)
+				return hasRules(l.Node(), tt.rules) && answers(t, l.Node(), tt.r.daemon()) && daemon.tellsStatus(t) && serves()
 			})
 			last := filepath.Join(daemon.bpf, "sluice", "connect6")
 			if pinned := daemon.pinned(t); daemon.bpf != "" && !slices.Contains(pinned, last) {
@@ -211,7 +182,7 @@ func TestPrivilegesSuffice(t *testing.T) {
 				break
 			}
 			t.Run(tt.name+" without "+string(c), func(t *testing.T) {
-				node, daemon := startConfined(t, tt.r, bounding(slices.Delete(slices.Clone(has), i, i+1)), tt.before)
+				l, daemon := startConfined(t, tt.r, slices.Delete(slices.Clone(has), i, i+1), tt.before)
 				daemon.await(t, func() bool {
 					select {
 					case <-daemon.done:
@@ -220,7 +191,7 @@ func TestPrivilegesSuffice(t *testing.T) {
 						return false
 					}
 				})
-				if hasRules(node, tt.rules) {
+				if hasRules(l.Node(), tt.rules) {
 					t.Error("there are rules all the same")
 				}
 				if left := daemon.pinned(t); len(left) > 0 {
@@ -326,17 +297,18 @@ func (p *process) await(t *testing.T, holds func() bool) {
 	t.Fatalf("it did not come about; the daemon says:\n%s", p.text())
 }
 
-// startConfined starts the daemon of a release on the examples, in a network of
-// its own.
-func startConfined(t *testing.T, r *release, bound string, before []string) (*lab.Host, *process) {
+// startConfined starts the daemon of a release on the examples, in its image and in
+// a network of its own.
+func startConfined(t *testing.T, r *release, capabilities []corev1.Capability, before []string) (*lab.Lab, *process) {
 	t.Helper()
 	lab.Require(t)
 	p := &process{}
-	var places [2]string // of sockets and programs
+	host := map[string]string{"xtables-lock": lockOf(t)}
 	if mount(r.daemon(), "bpf") != nil {
-		places = p.addSockets(t)
+		places := p.addSockets(t)
+		host["cgroup"], host["bpf"] = places[0], places[1]
 	}
-	l, err := lab.New(lab.Config{Cgroup: places[0]})
+	l, err := lab.New(lab.Config{Cgroup: host["cgroup"]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -352,18 +324,39 @@ func startConfined(t *testing.T, r *release, bound string, before []string) (*la
 	if len(before) > 0 {
 		on(t, l.Node(), before[0], before[1:]...)
 	}
-	lock := ""
-	if m := mount(r.daemon(), "xtables-lock"); m != nil {
-		lock = m.MountPath
+	p.start(t, l.Node(), "unshare", container(t, r, r.daemon(), capabilities, host, examples)...)
+	return l, p
+}
+
+// server adds the pods of the examples' Service web, and returns whether a client
+// reaches one of them by its ClusterIP.
+func server(t *testing.T, l *lab.Lab) func() bool {
+	t.Helper()
+	for i := range 3 {
+		addr := netip.AddrFrom4([4]byte{10, 244, 0, byte(11 + i)})
+		pod, err := l.AddPod("web", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener, err := pod.Listen(proxy.TCP, netip.AddrPortFrom(addr, 8080))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { listener.Close() })
 	}
-	size := strconv.FormatInt(r.volume("run").EmptyDir.SizeLimit.Value(), 10)
-	args := []string{"--mount", "sh", "-c", confined, "sh", bound, lock, mount(r.daemon(), "run").MountPath, size, image(t)}
-	paths := strings.NewReplacer("/host/cgroup", places[0], "/host/bpf", places[1])
-	for _, a := range arguments(r.daemon(), mounted(t, r)) {
-		args = append(args, paths.Replace(a))
+	source := netip.MustParseAddr("10.244.0.2")
+	client, err := l.AddPod("client", source)
+	if err != nil {
+		t.Fatal(err)
 	}
-	p.start(t, l.Node(), "unshare", append(args, "--manifests="+examples)...)
-	return l.Node(), p
+	flow := traffic.Flow{Protocol: proxy.TCP, Src: source, Dst: netip.MustParseAddrPort("10.96.0.10:80"), Patience: 300 * time.Millisecond}
+	return func() bool {
+		seen, err := client.Probe(t.Context(), []traffic.Flow{flow})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return seen[0].Fate == traffic.Answered && seen[0].By.Port() == 8080
+	}
 }
 
 // start starts a program on a node, which is told to stop when the test ends.

@@ -15,9 +15,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- end }}
 
+{{/* Without a tag or a digest, the chart's version: the image with the programs of iptables where those may be needed. */}}
 {{- define "sluice.image" -}}
+{{- $default := printf "%s%s" .Chart.AppVersion (ternary "-iptables" "" (eq (include "sluice.iptables" .) "true")) }}
 {{- with .Values.image }}
-{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $default }}{{ end }}
 {{- end }}
 {{- end }}
 
