@@ -13,7 +13,7 @@ import (
 
 // balancing returns how a mode is to choose endpoints.
 func (o *Options) balancing(name config.ProxyMode) (resolve.Balancing, error) {
-	mode, err := dataplane.Of(name)
+	mode, err := dataplane.Rendered(name)
 	if err != nil {
 		return resolve.Balancing{}, err
 	}

@@ -53,6 +53,7 @@ func (o *Options) offlinePlan() (plan, error) {
 	if o.Manifests == "" {
 		return plan{}, errors.New("nothing to read Services from: give --manifests DIR")
 	}
+	o.offline = true
 	said, err := o.read(dataplane.Default())
 	if err != nil {
 		return plan{}, err

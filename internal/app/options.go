@@ -53,6 +53,7 @@ type Options struct {
 	flags   []*pflag.Flag // of all groups, in the order of help
 	version versionFlag
 	log     io.Writer // where the log goes; nil: standard error
+	offline bool      // nothing is served, so modes of other systems will do
 }
 
 // systemWindows is what Go calls that system.
@@ -123,7 +124,11 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 	var err error
 	p.config, err = p.input.Configuration(unset)
 	wrong, _ := errors.AsType[config.FieldErrors](err)
-	if _, err := dataplane.Of(p.config.Mode); err != nil {
+	of := dataplane.Of
+	if o.offline {
+		of = dataplane.Rendered
+	}
+	if _, err := of(p.config.Mode); err != nil {
 		mode := &config.FieldError{Field: "mode", Value: string(p.config.Mode), Reason: err.Error()}
 		wrong = append(config.FieldErrors{mode}, wrong...)
 	}

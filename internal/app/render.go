@@ -62,7 +62,7 @@ func (o *Options) render(ctx context.Context, out io.Writer, asked renderOptions
 	if err != nil {
 		return err
 	}
-	mode, err := dataplane.Of(p.config.Mode)
+	mode, err := dataplane.Rendered(p.config.Mode)
 	if err != nil {
 		return err
 	}

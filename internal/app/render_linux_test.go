@@ -67,6 +67,7 @@ func TestRender(t *testing.T) {
 		{"ipvs", []string{"--proxy-mode=ipvs", "--family=IPv4"}},
 		{"userspace", []string{"--proxy-mode=userspace", "--family=IPv4"}},
 		{"ebpf", []string{"--proxy-mode=ebpf", "--nodeport-addresses=primary", "--iptables-localhost-nodeports=false"}},
+		{"kernelspace", []string{"--proxy-mode=kernelspace"}},
 		{"nftables-gate", []string{"--proxy-mode=nftables", "--service=default/gate"}},
 		{"iptables-gate", []string{"--proxy-mode=iptables", "--service=default/gate"}},
 	}

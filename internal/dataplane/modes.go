@@ -91,6 +91,16 @@ func Default() config.ProxyMode {
 // name.
 func Of(name config.ProxyMode) (Mode, error) { return find(table(), name) }
 
+// Rendered returns a mode that is built, or can at least be rendered here.
+func Rendered(name config.ProxyMode) (Mode, error) {
+	for _, m := range table() {
+		if m.Name == name && m.Render != nil {
+			return m, nil
+		}
+	}
+	return Of(name)
+}
+
 func find(all []Mode, name config.ProxyMode) (Mode, error) {
 	i := slices.IndexFunc(all, func(m Mode) bool { return m.Name == name })
 	switch {
@@ -99,7 +109,7 @@ func find(all []Mode, name config.ProxyMode) (Mode, error) {
 	case i < 0:
 		return Mode{}, fmt.Errorf("no such mode; modes: %s", Names(", "))
 	case all[i].Open == nil:
-		return Mode{}, fmt.Errorf("mode %s is not built yet; modes: %s", name, Names(", "))
+		return Mode{}, fmt.Errorf("mode %s is of another system; modes: %s", name, Names(", "))
 	default:
 		return all[i], nil
 	}

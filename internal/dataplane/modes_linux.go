@@ -4,6 +4,7 @@ import (
 	"sluice/internal/dataplane/ebpf"
 	"sluice/internal/dataplane/iptables"
 	"sluice/internal/dataplane/ipvs"
+	"sluice/internal/dataplane/kernelspace"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/dataplane/userspace"
 )
@@ -16,5 +17,6 @@ func table() []Mode {
 		ipvs.Mode(),
 		userspace.Mode(),
 		ebpf.Mode(),
+		kernelspace.Mode(),
 	})
 }

@@ -27,7 +27,7 @@ func TestModesAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	word := map[bool]string{false: "no", true: "yes"}
-	for _, m := range Modes() {
+	for _, m := range table() {
 		row := "| " + string(m.Name) + " |"
 		for _, b := range proxy.Balancings {
 			text := word[slices.Contains(m.Balancing, b)]
@@ -47,7 +47,7 @@ func TestOtherModesAreNamed(t *testing.T) {
 		mode config.ProxyMode
 		want string
 	}{
-		{"kernelspace", `no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
+		{"kernelspace", `mode kernelspace is of another system; modes: nftables, iptables, ipvs, userspace, ebpf`},
 		{"NFTables", `no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
 		{"foo", `no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
 	}

@@ -20,6 +20,7 @@ type inventory struct {
 	nodes     map[netip.Addr]bool         // whose addresses are no pods'
 	macs      map[netip.Addr]string       // of this node's links, by their addresses; on an overlay network only
 	endpoints map[netip.Addr]endpoint     // of the network
+	addrs     map[string][]netip.Addr     // theirs, by ID
 	balancers map[id]balancer             // ours
 	others    map[id]balancer             // that are not
 	strays    []string                    // endpoints of ours that cannot be used
@@ -72,33 +73,37 @@ func (d *Dataplane) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var has inventory
-	has.setNetwork(n)
-	if has.overlay() {
-		if has.macs, err = d.links(); err != nil {
-			return fmt.Errorf("list this node's links: %w", err)
-		}
-	}
-	endpoints, err := d.service.Endpoints(ctx, n.ID)
-	if err != nil {
-		return fmt.Errorf("list endpoints of HNS network %s: %w", n.Name, err)
-	}
-	balancers, err := d.service.LoadBalancers(ctx)
-	if err != nil {
-		return fmt.Errorf("list load balancers of HNS: %w", err)
-	}
-	if d.options.ForwardHealthCheckVIP {
-		if has.root, _, err = d.service.Endpoint(ctx, d.options.RootEndpoint); err != nil && !errors.Is(err, hns.ErrNotFound) {
-			return fmt.Errorf("find HNS endpoint %s: %w", d.options.RootEndpoint, err)
-		}
-	}
 	known := map[string]bool{}
 	for _, b := range d.has.balancers {
 		known[b.id] = true
 	}
-	d.has = has
-	d.sortBalancers(balancers, d.sortEndpoints(endpoints), known)
-	return nil
+	d.has = inventory{}
+	d.has.setNetwork(n)
+	if d.has.overlay() {
+		if d.has.macs, err = d.links(); err != nil {
+			return fmt.Errorf("list this node's links: %w", err)
+		}
+	}
+	if d.options.ForwardHealthCheckVIP {
+		if d.has.root, _, err = d.service.Endpoint(ctx, d.options.RootEndpoint); err != nil && !errors.Is(err, hns.ErrNotFound) {
+			return err
+		}
+	}
+	if err := d.readEndpoints(ctx); err != nil {
+		return err
+	}
+	balancers, err := d.service.LoadBalancers(ctx)
+	d.sortBalancers(balancers, known)
+	return err
+}
+
+func (d *Dataplane) readEndpoints(ctx context.Context) error {
+	d.listed = true
+	all, err := d.service.Endpoints(ctx, d.has.network.ID)
+	if err == nil {
+		d.sortEndpoints(all)
+	}
+	return err
 }
 
 func (d *Dataplane) findNetwork(ctx context.Context) (hns.Network, error) {
@@ -112,11 +117,10 @@ func (d *Dataplane) findNetwork(ctx context.Context) (hns.Network, error) {
 	return n, err
 }
 
-// sortEndpoints notes the endpoints of the network, and returns the addresses of
-// those that can be used. Versions of Windows leave a remote endpoint beside the
-// one of a pod that has its address now.
-func (d *Dataplane) sortEndpoints(all map[string]hns.Endpoint) (addrs map[string][]netip.Addr) {
-	d.has.endpoints, addrs = map[netip.Addr]endpoint{}, map[string][]netip.Addr{}
+// sortEndpoints notes the endpoints of the network. Versions of Windows leave a
+// remote endpoint beside the one of a pod that has its address now.
+func (d *Dataplane) sortEndpoints(all map[string]hns.Endpoint) {
+	d.has.endpoints, d.has.addrs, d.has.strays = map[netip.Addr]endpoint{}, map[string][]netip.Addr{}, nil
 	pods := map[netip.Addr]bool{}
 	for _, e := range all {
 		for _, a := range e.Addrs {
@@ -129,14 +133,13 @@ func (d *Dataplane) sortEndpoints(all map[string]hns.Endpoint) (addrs map[string
 			d.has.strays = append(d.has.strays, x)
 			continue
 		}
-		addrs[x] = e.Addrs
+		d.has.addrs[x] = e.Addrs
 		for _, a := range e.Addrs {
 			if !e.Remote || !pods[a] {
 				d.has.endpoints[a] = endpoint{x, value{mac: plainMAC(e.MAC), provider: e.Provider}, ours}
 			}
 		}
 	}
-	return addrs
 }
 
 // ours reports whether a service proxy made an endpoint: its MAC is made of its
@@ -164,7 +167,7 @@ func (d *Dataplane) elsewhere(e hns.Endpoint) bool {
 // sortBalancers notes load balancers. Those are ours that have an endpoint on the
 // network of the pods, or where health checks are answered, and those that are
 // known from before.
-func (d *Dataplane) sortBalancers(all map[string]hns.LoadBalancer, addrs map[string][]netip.Addr, known map[string]bool) {
+func (d *Dataplane) sortBalancers(all map[string]hns.LoadBalancer, known map[string]bool) {
 	d.has.balancers, d.has.others = map[id]balancer{}, map[id]balancer{}
 	for x, l := range all {
 		at := id{addr: l.VIP, protocol: proxy.Protocol(l.Protocol), port: l.ExternalPort}
@@ -175,8 +178,8 @@ func (d *Dataplane) sortBalancers(all map[string]hns.LoadBalancer, addrs map[str
 		slices.Sort(b.Endpoints)
 		for _, e := range l.Endpoints {
 			at.check = d.has.root != "" && e == d.has.root
-			ours = ours || at.check || addrs[e] != nil
-			b.to = append(b.to, ofFamily(addrs[e], at.family))
+			ours = ours || at.check || d.has.addrs[e] != nil
+			b.to = append(b.to, ofFamily(d.has.addrs[e], at.family))
 		}
 		slices.SortFunc(b.to, netip.Addr.Compare)
 		if ours {

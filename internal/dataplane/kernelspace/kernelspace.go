@@ -26,11 +26,12 @@ type Dataplane struct {
 	checks   map[proxy.HealthCheckKey]uint16
 	coming   map[proxy.HealthCheckKey]uint16 // the checks that an Apply changes; 0: gone
 
-	has   inventory
-	fresh bool            // has was read in this Sync or Apply
-	aside map[id]setAside // what HNS refused
-	tried map[id]bool     // in this Sync or Apply
-	rows  proxy.Refused   // whose objects were refused in it
+	has    inventory
+	fresh  bool            // has was read in this Sync or Apply
+	listed bool            // or its endpoints were
+	aside  map[id]setAside // what HNS refused
+	tried  map[id]bool     // in this Sync or Apply
+	rows   proxy.Refused   // whose objects were refused in it
 }
 
 // setAside is an object that is not as wanted.
@@ -43,7 +44,7 @@ var _ proxy.Dataplane = (*Dataplane)(nil)
 
 // New returns a dataplane over a service. It asks nothing yet.
 func New(service hns.Interface, links func() (map[netip.Addr]string, error), s mode.Settings) *Dataplane {
-	d := &Dataplane{service: service, links: links, options: options(s.Kernelspace)}
+	d := &Dataplane{service: service, links: links, options: s.Kernelspace}
 	d.differ = differ.New(d.objects())
 	return d
 }
@@ -96,7 +97,7 @@ func (d *Dataplane) begin(want *proxy.State) {
 
 // turn forgets what was tried before.
 func (d *Dataplane) turn() {
-	d.fresh, d.tried, d.rows = false, map[id]bool{}, proxy.Refused{}
+	d.fresh, d.listed, d.tried, d.rows = false, false, map[id]bool{}, proxy.Refused{}
 }
 
 // Apply brings what changed to what is wanted.

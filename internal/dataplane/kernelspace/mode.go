@@ -1,13 +1,11 @@
 package kernelspace
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/hns"
@@ -60,13 +58,6 @@ func Over(open func() (hns.Interface, error)) mode.Mode {
 			return d.Cleanup(ctx)
 		},
 	}
-}
-
-// options fills in what is not set.
-func options(o mode.Kernelspace) mode.Kernelspace {
-	o.Network = cmp.Or(o.Network, os.Getenv("KUBE_NETWORK"))
-	o.RootEndpoint = cmp.Or(o.RootEndpoint, "cbr0")
-	return o
 }
 
 // Probe returns the families that HNS can do. An overlay network has that of its

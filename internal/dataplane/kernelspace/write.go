@@ -94,15 +94,9 @@ func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
 func (d *Dataplane) settle(ctx context.Context, x id, s setAside) error {
 	d.tried[x] = true
 	err := d.bring(ctx, x, s)
-	if !d.fresh && (errors.Is(err, hns.ErrNotFound) || errors.Is(err, hns.ErrExists) || errors.Is(err, errNoEndpoint)) {
-		// Another program made or removed something: a network plugin the endpoint of a pod, most likely.
-		before := d.has.network.ID
-		if err := d.read(ctx); err != nil {
-			return err
-		}
-		if d.has.network.ID != before {
-			return errReplaced
-		}
+	if again, failed := d.readAgain(ctx, err); failed != nil {
+		return failed
+	} else if again {
 		err = d.bring(ctx, x, s)
 	}
 	switch {
@@ -118,6 +112,24 @@ func (d *Dataplane) settle(ctx context.Context, x id, s setAside) error {
 	}
 	d.aside[x] = s
 	return nil
+}
+
+// readAgain reads what another program may have made or removed since, once: the
+// endpoints, where a network plugin is to have made that of a pod, or everything.
+func (d *Dataplane) readAgain(ctx context.Context, why error) (bool, error) {
+	switch {
+	case errors.Is(why, errNoEndpoint) && !d.listed:
+		return true, d.readEndpoints(ctx)
+	case !d.fresh && (errors.Is(why, hns.ErrNotFound) || errors.Is(why, hns.ErrExists)):
+		before := d.has.network.ID
+		err := d.read(ctx)
+		if err == nil && d.has.network.ID != before {
+			err = errReplaced
+		}
+		return true, err
+	default:
+		return false, nil
+	}
 }
 
 // fatal reports whether HNS answers nothing at all.

@@ -63,10 +63,10 @@ func DefaultEBPF() EBPF { return EBPF{BPFRoot: "/sys/fs/bpf/sluice"} }
 
 // Kernelspace is what kube-proxy's configuration has for mode kernelspace only.
 type Kernelspace struct {
-	Network      string     // the HNS network of the pods; empty: as variable KUBE_NETWORK says
+	Network      string     // the HNS network of the pods
 	SourceVIP    netip.Addr // what pods see as their client on an overlay network, which needs it
 	DSR          bool       // endpoints answer clients of ClusterIPs directly
-	RootEndpoint string     // the HNS endpoint where health checks are answered; empty: cbr0
+	RootEndpoint string     // the name of the HNS endpoint where health checks are answered
 
 	// ForwardHealthCheckVIP has health checks at load-balancer addresses answered:
 	// those of a Service with a port of its own there, others at HealthzPort (0: not).
@@ -99,7 +99,7 @@ type Mode struct {
 	Needed func(context.Context, Settings) (string, error)
 
 	// Open returns the dataplane. The kernel does nothing new before its Sync.
-	// Nil: the mode is not built yet, and has at most a Cleanup.
+	// Nil: the mode is of another system, and can be rendered here.
 	Open func(context.Context, Settings) (proxy.Dataplane, error)
 
 	// Render writes down what the first Sync of a new dataplane would write, or
