@@ -41,6 +41,7 @@ type tally struct {
 	failed   map[proxy.Protocol]int
 	failures []string
 	slowest  time.Duration
+	slow     string // which that was
 }
 
 func newTally() tally {
@@ -103,7 +104,9 @@ func (l *load) count(one stream, sent time.Time, seen []traffic.Seen, err error)
 		l.recent.failures = append(l.recent.failures, err.Error())
 		return
 	}
-	l.recent.slowest = max(l.recent.slowest, time.Since(sent))
+	if took := time.Since(sent); took > l.recent.slowest {
+		l.recent.slowest, l.recent.slow = took, fmt.Sprintf("%s %v from %s to %v", sent.Format("15:04:05.000"), one.protocol, one.from.name, one.to)
+	}
 	for _, what := range seen {
 		if what.Fate == traffic.Answered {
 			l.recent.answered[one.protocol]++

@@ -29,7 +29,8 @@ type scene struct {
 	*testing.T
 	namespace string
 	proxies   []*process.Process // in the order of the nodes
-	clients   []place            // a pod on each node
+	ran       map[*testbed.Node][]*process.Process
+	clients   []place // a pod on each node
 	names     map[netip.Addr]string
 }
 
@@ -62,13 +63,14 @@ func newScene(t *testing.T, args ...string) *scene {
 // newBareScene is newScene without proxies.
 func newBareScene(t *testing.T) *scene {
 	t.Helper()
-	s := &scene{T: t, namespace: strings.ToLower(t.Name()), names: map[netip.Addr]string{}}
+	s := &scene{T: t, namespace: strings.ToLower(t.Name()), names: map[netip.Addr]string{}, ran: map[*testbed.Node][]*process.Process{}}
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}
 	_, err := bed.Client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatalf("create namespace: %v", err)
 	}
 	t.Cleanup(s.clear)
+	t.Cleanup(s.showLogs)
 	for _, n := range bed.Nodes { // no test shall live on what another has left
 		if err := bed.CleanUp(n); err != nil {
 			t.Fatal(err)
@@ -110,15 +112,26 @@ func (s *scene) startProxy(n *testbed.Node, p testbed.Proxy) *process.Process {
 	if err != nil {
 		s.Fatal(err)
 	}
+	s.ran[n] = append(s.ran[n], running)
 	s.Cleanup(func() {
 		if err := running.Stop(); err != nil {
 			s.Error(err)
 		}
-		if s.Failed() {
-			s.Logf("the last lines of %s:\n%s", running.Name, running.Tail(30))
-		}
 	})
 	return running
+}
+
+// showLogs prints what the last two proxies of each node said to a test that failed.
+// More would bury what went wrong.
+func (s *scene) showLogs() {
+	if !s.Failed() {
+		return
+	}
+	for _, all := range s.ran {
+		for _, p := range all[max(0, len(all)-2):] {
+			s.Logf("the last lines of %s:\n%s", p.Name, p.Tail(10))
+		}
+	}
 }
 
 // onNode is a process of the node itself. Where IPVS is played, it is bound to the

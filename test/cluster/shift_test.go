@@ -389,7 +389,7 @@ func (s *shift) checkTraces(n *testbed.Node, t turn) {
 	s.await("rules on "+n.Name, strings.Join(want, ", "), func() string { return s.traces(n) })
 }
 
-// tell prints how a node fared in the last change, and fails the test if
+// tell prints how a node fared in the last change, and ends the test if
 // something went wrong. Connections of the turn before end now, and with the last
 // turn all: what led them may stay for as long as they do.
 func (s *shift) tell(i int) {
@@ -407,11 +407,14 @@ func (s *shift) tell(i int) {
 	t := s.loads[i].take()
 	after := s.loads[i].of(s.end(1)).last.Sub(s.started[i])
 	s.Logf("%s: %s -> %s: open connections %d held %d broken (%d rounds); new connections %d ok %d failed; "+
-		"UDP %d ok %d lost; in force after %.1f s; longest pause %d ms open, %d ms new",
+		"UDP %d ok %d lost; in force after %.1f s; longest pause %d ms open, %d ms new (%s)",
 		bed.Nodes[i].Name, s.turns[i][s.at-1].name, s.turns[i][s.at].name,
 		intact, len(fared.broken), fared.rounds, t.answered[proxy.TCP], t.failed[proxy.TCP],
 		t.answered[proxy.UDP], t.failed[proxy.UDP], after.Seconds(),
-		fared.longest.Milliseconds(), t.slowest.Milliseconds())
+		fared.longest.Milliseconds(), t.slowest.Milliseconds(), t.slow)
 	s.blame(fared.broken)
 	s.blame(t.failures)
+	if s.Failed() {
+		s.FailNow() // the logs are those of this change
+	}
 }

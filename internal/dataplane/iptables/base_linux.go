@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
 
@@ -210,9 +211,10 @@ func (v *nodeMatches) byOrigin(do treatments, text string) []string {
 // unanswered takes the node's own packets past the external frontends, which
 // those of others come by on their way. Then it refuses other ports of
 // ClusterIPs, and is silent for addresses that no Service has. Where the ranges
-// are known, other traffic is spared the walk through all ClusterIPs.
+// are known, other traffic is spared the walk through all ClusterIPs. Nobody
+// translates what goes to a socket of mode userspace.
 func unanswered(cidrs []netip.Prefix) []string {
-	rules := []string{fromLocal + "-j " + kubeExternal}
+	rules := []string{fromLocal + "-j " + kubeExternal, fmt.Sprintf("-m mark --mark %#x/%#[1]x -j RETURN", mode.SocketMark)}
 	if len(cidrs) == 0 {
 		return append(rules, "-j "+kubeAddresses)
 	}

@@ -10,6 +10,10 @@ import (
 // successor. It is of the network namespace, whatever the file systems of both.
 const RelaySocket = "@sluice-userspace"
 
+// SocketMark is the bit of the packet mark of what goes to a socket of such a daemon,
+// untranslated. The rules of a mode that follows must not refuse it.
+const SocketMark = 1 << 12
+
 // IPVSLink is the link whose addresses are IPVS's: kube-proxy's name for it. What is
 // for this host comes by IPVS before any socket, so the two do not go together.
 const IPVSLink = "kube-ipvs0"

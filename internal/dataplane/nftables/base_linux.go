@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -118,7 +119,10 @@ func (t *table) hooks() []*chain {
 		return t.rule().newFlow().jump(to).comment("addresses of no Service port")
 	}
 	input := []*nft.Rule{empty(), t.rule().newFlow().jump(nodePortFilter).comment("NodePorts without an endpoint")}
-	output := []*nft.Rule{priority(), empty(), others(otherAddresses)}
+	output := []*nft.Rule{
+		priority(), empty(),
+		t.rule().newFlow().lacks(mode.SocketMark).jump(otherAddresses).comment("addresses of no Service port"),
+	}
 	switch {
 	case t.over.OnLink: // what is taken comes through here
 		input = append(input, t.rule().translated().accept().comment("translated"), others(otherPorts))

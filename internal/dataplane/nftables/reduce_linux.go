@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/google/nftables/expr"
+
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -29,7 +31,9 @@ func ReduceOverlay(ctx context.Context, o Overlay) error {
 		}
 		in, out := t.openSocketHooks()
 		others := func() *nft.Rule { return t.rule().newFlow().accept().comment("another mode has new ones") }
-		in.rules = append(in.rules, t.foreign(), others(), t.datagrams())
+		in.rules = append(in.rules,
+			t.rule().meta(expr.MetaKeyMARK).has(o.Sockets.Mark).jump(services).comment("was sent here before that"),
+			t.foreign(), others(), t.datagrams())
 		out.rules = append(append(out.rules, others()), t.toProgram()...)
 		for name := range listing.Hooks {
 			if name != in.Name && name != out.Name {

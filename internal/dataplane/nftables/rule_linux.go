@@ -168,6 +168,11 @@ const statusConfirmed, statusDNAT = 1 << 3, 1 << 5
 // translated matches a flow whose destination was translated.
 func (r *rule) translated() *rule { return r.conntrack(expr.CtKeySTATUS).has(statusDNAT) }
 
+// lacks matches packets without any of some bits of the mark.
+func (r *rule) lacks(bits uint32) *rule {
+	return r.meta(expr.MetaKeyMARK).bits(bits, 0).is(hostWord(0))
+}
+
 // marked matches packets marked for masquerading.
 func (r *rule) marked() *rule { return r.meta(expr.MetaKeyMARK).has(r.t.mark) }
 

@@ -17,8 +17,8 @@ type Settings = mode.Settings
 
 // Bits of the packet mark.
 const (
-	socketMark = 1 << 12 // a socket of this host takes the packet
-	ownMark    = 1 << 13 // the packet is the server's own
+	socketMark = mode.SocketMark // a socket of this host takes the packet
+	ownMark    = 1 << 13         // the packet is the server's own
 )
 
 var routing = link.LocalRouting{Mark: socketMark, Table: 10270, Priority: 10270}
