@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice/internal/conformance/ruleset"
-	"sluice/internal/conformance/traffic"
 )
 
 // theirs makes rules, sets and links of others, some of them with names like
@@ -152,23 +151,7 @@ func sockets(t *testing.T, modes []string) (flags []string, pinned func() []stri
 	if !slices.Contains(modes, "ebpf") {
 		return nil, func() []string { return nil }
 	}
-	cgroups, err := traffic.NewCgroups()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := cgroups.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	cgroup, err := cgroups.Add()
-	if err != nil {
-		t.Fatal(err)
-	}
-	bpf, err := cgroups.MountBPF()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cgroup, bpf := bpfPlaces(t)
 	return []string{"--cgroup-root", cgroup, "--bpf-root", filepath.Join(bpf, "sluice")}, func() []string {
 		all, err := filepath.Glob(filepath.Join(bpf, "sluice*"))
 		if err != nil {

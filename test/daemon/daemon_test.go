@@ -47,8 +47,12 @@ var binary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// TestMain removes the binary.
+// TestMain removes the binary, or becomes a confined program.
 func TestMain(m *testing.M) {
+	if file := os.Getenv(filterFile); file != "" {
+		fmt.Fprintln(os.Stderr, confine(file))
+		os.Exit(1)
+	}
 	code := m.Run()
 	if path, err := binary(); err == nil {
 		os.RemoveAll(filepath.Dir(path))
@@ -68,8 +72,13 @@ type site struct {
 
 func newSite(t *testing.T) *site {
 	t.Helper()
+	return newSiteIn(t, lab.Config{})
+}
+
+func newSiteIn(t *testing.T, c lab.Config) *site {
+	t.Helper()
 	lab.Require(t)
-	l, err := lab.New(lab.Config{})
+	l, err := lab.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
