@@ -105,6 +105,15 @@ func TestPush(t *testing.T) {
 		}
 		checkReferrer(t, repo.Digest(digest.String()), string(spdxType))
 	}
+	if err := b.push(t.Context(), repository); err != nil {
+		t.Errorf("the same once more: %v", err)
+	}
+	other := *b
+	r := *b.release
+	other.release, r.commit = &r, strings.Repeat("1", 40)
+	if err := other.push(t.Context(), repository); err == nil || !strings.Contains(err.Error(), "the tag is taken by sha256:") {
+		t.Errorf("another image by the same tag: %v", err)
+	}
 }
 
 // checkReferrer wants one document about an image, of a type.
@@ -125,8 +134,8 @@ func checkReferrer(t *testing.T, about name.Digest, kind string) {
 
 // TestRefusals wants no release without a name, a commit and a time.
 func TestRefusals(t *testing.T) {
-	good := map[string]string{"--version": "v1.2.3", "--commit": strings.Repeat("0", 40), "--date": "2026-01-02T03:04:05Z"}
-	for flag, bad := range map[string]string{"--version": "v1/2", "--commit": "HEAD", "--date": "yesterday"} {
+	good := map[string]string{"--version": "v1.2.3", "--commit": strings.Repeat("0", 40), "--date": "2026-01-02T03:04:05Z", "--arch": "arm64"}
+	for flag, bad := range map[string]string{"--version": "v1/2", "--commit": "HEAD", "--date": "yesterday", "--arch": "arm64,"} {
 		var args []string
 		for name, value := range good {
 			if name == flag {

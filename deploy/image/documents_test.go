@@ -31,7 +31,7 @@ func TestSBOM(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []string{"pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"), "pkg:generic/sluice@v9.8.7"}
+		want := []string{"pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"), "pkg:generic/sluice@v9.8.7-rc.1"}
 		for _, m := range info.Deps {
 			want = append(want, "pkg:golang/"+strings.ToLower(m.Path)+"@"+strings.ReplaceAll(m.Version, "+", "%2B"))
 		}
@@ -179,6 +179,16 @@ func TestNotes(t *testing.T) {
 		if want := "`sluice:" + tag + "@" + digest.String() + "`"; !strings.Contains(string(notes), want) {
 			t.Errorf("the notes lack %s", want)
 		}
+	}
+}
+
+// TestNotesOfARelease wants no release that the changelog does not tell of.
+func TestNotesOfARelease(t *testing.T) {
+	b := *built(t)
+	r := *b.release
+	b.release, r.version = &r, "v9.8.7"
+	if _, err := b.notes(); err == nil || !strings.Contains(err.Error(), "has no section [9.8.7]") {
+		t.Errorf("a release without a section: %v", err)
 	}
 }
 

@@ -30,8 +30,8 @@ const cached = "../../.cache/packages"
 // trial is a release that tests build.
 func trial() *release {
 	return &release{
-		version: "v9.8.7", commit: strings.Repeat("c0ffee01", 5), date: time.Unix(1.7e9, 0).UTC(), source: "https://example.org/sluice",
-		ldflags: "-s -w -X sluice/internal/app.version=v9.8.7",
+		version: "v9.8.7-rc.1", commit: strings.Repeat("c0ffee01", 5), date: time.Unix(1.7e9, 0).UTC(), source: "https://example.org/sluice",
+		ldflags: "-s -w -X sluice/internal/app.version=v9.8.7-rc.1",
 		root:    "../..", packages: cached, arches: []string{"amd64", "arm64"},
 	}
 }
@@ -236,8 +236,8 @@ func TestRuns(t *testing.T) {
 				t.Errorf("%s: %s says %q (error: %v), want %q", img.fileName(), program, out, err, want)
 			}
 		}
-		check("/usr/local/bin/sluice", "sluice v9.8.7")
-		check("/usr/local/bin/kube-proxy", "kube-proxy v9.8.7")
+		check("/usr/local/bin/sluice", "sluice v9.8.7-rc.1")
+		check("/usr/local/bin/kube-proxy", "kube-proxy v9.8.7-rc.1")
 		if img.debian != nil {
 			check("/usr/sbin/ip6tables-legacy", "(legacy)")
 			check("/sbin/modprobe", "kmod")

@@ -54,10 +54,10 @@ func run(ctx context.Context, args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	r.arches = strings.Split(*arches, ",")
 	if err := r.check(*date); err != nil {
 		return err
 	}
-	r.arches = strings.Split(*arches, ",")
 	if r.packages == "" {
 		r.packages = filepath.Join(r.output, "packages")
 	}
@@ -92,6 +92,11 @@ func (r *release) check(date string) (err error) {
 	}
 	if !hashed.MatchString(r.commit) {
 		return fmt.Errorf("--commit %q: want 40 digits", r.commit)
+	}
+	for _, arch := range r.arches {
+		if arch != "amd64" && arch != "arm64" {
+			return fmt.Errorf("--arch %q: want amd64 or arm64", arch)
+		}
 	}
 	if r.date, err = time.Parse(time.RFC3339, date); err != nil {
 		return fmt.Errorf("--date %q: want a time like 2026-01-02T03:04:05Z", date)

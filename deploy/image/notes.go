@@ -4,23 +4,27 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
+// final matches versions that are releases, not what is on the way to one.
+var final = regexp.MustCompile(`^v\d+\.\d+\.\d+$`)
+
 // notes returns the release notes: the section of CHANGELOG.md about this version,
-// or what is not released yet, and the digests of the images.
+// or, on the way to one, what is unreleased, and the digests of the images.
 func (b *images) notes() ([]byte, error) {
 	text, err := os.ReadFile(filepath.Join(b.root, "CHANGELOG.md"))
 	if err != nil {
 		return nil, err
 	}
 	version := strings.TrimPrefix(b.version, "v")
+	if !final.MatchString(b.version) {
+		version = "Unreleased"
+	}
 	section := cutSection(string(text), "## ["+version+"]")
 	if section == "" {
-		section = cutSection(string(text), "## [Unreleased]")
-	}
-	if section == "" {
-		return nil, fmt.Errorf("CHANGELOG.md tells neither of %s nor of what is unreleased", version)
+		return nil, fmt.Errorf("CHANGELOG.md has no section [%s]", version)
 	}
 	digests, err := b.digests()
 	if err != nil {

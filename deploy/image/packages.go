@@ -99,10 +99,19 @@ func download(ctx context.Context, dir, arch string) error {
 	if err := os.WriteFile(status, nil, 0o644); err != nil {
 		return err
 	}
+	osRelease, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return err
+	}
+	preferences := filepath.Join(work, "preferences")
+	if err := os.WriteFile(preferences, []byte(prefer(osRelease)), 0o644); err != nil {
+		return err
+	}
 	options := []string{"-q"}
 	for _, o := range []string{
 		"APT::Architecture=" + arch, "APT::Architectures::=" + arch, "APT::Sandbox::User=root", "Acquire::Languages=none",
 		"Dir::State=" + work, "Dir::State::status=" + status, "Dir::Cache=" + filepath.Join(work, "cache"),
+		"Dir::Etc::preferences=" + preferences, "Dir::Etc::preferencesparts=/dev/null",
 	} {
 		options = append(options, "-o", o)
 	}
@@ -112,15 +121,22 @@ func download(ctx context.Context, dir, arch string) error {
 			return err
 		}
 	}
-	return keep(archives, dir)
+	return keep(archives, dir, osRelease)
+}
+
+// prefer lets apt take packages of one release of Debian and its updates, and
+// nothing from backports, another release or others whom this system trusts.
+func prefer(osRelease []byte) string {
+	codename := (&debian{osRelease: osRelease}).released("VERSION_CODENAME")
+	var out strings.Builder
+	for _, suite := range []string{"", "-updates", "-security"} {
+		fmt.Fprintf(&out, "Package: *\nPin: release o=Debian,n=%s%s\nPin-Priority: 500\n\n", codename, suite)
+	}
+	return out.String() + "Package: *\nPin: release o=*\nPin-Priority: -1\n"
 }
 
 // keep moves what was downloaded to where it is looked for, all at once.
-func keep(archives, dir string) error {
-	osRelease, err := os.ReadFile("/etc/os-release")
-	if err != nil {
-		return err
-	}
+func keep(archives, dir string, osRelease []byte) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}

@@ -87,7 +87,7 @@ func (b *images) dependencies() ([]resource, error) {
 		return nil, err
 	}
 	out := []resource{
-		{URI: cmp.Or(b.source, "git:sluice") + "@" + b.commit, Digest: map[string]string{"gitCommit": b.commit}},
+		{URI: "git+" + cmp.Or(b.source, "urn:sluice") + "@" + b.commit, Digest: map[string]string{"gitCommit": b.commit}},
 		{URI: "pkg:generic/go@" + b.all[0].binary.info.GoVersion[len("go"):]},
 		digested("go.sum", sums),
 	}

@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
 // push writes both tags and the documents about them to a registry, with the
@@ -18,8 +21,12 @@ func (b *images) push(ctx context.Context, repository string) error {
 	}
 	options := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
 	for _, tag := range b.tags() {
-		index := b.index(tag)
-		if err := remote.WriteIndex(repo.Tag(tag), index, options...); err != nil {
+		if err := b.unused(repo.Tag(tag), options); err != nil {
+			return err
+		}
+	}
+	for _, tag := range b.tags() {
+		if err := remote.WriteIndex(repo.Tag(tag), b.index(tag), options...); err != nil {
 			return fmt.Errorf("push %s: %w", repo.Tag(tag), err)
 		}
 	}
@@ -35,6 +42,26 @@ func (b *images) push(ctx context.Context, repository string) error {
 		if err := remote.Write(repo.Digest(digest.String()), r, options...); err != nil {
 			return fmt.Errorf("push a document about an image: %w", err)
 		}
+	}
+	return nil
+}
+
+// unused refuses a tag that names another image already: nodes that pulled it
+// would go on with that one, and others would not.
+func (b *images) unused(tag name.Tag, options []remote.Option) error {
+	digest, err := b.index(tag.TagStr()).Digest()
+	if err != nil {
+		return err
+	}
+	there, err := remote.Head(tag, options...)
+	var answer *transport.Error
+	switch {
+	case errors.As(err, &answer) && answer.StatusCode == http.StatusNotFound:
+		return nil
+	case err != nil:
+		return fmt.Errorf("look whether %s is taken: %w", tag, err)
+	case there.Digest != digest:
+		return fmt.Errorf("push %s: the tag is taken by %s; build with another VERSION", tag, there.Digest)
 	}
 	return nil
 }

@@ -130,7 +130,7 @@ func modulePURL(m *debug.Module) string {
 func (d *debian) describe(s *spdx, root string) {
 	for _, p := range d.packages {
 		s.add(root, "CONTAINS", spdxPackage{
-			Name: p.field("Package"), VersionInfo: p.field("Version"), Purpose: "LIBRARY",
+			Name: p.field("Package"), VersionInfo: p.field("Version"),
 			SourceInfo: "source " + cmp.Or(p.field("Source"), p.field("Package")), Checksums: []spdxChecksum{{"SHA256", p.sha256}},
 		}, d.purl(&p))
 	}
@@ -138,22 +138,18 @@ func (d *debian) describe(s *spdx, root string) {
 
 // purl names a package and the distribution it is from.
 func (d *debian) purl(p *debPackage) string {
-	id, version := d.distribution()
+	id, version := d.released("ID"), d.released("VERSION_ID")
 	return fmt.Sprintf("pkg:deb/%s/%s@%s?arch=%s&distro=%[1]s-%[5]s", id, p.field("Package"), url.QueryEscape(p.field("Version")), p.field("Architecture"), version)
 }
 
-// distribution returns ID and VERSION_ID of os-release.
-func (d *debian) distribution() (id, version string) {
+// released returns a variable of os-release.
+func (d *debian) released(name string) string {
 	for line := range strings.Lines(string(d.osRelease)) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		switch value = strings.Trim(value, `"`); key {
-		case "ID":
-			id = value
-		case "VERSION_ID":
-			version = value
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), name+"="); ok {
+			return strings.Trim(value, `"`)
 		}
 	}
-	return id, version
+	return ""
 }
 
 // encode writes JSON that people can read, too.
