@@ -8,7 +8,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build build-windows krew image demo check test fuzz soak test-arm64 test-kernels lint size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
+.PHONY: build build-windows krew image demo check test fuzz soak test-arm64 test-kernels lint vulncheck size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice and bin/kubectl-sluice, static, and the manual page, bin/sluice.1
@@ -80,6 +80,10 @@ lint: ## formatting, vet, staticcheck, errcheck; vet and staticcheck of what is 
 		(cd $$m && go tool -modfile=../../tools/go.mod staticcheck ./...) || exit 1; done
 	go run ./test/matrix --check README.md
 	$(TOOL) errcheck -ignoretests -exclude tools/errcheck.txt ./...
+
+# Its database, and a module that it needs, are on the internet, so it is not a part of lint.
+vulncheck: ## known vulnerabilities in what the programs call; needs the internet
+	go run golang.org/x/vuln/cmd/govulncheck@latest ./...
 
 size: ## lines of Go outside tests, conformance and fakes, by package, and their limits
 	@test/size.sh

@@ -212,6 +212,20 @@ func TestSeccompProfiles(t *testing.T) {
 	}
 }
 
+// TestPrivilegesAreDocumented wants the page to say what TestHardened tries.
+func TestPrivilegesAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range hardened {
+		line := fmt.Sprintf("| %s | %s | %s |\n", h.mode, strings.ToUpper(strings.Join(h.capabilities, ", ")), h.profile)
+		if !strings.Contains(string(page), line) {
+			t.Errorf("docs/security.md does not have %q", line)
+		}
+	}
+}
+
 // TestSeccompRefuses sees that a filter made of the profile is in force at all.
 func TestSeccompRefuses(t *testing.T) {
 	lab.Require(t)

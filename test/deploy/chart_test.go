@@ -106,6 +106,7 @@ windows:
   winkernel: {networkName: pods, sourceVip: 10.244.1.2, enableDSR: true}
   extraArgs: [-v=3]
   nodeSelector: {system: windows}
+seccompProfile: {type: Localhost, localhostProfile: sluice.json}
 extraArgs: [-v=2]
 extraEnv: [{name: HTTPS_PROXY, value: "http://proxy:3128"}]
 extraVolumes: [{name: ca, secret: {secretName: ca}}]
@@ -158,6 +159,7 @@ func TestChartValues(t *testing.T) {
 			r.volume("status-tls").Secret.SecretName == "status" &&
 			r.statusReader.Name == "123-status-reader" && r.delegation.Name == "123-auth-delegator",
 		"conntrack":         *configuration(t, r).Conntrack.Min == 1048576,
+		"seccompProfile":    *pod.SecurityContext.SeccompProfile.LocalhostProfile == "sluice.json",
 		"extraArgs":         slices.Contains(daemon.Args, "-v=2") && slices.Contains(initial.Args, "-v=2"),
 		"extraEnv":          slices.Contains(daemon.Env, proxy) && slices.Contains(initial.Env, proxy) && len(daemon.Env) == 2,
 		"extraVolumes":      slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "ca" && v.Secret.SecretName == "ca" }),
