@@ -102,6 +102,7 @@ var contract = []struct {
 		b.wantEndpoints(want)
 	}},
 	{"endpoints of an unknown network", func(b bench) {
+		b.endpoint(remote("10.1.2.3"))
 		if all, err := b.Endpoints(b.Context(), unknown); len(all) > 0 || err != nil {
 			b.Errorf("%v, error %v; want none", all, err)
 		}
