@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"sluice/internal/kernel/hns"
@@ -87,19 +88,33 @@ func (w *Windows) halt() error {
 
 // Compile builds the tests of a package for Windows.
 func Compile(ctx context.Context, pkg, exe string) error {
-	return build(ctx, "test", "-c", "-o", exe, pkg)
+	_, err := goForWindows(ctx, "test", "-c", "-o", exe, pkg)
+	return errors.Join(err, lookAtSources(ctx, pkg))
 }
 
 // Build builds a program for Windows.
 func Build(ctx context.Context, pkg, exe string) error {
-	return build(ctx, "build", "-o", exe, pkg)
+	_, err := goForWindows(ctx, "build", "-o", exe, pkg)
+	return errors.Join(err, lookAtSources(ctx, pkg))
 }
 
-func build(ctx context.Context, args ...string) error {
+// lookAtSources makes the result of this test depend on what a package is made of
+// on Windows: go test remembers results by the files that a test has looked at.
+func lookAtSources(ctx context.Context, pkg string) error {
+	const format = `{{if .Module}}{{if .Module.Main}}{{$d := .Dir}}{{range .GoFiles}}{{$d}}/{{.}}{{"\n"}}{{end}}{{end}}{{end}}`
+	out, err := goForWindows(ctx, "list", "-deps", "-test", "-f", format, pkg)
+	for file := range strings.Lines(string(out)) {
+		_, _ = os.Stat(strings.TrimSpace(file)) // what is generated for tests is elsewhere
+	}
+	return err
+}
+
+func goForWindows(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go %v for Windows: %w\n%s", args, err, out)
+	out, err := cmd.Output()
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		return nil, fmt.Errorf("go %v for Windows: %w\n%s", args, err, failed.Stderr)
 	}
-	return nil
+	return out, err
 }

@@ -129,7 +129,10 @@ func (Service) DeleteLoadBalancer(ctx context.Context, id string) error {
 // and then looks at each object.
 func list[Theirs, Ours any](ctx context.Context, doing string, convert func(*Theirs) (string, Ours), read func() ([]Theirs, error)) (map[string]Ours, error) {
 	theirs, err := ask(ctx, doing, read)
-	for tries := 1; errors.Is(err, ErrNotFound) && tries < 5; tries++ {
+	for tries := 1; errors.Is(err, ErrNotFound); tries++ {
+		if tries == 5 {
+			return nil, fmt.Errorf("%s: something was deleted each time: %v", doing, err) // that is not ErrNotFound to a caller
+		}
 		theirs, err = ask(ctx, doing, read)
 	}
 	if err != nil {

@@ -27,6 +27,20 @@ func TestNotRunning(t *testing.T) {
 	}
 }
 
+// TestDeletedWhileListed has three load balancers, and whoever lists them deletes one.
+func TestDeletedWhileListed(t *testing.T) {
+	if os.Getenv("SLUICE_TEST_HNS_DELETES") == "" {
+		t.Skip("SLUICE_TEST_HNS_DELETES does not say that the service has three load balancers and deletes one")
+	}
+	s, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := s.LoadBalancers(t.Context()); len(all) != 2 || err != nil {
+		t.Errorf("%v, error %v; want the two that stay", all, err)
+	}
+}
+
 // TestForeignLoadBalancers wants those that we could not have made not to look
 // like ours.
 func TestForeignLoadBalancers(t *testing.T) {

@@ -1,10 +1,14 @@
 package hns_test
 
 import (
+	"context"
+	"errors"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"sluice/internal/kernel/hns"
 	"sluice/test/wine"
 )
 
@@ -18,14 +22,51 @@ func TestOnWindows(t *testing.T) {
 	if err := wine.Compile(t.Context(), "sluice/internal/kernel/hns", exe); err != nil {
 		t.Fatal(err)
 	}
-	service, network := openFake(t)
+	fake, network := openFake(t)
+	service := &deleting{Interface: fake}
 	w := wine.Start(t, service, network)
 	var passed []string
 	for _, c := range contract {
 		passed = append(passed, "TestContract/service/"+strings.ReplaceAll(c.name, " ", "_"))
 	}
 	run(t, w, exe, []string{"SLUICE_TEST_HNS_NETWORK=" + network}, append(passed, "TestForeignLoadBalancers", "TestVersions"))
+	service.prepare(t, network)
+	run(t, w, exe, []string{"SLUICE_TEST_HNS_DELETES=1"}, []string{"TestDeletedWhileListed"})
 	run(t, w, exe, []string{"SLUICE_TEST_HNS=", "SLUICE_TEST_HNS_STOPPED=1"}, []string{"TestNotRunning"})
+}
+
+// deleting deletes one of three load balancers when they have been listed.
+type deleting struct {
+	hns.Interface
+	armed atomic.Bool
+}
+
+func (d *deleting) LoadBalancers(ctx context.Context) (map[string]hns.LoadBalancer, error) {
+	all, err := d.Interface.LoadBalancers(ctx)
+	for id := range all {
+		if d.armed.Swap(false) {
+			err = errors.Join(err, d.DeleteLoadBalancer(ctx, id))
+		}
+	}
+	return all, err
+}
+
+// prepare makes the three.
+func (d *deleting) prepare(t *testing.T, network string) {
+	t.Helper()
+	n, err := d.Network(t.Context(), network)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, err := d.CreateEndpoint(t.Context(), n.ID, remote("10.1.2.3"))
+	for _, vip := range []string{"10.96.0.10", "10.96.0.11", "10.96.0.12"} {
+		_, err2 := d.CreateLoadBalancer(t.Context(), tcp(vip, pod))
+		err = errors.Join(err, err2)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.armed.Store(true)
 }
 
 // run runs tests with variables set. They have to pass, and nothing else may be
