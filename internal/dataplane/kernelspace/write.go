@@ -280,7 +280,7 @@ func (d *Dataplane) ensureSource(ctx context.Context) error {
 	if v.mac == "" {
 		return fmt.Errorf("no link of this node has its address %v", v.provider)
 	}
-	x, err := d.service.CreateEndpoint(ctx, d.has.network.ID, hns.Endpoint{Addrs: []netip.Addr{a}, MAC: v.mac, Provider: v.provider})
+	x, err := d.service.CreateEndpoint(ctx, d.has.network.ID, hns.Endpoint{Addrs: []netip.Addr{a}, MAC: v.mac})
 	if err != nil {
 		return fmt.Errorf("create the endpoint of source VIP %v: %w", a, err)
 	}

@@ -39,6 +39,8 @@ type Builder struct {
 	Root   string // folder of the daemon's module
 	Cache  string // folder for what was built
 	Say    func(line string)
+
+	windows bool
 }
 
 // New returns a builder at the versions of the module that it runs in, which is
@@ -53,6 +55,20 @@ func New(say func(line string)) (Builder, error) {
 	}
 	root := filepath.Join(dir, "..", "..")
 	return Builder{Module: dir, Root: root, Cache: filepath.Join(root, ".cache"), Say: say}, nil
+}
+
+// ForWindows returns a builder of programs for Windows.
+func (b Builder) ForWindows() Builder {
+	b.windows = true
+	return b
+}
+
+// file returns the name of a program's file.
+func (b Builder) file(name string) string {
+	if b.windows {
+		return name + ".exe"
+	}
+	return name
 }
 
 // ControlPlane returns the paths of etcd and kube-apiserver.
@@ -72,7 +88,8 @@ func (b Builder) Foreign(ctx context.Context, p Program) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(b.Cache, p.Name+"-"+version, p.Name)
+	file := b.file(p.Name)
+	path := filepath.Join(b.Cache, file+"-"+version, file)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
@@ -80,7 +97,7 @@ func (b Builder) Foreign(ctx context.Context, p Program) (string, error) {
 	if p.Stamp != "" {
 		flags += " -X " + p.Stamp + "=" + version
 	}
-	what := p.Name + " " + version
+	what := file + " " + version
 	b.Say("building " + what + " from the Go module registry (some minutes, once)")
 	if err := b.compile(ctx, job{what: what, dir: b.Module, pkg: p.Package, flags: flags, path: path}); err != nil {
 		return "", err
@@ -96,7 +113,7 @@ func (b Builder) Daemon(ctx context.Context) (string, error) {
 
 // Own builds a package of a module of ours, under a name.
 func (b Builder) Own(ctx context.Context, module, pkg, name string) (string, error) {
-	path := filepath.Join(b.Cache, name)
+	path := filepath.Join(b.Cache, b.file(name))
 	if err := b.compile(ctx, job{what: name, dir: module, pkg: pkg, flags: "-s -w", path: path}); err != nil {
 		return "", err
 	}
@@ -136,6 +153,9 @@ func (b Builder) compile(ctx context.Context, j job) error {
 	cmd := exec.CommandContext(ctx, "nice", args...)
 	cmd.Dir = j.dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if b.windows {
+		cmd.Env = append(cmd.Env, "GOOS=windows", "GOARCH=amd64")
+	}
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	started := time.Now()
