@@ -158,10 +158,11 @@ type listening struct {
 // listen binds one address, which an error names, and answers there until close,
 // or until the listener fails. The server's complaints reach our log.
 func listen(ctx context.Context, network string, a netip.AddrPort, server *http.Server) (*listening, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, network, a.String())
+	bound, err := new(net.ListenConfig).Listen(ctx, network, a.String())
 	if err != nil {
 		return nil, err
 	}
+	listener := &boundedListener{Listener: bound}
 	server.ReadHeaderTimeout, server.IdleTimeout, server.MaxHeaderBytes = headerTimeout, idleTimeout, maxHeader
 	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx).V(2)), slog.LevelInfo)
 	l := &listening{asked: a, listener: listener, http: server, ended: make(chan struct{})}
