@@ -170,6 +170,16 @@ func TestEndedSocketsAreForgotten(t *testing.T) {
 		}
 	}
 	h.eventually("places are given back", func() bool { return h.places() == 0 })
+	s, server := h.dial(ln)
+	_ = server.SetLinger(0)
+	server.Close()
+	_, _ = unix.Read(s.fd, make([]byte, 1))
+	if n := h.places(); n != 1 {
+		t.Errorf("%d sockets have a place; want that which has ended but is not closed", n)
+	}
+	if s.close(); h.places() != 0 {
+		t.Error("it has a place when it is closed")
+	}
 	h.eventually("all is counted", func() bool { return h.carried(rawAt).Bytes[0] == want })
 	if got := h.carried(rawAt).Bytes[0]; got != want {
 		t.Errorf("%d bytes; want %d", got, want)
@@ -308,5 +318,35 @@ func TestAccount(t *testing.T) {
 				t.Errorf("%s, step %d: %d; want %d", name, i, got[4], s.want)
 			}
 		}
+	}
+}
+
+// TestCutDatagramsAreNotCounted: they never left the socket.
+func TestCutDatagramsAreNotCounted(t *testing.T) {
+	h := newHost(t)
+	h.CountBytes = true
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	s := h.socket(h.client, proxy.UDP, dns)
+	s.ask(netip.AddrPort{})
+	if n := h.carried(dns).Bytes; n[0] != 1 || n[1] == 0 {
+		t.Errorf("%v bytes; want one there, and its answer", n)
+	}
+	h.change(row("dns", proxy.UDP, dns, pods[1]))
+	h.eventually("the socket is told", func() bool { return h.d.Cuts() })
+	before := h.carried(dns).Bytes[0]
+	for range 5 {
+		if _, err := unix.Write(s.fd, []byte("?")); err != unix.EPERM {
+			t.Errorf("a datagram to an endpoint that is gone: %v", err)
+		}
+	}
+	if n := h.carried(dns).Bytes[0]; n != before {
+		t.Errorf("%d bytes were counted that were cut", n-before)
+	}
+	s.connect(dns)
+	h.eventually("nothing is cut any more", func() bool { return !h.d.Cuts() })
+	s.ask(netip.AddrPort{})
+	if n := h.carried(dns).Bytes[0]; n != before+1 {
+		t.Errorf("%d bytes; want %d", n, before+1)
 	}
 }

@@ -56,6 +56,7 @@ func (h *host) pinned() (out []string) {
 // translated still take answers for the Service's, until the last of them is closed.
 func TestTakeover(t *testing.T) {
 	h := newHost(t)
+	h.CountBytes = true
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
 	loose, connected := h.socket(h.client, proxy.UDP, netip.AddrPort{}), h.socket(h.client, proxy.UDP, dns)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -69,8 +68,8 @@ func row(name string, p proxy.Protocol, at netip.AddrPort, pods []netip.Addr) *p
 }
 
 // newBed makes a node with mode ebpf: rules for all sockets, and programs for those
-// that are in the cgroup.
-func newBed(ctx context.Context, cgroup, bpffs string) (_ *bed, err error) {
+// that are in the cgroup, which count bytes or do not.
+func newBed(ctx context.Context, cgroup, bpfRoot string, count bool) (_ *bed, err error) {
 	l, err := lab.New(lab.Config{Cgroup: cgroup})
 	if err != nil {
 		return nil, err
@@ -95,22 +94,24 @@ func newBed(ctx context.Context, cgroup, bpffs string) (_ *bed, err error) {
 	for _, sp := range []*proxy.ServicePort{
 		row("single", proxy.TCP, netip.AddrPortFrom(b.single, newPort), addrs[:1]),
 		row("single", proxy.TCP, netip.AddrPortFrom(b.single, openPort), addrs[:1]),
+		row("single", proxy.TCP, netip.AddrPortFrom(b.single, bulkPort), addrs[:1]),
 		row("single", proxy.UDP, netip.AddrPortFrom(b.single, udpPort), addrs[:1]),
 		row("several", proxy.UDP, netip.AddrPortFrom(b.several, udpPort), addrs),
 	} {
 		s.Rows[sp.Key] = sp
 	}
-	if err := errors.Join(serveAll(pods[clientCount:]), b.run(ctx, s, bpffs)); err != nil {
+	settings := mode.Settings{MasqueradeBit: 14, CountBytes: count, EBPF: mode.EBPF{CgroupRoot: cgroup, BPFRoot: bpfRoot}}
+	if err := errors.Join(serveAll(pods[clientCount:]), b.run(ctx, s, settings)); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	return b, nil
 }
 
 // run starts the dataplane.
-func (b *bed) run(ctx context.Context, s *proxy.State, bpffs string) error {
+func (b *bed) run(ctx context.Context, s *proxy.State, settings mode.Settings) error {
 	var d *ebpf.Dataplane
 	err := b.node.Do(func() (err error) {
-		d, err = ebpf.Open(ctx, mode.Settings{MasqueradeBit: 14, EBPF: mode.EBPF{CgroupRoot: b.cgroup, BPFRoot: filepath.Join(bpffs, "bed")}})
+		d, err = ebpf.Open(ctx, settings)
 		if err == nil {
 			err = proxytest.Sync(ctx, d, s)
 		}
@@ -204,7 +205,7 @@ func publish(ctx context.Context, c *testbed.Cluster, name string, pods []testbe
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 		Spec:       v1.ServiceSpec{IPFamilies: []v1.IPFamily{v1.IPv4Protocol}},
 	}
-	for port, protocol := range map[int32]v1.Protocol{newPort: v1.ProtocolTCP, openPort: v1.ProtocolTCP, udpPort: v1.ProtocolUDP} {
+	for port, protocol := range map[int32]v1.Protocol{newPort: v1.ProtocolTCP, openPort: v1.ProtocolTCP, bulkPort: v1.ProtocolTCP, udpPort: v1.ProtocolUDP} {
 		svc.Spec.Ports = append(svc.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", port), Protocol: protocol, Port: port, TargetPort: intstr.FromInt32(port)})
 	}
 	svc, err := c.Client.CoreV1().Services("default").Create(ctx, svc, metav1.CreateOptions{})

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"syscall"
 
@@ -68,11 +69,19 @@ func run(ctx context.Context) (text string, err error) {
 		return "", fmt.Errorf("mount a BPF file system: %w", err)
 	}
 	undo = append(undo, func() error { return unix.Unmount(bpffs, unix.MNT_DETACH) })
-	ours, err := newBed(ctx, cgroup, bpffs)
+	ours, err := newBed(ctx, cgroup, filepath.Join(bpffs, "bed"), false)
 	if err != nil {
 		return "", err
 	}
 	undo = append(undo, ours.close)
+	if cgroup, err = groups.Add(); err != nil {
+		return "", err
+	}
+	counting, err := newBed(ctx, cgroup, filepath.Join(bpffs, "counting"), true)
+	if err != nil {
+		return "", err
+	}
+	undo = append(undo, counting.close)
 	var theirs *bed
 	if *others {
 		if theirs, err = newKubeProxyBed(ctx, say); err != nil {
@@ -80,7 +89,7 @@ func run(ctx context.Context) (text string, err error) {
 		}
 		undo = append(undo, theirs.close)
 	}
-	all := ways(ours, theirs)
+	all := ways(ours, counting, theirs)
 	s, err := measureSpeed(ctx, all)
 	if err != nil {
 		return "", err

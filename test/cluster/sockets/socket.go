@@ -22,6 +22,7 @@ type use struct {
 var uses = []use{
 	{"new TCP connection, a byte each way, closed", newPort, eachTime(unix.SOCK_STREAM, true)},
 	{"round trip of an open TCP connection", openPort, once(unix.SOCK_STREAM, true)},
+	{"a megabyte over an open TCP connection", bulkPort, megabytes},
 	{"UDP query, new connected socket", udpPort, eachTime(unix.SOCK_DGRAM, true)},
 	{"UDP query, new socket that is not connected", udpPort, eachTime(unix.SOCK_DGRAM, false)},
 	{"UDP query, open socket that is not connected", udpPort, once(unix.SOCK_DGRAM, false)},
@@ -47,6 +48,27 @@ func eachTime(kind int, connected bool) func(*unix.SockaddrInet4) (func() error,
 	return func(to *unix.SockaddrInet4) (func() error, func() error, error) {
 		return func() error { return step(to) }, func() error { return nil }, nil
 	}
+}
+
+// megabytes sends one at a time, and waits until it was read.
+func megabytes(to *unix.SockaddrInet4) (func() error, func() error, error) {
+	fd, err := open(unix.SOCK_STREAM, to, true)
+	block := make([]byte, megabyte)
+	step := func() error {
+		for rest := block; len(rest) > 0; {
+			n, err := again(func() (int, error) { return unix.Write(fd, rest) })
+			if err != nil {
+				return fmt.Errorf("send: %w", err)
+			}
+			rest = rest[n:]
+		}
+		n, err := again(func() (int, error) { return unix.Read(fd, block[:1]) })
+		if err != nil || n != 1 {
+			return fmt.Errorf("receive %d bytes: %w", n, err)
+		}
+		return nil
+	}
+	return step, func() error { return unix.Close(fd) }, err
 }
 
 // open makes a socket; closing it leaves nothing behind, so that ports suffice.
@@ -107,17 +129,23 @@ func again(f func() (int, error)) (n int, err error) {
 const (
 	newPort  = 80 // each connection brings a byte
 	openPort = 81 // connections stay
+	bulkPort = 82 // they bring a megabyte at a time
 	udpPort  = 53
 )
 
+const megabyte = 1 << 20
+
 // serve answers bytes on all ports of a namespace, on a processor.
 func serve(n *traffic.Namespace, cpu int) error {
-	var stream, lasting, datagrams int
+	var stream, lasting, bulk, datagrams int
 	err := n.Do(func() (err error) {
 		if stream, err = listener(unix.SOCK_STREAM, newPort); err != nil {
 			return err
 		}
 		if lasting, err = listener(unix.SOCK_STREAM, openPort); err != nil {
+			return err
+		}
+		if bulk, err = listener(unix.SOCK_STREAM, bulkPort); err != nil {
 			return err
 		}
 		datagrams, err = listener(unix.SOCK_DGRAM, udpPort)
@@ -142,6 +170,11 @@ func serve(n *traffic.Namespace, cpu int) error {
 				_ = pin(cpu)
 				echo(fd)
 			}()
+		}
+	})
+	go forever(cpu, func() {
+		if fd, err := accept(bulk); err == nil {
+			swallow(fd)
 		}
 	})
 	go forever(cpu, func() {
@@ -190,6 +223,22 @@ func echo(fd int) {
 			return
 		}
 		_, _ = unix.Write(fd, b[:])
+	}
+}
+
+// swallow answers each megabyte of a connection with a byte until the client closes it.
+func swallow(fd int) {
+	b := make([]byte, 1<<16)
+	for got := 0; ; {
+		n, err := again(func() (int, error) { return unix.Read(fd, b) })
+		if err != nil || n == 0 {
+			_ = unix.Close(fd)
+			return
+		}
+		if got += n; got >= megabyte {
+			got -= megabyte
+			_, _ = unix.Write(fd, b[:1])
+		}
 	}
 }
 

@@ -20,10 +20,11 @@ type way struct {
 }
 
 // ways returns what is compared with the first of them.
-func ways(ours, kubeProxy *bed) []way {
+func ways(ours, counting, kubeProxy *bed) []way {
 	out := []way{
 		{"direct", ours, "", false},
 		{"ebpf", ours, ours.cgroup, true},
+		{"ebpf, bytes counted", counting, counting.cgroup, true},
 		{"nftables", ours, "", true},
 		{"direct, in mode ebpf", ours, ours.cgroup, false},
 	}
