@@ -21,11 +21,16 @@ func (g *Group) explain(mode string) error {
 	return errors.New(text)
 }
 
-// randomGroup makes a group from a seed. What it expects is what the oracle says.
+// randomGroup makes a group from a seed.
 func randomGroup(mode string, seed uint64) (*Group, error) {
-	const phases, packets = 3, 30 // packets in each phase
 	m := &maker{rand.New(rand.NewPCG(seed, 2))}
-	g := &Group{ID: fmt.Sprintf("seed=%d", seed), World: World{Config: m.config(), NodeLabels: m.labels()}}
+	return m.group(mode, fmt.Sprintf("seed=%d", seed), 3, 30)
+}
+
+// group makes a group with so many phases, and packets in each of them. What it
+// expects is what the oracle says.
+func (m *maker) group(mode, id string, phases, packets int) (*Group, error) {
+	g := &Group{ID: id, World: World{Config: m.config(), NodeLabels: m.labels()}}
 	for i := range 3 + m.IntN(4) {
 		g.Services = append(g.Services, m.service(i))
 		g.Slices = append(g.Slices, m.slices(i)...)
@@ -53,7 +58,11 @@ func randomGroup(mode string, seed uint64) (*Group, error) {
 }
 
 // maker makes random objects out of a few addresses, so that they meet.
-type maker struct{ *rand.Rand }
+type maker struct{ choices }
+
+// choices are made at random, or by somebody who knows what is simpler: the lower
+// numbers are.
+type choices interface{ IntN(n int) int }
 
 // pick returns one of several things.
 func pick[T any](m *maker, from ...T) T { return from[m.IntN(len(from))] }
@@ -62,7 +71,7 @@ func pick[T any](m *maker, from ...T) T { return from[m.IntN(len(from))] }
 func some[T any](m *maker, from ...T) []T {
 	var out []T
 	for _, x := range from {
-		if m.IntN(2) == 0 {
+		if m.IntN(2) != 0 {
 			out = append(out, x)
 		}
 	}
@@ -137,6 +146,9 @@ func (m *maker) slices(i int) []*discoveryv1.EndpointSlice {
 			}
 			s.Endpoints = append(s.Endpoints, e)
 		}
+		if m.IntN(8) == 7 { // it is another Service's now
+			s.Labels[discoveryv1.LabelServiceName] = blank(m.IntN(6)).Name
+		}
 		out = append(out, s)
 	}
 	return out
@@ -147,17 +159,18 @@ func (m *maker) phase(name string) Phase {
 	p := Phase{Name: name}
 	for i := range 6 {
 		switch m.IntN(4) {
-		case 0:
-			p.Services = append(p.Services, m.service(i))
 		case 1:
-			p.Slices = append(p.Slices, m.slices(i)...)
+			p.Services = append(p.Services, m.service(i))
 		case 2:
+			p.Slices = append(p.Slices, m.slices(i)...)
+		case 3:
 			p.DeleteServices = append(p.DeleteServices, key(blank(i)))
 		}
 	}
-	if m.IntN(2) == 0 {
+	if m.IntN(2) != 0 {
 		p.NodeLabels = m.labels()
 	}
+	p.Detour, p.Kill = m.IntN(2) != 0, m.IntN(6) == 5
 	return p
 }
 

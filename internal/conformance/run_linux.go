@@ -148,6 +148,9 @@ type Dataplane struct {
 	// namespace of its own.
 	Open func(context.Context) (proxy.Dataplane, error)
 
+	// Daemon starts a whole daemon on a node, to be played instead of the dataplane.
+	Daemon func(node *lab.Host) (Daemon, error)
+
 	// Sockets says that the mode acts on sockets, and opens it. Nil: it does not.
 	Sockets *Sockets
 }
@@ -230,9 +233,14 @@ func (r *run) follow(ctx context.Context, events []event) error {
 	return r.sync(ctx, r.resolver.State())
 }
 
-// inBothWays plays something with whole states and by increments.
+// inBothWays plays something with whole states and by increments. A daemon has ways
+// of its own.
 func (b *testbed) inBothWays(id string, w *World, play func(*run) error) (errs []error) {
-	for i, how := range []string{"kernel, state at once", "kernel, state by increments"} {
+	ways := []string{"kernel, state at once", "kernel, state by increments"}
+	if b.daemon != nil {
+		ways = []string{"daemon"}
+	}
+	for i, how := range ways {
 		rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(id)))) // the same at each run
 		r := &run{b, how, i == 1, rng, w, w.nothing(b.d.Mode), map[string]backends{}}
 		errs = append(errs, within(how, play(r)))
@@ -262,9 +270,12 @@ func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []failure) {
 // phases plays the phases of a group, one after the other.
 func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures []failure, err error) {
 	for i, p := range g.Phases {
-		if i == 0 {
+		switch {
+		case r.daemon != nil:
+			err = r.tell(ctx, p, worlds[i])
+		case i == 0:
 			err = r.begin(ctx)
-		} else {
+		default:
 			err = r.follow(ctx, shuffle(worlds[i-1].changes(worlds[i], r.rng), r.rng))
 		}
 		// Half of the ports may not be enough for all phases.

@@ -66,6 +66,10 @@ type Phase struct {
 	Services       []*v1.Service                `json:"services"`        // new or changed
 	Slices         []*discoveryv1.EndpointSlice `json:"slices"`          // new or changed
 	NodeLabels     map[string]string            `json:"node_labels"`     // if they change
+
+	// What comes before it, if a whole daemon is played.
+	Detour bool `json:"-"` // other objects for a moment
+	Kill   bool `json:"-"` // the daemon dies, and another one is started
 }
 
 // words is a list that may be written as its only word.

@@ -23,6 +23,7 @@ type testbed struct {
 	d       Dataplane
 	lab     *lab.Lab
 	dp      proxy.Dataplane
+	daemon  Daemon        // instead of the dataplane; nil: there is none
 	end     func() error  // ends the dataplane's own work
 	ended   chan struct{} // closed when that has ended; nil: there is none
 	last    string        // the group that was here before
@@ -63,6 +64,11 @@ func (b *testbed) onNode(what string, do func() error) error {
 // openDataplane opens the dataplane, and has it work if it is a Runner.
 func (b *testbed) openDataplane(ctx context.Context) error {
 	b.end, b.ended = func() error { return nil }, nil
+	if b.d.Daemon != nil {
+		d, err := b.d.Daemon(b.lab.Node())
+		b.daemon = d
+		return err
+	}
 	err := b.onNode("open dataplane", func() (err error) {
 		if b.d.Sockets != nil {
 			b.dp, err = b.d.Sockets.Open(ctx, b.lab.Node().Cgroup)
@@ -90,6 +96,9 @@ func (b *testbed) openDataplane(ctx context.Context) error {
 }
 
 func (b *testbed) closeDataplane() error {
+	if b.daemon != nil {
+		return b.daemon.Close()
+	}
 	return errors.Join(b.end(), b.onNode("close dataplane", func() error { return b.dp.Close() }))
 }
 

@@ -147,7 +147,7 @@ func (w *World) complete(changes ...Phase) error {
 // endpointSlice returns a slice of a Service, whose namespace and name it takes.
 func endpointSlice(of *v1.Service, f proxy.Family, port int32) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressType(f.String())}
-	s.Namespace, s.Name = of.Namespace, fmt.Sprintf("%s-%v", of.Name, f)
+	s.Namespace, s.Name = of.Namespace, strings.ToLower(fmt.Sprintf("%s-%v", of.Name, f))
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: of.Name}
 	for _, p := range of.Spec.Ports {
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &port})

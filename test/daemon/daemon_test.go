@@ -170,27 +170,14 @@ func (p *process) log() string {
 // start starts the daemon on the folder, in the node's namespace.
 func (s *site) start(change func(*exec.Cmd), args ...string) *process {
 	s.t.Helper()
-	path, err := binary()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	args = append([]string{
+	p, err := start(s.t, s.lab.Node(), change, append([]string{
 		"--manifests", s.dir, "--hostname-override", "test-node",
 		"--cluster-cidr", "10.0.0.0/8,fd00:10::/64", "--nodeport-addresses", "0.0.0.0/0", "-v", "2",
 		"--status-socket", s.socket,
-	}, args...)
-	p := &process{t: s.t, cmd: exec.Command(path, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = p, p
-	if change != nil {
-		change(p.cmd)
-	}
-	if err := s.lab.Node().Start(p.cmd); err != nil {
+	}, args...)...)
+	if err != nil {
 		s.t.Fatal(err)
 	}
-	go func() {
-		_ = p.cmd.Wait() // the state tells what became of it
-		close(p.done)
-	}()
 	s.t.Cleanup(func() {
 		p.end(syscall.SIGKILL)
 		if s.t.Failed() {
@@ -198,6 +185,27 @@ func (s *site) start(change func(*exec.Cmd), args ...string) *process {
 		}
 	})
 	return p
+}
+
+// start starts a daemon in a node's namespace.
+func start(t *testing.T, node *lab.Host, change func(*exec.Cmd), args ...string) (*process, error) {
+	path, err := binary()
+	if err != nil {
+		return nil, err
+	}
+	p := &process{t: t, cmd: exec.Command(path, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	if change != nil {
+		change(p.cmd)
+	}
+	if err := node.Start(p.cmd); err != nil {
+		return nil, err
+	}
+	go func() {
+		_ = p.cmd.Wait() // the state tells what became of it
+		close(p.done)
+	}()
+	return p, nil
 }
 
 // end signals the daemon, waits and returns its exit code.

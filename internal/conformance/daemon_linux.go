@@ -1,0 +1,175 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
+
+	"sluice/internal/conformance/lab"
+)
+
+// Daemon is a whole daemon on a node, which hears of objects by itself, instead of
+// a dataplane.
+type Daemon interface {
+	// Write makes a world's objects those that there are. Nobody waits for the
+	// daemon to hear of it.
+	Write(w *World) error
+
+	// Settle starts a daemon with the world's settings if none runs, and returns
+	// when it has what was written last in force. The kernel must then be as a new
+	// daemon would make it.
+	Settle(ctx context.Context, w *World) error
+
+	// Kill ends the daemon without a chance to say a word.
+	Kill() error
+
+	Close() error
+}
+
+// RunChurn plays histories of a daemon: random objects change, the daemon is killed
+// now and then, and after each of up to so many steps the kernel must be as a new daemon would make it
+// and random packets must meet what the oracle says. A history that fails is
+// told in its simplest form that does.
+func RunChurn(t *testing.T, d Dataplane, steps, packets int) {
+	lab.Require(t)
+	b, err := newScheduler(t, d).newTestbed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	histories := rapid.Custom(func(r *rapid.T) *Group {
+		m := &maker{drawn{r}}
+		g, err := m.group(d.Mode, "history", 1+m.IntN(steps), packets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	})
+	played := 0
+	rapid.Check(t, func(r *rapid.T) {
+		g := histories.Draw(r, "history")
+		played += len(g.Phases)
+		if failures := b.runGroup(t.Context(), g); len(failures) > 0 {
+			r.Fatal(g.tell(d.Mode, failures))
+		}
+	})
+	t.Logf("%d steps, %d flows", played, b.tally.flows.Load())
+}
+
+// GoString is what the library prints of a history, which is told otherwise.
+func (g *Group) GoString() string { return g.ID }
+
+// tell returns what went wrong first, and the states before it.
+func (g *Group) tell(mode string, failures []failure) string {
+	var text strings.Builder
+	first := failures[0]
+	for i, w := range g.worlds() {
+		p := g.Phases[i]
+		fmt.Fprintf(&text, "\nphase %s, detour %v, killed %v, %+v:\n%v", p.Name, p.Detour, p.Kill, w.Config, w.resolver(mode).State())
+		if strings.HasPrefix(first.id, p.Name+"-") {
+			break
+		}
+	}
+	for _, c := range g.Cases {
+		if c.ID == first.id {
+			first.id += fmt.Sprintf(" (%v from %s %v to %v)", c.protocol(), c.From, c.Src, c.to())
+		}
+	}
+	return fmt.Sprintf("%s: %v; after\n%s", first.id, first.err, text.String())
+}
+
+// drawn makes choices that can be made simpler.
+type drawn struct{ *rapid.T }
+
+// IntN returns a number below n.
+func (d drawn) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice") }
+
+// tell has the daemon hear of a world, by the way that the phase says.
+func (r *run) tell(ctx context.Context, p Phase, w *World) error {
+	r.world, r.resolver = w, w.resolver(r.d.Mode)
+	if p.Detour {
+		if err := r.daemon.Write(w.wrong(r.rng)); err != nil {
+			return err
+		}
+	}
+	if p.Kill {
+		if err := r.daemon.Kill(); err != nil {
+			return err
+		}
+	}
+	return errors.Join(r.daemon.Write(w), r.daemon.Settle(ctx, w))
+}
+
+// wrong returns a world in which every other object is not as it should be.
+func (w *World) wrong(rng *rand.Rand) *World {
+	out := *w
+	out.Services, out.Slices = slices.Clone(w.Services), slices.Clone(w.Slices)
+	for i, s := range out.Services {
+		if rng.IntN(2) == 0 {
+			out.Services[i] = wrongService(s, rng)
+		}
+	}
+	for i, s := range out.Slices {
+		if rng.IntN(2) == 0 {
+			out.Slices[i] = wrongSlice(s, rng)
+		}
+	}
+	return &out
+}
+
+// Objects returns all objects of a world, as the API has them.
+func (w *World) Objects() []metav1.Object {
+	n, c := node(w.NodeLabels), w.ranges()
+	n.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
+	c.TypeMeta = metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"}
+	out := []metav1.Object{n, c}
+	for _, s := range w.Services {
+		s = s.DeepCopy()
+		s.TypeMeta = metav1.TypeMeta{APIVersion: v1.SchemeGroupVersion.String(), Kind: "Service"}
+		out = append(out, s)
+	}
+	for _, s := range w.Slices {
+		s = s.DeepCopy()
+		s.TypeMeta = metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"}
+		out = append(out, s)
+	}
+	return out
+}
+
+// Flags are what tells a daemon of a mode its settings.
+func (c Config) Flags(mode string) []string {
+	var cidrs []string
+	for _, p := range clusterCIDRs {
+		cidrs = append(cidrs, p.String())
+	}
+	out := append([]string{"--hostname-override=" + nodeName, fmt.Sprintf("--masquerade-all=%v", c.MasqueradeAll)}, map[string][]string{
+		"":             {"--cluster-cidr=" + strings.Join(cidrs, ",")},
+		"cluster-cidr": {"--cluster-cidr=" + strings.Join(cidrs, ",")},
+		"node-cidr":    {"--detect-local-mode=NodeCIDR"},
+		"bridge":       {"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=" + lab.Bridge},
+		"prefix":       {"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=" + lab.Bridge[:2]},
+	}[c.DetectLocal]...)
+	switch {
+	case slices.Contains(c.NodePortAddresses, "all"):
+		return append(out, "--nodeport-addresses=0.0.0.0/0,::/0")
+	case len(c.NodePortAddresses) > 0:
+		return append(out, "--nodeport-addresses="+strings.Join(c.NodePortAddresses, ","))
+	case mode == "nftables": // of which others have the settings, but not by themselves
+		return append(out, "--nodeport-addresses=primary")
+	default:
+		return out
+	}
+}
