@@ -9,14 +9,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"syscall"
 
 	"sluice/internal/app"
 	"sluice/internal/cli"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), app.StopSignals()...)
 	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
 	os.Exit(run(ctx, os.Args, os.Stderr, again))
 }

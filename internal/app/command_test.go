@@ -29,8 +29,10 @@ func execute(t *testing.T, args ...string) (string, error) {
 		return errors.New("not in a test")
 	}
 	return play(t, newCommand("sluice", NewOptions(), steps{
-		cleanup:    func(context.Context, plan) error { return never("clean") },
-		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) { return config.NFTables, never("choose a mode") },
+		cleanup: func(context.Context, plan) error { return never("clean") },
+		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) {
+			return config.NFTables, never("choose a mode")
+		},
 		initialise: func(context.Context, plan) error { return never("initialise") },
 		serve:      func(context.Context, plan) error { return never("serve") },
 	}), args...)
@@ -417,8 +419,10 @@ func TestSteps(t *testing.T) {
 				return nil
 			}
 			_, err := play(t, newCommand("sluice", NewOptions(), steps{
-				cleanup:    func(context.Context, plan) error { return did("clean") },
-				chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) { return config.NFTables, did("choose") },
+				cleanup: func(context.Context, plan) error { return did("clean") },
+				chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) {
+					return config.NFTables, did("choose")
+				},
 				initialise: func(_ context.Context, p plan) error { return did("initialise " + string(p.config.Mode)) },
 				serve:      func(_ context.Context, p plan) error { return did("serve " + string(p.config.Mode)) },
 			}), tt.args...)
@@ -441,7 +445,9 @@ func errorText(err error) string {
 
 func TestNoModeToChoose(t *testing.T) {
 	_, err := play(t, newCommand("sluice", NewOptions(), steps{
-		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) { return "", errors.New("no kernel") },
+		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) {
+			return "", errors.New("no kernel")
+		},
 	}), "--init-only")
 	if errorText(err) != "no kernel" {
 		t.Errorf("error %v", err)

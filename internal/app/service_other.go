@@ -2,7 +2,14 @@
 
 package app
 
-import "context"
+import (
+	"context"
+	"os"
+	"syscall"
+)
+
+// StopSignals are those that ask a process to end.
+func StopSignals() []os.Signal { return []os.Signal{syscall.SIGINT, syscall.SIGTERM} }
 
 // setPriority does nothing: only Windows has priority classes.
 func setPriority(uint32) error { return nil }

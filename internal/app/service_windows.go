@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/windows"
@@ -22,6 +23,16 @@ const (
 	// maxEvent is how long an event may be, in bytes: Windows takes 31,839 characters.
 	maxEvent = 31000
 )
+
+// StopSignals are those that ask a process to end: Ctrl-C and Ctrl-Break, and that
+// the console is closed. A service gets the latter whenever some user logs off, and
+// must go on.
+func StopSignals() []os.Signal {
+	if is, err := svc.IsWindowsService(); err == nil && is {
+		return []os.Signal{os.Interrupt}
+	}
+	return []os.Signal{os.Interrupt, syscall.SIGTERM}
+}
 
 // setPriority gives this process a priority class.
 func setPriority(class uint32) error {
@@ -40,7 +51,7 @@ func (o *Options) asService(ctx context.Context, run func(context.Context) error
 	}
 	defer func() { _ = log.Close() }()
 	o.log = eventWriter{log: log, also: os.Stderr}
-	s := &service{ctx: ctx, run: run}
+	s := &service{ctx: context.WithoutCancel(ctx), run: run}
 	if err := svc.Run(serviceName, s); err != nil {
 		return fmt.Errorf("--windows-service: answer the service control manager, which is to start this process: %w", err)
 	}
@@ -52,7 +63,7 @@ func (o *Options) asService(ctx context.Context, run func(context.Context) error
 
 // service is what the service control manager controls.
 type service struct {
-	ctx context.Context // that of the process
+	ctx context.Context // which only the manager ends
 	run func(context.Context) error
 	err error // after the end
 }

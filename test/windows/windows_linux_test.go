@@ -117,21 +117,43 @@ func (n *node) write(name string, endpoints ...string) {
 		}
 		fmt.Fprintf(&b, "- {addresses: [%q], nodeName: %s}\n", e, where)
 	}
-	file := filepath.Join(n.dir, name+".yaml")
-	if err := os.WriteFile(file+".tmp", []byte(b.String()), 0o644); err != nil {
+	n.file(name+".yaml", b.String())
+}
+
+// file puts a file into the folder at once and returns its path.
+func (n *node) file(name, text string) string {
+	n.t.Helper()
+	path := filepath.Join(n.dir, name)
+	if err := os.WriteFile(path+".tmp", []byte(text), 0o644); err != nil {
 		n.t.Fatal(err)
 	}
-	if err := os.Rename(file+".tmp", file); err != nil {
+	if err := os.Rename(path+".tmp", path); err != nil {
 		n.t.Fatal(err)
 	}
+	return path
 }
 
 // run runs sluice.exe to its end.
 func (n *node) run(args ...string) (output string, code int) {
 	n.t.Helper()
-	cmd := n.windows.Command(n.t.Context(), n.exe, args...)
-	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState == nil {
+	return n.output(n.windows.Command(n.t.Context(), n.exe, args...))
+}
+
+// output runs a program to its end. What it writes goes to a file, as Wine's own
+// processes keep the descriptors of the program that started them.
+func (n *node) output(cmd *exec.Cmd) (text string, code int) {
+	n.t.Helper()
+	file, err := os.CreateTemp(n.t.TempDir(), "output")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer file.Close()
+	cmd.Stdout, cmd.Stderr = file, file
+	if err := cmd.Run(); cmd.ProcessState == nil {
+		n.t.Fatal(err)
+	}
+	out, err := os.ReadFile(file.Name())
+	if err != nil {
 		n.t.Fatal(err)
 	}
 	return string(out), cmd.ProcessState.ExitCode()
