@@ -45,6 +45,7 @@ test: deps lint build check-bpf ## everything
 	$(MAKE) --no-print-directory test-arm64
 	cd test/page && go test -race -timeout 10m ./...
 	cd test/cluster && go test ./process ./apiserver ./peers/... && go test -timeout 40m
+	cd test/cluster/windows && go test -timeout 40m
 	$(MAKE) --no-print-directory demo ONCE=1
 	go run ./test/kernels --kernels 6.1 --share 10
 	FUZZTOTAL=30 test/fuzz.sh

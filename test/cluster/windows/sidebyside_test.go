@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -39,6 +40,15 @@ type peer struct {
 
 // moved reports whether a step has come to something.
 func (p *peer) moved() bool { return !slices.Equal(p.state(), p.last) }
+
+func (p *peer) balancers() (n int) {
+	for _, line := range p.state() {
+		if strings.HasPrefix(line, "load balancer") {
+			n++
+		}
+	}
+	return n
+}
 
 // start runs a program with the flags that both have.
 func start(t *testing.T, name, exe string, network hns.Network, objects http.Handler, flags ...string) *peer {
@@ -104,13 +114,18 @@ kind: Node
 metadata: {name: here}
 status: {addresses: [{type: InternalIP, address: 192.168.0.2}]}`
 
-func service(name, clusterIP, more string) string {
+// service begins a Service whose port more goes on with.
+func service(name, clusterIP, more string, ingress ...string) string {
+	status := ""
+	for _, ip := range ingress {
+		status += fmt.Sprintf("\nstatus: {loadBalancer: {ingress: [{ip: %s, ipMode: VIP}]}}", ip)
+	}
 	return fmt.Sprintf(`
 apiVersion: v1
 kind: Service
 metadata: {name: %s, namespace: shop}
-spec: {clusterIP: %[2]s, clusterIPs: [%[2]s], ipFamilies: [IPv4], internalTrafficPolicy: Cluster, ports: [{name: main, port: 80, protocol: TCP, targetPort: 8080%[3]s}`,
-		name, clusterIP, more)
+spec: {clusterIP: %[2]s, clusterIPs: [%[2]s], ipFamilies: [IPv4], internalTrafficPolicy: Cluster, ports: [{name: main, port: 80, protocol: TCP, targetPort: 8080%[3]s}%s`,
+		name, clusterIP, more, status)
 }
 
 // slice has endpoints of a Service; those of 10.244.1.0/24 are here.
@@ -134,29 +149,47 @@ endpoints: [%[2]s]`, service, strings.Join(endpoints, ", "))
 
 // steps are changes of objects, one after the other.
 var steps = []struct {
-	name    string
-	objects []string
+	name      string
+	objects   []string
+	deletes   []string // paths of objects
+	balancers int      // that there are in the end
 }{
-	{"the start", []string{
+	{name: "the start", balancers: 3, objects: []string{
 		node,
 		service("web", "10.96.0.10", "}], type: ClusterIP, sessionAffinity: None"), slice("web", "10.244.1.10", "10.244.2.10"),
 		service("sticky", "10.96.0.11", ", nodePort: 30080}], type: NodePort, externalTrafficPolicy: Cluster, sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}"), slice("sticky", "10.244.1.11", "10.244.2.11"),
 		service("idle", "10.96.0.12", "}], type: ClusterIP, sessionAffinity: None"), slice("idle"),
 	}},
-	{"an endpoint is replaced", []string{slice("web", "10.244.1.10", "10.244.2.20")}},
-	{"a Service gets its first endpoint", []string{slice("idle", "10.244.1.11")}},
-	{"a Service loses its endpoints", []string{slice("web")}},
+	{name: "an endpoint is replaced", balancers: 3, objects: []string{slice("web", "10.244.1.10", "10.244.2.20")}},
+	{name: "Services that are reached from elsewhere", balancers: 10, objects: []string{
+		service("shared", "10.96.0.20", ", nodePort: 30081}], externalIPs: [198.51.100.1], type: LoadBalancer, externalTrafficPolicy: Cluster, sessionAffinity: None", "203.0.113.1"),
+		slice("shared", "10.244.1.10", "10.244.2.10"),
+		service("nearby", "10.96.0.21", ", nodePort: 30082}], type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30090, sessionAffinity: None", "203.0.113.2"),
+		slice("nearby", "10.244.1.10", "10.244.2.10"),
+	}},
+	{name: "a Service gets its first endpoint", balancers: 11, objects: []string{slice("idle", "10.244.1.11")}},
+	{name: "a Service loses its endpoints", balancers: 10, objects: []string{slice("web")}},
+	{name: "a Service goes", balancers: 8, deletes: []string{
+		"/api/v1/namespaces/shop/services/sticky", "/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices/sticky-1",
+	}},
 }
 
 var networks = []struct {
+	name    string
 	network hns.Network
 	flags   []string
 }{
-	{hns.Network{Name: "pods", Type: "L2Bridge"}, nil},
-	{hns.Network{Name: "pods", Type: "Overlay", Remote: []hns.RemoteSubnet{{
-		Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: netip.MustParseAddr("192.168.0.3"), MAC: "00-15-5D-00-00-03",
-	}}}, []string{"--source-vip=10.244.1.2"}},
+	{"bridge", bridge, nil},
+	{"bridge, direct server return", bridge, []string{"--enable-dsr"}},
+	{"overlay", overlay, []string{"--source-vip=10.244.1.2"}},
 }
+
+var (
+	bridge  = hns.Network{Name: "pods", Type: "L2Bridge"}
+	overlay = hns.Network{Name: "pods", Type: "Overlay", Remote: []hns.RemoteSubnet{{
+		Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: netip.MustParseAddr("192.168.0.3"), MAC: "00-15-5D-00-00-03",
+	}}}
+)
 
 // TestSideBySide wants both services to have the same in the end of each step.
 func TestSideBySide(t *testing.T) {
@@ -165,26 +198,32 @@ func TestSideBySide(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, n := range networks {
-		t.Run(n.network.Type, func(t *testing.T) {
+		t.Run(n.name, func(t *testing.T) {
 			objects := apiserver.New([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
-			load(t, objects, steps[0].objects)
+			change(t, objects, steps[0].objects, nil)
 			theirs := start(t, "kube-proxy", exe.theirs, n.network, objects, n.flags...)
 			ours := start(t, "sluice", exe.ours, n.network, objects, append(n.flags, "--status-socket=")...) // Wine has no unix sockets
 			for i, s := range steps {
 				if i > 0 {
-					load(t, objects, s.objects)
+					change(t, objects, s.objects, s.deletes)
 				}
-				compare(t, s.name, theirs, ours)
+				compare(t, s.name, s.balancers, theirs, ours)
 			}
 		})
 	}
 }
 
-func load(t *testing.T, to *apiserver.Server, objects []string) {
+func change(t *testing.T, to *apiserver.Server, objects, deletes []string) {
 	t.Helper()
 	for _, o := range objects {
 		if err := to.Load([]byte(o)); err != nil {
 			t.Fatal(err)
+		}
+	}
+	for _, path := range deletes {
+		w := httptest.NewRecorder()
+		if to.ServeHTTP(w, httptest.NewRequest(http.MethodDelete, path, nil)); w.Code != http.StatusOK {
+			t.Fatalf("delete %s: %v", path, w.Result().Status)
 		}
 	}
 }
@@ -225,17 +264,17 @@ func (p *peer) state() (all []string) {
 }
 
 // compare waits until both have the same, after both have changed it.
-func compare(t *testing.T, step string, theirs, ours *peer) {
+func compare(t *testing.T, step string, balancers int, theirs, ours *peer) {
 	t.Helper()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(patience); ; <-tick.C {
 		diff := cmp.Diff(theirs.state(), ours.state())
-		if diff == "" && theirs.moved() && ours.moved() {
+		if diff == "" && ours.moved() && ours.balancers() == balancers {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Errorf("%s: what the services have differs (-kube-proxy +Sluice):\n%s", step, diff)
+			t.Errorf("%s: Sluice made %d load balancers, want %d; what the services have (-kube-proxy +Sluice):\n%s", step, ours.balancers(), balancers, diff)
 			break
 		}
 	}
