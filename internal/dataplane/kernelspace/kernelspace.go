@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/mode"
@@ -21,6 +22,8 @@ type Dataplane struct {
 	options mode.Kernelspace
 	differ  *differ.Differ[id, value]
 
+	mu       sync.Mutex // Watch works beside Sync and Apply
+	stopped  bool       // the service did not run when it was last looked at
 	features hns.Features
 	node     *proxy.Node // as rows are rendered for
 	checks   map[proxy.HealthCheckKey]uint16
@@ -40,7 +43,10 @@ type setAside struct {
 	wanted bool
 }
 
-var _ proxy.Dataplane = (*Dataplane)(nil)
+var (
+	_ proxy.Dataplane = (*Dataplane)(nil)
+	_ proxy.Watcher   = (*Dataplane)(nil)
+)
 
 // New returns a dataplane over a service. It asks nothing yet.
 func New(service hns.Interface, links func() (map[netip.Addr]string, error), s mode.Settings) *Dataplane {
@@ -54,6 +60,8 @@ func (d *Dataplane) Close() error { return nil }
 
 // Sync makes HNS right whatever was there before.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.differ.Forget()
 	if err := d.look(ctx, want); err != nil {
 		return nil, err
@@ -102,6 +110,8 @@ func (d *Dataplane) turn() {
 
 // Apply brings what changed to what is wanted.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.differ.Node() == nil || changed.Node && !slices.Equal(d.node.IPs, want.Node.IPs) {
 		d.differ.Forget()
 		return nil, fmt.Errorf("%w: what HNS has, or is to have for this node's addresses, is not known", proxy.ErrNeedSync)

@@ -1,6 +1,7 @@
 package kernelspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -449,15 +452,17 @@ func TestForeignObjects(t *testing.T) {
 
 	n = newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	n.foreign(t)
-	s := stateOf(with(service(1, "10.0.0.1:80", "10.1.0.1:80", "10.1.9.9:80"), 1), with(service(2, "10.1.0.1:80"), 2))
+	thief := service(3, "10.1.0.1:80")
+	thief.Frontends = append(thief.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: netip.MustParseAddrPort("172.20.0.1:80")})
+	s := stateOf(with(service(1, "10.0.0.1:80", "10.1.0.1:80", "10.1.9.9:80"), 1), with(service(2, "10.1.0.1:80"), 2), thief)
 	refused, err := n.Sync(t.Context(), s)
-	if err != nil || len(refused) != 1 || !strings.Contains(refused[service(2).Key].Error(), "port 30002 is another program's") {
+	if err != nil || len(refused) != 2 || refused[thief.Key] == nil || !strings.Contains(refused[service(2).Key].Error(), "load balancer TCP NodePort 30002 IPv4 is another program's") {
 		t.Errorf("refused %v, error %v", refused, err)
 	}
 	if text := strings.Join(n.fake.State(), "\n"); strings.Contains(text, "10.96.7.7") || strings.Contains(text, "10.1.0.77") || strings.Contains(text, "30077") {
 		t.Errorf("what kube-proxy left is still there:\n%s", text)
 	}
-	if removed, err = n.open(n.options).Cleanup(t.Context()); err != nil || len(removed) != 8 {
+	if removed, err = n.open(n.options).Cleanup(t.Context()); err != nil || len(removed) != 9 {
 		t.Errorf("removed %q, error %v", removed, err)
 	}
 	if diff := cmp.Diff(theirs, n.fake.State()); diff != "" {
@@ -489,6 +494,63 @@ func TestTakeover(t *testing.T) {
 		t.Errorf("refused %v, error %v", refused, err)
 	}
 	n.wantCalls(t, "taking over", hnstest.Count{"Features": 1, "Network": 1, "Endpoints": 1, "LoadBalancers": 1})
+}
+
+// TestFlush has somebody delete all load balancers: the row that changes next is
+// made anew, and the rest by a Sync.
+func TestFlush(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	s := stateOf(service(1, "10.1.0.1:80"), service(2, "10.1.0.1:80"))
+	n.sync(t, s)
+	all, err := n.fake.LoadBalancers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for x := range all {
+		if err := n.fake.DeleteLoadBalancer(t.Context(), x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if refused := n.apply(t, s, service(1, "10.1.0.2:80")); len(refused) > 0 {
+		t.Errorf("refused %v", refused)
+	}
+	if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "10.96.0.1:80 protocol 6 to [10.1.0.2]") {
+		t.Errorf("the row that changed is not served:\n%s", text)
+	}
+	n.sync(t, s)
+	n.wantFresh(t, s)
+}
+
+// TestWatch looks at the network twice a minute, lists nothing, and tells of what
+// only a Sync can mend.
+func TestWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(hnstest.Full, overlay, mode.Kernelspace{})
+		n.sync(t, stateOf(service(1, "10.1.0.1:80")))
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		var told []string
+		go n.Watch(ctx, nil, func(what string) { told = append(told, what) })
+		step := func(want string, do func()) {
+			t.Helper()
+			told = nil
+			do()
+			n.fake.Reset()
+			time.Sleep(watchInterval + time.Second)
+			synctest.Wait()
+			n.wantCalls(t, want, hnstest.Count{"Network": 1})
+			if got := strings.Join(told, "; "); got != want {
+				t.Errorf("told %q, want %q", got, want)
+			}
+		}
+		step("", func() {})
+		moved := overlay
+		moved.ID, moved.Remote = n.network, overlay.Remote[:1]
+		step("the subnets of HNS network pods changed", func() { n.fake.SetNetwork(moved) })
+		step("", func() { n.fake.Fail(hns.ErrNotRunning) })
+		step("the Host Networking Service was restarted", func() { n.fake.Fail(nil) })
+		step("HNS network pods was replaced", func() { n.fake.RemoveNetwork(n.network); n.fake.SetNetwork(overlay) })
+	})
 }
 
 // TestMovedSubnet has pods of a subnet move to another node while nobody looks.

@@ -27,7 +27,7 @@ func Over(open func() (hns.Interface, error)) mode.Mode {
 		return New(service, links, s), nil
 	}
 	return mode.Mode{
-		Name: "kernelspace", Balancing: []proxy.Balancing{proxy.Random, proxy.SourceHash}, Polls: true,
+		Name: "kernelspace", Balancing: []proxy.Balancing{proxy.Random, proxy.SourceHash},
 		Prepare: func(context.Context, mode.Settings, bool) error { return nil },
 		Open:    mode.Opener(func(_ context.Context, s mode.Settings) (*Dataplane, error) { return with(s) }),
 		Probe: func(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {

@@ -181,10 +181,10 @@ func (d *Dataplane) setBalancer(ctx context.Context, x id, v value) error {
 	l, missing := d.load(x, v)
 	had, there := d.has.balancers[x]
 	if other, ok := d.has.others[x]; ok && !there {
-		if !x.addr.IsValid() && len(other.Endpoints) > 0 {
-			return fmt.Errorf("port %d is another program's: HNS load balancer %s has it", x.port, other.id)
+		if (v.flags&hns.ExternalVIP != 0 || x.check) && len(other.Endpoints) > 0 {
+			return fmt.Errorf("%v is another program's: delete it (HNS ID %s), or change the Service", x, other.id)
 		}
-		had, there = other, true // Addresses of Services are ours to serve.
+		had, there = other, true // ClusterIPs are nobody else's.
 	}
 	if len(l.Endpoints) == 0 {
 		return cmp.Or(d.dropBalancer(ctx, x), missing)
