@@ -82,16 +82,23 @@ func (w *worker) close(fd int) {
 	w.closing = append(w.closing, fd)
 }
 
+// finishClosing frees the numbers of what was closed. A program that is just being
+// started has all descriptors, too, for a moment, so that their events would go on and
+// be taken for those of what has the number next.
+func (w *worker) finishClosing() {
+	for _, fd := range w.closing {
+		_ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_DEL, fd, nil)
+	}
+	closeAll(w.closing)
+	w.closing = w.closing[:0]
+}
+
 // run works until it is stopped.
 func (w *worker) run() {
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	for stopped := false; !stopped; {
 		n, _ := unix.EpollWait(w.epoll, events, w.patience()) // no error but EINTR is possible
-		for _, e := range events[:max(n, 0)] {
-			if s := w.sockets[e.Fd]; s != nil {
-				s.ready(w, int(e.Fd), e.Events)
-			}
-		}
+		w.dispatch(events[:max(n, 0)])
 		busy := w.busy
 		w.busy = nil
 		for _, c := range busy {
@@ -99,9 +106,17 @@ func (w *worker) run() {
 			c.relay(w)
 		}
 		w.expire(time.Now())
-		closeAll(w.closing)
-		w.closing = w.closing[:0]
+		w.finishClosing()
 		stopped = w.ordered()
+	}
+}
+
+// dispatch tells sockets what happened.
+func (w *worker) dispatch(events []unix.EpollEvent) {
+	for _, e := range events {
+		if s := w.sockets[e.Fd]; s != nil {
+			s.ready(w, int(e.Fd), e.Events)
+		}
 	}
 }
 

@@ -1,0 +1,65 @@
+package userspace
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// events is a socket that counts what it is told.
+type events int
+
+func (e *events) ready(*worker, int, uint32) { *e++ }
+
+// TestNumbersAreUsedAgain closes a descriptor that another process still has, as one
+// does that is just being started. What happens there is not told to whatever has its
+// number next.
+func TestNumbersAreUsedAgain(t *testing.T) {
+	w, err := (&server{}).newWorker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair := func() [2]int {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { closeAll(fds[:]) })
+		return fds
+	}
+	first, next := pair(), pair()
+	var before, after events
+	fd, err := unix.Dup(first[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	turn := func() {
+		list := make([]unix.EpollEvent, eventsAtOnce)
+		n, _ := unix.EpollWait(w.epoll, list, 0)
+		w.dispatch(list[:max(n, 0)])
+		w.finishClosing()
+	}
+	if err := w.watch(fd, &before, unix.EPOLLIN|unix.EPOLLET); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(first[1], []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if turn(); before != 1 {
+		t.Fatalf("%d events, want 1", before)
+	}
+	w.close(fd)
+	turn()
+	if err := unix.Dup3(next[0], fd, unix.O_CLOEXEC); err != nil { // it has the number now
+		t.Fatal(err)
+	}
+	if err := w.watch(fd, &after, unix.EPOLLIN|unix.EPOLLET); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(first[1], []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if turn(); after != 0 {
+		t.Errorf("what has the number next was told %d events of the one before", after)
+	}
+}
