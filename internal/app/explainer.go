@@ -6,8 +6,8 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"slices"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/engine"
 	"sluice/internal/explain"
 	"sluice/internal/kernel/ct"
@@ -21,16 +21,19 @@ const flowsShown = 16
 // explainer answers questions about what the engine knows and the kernel has.
 func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Values) (*statusapi.Explanation, error) {
 	return func(ctx context.Context, q url.Values) (*statusapi.Explanation, error) {
-		addresses, err := link.Conn{}.List()
-		if err != nil {
-			return nil, err
-		}
 		var a *explain.Answer
+		var err, failed error
+		on := func(a netip.Addr) string {
+			name, err := link.Conn{}.Local(a)
+			failed = errors.Join(failed, err)
+			return name
+		}
 		ask := func(others []explain.Unserved) {
 			e.Look(func(v engine.View) {
 				w := explain.World{
 					Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v, Unserved: others,
-					Local: func(a netip.Addr) bool { return slices.Contains(addresses, a) },
+					Local: func(a netip.Addr) bool { return on(a) != "" },
+					Held:  func(a netip.Addr) bool { return on(a) == mode.IPVSLink },
 				}
 				a, err = w.Explain(explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")})
 			})
@@ -40,6 +43,9 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 			if others := s.plan.from.unserved(ctx, q.Get("to")); others != nil {
 				ask(others)
 			}
+		}
+		if failed != nil {
+			return nil, failed
 		}
 		if err != nil {
 			return nil, &statusapi.ResponseError{Code: http.StatusBadRequest, Message: err.Error()}

@@ -25,9 +25,6 @@ func (x *explanation) advise() {
 			}
 		}
 	}
-	if x.world.Mode == "ipvs" && x.out.Reason == statusapi.NoSuchFrontend {
-		x.note("mode ipvs refuses other ports of load-balancer and external addresses")
-	}
 }
 
 func (x *explanation) note(format string, args ...any) {

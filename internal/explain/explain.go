@@ -20,6 +20,7 @@ type World struct {
 	Resolver *resolve.Resolver
 	Mode     string
 	Local    func(netip.Addr) bool // reports whether an address is the node's
+	Held     func(netip.Addr) bool // and only because the mode gave it to the node, for a Service; nil: none is
 	View     *engine.View          // what the kernel has; nil: there is no daemon
 	Unserved []Unserved            // nil: nothing is known of Services that this proxy does not serve
 }
@@ -116,6 +117,9 @@ func (x *explanation) setPacket() {
 	t, node := x.target, x.world.Resolver.State().Node
 	family := proxy.FamilyOf(t.dst.Addr())
 	p := proxy.Packet{Protocol: t.proto, Src: t.from, Dst: t.dst, In: x.in, DstLocal: x.world.local(t.dst.Addr())}
+	if x.world.Held != nil && x.world.Held(t.dst.Addr()) {
+		p.DstLocal = false
+	}
 	if p.SrcLocal = x.world.local(p.Src); !p.Src.IsValid() {
 		p.SrcLocal = true
 		for _, ip := range node.IPs {
@@ -168,7 +172,11 @@ func (w *World) local(a netip.Addr) bool {
 func (x *explanation) decide() {
 	state := x.world.Resolver.State()
 	ask := func(rows map[proxy.PortKey]*proxy.ServicePort) proxy.Outcome {
-		return (&proxy.State{Rows: rows, Node: state.Node, CIDRs: state.CIDRs}).Outcome(x.packet)
+		o := (&proxy.State{Rows: rows, Node: state.Node, CIDRs: state.CIDRs}).Outcome(x.packet)
+		if o.Reason == proxy.NoSuchFrontend && x.world.Mode == "ipvs" && x.heldFor(rows) {
+			o.Verdict = proxy.Reject
+		}
+		return o
 	}
 	x.owners = x.findOwners(state)
 	x.want = ask(x.owners)
@@ -183,6 +191,18 @@ func (x *explanation) decide() {
 		}
 		x.now = ask(inForce)
 	}
+}
+
+// heldFor reports whether rows have the packet be for the node, as mode ipvs does with
+// all addresses of Services. On other ports it refuses.
+func (x *explanation) heldFor(rows map[proxy.PortKey]*proxy.ServicePort) bool {
+	has := func(f proxy.Frontend) bool { return f.Addr.Addr() == x.packet.Dst.Addr() }
+	for _, row := range rows {
+		if !x.packet.DstLocal && slices.ContainsFunc(row.Frontends, has) {
+			return true
+		}
+	}
+	return false
 }
 
 // findOwners returns the rows that have the address or the NodePort. Who claims

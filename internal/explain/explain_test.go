@@ -308,6 +308,36 @@ func TestExplainKernel(t *testing.T) {
 	})
 }
 
+// TestExplainInModeIPVS takes addresses of Services for theirs, though the node has
+// them, and refuses their other ports.
+func TestExplainInModeIPVS(t *testing.T) {
+	r := resolverOf(t, objects)
+	r.Update()
+	held := func(a netip.Addr) bool {
+		return a == netip.MustParseAddr("10.96.0.1") || a == netip.MustParseAddr("198.51.100.1")
+	}
+	for _, tt := range []struct {
+		mode, to string
+		held     func(netip.Addr) bool
+		verdict  string
+		reason   statusapi.Reason
+	}{
+		{"ipvs", "10.96.0.1:81", held, "reject", statusapi.PortNotOfService},
+		{"ipvs", "198.51.100.1:81", held, "reject", statusapi.NoSuchFrontend},
+		{"ipvs", "198.51.100.1:30080", held, "reject", statusapi.NoSuchFrontend},
+		{"ipvs", "203.0.113.1:81", held, "untouched", statusapi.NoSuchFrontend},
+		{"ipvs", "198.51.100.1:81", nil, "untouched", statusapi.NoSuchFrontend}, // the node's own
+		{"nftables", "198.51.100.1:81", held, "untouched", statusapi.NoSuchFrontend},
+	} {
+		w := World{Resolver: r, Mode: tt.mode, Held: tt.held, Local: held}
+		a, err := w.Explain(Question{To: tt.to, From: "10.1.0.7"})
+		must(t, err)
+		if a.Verdict != tt.verdict || a.Reason != tt.reason {
+			t.Errorf("%s, mode %s: %s %s, want %s %s", tt.to, tt.mode, a.Verdict, a.Reason, tt.verdict, tt.reason)
+		}
+	}
+}
+
 // TestExplainDenied names who asks for an address that the configuration lets no
 // Service have, and of very many the first.
 func TestExplainDenied(t *testing.T) {

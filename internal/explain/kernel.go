@@ -39,7 +39,7 @@ func (a *Answer) Compare(is proxy.Inspected, err error) {
 		k.State, k.Why = statusapi.KernelFailed, err.Error()
 	case len(is.Differences) > 0:
 		k.State, k.Why = statusapi.KernelDiffers, ""
-		a.Try = append(a.Try, "the daemon repairs what others change; nft monitor shows who does it")
+		a.Try = append(a.Try, "the daemon repairs rules at once, the rest when it next compares all; nft monitor shows who changes rules")
 	default:
 		k.State, k.Why = statusapi.KernelAgrees, ""
 	}

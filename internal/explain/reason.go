@@ -87,7 +87,11 @@ func (x *explanation) policyReason() (statusapi.Reason, string) {
 	if o.Reason == proxy.UnallocatedAddress {
 		return statusapi.UnallocatedAddress, fmt.Sprintf("%v is from the range of ClusterIPs, and no Service has it.", dst.Addr())
 	}
-	return statusapi.NoSuchFrontend, fmt.Sprintf("No Service has %v/%v. Ordinary routing applies.", dst, x.packet.Protocol)
+	then := "Ordinary routing applies."
+	if o.Verdict == proxy.Reject {
+		then = "Mode ipvs refuses other ports of an address that a Service has."
+	}
+	return statusapi.NoSuchFrontend, fmt.Sprintf("No Service has %v/%v. %s", dst, x.packet.Protocol, then)
 }
 
 // nodePortAddresses says which of the node's addresses take NodePorts.

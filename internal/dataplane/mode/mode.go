@@ -11,6 +11,11 @@ import (
 	"sluice/internal/proxy"
 )
 
+// IPVSLink is the link whose addresses are IPVS's: kube-proxy's name for it. What is
+// for this host comes by IPVS before any socket, so that modes ipvs and userspace do
+// not go together.
+const IPVSLink = "kube-ipvs0"
+
 // Settings are what every mode must know before it sees a state.
 type Settings struct {
 	MasqueradeBit uint8          // the bit of the packet mark that asks for masquerading

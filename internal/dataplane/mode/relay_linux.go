@@ -14,10 +14,6 @@ const RelaySocket = "@sluice-userspace"
 // untranslated. The rules of a mode that follows must not refuse it.
 const SocketMark = 1 << 12
 
-// IPVSLink is the link whose addresses are IPVS's: kube-proxy's name for it. What is
-// for this host comes by IPVS before any socket, so the two do not go together.
-const IPVSLink = "kube-ipvs0"
-
 // RelayRuns reports whether such a daemon is there. The list is that of the calling
 // thread's network namespace.
 func RelayRuns() (bool, error) {

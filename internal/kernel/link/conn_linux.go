@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -36,6 +37,33 @@ func (Conn) List() ([]netip.Addr, error) {
 		}
 	}
 	return out, nil
+}
+
+// Local returns the link that has packets to an address be for this host; empty if
+// they are not. It lists nothing.
+func (Conn) Local(a netip.Addr) (string, error) {
+	routes, err := netlink.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	switch {
+	case noRoute(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("look for the route to %v: %w", a, err)
+	case len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL:
+		return "", nil
+	}
+	l, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return "", fmt.Errorf("look for the link of %v: %w", a, err)
+	}
+	return l.Attrs().Name, nil
+}
+
+// noRoute reports whether the kernel says that no packet gets there: there is no
+// route, one that forbids it, or no such family.
+func noRoute(err error) bool {
+	return slices.ContainsFunc([]error{
+		unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAFNOSUPPORT, unix.EOPNOTSUPP,
+	}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // Watch returns a channel that has a token whenever addresses may have changed

@@ -31,6 +31,26 @@ func (Conn) List() ([]netip.Addr, error) {
 	return out, nil
 }
 
+// Local returns the interface that has an address; empty if none has.
+func (Conn) Local(a netip.Addr) (string, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return "", fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, i := range all {
+		addrs, err := i.Addrs()
+		if err != nil {
+			return "", fmt.Errorf("list addresses of interface %s: %w", i.Name, err)
+		}
+		for _, on := range addrs {
+			if p, err := netip.ParsePrefix(on.String()); err == nil && p.Addr().WithZone("").Unmap() == a {
+				return i.Name, nil
+			}
+		}
+	}
+	return "", nil
+}
+
 // Watch returns a channel that has a token whenever it is time to look again. It
 // is closed when ctx ends.
 func (Conn) Watch(ctx context.Context) (<-chan struct{}, error) {

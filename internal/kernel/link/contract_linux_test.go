@@ -113,6 +113,14 @@ func wantHas(t *testing.T, h host, a netip.Addr, want bool) {
 	if slices.Contains(list, a) != want {
 		t.Errorf("addresses %v; want %v in it: %t", list, a, want)
 	}
+	if b, ok := h.(bench); ok {
+		h = b.host
+	}
+	if c, ok := h.(link.Conn); ok {
+		if on, err := c.Local(a); (on == "lo") != want || err != nil {
+			t.Errorf("%v is on link %q, error %v; want lo: %t", a, on, err, want)
+		}
+	}
 }
 
 func wantToken(t *testing.T, changed <-chan struct{}) {

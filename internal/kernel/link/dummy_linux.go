@@ -98,7 +98,7 @@ func (d *Dummy) List() (out []netip.Addr, err error) {
 func (d *Dummy) Has(a netip.Addr) (bool, error) {
 	routes, err := d.handle.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	switch {
-	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
+	case noRoute(err):
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("look for the route to %v: %w", a, err)

@@ -56,7 +56,7 @@ var elsewhere = map[bool]net.IP{false: net.IPv4(192, 0, 2, 1).To4(), true: net.P
 func (r LocalRouting) Leads(six bool) (bool, error) {
 	routes, err := netlink.RouteGetWithOptions(elsewhere[six], &netlink.RouteGetOptions{Mark: r.Mark, FIBMatch: true})
 	switch {
-	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
+	case noRoute(err):
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("ask for the route of packets with mark %#x: %w", r.Mark, err)
