@@ -136,7 +136,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	}
 	refused, err := d.Dataplane.Sync(ctx, want)
 	if err != nil {
-		return nil, err
+		return nil, d.without(ctx, err)
 	}
 	if failed == nil {
 		if failed = d.follow(ctx, want, refused); failed == nil {
@@ -220,7 +220,7 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	}
 	refused, err := d.Dataplane.Apply(ctx, want, changed)
 	if err != nil {
-		return nil, err
+		return nil, d.without(ctx, err)
 	}
 	if d.off == nil {
 		if failed = d.follow(ctx, want, refused); failed != nil {
@@ -231,6 +231,16 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 		return nil, fmt.Errorf("%w: the rules serve alone: %w", proxy.ErrNeedSync, failed)
 	}
 	return refused, nil
+}
+
+// without has the rules serve alone when they could not be written: sockets are not to
+// lead where they do not. The error is the rules' own.
+func (d *Dataplane) without(ctx context.Context, err error) error {
+	if d.off == nil {
+		d.disable(ctx, err)
+		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
+	}
+	return err
 }
 
 // applySockets brings the maps to what is wanted.
@@ -276,20 +286,21 @@ func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed
 	return err
 }
 
-// enable has programs act on sockets, and count what they carry, before all.
+// enable has programs act on sockets, also where another process has detached one,
+// and count what they carry, before all.
 func (d *Dataplane) enable(ctx context.Context) error {
 	if !d.attached || d.bytes && d.kernel.says&countBytes == 0 {
 		if err := d.enableMeter(); err != nil {
 			klog.FromContext(ctx).Error(err, "Bytes of connections that are translated at sockets are not counted")
 		}
 	}
-	if !d.attached {
-		if err := d.kernel.attach(); err != nil {
-			return errors.Join(err, d.kernel.stopMeter())
+	if err := d.kernel.attach(); err != nil {
+		if !d.attached {
+			err = errors.Join(err, d.kernel.stopMeter())
 		}
-		d.attached = true
+		return err
 	}
-	d.off = nil
+	d.attached, d.off = true, nil
 	d.serving.Store(1)
 	notify(d.look)
 	return d.allow(lease)

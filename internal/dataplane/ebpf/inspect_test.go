@@ -120,4 +120,8 @@ func TestInspectDiffers(t *testing.T) {
 		t.Fatal(err)
 	}
 	want("without a program", "program connect4: it is attached to cgroup ")
+	if err := h.sync(sp, beside); err != nil {
+		t.Fatal(err)
+	}
+	want("attached again")
 }
