@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,6 +20,7 @@ import (
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
+	"sluice/test/vm/guest"
 )
 
 var (
@@ -32,8 +34,12 @@ var (
 	clientV6  = netip.MustParseAddr("fd00:10::2")
 )
 
-// binary builds the daemon once, as make build does.
+// binary builds the daemon once, as make build does; a virtual machine, which has no
+// compiler, brings it along.
 var binary = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv(guest.DaemonVariable); path != "" {
+		return path, nil
+	}
 	dir, err := os.MkdirTemp("", "sluice-daemon-")
 	if err != nil {
 		return "", err
@@ -54,7 +60,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	code := m.Run()
-	if path, err := binary(); err == nil {
+	if path, err := binary(); err == nil && os.Getenv(guest.DaemonVariable) == "" {
 		os.RemoveAll(filepath.Dir(path))
 	}
 	os.Exit(code)
@@ -67,7 +73,8 @@ type site struct {
 	client *lab.Host
 	pods   map[netip.Addr]*lab.Host
 	dir    string
-	socket string // where the daemon answers; its path is short, as the kernel wants it
+	flags  []string // that the daemon has beside those of a test
+	socket string   // where the daemon answers; its path is short, as the kernel wants it
 }
 
 func newSite(t *testing.T) *site {
@@ -93,6 +100,7 @@ func newSiteIn(t *testing.T, c lab.Config) *site {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(short) })
 	s := &site{t: t, lab: l, pods: map[netip.Addr]*lab.Host{}, dir: t.TempDir(), socket: filepath.Join(short, "s")}
+	s.flags = []string{"--manifests", s.dir, "--nodeport-addresses", "0.0.0.0/0"}
 	for name, addrs := range map[string][]netip.Addr{"a": {podA, podV6}, "b": {podB}, "client": {client, clientV6}} {
 		h, err := l.AddPod(name, addrs...)
 		if err != nil {
@@ -170,11 +178,9 @@ func (p *process) log() string {
 // start starts the daemon on the folder, in the node's namespace.
 func (s *site) start(change func(*exec.Cmd), args ...string) *process {
 	s.t.Helper()
-	p, err := start(s.t, s.lab.Node(), change, append([]string{
-		"--manifests", s.dir, "--hostname-override", "test-node",
-		"--cluster-cidr", "10.0.0.0/8,fd00:10::/64", "--nodeport-addresses", "0.0.0.0/0", "-v", "2",
-		"--status-socket", s.socket,
-	}, args...)...)
+	p, err := start(s.t, s.lab.Node(), change, slices.Concat([]string{
+		"--hostname-override", "test-node", "--cluster-cidr", "10.0.0.0/8,fd00:10::/64", "-v", "2", "--status-socket", s.socket,
+	}, s.flags, args)...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -230,7 +236,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); <-tick.C {
+	for deadline := time.Now().Add(traffic.Scaled(15 * time.Second)); time.Now().Before(deadline); <-tick.C {
 		if holds() {
 			return
 		}
@@ -242,7 +248,12 @@ func eventually(t *testing.T, what string, holds func() bool) {
 // what went wrong.
 func (s *site) ask(src netip.Addr, dst netip.AddrPort) (netip.Addr, traffic.Fate) {
 	s.t.Helper()
-	seen, err := s.pods[src].Probe(context.Background(), []traffic.Flow{{Protocol: proxy.TCP, Src: src, Dst: dst, Patience: 300 * time.Millisecond}})
+	return s.askBy(proxy.TCP, src, dst)
+}
+
+func (s *site) askBy(p proxy.Protocol, src netip.Addr, dst netip.AddrPort) (netip.Addr, traffic.Fate) {
+	s.t.Helper()
+	seen, err := s.pods[src].Probe(context.Background(), []traffic.Flow{{Protocol: p, Src: src, Dst: dst, Patience: traffic.Scaled(300 * time.Millisecond)}})
 	if err != nil {
 		s.t.Fatal(err)
 	}

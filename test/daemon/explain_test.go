@@ -1,14 +1,11 @@
 package daemon
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
-	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/statusapi"
 )
@@ -58,27 +55,36 @@ status: {loadBalancer: {ingress: [{ip: 1.2.3.4}]}}
 {apiVersion: v1, kind: Service, metadata: {name: aside, labels: {service.kubernetes.io/service-proxy-name: another}}, spec: {clusterIP: 172.30.0.25, ports: [{port: 80}]}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: bare}, spec: {clusterIP: None, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: door}, spec: {type: NodePort, clusterIP: 172.30.0.26, ports: [{name: http, port: 80, nodePort: 30080}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: door-1, labels: {kubernetes.io/service-name: door}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.0.0.12], nodeName: test-node}]
 `
 
 // TestExplainIsWhatPacketsDo asks the running daemon of each mode about packets,
 // and sends them.
 func TestExplainIsWhatPacketsDo(t *testing.T) {
-	for _, mode := range []string{"nftables", "iptables", "userspace", "ebpf"} {
+	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
-			s := newSite(t)
+			s := newSiteFor(t, mode)
+			s.flags[3] = "192.168.0.0/24" // takes NodePorts
 			s.write("web.yaml", strings.Replace(service("web", clusterIP, podA), "{name: web}", `{name: web, creationTimestamp: "2023-01-01T00:00:00Z"}`, 1))
 			s.write("reasons.yaml", reasons)
-			places, _ := sockets(t, []string{mode})
-			s.start(nil, append(places, "--proxy-mode", mode)...)
-			if text, code := s.tell("status", "--wait=20s"); code != 0 {
-				t.Fatalf("exit %d, %s", code, text)
-			}
+			s.start(nil)
+			s.await()
 			for _, tt := range []struct {
 				to     string
 				reason statusapi.Reason
 			}{
 				{"default/web", statusapi.Forwarded},
 				{"172.30.0.10:80", statusapi.Forwarded},
+				{"192.168.0.2:30080", statusapi.Forwarded},
+				{"10.0.0.1:30080", statusapi.NodePortClosedHere},
 				{"default/idle", statusapi.NoEndpoints},
 				{"default/waiting", statusapi.NotReady},
 				{"default/far", statusapi.NoLocalEndpoint},
@@ -97,40 +103,17 @@ func TestExplainIsWhatPacketsDo(t *testing.T) {
 					t.Errorf("%s: exit %d, want %s: %s", to, code, reason, text)
 				}
 			}
+			if by, fate := s.ask(client, netip.AddrPortFrom(podB, 8080)); fate != traffic.Answered || by != podB {
+				t.Errorf("a pod, as DNS has the headless Service: %v by %v", fate, by)
+			}
 			if text, code := s.tell("explain", "default/nothing"); code != 2 || !strings.Contains(text, "no Service default/nothing") {
 				t.Errorf("nobody's: exit %d, %s", code, text)
 			}
 			text, code := s.tell("explain", "default/web", "--connect")
-			if code != 0 || !strings.Contains(text, "Connect    answered") || mode != "userspace" && !strings.Contains(text, "by 10.0.0.11:8080") {
+			if code != 0 || !strings.Contains(text, "Connect    answered") || (mode == "nftables" || mode == "iptables") && !strings.Contains(text, "by 10.0.0.11:8080") {
 				t.Errorf("--connect: exit %d\n%s", code, text)
 			}
 		})
-	}
-}
-
-// explained asks about a packet of the client's and sends it.
-func (s *site) explained(to string, reason statusapi.Reason) {
-	s.t.Helper()
-	text, code := s.tell("explain", to, "--from", client.String(), "--in", lab.Bridge, "-o", "json")
-	var e statusapi.Explanation
-	if err := json.Unmarshal([]byte(text), &e); err != nil {
-		s.t.Errorf("%s: exit %d, %s", to, code, text)
-		return
-	}
-	if e.Reason != reason || code != map[bool]int{true: 0, false: 1}[reason == statusapi.Forwarded] {
-		s.t.Errorf("%s: %s, exit %d, want %s\n%s", to, e.Reason, code, reason, text)
-	}
-	if e.Kernel.State != statusapi.KernelAgrees {
-		s.t.Errorf("%s: the kernel: %+v", to, e.Kernel)
-	}
-	by, fate := s.ask(client, netip.MustParseAddrPort(e.Packet.To))
-	says := map[string]traffic.Fate{"forward": traffic.Answered, "reject": traffic.Refused, "drop": traffic.Silent, "untouched": traffic.Reset}
-	if fate != says[e.Verdict] {
-		s.t.Errorf("%s: explained as %s, and the packet saw %v", to, e.Verdict, fate)
-	}
-	goes := func(c statusapi.Candidate) bool { return strings.HasPrefix(c.Address, by.String()+":") }
-	if e.Verdict == "forward" && !slices.ContainsFunc(e.Candidates, goes) {
-		s.t.Errorf("%s: explained as %+v, and answered by %v", to, e.Candidates, by)
 	}
 }
 

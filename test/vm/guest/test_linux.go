@@ -39,10 +39,32 @@ func (j *Job) RunTests(pkg, program string) error {
 	}
 	j.Dir = path.Join(Src, filepath.ToSlash(rel))
 	j.Add("/tests", program)
+	if rel == filepath.Join("test", "daemon") {
+		if err := j.addDaemon(program + "-daemon"); err != nil {
+			return err
+		}
+	}
 	if data := filepath.Join(folder, "testdata"); exists(data) {
 		j.Add(path.Join(j.Dir, "testdata"), data)
 	}
 	j.Command = append([]string{"/tests"}, j.Command...)
+	return nil
+}
+
+// DaemonVariable is the variable of the environment that says where tests of the
+// daemon find it built.
+const DaemonVariable = "SLUICE_BINARY"
+
+// addDaemon builds the daemon, and has tests find it.
+func (j *Job) addDaemon(program string) error {
+	const inGuest = "/bin/sluice"
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "sluice/cmd/sluice")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the daemon: %w\n%s", err, out)
+	}
+	j.Add(inGuest, program)
+	j.Env = append(j.Env, DaemonVariable+"="+inGuest)
 	return nil
 }
 

@@ -1,0 +1,67 @@
+package daemon
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// meddlers change, by mode, what a Service with endpoint 10.0.0.11:8080 has; words are
+// what explain says of it. The daemon may be faster, so it is done again and again.
+var meddlers = map[string]struct {
+	meddle func(*site)
+	words  string
+}{
+	"nftables": {func(s *site) { s.run("nft", "flush map ip sluice endpoints") }, "10.0.0.11 . 8080"},
+	"iptables": {func(s *site) { s.run("iptables-nft", "-t", "nat", "-F", "KUBE-SERVICES") }, "-A KUBE-SERVICES -d 172.30.0.10/32"},
+	"ipvs": {func(s *site) {
+		s.run("sh", "-c", "ipvsadm -d -t 172.30.0.10:80 -r 10.0.0.11:8080 || true")
+	}, "-a -t 172.30.0.10:80 -r 10.0.0.11:8080 -m -w 1"},
+	"userspace": {func(s *site) { s.run("sh", "-c", "ip rule del priority 10270 || true") }, "ip rule add fwmark"},
+	"ebpf":      {(*site).emptyMap, "10.0.0.11:8080"},
+}
+
+// emptyMap deletes all entries of the map of endpoints.
+func (s *site) emptyMap() {
+	s.t.Helper()
+	pins, err := filepath.Glob(filepath.Join(s.flags[7], "maps-*", "endpoints"))
+	if err != nil || len(pins) != 1 {
+		s.t.Fatalf("maps %v below %v, error %v", pins, s.flags, err)
+	}
+	m, err := ebpf.LoadPinnedMap(pins[0], nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer m.Close()
+	var key, value []byte
+	for all := m.Iterate(); all.Next(&key, &value); {
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// TestExplainDiffers has another process change what a Service has in the kernel:
+// explain names it in every mode, and its exit code tells.
+func TestExplainDiffers(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			s := newSiteFor(t, mode)
+			s.write("web.yaml", service("web", clusterIP, podA))
+			s.start(nil)
+			s.await()
+			if text, code := s.tell("explain", "default/web"); code != 0 || !strings.Contains(text, "agrees") {
+				t.Fatalf("exit %d\n%s", code, text)
+			}
+			words := strings.Join(strings.Fields(meddlers[mode].words), " ")
+			eventually(t, "what differs", func() bool {
+				meddlers[mode].meddle(s)
+				text, code := s.tell("explain", "default/web")
+				return code == 1 && strings.Contains(text, "DIFFERS") && strings.Contains(strings.Join(strings.Fields(text), " "), words)
+			})
+		})
+	}
+}
