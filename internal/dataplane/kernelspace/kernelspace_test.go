@@ -462,6 +462,10 @@ func TestForeignObjects(t *testing.T) {
 	if text := strings.Join(n.fake.State(), "\n"); strings.Contains(text, "10.96.7.7") || strings.Contains(text, "10.1.0.77") || strings.Contains(text, "30077") {
 		t.Errorf("what kube-proxy left is still there:\n%s", text)
 	}
+	n.apply(t, s, with(service(1, "10.0.0.1:80", "10.1.0.1:80"), 1))
+	if text := strings.Join(n.fake.State(), "\n"); !strings.Contains(text, "10.1.9.9") {
+		t.Errorf("another program's endpoint is gone, as no row uses it any more:\n%s", text)
+	}
 	if removed, err = n.open(n.options).Cleanup(t.Context()); err != nil || len(removed) != 9 {
 		t.Errorf("removed %q, error %v", removed, err)
 	}
@@ -494,6 +498,79 @@ func TestTakeover(t *testing.T) {
 		t.Errorf("refused %v, error %v", refused, err)
 	}
 	n.wantCalls(t, "taking over", hnstest.Count{"Features": 1, "Network": 1, "Endpoints": 1, "LoadBalancers": 1})
+}
+
+// TestFlagsChange makes a load balancer anew whose flags change: HNS changes
+// endpoints of one.
+func TestFlagsChange(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	s := stateOf(service(1, "10.1.0.1:80"))
+	n.sync(t, s)
+	sticky := service(1, "10.1.0.1:80")
+	sticky.Affinity = 1
+	n.apply(t, s, sticky)
+	n.wantCalls(t, "affinity", hnstest.Count{"DeleteLoadBalancer": 1, "CreateLoadBalancer": 1})
+	n.wantFresh(t, s)
+}
+
+// TestNodeChanges has a node open NodePorts, and get another address.
+func TestNodeChanges(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	s := stateOf(with(service(1, "10.1.0.1:80"), 1))
+	open := s.Node
+	closed := *open
+	closed.NodePorts = nil
+	s.Node = &closed
+	if _, err := n.Sync(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	n.fake.Reset()
+	s.Node = open
+	if refused, err := n.Apply(t.Context(), s, &proxy.Changed{Node: true}); err != nil || len(refused) > 0 {
+		t.Errorf("refused %v, error %v", refused, err)
+	}
+	n.wantCalls(t, "NodePorts open", hnstest.Count{"CreateLoadBalancer": 1})
+	n.wantFresh(t, s)
+	moved := *open
+	moved.IPs = []netip.Addr{netip.MustParseAddr("192.168.0.77")}
+	s.Node = &moved
+	if _, err := n.Apply(t.Context(), s, &proxy.Changed{Node: true}); !errors.Is(err, proxy.ErrNeedSync) {
+		t.Errorf("another address: error %v, want one that asks for a Sync", err)
+	}
+}
+
+// twice has a remote endpoint beside that of a pod, as versions of Windows may.
+type twice struct {
+	*hnstest.Fake
+	beside  hns.Endpoint
+	deleted bool
+}
+
+func (x *twice) Endpoints(ctx context.Context, network string) (map[string]hns.Endpoint, error) {
+	all, err := x.Fake.Endpoints(ctx, network)
+	if !x.deleted {
+		all["beside"] = x.beside
+	}
+	return all, err
+}
+
+func (x *twice) DeleteEndpoint(ctx context.Context, id string) error {
+	if id == "beside" {
+		x.deleted = true
+		return nil
+	}
+	return x.Fake.DeleteEndpoint(ctx, id)
+}
+
+// TestRemoteBesidePod uses the pod's endpoint, and removes the other.
+func TestRemoteBesidePod(t *testing.T) {
+	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.0.0.1")
+	x := &twice{Fake: n.fake, beside: hns.Endpoint{Addrs: []netip.Addr{pod}, MAC: macOf(pod), Remote: true}}
+	n.service = x
+	n.sync(t, stateOf(service(1, "10.0.0.1:80")))
+	if n.has.endpoints[pod].id != n.pods[pod] || !x.deleted {
+		t.Errorf("endpoint %+v is used, want %s; the other is deleted: %t", n.has.endpoints[pod], n.pods[pod], x.deleted)
+	}
 }
 
 // TestFlush has somebody delete all load balancers: the row that changes next is
