@@ -175,12 +175,15 @@ func (p *process) log() string {
 	return p.text.String()
 }
 
+// settings are the flags by which a daemon and a rendering mean the same.
+func (s *site) settings() []string {
+	return append([]string{"--hostname-override", "test-node", "--cluster-cidr", "10.0.0.0/8,fd00:10::/64"}, s.flags...)
+}
+
 // start starts the daemon on the folder, in the node's namespace.
 func (s *site) start(change func(*exec.Cmd), args ...string) *process {
 	s.t.Helper()
-	p, err := start(s.t, s.lab.Node(), change, slices.Concat([]string{
-		"--hostname-override", "test-node", "--cluster-cidr", "10.0.0.0/8,fd00:10::/64", "-v", "2", "--status-socket", s.socket,
-	}, s.flags, args)...)
+	p, err := start(s.t, s.lab.Node(), change, slices.Concat(s.settings(), []string{"-v", "2", "--status-socket", s.socket}, args)...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
