@@ -3,6 +3,8 @@ package windows
 import (
 	"encoding/json"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -58,12 +60,16 @@ func TestLife(t *testing.T) {
 	}
 
 	n.hns.Reset()
-	second := n.start(n.flags("--windows-priorityclass=HIGH_PRIORITY_CLASS")...)
+	second := n.start(n.flags("--windows-priorityclass=HIGH_PRIORITY_CLASS", "--status-socket="+drive(n.dir)+`\private\socket`)...)
 	if _, done := n.hns.Reset(); len(done) > 0 {
 		t.Errorf("a restart changed %q", done)
 	}
 	if strings.Contains(second.log(), "priority class stays") {
 		t.Errorf("no priority class:\n%s", second.log())
+	}
+	// Wine has no unix sockets. The folder is made before, and what fails is no reason to stop.
+	if _, err := os.Stat(filepath.Join(n.dir, "private", "socket.lock")); err != nil {
+		t.Errorf("%v\n%s", err, second.log())
 	}
 	n.write("web", remote)
 	n.wait(second.log, remote)
