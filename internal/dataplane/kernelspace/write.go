@@ -278,7 +278,7 @@ func (d *Dataplane) ensureSource(ctx context.Context) error {
 	}
 	v := d.host(proxy.FamilyOf(a))
 	if v.mac == "" {
-		return fmt.Errorf("no link of this node has its address %v", v.provider)
+		return fmt.Errorf("the address of this node (%v) is not known, or no link has it: an overlay network needs both", v.provider)
 	}
 	x, err := d.service.CreateEndpoint(ctx, d.has.network.ID, hns.Endpoint{Addrs: []netip.Addr{a}, MAC: v.mac})
 	if err != nil {
