@@ -76,9 +76,11 @@ func omit[E any](list []E, name string, problems []Problem) []E {
 
 // parser collects the problems of one object.
 type parser struct {
-	strict   bool // the object is new: no API server has accepted it
-	allowed  Allowed
-	problems []Problem
+	strict  bool // the object is new: no API server has accepted it
+	allowed Allowed
+
+	addresses map[netip.Addr]bool // that the Service has
+	problems  []Problem
 }
 
 // path is a field, put into words only when it is needed.

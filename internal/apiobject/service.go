@@ -117,8 +117,7 @@ func onNodes(spec *v1.ServiceSpec) bool {
 // known as one of another kind, or its family has no ClusterIP.
 func (p *parser) addAddress(s *Service, at path, a Address) {
 	of := &s.Addresses[proxy.FamilyOf(a.Addr)]
-	known := slices.ContainsFunc(*of, func(o Address) bool { return o.Addr == a.Addr })
-	if !a.Addr.IsValid() || known || a.Kind != proxy.ClusterIP && len(*of) == 0 {
+	if !a.Addr.IsValid() || p.addresses[a.Addr] || a.Kind != proxy.ClusterIP && len(*of) == 0 {
 		return
 	}
 	if option := p.allowed.denies(a); option != "" {
@@ -126,6 +125,10 @@ func (p *parser) addAddress(s *Service, at path, a Address) {
 		p.problems[len(p.problems)-1].Denied = a.Addr
 		return
 	}
+	if p.addresses == nil {
+		p.addresses = map[netip.Addr]bool{}
+	}
+	p.addresses[a.Addr] = true
 	*of = append(*of, a)
 }
 
@@ -212,6 +215,7 @@ func (p *parser) servicePorts(spec *v1.ServiceSpec) []ServicePort {
 		p.note(field("spec.ports"), "is empty: nothing is forwarded")
 	}
 	out := make([]ServicePort, 0, len(spec.Ports))
+	names := make(map[portID]int, len(spec.Ports)) // by which index
 	for i := range spec.Ports {
 		in := &spec.Ports[i]
 		at := func(name string) path { return path{"spec.ports", i, name} }
@@ -229,19 +233,28 @@ func (p *parser) servicePorts(spec *v1.ServiceSpec) []ServicePort {
 			p.add(Invalid, at(".name"), "is missing, which only a single port may do")
 			continue
 		}
-		named := slices.IndexFunc(out, func(o ServicePort) bool {
-			return o.Name == port.Name && (p.strict || o.Protocol == port.Protocol)
-		})
-		if named >= 0 {
-			p.add(Invalid, at(".name"), "%.60q is the name of spec.ports[%d] too", in.Name, out[named].Index)
+		name := portID{name: in.Name}
+		if !p.strict {
+			name.protocol = port.Protocol
+		}
+		if index, taken := names[name]; taken {
+			p.add(Invalid, at(".name"), "%.60q is the name of spec.ports[%d] too", in.Name, index)
 			continue
 		}
+		names[name] = i
 		if p.strict {
 			p.samePort(at(".port"), port, out)
 		}
 		out = append(out, port)
 	}
 	return out
+}
+
+// portID is what no two ports of a Service may have in common: the name, and in
+// objects of old also the protocol.
+type portID struct {
+	name     string
+	protocol proxy.Protocol
 }
 
 // samePort reports a port that an earlier one has, too.

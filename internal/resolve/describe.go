@@ -97,7 +97,7 @@ func (r *Resolver) Ports(name types.NamespacedName) (ports []PortDescription, kn
 	}
 	for _, f := range r.settings.Families {
 		for p := range e.service.portsOf(f) {
-			ports = append(ports, r.port(e, p))
+			ports = append(ports, r.port(p))
 		}
 	}
 	return ports, true
@@ -162,12 +162,12 @@ func (r *Resolver) lostBy(p portOfFamily) (out []Problem) {
 	return out
 }
 
-func (r *Resolver) port(e *entry, p portOfFamily) PortDescription {
-	return PortDescription{Row: rowOf(e.rows, p.key()), Port: p.port.Port, NodePort: p.port.NodePort}
+func (r *Resolver) port(p portOfFamily) PortDescription {
+	return PortDescription{Row: r.state.Rows[p.key()], Port: p.port.Port, NodePort: p.port.NodePort}
 }
 
 func (r *Resolver) describePort(e *entry, p portOfFamily) PortDescription {
-	d := r.port(e, p)
+	d := r.port(p)
 	for cl, by := range p.claims() {
 		f := FrontendDescription{Frontend: proxy.Frontend{Kind: by.kind, Addr: cl.addr}}
 		if owner := r.claims.owners[cl]; owner != by {

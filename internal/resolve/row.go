@@ -19,7 +19,7 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 	for _, f := range r.settings.Families {
 		var here []netip.Addr
 		if e.service != nil {
-			here = r.resolveFamily(e, f, old, &problems)
+			here = r.resolveFamily(e, f, &problems)
 		}
 		r.publishHealthCheck(e, f, here, d)
 	}
@@ -28,13 +28,18 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 		r.services += is - was
 		r.servicesStamp++
 	}
+	kept := map[proxy.PortKey]bool{}
 	for _, row := range e.rows {
-		if was := rowOf(old, row.Key); was != row {
+		was := r.state.Rows[row.Key]
+		if was != row {
 			d.Upserts = append(d.Upserts, proxy.Upsert{Old: was, New: row})
+		}
+		if was != nil {
+			kept[row.Key] = true
 		}
 	}
 	for _, was := range old {
-		if rowOf(e.rows, was.Key) == nil {
+		if !kept[was.Key] {
 			d.Removes = append(d.Removes, was)
 		}
 	}
@@ -45,7 +50,7 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 
 // resolveFamily adds the rows of one family to the entry. A row that is as
 // before is the old one. It returns what a health check counts, if there is one.
-func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServicePort, problems *[]Problem) []netip.Addr {
+func (r *Resolver) resolveFamily(e *entry, f proxy.Family, problems *[]Problem) []netip.Addr {
 	s := e.service
 	report := func(field, format string, args ...any) {
 		*problems = append(*problems, serviceObject(s.name).problem(field, format, args...))
@@ -64,7 +69,7 @@ func (r *Resolver) resolveFamily(e *entry, f proxy.Family, old []*proxy.ServiceP
 		if s.HealthCheckPort != 0 {
 			here = c.readyHere(here)
 		}
-		row := r.row(p, c, rowOf(old, p.key()))
+		row := r.row(p, c, r.state.Rows[p.key()])
 		balanced = balanced || hasKind(row, proxy.LoadBalancer)
 		e.rows = append(e.rows, row)
 	}
@@ -85,15 +90,6 @@ func (e *entry) leadsToItself(f proxy.Family) bool {
 	return slices.ContainsFunc(e.slices, func(s *endpointSlice) bool {
 		return s.Family == f && slices.ContainsFunc(s.endpoints, func(ep endpoint) bool { return e.service.isClusterIP(ep.addr) })
 	})
-}
-
-func rowOf(rows []*proxy.ServicePort, k proxy.PortKey) *proxy.ServicePort {
-	for _, row := range rows {
-		if row.Key == k {
-			return row
-		}
-	}
-	return nil
 }
 
 func hasKind(sp *proxy.ServicePort, k proxy.Kind) bool {

@@ -21,14 +21,18 @@ import (
 // hardened are the capabilities that docs/security.md names, and the seccomp
 // profile, by mode.
 var hardened = []struct {
-	mode, profile string
-	capabilities  []string
+	name, mode, profile string
+	capabilities        []string
 }{
-	{"nftables", "sluice.json", []string{"net_admin"}},
-	{"iptables", "sluice.json", []string{"net_admin", "net_raw"}},
-	{"userspace", "sluice.json", []string{"net_admin"}},
-	{"ebpf", "sluice-ebpf.json", []string{"net_admin", "bpf", "perfmon"}},
+	{"nftables", "nftables", "sluice.json", []string{"net_admin"}},
+	{"iptables", "iptables", "sluice.json", []string{"net_admin", "net_raw"}},
+	{legacy, "iptables", "sluice.json", []string{"net_admin", "net_raw"}},
+	{"userspace", "userspace", "sluice.json", []string{"net_admin"}},
+	{"ebpf", "ebpf", "sluice-ebpf.json", []string{"net_admin", "bpf", "perfmon"}},
 }
+
+// legacy is where the rules of the host are written by the programs of that variant.
+const legacy = "iptables-legacy"
 
 var capabilityBits = map[string]int{
 	"net_admin": unix.CAP_NET_ADMIN, "net_raw": unix.CAP_NET_RAW, "bpf": unix.CAP_BPF, "perfmon": unix.CAP_PERFMON,
@@ -57,18 +61,24 @@ exec setpriv --no-new-privs --inh-caps=-all --bounding-set="$bound" "$@"
 // a change, restarts, and removes what it has made.
 func TestHardened(t *testing.T) {
 	for _, tt := range hardened {
-		t.Run(tt.mode, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			args, config := []string{"--proxy-mode", tt.mode}, lab.Config{}
 			if tt.mode == "ebpf" {
 				cgroup, bpf := bpfPlaces(t)
 				args, config.Cgroup = append(args, "--cgroup-root", cgroup, "--bpf-root", bpf+"/sluice"), cgroup
 			}
 			s := newSiteIn(t, config)
+			if tt.name == legacy {
+				s.run(legacy, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+			}
 			wrap := s.confined(tt.profile, tt.capabilities)
 			s.write("web.yaml", service("web", clusterIP, podA))
 			d := s.start(wrap, args...)
 			eventually(t, "the Service", s.answers(clusterIP, podA))
 			d.wantConfined(tt.capabilities)
+			if tt.name == legacy && !strings.Contains(d.log(), `variant="legacy"`) {
+				t.Error("it does not use the variant")
+			}
 			s.write("web.yaml", service("web", clusterIP, podB))
 			eventually(t, "the change", s.answers(clusterIP, podB))
 			if code := d.end(syscall.SIGTERM); code != 0 {

@@ -1,0 +1,51 @@
+package resolve
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// TestMany reads a Service with as much of everything as fits into an object of an
+// API server: its author must not hold up everybody else's changes.
+func TestMany(t *testing.T) {
+	addr := netip.MustParseAddr("11.0.0.0")
+	next := func() string { addr = addr.Next(); return addr.String() }
+	for name, edit := range map[string]func(*v1.ServiceSpec, int){
+		"addresses": func(s *v1.ServiceSpec, _ int) { s.ExternalIPs = append(s.ExternalIPs, next()) },
+		"ranges": func(s *v1.ServiceSpec, _ int) {
+			s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, next()+"/32")
+		},
+		"ports": func(s *v1.ServiceSpec, i int) {
+			if i%4 == 0 {
+				s.Ports = append(s.Ports, v1.ServicePort{Name: fmt.Sprintf("p%d", i), Port: int32(i%65535 + 1), Protocol: v1.ProtocolUDP})
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			took := func(n int) time.Duration {
+				best := time.Hour
+				for range 3 { // another process may take the processor
+					s := serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"))
+					for i := range n {
+						edit(&s.Spec, i)
+					}
+					r := New(Settings{})
+					began := time.Now()
+					add(t, r, s)
+					r.Update()
+					add(t, r, sliceOf("ns/web-1", "web", endpointOf("10.1.0.1")))
+					r.Update()
+					best = min(best, time.Since(began))
+				}
+				return best
+			}
+			if few, many := took(10_000), took(40_000); many > 10*few {
+				t.Errorf("%v, and for four times as many %v, so the cost is their square", few, many)
+			}
+		})
+	}
+}
