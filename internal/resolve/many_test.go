@@ -26,25 +26,19 @@ func TestMany(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			took := func(n int) time.Duration {
-				best := time.Hour
-				for range 3 { // another process may take the processor
-					s := serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"))
-					for i := range n {
-						edit(&s.Spec, i)
-					}
-					r := New(Settings{})
-					began := time.Now()
-					add(t, r, s)
-					r.Update()
-					add(t, r, sliceOf("ns/web-1", "web", endpointOf("10.1.0.1")))
-					r.Update()
-					best = min(best, time.Since(began))
-				}
-				return best
+			s := serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"))
+			for i := range 100_000 {
+				edit(&s.Spec, i)
 			}
-			if few, many := took(10_000), took(40_000); many > 10*few {
-				t.Errorf("%v, and for four times as many %v, so the cost is their square", few, many)
+			r := New(Settings{})
+			began := time.Now()
+			add(t, r, s)
+			r.Update()
+			add(t, r, sliceOf("ns/web-1", "web", endpointOf("10.1.0.1")))
+			r.Update()
+			// It is a second, and was a minute when each was looked for among all.
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("it took %v", took)
 			}
 		})
 	}

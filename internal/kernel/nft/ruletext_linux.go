@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -33,7 +34,11 @@ func (r ListedRule) Text(t Table, chain string) (string, error) {
 	if r.Comment != "" {
 		w.say("comment %q", r.Comment)
 	}
-	return "add rule " + t.named(chain) + " " + strings.Join(w.words, " "), nil
+	text := "add rule " + t.named(chain) + " " + strings.Join(w.words, " ")
+	if strings.ContainsFunc(text, unicode.IsControl) { // The kernel takes any bytes for a name.
+		return "", fmt.Errorf("write down a rule of chain %q in %v: a name in it cannot be printed", chain, t)
+	}
+	return text, nil
 }
 
 // Unreadable says why the nft program does not read a rule that the kernel takes;
@@ -156,6 +161,13 @@ func decimalText(b []byte) string {
 	return fmt.Sprint(binary.BigEndian.Uint32(append(make([]byte, 4-min(4, len(b))), b[:min(4, len(b))]...)))
 }
 
+func protocolText(b []byte) string {
+	if len(b) != 1 {
+		return numberText(b)
+	}
+	return Proto.text(b)
+}
+
 // interfaceText returns an interface's name; one without an end is a beginning.
 func interfaceText(b []byte) string {
 	if name, _, ends := bytes.Cut(b, []byte{0}); ends {
@@ -192,7 +204,7 @@ func (w *ruleText) meta(x *listedExpr) error {
 	o := map[uint64]operand{
 		unix.NFT_META_PRIORITY: {text: "meta priority"},
 		unix.NFT_META_MARK:     {text: "meta mark"},
-		unix.NFT_META_L4PROTO:  {text: "meta l4proto", value: func(b []byte) string { return Proto.text(b) }},
+		unix.NFT_META_L4PROTO:  {text: "meta l4proto", value: protocolText},
 		unix.NFT_META_IIFNAME:  {text: "iifname", value: interfaceText},
 	}[x.number(unix.NFTA_META_KEY)]
 	return w.loadOrSet(o, x.number(unix.NFTA_META_DREG), x.number(unix.NFTA_META_SREG))
@@ -239,7 +251,10 @@ func (w *ruleText) socket(x *listedExpr) error {
 }
 
 func (w *ruleText) numgen(x *listedExpr) error {
-	way := [...]string{unix.NFT_NG_INCREMENTAL: "inc", unix.NFT_NG_RANDOM: "random"}[x.number(unix.NFTA_NG_TYPE)]
+	way, known := map[uint64]string{unix.NFT_NG_INCREMENTAL: "inc", unix.NFT_NG_RANDOM: "random"}[x.number(unix.NFTA_NG_TYPE)]
+	if !known {
+		return errUnknown
+	}
 	text := fmt.Sprintf("numgen %s mod %d offset 0x%08x", way, x.number(unix.NFTA_NG_MODULUS), x.number(unix.NFTA_NG_OFFSET))
 	return w.load(x.number(unix.NFTA_NG_DREG), operand{text: text})
 }
@@ -269,10 +284,13 @@ func (w *ruleText) immediate(x *listedExpr) error {
 	return nil
 }
 
+// registerBytes are those of all registers.
+const registerBytes = 64
+
 func (w *ruleText) bitwise(x *listedExpr) error {
 	from, to, length := x.number(unix.NFTA_BITWISE_SREG), x.number(unix.NFTA_BITWISE_DREG), x.number(unix.NFTA_BITWISE_LEN)
 	o := w.registers[wordOf(from)]
-	if from != to || o.mask != nil {
+	if from != to || o.mask != nil || length > registerBytes {
 		return errUnknown
 	}
 	o.mask, o.flip = make([]byte, length), make([]byte, length) // what is zero may be left out
