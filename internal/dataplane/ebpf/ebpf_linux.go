@@ -289,10 +289,8 @@ func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed
 // enable has programs act on sockets, also where another process has detached one,
 // and count what they carry, before all.
 func (d *Dataplane) enable(ctx context.Context) error {
-	if !d.attached || d.bytes && d.kernel.says&countBytes == 0 {
-		if err := d.enableMeter(); err != nil {
-			klog.FromContext(ctx).Error(err, "Bytes of connections that are translated at sockets are not counted")
-		}
+	if err := d.enableMeter(); err != nil {
+		klog.FromContext(ctx).Error(err, "Bytes of connections that are translated at sockets are not counted")
 	}
 	if err := d.kernel.attach(); err != nil {
 		if !d.attached {

@@ -185,6 +185,7 @@ func (k *kernel) attach() error {
 
 // meter has programs count bytes.
 func (k *kernel) meter() error {
+	k.says &^= countBytes // unless all are there
 	if err := k.attachAll(k.meters()); err != nil {
 		return err
 	}

@@ -2,10 +2,12 @@ package ebpf_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -271,6 +273,29 @@ func TestForeignMeter(t *testing.T) {
 	h.serve(rows...)
 	if got := h.attachedMeters(); !slices.Equal(got, meters) {
 		t.Errorf("attached are %v; want %v", got, meters)
+	}
+}
+
+// TestMeterIsDetached by another process: the next sync has it count again.
+func TestMeterIsDetached(t *testing.T) {
+	h := newHost(t)
+	h.CountBytes = true
+	h.start(nil)
+	ln := h.listen()
+	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...), row("raw", proxy.TCP, rawAt, rawPod)}
+	h.serve(rows...)
+	ends, err := link.LoadPinnedLink(filepath.Join(h.EBPF.BPFRoot, "ends"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(ends.Detach(), ends.Close()); err != nil {
+		t.Fatal(err)
+	}
+	h.serve(rows...)
+	s, server := h.dial(ln)
+	h.send(s, server, 1_000)
+	if n := h.carried(rawAt).Bytes[0]; n != 1_000 {
+		t.Errorf("%d bytes; want 1000", n)
 	}
 }
 
