@@ -57,7 +57,7 @@ func (d *Dataplane) sockets(yield func(proxy.Sample)) error {
 				continue // It is about to be translated.
 			}
 			live[r], open[r] = live[r].plus(n), open[r]+isOpen
-			ended[r] = ended[r] // so that it is told of
+			ended[r] = ended[r].plus(routeValue{}) // so that it is told of
 		}
 	}
 	accounts := make(map[route]*account, len(ended))
