@@ -60,7 +60,7 @@ func (s *server) serve(l net.Listener) {
 			return
 		}
 		go func() {
-			defer c.Close()
+			defer func() { _ = c.Close() }() // nothing is lost
 			for r := bufio.NewReader(c); ; {
 				q, err := readRequest(r)
 				if err == nil {
