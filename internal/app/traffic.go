@@ -52,6 +52,9 @@ func (s *ProxyServer) openTraffic(ctx context.Context, mode dataplane.Mode) {
 		LocalAddrs: link.Conn{}.List, Bytes: o.Level == countBytes || mode.Flows == nil, MaxSeries: o.MaxSeries, Endpoints: o.Endpoints,
 	}
 	set.Metered, _ = s.dataplane.(proxy.Metered)
+	if mode.Flows == nil && set.Metered == nil {
+		return // nobody counts anything
+	}
 	if mode.Flows != nil {
 		var err error
 		if set.Flows, err = mode.Flows(); err == nil {
