@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -68,7 +67,7 @@ func commands(t testing.TB, namespace, name, port string) (out []string) {
 	}
 	slices.Sort(out) // Rows come in the order of their names.
 	if len(out) < 20 {
-		t.Fatal(fmt.Sprintf("only %d lines", len(out)))
+		t.Fatalf("only %d lines", len(out))
 	}
 	return out
 }
