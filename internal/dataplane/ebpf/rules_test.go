@@ -1,0 +1,44 @@
+package ebpf_test
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+)
+
+// TestRulesThatCannotBeWritten has another process own the table for IPv6. Programs do
+// not act then: a Service that comes is not to be served at sockets alone.
+func TestRulesThatCannotBeWritten(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	if err := h.sync(row("web", proxy.TCP, web, pods[0])); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := h.d.Permission(); left <= 0 || err != nil {
+		t.Fatalf("programs may act for %v, error %v", left, err)
+	}
+	err := h.lab.Node().Do(func() error {
+		other, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		h.cleanup(other.Close)
+		var b nft.Batch
+		table := nft.Table{Family: unix.NFPROTO_IPV6, Name: "sluice"}
+		b.DeleteTable(table)
+		b.Ops = append(b.Ops, nft.Op{Kind: nft.AddTable, Table: table, Owned: true})
+		return other.Commit(t.Context(), &b)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.sync(row("web", proxy.TCP, web, pods[0]), row("dns", proxy.TCP, dns, pods[1])); err == nil {
+		t.Fatal("the rules were written")
+	}
+	if left, err := h.d.Permission(); left > 0 || err != nil {
+		t.Errorf("programs may act for %v, error %v", left, err)
+	}
+}
