@@ -53,7 +53,9 @@ func OpenWithLimits(ctx context.Context, s mode.Settings, limits map[string]uint
 func (d *Dataplane) Cuts() bool { return d.isCutting() }
 
 // Expire ends the permission of programs, as time does when no daemon is there.
-func (d *Dataplane) Expire() error { return d.kernel.allow(d.node, 1) }
+func (d *Dataplane) Expire() error {
+	return d.locked(func() error { return d.kernel.allow(d.node, 1) })
+}
 
 // Permission returns for how long programs may go on.
 func (d *Dataplane) Permission() (time.Duration, error) {
