@@ -60,7 +60,7 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 
 // openFlowsOf adds the connections that the client has open already.
 func (s *ProxyServer) openFlowsOf(ctx context.Context, a *explain.Answer) {
-	a.Flows = &statusapi.OpenFlows{}
+	a.Flows = &statusapi.OpenFlows{Except: s.unseen}
 	if s.openFlows == nil {
 		a.Flows.Unknown = "this mode carries connections itself"
 		return

@@ -75,6 +75,7 @@ type ProxyServer struct {
 	ready     chan struct{}                                                         // closed then
 	flows     ct.Interface                                                          // nil: the mode ends stale connections itself
 	openFlows func() (ct.Interface, error)                                          // nil as well
+	unseen    string                                                                // connections that it does not know
 	conntrack *conntrack.Reconciler                                                 // nil as well
 	health    *health.ProxyHealth
 	checks    *health.ServiceChecks
@@ -115,7 +116,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if s.dataplane, err = mode.Open(ctx, settings); err != nil {
 		return nil, fmt.Errorf("open mode %s: %w", p.config.Mode, err)
 	}
-	if s.openFlows = mode.Flows; mode.Flows != nil {
+	if s.openFlows, s.unseen = mode.Flows, mode.Unseen; mode.Flows != nil {
 		if s.flows, err = mode.Flows(); err != nil {
 			return nil, errors.Join(err, s.dataplane.Close())
 		}

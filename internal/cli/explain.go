@@ -235,7 +235,11 @@ func (p *page) client(e *statusapi.Explanation) {
 	case f.Unknown != "":
 		p.text("Open flows", "not known: "+f.Unknown)
 	default:
-		p.line("Open flows", fmt.Sprint(f.Total))
+		text := fmt.Sprint(f.Total)
+		if f.Except != "" {
+			text += ", without " + f.Except
+		}
+		p.text("Open flows", text)
 		for _, i := range f.Items {
 			text := i.Client + " with " + i.Endpoint
 			if i.Stale {

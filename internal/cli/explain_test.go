@@ -29,7 +29,7 @@ func TestExplain(t *testing.T) {
 		Masquerade: "externalTrafficPolicy Local keeps it", NotUsedCount: 1,
 		NotUsed:  []statusapi.Endpoint{{Address: "10.1.1.1:8080", Reason: "on another node"}},
 		Affinity: &statusapi.Affinity{Seconds: 10800, Endpoint: "10.1.0.1:8080"},
-		Flows:    &statusapi.OpenFlows{Total: 1, Items: []statusapi.OpenFlow{{Client: "203.0.113.9:4000", Endpoint: "10.1.1.1:8080", Stale: true}}},
+		Flows:    &statusapi.OpenFlows{Total: 1, Except: "those that IPVS takes", Items: []statusapi.OpenFlow{{Client: "203.0.113.9:4000", Endpoint: "10.1.1.1:8080", Stale: true}}},
 		Kernel: statusapi.KernelCheck{State: statusapi.KernelDiffers, Objects: 7, Differing: 3, Differences: []statusapi.KernelDifference{
 			{Object: "element of map endpoints", Want: "10.1.0.1 . 8080"},
 		}, Unread: "the virtual servers of IPVS"},
@@ -53,7 +53,7 @@ Masquerade only to the client itself, which must not see its own address as the
 Not used   1 endpoint
            10.1.1.1:8080  on another node
 Affinity   clients stay for 3h0m0s; this one stays with 10.1.0.1:8080
-Open flows 1
+Open flows 1, without those that IPVS takes
            203.0.113.9:4000 with 10.1.1.1:8080, where new ones do not go
 Kernel     DIFFERS: 3 of 7 objects read back
            element of map endpoints

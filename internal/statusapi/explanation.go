@@ -78,6 +78,7 @@ type Affinity struct {
 type OpenFlows struct {
 	Total   int        `json:"total"`
 	Items   []OpenFlow `json:"items,omitempty"`   // the first of them
+	Except  string     `json:"except,omitempty"`  // which of them are not counted
 	Unknown string     `json:"unknown,omitempty"` // why they are not known
 }
 

@@ -18,6 +18,7 @@ func Mode() mode.Mode {
 	return mode.Mode{
 		Name: "ebpf", Probe: Probe, Open: openOrFallBack, Cleanup: Cleanup, Render: Render,
 		Prepare: rules.Prepare, Flows: rules.Flows, Ends: rules.Ends, Balancing: rules.Balancing,
+		Unseen: "those translated at sockets",
 	}
 }
 

@@ -23,6 +23,7 @@ const tableName = "sluice-ipvs"
 func Mode() mode.Mode {
 	return mode.Mode{
 		Name: "ipvs", Probe: Probe, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds, Cleanup: Cleanup, Polls: true,
+		Unseen:    "those that IPVS takes",
 		Render:    Render,
 		Balancing: []proxy.Balancing{proxy.RoundRobin, proxy.LeastConnections, proxy.SourceHash, proxy.Maglev}, Weights: true,
 		Prepare: func(ctx context.Context, s mode.Settings, opens bool) error {

@@ -126,6 +126,9 @@ type Mode struct {
 	// nil: the mode ends them itself.
 	Flows func() (ct.Interface, error)
 
+	// Unseen names the connections that are not among those of Flows; empty: all are.
+	Unseen string
+
 	// Ends opens what tells of connections that connection tracking translated
 	// and that end; nil with Flows.
 	Ends func() (ct.Ends, error)
