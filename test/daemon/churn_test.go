@@ -10,11 +10,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -33,15 +35,19 @@ func TestChurn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, mode := range []string{"nftables", "iptables", "userspace"} {
+	for _, mode := range []string{"nftables", "iptables", "userspace", "ebpf"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			conformance.RunChurn(t, conformance.Dataplane{
+			d := conformance.Dataplane{
 				Mode: settingsOf(mode),
 				Daemon: func(node *lab.Host) (conformance.Daemon, error) {
 					return newFolder(t, mode, node)
 				},
-			}, 10, 6)
+			}
+			if mode == "ebpf" {
+				d.Sockets = &conformance.Sockets{}
+			}
+			conformance.RunChurn(t, d, 10, 6)
 		})
 	}
 }
@@ -61,6 +67,8 @@ type folder struct {
 	node    *lab.Host
 	dir     string // of manifests
 	socket  string
+	cgroup  []string // where mode ebpf meets sockets
+	places  []string // and where it keeps its maps, which a rendering must know
 	running *process
 	flags   []string // of the one that runs
 	there   map[string]string
@@ -69,9 +77,18 @@ type folder struct {
 
 func newFolder(t *testing.T, mode string, node *lab.Host) (*folder, error) {
 	short, err := os.MkdirTemp("", "s") // the path of a socket is short
-	return &folder{
-		t: t, mode: mode, node: node, dir: t.TempDir(), socket: filepath.Join(short, "s"), there: map[string]string{},
-	}, err
+	f := &folder{t: t, mode: mode, node: node, dir: t.TempDir(), socket: filepath.Join(short, "s"), there: map[string]string{}}
+	if mode == "ebpf" && err == nil {
+		bpf := t.TempDir()
+		err = unix.Mount("bpf", bpf, "bpf", 0, "")
+		t.Cleanup(func() {
+			if err := unix.Unmount(bpf, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+		f.cgroup, f.places = []string{"--cgroup-root", node.Cgroup}, []string{"--bpf-root", filepath.Join(bpf, "sluice")}
+	}
+	return f, err
 }
 
 // Write writes a file for each object that is new or has changed, and removes the others.
@@ -113,7 +130,7 @@ func (f *folder) put(name, text string) error {
 
 // Settle waits until the daemon has the folder in force, and compares.
 func (f *folder) Settle(ctx context.Context, w *conformance.World) error {
-	flags := append([]string{"--manifests", f.dir, "--proxy-mode", f.mode}, w.Config.Flags(settingsOf(f.mode))...)
+	flags := slices.Concat([]string{"--manifests", f.dir, "--proxy-mode", f.mode}, f.places, w.Config.Flags(settingsOf(f.mode)))
 	if f.running != nil && strings.Join(flags, " ") != strings.Join(f.flags, " ") {
 		if code := f.running.end(syscall.SIGTERM); code != 0 {
 			return fmt.Errorf("exit code %d after SIGTERM", code)
@@ -121,7 +138,7 @@ func (f *folder) Settle(ctx context.Context, w *conformance.World) error {
 		f.running = nil
 	}
 	if f.running == nil {
-		p, err := start(f.t, f.node, nil, append(flags, "-v", "2", "--status-socket", f.socket)...)
+		p, err := start(f.t, f.node, nil, slices.Concat(flags, f.cgroup, []string{"-v", "2", "--status-socket", f.socket})...)
 		if err != nil {
 			return err
 		}
@@ -220,8 +237,9 @@ func (f *folder) compare(ctx context.Context) error {
 }
 
 // order is what says at which place an endpoint is among those of its Service, in
-// rules of iptables and in keys of nftables. A restart puts endpoints in order.
-var order = regexp.MustCompile(` -m statistic --mode random --probability [0-9.]+| \. f[0-9a-f]{3}:[0-9a-f]+`)
+// rules of iptables, keys of nftables and entries of maps. A restart puts endpoints in
+// order.
+var order = regexp.MustCompile(` -m statistic --mode random --probability [0-9.]+| \. f[0-9a-f]{3}:[0-9a-f]+| [0-9]+:`)
 
 // sameButOrder reports whether what is there and what is missing is the same, but
 // for its order.
