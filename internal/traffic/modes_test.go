@@ -42,14 +42,15 @@ func (n *testNode) wantRow(key proxy.PortKey, connections, active, in, out uint6
 const minHeaders, maxHeaders = 28, 100
 
 // carries reports whether bytes agree, with the headers of as many packets. Sockets
-// count without them.
+// count without them. On a busy machine TCP sends some bytes twice, which all others
+// count twice.
 func (n *testNode) carries(got Counts, d proxy.Direction, want uint64) bool {
 	bytes, packets := got.Bytes[d], got.Packets[d]
 	minHeaders := uint64(minHeaders)
 	if n.mode.Name == config.EBPF {
 		minHeaders = 0
 	}
-	return got.Carried && bytes >= want+minHeaders*packets && bytes <= want+maxHeaders*packets && (want == 0 || packets > 0)
+	return got.Carried && bytes >= want+minHeaders*packets && bytes <= want+want/10+maxHeaders*packets && (want == 0 || packets > 0)
 }
 
 // TestLabBytes sends bytes by every kind of frontend, in both families, and

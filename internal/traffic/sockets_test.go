@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/version"
 
 	"sluice/internal/config"
 	"sluice/internal/conformance/lab"
@@ -20,9 +21,15 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// useSockets makes the places that mode ebpf needs.
+// useSockets makes the places that mode ebpf needs, where the kernel can do it.
 func (n *testNode) useSockets() {
 	n.Helper()
+	var name unix.Utsname
+	n.check(unix.Uname(&name))
+	release := unix.ByteSliceToString(name.Release[:])
+	if version.MustParseGeneric(release).LessThan(version.MustParseGeneric("6.2")) {
+		n.Skipf("Linux %s lacks what mode ebpf needs, which is there from 6.2 on", release)
+	}
 	cgroups, err := probe.NewCgroups()
 	n.check(err)
 	n.Cleanup(func() { n.check(cgroups.Close()) })
