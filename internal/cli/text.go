@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf16"
 
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/yaml"
@@ -97,11 +98,30 @@ func encode(w io.Writer, format string, object any) error {
 	if err != nil {
 		return err
 	}
-	if format == "yaml" {
+	write := escape
+	if format == "yaml" { // which cannot say it otherwise in every place
+		write = func(r rune) string { return "\ufffd" }
 		if text, err = yaml.JSONToYAML(text); err != nil {
 			return err
 		}
 	}
-	_, err = fmt.Fprintln(w, strings.TrimRight(string(text), "\n"))
+	var b strings.Builder
+	for _, r := range strings.TrimRight(string(text), "\n") {
+		if unicode.IsPrint(r) || r == '\n' {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(write(r))
+		}
+	}
+	_, err = fmt.Fprintln(w, b.String())
 	return err
+}
+
+// escape writes a character as JSON can: a terminal might obey it. Outside of strings
+// there is none.
+func escape(r rune) (out string) {
+	for _, u := range utf16.Encode([]rune{r}) {
+		out += fmt.Sprintf(`\u%04x`, u)
+	}
+	return out
 }
