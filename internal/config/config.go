@@ -177,7 +177,7 @@ func (c *Configuration) meaning() map[string]string {
 // ProxyMode is a way of programming the kernel, as operators spell it.
 type ProxyMode = v1alpha1.ProxyMode
 
-// The proxy modes, built or to come.
+// The proxy modes.
 const (
 	NFTables  ProxyMode = "nftables"
 	IPTables  ProxyMode = "iptables"

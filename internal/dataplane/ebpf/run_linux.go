@@ -270,11 +270,12 @@ func (d *Dataplane) cutStale() error {
 	switch {
 	case len(found) > 0 && was&cutting == 0:
 		d.kernel.says |= cutting // first, so that nothing that is cut is counted as sent
-		if err := d.allow(lease); err != nil {
-			return err
+		err := d.allow(lease)
+		if err == nil {
+			_, err = d.kernel.attachOne(cut)
 		}
-		if _, err := d.kernel.attachOne(cut); err != nil {
-			d.kernel.says = was
+		if err != nil {
+			d.kernel.says = was // so that it is tried again
 			return err
 		}
 	case len(found) == 0:
