@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 )
@@ -50,7 +51,9 @@ func TestKills(t *testing.T) {
 			s.write("web.yaml", service("web", clusterIP, podB))
 			eventually(t, "what was written last", s.answers(clusterIP, podB))
 			made, failed := load()
-			t.Logf("%d kills, %d connections, %d failed", *kills, made, len(failed))
+			reliability.Record(t, reliability.Result{
+				Fault: "daemon killed (SIGKILL)", Mode: mode, Tried: *kills, Requests: made, Failed: len(failed),
+			})
 			if made < *kills {
 				t.Error("there was hardly a connection")
 			}
