@@ -1,0 +1,60 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestPage: the page has what the outputs told last, adds up what several tests
+// told of one fault, and keeps what was not played again.
+func TestPage(t *testing.T) {
+	dir := t.TempDir()
+	page := filepath.Join(dir, "reliability.md")
+	write := func(commit, text string) {
+		t.Helper()
+		output := filepath.Join(dir, "output")
+		if err := os.WriteFile(output, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := run(page, commit, false, []string{output}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a1", `
+    a_test.go:1: reliability: {"Fault":"killed","Mode":"nftables","Tried":2,"Requests":1000,"Repairs":[3000000,1500000000],"Kernel":"6.18"}
+    a_test.go:1: reliability: {"Fault":"killed","Mode":"iptables","Tried":1,"Requests":5,"Failed":1,"Kernel":"6.1"}
+`)
+	write("b2", `
+    a_test.go:1: reliability: {"Fault":"killed","Mode":"nftables","Tried":1,"Requests":1000,"Repairs":[4000000],"Kernel":"6.18"}
+    b_test.go:1: reliability: {"Fault":"killed","Mode":"nftables","Tried":1,"Requests":234,"Repairs":[5000000],"Note":"a|b","Kernel":"6.18"}
+`)
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| killed | 2 times<br>0 of 1,234 failed<br>right after 5ms, at most 5ms |  |  |  |  |",
+		"| killed |  | once<br>1 of 5 failed |",
+		"## What did not reach zero\n\n- killed, mode iptables, Linux 6.1: the cause is not known\n",
+		"## Notes\n\n- killed, mode nftables, Linux 6.18: a\\|b\n",
+		"commits a1, b2.",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	if i, j := strings.Index(string(text), "## Linux 6.18"), strings.Index(string(text), "## Linux 6.1\n"); i > j {
+		t.Error("the newest kernel does not come first")
+	}
+	if err := run(page, "", true, nil); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(page, append(text, '!'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(page, "", true, nil); err == nil {
+		t.Error("a page that was changed by hand passes")
+	}
+}

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const preamble = `# Reliability
+
+Written by ` + "`make reliability`" + `, which does to a daemon what goes wrong in clusters, on real kernels and with real packets. A cell
+tells how often it was done, how many of the requests that were made meanwhile failed, and how long it took until all was right again
+(half of the repairs, the longest). Rows are what was done, columns are the modes, and there is a table for each kernel: the machine's own,
+and Debian's in a virtual machine under emulation, where everything takes about twenty times as long.
+`
+
+// modes are the columns.
+func modes() []string { return []string{"nftables", "iptables", "ipvs", "userspace", "ebpf"} }
+
+// markdown returns the page.
+func markdown(cells []cell) string {
+	var b strings.Builder
+	b.WriteString(preamble)
+	for _, k := range distinct(cells, func(c cell) string { return c.Kernel }, newer) {
+		fmt.Fprintf(&b, "\n## Linux %s\n\n", k)
+		b.WriteString(table(slices.DeleteFunc(slices.Clone(cells), func(c cell) bool { return c.Kernel != k })))
+	}
+	b.WriteString(list("What did not reach zero", cells, cell.lost))
+	b.WriteString(list("Notes", cells, func(c cell) bool { return c.Note != "" && !c.lost() }))
+	commits := distinct(cells, func(c cell) string { return c.Commit }, strings.Compare)
+	fmt.Fprintf(&b, "\nThe figures are of the commits %s.\n", strings.Join(commits, ", "))
+	return b.String()
+}
+
+// table is of one kernel.
+func table(cells []cell) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| what was done | %s |\n|---|%s\n", strings.Join(modes(), " | "), strings.Repeat("---|", len(modes())))
+	for _, fault := range distinct(cells, func(c cell) string { return c.Fault }, strings.Compare) {
+		fmt.Fprintf(&b, "| %s", plain(fault))
+		for _, mode := range modes() {
+			b.WriteString(" | ")
+			if i := slices.IndexFunc(cells, func(c cell) bool { return c.Fault == fault && c.Mode == mode }); i >= 0 {
+				b.WriteString(cells[i].String())
+			}
+		}
+		b.WriteString(" |\n")
+	}
+	return b.String()
+}
+
+// list tells of the cells that some words go with.
+func list(title string, cells []cell, which func(cell) bool) string {
+	var items []string
+	for _, c := range cells {
+		if which(c) {
+			note := c.Note
+			if note == "" {
+				note = "the cause is not known"
+			}
+			items = append(items, fmt.Sprintf("- %s, mode %s, Linux %s: %s\n", plain(c.Fault), c.Mode, c.Kernel, plain(note)))
+		}
+	}
+	if len(items) == 0 {
+		items = []string{"Nothing.\n"}
+	}
+	return fmt.Sprintf("\n## %s\n\n%s", title, strings.Join(items, ""))
+}
+
+// lost reports whether something failed.
+func (c cell) lost() bool { return c.Failed+c.Misdirected > 0 }
+
+// String returns the cell in some words.
+func (c cell) String() string {
+	text := fmt.Sprintf("%s times", number(c.Tried))
+	if c.Tried == 1 {
+		text = "once"
+	}
+	if c.Requests > 0 {
+		text += fmt.Sprintf("<br>%s of %s failed", number(c.Failed), number(c.Requests))
+	}
+	if c.Misdirected > 0 {
+		text += fmt.Sprintf("<br>**%s misdirected**", number(c.Misdirected))
+	}
+	if n := len(c.Repairs); n > 0 {
+		sorted := slices.Sorted(slices.Values(c.Repairs))
+		text += fmt.Sprintf("<br>right after %v", short(sorted[n/2]))
+		if n > 1 {
+			text += fmt.Sprintf(", at most %v", short(sorted[n-1]))
+		}
+	}
+	return text
+}
+
+// distinct returns what there is of a property, in order.
+func distinct(cells []cell, of func(cell) string, order func(a, b string) int) (out []string) {
+	for _, c := range cells {
+		out = append(out, of(c))
+	}
+	slices.SortFunc(out, order)
+	return slices.Compact(out)
+}
+
+// newer orders versions of kernels, the newest first.
+func newer(a, b string) int {
+	numbers := func(v string) (out []int) {
+		for part := range strings.SplitSeq(v, ".") {
+			n, _ := strconv.Atoi(part)
+			out = append(out, n)
+		}
+		return out
+	}
+	return slices.Compare(numbers(b), numbers(a))
+}
+
+// plain is a text that cannot end a cell.
+func plain(text string) string { return strings.NewReplacer("|", "\\|", "\n", " ").Replace(text) }
+
+// short is a duration that one reads at a glance.
+func short(d time.Duration) time.Duration {
+	switch {
+	case d >= 10*time.Second:
+		return d.Round(time.Second)
+	case d >= time.Second:
+		return d.Round(100 * time.Millisecond)
+	default:
+		return d.Round(time.Millisecond)
+	}
+}
+
+// number has a comma before each three digits.
+func number(n int) string {
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
