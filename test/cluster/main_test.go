@@ -23,6 +23,7 @@ var bed *testbed.Cluster
 var (
 	daemon   = flag.String("daemon", "", "run this `PROGRAM` on the nodes instead of building the daemon of this tree")
 	foreign  = flag.String("kube-proxy", "", "run this `PROGRAM` as the real kube-proxy instead of building it")
+	release  = flag.String("kubernetes", build.Newest, "run the API server of this `VERSION` of Kubernetes")
 	inMemory = flag.Bool("in-memory", false, "run an API server in memory instead of the real one and its etcd")
 )
 
@@ -80,7 +81,7 @@ func programs(ctx context.Context) (testbed.Settings, error) {
 		return s, err
 	}
 	if !*inMemory {
-		if s.Etcd, s.APIServer, err = b.ControlPlane(ctx); err != nil {
+		if s.Etcd, s.APIServer, err = b.ControlPlane(ctx, *release); err != nil {
 			return s, err
 		}
 	}

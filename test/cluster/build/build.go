@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -43,6 +45,9 @@ type Builder struct {
 	windows bool
 }
 
+// Newest is the version of Kubernetes of the module that the tests are in.
+const Newest = "1.37"
+
 // New returns a builder at the versions of the module that it runs in, which is
 // test/cluster: go test runs a package's tests in its folder.
 func New(say func(line string)) (Builder, error) {
@@ -50,11 +55,24 @@ func New(say func(line string)) (Builder, error) {
 	if err != nil {
 		return Builder{}, fmt.Errorf("find the module: %w", err)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "kubeproxy136", "go.mod")); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, "kubernetes136", "go.mod")); err != nil {
 		return Builder{}, fmt.Errorf("run this in test/cluster: %w", err)
 	}
 	root := filepath.Join(dir, "..", "..")
 	return Builder{Module: dir, Root: root, Cache: filepath.Join(root, ".cache"), Say: say}, nil
+}
+
+// versions are the folders of the modules that say a version of Kubernetes.
+var versions = map[string]string{Newest: ".", "1.36": "kubernetes136"}
+
+// Of returns a builder of another version of Kubernetes.
+func (b Builder) Of(version string) (Builder, error) {
+	folder, ok := versions[version]
+	if !ok {
+		return b, fmt.Errorf("no module here says what Kubernetes %s is: there are %v", version, slices.Sorted(maps.Keys(versions)))
+	}
+	b.Module = filepath.Join(b.Module, folder)
+	return b, nil
 }
 
 // ForWindows returns a builder of programs for Windows.
@@ -71,13 +89,17 @@ func (b Builder) file(name string) string {
 	return name
 }
 
-// ControlPlane returns the paths of etcd and kube-apiserver.
-func (b Builder) ControlPlane(ctx context.Context) (etcd, apiServer string, err error) {
+// ControlPlane returns the paths of etcd and kube-apiserver, of a version of Kubernetes.
+func (b Builder) ControlPlane(ctx context.Context, version string) (etcd, apiServer string, err error) {
+	of, err := b.Of(version)
+	if err != nil {
+		return "", "", err
+	}
 	const module = "go.etcd.io/etcd/server/v3"
 	if etcd, err = b.Foreign(ctx, Program{Name: "etcd", Module: module, Package: module}); err != nil {
 		return "", "", err
 	}
-	apiServer, err = b.Foreign(ctx, Kubernetes("kube-apiserver"))
+	apiServer, err = of.Foreign(ctx, Kubernetes("kube-apiserver"))
 	return etcd, apiServer, err
 }
 

@@ -78,9 +78,9 @@ func plan(names, modernSizes, legacySizes string) (map[figures.Size][]trial.Peer
 	out := map[figures.Size][]trial.Peer{}
 	for _, name := range list(names) {
 		program, mode, ok := strings.Cut(name, "/")
-		if _, known := modules[program]; !ok || !known {
+		if _, known := versions[program]; !ok || !known {
 			return nil, fmt.Errorf("read peer %q: want program/mode, the program one of %s", name,
-				strings.Join(slices.Sorted(maps.Keys(modules)), ", "))
+				strings.Join(slices.Sorted(maps.Keys(versions)), ", "))
 		}
 		in := modern
 		if mode == "iptables" {

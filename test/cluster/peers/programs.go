@@ -18,9 +18,9 @@ import (
 	"sluice/test/cluster/process"
 )
 
-// modules has, for each proxy that can be measured, the folder, below this module,
-// of the module that says its version. One without is built from the tree.
-var modules = map[string]string{"sluice": "", "kube-proxy-1.37": ".", "kube-proxy-1.36": "kubeproxy136"}
+// versions has the version of Kubernetes of each proxy that can be measured. One
+// without is built from the tree.
+var versions = map[string]string{"sluice": "", "kube-proxy-1.37": "1.37", "kube-proxy-1.36": "1.36"}
 
 // programs are the paths of everything that runs.
 type programs struct {
@@ -35,7 +35,7 @@ func (b *benchmark) build(ctx context.Context, peers string) error {
 	if err != nil {
 		return err
 	}
-	if b.etcd, b.apiServer, err = builder.ControlPlane(ctx); err != nil {
+	if b.etcd, b.apiServer, err = builder.ControlPlane(ctx, build.Newest); err != nil {
 		return err
 	}
 	if b.watcher, err = os.Executable(); err != nil {
@@ -47,12 +47,12 @@ func (b *benchmark) build(ctx context.Context, peers string) error {
 		if b.proxies[name] != "" {
 			continue
 		}
-		if folder := modules[name]; folder == "" {
+		if version := versions[name]; version == "" {
 			b.say("building " + name + " from the tree")
 			b.proxies[name], err = builder.Daemon(ctx)
+		} else if of, failed := builder.Of(version); failed != nil {
+			err = failed
 		} else {
-			of := builder
-			of.Module = filepath.Join(builder.Module, folder)
 			b.proxies[name], err = of.Foreign(ctx, build.Kubernetes("kube-proxy"))
 		}
 		if err != nil {
@@ -85,7 +85,7 @@ func (b *benchmark) describe(ctx context.Context, r *figures.Report) error {
 		}
 	}
 	for name, path := range b.proxies {
-		if m.Versions[name] = versionOf(path); modules[name] == "" {
+		if m.Versions[name] = versionOf(path); versions[name] == "" {
 			m.Versions[name] = firstLine(ctx, "git", "describe", "--tags", "--always", "--dirty")
 		}
 	}
