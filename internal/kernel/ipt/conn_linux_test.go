@@ -115,8 +115,9 @@ func TestRestoreComesToItsEnd(t *testing.T) {
 	began, goOn, taken := filepath.Join(dir, "began"), filepath.Join(dir, "go-on"), filepath.Join(dir, "taken")
 	programs(t, map[string]string{
 		"iptables-nft": "echo 'iptables v1.8.9 (nf_tables)'", "iptables-nft-save": "",
-		"iptables-nft-restore": "/bin/cut -d' ' -f5 /proc/$$/stat > " + began + ".tmp && /bin/mv " + began + ".tmp " + began +
-			" && while ! [ -e " + goOn + " ]; do /bin/sleep 0.01; done; /bin/cat > " + taken,
+		// Of the shell's own commands alone: a virtual machine has no others.
+		"iptables-nft-restore": "read -r _ _ _ _ group _ < /proc/$$/stat && echo $group > " + began +
+			" && while ! [ -e " + goOn + " ]; do :; done; while IFS= read -r line; do printf '%s\\n' \"$line\"; done > " + taken,
 	})
 	c, err := ipt.Open(t.Context(), ipt.IPv4, ipt.NFT)
 	if err != nil {
@@ -144,12 +145,13 @@ func TestRestoreComesToItsEnd(t *testing.T) {
 	}
 }
 
-// waitForFile returns what a file holds once it is there.
+// waitForFile returns what a file holds once there is a line in it.
 func waitForFile(t *testing.T, path string) string {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); <-time.After(time.Millisecond) {
-		if b, err := os.ReadFile(path); err == nil {
-			return strings.TrimSpace(string(b))
+		b, _ := os.ReadFile(path)
+		if line, ok := strings.CutSuffix(string(b), "\n"); ok {
+			return line
 		}
 	}
 	t.Fatalf("%s did not come about", path)
