@@ -13,10 +13,11 @@ import (
 func makePrivate(dir string) error { return os.MkdirAll(dir, 0o700) }
 
 // listenPrivate binds a socket within a folder that nobody else can enter, and
-// moves it to its place once only its owner may use it.
-func listenPrivate(path, dir string) (*net.UnixListener, error) {
-	private, err := os.MkdirTemp(dir, ".status-")
-	if err != nil {
+// moves it to its place once only its owner may use it. The caller's lock makes
+// the folder's name ours: one that is there was left by a daemon that was killed.
+func listenPrivate(path string) (*net.UnixListener, error) {
+	private := path + ".new"
+	if err := errors.Join(os.RemoveAll(private), os.Mkdir(private, 0o700)); err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(private) }()

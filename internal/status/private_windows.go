@@ -50,7 +50,7 @@ func makePrivate(dir string) error {
 }
 
 // listenPrivate binds a socket. Who may use it is who may enter its folder.
-func listenPrivate(path, _ string) (*net.UnixListener, error) {
+func listenPrivate(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}

@@ -94,15 +94,14 @@ var errLocked = errors.New("another daemon answers there")
 // listenAlone makes a socket. A lock beside it says whose the path is: what a
 // daemon left that was killed is replaced, what a living one has is not.
 func listenAlone(path string) (l *net.UnixListener, release func(), err error) {
-	dir := filepath.Dir(path)
-	if err := makePrivate(dir); err != nil {
+	if err := makePrivate(filepath.Dir(path)); err != nil {
 		return nil, nil, fmt.Errorf("make the folder of the status socket: %w", err)
 	}
 	lock, err := lockFile(path + ".lock")
 	if err != nil {
 		return nil, nil, fmt.Errorf("status socket %s: %w", path, err)
 	}
-	if l, err = listenPrivate(path, dir); err != nil {
+	if l, err = listenPrivate(path); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("status socket %s: %w", path, err), lock.Close())
 	}
 	return l, func() {

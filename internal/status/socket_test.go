@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -65,7 +66,7 @@ func TestOnlyTheOwnerMayAsk(t *testing.T) {
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("after the end: %v; want nothing there", err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".status-*")); len(left) > 0 {
+	if left, _ := filepath.Glob(path + ".new"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
@@ -101,4 +102,20 @@ func TestTheFirstOfTwoDaemonsKeepsItsSocket(t *testing.T) {
 	answers(t, path, "one")
 	stopOne()
 	answers(t, path, "two")
+}
+
+// TestWhatIsInTheWayIsToldOnce: it is tried every second, and may be so for months.
+func TestWhatIsInTheWayIsToldOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "status.sock")
+	if err := os.MkdirAll(filepath.Join(path, "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		log, stop := answering(t, path, "one")
+		time.Sleep(10 * socketRetry)
+		stop()
+		if n := strings.Count(log(), "Status cannot be asked for"); n != 1 {
+			t.Errorf("told %d times, want once:\n%s", n, log())
+		}
+	})
 }
