@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	_ "sluice/internal/app" // or go test would take what an earlier daemon did for this one's
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
