@@ -109,6 +109,7 @@ type ServicePort struct {
 	Balancing       Balancing      // how an endpoint is chosen among those of a list
 	Affinity        time.Duration  // how long a client is remembered; 0: not at all
 	AllowFrom       []netip.Prefix // LoadBalancer clients, no prefix within another; nil: everyone
+	HealthCheckPort uint16         // where load balancers of its LoadBalancer addresses ask about the Service; 0: nowhere
 
 	// Draining are endpoints in neither list that still serve, sorted: they get
 	// no new connections but keep the flows they have. Only protocols whose
@@ -133,6 +134,9 @@ func (sp *ServicePort) String() string {
 	}
 	if sp.AllowFrom != nil {
 		fmt.Fprintf(&b, " from=%v", sp.AllowFrom)
+	}
+	if sp.HealthCheckPort != 0 {
+		fmt.Fprintf(&b, " health-check=%d", sp.HealthCheckPort)
 	}
 	if len(sp.Draining) > 0 {
 		fmt.Fprintf(&b, " draining=%v", sp.Draining)

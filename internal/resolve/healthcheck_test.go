@@ -138,3 +138,18 @@ func TestHealthCheckSteps(t *testing.T) {
 	remove(t, r, serviceOf("ns/web", "10.96.0.1"))
 	step("gone", true, "ns/web/IPv4 port=30100 local=1 gone")
 }
+
+// TestRowsHaveTheHealthCheckPort wants it in rows with LoadBalancer addresses, and
+// those to change with it.
+func TestRowsHaveTheHealthCheckPort(t *testing.T) {
+	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1", healthChecked(30100)))
+	for _, port := range []uint16{30100, 30101, 0} {
+		add(t, r, serviceOf("ns/web", "10.96.0.1", healthChecked(int32(port))))
+		r.Update()
+		for key, row := range r.State().Rows {
+			if row.HealthCheckPort != port {
+				t.Errorf("row %v has health-check port %d, want %d", key, row.HealthCheckPort, port)
+			}
+		}
+	}
+}

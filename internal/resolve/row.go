@@ -124,7 +124,7 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort) *pr
 		sp.Draining = c.draining(sp)
 	}
 	if hasKind(sp, proxy.LoadBalancer) {
-		sp.AllowFrom = s.allowFrom(p.family, ipOf(r.node.IPs, p.family))
+		sp.AllowFrom, sp.HealthCheckPort = s.allowFrom(p.family, ipOf(r.node.IPs, p.family)), s.HealthCheckPort
 	}
 	if old != nil && sameRow(old, sp) {
 		return old
@@ -177,7 +177,7 @@ func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
 // sameRow compares two rows of one key.
 func sameRow(a, b *proxy.ServicePort) bool {
 	return a.Internal == b.Internal && a.External == b.External && a.Balancing == b.Balancing && a.Affinity == b.Affinity &&
-		a.UsableSomewhere == b.UsableSomewhere && slices.Equal(a.Frontends, b.Frontends) &&
+		a.UsableSomewhere == b.UsableSomewhere && a.HealthCheckPort == b.HealthCheckPort && slices.Equal(a.Frontends, b.Frontends) &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
 		(a.AllowFrom == nil) == (b.AllowFrom == nil) && slices.Equal(a.AllowFrom, b.AllowFrom) &&
 		slices.Equal(a.Draining, b.Draining)

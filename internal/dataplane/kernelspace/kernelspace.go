@@ -26,8 +26,6 @@ type Dataplane struct {
 	stopped  bool       // the service did not run when it was last looked at
 	features hns.Features
 	node     *proxy.Node // as rows are rendered for
-	checks   map[proxy.HealthCheckKey]uint16
-	coming   map[proxy.HealthCheckKey]uint16 // the checks that an Apply changes; 0: gone
 
 	has    inventory
 	fresh  bool            // has was read in this Sync or Apply
@@ -95,11 +93,7 @@ func (d *Dataplane) look(ctx context.Context, want *proxy.State) (err error) {
 
 // begin takes over what rows are rendered for, and forgets what was refused.
 func (d *Dataplane) begin(want *proxy.State) {
-	d.node, d.checks, d.coming = want.Node, map[proxy.HealthCheckKey]uint16{}, nil
-	for key, h := range want.HealthChecks {
-		d.checks[key] = h.Port
-	}
-	d.aside = map[id]setAside{}
+	d.node, d.aside = want.Node, map[id]setAside{}
 	d.turn()
 }
 
@@ -117,7 +111,6 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 		return nil, fmt.Errorf("%w: what HNS has, or is to have for this node's addresses, is not known", proxy.ErrNeedSync)
 	}
 	d.turn()
-	changed = d.withChecks(want, changed)
 	if err := d.learnSubnets(ctx, want, changed.Rows); err != nil {
 		return nil, d.lost(err)
 	}
@@ -128,8 +121,6 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	if err != nil {
 		return nil, d.lost(err)
 	}
-	maps.Copy(d.checks, d.coming)
-	d.coming = nil
 	if changed.Node {
 		d.node = want.Node
 	}
@@ -157,31 +148,4 @@ func (d *Dataplane) refusals(refused proxy.Refused, want *proxy.State, rows func
 		}
 	}
 	return refused
-}
-
-// withChecks adds the rows of Services whose health check gets another port. Those
-// are found among all rows, which happens only where load balancers ask at a VIP.
-func (d *Dataplane) withChecks(want *proxy.State, changed *proxy.Changed) *proxy.Changed {
-	if !d.options.ForwardHealthCheckVIP || len(changed.HealthChecks) == 0 {
-		return changed
-	}
-	d.coming = map[proxy.HealthCheckKey]uint16{}
-	for _, key := range changed.HealthChecks {
-		d.coming[key] = 0
-		if h := want.HealthChecks[key]; h != nil {
-			d.coming[key] = h.Port
-		}
-	}
-	more := *changed
-	for key := range want.Rows {
-		if _, ok := d.coming[checkOf(key)]; ok && !slices.Contains(changed.Rows, key) {
-			more.Rows = append(slices.Clip(more.Rows), key)
-		}
-	}
-	slices.SortFunc(more.Rows, proxy.ComparePortKeys)
-	return &more
-}
-
-func checkOf(key proxy.PortKey) proxy.HealthCheckKey {
-	return proxy.HealthCheckKey{Namespace: key.Namespace, Name: key.Name, Family: key.Family}
 }

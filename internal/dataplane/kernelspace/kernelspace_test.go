@@ -160,10 +160,8 @@ func TestOrder(t *testing.T) {
 // lively has rows of all kinds.
 func lively() *proxy.State {
 	local := with(service(2, "10.0.0.1:80", "10.1.0.1:80"), 2)
-	local.External, local.Internal, local.Affinity = proxy.ScopeLocal, proxy.ScopeLocal, 1
-	s := stateOf(with(service(1, "10.0.0.1:80", "10.1.0.1:80", "10.1.0.2:80"), 1), local, service(3))
-	s.HealthChecks = map[proxy.HealthCheckKey]*proxy.HealthCheck{checkOf(local.Key): {Key: checkOf(local.Key), Port: 32000}}
-	return s
+	local.External, local.Internal, local.Affinity, local.HealthCheckPort = proxy.ScopeLocal, proxy.ScopeLocal, 1, 32000
+	return stateOf(with(service(1, "10.0.0.1:80", "10.1.0.1:80", "10.1.0.2:80"), 1), local, service(3))
 }
 
 // checked answers health checks at VIPs.
@@ -201,12 +199,9 @@ func TestHealthCheckMoves(t *testing.T) {
 	n := newChecked(t, bridge)
 	n.sync(t, lively())
 	s := lively()
-	for key := range s.HealthChecks {
-		s.HealthChecks[key] = &proxy.HealthCheck{Key: key, Port: 32001}
-		if _, err := n.Apply(t.Context(), s, &proxy.Changed{HealthChecks: []proxy.HealthCheckKey{key}}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	moved := *s.Rows[service(2).Key]
+	moved.HealthCheckPort = 32001
+	n.apply(t, s, &moved)
 	n.wantCalls(t, "a check moves", hnstest.Count{"DeleteLoadBalancer": 1, "CreateLoadBalancer": 1})
 	n.wantFresh(t, s)
 }

@@ -49,7 +49,7 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	if cur.ServicePort != nil && cur.Key.Protocol == proxy.SCTP {
 		return errors.New("HNS has no load balancers for SCTP")
 	}
-	was, is := d.render(old, nil), d.render(cur, d.coming)
+	was, is := d.render(old), d.render(cur)
 	for x, v := range was {
 		if now, stays := is[x]; !stays || !same(v, now) {
 			out.Remove(x, v)
@@ -63,9 +63,8 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	return nil
 }
 
-// render returns the objects of a row. Health checks have the ports of some, and
-// else those that they had.
-func (d *Dataplane) render(r differ.Row, checks map[proxy.HealthCheckKey]uint16) map[id]value {
+// render returns the objects of a row.
+func (d *Dataplane) render(r differ.Row) map[id]value {
 	out := map[id]value{}
 	sp := r.ServicePort
 	if sp == nil {
@@ -90,7 +89,8 @@ func (d *Dataplane) render(r differ.Row, checks map[proxy.HealthCheckKey]uint16)
 		if f.Kind == proxy.ClusterIP && d.has.overlay() {
 			out[id{addr: x.addr}] = d.host(sp.Key.Family)
 		}
-		if port := d.checkPort(sp.Key, checks); f.Kind == proxy.LoadBalancer && port != 0 {
+		port := cmp.Or(sp.HealthCheckPort, d.options.HealthzPort)
+		if f.Kind == proxy.LoadBalancer && d.options.ForwardHealthCheckVIP && port != 0 {
 			x.protocol, x.port, x.check = proxy.TCP, port, true
 			out[x] = value{port: port, source: v.source, row: sp.Key}
 		}
@@ -204,18 +204,6 @@ func (d *Dataplane) source(f proxy.Family, to []proxy.Endpoint) netip.Addr {
 		}
 	}
 	return d.options.SourceVIP
-}
-
-// checkPort returns where load balancers ask about a row's Service; 0: nowhere.
-func (d *Dataplane) checkPort(key proxy.PortKey, changed map[proxy.HealthCheckKey]uint16) uint16 {
-	if !d.options.ForwardHealthCheckVIP {
-		return 0
-	}
-	port, ok := changed[checkOf(key)]
-	if !ok {
-		port = d.checks[checkOf(key)]
-	}
-	return cmp.Or(port, d.options.HealthzPort)
 }
 
 // nodeIP returns this node's address of a family; invalid: it has none.
