@@ -2,12 +2,13 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -20,9 +21,10 @@ import (
 // Daemon is a whole daemon on a node, which hears of objects by itself, instead of
 // a dataplane.
 type Daemon interface {
-	// Write makes a world's objects those that there are. Nobody waits for the
-	// daemon to hear of it.
-	Write(w *World) error
+	// Write makes a world's objects those that there are, and returns the world as it
+	// has become: whoever keeps objects may have a say. Nobody waits for the daemon to
+	// hear of it.
+	Write(ctx context.Context, w *World) (*World, error)
 
 	// Settle starts a daemon with the world's settings if none runs, and returns
 	// when it has what was written last in force. The kernel must then be as a new
@@ -32,14 +34,19 @@ type Daemon interface {
 	// Kill ends the daemon without a chance to say a word.
 	Kill() error
 
+	// Troubles are what may befall the way by which it hears of objects, what is simple
+	// first.
+	Troubles() []Trouble
+
 	Close() error
 }
 
 // RunChurn plays histories of a daemon: random objects change, the daemon is killed
-// now and then, and after each of up to so many steps the kernel must be as a new daemon would make it
-// and random packets must meet what the oracle says. A history that fails is
-// told in its simplest form that does.
-func RunChurn(t *testing.T, d Dataplane, steps, packets int) {
+// now and then, there is trouble with where it hears of objects, and after each of up
+// to so many steps the kernel must be as a new daemon would make it and random packets
+// must meet what the oracle says. A history that fails is told in its simplest form
+// that does.
+func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 	lab.Require(t)
 	b, err := newScheduler(t, d).newTestbed(t.Context())
 	if err != nil {
@@ -56,17 +63,52 @@ func RunChurn(t *testing.T, d Dataplane, steps, packets int) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		m.trouble(g, b.daemon.Troubles())
 		return g
 	})
-	played := 0
+	out := Churn{Troubles: map[string]int{}}
+	told := time.Now()
 	rapid.Check(t, func(r *rapid.T) {
 		g := histories.Draw(r, "history")
-		played += len(g.Phases)
+		out.count(g)
 		if failures := b.runGroup(t.Context(), g); len(failures) > 0 {
 			r.Fatal(g.tell(d.Mode, failures))
 		}
+		if out.Flows = int(b.tally.flows.Load()); time.Since(told) > time.Minute {
+			told = time.Now()
+			t.Log(out)
+		}
 	})
-	t.Logf("%d steps, %d flows", played, b.tally.flows.Load())
+	t.Log(out)
+	return out
+}
+
+// Churn is what histories were made of.
+type Churn struct {
+	Histories, Steps, Flows, Kills int
+	Troubles                       map[string]int // by name
+}
+
+func (c *Churn) count(g *Group) {
+	c.Histories++
+	c.Steps += len(g.Phases)
+	for _, p := range g.Phases {
+		if p.Kill {
+			c.Kills++
+		}
+		if p.Trouble != nil {
+			c.Troubles[p.Trouble.Name]++
+		}
+	}
+}
+
+// String returns it in one line.
+func (c Churn) String() string {
+	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d kills", c.Histories, c.Steps, c.Flows, c.Kills)
+	for _, name := range slices.Sorted(maps.Keys(c.Troubles)) {
+		text += fmt.Sprintf(", %s: %d", name, c.Troubles[name])
+	}
+	return text
 }
 
 // GoString is what the library prints of a history, which is told otherwise.
@@ -78,7 +120,8 @@ func (g *Group) tell(mode string, failures []failure) string {
 	first := failures[0]
 	for i, w := range g.worlds() {
 		p := g.Phases[i]
-		fmt.Fprintf(&text, "\nphase %s, detour %v, killed %v, %+v:\n%v", p.Name, p.Detour, p.Kill, w.Config, w.resolver(mode).State())
+		fmt.Fprintf(&text, "\nphase %s, detour %v, killed %v, trouble %s, %+v:\n%v",
+			p.Name, p.Detour, p.Kill, p.Trouble, w.Config, w.resolver(mode).State())
 		if strings.HasPrefix(first.id, p.Name+"-") {
 			break
 		}
@@ -99,9 +142,8 @@ func (d drawn) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice
 
 // tell has the daemon hear of a world, by the way that the phase says.
 func (r *run) tell(ctx context.Context, p Phase, w *World) error {
-	r.world, r.resolver = w, w.resolver(r.d.Mode)
 	if p.Detour {
-		if err := r.daemon.Write(w.wrong(r.rng)); err != nil {
+		if _, err := r.daemon.Write(ctx, w.wrong(r.rng)); err != nil {
 			return err
 		}
 	}
@@ -110,7 +152,15 @@ func (r *run) tell(ctx context.Context, p Phase, w *World) error {
 			return err
 		}
 	}
-	return errors.Join(r.daemon.Write(w), r.daemon.Settle(ctx, w))
+	err := p.Trouble.during(ctx, func() (err error) {
+		r.world, err = r.daemon.Write(ctx, w)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	r.resolver = r.world.resolver(r.d.Mode)
+	return r.daemon.Settle(ctx, r.world)
 }
 
 // wrong returns a world in which every other object is not as it should be.

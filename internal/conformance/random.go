@@ -90,12 +90,13 @@ func (m *maker) config() Config {
 	}
 }
 
-// blank is Service i with all the ports that one may have.
+// blank is Service i with all the ports that one may have. Its node ports are among
+// those that an API server gives to nobody who does not ask for them.
 func blank(i int) *v1.Service {
 	s := &v1.Service{Spec: v1.ServiceSpec{Ports: []v1.ServicePort{
-		{Name: "a", Protocol: v1.ProtocolTCP, Port: 80, NodePort: int32(3000 + i)},
-		{Name: "b", Protocol: v1.ProtocolUDP, Port: 80, NodePort: int32(3000 + i)},
-		{Name: "c", Protocol: v1.ProtocolTCP, Port: 81, NodePort: int32(3100 + i)},
+		{Name: "a", Protocol: v1.ProtocolTCP, Port: 80, NodePort: int32(30000 + i)},
+		{Name: "b", Protocol: v1.ProtocolUDP, Port: 80, NodePort: int32(30000 + i)},
+		{Name: "c", Protocol: v1.ProtocolTCP, Port: 81, NodePort: int32(30040 + i)},
 	}}}
 	s.Namespace, s.Name = "random", fmt.Sprintf("s%d", i)
 	return s

@@ -305,9 +305,13 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 	return failures, nil
 }
 
-// want returns what is expected in the mode.
+// want returns what is expected in the mode. Where a daemon hears of objects, they may
+// have become others than they were meant to be.
 func (r *run) want(c *Case) Expect {
 	e := c.in(r.d.Mode)
+	if r.daemon != nil {
+		e = answer(r.resolver.State(), c)
+	}
 	if e.Verdict == proxy.Untouched && r.d.Binds != nil && r.d.Binds(r.resolver.State(), c.Dst) {
 		return Expect{Verdict: proxy.Reject}
 	}

@@ -68,8 +68,9 @@ type Phase struct {
 	NodeLabels     map[string]string            `json:"node_labels"`     // if they change
 
 	// What comes before it, if a whole daemon is played.
-	Detour bool `json:"-"` // other objects for a moment
-	Kill   bool `json:"-"` // the daemon dies, and another one is started
+	Detour  bool     `json:"-"` // other objects for a moment
+	Kill    bool     `json:"-"` // the daemon dies, and another one is started
+	Trouble *Trouble `json:"-"` // with where it hears of objects
 }
 
 // words is a list that may be written as its only word.

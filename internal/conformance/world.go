@@ -90,12 +90,22 @@ func node(labels map[string]string) *v1.Node {
 
 // ranges returns the Services' ranges of a world.
 func (w *World) ranges() *networkingv1.ServiceCIDR {
-	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}
-	c.Spec.CIDRs = w.Config.ServiceCIDRs
-	if c.Spec.CIDRs == nil {
-		c.Spec.CIDRs = serviceCIDRs
+	return &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "services"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: w.ServiceCIDRs()},
 	}
-	return c
+}
+
+// ServiceCIDRs are the ranges that Services' addresses are from.
+func (w *World) ServiceCIDRs() []string {
+	if w.Config.ServiceCIDRs == nil {
+		return serviceCIDRs
+	}
+	return w.Config.ServiceCIDRs
+}
+
+// Ranged reports whether an address is in one of them.
+func (w *World) Ranged(a netip.Addr) bool {
+	return slices.ContainsFunc(w.ServiceCIDRs(), func(text string) bool { return netip.MustParsePrefix(text).Contains(a) })
 }
 
 // packet returns a case's first packet as the node sees it.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/internal/conformance/churn"
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
@@ -61,12 +62,16 @@ func TestKills(t *testing.T) {
 				t.Error(f)
 			}
 			s.alive(open, "after the last kill")
-			f := &folder{node: s.lab.Node(), flags: s.settings()}
-			if i := slices.Index(f.flags, "--cgroup-root"); i >= 0 { // which a rendering does not have
-				f.flags = slices.Delete(f.flags, i, i+2)
+			flags := s.settings()
+			if i := slices.Index(flags, "--cgroup-root"); i >= 0 { // which a rendering does not have
+				flags = slices.Delete(flags, i, i+2)
+			}
+			program, err := binary()
+			if err != nil {
+				t.Fatal(err)
 			}
 			eventually(t, "what a new daemon would make", func() bool { // a file that is empty is not believed at once
-				err := f.compare(t.Context())
+				err := churn.Compare(t.Context(), s.lab.Node(), program, flags...)
 				if err != nil {
 					t.Log(err)
 				}

@@ -1,0 +1,264 @@
+package churn
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice/internal/conformance"
+	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
+	"sluice/internal/statusapi"
+)
+
+// Modes are those whose histories are played.
+var Modes = []string{"nftables", "iptables", "userspace", "ebpf"}
+
+// Source is where a daemon hears of objects.
+type Source interface {
+	// Write makes a world's objects those that there are, in their order, and returns
+	// the world as it has become.
+	Write(ctx context.Context, w *conformance.World) (*conformance.World, error)
+
+	// Flags tell a daemon where its objects are.
+	Flags() []string
+
+	// Folder returns a folder with all objects as they are now.
+	Folder(ctx context.Context) (string, error)
+
+	// Troubles are what may befall the source.
+	Troubles() []conformance.Trouble
+
+	Close() error
+}
+
+// Settings say what is played.
+type Settings struct {
+	Mode      string
+	Program   string // the daemon
+	Histories int
+	Open      func(node *lab.Host) (Source, error)
+}
+
+// Run plays histories in a mode, of up to 10 steps each.
+func Run(t *testing.T, s Settings) conformance.Churn {
+	for name, value := range map[string]string{"checks": fmt.Sprint(s.Histories), "nofailfile": "true", "shrinktime": "2m"} {
+		if err := flag.Set("rapid."+name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := conformance.Dataplane{
+		Mode:   settingsOf(s.Mode),
+		Daemon: func(node *lab.Host) (conformance.Daemon, error) { return open(t, s, node) },
+	}
+	if s.Mode == "ebpf" {
+		d.Sockets = &conformance.Sockets{}
+	}
+	return conformance.RunChurn(t, d, 10, 6)
+}
+
+// settingsOf is the mode whose default settings a mode has.
+func settingsOf(mode string) string {
+	if mode == "iptables" {
+		return mode
+	}
+	return "nftables"
+}
+
+// daemon is a daemon on a node, and the source that it hears of objects by.
+type daemon struct {
+	Source
+	mode    string
+	program string
+	node    *lab.Host
+	dir     string             // of its socket and log; its path is short, as the kernel wants it
+	places  []string           // where mode ebpf keeps its maps, which a rendering must know
+	wanted  *conformance.World // what was written last
+	running *process           // nil: none runs
+	flags   []string           // of the one that runs, beside those of its source
+	fence   int32
+}
+
+func open(t *testing.T, s Settings, node *lab.Host) (*daemon, error) {
+	source, err := s.Open(node)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "s")
+	d := &daemon{Source: source, mode: s.Mode, program: s.Program, node: node, dir: dir}
+	if s.Mode == "ebpf" && err == nil {
+		bpf := t.TempDir()
+		err = unix.Mount("bpf", bpf, "bpf", 0, "")
+		t.Cleanup(func() {
+			if err := unix.Unmount(bpf, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+		d.places = []string{"--bpf-root", filepath.Join(bpf, "sluice")}
+	}
+	return d, err
+}
+
+// Write has the source write a world.
+func (d *daemon) Write(ctx context.Context, w *conformance.World) (*conformance.World, error) {
+	d.wanted = w
+	return d.Source.Write(ctx, w)
+}
+
+// Settle waits until the daemon has everything in force, and compares. What it
+// heard of is known when it has heard of a fence that was written after it: twice,
+// as a source that is read as a whole may be read while the first is written.
+func (d *daemon) Settle(ctx context.Context, w *conformance.World) error {
+	flags := slices.Concat([]string{"--proxy-mode", d.mode}, d.places, w.Config.Flags(settingsOf(d.mode)))
+	err := d.start(flags)
+	for range 2 {
+		if err == nil {
+			err = d.passFence(ctx)
+		}
+	}
+	if err == nil {
+		err = d.compare(ctx)
+	}
+	if err != nil && d.running != nil {
+		return fmt.Errorf("%w\nthe daemon's log:\n%s", err, d.running.log())
+	}
+	return err
+}
+
+// start starts a daemon, unless one with these flags runs.
+func (d *daemon) start(flags []string) (err error) {
+	if d.running != nil && slices.Equal(flags, d.flags) {
+		return nil
+	}
+	if d.running != nil {
+		if code := d.running.end(unix.SIGTERM); code != 0 {
+			return fmt.Errorf("exit code %d after SIGTERM; its log:\n%s", code, d.running.log())
+		}
+	}
+	args := slices.Concat(d.Flags(), flags, []string{"-v", "2", "--status-socket", d.socket()})
+	if d.mode == "ebpf" {
+		args = append(args, "--cgroup-root", d.node.Cgroup)
+	}
+	d.flags = flags
+	d.running, err = start(d.node, filepath.Join(d.dir, "log"), d.program, args...)
+	return err
+}
+
+func (d *daemon) socket() string { return filepath.Join(d.dir, "s") }
+
+// passFence writes a fence and waits until it, and everything else, is in force.
+func (d *daemon) passFence(ctx context.Context) error {
+	d.fence = d.fence%200 + 1
+	w := *d.wanted
+	w.Services, w.Slices = append(slices.Clip(w.Services), d.fenceService()), append(slices.Clip(w.Slices), d.fenceSlice())
+	there, err := d.Source.Write(ctx, &w)
+	if err != nil {
+		return err
+	}
+	return d.await(ctx, func() error { return d.passed(ctx, there) })
+}
+
+// fenceService and fenceSlice are an object of either kind that changes with each
+// fence.
+func (d *daemon) fenceService() *v1.Service {
+	s := &v1.Service{Spec: v1.ServiceSpec{
+		Type: v1.ServiceTypeClusterIP, ClusterIP: "172.30.9.254", ClusterIPs: []string{"172.30.9.254"},
+		IPFamilies: []v1.IPFamily{v1.IPv4Protocol}, Ports: []v1.ServicePort{{Port: d.fence, Protocol: v1.ProtocolTCP}},
+	}}
+	s.Namespace, s.Name = "random", "zz-fence"
+	return s
+}
+
+func (d *daemon) fenceSlice() *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &d.fence}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.250.1.1"}}},
+	}
+	s.Namespace, s.Name, s.Labels = "random", "zz-fence", map[string]string{discoveryv1.LabelServiceName: "zz-fence"}
+	port := d.fence
+	s.Ports[0].Port = &port
+	return s
+}
+
+// passed says what is not yet in force. An object that is missing may be believed to
+// be gone after a while only, so the number of Services must be right, too.
+func (d *daemon) passed(ctx context.Context, w *conformance.World) error {
+	c := statusapi.AtSocket(d.socket())
+	var s statusapi.Service
+	if err := c.Get(ctx, statusapi.ServicesPath+"/random/zz-fence", nil, &s); err != nil {
+		return err
+	}
+	if len(s.Rows) != 1 || len(s.Rows[0].Frontends) != 1 || s.Rows[0].Frontends[0].Address != fmt.Sprintf("172.30.9.254:%d", d.fence) ||
+		len(s.Rows[0].Endpoints) != 1 || s.Rows[0].Endpoints[0].Address != fmt.Sprintf("10.250.1.1:%d", d.fence) {
+		return fmt.Errorf("not yet fence %d: %+v", d.fence, s.Rows)
+	}
+	var n statusapi.Node
+	if err := c.Get(ctx, statusapi.NodePath, nil, &n); err != nil {
+		return err
+	}
+	for _, a := range []string{"172.30.200.1", "fd00:172:30::50"} { // which Services are not given, but some ranges have
+		var e statusapi.Explanation
+		to := netip.AddrPortFrom(netip.MustParseAddr(a), 9)
+		if err := c.Get(ctx, statusapi.ExplainPath, url.Values{"to": {to.String()}}, &e); err != nil {
+			return err
+		}
+		if ranged := e.Verdict != "untouched"; ranged != w.Ranged(to.Addr()) {
+			return fmt.Errorf("not yet the ranges %v: a packet to %v is %s", w.ServiceCIDRs(), to, e.Verdict)
+		}
+	}
+	if !n.InForce() || n.Counts.Services != len(w.Services) || n.Zone != w.NodeLabels[v1.LabelTopologyZone] {
+		return fmt.Errorf("not in force, of %d Services, in zone %q: %+v", len(w.Services), w.NodeLabels[v1.LabelTopologyZone], n)
+	}
+	return nil
+}
+
+// patience is how long a daemon may take until everything is in force. One that has
+// lost its API server for a while asks again after as much as a minute.
+const patience = 90 * time.Second
+
+// await asks until nothing is wrong any more.
+func (d *daemon) await(ctx context.Context, wrong func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, traffic.Scaled(patience))
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := wrong()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("what was written is not in force: %w", err)
+		case <-d.running.done:
+			return errors.New("the daemon has ended by itself")
+		case <-tick.C:
+		}
+	}
+}
+
+// Kill ends the daemon.
+func (d *daemon) Kill() error {
+	if d.running != nil {
+		d.running.end(unix.SIGKILL)
+		d.running = nil
+	}
+	return nil
+}
+
+// Close ends the daemon, too, and its source.
+func (d *daemon) Close() error {
+	return errors.Join(d.Kill(), d.Source.Close(), os.RemoveAll(d.dir))
+}

@@ -1,0 +1,62 @@
+package churn
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strings"
+
+	"sluice/internal/conformance/lab"
+)
+
+// compare compares what the kernel has with the source's objects.
+func (d *daemon) compare(ctx context.Context) error {
+	folder, err := d.Folder(ctx)
+	if err != nil {
+		return err
+	}
+	return Compare(ctx, d.node, d.program, append([]string{"--manifests", folder}, d.flags...)...)
+}
+
+// Compare has what a new daemon with these flags would make be compared with what the
+// kernel has. Chains and elements may be listed twice or not at all while they change.
+func Compare(ctx context.Context, node *lab.Host, program string, flags ...string) (err error) {
+	var text strings.Builder
+	for range 3 {
+		text.Reset()
+		cmd := exec.CommandContext(ctx, program, append([]string{"render", "--diff"}, flags...)...)
+		cmd.Stdout, cmd.Stderr = &text, &text
+		if err = node.Start(cmd); err != nil {
+			return err
+		}
+		if err = cmd.Wait(); err == nil || sameButOrder(text.String()) {
+			return nil
+		}
+	}
+	return fmt.Errorf("the kernel is not as a new daemon would make it: %w\n%s", err, text.String())
+}
+
+// order is what says at which place an endpoint is among those of its Service, in
+// rules of iptables, keys of nftables and entries of maps. A restart puts endpoints in
+// order.
+var order = regexp.MustCompile(` -m statistic --mode random --probability [0-9.]+| \. f[0-9a-f]{3}:[0-9a-f]+| [0-9]+:`)
+
+// sameButOrder reports whether what is there and what is missing is the same, but
+// for its order.
+func sameButOrder(diff string) bool {
+	n := map[string]int{}
+	for line := range strings.Lines(diff) {
+		if rule, ok := strings.CutPrefix(line, "+ "); ok {
+			n[order.ReplaceAllString(rule, "")]++
+		} else if rule, ok := strings.CutPrefix(line, "- "); ok {
+			n[order.ReplaceAllString(rule, "")]--
+		}
+	}
+	for _, left := range n {
+		if left != 0 {
+			return false
+		}
+	}
+	return len(n) > 0
+}
