@@ -73,8 +73,8 @@ func newNode(t *testing.T) *node {
 	network := hns.Network{Name: pods, Type: "L2Bridge"}
 	n := &node{t: t, hns: hnstest.NewFake(hnstest.Full), exe: exe, dir: t.TempDir(), health: free(t), status: free(t)}
 	network.ID = n.hns.SetNetwork(network)
-	pod := hns.Endpoint{Name: "pod", Addrs: []netip.Addr{netip.MustParseAddr(local)}, MAC: "00-15-5d-00-00-05"}
-	if _, err := n.hns.CreateEndpoint(t.Context(), network.ID, pod); err != nil {
+	pod := hns.Endpoint{Network: network.ID, Name: "pod", Addrs: []netip.Addr{netip.MustParseAddr(local)}, MAC: "00-15-5d-00-00-05"}
+	if _, err := n.hns.CreateEndpoint(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
 	n.windows = wine.Start(t, n.hns, pods)

@@ -60,7 +60,8 @@ func (s *server) change(ctx context.Context, q request) (answer, error) {
 		if err := json.Unmarshal([]byte(q.text[0]), &e); err != nil {
 			return answer{}, err
 		}
-		id, err := s.service.CreateEndpoint(ctx, network, e.ours())
+		e.HostComputeNetwork = network
+		id, err := s.service.CreateEndpoint(ctx, e.ours())
 		return s.opened(id, err)
 	case "HcnCreateLoadBalancer", "HcnModifyLoadBalancer":
 		var l loadBalancer
@@ -122,21 +123,12 @@ func (s *server) allNetworks(ctx context.Context) (objects, error) {
 }
 
 func (s *server) allEndpoints(ctx context.Context) (objects, error) {
-	networks, err := s.allNetworks(ctx)
-	if err != nil {
-		return nil, err
-	}
+	list, err := s.service.Endpoints(ctx)
 	all := objects{}
-	for network := range networks {
-		list, err := s.service.Endpoints(ctx, network)
-		if err != nil {
-			return nil, err
-		}
-		for id, e := range list {
-			all[id] = described{map[string]string{"ID": id, "Name": e.Name, "VirtualNetwork": network}, endpointOf(id, network, e)}
-		}
+	for id, e := range list {
+		all[id] = described{map[string]string{"ID": id, "Name": e.Name, "VirtualNetwork": e.Network}, endpointOf(id, e)}
 	}
-	return all, nil
+	return all, err
 }
 
 func (s *server) allLoadBalancers(ctx context.Context) (objects, error) {

@@ -67,7 +67,7 @@ func networkOf(n hns.Network) network {
 	theirs := network{ID: strings.ToUpper(n.ID), Name: n.Name, Type: n.Type, SchemaVersion: version{2, 0}}
 	for _, r := range n.Remote {
 		theirs.Policies = append(theirs.Policies, policy{"RemoteSubnetRoute", map[string]any{
-			"DestinationPrefix": r.Prefix, "IsolationId": 4096, "ProviderAddress": r.Provider, "DistributedRouterMacAddress": r.MAC,
+			"DestinationPrefix": r.Prefix, "IsolationId": 4096, "ProviderAddress": r.Provider, "DistributedRouterMacAddress": "00-15-5D-00-00-02",
 		}})
 	}
 	return theirs
@@ -75,8 +75,8 @@ func networkOf(n hns.Network) network {
 
 const remoteFlag = 1
 
-func endpointOf(id, network string, e hns.Endpoint) endpoint {
-	theirs := endpoint{ID: strings.ToUpper(id), Name: e.Name, HostComputeNetwork: network, MacAddress: e.MAC, SchemaVersion: version{2, 0}}
+func endpointOf(id string, e hns.Endpoint) endpoint {
+	theirs := endpoint{ID: strings.ToUpper(id), Name: e.Name, HostComputeNetwork: e.Network, MacAddress: e.MAC, SchemaVersion: version{2, 0}}
 	for _, a := range e.Addrs {
 		theirs.IpConfigurations = append(theirs.IpConfigurations, struct{ IpAddress string }{a.String()})
 	}
@@ -90,7 +90,7 @@ func endpointOf(id, network string, e hns.Endpoint) endpoint {
 }
 
 func (e endpoint) ours() hns.Endpoint {
-	ours := hns.Endpoint{Name: e.Name, MAC: e.MacAddress, Remote: e.Flags&remoteFlag != 0}
+	ours := hns.Endpoint{Network: strings.ToLower(e.HostComputeNetwork), Name: e.Name, MAC: e.MacAddress, Remote: e.Flags&remoteFlag != 0}
 	for _, c := range e.IpConfigurations {
 		if a, err := netip.ParseAddr(c.IpAddress); err == nil {
 			ours.Addrs = append(ours.Addrs, a)

@@ -21,8 +21,8 @@ type inventory struct {
 	macs      map[netip.Addr]string       // of this node's links, by their addresses; on an overlay network only
 	endpoints map[netip.Addr]endpoint     // of the network
 	addrs     map[string][]netip.Addr     // theirs, by ID
-	balancers map[id]balancer             // ours
-	others    map[id]balancer             // that are not
+	elsewhere map[string]bool             // endpoints of other networks
+	balancers map[id]balancer             // ours, and those that others use
 	strays    []string                    // endpoints of ours that cannot be used
 	root      string                      // the endpoint where health checks are answered
 }
@@ -36,7 +36,9 @@ type endpoint struct {
 type balancer struct {
 	id string
 	hns.LoadBalancer
-	to []netip.Addr // its endpoints; invalid: one that is gone
+	ours bool
+	used bool         // an endpoint of it is there, on whatever network
+	to   []netip.Addr // its endpoints; invalid: one that is gone
 }
 
 func (i *inventory) overlay() bool { return strings.EqualFold(i.network.Type, "Overlay") }
@@ -75,18 +77,13 @@ func (d *Dataplane) read(ctx context.Context) error {
 	}
 	known := map[string]bool{}
 	for _, b := range d.has.balancers {
-		known[b.id] = true
+		known[b.id] = b.ours
 	}
 	d.has = inventory{}
 	d.has.setNetwork(n)
 	if d.has.overlay() {
 		if d.has.macs, err = d.links(); err != nil {
 			return fmt.Errorf("list this node's links: %w", err)
-		}
-	}
-	if d.options.ForwardHealthCheckVIP {
-		if d.has.root, _, err = d.service.Endpoint(ctx, d.options.RootEndpoint); err != nil && !errors.Is(err, hns.ErrNotFound) {
-			return err
 		}
 	}
 	if err := d.readEndpoints(ctx); err != nil {
@@ -99,7 +96,7 @@ func (d *Dataplane) read(ctx context.Context) error {
 
 func (d *Dataplane) readEndpoints(ctx context.Context) error {
 	d.listed = true
-	all, err := d.service.Endpoints(ctx, d.has.network.ID)
+	all, err := d.service.Endpoints(ctx)
 	if err == nil {
 		d.sortEndpoints(all)
 	}
@@ -120,9 +117,18 @@ func (d *Dataplane) findNetwork(ctx context.Context) (hns.Network, error) {
 // sortEndpoints notes the endpoints of the network. Versions of Windows leave a
 // remote endpoint beside the one of a pod that has its address now.
 func (d *Dataplane) sortEndpoints(all map[string]hns.Endpoint) {
-	d.has.endpoints, d.has.addrs, d.has.strays = map[netip.Addr]endpoint{}, map[string][]netip.Addr{}, nil
+	d.has.endpoints, d.has.addrs, d.has.elsewhere = map[netip.Addr]endpoint{}, map[string][]netip.Addr{}, map[string]bool{}
+	d.has.strays, d.has.root = nil, ""
 	pods := map[netip.Addr]bool{}
-	for _, e := range all {
+	for x, e := range all {
+		if d.options.ForwardHealthCheckVIP && e.Name == d.options.RootEndpoint {
+			d.has.root = x
+		}
+		if e.Network != d.has.network.ID {
+			d.has.elsewhere[x] = true
+			delete(all, x)
+			continue
+		}
 		for _, a := range e.Addrs {
 			pods[a] = pods[a] || !e.Remote
 		}
@@ -168,25 +174,25 @@ func (d *Dataplane) elsewhere(e hns.Endpoint) bool {
 // network of the pods, or where health checks are answered, and those that are
 // known from before.
 func (d *Dataplane) sortBalancers(all map[string]hns.LoadBalancer, known map[string]bool) {
-	d.has.balancers, d.has.others = map[id]balancer{}, map[id]balancer{}
+	d.has.balancers = map[id]balancer{}
 	for x, l := range all {
+		if l.Protocol == 0 {
+			continue
+		}
 		at := id{addr: l.VIP, protocol: proxy.Protocol(l.Protocol), port: l.ExternalPort}
 		if l.Family6 {
 			at.family = proxy.IPv6
 		}
-		b, ours := balancer{id: x, LoadBalancer: l}, known[x]
+		b := balancer{id: x, LoadBalancer: l, ours: known[x]}
 		slices.Sort(b.Endpoints)
 		for _, e := range l.Endpoints {
 			at.check = d.has.root != "" && e == d.has.root
-			ours = ours || at.check || d.has.addrs[e] != nil
+			b.ours = b.ours || at.check || d.has.addrs[e] != nil
+			b.used = b.used || d.has.elsewhere[e]
 			b.to = append(b.to, ofFamily(d.has.addrs[e], at.family))
 		}
 		slices.SortFunc(b.to, netip.Addr.Compare)
-		if ours {
-			d.has.balancers[at] = b
-		} else {
-			d.has.others[at] = b
-		}
+		d.has.balancers[at] = b
 	}
 }
 
@@ -207,6 +213,9 @@ func (d *Dataplane) list(_ context.Context, _ *proxy.State, have func(id, value)
 		}
 	}
 	for x, b := range d.has.balancers {
+		if !b.ours {
+			continue
+		}
 		v := value{to: b.to, port: b.InternalPort, source: b.SourceVIP, flags: b.Flags}
 		if x.check {
 			v.to = nil

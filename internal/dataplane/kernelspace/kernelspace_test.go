@@ -170,7 +170,7 @@ var checked = mode.Kernelspace{Network: "pods", RootEndpoint: "cbr0", ForwardHea
 func newChecked(t *testing.T, network hns.Network) *node {
 	n := newNode(hnstest.Full, network, checked)
 	at := n.fake.SetNetwork(hns.Network{Name: "host", Type: "L2Bridge"})
-	if _, err := n.fake.CreateEndpoint(t.Context(), at, hns.Endpoint{Name: "cbr0", Addrs: []netip.Addr{host}}); err != nil {
+	if _, err := n.fake.CreateEndpoint(t.Context(), hns.Endpoint{Network: at, Name: "cbr0", Addrs: []netip.Addr{host}}); err != nil {
 		t.Fatal(err)
 	}
 	return n
@@ -189,7 +189,7 @@ func TestRestart(t *testing.T) {
 			}
 			n.Dataplane = n.open(n.options)
 			n.Sync(t.Context(), lively())
-			n.wantCalls(t, "a restart", hnstest.Count{"Features": 1, "Network": 1, "Endpoints": 1, "LoadBalancers": 1, "Endpoint": 1})
+			n.wantCalls(t, "a restart", hnstest.Count{"Features": 1, "Network": 1, "Endpoints": 1, "LoadBalancers": 1})
 		})
 	}
 }
@@ -403,7 +403,8 @@ func TestNetworkIsReplaced(t *testing.T) {
 func (n *node) foreign(t *testing.T) (theirs []string, leftovers int) {
 	t.Helper()
 	make := func(network string, e hns.Endpoint) string {
-		x, err := n.fake.CreateEndpoint(t.Context(), network, e)
+		e.Network = network
+		x, err := n.fake.CreateEndpoint(t.Context(), e)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -469,11 +470,24 @@ func TestForeignObjects(t *testing.T) {
 	}
 }
 
+// TestOrphans has load balancers whose endpoints all went while no daemon ran, with
+// the network: who made them does not show, nobody uses them, and they are taken over.
+func TestOrphans(t *testing.T) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	s := stateOf(with(service(1, "10.1.0.1:80", "10.0.0.1:80"), 1))
+	n.sync(t, s)
+	n.fake.RemoveNetwork(n.network)
+	n.network, n.pods = n.fake.SetNetwork(bridge), map[netip.Addr]string{}
+	n.Dataplane = n.open(n.options)
+	n.sync(t, s)
+	n.wantFresh(t, s)
+}
+
 // TestTakeover has a Service's frontends as kube-proxy made them: nothing is written.
 func TestTakeover(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	ctx := t.Context()
-	x, err := n.fake.CreateEndpoint(ctx, n.network, hns.Endpoint{Name: "Ethernet", Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}, MAC: "02-11-0A-01-00-01", Remote: true})
+	x, err := n.fake.CreateEndpoint(ctx, hns.Endpoint{Network: n.network, Name: "Ethernet", Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}, MAC: "02-11-0A-01-00-01", Remote: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -541,8 +555,8 @@ type twice struct {
 	deleted bool
 }
 
-func (x *twice) Endpoints(ctx context.Context, network string) (map[string]hns.Endpoint, error) {
-	all, err := x.Fake.Endpoints(ctx, network)
+func (x *twice) Endpoints(ctx context.Context) (map[string]hns.Endpoint, error) {
+	all, err := x.Fake.Endpoints(ctx)
 	if !x.deleted {
 		all["beside"] = x.beside
 	}
@@ -560,7 +574,7 @@ func (x *twice) DeleteEndpoint(ctx context.Context, id string) error {
 // TestRemoteBesidePod uses the pod's endpoint, and removes the other.
 func TestRemoteBesidePod(t *testing.T) {
 	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.0.0.1")
-	x := &twice{Fake: n.fake, beside: hns.Endpoint{Addrs: []netip.Addr{pod}, MAC: macOf(pod), Remote: true}}
+	x := &twice{Fake: n.fake, beside: hns.Endpoint{Network: n.network, Addrs: []netip.Addr{pod}, MAC: macOf(pod), Remote: true}}
 	n.service = x
 	n.sync(t, stateOf(service(1, "10.0.0.1:80")))
 	if n.has.endpoints[pod].id != n.pods[pod] || !x.deleted {

@@ -102,6 +102,9 @@ func (d *Dataplane) Cleanup(ctx context.Context) (removed []string, err error) {
 		}
 	}
 	for x, b := range d.has.balancers {
+		if !b.ours {
+			continue
+		}
 		remove(x.String(), d.service.DeleteLoadBalancer(ctx, b.id))
 	}
 	for a, e := range d.has.endpoints {

@@ -36,8 +36,8 @@ var (
 
 	bridge  = hns.Network{Name: "pods", Type: "L2Bridge"}
 	overlay = hns.Network{Name: "pods", Type: "Overlay", Remote: []hns.RemoteSubnet{
-		{Prefix: netip.MustParsePrefix("10.1.0.0/16"), Provider: netip.MustParseAddr("192.168.0.3"), MAC: "00-15-5d-00-00-03"},
-		{Prefix: netip.MustParsePrefix("10.2.0.0/16"), Provider: netip.MustParseAddr("192.168.0.4"), MAC: "00-15-5d-00-00-04"},
+		{Prefix: netip.MustParsePrefix("10.1.0.0/16"), Provider: netip.MustParseAddr("192.168.0.3")},
+		{Prefix: netip.MustParsePrefix("10.2.0.0/16"), Provider: netip.MustParseAddr("192.168.0.4")},
 	}}
 )
 
@@ -96,7 +96,7 @@ func (n *node) runPods(ctx context.Context, s *proxy.State, rows []proxy.PortKey
 }
 
 func (n *node) runPod(ctx context.Context, a netip.Addr) string {
-	x, err := n.fake.CreateEndpoint(ctx, n.network, hns.Endpoint{Name: "pod " + a.String(), Addrs: []netip.Addr{a}, MAC: "00-15-5d-01-02-03"})
+	x, err := n.fake.CreateEndpoint(ctx, hns.Endpoint{Network: n.network, Name: "pod " + a.String(), Addrs: []netip.Addr{a}, MAC: "00-15-5d-01-02-03"})
 	if err != nil {
 		panic(err) // the test's own doing
 	}
@@ -121,7 +121,7 @@ func (n *node) decide(p proxy.Packet) (decision, error) {
 	if err != nil {
 		return decision{}, err
 	}
-	endpoints, err := n.fake.Endpoints(context.Background(), n.network)
+	endpoints, err := n.fake.Endpoints(context.Background())
 	if err != nil {
 		return decision{}, err
 	}

@@ -98,8 +98,6 @@ func (x id) text(v value) string {
 	}
 	add(x.check, "this node")
 	add(v.source.IsValid(), "from %v", v.source)
-	for i, name := range []string{"DSR", "ILB", "LocalRoutedVIP", "UseMux", "PreserveDIP", "ExternalVIP", "ByClient"} {
-		add(v.flags&(1<<i) != 0, "%s", name)
-	}
+	add(v.flags != 0, "%v", v.flags)
 	return strings.Join(words, " ")
 }

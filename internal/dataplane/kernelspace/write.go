@@ -155,7 +155,7 @@ func (d *Dataplane) addEndpoint(ctx context.Context, a netip.Addr, v value) erro
 	if _, ok := d.has.endpoints[a]; ok {
 		return nil
 	}
-	x, err := d.service.CreateEndpoint(ctx, d.has.network.ID, hns.Endpoint{Addrs: []netip.Addr{a}, MAC: v.mac, Remote: true, Provider: v.provider})
+	x, err := d.service.CreateEndpoint(ctx, hns.Endpoint{Network: d.has.network.ID, Addrs: []netip.Addr{a}, MAC: v.mac, Remote: true, Provider: v.provider})
 	if err != nil {
 		return err
 	}
@@ -180,11 +180,8 @@ func (d *Dataplane) dropEndpoint(ctx context.Context, a netip.Addr) error {
 func (d *Dataplane) setBalancer(ctx context.Context, x id, v value) error {
 	l, missing := d.load(x, v)
 	had, there := d.has.balancers[x]
-	if other, ok := d.has.others[x]; ok && !there {
-		if (v.flags&hns.ExternalVIP != 0 || x.check) && len(other.Endpoints) > 0 {
-			return fmt.Errorf("%v is another program's: delete it (HNS ID %s), or change the Service", x, other.id)
-		}
-		had, there = other, true // ClusterIPs are nobody else's.
+	if !had.ours && had.used && (v.flags&hns.ExternalVIP != 0 || x.check) { // ClusterIPs are nobody else's.
+		return fmt.Errorf("%v is another program's: delete it (HNS ID %s), or change the Service", x, had.id)
 	}
 	if len(l.Endpoints) == 0 {
 		return cmp.Or(d.dropBalancer(ctx, x), missing)
@@ -196,8 +193,7 @@ func (d *Dataplane) setBalancer(ctx context.Context, x id, v value) error {
 	if err != nil {
 		return err
 	}
-	delete(d.has.others, x)
-	d.has.balancers[x] = balancer{id: now, LoadBalancer: l}
+	d.has.balancers[x] = balancer{id: now, LoadBalancer: l, ours: true}
 	return missing
 }
 
@@ -247,14 +243,13 @@ func (d *Dataplane) change(ctx context.Context, x id, had balancer, l hns.LoadBa
 			return "", err
 		}
 		delete(d.has.balancers, x)
-		delete(d.has.others, x)
 	}
 	return d.service.CreateLoadBalancer(ctx, l)
 }
 
 func (d *Dataplane) dropBalancer(ctx context.Context, x id) error {
-	b, ok := d.has.balancers[x]
-	if !ok {
+	b := d.has.balancers[x]
+	if !b.ours {
 		return nil
 	}
 	if err := d.service.DeleteLoadBalancer(ctx, b.id); err != nil && !errors.Is(err, hns.ErrNotFound) {
@@ -280,7 +275,7 @@ func (d *Dataplane) ensureSource(ctx context.Context) error {
 	if v.mac == "" {
 		return fmt.Errorf("the address of this node (%v) is not known, or no link has it: an overlay network needs both", v.provider)
 	}
-	x, err := d.service.CreateEndpoint(ctx, d.has.network.ID, hns.Endpoint{Addrs: []netip.Addr{a}, MAC: v.mac})
+	x, err := d.service.CreateEndpoint(ctx, hns.Endpoint{Network: d.has.network.ID, Addrs: []netip.Addr{a}, MAC: v.mac})
 	if err != nil {
 		return fmt.Errorf("create the endpoint of source VIP %v: %w", a, err)
 	}

@@ -36,13 +36,13 @@ func networkOf(n *hcn.HostComputeNetwork) (Network, error) {
 		if err = errors.Join(err, err2, err3); err != nil {
 			return Network{}, fmt.Errorf("network %s: remote subnet %s: %w", n.Name, p.Settings, err)
 		}
-		ours.Remote = append(ours.Remote, RemoteSubnet{Prefix: prefix, Provider: provider, MAC: s.DistributedRouterMacAddress})
+		ours.Remote = append(ours.Remote, RemoteSubnet{Prefix: prefix, Provider: provider})
 	}
 	return ours, nil
 }
 
 func endpointOf(e *hcn.HostComputeEndpoint) (string, Endpoint) {
-	ours := Endpoint{Name: e.Name, MAC: e.MacAddress, Remote: e.Flags&hcn.EndpointFlagsRemoteEndpoint != 0}
+	ours := Endpoint{Network: idOf(e.HostComputeNetwork), Name: e.Name, MAC: e.MacAddress, Remote: e.Flags&hcn.EndpointFlagsRemoteEndpoint != 0}
 	for _, c := range e.IpConfigurations {
 		if a, err := netip.ParseAddr(c.IpAddress); err == nil {
 			ours.Addrs = append(ours.Addrs, a)
@@ -58,7 +58,7 @@ func endpointOf(e *hcn.HostComputeEndpoint) (string, Endpoint) {
 }
 
 func hcnEndpointOf(e Endpoint) *hcn.HostComputeEndpoint {
-	theirs := &hcn.HostComputeEndpoint{Name: e.Name, MacAddress: e.MAC, SchemaVersion: version2}
+	theirs := &hcn.HostComputeEndpoint{HostComputeNetwork: e.Network, Name: e.Name, MacAddress: e.MAC, SchemaVersion: version2}
 	for _, a := range e.Addrs {
 		theirs.IpConfigurations = append(theirs.IpConfigurations, hcn.IpConfig{IpAddress: a.String()})
 	}

@@ -63,27 +63,15 @@ func (Service) Network(ctx context.Context, name string) (Network, error) {
 	return networkOf(n)
 }
 
-// Endpoints lists those of a network.
-func (Service) Endpoints(ctx context.Context, network string) (map[string]Endpoint, error) {
-	return list(ctx, "list endpoints of network "+network, endpointOf, func() ([]hcn.HostComputeEndpoint, error) {
-		return hcn.ListEndpointsOfNetwork(network)
-	})
-}
-
-// Endpoint finds an endpoint by name.
-func (Service) Endpoint(ctx context.Context, name string) (string, Endpoint, error) {
-	e, err := ask(ctx, "find endpoint "+name, func() (*hcn.HostComputeEndpoint, error) { return hcn.GetEndpointByName(name) })
-	if err != nil {
-		return "", Endpoint{}, err
-	}
-	id, ours := endpointOf(e)
-	return id, ours, nil
+// Endpoints lists them.
+func (Service) Endpoints(ctx context.Context) (map[string]Endpoint, error) {
+	return list(ctx, "list endpoints", endpointOf, hcn.ListEndpoints)
 }
 
 // CreateEndpoint adds an endpoint.
-func (Service) CreateEndpoint(ctx context.Context, network string, e Endpoint) (string, error) {
-	return ask(ctx, fmt.Sprintf("create endpoint %v on network %s", e.Addrs, network), func() (string, error) {
-		created, err := (&hcn.HostComputeNetwork{Id: network}).CreateEndpoint(hcnEndpointOf(e))
+func (Service) CreateEndpoint(ctx context.Context, e Endpoint) (string, error) {
+	return ask(ctx, fmt.Sprintf("create endpoint %v on network %s", e.Addrs, e.Network), func() (string, error) {
+		created, err := hcnEndpointOf(e).Create()
 		if err != nil {
 			return "", err
 		}

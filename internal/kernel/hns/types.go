@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 )
 
 // Interface is the Host Networking Service of a node. Its methods are called by
@@ -15,15 +16,12 @@ type Interface interface {
 	// Network returns the network of a name, or ErrNotFound.
 	Network(ctx context.Context, name string) (Network, error)
 
-	// Endpoints returns the endpoints of the network of an ID, by ID.
-	Endpoints(ctx context.Context, network string) (map[string]Endpoint, error)
+	// Endpoints returns the endpoints of all networks, by ID.
+	Endpoints(ctx context.Context) (map[string]Endpoint, error)
 
-	// Endpoint returns the endpoint of a name, on whatever network, or ErrNotFound.
-	Endpoint(ctx context.Context, name string) (id string, e Endpoint, err error)
-
-	// CreateEndpoint adds an endpoint to the network of an ID and returns its own;
-	// ErrNotFound if the network is gone, ErrExists if another has its address.
-	CreateEndpoint(ctx context.Context, network string, e Endpoint) (id string, err error)
+	// CreateEndpoint adds an endpoint and returns its ID; ErrNotFound if its network
+	// is gone, ErrExists if another endpoint there has its address.
+	CreateEndpoint(ctx context.Context, e Endpoint) (id string, err error)
 
 	// DeleteEndpoint removes an endpoint, or returns ErrNotFound. Load balancers
 	// that have it keep its ID.
@@ -72,12 +70,12 @@ type Network struct {
 type RemoteSubnet struct {
 	Prefix   netip.Prefix
 	Provider netip.Addr // the node's address below the overlay
-	MAC      string     // of its distributed router
 }
 
 // Endpoint is something with addresses on a network: a pod here, or one elsewhere
 // that a load balancer sends connections to.
 type Endpoint struct {
+	Network  string // its ID
 	Name     string
 	Addrs    []netip.Addr
 	MAC      string
@@ -110,3 +108,16 @@ const (
 	ExternalVIP                      // the VIP is not the cluster's own
 	ByClient                         // a client keeps its endpoint
 )
+
+var flagNames = []string{"DSR", "ILB", "LocalRoutedVIP", "UseMux", "PreserveDIP", "ExternalVIP", "ByClient"}
+
+// String names the flags that are set.
+func (f Flags) String() string {
+	var set []string
+	for i, name := range flagNames {
+		if f&(1<<i) != 0 {
+			set = append(set, name)
+		}
+	}
+	return strings.Join(set, " ")
+}

@@ -58,7 +58,9 @@ func (d *deleting) prepare(t *testing.T, network string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod, err := d.CreateEndpoint(t.Context(), n.ID, remote("10.1.2.3"))
+	e := remote("10.1.2.3")
+	e.Network = n.ID
+	pod, err := d.CreateEndpoint(t.Context(), e)
 	for _, vip := range []string{"10.96.0.10", "10.96.0.11", "10.96.0.12"} {
 		_, err2 := d.CreateLoadBalancer(t.Context(), tcp(vip, pod))
 		err = errors.Join(err, err2)

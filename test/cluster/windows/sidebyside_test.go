@@ -112,8 +112,8 @@ func plugIn(t *testing.T, service *hnstest.Fake, network string) {
 		t.Fatal(err)
 	}
 	for i, addr := range []string{"10.244.1.10", "10.244.1.11", "fd00:244:1::10"} {
-		e := hns.Endpoint{Name: fmt.Sprint("pod-", i), Addrs: []netip.Addr{netip.MustParseAddr(addr)}, MAC: fmt.Sprintf("0E-2A-0A-F4-01-%02X", 10+i)}
-		if _, err := service.CreateEndpoint(t.Context(), n.ID, e); err != nil {
+		e := hns.Endpoint{Network: n.ID, Name: fmt.Sprint("pod-", i), Addrs: []netip.Addr{netip.MustParseAddr(addr)}, MAC: fmt.Sprintf("0E-2A-0A-F4-01-%02X", 10+i)}
+		if _, err := service.CreateEndpoint(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -209,7 +209,7 @@ var networks = []struct {
 var (
 	bridge  = hns.Network{Name: "pods", Type: "L2Bridge"}
 	overlay = hns.Network{Name: "pods", Type: "Overlay", Remote: []hns.RemoteSubnet{{
-		Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: netip.MustParseAddr("192.168.0.3"), MAC: "00-15-5D-00-00-03",
+		Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: netip.MustParseAddr("192.168.0.3"),
 	}}}
 )
 

@@ -19,25 +19,18 @@ func describeEndpoint(e hns.Endpoint) string {
 	return strings.TrimSpace(fmt.Sprintf("endpoint %s %v %s %s", where, e.Addrs, e.MAC, orNone("on ", e.Provider)))
 }
 
-var flagNames = []string{"DSR", "ILB", "LocalRoutedVIP", "UseMux", "PreserveDIP", "ExternalVIP", "ByClient"}
-
 // describeLoadBalancer puts one in words, with the addresses of its endpoints.
 func (f *Fake) describeLoadBalancer(l hns.LoadBalancer) string {
-	var to, flags []string
+	var to []string
 	for _, id := range l.Endpoints {
 		to = append(to, cmp.Or(strings.Trim(fmt.Sprint(f.endpoints[id].Addrs), "[]"), "gone"))
 	}
 	slices.Sort(to)
-	for i, name := range flagNames {
-		if l.Flags&(1<<i) != 0 {
-			flags = append(flags, name)
-		}
-	}
 	at := netip.AddrPortFrom(l.VIP, l.ExternalPort).String()
 	if !l.VIP.IsValid() {
 		at = fmt.Sprintf("node port %d (IPv6: %t)", l.ExternalPort, l.Family6)
 	}
-	return fmt.Sprintf("load balancer %s protocol %d to %v port %d%s %v", at, l.Protocol, to, l.InternalPort, orNone(" from ", l.SourceVIP), flags)
+	return fmt.Sprintf("load balancer %s protocol %d to %v port %d%s [%v]", at, l.Protocol, to, l.InternalPort, orNone(" from ", l.SourceVIP), l.Flags)
 }
 
 func orNone(before string, a netip.Addr) string {

@@ -18,7 +18,7 @@ type Fake struct {
 	mu        sync.Mutex
 	features  hns.Features
 	networks  map[string]hns.Network
-	endpoints map[string]endpoint
+	endpoints map[string]hns.Endpoint
 	balancers map[string]hns.LoadBalancer
 	taken     map[frontend]string            // load balancers by frontend
 	at        map[netip.Addr]map[string]bool // endpoints by address
@@ -27,11 +27,6 @@ type Fake struct {
 	lastID    int
 	count     Count
 	done      []string
-}
-
-type endpoint struct {
-	hns.Endpoint
-	network string // its ID
 }
 
 // Count is how often each method of a Fake was called, by name.
@@ -52,7 +47,7 @@ var _ hns.Interface = (*Fake)(nil)
 // NewFake returns a service that can do some things and has some networks.
 func NewFake(features hns.Features, networks ...hns.Network) *Fake {
 	f := &Fake{
-		features: features, networks: map[string]hns.Network{}, endpoints: map[string]endpoint{},
+		features: features, networks: map[string]hns.Network{}, endpoints: map[string]hns.Endpoint{},
 		balancers: map[string]hns.LoadBalancer{}, taken: map[frontend]string{}, at: map[netip.Addr]map[string]bool{}, refuse: map[netip.Addr]error{}, count: Count{},
 	}
 	for _, n := range networks {
@@ -79,7 +74,7 @@ func (f *Fake) RemoveNetwork(id string) {
 	defer f.mu.Unlock()
 	delete(f.networks, id)
 	for x, e := range f.endpoints {
-		if e.network == id {
+		if e.Network == id {
 			f.forget(x)
 		}
 	}
@@ -124,7 +119,7 @@ func (f *Fake) State() []string {
 	defer f.mu.Unlock()
 	var all []string
 	for _, e := range f.endpoints {
-		all = append(all, describeEndpoint(e.Endpoint))
+		all = append(all, describeEndpoint(e))
 	}
 	for _, l := range f.balancers {
 		all = append(all, f.describeLoadBalancer(l))
@@ -177,8 +172,8 @@ func (f *Fake) Network(ctx context.Context, name string) (hns.Network, error) {
 	return hns.Network{}, fmt.Errorf("network %s: %w", name, hns.ErrNotFound)
 }
 
-// Endpoints lists those of a network; an unknown one has none.
-func (f *Fake) Endpoints(ctx context.Context, network string) (map[string]hns.Endpoint, error) {
+// Endpoints lists them.
+func (f *Fake) Endpoints(ctx context.Context) (map[string]hns.Endpoint, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.called(ctx, "Endpoints"); err != nil {
@@ -186,38 +181,21 @@ func (f *Fake) Endpoints(ctx context.Context, network string) (map[string]hns.En
 	}
 	all := map[string]hns.Endpoint{}
 	for id, e := range f.endpoints {
-		if e.network == network {
-			all[id] = clone(e.Endpoint)
-		}
+		all[id] = clone(e)
 	}
 	return all, nil
 }
 
-// Endpoint finds an endpoint by name.
-func (f *Fake) Endpoint(ctx context.Context, name string) (string, hns.Endpoint, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err := f.called(ctx, "Endpoint"); err != nil {
-		return "", hns.Endpoint{}, err
-	}
-	for id, e := range f.endpoints {
-		if e.Name == name {
-			return id, clone(e.Endpoint), nil
-		}
-	}
-	return "", hns.Endpoint{}, fmt.Errorf("endpoint %s: %w", name, hns.ErrNotFound)
-}
-
 // CreateEndpoint adds an endpoint.
-func (f *Fake) CreateEndpoint(ctx context.Context, network string, e hns.Endpoint) (string, error) {
+func (f *Fake) CreateEndpoint(ctx context.Context, e hns.Endpoint) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.done = append(f.done, "create "+describeEndpoint(e))
-	if err := cmp.Or(f.called(ctx, "CreateEndpoint"), f.refused(e.Addrs...), f.checkEndpoint(network, e)); err != nil {
+	if err := cmp.Or(f.called(ctx, "CreateEndpoint"), f.refused(e.Addrs...), f.checkEndpoint(e)); err != nil {
 		return "", fmt.Errorf("create %s: %w", describeEndpoint(e), err)
 	}
 	id := f.newID()
-	f.endpoints[id] = endpoint{clone(e), network}
+	f.endpoints[id] = clone(e)
 	for _, a := range e.Addrs {
 		if f.at[a] == nil {
 			f.at[a] = map[string]bool{}
@@ -227,16 +205,16 @@ func (f *Fake) CreateEndpoint(ctx context.Context, network string, e hns.Endpoin
 	return id, nil
 }
 
-func (f *Fake) checkEndpoint(network string, e hns.Endpoint) error {
-	if _, ok := f.networks[network]; !ok {
-		return fmt.Errorf("network %s: %w", network, hns.ErrNotFound)
+func (f *Fake) checkEndpoint(e hns.Endpoint) error {
+	if _, ok := f.networks[e.Network]; !ok {
+		return fmt.Errorf("network %s: %w", e.Network, hns.ErrNotFound)
 	}
 	if len(e.Addrs) == 0 {
 		return ErrInvalid
 	}
 	for _, a := range e.Addrs {
 		for other := range f.at[a] {
-			if f.endpoints[other].network == network {
+			if f.endpoints[other].Network == e.Network {
 				return hns.ErrExists
 			}
 		}
@@ -249,7 +227,7 @@ func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	e, ok := f.endpoints[id]
-	f.done = append(f.done, "delete "+describeEndpoint(e.Endpoint))
+	f.done = append(f.done, "delete "+describeEndpoint(e))
 	if err := cmp.Or(f.called(ctx, "DeleteEndpoint"), f.refused(e.Addrs...), found(ok)); err != nil {
 		return fmt.Errorf("delete endpoint %s: %w", id, err)
 	}

@@ -14,8 +14,8 @@ import (
 func TestRefusals(t *testing.T) {
 	ctx, own := t.Context(), errors.New("the test's own")
 	f := hnstest.NewFake(hns.Features{}, hns.Network{ID: "net", Name: "pods"})
-	pod := hns.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}}
-	id, err := f.CreateEndpoint(ctx, "net", pod)
+	pod := hns.Endpoint{Network: "net", Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}}
+	id, err := f.CreateEndpoint(ctx, pod)
 	if err != nil {
 		t.Fatal(err)
 	}
