@@ -55,6 +55,7 @@ type Dataplane struct {
 	lastID   uint32
 	left     map[proxy.PortKey]bool // rows that are left to the rules, as in force
 	leave    map[proxy.PortKey]bool // and as is to be
+	there    entries                // in the maps
 	writes   int                    // entries of rows that were written
 	reads    int                    // and that were read one by one
 	addrs    map[addrKey]uint32     // the node's, with their flags, as written
@@ -167,30 +168,13 @@ func (d *Dataplane) syncSockets(ctx context.Context, want *proxy.State) error {
 	if err := d.forgetSpaces(); err != nil {
 		return err
 	}
+	d.differ.Forget() // All rows need room, those that have some, too.
+	d.reserve(ctx, want, slices.Collect(maps.Keys(want.Rows)), entries{})
 	refused, err := d.differ.Sync(ctx, want)
 	if err == nil {
-		err = d.leaveRows(ctx, want, refused)
+		err = d.retryRows(ctx, want, refused)
 	}
-	return err
-}
-
-// leaveRows leaves the rows to the rules that the maps have no room for.
-func (d *Dataplane) leaveRows(ctx context.Context, want *proxy.State, refused proxy.Refused) error {
-	if len(refused) == 0 {
-		return nil
-	}
-	klog.FromContext(ctx).Error(errFull, "The rules serve some Services alone", "rows", len(refused))
-	for key := range refused {
-		d.leave[key] = true
-	}
-	again, err := d.differ.Apply(ctx, want, &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys)})
-	for key := range refused {
-		d.left[key] = true
-	}
-	d.rowsLeft.Store(int32(len(d.left)))
-	if err == nil && len(again) > 0 {
-		err = errFull
-	}
+	d.settleLeft(slices.Collect(maps.Keys(d.leave)))
 	return err
 }
 
@@ -270,18 +254,14 @@ func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed
 			delete(d.leave, key)
 		}
 	}
+	d.reserve(ctx, want, changed.Rows, d.there)
 	refused, err := d.differ.Apply(ctx, want, changed)
 	if err == nil {
-		err = d.leaveRows(ctx, want, refused)
+		err = d.retryRows(ctx, want, refused)
 	}
-	for _, key := range changed.Rows {
-		if !d.leave[key] {
-			delete(d.left, key)
-			d.rowsLeft.Store(int32(len(d.left)))
-		}
-		if key.Protocol == proxy.UDP {
-			notify(d.look)
-		}
+	d.settleLeft(changed.Rows)
+	if slices.ContainsFunc(changed.Rows, func(k proxy.PortKey) bool { return k.Protocol == proxy.UDP }) {
+		notify(d.look)
 	}
 	return err
 }

@@ -68,13 +68,20 @@ func rank(c *change) int {
 // list gives what the maps have, and finds out which row is which.
 func (d *Dataplane) list(_ context.Context, want *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
 	rows := map[frontendKey]uint32{}
+	d.there = entries{}
 	err = errors.Join(
 		each(d.kernel.Services, func(k frontendKey, v serviceValue) {
 			rows[k] = binary.NativeEndian.Uint32(v[:])
 			have(entry(services, k[:], v[:]))
 		}),
-		each(d.kernel.Endpoints, func(k slotKey, v endpoint) { have(entry(endpoints, k[:], v[:])) }),
-		each(d.kernel.Members, func(k memberKey, _ memberValue) { have(entry(members, k[:], nil)) }))
+		each(d.kernel.Endpoints, func(k slotKey, v endpoint) {
+			d.there.endpoints++
+			have(entry(endpoints, k[:], v[:]))
+		}),
+		each(d.kernel.Members, func(k memberKey, _ memberValue) {
+			d.there.members++
+			have(entry(members, k[:], nil))
+		}))
 	if err != nil {
 		return nil, false, fmt.Errorf("list maps: %w", err)
 	}
@@ -132,7 +139,7 @@ func (d *Dataplane) write(_ context.Context, some []*change) error {
 			if err := d.undo(some[:from+n]); err != nil {
 				return fmt.Errorf("%w: write maps: %w", proxy.ErrNeedSync, err)
 			}
-			return &differ.Refusal[id, value]{Failures: []differ.Failure[id, value]{{Change: some[from+n], Err: errFull}}}
+			return noRoom(some[from+n : to])
 		case errors.Is(err, unix.E2BIG):
 			return errFull
 		case err != nil:
@@ -140,6 +147,18 @@ func (d *Dataplane) write(_ context.Context, some []*change) error {
 		}
 	}
 	return nil
+}
+
+// noRoom refuses all that would be added. One row less does not make room for the
+// next, and to try them one by one would take as many passes over all.
+func noRoom(some []*change) error {
+	refused := &differ.Refusal[id, value]{}
+	for i, c := range some {
+		if i == 0 || !c.Had {
+			refused.Failures = append(refused.Failures, differ.Failure[id, value]{Change: c, Err: errFull})
+		}
+	}
+	return refused
 }
 
 // undo takes changes back, the last first, so that what has no room takes none.
@@ -155,15 +174,31 @@ func (d *Dataplane) undo(done []*change) error {
 }
 
 // writeSome makes changes of one map and kind, and returns how many were made.
-func (d *Dataplane) writeSome(some []*change) (int, error) {
+func (d *Dataplane) writeSome(some []*change) (n int, err error) {
 	switch some[0].ID.table {
 	case services:
 		return put[frontendKey, serviceValue](d.kernel.Services, some)
 	case endpoints:
-		return put[slotKey, endpoint](d.kernel.Endpoints, some)
+		n, err = put[slotKey, endpoint](d.kernel.Endpoints, some)
+		d.there.endpoints += added(some[:n])
 	default:
-		return put[memberKey, memberValue](d.kernel.Members, some)
+		n, err = put[memberKey, memberValue](d.kernel.Members, some)
+		d.there.members += added(some[:n])
 	}
+	return n, err
+}
+
+// added returns how many entries more there are by changes.
+func added(some []*change) (n int) {
+	for _, c := range some {
+		switch {
+		case c.Has && !c.Had:
+			n++
+		case c.Had && !c.Has:
+			n--
+		}
+	}
+	return n
 }
 
 type bytesOf interface {
