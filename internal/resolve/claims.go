@@ -3,6 +3,7 @@ package resolve
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -35,95 +36,125 @@ func compareClaimants(a, b claimant) int {
 		cmp.Compare(a.service.name.Namespace, b.service.name.Namespace),
 		cmp.Compare(a.service.name.Name, b.service.name.Name),
 		cmp.Compare(a.port.Name.Value(), b.port.Name.Value()),
+		cmp.Compare(a.index, b.index),
 	)
 }
 
 // claims knows who has what. Rivalry is rare, so only the winner is kept for
-// every claim, and all rivals only where there is more than one.
+// every claim, and all rivals only where there is more than one. They may be very
+// many: who comes or goes among them costs nothing but to the winner's heir.
 type claims struct {
 	owners    map[claim]claimant
-	contested map[claim][]claimant // in order; the first is the owner
-	before    map[claim][]claimant // the same, as settle last saw it, where it was touched
-	problems  *problems            // who has lost a claim has a problem
+	contested map[claim]map[claimant]bool // the owner is one of them
+	changed   map[claim]*rivalry          // since the last settle
+	problems  *problems                   // who has lost a claim has a problem
+}
+
+// rivalry is how the rivals for a claim changed.
+type rivalry struct {
+	owner      claimant // before
+	came, went []claimant
 }
 
 // add enters a claimant. It returns the Service that loses the claim to it, if any.
 func (c *claims) add(cl claim, by claimant) *service {
 	owner, taken := c.owners[cl]
+	if r := c.touch(cl, taken); r != nil {
+		r.came = append(r.came, by)
+	}
 	if !taken {
 		c.owners[cl] = by
 		return nil
 	}
-	c.touch(cl)
-	rivals := c.contested[cl]
-	if rivals == nil {
-		rivals = []claimant{owner}
+	if c.contested[cl] == nil {
+		c.contested[cl] = map[claimant]bool{owner: true}
 	}
-	at, _ := slices.BinarySearchFunc(rivals, by, compareClaimants)
-	rivals = slices.Insert(rivals, at, by)
-	c.contested[cl] = rivals
-	c.owners[cl] = rivals[0]
-	if at > 0 {
+	c.contested[cl][by] = true
+	if compareClaimants(by, owner) > 0 {
 		return nil
 	}
+	c.owners[cl] = by
 	return owner.service
 }
 
 // remove takes a claimant out. It returns the Service that gets the claim, if any.
 func (c *claims) remove(cl claim, by claimant) *service {
 	rivals := c.contested[cl]
+	if r := c.touch(cl, rivals != nil); r != nil {
+		r.went = append(r.went, by)
+	}
 	if rivals == nil {
 		delete(c.owners, cl)
 		return nil
 	}
-	c.touch(cl)
-	at := slices.Index(rivals, by)
-	rivals = slices.Delete(rivals, at, at+1)
+	delete(rivals, by)
 	if len(rivals) == 1 {
 		delete(c.contested, cl)
-	} else {
-		c.contested[cl] = rivals
 	}
-	c.owners[cl] = rivals[0]
-	if at > 0 {
+	if c.owners[cl] != by {
 		return nil
 	}
-	return rivals[0].service
+	heir := slices.MinFunc(slices.Collect(maps.Keys(rivals)), compareClaimants)
+	c.owners[cl] = heir
+	return heir.service
 }
 
 // owns reports whether a claimant has what it claims.
 func (c *claims) owns(cl claim, by claimant) bool { return c.owners[cl] == by }
 
-// touch notes how a claim stood before it changes.
-func (c *claims) touch(cl claim) {
-	if _, touched := c.before[cl]; !touched {
-		c.before[cl] = slices.Clone(c.contested[cl])
+// rivals returns who claims something, the owner included, in no order; some are left out.
+func (c *claims) rivals(cl claim, without []claimant) (out []claimant) {
+	all := c.contested[cl]
+	if owner, taken := c.owners[cl]; taken && all == nil {
+		all = map[claimant]bool{owner: true}
 	}
+	leave := map[claimant]bool{}
+	for _, by := range without {
+		leave[by] = true
+	}
+	for by := range all {
+		if !leave[by] {
+			out = append(out, by)
+		}
+	}
+	return out
+}
+
+// touch returns what is noted of how a claim changes. That begins when it is
+// contested; before, there is nothing to note.
+func (c *claims) touch(cl claim, contested bool) *rivalry {
+	r := c.changed[cl]
+	if r == nil && contested {
+		r = &rivalry{owner: c.owners[cl]}
+		c.changed[cl] = r
+	}
+	return r
 }
 
 // settle finds the problems of who has lost a claim by what changed, and mends
 // those of who has not any more. A Service that is replaced leaves its claims and
 // enters them again, which is no change to its rivals.
 func (c *claims) settle() {
-	if len(c.before) == 0 {
+	if len(c.changed) == 0 {
 		return
 	}
-	for cl, was := range c.before {
-		is := c.contested[cl]
-		c.count(-1, cl, was, is)
-		c.count(1, cl, is, was)
+	for cl, r := range c.changed {
+		went, came := r.went, r.came
+		owner, held := c.owners[cl]
+		if !held || compareClaimants(owner, r.owner) != 0 { // All are told of another owner.
+			went, came = slices.Concat(r.went, c.rivals(cl, r.came)), c.rivals(cl, nil)
+		}
+		c.count(-1, cl, r.owner, went)
+		c.count(1, cl, owner, came)
 	}
-	c.before = map[claim][]claimant{}
+	c.changed = map[claim]*rivalry{}
 }
 
-// count counts the problems of rivals that do not have them among others, too.
-// The first one of either list is the owner.
-func (c *claims) count(n int, cl claim, rivals, others []claimant) {
-	sameOwner := len(rivals) > 0 && len(others) > 0 && rivals[0].service.name == others[0].service.name
-	for i := 1; i < len(rivals); i++ {
-		at, found := slices.BinarySearchFunc(others, rivals[i], compareClaimants)
-		if !sameOwner || !found || at == 0 || others[at].index != rivals[i].index {
-			c.problems.count(lost(cl, rivals[0], rivals[i]), n)
+// count counts the problems of those that have lost a claim to its owner.
+func (c *claims) count(n int, cl claim, owner claimant, rivals []claimant) {
+	for _, by := range rivals {
+		if by != owner {
+			c.problems.count(lost(cl, owner, by), n)
 		}
 	}
 }

@@ -297,11 +297,8 @@ type Claimant struct {
 // Claimants returns who claims an address, port and protocol, the one that has
 // it first. A NodePort's address is the unspecified one of its family.
 func (r *Resolver) Claimants(addr netip.AddrPort, p proxy.Protocol) (out []Claimant) {
-	cl := claim{addr, p}
-	all := r.claims.contested[cl]
-	if owner, taken := r.claims.owners[cl]; taken && all == nil {
-		all = []claimant{owner}
-	}
+	all := r.claims.rivals(claim{addr, p}, nil)
+	slices.SortFunc(all, compareClaimants)
 	for _, by := range all {
 		p := portOfFamily{by.service, by.port, proxy.FamilyOf(addr.Addr())}
 		out = append(out, Claimant{p.key(), by.kind})

@@ -32,7 +32,9 @@ func (p Problem) Service() (name types.NamespacedName, ok bool) {
 }
 
 // CompareProblems orders problems by object, field and reason.
-func CompareProblems(a, b Problem) int { return cmp.Compare(a.String(), b.String()) }
+func CompareProblems(a, b Problem) int {
+	return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason))
+}
 
 // object names an object that can have problems.
 type object struct {

@@ -68,7 +68,7 @@ func New(s Settings) *Resolver {
 		read:        map[object][]Problem{},
 		resolved:    map[object][]Problem{},
 	}
-	r.claims = claims{map[claim]claimant{}, map[claim][]claimant{}, map[claim][]claimant{}, r.problems}
+	r.claims = claims{map[claim]claimant{}, map[claim]map[claimant]bool{}, map[claim]*rivalry{}, r.problems}
 	r.node = r.state.Node
 	return r
 }

@@ -1,0 +1,69 @@
+package resolve
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// rival is the nth of many Services that want one address; the first one has it.
+func rival(n, clusterIP int) *v1.Service {
+	return serviceOf(fmt.Sprintf("ns/rival-%05d", n), fmt.Sprintf("10.96.%d.%d", clusterIP>>8, clusterIP&255), externalIPs("203.0.113.1"))
+}
+
+// TestCostOfRivals has very many Services want one address. A change of one that does
+// not have it costs the same among few and among many; that of who has it costs what
+// there is to tell, and nothing is kept when all are gone.
+func TestCostOfRivals(t *testing.T) {
+	const few, many = 2_500, 10_000
+	var one, owner [2]float64
+	for i, n := range []int{few, many} {
+		r := New(Settings{})
+		for k := range n {
+			add(t, r, rival(k, k))
+		}
+		began := time.Now()
+		step := func() (found, mended int) {
+			r.Update()
+			f, m := r.TakeProblems()
+			return len(f), len(m)
+		}
+		if found, _ := step(); found != n-1 || r.ProblemCount() != n-1 {
+			t.Errorf("%d problems of %d Services", found, n)
+		}
+		first := time.Since(began)
+		turn := 0
+		one[i] = testing.AllocsPerRun(20, func() {
+			turn++
+			add(t, r, rival(100, n+turn))
+			if found, mended := step(); found+mended > 0 {
+				t.Errorf("%d problems found and %d mended by a change that concerns no other", found, mended)
+			}
+		})
+		turn = 0
+		owner[i] = testing.AllocsPerRun(4, func() { // It calls once more, before.
+			remove(t, r, rival(turn, turn))
+			turn++
+			if found, mended := step(); found != n-1-turn || mended != n-turn {
+				t.Errorf("%d problems found and %d mended when owner %d of %d went", found, mended, turn, n)
+			}
+		})
+		for k := range n {
+			remove(t, r, rival(k, k))
+		}
+		step()
+		if left := len(r.claims.owners) + len(r.claims.contested) + len(r.claims.changed) + r.ProblemCount() + len(r.entries); left > 0 {
+			t.Errorf("%d things are kept of Services that are gone", left)
+		}
+		t.Logf("%d Services want one address: all at once in %v, %.0f allocations when one changes, %.0f when the owner goes",
+			n, first.Round(time.Millisecond), one[i], owner[i])
+	}
+	if one[1] > one[0]+3 {
+		t.Errorf("%.0f allocations for one rival of %d, %.0f of %d; want the same", one[1], many, one[0], few)
+	}
+	if ratio := owner[1] / owner[0]; ratio > 1.2*many/few {
+		t.Errorf("the owner's end allocates %.1f times as much at %d Services as at %d", ratio, many, few)
+	}
+}
