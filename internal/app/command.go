@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -237,10 +238,20 @@ func (o *Options) writeConfig(ctx context.Context, c config.Configuration) error
 	return nil
 }
 
+// serve proxies until ctx ends, once no other daemon does.
 func serve(ctx context.Context, p plan) error {
+	about := fmt.Sprintf("mode %s, version %s, started %s", p.config.Mode, p.options.version.reported(), time.Now().Format(time.RFC3339))
+	release := turn{turnName, about}.await(ctx)
+	defer release()
+	if ctx.Err() != nil {
+		return nil
+	}
 	server, err := NewProxyServer(ctx, p)
 	if err != nil {
 		return err
+	}
+	if server.drains {
+		defer context.AfterFunc(ctx, release)()
 	}
 	return server.Run(ctx)
 }

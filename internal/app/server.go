@@ -69,6 +69,7 @@ type ProxyServer struct {
 
 	dataplane proxy.Dataplane
 	polls     bool // nobody tells it what others change
+	drains    bool // it outlives its last write
 	provider  engine.Provider
 	configure func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
 	inForce   func()                                                                // called when rules are in force
@@ -105,7 +106,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	_, missing := enabledFamilies()
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
 	s := &ProxyServer{
-		plan: p, families: settings.Families, polls: mode.Polls, ready: make(chan struct{}),
+		plan: p, families: settings.Families, polls: mode.Polls, drains: mode.Drains, ready: make(chan struct{}),
 		problemEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
 	}
 	s.inForce = sync.OnceFunc(func() { close(s.ready) })

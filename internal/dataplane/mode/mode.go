@@ -122,6 +122,10 @@ type Mode struct {
 	// compared once in a sync period.
 	Polls bool
 
+	// Drains says that the mode goes on after its last write, for connections that
+	// are open, until another daemon has begun.
+	Drains bool
+
 	// Flows opens the connections that must be ended when their endpoint goes;
 	// nil: the mode ends them itself.
 	Flows func() (ct.Interface, error)

@@ -42,6 +42,7 @@ func Mode() mode.Mode {
 		Render:    Render,
 		Balancing: []proxy.Balancing{proxy.RoundRobin, proxy.Random, proxy.LeastConnections, proxy.SourceHash, proxy.Maglev},
 		Weights:   true,
+		Drains:    true,
 		Prepare: func(ctx context.Context, s Settings, opens bool) error {
 			return nftables.PrepareOverlay(ctx, s, anyPorts(), opens)
 		},

@@ -1,0 +1,101 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+)
+
+// newTurn returns a turn of a test's own, and what is logged of it.
+func newTurn(t *testing.T) (turn, context.Context, func() string) {
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	log := logger.GetSink().(ktesting.Underlier).GetBuffer()
+	return turn{fmt.Sprintf("@sluice-test-%d-%s", os.Getpid(), t.Name()), "mode nftables"}, klog.NewContext(t.Context(), logger), log.String
+}
+
+// taken awaits a turn without waiting for it.
+func (t turn) taken(ctx context.Context) <-chan func() {
+	c := make(chan func(), 1)
+	go func() { c <- t.await(ctx) }()
+	return c
+}
+
+func logged(t *testing.T, log func() string, what string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(log(), what); runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%q is not in the log:\n%s", what, log())
+		}
+	}
+}
+
+// TestTurnIsForOne has a second daemon wait for the first, and say who that is.
+func TestTurnIsForOne(t *testing.T) {
+	turn, ctx, log := newTurn(t)
+	release := turn.await(ctx)
+	second := turn.taken(ctx)
+	third, stop := context.WithCancel(ctx)
+	waits := turn.taken(third)
+	logged(t, log, fmt.Sprintf(`waiting until it ends; unless it is to be replaced, stop one of them pid=%d other="mode nftables"`, os.Getpid()))
+	select {
+	case <-second:
+		t.Fatal("the second does not wait")
+	case <-waits:
+		t.Fatal("the third does not wait")
+	default:
+	}
+	stop()
+	(<-waits)()
+	release()
+	(<-second)()
+	turn.await(ctx)()
+}
+
+// TestTurnOfStrangers goes on when somebody has the name who is no daemon.
+func TestTurnOfStrangers(t *testing.T) {
+	t.Run("another user", func(t *testing.T) {
+		turn, ctx, log := newTurn(t)
+		listening := make(chan error)
+		go func() {
+			runtime.LockOSThread() // for good: the thread is another user's, and ends with its goroutine
+			_, _, failed := unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534)
+			if failed != 0 {
+				listening <- failed
+				return
+			}
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: turn.name})
+			listening <- err
+			if err == nil {
+				<-t.Context().Done()
+				_ = l.Close()
+			}
+		}()
+		if err := <-listening; err != nil {
+			t.Fatal(err)
+		}
+		turn.await(ctx)()
+		logged(t, log, "of user 65534: its owner is no daemon of ours")
+	})
+	t.Run("nobody listens", func(t *testing.T) {
+		turn, ctx, log := newTurn(t)
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Bind(fd, &unix.SockaddrUnix{Name: turn.name})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Close(fd) }()
+		turn.await(ctx)()
+		logged(t, log, "It cannot be told whether another daemon runs, going on")
+	})
+}
