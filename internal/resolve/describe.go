@@ -175,7 +175,7 @@ func (r *Resolver) describePort(e *entry, p portOfFamily) PortDescription {
 		}
 		d.Frontends = append(d.Frontends, f)
 	}
-	c, portMissing := gather(e.slices, p)
+	c, portMissing := gather(e.slices, p, nil)
 	d.PortMissing = portMissing
 	lists := listed{p.service, c, c.hints(r.node.Zone), addresses(d.Row.Cluster), addresses(d.Row.Local)}
 	for _, s := range e.slices {

@@ -60,8 +60,11 @@ func (r *Resolver) resolveFamily(e *entry, f proxy.Family, problems *[]Problem) 
 	}
 	balanced := false
 	var here []netip.Addr
+	var c candidates
+	var reuse []proxy.Endpoint
 	for p := range s.portsOf(f) {
-		c, portMissing := gather(e.slices, p)
+		var portMissing bool
+		c, portMissing = gather(e.slices, p, c)
 		if portMissing {
 			report(fmt.Sprintf("spec.ports[%d].name", p.port.Index), "no %v EndpointSlice has a %v port named %q",
 				f, p.port.Protocol, p.port.Name.Value())
@@ -69,7 +72,7 @@ func (r *Resolver) resolveFamily(e *entry, f proxy.Family, problems *[]Problem) 
 		if s.HealthCheckPort != 0 {
 			here = c.readyHere(here)
 		}
-		row := r.row(p, c, r.state.Rows[p.key()])
+		row := r.row(p, c, r.state.Rows[p.key()], &reuse)
 		balanced = balanced || hasKind(row, proxy.LoadBalancer)
 		e.rows = append(e.rows, row)
 	}
@@ -97,8 +100,8 @@ func hasKind(sp *proxy.ServicePort, k proxy.Kind) bool {
 }
 
 // row makes one row. It returns the old one if that is the same, and else
-// shares with it what is the same.
-func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort) *proxy.ServicePort {
+// shares with it what is the same. Lists are made in memory that is used again.
+func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort, reuse *[]proxy.Endpoint) *proxy.ServicePort {
 	was := old
 	if was == nil {
 		was = &proxy.ServicePort{}
@@ -115,10 +118,12 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort) *pr
 	}
 	outside := slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind != proxy.ClusterIP })
 	if s.Internal == proxy.ScopeCluster || outside {
-		sp.Cluster = arrange(was.Cluster, c.cluster(r.node.Zone))
+		*reuse = c.cluster(r.node.Zone, *reuse)
+		sp.Cluster = arrange(was.Cluster, *reuse)
 	}
 	if s.Internal == proxy.ScopeLocal || s.External == proxy.ScopeLocal && outside {
-		sp.Local = arrange(was.Local, c.local())
+		*reuse = c.local(*reuse)
+		sp.Local = arrange(was.Local, *reuse)
 	}
 	if p.port.Protocol.EndsStaleFlows() {
 		sp.Draining = c.draining(sp)
@@ -201,7 +206,8 @@ func (r *Resolver) publishHealthCheck(e *entry, f proxy.Family, here []netip.Add
 // arrange returns the wanted endpoints, which are sorted, in slots that follow
 // from the old ones: who had a slot keeps it, newcomers take the slots of those
 // that left, and the last ones move into slots that remain empty, so that as few
-// as possible change. The result is old itself if nothing changed.
+// as possible change. The result is old itself if nothing changed, and else in memory
+// of its own.
 func arrange(old, wanted []proxy.Endpoint) []proxy.Endpoint {
 	if len(wanted) == 0 {
 		return nil
@@ -209,10 +215,15 @@ func arrange(old, wanted []proxy.Endpoint) []proxy.Endpoint {
 	slots := make([]proxy.Endpoint, len(old), max(len(old), len(wanted)))
 	stays := make([]bool, len(wanted))
 	var empty []int // ascending
+	at := -1
 	for i, e := range old {
-		at, found := slices.BinarySearchFunc(wanted, e.Addr, func(e proxy.Endpoint, a netip.AddrPort) int {
-			return e.Addr.Compare(a)
-		})
+		// Most are where the one before has its neighbour.
+		found := at+1 < len(wanted) && wanted[at+1].Addr == e.Addr
+		if at++; !found {
+			at, found = slices.BinarySearchFunc(wanted, e.Addr, func(e proxy.Endpoint, a netip.AddrPort) int {
+				return e.Addr.Compare(a)
+			})
+		}
 		if !found {
 			empty = append(empty, i)
 			continue

@@ -25,8 +25,11 @@ type candidates []candidate
 
 // gather unites the endpoints of a port over slices, which are sorted by name.
 // It also says whether slices with endpoints exist, but none has the port. The
-// Service's own ClusterIP is no endpoint: nobody has that address.
-func gather(from []*endpointSlice, p portOfFamily) (c candidates, portMissing bool) {
+// Service's own ClusterIP is no endpoint: nobody has that address. The candidates
+// of another port, if there are any, give their memory: a Service may have
+// thousands of ports with thousands of endpoints each.
+func gather(from []*endpointSlice, p portOfFamily, reuse candidates) (c candidates, portMissing bool) {
+	c = reuse[:0]
 	populated, found := false, false
 	for _, s := range from {
 		if s.Family != p.family {
@@ -76,9 +79,10 @@ func (c candidates) once() candidates {
 	return out
 }
 
-// endpoints returns those that match, by the first way in which some do.
-func (c candidates) endpoints(ways ...func(candidate) bool) []proxy.Endpoint {
-	var out []proxy.Endpoint
+// endpoints returns those that match, by the first way in which some do, in the
+// memory of another list.
+func (c candidates) endpoints(reuse []proxy.Endpoint, ways ...func(candidate) bool) []proxy.Endpoint {
+	out := reuse[:0]
 	for _, match := range ways {
 		for _, e := range c {
 			if match(e) {
@@ -94,14 +98,14 @@ func (c candidates) endpoints(ways ...func(candidate) bool) []proxy.Endpoint {
 
 // cluster returns the endpoints to use from this node: the ready ones that the
 // hints leave, else all that serve while they terminate.
-func (c candidates) cluster(zone string) []proxy.Endpoint {
+func (c candidates) cluster(zone string, reuse []proxy.Endpoint) []proxy.Endpoint {
 	hinted := c.hints(zone)
-	return c.endpoints(func(e candidate) bool { return e.traits.has(ready) && hinted(e) }, candidate.lastResort)
+	return c.endpoints(reuse, func(e candidate) bool { return e.traits.has(ready) && hinted(e) }, candidate.lastResort)
 }
 
 // local returns the endpoints to use on this node, which hints do not touch.
-func (c candidates) local() []proxy.Endpoint {
-	return c.endpoints(func(e candidate) bool { return e.traits.has(ready | local) },
+func (c candidates) local(reuse []proxy.Endpoint) []proxy.Endpoint {
+	return c.endpoints(reuse, func(e candidate) bool { return e.traits.has(ready | local) },
 		func(e candidate) bool { return e.traits.has(local) && e.lastResort() })
 }
 
