@@ -2,7 +2,6 @@ package kernelspace
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -25,20 +24,19 @@ type Dataplane struct {
 	mu       sync.Mutex // Watch works beside Sync and Apply
 	stopped  bool       // the service did not run when it was last looked at
 	features hns.Features
-	node     *proxy.Node // as rows are rendered for
-
-	has    inventory
-	fresh  bool            // has was read in this Sync or Apply
-	listed bool            // or its endpoints were
-	aside  map[id]setAside // what HNS refused
-	tried  map[id]bool     // in this Sync or Apply
-	rows   proxy.Refused   // whose objects were refused in it
+	ips      []netip.Addr // this node's
+	has      inventory
+	aside    map[id]change // what HNS refused
+	turn     turn
 }
 
-// setAside is an object that is not as wanted.
-type setAside struct {
-	value
-	wanted bool
+// turn is what happened in one Sync or Apply.
+type turn struct {
+	read    bool          // everything that HNS has
+	listed  bool          // its endpoints
+	learned bool          // the subnets of its network
+	tried   map[id]bool   // objects
+	refused proxy.Refused // rows that lack one
 }
 
 var (
@@ -61,14 +59,14 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.differ.Forget()
-	if err := d.look(ctx, want); err != nil {
+	if err := d.look(ctx, want.Node); err != nil {
 		return nil, err
 	}
 	if err := d.ensureSource(ctx); err != nil {
 		return nil, err
 	}
 	for _, x := range d.has.strays { // before what is made in their place
-		if err := d.service.DeleteEndpoint(ctx, x); err != nil && fatal(err) {
+		if err := d.service.DeleteEndpoint(ctx, x); fatal(err) {
 			return nil, err
 		}
 	}
@@ -80,66 +78,41 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 }
 
 // look finds out what HNS can do and has.
-func (d *Dataplane) look(ctx context.Context, want *proxy.State) (err error) {
-	d.begin(want)
-	if d.features, err = d.service.Features(ctx); err != nil {
-		return fmt.Errorf("ask HNS for its features: %w", err)
-	}
-	if d.options.DSR && !d.features.DSR {
-		return errNoDSR
+func (d *Dataplane) look(ctx context.Context, n *proxy.Node) error {
+	d.begin()
+	d.ips, d.aside, d.has.network = n.IPs, map[id]change{}, hns.Network{}
+	if err := d.askFeatures(ctx); err != nil {
+		return err
 	}
 	return d.read(ctx)
 }
 
-// begin takes over what rows are rendered for, and forgets what was refused.
-func (d *Dataplane) begin(want *proxy.State) {
-	d.node, d.aside = want.Node, map[id]setAside{}
-	d.turn()
-}
-
-// turn forgets what was tried before.
-func (d *Dataplane) turn() {
-	d.fresh, d.listed, d.tried, d.rows = false, false, map[id]bool{}, proxy.Refused{}
-}
+func (d *Dataplane) begin() { d.turn = turn{tried: map[id]bool{}, refused: proxy.Refused{}} }
 
 // Apply brings what changed to what is wanted.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.differ.Node() == nil || changed.Node && !slices.Equal(d.node.IPs, want.Node.IPs) {
+	if d.differ.Node() == nil || changed.Node && !slices.Equal(d.ips, want.Node.IPs) {
 		d.differ.Forget()
 		return nil, fmt.Errorf("%w: what HNS has, or is to have for this node's addresses, is not known", proxy.ErrNeedSync)
 	}
-	d.turn()
-	if err := d.learnSubnets(ctx, want, changed.Rows); err != nil {
-		return nil, d.lost(err)
-	}
+	d.begin()
 	refused, err := d.differ.Apply(ctx, want, changed)
 	if err == nil {
 		err = d.retry(ctx, changed.Rows)
 	}
 	if err != nil {
-		return nil, d.lost(err)
-	}
-	if changed.Node {
-		d.node = want.Node
+		d.differ.Forget()
+		return nil, err
 	}
 	return d.refusals(refused, want, slices.Values(changed.Rows)), nil
-}
-
-// lost has everything compared after an error in the middle of an Apply.
-func (d *Dataplane) lost(err error) error {
-	d.differ.Forget()
-	if errors.Is(err, proxy.ErrNeedSync) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 }
 
 // refusals adds the rows that are not served as wanted to those that are not
 // served at all.
 func (d *Dataplane) refusals(refused proxy.Refused, want *proxy.State, rows func(func(proxy.PortKey) bool)) proxy.Refused {
-	maps.Copy(refused, d.rows)
+	maps.Copy(refused, d.turn.refused)
 	for key := range rows {
 		if sp := want.Rows[key]; sp != nil && refused[key] == nil {
 			if err := d.limits(sp, want.Node); err != nil {

@@ -230,7 +230,7 @@ func TestPodComesLate(t *testing.T) {
 	n.sync(t, s)
 	for range 2 {
 		refused := n.apply(t, s, service(1, "10.1.0.1:80", "10.0.0.1:80", "10.1.0.2:80"))
-		if len(refused) != 1 || !strings.Contains(refused[service(1).Key].Error(), "no HNS endpoint 10.0.0.1 on network pods") {
+		if len(refused) != 1 || !strings.Contains(refused[service(1).Key].Error(), "no HNS endpoint: 10.0.0.1 on network pods") {
 			t.Errorf("refused %v", refused)
 		}
 		if got := strings.Join(n.Objects(), "\n"); !strings.Contains(got, "10.96.0.1:80 protocol 6 to [10.1.0.1 10.1.0.2]") {
@@ -671,6 +671,95 @@ func TestNewSubnet(t *testing.T) {
 	if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "[10.3.0.1] 02-11-0a-03-00-01 on 192.168.0.10") {
 		t.Errorf("the pod is not at its node:\n%s", text)
 	}
+}
+
+// TestClusterIPAsEndpoint has an EndpointSlice that names the ClusterIP of another
+// Service: on an overlay network that address is one endpoint of HNS, which is the
+// other Service's. Whoever comes first, the other is served and the first is not led there.
+func TestClusterIPAsEndpoint(t *testing.T) {
+	thief, owner := service(1, "10.1.0.1:80", "10.96.0.2:80"), service(2, "10.1.0.2:80")
+	for name, rows := range map[string][]*proxy.ServicePort{"thief first": {thief, owner}, "owner first": {owner, thief}, "at once": nil} {
+		t.Run(name, func(t *testing.T) {
+			n, s := newNode(hnstest.Full, overlay, mode.Kernelspace{}), stateOf()
+			n.sync(t, s)
+			for _, r := range rows {
+				n.apply(t, s, r)
+			}
+			s = stateOf(thief, owner)
+			refused, err := n.Sync(t.Context(), s)
+			if err != nil || len(refused) != 1 || !strings.Contains(refused[thief.Key].Error(), "a ClusterIP is no endpoint: 10.96.0.2") {
+				t.Errorf("refused %v, error %v", refused, err)
+			}
+			text := strings.Join(n.Objects(), "\n")
+			for _, want := range []string{"endpoint remote [10.96.0.2] 00-15-5d-00-00-01 on 192.168.0.2", "10.96.0.1:80 protocol 6 to [10.1.0.1]", "10.96.0.2:80 protocol 6 to [10.1.0.2]"} {
+				if !strings.Contains(text, want) {
+					t.Errorf("there is no %q:\n%s", want, text)
+				}
+			}
+			n.apply(t, s, service(1, "10.1.0.1:80"))
+			if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "[10.96.0.2]") {
+				t.Errorf("the endpoint of the ClusterIP went with the other Service's:\n%s", text)
+			}
+			n.apply(t, s, thief)
+			delete(s.Rows, owner.Key)
+			if _, err := n.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{owner.Key}}); err != nil {
+				t.Fatal(err)
+			}
+			if refused := n.apply(t, s, thief); len(refused) > 0 {
+				t.Errorf("without the other Service: refused %v", refused)
+			}
+		})
+	}
+}
+
+// picky refuses an endpoint.
+type picky struct {
+	*hnstest.Fake
+	no netip.Addr
+}
+
+func (p *picky) CreateEndpoint(ctx context.Context, e hns.Endpoint) (string, error) {
+	if e.Addrs[0] == p.no {
+		return "", errors.New("HNS says no")
+	}
+	return p.Fake.CreateEndpoint(ctx, e)
+}
+
+// TestRefusedClusterIP has HNS refuse the endpoint of a ClusterIP, which an overlay
+// network needs: its row is named, and complete when it is tried again.
+func TestRefusedClusterIP(t *testing.T) {
+	n, s := newNode(hnstest.Full, overlay, mode.Kernelspace{}), stateOf()
+	p := &picky{n.fake, netip.MustParseAddr("10.96.0.1")}
+	n.service = p
+	n.sync(t, s)
+	if refused := n.apply(t, s, service(1, "10.1.0.1:80")); len(refused) != 1 {
+		t.Errorf("refused %v; want the row", refused)
+	}
+	p.no = netip.Addr{}
+	if refused := n.apply(t, s, s.Rows[service(1).Key]); len(refused) > 0 {
+		t.Errorf("refused %v", refused)
+	}
+	if text := strings.Join(n.Objects(), "\n"); !strings.Contains(text, "endpoint remote [10.96.0.1]") {
+		t.Errorf("the endpoint of the ClusterIP is not there:\n%s", text)
+	}
+}
+
+// TestPodMovesHere has a pod's address be one of this node: its own endpoint is used,
+// and the remote one of before goes.
+func TestPodMovesHere(t *testing.T) {
+	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.1.0.1")
+	s, here := stateOf(service(1, "10.1.0.1:80")), service(1, "10.1.0.1:80")
+	n.sync(t, s)
+	here.Cluster[0].Local = true
+	n.pods[pod] = "not before the remote one is gone"
+	if refused := n.apply(t, s, here); len(refused) != 1 {
+		t.Errorf("refused %v; want the Service of the pod that has no endpoint yet", refused)
+	}
+	n.pods[pod] = n.runPod(t.Context(), pod)
+	if refused := n.apply(t, s, here); len(refused) > 0 {
+		t.Errorf("refused %v", refused)
+	}
+	n.wantFresh(t, s)
 }
 
 // TestSource is what endpoints see as their client on an overlay network.

@@ -12,11 +12,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-var (
-	errNoNetworkName = errors.New("the HNS network of the pods is not known: set --network-name, or variable KUBE_NETWORK")
-	errNoDSR         = errors.New("this version of Windows has no direct server return: do without --enable-dsr")
-)
-
 // Over is the mode over a service, which is opened when it is needed.
 func Over(open func() (hns.Interface, error)) mode.Mode {
 	with := func(s mode.Settings) (*Dataplane, error) {
@@ -63,32 +58,38 @@ func Over(open func() (hns.Interface, error)) mode.Mode {
 // Probe returns the families that HNS can do. An overlay network has that of its
 // source VIP. A network that is not there yet comes when the network plugin does.
 func (d *Dataplane) Probe(ctx context.Context) ([]proxy.Family, error) {
-	can, err := d.service.Features(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("ask HNS for its features: %w", err)
-	}
-	n, err := d.findNetwork(ctx)
-	switch {
-	case err != nil && !errors.Is(err, hns.ErrNotFound):
+	if err := d.askFeatures(ctx); err != nil {
 		return nil, err
-	case d.options.DSR && !can.DSR:
-		return nil, errNoDSR
 	}
-	d.has.network = n
+	if err := d.learnSubnets(ctx); err != nil && !errors.Is(err, hns.ErrNotFound) {
+		return nil, err
+	}
 	switch {
 	case d.has.overlay():
-		return []proxy.Family{proxy.FamilyOf(d.options.SourceVIP)}, overlayProblem(can, d.options.SourceVIP)
-	case !can.DualStack:
+		return []proxy.Family{proxy.FamilyOf(d.options.SourceVIP)}, d.overlayProblem()
+	case !d.features.DualStack:
 		return []proxy.Family{proxy.IPv4}, nil
 	default:
 		return proxy.Families[:], nil
 	}
 }
 
+// askFeatures finds out what HNS can do.
+func (d *Dataplane) askFeatures(ctx context.Context) (err error) {
+	d.features, err = d.service.Features(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask HNS for its features: %w", err)
+	case d.options.DSR && !d.features.DSR:
+		return errors.New("this version of Windows has no direct server return: do without --enable-dsr")
+	default:
+		return nil
+	}
+}
+
 // Cleanup removes what a service proxy left on the network of the pods, and returns
 // what that was.
 func (d *Dataplane) Cleanup(ctx context.Context) (removed []string, err error) {
-	d.node = &proxy.Node{}
 	if err := d.read(ctx); errors.Is(err, hns.ErrNotFound) {
 		return nil, nil
 	} else if err != nil {
@@ -108,7 +109,7 @@ func (d *Dataplane) Cleanup(ctx context.Context) (removed []string, err error) {
 		remove(x.String(), d.service.DeleteLoadBalancer(ctx, b.id))
 	}
 	for a, e := range d.has.endpoints {
-		if e.ours || a == d.options.SourceVIP && d.has.isHost(e.remote.mac) {
+		if e.ours || a == d.options.SourceVIP && d.has.isHost(e.MAC) {
 			remove(id{addr: a}.String(), d.service.DeleteEndpoint(ctx, e.id))
 		}
 	}

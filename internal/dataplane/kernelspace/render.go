@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,11 +22,11 @@ type planned = differ.Planned[id, value]
 // network an overlay if there is a source VIP.
 func (d *Dataplane) Render(ctx context.Context, r *mode.Rendering) error {
 	if r.Diff {
-		if err := d.look(ctx, r.Want); err != nil {
+		if err := d.look(ctx, r.Want.Node); err != nil {
 			return err
 		}
 	} else {
-		d.imagine(r.Want)
+		d.imagine(r.Want.Node)
 	}
 	all, refused, err := differ.Plan(ctx, d.objects(), r.Want)
 	if err != nil {
@@ -35,28 +36,23 @@ func (d *Dataplane) Render(ctx context.Context, r *mode.Rendering) error {
 	for _, kind := range []string{"endpoint", "load balancer"} {
 		r.Title("HNS " + kind + "s")
 		for _, p := range all {
-			was, is := p.Sides(func(x id, v value) []string { return []string{x.text(v)} })
+			was, is := p.Sides(func(x id, v value) []string { return []string{d.text(x, v)} })
 			if p.ID.kind() == kind && r.Concerns(p.Rows) && !slices.Equal(was, is) {
 				r.Print(was, is)
 			}
 		}
 	}
-	for key, sp := range r.Want.Rows {
-		if err := d.limits(sp, r.Want.Node); err != nil && refused[key] == nil {
-			refused[key] = err
-		}
-	}
-	r.Refused(refused)
+	d.turn.refused = nil // which is what was tried
+	r.Refused(d.refusals(refused, r.Want, maps.Keys(r.Want.Rows)))
 	return nil
 }
 
 // imagine makes up a service that has nothing.
-func (d *Dataplane) imagine(want *proxy.State) {
-	d.features = hns.Features{DSR: true, DualStack: true, RemoteSubnet: true, SessionAffinity: true, ModifyLoadBalancer: true}
+func (d *Dataplane) imagine(n *proxy.Node) {
+	d.ips, d.features = n.IPs, hns.Features{DSR: true, DualStack: true, RemoteSubnet: true, SessionAffinity: true, ModifyLoadBalancer: true}
 	if d.options.SourceVIP.IsValid() {
 		d.has.network.Type = "Overlay"
 	}
-	d.begin(want)
 }
 
 func compareIDs(a, b id) int {
@@ -82,22 +78,47 @@ func (x id) String() string {
 	}
 }
 
-// text returns an object as a line.
-func (x id) text(v value) string {
+// text returns an object as a line, as HNS has it or as it is to be.
+func (d *Dataplane) text(x id, v value) string {
 	words := []string{x.String()}
 	add := func(on bool, format string, args ...any) {
 		if on {
 			words = append(words, fmt.Sprintf(format, args...))
 		}
 	}
-	add(x.protocol == 0, "mac %s", v.mac)
-	add(v.provider.IsValid(), "at %v", v.provider)
-	add(x.protocol != 0, "to port %d of", v.port)
-	for _, a := range v.to {
+	if x.protocol == 0 {
+		e := d.endpoint(x)
+		if v.listed {
+			e = d.has.endpoints[x.addr].Endpoint
+		}
+		add(true, "mac %s", e.MAC)
+		add(e.Provider.IsValid(), "at %v", e.Provider)
+		return strings.Join(words, " ")
+	}
+	l, _ := d.load(x, v)
+	if v.listed {
+		l = d.has.balancers[x].LoadBalancer
+	}
+	add(true, "to port %d of", l.InternalPort)
+	for _, a := range d.addrs(x, v) {
 		add(true, "%v", a)
 	}
 	add(x.check, "this node")
-	add(v.source.IsValid(), "from %v", v.source)
-	add(v.flags != 0, "%v", v.flags)
+	add(l.SourceVIP.IsValid(), "from %v", l.SourceVIP)
+	add(l.Flags != 0, "%v", l.Flags)
 	return strings.Join(words, " ")
+}
+
+// addrs returns the addresses of a load balancer's endpoints; invalid: one is gone.
+func (d *Dataplane) addrs(x id, v value) (all []netip.Addr) {
+	for _, e := range v.to {
+		all = append(all, e.Addr.Addr())
+	}
+	if v.listed && !x.check {
+		for _, e := range d.has.balancers[x].Endpoints {
+			all = append(all, ofFamily(d.has.all[e].Addrs, x.family))
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return all
 }

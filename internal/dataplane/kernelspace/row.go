@@ -12,25 +12,23 @@ import (
 	"sluice/internal/proxy"
 )
 
-// id names a remote endpoint by its address, or a load balancer by its frontend.
+// id names an endpoint by its address, or a load balancer by its frontend.
 type id struct {
 	addr     netip.Addr // a load balancer without one has the node's addresses
 	family   proxy.Family
 	protocol proxy.Protocol // 0: an endpoint
 	port     uint16
-	check    bool // its endpoint is where health checks are answered
+	check    bool // a load balancer to where health checks are answered
+	vip      bool // an endpoint that leads to this node
 }
 
-// value is what an object is like.
+// value is what a load balancer is to be like. Of an endpoint the ID tells all.
 type value struct {
-	mac      string // of an endpoint
-	provider netip.Addr
-
-	to     []netip.Addr // of a load balancer: its endpoints, sorted
-	port   uint16       // of theirs
-	source netip.Addr
+	to     []proxy.Endpoint // sorted
+	port   uint16           // of theirs
 	flags  hns.Flags
 	row    proxy.PortKey // that wants it
+	listed bool          // it is not known what is wanted: HNS has it
 }
 
 type (
@@ -39,36 +37,24 @@ type (
 )
 
 func same(a, b value) bool {
-	return a.mac == b.mac && a.provider == b.provider && slices.Equal(a.to, b.to) && a.port == b.port &&
-		a.source == b.source && a.flags == b.flags && a.row == b.row
+	return slices.Equal(a.to, b.to) && a.port == b.port && a.flags == b.flags && a.row == b.row && a.listed == b.listed
 }
 
-// row renders the difference between two forms of a row. It costs what the row is;
-// what HNS is asked for is the difference.
+// row renders the difference between two forms of a row.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	if cur.ServicePort != nil && cur.Key.Protocol == proxy.SCTP {
 		return errors.New("HNS has no load balancers for SCTP")
 	}
-	was, is := d.render(old), d.render(cur)
-	for x, v := range was {
-		if now, stays := is[x]; !stays || !same(v, now) {
-			out.Remove(x, v)
-		}
-	}
-	for x, v := range is {
-		if before, had := was[x]; !had || !same(v, before) {
-			out.Add(x, v)
-		}
-	}
+	d.render(old, out.Remove)
+	d.render(cur, out.Add)
 	return nil
 }
 
-// render returns the objects of a row.
-func (d *Dataplane) render(r differ.Row) map[id]value {
-	out := map[id]value{}
+// render puts the objects of a row.
+func (d *Dataplane) render(r differ.Row, put func(id, value)) {
 	sp := r.ServicePort
 	if sp == nil {
-		return out
+		return
 	}
 	for _, f := range sp.Frontends {
 		route, ok := d.route(sp, f, r.Node)
@@ -80,22 +66,30 @@ func (d *Dataplane) render(r differ.Row) map[id]value {
 			x.addr = netip.Addr{}
 		}
 		v := d.balancer(sp, f.Kind, route)
-		out[x] = v
-		for _, e := range route.to {
-			if !e.Local {
-				out[id{addr: e.Addr.Addr()}] = d.remote(e.Addr.Addr())
-			}
-		}
-		if f.Kind == proxy.ClusterIP && d.has.overlay() {
-			out[id{addr: x.addr}] = d.host(sp.Key.Family)
+		put(x, v)
+		for _, e := range d.needs(x, v) {
+			put(e, value{})
 		}
 		port := cmp.Or(sp.HealthCheckPort, d.options.HealthzPort)
 		if f.Kind == proxy.LoadBalancer && d.options.ForwardHealthCheckVIP && port != 0 {
 			x.protocol, x.port, x.check = proxy.TCP, port, true
-			out[x] = value{port: port, source: v.source, row: sp.Key}
+			put(x, value{port: port, row: sp.Key})
 		}
 	}
-	return out
+}
+
+// needs returns the endpoints that we make for a load balancer: those of pods
+// elsewhere, and that of a ClusterIP on an overlay network.
+func (d *Dataplane) needs(x id, v value) (all []id) {
+	for _, e := range v.to {
+		if !e.Local {
+			all = append(all, id{addr: e.Addr.Addr()})
+		}
+	}
+	if v.flags&hns.ExternalVIP == 0 && !x.check && d.has.overlay() {
+		all = append(all, id{addr: x.addr, vip: true})
+	}
+	return all
 }
 
 // route is where a load balancer leads.
@@ -153,12 +147,8 @@ func opens(n *proxy.Node, f proxy.Family) bool {
 // balancer returns the load balancer of a frontend, with the flags that kube-proxy
 // gives that kind.
 func (d *Dataplane) balancer(sp *proxy.ServicePort, k proxy.Kind, r route) value {
-	v := value{port: r.port, source: d.source(sp.Key.Family, r.to), row: sp.Key}
-	for _, e := range r.to {
-		v.to = append(v.to, e.Addr.Addr())
-	}
-	slices.SortFunc(v.to, netip.Addr.Compare)
-	v.to = slices.Compact(v.to)
+	v := value{port: r.port, row: sp.Key}
+	v.to = slices.SortedFunc(slices.Values(r.to), func(a, b proxy.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	set := func(f hns.Flags, on bool) {
 		if on {
 			v.flags |= f
@@ -173,23 +163,20 @@ func (d *Dataplane) balancer(sp *proxy.ServicePort, k proxy.Kind, r route) value
 
 func byClient(sp *proxy.ServicePort) bool { return sp.Affinity > 0 || sp.Balancing == proxy.SourceHash }
 
-// remote returns the endpoint of a pod elsewhere. On an overlay network it is at
+// endpoint returns a remote endpoint as it is to be. On an overlay network it is at
 // its node; what is on no node is reached by ours.
-func (d *Dataplane) remote(a netip.Addr) value {
-	v := value{mac: macOf(a)}
-	if d.has.overlay() {
-		v.provider = d.nodeIP(proxy.FamilyOf(a))
-		if p, ok := d.has.providerOf(a); ok {
-			v.provider = p
-		}
+func (d *Dataplane) endpoint(x id) hns.Endpoint {
+	e := hns.Endpoint{Network: d.has.network.ID, Addrs: []netip.Addr{x.addr}, MAC: macOf(x.addr), Remote: true}
+	if !d.has.overlay() {
+		return e
 	}
-	return v
-}
-
-// host returns an endpoint that leads to this node.
-func (d *Dataplane) host(f proxy.Family) value {
-	a := d.nodeIP(f)
-	return value{mac: plainMAC(d.has.macs[a]), provider: a}
+	e.Provider = ofFamily(d.ips, proxy.FamilyOf(x.addr))
+	if at := d.has.providerOf(x.addr); x.vip {
+		e.MAC = d.has.macs[e.Provider]
+	} else if at.IsValid() {
+		e.Provider = at
+	}
+	return e
 }
 
 // source returns what endpoints see as their client on an overlay network: the
@@ -199,21 +186,11 @@ func (d *Dataplane) source(f proxy.Family, to []proxy.Endpoint) netip.Addr {
 		return netip.Addr{}
 	}
 	for _, e := range to {
-		if p, ok := d.has.providerOf(e.Addr.Addr()); !e.Local && (!ok || p == e.Addr.Addr()) {
-			return d.nodeIP(f)
+		if at := d.has.providerOf(e.Addr.Addr()); !e.Local && (!at.IsValid() || at == e.Addr.Addr()) {
+			return ofFamily(d.ips, f)
 		}
 	}
 	return d.options.SourceVIP
-}
-
-// nodeIP returns this node's address of a family; invalid: it has none.
-func (d *Dataplane) nodeIP(f proxy.Family) netip.Addr {
-	for _, a := range d.node.IPs {
-		if proxy.FamilyOf(a) == f {
-			return a
-		}
-	}
-	return netip.Addr{}
 }
 
 // limits says what of a row HNS cannot do; nil: nothing.

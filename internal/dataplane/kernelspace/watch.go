@@ -35,8 +35,6 @@ func (d *Dataplane) lookAtNetwork(ctx context.Context) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n, err := d.service.Network(ctx, d.options.Network)
-	var now inventory
-	now.setNetwork(n)
 	switch {
 	case errors.Is(err, hns.ErrNotRunning):
 		d.stopped = true
@@ -46,7 +44,7 @@ func (d *Dataplane) lookAtNetwork(ctx context.Context) string {
 		return "the Host Networking Service was restarted"
 	case n.ID != d.has.network.ID:
 		return "HNS network " + n.Name + " was replaced"
-	case !maps.Equal(now.subnets, d.has.subnets):
+	case !maps.Equal(subnetsOf(n), d.has.subnets):
 		return "the subnets of HNS network " + n.Name + " changed"
 	}
 	return ""

@@ -40,17 +40,20 @@ func sharing(x id) differ.Sharing {
 	return differ.Unshared
 }
 
-// rank has endpoints come before load balancers, and go after them.
+// rank has endpoints come before load balancers, those of ClusterIPs first, and go
+// after them.
 func rank(c *change) int {
-	switch {
-	case c.ID.protocol != 0 && !c.Has:
-		return 1
-	case c.ID.protocol != 0:
-		return 2
-	case c.Has:
+	switch balances := c.ID.protocol != 0; {
+	case c.Has && c.ID.vip:
 		return 0
-	default:
+	case c.Has && !balances:
+		return 1
+	case balances && !c.Has:
+		return 2
+	case balances:
 		return 3
+	default:
+		return 4
 	}
 }
 
@@ -58,12 +61,8 @@ func rank(c *change) int {
 // are made; an error says that HNS does not answer.
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	for _, c := range some {
-		v := c.New
-		if !c.Has {
-			v = c.Old
-		}
-		if err := d.settle(ctx, c.ID, setAside{v, c.Has}); err != nil {
-			return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
+		if err := d.settle(ctx, *c); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -71,108 +70,130 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 
 // retry tries again what was set aside of some rows.
 func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
-	for x, s := range d.aside {
-		if _, due := slices.BinarySearchFunc(rows, s.row, proxy.ComparePortKeys); !due || d.tried[x] || x.protocol == 0 {
+	for x, c := range d.aside {
+		if _, due := slices.BinarySearchFunc(rows, rowOf(c), proxy.ComparePortKeys); !due || d.turn.tried[x] || x.protocol == 0 {
 			continue
 		}
-		for _, a := range s.to {
-			e := id{addr: a}
-			if missing, ok := d.aside[e]; ok && !d.tried[e] {
-				if err := d.settle(ctx, e, missing); err != nil {
+		for _, e := range d.needs(x, c.New) {
+			if missing, ok := d.aside[e]; ok && !d.turn.tried[e] {
+				if err := d.settle(ctx, missing); err != nil {
 					return err
 				}
 			}
 		}
-		if err := d.settle(ctx, x, s); err != nil {
+		if err := d.settle(ctx, c); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// settle brings one object to what is wanted, or sets it aside. An error is fatal.
-func (d *Dataplane) settle(ctx context.Context, x id, s setAside) error {
-	d.tried[x] = true
-	err := d.bring(ctx, x, s)
-	if again, failed := d.readAgain(ctx, err); failed != nil {
-		return failed
-	} else if again {
-		err = d.bring(ctx, x, s)
+func rowOf(c change) proxy.PortKey { return cmp.Or(c.New.row, c.Old.row) }
+
+// settle brings one object to what is wanted, or sets it aside. An error says that
+// HNS does not answer.
+func (d *Dataplane) settle(ctx context.Context, c change) error {
+	d.turn.tried[c.ID] = true
+	err := d.bring(ctx, c)
+	if read := d.reader(err); read != nil {
+		if err = read(ctx); err != nil {
+			return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
+		}
+		err = d.bring(ctx, c)
 	}
 	switch {
 	case err == nil:
-		delete(d.aside, x)
+		delete(d.aside, c.ID)
 		return nil
 	case fatal(err):
-		return err
-	case x.protocol == 0 && !s.wanted:
+		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
+	case c.ID.protocol == 0 && !c.Has:
 		return nil // nothing depends on it, and the next Sync finds it
-	case x.protocol != 0:
-		d.rows[s.row] = errors.Join(d.rows[s.row], err)
+	case c.ID.protocol != 0:
+		d.turn.refused[rowOf(c)] = errors.Join(d.turn.refused[rowOf(c)], err)
 	}
-	d.aside[x] = s
+	d.aside[c.ID] = c
 	return nil
 }
 
-// readAgain reads what another program may have made or removed since, once: the
+// reader returns what reads what another program may have made or removed since: the
 // endpoints, where a network plugin is to have made that of a pod, or everything.
-func (d *Dataplane) readAgain(ctx context.Context, why error) (bool, error) {
+// Nil: it was read.
+func (d *Dataplane) reader(why error) func(context.Context) error {
 	switch {
-	case errors.Is(why, errNoEndpoint) && !d.listed:
-		return true, d.readEndpoints(ctx)
-	case !d.fresh && (errors.Is(why, hns.ErrNotFound) || errors.Is(why, hns.ErrExists)):
-		before := d.has.network.ID
-		err := d.read(ctx)
-		if err == nil && d.has.network.ID != before {
-			err = errReplaced
-		}
-		return true, err
+	case errors.Is(why, errNoEndpoint) && !d.turn.listed:
+		return d.readEndpoints
+	case !d.turn.read && (errors.Is(why, hns.ErrNotFound) || errors.Is(why, hns.ErrExists)):
+		return d.read
 	default:
-		return false, nil
+		return nil
 	}
 }
 
-// fatal reports whether HNS answers nothing at all.
+// fatal reports whether an error is about all that HNS has.
 func fatal(err error) bool {
-	return errors.Is(err, hns.ErrNotRunning) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	return slices.ContainsFunc([]error{hns.ErrNotRunning, errReplaced, context.Canceled, context.DeadlineExceeded}, func(e error) bool { return errors.Is(err, e) })
 }
 
-func (d *Dataplane) bring(ctx context.Context, x id, s setAside) error {
+func (d *Dataplane) bring(ctx context.Context, c change) error {
 	switch {
-	case x.protocol == 0 && s.wanted:
-		return d.addEndpoint(ctx, x.addr, s.value)
-	case x.protocol == 0:
-		return d.dropEndpoint(ctx, x.addr)
-	case s.wanted:
-		return d.setBalancer(ctx, x, s.value)
+	case c.ID.protocol == 0 && c.Has:
+		return d.addEndpoint(ctx, c.ID)
+	case c.ID.protocol == 0:
+		return d.dropEndpoint(ctx, c.ID)
+	case c.Has:
+		return d.setBalancer(ctx, c.ID, c.New)
 	default:
-		return d.dropBalancer(ctx, x)
+		return d.dropBalancer(ctx, c.ID)
 	}
 }
 
-// addEndpoint makes a remote endpoint, unless something has its address.
-func (d *Dataplane) addEndpoint(ctx context.Context, a netip.Addr, v value) error {
-	if _, ok := d.has.endpoints[a]; ok {
+// addEndpoint makes a remote endpoint, unless another program has made one that has
+// its address. One of ours that is not as wanted is replaced.
+func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
+	had, ok := d.has.endpoints[x.addr]
+	if d.has.overlay() && !ok && !d.turn.learned && !d.has.providerOf(x.addr).IsValid() { // its node may have come since
+		if err := d.learnSubnets(ctx); err != nil {
+			return err
+		}
+	}
+	e := d.endpoint(x)
+	switch {
+	case ok && (!had.ours || had.MAC == e.MAC && had.Provider == e.Provider):
 		return nil
+	case had.vip && !x.vip:
+		return errClusterIP
+	case ok:
+		if err := gone(d.service.DeleteEndpoint(ctx, had.id)); err != nil {
+			return err
+		}
+		delete(d.has.endpoints, x.addr)
 	}
-	x, err := d.service.CreateEndpoint(ctx, hns.Endpoint{Network: d.has.network.ID, Addrs: []netip.Addr{a}, MAC: v.mac, Remote: true, Provider: v.provider})
-	if err != nil {
-		return err
+	made, err := d.service.CreateEndpoint(ctx, e)
+	if err == nil {
+		d.has.endpoints[x.addr] = endpoint{made, e, true, x.vip}
 	}
-	d.has.endpoints[a] = endpoint{x, v, true}
-	return nil
+	return err
 }
 
-func (d *Dataplane) dropEndpoint(ctx context.Context, a netip.Addr) error {
-	e, ok := d.has.endpoints[a]
-	if !ok || !e.ours {
+func (d *Dataplane) dropEndpoint(ctx context.Context, x id) error {
+	e := d.has.endpoints[x.addr]
+	if !e.ours || e.vip != x.vip {
 		return nil
 	}
-	if err := d.service.DeleteEndpoint(ctx, e.id); err != nil && !errors.Is(err, hns.ErrNotFound) {
-		return err
+	err := gone(d.service.DeleteEndpoint(ctx, e.id))
+	if err == nil {
+		delete(d.has.endpoints, x.addr)
 	}
-	delete(d.has.endpoints, a)
-	return nil
+	return err
+}
+
+// gone is what became of a removal: what was not there is.
+func gone(err error) error {
+	if errors.Is(err, hns.ErrNotFound) {
+		return nil
+	}
+	return err
 }
 
 // setBalancer makes a load balancer as it is wanted, with the endpoints that there
@@ -201,28 +222,43 @@ func (d *Dataplane) setBalancer(ctx context.Context, x id, v value) error {
 func (d *Dataplane) load(x id, v value) (l hns.LoadBalancer, missing error) {
 	l = hns.LoadBalancer{
 		VIP: x.addr, Family6: x.family == proxy.IPv6, Protocol: uint8(x.protocol), ExternalPort: x.port, InternalPort: v.port,
-		SourceVIP: v.source, Flags: v.flags,
+		SourceVIP: d.source(x.family, v.to), Flags: v.flags,
 	}
-	for _, a := range v.to {
-		if e, ok := d.has.endpoints[a]; ok {
-			l.Endpoints = append(l.Endpoints, e.id)
-		} else if missing == nil {
-			missing = fmt.Errorf("%w %v on network %s", errNoEndpoint, a, d.has.network.Name)
+	lacks := func(why error, what any) {
+		missing = cmp.Or(missing, fmt.Errorf("%w: %v on network %s", why, what, d.has.network.Name))
+	}
+	for _, e := range v.to {
+		had, ok := d.has.endpoints[e.Addr.Addr()]
+		switch {
+		case !ok || e.Local && had.ours:
+			lacks(errNoEndpoint, e.Addr.Addr())
+		case had.vip:
+			lacks(errClusterIP, e.Addr.Addr())
+		default:
+			l.Endpoints = append(l.Endpoints, had.id)
 		}
 	}
-	if x.check && d.has.root != "" {
-		l.Endpoints = append(l.Endpoints, d.has.root)
-	} else if x.check {
-		missing = fmt.Errorf("%w %s, where health checks are answered", errNoEndpoint, d.options.RootEndpoint)
+	for _, e := range d.needs(x, v) {
+		if _, ok := d.has.endpoints[e.addr]; e.vip && !ok {
+			lacks(errNoEndpoint, e.addr)
+		}
+	}
+	switch {
+	case x.check && d.has.root == "":
+		missing = fmt.Errorf("%w: %s, where health checks are answered", errNoEndpoint, d.options.RootEndpoint)
+	case x.check:
+		l.Endpoints = []string{d.has.root}
 	}
 	slices.Sort(l.Endpoints)
 	l.Endpoints = slices.Compact(l.Endpoints)
 	return l, missing
 }
 
-// errNoEndpoint says what a load balancer lacks, errReplaced that all is lost.
+// errNoEndpoint and errClusterIP say what a load balancer lacks, errReplaced that all
+// is lost.
 var (
 	errNoEndpoint = errors.New("no HNS endpoint")
+	errClusterIP  = errors.New("a ClusterIP is no endpoint")
 	errReplaced   = errors.New("the HNS network of the pods was replaced")
 )
 
@@ -239,7 +275,7 @@ func (d *Dataplane) change(ctx context.Context, x id, had balancer, l hns.LoadBa
 		return had.id, d.service.UpdateLoadBalancer(ctx, had.id, l)
 	}
 	if had.id != "" {
-		if err := d.service.DeleteLoadBalancer(ctx, had.id); err != nil && !errors.Is(err, hns.ErrNotFound) {
+		if err := gone(d.service.DeleteLoadBalancer(ctx, had.id)); err != nil {
 			return "", err
 		}
 		delete(d.has.balancers, x)
@@ -252,11 +288,11 @@ func (d *Dataplane) dropBalancer(ctx context.Context, x id) error {
 	if !b.ours {
 		return nil
 	}
-	if err := d.service.DeleteLoadBalancer(ctx, b.id); err != nil && !errors.Is(err, hns.ErrNotFound) {
-		return err
+	err := gone(d.service.DeleteLoadBalancer(ctx, b.id))
+	if err == nil {
+		delete(d.has.balancers, x)
 	}
-	delete(d.has.balancers, x)
-	return nil
+	return err
 }
 
 // ensureSource makes the endpoint of the source VIP on an overlay network.
@@ -265,30 +301,31 @@ func (d *Dataplane) ensureSource(ctx context.Context) error {
 		return nil
 	}
 	a := d.options.SourceVIP
-	if err := overlayProblem(d.features, a); err != nil {
+	if err := d.overlayProblem(); err != nil {
 		return err
 	}
 	if _, ok := d.has.endpoints[a]; ok {
 		return nil
 	}
-	v := d.host(proxy.FamilyOf(a))
-	if v.mac == "" {
-		return fmt.Errorf("the address of this node (%v) is not known, or no link has it: an overlay network needs both", v.provider)
+	e := d.endpoint(id{addr: a, vip: true})
+	if e.MAC == "" {
+		return fmt.Errorf("the address of this node (%v) is not known, or no link has it: an overlay network needs both", e.Provider)
 	}
-	x, err := d.service.CreateEndpoint(ctx, hns.Endpoint{Network: d.has.network.ID, Addrs: []netip.Addr{a}, MAC: v.mac})
+	e.Remote, e.Provider = false, netip.Addr{}
+	made, err := d.service.CreateEndpoint(ctx, e)
 	if err != nil {
 		return fmt.Errorf("create the endpoint of source VIP %v: %w", a, err)
 	}
-	d.has.endpoints[a] = endpoint{id: x}
+	d.has.endpoints[a] = endpoint{id: made, Endpoint: e}
 	return nil
 }
 
 // overlayProblem says why an overlay network cannot be used; nil: it can.
-func overlayProblem(f hns.Features, source netip.Addr) error {
+func (d *Dataplane) overlayProblem() error {
 	switch {
-	case !f.RemoteSubnet:
+	case !d.features.RemoteSubnet:
 		return errors.New("this version of Windows has no overlay networks for service proxies")
-	case !source.IsValid():
+	case !d.options.SourceVIP.IsValid():
 		return errors.New("an overlay network needs --source-vip, an address of it that no pod has")
 	default:
 		return nil
