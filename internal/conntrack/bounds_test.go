@@ -3,6 +3,9 @@ package conntrack
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -106,5 +109,55 @@ func TestCutsAreBounded(t *testing.T) {
 	}
 	if len(w.lately) > maxWatched {
 		t.Errorf("%d flows are kept", len(w.lately))
+	}
+}
+
+// TestMoreFlowsThanAreHeld ends very many stale flows some at a time, and looks at
+// all others once in each dump.
+func TestMoreFlowsThanAreHeld(t *testing.T) {
+	const flows, atOnce = 10, 4
+	run(t, func(b *bench) {
+		b.settled(row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53 to=10.1.0.2:53"))
+		b.rec.atOnce = atOnce
+		right := flow("10.96.0.10:53", "10.1.0.2:53")
+		b.kernel.Add(right)
+		for range flows {
+			b.kernel.Add(flow("10.96.0.10:53", "10.1.0.1:53"))
+		}
+		b.apply([]*proxy.ServicePort{row("dns", "cluster=10.96.0.10:53 to=10.1.0.2:53")})
+		b.wantFlows(right)
+		if c := b.kernel.Reset(); c.Dumps != 3 || c.Deletes != flows || c.Most != atOnce {
+			t.Errorf("%d dumps of at most %d flows, %d deletions; want 3, %d, %d", c.Dumps, c.Most, c.Deletes, atOnce, flows)
+		}
+		b.settle()
+		if c := b.kernel.Reset(); c.Dumps != 1 {
+			t.Errorf("%d dumps more; want one, for flows that were under way", c.Dumps)
+		}
+	})
+}
+
+// TestCostOfManyPorts changes one endpoint of a Service with very many: what is
+// looked at for flows allocates no list of all.
+func TestCostOfManyPorts(t *testing.T) {
+	bytes := func(endpoints int) uint64 {
+		old, cur := row("dns", "cluster=10.96.0.10:53"), row("dns", "cluster=10.96.0.10:53")
+		for n := range endpoints {
+			e := proxy.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(n >> 8), byte(n)}), 53)}
+			old.Cluster = append(old.Cluster, e)
+		}
+		cur.Cluster = slices.Clone(old.Cluster)
+		cur.Cluster[endpoints/2].Addr = netip.MustParseAddrPort("10.2.0.1:53")
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range 10 {
+			if !matters(proxy.Upsert{Old: old, New: cur}) {
+				t.Error("an endpoint that goes has no flows")
+			}
+		}
+		runtime.ReadMemStats(&after)
+		return (after.TotalAlloc - before.TotalAlloc) / 10
+	}
+	if few, many := bytes(1_250), bytes(5_000); many > 2*few {
+		t.Errorf("%d bytes for one of 5,000 endpoints, %d for one of 1,250; want the same", many, few)
 	}
 }

@@ -30,6 +30,11 @@ const (
 	// restFactor is how many times its own length a pass is followed by rest:
 	// the kernel walks its whole table for a dump, however few flows match.
 	restFactor = 4
+
+	// endedAtOnce bounds the flows that are held to be ended: there may be a million
+	// of one endpoint, and the process has less memory than the kernel. They take
+	// about 25 MB. For more, the kernel is asked again.
+	endedAtOnce = 1 << 17
 )
 
 // Settings are what a Reconciler is made of.
@@ -47,7 +52,8 @@ type Reconciler struct {
 	settings Settings
 	wake     chan struct{}
 
-	retry time.Duration // the wait after the next failure; it belongs to the goroutine of Run
+	retry  time.Duration // the wait after the next failure; it belongs to the goroutine of Run
+	atOnce int           // how many flows are ended before the kernel is asked again
 
 	mu    sync.Mutex // held for moments only, since the engine waits for it
 	watch watch
@@ -55,7 +61,7 @@ type Reconciler struct {
 
 // New returns a Reconciler that does nothing until Run is called.
 func New(s Settings) *Reconciler {
-	return &Reconciler{settings: s, wake: make(chan struct{}, 1), watch: newWatch()}
+	return &Reconciler{settings: s, wake: make(chan struct{}, 1), atOnce: endedAtOnce, watch: newWatch()}
 }
 
 // Applying notes a step before it is written. A write takes its time, family by
@@ -177,19 +183,30 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 }
 
 // end deletes the stale flows among those of a filter, and returns how many.
-//
-// The rows may have changed since a flow was seen, so it is judged again. The
-// rules by which it began were announced before they were written, and so they
-// are known by now.
-func (r *Reconciler) end(ctx context.Context, by ct.Filter, j *judge) (int, error) {
+func (r *Reconciler) end(ctx context.Context, by ct.Filter, j *judge) (deleted int, err error) {
 	stale := func(f *ct.Flow) bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return j.stale(f)
 	}
-	flows, err := r.settings.Flows.Dump(ctx, by, stale)
+	by.Most = r.atOnce
+	for more := true; more && err == nil; {
+		var flows []ct.Flow
+		flows, err = r.settings.Flows.Dump(ctx, by, stale)
+		n, failed := r.delete(ctx, flows, stale)
+		deleted, err = deleted+n, errors.Join(err, failed)
+		more = len(flows) == r.atOnce && n > 0
+	}
+	return deleted, err
+}
+
+// delete deletes flows that are still stale, and returns how many.
+//
+// The rows may have changed since a flow was seen, so it is judged again. The
+// rules by which it began were announced before they were written, and so they
+// are known by now.
+func (r *Reconciler) delete(ctx context.Context, flows []ct.Flow, stale func(*ct.Flow) bool) (deleted int, err error) {
 	logger := klog.FromContext(ctx).V(4)
-	deleted := 0
 	var failures []error
 	for i := range flows {
 		f := &flows[i]
@@ -208,7 +225,7 @@ func (r *Reconciler) end(ctx context.Context, by ct.Filter, j *judge) (int, erro
 		}
 	}
 	if len(failures) > 0 {
-		err = errors.Join(err, fmt.Errorf("%d of %d flows: %w", len(failures), len(flows), failures[0]))
+		err = fmt.Errorf("%d of %d flows: %w", len(failures), len(flows), failures[0])
 	}
 	return deleted, err
 }

@@ -268,13 +268,41 @@ func matters(u proxy.Upsert) bool {
 	if len(old.Cluster)+len(old.Local) == 0 && len(cur.Cluster)+len(cur.Local) > 0 {
 		return true
 	}
-	still := servingOf(cur)
-	for e := range servingOf(old) {
-		if !still[e] {
-			return true
+	return !servesAll(cur, leaving(old, cur))
+}
+
+// leaving returns the endpoints of a row that may have flows and are not where they
+// were in another form of it. Few are: an endpoint keeps its slot.
+func leaving(old, cur *proxy.ServicePort) map[netip.AddrPort]bool {
+	out := map[netip.AddrPort]bool{}
+	for _, scope := range []proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal} {
+		is := cur.List(scope)
+		for i, e := range old.List(scope) {
+			if i >= len(is) || is[i].Addr != e.Addr {
+				out[e.Addr] = true
+			}
 		}
 	}
-	return false
+	if !slices.Equal(old.Draining, cur.Draining) {
+		for _, a := range old.Draining {
+			out[a] = true
+		}
+	}
+	return out
+}
+
+// servesAll reports whether all of some addresses, which it empties of them, are
+// endpoints of a row that may have flows.
+func servesAll(sp *proxy.ServicePort, some map[netip.AddrPort]bool) bool {
+	for _, list := range [][]proxy.Endpoint{sp.Cluster, sp.Local} {
+		for i := 0; i < len(list) && len(some) > 0; i++ {
+			delete(some, list[i].Addr)
+		}
+	}
+	for _, a := range sp.Draining {
+		delete(some, a)
+	}
+	return len(some) == 0
 }
 
 // servingOf returns the endpoints of a row that may have flows.

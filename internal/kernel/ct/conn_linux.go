@@ -65,6 +65,9 @@ func (c *Conn) dump(f Filter, filtered bool, keep func(*Flow) bool) ([]Flow, err
 	var flow Flow
 	malformed := 0
 	err := c.nl.Ask(func(m netlink.Message) {
+		if f.full(len(flows)) {
+			return
+		}
 		c.parsed++
 		if !decode(m.Attrs(), &flow) {
 			malformed++

@@ -130,6 +130,14 @@ var contract = []contractCase{
 			t.Errorf("flows %v, error %v; want only %v", got, err, &tracked[1])
 		}
 	}},
+	{"some of them", func(t *testing.T, k ct.Interface) {
+		for most := range 5 {
+			got, err := k.Dump(t.Context(), ct.Filter{Protocol: udp, Most: most}, func(f *ct.Flow) bool { return f.Zone == 0 })
+			if want := min(2, cmp.Or(most, 2)); err != nil || len(got) != want {
+				t.Errorf("at most %d: flows %v, error %v; want %d", most, got, err, want)
+			}
+		}
+	}},
 	{"delete one", func(t *testing.T, k ct.Interface) {
 		deleteThe(t, k, tracked[0])
 		wantFlows(t, k, ct.Filter{Protocol: udp}, tracked[1], tracked[2])

@@ -57,7 +57,12 @@ type Filter struct {
 	// The client and the address that it connected to, both of them or neither.
 	Src netip.Addr
 	Dst netip.AddrPort
+
+	Most int // flows to return, whichever come first; 0: all
 }
+
+// full reports whether so many flows are as many as the filter asks for.
+func (f Filter) full(flows int) bool { return f.Most > 0 && flows >= f.Most }
 
 // String returns the filter in words.
 func (f Filter) String() string {

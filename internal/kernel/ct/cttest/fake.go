@@ -24,6 +24,7 @@ type Fake struct {
 // Count is what was asked of a Fake.
 type Count struct {
 	Dumps, Deletes int
+	Most           int // flows that a dump returned
 }
 
 var (
@@ -79,10 +80,11 @@ func (k *Fake) Dump(ctx context.Context, f ct.Filter, keep func(*ct.Flow) bool) 
 	k.count.Dumps++
 	var out []ct.Flow
 	for _, flow := range k.flows {
-		if f.Matches(&flow) && keep(&flow) {
+		if (f.Most == 0 || len(out) < f.Most) && f.Matches(&flow) && keep(&flow) {
 			out = append(out, flow)
 		}
 	}
+	k.count.Most = max(k.count.Most, len(out))
 	switch {
 	case errors.Is(k.fail, ct.ErrIncomplete):
 		return out, fmt.Errorf("dump %v flows: %w", f, k.fail)
