@@ -160,6 +160,7 @@ type process struct {
 	cmd  *exec.Cmd
 	mu   sync.Mutex
 	text bytes.Buffer
+	sync time.Time // when it told of its first sync
 	done chan struct{}
 }
 
@@ -167,7 +168,18 @@ type process struct {
 func (p *process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.text.Write(b)
+	n, err := p.text.Write(b)
+	if p.sync.IsZero() && bytes.Contains(p.text.Bytes(), []byte("First sync done")) {
+		p.sync = time.Now()
+	}
+	return n, err
+}
+
+// synced returns when the daemon told of its first sync; zero: not yet.
+func (p *process) synced() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sync
 }
 
 func (p *process) log() string {

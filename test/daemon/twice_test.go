@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -54,7 +53,7 @@ func TestTwoDaemons(t *testing.T) {
 				t.Error("the second does not say what the first is")
 			}
 			wait(t, 500*time.Millisecond) // for the second to write, if it would
-			if n, _ := written.taken(); n != 0 {
+			if n := len(written.taken()); n != 0 {
 				t.Errorf("%d objects were written because of the second", n)
 			}
 			if n := s.costOf(written, podB, podA); n != alone {
@@ -62,8 +61,8 @@ func TestTwoDaemons(t *testing.T) {
 			}
 			ended := time.Now()
 			_ = first.cmd.Process.Signal(c.end)
-			eventually(t, "the second's first sync", func() bool { return strings.Contains(second.log(), "First sync done") })
-			took := time.Since(ended)
+			eventually(t, "the second's first sync", func() bool { return !second.synced().IsZero() })
+			took := second.synced().Sub(ended)
 			s.write("web.yaml", service("web", clusterIP, podB))
 			eventually(t, "a change after that", s.answers(clusterIP, podB))
 			s.alive(open, "after the first was told to end")
@@ -74,11 +73,8 @@ func TestTwoDaemons(t *testing.T) {
 				t.Errorf("the first ended with %d", code)
 			}
 			made, failed := load()
-			for _, f := range failed[:min(len(failed), 5)] {
-				t.Error(f)
-			}
-			f := &folder{node: s.lab.Node(), flags: append(s.rendering(), "--proxy-mode", c.second)}
-			eventually(t, "what a new daemon would make", func() bool { return f.compare(t.Context()) == nil })
+			s.report(failed)
+			s.isAsNew(c.second)
 			reliability.Record(t, reliability.Result{
 				Fault: "two daemons on one node: " + c.first + ", then " + c.second, Mode: c.second, Tried: 1,
 				Requests: made, Failed: len(failed), Repairs: []time.Duration{took}, Note: "the repair is what the second took after " + c.end.String() + " of the first",
@@ -104,7 +100,7 @@ func (s *site) openEcho() net.Conn {
 }
 
 // costOf replaces the Service's endpoint and returns how many objects were written.
-func (s *site) costOf(w *writes, endpoints ...netip.Addr) (objects int) {
+func (s *site) costOf(w *writes, endpoints ...netip.Addr) int {
 	s.t.Helper()
 	w.taken()
 	for _, e := range endpoints {
@@ -112,15 +108,5 @@ func (s *site) costOf(w *writes, endpoints ...netip.Addr) (objects int) {
 		eventually(s.t, "the change", s.answers(clusterIP, e))
 	}
 	s.await()
-	objects, _ = w.taken()
-	return objects
-}
-
-// rendering are the settings that a rendering has.
-func (s *site) rendering() []string {
-	flags := s.settings()
-	if i := slices.Index(flags, "--cgroup-root"); i >= 0 {
-		flags = slices.Delete(flags, i, i+2)
-	}
-	return flags
+	return len(w.taken())
 }

@@ -2,9 +2,12 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
+	"regexp"
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,15 +36,15 @@ func (s *site) countWrites() *writes {
 	return w
 }
 
-// taken returns how many objects were written since it was last called, in how many
-// transactions.
-func (w *writes) taken() (objects, transactions int) {
+// taken returns what was written since it was last called: the kind of each message, and the
+// table. What a mode tries out in a table of its own, and takes back, is left out.
+func (w *writes) taken() (objects []string) {
 	w.t.Helper()
 	b := make([]byte, 1<<20)
 	for {
 		n, _, err := unix.Recvfrom(w.fd, b, 0)
 		if errors.Is(err, unix.EAGAIN) {
-			return objects, transactions
+			return objects
 		}
 		if err != nil {
 			w.t.Fatal(err)
@@ -51,11 +54,28 @@ func (w *writes) taken() (objects, transactions int) {
 			w.t.Fatal(err)
 		}
 		for _, m := range messages {
-			if m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
-				transactions++
-			} else {
-				objects++
+			kind := int(m.Header.Type & 0xff)
+			if name := w.nameOf(m); kind != unix.NFT_MSG_NEWGEN && !tried.MatchString(name) {
+				objects = append(objects, fmt.Sprintf("%d %s", kind, name))
 			}
 		}
 	}
+}
+
+// tried matches the tables and chains with which a mode tries out what the kernel can do.
+var tried = regexp.MustCompile(`-probe |KUBE-.*PROBE`)
+
+// nameOf returns the table that an object is in, and a chain's name.
+func (w *writes) nameOf(m syscall.NetlinkMessage) (name string) {
+	w.t.Helper()
+	attributes, err := nl.ParseRouteAttr(m.Data[nl.SizeofNfgenmsg:])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, a := range attributes {
+		if a.Attr.Type == unix.NFTA_CHAIN_TABLE || a.Attr.Type == unix.NFTA_CHAIN_NAME {
+			name += unix.ByteSliceToString(a.Value) + " "
+		}
+	}
+	return name
 }
