@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -27,7 +28,7 @@ const (
 	retryMin = 100 * time.Millisecond
 	retryMax = 30 * time.Second
 
-	// restFactor is how many times its own length a pass is followed by rest:
+	// restFactor is how many times what it cost a pass is followed by rest:
 	// the kernel walks its whole table for a dump, however few flows match.
 	restFactor = 4
 
@@ -45,6 +46,11 @@ type Settings struct {
 	// Passed is told how long every pass took for a family, and how many flows it
 	// deleted; nil: nobody is.
 	Passed func(f proxy.Family, took time.Duration, deleted int)
+
+	// ThreadTime is how long the calling thread has had a processor, which is what
+	// a pass costs; nil: by the clock. On a busy node a pass of a millisecond may
+	// take half a second, and stale flows would wait for two more.
+	ThreadTime func() time.Duration
 }
 
 // Reconciler ends stale flows. It is an observer of the engine.
@@ -61,6 +67,10 @@ type Reconciler struct {
 
 // New returns a Reconciler that does nothing until Run is called.
 func New(s Settings) *Reconciler {
+	if s.ThreadTime == nil {
+		begin := time.Now()
+		s.ThreadTime = func() time.Duration { return time.Since(begin) }
+	}
 	return &Reconciler{settings: s, wake: make(chan struct{}, 1), atOnce: endedAtOnce, watch: newWatch()}
 }
 
@@ -90,6 +100,8 @@ func (r *Reconciler) Applied(node *proxy.Node, d *proxy.Delta, full bool) {
 
 // Run ends stale flows until ctx ends, and then returns nil. It is called once.
 func (r *Reconciler) Run(ctx context.Context) error {
+	runtime.LockOSThread() // whose time is measured
+	defer runtime.UnlockOSThread()
 	alarm := time.NewTimer(0)
 	alarm.Stop()
 	defer alarm.Stop()
@@ -121,9 +133,9 @@ func (r *Reconciler) Run(ctx context.Context) error {
 // pass looks at the flows of all watched frontends once, and returns how long
 // to rest.
 func (r *Reconciler) pass(ctx context.Context) time.Duration {
-	start := time.Now()
+	start, spent := time.Now(), r.settings.ThreadTime()
 	err := r.reconcile(ctx)
-	elapsed := time.Since(start)
+	rest := restFactor * (r.settings.ThreadTime() - spent)
 	r.mu.Lock()
 	if err == nil {
 		r.watch.checked(start)
@@ -140,12 +152,12 @@ func (r *Reconciler) pass(ctx context.Context) time.Duration {
 		return 0
 	case err != nil:
 		r.retry = runner.Backoff(r.retry, retryMin, retryMax)
-		rest := max(r.retry, restFactor*elapsed)
+		rest = max(r.retry, rest)
 		klog.FromContext(ctx).Error(err, "Stale flows may remain, will try again", "retryIn", rest)
 		return rest
 	default:
 		r.retry = 0
-		return restFactor * elapsed
+		return rest
 	}
 }
 

@@ -611,6 +611,27 @@ func TestRest(t *testing.T) {
 	})
 }
 
+// TestNoRestForWaiting does not take a pass that had to wait for the processor for one
+// that needed it: flows end with the pass after their change.
+func TestNoRestForWaiting(t *testing.T) {
+	run(t, func(b *bench) {
+		b.rec.settings.Flows = &slowFlows{Interface: b.kernel, takes: time.Second}
+		spent := time.Duration(0)
+		b.rec.settings.ThreadTime = func() time.Duration {
+			spent += time.Millisecond
+			return spent
+		}
+		for i := range 10 {
+			b.apply([]*proxy.ServicePort{row("dns", fmt.Sprintf("cluster=10.96.0.1:53 to=10.1.0.%d:53", i))})
+			b.kernel.Add(flow("10.96.0.1:53", fmt.Sprintf("10.1.0.%d:53", i)))
+			time.Sleep(2100 * time.Millisecond) // a pass may have begun before, and ends first
+			b.wantFlows(flow("10.96.0.1:53", fmt.Sprintf("10.1.0.%d:53", i)))
+		}
+		b.settle()
+		b.settle()
+	})
+}
+
 // slowFlows takes its time.
 type slowFlows struct {
 	ct.Interface
