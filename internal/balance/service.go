@@ -29,6 +29,8 @@ type Service struct {
 	open    map[netip.AddrPort]int // connections, by endpoint
 	shares  [2]*shares             // by scope; nil: to be made
 	maglev  [2]*maglevTable        // the same
+	places  [2]map[netip.AddrPort]int
+	keeps   map[netip.AddrPort]bool // the endpoints that drain; nil: to be made
 }
 
 // Remembered is the endpoint of a client that session affinity holds for.
@@ -47,6 +49,7 @@ func (s *Service) set(row *proxy.ServicePort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.row, s.shares, s.maglev = row, [2]*shares{}, [2]*maglevTable{}
+	s.places, s.keeps = [2]map[netip.AddrPort]int{}, nil
 	s.Version.Add(1)
 	if row == nil || row.Affinity == 0 {
 		s.clients = nil
@@ -68,8 +71,8 @@ func (s *Service) Choose(client netip.Addr, scope proxy.Scope, tried []netip.Add
 	if len(list) == 0 {
 		return proxy.Endpoint{}, false
 	}
-	e, known := s.remembered(list, client)
-	if !known {
+	e, known := s.remembered(client, scope)
+	if !known || slices.Contains(tried, e.Addr) {
 		e = s.pick(list, client, scope, len(tried) == 0)
 	}
 	if s.row.Affinity > 0 {
@@ -102,16 +105,41 @@ func (s *Service) Disown(client netip.Addr) {
 	delete(s.clients, client)
 }
 
-func (s *Service) remembered(list []proxy.Endpoint, client netip.Addr) (proxy.Endpoint, bool) {
+func (s *Service) remembered(client netip.Addr, scope proxy.Scope) (proxy.Endpoint, bool) {
 	r, ok := s.clients[client]
 	if !ok || time.Since(r.Used) >= s.row.Affinity {
 		return proxy.Endpoint{}, false
 	}
-	i := slices.IndexFunc(list, func(e proxy.Endpoint) bool { return e.Addr == r.Endpoint })
-	if i < 0 {
+	i, ok := s.place(r.Endpoint, scope)
+	if !ok {
 		return proxy.Endpoint{}, false
 	}
-	return list[i], true
+	return s.row.List(scope)[i], true
+}
+
+// place returns where an endpoint is in a list of the row. There may be thousands of
+// endpoints, and a session of each client to be asked about after every change.
+func (s *Service) place(endpoint netip.AddrPort, scope proxy.Scope) (int, bool) {
+	if s.places[scope] == nil {
+		list := s.row.List(scope)
+		s.places[scope] = make(map[netip.AddrPort]int, len(list))
+		for i, e := range list {
+			s.places[scope][e.Addr] = i
+		}
+	}
+	i, ok := s.places[scope][endpoint]
+	return i, ok
+}
+
+// drains reports whether an endpoint is in no list of the row, and keeps its flows.
+func (s *Service) drains(endpoint netip.AddrPort) bool {
+	if s.keeps == nil {
+		s.keeps = make(map[netip.AddrPort]bool, len(s.row.Draining))
+		for _, a := range s.row.Draining {
+			s.keeps[a] = true
+		}
+	}
+	return s.keeps[endpoint]
 }
 
 // remember notes a client's endpoint. When there is no room, clients go that are
@@ -177,9 +205,15 @@ func (s *Service) leastLoaded(list []proxy.Endpoint, first proxy.Endpoint) proxy
 func (s *Service) Serves(endpoint netip.AddrPort) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	is := func(e proxy.Endpoint) bool { return e.Addr == endpoint }
-	return s.row != nil && (slices.ContainsFunc(s.row.Cluster, is) || slices.ContainsFunc(s.row.Local, is) ||
-		slices.Contains(s.row.Draining, endpoint))
+	if s.row == nil {
+		return false
+	}
+	for _, scope := range []proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal} {
+		if _, ok := s.place(endpoint, scope); ok {
+			return true
+		}
+	}
+	return s.drains(endpoint)
 }
 
 // Frontend returns one of the addresses by which the row is reached, if it is
@@ -207,7 +241,7 @@ func (s *Service) Remembers(client netip.Addr, scope proxy.Scope) netip.AddrPort
 	if s.row == nil {
 		return netip.AddrPort{}
 	}
-	e, _ := s.remembered(s.row.List(scope), client)
+	e, _ := s.remembered(client, scope)
 	return e.Addr
 }
 
