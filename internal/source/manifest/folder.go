@@ -36,8 +36,9 @@ type file struct {
 
 // directory is one that was listed.
 type directory struct {
-	path string
-	info fs.FileInfo
+	path   string
+	info   fs.FileInfo
+	linked bool // a symbolic link led there
 }
 
 // folder is what is known of the files below a directory.
@@ -58,7 +59,7 @@ func newFolder(dir string) *folder {
 func (f *folder) scan(all bool) error {
 	f.dirs, f.unreadable, f.pending = nil, nil, false
 	found := map[string]fs.FileInfo{}
-	if err := f.list("", found); err != nil {
+	if err := f.list("", found, false); err != nil {
 		return err
 	}
 	// The folder may have gone while it was listed.
@@ -161,6 +162,7 @@ func addMissing(list, others []entry) []entry {
 // with the same identity the first is used and the other reported.
 func (f *folder) merged() ([]entry, []Problem) {
 	var entries, held []entry
+	var gone [][]entry // what missing files held
 	problems := slices.Clone(f.unreadable)
 	first := map[objectID]Problem{}
 	for _, rel := range slices.Sorted(maps.Keys(f.files)) {
@@ -169,7 +171,7 @@ func (f *folder) merged() ([]entry, []Problem) {
 		if known.missing.IsZero() {
 			held = append(held, known.held...)
 		} else {
-			held = slices.Concat(known.held, held) // It was there a moment ago.
+			gone = append(gone, known.held)
 		}
 		for _, e := range known.last.entries {
 			if earlier, twice := first[e.id]; twice {
@@ -183,22 +185,23 @@ func (f *folder) merged() ([]entry, []Problem) {
 		}
 	}
 	// An object that is held gives way to one that is really there, without a
-	// word: it may have moved to another file.
-	return addMissing(entries, held), problems
+	// word: it may have moved to another file. What was there a moment ago comes first.
+	slices.Reverse(gone)
+	return addMissing(entries, slices.Concat(append(gone, held)...)), problems
 }
 
 // list finds the manifest files of one directory, by its slash-separated path
 // below the folder, and of all below it. The error is that of the directory itself.
-func (f *folder) list(rel string, found map[string]fs.FileInfo) error {
+func (f *folder) list(rel string, found map[string]fs.FileInfo, linked bool) error {
 	info, err := os.Stat(f.full(rel))
 	if err != nil {
 		return err
 	}
-	// Symbolic links may lead round in circles.
-	if slices.ContainsFunc(f.dirs, func(d directory) bool { return os.SameFile(d.info, info) }) {
+	// Symbolic links may lead round in circles. Without one, no directory comes up twice.
+	if slices.ContainsFunc(f.dirs, func(d directory) bool { return (linked || d.linked) && os.SameFile(d.info, info) }) {
 		return nil
 	}
-	f.dirs = append(f.dirs, directory{f.full(rel), info})
+	f.dirs = append(f.dirs, directory{f.full(rel), info, linked})
 	children, err := os.ReadDir(f.full(rel))
 	if err != nil {
 		return err
@@ -208,7 +211,7 @@ func (f *folder) list(rel string, found map[string]fs.FileInfo) error {
 			continue
 		}
 		rel := path.Join(rel, child.Name())
-		if err := f.child(rel, found); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := f.child(rel, found, linked || child.Type()&fs.ModeSymlink != 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			f.unreadable = append(f.unreadable, Problem{
 				File: rel, Reason: fmt.Sprintf("cannot be read: %v; its last objects stay in force", bare(err)),
 			})
@@ -217,12 +220,12 @@ func (f *folder) list(rel string, found map[string]fs.FileInfo) error {
 	return nil
 }
 
-func (f *folder) child(rel string, found map[string]fs.FileInfo) error {
+func (f *folder) child(rel string, found map[string]fs.FileInfo, linked bool) error {
 	manifest := slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(rel))
 	info, err := os.Stat(f.full(rel)) // Links are followed: the files of a ConfigMap volume are links.
 	switch {
 	case err == nil && info.IsDir():
-		return f.list(rel, found)
+		return f.list(rel, found, linked)
 	case !manifest:
 		return nil
 	case err == nil && info.Mode().IsRegular():
