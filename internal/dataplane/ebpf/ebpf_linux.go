@@ -147,11 +147,15 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 			d.disable(ctx, failed)
 		}
 	}
-	if failed != nil && !errors.Is(failed, errFull) {
-		return nil, fmt.Errorf("the rules serve alone: %w", failed)
+	if d.mustSync() {
+		return nil, fmt.Errorf("the rules serve alone: %w", d.off)
 	}
 	return refused, nil
 }
+
+// mustSync reports whether sockets are left alone, or are meant to be, for a reason
+// that another Sync may find gone. That there is no room is none.
+func (d *Dataplane) mustSync() bool { return d.off != nil && !errors.Is(d.off, errFull) }
 
 // syncSockets makes the maps right.
 func (d *Dataplane) syncSockets(ctx context.Context, want *proxy.State) error {
@@ -196,10 +200,9 @@ func (d *Dataplane) follow(ctx context.Context, want *proxy.State, refused proxy
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var failed error
 	if d.off == nil {
-		if failed = d.applySockets(ctx, want, changed); failed != nil {
-			d.disable(ctx, failed)
+		if err := d.applySockets(ctx, want, changed); err != nil {
+			d.disable(ctx, err)
 		}
 	}
 	refused, err := d.Dataplane.Apply(ctx, want, changed)
@@ -207,12 +210,12 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 		return nil, d.without(ctx, err)
 	}
 	if d.off == nil {
-		if failed = d.follow(ctx, want, refused); failed != nil {
-			d.disable(ctx, failed)
+		if err := d.follow(ctx, want, refused); err != nil {
+			d.disable(ctx, err)
 		}
 	}
-	if failed != nil && !errors.Is(failed, errFull) {
-		return nil, fmt.Errorf("%w: the rules serve alone: %w", proxy.ErrNeedSync, failed)
+	if d.mustSync() {
+		return nil, fmt.Errorf("%w: the rules serve alone: %w", proxy.ErrNeedSync, d.off)
 	}
 	return refused, nil
 }
@@ -222,6 +225,8 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 func (d *Dataplane) without(ctx context.Context, err error) error {
 	if d.off == nil {
 		d.disable(ctx, err)
+	}
+	if d.mustSync() {
 		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
 	return err
@@ -303,7 +308,8 @@ func (d *Dataplane) allow(period time.Duration) error {
 	return d.kernel.allow(d.node, now+uint64(period))
 }
 
-// disable leaves sockets alone until the next Sync.
+// disable leaves sockets alone until the next Sync. Programs that cannot be told so
+// go on by what the maps have, so that is to be tried again whatever the reason.
 func (d *Dataplane) disable(ctx context.Context, why error) {
 	d.differ.Forget()
 	d.off = why
@@ -312,6 +318,7 @@ func (d *Dataplane) disable(ctx context.Context, why error) {
 	log.Error(why, "Sockets are left alone, the rules serve all connections")
 	if err := d.kernel.allow(0, 0); err != nil {
 		log.Error(err, "Programs cannot be told so; their permission ends by itself", "after", lease)
+		d.off = fmt.Errorf("%v; and programs cannot be told: %w", why, err)
 	}
 }
 

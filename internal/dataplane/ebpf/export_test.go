@@ -103,3 +103,16 @@ type Account = account
 
 // Settle has it be told connections, bytes and packets.
 func (a *Account) Settle(ended, live [5]uint64) [5]uint64 { return a.settle(ended, live) }
+
+// LoseMap has writes of endpoints fail until what it returns is called.
+func (d *Dataplane) LoseMap() (find func(), err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	was := d.kernel.Endpoints
+	lost, err := was.Clone()
+	if err != nil {
+		return nil, err
+	}
+	d.kernel.Endpoints = lost
+	return func() { _ = d.locked(func() error { d.kernel.Endpoints = was; return nil }) }, lost.Close()
+}

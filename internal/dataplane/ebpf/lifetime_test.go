@@ -127,6 +127,33 @@ func TestEntriesAreLost(t *testing.T) {
 	h.wantRules("a frontend is not what it says", web)
 }
 
+// TestNeitherCanBeWritten, maps nor rules: only a full sync is right then, after which
+// sockets are served again.
+func TestNeitherCanBeWritten(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	was, is := row("web", proxy.TCP, web, pods[0]), row("web", proxy.TCP, web, pods[1])
+	h.serve(was)
+	find, err := h.d.LoseMap()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	stop() // so that no batch is sent
+	step := &proxy.Delta{Upserts: []proxy.Upsert{{Old: was, New: is}}}
+	if err := proxytest.Apply(stopped, h.d, step); !errors.Is(err, proxy.ErrNeedSync) {
+		t.Errorf("%v; want an error that asks for a full sync", err)
+	}
+	find()
+	if err := h.sync(is); err != nil {
+		t.Fatal(err)
+	}
+	h.warm(proxy.TCP, web)
+	if by, _ := h.connects(web); by != pods[1] {
+		t.Errorf("answered by %v; want %v", by, pods[1])
+	}
+}
+
 // TestMapsAreFull: the rules serve what has no room, sockets the rest.
 func TestMapsAreFull(t *testing.T) {
 	for _, tt := range []struct {

@@ -32,6 +32,9 @@ const (
 
 	// cutPause is how often to look whether there is still something to cut.
 	cutPause = time.Second
+
+	// retryPause is how long to wait before something is tried again that failed.
+	retryPause = time.Second
 )
 
 // Run answers what programs ask, follows addresses and routes, and renews the
@@ -60,6 +63,7 @@ func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 	for {
 		var what string
 		var err error
+		var again chan struct{} // what asks for it
 		select {
 		case <-ctx.Done():
 			return
@@ -73,14 +77,13 @@ func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 			}
 		case <-read:
 			read = nil
-			if what, err = "Addresses and routes of the node cannot be read", d.locked(d.readAgain); err != nil {
-				notify(changed) // once more
-			}
+			what, again, err = "Addresses and routes of the node cannot be read", changed, d.locked(d.readAgain)
 		case <-d.look:
-			what, err = "Sockets of endpoints that are gone cannot be looked for", d.locked(d.cutStale)
+			what, again, err = "Sockets of endpoints that are gone cannot be looked for", d.look, d.locked(d.cutStale)
 		}
 		if err != nil {
 			log.Error(err, what)
+			time.AfterFunc(retryPause, func() { notify(again) })
 		}
 	}
 }
@@ -115,12 +118,22 @@ func (d *Dataplane) listen(ctx context.Context, changed chan struct{}) {
 	}
 	for ctx.Err() == nil {
 		_, _, err := d.news.Receive()
-		if err == nil || errors.Is(err, unix.ENOBUFS) {
-			notify(changed)
-		} else if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Changes of addresses and routes are no longer seen")
-			return
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+			continue
+		case err != nil && !errors.Is(err, unix.ENOBUFS):
+			klog.FromContext(ctx).Error(err, "Changes of addresses and routes may be seen late")
+			pause(ctx, retryPause)
 		}
+		notify(changed)
+	}
+}
+
+// pause waits, unless ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 
@@ -167,11 +180,13 @@ func (d *Dataplane) answerAll(ctx context.Context, questions *ringbuf.Reader) {
 	log := klog.FromContext(ctx)
 	var record ringbuf.Record
 	for {
-		if err := questions.ReadInto(&record); err != nil {
-			if !errors.Is(err, os.ErrClosed) {
-				log.Error(err, "Namespaces can no longer be learnt about, the rules serve their sockets")
-			}
+		switch err := questions.ReadInto(&record); {
+		case errors.Is(err, os.ErrClosed):
 			return
+		case err != nil:
+			log.Error(err, "Namespaces cannot be learnt about for now, the rules serve their sockets")
+			pause(ctx, retryPause)
+			continue
 		}
 		// The socket gets its source after the program that asks has ended.
 		for try := 0; try < answerTries; try++ {

@@ -213,10 +213,26 @@ func put[K, V bytesOf](m *ebpf.Map, some []*change) (int, error) {
 		fill(&values[i], c.New)
 	}
 	if some[0].Has {
-		return m.BatchUpdate(keys, values, nil)
+		n, err := m.BatchUpdate(keys, values, nil)
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return putEach(m, keys, values)
+		}
+		return n, err
 	}
 	for i, k := range keys {
 		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return i, err
+		}
+	}
+	return len(keys), nil
+}
+
+// putEach writes entries one by one. The library says that there are no batches, from
+// then on and instead of whatever else goes wrong, when one fails and its own trial of
+// them does so, too, be it for want of memory.
+func putEach[K, V any](m *ebpf.Map, keys []K, values []V) (int, error) {
+	for i, k := range keys {
+		if err := m.Update(k, values[i], ebpf.UpdateAny); err != nil {
 			return i, err
 		}
 	}
