@@ -23,6 +23,9 @@ const (
 	readEvery  = time.Second
 	restFactor = 30
 
+	// readPatience is how long who asks waits for a kernel that is slow to answer.
+	readPatience = 3 * time.Second
+
 	// takeEvery is the time from one look at ended flows to the next. The kernel
 	// keeps more than 50,000 for us.
 	takeEvery = 500 * time.Millisecond
@@ -54,9 +57,9 @@ type Collector struct {
 	lost     atomic.Uint64 // how often the kernel could not tell of ended flows
 	shown    atomic.Pointer[shown]
 
-	taking  sync.Mutex // held while ended flows are taken
-	reading sync.Mutex // held while everything is counted
-	next    time.Time  // when to count again
+	taking  sync.Mutex    // held while ended flows are taken
+	reading chan struct{} // has a token while everything is counted
+	next    time.Time     // when to count again
 	samples map[sampleKey]tally
 	read    bool // flows were counted at least once
 	failed  bool // the last time; that was logged
@@ -82,7 +85,7 @@ type sampleKey struct {
 // New returns a Collector that knows no row.
 func New(s Settings) *Collector {
 	c := &Collector{
-		settings: s, inForce: make(chan struct{}),
+		settings: s, inForce: make(chan struct{}), reading: make(chan struct{}, 1),
 		index:    index{rows: map[frontend]*proxy.ServicePort{}},
 		rows:     map[proxy.PortKey]*row{},
 		services: map[proxy.ServicePortName]*service{},
@@ -117,7 +120,8 @@ func (c *Collector) Applied(node *proxy.Node, d *proxy.Delta) {
 func (c *Collector) Run(ctx context.Context) error {
 	select {
 	case <-c.inForce:
-		c.Refresh(ctx) // what flows have carried before is not for us to count
+		c.reading <- struct{}{}
+		c.refresh(ctx) // what flows have carried before is not for us to count
 	case <-ctx.Done():
 		return nil
 	}
@@ -206,15 +210,38 @@ func (c *Collector) Close() error {
 	return errors.Join(c.settings.Flows.Close(), c.settings.Ends.Close())
 }
 
-// Refresh counts everything, unless that was done a moment ago.
+// Refresh counts everything, unless that was done a moment ago. It does not wait for
+// ever: who asks how things are is told what was counted last while the kernel does
+// not answer.
 func (c *Collector) Refresh(ctx context.Context) {
 	select {
 	case <-c.inForce:
 	default:
 		return
 	}
-	c.reading.Lock()
-	defer c.reading.Unlock()
+	ended := time.NewTimer(readPatience)
+	defer ended.Stop()
+	select {
+	case c.reading <- struct{}{}:
+	case <-ctx.Done():
+		return
+	case <-ended.C:
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.refresh(ctx)
+	}()
+	select {
+	case <-done:
+	case <-ended.C:
+	}
+}
+
+// refresh is Refresh of who has the token, and gives it back.
+func (c *Collector) refresh(ctx context.Context) {
+	defer func() { <-c.reading }()
 	began := time.Now()
 	if began.Before(c.next) || ctx.Err() != nil { // who has gone must not keep others from it
 		return

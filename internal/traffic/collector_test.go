@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -449,6 +450,39 @@ func TestReadersThatGo(t *testing.T) {
 	if rows, _ := b.Rows(func(proxy.PortKey) bool { return true }); len(rows) != 1 || rows[0].Connections != 1 {
 		t.Errorf("%+v", rows)
 	}
+}
+
+// stuck is a mode whose counters cannot be read for a while.
+type stuck chan struct{}
+
+func (s stuck) Traffic(context.Context, func(proxy.Sample)) error {
+	<-s
+	return nil
+}
+
+// TestStuckKernel keeps nobody waiting who asks how things are, however many do, and
+// counts again when it answers.
+func TestStuckKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(stuck)
+		b := newBench(t, func(s *Settings) { s.Metered = answers })
+		b.has(servicePort("web", vip, one))
+		b.kernel.Add(flow(1, vip, one, 1))
+		began := time.Now()
+		var asking sync.WaitGroup
+		for range 10 {
+			asking.Go(func() { b.Refresh(t.Context()) })
+		}
+		if asking.Wait(); time.Since(began) != readPatience {
+			t.Errorf("waited for %v", time.Since(began))
+		}
+		close(answers)
+		synctest.Wait()
+		b.now()
+		if rows, _ := b.Rows(func(proxy.PortKey) bool { return true }); len(rows) != 1 || rows[0].Connections != 1 {
+			t.Errorf("%+v", rows)
+		}
+	})
 }
 
 // TestRun takes ended flows by itself, many at a time, until it is told to stop.

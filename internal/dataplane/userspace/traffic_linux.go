@@ -70,6 +70,13 @@ func (m *meter) traffic() proxy.Traffic {
 // Traffic yields what was relayed, and what the rules refused. What was counted
 // of endpoints goes with them.
 func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
+	d.relayed(yield)
+	return d.Dataplane.Traffic(ctx, yield)
+}
+
+// relayed yields what was relayed. New connections wait meanwhile, so it waits for
+// nobody.
+func (d *Dataplane) relayed(yield func(proxy.Sample)) {
 	all := &d.server.meters
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -85,5 +92,4 @@ func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error
 			delete(all.of, key)
 		}
 	}
-	return d.Dataplane.Traffic(ctx, yield)
 }
