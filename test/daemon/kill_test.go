@@ -175,6 +175,7 @@ func (s *site) load(clients int, to netip.AddrPort) (stop func() (made int, fail
 func (s *site) replaceEndpoints() (stop func()) {
 	done := make(chan struct{})
 	var running sync.WaitGroup
+	guest := service("guest", netip.MustParseAddrPort("172.30.0.30:80"), podA, podB)
 	running.Go(func() {
 		tick := time.NewTicker(20 * time.Millisecond)
 		defer tick.Stop()
@@ -182,7 +183,7 @@ func (s *site) replaceEndpoints() (stop func()) {
 			s.write("web.yaml", service("web", clusterIP, []netip.Addr{podA, podB}[i%2]))
 			text := ""
 			if i%4 < 2 {
-				text = service("guest", netip.MustParseAddrPort("172.30.0.30:80"), podA, podB)
+				text = guest
 			}
 			s.write("guest.yaml", text)
 			select {
@@ -195,5 +196,6 @@ func (s *site) replaceEndpoints() (stop func()) {
 	return func() {
 		close(done)
 		running.Wait()
+		s.write("guest.yaml", guest) // an empty file leaves the last objects in force
 	}
 }

@@ -159,10 +159,20 @@ func confine(file string) error {
 	if err := os.Unsetenv(filterFile); err != nil {
 		return err
 	}
+	flags := unix.SECCOMP_FILTER_FLAG_TSYNC
+	notifies := slices.Contains(filter, result(unix.SECCOMP_RET_USER_NOTIF))
+	if notifies {
+		flags |= unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH | unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+	}
 	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
+	listener, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, uintptr(flags), uintptr(unsafe.Pointer(&prog)))
 	if errno != 0 {
 		return fmt.Errorf("seccomp: %w", errno)
+	}
+	if notifies {
+		if err := handOver(listener); err != nil {
+			return err
+		}
 	}
 	return syscall.Exec(os.Args[1], slices.Clone(os.Args[1:]), os.Environ())
 }
