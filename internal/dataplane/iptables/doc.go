@@ -3,7 +3,8 @@
 //
 // A row ([proxy.ServicePort]) becomes chains of its own in table nat and single
 // rules in chains that rows share. A step becomes the difference of the old
-// row's rules and the new row's, in one iptables-restore --noflush per family.
+// row's rules and the new row's, in one iptables-restore --noflush per family, and a
+// second one where a row that was refused is forwarded now.
 // The path of a connection's first packet:
 //
 //	nat PREROUTING, OUTPUT

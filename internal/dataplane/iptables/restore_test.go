@@ -113,3 +113,40 @@ func TestReportsRules(t *testing.T) {
 		}
 	}
 }
+
+// TestForwardedOrRefused gives a row its first endpoints and takes its last ones: as tables
+// are committed one by one, at no time may a connection meet neither what forwards nor what
+// refuses it.
+func TestForwardedOrRefused(t *testing.T) {
+	d, fake := synced(t, 1)
+	parts := &recorder{Interface: fake}
+	d.families[0].programs = parts
+	full := plainRow(0, 10, 0)
+	empty := *full
+	empty.Cluster, empty.Local = nil, nil
+	forwarded, refused := true, false
+	for _, step := range []proxy.Upsert{{Old: full, New: &empty}, {Old: &empty, New: full}} {
+		parts.inputs = nil
+		if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{step}}); err != nil {
+			t.Fatal(err)
+		}
+		for table := range strings.SplitSeq(strings.Join(parts.inputs, ""), "COMMIT\n") {
+			for line := range strings.Lines(table) {
+				comes := strings.HasPrefix(line, "-A KUBE-SERVICES") || strings.HasPrefix(line, "-I KUBE-SERVICES")
+				switch goes := strings.HasPrefix(line, "-D KUBE-SERVICES"); {
+				case !comes && !goes:
+				case strings.HasPrefix(table, "*nat"):
+					forwarded = comes
+				default:
+					refused = comes
+				}
+			}
+			if !forwarded && !refused {
+				t.Errorf("neither after\n%s", table)
+			}
+		}
+		if (len(step.New.Cluster) > 0) != forwarded || forwarded == refused {
+			t.Errorf("in the end forwarded %v, refused %v", forwarded, refused)
+		}
+	}
+}

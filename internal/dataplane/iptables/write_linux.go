@@ -13,7 +13,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// write makes changes with one restore per family. Tables are committed one by
+// write makes changes with a restore per family, or two. Tables are committed one by
 // one, so those that come before a refused one are taken back, unless a Sync
 // will look at all of them again.
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
@@ -43,9 +43,27 @@ func (d *Dataplane) writeFamilies(ctx context.Context, some []*change) (done []*
 	return done, nil
 }
 
-// write makes changes of one family, and returns those that were made. The error
-// is a [differ.Refusal] if single changes are to blame.
+// write makes changes of one family, and returns those that were made. What refuses
+// connections to a row goes after the rules that forward them have come: in between
+// they would meet neither, and a NodePort would be the node's own.
 func (f *family) write(ctx context.Context, some []*change) (committed []*change, err error) {
+	first, last := some, []*change(nil)
+	if slices.ContainsFunc(some, func(c *change) bool { return c.ID.table == nat && c.Has }) {
+		refuses := func(c *change) bool { return c.ID.table == filter && c.ID.rule != "" && !c.Has }
+		first = slices.DeleteFunc(slices.Clone(some), refuses)
+		last = slices.DeleteFunc(slices.Clone(some), func(c *change) bool { return !refuses(c) })
+	}
+	committed, err = f.writeOnce(ctx, first)
+	if err != nil {
+		return committed, err
+	}
+	after, err := f.writeOnce(ctx, last)
+	return append(committed, after...), err
+}
+
+// writeOnce makes changes of one family by one restore. The error is a
+// [differ.Refusal] if single changes are to blame.
+func (f *family) writeOnce(ctx context.Context, some []*change) (committed []*change, err error) {
 	lines := script(some)
 	if len(lines) == 0 {
 		return some, nil
