@@ -66,11 +66,11 @@ func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 		m.trouble(g, b.daemon.Troubles())
 		return g
 	})
-	out := Churn{Troubles: map[string]int{}}
+	out := &b.churn
 	told := time.Now()
 	rapid.Check(t, func(r *rapid.T) {
 		g := histories.Draw(r, "history")
-		out.count(g)
+		out.Histories, out.Steps = out.Histories+1, out.Steps+len(g.Phases)
 		if failures := b.runGroup(t.Context(), g); len(failures) > 0 {
 			r.Fatal(g.tell(d.Mode, failures))
 		}
@@ -80,35 +80,38 @@ func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 		}
 	})
 	t.Log(out)
-	return out
+	return *out
 }
 
 // Churn is what histories were made of.
 type Churn struct {
-	Histories, Steps, Flows, Kills int
-	Troubles                       map[string]int // by name
+	Histories, Steps, Flows int
+	Settled                 map[string][]time.Duration // after which trouble all was in force again, and how long that took
 }
 
-func (c *Churn) count(g *Group) {
-	c.Histories++
-	c.Steps += len(g.Phases)
-	for _, p := range g.Phases {
-		if p.Kill {
-			c.Kills++
-		}
-		if p.Trouble != nil {
-			c.Troubles[p.Trouble.Name]++
-		}
-	}
-}
+// killed is the trouble that a daemon dies.
+const killed = "the daemon is killed"
 
 // String returns it in one line.
-func (c Churn) String() string {
-	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d kills", c.Histories, c.Steps, c.Flows, c.Kills)
-	for _, name := range slices.Sorted(maps.Keys(c.Troubles)) {
-		text += fmt.Sprintf(", %s: %d", name, c.Troubles[name])
+func (c *Churn) String() string {
+	text := fmt.Sprintf("%d histories, %d steps, %d flows", c.Histories, c.Steps, c.Flows)
+	for _, name := range slices.Sorted(maps.Keys(c.Settled)) {
+		text += fmt.Sprintf("; %s: %d, at most %v", name, len(c.Settled[name]), slices.Max(c.Settled[name]).Round(time.Millisecond))
 	}
 	return text
+}
+
+// settled notes how long it took after the troubles of a phase.
+func (c *Churn) settled(p Phase, took time.Duration) {
+	if c.Settled == nil {
+		c.Settled = map[string][]time.Duration{}
+	}
+	if p.Kill {
+		c.Settled[killed] = append(c.Settled[killed], took)
+	}
+	if p.Trouble != nil {
+		c.Settled[p.Trouble.Name] = append(c.Settled[p.Trouble.Name], took)
+	}
 }
 
 // GoString is what the library prints of a history, which is told otherwise.
@@ -160,7 +163,10 @@ func (r *run) tell(ctx context.Context, p Phase, w *World) error {
 		return err
 	}
 	r.resolver = r.world.resolver(r.d.Mode)
-	return r.daemon.Settle(ctx, r.world)
+	since := time.Now()
+	err = r.daemon.Settle(ctx, r.world)
+	r.churn.settled(p, time.Since(since))
+	return err
 }
 
 // wrong returns a world in which every other object is not as it should be.

@@ -25,6 +25,9 @@ type Sockets struct {
 	// It is called by several goroutines, in the client's namespace. Nil: nobody can be
 	// asked, and only what becomes of packets is looked at.
 	Translated func(d proxy.Dataplane, fd int) (bool, error)
+
+	// Cgroups are those that the process is in already. Nil: it is in none.
+	Cgroups *traffic.Cgroups
 }
 
 // translates reports whether the flows of unbound sockets are to be translated at the
@@ -60,12 +63,17 @@ func newScheduler(t *testing.T, d Dataplane) *scheduler {
 		return s
 	}
 	var err error
-	if s.cgroups, err = traffic.NewCgroups(); err != nil {
-		t.Fatalf("make a cgroup (v2) for sockets: %v", err)
+	if s.cgroups = d.Sockets.Cgroups; s.cgroups == nil {
+		if s.cgroups, err = traffic.NewCgroups(); err != nil {
+			t.Fatalf("make a cgroup (v2) for sockets: %v", err)
+		}
 	}
 	t.Cleanup(func() {
 		n := &s.tally
 		t.Logf("%d flows, %d of them unbound, %d translated at the socket", n.flows.Load(), n.unbound.Load(), n.translated.Load())
+		if d.Sockets.Cgroups != nil {
+			return
+		}
 		if err := s.cgroups.Close(); err != nil {
 			t.Error(err)
 		}

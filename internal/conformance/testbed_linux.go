@@ -31,7 +31,8 @@ type testbed struct {
 	pods    map[netip.Addr]pod
 	open    []*traffic.Listener
 	tally   *tally
-	inVain  bool // no flow was translated at a socket that was to be
+	churn   Churn // of the daemon
+	inVain  bool  // no flow was translated at a socket that was to be
 }
 
 // pod is where an address of the cluster is.

@@ -3,6 +3,9 @@ package conformance
 import (
 	"context"
 	"errors"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // Trouble is what may befall the way by which a daemon hears of objects. It begins
@@ -12,12 +15,21 @@ type Trouble struct {
 	Begin, End func(context.Context) error
 }
 
-// trouble brings trouble to some phases.
+// trouble brings trouble to some phases. A Service is deleted meanwhile, as that is
+// what is easiest to miss. Low numbers are drawn most, so kinds take turns.
 func (m *maker) trouble(g *Group, kinds []Trouble) {
+	w := &g.World
 	for i := range g.Phases {
-		if len(kinds) > 0 && m.IntN(4) == 3 {
-			g.Phases[i].Trouble = &kinds[m.IntN(len(kinds))]
+		p := &g.Phases[i]
+		if len(kinds) > 0 && m.IntN(2) == 1 {
+			p.Trouble = &kinds[(i+m.IntN(len(kinds)))%len(kinds)]
+			if n := len(w.Services); n > 0 {
+				gone := key(w.Services[m.IntN(n)])
+				p.DeleteServices = append(p.DeleteServices, gone)
+				p.Services = slices.DeleteFunc(p.Services, func(s *v1.Service) bool { return key(s) == gone })
+			}
 		}
+		w = w.after(*p)
 	}
 }
 

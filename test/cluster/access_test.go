@@ -158,7 +158,7 @@ func TestCertificateRenewed(t *testing.T) {
 	brief.Life = 3 * time.Second
 	expiry := time.NewTimer(brief.Life + time.Second)
 	defer expiry.Stop()
-	files, err := bed.NewUserAt(brief, gate.Port)
+	files, err := bed.NewUserAt(brief, gate.At)
 	if err != nil {
 		t.Fatal(err)
 	}

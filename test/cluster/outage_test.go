@@ -39,7 +39,7 @@ func TestAPIServerDown(t *testing.T) {
 // behind starts the proxy of a node that knows the API server by a gate.
 func (s *scene) behind(g *testbed.Gate, n *testbed.Node, args ...string) *process.Process {
 	s.Helper()
-	files, err := bed.NewUserAt(testbed.ProxyIdentity(n), g.Port)
+	files, err := bed.NewUserAt(testbed.ProxyIdentity(n), g.At)
 	if err != nil {
 		s.Fatal(err)
 	}

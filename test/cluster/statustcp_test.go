@@ -142,7 +142,7 @@ func TestStatusOverTCP(t *testing.T) {
 	replace()
 	gate := s.gate()
 	identity := testbed.ProxyIdentity(node)
-	files, err := bed.NewUserAt(identity, gate.Port)
+	files, err := bed.NewUserAt(identity, gate.At)
 	if err != nil {
 		t.Fatal(err)
 	}

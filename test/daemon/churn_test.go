@@ -30,7 +30,7 @@ func TestChurn(t *testing.T) {
 				t.Parallel()
 			}
 			churn.Run(t, churn.Settings{
-				Mode: mode, Program: program, Histories: *histories,
+				Mode: mode, Program: program, Objects: "a folder of manifests", Histories: *histories,
 				Open: func(*lab.Host) (churn.Source, error) { return &folder{t.TempDir(), map[string]string{}}, nil },
 			})
 		})

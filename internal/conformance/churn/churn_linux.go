@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net/netip"
 	"net/url"
 	"os"
@@ -19,6 +20,7 @@ import (
 
 	"sluice/internal/conformance"
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/statusapi"
 )
@@ -48,12 +50,15 @@ type Source interface {
 type Settings struct {
 	Mode      string
 	Program   string // the daemon
+	Objects   string // where they come from, in words
 	Histories int
+	Cgroups   *traffic.Cgroups // that the process is in; nil: none
 	Open      func(node *lab.Host) (Source, error)
 }
 
-// Run plays histories in a mode, of up to 10 steps each.
-func Run(t *testing.T, s Settings) conformance.Churn {
+// Run plays histories in a mode, of up to 10 steps each, and records how long it took
+// after each trouble until everything was in force.
+func Run(t *testing.T, s Settings) {
 	for name, value := range map[string]string{"checks": fmt.Sprint(s.Histories), "nofailfile": "true", "shrinktime": "2m"} {
 		if err := flag.Set("rapid."+name, value); err != nil {
 			t.Fatal(err)
@@ -64,9 +69,16 @@ func Run(t *testing.T, s Settings) conformance.Churn {
 		Daemon: func(node *lab.Host) (conformance.Daemon, error) { return open(t, s, node) },
 	}
 	if s.Mode == "ebpf" {
-		d.Sockets = &conformance.Sockets{}
+		d.Sockets = &conformance.Sockets{Cgroups: s.Cgroups}
 	}
-	return conformance.RunChurn(t, d, 10, 6)
+	c := conformance.RunChurn(t, d, 10, 6)
+	for _, fault := range slices.Sorted(maps.Keys(c.Settled)) {
+		reliability.Record(t, reliability.Result{
+			Fault: fault + " while objects change at random (" + s.Objects + ")", Mode: s.Mode,
+			Tried: len(c.Settled[fault]), Repairs: c.Settled[fault],
+			Note: fmt.Sprintf("of %d steps, each with the kernel compared with a fresh rendering; %d flows met what the oracle says", c.Steps, c.Flows),
+		})
+	}
 }
 
 // settingsOf is the mode whose default settings a mode has.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 
 	"sluice/internal/conformance/lab"
@@ -42,10 +43,12 @@ func (p *process) end(sig syscall.Signal) int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
+// log returns the last lines that it has said.
 func (p *process) log() string {
 	text, err := os.ReadFile(p.file)
 	if err != nil {
 		return fmt.Sprintf("(it cannot be read: %v)", err)
 	}
-	return string(text)
+	lines := strings.SplitAfter(string(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-50):], "")
 }

@@ -15,17 +15,23 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	if c.memory != nil {
 		return c.memory.start(c.settings)
 	}
-	client, err := kubernetes.NewForConfig(c.Admin)
-	if err != nil {
-		return fmt.Errorf("make the administrator's client: %w", err)
-	}
 	c.starts++
+	var err error
 	c.server, err = process.Start(c.settings.Host, process.Spec{
 		Name: fmt.Sprintf("kube-apiserver-%d", c.starts), Dir: c.settings.Dir, Path: c.settings.APIServer,
 		Args: c.apiServerArgs(),
 	})
 	if err != nil {
 		return err
+	}
+	return c.AwaitAPIServer(ctx)
+}
+
+// AwaitAPIServer waits until the API server is ready, which it is not without etcd.
+func (c *ControlPlane) AwaitAPIServer(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(c.Admin)
+	if err != nil {
+		return fmt.Errorf("make the administrator's client: %w", err)
 	}
 	return await(ctx, c.server, func(ctx context.Context) error {
 		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
@@ -45,7 +51,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--tls-cert-file=" + c.path("server.crt"), "--tls-private-key-file=" + c.path("server.key"),
 		"--client-ca-file=" + c.path("ca.crt"),
 		"--authorization-mode=RBAC",
-		"--service-account-issuer=" + c.url(Port),
+		"--service-account-issuer=" + c.url(c.at()),
 		"--service-account-key-file=" + c.path("accounts.crt"),
 		"--service-account-signing-key-file=" + c.path("accounts.key"),
 		"--service-cluster-ip-range=" + strings.Join(cidrs, ","),

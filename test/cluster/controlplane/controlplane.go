@@ -41,7 +41,7 @@ type ControlPlane struct {
 	memory   *memory // nil: there is a real one
 	etcd     *process.Process
 	server   *process.Process // nil: the API server is down
-	starts   int              // of the API server, to name its logs
+	starts   int              // of both, to name their logs
 }
 
 // Start starts both and waits until the API server is ready.
@@ -59,7 +59,7 @@ func Start(ctx context.Context, s Settings) (_ *ControlPlane, err error) {
 		return nil, err
 	}
 	if c.memory == nil {
-		if err := c.startEtcd(ctx); err != nil {
+		if err := c.StartEtcd(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -69,28 +69,29 @@ func Start(ctx context.Context, s Settings) (_ *ControlPlane, err error) {
 // Close ends both without ceremony: nothing of them is kept.
 func (c *ControlPlane) Close() {
 	c.KillAPIServer()
-	if c.etcd != nil {
-		c.etcd.Kill()
-	}
+	c.KillEtcd()
 }
 
-// url is where clients find the API server, on its own port or another that
+// url is where clients find the API server, at its own address or another that
 // leads to it.
-func (c *ControlPlane) url(port uint16) string {
+func (c *ControlPlane) url(at netip.AddrPort) string {
 	scheme := "https://"
 	if c.memory != nil {
 		scheme = "http://"
 	}
-	return scheme + netip.AddrPortFrom(c.settings.Addr, port).String()
+	return scheme + at.String()
 }
+
+// at is the API server's own address.
+func (c *ControlPlane) at() netip.AddrPort { return netip.AddrPortFrom(c.settings.Addr, Port) }
 
 // NewUser writes the files of a new user of the API server.
 func (c *ControlPlane) NewUser(id pki.Identity) (pki.User, error) {
-	return c.NewUserAt(id, Port)
+	return c.NewUserAt(id, c.at())
 }
 
-// NewUserAt is NewUser for one who is to come by another port.
-func (c *ControlPlane) NewUserAt(id pki.Identity, port uint16) (pki.User, error) {
+// NewUserAt is NewUser for one who is to come by another address.
+func (c *ControlPlane) NewUserAt(id pki.Identity, at netip.AddrPort) (pki.User, error) {
 	pair, err := c.Authority.Issue(id)
 	if err != nil {
 		return pki.User{}, err
@@ -99,7 +100,7 @@ func (c *ControlPlane) NewUserAt(id pki.Identity, port uint16) (pki.User, error)
 	if err != nil {
 		return pki.User{}, fmt.Errorf("make the folder of a user: %w", err)
 	}
-	return pki.NewUser(dir, c.url(port), c.Authority, pair)
+	return pki.NewUser(dir, c.url(at), c.Authority, pair)
 }
 
 func (c *ControlPlane) writeCertificates() error {
@@ -129,7 +130,7 @@ func (c *ControlPlane) writeCertificates() error {
 		Dial:            c.dial,
 		TLSClientConfig: rest.TLSClientConfig{CAData: c.Authority.Cert, CertData: admin.Cert, KeyData: admin.Key},
 	}
-	c.Admin.Host = c.url(Port)
+	c.Admin.Host = c.url(c.at())
 	return errors.Join(
 		os.WriteFile(c.path("ca.crt"), c.Authority.Cert, 0o600),
 		serving.Write(c.settings.Dir, "server"),

@@ -15,10 +15,12 @@ import (
 // etcdURL is where etcd listens: inside its host only, hence without TLS.
 const etcdURL = "http://127.0.0.1:2379"
 
-func (c *ControlPlane) startEtcd(ctx context.Context) error {
+// StartEtcd starts etcd, with what an earlier one has kept, and waits until it answers.
+func (c *ControlPlane) StartEtcd(ctx context.Context) error {
+	c.starts++
 	const peers = "http://127.0.0.1:2380"
 	p, err := process.Start(c.settings.Host, process.Spec{
-		Name: "etcd", Dir: c.settings.Dir, Path: c.settings.Etcd,
+		Name: fmt.Sprintf("etcd-%d", c.starts), Dir: c.settings.Dir, Path: c.settings.Etcd,
 		Args: []string{
 			"--data-dir=" + c.path("etcd"),
 			"--listen-client-urls=" + etcdURL, "--advertise-client-urls=" + etcdURL,
@@ -35,6 +37,14 @@ func (c *ControlPlane) startEtcd(ctx context.Context) error {
 		_, err := c.revision(ctx)
 		return err
 	})
+}
+
+// KillEtcd takes etcd away at once, as a crash does. Its data stays.
+func (c *ControlPlane) KillEtcd() {
+	if c.etcd != nil {
+		c.etcd.Kill()
+		c.etcd = nil
+	}
 }
 
 // Compact makes etcd forget all but the newest state of each object, as the

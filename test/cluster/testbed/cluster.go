@@ -46,12 +46,13 @@ type Cluster struct {
 	Client kubernetes.Interface // an administrator's
 	Nodes  []*Node
 
+	Cgroups *traffic.Cgroups // nil: there are none
+
 	settings Settings
 	hub      *lab.Lab
-	cgroups  *traffic.Cgroups // nil: there are none
-	bpf      string           // a BPF file system
-	started  int              // processes so far, to name their logs
-	nodes    int              // made so far
+	bpf      string // a BPF file system
+	started  int    // processes so far, to name their logs
+	nodes    int    // made so far
 }
 
 // Start makes the network, starts the control plane and registers the nodes.
@@ -94,10 +95,10 @@ func (c *Cluster) Hub() *lab.Host { return c.hub.Node() }
 func (c *Cluster) wire() error {
 	var err error
 	if c.settings.Sockets {
-		if c.cgroups, err = traffic.NewCgroups(); err != nil {
+		if c.Cgroups, err = traffic.NewCgroups(); err != nil {
 			return err
 		}
-		if c.bpf, err = c.cgroups.MountBPF(); err != nil {
+		if c.bpf, err = c.Cgroups.MountBPF(); err != nil {
 			return err
 		}
 	}
@@ -122,8 +123,8 @@ func (c *Cluster) wire() error {
 func (c *Cluster) join() (*Node, error) {
 	var cgroup string
 	var err error
-	if c.cgroups != nil {
-		if cgroup, err = c.cgroups.Add(); err != nil {
+	if c.Cgroups != nil {
+		if cgroup, err = c.Cgroups.Add(); err != nil {
 			return nil, err
 		}
 	}
@@ -202,8 +203,8 @@ func (c *Cluster) Close() error {
 	if c.hub != nil {
 		errs = append(errs, c.hub.Close())
 	}
-	if c.cgroups != nil {
-		errs = append(errs, c.cgroups.Close())
+	if c.Cgroups != nil {
+		errs = append(errs, c.Cgroups.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -15,8 +15,9 @@ import (
 
 // Gate is a second way to the API server, for one client, which can be shut.
 type Gate struct {
-	Port uint16
+	At netip.AddrPort
 
+	host    *lab.Host // that has the address
 	hub     *lab.Host
 	running sync.WaitGroup
 
@@ -27,20 +28,26 @@ type Gate struct {
 
 // NewGate opens a gate on a port of the control plane's host.
 func (c *Cluster) NewGate(port uint16) (*Gate, error) {
-	g := &Gate{Port: port, hub: c.Hub(), conns: map[net.Conn]bool{}}
+	return c.NewGateOn(c.Hub(), netip.AddrPortFrom(hubAddrs[0], port))
+}
+
+// NewGateOn opens a gate on any host, which need not know another way to the API
+// server. If it is not to be asked for its name, the address is 127.0.0.1.
+func (c *Cluster) NewGateOn(h *lab.Host, at netip.AddrPort) (*Gate, error) {
+	g := &Gate{At: at, host: h, hub: c.Hub(), conns: map[net.Conn]bool{}}
 	return g, g.Open()
 }
 
 // Open lets connections through.
 func (g *Gate) Open() error {
 	var ln net.Listener
-	err := g.hub.Do(func() error {
+	err := g.host.Do(func() error {
 		var err error
-		ln, err = net.Listen("tcp4", netip.AddrPortFrom(hubAddrs[0], g.Port).String())
+		ln, err = net.Listen("tcp4", g.At.String())
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("open the gate on port %d: %w", g.Port, err)
+		return fmt.Errorf("open the gate on %v: %w", g.At, err)
 	}
 	g.mu.Lock()
 	g.ln = ln
@@ -56,11 +63,22 @@ func (g *Gate) Shut() {
 		_ = g.ln.Close()
 		g.ln = nil
 	}
+	g.cut()
+	g.mu.Unlock()
+	g.running.Wait()
+}
+
+// Cut breaks all connections, and takes new ones.
+func (g *Gate) Cut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.cut()
+}
+
+func (g *Gate) cut() {
 	for conn := range g.conns {
 		_ = conn.Close()
 	}
-	g.mu.Unlock()
-	g.running.Wait()
 }
 
 func (g *Gate) accept(ln net.Listener) {

@@ -57,15 +57,15 @@ func (m Member) hints() *discoveryv1.EndpointHints {
 // families, as the endpoint slice controller would.
 func (c *Cluster) Publish(ctx context.Context, svc *v1.Service, members ...Member) error {
 	for _, family := range svc.Spec.IPFamilies {
-		if err := c.apply(ctx, sliceOf(svc, family, members)); err != nil {
+		if err := c.Apply(ctx, sliceOf(svc, family, members)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// apply creates or replaces an EndpointSlice.
-func (c *Cluster) apply(ctx context.Context, s *discoveryv1.EndpointSlice) error {
+// Apply creates or replaces an EndpointSlice.
+func (c *Cluster) Apply(ctx context.Context, s *discoveryv1.EndpointSlice) error {
 	api := c.Client.DiscoveryV1().EndpointSlices(s.Namespace)
 	_, err := api.Update(ctx, s, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {

@@ -1,0 +1,49 @@
+package cluster
+
+import (
+	"flag"
+	"net/netip"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice/internal/conformance/churn"
+	"sluice/internal/conformance/lab"
+	"sluice/test/cluster/testbed"
+)
+
+// histories is how many each mode goes through.
+var histories = flag.Int("churn", 2, "play so many random `HISTORIES` in each mode, of up to 10 steps each")
+
+// TestChurn follows random histories with the whole daemon, by way of the API server,
+// which has troubles of its own.
+func TestChurn(t *testing.T) {
+	for _, mode := range churn.Modes {
+		t.Run(mode, func(t *testing.T) {
+			churn.Run(t, churn.Settings{
+				Mode: mode, Program: bed.Daemon(), Objects: "a real API server", Histories: *histories, Cgroups: bed.Cgroups,
+				Open: func(node *lab.Host) (churn.Source, error) { return openAPI(t, node) },
+			})
+		})
+	}
+}
+
+// openAPI makes a node that is in no cluster one that is, by a gate.
+func openAPI(t *testing.T, node *lab.Host) (*api, error) {
+	gate, err := bed.NewGateOn(node, netip.MustParseAddrPort("127.0.0.1:16443"))
+	if err != nil {
+		return nil, err
+	}
+	user, err := bed.NewUserAt(testbed.ProxyIdentity(&testbed.Node{Name: "test-node"}), gate.At)
+	if err != nil {
+		return nil, err
+	}
+	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: random}}
+	_, err = bed.Client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		err = nil
+	}
+	return &api{gate: gate, user: user, dir: t.TempDir(), written: map[string]string{}}, err
+}
