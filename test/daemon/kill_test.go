@@ -53,7 +53,7 @@ func TestKills(t *testing.T) {
 				t.Error("there was hardly a connection")
 			}
 			if mode == "userspace" {
-				s.report(slices.DeleteFunc(slices.Clone(failed), func(f failure) bool { return f.within(gaps) }))
+				s.report(outside(failed, gaps...))
 			} else {
 				s.report(failed)
 				s.alive(open, "after the last kill")
@@ -103,6 +103,11 @@ func (f failure) within(gaps []gap) bool {
 		}
 	}
 	return false
+}
+
+// outside returns the failures of connections that were not under way in one of the gaps.
+func outside(failed []failure, gaps ...gap) []failure {
+	return slices.DeleteFunc(slices.Clone(failed), func(f failure) bool { return f.within(gaps) })
 }
 
 // report has failures fail the test.
