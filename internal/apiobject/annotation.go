@@ -14,6 +14,11 @@ import (
 const (
 	LoadBalancing = "sluice.dev/load-balancing" // of a Service: how an endpoint is chosen
 	Weight        = "sluice.dev/weight"         // of an EndpointSlice: how much each of its endpoints counts
+
+	// PreserveDestination is kube-proxy's own, of a Service on Windows: "true" has
+	// connections to its load-balancer addresses come to endpoints of this node as
+	// they were made, with the client's address and the destination's.
+	PreserveDestination = "preserve-destination"
 )
 
 // AnnotationField returns the field that an annotation is.

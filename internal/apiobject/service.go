@@ -20,10 +20,11 @@ type Service struct {
 	Ports []ServicePort // each name once in a protocol
 	// Addresses of each family are there once, its ClusterIP first. A family
 	// without a ClusterIP has none.
-	Addresses          [len(proxy.Families)][]Address
-	Internal, External proxy.Scope
-	Balancing          proxy.Balancing
-	Affinity           time.Duration // how long a client is remembered; 0: not at all
+	Addresses           [len(proxy.Families)][]Address
+	Internal, External  proxy.Scope
+	PreserveDestination bool // the annotation asks for it
+	Balancing           proxy.Balancing
+	Affinity            time.Duration // how long a client is remembered; 0: not at all
 
 	SourceRanges     []netip.Prefix // of the LoadBalancer's clients, both families
 	UnreadableRanges bool           // there are more, which cannot be read
@@ -73,7 +74,7 @@ func (p *parser) service(obj *v1.Service) Service {
 		oneOf(p, field("spec.externalTrafficPolicy"), spec.ExternalTrafficPolicy,
 			v1.ServiceExternalTrafficPolicyCluster, v1.ServiceExternalTrafficPolicyLocal)
 	}
-	s := Service{Balancing: p.balancing(obj), Affinity: p.affinity(spec)}
+	s := Service{Balancing: p.balancing(obj), Affinity: p.affinity(spec), PreserveDestination: obj.Annotations[PreserveDestination] == "true"}
 	p.clusterIPs(spec, &s)
 	s.Ports = p.servicePorts(spec)
 	healthCheck := p.optionalPort(field("spec.healthCheckNodePort"), spec.HealthCheckNodePort)

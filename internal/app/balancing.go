@@ -17,7 +17,7 @@ func (o *Options) balancing(name config.ProxyMode) (resolve.Balancing, error) {
 	if err != nil {
 		return resolve.Balancing{}, err
 	}
-	b := resolve.Balancing{Mode: string(name), Ways: mode.Balancing, Unweighted: !mode.Weights}
+	b := resolve.Balancing{Mode: string(name), Ways: mode.Balancing, Unweighted: !mode.Weights, Preserves: mode.PreservesDestination}
 	if o.LoadBalancing == "" {
 		return b, nil
 	}

@@ -100,6 +100,7 @@ func difference(a, b *proxy.ServicePort) string {
 		words = append(words, "addresses")
 	}
 	if a.Internal != b.Internal || a.External != b.External || a.Affinity != b.Affinity || a.Balancing != b.Balancing ||
+		a.HealthCheckPort != b.HealthCheckPort || a.PreserveDestination != b.PreserveDestination ||
 		!slices.Equal(a.AllowFrom, b.AllowFrom) {
 		words = append(words, "policy")
 	}

@@ -111,6 +111,10 @@ type ServicePort struct {
 	AllowFrom       []netip.Prefix // LoadBalancer clients, no prefix within another; nil: everyone
 	HealthCheckPort uint16         // where load balancers of its LoadBalancer addresses ask about the Service; 0: nowhere
 
+	// PreserveDestination has endpoints see the LoadBalancer address that a client
+	// connected to as their own. Only mode kernelspace can do that.
+	PreserveDestination bool
+
 	// Draining are endpoints in neither list that still serve, sorted: they get
 	// no new connections but keep the flows they have. Only protocols whose
 	// stale flows we end have them ([Protocol.EndsStaleFlows]). No dataplane reads them.
@@ -137,6 +141,9 @@ func (sp *ServicePort) String() string {
 	}
 	if sp.HealthCheckPort != 0 {
 		fmt.Fprintf(&b, " health-check=%d", sp.HealthCheckPort)
+	}
+	if sp.PreserveDestination {
+		b.WriteString(" preserve-destination")
 	}
 	if len(sp.Draining) > 0 {
 		fmt.Fprintf(&b, " draining=%v", sp.Draining)

@@ -10,12 +10,13 @@ import (
 
 // Balancing is what the configuration and the mode say of how endpoints are
 // chosen. Rows ask a mode for nothing that it cannot do. The zero value is a
-// mode that can do everything.
+// mode that can do everything but what Windows alone has.
 type Balancing struct {
 	Mode       string            // its name
 	Ways       []proxy.Balancing // that the mode knows; nil: all
 	Unweighted bool              // the mode has no weights
 	Cluster    proxy.Balancing   // for Services that do not say
+	Preserves  bool              // the mode reads annotation preserve-destination
 }
 
 // of returns how the endpoints of a Service are chosen that asks for a way, and

@@ -139,3 +139,23 @@ func TestProblemOfService(t *testing.T) {
 		}
 	}
 }
+
+// TestPreserveDestination reads kube-proxy's annotation where the mode does: only
+// endpoints of this node are left, and rows with LoadBalancer addresses say so.
+func TestPreserveDestination(t *testing.T) {
+	for text, preserves := range map[string]bool{"true": true, "True": false, "": false} {
+		for _, can := range []bool{true, false} {
+			r := New(Settings{NodeName: testNode, Balancing: Balancing{Preserves: can}})
+			add(t, r, serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), func(s *v1.Service) {
+				s.Annotations = map[string]string{apiobject.PreserveDestination: text}
+			}))
+			r.Update()
+			for key, row := range r.State().Rows {
+				want := preserves && can
+				if row.PreserveDestination != want || (row.External == proxy.ScopeLocal) != want {
+					t.Errorf("%q, a mode that can: %t: row %v preserves it: %t, and has policy %v; want %t", text, can, key, row.PreserveDestination, row.External, want)
+				}
+			}
+		}
+	}
+}

@@ -130,6 +130,7 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort, reu
 	}
 	if hasKind(sp, proxy.LoadBalancer) {
 		sp.AllowFrom, sp.HealthCheckPort = s.allowFrom(p.family, ipOf(r.node.IPs, p.family)), s.HealthCheckPort
+		sp.PreserveDestination = s.PreserveDestination
 	}
 	if old != nil && sameRow(old, sp) {
 		return old
@@ -182,7 +183,7 @@ func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
 // sameRow compares two rows of one key.
 func sameRow(a, b *proxy.ServicePort) bool {
 	return a.Internal == b.Internal && a.External == b.External && a.Balancing == b.Balancing && a.Affinity == b.Affinity &&
-		a.UsableSomewhere == b.UsableSomewhere && a.HealthCheckPort == b.HealthCheckPort && slices.Equal(a.Frontends, b.Frontends) &&
+		a.UsableSomewhere == b.UsableSomewhere && a.HealthCheckPort == b.HealthCheckPort && a.PreserveDestination == b.PreserveDestination && slices.Equal(a.Frontends, b.Frontends) &&
 		slices.Equal(a.Cluster, b.Cluster) && slices.Equal(a.Local, b.Local) &&
 		(a.AllowFrom == nil) == (b.AllowFrom == nil) && slices.Equal(a.AllowFrom, b.AllowFrom) &&
 		slices.Equal(a.Draining, b.Draining)

@@ -42,6 +42,9 @@ func (t *ServiceChangeTracker) read(name types.NamespacedName, obj *v1.Service) 
 	}
 	in, problems := apiobject.ParseService(obj, t.allowed)
 	in.Balancing, problems = t.balancing.of(in.Balancing, problems)
+	if in.PreserveDestination = in.PreserveDestination && t.balancing.Preserves; in.PreserveDestination {
+		in.External = proxy.ScopeLocal // another node's endpoint could not answer for the destination
+	}
 	return &service{in, name, obj.CreationTimestamp.Unix(), serviceObject(name).problems(problems)}
 }
 

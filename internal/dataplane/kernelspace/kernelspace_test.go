@@ -522,6 +522,18 @@ func TestFlagsChange(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
+// TestPreserveDestination wants kube-proxy's flags at load-balancer addresses, and at
+// no others.
+func TestPreserveDestination(t *testing.T) {
+	n, row := newNode(hnstest.Full, bridge, mode.Kernelspace{}), with(service(1, "10.0.0.1:80", "10.1.0.1:80"), 1)
+	row.External, row.PreserveDestination = proxy.ScopeLocal, true
+	n.sync(t, stateOf(row))
+	text := strings.Join(n.Objects(), "\n")
+	if !strings.Contains(text, "1.0.0.1:80 protocol 6 to [10.0.0.1] port 80 [DSR UseMux PreserveDIP ExternalVIP]") || strings.Count(text, "PreserveDIP") != 1 {
+		t.Errorf("not at the load-balancer address alone:\n%s", text)
+	}
+}
+
 // TestNodeChanges has a node open NodePorts, and get another address.
 func TestNodeChanges(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})

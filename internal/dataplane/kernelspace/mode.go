@@ -22,7 +22,7 @@ func Over(open func() (hns.Interface, error)) mode.Mode {
 		return New(service, links, s), nil
 	}
 	return mode.Mode{
-		Name: "kernelspace", Balancing: []proxy.Balancing{proxy.Random, proxy.SourceHash},
+		Name: "kernelspace", Balancing: []proxy.Balancing{proxy.Random, proxy.SourceHash}, PreservesDestination: true,
 		Prepare: func(context.Context, mode.Settings, bool) error { return nil },
 		Open:    mode.Opener(func(_ context.Context, s mode.Settings) (*Dataplane, error) { return with(s) }),
 		Probe: func(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {

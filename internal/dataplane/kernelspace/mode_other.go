@@ -13,5 +13,5 @@ import (
 // rendered.
 func Mode() mode.Mode {
 	m := Over(func() (hns.Interface, error) { return nil, errors.New("it is a part of Windows") })
-	return mode.Mode{Name: m.Name, Balancing: m.Balancing, Render: m.Render}
+	return mode.Mode{Name: m.Name, Balancing: m.Balancing, PreservesDestination: m.PreservesDestination, Render: m.Render}
 }

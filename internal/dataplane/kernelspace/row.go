@@ -157,6 +157,7 @@ func (d *Dataplane) balancer(sp *proxy.ServicePort, k proxy.Kind, r route) value
 	set(hns.DSR, r.dsr)
 	set(hns.ExternalVIP, k != proxy.ClusterIP)
 	set(hns.LocalRoutedVIP, k == proxy.NodePort)
+	set(hns.UseMux|hns.PreserveDIP, k == proxy.LoadBalancer && sp.PreserveDestination && d.features.DSR)
 	set(hns.ByClient, byClient(sp) && d.features.SessionAffinity)
 	return v
 }

@@ -118,6 +118,10 @@ type Mode struct {
 	Balancing []proxy.Balancing
 	Weights   bool
 
+	// PreservesDestination says that the mode can have endpoints see a LoadBalancer
+	// address as their own, which annotation preserve-destination asks for.
+	PreservesDestination bool
+
 	// Polls says that nobody tells the mode what others change, so that all is
 	// compared once in a sync period.
 	Polls bool

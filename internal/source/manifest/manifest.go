@@ -69,7 +69,7 @@ func Load(dir string) ([]metav1.Object, []Problem, error) {
 func trim(obj metav1.Object) {
 	obj.SetManagedFields(nil)
 	var read map[string]string
-	for _, name := range []string{v1.EndpointsLastChangeTriggerTime, apiobject.LoadBalancing, apiobject.Weight} {
+	for _, name := range []string{v1.EndpointsLastChangeTriggerTime, apiobject.LoadBalancing, apiobject.Weight, apiobject.PreserveDestination} {
 		if text, ok := obj.GetAnnotations()[name]; ok {
 			if read == nil {
 				read = map[string]string{}
