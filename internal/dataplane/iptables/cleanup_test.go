@@ -57,7 +57,7 @@ func TestCleanupSaysWhatItDid(t *testing.T) {
 		t.Errorf("removed (-want +got):\n%s", diff)
 	}
 	// One save is the fake's own way to count uses.
-	if diff := cmp.Diff(ipttest.Count{Saves: 2, Restores: 1, Lines: 9}, programs.Reset()); diff != "" {
+	if diff := cmp.Diff(ipttest.Count{Saves: 2, Restores: 1, Lines: 9, Searched: 1}, programs.Reset()); diff != "" {
 		t.Errorf("asked of iptables (-want +got):\n%s", diff)
 	}
 }

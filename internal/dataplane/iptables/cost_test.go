@@ -62,6 +62,27 @@ func TestCosts(t *testing.T) {
 	}
 }
 
+// TestCostOfRemovingMany wants each rule that goes to be found among those that came
+// with it without a search. The programs compare a rule with all before it, which for
+// 3,000 of a chain takes the nft variant 0.4 s in order, and 26 s in the opposite one.
+func TestCostOfRemovingMany(t *testing.T) {
+	const n = 1000
+	d, fake := synced(t, 0)
+	came, goes := &proxy.Delta{}, &proxy.Delta{}
+	for i := range n {
+		came.Upserts = append(came.Upserts, proxy.Upsert{New: plainRow(i, 1, 0)})
+		goes.Removes = append(goes.Removes, plainRow(i, 1, 0))
+	}
+	for _, step := range []*proxy.Delta{came, goes} {
+		if err := proxytest.Apply(t.Context(), d, step); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := fake.Reset(); c.Searched == 0 || c.Searched > 10*n {
+		t.Errorf("%d rules were looked at to remove %d Services; want at most %d", c.Searched, n, 10*n)
+	}
+}
+
 // TestCostOfRightKernel wants a Sync onto what is right to write nothing, also
 // after steps.
 func TestCostOfRightKernel(t *testing.T) {

@@ -230,8 +230,8 @@ func script(some []*change) (out []line) {
 	slices.SortStableFunc(out, func(a, b line) int {
 		o := cmp.Or(cmp.Compare(slices.Index(tableOrder, a.table), slices.Index(tableOrder, b.table)), cmp.Compare(a.step, b.step))
 		switch {
-		case o != 0 || a.step != rowRules: // else in an order that people can read
-			return o
+		case o != 0 || a.step != rowRules && a.step != deletes:
+			return o // else in an order that people can read, and in which rules are found soon that are to go
 		case strings.HasPrefix(a.text, "-I") && strings.HasPrefix(b.text, "-I"):
 			a, b = b, a
 		}

@@ -32,6 +32,7 @@ type Count struct {
 	Looks    int // at what chains hold
 	Restores int
 	Lines    int // in all restores
+	Searched int // rules that were looked at to find those to be deleted
 }
 
 type fakeTable struct {
@@ -39,6 +40,7 @@ type fakeTable struct {
 	rules  map[string][]string
 	made   map[string]int // in which order chains were made
 	next   int
+	count  *Count
 
 	// While lines are carried out: what chains were before, and how many rules
 	// go to each, nil if that must be counted.
@@ -224,7 +226,7 @@ func (k *Fake) begin(name string) (*fakeTable, error) {
 	if len(order) == 0 {
 		return nil, fmt.Errorf("no table %q", name)
 	}
-	t := &fakeTable{policy: map[string]string{}, rules: map[string][]string{}, made: map[string]int{}, before: map[string]*fakeChain{}}
+	t := &fakeTable{policy: map[string]string{}, rules: map[string][]string{}, made: map[string]int{}, before: map[string]*fakeChain{}, count: &k.count}
 	for _, c := range order {
 		t.add(c)
 		t.policy[c] = "ACCEPT"
@@ -305,6 +307,7 @@ func (t *fakeTable) line(text string) error {
 		if i < 0 {
 			return fmt.Errorf("no such rule in chain %q", chain)
 		}
+		t.count.Searched += i + 1
 		t.rules[chain] = slices.Delete(rules, i, i+1)
 	case "-F":
 		t.rules[chain] = nil
