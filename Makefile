@@ -120,7 +120,7 @@ check-bpf: deps ## that the committed object is that of the source
 
 deps: ## what the tests need beside Go: to list what we write, to write what kube-proxy leaves, to look at the page, to run arm64 and Windows
 	@for p in nft iptables-nft iptables-legacy ipset ip chromium clang llvm-strip qemu-aarch64-static /usr/include/bpf/bpf_helpers.h \
-		/usr/lib/wine/wine64 x86_64-w64-mingw32-gcc; do { command -v $$p >/dev/null || [ -e $$p ]; } || missing=1; done; \
+		/usr/lib/wine/wine64 x86_64-w64-mingw32-gcc hivexml; do { command -v $$p >/dev/null || [ -e $$p ]; } || missing=1; done; \
 	[ -z "$$missing" ] || { apt-get update -q && DEBIAN_FRONTEND=noninteractive \
 		apt-get install -qy --no-install-recommends nftables iptables ipset iproute2 chromium clang llvm libbpf-dev qemu-user-static \
-			wine wine64 gcc-mingw-w64-x86-64-win32; }
+			wine wine64 gcc-mingw-w64-x86-64-win32 libhivex-bin; }

@@ -19,7 +19,7 @@ import (
 
 // fileName is what files about an image are called.
 func (i *image) fileName() string {
-	return fmt.Sprintf("sluice-%s-linux-%s", i.tag, i.binary.arch)
+	return fmt.Sprintf("sluice-%s-%s-%s", i.tag, i.program.os, i.program.arch)
 }
 
 // write writes everything to the output folder.
@@ -61,7 +61,7 @@ func (b *images) write() error {
 	return b.writeSums(append(files, statement, "release-notes.md"))
 }
 
-// writeLayout writes the OCI image layout, which has both tags.
+// writeLayout writes the OCI image layout, which has all tags.
 func (b *images) writeLayout(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err

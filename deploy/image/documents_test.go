@@ -27,7 +27,11 @@ func TestSBOM(t *testing.T) {
 				purls[ref.Locator] = true
 			}
 		}
-		info, err := buildinfo.Read(bytes.NewReader(contents(t, img)["usr/local/bin/sluice"].text))
+		at := "usr/local/bin/sluice"
+		if img.program.os == "windows" {
+			at = "Files/sluice.exe"
+		}
+		info, err := buildinfo.Read(bytes.NewReader(contents(t, img)[at].text))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,15 +14,15 @@ import (
 // image is the image of one tag and architecture, and what is in it.
 type image struct {
 	v1.Image
-	tag    string
-	binary *binary
-	debian *debian // of the second tag only
-	sbom   []byte
+	tag     string
+	program *program
+	debian  *debian // of the second tag only
+	sbom    []byte
 }
 
 // platform is what the index says of it.
 func (i *image) platform() *v1.Platform {
-	p := &v1.Platform{OS: "linux", Architecture: i.binary.arch}
+	p := &v1.Platform{OS: i.program.os, Architecture: i.program.arch}
 	if p.Architecture == "arm64" {
 		p.Variant = "v8"
 	}
@@ -35,14 +35,19 @@ type images struct {
 	all []*image
 }
 
-// tags returns the names of both images.
-func (r *release) tags() []string { return []string{r.version, r.version + "-iptables"} }
+// tags returns the names of the images: two for Linux, the last for Windows.
+func (r *release) tags() []string {
+	return []string{r.version, r.version + "-iptables", r.version + "-windows"}
+}
+
+// windowsArch is the one that Kubernetes has Windows nodes of.
+const windowsArch = "amd64"
 
 // build builds all images and their SBOMs.
 func (r *release) build(ctx context.Context) (*images, error) {
 	out := &images{release: r}
 	for _, arch := range r.arches {
-		b, err := r.buildBinary(ctx, arch)
+		b, err := r.buildProgram(ctx, "linux", arch)
 		if err != nil {
 			return nil, err
 		}
@@ -50,15 +55,16 @@ func (r *release) build(ctx context.Context) (*images, error) {
 		if err != nil {
 			return nil, err
 		}
-		for i, tag := range r.tags() {
-			img := &image{tag: tag, binary: b}
-			if i > 0 {
-				img.debian = d
-			}
-			if err := r.assemble(img); err != nil {
-				return nil, fmt.Errorf("%s for %s: %w", tag, arch, err)
-			}
-			out.all = append(out.all, img)
+		out.all = append(out.all, &image{tag: r.tags()[0], program: b}, &image{tag: r.tags()[1], program: b, debian: d})
+	}
+	b, err := r.buildProgram(ctx, "windows", windowsArch)
+	if err != nil {
+		return nil, err
+	}
+	out.all = append(out.all, &image{tag: r.tags()[2], program: b})
+	for _, img := range out.all {
+		if err := r.assemble(img); err != nil {
+			return nil, fmt.Errorf("%s: %w", img.fileName(), err)
 		}
 	}
 	return out, nil
@@ -82,19 +88,26 @@ func (r *release) annotations(tag string) map[string]string {
 	return all
 }
 
-// assemble makes the image of its layers: Debian's first, which change least.
+// trees returns the layers of an image, those first that change least, and what
+// each of them is.
+func (r *release) trees(img *image) ([]tree, []string, error) {
+	if img.program.os == "windows" {
+		base, daemon, err := r.windowsTrees(img.program)
+		return []tree{base, daemon}, []string{"empty registry hives", "the daemon"}, err
+	}
+	daemon, err := r.daemonTree(img.program)
+	if err != nil || img.debian == nil {
+		return []tree{daemon}, []string{"the daemon"}, err
+	}
+	programs, err := img.debian.tree()
+	return []tree{programs, daemon}, []string{"programs of Debian", "the daemon"}, err
+}
+
+// assemble makes the image of its layers.
 func (r *release) assemble(img *image) error {
-	daemon, err := r.daemonTree(img.binary)
+	trees, comments, err := r.trees(img)
 	if err != nil {
 		return err
-	}
-	trees, comments := []tree{daemon}, []string{"the daemon"}
-	if img.debian != nil {
-		programs, err := img.debian.tree()
-		if err != nil {
-			return err
-		}
-		trees, comments = append([]tree{programs}, trees...), append([]string{"programs of Debian"}, comments...)
 	}
 	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	for i, t := range trees {
@@ -115,6 +128,15 @@ func (r *release) assemble(img *image) error {
 	return err
 }
 
+// entrypoint is the program in the image. Windows finds it in the folder where a
+// host-process container has its image.
+func (i *image) entrypoint() string {
+	if i.program.os == "windows" {
+		return "sluice.exe"
+	}
+	return "/usr/local/bin/sluice"
+}
+
 // configure says how the image is started.
 func (r *release) configure(base v1.Image, img *image) (v1.Image, error) {
 	config, err := base.ConfigFile()
@@ -125,12 +147,11 @@ func (r *release) configure(base v1.Image, img *image) (v1.Image, error) {
 	p := img.platform()
 	config.OS, config.Architecture, config.Variant = p.OS, p.Architecture, p.Variant
 	config.Created = v1.Time{Time: r.date}
-	config.Config = v1.Config{
-		Entrypoint: []string{"/usr/local/bin/sluice"},
-		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-		WorkingDir: "/",
-		User:       "0", // rules and sockets are root's; capabilities are bounded by the manifests
-		Labels:     r.annotations(img.tag),
+	config.Config = v1.Config{Entrypoint: []string{img.entrypoint()}, Labels: r.annotations(img.tag)}
+	if p.OS == "linux" {
+		config.Config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+		config.Config.WorkingDir = "/"
+		config.Config.User = "0" // rules and sockets are root's; capabilities are bounded by the manifests
 	}
 	return mutate.ConfigFile(base, config)
 }

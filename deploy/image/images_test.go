@@ -76,7 +76,7 @@ type file struct {
 	text []byte
 }
 
-// TestIndexes wants both tags for both architectures, told of in
+// TestIndexes wants all tags for their architectures, told of in
 // labels as in annotations.
 func TestIndexes(t *testing.T) {
 	b := built(t)
@@ -90,7 +90,11 @@ func TestIndexes(t *testing.T) {
 		for _, d := range manifest.Manifests {
 			platforms = append(platforms, d.Platform.String())
 		}
-		if want := []string{"linux/amd64", "linux/arm64/v8"}; !slices.Equal(platforms, want) {
+		want := []string{"linux/amd64", "linux/arm64/v8"}
+		if strings.HasSuffix(tag, "-windows") {
+			want = []string{"windows/amd64"}
+		}
+		if !slices.Equal(platforms, want) {
 			t.Errorf("%s is for %v, want %v", tag, platforms, want)
 		}
 		if got := manifest.Annotations["org.opencontainers.image.version"]; got != tag {
@@ -115,7 +119,11 @@ func TestIndexes(t *testing.T) {
 		if !maps.Equal(c.Config.Labels, want) || !maps.Equal(manifest.Annotations, want) {
 			t.Errorf("%s: labels %v, annotations %v; want %v", img.fileName(), c.Config.Labels, manifest.Annotations, want)
 		}
-		if !slices.Equal(c.Config.Entrypoint, []string{"/usr/local/bin/sluice"}) || c.Config.User != "0" || !c.Created.Equal(b.date) || c.Architecture != img.binary.arch {
+		entrypoint, user := "/usr/local/bin/sluice", "0"
+		if c.OS == "windows" {
+			entrypoint, user = "sluice.exe", "" // which the manifests say
+		}
+		if !slices.Equal(c.Config.Entrypoint, []string{entrypoint}) || c.Config.User != user || !c.Created.Equal(b.date) || c.Architecture != img.program.arch || c.OS != img.program.os || c.OSVersion != "" {
 			t.Errorf("%s: configuration %+v", img.fileName(), c)
 		}
 	}
@@ -134,17 +142,18 @@ func TestTagsShareTheDaemon(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if old, ok := last[img.binary.arch]; ok && old != digest {
-			t.Errorf("%s: the daemon is %s and %s", img.binary.arch, old, digest)
+		platform := img.platform().String()
+		if old, ok := last[platform]; ok && old != digest {
+			t.Errorf("%s: the daemon is %s and %s", platform, old, digest)
 		}
-		last[img.binary.arch] = digest
+		last[platform] = digest
 	}
 }
 
 // TestPlainImage wants the static binary under both names, and nothing else.
 func TestPlainImage(t *testing.T) {
 	for _, img := range built(t).all {
-		if img.debian != nil {
+		if img.debian != nil || img.program.os == "windows" {
 			continue
 		}
 		files := contents(t, img)
@@ -161,7 +170,7 @@ func TestPlainImage(t *testing.T) {
 		if mode := files["tmp"].Mode; mode != 0o1777 {
 			t.Errorf("/tmp has mode %o", mode)
 		}
-		checkStatic(t, img.binary.arch, files["usr/local/bin/sluice"].text)
+		checkStatic(t, img.program.arch, files["usr/local/bin/sluice"].text)
 	}
 }
 
@@ -216,7 +225,7 @@ func TestIptablesImage(t *testing.T) {
 			if f.Typeflag == tar.TypeReg && f.Mode&0o7022 != 0 {
 				t.Errorf("/%s has mode %o", name, f.Mode)
 			}
-			if e, err := elf.NewFile(bytes.NewReader(f.text)); err == nil && e.Machine != machines[img.binary.arch] {
+			if e, err := elf.NewFile(bytes.NewReader(f.text)); err == nil && e.Machine != machines[img.program.arch] {
 				t.Errorf("%s: /%s is for %s", img.fileName(), name, e.Machine)
 			}
 		}
@@ -227,8 +236,11 @@ func TestIptablesImage(t *testing.T) {
 // them, those of another architecture in an emulator.
 func TestRuns(t *testing.T) {
 	for _, img := range built(t).all {
+		if img.program.os == "windows" {
+			continue // test/windows runs it
+		}
 		root := unpack(t, img)
-		prefix := append([]string{"--map-root-user", "chroot", root}, emulate(t, root, img.binary.arch)...)
+		prefix := append([]string{"--map-root-user", "chroot", root}, emulate(t, root, img.program.arch)...)
 		check := func(program, want string) {
 			t.Helper()
 			out, err := exec.Command("unshare", append(slices.Clone(prefix), program, "--version")...).CombinedOutput()
@@ -242,7 +254,7 @@ func TestRuns(t *testing.T) {
 			check("/usr/sbin/ip6tables-legacy", "(legacy)")
 			check("/sbin/modprobe", "kmod")
 		}
-		if img.debian != nil && img.binary.arch == runtime.GOARCH { // emulators know no nf_tables
+		if img.debian != nil && img.program.arch == runtime.GOARCH { // emulators know no nf_tables
 			check("/usr/sbin/iptables", "(nf_tables)")
 			check("/usr/sbin/iptables-nft", "(nf_tables)")
 			check("/usr/sbin/nft", "nftables")

@@ -35,8 +35,8 @@ func (b *images) notes() ([]byte, error) {
 	for _, tag := range b.tags() {
 		fmt.Fprintf(&out, "- `sluice:%s@%s`\n", tag, digests[tag])
 	}
-	fmt.Fprintf(&out, "\nFor %s. Built from commit %s with %s; docs/releases.md says how to verify them.\n",
-		strings.Join(b.arches, " and "), b.commit, b.all[0].binary.info.GoVersion)
+	fmt.Fprintf(&out, "\nFor %s (Windows: amd64). Built from commit %s with %s; docs/releases.md says how to verify them.\n",
+		strings.Join(b.arches, " and "), b.commit, b.all[0].program.info.GoVersion)
 	return []byte(out.String()), nil
 }
 

@@ -9,16 +9,17 @@ import (
 	"path/filepath"
 )
 
-// binary is the daemon for one architecture.
-type binary struct {
+// program is the daemon for one system and architecture.
+type program struct {
+	os   string
 	arch string
 	text []byte
 	info *buildinfo.BuildInfo // what it says itself of its modules
 }
 
-// buildBinary builds the daemon, static. What a builder's environment could
+// buildProgram builds the daemon, static. What a builder's environment could
 // change about it is set here.
-func (r *release) buildBinary(ctx context.Context, arch string) (*binary, error) {
+func (r *release) buildProgram(ctx context.Context, system, arch string) (*program, error) {
 	dir, err := os.MkdirTemp("", "sluice-binary-")
 	if err != nil {
 		return nil, err
@@ -27,24 +28,24 @@ func (r *release) buildBinary(ctx context.Context, arch string) (*binary, error)
 	path := filepath.Join(dir, "sluice")
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", r.ldflags, "-o", path, "./cmd/sluice")
 	cmd.Dir = r.root
-	cmd.Env = append(os.Environ(), buildEnvironment(arch)...)
+	cmd.Env = append(os.Environ(), buildEnvironment(system, arch)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build cmd/sluice for %s: %w\n%s", arch, err, out)
+		return nil, fmt.Errorf("build cmd/sluice for %s/%s: %w\n%s", system, arch, err, out)
 	}
-	b := &binary{arch: arch}
+	b := &program{os: system, arch: arch}
 	if b.text, err = os.ReadFile(path); err != nil {
 		return nil, err
 	}
 	if b.info, err = buildinfo.ReadFile(path); err != nil {
-		return nil, fmt.Errorf("read the modules of cmd/sluice for %s: %w", arch, err)
+		return nil, fmt.Errorf("read the modules of cmd/sluice for %s/%s: %w", system, arch, err)
 	}
 	return b, nil
 }
 
 // buildEnvironment returns what decides about the binary beside its sources.
-func buildEnvironment(arch string) []string {
+func buildEnvironment(system, arch string) []string {
 	return []string{
-		"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0",
+		"CGO_ENABLED=0", "GOOS=" + system, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0",
 		"GOFLAGS=-mod=readonly", "GOEXPERIMENT=", "GOWORK=off",
 	}
 }

@@ -63,7 +63,7 @@ func (b *images) provenance() ([]byte, error) {
 		name := img.fileName()
 		s.Subject = append(s.Subject, resource{Name: name, Digest: map[string]string{"sha256": digest.Hex}})
 		s.Predicate.RunDetails.Byproducts = append(s.Predicate.RunDetails.Byproducts, digested(name+".spdx.json", img.sbom))
-		environments[img.binary.arch] = buildEnvironment(img.binary.arch)
+		environments[img.program.os+"/"+img.program.arch] = buildEnvironment(img.program.os, img.program.arch)
 	}
 	dependencies, err := b.dependencies()
 	if err != nil {
@@ -88,7 +88,7 @@ func (b *images) dependencies() ([]resource, error) {
 	}
 	out := []resource{
 		{URI: "git+" + cmp.Or(b.source, "urn:sluice") + "@" + b.commit, Digest: map[string]string{"gitCommit": b.commit}},
-		{URI: "pkg:generic/go@" + b.all[0].binary.info.GoVersion[len("go"):]},
+		{URI: "pkg:generic/go@" + b.all[0].program.info.GoVersion[len("go"):]},
 		digested("go.sum", sums),
 	}
 	for _, img := range b.all {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// push writes both tags and the documents about them to a registry, with the
+// push writes all tags and the documents about them to a registry, with the
 // credentials of "docker login" or of $REGISTRY_AUTH_FILE.
 func (b *images) push(ctx context.Context, repository string) error {
 	repo, err := name.NewRepository(repository)

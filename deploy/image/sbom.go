@@ -86,19 +86,19 @@ func (r *release) sbom(img *image) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := fmt.Sprintf("sluice-%s-linux-%s", img.tag, img.binary.arch)
+	name := img.fileName()
 	s := &spdx{
 		SPDXVersion: "SPDX-2.3", DataLicense: "CC0-1.0", SPDXID: "SPDXRef-DOCUMENT", Name: name,
 		DocumentNamespace: "https://spdx.org/spdxdocs/" + name + "-" + digest.Hex,
 		CreationInfo:      spdxCreation{r.date.Format("2006-01-02T15:04:05Z"), []string{"Tool: sluice/deploy/image"}},
 	}
 	whole := spdxPackage{
-		Name: "sluice-image-" + img.binary.arch, VersionInfo: img.tag, Purpose: "CONTAINER", LicenseDeclared: "NOASSERTION",
+		Name: "sluice-image-" + img.program.os + "-" + img.program.arch, VersionInfo: img.tag, Purpose: "CONTAINER", LicenseDeclared: "NOASSERTION",
 		Checksums: []spdxChecksum{{"SHA256", digest.Hex}},
 	}
-	oci := fmt.Sprintf("pkg:oci/sluice@%s?arch=%s&tag=%s", url.QueryEscape(digest.String()), img.binary.arch, url.QueryEscape(img.tag))
+	oci := fmt.Sprintf("pkg:oci/sluice@%s?arch=%s&os=%s&tag=%s", url.QueryEscape(digest.String()), img.program.arch, img.program.os, url.QueryEscape(img.tag))
 	root := s.add(s.SPDXID, "DESCRIBES", whole, oci)
-	r.addModules(s, root, img.binary)
+	r.addModules(s, root, img)
 	if img.debian != nil {
 		img.debian.describe(s, root)
 	}
@@ -106,11 +106,12 @@ func (r *release) sbom(img *image) ([]byte, error) {
 }
 
 // addModules tells of the binary and of what is linked into it.
-func (r *release) addModules(s *spdx, root string, b *binary) {
+func (r *release) addModules(s *spdx, root string, img *image) {
+	b := img.program
 	sum := sha256.Sum256(b.text)
 	daemon := s.add(root, "CONTAINS", spdxPackage{
 		Name: "sluice", VersionInfo: r.version, Purpose: "APPLICATION", LicenseDeclared: "Apache-2.0",
-		SourceInfo: "commit " + r.commit, Comment: "/usr/local/bin/sluice", Checksums: []spdxChecksum{{"SHA256", hex.EncodeToString(sum[:])}},
+		SourceInfo: "commit " + r.commit, Comment: img.entrypoint(), Checksums: []spdxChecksum{{"SHA256", hex.EncodeToString(sum[:])}},
 	}, "pkg:generic/sluice@"+url.PathEscape(r.version))
 	version := strings.TrimPrefix(b.info.GoVersion, "go")
 	s.add(daemon, "DEPENDS_ON", spdxPackage{Name: "stdlib", VersionInfo: version, LicenseDeclared: "BSD-3-Clause"}, "pkg:golang/stdlib@"+version)

@@ -75,7 +75,7 @@ func (t tree) layer() (v1.Layer, error) {
 
 // daemonTree is the static binary under both of its names, and the folders that
 // it writes to where nothing is mounted there.
-func (r *release) daemonTree(b *binary) (tree, error) {
+func (r *release) daemonTree(b *program) (tree, error) {
 	t := tree{}
 	err := errors.Join(
 		t.add("usr/local/bin/sluice", entry{mode: 0o755, kind: tar.TypeReg, text: b.text, time: r.date}),

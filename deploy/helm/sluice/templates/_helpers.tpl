@@ -25,7 +25,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{- define "sluice.windowsImage" -}}
 {{- with .Values.windows.image }}
-{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Values.image.tag | default $.Chart.AppVersion }}{{ end }}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default (printf "%s-windows" $.Chart.AppVersion) }}{{ end }}
 {{- end }}
 {{- end }}
 
