@@ -110,30 +110,28 @@ func (t *table) hooks() []*chain {
 		return t.rule().jump(services).comment("send connections to Services to an endpoint")
 	}
 	firewall := func() *nft.Rule { return t.rule().newFlow().jump(sourceRanges).comment("loadBalancerSourceRanges") }
-	empty := func() *nft.Rule { return t.rule().newFlow().jump(noEndpoints).comment("Services without an endpoint") }
+	empty := t.unled(func(r *rule) *nft.Rule { return r.jump(noEndpoints).comment("Services without an endpoint") })
 	// Forwarding sets an IPv4 packet's priority anew, but not an IPv6 one's.
 	priority := func() *nft.Rule {
 		return t.rule().newFlow().translated().priorityHas(scratchBit).clearPriority().comment("what lookups put there")
 	}
-	others := func(to string) *nft.Rule {
-		return t.rule().newFlow().jump(to).comment("addresses of no Service port")
-	}
-	input := []*nft.Rule{empty(), t.rule().newFlow().jump(nodePortFilter).comment("NodePorts without an endpoint")}
-	output := []*nft.Rule{
-		priority(), empty(),
-		t.rule().newFlow().lacks(mode.SocketMark).jump(otherAddresses).comment("addresses of no Service port"),
-	}
+	others := func(r *rule) *nft.Rule { return r.jump(otherAddresses).comment("addresses of no Service port") }
+	nodePorts := func(r *rule) *nft.Rule { return r.jump(nodePortFilter).comment("NodePorts without an endpoint") }
+	input := slices.Concat(empty, t.unled(nodePorts))
+	forward := slices.Concat([]*nft.Rule{priority()}, empty, t.unled(others))
+	output := slices.Concat([]*nft.Rule{priority()}, empty, t.unled(func(r *rule) *nft.Rule { return others(r.lacks(mode.SocketMark)) }))
 	switch {
 	case t.over.OnLink: // what is taken comes through here
-		input = append(input, t.rule().translated().accept().comment("translated"), others(otherPorts))
+		input = append(input, t.rule().translated().accept().comment("translated"),
+			t.rule().newFlow().jump(otherPorts).comment("addresses of no Service port"))
 	case t.over.Sockets != nil:
-		input, output = append([]*nft.Rule{t.toSockets()}, input...), append([]*nft.Rule{t.toSockets()}, output...)
+		input, output = append([]*nft.Rule{t.toSockets()}, input...), append([]*nft.Rule{t.remember(), t.toSockets()}, output...)
 	}
 	all := []*chain{
 		t.base(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall()),
 		t.base("firewall-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall()),
 		t.base("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, input...),
-		t.base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, priority(), empty(), others(otherAddresses)),
+		t.base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, forward...),
 		t.base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, output...),
 	}
 	if t.over.Sockets != nil {

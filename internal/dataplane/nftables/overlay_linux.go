@@ -192,6 +192,27 @@ func (t *table) toProgram() []*nft.Rule {
 	}
 }
 
+// remember notes which connections of this host are led to a socket. Their packets
+// get there by the flow's mark then, whatever becomes of the Service.
+func (t *table) remember() *nft.Rule {
+	s := t.over.Sockets
+	return t.rule().meta(expr.MetaKeyMARK).has(s.Mark).protocol().is([]byte{unix.IPPROTO_TCP}).newFlow().markFlow(s.Own).
+		comment("connections of this host stay with their socket")
+}
+
+// unled returns rules for packets that nothing leads to an endpoint: those that begin a flow
+// and, where each datagram is led to a socket, all that a client sends. The flow
+// of such a datagram says nothing of where it goes, so it is not ended when it should go elsewhere.
+func (t *table) unled(then func(*rule) *nft.Rule) []*nft.Rule {
+	rules := []*nft.Rule{then(t.rule().newFlow())}
+	if t.over.Sockets != nil {
+		const original = 0
+		datagram := t.rule().protocol().is([]byte{unix.IPPROTO_UDP})
+		rules = append(rules, then(datagram.conntrack(expr.CtKeyDIRECTION).is([]byte{original})))
+	}
+	return rules
+}
+
 // toSockets lets pass what is on the way to a socket: the node and our pods may
 // have an endpoint where others have none.
 func (t *table) toSockets() *nft.Rule {

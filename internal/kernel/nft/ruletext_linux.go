@@ -212,11 +212,19 @@ func (w *ruleText) meta(x *listedExpr) error {
 
 func (w *ruleText) ct(x *listedExpr) error {
 	o := map[uint64]operand{
-		unix.NFT_CT_STATE:  {text: "ct state", flags: map[uint32]string{expr.CtStateBitNEW: "new"}},
-		unix.NFT_CT_STATUS: {text: "ct status", flags: map[uint32]string{1 << 5: "dnat"}}, // IPS_DST_NAT
-		unix.NFT_CT_MARK:   {text: "ct mark"},
+		unix.NFT_CT_STATE:     {text: "ct state", flags: map[uint32]string{expr.CtStateBitNEW: "new"}},
+		unix.NFT_CT_STATUS:    {text: "ct status", flags: map[uint32]string{1 << 5: "dnat"}}, // IPS_DST_NAT
+		unix.NFT_CT_MARK:      {text: "ct mark"},
+		unix.NFT_CT_DIRECTION: {text: "ct direction", value: directionText},
 	}[x.number(unix.NFTA_CT_KEY)]
 	return w.loadOrSet(o, x.number(unix.NFTA_CT_DREG), x.number(unix.NFTA_CT_SREG))
+}
+
+func directionText(b []byte) string {
+	if hostNumber(b) == 0 { // IP_CT_DIR_ORIGINAL
+		return "original"
+	}
+	return "reply"
 }
 
 // loadOrSet loads what an operand is into a register or, if another one is named,
