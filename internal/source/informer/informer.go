@@ -95,6 +95,7 @@ func (f *feed) run(ctx context.Context) {
 	delay := backoff.DelayWithReset(clock.RealClock{}, 4*retryMax)
 	// Only the end of ctx ends it.
 	_ = delay.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		f.errors.begin()
 		if err := f.reflector.ListAndWatchWithContext(ctx); err != nil {
 			f.errors.handle(ctx, err)
 		}

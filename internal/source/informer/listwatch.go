@@ -31,26 +31,48 @@ type resource struct {
 	labels, fields string         // what the server is asked to filter by; empty: everything
 }
 
+// answerTime is how long a server may take for a list, of which it is given a minute
+// itself unless told otherwise, or to end a watch whose time is over. A server that is
+// stuck says nothing, and would be waited for as long as the connection is there.
+const answerTime = 2 * time.Minute
+
 // List asks for all of them.
 func (r *resource) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	list := r.list.DeepCopyObject()
-	return list, r.get(o).Do(ctx).Into(list)
+	return list, r.get(o).Timeout(answerTime).Do(ctx).Into(list)
 }
 
 // Watch asks for their changes.
 func (r *resource) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
-	return r.get(o).Watch(ctx)
+	cancel := func() {}
+	if o.TimeoutSeconds != nil {
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(*o.TimeoutSeconds)*time.Second+answerTime)
+	}
+	w, err := r.get(o).Watch(ctx)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return &boundedWatch{w, cancel}, nil
+}
+
+// boundedWatch is a watch whose time is bounded.
+type boundedWatch struct {
+	watch.Interface
+	cancel func()
+}
+
+// Stop ends it.
+func (w *boundedWatch) Stop() {
+	w.Interface.Stop()
+	w.cancel()
 }
 
 func (r *resource) get(o metav1.ListOptions) *rest.Request {
 	o.LabelSelector, o.FieldSelector = r.labels, r.fields
-	var timeout time.Duration
-	if o.TimeoutSeconds != nil {
-		timeout = time.Duration(*o.TimeoutSeconds) * time.Second
-	}
 	return r.client.Get().AbsPath(apiclient.Path(r.group)).Resource(r.name).
-		SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.Unversioned).Timeout(timeout)
+		SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.Unversioned)
 }
 
 // checkList refuses a list that no API server has made: whatever else answers,
@@ -85,14 +107,16 @@ func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
 			return list, checkList(list, errors.resource)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			for attempt := 0; ; attempt++ {
+			for {
+				if err := errors.pace(ctx, o); err != nil {
+					return nil, err
+				}
 				w, err := of.Watch(ctx, o)
 				if !streams(o) || !apierrors.IsTooManyRequests(err) {
 					return w, errors.intercept(ctx, o, err)
 				}
-				if err := errors.pause(ctx, err, attempt); err != nil {
-					return nil, err
-				}
+				errors.handle(ctx, err) // A plain list would cost the server more.
+				errors.retryAfter, _ = apierrors.SuggestsClientDelay(err)
 			}
 		},
 	}
@@ -103,8 +127,8 @@ func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
 const repeatAfter = time.Minute
 
 // busyMin and busyMax bound the pauses that a server is given which is too busy
-// to stream a list: those that it asks for, and those that double when it does
-// not say.
+// to stream a list, or does not come to its end: those that it asks for, and those that
+// double when it does not say.
 const (
 	busyMin = time.Second
 	busyMax = time.Minute
@@ -127,7 +151,13 @@ type watchErrors struct {
 
 	reason string
 	logged time.Time
+
+	streams    int // that were asked for since the reflector began
+	retryAfter int // seconds that the server wants to rest before the next one; 0: it does not say
 }
+
+// begin says that the reflector begins, which has had its pause.
+func (w *watchErrors) begin() { w.streams, w.retryAfter = 0, 0 }
 
 func (w *watchErrors) handle(ctx context.Context, err error) {
 	log := klog.FromContext(ctx)
@@ -155,7 +185,7 @@ func (w *watchErrors) handle(ctx context.Context, err error) {
 // it even sleeps through the end of its context when it asks for a list in the form
 // of a watch (seen in client-go 0.37). There it is given an error that it does not
 // know: it asks for a plain list then, and complains. A server that is too busy must
-// not be asked for that; see pause.
+// not be asked for that; see listWatch.
 func (w *watchErrors) intercept(ctx context.Context, o metav1.ListOptions, err error) error {
 	if !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
 		return err
@@ -170,14 +200,21 @@ func (w *watchErrors) intercept(ctx context.Context, o metav1.ListOptions, err e
 // streams reports whether a list is asked for in the form of a watch.
 func streams(o metav1.ListOptions) bool { return o.SendInitialEvents != nil && *o.SendInitialEvents }
 
-// pause gives a server time that has refused a stream because it is too busy,
-// and returns an error if ctx ends meanwhile. A plain list would cost it more.
-func (w *watchErrors) pause(ctx context.Context, err error, attempt int) error {
-	w.handle(ctx, err)
-	d := busyMin << min(attempt, 10)
-	if seconds, ok := apierrors.SuggestsClientDelay(err); ok && seconds > 0 {
-		d = time.Duration(seconds) * time.Second
+// pace gives the server time before it is asked once more for a list in the form of a
+// watch, and returns an error if ctx ends meanwhile. A reflector asks without a pause
+// when a stream broke off, or had expired (seen in client-go 0.37).
+func (w *watchErrors) pace(ctx context.Context, o metav1.ListOptions) error {
+	if !streams(o) {
+		return nil
 	}
+	if w.streams++; w.streams == 1 {
+		return nil
+	}
+	d := busyMin << min(w.streams-2, 10)
+	if w.retryAfter > 0 {
+		d = time.Duration(w.retryAfter) * time.Second
+	}
+	w.retryAfter = 0
 	select {
 	case <-ctx.Done():
 		return ctx.Err()

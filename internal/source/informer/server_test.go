@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -35,25 +36,38 @@ type server struct {
 	mu       sync.Mutex
 	version  int
 	objects  map[string]map[string]object // by path and name
-	watchers map[string]map[chan object]bool
+	history  map[string][]event           // of what changed
+	expired  map[string]int               // what came before that version is not known any more
+	changed  chan struct{}                // closed with the next event
 	refused  map[string]bool
 	requests map[string][]url.Values
 }
 
+// event is what a watch tells.
+type event struct {
+	version int
+	told    object
+}
+
 func newServer(t *testing.T) *server {
-	s := &server{
-		version: 1, objects: map[string]map[string]object{}, watchers: map[string]map[chan object]bool{},
-		refused: map[string]bool{}, requests: map[string][]url.Values{},
-	}
-	for _, path := range []string{servicesPath, nodesPath, slicesPath, cidrsPath} {
-		s.objects[path] = map[string]object{}
-		s.watchers[path] = map[chan object]bool{}
-	}
+	s := newObjects()
 	s.Server = httptest.NewServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
 		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 		s.Close()
 	})
+	return s
+}
+
+// newObjects returns a server that does not listen.
+func newObjects() *server {
+	s := &server{
+		version: 1, objects: map[string]map[string]object{}, history: map[string][]event{}, expired: map[string]int{},
+		changed: make(chan struct{}), refused: map[string]bool{}, requests: map[string][]url.Values{},
+	}
+	for _, path := range []string{servicesPath, nodesPath, slicesPath, cidrsPath} {
+		s.objects[path] = map[string]object{}
+	}
 	return s
 }
 
@@ -80,8 +94,8 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request) {
 	if query.Get("watch") != "true" {
 		items := slices.Collect(maps.Values(s.objects[path]))
 		list := object{"metadata": s.versionNow(), "items": items}
-		_ = json.NewEncoder(w).Encode(list)
 		s.mu.Unlock()
+		_ = json.NewEncoder(w).Encode(list)
 		return
 	}
 	var first []object
@@ -93,32 +107,48 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request) {
 		mark["annotations"] = object{"k8s.io/initial-events-end": "true"}
 		first = append(first, object{"type": "BOOKMARK", "object": typed(path, object{"metadata": mark})})
 	}
-	events := make(chan object, 100)
-	s.watchers[path][events] = true
+	from := s.version
+	if at, err := strconv.Atoi(query.Get("resourceVersion")); err == nil && first == nil {
+		from = at
+	}
 	s.mu.Unlock()
-	s.stream(w, r, first, events)
+	s.stream(w, r, first, from)
 }
 
-// stream writes events until the client goes or the channel is closed.
-func (s *server) stream(w http.ResponseWriter, r *http.Request, first []object, events chan object) {
-	out := json.NewEncoder(w)
-	for _, e := range first {
-		_ = out.Encode(e)
-	}
-	w.(http.Flusher).Flush()
+// stream writes events from a version on until the client goes, its time is over or
+// some of them are not known any more.
+func (s *server) stream(w http.ResponseWriter, r *http.Request, events []object, from int) {
+	path, out := r.URL.Path, json.NewEncoder(w)
+	seconds, _ := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
+	over := time.NewTimer(time.Duration(seconds) * time.Second)
+	defer over.Stop()
 	for {
+		for _, e := range events {
+			_ = out.Encode(e)
+		}
+		w.(http.Flusher).Flush()
+		s.mu.Lock()
+		events = nil
+		changed, expired := s.changed, from < s.expired[path]
+		for _, e := range s.history[path] {
+			if e.version > from {
+				events, from = append(events, e.told), e.version
+			}
+		}
+		s.mu.Unlock()
+		switch {
+		case expired:
+			_ = out.Encode(object{"type": "ERROR", "object": status(http.StatusGone, "Expired")})
+			return
+		case events != nil:
+			continue
+		}
 		select {
 		case <-r.Context().Done():
-			s.mu.Lock()
-			delete(s.watchers[r.URL.Path], events)
-			s.mu.Unlock()
 			return
-		case e, ok := <-events:
-			if !ok {
-				return
-			}
-			_ = out.Encode(e)
-			w.(http.Flusher).Flush()
+		case <-over.C:
+			return
+		case <-changed:
 		}
 	}
 }
@@ -152,23 +182,23 @@ func (s *server) remove(path, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
-	o := s.objects[path][name]
+	o := maps.Clone(s.objects[path][name])
+	meta := maps.Clone(o["metadata"].(object))
+	meta["resourceVersion"] = strconv.Itoa(s.version)
+	o["metadata"] = meta
 	delete(s.objects[path], name)
 	s.tell(path, object{"type": "DELETED", "object": o})
 }
 
-// lose deletes an object behind the watchers' backs, and then ends the watches
-// in the way that makes a client list again.
+// lose deletes an object behind the watchers' backs, and ends the watches in the way
+// that makes a client list again.
 func (s *server) lose(path, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
 	delete(s.objects[path], name)
-	s.tell(path, object{"type": "ERROR", "object": status(http.StatusGone, "Expired")})
-	for w := range s.watchers[path] {
-		close(w)
-		delete(s.watchers[path], w)
-	}
+	s.history[path], s.expired[path] = nil, s.version
+	s.wake()
 }
 
 // refuse makes the server answer a path with Forbidden, or stops it doing so.
@@ -178,10 +208,14 @@ func (s *server) refuse(path string, yes bool) {
 	s.refused[path] = yes
 }
 
-func (s *server) tell(path string, event object) {
-	for w := range s.watchers[path] {
-		w <- event
-	}
+func (s *server) tell(path string, told object) {
+	s.history[path] = append(s.history[path], event{s.version, told})
+	s.wake()
+}
+
+func (s *server) wake() {
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 func (s *server) asked(path string) []url.Values {
