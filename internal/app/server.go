@@ -83,6 +83,7 @@ type ProxyServer struct {
 	refusals  *refusals
 	metrics   *metrics.Metrics
 	traffic   *traffic.Collector                              // nil: it is not counted
+	uncounted string                                          // why
 	configz   atomic.Pointer[v1alpha1.KubeProxyConfiguration] // in force
 
 	problemEvents *rate.Limiter

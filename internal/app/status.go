@@ -22,7 +22,7 @@ func (s *ProxyServer) newStatusServer(e *engine.Engine) *status.Server {
 		about.Families = append(about.Families, f.String())
 	}
 	return status.New(status.Settings{
-		Engine: e, About: about, Health: s.healthStatus, Tracked: tracked, Traffic: statusTraffic{s.traffic}, Explain: s.explainer(e),
+		Engine: e, About: about, Health: s.healthStatus, Tracked: tracked, Traffic: statusTraffic{s.traffic, s.uncounted}, Explain: s.explainer(e),
 		Page: page.Handler(), Files: s.files.list,
 	})
 }

@@ -46,6 +46,7 @@ func (o *TrafficOptions) check() error {
 func (s *ProxyServer) openTraffic(ctx context.Context, mode dataplane.Mode) {
 	o := s.plan.options.Traffic
 	if o.Level == countNothing {
+		s.uncounted = "--service-traffic is off"
 		return
 	}
 	set := traffic.Settings{
@@ -53,7 +54,8 @@ func (s *ProxyServer) openTraffic(ctx context.Context, mode dataplane.Mode) {
 	}
 	set.Metered, _ = s.dataplane.(proxy.Metered)
 	if mode.Flows == nil && set.Metered == nil {
-		return // nobody counts anything
+		s.uncounted = fmt.Sprintf("mode %s counts no traffic", mode.Name)
+		return
 	}
 	if mode.Flows != nil {
 		var err error
@@ -64,6 +66,7 @@ func (s *ProxyServer) openTraffic(ctx context.Context, mode dataplane.Mode) {
 		}
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Traffic of Services is not counted, the kernel does not tell of connections")
+			s.uncounted = fmt.Sprintf("the kernel does not tell of connections: %v", err)
 			return
 		}
 	}
@@ -72,7 +75,10 @@ func (s *ProxyServer) openTraffic(ctx context.Context, mode dataplane.Mode) {
 
 // statusTraffic tells the API what was counted, if anything is. Families are
 // added up.
-type statusTraffic struct{ *traffic.Collector }
+type statusTraffic struct {
+	*traffic.Collector
+	off string // why nothing is counted
+}
 
 func (t statusTraffic) Of(ctx context.Context, name types.NamespacedName) []statusapi.PortTraffic {
 	if t.Collector == nil {
@@ -84,7 +90,7 @@ func (t statusTraffic) Of(ctx context.Context, name types.NamespacedName) []stat
 
 func (t statusTraffic) All(ctx context.Context, endpoints bool) (all []statusapi.PortTraffic, counted time.Time, off string) {
 	if t.Collector == nil {
-		return nil, time.Time{}, "--service-traffic is off, or the kernel does not tell of connections"
+		return nil, time.Time{}, t.off
 	}
 	all, counted = t.read(ctx, func(proxy.PortKey) bool { return true })
 	return slices.DeleteFunc(all, func(p statusapi.PortTraffic) bool { return (p.Endpoint != "") != endpoints }), counted, ""

@@ -60,13 +60,13 @@ func TestStatusTraffic(t *testing.T) {
 	want := map[string]statusapi.PortTraffic{
 		"": line("", &two), "10.1.0.1:80": line("10.1.0.1:80", &one), "[fd00::1]:80": line("[fd00::1]:80", &one),
 	}
-	all, counted, off := statusTraffic{c}.All(t.Context(), true)
-	ports, _, _ := statusTraffic{c}.All(t.Context(), false)
+	all, counted, off := statusTraffic{c, ""}.All(t.Context(), true)
+	ports, _, _ := statusTraffic{c, ""}.All(t.Context(), false)
 	if counted.IsZero() || off != "" {
 		t.Errorf("counted at %v, off: %q", counted, off)
 	}
 	for name, got := range map[string][]statusapi.PortTraffic{
-		"all": append(ports, all...), "of": statusTraffic{c}.Of(t.Context(), types.NamespacedName{Namespace: "ns", Name: "web"}),
+		"all": append(ports, all...), "of": statusTraffic{c, ""}.Of(t.Context(), types.NamespacedName{Namespace: "ns", Name: "web"}),
 	} {
 		byEndpoint := map[string]statusapi.PortTraffic{}
 		for _, l := range got {
@@ -76,7 +76,7 @@ func TestStatusTraffic(t *testing.T) {
 			t.Errorf("%s: %d lines, mismatch (-want +got):\n%s", name, len(got), diff)
 		}
 	}
-	if _, _, off := (statusTraffic{}).All(t.Context(), false); off == "" {
+	if _, _, off := (statusTraffic{off: "why"}).All(t.Context(), false); off != "why" {
 		t.Error("nothing says why nothing is counted")
 	}
 }

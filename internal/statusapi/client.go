@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -133,12 +134,26 @@ func (c *Client) unreachable(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("no daemon answers at %s: is sluice running on this node? (--socket names another socket)", c.name)
-	case errors.Is(err, syscall.ECONNREFUSED):
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, wsaRefused):
 		return fmt.Errorf("no daemon answers at %s: it was there, and has stopped or was killed", c.name)
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("no permission to ask the daemon at %s: only root may, try sudo", c.name)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, wsaAccess):
+		return fmt.Errorf("no permission to ask the daemon at %s: %s", c.name, whoMay(runtime.GOOS))
 	}
 	return fmt.Errorf("ask the daemon at %s: %w", c.name, err)
+}
+
+// What sockets of Windows answer, which package syscall has other numbers for.
+const (
+	wsaAccess  = syscall.Errno(10013)
+	wsaRefused = syscall.Errno(10061)
+)
+
+// whoMay says who may ask at a socket.
+func whoMay(system string) string {
+	if system == "windows" {
+		return "only administrators and the system may, try a terminal that runs as administrator"
+	}
+	return "only root may, try sudo"
 }
 
 // CloseIdle closes connections that wait for another question.

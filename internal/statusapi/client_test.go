@@ -64,12 +64,19 @@ func TestWhatToDo(t *testing.T) {
 	}
 }
 
-// TestNoPermission needs another user, as root may do everything.
-func TestNoPermission(t *testing.T) {
+// TestUnreachable needs another user, as root may do everything, and Windows.
+func TestUnreachable(t *testing.T) {
 	c := AtSocket("/x")
-	err := c.unreachable(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)})
-	if err == nil || !strings.Contains(err.Error(), "only root may") {
-		t.Errorf("%v", err)
+	for code, want := range map[syscall.Errno]string{
+		syscall.EACCES: "only root may", wsaAccess: "only root may", syscall.ECONNREFUSED: "it was there", wsaRefused: "it was there",
+	} {
+		err := c.unreachable(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", code)})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("code %d: %v, want %q", code, err, want)
+		}
+	}
+	if got := whoMay("windows"); strings.Contains(got, "root") || strings.Contains(got, "sudo") {
+		t.Errorf("on Windows: %s", got)
 	}
 }
 

@@ -53,6 +53,14 @@ func TestLife(t *testing.T) {
 	if out := n.get(statusapi.ServicesPath); !strings.Contains(out, `"name":"web"`) {
 		t.Errorf("the daemon tells %s", out)
 	}
+	for path, counted := range map[string]string{statusapi.TrafficPath: `"connections"`, statusapi.ServicesPath: `"traffic"`} {
+		if out := n.get(path); strings.Contains(out, counted) || path == statusapi.TrafficPath && !strings.Contains(out, `"off":"mode kernelspace counts no traffic"`) {
+			t.Errorf("the daemon tells of traffic, which nobody counts: %s", out)
+		}
+	}
+	if strings.Contains(first.log(), "Traffic of Services is not counted") {
+		t.Errorf("what is so by design is told as an error:\n%s", first.log())
+	}
 
 	n.write("web", local, other)
 	n.wait(first.log, local, other)
