@@ -2,9 +2,11 @@ package app
 
 import (
 	"context"
+	"math"
 	"runtime"
 	"runtime/debug"
 	"testing"
+	"testing/fstest"
 	"time"
 )
 
@@ -13,6 +15,7 @@ import (
 func TestTuneGC(t *testing.T) {
 	t.Setenv("GOGC", "")
 	t.Setenv("GOMAXPROCS", "")
+	t.Setenv("GOMEMLIMIT", "")
 	threads, percent := runtime.GOMAXPROCS(0), debug.SetGCPercent(100)
 	defer func() {
 		runtime.GOMAXPROCS(threads)
@@ -45,5 +48,39 @@ func TestTuneGCHeedsTheEnvironment(t *testing.T) {
 	settleGC(true)
 	if now := runtime.GOMAXPROCS(0); now != before {
 		t.Errorf("%d threads, want %d as before", now, before)
+	}
+}
+
+// TestMemoryLimit reads the limit where containers, units and hosts have it.
+func TestMemoryLimit(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		want  int64
+	}{
+		{"another system", nil, math.MaxInt64},
+		{"none", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, math.MaxInt64},
+		{"a container", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "67108864\n"}, 64 << 20},
+		{
+			"a unit below a slice with less", map[string]string{
+				"proc/self/cgroup":                                    "0::/small.slice/sluice.service\n",
+				"sys/fs/cgroup/small.slice/memory.max":                "1000000\n",
+				"sys/fs/cgroup/small.slice/sluice.service/memory.max": "2000000\n",
+			}, 1000000,
+		},
+		{
+			"version 1, in a container that sees the host's name", map[string]string{
+				"proc/self/cgroup":                           "5:devices:/kubepods/pod1\n4:cpu,memory:/kubepods/pod1\n0::/\n",
+				"sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000\n", "sys/fs/cgroup/devices/memory.max": "1",
+			}, 3000000,
+		},
+	} {
+		host := fstest.MapFS{}
+		for name, text := range c.files {
+			host[name] = &fstest.MapFile{Data: []byte(text)}
+		}
+		if got := memoryLimit(host); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 func (s *Server) node(context.Context, *request) (any, error) {
 	n := s.settings.About
 	n.Now = time.Now()
+	n.Started = onClock(n.Started, n.Now)
 	n.Health = s.settings.Health()
 	files := len(s.files())
 	if s.settings.Tracked != nil {
@@ -36,10 +37,14 @@ func (s *Server) node(context.Context, *request) (any, error) {
 	return n, nil
 }
 
+// onClock returns when something was, by the clock as it is now: it may have been set since.
+func onClock(t, now time.Time) time.Time { return now.Add(-now.Sub(t)) }
+
 func syncOf(s engine.SyncStatus) statusapi.Sync {
 	out := statusapi.Sync{Done: s.First, Seconds: s.Took.Seconds(), Reason: s.Waiting}
 	if !s.Ended.IsZero() {
-		out.Last = &s.Ended
+		last := onClock(s.Ended, time.Now())
+		out.Last = &last
 	}
 	if s.Err != nil {
 		out.Error = s.Err.Error()

@@ -32,9 +32,10 @@ type handed struct {
 
 // known is what session affinity knows of a client.
 type known struct {
-	Key    proxy.PortKey
-	Client netip.Addr
-	balance.Remembered
+	Key      proxy.PortKey
+	Client   netip.Addr
+	Endpoint netip.AddrPort
+	Idle     time.Duration // since the client came last: a time would not outlast a clock that is set
 }
 
 // checkPeer allows only processes of our own user.
@@ -90,7 +91,7 @@ func (s *server) handOver(to *net.UnixConn) {
 	s.listeners = nil
 	for x := range s.index.All {
 		for client, r := range x.Clients {
-			give(handed{Client: &known{x.Key, client, r}})
+			give(handed{Client: &known{x.Key, client, r.Endpoint, time.Since(r.Used)}})
 		}
 	}
 	for _, w := range s.workers {
@@ -169,7 +170,7 @@ func (s *server) adopt(h *handed, fds []int, w *worker) {
 	}
 	switch {
 	case h.Client != nil:
-		service(h.Client.Key).Recall(h.Client.Client, h.Client.Remembered)
+		service(h.Client.Key).Recall(h.Client.Client, balance.Remembered{Endpoint: h.Client.Endpoint, Used: time.Now().Add(-h.Client.Idle)})
 	case len(fds) == 0: // the kernel had no descriptor for it
 		s.refused[noDescriptor].Add(1)
 	case h.Listener != nil:
