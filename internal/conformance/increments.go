@@ -40,6 +40,9 @@ func (w *World) changes(to *World, rng *rand.Rand) []track {
 	if !maps.Equal(w.NodeLabels, to.NodeLabels) {
 		tracks = append(tracks, track{func(r *resolve.Resolver) { r.UpdateNode(node(to.NodeLabels)) }})
 	}
+	if had, has := w.ranges(), to.ranges(); !slices.Equal(had.Spec.CIDRs, has.Spec.CIDRs) {
+		tracks = append(tracks, track{func(r *resolve.Resolver) { r.UpdateServiceCIDR(had, has) }})
+	}
 	tracks = append(tracks, changed(w.Services, to.Services, tellService, wrongService, rng)...)
 	return append(tracks, changed(w.Slices, to.Slices, tellSlice, wrongSlice, rng)...)
 }

@@ -80,13 +80,25 @@ func some[T any](m *maker, from ...T) []T {
 
 func (m *maker) zone() string { return pick(m, "zone-a", "zone-b") }
 
-func (m *maker) labels() map[string]string { return map[string]string{v1.LabelTopologyZone: m.zone()} }
+// labels are those of a node that is in a zone, or in none.
+func (m *maker) labels() map[string]string {
+	if m.IntN(4) == 3 {
+		return map[string]string{}
+	}
+	return map[string]string{v1.LabelTopologyZone: m.zone()}
+}
+
+// ranges are those that all Services' addresses are in, and not all other addresses that packets go to.
+func (m *maker) ranges() []string {
+	return pick(m, serviceCIDRs, []string{"172.30.0.0/17", "fd00:172:30::/112"}, []string{"172.30.8.0/23", "fd00:172:30::80/121"})
+}
 
 func (m *maker) config() Config {
 	return Config{
 		DetectLocal:       pick(m, "cluster-cidr", "node-cidr", "bridge", "prefix", "none"),
 		MasqueradeAll:     m.IntN(4) == 0,
 		NodePortAddresses: pick(m, words{"all"}, words{"192.168.1.0/24"}, nil),
+		ServiceCIDRs:      m.ranges(),
 	}
 }
 
@@ -109,7 +121,9 @@ func (m *maker) service(i int) *v1.Service {
 	s.Spec.Type = pick(m, v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer, v1.ServiceTypeLoadBalancer)
 	s.Spec.ExternalTrafficPolicy = pick(m, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceExternalTrafficPolicyLocal)
 	s.Spec.InternalTrafficPolicy = pick(m, new(v1.ServiceInternalTrafficPolicyCluster), new(v1.ServiceInternalTrafficPolicyLocal), nil)
-	s.Spec.ExternalIPs = some(m, "192.168.99.11", "192.168.99.22", "2001:db8:99::22")
+	// Of which one is the node's own, and one another Service's ClusterIP.
+	s.Spec.ExternalIPs = some(m, "192.168.99.11", "192.168.99.22", "2001:db8:99::22", fmt.Sprintf("172.30.9.%d", (i+1)%6))
+	m.affinity(s)
 	s.Spec.Ports = append(s.Spec.Ports[:1:1], some(m, s.Spec.Ports[1:]...)...)
 	v4, v6 := fmt.Sprintf("172.30.9.%d", i), fmt.Sprintf("fd00:172:30::9%d", i)
 	s.Spec.ClusterIPs = pick(m, []string{v4, v6}, []string{v4}, []string{v6})
@@ -129,6 +143,31 @@ func (m *maker) service(i int) *v1.Service {
 	return s
 }
 
+// affinity has some Services remember their clients, for longer than a packet of a
+// later phase takes to come.
+func (m *maker) affinity(s *v1.Service) {
+	if m.IntN(4) != 3 {
+		return
+	}
+	s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+	s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{
+		ClientIP: &v1.ClientIPConfig{TimeoutSeconds: pick(m, new(int32(v1.DefaultClientIPServiceAffinitySeconds)), new(int32(600)), new(int32(86400)))},
+	}
+}
+
+// hints are those of an endpoint in a slice that has them for all, some or none of its
+// endpoints: of zones, of zones and nodes.
+func (m *maker) hints(kind, endpoint int) *discoveryv1.EndpointHints {
+	if kind == 0 || kind == 1 && endpoint%2 == 0 {
+		return nil
+	}
+	h := &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: m.zone()}}}
+	if kind == 3 {
+		h.ForNodes = []discoveryv1.ForNode{{Name: pick(m, nodeName, "node-b")}}
+	}
+	return h
+}
+
 // slices returns a Service's slices, one of each family.
 func (m *maker) slices(i int) []*discoveryv1.EndpointSlice {
 	addrs := [...][]string{
@@ -139,12 +178,11 @@ func (m *maker) slices(i int) []*discoveryv1.EndpointSlice {
 	var out []*discoveryv1.EndpointSlice
 	for _, f := range proxy.Families {
 		s := endpointSlice(blank(i), f, int32(8000+i))
+		kind := m.IntN(4)
 		for _, n := range some(m, 0, 1, 2, 3) {
 			state := pick(m, "ready", "ready", "ready", "ready", "leaving", pick(m, "dead", "unready", "starting", "failing"))
 			e := endpoint(addrs[f][n], nodes[n], conditions[state])
-			if m.IntN(2) == 0 {
-				e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: m.zone()}}}
-			}
+			e.Hints = m.hints(kind, n)
 			s.Endpoints = append(s.Endpoints, e)
 		}
 		if m.IntN(8) == 7 { // it is another Service's now
@@ -170,6 +208,9 @@ func (m *maker) phase(name string) Phase {
 	}
 	if m.IntN(2) != 0 {
 		p.NodeLabels = m.labels()
+	}
+	if m.IntN(4) == 3 {
+		p.ServiceCIDRs = m.ranges()
 	}
 	p.Detour, p.Kill = m.IntN(2) != 0, m.IntN(6) == 5
 	return p

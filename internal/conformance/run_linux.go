@@ -287,7 +287,8 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 			if err := r.lab.Supports(c.protocol()); err != nil {
 				failures = append(failures, failure{c.ID, err})
 			} else {
-				runs = append(runs, &caseRun{Case: c, want: r.want(c), translates: translates(r.resolver.State(), c)})
+				s := r.resolver.State()
+				runs = append(runs, &caseRun{Case: c, want: r.want(c), sticky: sticky(s, c), translates: translates(s, c)})
 			}
 		}
 		if err := r.play(ctx, runs); err != nil {
@@ -337,6 +338,7 @@ type caseRun struct {
 	answers []netip.AddrPort // who answered, in order
 	err     error            // the first surprise
 
+	sticky     bool     // the client is remembered
 	twin       *caseRun // the same with unbound sockets, if there is one
 	unbound    bool
 	translates bool // at the socket, if the mode acts on sockets
@@ -351,6 +353,10 @@ func (r *caseRun) next() int {
 		return 0
 	case r.want.Verdict != proxy.Forward:
 		return otherTries - r.tries
+	case r.sticky && r.tries < 2: // the first comes alone: of two at the same time both would be
+		return []int{1, fewTries}[r.tries]
+	case r.sticky:
+		return 0
 	case r.tries == 0 || (len(r.want.missing(r.answers)) > 0 || r.short()) && r.tries < manyTries*len(r.want.To):
 		return fewTries * len(r.want.To)
 	default:
@@ -367,6 +373,8 @@ func (r *caseRun) result() error {
 	switch {
 	case r.err != nil:
 		return r.err
+	case r.sticky:
+		return r.kept()
 	case len(missing) > 0:
 		return fmt.Errorf("%v never answered in %d connections", missing, r.tries)
 	case r.short():
@@ -378,6 +386,28 @@ func (r *caseRun) result() error {
 	default:
 		return nil
 	}
+}
+
+// sticky reports whether the client of a case is remembered.
+func sticky(s *proxy.State, c *Case) bool {
+	o := s.Outcome(packet(c))
+	return o.Verdict == proxy.Forward && o.Row.Affinity > 0
+}
+
+// kept wants a client to be sent where it was sent before. Only its first connection
+// may have been made together with those of another case.
+func (r *caseRun) kept() error {
+	answers := slices.Clone(r.answers[1:])
+	if r.twin != nil {
+		if r.twin.err != nil {
+			return within("unbound", r.twin.err)
+		}
+		answers = append(answers, r.twin.answers[1:]...)
+	}
+	if len(slices.Compact(answers)) > 1 {
+		return fmt.Errorf("a client with session affinity was sent to %v", r.answers)
+	}
+	return nil
 }
 
 // differs returns what is wrong with a case that the mode cannot do for some

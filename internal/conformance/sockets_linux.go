@@ -105,7 +105,7 @@ func (b *testbed) choosesSource(c *Case) bool {
 func (b *testbed) addTwins(runs []*caseRun) []*caseRun {
 	for _, r := range runs {
 		if b.choosesSource(r.Case) {
-			r.twin = &caseRun{Case: r.Case, want: r.want, unbound: true, translates: r.translates && b.d.Sockets.Translated != nil}
+			r.twin = &caseRun{Case: r.Case, want: r.want, sticky: r.sticky, unbound: true, translates: r.translates && b.d.Sockets.Translated != nil}
 			runs = append(runs, r.twin)
 		}
 	}

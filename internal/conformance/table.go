@@ -66,6 +66,7 @@ type Phase struct {
 	Services       []*v1.Service                `json:"services"`        // new or changed
 	Slices         []*discoveryv1.EndpointSlice `json:"slices"`          // new or changed
 	NodeLabels     map[string]string            `json:"node_labels"`     // if they change
+	ServiceCIDRs   []string                     `json:"-"`               // if they change
 
 	// What comes before it, if a whole daemon is played.
 	Detour  bool     `json:"-"` // other objects for a moment

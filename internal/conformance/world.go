@@ -202,6 +202,9 @@ func (w *World) after(p Phase) *World {
 	if p.NodeLabels != nil {
 		next.NodeLabels = p.NodeLabels
 	}
+	if p.ServiceCIDRs != nil {
+		next.Config.ServiceCIDRs = p.ServiceCIDRs
+	}
 	next.Services = slices.DeleteFunc(slices.Clone(w.Services), func(s *v1.Service) bool {
 		return p.DeleteServices.has(key(s))
 	})
