@@ -1,0 +1,80 @@
+package nftables
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/internal/kernel/nft"
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+// TestLargeMap has one Service with more endpoints than a 16-bit number counts, on the
+// kernel: all are there, one that is replaced costs what it does of few, and none is left when it goes.
+func TestLargeMap(t *testing.T) {
+	const endpoints = 70_000
+	namespace(t)
+	d, c := openKernel(t)
+	if err := proxytest.Sync(t.Context(), d, plainState(1)); err != nil {
+		t.Fatal(err)
+	}
+	count := func() (n int) {
+		t.Helper()
+		if err := c.Elements(t.Context(), d.tables[0].addresses.endpoints, func(nft.Element) { n++ }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	beside := count()
+	large := func(shift int) *proxy.ServicePort { return plainRow(7, endpoints, shift) }
+	apply := func(step *proxy.Delta) (written int) {
+		t.Helper()
+		c.commits = nil
+		if err := proxytest.Apply(t.Context(), d, step); err != nil {
+			t.Fatal(err)
+		}
+		for _, ops := range c.commits {
+			written += len(ops)
+		}
+		return written
+	}
+	apply(&proxy.Delta{Upserts: []proxy.Upsert{{New: large(0)}}})
+	if n := count(); n != beside+endpoints {
+		t.Errorf("the map has %d elements; want %d", n, beside+endpoints)
+	}
+	if n := apply(&proxy.Delta{Upserts: []proxy.Upsert{{Old: large(0), New: large(1 << 20)}}}); n > 4 {
+		t.Errorf("%d operations replace one of %d endpoints; want at most 4", n, endpoints)
+	}
+	apply(&proxy.Delta{Removes: []*proxy.ServicePort{large(1 << 20)}})
+	if n := count(); n != beside {
+		t.Errorf("the map has %d elements; want %d", n, beside)
+	}
+}
+
+// TestTooManyForAffinity refuses the one Service that has more endpoints than there are
+// ids, by its name and with the reason, and writes the others.
+func TestTooManyForAffinity(t *testing.T) {
+	namespace(t)
+	d, c := openKernel(t)
+	large := plainRow(7, maxList+1, 0)
+	large.Affinity = time.Hour
+	s := plainState(3)
+	s.Rows[large.Key] = large
+	err := proxytest.Sync(t.Context(), d, s)
+	refused, ok := errors.AsType[*proxytest.RefusedError](err)
+	if !ok {
+		t.Fatalf("Sync gave %v; want one row refused", err)
+	}
+	rows := slices.Collect(maps.Keys(refused.Rows))
+	if len(rows) != 1 || rows[0] != large.Key || !strings.Contains(refused.Rows[large.Key].Error(), "8192 endpoints are too many for session affinity, which takes 8191") {
+		t.Errorf("refused are %v", refused.Rows)
+	}
+	n := 0
+	if err := c.Elements(t.Context(), d.tables[0].addresses.dispatch, func(nft.Element) { n++ }); err != nil || n != 3 {
+		t.Errorf("%d Services are written, error %v; want the other 3", n, err)
+	}
+}
