@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -122,40 +121,4 @@ func (c *Conn) generation() (id uint32) {
 func (c *Conn) ask(kind, flags uint16, f Family, each func(netlink.Attrs), names ...string) error {
 	c.nl.Request(subsystem|kind, flags, netlink.Netfilter(f, 0), names...)
 	return c.nl.Ask(func(m netlink.Message) { each(m.Attrs()) })
-}
-
-func (c *Conn) Watch(ctx context.Context, tables []Table, missed func(), changed func(what string)) error {
-	begun := func() {
-		if !c.undisturbed() {
-			missed()
-		}
-	}
-	err := c.events.Listen(ctx, unix.NFNLGRP_NFTABLES, begun, func(datagram []byte) {
-		if datagram == nil {
-			changed("changes were lost, there were more than could be read")
-		} else if what := firstChange(datagram, tables); what != "" {
-			changed(what)
-		}
-	})
-	if err != nil {
-		return fmt.Errorf("watch nf_tables: %w", err)
-	}
-	return nil
-}
-
-// firstChange describes the first message that is about one of the tables. The
-// messages on each kind of object have three numbers: to add, get and delete it.
-func firstChange(datagram []byte, tables []Table) string {
-	objects := []string{"table", "chain", "rule", "set", "element"}
-	for m := range netlink.Messages(datagram) {
-		object, verb := int(m.Kind&0xff)/3, []string{"added", "", "deleted"}[m.Kind&0xff%3]
-		if m.Kind>>8 != unix.NFNL_SUBSYS_NFTABLES || object >= len(objects) || verb == "" || len(m.Body) < 4 {
-			continue
-		}
-		t := Table{Family(m.Body[0]), m.Attrs().Text(tableAttribute)}
-		if slices.Contains(tables, t) {
-			return fmt.Sprintf("%s %s in %v by port %d", objects[object], verb, t, m.Port)
-		}
-	}
-	return ""
 }

@@ -5,8 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -366,7 +368,7 @@ func TestWatch(t *testing.T) {
 	commit(c, func(b *nft.Batch) { b.AddElement(plain, nft.Element{Key: word(1 << 30)}) })
 	commit(other, func(b *nft.Batch) { b.AddTable(nft.Table{nft.IP, "someone"}) })
 	commit(other, func(b *nft.Batch) { b.AddElement(plain, nft.Element{Key: word(1 << 31)}) })
-	if what := <-seen; what != fmt.Sprintf("element added in table ip contract by port %d", other.Port()) {
+	if what := <-seen; what != fmt.Sprintf("element added in set %s of table ip contract by %s, process %d", plain.Name, processName(t), unix.Gettid()) {
 		t.Errorf("saw %q first", what)
 	}
 	commit(other, func(b *nft.Batch) { b.DeleteTable(testTable) })
@@ -489,4 +491,14 @@ func TestGet(t *testing.T) {
 	if rules, err := conn.Rules(t.Context(), testTable, "none"); rules != nil || err != nil {
 		t.Errorf("rules of no chain: %v, error %v", rules, err)
 	}
+}
+
+// processName is the name of the calling thread, by which the kernel tells who changed something.
+func processName(t *testing.T) string {
+	t.Helper()
+	name, err := os.ReadFile("/proc/thread-self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(name))
 }

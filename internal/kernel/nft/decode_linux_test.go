@@ -54,7 +54,7 @@ func FuzzDecode(f *testing.F) {
 				comment(v)
 			}
 		}
-		firstChange(data, []Table{table})
+		(&watcher{tables: []Table{table}, changed: func(string) {}}).read(data)
 	})
 }
 
