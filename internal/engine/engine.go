@@ -108,8 +108,12 @@ func (e *Engine) SyncLoop(ctx context.Context) error {
 			}
 		})
 	}
+	repairs := &repairer{Engine: e}
 	if w, ok := e.dataplane.(proxy.Watcher); ok {
-		beside.Go(func() { e.watch(ctx, w) })
+		beside.Go(func() { e.afterFirstSync(ctx, func() { e.watch(ctx, w, repairs) }) })
+	}
+	if v, ok := e.dataplane.(proxy.Verifier); ok {
+		beside.Go(func() { e.afterFirstSync(ctx, func() { e.verify(ctx, v, repairs) }) })
 	}
 	e.alarm = time.AfterFunc(nodeWait, e.runner.Run)
 	e.alarm.Stop() // It is set when there is something to wait for.

@@ -266,3 +266,25 @@ func (m *mirror) rows() map[proxy.PortKey]*proxy.ServicePort {
 	defer m.mu.Unlock()
 	return maps.Clone(m.state.Rows)
 }
+
+// verifiedPlane is one whose kernel does not announce what others change.
+type verifiedPlane struct {
+	*fakePlane
+	damaged map[proxy.PortKey]string // until the next Sync; with the zero key, what all rows stand on
+	reads   int
+}
+
+func (v *verifiedPlane) Verify(_ context.Context, row proxy.PortKey) (found []proxy.Difference, err error) {
+	v.with(func(*fakePlane) {
+		v.reads++
+		if what, ok := v.damaged[row]; ok {
+			found = []proxy.Difference{{Object: "server", Want: "weight 1", Have: what}}
+		}
+	})
+	return found, nil
+}
+
+func (v *verifiedPlane) Sync(ctx context.Context, s *proxy.State) (proxy.Refused, error) {
+	v.with(func(*fakePlane) { clear(v.damaged) })
+	return v.fakePlane.Sync(ctx, s)
+}

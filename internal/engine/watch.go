@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -21,53 +22,72 @@ const (
 	repairMax = 30 * time.Second
 
 	// repairQuiet is how long our rules must be left alone before a repair is a
-	// first one again.
+	// first one again: so many times as long as the next one would wait, and no
+	// longer than that. Who damages them every few seconds does not fight with us,
+	// and a repair that waits leaves Services broken for as long.
+	repairRest  = 20
 	repairQuiet = time.Minute
 )
 
-// watch asks for a full sync whenever another process has changed our rules.
-func (e *Engine) watch(ctx context.Context, w proxy.Watcher) {
-	// Before the first sync nothing is ours yet, and the kernel would prepare an
-	// event for each of the many elements that it writes.
-	select {
-	case <-e.firstSync:
-	case <-ctx.Done():
-		return
+// repairer asks for full syncs that repair what other processes changed. Several
+// goroutines may tell it.
+type repairer struct {
+	*Engine
+	mu   sync.Mutex
+	wait time.Duration // before the next repair
+	last time.Time     // when a change was last seen
+}
+
+// changed asks for a repair: at once, or later if changes follow each other fast.
+func (r *repairer) changed(ctx context.Context, what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if quiet := now.Sub(r.last); quiet > min(repairQuiet, repairRest*r.wait) {
+		r.wait = 0
 	}
+	r.last = now
 	logger := klog.FromContext(ctx)
+	switch {
+	case !r.needFull(now.Add(r.wait)):
+		return // A repair is on its way.
+	case r.wait == 0:
+		logger.Info("Another process changed our rules, repairing them", "seen", what)
+	default:
+		logger.Info("Another process keeps changing our rules, repairing them less often; does another proxy write them?",
+			"seen", what, "repairIn", r.wait)
+	}
+	r.observer.Repairing()
+	r.wait = runner.Backoff(r.wait, repairMin, repairMax)
+	r.Sync() // If the repair has to wait, the run sets the alarm.
+}
+
+// watch asks for a full sync whenever the kernel announces that another process has
+// changed our rules.
+func (e *Engine) watch(ctx context.Context, w proxy.Watcher, r *repairer) {
 	missed := func() {
 		if e.needFull(time.Now()) {
 			e.Sync()
 		}
 	}
-	var repairIn time.Duration // the wait before the next repair
-	var last time.Time         // when a change was last seen
-	changed := func(what string) {
-		now := time.Now()
-		if now.Sub(last) > repairQuiet {
-			repairIn = 0
-		}
-		last = now
-		switch {
-		case !e.needFull(now.Add(repairIn)):
-			return // A repair is on its way.
-		case repairIn == 0:
-			logger.Info("Another process changed our rules, repairing them", "seen", what)
-		default:
-			logger.Info("Another process keeps changing our rules, repairing them less often; does another proxy write them?",
-				"seen", what, "repairIn", repairIn)
-		}
-		e.observer.Repairing()
-		repairIn = runner.Backoff(repairIn, repairMin, repairMax)
-		e.Sync() // If the repair has to wait, the run sets the alarm.
-	}
 	for ctx.Err() == nil {
-		if err := w.Watch(ctx, missed, changed); ctx.Err() == nil {
-			logger.Error(err, "Watching our rules ended, will watch again", "retryIn", watchPause)
+		if err := w.Watch(ctx, missed, func(what string) { r.changed(ctx, what) }); ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Watching our rules ended, will watch again", "retryIn", watchPause)
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(watchPause):
 		}
+	}
+}
+
+// afterFirstSync calls f unless ctx ends first. Before the first sync nothing is ours
+// yet, and the kernel would prepare an event for each of the many elements that it
+// writes.
+func (e *Engine) afterFirstSync(ctx context.Context, f func()) {
+	select {
+	case <-e.firstSync:
+		f()
+	case <-ctx.Done():
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -58,6 +59,14 @@ type Watcher interface {
 	Watch(ctx context.Context, missed func(), changed func(what string)) error
 }
 
+// Verifier is a Dataplane of which the kernel does not announce all that another
+// process changes, so that it has to be read back again and again.
+type Verifier interface {
+	// Verify reads back what a row has of that kind, as Inspect does, or with the
+	// zero key what all rows stand on, and says what is not as it was written.
+	Verify(ctx context.Context, row PortKey) ([]Difference, error)
+}
+
 // Runner is a Dataplane that has work of its own to do, next to what is written.
 type Runner interface {
 	// Run works until ctx ends, and then returns nil once all its goroutines
@@ -103,6 +112,18 @@ func (i *Inspected) Add(objects int, differences ...Difference) {
 type Difference struct {
 	Object     string
 	Want, Have string // empty: it is not there
+}
+
+// String tells it in a line.
+func (d Difference) String() string {
+	switch {
+	case d.Have == "":
+		return fmt.Sprintf("%s is gone: %s", d.Object, d.Want)
+	case d.Want == "":
+		return fmt.Sprintf("%s is not ours: %s", d.Object, d.Have)
+	default:
+		return fmt.Sprintf("%s is %s, not %s", d.Object, d.Have, d.Want)
+	}
 }
 
 // Measured is a Dataplane that counts something by itself.

@@ -16,7 +16,30 @@ import (
 	"sluice/internal/proxy"
 )
 
-var _ proxy.Inspector = (*Dataplane)(nil)
+var (
+	_ proxy.Inspector = (*Dataplane)(nil)
+	_ proxy.Verifier  = (*Dataplane)(nil)
+)
+
+// Verify reads back what a row has at sockets: the kernel announces neither that an
+// entry of a map changes nor that a program is detached.
+func (d *Dataplane) Verify(ctx context.Context, row proxy.PortKey) ([]proxy.Difference, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.off != nil {
+		return nil, nil
+	}
+	if row != (proxy.PortKey{}) {
+		_, out, err := d.differ.Inspect(ctx, row, nil)
+		return out.Differences, err
+	}
+	var out proxy.Inspected
+	err := errors.Join(d.inspectPermission(&out), d.kernel.inspectPrograms(&out))
+	for _, f := range proxy.Families {
+		err = errors.Join(err, d.inspectAddrs(f, &out))
+	}
+	return out.Differences, err
+}
 
 // Inspect reads back the rules, and what a row has at sockets.
 func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
@@ -150,7 +173,11 @@ func (d *Dataplane) inspectPermission(out *proxy.Inspected) error {
 
 // inspectPrograms looks whether programs are attached, and are ours.
 func (k *kernel) inspectPrograms(out *proxy.Inspected) error {
-	for _, h := range k.hooks() {
+	hooks := k.hooks()
+	if k.says&countBytes != 0 {
+		hooks = append(hooks, k.meters()...)
+	}
+	for _, h := range hooks {
 		attached, err := k.attached(h)
 		if err != nil {
 			return err

@@ -31,17 +31,23 @@ func wantedSettings(strictARP bool) map[string]string {
 	return all
 }
 
-// prepare makes sure of the link and, once, of the host's settings and timeouts.
+// prepare makes sure of the link and of the host's settings, and once of timeouts.
 // What settings were is noted on the link before, by whoever changes them first.
 func (d *Dataplane) prepare(ctx context.Context) error {
 	were, err := d.kernel.link.Find()
 	if errors.Is(err, link.ErrNoLink) {
 		were, err = link.Note{}, d.kernel.link.Create()
+		if err == nil && len(d.were) > 0 { // another process deleted it
+			were, err = d.were, d.kernel.link.SetNote(d.were)
+		}
 	}
-	if err != nil || d.ready && len(were) > 0 {
+	if err != nil {
 		return err
 	}
 	to := wantedSettings(d.options.StrictARP)
+	if d.ready && len(were) > 0 {
+		return d.kernel.set(ctx, to)
+	}
 	for name := range to {
 		if _, noted := were[name]; !noted {
 			if were[name], err = d.kernel.settings.Read(name); err != nil {
@@ -52,6 +58,7 @@ func (d *Dataplane) prepare(ctx context.Context) error {
 	if err := d.kernel.link.SetNote(were); err != nil {
 		return err
 	}
+	d.were = were
 	for name, was := range were {
 		if to[name] == "" {
 			to[name] = was // not wanted any more

@@ -9,7 +9,24 @@ import (
 	"sluice/internal/proxy"
 )
 
-var _ proxy.Inspector = (*Dataplane)(nil)
+var (
+	_ proxy.Inspector = (*Dataplane)(nil)
+	_ proxy.Verifier  = (*Dataplane)(nil)
+)
+
+// Verify reads back what a row has beside the rules: the kernel announces nothing of
+// what others do to IPVS.
+func (d *Dataplane) Verify(ctx context.Context, row proxy.PortKey) ([]proxy.Difference, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out proxy.Inspected
+	if row == (proxy.PortKey{}) {
+		err := d.inspectSettings(&out)
+		return out.Differences, err
+	}
+	out, err := d.inspectRow(ctx, row)
+	return out.Differences, err
+}
 
 // Inspect reads back the rules, and what a row has beside them.
 func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
@@ -27,6 +44,14 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 func (d *Dataplane) inspectServers(ctx context.Context, key proxy.PortKey) (proxy.Inspected, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	out, err := d.inspectRow(ctx, key)
+	if err == nil {
+		err = d.inspectSettings(&out)
+	}
+	return out, err
+}
+
+func (d *Dataplane) inspectRow(ctx context.Context, key proxy.PortKey) (proxy.Inspected, error) {
 	row, out, err := d.differ.Inspect(ctx, key, nil)
 	if err != nil {
 		return out, err
@@ -46,16 +71,20 @@ func (d *Dataplane) inspectServers(ctx context.Context, key proxy.PortKey) (prox
 			out.Add(0, proxy.Difference{Object: "address of link " + linkName, Want: addressText(a)})
 		}
 	}
+	return out, nil
+}
+
+func (d *Dataplane) inspectSettings(out *proxy.Inspected) error {
 	for name, want := range wantedSettings(d.options.StrictARP) {
 		have, err := d.kernel.settings.Read(name)
 		if err != nil {
-			return out, fmt.Errorf("read a setting of the host: %w", err)
+			return fmt.Errorf("read a setting of the host: %w", err)
 		}
 		if out.Add(1); have != want {
 			out.Add(0, proxy.Difference{Object: "setting of the host", Want: settingText(name, want), Have: settingText(name, have)})
 		}
 	}
-	return out, nil
+	return nil
 }
 
 // read gives what IPVS has of virtual servers, and all their real servers that get

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -63,6 +64,10 @@ func TestInspectDiffers(t *testing.T) {
 			want: []string{"ip address add 10.96.0.1/32 dev kube-ipvs0", ""},
 		},
 		{
+			name: "the link is deleted", meddle: func(h *host) error { return h.link.Delete() },
+			want: []string{"ip address add 10.96.0.1/32 dev kube-ipvs0", ""},
+		},
+		{
 			name: "a setting is changed", meddle: func(h *host) error { return h.settings.Write("net/ipv4/vs/conntrack", "0") },
 			want: []string{"net.ipv4.vs.conntrack = 1", "net.ipv4.vs.conntrack = 0"},
 		},
@@ -71,6 +76,10 @@ func TestInspectDiffers(t *testing.T) {
 			h := newHost(t)
 			d := h.open(mode.IPVS{})
 			h.sync(d, sp, beside)
+			were, err := h.link.Find()
+			if err != nil {
+				t.Fatal(err)
+			}
 			if tt.meddle != nil {
 				if err := tt.meddle(h); err != nil {
 					t.Fatal(err)
@@ -93,8 +102,31 @@ func TestInspectDiffers(t *testing.T) {
 			if got, err := d.inspectServers(t.Context(), beside.Key); tt.op.Server.Addr.IsValid() && (err != nil || len(got.Differences) > 0) {
 				t.Errorf("a row beside it: %+v, error %v", got, err)
 			}
+			if found := verified(t, d, sp); len(found) != len(got.Differences) {
+				t.Errorf("%q is seen, want %d differences", found, len(got.Differences))
+			}
+			h.sync(d, sp, beside)
+			if found := verified(t, d, sp); len(found) > 0 {
+				t.Errorf("after a Sync: %q", found)
+			}
+			if now, err := h.link.Find(); err != nil || !maps.Equal(now, were) {
+				t.Errorf("settings are noted to have been %v, error %v; they were %v", now, err, were)
+			}
 		})
 	}
+}
+
+// verified returns what differs of a row, and of what all rows stand on.
+func verified(t *testing.T, d *Dataplane, sp *proxy.ServicePort) (all []proxy.Difference) {
+	t.Helper()
+	for _, key := range []proxy.PortKey{{}, sp.Key} {
+		found, err := d.Verify(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, found...)
+	}
+	return all
 }
 
 // TestInspectNeedsSync says nothing about what is not known.

@@ -100,7 +100,8 @@ type Dataplane struct {
 	empty   bool                                // none of ours was there when they were last listed, and none goes
 	leaving []*change                           // what goes after the rules are written
 	drained draining
-	ready   bool // the host's settings are as they should be
+	ready   bool      // the host's settings are as they should be
+	were    link.Note // what they were before
 
 	counters counters
 }

@@ -91,9 +91,11 @@ func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, valu
 }
 
 // listAddresses finds out which addresses the host has on other links than ours,
-// and makes sure of the aliases.
+// and makes sure of the aliases, and of what another process took from our link:
+// without their addresses our own servers would be another program's.
 func (d *Dataplane) listAddresses(on []netip.Addr) error {
 	all, err := d.kernel.addrs()
+	former := d.ours
 	d.ours, d.local = map[netip.Addr]map[ipvs.Server]bool{}, map[netip.Addr]bool{}
 	links := map[netip.Addr]int{}
 	for _, a := range all {
@@ -109,6 +111,11 @@ func (d *Dataplane) listAddresses(on []netip.Addr) error {
 	needed := map[netip.Addr]bool{}
 	for _, f := range d.families {
 		needed[aliases[f]] = true
+	}
+	for a, servers := range former {
+		if len(servers) > 0 && !d.local[a] {
+			needed[a] = true
+		}
 	}
 	for _, why := range d.bind(needed) {
 		err = errors.Join(err, why)

@@ -9,7 +9,37 @@ import (
 	"sluice/internal/proxy"
 )
 
-var _ proxy.Inspector = (*Dataplane)(nil)
+var (
+	_ proxy.Inspector = (*Dataplane)(nil)
+	_ proxy.Verifier  = (*Dataplane)(nil)
+)
+
+// Verify looks whether packets still come to the sockets of the process. Rows have
+// nothing beside the rules.
+func (d *Dataplane) Verify(_ context.Context, row proxy.PortKey) ([]proxy.Difference, error) {
+	var is proxy.Inspected
+	if row != (proxy.PortKey{}) {
+		return nil, nil
+	}
+	for _, f := range d.server.families {
+		if err := inspectRouting(f, &is); err != nil {
+			return nil, err
+		}
+	}
+	return is.Differences, nil
+}
+
+// inspectRouting looks whether packets to sockets are led to this host.
+func inspectRouting(f proxy.Family, is *proxy.Inspected) error {
+	leads, err := routing.Leads(f == proxy.IPv6)
+	if err != nil {
+		return err
+	}
+	if is.Add(1); !leads {
+		is.Add(0, proxy.Difference{Object: "routing", Want: routing.Text(f == proxy.IPv6)})
+	}
+	return nil
+}
 
 // Inspect reads back the rules, what leads packets to the process, and what that
 // has of the row. It asks the process which endpoint a client stays with.
@@ -23,14 +53,7 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 	}
 	d.inspectRow(what.Row, &is)
 	d.inspectListeners(what.Row.Protocol, &is)
-	leads, err := routing.Leads(what.Row.Family == proxy.IPv6)
-	if err != nil {
-		return is, err
-	}
-	if is.Add(1); !leads {
-		is.Add(0, proxy.Difference{Object: "routing", Want: routing.Text(what.Row.Family == proxy.IPv6)})
-	}
-	return is, nil
+	return is, inspectRouting(what.Row.Family, &is)
 }
 
 // inspectRow compares the row that rules are for with the one that the process

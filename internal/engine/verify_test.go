@@ -1,0 +1,84 @@
+package engine
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"sluice/internal/proxy"
+)
+
+// verified plays a test on a kernel that announces nothing.
+func verified(t *testing.T, play func(*lab, *verifiedPlane)) {
+	t.Helper()
+	v := &verifiedPlane{damaged: map[proxy.PortKey]string{}}
+	run(t, func(s *Settings) {
+		v.fakePlane = s.Dataplane.(*fakePlane)
+		s.Dataplane = v
+	}, func(l *lab) { play(l, v) })
+}
+
+// TestWhatIsNotAnnouncedIsReadBack repairs a row, and what all stand on, soon after
+// another process has changed it, and names it.
+func TestWhatIsNotAnnouncedIsReadBack(t *testing.T) {
+	for _, tt := range []struct {
+		key  proxy.PortKey
+		says string
+	}{
+		{key("web"), `seen="ns/web:p/TCP/IPv4: server`},
+		{proxy.PortKey{}, `seen="server is weight 7, not weight 1"`},
+	} {
+		verified(t, func(l *lab, v *verifiedPlane) {
+			l.started()
+			time.Sleep(time.Minute)
+			l.wantCalls() // Nothing differs.
+			v.with(func(*fakePlane) { v.damaged[tt.key] = "weight 7" })
+			time.Sleep(verifyInterval)
+			l.wantCalls("sync 2")
+			if !strings.Contains(l.log(), tt.says) || !strings.Contains(l.log(), "server is weight 7, not weight 1") {
+				t.Errorf("the log does not say %q:\n%s", tt.says, l.log())
+			}
+			time.Sleep(time.Minute)
+			l.wantCalls()
+		})
+	}
+}
+
+// TestNothingIsReadBackWhileARepairWaits has what was found once not count as
+// another change.
+func TestNothingIsReadBackWhileARepairWaits(t *testing.T) {
+	verified(t, func(l *lab, v *verifiedPlane) {
+		l.started()
+		for range 5 {
+			l.plane.seen <- "theirs"
+			synctest.Wait()
+			time.Sleep(repairRest * repairMin)
+		}
+		l.plane.seen <- "theirs" // Its repair comes after 1.6 s.
+		synctest.Wait()
+		l.count()
+		v.with(func(*fakePlane) { v.damaged[key("web")], v.reads = "weight 7", 0 })
+		time.Sleep(time.Second)
+		v.with(func(*fakePlane) {
+			if v.reads > 0 {
+				t.Errorf("%d rows were read back while a repair waited", v.reads)
+			}
+		})
+		l.wantCalls()
+		time.Sleep(time.Second)
+		l.wantCalls("sync 2")
+	})
+}
+
+// TestDamageNowAndThen is repaired at once each time, as nobody quarrels with us.
+func TestDamageNowAndThen(t *testing.T) {
+	run(t, nil, func(l *lab) {
+		l.started()
+		for range 20 {
+			l.plane.seen <- "theirs"
+			l.wantCalls("sync 2")
+			time.Sleep(repairRest*repairMin + ms)
+		}
+	})
+}
