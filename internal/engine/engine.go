@@ -170,6 +170,9 @@ func (e *Engine) run(ctx context.Context) error {
 		done, refusals := e.settle(w, refused)
 		r.Changed, r.Refusals = done, len(refusals) > 0
 		report(ctx, w, done)
+		if c, ok := e.dataplane.(proxy.Comparer); ok && w.full && !w.first {
+			reportRewritten(ctx, w, c.Rewritten())
+		}
 		reportRefusals(ctx, w, refusals)
 	}
 	e.setAlarm(w)

@@ -272,6 +272,13 @@ type verifiedPlane struct {
 	*fakePlane
 	damaged map[proxy.PortKey]string // until the next Sync; with the zero key, what all rows stand on
 	reads   int
+
+	rewritten proxy.Rewritten
+}
+
+func (v *verifiedPlane) Rewritten() (r proxy.Rewritten) {
+	v.with(func(*fakePlane) { r = v.rewritten })
+	return r
 }
 
 func (v *verifiedPlane) Verify(_ context.Context, row proxy.PortKey) (found []proxy.Difference, err error) {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -13,6 +14,9 @@ import (
 // problemLines is how many problems of a kind one sync shows. Whoever writes
 // objects decides how many there are, and must not decide how long the log is.
 const problemLines = 100
+
+// rewrittenRows is how many rows are named that had to be written again.
+const rewrittenRows = 5
 
 // reportFailure says that a sync failed. The runner tries again by itself.
 func reportFailure(ctx context.Context, err error, retryIn time.Duration) {
@@ -38,6 +42,21 @@ func report(ctx context.Context, w *work, done *proxy.Delta) {
 		for _, r := range done.Removes {
 			v.Info("Removed service port", "servicePort", r.Key)
 		}
+	}
+}
+
+// reportRewritten names the rows that a full sync wrote although nothing about them
+// had changed.
+func reportRewritten(ctx context.Context, w *work, r proxy.Rewritten) {
+	var rows []string
+	for _, k := range r.Rows {
+		if _, changed := slices.BinarySearchFunc(w.changed.Rows, k, proxy.ComparePortKeys); !changed {
+			rows = append(rows, k.String())
+		}
+	}
+	if len(rows) > 0 || r.Objects > 0 && w.changed.Empty() {
+		klog.FromContext(ctx).Info("Repaired what was not as we had written it", "objects", r.Objects,
+			"servicePorts", rows[:min(len(rows), rewrittenRows)], "more", max(0, len(rows)-rewrittenRows))
 	}
 }
 

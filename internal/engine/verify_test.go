@@ -82,3 +82,23 @@ func TestDamageNowAndThen(t *testing.T) {
 		}
 	})
 }
+
+// TestRepairedRowsAreNamed says whose objects a full sync had to write again, but for
+// those that were to change.
+func TestRepairedRowsAreNamed(t *testing.T) {
+	verified(t, func(l *lab, v *verifiedPlane) {
+		l.started()
+		if strings.Contains(l.log(), "Repaired") {
+			t.Errorf("the first sync repairs:\n%s", l.log())
+		}
+		v.with(func(*fakePlane) {
+			v.rewritten = proxy.Rewritten{Objects: 3, Rows: []proxy.PortKey{key("api"), key("web")}}
+		})
+		l.needFull(time.Now())
+		l.change(1) // which is web's
+		synctest.Wait()
+		if want := `Repaired what was not as we had written it objects=3 servicePorts=["ns/api:p/TCP/IPv4"] more=0`; !strings.Contains(l.log(), want) {
+			t.Errorf("the log does not say %s:\n%s", want, l.log())
+		}
+	})
+}

@@ -51,6 +51,25 @@ type Refused map[PortKey]error
 // Sync is right.
 var ErrNeedSync = errors.New("only a full sync is right")
 
+// Comparer is a Dataplane that can say what a Sync found.
+type Comparer interface {
+	// Rewritten returns what the last Sync wrote although something of it was
+	// there, or should have been; nothing if there was nothing at all.
+	Rewritten() Rewritten
+}
+
+// Rewritten is what a Sync wrote.
+type Rewritten struct {
+	Objects int
+	Rows    []PortKey // whose objects were among them, in order
+}
+
+// And adds what was written elsewhere.
+func (r Rewritten) And(more Rewritten) Rewritten {
+	rows := slices.SortedFunc(slices.Values(slices.Concat(r.Rows, more.Rows)), ComparePortKeys)
+	return Rewritten{r.Objects + more.Objects, slices.Compact(rows)}
+}
+
 // Watcher is a Dataplane that notices when another process changes its rules.
 type Watcher interface {
 	// Watch calls changed, with what was seen, whenever the kernel's state may

@@ -76,6 +76,8 @@ type site struct {
 	dir    string
 	flags  []string // that the daemon has beside those of a test
 	socket string   // where the daemon answers; its path is short, as the kernel wants it
+
+	patience time.Duration // of the connections of a load; 0: as long as it takes to try twice
 }
 
 func newSite(t *testing.T) *site {

@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"cmp"
+	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -157,8 +159,10 @@ func (s *site) load(clients int, to netip.AddrPort) (stop func() (made int, fail
 					return
 				default:
 				}
-				began := time.Now()
-				seen, err := s.client.Probe(s.t.Context(), []traffic.Flow{{Protocol: proxy.TCP, Src: client, Dst: to, Patience: 3 * time.Second}})
+				began, patience := time.Now(), cmp.Or(s.patience, 3*time.Second)
+				ctx, cancel := context.WithTimeout(s.t.Context(), 2*traffic.Scaled(patience)) // also for who is connected
+				seen, err := s.client.Probe(ctx, []traffic.Flow{{Protocol: proxy.TCP, Src: client, Dst: to, Patience: patience}})
+				cancel()
 				if made.Add(1); err != nil || seen[0].Fate != traffic.Answered {
 					mu.Lock()
 					failed = append(failed, failure{began, time.Now(), fmt.Sprintf("%v, error %v", seen, err)})

@@ -2,6 +2,7 @@ package differ
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"sluice/internal/proxy"
@@ -124,7 +125,7 @@ func (c *Changes[ID, V]) parts(limit, below int) (out []part[ID, V]) {
 	var todo part[ID, V]
 	total := 0
 	for _, x := range c.list {
-		if x.Had && x.Has && c.mode.Same(x.Old, x.New) {
+		if c.isSame(x) {
 			continue
 		}
 		if x.order = c.mode.Order(c, x); x.order.Rank < below {
@@ -147,6 +148,27 @@ func (c *Changes[ID, V]) parts(limit, below int) (out []part[ID, V]) {
 			from, size = to, 0
 		}
 	}
+	return out
+}
+
+// isSame reports whether there is nothing to write.
+func (c *Changes[ID, V]) isSame(x *Change[ID, V]) bool {
+	return x.Had && x.Has && c.mode.Same(x.Old, x.New)
+}
+
+// rewritten tells what is to be different, and for which rows.
+func (c *Changes[ID, V]) rewritten() (out proxy.Rewritten) {
+	rows := map[proxy.PortKey]bool{}
+	for _, x := range c.list {
+		if c.isSame(x) || !x.Has && c.mode.MaxIdle > 0 && c.mode.Sharing(x.ID) == Lingers { // which we left there
+			continue
+		}
+		out.Objects++
+		for _, key := range c.owners(x) {
+			rows[*key] = true
+		}
+	}
+	out.Rows = slices.SortedFunc(maps.Keys(rows), proxy.ComparePortKeys)
 	return out
 }
 

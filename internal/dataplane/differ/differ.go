@@ -27,6 +27,8 @@ type Differ[ID comparable, V any] struct {
 	idle     map[ID]idle[V] // those of them that none does
 
 	keys func(*proxy.State) iter.Seq[proxy.PortKey] // the rows that a Sync renders, in its order
+
+	rewritten proxy.Rewritten // by the last Sync
 }
 
 type idle[V any] struct {
@@ -82,6 +84,9 @@ func (d *Differ[ID, V]) Constant(each func(ID, V)) {
 		each(id, v)
 	}
 }
+
+// Rewritten returns what the last Sync wrote, unless it found nothing at all.
+func (d *Differ[ID, V]) Rewritten() proxy.Rewritten { return d.rewritten }
 
 // Wanted reports whether a shared object is there.
 func (d *Differ[ID, V]) Wanted(id ID) bool { _, ok := d.refs[id]; return ok }
@@ -376,6 +381,9 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 		d.healthCheck(h, c.Add)
 	}
 	c.share(d.refs)
+	if d.rewritten = (proxy.Rewritten{}); !empty {
+		d.rewritten = c.rewritten()
+	}
 	if _, err := d.write(ctx, c); err != nil {
 		return err
 	}

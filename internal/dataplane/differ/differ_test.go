@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -333,4 +334,36 @@ func TestIdleObjectsGo(t *testing.T) {
 			t.Errorf("%d are there two minutes later; want no more than may linger", got)
 		}
 	})
+}
+
+// TestRewritten tells what a Sync found damaged, and whose it was; not what lingers,
+// and nothing of a kernel that was empty.
+func TestRewritten(t *testing.T) {
+	s := proxy.NewState()
+	for i := range 5 {
+		s.Rows[key(i)] = &proxy.ServicePort{Key: key(i), Frontends: []proxy.Frontend{{Addr: at(172, i)}}, Cluster: []proxy.Endpoint{{Addr: at(10, i/2)}}}
+	}
+	k := &kernel{objects: map[string]string{}, limit: 1 << 20}
+	d := New(k.mode())
+	for _, tt := range []struct {
+		name   string
+		damage func()
+		want   proxy.Rewritten
+	}{
+		{"the first time", func() {}, proxy.Rewritten{}},
+		{"nothing", func() {}, proxy.Rewritten{}},
+		{"a row's", func() { delete(k.objects, door+at(172, 3).String()) }, proxy.Rewritten{Objects: 1, Rows: []proxy.PortKey{key(3)}}},
+		{"shared by two", func() { k.objects[list+at(10, 0).String()] = "x" }, proxy.Rewritten{Objects: 1, Rows: []proxy.PortKey{key(0), key(1)}}},
+		{"constant, and one too many", func() { delete(k.objects, "base"); k.objects[door+"x"] = "" }, proxy.Rewritten{Objects: 2}},
+		{"what lingers", func() { k.objects[chosen+"7"] = "" }, proxy.Rewritten{}},
+		{"everything", func() { clear(k.objects) }, proxy.Rewritten{}},
+	} {
+		tt.damage()
+		if _, err := d.Sync(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if got := d.Rewritten(); got.Objects != tt.want.Objects || !slices.Equal(got.Rows, tt.want.Rows) {
+			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
+		}
+	}
 }

@@ -115,7 +115,9 @@ func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*le
 		l.loopback = loopbackOf(l.saved)
 	}
 	for _, t := range tables {
-		l.tables = append(l.tables, t.Name)
+		if !t.Unreadable {
+			l.tables = append(l.tables, t.Name)
+		}
 	}
 	for _, name := range hold {
 		if !slices.Contains(l.tables, name) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,7 +31,10 @@ type family struct {
 	// Guarded by mu of the stamp.
 	synced      bool // the tables are as uses say
 	uses        uses // of our chains
+	contents    contents
 	foreignSeen int  // how many foreign changes there were when the tables were known to be right
+	unsure      bool // whether rules are as they were written: others changed something, and our chains have as many as before
+	writes      int  // how often we began to write
 }
 
 // stamp knows when others change tables that have one: those of one family with
@@ -60,6 +64,8 @@ func (f *family) look(ctx context.Context, ours ...ipt.Change) error {
 func (f *family) begin(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.writes++
+	f.unsure, f.contents = false, newContents()
 	f.synced, f.uses, f.owned, f.written = false, uses{}, map[string]int{}, map[string]int{}
 	err := f.look(ctx)
 	f.foreignSeen = f.foreign
@@ -75,6 +81,7 @@ func (f *family) restore(ctx context.Context, some []*change, lines []line) (com
 	if err := f.look(ctx); err != nil {
 		return nil, nil, err
 	}
+	f.writes++
 	err = f.programs.Restore(ctx, text(lines))
 	failed, _ := errors.AsType[*ipt.RestoreError](err)
 	switch {
@@ -137,6 +144,7 @@ func (f *family) count(made []*change, lines []line) (did []ipt.Change) {
 
 func (f *family) note(x id, v value, n int) {
 	f.owned[x.table] += n * len(v.rules)
+	f.contents.add(x.table, x.chain, v.rules, n)
 	f.uses.add(x.table, x.chain, n*len(v.rules))
 	for _, r := range v.rules {
 		f.uses.add(x.table, ipt.Target(r), n)
@@ -179,27 +187,37 @@ const pollInterval = 250 * time.Millisecond
 // Watch looks several times a second whether another process has changed the
 // tables, and if so whether our chains still hold what they should. It compares
 // with what we wrote last, so that nothing is missed before it begins.
-func (d *Dataplane) Watch(ctx context.Context, _ func(), changed func(what string)) error {
+func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what string)) error {
+	ctx, stop := context.WithCancel(ctx)
+	var save sync.WaitGroup
+	defer save.Wait()
+	defer stop()
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
+	reader := saveReader{saved: make(chan savedTables, 1)}
 	for {
+		var what string
+		var err error
 		select {
 		case <-ctx.Done():
 			return nil
+		case s := <-reader.saved:
+			what, err = reader.compare(s, missed)
 		case <-ticker.C:
+			for i := 0; i < len(d.families) && what == "" && err == nil; i++ { // one is enough to repair both
+				f := d.families[i]
+				if what, err = f.lost(ctx); what == "" && err == nil && reader.mayBegin(f) {
+					save.Go(func() { reader.save(ctx, f) })
+				}
+			}
 		}
-		for _, f := range d.families {
-			what, err := f.lost(ctx)
-			if ctx.Err() != nil {
-				return nil
-			}
-			if err != nil {
-				return fmt.Errorf("look for our rules: %w", err)
-			}
-			if what != "" {
-				changed(what)
-				break // one is enough to repair both
-			}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("look for our rules: %w", err)
+		case what != "":
+			changed(what)
 		}
 	}
 }
@@ -215,6 +233,7 @@ func (f *family) lost(ctx context.Context) (what string, err error) {
 		return "", err
 	}
 	_, what, err = f.compare(ctx)
+	f.unsure = what == ""
 	return what, err
 }
 
@@ -233,26 +252,36 @@ func (f *family) check(ctx context.Context) (alone bool, err error) {
 		err = fmt.Errorf("check what was written: %s", missing)
 	}
 	// Others may use our chains too, which counts until they stop.
-	f.uses, f.synced = have, err == nil
+	f.uses, f.synced, f.unsure = have, err == nil, !alone
 	return alone, err
 }
 
-// compare asks the kernel for the uses of our chains, and names the first chain
-// that has less than it should; empty if none has. Rules are counted and not
-// compared: other releases of the programs may print them in other words.
+// compare asks the kernel for the uses of our chains, and names those that have
+// less than they should; empty if none has.
 func (f *family) compare(ctx context.Context) (have uses, missing string, err error) {
 	if have, err = f.kernelUses(ctx); err != nil {
 		return nil, "", err
 	}
 	f.foreignSeen = f.foreign
+	var gone, less []string
 	for _, p := range slices.SortedFunc(maps.Keys(f.uses), compareChainRefs) {
 		n, ok := have[p]
 		switch {
 		case !ok && p.chain != rowChains:
-			return have, fmt.Sprintf("chain %s of table %s is gone, %v", p.chain, p.table, f.Family), nil
+			gone = append(gone, p.table+" "+p.chain)
 		case n < f.uses[p]:
-			return have, fmt.Sprintf("a rule of %s in table %s is gone, or one that leads there, %v", p.chain, p.table, f.Family), nil
+			less = append(less, p.table+" "+p.chain)
 		}
 	}
-	return have, "", nil
+	var all []string
+	if len(gone) > 0 {
+		all = append(all, fmt.Sprintf("chains are gone: %s", strings.Join(gone, ", ")))
+	}
+	if len(less) > 0 {
+		all = append(all, fmt.Sprintf("rules are gone that were in, or led to: %s", strings.Join(less, ", ")))
+	}
+	if len(all) > 0 {
+		missing = fmt.Sprintf("%s (%v)", strings.Join(all, "; "), f.Family)
+	}
+	return have, missing, nil
 }

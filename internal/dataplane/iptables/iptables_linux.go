@@ -47,6 +47,7 @@ type Dataplane struct {
 var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Watcher   = (*Dataplane)(nil)
+	_ proxy.Comparer  = (*Dataplane)(nil)
 	_ proxy.Measured  = (*Dataplane)(nil)
 	_ proxy.Inspector = (*Dataplane)(nil)
 	_ proxy.Metered   = (*Dataplane)(nil)
@@ -166,6 +167,9 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	}
 	return refused, nil
 }
+
+// Rewritten returns what the last Sync wrote.
+func (d *Dataplane) Rewritten() proxy.Rewritten { return d.differ.Rewritten() }
 
 func (d *Dataplane) sameRows(a, b *proxy.Node) bool {
 	return a == b || !slices.ContainsFunc(d.families, func(f *family) bool { return !f.matches(a).same(f.matches(b)) })

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"k8s.io/klog/v2"
+
 	"sluice/internal/kernel/ipt"
 	"sluice/internal/proxy"
 )
@@ -19,6 +21,12 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 		tables, err := f.programs.Save(ctx)
 		if err != nil {
 			return nil, false, err
+		}
+		for _, t := range tables {
+			if f.contents.unreadable[t.Name] = t.Unreadable; t.Unreadable {
+				klog.FromContext(ctx).Info("Table has rules that iptables cannot list, such as an nft program restores: ours are written without looking, "+
+					"and theirs stay; flush it with nft", "table", t.Name, "family", f.Family.String())
+			}
 		}
 		saved := index(tables)
 		if f.Family == proxy.IPv4 {

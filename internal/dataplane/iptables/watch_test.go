@@ -4,12 +4,14 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/ipt/ipttest"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -56,11 +58,20 @@ func TestWatch(t *testing.T) {
 		name, input string
 		want        []string
 	}{
-		{"nat flushed", "*nat\n-F PREROUTING\nCOMMIT\n", []string{"a rule of KUBE-SERVICES in table nat is gone, or one that leads there, IPv4"}},
-		{"canary gone", "*mangle\n-X KUBE-PROXY-CANARY\nCOMMIT\n", []string{"chain KUBE-PROXY-CANARY of table mangle is gone, IPv4"}},
-		{"shared chain flushed", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", []string{"a rule of KUBE-NODEPORTS in table nat is gone, or one that leads there, IPv4"}},
-		{"one rule deleted", "*nat\n-D KUBE-NODEPORTS " + nodePortRule + "\nCOMMIT\n", []string{"a rule of KUBE-NODEPORTS in table nat is gone, or one that leads there, IPv4"}},
-		{"a Service's chain flushed", "*nat\n-F " + clusterChain + hash(plainRow(1, 1, 0).Key, "") + "\nCOMMIT\n", []string{"a rule of the chains of Services in table nat is gone, or one that leads there, IPv4"}},
+		{"nat flushed", "*nat\n-F PREROUTING\nCOMMIT\n", []string{"rules are gone that were in, or led to: nat KUBE-SERVICES (IPv4)"}},
+		{"canary gone", "*mangle\n-X KUBE-PROXY-CANARY\nCOMMIT\n", []string{"chains are gone: mangle KUBE-PROXY-CANARY (IPv4)"}},
+		{"shared chain flushed", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", []string{"rules are gone that were in, or led to: nat KUBE-NODEPORTS, nat KUBE-SERVICES, nat the chains of Services (IPv4)"}},
+		{"one rule deleted", "*nat\n-D KUBE-NODEPORTS " + nodePortRule + "\nCOMMIT\n", []string{"rules are gone that were in, or led to: nat KUBE-NODEPORTS, nat the chains of Services (IPv4)"}},
+		{"a Service's chain flushed", "*nat\n-F " + clusterChain + hash(plainRow(1, 1, 0).Key, "") + "\nCOMMIT\n", []string{"rules are gone that were in, or led to: nat the chains of Services (IPv4)"}},
+		{
+			"one rule replaced", "*nat\n-D KUBE-NODEPORTS " + nodePortRule + "\n-A KUBE-NODEPORTS " + strings.Replace(nodePortRule, "1025", "1026", 1) + "\nCOMMIT\n",
+			[]string{"rules are not those that were written: nat KUBE-NODEPORTS (IPv4)"},
+		},
+		{"one rule added", "*nat\n-I KUBE-SERVICES -j RETURN\nCOMMIT\n", []string{"rules are not those that were written: nat KUBE-SERVICES (IPv4)"}},
+		{
+			"a rule added to a Service's chain", "*nat\n-I " + clusterChain + hash(plainRow(1, 1, 0).Key, "") + " -j RETURN\nCOMMIT\n",
+			[]string{"rules are not those that were written: nat the chains of Services (IPv4)"},
+		},
 		{"others' rules", "*nat\n:THEIRS - [0:0]\n-A PREROUTING -j THEIRS\nCOMMIT\n", nil},
 	}
 	for _, tt := range tests {
@@ -90,6 +101,42 @@ func TestWatch(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestWatchWhileWeWrite has another process replace a rule while changes of ours come
+// faster than the tables can be saved: then a Sync looks.
+func TestWatchWhileWeWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, fake := faked()
+		if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		d.families[0].programs = &besideSave{fake, func() {
+			n++
+			if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(8, 1+n%2, 0)}}}); err != nil {
+				t.Error(err)
+			}
+		}}
+		ctx, stop := context.WithTimeout(t.Context(), 2*saveAttempts*pollInterval)
+		defer stop()
+		missed := 0
+		hurt(t, fake, "*nat\n-I KUBE-SERVICES -j RETURN\nCOMMIT\n")
+		if err := d.Watch(ctx, func() { missed++ }, func(what string) { t.Error(what) }); err != nil || missed != 1 || n != saveAttempts {
+			t.Errorf("asked for %d Syncs after %d saves, error %v; want 1 after %d", missed, n, err, saveAttempts)
+		}
+	})
+}
+
+// besideSave is tables that we change whenever they are saved.
+type besideSave struct {
+	*ipttest.Fake
+	change func()
+}
+
+func (b *besideSave) Save(ctx context.Context) ([]ipt.Table, error) {
+	defer b.change()
+	return b.Fake.Save(ctx)
 }
 
 // TestWatchBesideApply wants a flush to be noticed also when a change of ours

@@ -41,6 +41,7 @@ type Dataplane struct {
 var (
 	_ proxy.Dataplane = (*Dataplane)(nil)
 	_ proxy.Watcher   = (*Dataplane)(nil)
+	_ proxy.Comparer  = (*Dataplane)(nil)
 	_ proxy.Measured  = (*Dataplane)(nil)
 	_ proxy.Metered   = (*Dataplane)(nil)
 	_ proxy.Leaver    = (*Dataplane)(nil)
@@ -94,6 +95,9 @@ func (d *Dataplane) Close() error {
 	}
 	return d.conn.Close()
 }
+
+// Rewritten returns what the last Sync wrote.
+func (d *Dataplane) Rewritten() proxy.Rewritten { return d.differ.Rewritten() }
 
 // Watch reports what others do to our tables.
 func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what string)) error {

@@ -17,6 +17,9 @@ func parse(output []byte) ([]Table, error) {
 		text := strings.TrimSuffix(string(line), "\n")
 		malformed := func() error { return fmt.Errorf("read line %d of iptables-save: unexpected %q", number, text) }
 		switch {
+		case strings.HasSuffix(text, "' is incompatible, use 'nft' tool."):
+			_, name, _ := strings.Cut(strings.TrimSuffix(text, "' is incompatible, use 'nft' tool."), "`")
+			tables = append(tables, Table{Name: name, Unreadable: true})
 		case text == "" || text[0] == '#':
 		case text[0] == '*' && !open:
 			tables = append(tables, Table{Name: text[1:]})

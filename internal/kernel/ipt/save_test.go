@@ -26,11 +26,12 @@ COMMIT
 		t.Fatal(err)
 	}
 	want := []Table{
-		{"filter", []Chain{
+		{Name: "filter", Chains: []Chain{
 			{"INPUT", "ACCEPT", []string{`-m comment --comment "a \"b\" -j MINE" -j MINE`}},
 			{"MINE", "", []string{""}},
 		}},
-		{"nat", nil},
+		{Name: "mangle", Unreadable: true},
+		{Name: "nat"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("tables (-want +got):\n%s", diff)

@@ -84,8 +84,9 @@ type Interface interface {
 
 // Table is a table and its chains, the built-in ones first.
 type Table struct {
-	Name   string
-	Chains []Chain
+	Name       string
+	Chains     []Chain
+	Unreadable bool // it has rules that only the nft program can list, so that no chains are known
 }
 
 // Chain is a chain and its rules.

@@ -1,0 +1,300 @@
+package daemon
+
+import (
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice/internal/conformance/reliability"
+	"sluice/internal/conformance/traffic"
+)
+
+// foreignChange is something that another process does on the node.
+type foreignChange struct {
+	fault string // as an operator would say it
+
+	// By mode, what the shell is told, and what the daemon's log names of it; no name:
+	// nothing of ours is changed. The mode rules stands for all that have their rules
+	// in a table TABLE of nf_tables.
+	script, names map[string]string
+
+	save    string // told to the shell before, when the Service had another endpoint
+	service bool   // it is one Service's, which the log names
+	cuts    bool   // packets to Services may be lost meanwhile, whatever the daemon does
+}
+
+// everywhere is the same in all modes.
+func everywhere(s string) map[string]string { return map[string]string{"rules": s, "iptables": s} }
+
+// either is what is for rules of nf_tables, and what for iptables.
+func either(rules, iptables string) map[string]string {
+	return map[string]string{"rules": rules, "iptables": iptables}
+}
+
+// in is of one mode.
+func in(mode, s string) map[string]string { return map[string]string{mode: s} }
+
+const (
+	// habits are functions of the shell for what programs do that write by iptables.
+	habits = `
+both() { iptables-nft "$@"; ip6tables-nft "$@"; }
+flush() { for t in filter nat mangle raw; do both -t $t -F; both -t $t -X; done; }
+policy() { for c in INPUT FORWARD OUTPUT; do both -P $c $1; done; }
+`
+	// lookup is the rule by which an endpoint is chosen.
+	lookup = "$(nft -a list chain ip TABLE services | grep 'map @services' | sed 's/.*handle //')"
+
+	inServices = "in chain services of table ip TABLE by nft, process [0-9]+"
+	inKube     = "KUBE-SERVICES"
+)
+
+var foreignChanges = []foreignChange{
+	{fault: "nft flush ruleset", script: everywhere("nft flush ruleset"), names: either("ip6? TABLE", "KUBE-"), cuts: true},
+	{fault: "conntrack -F", script: everywhere("conntrack -F"), cuts: true},
+	{fault: "our table flushed", script: in("rules", "nft flush table ip TABLE"), names: in("rules", "rule deleted in chain .* of table ip TABLE"), cuts: true},
+	{
+		fault: "our tables deleted", script: in("rules", "nft delete table ip6 TABLE; nft delete table ip TABLE"),
+		names: in("rules", "deleted .*table ip6 TABLE"), cuts: true,
+	},
+	{
+		fault: "a chain flushed", script: either("nft flush chain ip TABLE services", "iptables-nft -t nat -F KUBE-SERVICES"),
+		names: either("rule deleted "+inServices, inKube), cuts: true,
+	},
+	{
+		fault: "a rule deleted", script: either("nft delete rule ip TABLE services handle "+lookup, "iptables-nft -t nat -D KUBE-SERVICES 1"),
+		names: either("rule deleted "+inServices, inKube), cuts: true,
+	},
+	{
+		fault: "a rule replaced", names: either("rule (added|deleted) "+inServices, "KUBE-SERVICES|the chains of Services"), cuts: true,
+		script: either("nft replace rule ip TABLE services handle "+lookup+" counter", "iptables-nft -t nat -R KUBE-SERVICES 1 -d 192.0.2.1 -j ACCEPT"),
+	},
+	{
+		fault: "a rule added to a chain of ours", script: either("nft insert rule ip TABLE services return", "iptables-nft -t nat -I KUBE-SERVICES -j RETURN"),
+		names: either("rule added "+inServices, inKube), cuts: true,
+	},
+	{
+		fault: "a map flushed", script: in("rules", "nft flush map ip TABLE services"),
+		names: in("rules", "element deleted in set services of table ip TABLE"), service: true, cuts: true,
+	},
+	{
+		fault: "an element deleted", script: in("rules", "nft delete element ip TABLE services { 172.30.0.10 . tcp . 80 }"),
+		names: in("rules", "element deleted in set services of table ip TABLE"), service: true, cuts: true,
+	},
+	{
+		fault: "an element added", script: in("rules", "nft add element ip TABLE cluster-ips { 172.30.0.77 }"),
+		names: in("rules", "element added in set cluster-ips of table ip TABLE"),
+	},
+	{fault: "our table put to sleep", script: in("rules", "nft add table ip TABLE '{ flags dormant; }'"), names: in("rules", "table ip TABLE added"), cuts: true},
+	{
+		fault: "a chain of a Service flushed", names: in("iptables", "the chains of Services"), service: true, cuts: true,
+		script: in("iptables", "iptables-nft -t nat -F $(iptables-nft -t nat -S KUBE-SERVICES | grep -o 'KUBE-SVC-.*')"),
+	},
+	{
+		fault: "an old ruleset restored", save: "nft list ruleset > FILE", script: in("rules", "nft flush ruleset; nft -f FILE || true"),
+		names: in("rules", "ip6? TABLE"), cuts: true,
+	},
+	{
+		fault: "old rules of iptables restored", save: "iptables-nft-save > FILE", script: everywhere("iptables-nft-restore < FILE"),
+		names: in("iptables", "rules are not those that were written: nat the chains of Services"), service: true, cuts: true,
+	},
+	{fault: "iptables-save | iptables-restore", script: everywhere("iptables-nft-save | iptables-nft-restore; ip6tables-nft-save | ip6tables-nft-restore")},
+	{fault: "iptables flushed", script: everywhere(habits + "flush"), names: in("iptables", "KUBE-"), cuts: true},
+	{fault: "firewalld reloads (iptables backend)", script: everywhere(habits + `policy DROP; flush
+both -N INPUT_direct; both -A INPUT -j INPUT_direct; policy ACCEPT`), names: in("iptables", "KUBE-"), cuts: true},
+	{fault: "firewalld reloads (nftables backend)", script: everywhere(`
+nft 'add table inet firewalld_policy_drop; add chain inet firewalld_policy_drop filter_input { type filter hook input priority 9; policy drop; }
+add rule inet firewalld_policy_drop filter_input ct state established,related accept'
+nft delete table inet firewalld
+nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy accept; }'
+nft delete table inet firewalld_policy_drop`), cuts: true},
+	{fault: "ufw reloads", script: everywhere(`printf '*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\n:ufw-before-input -
+-A INPUT -j ufw-before-input\nCOMMIT\n' | iptables-nft-restore`), names: in("iptables", "KUBE-"), cuts: true},
+	{fault: "Docker restarts", script: everywhere(`
+iptables-nft -N DOCKER-USER; iptables-nft -N DOCKER; iptables-nft -t nat -N DOCKER
+iptables-nft -I DOCKER-USER -i cni0 -j ACCEPT; iptables-nft -I DOCKER-USER -o cni0 -j ACCEPT
+iptables-nft -I FORWARD -j DOCKER; iptables-nft -I FORWARD -j DOCKER-USER; iptables-nft -P FORWARD DROP
+iptables-nft -t nat -I PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+iptables-nft -t nat -I POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE`)},
+	{fault: "a CNI inserts its chains before ours", script: everywhere(`
+for t in mangle nat filter; do iptables-nft -t $t -N cali-top; done
+for c in PREROUTING OUTPUT POSTROUTING; do iptables-nft -t nat -I $c -j cali-top; done
+for c in INPUT FORWARD OUTPUT; do iptables-nft -I $c -j cali-top; done
+iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE --random-fully`)},
+	{
+		fault: "a rule for marked packets deleted", script: in("userspace", "ip rule del priority 10270; ip -6 rule del priority 10270"),
+		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: true,
+	},
+	{
+		fault: "the routes of our routing table flushed", script: in("userspace", "ip route flush table 10270"),
+		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: true,
+	},
+	{fault: "a program unpinned", script: in("ebpf", "rm PINS/connect4"), names: in("ebpf", "program connect4 is it is not, or another one is in its place")},
+	{
+		fault: "programs detached", script: in("ebpf", "for p in connect4 sendmsg4 recvmsg4; do bpftool link detach pinned PINS/$p; done"),
+		names: in("ebpf", "program (connect4|recvmsg4|sendmsg4) .*and 2 more"),
+	},
+	{
+		fault: "IPVS cleared", script: in("ipvs", "ipvsadm -C"),
+		names: in("ipvs", "default/web:http/TCP/IPv4: IPVS virtual server TCP 172.30.0.10:80 is gone"), cuts: true,
+	},
+	{
+		fault: "a real server deleted", script: in("ipvs", "ipvsadm -d -t 172.30.0.10:80 -r 10.0.0.11:8080"),
+		names: in("ipvs", "default/web:http/TCP/IPv4: real server of .* is gone"), cuts: true,
+	},
+	{
+		fault: "a real server's weight changed", script: in("ipvs", "ipvsadm -e -t 172.30.0.10:80 -r 10.0.0.11:8080 -m -w 7"),
+		names: in("ipvs", "default/web:http/TCP/IPv4: real server of .* -w 7, not .* -w 1"),
+	},
+	{
+		fault: "the link of IPVS deleted", script: in("ipvs", "ip link del kube-ipvs0"),
+		names: in("ipvs", "default/web:http/TCP/IPv4: address of link kube-ipvs0 is gone"), cuts: true,
+	},
+}
+
+// of returns what there is for a mode; empty: nothing.
+func (s *site) of(mode string, all map[string]string) string {
+	text, ok := all[mode]
+	if !ok && mode != "iptables" {
+		text = all["rules"]
+	}
+	pins := ""
+	if i := slices.Index(s.flags, "--bpf-root"); i >= 0 {
+		pins = s.flags[i+1]
+	}
+	return strings.NewReplacer("TABLE", tableOf(mode), "PINS", pins, "FILE", filepath.Join(filepath.Dir(s.socket), "saved")).Replace(text)
+}
+
+// tableOf is the name of a mode's table.
+func tableOf(mode string) string {
+	return map[string]string{"nftables": "sluice", "ebpf": "sluice", "ipvs": "sluice-ipvs", "userspace": "sluice-userspace"}[mode]
+}
+
+// TestForeignChanges has another process change rules while a daemon serves: what
+// is ours is repaired at once, the log names what was changed, what is others' stays
+// as they left it, and nothing is written in vain.
+func TestForeignChanges(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			s := newSiteFor(t, mode)
+			s.write("web.yaml", service("web", clusterIP, podA))
+			for _, c := range foreignChanges {
+				if s.of(mode, c.script) != "" {
+					t.Run(c.fault, func(t *testing.T) {
+						s := *s
+						s.t, s.patience = t, 500*time.Millisecond
+						s.suffers(mode, c)
+					})
+				}
+			}
+		})
+	}
+}
+
+// suffers runs a daemon and another process that changes something.
+func (s *site) suffers(mode string, c foreignChange) {
+	s.run("sh", "-c", `nft flush ruleset; nft 'add table inet firewalld; add table inet others
+add chain inet others theirs { type filter hook forward priority 5; }; add rule inet others theirs counter comment "theirs"'`)
+	d := s.start(nil)
+	defer d.end(syscall.SIGTERM)
+	if c.save != "" {
+		s.write("web.yaml", service("web", clusterIP, podB))
+		eventually(s.t, "the former endpoint", s.answers(clusterIP, podB))
+		s.run("sh", "-ec", s.of(mode, everywhere(c.save)))
+		s.write("web.yaml", service("web", clusterIP, podA))
+	}
+	eventually(s.t, "the Service", s.answers(clusterIP, podA))
+	s.await() // by then it watches
+	load := s.load(2, clusterIP)
+	logged, began, names := len(d.log()), time.Now(), s.of(mode, c.names)
+	s.run("sh", "-ec", s.of(mode, c.script))
+	ended, theirs := time.Now(), s.theirs()
+	took := s.repaired(mode, d, logged, began, ended, names != "")
+	made, failed := load()
+	reliability.Record(s.t, reliability.Result{Fault: c.fault, Mode: mode, Tried: 1, Requests: made, Failed: len(failed), Repairs: took})
+	if now := s.theirs(); now != theirs {
+		s.t.Errorf("what is others' was\n%s\nand is\n%s", theirs, now)
+	}
+	if len(failed) > 0 && !c.cuts {
+		s.t.Errorf("%d of %d connections failed, the first: %v", len(failed), made, failed[0])
+	}
+	seen := foreignLine.FindAllString(d.log()[logged:], -1)
+	if (names == "") != (len(seen) == 0) || !regexp.MustCompile(names).MatchString(strings.Join(seen, "\n")) {
+		s.t.Errorf("the log says %q, want %q", seen, names)
+	}
+	if names != "" && c.service && !strings.Contains(d.log()[logged:], `servicePorts=["default/web:http`) {
+		s.t.Error("the log does not name the Service")
+	}
+}
+
+// TestNFTRestoresIPTables has the nft program restore tables of iptables, in a form
+// that iptables refuses to list from then on: Services work, and the log says what to do.
+func TestNFTRestoresIPTables(t *testing.T) {
+	s := newSiteFor(t, "iptables")
+	file := filepath.Join(t.TempDir(), "saved")
+	s.write("web.yaml", service("web", clusterIP, podB))
+	d := s.start(nil)
+	eventually(t, "the former endpoint", s.answers(clusterIP, podB))
+	s.run("sh", "-ec", "nft list ruleset > "+file)
+	s.write("web.yaml", service("web", clusterIP, podA))
+	eventually(t, "the Service", s.answers(clusterIP, podA))
+	s.run("sh", "-ec", "nft flush ruleset; nft -f "+file)
+	eventually(t, "the line about it", func() bool { return strings.Contains(d.log(), "Table has rules that iptables cannot list") })
+	eventually(t, "the Service after it", s.answers(clusterIP, podA))
+	s.write("web.yaml", service("web", clusterIP, podB))
+	eventually(t, "a change after it", s.answers(clusterIP, podB))
+}
+
+// foreignLine is where the log tells of a foreign change.
+var foreignLine = regexp.MustCompile(`(?m)^.*Another process changed our rules.*$`)
+
+// fullSync is where it tells that all was compared and written.
+var fullSync = regexp.MustCompile(`(?m)^I(\d{4} [\d:.]+) .*"Synced" full=true`)
+
+// repaired waits until the kernel is as a new daemon would make it, and returns how
+// long that took from the end of what was done, or if it was faster from its beginning.
+func (s *site) repaired(mode string, d *process, logged int, began, ended time.Time, want bool) (took []time.Duration) {
+	s.t.Helper()
+	s.isAsNew(mode)
+	eventually(s.t, "the Service after it", s.answers(clusterIP, podA))
+	if !want {
+		wait(s.t, 500*time.Millisecond) // in which all is looked at again
+	}
+	syncs := fullSync.FindAllStringSubmatch(d.log()[logged:], -1)
+	if want != (len(syncs) > 0) || len(syncs) > 4 {
+		s.t.Errorf("%d full syncs", len(syncs))
+	}
+	if len(syncs) == 0 {
+		return nil
+	}
+	at, err := time.ParseInLocation("2006 0102 15:04:05.000000", began.Format("2006 ")+syncs[len(syncs)-1][1], time.Local)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	late := at.Sub(ended)
+	if late < 0 {
+		late = at.Sub(began)
+	}
+	if late > traffic.Scaled(repairTime) {
+		s.t.Errorf("repaired after %v", late)
+	}
+	return []time.Duration{late}
+}
+
+// theirs returns what is in the tables and chains that are not ours.
+func (s *site) theirs() string {
+	s.t.Helper()
+	var out []byte
+	if err := s.lab.Node().Do(func() (err error) {
+		out, err = exec.Command("sh", "-c", `for t in others firewalld; do nft -s list table inet $t; done 2>&1
+for p in iptables-nft ip6tables-nft; do $p-save | grep -v -e KUBE- -e '^#' -e COMMIT -e '^[*]' -e ' ACCEPT '; done | sed 's/ \[.*//'`).CombinedOutput()
+		return err
+	}); err != nil {
+		s.t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
