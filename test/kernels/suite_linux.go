@@ -47,6 +47,7 @@ var suites = []suite{
 	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", whole, nil},
 	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", whole, nil},
 	{"daemon ipvs", "./test/daemon", "^TestExplain(IsWhatPacketsDo|Refused|NotSynced|NotSyncedAnyMore|Differs)$/^ipvs$", "", whole, nil},
+	{"daemon faults", "./test/daemon", "^TestClockJumps$", "", nothing, nil},
 	{"service traffic", "./internal/traffic", "^TestLab", "", whole, nil},
 	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables", share, nil},
 	{"iptables", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)$", "iptables", share, nil},
