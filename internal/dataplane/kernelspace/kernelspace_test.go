@@ -877,7 +877,7 @@ func TestProbe(t *testing.T) {
 		{"no DSR", noDSR, bridge, mode.Kernelspace{Network: "pods", DSR: true}, nil, "do without --enable-dsr"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			m := Over(func() (hns.Interface, error) { return hnstest.NewFake(tt.features, tt.network), nil })
+			m := Over(hnstest.NewFake(tt.features, tt.network))
 			families, err := m.Probe(t.Context(), mode.Settings{Kernelspace: tt.options})
 			if tt.want == "" && (err != nil || !slices.Equal(families, tt.families)) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("families %v, error %v; want %v, %q", families, err, tt.families, tt.want)

@@ -12,45 +12,20 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Over is the mode over a service, which is opened when it is needed.
-func Over(open func() (hns.Interface, error)) mode.Mode {
-	with := func(s mode.Settings) (*Dataplane, error) {
-		service, err := open()
-		if err != nil {
-			return nil, fmt.Errorf("open the Host Networking Service: %w", err)
-		}
-		return New(service, links, s), nil
-	}
+// Over is the mode over a service; nil: there is none, and the mode can be rendered.
+func Over(service hns.Interface) mode.Mode {
+	with := func(s mode.Settings) *Dataplane { return New(service, links, s) }
 	return mode.Mode{
 		Name: "kernelspace", Balancing: []proxy.Balancing{proxy.Random, proxy.SourceHash}, PreservesDestination: true,
 		Prepare: func(context.Context, mode.Settings, bool) error { return nil },
-		Open:    mode.Opener(func(_ context.Context, s mode.Settings) (*Dataplane, error) { return with(s) }),
-		Probe: func(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
-			d, err := with(s)
-			if err != nil {
-				return nil, err
-			}
-			return d.Probe(ctx)
-		},
-		Render: func(ctx context.Context, r *mode.Rendering) error {
-			d := New(nil, links, r.Settings)
-			if r.Diff {
-				var err error
-				if d, err = with(r.Settings); err != nil {
-					return err
-				}
-			}
-			return d.Render(ctx, r)
-		},
+		Open:    func(_ context.Context, s mode.Settings) (proxy.Dataplane, error) { return with(s), nil },
+		Probe:   func(ctx context.Context, s mode.Settings) ([]proxy.Family, error) { return with(s).Probe(ctx) },
+		Render:  func(ctx context.Context, r *mode.Rendering) error { return with(r.Settings).Render(ctx, r) },
 		Cleanup: func(ctx context.Context, s mode.Settings, open proxy.Dataplane) ([]string, error) {
 			if open != nil {
 				return nil, nil // it has adopted all there is
 			}
-			d, err := with(s)
-			if err != nil {
-				return nil, err
-			}
-			return d.Cleanup(ctx)
+			return with(s).Cleanup(ctx)
 		},
 	}
 }

@@ -6,4 +6,4 @@ import (
 )
 
 // Mode is the mode over the service of this node.
-func Mode() mode.Mode { return Over(func() (hns.Interface, error) { return hns.Open() }) }
+func Mode() mode.Mode { return Over(hns.Service{}) }

@@ -3,6 +3,7 @@ package kernelspace
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -21,6 +22,9 @@ type planned = differ.Planned[id, value]
 // difference it asks nothing: the version of Windows is a current one, and the
 // network an overlay if there is a source VIP.
 func (d *Dataplane) Render(ctx context.Context, r *mode.Rendering) error {
+	if r.Diff && d.service == nil {
+		return errors.New("there is nothing to compare with: the Host Networking Service is a part of Windows")
+	}
 	if r.Diff {
 		if err := d.look(ctx, r.Want.Node); err != nil {
 			return err
@@ -37,7 +41,7 @@ func (d *Dataplane) Render(ctx context.Context, r *mode.Rendering) error {
 		r.Title("HNS " + kind + "s")
 		for _, p := range all {
 			was, is := p.Sides(func(x id, v value) []string { return []string{d.text(x, v)} })
-			if p.ID.kind() == kind && r.Concerns(p.Rows) && !slices.Equal(was, is) {
+			if strings.HasPrefix(p.ID.String(), kind) && r.Concerns(p.Rows) && !slices.Equal(was, is) {
 				r.Print(was, is)
 			}
 		}
@@ -57,13 +61,6 @@ func (d *Dataplane) imagine(n *proxy.Node) {
 
 func compareIDs(a, b id) int {
 	return cmp.Or(cmp.Compare(a.family, b.family), a.addr.Compare(b.addr), cmp.Compare(a.port, b.port), cmp.Compare(a.protocol, b.protocol))
-}
-
-func (x id) kind() string {
-	if x.protocol == 0 {
-		return "endpoint"
-	}
-	return "load balancer"
 }
 
 // String names an object.

@@ -57,8 +57,8 @@ func (d *Dataplane) render(r differ.Row, put func(id, value)) {
 		return
 	}
 	for _, f := range sp.Frontends {
-		route, ok := d.route(sp, f, r.Node)
-		if !ok {
+		route := d.route(sp, f, r.Node)
+		if len(route.to) == 0 {
 			continue
 		}
 		x := id{addr: f.Addr.Addr(), family: sp.Key.Family, protocol: sp.Key.Protocol, port: f.Addr.Port()}
@@ -92,27 +92,35 @@ func (d *Dataplane) needs(x id, v value) (all []id) {
 	return all
 }
 
-// route is where a load balancer leads.
+// route is where a load balancer leads; nowhere: there is to be none.
 type route struct {
-	to   []proxy.Endpoint
-	left []proxy.Endpoint // those with other ports, which it cannot have
-	port uint16           // that all have
-	dsr  bool             // endpoints are to see the client
+	to    []proxy.Endpoint
+	left  []proxy.Endpoint // those with other ports, which it cannot have
+	port  uint16           // that all have
+	dsr   bool             // endpoints are to see the client
+	limit error            // what HNS cannot do; nil: nothing
 }
 
 // route returns where clients of a frontend are led. HNS does not tell where a
 // client is, so all take the list that clients elsewhere take: the others must not
-// be led to other nodes by a policy that keeps clients' addresses. It reports
-// false if there is to be no load balancer.
-func (d *Dataplane) route(sp *proxy.ServicePort, f proxy.Frontend, n *proxy.Node) (route, bool) {
+// be led to other nodes by a policy that keeps clients' addresses.
+func (d *Dataplane) route(sp *proxy.ServicePort, f proxy.Frontend, n *proxy.Node) (r route) {
 	p := sp.Policy(f.Kind, n)[proxy.Elsewhere]
-	if p.From != nil || len(p.To) == 0 || f.Kind == proxy.NodePort && !opens(n, sp.Key.Family) {
-		return route{}, false
+	switch {
+	case p.From != nil:
+		r.limit = fmt.Errorf("%v is not served: HNS cannot keep to loadBalancerSourceRanges", f.Addr)
+		return r
+	case len(p.To) > 0 && f.Kind == proxy.NodePort && !opens(n, sp.Key.Family):
+		r.limit = fmt.Errorf("NodePort %d is not served: HNS cannot keep to nodePortAddresses", f.Addr.Port())
+		return r
+	case f.Kind == proxy.ClusterIP:
+		r.dsr = d.options.DSR
+	case p.Scope == proxy.ScopeLocal && d.features.DSR:
+		r.dsr = true
+	case p.Scope == proxy.ScopeLocal && len(p.To) > 0:
+		r.limit = fmt.Errorf("clients of %v are hidden from endpoints: this version of Windows has no direct server return", f.Addr)
 	}
-	r := route{port: commonPort(p.To), dsr: d.options.DSR}
-	if f.Kind != proxy.ClusterIP {
-		r.dsr = d.features.DSR && p.Scope == proxy.ScopeLocal
-	}
+	r.port = commonPort(p.To)
 	for _, e := range p.To {
 		if e.Addr.Port() == r.port {
 			r.to = append(r.to, e)
@@ -120,7 +128,7 @@ func (d *Dataplane) route(sp *proxy.ServicePort, f proxy.Frontend, n *proxy.Node
 			r.left = append(r.left, e)
 		}
 	}
-	return r, true
+	return r
 }
 
 // commonPort returns the port that most endpoints have, of several the lowest.
@@ -199,18 +207,10 @@ func (d *Dataplane) limits(sp *proxy.ServicePort, n *proxy.Node) error {
 	var errs []error
 	var left []netip.AddrPort
 	for _, f := range sp.Frontends {
-		p := sp.Policy(f.Kind, n)[proxy.Elsewhere]
-		r, _ := d.route(sp, f, n)
+		r := d.route(sp, f, n)
+		errs = append(errs, r.limit)
 		for _, e := range r.left {
 			left = append(left, e.Addr)
-		}
-		switch {
-		case p.From != nil:
-			errs = append(errs, fmt.Errorf("%v is not served: HNS cannot keep to loadBalancerSourceRanges", f.Addr))
-		case f.Kind == proxy.NodePort && !opens(n, sp.Key.Family) && len(p.To) > 0:
-			errs = append(errs, fmt.Errorf("NodePort %d is not served: HNS cannot keep to nodePortAddresses", f.Addr.Port()))
-		case f.Kind != proxy.ClusterIP && p.Scope == proxy.ScopeLocal && !d.features.DSR && len(p.To) > 0:
-			errs = append(errs, fmt.Errorf("clients of %v are hidden from endpoints: this version of Windows has no direct server return", f.Addr))
 		}
 	}
 	if len(left) > 0 {

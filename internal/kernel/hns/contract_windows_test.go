@@ -21,9 +21,5 @@ func openService(t *testing.T) (hns.Interface, string) {
 	if network == "" {
 		t.Skipf("%s does not name an overlay network", networkVariable)
 	}
-	s, err := hns.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s, network
+	return hns.Service{}, network
 }

@@ -15,14 +15,6 @@ var version2 = hcn.SchemaVersion{Major: 2}
 // idOf returns an ID as we write it: the service writes the same ID in both cases.
 func idOf(id string) string { return strings.ToLower(id) }
 
-// textOf is the opposite of parsing an address: none is no text.
-func textOf(a netip.Addr) string {
-	if !a.IsValid() {
-		return ""
-	}
-	return a.String()
-}
-
 func networkOf(n *hcn.HostComputeNetwork) (Network, error) {
 	ours := Network{ID: idOf(n.Id), Name: n.Name, Type: string(n.Type)}
 	for _, p := range n.Policies {
@@ -105,7 +97,8 @@ func hcnLoadBalancerOf(l LoadBalancer) *hcn.HostComputeLoadBalancer {
 	if l.Flags&ByClient != 0 {
 		port.DistributionType = hcn.LoadBalancerDistributionSourceIP
 	}
-	theirs := &hcn.HostComputeLoadBalancer{HostComputeEndpoints: l.Endpoints, SourceVIP: textOf(l.SourceVIP), SchemaVersion: version2}
+	source, _ := l.SourceVIP.MarshalText() // of none there is no text
+	theirs := &hcn.HostComputeLoadBalancer{HostComputeEndpoints: l.Endpoints, SourceVIP: string(source), SchemaVersion: version2}
 	theirs.PortMappings = []hcn.LoadBalancerPortMapping{port}
 	if l.VIP.IsValid() {
 		theirs.FrontendVIPs = []string{l.VIP.String()}

@@ -20,15 +20,8 @@ type Service struct{}
 
 var _ Interface = Service{}
 
-// Open returns the service of this node. It need not run yet.
-func Open() (Service, error) {
-	for _, name := range []string{"computenetwork.dll", "vmcompute.dll"} {
-		if err := windows.NewLazySystemDLL(name).Load(); err != nil { // hnslib would panic
-			return Service{}, fmt.Errorf("load %s: %w (has this node the Windows feature Containers?)", name, err)
-		}
-	}
-	return Service{}, nil
-}
+// libraries are those that hnslib calls. It panics if one is not there.
+var libraries = []*windows.LazyDLL{windows.NewLazySystemDLL("computenetwork.dll"), windows.NewLazySystemDLL("vmcompute.dll")}
 
 // Features asks for the version each time: hnslib would remember that the service
 // did not run, and log what it found.
@@ -142,6 +135,11 @@ func do(ctx context.Context, doing string, f func() error) error {
 // ask does something unless the context has ended. Its error says what was being
 // done, and is one that a caller can act upon, where there is one.
 func ask[T any](ctx context.Context, doing string, f func() (T, error)) (answer T, err error) {
+	for _, l := range libraries {
+		if err := l.Load(); err != nil {
+			return answer, fmt.Errorf("load %s: %w (has this node the Windows feature Containers?)", l.Name, err)
+		}
+	}
 	if err = ctx.Err(); err == nil {
 		answer, err = f()
 	}
