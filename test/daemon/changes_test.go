@@ -44,11 +44,17 @@ func add(pods ...member) func(*moment) {
 	return func(m *moment) { m.members = append(m.members, pods...) }
 }
 
+// move lets requests come until flows of datagrams must have moved, and a while longer.
+func (w *web) move() {
+	wait(w.t, traffic.Scaled(moveTime))
+	w.hold()
+}
+
 // end lets pods that terminate serve no more, and then closes them.
 func (w *web) end(pods ...member) {
 	w.t.Helper()
 	w.publish(inPhase(ending, pods...))
-	wait(w.t, traffic.Scaled(moveTime))
+	w.move()
 	for _, p := range pods {
 		if err := p.close(); err != nil {
 			w.t.Error(err)
@@ -101,7 +107,7 @@ func (w *web) hereTerminating() {
 	w.publish(inPhase(terminating, here...))
 	w.hold()
 	w.publish(inPhase(ending, here...))
-	w.hold()
+	w.move()
 	w.publish(inPhase(ready, here...))
 	w.hold()
 }
@@ -123,7 +129,7 @@ func (w *web) affinity() {
 	w.spec(func(s *v1.ServiceSpec) { s.SessionAffinity = v1.ServiceAffinityClientIP })
 	half := slices.Clone(w.now.members[:len(w.now.members)/2])
 	w.publish(inPhase(ending, half...))
-	w.hold()
+	w.move()
 	w.publish(inPhase(ready, half...))
 	w.hold()
 	w.spec(func(s *v1.ServiceSpec) { s.SessionAffinity = v1.ServiceAffinityNone })
@@ -151,7 +157,7 @@ func (w *web) targetPort() {
 				}
 			}
 		})
-		w.hold()
+		w.move()
 	}
 }
 
@@ -163,7 +169,7 @@ func (w *web) shift(by int32, of func(*v1.ServicePort) *int32) {
 				*of(&s.Ports[i]) += d
 			}
 		})
-		wait(w.t, traffic.Scaled(moveTime))
+		w.move()
 	}
 }
 
