@@ -48,22 +48,29 @@ func partial() (all []*fault) {
 // while endpoints are replaced and connections are made. None may go to an endpoint
 // that is not the Service's, and when the calls work again all is right.
 func TestSystemCallsFail(t *testing.T) {
-	for _, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
+	for _, name := range append([]string{legacy}, modes...) {
+		t.Run(name, func(t *testing.T) {
+			mode := name
+			if name == legacy {
+				mode = "iptables"
+			}
 			s := newSiteFor(t, mode)
+			if name == legacy {
+				s.run(legacy, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+			}
 			s.write("web.yaml", service("web", clusterIP, podA))
 			s.write("still.yaml", strings.Replace(service("still", secondIP, podB), "ports: [{", "type: NodePort\n  ports: [{nodePort: 30080, ", 1))
 			if err := s.lab.Node().Bind(leaving.Addr()); err != nil {
 				t.Fatal(err)
 			}
 			in, wrap := interpose(t)
-			d := s.start(wrap, "--iptables-sync-period", "1s", "--ipvs-sync-period", "1s")
+			d := s.start(wrap, "--iptables-sync-period", "1s", "--ipvs-sync-period", "1s", "--ipvs-min-sync-period", "1ms")
 			s.await()
 			for _, f := range partial() {
-				s.suffer(in, f, mode)
+				s.suffer(in, f, name)
 			}
-			s.refuse(in, &fault{name: "EPERM", errnos: []unix.Errno{unix.EPERM}}, mode)
-			s.refuse(in, &fault{name: "no answer", delay: time.Hour}, mode)
+			s.refuse(in, &fault{name: "EPERM", errnos: []unix.Errno{unix.EPERM}}, name)
+			s.refuse(in, &fault{name: "no answer", delay: time.Hour}, name)
 			if d.cmd.ProcessState != nil {
 				t.Error("the daemon has ended")
 			}
@@ -107,7 +114,7 @@ func (s *site) suffer(in *interposer, f *fault, mode string) {
 	stop := s.request(map[netip.AddrPort][]netip.Addr{clusterIP: {podA, podB}, secondIP: {podB}})
 	change := s.replaceEndpoints()
 	in.begin(f)
-	wait(s.t, faultTime)
+	wait(s.t, traffic.Scaled(faultTime))
 	change()
 	s.write("web.yaml", service("web", clusterIP, podB))
 	seen, hit := in.end()
@@ -221,7 +228,7 @@ func (s *site) request(right map[netip.AddrPort][]netip.Addr) (stop func() tally
 				default:
 				}
 				at := time.Now()
-				seen, err := s.client.Probe(s.t.Context(), []traffic.Flow{{Protocol: proxy.TCP, Src: client, Dst: to, Patience: traffic.Scaled(time.Second)}})
+				seen, err := s.client.Probe(s.t.Context(), []traffic.Flow{{Protocol: proxy.TCP, Src: client, Dst: to, Patience: traffic.Scaled(3 * time.Second)}})
 				mu.Lock()
 				out.made++
 				note := fmt.Sprintf("%s: to %v: %v, error %v", at.Format("15:04:05.000"), to, seen, err)

@@ -257,6 +257,9 @@ func (in *interposer) strikes(c *call) (*fault, unix.Errno) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.seen[at]++
+	if f.delay > 0 && at == programSeam {
+		return nil, 0 // Go's runtime stands still until a program that it starts has begun.
+	}
 	if f != in.fault || f.at != nil && !slices.Contains(f.at, at) || in.spite.Float64() >= f.share {
 		return nil, 0
 	}

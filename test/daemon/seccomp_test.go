@@ -166,6 +166,10 @@ func confine(file string) error {
 	}
 	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	listener, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, uintptr(flags), uintptr(unsafe.Pointer(&prog)))
+	if errno == unix.EINVAL && notifies { // before Linux 5.19 a signal has the kernel ask once more
+		flags &^= unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+		listener, _, errno = unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, uintptr(flags), uintptr(unsafe.Pointer(&prog)))
+	}
 	if errno != 0 {
 		return fmt.Errorf("seccomp: %w", errno)
 	}

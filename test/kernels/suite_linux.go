@@ -46,7 +46,7 @@ var suites = []suite{
 	{"kernel/link", "./internal/kernel/link", "", "", whole, nil},
 	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", whole, nil},
 	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", whole, nil},
-	{"daemon ipvs", "./test/daemon", "^TestExplain(IsWhatPacketsDo|Refused|NotSynced|NotSyncedAnyMore|Differs)$/^ipvs$", "", whole, nil},
+	{"daemon ipvs", "./test/daemon", "^Test(Explain(IsWhatPacketsDo|Refused|NotSynced|NotSyncedAnyMore|Differs)|SystemCallsFail)$/^ipvs$", "", whole, nil},
 	{"daemon faults", "./test/daemon", "^TestClockJumps$", "", nothing, nil},
 	{"service traffic", "./internal/traffic", "^TestLab", "", whole, nil},
 	{"nftables", "./internal/dataplane/nftables", "^(TestConformance|TestRandom)$", "nftables", share, nil},
