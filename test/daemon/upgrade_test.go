@@ -33,8 +33,11 @@ var formerBinary = sync.OnceValues(func() (string, error) {
 	if err := errors.Join(err, err2); err != nil {
 		return "", err
 	}
-	dir := filepath.Join(filepath.Dir(path), "former")
-	cmd := exec.Command("bash", "-ec", `set -o pipefail; mkdir "$1"; git -C "$2" archive "$3" | tar x -C "$1"; cd "$1"
+	dir, err := os.MkdirTemp(filepath.Dir(path), "former-") // TestMain removes it with today's
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command("bash", "-ec", `set -o pipefail; git -C "$2" archive "$3" | tar x -C "$1"; cd "$1"
 		go build -trimpath -ldflags='-s -w' -o sluice ./cmd/sluice`, "build", dir, root, former)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
