@@ -21,7 +21,7 @@ const (
 	// patience is how long no answer is not yet silence.
 	patience = 300 * time.Millisecond
 	// deadline is how long the cluster may take to become as it should be. An
-	// informer that has lost its API server waits for up to half a minute
+	// informer whose API server answers with errors waits for up to a minute
 	// before it tries again.
 	deadline = 60 * time.Second
 )

@@ -47,11 +47,10 @@ func (s *busyServer) Watch(_ context.Context, o metav1.ListOptions) (watch.Inter
 
 // watched plays an informer on a busy server for a while, and returns how long
 // it took to end.
-func watched(s *busyServer, play func(*store[*v1.Service])) time.Duration {
+func watched(s listerWatcher, play func(*store[*v1.Service])) time.Duration {
 	ctx, cancel := context.WithCancel(context.Background())
 	to := newStore(ctx, source.NewServiceConfig(noHandler{}))
 	f := newFeed(to, &v1.Service{}, s, &watchErrors{resource: "services"})
-	s.began = time.Now()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -82,7 +81,7 @@ func TestBusyServerIsGivenTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &busyServer{refusals: 4, retryAfter: tt.retryAfter}
+				s := &busyServer{refusals: 4, retryAfter: tt.retryAfter, began: time.Now()}
 				watched(s, func(to *store[*v1.Service]) {
 					<-to.whole
 					synctest.Wait()
@@ -103,7 +102,7 @@ func TestBusyServerIsGivenTime(t *testing.T) {
 // TestBusyServerDoesNotHoldUpTheEnd stops while a pause is on.
 func TestBusyServerDoesNotHoldUpTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &busyServer{refusals: 1000, retryAfter: 600}
+		s := &busyServer{refusals: 1000, retryAfter: 600, began: time.Now()}
 		took := watched(s, func(*store[*v1.Service]) {
 			time.Sleep(time.Hour)
 			synctest.Wait()

@@ -2,7 +2,6 @@ package informer
 
 import (
 	"context"
-	"math"
 	"sync"
 	"time"
 
@@ -11,11 +10,9 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"sluice/internal/source"
 )
@@ -91,16 +88,19 @@ func newFeed[T source.Object](to *store[T], example T, from listerWatcher, error
 
 // run lists and watches until ctx ends, with growing pauses while that fails.
 func (f *feed) run(ctx context.Context) {
-	backoff := wait.Backoff{Duration: retryMin, Cap: retryMax, Steps: math.MaxInt32, Factor: 2, Jitter: 1}
-	delay := backoff.DelayWithReset(clock.RealClock{}, 4*retryMax)
-	// Only the end of ctx ends it.
-	_ = delay.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	next, nextAway := pauses(retryMax), pauses(awayMax)
+	for ctx.Err() == nil {
 		f.errors.begin()
-		if err := f.reflector.ListAndWatchWithContext(ctx); err != nil {
+		err := f.reflector.ListAndWatchWithContext(ctx)
+		if err != nil {
 			f.errors.handle(ctx, err)
 		}
-		return false, nil
-	})
+		pause := next
+		if away(err) {
+			pause = nextAway
+		}
+		_ = sleep(ctx, pause()) // the loop asks, too
+	}
 }
 
 // await says when all objects have come, and now and then that they have not: a

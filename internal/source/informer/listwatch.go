@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"net"
 	"path"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"sluice/internal/apiclient"
 )
@@ -98,6 +101,7 @@ type listerWatcher interface {
 // listWatch returns what an informer lists and watches with. Errors of a watch
 // go through errors first, because an informer keeps some to itself.
 func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
+	next := pauses(awayMax)
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := of.List(ctx, o)
@@ -112,11 +116,18 @@ func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
 					return nil, err
 				}
 				w, err := of.Watch(ctx, o)
-				if !streams(o) || !apierrors.IsTooManyRequests(err) {
+				switch refused := utilnet.IsConnectionRefused(err); {
+				case refused && !streams(o): // the reflector would wait for as much as a minute
+					errors.handle(ctx, err)
+					if err := sleep(ctx, next()); err != nil {
+						return nil, err
+					}
+				case streams(o) && apierrors.IsTooManyRequests(err):
+					errors.handle(ctx, err) // A plain list would cost the server more.
+					errors.retryAfter, _ = apierrors.SuggestsClientDelay(err)
+				default:
 					return w, errors.intercept(ctx, o, err)
 				}
-				errors.handle(ctx, err) // A plain list would cost the server more.
-				errors.retryAfter, _ = apierrors.SuggestsClientDelay(err)
 			}
 		},
 	}
@@ -134,12 +145,39 @@ const (
 	busyMax = time.Minute
 )
 
-// retryMin and retryMax bound the pauses after which a watch is tried again that
-// failed for another reason.
+// The pauses after which a watch is tried again that failed for another reason double
+// from retryMin, and are up to twice as long, at random. A server that answers may be in
+// trouble, and is asked less and less until retryMax. One that cannot be reached has no
+// work with being asked, and what was missed meanwhile is sent to endpoints that may be
+// gone: until awayMax.
 const (
 	retryMin = 800 * time.Millisecond
 	retryMax = 30 * time.Second
+	awayMax  = 5 * time.Second
 )
+
+// pauses returns what gives one pause after the other, up to a longest one. They begin
+// anew after a time without any.
+func pauses(longest time.Duration) wait.DelayFunc {
+	backoff := wait.Backoff{Duration: retryMin, Cap: longest, Steps: math.MaxInt32, Factor: 2, Jitter: 1}
+	return backoff.DelayWithReset(clock.RealClock{}, 4*longest)
+}
+
+// away reports whether a server could not be reached, or went away.
+func away(err error) bool {
+	_, ok := errors.AsType[*net.OpError](err)
+	return ok || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// sleep returns an error if ctx ends before a time has passed.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
 
 // firstComplaint is how long objects may be awaited without a word.
 const firstComplaint = 10 * time.Second
@@ -215,12 +253,7 @@ func (w *watchErrors) pace(ctx context.Context, o metav1.ListOptions) error {
 		d = time.Duration(w.retryAfter) * time.Second
 	}
 	w.retryAfter = 0
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(wait.Jitter(min(d, busyMax), 0.5)): // Other nodes wait as well.
-		return nil
-	}
+	return sleep(ctx, wait.Jitter(min(d, busyMax), 0.5)) // Other nodes wait as well.
 }
 
 // explain returns what is wrong and, where we know it, what to do.
