@@ -54,7 +54,7 @@ fuzz: ## every fuzz target, FUZZTIME each (10s)
 	@FUZZTIME='$(FUZZTIME)' test/fuzz.sh
 
 soak: ## what needs hours: thousands of random steps of the daemon and 1,000 kills in each mode; 50 times every change under traffic; every fuzz target, 10 minutes each
-	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits)$$' ./test/daemon -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
+	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits|FlushDuringWrites)$$' ./test/daemon -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -flushes 200 -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
 	go test -timeout 6h -v -count $(or $(CHANGES),50) -run '^TestTrafficUnderChange$$' ./test/daemon
 	cd test/cluster && go test -timeout 6h -v -count 1 -run '^TestChurn$$' -churn $(or $(CHURN),250)
 	@FUZZTIME=$(or $(FUZZTIME),10m) test/fuzz.sh

@@ -1,6 +1,10 @@
 package daemon
 
 import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -180,6 +184,9 @@ func tableOf(mode string) string {
 func TestForeignChanges(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
+			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
+				t.Parallel()
+			}
 			s := newSiteFor(t, mode)
 			s.write("web.yaml", service("web", clusterIP, podA))
 			for _, c := range foreignChanges {
@@ -259,6 +266,9 @@ var fullSync = regexp.MustCompile(`(?m)^I(\d{4} [\d:.]+) .*"Synced" full=true`)
 // long that took from the end of what was done, or if it was faster from its beginning.
 func (s *site) repaired(mode string, d *process, logged int, began, ended time.Time, want bool) (took []time.Duration) {
 	s.t.Helper()
+	if want {
+		eventually(s.t, "a full sync", func() bool { return fullSync.MatchString(d.log()[logged:]) })
+	}
 	s.isAsNew(mode)
 	eventually(s.t, "the Service after it", s.answers(clusterIP, podA))
 	if !want {
@@ -297,4 +307,84 @@ for p in iptables-nft ip6tables-nft; do $p-save | grep -v -e KUBE- -e '^#' -e CO
 		s.t.Fatalf("%v: %s", err, out)
 	}
 	return string(out)
+}
+
+// flushes is how often rules are flushed while the daemon writes.
+var flushes = flag.Int("flushes", 6, "flush the rules so `OFTEN` in each mode while a daemon writes, at random moments")
+
+// flushOf takes all rules of a mode away.
+var flushOf = either("nft delete table ip TABLE", habits+"for t in nat filter mangle; do iptables-nft -t $t -F; done")
+
+// TestFlushDuringWrites flushes all rules at random moments while endpoints are
+// replaced without end: some of it happens in the middle of a write.
+func TestFlushDuringWrites(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
+				t.Parallel()
+			}
+			s := newSiteFor(t, mode)
+			seed := uint64(time.Now().UnixNano())
+			random := rand.New(rand.NewPCG(seed, 0))
+			t.Logf("seed %d", seed)
+			other := netip.MustParseAddrPort("172.30.0.99:80")
+			s.write("other.yaml", service("other", other, podA))
+			s.write("web.yaml", service("web", clusterIP, podA))
+			s.start(nil)
+			eventually(t, "the Service", s.answers(other, podA))
+			change := s.replaceEndpoints()
+			var took []time.Duration
+			for range *flushes {
+				wait(t, time.Duration(random.Int64N(int64(200*time.Millisecond))))
+				s.run("sh", "-ec", s.of(mode, flushOf))
+				began := time.Now()
+				eventually(t, "the Service after a flush", s.answers(other, podA))
+				took = append(took, time.Since(began))
+			}
+			change()
+			s.write("web.yaml", service("web", clusterIP, podB))
+			eventually(t, "what was written last", s.answers(clusterIP, podB))
+			s.isAsNew(mode)
+			reliability.Record(t, reliability.Result{Fault: "all rules flushed while the daemon writes", Mode: mode, Tried: *flushes, Repairs: took})
+		})
+	}
+}
+
+// TestSecondWriter has another process take our rules away whenever we repaired them:
+// repairs come less and less often, and soon after it stops all is right.
+func TestSecondWriter(t *testing.T) {
+	const lasts, repairs = 2 * time.Second, 8 // after 0, 0.1, 0.2, 0.4, 0.8 and 1.6 s, and what a failed one adds
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
+				t.Parallel()
+			}
+			s := newSiteFor(t, mode)
+			s.write("web.yaml", service("web", clusterIP, podA))
+			d := s.start(nil)
+			eventually(t, "the Service", s.answers(clusterIP, podA))
+			s.await()
+			logged := len(d.log())
+			t.Run("fight", func(t *testing.T) {
+				s := *s
+				s.t = t
+				s.loop("sh -c '" + strings.ReplaceAll(s.of(mode, flushOf), "'", "") + "' 2>/dev/null; sleep 0.01")
+				wait(t, lasts)
+			})
+			began := time.Now()
+			n := len(fullSync.FindAllString(d.log()[logged:], -1))
+			if t.Logf("%d repairs in %v", n, lasts); n == 0 || n > repairs {
+				t.Errorf("%d repairs in %v, want at most %d", n, lasts, repairs)
+			}
+			if !strings.Contains(d.log(), "Another process keeps changing our rules") {
+				t.Error("the log does not say that it is a quarrel")
+			}
+			s.isAsNew(mode)
+			eventually(t, "the Service after it", s.answers(clusterIP, podA))
+			reliability.Record(t, reliability.Result{
+				Fault: "a second writer removes our rules without end for 2 s", Mode: mode, Tried: 1,
+				Repairs: []time.Duration{time.Since(began)}, Note: fmt.Sprintf("%d repairs in that time", n),
+			})
+		})
+	}
 }
