@@ -71,3 +71,13 @@ func (p Protocol) String() string {
 // endpoint is gone. TCP has time-outs and resets of its own; a UDP client that
 // never stops sending would go on for ever, an SCTP association for hours.
 func (p Protocol) EndsStaleFlows() bool { return p == UDP || p == SCTP }
+
+// AddrOf returns the first address of a family; invalid: there is none.
+func AddrOf(addrs []netip.Addr, f Family) netip.Addr {
+	for _, a := range addrs {
+		if FamilyOf(a) == f {
+			return a
+		}
+	}
+	return netip.Addr{}
+}

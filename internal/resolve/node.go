@@ -96,21 +96,11 @@ func (s *Settings) nodeIPs(in apiobject.Node) []netip.Addr {
 	var ips []netip.Addr
 	for _, ip := range slices.Concat(s.NodeIPs, in.IPs) {
 		ip = ip.Unmap()
-		if ip.IsValid() && !ip.IsUnspecified() && !ipOf(ips, proxy.FamilyOf(ip)).IsValid() {
+		if ip.IsValid() && !ip.IsUnspecified() && !proxy.AddrOf(ips, proxy.FamilyOf(ip)).IsValid() {
 			ips = append(ips, ip)
 		}
 	}
 	return ips
-}
-
-// ipOf returns the first address of a family, the invalid one if there is none.
-func ipOf(ips []netip.Addr, f proxy.Family) netip.Addr {
-	for _, ip := range ips {
-		if proxy.FamilyOf(ip) == f {
-			return ip
-		}
-	}
-	return netip.Addr{}
 }
 
 // localPods takes the first source prefix of each family that is served.
@@ -137,7 +127,7 @@ func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
 			"no Node %s with an address is known: NodePorts are closed on its own addresses", s.NodeName))
 	}
 	for _, f := range proxy.Families {
-		ip, cidrs := ipOf(ips, f), proxy.PrefixesOf(s.NodePortAddresses.CIDRs, f)
+		ip, cidrs := proxy.AddrOf(ips, f), proxy.PrefixesOf(s.NodePortAddresses.CIDRs, f)
 		if s.NodePortAddresses.Primary && ip.IsValid() {
 			out = append(out, netip.PrefixFrom(ip, f.Bits()))
 		}

@@ -129,7 +129,7 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort, reu
 		sp.Draining = c.draining(sp)
 	}
 	if hasKind(sp, proxy.LoadBalancer) {
-		sp.AllowFrom, sp.HealthCheckPort = s.allowFrom(p.family, ipOf(r.node.IPs, p.family)), s.HealthCheckPort
+		sp.AllowFrom, sp.HealthCheckPort = s.allowFrom(p.family, proxy.AddrOf(r.node.IPs, p.family)), s.HealthCheckPort
 		sp.PreserveDestination = s.PreserveDestination
 	}
 	if old != nil && sameRow(old, sp) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -148,12 +149,7 @@ func (d *Dataplane) known(x string, e hns.Endpoint) endpoint {
 
 // isHost reports whether a MAC is this node's.
 func (i *inventory) isHost(mac string) bool {
-	for _, m := range i.macs {
-		if m == mac {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(slices.Collect(maps.Values(i.macs)), mac)
 }
 
 // sortBalancers notes load balancers. Those are ours that have an endpoint on the
@@ -195,15 +191,6 @@ func (d *Dataplane) list(_ context.Context, _ *proxy.State, have func(id, value)
 		}
 	}
 	return nil, false, nil
-}
-
-func ofFamily(addrs []netip.Addr, f proxy.Family) netip.Addr {
-	for _, a := range addrs {
-		if proxy.FamilyOf(a) == f {
-			return a
-		}
-	}
-	return netip.Addr{}
 }
 
 // macOf returns the MAC of a remote endpoint, as kube-proxy makes it: HNS tells

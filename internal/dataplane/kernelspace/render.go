@@ -113,7 +113,7 @@ func (d *Dataplane) addrs(x id, v value) (all []netip.Addr) {
 	}
 	if v.listed && !x.check {
 		for _, e := range d.has.balancers[x].Endpoints {
-			all = append(all, ofFamily(d.has.all[e].Addrs, x.family))
+			all = append(all, proxy.AddrOf(d.has.all[e].Addrs, x.family))
 		}
 	}
 	slices.SortFunc(all, netip.Addr.Compare)

@@ -179,7 +179,7 @@ func (d *Dataplane) endpoint(x id) hns.Endpoint {
 	if !d.has.overlay() {
 		return e
 	}
-	e.Provider = ofFamily(d.ips, proxy.FamilyOf(x.addr))
+	e.Provider = proxy.AddrOf(d.ips, proxy.FamilyOf(x.addr))
 	if at := d.has.providerOf(x.addr); x.vip {
 		e.MAC = d.has.macs[e.Provider]
 	} else if at.IsValid() {
@@ -196,7 +196,7 @@ func (d *Dataplane) source(f proxy.Family, to []proxy.Endpoint) netip.Addr {
 	}
 	for _, e := range to {
 		if at := d.has.providerOf(e.Addr.Addr()); !e.Local && (!at.IsValid() || at == e.Addr.Addr()) {
-			return ofFamily(d.ips, f)
+			return proxy.AddrOf(d.ips, f)
 		}
 	}
 	return d.options.SourceVIP

@@ -164,10 +164,9 @@ func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
 	case had.vip && !x.vip:
 		return errClusterIP
 	case ok:
-		if err := gone(d.service.DeleteEndpoint(ctx, had.id)); err != nil {
+		if err := removed(d.has.endpoints, x.addr, d.service.DeleteEndpoint(ctx, had.id)); err != nil {
 			return err
 		}
-		delete(d.has.endpoints, x.addr)
 	}
 	made, err := d.service.CreateEndpoint(ctx, e)
 	if err == nil {
@@ -177,23 +176,19 @@ func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
 }
 
 func (d *Dataplane) dropEndpoint(ctx context.Context, x id) error {
-	e := d.has.endpoints[x.addr]
-	if !e.ours || e.vip != x.vip {
-		return nil
+	if e := d.has.endpoints[x.addr]; e.ours && e.vip == x.vip {
+		return removed(d.has.endpoints, x.addr, d.service.DeleteEndpoint(ctx, e.id))
 	}
-	err := gone(d.service.DeleteEndpoint(ctx, e.id))
-	if err == nil {
-		delete(d.has.endpoints, x.addr)
-	}
-	return err
+	return nil
 }
 
-// gone is what became of a removal: what was not there is.
-func gone(err error) error {
-	if errors.Is(err, hns.ErrNotFound) {
-		return nil
+// removed notes what HNS has no more. What was not there is removed, too.
+func removed[K comparable, V any](from map[K]V, key K, err error) error {
+	if err != nil && !errors.Is(err, hns.ErrNotFound) {
+		return err
 	}
-	return err
+	delete(from, key)
+	return nil
 }
 
 // setBalancer makes a load balancer as it is wanted, with the endpoints that there
@@ -275,24 +270,18 @@ func (d *Dataplane) change(ctx context.Context, x id, had balancer, l hns.LoadBa
 		return had.id, d.service.UpdateLoadBalancer(ctx, had.id, l)
 	}
 	if had.id != "" {
-		if err := gone(d.service.DeleteLoadBalancer(ctx, had.id)); err != nil {
+		if err := removed(d.has.balancers, x, d.service.DeleteLoadBalancer(ctx, had.id)); err != nil {
 			return "", err
 		}
-		delete(d.has.balancers, x)
 	}
 	return d.service.CreateLoadBalancer(ctx, l)
 }
 
 func (d *Dataplane) dropBalancer(ctx context.Context, x id) error {
-	b := d.has.balancers[x]
-	if !b.ours {
-		return nil
+	if b := d.has.balancers[x]; b.ours {
+		return removed(d.has.balancers, x, d.service.DeleteLoadBalancer(ctx, b.id))
 	}
-	err := gone(d.service.DeleteLoadBalancer(ctx, b.id))
-	if err == nil {
-		delete(d.has.balancers, x)
-	}
-	return err
+	return nil
 }
 
 // ensureSource makes the endpoint of the source VIP on an overlay network.

@@ -47,7 +47,6 @@ func within(v hcn.Version, ranges hcn.VersionRanges) bool {
 	return slices.ContainsFunc(ranges, func(r hcn.VersionRange) bool { return compare(v, r.MinVersion) >= 0 && compare(v, r.MaxVersion) <= 0 })
 }
 
-// Network finds a network by name.
 func (Service) Network(ctx context.Context, name string) (Network, error) {
 	n, err := ask(ctx, "find network "+name, func() (*hcn.HostComputeNetwork, error) { return hcn.GetNetworkByName(name) })
 	if err != nil {
@@ -56,44 +55,34 @@ func (Service) Network(ctx context.Context, name string) (Network, error) {
 	return networkOf(n)
 }
 
-// Endpoints lists them.
 func (Service) Endpoints(ctx context.Context) (map[string]Endpoint, error) {
 	return list(ctx, "list endpoints", endpointOf, hcn.ListEndpoints)
 }
 
-// CreateEndpoint adds an endpoint.
 func (Service) CreateEndpoint(ctx context.Context, e Endpoint) (string, error) {
-	return ask(ctx, fmt.Sprintf("create endpoint %v on network %s", e.Addrs, e.Network), func() (string, error) {
-		created, err := hcnEndpointOf(e).Create()
-		if err != nil {
-			return "", err
-		}
-		return idOf(created.Id), nil
-	})
+	created, err := ask(ctx, fmt.Sprintf("create endpoint %v on network %s", e.Addrs, e.Network), hcnEndpointOf(e).Create)
+	if err != nil {
+		return "", err
+	}
+	return idOf(created.Id), nil
 }
 
-// DeleteEndpoint removes an endpoint.
 func (Service) DeleteEndpoint(ctx context.Context, id string) error {
 	return do(ctx, "delete endpoint "+id, (&hcn.HostComputeEndpoint{Id: id}).Delete)
 }
 
-// LoadBalancers lists them.
 func (Service) LoadBalancers(ctx context.Context) (map[string]LoadBalancer, error) {
 	return list(ctx, "list load balancers", loadBalancerOf, hcn.ListLoadBalancers)
 }
 
-// CreateLoadBalancer adds one.
 func (Service) CreateLoadBalancer(ctx context.Context, l LoadBalancer) (string, error) {
-	return ask(ctx, fmt.Sprintf("create load balancer %v port %d", l.VIP, l.ExternalPort), func() (string, error) {
-		created, err := hcnLoadBalancerOf(l).Create()
-		if err != nil {
-			return "", err
-		}
-		return idOf(created.Id), nil
-	})
+	created, err := ask(ctx, fmt.Sprintf("create load balancer %v port %d", l.VIP, l.ExternalPort), hcnLoadBalancerOf(l).Create)
+	if err != nil {
+		return "", err
+	}
+	return idOf(created.Id), nil
 }
 
-// UpdateLoadBalancer gives one other endpoints.
 func (Service) UpdateLoadBalancer(ctx context.Context, id string, l LoadBalancer) error {
 	return do(ctx, fmt.Sprintf("update load balancer %v port %d, %s", l.VIP, l.ExternalPort, id), func() error {
 		_, err := hcnLoadBalancerOf(l).Update(id)
@@ -101,7 +90,6 @@ func (Service) UpdateLoadBalancer(ctx context.Context, id string, l LoadBalancer
 	})
 }
 
-// DeleteLoadBalancer removes one.
 func (Service) DeleteLoadBalancer(ctx context.Context, id string) error {
 	return do(ctx, "delete load balancer "+id, (&hcn.HostComputeLoadBalancer{Id: id}).Delete)
 }
