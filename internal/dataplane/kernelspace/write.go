@@ -75,7 +75,11 @@ func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
 			continue
 		}
 		for _, e := range d.needs(x, c.New) {
-			if missing, ok := d.aside[e]; ok && !d.turn.tried[e] {
+			missing, ok := d.aside[e]
+			if _, there := d.has.endpoints[e.addr]; !ok && !there { // it went without us knowing, and nobody else makes it
+				missing, ok = change{ID: e, Has: true}, true
+			}
+			if ok && !d.turn.tried[e] {
 				if err := d.settle(ctx, missing); err != nil {
 					return err
 				}
