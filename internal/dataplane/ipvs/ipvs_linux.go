@@ -173,7 +173,9 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 }
 
 // Rewritten returns what the last Sync wrote, of IPVS and of the rules.
-func (d *Dataplane) Rewritten() proxy.Rewritten { return d.Dataplane.Rewritten().And(d.differ.Rewritten()) }
+func (d *Dataplane) Rewritten() proxy.Rewritten {
+	return d.Dataplane.Rewritten().And(d.differ.Rewritten())
+}
 
 // Apply brings what changed to what is wanted: what comes, the rules, what goes.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
