@@ -118,7 +118,7 @@ var table = []rule{
 	{"internal/conformance/traffic", []string{"internal/proxy"}, []string{"github.com/vishvananda/netns", "golang.org/x/sys/"}},
 	{"internal/conformance/lab", []string{"internal/proxy", "internal/conformance/traffic"}, []string{"github.com/vishvananda/", "golang.org/x/sys/"}},
 	{"internal/conformance/ruleset", []string{"internal/conformance/lab"}, []string{}},
-	{"internal/conformance/churn", []string{"internal/conformance", "internal/conformance/lab", "internal/conformance/reliability", "internal/conformance/traffic", "internal/statusapi"}, nil},
+	{"internal/conformance/churn", []string{"internal/conformance", "internal/conformance/lab", "internal/conformance/reliability", "internal/conformance/traffic", "internal/proxy", "internal/statusapi"}, nil},
 	{"internal/conformance", []string{"internal/proxy", "internal/proxy/proxytest", "internal/resolve", "internal/conformance/lab", "internal/conformance/traffic"}, nil},
 	{"internal/app", nil, nil},
 	{"internal/archtest", []string{}, []string{}},

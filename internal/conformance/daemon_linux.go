@@ -218,6 +218,15 @@ func (c Config) Flags(mode string) []string {
 		"bridge":       {"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=" + lab.Bridge},
 		"prefix":       {"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=" + lab.Bridge[:2]},
 	}[c.DetectLocal]...)
+	if c.LocalhostNodePort != nil {
+		out = append(out, fmt.Sprintf("--iptables-localhost-nodeports=%v", *c.LocalhostNodePort))
+	}
+	if len(c.ExternalIPs) > 0 {
+		out = append(out, "--allowed-external-ips="+strings.Join(c.ExternalIPs, ","))
+	}
+	if len(c.LoadBalancerIPs) > 0 {
+		out = append(out, "--allowed-load-balancer-ips="+strings.Join(c.LoadBalancerIPs, ","))
+	}
 	switch {
 	case slices.Contains(c.NodePortAddresses, "all"):
 		return append(out, "--nodeport-addresses=0.0.0.0/0,::/0")

@@ -171,11 +171,14 @@ func load() (*table, error) {
 	return all, errors.Join(err, all.complete())
 }
 
+// crossed is the theme of the decision tables.
+const crossed = "decision tables, crossed"
+
 // loadParts reads the files of the table, and makes one of the decision tables.
 func loadParts() ([]*table, error) {
 	entries, err := files.ReadDir("cases")
-	crossed := &table{Theme: "decision tables, crossed", Groups: decisionTables()}
-	parts, errs := []*table{}, []error{err, crossed.complete()}
+	tables := &table{Theme: crossed, Groups: decisionTables()}
+	parts, errs := []*table{}, []error{err, tables.complete()}
 	for _, e := range entries {
 		text, err := files.ReadFile("cases/" + e.Name())
 		if err != nil {
@@ -185,7 +188,7 @@ func loadParts() ([]*table, error) {
 		t.Theme = strings.TrimSuffix(e.Name(), ".yaml")
 		parts, errs = append(parts, t), append(errs, within(e.Name(), err))
 	}
-	return append(parts, crossed), errors.Join(errs...)
+	return append(parts, tables), errors.Join(errs...)
 }
 
 // parse reads one file. Every word in it that nobody understands is an error, as

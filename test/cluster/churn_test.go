@@ -5,10 +5,6 @@ import (
 	"net/netip"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"sluice/internal/conformance/churn"
 	"sluice/internal/conformance/lab"
 	"sluice/test/cluster/testbed"
@@ -40,10 +36,5 @@ func openAPI(t *testing.T, node *lab.Host) (*api, error) {
 	if err != nil {
 		return nil, err
 	}
-	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: random}}
-	_, err = bed.Client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		err = nil
-	}
-	return &api{gate: gate, user: user, dir: t.TempDir(), written: map[string]string{}}, err
+	return &api{gate: gate, user: user, dir: t.TempDir(), written: map[string]string{}, spaces: map[string]bool{}}, nil
 }

@@ -54,6 +54,9 @@ func run(m *testing.M) (code int, err error) {
 		return 1, errors.Join(err, os.RemoveAll(dir))
 	}
 	settings.Dir, settings.Sockets = dir, slices.Contains(strings.Split(*modes, ","), testbed.EBPF)
+	if *themes != "" {
+		settings.APIServerFlags = []string{"--service-node-port-range=3000-32767"} // the table has low ones
+	}
 	started := time.Now()
 	if bed, err = testbed.Start(context.Background(), settings); err != nil {
 		return 1, fmt.Errorf("%w (logs are in %s)", err, dir)

@@ -23,15 +23,14 @@ import (
 	"sluice/test/cluster/testbed"
 )
 
-// random is the namespace of random objects.
-const random = "random"
-
 // api is the API server as a daemon's source of objects.
 type api struct {
 	gate    *testbed.Gate
 	user    pki.User
 	dir     string            // for the objects, as a folder
 	written map[string]string // objects as they were meant to be, by kind and name
+	spaces  map[string]bool   // the namespaces that there are
+	refused map[string]error  // what the API server did not take, by kind and name; nil: it must take all
 }
 
 // Write creates, updates and deletes objects, as their owners would.
@@ -58,7 +57,14 @@ func (a *api) Write(ctx context.Context, w *conformance.World) (*conformance.Wor
 		if a.written[name(o)] == want[name(o)] {
 			continue
 		}
-		if err := put(ctx, o); err != nil {
+		if err := a.makeNamespace(ctx, o.GetNamespace()); err != nil {
+			return nil, err
+		}
+		err := put(ctx, o)
+		if a.refused != nil && (apierrors.IsInvalid(err) || apierrors.IsForbidden(err)) {
+			a.refused[name(o)], err = err, nil // for good: the world is without it
+		}
+		if err != nil {
 			return nil, fmt.Errorf("write %s: %w", name(o), err)
 		}
 		a.written[name(o)] = want[name(o)]
@@ -66,17 +72,32 @@ func (a *api) Write(ctx context.Context, w *conformance.World) (*conformance.Wor
 	return a.read(ctx, w)
 }
 
-// name is an object's kind and name.
-func name(o metav1.Object) string { return fmt.Sprintf("%T/%s", o, o.GetName()) }
+// makeNamespace makes a namespace, which stays.
+func (a *api) makeNamespace(ctx context.Context, name string) error {
+	if name == "" || a.spaces[name] {
+		return nil
+	}
+	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	_, err := bed.Client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	a.spaces[name] = true
+	return nil
+}
+
+// name is an object's kind, namespace and name.
+func name(o metav1.Object) string { return fmt.Sprintf("%T/%s/%s", o, o.GetNamespace(), o.GetName()) }
 
 // remove deletes an object of ours.
-func remove(ctx context.Context, name string) (err error) {
-	kind, name, _ := strings.Cut(name, "/")
+func remove(ctx context.Context, object string) (err error) {
+	parts := strings.Split(object, "/")
+	kind, namespace, name := parts[0], parts[1], parts[2]
 	switch kind {
 	case "*v1.Service":
-		err = bed.Client.CoreV1().Services(random).Delete(ctx, name, metav1.DeleteOptions{})
+		err = bed.Client.CoreV1().Services(namespace).Delete(ctx, name, metav1.DeleteOptions{})
 	case "*v1.EndpointSlice":
-		err = bed.Client.DiscoveryV1().EndpointSlices(random).Delete(ctx, name, metav1.DeleteOptions{})
+		err = bed.Client.DiscoveryV1().EndpointSlices(namespace).Delete(ctx, name, metav1.DeleteOptions{})
 	case "*v1.ServiceCIDR":
 		err = bed.Client.NetworkingV1().ServiceCIDRs().Delete(ctx, name, metav1.DeleteOptions{})
 	case "*v1.Node":
@@ -85,7 +106,7 @@ func remove(ctx context.Context, name string) (err error) {
 		panic("unknown kind " + kind)
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("delete %s %s: %w", kind, name, err)
+		return fmt.Errorf("delete %s: %w", object, err)
 	}
 	return nil
 }
@@ -100,7 +121,11 @@ func put(ctx context.Context, o metav1.Object) error {
 	case *v1.Service:
 		return putService(ctx, valid(o))
 	case *discoveryv1.EndpointSlice:
-		return bed.Apply(ctx, o)
+		err := bed.Apply(ctx, o)
+		if apierrors.IsInvalid(err) { // some fields are for good
+			err = errors.Join(remove(ctx, name(o)), bed.Apply(ctx, o))
+		}
+		return err
 	default:
 		panic(fmt.Sprintf("unknown kind %T", o))
 	}
@@ -146,8 +171,13 @@ func valid(s *v1.Service) *v1.Service {
 	if len(s.Spec.ClusterIPs) > 1 {
 		policy = v1.IPFamilyPolicyRequireDualStack
 	}
-	s.Spec.IPFamilyPolicy, s.Spec.ClusterIP = &policy, s.Spec.ClusterIPs[0]
-	s.CreationTimestamp = metav1.Time{}
+	s.Spec.IPFamilyPolicy = &policy
+	if len(s.Spec.ClusterIPs) > 0 {
+		s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+	}
+	if s.CreationTimestamp = (metav1.Time{}); s.Spec.Type == v1.ServiceTypeExternalName {
+		s.Spec = v1.ServiceSpec{Type: s.Spec.Type, ExternalName: "elsewhere.example", Ports: s.Spec.Ports}
+	}
 	if s.Spec.Type == v1.ServiceTypeClusterIP {
 		for i := range s.Spec.Ports {
 			s.Spec.Ports[i].NodePort = 0
@@ -167,7 +197,7 @@ func valid(s *v1.Service) *v1.Service {
 // minutes that an address is still a former Service's: what repairs lost addresses ran
 // while that went.
 func putService(ctx context.Context, s *v1.Service) error {
-	api := bed.Client.CoreV1().Services(random)
+	api := bed.Client.CoreV1().Services(s.Namespace)
 	there, err := api.Update(ctx, s, metav1.UpdateOptions{})
 	if apierrors.IsInvalid(err) {
 		err = errors.Join(remove(ctx, name(s)), err)
@@ -177,6 +207,9 @@ func putService(ctx context.Context, s *v1.Service) error {
 	for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); <-tick.C {
 		if there, err = api.Create(ctx, s, metav1.CreateOptions{}); err == nil {
 			break
+		}
+		if apierrors.IsInvalid(err) && !strings.Contains(err.Error(), "spec.clusterIPs") {
+			break // for good
 		}
 		if strings.Contains(err.Error(), "already allocated") {
 			err = errors.Join(err, free(ctx, s.Spec.ClusterIPs))

@@ -91,9 +91,9 @@ func read(commit string, outputs []string) (cells []cell, err error) {
 	return cells, nil
 }
 
-// same reports whether two results are of the same fault, mode and kernel.
+// same reports whether two results are of the same fault, mode, kernel and version of Kubernetes.
 func (c cell) same(other cell) bool {
-	return c.Fault == other.Fault && c.Mode == other.Mode && c.Kernel == other.Kernel
+	return c.Fault == other.Fault && c.Mode == other.Mode && c.Kernel == other.Kernel && c.Kubernetes == other.Kubernetes
 }
 
 // add adds up what several tests tell of one fault.
@@ -119,7 +119,7 @@ func merge(cells, played []cell) []cell {
 	cells = slices.DeleteFunc(cells, func(c cell) bool { return slices.ContainsFunc(played, c.same) })
 	cells = append(cells, played...)
 	slices.SortStableFunc(cells, func(a, b cell) int {
-		return strings.Compare(a.Fault+"\x00"+a.Kernel+"\x00"+a.Mode, b.Fault+"\x00"+b.Kernel+"\x00"+b.Mode)
+		return slices.Compare([]string{a.Fault, a.Kernel, a.Kubernetes, a.Mode}, []string{b.Fault, b.Kernel, b.Kubernetes, b.Mode})
 	})
 	return cells
 }

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sluice/internal/conformance/reliability"
 )
 
 // TestPage: the page has what the outputs told last, adds up what several tests
@@ -56,5 +58,20 @@ func TestPage(t *testing.T) {
 	}
 	if err := run(page, "", true, nil); err == nil {
 		t.Error("a page that was changed by hand passes")
+	}
+}
+
+// TestThemes: what was played by version of Kubernetes has tables of its own.
+func TestThemes(t *testing.T) {
+	text := markdown([]cell{
+		{reliability.Result{Fault: "policy", Mode: "ebpf", Tried: 47, Kernel: "6.18", Kubernetes: "1.36"}, "a"},
+		{reliability.Result{Fault: "killed", Mode: "ebpf", Tried: 2, Kernel: "6.18"}, "a"},
+	})
+	for want, times := range map[string]int{
+		"### Kubernetes 1.36\n": 1, "| policy |  |  |  |  | 47 cases pass |": 1, "| policy": 1, "| killed": 1,
+	} {
+		if n := strings.Count(text, want); n != times {
+			t.Errorf("%q is there %d times, want %d:\n%s", want, n, times, text)
+		}
 	}
 }

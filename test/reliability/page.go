@@ -16,6 +16,14 @@ tells how often it was done, how many of the requests that were made meanwhile f
 and Debian's in a virtual machine under emulation, where everything takes about twenty times as long.
 `
 
+const features = `
+## Features by version of Kubernetes
+
+The themes of the packet table ([README](../README.md)), each case with the objects in a real API server of that version, the whole daemon beside
+it and real packets. An object that the API server does not take is left out, and the oracle is asked about what is left. The stories of session affinity are not among them; they are played in each mode without an API server, as are all
+cases of the table.
+`
+
 // modes are the columns.
 func modes() []string { return []string{"nftables", "iptables", "ipvs", "userspace", "ebpf"} }
 
@@ -23,9 +31,16 @@ func modes() []string { return []string{"nftables", "iptables", "ipvs", "userspa
 func markdown(cells []cell) string {
 	var b strings.Builder
 	b.WriteString(preamble)
-	for _, k := range distinct(cells, func(c cell) string { return c.Kernel }, newer) {
+	faults := slices.DeleteFunc(slices.Clone(cells), func(c cell) bool { return c.Kubernetes != "" })
+	for _, k := range distinct(faults, func(c cell) string { return c.Kernel }, newer) {
 		fmt.Fprintf(&b, "\n## Linux %s\n\n", k)
-		b.WriteString(table(slices.DeleteFunc(slices.Clone(cells), func(c cell) bool { return c.Kernel != k })))
+		b.WriteString(table("what was done", slices.DeleteFunc(slices.Clone(faults), func(c cell) bool { return c.Kernel != k })))
+	}
+	themes := slices.DeleteFunc(slices.Clone(cells), func(c cell) bool { return c.Kubernetes == "" })
+	b.WriteString(features)
+	for _, k := range distinct(themes, func(c cell) string { return c.Kubernetes }, newer) {
+		fmt.Fprintf(&b, "\n### Kubernetes %s\n\n", k)
+		b.WriteString(table("theme", slices.DeleteFunc(slices.Clone(themes), func(c cell) bool { return c.Kubernetes != k })))
 	}
 	b.WriteString(list("What did not reach zero", cells, cell.lost))
 	b.WriteString(list("Notes", cells, func(c cell) bool { return c.Note != "" && !c.lost() }))
@@ -34,10 +49,10 @@ func markdown(cells []cell) string {
 	return b.String()
 }
 
-// table is of one kernel.
-func table(cells []cell) string {
+// table is of one kernel, or of one version of Kubernetes.
+func table(title string, cells []cell) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "| what was done | %s |\n|---|%s\n", strings.Join(modes(), " | "), strings.Repeat("---|", len(modes())))
+	fmt.Fprintf(&b, "| %s | %s |\n|---|%s\n", title, strings.Join(modes(), " | "), strings.Repeat("---|", len(modes())))
 	for _, fault := range distinct(cells, func(c cell) string { return c.Fault }, strings.Compare) {
 		fmt.Fprintf(&b, "| %s", plain(fault))
 		for _, mode := range modes() {
@@ -74,6 +89,9 @@ func (c cell) lost() bool { return c.Failed+c.Misdirected > 0 }
 
 // String returns the cell in some words.
 func (c cell) String() string {
+	if c.Kubernetes != "" {
+		return fmt.Sprintf("%s cases pass", number(c.Tried))
+	}
 	text := fmt.Sprintf("%s times", number(c.Tried))
 	if c.Tried == 1 {
 		text = "once"

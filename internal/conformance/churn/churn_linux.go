@@ -22,6 +22,7 @@ import (
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
+	"sluice/internal/proxy"
 	"sluice/internal/statusapi"
 )
 
@@ -64,14 +65,7 @@ func Run(t *testing.T, s Settings) {
 			t.Fatal(err)
 		}
 	}
-	d := conformance.Dataplane{
-		Mode:   settingsOf(s.Mode),
-		Daemon: func(node *lab.Host) (conformance.Daemon, error) { return open(t, s, node) },
-	}
-	if s.Mode == "ebpf" {
-		d.Sockets = &conformance.Sockets{Cgroups: s.Cgroups}
-	}
-	c := conformance.RunChurn(t, d, 10, 6)
+	c := conformance.RunChurn(t, s.dataplane(t), 10, 6)
 	for _, fault := range slices.Sorted(maps.Keys(c.Settled)) {
 		reliability.Record(t, reliability.Result{
 			Fault: fault + " while objects change at random (" + s.Objects + ")", Mode: s.Mode,
@@ -79,6 +73,26 @@ func Run(t *testing.T, s Settings) {
 			Note: fmt.Sprintf("of %d steps, each with the kernel compared with a fresh rendering; %d flows met what the oracle says", c.Steps, c.Flows),
 		})
 	}
+}
+
+// RunThemes plays the packet table in a mode, by theme.
+func RunThemes(t *testing.T, s Settings, told func(theme string, cases int)) {
+	conformance.RunThemes(t, s.dataplane(t), told)
+}
+
+// dataplane is what is played: a daemon.
+func (s Settings) dataplane(t *testing.T) conformance.Dataplane {
+	d := conformance.Dataplane{
+		Mode:   settingsOf(s.Mode),
+		Daemon: func(node *lab.Host) (conformance.Daemon, error) { return open(t, s, node) },
+	}
+	switch s.Mode {
+	case "ebpf":
+		d.Sockets = &conformance.Sockets{Cgroups: s.Cgroups}
+	case "userspace":
+		d.Refuses = map[proxy.Protocol]string{proxy.SCTP: "it relays no SCTP"}
+	}
+	return d
 }
 
 // settingsOf is the mode whose default settings a mode has.

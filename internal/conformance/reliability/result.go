@@ -24,6 +24,10 @@ type Result struct {
 	Note    string          // why a figure is not zero, or what else was seen
 
 	Kernel string // major and minor version, written by Record
+
+	// Kubernetes is the version of the API server. If it is told, the fault is
+	// none but a theme of the packet table, played with objects of that server.
+	Kubernetes string `json:",omitempty"`
 }
 
 // mark begins a result in a test's output.

@@ -43,20 +43,20 @@ func (c *ControlPlane) apiServerArgs() []string {
 	for _, p := range c.settings.ServiceCIDRs {
 		cidrs = append(cidrs, p.String())
 	}
-	return []string{
-		"--etcd-servers=" + etcdURL,
-		"--bind-address=" + c.settings.Addr.String(),
-		"--advertise-address=" + c.settings.Addr.String(),
+	return append(c.settings.Flags,
+		"--etcd-servers="+etcdURL,
+		"--bind-address="+c.settings.Addr.String(),
+		"--advertise-address="+c.settings.Addr.String(),
 		fmt.Sprintf("--secure-port=%d", Port),
-		"--tls-cert-file=" + c.path("server.crt"), "--tls-private-key-file=" + c.path("server.key"),
-		"--client-ca-file=" + c.path("ca.crt"),
+		"--tls-cert-file="+c.path("server.crt"), "--tls-private-key-file="+c.path("server.key"),
+		"--client-ca-file="+c.path("ca.crt"),
 		"--authorization-mode=RBAC",
-		"--service-account-issuer=" + c.url(c.at()),
-		"--service-account-key-file=" + c.path("accounts.crt"),
-		"--service-account-signing-key-file=" + c.path("accounts.key"),
-		"--service-cluster-ip-range=" + strings.Join(cidrs, ","),
+		"--service-account-issuer="+c.url(c.at()),
+		"--service-account-key-file="+c.path("accounts.crt"),
+		"--service-account-signing-key-file="+c.path("accounts.key"),
+		"--service-cluster-ip-range="+strings.Join(cidrs, ","),
 		"--profiling=false",
-	}
+	)
 }
 
 // KillAPIServer takes the API server away at once, as a crash does. The objects stay.

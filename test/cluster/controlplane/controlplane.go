@@ -29,6 +29,7 @@ type Settings struct {
 	Host            *lab.Host
 	Addr            netip.Addr     // of the host, for the API server
 	ServiceCIDRs    []netip.Prefix // at most one of each family
+	Flags           []string       // of the API server, beside those that it needs
 }
 
 // ControlPlane is a running etcd with an API server that comes and goes, or one in

@@ -35,8 +35,9 @@ type Settings struct {
 	Proxy           string // the program that the nodes run
 	KubeProxy       string // the program that nodes run when they are told to
 	Dir             string // for data, certificates and logs
-	Bare            bool   // without nodes; AddNode makes them
-	Sockets         bool   // the sockets of each node are in a cgroup of its own, for mode ebpf
+	APIServerFlags  []string
+	Bare            bool // without nodes; AddNode makes them
+	Sockets         bool // the sockets of each node are in a cgroup of its own, for mode ebpf
 }
 
 // Cluster is a control plane and its nodes. Its methods are called by one
@@ -69,7 +70,7 @@ func Start(ctx context.Context, s Settings) (_ *Cluster, err error) {
 	}
 	c.ControlPlane, err = controlplane.Start(ctx, controlplane.Settings{
 		Etcd: s.Etcd, APIServer: s.APIServer, Dir: s.Dir,
-		Host: c.Hub(), Addr: hubAddrs[0], ServiceCIDRs: serviceCIDRs,
+		Host: c.Hub(), Addr: hubAddrs[0], ServiceCIDRs: serviceCIDRs, Flags: s.APIServerFlags,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start the control plane: %w", err)

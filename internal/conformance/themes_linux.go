@@ -1,0 +1,55 @@
+package conformance
+
+import (
+	"testing"
+
+	"sluice/internal/conformance/lab"
+)
+
+// RunThemes plays the groups of the table, by theme, against a daemon which hears of
+// objects by itself, and tells of each theme how many cases were played. Stories are
+// not among them, which need a dataplane that they can make wait, nor are the decision
+// tables.
+func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
+	lab.Require(t)
+	parts, err := loadParts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := newScheduler(t, d).newTestbed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, p := range parts {
+		if p.Theme == crossed {
+			continue // of which the themes have a part
+		}
+		cases := 0
+		passed := t.Run(p.Theme, func(t *testing.T) {
+			for _, g := range p.Groups {
+				if g.needsMore(d.Mode) {
+					continue
+				}
+				playing := g.playing(d.Mode)
+				cases += len(playing)
+				t.Run(g.ID, func(t *testing.T) { report(t, playing, b.runGroup(t.Context(), g)) })
+			}
+		})
+		if passed && cases > 0 {
+			told(p.Theme, cases)
+		}
+	}
+}
+
+// needsMore reports whether a group has settings that flags do not make: ranges, which
+// whoever keeps the objects has, and NodePorts on loopback, which mode nftables serves
+// only where nobody asked for a mode.
+func (g *Group) needsMore(mode string) bool {
+	local := g.Config.LocalhostNodePort
+	return len(g.Config.ServiceCIDRs) > 0 || mode == "nftables" && local != nil && *local
+}
