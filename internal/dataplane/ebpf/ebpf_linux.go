@@ -197,7 +197,9 @@ func (d *Dataplane) follow(ctx context.Context, want *proxy.State, refused proxy
 }
 
 // Rewritten returns what the last Sync wrote, at sockets and of the rules.
-func (d *Dataplane) Rewritten() proxy.Rewritten { return d.Dataplane.Rewritten().And(d.differ.Rewritten()) }
+func (d *Dataplane) Rewritten() proxy.Rewritten {
+	return d.Dataplane.Rewritten().And(d.differ.Rewritten())
+}
 
 // Apply brings what changed to what is wanted, at sockets first.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
