@@ -24,13 +24,14 @@ func TestChurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	churn.Play(t, *histories)
 	for _, mode := range churn.Modes {
 		t.Run(mode, func(t *testing.T) {
 			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
 				t.Parallel()
 			}
 			churn.Run(t, churn.Settings{
-				Mode: mode, Program: program, Objects: "a folder of manifests", Histories: *histories,
+				Mode: mode, Program: program, Objects: "a folder of manifests",
 				Open: func(*lab.Host) (churn.Source, error) { return &folder{t.TempDir(), map[string]string{}}, nil },
 			})
 		})

@@ -49,22 +49,26 @@ type Source interface {
 
 // Settings say what is played.
 type Settings struct {
-	Mode      string
-	Program   string // the daemon
-	Objects   string // where they come from, in words
-	Histories int
-	Cgroups   *traffic.Cgroups // that the process is in; nil: none
-	Open      func(node *lab.Host) (Source, error)
+	Mode    string
+	Program string           // the daemon
+	Objects string           // where they come from, in words
+	Cgroups *traffic.Cgroups // that the process is in; nil: none
+	Open    func(node *lab.Host) (Source, error)
+}
+
+// Play says how many histories each mode plays. The library has flags for it, so it is
+// said once, before tests run side by side.
+func Play(t *testing.T, histories int) {
+	for name, value := range map[string]string{"checks": fmt.Sprint(histories), "nofailfile": "true", "shrinktime": "2m"} {
+		if err := flag.Set("rapid."+name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Run plays histories in a mode, of up to 10 steps each, and records how long it took
 // after each trouble until everything was in force.
 func Run(t *testing.T, s Settings) {
-	for name, value := range map[string]string{"checks": fmt.Sprint(s.Histories), "nofailfile": "true", "shrinktime": "2m"} {
-		if err := flag.Set("rapid."+name, value); err != nil {
-			t.Fatal(err)
-		}
-	}
 	c := conformance.RunChurn(t, s.dataplane(t), 10, 6)
 	for _, fault := range slices.Sorted(maps.Keys(c.Settled)) {
 		reliability.Record(t, reliability.Result{
