@@ -135,8 +135,12 @@ func (s *site) suffer(in *interposer, f *fault, mode string) {
 			s.t.Errorf("%s: %s", f.name, note)
 		}
 	}
+	note := ""
+	if mode == "userspace" && len(tally.failed) > 0 {
+		note = "the daemon carries each connection itself, with the very calls that fail"
+	}
 	reliability.Record(s.t, reliability.Result{
-		Fault: "system calls fail (" + f.name + ")", Mode: mode, Tried: 1,
+		Fault: "system calls fail (" + f.name + ")", Mode: mode, Tried: 1, Note: note,
 		Requests: tally.made, Failed: len(tally.failed), Misdirected: len(tally.wrong), Repairs: []time.Duration{took},
 	})
 }

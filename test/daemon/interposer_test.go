@@ -119,7 +119,12 @@ func interpose(t *testing.T) (*interposer, func(*exec.Cmd)) {
 		cmd.Env = append(os.Environ(), filterFile+"="+at)
 		cmd.Args = append([]string{self, cmd.Path}, cmd.Args[1:]...)
 		cmd.Path, cmd.ExtraFiles = self, []*os.File{tellNumber, awaitTaken}
-		go in.run(cmd, number, taken)
+		t.Cleanup(func() { // not before the command was started, which reads them
+			for _, f := range append(cmd.ExtraFiles, number) {
+				_ = f.Close()
+			}
+		})
+		go in.run(number, taken)
 	}
 }
 
@@ -137,13 +142,10 @@ func handOver(listener uintptr) error {
 
 // run takes the listener of a process that begins, and decides about its calls
 // until it has ended, and all that it started.
-func (in *interposer) run(cmd *exec.Cmd, number, taken *os.File) {
+func (in *interposer) run(number, taken *os.File) {
 	defer close(in.ended)
 	var pid, fd int
 	_, err := fmt.Fscan(number, &pid, &fd)
-	for _, f := range append(cmd.ExtraFiles, number) {
-		_ = f.Close()
-	}
 	if err == nil {
 		in.listener, err = fdOf(pid, fd)
 	}
