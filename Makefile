@@ -8,7 +8,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/app.commit=$(COMMIT) -X sluice/internal/app.date=$(DATE)
 
-.PHONY: build build-windows krew image demo check test fuzz soak test-arm64 test-kernels lint vulncheck size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
+.PHONY: build build-windows krew image demo check test fuzz soak test-arm64 reliability test-kernels lint vulncheck size bench bench-relay bench-peers bench-ipvs bench-ebpf generate bpf check-bpf deps
 
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice and bin/kubectl-sluice, static, and the manual page, bin/sluice.1
@@ -53,10 +53,11 @@ test: deps lint build check-bpf ## everything
 fuzz: ## every fuzz target, FUZZTIME each (10s)
 	@FUZZTIME='$(FUZZTIME)' test/fuzz.sh
 
+soak: SEED := $(shell date +%s)
 soak: ## what needs hours: thousands of random steps of the daemon and 1,000 kills in each mode; 50 times every change under traffic; every fuzz target, 10 minutes each
-	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits|FlushDuringWrites)$$' ./test/daemon -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -flushes 200 -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
+	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits|FlushDuringWrites)$$' ./test/daemon -rapid.seed $(SEED) -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -flushes 200 -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
 	go test -timeout 6h -v -count $(or $(CHANGES),50) -run '^TestTrafficUnderChange$$' ./test/daemon
-	cd test/cluster && go test -timeout 6h -v -count 1 -run '^TestChurn$$' -churn $(or $(CHURN),250)
+	cd test/cluster && go test -timeout 6h -v -count 1 -run '^TestChurn$$' -rapid.seed $(SEED) -churn $(or $(CHURN),250)
 	@FUZZTIME=$(or $(FUZZTIME),10m) test/fuzz.sh
 
 # An emulator knows no netlink of nf_tables and IPVS. It runs what decides, and what reads and writes the kernel's messages; one
@@ -67,6 +68,15 @@ test-arm64: deps ## the tests that an emulator of arm64 can run
 	GOARCH=arm64 CGO_ENABLED=0 go test -run 'Attributes|Decode|Message|Parse|Rules|ServersBy|Text|TooLong' -exec qemu-aarch64-static ./internal/kernel/{ct,ipt,ipvs,netlink,nft}
 
 # Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
+reliability: deps ## what goes wrong in clusters, done to the daemon in every mode, and the packet table by two versions of Kubernetes; 45 minutes; written to docs/reliability.md
+	@rm -rf .cache/reliability && mkdir -p .cache/reliability
+	go test -timeout 30m -v -count 1 ./test/daemon ./internal/source/informer ./internal/resolve ./internal/conntrack >.cache/reliability/daemon
+	cd test/cluster && go test -timeout 30m -v -count 1 -run '^Test(Churn|ControlPlaneLost)$$' >../../.cache/reliability/cluster
+	for v in 1.37 1.36; do (cd test/cluster && go test -timeout 60m -v -count 1 -run '^TestThemes$$' \
+		-themes nftables,iptables,userspace,ebpf -kubernetes $$v >../../.cache/reliability/themes-$$v) || exit 1; done
+	go run ./test/kernels --kernels 6.1 --suites 'daemon ipvs,daemon faults'
+	go run ./test/reliability --commit '$(VERSION)' .cache/reliability/* .cache/vm/logs/6.1-daemon*
+
 test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md
 	cd test/cluster && go test -run '^TestInGuest$$' -v -guest-tests TestTakeoverFromIPVS
 	cd test/cluster && go test -timeout 30m -run '^TestInGuest$$' -v -guest-modes nftables,iptables,ipvs,userspace
@@ -83,6 +93,7 @@ lint: ## formatting, vet, staticcheck, errcheck; vet and staticcheck of what is 
 	$(TOOL) staticcheck ./... && for m in $(MODULES); do \
 		(cd $$m && go tool -modfile=../../tools/go.mod staticcheck ./...) || exit 1; done
 	go run ./test/matrix --check README.md
+	go run ./test/reliability --check
 	$(TOOL) errcheck -ignoretests -exclude tools/errcheck.txt ./...
 
 # Its database, and a module that it needs, are on the internet, so it is not a part of lint.

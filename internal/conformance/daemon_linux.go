@@ -47,16 +47,7 @@ type Daemon interface {
 // must meet what the oracle says. A history that fails is told in its simplest form
 // that does.
 func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
-	lab.Require(t)
-	b, err := newScheduler(t, d).newTestbed(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := b.close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	b := newTestbed(t, d)
 	histories := rapid.Custom(func(r *rapid.T) *Group {
 		m := &maker{drawn{r}}
 		g, err := m.group(d.Mode, "history", 1+m.IntN(steps), packets)
@@ -81,6 +72,21 @@ func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 	})
 	t.Log(out)
 	return *out
+}
+
+// newTestbed returns a testbed of a test's own.
+func newTestbed(t *testing.T, d Dataplane) *testbed {
+	lab.Require(t)
+	b, err := newScheduler(t, d).newTestbed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
 }
 
 // Churn is what histories were made of.

@@ -273,3 +273,15 @@ func answer(s *proxy.State, c *Case) Expect {
 	}
 	return e
 }
+
+// Served is how many Services a proxy serves.
+func (w *World) Served() (n int) {
+	for _, s := range w.Services {
+		_, others := s.Labels["service.kubernetes.io/service-proxy-name"]
+		_, headless := s.Labels[v1.IsHeadlessService]
+		if !others && !headless && s.Spec.Type != v1.ServiceTypeExternalName && s.Spec.ClusterIP != v1.ClusterIPNone {
+			n++
+		}
+	}
+	return n
+}

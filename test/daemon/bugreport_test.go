@@ -25,7 +25,9 @@ func TestBugReport(t *testing.T) {
 			places, _ := sockets(t, []string{mode})
 			d := s.start(func(c *exec.Cmd) { c.Env = append(os.Environ(), "TOKEN="+secret) }, append(places,
 				"--proxy-mode", mode, "--boot-id-file", "https://me:"+secret+"@api", "--machine-id-file", kubeconfig)...)
-			eventually(t, "the first sync", func() bool { return strings.Contains(d.log(), "First sync done") })
+			for _, what := range []string{"First sync done", `server="metrics"`, `server="status"`} {
+				eventually(t, what, func() bool { return strings.Contains(d.log(), what) })
+			}
 			log, report := filepath.Join(t.TempDir(), "log"), filepath.Join(t.TempDir(), "r.tar.gz")
 			if err := os.WriteFile(log, []byte(d.log()+"Authorization: Bearer "+secret+"\n"), 0o600); err != nil {
 				t.Fatal(err)

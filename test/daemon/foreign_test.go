@@ -223,7 +223,13 @@ add chain inet others theirs { type filter hook forward priority 5; }; add rule 
 	ended, theirs := time.Now(), s.theirs()
 	took := s.repaired(mode, d, logged, began, ended, names != "")
 	made, failed := load()
-	reliability.Record(s.t, reliability.Result{Fault: c.fault, Mode: mode, Tried: 1, Requests: made, Failed: len(failed), Repairs: took})
+	note := ""
+	if len(failed) > 0 {
+		note = "it cuts connections by itself, and what forwards them is not there until the repair"
+	}
+	reliability.Record(s.t, reliability.Result{
+		Fault: c.fault, Mode: mode, Tried: 1, Requests: made, Failed: len(failed), Repairs: took, Note: note,
+	})
 	if now := s.theirs(); now != theirs {
 		s.t.Errorf("what is others' was\n%s\nand is\n%s", theirs, now)
 	}

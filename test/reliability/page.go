@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -24,8 +25,13 @@ it and real packets. An object that the API server does not take is left out, an
 cases of the table.
 `
 
-// modes are the columns.
-func modes() []string { return []string{"nftables", "iptables", "ipvs", "userspace", "ebpf"} }
+// modes are the columns that cells have.
+func modes(cells []cell) []string {
+	all := []string{"nftables", "iptables", "iptables-legacy", "ipvs", "userspace", "ebpf", "any"}
+	return slices.DeleteFunc(all, func(mode string) bool {
+		return !slices.ContainsFunc(cells, func(c cell) bool { return c.Mode == mode })
+	})
+}
 
 // markdown returns the page.
 func markdown(cells []cell) string {
@@ -52,10 +58,11 @@ func markdown(cells []cell) string {
 // table is of one kernel, or of one version of Kubernetes.
 func table(title string, cells []cell) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "| %s | %s |\n|---|%s\n", title, strings.Join(modes(), " | "), strings.Repeat("---|", len(modes())))
+	modes := modes(cells)
+	fmt.Fprintf(&b, "| %s | %s |\n|---|%s\n", title, strings.Join(modes, " | "), strings.Repeat("---|", len(modes)))
 	for _, fault := range distinct(cells, func(c cell) string { return c.Fault }, strings.Compare) {
 		fmt.Fprintf(&b, "| %s", plain(fault))
-		for _, mode := range modes() {
+		for _, mode := range modes {
 			b.WriteString(" | ")
 			if i := slices.IndexFunc(cells, func(c cell) bool { return c.Fault == fault && c.Mode == mode }); i >= 0 {
 				b.WriteString(cells[i].String())
@@ -69,14 +76,18 @@ func table(title string, cells []cell) string {
 // list tells of the cells that some words go with.
 func list(title string, cells []cell, which func(cell) bool) string {
 	var items []string
+	about := map[string]int{} // where what is told of several modes is
 	for _, c := range cells {
-		if which(c) {
-			note := c.Note
-			if note == "" {
-				note = "the cause is not known"
-			}
-			items = append(items, fmt.Sprintf("- %s, mode %s, Linux %s: %s\n", plain(c.Fault), c.Mode, c.Kernel, plain(note)))
+		if !which(c) {
+			continue
 		}
+		text := fmt.Sprintf(", Linux %s: %s\n", c.Kernel, plain(cmp.Or(c.Note, "the cause is not known")))
+		if i, ok := about[c.Fault+text]; ok {
+			items[i] = strings.TrimSuffix(items[i], text) + ", " + c.Mode + text
+			continue
+		}
+		about[c.Fault+text] = len(items)
+		items = append(items, fmt.Sprintf("- %s: %s%s", plain(c.Fault), c.Mode, text))
 	}
 	if len(items) == 0 {
 		items = []string{"Nothing.\n"}

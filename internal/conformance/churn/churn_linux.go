@@ -57,9 +57,14 @@ type Settings struct {
 }
 
 // Play says how many histories each mode plays. The library has flags for it, so it is
-// said once, before tests run side by side.
+// said once, before tests run side by side. They are the same ones each time, unless
+// -rapid.seed names others, as make soak does.
 func Play(t *testing.T, histories int) {
-	for name, value := range map[string]string{"checks": fmt.Sprint(histories), "nofailfile": "true", "shrinktime": "2m"} {
+	settings := map[string]string{"checks": fmt.Sprint(histories), "nofailfile": "true", "shrinktime": "2m"}
+	if flag.Lookup("rapid.seed").Value.String() == "0" {
+		settings["seed"] = "1"
+	}
+	for name, value := range settings {
 		if err := flag.Set("rapid."+name, value); err != nil {
 			t.Fatal(err)
 		}
@@ -248,8 +253,8 @@ func (d *daemon) passed(ctx context.Context, w *conformance.World) error {
 			return fmt.Errorf("not yet the ranges %v: a packet to %v is %s", w.ServiceCIDRs(), to, e.Verdict)
 		}
 	}
-	if !n.InForce() || n.Counts.Services != len(w.Services) || n.Zone != w.NodeLabels[v1.LabelTopologyZone] {
-		return fmt.Errorf("not in force, of %d Services, in zone %q: %+v", len(w.Services), w.NodeLabels[v1.LabelTopologyZone], n)
+	if !n.InForce() || n.Counts.Services != w.Served() || n.Zone != w.NodeLabels[v1.LabelTopologyZone] {
+		return fmt.Errorf("not in force, of %d Services, in zone %q: %+v", w.Served(), w.NodeLabels[v1.LabelTopologyZone], n)
 	}
 	return nil
 }

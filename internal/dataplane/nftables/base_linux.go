@@ -211,11 +211,13 @@ func (t *table) externalChain(name, local string, m *frontendMaps) *chain {
 }
 
 // externalLocalChain keeps clients from elsewhere on the Local list: without
-// one, the packet stays as it is and the filter drops it.
+// one, the packet stays as it is and the filter drops it. Their address is shown to
+// the endpoint, even if another Service has this one for its ClusterIP.
 func (t *table) externalLocalChain(name string, m *frontendMaps, n *proxy.Node) *chain {
 	c := t.chain(name, t.ourPods(n, (*rule).returns)...)
 	c.rules = append(c.rules,
 		t.rule().local(true).returns().comment("the node takes any endpoint"),
+		t.rule().setMark(false).comment("whosever ClusterIP it is, too"),
 		t.choose(m, m.locals).comment("others take local endpoints"),
 		t.rule().accept().comment("there is none"))
 	return c
