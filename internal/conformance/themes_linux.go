@@ -1,6 +1,13 @@
 package conformance
 
-import "testing"
+import (
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"sluice/internal/proxy"
+)
 
 // RunThemes plays the groups of the table, by theme, against a daemon which hears of
 // objects by itself, and tells of each theme how many cases were played. Stories are
@@ -19,7 +26,7 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 		cases := 0
 		passed := t.Run(p.Theme, func(t *testing.T) {
 			for _, g := range p.Groups {
-				if g.needsMore(d.Mode) {
+				if g.needsMore(d) {
 					continue
 				}
 				t.Run(g.ID, func(t *testing.T) {
@@ -35,10 +42,17 @@ func RunThemes(t *testing.T, d Dataplane, told func(theme string, cases int)) {
 	}
 }
 
-// needsMore reports whether a group has settings that flags do not make: ranges, which
-// whoever keeps the objects has, and NodePorts on loopback, which mode nftables serves
-// only where nobody asked for a mode.
-func (g *Group) needsMore(mode string) bool {
+// needsMore reports whether a group has what flags do not make: ranges, which whoever
+// keeps the objects has, NodePorts on loopback, which mode nftables serves only where
+// nobody asked for a mode, and rows that the mode refuses, so that a daemon never says
+// that all is in force.
+func (g *Group) needsMore(d Dataplane) bool {
 	local := g.Config.LocalhostNodePort
-	return len(g.Config.ServiceCIDRs) > 0 || mode == "nftables" && local != nil && *local
+	if len(g.Config.ServiceCIDRs) > 0 || d.Mode == "nftables" && local != nil && *local {
+		return true
+	}
+	refused := func(p v1.ServicePort) bool { return p.Protocol == v1.ProtocolSCTP && d.Refuses[proxy.SCTP] != "" }
+	return slices.ContainsFunc(g.worlds(), func(w *World) bool {
+		return slices.ContainsFunc(w.Services, func(s *v1.Service) bool { return slices.ContainsFunc(s.Spec.Ports, refused) })
+	})
 }
