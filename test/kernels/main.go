@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -40,7 +39,7 @@ func run(ctx context.Context) error {
 	only := flag.String("suites", "", "which `suites` to play; none: all of "+strings.Join(suiteNames(), ","))
 	share := flag.Int("share", 1, "play one part in `n` of the packet tables that this machine's own kernel plays too")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())%1e6, "which part that is")
-	output := flag.String("output", "", "write the matrix to this `file`")
+	output := flag.String("output", "", "write the matrix to this `file`; its cells are kept beside it, in JSON")
 	flag.Parse()
 
 	root, err := guest.Root()
@@ -97,7 +96,7 @@ func (p *player) play(kernels, names []string) (err error) {
 			}
 			c, failed := p.playOne(s, k, program)
 			if failed == nil && p.output != "" {
-				failed = write(p.output, filepath.Join(p.cache.Dir, "matrix.json"), c)
+				failed = write(p.output, c)
 			}
 			if failed != nil {
 				return errors.Join(err, failed)
@@ -115,7 +114,7 @@ func commit(ctx context.Context, matrix string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the commit: %w", err)
 	}
-	changes, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--", ".", ":!"+matrix).Output()
+	changes, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--", ".", ":!"+matrix, ":!"+figures(matrix)).Output()
 	if err != nil {
 		return "", fmt.Errorf("read what has changed since the commit: %w", err)
 	}

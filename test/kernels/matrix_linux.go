@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,9 +23,24 @@ type cell struct {
 	Passed        int
 	Failed        []string
 	Skipped       []string // with the reason
+	More          more     // that are not listed
 	Error         string   // why it did not come to its end
 	Took          time.Duration
 	Commit        string
+}
+
+// more counts tests whose names are not kept.
+type more struct{ Failed, Skipped int }
+
+// brief returns the cell with as many names as are listed.
+func (c cell) brief() cell {
+	cut := func(list []string, more *int) []string {
+		keep := min(len(list), listed)
+		*more += len(list) - keep
+		return list[:keep]
+	}
+	c.Failed, c.Skipped = cut(c.Failed, &c.More.Failed), cut(c.Skipped, &c.More.Skipped)
+	return c
 }
 
 var (
@@ -85,10 +101,10 @@ func (c cell) problem() error {
 // String returns the result in some words.
 func (c cell) String() string {
 	text := fmt.Sprintf("%d pass", c.Passed)
-	if n := len(c.Failed); n > 0 {
+	if n := len(c.Failed) + c.More.Failed; n > 0 {
 		text += fmt.Sprintf(", **%d fail**", n)
 	}
-	if n := len(c.Skipped); n > 0 {
+	if n := len(c.Skipped) + c.More.Skipped; n > 0 {
 		text += fmt.Sprintf(", %d skipped", n)
 	}
 	if c.Error != "" {
@@ -97,10 +113,14 @@ func (c cell) String() string {
 	return fmt.Sprintf("%s (%v%s)", text, c.Took, c.Part)
 }
 
-// write writes the matrix with a new cell. The others are of earlier runs on this
-// machine, which are kept in a file; each says of which commit it is.
-func write(to, kept string, played cell) error {
+// figures is the file beside a matrix that keeps its cells.
+func figures(matrix string) string { return strings.TrimSuffix(matrix, ".md") + ".json" }
+
+// write writes the matrix with a new cell. The others are of earlier runs, and each
+// says of which commit it is.
+func write(to string, played cell) error {
 	var cells []cell
+	kept := figures(to)
 	text, err := os.ReadFile(kept)
 	if err == nil {
 		err = json.Unmarshal(text, &cells)
@@ -108,11 +128,12 @@ func write(to, kept string, played cell) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	cells = append(slices.DeleteFunc(cells, func(c cell) bool { return c.Suite == played.Suite && c.Kernel == played.Kernel }), played)
+	cells = append(slices.DeleteFunc(cells, func(c cell) bool { return c.Suite == played.Suite && c.Kernel == played.Kernel }), played.brief())
+	slices.SortFunc(cells, func(a, b cell) int { return cmp.Or(cmp.Compare(a.Suite, b.Suite), cmp.Compare(a.Kernel, b.Kernel)) })
 	if text, err = json.MarshalIndent(cells, "", "\t"); err != nil {
 		return err
 	}
-	return errors.Join(os.WriteFile(kept, text, 0o644), os.WriteFile(to, []byte(markdown(cells)), 0o644))
+	return errors.Join(os.WriteFile(kept, append(text, '\n'), 0o644), os.WriteFile(to, []byte(markdown(cells)), 0o644))
 }
 
 // markdown returns the matrix and, below it, all that did not pass.
@@ -175,23 +196,23 @@ const listed = 5
 // notes are the tests that did not pass, and why.
 func (c cell) notes() string {
 	var b strings.Builder
-	item := func(what string, list []string) {
+	item := func(what string, list []string, more int) {
 		if len(list) == 0 {
 			return
 		}
 		fmt.Fprintf(&b, "\n%s on %s %s:\n\n", c.Suite, c.Kernel, what)
-		for _, l := range list[:min(len(list), listed)] {
+		for _, l := range list {
 			fmt.Fprintf(&b, "- `%s`\n", l)
 		}
-		if more := len(list) - listed; more > 0 {
+		if more > 0 {
 			fmt.Fprintf(&b, "- and %d more\n", more)
 		}
 	}
-	item("failed", c.Failed)
-	item("skipped", c.Skipped)
+	item("failed", c.Failed, c.More.Failed)
+	item("skipped", c.Skipped, c.More.Skipped)
 	if c.Error != "" {
 		first, _, _ := strings.Cut(c.Error, "\n")
-		item("did not end", []string{first})
+		item("did not end", []string{first}, 0)
 	}
 	return b.String()
 }

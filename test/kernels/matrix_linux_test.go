@@ -1,6 +1,9 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,5 +77,33 @@ func TestAPartIsTheSameForASeed(t *testing.T) {
 	}
 	if cmp.Equal(first, other) {
 		t.Error("another seed gives the same part")
+	}
+}
+
+// TestTheMatrixKeepsWhatWasPlayed: a cell replaces the one of the same suite and kernel,
+// all others stay, and no count is lost with the names that are not listed.
+func TestTheMatrixKeepsWhatWasPlayed(t *testing.T) {
+	to := filepath.Join(t.TempDir(), "matrix.md")
+	skipped := slices.Repeat([]string{"TestA: why"}, listed+2)
+	for _, c := range []cell{
+		{Suite: "lab", Kernel: "6.1", Passed: 1, Commit: "old"},
+		{Suite: "lab", Kernel: "5.10", Passed: 2, Skipped: skipped, Commit: "old"},
+		{Suite: "lab", Kernel: "6.1", Passed: 3, Commit: "new"},
+	} {
+		if err := write(to, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page, err := os.ReadFile(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"| 2 pass, 7 skipped (0s)<br>old | 3 pass (0s)<br>new |", "\n- and 2 more\n"} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("%q is not in the matrix:\n%s", want, page)
+		}
+	}
+	if strings.Contains(string(page), "1 pass") {
+		t.Errorf("what was replaced is still there:\n%s", page)
 	}
 }

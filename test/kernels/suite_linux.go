@@ -54,7 +54,7 @@ var suites = []suite{
 	{"iptables-legacy", "./internal/dataplane/iptables", "^(TestConformance|TestRandom)Legacy$", "iptables", share, nil},
 	{"userspace", "./internal/dataplane/userspace", "^(TestConformance|TestRandom)$", "nftables", share, nil},
 	{"ebpf/probe", "./internal/dataplane/ebpf", "^TestProbe$", "", whole, nil},
-	{"ebpf", "./internal/dataplane/ebpf", "^(TestConformance|TestRandom)$", "nftables", nothing, []string{"5.10", "6.1"}},
+	{"ebpf", "./internal/dataplane/ebpf", "^(TestConformance|TestRandom)$", "nftables", share, []string{"5.10", "6.1"}},
 }
 
 func suiteNames() (names []string) {
