@@ -130,7 +130,11 @@ func TestAffinity(t *testing.T) {
 		if got := choose(t, s, client(1)); got != other || other == first {
 			t.Errorf("after a failure %v, then %v; the first was %v", other, got, first)
 		}
-		s.Disown(client(1))
+		s.Disown(client(1), first)
+		if got := choose(t, s, client(1)); got != other {
+			t.Errorf("%v, since %v does not answer; want %v", got, first, other)
+		}
+		s.Disown(client(1), other)
 		for c := range s.Clients {
 			t.Errorf("%v is still remembered", c)
 		}
@@ -140,6 +144,27 @@ func TestAffinity(t *testing.T) {
 			t.Errorf("%v is remembered for too long", got)
 		}
 	})
+}
+
+// TestAffinityOfLists: a client keeps an endpoint of each list. What it has of one is
+// the other's, too, where that has it.
+func TestAffinityOfLists(t *testing.T) {
+	sp := row(proxy.RoundRobin, 1, 1, 1, 1)
+	sp.Local, sp.Affinity = append(sp.Cluster[3:], proxy.Endpoint{Addr: addr(8)}, proxy.Endpoint{Addr: addr(9)}), time.Hour
+	_, s := with(sp)
+	for i := range 12 {
+		first := [...]proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal}[i/6]
+		a, _ := s.Choose(client(i), first, nil)
+		b, _ := s.Choose(client(i), 1-first, nil)
+		if both := addr(3); a.Addr == both && b.Addr != both {
+			t.Errorf("client %d has %v of scope %v, then %v of the other", i, a.Addr, first, b.Addr)
+		}
+		again, _ := s.Choose(client(i), first, nil)
+		other, _ := s.Choose(client(i), 1-first, nil)
+		if again.Addr != a.Addr || other.Addr != b.Addr {
+			t.Errorf("client %d had %v and %v, now %v and %v", i, a.Addr, b.Addr, again.Addr, other.Addr)
+		}
+	}
 }
 
 func TestRememberedClientsAreBounded(t *testing.T) {

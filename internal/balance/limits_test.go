@@ -25,7 +25,7 @@ func TestManyClients(t *testing.T) {
 	}
 	kept := 0
 	for i := range 100_000 {
-		want, known := s.clients[client(i)]
+		want, known := s.clients[Client{client(i), proxy.ScopeCluster}]
 		if !known {
 			continue
 		}

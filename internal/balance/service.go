@@ -15,6 +15,8 @@ import (
 // maxClients bounds the clients that a service remembers for session affinity.
 const maxClients = 1 << 16
 
+var scopes = [...]proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal}
+
 // Service is a row, and what is remembered of its connections. Any goroutine
 // may use it.
 type Service struct {
@@ -25,12 +27,20 @@ type Service struct {
 	row     *proxy.ServicePort // nil: there is none any more
 	Version atomic.Uint64      // how often the row changed
 	turn    uint64             // of round robin
-	clients map[netip.Addr]Remembered
+	clients map[Client]Remembered
 	open    map[netip.AddrPort]int // connections, by endpoint
 	shares  [2]*shares             // by scope; nil: to be made
 	maglev  [2]*maglevTable        // the same
 	places  [2]map[netip.AddrPort]int
 	keeps   map[netip.AddrPort]bool // the endpoints that drain; nil: to be made
+}
+
+// Client is who session affinity holds for: an address, and the list of endpoints that
+// it was sent to one of. The lists of a row may have nothing in common, and a client
+// that comes to frontends of both keeps an endpoint of each.
+type Client struct {
+	Addr  netip.Addr
+	Scope proxy.Scope
 }
 
 // Remembered is the endpoint of a client that session affinity holds for.
@@ -76,7 +86,7 @@ func (s *Service) Choose(client netip.Addr, scope proxy.Scope, tried []netip.Add
 		e = s.pick(list, client, scope, len(tried) == 0)
 	}
 	if s.row.Affinity > 0 {
-		s.remember(client, Remembered{e.Addr, time.Now()})
+		s.remember(Client{client, scope}, Remembered{e.Addr, time.Now()})
 	}
 	s.open[e.Addr]++
 	return e, true
@@ -98,23 +108,30 @@ func (s *Service) Adopt(endpoint netip.AddrPort) {
 	s.open[endpoint]++
 }
 
-// Disown forgets the endpoint of a client, since it does not answer.
-func (s *Service) Disown(client netip.Addr) {
+// Disown forgets that an endpoint is a client's, since it does not answer.
+func (s *Service) Disown(client netip.Addr, endpoint netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.clients, client)
+	for _, scope := range scopes {
+		if c := (Client{client, scope}); s.clients[c].Endpoint == endpoint {
+			delete(s.clients, c)
+		}
+	}
 }
 
+// remembered returns the client's endpoint of a list: the one that it had of this list,
+// or else of the other one.
 func (s *Service) remembered(client netip.Addr, scope proxy.Scope) (proxy.Endpoint, bool) {
-	r, ok := s.clients[client]
-	if !ok || time.Since(r.Used) >= s.row.Affinity {
-		return proxy.Endpoint{}, false
+	for _, had := range []proxy.Scope{scope, 1 - scope} {
+		r, ok := s.clients[Client{client, had}]
+		if !ok || time.Since(r.Used) >= s.row.Affinity {
+			continue
+		}
+		if i, ok := s.place(r.Endpoint, scope); ok {
+			return s.row.List(scope)[i], true
+		}
 	}
-	i, ok := s.place(r.Endpoint, scope)
-	if !ok {
-		return proxy.Endpoint{}, false
-	}
-	return s.row.List(scope)[i], true
+	return proxy.Endpoint{}, false
 }
 
 // place returns where an endpoint is in a list of the row. There may be thousands of
@@ -144,9 +161,9 @@ func (s *Service) drains(endpoint netip.AddrPort) bool {
 
 // remember notes a client's endpoint. When there is no room, clients go that are
 // due, or else any other one.
-func (s *Service) remember(client netip.Addr, now Remembered) {
+func (s *Service) remember(client Client, now Remembered) {
 	if s.clients == nil {
-		s.clients = map[netip.Addr]Remembered{}
+		s.clients = map[Client]Remembered{}
 	}
 	if _, known := s.clients[client]; !known && len(s.clients) >= maxClients {
 		looked := 0
@@ -208,7 +225,7 @@ func (s *Service) Serves(endpoint netip.AddrPort) bool {
 	if s.row == nil {
 		return false
 	}
-	for _, scope := range []proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal} {
+	for _, scope := range scopes {
 		if _, ok := s.place(endpoint, scope); ok {
 			return true
 		}
@@ -246,14 +263,14 @@ func (s *Service) Remembers(client netip.Addr, scope proxy.Scope) netip.AddrPort
 }
 
 // Clients yields the clients that are remembered.
-func (s *Service) Clients(yield func(netip.Addr, Remembered) bool) {
+func (s *Service) Clients(yield func(Client, Remembered) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.All(s.clients)(yield)
 }
 
 // Recall remembers a client that another process knew.
-func (s *Service) Recall(client netip.Addr, r Remembered) {
+func (s *Service) Recall(client Client, r Remembered) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.row != nil && s.row.Affinity > 0 {

@@ -34,6 +34,7 @@ type handed struct {
 type known struct {
 	Key      proxy.PortKey
 	Client   netip.Addr
+	Scope    proxy.Scope // the zero value from a daemon of a version that remembers no lists
 	Endpoint netip.AddrPort
 	Idle     time.Duration // since the client came last: a time would not outlast a clock that is set
 }
@@ -91,7 +92,7 @@ func (s *server) handOver(to *net.UnixConn) {
 	s.listeners = nil
 	for x := range s.index.All {
 		for client, r := range x.Clients {
-			give(handed{Client: &known{x.Key, client, r.Endpoint, time.Since(r.Used)}})
+			give(handed{Client: &known{x.Key, client.Addr, client.Scope, r.Endpoint, time.Since(r.Used)}})
 		}
 	}
 	for _, w := range s.workers {
@@ -170,7 +171,8 @@ func (s *server) adopt(h *handed, fds []int, w *worker) {
 	}
 	switch {
 	case h.Client != nil:
-		service(h.Client.Key).Recall(h.Client.Client, balance.Remembered{Endpoint: h.Client.Endpoint, Used: time.Now().Add(-h.Client.Idle)})
+		service(h.Client.Key).Recall(balance.Client{Addr: h.Client.Client, Scope: h.Client.Scope},
+			balance.Remembered{Endpoint: h.Client.Endpoint, Used: time.Now().Add(-h.Client.Idle)})
 	case len(fds) == 0: // the kernel had no descriptor for it
 		s.refused[noDescriptor].Add(1)
 	case h.Listener != nil:

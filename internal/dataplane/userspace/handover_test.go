@@ -17,7 +17,7 @@ import (
 func TestHandedClientsOutlastTheClock(t *testing.T) {
 	key := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "default", Name: "web", Protocol: proxy.TCP}}
 	at, from := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddr("10.0.0.9")
-	text, err := json.Marshal(handed{Client: &known{key, from, at, time.Hour}})
+	text, err := json.Marshal(handed{Client: &known{key, from, proxy.ScopeLocal, at, time.Hour}})
 	var h handed
 	if err == nil {
 		err = json.Unmarshal(text, &h)
@@ -29,10 +29,10 @@ func TestHandedClientsOutlastTheClock(t *testing.T) {
 	s.index.Update([]proxy.PortKey{key}, map[proxy.PortKey]*proxy.ServicePort{key: {Key: key, Affinity: 3 * time.Hour}})
 	s.adopt(&h, nil, nil)
 	for client, r := range s.index.Of(key).Clients {
-		if idle := time.Since(r.Used); client == from && r.Endpoint == at && idle >= time.Hour && idle < 2*time.Hour && strings.Contains(r.Used.String(), " m=") {
+		if idle := time.Since(r.Used); client == (balance.Client{Addr: from, Scope: proxy.ScopeLocal}) && r.Endpoint == at && idle >= time.Hour && idle < 2*time.Hour && strings.Contains(r.Used.String(), " m=") {
 			return
 		}
-		t.Errorf("%v: %+v", client, r)
+		t.Errorf("%+v: %+v", client, r)
 	}
 	t.Error("the client is not known")
 }

@@ -135,7 +135,7 @@ func (s *session) alive(w *worker) bool {
 // datagram begins another one.
 func (s *session) refused(w *worker) {
 	w.cannotReach(unix.ECONNREFUSED)
-	s.service.Disown(s.Client.Addr())
+	s.service.Disown(s.Client.Addr(), s.Endpoint)
 	s.end(w)
 }
 
