@@ -95,12 +95,12 @@ func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
 func rowOf(c change) proxy.PortKey { return cmp.Or(c.New.row, c.Old.row) }
 
 // settle brings one object to what is wanted, or sets it aside. An error says that
-// HNS does not answer.
+// HNS does not answer, or has not what it was left with.
 func (d *Dataplane) settle(ctx context.Context, c change) error {
 	d.turn.tried[c.ID] = true
 	err := d.bring(ctx, c)
-	if read := d.reader(err); read != nil {
-		if err = read(ctx); err != nil {
+	if errors.Is(err, errNoEndpoint) && !d.turn.listed { // a network plugin may have made it since
+		if err := d.readEndpoints(ctx); err != nil {
 			return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 		}
 		err = d.bring(ctx, c)
@@ -109,7 +109,7 @@ func (d *Dataplane) settle(ctx context.Context, c change) error {
 	case err == nil:
 		delete(d.aside, c.ID)
 		return nil
-	case fatal(err):
+	case fatal(err) || !d.turn.read && (errors.Is(err, hns.ErrNotFound) || errors.Is(err, hns.ErrExists)):
 		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	case c.ID.protocol == 0 && !c.Has:
 		return nil // nothing depends on it, and the next Sync finds it
@@ -118,20 +118,6 @@ func (d *Dataplane) settle(ctx context.Context, c change) error {
 	}
 	d.aside[c.ID] = c
 	return nil
-}
-
-// reader returns what reads what another program may have made or removed since: the
-// endpoints, where a network plugin is to have made that of a pod, or everything.
-// Nil: it was read.
-func (d *Dataplane) reader(why error) func(context.Context) error {
-	switch {
-	case errors.Is(why, errNoEndpoint) && !d.turn.listed:
-		return d.readEndpoints
-	case !d.turn.read && (errors.Is(why, hns.ErrNotFound) || errors.Is(why, hns.ErrExists)):
-		return d.read
-	default:
-		return nil
-	}
 }
 
 // fatal reports whether an error is about all that HNS has.
@@ -153,7 +139,8 @@ func (d *Dataplane) bring(ctx context.Context, c change) error {
 }
 
 // addEndpoint makes a remote endpoint, unless another program has made one that has
-// its address. One of ours that is not as wanted is replaced.
+// its address. One of ours that is not as wanted is replaced, by a Sync: load
+// balancers may have it, and must get the other.
 func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
 	had, ok := d.has.endpoints[x.addr]
 	if d.has.overlay() && !ok && !d.turn.learned && !d.has.providerOf(x.addr).IsValid() { // its node may have come since
@@ -167,6 +154,8 @@ func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
 		return nil
 	case had.vip && !x.vip:
 		return errClusterIP
+	case ok && !d.turn.read:
+		return fmt.Errorf("%v: %w, made for something else", x, hns.ErrExists)
 	case ok:
 		if err := removed(d.has.endpoints, x.addr, d.service.DeleteEndpoint(ctx, had.id)); err != nil {
 			return err
