@@ -69,13 +69,30 @@ func (c *Conn) Elements(ctx context.Context, s *Set, f func(Element)) error {
 	var found []Element
 	err := c.settled(ctx, fmt.Sprintf("list elements of %v %s", s.Table, s.Name), func() error {
 		found = found[:0]
-		return c.elements(s, func(a netlink.Attrs) { found = append(found, decodeElement(a)) })
+		if err := c.elements(s, func(a netlink.Attrs) { found = append(found, decodeElement(a)) }); err != nil {
+			return err
+		}
+		return once(found)
 	})
 	if err != nil {
 		return err
 	}
 	for _, e := range found {
 		f(e)
+	}
+	return nil
+}
+
+// once wants no element to be told twice. The kernel gives a set's table more or less
+// room beside everything else. A listing has parts, and does not say so where that came
+// between two of them: the later ones tell some elements again, and as many never.
+func once(all []Element) error {
+	keys := make(map[string]bool, len(all))
+	for _, e := range all {
+		keys[e.Key+e.KeyEnd] = true
+	}
+	if len(keys) < len(all) {
+		return netlink.ErrInterrupted
 	}
 	return nil
 }
