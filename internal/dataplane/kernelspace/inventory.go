@@ -139,17 +139,15 @@ func (d *Dataplane) readEndpoints(ctx context.Context) (err error) {
 }
 
 // known returns an endpoint as it is noted. A service proxy made it if its MAC is
-// made of its address, or is this node's, as those of ClusterIPs have it on an
-// overlay network.
+// made of its address, or is this node's, as those of ClusterIPs and of the source
+// VIP have it on an overlay network.
 func (d *Dataplane) known(x string, e hns.Endpoint) endpoint {
 	e.MAC = plainMAC(e.MAC)
-	vip := e.Remote && len(e.Addrs) == 1 && d.has.isHost(e.MAC)
-	return endpoint{x, e, vip || e.Remote && len(e.Addrs) == 1 && e.MAC == macOf(e.Addrs[0]), vip}
-}
-
-// isHost reports whether a MAC is this node's.
-func (i *inventory) isHost(mac string) bool {
-	return slices.Contains(slices.Collect(maps.Values(i.macs)), mac)
+	if len(e.Addrs) != 1 || !e.Remote && e.Addrs[0] != d.options.SourceVIP {
+		return endpoint{id: x, Endpoint: e}
+	}
+	vip := slices.Contains(slices.Collect(maps.Values(d.has.macs)), e.MAC)
+	return endpoint{x, e, vip || e.MAC == macOf(e.Addrs[0]), vip}
 }
 
 // sortBalancers notes load balancers. Those are ours that have an endpoint on the
@@ -177,9 +175,12 @@ func (d *Dataplane) sortBalancers(all map[string]hns.LoadBalancer, known map[str
 	}
 }
 
-// list tells the differ what there is of ours. What is wanted of it is compared
-// when it is written.
-func (d *Dataplane) list(_ context.Context, _ *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
+// list gives what there is of ours. What is wanted of it is compared when it is
+// written.
+func (d *Dataplane) list(have func(id, value)) {
+	for _, x := range d.has.strays {
+		have(id{stray: x}, value{listed: true})
+	}
 	for a, e := range d.has.endpoints {
 		if e.ours {
 			have(id{addr: a, vip: e.vip}, value{listed: true})
@@ -190,7 +191,6 @@ func (d *Dataplane) list(_ context.Context, _ *proxy.State, have func(id, value)
 			have(x, value{listed: true})
 		}
 	}
-	return nil, false, nil
 }
 
 // macOf returns the MAC of a remote endpoint, as kube-proxy makes it: HNS tells

@@ -26,7 +26,7 @@ type Dataplane struct {
 	features hns.Features
 	ips      []netip.Addr // this node's
 	has      inventory
-	aside    map[id]change // what HNS refused
+	aside    map[id]change // load balancers that are not as wanted
 	turn     turn
 }
 
@@ -36,7 +36,7 @@ type turn struct {
 	listed  bool          // its endpoints
 	learned bool          // the subnets of its network
 	tried   map[id]bool   // objects
-	refused proxy.Refused // rows that lack one
+	refused proxy.Refused // rows that lack one, or that HNS cannot serve in full
 }
 
 var (
@@ -62,19 +62,15 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	if err := d.look(ctx, want.Node); err != nil {
 		return nil, err
 	}
-	if err := d.ensureSource(ctx); err != nil {
+	if err := d.overlayProblem(); err != nil {
 		return nil, err
-	}
-	for _, x := range d.has.strays { // before what is made in their place
-		if err := d.service.DeleteEndpoint(ctx, x); fatal(err) {
-			return nil, err
-		}
 	}
 	refused, err := d.differ.Sync(ctx, want)
 	if err != nil {
 		return nil, err
 	}
-	return d.refusals(refused, want, maps.Keys(want.Rows)), nil
+	maps.Copy(refused, d.turn.refused)
+	return refused, nil
 }
 
 // look finds out what HNS can do and has.
@@ -106,19 +102,6 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 		d.differ.Forget()
 		return nil, err
 	}
-	return d.refusals(refused, want, slices.Values(changed.Rows)), nil
-}
-
-// refusals adds the rows that are not served as wanted to those that are not
-// served at all.
-func (d *Dataplane) refusals(refused proxy.Refused, want *proxy.State, rows func(func(proxy.PortKey) bool)) proxy.Refused {
 	maps.Copy(refused, d.turn.refused)
-	for key := range rows {
-		if sp := want.Rows[key]; sp != nil && refused[key] == nil {
-			if err := d.limits(sp, want.Node); err != nil {
-				refused[key] = err
-			}
-		}
-	}
-	return refused
+	return refused, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/hns"
@@ -70,26 +71,15 @@ func (d *Dataplane) Cleanup(ctx context.Context) (removed []string, err error) {
 	} else if err != nil {
 		return nil, err
 	}
-	remove := func(what string, failed error) {
-		if failed == nil {
-			removed = append(removed, "HNS "+what)
-		} else if !errors.Is(failed, hns.ErrNotFound) {
+	var all []*change
+	d.list(func(x id, v value) { all = append(all, &change{ID: x, Old: v, Had: true}) })
+	slices.SortFunc(all, byRank)
+	for _, c := range all {
+		if failed := d.bring(ctx, *c); failed != nil {
 			err = errors.Join(err, failed)
+		} else {
+			removed = append(removed, "HNS "+c.ID.String())
 		}
-	}
-	for x, b := range d.has.balancers {
-		if !b.ours {
-			continue
-		}
-		remove(x.String(), d.service.DeleteLoadBalancer(ctx, b.id))
-	}
-	for a, e := range d.has.endpoints {
-		if e.ours || a == d.options.SourceVIP && d.has.isHost(e.MAC) {
-			remove(id{addr: a}.String(), d.service.DeleteEndpoint(ctx, e.id))
-		}
-	}
-	for _, x := range d.has.strays {
-		remove("endpoint "+x, d.service.DeleteEndpoint(ctx, x))
 	}
 	return removed, err
 }

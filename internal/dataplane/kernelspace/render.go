@@ -46,13 +46,14 @@ func (d *Dataplane) Render(ctx context.Context, r *mode.Rendering) error {
 			}
 		}
 	}
-	d.turn.refused = nil // which is what was tried
-	r.Refused(d.refusals(refused, r.Want, maps.Keys(r.Want.Rows)))
+	maps.Copy(refused, d.turn.refused)
+	r.Refused(refused)
 	return nil
 }
 
 // imagine makes up a service that has nothing.
 func (d *Dataplane) imagine(n *proxy.Node) {
+	d.begin()
 	d.ips, d.features = n.IPs, hns.Features{DSR: true, DualStack: true, RemoteSubnet: true, SessionAffinity: true, ModifyLoadBalancer: true}
 	if d.options.SourceVIP.IsValid() {
 		d.has.network.Type = "Overlay"
@@ -60,12 +61,14 @@ func (d *Dataplane) imagine(n *proxy.Node) {
 }
 
 func compareIDs(a, b id) int {
-	return cmp.Or(cmp.Compare(a.family, b.family), a.addr.Compare(b.addr), cmp.Compare(a.port, b.port), cmp.Compare(a.protocol, b.protocol))
+	return cmp.Or(cmp.Compare(a.family, b.family), a.addr.Compare(b.addr), cmp.Compare(a.stray, b.stray), cmp.Compare(a.port, b.port), cmp.Compare(a.protocol, b.protocol))
 }
 
 // String names an object.
 func (x id) String() string {
 	switch {
+	case x.stray != "":
+		return "endpoint " + x.stray
 	case x.protocol == 0:
 		return fmt.Sprintf("endpoint %v", x.addr)
 	case !x.addr.IsValid():
@@ -85,7 +88,10 @@ func (d *Dataplane) text(x id, v value) string {
 	}
 	if x.protocol == 0 {
 		e := d.endpoint(x)
-		if v.listed {
+		switch {
+		case x.stray != "":
+			e = d.has.all[x.stray]
+		case v.listed:
 			e = d.has.endpoints[x.addr].Endpoint
 		}
 		add(true, "mac %s", e.MAC)

@@ -18,8 +18,9 @@ type id struct {
 	family   proxy.Family
 	protocol proxy.Protocol // 0: an endpoint
 	port     uint16
-	check    bool // a load balancer to where health checks are answered
-	vip      bool // an endpoint that leads to this node
+	check    bool   // a load balancer to where health checks are answered
+	vip      bool   // an endpoint that leads to this node
+	stray    string // the ID in HNS of an endpoint that cannot be used
 }
 
 // value is what a load balancer is to be like. Of an endpoint the ID tells all.
@@ -40,32 +41,37 @@ func same(a, b value) bool {
 	return slices.Equal(a.to, b.to) && a.port == b.port && a.flags == b.flags && a.row == b.row && a.listed == b.listed
 }
 
-// row renders the difference between two forms of a row.
+// row renders the difference between two forms of a row, and notes what HNS cannot
+// do of the new one.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	if cur.ServicePort != nil && cur.Key.Protocol == proxy.SCTP {
 		return errors.New("HNS has no load balancers for SCTP")
 	}
 	d.render(old, out.Remove)
-	d.render(cur, out.Add)
+	if limits := d.render(cur, out.Add); limits != nil {
+		d.turn.refused[cur.Key] = limits
+	}
 	return nil
 }
 
-// render puts the objects of a row.
-func (d *Dataplane) render(r differ.Row, put func(id, value)) {
+// render puts the objects of a row and says what HNS cannot do of it; nil: nothing.
+func (d *Dataplane) render(r differ.Row, put func(id, value)) error {
 	sp := r.ServicePort
 	if sp == nil {
-		return
+		return nil
 	}
+	var limits []error
+	var left []netip.AddrPort
 	for _, f := range sp.Frontends {
-		route := d.route(sp, f, r.Node)
-		if len(route.to) == 0 {
+		v, others, limit := d.balancer(sp, f, r.Node)
+		limits, left = append(limits, limit), append(left, others...)
+		if len(v.to) == 0 {
 			continue
 		}
 		x := id{addr: f.Addr.Addr(), family: sp.Key.Family, protocol: sp.Key.Protocol, port: f.Addr.Port()}
 		if f.Kind == proxy.NodePort {
 			x.addr = netip.Addr{}
 		}
-		v := d.balancer(sp, f.Kind, route)
 		put(x, v)
 		for _, e := range d.needs(x, v) {
 			put(e, value{})
@@ -76,6 +82,15 @@ func (d *Dataplane) render(r differ.Row, put func(id, value)) {
 			put(x, value{port: port, row: sp.Key})
 		}
 	}
+	if len(left) > 0 {
+		slices.SortFunc(left, netip.AddrPort.Compare)
+		left = slices.Compact(left)
+		limits = append(limits, fmt.Errorf("%v and %d more get no connections: HNS wants the same port of all endpoints", left[0], len(left)-1))
+	}
+	if byClient(sp) && !d.features.SessionAffinity {
+		limits = append(limits, errors.New("clients do not keep their endpoint: this version of Windows cannot do that"))
+	}
+	return errors.Join(limits...)
 }
 
 // needs returns the endpoints that we make for a load balancer: those of pods
@@ -92,43 +107,44 @@ func (d *Dataplane) needs(x id, v value) (all []id) {
 	return all
 }
 
-// route is where a load balancer leads; nowhere: there is to be none.
-type route struct {
-	to    []proxy.Endpoint
-	left  []proxy.Endpoint // those with other ports, which it cannot have
-	port  uint16           // that all have
-	dsr   bool             // endpoints are to see the client
-	limit error            // what HNS cannot do; nil: nothing
-}
-
-// route returns where clients of a frontend are led. HNS does not tell where a
-// client is, so all take the list that clients elsewhere take: the others must not
-// be led to other nodes by a policy that keeps clients' addresses.
-func (d *Dataplane) route(sp *proxy.ServicePort, f proxy.Frontend, n *proxy.Node) (r route) {
+// balancer returns the load balancer of a frontend, with the flags that kube-proxy
+// gives that kind, the endpoints with other ports, which it cannot have, and what
+// else HNS cannot do. One that leads nowhere is not to be.
+//
+// HNS does not tell where a client is, so all take the list that clients elsewhere
+// take: the others must not be led to other nodes by a policy that keeps clients'
+// addresses.
+func (d *Dataplane) balancer(sp *proxy.ServicePort, f proxy.Frontend, n *proxy.Node) (v value, left []netip.AddrPort, limit error) {
 	p := sp.Policy(f.Kind, n)[proxy.Elsewhere]
+	shows := f.Kind != proxy.ClusterIP && p.Scope == proxy.ScopeLocal
 	switch {
 	case p.From != nil:
-		r.limit = fmt.Errorf("%v is not served: HNS cannot keep to loadBalancerSourceRanges", f.Addr)
-		return r
+		return v, nil, fmt.Errorf("%v is not served: HNS cannot keep to loadBalancerSourceRanges", f.Addr)
 	case len(p.To) > 0 && f.Kind == proxy.NodePort && !opens(n, sp.Key.Family):
-		r.limit = fmt.Errorf("NodePort %d is not served: HNS cannot keep to nodePortAddresses", f.Addr.Port())
-		return r
-	case f.Kind == proxy.ClusterIP:
-		r.dsr = d.options.DSR
-	case p.Scope == proxy.ScopeLocal && d.features.DSR:
-		r.dsr = true
-	case p.Scope == proxy.ScopeLocal && len(p.To) > 0:
-		r.limit = fmt.Errorf("clients of %v are hidden from endpoints: this version of Windows has no direct server return", f.Addr)
+		return v, nil, fmt.Errorf("NodePort %d is not served: HNS cannot keep to nodePortAddresses", f.Addr.Port())
+	case shows && !d.features.DSR && len(p.To) > 0:
+		limit = fmt.Errorf("clients of %v are hidden from endpoints: this version of Windows has no direct server return", f.Addr)
 	}
-	r.port = commonPort(p.To)
+	v.row, v.port = sp.Key, commonPort(p.To)
 	for _, e := range p.To {
-		if e.Addr.Port() == r.port {
-			r.to = append(r.to, e)
+		if e.Addr.Port() == v.port {
+			v.to = append(v.to, e)
 		} else {
-			r.left = append(r.left, e)
+			left = append(left, e.Addr)
 		}
 	}
-	return r
+	slices.SortFunc(v.to, func(a, b proxy.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	set := func(f hns.Flags, on bool) {
+		if on {
+			v.flags |= f
+		}
+	}
+	set(hns.DSR, shows && d.features.DSR || f.Kind == proxy.ClusterIP && d.options.DSR)
+	set(hns.ExternalVIP, f.Kind != proxy.ClusterIP)
+	set(hns.LocalRoutedVIP, f.Kind == proxy.NodePort)
+	set(hns.UseMux|hns.PreserveDIP, f.Kind == proxy.LoadBalancer && sp.PreserveDestination && d.features.DSR)
+	set(hns.ByClient, byClient(sp) && d.features.SessionAffinity)
+	return v, left, limit
 }
 
 // commonPort returns the port that most endpoints have, of several the lowest.
@@ -152,28 +168,10 @@ func opens(n *proxy.Node, f proxy.Family) bool {
 	return slices.ContainsFunc(within, func(p netip.Prefix) bool { return p.Bits() == 0 })
 }
 
-// balancer returns the load balancer of a frontend, with the flags that kube-proxy
-// gives that kind.
-func (d *Dataplane) balancer(sp *proxy.ServicePort, k proxy.Kind, r route) value {
-	v := value{port: r.port, row: sp.Key}
-	v.to = slices.SortedFunc(slices.Values(r.to), func(a, b proxy.Endpoint) int { return a.Addr.Compare(b.Addr) })
-	set := func(f hns.Flags, on bool) {
-		if on {
-			v.flags |= f
-		}
-	}
-	set(hns.DSR, r.dsr)
-	set(hns.ExternalVIP, k != proxy.ClusterIP)
-	set(hns.LocalRoutedVIP, k == proxy.NodePort)
-	set(hns.UseMux|hns.PreserveDIP, k == proxy.LoadBalancer && sp.PreserveDestination && d.features.DSR)
-	set(hns.ByClient, byClient(sp) && d.features.SessionAffinity)
-	return v
-}
-
 func byClient(sp *proxy.ServicePort) bool { return sp.Affinity > 0 || sp.Balancing == proxy.SourceHash }
 
-// endpoint returns a remote endpoint as it is to be. On an overlay network it is at
-// its node; what is on no node is reached by ours.
+// endpoint returns an endpoint as it is to be. On an overlay network it is at its
+// node; what is on no node is reached by ours, and the source VIP is here.
 func (d *Dataplane) endpoint(x id) hns.Endpoint {
 	e := hns.Endpoint{Network: d.has.network.ID, Addrs: []netip.Addr{x.addr}, MAC: macOf(x.addr), Remote: true}
 	if !d.has.overlay() {
@@ -184,6 +182,9 @@ func (d *Dataplane) endpoint(x id) hns.Endpoint {
 		e.MAC = d.has.macs[e.Provider]
 	} else if at.IsValid() {
 		e.Provider = at
+	}
+	if x.addr == d.options.SourceVIP {
+		e.Remote, e.Provider = false, netip.Addr{}
 	}
 	return e
 }
@@ -200,26 +201,4 @@ func (d *Dataplane) source(f proxy.Family, to []proxy.Endpoint) netip.Addr {
 		}
 	}
 	return d.options.SourceVIP
-}
-
-// limits says what of a row HNS cannot do; nil: nothing.
-func (d *Dataplane) limits(sp *proxy.ServicePort, n *proxy.Node) error {
-	var errs []error
-	var left []netip.AddrPort
-	for _, f := range sp.Frontends {
-		r := d.route(sp, f, n)
-		errs = append(errs, r.limit)
-		for _, e := range r.left {
-			left = append(left, e.Addr)
-		}
-	}
-	if len(left) > 0 {
-		slices.SortFunc(left, netip.AddrPort.Compare)
-		left = slices.Compact(left)
-		errs = append(errs, fmt.Errorf("%v and %d more get no connections: HNS wants the same port of all endpoints", left[0], len(left)-1))
-	}
-	if byClient(sp) && !d.features.SessionAffinity {
-		errs = append(errs, errors.New("clients do not keep their endpoint: this version of Windows cannot do that"))
-	}
-	return errors.Join(errs...)
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/netip"
 	"slices"
 
 	"sluice/internal/dataplane/differ"
@@ -17,8 +16,12 @@ import (
 // objects says what objects are to the differ.
 func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
-		Constant: func(*proxy.State, func(id, value)) {},
-		Row:      d.row,
+		Constant: func(_ *proxy.State, add func(id, value)) {
+			if d.has.overlay() {
+				add(id{addr: d.options.SourceVIP, vip: true}, value{})
+			}
+		},
+		Row: d.row,
 		SameRows: func(a, b *proxy.Node) bool {
 			return opens(a, proxy.IPv4) == opens(b, proxy.IPv4) && opens(a, proxy.IPv6) == opens(b, proxy.IPv6)
 		},
@@ -27,8 +30,11 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 		Order:   func(_ *changes, c *change) differ.Order { return differ.Order{Rank: rank(c)} },
 		Size:    func(*change) int { return 1 },
 		Limit:   func() int { return math.MaxInt },
-		List:    d.list,
-		Write:   d.write,
+		List: func(_ context.Context, _ *proxy.State, have func(id, value)) (func() error, bool, error) {
+			d.list(have)
+			return nil, false, nil
+		},
+		Write: d.write,
 	}
 }
 
@@ -40,10 +46,14 @@ func sharing(x id) differ.Sharing {
 	return differ.Unshared
 }
 
-// rank has endpoints come before load balancers, those of ClusterIPs first, and go
-// after them.
+// byRank has endpoints come before load balancers, those of ClusterIPs first, and go
+// after them, but for strays: others come in their place.
+func byRank(a, b *change) int { return cmp.Compare(rank(a), rank(b)) }
+
 func rank(c *change) int {
 	switch balances := c.ID.protocol != 0; {
+	case c.ID.stray != "":
+		return -1
 	case c.Has && c.ID.vip:
 		return 0
 	case c.Has && !balances:
@@ -68,33 +78,27 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	return nil
 }
 
-// retry tries again what was set aside of some rows.
+// retry tries again what was set aside of some rows, and the endpoints that it needs.
 func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
+	var again []*change
 	for x, c := range d.aside {
-		if _, due := slices.BinarySearchFunc(rows, rowOf(c), proxy.ComparePortKeys); !due || d.turn.tried[x] || x.protocol == 0 {
+		if _, due := slices.BinarySearchFunc(rows, rowOf(c), proxy.ComparePortKeys); !due || d.turn.tried[x] {
 			continue
 		}
 		for _, e := range d.needs(x, c.New) {
-			missing, ok := d.aside[e]
-			if _, there := d.has.endpoints[e.addr]; !ok && !there { // it went without us knowing, and nobody else makes it
-				missing, ok = change{ID: e, Has: true}, true
-			}
-			if ok && !d.turn.tried[e] {
-				if err := d.settle(ctx, missing); err != nil {
-					return err
-				}
+			if c.Has && !d.turn.tried[e] {
+				again = append(again, &change{ID: e, Has: true})
 			}
 		}
-		if err := d.settle(ctx, c); err != nil {
-			return err
-		}
+		again = append(again, &c)
 	}
-	return nil
+	slices.SortFunc(again, byRank)
+	return d.write(ctx, again)
 }
 
 func rowOf(c change) proxy.PortKey { return cmp.Or(c.New.row, c.Old.row) }
 
-// settle brings one object to what is wanted, or sets it aside. An error says that
+// settle brings one object to what is wanted, or sets a load balancer aside. An error says that
 // HNS does not answer, or has not what it was left with.
 func (d *Dataplane) settle(ctx context.Context, c change) error {
 	d.turn.tried[c.ID] = true
@@ -111,11 +115,12 @@ func (d *Dataplane) settle(ctx context.Context, c change) error {
 		return nil
 	case fatal(err) || !d.turn.read && (errors.Is(err, hns.ErrNotFound) || errors.Is(err, hns.ErrExists)):
 		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
-	case c.ID.protocol == 0 && !c.Has:
-		return nil // nothing depends on it, and the next Sync finds it
-	case c.ID.protocol != 0:
-		d.turn.refused[rowOf(c)] = errors.Join(d.turn.refused[rowOf(c)], err)
+	case c.Has && c.ID.protocol == 0 && c.ID.addr == d.options.SourceVIP:
+		return fmt.Errorf("create the endpoint of source VIP %v: %w", c.ID.addr, err)
+	case c.ID.protocol == 0:
+		return nil // load balancers tell what they lack, and what stays is found by the next Sync
 	}
+	d.turn.refused[rowOf(c)] = errors.Join(d.turn.refused[rowOf(c)], err)
 	d.aside[c.ID] = c
 	return nil
 }
@@ -127,6 +132,8 @@ func fatal(err error) bool {
 
 func (d *Dataplane) bring(ctx context.Context, c change) error {
 	switch {
+	case c.ID.stray != "":
+		return removed(d.has.all, c.ID.stray, d.service.DeleteEndpoint(ctx, c.ID.stray))
 	case c.ID.protocol == 0 && c.Has:
 		return d.addEndpoint(ctx, c.ID)
 	case c.ID.protocol == 0:
@@ -139,7 +146,7 @@ func (d *Dataplane) bring(ctx context.Context, c change) error {
 }
 
 // addEndpoint makes a remote endpoint, unless another program has made one that has
-// its address. One of ours that is not as wanted is replaced, by a Sync: load
+// its address, or it is a ClusterIP's. One of ours that is not as wanted is replaced, by a Sync: load
 // balancers may have it, and must get the other.
 func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
 	had, ok := d.has.endpoints[x.addr]
@@ -150,12 +157,12 @@ func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
 	}
 	e := d.endpoint(x)
 	switch {
-	case ok && (!had.ours || had.MAC == e.MAC && had.Provider == e.Provider):
+	case ok && (!had.ours || had.vip && !x.vip || had.MAC == e.MAC && had.Provider == e.Provider):
 		return nil
-	case had.vip && !x.vip:
-		return errClusterIP
 	case ok && !d.turn.read:
 		return fmt.Errorf("%v: %w, made for something else", x, hns.ErrExists)
+	case e.MAC == "":
+		return fmt.Errorf("the address of this node (%v) is not known, or no link has it: an overlay network needs both", proxy.AddrOf(d.ips, proxy.FamilyOf(x.addr)))
 	case ok:
 		if err := removed(d.has.endpoints, x.addr, d.service.DeleteEndpoint(ctx, had.id)); err != nil {
 			return err
@@ -277,34 +284,11 @@ func (d *Dataplane) dropBalancer(ctx context.Context, x id) error {
 	return nil
 }
 
-// ensureSource makes the endpoint of the source VIP on an overlay network.
-func (d *Dataplane) ensureSource(ctx context.Context) error {
-	if !d.has.overlay() {
-		return nil
-	}
-	a := d.options.SourceVIP
-	if err := d.overlayProblem(); err != nil {
-		return err
-	}
-	if _, ok := d.has.endpoints[a]; ok {
-		return nil
-	}
-	e := d.endpoint(id{addr: a, vip: true})
-	if e.MAC == "" {
-		return fmt.Errorf("the address of this node (%v) is not known, or no link has it: an overlay network needs both", e.Provider)
-	}
-	e.Remote, e.Provider = false, netip.Addr{}
-	made, err := d.service.CreateEndpoint(ctx, e)
-	if err != nil {
-		return fmt.Errorf("create the endpoint of source VIP %v: %w", a, err)
-	}
-	d.has.endpoints[a] = endpoint{id: made, Endpoint: e}
-	return nil
-}
-
 // overlayProblem says why an overlay network cannot be used; nil: it can.
 func (d *Dataplane) overlayProblem() error {
 	switch {
+	case !d.has.overlay():
+		return nil
 	case !d.features.RemoteSubnet:
 		return errors.New("this version of Windows has no overlay networks for service proxies")
 	case !d.options.SourceVIP.IsValid():
