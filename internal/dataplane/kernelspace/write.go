@@ -98,8 +98,8 @@ func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
 
 func rowOf(c change) proxy.PortKey { return cmp.Or(c.New.row, c.Old.row) }
 
-// settle brings one object to what is wanted, or sets a load balancer aside. An error says that
-// HNS does not answer, or has not what it was left with.
+// settle brings one object to what is wanted, or sets a load balancer aside. An error
+// says that HNS does not answer, or has not what it was left with.
 func (d *Dataplane) settle(ctx context.Context, c change) error {
 	d.turn.tried[c.ID] = true
 	err := d.bring(ctx, c)
@@ -145,9 +145,9 @@ func (d *Dataplane) bring(ctx context.Context, c change) error {
 	}
 }
 
-// addEndpoint makes a remote endpoint, unless another program has made one that has
-// its address, or it is a ClusterIP's. One of ours that is not as wanted is replaced, by a Sync: load
-// balancers may have it, and must get the other.
+// addEndpoint makes an endpoint, unless another program has made one that has its
+// address, or it is a ClusterIP's. One of ours that is not as wanted is replaced by a
+// Sync only: load balancers may have it, and must get the other.
 func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
 	had, ok := d.has.endpoints[x.addr]
 	if d.has.overlay() && !ok && !d.turn.learned && !d.has.providerOf(x.addr).IsValid() { // its node may have come since

@@ -64,47 +64,33 @@ func hcnEndpointOf(e Endpoint) *hcn.HostComputeEndpoint {
 	return theirs
 }
 
-// portFlags belong to the port of a load balancer; the service has them one bit
-// lower.
-const portFlags = ILB | LocalRoutedVIP | UseMux | PreserveDIP | ExternalVIP
-
 // loadBalancerOf leaves the port out of one that we could not have made.
 func loadBalancerOf(l *hcn.HostComputeLoadBalancer) (string, LoadBalancer) {
-	ours := LoadBalancer{Family6: l.Flags&hcn.LoadBalancerFlagsIPv6 != 0}
+	ours := LoadBalancer{Family6: l.Flags&hcn.LoadBalancerFlagsIPv6 != 0, Flags: Flags(l.Flags &^ hcn.LoadBalancerFlagsIPv6)}
 	for _, id := range l.HostComputeEndpoints {
 		ours.Endpoints = append(ours.Endpoints, idOf(id))
 	}
 	ours.SourceVIP, _ = netip.ParseAddr(l.SourceVIP)
 	ours.VIP, _ = netip.ParseAddr(strings.Join(l.FrontendVIPs, " "))
-	if l.Flags&hcn.LoadBalancerFlagsDSR != 0 {
-		ours.Flags = DSR
-	}
-	if len(l.PortMappings) != 1 || len(l.FrontendVIPs) > 0 && !ours.VIP.IsValid() {
-		return idOf(l.Id), ours
-	}
-	port := l.PortMappings[0]
-	ours.Protocol, ours.ExternalPort, ours.InternalPort = uint8(port.Protocol), port.ExternalPort, port.InternalPort
-	ours.Flags |= Flags(port.Flags<<1) & portFlags
-	if port.DistributionType == hcn.LoadBalancerDistributionSourceIP {
-		ours.Flags |= ByClient
+	if len(l.PortMappings) == 1 && (len(l.FrontendVIPs) == 0 || ours.VIP.IsValid()) {
+		port := l.PortMappings[0]
+		ours.Protocol, ours.ExternalPort, ours.InternalPort = uint8(port.Protocol), port.ExternalPort, port.InternalPort
+		ours.Flags |= Flags(port.Flags)<<8 | Flags(port.DistributionType)<<16
 	}
 	return idOf(l.Id), ours
 }
 
 func hcnLoadBalancerOf(l LoadBalancer) *hcn.HostComputeLoadBalancer {
-	port := hcn.LoadBalancerPortMapping{Protocol: uint32(l.Protocol), ExternalPort: l.ExternalPort, InternalPort: l.InternalPort}
-	port.Flags = hcn.LoadBalancerPortMappingFlags(l.Flags & portFlags >> 1)
-	if l.Flags&ByClient != 0 {
-		port.DistributionType = hcn.LoadBalancerDistributionSourceIP
-	}
 	source, _ := l.SourceVIP.MarshalText() // of none there is no text
-	theirs := &hcn.HostComputeLoadBalancer{HostComputeEndpoints: l.Endpoints, SourceVIP: string(source), SchemaVersion: version2}
-	theirs.PortMappings = []hcn.LoadBalancerPortMapping{port}
+	theirs := &hcn.HostComputeLoadBalancer{
+		HostComputeEndpoints: l.Endpoints, SourceVIP: string(source), SchemaVersion: version2, Flags: hcn.LoadBalancerFlags(l.Flags & 0xff),
+		PortMappings: []hcn.LoadBalancerPortMapping{{
+			Protocol: uint32(l.Protocol), ExternalPort: l.ExternalPort, InternalPort: l.InternalPort,
+			Flags: hcn.LoadBalancerPortMappingFlags(l.Flags >> 8 & 0xff), DistributionType: hcn.LoadBalancerDistribution(l.Flags >> 16),
+		}},
+	}
 	if l.VIP.IsValid() {
 		theirs.FrontendVIPs = []string{l.VIP.String()}
-	}
-	if l.Flags&DSR != 0 {
-		theirs.Flags |= hcn.LoadBalancerFlagsDSR
 	}
 	if l.Family6 {
 		theirs.Flags |= hcn.LoadBalancerFlagsIPv6

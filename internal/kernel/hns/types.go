@@ -95,27 +95,28 @@ type LoadBalancer struct {
 	Flags        Flags
 }
 
-// Flags are how a load balancer goes about.
-type Flags uint16
+// Flags are how a load balancer goes about, as the service has it: the lowest byte is
+// the load balancer's, the next its port's, and the third says how it distributes.
+type Flags uint32
 
 // The flags.
 const (
-	DSR            Flags = 1 << iota // answers do not come back through it
-	ILB                              // it is for clients on this node
-	LocalRoutedVIP                   // the node itself reaches the VIP
-	UseMux                           // direct server return for what comes from elsewhere
-	PreserveDIP                      // endpoints see the VIP as the destination
-	ExternalVIP                      // the VIP is not the cluster's own
-	ByClient                         // a client keeps its endpoint
+	DSR            Flags = 1       // answers do not come back through it
+	ILB            Flags = 1 << 8  // it is for clients on this node
+	LocalRoutedVIP Flags = 2 << 8  // the node itself reaches the VIP
+	UseMux         Flags = 4 << 8  // direct server return for what comes from elsewhere
+	PreserveDIP    Flags = 8 << 8  // endpoints see the VIP as the destination
+	ExternalVIP    Flags = 16 << 8 // the VIP is not the cluster's own
+	ByClient       Flags = 2 << 16 // a client keeps its endpoint
 )
 
-var flagNames = []string{"DSR", "ILB", "LocalRoutedVIP", "UseMux", "PreserveDIP", "ExternalVIP", "ByClient"}
+var flagNames = []string{0: "DSR", 8: "ILB", 9: "LocalRoutedVIP", 10: "UseMux", 11: "PreserveDIP", 12: "ExternalVIP", 17: "ByClient"}
 
 // String names the flags that are set.
 func (f Flags) String() string {
 	var set []string
 	for i, name := range flagNames {
-		if f&(1<<i) != 0 {
+		if f&(1<<i) != 0 && name != "" {
 			set = append(set, name)
 		}
 	}
