@@ -23,8 +23,9 @@
 //
 // Order: addresses and servers come before the rules lead to them and go after
 // the rules do no more. A real server of TCP that goes keeps its connections:
-// its weight is 0 until it has none ([Dataplane.Run]). Those of UDP and SCTP go
-// with their flows, unless the row says that they are draining.
+// its weight is 0 until it has none ([Dataplane.Run]), and a virtual server goes after
+// those. Those of UDP and SCTP go with their flows, unless the row says that they are
+// draining. With the last frontend at an address all goes at once.
 //
 // Package differ compares servers; addresses come with the first server that
 // needs them and go with the last.

@@ -145,6 +145,45 @@ func TestDraining(t *testing.T) {
 	})
 }
 
+// TestPortsThatGo has a virtual server of TCP drain while its address has another port:
+// it gets no new connections, and goes with its last one or with its address. One of
+// UDP goes at once.
+func TestPortsThatGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t)
+		d := h.open(mode.IPVS{})
+		on := func(p proxy.Protocol, port uint16) *proxy.ServicePort {
+			sp := service(1, p, one, two)
+			sp.Key.Name, sp.Frontends[0].Addr = fmt.Sprint(port), netip.AddrPortFrom(at(sp).Addr.Addr(), port)
+			return sp
+		}
+		stays, goes, back, datagrams := on(proxy.UDP, 53), on(proxy.TCP, 80), on(proxy.TCP, 81), on(proxy.UDP, 54)
+		h.sync(d, stays, goes, back, datagrams)
+		go func() { _ = d.Run(t.Context()) }()
+		for _, sp := range []*proxy.ServicePort{goes, back, datagrams} {
+			h.servers.Connect(at(sp), netip.MustParseAddrPort(two), 1)
+			h.apply(d, sp, nil)
+		}
+		time.Sleep(time.Minute)
+		h.wantReals(at(goes), map[string]uint32{two: 0})
+		h.wantReals(at(datagrams), nil)
+		h.apply(d, nil, back)
+		time.Sleep(time.Minute)
+		h.wantReals(at(back), map[string]uint32{one: 1, two: 1})
+
+		h.apply(d, back, nil)
+		h.servers.Connect(at(goes), netip.MustParseAddrPort(two), 0)
+		time.Sleep(time.Minute)
+		h.wantReals(at(goes), nil)
+		h.sync(d, stays)
+		h.wantReals(at(back), map[string]uint32{two: 0})
+
+		h.apply(d, stays, nil)
+		h.wantReals(at(back), nil)
+		h.wantAddresses(aliasNames...)
+	})
+}
+
 // TestFrontendsThatAreLeft has a virtual server drain when the rules translate
 // for its frontend: after kube-proxy, or when the host gets its address.
 func TestFrontendsThatAreLeft(t *testing.T) {

@@ -264,34 +264,61 @@ func (d *Dataplane) add(ctx context.Context, coming []*change) (failures []failu
 	return failures, nil
 }
 
-// leave has what goes go: virtual servers at once, and with them all their real
-// servers, unless the rules translate for their frontends now; else real servers
-// of TCP when they have no connections.
+// leave has what goes go: real servers of TCP when they have no connections, virtual
+// servers of TCP after them. Where no frontend is left, all goes at once: nobody has the
+// address from then on, and no rule watches over it.
 func (d *Dataplane) leave(ctx context.Context) error {
 	var ops []ipvs.Op
-	gone := map[ipvs.Server]bool{}
 	for _, c := range d.leaving {
+		if rank(c) == 0 {
+			d.drained.add(c.ID)
+		}
+	}
+	gone := map[ipvs.Server]bool{}
+	for _, c := range d.leaving { // virtual servers come before their real servers
 		s, o := c.ID.server, ipvs.Op{Verb: ipvs.Delete, Server: c.ID.server, Real: ipvs.Real{Addr: c.ID.real}}
-		switch {
-		case rank(c) == 0: // it comes before its real servers
-			if d.left[s] && !ends(s) {
-				d.drained.add(c.ID)
-				continue
-			}
-			if gone[s] = true; d.excluded(s.Addr.Addr()) {
-				continue
-			}
-			delete(d.drained, s)
-		case gone[s]:
+		switch at := s.Addr.Addr(); {
+		case gone[s], rank(c) == 0 && !ends(s) && (d.left[s] || d.serves(at)):
 			continue
+		case rank(c) == 0:
+			if gone[s] = true; d.excluded(at) {
+				continue
+			}
+			if !d.serves(at) {
+				ops = append(ops, d.rest(at, gone)...)
+			}
 		case !ends(s):
 			o.Verb = ipvs.Set
 			d.drained.add(c.ID)
 		}
 		ops = append(ops, o)
 	}
+	for s := range gone {
+		delete(d.drained, s)
+	}
 	d.leaving = nil
 	return d.remove(ctx, ops)
+}
+
+// serves reports whether a virtual server at an address does not go.
+func (d *Dataplane) serves(at netip.Addr) bool {
+	for s := range d.ours[at] {
+		if !d.drained[s][netip.AddrPort{}] {
+			return true
+		}
+	}
+	return false
+}
+
+// rest removes what drains at an address, unless the rules translate for its frontend now.
+func (d *Dataplane) rest(at netip.Addr, gone map[ipvs.Server]bool) (ops []ipvs.Op) {
+	for s := range d.ours[at] {
+		if !gone[s] && !d.left[s] {
+			gone[s] = true
+			ops = append(ops, ipvs.Op{Verb: ipvs.Delete, Server: s})
+		}
+	}
+	return ops
 }
 
 // remove carries out operations that take something away. What is gone is no
