@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/mode"
@@ -104,15 +105,42 @@ type Account = account
 // Settle has it be told connections, bytes and packets.
 func (a *Account) Settle(ended, live [5]uint64) [5]uint64 { return a.settle(ended, live) }
 
-// LoseMap has writes of endpoints fail until what it returns is called.
-func (d *Dataplane) LoseMap() (find func(), err error) {
+// LoseMap has writes of a map fail until what it returns is called.
+func (d *Dataplane) LoseMap(name string) (find func(), err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	was := d.kernel.Endpoints
+	m := map[string]**ebpf.Map{"endpoints": &d.kernel.Endpoints, "settings": &d.kernel.Settings}[name]
+	was := *m
 	lost, err := was.Clone()
 	if err != nil {
 		return nil, err
 	}
-	d.kernel.Endpoints = lost
-	return func() { _ = d.locked(func() error { d.kernel.Endpoints = was; return nil }) }, lost.Close()
+	*m = lost
+	return func() { _ = d.locked(func() error { *m = was; return nil }) }, lost.Close()
 }
+
+// CutStale has a program refuse what sockets send to endpoints that are gone.
+func (d *Dataplane) CutStale() error { return d.locked(d.cutStale) }
+
+// Looks reports whether somebody is to look what to cut.
+func (d *Dataplane) Looks() bool { return len(d.look) > 0 }
+
+// Listen tells of changes of addresses and routes, which come by a file descriptor.
+func (d *Dataplane) Listen(ctx context.Context, changed chan struct{}) { d.listen(ctx, changed) }
+
+// News is that descriptor.
+func (d *Dataplane) News() int { return d.news.GetFd() }
+
+// AnswerAll answers questions by way of a reader, which has that of the kernel.
+func (d *Dataplane) AnswerAll(ctx context.Context, by func(Questions) Questions) error {
+	all, err := ringbuf.NewReader(d.kernel.Questions)
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { _ = all.Close() })
+	d.answerAll(ctx, by(all))
+	return nil
+}
+
+// Questions is what programs ask.
+type Questions = questions

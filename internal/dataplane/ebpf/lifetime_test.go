@@ -134,7 +134,7 @@ func TestNeitherCanBeWritten(t *testing.T) {
 	h.start(nil)
 	was, is := row("web", proxy.TCP, web, pods[0]), row("web", proxy.TCP, web, pods[1])
 	h.serve(was)
-	find, err := h.d.LoseMap()
+	find, err := h.d.LoseMap("endpoints")
 	if err != nil {
 		t.Fatal(err)
 	}

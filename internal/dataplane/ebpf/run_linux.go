@@ -175,12 +175,17 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 	return err
 }
 
+// questions is what programs ask.
+type questions interface {
+	ReadInto(*ringbuf.Record) error
+}
+
 // answerAll tells programs about the namespaces that they ask about.
-func (d *Dataplane) answerAll(ctx context.Context, questions *ringbuf.Reader) {
+func (d *Dataplane) answerAll(ctx context.Context, asked questions) {
 	log := klog.FromContext(ctx)
 	var record ringbuf.Record
 	for {
-		switch err := questions.ReadInto(&record); {
+		switch err := asked.ReadInto(&record); {
 		case errors.Is(err, os.ErrClosed):
 			return
 		case err != nil:

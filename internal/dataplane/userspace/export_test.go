@@ -45,3 +45,12 @@ func (d *Dataplane) Choose(key proxy.PortKey, client netip.Addr) netip.AddrPort 
 	e, _ := d.server.index.Of(key).Choose(client, proxy.ScopeCluster, nil)
 	return e.Addr
 }
+
+// Meters reports whether connections can be counted: nobody holds them up.
+func (d *Dataplane) Meters() bool {
+	free := d.server.meters.mu.TryLock()
+	if free {
+		d.server.meters.mu.Unlock()
+	}
+	return free
+}

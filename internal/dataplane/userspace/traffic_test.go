@@ -88,3 +88,23 @@ func TestDatagramsAreCounted(t *testing.T) {
 		return s.Traffic == proxy.Traffic{Connections: 1, Active: 1, Bytes: [2]uint64{times * size, back}, Packets: [2]uint64{times, times}}
 	})
 }
+
+// TestRefusalsHoldNobodyUp: what the rules count is read from the kernel, and new
+// connections do not wait for that.
+func TestRefusalsHoldNobodyUp(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.serve(proxy.UDP)
+	c := n.dial(proxy.UDP)
+	n.eventually("refused packets are counted", func() (told bool) {
+		_, _ = c.Write([]byte("?")) // it may be told of the one before
+		err := n.d.Traffic(t.Context(), func(proxy.Sample) { // there is none of an endpoint
+			if told = true; !n.d.Meters() {
+				t.Error("connections cannot be counted meanwhile")
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return told
+	})
+}
