@@ -74,7 +74,7 @@ reliability: deps ## what goes wrong in clusters, done to the daemon in every mo
 	cd test/cluster && go test -timeout 30m -v -count 1 -run '^Test(Churn|ControlPlaneLost)$$' >../../.cache/reliability/cluster
 	for v in 1.37 1.36; do (cd test/cluster && go test -timeout 60m -v -count 1 -run '^TestThemes$$' \
 		-themes nftables,iptables,userspace,ebpf -kubernetes $$v >../../.cache/reliability/themes-$$v) || exit 1; done
-	go run ./test/kernels --kernels 6.1 --suites 'daemon ipvs,daemon faults'
+	go run ./test/kernels --kernels 6.1 --suites 'daemon ipvs,daemon faults,daemon faults ipvs,daemon changes ipvs,daemon changes'
 	go run ./test/reliability --commit '$(VERSION)' .cache/reliability/* .cache/vm/logs/6.1-daemon*
 
 test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -281,6 +282,7 @@ func (m *moment) slice() *discoveryv1.EndpointSlice {
 func (w *web) report(change string, streams []*stream) {
 	w.t.Helper()
 	res := reliability.Result{Fault: change, Mode: w.mode, Tried: 1}
+	associations := reliability.Result{Fault: "a Service changes in all these ways, SCTP alone", Mode: w.mode, Tried: 1}
 	for _, m := range w.history[1:] {
 		res.Repairs = append(res.Repairs, m.inForce.Sub(m.at))
 	}
@@ -289,6 +291,7 @@ func (w *web) report(change string, streams []*stream) {
 		w.receive(st)
 		res.Requests, closed, cut = res.Requests+len(st.requests), closed+st.closed, cut+st.cut
 		var faults []string
+		before := res
 		var last netip.AddrPort // who has the flow
 		for _, r := range st.requests {
 			switch j := w.history.judge(st, r, last); {
@@ -308,6 +311,11 @@ func (w *web) report(change string, streams []*stream) {
 				last = r.By
 			}
 		}
+		if st.protocol == proxy.SCTP {
+			associations.Requests += len(st.requests)
+			associations.Failed += res.Failed - before.Failed
+			associations.Misdirected += res.Misdirected - before.Misdirected
+		}
 		if len(faults) > 0 {
 			w.t.Errorf("%v: %d of %d requests went wrong:\n%s", st, len(faults), len(st.requests), strings.Join(faults[:min(len(faults), 5)], "\n"))
 		}
@@ -317,6 +325,15 @@ func (w *web) report(change string, streams []*stream) {
 	}
 	res.Note = note(closed, cut, refused, lost)
 	reliability.Record(w.t, res)
+	if w.mode != "userspace" && hasSCTP() {
+		reliability.Record(w.t, associations)
+	}
+}
+
+// hasSCTP reports whether the kernel has sockets of SCTP: else first packets stand for associations.
+func hasSCTP() bool {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	return err == nil && unix.Close(fd) == nil
 }
 
 // note says what came to an end by nature.
@@ -329,7 +346,7 @@ func note(closed, cut, refused, lost int) string {
 		{closed, "connections that their pod closed in order"},
 		{cut, "connected UDP sockets whose endpoint was gone, and that connected again"},
 		{refused, "requests refused or dropped, rightly, while the Service had nobody or was not there"},
-		{lost, "answers that were under way when the flow to an endpoint that serves no more was ended"},
+		{lost, "requests or answers that were under way when the flow to an endpoint that serves no more was ended"},
 	} {
 		if n.n > 0 {
 			notes = append(notes, fmt.Sprintf("%d %s", n.n, n.what))

@@ -151,7 +151,7 @@ type judgement uint8
 // The judgements.
 const (
 	right    judgement = iota
-	underWay           // its answer was, while its flow was ended: nobody could tell any more whose it was
+	underWay           // it or its answer was, while its flow was ended: nobody could tell any more whose it was
 	wrong
 )
 
@@ -174,7 +174,8 @@ func (h history) judge(st *stream, r request, last netip.AddrPort) judgement {
 			ended = ended || e.ends(h[i-1].expect(st), last)
 		}
 	}
-	if ended && r.Fate == traffic.Silent && st.protocol != proxy.TCP && st.kind != oneWay {
+	// IPVS drops the packet by which it learns that a flow has ended, and a host hears of its own.
+	if ended && (r.Fate == traffic.Silent || errors.Is(r.Err, unix.EPERM)) && st.protocol != proxy.TCP && st.kind != oneWay {
 		return underWay
 	}
 	return wrong

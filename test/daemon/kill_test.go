@@ -41,7 +41,7 @@ func TestKills(t *testing.T) {
 			change := s.replaceEndpoints()
 			var gaps []gap
 			for range *kills {
-				wait(t, rand.N(300*time.Millisecond))
+				wait(t, rand.N(traffic.Scaled(300*time.Millisecond)))
 				gaps = append(gaps, gap{from: time.Now()})
 				d.end(syscall.SIGKILL)
 				d = s.start(nil)

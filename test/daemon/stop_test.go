@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/reliability"
+	"sluice/internal/conformance/traffic"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -58,8 +59,8 @@ func TestStopped(t *testing.T) {
 			eventually(t, "what changed meanwhile", s.answers(clusterIP, podB))
 			s.isAsNew(mode)
 			took := time.Since(began)
-			if took > repairTime {
-				t.Errorf("all was right after %v, want at most %v", took, repairTime)
+			if took > traffic.Scaled(repairTime) {
+				t.Errorf("all was right after %v, want at most %v", took, traffic.Scaled(repairTime))
 			}
 			if err := s.livez(); err != nil {
 				t.Errorf("its health afterwards: %v", err)

@@ -2,55 +2,33 @@ package daemon
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
+
+	"sluice/test/vm/guest"
 )
 
-// errNoHistory says that there is no former version.
-var errNoHistory = errors.New("there is no history to take a former daemon from, as in a source archive or a virtual machine")
-
-// formerBinary builds the daemon of the last release or, where there is none, of the last
-// commit, once and next to today's.
+// formerBinary builds the daemon of the former version once, next to today's; a virtual
+// machine brings it along.
 var formerBinary = sync.OnceValues(func() (string, error) {
-	git := func(args ...string) (string, error) {
-		out, err := exec.Command("git", args...).Output()
-		return strings.TrimSpace(string(out)), err
+	if path := os.Getenv(guest.FormerVariable); path != "" {
+		return path, nil
 	}
-	former, err := git("describe", "--tags", "--abbrev=0", "HEAD^")
-	if err != nil {
-		former, err = git("rev-parse", "--verify", "HEAD^")
-	}
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", errNoHistory, err)
-	}
-	root, err := git("rev-parse", "--show-toplevel")
-	path, err2 := binary()
-	if err := errors.Join(err, err2); err != nil {
-		return "", err
-	}
-	dir, err := os.MkdirTemp(filepath.Dir(path), "former-") // TestMain removes it with today's
+	path, err := binary()
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("bash", "-ec", `set -o pipefail; git -C "$2" archive "$3" | tar x -C "$1"; cd "$1"
-		go build -trimpath -ldflags='-s -w' -o sluice ./cmd/sluice`, "build", dir, root, former)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the daemon of %s: %w\n%s", former, err, out)
-	}
-	return filepath.Join(dir, "sluice"), nil
+	return guest.BuildFormer(filepath.Dir(path)) // TestMain removes it with today's
 })
 
 // findFormer finds the daemon that an upgrade begins with.
 func (w *web) findFormer() []*stream {
 	w.t.Helper()
 	path, err := formerBinary()
-	if errors.Is(err, errNoHistory) {
+	if errors.Is(err, guest.ErrNoHistory) {
 		w.t.Skip(err)
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -51,13 +52,16 @@ func (j *Job) RunTests(pkg, program string) error {
 	return nil
 }
 
-// DaemonVariable is the variable of the environment that says where tests of the
-// daemon find it built.
-const DaemonVariable = "SLUICE_BINARY"
+// Variables of the environment that say where tests of the daemon find it built, and
+// that of the former version.
+const (
+	DaemonVariable = "SLUICE_BINARY"
+	FormerVariable = "SLUICE_FORMER_BINARY"
+)
 
-// addDaemon builds the daemon, and has tests find it.
+// addDaemon builds the daemon and that of the former version, and has tests find them.
 func (j *Job) addDaemon(program string) error {
-	const inGuest = "/bin/sluice"
+	const inGuest, former = "/bin/sluice", "/bin/sluice-former"
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "sluice/cmd/sluice")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -65,7 +69,13 @@ func (j *Job) addDaemon(program string) error {
 	}
 	j.Add(inGuest, program)
 	j.Env = append(j.Env, DaemonVariable+"="+inGuest)
-	return nil
+	path, err := BuildFormer(filepath.Dir(program))
+	if errors.Is(err, ErrNoHistory) {
+		return nil
+	}
+	j.Add(former, path)
+	j.Env = append(j.Env, FormerVariable+"="+former)
+	return err
 }
 
 // Add gives the guest a file or folder of this machine.
