@@ -117,7 +117,7 @@ type ServicePort struct {
 
 	// Draining are endpoints in neither list that still serve, sorted: they get
 	// no new connections but keep the flows they have. Only protocols whose
-	// stale flows we end have them ([Protocol.EndsStaleFlows]). No dataplane reads them.
+	// stale flows we end have them ([Protocol.EndsStaleFlows]).
 	Draining []netip.AddrPort
 }
 

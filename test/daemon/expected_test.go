@@ -174,8 +174,10 @@ func (h history) judge(st *stream, r request, last netip.AddrPort) judgement {
 			ended = ended || e.ends(h[i-1].expect(st), last)
 		}
 	}
-	// IPVS drops the packet by which it learns that a flow has ended, and a host hears of its own.
-	if ended && (r.Fate == traffic.Silent || errors.Is(r.Err, unix.EPERM)) && st.protocol != proxy.TCP && st.kind != oneWay {
+	// IPVS drops the packet by which it learns that a flow has ended, and a host hears of its own. An
+	// association may be aborted in the middle.
+	noticed := r.Fate == traffic.Silent || errors.Is(r.Err, unix.EPERM) || st.protocol == proxy.SCTP && r.Fate != traffic.Answered
+	if ended && noticed && st.protocol != proxy.TCP && st.kind != oneWay {
 		return underWay
 	}
 	return wrong

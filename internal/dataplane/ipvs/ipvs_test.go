@@ -287,6 +287,28 @@ func TestFlowsEnd(t *testing.T) {
 	}
 }
 
+// TestFlowsOfTheOtherList stay with a real server that serves, though it is not one of the
+// list that the frontend takes now.
+func TestFlowsOfTheOtherList(t *testing.T) {
+	h := newHost(t)
+	d := h.open(mode.IPVS{})
+	nodePort := proxy.Frontend{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(proxy.IPv4.Unspecified(), 30053)}
+	row := func(p proxy.Protocol, internal proxy.Scope, endpoints ...string) *proxy.ServicePort {
+		sp := service(1, p, endpoints...)
+		sp.Frontends, sp.Internal, sp.Local = append(sp.Frontends, nodePort), internal, sp.Cluster[:1]
+		return sp
+	}
+	for _, p := range []proxy.Protocol{proxy.UDP, proxy.SCTP} {
+		all, local := row(p, proxy.ScopeCluster, one, two), row(p, proxy.ScopeLocal, one, two)
+		h.sync(d, all)
+		h.apply(d, all, local)
+		h.wantReals(at(local), map[string]uint32{one: 1, two: 0})
+		h.wantReals(ipvs.Server{Protocol: uint8(p), Addr: netip.AddrPortFrom(aliases[proxy.IPv4], 30053)}, map[string]uint32{one: 1, two: 1})
+		h.apply(d, local, row(p, proxy.ScopeLocal, one))
+		h.wantReals(at(local), map[string]uint32{one: 1})
+	}
+}
+
 // TestForeignServers leaves others' virtual servers alone, and refuses the row
 // that would have one's address.
 func TestForeignServers(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/kernel/ipvs"
@@ -48,13 +49,10 @@ func (d *Dataplane) fronts(sp *proxy.ServicePort) map[ipvs.Server]front {
 	if sp == nil {
 		return nil
 	}
-	lists := map[proxy.Scope]front{}
+	lists := d.lists(sp)
 	out := make(map[ipvs.Server]front, len(sp.Frontends))
 	for _, f := range sp.Frontends {
 		r := sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere]
-		if _, ok := lists[r.Scope]; !ok {
-			lists[r.Scope] = d.front(sp, r.To)
-		}
 		s := ipvs.Server{Protocol: uint8(sp.Key.Protocol), Addr: f.Addr}
 		if f.Kind == proxy.NodePort {
 			s.Addr = netip.AddrPortFrom(aliases[sp.Key.Family], f.Addr.Port())
@@ -68,8 +66,42 @@ func (d *Dataplane) fronts(sp *proxy.ServicePort) map[ipvs.Server]front {
 	return out
 }
 
+// lists returns the real servers of a row's frontends, by list. Where flows end with their
+// real server, one of the other list stays with weight 0: it serves, and keeps what it has.
+func (d *Dataplane) lists(sp *proxy.ServicePort) map[proxy.Scope]front {
+	to, out := map[proxy.Scope][]proxy.Endpoint{}, map[proxy.Scope]front{}
+	for _, f := range sp.Frontends {
+		r := sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere]
+		to[r.Scope] = r.To
+	}
+	for scope, list := range to {
+		idle := slices.Clip(sp.Draining)
+		for other, more := range to {
+			if other != scope && sp.Key.Protocol.EndsStaleFlows() {
+				idle = append(idle, lacking(list, more)...)
+			}
+		}
+		out[scope] = d.front(sp, list, idle)
+	}
+	return out
+}
+
+// lacking returns those of another list that a list does not have.
+func lacking(list, other []proxy.Endpoint) (addrs []netip.AddrPort) {
+	has := map[netip.AddrPort]bool{}
+	for _, e := range list {
+		has[e.Addr] = true
+	}
+	for _, e := range other {
+		if !has[e.Addr] {
+			addrs = append(addrs, e.Addr)
+		}
+	}
+	return addrs
+}
+
 // front says how a row's virtual servers choose, and among which real servers.
-func (d *Dataplane) front(sp *proxy.ServicePort, to []proxy.Endpoint) front {
+func (d *Dataplane) front(sp *proxy.ServicePort, to []proxy.Endpoint, idle []netip.AddrPort) front {
 	f := front{ipvs.Settings{Scheduler: cmp.Or(schedulerOf[sp.Balancing], scheduler(d.options)), Persistence: sp.Affinity}, nil}
 	for _, e := range to {
 		if by := weighted[f.settings.Scheduler]; by != "" && e.Share() > 1 {
@@ -80,7 +112,7 @@ func (d *Dataplane) front(sp *proxy.ServicePort, to []proxy.Endpoint) front {
 	if f.settings.Scheduler == "sh" {
 		fitBuckets(f.reals)
 	}
-	for _, a := range sp.Draining {
+	for _, a := range idle {
 		f.reals = append(f.reals, ipvs.Real{Addr: a})
 	}
 	// They keep the places of one that drains, whose new clients would be refused.
