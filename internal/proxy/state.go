@@ -72,6 +72,16 @@ func (s *State) Apply(d *Delta) {
 // Keys returns the keys of all rows, sorted.
 func (s *State) Keys() []PortKey { return slices.SortedFunc(maps.Keys(s.Rows), ComparePortKeys) }
 
+// Without returns the state without some rows.
+func (s *State) Without(rows Refused) *State {
+	out := *s
+	out.Rows = maps.Clone(s.Rows)
+	for key := range rows {
+		delete(out.Rows, key)
+	}
+	return &out
+}
+
 // String returns the state as a table, one row per service port, sorted.
 func (s *State) String() string {
 	var b strings.Builder

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -30,5 +31,16 @@ func TestOutermost(t *testing.T) {
 				t.Errorf("%v; want %v", got, tt.want)
 			}
 		})
+	}
+}
+
+// TestWithout leaves the rows out of a copy only.
+func TestWithout(t *testing.T) {
+	a, b := PortKey{ServicePortName: ServicePortName{Name: "a"}}, PortKey{ServicePortName: ServicePortName{Name: "b"}}
+	s := NewState()
+	s.Rows[a], s.Rows[b] = &ServicePort{Key: a}, &ServicePort{Key: b}
+	got := s.Without(Refused{a: errors.New("no"), {}: errors.New("no such row")})
+	if !slices.Equal(got.Keys(), []PortKey{b}) || got.Node != s.Node || len(s.Rows) != 2 {
+		t.Errorf("%v, and %v of the state itself", got.Keys(), s.Keys())
 	}
 }

@@ -150,13 +150,13 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	if d.empty = false; err != nil {
 		return nil, err
 	}
-	by, err := d.Dataplane.Sync(ctx, without(want, refused))
+	by, err := d.Dataplane.Sync(ctx, want.Without(refused))
 	if err == nil {
 		err = d.leave(ctx)
 	}
 	if err == nil && len(by) > 0 { // nothing may reach servers that no rule watches over
 		maps.Copy(refused, by)
-		if _, err = d.differ.Apply(ctx, without(want, by), &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(by), proxy.ComparePortKeys)}); err == nil {
+		if _, err = d.differ.Apply(ctx, want.Without(by), &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(by), proxy.ComparePortKeys)}); err == nil {
 			err = d.leave(ctx)
 		}
 	}
@@ -200,14 +200,4 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	}
 	maps.Copy(refused, by)
 	return refused, nil
-}
-
-// without returns a state without some rows.
-func without(s *proxy.State, rows proxy.Refused) *proxy.State {
-	out := *s
-	out.Rows = maps.Clone(s.Rows)
-	for key := range rows {
-		delete(out.Rows, key)
-	}
-	return &out
 }

@@ -37,7 +37,7 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 	if err != nil {
 		return err
 	}
-	r.Want = without(r.Want, refused)
+	r.Want = r.Want.Without(refused)
 	return nftables.RenderOverlay(ctx, r, d.overlay())
 }
 

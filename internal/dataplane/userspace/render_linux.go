@@ -11,13 +11,13 @@ import (
 // Render writes down what Sync would write: the rules, which lead to the ports that
 // are taken if nobody else has them, and what the process has of each row.
 func Render(ctx context.Context, r *mode.Rendering) error {
-	served, refused := servable(r.Want.Keys(), r.Want)
-	r.Want = only(r.Want, served)
+	refused := unserved(r.Want.Keys(), r.Want)
+	r.Want = r.Want.Without(refused)
 	if r.Diff {
 		r.Remark("what the daemon has of each row is in its memory, and not compared")
 	} else {
 		r.Title("rows that the daemon finds endpoints by")
-		for _, k := range served {
+		for _, k := range r.Want.Keys() {
 			if r.Concerns([]*proxy.PortKey{&k}) {
 				r.Remark("%v", r.Want.Rows[k])
 			}

@@ -63,9 +63,9 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 // Sync has rows found, opens the listeners or takes them over, and then has
 // rules lead there.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
-	served, refused := servable(slices.Collect(maps.Keys(want.Rows)), want)
-	own := only(want, served)
-	d.forget = append(d.forget, d.server.index.Update(append(d.server.index.Keys(), served...), own.Rows))
+	refused := unserved(slices.Collect(maps.Keys(want.Rows)), want)
+	own := want.Without(refused)
+	d.forget = append(d.forget, d.server.index.Update(slices.AppendSeq(d.server.index.Keys(), maps.Keys(own.Rows)), own.Rows))
 	if err := d.begin(ctx); err != nil {
 		return nil, err
 	}
@@ -76,34 +76,21 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 // Apply has changed rows found, and rules lead to them.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	own := *changed
-	served, refused := servable(changed.Rows, want)
-	own.Rows = served
-	d.forget = append(d.forget, d.server.index.Update(served, want.Rows))
+	own.Rows = slices.DeleteFunc(slices.Clone(changed.Rows), func(k proxy.PortKey) bool { return k.Protocol == proxy.SCTP })
+	d.forget = append(d.forget, d.server.index.Update(own.Rows, want.Rows))
 	more, err := d.Dataplane.Apply(ctx, want, &own)
-	return d.finish(refused, more, err)
+	return d.finish(unserved(changed.Rows, want), more, err)
 }
 
-// servable returns the rows that can be served, and refuses the others.
-func servable(keys []proxy.PortKey, want *proxy.State) (can []proxy.PortKey, refused proxy.Refused) {
-	refused = proxy.Refused{}
+// unserved returns those of some rows that cannot be served.
+func unserved(keys []proxy.PortKey, want *proxy.State) proxy.Refused {
+	refused := proxy.Refused{}
 	for _, k := range keys {
-		if k.Protocol != proxy.SCTP {
-			can = append(can, k)
-		} else if want.Rows[k] != nil {
+		if k.Protocol == proxy.SCTP && want.Rows[k] != nil {
 			refused[k] = errSCTP
 		}
 	}
-	return can, refused
-}
-
-// only returns a state with some of its rows.
-func only(s *proxy.State, rows []proxy.PortKey) *proxy.State {
-	out := *s
-	out.Rows = map[proxy.PortKey]*proxy.ServicePort{}
-	for _, k := range rows {
-		out.Rows[k] = s.Rows[k]
-	}
-	return &out
+	return refused
 }
 
 // finish forgets what no rule leads to any more.
