@@ -96,8 +96,9 @@ func TestRefusalsHoldNobodyUp(t *testing.T) {
 	n.serve(proxy.UDP)
 	c := n.dial(proxy.UDP)
 	n.eventually("refused packets are counted", func() (told bool) {
-		_, _ = c.Write([]byte("?")) // it may be told of the one before
-		err := n.d.Traffic(t.Context(), func(proxy.Sample) { // there is none of an endpoint
+		// There are no samples of endpoints, and a write may be told that the last one was refused.
+		_, _ = c.Write([]byte("?"))
+		err := n.d.Traffic(t.Context(), func(proxy.Sample) {
 			if told = true; !n.d.Meters() {
 				t.Error("connections cannot be counted meanwhile")
 			}
