@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -19,6 +18,7 @@ import (
 
 	_ "sluice/internal/app" // or go test would take what an earlier daemon did for this one's
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/subprocess"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 	"sluice/test/vm/guest"
@@ -158,37 +158,14 @@ func service(name string, vip netip.AddrPort, endpoints ...netip.Addr) string {
 
 // process is a running daemon.
 type process struct {
-	t    *testing.T
-	cmd  *exec.Cmd
-	mu   sync.Mutex
-	text bytes.Buffer
-	sync time.Time // when it told of its first sync
-	done chan struct{}
-}
-
-// Write takes the daemon's log.
-func (p *process) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	n, err := p.text.Write(b)
-	if p.sync.IsZero() && bytes.Contains(p.text.Bytes(), []byte("First sync done")) {
-		p.sync = time.Now()
-	}
-	return n, err
+	*subprocess.Process
+	t *testing.T
 }
 
 // synced returns when the daemon told of its first sync; zero: not yet.
-func (p *process) synced() time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.sync
-}
+func (p *process) synced() time.Time { return p.Said("First sync done") }
 
-func (p *process) log() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.text.String()
-}
+func (p *process) log() string { return p.Log() }
 
 // settings are the flags by which a daemon and a rendering mean the same.
 func (s *site) settings() []string {
@@ -217,32 +194,26 @@ func start(t *testing.T, node *lab.Host, change func(*exec.Cmd), args ...string)
 	if err != nil {
 		return nil, err
 	}
-	p := &process{t: t, cmd: exec.Command(path, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = p, p
-	if change != nil {
-		change(p.cmd)
-	}
-	if err := node.Start(p.cmd); err != nil {
-		return nil, err
-	}
-	go func() {
-		_ = p.cmd.Wait() // the state tells what became of it
-		close(p.done)
-	}()
-	return p, nil
+	p, err := subprocess.Start(exec.Command(path, args...), func(cmd *exec.Cmd) error {
+		if change != nil {
+			change(cmd)
+		}
+		return node.Start(cmd)
+	})
+	return &process{p, t}, err
 }
 
 // end signals the daemon, waits and returns its exit code.
 func (p *process) end(sig syscall.Signal) int {
-	_ = p.cmd.Process.Signal(sig) // it may have ended by itself
+	_ = p.Cmd.Process.Signal(sig) // it may have ended by itself
 	return p.wait()
 }
 
 func (p *process) wait() int {
 	p.t.Helper()
 	select {
-	case <-p.done:
-		return p.cmd.ProcessState.ExitCode()
+	case <-p.Done:
+		return p.Cmd.ProcessState.ExitCode()
 	case <-time.After(20 * time.Second):
 		p.t.Fatalf("the daemon does not end; its log:\n%s", p.log())
 		return -1

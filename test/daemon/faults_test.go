@@ -71,7 +71,7 @@ func TestSystemCallsFail(t *testing.T) {
 			}
 			s.refuse(in, &fault{name: "EPERM", errnos: []unix.Errno{unix.EPERM}}, name)
 			s.refuse(in, &fault{name: "no answer", delay: time.Hour}, name)
-			if d.cmd.ProcessState != nil {
+			if d.Cmd.ProcessState != nil {
 				t.Error("the daemon has ended")
 			}
 			s.loseAddress(in)

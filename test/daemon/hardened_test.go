@@ -104,7 +104,7 @@ func TestHardened(t *testing.T) {
 // wantConfined wants the kernel to have the process confined.
 func (p *process) wantConfined(capabilities []string) {
 	p.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -106,7 +106,7 @@ func (s *site) within(limit time.Duration, what string, holds func() bool) {
 // memory returns one of the sizes of the daemon that the system tells, in bytes.
 func (p *process) memory(name string) (size int) {
 	p.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func TestStopLetsARestoreEnd(t *testing.T) {
 		_, err := os.Stat(began)
 		return err == nil
 	})
-	if err := syscall.Kill(-d.cmd.Process.Pid, syscall.SIGTERM); err != nil {
+	if err := syscall.Kill(-d.Cmd.Process.Pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(gate); err != nil {

@@ -97,7 +97,7 @@ func lost(mode string) []string {
 
 func (p *process) signal(sig syscall.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(sig); err != nil {
+	if err := p.Cmd.Process.Signal(sig); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -165,7 +165,7 @@ func (s *site) overrun(d *process, mode string) {
 // drops returns how many messages of nf_tables the daemon's sockets have lost.
 func (s *site) drops(d *process) (n int) {
 	s.t.Helper()
-	all, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/netlink", d.cmd.Process.Pid))
+	all, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/netlink", d.Cmd.Process.Pid))
 	if err != nil {
 		s.t.Fatal(err)
 	}

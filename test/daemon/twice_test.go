@@ -46,8 +46,8 @@ func TestTwoDaemons(t *testing.T) {
 			load := s.load(2, clusterIP)
 			second := s.start(nil, "--proxy-mode", c.second)
 			eventually(t, "word of each other", func() bool {
-				return strings.Contains(second.log(), fmt.Sprintf("serves this node, waiting until it ends; unless it is to be replaced, stop one of them\" pid=%d", first.cmd.Process.Pid)) &&
-					strings.Contains(first.log(), fmt.Sprintf("waits until this one ends\" pid=%d", second.cmd.Process.Pid))
+				return strings.Contains(second.log(), fmt.Sprintf("serves this node, waiting until it ends; unless it is to be replaced, stop one of them\" pid=%d", first.Cmd.Process.Pid)) &&
+					strings.Contains(first.log(), fmt.Sprintf("waits until this one ends\" pid=%d", second.Cmd.Process.Pid))
 			})
 			if !strings.Contains(second.log(), "mode "+c.first) {
 				t.Error("the second does not say what the first is")
@@ -60,7 +60,7 @@ func TestTwoDaemons(t *testing.T) {
 				t.Errorf("%d objects were written for a change beside a second daemon, %d without", n, alone)
 			}
 			ended := time.Now()
-			_ = first.cmd.Process.Signal(c.end)
+			_ = first.Cmd.Process.Signal(c.end)
 			eventually(t, "the second's first sync", func() bool { return !second.synced().IsZero() })
 			took := second.synced().Sub(ended)
 			s.write("web.yaml", service("web", clusterIP, podB))

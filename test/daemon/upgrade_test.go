@@ -42,7 +42,7 @@ func (w *web) findFormer() []*stream {
 func (w *web) upgrade() {
 	for _, path := range []string{w.former, ""} {
 		old := w.daemon
-		if err := old.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		if err := old.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			w.t.Fatal(err)
 		}
 		if w.mode != "userspace" { // which serves until the next one does

@@ -28,9 +28,9 @@ metricsBindAddress: none
 winkernel: {networkName: `+pods+`, rootHnsEndpointName: cbr0}
 `)
 	d := n.start("--config", drive(config), "--master", server.URL, "--hostname-override=node-1", "--status-socket=")
-	n.wait(d.log, remote)
+	n.wait(d.Log, remote)
 	api.put(slicesPath, slice(t, other))
-	n.wait(d.log, other)
+	n.wait(d.Log, other)
 	d.stop()
 }
 

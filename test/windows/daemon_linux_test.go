@@ -45,7 +45,7 @@ func TestLife(t *testing.T) {
 	n := newNode(t)
 	n.write("web", local, remote)
 	first := n.start(n.flags()...)
-	n.wait(first.log, local, remote)
+	n.wait(first.Log, local, remote)
 	about := n.about()
 	if about.Mode != "kernelspace" || about.Name != "node-1" || !about.Health.Healthy {
 		t.Errorf("the daemon tells %+v", about)
@@ -58,14 +58,14 @@ func TestLife(t *testing.T) {
 			t.Errorf("the daemon tells of traffic, which nobody counts: %s", out)
 		}
 	}
-	if strings.Contains(first.log(), "Traffic of Services is not counted") {
-		t.Errorf("what is so by design is told as an error:\n%s", first.log())
+	if strings.Contains(first.Log(), "Traffic of Services is not counted") {
+		t.Errorf("what is so by design is told as an error:\n%s", first.Log())
 	}
 
 	n.write("web", local, other)
-	n.wait(first.log, local, other)
+	n.wait(first.Log, local, other)
 	n.write("web", other)
-	n.wait(first.log, other)
+	n.wait(first.Log, other)
 	first.stop()
 	if !n.serves(other) {
 		t.Errorf("after the end HNS has %q", n.balancers())
@@ -76,15 +76,15 @@ func TestLife(t *testing.T) {
 	if _, done := n.hns.Reset(); len(done) > 0 {
 		t.Errorf("a restart changed %q", done)
 	}
-	if strings.Contains(second.log(), "priority class stays") {
-		t.Errorf("no priority class:\n%s", second.log())
+	if strings.Contains(second.Log(), "priority class stays") {
+		t.Errorf("no priority class:\n%s", second.Log())
 	}
 	// Wine has no unix sockets. The folder is made before, and what fails is no reason to stop.
 	if _, err := os.Stat(filepath.Join(n.dir, "private", "socket.lock")); err != nil {
-		t.Errorf("%v\n%s", err, second.log())
+		t.Errorf("%v\n%s", err, second.Log())
 	}
 	n.write("web", remote)
-	n.wait(second.log, remote)
+	n.wait(second.Log, remote)
 	second.stop()
 
 	out, code := n.run("--cleanup", "--network-name="+pods)

@@ -1,7 +1,6 @@
 package windows
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -16,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/internal/conformance/subprocess"
 	"sluice/internal/kernel/hns"
 	"sluice/internal/kernel/hns/hnstest"
 	"sluice/test/wine"
@@ -161,44 +161,26 @@ func (n *node) output(cmd *exec.Cmd) (text string, code int) {
 
 // process is a daemon that runs.
 type process struct {
-	n    *node
-	cmd  *exec.Cmd
-	mu   sync.Mutex
-	text bytes.Buffer
-	done chan error
-}
-
-// Write takes the log.
-func (p *process) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.text.Write(b)
-}
-
-func (p *process) log() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.text.String()
+	*subprocess.Process
+	n *node
 }
 
 // start starts a daemon and waits until it is healthy.
 func (n *node) start(args ...string) *process {
 	n.t.Helper()
-	p := &process{n: n, cmd: n.windows.Command(n.t.Context(), n.exe, args...), done: make(chan error, 1)}
-	p.cmd.Stdout, p.cmd.Stderr = p, p
-	if err := p.cmd.Start(); err != nil {
+	p, err := subprocess.Start(n.windows.Command(n.t.Context(), n.exe, args...), (*exec.Cmd).Start)
+	if err != nil {
 		n.t.Fatal(err)
 	}
-	go func() { p.done <- p.cmd.Wait() }()
-	n.eventually("the daemon is healthy", p.log, func() bool {
+	n.eventually("the daemon is healthy", p.Log, func() bool {
 		select {
-		case err := <-p.done:
-			n.t.Fatalf("it ends: %v\n%s", err, p.log())
+		case <-p.Done:
+			n.t.Fatalf("it ends: %v\n%s", p.Cmd.ProcessState, p.Log())
 		default:
 		}
 		return n.healthy()
 	})
-	return p
+	return &process{p, n}
 }
 
 func (n *node) healthy() bool {
@@ -213,16 +195,16 @@ func (n *node) healthy() bool {
 // stop presses Ctrl-C.
 func (p *process) stop() {
 	p.n.t.Helper()
-	if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
+	if err := p.Cmd.Process.Signal(os.Interrupt); err != nil {
 		p.n.t.Fatal(err)
 	}
 	select {
-	case err := <-p.done:
-		if err != nil || !strings.Contains(p.log(), "Stopped, the rules stay in force") {
-			p.n.t.Errorf("after Ctrl-C: %v\n%s", err, p.log())
+	case <-p.Done:
+		if !p.Cmd.ProcessState.Success() || !strings.Contains(p.Log(), "Stopped, the rules stay in force") {
+			p.n.t.Errorf("after Ctrl-C: %v\n%s", p.Cmd.ProcessState, p.Log())
 		}
 	case <-time.After(time.Minute):
-		p.n.t.Fatalf("it does not stop\n%s", p.log())
+		p.n.t.Fatalf("it does not stop\n%s", p.Log())
 	}
 }
 

@@ -9,8 +9,11 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +24,7 @@ import (
 	"sluice/internal/conformance"
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/reliability"
+	"sluice/internal/conformance/subprocess"
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/proxy"
 	"sluice/internal/statusapi"
@@ -118,11 +122,11 @@ type daemon struct {
 	mode    string
 	program string
 	node    *lab.Host
-	dir     string             // of its socket and log; its path is short, as the kernel wants it
-	places  []string           // where mode ebpf keeps its maps, which a rendering must know
-	wanted  *conformance.World // what was written last
-	running *process           // nil: none runs
-	flags   []string           // of the one that runs, beside those of its source
+	dir     string              // of its socket; its path is short, as the kernel wants it
+	places  []string            // where mode ebpf keeps its maps, which a rendering must know
+	wanted  *conformance.World  // what was written last
+	running *subprocess.Process // nil: none runs
+	flags   []string            // of the one that runs, beside those of its source
 	fence   int32
 }
 
@@ -167,7 +171,7 @@ func (d *daemon) Settle(ctx context.Context, w *conformance.World) error {
 		err = d.compare(ctx)
 	}
 	if err != nil && d.running != nil {
-		return fmt.Errorf("%w\nthe daemon's log:\n%s", err, d.running.log())
+		return fmt.Errorf("%w\nthe daemon's log:\n%s", err, lastLines(d.running.Log()))
 	}
 	return err
 }
@@ -178,8 +182,8 @@ func (d *daemon) start(flags []string) (err error) {
 		return nil
 	}
 	if d.running != nil {
-		if code := d.running.end(unix.SIGTERM); code != 0 {
-			return fmt.Errorf("exit code %d after SIGTERM; its log:\n%s", code, d.running.log())
+		if code := d.running.End(unix.SIGTERM); code != 0 {
+			return fmt.Errorf("exit code %d after SIGTERM; its log:\n%s", code, lastLines(d.running.Log()))
 		}
 	}
 	args := slices.Concat(d.Flags(), flags, []string{"-v", "2", "--status-socket", d.socket()})
@@ -187,8 +191,16 @@ func (d *daemon) start(flags []string) (err error) {
 		args = append(args, "--cgroup-root", d.node.Cgroup)
 	}
 	d.flags = flags
-	d.running, err = start(d.node, filepath.Join(d.dir, "log"), d.program, args...)
+	cmd := exec.Command(d.program, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	d.running, err = subprocess.Start(cmd, d.node.Start)
 	return err
+}
+
+// lastLines returns the end of a log.
+func lastLines(log string) string {
+	lines := strings.SplitAfter(log, "\n")
+	return strings.Join(lines[max(0, len(lines)-50):], "")
 }
 
 func (d *daemon) socket() string { return filepath.Join(d.dir, "s") }
@@ -277,7 +289,7 @@ func (d *daemon) await(ctx context.Context, wrong func() error) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("what was written is not in force: %w", err)
-		case <-d.running.done:
+		case <-d.running.Done:
 			return errors.New("the daemon has ended by itself")
 		case <-tick.C:
 		}
@@ -287,7 +299,7 @@ func (d *daemon) await(ctx context.Context, wrong func() error) error {
 // Kill ends the daemon.
 func (d *daemon) Kill() error {
 	if d.running != nil {
-		d.running.end(unix.SIGKILL)
+		d.running.End(unix.SIGKILL)
 		d.running = nil
 	}
 	return nil
