@@ -70,8 +70,9 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Gua
 		t.chain(nodePortServices, t.dispatch(&t.nodePorts, nodePortExternal)...),
 		t.externalChain(nodePortExternal, nodePortLocal, &t.nodePorts),
 		t.externalLocalChain(nodePortLocal, &t.nodePorts, n),
-		t.markClusterIPChain(n),
-		t.markNodeChain(n),
+		t.markChain(markClusterIP, t.clusterIPPolicy(n), n, "masquerade"),
+		// Clients from elsewhere, whom a split frontend shows, do not come here.
+		t.markChain(markNode, proxy.CommonPolicy(t.family, proxy.LoadBalancer, proxy.ScopeLocal, n), n, "masquerade the node"),
 		t.noEndpointsChain(noEndpoints, &t.addresses),
 		t.nodePortChain(nodePortFilter, nodePortEmpty, n),
 		t.noEndpointsChain(nodePortEmpty, &t.nodePorts),
@@ -166,7 +167,7 @@ func (t *table) masquerading() []*nft.Rule {
 
 func (t *table) servicesChain(n *proxy.Node) *chain {
 	c := t.chain(services)
-	if p := t.clusterIPPolicy(n); slices.ContainsFunc(p[:], masquerades) {
+	if p := t.clusterIPPolicy(n); slices.ContainsFunc(p[:], func(r proxy.Route) bool { return r.Masquerade }) {
 		c.rules = append(c.rules, t.rule().load(false).in(t.clusterIPs).jump(markClusterIP).comment("ClusterIPs hide clients that are not our pods"))
 	}
 	c.rules = append(c.rules, t.dispatch(&t.addresses, external)...)
@@ -174,18 +175,11 @@ func (t *table) servicesChain(n *proxy.Node) *chain {
 	return c
 }
 
-// clusterIPPolicy and splitPolicy are what the table of policy says of masquerading
-// for every row alike: of ClusterIPs, and of frontends whose clients from
-// elsewhere take another list.
+// clusterIPPolicy is what the table of policy says of masquerading for every
+// ClusterIP alike.
 func (t *table) clusterIPPolicy(n *proxy.Node) proxy.Policy {
 	return proxy.CommonPolicy(t.family, proxy.ClusterIP, proxy.ScopeCluster, n)
 }
-
-func (t *table) splitPolicy(n *proxy.Node) proxy.Policy {
-	return proxy.CommonPolicy(t.family, proxy.LoadBalancer, proxy.ScopeLocal, n)
-}
-
-func masquerades(r proxy.Route) bool { return r.Masquerade }
 
 // dispatch returns the rules that send a packet to its frontend's endpoints.
 func (t *table) dispatch(m *frontendMaps, external string) []*nft.Rule {
@@ -242,15 +236,6 @@ func (t *table) nodePortChain(name, to string, n *proxy.Node) *chain {
 			t.rule().within(false, p).local(false).goTo(to).comment("node addresses that take NodePorts"))
 	}
 	return c
-}
-
-func (t *table) markClusterIPChain(n *proxy.Node) *chain {
-	return t.markChain(markClusterIP, t.clusterIPPolicy(n), n, "masquerade")
-}
-
-// markNodeChain is for those that are not from elsewhere.
-func (t *table) markNodeChain(n *proxy.Node) *chain {
-	return t.markChain(markNode, t.splitPolicy(n), n, "masquerade the node")
 }
 
 // markChain marks the packets of the origins that a policy masquerades, where

@@ -1,6 +1,14 @@
 package nftables
 
-import "sluice/internal/proxy"
+import (
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/proxy"
+)
 
 // This file has the rules by which an endpoint is chosen. The chain of a class
 // looks nothing up in the maps of Services, but has constant chains do it: to add
@@ -63,72 +71,109 @@ func (t *table) rememberChain(c class) *chain {
 	return out
 }
 
+const overtaken = "there are fewer since the Service was looked up"
+
 // choices returns the constant chains that choose. Without translations, none does.
 func (t *table) choices() (out []*chain) {
 	if t.over.Sockets != nil {
 		return nil
 	}
 	for _, nodePort := range []bool{false, true} {
-		out = append(out, t.dnatChain(nodePort))
+		m := t.frontends(nodePort)
+		// The only chain that refers to the endpoints, with a slot or an id in the packet's priority.
+		out = append(out, t.chain(m.dnat, t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("to the endpoint")))
 		for _, scope := range scopes {
-			c := class{nodePort: nodePort, scope: scope}
-			out = append(out, t.slotChain(c), t.idChain(c), t.knownChain(c), t.liveChain(c), t.chosenChain(c))
+			out = append(out, t.choicesOf(m, class{nodePort: nodePort, scope: scope})...)
 		}
 	}
 	return out
 }
 
-const overtaken = "there are fewer since the Service was looked up"
-
-// dnatChain is the only one that refers to the endpoints, with a slot or an id in
-// the packet's priority.
-func (t *table) dnatChain(nodePort bool) *chain {
-	m := t.frontends(nodePort)
-	return t.chain(m.dnat, t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("to the endpoint"))
-}
-
-func (t *table) slotChain(c class) *chain {
-	m := t.frontends(c.nodePort)
-	return t.chain(toSlot+c.list(),
-		t.rule().jump(m.dnat).comment("to the endpoint in the slot"),
-		t.rule().chooseSlot(way{}, 1, firstSlot(c.scope)).goTo(m.dnat).comment(overtaken))
-}
-
-// list puts the number of the list into the packet's priority.
-func (t *table) list(r *rule, c class) *rule {
-	m := t.frontends(c.nodePort)
-	r.frontend(m).priorityBy(m.lists)
-	if c.scope == proxy.ScopeLocal {
-		r.setPriority(^uint32(halfBlock), halfBlock)
+// choicesOf returns the constant chains that choose from one list.
+func (t *table) choicesOf(m *frontendMaps, c class) []*chain {
+	first := func(r *rule) *rule { return r.chooseSlot(way{}, 1, firstSlot(c.scope)) }
+	idInSlot := func(r *rule) *rule { return r.frontend(m).priority().priorityBy(m.ids) }
+	list := func(r *rule) *rule { // puts the number of the list into the packet's priority
+		r.frontend(m).priorityBy(m.lists)
+		if c.scope == proxy.ScopeLocal {
+			r.setPriority(^uint32(halfBlock), halfBlock)
+		}
+		return r
 	}
-	return r
+	return []*chain{
+		t.chain(toSlot+c.list(),
+			t.rule().jump(m.dnat).comment("to the endpoint in the slot"),
+			first(t.rule()).goTo(m.dnat).comment(overtaken)),
+		t.chain(toID+c.list(),
+			idInSlot(t.rule()).comment("the endpoint in the slot"),
+			idInSlot(first(t.rule().priorityIsSlot())).comment(overtaken)),
+		t.chain(toKnown+c.list(),
+			list(t.rule()).load(true).priority().priorityBy(t.affinity).comment("what the client is remembered for")),
+		t.chain(toLive+c.list(),
+			t.rule().jump(m.dnat).comment("to the client's endpoint"),
+			list(t.rule().priorityHas(halfBlock-1)).forget(t.affinity).comment("it is gone")),
+		t.chain(toChosen+c.list(),
+			t.rule().load(true).priority().bits(listMask, 0).priorityBy(t.affinity).comment("another packet may have been faster"),
+			t.rule().jump(m.dnat).comment("to the endpoint that was chosen"),
+			idInSlot(first(t.rule())).goTo(m.dnat).comment(overtaken)),
+	}
 }
 
-func (t *table) knownChain(c class) *chain {
-	return t.chain(toKnown+c.list(),
-		t.list(t.rule(), c).load(true).priority().priorityBy(t.affinity).comment("what the client is remembered for"))
+// way is how a slot is chosen. The zero value is by chance.
+type way struct {
+	balancing proxy.Balancing
+	// turns says whose turns round robin counts: a rule has one counter, and
+	// Services that shared it would take each other's turns.
+	turns string
 }
 
-func (t *table) liveChain(c class) *chain {
-	m := t.frontends(c.nodePort)
-	return t.chain(toLive+c.list(),
-		t.rule().jump(m.dnat).comment("to the client's endpoint"),
-		t.list(t.rule().priorityHas(halfBlock-1), c).forget(t.affinity).comment("it is gone"))
+// wayOf returns how one of several slots of a row is chosen. What only an
+// overlay can do is replaced by what comes nearest.
+func wayOf(sp *proxy.ServicePort, slots int) way {
+	if slots < 2 {
+		return way{}
+	}
+	switch sp.Balancing {
+	case proxy.RoundRobin:
+		// No two rows share a frontend.
+		at := sp.Frontends[0].Addr
+		addr := strings.ReplaceAll(at.Addr().String(), ":", ".") // nft reads no name with a colon
+		return way{proxy.RoundRobin, fmt.Sprintf("%s-%s-%d", addr, strings.ToLower(sp.Key.Protocol.String()), at.Port())}
+	case proxy.SourceHash, proxy.Maglev:
+		return way{balancing: proxy.SourceHash}
+	default:
+		return way{}
+	}
 }
 
-func (t *table) idChain(c class) *chain {
-	m := t.frontends(c.nodePort)
-	return t.chain(toID+c.list(),
-		t.rule().frontend(m).priority().priorityBy(m.ids).comment("the endpoint in the slot"),
-		t.rule().priorityIsSlot().chooseSlot(way{}, 1, firstSlot(c.scope)).
-			frontend(m).priority().priorityBy(m.ids).comment(overtaken))
+// suffix is what the name of a class has of it.
+func (w way) suffix() string {
+	switch {
+	case w == way{}:
+		return ""
+	case w.turns == "":
+		return "-" + w.balancing.String()
+	default:
+		return "-" + w.balancing.String() + "-" + w.turns
+	}
 }
 
-func (t *table) chosenChain(c class) *chain {
-	m := t.frontends(c.nodePort)
-	return t.chain(toChosen+c.list(),
-		t.rule().load(true).priority().bits(listMask, 0).priorityBy(t.affinity).comment("another packet may have been faster"),
-		t.rule().jump(m.dnat).comment("to the endpoint that was chosen"),
-		t.rule().chooseSlot(way{}, 1, firstSlot(c.scope)).
-			frontend(m).priority().priorityBy(m.ids).goTo(m.dnat).comment(overtaken))
+// hashSeed is the same in every process, so that clients stay where they are
+// after a restart.
+const hashSeed = 0x51011ce
+
+// chooseSlot sets the packet's priority to one of n numbers from an offset on.
+func (r *rule) chooseSlot(w way, n, offset uint32) *rule {
+	switch w.balancing {
+	case proxy.RoundRobin:
+		r.add(&expr.Numgen{Register: firstRegister, Modulus: n, Type: unix.NFT_NG_INCREMENTAL, Offset: offset})
+	case proxy.SourceHash:
+		r.load(true).add(&expr.Hash{
+			SourceRegister: firstRegister, DestRegister: firstRegister, Length: 4 * r.words(),
+			Modulus: n, Seed: hashSeed, Offset: offset, Type: expr.HashTypeJenkins,
+		})
+	default:
+		r.add(&expr.Numgen{Register: firstRegister, Modulus: n, Type: unix.NFT_NG_RANDOM, Offset: offset})
+	}
+	return r.set(expr.MetaKeyPRIORITY)
 }

@@ -336,11 +336,10 @@ func TestAffinityWithoutRoom(t *testing.T) {
 	if refused := sendFlows(t, sp.Frontends[0].Addr, 5000); refused > 0 {
 		t.Errorf("%d of 5000 clients refused", refused)
 	}
-	if n, room, err := d.affinityClients(ctx, proxy.IPv4); err != nil || n != 16 || room != 16 {
-		t.Errorf("%d clients are remembered, there is room for %d (%v); want 16 of 16", n, room, err)
-	}
-	if n, _, err := d.affinityClients(ctx, proxy.IPv6); err != nil || n != 0 {
-		t.Errorf("%d IPv6 clients are remembered (%v); want none", n, err)
+	for i, want := range []int{16, 0} {
+		if n, err := d.clients.count(ctx, d.tables[i]); err != nil || n != want {
+			t.Errorf("%d %v clients are remembered (%v); want %d", n, d.tables[i].family, err, want)
+		}
 	}
 }
 

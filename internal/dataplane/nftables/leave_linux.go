@@ -82,18 +82,13 @@ func (t *table) left(guard localnet.Guard) []*chain {
 // runs after another proxy's, if that has not translated the flow, and one that
 // sees whether it has. Only a flow's first packet comes to the former.
 func (t *table) late(c *chain) []*chain {
-	on := func(name, kind string, priority int32, rules ...*nft.Rule) *chain {
-		made := t.chain(name, rules...)
-		made.Hook = &nft.Hook{Type: kind, Number: c.Hook.Number, Priority: priority}
-		return made
-	}
 	rules := append([]*nft.Rule{t.idle(), t.rule().setFlowMark(false).comment("no other proxy does")}, c.rules...)
 	if t.over.OnLink { // kube-proxy's mode ipvs translates nothing, but marks
 		rules = append([]*nft.Rule{t.rule().marked().local(false).note(t.otherProxy()).comment("another proxy marked it")}, rules...)
 	}
 	return []*chain{
-		on("late-"+c.Name, "nat", priorityLateDNAT, rules...),
-		on("after-"+c.Name, "filter", priorityLookAfter,
+		t.base("late-"+c.Name, "nat", c.Hook.Number, priorityLateDNAT, rules...),
+		t.base("after-"+c.Name, "filter", c.Hook.Number, priorityLookAfter,
 			t.rule().newFlow().flowMarked().firstTranslated().note(t.otherProxy()).comment("another proxy does"),
 			t.rule().newFlow().flowMarked().setFlowMark(false).comment("no more to be known")),
 	}
@@ -121,7 +116,10 @@ func (r *rule) firstTranslated() *rule {
 // flowMarked matches flows that carry the mark, which setFlowMark sets or clears.
 func (r *rule) flowMarked() *rule { return r.conntrack(expr.CtKeyMARK).has(r.t.mark) }
 
-func (r *rule) setFlowMark(on bool) *rule {
-	return r.conntrack(expr.CtKeyMARK).bits(^r.t.mark, r.markIf(on)).
+func (r *rule) setFlowMark(on bool) *rule { return r.changeFlowMark(^r.t.mark, r.markIf(on)) }
+
+// changeFlowMark keeps some bits of the flow's mark and sets others.
+func (r *rule) changeFlowMark(keep, set uint32) *rule {
+	return r.conntrack(expr.CtKeyMARK).bits(keep, set).
 		add(&expr.Ct{Key: expr.CtKeyMARK, Register: firstRegister, SourceRegister: true}).done()
 }

@@ -37,8 +37,7 @@ func (t *table) guard(g localnet.Guard) []*nft.Rule {
 
 // addGuard adds the guard in a chain of its own, and the table if there is none.
 func (t *table) addGuard(b *nft.Batch, g localnet.Guard) {
-	c := t.chain(guardChain, t.guard(g)...)
-	c.Hook = &nft.Hook{Type: "filter", Number: unix.NF_INET_PRE_ROUTING, Priority: priorityFirewall}
+	c := t.base(guardChain, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, t.guard(g)...)
 	b.AddTable(t.Table)
 	b.AddChain(t.Table, &c.Chain)
 	t.rewrite(b, c, true)
@@ -53,7 +52,7 @@ func onlyGuard(l *nft.Listing) bool {
 // guarded reports whether a table begins with the guard where it may be.
 func (t *table) guarded(l *nft.Listing, g localnet.Guard) bool {
 	want := t.chain("", t.guard(g)...).listed()
-	for _, name := range []string{"firewall-prerouting", guardChain} {
+	for _, name := range []string{firewallPrerouting, guardChain} {
 		if have := l.Chains[name]; len(have) >= len(want) && slices.Equal(have[:len(want)], want) {
 			return t.fits(l)
 		}

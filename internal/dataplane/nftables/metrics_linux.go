@@ -2,8 +2,12 @@ package nftables
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"sync/atomic"
+	"time"
 
+	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
 
@@ -41,15 +45,51 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 		failures("sync_proxy_rules_nftables_cleanup_failures_total", "Deletions of stale nftables chains that failed", &d.counts.cleanupFailures),
 		byFamily(proxy.Metric{Name: "nftables_affinity_clients", Help: "Clients that are remembered for session affinity"},
 			func(t *table) (int, bool) {
-				n, _, err := d.affinityClients(ctx, t.family)
+				n, err := d.clients.count(ctx, t)
 				return n, err == nil // before the first sync there is nothing to count
 			}),
 		byFamily(proxy.Metric{
 			Name: "nftables_affinity_clients_limit",
 			Help: "Clients that can be remembered for session affinity; beyond, connections are balanced and not remembered",
 		}, func(t *table) (int, bool) {
-			_, room, err := d.affinityClients(ctx, t.family)
-			return room, err == nil
+			_, err := d.clients.count(ctx, t)
+			return int(t.affinity.Size), err == nil
 		}),
 	}
+}
+
+// clientCounter counts the clients that are remembered for session affinity. It
+// has a connection of its own: on older kernels counting takes long.
+type clientCounter struct {
+	mu   sync.Mutex
+	conn *nft.Conn
+	last map[proxy.Family]clientCount
+}
+
+type clientCount struct {
+	clients int
+	until   time.Time // when to count again
+}
+
+// countPause is how much longer than counting took a count is taken for true:
+// whoever asks often shall not keep a processor busy.
+const countPause = 100
+
+// count returns how many clients are remembered in a table. Any goroutine may ask.
+func (c *clientCounter) count(ctx context.Context, t *table) (int, error) {
+	if c == nil {
+		return 0, errors.New("nobody counts")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	began := time.Now()
+	if last := c.last[t.family]; began.Before(last.until) {
+		return last.clients, nil
+	}
+	n, err := c.conn.Count(ctx, t.affinity)
+	if err != nil {
+		return 0, err
+	}
+	c.last[t.family] = clientCount{n, time.Now().Add(countPause * time.Since(began))}
+	return n, nil
 }

@@ -21,6 +21,20 @@ import (
 // Settings are what a dataplane is opened with.
 type Settings = mode.Settings
 
+// Mode is the nftables mode.
+func Mode() mode.Mode {
+	return mode.Mode{
+		Name: "nftables", Probe: Probe, Prepare: Prepare, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds, Traces: Traces,
+		Render:    Render,
+		Balancing: []proxy.Balancing{proxy.Random, proxy.RoundRobin, proxy.SourceHash},
+		Cleanup: func(ctx context.Context, _ mode.Settings, open proxy.Dataplane) ([]string, error) {
+			d, ok := open.(interface{ isAlone() bool })
+			own := ok && d.isAlone()
+			return Cleanup(ctx, Keep{Tables: own, Loopback: mode.KeepsLoopback(open)})
+		},
+	}
+}
+
 // Dataplane writes rows to nf_tables of one network namespace.
 type Dataplane struct {
 	conn       nft.Interface
@@ -87,6 +101,9 @@ func NewOverlay(conn nft.Interface, s Settings, o Overlay) *Dataplane {
 	d.differ = differ.New(d.objects())
 	return d
 }
+
+// isAlone says that no overlay takes anything from the rules.
+func (d *Dataplane) isAlone() bool { return d.tables[0].over.Table == alone.Table }
 
 // Close releases the connection; the rules stay.
 func (d *Dataplane) Close() error {
