@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -36,6 +38,9 @@ const explainExamples = `  sluice explain default/web
   sluice explain kube-system/kube-dns:dns --proto udp
   sluice explain 192.0.2.10:30080 --from 203.0.113.7 --in eth0 -o json
   sluice explain default/web --manifests ./examples --hostname-override node-1`
+
+// traceTime is how long --trace waits for a packet unless it is told.
+const traceTime = 10 * time.Second
 
 // explainOptions are what sluice explain is told.
 type explainOptions struct {
@@ -208,4 +213,57 @@ func unserved(objects []metav1.Object) []explain.Unserved {
 		out = append(out, u)
 	}
 	return out
+}
+
+// connectTime is how long a connection that is tried may take. The kernel sends
+// the first packet again after one second.
+const connectTime = 3 * time.Second
+
+// connect tries what was explained with a real connection from this node. It is
+// explained once more while that is open, with the address that it has, so that
+// the client's flows tell which endpoint answered.
+func (o *explainOptions) connect(ctx context.Context, e *statusapi.Explanation) (*statusapi.Explanation, error) {
+	if e.Packet.To == "" || e.Packet.Protocol != "TCP" {
+		return nil, fmt.Errorf("--connect: only TCP has a handshake that can be seen, this is %s to %q", e.Packet.Protocol, e.Packet.To)
+	}
+	d := net.Dialer{Timeout: connectTime}
+	if o.question.From != "" {
+		from, err := netip.ParseAddr(o.question.From)
+		if err != nil {
+			return nil, err
+		}
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+	}
+	began := time.Now()
+	c, err := d.DialContext(ctx, "tcp", e.Packet.To)
+	h := &statusapi.Handshake{Seconds: time.Since(began).Seconds()}
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		return nil, fmt.Errorf("--connect goes out from this node, and %s is not its address: leave --from out", o.question.From)
+	}
+	if err != nil {
+		if op, ok := errors.AsType[*net.OpError](err); ok {
+			err = op.Err
+		}
+		h.Error = err.Error()
+		e.Handshake = h
+		if e.Reason == statusapi.Forwarded {
+			e.Try = append(e.Try, "connect to each endpoint directly: its server, a network policy or the way back may be at fault")
+		}
+		return e, nil
+	}
+	defer func() { _ = c.Close() }()
+	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
+	again := *o
+	again.question.From = local.Addr().Unmap().String()
+	if e, err = again.ask(ctx); err != nil {
+		return nil, err
+	}
+	if e.Handshake = h; e.Flows != nil {
+		for _, f := range e.Flows.Items {
+			if f.Client == netip.AddrPortFrom(local.Addr().Unmap(), local.Port()).String() {
+				h.Endpoint = f.Endpoint
+			}
+		}
+	}
+	return e, nil
 }

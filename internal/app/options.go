@@ -21,8 +21,12 @@ import (
 	metricsfeatures "k8s.io/component-base/metrics/features"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"sluice/internal/apiobject"
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/proxy"
+	"sluice/internal/resolve"
 	"sluice/internal/statusapi"
 	"sluice/internal/traffic"
 )
@@ -71,7 +75,7 @@ func NewOptions() *Options { return newOptions(runtime.GOOS) }
 // newOptions returns those that a system has, by what Go calls it.
 func newOptions(system string) *Options {
 	o := &Options{
-		Relay: dataplane.DefaultRelay(), EBPF: dataplane.DefaultEBPF(),
+		Relay: mode.DefaultRelay(), EBPF: mode.DefaultEBPF(),
 		Windows:      windowsOptions{PriorityClass: normalPriority},
 		StatusSocket: statusapi.DefaultSocket,
 		Traffic:      TrafficOptions{Level: countConnections, MaxSeries: traffic.DefaultMaxSeries},
@@ -284,4 +288,55 @@ func openGates(gates featuregate.MutableFeatureGate) {
 	clientfeatures.ReplaceFeatureGates(clientGates{gates, clientfeatures.FeatureGates()})
 	metricsfeatures.ApplyFeatureGates(gates)
 	gates.AddMetrics()
+}
+
+// AllowedOptions are the ranges that addresses of Services must be from, as given:
+// CIDRs, or the word none; empty: every address.
+type AllowedOptions struct{ ExternalIPs, LoadBalancerIPs []string }
+
+// read returns the ranges that Services may have addresses from.
+func (o AllowedOptions) read() (allowed apiobject.Allowed, err error) {
+	if allowed.ExternalIPs, err = allowedRanges(apiobject.AllowedExternalIPs, o.ExternalIPs); err != nil {
+		return allowed, err
+	}
+	allowed.LoadBalancerIPs, err = allowedRanges(apiobject.AllowedLoadBalancerIPs, o.LoadBalancerIPs)
+	return allowed, err
+}
+
+func allowedRanges(option string, items []string) ([]netip.Prefix, error) {
+	if slices.Equal(items, []string{config.None}) {
+		return []netip.Prefix{}, nil
+	}
+	var out []netip.Prefix
+	for _, item := range items {
+		p, ok := config.ParsePrefix(item)
+		if !ok {
+			return nil, fmt.Errorf("--%s: %q is neither a CIDR like 192.0.2.0/24 nor, alone, the word %s", option, item, config.None)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// balancing returns how a mode is to choose endpoints.
+func (o *Options) balancing(name config.ProxyMode) (resolve.Balancing, error) {
+	mode, err := dataplane.Rendered(name)
+	if err != nil {
+		return resolve.Balancing{}, err
+	}
+	b := resolve.Balancing{Mode: string(name), Ways: mode.Balancing, Unweighted: !mode.Weights, Preserves: mode.PreservesDestination}
+	if o.LoadBalancing == "" {
+		return b, nil
+	}
+	if b.Cluster, err = proxy.ParseBalancing(o.LoadBalancing); err != nil {
+		return b, fmt.Errorf("--load-balancing %w", err)
+	}
+	if slices.Contains(b.Ways, b.Cluster) {
+		return b, nil
+	}
+	var all []string
+	for _, m := range dataplane.Modes() {
+		all = append(all, fmt.Sprintf("%s: %s", m.Name, proxy.BalancingWords(m.Balancing)))
+	}
+	return b, fmt.Errorf("--load-balancing %q: mode %s cannot do that; %s", o.LoadBalancing, name, strings.Join(all, "; "))
 }

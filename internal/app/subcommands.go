@@ -1,6 +1,21 @@
 package app
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"sluice/internal/cli"
+	"sluice/internal/dataplane"
+	"sluice/internal/statusapi"
+)
 
 // subcommands are what sluice can do besides serving. Called as kube-proxy it
 // has none, as kube-proxy has none.
@@ -14,4 +29,149 @@ func subcommands() []*cobra.Command {
 		newManCommand(),
 		newDialStdioCommand(),
 	}
+}
+
+// socketFlag adds the flag that says where the daemon answers.
+func socketFlag(fs *pflag.FlagSet, socket *string) {
+	fs.StringVar(socket, "socket", statusapi.DefaultSocket, "ask the daemon at this unix socket, `FILE`")
+}
+
+// newStatusCommand returns the command that shows how this node's Services are.
+func newStatusCommand() *cobra.Command {
+	var socket string
+	var o cli.StatusOptions
+	cmd := &cobra.Command{
+		Use:   "status [NAMESPACE/NAME...]",
+		Short: "Show whether Services are in force on this node, problems first",
+		Long: `Show how this node's daemon is, what is wrong, and how Services stand in the
+kernel. Without names, Services that need attention are shown, or all if they
+are few.
+
+Exit code: 0; 1 if --wait was in vain or --problems found some; 2 if the daemon
+could not be asked.`,
+		Example: `  sluice status
+  sluice status shop/cart
+  sluice status --wait=30s
+  sluice status -A -o wide --sort-by=-connections`,
+	}
+	fs := cmd.Flags()
+	socketFlag(fs, &socket)
+	o.AddFlags(fs)
+	completeFlag(cmd, "output", cli.StatusFormats)
+	cmd.ValidArgsFunction = completeServices(&socket)
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := o.Check(); err != nil {
+			return err
+		}
+		o.Services = args
+		return cli.ShowStatus(cmd.Context(), cmd.OutOrStdout(), statusapi.AtSocket(socket), o)
+	}
+	return cli.Answering(cmd)
+}
+
+// newTopCommand returns the command that shows the traffic of Services.
+func newTopCommand() *cobra.Command {
+	var socket string
+	var o cli.TopOptions
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show the traffic of Services on this node, as it goes",
+		Long: `Show connections, bytes and refusals of each Service, the busiest first: again
+and again on a terminal, and else once, over one period.`,
+		Args: cobra.NoArgs,
+	}
+	fs := cmd.Flags()
+	socketFlag(fs, &socket)
+	o.AddFlags(fs)
+	completeFlag(cmd, "sort-by", cli.TopColumns)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := o.Check(); err != nil {
+			return err
+		}
+		return cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), statusapi.AtSocket(socket), o)
+	}
+	return cli.Answering(cmd)
+}
+
+// newDialStdioCommand returns the command that who is elsewhere reaches the
+// daemon by: whoever may run a command in its pod, or on its node, gets a
+// connection.
+func newDialStdioCommand() *cobra.Command {
+	var socket string
+	cmd := &cobra.Command{
+		Use:    statusapi.DialStdio,
+		Short:  "Connect standard input and output with the daemon, for kubectl sluice",
+		Hidden: true,
+		Args:   noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			conn, err := statusapi.DialSocket(cmd.Context(), socket)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.ErrOrStderr(), statusapi.Connected)
+			return join(cmd.Context(), conn, cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+	socketFlag(cmd.Flags(), &socket)
+	return cli.Answering(cmd)
+}
+
+// join passes on what both sides say until the daemon has nothing more to say,
+// or ctx ends. The end of the input is told to the daemon, which answers what it
+// was asked and then closes.
+func join(ctx context.Context, conn *net.UnixConn, in io.Reader, out io.Writer) error {
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	defer func() { _ = conn.Close() }()
+	go func() {
+		_, _ = io.Copy(conn, in) // if the daemon closes, reading from it says so
+		_ = conn.CloseWrite()
+	}()
+	if _, err := io.Copy(out, conn); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("pass on what the daemon says: %w", err)
+	}
+	return nil
+}
+
+// completionTime is how long somebody waits who has pressed a key.
+const completionTime = time.Second
+
+// completeServices completes the name of a Service that the daemon at a socket
+// knows. Where none answers nothing is completed.
+func completeServices(socket *string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+		defer cancel()
+		query := url.Values{}
+		if namespace, name, ok := strings.Cut(word, "/"); ok {
+			query.Set("namespace", namespace)
+			query.Set("filter", name)
+		} else if word != "" {
+			query.Set("filter", word)
+		}
+		var page statusapi.ServiceList
+		if err := statusapi.AtSocket(*socket).Get(ctx, statusapi.ServicesPath, query, &page); err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		var names []cobra.Completion
+		for _, s := range page.Items {
+			if name := s.Namespace + "/" + s.Name; strings.HasPrefix(name, word) {
+				names = append(names, cobra.CompletionWithDesc(name, s.Address))
+			}
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completeFlag completes the value of a flag that knows some words only.
+func completeFlag(cmd *cobra.Command, flag string, words []string) {
+	// It fails for a flag that is not there, which tests would see.
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// completeMode completes the modes that there are.
+func completeMode(cmd *cobra.Command) {
+	completeFlag(cmd, "proxy-mode", strings.Split(dataplane.Names(" "), " "))
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -17,18 +19,85 @@ import (
 	"sluice/internal/statusapi"
 )
 
+// traceQuiet is after how much silence a packet has met its last rule.
+const traceQuiet = 300 * time.Millisecond
+
+// follow follows the first packet that is as explained through all rules. A packet
+// of this node it sends itself.
+func (o *explainOptions) follow(ctx context.Context, says io.Writer, e *statusapi.Explanation) (*statusapi.Trace, error) {
+	dst, err := netip.ParseAddrPort(e.Packet.To)
+	if err != nil {
+		return nil, errors.New("--trace: there is no address to send a packet to")
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.trace)
+	defer cancel()
+	begun, src := func() { go touch(ctx, e.Packet.Protocol, dst) }, netip.Addr{}
+	switch {
+	case e.Packet.Origin == "this node" && e.Packet.Protocol == "SCTP":
+		return nil, errors.New("--trace: only TCP and UDP are sent from this node: name a client with --from, and let it connect")
+	case e.Packet.Origin != "this node":
+		if src, err = netip.ParseAddr(e.Packet.From); err != nil {
+			return nil, errors.New("--trace: name the client with --from")
+		}
+		begun = func() {
+			fmt.Fprintf(says, "Waiting for a packet from %v to %v, for %v: let the client connect now.\n", src, dst, o.trace)
+		}
+	}
+	number := map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP, "SCTP": unix.IPPROTO_SCTP}[e.Packet.Protocol]
+	t := &statusapi.Trace{}
+	err = traceOne(ctx, cancel, nft.Traced{Protocol: number, Src: src, Dst: dst}, begun, func(s nft.TraceStep) {
+		step := statusapi.TraceStep{
+			Chain: fmt.Sprintf("%s %s %s", families[s.Family], s.Table, s.Chain), Handle: s.Handle, Verdict: s.Verdict,
+			Ours: strings.HasPrefix(s.Table, "sluice") || strings.HasPrefix(s.Chain, "KUBE-"),
+		}
+		t.Steps = append(t.Steps, step)
+		if s.Drops {
+			t.DroppedBy = &step
+		}
+	})
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return nil, fmt.Errorf("--trace: no permission to use nf_tables, try sudo: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("--trace: %w", err)
+	}
+	if t.DroppedBy != nil {
+		t.DroppedBy.Rule = ruleText(ctx, *t.DroppedBy)
+	}
+	if len(t.Steps) == 0 {
+		t.Unknown = fmt.Sprintf("no such packet came within %v", o.trace)
+	}
+	if names := untraceable(dst.Addr()); names != "" {
+		t.Unknown = strings.TrimPrefix(t.Unknown+"; rules of iptables-legacy cannot be followed, and there are some: "+names, "; ")
+	}
+	return t, nil
+}
+
+// families are the names of families of tables that packets pass.
+var families = map[nft.Family]string{1: "inet", nft.IP: "ip", nft.IP6: "ip6", 5: "netdev", 7: "bridge"}
+
+// touch sends a first packet from this node.
+func touch(ctx context.Context, protocol string, dst netip.AddrPort) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, strings.ToLower(protocol), dst.String())
+	if err != nil {
+		return // the trace tells
+	}
+	_, _ = c.Write([]byte{0})
+	_ = c.Close()
+}
+
 // traceOne follows the first packet of those that are traced, and calls cancel when it
 // has met its last rule.
-func traceOne(ctx context.Context, cancel func(), what traced, begun func()) (steps []tracedStep, err error) {
+func traceOne(ctx context.Context, cancel func(), what nft.Traced, begun func(), each func(nft.TraceStep)) (err error) {
 	conn, err := nft.Open()
 	if err != nil {
-		return nil, traceError(err)
+		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	number := map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP, "SCTP": unix.IPPROTO_SCTP}[what.protocol]
 	var packet uint32
 	var quiet *time.Timer
-	err = conn.Trace(ctx, nft.Traced{Protocol: number, Src: what.src, Dst: what.dst}, begun, func(s nft.TraceStep) {
+	return conn.Trace(ctx, what, begun, func(s nft.TraceStep) {
 		if quiet == nil {
 			packet, quiet = s.Packet, time.AfterFunc(traceQuiet, cancel)
 		}
@@ -36,32 +105,10 @@ func traceOne(ctx context.Context, cancel func(), what traced, begun func()) (st
 			return
 		}
 		quiet.Reset(traceQuiet)
-		steps = append(steps, stepOf(s))
-		if s.Drops {
+		if each(s); s.Drops {
 			cancel()
 		}
 	})
-	if err != nil {
-		return nil, traceError(err)
-	}
-	return steps, nil
-}
-
-func traceError(err error) error {
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("--trace: no permission to use nf_tables, try sudo: %w", err)
-	}
-	return fmt.Errorf("--trace: %w", err)
-}
-
-// families are the names of families of tables that packets pass.
-var families = map[nft.Family]string{1: "inet", nft.IP: "ip", nft.IP6: "ip6", 5: "netdev", 7: "bridge"}
-
-func stepOf(s nft.TraceStep) tracedStep {
-	return tracedStep{statusapi.TraceStep{
-		Chain: fmt.Sprintf("%s %s %s", families[s.Family], s.Table, s.Chain), Handle: s.Handle, Verdict: s.Verdict,
-		Ours: strings.HasPrefix(s.Table, "sluice") || strings.HasPrefix(s.Chain, "KUBE-"),
-	}, s.Drops}
 }
 
 // ruleText returns a rule as the nft program lists it, if there is one.

@@ -5,15 +5,11 @@ package app
 import (
 	"context"
 	"errors"
-	"net/netip"
+	"io"
 
 	"sluice/internal/statusapi"
 )
 
-func traceOne(context.Context, func(), traced, func()) ([]tracedStep, error) {
+func (o *explainOptions) follow(context.Context, io.Writer, *statusapi.Explanation) (*statusapi.Trace, error) {
 	return nil, errors.New("--trace: only Linux has nf_tables, run it on the node")
 }
-
-func ruleText(context.Context, statusapi.TraceStep) string { return "" }
-
-func untraceable(netip.Addr) string { return "" }

@@ -26,13 +26,6 @@ type (
 	Kernelspace = mode.Kernelspace
 )
 
-// DefaultRelay is how a mode goes about that carries connections itself, unless
-// told otherwise.
-func DefaultRelay() Relay { return mode.DefaultRelay() }
-
-// DefaultEBPF is where mode ebpf meets the host, unless told otherwise.
-func DefaultEBPF() EBPF { return mode.DefaultEBPF() }
-
 // tell has each mode told what the others left, when it is opened.
 func tell(all []Mode) []Mode {
 	for i := range all {

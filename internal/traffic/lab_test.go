@@ -13,6 +13,7 @@ import (
 	"sluice/internal/config"
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipvs/ipvstest"
 	"sluice/internal/kernel/link"
 	"sluice/internal/kernel/sysctl"
@@ -141,7 +142,7 @@ func (n *testNode) open() {
 	n.check(n.Node().Do(func() (err error) {
 		n.check(sysctl.Kernel{}.Write("net/netfilter/nf_conntrack_acct", "1"))
 		n.plane, err = n.mode.Open(n.Context(), dataplane.Settings{
-			MasqueradeBit: 14, Families: families, Relay: dataplane.DefaultRelay(), EBPF: n.ebpf, CountBytes: true,
+			MasqueradeBit: 14, Families: families, Relay: mode.DefaultRelay(), EBPF: n.ebpf, CountBytes: true,
 		})
 		return err
 	}))
