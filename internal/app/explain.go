@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"net/url"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -44,9 +42,9 @@ const traceTime = 10 * time.Second
 
 // explainOptions are what sluice explain is told.
 type explainOptions struct {
-	daemon        *Options // for a folder
-	question      explain.Question
-	output        string
+	daemon *Options // for a folder
+	to     string
+	cli.ExplainOptions
 	socket        string
 	nodeAddresses []string
 	try           bool          // a real connection
@@ -62,16 +60,13 @@ func newExplainCommand() *cobra.Command {
 		Example: explainExamples,
 		Args:    oneTarget,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.question.To = args[0]
+			o.to = args[0]
 			return o.run(cmd)
 		},
 	})
 	f := cmd.Flags()
 	f.SortFlags = false // those of the daemon come last
-	f.StringVar(&o.question.From, "from", "", "the client's `IP`; without it, the node itself")
-	f.StringVar(&o.question.Protocol, "proto", "", "tcp, udp or sctp; without it, tcp or what the Service's port has")
-	f.StringVar(&o.question.In, "in", "", "the `INTERFACE` that the packet comes in on")
-	f.StringVarP(&o.output, "output", "o", "text", "`FORMAT`: "+strings.Join(cli.ExplainFormats, ", "))
+	o.AddFlags(f)
 	socketFlag(f, &o.socket)
 	f.BoolVar(&o.try, "connect", false, "also try it with a real TCP connection from this node")
 	f.DurationVar(&o.trace, "trace", 0, "also follow a real packet through all rules of nf_tables: one of this node's, or the client's next one within this `TIME`")
@@ -92,14 +87,14 @@ func oneTarget(_ *cobra.Command, args []string) error {
 }
 
 func (o *explainOptions) run(cmd *cobra.Command) error {
-	if err := cli.CheckFormat(o.output, cli.ExplainFormats); err != nil {
+	if err := o.Check(); err != nil {
 		return err
 	}
 	e, err := o.explain(cmd)
 	if err != nil {
 		return err
 	}
-	if err := cli.Explain(cmd.OutOrStdout(), o.output, e, time.Now()); err != nil {
+	if err := cli.Explain(cmd.OutOrStdout(), o.Output, e, time.Now()); err != nil {
 		return err
 	}
 	if !e.Fine() {
@@ -132,16 +127,8 @@ func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, er
 
 // ask asks the daemon.
 func (o *explainOptions) ask(ctx context.Context) (*statusapi.Explanation, error) {
-	q := url.Values{}
-	for name, value := range map[string]string{
-		"to": o.question.To, "from": o.question.From, "proto": o.question.Protocol, "in": o.question.In,
-	} {
-		if value != "" {
-			q.Set(name, value)
-		}
-	}
 	e := &statusapi.Explanation{}
-	return e, statusapi.AtSocket(o.socket).Get(ctx, statusapi.ExplainPath, q, e)
+	return e, statusapi.AtSocket(o.socket).Get(ctx, statusapi.ExplainPath, o.Query(o.to), e)
 }
 
 // offline answers from a folder.
@@ -167,7 +154,7 @@ func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, e
 		Resolver: s.resolver, Mode: string(p.config.Mode), Unserved: unserved(s.objects),
 		Local: func(a netip.Addr) bool { return slices.Contains(known, a) },
 	}
-	a, err := w.Explain(o.question)
+	a, err := w.Explain(explain.Question{To: o.to, From: o.From, Protocol: o.Protocol, In: o.In})
 	if err != nil {
 		return nil, err
 	}
@@ -227,8 +214,8 @@ func (o *explainOptions) connect(ctx context.Context, e *statusapi.Explanation) 
 		return nil, fmt.Errorf("--connect: only TCP has a handshake that can be seen, this is %s to %q", e.Packet.Protocol, e.Packet.To)
 	}
 	d := net.Dialer{Timeout: connectTime}
-	if o.question.From != "" {
-		from, err := netip.ParseAddr(o.question.From)
+	if o.From != "" {
+		from, err := netip.ParseAddr(o.From)
 		if err != nil {
 			return nil, err
 		}
@@ -238,7 +225,7 @@ func (o *explainOptions) connect(ctx context.Context, e *statusapi.Explanation) 
 	c, err := d.DialContext(ctx, "tcp", e.Packet.To)
 	h := &statusapi.Handshake{Seconds: time.Since(began).Seconds()}
 	if errors.Is(err, syscall.EADDRNOTAVAIL) {
-		return nil, fmt.Errorf("--connect goes out from this node, and %s is not its address: leave --from out", o.question.From)
+		return nil, fmt.Errorf("--connect goes out from this node, and %s is not its address: leave --from out", o.From)
 	}
 	if err != nil {
 		if op, ok := errors.AsType[*net.OpError](err); ok {
@@ -254,7 +241,7 @@ func (o *explainOptions) connect(ctx context.Context, e *statusapi.Explanation) 
 	defer func() { _ = c.Close() }()
 	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
 	again := *o
-	again.question.From = local.Addr().Unmap().String()
+	again.From = local.Addr().Unmap().String()
 	if e, err = again.ask(ctx); err != nil {
 		return nil, err
 	}

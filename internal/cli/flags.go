@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -39,11 +40,36 @@ func (o *StatusOptions) Check() error {
 	if o.Output == "" {
 		return nil
 	}
-	return CheckFormat(o.Output, StatusFormats)
+	return checkFormat(o.Output, StatusFormats)
 }
 
-// CheckFormat refuses a format that is not one of those that there are.
-func CheckFormat(format string, formats []string) error {
+// ExplainOptions are what is asked about a packet, and how the answer is written.
+type ExplainOptions struct{ From, Protocol, In, Output string }
+
+// AddFlags adds the flags that say which packet it is.
+func (o *ExplainOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.From, "from", "", "the client's `IP`; without it, the node itself")
+	fs.StringVar(&o.Protocol, "proto", "", "tcp, udp or sctp; without it, tcp or what the Service's port has")
+	fs.StringVar(&o.In, "in", "", "the `INTERFACE` that the packet comes in on")
+	fs.StringVarP(&o.Output, "output", "o", "text", "`FORMAT`: "+strings.Join(ExplainFormats, ", "))
+}
+
+// Check says what is wrong with the flags.
+func (o *ExplainOptions) Check() error { return checkFormat(o.Output, ExplainFormats) }
+
+// Query returns the question about a packet to somewhere, as the daemon takes it.
+func (o *ExplainOptions) Query(to string) url.Values {
+	q := url.Values{"to": {to}}
+	for name, value := range map[string]string{"from": o.From, "proto": o.Protocol, "in": o.In} {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
+	return q
+}
+
+// checkFormat refuses a format that is not one of those that there are.
+func checkFormat(format string, formats []string) error {
 	if !slices.Contains(formats, format) {
 		return fmt.Errorf("--output %q: want %s", format, strings.Join(formats, ", "))
 	}
