@@ -34,15 +34,11 @@ func newContents() contents {
 
 // add counts rules of a chain, if it is ours.
 func (c contents) add(table, chain string, rules []string, n int) {
-	if !owns(table, chain) {
-		return
-	}
-	at := chainRef{table, chain}
-	if isRowChain(chain) {
-		at.chain = rowChains
-	}
+	at, ours := countedAt(table, chain)
 	for _, r := range rules {
-		c.sums[at] += uint64(n) * maphash.Comparable(c.seed, [2]string{chain, r})
+		if ours {
+			c.sums[at] += uint64(n) * maphash.Comparable(c.seed, [2]string{chain, r})
+		}
 	}
 }
 

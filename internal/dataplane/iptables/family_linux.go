@@ -158,15 +158,19 @@ type uses map[chainRef]int
 // rowChains stands for the chains of all rows of a table.
 const rowChains = "the chains of Services"
 
+// countedAt returns where a chain counts, if it is ours.
+func countedAt(table, chain string) (at chainRef, ours bool) {
+	if isRowChain(chain) {
+		return chainRef{table, rowChains}, table == nat
+	}
+	return chainRef{table, chain}, owns(table, chain)
+}
+
 // add counts uses of a chain, if it is ours.
 func (u uses) add(table, chain string, n int) {
-	if !owns(table, chain) {
-		return
+	if at, ours := countedAt(table, chain); ours {
+		u[at] += n
 	}
-	if isRowChain(chain) {
-		chain = rowChains
-	}
-	u[chainRef{table, chain}] += n
 }
 
 func (f *family) kernelUses(ctx context.Context) (uses, error) {
