@@ -93,6 +93,7 @@ func newTestbed(t *testing.T, d Dataplane) *testbed {
 // Churn is what histories were made of.
 type Churn struct {
 	Histories, Steps, Flows int
+	Returns                 int                        // of clients to the endpoint that they were sent to in an earlier step
 	Settled                 map[string][]time.Duration // after which trouble all was in force again, and how long that took
 }
 
@@ -101,7 +102,7 @@ const killed = "the daemon is killed"
 
 // String returns it in one line.
 func (c *Churn) String() string {
-	text := fmt.Sprintf("%d histories, %d steps, %d flows", c.Histories, c.Steps, c.Flows)
+	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d clients came again", c.Histories, c.Steps, c.Flows, c.Returns)
 	for _, name := range slices.Sorted(maps.Keys(c.Settled)) {
 		text += fmt.Sprintf("; %s: %d, at most %v", name, len(c.Settled[name]), slices.Max(c.Settled[name]).Round(time.Millisecond))
 	}
@@ -152,14 +153,20 @@ func (d drawn) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice
 
 // tell has the daemon hear of a world, by the way that the phase says.
 func (r *run) tell(ctx context.Context, p Phase, w *World) error {
+	way := []*World{r.world}
 	if p.Detour {
-		if _, err := r.daemon.Write(ctx, w.wrong(r.rng)); err != nil {
+		wrong, err := r.daemon.Write(ctx, w.wrong(r.rng))
+		if err != nil {
 			return err
 		}
+		way = append(way, wrong)
 	}
 	if p.Kill {
 		if err := r.daemon.Kill(); err != nil {
 			return err
+		}
+		if r.d.Forgets {
+			clear(r.bindings)
 		}
 	}
 	err := p.Trouble.during(ctx, func() (err error) {
@@ -173,6 +180,7 @@ func (r *run) tell(ctx context.Context, p Phase, w *World) error {
 	since := time.Now()
 	err = r.daemon.Settle(ctx, r.world)
 	r.churn.settled(p, time.Since(since))
+	r.loosen(append(way, r.world)...)
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -146,7 +147,7 @@ func (m *maker) service(i int) *v1.Service {
 // affinity has some Services remember their clients, for longer than a packet of a
 // later phase takes to come.
 func (m *maker) affinity(s *v1.Service) {
-	if m.IntN(4) != 3 {
+	if m.IntN(3) != 1 {
 		return
 	}
 	s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
@@ -227,6 +228,10 @@ func (m *maker) packet(s *proxy.State) *Case {
 	keys := s.Keys()
 	if len(keys) == 0 || m.IntN(8) == 0 {
 		return c
+	}
+	plain := func(k proxy.PortKey) bool { return s.Rows[k].Affinity == 0 }
+	if sticky := slices.DeleteFunc(slices.Clone(keys), plain); len(sticky) > 0 && m.IntN(3) == 1 {
+		keys = sticky // there are few of them
 	}
 	row := s.Rows[pick(m, keys...)]
 	if len(row.Frontends) == 0 {

@@ -151,6 +151,9 @@ type Dataplane struct {
 	// Daemon starts a whole daemon on a node, to be played instead of the dataplane.
 	Daemon func(node *lab.Host) (Daemon, error)
 
+	// Forgets says that what a daemon knows of clients dies with it.
+	Forgets bool
+
 	// Sockets says that the mode acts on sockets, and opens it. Nil: it does not.
 	Sockets *Sockets
 }
@@ -202,7 +205,8 @@ type run struct {
 	rng        *rand.Rand
 	world      *World
 	resolver   *resolve.Resolver
-	remembered map[string]backends // by a story's steps
+	remembered map[string]backends  // by a story's steps
+	bindings   map[clientOf]binding // of clients that are remembered
 }
 
 // begin makes the kernel forget what it was left with and leads it to the world.
@@ -242,7 +246,7 @@ func (b *testbed) inBothWays(id string, w *World, play func(*run) error) (errs [
 	}
 	for i, how := range ways {
 		rng := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(id)))) // the same at each run
-		r := &run{b, how, i == 1, rng, w, w.nothing(b.d.Mode), map[string]backends{}}
+		r := &run{b, how, i == 1, rng, w, w.nothing(b.d.Mode), map[string]backends{}, map[clientOf]binding{}}
 		errs = append(errs, within(how, play(r)))
 	}
 	return errs
@@ -287,12 +291,15 @@ func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures [
 			if err := r.lab.Supports(c.protocol()); err != nil {
 				failures = append(failures, failure{c.ID, err})
 			} else {
-				s := r.resolver.State()
-				runs = append(runs, &caseRun{Case: c, want: r.want(c), sticky: sticky(s, c), translates: translates(s, c)})
+				runs = append(runs, r.caseRun(c))
 			}
 		}
+		runs = append(runs, r.again(p.Name)...)
 		if err := r.play(ctx, runs); err != nil {
 			return failures, err
+		}
+		if r.daemon != nil {
+			r.bind(runs)
 		}
 		for _, c := range runs {
 			if reason := r.d.Refuses[c.protocol()]; reason != "" {
@@ -338,8 +345,10 @@ type caseRun struct {
 	answers []netip.AddrPort // who answered, in order
 	err     error            // the first surprise
 
-	sticky     bool     // the client is remembered
-	twin       *caseRun // the same with unbound sockets, if there is one
+	sticky     bool             // the client is remembered
+	client     clientOf         // who that is
+	stay       []netip.AddrPort // whom it must be sent to one of; nil: anybody
+	twin       *caseRun         // the same with unbound sockets, if there is one
 	unbound    bool
 	translates bool // at the socket, if the mode acts on sockets
 	translated int
@@ -388,24 +397,22 @@ func (r *caseRun) result() error {
 	}
 }
 
-// sticky reports whether the client of a case is remembered.
-func sticky(s *proxy.State, c *Case) bool {
-	o := s.Outcome(packet(c))
-	return o.Verdict == proxy.Forward && o.Row.Affinity > 0
-}
-
 // kept wants a client to be sent where it was sent before. Only its first connection
 // may have been made together with those of another case.
 func (r *caseRun) kept() error {
-	answers := slices.Clone(r.answers[1:])
+	all, answers := r.answers, slices.Clone(r.answers[1:])
 	if r.twin != nil {
 		if r.twin.err != nil {
 			return within("unbound", r.twin.err)
 		}
-		answers = append(answers, r.twin.answers[1:]...)
+		all, answers = slices.Concat(all, r.twin.answers), append(answers, r.twin.answers[1:]...)
 	}
-	if len(slices.Compact(answers)) > 1 {
-		return fmt.Errorf("a client with session affinity was sent to %v", r.answers)
+	lost := func(a netip.AddrPort) bool { return r.stay != nil && !slices.Contains(r.stay, a) }
+	switch {
+	case len(slices.Compact(answers)) > 1:
+		return fmt.Errorf("a client with session affinity was sent to %v", all)
+	case slices.ContainsFunc(all, lost):
+		return fmt.Errorf("%v, a client of %v that an earlier phase sent to %v, was sent to %v", r.Src, r.to(), r.stay, all)
 	}
 	return nil
 }

@@ -104,6 +104,7 @@ func (s Settings) dataplane(t *testing.T) conformance.Dataplane {
 		d.Sockets = &conformance.Sockets{Cgroups: s.Cgroups}
 	case "userspace":
 		d.Refuses = map[proxy.Protocol]string{proxy.SCTP: "it relays no SCTP"}
+		d.Forgets = true
 	}
 	return d
 }

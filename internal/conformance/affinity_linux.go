@@ -1,0 +1,129 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"sluice/internal/proxy"
+)
+
+// clientOf is a client that session affinity holds for, and the list of a row that it
+// is sent to one of.
+type clientOf struct {
+	src   netip.Addr
+	row   proxy.PortKey
+	scope proxy.Scope
+}
+
+// binding is how a client came last, and whom it was sent to.
+type binding struct {
+	*Case
+	to   netip.AddrPort
+	last time.Time
+}
+
+// clientIn returns the client of a case, if a state has it remembered.
+func clientIn(s *proxy.State, c *Case) (clientOf, bool) {
+	o := s.Outcome(packet(c))
+	if o.Verdict != proxy.Forward || o.Row.Affinity == 0 {
+		return clientOf{}, false
+	}
+	return clientOf{c.Src, o.Row.Key, o.Route.Scope}, true
+}
+
+// caseRun returns a case that is to be played.
+func (r *run) caseRun(c *Case) *caseRun {
+	s := r.resolver.State()
+	out := &caseRun{Case: c, want: r.want(c), translates: translates(s, c)}
+	if out.client, out.sticky = clientIn(s, c); out.sticky {
+		if b, ok := r.bindings[out.client]; ok {
+			out.stay = append(slices.Clone(r.met[out.client.src][out.client.row]), b.to)
+		}
+	}
+	return out
+}
+
+// again returns the cases of earlier phases whose clients are still remembered. Each
+// comes once more, as of this phase.
+func (r *run) again(phase string) (out []*caseRun) {
+	for who, b := range r.bindings {
+		c := *b.Case
+		c.ID, c.Phase = fmt.Sprintf("%s-again-%s", phase, c.ID), phase
+		if now, ok := clientIn(r.resolver.State(), &c); ok && now == who {
+			out = append(out, r.caseRun(&c))
+		}
+	}
+	r.churn.Returns += len(out)
+	return out
+}
+
+// bind notes where clients were sent.
+func (r *run) bind(runs []*caseRun) {
+	for _, c := range runs {
+		if !c.sticky || len(c.answers) == 0 {
+			continue
+		}
+		to := c.answers[len(c.answers)-1]
+		r.bindings[c.client] = binding{c.Case, to, time.Now()}
+		if r.d.Mode == "iptables" { // in which endpoints remember clients, and one that is met by two lists is either's
+			if r.met[c.client.src] == nil {
+				r.met[c.client.src] = map[proxy.PortKey][]netip.AddrPort{}
+			}
+			r.met[c.client.src][c.client.row] = append(r.met[c.client.src][c.client.row], to)
+		}
+	}
+}
+
+// loosen forgets the clients that may have been sent elsewhere since. Where more than
+// one of the objects changed that a list is made of, on the way by some worlds, an
+// endpoint may have left it for a moment.
+func (r *run) loosen(worlds ...*World) {
+	for who, b := range r.bindings {
+		row := r.resolver.State().Rows[who.row]
+		there := func(e proxy.Endpoint) bool { return e.Addr == b.to }
+		changes := 0
+		for i := range worlds[1:] {
+			changes += differences(worlds[i].sources(who.row), worlds[i+1].sources(who.row))
+		}
+		if changes > 1 || row == nil || time.Since(b.last) >= row.Affinity/2 || !slices.ContainsFunc(row.List(who.scope), there) {
+			delete(r.bindings, who)
+		}
+	}
+}
+
+// sources is what the lists of a row are made of, by object.
+func (w *World) sources(row proxy.PortKey) map[string]any {
+	out := map[string]any{"node": w.NodeLabels}
+	for _, s := range w.Services {
+		if key(s) == row.Namespace+"/"+row.Name {
+			out["service"] = s.Spec
+		}
+	}
+	for _, s := range w.Slices {
+		if s.Namespace == row.Namespace && s.Labels[discoveryv1.LabelServiceName] == row.Name && v1.IPFamily(s.AddressType) == v1.IPFamily(row.Family.String()) {
+			out["slice "+s.Name] = []any{s.Ports, s.Endpoints}
+		}
+	}
+	return out
+}
+
+// differences returns how many objects are not the same.
+func differences(a, b map[string]any) (n int) {
+	for name := range b {
+		if !reflect.DeepEqual(a[name], b[name]) {
+			n++
+		}
+	}
+	for name := range a {
+		if _, there := b[name]; !there {
+			n++
+		}
+	}
+	return n
+}
