@@ -26,8 +26,9 @@ const (
 	// lockWait is how long a restore waits for the xtables lock unless told otherwise.
 	lockWait = 5 * time.Second
 	// drainWait is how long the output of an ended program may take, should a
-	// child of it hold on to the pipe.
-	drainWait = time.Second
+	// child of it hold on to the pipe. On a starved node to read it took more than
+	// a second, and what had been restored counted as refused.
+	drainWait = 5 * time.Second
 )
 
 // Conn is the programs of one variant and family. They work on the network
