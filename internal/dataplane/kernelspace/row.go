@@ -47,7 +47,7 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	if cur.ServicePort != nil && cur.Key.Protocol == proxy.SCTP {
 		return errors.New("HNS has no load balancers for SCTP")
 	}
-	d.render(old, out.Remove)
+	_ = d.render(old, out.Remove) // what HNS cannot do was told when it was added
 	if limits := d.render(cur, out.Add); limits != nil {
 		d.turn.refused[cur.Key] = limits
 	}
