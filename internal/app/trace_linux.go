@@ -44,13 +44,14 @@ func (o *explainOptions) follow(ctx context.Context, says io.Writer, e *statusap
 		}
 	}
 	number := map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP, "SCTP": unix.IPPROTO_SCTP}[e.Packet.Protocol]
-	t := &statusapi.Trace{}
+	t, chosen := &statusapi.Trace{}, false
 	err = traceOne(ctx, cancel, nft.Traced{Protocol: number, Src: src, Dst: dst}, begun, func(s nft.TraceStep) {
 		step := statusapi.TraceStep{
 			Chain: fmt.Sprintf("%s %s %s", families[s.Family], s.Table, s.Chain), Handle: s.Handle, Verdict: s.Verdict,
 			Ours: strings.HasPrefix(s.Table, "sluice") || strings.HasPrefix(s.Chain, "KUBE-"),
 		}
 		t.Steps = append(t.Steps, step)
+		chosen = chosen || choosesEndpoint(s)
 		if s.Drops {
 			t.DroppedBy = &step
 		}
@@ -61,16 +62,32 @@ func (o *explainOptions) follow(ctx context.Context, says io.Writer, e *statusap
 	case err != nil:
 		return nil, fmt.Errorf("--trace: %w", err)
 	}
-	if t.DroppedBy != nil {
-		t.DroppedBy.Rule = ruleText(ctx, *t.DroppedBy)
+	names := untraceable(dst.Addr())
+	t.Bypassed = e.Reason == statusapi.Forwarded && number == unix.IPPROTO_TCP && names == "" && // of others a later packet may be followed
+		len(t.Steps) > 0 && !chosen && (t.DroppedBy == nil || t.DroppedBy.Ours)
+	for i, s := range t.Steps {
+		if t.Bypassed && !s.Ours {
+			t.Steps[i].Rule = ruleText(ctx, s)
+		}
+	}
+	if t.DroppedBy != nil { // by the last one
+		last := &t.Steps[len(t.Steps)-1]
+		last.Rule = ruleText(ctx, *last)
+		*t.DroppedBy = *last
 	}
 	if len(t.Steps) == 0 {
 		t.Unknown = fmt.Sprintf("no such packet came within %v", o.trace)
 	}
-	if names := untraceable(dst.Addr()); names != "" {
+	if names != "" {
 		t.Unknown = strings.TrimPrefix(t.Unknown+"; rules of iptables-legacy cannot be followed, and there are some: "+names, "; ")
 	}
 	return t, nil
+}
+
+// choosesEndpoint reports whether a step is where a new connection gets its endpoint;
+// IPVS does so unseen.
+func choosesEndpoint(s nft.TraceStep) bool {
+	return s.Table == "sluice-ipvs" || s.Table == "nat" && s.Chain == "KUBE-SERVICES" || strings.HasPrefix(s.Table, "sluice") && s.Chain == "services"
 }
 
 // families are the names of families of tables that packets pass.

@@ -299,13 +299,17 @@ func (p *page) trace(t *statusapi.Trace) {
 	case d != nil:
 		p.text("Trace", "DROPPED by a rule of another program, in "+d.Chain+": "+d.Rule)
 	}
+	if t.Bypassed {
+		p.text("Trace", "BYPASSED: no rule of the service proxy that chooses an endpoint saw the packet; "+
+			"another program's rule translated it before, accepted it there, or had it not be tracked")
+	}
 	if t.Unknown != "" {
 		p.text("Trace", t.Unknown)
 	}
 	var others [][]string
 	for _, s := range t.Steps {
 		if !s.Ours && (t.DroppedBy == nil || s != *t.DroppedBy) {
-			others = append(others, []string{s.Chain, s.Verdict})
+			others = append(others, []string{s.Chain, s.Verdict, s.Rule})
 		}
 	}
 	if len(others) > 0 {

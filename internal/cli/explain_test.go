@@ -93,6 +93,13 @@ func TestExplainTried(t *testing.T) {
 			statusapi.Explanation{Trace: &statusapi.Trace{Steps: []statusapi.TraceStep{ours, evil}, DroppedBy: &evil}},
 			"Trace      DROPPED by a rule of another program, in inet firewall out: tcp dport\n           80 drop\n",
 		},
+		{
+			statusapi.Explanation{Trace: &statusapi.Trace{Bypassed: true, Steps: []statusapi.TraceStep{{Chain: "ip early c", Rule: "dnat to 10.0.0.9", Verdict: "accept"}}}},
+			"Trace      no rule dropped the packet, 1 rule decided about it\n" +
+				"           BYPASSED: no rule of the service proxy that chooses an endpoint saw\n" +
+				"           the packet; another program's rule translated it before, accepted it\n           there, or had it not be tracked\n" +
+				"           other programs' rules on its way:\n           ip early c  accept  dnat to 10.0.0.9\n",
+		},
 		{statusapi.Explanation{Trace: &statusapi.Trace{Unknown: "no such packet came within 10s"}}, "Trace      no such packet came within 10s\n"},
 	} {
 		var out bytes.Buffer

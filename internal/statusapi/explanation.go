@@ -33,7 +33,7 @@ type Explanation struct {
 // far as was looked the kernel does the same.
 func (e *Explanation) Fine() bool {
 	return e.Reason == Forwarded && e.Kernel.State != KernelDiffers && e.Kernel.State != KernelFailed &&
-		(e.Handshake == nil || e.Handshake.Error == "") && (e.Trace == nil || e.Trace.DroppedBy == nil)
+		(e.Handshake == nil || e.Handshake.Error == "") && (e.Trace == nil || e.Trace.DroppedBy == nil && !e.Trace.Bypassed)
 }
 
 // ExplainedPacket is the packet in question.
@@ -129,6 +129,7 @@ type Handshake struct {
 type Trace struct {
 	Steps     []TraceStep `json:"steps,omitempty"`
 	DroppedBy *TraceStep  `json:"droppedBy,omitempty"` // the rule that ended it; nil: none did
+	Bypassed  bool        `json:"bypassed,omitempty"`  // it is to be forwarded, and no rule that chooses an endpoint saw it
 	Unknown   string      `json:"unknown,omitempty"`   // why there is none, or what it does not show
 }
 
@@ -136,7 +137,7 @@ type Trace struct {
 type TraceStep struct {
 	Chain   string `json:"chain"` // the family, the table and the chain
 	Handle  uint64 `json:"handle,omitempty"`
-	Rule    string `json:"rule,omitempty"` // as the nft program lists it, of one that drops
+	Rule    string `json:"rule,omitempty"` // as the nft program lists it, of one that drops or that may have bypassed ours
 	Verdict string `json:"verdict"`
 	Ours    bool   `json:"ours,omitempty"` // the rule is of the service proxy
 }

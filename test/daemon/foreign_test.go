@@ -188,7 +188,11 @@ iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE -
 // of returns what there is for a mode; empty: nothing.
 func (s *site) of(mode string, all map[string]string) string {
 	text, ok := all[mode]
-	if !ok && mode != "iptables" {
+	switch {
+	case ok:
+	case mode == legacy:
+		text = strings.ReplaceAll(all["iptables"], "tables-nft", "tables-legacy")
+	case mode != "iptables":
 		text = all["rules"]
 	}
 	pins := ""
@@ -201,6 +205,26 @@ func (s *site) of(mode string, all map[string]string) string {
 // tableOf is the name of a mode's table.
 func tableOf(mode string) string {
 	return map[string]string{"nftables": "sluice", "ebpf": "sluice", "ipvs": "sluice-ipvs", "userspace": "sluice-userspace"}[mode]
+}
+
+// newForeignSite is a site for a mode, or for mode iptables over legacy tables.
+func newForeignSite(t *testing.T, mode string) *site {
+	t.Helper()
+	if mode != legacy {
+		return newSiteFor(t, mode)
+	}
+	s := newSiteFor(t, "iptables")
+	s.clear(mode)
+	return s
+}
+
+// clear removes all rules, and leaves the word that legacy tables are used if they are.
+func (s *site) clear(mode string) {
+	s.t.Helper()
+	s.run("nft", "flush ruleset")
+	if mode == legacy {
+		s.run("sh", "-ec", s.of(mode, in("iptables", habits+"flush; both -t mangle -N KUBE-KUBELET-CANARY")))
+	}
 }
 
 // TestForeignChanges has another process change rules while a daemon serves: what
@@ -334,8 +358,8 @@ func (s *site) theirs() string {
 	s.t.Helper()
 	var out []byte
 	if err := s.lab.Node().Do(func() (err error) {
-		out, err = exec.Command("sh", "-c", `for t in others firewalld; do nft -s list table inet $t; done 2>&1
-for p in iptables-nft ip6tables-nft; do $p-save | grep -v -e KUBE- -e '^#' -e COMMIT -e '^[*]' -e ' ACCEPT '; done | sed 's/ \[.*//'`).CombinedOutput()
+		out, err = exec.Command("sh", "-c", `for t in 'inet others' 'inet firewalld' 'ip early'; do nft -s list table $t; done 2>&1
+for p in iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy; do $p-save | grep -v -e KUBE- -e '^#' -e COMMIT -e '^[*]' -e ' ACCEPT '; done | sed 's/ \[.*//'`).CombinedOutput()
 		return err
 	}); err != nil {
 		s.t.Fatalf("%v: %s", err, out)

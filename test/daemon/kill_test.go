@@ -127,6 +127,9 @@ func (s *site) report(failed []failure) {
 // is empty is not believed at once.
 func (s *site) isAsNew(mode string) {
 	s.t.Helper()
+	if mode == legacy {
+		mode = "iptables"
+	}
 	flags := append(s.settings(), "--proxy-mode", mode)
 	if i := slices.Index(flags, "--cgroup-root"); i >= 0 { // which a rendering does not have
 		flags = slices.Delete(flags, i, i+2)

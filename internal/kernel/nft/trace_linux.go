@@ -19,7 +19,7 @@ const TraceTable = "sluice-trace"
 
 // Traced says which packets are followed.
 type Traced struct {
-	Protocol uint8          // as in the IP header
+	Protocol uint8          // as in the IP header; of TCP only the packets that open a connection
 	Src      netip.Addr     // invalid: any
 	Dst      netip.AddrPort // before any translation
 }
@@ -98,6 +98,11 @@ func (w Traced) rule(f Family) *Rule {
 	match(&expr.Payload{DestRegister: Register(word), Base: expr.PayloadBaseNetworkHeader, Offset: dstOffset, Len: length}, w.Dst.Addr().AsSlice())
 	port := w.Dst.Port()
 	match(&expr.Payload{DestRegister: Register(word), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}, []byte{byte(port >> 8), byte(port)})
+	if w.Protocol == unix.IPPROTO_TCP {
+		const synAndACK, syn = 0x12, 0x02
+		r.Exprs = append(r.Exprs, &expr.Payload{DestRegister: Register(word), Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1})
+		match(&expr.Bitwise{SourceRegister: Register(word), DestRegister: Register(word), Len: 1, Mask: []byte{synAndACK}, Xor: []byte{0}}, []byte{syn})
+	}
 	r.Exprs = append(r.Exprs, &expr.Immediate{Register: Register(word), Data: []byte{1}},
 		&expr.Meta{Key: expr.MetaKeyNFTRACE, Register: Register(word), SourceRegister: true})
 	return r

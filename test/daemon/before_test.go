@@ -1,0 +1,139 @@
+package daemon
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice/internal/conformance/reliability"
+	"sluice/internal/conformance/traffic"
+)
+
+// earlierRule is what another program puts before our rules.
+type earlierRule struct {
+	fault  string            // as an operator would say it
+	script map[string]string // by mode, what the shell is told; WEB is the address of a Service, POD an endpoint that is not its
+	by     netip.Addr        // who answers at WEB then; invalid: nobody
+	told   string            // what sluice explain --trace says; empty: nothing is in the way
+}
+
+// chainBefore has a chain at prerouting, of a priority that comes before ours, with a rule.
+func chainBefore(kind, priority, rule string) string {
+	return fmt.Sprintf("nft 'add table ip early; add chain ip early c { type %s hook prerouting priority %s; }; add rule ip early c %s'", kind, priority, rule)
+}
+
+const bypassed = "BYPASSED: no rule of the service proxy that chooses an endpoint saw the packet"
+
+var earlierRules = []earlierRule{
+	{
+		fault: "others' rule before ours sends a Service's packets elsewhere", by: podB, told: bypassed,
+		script: either(chainBefore("nat", "-110", "ip daddr WEB tcp dport 80 dnat to POD:8080"),
+			"iptables-nft -t nat -I PREROUTING -d WEB -p tcp --dport 80 -j DNAT --to POD:8080"),
+	},
+	{fault: "others' nat chain before ours accepts a Service's packets", by: podA, script: in("rules", chainBefore("nat", "-110", "ip daddr WEB accept"))},
+	{
+		fault: "others' rule before ours, in the same nat chain, accepts a Service's packets", told: bypassed,
+		script: in("iptables", "iptables-nft -t nat -I PREROUTING -d WEB -j ACCEPT"),
+	},
+	{
+		fault: "others' rule before ours has a Service's packets not tracked", told: bypassed,
+		script: either(chainBefore("filter", "raw", "ip daddr WEB notrack"), "iptables-nft -t raw -I PREROUTING -d WEB -j CT --notrack"),
+	},
+	{
+		fault: "others' rule before ours drops a Service's packets", told: "DROPPED by a rule of another program, in ip",
+		script: either(chainBefore("filter", "-160", "ip daddr WEB drop"), "iptables-nft -t mangle -I PREROUTING -d WEB -j DROP"),
+	},
+	{
+		fault: "others' rule before ours accepts a Service's packets", by: podA,
+		script: either(chainBefore("filter", "-160", "ip daddr WEB accept"), "iptables-nft -t mangle -I PREROUTING -d WEB -j ACCEPT"),
+	},
+	{
+		fault: "others' rule before ours marks a Service's packets", by: podA,
+		script: either(chainBefore("filter", "-160", "ip daddr WEB meta mark set 1"), "iptables-nft -t mangle -I PREROUTING -d WEB -j MARK --set-mark 1"),
+	},
+}
+
+// TestRulesBeforeOurs has another program put rules before ours. What they take from a
+// Service they take; neither theirs nor ours are changed for it, no connection to another
+// Service fails, and sluice explain says what is in the way.
+func TestRulesBeforeOurs(t *testing.T) {
+	for _, mode := range []string{"nftables", "iptables", legacy, "userspace"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			s := newForeignSite(t, mode)
+			s.write("web.yaml", service("web", clusterIP, podA))
+			s.write("other.yaml", service("other", secondIP, podB))
+			for _, c := range earlierRules {
+				if s.of(mode, c.script) != "" && (mode != "userspace" || c.told == "") { // whose rules are at another hook than nat's
+					t.Run(c.fault, func(t *testing.T) {
+						s := *s
+						s.t = t
+						s.follows(mode, c)
+					})
+				}
+			}
+		})
+	}
+}
+
+// follows runs a daemon, and another program that comes before its rules.
+func (s *site) follows(mode string, c earlierRule) {
+	s.clear(mode)
+	d := s.start(nil)
+	defer d.end(syscall.SIGTERM)
+	eventually(s.t, "the Service", s.answers(clusterIP, podA))
+	s.await() // by then it watches
+	load, logged := s.load(1, secondIP), len(d.log())
+	s.run("sh", "-ec", strings.NewReplacer("WEB", clusterIP.Addr().String(), "POD", podB.String()).Replace(s.of(mode, c.script)))
+	theirs := s.theirs()
+	if by, fate := s.ask(client, clusterIP); (fate == traffic.Answered) != c.by.IsValid() || by != c.by {
+		s.t.Errorf("%v by %v, want an answer by %v", fate, by, c.by)
+	}
+	if mode != legacy { // whose rules cannot be followed
+		s.tellsWhy(c.told)
+	}
+	s.isAsNew(mode)
+	wait(s.t, 500*time.Millisecond) // in which all is looked at again
+	if seen := foreignLine.FindAllString(d.log()[logged:], -1); len(seen) > 0 || fullSync.MatchString(d.log()[logged:]) {
+		s.t.Errorf("rules are repaired that nobody changed: %q", seen)
+	}
+	if now := s.theirs(); now != theirs {
+		s.t.Errorf("what is others' was\n%s\nand is\n%s", theirs, now)
+	}
+	made, failed := load()
+	s.report(failed)
+	reliability.Record(s.t, reliability.Result{
+		Fault: c.fault, Mode: mode, Tried: 1, Requests: made, Failed: len(failed), Note: "the requests are to another Service, which the rule is not about",
+	})
+}
+
+// tellsWhy follows a packet of the client's, and wants to be told what is in its way.
+func (s *site) tellsWhy(want string) {
+	s.t.Helper()
+	type answer struct {
+		text string
+		code int
+	}
+	told := make(chan answer, 1)
+	go func() {
+		text, code := s.tell("explain", "default/web", "--from", client.String(), "--trace=10s")
+		told <- answer{strings.Join(strings.Fields(text), " "), code}
+	}()
+	var got answer
+	eventually(s.t, "a packet of the client's", func() bool {
+		s.ask(client, clusterIP)
+		select {
+		case got = <-told:
+			return true
+		default:
+			return false
+		}
+	})
+	finding := strings.Contains(got.text, "BYPASSED") || strings.Contains(got.text, "DROPPED")
+	if !strings.Contains(got.text, want) || finding != (want != "") || got.code != map[bool]int{true: 1}[finding] {
+		s.t.Errorf("exit %d, want %q: %s", got.code, want, got.text)
+	}
+}
