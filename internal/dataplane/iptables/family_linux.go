@@ -35,6 +35,10 @@ type family struct {
 	foreignSeen int  // how many foreign changes there were when the tables were known to be right
 	unsure      bool // whether rules are as they were written: others changed something, and our chains have as many as before
 	writes      int  // how often we began to write
+	polled      int  // how often we had when Watch last looked
+	summed      bool // the stamp has sums, and we have not written since
+
+	legacy bool
 }
 
 // stamp knows when others change tables that have one: those of one family with
@@ -42,13 +46,18 @@ type family struct {
 type stamp struct {
 	mu      sync.Mutex // also held while we write
 	last    ipt.Stamp
-	foreign int // how often others were found to have changed something
+	foreign int       // how often others were found to have changed something
+	rested  time.Time // when the next look may be thorough
 }
 
 // look notes whether another process has changed the tables since the last
 // look, beside these changes of ours.
 func (f *family) look(ctx context.Context, ours ...ipt.Change) error {
-	now, err := f.programs.Stamp(ctx)
+	return f.lookAs(ctx, false, ours...)
+}
+
+func (f *family) lookAs(ctx context.Context, thorough bool, ours ...ipt.Change) error {
+	now, err := f.programs.Stamp(ctx, thorough)
 	if err != nil {
 		return err
 	}
@@ -82,6 +91,7 @@ func (f *family) restore(ctx context.Context, some []*change, lines []line) (com
 		return nil, nil, err
 	}
 	f.writes++
+	f.summed = false
 	err = f.programs.Restore(ctx, text(lines))
 	failed, _ := errors.AsType[*ipt.RestoreError](err)
 	switch {
@@ -184,9 +194,14 @@ func (f *family) kernelUses(ctx context.Context) (uses, error) {
 	return u, err
 }
 
-// pollInterval is how often Watch looks. A look is a question to the kernel
-// that costs nothing to speak of while nobody has changed anything.
-const pollInterval = 250 * time.Millisecond
+const (
+	// pollInterval is how often Watch looks. A look is a question to the kernel
+	// that costs nothing to speak of while nobody has changed anything.
+	pollInterval = 250 * time.Millisecond
+
+	// thoroughRest is how many times as long as a thorough look takes none follows.
+	thoroughRest = 100
+)
 
 // Watch looks several times a second whether another process has changed the
 // tables, and if so whether our chains still hold what they should. It compares
@@ -233,12 +248,26 @@ func (f *family) lost(ctx context.Context) (what string, err error) {
 	if !f.synced {
 		return "", nil
 	}
-	if err := f.look(ctx); err != nil || f.foreignSeen == f.foreign {
+	if err := f.poll(ctx); err != nil || f.foreignSeen == f.foreign {
 		return "", err
 	}
 	_, what, err = f.compare(ctx)
 	f.unsure = what == ""
 	return what, err
+}
+
+// poll is look when nothing is due. While we do not write it is thorough now and then,
+// and after we have written there is nothing to compare with but what is saved.
+func (f *family) poll(ctx context.Context) error {
+	began := time.Now()
+	thorough := f.legacy && f.writes == f.polled && !began.Before(f.rested)
+	f.polled = f.writes
+	if err := f.lookAs(ctx, thorough); err != nil || !thorough {
+		return err
+	}
+	f.unsure = f.unsure || !f.summed
+	f.summed, f.rested = true, time.Now().Add(thoroughRest*time.Since(began))
+	return nil
 }
 
 // check looks whether the tables hold all that they should, and from then on

@@ -91,8 +91,8 @@ func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s
 		if name == proxy.IPv4 {
 			d.localnet = localnet.New(k, s.Others)
 		}
-		f := &family{Family: name, programs: programs[name], stamp: both, packets: map[countedRule]packetCount{}}
-		if v == ipt.Legacy {
+		f := &family{Family: name, programs: programs[name], stamp: both, packets: map[countedRule]packetCount{}, legacy: v == ipt.Legacy}
+		if f.legacy {
 			f.stamp = &stamp{}
 		}
 		d.families = append(d.families, f)

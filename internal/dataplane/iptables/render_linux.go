@@ -70,8 +70,8 @@ func dry(ctx context.Context, r *mode.Rendering) (*Dataplane, error) {
 // nothing is tables that nobody has written to.
 type nothing struct{ ipt.Interface }
 
-func (nothing) Save(context.Context) ([]ipt.Table, error) { return nil, nil }
-func (nothing) Stamp(context.Context) (ipt.Stamp, error)  { return ipt.Stamp{}, nil }
+func (nothing) Save(context.Context) ([]ipt.Table, error)      { return nil, nil }
+func (nothing) Stamp(context.Context, bool) (ipt.Stamp, error) { return ipt.Stamp{}, nil }
 
 // writeRestore writes down the restore that makes changes.
 func (f *family) writeRestore(r *mode.Rendering, all []planned) {

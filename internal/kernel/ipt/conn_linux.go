@@ -42,6 +42,8 @@ type Conn struct {
 	variant       Variant
 	program       string // its path, as those of the next two
 	save, restore string
+
+	sums map[string]uint32 // of legacy tables, as they were last read; zero: we have written since
 }
 
 var _ Interface = (*Conn)(nil)
@@ -52,7 +54,7 @@ var _ Interface = (*Conn)(nil)
 func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 	reason := fmt.Errorf("find programs %s-save and %[1]s-restore: %w", Name(f, v), ErrMissing)
 	for _, name := range []string{Name(f, v), program(f)} {
-		c := &Conn{LockWait: lockWait, family: f, variant: v}
+		c := &Conn{LockWait: lockWait, family: f, variant: v, sums: map[string]uint32{}}
 		var err error
 		c.program, err = exec.LookPath(name)
 		if err == nil {
@@ -146,6 +148,7 @@ func (c *Conn) Restore(ctx context.Context, input []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	clear(c.sums)
 	var file *os.File
 	fd, err := unix.MemfdCreate("iptables-restore", unix.MFD_CLOEXEC)
 	if err == nil {
@@ -208,9 +211,9 @@ func askNFTables(question, flags uint16, f Family, names ...string) ([]netlink.A
 	})
 }
 
-func (c *Conn) Stamp(context.Context) (Stamp, error) {
+func (c *Conn) Stamp(_ context.Context, thorough bool) (Stamp, error) {
 	if c.variant == Legacy {
-		return legacyStamp(c.family)
+		return c.legacyStamp(thorough)
 	}
 	answers, err := askNFTables(unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, 0)
 	if err != nil || len(answers) == 0 {

@@ -162,7 +162,7 @@ func wantStamp(t *testing.T, k ipt.Interface) {
 	t.Helper()
 	stamp := func() ipt.Stamp {
 		t.Helper()
-		s, err := k.Stamp(t.Context())
+		s, err := k.Stamp(t.Context(), true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -193,6 +193,11 @@ func wantStamp(t *testing.T, k ipt.Interface) {
 		if last.Became(now) || !last.Became(now, s.changes...) {
 			t.Errorf("after %q the stamp %v is %v; want what changes %v make", s.input, last, now, s.changes)
 		}
+	}
+	before := stamp()
+	restore("*nat\n-F OTHER\n-A OTHER -j RETURN\nCOMMIT\n")
+	if now := stamp(); before.Became(now) {
+		t.Errorf("stamp %v became %v by a rule of the same length, and does not tell", before, now)
 	}
 	last := stamp()
 	restore("*nat\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n") // ours

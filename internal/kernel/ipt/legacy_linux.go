@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"slices"
 	"strings"
@@ -87,17 +88,40 @@ func legacyInfo(f Family, table string) (info tableInfo, err error) {
 }
 
 // legacyStamp is the sizes of all tables in use.
-func legacyStamp(f Family) (Stamp, error) {
-	names, err := LegacyTables(f)
+func (c *Conn) legacyStamp(thorough bool) (Stamp, error) {
+	names, err := LegacyTables(c.family)
 	s := Stamp{sizes: make(map[string]tableSize, len(names))}
 	for _, name := range names {
-		info, err := legacyInfo(f, name)
+		info, err := legacyInfo(c.family, name)
+		if err == nil && thorough {
+			c.sums[name], err = legacySum(c.family, name)
+		}
 		if err != nil {
 			return Stamp{}, err
 		}
-		s.sizes[name] = tableSize{info.Entries, info.Size}
+		s.sizes[name] = tableSize{info.Entries, info.Size, c.sums[name]}
 	}
 	return s, err
+}
+
+// legacySum is a sum of the rules of a table, without what they have counted.
+func legacySum(f Family, table string) (sum uint32, err error) {
+	entries, _, err := readLegacy(f, table)
+	polynomial, counters := crc32.MakeTable(crc32.Castagnoli), legacyCounters(f)
+	for _, e := range entries {
+		sum = crc32.Update(sum, polynomial, e.bytes[:counters])
+		sum = crc32.Update(sum, polynomial, e.bytes[counters+16:])
+	}
+	return sum, err
+}
+
+// legacyCounters is where an entry has its counters of packets and bytes, which its
+// matches and its target follow.
+func legacyCounters(f Family) int {
+	if f == IPv6 {
+		return 152
+	}
+	return 96
 }
 
 // legacyEntries returns a table as the kernel has it: entries one after the other,
@@ -129,10 +153,8 @@ type legacyEntry struct {
 // offsets of their first entries.
 func readLegacy(f Family, table string) (all []legacyEntry, starts map[int]string, err error) {
 	const targetName, targetData = 2, 32
-	offsets, counters := 88, 96 // in struct ipt_entry
-	if f == IPv6 {
-		offsets, counters = 140, 152
-	}
+	counters := legacyCounters(f)
+	offsets := map[Family]int{IPv4: 88, IPv6: 140}[f] // in struct ipt_entry, ip6t_entry
 	info, b, err := legacyEntries(f, table)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read table %s of %s: %w", table, Name(f, Legacy), err)
@@ -146,7 +168,7 @@ func readLegacy(f Family, table string) (all []legacyEntry, starts map[int]strin
 	chain := ""
 	for at, next := 0, 0; at < len(b); at = next {
 		target := at
-		if len(b)-at >= counters+8 {
+		if len(b)-at >= counters+16 {
 			target = at + int(binary.NativeEndian.Uint16(b[at+offsets:]))
 			next = at + int(binary.NativeEndian.Uint16(b[at+offsets+2:]))
 		}

@@ -61,8 +61,10 @@ type Interface interface {
 	// tables with the legacy one.
 	Uses(ctx context.Context) (Uses, error)
 
-	// Stamp returns what tells a change of the tables, at no cost to speak of.
-	Stamp(ctx context.Context) (Stamp, error)
+	// Stamp returns what tells a change of the tables, at no cost to speak of. The
+	// legacy tables tell no one that a rule was replaced by another of the same
+	// length: that shows when a stamp is thorough, which reads them.
+	Stamp(ctx context.Context, thorough bool) (Stamp, error)
 
 	// Packets returns how many packets have matched the rules of a chain that
 	// have a comment, since they were written; 0 if there are none. It costs what
@@ -126,16 +128,17 @@ func (u Uses) add(table, chain string, n int) {
 }
 
 // Stamp is a number of the kernel's that moves when tables change: of nf_tables
-// how many transactions there were, of the legacy tables their sizes.
+// how many transactions there were, of the legacy tables their sizes, and sums of
+// what a thorough stamp last read.
 type Stamp struct {
 	Generation uint32
 	sizes      map[string]tableSize // nil: of nf_tables
 }
 
-// tableSize is the size of a legacy table. An entry is a rule; a chain that is
-// not built in has two more.
+// tableSize is the size of a legacy table, and a sum of its rules if that is known. An
+// entry is a rule; a chain that is not built in has two more.
 type tableSize struct {
-	entries, bytes uint32
+	entries, bytes, sum uint32
 }
 
 // Change is what a restore does to a table, by how many more chains and rules
@@ -161,7 +164,12 @@ func (s Stamp) Became(now Stamp, changes ...Change) bool {
 			bytes:   now.sizes[c.Table].bytes, // which depends on what the rules are
 		}
 	}
-	return maps.Equal(want, now.sizes)
+	return maps.EqualFunc(want, now.sizes, func(a, b tableSize) bool {
+		if a.sum == 0 || b.sum == 0 { // it is not known
+			a.sum = b.sum
+		}
+		return a == b
+	})
 }
 
 // RestoreError is a refused line of a Restore.

@@ -158,7 +158,7 @@ func (k *Fake) Counters(ctx context.Context, table string, f func(chain, rule st
 }
 
 // Stamp counts restored tables.
-func (k *Fake) Stamp(ctx context.Context) (ipt.Stamp, error) {
+func (k *Fake) Stamp(ctx context.Context, _ bool) (ipt.Stamp, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return ipt.Stamp{Generation: k.stamp}, errors.Join(ctx.Err(), k.fail)
