@@ -1,12 +1,8 @@
 package daemon
 
 import (
-	"errors"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/cilium/ebpf"
 )
 
 // meddlers change, by mode, what a Service with endpoint 10.0.0.11:8080 has; words are
@@ -21,27 +17,11 @@ var meddlers = map[string]struct {
 		s.run("sh", "-c", "ipvsadm -d -t 172.30.0.10:80 -r 10.0.0.11:8080 || true")
 	}, "-a -t 172.30.0.10:80 -r 10.0.0.11:8080 -m -w 1"},
 	"userspace": {func(s *site) { s.run("sh", "-c", "ip rule del priority 10270 || true") }, "ip rule add fwmark"},
-	"ebpf":      {(*site).emptyMap, "10.0.0.11:8080"},
-}
-
-// emptyMap deletes all entries of the map of endpoints.
-func (s *site) emptyMap() {
-	s.t.Helper()
-	pins, err := filepath.Glob(filepath.Join(s.flags[7], "maps-*", "endpoints"))
-	if err != nil || len(pins) != 1 {
-		s.t.Fatalf("maps %v below %v, error %v", pins, s.flags, err)
-	}
-	m, err := ebpf.LoadPinnedMap(pins[0], nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer m.Close()
-	var key, value []byte
-	for all := m.Iterate(); all.Next(&key, &value); {
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	"ebpf": {func(s *site) {
+		if err := s.eachEntry("endpoints", deleteEntry); err != nil {
 			s.t.Fatal(err)
 		}
-	}
+	}, "10.0.0.11:8080"},
 }
 
 // TestExplainDiffers has another process change what a Service has in the kernel:

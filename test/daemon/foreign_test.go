@@ -8,11 +8,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf/link"
 
 	"sluice/internal/conformance/reliability"
 	"sluice/internal/conformance/traffic"
@@ -27,10 +28,13 @@ type foreignChange struct {
 	// in a table TABLE of nf_tables.
 	script, names map[string]string
 
+	hand func(*site) error // what this process does, instead of the shell
+	only string            // the mode that it does it in; empty: all
+
 	save    string // told to the shell before, when the Service had another endpoint
 	sockets bool   // played in mode ebpf, too, whose rules are those of mode nftables
 	service bool   // it is one Service's, which the log names
-	cuts    bool   // packets to Services may be lost meanwhile, whatever the daemon does
+	cuts    string // why packets to Services may be lost meanwhile, whatever the daemon does; empty: none may be
 }
 
 // everywhere is the same in all modes.
@@ -48,77 +52,92 @@ const (
 	// habits are functions of the shell for what programs do that write by iptables.
 	habits = `
 both() { iptables-nft "$@"; ip6tables-nft "$@"; }
-flush() { for t in filter nat mangle raw; do both -t $t -F; both -t $t -X; done; }
+flush() { for t in filter nat mangle raw; do both -t $t -F; both -t $t -X || true; done; }
 policy() { for c in INPUT FORWARD OUTPUT; do both -P $c $1; done; }
 `
 	// lookup is the rule by which an endpoint is chosen.
 	lookup = "$(nft -a list chain ip TABLE services | grep 'map @services' | sed 's/.*handle //')"
+
+	// Why connections fail.
+	noRules     = "until the repair no rule chooses an endpoint, so that new connections are refused or go nowhere"
+	noEntry     = "until the repair the Service's address is nobody's"
+	returned    = "until the repair its rule has packets leave before an endpoint is chosen"
+	noSockets   = "until the repair nothing leads packets to the sockets of the process"
+	forgotten   = "the kernel forgets how the packets of open connections were translated"
+	noServer    = "until the repair IPVS has nobody to send the Service's packets to"
+	noAddress   = "until the repair the node does not have the Service's address"
+	untracked   = "until the repair what IPVS sends on is not tracked"
+	noScheduler = "the kernel takes the old scheduler away before it sets the new one"
+	policies    = "it sets policies to drop while it reloads, and takes all rules away"
 
 	inServices = "in chain services of table ip TABLE by nft, process [0-9]+"
 	inKube     = "KUBE-SERVICES"
 )
 
 var foreignChanges = []foreignChange{
-	{fault: "nft flush ruleset", sockets: true, script: everywhere("nft flush ruleset"), names: either("ip6? TABLE", "KUBE-"), cuts: true},
-	{fault: "conntrack -F", sockets: true, script: everywhere("conntrack -F"), cuts: true},
-	{fault: "our table flushed", script: in("rules", "nft flush table ip TABLE"), names: in("rules", "rule deleted in chain .* of table ip TABLE"), cuts: true},
+	{
+		fault: "nft flush ruleset", sockets: true, script: everywhere("nft flush ruleset"), cuts: noRules,
+		names: map[string]string{"rules": "ip6? TABLE", "iptables": "KUBE-", legacy: ""},
+	},
+	{fault: "conntrack -F", sockets: true, hand: func(s *site) error { return s.lab.Node().FlushConntrack() }, cuts: forgotten},
+	{fault: "our table flushed", script: in("rules", "nft flush table ip TABLE"), names: in("rules", "rule deleted in chain .* of table ip TABLE"), cuts: noRules},
 	{
 		fault: "our tables deleted", sockets: true, script: in("rules", "nft delete table ip6 TABLE; nft delete table ip TABLE"),
-		names: in("rules", "deleted .*table ip6 TABLE"), cuts: true,
+		names: in("rules", "deleted .*table ip6 TABLE"), cuts: noRules,
 	},
 	{
 		fault: "a chain flushed", script: either("nft flush chain ip TABLE services", "iptables-nft -t nat -F KUBE-SERVICES"),
-		names: either("rule deleted "+inServices, inKube), cuts: true,
+		names: either("rule deleted "+inServices, inKube), cuts: noRules,
 	},
 	{
 		fault: "a rule deleted", script: either("nft delete rule ip TABLE services handle "+lookup, "iptables-nft -t nat -D KUBE-SERVICES 1"),
-		names: either("rule deleted "+inServices, inKube), cuts: true,
+		names: either("rule deleted "+inServices, inKube), cuts: noRules,
 	},
 	{
-		fault: "a rule replaced", names: either("rule (added|deleted) "+inServices, "KUBE-SERVICES|the chains of Services"), cuts: true,
+		fault: "a rule replaced", names: either("rule (added|deleted) "+inServices, "KUBE-SERVICES|the chains of Services"), cuts: noRules,
 		script: either("nft replace rule ip TABLE services handle "+lookup+" counter", "iptables-nft -t nat -R KUBE-SERVICES 1 -d 192.0.2.1 -j ACCEPT"),
 	},
 	{
 		fault: "a rule added to a chain of ours", script: either("nft insert rule ip TABLE services return", "iptables-nft -t nat -I KUBE-SERVICES -j RETURN"),
-		names: either("rule added "+inServices, inKube), cuts: true,
+		names: either("rule added "+inServices, inKube), cuts: returned,
 	},
 	{
 		fault: "a map flushed", script: in("rules", "nft flush map ip TABLE services"),
-		names: in("rules", "element deleted in set services of table ip TABLE"), service: true, cuts: true,
+		names: in("rules", "element deleted in set services of table ip TABLE"), service: true, cuts: noEntry,
 	},
 	{
 		fault: "an element deleted", script: in("rules", "nft delete element ip TABLE services { 172.30.0.10 . tcp . 80 }"),
-		names: in("rules", "element deleted in set services of table ip TABLE"), service: true, cuts: true,
+		names: in("rules", "element deleted in set services of table ip TABLE"), service: true, cuts: noEntry,
 	},
 	{
 		fault: "an element added", script: in("rules", "nft add element ip TABLE cluster-ips { 172.30.0.77 }"),
 		names: in("rules", "element added in set cluster-ips of table ip TABLE"),
 	},
-	{fault: "our table put to sleep", script: in("rules", "nft add table ip TABLE '{ flags dormant; }'"), names: in("rules", "table ip TABLE added"), cuts: true},
+	{fault: "our table put to sleep", script: in("rules", "nft add table ip TABLE '{ flags dormant; }'"), names: in("rules", "table ip TABLE added"), cuts: noRules},
 	{
-		fault: "a chain of a Service flushed", names: in("iptables", "the chains of Services"), service: true, cuts: true,
+		fault: "a chain of a Service flushed", names: in("iptables", "the chains of Services"), service: true, cuts: noRules,
 		script: in("iptables", "iptables-nft -t nat -F $(iptables-nft -t nat -S KUBE-SERVICES | grep -o 'KUBE-SVC-.*')"),
 	},
 	{
 		fault: "an old ruleset restored", save: "nft list ruleset > FILE", script: in("rules", "nft flush ruleset; nft -f FILE || true"),
-		names: in("rules", "ip6? TABLE"), cuts: true,
+		names: in("rules", "ip6? TABLE"), cuts: noRules,
 	},
 	{
 		fault: "old rules of iptables restored", save: "iptables-nft-save > FILE", script: everywhere("iptables-nft-restore < FILE"),
-		names: in("iptables", "rules are not those that were written: nat the chains of Services"), service: true, cuts: true,
+		names: in("iptables", "rules are not those that were written: nat the chains of Services"), service: true, cuts: noRules,
 	},
 	{fault: "iptables-save | iptables-restore", script: everywhere("iptables-nft-save | iptables-nft-restore; ip6tables-nft-save | ip6tables-nft-restore")},
-	{fault: "iptables flushed", script: everywhere(habits + "flush"), names: in("iptables", "KUBE-"), cuts: true},
+	{fault: "iptables flushed", script: everywhere(habits + "flush"), names: in("iptables", "KUBE-"), cuts: noRules},
 	{fault: "firewalld reloads (iptables backend)", sockets: true, script: everywhere(habits + `policy DROP; flush
-both -N INPUT_direct; both -A INPUT -j INPUT_direct; policy ACCEPT`), names: in("iptables", "KUBE-"), cuts: true},
+both -N INPUT_direct; both -A INPUT -j INPUT_direct; policy ACCEPT`), names: in("iptables", "KUBE-"), cuts: policies},
 	{fault: "firewalld reloads (nftables backend)", script: everywhere(`
 nft 'add table inet firewalld_policy_drop; add chain inet firewalld_policy_drop filter_input { type filter hook input priority 9; policy drop; }
 add rule inet firewalld_policy_drop filter_input ct state established,related accept'
 nft delete table inet firewalld
 nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy accept; }'
-nft delete table inet firewalld_policy_drop`), cuts: true},
+nft delete table inet firewalld_policy_drop`), cuts: policies},
 	{fault: "ufw reloads", script: everywhere(`printf '*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\n:ufw-before-input -
--A INPUT -j ufw-before-input\nCOMMIT\n' | iptables-nft-restore`), names: in("iptables", "KUBE-"), cuts: true},
+-A INPUT -j ufw-before-input\nCOMMIT\n' | iptables-nft-restore`), names: in("iptables", "KUBE-"), cuts: noRules},
 	{fault: "Docker restarts", sockets: true, script: everywhere(`
 iptables-nft -N DOCKER-USER; iptables-nft -N DOCKER; iptables-nft -t nat -N DOCKER
 iptables-nft -I DOCKER-USER -i cni0 -j ACCEPT; iptables-nft -I DOCKER-USER -o cni0 -j ACCEPT
@@ -132,28 +151,57 @@ for c in INPUT FORWARD OUTPUT; do iptables-nft -I $c -j cali-top; done
 iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE --random-fully`)},
 	{
 		fault: "a rule for marked packets deleted", script: in("userspace", "ip rule del priority 10270; ip -6 rule del priority 10270"),
-		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: true,
+		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: noSockets,
 	},
 	{
 		fault: "the routes of our routing table flushed", script: in("userspace", "ip route flush table 10270"),
-		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: true,
+		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: noSockets,
 	},
 	{fault: "a program unpinned", script: in("ebpf", "rm PINS/connect4"), names: in("ebpf", "program connect4 is it is not, or another one is in its place")},
 	{
-		fault: "programs detached", script: in("ebpf", "for p in connect4 sendmsg4 recvmsg4; do bpftool link detach pinned PINS/$p; done"),
-		names: in("ebpf", "program (connect4|recvmsg4|sendmsg4) .*and 2 more"),
+		fault: "programs detached", only: "ebpf", names: in("ebpf", "program (connect4|recvmsg4|sendmsg4) .*and 2 more"),
+		hand: func(s *site) error { return s.eachLink(link.Link.Detach, "connect4", "sendmsg4", "recvmsg4") },
+	},
+	{
+		fault: "a program replaced", only: "ebpf", names: in("ebpf", "program connect4 is it is not, or another one is in its place"),
+		hand: func(s *site) error { return s.eachLink(replaceProgram, "connect4") },
+	},
+	{
+		fault: "entries of Services deleted from a map", only: "ebpf", names: in("ebpf", "default/web:http/TCP/IPv4: entry of map services"),
+		hand: func(s *site) error { return s.eachEntry("services", deleteEntry) },
+	},
+	{
+		fault: "entries of endpoints deleted from a map", only: "ebpf", names: in("ebpf", "default/web:http/TCP/IPv4: entry of map endpoints"), service: true,
+		hand: func(s *site) error { return s.eachEntry("endpoints", deleteEntry) },
+	},
+	{
+		fault: "entries of endpoints changed in a map", only: "ebpf", names: in("ebpf", "default/web:http/TCP/IPv4: entry of map endpoints"), service: true,
+		hand: func(s *site) error { return s.eachEntry("endpoints", changeEntry) },
+	},
+	{
+		fault: "the node's addresses deleted from a map", only: "ebpf", names: in("ebpf", "entry of map node_addrs"),
+		hand: func(s *site) error { return s.eachEntry("node_addrs", deleteEntry) },
+	},
+	{
+		fault: "the settings of programs changed in a map", only: "ebpf", names: in("ebpf", "entry of map settings"),
+		hand: func(s *site) error { return s.eachEntry("settings", changeEntry) },
+	},
+	{fault: "the ports of our listeners taken at other addresses", only: "userspace", hand: (*site).takePorts},
+	{
+		fault: "the address of our listeners deleted", script: in("userspace", "ip addr del 127.0.0.1/8 dev lo"),
+		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: noSockets,
 	},
 	{
 		fault: "IPVS cleared", script: in("ipvs", "ipvsadm -C"),
-		names: in("ipvs", "default/(web|six):http/TCP/IPv.: IPVS virtual server TCP .*:80 is gone"), cuts: true,
+		names: in("ipvs", "default/(web|six):http/TCP/IPv.: IPVS virtual server TCP .*:80 is gone"), cuts: noServer,
 	},
 	{
 		fault: "a virtual server deleted", script: in("ipvs", "ipvsadm -D -t 172.30.0.10:80"),
-		names: in("ipvs", "default/web:http/TCP/IPv4: IPVS virtual server TCP 172.30.0.10:80 is gone"), cuts: true,
+		names: in("ipvs", "default/web:http/TCP/IPv4: IPVS virtual server TCP 172.30.0.10:80 is gone"), cuts: noServer,
 	},
 	{ // the kernel takes the old scheduler away, waits, and sets the new one
 		fault: "a virtual server's scheduler changed", script: in("ipvs", "ipvsadm -E -t 172.30.0.10:80 -s lc"),
-		names: in("ipvs", "default/web:http/TCP/IPv4: IPVS virtual server TCP 172.30.0.10:80 is .* -s lc, not .* -s rr"), cuts: true,
+		names: in("ipvs", "default/web:http/TCP/IPv4: IPVS virtual server TCP 172.30.0.10:80 is .* -s lc, not .* -s rr"), cuts: noScheduler,
 	},
 	{
 		fault: "a real server added", script: in("ipvs", "ipvsadm -a -t 172.30.0.10:80 -r 10.0.0.12:8080 -m"),
@@ -161,7 +209,7 @@ iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE -
 	},
 	{
 		fault: "a real server deleted", script: in("ipvs", "ipvsadm -d -t 172.30.0.10:80 -r 10.0.0.11:8080"),
-		names: in("ipvs", "default/web:http/TCP/IPv4: real server of .* is gone"), cuts: true,
+		names: in("ipvs", "default/web:http/TCP/IPv4: real server of .* is gone"), cuts: noServer,
 	},
 	{
 		fault: "a real server's weight changed", script: in("ipvs", "ipvsadm -e -t 172.30.0.10:80 -r 10.0.0.11:8080 -m -w 7"),
@@ -169,7 +217,7 @@ iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE -
 	},
 	{
 		fault: "an address of IPVS removed", script: in("ipvs", "ip address del 172.30.0.10/32 dev kube-ipvs0"),
-		names: in("ipvs", "default/web:http/TCP/IPv4: address of link kube-ipvs0 is gone"), cuts: true,
+		names: in("ipvs", "default/web:http/TCP/IPv4: address of link kube-ipvs0 is gone"), cuts: noAddress,
 	},
 	{ // which takes its addresses of IPv6
 		fault: "the link of IPVS set up and down", script: in("ipvs", "ip link set kube-ipvs0 up; ip link set kube-ipvs0 down"),
@@ -177,11 +225,11 @@ iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE -
 	},
 	{
 		fault: "a setting of IPVS changed", script: in("ipvs", "echo 0 >/proc/sys/net/ipv4/vs/conntrack"),
-		names: in("ipvs", "setting of the host is net.ipv4.vs.conntrack = 0, not net.ipv4.vs.conntrack = 1"), cuts: true,
+		names: in("ipvs", "setting of the host is net.ipv4.vs.conntrack = 0, not net.ipv4.vs.conntrack = 1"), cuts: untracked,
 	},
 	{
 		fault: "the link of IPVS deleted", script: in("ipvs", "ip link del kube-ipvs0"),
-		names: in("ipvs", "default/(web|six):http/TCP/IPv.: address of link kube-ipvs0 is gone"), cuts: true,
+		names: in("ipvs", "default/(web|six):http/TCP/IPv.: address of link kube-ipvs0 is gone"), cuts: noAddress,
 	},
 }
 
@@ -195,11 +243,7 @@ func (s *site) of(mode string, all map[string]string) string {
 	case mode != "iptables":
 		text = all["rules"]
 	}
-	pins := ""
-	if i := slices.Index(s.flags, "--bpf-root"); i >= 0 {
-		pins = s.flags[i+1]
-	}
-	return strings.NewReplacer("TABLE", tableOf(mode), "PINS", pins, "FILE", filepath.Join(filepath.Dir(s.socket), "saved")).Replace(text)
+	return strings.NewReplacer("TABLE", tableOf(mode), "PINS", s.pins(), "FILE", filepath.Join(filepath.Dir(s.socket), "saved")).Replace(text)
 }
 
 // tableOf is the name of a mode's table.
@@ -223,7 +267,7 @@ func (s *site) clear(mode string) {
 	s.t.Helper()
 	s.run("nft", "flush ruleset")
 	if mode == legacy {
-		s.run("sh", "-ec", s.of(mode, in("iptables", habits+"flush; both -t mangle -N KUBE-KUBELET-CANARY")))
+		s.run("sh", "-ec", s.of(mode, in("iptables", habits+"policy ACCEPT; flush; both -t mangle -N KUBE-KUBELET-CANARY")))
 	}
 }
 
@@ -231,18 +275,18 @@ func (s *site) clear(mode string) {
 // is ours is repaired at once, the log names what was changed, what is others' stays
 // as they left it, and nothing is written in vain.
 func TestForeignChanges(t *testing.T) {
-	for _, mode := range modes {
+	for _, mode := range append([]string{legacy}, modes...) {
 		t.Run(mode, func(t *testing.T) {
 			if mode != "ebpf" { // for which the process is in a cgroup of its own, with all that it starts
 				t.Parallel()
 			}
-			s := newSiteFor(t, mode)
+			s := newForeignSite(t, mode)
 			s.write("web.yaml", service("web", clusterIP, podA))
 			if mode == "ipvs" { // whose addresses of each family go by ways of their own
 				s.write("six.yaml", service("six", clusterV6, podV6))
 			}
 			for _, c := range foreignChanges {
-				if s.of(mode, c.script) != "" && (mode != "ebpf" || c.sockets || c.script[mode] != "") {
+				if s.has(mode, c) {
 					t.Run(c.fault, func(t *testing.T) {
 						s := *s
 						s.t, s.patience = t, 500*time.Millisecond
@@ -254,9 +298,22 @@ func TestForeignChanges(t *testing.T) {
 	}
 }
 
+// has reports whether a change is of a mode.
+func (s *site) has(mode string, c foreignChange) bool {
+	switch {
+	case c.only != "":
+		return c.only == mode
+	case c.hand == nil && s.of(mode, c.script) == "":
+		return false
+	default:
+		return mode != "ebpf" || c.sockets || c.script[mode] != ""
+	}
+}
+
 // suffers runs a daemon and another process that changes something.
 func (s *site) suffers(mode string, c foreignChange) {
-	s.run("sh", "-c", `nft flush ruleset; nft 'add table inet firewalld; add table inet others
+	s.clear(mode)
+	s.run("sh", "-c", `nft 'add table inet firewalld; add table inet others
 add chain inet others theirs { type filter hook forward priority 5; }; add rule inet others theirs counter comment "theirs"'`)
 	d := s.start(nil, "--ipvs-sync-period", "1h") // by which nothing is to be noticed
 	defer d.end(syscall.SIGTERM)
@@ -270,13 +327,18 @@ add chain inet others theirs { type filter hook forward priority 5; }; add rule 
 	s.await() // by then it watches
 	load := s.load(2, clusterIP)
 	logged, began, names := len(d.log()), time.Now(), s.of(mode, c.names)
+	if c.hand != nil {
+		if err := c.hand(s); err != nil {
+			s.t.Fatal(err)
+		}
+	}
 	s.run("sh", "-ec", s.of(mode, c.script))
 	ended, theirs := time.Now(), s.theirs()
 	took := s.repaired(mode, d, logged, began, ended, names != "")
 	made, failed := load()
 	note := ""
 	if len(failed) > 0 {
-		note = "it cuts connections by itself, and what forwards them is not there until the repair"
+		note = c.cuts
 	}
 	reliability.Record(s.t, reliability.Result{
 		Fault: c.fault, Mode: mode, Tried: 1, Requests: made, Failed: len(failed), Repairs: took, Note: note,
@@ -284,7 +346,7 @@ add chain inet others theirs { type filter hook forward priority 5; }; add rule 
 	if now := s.theirs(); now != theirs {
 		s.t.Errorf("what is others' was\n%s\nand is\n%s", theirs, now)
 	}
-	if len(failed) > 0 && !c.cuts {
+	if len(failed) > 0 && c.cuts == "" {
 		s.t.Errorf("%d of %d connections failed, the first: %v", len(failed), made, failed[0])
 	}
 	seen := foreignLine.FindAllString(d.log()[logged:], -1)
