@@ -78,13 +78,16 @@ func marks(line []byte, marker string) bool {
 // that does not parse nothing more can be found.
 func splitJSON(data []byte) []*document {
 	var docs []*document
-	data = bytes.TrimRight(data, " \t\n")
-	for rest := data; len(rest) > 0; {
-		rest = bytes.TrimLeft(rest, " \t\n")
+	line := 1
+	skip := func(data []byte, n int) []byte {
+		line += bytes.Count(data[:n], []byte("\n"))
+		return data[n:]
+	}
+	for rest := bytes.TrimRight(data, " \t\n"); len(rest) > 0; {
+		rest = skip(rest, len(rest)-len(bytes.TrimLeft(rest, " \t\n")))
 		dec := json.NewDecoder(bytes.NewReader(rest))
 		var raw json.RawMessage
 		err := dec.Decode(&raw)
-		line := 1 + bytes.Count(data[:len(data)-len(rest)], []byte("\n"))
 		d := &document{text: raw, number: len(docs) + 1, first: line, begin: line, broken: err}
 		docs = append(docs, d)
 		if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
@@ -93,7 +96,7 @@ func splitJSON(data []byte) []*document {
 		if err != nil {
 			break
 		}
-		rest = rest[dec.InputOffset():]
+		rest = skip(rest, int(dec.InputOffset()))
 	}
 	return docs
 }
