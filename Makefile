@@ -70,7 +70,8 @@ test-arm64: deps ## the tests that an emulator of arm64 can run
 # Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
 reliability: deps ## what goes wrong in clusters, done to the daemon in every mode, and the packet table by two versions of Kubernetes; 45 minutes; written to docs/reliability.md
 	@rm -rf .cache/reliability && mkdir -p .cache/reliability
-	go test -timeout 30m -v -count 1 ./test/daemon ./internal/source/informer ./internal/resolve ./internal/conntrack >.cache/reliability/daemon
+	go test -timeout 30m -v -count 1 ./test/daemon ./internal/source/informer ./internal/resolve >.cache/reliability/daemon
+	go test -timeout 30m -v -count 1 ./internal/conntrack -million >.cache/reliability/conntrack
 	cd test/cluster && go test -timeout 30m -v -count 1 -run '^Test(Churn|ControlPlaneLost)$$' >../../.cache/reliability/cluster
 	for v in 1.37 1.36; do (cd test/cluster && go test -timeout 60m -v -count 1 -run '^TestThemes$$' \
 		-themes nftables,iptables,userspace,ebpf -kubernetes $$v >../../.cache/reliability/themes-$$v) || exit 1; done
