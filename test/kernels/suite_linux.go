@@ -47,7 +47,7 @@ var suites = []suite{
 	{"kernel/ipvs", "./internal/kernel/ipvs", "", "", whole, nil},
 	{"ipvs", "./internal/dataplane/ipvs", "", "ipvs", whole, nil},
 	{"daemon ipvs", "./test/daemon", "^Test(Explain(IsWhatPacketsDo|Refused|NotSynced|NotSyncedAnyMore|Differs)|SystemCallsFail)$/^ipvs$", "", whole, nil},
-	{"daemon faults", "./test/daemon", "^TestClockJumps$", "", nothing, nil},
+	{"daemon faults", "./test/daemon", "^Test(ClockJumps|MemoryLimit)$", "", nothing, nil},
 	{"daemon faults ipvs", "./test/daemon", "^Test(Kills|RestartsWriteNothing|Stopped|TwoDaemons|ForeignChanges|FlushDuringWrites|SecondWriter)$/^ipvs", "", whole, nil},
 	{"daemon changes ipvs", "./test/daemon", "^TestTrafficUnderChange$/^ipvs$", "", whole, nil},
 	{"daemon changes", "./test/daemon", "^TestTrafficUnderChange$/^nftables$", "", whole, nil}, // with SCTP sockets, which few machines' own kernels have
