@@ -46,10 +46,12 @@ type Dataplane struct {
 	applyBytes int
 	syncBytes  int
 
-	guard    localnet.Guard // as it is to be
-	syncing  bool
-	replaced []*table  // by the Sync under way, since they cannot be mended
-	batch    nft.Batch // for its memory
+	guard   localnet.Guard // as it is to be
+	syncing bool
+	// listedTwice is whether a Sync has begun again because something was there already.
+	listedTwice bool
+	replaced    []*table  // by the Sync under way, since they cannot be mended
+	batch       nft.Batch // for its memory
 }
 
 var (

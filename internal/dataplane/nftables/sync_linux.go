@@ -48,6 +48,11 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	d.syncing = true
 	defer func() { d.syncing = false }()
 	refused, err := d.differ.Sync(ctx, want)
+	if errors.Is(err, unix.EEXIST) { // what was listed was not all that there is
+		d.listedTwice = true
+		refused, err = d.differ.Sync(ctx, want)
+		d.listedTwice = false
+	}
 	if len(d.replaced) > 0 && (errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS)) {
 		// The system does not let us send that much in one batch.
 		if err := d.deleteReplaced(ctx); err != nil {

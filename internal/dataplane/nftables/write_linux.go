@@ -121,8 +121,15 @@ func (d *Dataplane) refusal(err error) error {
 }
 
 // drifted reports whether the kernel lacks what it should have, or has what it
-// should not: somebody changed it, and only Sync is right then. To a Sync, which
-// knows what is there, only what is missing says so.
+// should not: somebody changed it, and only Sync is right then. A Sync blames a row
+// for what is there already only after it has listed everything again.
 func (d *Dataplane) drifted(err error) bool {
-	return errors.Is(err, unix.ENOENT) || !d.syncing && (errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY))
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return !d.listedTwice
+	case errors.Is(err, unix.EBUSY):
+		return !d.syncing
+	default:
+		return errors.Is(err, unix.ENOENT)
+	}
 }
