@@ -68,7 +68,7 @@ test-arm64: deps ## the tests that an emulator of arm64 can run
 	GOARCH=arm64 CGO_ENABLED=0 go test -run 'Attributes|Decode|Message|Parse|Rules|ServersBy|Text|TooLong' -exec qemu-aarch64-static ./internal/kernel/{ct,ipt,ipvs,netlink,nft}
 
 # Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
-reliability: deps ## what goes wrong in clusters, done to the daemon in every mode, and the packet table by two versions of Kubernetes; 45 minutes; written to docs/reliability.md
+reliability: deps ## what goes wrong in clusters, done to the daemon in every mode, and the packet table by two versions of Kubernetes, for hours; written to docs/reliability.md
 	@rm -rf .cache/reliability && mkdir -p .cache/reliability
 	go test -timeout 30m -v -count 1 ./test/daemon ./internal/source/informer ./internal/resolve >.cache/reliability/daemon
 	go test -timeout 30m -v -count 1 ./internal/conntrack -million >.cache/reliability/conntrack
