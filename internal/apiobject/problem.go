@@ -28,7 +28,6 @@ type Problem struct {
 // Level says how much a problem matters.
 type Level uint8
 
-// The levels.
 const (
 	Note    Level = iota // worth knowing; all that is there is used
 	Omitted              // the item of the list, or the annotation, is not used; all else is

@@ -32,7 +32,6 @@ type Service struct {
 	HealthCheckPort uint16 // where nodes tell the load balancer whether they have endpoints; 0: nowhere
 }
 
-// ServicePort is one port of a Service.
 type ServicePort struct {
 	Name     unique.Handle[string]
 	Protocol proxy.Protocol
@@ -41,7 +40,6 @@ type ServicePort struct {
 	Index    int    // in spec.ports
 }
 
-// Address is one address of a Service.
 type Address struct {
 	Addr  netip.Addr
 	Kind  proxy.Kind

@@ -22,7 +22,6 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// newBugReportCommand returns the command that packs what others need to help.
 func newBugReportCommand() *cobra.Command {
 	var output, metrics string
 	s := bugreport.Settings{Host: os.DirFS("/"), Rules: kernelRules, Run: runProgram, Version: build()}
@@ -58,7 +57,6 @@ Exit code: 0; 2 if neither the daemon nor its rules could be asked.`,
 	return cli.Answering(cmd)
 }
 
-// writeReport writes the report to a file and says so.
 func writeReport(c *bugreport.Contents, output string, out, aside io.Writer) error {
 	now := time.Now()
 	host, err := os.Hostname()

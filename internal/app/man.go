@@ -91,7 +91,6 @@ func (p *manPage) flags(fs *pflag.FlagSet) {
 	})
 }
 
-// text writes paragraphs.
 func (p *manPage) text(text string) {
 	for i, paragraph := range strings.Split(strings.TrimSpace(text), "\n\n") {
 		if i > 0 {

@@ -107,19 +107,14 @@ type observers struct {
 
 var _ engine.Observer = observers{}
 
-// Queued says that a sync was asked for.
 func (o observers) Queued() {
 	o.metrics.Queued()
 	o.health.Queued()
 }
 
-// Repairing says that another process changed our rules.
-func (o observers) Repairing() { o.metrics.Repairing() }
-
-// NodeSeen takes this node's Node.
+func (o observers) Repairing()          { o.metrics.Repairing() }
 func (o observers) NodeSeen(n *v1.Node) { o.health.SyncNode(n) }
 
-// Began says that a sync begins.
 func (o observers) Began(step *proxy.Delta) {
 	if o.conntrack != nil {
 		o.conntrack.Applying(step)
@@ -128,7 +123,7 @@ func (o observers) Began(step *proxy.Delta) {
 	o.health.Began()
 }
 
-// Done says that it has ended. What is in force is told first.
+// Done tells what is in force first.
 func (o observers) Done(_ context.Context, r engine.Result) {
 	if r.Err == nil {
 		if o.conntrack != nil {

@@ -22,7 +22,6 @@ var priorityClasses = []struct {
 // normalPriority is what processes have unless told otherwise.
 const normalPriority = "NORMAL_PRIORITY_CLASS"
 
-// priorityNames lists the classes.
 func priorityNames() string {
 	var names []string
 	for _, c := range priorityClasses {

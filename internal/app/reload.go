@@ -32,7 +32,6 @@ const (
 // with the same command line. The rules stay, so no connection is lost.
 type RestartError struct{ Changes []config.Change }
 
-// Error names what changed.
 func (e *RestartError) Error() string {
 	return "the configuration changed in what needs a restart: " + list(e.Changes)
 }

@@ -52,7 +52,6 @@ not be, lines with + are missing. Exit code 0: nothing differs; 1: something doe
 	return cli.Answering(cmd)
 }
 
-// render prints what the options ask for.
 func (o *Options) render(ctx context.Context, out io.Writer, asked renderOptions) error {
 	families, err := asked.families()
 	if err != nil {

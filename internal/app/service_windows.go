@@ -34,7 +34,6 @@ func StopSignals() []os.Signal {
 	return []os.Signal{os.Interrupt, syscall.SIGTERM}
 }
 
-// setPriority gives this process a priority class.
 func setPriority(class uint32) error {
 	return windows.SetPriorityClass(windows.CurrentProcess(), class)
 }

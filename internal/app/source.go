@@ -84,7 +84,6 @@ func (o *Options) clientError(kubeconfig string, err error) error {
 	return fmt.Errorf("%s: %w", cmp.Or(strings.Join(from, " with "), "use the cluster's service account"), err)
 }
 
-// String names the source for the log.
 func (s objectSource) String() string {
 	if s.manifests != "" {
 		return "folder " + s.manifests

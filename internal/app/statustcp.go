@@ -88,7 +88,6 @@ func newReviewer(c *rest.Config) (*access.Reviewer, error) {
 	return access.New(client), nil
 }
 
-// serve returns the server.
 func (l statusListener) serve(h http.Handler) *health.Server {
 	return health.NewServer(health.ServerSettings{Name: "status", Handler: l.guard(h), Address: l.address, TLS: l.tls})
 }

@@ -36,7 +36,6 @@ func socketFlag(fs *pflag.FlagSet, socket *string) {
 	fs.StringVar(socket, "socket", statusapi.DefaultSocket, "ask the daemon at this unix socket, `FILE`")
 }
 
-// newStatusCommand returns the command that shows how this node's Services are.
 func newStatusCommand() *cobra.Command {
 	var socket string
 	var o cli.StatusOptions
@@ -70,7 +69,6 @@ could not be asked.`,
 	return cli.Answering(cmd)
 }
 
-// newTopCommand returns the command that shows the traffic of Services.
 func newTopCommand() *cobra.Command {
 	var socket string
 	var o cli.TopOptions
@@ -171,7 +169,6 @@ func completeFlag(cmd *cobra.Command, flag string, words []string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completeMode completes the modes that there are.
 func completeMode(cmd *cobra.Command) {
 	completeFlag(cmd, "proxy-mode", strings.Split(dataplane.Names(" "), " "))
 }

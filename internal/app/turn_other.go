@@ -10,5 +10,4 @@ const turnName = ""
 // turn is the right of one daemon to write the rules. There is no telling others here.
 type turn struct{ name, self string }
 
-// await waits for nobody.
 func (turn) await(context.Context) (release func()) { return func() {} }

@@ -57,13 +57,9 @@ func info(known *debug.BuildInfo) apiversion.Info {
 // like v1.2.3-more is the version to go by.
 type versionFlag struct{ said string }
 
-// String returns what was said.
 func (v *versionFlag) String() string { return cmp.Or(v.said, "false") }
+func (*versionFlag) Type() string     { return "version" }
 
-// Type returns the kind of value.
-func (*versionFlag) Type() string { return "version" }
-
-// Set reads what to print, or what to go by.
 func (v *versionFlag) Set(s string) error {
 	if s == "raw" {
 		v.said = s

@@ -50,7 +50,6 @@ type Contents struct {
 	Notes []string // what could not be had, and why
 }
 
-// File is one file of a report.
 type File struct {
 	Name, What string
 	text       []byte
@@ -184,7 +183,6 @@ func fetch(ctx context.Context, address string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(response.Body, maxMetrics))
 }
 
-// tail returns the end of a file.
 func tail(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {

@@ -29,7 +29,6 @@ func (e *ExitError) Error() string {
 	return clean(e.Err.Error())
 }
 
-// Unwrap returns the cause.
 func (e *ExitError) Unwrap() error { return e.Err }
 
 // Answering makes a command one that answers a question: whatever keeps it from

@@ -35,7 +35,6 @@ func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.SortBy, "sort-by", "", "`COLUMN`: name, used, since, state, connections or bytes; with a minus, the other way round")
 }
 
-// Check says what is wrong with the flags.
 func (o *StatusOptions) Check() error {
 	if o.Output == "" {
 		return nil
@@ -54,7 +53,6 @@ func (o *ExplainOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Output, "output", "o", "text", "`FORMAT`: "+strings.Join(ExplainFormats, ", "))
 }
 
-// Check says what is wrong with the flags.
 func (o *ExplainOptions) Check() error { return checkFormat(o.Output, ExplainFormats) }
 
 // Query returns the question about a packet to somewhere, as the daemon takes it.
@@ -84,7 +82,6 @@ func (o *TopOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.Period, "period", topPeriod, "`TIME` from one look to the next")
 }
 
-// Check says what is wrong with the flags.
 func (o *TopOptions) Check() error {
 	if o.Period < 100*time.Millisecond {
 		return fmt.Errorf("--period %v: want at least 100ms", o.Period)

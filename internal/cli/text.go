@@ -62,7 +62,6 @@ func thousands[N int | uint64](n N) string {
 	return b.String()
 }
 
-// plural returns a number of things.
 func plural(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one

@@ -96,13 +96,11 @@ type FieldError struct {
 	Reason string
 }
 
-// Error returns the field, its value and the reason.
 func (e *FieldError) Error() string { return fmt.Sprintf("%s %q: %s", e.Field, e.Value, e.Reason) }
 
 // FieldErrors is all that is wrong with a configuration.
 type FieldErrors []*FieldError
 
-// Error returns a line for each field.
 func (list FieldErrors) Error() string {
 	var lines []string
 	for _, e := range list {
@@ -119,7 +117,6 @@ type Change struct {
 	Live  bool // a running daemon can take it over
 }
 
-// String returns the field and what it goes from and to.
 func (c Change) String() string { return fmt.Sprintf("%s from %q to %q", c.Field, c.Old, c.New) }
 
 // live are the fields that a running daemon can take over.
@@ -177,7 +174,6 @@ func (c *Configuration) meaning() map[string]string {
 // ProxyMode is a way of programming the kernel, as operators spell it.
 type ProxyMode = v1alpha1.ProxyMode
 
-// The proxy modes.
 const (
 	NFTables  ProxyMode = "nftables"
 	IPTables  ProxyMode = "iptables"

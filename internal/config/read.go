@@ -151,7 +151,6 @@ func (r *reader) addresses() {
 	}
 }
 
-// detectLocal reads how our pods are recognised.
 func (r *reader) detectLocal() {
 	cidrs, err := parseClusterCIDRs(r.o.ClusterCIDR)
 	bridge, prefix := r.o.DetectLocal.BridgeInterface, r.o.DetectLocal.InterfaceNamePrefix
@@ -257,7 +256,6 @@ func (r *reader) winkernel() {
 	r.c.SourceVIP = ip
 }
 
-// periods reads the spacing of syncs.
 func (r *reader) periods() {
 	every, least := r.section("syncPeriod"), r.section("minSyncPeriod")
 	r.c.SyncPeriod = UsualSyncPeriod

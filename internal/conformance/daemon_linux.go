@@ -75,7 +75,6 @@ func RunChurn(t *testing.T, d Dataplane, steps, packets int) Churn {
 	return *out
 }
 
-// newTestbed returns a testbed of a test's own.
 func newTestbed(t *testing.T, d Dataplane) *testbed {
 	lab.Require(t)
 	b, err := newScheduler(t, d).newTestbed(t.Context())
@@ -100,7 +99,6 @@ type Churn struct {
 // killed is the trouble that a daemon dies.
 const killed = "the daemon is killed"
 
-// String returns it in one line.
 func (c *Churn) String() string {
 	text := fmt.Sprintf("%d histories, %d steps, %d flows, %d clients came again", c.Histories, c.Steps, c.Flows, c.Returns)
 	for _, name := range slices.Sorted(maps.Keys(c.Settled)) {
@@ -148,7 +146,6 @@ func (g *Group) tell(mode string, failures []failure) string {
 // drawn makes choices that can be made simpler.
 type drawn struct{ *rapid.T }
 
-// IntN returns a number below n.
 func (d drawn) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.T, "choice") }
 
 // tell has the daemon hear of a world, by the way that the phase says.

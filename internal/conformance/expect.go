@@ -59,7 +59,6 @@ func (e *Expect) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// String returns the expectation in one line.
 func (e Expect) String() string {
 	if e.Verdict != proxy.Forward {
 		return e.Verdict.String()

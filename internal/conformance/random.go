@@ -22,7 +22,6 @@ func (g *Group) explain(mode string) error {
 	return errors.New(text)
 }
 
-// randomGroup makes a group from a seed.
 func randomGroup(mode string, seed uint64) (*Group, error) {
 	m := &maker{rand.New(rand.NewPCG(seed, 2))}
 	return m.group(mode, fmt.Sprintf("seed=%d", seed), 3, 30)
@@ -194,7 +193,6 @@ func (m *maker) slices(i int) []*discoveryv1.EndpointSlice {
 	return out
 }
 
-// phase changes some of the objects.
 func (m *maker) phase(name string) Phase {
 	p := Phase{Name: name}
 	for i := range 6 {

@@ -252,7 +252,6 @@ func (b *testbed) inBothWays(id string, w *World, play func(*run) error) (errs [
 	return errs
 }
 
-// runGroup plays a group in both ways.
 func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []failure) {
 	how := "play after " + cmp.Or(b.last, "nothing") // whose state the kernel still has
 	b.last = g.ID
@@ -271,7 +270,6 @@ func (b *testbed) runGroup(ctx context.Context, g *Group) (failures []failure) {
 	return failures
 }
 
-// phases plays the phases of a group, one after the other.
 func (r *run) phases(ctx context.Context, g *Group, worlds []*World) (failures []failure, err error) {
 	for i, p := range g.Phases {
 		switch {
@@ -509,7 +507,6 @@ func (b *testbed) round(ctx context.Context, list []*caseRun) error {
 	return group.Wait()
 }
 
-// note takes one observation of a case.
 func (b *testbed) note(r *caseRun, seen traffic.Seen) {
 	r.tries++
 	b.tally.flows.Add(1)

@@ -15,7 +15,6 @@ import (
 // backends are the endpoints that answered a client, in order.
 type backends map[netip.Addr][]netip.AddrPort
 
-// runStory plays a story in both ways.
 func (b *testbed) runStory(ctx context.Context, story *Story) (failures []failure) {
 	b.last = story.ID
 	for _, err := range b.inBothWays(story.ID, &story.World, func(r *run) error { return r.steps(ctx, story.Steps) }) {
@@ -111,7 +110,6 @@ func (r *run) removeEndpoint(ctx context.Context, name string) error {
 	return r.change(ctx, p)
 }
 
-// connect opens the connections of a step and checks what it asserts.
 func (r *run) connect(ctx context.Context, st *Step) error {
 	var runs []*caseRun
 	for _, c := range st.cases() {
@@ -146,7 +144,6 @@ func (r *run) connect(ctx context.Context, st *Step) error {
 	return nil
 }
 
-// assert checks one assertion about the backends that the clients got.
 func assert(word string, got, before backends, want Expect) error {
 	share := map[netip.AddrPort]int{}
 	total, moved := 0, false

@@ -104,7 +104,6 @@ type Case struct {
 	Modes    []string          `json:"modes"`
 }
 
-// in returns what is expected in a mode.
 func (c *Case) in(mode string) Expect {
 	if e, ok := c.ExpectIn[mode]; ok {
 		return e
@@ -123,7 +122,6 @@ var protocols = map[v1.Protocol]proxy.Protocol{
 // Place is where a packet comes from.
 type Place string
 
-// The places.
 const (
 	FromPod       Place = "pod"              // a pod on this node
 	FromSelf      Place = "pod-self"         // an endpoint on this node
@@ -161,7 +159,6 @@ func (c *Case) host() netip.Addr {
 	return c.Src
 }
 
-// load reads the whole table.
 func load() (*table, error) {
 	parts, err := loadParts()
 	all := &table{}

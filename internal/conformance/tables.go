@@ -67,7 +67,6 @@ var layouts = []layout{
 	{"none", "", "", "nowhere", nil},
 }
 
-// conditions are the states of an endpoint.
 var conditions = map[string]discoveryv1.EndpointConditions{
 	"ready":    {},
 	"leaving":  {Ready: new(false), Serving: new(true), Terminating: new(true)},
@@ -196,7 +195,6 @@ var pods = map[string][2]string{
 	"remote": {"10.1.0.10", "fd00:10::1:0:0:10"},
 }
 
-// addTo adds the Service, its endpoints and the packets to it.
 func (s *tableService) addTo(g *Group) {
 	o := &v1.Service{Spec: v1.ServiceSpec{
 		Type: v1.ServiceTypeLoadBalancer, IPFamilies: []v1.IPFamily{v1.IPFamily(s.family.String())},

@@ -216,7 +216,6 @@ func (w *World) after(p Phase) *World {
 	return &next
 }
 
-// key is an object's namespace and name.
 func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
 // replace puts objects in the places of those with their names, or at the end.

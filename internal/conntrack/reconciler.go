@@ -38,7 +38,6 @@ const (
 	endedAtOnce = 1 << 17
 )
 
-// Settings are what a Reconciler is made of.
 type Settings struct {
 	Flows      ct.Interface                 // the Reconciler's alone from now on
 	LocalAddrs func() ([]netip.Addr, error) // the node's own addresses, asked for at every pass

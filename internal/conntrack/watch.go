@@ -192,7 +192,6 @@ func (w *watch) watchAll(to time.Time) {
 	}
 }
 
-// watches reports whether a frontend is watched.
 func (w *watch) watches(f frontend) bool {
 	return !w.until[f].IsZero() || !w.all.IsZero() && w.owners[f].row != nil
 }

@@ -64,7 +64,6 @@ func New(s Settings) *Engine {
 	return e
 }
 
-// Sync asks for a sync soon.
 func (e *Engine) Sync() {
 	e.observer.Queued()
 	e.runner.Run()
@@ -95,7 +94,6 @@ func (e *Engine) Refused() []RowStatus {
 	return all
 }
 
-// SyncLoop keeps the kernel right until ctx ends.
 func (e *Engine) SyncLoop(ctx context.Context) error {
 	var beside sync.WaitGroup
 	var ended error // why the dataplane's own work ended early
@@ -180,7 +178,6 @@ func (e *Engine) run(ctx context.Context) error {
 	return err
 }
 
-// failed notes why a sync did not go through.
 func (e *Engine) failed(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -32,7 +32,6 @@ func (e *Engine) hear(kind *bool) {
 	})
 }
 
-// OnServiceUpdate takes a Service: old is nil if it is new, cur if it is gone.
 func (e *Engine) OnServiceUpdate(old, cur *v1.Service) {
 	e.feed(func() bool {
 		pending := e.resolver.Services.Update(old, cur)
@@ -43,7 +42,6 @@ func (e *Engine) OnServiceUpdate(old, cur *v1.Service) {
 
 func (e *Engine) OnServiceSynced() { e.hear(&e.heard.services) }
 
-// OnEndpointSliceUpdate takes an EndpointSlice: old is nil if it is new, cur if it is gone.
 func (e *Engine) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
 	e.feed(func() bool {
 		pending := e.resolver.Endpoints.Update(cmp.Or(cur, old), cur == nil)
@@ -54,7 +52,6 @@ func (e *Engine) OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice) {
 
 func (e *Engine) OnEndpointSlicesSynced() { e.hear(&e.heard.slices) }
 
-// OnNodeUpdate takes this node's Node; nil if it is gone.
 func (e *Engine) OnNodeUpdate(_, cur *v1.Node) {
 	e.feed(func() bool {
 		e.observer.NodeSeen(cur)
@@ -64,7 +61,6 @@ func (e *Engine) OnNodeUpdate(_, cur *v1.Node) {
 
 func (e *Engine) OnNodeSynced() { e.hear(&e.heard.node) }
 
-// OnServiceCIDRUpdate takes a ServiceCIDR: old is nil if it is new, cur if it is gone.
 func (e *Engine) OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR) {
 	e.feed(func() bool { return e.resolver.UpdateServiceCIDR(old, cur) })
 }

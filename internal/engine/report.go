@@ -23,7 +23,6 @@ func reportFailure(ctx context.Context, err error, retryIn time.Duration) {
 	klog.FromContext(ctx).Error(err, "Sync did not go through, what it did not replace stays in force, will try again", "retryIn", retryIn)
 }
 
-// report says what a sync did.
 func report(ctx context.Context, w *work, done *proxy.Delta) {
 	logger := klog.FromContext(ctx)
 	elapsed := time.Since(w.start)

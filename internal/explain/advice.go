@@ -137,7 +137,6 @@ func (x *explanation) try() []string {
 	return nil
 }
 
-// portsOfService lists the ports of the Service.
 func (x *explanation) portsOfService() string {
 	ports, _ := x.world.Resolver.Ports(nameOf(x.want.Row))
 	if len(ports) == 0 {

@@ -13,7 +13,6 @@ import (
 // maxVerbosityText is more than any number that can be set.
 const maxVerbosityText = 64
 
-// MetricsSettings are what the metrics server answers with.
 type MetricsSettings struct {
 	Metrics   http.Handler // /metrics
 	Configz   http.Handler // /configz

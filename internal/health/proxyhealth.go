@@ -16,7 +16,6 @@ import (
 // about to remove.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// Settings are what ProxyHealth is made of.
 type Settings struct {
 	Families []proxy.Family // those that are served
 	Timeout  time.Duration  // how long a requested sync may wait for its success
@@ -46,14 +45,12 @@ func NewProxyHealth(s Settings) *ProxyHealth {
 	return &ProxyHealth{settings: s}
 }
 
-// SetTimeout changes how long a requested sync may wait for its success.
 func (h *ProxyHealth) SetTimeout(d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.settings.Timeout = d
 }
 
-// Queued says that a sync was asked for.
 func (h *ProxyHealth) Queued() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -101,7 +98,6 @@ func (h *ProxyHealth) Healthy() bool {
 	return a.Healthy
 }
 
-// Eligible reports whether the node is to get traffic.
 func (h *ProxyHealth) Eligible() bool {
 	_, eligible := h.answer()
 	return eligible

@@ -33,7 +33,6 @@ const (
 	maxHeader = 32 << 10
 )
 
-// ServerSettings are what a Server is made of.
 type ServerSettings struct {
 	Name     string // in logs and errors
 	Handler  http.Handler
@@ -212,7 +211,6 @@ type boundedListener struct {
 	open list.List // of *boundedConn, the oldest first
 }
 
-// Accept waits for a connection.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {

@@ -30,7 +30,6 @@ type Addresses interface {
 	Watch(ctx context.Context) (<-chan struct{}, error)
 }
 
-// CheckSettings are what ServiceChecks are made of.
 type CheckSettings struct {
 	Healthy   func() bool // whether the proxy does its work
 	Addresses Addresses
@@ -291,7 +290,6 @@ func (c *ServiceChecks) report(ctx context.Context, check *proxy.HealthCheck, er
 	}
 }
 
-// closeBut closes the sockets that are not wanted.
 func (c *ServiceChecks) closeBut(wanted map[socket]bool) {
 	for s, l := range c.open {
 		if !wanted[s] {

@@ -95,7 +95,6 @@ func (s *sum) Get(ctx context.Context, path string, query url.Values, to any) er
 // maxPages bounds how much traffic a node is asked for.
 const maxPages = 20
 
-// traffic asks a daemon for all traffic.
 func traffic(ctx context.Context, c cli.Client, query url.Values) (*statusapi.TrafficList, error) {
 	var all statusapi.TrafficList
 	q := url.Values{}

@@ -13,7 +13,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Settings are what Metrics are made of.
 type Settings struct {
 	// Register and CustomRegister are those of a registry.
 	Register       func(k8s.Registerable) error
@@ -127,7 +126,6 @@ func (m *Metrics) showPending() {
 	m.endpointsPending.Set(float64(m.slices.pending + m.slices.taken))
 }
 
-// Queued says that a sync was asked for.
 func (m *Metrics) Queued() {
 	for _, f := range m.families {
 		m.syncQueued.WithLabelValues(f.String()).SetToCurrentTime()
@@ -144,7 +142,6 @@ func (m *Metrics) Began() {
 	m.services.take()
 }
 
-// Done says that the sync that began last has ended.
 func (m *Metrics) Done(full bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -203,24 +200,15 @@ func (m *Metrics) count(sp *proxy.ServicePort, by int) {
 	}
 }
 
-// Refused says how many service ports of a family the kernel refuses.
 func (m *Metrics) Refused(f proxy.Family, n int) {
 	m.refused.WithLabelValues(f.String()).Set(float64(n))
 }
 
-// Repairing counts a change of our rules by another process.
-func (m *Metrics) Repairing() { m.repairs.Inc() }
-
-// Problems says how many problems objects have.
-func (m *Metrics) Problems(n int) { m.problems.Set(float64(n)) }
-
-// Healthz counts an answer of /healthz.
+func (m *Metrics) Repairing()       { m.repairs.Inc() }
+func (m *Metrics) Problems(n int)   { m.problems.Set(float64(n)) }
 func (m *Metrics) Healthz(code int) { m.healthz.WithLabelValues(strconv.Itoa(code)).Inc() }
+func (m *Metrics) Livez(code int)   { m.livez.WithLabelValues(strconv.Itoa(code)).Inc() }
 
-// Livez counts an answer of /livez.
-func (m *Metrics) Livez(code int) { m.livez.WithLabelValues(strconv.Itoa(code)).Inc() }
-
-// ConntrackReconciled counts a reconciliation of stale flows.
 func (m *Metrics) ConntrackReconciled(f proxy.Family, took time.Duration, deleted int) {
 	m.conntrack.WithLabelValues(f.String()).Observe(took.Seconds())
 	m.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted))

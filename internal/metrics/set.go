@@ -107,10 +107,8 @@ type collector struct {
 	desc   *k8s.Desc
 }
 
-// DescribeWithStability sends what there is.
 func (c *collector) DescribeWithStability(ch chan<- *k8s.Desc) { ch <- c.desc }
 
-// CollectWithStability sends what the mode says.
 func (c *collector) CollectWithStability(ch chan<- k8s.Metric) {
 	kind := k8s.GaugeValue
 	if c.metric.Grows {

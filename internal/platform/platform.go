@@ -65,7 +65,6 @@ func flows(c *config.Configuration, cpus int) (n int, mayLower bool) {
 	return max(min(scaled, maxFlows), least), c.Explicit("conntrack.maxPerCore") && scaled <= maxFlows
 }
 
-// Change is a setting that was changed.
 type Change struct {
 	Name     string // of a sysctl with slashes, else the path of a file
 	Old, New int

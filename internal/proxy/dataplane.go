@@ -34,7 +34,6 @@ type Changed struct {
 	Node, CIDRs  bool
 }
 
-// Empty reports whether nothing changed.
 func (c *Changed) Empty() bool {
 	return len(c.Rows) == 0 && len(c.HealthChecks) == 0 && !c.Node && !c.CIDRs
 }
@@ -133,7 +132,6 @@ type Difference struct {
 	Want, Have string // empty: it is not there
 }
 
-// String tells it in a line.
 func (d Difference) String() string {
 	switch {
 	case d.Have == "":

@@ -8,13 +8,11 @@ import (
 // Family is an IP family. The zero value is IPv4.
 type Family uint8
 
-// The two families.
 const (
 	IPv4 Family = iota
 	IPv6
 )
 
-// Families lists both families, in order.
 var Families = [...]Family{IPv4, IPv6}
 
 var families = [...]struct {
@@ -35,17 +33,10 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// String returns the family as Kubernetes spells it.
-func (f Family) String() string { return families[f].name }
-
-// Unspecified returns the all-zero address of the family.
+func (f Family) String() string          { return families[f].name }
 func (f Family) Unspecified() netip.Addr { return families[f].unspecified }
-
-// Loopback returns the loopback addresses of the family.
-func (f Family) Loopback() netip.Prefix { return families[f].loopback }
-
-// Bits returns the length of an address of the family in bits.
-func (f Family) Bits() int { return families[f].bits }
+func (f Family) Loopback() netip.Prefix  { return families[f].loopback }
+func (f Family) Bits() int               { return families[f].bits }
 
 // Protocol is a transport protocol, numbered as in the IP header.
 type Protocol uint8
@@ -59,7 +50,6 @@ const (
 
 var protocolNames = map[Protocol]string{TCP: "TCP", UDP: "UDP", SCTP: "SCTP"}
 
-// String returns the protocol as Kubernetes spells it.
 func (p Protocol) String() string {
 	if name, ok := protocolNames[p]; ok {
 		return name

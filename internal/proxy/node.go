@@ -10,17 +10,14 @@ import (
 // Origin is where a connection comes from, as far as policy can tell.
 type Origin uint8
 
-// The origins.
 const (
 	Elsewhere Origin = iota // outside clients, other nodes, pods the detector does not recognise
 	OurPod                  // recognised by the LocalTrafficDetector
 	ThisNode                // the node's own stack
 )
 
-// Origins lists all origins, in order.
 var Origins = [...]Origin{Elsewhere, OurPod, ThisNode}
 
-// String returns the origin in words.
 func (o Origin) String() string { return [...]string{"elsewhere", "our pod", "this node"}[o] }
 
 // Node is this node as policy sees it: what it is called, which of its

@@ -26,7 +26,6 @@ type Outcome struct {
 // Reason is why a packet's verdict is what it is, as far as the state can tell.
 type Reason uint8
 
-// The reasons.
 const (
 	NoSuchFrontend     Reason = iota // no row has the address and port
 	Forwarded                        // the row has endpoints for it

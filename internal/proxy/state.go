@@ -38,12 +38,10 @@ type Upsert struct {
 	Old, New *ServicePort
 }
 
-// Empty reports whether the delta changes nothing.
 func (d *Delta) Empty() bool {
 	return len(d.Upserts)+len(d.Removes)+len(d.HealthChecks) == 0 && d.Node == nil && d.CIDRs == nil
 }
 
-// Apply takes the step.
 func (s *State) Apply(d *Delta) {
 	for _, r := range d.Removes {
 		delete(s.Rows, r.Key)
@@ -69,10 +67,8 @@ func (s *State) Apply(d *Delta) {
 	}
 }
 
-// Keys returns the keys of all rows, sorted.
 func (s *State) Keys() []PortKey { return slices.SortedFunc(maps.Keys(s.Rows), ComparePortKeys) }
 
-// Without returns the state without some rows.
 func (s *State) Without(rows Refused) *State {
 	out := *s
 	out.Rows = maps.Clone(s.Rows)
@@ -103,7 +99,6 @@ func (k HealthCheckKey) String() string {
 	return k.Namespace + "/" + k.Name + "/" + k.Family.String()
 }
 
-// CompareHealthCheckKeys orders keys by namespace, name and family.
 func CompareHealthCheckKeys(a, b HealthCheckKey) int {
 	return cmp.Or(
 		cmp.Compare(a.Namespace, b.Namespace),
@@ -122,7 +117,6 @@ type HealthCheck struct {
 	Local int    // distinct addresses of ready endpoints on this node
 }
 
-// String returns the check as one line.
 func (h *HealthCheck) String() string {
 	return fmt.Sprintf("%v port=%d local=%d", h.Key, h.Port, h.Local)
 }
@@ -133,7 +127,6 @@ type HealthCheckChange struct {
 	Old, New *HealthCheck
 }
 
-// Key returns whose change it is.
 func (c HealthCheckChange) Key() HealthCheckKey { return cmp.Or(c.New, c.Old).Key }
 
 // Moves reports whether a port of the node begins or ends to be a health

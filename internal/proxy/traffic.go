@@ -8,16 +8,13 @@ import (
 // Direction is which way packets of a connection go.
 type Direction uint8
 
-// The directions.
 const (
 	In  Direction = iota // from clients to endpoints
 	Out                  // from endpoints to clients
 )
 
-// Directions lists both directions, in order.
 var Directions = [...]Direction{In, Out}
 
-// String returns the direction in lower case.
 func (d Direction) String() string { return [...]string{"in", "out"}[d] }
 
 // Traffic is what was counted of something.

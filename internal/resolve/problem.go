@@ -21,7 +21,6 @@ type Problem struct {
 	Denied netip.Addr // that the Service may not have, which [Settings] says; else zero
 }
 
-// String returns the problem as one line.
 func (p Problem) String() string { return p.Object + ": " + p.Field + ": " + p.Reason }
 
 // Service returns the Service whose problem it is, if it is one's.
@@ -31,7 +30,6 @@ func (p Problem) Service() (name types.NamespacedName, ok bool) {
 	return name, ok
 }
 
-// CompareProblems orders problems by object, field and reason.
 func CompareProblems(a, b Problem) int {
 	return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason))
 }
@@ -55,7 +53,6 @@ func sliceObject(name types.NamespacedName) object { return object{sliceKind, na
 // clusterObject names an object that has no namespace.
 func clusterObject(kind, name string) object { return object{kind, types.NamespacedName{Name: name}} }
 
-// String returns the kind and the name.
 func (o object) String() string {
 	name := strings.TrimPrefix(o.name.String(), "/")
 	return strings.TrimSuffix(o.kind+" "+name, " ")
@@ -65,7 +62,6 @@ func (o object) problem(field, format string, args ...any) Problem {
 	return Problem{Object: o.String(), Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// problems returns what was found in the object.
 func (o object) problems(found []apiobject.Problem) []Problem {
 	var out []Problem
 	for _, p := range found {

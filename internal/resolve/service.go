@@ -48,7 +48,6 @@ func (t *ServiceChangeTracker) read(name types.NamespacedName, obj *v1.Service) 
 	return &service{in, name, obj.CreationTimestamp.Unix(), serviceObject(name).problems(problems)}
 }
 
-// isClusterIP reports whether an address is the Service's ClusterIP.
 func (s *service) isClusterIP(a netip.Addr) bool {
 	of := s.Addresses[proxy.FamilyOf(a)]
 	return len(of) > 0 && of[0].Addr == a
@@ -75,7 +74,6 @@ func (s *service) portsOf(f proxy.Family) iter.Seq[portOfFamily] {
 	}
 }
 
-// key returns the row's identity.
 func (p portOfFamily) key() proxy.PortKey {
 	name := proxy.ServicePortName{
 		Namespace: p.service.name.Namespace,

@@ -1,6 +1,6 @@
 // Package source is where Services, EndpointSlices, the Node and ServiceCIDRs
-// come from: the four Handler interfaces that want them, the four Configs that
-// filter events, and Source, which feeds the Configs.
+// come from: the Handler that wants them, the four Configs that filter events, and
+// Source, which feeds the Configs.
 //
 //	API server --informer--+
 //	                       +--> Config (filter) --> Handler

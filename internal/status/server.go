@@ -47,14 +47,12 @@ type Traffic interface {
 	All(ctx context.Context, endpoints bool) (all []statusapi.PortTraffic, counted time.Time, off string)
 }
 
-// Server answers.
 type Server struct {
 	settings Settings
 	names    names
 	listing  chan struct{} // has an element while all Services are looked at
 }
 
-// New returns a server.
 func New(s Settings) *Server { return &Server{settings: s, listing: make(chan struct{}, 1)} }
 
 // Handler answers GET and HEAD, and nothing else.
@@ -128,7 +126,6 @@ func send(w http.ResponseWriter, body any, err error) {
 	_, _ = w.Write(append(text, '\n')) // the client has gone
 }
 
-// request is what was asked.
 type request struct {
 	query url.Values
 	http  *http.Request

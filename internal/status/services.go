@@ -167,7 +167,6 @@ func (m matcher) matches(s *statusapi.ServiceSummary) bool {
 		slices.ContainsFunc(s.Ports, func(p string) bool { return strings.HasPrefix(strings.ToLower(p), m.text) })
 }
 
-// collector makes summaries.
 type collector struct {
 	*Server
 	problems map[types.NamespacedName]int

@@ -92,7 +92,6 @@ type OpenFlow struct {
 // KernelState says whether the kernel has what it was given.
 type KernelState string
 
-// The states of the kernel.
 const (
 	KernelAgrees     KernelState = "agrees"
 	KernelDiffers    KernelState = "differs"
@@ -146,7 +145,6 @@ type TraceStep struct {
 // runbooks may depend on them.
 type Reason string
 
-// The reasons.
 const (
 	Forwarded          Reason = "Forwarded"          // all is well
 	NotSynced          Reason = "NotSynced"          // the kernel has not been told yet

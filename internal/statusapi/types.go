@@ -185,7 +185,6 @@ type Problem struct {
 	Reason string `json:"reason"`
 }
 
-// String returns the problem as one line.
 func (p Problem) String() string {
 	if p.Field == "" {
 		return p.Object + ": " + p.Reason

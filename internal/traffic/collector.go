@@ -37,7 +37,6 @@ const (
 // DefaultMaxSeries is how many Service ports have series of their own.
 const DefaultMaxSeries = 2000
 
-// Settings are what a Collector is made of.
 type Settings struct {
 	Flows      ct.Interface                 // the Collector's alone from now on; nil: connection tracking translates nothing
 	Ends       ct.Ends                      // as well, nil with Flows
@@ -202,7 +201,6 @@ func (c *Collector) listAddresses(maxAge time.Duration) error {
 	return nil
 }
 
-// Close releases the handles.
 func (c *Collector) Close() error {
 	if c.settings.Flows == nil {
 		return nil
@@ -281,7 +279,6 @@ func (c *Collector) readFlows(ctx context.Context) error {
 	return nil
 }
 
-// each calls f for all meters.
 func (c *Collector) each(f func(*meter)) {
 	c.mu.Lock()
 	all := slices.Clone(c.list)

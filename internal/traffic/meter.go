@@ -8,7 +8,6 @@ import (
 // tally is one count of each kind.
 type tally [5]uint64
 
-// The kinds.
 const (
 	connections = iota
 	bytesIn

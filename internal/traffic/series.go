@@ -47,7 +47,6 @@ type series struct {
 // state is what an endpoint is to this node.
 type state uint8
 
-// The states.
 const (
 	local    state = iota // used, and on this node
 	remote                // used, and elsewhere

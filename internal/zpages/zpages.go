@@ -95,7 +95,6 @@ func (p page) negotiate(accept string) (mediaType, asked string, ok bool) {
 	return "", "", false
 }
 
-// flagz is the object of /flagz.
 type flagz struct {
 	head
 	Flags map[string]string `json:"flags,omitempty"`

@@ -78,7 +78,6 @@ func (h *Host) close() error {
 // addresses are on some nodes.
 func (h *Host) Bind(addrs ...netip.Addr) error { return h.addAddrs(h.lo, addrs...) }
 
-// Unbind takes away what Bind put there.
 func (h *Host) Unbind(addrs ...netip.Addr) error { return h.removeAddrs(h.lo, addrs...) }
 
 // Source returns the address that the host's kernel chooses for a socket that is not
@@ -92,7 +91,6 @@ func (h *Host) Source(to netip.Addr) (netip.Addr, error) {
 	return src.Unmap(), nil
 }
 
-// FlushConntrack forgets every connection that the host tracks.
 func (h *Host) FlushConntrack() error {
 	return h.failed(h.nl.ConntrackTableFlush(netlink.ConntrackTable), "flush connections")
 }
@@ -131,7 +129,6 @@ func (h *Host) sysctl(settings ...string) error {
 	})
 }
 
-// linkUp finds a link and sets it up.
 func (h *Host) linkUp(name string) (netlink.Link, error) {
 	link, err := h.nl.LinkByName(name)
 	if err == nil {
@@ -214,7 +211,6 @@ func (h *Host) defaultRoutes(mac net.HardwareAddr) error {
 // everything is the default route's destination.
 func everything(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }
 
-// single is the prefix of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // route adds or replaces a route; an invalid gateway means that the destination is on the link.

@@ -85,12 +85,10 @@ func (l *Lab) Node() *Host { return l.node }
 // and what the node sends to an address that is nowhere else arrives there.
 func (l *Lab) Outside() *Host { return l.outside }
 
-// AddPod adds a pod on this node.
 func (l *Lab) AddPod(name string, addrs ...netip.Addr) (*Host, error) {
 	return l.addPod(l.cni0, name, addrs)
 }
 
-// AddRemotePod adds a pod on another node.
 func (l *Lab) AddRemotePod(name string, addrs ...netip.Addr) (*Host, error) {
 	return l.addPod(l.transit, name, addrs)
 }
@@ -148,7 +146,6 @@ func (l *Lab) RemovePod(h *Host) error {
 	return errors.Join(errs...)
 }
 
-// Close removes every namespace of the lab.
 func (l *Lab) Close() error {
 	var errs []error
 	for _, h := range l.hosts {

@@ -33,7 +33,6 @@ type Result struct {
 // mark begins a result in a test's output.
 const mark = "reliability: "
 
-// Record writes a result to the test's output.
 func Record(t testing.TB, r Result) {
 	t.Helper()
 	r.Kernel = kernel(t)

@@ -39,7 +39,6 @@ func Start(cmd *exec.Cmd, start func(*exec.Cmd) error) (*Process, error) {
 	return p, nil
 }
 
-// Write takes what it says.
 func (p *Process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -48,7 +47,6 @@ func (p *Process) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Log returns all that it has said.
 func (p *Process) Log() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

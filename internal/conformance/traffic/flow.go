@@ -50,7 +50,6 @@ func Scaled(d time.Duration) time.Duration {
 // Fate is what became of a connection.
 type Fate uint8
 
-// The fates.
 const (
 	Silent   Fate = iota // nobody said anything
 	Answered             // a listener answered
@@ -59,7 +58,6 @@ const (
 	Broken               // something else, see Seen.Err
 )
 
-// String returns the fate in lower case.
 func (f Fate) String() string {
 	return [...]string{Silent: "silence", Answered: "answered", Refused: "refused", Reset: "reset", Broken: "broken"}[f]
 }
@@ -71,7 +69,6 @@ type Seen struct {
 	Err error // why it is Broken
 }
 
-// String returns the observation in words.
 func (s Seen) String() string {
 	switch s.Fate {
 	case Answered:
@@ -96,7 +93,6 @@ func (a Answer) marshal() []byte {
 	return append(a.Client.AppendTo(append(b, ' ')), '\n')
 }
 
-// parseAnswer is the reverse of marshal.
 func parseAnswer(text []byte) (Answer, error) {
 	own, saw, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
 	by, err := netip.ParseAddrPort(own)

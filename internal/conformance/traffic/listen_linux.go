@@ -48,7 +48,6 @@ func (n *Namespace) Sink(a netip.AddrPort) (*Listener, error) {
 	return n.listen("tcp", a, func(c io.Closer) { serveTCP(c.(net.Listener), func(c *net.TCPConn) { go swallow(c) }) })
 }
 
-// listen opens a socket and serves it.
 func (n *Namespace) listen(network string, a netip.AddrPort, serve func(io.Closer)) (*Listener, error) {
 	socket, err := n.open(network, a)
 	// A program that another goroutine is starting at this moment has a copy of

@@ -84,11 +84,8 @@ func (n *Namespace) Do(f func() error) error {
 	})
 }
 
-// Start starts a process inside the namespace.
 func (n *Namespace) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
-
-// Close gives the namespace up.
-func (n *Namespace) Close() error { return n.Handle.Close() }
+func (n *Namespace) Close() error              { return n.Handle.Close() }
 
 // Dial opens a TCP or UDP connection. The zero Addr leaves the choice of the
 // source to the kernel.

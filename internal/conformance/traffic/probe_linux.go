@@ -81,7 +81,6 @@ type attempt struct {
 	text     []byte    // of the answer so far
 }
 
-// end says what became of the flow.
 func (a *attempt) end(s Seen) { *a.seen, a.ended = s, true }
 
 func (a *attempt) close() error {
@@ -135,7 +134,6 @@ func progress(active []*attempt) error {
 	return nil
 }
 
-// open makes the flow's socket and sends its first packet.
 func (a *attempt) open(n *Namespace) error {
 	a.deadline, a.resend = time.Now().Add(Scaled(a.Patience)), time.Now().Add(resendTime)
 	if err := a.socket(); err != nil {
@@ -217,7 +215,6 @@ func (a *attempt) connected() bool {
 	return err == nil && a.Protocol != proxy.UDP && !a.raw
 }
 
-// read takes what the socket has.
 func (a *attempt) read() {
 	a.readError()
 	var buf [512]byte

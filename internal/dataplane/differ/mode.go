@@ -74,7 +74,6 @@ type Row struct {
 // when the last one does no more.
 type Sharing uint8
 
-// The ways of sharing.
 const (
 	Unshared Sharing = iota
 	Shared           // it goes with the last row
@@ -93,7 +92,6 @@ type Failure[ID comparable, V any] struct {
 	Drift  bool // the kernel is not as it was left; no row is to blame
 }
 
-// Error tells the first failure.
 func (r *Refusal[ID, V]) Error() string {
 	if n := len(r.Failures) - 1; n > 0 {
 		return fmt.Sprintf("%v (and %d more)", r.Failures[0].Err, n)
@@ -101,7 +99,6 @@ func (r *Refusal[ID, V]) Error() string {
 	return r.Failures[0].Err.Error()
 }
 
-// Unwrap returns the causes.
 func (r *Refusal[ID, V]) Unwrap() []error {
 	var errs []error
 	for _, f := range r.Failures {

@@ -111,7 +111,6 @@ const (
 	fromLocal = "-m addrtype --src-type LOCAL "
 )
 
-// reject refuses at once.
 func (v *nodeMatches) reject() string {
 	return "-j REJECT --reject-with " + [...]string{"icmp", "icmp6"}[v.family] + "-port-unreachable"
 }

@@ -103,7 +103,6 @@ func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s
 	return d
 }
 
-// objects says what objects are to the differ.
 func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
 		Constant: d.constant, Row: d.row, HealthCheck: d.healthCheck, SameRows: d.sameRows,
@@ -168,7 +167,6 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	return refused, nil
 }
 
-// Rewritten returns what the last Sync wrote.
 func (d *Dataplane) Rewritten() proxy.Rewritten { return d.differ.Rewritten() }
 
 func (d *Dataplane) sameRows(a, b *proxy.Node) bool {

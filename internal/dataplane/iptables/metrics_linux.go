@@ -31,7 +31,6 @@ func (f *family) report() {
 	f.written = map[string]int{}
 }
 
-// SyncFailed counts a restore that failed.
 func (d *Dataplane) SyncFailed(full bool) {
 	d.counts.failures.Add(1)
 	if !full {
@@ -39,7 +38,6 @@ func (d *Dataplane) SyncFailed(full bool) {
 	}
 }
 
-// Metrics returns what only this mode counts.
 func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	c := &d.counts
 	failures := func(name, help string, n *atomic.Int64) proxy.Metric {
@@ -79,7 +77,6 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	}
 }
 
-// countedRule is a rule whose packets are counted.
 type countedRule struct {
 	chainRef
 	comment string

@@ -83,7 +83,6 @@ func (x id) rank() int {
 	}
 }
 
-// size counts chains.
 func size(c *change) int {
 	if c.ID.rank() == rankLive {
 		return 0

@@ -144,7 +144,6 @@ func (f *family) lacks(ctx context.Context, need requirement) (reason, err error
 	return nil, err
 }
 
-// line is a line of a restore.
 type line struct {
 	table  string
 	step   step
@@ -169,7 +168,6 @@ const (
 	commits
 )
 
-// tableOrder is the order in which tables are written.
 var tableOrder = []string{mangle, filter, nat}
 
 // script returns what makes changes. The constant rules of a chain that rows

@@ -54,7 +54,6 @@ func New(service hns.Interface, links func() (map[netip.Addr]string, error), s m
 // Close leaves everything as it is.
 func (d *Dataplane) Close() error { return nil }
 
-// Sync makes HNS right whatever was there before.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,7 +84,6 @@ func (d *Dataplane) look(ctx context.Context, n *proxy.Node) error {
 
 func (d *Dataplane) begin() { d.turn = turn{tried: map[id]bool{}, refused: proxy.Refused{}} }
 
-// Apply brings what changed to what is wanted.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

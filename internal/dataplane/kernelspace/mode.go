@@ -50,7 +50,6 @@ func (d *Dataplane) Probe(ctx context.Context) ([]proxy.Family, error) {
 	}
 }
 
-// askFeatures finds out what HNS can do.
 func (d *Dataplane) askFeatures(ctx context.Context) (err error) {
 	d.features, err = d.service.Features(ctx)
 	switch {

@@ -5,5 +5,4 @@ import (
 	"sluice/internal/kernel/hns"
 )
 
-// Mode is the mode over the service of this node.
 func Mode() mode.Mode { return Over(hns.Service{}) }

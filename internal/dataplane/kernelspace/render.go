@@ -64,7 +64,6 @@ func compareIDs(a, b id) int {
 	return cmp.Or(cmp.Compare(a.family, b.family), a.addr.Compare(b.addr), cmp.Compare(a.stray, b.stray), cmp.Compare(a.port, b.port), cmp.Compare(a.protocol, b.protocol))
 }
 
-// String names an object.
 func (x id) String() string {
 	switch {
 	case x.stray != "":

@@ -13,7 +13,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-// objects says what objects are to the differ.
 func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
 		Constant: func(_ *proxy.State, add func(id, value)) {

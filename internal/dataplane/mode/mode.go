@@ -79,7 +79,6 @@ type Kernelspace struct {
 	HealthzPort           uint16
 }
 
-// Served returns the families to serve.
 func (s Settings) Served() []proxy.Family {
 	if s.Families == nil {
 		return proxy.Families[:]

@@ -8,20 +8,22 @@
 //
 //	prerouting / output
 //	  firewall        -110  restricted frontend and client not allowed: drop
-//	  services        -100  ClusterIP and not our pod: mark for masquerade
-//	                        frontend in @external (externalTrafficPolicy Local):
-//	                          elsewhere: class by @locals, or not at all
-//	                          the node: mark; our pods and the node: class by @services
-//	                        class by @services (address . protocol . port)
+//	  services        -100  class by @services (address . protocol . port), which also says that it is
+//	                          a ClusterIP: mark for masquerade what is not our pods'
+//	                          split by client (externalTrafficPolicy Local):
+//	                            elsewhere: class by @locals, or not at all
+//	                            the node: mark; our pods and the node: class by @external
+//	                        and the class
 //	                          lb-3          choose one of three slots; endpoint-lb: dnat by @endpoints
 //	                          masq-lb-3     mark for masquerade, then the same
 //	                          lb-3-3h0m0s   known-lb, live-lb: the client's endpoint by @affinity;
+//	                                        other-list, live-lb: that of the row's other list, if it is in this one;
 //	                                        else choose a slot, id-lb, remember-3h0m0s, chosen-lb
 //	                          lb-3-source-hash, lb-3-round-robin-...: as lb-3, with another way to choose
 //	                          accept        no endpoint; it must not be taken for a NodePort
 //	                        else, to a node address: the same by protocol . port (np-3, ...)
 //	input / forward / output
-//	  filter             0  new and still to a frontend: @no-endpoints (reject), @no-endpoints-here (drop);
+//	  filter             0  new and still to a frontend: reject or drop, as @no-endpoints says;
 //	                        both are counted by what the client sent to (@refused-...), as at the firewall
 //	                        new and to another port of a ClusterIP: reject
 //	                        new and to an unallocated address of a ServiceCIDR: drop

@@ -130,7 +130,6 @@ func size(c *change) int {
 	return n
 }
 
-// element returns an element of a set.
 func (x id) element(v value) nft.Element {
 	n := x.set.KeyLen()
 	e := nft.Element{Key: x.key[:n], KeyEnd: x.key[n:], Data: v.data}

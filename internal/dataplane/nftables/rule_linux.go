@@ -40,7 +40,6 @@ func (r *rule) done() *rule { r.next = 0; return r }
 
 func (r *rule) words() uint32 { return uint32(r.t.family.Bits() / 32) }
 
-// load loads the source or destination address.
 func (r *rule) load(source bool) *rule {
 	x := &expr.Payload{DestRegister: r.take(r.words()), Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
 	if r.t.family == proxy.IPv6 {
@@ -120,7 +119,6 @@ func (r *rule) dnatBy(s *nft.Set) *rule {
 	})
 }
 
-// within matches a source or destination within a prefix.
 func (r *rule) within(source bool, p netip.Prefix) *rule {
 	if p.Bits() == 0 {
 		return r
@@ -211,7 +209,6 @@ func (r *rule) priorityIsID() *rule {
 // priorityIsSlot matches if the packet's priority is the number of a slot.
 func (r *rule) priorityIsSlot() *rule { return r.priority().bits(slots, 0).is(hostWord(slots)) }
 
-// priorityHas matches packets whose priority has one of the bits set.
 func (r *rule) priorityHas(bits uint32) *rule { return r.priority().has(bits) }
 
 // clearPriority sets the packet's priority to none.

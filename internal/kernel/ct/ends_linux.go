@@ -33,7 +33,6 @@ func OpenEnds() (*KernelEnds, error) {
 
 func (k *KernelEnds) Close() error { return k.queue.Close() }
 
-// Take decodes what has arrived.
 func (k *KernelEnds) Take(each func(*Flow)) error {
 	var flow Flow
 	return k.queue.Take(func(datagram []byte) {

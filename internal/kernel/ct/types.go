@@ -64,7 +64,6 @@ type Filter struct {
 // full reports whether so many flows are as many as the filter asks for.
 func (f Filter) full(flows int) bool { return f.Most > 0 && flows >= f.Most }
 
-// String returns the filter in words.
 func (f Filter) String() string {
 	if f.IPv6 {
 		return fmt.Sprintf("IPv6 protocol %d", f.Protocol)
@@ -72,7 +71,6 @@ func (f Filter) String() string {
 	return fmt.Sprintf("IPv4 protocol %d", f.Protocol)
 }
 
-// Matches reports whether a flow is what the filter asks for.
 func (f Filter) Matches(flow *Flow) bool {
 	return flow.Protocol == f.Protocol && flow.Orig.Dst.Addr().Is6() == f.IPv6 &&
 		(!f.Src.IsValid() || flow.Orig.Src.Addr() == f.Src && flow.Orig.Dst == f.Dst)
@@ -105,7 +103,6 @@ type Tuple struct {
 	Src, Dst netip.AddrPort
 }
 
-// String returns the flow on one line.
 func (f *Flow) String() string {
 	return fmt.Sprintf("protocol %d %v -> %v, answered %v -> %v", f.Protocol, f.Orig.Src, f.Orig.Dst, f.Reply.Src, f.Reply.Dst)
 }

@@ -99,7 +99,6 @@ type LoadBalancer struct {
 // the load balancer's, the next its port's, and the third says how it distributes.
 type Flags uint32
 
-// The flags.
 const (
 	DSR            Flags = 1       // answers do not come back through it
 	ILB            Flags = 1 << 8  // it is for clients on this node
@@ -112,7 +111,6 @@ const (
 
 var flagNames = []string{0: "DSR", 8: "ILB", 9: "LocalRoutedVIP", 10: "UseMux", 11: "PreserveDIP", 12: "ExternalVIP", 17: "ByClient"}
 
-// String names the flags that are set.
 func (f Flags) String() string {
 	var set []string
 	for i, name := range flagNames {

@@ -12,13 +12,11 @@ import (
 // Family is the protocol family a program works on.
 type Family = netlink.Family
 
-// The families.
 const (
 	IPv4 = netlink.IPv4
 	IPv6 = netlink.IPv6
 )
 
-// Families returns both families.
 func Families() []Family { return netlink.Families[:] }
 
 // program returns the name that all programs of a family begin with.
@@ -34,7 +32,6 @@ const (
 	Legacy                    // tables of ip_tables and ip6_tables
 )
 
-// Variants returns both variants.
 func Variants() []Variant { return []Variant{NFT, Legacy} }
 
 // String returns the variant as programs are called after it.
@@ -91,7 +88,6 @@ type Table struct {
 	Unreadable bool // it has rules that only the nft program can list, so that no chains are known
 }
 
-// Chain is a chain and its rules.
 type Chain struct {
 	Name   string
 	Policy string   // of a built-in chain; empty if the chain is not built in
@@ -179,10 +175,8 @@ type RestoreError struct {
 	Err  error  // what the program said
 }
 
-// Error names the line.
 func (e *RestoreError) Error() string {
 	return fmt.Sprintf("restore line %d %q: %v", e.Line, e.Text, e.Err)
 }
 
-// Unwrap returns what the program said.
 func (e *RestoreError) Unwrap() error { return e.Err }

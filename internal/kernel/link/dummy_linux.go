@@ -38,7 +38,6 @@ func OpenDummy(name string) (*Dummy, error) {
 	return &Dummy{handle: h, conn: conn, name: name}, nil
 }
 
-// Find looks for the link.
 func (d *Dummy) Find() (Note, error) {
 	d.link = nil
 	l, err := d.handle.LinkByName(d.name)
@@ -54,7 +53,6 @@ func (d *Dummy) Find() (Note, error) {
 	return readNote(l.Attrs().Alias), nil
 }
 
-// Create makes the link.
 func (d *Dummy) Create() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = d.name
@@ -130,12 +128,10 @@ func (d *Dummy) routed(a netip.Addr) bool {
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
-// Remove takes an address from the link.
 func (d *Dummy) Remove(a netip.Addr) error {
 	return d.change(unix.RTM_DELADDR, 0, "remove %v from link %s: %w", []netip.Addr{a})[a]
 }
 
-// Close releases the sockets.
 func (d *Dummy) Close() error {
 	d.handle.Close()
 	return d.conn.Close()

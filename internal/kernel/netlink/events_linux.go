@@ -31,7 +31,6 @@ func OpenEvents(protocol int, except uint32) (*Events, error) {
 	return &Events{os.NewFile(uintptr(fd), "netlink events")}, nil
 }
 
-// Close releases the socket.
 func (e *Events) Close() error { return e.file.Close() }
 
 // Listen joins a group, calls joined, and then calls each with the datagrams that

@@ -4,13 +4,11 @@ package netlink
 // packages below kernel.
 type Family uint8
 
-// The families.
 const (
 	IPv4 Family = 2
 	IPv6 Family = 10
 )
 
-// Families lists both.
 var Families = [...]Family{IPv4, IPv6}
 
 // String returns the family as the nft program spells it.

@@ -25,7 +25,6 @@ type Builder struct {
 	msg int // where the last message begins
 }
 
-// Reset forgets all messages.
 func (b *Builder) Reset() { b.buf, b.msg, b.Err = b.buf[:0], 0, nil }
 
 // Begin starts a message, with the header of its protocol, and returns its
@@ -96,7 +95,6 @@ func (b *Builder) Text(kind uint16, v string) { b.Raw(kind, v, "\x00") }
 // U16 writes a number in network order, as does U32.
 func (b *Builder) U16(kind, v uint16) { b.Raw(kind, string([]byte{byte(v >> 8), byte(v)})) }
 
-// U32 writes a number in network order.
 func (b *Builder) U32(kind uint16, v uint32) {
 	b.Raw(kind, string([]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)}))
 }

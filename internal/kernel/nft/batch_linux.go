@@ -8,10 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpKind is what an operation does.
 type OpKind uint8
 
-// The kinds of operation.
 const (
 	AddTable OpKind = iota
 	DeleteTable
@@ -42,10 +40,8 @@ var kinds = [...]struct {
 	DeleteElement: {"delete element", unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET},
 }
 
-// String returns the kind in the nft program's words.
 func (k OpKind) String() string { return kinds[k].text }
 
-// Op is one operation of a batch.
 type Op struct {
 	Kind    OpKind
 	Table   Table
@@ -69,7 +65,6 @@ func (o *Op) name() string {
 	}
 }
 
-// String names the operation and its object.
 func (o *Op) String() string {
 	s := strings.TrimSpace(fmt.Sprintf("%v %v %s", o.Kind, o.Table, o.name()))
 	if o.Element.Key != "" {
@@ -139,7 +134,6 @@ type CommitError struct {
 	Failures []Failure
 }
 
-// Error names the first refused operation.
 func (e *CommitError) Error() string {
 	s := fmt.Sprintf("%v: %v", e.Failures[0].Op, e.Failures[0].Err)
 	if n := len(e.Failures) - 1; n > 0 {
@@ -148,7 +142,6 @@ func (e *CommitError) Error() string {
 	return s
 }
 
-// Unwrap returns the refusals' causes.
 func (e *CommitError) Unwrap() []error {
 	errs := make([]error, 0, len(e.Failures))
 	for _, f := range e.Failures {

@@ -12,7 +12,6 @@ import (
 // Family is the protocol family of a table.
 type Family = netlink.Family
 
-// The families of tables we use.
 const (
 	IP  = netlink.IPv4
 	IP6 = netlink.IPv6
@@ -57,7 +56,6 @@ type Set struct {
 // KeyLen returns the length of a key in bytes, with every part padded to a register.
 func (s *Set) KeyLen() int { return totalLen(s.Key) }
 
-// DataLen returns the length of the data in bytes.
 func (s *Set) DataLen() int { return totalLen(s.Data) }
 
 func totalLen(types []Type) int {
@@ -86,7 +84,6 @@ type Verdict struct {
 // Code is the kernel's number of a verdict, plus one so that zero is none.
 type Code uint32
 
-// The verdicts we use as values.
 const (
 	Drop   Code = 0 + 1
 	Accept Code = policyAccept + 1
@@ -143,7 +140,6 @@ type Interface interface {
 	Close() error
 }
 
-// Listing is what List found.
 type Listing struct {
 	Chains  map[string][]ListedRule // each chain's rules, in order
 	Hooks   map[string]string       // of each base chain: where it hangs, and its policy

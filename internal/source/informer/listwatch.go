@@ -39,13 +39,11 @@ type resource struct {
 // stuck says nothing, and would be waited for as long as the connection is there.
 const answerTime = 2 * time.Minute
 
-// List asks for all of them.
 func (r *resource) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	list := r.list.DeepCopyObject()
 	return list, r.get(o).Timeout(answerTime).Do(ctx).Into(list)
 }
 
-// Watch asks for their changes.
 func (r *resource) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	cancel := func() {}
@@ -66,7 +64,6 @@ type boundedWatch struct {
 	cancel func()
 }
 
-// Stop ends it.
 func (w *boundedWatch) Stop() {
 	w.Interface.Stop()
 	w.cancel()

@@ -28,10 +28,8 @@ func newStore[T source.Object](ctx context.Context, to *source.Config[T]) *store
 	return &store[T]{ctx: ctx, to: to, whole: make(chan struct{})}
 }
 
-// Add takes a new object.
 func (s *store[T]) Add(o any) error { return s.Update(o) }
 
-// Update takes a new or changed object.
 func (s *store[T]) Update(o any) error {
 	if obj, ok := o.(T); ok && s.ctx.Err() == nil {
 		s.to.Set(obj)
@@ -39,7 +37,6 @@ func (s *store[T]) Update(o any) error {
 	return nil
 }
 
-// Delete takes an object that is gone.
 func (s *store[T]) Delete(o any) error {
 	if obj, ok := o.(T); ok && s.ctx.Err() == nil {
 		s.to.Forget(source.NameOf(obj))
@@ -47,7 +44,6 @@ func (s *store[T]) Delete(o any) error {
 	return nil
 }
 
-// Replace takes a list of everything that there is.
 func (s *store[T]) Replace(list []any, _ string) error {
 	there := make(map[types.NamespacedName]bool, len(list))
 	for _, o := range list {

@@ -21,7 +21,6 @@ type Problem struct {
 	Note     bool // only worth knowing: all that can be used is used
 }
 
-// String returns the problem as one line.
 func (p Problem) String() string { return line(p.Where(), p.Field, p.Reason) }
 
 // Where returns the file, the place in it and the object, as far as they are known.

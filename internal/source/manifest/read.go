@@ -33,7 +33,6 @@ type reading struct {
 	ignored  map[string]bool // kinds
 }
 
-// read reads the text of one file.
 func read(file string, data []byte) reading {
 	r := reading{file: file, complete: true, ignored: map[string]bool{}}
 	for _, d := range split(file, data) {
