@@ -135,7 +135,6 @@ func (o *Options) run(ctx context.Context, s steps) error {
 	return execute(ctx)
 }
 
-// execute does what flags and file say.
 func (o *Options) execute(ctx context.Context, s steps, said parsed) error {
 	if o.Cleanup && o.InitOnly {
 		return errors.New("--cleanup and --init-only: one removes what the other prepares for")
@@ -250,14 +249,14 @@ func serve(ctx context.Context, p plan) error {
 	if err != nil {
 		return err
 	}
-	if server.drains {
+	if server.mode.Drains {
 		defer context.AfterFunc(ctx, release)()
 	}
 	return server.Run(ctx)
 }
 
 func cleanup(ctx context.Context, p plan) error {
-	removed, err := dataplane.Cleanup(ctx, p.cleanupSettings(), nil)
+	removed, err := dataplane.Cleanup(ctx, p.options.settingsOf(p.config), nil)
 	for _, what := range removed {
 		klog.FromContext(ctx).Info("Removed", "what", what)
 	}

@@ -64,7 +64,7 @@ func (s *apiServer) recorder(t *testing.T) *recorder {
 	return newRecorder(t.Context(), client, "node-1")
 }
 
-func service(name string) v1.ObjectReference {
+func shopService(name string) v1.ObjectReference {
 	return serviceReference(types.NamespacedName{Namespace: "shop", Name: name})
 }
 
@@ -101,7 +101,7 @@ func TestEventsSayWhatHappened(t *testing.T) {
 		s := &apiServer{answers: []int{201}}
 		r := s.recorder(t)
 		r.record(r.node, v1.EventTypeNormal, reasonStarting, "")
-		r.record(service("cart"), v1.EventTypeWarning, reasonServiceHealth, strings.Repeat("é", maxNote))
+		r.record(shopService("cart"), v1.EventTypeWarning, reasonServiceHealth, strings.Repeat("é", maxNote))
 		synctest.Wait()
 		r.last(t.Context(), reasonHealthPort, "in use")
 		if len(s.events) != 3 {
@@ -134,7 +134,7 @@ func TestRepeatedEventsAreCounted(t *testing.T) {
 		r := s.recorder(t)
 		for _, pause := range []time.Duration{0, time.Minute, seriesGap, seriesGap + time.Second} {
 			time.Sleep(pause)
-			r.record(service("cart"), v1.EventTypeWarning, reasonServiceHealth, "in use")
+			r.record(shopService("cart"), v1.EventTypeWarning, reasonServiceHealth, "in use")
 			synctest.Wait()
 		}
 		// The third finds no event to count in, the fourth is a new one.
@@ -167,7 +167,7 @@ func TestEventsNeverHoldAnybodyUp(t *testing.T) {
 		}
 		r := newRecorder(ctx, client, "node-1")
 		for i := range 100 * maxEvents {
-			r.record(service(fmt.Sprint("cart-", i)), v1.EventTypeWarning, reasonServiceHealth, "in use")
+			r.record(shopService(fmt.Sprint("cart-", i)), v1.EventTypeWarning, reasonServiceHealth, "in use")
 		}
 		synctest.Wait()
 		cancel()

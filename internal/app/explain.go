@@ -40,7 +40,6 @@ const explainExamples = `  sluice explain default/web
 // traceTime is how long --trace waits for a packet unless it is told.
 const traceTime = 10 * time.Second
 
-// explainOptions are what sluice explain is told.
 type explainOptions struct {
 	daemon *Options // for a folder
 	to     string
@@ -125,7 +124,6 @@ func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, er
 	return e, err
 }
 
-// ask asks the daemon.
 func (o *explainOptions) ask(ctx context.Context) (*statusapi.Explanation, error) {
 	e := &statusapi.Explanation{}
 	return e, statusapi.AtSocket(o.socket).Get(ctx, statusapi.ExplainPath, o.Query(o.to), e)
@@ -158,7 +156,7 @@ func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, e
 	if err != nil {
 		return nil, err
 	}
-	if !slices.ContainsFunc(s.objects, func(o metav1.Object) bool { return isNode(o) && o.GetName() == p.node }) {
+	if !hasNode(s.objects, p.node) {
 		a.Notes = append(a.Notes, fmt.Sprintf("the folder has no Node %s, so its zone and addresses are not known: "+
 			"--hostname-override names the node", p.node))
 	}
@@ -166,11 +164,6 @@ func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, e
 		a.Notes = append(a.Notes, f.String())
 	}
 	return a.Explanation, nil
-}
-
-func isNode(o metav1.Object) bool {
-	_, ok := o.(*v1.Node)
-	return ok
 }
 
 // unserved returns the Services that this proxy does not serve.

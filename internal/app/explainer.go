@@ -69,8 +69,8 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 
 // openFlowsOf adds the connections that the client has open already.
 func (s *ProxyServer) openFlowsOf(ctx context.Context, a *explain.Answer) {
-	a.Flows = &statusapi.OpenFlows{Except: s.unseen}
-	if s.openFlows == nil {
+	a.Flows = &statusapi.OpenFlows{Except: s.mode.Unseen}
+	if s.mode.Flows == nil {
 		a.Flows.Unknown = "this mode carries connections itself"
 		return
 	}
@@ -79,7 +79,7 @@ func (s *ProxyServer) openFlowsOf(ctx context.Context, a *explain.Answer) {
 		a.Flows.Unknown = "the client's address is not known"
 		return
 	}
-	flows, err := s.openFlows()
+	flows, err := s.mode.Flows()
 	if err == nil {
 		var open []ct.Flow
 		f := ct.Filter{IPv6: p.Dst.Addr().Is6(), Protocol: uint8(p.Protocol), Src: p.Src, Dst: p.Dst}

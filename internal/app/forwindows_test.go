@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sluice/internal/config"
-	"sluice/internal/dataplane"
+	"sluice/internal/dataplane/mode"
 )
 
 // windowsConfiguration returns what a command line asks for on Windows. Which modes
@@ -76,17 +76,17 @@ func TestHelpOnWindowsHasNoLinux(t *testing.T) {
 // TestWindowsSettings has the same said by flags and by a file.
 func TestWindowsSettings(t *testing.T) {
 	t.Setenv("KUBE_NETWORK", "from the environment")
-	all := dataplane.Kernelspace{
+	all := mode.Kernelspace{
 		Network: "pods", SourceVIP: netip.MustParseAddr("10.244.1.2"), DSR: true, RootEndpoint: "root",
 		ForwardHealthCheckVIP: true, HealthzPort: 10256,
 	}
 	for _, tt := range []struct {
 		name string
 		args []string
-		want dataplane.Kernelspace
+		want mode.Kernelspace
 	}{
-		{"nothing", nil, dataplane.Kernelspace{Network: "from the environment", RootEndpoint: "cbr0", HealthzPort: 10256}},
-		{"no health server", []string{"--healthz-bind-address=none"}, dataplane.Kernelspace{Network: "from the environment", RootEndpoint: "cbr0"}},
+		{"nothing", nil, mode.Kernelspace{Network: "from the environment", RootEndpoint: "cbr0", HealthzPort: 10256}},
+		{"no health server", []string{"--healthz-bind-address=none"}, mode.Kernelspace{Network: "from the environment", RootEndpoint: "cbr0"}},
 		{"flags", []string{
 			"--network-name=pods", "--source-vip=10.244.1.2", "--enable-dsr", "--root-hnsendpoint-name=root", "--forward-healthcheck-vip",
 		}, all},
@@ -101,7 +101,7 @@ func TestWindowsSettings(t *testing.T) {
 			if diff := cmp.Diff(tt.want, o.settingsOf(c).Kernelspace, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Errorf("settings mismatch (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tt.want, (plan{options: o, config: c}).cleanupSettings().Kernelspace, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			if diff := cmp.Diff(tt.want, o.settingsOf(c).Kernelspace, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Errorf("settings of a cleanup mismatch (-want +got):\n%s", diff)
 			}
 		})

@@ -19,6 +19,7 @@ import (
 
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/sysctl"
 	"sluice/internal/platform"
 	"sluice/internal/proxy"
@@ -187,9 +188,19 @@ func (o *Options) probeMode(ctx context.Context, c config.Configuration) (datapl
 
 // settingsOf returns what modes are told by flags and the configuration.
 func (o *Options) settingsOf(c config.Configuration) dataplane.Settings {
-	s := o.settings()
-	s.MasqueradeBit, s.IPVS, s.Kernelspace = uint8(c.MasqueradeBit), ipvsSettings(c), kernelspaceSettings(c)
-	return s
+	v, w := c.Object.IPVS, c.Object.Winkernel
+	return dataplane.Settings{
+		CountBytes: o.Traffic.Level == countBytes, Relay: o.Relay, EBPF: o.EBPF, MasqueradeBit: uint8(c.MasqueradeBit),
+		IPVS: mode.IPVS{
+			Scheduler: v.Scheduler, ExcludeCIDRs: c.ExcludeCIDRs, StrictARP: v.StrictARP,
+			TCPTimeout: v.TCPTimeout.Duration, TCPFinTimeout: v.TCPFinTimeout.Duration, UDPTimeout: v.UDPTimeout.Duration,
+		},
+		Kernelspace: mode.Kernelspace{
+			Network: cmp.Or(w.NetworkName, os.Getenv("KUBE_NETWORK")), SourceVIP: c.SourceVIP, DSR: w.EnableDSR,
+			RootEndpoint: w.RootHnsEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVip,
+			HealthzPort: c.HealthzBindAddress.Port(),
+		},
+	}
 }
 
 // probe returns how to open a mode: with the families that both the host and the
@@ -206,32 +217,6 @@ func probe(ctx context.Context, mode dataplane.Mode, s dataplane.Settings) (data
 		return s, fmt.Errorf("probe mode %s: no family can be served: %s", mode.Name, missing)
 	}
 	return s, nil
-}
-
-// ipvsSettings returns what the configuration has for mode ipvs, which checked it.
-func ipvsSettings(c config.Configuration) dataplane.IPVS {
-	o := c.Object.IPVS
-	return dataplane.IPVS{
-		Scheduler: o.Scheduler, ExcludeCIDRs: c.ExcludeCIDRs, StrictARP: o.StrictARP,
-		TCPTimeout: o.TCPTimeout.Duration, TCPFinTimeout: o.TCPFinTimeout.Duration, UDPTimeout: o.UDPTimeout.Duration,
-	}
-}
-
-// kernelspaceSettings returns what the configuration has for mode kernelspace.
-func kernelspaceSettings(c config.Configuration) dataplane.Kernelspace {
-	o := c.Object.Winkernel
-	return dataplane.Kernelspace{
-		Network: cmp.Or(o.NetworkName, os.Getenv("KUBE_NETWORK")), SourceVIP: c.SourceVIP, DSR: o.EnableDSR,
-		RootEndpoint: o.RootHnsEndpointName, ForwardHealthCheckVIP: o.ForwardHealthCheckVip,
-		HealthzPort: c.HealthzBindAddress.Port(),
-	}
-}
-
-// cleanupSettings returns what modes must know to find what is to be removed.
-func (p plan) cleanupSettings() dataplane.Settings {
-	s := p.options.settings()
-	s.Kernelspace = kernelspaceSettings(p.config)
-	return s
 }
 
 // rules returns the rules by which rows are made.
@@ -261,16 +246,19 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 	if err != nil {
 		return s, fmt.Errorf("look for a Node in %s: %w", p.from.manifests, err)
 	}
-	known := func(o metav1.Object) bool {
-		n, ok := o.(*v1.Node)
-		return ok && n.Name == p.node
-	}
-	if !slices.ContainsFunc(objects, known) {
+	if !hasNode(objects, p.node) {
 		s.NodePortAddresses.Primary = false
 		klog.FromContext(ctx).Info("No Node object tells the node's addresses, NodePorts are open on every local address",
 			"node", p.node, "folder", p.from.manifests)
 	}
 	return s, nil
+}
+
+func hasNode(objects []metav1.Object, name string) bool {
+	return slices.ContainsFunc(objects, func(o metav1.Object) bool {
+		n, ok := o.(*v1.Node)
+		return ok && n.Name == name
+	})
 }
 
 // detection sets how our pods' traffic is recognised.
@@ -300,7 +288,7 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 	level := 0 // of saying that connections are open
 	var r *runner.BoundedFrequencyRunner
 	r = runner.New("remove what is left", func(ctx context.Context) error {
-		removed, err := dataplane.Cleanup(ctx, s.plan.cleanupSettings(), s.dataplane)
+		removed, err := dataplane.Cleanup(ctx, s.plan.options.settingsOf(s.plan.config), s.dataplane)
 		for _, what := range removed {
 			logger.Info("Removed what another service proxy left", "what", what)
 		}

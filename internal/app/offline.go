@@ -75,9 +75,7 @@ func (p plan) offline(ctx context.Context, families []proxy.Family) (offlineStat
 	for _, o := range s.objects {
 		switch o := o.(type) {
 		case *v1.Service:
-			if source.WantsService(o) {
-				s.resolver.Services.Update(nil, o)
-			}
+			s.resolver.Services.Update(nil, o)
 		case *discoveryv1.EndpointSlice:
 			if source.WantsEndpointSlice(o) {
 				s.resolver.Endpoints.Update(o, false)

@@ -42,8 +42,8 @@ type Options struct {
 	Master        string
 	LoadBalancing string
 	Allowed       AllowedOptions
-	Relay         dataplane.Relay
-	EBPF          dataplane.EBPF
+	Relay         mode.Relay
+	EBPF          mode.EBPF
 	Windows       windowsOptions
 	StatusSocket  string
 	Traffic       TrafficOptions
@@ -60,7 +60,6 @@ type Options struct {
 	offline bool      // nothing is served, so modes of other systems will do
 }
 
-// systemWindows is what Go calls that system.
 const systemWindows = "windows"
 
 // windowsOptions are what a process can be on Windows only.
@@ -92,11 +91,6 @@ func newOptions(system string) *Options {
 	}
 	o.otherFlags()
 	return o
-}
-
-// settings are what modes are told by flags that no configuration file has.
-func (o *Options) settings() dataplane.Settings {
-	return dataplane.Settings{CountBytes: o.Traffic.Level == countBytes, Relay: o.Relay, EBPF: o.EBPF}
 }
 
 // notice is a line for the log, said as soon as there is one.
@@ -273,7 +267,6 @@ type clientGates struct {
 	theirs clientfeatures.Gates // for what is newer than our table
 }
 
-// Enabled reports whether a feature of client-go is on.
 func (g clientGates) Enabled(name clientfeatures.Feature) bool {
 	if _, ok := g.ours.GetAll()[featuregate.Feature(name)]; !ok {
 		return g.theirs.Enabled(name)

@@ -18,6 +18,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice/internal/dataplane"
 	"sluice/internal/engine"
 	"sluice/internal/health"
 	"sluice/internal/kernel/ct"
@@ -164,7 +165,7 @@ func TestReadersBesideChanges(t *testing.T) {
 	}
 	s := &ProxyServer{
 		plan: plan{options: NewOptions(), node: "here", from: objectSource{manifests: "objects"}}, health: health.NewProxyHealth(health.Settings{Timeout: time.Minute}),
-		openFlows: func() (ct.Interface, error) { return flows, nil },
+		mode: dataplane.Mode{Flows: func() (ct.Interface, error) { return flows, nil }},
 		traffic: traffic.New(traffic.Settings{
 			Flows: flows, Ends: flows, MaxSeries: 2, Endpoints: true, LocalAddrs: func() ([]netip.Addr, error) { return nil, nil },
 		}),

@@ -20,6 +20,7 @@ import (
 	"sluice/internal/apiobject"
 	"sluice/internal/config"
 	"sluice/internal/conntrack"
+	"sluice/internal/dataplane"
 	"sluice/internal/engine"
 	"sluice/internal/health"
 	"sluice/internal/kernel/ct"
@@ -27,6 +28,7 @@ import (
 	"sluice/internal/metrics"
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
+	"sluice/internal/source/manifest"
 	"sluice/internal/status"
 	"sluice/internal/traffic"
 )
@@ -68,15 +70,12 @@ type ProxyServer struct {
 	events   *recorder
 
 	dataplane proxy.Dataplane
-	polls     bool // nobody tells it what others change
-	drains    bool // it outlives its last write
+	mode      dataplane.Mode
 	provider  engine.Provider
 	configure func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
 	inForce   func()                                                                // called when rules are in force
 	ready     chan struct{}                                                         // closed then
 	flows     ct.Interface                                                          // nil: the mode ends stale connections itself
-	openFlows func() (ct.Interface, error)                                          // nil as well
-	unseen    string                                                                // connections that it does not know
 	conntrack *conntrack.Reconciler                                                 // nil as well
 	health    *health.ProxyHealth
 	checks    *health.ServiceChecks
@@ -91,7 +90,7 @@ type ProxyServer struct {
 	healthServer  *health.Server
 	metricsServer *health.Server
 	statusServer  http.Handler
-	files         fileProblems
+	files         atomic.Pointer[[]manifest.Problem]
 	statusTCP     *health.Server
 }
 
@@ -107,7 +106,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	_, missing := enabledFamilies()
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
 	s := &ProxyServer{
-		plan: p, families: settings.Families, polls: mode.Polls, drains: mode.Drains, ready: make(chan struct{}),
+		plan: p, mode: mode, families: settings.Families, ready: make(chan struct{}),
 		problemEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
 	}
 	s.inForce = sync.OnceFunc(func() { close(s.ready) })
@@ -118,12 +117,12 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	if s.dataplane, err = mode.Open(ctx, settings); err != nil {
 		return nil, fmt.Errorf("open mode %s: %w", p.config.Mode, err)
 	}
-	if s.openFlows, s.unseen = mode.Flows, mode.Unseen; mode.Flows != nil {
+	if mode.Flows != nil {
 		if s.flows, err = mode.Flows(); err != nil {
 			return nil, errors.Join(err, s.dataplane.Close())
 		}
 	}
-	s.openTraffic(ctx, mode)
+	s.openTraffic(ctx)
 	if err := s.join(ctx, rules); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
@@ -132,7 +131,7 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 
 // fullSyncPeriod returns the time from one full sync to the next.
 func (s *ProxyServer) fullSyncPeriod(c config.Configuration) time.Duration {
-	if s.polls {
+	if s.mode.Polls {
 		return c.SyncPeriod
 	}
 	return max(c.SyncPeriod, fullSyncPeriod)
@@ -218,7 +217,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	jobs := []job{
 		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready, !s.carries()) }},
 		{"read objects", func(ctx context.Context) error {
-			return s.plan.from.open(s.plan.node, s.files.report).Run(ctx, s.provider)
+			return s.plan.from.open(s.plan.node, func(all []manifest.Problem) { s.files.Store(&all) }).Run(ctx, s.provider)
 		}},
 		{"sync", s.provider.SyncLoop},
 		{"report refused Services", s.refusals.Run},

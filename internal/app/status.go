@@ -1,12 +1,12 @@
 package app
 
 import (
-	"sync/atomic"
 	"time"
+
+	"k8s.io/utils/ptr"
 
 	"sluice/internal/engine"
 	"sluice/internal/kernel/sysctl"
-	"sluice/internal/source/manifest"
 	"sluice/internal/status"
 	"sluice/internal/status/page"
 	"sluice/internal/statusapi"
@@ -23,30 +23,16 @@ func (s *ProxyServer) newStatusServer(e *engine.Engine) *status.Server {
 	}
 	return status.New(status.Settings{
 		Engine: e, About: about, Health: s.healthStatus, Tracked: tracked, Traffic: statusTraffic{s.traffic, s.uncounted}, Explain: s.explainer(e),
-		Page: page.Handler(), Files: s.files.list,
+		Page: page.Handler(), Files: s.fileProblems,
 	})
 }
 
-// fileProblems are what is wrong with the files that objects come from.
-type fileProblems struct {
-	now atomic.Pointer[[]statusapi.Problem]
-}
-
-// report takes what is wrong now.
-func (f *fileProblems) report(all []manifest.Problem) {
-	var now []statusapi.Problem
-	for _, p := range all {
-		now = append(now, statusapi.Problem{Object: p.Where(), Field: p.Field, Reason: p.Reason})
+// fileProblems returns what is wrong with the files that objects come from.
+func (s *ProxyServer) fileProblems() (out []statusapi.Problem) {
+	for _, p := range ptr.Deref(s.files.Load(), nil) {
+		out = append(out, statusapi.Problem{Object: p.Where(), Field: p.Field, Reason: p.Reason})
 	}
-	f.now.Store(&now)
-}
-
-// list returns what is wrong. Nobody changes it.
-func (f *fileProblems) list() []statusapi.Problem {
-	if now := f.now.Load(); now != nil {
-		return *now
-	}
-	return nil
+	return out
 }
 
 // healthStatus returns what the health server would say.

@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"sluice/internal/dataplane"
 	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 	"sluice/internal/statusapi"
@@ -43,8 +42,8 @@ func (o *TrafficOptions) check() error {
 
 // openTraffic opens what counts traffic, if that is to be counted. A kernel that
 // does not tell of connections is no reason to stop.
-func (s *ProxyServer) openTraffic(ctx context.Context, mode dataplane.Mode) {
-	o := s.plan.options.Traffic
+func (s *ProxyServer) openTraffic(ctx context.Context) {
+	o, mode := s.plan.options.Traffic, s.mode
 	if o.Level == countNothing {
 		s.uncounted = "--service-traffic is off"
 		return

@@ -18,12 +18,7 @@ import (
 type (
 	Mode      = mode.Mode
 	Settings  = mode.Settings
-	Relay     = mode.Relay
-	IPVS      = mode.IPVS
-	EBPF      = mode.EBPF
 	Rendering = mode.Rendering
-
-	Kernelspace = mode.Kernelspace
 )
 
 // tell has each mode told what the others left, when it is opened.
@@ -63,7 +58,6 @@ func Modes() []Mode {
 	return slices.DeleteFunc(table(), func(m Mode) bool { return m.Open == nil })
 }
 
-// Names returns the names of the modes that are built.
 func Names(between string) string {
 	var names []string
 	for _, m := range Modes() {

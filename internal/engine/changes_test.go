@@ -78,7 +78,7 @@ func TestOfManyChangesTheLastAreKept(t *testing.T) {
 func TestViewTellsHowRowsStand(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.Look(func(v View) {
-			if s := v.Sync(); s.First || s.Waiting == "" {
+			if s := v.Sync; s.First || s.Waiting == "" {
 				t.Errorf("before the start: %+v", s)
 			}
 		})
@@ -91,7 +91,7 @@ func TestViewTellsHowRowsStand(t *testing.T) {
 			if pending != 0 || refused != 1 || v.Row(key("web")).Refused == "" || v.Row(key("api")).InForce != v.State.Rows[key("api")] {
 				t.Errorf("%d pending, %d refused; web %+v; api %+v", pending, refused, v.Row(key("web")), v.Row(key("api")))
 			}
-			if s := v.Sync(); !s.First || s.Err != nil || s.Waiting != "" {
+			if s := v.Sync; !s.First || s.Err != nil || s.Waiting != "" {
 				t.Errorf("after the first sync: %+v", s)
 			}
 		})
@@ -100,8 +100,8 @@ func TestViewTellsHowRowsStand(t *testing.T) {
 		l.OnServiceDelete(service("api", 1))
 		synctest.Wait()
 		l.Look(func(v View) {
-			if pending, _ := v.Dirty(); pending != 1 || v.Sync().Err == nil {
-				t.Errorf("after a sync that failed: %d pending, %+v", pending, v.Sync())
+			if pending, _ := v.Dirty(); pending != 1 || v.Sync.Err == nil {
+				t.Errorf("after a sync that failed: %d pending, %+v", pending, v.Sync)
 			}
 		})
 	})

@@ -14,10 +14,7 @@ import (
 
 // Provider is what ProxyServer runs and sources feed. It has one implementation.
 type Provider interface {
-	source.ServiceHandler
-	source.EndpointSliceHandler
-	source.NodeHandler
-	source.ServiceCIDRHandler
+	source.Handler
 
 	// Sync asks for a sync soon.
 	Sync()
@@ -73,7 +70,6 @@ type Result struct {
 	Refusals bool
 }
 
-// Settings are what an Engine is made of.
 type Settings struct {
 	Dataplane     proxy.Dataplane
 	Resolver      *resolve.Resolver // the engine's alone from now on

@@ -13,8 +13,8 @@ import (
 type View struct {
 	Resolver *resolve.Resolver
 	State    *proxy.State // what is wanted, as of the last sync that began
+	Sync     SyncStatus   // how the last one went
 	table    *table
-	sync     SyncStatus
 }
 
 // SyncStatus is how the last sync went.
@@ -35,7 +35,7 @@ func (e *Engine) Look(f func(View)) {
 	if !s.First {
 		s.Waiting = e.missing()
 	}
-	f(View{e.resolver, e.resolver.State(), e.table, s})
+	f(View{e.resolver, e.resolver.State(), s, e.table})
 }
 
 // missing names what the first sync waits for.
@@ -51,9 +51,6 @@ func (e *Engine) missing() string {
 		return ""
 	}
 }
-
-// Sync returns how the last sync went.
-func (v View) Sync() SyncStatus { return v.sync }
 
 // Row returns how a row stands. One that is neither wanted nor in force has a
 // status with nothing but the key.

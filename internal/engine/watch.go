@@ -119,11 +119,9 @@ func (e *Engine) verify(ctx context.Context, v proxy.Verifier, r *repairer) {
 			return
 		case <-tick.C:
 		}
-		if e.isFullDue() {
-			continue // It compares everything.
-		}
-		if len(rows) == 0 {
-			rows = e.rowKeys()
+		var due bool
+		if rows, due = e.toVerify(rows); !due {
+			continue
 		}
 		var what string
 		err := e.turns.inspect(ctx, func(ctx context.Context) (err error) {
@@ -176,16 +174,13 @@ func describe(all []proxy.Difference) string {
 	}
 }
 
-// isFullDue reports whether a full sync was asked for, now or for later.
-func (e *Engine) isFullDue() bool {
+// toVerify returns what is to be read back, all rows if none is left. It is not due
+// when a full sync was asked for, now or for later: that compares everything.
+func (e *Engine) toVerify(left []proxy.PortKey) (rows []proxy.PortKey, due bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return !e.fullFrom.IsZero()
-}
-
-// rowKeys returns the wanted rows.
-func (e *Engine) rowKeys() []proxy.PortKey {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Collect(maps.Keys(e.resolver.State().Rows))
+	if due = e.fullFrom.IsZero(); due && len(left) == 0 {
+		left = slices.Collect(maps.Keys(e.resolver.State().Rows))
+	}
+	return left, due
 }

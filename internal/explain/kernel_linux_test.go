@@ -137,7 +137,7 @@ func (s *story) after(do func()) {
 func (s *story) pending() (pending bool) {
 	s.engine.Look(func(v engine.View) {
 		n, _ := v.Dirty()
-		pending = !v.Sync().First || n > 0 && !s.plane.fail.Load()
+		pending = !v.Sync.First || n > 0 && !s.plane.fail.Load()
 	})
 	return pending
 }

@@ -16,7 +16,7 @@ func (x *explanation) setReason() {
 	out := x.out
 	out.Reason, out.Message = x.policyReason()
 	if v := x.world.View; v != nil {
-		x.kernelReason(v.Sync().First, v.Sync().Waiting)
+		x.kernelReason(v.Sync.First, v.Sync.Waiting)
 	}
 	if p := x.target.port; p != nil && p.Frontends[0].LostTo != nil {
 		out.Reason = statusapi.LostClaim

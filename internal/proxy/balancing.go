@@ -38,16 +38,10 @@ func ParseBalancing(text string) (Balancing, error) {
 
 // BalancingWords returns a choice of ways, like "random or maglev".
 func BalancingWords(ways []Balancing) string {
-	var words strings.Builder
-	for i, b := range ways {
-		switch {
-		case i == 0:
-		case i == len(ways)-1:
-			words.WriteString(" or ")
-		default:
-			words.WriteString(", ")
-		}
-		words.WriteString(b.String())
+	var words []string
+	for _, b := range ways {
+		words = append(words, b.String())
 	}
-	return words.String()
+	last := max(0, len(words)-2) // where the last two begin
+	return strings.Join(append(words[:last], strings.Join(words[last:], " or ")), ", ")
 }

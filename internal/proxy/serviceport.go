@@ -33,10 +33,8 @@ type PortKey struct {
 	Family Family
 }
 
-// String returns the service port's name and its family.
 func (k PortKey) String() string { return k.ServicePortName.String() + "/" + k.Family.String() }
 
-// ComparePortKeys orders keys by namespace, name, port, protocol and family.
 func ComparePortKeys(a, b PortKey) int {
 	return cmp.Or(
 		cmp.Compare(a.Namespace, b.Namespace),
@@ -51,7 +49,6 @@ func ComparePortKeys(a, b PortKey) int {
 // two Services claim one address and port, the smaller kind wins.
 type Kind uint8
 
-// The kinds of frontend.
 const (
 	ClusterIP Kind = iota
 	LoadBalancer
@@ -59,7 +56,6 @@ const (
 	NodePort
 )
 
-// String returns the kind as Kubernetes spells it.
 func (k Kind) String() string {
 	return [...]string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}[k]
 }
@@ -87,13 +83,11 @@ func (e Endpoint) Share() int { return int(max(e.Weight, 1)) }
 // Scope says which list of a service port's endpoints traffic takes.
 type Scope uint8
 
-// The scopes.
 const (
 	ScopeCluster Scope = iota
 	ScopeLocal
 )
 
-// String returns the scope as the traffic policies spell it.
 func (s Scope) String() string { return [...]string{"Cluster", "Local"}[s] }
 
 // ServicePort is one row of the desired state: readiness, topology and traffic
@@ -124,30 +118,23 @@ type ServicePort struct {
 // String returns the row as one line. Endpoints are sorted, not in slots.
 func (sp *ServicePort) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v", sp.Key)
+	add := func(there bool, format string, args ...any) {
+		if there {
+			fmt.Fprintf(&b, format, args...)
+		}
+	}
+	add(true, "%v", sp.Key)
 	for _, f := range sp.Frontends {
-		fmt.Fprintf(&b, " %v=%v", f.Kind, f.Addr)
+		add(true, " %v=%v", f.Kind, f.Addr)
 	}
-	fmt.Fprintf(&b, " internal=%v external=%v anywhere=%t", sp.Internal, sp.External, sp.UsableSomewhere)
-	fmt.Fprintf(&b, " cluster=%v local=%v", texts(sp.Cluster), texts(sp.Local))
-	if sp.Balancing != BalanceDefault {
-		fmt.Fprintf(&b, " balancing=%v", sp.Balancing)
-	}
-	if sp.Affinity > 0 {
-		fmt.Fprintf(&b, " affinity=%v", sp.Affinity)
-	}
-	if sp.AllowFrom != nil {
-		fmt.Fprintf(&b, " from=%v", sp.AllowFrom)
-	}
-	if sp.HealthCheckPort != 0 {
-		fmt.Fprintf(&b, " health-check=%d", sp.HealthCheckPort)
-	}
-	if sp.PreserveDestination {
-		b.WriteString(" preserve-destination")
-	}
-	if len(sp.Draining) > 0 {
-		fmt.Fprintf(&b, " draining=%v", sp.Draining)
-	}
+	add(true, " internal=%v external=%v anywhere=%t", sp.Internal, sp.External, sp.UsableSomewhere)
+	add(true, " cluster=%v local=%v", texts(sp.Cluster), texts(sp.Local))
+	add(sp.Balancing != BalanceDefault, " balancing=%v", sp.Balancing)
+	add(sp.Affinity > 0, " affinity=%v", sp.Affinity)
+	add(sp.AllowFrom != nil, " from=%v", sp.AllowFrom)
+	add(sp.HealthCheckPort != 0, " health-check=%d", sp.HealthCheckPort)
+	add(sp.PreserveDestination, " preserve-destination")
+	add(len(sp.Draining) > 0, " draining=%v", sp.Draining)
 	return b.String()
 }
 
@@ -166,7 +153,6 @@ func texts(list []Endpoint) (out []string) {
 // Verdict is what happens to a packet's connection.
 type Verdict uint8
 
-// The verdicts.
 const (
 	Untouched Verdict = iota // not ours: ordinary routing applies
 	Forward                  // to one of the endpoints
@@ -174,7 +160,6 @@ const (
 	Drop                     // silence
 )
 
-// String returns the verdict in lower case.
 func (v Verdict) String() string { return [...]string{"untouched", "forward", "reject", "drop"}[v] }
 
 // Route is the whole answer for one kind of packet.
@@ -201,7 +186,6 @@ const (
 	HiddenNode                          // the node itself takes endpoints of other nodes, by an outside address
 )
 
-// String returns the reason in words.
 func (m Masquerading) String() string {
 	return [...]string{
 		"no way is set up to tell our pods from other clients",
@@ -277,7 +261,6 @@ func (sp *ServicePort) route(k Kind, from Origin, n *Node) Route {
 	return r
 }
 
-// List returns the endpoints of a scope.
 func (sp *ServicePort) List(s Scope) []Endpoint {
 	return [...][]Endpoint{ScopeCluster: sp.Cluster, ScopeLocal: sp.Local}[s]
 }

@@ -3,9 +3,10 @@ package resolve
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"sluice/internal/apiobject"
 	"sluice/internal/proxy"
@@ -45,9 +46,9 @@ func compareClaimants(a, b claimant) int {
 // many: who comes or goes among them costs nothing but to the winner's heir.
 type claims struct {
 	owners    map[claim]claimant
-	contested map[claim]map[claimant]bool // the owner is one of them
-	changed   map[claim]*rivalry          // since the last settle
-	problems  *problems                   // who has lost a claim has a problem
+	contested map[claim]sets.Set[claimant] // the owner is one of them
+	changed   map[claim]*rivalry           // since the last settle
+	problems  *problems                    // who has lost a claim has a problem
 }
 
 // rivalry is how the rivals for a claim changed.
@@ -67,9 +68,9 @@ func (c *claims) add(cl claim, by claimant) *service {
 		return nil
 	}
 	if c.contested[cl] == nil {
-		c.contested[cl] = map[claimant]bool{owner: true}
+		c.contested[cl] = sets.New(owner)
 	}
-	c.contested[cl][by] = true
+	c.contested[cl].Insert(by)
 	if compareClaimants(by, owner) > 0 {
 		return nil
 	}
@@ -87,37 +88,25 @@ func (c *claims) remove(cl claim, by claimant) *service {
 		delete(c.owners, cl)
 		return nil
 	}
-	delete(rivals, by)
+	rivals.Delete(by)
 	if len(rivals) == 1 {
 		delete(c.contested, cl)
 	}
 	if c.owners[cl] != by {
 		return nil
 	}
-	heir := slices.MinFunc(slices.Collect(maps.Keys(rivals)), compareClaimants)
+	heir := slices.MinFunc(rivals.UnsortedList(), compareClaimants)
 	c.owners[cl] = heir
 	return heir.service
 }
 
-// owns reports whether a claimant has what it claims.
-func (c *claims) owns(cl claim, by claimant) bool { return c.owners[cl] == by }
-
 // rivals returns who claims something, the owner included, in no order; some are left out.
-func (c *claims) rivals(cl claim, without []claimant) (out []claimant) {
+func (c *claims) rivals(cl claim, without ...claimant) []claimant {
 	all := c.contested[cl]
 	if owner, taken := c.owners[cl]; taken && all == nil {
-		all = map[claimant]bool{owner: true}
+		all = sets.New(owner)
 	}
-	leave := map[claimant]bool{}
-	for _, by := range without {
-		leave[by] = true
-	}
-	for by := range all {
-		if !leave[by] {
-			out = append(out, by)
-		}
-	}
-	return out
+	return all.Difference(sets.New(without...)).UnsortedList()
 }
 
 // touch returns what is noted of how a claim changes. That begins when it is
@@ -142,7 +131,7 @@ func (c *claims) settle() {
 		went, came := r.went, r.came
 		owner, held := c.owners[cl]
 		if !held || compareClaimants(owner, r.owner) != 0 { // All are told of another owner.
-			went, came = slices.Concat(r.went, c.rivals(cl, r.came)), c.rivals(cl, nil)
+			went, came = slices.Concat(r.went, c.rivals(cl, r.came...)), c.rivals(cl)
 		}
 		c.count(-1, cl, r.owner, went)
 		c.count(1, cl, owner, came)

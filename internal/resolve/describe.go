@@ -26,13 +26,11 @@ type PortDescription struct {
 	SlicePorts  []SlicePort
 }
 
-// FrontendDescription is a frontend that a port claims.
 type FrontendDescription struct {
 	proxy.Frontend
 	LostTo *types.NamespacedName // the Service that has it instead; nil: nobody
 }
 
-// SlicePort is a port of an EndpointSlice.
 type SlicePort struct {
 	Name     string
 	Protocol proxy.Protocol
@@ -121,10 +119,21 @@ func (r *Resolver) DescribePort(k proxy.PortKey) (PortDescription, bool) {
 
 // ProblemsOf returns the problems of a Service and of its EndpointSlices, sorted.
 func (r *Resolver) ProblemsOf(name types.NamespacedName) []Problem {
-	if e := r.entries[name]; e != nil && e.service != nil {
-		return r.problemsOf(e)
+	e := r.entries[name]
+	if e == nil || e.service == nil {
+		return nil
 	}
-	return nil
+	all := slices.Concat(r.read[serviceObject(name)], r.resolved[serviceObject(name)])
+	for _, s := range e.slices {
+		all = append(all, s.problems...)
+	}
+	for _, f := range r.settings.Families {
+		for p := range e.service.portsOf(f) {
+			all = append(all, r.lostBy(p)...)
+		}
+	}
+	slices.SortFunc(all, CompareProblems)
+	return slices.Compact(all) // One port that is lost in both families is one problem.
 }
 
 // Denied returns the problems of Services that may not have an address, sorted. Its
@@ -137,20 +146,6 @@ func (r *Resolver) Denied(addr netip.Addr) (out []Problem) {
 	}
 	slices.SortFunc(out, CompareProblems)
 	return out
-}
-
-func (r *Resolver) problemsOf(e *entry) []Problem {
-	all := slices.Concat(r.read[serviceObject(e.name)], r.resolved[serviceObject(e.name)])
-	for _, s := range e.slices {
-		all = append(all, s.problems...)
-	}
-	for _, f := range r.settings.Families {
-		for p := range e.service.portsOf(f) {
-			all = append(all, r.lostBy(p)...)
-		}
-	}
-	slices.SortFunc(all, CompareProblems)
-	return slices.Compact(all) // One port that is lost in both families is one problem.
 }
 
 // lostBy returns the problems of a port that has lost claims.
@@ -192,7 +187,6 @@ func (r *Resolver) describePort(e *entry, p portOfFamily) PortDescription {
 	return d
 }
 
-// addSlice adds the ports and the endpoints of a slice.
 func (d *PortDescription) addSlice(s *endpointSlice, p portOfFamily, lists listed) {
 	var of candidates
 	for _, sp := range s.Ports {
@@ -289,7 +283,6 @@ func (c candidate) unready() UnusedReason {
 	}
 }
 
-// Claimant is a service port that claims an address.
 type Claimant struct {
 	Key  proxy.PortKey
 	Kind proxy.Kind
@@ -298,7 +291,7 @@ type Claimant struct {
 // Claimants returns who claims an address, port and protocol, the one that has
 // it first. A NodePort's address is the unspecified one of its family.
 func (r *Resolver) Claimants(addr netip.AddrPort, p proxy.Protocol) (out []Claimant) {
-	all := r.claims.rivals(claim{addr, p}, nil)
+	all := r.claims.rivals(claim{addr, p})
 	slices.SortFunc(all, compareClaimants)
 	for _, by := range all {
 		p := portOfFamily{by.service, by.port, proxy.FamilyOf(addr.Addr())}
@@ -338,7 +331,6 @@ func (r *Resolver) Rows(name types.NamespacedName) (rows []*proxy.ServicePort, e
 // Problems returns all that is wrong as of the last Update, in no order.
 func (r *Resolver) Problems() []Problem { return slices.Collect(maps.Keys(r.problems.now)) }
 
-// ProblemCount returns how many problems there are.
 func (r *Resolver) ProblemCount() int { return len(r.problems.now) }
 
 // ProblemCounts returns how many problems each Service has, those of its

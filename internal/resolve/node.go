@@ -48,13 +48,7 @@ func (s *Settings) serves(f proxy.Family) bool {
 
 // served returns the prefixes of the families that get rows.
 func (s *Settings) served(all []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range all {
-		if s.serves(proxy.FamilyOf(p.Addr())) {
-			out = append(out, p)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return !s.serves(proxy.FamilyOf(p.Addr())) })
 }
 
 // node returns the node as policy sees it.
@@ -149,7 +143,6 @@ func (s *Settings) nodePorts(ips []netip.Addr) ([]netip.Prefix, []Problem) {
 	return proxy.Outermost(out), problems
 }
 
-// loopbackOnly reports whether a prefix has nothing but loopback addresses.
 func loopbackOnly(p netip.Prefix) bool {
 	loopback := proxy.FamilyOf(p.Addr()).Loopback()
 	return p.Bits() >= loopback.Bits() && loopback.Contains(p.Addr())

@@ -9,6 +9,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"sluice/internal/apiobject"
 	"sluice/internal/proxy"
@@ -68,7 +69,7 @@ func New(s Settings) *Resolver {
 		read:        map[object][]Problem{},
 		resolved:    map[object][]Problem{},
 	}
-	r.claims = claims{map[claim]claimant{}, map[claim]map[claimant]bool{}, map[claim]*rivalry{}, r.problems}
+	r.claims = claims{map[claim]claimant{}, map[claim]sets.Set[claimant]{}, map[claim]*rivalry{}, r.problems}
 	r.node = r.state.Node
 	return r
 }

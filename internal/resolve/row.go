@@ -150,7 +150,7 @@ func (r *Resolver) frontends(p portOfFamily) []proxy.Frontend {
 	}
 	list := make([]proxy.Frontend, 0, n)
 	for cl, by := range p.claims() {
-		if r.claims.owns(cl, by) {
+		if r.claims.owners[cl] == by {
 			list = append(list, proxy.Frontend{Kind: by.kind, Addr: cl.addr})
 		}
 	}

@@ -14,42 +14,21 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// An Update has no old object if it is new, and no current one if it is gone. The
-// Synced method of a handler is called once, when every object of the kind that
-// there was at the start has been delivered. Objects are shared: read them only. Of
-// an old object a handler may rely on the name, and on the annotation by which an
+// Handler handles events of all four kinds; of Nodes, of the one this process runs
+// on and no other. An Update has no old object if it is new, and no current one if
+// it is gone. The Synced method of a kind is called once, when every object of it
+// that there was at the start has been delivered. Objects are shared: read them only.
+// Of an old object a handler may rely on the name, and on the annotation by which an
 // EndpointSlice tells when its last change began: a source need not keep more.
-
-// ServiceHandler handles events of Services.
-type ServiceHandler interface {
+type Handler interface {
 	OnServiceUpdate(old, cur *v1.Service)
 	OnServiceSynced()
-}
-
-// EndpointSliceHandler handles events of EndpointSlices.
-type EndpointSliceHandler interface {
 	OnEndpointSliceUpdate(old, cur *discoveryv1.EndpointSlice)
 	OnEndpointSlicesSynced()
-}
-
-// NodeHandler handles events of the Node this process runs on, and no other.
-type NodeHandler interface {
 	OnNodeUpdate(old, cur *v1.Node)
 	OnNodeSynced()
-}
-
-// ServiceCIDRHandler handles events of ServiceCIDRs.
-type ServiceCIDRHandler interface {
 	OnServiceCIDRUpdate(old, cur *networkingv1.ServiceCIDR)
 	OnServiceCIDRsSynced()
-}
-
-// Handler handles events of all four kinds.
-type Handler interface {
-	ServiceHandler
-	EndpointSliceHandler
-	NodeHandler
-	ServiceCIDRHandler
 }
 
 // Source delivers objects to a Handler.
@@ -68,7 +47,6 @@ const (
 	LabelHeadless = v1.IsHeadlessService
 )
 
-// Object is an API object.
 type Object interface {
 	metav1.Object
 	runtime.Object
@@ -97,7 +75,6 @@ type seen struct {
 	trigger string // what an EndpointSlice says of the change that caused it
 }
 
-// NameOf returns the name of an object.
 func NameOf(obj metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 }
@@ -176,14 +153,6 @@ func (c *Config[T]) Synced() {
 	}
 }
 
-// The Configs of the four kinds.
-type (
-	ServiceConfig       = Config[*v1.Service]
-	EndpointSliceConfig = Config[*discoveryv1.EndpointSlice]
-	NodeConfig          = Config[*v1.Node]
-	ServiceCIDRConfig   = Config[*networkingv1.ServiceCIDR]
-)
-
 // WantsService reports whether this proxy serves a Service: no other proxy is
 // named in its labels, and it is not headless.
 func WantsService(svc *v1.Service) bool {
@@ -200,24 +169,24 @@ func WantsEndpointSlice(slice *discoveryv1.EndpointSlice) bool {
 
 // NewServiceConfig returns a Config that passes on the Services this proxy
 // serves.
-func NewServiceConfig(h ServiceHandler) *ServiceConfig {
+func NewServiceConfig(h Handler) *Config[*v1.Service] {
 	return newConfig(&v1.Service{}, WantsService, h.OnServiceUpdate, h.OnServiceSynced)
 }
 
 // NewEndpointSliceConfig returns a Config that passes on the slices of Services
 // that are not headless.
-func NewEndpointSliceConfig(h EndpointSliceHandler) *EndpointSliceConfig {
+func NewEndpointSliceConfig(h Handler) *Config[*discoveryv1.EndpointSlice] {
 	return newConfig(&discoveryv1.EndpointSlice{}, WantsEndpointSlice, h.OnEndpointSliceUpdate, h.OnEndpointSlicesSynced)
 }
 
 // NewNodeConfig returns a Config that passes on the Node of this name and no
 // other.
-func NewNodeConfig(name string, h NodeHandler) *NodeConfig {
+func NewNodeConfig(name string, h Handler) *Config[*v1.Node] {
 	return newConfig(&v1.Node{}, func(n *v1.Node) bool { return n.Name == name }, h.OnNodeUpdate, h.OnNodeSynced)
 }
 
 // NewServiceCIDRConfig returns a Config that passes everything on.
-func NewServiceCIDRConfig(h ServiceCIDRHandler) *ServiceCIDRConfig {
+func NewServiceCIDRConfig(h Handler) *Config[*networkingv1.ServiceCIDR] {
 	return newConfig(&networkingv1.ServiceCIDR{}, func(*networkingv1.ServiceCIDR) bool { return true },
 		h.OnServiceCIDRUpdate, h.OnServiceCIDRsSynced)
 }

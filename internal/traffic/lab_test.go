@@ -51,7 +51,7 @@ type testNode struct {
 	mode   dataplane.Mode
 	plane  proxy.Dataplane
 	close  func() // what open has opened
-	ebpf   dataplane.EBPF
+	ebpf   mode.EBPF
 	client *lab.Host
 	pod    *lab.Host
 	count  *Collector

@@ -77,9 +77,7 @@ func (c *Changes[ID, V]) Remove(id ID, v V) {
 func (c *Changes[ID, V]) Then(f func(written bool)) { c.then = append(c.then, f) }
 
 // Of returns the change of an object; nil if there is none.
-func (c *Changes[ID, V]) Of(id ID) *Change[ID, V] {
-	return c.index[id]
-}
+func (c *Changes[ID, V]) Of(id ID) *Change[ID, V] { return c.index[id] }
 
 func (c *Changes[ID, V]) set(id ID, v V) {
 	x := c.change(id)

@@ -102,7 +102,7 @@ func (d *Differ[ID, V]) Apply(ctx context.Context, want *proxy.State, changed *p
 		constant := d.render(c, want, changed, refused)
 		n, err := 0, d.contested(want, changed, refused)
 		if err == nil {
-			n, err = d.write(ctx, c)
+			n, err = d.write(ctx, c, math.MaxInt)
 		}
 		c.end(err == nil)
 		if err == nil {
@@ -252,9 +252,9 @@ func (c *Changes[ID, V]) share(refs map[ID]int) {
 	c.begun = nil
 }
 
-// write makes the changes and returns how many parts of them were made.
-func (d *Differ[ID, V]) write(ctx context.Context, c *Changes[ID, V]) (n int, err error) {
-	for _, some := range c.parts(d.mode.Limit(), math.MaxInt) {
+// write makes the changes below a rank and returns how many parts of them were made.
+func (d *Differ[ID, V]) write(ctx context.Context, c *Changes[ID, V], below int) (n int, err error) {
+	for _, some := range c.parts(d.mode.Limit(), below) {
 		if err := d.mode.Write(ctx, some); err != nil {
 			return n, err
 		}
@@ -325,7 +325,7 @@ func (d *Differ[ID, V]) evict(ctx context.Context) {
 			c.had(id, i.value)
 		}
 	}
-	n, err := d.write(ctx, c)
+	n, err := d.write(ctx, c, math.MaxInt)
 	for id := range c.index {
 		if err != nil && !errors.Is(d.failed(n, err), proxy.ErrNeedSync) {
 			d.idle[id] = idle[V]{d.idle[id].value, time.Now()}
@@ -384,7 +384,7 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 	if d.rewritten = (proxy.Rewritten{}); !empty {
 		d.rewritten = c.rewritten()
 	}
-	if _, err := d.write(ctx, c); err != nil {
+	if _, err := d.write(ctx, c, math.MaxInt); err != nil {
 		return err
 	}
 	for id, u := range c.uses {
@@ -400,10 +400,8 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 // that has nothing takes it in any order of rows, and nobody need hold all.
 func (d *Differ[ID, V]) stream(ctx context.Context, c *Changes[ID, V]) error {
 	c.share(d.refs)
-	for _, some := range c.parts(d.mode.Limit(), d.mode.Live) {
-		if err := d.mode.Write(ctx, some); err != nil {
-			return err
-		}
+	if _, err := d.write(ctx, c, d.mode.Live); err != nil {
+		return err
 	}
 	c.keep(d.mode.Live)
 	return nil

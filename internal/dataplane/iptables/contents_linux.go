@@ -28,10 +28,6 @@ type contents struct {
 	unreadable map[string]bool // tables that were written without looking
 }
 
-func newContents() contents {
-	return contents{maphash.MakeSeed(), map[chainRef]uint64{}, map[string]bool{}}
-}
-
 // add counts rules of a chain, if it is ours.
 func (c contents) add(table, chain string, rules []string, n int) {
 	at, ours := countedAt(table, chain)
@@ -93,7 +89,6 @@ func (r *saveReader) mayBegin(f *family) bool {
 	return true
 }
 
-// save saves the tables of a family.
 func (r *saveReader) save(ctx context.Context, f *family) {
 	began, s := time.Now(), savedTables{f: f}
 	f.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"strings"
@@ -52,11 +53,7 @@ type stamp struct {
 
 // look notes whether another process has changed the tables since the last
 // look, beside these changes of ours.
-func (f *family) look(ctx context.Context, ours ...ipt.Change) error {
-	return f.lookAs(ctx, false, ours...)
-}
-
-func (f *family) lookAs(ctx context.Context, thorough bool, ours ...ipt.Change) error {
+func (f *family) look(ctx context.Context, thorough bool, ours ...ipt.Change) error {
 	now, err := f.programs.Stamp(ctx, thorough)
 	if err != nil {
 		return err
@@ -74,9 +71,9 @@ func (f *family) begin(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.writes++
-	f.unsure, f.contents = false, newContents()
+	f.unsure, f.contents = false, contents{maphash.MakeSeed(), map[chainRef]uint64{}, map[string]bool{}}
 	f.synced, f.uses, f.owned, f.written = false, uses{}, map[string]int{}, map[string]int{}
-	err := f.look(ctx)
+	err := f.look(ctx, false)
 	f.foreignSeen = f.foreign
 	return err
 }
@@ -87,7 +84,7 @@ func (f *family) begin(ctx context.Context) error {
 func (f *family) restore(ctx context.Context, some []*change, lines []line) (committed []*change, refused *line, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.look(ctx); err != nil {
+	if err := f.look(ctx, false); err != nil {
 		return nil, nil, err
 	}
 	f.writes++
@@ -112,7 +109,7 @@ func (f *family) restore(ctx context.Context, some []*change, lines []line) (com
 		f.synced = false
 		return nil, nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
-	if failed := f.look(ctx, f.count(committed, lines)...); failed != nil {
+	if failed := f.look(ctx, false, f.count(committed, lines)...); failed != nil {
 		f.synced = false
 		return committed, nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, failed)
 	}
@@ -262,7 +259,7 @@ func (f *family) poll(ctx context.Context) error {
 	began := time.Now()
 	thorough := f.legacy && f.writes == f.polled && !began.Before(f.rested)
 	f.polled = f.writes
-	if err := f.lookAs(ctx, thorough); err != nil || !thorough {
+	if err := f.look(ctx, thorough); err != nil || !thorough {
 		return err
 	}
 	f.unsure = f.unsure || !f.summed
@@ -276,7 +273,7 @@ func (f *family) poll(ctx context.Context) error {
 func (f *family) check(ctx context.Context) (alone bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.look(ctx); err != nil {
+	if err := f.look(ctx, false); err != nil {
 		return false, err
 	}
 	alone = f.foreignSeen == f.foreign

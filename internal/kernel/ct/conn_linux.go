@@ -88,7 +88,9 @@ func (c *Conn) Each(ctx context.Context, begin func(), each func(*Flow)) error {
 	err := netlink.Settled(ctx, dumpTries, func() error {
 		begin()
 		c.nl.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, netlink.Netfilter(0, 0))
-		encodeTranslated(&c.nl.Builder)
+		// Linux 6.1 knows the mask; 5.10 does not, and sends every flow.
+		c.nl.U32(nl.CTA_STATUS, statusDstNAT)
+		c.nl.U32(statusMask, statusDstNAT)
 		return c.nl.Ask(func(m netlink.Message) {
 			c.parsed++
 			if decode(m.Attrs(), &flow) && flow.Translated {

@@ -47,13 +47,6 @@ func encodeFilter(w *netlink.Builder, f Filter) {
 	})
 }
 
-// encodeTranslated asks for flows whose destination was translated. Linux 6.1
-// knows the mask; 5.10 does not, and sends every flow.
-func encodeTranslated(w *netlink.Builder) {
-	w.U32(nl.CTA_STATUS, statusDstNAT)
-	w.U32(statusMask, statusDstNAT)
-}
-
 // encodeFlow names a flow by what the kernel finds it by.
 func encodeFlow(w *netlink.Builder, f *Flow) {
 	encodeTuple(w, nl.CTA_TUPLE_ORIG, f.Protocol, f.Orig)

@@ -63,7 +63,7 @@ func watched(s listerWatcher, play func(*store[*v1.Service])) time.Duration {
 	return time.Since(stopped)
 }
 
-type noHandler struct{}
+type noHandler struct{ source.Handler }
 
 func (noHandler) OnServiceUpdate(*v1.Service, *v1.Service) {}
 func (noHandler) OnServiceSynced()                         {}

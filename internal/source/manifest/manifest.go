@@ -68,16 +68,8 @@ func Load(dir string) ([]metav1.Object, []Problem, error) {
 // since a source holds all it has read.
 func trim(obj metav1.Object) {
 	obj.SetManagedFields(nil)
-	var read map[string]string
-	for _, name := range []string{v1.EndpointsLastChangeTriggerTime, apiobject.LoadBalancing, apiobject.Weight, apiobject.PreserveDestination} {
-		if text, ok := obj.GetAnnotations()[name]; ok {
-			if read == nil {
-				read = map[string]string{}
-			}
-			read[name] = text
-		}
-	}
-	obj.SetAnnotations(read)
+	read := []string{v1.EndpointsLastChangeTriggerTime, apiobject.LoadBalancing, apiobject.Weight, apiobject.PreserveDestination}
+	maps.DeleteFunc(obj.GetAnnotations(), func(name, _ string) bool { return !slices.Contains(read, name) })
 	if node, ok := obj.(*v1.Node); ok {
 		node.Status = v1.NodeStatus{Addresses: node.Status.Addresses}
 	}
@@ -121,7 +113,6 @@ func (d delivery) update(entries []entry) {
 	}
 }
 
-// synced says that all there was at the start has been delivered.
 func (d delivery) synced() {
 	for _, kind := range slices.Sorted(maps.Keys(d)) {
 		d[kind].synced()
