@@ -255,7 +255,7 @@ func tidyList(list string) []string {
 	var tables []string
 	for _, table := range strings.Split(list, "\n}\n") {
 		for _, class := range regexp.MustCompile(`(e000:[0-9a-f]+) : goto (\S+[^,\s])`).FindAllStringSubmatch(table, -1) {
-			table = regexp.MustCompile(`: `+class[1]+`\b`).ReplaceAllString(table, ": class "+class[2])
+			table = regexp.MustCompile(`: e([08])`+class[1][2:]+`\b`).ReplaceAllString(table, ": class $1 "+class[2])
 			table = strings.Replace(table, class[0], class[2], 1)
 		}
 		lines := regexp.MustCompile(`,?\s*\n\s*|, |elements = \{ | \}\n`).Split(table, -1)

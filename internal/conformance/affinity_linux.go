@@ -42,15 +42,36 @@ func (r *run) caseRun(c *Case) *caseRun {
 	s := r.resolver.State()
 	out := &caseRun{Case: c, want: r.want(c), translates: translates(s, c)}
 	if out.client, out.sticky = clientIn(s, c); out.sticky {
-		if b, ok := r.bindings[out.client]; ok {
-			out.stay = append(slices.Clone(r.met[out.client.src][out.client.row]), b.to)
-		}
+		out.stay = r.stay(out.client)
 	}
 	return out
 }
 
+// other is the same client by the row's other list.
+func (c clientOf) other() clientOf { return clientOf{c.src, c.row, 1 - c.scope} }
+
+// stay returns the endpoints that a client must be sent to one of: the one that it had
+// of this list, or else that it had of the other one and this one has too. Nil: any.
+func (r *run) stay(who clientOf) []netip.AddrPort {
+	b, own := r.bindings[who]
+	if !own {
+		b = r.bindings[who.other()]
+	}
+	there := func(e proxy.Endpoint) bool { return e.Addr == b.to }
+	switch {
+	case !slices.ContainsFunc(r.resolver.State().Rows[who.row].List(who.scope), there):
+		return nil
+	case r.d.Mode == "iptables": // in which endpoints remember clients, and one that is met by two lists is either's
+		return slices.Concat(r.met[who], r.met[who.other()])
+	case own:
+		return []netip.AddrPort{b.to}
+	default: // an older one of this list may still be remembered
+		return append(slices.Clone(r.met[who]), b.to)
+	}
+}
+
 // again returns the cases of earlier phases whose clients are still remembered. Each
-// comes once more, as of this phase.
+// comes once more, as of this phase, and by the row's other list if it can.
 func (r *run) again(phase string) (out []*caseRun) {
 	for who, b := range r.bindings {
 		c := *b.Case
@@ -58,9 +79,35 @@ func (r *run) again(phase string) (out []*caseRun) {
 		if now, ok := clientIn(r.resolver.State(), &c); ok && now == who {
 			out = append(out, r.caseRun(&c))
 		}
+		if _, did := r.bindings[who.other()]; did {
+			continue // and comes again by that one
+		}
+		if c := r.across(who, c); c != nil {
+			c.ID = fmt.Sprintf("%s-across-%s", phase, b.ID)
+			out = append(out, r.caseRun(c))
+		}
 	}
 	r.churn.Returns += len(out)
 	return out
+}
+
+// across returns a client's case by a frontend that leads to the row's other list, or
+// nil if there is none. Clients with an address that holds for some packets only have none.
+func (r *run) across(who clientOf, c Case) *Case {
+	s := r.resolver.State()
+	if s.Rows[who.row] == nil || c.From == FromVIP || c.From == FromLocalhost || c.From == FromInside {
+		return nil
+	}
+	for _, f := range s.Rows[who.row].Frontends {
+		c.Dst, c.DPort = f.Addr.Addr(), f.Addr.Port()
+		if f.Kind == proxy.NodePort {
+			c.Dst = netip.MustParseAddr(clients[FromNode].addrs[who.row.Family])
+		}
+		if now, ok := clientIn(s, &c); ok && now == who.other() && r.stay(now) != nil {
+			return &c
+		}
+	}
+	return nil
 }
 
 // bind notes where clients were sent.
@@ -71,11 +118,8 @@ func (r *run) bind(runs []*caseRun) {
 		}
 		to := c.answers[len(c.answers)-1]
 		r.bindings[c.client] = binding{c.Case, to, time.Now()}
-		if r.d.Mode == "iptables" { // in which endpoints remember clients, and one that is met by two lists is either's
-			if r.met[c.client.src] == nil {
-				r.met[c.client.src] = map[proxy.PortKey][]netip.AddrPort{}
-			}
-			r.met[c.client.src][c.client.row] = append(r.met[c.client.src][c.client.row], to)
+		if !slices.Contains(r.met[c.client], to) {
+			r.met[c.client] = append(r.met[c.client], to)
 		}
 	}
 }

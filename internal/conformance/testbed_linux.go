@@ -31,9 +31,9 @@ type testbed struct {
 	pods    map[netip.Addr]pod
 	open    []*traffic.Listener
 	tally   *tally
-	churn   Churn                                             // of the daemon
-	met     map[netip.Addr]map[proxy.PortKey][]netip.AddrPort // endpoints that clients were ever sent to, where all count
-	inVain  bool                                              // no flow was translated at a socket that was to be
+	churn   Churn                         // of the daemon
+	met     map[clientOf][]netip.AddrPort // endpoints that clients were ever sent to
+	inVain  bool                          // no flow was translated at a socket that was to be
 }
 
 // pod is where an address of the cluster is.
@@ -51,7 +51,7 @@ func (s *scheduler) newTestbed(ctx context.Context) (*testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &testbed{d: s.d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}, tally: &s.tally, met: map[netip.Addr]map[proxy.PortKey][]netip.AddrPort{}}
+	b := &testbed{d: s.d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}, tally: &s.tally, met: map[clientOf][]netip.AddrPort{}}
 	if err := b.openDataplane(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}

@@ -48,7 +48,7 @@ func (c *counter) Elements(ctx context.Context, s *nft.Set, f func(nft.Element))
 
 // open opens a dataplane on a kernel without our tables.
 func open(ctx context.Context) (*nftables.Dataplane, *counter, error) {
-	if _, err := nftables.Cleanup(ctx, nftables.Keep{}); err != nil {
+	if _, err := nftables.Alone.Cleanup(ctx, nftables.Keep{}); err != nil {
 		return nil, nil, err
 	}
 	conn, err := nft.Open()
@@ -180,7 +180,7 @@ func measureSync(ctx context.Context, r *report) error {
 		if err := d.Close(); err != nil {
 			return err
 		}
-		if _, err := nftables.Cleanup(ctx, nftables.Keep{}); err != nil {
+		if _, err := nftables.Alone.Cleanup(ctx, nftables.Keep{}); err != nil {
 			return err
 		}
 		floor, err := bareLoop(ctx, elements)

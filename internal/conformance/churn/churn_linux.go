@@ -151,7 +151,6 @@ func open(t *testing.T, s Settings, node *lab.Host) (*daemon, error) {
 	return d, err
 }
 
-// Write has the source write a world.
 func (d *daemon) Write(ctx context.Context, w *conformance.World) (*conformance.World, error) {
 	d.wanted = w
 	return d.Source.Write(ctx, w)
@@ -198,7 +197,6 @@ func (d *daemon) start(flags []string) (err error) {
 	return err
 }
 
-// lastLines returns the end of a log.
 func lastLines(log string) string {
 	lines := strings.SplitAfter(log, "\n")
 	return strings.Join(lines[max(0, len(lines)-50):], "")
@@ -231,12 +229,10 @@ func (d *daemon) fenceService() *v1.Service {
 
 func (d *daemon) fenceSlice() *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
-		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &d.fence}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(d.fence)}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.250.1.1"}}},
 	}
 	s.Namespace, s.Name, s.Labels = "random", "zz-fence", map[string]string{discoveryv1.LabelServiceName: "zz-fence"}
-	port := d.fence
-	s.Ports[0].Port = &port
 	return s
 }
 
@@ -276,7 +272,6 @@ func (d *daemon) passed(ctx context.Context, w *conformance.World) error {
 // lost its API server for a while asks again after as much as a minute.
 const patience = 90 * time.Second
 
-// await asks until nothing is wrong any more.
 func (d *daemon) await(ctx context.Context, wrong func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, traffic.Scaled(patience))
 	defer cancel()
@@ -297,7 +292,6 @@ func (d *daemon) await(ctx context.Context, wrong func() error) error {
 	}
 }
 
-// Kill ends the daemon.
 func (d *daemon) Kill() error {
 	if d.running != nil {
 		d.running.End(unix.SIGKILL)
@@ -306,7 +300,6 @@ func (d *daemon) Kill() error {
 	return nil
 }
 
-// Close ends the daemon, too, and its source.
 func (d *daemon) Close() error {
 	return errors.Join(d.Kill(), d.Source.Close(), os.RemoveAll(d.dir))
 }

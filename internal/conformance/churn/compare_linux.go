@@ -6,17 +6,25 @@ import (
 	"os/exec"
 	"regexp"
 	"strings"
+	"time"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/conformance/traffic"
 )
 
-// compare compares what the kernel has with the source's objects.
+// compare compares what the kernel has with the source's objects. A slice whose file is
+// missing is believed to be gone after a moment only, and nobody tells how many there are.
 func (d *daemon) compare(ctx context.Context) error {
 	folder, err := d.Folder(ctx)
 	if err != nil {
 		return err
 	}
-	return Compare(ctx, d.node, d.program, append([]string{"--manifests", folder}, d.flags...)...)
+	for until := time.Now().Add(traffic.Scaled(time.Second)); ; {
+		err := Compare(ctx, d.node, d.program, append([]string{"--manifests", folder}, d.flags...)...)
+		if err == nil || time.Now().After(until) {
+			return err
+		}
+	}
 }
 
 // Compare has what a new daemon with these flags would make be compared with what the

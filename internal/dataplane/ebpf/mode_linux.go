@@ -32,13 +32,17 @@ func placesOf(s mode.Settings) (places, error) {
 }
 
 // Probe returns the families that the kernel can do. It loads the programs, and
-// lets them go.
+// lets them go. It asks for a cookie first, as Open does: a kernel that has none (before
+// 5.14) may refuse maps for their locked memory, as if privileges were missing.
 func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
-	can, err := nftables.Probe(ctx, s)
+	can, err := nftables.Alone.Probe(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	_, err = placesOf(s)
+	if err == nil {
+		_, err = ownCookie()
+	}
 	if err == nil {
 		var k *kernel
 		if k, err = load(places{}, nil); err == nil {

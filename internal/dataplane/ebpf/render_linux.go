@@ -48,7 +48,7 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 		}
 	}
 	r.Refused(refused)
-	return nftables.Render(ctx, r)
+	return nftables.Alone.Render(ctx, r)
 }
 
 // openToRead opens the maps that rows are written to, as far as there are any, and

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"sluice/internal/dataplane/mode"
-	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ipvs"
 	"sluice/internal/kernel/ipvs/ipvstest"
 	"sluice/internal/kernel/link/linktest"
@@ -46,7 +45,7 @@ func (h *host) kernel() kernel {
 func (h *host) open(options mode.IPVS) *Dataplane {
 	s := mode.Settings{MasqueradeBit: 14, IPVS: options}
 	d := newDataplane(h.kernel(), s)
-	d.Dataplane = nftables.NewOverlay(h.rules, s, d.overlay())
+	d.Dataplane = d.overlay().New(h.rules, s)
 	return d
 }
 

@@ -24,7 +24,7 @@ func Cleanup(ctx context.Context, _ mode.Settings, open proxy.Dataplane) ([]stri
 	if _, own := open.(*Dataplane); own {
 		return nil, nil
 	}
-	removed, err := nftables.CleanupOverlay(ctx, nftables.Overlay{Table: tableName}, nftables.Keep{Loopback: mode.KeepsLoopback(open)})
+	removed, err := nftables.Overlay{Table: tableName}.Cleanup(ctx, nftables.Keep{Loopback: mode.KeepsLoopback(open)})
 	k, failed := openKernel()
 	if failed != nil && !errors.Is(failed, ipvs.ErrMissing) {
 		return removed, errors.Join(err, failed)

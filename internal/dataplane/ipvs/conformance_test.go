@@ -20,6 +20,7 @@ var underTest = conformance.Dataplane{
 	Binds: binds,
 	Cannot: map[string]string{
 		"affinity-frontends":       "IPVS remembers a client by virtual server, so each frontend of a Service has its own memory",
+		"affinity-lists-shared":    "IPVS remembers a client by virtual server, so each frontend of a Service has its own memory",
 		"affinity-expires":         "IPVS remembers a client as long as one of its connections, two minutes after it was closed",
 		"affinity-timeout-changed": "IPVS remembers a client as long as one of its connections, two minutes after it was closed",
 	},

@@ -120,7 +120,7 @@ func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 		return nil, explain(err)
 	}
 	d := newDataplane(k, s)
-	if d.Dataplane, err = nftables.OpenOverlay(ctx, s, d.overlay()); err != nil {
+	if d.Dataplane, err = d.overlay().Open(ctx, s); err != nil {
 		return nil, errors.Join(err, k.close())
 	}
 	return d, nil

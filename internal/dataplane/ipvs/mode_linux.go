@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ipvs"
@@ -27,11 +26,9 @@ func Mode() mode.Mode {
 		Render:    Render,
 		Balancing: []proxy.Balancing{proxy.RoundRobin, proxy.LeastConnections, proxy.SourceHash, proxy.Maglev}, Weights: true,
 		Prepare: func(ctx context.Context, s mode.Settings, opens bool) error {
-			return nftables.PrepareOverlay(ctx, s, newDataplane(kernel{}, s).overlay(), opens)
+			return newDataplane(kernel{}, s).overlay().Prepare(ctx, s, opens)
 		},
-		Traces: func(ctx context.Context) (localnet.Traces, error) {
-			return nftables.TracesOverlay(ctx, nftables.Overlay{Table: tableName})
-		},
+		Traces: nftables.Overlay{Table: tableName}.Traces,
 	}
 }
 
@@ -39,7 +36,7 @@ func Mode() mode.Mode {
 // IPVS: it makes a virtual server at our alias, where nothing comes, and removes
 // it at once.
 func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
-	can, err := nftables.ProbeOverlay(ctx, s, newDataplane(kernel{}, s).overlay())
+	can, err := newDataplane(kernel{}, s).overlay().Probe(ctx, s)
 	if err != nil {
 		return nil, err
 	}

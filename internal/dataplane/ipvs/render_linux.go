@@ -12,7 +12,6 @@ import (
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/mode"
-	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ipvs"
 	"sluice/internal/kernel/link"
 	"sluice/internal/kernel/sysctl"
@@ -38,7 +37,7 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 		return err
 	}
 	r.Want = r.Want.Without(refused)
-	return nftables.RenderOverlay(ctx, r, d.overlay())
+	return d.overlay().Render(ctx, r)
 }
 
 // render writes down what is not rules.

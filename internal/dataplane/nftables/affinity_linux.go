@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 
@@ -14,37 +15,43 @@ import (
 // Endpoints of rows with session affinity have ids. A client is remembered, in
 // one map for all, under its address and the number of the list of endpoints
 // that it used. The id that is found there leads to the endpoint; that of an
-// endpoint that left leads nowhere, and the client is balanced anew.
+// endpoint that left leads nowhere. Then what the row's other list remembers is
+// tried, and only then is the client balanced anew.
 //
 // A row has a block of ids, whose first half is for its Cluster list and the
 // second for its Local list. The first id of a half is the list's number, so
-// that a mask makes it from any id: a packet has one word to carry either.
+// that a mask makes it from any id: a packet has one word to carry either. An
+// endpoint of both lists has the same place in both halves, so that one bit makes
+// its id in one list from that in the other.
 const (
 	scratchBit = 1 << 31                    // set in all that we put into a packet's priority
 	firstClass = scratchBit + 1<<30 + 1<<29 // what is no id: numbers of classes
 	slots      = firstClass + 1<<28         // and slots
 	localSlots = slots + 1<<27
 	halfBlock  = 1 << 14
-	blockSize  = 2 * halfBlock // there are 49,152 of them
-	// maxList bounds a list: half of the ids remain, so that one is not given
-	// again soon, and a list that is replaced has ids for its old and its new
-	// endpoints. The first id of a half is no endpoint's.
-	maxList = (halfBlock - 1) / 2
+	blockSize  = 2 * halfBlock
+	blockCount = (firstClass - scratchBit) / blockSize // 49,152
+	// maxEndpoints bounds a row: half of the ids remain, so that one is not given
+	// again soon, and a row whose endpoints are replaced has ids for the old and the
+	// new ones. The first id of a half is no endpoint's.
+	maxEndpoints = (halfBlock - 1) / 2
 	// listMask makes the number of its list from an id.
 	listMask = ^uint32(halfBlock - 1)
 )
 
 // block is the ids of a row.
 type block struct {
-	base  uint32
-	lists [2]idList // by scope
+	base   uint32
+	places map[netip.AddrPort]place
+	used   map[uint32]bool // by place
+	last   uint32          // the place given last
 }
 
-// idList is the ids of one list.
-type idList struct {
-	ids  map[netip.AddrPort]uint32
-	used map[uint32]bool
-	last uint32 // the id given last, counted from the list's number
+// place is where an endpoint's ids are, counted from the number of a list, and
+// which lists have it.
+type place struct {
+	at uint32
+	in [2]bool // by scope
 }
 
 // blocks are the blocks of a table.
@@ -63,13 +70,13 @@ func (bs *blocks) of(sp *proxy.ServicePort) (*block, error) {
 	if sp.Affinity == 0 {
 		return nil, nil
 	}
-	if n := max(len(sp.Cluster), len(sp.Local)); n > maxList {
-		return nil, fmt.Errorf("%d endpoints are too many for session affinity, which takes %d", n, maxList)
+	if n := endpoints(sp); n > maxEndpoints {
+		return nil, fmt.Errorf("%d endpoints are too many for session affinity, which takes %d", n, maxEndpoints)
 	}
 	if b := bs.byRow[sp.Key]; b != nil {
 		return b, nil
 	}
-	for range (firstClass - scratchBit) / blockSize {
+	for range blockCount {
 		base := bs.next // no row had it recently
 		if bs.next += blockSize; bs.next == firstClass {
 			bs.next = scratchBit
@@ -81,11 +88,22 @@ func (bs *blocks) of(sp *proxy.ServicePort) (*block, error) {
 	return nil, errors.New("too many Services with session affinity")
 }
 
-func (bs *blocks) add(key proxy.PortKey, base uint32) *block {
-	b := &block{base: base}
-	for scope := range b.lists {
-		b.lists[scope] = idList{ids: map[netip.AddrPort]uint32{}, used: map[uint32]bool{}}
+// endpoints returns how many endpoints a row has. Those of both lists are told
+// from others only where that may matter.
+func endpoints(sp *proxy.ServicePort) int {
+	n := len(sp.Cluster) + len(sp.Local)
+	if n <= maxEndpoints {
+		return n
 	}
+	all := make(map[netip.AddrPort]bool, n)
+	for _, e := range slices.Concat(sp.Cluster, sp.Local) {
+		all[e.Addr] = true
+	}
+	return len(all)
+}
+
+func (bs *blocks) add(key proxy.PortKey, base uint32) *block {
+	b := &block{base: base, places: map[netip.AddrPort]place{}, used: map[uint32]bool{}}
 	bs.byRow[key], bs.taken[base] = b, true
 	return b
 }
@@ -113,8 +131,8 @@ func (bs *blocks) trim(key proxy.PortKey, sp *proxy.ServicePort) {
 		for _, e := range sp.List(scope) {
 			here[e.Addr] = true
 		}
-		for a := range b.lists[scope].ids {
-			if !here[a] {
+		for a, p := range b.places {
+			if p.in[scope] && !here[a] {
 				b.drop(scope, a)
 			}
 		}
@@ -124,43 +142,56 @@ func (bs *blocks) trim(key proxy.PortKey, sp *proxy.ServicePort) {
 // number returns the number of a list.
 func (b *block) number(scope proxy.Scope) uint32 { return b.base + uint32(scope)*halfBlock }
 
-// id returns an endpoint's id in a list. It keeps it for as long as it is there.
+// id returns an endpoint's id in a list. It keeps it for as long as a list has it.
 func (b *block) id(scope proxy.Scope, a netip.AddrPort) uint32 {
-	l := &b.lists[scope]
-	if id, ok := l.ids[a]; ok {
-		return id
+	p, ok := b.places[a]
+	if !ok {
+		p.at = b.free()
+		b.used[p.at] = true
 	}
+	if !p.in[scope] {
+		p.in[scope] = true
+		b.places[a] = p
+	}
+	return b.number(scope) + p.at
+}
+
+// free returns a place that no endpoint has.
+func (b *block) free() uint32 {
 	for {
-		l.last = (l.last + 1) % halfBlock
-		id := b.number(scope) + l.last
-		if l.last != 0 && !l.used[id] {
-			l.ids[a], l.used[id] = id, true
-			return id
+		b.last = (b.last + 1) % halfBlock
+		if b.last != 0 && !b.used[b.last] {
+			return b.last
 		}
 	}
 }
 
-// drop takes an endpoint's id back.
+// drop says that a list does not have an endpoint any more. Its place is given
+// back when no list has it.
 func (b *block) drop(scope proxy.Scope, a netip.AddrPort) {
-	l := &b.lists[scope]
-	delete(l.used, l.ids[a])
-	delete(l.ids, a)
+	p := b.places[a]
+	if p.in[scope] = false; p.in != [2]bool{} {
+		b.places[a] = p
+		return
+	}
+	delete(b.used, p.at)
+	delete(b.places, a)
 }
 
-// skip goes to where the most ids are free. An id is given again only after all
+// skip goes to where the most places are free. One is given again only after all
 // others, but which ones a former process gave last is not known. A client of
-// an endpoint that left then may be sent to the one that gets its id, instead of
+// an endpoint that left then may be sent to the one that gets its place, instead of
 // to any.
-func (b *block) skip(scope proxy.Scope) {
-	ids := slices.Sorted(maps.Keys(b.lists[scope].used))
+func (b *block) skip() {
+	used := slices.Sorted(maps.Keys(b.used))
 	longest := uint32(0)
-	for i, id := range ids {
-		gap := halfBlock + ids[0] - id // to the first one, around the end
-		if i+1 < len(ids) {
-			gap = ids[i+1] - id
+	for i, at := range used {
+		gap := halfBlock + used[0] - at // to the first one, around the end
+		if i+1 < len(used) {
+			gap = used[i+1] - at
 		}
 		if gap > longest {
-			longest, b.lists[scope].last = gap, id-b.number(scope)
+			longest, b.last = gap, at
 		}
 	}
 }
@@ -236,8 +267,10 @@ func (r *recovery) id(sp *proxy.ServicePort, idWord, data string) {
 	if b == nil || id < b.base || id-b.base >= blockSize || id%halfBlock == 0 {
 		return
 	}
-	if l := &b.lists[(id-b.base)/halfBlock]; !l.used[id] && l.ids[addr] == 0 {
-		l.ids[addr], l.used[id] = id, true
+	scope, at := (id-b.base)/halfBlock, id%halfBlock
+	if p, known := b.places[addr]; known && p.at == at || !known && !b.used[at] {
+		p.at, p.in[scope] = at, true
+		b.places[addr], b.used[at] = p, true
 	}
 }
 
@@ -251,14 +284,15 @@ func dataEndpoint(data string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr, uint16(data[n])<<8|uint16(data[n+1])), ok
 }
 
-// end says that there are no more elements.
+// end says that there are no more elements. Which blocks a former process gave to
+// rows that are gone is not known, and their clients may still be remembered: where
+// to look for a free one is up to chance.
 func (r *recovery) end() {
 	if r == nil {
 		return
 	}
+	r.t.blocks.next = scratchBit + rand.Uint32N(blockCount)*blockSize
 	for _, b := range r.t.blocks.byRow {
-		for _, scope := range scopes {
-			b.skip(scope)
-		}
+		b.skip()
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -48,8 +49,8 @@ func wantIDs(t *testing.T, d *Dataplane, sp *proxy.ServicePort) {
 	if b == nil || len(blocks.byRow) != 1 {
 		t.Fatalf("there are %d blocks; want that of %v", len(blocks.byRow), sp.Key)
 	}
-	if l := b.lists[proxy.ScopeCluster]; len(l.ids) != len(sp.Cluster) || len(l.used) != len(sp.Cluster) {
-		t.Errorf("%d ids are given and %d used; want %d", len(l.ids), len(l.used), len(sp.Cluster))
+	if want := endpoints(sp); len(b.places) != want || len(b.used) != want {
+		t.Errorf("%d places are given and %d used; want %d", len(b.places), len(b.used), want)
 	}
 }
 
@@ -57,7 +58,7 @@ func wantIDs(t *testing.T, d *Dataplane, sp *proxy.ServicePort) {
 // and of a short one: by a step, and while nobody was there to see it.
 func TestReplaceAllEndpoints(t *testing.T) {
 	ctx := context.Background()
-	for _, n := range []int{1, maxList} {
+	for _, n := range []int{1, maxEndpoints} {
 		fake := nfttest.NewFake()
 		d := New(fake, Settings{MasqueradeBit: 14})
 		a, b, c := stickyRow(0, n), stickyRow(n, n), stickyRow(2*n, n)
@@ -105,6 +106,83 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 			}
 			wantIDs(t, d, old)
 		})
+	}
+}
+
+// TestListsShareIDs keeps an endpoint's id for as long as one of the lists has it, over
+// a restart too, and gives it back when none has.
+func TestListsShareIDs(t *testing.T) {
+	ctx := context.Background()
+	fake := nfttest.NewFake()
+	d := New(fake, Settings{MasqueradeBit: 14})
+	row := func(cluster, local []proxy.Endpoint) *proxy.ServicePort {
+		sp := stickyRow(0, 0)
+		sp.Cluster, sp.Local, sp.External = cluster, local, proxy.ScopeLocal
+		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: addrPort(0, 0, 30080)})
+		return sp
+	}
+	all := stickyRow(0, 6).Cluster
+	places := func() map[netip.AddrPort]uint32 {
+		out := map[netip.AddrPort]uint32{}
+		for a, p := range d.tables[0].blocks.byRow[row(nil, nil).Key].places {
+			out[a] = p.at
+		}
+		return out
+	}
+	last := row(all, nil)
+	if err := proxytest.Sync(ctx, d, stickyState(last)); err != nil {
+		t.Fatal(err)
+	}
+	first := places()
+	for i, next := range []*proxy.ServicePort{
+		row(all, all[3:5]), row(all[:4], all[3:5]), row(all[:2], all[2:5]), row(all[1:5], all[2:]),
+	} {
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: last, New: next}}}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			got := places()
+			if len(got) != len(d.tables[0].blocks.byRow[next.Key].used) {
+				t.Errorf("step %d: %d of %d places are used", i, len(got), len(d.tables[0].blocks.byRow[next.Key].used))
+			}
+			have := map[netip.AddrPort]bool{}
+			for _, e := range slices.Concat(next.Cluster, next.Local) {
+				if have[e.Addr] = true; got[e.Addr] != first[e.Addr] && e.Addr != all[5].Addr { // which was away
+					t.Errorf("step %d: %v had place %d and has %d", i, e.Addr, first[e.Addr], got[e.Addr])
+				}
+			}
+			if len(got) != len(have) {
+				t.Errorf("step %d: %d endpoints have %d places", i, len(have), len(got))
+			}
+			d = New(fake, Settings{MasqueradeBit: 14}) // a restart
+			if err := proxytest.Sync(ctx, d, stickyState(next)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		last = next
+	}
+}
+
+// TestBlockOfAnotherRow has a row take the place of another after restarts: it gets
+// other ids, as clients of the other one may still be remembered.
+func TestBlockOfAnotherRow(t *testing.T) {
+	ctx := context.Background()
+	fake := nfttest.NewFake()
+	bases := map[uint32]bool{}
+	for i := range 4 { // one of 49,152 may come twice
+		sp := stickyRow(0, 3)
+		sp.Key = serviceKey(i, proxy.IPv4)
+		d := New(fake, Settings{MasqueradeBit: 14})
+		if err := proxytest.Sync(ctx, d, stickyState(sp)); err != nil {
+			t.Fatal(err)
+		}
+		bases[d.tables[0].blocks.byRow[sp.Key].base] = true
+		if err := proxytest.Apply(ctx, d, &proxy.Delta{Removes: []*proxy.ServicePort{sp}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(bases) < 3 {
+		t.Errorf("four rows, one after the other, had %d blocks of ids", len(bases))
 	}
 }
 

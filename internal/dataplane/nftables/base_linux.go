@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -12,7 +11,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-// chain is a chain with its rules.
 type chain struct {
 	nft.Chain
 	t        *table
@@ -35,17 +33,23 @@ func (c *chain) listed() []nft.ListedRule {
 // Names of the constant chains.
 const (
 	services         = "services"
+	dispatch         = "dispatch"
 	external         = "external"
 	externalLocal    = "external-local"
 	nodePorts        = "nodeports"
 	nodePortServices = "nodeport-services"
+	nodePortDispatch = "nodeport-dispatch"
 	nodePortExternal = "nodeport-external"
 	nodePortLocal    = "nodeport-external-local"
 	markClusterIP    = "mark-cluster-ip"
 	markNode         = "mark-node"
+	newInput         = "new-input"
+	newForward       = "new-forward"
+	newOutput        = "new-output"
 	noEndpoints      = "no-endpoints"
 	nodePortFilter   = "nodeport-filter"
 	nodePortEmpty    = "nodeport-no-endpoints"
+	unserved         = "unserved"
 	otherAddresses   = "other-service-addresses"
 	otherPorts       = "other-ports"
 	sourceRanges     = "source-ranges"
@@ -63,31 +67,37 @@ const (
 // reached by jumps, and the base chains, which make the others live.
 func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) []*chain {
 	all := []*chain{
-		t.servicesChain(n),
+		t.chain(services, t.dispatch(&t.addresses, dispatch), t.rule().goTo(nodePorts).comment("by NodePort")),
+		t.dispatchChain(dispatch, external, t.rule().priority().has(toClusterIP).jump(markClusterIP).
+			comment("ClusterIPs hide clients that are not our pods")),
 		t.externalChain(external, externalLocal, &t.addresses),
 		t.externalLocalChain(externalLocal, &t.addresses, n),
 		t.nodePortChain(nodePorts, nodePortServices, n),
-		t.chain(nodePortServices, t.dispatch(&t.nodePorts, nodePortExternal)...),
+		t.chain(nodePortServices, t.dispatch(&t.nodePorts, nodePortDispatch)),
+		t.dispatchChain(nodePortDispatch, nodePortExternal),
 		t.externalChain(nodePortExternal, nodePortLocal, &t.nodePorts),
 		t.externalLocalChain(nodePortLocal, &t.nodePorts, n),
-		t.markChain(markClusterIP, t.clusterIPPolicy(n), n, "masquerade"),
+		t.markChain(markClusterIP, proxy.CommonPolicy(t.family, proxy.ClusterIP, proxy.ScopeCluster, n), n, "masquerade"),
 		// Clients from elsewhere, whom a split frontend shows, do not come here.
 		t.markChain(markNode, proxy.CommonPolicy(t.family, proxy.LoadBalancer, proxy.ScopeLocal, n), n, "masquerade the node"),
 		t.noEndpointsChain(noEndpoints, &t.addresses),
 		t.nodePortChain(nodePortFilter, nodePortEmpty, n),
 		t.noEndpointsChain(nodePortEmpty, &t.nodePorts),
+		t.chain(unserved,
+			t.rule().priority().is(hostWord(dropped)).goTo(refusedNoLocal).comment("no endpoint for this node"),
+			t.rule().goTo(refusedNoEndpoints).comment("no endpoint anywhere: refuse")),
 		t.otherAddressesChain(cidrs),
-		t.sourceRangesChain(),
+		t.chain(sourceRanges, t.rule().frontend(&t.addresses).in(t.restricted).
+			frontend(&t.addresses).load(true).notIn(t.allowed).goTo(refusedSource).comment("not an allowed client")),
 		t.chain(refuse, t.rule().reject().comment("refused at once")),
 	}
-	all = append(all, t.refusalChains()...)
+	all = append(append(all, t.newFlowChains()...), t.refusalChains()...)
 	if t.over.Takes != nil {
 		all = append(all, t.otherPortsChain())
 	}
 	return append(append(all, t.choices()...), t.guardedHooks(guard)...)
 }
 
-// guardedHooks returns the base chains, with the guard.
 func (t *table) guardedHooks(guard localnet.Guard) []*chain {
 	base := t.hooks()
 	base[0].rules = append(t.guard(guard), base[0].rules...) // firewall-prerouting
@@ -98,7 +108,6 @@ func (t *table) chain(name string, rules ...*nft.Rule) *chain {
 	return &chain{Chain: nft.Chain{Name: name}, t: t, rules: rules, rank: rankConstant}
 }
 
-// base returns a base chain.
 func (t *table) base(name, kind string, hook uint32, priority int32, rules ...*nft.Rule) *chain {
 	c := t.chain(name, rules...)
 	c.Hook = &nft.Hook{Type: kind, Number: hook, Priority: priority}
@@ -107,25 +116,12 @@ func (t *table) base(name, kind string, hook uint32, priority int32, rules ...*n
 
 // hooks returns the base chains.
 func (t *table) hooks() []*chain {
-	dispatch := func() *nft.Rule {
+	toServices := func() *nft.Rule {
 		return t.rule().jump(services).comment("send connections to Services to an endpoint")
 	}
 	firewall := func() *nft.Rule { return t.rule().newFlow().jump(sourceRanges).comment("loadBalancerSourceRanges") }
-	empty := t.unled(func(r *rule) *nft.Rule { return r.jump(noEndpoints).comment("Services without an endpoint") })
-	// Forwarding sets an IPv4 packet's priority anew, but not an IPv6 one's.
-	priority := func() *nft.Rule {
-		return t.rule().newFlow().translated().priorityHas(scratchBit).clearPriority().comment("what lookups put there")
-	}
-	others := func(r *rule) *nft.Rule { return r.jump(otherAddresses).comment("addresses of no Service port") }
-	nodePorts := func(r *rule) *nft.Rule { return r.jump(nodePortFilter).comment("NodePorts without an endpoint") }
-	input := slices.Concat(empty, t.unled(nodePorts))
-	forward := slices.Concat([]*nft.Rule{priority()}, empty, t.unled(others))
-	output := slices.Concat([]*nft.Rule{priority()}, empty, t.unled(func(r *rule) *nft.Rule { return others(r.lacks(mode.SocketMark)) }))
-	switch {
-	case t.over.OnLink: // what is taken comes through here
-		input = append(input, t.rule().translated().accept().comment("translated"),
-			t.rule().newFlow().jump(otherPorts).comment("addresses of no Service port"))
-	case t.over.Sockets != nil:
+	input, forward, output := t.unled(newInput), t.unled(newForward), t.unled(newOutput)
+	if t.over.Sockets != nil {
 		input, output = append([]*nft.Rule{t.toSockets()}, input...), append([]*nft.Rule{t.remember(), t.toSockets()}, output...)
 	}
 	all := []*chain{
@@ -144,8 +140,29 @@ func (t *table) hooks() []*chain {
 	}
 	return append(all,
 		t.base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, t.masquerading()...),
-		t.base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, dispatch()),
-		t.base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, dispatch()))
+		t.base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, toServices()),
+		t.base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, toServices()))
+}
+
+// newFlowChains returns what is asked of packets that begin a flow. All others
+// pass one rule in each base chain.
+func (t *table) newFlowChains() []*chain {
+	empty := func() *nft.Rule { return t.rule().jump(noEndpoints).comment("Services without an endpoint") }
+	others := func(r *rule) *nft.Rule { return r.jump(otherAddresses).comment("addresses of no Service port") }
+	// Forwarding sets an IPv4 packet's priority anew, but not an IPv6 one's.
+	priority := func() *nft.Rule {
+		return t.rule().translated().priorityHas(scratchBit).clearPriority().comment("what lookups put there")
+	}
+	input := t.chain(newInput, empty(), t.rule().jump(nodePortFilter).comment("NodePorts without an endpoint"))
+	if t.over.OnLink { // what is taken comes through here
+		input.rules = append(input.rules, t.rule().translated().accept().comment("translated"),
+			t.rule().jump(otherPorts).comment("addresses of no Service port"))
+	}
+	return []*chain{
+		input,
+		t.chain(newForward, priority(), empty(), others(t.rule())),
+		t.chain(newOutput, priority(), empty(), others(t.rule().lacks(mode.SocketMark))),
+	}
 }
 
 // masquerading returns the rules that hide clients. An overlay may translate
@@ -165,28 +182,26 @@ func (t *table) masquerading() []*nft.Rule {
 	return all
 }
 
-func (t *table) servicesChain(n *proxy.Node) *chain {
-	c := t.chain(services)
-	if p := t.clusterIPPolicy(n); slices.ContainsFunc(p[:], func(r proxy.Route) bool { return r.Masquerade }) {
-		c.rules = append(c.rules, t.rule().load(false).in(t.clusterIPs).jump(markClusterIP).comment("ClusterIPs hide clients that are not our pods"))
-	}
-	c.rules = append(c.rules, t.dispatch(&t.addresses, external)...)
-	c.rules = append(c.rules, t.rule().goTo(nodePorts).comment("by NodePort"))
-	return c
+// toClusterIP is set in the number of a class if the frontend is a ClusterIP.
+const toClusterIP = (slots - firstClass) / 2
+
+// Of a frontend, maps have the number of a class or one of these.
+const (
+	split    = scratchBit + 1 + iota // its clients do not all take the same list
+	rejected                         // it has no endpoint
+	dropped                          // it has none for clients from elsewhere
+)
+
+// dispatch sends packets to Services on, whatever becomes of them.
+func (t *table) dispatch(m *frontendMaps, to string) *nft.Rule {
+	return t.rule().frontend(m).priorityBy(m.dispatch).goTo(to).comment("Services")
 }
 
-// clusterIPPolicy is what the table of policy says of masquerading for every
-// ClusterIP alike.
-func (t *table) clusterIPPolicy(n *proxy.Node) proxy.Policy {
-	return proxy.CommonPolicy(t.family, proxy.ClusterIP, proxy.ScopeCluster, n)
-}
-
-// dispatch returns the rules that send a packet to its frontend's endpoints.
-func (t *table) dispatch(m *frontendMaps, external string) []*nft.Rule {
-	return []*nft.Rule{
-		t.rule().frontend(m).in(m.external).goTo(external).comment("externalTrafficPolicy Local"),
-		t.choose(m, m.dispatch).comment("choose an endpoint"),
-	}
+// dispatchChain sends packets to the chain of the class in their priority.
+func (t *table) dispatchChain(name, external string, before ...*nft.Rule) *chain {
+	return t.chain(name, append(before,
+		t.rule().priority().is(hostWord(split)).goTo(external).comment("externalTrafficPolicy Local"),
+		t.rule().priority().bits(^uint32(toClusterIP), 0).vmap(t.classSet).comment("choose an endpoint"))...)
 }
 
 // choose sends a packet to the chain of the class that a map has for its
@@ -201,26 +216,22 @@ func (t *table) externalChain(name, local string, m *frontendMaps) *chain {
 	return t.chain(name,
 		t.rule().jump(local).comment("clients from elsewhere"),
 		t.rule().jump(markNode).comment("the node"),
-		t.choose(m, m.dispatch).comment("choose an endpoint"))
+		t.choose(m, m.external).comment("choose an endpoint"))
 }
 
 // externalLocalChain keeps clients from elsewhere on the Local list: without
-// one, the packet stays as it is and the filter drops it. Their address is shown to
-// the endpoint, even if another Service has this one for its ClusterIP.
+// one, the packet stays as it is and the filter drops it.
 func (t *table) externalLocalChain(name string, m *frontendMaps, n *proxy.Node) *chain {
 	c := t.chain(name, t.ourPods(n, (*rule).returns)...)
 	c.rules = append(c.rules,
 		t.rule().local(true).returns().comment("the node takes any endpoint"),
-		t.rule().setMark(false).comment("whosever ClusterIP it is, too"),
 		t.choose(m, m.locals).comment("others take local endpoints"),
 		t.rule().accept().comment("there is none"))
 	return c
 }
 
 func (t *table) noEndpointsChain(name string, m *frontendMaps) *chain {
-	return t.chain(name,
-		t.rule().frontend(m).in(m.rejects).goTo(refusedNoEndpoints).comment("no endpoint anywhere: refuse"),
-		t.rule().frontend(m).in(m.drops).goTo(refusedNoLocal).comment("no endpoint for this node"))
+	return t.chain(name, t.rule().frontend(m).priorityBy(m.empty).goTo(unserved).comment("Services without an endpoint"))
 }
 
 // nodePortChain sends packets to the node addresses that take NodePorts to
@@ -242,6 +253,9 @@ func (t *table) nodePortChain(name, to string, n *proxy.Node) *chain {
 // the node is one of them if anyone is.
 func (t *table) markChain(name string, p proxy.Policy, n *proxy.Node, text string) *chain {
 	c := t.chain(name)
+	if !p[proxy.ThisNode].Masquerade {
+		return c
+	}
 	if !p[proxy.OurPod].Masquerade {
 		c.rules = t.ourPods(n, (*rule).returns)
 	}
@@ -274,11 +288,4 @@ func (t *table) otherAddressesChain(cidrs []netip.Prefix) *chain {
 		c.rules = append(c.rules, t.rule().within(false, p).drop().comment("no Service has this address"))
 	}
 	return c
-}
-
-func (t *table) sourceRangesChain() *chain {
-	return t.chain(sourceRanges, t.rule().
-		frontend(&t.addresses).in(t.restricted).
-		frontend(&t.addresses).load(true).notIn(t.allowed).
-		goTo(refusedSource).comment("not an allowed client"))
 }

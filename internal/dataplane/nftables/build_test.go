@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -306,14 +307,26 @@ func (x *dumper) key(s *nft.Set, key string) string {
 
 func (x *dumper) data(s *nft.Set, data string) string {
 	switch s {
-	case x.table.addresses.dispatch, x.table.nodePorts.dispatch, x.table.addresses.locals, x.table.nodePorts.locals:
-		x.used[x.chains[data]] = true
-		return x.chains[data]
+	case x.table.addresses.dispatch, x.table.nodePorts.dispatch, x.table.addresses.locals, x.table.nodePorts.locals,
+		x.table.addresses.external, x.table.nodePorts.external:
+		class, more := classIn(data)
+		to := x.chains[class]
+		x.used[to] = true
+		return cmp.Or(to, fmt.Sprintf("%x", data)) + more
 	case x.table.addresses.lists, x.table.nodePorts.lists, x.table.addresses.ids, x.table.nodePorts.ids:
 		return x.names[data]
 	default:
 		return fmt.Sprintf("%x", data)
 	}
+}
+
+// classIn returns the class's number that a map has, and what else it says.
+func classIn(data string) (class, more string) {
+	n, _ := word(data)
+	if n >= firstClass && n&toClusterIP != 0 {
+		return string(hostWord(n &^ toClusterIP)), " of a ClusterIP"
+	}
+	return data, ""
 }
 
 // isID reports whether a word is the id of an endpoint.

@@ -15,7 +15,6 @@ import (
 // a rule that refers to a map, the kernel looks at all the map's elements, and to
 // add an element, at all such rules.
 
-// firstSlot returns the number of a list's first slot.
 func firstSlot(scope proxy.Scope) uint32 {
 	if scope == proxy.ScopeLocal {
 		return localSlots
@@ -33,6 +32,10 @@ const (
 	toRemember = "remember-" // note the endpoint's id; how long follows
 	toTaken    = "taken-"    // to the overlay
 )
+
+// otherList is the chain that takes the id that the row's other list remembers the
+// client for, as that of the same endpoint in this one.
+const otherList = "other-list"
 
 // classChains returns the chains of a class: its own, and the one that remembers.
 func (t *table) classChains(c class) []*chain {
@@ -57,6 +60,9 @@ func (t *table) classChains(c class) []*chain {
 		t.rule().jump(toKnown+c.list()).comment("the client may have an endpoint"),
 		t.rule().jump(remember.Name).comment("for longer"),
 		t.rule().jump(toLive+c.list()).comment("go there"),
+		t.rule().jump(otherList).comment("it may have one of another policy"),
+		t.rule().jump(remember.Name).comment("of this one, too"),
+		t.rule().jump(toLive+c.list()).comment("go there"),
 		pick.jump(toID+c.list()).comment("choose an endpoint"),
 		t.rule().jump(remember.Name).comment("for the next time"),
 		t.rule().goTo(toChosen+c.list()).comment("go there"))
@@ -78,6 +84,9 @@ func (t *table) choices() (out []*chain) {
 	if t.over.Sockets != nil {
 		return nil
 	}
+	const all = ^uint32(0)
+	out = append(out, t.chain(otherList, t.rule().load(true).priority().bits(all, halfBlock).priorityBy(t.affinity).
+		setPriority(all, halfBlock).comment("the same endpoint in this list")))
 	for _, nodePort := range []bool{false, true} {
 		m := t.frontends(nodePort)
 		// The only chain that refers to the endpoints, with a slot or an id in the packet's priority.

@@ -34,7 +34,6 @@ func (c class) list() string {
 	return name
 }
 
-// chain returns the name of the class's chain.
 func (c class) chain() string {
 	name := fmt.Sprintf("%s-%d", c.list(), c.count)
 	if c.taken {
@@ -77,7 +76,7 @@ func newClasses() *classes {
 // recover takes over the numbers in the kernel.
 func (cs *classes) recover(e nft.Element) {
 	n, ok := word(e.Key)
-	if !ok || n < firstClass || n >= slots {
+	if !ok || n < firstClass || n >= firstClass+toClusterIP {
 		return
 	}
 	if _, known := cs.found[e.Verdict.Chain]; !known {
@@ -106,7 +105,7 @@ func (cs *classes) number(c class) uint32 {
 // after returns the number to be given after another one. They are all given
 // before one is given again.
 func after(n uint32) uint32 {
-	if n++; firstClass <= n && n < slots {
+	if n++; firstClass <= n && n < firstClass+toClusterIP {
 		return n
 	}
 	return firstClass

@@ -21,12 +21,7 @@ type Keep struct {
 // Cleanup removes our tables and those of kube-proxy's nftables mode, but for
 // what is kept, and returns what it removed. If a service proxy opened loopback,
 // it is closed again before its guard goes; if it cannot be, the guard stays.
-func Cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
-	return CleanupOverlay(ctx, alone, keep)
-}
-
-// CleanupOverlay is Cleanup for a mode that stands on the rules.
-func CleanupOverlay(ctx context.Context, o Overlay, keep Keep) (removed []string, err error) {
+func (o Overlay) Cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, explain(err)

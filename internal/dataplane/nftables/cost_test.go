@@ -74,6 +74,32 @@ func TestCostOfRemovingAnEndpoint(t *testing.T) {
 	}
 }
 
+// TestCostOfAffinity replaces an endpoint on this node of a Service with session
+// affinity, which has both lists, and wants the same operations whatever is there:
+// two in each list of each frontend for its id, and two for the endpoint.
+func TestCostOfAffinity(t *testing.T) {
+	row := func(shift int) *proxy.ServicePort {
+		sp := stickyRow(shift, 1)
+		sp.Cluster = append(sp.Cluster, stickyRow(1<<20, 9).Cluster...)
+		sp.Local, sp.External = sp.Cluster[:2], proxy.ScopeLocal
+		sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: addrPort(0, 0, 30080)})
+		return sp
+	}
+	for _, n := range []int{100, 30_000} {
+		d, fake := synced(t, n)
+		for _, u := range []proxy.Upsert{{Old: plainRow(0, 10, 0), New: row(0)}, {Old: row(0), New: row(50)}} {
+			fake.Reset()
+			if err := proxytest.Apply(context.Background(), d, &proxy.Delta{Upserts: []proxy.Upsert{u}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if c := fake.Reset(); c.Elements() != 3*4 || c.Others() != 0 || c.Lists != 0 || c.Commits != 1 {
+			t.Errorf("%d Services: %d element operations, %d others, %d lists, %d commits; want 12, 0, 0, 1",
+				n, c.Elements(), c.Others(), c.Lists, c.Commits)
+		}
+	}
+}
+
 // TestCostOfRightKernel wants a Sync onto what is right to write nothing.
 func TestCostOfRightKernel(t *testing.T) {
 	d, fake := synced(t, 1000)

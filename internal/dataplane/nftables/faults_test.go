@@ -361,7 +361,11 @@ func TestIDsAreStable(t *testing.T) {
 		t.Fatal(err)
 	}
 	ids := func() map[netip.AddrPort]uint32 {
-		return d.tables[0].blocks.byRow[last.Key].lists[proxy.ScopeCluster].ids
+		out := map[netip.AddrPort]uint32{}
+		for a, p := range d.tables[0].blocks.byRow[last.Key].places {
+			out[a] = p.at
+		}
+		return out
 	}
 	given := map[uint32]netip.AddrPort{}
 	for round := range 500 {

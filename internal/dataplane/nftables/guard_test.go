@@ -68,7 +68,7 @@ func (h *guardedHost) check(after string) {
 
 func (h *guardedHost) guarded(g localnet.Guard) bool {
 	h.t.Helper()
-	t := newTable(proxy.IPv4, 14, alone)
+	t := newTable(proxy.IPv4, 14, Alone)
 	l, err := h.List(h.t.Context(), t.Table)
 	if err != nil {
 		h.t.Fatal(err)
@@ -117,14 +117,14 @@ func (h *guardedHost) killed() error {
 
 func (h *guardedHost) cleanup() error {
 	defer h.restart()
-	_, err := cleanup(h.t.Context(), h, h, alone, Keep{})
+	_, err := cleanup(h.t.Context(), h, h, Alone, Keep{})
 	return err
 }
 
 // spoil makes the table one that cannot be mended, and batches small, so that it
 // cannot be replaced at once.
 func (h *guardedHost) spoil() error {
-	t := newTable(proxy.IPv4, 14, alone)
+	t := newTable(proxy.IPv4, 14, Alone)
 	var b nft.Batch
 	b.DeleteTable(t.Table)
 	t.addGuard(&b, localnet.Guard{InForce: true, Noted: true})
@@ -210,17 +210,17 @@ func TestCleanupKeepsTheGuardAlone(t *testing.T) {
 	}
 	h.Refuse(localnet.Name, errors.New("read-only file system"))
 	for i, want := range [][]string{{"table ip sluice", "table ip6 sluice"}, nil} {
-		removed, err := cleanup(t.Context(), h, h, alone, Keep{})
+		removed, err := cleanup(t.Context(), h, h, Alone, Keep{})
 		if err == nil || !slices.Equal(removed, want) {
 			t.Errorf("cleanup %d: removed %q, error %v", i, removed, err)
 		}
-		l, err := h.List(t.Context(), newTable(proxy.IPv4, 0, alone).Table)
+		l, err := h.List(t.Context(), newTable(proxy.IPv4, 0, Alone).Table)
 		if err != nil || l == nil || !onlyGuard(l) {
 			t.Errorf("cleanup %d left %+v, error %v", i, l, err)
 		}
 	}
 	h.others.Guarded = true
-	if removed, err := cleanup(t.Context(), h, h, alone, Keep{Loopback: true}); err != nil || len(removed) != 1 || !localnet.IsOn(h) {
+	if removed, err := cleanup(t.Context(), h, h, Alone, Keep{Loopback: true}); err != nil || len(removed) != 1 || !localnet.IsOn(h) {
 		t.Errorf("for a caller with a guard of his own: removed %q, error %v", removed, err)
 	}
 }

@@ -53,7 +53,8 @@ func (d *Dataplane) read(ctx context.Context, some []id, have func(id, value)) e
 	return nil
 }
 
-// remembered says which endpoint a client stays with.
+// remembered says which endpoint a client stays with: the one that it had of the
+// list, or else of the row's other list.
 func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *proxy.Inspected) error {
 	for _, t := range d.tables {
 		if t.family != what.Row.Family {
@@ -64,14 +65,17 @@ func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *
 			out.RememberedNot = "what chooses endpoints in this mode remembers clients itself"
 			return nil
 		}
-		key := string(what.Client.AsSlice()) + string(hostWord(b.number(what.List)))
-		e, found, err := d.clients.conn.Element(ctx, t.affinity, nft.Element{Key: key})
-		if err != nil || !found {
-			return err
-		}
-		for a, id := range b.lists[what.List].ids {
-			if string(hostWord(id)) == e.Data {
-				out.Remembered = a
+		for _, scope := range []proxy.Scope{what.List, 1 - what.List} {
+			key := string(what.Client.AsSlice()) + string(hostWord(b.number(scope)))
+			e, _, err := d.clients.conn.Element(ctx, t.affinity, nft.Element{Key: key})
+			if err != nil {
+				return err
+			}
+			for a, p := range b.places {
+				if p.in[what.List] && string(hostWord(b.number(scope)+p.at)) == e.Data {
+					out.Remembered = a
+					return nil
+				}
 			}
 		}
 	}

@@ -140,35 +140,46 @@ func TestInspectDiffers(t *testing.T) {
 	}
 }
 
-// TestInspectRemembered tells which endpoint a client stays with.
+// TestInspectRemembered tells which endpoint a client stays with, also if it came by the
+// other list.
 func TestInspectRemembered(t *testing.T) {
 	d, other := openWhole(t)
 	s := plainState(1)
 	sp := plainRow(0, 3, 0)
-	sp.Affinity = time.Hour
+	sp.Affinity, sp.Local, sp.External = time.Hour, sp.Cluster[1:2], proxy.ScopeLocal
+	sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: addrPort(0, 0, 30080)})
 	s.Rows[sp.Key] = sp
 	syncAll(t, d, s)
 	client := netip.MustParseAddr("203.0.113.9")
-	ask := func() proxy.Inspected {
+	want := func(cluster, local netip.AddrPort) {
 		t.Helper()
-		got, err := d.Inspect(t.Context(), proxy.Inspection{Row: sp.Key, Client: client})
-		if err != nil || got.RememberedNot != "" {
-			t.Fatalf("%+v, error %v", got, err)
+		for scope, want := range map[proxy.Scope]netip.AddrPort{proxy.ScopeCluster: cluster, proxy.ScopeLocal: local} {
+			got, err := d.Inspect(t.Context(), proxy.Inspection{Row: sp.Key, Client: client, List: scope})
+			if err != nil || got.RememberedNot != "" {
+				t.Fatalf("%+v, error %v", got, err)
+			}
+			if got.Remembered != want {
+				t.Errorf("%v list: remembered with %v, want %v", scope, got.Remembered, want)
+			}
 		}
-		return got
 	}
-	if got := ask(); got.Remembered.IsValid() {
-		t.Errorf("remembered with %v before it came", got.Remembered)
-	}
+	none := netip.AddrPort{}
+	want(none, none)
 	block := d.tables[0].blocks.byRow[sp.Key]
-	var b nft.Batch
-	b.AddElement(d.tables[0].affinity, nft.Element{
-		Key: string(client.AsSlice()) + string(hostWord(block.number(proxy.ScopeCluster))), Data: string(hostWord(block.id(proxy.ScopeCluster, sp.Cluster[1].Addr))),
-	})
-	if err := other.Commit(t.Context(), &b); err != nil {
-		t.Fatal(err)
+	come := func(scope proxy.Scope, i int) {
+		t.Helper()
+		var b nft.Batch
+		key := string(client.AsSlice()) + string(hostWord(block.number(scope)))
+		b.AddElement(d.tables[0].affinity, nft.Element{Key: key, Data: string(hostWord(block.id(scope, sp.Cluster[i].Addr)))})
+		if err := other.Commit(t.Context(), &b); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if got := ask(); got.Remembered != sp.Cluster[1].Addr {
-		t.Errorf("remembered with %v, want %v", got.Remembered, sp.Cluster[1].Addr)
-	}
+	come(proxy.ScopeLocal, 1)
+	want(sp.Cluster[1].Addr, sp.Cluster[1].Addr)
+	come(proxy.ScopeCluster, 0)
+	want(sp.Cluster[0].Addr, sp.Cluster[1].Addr)
+	client = client.Next()
+	come(proxy.ScopeCluster, 0)
+	want(sp.Cluster[0].Addr, none)
 }

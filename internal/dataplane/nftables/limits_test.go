@@ -60,10 +60,12 @@ func TestLargeMap(t *testing.T) {
 func TestTooManyForAffinity(t *testing.T) {
 	namespace(t)
 	d, c := openKernel(t)
-	large := plainRow(7, maxList+1, 0)
-	large.Affinity = time.Hour
+	large := plainRow(7, maxEndpoints, 0)
+	large.Affinity, large.Local = time.Hour, plainRow(9<<12, 1, 0).Cluster // which is in the other list alone
+	both := plainRow(2, maxEndpoints, 0)
+	both.Affinity, both.Local = time.Hour, both.Cluster
 	s := plainState(3)
-	s.Rows[large.Key] = large
+	s.Rows[large.Key], s.Rows[both.Key] = large, both
 	err := proxytest.Sync(t.Context(), d, s)
 	refused, ok := errors.AsType[*proxytest.RefusedError](err)
 	if !ok {

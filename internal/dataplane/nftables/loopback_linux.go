@@ -15,7 +15,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-// guardComment begins the comment of the guard.
 const guardComment = "loopback is not for others"
 
 // guardChain is the guard's own where there is nothing else of ours: for a time
@@ -76,10 +75,7 @@ func traces(l *nft.Listing) (found localnet.Traces) {
 }
 
 // Traces returns what our table tells about who opened loopback.
-func Traces(ctx context.Context) (localnet.Traces, error) { return TracesOverlay(ctx, alone) }
-
-// TracesOverlay is Traces for a mode that stands on the rules.
-func TracesOverlay(ctx context.Context, o Overlay) (localnet.Traces, error) {
+func (o Overlay) Traces(ctx context.Context) (localnet.Traces, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return localnet.Traces{}, explain(err)
@@ -111,13 +107,8 @@ func (d *Dataplane) KeepsLoopback() bool { return d.localnet.Settled() }
 // Prepare opens loopback addresses to NodePorts, or closes those that a service
 // proxy opened, for a daemon that may not write the host's settings. The guard
 // comes before they are open, and stays for the daemon.
-func Prepare(ctx context.Context, s Settings, opens bool) error {
-	return PrepareOverlay(ctx, s, alone, opens)
-}
-
-// PrepareOverlay is Prepare for a mode that stands on the rules.
-func PrepareOverlay(ctx context.Context, s Settings, o Overlay, opens bool) error {
-	d, err := OpenOverlay(ctx, s, o)
+func (o Overlay) Prepare(ctx context.Context, s Settings, opens bool) error {
+	d, err := o.Open(ctx, s)
 	if err != nil {
 		return err
 	}

@@ -4,26 +4,18 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
 
-// counts is what went wrong, by family.
-type counts struct {
-	syncFailures, cleanupFailures [len(proxy.Families)]atomic.Int64
-}
-
-// SyncFailed counts a transaction that failed.
 func (d *Dataplane) SyncFailed(bool) {
 	for _, t := range d.tables {
-		d.counts.syncFailures[t.family].Add(1)
+		t.syncFailures.Add(1)
 	}
 }
 
-// Metrics returns what only this mode counts.
 func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	byFamily := func(m proxy.Metric, read func(*table) (value int, ok bool)) proxy.Metric {
 		m.Labels = []string{"ip_family"}
@@ -36,13 +28,14 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 		}
 		return m
 	}
-	failures := func(name, help string, of *[len(proxy.Families)]atomic.Int64) proxy.Metric {
-		return byFamily(proxy.Metric{Name: name, Help: help, Grows: true},
-			func(t *table) (int, bool) { return int(of[t.family].Load()), true })
+	failures := func(name, help string, of func(*table) int64) proxy.Metric {
+		return byFamily(proxy.Metric{Name: name, Help: help, Grows: true}, func(t *table) (int, bool) { return int(of(t)), true })
 	}
 	return []proxy.Metric{
-		failures("sync_proxy_rules_nftables_sync_failures_total", "Transactions of nftables that failed", &d.counts.syncFailures),
-		failures("sync_proxy_rules_nftables_cleanup_failures_total", "Deletions of stale nftables chains that failed", &d.counts.cleanupFailures),
+		failures("sync_proxy_rules_nftables_sync_failures_total", "Transactions of nftables that failed",
+			func(t *table) int64 { return t.syncFailures.Load() }),
+		failures("sync_proxy_rules_nftables_cleanup_failures_total", "Deletions of stale nftables chains that failed",
+			func(t *table) int64 { return t.cleanupFailures.Load() }),
 		byFamily(proxy.Metric{Name: "nftables_affinity_clients", Help: "Clients that are remembered for session affinity"},
 			func(t *table) (int, bool) {
 				n, err := d.clients.count(ctx, t)

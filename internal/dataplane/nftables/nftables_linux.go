@@ -21,16 +21,16 @@ import (
 // Settings are what a dataplane is opened with.
 type Settings = mode.Settings
 
-// Mode is the nftables mode.
 func Mode() mode.Mode {
 	return mode.Mode{
-		Name: "nftables", Probe: Probe, Prepare: Prepare, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds, Traces: Traces,
-		Render:    Render,
+		Name: "nftables", Probe: Alone.Probe, Prepare: Alone.Prepare, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds,
+		Traces:    Alone.Traces,
+		Render:    Alone.Render,
 		Balancing: []proxy.Balancing{proxy.Random, proxy.RoundRobin, proxy.SourceHash},
 		Cleanup: func(ctx context.Context, _ mode.Settings, open proxy.Dataplane) ([]string, error) {
 			d, ok := open.(interface{ isAlone() bool })
 			own := ok && d.isAlone()
-			return Cleanup(ctx, Keep{Tables: own, Loopback: mode.KeepsLoopback(open)})
+			return Alone.Cleanup(ctx, Keep{Tables: own, Loopback: mode.KeepsLoopback(open)})
 		},
 	}
 }
@@ -39,7 +39,6 @@ func Mode() mode.Mode {
 type Dataplane struct {
 	conn       nft.Interface
 	clients    *clientCounter // nil: nobody counts
-	counts     counts
 	localnet   *localnet.Setting
 	tables     []*table
 	differ     *differ.Differ[id, value]
@@ -66,10 +65,10 @@ var (
 
 // Open connects to nf_tables of the calling thread's network namespace. It
 // writes nothing.
-func Open(ctx context.Context, s Settings) (*Dataplane, error) { return OpenOverlay(ctx, s, alone) }
+func Open(ctx context.Context, s Settings) (*Dataplane, error) { return Alone.Open(ctx, s) }
 
-// OpenOverlay is Open for a mode that stands on the rules.
-func OpenOverlay(_ context.Context, s Settings, o Overlay) (*Dataplane, error) {
+// Open is the function of that name for a mode that stands on the rules.
+func (o Overlay) Open(_ context.Context, s Settings) (*Dataplane, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
@@ -78,7 +77,7 @@ func OpenOverlay(_ context.Context, s Settings, o Overlay) (*Dataplane, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	d := NewOverlay(conn, s, o)
+	d := o.New(conn, s)
 	if d.localnet != nil {
 		d.localnet = localnet.New(sysctl.Kernel{}, s.Others)
 	}
@@ -87,25 +86,23 @@ func OpenOverlay(_ context.Context, s Settings, o Overlay) (*Dataplane, error) {
 }
 
 // New returns a dataplane that writes through conn, and no settings of the host.
-func New(conn nft.Interface, s Settings) *Dataplane { return NewOverlay(conn, s, alone) }
+func New(conn nft.Interface, s Settings) *Dataplane { return Alone.New(conn, s) }
 
-// NewOverlay is New for a mode that stands on the rules.
-func NewOverlay(conn nft.Interface, s Settings, o Overlay) *Dataplane {
+// New is the function of that name for a mode that stands on the rules.
+func (o Overlay) New(conn nft.Interface, s Settings) *Dataplane {
 	d := &Dataplane{conn: conn, applyBytes: applyBytes, syncBytes: syncBytes}
 	for _, f := range s.Served() {
 		if f == proxy.IPv4 {
 			d.localnet = localnet.New(nil, nil)
 		}
-		t := newTable(f, s.MasqueradeBit, o)
-		t.cleanupFailed = func() { d.counts.cleanupFailures[f].Add(1) }
-		d.tables = append(d.tables, t)
+		d.tables = append(d.tables, newTable(f, s.MasqueradeBit, o))
 	}
 	d.differ = differ.New(d.objects())
 	return d
 }
 
 // isAlone says that no overlay takes anything from the rules.
-func (d *Dataplane) isAlone() bool { return d.tables[0].over.Table == alone.Table }
+func (d *Dataplane) isAlone() bool { return d.tables[0].over.Table == Alone.Table }
 
 // Close releases the connection; the rules stay.
 func (d *Dataplane) Close() error {
@@ -115,10 +112,8 @@ func (d *Dataplane) Close() error {
 	return d.conn.Close()
 }
 
-// Rewritten returns what the last Sync wrote.
 func (d *Dataplane) Rewritten() proxy.Rewritten { return d.differ.Rewritten() }
 
-// Watch reports what others do to our tables.
 func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what string)) error {
 	var tables []nft.Table
 	for _, t := range d.tables {
@@ -129,12 +124,7 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 
 // Probe returns the families that the kernel can do. It has the kernel check
 // the rules we would write, in a batch that takes them back, so nothing changes.
-func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
-	return ProbeOverlay(ctx, s, alone)
-}
-
-// ProbeOverlay is Probe for a mode that stands on the rules.
-func ProbeOverlay(ctx context.Context, s Settings, o Overlay) ([]proxy.Family, error) {
+func (o Overlay) Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, explain(err)
@@ -142,7 +132,7 @@ func ProbeOverlay(ctx context.Context, s Settings, o Overlay) ([]proxy.Family, e
 	defer conn.Close()
 	var can []proxy.Family
 	for _, f := range s.Served() {
-		if e := probe(ctx, conn, f, s.MasqueradeBit, o); e == nil {
+		if e := o.probe(ctx, conn, f, s.MasqueradeBit); e == nil {
 			can = append(can, f)
 		} else if err == nil {
 			err = fmt.Errorf("%v: %w", f, e) // the first is enough: the other one's is much the same
@@ -154,9 +144,9 @@ func ProbeOverlay(ctx context.Context, s Settings, o Overlay) ([]proxy.Family, e
 	return can, nil
 }
 
-func probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8, o Overlay) error {
+func (o Overlay) probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8) error {
 	o.Table += "-probe"
-	d := NewOverlay(dryRun{conn}, Settings{MasqueradeBit: markBit, Families: []proxy.Family{f}}, o)
+	d := o.New(dryRun{nothing{conn}}, Settings{MasqueradeBit: markBit, Families: []proxy.Family{f}})
 	d.applyBytes = math.MaxInt
 	want := proxy.NewState()
 	want.Node = probeNode(f)
@@ -171,9 +161,7 @@ func probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint
 }
 
 // dryRun sees no table, and takes back in the same batch the one that is made.
-type dryRun struct{ nft.Interface }
-
-func (dryRun) List(context.Context, nft.Table) (*nft.Listing, error) { return nil, nil }
+type dryRun struct{ nothing }
 
 func (d dryRun) Commit(ctx context.Context, b *nft.Batch) error {
 	b.DeleteTable(b.Ops[0].Table)

@@ -95,9 +95,9 @@ func TestStepsLeadToTheSame(t *testing.T) {
 			t.Fatalf("seed %d: written at once (-) and by steps (+) differ:\n%s", seed, diff)
 		}
 	}
-	for i := range d.counts.cleanupFailures {
-		if n := d.counts.cleanupFailures[i].Load(); n > 0 {
-			t.Errorf("%v: %d chains could not be deleted", proxy.Family(i), n)
+	for _, tab := range d.tables {
+		if n := tab.cleanupFailures.Load(); n > 0 {
+			t.Errorf("%v: %d chains could not be deleted", tab.family, n)
 		}
 	}
 }
@@ -512,7 +512,7 @@ func TestWatchAndRepair(t *testing.T) {
 func TestProbe(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
-	families, err := Probe(ctx, Settings{MasqueradeBit: 14})
+	families, err := Alone.Probe(ctx, Settings{MasqueradeBit: 14})
 	if err != nil || len(families) != 2 {
 		t.Fatalf("Probe gave %v, %v", families, err)
 	}
@@ -521,7 +521,7 @@ func TestProbe(t *testing.T) {
 		t.Errorf("Probe left something: %v\n%s", err, out)
 	}
 	c := &counter{Interface: nfttest.NewFake()}
-	if err := probe(ctx, c, proxy.IPv4, 14, alone); err != nil || len(c.commits) != 1 {
+	if err := Alone.probe(ctx, c, proxy.IPv4, 14); err != nil || len(c.commits) != 1 {
 		t.Fatalf("probe made %d batches, error %v; want one", len(c.commits), err)
 	}
 	for _, want := range []class{{scope: proxy.ScopeLocal, count: 1}, {scope: proxy.ScopeLocal, count: 1, timeout: time.Second}} {
@@ -532,7 +532,7 @@ func TestProbe(t *testing.T) {
 	}
 
 	dropNetAdmin(t)
-	_, err = Probe(ctx, Settings{MasqueradeBit: 14})
+	_, err = Alone.Probe(ctx, Settings{MasqueradeBit: 14})
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "NET_ADMIN") {
 		t.Errorf("Probe without the capability gave %v", err)
 	}
@@ -586,7 +586,7 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // a second time there is nothing to do
-		if _, err := Cleanup(ctx, Keep{}); err != nil {
+		if _, err := Alone.Cleanup(ctx, Keep{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -672,7 +672,7 @@ func TestPartsTurnNobodyAway(t *testing.T) {
 		}
 		batches := 0
 		d.conn = &afterEach{fake, func() {
-			if batches++; has(m.external) && !has(m.drops) {
+			if batches++; has(m.external) && !has(m.empty) {
 				t.Errorf("%s: after batch %d clients from elsewhere are neither sent to an endpoint nor dropped", way, batches)
 			}
 		}}

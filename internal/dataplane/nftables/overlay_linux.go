@@ -168,7 +168,6 @@ func (r *rule) beginsTCP() *rule {
 	).is([]byte{syn})
 }
 
-// untranslated matches a flow whose destination was not translated.
 func (r *rule) untranslated() *rule {
 	return r.conntrack(expr.CtKeySTATUS).bits(statusDNAT, 0).is(hostWord(0))
 }
@@ -187,9 +186,9 @@ func (t *table) datagrams() *nft.Rule {
 func (t *table) toProgram() []*nft.Rule {
 	a := &t.addresses
 	return []*nft.Rule{
-		t.rule().frontend(a).in(a.external).setSocketMark().accept().comment("externalTrafficPolicy Local, by way of this host"),
-		t.rule().frontend(a).in(a.rejects).accept().comment("no endpoint anywhere"),
-		t.rule().frontend(a).in(a.drops).accept().comment("no endpoint for this node"),
+		t.rule().frontend(a).priorityBy(a.external).clearPriority().setSocketMark().accept().
+			comment("externalTrafficPolicy Local, by way of this host"),
+		t.rule().frontend(a).priorityBy(a.empty).clearPriority().accept().comment("no endpoint"),
 		t.rule().frontend(a).priorityBy(a.dispatch).clearPriority().setSocketMark().comment("to Services, by way of this host"),
 	}
 }
@@ -202,15 +201,15 @@ func (t *table) remember() *nft.Rule {
 		comment("connections of this host stay with their socket")
 }
 
-// unled returns rules for packets that nothing leads to an endpoint: those that begin a flow
+// unled has a chain look at packets that nothing leads to an endpoint: those that begin a flow
 // and, where each datagram is led to a socket, all that a client sends. The flow
 // of such a datagram says nothing of where it goes, so it is not ended when it should go elsewhere.
-func (t *table) unled(then func(*rule) *nft.Rule) []*nft.Rule {
-	rules := []*nft.Rule{then(t.rule().newFlow())}
+func (t *table) unled(chain string) []*nft.Rule {
+	rules := []*nft.Rule{t.rule().newFlow().jump(chain).comment("begins a flow")}
 	if t.over.Sockets != nil {
 		const original = 0
 		datagram := t.rule().protocol().is([]byte{unix.IPPROTO_UDP})
-		rules = append(rules, then(datagram.conntrack(expr.CtKeyDIRECTION).is([]byte{original})))
+		rules = append(rules, datagram.conntrack(expr.CtKeyDIRECTION).is([]byte{original}).jump(chain).comment("from a client"))
 	}
 	return rules
 }
@@ -271,7 +270,6 @@ func (r *rule) socketIsReady() *rule {
 	return r.add(&expr.Socket{Key: expr.SocketKeyMark, Register: r.take(1)}).has(r.t.over.Sockets.Own)
 }
 
-// markFlow sets bits of the flow's mark.
 func (r *rule) markFlow(bits uint32) *rule { return r.changeFlowMark(^bits, bits) }
 
 // setSocketMark sets the mark with which packets are routed to this host, and
@@ -281,9 +279,9 @@ func (r *rule) setSocketMark() *rule {
 	return r.meta(expr.MetaKeyMARK).bits(^(m | r.t.mark), m).set(expr.MetaKeyMARK)
 }
 
-// ReduceOverlay leaves of the rules of a mode with sockets only what its open
+// Reduce leaves of the rules of a mode with sockets only what its open
 // connections need, while another mode takes new ones: its program still runs.
-func ReduceOverlay(ctx context.Context, o Overlay) error {
+func (o Overlay) Reduce(ctx context.Context) error {
 	conn, err := nft.Open()
 	if err != nil {
 		return explain(err)

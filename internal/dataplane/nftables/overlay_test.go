@@ -44,7 +44,7 @@ func TestOverlaysInTheKernel(t *testing.T) {
 	for name, o := range overlays() {
 		t.Run(name, func(t *testing.T) {
 			namespace(t)
-			if can, err := ProbeOverlay(t.Context(), Settings{MasqueradeBit: 14}, o); err != nil || len(can) != 2 {
+			if can, err := o.Probe(t.Context(), Settings{MasqueradeBit: 14}); err != nil || len(can) != 2 {
 				t.Fatalf("probe: %v, error %v", can, err)
 			}
 			conn, err := nft.Open()
@@ -52,7 +52,7 @@ func TestOverlaysInTheKernel(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := &counter{Interface: conn}
-			d := NewOverlay(c, Settings{MasqueradeBit: 14}, o)
+			d := o.New(c, Settings{MasqueradeBit: 14})
 			t.Cleanup(func() { d.Close() })
 			r := rand.New(rand.NewPCG(1, 11))
 			s := proxy.NewState()
@@ -100,7 +100,7 @@ func TestOverlaysInTheKernel(t *testing.T) {
 func TestOverlayTakesWhatPolicySays(t *testing.T) {
 	for name, o := range overlays() {
 		for _, family := range proxy.Families {
-			d := NewOverlay(nfttest.NewFake(), Settings{MasqueradeBit: 14, Families: []proxy.Family{family}}, o)
+			d := o.New(nfttest.NewFake(), Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
 			tab := d.tables[0]
 			for _, node := range proxytest.PolicyNodes() {
 				w := newWalker(tab, node)
@@ -120,7 +120,7 @@ func TestOverlayTakesWhatPolicySays(t *testing.T) {
 func TestTakenRowsCostNoEndpoints(t *testing.T) {
 	for name, o := range overlays() {
 		c := &counter{Interface: nfttest.NewFake()}
-		d := NewOverlay(c, Settings{MasqueradeBit: 14}, o)
+		d := o.New(c, Settings{MasqueradeBit: 14})
 		s := plainState(10)
 		if _, err := d.Sync(t.Context(), s); err != nil {
 			t.Fatal(err)
@@ -147,7 +147,7 @@ func TestNodePortsGiveWay(t *testing.T) {
 	}
 	o := overlays()["left alone"]
 	o.NodePortsTo = map[proxy.Family]netip.Addr{proxy.IPv4: h.two.Addr()}
-	d := NewOverlay(conn, Settings{MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4}}, o)
+	d := o.New(conn, Settings{MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4}})
 	t.Cleanup(func() { d.Close() })
 	s := proxy.NewState()
 	s.Node = &proxy.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}

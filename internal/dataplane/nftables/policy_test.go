@@ -17,7 +17,7 @@ import (
 type treatment struct {
 	chain  string // of the class it comes to, without masquerading
 	marked bool
-	end    *nft.Set // the set that says what becomes of it otherwise
+	end    uint32 // what becomes of it otherwise
 }
 
 // walker takes packets through the constant chains, by what their rules say
@@ -38,6 +38,12 @@ func (w *walker) data(s *nft.Set) (string, bool) {
 	return "", false
 }
 
+func (w *walker) number(s *nft.Set) uint32 {
+	data, _ := w.data(s)
+	n, _ := word(data)
+	return n
+}
+
 // marks reports whether a chain that marks does so for an origin.
 func (w *walker) marks(name string, from proxy.Origin) bool {
 	for _, r := range w.chains[name].rules {
@@ -52,32 +58,20 @@ func (w *walker) marks(name string, from proxy.Origin) bool {
 	return false
 }
 
-func (w *walker) walk(f proxy.Frontend, from proxy.Origin) (got treatment) {
+func (w *walker) walk(from proxy.Origin) (got treatment) {
 	m := w.front.maps
-	jumps := func(r *nft.Rule) bool { return r.Comment == "ClusterIPs hide clients that are not our pods" }
-	if f.Kind == proxy.ClusterIP && slices.ContainsFunc(w.chains[services].rules, jumps) {
-		got.marked = w.marks(markClusterIP, from)
-	}
-	by := m.dispatch
-	if _, split := w.data(m.external); split {
-		if by = m.locals; from != proxy.Elsewhere {
-			by = m.dispatch
-			got.marked = got.marked || w.marks(markNode, from)
+	to := w.number(m.dispatch)
+	if to == split {
+		if to = w.number(m.locals); from != proxy.Elsewhere {
+			to = w.number(m.external)
+			got.marked = w.marks(markNode, from)
 		}
 	}
-	if data, ok := w.data(by); ok {
-		n, _ := word(data)
-		c := w.class[n]
-		got.marked = got.marked || c.masquerade
-		c.masquerade = false
-		got.chain = c.leadsTo()
-	}
-	if got.chain == "" {
-		for _, s := range []*nft.Set{m.rejects, m.drops} {
-			if _, ok := w.data(s); ok {
-				got.end = s
-			}
-		}
+	c := w.class[to&^toClusterIP]
+	got.marked = got.marked || c.masquerade || to&toClusterIP != 0 && w.marks(markClusterIP, from)
+	c.masquerade = false
+	if got.chain = c.leadsTo(); got.chain == "" {
+		got.end = w.number(m.empty)
 	}
 	return got
 }
@@ -104,7 +98,7 @@ func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *f
 				continue // no packet is a pod's
 			}
 			name := fmt.Sprintf("%s, %v, %+v: %s %v from %v", what, w.t.family, node, sp.Key.Name, f.Kind, proxy.Origin(origin))
-			if got, want := w.walk(f, proxy.Origin(origin)), w.want(sp, f, route); !want.same(got) {
+			if got, want := w.walk(proxy.Origin(origin)), w.want(sp, f, route); !want.same(got) {
 				t.Fatalf("%s: %+v; want %+v", name, got, want)
 			}
 			if _, restricted := w.data(w.t.restricted); restricted != (route.From != nil) {
@@ -140,9 +134,9 @@ func (w *walker) want(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) tr
 		return treatment{chain: c.chain(), marked: r.Masquerade}
 	}
 	if r.Otherwise == proxy.Drop {
-		return treatment{end: w.front.maps.drops}
+		return treatment{end: dropped}
 	}
-	return treatment{end: w.front.maps.rejects}
+	return treatment{end: rejected}
 }
 
 // same compares, but for the mark of a packet that goes nowhere.
@@ -167,7 +161,7 @@ func TestRowsDoNotDependOnTheNode(t *testing.T) {
 					t.Fatal(err)
 				}
 				for i := range want.fronts {
-					if !got.fronts[i].same(&want.fronts[i]) {
+					if !slices.Equal(got.fronts[i].objects, want.fronts[i].objects) {
 						t.Fatalf("row %s, %v: other elements on node %+v", sp.Key.Name, sp.Frontends[i].Kind, n)
 					}
 				}

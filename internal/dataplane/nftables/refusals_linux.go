@@ -28,7 +28,6 @@ const (
 	refusalsSize = 1 << 16
 )
 
-// refusalReasons are why packets are refused.
 var refusalReasons = [...]struct {
 	proxy.Reason
 	chain, comment string
@@ -68,13 +67,15 @@ func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error
 	var errs []error
 	for _, t := range d.tables {
 		for i, why := range refusalReasons {
-			err := d.clients.conn.Counters(ctx, t.refusals[i], func(key string, packets uint64) {
+			counted, err := d.clients.conn.Counters(ctx, t.refusals[i])
+			if err != nil && !errors.Is(err, unix.ENOENT) { // before the first sync there is no table
+				errs = append(errs, err)
+				continue
+			}
+			for key, packets := range counted {
 				s := proxy.Sample{Refused: why.Reason, Traffic: proxy.Traffic{Packets: [2]uint64{proxy.In: packets}}}
 				s.Protocol, s.Frontend = t.sentTo(key)
 				yield(s)
-			})
-			if !errors.Is(err, unix.ENOENT) { // before the first sync there is no table
-				errs = append(errs, err)
 			}
 		}
 	}

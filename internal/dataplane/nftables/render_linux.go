@@ -16,10 +16,7 @@ import (
 type planned = differ.Planned[id, value]
 
 // Render writes down what Sync would write, as commands of the nft program.
-func Render(ctx context.Context, r *mode.Rendering) error { return RenderOverlay(ctx, r, alone) }
-
-// RenderOverlay is Render for a mode that stands on the rules.
-func RenderOverlay(ctx context.Context, r *mode.Rendering, o Overlay) error {
+func (o Overlay) Render(ctx context.Context, r *mode.Rendering) error {
 	conn, host := nft.Interface(nothing{}), sysctl.Dry{}
 	if r.Diff {
 		kernel, err := nft.Open()
@@ -29,7 +26,7 @@ func RenderOverlay(ctx context.Context, r *mode.Rendering, o Overlay) error {
 		defer kernel.Close()
 		conn, host.Kernel = kernel, sysctl.Kernel{}
 	}
-	d := NewOverlay(conn, r.Settings, o)
+	d := o.New(conn, r.Settings)
 	if d.localnet != nil {
 		d.localnet = localnet.New(host, r.Others)
 	}

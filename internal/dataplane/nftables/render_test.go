@@ -16,7 +16,7 @@ func render(t *testing.T, want *proxy.State, diff bool) (string, int) {
 	t.Helper()
 	var out strings.Builder
 	r := &mode.Rendering{Settings: Settings{MasqueradeBit: 14}, Want: want, Diff: diff, Out: &out}
-	if err := Render(t.Context(), r); err != nil {
+	if err := Alone.Render(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
 	return out.String(), r.Lines

@@ -67,29 +67,32 @@ func (t *table) front(sp *proxy.ServicePort, f proxy.Frontend, p proxy.Policy, b
 	near, far := p[proxy.ThisNode], p[proxy.Elsewhere]
 
 	switch {
+	case len(near.To) > 0 && near.Scope == far.Scope:
+		if f.Kind == proxy.ClusterIP {
+			t.lead(&out, m.dispatch, t.classOf(sp, f, near, false), toClusterIP)
+		} else {
+			t.lead(&out, m.dispatch, t.classOf(sp, f, near, near.Masquerade), 0)
+		}
 	case len(near.To) > 0:
-		split := near.Scope != far.Scope
-		t.lead(&out, m.dispatch, t.classOf(sp, f, near, !split && f.Kind != proxy.ClusterIP && near.Masquerade))
-		if split {
-			out.element(t, m.external, "")
-		}
-		if split && len(far.To) > 0 {
-			t.lead(&out, m.locals, t.classOf(sp, f, far, far.Masquerade))
-		}
-		if b != nil && out.leads != [2]bool{} {
-			out.element(t, m.lists, string(hostWord(b.base)))
+		out.element(t, m.dispatch, string(hostWord(split)))
+		t.lead(&out, m.external, t.classOf(sp, f, near, false), 0)
+		if len(far.To) > 0 {
+			t.lead(&out, m.locals, t.classOf(sp, f, far, far.Masquerade), 0)
 		}
 	case m.byAddress && f.Kind != proxy.ClusterIP:
 		// The address may be the node's own, and its port another Service's
 		// NodePort: it must not go there.
-		t.lead(&out, m.dispatch, class{})
+		t.lead(&out, m.dispatch, class{}, 0)
+	}
+	if b != nil && out.leads != [2]bool{} {
+		out.element(t, m.lists, string(hostWord(b.base)))
 	}
 	if len(far.To) == 0 {
-		set := m.rejects
+		end := uint32(rejected)
 		if far.Otherwise == proxy.Drop {
-			set = m.drops
+			end = dropped
 		}
-		out.element(t, set, "")
+		out.element(t, m.empty, string(hostWord(end)))
 	}
 	t.addressOf(&out, sp, f, far)
 	return out
@@ -117,14 +120,14 @@ func (f *front) element(t *table, s *nft.Set, data string) {
 	f.objects = append(f.objects, object{id{anElement, t, s, f.key}, value{data: data}})
 }
 
-// lead leads a frontend to a class, which it needs with its chains.
-func (t *table) lead(f *front, s *nft.Set, c class) {
+// lead leads a frontend to a class, which it needs with its chains. Bits of the
+// number may say more than that.
+func (t *table) lead(f *front, s *nft.Set, c class, bits uint32) {
 	f.leads[c.scope] = f.leads[c.scope] || c.count > 0
-	f.element(t, s, string(hostWord(t.classes.number(c))))
+	f.element(t, s, string(hostWord(t.classes.number(c)|bits)))
 	f.objects = append(f.objects, t.classObjects(c)...)
 }
 
-// classOf returns the class of a route.
 func (t *table) classOf(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route, masquerade bool) class {
 	c := class{nodePort: f.Kind == proxy.NodePort, scope: r.Scope, masquerade: masquerade}
 	if c.taken = t.taken(sp, f, r); !c.taken {
@@ -152,7 +155,8 @@ func (t *table) change(old, cur differ.Row, out *changes, syncing bool) error {
 	if err != nil {
 		return err
 	}
-	changeFronts(&was, &is, out)
+	was.putFronts(&is, out.Remove)
+	is.putFronts(&was, out.Add)
 	if was.block == is.block {
 		t.changeEndpoints(&was, &is, out)
 		return nil
@@ -169,25 +173,18 @@ func (t *table) change(old, cur differ.Row, out *changes, syncing bool) error {
 	return nil
 }
 
-// changeFronts gives the difference of all objects but those of endpoints.
-func changeFronts(was, is *form, out *changes) {
-	for i := range was.fronts {
-		if j := is.find(&was.fronts[i]); j == nil || !j.same(&was.fronts[i]) {
-			for _, x := range was.fronts[i].objects {
-				out.Remove(x.id, x.value)
-			}
-		}
-	}
-	for i := range is.fronts {
-		if j := was.find(&is.fronts[i]); j == nil || !j.same(&is.fronts[i]) {
-			for _, x := range is.fronts[i].objects {
-				out.Add(x.id, x.value)
+// putFronts puts all objects but those of endpoints, of frontends that another form
+// has not, or otherwise.
+func (f *form) putFronts(other *form, put func(id, value)) {
+	for i := range f.fronts {
+		own := &f.fronts[i]
+		if g := other.find(own); g == nil || !slices.Equal(g.objects, own.objects) {
+			for _, x := range own.objects {
+				put(x.id, x.value)
 			}
 		}
 	}
 }
-
-func (f *front) same(g *front) bool { return slices.Equal(f.objects, g.objects) }
 
 // find returns the frontend of a form that is in the same maps with the same
 // key, or nil. A row may have thousands, so they are searched by an index.
@@ -212,7 +209,6 @@ func (f *form) find(g *front) *front {
 // fewFronts are found faster one by one.
 const fewFronts = 8
 
-// lastAddr returns the last address of a prefix.
 func lastAddr(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +33,6 @@ const (
 	idleTime = time.Minute
 )
 
-// objects says what objects are to the differ.
 func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
 		Constant: d.constant, Row: d.row, Same: same, Sharing: sharing, Order: order, Size: size,
@@ -134,10 +134,7 @@ func (d *Dataplane) constant(want *proxy.State, add func(id, value)) {
 
 // row renders the difference between two forms of a row, if its family is served.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
-	sp := cur.ServicePort
-	if sp == nil {
-		sp = old.ServicePort
-	}
+	sp := cmp.Or(cur.ServicePort, old.ServicePort)
 	i := slices.IndexFunc(d.tables, func(t *table) bool { return sp != nil && t.family == sp.Key.Family })
 	if i < 0 {
 		return nil

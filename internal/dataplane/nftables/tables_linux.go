@@ -4,16 +4,16 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
 
-// tableName is the name of our table in each family.
 const tableName = "sluice"
 
-// alone are the rules without an overlay.
-var alone = Overlay{Table: tableName}
+// Alone are the rules without an overlay.
+var Alone = Overlay{Table: tableName}
 
 // affinitySize bounds how many clients are remembered, over all Services. When
 // it is reached, new clients are balanced without being remembered. An entry
@@ -47,7 +47,7 @@ type table struct {
 
 	over Overlay
 
-	cleanupFailed func() // told that a chain could not be deleted
+	syncFailures, cleanupFailures atomic.Int64 // the latter of chains that could not be deleted
 }
 
 // frontendMaps are the maps of one way to say which frontend a packet is for:
@@ -56,10 +56,9 @@ type frontendMaps struct {
 	byAddress bool
 	dnat      string   // the chain that sends a packet to its endpoint
 	dispatch  *nft.Set // frontend -> class
-	external  *nft.Set // frontends with externalTrafficPolicy Local
+	external  *nft.Set // frontend -> class of externalTrafficPolicy Local, for our pods and the node
 	locals    *nft.Set // frontend -> class of the Local list, for clients from elsewhere
-	rejects   *nft.Set // frontends without an endpoint anywhere
-	drops     *nft.Set // frontends without an endpoint for us
+	empty     *nft.Set // frontends without an endpoint, for clients from elsewhere at least -> what becomes of packets
 	endpoints *nft.Set // frontend . slot or id -> endpoint
 	lists     *nft.Set // frontend -> its list's number, with session affinity
 	ids       *nft.Set // frontend . slot -> endpoint's id, with session affinity
@@ -68,7 +67,7 @@ type frontendMaps struct {
 func newTable(f proxy.Family, markBit uint8, over Overlay) *table {
 	t := &table{
 		family: f, Table: nft.Table{Family: nft.IP, Name: over.Table}, mark: 1 << markBit, over: over,
-		classes: newClasses(), blocks: newBlocks(), rank: map[*nft.Set]int{}, cleanupFailed: func() {},
+		classes: newClasses(), blocks: newBlocks(), rank: map[*nft.Set]int{},
 	}
 	addr := nft.IPv4Addr
 	if f == proxy.IPv6 {
@@ -109,11 +108,10 @@ func (t *table) newFrontendMaps(prefix string, addr nft.Type, key ...nft.Type) f
 	}
 	m := frontendMaps{
 		dnat:      cmp.Or(prefix, "service-") + "dnat", // dnat alone is a word of the nft program
-		dispatch:  set("services", "Services", nft.ClassID),
-		external:  set("external", "externalTrafficPolicy Local"),
+		dispatch:  set("services", "Services: their class, and 800:0 if it is a ClusterIP", nft.ClassID),
+		external:  set("external", "externalTrafficPolicy Local, for our pods and the node", nft.ClassID),
 		locals:    set("locals", "externalTrafficPolicy Local, for clients from elsewhere", nft.ClassID),
-		rejects:   set("no-endpoints", "Services without an endpoint: refused"),
-		drops:     set("no-endpoints-here", "Services without an endpoint for this node: dropped"),
+		empty:     set("no-endpoints", "Services without an endpoint: refused, or dropped if only this node has none", nft.ClassID),
 		endpoints: set("endpoints", "the endpoint in each slot of a Service, or with each id", addr, nft.Port),
 		lists:     set("lists", "the list of endpoints, with session affinity", nft.ClassID),
 		ids:       set("ids", "the endpoint's id in each slot of a Service, with session affinity", nft.ClassID),
@@ -131,8 +129,7 @@ func (t *table) sets() []*nft.Set {
 	all := []*nft.Set{
 		a.endpoints, n.endpoints, a.ids, n.ids, a.lists, n.lists, t.hairpins, t.clusterIPs,
 		t.allowed, t.restricted, t.classSet,
-		a.rejects, n.rejects, a.drops, n.drops,
-		a.locals, n.locals, a.external, n.external,
+		a.empty, n.empty, a.locals, n.locals, a.external, n.external,
 		a.dispatch, n.dispatch,
 		t.affinity,
 	}
@@ -151,7 +148,6 @@ func (t *table) frontends(nodePort bool) *frontendMaps {
 	return &t.addresses
 }
 
-// key returns a frontend's key in its maps.
 func (m *frontendMaps) key(p proxy.Protocol, f netip.AddrPort) string {
 	b := make([]byte, 0, 28)
 	if m.byAddress {

@@ -93,7 +93,7 @@ func (d *Dataplane) removed(ctx context.Context, c *change) {
 		var b nft.Batch
 		b.DeleteChain(t.Table, c.ID.key)
 		if d.conn.Commit(ctx, &b) != nil {
-			t.cleanupFailed()
+			t.cleanupFailures.Add(1)
 		}
 	case c.ID.set == t.classSet && c.Old.chain != nil:
 		t.classes.forget(c.Old.chain.class)

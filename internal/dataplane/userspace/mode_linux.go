@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/link"
@@ -43,16 +42,14 @@ func Mode() mode.Mode {
 		Balancing: []proxy.Balancing{proxy.RoundRobin, proxy.Random, proxy.LeastConnections, proxy.SourceHash, proxy.Maglev},
 		Weights:   true,
 		Drains:    true,
-		Prepare: func(ctx context.Context, s Settings, opens bool) error {
-			return nftables.PrepareOverlay(ctx, s, anyPorts(), opens)
-		},
-		Traces: func(ctx context.Context) (localnet.Traces, error) { return nftables.TracesOverlay(ctx, anyPorts()) },
+		Prepare:   anyPorts().Prepare,
+		Traces:    anyPorts().Traces,
 	}
 }
 
 // Probe returns the families that the kernel can do.
 func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
-	can, err := nftables.ProbeOverlay(ctx, s, anyPorts())
+	can, err := anyPorts().Probe(ctx, s)
 	if err != nil {
 		return nil, fmt.Errorf("mode userspace needs nf_tables with nft_tproxy and nft_socket: %w", err)
 	}
@@ -68,12 +65,12 @@ func Cleanup(ctx context.Context, _ Settings, open proxy.Dataplane) (removed []s
 	}
 	running, err := mode.RelayRuns()
 	if err == nil && running {
-		err = errors.Join(nftables.ReduceOverlay(ctx, anyPorts()), fmt.Errorf("rules of mode userspace stay while a former daemon carries connections: %w", proxy.ErrDraining))
+		err = errors.Join(anyPorts().Reduce(ctx), fmt.Errorf("rules of mode userspace stay while a former daemon carries connections: %w", proxy.ErrDraining))
 	}
 	if err != nil {
 		return nil, err
 	}
-	removed, err = nftables.CleanupOverlay(ctx, anyPorts(), nftables.Keep{Loopback: mode.KeepsLoopback(open)})
+	removed, err = anyPorts().Cleanup(ctx, nftables.Keep{Loopback: mode.KeepsLoopback(open)})
 	for _, f := range proxy.Families {
 		done, failed := routing.Remove(f == proxy.IPv6)
 		if err = errors.Join(err, failed); done {

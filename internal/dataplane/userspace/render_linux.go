@@ -24,7 +24,7 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 		}
 	}
 	r.Refused(refused)
-	return nftables.RenderOverlay(ctx, r, overlay(&nftables.Sockets{
+	return overlay(&nftables.Sockets{
 		Ports: [2][2]uint16{{firstPort, firstPort + 1}, {firstPort + 2, firstPort + 3}},
-	}))
+	}).Render(ctx, r)
 }

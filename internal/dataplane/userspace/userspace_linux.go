@@ -51,7 +51,7 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 	}
 	d := &Dataplane{sockets: &nftables.Sockets{}, listening: make(chan net.Listener, 1)}
 	var err error
-	if d.Dataplane, err = nftables.OpenOverlay(ctx, s, overlay(d.sockets)); err != nil {
+	if d.Dataplane, err = overlay(d.sockets).Open(ctx, s); err != nil {
 		return nil, err
 	}
 	if d.server, err = newServer(s.Relay, s.Served(), min(runtime.GOMAXPROCS(0), maxWorkers)); err != nil {

@@ -10,7 +10,6 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// List returns the chains and sets of a table.
 func (c *Conn) List(ctx context.Context, t Table) (l *Listing, err error) {
 	err = c.settled(ctx, "list "+t.String(), func() error {
 		l = NewListing()
@@ -22,7 +21,6 @@ func (c *Conn) List(ctx context.Context, t Table) (l *Listing, err error) {
 	return l, err
 }
 
-// NewListing returns a listing of nothing.
 func NewListing() *Listing {
 	return &Listing{Chains: map[string][]ListedRule{}, Hooks: map[string]string{}, Sets: map[string]string{}}
 }
@@ -64,7 +62,6 @@ func (c *Conn) list(t Table, l *Listing) error {
 	return nil
 }
 
-// Elements lists a set's elements.
 func (c *Conn) Elements(ctx context.Context, s *Set, f func(Element)) error {
 	var found []Element
 	err := c.settled(ctx, fmt.Sprintf("list elements of %v %s", s.Table, s.Name), func() error {
@@ -121,25 +118,15 @@ func (c *Conn) Count(ctx context.Context, s *Set) (n int, err error) {
 	return n, err
 }
 
-// Counters calls f for every element of a set, with how many packets a counter of
-// the element has seen.
-func (c *Conn) Counters(ctx context.Context, s *Set, f func(key string, packets uint64)) error {
-	var keys []string
-	var packets []uint64
-	err := c.settled(ctx, fmt.Sprintf("list counters of %v %s", s.Table, s.Name), func() error {
-		keys, packets = nil, nil
+// Counters returns how many packets counters of a set's elements have seen, by key.
+func (c *Conn) Counters(ctx context.Context, s *Set) (packets map[string]uint64, err error) {
+	err = c.settled(ctx, fmt.Sprintf("list counters of %v %s", s.Table, s.Name), func() error {
+		packets = map[string]uint64{}
 		return c.elements(s, func(a netlink.Attrs) {
-			keys = append(keys, string(a.Get(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)))
-			packets = append(packets, a.Number(unix.NFTA_SET_ELEM_EXPR, unix.NFTA_EXPR_DATA, unix.NFTA_COUNTER_PACKETS))
+			packets[string(a.Get(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE))] = a.Number(unix.NFTA_SET_ELEM_EXPR, unix.NFTA_EXPR_DATA, unix.NFTA_COUNTER_PACKETS)
 		})
 	})
-	if err != nil {
-		return err
-	}
-	for i := range keys {
-		f(keys[i], packets[i])
-	}
-	return nil
+	return packets, err
 }
 
 // settled runs a listing again while it is interrupted by changes.
