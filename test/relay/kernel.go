@@ -49,6 +49,19 @@ func family(w *way) []string {
 	return append(strings.Fields(string(children)), pid)
 }
 
+// stop ends the process of a way with its children, of which those of nginx would stay.
+func (w *way) stop() {
+	if w.process == nil || w.process.Process == nil {
+		return
+	}
+	for _, pid := range family(w) {
+		if n, err := strconv.Atoi(pid); err == nil {
+			_ = unix.Kill(n, unix.SIGKILL)
+		}
+	}
+	_ = w.process.Wait()
+}
+
 // cpu returns the seconds of processor time that a way has used.
 func cpu(w *way) (seconds float64) {
 	for _, pid := range family(w) {

@@ -95,10 +95,7 @@ func run(ctx context.Context) (text string, err error) {
 	ways, err := start(l.Node(), dir)
 	defer func() {
 		for _, w := range ways {
-			if w.process != nil && w.process.Process != nil {
-				_ = w.process.Process.Kill()
-				_ = w.process.Wait()
-			}
+			w.stop()
 		}
 	}()
 	if err != nil {

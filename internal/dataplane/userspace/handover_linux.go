@@ -64,16 +64,15 @@ func (s *server) awaitSuccessor(l net.Listener, stop func()) bool {
 		if err != nil {
 			return false
 		}
-		allowed := checkPeer(c.(*net.UnixConn)) == nil
-		if allowed {
-			_ = l.Close() // the successor listens there next
-			stop()
-			s.handOver(c.(*net.UnixConn))
+		if checkPeer(c.(*net.UnixConn)) != nil {
+			_ = c.Close()
+			continue
 		}
+		_ = l.Close() // the successor listens there next
+		stop()
+		s.handOver(c.(*net.UnixConn))
 		_ = c.Close()
-		if allowed {
-			return true
-		}
+		return true
 	}
 }
 
@@ -96,14 +95,12 @@ func (s *server) handOver(to *net.UnixConn) {
 		}
 	}
 	for _, w := range s.workers {
-		given := map[socket]bool{}
-		for _, x := range w.sockets {
-			switch x := x.(type) {
-			case *connection:
-				if !given[x] {
+		for fd, x := range w.sockets {
+			switch x := x.socket.(type) {
+			case *connection: // it is there twice
+				if int(fd) == x.fds[client] {
 					give(handed{Connection: &x.relayed}, x.descriptors()...)
 				}
-				given[x] = true
 			case *session:
 				give(handed{Session: &x.relayedFlow}, x.fd)
 			}

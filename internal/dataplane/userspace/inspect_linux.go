@@ -3,6 +3,7 @@ package userspace
 import (
 	"context"
 	"fmt"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -64,15 +65,13 @@ func (d *Dataplane) inspectRow(key proxy.PortKey, is *proxy.Inspected) {
 		return
 	}
 	for _, f := range row.Frontends {
-		is.Add(1)
+		differs := proxy.Difference{Object: "row of the process", Want: fmt.Sprintf("%v leads to %v", f.Addr, row)}
 		s := d.server.index.Find(key.Protocol, f.Addr)
-		switch {
-		case s == nil:
-			is.Add(0, proxy.Difference{Object: "row of the process", Want: fmt.Sprintf("%v leads to %v", f.Addr, row)})
-		case s.Row() != row:
-			is.Add(0, proxy.Difference{
-				Object: "row of the process", Want: fmt.Sprintf("%v leads to %v", f.Addr, row), Have: fmt.Sprintf("it leads to %v", s.Row()),
-			})
+		if s != nil {
+			differs.Have = fmt.Sprintf("it leads to %v", s.Row())
+		}
+		if is.Add(1); s == nil || s.Row() != row {
+			is.Add(0, differs)
 		}
 	}
 }
@@ -91,7 +90,7 @@ func (d *Dataplane) inspectListeners(p proxy.Protocol, is *proxy.Inspected) {
 
 // open reports whether a listener gets what rules lead to it.
 func (l *listener) open() bool {
-	at, err := unix.Getsockname(l.fd)
+	at, err := syscall.Getsockname(l.fd)
 	if err != nil || addrPort(at).Port() != l.Port {
 		return false
 	}

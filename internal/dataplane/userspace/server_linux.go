@@ -94,10 +94,13 @@ func (s *server) cannotReach(err error) {
 	s.failed[reason].Add(1)
 }
 
-// start gives the workers their listeners.
+// start gives the workers their listeners, of each protocol by turns: what is next to
+// each other shares a port, and its connections.
 func (s *server) start() {
-	for i, l := range s.listeners {
-		w := s.workers[i%len(s.workers)]
+	turn := map[proxy.Protocol]int{}
+	for _, l := range s.listeners {
+		w := s.workers[turn[l.Protocol]%len(s.workers)]
+		turn[l.Protocol]++
 		w.do(func() { _ = w.watch(l.fd, l, unix.EPOLLIN) })
 	}
 }
@@ -125,7 +128,7 @@ func (s *server) drain(followed <-chan struct{}) {
 func (s *server) close() {
 	for _, w := range s.workers {
 		for _, x := range w.sockets {
-			switch x := x.(type) {
+			switch x := x.socket.(type) {
 			case *connection:
 				x.end(w, true)
 			case *session:
@@ -133,9 +136,9 @@ func (s *server) close() {
 			}
 		}
 		for _, p := range w.pipes {
-			w.closing = append(w.closing, p.r, p.w)
+			closeAll([]int{p.r, p.w})
 		}
-		closeAll(append(w.closing, w.epoll, w.wake))
+		closeAll([]int{w.epoll, w.wake})
 	}
 	for _, l := range s.listeners {
 		_ = unix.Close(l.fd)

@@ -1,11 +1,12 @@
 package userspace
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -74,22 +75,20 @@ func (s *server) openSocket(p proxy.Protocol, f proxy.Family, at netip.AddrPort,
 // listen opens what rules lead connections to: for each scope and for clients
 // that the endpoint sees or not, on the next port that is free in all families.
 func (s *server) listen() error {
-	port := uint16(firstPort)
-	for kind := range 4 {
-		like := listener{Scope: proxy.Scope(kind / 2), Masquerade: kind % 2}
-		for ; ; port++ {
-			like.Port = port
-			opened, err := s.listenAt(like)
-			if err == nil {
-				s.listeners, port = append(s.listeners, opened...), port+1
-				break
-			}
-			for _, l := range opened {
-				_ = unix.Close(l.fd)
-			}
-			if !errors.Is(err, unix.EADDRINUSE) || port == lastPort {
-				return fmt.Errorf("listen on port %d: %w", port, err)
-			}
+	kinds := []listener{{}, {Masquerade: 1}, {Scope: proxy.ScopeLocal}, {Scope: proxy.ScopeLocal, Masquerade: 1}}
+	for port := uint16(firstPort); len(kinds) > 0; port++ {
+		had := len(s.listeners)
+		kinds[0].Port = port
+		err := s.listenAt(kinds[0])
+		if err == nil {
+			kinds = kinds[1:]
+			continue
+		}
+		for _, l := range s.listeners[had:] {
+			_ = unix.Close(l.fd)
+		}
+		if s.listeners = s.listeners[:had]; !errors.Is(err, unix.EADDRINUSE) || port == lastPort {
+			return fmt.Errorf("listen on port %d: %w", port, err)
 		}
 	}
 	return nil
@@ -97,32 +96,29 @@ func (s *server) listen() error {
 
 // listenAt opens a listener of each protocol and family for each worker. They
 // share the port, and the kernel has each flow come to the same one.
-func (s *server) listenAt(like listener) (opened []*listener, err error) {
+func (s *server) listenAt(like listener) (err error) {
 	for _, f := range s.families {
-		options := []option{sharePort, transparent[f], own}
-		if f == proxy.IPv6 {
-			options = append(options, only6)
-		}
-		for range s.workers {
-			for _, l := range []listener{{Protocol: proxy.TCP}, {Protocol: proxy.UDP}} {
-				l.Scope, l.Masquerade, l.Port = like.Scope, like.Masquerade, like.Port
-				more := options
-				if l.Protocol == proxy.UDP {
-					more = append(slices.Clone(options), originalDst[f])
-				}
-				if l.fd, err = s.openSocket(l.Protocol, f, netip.AddrPortFrom(loopback[f], l.Port), more...); err != nil {
-					return opened, err
-				}
-				opened = append(opened, &l)
-				if l.Protocol == proxy.TCP {
-					if err := unix.Listen(l.fd, backlog); err != nil {
-						return opened, err
-					}
-				}
+		for i := range 2 * len(s.workers) {
+			l, options := like, []option{sharePort, transparent[f], own}
+			if f == proxy.IPv6 {
+				options = append(options, only6)
+			}
+			if l.Protocol = proxy.TCP; i%2 == 1 {
+				l.Protocol, options = proxy.UDP, append(options, originalDst[f])
+			}
+			if l.fd, err = s.openSocket(l.Protocol, f, netip.AddrPortFrom(loopback[f], l.Port), options...); err != nil {
+				return err
+			}
+			s.listeners = append(s.listeners, &l)
+			if l.Protocol == proxy.TCP {
+				err = unix.Listen(l.fd, backlog)
+			}
+			if err != nil {
+				return err
 			}
 		}
 	}
-	return opened, nil
+	return nil
 }
 
 // connect begins a connection to an endpoint, which sees the client's address, or
@@ -139,15 +135,13 @@ func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 		sources = append(lowPorts(client.Addr()), client)
 	}
 	for _, source := range sources {
-		var options []option
+		options := []option{transparent[f]}
 		switch {
 		case !source.Addr().IsValid():
+			options = nil
 		case source.Port() == 0:
-			options = append(options, transparent[f], latePort)
-		default:
-			options = append(options, transparent[f])
-		}
-		if source.Port() != 0 && p == proxy.TCP { // other connections of the client may have the same port
+			options = append(options, latePort)
+		case p == proxy.TCP: // other connections of the client may have the same port
 			options = append(options, shareAddr)
 		}
 		if fd, err = s.openSocket(p, f, source, options...); err != nil {
@@ -191,13 +185,30 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 }
 
-func addrPort(s unix.Sockaddr) netip.AddrPort {
+// addrPort returns the address of a socket. It is one of package syscall, since those
+// of package unix cost another system call each.
+func addrPort(s syscall.Sockaddr) netip.AddrPort {
 	switch s := s.(type) {
-	case *unix.SockaddrInet4:
+	case *syscall.SockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4(s.Addr), uint16(s.Port))
-	case *unix.SockaddrInet6:
+	case *syscall.SockaddrInet6:
 		return netip.AddrPortFrom(netip.AddrFrom16(s.Addr), uint16(s.Port))
 	default:
 		return netip.AddrPort{}
 	}
+}
+
+// originalDestination reads a sockaddr of either family; anything else is nobody's.
+func originalDestination(raw []byte) netip.AddrPort {
+	var at []byte
+	switch len(raw) {
+	case unix.SizeofSockaddrInet4:
+		at = raw[4:8]
+	case unix.SizeofSockaddrInet6:
+		at = raw[8:24]
+	default:
+		return netip.AddrPort{}
+	}
+	a, _ := netip.AddrFromSlice(at)
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(raw[2:]))
 }

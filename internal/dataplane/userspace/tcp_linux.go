@@ -3,6 +3,7 @@ package userspace
 import (
 	"container/list"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,23 +40,27 @@ func (l *listener) ready(w *worker, _ int, _ uint32) {
 }
 
 func (l *listener) accept(w *worker) error {
-	fd, peer, err := unix.Accept4(l.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	fd, peer, err := syscall.Accept4(l.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 	if err != nil {
 		return err
 	}
 	c := &connection{fds: [2]int{fd, -1}, relayed: relayed{Client: addrPort(peer), Scope: l.Scope, Masquerade: l.Masquerade}}
-	if to, err := unix.Getsockname(fd); err == nil {
+	if to, err := syscall.Getsockname(fd); err == nil {
 		c.service = w.index.Find(proxy.TCP, addrPort(to))
 	}
 	open := w.open[proxy.TCP].Add(1)
 	c.watch(w, client)
-	if c.service == nil || open > w.limit {
-		w.refuse(c.service)
+	switch {
+	case c.service == nil:
+		w.refused[noService].Add(1)
 		c.end(w, true)
-		return nil
+	case open > w.limit:
+		w.refused[connectionLimit].Add(1)
+		c.end(w, true)
+	default:
+		c.Key = c.service.Key
+		c.dial(w)
 	}
-	c.Key = c.service.Key
-	c.dial(w)
 	return nil
 }
 
@@ -84,6 +89,7 @@ type connection struct {
 	pipes   [2]*pipe         // of what is held
 	some    [2]bool          // there may be something to read
 	last    [2]bool          // after which comes the end, or an error
+	broken  [2]bool          // it was reset already, or never connected
 	dialing *list.Element    // nil: there is an endpoint
 	began   time.Time        // to dial
 	busy    bool             // its turn comes again soon
@@ -103,6 +109,7 @@ func (c *connection) ready(w *worker, fd int, events uint32) {
 		from = endpoint
 	}
 	c.last[from] = c.last[from] || events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	c.broken[from] = events&unix.EPOLLERR != 0
 	c.some[from] = c.some[from] || c.last[from] || events&unix.EPOLLIN != 0
 	switch {
 	case c.dialing == nil:
@@ -279,7 +286,7 @@ func (c *connection) end(w *worker, cutOff bool) {
 
 // drop closes one of both.
 func (c *connection) drop(w *worker, end int, cutOff bool) {
-	if cutOff {
+	if cutOff && !c.broken[end] {
 		_ = unix.SetsockoptLinger(c.fds[end], unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	}
 	w.close(c.fds[end])

@@ -3,6 +3,7 @@ package userspace
 import (
 	"container/list"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,7 +47,7 @@ var nobody = [...]netip.AddrPort{
 // receive takes one datagram.
 func (l *listener) receive(w *worker) error {
 	var oob [64]byte
-	n, on, _, from, err := unix.Recvmsg(l.fd, w.buffer, oob[:], 0)
+	n, on, _, from, err := syscall.Recvmsg(l.fd, w.buffer, oob[:], 0)
 	if err != nil {
 		return err
 	}
@@ -54,11 +55,7 @@ func (l *listener) receive(w *worker) error {
 	if err != nil || len(messages) == 0 {
 		return nil
 	}
-	dst, err := unix.ParseOrigDstAddr(&messages[0])
-	if err != nil {
-		return nil
-	}
-	if s := l.session(w, flow{addrPort(from), addrPort(dst)}); s != nil {
+	if s := l.session(w, flow{addrPort(from), originalDestination(messages[0].Data)}); s != nil {
 		switch _, err := unix.Write(s.fd, w.buffer[:n]); err {
 		case nil:
 			s.meter.add(proxy.In, n, 1)
@@ -75,10 +72,11 @@ func (l *listener) session(w *worker, f flow) *session {
 		return s
 	}
 	s := &session{service: w.index.Find(proxy.UDP, f.Dst)}
-	if s.service == nil || !w.roomForSession() {
-		w.refuse(s.service)
+	if s.service == nil {
+		w.refused[noService].Add(1)
 		return nil
 	}
+	w.makeRoom()
 	s.flow, s.Key = f, s.service.Key
 	var tried []netip.AddrPort
 	for range 1 + w.Retries {

@@ -21,6 +21,11 @@ import (
 // maxWorkers bounds the threads that serve; each has listeners of its own.
 const maxWorkers = 16
 
+// threads returns how many of them there are: one for two processors. What the kernel does
+// for clients and endpoints takes as much time again, and a thread that is busy sees
+// several events at once, where two would be woken for each.
+func threads() int { return min(max(1, runtime.GOMAXPROCS(0)/2), maxWorkers) }
+
 var (
 	errSCTP      = fmt.Errorf("mode userspace cannot serve SCTP, choose another --proxy-mode: %w", errors.ErrUnsupported)
 	errTakenOver = errors.New("another daemon took over the connections")
@@ -32,8 +37,7 @@ type Dataplane struct {
 	server    *server
 	sockets   *nftables.Sockets
 	forget    []func()          // once rules lead there no more
-	serving   bool              // listeners are open
-	opened    []*listener       // those that rules lead to
+	opened    []*listener       // those that rules lead to; nil: none yet
 	listening chan net.Listener // for a successor
 }
 
@@ -54,7 +58,7 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 	if d.Dataplane, err = overlay(d.sockets).Open(ctx, s); err != nil {
 		return nil, err
 	}
-	if d.server, err = newServer(s.Relay, s.Served(), min(runtime.GOMAXPROCS(0), maxWorkers)); err != nil {
+	if d.server, err = newServer(s.Relay, s.Served(), threads()); err != nil {
 		return nil, errors.Join(err, d.Dataplane.Close())
 	}
 	return d, nil
@@ -112,7 +116,7 @@ func (d *Dataplane) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	if d.serving {
+	if d.opened != nil {
 		return nil
 	}
 	dummy, err := link.OpenDummy(mode.IPVSLink)
@@ -135,7 +139,7 @@ func (d *Dataplane) begin(ctx context.Context) error {
 		d.sockets.Ports[l.Scope][l.Masquerade] = l.Port
 	}
 	d.server.start()
-	d.serving, d.opened = true, slices.Clone(d.server.listeners)
+	d.opened = slices.Clone(d.server.listeners)
 	successor, err := net.ListenUnix(meetingPoint.Net, meetingPoint)
 	if err != nil {
 		log.Error(err, "Open connections will not survive a restart")
@@ -174,16 +178,14 @@ func (d *Dataplane) Run(ctx context.Context) error {
 	})
 	followed := make(chan struct{})
 	var l net.Listener
-	for l == nil && ctx.Err() == nil {
-		select {
-		case l = <-d.listening:
-			beside.Go(func() {
-				if s.awaitSuccessor(l, stop) {
-					close(followed)
-				}
-			})
-		case <-ctx.Done():
-		}
+	select {
+	case l = <-d.listening:
+		beside.Go(func() {
+			if s.awaitSuccessor(l, stop) {
+				close(followed)
+			}
+		})
+	case <-ctx.Done():
 	}
 	select {
 	case <-followed:

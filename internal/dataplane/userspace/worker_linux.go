@@ -8,9 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"sluice/internal/balance"
-	"sluice/internal/proxy"
 )
 
 const (
@@ -27,10 +24,10 @@ const (
 type worker struct {
 	*server
 	epoll, wake int
-	sockets     map[int32]socket
-	busy        []*connection // that have more to do than one turn
-	closing     []int         // once all events at hand are seen: their numbers are not to be used again before
-	dialing     list.List     // of *connection, the oldest first
+	sockets     map[int32]watched // by descriptor
+	watches     int32             // there were so far
+	busy        []*connection     // that have more to do than one turn
+	dialing     list.List         // of *connection, the oldest first
 	sessions    map[flow]*session
 	idle        list.List // of *session, the one first that was silent longest
 	replies     map[netip.AddrPort]*reply
@@ -42,6 +39,14 @@ type worker struct {
 	todo []func() // by others; nil: stop
 }
 
+// watched is a socket, and by which of all watches. A number that was closed is soon
+// that of another descriptor, while events of the first are at hand, or still come: a
+// program that is just being started has all descriptors, too, for a moment.
+type watched struct {
+	socket
+	watch int32
+}
+
 // socket is told when one of its descriptors is ready.
 type socket interface {
 	ready(w *worker, fd int, events uint32)
@@ -49,7 +54,7 @@ type socket interface {
 
 func (s *server) newWorker() (w *worker, err error) {
 	w = &worker{
-		server: s, sockets: map[int32]socket{}, sessions: map[flow]*session{}, replies: map[netip.AddrPort]*reply{},
+		server: s, sockets: map[int32]watched{}, sessions: map[flow]*session{}, replies: map[netip.AddrPort]*reply{},
 		buffer: make([]byte, math.MaxUint16),
 	}
 	if w.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -72,25 +77,15 @@ func (w *worker) do(f func()) {
 
 // watch has a socket told what happens to a descriptor.
 func (w *worker) watch(fd int, s socket, events uint32) error {
-	w.sockets[int32(fd)] = s
-	return unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Fd: int32(fd), Events: events})
+	w.watches++
+	w.sockets[int32(fd)] = watched{s, w.watches}
+	return unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Fd: int32(fd), Pad: w.watches, Events: events})
 }
 
 // close closes a descriptor that was watched.
 func (w *worker) close(fd int) {
 	delete(w.sockets, int32(fd))
-	w.closing = append(w.closing, fd)
-}
-
-// finishClosing frees the numbers of what was closed. A program that is just being
-// started has all descriptors, too, for a moment, so that their events would go on and
-// be taken for those of what has the number next.
-func (w *worker) finishClosing() {
-	for _, fd := range w.closing {
-		_ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_DEL, fd, nil)
-	}
-	closeAll(w.closing)
-	w.closing = w.closing[:0]
+	_ = unix.Close(fd)
 }
 
 // run works until it is stopped.
@@ -106,7 +101,6 @@ func (w *worker) run() {
 			c.relay(w)
 		}
 		w.expire(time.Now())
-		w.finishClosing()
 		stopped = w.ordered()
 	}
 }
@@ -114,7 +108,7 @@ func (w *worker) run() {
 // dispatch tells sockets what happened.
 func (w *worker) dispatch(events []unix.EpollEvent) {
 	for _, e := range events {
-		if s := w.sockets[e.Fd]; s != nil {
+		if s := w.sockets[e.Fd]; s.socket != nil && s.watch == e.Pad {
 			s.ready(w, int(e.Fd), e.Events)
 		}
 	}
@@ -172,22 +166,12 @@ func (w *worker) expire(now time.Time) {
 	}
 }
 
-// roomForSession reports whether there may be one more session. One that is
-// silent gives way.
-func (w *worker) roomForSession() bool {
-	if w.open[proxy.UDP].Load() >= w.limit && w.idle.Len() > 0 {
+// makeRoom makes room for one more session. A worker that has its share of them has
+// the one give way that was silent longest: those of others it cannot end.
+func (w *worker) makeRoom() {
+	if share := max(1, w.limit/int64(len(w.workers))); int64(w.idle.Len()) >= share {
 		w.refused[connectionLimit].Add(1)
 		w.idle.Front().Value.(*session).end(w)
-	}
-	return w.open[proxy.UDP].Load() < w.limit
-}
-
-// refuse counts a client that is not served.
-func (w *worker) refuse(to *balance.Service) {
-	if to == nil {
-		w.refused[noService].Add(1)
-	} else {
-		w.refused[connectionLimit].Add(1)
 	}
 }
 
@@ -199,8 +183,8 @@ func (w *worker) accepting(on bool) {
 		w.pausedUntil, events = time.Now().Add(acceptPause), 0
 	}
 	for fd, s := range w.sockets {
-		if l, ok := s.(*listener); ok {
-			_ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_MOD, l.fd, &unix.EpollEvent{Fd: fd, Events: events})
+		if l, ok := s.socket.(*listener); ok {
+			_ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_MOD, l.fd, &unix.EpollEvent{Fd: fd, Pad: s.watch, Events: events})
 		}
 	}
 }

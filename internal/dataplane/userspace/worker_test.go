@@ -4,7 +4,34 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/proxy"
 )
+
+// TestWorkersShare has each worker listen for both protocols, so that none serves all
+// connections while others have nothing to do.
+func TestWorkersShare(t *testing.T) {
+	for workers := 1; workers <= 4; workers++ {
+		s, err := newServer(mode.DefaultRelay(), nil, workers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range workers {
+			s.listeners = append(s.listeners, &listener{Protocol: proxy.TCP, fd: -2}, &listener{Protocol: proxy.UDP, fd: -3})
+		}
+		s.start()
+		for i, w := range s.workers {
+			w.ordered()
+			for _, fd := range []int32{-2, -3} {
+				if w.sockets[fd].socket == nil {
+					t.Errorf("worker %d of %d has no listener like %d", i, workers, fd)
+				}
+			}
+		}
+		s.close()
+	}
+}
 
 // events is a socket that counts what it is told.
 type events int
@@ -37,7 +64,6 @@ func TestNumbersAreUsedAgain(t *testing.T) {
 		list := make([]unix.EpollEvent, eventsAtOnce)
 		n, _ := unix.EpollWait(w.epoll, list, 0)
 		w.dispatch(list[:max(n, 0)])
-		w.finishClosing()
 	}
 	if err := w.watch(fd, &before, unix.EPOLLIN|unix.EPOLLET); err != nil {
 		t.Fatal(err)
