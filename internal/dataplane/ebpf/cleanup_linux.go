@@ -39,7 +39,7 @@ func Cleanup(_ context.Context, s mode.Settings, open proxy.Dataplane) (removed 
 				fmt.Errorf("programs that tell sockets their peers stay, %d are connected: %w", n, proxy.ErrDraining))
 		}
 	}
-	_, failed := detachAll(filepath.Join(root, "*[46]"), filepath.Join(root, "cut"), filepath.Join(root, "release"))
+	_, failed := detachAll(filepath.Join(root, "recvmsg?"), filepath.Join(root, "getpeername?"), filepath.Join(root, "cut"), filepath.Join(root, "release"))
 	if err = errors.Join(err, failed, os.RemoveAll(root)); err == nil {
 		removed = []string{"programs and maps below " + root}
 	}

@@ -29,7 +29,7 @@ func (d *Dataplane) Translated(fd int) (bool, error) {
 				continue
 			}
 			if m == d.kernel.UDP {
-				return binary.NativeEndian.Uint32(sockets[each-16:]) > 0, nil // how many pairs are used
+				return binary.NativeEndian.Uint32(sockets) > 0, nil // how many pairs are used
 			}
 			return slices.Max(sockets[:48]) > 0, nil // the pair
 		}
@@ -42,8 +42,35 @@ func (d *Dataplane) Map(name string) *ebpf.Map {
 	return map[string]*ebpf.Map{
 		"services": d.kernel.Services, "endpoints": d.kernel.Endpoints, "members": d.kernel.Members,
 		"spaces": d.kernel.Spaces, "node_addrs": d.kernel.NodeAddrs, "tcp_sockets": d.kernel.TCP,
+		"generation": d.kernel.Generation,
 	}[name]
 }
+
+// Change has a test write to maps as the mode itself does.
+func (d *Dataplane) Change(f func() error) error { return d.kernel.change(f) }
+
+// Freeze keeps programs from learning of changes: their generation stays the same.
+func (d *Dataplane) Freeze() error {
+	return d.locked(func() error {
+		var now uint64
+		if err := d.kernel.Generation.Lookup(uint32(0), &now); err != nil || now == 1 {
+			return err
+		}
+		aside, err := unix.Mmap(-1, 0, len(d.kernel.shared), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			return err
+		}
+		err = unix.Munmap(d.kernel.shared)
+		d.kernel.shared = aside
+		return errors.Join(err, d.kernel.Generation.Put(uint32(0), uint64(1)))
+	})
+}
+
+// Renew lets programs act on, as the mode does from time to time.
+func (d *Dataplane) Renew() error { return d.locked(func() error { return d.allow(lease) }) }
+
+// ReadAgain follows the node's addresses and routes.
+func (d *Dataplane) ReadAgain() error { return d.locked(d.readAgain) }
 
 // OpenWithLimits opens a dataplane whose maps have room for fewer entries.
 func OpenWithLimits(ctx context.Context, s mode.Settings, limits map[string]uint32) (*Dataplane, error) {

@@ -175,15 +175,16 @@ func (d *Dataplane) writeHost(h *host, n *proxy.Node) error {
 			delete(want, k)
 		}
 	})
-	for k, flags := range want {
-		if err == nil {
-			err = d.kernel.NodeAddrs.Update(k, flags, ebpf.UpdateAny)
-		}
-	}
-	for _, k := range gone {
-		if err == nil {
-			err = d.kernel.NodeAddrs.Delete(k)
-		}
+	if err == nil && len(want)+len(gone) > 0 {
+		err = d.kernel.change(func() (err error) {
+			for k, flags := range want {
+				err = errors.Join(err, d.kernel.NodeAddrs.Update(k, flags, ebpf.UpdateAny))
+			}
+			for _, k := range gone {
+				err = errors.Join(err, d.kernel.NodeAddrs.Delete(k))
+			}
+			return err
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("write addresses of the node: %w", err)

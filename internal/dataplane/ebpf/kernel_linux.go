@@ -8,9 +8,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -21,22 +24,23 @@ import (
 var object []byte
 
 // format names the layout of the maps: programs of another one need maps of their own.
-const format = "maps-3"
+const format = "maps-4"
 
 // kernel is what the mode has in the kernel.
 type kernel struct {
-	Services  *ebpf.Map `ebpf:"services"`
-	Endpoints *ebpf.Map `ebpf:"endpoints"`
-	Members   *ebpf.Map `ebpf:"members"`
-	NodeAddrs *ebpf.Map `ebpf:"node_addrs"`
-	Spaces    *ebpf.Map `ebpf:"spaces"`
-	Settings  *ebpf.Map `ebpf:"settings"`
-	Counters  *ebpf.Map `ebpf:"counters"`
-	Routes    *ebpf.Map `ebpf:"connections"`
-	TCP       *ebpf.Map `ebpf:"tcp_sockets"`
-	UDP       *ebpf.Map `ebpf:"udp_sockets"`
-	Asked     *ebpf.Map `ebpf:"asked_sockets"`
-	Questions *ebpf.Map `ebpf:"questions"`
+	Services   *ebpf.Map `ebpf:"services"`
+	Endpoints  *ebpf.Map `ebpf:"endpoints"`
+	Members    *ebpf.Map `ebpf:"members"`
+	NodeAddrs  *ebpf.Map `ebpf:"node_addrs"`
+	Spaces     *ebpf.Map `ebpf:"spaces"`
+	Settings   *ebpf.Map `ebpf:"settings"`
+	Generation *ebpf.Map `ebpf:"generation"`
+	Counters   *ebpf.Map `ebpf:"counters"`
+	Routes     *ebpf.Map `ebpf:"connections"`
+	TCP        *ebpf.Map `ebpf:"tcp_sockets"`
+	UDP        *ebpf.Map `ebpf:"udp_sockets"`
+	Asked      *ebpf.Map `ebpf:"asked_sockets"`
+	Questions  *ebpf.Map `ebpf:"questions"`
 
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
@@ -57,7 +61,8 @@ type kernel struct {
 	Stale        *ebpf.Program `ebpf:"stale"`
 
 	places
-	says uint32 // to programs, beside until when they may act
+	says   uint32 // to programs, beside until when they may act
+	shared []byte // with programs: the generation
 }
 
 // places are where the mode meets the rest of the host.
@@ -66,8 +71,11 @@ type places struct {
 	pins   string // the folder that keeps maps and programs while nobody runs
 }
 
-// errPrivileges says what is missing when the kernel says no.
-var errPrivileges = errors.New("mode ebpf needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and a kernel that is not locked down")
+// What is missing when the kernel says no, and when it does not know what is asked.
+var (
+	errPrivileges = errors.New("mode ebpf needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and a kernel that is not locked down")
+	errKernel     = errors.New("the kernel lacks what mode ebpf needs (Linux 6.2 with BTF, CONFIG_CGROUP_BPF)")
+)
 
 // missing names the capabilities that the process lacks: without them the kernel finds
 // fault with the programs, and says that.
@@ -125,7 +133,11 @@ func load(p places, limits map[string]uint32) (_ *kernel, err error) {
 	case errors.Is(err, unix.EPERM):
 		return nil, fmt.Errorf("%w: %w", errPrivileges, err)
 	case err != nil:
-		return nil, fmt.Errorf("the kernel lacks what mode ebpf needs (Linux 6.2 with BTF, CONFIG_CGROUP_BPF): %w", err)
+		return nil, fmt.Errorf("%w: %w", errKernel, err)
+	}
+	k.shared, err = unix.Mmap(k.Generation.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("share the generation of maps with programs: %w", err), k.close())
 	}
 	return k, nil
 }
@@ -286,11 +298,15 @@ func (k *kernel) removeOthers() error {
 // close releases handles; what is pinned stays in force.
 func (k *kernel) close() (err error) {
 	for _, c := range []io.Closer{
-		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Counters, k.Routes, k.TCP, k.UDP, k.Asked, k.Questions,
+		k.Services, k.Endpoints, k.Members, k.NodeAddrs, k.Spaces, k.Settings, k.Generation, k.Counters, k.Routes, k.TCP, k.UDP, k.Asked, k.Questions,
 		k.Connect4, k.Connect6, k.Sendmsg4, k.Sendmsg6, k.Recvmsg4, k.Recvmsg6, k.Getpeername4, k.Getpeername6, k.Release, k.Cut, k.Sources, k.Stale,
 		k.Ends, k.Sent, k.Received, k.LiveTCP, k.LiveUDP,
 	} {
 		err = errors.Join(err, c.Close())
+	}
+	if k.shared != nil {
+		err = errors.Join(err, unix.Munmap(k.shared))
+		k.shared = nil
 	}
 	return err
 }
@@ -332,10 +348,20 @@ func (k *kernel) allow(node, until uint64) error {
 	binary.NativeEndian.PutUint64(s[:], node)
 	binary.NativeEndian.PutUint64(s[8:], until)
 	binary.NativeEndian.PutUint32(s[16:], k.says)
-	if err := k.Settings.Update(uint32(0), s, ebpf.UpdateAny); err != nil {
+	if err := k.change(func() error { return k.Settings.Update(uint32(0), s, ebpf.UpdateAny) }); err != nil {
 		return fmt.Errorf("write settings: %w", err)
 	}
 	return nil
+}
+
+// change has f write to maps that programs keep something of. Meanwhile they keep nothing,
+// also if the daemon is killed, and then not what they have found before: a random number
+// is none that any daemon has written before.
+func (k *kernel) change(f func() error) error {
+	generation := (*atomic.Uint64)(unsafe.Pointer(&k.shared[0]))
+	generation.Store(0)
+	defer generation.Store(max(1, rand.Uint64()))
+	return f()
 }
 
 // sinceBoot returns the time that programs go by, in nanoseconds.
@@ -356,7 +382,7 @@ func ownCookie() (uint64, error) {
 	defer func() { _ = unix.Close(fd) }()
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
-		return 0, fmt.Errorf("ask for the cookie of the network namespace: %w", err)
+		return 0, fmt.Errorf("%w: ask for the cookie of the network namespace: %w", errKernel, err)
 	}
 	return cookie, nil
 }

@@ -101,12 +101,12 @@ func TestEntriesAreLost(t *testing.T) {
 	if err := m.Lookup(key, &value); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Delete(key); err != nil {
+	if err := h.d.Change(func() error { return m.Delete(key) }); err != nil {
 		t.Fatal(err)
 	}
 	h.wantRules("an endpoint is missing", web)
 	value[15]++
-	if err := m.Put(key, value); err != nil {
+	if err := h.d.Change(func() error { return m.Put(key, value) }); err != nil {
 		t.Fatal(err)
 	}
 	h.wantRules("an endpoint is not what it says", web)
@@ -121,7 +121,7 @@ func TestEntriesAreLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	service[0]++
-	if err := s.Put(frontend, service); err != nil {
+	if err := h.d.Change(func() error { return s.Put(frontend, service) }); err != nil {
 		t.Fatal(err)
 	}
 	h.wantRules("a frontend is not what it says", web)
@@ -344,7 +344,7 @@ func TestBadPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := filepath.Join(root, "old")
-	if err := os.MkdirAll(filepath.Join(old, "maps-3"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(old, "maps-4"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	m, err := cilium.NewMap(&cilium.MapSpec{Type: cilium.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -352,7 +352,7 @@ func TestBadPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if err := m.Pin(filepath.Join(old, "maps-3", "services")); err != nil {
+	if err := m.Pin(filepath.Join(old, "maps-4", "services")); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -438,9 +438,9 @@ func TestForeignProgram(t *testing.T) {
 		t.Errorf("error %v; want %q", err, want)
 	}
 	h.wantRules("a foreign program is there", web)
-	left, err := filepath.Glob(filepath.Join(h.EBPF.BPFRoot, "*[46]"))
-	if err != nil || len(left) > 0 {
-		t.Errorf("attached are %v, %v; want none", left, err)
+	left, err := os.ReadDir(h.EBPF.BPFRoot)
+	if err != nil || len(left) != 1 || left[0].Name() != "maps-4" {
+		t.Errorf("there are %v, %v; want maps only", left, err)
 	}
 	detach := link.RawDetachProgramOptions{Target: at.Target, Program: p, Attach: at.Attach}
 	if err := link.RawDetachProgram(detach); err != nil {

@@ -22,36 +22,33 @@ var mutants = map[string]struct {
 	groups string
 	spoil  func(*ebpf.Dataplane) error
 }{
-	"masquerading does not matter": {"table-cluster-cidr-IPv4-TCP", func(d *ebpf.Dataplane) error {
-		return rewrite(d.Map("services"), func(k, v []byte) bool {
-			v[12], v[13], v[14] = v[12]|1, v[13]|1, v[14]|1
-			binary.NativeEndian.PutUint32(v[16:], ebpf.CheckSum(k, v[:16]))
-			return true
-		})
-	}},
-	"every pod is ours": {"table-none-IPv4-TCP|mx-nodetect", func(d *ebpf.Dataplane) error {
-		return rewrite(d.Map("spaces"), func(k, v []byte) bool {
-			binary.NativeEndian.PutUint32(v[32:], uint32(proxy.OurPod))
-			binary.NativeEndian.PutUint32(v[36:], ebpf.CheckSum(k, v[:36]))
-			return true
-		})
-	}},
-	"an endpoint is a client like others": {"hairpin", func(d *ebpf.Dataplane) error {
-		return rewrite(d.Map("members"), func(_, _ []byte) bool { return false })
-	}},
-	"NodePorts go before other frontends of the node's address": {"np-exact|np-shared|conflict", func(d *ebpf.Dataplane) error {
-		return rewrite(d.Map("services"), func(k, _ []byte) bool { return string(k[12:16]) != "\xc0\xa8\x00\x02" }) // 192.168.0.2
-	}},
-	"NodePorts are on all addresses": {"np", func(d *ebpf.Dataplane) error {
-		return rewrite(d.Map("node_addrs"), func(_, v []byte) bool { v[0] |= 1; return true })
-	}},
-	"addresses of the node are like others": {"vip", func(d *ebpf.Dataplane) error {
-		return rewrite(d.Map("node_addrs"), func(_, v []byte) bool { return v[0]&1 != 0 })
-	}},
+	"masquerading does not matter": {"table-cluster-cidr-IPv4-TCP", rewrite("services", func(k, v []byte) bool {
+		v[12], v[13], v[14] = v[12]|1, v[13]|1, v[14]|1
+		binary.NativeEndian.PutUint32(v[16:], ebpf.CheckSum(k, v[:16]))
+		return true
+	})},
+	"every pod is ours": {"table-none-IPv4-TCP|mx-nodetect", rewrite("spaces", func(k, v []byte) bool {
+		binary.NativeEndian.PutUint32(v[32:], uint32(proxy.OurPod))
+		binary.NativeEndian.PutUint32(v[36:], ebpf.CheckSum(k, v[:36]))
+		return true
+	})},
+	"an endpoint is a client like others": {"hairpin", rewrite("members", func(_, _ []byte) bool { return false })},
+	"NodePorts go before other frontends of the node's address": {"np-exact|np-shared|conflict", rewrite("services", func(k, _ []byte) bool {
+		return string(k[12:16]) != "\xc0\xa8\x00\x02" // 192.168.0.2
+	})},
+	"NodePorts are on all addresses":        {"np", rewrite("node_addrs", func(_, v []byte) bool { v[0] |= 1; return true })},
+	"addresses of the node are like others": {"vip", rewrite("node_addrs", func(_, v []byte) bool { return v[0]&1 != 0 })},
+	"what was found holds for ever":         {"table-cluster-cidr", (*ebpf.Dataplane).Freeze},
 }
 
 // rewrite changes the values of a map, and deletes what is not kept.
-func rewrite(m *cilium.Map, keep func(k, v []byte) bool) error {
+func rewrite(name string, keep func(k, v []byte) bool) func(*ebpf.Dataplane) error {
+	return func(d *ebpf.Dataplane) error {
+		return d.Change(func() error { return rewriteMap(d.Map(name), keep) })
+	}
+}
+
+func rewriteMap(m *cilium.Map, keep func(k, v []byte) bool) error {
 	var key []byte
 	for it, all := m.Iterate(), map[string][]byte{}; ; {
 		var value []byte

@@ -268,12 +268,14 @@ func (d *Dataplane) linkTowards(a netip.Addr) string {
 func (d *Dataplane) forgetSpaces() (err error) {
 	var keys []spaceKey
 	err = each(d.kernel.Spaces, func(k spaceKey, _ spaceValue) { keys = append(keys, k) })
-	for _, k := range keys {
-		if failed := d.kernel.Spaces.Delete(k); failed != nil && !errors.Is(failed, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, failed)
+	return errors.Join(err, d.kernel.change(func() (err error) {
+		for _, k := range keys {
+			if failed := d.kernel.Spaces.Delete(k); failed != nil && !errors.Is(failed, ebpf.ErrKeyNotExist) {
+				err = errors.Join(err, failed)
+			}
 		}
-	}
-	return err
+		return err
+	}))
 }
 
 // cutStale finds the UDP sockets that are connected to an endpoint that is gone,

@@ -127,8 +127,13 @@ func each[K, V any](m *ebpf.Map, f func(K, V)) error {
 	}
 }
 
-// write makes changes in their order, those of one map and kind with one call.
+// write makes changes of which programs keep nothing until all are there.
 func (d *Dataplane) write(_ context.Context, some []*change) error {
+	return d.kernel.change(func() error { return d.writeAll(some) })
+}
+
+// writeAll makes changes in their order, those of one map and kind with one call.
+func (d *Dataplane) writeAll(some []*change) error {
 	for from, to := 0, 0; from < len(some); from = to {
 		for to = from; to < len(some) && some[to].ID.table == some[from].ID.table && some[to].Has == some[from].Has; to++ {
 		}

@@ -203,7 +203,8 @@ struct pair {
 	struct at frontend;
 	struct at endpoint;
 	__u32 row;
-	__u32 number; // of the slot
+	__u32 number;	  // of the slot
+	__u64 generation; // when it was found alive
 };
 
 // route is a connection's frontend and endpoint, for those who want to know how
@@ -237,11 +238,34 @@ enum { METERED = 1, RELEASED = 2, ENDED = 4 };
 #define PAIRS 4
 
 struct udp_pairs {
-	struct pair pairs[PAIRS];
 	__u32 used;
 	__u32 connected; // the first is what the socket is connected to
 	__u32 busy;	 // a thread changes them
 	__u32 unused;
+	struct pair pairs[PAIRS];
+};
+
+// What the maps say is kept for as long as they are of the same generation.
+
+// What is to be done with sockets of a namespace that are not bound to an address.
+struct decision {
+	__u64 space;	    // its cookie
+	struct frontend to; // the address and port that they want to go to
+	__u32 row;
+	__u64 generation;
+	__u64 until; // when to look again, in ns since boot
+	__u32 n;     // how many endpoints there are to choose from; 0: leave them
+	__u32 first; // slot of them
+	__u64 check;
+};
+
+// An endpoint that the rules send to as it is.
+struct target {
+	struct slot slot;
+	__u64 generation;
+	struct at at;
+	__u32 unused;
+	__u64 check;
 };
 
 enum { TRANSLATED_TCP, TRANSLATED_UDP, ASKED, CUT, COUNTERS };
@@ -291,6 +315,36 @@ struct {
 	__type(key, __u32);
 	__type(value, struct settings);
 } settings SEC(".maps");
+
+// A number that says which contents services, endpoints, members, node_addrs and settings
+// have. While the daemon writes to one of them it is 0, and then one that never was before.
+// Of spaces only the end of all knowledge counts as a change: what is known of one holds
+// until a time.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} generation SEC(".maps");
+
+// What is kept has one place, by its hash, and takes it from what was there.
+#define DECISIONS (1 << 13)
+#define TARGETS (1 << 14)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DECISIONS);
+	__type(key, __u32);
+	__type(value, struct decision);
+} decisions SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TARGETS);
+	__type(key, __u32);
+	__type(value, struct target);
+} targets SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -380,12 +434,13 @@ static __always_inline struct carried *carried_by(const struct pair *p, __u32 pr
 	return bpf_map_lookup_elem(&connections, &key);
 }
 
-static __always_inline void count_connection(const struct pair *p, __u32 protocol)
+__noinline int count_connection(const struct pair *p, __u32 protocol)
 {
-	struct carried *c = carried_by(p, protocol);
+	struct carried *c = p ? carried_by(p, protocol) : 0;
 
 	if (c)
 		__sync_fetch_and_add(&c->connections, 1);
+	return 0;
 }
 
 static __always_inline __u32 mix(__u32 sum, const __u32 *words, int n)
@@ -398,11 +453,27 @@ static __always_inline __u32 mix(__u32 sum, const __u32 *words, int n)
 	return sum;
 }
 
+#define check_of(key, value) \
+	mix(mix(1, (const __u32 *)(key), sizeof(*(key)) / 4), (const __u32 *)(value), __builtin_offsetof(typeof(*(value)), check) / 4)
+
 // matches reports whether a value that was read is that of the key: the kernel may
 // use the memory of an entry for another while a program reads it.
-#define matches(key, value) \
-	((value)->check == mix(mix(1, (const __u32 *)(key), sizeof(*(key)) / 4), (const __u32 *)(value), \
-			       __builtin_offsetof(typeof(*(value)), check) / 4))
+#define matches(key, value) ((value)->check == check_of(key, value))
+
+// sum adds up words, each times a number of its place: unlike mix, none waits for another.
+static __always_inline __u64 sum(__u64 secret, const __u64 *words, int n)
+{
+	__u64 total = 0;
+
+#pragma unroll
+	for (int i = 0; i < n; i++)
+		total += (words[i] ^ secret) * (0x9e3779b97f4a7c15ULL * (2 * i + 1));
+	return total;
+}
+
+// kept_check is the check sum of what programs keep, where two may write to one place at
+// once. Nobody outside knows a generation, so nobody can make what is of two fit.
+#define kept_check(value) sum((value)->generation, (const __u64 *)(value), __builtin_offsetof(typeof(*(value)), check) / 8)
 
 static __always_inline int is_v4(const struct addr *a)
 {
@@ -433,22 +504,20 @@ static __always_inline void v4(struct addr *a, __u32 ip)
 
 // find looks for the frontend of an address and port, and says whether it is a
 // NodePort.
-static __always_inline int find(const struct at *to, __u8 protocol, struct service *out, __u32 *node_addr)
+static __always_inline int find(const struct frontend *to, struct service *out, __u32 *node_addr)
 {
-	struct frontend key = {.addr = to->addr, .port = to->port, .protocol = protocol};
-	struct service *s = bpf_map_lookup_elem(&services, &key);
+	struct frontend key = {.port = to->port, .protocol = to->protocol, .nodeport = is_v4(&to->addr) ? 4 : 6};
+	struct service *s = bpf_map_lookup_elem(&services, to);
 	__u32 *flags;
 
 	if (s) {
 		*out = *s;
 		// An address that the node has itself may be another program's.
-		if (!matches(&key, out) || bpf_map_lookup_elem(&node_addrs, &to->addr))
+		if (!matches(to, out) || bpf_map_lookup_elem(&node_addrs, &to->addr))
 			return 0;
 		*node_addr = 0;
 		return 1;
 	}
-	__builtin_memset(&key.addr, 0, sizeof(key.addr));
-	key.nodeport = is_v4(&to->addr) ? 4 : 6;
 	s = bpf_map_lookup_elem(&services, &key);
 	if (!s)
 		return 0;
@@ -468,7 +537,7 @@ static __always_inline void ask(struct bpf_sock *sk, struct space_key *key, stru
 	__u32 *asked;
 
 	known->until = now + ASK_AGAIN;
-	known->check = mix(mix(1, (__u32 *)key, sizeof(*key) / 4), (__u32 *)known, __builtin_offsetof(struct space, check) / 4);
+	known->check = check_of(key, known);
 	bpf_map_update_elem(&spaces, key, known, BPF_ANY);
 	asked = bpf_sk_storage_get(&asked_sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!asked)
@@ -507,9 +576,9 @@ static __always_inline int filtered(struct bpf_sock_addr *ctx, int four)
 	return has_rules(net->nf.hooks_ipv6[LOCAL_OUT]) || has_rules(net->nf.hooks_ipv6[POST_ROUTING]);
 }
 
-// pod returns the origin of a socket in a namespace that is not the node's.
-static __always_inline __u32 pod(struct bpf_sock_addr *ctx, struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound,
-				 __u32 row, int ask_it)
+// pod returns the origin of a socket in a namespace that is not the node's, and until
+// when that holds.
+static __always_inline __u32 pod(struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound, __u32 row, int ask_it, __u64 *until)
 {
 	struct space_key key = {.cookie = cookie, .family = four ? 4 : 6};
 	struct space *found = bpf_map_lookup_elem(&spaces, &key);
@@ -517,6 +586,7 @@ static __always_inline __u32 pod(struct bpf_sock_addr *ctx, struct bpf_sock *sk,
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct space known = {.cookie = cookie, .origin = UNKNOWN};
 
+	*until = 0;
 	if (found) {
 		known = *found;
 		if (!matches(&key, &known))
@@ -524,30 +594,30 @@ static __always_inline __u32 pod(struct bpf_sock_addr *ctx, struct bpf_sock *sk,
 	}
 	if (known.until < now && ask_it && is_zero(bound))
 		ask(sk, &key, &known, now);
+	// Nothing is kept while the daemon is asked, or should be.
+	if (known.until > now + ASK_AGAIN)
+		*until = known.until;
 	if (known.origin >= THIS_NODE || (!is_zero(bound) && !same(bound, &known.source)))
 		return UNKNOWN;
 	self.addr = known.source;
-	if (bpf_map_lookup_elem(&members, &self) || filtered(ctx, four))
+	if (bpf_map_lookup_elem(&members, &self))
 		return UNKNOWN;
 	return known.origin;
 }
 
-// origin returns who the client is, or UNKNOWN to leave its socket.
-static __always_inline __u32 origin(struct bpf_sock_addr *ctx, int four, const struct addr *bound, __u32 node_addr, __u32 row, int ask_it)
+// origin returns who the client is, or UNKNOWN to leave its socket, and until when that holds.
+static __always_inline __u32 origin(struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound, __u32 node_addr, __u32 row,
+				    int ask_it, __u64 *until)
 {
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
-	struct bpf_sock *sk = ctx->sk;
-	__u64 cookie;
 
-	// What a socket's device or mark does to its way is not known.
-	if (!s || s->until < bpf_ktime_get_coarse_ns() || !sk || sk->bound_dev_if || sk->mark)
+	if (!s)
 		return UNKNOWN;
-	cookie = bpf_get_netns_cookie(ctx);
 	if (cookie != s->node) {
 		if (node_addr & LOOPBACK) // its own
 			return UNKNOWN;
-		return pod(ctx, sk, cookie, four, bound, row, ask_it);
+		return pod(sk, cookie, four, bound, row, ask_it, until);
 	}
 	// To an address of its own the node speaks from that address.
 	if (!is_zero(bound) || node_addr & POD_RANGE)
@@ -574,37 +644,146 @@ static __always_inline int claimed(const struct endpoint *e, __u8 protocol)
 	return flags && *flags & TAKES_NODEPORTS;
 }
 
-// choose finds an endpoint for a new connection to the frontend of a pair.
-__noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int ask_it, struct pair *out)
+// current_generation is to be read before the maps are: with a barrier, so that nothing
+// of before a change is taken for what is after it.
+static __always_inline __u64 current_generation(void)
 {
-	__u32 node_addr, from, n;
-	struct endpoint *found;
-	struct endpoint e;
+	__u32 zero = 0;
+	__u64 *g = bpf_map_lookup_elem(&generation, &zero);
+
+	return g ? __sync_fetch_and_add(g, 0) : 0;
+}
+
+// is_current reports whether what was found in a generation is still so: nothing was
+// written to the maps since, and nothing is being written.
+static __always_inline int is_current(__u64 found)
+{
+	__u32 zero = 0;
+	__u64 *g = bpf_map_lookup_elem(&generation, &zero);
+
+	return g && found && *g == found;
+}
+
+// decide finds out what is to be done with a socket that wants to go somewhere.
+__noinline int decide(struct bpf_sock_addr *ctx, const struct addr *bound, int ask_it, __u32 index, struct decision *d)
+{
+	__u32 node_addr, from;
 	struct service s;
-	struct slot slot;
 	__u8 action;
 
-	if (!out || !bound || !find(&out->frontend, protocol, &s, &node_addr))
+	if (!bound || !d || !ctx->sk)
 		return 0;
-	from = origin(ctx, is_v4(&out->frontend.addr), bound, node_addr, s.row, ask_it);
-	if (from >= ORIGINS)
+	d->generation = current_generation();
+	d->until = ~0ULL;
+	d->n = d->first = 0;
+	if (find(&d->to, &s, &node_addr)) {
+		from = origin(ctx->sk, d->space, is_v4(&d->to.addr), bound, node_addr, s.row, ask_it, &d->until);
+		action = from < ORIGINS ? s.actions[from & 3] : 0;
+		if (action & TRANSLATE) {
+			d->row = s.row;
+			d->n = action & LOCAL_LIST ? s.local : s.cluster;
+			d->first = action & LOCAL_LIST ? LOCAL_BIT : 0;
+		}
+	}
+	if (is_zero(bound)) {
+		d->check = kept_check(d);
+		bpf_map_update_elem(&decisions, &index, d, BPF_ANY);
+	}
+	return 1;
+}
+
+// decision finds what was decided about sockets that are not bound, or decides.
+static __always_inline int decision(struct bpf_sock_addr *ctx, const struct at *to, __u8 protocol, __u64 space, const struct addr *bound,
+				    int ask_it, __u64 now, struct decision *d)
+{
+	const __u32 *words = to->addr.words;
+	__u64 hashed[] = {words[0] ^ words[1] ^ words[2] ^ words[3], to->port | (__u64)protocol << 32, space};
+	__u32 index = (sum(0, hashed, 3) >> 32) % DECISIONS;
+	struct decision *place = bpf_map_lookup_elem(&decisions, &index);
+
+	if (!place)
 		return 0;
-	action = s.actions[from & 3];
-	n = action & LOCAL_LIST ? s.local : s.cluster;
-	if (!(action & TRANSLATE) || !n)
+	if (is_zero(bound)) {
+		*d = *place;
+		if (d->space == space && same(&d->to.addr, &to->addr) && d->to.port == to->port && d->to.protocol == protocol &&
+		    d->until > now && is_current(d->generation) && d->check == kept_check(d))
+			return 1;
+	}
+	d->space = space;
+	d->to.addr = to->addr;
+	d->to.port = to->port;
+	d->to.protocol = protocol;
+	return decide(ctx, bound, ask_it, index, d);
+}
+
+// resolve finds the endpoint of a slot, unless the rules would not send to it as it is.
+__noinline int resolve(struct target *t, __u32 protocol, __u32 index)
+{
+	struct endpoint *found;
+	struct endpoint e;
+	struct slot slot;
+
+	if (!t)
 		return 0;
-	slot.row = s.row;
-	slot.number = bpf_get_prandom_u32() % n | (action & LOCAL_LIST ? LOCAL_BIT : 0);
+	slot = t->slot;
+	t->generation = current_generation();
 	found = bpf_map_lookup_elem(&endpoints, &slot);
 	if (!found)
 		return 0;
 	e = *found;
 	if (!matches(&slot, &e) || claimed(&e, protocol))
 		return 0;
-	out->endpoint.addr = e.addr;
-	out->endpoint.port = e.port;
+	t->at.addr = e.addr;
+	t->at.port = e.port;
+	t->check = kept_check(t);
+	bpf_map_update_elem(&targets, &index, t, BPF_ANY);
+	return 1;
+}
+
+// target finds the endpoint of a slot that was found before, or resolves it.
+static __always_inline int target(const struct slot *slot, __u32 protocol, struct target *t)
+{
+	__u64 hashed[] = {slot->row, slot->number};
+	__u32 index = (sum(0, hashed, 2) >> 32) % TARGETS;
+	struct target *place = bpf_map_lookup_elem(&targets, &index);
+
+	if (!place)
+		return 0;
+	*t = *place;
+	if (t->slot.row == slot->row && t->slot.number == slot->number && is_current(t->generation) && t->check == kept_check(t))
+		return 1;
+	t->slot = *slot;
+	return resolve(t, protocol, index);
+}
+
+// choose finds an endpoint for a new connection to the frontend of a pair.
+__noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int ask_it, struct pair *out)
+{
+	__u32 zero = 0;
+	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
+	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
+	__u64 now = bpf_ktime_get_coarse_ns(), space;
+	struct bpf_sock *sk = ctx->sk;
+	struct decision d = {};
+	struct slot slot;
+	struct target t;
+
+	// What a socket's device or mark does to its way is not known.
+	if (!s || s->until < now || !sk || sk->bound_dev_if || sk->mark || !out || !bound)
+		return 0;
+	space = kern->sk->__sk_common.skc_net.net->net_cookie;
+	if (!decision(ctx, &out->frontend, protocol, space, bound, ask_it, now, &d) || !d.n)
+		return 0;
+	if (space != s->node && filtered(ctx, is_v4(&out->frontend.addr)))
+		return 0;
+	slot.row = d.row;
+	slot.number = d.first | (d.n > 1 ? bpf_get_prandom_u32() % d.n : 0);
+	if (!target(&slot, protocol, &t))
+		return 0;
+	out->endpoint = t.at;
 	out->row = slot.row;
 	out->number = slot.number;
+	out->generation = d.generation == t.generation ? t.generation : 0;
 	return 1;
 }
 
@@ -644,17 +823,23 @@ static int look(__u32 i, struct search *s)
 
 #define MAX_SLOTS (1 << 16)
 
-// alive reports whether the frontend of a pair is still that of its row, and its
+// served reports whether the frontend of a pair is that of its row, and its
 // endpoint one of it, in the same slot or in another, or keeps what it has.
-__noinline int alive(struct pair *p)
+__noinline int served(struct pair *p)
 {
+	struct frontend to = {};
 	struct service now;
 	struct slot slot;
 	struct member m = {};
 	struct search s = {};
 	__u32 flags;
 
-	if (!p || !find(&p->frontend, UDP, &now, &flags) || now.row != p->row)
+	if (!p)
+		return 0;
+	to.addr = p->frontend.addr;
+	to.port = p->frontend.port;
+	to.protocol = UDP;
+	if (!find(&to, &now, &flags) || now.row != p->row)
 		return 0;
 	slot.row = p->row;
 	slot.number = p->number;
@@ -669,6 +854,28 @@ __noinline int alive(struct pair *p)
 	s.slot.row = p->row;
 	bpf_loop(MAX_SLOTS, look, &s, 0);
 	return s.found;
+}
+
+// alive reports whether a pair is still served.
+static __always_inline int alive(struct pair *p)
+{
+	__u64 found = p->generation, now;
+
+	if (is_current(found))
+		return 1;
+	now = current_generation();
+	if (!served(p))
+		return 0;
+	__sync_val_compare_and_swap(&p->generation, found, now); // unless a thread has put another pair there
+	return 1;
+}
+
+// cookie_of returns a socket's cookie, or 0 if nobody has asked for it yet.
+static __always_inline __u64 cookie_of(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
+
+	return kern->sk->__sk_common.skc_cookie.counter;
 }
 
 // remembered reports whether the kernel tells when a socket is closed: not if it is
@@ -719,7 +926,7 @@ static __always_inline struct tcp_socket *tcp_socket(__u64 cookie, int make)
 	struct tcp_set *set = bpf_map_lookup_elem(&tcp_sockets, &index);
 	__u32 at;
 
-	if (!set)
+	if (!set || !cookie)
 		return 0;
 	at = make ? claim(set->cookies, cookie) : way_of(set->cookies, cookie);
 	return at < WAYS ? &set->sockets[at & (WAYS - 1)] : 0;
@@ -731,7 +938,7 @@ static __always_inline struct udp_pairs *udp_socket(__u64 cookie, int make)
 	struct udp_set *set = bpf_map_lookup_elem(&udp_sockets, &index);
 	__u32 at;
 
-	if (!set)
+	if (!set || !cookie)
 		return 0;
 	at = make ? claim(set->cookies, cookie) : way_of(set->cookies, cookie);
 	return at < WAYS ? &set->sockets[at & (WAYS - 1)] : 0;
@@ -766,11 +973,11 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, con
 
 	if (!ctx->sk || (protocol != TCP && protocol != UDP) || !remembered(ctx))
 		return 0;
-	cookie = bpf_get_socket_cookie(ctx);
 	if (!choose(ctx, protocol, bound, 1, &p)) {
-		forget(cookie, protocol);
+		forget(cookie_of(ctx), protocol);
 		return 0;
 	}
+	cookie = bpf_get_socket_cookie(ctx);
 	if (protocol == TCP) {
 		t = tcp_socket(cookie, 1);
 		if (!t)
@@ -829,13 +1036,11 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 	struct udp_pairs *u;
 	struct pair p = {.frontend = *to};
 	__u32 at = PAIRS;
-	__u64 cookie;
 	int kept;
 
 	if (!ctx->sk || ctx->protocol != UDP)
 		return 0;
-	cookie = bpf_get_socket_cookie(ctx);
-	u = udp_socket(cookie, 0);
+	u = udp_socket(cookie_of(ctx), 0);
 	if (u) {
 #pragma unroll
 		for (int i = 0; i < PAIRS; i++)
@@ -851,7 +1056,7 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 		return 0;
 	}
 	if (!u && remembered(ctx))
-		u = udp_socket(cookie, 1);
+		u = udp_socket(bpf_get_socket_cookie(ctx), 1);
 	if (!u || __sync_val_compare_and_swap(&u->busy, 0, 1))
 		return 0; // Another thread sends the first datagram of its own.
 	kept = keep(u, at, &p);
@@ -867,8 +1072,7 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 // answer tells an answer's source as the address that was asked.
 static __always_inline int answer(struct bpf_sock_addr *ctx, struct at *from)
 {
-	__u64 cookie = bpf_get_socket_cookie(ctx);
-	struct udp_pairs *u = udp_socket(cookie, 0);
+	struct udp_pairs *u = udp_socket(cookie_of(ctx), 0);
 
 	if (!u)
 		return 0;
@@ -884,7 +1088,7 @@ static __always_inline int answer(struct bpf_sock_addr *ctx, struct at *from)
 // peer tells the address that a socket was to be connected to.
 static __always_inline int peer(struct bpf_sock_addr *ctx, struct at *at)
 {
-	__u64 cookie = bpf_get_socket_cookie(ctx);
+	__u64 cookie = cookie_of(ctx);
 	struct udp_pairs *u;
 	struct tcp_socket *t;
 
@@ -1210,9 +1414,13 @@ int ends(struct bpf_sock_ops *ctx)
 SEC("cgroup/sock_release")
 int release(struct bpf_sock *ctx)
 {
-	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct sock *sk = bpf_cast_to_kern_ctx(ctx);
+	__u64 cookie = sk->__sk_common.skc_cookie.counter;
 	struct udp_set *u;
 	__u32 index, at;
+
+	if (!cookie)
+		return 1;
 
 	if (ctx->protocol == TCP) {
 		release_tcp(cookie);

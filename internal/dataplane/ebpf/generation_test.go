@@ -1,0 +1,205 @@
+package ebpf_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance/lab"
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+// generation returns which contents the maps have.
+func (h *host) generation() (n uint64) {
+	h.Helper()
+	if err := h.d.Map("generation").Lookup(uint32(0), &n); err != nil {
+		h.Fatal(err)
+	}
+	return n
+}
+
+// wantSocket checks that all connections are translated at their socket.
+func (h *host) wantSocket(why string, to netip.AddrPort) {
+	h.Helper()
+	for range 5 {
+		if _, atSocket := h.connects(to); !atSocket {
+			h.Fatalf("%s: the rules translated", why)
+		}
+	}
+}
+
+// TestGenerations: each change has one of its own, and while it is made there is none.
+func TestGenerations(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	seen := map[uint64]string{0: "none"}
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"the first rows", func() error { return h.sync(row("web", proxy.TCP, web, pods[0])) }},
+		{"the same rows", func() error { return h.sync(row("web", proxy.TCP, web, pods[0])) }},
+		{"another row", func() error { h.change(row("web", proxy.TCP, web, pods[1])); return nil }},
+		{"a longer permission", h.d.Renew},
+		{"a test", func() error {
+			return h.d.Change(func() error {
+				if n := h.generation(); n != 0 {
+					t.Errorf("while maps are written to, their generation is %d; want none", n)
+				}
+				return nil
+			})
+		}},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		n := h.generation()
+		if was, ok := seen[n]; ok {
+			t.Errorf("%s: the generation is that of %s", step.name, was)
+		}
+		seen[n] = step.name
+	}
+}
+
+// TestKilledWhileWriting: programs look at the maps each time until the next daemon comes.
+func TestKilledWhileWriting(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("web", proxy.TCP, web, pods[0]))
+	var key [8]byte
+	m := h.d.Map("endpoints")
+	if err := m.NextKey(nil, &key); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.d.Map("generation").Put(uint32(0), uint64(0)); err != nil {
+		t.Fatal(err)
+	}
+	h.wantSocket("nothing was written yet", web)
+	if err := m.Delete(key); err != nil {
+		t.Fatal(err)
+	}
+	h.wantRules("what is kept is of before", web)
+	h.stop()
+	h.start(nil)
+	h.serve(row("web", proxy.TCP, web, pods[0]))
+	if h.generation() == 0 {
+		t.Error("nothing is ever kept again")
+	}
+}
+
+// TestAnotherHandWrites to the maps: programs go by it with the next word of the daemon,
+// whether they had found something there before or not, and a Sync makes it good.
+func TestAnotherHandWrites(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	r := row("web", proxy.TCP, web, pods[0])
+	h.serve(r)
+	var key [8]byte
+	m := h.d.Map("endpoints")
+	if err := m.NextKey(nil, &key); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Delete(key); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.d.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	h.wantRules("the permission was renewed", web)
+	if err := h.sync(r); err != nil {
+		t.Fatal(err)
+	}
+	h.warm(proxy.TCP, web)
+}
+
+// TestNodeChanges: what was found under another node does not hold.
+func TestNodeChanges(t *testing.T) {
+	for name, change := range map[string]func(*host) error{
+		"the pod is none of ours": func(h *host) error {
+			n := *h.node
+			n.LocalPods.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/29")} // the node's address
+			return proxytest.Apply(t.Context(), h.d, &proxy.Delta{Node: &n})
+		},
+		"the node has the Service's address": func(h *host) error {
+			return errors.Join(exec.Command("ip", "addr", "add", web.Addr().String(), "dev", "lo").Run(), h.d.ReadAgain())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.start(nil)
+			h.serve(row("web", proxy.TCP, web, pods...))
+			if err := h.lab.Node().Do(func() error { return change(h) }); err != nil {
+				t.Fatal(err)
+			}
+			h.wantRules(name, web)
+		})
+	}
+}
+
+// TestMapsOfAnotherFormat, be it a former or a later one: its programs act until those of
+// the next daemon do, by what its maps have.
+func TestMapsOfAnotherFormat(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("web", proxy.TCP, web, pods[0]))
+	h.stop()
+	other := filepath.Join(h.EBPF.BPFRoot, "maps-0")
+	if err := os.Rename(filepath.Join(h.EBPF.BPFRoot, "maps-4"), other); err != nil {
+		t.Fatal(err)
+	}
+	h.start(nil)
+	by := func(want netip.AddrPort) {
+		t.Helper()
+		if by, _ := h.connects(web); by != want {
+			t.Errorf("%v answered; want %v", by, want)
+		}
+	}
+	by(pods[0])
+	h.serve(row("web", proxy.TCP, web, pods[1]))
+	by(pods[1])
+	if _, err := os.Stat(other); !os.IsNotExist(err) {
+		t.Errorf("maps of the other format: %v; want none", err)
+	}
+}
+
+// TestFlood: whoever connects to everything takes the place of what is kept of others,
+// and nothing else.
+func TestFlood(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("web", proxy.TCP, web, pods[:2]...), row("dns", proxy.UDP, dns, pods[2]))
+	ctx, stop := context.WithTimeout(t.Context(), 2*time.Second)
+	defer stop()
+	var wg sync.WaitGroup
+	for _, from := range []*lab.Host{h.client, h.pod("10.0.0.20")} {
+		wg.Go(func() {
+			s := h.socket(from, proxy.UDP, netip.AddrPort{})
+			for ctx.Err() == nil {
+				n := rand.Uint32()
+				_ = unix.Connect(s.fd, &unix.SockaddrInet4{Addr: [4]byte{172, 30, byte(n), byte(n >> 8)}, Port: int(n >> 16)})
+			}
+		})
+	}
+	n := 0
+	for ; ctx.Err() == nil; n++ {
+		by, atSocket := h.connects(web)
+		if by != pods[0] && by != pods[1] || !atSocket {
+			t.Errorf("%v answered, at the socket: %v", by, atSocket)
+		}
+		if n%100 == 0 {
+			h.change(row("dns", proxy.UDP, dns, pods[2], pods[n/100%3]))
+		}
+	}
+	wg.Wait()
+	t.Logf("%d connections", n)
+}
