@@ -84,7 +84,7 @@ test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 a
 	go run ./test/kernels --output docs/kernels.md $(if $(KERNELS),--kernels $(KERNELS)) $(if $(SUITES),--suites $(SUITES))
 
 # Most tests are for Linux, so vet and staticcheck go without them on what is built for Windows, and some code is used on Linux only.
-lint: ## formatting, vet, staticcheck, errcheck; vet and staticcheck of what is built for Windows; that it builds for other systems
+lint: ## formatting, vet, staticcheck, errcheck, known vulnerabilities; vet and staticcheck of what is built for Windows; that it builds for other systems
 	@bad=$$($(TOOL) gofumpt -l cmd deploy internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
 	go vet ./... && for m in $(MODULES); do (cd $$m && go vet ./...) || exit 1; done
 	for p in linux/arm64 windows/arm64 darwin/arm64; do GOOS=$${p%/*} GOARCH=$${p#*/} go build ./... || exit 1; done
@@ -96,10 +96,10 @@ lint: ## formatting, vet, staticcheck, errcheck; vet and staticcheck of what is 
 	go run ./test/matrix --check README.md
 	go run ./test/reliability --check
 	$(TOOL) errcheck -ignoretests -exclude tools/errcheck.txt ./...
+	test/vulncheck.sh
 
-# Its database, and a module that it needs, are on the internet, so it is not a part of lint.
-vulncheck: ## known vulnerabilities in what the programs call; needs the internet
-	go run golang.org/x/vuln/cmd/govulncheck@latest ./...
+vulncheck: ## known vulnerabilities in what the programs call; its database is on the internet, or where GOVULNDB says
+	test/vulncheck.sh
 
 size: ## lines of Go outside tests, conformance and fakes, by package, and their limits
 	@test/size.sh
