@@ -54,9 +54,9 @@ fuzz: ## every fuzz target, FUZZTIME each (10s)
 	@FUZZTIME='$(FUZZTIME)' test/fuzz.sh
 
 soak: SEED := $(shell date +%s)
-soak: ## what needs hours: thousands of random steps of the daemon and 1,000 kills in each mode; 50 times every change under traffic; every fuzz target, 10 minutes each
-	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits|FlushDuringWrites)$$' ./test/daemon -rapid.seed $(SEED) -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -flushes 200 -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
-	go test -timeout 6h -v -count $(or $(CHANGES),50) -run '^TestTrafficUnderChange$$' ./test/daemon
+soak: ## what needs hours: thousands of random steps of the daemon and 1,000 kills in each mode; 50 times every change under traffic and flushes while it writes; every fuzz target, 10 minutes each
+	go test -timeout 6h -v -count 1 -run '^Test(Churn|Kills|RestartsWriteNothing|SystemCallsFail|Stopped|Limits)$$' ./test/daemon -rapid.seed $(SEED) -stopped 70s -limits 1 -churn $(or $(CHURN),1000) -kills $(or $(KILLS),1000) -faults $(or $(FAULTS),20)
+	go test -timeout 6h -v -count $(or $(CHANGES),50) -run '^Test(TrafficUnderChange|FlushDuringWrites)$$' ./test/daemon
 	cd test/cluster && go test -timeout 6h -v -count 1 -run '^TestChurn$$' -rapid.seed $(SEED) -churn $(or $(CHURN),250)
 	@FUZZTIME=$(or $(FUZZTIME),10m) test/fuzz.sh
 
@@ -67,17 +67,17 @@ test-arm64: deps ## the tests that an emulator of arm64 can run
 	GOARCH=arm64 CGO_ENABLED=0 go test -short -skip '^Test(AnythingMayFail|ExplainOnKernel)$$' -exec qemu-aarch64-static $(addprefix ./internal/,$(ARM64))
 	GOARCH=arm64 CGO_ENABLED=0 go test -run 'Attributes|Decode|Message|Parse|Rules|ServersBy|Text|TooLong' -exec qemu-aarch64-static ./internal/kernel/{ct,ipt,ipvs,netlink,nft}
 
-# Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
 reliability: deps ## what goes wrong in clusters, done to the daemon in every mode, and the packet table by two versions of Kubernetes, for hours; written to docs/reliability.md
-	@rm -rf .cache/reliability && mkdir -p .cache/reliability
+	@rm -rf .cache/reliability .cache/vm/logs/*-daemon* && mkdir -p .cache/reliability
 	go test -timeout 30m -v -count 1 ./test/daemon ./internal/source/informer ./internal/resolve >.cache/reliability/daemon
 	go test -timeout 30m -v -count 1 ./internal/conntrack -million >.cache/reliability/conntrack
 	cd test/cluster && go test -timeout 30m -v -count 1 -run '^Test(Churn|ControlPlaneLost)$$' >../../.cache/reliability/cluster
 	for v in 1.37 1.36; do (cd test/cluster && go test -timeout 60m -v -count 1 -run '^TestThemes$$' \
 		-themes nftables,iptables,userspace,ebpf -kubernetes $$v >../../.cache/reliability/themes-$$v) || exit 1; done
-	go run ./test/kernels --kernels 6.1 --suites 'daemon ipvs,daemon faults,daemon faults ipvs,daemon changes ipvs,daemon changes'
-	go run ./test/reliability --commit '$(VERSION)' .cache/reliability/* .cache/vm/logs/6.1-daemon*
+	go run ./test/kernels --kernels 5.10,6.1,6.12,7.2 --suites 'daemon ipvs,daemon faults,daemon faults ipvs,daemon changes ipvs,daemon changes'
+	go run ./test/reliability --commit '$(VERSION)' .cache/reliability/* .cache/vm/logs/*-daemon*
 
+# Hours: SUITES and KERNELS, lists with commas, play less; the matrix keeps what was played before.
 test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 and this one; written to docs/kernels.md
 	cd test/cluster && go test -run '^TestInGuest$$' -v -guest-tests TestTakeoverFromIPVS
 	cd test/cluster && go test -timeout 30m -run '^TestInGuest$$' -v -guest-modes nftables,iptables,ipvs,userspace

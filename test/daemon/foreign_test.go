@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -429,8 +428,9 @@ for p in iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy; do $p-save
 	return string(out)
 }
 
-// flushes is how often rules are flushed while the daemon writes.
-var flushes = flag.Int("flushes", 6, "flush the rules so `OFTEN` in each mode while a daemon writes, at random moments")
+// flushes is how often rules are flushed while the daemon writes. After many more,
+// repairs come too seldom to be waited for.
+const flushes = 6
 
 // flushOf takes all rules of a mode away.
 var flushOf = map[string]string{
@@ -457,7 +457,7 @@ func TestFlushDuringWrites(t *testing.T) {
 			eventually(t, "the Service", s.answers(other, podA))
 			change := s.replaceEndpoints()
 			var took []time.Duration
-			for range *flushes {
+			for range flushes {
 				wait(t, time.Duration(random.Int64N(int64(200*time.Millisecond))))
 				s.run("sh", "-ec", s.of(mode, flushOf))
 				began := time.Now()
@@ -468,7 +468,7 @@ func TestFlushDuringWrites(t *testing.T) {
 			s.write("web.yaml", service("web", clusterIP, podB))
 			eventually(t, "what was written last", s.answers(clusterIP, podB))
 			s.isAsNew(mode)
-			reliability.Record(t, reliability.Result{Fault: "all rules flushed while the daemon writes", Mode: mode, Tried: *flushes, Repairs: took})
+			reliability.Record(t, reliability.Result{Fault: "all rules flushed while the daemon writes", Mode: mode, Tried: flushes, Repairs: took})
 		})
 	}
 }

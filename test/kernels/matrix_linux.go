@@ -152,13 +152,14 @@ func markdown(cells []cell) string {
 	for _, s := range suites {
 		fmt.Fprintf(&b, "| %s", s.name)
 		for _, k := range columns {
-			c, ok := find(s.name, k)
-			if !ok {
+			if c, ok := find(s.name, k); ok {
+				fmt.Fprintf(&b, " | %v<br>%s", c, c.Commit)
+				notes.WriteString(c.notes())
+			} else if slices.Contains(s.tooOld, k) {
+				b.WriteString(" | too old")
+			} else {
 				b.WriteString(" | not played")
-				continue
 			}
-			fmt.Fprintf(&b, " | %v<br>%s", c, c.Commit)
-			notes.WriteString(c.notes())
 		}
 		b.WriteString(" |\n")
 	}
@@ -169,7 +170,8 @@ const preamble = `# Kernels
 
 Written by ` + "`make test-kernels`" + `: the tests that depend on the kernel, on Debian's kernels in a virtual machine
 ([test/vm](../test/vm/README.md)) and on the kernel of the machine that ran it. A suite that plays the packet table has its cases, stories and
-random worlds, each in both ways. A cell is how many tests passed, how long it took, with the machine busy or not, and the commit.
+random worlds, each in both ways. A cell is how many tests passed, how long it took, with the machine busy or not, and the commit. A kernel is
+too old where it lacks what the mode needs; ebpf/probe checks that it says so.
 
 `
 

@@ -98,7 +98,7 @@ func TestTheMatrixKeepsWhatWasPlayed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"| 2 pass, 7 skipped (0s)<br>old | 3 pass (0s)<br>new |", "\n- and 2 more\n"} {
+	for _, want := range []string{"| 2 pass, 7 skipped (0s)<br>old | 3 pass (0s)<br>new |", "\n- and 2 more\n", "\n| ebpf | too old | too old | not played |"} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("%q is not in the matrix:\n%s", want, page)
 		}
