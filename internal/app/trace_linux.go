@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,27 +46,27 @@ func (o *explainOptions) follow(ctx context.Context, says io.Writer, e *statusap
 		}
 	}
 	number := map[string]uint8{"TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP, "SCTP": unix.IPPROTO_SCTP}[e.Packet.Protocol]
-	t, chosen := &statusapi.Trace{}, false
-	err = traceOne(ctx, cancel, nft.Traced{Protocol: number, Src: src, Dst: dst}, begun, func(s nft.TraceStep) {
-		step := statusapi.TraceStep{
-			Chain: fmt.Sprintf("%s %s %s", families[s.Family], s.Table, s.Chain), Handle: s.Handle, Verdict: s.Verdict,
-			Ours: strings.HasPrefix(s.Table, "sluice") || strings.HasPrefix(s.Chain, "KUBE-"),
-		}
-		t.Steps = append(t.Steps, step)
-		chosen = chosen || choosesEndpoint(s)
-		if s.Drops {
-			t.DroppedBy = &step
-		}
-	})
+	steps, err := traceOne(ctx, cancel, nft.Traced{Protocol: number, Src: src, Dst: dst}, begun)
 	switch {
 	case errors.Is(err, unix.EPERM):
 		return nil, fmt.Errorf("--trace: no permission to use nf_tables, try sudo: %w", err)
 	case err != nil:
 		return nil, fmt.Errorf("--trace: %w", err)
 	}
+	t := &statusapi.Trace{}
+	for _, s := range steps {
+		step := statusapi.TraceStep{
+			Chain: fmt.Sprintf("%s %s %s", families[s.Family], s.Table, s.Chain), Handle: s.Handle, Verdict: s.Verdict,
+			Ours: strings.HasPrefix(s.Table, "sluice") || strings.HasPrefix(s.Chain, "KUBE-"),
+		}
+		t.Steps = append(t.Steps, step)
+		if s.Drops {
+			t.DroppedBy = &step
+		}
+	}
 	names := untraceable(dst.Addr())
 	t.Bypassed = e.Reason == statusapi.Forwarded && number == unix.IPPROTO_TCP && names == "" && // of others a later packet may be followed
-		len(t.Steps) > 0 && !chosen && (t.DroppedBy == nil || t.DroppedBy.Ours)
+		len(steps) > 0 && !slices.ContainsFunc(steps, choosesEndpoint) && (t.DroppedBy == nil || t.DroppedBy.Ours)
 	for i, s := range t.Steps {
 		if t.Bypassed && !s.Ours {
 			t.Steps[i].Rule = ruleText(ctx, s)
@@ -105,27 +107,31 @@ func touch(ctx context.Context, protocol string, dst netip.AddrPort) {
 }
 
 // traceOne follows the first packet of those that are traced, and calls cancel when it
-// has met its last rule.
-func traceOne(ctx context.Context, cancel func(), what nft.Traced, begun func(), each func(nft.TraceStep)) (err error) {
+// has met its last rule. Only a packet that is seen from the rule that marks it is
+// followed: of one that was on its way when the trace began nobody could say what it
+// passed, and others may trace packets of theirs.
+func traceOne(ctx context.Context, cancel func(), what nft.Traced, begun func()) (steps []nft.TraceStep, err error) {
 	conn, err := nft.Open()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	var packet uint32
-	var quiet *time.Timer
-	return conn.Trace(ctx, what, begun, func(s nft.TraceStep) {
-		if quiet == nil {
-			packet, quiet = s.Packet, time.AfterFunc(traceQuiet, cancel)
-		}
-		if s.Packet != packet || s.Table == nft.TraceTable {
-			return
-		}
-		quiet.Reset(traceQuiet)
-		if each(s); s.Drops {
-			cancel()
+	quiet := time.AfterFunc(math.MaxInt64, cancel)
+	defer quiet.Stop()
+	err = conn.Trace(ctx, what, begun, func(s nft.TraceStep) {
+		switch {
+		case packet == 0 && s.Table == nft.TraceTable:
+			packet = s.Packet
+			quiet.Reset(traceQuiet)
+		case packet != 0 && s.Packet == packet && s.Table != nft.TraceTable:
+			steps = append(steps, s)
+			if quiet.Reset(traceQuiet); s.Drops {
+				cancel()
+			}
 		}
 	})
+	return steps, err
 }
 
 // ruleText returns a rule as the nft program lists it, if there is one.

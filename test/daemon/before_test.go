@@ -25,6 +25,10 @@ func chainBefore(kind, priority, rule string) string {
 	return fmt.Sprintf("nft 'add table ip early; add chain ip early c { type %s hook prerouting priority %s; }; add rule ip early c %s'", kind, priority, rule)
 }
 
+// traceOthers follows packets, as nft's monitor does, that have an endpoint already.
+const traceOthers = "nft 'add table ip early; add chain ip early c { type filter hook postrouting priority -160; }; " +
+	"add rule ip early c ip daddr POD limit rate 2000/second meta nftrace set 1'"
+
 const bypassed = "BYPASSED: no rule of the service proxy that chooses an endpoint saw the packet"
 
 var earlierRules = []earlierRule{
@@ -49,6 +53,10 @@ var earlierRules = []earlierRule{
 	{
 		fault: "others' rule before ours accepts a Service's packets", by: podA,
 		script: either(chainBefore("filter", "-160", "ip daddr WEB accept"), "iptables-nft -t mangle -I PREROUTING -d WEB -j ACCEPT"),
+	},
+	{
+		fault: "others trace packets of another Service", by: podA,
+		script: either(traceOthers, traceOthers),
 	},
 	{
 		fault: "others' rule before ours marks a Service's packets", by: podA,

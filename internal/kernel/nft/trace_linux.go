@@ -35,9 +35,13 @@ type TraceStep struct {
 	Drops   bool
 }
 
+// errTraceLost is the end of a trace of which nobody could say what is missing.
+var errTraceLost = errors.New("more such packets came than can be followed: try again when there are fewer")
+
 // Trace marks packets, calls begun, and then each with every step of theirs
 // through the rules of all tables, until ctx ends. What marks them goes then, and
-// since Linux 5.12 also if the process is killed.
+// since Linux 5.12 also if the process is killed. Packets that were on their way when
+// begun is called are seen from where they are.
 func (c *Conn) Trace(ctx context.Context, what Traced, begun func(), each func(TraceStep)) (err error) {
 	t := Table{IP, TraceTable}
 	if what.Dst.Addr().Is6() {
@@ -53,13 +57,23 @@ func (c *Conn) Trace(ctx context.Context, what Traced, begun func(), each func(T
 			err = errors.Join(err, fmt.Errorf("remove %v: %w", t, failed))
 		}
 	}()
-	return c.events.Listen(ctx, unix.NFNLGRP_NFTRACE, begun, func(datagram []byte) {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	err = c.events.Listen(ctx, unix.NFNLGRP_NFTRACE, begun, func(datagram []byte) {
+		if datagram == nil {
+			fail(errTraceLost)
+			return
+		}
 		for m := range netlink.Messages(datagram) {
 			if m.Kind == subsystem|unix.NFT_MSG_TRACE && len(m.Body) >= 4 {
 				each(decodeTrace(Family(m.Body[0]), m.Attrs()))
 			}
 		}
 	})
+	if err == nil && context.Cause(ctx) == errTraceLost {
+		err = errTraceLost
+	}
+	return err
 }
 
 // markTraced writes rules that come before all others.
@@ -80,7 +94,6 @@ func (c *Conn) markTraced(ctx context.Context, t Table, what Traced) error {
 	return err
 }
 
-// rule returns the rule that marks the packets.
 func (w Traced) rule(f Family) *Rule {
 	const word = 0
 	srcOffset, dstOffset, length := uint32(12), uint32(16), uint32(4)
