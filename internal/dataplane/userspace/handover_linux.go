@@ -174,13 +174,16 @@ func (s *server) adopt(h *handed, fds []int, w *worker) {
 		s.refused[noDescriptor].Add(1)
 	case h.Listener != nil:
 		h.Listener.fd = fds[0]
-		s.listeners = append(s.listeners, h.Listener)
+		s.add(h.Listener)
 	case h.Connection != nil:
 		c := &connection{relayed: *h.Connection, service: service(h.Connection.Key), fds: [2]int{fds[0], -1}}
 		w.do(func() { c.resume(w, fds[1:]) })
 	case h.Session != nil:
 		x := &session{relayedFlow: *h.Session, service: service(h.Session.Key), fd: fds[0]}
 		x.service.Adopt(x.Endpoint)
+		if 0 < x.Listener && x.Listener <= len(s.listeners) {
+			w = s.listeners[x.Listener-1].worker
+		}
 		w.do(func() { x.begin(w) })
 	}
 }

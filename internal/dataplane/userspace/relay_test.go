@@ -440,30 +440,45 @@ func TestSlowReaderBlocksNobody(t *testing.T) {
 	}
 }
 
+// answerUDP has the pod answer datagrams.
+func (n *testNode) answerUDP(all ...netip.AddrPort) {
+	n.Helper()
+	for _, at := range all {
+		l, err := n.pod.Listen(proxy.UDP, at)
+		if err != nil {
+			n.Fatal(err)
+		}
+		n.Cleanup(func() { l.Close() })
+	}
+}
+
+// ask sends a datagram and returns the answer: by whom, and to whom.
+func (n *testNode) ask(c net.Conn) string {
+	n.Helper()
+	b := make([]byte, 100)
+	_, err := c.Write([]byte("?"))
+	got := 0
+	if err == nil {
+		got, err = c.Read(b)
+	}
+	if err != nil {
+		n.Error(err)
+	}
+	return string(b[:got])
+}
+
 // TestUDPSessions end when they are silent, when their endpoint goes, and give
 // way when there are too many.
 func TestUDPSessions(t *testing.T) {
 	r := relaySettings()
 	r.UDPTimeout, r.MaxConnections = 2*time.Second, 4
 	n := newNode(t, r)
-	for _, at := range []netip.AddrPort{near, other} {
-		l, err := n.pod.Listen(proxy.UDP, at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-	}
+	n.answerUDP(near, other)
 	n.serve(proxy.UDP, near)
 	ask := func(c net.Conn, want netip.AddrPort) {
 		t.Helper()
-		b := make([]byte, 100)
-		_, err := c.Write([]byte("?"))
-		got := 0
-		if err == nil {
-			got, err = c.Read(b)
-		}
-		if text := fmt.Sprintf("%v %v\n", want, client); err != nil || string(b[:got]) != text {
-			t.Errorf("got %q, error %v; want %q", b[:got], err, text)
+		if got, text := n.ask(c), fmt.Sprintf("%v %v\n", want, client); got != text {
+			t.Errorf("got %q, want %q", got, text)
 		}
 	}
 	c := n.dial(proxy.UDP)
@@ -479,6 +494,39 @@ func TestUDPSessions(t *testing.T) {
 	}
 	if open := n.count("userspace_connections", "UDP"); open > 4 {
 		t.Errorf("%v sessions; want 4 at most", open)
+	}
+}
+
+// TestRestartKeepsSessions hands UDP sessions to a dataplane with more or fewer workers.
+// A session that another one had than gets its client's datagrams would begin anew.
+func TestRestartKeepsSessions(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
+	n := newNode(t, relaySettings())
+	n.answerUDP(near, other)
+	n.serve(proxy.UDP, near, other)
+	const many = 50
+	had := map[net.Conn]string{}
+	for range many {
+		c := n.dial(proxy.UDP)
+		had[c] = n.ask(c)
+	}
+	for _, processors := range []int{8, 4, 12} {
+		runtime.GOMAXPROCS(processors)
+		former := n.end
+		n.start(relaySettings())
+		n.serve(proxy.UDP, near, other)
+		if err := former(); err == nil {
+			t.Error("the former one does not say that it was followed")
+		}
+		moved := 0
+		for c, before := range had {
+			if n.ask(c) != before {
+				moved++
+			}
+		}
+		if open := n.count("userspace_connections", "UDP"); moved > 0 || open != many {
+			t.Errorf("with %d processors, %d of %d sessions moved, %v are open", processors, moved, many, open)
+		}
 	}
 }
 

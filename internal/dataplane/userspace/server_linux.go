@@ -94,14 +94,23 @@ func (s *server) cannotReach(err error) {
 	s.failed[reason].Add(1)
 }
 
-// start gives the workers their listeners, of each protocol by turns: what is next to
-// each other shares a port, and its connections.
+// add gives a listener to a worker, of each protocol by turns: what is next to each other
+// shares a port, and its connections.
+func (s *server) add(l *listener) {
+	turn := 0
+	for _, former := range s.listeners {
+		if former.Protocol == l.Protocol {
+			turn++
+		}
+	}
+	s.listeners = append(s.listeners, l)
+	l.number, l.worker = len(s.listeners), s.workers[turn%len(s.workers)]
+}
+
+// start has the workers serve their listeners.
 func (s *server) start() {
-	turn := map[proxy.Protocol]int{}
 	for _, l := range s.listeners {
-		w := s.workers[turn[l.Protocol]%len(s.workers)]
-		turn[l.Protocol]++
-		w.do(func() { _ = w.watch(l.fd, l, unix.EPOLLIN) })
+		l.worker.do(func() { _ = l.worker.watch(l.fd, l, unix.EPOLLIN) })
 	}
 }
 

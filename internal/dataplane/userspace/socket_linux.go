@@ -109,7 +109,7 @@ func (s *server) listenAt(like listener) (err error) {
 			if l.fd, err = s.openSocket(l.Protocol, f, netip.AddrPortFrom(loopback[f], l.Port), options...); err != nil {
 				return err
 			}
-			s.listeners = append(s.listeners, &l)
+			s.add(&l)
 			if l.Protocol == proxy.TCP {
 				err = unix.Listen(l.fd, backlog)
 			}

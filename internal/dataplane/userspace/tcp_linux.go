@@ -19,6 +19,8 @@ type listener struct {
 	Masquerade int         // 1: the endpoint sees the node
 	Port       uint16
 	fd         int
+	number     int     // from 1
+	worker     *worker // that serves it
 }
 
 // ready takes what has come.

@@ -20,6 +20,7 @@ type relayedFlow struct {
 	flow
 	Key      proxy.PortKey
 	Endpoint netip.AddrPort
+	Listener int // the number of the one that the client's datagrams come to; 0 from a daemon of a version that does not tell
 }
 
 // session is a client's datagrams to a frontend, and the endpoint that they go to.
@@ -77,7 +78,7 @@ func (l *listener) session(w *worker, f flow) *session {
 		return nil
 	}
 	w.makeRoom()
-	s.flow, s.Key = f, s.service.Key
+	s.flow, s.Key, s.Listener = f, s.service.Key, l.number
 	var tried []netip.AddrPort
 	for range 1 + w.Retries {
 		e, ok := s.service.Choose(f.Client.Addr(), l.Scope, tried)

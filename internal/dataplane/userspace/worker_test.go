@@ -18,7 +18,8 @@ func TestWorkersShare(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range workers {
-			s.listeners = append(s.listeners, &listener{Protocol: proxy.TCP, fd: -2}, &listener{Protocol: proxy.UDP, fd: -3})
+			s.add(&listener{Protocol: proxy.TCP, fd: -2})
+			s.add(&listener{Protocol: proxy.UDP, fd: -3})
 		}
 		s.start()
 		for i, w := range s.workers {
