@@ -69,9 +69,6 @@ func (d *Dataplane) Freeze() error {
 // Renew lets programs act on, as the mode does from time to time.
 func (d *Dataplane) Renew() error { return d.locked(func() error { return d.allow(lease) }) }
 
-// ReadAgain follows the node's addresses and routes.
-func (d *Dataplane) ReadAgain() error { return d.locked(d.readAgain) }
-
 // OpenWithLimits opens a dataplane whose maps have room for fewer entries.
 func OpenWithLimits(ctx context.Context, s mode.Settings, limits map[string]uint32) (*Dataplane, error) {
 	return open(ctx, s, limits)

@@ -2,7 +2,6 @@ package ebpf_test
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -131,7 +130,9 @@ func TestNodeChanges(t *testing.T) {
 			return proxytest.Apply(t.Context(), h.d, &proxy.Delta{Node: &n})
 		},
 		"the node has the Service's address": func(h *host) error {
-			return errors.Join(exec.Command("ip", "addr", "add", web.Addr().String(), "dev", "lo").Run(), h.d.ReadAgain())
+			err := exec.Command("ip", "addr", "add", web.Addr().String(), "dev", "lo").Run()
+			h.eventually("it has noticed", func() bool { _, atSocket := h.connects(web); return !atSocket })
+			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
