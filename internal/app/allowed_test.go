@@ -29,9 +29,11 @@ func TestAllowedBecomesRules(t *testing.T) {
 // TestAllowedRefuses what is no range: half of a list would be another rule.
 func TestAllowedRefuses(t *testing.T) {
 	for _, text := range []string{"192.0.2.1", "192.0.2.0/33", "none,192.0.2.0/24", "::ffff:192.0.2.0/120", "all"} {
-		o := parse(t, "--manifests=/m", "--hostname-override=n", "--allowed-load-balancer-ips="+text)
-		if _, err := o.plan(configuration(t)); err == nil || !strings.HasPrefix(err.Error(), "--allowed-load-balancer-ips: ") {
-			t.Errorf("%s: error %v", text, err)
+		for _, option := range []string{"--allowed-load-balancer-ips", "--ebpf-untracked-cidrs"} {
+			o := parse(t, "--manifests=/m", "--hostname-override=n", option+"="+text)
+			if _, err := o.plan(configuration(t)); err == nil || !strings.HasPrefix(err.Error(), option+": ") {
+				t.Errorf("%s=%s: error %v", option, text, err)
+			}
 		}
 	}
 }

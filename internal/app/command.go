@@ -188,6 +188,9 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 	if err != nil {
 		return plan{}, err
 	}
+	if _, err := ranges(untrackedCIDRs, o.Untracked); err != nil {
+		return plan{}, err
+	}
 	p := plan{options: o, config: c, balancing: balancing, allowed: allowed}
 	if p.priority, err = o.Windows.priority(); err != nil {
 		return plan{}, err

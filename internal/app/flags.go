@@ -165,11 +165,15 @@ func (o *Options) relayFlags() {
 	})
 }
 
+const untrackedCIDRs = "ebpf-untracked-cidrs"
+
 func (o *Options) ebpfFlags() {
 	o.group("Mode ebpf", []flag{
 		{"cgroup-root", &o.EBPF.CgroupRoot, "serve the sockets in this `FOLDER` of a cgroup2; all unless given"},
 		{"bpf-root", &o.EBPF.BPFRoot, "keep programs and maps in this `FOLDER` of a BPF file system"},
 		{"ebpf-fallback", &o.EBPF.Fallback, "where the kernel cannot do it, say why and serve by the rules of mode nftables"},
+		{untrackedCIDRs, &o.Untracked, "pods have addresses in these `CIDRS`: have conntrack not track TCP and UDP connections between " +
+			"them unless rules translate them; docs/modes.md says what that gives and takes"},
 	})
 }
 

@@ -69,6 +69,7 @@ func TestEveryFlagOfKubeProxy(t *testing.T) {
 	want["service-traffic"], want["service-traffic-endpoints"], want["service-traffic-series"] = "connections", "false", "2000"
 	want["allowed-external-ips"], want["allowed-load-balancer-ips"] = "[]", "[]"
 	want["cgroup-root"], want["bpf-root"], want["ebpf-fallback"] = "", "/sys/fs/bpf/sluice", "false"
+	want["ebpf-untracked-cidrs"] = "[]"
 	got := map[string]string{}
 	newCommand("sluice", NewOptions(), steps{}).Flags().VisitAll(func(f *pflag.Flag) { got[f.Name] = f.DefValue })
 	if diff := cmp.Diff(want, got); diff != "" {

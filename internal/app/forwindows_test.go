@@ -43,7 +43,7 @@ func TestEveryFlagOfKubeProxyOnWindows(t *testing.T) {
 	}
 	want := flags("linux")
 	maps.DeleteFunc(want, func(name, _ string) bool {
-		return strings.HasPrefix(name, "userspace-") || slices.Contains([]string{"cgroup-root", "bpf-root", "ebpf-fallback"}, name)
+		return strings.HasPrefix(name, "userspace-") || slices.Contains([]string{"cgroup-root", "bpf-root", "ebpf-fallback", "ebpf-untracked-cidrs"}, name)
 	})
 	maps.Copy(want, map[string]string{
 		"windows-service": "false", "source-vip": "", "network-name": "", "enable-dsr": "false",

@@ -188,9 +188,10 @@ func (o *Options) probeMode(ctx context.Context, c config.Configuration) (datapl
 
 // settingsOf returns what modes are told by flags and the configuration.
 func (o *Options) settingsOf(c config.Configuration) dataplane.Settings {
-	v, w := c.Object.IPVS, c.Object.Winkernel
+	v, w, e := c.Object.IPVS, c.Object.Winkernel, o.EBPF
+	e.Untracked, _ = ranges(untrackedCIDRs, o.Untracked) // which the plan has checked
 	return dataplane.Settings{
-		CountBytes: o.Traffic.Level == countBytes, Relay: o.Relay, EBPF: o.EBPF, MasqueradeBit: uint8(c.MasqueradeBit),
+		CountBytes: o.Traffic.Level == countBytes, Relay: o.Relay, EBPF: e, MasqueradeBit: uint8(c.MasqueradeBit),
 		IPVS: mode.IPVS{
 			Scheduler: v.Scheduler, ExcludeCIDRs: c.ExcludeCIDRs, StrictARP: v.StrictARP,
 			TCPTimeout: v.TCPTimeout.Duration, TCPFinTimeout: v.TCPFinTimeout.Duration, UDPTimeout: v.UDPTimeout.Duration,

@@ -33,7 +33,7 @@ type offlineState struct {
 var offlineFlags = []string{
 	"manifests", "config", "feature-gates", "hostname-override", "bind-address", "proxy-mode", "load-balancing",
 	"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix", "masquerade-all",
-	"nodeport-addresses", apiobject.AllowedExternalIPs, apiobject.AllowedLoadBalancerIPs, "iptables-masquerade-bit", "iptables-localhost-nodeports", "ipvs-scheduler",
+	"nodeport-addresses", apiobject.AllowedExternalIPs, apiobject.AllowedLoadBalancerIPs, "iptables-masquerade-bit", "iptables-localhost-nodeports", "ipvs-scheduler", untrackedCIDRs,
 }
 
 // some returns a group of the daemon's flags, for a subcommand that has no others.

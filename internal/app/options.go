@@ -44,6 +44,7 @@ type Options struct {
 	Allowed       AllowedOptions
 	Relay         mode.Relay
 	EBPF          mode.EBPF
+	Untracked     []string // CIDRs, for mode ebpf
 	Windows       windowsOptions
 	StatusSocket  string
 	Traffic       TrafficOptions
@@ -289,14 +290,15 @@ type AllowedOptions struct{ ExternalIPs, LoadBalancerIPs []string }
 
 // read returns the ranges that Services may have addresses from.
 func (o AllowedOptions) read() (allowed apiobject.Allowed, err error) {
-	if allowed.ExternalIPs, err = allowedRanges(apiobject.AllowedExternalIPs, o.ExternalIPs); err != nil {
+	if allowed.ExternalIPs, err = ranges(apiobject.AllowedExternalIPs, o.ExternalIPs); err != nil {
 		return allowed, err
 	}
-	allowed.LoadBalancerIPs, err = allowedRanges(apiobject.AllowedLoadBalancerIPs, o.LoadBalancerIPs)
+	allowed.LoadBalancerIPs, err = ranges(apiobject.AllowedLoadBalancerIPs, o.LoadBalancerIPs)
 	return allowed, err
 }
 
-func allowedRanges(option string, items []string) ([]netip.Prefix, error) {
+// ranges reads what an option has: CIDRs, or the word none.
+func ranges(option string, items []string) ([]netip.Prefix, error) {
 	if slices.Equal(items, []string{config.None}) {
 		return []netip.Prefix{}, nil
 	}

@@ -207,6 +207,13 @@ func TestRenderedRulesLoad(t *testing.T) {
 		}
 		program(t, n, commands(text), "nft", "-c", "-f", "-")
 	}
+	text, _ := rendered(t, "--proxy-mode=ebpf", "--ebpf-untracked-cidrs=10.0.0.0/8,fd00:10::/64")
+	for _, part := range []string{" notrack comment ", " snat to :61000-65535 fully-random comment "} {
+		if n := strings.Count(text, part); n != 4 { // of two families and protocols
+			t.Errorf("%d rules with %q; want 4", n, part)
+		}
+	}
+	program(t, n, commands(text), "nft", "-c", "-f", "-")
 	for family, name := range map[string]string{"IPv4": "iptables", "IPv6": "ip6tables"} {
 		text, _ := rendered(t, "--proxy-mode=iptables", "--family="+family)
 		for _, variant := range []string{"nft", "legacy"} {

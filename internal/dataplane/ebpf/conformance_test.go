@@ -31,23 +31,29 @@ func bpffs(t *testing.T) string {
 
 // underTest puts the dataplane under the packet table.
 func underTest(t *testing.T) conformance.Dataplane {
+	return underTestAs(t, mode.EBPF{}, func(d *ebpf.Dataplane) proxy.Dataplane { return d })
+}
+
+// underTestAs puts it there with settings and as something that has it within.
+func underTestAs(t *testing.T, options mode.EBPF, as func(*ebpf.Dataplane) proxy.Dataplane) conformance.Dataplane {
 	root := bpffs(t)
 	return conformance.Dataplane{
 		Mode: "nftables", // whose settings it has
 		Sockets: &conformance.Sockets{
 			Open: func(ctx context.Context, cgroup string) (proxy.Dataplane, error) {
-				s := mode.Settings{MasqueradeBit: 14, EBPF: mode.EBPF{CgroupRoot: cgroup, BPFRoot: filepath.Join(root, filepath.Base(cgroup))}}
-				d, err := ebpf.Open(ctx, s)
-				if m, ok := mutants[os.Getenv(mutant)]; ok && err == nil {
+				options := options // several are open at once
+				options.CgroupRoot, options.BPFRoot = cgroup, filepath.Join(root, filepath.Base(cgroup))
+				d, err := ebpf.Open(ctx, mode.Settings{MasqueradeBit: 14, EBPF: options})
+				if err != nil {
+					return nil, err
+				}
+				if m, ok := mutants[os.Getenv(mutant)]; ok {
 					return &spoilt{d, m.spoil}, nil
 				}
-				return d, err
+				return as(d), nil
 			},
 			Translated: func(d proxy.Dataplane, fd int) (bool, error) {
-				if s, ok := d.(*spoilt); ok {
-					d = s.Dataplane
-				}
-				return d.(*ebpf.Dataplane).Translated(fd)
+				return d.(interface{ Translated(fd int) (bool, error) }).Translated(fd)
 			},
 		},
 	}

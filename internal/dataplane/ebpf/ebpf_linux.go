@@ -61,10 +61,12 @@ type Dataplane struct {
 	addrs    map[addrKey]uint32     // the node's, with their flags, as written
 	bytes    bool                   // are to be counted
 
+	untracking untracking
+
 	counting sync.Mutex // several may ask
 	accounts map[route]*account
 
-	rowsLeft, serving atomic.Int32 // for metrics, which wait for nobody
+	rowsLeft, serving, untracks atomic.Int32 // for metrics, which wait for nobody
 }
 
 var (
@@ -86,7 +88,10 @@ func open(ctx context.Context, s mode.Settings, limits map[string]uint32) (d *Da
 	if err != nil {
 		return nil, err
 	}
-	d = &Dataplane{look: make(chan struct{}, 1), moved: make(chan struct{}, 1), host: &host{}, off: errors.New("nothing was written yet"), bytes: s.CountBytes}
+	d = &Dataplane{
+		look: make(chan struct{}, 1), moved: make(chan struct{}, 1), host: &host{}, off: errors.New("nothing was written yet"), bytes: s.CountBytes,
+		untracking: untracking{pods: s.EBPF.Untracked, may: make(chan struct{}, 1)},
+	}
 	d.lastID = rand.Uint32() // so that two daemons that write at once do not use the same numbers
 	d.differ = differ.New(d.objects())
 	var undo []func() error
@@ -113,7 +118,13 @@ func open(ctx context.Context, s mode.Settings, limits map[string]uint32) (d *Da
 		return nil, fmt.Errorf("watch addresses and routes: %w", err)
 	}
 	undo = append(undo, func() error { d.news.Close(); return nil })
-	d.Dataplane, err = nftables.Open(ctx, s)
+	if len(d.untracking.pods) > 0 {
+		if d.untracking.flows, err = mode.OpenFlows(); err != nil {
+			return nil, err
+		}
+		undo = append(undo, d.untracking.flows.Close)
+	}
+	d.Dataplane, err = rules(s, d.untracked).Open(ctx, s)
 	return d, err
 }
 
@@ -123,7 +134,11 @@ func open(ctx context.Context, s mode.Settings, limits map[string]uint32) (d *Da
 func (d *Dataplane) Close() error {
 	d.routes.Close()
 	d.news.Close()
-	return errors.Join(d.locked(func() error { return d.allow(restart) }), d.Dataplane.Close(), d.kernel.close())
+	var err error
+	if d.untracking.flows != nil {
+		err = d.untracking.flows.Close()
+	}
+	return errors.Join(err, d.locked(func() error { return d.allow(restart) }), d.Dataplane.Close(), d.kernel.close())
 }
 
 // Sync makes maps and rules right whatever was there before, and then has programs
@@ -135,11 +150,12 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	if failed != nil {
 		d.disable(ctx, failed)
 	}
+	d.beginUntracked(ctx, want)
 	refused, err := d.Dataplane.Sync(ctx, want)
 	if err != nil {
 		return nil, d.without(ctx, err)
 	}
-	if failed == nil {
+	if d.hasPorts(); failed == nil {
 		if failed = d.follow(ctx, want, refused); failed == nil {
 			failed = d.enable(ctx)
 		}
@@ -205,6 +221,11 @@ func (d *Dataplane) Rewritten() proxy.Rewritten {
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.untracking.begun {
+		if why := d.overlaps(want, slices.Values(changed.Rows)); why != "" {
+			return nil, fmt.Errorf("%w: connections between pods are to be tracked: %s", proxy.ErrNeedSync, why)
+		}
+	}
 	if d.off == nil {
 		if err := d.applySockets(ctx, want, changed); err != nil {
 			d.disable(ctx, err)
@@ -246,7 +267,7 @@ func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed
 	}
 	if changed.Node {
 		h, err := readHost(d.routes, want.Node)
-		if err == nil && !h.same(d.host) {
+		if err == nil && !d.same(h) {
 			err = fmt.Errorf("%w: the node's addresses count as others", proxy.ErrNeedSync)
 		}
 		if err == nil {
@@ -352,6 +373,9 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 		}},
 		proxy.Metric{Name: "ebpf_sockets_served", Help: "1 if sockets are translated; 0: the rules serve alone", Read: func(yield func(float64, ...string)) {
 			yield(float64(d.serving.Load()))
+		}},
+		proxy.Metric{Name: "ebpf_untracked", Help: "1 if connections between pods are not tracked", Read: func(yield func(float64, ...string)) {
+			yield(float64(d.untracks.Load()))
 		}})
 }
 

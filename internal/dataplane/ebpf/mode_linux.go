@@ -14,10 +14,10 @@ import (
 
 // Mode is the ebpf mode.
 func Mode() mode.Mode {
-	rules := nftables.Mode()
+	base := nftables.Mode()
 	return mode.Mode{
 		Name: "ebpf", Probe: Probe, Open: openOrFallBack, Cleanup: Cleanup, Render: Render,
-		Prepare: rules.Prepare, Flows: rules.Flows, Ends: rules.Ends, Balancing: rules.Balancing,
+		Prepare: base.Prepare, Flows: base.Flows, Ends: base.Ends, Balancing: base.Balancing,
 		Unseen: "those translated at sockets",
 	}
 }
@@ -35,7 +35,7 @@ func placesOf(s mode.Settings) (places, error) {
 // lets them go. It asks for a cookie first, as Open does: a kernel that has none (before
 // 5.14) may refuse maps for their locked memory, as if privileges were missing.
 func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
-	can, err := nftables.Alone.Probe(ctx, s)
+	can, err := rules(s, func() nftables.Untracked { return nftables.Untracked{Within: s.EBPF.Untracked, Begun: true} }).Probe(ctx, s)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,6 @@ import (
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/mode"
-	"sluice/internal/dataplane/nftables"
 	"sluice/internal/proxy"
 )
 
@@ -28,7 +27,7 @@ type planned = differ.Planned[id, value]
 // the rules. What sockets of the node do depends on its routes; without a kernel it
 // is as if they said nothing about sources.
 func Render(ctx context.Context, r *mode.Rendering) error {
-	d := &Dataplane{kernel: &kernel{}, host: &host{}, cidrs: r.Want.CIDRs}
+	d := &Dataplane{kernel: &kernel{}, host: &host{}, cidrs: r.Want.CIDRs, untracking: untracking{pods: r.Settings.EBPF.Untracked, begun: true}}
 	if r.Diff {
 		if err := d.openToRead(r); err != nil {
 			return errors.Join(err, d.kernel.close())
@@ -48,7 +47,7 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 		}
 	}
 	r.Refused(refused)
-	return nftables.Alone.Render(ctx, r)
+	return rules(r.Settings, d.untracked).Render(ctx, r)
 }
 
 // openToRead opens the maps that rows are written to, as far as there are any, and

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -69,6 +70,9 @@ func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 			return
 		case <-tick.C:
 			what, err = "Permission of programs cannot be renewed", d.locked(func() error { return d.allow(lease) })
+			if failed := d.locked(func() error { return d.lookForOlder(ctx) }); failed != nil {
+				log.Error(failed, "Connections between pods are tracked for now")
+			}
 		case <-d.whileCutting():
 			notify(d.look)
 		case <-changed:
@@ -148,10 +152,16 @@ func (d *Dataplane) readAgain() error {
 	if err != nil {
 		return err
 	}
-	if !h.same(d.host) {
+	if !d.same(h) {
 		notify(d.moved)
 	}
 	return d.writeHost(h, d.state)
+}
+
+// same reports whether rows and rules are alike for another host.
+func (d *Dataplane) same(h *host) bool {
+	pods := d.untracking.pods
+	return h.same(d.host) && slices.Equal(h.within(pods), d.host.within(pods))
 }
 
 // Watch also tells when rows are to be different because of addresses and routes.
@@ -167,6 +177,8 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 				return
 			case <-d.moved:
 				changed("source addresses of the node's routes")
+			case <-d.untracking.may:
+				missed()
 			}
 		}
 	})

@@ -61,6 +61,8 @@ type EBPF struct {
 	CgroupRoot string // whose sockets are served; empty: the whole cgroup2 hierarchy, where it is mounted
 	BPFRoot    string // the folder in a BPF file system where programs and maps are kept
 	Fallback   bool   // without the mode where the kernel cannot do it, instead of not at all
+
+	Untracked []netip.Prefix // connections between these addresses, all of them pods', are not tracked unless rules translate them
 }
 
 // DefaultEBPF is where it does unless told otherwise.

@@ -138,8 +138,9 @@ func (t *table) hooks() []*chain {
 		all = append(all, t.base("filter-taken", "filter", unix.NF_INET_LOCAL_OUT, priorityBeforeIPVS,
 			t.rule().newFlow().load(false).in(t.onLink).jump(noEndpoints).comment("Services without an endpoint")))
 	}
+	all = append(all, t.untrackedHook(t.untracked())...)
 	return append(all,
-		t.base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, t.masquerading()...),
+		t.base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, append(t.masquerading(), t.translatedPorts()...)...),
 		t.base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, toServices()),
 		t.base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, toServices()))
 }

@@ -33,6 +33,10 @@ type Overlay struct {
 
 	// Sockets is how packets get to a program. Nil: they stay as they are.
 	Sockets *Sockets
+
+	// Untracked says what is not tracked. Its answer changes before a Sync only. Nil:
+	// everything is.
+	Untracked func() Untracked
 }
 
 // Sockets says which sockets packets are led to, without translating them.

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -30,11 +31,25 @@ func overlays() map[string]Overlay {
 			Table: "sluice-userspace", Takes: func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true },
 			Sockets: &Sockets{Mark: 1 << 12, Own: 1 << 13, Ports: [2][2]uint16{{1, 2}, {3, 4}}, NAT: true},
 		},
+		"untracked":                              {Table: tableName, Untracked: untracked(1)},
+		"untracked, the node has many addresses": {Table: tableName, Untracked: untracked(200)},
 		"sockets without NAT": {
 			Table: "sluice-userspace", Takes: func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true },
 			Sockets: &Sockets{Mark: 1 << 12, Own: 1 << 13, Ports: [2][2]uint16{{1, 2}, {3, 4}}},
 		},
 	}
+}
+
+// untracked is for pods, in whose ranges the node has so many addresses of each family.
+func untracked(own int) func() Untracked {
+	u := Untracked{
+		Within: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.168.0.0/17"), netip.MustParsePrefix("fd00:10::/64")},
+		Begun:  true,
+	}
+	for i := range own {
+		u.Except = append(u.Except, netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), netip.MustParseAddr(fmt.Sprintf("fd00:10::%x", i)))
+	}
+	return func() Untracked { return u }
 }
 
 // TestOverlaysInTheKernel writes all sorts of rows for each overlay. A second Sync
@@ -119,6 +134,9 @@ func TestOverlayTakesWhatPolicySays(t *testing.T) {
 // TestTakenRowsCostNoEndpoints has the overlay's lists be its own business.
 func TestTakenRowsCostNoEndpoints(t *testing.T) {
 	for name, o := range overlays() {
+		if o.Takes == nil {
+			continue
+		}
 		c := &counter{Interface: nfttest.NewFake()}
 		d := o.New(c, Settings{MasqueradeBit: 14})
 		s := plainState(10)

@@ -149,9 +149,11 @@ func interfaceName(name string) []byte {
 }
 
 // local matches a source or destination that is an address of this node.
-func (r *rule) local(source bool) *rule {
-	r.add(&expr.Fib{Register: firstRegister, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source})
-	return r.is(hostWord(unix.RTN_LOCAL))
+func (r *rule) local(source bool) *rule { return r.addressType(source).is(hostWord(unix.RTN_LOCAL)) }
+
+// addressType loads what the routing table says of an address.
+func (r *rule) addressType(source bool) *rule {
+	return r.add(&expr.Fib{Register: firstRegister, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source})
 }
 
 // conntrack loads what is known of the flow.

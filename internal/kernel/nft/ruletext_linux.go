@@ -80,7 +80,7 @@ func (w *ruleText) expr(x *listedExpr) error {
 	write, known := map[string]func(*listedExpr) error{
 		"payload": w.payload, "meta": w.meta, "ct": w.ct, "fib": w.fib, "socket": w.socket, "numgen": w.numgen, "hash": w.hash,
 		"immediate": w.immediate, "bitwise": w.bitwise, "cmp": w.cmp, "lookup": w.lookup, "dynset": w.dynset,
-		"nat": w.nat, "masq": w.masq, "reject": w.reject, "tproxy": w.tproxy,
+		"notrack": w.notrack, "nat": w.nat, "masq": w.masq, "reject": w.reject, "tproxy": w.tproxy,
 	}[x.name]
 	if !known {
 		return errUnknown
@@ -193,6 +193,7 @@ func (w *ruleText) payload(x *listedExpr) error {
 	fields := map[field]operand{
 		{unix.NFT_PAYLOAD_NETWORK_HEADER, source, length}:          {text: w.family.String() + " saddr", value: addressText},
 		{unix.NFT_PAYLOAD_NETWORK_HEADER, source + length, length}: {text: w.family.String() + " daddr", value: addressText},
+		{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2}:                  {text: "th sport", value: decimalText},
 		{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2}:                  {text: "th dport", value: decimalText},
 		{unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1}:                 {text: "tcp flags"},
 	}
@@ -309,11 +310,11 @@ func (w *ruleText) bitwise(x *listedExpr) error {
 
 func (w *ruleText) cmp(x *listedExpr) error {
 	o, data := w.take(x.number(unix.NFTA_CMP_SREG)), x.nested(unix.NFTA_CMP_DATA).bytes(unix.NFTA_DATA_VALUE)
-	not := map[uint64]string{unix.NFT_CMP_EQ: "", unix.NFT_CMP_NEQ: "!= "}
+	not := map[uint64]string{unix.NFT_CMP_EQ: "", unix.NFT_CMP_NEQ: "!= ", unix.NFT_CMP_LT: "< "}
 	op := x.number(unix.NFTA_CMP_OP)
 	no, known := not[op]
 	switch name := o.flags[hostNumber(o.mask)]; {
-	case !known:
+	case !known, o.text == "":
 		return errUnknown
 	case name != "" && op == unix.NFT_CMP_NEQ && hostNumber(data) == 0:
 		w.say("%s %s", o.text, name)
@@ -383,12 +384,25 @@ func (w *ruleText) dynset(x *listedExpr) error {
 	return nil
 }
 
+func (w *ruleText) notrack(*listedExpr) error {
+	w.say("notrack")
+	return nil
+}
+
 func (w *ruleText) nat(x *listedExpr) error {
 	kind, family := x.number(unix.NFTA_NAT_TYPE), x.number(unix.NFTA_NAT_FAMILY)
-	addr, port := x.number(unix.NFTA_NAT_REG_ADDR_MIN), x.number(unix.NFTA_NAT_REG_PROTO_MIN)
-	x.number(unix.NFTA_NAT_FLAGS) // they say which of both there is
+	addr, port, last := x.number(unix.NFTA_NAT_REG_ADDR_MIN), x.number(unix.NFTA_NAT_REG_PROTO_MIN), x.number(unix.NFTA_NAT_REG_PROTO_MAX)
+	flags := x.number(unix.NFTA_NAT_FLAGS) // they say which of both there is
+	if kind == unix.NFT_NAT_SNAT && addr == 0 && last != 0 {
+		high, low := w.take(last).data, w.take(port).data
+		if len(low) != 2 || len(high) != 2 || flags&fullyRandom == 0 {
+			return errUnknown
+		}
+		w.say("snat to :%s-%s fully-random", decimalText(low), decimalText(high))
+		return nil
+	}
 	o := w.take(addr)
-	if kind != unix.NFT_NAT_DNAT || family != uint64(w.family) || port != 0 && !strings.Contains(o.text, " map @") {
+	if kind != unix.NFT_NAT_DNAT || family != uint64(w.family) || last != 0 || port != 0 && !strings.Contains(o.text, " map @") {
 		return errUnknown
 	}
 	if o.data != nil {
@@ -398,8 +412,9 @@ func (w *ruleText) nat(x *listedExpr) error {
 	return nil
 }
 
+const fullyRandom = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
+
 func (w *ruleText) masq(x *listedExpr) error {
-	const fullyRandom = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
 	if x.number(unix.NFTA_MASQ_FLAGS) != fullyRandom {
 		return errUnknown
 	}

@@ -23,6 +23,10 @@ func TestTextOfOthers(t *testing.T) {
 		}}},
 		{"another way back", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}},
 		{"nothing to compare", []expr.Any{&expr.Cmp{Op: expr.CmpOpLt, Register: 1, Data: []byte{1}}}},
+		{"another comparison", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Cmp{Op: expr.CmpOpGt, Register: 1, Data: []byte{1}}}},
+		{"another translation", []expr.Any{&expr.Immediate{Register: 1, Data: []byte{1, 2}}, &expr.NAT{
+			Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegProtoMin: 1, RegProtoMax: 2,
+		}}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -56,10 +57,6 @@ func run(ctx context.Context) (text string, err error) {
 		return "", err
 	}
 	undo = append(undo, groups.Close)
-	cgroup, err := groups.Add()
-	if err != nil {
-		return "", err
-	}
 	bpffs, err := os.MkdirTemp("", "sluice-bpf-")
 	if err != nil {
 		return "", err
@@ -69,19 +66,17 @@ func run(ctx context.Context) (text string, err error) {
 		return "", fmt.Errorf("mount a BPF file system: %w", err)
 	}
 	undo = append(undo, func() error { return unix.Unmount(bpffs, unix.MNT_DETACH) })
-	ours, err := newBed(ctx, cgroup, filepath.Join(bpffs, "bed"), false)
-	if err != nil {
-		return "", err
+	var ours [3]*bed
+	for i, s := range []mode.Settings{{}, {CountBytes: true}, {EBPF: mode.EBPF{Untracked: []netip.Prefix{podRange}}}} {
+		s.MasqueradeBit, s.EBPF.BPFRoot = 14, filepath.Join(bpffs, fmt.Sprint("bed-", i))
+		if s.EBPF.CgroupRoot, err = groups.Add(); err != nil {
+			return "", err
+		}
+		if ours[i], err = newBed(ctx, s); err != nil {
+			return "", err
+		}
+		undo = append(undo, ours[i].close)
 	}
-	undo = append(undo, ours.close)
-	if cgroup, err = groups.Add(); err != nil {
-		return "", err
-	}
-	counting, err := newBed(ctx, cgroup, filepath.Join(bpffs, "counting"), true)
-	if err != nil {
-		return "", err
-	}
-	undo = append(undo, counting.close)
 	var theirs *bed
 	if *others {
 		if theirs, err = newKubeProxyBed(ctx, say); err != nil {
@@ -89,7 +84,7 @@ func run(ctx context.Context) (text string, err error) {
 		}
 		undo = append(undo, theirs.close)
 	}
-	all := ways(ours, counting, theirs)
+	all := ways(ours, theirs)
 	s, err := measureSpeed(ctx, all)
 	if err != nil {
 		return "", err

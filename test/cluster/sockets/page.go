@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// atLeast is what is promised of mode ebpf, as a part of a direct connection's speed.
-const atLeast = 0.98
+// atLeast is what is promised of mode ebpf, as a part of a direct connection's speed, and
+// untrackedAtLeast of new connections from a pod that are not tracked.
+const atLeast, untrackedAtLeast = 0.98, 1.05
 
 const preamble = `# Mode ebpf beside mode nftables and kube-proxy
 
@@ -49,15 +50,18 @@ func (s *speed) table(all []way) string {
 				ratios[w.name] = float64(direct) / float64(took[w.name].tenth())
 				fmt.Fprintf(&b, " %.3f |", ratios[w.name])
 			}
-			fmt.Fprintf(&b, " %s |\n", kept(ratios))
+			fmt.Fprintf(&b, " %s |\n", kept(ratios, name == "pod" && u.fresh))
 		}
 	}
 	return b.String()
 }
 
 // kept says which promises hold.
-func kept(ratios map[string]float64) string {
+func kept(ratios map[string]float64, newFromPod bool) string {
 	var broken []string
+	if newFromPod && ratios[notTracked] < untrackedAtLeast {
+		broken = append(broken, fmt.Sprintf("not tracked at least %.2f", untrackedAtLeast))
+	}
 	if ratios["ebpf"] < atLeast {
 		broken = append(broken, fmt.Sprintf("at least %.2f", atLeast))
 	}

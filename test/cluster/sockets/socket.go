@@ -15,17 +15,18 @@ import (
 // at the end. A byte goes there and comes back.
 type use struct {
 	name  string
+	fresh bool   // each step begins a flow
 	port  uint16 // of the Service
 	begin func(to *unix.SockaddrInet4) (step func() error, end func() error, err error)
 }
 
 var uses = []use{
-	{"new TCP connection, a byte each way, closed", newPort, eachTime(unix.SOCK_STREAM, true)},
-	{"round trip of an open TCP connection", openPort, once(unix.SOCK_STREAM, true)},
-	{"a megabyte over an open TCP connection", bulkPort, megabytes},
-	{"UDP query, new connected socket", udpPort, eachTime(unix.SOCK_DGRAM, true)},
-	{"UDP query, new socket that is not connected", udpPort, eachTime(unix.SOCK_DGRAM, false)},
-	{"UDP query, open socket that is not connected", udpPort, once(unix.SOCK_DGRAM, false)},
+	{"new TCP connection, a byte each way, closed", true, newPort, eachTime(unix.SOCK_STREAM, true)},
+	{"round trip of an open TCP connection", false, openPort, once(unix.SOCK_STREAM, true)},
+	{"a megabyte over an open TCP connection", false, bulkPort, megabytes},
+	{"UDP query, new connected socket", true, udpPort, eachTime(unix.SOCK_DGRAM, true)},
+	{"UDP query, new socket that is not connected", true, udpPort, eachTime(unix.SOCK_DGRAM, false)},
+	{"UDP query, open socket that is not connected", false, udpPort, once(unix.SOCK_DGRAM, false)},
 }
 
 // once opens a socket for all steps, eachTime one for each.

@@ -19,14 +19,18 @@ type way struct {
 	through bool   // the Service; else straight to its pod
 }
 
+const notTracked = "ebpf, not tracked"
+
 // ways returns what is compared with the first of them.
-func ways(ours, counting, kubeProxy *bed) []way {
+func ways(ours [3]*bed, kubeProxy *bed) []way {
+	plain, counting, untracked := ours[0], ours[1], ours[2]
 	out := []way{
-		{"direct", ours, "", false},
-		{"ebpf", ours, ours.cgroup, true},
+		{"direct", plain, "", false},
+		{"ebpf", plain, plain.cgroup, true},
+		{notTracked, untracked, untracked.cgroup, true},
 		{"ebpf, bytes counted", counting, counting.cgroup, true},
-		{"nftables", ours, "", true},
-		{"direct, in mode ebpf", ours, ours.cgroup, false},
+		{"nftables", plain, "", true},
+		{"direct, in mode ebpf", plain, plain.cgroup, false},
 	}
 	if kubeProxy != nil {
 		out = append(out, way{"direct, node of kube-proxy", kubeProxy, "", false}, way{"kube-proxy nftables", kubeProxy, "", true})

@@ -1,0 +1,254 @@
+package ebpf_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sluice/internal/conformance"
+	"sluice/internal/conformance/lab"
+	"sluice/internal/dataplane/ebpf"
+	"sluice/internal/dataplane/mode"
+	"sluice/internal/kernel/ct"
+	"sluice/internal/proxy"
+	"sluice/internal/proxy/proxytest"
+)
+
+var allPods = netip.MustParsePrefix("10.0.0.0/8")
+
+// outside is a namespace whose sockets no program sees, so that the rules translate.
+func outside(h *lab.Host) *lab.Host {
+	n := *h.Namespace
+	n.Cgroup = ""
+	out := *h
+	out.Namespace = &n
+	return &out
+}
+
+// untracks reports whether connections between pods are not tracked.
+func (h *host) untracks() bool {
+	return proxytest.Values(h.Context(), h.d, "ebpf_untracked")[""] == 1
+}
+
+// tracked returns the flows between pods that the node tracks, as answers have them.
+func (h *host) tracked() (out []string) {
+	h.Helper()
+	err := h.lab.Node().Do(func() error {
+		c, err := ct.Open()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			flows, failed := c.Dump(h.Context(), ct.Filter{Protocol: protocol}, func(f *ct.Flow) bool { return allPods.Contains(f.Reply.Src.Addr()) })
+			for _, f := range flows {
+				out = append(out, f.String())
+			}
+			err = errors.Join(err, failed)
+		}
+		return err
+	})
+	if err != nil {
+		h.Fatal(err)
+	}
+	return out
+}
+
+// speak makes connections of both protocols from a namespace to the Services, and wants
+// each answered.
+func (h *host) speak(from *lab.Host) {
+	h.Helper()
+	for range 10 {
+		s := h.socket(from, proxy.TCP, web)
+		_, _ = s.receive()
+		s.close()
+		s = h.socket(from, proxy.UDP, dns)
+		if _, as := s.ask(netip.AddrPort{}); as != dns {
+			h.Errorf("answered as %v; want %v", as, dns)
+		}
+		s.close()
+	}
+}
+
+// TestUntracked: what sockets translate is not tracked, what the rules translate is, and
+// both work.
+func TestUntracked(t *testing.T) {
+	h := newHost(t)
+	h.EBPF.Untracked = []netip.Prefix{allPods}
+	h.start(nil)
+	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...), row("dns", proxy.UDP, dns, pods...)}
+	h.serve(rows...)
+	if h.untracks() {
+		t.Fatal("the rules begin before all translated flows have the ports for it")
+	}
+	h.eventually("it begins when the flows that the rules have translated are gone", func() bool {
+		err := errors.Join(h.lab.Node().FlushConntrack(), h.sync(rows...))
+		return err == nil && h.untracks()
+	})
+	h.warm(proxy.TCP, web)
+	h.warm(proxy.UDP, dns)
+	if err := h.lab.Node().FlushConntrack(); err != nil {
+		t.Fatal(err)
+	}
+	h.speak(h.client)
+	if flows := h.tracked(); len(flows) > 0 {
+		t.Errorf("%d flows between pods are tracked, the first: %s", len(flows), flows[0])
+	}
+	h.speak(outside(h.client))
+	if flows := h.tracked(); len(flows) != 20 {
+		t.Errorf("%d flows that the rules translate are tracked; want 20:\n%s", len(flows), strings.Join(flows, "\n"))
+	}
+	// The next daemon finds it so, and changes nothing.
+	h.stop()
+	h.start(nil)
+	if err := h.sync(rows...); err != nil {
+		t.Fatal(err)
+	}
+	if n := h.d.Rewritten().Objects; !h.untracks() || n != 0 {
+		t.Errorf("after a restart untracked is %v, and %d objects were written", h.untracks(), n)
+	}
+	// Without the option, everything is tracked again.
+	h.stop()
+	h.EBPF.Untracked = nil
+	h.start(nil)
+	h.serve(rows...)
+	h.speak(h.client)
+	if flows := h.tracked(); len(flows) < 40 {
+		t.Errorf("%d flows between pods are tracked without the option; want 20 more than before", len(flows))
+	}
+}
+
+// TestUntrackedKeepsOlderFlows: connections that were translated before have any port,
+// and are not cut off.
+func TestUntrackedKeepsOlderFlows(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	rows := []*proxy.ServicePort{row("dns", proxy.UDP, dns, pods...)}
+	h.serve(rows...)
+	open := h.socket(outside(h.client), proxy.UDP, dns)
+	by, _ := open.ask(netip.AddrPort{})
+	h.stop()
+	h.EBPF.Untracked = []netip.Prefix{allPods}
+	h.start(nil)
+	for range 3 {
+		if err := h.sync(rows...); err != nil {
+			t.Fatal(err)
+		}
+		if again, as := open.ask(netip.AddrPort{}); h.untracks() || again != by || as != dns {
+			t.Fatalf("untracked is %v; %v answered as %v; want %v as %v", h.untracks(), again, as, by, dns)
+		}
+	}
+	if err := errors.Join(h.lab.Node().FlushConntrack(), h.sync(rows...)); err != nil || !h.untracks() {
+		t.Errorf("no older flow is left, untracked is %v, error %v", h.untracks(), err)
+	}
+}
+
+// TestUntrackedServices: addresses of Services that are within the ranges of pods are in
+// the way.
+func TestUntrackedServices(t *testing.T) {
+	for _, ranges := range []string{"172.0.0.0/8", "172.30.0.1/32", "0.0.0.0/1,128.0.0.0/1"} {
+		t.Run(ranges, func(t *testing.T) {
+			h := newHost(t)
+			for _, r := range strings.Split(ranges, ",") {
+				h.EBPF.Untracked = append(h.EBPF.Untracked, netip.MustParsePrefix(r))
+			}
+			h.start(nil)
+			for range 2 {
+				h.serve(row("web", proxy.TCP, web, pods...), row("dns", proxy.UDP, dns, pods...))
+			}
+			if h.speak(outside(h.client)); h.untracks() {
+				t.Errorf("packets to %v cannot be translated", web)
+			}
+		})
+	}
+}
+
+// TestUntrackedFollowsAddresses of the node, which others masquerade to.
+func TestUntrackedFollowsAddresses(t *testing.T) {
+	h := newHost(t)
+	h.EBPF.Untracked = []netip.Prefix{allPods}
+	h.start(nil)
+	rows := []*proxy.ServicePort{row("web", proxy.TCP, web, pods...)}
+	h.serve(rows...)
+	begin := func() {
+		t.Helper()
+		h.eventually("it begins", func() bool {
+			err := errors.Join(h.lab.Node().FlushConntrack(), h.sync(rows...))
+			return err == nil && h.untracks()
+		})
+	}
+	begin()
+	if err := h.lab.Node().Bind(netip.MustParseAddr("10.9.9.9")); err != nil {
+		t.Fatal(err)
+	}
+	changed := make(chan struct{}, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() {
+		_ = h.d.Watch(ctx, func() {}, func(string) {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	<-changed
+	if err := h.sync(rows...); err != nil {
+		t.Fatal(err)
+	}
+	if n := h.d.Rewritten().Objects; n == 0 || !h.untracks() {
+		t.Errorf("untracked is %v, and %d objects were written; want the address in the rules", h.untracks(), n)
+	}
+}
+
+// begun is a dataplane that has begun to leave connections untracked, where it can.
+type begun struct {
+	*ebpf.Dataplane
+	times *atomic.Int32
+}
+
+func (b *begun) Sync(ctx context.Context, want *proxy.State) (refused proxy.Refused, err error) {
+	for range 2 {
+		if refused, err = b.Dataplane.Sync(ctx, want); err != nil {
+			return refused, err
+		}
+	}
+	if proxytest.Values(ctx, b.Dataplane, "ebpf_untracked")[""] == 1 {
+		b.times.Add(1)
+	}
+	return refused, nil
+}
+
+// Apply does as the engine does.
+func (b *begun) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
+	refused, err := b.Dataplane.Apply(ctx, want, changed)
+	if errors.Is(err, proxy.ErrNeedSync) {
+		return b.Sync(ctx, want)
+	}
+	return refused, err
+}
+
+// untrackedUnderTest puts a dataplane under the packet table that does not track connections
+// between pods.
+func untrackedUnderTest(t *testing.T) conformance.Dataplane {
+	var times atomic.Int32
+	t.Cleanup(func() {
+		if times.Load() == 0 {
+			t.Error("it never began")
+		}
+		t.Logf("it began %d times", times.Load())
+	})
+	options := mode.EBPF{Untracked: []netip.Prefix{allPods, netip.MustParsePrefix("fd00:10::/64")}}
+	return underTestAs(t, options, func(d *ebpf.Dataplane) proxy.Dataplane { return &begun{d, &times} })
+}
+
+// TestConformanceUntracked and TestRandomUntracked play everything once more while
+// connections between pods are not tracked.
+func TestConformanceUntracked(t *testing.T) { conformance.Run(t, untrackedUnderTest(t)) }
+
+func TestRandomUntracked(t *testing.T) { conformance.RunRandom(t, untrackedUnderTest(t), 1, 15) }
