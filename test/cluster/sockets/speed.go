@@ -31,6 +31,7 @@ func ways(ours [3]*bed, kubeProxy *bed) []way {
 		{"ebpf, bytes counted", counting, counting.cgroup, true},
 		{"nftables", plain, "", true},
 		{"direct, in mode ebpf", plain, plain.cgroup, false},
+		{"direct, not tracked", untracked, "", false},
 	}
 	if kubeProxy != nil {
 		out = append(out, way{"direct, node of kube-proxy", kubeProxy, "", false}, way{"kube-proxy nftables", kubeProxy, "", true})
