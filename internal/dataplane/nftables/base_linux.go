@@ -55,7 +55,8 @@ const (
 	sourceRanges     = "source-ranges"
 	refuse           = "refuse"
 
-	firewallPrerouting = "firewall-prerouting" // a base chain
+	firewallPrerouting = "firewall-prerouting" // base chains
+	firewallOutput     = "firewall-output"
 
 	priorityFirewall = -110
 	priorityDNAT     = -100
@@ -98,9 +99,15 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Gua
 	return append(append(all, t.choices()...), t.guardedHooks(guard)...)
 }
 
+// guardedHooks returns the base chains, and the guard before them. It sees all packets,
+// while the first one only of a flow comes to a chain that translates.
 func (t *table) guardedHooks(guard localnet.Guard) []*chain {
-	base := t.hooks()
-	base[0].rules = append(t.guard(guard), base[0].rules...) // firewall-prerouting
+	base, rules := t.hooks(), t.guard(guard)
+	if base[0].Name == firewallPrerouting {
+		base[0].rules = append(rules, base[0].rules...)
+	} else if len(rules) > 0 {
+		base = append([]*chain{t.base(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, rules...)}, base...)
+	}
 	return base
 }
 
@@ -116,22 +123,21 @@ func (t *table) base(name, kind string, hook uint32, priority int32, rules ...*n
 
 // hooks returns the base chains.
 func (t *table) hooks() []*chain {
-	toServices := func() *nft.Rule {
-		return t.rule().jump(services).comment("send connections to Services to an endpoint")
-	}
-	firewall := func() *nft.Rule { return t.rule().newFlow().jump(sourceRanges).comment("loadBalancerSourceRanges") }
 	input, forward, output := t.unled(newInput), t.unled(newForward), t.unled(newOutput)
 	if t.over.Sockets != nil {
 		input, output = append([]*nft.Rule{t.toSockets()}, input...), append([]*nft.Rule{t.remember(), t.toSockets()}, output...)
 	}
 	all := []*chain{
-		t.base(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall()),
-		t.base("firewall-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall()),
 		t.base("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, input...),
 		t.base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, forward...),
 		t.base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, output...),
 	}
+	firewall := func(r *rule) *nft.Rule { return r.jump(sourceRanges).comment("loadBalancerSourceRanges") }
 	if t.over.Sockets != nil {
+		all = append([]*chain{
+			t.base(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall(t.rule().newFlow())),
+			t.base(firewallOutput, "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall(t.rule().newFlow())),
+		}, all...)
 		return append(all, t.socketHooks()...)
 	}
 	if t.over.OnLink {
@@ -139,10 +145,11 @@ func (t *table) hooks() []*chain {
 			t.rule().newFlow().load(false).in(t.onLink).jump(noEndpoints).comment("Services without an endpoint")))
 	}
 	all = append(all, t.untrackedHook(t.untracked())...)
+	toServices := t.rule().jump(services).comment("send connections to Services to an endpoint")
 	return append(all,
 		t.base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, append(t.masquerading(), t.translatedPorts()...)...),
-		t.base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, toServices()),
-		t.base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, toServices()))
+		t.base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, firewall(t.rule()), toServices),
+		t.base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, firewall(t.rule()), toServices))
 }
 
 // newFlowChains returns what is asked of packets that begin a flow. All others

@@ -458,7 +458,7 @@ func TestRemakeLeavesNoGap(t *testing.T) {
 					hooks++
 				}
 			}
-			atOnce = atOnce || deletes == 1 && hooks == 8
+			atOnce = atOnce || deletes == 1 && hooks == 6
 		}
 		if atOnce != tt.atOnce {
 			t.Errorf("limit %d: deleted and made in one batch is %v; want %v", tt.limit, atOnce, tt.atOnce)

@@ -58,21 +58,30 @@ func (t *table) otherProxy() *nft.Set {
 // bit of their mark set while it is not known who translates them.
 func (t *table) left(guard localnet.Guard) []*chain {
 	var out []*chain
+	first := map[uint32]*chain{ // by hook
+		unix.NF_INET_PRE_ROUTING: t.base(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall),
+		unix.NF_INET_LOCAL_OUT:   t.base(firewallOutput, "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall),
+	}
 	for _, c := range t.guardedHooks(guard) {
 		switch c.Hook.Priority {
+		case priorityFirewall:
+			first[c.Hook.Number] = c
+			continue
 		case priorityDNAT:
 			out = append(out, t.late(c)...)
 			c.rules = nil
-		case priorityFirewall:
-			toClusterIP := t.rule().newFlow().load(false).in(t.clusterIPs).setFlowMark(true).comment("who translates it?")
-			guarded := 0
-			if c.Hook.Number == unix.NF_INET_PRE_ROUTING {
-				guarded = len(t.guard(guard))
-			}
-			c.rules = slices.Insert(c.rules, guarded, t.idle(), toClusterIP)
 		default:
 			c.rules = slices.Insert(c.rules, 0, t.idle())
 		}
+		out = append(out, c)
+	}
+	for hook, c := range first {
+		guarded := 0
+		if hook == unix.NF_INET_PRE_ROUTING {
+			guarded = len(t.guard(guard))
+		}
+		toClusterIP := t.rule().newFlow().load(false).in(t.clusterIPs).setFlowMark(true).comment("who translates it?")
+		c.rules = slices.Insert(c.rules, guarded, t.idle(), toClusterIP)
 		out = append(out, c)
 	}
 	return out

@@ -390,8 +390,8 @@ func TestTakeOver(t *testing.T) {
 			hooks++
 		}
 	}
-	if deletes != 2 || hooks != 16 {
-		t.Errorf("the last batch deletes %d tables and adds %d base chains, want 2 and 16", deletes, hooks)
+	if deletes != 2 || hooks != 12 {
+		t.Errorf("the last batch deletes %d tables and adds %d base chains, want 2 and 12", deletes, hooks)
 	}
 	for _, earlier := range c.commits[:len(c.commits)-1] {
 		for _, op := range earlier {
