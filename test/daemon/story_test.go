@@ -67,6 +67,10 @@ func (s *site) packetDoes(e *statusapi.Explanation) {
 	to, protocol := e.Packet.To, map[string]proxy.Protocol{"TCP": proxy.TCP, "UDP": proxy.UDP, "SCTP": proxy.SCTP}[e.Packet.Protocol]
 	by, fate := s.askBy(protocol, client, netip.MustParseAddrPort(to))
 	says := map[string]traffic.Fate{"forward": traffic.Answered, "reject": traffic.Refused, "drop": traffic.Silent, "untouched": traffic.Reset}
+	if e.Reason == statusapi.RefusedByKernel && fate != says[e.Verdict] {
+		// Mode iptables tries a row again that was refused, and has its rules in one table for a moment.
+		by, fate = s.askBy(protocol, client, netip.MustParseAddrPort(to))
+	}
 	if fate != says[e.Verdict] {
 		s.t.Errorf("%s: explained as %s, and the packet saw %v", to, e.Verdict, fate)
 	}
