@@ -52,18 +52,19 @@ func (h *host) within(ranges []netip.Prefix) []netip.Addr {
 	return slices.Compact(out)
 }
 
-// beginUntracked begins if nothing is in the way. Rules that a former daemon left and
-// that are the same have begun.
+// beginUntracked begins if nothing is in the way, and ends if something is: others may
+// have taken rules away, so that a flow was translated without a port. Rules that a
+// former daemon left and that are the same have begun.
 func (d *Dataplane) beginUntracked(ctx context.Context, want *proxy.State) {
 	u := &d.untracking
 	if len(u.pods) == 0 {
 		return
 	}
 	why, err := d.overlaps(want, maps.Keys(want.Rows)), error(nil)
+	was := u.begun
 	switch u.overlap = why != ""; {
 	case u.overlap:
 		u.begun = false
-	case u.begun:
 	case d.state == nil:
 		why = "the node's addresses are not known"
 	case u.ported:
@@ -75,9 +76,10 @@ func (d *Dataplane) beginUntracked(ctx context.Context, want *proxy.State) {
 	if err != nil {
 		why = err.Error()
 	}
-	if log := klog.FromContext(ctx); u.begun {
-		log.V(2).Info("Connections between pods are not tracked", "pods", u.pods)
-	} else if why != "" && why != u.saidWhy {
+	switch log := klog.FromContext(ctx); {
+	case u.begun && !was:
+		log.Info("Connections between pods are not tracked", "pods", u.pods)
+	case why != "" && why != u.saidWhy:
 		log.Info("Connections between pods are tracked for now", "pods", u.pods, "because", why)
 	}
 	u.saidWhy = why

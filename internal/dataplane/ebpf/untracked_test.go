@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -145,6 +146,22 @@ func TestUntrackedKeepsOlderFlows(t *testing.T) {
 	}
 	if err := errors.Join(h.lab.Node().FlushConntrack(), h.sync(rows...)); err != nil || !h.untracks() {
 		t.Errorf("no older flow is left, untracked is %v, error %v", h.untracks(), err)
+	}
+	// Others take the ports away, and a flow has none. The repair keeps it.
+	err := h.lab.Node().Do(func() error { return exec.Command("nft", "flush", "chain", "ip", "sluice", "nat-postrouting").Run() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := h.socket(outside(h.client), proxy.UDP, dns)
+	if _, err := unix.Write(broken.fd, []byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the flow is translated", func() bool { return len(h.tracked()) > 0 })
+	if err := h.sync(rows...); err != nil {
+		t.Fatal(err)
+	}
+	if _, as := broken.ask(netip.AddrPort{}); h.untracks() || as != dns {
+		t.Errorf("untracked is %v; answered as %v; want %v", h.untracks(), as, dns)
 	}
 }
 
