@@ -94,7 +94,7 @@ func (s *site) follows(mode string, c earlierRule) {
 	defer d.end(syscall.SIGTERM)
 	eventually(s.t, "the Service", s.answers(clusterIP, podA))
 	s.await() // by then it watches
-	load, logged := s.load(1, secondIP), len(d.log())
+	load, logged := s.load(1, secondIP), s.logged(d)
 	s.run("sh", "-ec", strings.NewReplacer("WEB", clusterIP.Addr().String(), "POD", podB.String()).Replace(s.of(mode, c.script)))
 	theirs := s.theirs()
 	if by, fate := s.ask(client, clusterIP); (fate == traffic.Answered) != c.by.IsValid() || by != c.by {
