@@ -39,6 +39,7 @@ func open(ctx context.Context, t *testing.T, relay mode.Relay) (*userspace.Datap
 func underTest(t *testing.T) conformance.Dataplane {
 	relay := mode.DefaultRelay()
 	relay.UDPTimeout = 10 * time.Second // there are thousands of sessions
+	relay.DialTimeout = traffic.Scaled(relay.DialTimeout)
 	return conformance.Dataplane{
 		HandsOver: true,
 		Mode:      "nftables", // whose settings it has
