@@ -18,8 +18,8 @@ import (
 const guardComment = "loopback is not for others"
 
 // guardChain is the guard's own where there is nothing else of ours: for a time
-// without a daemon. While there is one it is in firewall-prerouting, for a chain
-// more is what every packet must pass.
+// without a daemon. While there is one it is in firewall-prerouting, which a mode may have
+// for more: a chain is what every packet must pass.
 const guardChain = "loopback-guard"
 
 // guard returns the rules that keep loopback addresses off the wire. They come
