@@ -258,11 +258,14 @@ func (in *interposer) strikes(c *call) (*fault, unix.Errno) {
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if f != in.fault { // It ended meanwhile, and what end returned is not ours any more.
+		return nil, 0
+	}
 	in.seen[at]++
 	if f.delay > 0 && at == programSeam {
 		return nil, 0 // Go's runtime stands still until a program that it starts has begun.
 	}
-	if f != in.fault || f.at != nil && !slices.Contains(f.at, at) || in.spite.Float64() >= f.share {
+	if f.at != nil && !slices.Contains(f.at, at) || in.spite.Float64() >= f.share {
 		return nil, 0
 	}
 	var errno unix.Errno
