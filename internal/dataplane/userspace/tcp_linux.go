@@ -220,7 +220,9 @@ func (c *connection) move(w *worker, from int) (more bool, err error) {
 			if c.Shut[from] {
 				return false, nil
 			}
-			c.Shut[from] = true
+			if c.Shut[from] = true; c.Shut[1-from] {
+				return false, nil // relay closes both
+			}
 			return false, unix.Shutdown(c.fds[1-from], unix.SHUT_WR)
 		}
 		n, err := unix.Splice(c.pipes[from].r, nil, c.fds[1-from], nil, c.Held[from], spliceFlags)
