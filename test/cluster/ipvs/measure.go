@@ -25,7 +25,7 @@ var limits = trial.Limits{
 // peers are measured alternately.
 var peers = []trial.Peer{
 	{Name: "sluice/ipvs", Program: filepath.Join(programs, "sluice"), Mode: testbed.IPVS},
-	{Name: "kube-proxy/ipvs", Program: filepath.Join(programs, "kube-proxy"), Mode: testbed.IPVS},
+	{Name: "kube-proxy/ipvs", Program: filepath.Join(programs, "kube-proxy"), Mode: testbed.IPVS, KubeProxy: true},
 }
 
 // measure measures everything and writes the page after each size.

@@ -87,7 +87,7 @@ func plan(names, modernSizes, legacySizes string) (map[figures.Size][]trial.Peer
 			in = legacy
 		}
 		for _, s := range in {
-			out[s] = append(out[s], trial.Peer{Name: name, Program: program, Mode: mode})
+			out[s] = append(out[s], trial.Peer{Name: name, Program: program, Mode: mode, KubeProxy: versions[program] != ""})
 		}
 	}
 	return out, nil

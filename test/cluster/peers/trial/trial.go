@@ -26,6 +26,8 @@ type Peer struct {
 	Name    string // program/mode
 	Program string // its path; empty: the cluster's own proxy
 	Mode    string
+
+	KubeProxy bool // it is the real one
 }
 
 // Limits says how much effort goes into the figures.
@@ -157,7 +159,7 @@ func (t *trial) kill() {
 func (t *trial) start(ctx context.Context, await func(ctx context.Context) error) (figures.Seconds, error) {
 	var err error
 	t.proxy, err = t.Cluster.StartProxy(t.site.node, testbed.Proxy{
-		User: t.site.user, Program: t.peer.Program, Mode: t.peer.Mode, Pods: load.ClusterCIDR,
+		User: t.site.user, Program: t.peer.Program, KubeProxy: t.peer.KubeProxy, Mode: t.peer.Mode, Pods: load.ClusterCIDR,
 		// The limit of tracked connections is the machine's and cannot be
 		// changed from a network namespace.
 		Args: []string{"--conntrack-max-per-core=0"},
