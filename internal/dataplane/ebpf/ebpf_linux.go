@@ -212,9 +212,14 @@ func (d *Dataplane) follow(ctx context.Context, want *proxy.State, refused proxy
 	return err
 }
 
-// Rewritten returns what the last Sync wrote, at sockets and of the rules.
+// Rewritten returns what the last Sync wrote, at sockets and of the rules. That it
+// began or ended to track connections is no repair.
 func (d *Dataplane) Rewritten() proxy.Rewritten {
-	return d.Dataplane.Rewritten().And(d.differ.Rewritten())
+	out := d.Dataplane.Rewritten().And(d.differ.Rewritten())
+	if d.untracking.turned && len(out.Rows) == 0 {
+		return proxy.Rewritten{}
+	}
+	return out
 }
 
 // Apply brings what changed to what is wanted, at sockets first.

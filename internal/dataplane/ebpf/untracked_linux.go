@@ -25,6 +25,7 @@ type untracking struct {
 	flows   ct.Interface   // nil as well
 	ported  bool           // the rules give such ports
 	begun   bool
+	turned  bool          // by the last Sync: it began or ended
 	overlap bool          // with addresses of Services
 	may     chan struct{} // a Sync may begin
 	saidWhy string        // why it did not begin
@@ -76,6 +77,7 @@ func (d *Dataplane) beginUntracked(ctx context.Context, want *proxy.State) {
 	if err != nil {
 		why = err.Error()
 	}
+	u.turned = u.begun != was
 	switch log := klog.FromContext(ctx); {
 	case u.begun && !was:
 		log.Info("Connections between pods are not tracked", "pods", u.pods)
