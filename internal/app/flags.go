@@ -121,7 +121,7 @@ func (o *Options) trafficFlags() {
 		{"iptables-masquerade-bit", "iptables.masqueradeBit", "mark packets to masquerade with this `BIT` of the " +
 			"packet mark, from 0 to 31; also in mode ipvs"},
 		{"iptables-localhost-nodeports", "iptables.localhostNodePorts", "also open NodePorts on 127.0.0.0/8; without " +
-			"effect if mode nftables is named"},
+			"effect if mode nftables or ipvs is named"},
 		{"iptables-sync-period", "iptables.syncPeriod", "`TIME` from one check of everything to the next; mode " +
 			"nftables unless given: 1h"},
 		{"iptables-min-sync-period", "iptables.minSyncPeriod", "`TIME` from one change of the rules to the next; " +

@@ -105,6 +105,7 @@ func TestNodePortsOfAMode(t *testing.T) {
 		{"", NFTables, false, []string{Primary}, primary, true},
 		{IPTables, NFTables, false, nil, all, true}, // as kubeadm 1.37 writes it
 		{IPTables, NFTables, true, nil, all, false},
+		{IPVS, NFTables, false, nil, all, false},
 		{NFTables, IPTables, false, nil, primary, false},
 		{NFTables, IPTables, false, []string{All}, all, false},
 	}

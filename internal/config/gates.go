@@ -16,6 +16,7 @@ import (
 // The gates that change what this daemon does.
 const (
 	GateExternalIPs        featuregate.Feature = "AllowServiceExternalIPs"
+	GateIPVS               featuregate.Feature = "KubeProxyIPVS"
 	GateLocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
 	GateFlagz              featuregate.Feature = "ComponentFlagz"
 	GateStatusz            featuregate.Feature = "ComponentStatusz"

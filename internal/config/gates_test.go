@@ -25,7 +25,7 @@ func TestGatesOfKubeProxy(t *testing.T) {
 		GateLocalhostNodePorts:              {Default: false, PreRelease: featuregate.Alpha},
 		GateFlagz:                           {Default: true, PreRelease: featuregate.Beta},
 		GateStatusz:                         {Default: true, PreRelease: featuregate.Beta},
-		"KubeProxyIPVS":                     {Default: true, PreRelease: featuregate.Deprecated},
+		GateIPVS:                            {Default: true, PreRelease: featuregate.Deprecated},
 		"MultiCIDRServiceAllocator":         {Default: true, PreRelease: featuregate.GA, LockToDefault: true},
 		"NativeHistograms":                  {Default: true, PreRelease: featuregate.Beta}, // component-base's
 		"WatchListClient":                   {Default: true, PreRelease: featuregate.Beta}, // client-go's
@@ -111,6 +111,18 @@ func TestGatesThatCannotBeSet(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %s", tt.gates, err, tt.want)
 		}
+	}
+}
+
+// TestIPVSGate refuses mode ipvs where its gate is off, and no other mode.
+func TestIPVSGate(t *testing.T) {
+	in := withGates("KubeProxyIPVS=false")
+	if _, err := in.Configuration(NFTables); err != nil {
+		t.Error(err)
+	}
+	in.Object.Mode = IPVS
+	if _, err := in.Configuration(NFTables); err == nil || !strings.Contains(err.Error(), `mode "ipvs": is switched off by feature gate KubeProxyIPVS`) {
+		t.Errorf("mode ipvs: %v", err)
 	}
 }
 

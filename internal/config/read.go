@@ -34,6 +34,9 @@ func (in Input) Configuration(unset ProxyMode) (Configuration, error) {
 	var err error
 	r.c.gates, err = NewGates(r.o.FeatureGates)
 	r.check("featureGates", GatesText(r.o.FeatureGates), err)
+	if r.c.Mode == IPVS && r.c.gates != nil && !r.c.gates.Enabled(GateIPVS) {
+		r.invalid("mode", IPVS, "is switched off by feature gate %s", GateIPVS)
+	}
 	r.addresses()
 	r.detectLocal()
 	r.nodePorts()
@@ -170,10 +173,11 @@ func (r *reader) detectLocal() {
 }
 
 // nodePorts reads which addresses take NodePorts. An operator who left the mode
-// open has them where kube-proxy's default, iptables, does.
+// open has them where kube-proxy's default, iptables, does. In mode ipvs loopback
+// never takes any.
 func (r *reader) nodePorts() {
 	named := r.Object.Mode == NFTables
-	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !named
+	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !named && r.Object.Mode != IPVS
 	if len(r.o.NodePortAddresses) == 0 {
 		if named {
 			r.c.NodePortAddresses.Primary, r.o.NodePortAddresses = true, []string{Primary}
