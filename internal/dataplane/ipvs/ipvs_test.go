@@ -383,6 +383,30 @@ func TestStale(t *testing.T) {
 }
 
 // TestForeignChanges are undone by Sync, and an Apply that meets one asks for it.
+// TestRefusedRowLeavesNothing has one of a row's frontends refused: there is nothing of
+// the others, and nothing goes of its earlier form.
+func TestRefusedRowLeavesNothing(t *testing.T) {
+	h := newHost(t)
+	d := h.open(mode.IPVS{})
+	old, theirs := service(1, proxy.TCP, one), service(2, proxy.TCP, two)
+	h.sync(d, old)
+	if refused, err := h.servers.Do(t.Context(), []ipvs.Op{{Server: at(theirs), Settings: ipvs.Settings{Scheduler: "wrr"}}}); len(refused) > 0 || err != nil {
+		t.Fatal(refused, err)
+	}
+	free := service(3, proxy.TCP, one)
+	moved := *old
+	moved.Frontends = []proxy.Frontend{free.Frontends[0], theirs.Frontends[0]}
+	if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: &moved}}}); err == nil {
+		t.Error("a row is not refused whose frontend is another program's")
+	}
+	h.wantReals(at(old), map[string]uint32{one: 1})
+	h.wantReals(at(theirs), map[string]uint32{})
+	h.wantAddresses("10.96.0.1", aliasNames[0], aliasNames[1])
+	if all, err := h.servers.Servers(t.Context()); len(all) != 2 || err != nil {
+		t.Errorf("virtual servers %v, error %v; want the earlier form's and the other program's", all, err)
+	}
+}
+
 func TestForeignChanges(t *testing.T) {
 	h := newHost(t)
 	d := h.open(mode.IPVS{})

@@ -157,11 +157,13 @@ func (d *Dataplane) unbind(a netip.Addr) error {
 	return nil
 }
 
-// write makes what comes, be it there or not: what is refused is tried again
-// without the rows concerned. What goes waits for [Dataplane.leave].
+// write makes what comes, be it there or not: what is refused is tried again without
+// the rows concerned, of which no virtual server stays that was not there before. What
+// goes waits for [Dataplane.leave].
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	coming := map[ipvs.Server][]*change{}
 	var servers []ipvs.Server
+	var undo []ipvs.Op
 	d.leaving = nil
 	for _, c := range some {
 		s := c.ID.server
@@ -171,6 +173,9 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 			continue
 		case coming[s] == nil:
 			servers = append(servers, s)
+			if !d.ours[s.Addr.Addr()][s] {
+				undo = append(undo, ipvs.Op{Verb: ipvs.Delete, Server: s})
+			}
 		}
 		coming[s] = append(coming[s], c)
 	}
@@ -182,13 +187,18 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 		}
 		failures = append(failures, more...)
 	}
+	if len(failures) == 0 {
+		return nil
+	}
+	d.leaving = nil
+	undo = slices.DeleteFunc(undo, func(o ipvs.Op) bool { return !d.ours[o.Server.Addr.Addr()][o.Server] })
+	if err := d.remove(ctx, undo); err != nil {
+		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
+	}
 	for i, f := range failures {
 		failures[i].Err = errors.Join(f.Err, d.unbind(f.Change.ID.server.Addr.Addr()))
 	}
-	if len(failures) > 0 {
-		return &differ.Refusal[id, value]{Failures: failures}
-	}
-	return nil
+	return &differ.Refusal[id, value]{Failures: failures}
 }
 
 // writeServers makes what comes of some virtual servers: their addresses, then
