@@ -60,7 +60,8 @@ func (x *Index) Keys() []proxy.PortKey {
 }
 
 // Update makes rows what is wanted, all at once. What leads to them no more is
-// found until forget is called: rules may lead there until then.
+// found until forget is called: rules may lead there until then. It is nil if there is
+// nothing to forget.
 func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) (forget func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -72,7 +73,9 @@ func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.Se
 	for _, key := range changed {
 		s, row := x.services[key], want[key]
 		if s != nil {
-			all = append(all, former{s, s.row.Frontends})
+			if s.row != row && !(row == nil && s.leaving) { // Else there is nothing to forget, or it is known already.
+				all = append(all, former{s, s.row.Frontends})
+			}
 			s.leaving = row == nil
 		}
 		switch {
@@ -86,6 +89,9 @@ func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.Se
 		for _, f := range row.Frontends {
 			x.frontends[frontend{key.Protocol, f.Addr}] = s
 		}
+	}
+	if len(all) == 0 {
+		return nil
 	}
 	return func() {
 		x.mu.Lock()

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"net/netip"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -27,7 +28,9 @@ func (d *Dataplane) Misplace(key proxy.PortKey, row ...*proxy.ServicePort) {
 	for _, sp := range row {
 		want[key] = sp
 	}
-	d.server.index.Update([]proxy.PortKey{key}, want)()
+	if forget := d.server.index.Update([]proxy.PortKey{key}, want); forget != nil {
+		forget()
+	}
 }
 
 // Deafen has one socket of TCP listen no more.
@@ -53,4 +56,20 @@ func (d *Dataplane) Meters() bool {
 		d.server.meters.mu.Unlock()
 	}
 	return free
+}
+
+// Narrow leaves the workers pipes of a single page, as the kernel gives them to a user
+// who has many.
+func (d *Dataplane) Narrow() error {
+	for _, w := range d.server.workers {
+		var fds [2]int
+		if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
+			return err
+		}
+		if _, err := unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, os.Getpagesize()); err != nil {
+			return err
+		}
+		w.do(func() { w.pipes = append(w.pipes, &pipe{fds[0], fds[1], 1}) })
+	}
+	return nil
 }

@@ -140,7 +140,7 @@ func (s *server) takeOver() error {
 	}
 	b, oob := make([]byte, 64<<10), make([]byte, 1<<10)
 	for n := 0; ; n++ {
-		size, on, _, _, err := c.ReadMsgUnix(b, oob)
+		size, on, flags, _, err := c.ReadMsgUnix(b, oob)
 		if size == 0 {
 			return nil // the end, or a predecessor that ended early
 		}
@@ -153,6 +153,10 @@ func (s *server) takeOver() error {
 		if err := errors.Join(err, failed, json.Unmarshal(b[:size], &h)); err != nil {
 			closeAll(fds)
 			return fmt.Errorf("take over from the former daemon: %w", err)
+		}
+		if flags&unix.MSG_CTRUNC != 0 { // The kernel had no descriptor for some of it.
+			closeAll(fds)
+			fds = nil
 		}
 		s.adopt(&h, fds, s.workers[n%len(s.workers)])
 	}
@@ -174,6 +178,9 @@ func (s *server) adopt(h *handed, fds []int, w *worker) {
 		s.refused[noDescriptor].Add(1)
 	case h.Listener != nil:
 		h.Listener.fd = fds[0]
+		if domain, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_DOMAIN); err == nil && domain == unix.AF_INET6 {
+			h.Listener.family = proxy.IPv6
+		}
 		s.add(h.Listener)
 	case h.Connection != nil:
 		c := &connection{relayed: *h.Connection, service: service(h.Connection.Key), fds: [2]int{fds[0], -1}}
@@ -191,17 +198,20 @@ func (s *server) adopt(h *handed, fds []int, w *worker) {
 // resume goes on with a connection that has descriptors besides the client's.
 func (c *connection) resume(w *worker, fds []int) {
 	w.open[proxy.TCP].Add(1)
-	c.watch(w, client)
+	if c.watch(w, client); c.fds[client] < 0 {
+		closeAll(fds)
+		return
+	}
 	if len(fds) == 0 {
 		c.dial(w)
 		return
 	}
 	c.fds[endpoint], fds = fds[0], fds[1:]
 	c.service.Adopt(c.Endpoint.Addr)
-	c.meter = w.meters.begin(c.Key, c.Endpoint.Addr)
+	c.meter = w.metered(c.Key, c.Endpoint.Addr)
 	for i := range c.pipes {
 		if c.Held[i] > 0 && len(fds) >= 2 {
-			c.pipes[i], fds = &pipe{fds[0], fds[1]}, fds[2:]
+			c.pipes[i], fds = newPipe(fds[0], fds[1]), fds[2:]
 		}
 	}
 	c.watch(w, endpoint)

@@ -246,21 +246,99 @@ func TestResetIsHandedOn(t *testing.T) {
 	reset(<-at, c)
 }
 
-// TestAnotherEndpointIsTried when one refuses or is silent, and says how often.
-func TestAnotherEndpointIsTried(t *testing.T) {
-	n := newNode(t, relaySettings())
-	n.listen(near, echo)
+// addSilent adds a pod that does not answer.
+func (n *testNode) addSilent() {
+	n.Helper()
 	gone, err := n.lab.AddPod("gone", silent.Addr())
 	if err != nil {
-		t.Fatal(err)
+		n.Fatal(err)
 	}
 	err = gone.Do(func() error {
 		eth0, err := netlink.LinkByName("eth0")
 		return errors.Join(err, netlink.LinkSetDown(eth0))
 	})
 	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// TestNarrowPipe has more wait at a socket than a pipe has room for, however little its
+// pages hold.
+func TestNarrowPipe(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.listen(near, echo)
+	n.addSilent()
+	n.serve(proxy.TCP, silent, near)
+	const segments, size = 50, 1000
+	for range 2 { // one of both is led to the silent endpoint first
+		if err := n.d.Narrow(); err != nil {
+			t.Fatal(err)
+		}
+		c := n.dial(proxy.TCP)
+		for range segments {
+			if _, err := c.Write(make([]byte, size)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := io.CopyN(io.Discard, c, segments*size); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestUrgentData ends a connection that would stand still.
+func TestUrgentData(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.listen(near, echo)
+	n.serve(proxy.TCP, near)
+	c := n.dial(proxy.TCP)
+	if err := says(c, "hello"); err != nil {
 		t.Fatal(err)
 	}
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) })
+	if err := errors.Join(err, failed); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("error %v; want a reset", err)
+	}
+	if got := n.count("userspace_refused_clients_total", "TCP urgent data"); got != 1 {
+		t.Errorf("%v are counted", got)
+	}
+}
+
+// TestLastAnswerArrives has an endpoint answer and leave without reading: the client
+// gets the answer, and then the reset.
+func TestLastAnswerArrives(t *testing.T) {
+	n := newNode(t, relaySettings())
+	const answer = "too large"
+	n.listen(near, func(c *net.TCPConn) {
+		_, _ = io.CopyN(io.Discard, c, 1) // so there is more that it does not read
+		_, _ = io.WriteString(c, answer)
+		_ = c.Close()
+	})
+	n.serve(proxy.TCP, near)
+	for range 20 {
+		c := n.dial(proxy.TCP)
+		go func() { _, _ = io.Copy(c, zeros{}) }()
+		got := make([]byte, len(answer))
+		if _, err := io.ReadFull(c, got); err != nil || string(got) != answer {
+			t.Errorf("%q, %v", got, err)
+		}
+		_ = c.Close()
+	}
+}
+
+// TestAnotherEndpointIsTried when one refuses or is silent, and says how often.
+func TestAnotherEndpointIsTried(t *testing.T) {
+	n := newNode(t, relaySettings())
+	n.listen(near, echo)
+	n.addSilent()
 	n.serve(proxy.TCP, closed, silent, near)
 	for range 6 {
 		if err := says(n.dial(proxy.TCP), "hello"); err != nil {

@@ -44,6 +44,7 @@ const (
 	connectionLimit = "limit of connections"
 	noDescriptor    = "limit of open files"
 	noEndpoint      = "no endpoint connects"
+	urgent          = "TCP urgent data"
 	refusal         = "refused"
 	silence         = "timeout"
 	noRoute         = "unreachable"
@@ -54,7 +55,7 @@ func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, err
 	s := &server{
 		Relay: r, families: families, index: balance.NewIndex(), socket: unix.Socket,
 		open:    map[proxy.Protocol]*atomic.Int64{proxy.TCP: {}, proxy.UDP: {}},
-		refused: map[string]*atomic.Int64{noService: {}, connectionLimit: {}, noDescriptor: {}, noEndpoint: {}},
+		refused: map[string]*atomic.Int64{noService: {}, connectionLimit: {}, noDescriptor: {}, noEndpoint: {}, urgent: {}},
 		failed:  map[string]*atomic.Int64{refusal: {}, silence: {}, noRoute: {}},
 		meters:  meters{of: map[metered]*meter{}},
 	}

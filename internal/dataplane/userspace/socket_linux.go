@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -72,51 +73,82 @@ func (s *server) openSocket(p proxy.Protocol, f proxy.Family, at netip.AddrPort,
 	return fd, nil
 }
 
-// listen opens what rules lead connections to: for each scope and for clients
-// that the endpoint sees or not, on the next port that is free in all families.
+// listen opens what rules lead connections to and is not there yet: for each scope and
+// for clients that the endpoint sees or not, on the next port that is free in all
+// families.
 func (s *server) listen() error {
-	kinds := []listener{{}, {Masquerade: 1}, {Scope: proxy.ScopeLocal}, {Scope: proxy.ScopeLocal, Masquerade: 1}}
-	for port := uint16(firstPort); len(kinds) > 0; port++ {
-		had := len(s.listeners)
-		kinds[0].Port = port
-		err := s.listenAt(kinds[0])
-		if err == nil {
-			kinds = kinds[1:]
+	next := uint16(firstPort)
+	for _, kind := range []listener{{}, {Masquerade: 1}, {Scope: proxy.ScopeLocal}, {Scope: proxy.ScopeLocal, Masquerade: 1}} {
+		for _, l := range s.listeners {
+			if l.Scope == kind.Scope && l.Masquerade == kind.Masquerade {
+				kind.Port = l.Port
+			}
+		}
+		if kind.Port != 0 {
+			if err := s.listenAt(kind); err != nil {
+				return fmt.Errorf("listen on port %d: %w", kind.Port, err)
+			}
 			continue
 		}
-		for _, l := range s.listeners[had:] {
-			_ = unix.Close(l.fd)
-		}
-		if s.listeners = s.listeners[:had]; !errors.Is(err, unix.EADDRINUSE) || port == lastPort {
-			return fmt.Errorf("listen on port %d: %w", port, err)
+		for ; ; next++ {
+			kind.Port = next
+			err := s.listenAt(kind)
+			if err == nil {
+				next++
+				break
+			}
+			if !errors.Is(err, unix.EADDRINUSE) || next == lastPort {
+				return fmt.Errorf("listen on port %d: %w", next, err)
+			}
 		}
 	}
 	return nil
 }
 
-// listenAt opens a listener of each protocol and family for each worker. They
-// share the port, and the kernel has each flow come to the same one.
-func (s *server) listenAt(like listener) (err error) {
+// listenAt opens a listener for each worker, of each protocol and family that has none
+// of a kind yet. They share the port, and the kernel has each flow come to the same one.
+// It opens all or none.
+func (s *server) listenAt(kind listener) (err error) {
+	had := len(s.listeners)
+	defer func() {
+		if err != nil {
+			for _, l := range s.listeners[had:] {
+				_ = unix.Close(l.fd)
+			}
+			s.listeners = s.listeners[:had]
+		}
+	}()
 	for _, f := range s.families {
-		for i := range 2 * len(s.workers) {
-			l, options := like, []option{sharePort, transparent[f], own}
-			if f == proxy.IPv6 {
-				options = append(options, only6)
+		for _, kind.Protocol = range []proxy.Protocol{proxy.TCP, proxy.UDP} {
+			if kind.family = f; slices.ContainsFunc(s.listeners[:had], kind.like) {
+				continue
 			}
-			if l.Protocol = proxy.TCP; i%2 == 1 {
-				l.Protocol, options = proxy.UDP, append(options, originalDst[f])
-			}
-			if l.fd, err = s.openSocket(l.Protocol, f, netip.AddrPortFrom(loopback[f], l.Port), options...); err != nil {
-				return err
-			}
-			s.add(&l)
-			if l.Protocol == proxy.TCP {
-				err = unix.Listen(l.fd, backlog)
-			}
-			if err != nil {
-				return err
+			for range s.workers {
+				l := kind
+				if err := s.openListener(&l); err != nil {
+					return err
+				}
 			}
 		}
+	}
+	return nil
+}
+
+// openListener opens one listener.
+func (s *server) openListener(l *listener) (err error) {
+	options := []option{sharePort, transparent[l.family], own}
+	if l.family == proxy.IPv6 {
+		options = append(options, only6)
+	}
+	if l.Protocol == proxy.UDP {
+		options = append(options, originalDst[l.family])
+	}
+	if l.fd, err = s.openSocket(l.Protocol, l.family, netip.AddrPortFrom(loopback[l.family], l.Port), options...); err != nil {
+		return err
+	}
+	s.add(l)
+	if l.Protocol == proxy.TCP {
+		return unix.Listen(l.fd, backlog)
 	}
 	return nil
 }

@@ -18,9 +18,15 @@ type listener struct {
 	Scope      proxy.Scope // of the endpoints that they take
 	Masquerade int         // 1: the endpoint sees the node
 	Port       uint16
+	family     proxy.Family
 	fd         int
 	number     int     // from 1
 	worker     *worker // that serves it
+}
+
+// like reports whether rules lead the same connections to another one.
+func (l *listener) like(o *listener) bool {
+	return l.Protocol == o.Protocol && l.Scope == o.Scope && l.Masquerade == o.Masquerade && l.family == o.family
 }
 
 // ready takes what has come.
@@ -98,7 +104,7 @@ type connection struct {
 }
 
 func (c *connection) watch(w *worker, end int) {
-	if w.watch(c.fds[end], c, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET) != nil {
+	if w.watch(c.fds[end], c, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLET) != nil {
 		c.end(w, true)
 	}
 }
@@ -114,6 +120,9 @@ func (c *connection) ready(w *worker, fd int, events uint32) {
 	c.broken[from] = events&unix.EPOLLERR != 0
 	c.some[from] = c.some[from] || c.last[from] || events&unix.EPOLLIN != 0
 	switch {
+	case events&unix.EPOLLPRI != 0: // Urgent data, which cannot be spliced: all after it would wait without end.
+		w.refused[urgent].Add(1)
+		c.end(w, true)
 	case c.dialing == nil:
 		c.relay(w)
 	case from == endpoint && events&unix.EPOLLERR == 0:
@@ -157,7 +166,7 @@ func (c *connection) dialed(w *worker, err error) {
 	w.dialing.Remove(c.dialing)
 	c.dialing = nil
 	if err == nil {
-		c.tried, c.meter = nil, w.meters.begin(c.Key, c.Endpoint.Addr)
+		c.tried, c.meter = nil, w.metered(c.Key, c.Endpoint.Addr)
 		c.relay(w)
 		return
 	}
@@ -181,6 +190,7 @@ func (c *connection) relay(w *worker) {
 	for from := range c.fds {
 		again, err := c.move(w, from)
 		if err != nil {
+			c.giveRest(w, 1-from)
 			c.end(w, true)
 			return
 		}
@@ -194,8 +204,14 @@ func (c *connection) relay(w *worker) {
 	}
 }
 
-// shortRead is less than what a full pipe can hold.
-const shortRead = 4 << 10
+// giveRest moves what has come from one side before the other failed, which may be its
+// last answer: a side that reset the connection sends no more.
+func (c *connection) giveRest(w *worker, from int) {
+	c.some[from] = true // its event may not have been seen
+	for again, err := true, error(nil); again && err == nil; {
+		again, err = c.move(w, from)
+	}
+}
 
 const spliceFlags = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
 
@@ -253,7 +269,8 @@ func (c *connection) fill(w *worker, from int) (err error) {
 	n, err := unix.Splice(c.fds[from], nil, c.pipes[from].w, nil, pipeSize, spliceFlags)
 	if err == nil {
 		c.Held[from], c.Ended[from] = int(n), n == 0
-		c.some[from] = n > shortRead || c.last[from] // less has emptied the socket: there is an event when more comes
+		// Less than a byte for each slot has emptied the socket, and there is an event when more comes.
+		c.some[from] = int(n) >= c.pipes[from].slots || c.last[from]
 	}
 	return err
 }

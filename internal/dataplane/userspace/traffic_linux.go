@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -20,9 +21,13 @@ type meter struct {
 
 // meters are those of all endpoints that had connections.
 type meters struct {
-	mu sync.Mutex
-	of map[metered]*meter
+	mu   sync.Mutex
+	of   map[metered]*meter
+	full int // at so many those are forgotten that are not needed, as nobody may read them
 }
+
+// fewMeters are never looked through.
+const fewMeters = 1024
 
 // metered is whose a meter is.
 type metered struct {
@@ -30,17 +35,28 @@ type metered struct {
 	endpoint netip.AddrPort
 }
 
-// begin counts a connection, until its end.
-func (m *meters) begin(row proxy.PortKey, endpoint netip.AddrPort) *meter {
+// metered counts a connection, until its end.
+func (s *server) metered(row proxy.PortKey, endpoint netip.AddrPort) *meter {
+	m := &s.meters
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := metered{row, endpoint}
 	if m.of[key] == nil {
+		if len(m.of) >= max(m.full, fewMeters) {
+			maps.DeleteFunc(m.of, s.unused)
+			m.full = 2 * len(m.of)
+		}
 		m.of[key] = &meter{}
 	}
 	m.of[key].connections.Add(1)
 	m.of[key].open.Add(1)
 	return m.of[key]
+}
+
+// unused reports whether an endpoint serves its row no more, and no connection of it.
+func (s *server) unused(key metered, m *meter) bool {
+	service := s.index.Of(key.row)
+	return m.open.Load() == 0 && (service == nil || !service.Serves(key.endpoint))
 }
 
 // add counts what went one way.
@@ -81,14 +97,12 @@ func (d *Dataplane) relayed(yield func(proxy.Sample)) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for key, m := range all.of {
-		service, serves := d.server.index.Of(key.row), false
-		if service != nil {
-			serves = service.Serves(key.endpoint)
+		if service := d.server.index.Of(key.row); service != nil {
 			if at, ok := service.Frontend(); ok {
 				yield(proxy.Sample{Protocol: key.row.Protocol, Frontend: at, Endpoint: key.endpoint, Traffic: m.traffic()})
 			}
 		}
-		if !serves && m.open.Load() == 0 {
+		if d.server.unused(key, m) {
 			delete(all.of, key)
 		}
 	}

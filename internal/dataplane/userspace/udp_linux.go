@@ -109,7 +109,7 @@ func (s *session) begin(w *worker) bool {
 		w.close(s.fd)
 		return false
 	}
-	w.sessions[s.flow], s.meter = s, w.meters.begin(s.Key, s.Endpoint)
+	w.sessions[s.flow], s.meter = s, w.metered(s.Key, s.Endpoint)
 	s.used, s.idle = time.Now(), w.idle.PushBack(s)
 	w.open[proxy.UDP].Add(1)
 	return true

@@ -69,7 +69,7 @@ func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	refused := unserved(slices.Collect(maps.Keys(want.Rows)), want)
 	own := want.Without(refused)
-	d.forget = append(d.forget, d.server.index.Update(slices.AppendSeq(d.server.index.Keys(), maps.Keys(own.Rows)), own.Rows))
+	d.find(slices.AppendSeq(d.server.index.Keys(), maps.Keys(own.Rows)), own.Rows)
 	if err := d.begin(ctx); err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	own := *changed
 	own.Rows = slices.DeleteFunc(slices.Clone(changed.Rows), func(k proxy.PortKey) bool { return k.Protocol == proxy.SCTP })
-	d.forget = append(d.forget, d.server.index.Update(own.Rows, want.Rows))
+	d.find(own.Rows, want.Rows)
 	more, err := d.Dataplane.Apply(ctx, want, &own)
 	return d.finish(unserved(changed.Rows, want), more, err)
 }
@@ -95,6 +95,13 @@ func unserved(keys []proxy.PortKey, want *proxy.State) proxy.Refused {
 		}
 	}
 	return refused
+}
+
+// find has rows found from now on.
+func (d *Dataplane) find(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) {
+	if forget := d.server.index.Update(changed, want); forget != nil {
+		d.forget = append(d.forget, forget)
+	}
 }
 
 // finish forgets what no rule leads to any more.
@@ -130,10 +137,8 @@ func (d *Dataplane) begin(ctx context.Context) error {
 	if err := d.server.takeOver(); err != nil {
 		log.Error(err, "Some connections of the former daemon are lost")
 	}
-	if len(d.server.listeners) == 0 {
-		if err := d.server.listen(); err != nil {
-			return err
-		}
+	if err := d.server.listen(); err != nil {
+		return err
 	}
 	for _, l := range d.server.listeners {
 		d.sockets.Ports[l.Scope][l.Masquerade] = l.Port

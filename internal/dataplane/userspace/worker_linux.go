@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"math"
 	"net/netip"
+	"os"
 	"runtime"
 	"sync"
 	"time"
@@ -194,7 +195,24 @@ func (w *worker) accepting(on bool) {
 }
 
 // pipe holds what was read and not yet written.
-type pipe struct{ r, w int }
+type pipe struct {
+	r, w  int
+	slots int // of something to hold, however little
+}
+
+// newPipe makes descriptors a pipe, as large as the kernel allows: a user who has many
+// gets small ones.
+func newPipe(r, w int) *pipe {
+	_, _ = unix.FcntlInt(uintptr(w), unix.F_SETPIPE_SZ, pipeSize)
+	size, err := unix.FcntlInt(uintptr(w), unix.F_GETPIPE_SZ, 0)
+	if err != nil {
+		size = 0 // so that nothing is concluded from it
+	}
+	return &pipe{r, w, size / os.Getpagesize()}
+}
+
+// large reports whether there is as much room as was asked for.
+func (p *pipe) large() bool { return p.slots*os.Getpagesize() >= pipeSize }
 
 // takePipe returns an empty pipe.
 func (w *worker) takePipe() (*pipe, error) {
@@ -207,13 +225,12 @@ func (w *worker) takePipe() (*pipe, error) {
 	if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
 		return nil, err
 	}
-	_, _ = unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize) // without it, 64 KiB
-	return &pipe{fds[0], fds[1]}, nil
+	return newPipe(fds[0], fds[1]), nil
 }
 
-// givePipe takes a pipe back, which is not used again unless it is empty.
+// givePipe takes a pipe back, which is not used again unless it is empty and large.
 func (w *worker) givePipe(p *pipe, empty bool) {
-	if empty && len(w.pipes) < sparePipes {
+	if empty && p.large() && len(w.pipes) < sparePipes {
 		w.pipes = append(w.pipes, p)
 		return
 	}

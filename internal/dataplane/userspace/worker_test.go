@@ -1,10 +1,14 @@
 package userspace
 
 import (
+	"errors"
+	"net/netip"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
 )
@@ -31,6 +35,65 @@ func TestWorkersShare(t *testing.T) {
 			}
 		}
 		s.close()
+	}
+}
+
+// TestListenGoesOn has the kernel refuse a socket, any of them: what is missing is opened
+// at the next try, on the same ports, and what a predecessor did not have.
+func TestListenGoesOn(t *testing.T) {
+	lab.Require(t)
+	runtime.LockOSThread() // its namespace ends with it
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	families := []proxy.Family{proxy.IPv4, proxy.IPv6}
+	const all = 4 * 2 * 2 * 2 // kinds, families, protocols, workers
+	for fails := range all {
+		s, err := newServer(mode.DefaultRelay(), families, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made := 0
+		s.socket = func(domain, kind, protocol int) (int, error) {
+			if made++; made == fails+1 {
+				return -1, unix.EMFILE
+			}
+			return unix.Socket(domain, kind, protocol)
+		}
+		if s.families = families[:1]; fails >= all/2 {
+			s.families = families
+		}
+		if err := s.listen(); !errors.Is(err, unix.EMFILE) {
+			t.Fatalf("socket %d is refused: %v", fails, err)
+		}
+		s.families = families
+		if err := s.listen(); err != nil {
+			t.Fatal(err)
+		}
+		ports := map[listener]int{}
+		for _, l := range s.listeners {
+			ports[listener{Scope: l.Scope, Masquerade: l.Masquerade, Port: l.Port}]++
+		}
+		if len(s.listeners) != all || len(ports) != 4 {
+			t.Errorf("socket %d was refused: %d listeners on ports %v", fails, len(s.listeners), ports)
+		}
+		s.close()
+	}
+}
+
+// TestMetersAreForgotten counts for very many endpoints that go, while nobody reads.
+func TestMetersAreForgotten(t *testing.T) {
+	s, err := newServer(mode.DefaultRelay(), nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	for i := range 10 * fewMeters {
+		m := s.metered(proxy.PortKey{}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80))
+		m.open.Add(-1)
+	}
+	if n := len(s.meters.of); n > 2*fewMeters {
+		t.Errorf("%d meters are kept", n)
 	}
 }
 
