@@ -113,7 +113,12 @@ func (o observers) Queued() {
 }
 
 func (o observers) Repairing()          { o.metrics.Repairing() }
-func (o observers) NodeSeen(n *v1.Node) { o.health.SyncNode(n) }
+// NodeSeen tells health of the Node, unless it went from a folder, which need have none.
+func (o observers) NodeSeen(n *v1.Node) {
+	if n != nil || o.plan.from.manifests == "" {
+		o.health.SyncNode(n)
+	}
+}
 
 func (o observers) Began(step *proxy.Delta) {
 	if o.conntrack != nil {

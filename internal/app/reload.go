@@ -107,7 +107,10 @@ func (w *configWatcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-w.due:
-			return w.restart
+			if contentOf(w.file) == w.seen {
+				return w.restart
+			}
+			w.due = nil // What it changed to is looked at first.
 		case <-time.After(w.period): // not a ticker: two looks must be that far apart
 			w.check(ctx)
 		}
@@ -131,6 +134,7 @@ func (w *configWatcher) check(ctx context.Context) {
 		err = w.take(ctx, p)
 	}
 	if err != nil {
+		w.due = nil // A new daemon could not use it either.
 		klog.FromContext(ctx).Error(err, "The new configuration is not usable, the old one stays in force", "file", w.file)
 	}
 }

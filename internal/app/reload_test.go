@@ -371,6 +371,38 @@ func TestRestartsAreSpread(t *testing.T) {
 	})
 }
 
+// TestRestartIsForgotten when the file became one that no daemon could start with.
+func TestRestartIsForgotten(t *testing.T) {
+	d := newDesk(t)
+	w := &configWatcher{
+		file: d.file, running: configuration(t), delay: func() time.Duration { return time.Hour },
+		usable: func(context.Context, config.Configuration) error { return nil },
+	}
+	look := func(text string, wrong error) {
+		d.write(d.file, text)
+		w.read = func(config.ProxyMode) (parsed, error) {
+			c := configuration(t)
+			c.Object.OOMScoreAdj = new(int32(1))
+			return parsed{config: c}, wrong
+		}
+		for range 2 {
+			w.check(t.Context())
+		}
+	}
+	look("good", nil)
+	if w.due == nil {
+		t.Fatal("no restart is planned")
+	}
+	look("bad", errors.New("no such field"))
+	if w.due != nil {
+		t.Error("the daemon restarts with what it could not start with")
+	}
+	look("good again", nil)
+	if w.due == nil {
+		t.Error("no restart is planned any more")
+	}
+}
+
 // TestChangeBeforeTheWatch changes the file after the daemon has read it and
 // before the watcher runs.
 func TestChangeBeforeTheWatch(t *testing.T) {

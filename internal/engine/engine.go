@@ -29,6 +29,7 @@ type Engine struct {
 	nodeBy   time.Time   // when waiting for the Node ends; zero: not begun
 	lastFull time.Time   // when the last full sync began that went through; zero: none has
 	alarm    *time.Timer // asks for the next run that nobody else asks for
+	log      objectLog
 
 	mu       sync.Mutex
 	resolver *resolve.Resolver
@@ -53,6 +54,7 @@ func New(s Settings) *Engine {
 		fullFrom:  time.Now(),
 		firstSync: make(chan struct{}),
 		turns:     newTurns(),
+		log:       newObjectLog(),
 	}
 	e.runner = runner.New("sync", e.run, runner.Settings{
 		MinInterval: s.MinSyncPeriod,
@@ -153,7 +155,7 @@ func (e *Engine) run(ctx context.Context) error {
 		return nil
 	}
 	w := e.take()
-	reportProblems(ctx, w.found, w.mended)
+	e.log.problems(ctx, w.found, w.mended)
 	refused, err := e.write(ctx, w)
 	r := Result{Full: w.full, Err: err, State: w.state, Found: w.found, Problems: w.problems}
 	if err != nil {
@@ -171,7 +173,7 @@ func (e *Engine) run(ctx context.Context) error {
 		if c, ok := e.dataplane.(proxy.Comparer); ok && w.full && !w.first {
 			reportRewritten(ctx, w, c.Rewritten())
 		}
-		reportRefusals(ctx, w, refusals)
+		e.log.refusals(ctx, w, refusals)
 	}
 	e.setAlarm(w)
 	e.observer.Done(ctx, r)

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -332,15 +333,21 @@ func TestManyProblemsAreNotAllShown(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			synctest.Wait()
 		}
-		for n := range 3 {
-			flap(bad)
-			l.wantLog("Object has a problem", (n+1)*problemLines)
+		flap(bad)
+		l.wantLog("Object has a problem", objectLines)
+		l.wantLog("More changed about objects than is shown, verbosity 4 shows all hidden=9900", 1)
+		began := time.Now()
+		for range 20 {
 			flap(good)
-			l.wantLog("Problem of an object is mended", (n+1)*problemLines)
-			l.wantLog("More objects than are shown", 2*(n+1))
+			flap(bad)
 		}
-		l.wantLog("found=10000 mended=0", 3)
-		l.wantLog("found=0 mended=10000", 3)
+		lines := strings.Count(l.log(), "Object has a problem") + strings.Count(l.log(), "Problem of an object is mended")
+		if most := objectLines + int(time.Since(began)/time.Second) + 2; lines > most {
+			t.Errorf("%d lines in %v; want %d at most", lines, time.Since(began), most)
+		}
+		if n := strings.Count(l.log(), "More changed"); n < 5 || n > 15 {
+			t.Errorf("it says %d times that there is more", n)
+		}
 	})
 }
 

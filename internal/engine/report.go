@@ -5,15 +5,42 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/klog/v2"
 
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 )
 
-// problemLines is how many problems of a kind one sync shows. Whoever writes
-// objects decides how many there are, and must not decide how long the log is.
-const problemLines = 100
+// objectLines is how many lines about objects the log gets at once, and then one each
+// second. Whoever writes objects decides how much there is to say, and must not decide
+// how long the log is.
+const objectLines = 100
+
+// moreEvery is how often it says that there is more.
+const moreEvery = 10 * time.Second
+
+// objectLog is the log of what is wrong with objects.
+type objectLog struct{ lines, more *rate.Limiter }
+
+func newObjectLog() objectLog {
+	return objectLog{rate.NewLimiter(rate.Every(time.Second), objectLines), rate.NewLimiter(rate.Every(moreEvery), 1)}
+}
+
+// report has lines written, each to the logger that it is given.
+func (l objectLog) report(ctx context.Context, write func(line func() klog.Logger)) {
+	logger, hidden := klog.FromContext(ctx), 0
+	write(func() klog.Logger {
+		if l.lines.Allow() {
+			return logger
+		}
+		hidden++
+		return logger.V(4)
+	})
+	if hidden > 0 && l.more.Allow() {
+		logger.Info("More changed about objects than is shown, verbosity 4 shows all", "hidden", hidden)
+	}
+}
 
 // rewrittenRows is how many rows are named that had to be written again.
 const rewrittenRows = 5
@@ -59,36 +86,28 @@ func reportRewritten(ctx context.Context, w *work, r proxy.Rewritten) {
 	}
 }
 
-// reportRefusals names the rows that the kernel began or ceased to refuse.
-func reportRefusals(ctx context.Context, w *work, rows []RowStatus) {
-	logger := klog.FromContext(ctx)
-	for _, r := range rows {
-		switch {
-		case r.Refused != "":
-			logger.Info("Kernel refuses service port, the others go on", "servicePort", r.Key, "reason", r.Refused)
-		case w.state.Rows[r.Key] != nil: // Else what removed it is reported.
-			logger.Info("Service port is accepted again", "servicePort", r.Key)
+// refusals names the rows that the kernel began or ceased to refuse.
+func (l objectLog) refusals(ctx context.Context, w *work, rows []RowStatus) {
+	l.report(ctx, func(line func() klog.Logger) {
+		for _, r := range rows {
+			switch {
+			case r.Refused != "":
+				line().Info("Kernel refuses service port, the others go on", "servicePort", r.Key, "reason", r.Refused)
+			case w.state.Rows[r.Key] != nil: // Else what removed it is reported.
+				line().Info("Service port is accepted again", "servicePort", r.Key)
+			}
 		}
-	}
+	})
 }
 
-// reportProblems says what is wrong that was not before, and what is no longer.
-func reportProblems(ctx context.Context, found, mended []resolve.Problem) {
-	logger := klog.FromContext(ctx)
-	level := func(i int) klog.Logger { // for line i of many of one kind
-		if i < problemLines {
-			return logger
+// problems says what is wrong that was not before, and what is no longer.
+func (l objectLog) problems(ctx context.Context, found, mended []resolve.Problem) {
+	l.report(ctx, func(line func() klog.Logger) {
+		for _, p := range found {
+			line().Info("Object has a problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
 		}
-		return logger.V(4)
-	}
-	for i, p := range found {
-		level(i).Info("Object has a problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
-	}
-	for i, p := range mended {
-		level(i).Info("Problem of an object is mended", "object", p.Object, "field", p.Field)
-	}
-	if len(found) > problemLines || len(mended) > problemLines {
-		logger.Info("More objects than are shown changed their problems, verbosity 4 shows all",
-			"found", len(found), "mended", len(mended))
-	}
+		for _, p := range mended {
+			line().Info("Problem of an object is mended", "object", p.Object, "field", p.Field)
+		}
+	})
 }

@@ -334,3 +334,25 @@ func TestTakeover(t *testing.T) {
 		})
 	}
 }
+
+// TestNodeManifestGoes has another Node take the place of this one in the folder, which need
+// have none: the daemon is as healthy as one that starts without it.
+func TestNodeManifestGoes(t *testing.T) {
+	s := newSite(t)
+	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: test-node}\nstatus: {addresses: [{type: InternalIP, address: 192.168.0.2}]}\n"
+	s.write("node.yaml", node)
+	s.write("web.yaml", service("web", clusterIP, podA))
+	s.start(nil)
+	healthy := func() bool {
+		code, _, err := s.get("http://127.0.0.1:10256/healthz")
+		return err == nil && code == http.StatusOK
+	}
+	eventually(t, "health", healthy)
+	s.write("node.yaml", strings.Replace(node, "test-node", "another", 1))
+	s.write("web.yaml", service("web", clusterIP, podB))
+	eventually(t, "what was written after it", s.answers(clusterIP, podB))
+	s.await()
+	if !healthy() {
+		t.Error("not healthy without a Node")
+	}
+}
