@@ -236,6 +236,14 @@ func (s *socket) connect(to netip.AddrPort) {
 	}
 }
 
+func (s *socket) disconnect() {
+	s.h.Helper()
+	var none unix.RawSockaddrAny // an address of no family ends the connection
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(s.fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none.Addr)); errno != 0 {
+		s.h.Fatal(errno)
+	}
+}
+
 // peer returns what getpeername says.
 func (s *socket) peer() netip.AddrPort {
 	s.h.Helper()
@@ -264,16 +272,18 @@ func (s *socket) receive() (by, from netip.AddrPort) {
 // ask sends a query, over a socket that is connected if the address is invalid.
 func (s *socket) ask(to netip.AddrPort) (by, from netip.AddrPort) {
 	s.h.Helper()
-	var err error
-	if to.IsValid() {
-		err = unix.Sendto(s.fd, []byte("?"), 0, sockaddr(to))
-	} else {
-		_, err = unix.Write(s.fd, []byte("?"))
-	}
-	if err != nil {
+	if err := s.send(to); err != nil {
 		s.h.Fatalf("send to %v: %v", to, err)
 	}
 	return s.receive()
+}
+
+func (s *socket) send(to netip.AddrPort) error {
+	if to.IsValid() {
+		return unix.Sendto(s.fd, []byte("?"), 0, sockaddr(to))
+	}
+	_, err := unix.Write(s.fd, []byte("?"))
+	return err
 }
 
 func (s *socket) translated() bool {
@@ -343,6 +353,39 @@ func TestEndpointOfUDPGoes(t *testing.T) {
 	connected.connect(dns)
 	h.eventually("what was sent before the cut is read", func() bool { by, from = connected.ask(netip.AddrPort{}); return by == pods[1] })
 	h.eventually("nothing is cut any more", func() bool { return !h.d.Cuts() })
+}
+
+// TestConnectedSocketIsToldWhereTo: a socket that is connected to a frontend and names it
+// in each datagram, too, has the endpoint that it is connected to, is told when that is
+// gone, and only for what it sends there.
+func TestConnectedSocketIsToldWhereTo(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	named, left := h.socket(h.client, proxy.UDP, dns), h.socket(h.client, proxy.UDP, dns)
+	by, from := named.ask(dns)
+	h.wantFrom("connected, and named", by, from, pods[0], dns)
+	if !named.translated() || !left.translated() {
+		t.Fatal("the rules translated")
+	}
+	left.disconnect()
+	by, from = left.ask(pods[1])
+	h.wantFrom("disconnected", by, from, pods[1], pods[1])
+
+	h.change(row("dns", proxy.UDP, dns, pods[1]))
+	h.eventually("the connected socket is told", func() bool {
+		return errors.Is(named.send(dns), unix.EPERM)
+	})
+	if err := named.send(pods[2]); err != nil {
+		t.Errorf("a datagram to another address is refused: %v", err)
+	}
+	for range 3 {
+		by, from = left.ask(pods[2])
+		h.wantFrom("disconnected, its endpoint is gone", by, from, pods[2], pods[2])
+	}
+	named.connect(dns)
+	h.eventually("what was sent before the cut is read", func() bool { by, from = named.ask(dns); return by == pods[1] })
+	h.wantFrom("connected again", by, from, pods[1], dns)
 }
 
 // TestSlotMoves: a socket stays with its endpoint when that gets another place.
@@ -477,10 +520,7 @@ func TestSocketIsConnectedAgain(t *testing.T) {
 	if !c.translated() || c.peer() != web {
 		t.Fatalf("connected to %v; want %v, at the socket", c.peer(), web)
 	}
-	var none unix.RawSockaddrAny // an address of no family ends the connection
-	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(c.fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none.Addr)); errno != 0 {
-		t.Fatal(errno)
-	}
+	c.disconnect()
 	c.connect(pods[1])
 	if c.translated() || c.peer() != pods[1] {
 		t.Errorf("connected to %v; want %v, and no trace of the Service", c.peer(), pods[1])

@@ -1029,24 +1029,33 @@ static __always_inline int keep(struct udp_pairs *u, __u32 at, const struct pair
 	return 1;
 }
 
-// send sends a datagram of a socket that is not connected to an endpoint: the one
-// of the last datagram to that frontend, if it is still there.
+// send sends a datagram that is told its destination to an endpoint: the one of the
+// last datagram to that frontend, if it is still there. A socket that is connected takes
+// answers of no other, so there it is the same in any case, and cut refuses it.
 static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const struct addr *bound)
 {
 	struct udp_pairs *u;
 	struct pair p = {.frontend = *to};
 	__u32 at = PAIRS;
+	__u64 until;
 	int kept;
 
 	if (!ctx->sk || ctx->protocol != UDP)
 		return 0;
 	u = udp_socket(cookie_of(ctx), 0);
 	if (u) {
+		if (u->connected && ctx->sk->state != BPF_TCP_ESTABLISHED)
+			u->connected = 0; // It was disconnected, which nobody is told.
 #pragma unroll
 		for (int i = 0; i < PAIRS; i++)
 			if (i < u->used && same_at(&u->pairs[i].frontend, to))
 				at = i;
-		if (at < PAIRS && permission() + KEEP > bpf_ktime_get_coarse_ns() && alive(&u->pairs[at & (PAIRS - 1)])) {
+		if (at == 0 && u->connected) {
+			*to = u->pairs[0].endpoint;
+			return 1;
+		}
+		until = permission();
+		if (at < PAIRS && until && until + KEEP > bpf_ktime_get_coarse_ns() && alive(&u->pairs[at & (PAIRS - 1)])) {
 			*to = u->pairs[at & (PAIRS - 1)].endpoint;
 			return 1;
 		}
@@ -1447,25 +1456,6 @@ static __always_inline int gone(const struct udp_pairs *u)
 	return !alive(&p);
 }
 
-// cut drops what sockets send that are connected to an endpoint that is gone. It
-// is attached only while there are some.
-SEC("cgroup_skb/egress")
-int cut(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	struct udp_pairs *u;
-	__u64 cookie;
-
-	if (!sk || sk->protocol != UDP)
-		return 1;
-	cookie = bpf_get_socket_cookie(skb);
-	u = udp_socket(cookie, 0);
-	if (!u || !permission() || !gone(u))
-		return 1;
-	count(CUT);
-	return 0;
-}
-
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
 #define UDP_HEADER 8
@@ -1496,6 +1486,26 @@ static __always_inline __u32 peer_of(struct __sk_buff *skb, int to, struct at *p
 	return length + UDP_HEADER;
 }
 
+// cut drops what sockets send to the endpoint that they are connected to, if it is
+// gone. It is attached only while there are some.
+SEC("cgroup_skb/egress")
+int cut(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	struct at peer = {};
+	struct udp_pairs *u;
+	__u64 cookie;
+
+	if (!sk || sk->protocol != UDP)
+		return 1;
+	cookie = bpf_get_socket_cookie(skb);
+	u = udp_socket(cookie, 0);
+	if (!u || !permission() || !gone(u) || !peer_of(skb, TO_ENDPOINT, &peer) || !same_at(&peer, &u->pairs[0].endpoint))
+		return 1;
+	count(CUT);
+	return 0;
+}
+
 // count_datagram counts what UDP sockets send to endpoints and receive from them. One
 // packet may be several that a link is to make of it.
 static __always_inline void count_datagram(struct __sk_buff *skb, int to)
@@ -1512,7 +1522,7 @@ static __always_inline void count_datagram(struct __sk_buff *skb, int to)
 	if (!u || !u->used)
 		return;
 	headers = peer_of(skb, to, &peer);
-	if (!headers || headers > skb->len || (to == TO_ENDPOINT && says(CUTTING) && gone(u)))
+	if (!headers || headers > skb->len || (to == TO_ENDPOINT && says(CUTTING) && gone(u) && same_at(&peer, &u->pairs[0].endpoint)))
 		return;
 	at = PAIRS;
 #pragma unroll
