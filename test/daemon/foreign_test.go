@@ -33,6 +33,7 @@ type foreignChange struct {
 	save    string // told to the shell before, when the Service had another endpoint
 	sockets bool   // played in mode ebpf, too, whose rules are those of mode nftables
 	service bool   // it is one Service's, which the log names
+	since   string // the version of Linux that has it first; empty: all have
 	cuts    string // why packets to Services may be lost meanwhile, whatever the daemon does; empty: none may be
 }
 
@@ -65,6 +66,7 @@ policy() { for c in INPUT FORWARD OUTPUT; do both -P $c $1; done; }
 	forgotten   = "the kernel forgets how the packets of open connections were translated"
 	noServer    = "until the repair IPVS has nobody to send the Service's packets to"
 	noAddress   = "until the repair the node does not have the Service's address"
+	catchesAll  = "until the repair each address counts as a ClusterIP"
 	untracked   = "until the repair what IPVS sends on is not tracked"
 	noScheduler = "the kernel takes the old scheduler away before it sets the new one"
 	policies    = "it sets policies to drop while it reloads, and takes all rules away"
@@ -111,6 +113,14 @@ var foreignChanges = []foreignChange{
 	{
 		fault: "an element added", script: in("rules", "nft add element ip TABLE cluster-ips { 172.30.0.77 }"),
 		names: in("rules", "element added in set cluster-ips of table ip TABLE"),
+	},
+	{
+		fault: "a catch-all element added", script: in("rules", "nft add element ip TABLE cluster-ips { '*' }"),
+		names: in("rules", "element added in set cluster-ips of table ip TABLE"), cuts: catchesAll, since: "5.13",
+	},
+	{
+		fault: "a rule with a chain of its own added", script: in("rules", "nft insert rule ip TABLE services ip saddr 192.0.2.1 jump '{ counter; accept; }'"),
+		names: in("rules", "chain __chain[0-9]+ of table ip TABLE added"),
 	},
 	{fault: "our table put to sleep", script: in("rules", "nft add table ip TABLE '{ flags dormant; }'"), names: in("rules", "table ip TABLE added"), cuts: noRules},
 	{
@@ -311,6 +321,9 @@ func (s *site) has(mode string, c foreignChange) bool {
 
 // suffers runs a daemon and another process that changes something.
 func (s *site) suffers(mode string, c foreignChange) {
+	if c.since != "" {
+		s.since(c.since, "one can do that")
+	}
 	s.clear(mode)
 	s.run("sh", "-c", `nft 'add table inet firewalld; add table inet others
 add chain inet others theirs { type filter hook forward priority 5; }; add rule inet others theirs counter comment "theirs"'`)

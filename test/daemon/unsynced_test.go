@@ -188,18 +188,24 @@ func (s *site) hold(table string) (release func()) {
 	return release
 }
 
+// since skips what a kernel before a version does not have.
+func (s *site) since(first, what string) {
+	s.t.Helper()
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		s.t.Fatal(err)
+	}
+	release := unix.ByteSliceToString(name.Release[:])
+	if version.MustParseGeneric(release).LessThan(version.MustParseGeneric(first)) {
+		s.t.Skipf("%s from Linux %s on, and this is %s", what, first, release)
+	}
+}
+
 // block keeps syncs from going through; change is for the daemon.
 func (s *site) block(mode string) (change func(*exec.Cmd), begin func() (end func())) {
 	s.t.Helper()
 	if mode != "iptables" {
-		var name unix.Utsname
-		if err := unix.Uname(&name); err != nil {
-			s.t.Fatal(err)
-		}
-		release := unix.ByteSliceToString(name.Release[:])
-		if version.MustParseGeneric(release).LessThan(version.MustParseGeneric("5.12")) {
-			s.t.Skipf("tables have owners from Linux 5.12 on, and this is %s", release)
-		}
+		s.since("5.12", "tables have owners")
 		table := map[string]string{"nftables": "sluice", "ipvs": "sluice-ipvs", "userspace": "sluice-userspace", "ebpf": "sluice"}[mode]
 		return nil, func() func() { return s.hold(table) }
 	}

@@ -230,7 +230,7 @@ func (t *table) recoveryOrder() []*nft.Set {
 
 // element takes over what an element of the kernel says.
 func (r *recovery) element(s *nft.Set, e nft.Element) {
-	if r == nil {
+	if r == nil || e.Key == "" {
 		return
 	}
 	if s == r.t.classSet {

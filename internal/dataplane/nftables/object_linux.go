@@ -104,7 +104,7 @@ func order(all *changes, c *change) differ.Order {
 // leads to the frontend.
 func orderRange(all *changes, c *change) differ.Order {
 	t := c.ID.t
-	o := differ.Order{Rank: t.rank[t.restricted], Group: c.ID.key[:t.restricted.KeyLen()]}
+	o := differ.Order{Rank: t.rank[t.restricted], Group: c.ID.key[:min(t.restricted.KeyLen(), len(c.ID.key))]}
 	if f := all.Of(id{anElement, t, t.restricted, o.Group}); f != nil && !f.Has {
 		o.Rank = rankGoing - o.Rank
 	}
@@ -131,7 +131,7 @@ func size(c *change) int {
 }
 
 func (x id) element(v value) nft.Element {
-	n := x.set.KeyLen()
+	n := min(x.set.KeyLen(), len(x.key)) // what others add may have no key
 	e := nft.Element{Key: x.key[:n], KeyEnd: x.key[n:], Data: v.data}
 	if x.set.Verdicts {
 		e.Data, e.Verdict = "", nft.Verdict{Code: nft.Accept}

@@ -19,6 +19,9 @@ const (
 	setFlagConcat    = 0x80
 	setDescConcat    = 2
 	setElemKeyEnd    = 10
+	setElemCatchAll  = 2  // NFT_SET_ELEM_CATCHALL
+	chainFlags       = 10 // NFTA_CHAIN_FLAGS
+	chainBinding     = 4  // NFT_CHAIN_BINDING
 	setCount         = 20
 	chainUserdata    = 12
 	tableUserdata    = 6
@@ -200,6 +203,9 @@ func encodeElement(w *netlink.Builder, e *Element) {
 		if v != "" {
 			w.Nest(kind, func() { w.Raw(unix.NFTA_DATA_VALUE, v) })
 		}
+	}
+	if e.Key == "" {
+		w.U32(unix.NFTA_SET_ELEM_FLAGS, setElemCatchAll)
 	}
 	value(unix.NFTA_SET_ELEM_KEY, e.Key)
 	value(setElemKeyEnd, e.KeyEnd)

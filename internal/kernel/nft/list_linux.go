@@ -26,6 +26,7 @@ func NewListing() *Listing {
 }
 
 func (c *Conn) list(t Table, l *Listing) error {
+	bound := map[string]bool{} // chains that a rule has to itself; they come and go with it
 	for _, part := range []struct {
 		kind, flags uint16
 		read        func(netlink.Attrs)
@@ -36,14 +37,18 @@ func (c *Conn) list(t Table, l *Listing) error {
 		}},
 		{unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, func(a netlink.Attrs) {
 			name := a.Text(unix.NFTA_CHAIN_NAME)
+			if bound[name] = a.Number(chainFlags)&chainBinding != 0; bound[name] {
+				return
+			}
 			l.Chains[name] = nil
 			if a.Get(unix.NFTA_CHAIN_HOOK) != nil {
 				l.Hooks[name] = hookShape(a)
 			}
 		}},
 		{unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, func(a netlink.Attrs) {
-			chain := a.Text(unix.NFTA_RULE_CHAIN)
-			l.Chains[chain] = append(l.Chains[chain], decodeRule(a))
+			if chain := a.Text(unix.NFTA_RULE_CHAIN); !bound[chain] {
+				l.Chains[chain] = append(l.Chains[chain], decodeRule(a))
+			}
 		}},
 		{unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, func(a netlink.Attrs) {
 			l.Sets[a.Text(unix.NFTA_SET_NAME)] = setShape(a)

@@ -69,7 +69,7 @@ func totalLen(types []Type) int {
 // Element is an element of a set. Keys and data are the raw bytes the kernel
 // holds, as strings so that elements can be compared.
 type Element struct {
-	Key     string
+	Key     string  // empty: it stands for all keys that no other has
 	KeyEnd  string  // the end of a range; empty in plain sets
 	Data    string  // a map's value; empty in sets and verdict maps
 	Verdict Verdict // a verdict map's value
