@@ -140,6 +140,35 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 	}
 }
 
+// TestMissingExpression has a kernel that lacks the expression of a way to choose
+// endpoints, of which it says that there is no such thing: only the rows that need it are
+// refused, and trying them again lists nothing.
+func TestMissingExpression(t *testing.T) {
+	f := &faulty{nfttest.NewFake(), func(op *nft.Op) error {
+		if op.Kind == nft.AddRule && strings.HasSuffix(op.Chain.Name, "source-hash") {
+			return unix.ENOENT
+		}
+		return nil
+	}}
+	d := New(f, Settings{MasqueradeBit: 14})
+	hashed := plainRow(100, 3, 0)
+	hashed.Balancing = proxy.SourceHash
+	state := plainState(10)
+	state.Rows[hashed.Key] = hashed
+	refuses := func(err error) {
+		t.Helper()
+		var refused *proxytest.RefusedError
+		if !errors.As(err, &refused) || len(refused.Rows) != 1 {
+			t.Fatalf("got %v; want the row refused that needs the expression", err)
+		}
+		if got := strings.Count(dump(t, f, d), "table ip sluice services "); got != 10 {
+			t.Errorf("%d Services are written; want 10", got)
+		}
+	}
+	refuses(proxytest.Sync(t.Context(), d, state))
+	refuses(proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: hashed}}}))
+}
+
 // TestUnusedClassesGo keeps some classes that nothing leads to, but not all. One
 // whose chain could not be deleted is made anew when it is needed again.
 func TestUnusedClassesGo(t *testing.T) { synctest.Test(t, unusedClassesGo) }

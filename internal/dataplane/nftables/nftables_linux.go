@@ -47,8 +47,12 @@ type Dataplane struct {
 
 	guard   localnet.Guard // as it is to be
 	syncing bool
-	// listedTwice is whether a Sync has begun again because something was there already.
+	// listedTwice is whether a Sync has begun again because something was there already,
+	// or was not.
 	listedTwice bool
+	// absent is what could not be written even then, as the kernel does not have what it
+	// needs: an expression of a module, say.
+	absent map[id]bool
 	replaced    []*table  // by the Sync under way, since they cannot be mended
 	batch       nft.Batch // for its memory
 }

@@ -47,8 +47,9 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.syncing = true
 	defer func() { d.syncing = false }()
+	d.absent = map[id]bool{}
 	refused, err := d.differ.Sync(ctx, want)
-	if errors.Is(err, unix.EEXIST) { // what was listed was not all that there is
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) { // what was listed was not all that there is, or is not any more
 		d.listedTwice = true
 		refused, err = d.differ.Sync(ctx, want)
 		d.listedTwice = false

@@ -108,8 +108,11 @@ func (d *Dataplane) refusal(err error) error {
 		out := &differ.Refusal[id, value]{}
 		for _, f := range refused.Failures {
 			c, _ := f.Op.Owner.(*change)
+			if c != nil && d.listedTwice && errors.Is(f.Err, unix.ENOENT) {
+				d.absent[c.ID] = true
+			}
 			out.Failures = append(out.Failures, differ.Failure[id, value]{
-				Change: c, Err: fmt.Errorf("%v: %w", f.Op, f.Err), Drift: d.drifted(f.Err),
+				Change: c, Err: fmt.Errorf("%v: %w", f.Op, f.Err), Drift: d.drifted(f.Err) && (c == nil || !d.absent[c.ID]),
 			})
 		}
 		return out
@@ -122,14 +125,14 @@ func (d *Dataplane) refusal(err error) error {
 
 // drifted reports whether the kernel lacks what it should have, or has what it
 // should not: somebody changed it, and only Sync is right then. A Sync blames a row
-// for what is there already only after it has listed everything again.
+// for what is there already, or is not, only after it has listed everything again.
 func (d *Dataplane) drifted(err error) bool {
 	switch {
-	case errors.Is(err, unix.EEXIST):
+	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOENT):
 		return !d.listedTwice
 	case errors.Is(err, unix.EBUSY):
 		return !d.syncing
 	default:
-		return errors.Is(err, unix.ENOENT)
+		return false
 	}
 }
