@@ -45,6 +45,28 @@ func TestLacking(t *testing.T) {
 	}
 }
 
+// TestManyLack has very many rows need what the kernel lacks, whose program names only the
+// first line: finding them takes a few tries, not one for each.
+func TestManyLack(t *testing.T) {
+	d, fake := faked()
+	fake.LackLine("-m sctp")
+	s := plainState(3)
+	const many = 200
+	for i := range many {
+		row := plainRow(20+i, 1, 0)
+		row.Key.Protocol = proxy.SCTP
+		s.Rows[row.Key] = row
+	}
+	err := proxytest.Sync(t.Context(), d, s)
+	var refused *proxytest.RefusedError
+	if !errors.As(err, &refused) || len(refused.Rows) != many {
+		t.Errorf("%v; want %d rows refused", err, many)
+	}
+	if n := fake.Reset().Restores; n > 10 {
+		t.Errorf("%d restores", n)
+	}
+}
+
 // TestLackingForAll has a kernel without what every row needs: nothing is
 // written, and the error has the line.
 func TestLackingForAll(t *testing.T) {

@@ -75,9 +75,10 @@ func (f *family) writeOnce(ctx context.Context, some []*change) (committed []*ch
 	return committed, err
 }
 
-// refusal tells a refused line by the changes that are to blame for it. The legacy
-// variant does not say which line of a table it is: then it is what needs
-// something that the kernel lacks, or the only row there is.
+// refusal tells a refused line by the changes that are to blame for it: all that need
+// what the kernel lacks, of which there may be very many, or the one of that line. The
+// legacy variant does not say which line of a table it is: then it is the only row there
+// is.
 func (f *family) refusal(ctx context.Context, at line, some []*change, err error) error {
 	refuse := func(reason error, drift bool, blamed ...*change) error {
 		r := &differ.Refusal[id, value]{}
@@ -86,10 +87,13 @@ func (f *family) refusal(ctx context.Context, at line, some []*change, err error
 		}
 		return r
 	}
-	if at.change != nil {
-		return refuse(err, at.step == deletes || at.step == removes || at.disturbed, at.change)
+	if at.change != nil && (at.step == deletes || at.step == removes || at.disturbed) {
+		return refuse(err, true, at.change)
 	}
 	for _, need := range requirements {
+		if at.change != nil && !strings.Contains(at.text, need.match) {
+			continue
+		}
 		concerned := slices.DeleteFunc(slices.Clone(some), func(c *change) bool {
 			return !c.Has || !slices.ContainsFunc(c.New.rules, func(rule string) bool { return strings.Contains(rule, need.match) })
 		})
@@ -103,6 +107,9 @@ func (f *family) refusal(ctx context.Context, at line, some []*change, err error
 		case reason != nil:
 			return refuse(reason, false, concerned...)
 		}
+	}
+	if at.change != nil {
+		return refuse(err, false, at.change)
 	}
 	rows := map[proxy.PortKey]*change{}
 	for _, c := range some {

@@ -23,6 +23,7 @@ type Fake struct {
 	count  Count
 	stamp  uint32 // counts what took effect
 	lack   string // rules with this in them are refused
+	lines  bool   // by their lines
 	counts map[string]uint64
 }
 
@@ -73,6 +74,13 @@ func (k *Fake) Lack(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.lack = text
+}
+
+// LackLine is Lack, but the line is named, as the nft variant does.
+func (k *Fake) LackLine(text string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lack, k.lines = text, true
 }
 
 // Count makes rules with a comment have matched packets.
@@ -193,6 +201,8 @@ func (k *Fake) Restore(ctx context.Context, input []byte) error {
 				k.tables[name], table = table, nil
 				k.stamp++
 			}
+		case k.lines && strings.Contains(text, k.lack):
+			err = fmt.Errorf("the kernel lacks %q", k.lack)
 		default:
 			err = table.line(text)
 		}
