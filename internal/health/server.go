@@ -79,19 +79,20 @@ func (s *Server) Available(ctx context.Context) error {
 }
 
 // Run serves until ctx ends, and then returns nil. An address that cannot be had
-// is tried again until it can, or ends Run if that is how the server was made.
+// is tried again until it can, or ends Run if that is how the server was made and it has
+// not served yet: a new address that is wrong is no reason to end what works.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.gone.Wait()
 	defer s.leave()
-	complaint := ""
+	complaint, served := "", false
 	for ctx.Err() == nil {
 		var retry <-chan time.Time
 		switch err := s.settle(ctx); {
 		case err == nil:
-			complaint = ""
+			complaint, served = "", true
 		case ctx.Err() != nil:
 			return nil
-		case s.settings.HardFail:
+		case s.settings.HardFail && !served:
 			return err
 		default:
 			retry = time.After(bindRetry)

@@ -224,6 +224,22 @@ func TestHardFail(t *testing.T) {
 	}
 }
 
+// TestHardFailOfAChange has a new address be taken: the server does not end, and has it
+// when it is free.
+func TestHardFailOfAChange(t *testing.T) {
+	at, other := taken(t)
+	s := run(t, ServerSettings{Address: loopback, HardFail: true})
+	before := s.bound(netip.AddrPort{})
+	wantHello(t, before)
+	s.SetAddress(at)
+	eventually(t, "it leaves the old address", func() bool { return !boundAt(s.Server).IsValid() })
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.bound(before)
+	wantHello(t, at)
+}
+
 // TestBindIsRetried waits in fake time. The server's listener stops that time,
 // so the moment when it opens is the last one.
 func TestBindIsRetried(t *testing.T) {
