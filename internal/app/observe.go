@@ -112,7 +112,8 @@ func (o observers) Queued() {
 	o.health.Queued()
 }
 
-func (o observers) Repairing()          { o.metrics.Repairing() }
+func (o observers) Repairing() { o.metrics.Repairing() }
+
 // NodeSeen tells health of the Node, unless it went from a folder, which need have none.
 func (o observers) NodeSeen(n *v1.Node) {
 	if n != nil || o.plan.from.manifests == "" {

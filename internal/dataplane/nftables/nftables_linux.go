@@ -52,9 +52,9 @@ type Dataplane struct {
 	listedTwice bool
 	// absent is what could not be written even then, as the kernel does not have what it
 	// needs: an expression of a module, say.
-	absent map[id]bool
-	replaced    []*table  // by the Sync under way, since they cannot be mended
-	batch       nft.Batch // for its memory
+	absent   map[id]bool
+	replaced []*table  // by the Sync under way, since they cannot be mended
+	batch    nft.Batch // for its memory
 }
 
 var (
