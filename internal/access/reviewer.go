@@ -42,8 +42,8 @@ const (
 	reviewsAtOnce = 8
 
 	// Reviews a second, and how many more now and then: of tokens that nobody has
-	// seen before, which anybody can make up, and on behalf of known users, whom
-	// those must not lock out.
+	// seen before, which anybody can make up, and of users who have no right, as each
+	// pod has a token; and on behalf of known readers, whom those must not lock out.
 	strangersRate, strangersBurst = 5, 20
 	knownRate, knownBurst         = 20, 100
 
@@ -61,6 +61,7 @@ type Reviewer struct {
 	users    cache[hash, *authenticationv1.UserInfo] // of good tokens
 	rejected cache[hash, struct{}]
 	rights   cache[hash, bool] // by token and path
+	readers  cache[hash, bool] // tokens that had a right to something
 
 	mu        sync.Mutex
 	complaint string // the last one, which is not repeated
@@ -81,6 +82,7 @@ func New(client rest.Interface) *Reviewer {
 		users:    cache[hash, *authenticationv1.UserInfo]{limit: maxUsers},
 		rejected: cache[hash, struct{}]{limit: maxRejected},
 		rights:   cache[hash, bool]{limit: maxRights},
+		readers:  cache[hash, bool]{limit: maxUsers},
 	}
 }
 
@@ -95,7 +97,7 @@ func (r *Reviewer) Allow(ctx context.Context, token, path string) error {
 	if err != nil {
 		return err
 	}
-	may, err := r.authorize(ctx, r.hash(string(who[:])+path), user, path)
+	may, err := r.authorize(ctx, who, user, path)
 	if err == nil && !may {
 		err = refuse(http.StatusForbidden, "user %q may not get %s: a ClusterRole with that path in nonResourceURLs gives the right",
 			user.Username, path)
@@ -120,15 +122,11 @@ func (r *Reviewer) authenticate(ctx context.Context, who hash, token string) (*a
 	if _, no := r.rejected.get(who); no {
 		return nil, unknown
 	}
-	limit := r.strangers
-	if user != nil {
-		limit = r.known // it was good a while ago
-	}
 	review := authenticationv1.TokenReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: authenticationv1.SchemeGroupVersion.String(), Kind: "TokenReview"},
 		Spec:     authenticationv1.TokenReviewSpec{Token: token},
 	}
-	if err := r.review(ctx, limit, authenticationv1.GroupName, "tokenreviews", &review); err != nil {
+	if err := r.review(ctx, r.limit(who), authenticationv1.GroupName, "tokenreviews", &review); err != nil {
 		return nil, err
 	}
 	if s := &review.Status; !s.Authenticated || s.Error != "" || s.User.Username == "" {
@@ -139,8 +137,17 @@ func (r *Reviewer) authenticate(ctx context.Context, who hash, token string) (*a
 	return &review.Status.User, nil
 }
 
-// authorize reports whether a user may get a path, which is remembered by key.
-func (r *Reviewer) authorize(ctx context.Context, key hash, user *authenticationv1.UserInfo, path string) (bool, error) {
+// limit returns whose reviews are waited for.
+func (r *Reviewer) limit(who hash) *rate.Limiter {
+	if reader, _ := r.readers.get(who); reader { // also if that was a while ago
+		return r.known
+	}
+	return r.strangers
+}
+
+// authorize reports whether a user may get a path, which is remembered.
+func (r *Reviewer) authorize(ctx context.Context, who hash, user *authenticationv1.UserInfo, path string) (bool, error) {
+	key := r.hash(string(who[:]) + path)
 	if may, counts := r.rights.get(key); counts {
 		return may, nil
 	}
@@ -154,12 +161,13 @@ func (r *Reviewer) authorize(ctx context.Context, key hash, user *authentication
 	for name, values := range user.Extra {
 		review.Spec.Extra[name] = authorizationv1.ExtraValue(values)
 	}
-	if err := r.review(ctx, r.known, authorizationv1.GroupName, "subjectaccessreviews", &review); err != nil {
+	if err := r.review(ctx, r.limit(who), authorizationv1.GroupName, "subjectaccessreviews", &review); err != nil {
 		return false, err
 	}
 	may, lasts := review.Status.Allowed && !review.Status.Denied, noLasts
 	if may {
 		lasts = yesLasts
+		r.readers.set(who, true, yesLasts)
 	}
 	r.rights.set(key, may, lasts)
 	return may, nil

@@ -278,6 +278,34 @@ func TestMadeUpTokens(t *testing.T) {
 	})
 }
 
+// TestGuestsLockNobodyOut has a user without rights, as any pod is one, ask for path after
+// path.
+func TestGuestsLockNobodyOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &apiServer{}
+		r := newReviewer(t, s)
+		if err := r.Allow(t.Context(), "good", path); err != nil {
+			t.Fatal(err)
+		}
+		s.tell(func() {})
+		const seconds = 600
+		for second := range seconds {
+			for i := range 200 {
+				if err := r.Allow(t.Context(), "guest", fmt.Sprintf("/v1/%d/%d", second, i)); err == nil {
+					t.Fatal("a guest may read")
+				}
+			}
+			if err := r.Allow(t.Context(), "good", path); err != nil {
+				t.Fatalf("a known reader after %d s: %v", second, err)
+			}
+			time.Sleep(time.Second)
+		}
+		if n, most := len(s.askedFor()), seconds*strangersRate+strangersBurst+2*seconds/int(yesLasts.Seconds())+2; n > most {
+			t.Errorf("the API server was asked %d times, want at most %d", n, most)
+		}
+	})
+}
+
 // TestSlowAPIServer wants few requests to wait for it, and none for long.
 func TestSlowAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
