@@ -27,6 +27,7 @@ type Dataplane struct {
 	ips      []netip.Addr // this node's
 	has      inventory
 	aside    map[id]change // load balancers that are not as wanted
+	unlisted map[id]bool   // what HNS calls there already, though no Sync finds it
 	turn     turn
 }
 
@@ -75,7 +76,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 // look finds out what HNS can do and has.
 func (d *Dataplane) look(ctx context.Context, n *proxy.Node) error {
 	d.begin()
-	d.ips, d.aside, d.has.network = n.IPs, map[id]change{}, hns.Network{}
+	d.ips, d.aside, d.unlisted, d.has.network = n.IPs, map[id]change{}, map[id]bool{}, hns.Network{}
 	if err := d.askFeatures(ctx); err != nil {
 		return err
 	}

@@ -269,28 +269,36 @@ func TestPodIsReplaced(t *testing.T) {
 // TestRefusal has HNS refuse an address: the rest of its row and all other rows are
 // served, and it comes when HNS takes it.
 func TestRefusal(t *testing.T) {
-	for _, refused := range []string{"1.0.0.1", "10.96.0.1", "10.1.0.2"} {
-		t.Run(refused, func(t *testing.T) {
-			n, at, no := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr(refused), errors.New("HNS says no")
-			s := stateOf(with(service(1, "10.1.0.1:80", "10.1.0.2:80"), 1), with(service(2, "10.1.0.1:80"), 2))
-			n.fake.Refuse(at, no)
-			got, err := n.Sync(t.Context(), s)
-			if err != nil || len(got) != 1 || got[service(1).Key] == nil {
-				t.Fatalf("refused %v, error %v", got, err)
-			}
-			text := strings.Join(n.Objects(), "\n")
-			for _, want := range []string{"2.0.0.1:80", "30001", "1.0.0.2:80", "2.0.0.2:80", "10.96.0.2:80", "30002"} {
-				if !strings.Contains(text, want) {
-					t.Errorf("%s is not served:\n%s", want, text)
-				}
-			}
-			n.fake.Refuse(at, nil)
-			if got := n.apply(t, s, s.Rows[service(1).Key]); len(got) > 0 {
-				t.Errorf("still refused: %v", got)
-			}
-			n.wantFresh(t, s)
-		})
+	for _, no := range []error{errors.New("HNS says no"), hns.ErrExists} {
+		for _, refused := range []string{"1.0.0.1", "10.96.0.1", "10.1.0.2"} {
+			t.Run(fmt.Sprint(refused, " ", no), func(t *testing.T) { refuses(t, netip.MustParseAddr(refused), no) })
+		}
 	}
+}
+
+// refuses has HNS refuse an address.
+func refuses(t *testing.T, at netip.Addr, no error) {
+	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
+	s := stateOf(with(service(1, "10.1.0.1:80", "10.1.0.2:80"), 1), with(service(2, "10.1.0.1:80"), 2))
+	n.fake.Refuse(at, no)
+	got, err := n.Sync(t.Context(), s)
+	for range 3 { // trying it again lists nothing
+		if err != nil || len(got) != 1 || got[service(1).Key] == nil {
+			t.Fatalf("refused %v, error %v", got, err)
+		}
+		got, err = n.Apply(t.Context(), s, &proxy.Changed{Rows: []proxy.PortKey{service(1).Key}})
+	}
+	text := strings.Join(n.Objects(), "\n")
+	for _, want := range []string{"2.0.0.1:80", "30001", "1.0.0.2:80", "2.0.0.2:80", "10.96.0.2:80", "30002"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s is not served:\n%s", want, text)
+		}
+	}
+	n.fake.Refuse(at, nil)
+	if got := n.apply(t, s, s.Rows[service(1).Key]); len(got) > 0 {
+		t.Errorf("still refused: %v", got)
+	}
+	n.wantFresh(t, s)
 }
 
 // TestRefusedRemoval has HNS keep a load balancer: its row is tried again, though

@@ -108,11 +108,16 @@ func (d *Dataplane) settle(ctx context.Context, c change) error {
 		}
 		err = d.bring(ctx, c)
 	}
+	exists := errors.Is(err, hns.ErrExists)
+	if d.turn.read && exists {
+		d.unlisted[c.ID] = true
+	}
 	switch {
 	case err == nil:
 		delete(d.aside, c.ID)
+		delete(d.unlisted, c.ID)
 		return nil
-	case fatal(err) || !d.turn.read && (errors.Is(err, hns.ErrNotFound) || errors.Is(err, hns.ErrExists)):
+	case fatal(err) || !d.turn.read && (errors.Is(err, hns.ErrNotFound) || exists && !d.unlisted[c.ID]):
 		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	case c.Has && c.ID.protocol == 0 && c.ID.addr == d.options.SourceVIP:
 		return fmt.Errorf("create the endpoint of source VIP %v: %w", c.ID.addr, err)
