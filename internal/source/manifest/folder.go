@@ -23,11 +23,20 @@ const maxFile = 64 << 20
 // that is removed loses its files one by one before it is gone itself.
 const grace = 100 * time.Millisecond
 
+// settled is how long a file must stay as it is that was written in place and has become
+// shorter: half a file may be a valid one, with half of the objects. One that another
+// takes the place of, by renaming, is whole.
+const settled = time.Second
+
 // file is a manifest file as it was last read.
 type file struct {
 	info fs.FileInfo
 	sum  [sha256.Size]byte
 	last reading
+	size int // when it was last read and was not empty
+	// short is what a shorter file has now, and since when.
+	short      [sha256.Size]byte
+	shortSince time.Time
 	// held are objects of earlier readings that stay in force, because the last
 	// one was not complete and may have missed them.
 	held    []entry
@@ -47,7 +56,7 @@ type folder struct {
 	files      map[string]*file // by slash-separated path below dir
 	dirs       []directory      // that the last scan has listed
 	unreadable []Problem        // directories and files that it could not read
-	pending    bool             // a file is missing, and not yet for long
+	pending    bool             // a file is missing or shorter, and not yet for long
 }
 
 func newFolder(dir string) *folder {
@@ -118,10 +127,17 @@ func (f *folder) reload(rel string, info fs.FileInfo) {
 		known.info = info
 		return
 	}
-	next := &file{info: info}
+	if known != nil && err == nil && known.mayGrow(info, data, sum) {
+		f.pending = true
+		return
+	}
+	next := &file{info: info, size: len(data)}
 	var before []entry
 	if known != nil {
 		before = known.inForce()
+		if len(data) == 0 {
+			next.size = known.size
+		}
 	}
 	switch {
 	case err != nil:
@@ -138,6 +154,17 @@ func (f *folder) reload(rel string, info fs.FileInfo) {
 		next.held = addMissing(next.last.entries, before)[len(next.last.entries):]
 	}
 	f.files[rel] = next
+}
+
+// mayGrow reports whether a file may be one that somebody is writing.
+func (f *file) mayGrow(info fs.FileInfo, data []byte, sum [sha256.Size]byte) bool {
+	switch {
+	case len(data) == 0 || len(data) >= f.size || !f.missing.IsZero() || !os.SameFile(f.info, info):
+		return false
+	case f.short != sum:
+		f.short, f.shortSince = sum, time.Now()
+	}
+	return time.Since(f.shortSince) < settled
 }
 
 func (f *file) inForce() []entry { return slices.Concat(f.last.entries, f.held) }

@@ -131,7 +131,7 @@ func TestRunKeepsTheLastGoodState(t *testing.T) {
 	w.write("web.yaml", documents(service("web", "10.0.0.1", 80), service("db", "10.0.0.2", 5432)))
 	w.events("+svc db 10.0.0.2:5432")
 
-	// The second half is not written yet; the first is used at once.
+	// The second half is not written; the first is used.
 	w.write("web.yaml", documents(service("web", "10.0.0.1", 81), service("db", "10.0.0.2", 5432)[:60]))
 	w.events("~svc web 10.0.0.1:80 -> web 10.0.0.1:81")
 	w.reports("web.yaml: document 2 (line 9): does not parse: did not find expected ',' or '}'")
