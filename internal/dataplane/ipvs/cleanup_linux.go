@@ -35,7 +35,8 @@ func Cleanup(ctx context.Context, _ mode.Settings, open proxy.Dataplane) ([]stri
 
 // cleanup removes the link, after the virtual servers at its addresses. Those at
 // other addresses may be other programs'. Gently: a server with connections stays,
-// and the link with it, but gets no new ones.
+// and the link with it, but gets no new ones; not those of NodePorts, whose connections
+// conntrack translates by itself once they have begun.
 func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err error) {
 	were, err := k.link.Find()
 	if errors.Is(err, link.ErrNoLink) || errors.Is(err, link.ErrNotDummy) {
@@ -51,7 +52,7 @@ func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err
 			others++
 			continue
 		}
-		n, failed := k.quiet(ctx, s, gently)
+		n, failed := k.quiet(ctx, s, gently && s.Addr.Addr() != aliases[proxy.FamilyOf(s.Addr.Addr())])
 		if connections += n; n == 0 && failed == nil {
 			removed = append(removed, s.String())
 		}
