@@ -80,6 +80,20 @@ func TestCleanupWaitsForConnections(t *testing.T) {
 	h.wantReals(web, nil)
 }
 
+// TestCleanupOfNodePorts waits for nothing: conntrack translates their connections.
+func TestCleanupOfNodePorts(t *testing.T) {
+	h := newHost(t)
+	sp := service(1, proxy.TCP, one)
+	sp.Frontends = []proxy.Frontend{{Kind: proxy.NodePort, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), 30000)}}
+	h.sync(h.open(mode.IPVS{}), sp)
+	s := ipvs.Server{Protocol: 6, Addr: netip.AddrPortFrom(aliases[proxy.IPv4], 30000)}
+	h.wantReals(s, map[string]uint32{one: 1})
+	h.servers.Connect(s, netip.MustParseAddrPort(one), 3)
+	if removed, err := h.cleanup(true); len(removed) != 2 || err != nil {
+		t.Errorf("removed %v, error %v; want the server and the link", removed, err)
+	}
+}
+
 func TestServersThatAreRefusedAreNamed(t *testing.T) {
 	h, web, _, _ := left(t)
 	h.servers.Refuse(web, unix.EPERM)
