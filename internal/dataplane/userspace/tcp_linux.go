@@ -204,12 +204,15 @@ func (c *connection) relay(w *worker) {
 	}
 }
 
-// giveRest moves what has come from one side before the other failed, which may be its
-// last answer: a side that reset the connection sends no more.
+// giveRest moves what has come from one side before the other way failed, which may be its
+// last answer. There is a bound, as a side that did not reset the connection may send
+// without end, and others wait.
 func (c *connection) giveRest(w *worker, from int) {
 	c.some[from] = true // its event may not have been seen
-	for again, err := true, error(nil); again && err == nil; {
-		again, err = c.move(w, from)
+	for range roundsAtOnce {
+		if again, err := c.move(w, from); err != nil || !again {
+			return
+		}
 	}
 }
 
