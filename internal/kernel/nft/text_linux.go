@@ -75,6 +75,9 @@ func typesText(types []Type) string {
 
 func (s *Set) elementText(e Element) string {
 	text := partsText(s.Key, e.Key, e.KeyEnd)
+	if e.Key == "" {
+		text = "*"
+	}
 	switch {
 	case e.Verdict.Chain != "":
 		return text + " : goto " + e.Verdict.Chain

@@ -37,3 +37,12 @@ func TestTextOfOthers(t *testing.T) {
 		})
 	}
 }
+
+// TestTextOfCatchAll writes down an element that has no key, as others may add one.
+func TestTextOfCatchAll(t *testing.T) {
+	s := &Set{Table: Table{IP, "ours"}, Name: "all", Key: []Type{IPv4Addr}}
+	op := Op{Kind: AddElement, Table: s.Table, Set: s}
+	if got, want := op.Text(), "add element ip ours all { * }"; got != want {
+		t.Errorf("%q; want %q", got, want)
+	}
+}
