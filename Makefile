@@ -84,8 +84,9 @@ test-kernels: ## everything that depends on the kernel on 5.10, 6.1, 6.12, 7.2 a
 	go run ./test/kernels --output docs/kernels.md $(if $(KERNELS),--kernels $(KERNELS)) $(if $(SUITES),--suites $(SUITES))
 
 # Most tests are for Linux, so vet and staticcheck go without them on what is built for Windows, and some code is used on Linux only.
-lint: ## formatting, vet, staticcheck, errcheck, known vulnerabilities; vet and staticcheck of what is built for Windows; that it builds for other systems
+lint: ## formatting, the import table, vet, staticcheck, errcheck, known vulnerabilities; vet and staticcheck of what is built for Windows; that it builds for other systems
 	@bad=$$($(TOOL) gofumpt -l cmd deploy internal test); if [ -n "$$bad" ]; then echo "not gofumpt-clean:"; echo "$$bad"; exit 1; fi
+	go test ./internal/archtest
 	go vet ./... && for m in $(MODULES); do (cd $$m && go vet ./...) || exit 1; done
 	for p in linux/arm64 windows/arm64 darwin/arm64; do GOOS=$${p%/*} GOARCH=$${p#*/} go build ./... || exit 1; done
 	GOOS=windows go list -f '{{range .GoFiles}}{{$$.Dir}}/{{.}} {{end}}' ./cmd/... ./internal/... | \

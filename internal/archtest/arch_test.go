@@ -101,7 +101,7 @@ var table = []rule{
 	{"internal/dataplane", []string{"internal/proxy", "internal/config", "internal/dataplane/"}, []string{}},
 	{"internal/config", []string{}, []string{"k8s.io/apimachinery/", "k8s.io/component-base/config/v1alpha1", "k8s.io/component-base/featuregate", "k8s.io/component-base/logs/api/v1", "k8s.io/kube-proxy/config/v1alpha1", "k8s.io/utils/net", "github.com/go-logr/", "sigs.k8s.io/json", "sigs.k8s.io/yaml"}},
 	{"internal/runner", []string{}, []string{"k8s.io/klog/", "github.com/go-logr/"}},
-	{"internal/engine", []string{"internal/proxy", "internal/resolve", "internal/source", "internal/runner"}, []string{"k8s.io/api/", "k8s.io/klog/", "github.com/go-logr/"}},
+	{"internal/engine", []string{"internal/proxy", "internal/resolve", "internal/source", "internal/runner"}, []string{"k8s.io/api/", "k8s.io/klog/", "github.com/go-logr/", "golang.org/x/time/rate"}},
 	{"internal/metrics", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/component-base/"}},
 	{"internal/health", []string{"internal/proxy"}, []string{"k8s.io/api/", "k8s.io/component-base/", "k8s.io/klog/", "github.com/go-logr/"}},
 	{"internal/access", []string{"internal/apiclient", "internal/statusapi"}, []string{"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/rest", "k8s.io/klog/", "golang.org/x/time/rate"}},
