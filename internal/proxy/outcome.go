@@ -1,6 +1,9 @@
 package proxy
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // Packet is the first packet of a connection, as it reaches or leaves this node.
 type Packet struct {
@@ -110,36 +113,36 @@ func (s *State) claim(p Packet) (*ServicePort, Frontend) {
 }
 
 // unclaimed answers for a packet to no frontend: other ports of a ClusterIP are
-// refused, addresses nobody was given are silent, the rest is not ours. The row
-// is the one that it comes closest to, the first in order.
+// refused, addresses nobody was given are silent, the rest is not ours. What comes
+// in for an address of the node is the node's own matter; what the node sends is
+// asked wherever it goes. The row is the one that it comes closest to.
 func (s *State) unclaimed(p Packet) (Verdict, Reason, *ServicePort) {
-	near := s.nearest(p)
+	asked := !p.DstLocal || p.SrcLocal
+	owner := s.first(func(_ *ServicePort, f Frontend) bool { return f.Kind == ClusterIP && f.Addr.Addr() == p.Dst.Addr() })
+	closed := s.first(func(row *ServicePort, f Frontend) bool {
+		return f.Kind == NodePort && f.Addr.Port() == p.Dst.Port() && row.Key.Protocol == p.Protocol && row.Key.Family == FamilyOf(p.Dst.Addr())
+	})
 	switch {
-	case p.DstLocal && near != nil:
-		return Untouched, NodePortClosedHere, near
-	case p.DstLocal:
-		return Untouched, NoSuchFrontend, nil
-	case near != nil:
-		return Reject, PortNotOfService, near
-	case contains(s.CIDRs, p.Dst.Addr()):
+	case asked && owner != nil:
+		return Reject, PortNotOfService, owner
+	case asked && contains(s.CIDRs, p.Dst.Addr()):
 		return Drop, UnallocatedAddress, nil
+	case p.DstLocal && closed != nil:
+		return Untouched, NodePortClosedHere, closed
 	default:
 		return Untouched, NoSuchFrontend, nil
 	}
 }
 
-// nearest finds the row that has the port of the node that the packet is for, or
-// on any port the ClusterIP.
-func (s *State) nearest(p Packet) (near *ServicePort) {
+// first returns the first row in order that has such a frontend.
+func (s *State) first(matches func(*ServicePort, Frontend) bool) (first *ServicePort) {
 	for _, row := range s.Rows {
-		for _, f := range row.Frontends {
-			matches := !p.DstLocal && f.Kind == ClusterIP && f.Addr.Addr() == p.Dst.Addr() ||
-				p.DstLocal && f.Kind == NodePort && f.Addr.Port() == p.Dst.Port() &&
-					row.Key.Protocol == p.Protocol && row.Key.Family == FamilyOf(p.Dst.Addr())
-			if matches && (near == nil || ComparePortKeys(row.Key, near.Key) < 0) {
-				near = row
-			}
+		if first != nil && ComparePortKeys(first.Key, row.Key) < 0 {
+			continue
+		}
+		if slices.ContainsFunc(row.Frontends, func(f Frontend) bool { return matches(row, f) }) {
+			first = row
 		}
 	}
-	return near
+	return first
 }

@@ -117,6 +117,9 @@ func TestOutcome(t *testing.T) {
 		{"other port of an external IP", TCP, "10.1.0.7", "192.0.2.1:81", false, false, "untouched", NoSuchFrontend},
 		{"address of no Service", TCP, "10.1.0.7", "10.96.7.7:80", false, false, "drop", UnallocatedAddress},
 		{"address of no Service that is the node's", TCP, "10.1.0.7", "10.96.7.7:80", false, true, "untouched", NoSuchFrontend},
+		{"the node to its own address of no Service", TCP, "192.168.0.1", "10.96.7.7:80", true, true, "drop", UnallocatedAddress},
+		{"other port of a ClusterIP that is the node's", TCP, "10.1.0.7", "10.96.0.1:81", false, true, "untouched", NoSuchFrontend},
+		{"the node to another port of its own ClusterIP", TCP, "192.168.0.1", "10.96.0.1:81", true, true, "reject", PortNotOfService},
 		{"pod to pod", TCP, "10.1.0.7", "10.1.0.8:80", false, false, "untouched", NoSuchFrontend},
 	}
 	for _, tt := range tests {
