@@ -80,6 +80,9 @@ func (p *parser) parsePrefix(text string) (netip.Prefix, error) {
 			prefix = netip.PrefixFrom(addr, bits)
 		}
 	}
+	if !p.strict && prefix.Addr().Is4In6() && prefix.Bits() >= 96 {
+		prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
+	}
 	switch {
 	case err != nil:
 		return prefix, fmt.Errorf("%.60q is not a range of addresses such as 10.0.0.0/8 or fd00::/8", text)

@@ -46,8 +46,7 @@ func TestSourceRanges(t *testing.T) {
 		},
 		{
 			"mapped", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"),
-				ranges("198.51.100.0/24", "::ffff:10.0.0.0/104")), "[198.51.100.0/24]",
-			[]string{`Service ns/web: spec.loadBalancerSourceRanges[1]: ::ffff:10.0.0.0/104 is an IPv4-mapped IPv6 range`},
+				ranges("198.51.100.0/24", "::ffff:10.0.0.0/104")), "[10.0.0.0/8 198.51.100.0/24]", nil,
 		},
 		{
 			"the node is allowed", serviceOf("ns/web", "10.96.0.1",
