@@ -136,7 +136,9 @@ func Changes(old, now *Configuration) []Change {
 	var out []Change
 	for _, field := range slices.Concat(live, []string{"mode"}, slices.Sorted(maps.Keys(all))) {
 		if before[field] != after[field] {
-			out = append(out, Change{field, before[field], after[field], slices.Contains(live, field)})
+			// HNS has the health server's port in load balancers.
+			held := field == "healthzBindAddress" && now.Object.Winkernel.ForwardHealthCheckVip
+			out = append(out, Change{field, before[field], after[field], slices.Contains(live, field) && !held})
 		}
 		delete(before, field)
 		delete(after, field)

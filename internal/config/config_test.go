@@ -113,7 +113,12 @@ func TestValidate(t *testing.T) {
 			`configSyncPeriod "-1ns": must be more than 0`, `oomScoreAdj "-1001": must be from -1000 to 1000`,
 			`showHiddenMetricsForVersion "1.37": must be 1.36, the minor version before this one, or nothing`,
 		}},
-		{"other mode's CIDRs", func(o *v1alpha1.KubeProxyConfiguration) { o.IPVS.ExcludeCIDRs = []string{"x"} }, nil},
+		{"one address for two servers", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.HealthzBindAddress, o.MetricsBindAddress = "0.0.0.0:10256", "0.0.0.0:10256"
+		}, []string{`metricsBindAddress "0.0.0.0:10256": is the health server's address already`}},
+		{"other mode's fields", func(o *v1alpha1.KubeProxyConfiguration) {
+			o.IPVS.ExcludeCIDRs, o.IPVS.TCPTimeout = []string{"x"}, period(-time.Second)
+		}, nil},
 		{"mode's CIDRs", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.Mode, o.IPVS.ExcludeCIDRs, o.IPVS.TCPTimeout = "ipvs", []string{"10.0.0.0/8", "x"}, period(-time.Second)
 		}, []string{

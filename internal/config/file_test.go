@@ -106,6 +106,7 @@ func TestNodePortsOfAMode(t *testing.T) {
 		{IPTables, NFTables, false, nil, all, true}, // as kubeadm 1.37 writes it
 		{IPTables, NFTables, true, nil, all, false},
 		{IPVS, NFTables, false, nil, all, false},
+		{"", IPVS, false, nil, all, false},
 		{NFTables, IPTables, false, nil, primary, false},
 		{NFTables, IPTables, false, []string{All}, all, false},
 	}
@@ -303,6 +304,13 @@ func TestChangesMissNothing(t *testing.T) {
 		if changes := Changes(&before, &c); len(changes) != 1 || changes[0].Live != slices.Contains(live, changes[0].Field) {
 			t.Errorf("%s: changes %v", name, changes)
 		}
+	}
+	held := plain(t)
+	held.Object.Winkernel.ForwardHealthCheckVip = true
+	moved := held
+	moved.HealthzBindAddress = netip.AddrPort{}
+	if changes := Changes(&held, &moved); len(changes) != 1 || changes[0].Live {
+		t.Errorf("a health server that HNS forwards to moves: changes %v", changes)
 	}
 	meaning, seen := before.meaning(), 0
 	for field := range flatten(before.Object) {

@@ -103,7 +103,8 @@ func (r *reader) bounds() {
 		r.invalid("clientConnection.qps", qps, "not a number")
 	}
 	for _, b := range numbers {
-		if strings.HasPrefix(b.field, "nftables.") && r.c.Mode != NFTables {
+		section, _, _ := strings.Cut(b.field, ".")
+		if m := ProxyMode(section); m != r.c.Mode && (m == NFTables || m == IPVS) {
 			continue // it is not read
 		}
 		v := reflect.Indirect(At(r.o, b.field))
@@ -177,7 +178,7 @@ func (r *reader) detectLocal() {
 // never takes any.
 func (r *reader) nodePorts() {
 	named := r.Object.Mode == NFTables
-	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !named && r.Object.Mode != IPVS
+	r.c.LocalhostNodePorts = *r.o.IPTables.LocalhostNodePorts && !named && r.c.Mode != IPVS
 	if len(r.o.NodePortAddresses) == 0 {
 		if named {
 			r.c.NodePortAddresses.Primary, r.o.NodePortAddresses = true, []string{Primary}
