@@ -225,6 +225,7 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 	c := p.config
 	s := resolve.Settings{
 		NodeName:          p.node,
+		NodeExpected:      p.from.manifests == "",
 		Families:          families,
 		MasqueradeAll:     c.MasqueradeAll,
 		NodePortAddresses: resolve.NodePortAddresses(c.NodePortAddresses),

@@ -238,6 +238,7 @@ func TestResolveSettings(t *testing.T) {
 				t.Fatal(err)
 			}
 			tt.want.NodeName, tt.want.Families = "here", []proxy.Family{proxy.IPv4}
+			tt.want.NodeExpected = tt.from.manifests == ""
 			if diff := cmp.Diff(tt.want, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 				t.Errorf("settings mismatch (-want +got):\n%s", diff)
 			}

@@ -14,6 +14,7 @@ import (
 // Settings are what the resolver knows from the configuration.
 type Settings struct {
 	NodeName      string         // the name of this node
+	NodeExpected  bool           // there must be a Node of that name: a cluster has one
 	Families      []proxy.Family // which families are served; nil: both
 	MasqueradeAll bool
 
@@ -155,11 +156,13 @@ func (r *Resolver) UpdateNode(n *v1.Node) bool {
 	if n == nil || n.Name != r.settings.NodeName {
 		return r.nodePending
 	}
+	came := r.settings.NodeExpected && !r.nodeKnown
+	r.nodeKnown = true
 	o := clusterObject("Node", r.settings.NodeName)
 	in, problems := apiobject.ParseNode(n)
 	r.nodeRead, r.nodeProblems = in, o.problems(problems)
 	now, _ := r.settings.node(in)
-	r.nodePending = r.first || !reflect.DeepEqual(now, r.state.Node) || !slices.Equal(r.nodeProblems, r.read[o])
+	r.nodePending = r.first || came || !reflect.DeepEqual(now, r.state.Node) || !slices.Equal(r.nodeProblems, r.read[o])
 	return r.nodePending
 }
 
@@ -171,6 +174,10 @@ func (r *Resolver) applyNode(d *proxy.Delta, dirty map[*entry]bool) {
 	}
 	r.nodePending = false
 	node, problems := r.settings.node(r.nodeRead)
+	if r.settings.NodeExpected && !r.nodeKnown {
+		problems = append(problems, configuration.problem("hostnameOverride",
+			"there is no Node %s: no endpoint counts as this node's, its zone and addresses are unknown", r.settings.NodeName))
+	}
 	r.problems.replace(r.read, configuration, problems)
 	r.problems.replace(r.read, clusterObject("Node", r.settings.NodeName), r.nodeProblems)
 	was := r.state.Node

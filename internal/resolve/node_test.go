@@ -198,6 +198,25 @@ func TestDetector(t *testing.T) {
 	}
 }
 
+// TestNodeMissing names a Node that a cluster must have, until it comes.
+func TestNodeMissing(t *testing.T) {
+	const missing = "configuration: hostnameOverride: there is no Node here: no endpoint counts as this node's, its zone and addresses are unknown"
+	for _, expected := range []bool{false, true} {
+		r := New(Settings{NodeName: testNode, NodeExpected: expected})
+		r.Update()
+		var want []string
+		if expected {
+			want = []string{missing}
+		}
+		wantState(t, r, nil, want)
+		if pending := r.UpdateNode(nodeOf("")); pending != expected {
+			t.Errorf("a Node that says nothing is pending: %t; want %t", pending, expected)
+		}
+		r.Update()
+		wantState(t, r, nil, nil)
+	}
+}
+
 // TestNodeEvents tells which events of the Node are steps.
 func TestNodeEvents(t *testing.T) {
 	r := New(Settings{NodeName: testNode, NodeCIDRs: true})

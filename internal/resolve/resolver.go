@@ -30,6 +30,7 @@ type Resolver struct {
 	servicesStamp uint64 // grows whenever a Service comes or goes that has rows
 	endpoints     int    // of all slices
 
+	nodeKnown    bool // there is or was a Node
 	nodeRead     apiobject.Node
 	nodeProblems []Problem
 	nodePending  bool
