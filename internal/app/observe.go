@@ -114,8 +114,11 @@ func (o observers) Queued() {
 
 func (o observers) Repairing() { o.metrics.Repairing() }
 
-// NodeSeen tells health of the Node, unless it went from a folder, which need have none.
+// NodeSeen looks at the Node and tells health of it, unless it went from a folder, which need have none.
 func (o observers) NodeSeen(n *v1.Node) {
+	if n != nil {
+		o.checkNode(n)
+	}
 	if n != nil || o.plan.from.manifests == "" {
 		o.health.SyncNode(n)
 	}

@@ -75,15 +75,17 @@ type ProxyServer struct {
 	configure func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
 	inForce   func()                                                                // called when rules are in force
 	ready     chan struct{}                                                         // closed then
-	flows     ct.Interface                                                          // nil: the mode ends stale connections itself
-	conntrack *conntrack.Reconciler                                                 // nil as well
-	health    *health.ProxyHealth
-	checks    *health.ServiceChecks
-	refusals  *refusals
-	metrics   *metrics.Metrics
-	traffic   *traffic.Collector                              // nil: it is not counted
-	uncounted string                                          // why
-	configz   atomic.Pointer[v1alpha1.KubeProxyConfiguration] // in force
+
+	unservable chan error            // why the Node's family cannot be served
+	flows      ct.Interface          // nil: the mode ends stale connections itself
+	conntrack  *conntrack.Reconciler // nil as well
+	health     *health.ProxyHealth
+	checks     *health.ServiceChecks
+	refusals   *refusals
+	metrics    *metrics.Metrics
+	traffic    *traffic.Collector                              // nil: it is not counted
+	uncounted  string                                          // why
+	configz    atomic.Pointer[v1alpha1.KubeProxyConfiguration] // in force
 
 	problemEvents *rate.Limiter
 
@@ -106,10 +108,13 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	_, missing := enabledFamilies()
 	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
 	s := &ProxyServer{
-		plan: p, mode: mode, families: settings.Families, ready: make(chan struct{}),
+		plan: p, mode: mode, families: settings.Families, ready: make(chan struct{}), unservable: make(chan error, 1),
 		problemEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
 	}
 	s.inForce = sync.OnceFunc(func() { close(s.ready) })
+	if err := s.servesFamilyOf(p.config.BindAddress, "bindAddress"); err != nil {
+		return nil, err
+	}
 	rules, err := p.rules(ctx, s.families)
 	if err != nil {
 		return nil, err
@@ -220,6 +225,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 			return s.plan.from.open(s.plan.node, func(all []manifest.Problem) { s.files.Store(&all) }).Run(ctx, s.provider)
 		}},
 		{"sync", s.provider.SyncLoop},
+		{"serve the node's family", s.served},
 		{"report refused Services", s.refusals.Run},
 		{"take over from kube-proxy", s.takeOver},
 		{"answer health checks of Services", s.checks.Run},
