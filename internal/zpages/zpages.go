@@ -67,7 +67,7 @@ func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if v == deprecated {
 		w.Header().Set("Warning", fmt.Sprintf(`299 - "%s %s/%s is deprecated, ask for %s"`, p.kind, group, deprecated, version))
 	}
-	w.Header().Set("Content-Type", mediaType)
+	w.Header().Set("Content-Type", fmt.Sprintf("%s;g=%s;v=%s;as=%s", mediaType, group, v, p.kind))
 	_, _ = w.Write(text) // the client has gone
 }
 

@@ -22,7 +22,9 @@ func ask(h http.Handler, accept string) *httptest.ResponseRecorder {
 
 // TestForms asks as kube-proxy 1.37 is asked.
 func TestForms(t *testing.T) {
-	const text, json, yaml = "text/plain; charset=utf-8", "application/json", "application/yaml"
+	const text = "text/plain; charset=utf-8"
+	const json = "application/json;g=config.k8s.io;v=v1beta1;as=Flagz"
+	const yaml = "application/yaml;g=config.k8s.io;v=v1alpha1;as=Flagz"
 	tests := []struct {
 		accept, contentType string
 		code                int
