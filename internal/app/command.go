@@ -151,6 +151,22 @@ func (o *Options) execute(ctx context.Context, s steps, said parsed) error {
 		return err
 	}
 	defer logs.FlushLogs()
+	return inLog(ctx, said.config.Object.Logging.Format, o.act(ctx, s, said, p))
+}
+
+// inLog puts an error into a log that programs read, who would make nothing of
+// another line, and says so.
+func inLog(ctx context.Context, format string, err error) error {
+	restart, _ := errors.AsType[*RestartError](err)
+	if err == nil || format == logsapi.DefaultLogFormat || restart != nil || errors.Is(err, context.Canceled) {
+		return err
+	}
+	klog.FromContext(ctx).Error(err, "Failed")
+	return &cli.ExitError{Code: 1}
+}
+
+// act does what was asked for.
+func (o *Options) act(ctx context.Context, s steps, said parsed, p plan) error {
 	switch {
 	case o.WriteConfigTo != "":
 		return o.writeConfig(ctx, said.config)

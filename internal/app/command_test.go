@@ -16,6 +16,7 @@ import (
 	"k8s.io/component-base/config/v1alpha1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 
+	"sluice/internal/cli"
 	"sluice/internal/config"
 	"sluice/internal/dataplane"
 )
@@ -514,5 +515,26 @@ func TestJSONLog(t *testing.T) {
 	var line struct{ Msg, File string }
 	if err := json.Unmarshal(text, &line); err != nil || line.Msg != "Wrote the configuration in force" || line.File != file {
 		t.Errorf("logged %s, error %v", text, err)
+	}
+}
+
+// TestFailureInLog writes what ended the daemon as a line of a log for programs,
+// and leaves it to the caller otherwise.
+func TestFailureInLog(t *testing.T) {
+	for format, inLog := range map[string]bool{"text": false, "json": true} {
+		t.Run(format, func(t *testing.T) {
+			var log bytes.Buffer
+			o := NewOptions()
+			o.log = &log
+			serve := func(context.Context, plan) error { return errors.New("the kernel has no rules") }
+			_, err := play(t, newCommand("sluice", o, steps{serve: serve}), "--manifests="+t.TempDir(), "--proxy-mode=nftables", "--logging-format="+format)
+			exit, _ := errors.AsType[*cli.ExitError](err)
+			if err == nil || (exit != nil) != inLog || inLog && exit.Err != nil {
+				t.Errorf("error %v", err)
+			}
+			if strings.Contains(log.String(), `"err":"the kernel has no rules"`) != inLog {
+				t.Errorf("log %s", &log)
+			}
+		})
 	}
 }
