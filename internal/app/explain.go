@@ -148,6 +148,7 @@ func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, e
 	if err != nil {
 		return nil, err
 	}
+	known = append(known, s.resolver.State().Node.IPs...)
 	w := explain.World{
 		Resolver: s.resolver, Mode: string(p.config.Mode), Unserved: unserved(s.objects),
 		Local: func(a netip.Addr) bool { return slices.Contains(known, a) },

@@ -50,7 +50,10 @@ func (x *explanation) noteNear() {
 	if x.out.Reason != statusapi.NoSuchFrontend {
 		return
 	}
-	dst, notes := x.packet.Dst, map[string]bool{}
+	dst, notes, though := x.packet.Dst, map[string]bool{}, ""
+	if slices.Contains(x.world.Resolver.State().Node.IPs, dst.Addr()) {
+		though = ", though its Node object says so: is that outdated, or --hostname-override wrong?"
+	}
 	sharing := map[types.NamespacedName]bool{}
 	for _, row := range x.owners {
 		for _, f := range row.Frontends {
@@ -59,8 +62,8 @@ func (x *explanation) noteNear() {
 				sharing[nameOf(row)] = true
 			case f.Kind == proxy.NodePort && !x.packet.DstLocal && row.Key.Family == proxy.FamilyOf(dst.Addr()) &&
 				row.Key.Protocol == x.packet.Protocol && f.Addr.Port() == dst.Port():
-				notes[fmt.Sprintf("%d is a NodePort of Service %v, and %v is not known as an address of this node",
-					dst.Port(), nameOf(row), dst.Addr())] = true
+				notes[fmt.Sprintf("%d is a NodePort of Service %v, and %v is not known as an address of this node%s",
+					dst.Port(), nameOf(row), dst.Addr(), though)] = true
 			}
 		}
 	}

@@ -19,7 +19,7 @@ import (
 type World struct {
 	Resolver *resolve.Resolver
 	Mode     string
-	Local    func(netip.Addr) bool // reports whether an address is the node's
+	Local    func(netip.Addr) bool // reports whether an address is the node's; nil: those of the Node object are
 	Held     func(netip.Addr) bool // and only because the mode gave it to the node, for a Service; nil: none is
 	View     *engine.View          // what the kernel has; nil: there is no daemon
 	Unserved []Unserved            // nil: nothing is known of Services that this proxy does not serve
@@ -123,7 +123,7 @@ func (x *explanation) setPacket() {
 	if p.SrcLocal = x.world.local(p.Src); !p.Src.IsValid() {
 		p.SrcLocal = true
 		for _, ip := range node.IPs {
-			if proxy.FamilyOf(ip) == family {
+			if proxy.FamilyOf(ip) == family && x.world.local(ip) {
 				p.Src = ip
 			}
 		}
@@ -163,8 +163,19 @@ func (x *explanation) originReason(node *proxy.Node) string {
 	}
 }
 
+// local reports whether an address is the node's. The Node object is not believed
+// where somebody knows better: it may be outdated, or another node's.
 func (w *World) local(a netip.Addr) bool {
-	return a.IsValid() && (a.IsLoopback() || slices.Contains(w.Resolver.State().Node.IPs, a) || w.Local != nil && w.Local(a))
+	switch {
+	case !a.IsValid():
+		return false
+	case a.IsLoopback():
+		return true
+	case w.Local != nil:
+		return w.Local(a)
+	default:
+		return slices.Contains(w.Resolver.State().Node.IPs, a)
+	}
 }
 
 // decide asks the oracle, about what is wanted and about what is in force. It is

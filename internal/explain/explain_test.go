@@ -213,6 +213,28 @@ func TestExplainEndpoints(t *testing.T) {
 	}
 }
 
+// TestExplainOutdatedNode believes the kernel, not the Node object, about the node's
+// addresses: rules demand that a NodePort's is one.
+func TestExplainOutdatedNode(t *testing.T) {
+	w := worldOf(t)
+	w.Local = func(a netip.Addr) bool { return a == netip.MustParseAddr("10.0.0.77") }
+	a, err := w.Explain(Question{To: "192.168.0.2:30080"})
+	must(t, err)
+	const note = "30080 is a NodePort of Service ns/web, and 192.168.0.2 is not known as an address of this node, " +
+		"though its Node object says so: is that outdated, or --hostname-override wrong?"
+	if a.Verdict != "untouched" || a.Reason != statusapi.NoSuchFrontend || !slices.Equal(a.Notes, []string{note}) {
+		t.Errorf("%s %s, notes %q", a.Verdict, a.Reason, a.Notes)
+	}
+	if a.Explanation.Packet.From != "" || a.Explanation.Packet.Origin != "this node" {
+		t.Errorf("the client is %+v", a.Explanation.Packet)
+	}
+	a, err = w.Explain(Question{To: "10.0.0.77:30080", From: "192.168.0.2"})
+	must(t, err)
+	if a.Reason != statusapi.NodePortClosedHere || a.Explanation.Packet.Origin != "elsewhere" {
+		t.Errorf("%s, %+v", a.Reason, a.Explanation.Packet)
+	}
+}
+
 // TestReasonsAreDocumented keeps the runbook whole.
 func TestReasonsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/explain.md")
