@@ -106,11 +106,7 @@ const unservedTime = 3 * time.Second
 // when it matters. Nil: it cannot be known.
 func (s objectSource) unserved(ctx context.Context, to string) []explain.Unserved {
 	if s.manifests != "" {
-		objects, _, err := manifest.Load(s.manifests)
-		if err != nil {
-			return nil
-		}
-		return unserved(objects)
+		return s.unservedOfFolder(ctx)
 	}
 	request := s.client.Get().AbsPath(apiclient.Path("")).Resource("services").Param("limit", "10")
 	name, _, _ := strings.Cut(to, ":")
@@ -134,6 +130,20 @@ func (s objectSource) unserved(ctx context.Context, to string) []explain.Unserve
 	objects := make([]metav1.Object, 0, len(list.Items))
 	for i := range list.Items {
 		objects = append(objects, &list.Items[i])
+	}
+	return unserved(objects)
+}
+
+func (s objectSource) unservedOfFolder(ctx context.Context) []explain.Unserved {
+	select { // one at a time, as a folder takes ten times its size to read
+	case s.reading <- struct{}{}:
+		defer func() { <-s.reading }()
+	case <-ctx.Done():
+		return nil
+	}
+	objects, _, err := manifest.Load(s.manifests)
+	if err != nil {
+		return nil
 	}
 	return unserved(objects)
 }

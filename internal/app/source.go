@@ -20,6 +20,7 @@ import (
 // objectSource is where objects come from: a folder or, if there is none, a client.
 type objectSource struct {
 	manifests string
+	reading   chan struct{} // has an element while the folder is read to answer a question
 	client    rest.Interface
 	config    *rest.Config // of the client; nil: there is none
 }
@@ -39,7 +40,11 @@ func (o *Options) objectSource(c v1alpha1.ClientConnectionConfiguration) (object
 	if _, err := os.ReadDir(o.Manifests); err != nil {
 		return objectSource{}, fmt.Errorf("--manifests %q: %w", o.Manifests, err)
 	}
-	return objectSource{manifests: o.Manifests}, nil
+	return folderSource(o.Manifests), nil
+}
+
+func folderSource(dir string) objectSource {
+	return objectSource{manifests: dir, reading: make(chan struct{}, 1)}
 }
 
 func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSource, error) {

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -59,8 +60,15 @@ func TestUnservedOfAFolder(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "db.yaml"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	got := objectSource{manifests: dir}.unserved(t.Context(), "default/db")
+	from := folderSource(dir)
+	got := from.unserved(t.Context(), "default/db")
 	if len(got) != 1 || got[0].Why != statusapi.Headless || got[0].Name.Name != "db" {
 		t.Errorf("%+v", got)
+	}
+	from.reading <- struct{}{} // somebody else's question
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got := from.unserved(ctx, "default/db"); got != nil {
+		t.Errorf("it is read twice at a time: %+v", got)
 	}
 }
