@@ -150,7 +150,7 @@ func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, e
 	}
 	known = append(known, s.resolver.State().Node.IPs...)
 	w := explain.World{
-		Resolver: s.resolver, Mode: string(p.config.Mode), Unserved: unserved(s.objects),
+		Resolver: s.resolver, Mode: string(p.config.Mode), Unserved: unserved(s.objects, proxy.Families[:]),
 		Local: func(a netip.Addr) bool { return slices.Contains(known, a) },
 	}
 	a, err := w.Explain(explain.Question{To: o.to, From: o.From, Protocol: o.Protocol, In: o.In})
@@ -167,33 +167,44 @@ func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, e
 	return a.Explanation, nil
 }
 
-// unserved returns the Services that this proxy does not serve.
-func unserved(objects []metav1.Object) []explain.Unserved {
+// unserved returns the Services that this proxy does not serve, or not on a node
+// that serves some families.
+func unserved(objects []metav1.Object, families []proxy.Family) []explain.Unserved {
 	out := []explain.Unserved{}
 	for _, o := range objects {
 		s, ok := o.(*v1.Service)
 		if !ok {
 			continue
 		}
-		u := explain.Unserved{Name: source.NameOf(s), Why: statusapi.Headless}
-		switch other, labelled := s.Labels[source.LabelServiceProxyName]; {
-		case labelled:
-			u.Why, u.Detail = statusapi.OtherProxy, fmt.Sprintf("label %s gives it to proxy %q", source.LabelServiceProxyName, other)
-			for _, text := range append([]string{s.Spec.ClusterIP}, s.Spec.ClusterIPs...) {
-				if a, err := netip.ParseAddr(text); err == nil {
-					u.Addresses = append(u.Addresses, a)
-				}
+		u := explain.Unserved{Name: source.NameOf(s)}
+		for _, text := range append([]string{s.Spec.ClusterIP}, s.Spec.ClusterIPs...) {
+			if a, err := netip.ParseAddr(text); err == nil {
+				u.Addresses = append(u.Addresses, a)
 			}
-		case !source.WantsService(s):
-			u.Detail = "it is headless, so clients connect to its pods"
-		case s.Spec.Type == v1.ServiceTypeExternalName:
-			u.Detail = "it is a DNS name, " + s.Spec.ExternalName
-		default:
-			continue
 		}
-		out = append(out, u)
+		if u.Why, u.Detail = whyUnserved(s, u.Addresses, families); u.Why != "" {
+			out = append(out, u)
+		}
 	}
 	return out
+}
+
+// whyUnserved says why a Service with some addresses is not served; nothing: it is.
+func whyUnserved(s *v1.Service, addresses []netip.Addr, families []proxy.Family) (statusapi.Reason, string) {
+	served := func(a netip.Addr) bool { return slices.Contains(families, proxy.FamilyOf(a)) }
+	switch other, labelled := s.Labels[source.LabelServiceProxyName]; {
+	case labelled:
+		return statusapi.OtherProxy, fmt.Sprintf("label %s gives it to proxy %q", source.LabelServiceProxyName, other)
+	case !source.WantsService(s):
+		return statusapi.Headless, "it is headless, so clients connect to its pods"
+	case s.Spec.Type == v1.ServiceTypeExternalName:
+		return statusapi.Headless, "it is a DNS name, " + s.Spec.ExternalName
+	case len(addresses) > 0 && len(s.Spec.Ports) == 0:
+		return statusapi.NoPorts, "it has no ports"
+	case len(addresses) > 0 && !slices.ContainsFunc(addresses, served):
+		return statusapi.FamilyNotServed, fmt.Sprintf("its address %v is %v, which this node does not serve", addresses[0], proxy.FamilyOf(addresses[0]))
+	}
+	return "", ""
 }
 
 // connectTime is how long a connection that is tried may take. The kernel sends

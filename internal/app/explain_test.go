@@ -44,6 +44,8 @@ func TestExplainFolder(t *testing.T) {
 ---
 {apiVersion: v1, kind: Service, metadata: {name: none}, spec: {clusterIP: None, ports: [{port: 80}]}}
 ---
+{apiVersion: v1, kind: Service, metadata: {name: bare}, spec: {clusterIP: 10.96.0.3}}
+---
 {apiVersion: v1, kind: Service, metadata: {name: alias}, spec: {type: ExternalName, externalName: example.com}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: other, labels: {service.kubernetes.io/service-proxy-name: another}}, spec: {clusterIP: 10.96.0.2, ports: [{port: 80}]}}
@@ -67,6 +69,8 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 		{[]string{"192.0.2.7:30080", "--node-addresses", "192.0.2.7"}, 1, "NodePortClosedHere"},
 		{[]string{"192.0.2.7:30080", "--node-addresses", "192.0.2.7", "--nodeport-addresses", "192.0.2.0/24"}, 0, "Forwarded"},
 		{[]string{"default/none"}, 1, "Headless"},
+		{[]string{"default/bare"}, 1, "NoPorts"},
+		{[]string{"10.96.0.3:80"}, 1, "10.96.0.3 is Service default/bare's, which is not served here"},
 		{[]string{"default/alias"}, 1, "it is a DNS name"},
 		{[]string{"default/other"}, 1, "OtherProxy"},
 		{[]string{"10.96.0.2:80"}, 1, "OtherProxy"},

@@ -20,6 +20,7 @@ import (
 	"sluice/internal/explain"
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/link"
+	"sluice/internal/proxy"
 	"sluice/internal/source/manifest"
 	"sluice/internal/statusapi"
 )
@@ -40,7 +41,7 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 		ask := func(others []explain.Unserved) {
 			e.Look(func(v engine.View) {
 				w := explain.World{
-					Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v, Unserved: others,
+					Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v, Families: s.families, Unserved: others,
 					Local: func(a netip.Addr) bool { return on(a) != "" },
 					Held:  func(a netip.Addr) bool { return on(a) == mode.IPVSLink },
 				}
@@ -49,7 +50,7 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 		}
 		ask(nil)
 		if errors.As(err, new(*explain.UnknownError)) || err == nil && a.Nobodys() {
-			if others := s.plan.from.unserved(ctx, q.Get("to")); others != nil {
+			if others := s.plan.from.unserved(ctx, q.Get("to"), s.families); others != nil {
 				ask(others)
 			}
 		}
@@ -104,9 +105,9 @@ const unservedTime = 3 * time.Second
 // unserved looks for Services that this proxy does not serve, by the name or the
 // address that somebody asks about. They are not watched, so they are asked for
 // when it matters. Nil: it cannot be known.
-func (s objectSource) unserved(ctx context.Context, to string) []explain.Unserved {
+func (s objectSource) unserved(ctx context.Context, to string, families []proxy.Family) []explain.Unserved {
 	if s.manifests != "" {
-		return s.unservedOfFolder(ctx)
+		return s.unservedOfFolder(ctx, families)
 	}
 	request := s.client.Get().AbsPath(apiclient.Path("")).Resource("services").Param("limit", "10")
 	name, _, _ := strings.Cut(to, ":")
@@ -131,10 +132,10 @@ func (s objectSource) unserved(ctx context.Context, to string) []explain.Unserve
 	for i := range list.Items {
 		objects = append(objects, &list.Items[i])
 	}
-	return unserved(objects)
+	return unserved(objects, families)
 }
 
-func (s objectSource) unservedOfFolder(ctx context.Context) []explain.Unserved {
+func (s objectSource) unservedOfFolder(ctx context.Context, families []proxy.Family) []explain.Unserved {
 	select { // one at a time, as a folder takes ten times its size to read
 	case s.reading <- struct{}{}:
 		defer func() { <-s.reading }()
@@ -145,5 +146,5 @@ func (s objectSource) unservedOfFolder(ctx context.Context) []explain.Unserved {
 	if err != nil {
 		return nil
 	}
-	return unserved(objects)
+	return unserved(objects, families)
 }

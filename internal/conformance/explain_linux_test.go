@@ -49,9 +49,9 @@ func TestExplain(t *testing.T) {
 	}
 	for _, reason := range statusapi.Reasons {
 		switch reason {
-		case statusapi.NotSynced, statusapi.RefusedByKernel, statusapi.Headless, statusapi.OtherProxy:
+		case statusapi.NotSynced, statusapi.RefusedByKernel, statusapi.Headless, statusapi.NoPorts, statusapi.FamilyNotServed, statusapi.OtherProxy:
 			// No packet of the table is about what the kernel was not told, and nobody
-			// can send one to a Service without an address.
+			// can send one to a Service that has no address here.
 		default:
 			if given[string(reason)] == 0 {
 				t.Errorf("no case expects %s", reason)

@@ -134,6 +134,19 @@ func (x *explanation) try() []string {
 		return []string{"take the address from one of the two Services"}
 	case statusapi.RefusedByKernel:
 		return []string{"sluice status --problems", "it is tried again by itself, with growing waits"}
+	}
+	return tryUnserved(x.out.Reason)
+}
+
+// tryUnserved says what to do about a Service, or an address, that is not served.
+func tryUnserved(why statusapi.Reason) []string {
+	switch why {
+	case statusapi.Headless:
+		return []string{"connect to a pod's own address, or let DNS resolve the Service's name"}
+	case statusapi.NoPorts:
+		return []string{"give the Service a port: spec.ports"}
+	case statusapi.FamilyNotServed:
+		return []string{"use an address of the other family, or switch this one on and restart the daemon"}
 	case statusapi.OtherProxy:
 		return []string{"ask the proxy that the label names, or remove the label " + labelOtherProxy}
 	}

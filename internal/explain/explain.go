@@ -22,13 +22,14 @@ type World struct {
 	Local    func(netip.Addr) bool // reports whether an address is the node's; nil: those of the Node object are
 	Held     func(netip.Addr) bool // and only because the mode gave it to the node, for a Service; nil: none is
 	View     *engine.View          // what the kernel has; nil: there is no daemon
+	Families []proxy.Family        // that are served; nil: both
 	Unserved []Unserved            // nil: nothing is known of Services that this proxy does not serve
 }
 
 // Unserved is a Service that is known and not served.
 type Unserved struct {
 	Name      types.NamespacedName
-	Why       statusapi.Reason // Headless or OtherProxy
+	Why       statusapi.Reason // Headless, NoPorts, FamilyNotServed or OtherProxy
 	Detail    string           // what makes it that
 	Addresses []netip.Addr
 }
@@ -66,11 +67,13 @@ func (w *World) Explain(q Question) (*Answer, error) {
 	return &Answer{x.out, x.packet, x.now.Row, x.now.Route.Scope}, nil
 }
 
-// withoutAddress answers for a Service that has none.
+// withoutAddress answers for a Service that has none here.
 func (w *World) withoutAddress(t target) *Answer {
 	why, detail := statusapi.Headless, "it has no address yet, which only an API server allocates"
 	if u, ok := w.unserved(t.service); ok {
 		why, detail = u.Why, u.Detail
+	} else if w.Unserved == nil {
+		detail = "it has no ports, or no address of a family that this node serves"
 	}
 	e := &statusapi.Explanation{
 		Packet:  statusapi.ExplainedPacket{Protocol: t.proto.String()},
@@ -79,10 +82,7 @@ func (w *World) withoutAddress(t target) *Answer {
 		Reason:  why,
 		Message: fmt.Sprintf("Service %v is not served here: %s.", t.service, detail),
 		Kernel:  statusapi.KernelCheck{State: statusapi.KernelNotChecked, Why: "the Service has nothing in it"},
-	}
-	e.Try = []string{"connect to a pod's own address, or let DNS resolve the Service's name"}
-	if why == statusapi.OtherProxy {
-		e.Try = []string{"ask the proxy that the label names, or remove the label " + labelOtherProxy}
+		Try:     tryUnserved(why),
 	}
 	return &Answer{Explanation: e}
 }

@@ -235,6 +235,39 @@ func TestExplainOutdatedNode(t *testing.T) {
 	}
 }
 
+// TestExplainFamilyNotServed does not deny addresses that other nodes serve.
+func TestExplainFamilyNotServed(t *testing.T) {
+	only4 := []proxy.Family{proxy.IPv4}
+	r := resolve.New(resolve.Settings{Families: only4})
+	name := types.NamespacedName{Namespace: "ns", Name: "six"}
+	r.Services.Update(nil, &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
+		Spec:       v1.ServiceSpec{ClusterIP: "fd00::5", Ports: []v1.ServicePort{{Port: 80}}},
+	})
+	r.Update()
+	listed := []Unserved{{Name: name, Why: statusapi.FamilyNotServed, Detail: "its address is IPv6"}}
+	for _, tt := range []struct {
+		to     string
+		others []Unserved
+		reason statusapi.Reason
+		says   string
+	}{
+		{"[fd00::5]:80", nil, statusapi.FamilyNotServed, "This node does not serve IPv6, whoever has [fd00::5]:80. Ordinary routing applies."},
+		{"ns/six", listed, statusapi.FamilyNotServed, "Service ns/six is not served here: its address is IPv6."},
+		{"ns/six", nil, statusapi.Headless, "Service ns/six is not served here: it has no ports, or no address of a family that this node serves."},
+	} {
+		w := World{Resolver: r, Families: only4, Unserved: tt.others}
+		a, err := w.Explain(Question{To: tt.to})
+		must(t, err)
+		if a.Verdict != "untouched" || a.Reason != tt.reason || a.Message != tt.says || len(a.Try) == 0 {
+			t.Errorf("%s: %s %s, %s, try %q", tt.to, a.Verdict, a.Reason, a.Message, a.Try)
+		}
+		if a.Nobodys() != (a.Reason == statusapi.Headless) {
+			t.Errorf("%s: it is to be asked for: %t", tt.to, a.Nobodys())
+		}
+	}
+}
+
 // TestReasonsAreDocumented keeps the runbook whole.
 func TestReasonsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/explain.md")

@@ -10,9 +10,9 @@ import (
 )
 
 // Nobodys reports whether the packet is to an address that no Service has which
-// is served here.
+// is served here, or to a Service that has none.
 func (a *Answer) Nobodys() bool {
-	return a.Reason == statusapi.NoSuchFrontend || a.Reason == statusapi.UnallocatedAddress
+	return slices.Contains([]statusapi.Reason{statusapi.NoSuchFrontend, statusapi.UnallocatedAddress, statusapi.Headless}, a.Reason)
 }
 
 // Inspection returns what the kernel is to be asked about; false: nothing. If no

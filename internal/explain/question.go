@@ -81,7 +81,7 @@ func (t *target) readName(text string, w *World) error {
 	}
 	if len(ports) == 0 {
 		t.proto = cmp.Or(t.proto, proxy.TCP)
-		return nil // it has no address, which is the answer
+		return nil // it has no address here, which is the answer
 	}
 	return t.choosePort(w, ports, port)
 }

@@ -79,6 +79,9 @@ func (x *explanation) policyReason() (statusapi.Reason, string) {
 		return statusapi.PortNotOfService, fmt.Sprintf("%v is the ClusterIP of %s/%s, which has no port %d/%v.",
 			dst.Addr(), row.Key.Namespace, row.Key.Name, dst.Port(), x.packet.Protocol)
 	}
+	if f := proxy.FamilyOf(dst.Addr()); x.world.Families != nil && !slices.Contains(x.world.Families, f) {
+		return statusapi.FamilyNotServed, fmt.Sprintf("This node does not serve %v, whoever has %v. Ordinary routing applies.", f, dst)
+	}
 	for _, u := range x.world.Unserved {
 		if slices.Contains(u.Addresses, dst.Addr()) {
 			return u.Why, fmt.Sprintf("%v is Service %v's, which is not served here: %s.", dst.Addr(), u.Name, u.Detail)

@@ -160,11 +160,14 @@ const (
 	LostClaim          Reason = "LostClaim"          // another Service has the address
 	RefusedByKernel    Reason = "RefusedByKernel"    // the kernel does not take the service port
 	Headless           Reason = "Headless"           // the Service has no address at all
+	NoPorts            Reason = "NoPorts"            // it has no ports
+	FamilyNotServed    Reason = "FamilyNotServed"    // this node does not serve the address's family
 	OtherProxy         Reason = "OtherProxy"         // its label gives it to another proxy
 )
 
 // Reasons lists all reasons, the fine one first.
 var Reasons = [...]Reason{
 	Forwarded, NotSynced, NoSuchFrontend, PortNotOfService, UnallocatedAddress, NodePortClosedHere, SourceRange,
-	NoEndpoints, NotReady, NoLocalEndpoint, PortNameMismatch, LostClaim, RefusedByKernel, Headless, OtherProxy,
+	NoEndpoints, NotReady, NoLocalEndpoint, PortNameMismatch, LostClaim, RefusedByKernel, Headless,
+	NoPorts, FamilyNotServed, OtherProxy,
 }
