@@ -18,6 +18,7 @@ func (x *explanation) advise() {
 	x.noteRivals()
 	x.noteNear()
 	x.noteDenied()
+	x.noteHNS()
 	if x.target.port != nil {
 		for _, f := range x.target.port.Frontends[1:] {
 			if f.LostTo != nil {

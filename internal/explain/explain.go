@@ -181,16 +181,8 @@ func (w *World) local(a netip.Addr) bool {
 // decide asks the oracle, about what is wanted and about what is in force. It is
 // given the rows that the packet could have to do with.
 func (x *explanation) decide() {
-	state := x.world.Resolver.State()
-	ask := func(rows map[proxy.PortKey]*proxy.ServicePort) proxy.Outcome {
-		o := (&proxy.State{Rows: rows, Node: state.Node, CIDRs: state.CIDRs}).Outcome(x.packet)
-		if o.Reason == proxy.NoSuchFrontend && x.world.Mode == "ipvs" && x.heldFor(rows) {
-			o.Verdict = proxy.Reject
-		}
-		return o
-	}
-	x.owners = x.findOwners(state)
-	x.want = ask(x.owners)
+	x.owners = x.findOwners(x.world.Resolver.State())
+	x.want = x.outcome(x.owners)
 	x.now = x.want
 	if v := x.world.View; v != nil {
 		inForce := maps.Clone(x.owners)
@@ -200,20 +192,8 @@ func (x *explanation) decide() {
 				inForce[r.Key] = r.InForce
 			}
 		}
-		x.now = ask(inForce)
+		x.now = x.outcome(inForce)
 	}
-}
-
-// heldFor reports whether rows have the packet be for the node, as mode ipvs does with
-// all addresses of Services. On other ports it refuses.
-func (x *explanation) heldFor(rows map[proxy.PortKey]*proxy.ServicePort) bool {
-	has := func(f proxy.Frontend) bool { return f.Addr.Addr() == x.packet.Dst.Addr() }
-	for _, row := range rows {
-		if !x.packet.DstLocal && slices.ContainsFunc(row.Frontends, has) {
-			return true
-		}
-	}
-	return false
 }
 
 // findOwners returns the rows that have the address or the NodePort. Who claims

@@ -393,6 +393,30 @@ func TestExplainInModeIPVS(t *testing.T) {
 	}
 }
 
+// TestExplainInModeKernelspace has no packet be refused or dropped, and leads all
+// clients where those elsewhere are led.
+func TestExplainInModeKernelspace(t *testing.T) {
+	w := worldOf(t)
+	w.Mode = "kernelspace"
+	const cannot = "mode kernelspace can neither refuse nor drop: ordinary routing applies, as if there were no Service"
+	for to, reason := range map[string]statusapi.Reason{
+		"ns/xweb": statusapi.NoEndpoints, "10.96.0.1:81": statusapi.PortNotOfService, "10.96.0.99:80": statusapi.UnallocatedAddress,
+	} {
+		a, err := w.Explain(Question{To: to})
+		must(t, err)
+		if a.Verdict != "untouched" || a.Reason != reason || !slices.Contains(a.Notes, cannot) {
+			t.Errorf("%s: %s %s, notes %q", to, a.Verdict, a.Reason, a.Notes)
+		}
+	}
+	for _, from := range []string{"10.1.0.7", "192.168.0.2", "203.0.113.9"} {
+		a, err := w.Explain(Question{To: "198.51.100.1:80", From: from})
+		must(t, err)
+		if a.Verdict != "forward" || a.Scope != "Local" || len(a.Candidates) != 1 {
+			t.Errorf("from %s: %s, %s, candidates %+v", from, a.Verdict, a.Scope, a.Candidates)
+		}
+	}
+}
+
 // TestExplainDenied names who asks for an address that the configuration lets no
 // Service have, and of very many the first.
 func TestExplainDenied(t *testing.T) {
