@@ -268,6 +268,30 @@ func TestExplainFamilyNotServed(t *testing.T) {
 	}
 }
 
+// TestExplainUnusable blames readiness only where that is the reason.
+func TestExplainUnusable(t *testing.T) {
+	const loop = `
+{kind: Service, metadata: {namespace: ns, name: loop}, spec: {clusterIP: 10.96.0.5, ports: [{port: 80}]}}
+---
+kind: EndpointSlice
+metadata: {namespace: ns, name: loop-1, labels: {kubernetes.io/service-name: loop}}
+addressType: IPv4
+ports: [{name: "", port: 80}]
+endpoints: [{addresses: [10.96.0.5]}%s]
+`
+	for others, want := range map[string]statusapi.Reason{
+		"": statusapi.NoEndpoints, ", {addresses: [10.1.0.1], conditions: {ready: false}}": statusapi.NotReady,
+	} {
+		r := resolverOf(t, fmt.Sprintf(loop, others))
+		r.Update()
+		a, err := (&World{Resolver: r}).Explain(Question{To: "ns/loop"})
+		must(t, err)
+		if a.Reason != want || others == "" && !strings.Contains(a.Message, "1 endpoint, and none can be used (10.96.0.5: it is the Service's own ClusterIP)") {
+			t.Errorf("with %q: %s, %s", others, a.Reason, a.Message)
+		}
+	}
+}
+
 // TestReasonsAreDocumented keeps the runbook whole.
 func TestReasonsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/explain.md")

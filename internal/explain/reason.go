@@ -119,8 +119,22 @@ func (x *explanation) noEndpoints() (statusapi.Reason, string) {
 	case p.PortMissing:
 		return statusapi.PortNameMismatch, fmt.Sprintf("The Service's port is named %q (%v), and its EndpointSlices have %s.",
 			p.Row.Key.Port, p.Row.Key.Protocol, slicePorts(p.SlicePorts))
-	default:
+	case slices.ContainsFunc(p.Endpoints, unready):
 		return statusapi.NotReady, fmt.Sprintf("The Service has %s, and none is ready.", count(len(p.Endpoints), "endpoint"))
+	default:
+		first := &p.Endpoints[0]
+		return statusapi.NoEndpoints, fmt.Sprintf("The Service has %s, and none can be used (%v: %v).",
+			count(len(p.Endpoints), "endpoint"), first.Addr.Addr(), first.Unused(proxy.ScopeCluster))
+	}
+}
+
+// unready reports whether an endpoint's conditions are why it is not used.
+func unready(e resolve.EndpointDescription) bool {
+	switch e.Unused(proxy.ScopeCluster) {
+	case resolve.UnusedNotReady, resolve.UnusedNotServing, resolve.UnusedTerminating:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -153,7 +153,7 @@ const (
 	UnallocatedAddress Reason = "UnallocatedAddress" // the address is from the Services' range, and nobody's
 	NodePortClosedHere Reason = "NodePortClosedHere" // the port is a NodePort, but not on this address
 	SourceRange        Reason = "SourceRange"        // the client is in none of loadBalancerSourceRanges
-	NoEndpoints        Reason = "NoEndpoints"        // the Service has no endpoints
+	NoEndpoints        Reason = "NoEndpoints"        // the Service has no endpoints that can be used, ready or not
 	NotReady           Reason = "NotReady"           // it has some, and none is ready
 	NoLocalEndpoint    Reason = "NoLocalEndpoint"    // it has some, and the policy wants one on this node
 	PortNameMismatch   Reason = "PortNameMismatch"   // its EndpointSlices have no port of that name
