@@ -292,6 +292,21 @@ endpoints: [{addresses: [10.96.0.5]}%s]
 	}
 }
 
+// TestExplainProtocols takes TCP where nobody says which protocol of a port is
+// meant, wherever the Service lists it, as the help says.
+func TestExplainProtocols(t *testing.T) {
+	w := worldOf(t)
+	for q, want := range map[Question]string{
+		{To: "ns/dns:53"}: "TCP", {To: "ns/dns:53", Protocol: "udp"}: "UDP", {To: "ns/dns:dns"}: "UDP", {To: "ns/dns", Protocol: "udp"}: "UDP",
+	} {
+		a, err := w.Explain(q)
+		must(t, err)
+		if got := a.Explanation.Packet.Protocol; got != want {
+			t.Errorf("%+v: %s, want %s", q, got, want)
+		}
+	}
+}
+
 // TestReasonsAreDocumented keeps the runbook whole.
 func TestReasonsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/explain.md")

@@ -132,13 +132,11 @@ func (t *target) choosePort(w *World, ports []resolve.PortDescription, text stri
 	if len(fits) == 0 {
 		return fmt.Errorf("the client %v is %v, and Service %v has no address of that family", t.from, proxy.FamilyOf(t.from), t.service)
 	}
-	first := &fits[0]
-	for _, p := range fits[1:] {
-		if text == "" && p.Row.Key.Family == first.Row.Key.Family && p.Port != first.Port {
-			return fmt.Errorf("which port of Service %v? Write %v:PORT; it has %s", t.service, t.service, portList(ports))
-		}
+	if text == "" && slices.ContainsFunc(fits, func(p resolve.PortDescription) bool { return p.Port != fits[0].Port }) {
+		return fmt.Errorf("which port of Service %v? Write %v:PORT; it has %s", t.service, t.service, portList(ports))
 	}
-	p, _ := w.Resolver.DescribePort(first.Row.Key)
+	tcp := slices.IndexFunc(fits, func(p resolve.PortDescription) bool { return p.Row.Key.Protocol == proxy.TCP })
+	p, _ := w.Resolver.DescribePort(fits[max(0, tcp)].Row.Key)
 	t.port, t.proto, t.dst = &p, p.Row.Key.Protocol, p.Frontends[0].Addr
 	return nil
 }
