@@ -330,10 +330,14 @@ func (x *explanation) setCandidates(known map[netip.AddrPort]*resolve.EndpointDe
 	for _, b := range o.Backends {
 		shares += b.Share()
 	}
-	for _, b := range o.Backends[:min(shown, len(o.Backends))] {
+	for i, b := range o.Backends {
+		hairpin := b.Hairpins(x.packet.Src)
+		if i >= shown && !hairpin {
+			continue // The client itself is always told, as it may be the only one that is masqueraded.
+		}
 		c := statusapi.Candidate{
 			Address: b.Addr.String(), Share: float64(b.Share()) / float64(shares), Local: b.Local,
-			Masquerade: b.Masquerade, Hairpin: b.Hairpins(x.packet.Src),
+			Masquerade: b.Masquerade, Hairpin: hairpin,
 		}
 		if e := known[b.Addr]; e != nil && !e.Ready {
 			c.Reason = "terminating, as none is ready"

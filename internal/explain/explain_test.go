@@ -307,6 +307,30 @@ func TestExplainProtocols(t *testing.T) {
 	}
 }
 
+// TestExplainManyEndpoints cuts the list, but not the client itself off it: to that
+// alone the client's address is hidden.
+func TestExplainManyEndpoints(t *testing.T) {
+	var endpoints strings.Builder
+	for i := range 2 * shown {
+		fmt.Fprintf(&endpoints, "{addresses: [10.1.%d.%d], nodeName: here}, ", i/200, i%200+1)
+	}
+	r := resolverOf(t, fmt.Sprintf(`
+{kind: Service, metadata: {namespace: ns, name: big}, spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}
+---
+{kind: EndpointSlice, metadata: {namespace: ns, name: big-1, labels: {kubernetes.io/service-name: big}}, addressType: IPv4, ports: [{name: "", port: 80}], endpoints: [%s]}
+`, endpoints.String()))
+	r.Update()
+	w := &World{Resolver: r}
+	for i := 0; i < 2*shown; i += 15 {
+		a, err := w.Explain(Question{To: "ns/big", From: fmt.Sprintf("10.1.%d.%d", i/200, i%200+1)})
+		must(t, err)
+		hidden := slices.DeleteFunc(slices.Clone(a.Candidates), func(c statusapi.Candidate) bool { return !c.Masquerade })
+		if len(hidden) != 1 || !hidden[0].Hairpin || len(a.Candidates) > shown+1 || a.CandidateCount != 2*shown {
+			t.Fatalf("endpoint %d: hidden from %+v, %d of %d candidates", i, hidden, len(a.Candidates), a.CandidateCount)
+		}
+	}
+}
+
 // TestReasonsAreDocumented keeps the runbook whole.
 func TestReasonsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/explain.md")

@@ -14,7 +14,7 @@ type Explanation struct {
 
 	Scope          string      `json:"scope,omitempty"`      // which endpoints traffic policy allows: Cluster or Local
 	Balancing      string      `json:"balancing,omitempty"`  // how one of the candidates is chosen
-	Candidates     []Candidate `json:"candidates,omitempty"` // where it may go; of very many the first
+	Candidates     []Candidate `json:"candidates,omitempty"` // where it may go; of very many the first, and the client itself
 	CandidateCount int         `json:"candidateCount,omitempty"`
 	Masquerade     string      `json:"masquerade,omitempty"` // why the client's address is or is not hidden from them
 	NotUsed        []Endpoint  `json:"notUsed,omitempty"`    // the other endpoints, each with the reason; of very many the first
