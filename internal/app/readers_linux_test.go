@@ -167,7 +167,7 @@ func TestReadersBesideChanges(t *testing.T) {
 		plan: plan{options: NewOptions(), node: "here", from: folderSource("objects")}, health: health.NewProxyHealth(health.Settings{Timeout: time.Minute}),
 		mode: dataplane.Mode{Flows: func() (ct.Interface, error) { return flows, nil }},
 		traffic: traffic.New(traffic.Settings{
-			Flows: flows, Ends: flows, MaxSeries: 2, Endpoints: true, LocalAddrs: func() ([]netip.Addr, error) { return nil, nil },
+			Flows: flows, Ends: flows, MaxSeries: 2, Endpoints: true, LocalAddrs: func() ([]netip.Prefix, error) { return nil, nil },
 		}),
 	}
 	e := engine.New(engine.Settings{

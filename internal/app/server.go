@@ -175,7 +175,7 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	})
 	if s.flows != nil {
 		s.conntrack = conntrack.New(conntrack.Settings{
-			Flows: s.flows, LocalAddrs: link.Conn{}.List, Passed: m.ConntrackReconciled, ThreadTime: threadTime(),
+			Flows: s.flows, LocalAddrs: link.Conn{}.LocalPrefixes, Passed: m.ConntrackReconciled, ThreadTime: threadTime(),
 		})
 	}
 	e := engine.New(engine.Settings{

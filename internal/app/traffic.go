@@ -49,7 +49,7 @@ func (s *ProxyServer) openTraffic(ctx context.Context) {
 		return
 	}
 	set := traffic.Settings{
-		LocalAddrs: link.Conn{}.List, Bytes: o.Level == countBytes || mode.Flows == nil, MaxSeries: o.MaxSeries, Endpoints: o.Endpoints,
+		LocalAddrs: link.Conn{}.LocalPrefixes, Bytes: o.Level == countBytes || mode.Flows == nil, MaxSeries: o.MaxSeries, Endpoints: o.Endpoints,
 	}
 	set.Metered, _ = s.dataplane.(proxy.Metered)
 	if mode.Flows == nil && set.Metered == nil {

@@ -36,7 +36,7 @@ func TestTrackingMetrics(t *testing.T) {
 // TestStatusTraffic tells the API of a Service in both families.
 func TestStatusTraffic(t *testing.T) {
 	k := cttest.NewFake()
-	c := traffic.New(traffic.Settings{Flows: k, Ends: k, LocalAddrs: func() ([]netip.Addr, error) { return nil, nil }})
+	c := traffic.New(traffic.Settings{Flows: k, Ends: k, LocalAddrs: func() ([]netip.Prefix, error) { return nil, nil }})
 	d := &proxy.Delta{}
 	for vip, endpoint := range map[string]string{"10.96.0.1:80": "10.1.0.1:80", "[fd96::1]:80": "[fd00::1]:80"} {
 		at, to := netip.MustParseAddrPort(vip), netip.MustParseAddrPort(endpoint)

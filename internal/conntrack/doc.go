@@ -18,7 +18,8 @@
 //
 // Flows of TCP, flows to anything that neither is nor was a frontend of ours,
 // and flows in other programs' zones are not touched. A NodePort is a
-// frontend at the node's own addresses that take NodePorts only.
+// frontend at the node's own addresses that take NodePorts only; a flow to an
+// endpoint that has just left it came by such an address, be that here now or not.
 //
 // All this happens on a goroutine of its own: nobody waits for it, and what
 // fails is tried again. The package is for dataplanes that translate by NAT; it

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -115,12 +117,12 @@ func (s *testbed) open() {
 		s.flows, err = ct.Open()
 		return err
 	}))
-	s.rec = New(Settings{Flows: flows, LocalAddrs: func() (addrs []netip.Addr, err error) {
+	s.rec = New(Settings{Flows: flows, LocalAddrs: func() (local []netip.Prefix, err error) {
 		err = s.Node().Do(func() error {
-			addrs, err = link.Conn{}.List()
+			local, err = link.Conn{}.LocalPrefixes()
 			return err
 		})
-		return addrs, err
+		return local, err
 	}})
 	s.start()
 	s.t.Cleanup(func() {
@@ -443,6 +445,58 @@ func TestLabOthers(t *testing.T) {
 	if by := other.wantAnswers(); by != elsewhere {
 		t.Errorf("%v is answered by %v", elsewhere, by)
 	}
+}
+
+// onLoopback changes the node's loopback link.
+func (s *testbed) onLoopback(change func(netlink.Link) error) {
+	s.t.Helper()
+	s.check(s.Node().Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return change(lo)
+	}))
+}
+
+// TestLabLocalRoute asks a NodePort at an address that only a local route gives to
+// the node, as agents of clouds add them for load balancers.
+func TestLabLocalRoute(t *testing.T) {
+	s := newTestbed(t)
+	s.onLoopback(func(lo netlink.Link) error {
+		return netlink.RouteAdd(&netlink.Route{
+			LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(198, 51, 100, 128), Mask: net.CIDRMask(25, 32)},
+			Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+		})
+	})
+	s.service(proxy.IPv4)
+	s.endpoints(proxy.IPv4, "ready", "")
+	c := s.dial(s.Outside(), outsideIP, "198.51.100.200:30053")
+	c.wantAnswersBy(endpoint(proxy.IPv4, 0))
+	s.endpoints(proxy.IPv4, "", "ready")
+	c.wantAnswersBy(endpoint(proxy.IPv4, 1))
+}
+
+// TestLabVirtualAddressAway replaces an endpoint while the address that a client asks
+// is another node's.
+func TestLabVirtualAddressAway(t *testing.T) {
+	s := newTestbed(t)
+	vip := netip.MustParseAddrPort("198.51.100.200:30053")
+	on := &netlink.Addr{IPNet: &net.IPNet{IP: vip.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}}
+	s.onLoopback(func(lo netlink.Link) error { return netlink.AddrAdd(lo, on) })
+	s.service(proxy.IPv4)
+	s.endpoints(proxy.IPv4, "ready", "")
+	c := s.dial(s.Outside(), outsideIP, vip.String())
+	c.wantAnswersBy(endpoint(proxy.IPv4, 0))
+	s.onLoopback(func(lo netlink.Link) error { return netlink.AddrDel(lo, on) })
+	s.endpoints(proxy.IPv4, "", "ready")
+	for end := time.Now().Add(patience); len(s.entries(proxy.UDP, vip)) > 0; {
+		if time.Now().After(end) {
+			t.Fatal("the flow is still tracked")
+		}
+	}
+	s.onLoopback(func(lo netlink.Link) error { return netlink.AddrAdd(lo, on) })
+	c.wantAnswersBy(endpoint(proxy.IPv4, 1))
 }
 
 // TestLabSCTP forgets associations with an endpoint that is gone.

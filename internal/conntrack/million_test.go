@@ -202,7 +202,7 @@ func endFlows(t *testing.T, flows, all int) {
 	began := time.Now()
 	kernel := &counting{Interface: inNamespace(t, flows, dns.Cluster)}
 	t.Logf("%d flows were made in %v", flows, time.Since(began))
-	r := New(Settings{Flows: kernel, LocalAddrs: func() ([]netip.Addr, error) { return nil, nil }})
+	r := New(Settings{Flows: kernel, LocalAddrs: func() ([]netip.Prefix, error) { return nil, nil }})
 	step := func(old, cur *proxy.ServicePort) {
 		d := &proxy.Delta{Upserts: []proxy.Upsert{{Old: old, New: cur}}}
 		if cur == nil {

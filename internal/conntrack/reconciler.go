@@ -39,8 +39,8 @@ const (
 )
 
 type Settings struct {
-	Flows      ct.Interface                 // the Reconciler's alone from now on
-	LocalAddrs func() ([]netip.Addr, error) // the node's own addresses, asked for at every pass
+	Flows      ct.Interface                   // the Reconciler's alone from now on
+	LocalAddrs func() ([]netip.Prefix, error) // the node's own addresses, asked for at every pass
 
 	// Passed is told how long every pass took for a family, and how many flows it
 	// deleted; nil: nobody is.
@@ -166,10 +166,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list the node's addresses: %w", err)
 	}
-	j := judge{watch: &r.watch, local: map[netip.Addr]bool{}, serving: map[*proxy.ServicePort]map[netip.AddrPort]bool{}}
-	for _, a := range local {
-		j.local[a] = true
-	}
+	j := judge{watch: &r.watch, local: proxy.Outermost(local), serving: map[*proxy.ServicePort]map[netip.AddrPort]bool{}}
 	r.mu.Lock()
 	filters := r.watch.filters()
 	r.mu.Unlock()
@@ -244,7 +241,7 @@ func (r *Reconciler) delete(ctx context.Context, flows []ct.Flow, stale func(*ct
 // judge decides on flows. It is made for one pass.
 type judge struct {
 	*watch
-	local   map[netip.Addr]bool
+	local   []netip.Prefix
 	serving map[*proxy.ServicePort]map[netip.AddrPort]bool // of the rows that came up
 }
 
@@ -255,7 +252,7 @@ func (j *judge) stale(f *ct.Flow) bool {
 		return false
 	case j.answersEnded(f):
 		return true
-	case !j.watches(exact) && !(j.watches(byPort) && j.tookNodePorts(f.Orig.Dst.Addr())):
+	case !j.watches(exact) && !(j.watches(byPort) && j.sentHere(f) && j.tookNodePorts(f.Orig.Dst.Addr())):
 		return false
 	default:
 		return j.wrong(f, nil) && (j.writing == nil || j.wrong(f, j.writing))
@@ -278,7 +275,7 @@ func (j *judge) wrong(f *ct.Flow, by *writing) bool {
 	}
 	exact, byPort := frontendsOf(f)
 	o := j.owner(exact, by)
-	if dst := f.Orig.Dst.Addr(); o.row == nil && j.local[dst] && node.TakesNodePorts(dst) {
+	if o.row == nil && node.TakesNodePorts(f.Orig.Dst.Addr()) && j.sentHere(f) {
 		o = j.owner(byPort, by)
 	}
 	switch {
@@ -308,8 +305,16 @@ func forwards(o owner, node *proxy.Node) bool {
 	return slices.ContainsFunc(policy[:], func(r proxy.Route) bool { return len(r.To) > 0 })
 }
 
-// tookNodePorts reports whether an address takes NodePorts, or did.
+// sentHere reports whether a flow's client sends to an address of this node, or to one
+// that is away, as a virtual address that another node has for a while: a flow to an
+// endpoint that has just left its NodePort has come by it.
+func (j *judge) sentHere(f *ct.Flow) bool {
+	_, byPort := frontendsOf(f)
+	return proxy.WithinOutermost(j.local, f.Orig.Dst.Addr()) || translated(f) && j.left[departure{byPort, f.Reply.Src}]
+}
+
+// tookNodePorts reports whether an address of the node takes NodePorts, or did.
 func (j *judge) tookNodePorts(a netip.Addr) bool {
 	was := proxy.Node{NodePorts: j.former}
-	return j.local[a] && (j.node.TakesNodePorts(a) || was.TakesNodePorts(a))
+	return j.node.TakesNodePorts(a) || was.TakesNodePorts(a)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -18,7 +17,6 @@ import (
 
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/ct/cttest"
-	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 )
 
@@ -118,7 +116,8 @@ type bench struct {
 	log    func() string
 }
 
-// run plays a test on a node with two addresses, of which NodePorts take both.
+// run plays a test on a node with two addresses and a range that a local route gives it,
+// which all take NodePorts.
 func run(t *testing.T, play func(*bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -126,12 +125,8 @@ func run(t *testing.T, play func(*bench)) {
 		b.state.Node = nodeWith("0.0.0.0/0", "::/0")
 		b.rec = New(Settings{
 			Flows: b.kernel,
-			LocalAddrs: func() ([]netip.Addr, error) {
-				var out []netip.Addr
-				for _, a := range []string{"192.168.0.2", "192.168.1.2", "127.0.0.1", "2001:db8::1"} {
-					out = append(out, netip.MustParseAddr(a))
-				}
-				return out, nil
+			LocalAddrs: func() ([]netip.Prefix, error) {
+				return nodeWith("192.168.0.2/32", "192.168.1.2/32", "198.51.100.128/25", "127.0.0.0/8", "2001:db8::1/128").NodePorts, nil
 			},
 			Passed: func(f proxy.Family, took time.Duration, deleted int) {
 				b.passes = append(b.passes, pass{f, took, deleted})
@@ -291,8 +286,23 @@ func TestSteps(t *testing.T) {
 		},
 		{
 			"NodePort number at another address", "node=0.0.0.0:30053 to=10.1.0.1:5353", "",
-			[]ct.Flow{flow("192.168.0.2:30053", pod1), flow("203.0.113.77:30053", "203.0.113.77:30053"), flow("203.0.113.77:30053", pod1)},
-			[]ct.Flow{flow("203.0.113.77:30053", "203.0.113.77:30053"), flow("203.0.113.77:30053", pod1)},
+			[]ct.Flow{flow("192.168.0.2:30053", pod1), flow("203.0.113.77:30053", "203.0.113.77:30053"), flow("203.0.113.77:30053", "10.7.0.1:53")},
+			[]ct.Flow{flow("203.0.113.77:30053", "203.0.113.77:30053"), flow("203.0.113.77:30053", "10.7.0.1:53")},
+		},
+		{
+			"NodePort at an address of a local route", "node=0.0.0.0:30053 to=10.1.0.1:5353", "node=0.0.0.0:30053 to=10.1.0.2:5353",
+			[]ct.Flow{flow("198.51.100.200:30053", pod1), flow("198.51.100.200:30053", pod2), flow("198.51.100.200:30053", "198.51.100.200:30053")},
+			[]ct.Flow{flow("198.51.100.200:30053", pod2)},
+		},
+		{
+			"endpoint replaced while a virtual address is away", "node=0.0.0.0:30053 to=10.1.0.1:5353", "node=0.0.0.0:30053 to=10.1.0.2:5353",
+			[]ct.Flow{flow("198.51.100.1:30053", pod1), flow("198.51.100.1:30053", pod2), flow("198.51.100.1:30054", pod1)},
+			[]ct.Flow{flow("198.51.100.1:30053", pod2), flow("198.51.100.1:30054", pod1)},
+		},
+		{
+			"NodePort removed while a virtual address is away", "cluster=10.96.0.10:53 node=0.0.0.0:30053 to=10.1.0.1:5353", "cluster=10.96.0.10:53 to=10.1.0.1:5353",
+			[]ct.Flow{one, flow("198.51.100.1:30053", pod1)},
+			[]ct.Flow{one},
 		},
 		{
 			"NodePort on loopback is none", "node=0.0.0.0:30053 to=10.1.0.1:5353", "",
@@ -312,8 +322,8 @@ func TestSteps(t *testing.T) {
 		{"TCP", "tcp " + both, "", []ct.Flow{over(proxy.TCP, one)}, []ct.Flow{over(proxy.TCP, one)}},
 		{
 			"IPv6", "cluster=[fd96::a]:53 node=[::]:30053 to=[fd00::1]:53 to=[fd00::2]:53", "cluster=[fd96::a]:53 node=[::]:30053 to=[fd00::1]:53",
-			[]ct.Flow{flow("[fd96::a]:53", "[fd00::1]:53"), flow("[fd96::a]:53", "[fd00::2]:53"), flow("[2001:db8::1]:30053", "[fd00::2]:53"), flow("[2001:db8::7]:30053", "[fd00::2]:53")},
-			[]ct.Flow{flow("[fd96::a]:53", "[fd00::1]:53"), flow("[2001:db8::7]:30053", "[fd00::2]:53")},
+			[]ct.Flow{flow("[fd96::a]:53", "[fd00::1]:53"), flow("[fd96::a]:53", "[fd00::2]:53"), flow("[2001:db8::1]:30053", "[fd00::2]:53"), flow("[2001:db8::7]:30053", "[fd00::7]:53")},
+			[]ct.Flow{flow("[fd96::a]:53", "[fd00::1]:53"), flow("[2001:db8::7]:30053", "[fd00::7]:53")},
 		},
 	}
 	for _, tt := range tests {
@@ -393,6 +403,33 @@ func TestNodePortAddresses(t *testing.T) {
 		b.state.Apply(step)
 		b.rec.Applied(b.state.Node, step, false)
 		b.wantFlows(right...)
+	})
+}
+
+// TestLoopbackNodePorts ends flows to all of 127.0.0.0/8, where that takes NodePorts.
+func TestLoopbackNodePorts(t *testing.T) {
+	run(t, func(b *bench) {
+		b.state.Node.LocalhostNodePorts = true
+		b.settled(row("dns", "node=0.0.0.0:30053 to=10.1.0.1:53"))
+		b.kernel.Add(flow("127.0.0.1:30053", "10.1.0.1:53"), flow("127.0.0.2:30053", "10.1.0.1:53"))
+		b.apply([]*proxy.ServicePort{row("dns", "node=0.0.0.0:30053 to=10.1.0.2:53")})
+		b.wantFlows()
+	})
+}
+
+// TestEndpointThatLeavesAndComesBack keeps its flows at an address that is away.
+func TestEndpointThatLeavesAndComesBack(t *testing.T) {
+	run(t, func(b *bench) {
+		b.settled(row("dns", "node=0.0.0.0:30053 to=10.1.0.1:53"))
+		b.apply([]*proxy.ServicePort{row("dns", "node=0.0.0.0:30053 to=10.1.0.2:53")})
+		b.apply([]*proxy.ServicePort{row("dns", "node=0.0.0.0:30053 to=10.1.0.1:53")})
+		right := flow("198.51.100.1:30053", "10.1.0.1:53")
+		b.kernel.Add(right)
+		b.settle()
+		b.wantFlows(right)
+		if n := len(b.rec.watch.left); n > 0 {
+			t.Errorf("%d departures are kept after the last look", n)
+		}
 	})
 }
 
@@ -654,12 +691,4 @@ func TestLog(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestLocalAddrs has loopback among them.
-func TestLocalAddrs(t *testing.T) {
-	addrs, err := link.Conn{}.List()
-	if err != nil || !slices.Contains(addrs, netip.MustParseAddr("127.0.0.1")) {
-		t.Errorf("addresses %v, error %v", addrs, err)
-	}
 }

@@ -47,11 +47,18 @@ type watch struct {
 	until     map[frontend]time.Time  // the watched ones: when their last check is due
 	all       time.Time               // the same for every frontend that has an owner; zero: they are not watched
 	lately    map[direction]time.Time // untranslated flows that were ended, as long
+	left      map[departure]bool      // of watched NodePorts
 	node      *proxy.Node
 	former    []netip.Prefix // that took NodePorts when some watched frontend was written
 	writing   *writing       // the write that is under way; nil: none is
 	more      bool           // there is more to check than there was
 	forgotten int            // frontends without an owner that were watched, and are not any more for want of room
+}
+
+// departure is an endpoint that has left a NodePort.
+type departure struct {
+	frontend
+	endpoint netip.AddrPort
 }
 
 // writing is what a write makes of the rows.
@@ -72,6 +79,7 @@ func newWatch() watch {
 		owners: map[frontend]owner{},
 		until:  map[frontend]time.Time{},
 		lately: map[direction]time.Time{},
+		left:   map[departure]bool{},
 		node:   &proxy.Node{},
 	}
 }
@@ -138,11 +146,31 @@ func (w *watch) learn(node *proxy.Node, d *proxy.Delta, full bool, now time.Time
 			until := func(f frontend, _ proxy.Kind) { w.extend(f, now.Add(watchTime)) }
 			eachFrontend(u.Old, until)
 			eachFrontend(u.New, until)
+			w.depart(u)
 		}
 	}
 	if full && len(w.owners) > 0 {
 		w.watchAll(now)
 	}
+}
+
+// depart notes which endpoints have left the NodePorts of a row, as far as there is
+// room: all of them, if the NodePort is the row's no more.
+func (w *watch) depart(u proxy.Upsert) {
+	eachFrontend(u.Old, func(f frontend, k proxy.Kind) {
+		if k != proxy.NodePort {
+			return
+		}
+		left := u
+		if u.New != nil && !slices.Contains(u.New.Frontends, proxy.Frontend{Kind: k, Addr: f.addr}) {
+			left.New = nil
+		}
+		for a := range departed(left) {
+			if len(w.left) < maxWatched {
+				w.left[departure{f, a}] = true
+			}
+		}
+	})
 }
 
 // learnNode watches all NodePorts when other addresses take them.
@@ -249,6 +277,7 @@ func (w *watch) checked(at time.Time) {
 	if !w.all.After(at) {
 		w.all = time.Time{}
 	}
+	maps.DeleteFunc(w.left, func(d departure, _ bool) bool { return !w.watches(d.frontend) })
 	if len(w.until) == 0 && w.all.IsZero() {
 		w.former = nil
 	}
@@ -267,7 +296,23 @@ func matters(u proxy.Upsert) bool {
 	if len(old.Cluster)+len(old.Local) == 0 && len(cur.Cluster)+len(cur.Local) > 0 {
 		return true
 	}
-	return !servesAll(cur, leaving(old, cur))
+	return len(departed(u)) > 0
+}
+
+// departed returns the endpoints of a row that may have flows, and may not after a
+// change of it.
+func departed(u proxy.Upsert) map[netip.AddrPort]bool {
+	cur := cmp.Or(u.New, &proxy.ServicePort{})
+	out := leaving(u.Old, cur)
+	for _, list := range [][]proxy.Endpoint{cur.Cluster, cur.Local} {
+		for i := 0; i < len(list) && len(out) > 0; i++ {
+			delete(out, list[i].Addr)
+		}
+	}
+	for _, a := range cur.Draining {
+		delete(out, a)
+	}
+	return out
 }
 
 // leaving returns the endpoints of a row that may have flows and are not where they
@@ -288,20 +333,6 @@ func leaving(old, cur *proxy.ServicePort) map[netip.AddrPort]bool {
 		}
 	}
 	return out
-}
-
-// servesAll reports whether all of some addresses, which it empties of them, are
-// endpoints of a row that may have flows.
-func servesAll(sp *proxy.ServicePort, some map[netip.AddrPort]bool) bool {
-	for _, list := range [][]proxy.Endpoint{sp.Cluster, sp.Local} {
-		for i := 0; i < len(list) && len(some) > 0; i++ {
-			delete(some, list[i].Addr)
-		}
-	}
-	for _, a := range sp.Draining {
-		delete(some, a)
-	}
-	return len(some) == 0
 }
 
 // servingOf returns the endpoints of a row that may have flows.

@@ -112,3 +112,10 @@ func Outermost(prefixes []netip.Prefix) []netip.Prefix {
 	}
 	return out
 }
+
+// WithinOutermost reports whether an address is in one of the prefixes, which are
+// as [Outermost] returns them. There may be many.
+func WithinOutermost(prefixes []netip.Prefix, a netip.Addr) bool {
+	i, begins := slices.BinarySearchFunc(prefixes, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+	return begins || i > 0 && prefixes[i-1].Contains(a)
+}

@@ -34,6 +34,25 @@ func TestOutermost(t *testing.T) {
 	}
 }
 
+func TestWithinOutermost(t *testing.T) {
+	in := []netip.Prefix{}
+	for _, s := range []string{"192.168.0.2/32", "10.0.0.0/9", "10.1.0.0/16", "127.0.0.0/8", "fd00::/64", "fd00:0:0:1::1/128"} {
+		in = append(in, netip.MustParsePrefix(s))
+	}
+	in = Outermost(in)
+	for a, want := range map[string]bool{
+		"9.255.255.255": false, "10.0.0.0": true, "10.2.0.1": true, "10.127.255.255": true, "10.128.0.0": false, "127.0.0.2": true,
+		"192.168.0.1": false, "192.168.0.2": true, "192.168.0.3": false, "::1": false, "fd00::7": true, "fd00:0:0:1::1": true, "fd00:0:0:1::2": false,
+	} {
+		if got := WithinOutermost(in, netip.MustParseAddr(a)); got != want {
+			t.Errorf("%s within %v: %t; want %t", a, in, got, want)
+		}
+	}
+	if WithinOutermost(nil, netip.MustParseAddr("10.0.0.1")) {
+		t.Error("an address is within no prefix")
+	}
+}
+
 // TestWithout leaves the rows out of a copy only.
 func TestWithout(t *testing.T) {
 	a, b := PortKey{ServicePortName: ServicePortName{Name: "a"}}, PortKey{ServicePortName: ServicePortName{Name: "b"}}

@@ -11,7 +11,7 @@ import (
 
 // many returns a Collector of many rows with ten endpoints, each with a connection.
 func many(b *testing.B, rows int) *bench {
-	s := newBench(nil, func(s *Settings) { s.LocalAddrs = func() ([]netip.Addr, error) { return nil, nil } })
+	s := newBench(nil, func(s *Settings) { s.LocalAddrs = func() ([]netip.Prefix, error) { return nil, nil } })
 	s.has()
 	for n := range rows {
 		at := fmt.Sprintf("10.%d.%d.%d:80", 100+n>>16, n>>8&255, n&255)

@@ -38,10 +38,10 @@ const (
 const DefaultMaxSeries = 2000
 
 type Settings struct {
-	Flows      ct.Interface                 // the Collector's alone from now on; nil: connection tracking translates nothing
-	Ends       ct.Ends                      // as well, nil with Flows
-	Metered    proxy.Metered                // what the mode counts; nil: nothing
-	LocalAddrs func() ([]netip.Addr, error) // the node's own
+	Flows      ct.Interface                   // the Collector's alone from now on; nil: connection tracking translates nothing
+	Ends       ct.Ends                        // as well, nil with Flows
+	Metered    proxy.Metered                  // what the mode counts; nil: nothing
+	LocalAddrs func() ([]netip.Prefix, error) // the node's own
 
 	Bytes     bool // are to be told, as flows and the mode tell them
 	MaxSeries int  // of Service ports; the rest shares one
@@ -191,10 +191,7 @@ func (c *Collector) listAddresses(maxAge time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("list the node's addresses: %w", err)
 	}
-	here := make(map[netip.Addr]bool, len(all))
-	for _, a := range all {
-		here[a] = true
-	}
+	here := proxy.Outermost(all)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.index.local, c.listed = here, time.Now()

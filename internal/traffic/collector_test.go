@@ -33,7 +33,9 @@ func newBench(t *testing.T, edit ...func(*Settings)) *bench {
 	k := cttest.NewFake()
 	s := Settings{
 		Flows: k, Ends: k, Bytes: true, MaxSeries: DefaultMaxSeries,
-		LocalAddrs: func() ([]netip.Addr, error) { return []netip.Addr{nodeIP}, nil },
+		LocalAddrs: func() ([]netip.Prefix, error) {
+			return []netip.Prefix{netip.PrefixFrom(nodeIP, 32), netip.MustParsePrefix("198.51.100.128/25")}, nil
+		},
 	}
 	for _, e := range edit {
 		e(&s)
@@ -166,6 +168,18 @@ func TestFlows(t *testing.T) {
 	b.kernel.Carry(closed)
 	b.ends(flow(2, vip, two, 200))
 	b.want(all, append(want, "service_active_connections{ns,web,80} 1")...)
+}
+
+// TestFlowsToLocalRoute counts what comes by a NodePort at an address that the node has
+// no other way than by a local route.
+func TestFlowsToLocalRoute(t *testing.T) {
+	b := newBench(t)
+	web := servicePort("web", vip, one)
+	web.Frontends = append(web.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: netip.MustParseAddrPort("0.0.0.0:30080")})
+	b.has(web)
+	b.now()
+	b.kernel.Add(flow(1, "198.51.100.200:30080", one, 1))
+	b.want("service_connections_total", "service_connections_total{ns,web,80} 1")
 }
 
 // TestFlowsBeforeUs leaves out what flows carried before, and keeps what they

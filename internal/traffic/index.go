@@ -17,7 +17,7 @@ type frontend struct {
 type index struct {
 	rows  map[frontend]*proxy.ServicePort
 	node  *proxy.Node
-	local map[netip.Addr]bool // the node's own addresses
+	local []netip.Prefix // the node's own addresses, as proxy.Outermost returns them
 }
 
 // find returns the row of a frontend, or nil. An exact address comes before a
@@ -26,7 +26,7 @@ func (x *index) find(p proxy.Protocol, dst netip.AddrPort) *proxy.ServicePort {
 	if sp := x.rows[frontend{dst, p}]; sp != nil {
 		return sp
 	}
-	if a := dst.Addr(); !x.local[a] || !x.node.TakesNodePorts(a) {
+	if a := dst.Addr(); !x.node.TakesNodePorts(a) || !proxy.WithinOutermost(x.local, a) {
 		return nil
 	}
 	unspecified := proxy.FamilyOf(dst.Addr()).Unspecified()

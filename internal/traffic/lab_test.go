@@ -179,9 +179,9 @@ func (n *testNode) probe() (families []proxy.Family, err error) {
 // collect begins to count, as a daemon does when it starts.
 func (n *testNode) collect() {
 	n.Helper()
-	s := Settings{MaxSeries: DefaultMaxSeries, Bytes: n.mode.Flows != nil, LocalAddrs: func() (all []netip.Addr, err error) {
+	s := Settings{MaxSeries: DefaultMaxSeries, Bytes: n.mode.Flows != nil, LocalAddrs: func() (all []netip.Prefix, err error) {
 		err = n.Node().Do(func() error {
-			all, err = link.Conn{}.List()
+			all, err = link.Conn{}.LocalPrefixes()
 			return err
 		})
 		return all, err

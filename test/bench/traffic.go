@@ -110,7 +110,7 @@ func newCollector(ctx context.Context, s *proxy.State) (c *traffic.Collector, en
 	ends = &counted{Ends: events}
 	c = traffic.New(traffic.Settings{
 		Flows: flows, Ends: ends, Bytes: true, MaxSeries: traffic.DefaultMaxSeries,
-		LocalAddrs: func() ([]netip.Addr, error) { return nil, nil },
+		LocalAddrs: func() ([]netip.Prefix, error) { return nil, nil },
 	})
 	d := &proxy.Delta{}
 	for _, sp := range s.Rows {

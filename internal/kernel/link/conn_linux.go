@@ -39,6 +39,43 @@ func (Conn) List() ([]netip.Addr, error) {
 	return out, nil
 }
 
+// LocalPrefixes returns what the kernel takes for this host's own: its addresses, and
+// what else local routes say, as 127.0.0.0/8 or the addresses of load balancers that
+// an agent of the cloud adds. The table of such routes does not have addresses that
+// belong to a VRF, so those are listed too.
+func (c Conn) LocalPrefixes() ([]netip.Prefix, error) {
+	addrs, err := c.List()
+	if err != nil {
+		return nil, err
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open route netlink: %w", err)
+	}
+	defer h.Close()
+	_ = h.SetStrictCheck(true) // before Linux 4.20 the kernel sends all tables, not only the one asked for
+	which := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
+	var routes []netlink.Route
+	err = netlink.ErrDumpInterrupted
+	for try := 0; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		routes, err = h.RouteListFiltered(netlink.FAMILY_ALL, which, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list local routes: %w", err)
+	}
+	out := hosts(addrs)
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue // it is not of IP
+		}
+		if addr, ok := netip.AddrFromSlice(r.Dst.IP); ok {
+			bits, _ := r.Dst.Mask.Size()
+			out = append(out, netip.PrefixFrom(addr, bits))
+		}
+	}
+	return out, nil
+}
+
 // Local returns the link that has packets to an address be for this host; empty if
 // they are not. It lists nothing.
 func (Conn) Local(a netip.Addr) (string, error) {

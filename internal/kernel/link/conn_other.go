@@ -31,6 +31,12 @@ func (Conn) List() ([]netip.Addr, error) {
 	return out, nil
 }
 
+// LocalPrefixes returns the same as prefixes.
+func (c Conn) LocalPrefixes() ([]netip.Prefix, error) {
+	addrs, err := c.List()
+	return hosts(addrs), err
+}
+
 // Local returns the interface that has an address; empty if none has.
 func (Conn) Local(a netip.Addr) (string, error) {
 	all, err := net.Interfaces()

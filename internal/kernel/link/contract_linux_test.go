@@ -16,6 +16,7 @@ import (
 
 	"sluice/internal/kernel/link"
 	"sluice/internal/kernel/link/linktest"
+	"sluice/internal/proxy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -132,6 +133,47 @@ func wantToken(t *testing.T, changed <-chan struct{}) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("nothing was told of a change")
+	}
+}
+
+// TestLocalPrefixes has addresses, what local routes say, and nothing of the table where
+// another program has everything be local that it marks.
+func TestLocalPrefixes(t *testing.T) {
+	runtime.LockOSThread()
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
+	}
+	defer ns.Close()
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(prefix string, table int) {
+		t.Helper()
+		_, dst, _ := net.ParseCIDR(prefix)
+		r := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: dst, Table: table, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
+		if err := netlink.RouteAdd(r); err != nil {
+			t.Fatalf("add a route to %s: %v", prefix, err)
+		}
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	add("198.51.100.128/25", unix.RT_TABLE_LOCAL)
+	add("2001:db8:1::/64", unix.RT_TABLE_LOCAL)
+	add("0.0.0.0/0", 100)
+	list, err := link.Conn{}.LocalPrefixes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := proxy.Outermost(list)
+	want := []netip.Prefix{}
+	for _, p := range []string{"127.0.0.0/8", "198.51.100.128/25", "::1/128", "2001:db8:1::/64"} {
+		want = append(want, netip.MustParsePrefix(p))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v; want %v", got, want)
 	}
 }
 

@@ -63,6 +63,15 @@ var (
 	ErrNotDummy = errors.New("not a dummy link")
 )
 
+// hosts returns addresses as prefixes of one address each.
+func hosts(addrs []netip.Addr) []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(addrs))
+	for _, a := range addrs {
+		out = append(out, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return out
+}
+
 // notify leaves a token, unless there is one.
 func notify(ch chan<- struct{}) {
 	select {
