@@ -57,8 +57,10 @@ type Reconciler struct {
 	settings Settings
 	wake     chan struct{}
 
-	retry  time.Duration // the wait after the next failure; it belongs to the goroutine of Run
-	atOnce int           // how many flows are ended before the kernel is asked again
+	// These belong to the goroutine of Run.
+	retry   time.Duration // the last wait after a failure
+	retryAt time.Time     // when it is over; zero: nothing failed
+	atOnce  int           // how many flows are ended before the kernel is asked again
 
 	mu    sync.Mutex // held for moments only, since the engine waits for it
 	watch watch
@@ -118,27 +120,24 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		case <-r.wake: // The pass that begins looks at that too.
 		default:
 		}
-		rest := r.pass(ctx)
-		rested = time.Now().Add(rest)
-		r.mu.Lock()
-		due := r.watch.due()
-		r.mu.Unlock()
-		if !due.IsZero() {
-			alarm.Reset(max(rest, time.Until(due)))
+		var next time.Time
+		if rested, next = r.pass(ctx); !next.IsZero() {
+			alarm.Reset(max(time.Until(rested), time.Until(next)))
 		}
 	}
 }
 
-// pass looks at the flows of all watched frontends once, and returns how long
-// to rest.
-func (r *Reconciler) pass(ctx context.Context) time.Duration {
+// pass looks at the flows of all watched frontends once. It returns until when to
+// rest, whatever happens, and when to look again if nothing does; zero: never.
+func (r *Reconciler) pass(ctx context.Context) (rested, next time.Time) {
 	start, spent := time.Now(), r.settings.ThreadTime()
 	err := r.reconcile(ctx)
-	rest := restFactor * (r.settings.ThreadTime() - spent)
+	rested = time.Now().Add(restFactor * (r.settings.ThreadTime() - spent))
 	r.mu.Lock()
 	if err == nil {
 		r.watch.checked(start)
 	}
+	next = r.watch.due(start)
 	forgotten := r.watch.forgotten
 	r.watch.forgotten = 0
 	r.mu.Unlock()
@@ -148,16 +147,17 @@ func (r *Reconciler) pass(ctx context.Context) time.Duration {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return 0
-	case err != nil:
+	case err == nil:
+		r.retry, r.retryAt = 0, time.Time{}
+	case !start.Before(r.retryAt): // else a change asked for it, which is no reason to wait longer or to say it again
 		r.retry = runner.Backoff(r.retry, retryMin, retryMax)
-		rest = max(r.retry, rest)
-		klog.FromContext(ctx).Error(err, "Stale flows may remain, will try again", "retryIn", rest)
-		return rest
-	default:
-		r.retry = 0
-		return rest
+		r.retryAt = time.Now().Add(r.retry)
+		klog.FromContext(ctx).Error(err, "Stale flows may remain, will try again", "retryIn", r.retry)
 	}
+	if !r.retryAt.IsZero() && (next.IsZero() || r.retryAt.Before(next)) {
+		next = r.retryAt
+	}
+	return rested, next
 }
 
 // reconcile ends the stale flows of all watched frontends.

@@ -544,6 +544,38 @@ func TestFailure(t *testing.T) {
 	})
 }
 
+// busyFlow is a flow that the kernel does not delete, as some that hardware forwards.
+type busyFlow struct {
+	ct.Interface
+	endpoint string
+}
+
+func (k busyFlow) Delete(ctx context.Context, f *ct.Flow) error {
+	if f.Reply.Src.String() == k.endpoint {
+		return errors.New("device or resource busy")
+	}
+	return k.Interface.Delete(ctx, f)
+}
+
+// TestOneFlowFails does not keep the flows of another Service waiting, neither those that
+// are there nor those that were under way.
+func TestOneFlowFails(t *testing.T) {
+	run(t, func(b *bench) {
+		busy := flow("10.96.0.66:53", "10.1.0.66:53")
+		b.rec.settings.Flows = busyFlow{b.kernel, "10.1.0.66:53"}
+		b.settled(row("busy", "cluster=10.96.0.66:53 to=10.1.0.66:53"), row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53"))
+		b.kernel.Add(busy)
+		b.apply([]*proxy.ServicePort{row("busy", "cluster=10.96.0.66:53 to=10.1.0.67:53")})
+		time.Sleep(5*time.Minute + retryMax/3) // between two tries
+		b.kernel.Add(flow("10.96.0.10:53", "10.1.0.1:53"))
+		b.apply([]*proxy.ServicePort{row("dns", "cluster=10.96.0.10:53 to=10.1.0.2:53")})
+		b.wantFlows(busy)
+		b.kernel.Add(flow("10.96.0.10:53", "10.1.0.1:53"))
+		time.Sleep(watchTime)
+		b.wantFlows(busy)
+	})
+}
+
 // TestIncomplete ends what was seen, and asks again.
 func TestIncomplete(t *testing.T) {
 	run(t, func(b *bench) {

@@ -259,13 +259,17 @@ func (w *watch) answersEnded(f *ct.Flow) bool {
 	return ok && !translated(f)
 }
 
-// due returns when the next watched frontend needs its last check; zero: none does.
-func (w *watch) due() time.Time {
-	at := w.all
-	for _, t := range w.until {
-		if at.IsZero() || t.Before(at) {
+// due returns when the next watched frontend needs its last check, of those that need
+// it after a time; zero: none does.
+func (w *watch) due(after time.Time) (at time.Time) {
+	earliest := func(t time.Time) {
+		if t.After(after) && (at.IsZero() || t.Before(at)) {
 			at = t
 		}
+	}
+	earliest(w.all)
+	for _, t := range w.until {
+		earliest(t)
 	}
 	return at
 }
