@@ -78,6 +78,17 @@ func TestDumpsFailForAnHour(t *testing.T) {
 	})
 }
 
+// TestWritesFailForLong keeps a bounded number of what they would have changed.
+func TestWritesFailForLong(t *testing.T) {
+	w := newWatch()
+	for n := range maxWatched + 10 {
+		w.expect(&proxy.Delta{Upserts: []proxy.Upsert{{New: brief(n)}}})
+	}
+	if n := len(w.writing.failed); n != maxWatched || w.forgotten != 9 {
+		t.Errorf("%d frontends are kept and %d forgotten; want %d and 9", n, w.forgotten, maxWatched)
+	}
+}
+
 // TestMoreThanCanBeWatched watches all frontends together when there are too
 // many, and still ends no flow of somebody else's.
 func TestMoreThanCanBeWatched(t *testing.T) {

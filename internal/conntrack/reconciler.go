@@ -142,7 +142,7 @@ func (r *Reconciler) pass(ctx context.Context) (rested, next time.Time) {
 	r.watch.forgotten = 0
 	r.mu.Unlock()
 	if forgotten > 0 {
-		klog.FromContext(ctx).Info("Too many addresses of Services went while flows could not be read, stale flows to them may remain",
+		klog.FromContext(ctx).Info("Too many addresses of Services went before flows could be checked, stale flows to them may remain",
 			"addresses", forgotten)
 	}
 	switch {

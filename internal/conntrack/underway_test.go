@@ -86,6 +86,37 @@ func TestNodeChangeUnderWay(t *testing.T) {
 	})
 }
 
+// TestFailedWriteGivenUp has the next write take back what one that failed half way would
+// have made a frontend: flows that began by it end.
+func TestFailedWriteGivenUp(t *testing.T) {
+	const before = "cluster=10.96.0.10:53 to=10.1.0.1:53"
+	tests := []struct {
+		name   string
+		failed *proxy.ServicePort
+		then   []*proxy.ServicePort
+		made   ct.Flow
+	}{
+		{
+			"frontend", row("dns", before+" ext=192.0.2.1:53"),
+			[]*proxy.ServicePort{row("dns", before)},
+			flow("192.0.2.1:53", "10.1.0.1:53"),
+		},
+		{"Service", row("web", "cluster=10.96.0.11:53 to=10.1.0.9:53"), nil, flow("10.96.0.11:53", "10.1.0.9:53")},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			run(t, func(b *bench) {
+				b.settled(row("dns", before))
+				b.applying([]*proxy.ServicePort{tt.failed})
+				b.kernel.Add(tt.made)
+				b.applying(nil) // It fails too, and nothing is forgotten.
+				b.apply(tt.then)
+				b.wantFlows()
+			})
+		})
+	}
+}
+
 // TestFailedWrite is announced again, in another form: what the kernel did
 // meanwhile is not known, and everything is looked at.
 func TestFailedWrite(t *testing.T) {

@@ -65,7 +65,7 @@ type departure struct {
 type writing struct {
 	owners map[frontend]owner // where they change
 	node   *proxy.Node
-	unsure bool // an earlier write failed, and the kernel may do part of that
+	failed map[frontend]bool // that earlier writes changed and failed, of which the kernel may do part; nil: none did
 }
 
 // maxWatched bounds what is kept in each list while flows cannot be read.
@@ -86,14 +86,8 @@ func newWatch() watch {
 
 // expect notes a step that is about to be written.
 func (w *watch) expect(d *proxy.Delta) {
-	next := &writing{owners: map[frontend]owner{}, node: w.node, unsure: w.writing != nil}
+	next := &writing{owners: map[frontend]owner{}, node: cmp.Or(d.Node, w.node), failed: w.failed()}
 	w.writing = next
-	if len(w.until) == 0 && w.all.IsZero() {
-		return // No flow is judged before the end of the write.
-	}
-	if d.Node != nil {
-		next.node = d.Node
-	}
 	rows := changes(d)
 	for _, u := range rows {
 		eachFrontend(u.Old, func(f frontend, _ proxy.Kind) { next.owners[f] = owner{} })
@@ -101,6 +95,26 @@ func (w *watch) expect(d *proxy.Delta) {
 	for _, u := range rows {
 		eachFrontend(u.New, func(f frontend, k proxy.Kind) { next.owners[f] = owner{u.New, k} })
 	}
+}
+
+// failed returns the frontends of writes that were announced and not said to have ended
+// well, as far as there is room; nil if there was no such write.
+func (w *watch) failed() map[frontend]bool {
+	if w.writing == nil {
+		return nil
+	}
+	all := w.writing.failed
+	if all == nil {
+		all = map[frontend]bool{}
+	}
+	for f := range w.writing.owners {
+		if len(all) < maxWatched {
+			all[f] = true
+		} else if !all[f] {
+			w.forgotten++
+		}
+	}
+	return all
 }
 
 // owner returns whose a frontend is, or whose a write makes it.
@@ -127,10 +141,6 @@ func eachFrontend(sp *proxy.ServicePort, do func(frontend, proxy.Kind)) {
 // another process may have taken our rules away, and flows begun without them.
 func (w *watch) learn(node *proxy.Node, d *proxy.Delta, full bool, now time.Time) {
 	w.learnNode(node, now)
-	if w.writing != nil && w.writing.unsure {
-		w.watchAll(now.Add(watchTime))
-	}
-	w.writing = nil
 	rows := changes(d)
 	// A frontend may move from one row to another in one step.
 	for _, u := range rows {
@@ -149,9 +159,22 @@ func (w *watch) learn(node *proxy.Node, d *proxy.Delta, full bool, now time.Time
 			w.depart(u)
 		}
 	}
+	w.learnFailed(now)
 	if full && len(w.owners) > 0 {
 		w.watchAll(now)
 	}
+}
+
+// learnFailed watches everything if earlier writes failed, and what they would have made
+// a frontend too: it may have an owner no more, or never have had one.
+func (w *watch) learnFailed(now time.Time) {
+	if w.writing != nil && w.writing.failed != nil {
+		w.watchAll(now.Add(watchTime))
+		for f := range w.writing.failed {
+			w.extend(f, now.Add(watchTime))
+		}
+	}
+	w.writing = nil
 }
 
 // depart notes which endpoints have left the NodePorts of a row, as far as there is
