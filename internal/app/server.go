@@ -299,15 +299,14 @@ func (s *ProxyServer) listening(server *health.Server, why reason) func(context.
 	}
 }
 
-func (s *ProxyServer) close() error {
-	err := s.dataplane.Close()
+func (s *ProxyServer) close() (err error) {
+	if s.traffic != nil { // It asks the dataplane.
+		err = s.traffic.Close()
+	}
 	if s.flows != nil {
 		err = errors.Join(err, s.flows.Close())
 	}
-	if s.traffic != nil {
-		err = errors.Join(err, s.traffic.Close())
-	}
-	return err
+	return errors.Join(err, s.dataplane.Close())
 }
 
 // job is something that runs until ctx ends.

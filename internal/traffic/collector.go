@@ -26,6 +26,9 @@ const (
 	// readPatience is how long who asks waits for a kernel that is slow to answer.
 	readPatience = 3 * time.Second
 
+	// readTimeout ends a look that takes much longer than one at a million flows.
+	readTimeout = time.Minute
+
 	// takeEvery is the time from one look at ended flows to the next. The kernel
 	// keeps more than 50,000 for us.
 	takeEvery = 500 * time.Millisecond
@@ -198,7 +201,13 @@ func (c *Collector) listAddresses(maxAge time.Duration) error {
 	return nil
 }
 
+// Close lets nobody count any more. It waits for a count that is under way, as long as
+// who asks for one does.
 func (c *Collector) Close() error {
+	select {
+	case c.reading <- struct{}{}:
+	case <-time.After(readPatience):
+	}
 	if c.settings.Flows == nil {
 		return nil
 	}
@@ -207,7 +216,7 @@ func (c *Collector) Close() error {
 
 // Refresh counts everything, unless that was done a moment ago. It does not wait for
 // ever: who asks how things are is told what was counted last while the kernel does
-// not answer.
+// not answer. What was begun goes on for others when who asked has gone.
 func (c *Collector) Refresh(ctx context.Context) {
 	select {
 	case <-c.inForce:
@@ -226,10 +235,13 @@ func (c *Collector) Refresh(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
+		defer cancel()
 		c.refresh(ctx)
 	}()
 	select {
 	case <-done:
+	case <-ctx.Done():
 	case <-ended.C:
 	}
 }
@@ -238,14 +250,15 @@ func (c *Collector) Refresh(ctx context.Context) {
 func (c *Collector) refresh(ctx context.Context) {
 	defer func() { <-c.reading }()
 	began := time.Now()
-	if began.Before(c.next) || ctx.Err() != nil { // who has gone must not keep others from it
+	if began.Before(c.next) {
 		return
 	}
 	err := errors.Join(c.readFlows(ctx), c.readSamples(ctx))
-	if err != nil && !c.failed && ctx.Err() == nil {
+	failed := err != nil && !errors.Is(ctx.Err(), context.Canceled) // else the process ends
+	if failed && !c.failed {
 		klog.FromContext(ctx).Error(err, "Cannot count traffic, what is shown may be old")
 	}
-	c.failed = err != nil
+	c.failed = failed
 	c.show()
 	c.next = time.Now().Add(max(readEvery, restFactor*time.Since(began)))
 }

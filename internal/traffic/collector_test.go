@@ -370,9 +370,14 @@ func TestDualStack(t *testing.T) {
 type metered struct {
 	samples []proxy.Sample
 	err     error
+	asked   int
 }
 
-func (m *metered) Traffic(_ context.Context, yield func(proxy.Sample)) error {
+func (m *metered) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m.asked++
 	for _, s := range m.samples {
 		yield(s)
 	}
@@ -448,6 +453,50 @@ func TestReadingIsBounded(t *testing.T) {
 		}
 		if slow = 2 * time.Second; dumps(300) > 6 {
 			t.Error("dumps of two seconds take more than three percent of the time")
+		}
+	})
+}
+
+// slowFlows takes its time for a dump.
+type slowFlows struct{ ct.Interface }
+
+func (k slowFlows) Each(ctx context.Context, begin func(), each func(*ct.Flow)) error {
+	time.Sleep(2 * time.Second)
+	return k.Interface.Each(ctx, begin, each)
+}
+
+// TestReadersThatGiveUp in the middle of a dump wait no longer, and keep nobody from what
+// is counted: flows, and what the mode counts.
+func TestReadersThatGiveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &metered{}
+		b := newBench(t, func(s *Settings) { s.Metered, s.Flows = m, slowFlows{s.Flows} })
+		b.has(servicePort("web", vip, one))
+		b.kernel.Add(flow(1, vip, one, 1))
+		began := time.Now()
+		impatient, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if b.Refresh(impatient); time.Since(began) != time.Second {
+			t.Errorf("waited for %v", time.Since(began))
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if rows, _ := b.Rows(func(proxy.PortKey) bool { return true }); len(rows) != 1 || m.asked != 1 || b.failed {
+			t.Errorf("rows %+v, the mode was asked %d times, failed: %t", rows, m.asked, b.failed)
+		}
+	})
+}
+
+// TestCloseDuringLook waits for the look, which uses what is closed.
+func TestCloseDuringLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &metered{}
+		b := newBench(t, func(s *Settings) { s.Metered, s.Flows = m, slowFlows{s.Flows} })
+		b.has(servicePort("web", vip, one))
+		go b.Refresh(t.Context())
+		synctest.Wait()
+		if err := b.Close(); err != nil || m.asked != 1 {
+			t.Errorf("closed before the mode was asked, error %v", err)
 		}
 	})
 }
