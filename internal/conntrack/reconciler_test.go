@@ -442,8 +442,8 @@ func TestRepair(t *testing.T) {
 		b.apply(nil)
 		b.wantFlows(flow("10.96.0.99:53", "10.96.0.99:53"))
 		b.settle()
-		if c := b.kernel.Reset(); c.Dumps != 1 {
-			t.Errorf("%d dumps; want 1", c.Dumps)
+		if c := b.kernel.Reset(); c.Dumps != 2 {
+			t.Errorf("%d dumps; want 2, one for an answer that may be under way", c.Dumps)
 		}
 	})
 }
@@ -463,16 +463,17 @@ func TestLateFlow(t *testing.T) {
 	})
 }
 
+func reverse(f ct.Flow) ct.Flow {
+	f.Orig, f.Reply = f.Reply, f.Orig
+	return f
+}
+
 // TestAnswerFirst meets a flow that an answer began, after the question's flow
 // was ended; but not one that looks alike and has no such past.
 func TestAnswerFirst(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53"))
 		asked := flow("192.0.2.1:53", "192.0.2.1:53")
-		reverse := func(f ct.Flow) ct.Flow {
-			f.Orig, f.Reply = f.Reply, f.Orig
-			return f
-		}
 		other := asked
 		other.Orig.Src = netip.MustParseAddrPort("203.0.113.10:4000")
 		other.Reply.Dst = other.Orig.Src
@@ -482,6 +483,44 @@ func TestAnswerFirst(t *testing.T) {
 		b.kernel.Add(reverse(asked))
 		b.settle()
 		b.wantFlows(reverse(other))
+	})
+}
+
+// TestAnswerAfterLastCheck is waited for though no frontend is watched any more: a repair is
+// checked once. After that time the same is a flow that its server began.
+func TestAnswerAfterLastCheck(t *testing.T) {
+	run(t, func(b *bench) {
+		b.settled(row("dns", "ext=192.0.2.1:53 to=10.1.0.1:53"))
+		asked := flow("192.0.2.1:53", "192.0.2.1:53")
+		b.kernel.Add(asked) // while our rules were away
+		b.apply(nil)
+		b.wantFlows()
+		b.kernel.Add(reverse(asked))
+		b.settle()
+		b.wantFlows()
+		if c := b.kernel.Reset(); c.Dumps != 2 {
+			t.Errorf("%d dumps; want the repair's, and one for the answer", c.Dumps)
+		}
+		b.kernel.Add(reverse(asked))
+		b.apply(nil)
+		b.settle()
+		b.wantFlows(reverse(asked))
+	})
+}
+
+// TestServersFlowWhileChecksFail is not taken for an answer long after there can be one.
+func TestServersFlowWhileChecksFail(t *testing.T) {
+	run(t, func(b *bench) {
+		busy, asked := flow("192.0.2.1:53", "10.1.0.66:53"), flow("192.0.2.1:53", "192.0.2.1:53")
+		b.rec.settings.Flows = busyFlow{b.kernel, "10.1.0.66:53"}
+		b.settled(row("dns", "ext=192.0.2.1:53 to=10.1.0.1:53"))
+		b.kernel.Add(busy, asked)
+		b.apply(nil)
+		b.wantFlows(busy)
+		time.Sleep(2 * retryMax)
+		b.kernel.Add(reverse(asked))
+		time.Sleep(2 * retryMax)
+		b.wantFlows(busy, reverse(asked))
 	})
 }
 

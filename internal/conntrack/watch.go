@@ -253,6 +253,9 @@ func (w *watch) filters() map[ct.Filter]bool {
 	for f := range w.until {
 		filters[f.filter()] = true
 	}
+	for d := range w.lately {
+		filters[d.filter()] = true
+	}
 	if !w.all.IsZero() {
 		for f := range w.owners {
 			filters[f.filter()] = true
@@ -267,23 +270,30 @@ type direction struct {
 	ct.Tuple
 }
 
+// filter selects the flows that go either way.
+func (d direction) filter() ct.Filter {
+	return ct.Filter{IPv6: d.Dst.Addr().Is6(), Protocol: d.protocol}
+}
+
 // ended notes that a flow was ended. If nothing translated it, its server's
 // answer to the last packet may be under way, and then the kernel takes that
 // for the beginning of a flow and the client's next packets for answers in it.
+// What the client sends after that is translated, so it ends there.
 func (w *watch) ended(f *ct.Flow) {
-	if !translated(f) && len(w.lately) < maxWatched {
+	if !translated(f) && !w.answersEnded(f) && len(w.lately) < maxWatched {
 		w.lately[direction{f.Protocol, f.Orig}] = time.Now().Add(watchTime)
 	}
 }
 
-// answersEnded reports whether a flow began with such an answer.
+// answersEnded reports whether a flow began with such an answer. While checks fail,
+// what is due is kept, but a flow that is there much later is the server's own.
 func (w *watch) answersEnded(f *ct.Flow) bool {
-	_, ok := w.lately[direction{f.Protocol, ct.Tuple{Src: f.Orig.Dst, Dst: f.Orig.Src}}]
-	return ok && !translated(f)
+	due, ok := w.lately[direction{f.Protocol, ct.Tuple{Src: f.Orig.Dst, Dst: f.Orig.Src}}]
+	return ok && !translated(f) && time.Since(due) <= retryMax
 }
 
-// due returns when the next watched frontend needs its last check, of those that need
-// it after a time; zero: none does.
+// due returns when the next last check is needed, of those that are after a time: of a
+// watched frontend, or for the answer to a flow that was ended; zero: none is.
 func (w *watch) due(after time.Time) (at time.Time) {
 	earliest := func(t time.Time) {
 		if t.After(after) && (at.IsZero() || t.Before(at)) {
@@ -292,6 +302,9 @@ func (w *watch) due(after time.Time) (at time.Time) {
 	}
 	earliest(w.all)
 	for _, t := range w.until {
+		earliest(t)
+	}
+	for _, t := range w.lately {
 		earliest(t)
 	}
 	return at
