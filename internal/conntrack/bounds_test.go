@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -154,6 +155,39 @@ func TestMoreFlowsThanAreHeld(t *testing.T) {
 		if c := b.kernel.Reset(); c.Dumps != 1 {
 			t.Errorf("%d dumps more; want one, for flows that were under way", c.Dumps)
 		}
+	})
+}
+
+// afterDump does something once, after the first dump that returns flows.
+type afterDump struct {
+	ct.Interface
+	do func()
+}
+
+func (k *afterDump) Dump(ctx context.Context, by ct.Filter, keep func(*ct.Flow) bool) ([]ct.Flow, error) {
+	flows, err := k.Interface.Dump(ctx, by, keep)
+	if k.do != nil && len(flows) > 0 {
+		k.do()
+		k.do = nil
+	}
+	return flows, err
+}
+
+// TestFlowsThatBecomeRight are as many as are held: those that come after them in the
+// kernel's table are ended all the same.
+func TestFlowsThatBecomeRight(t *testing.T) {
+	run(t, func(b *bench) {
+		b.settled(row("a", "cluster=10.96.0.10:53 to=10.1.0.1:53"), row("b", "cluster=10.96.0.11:53 to=10.1.0.1:53"))
+		b.rec.atOnce = 1
+		b.rec.settings.Flows = &afterDump{b.kernel, func() {
+			b.apply([]*proxy.ServicePort{row("a", "cluster=10.96.0.10:53 to=10.1.0.2:53 to=10.1.0.1:53")})
+		}}
+		b.apply([]*proxy.ServicePort{row("a", "cluster=10.96.0.10:53 to=10.1.0.2:53"), row("b", "cluster=10.96.0.11:53 to=10.1.0.2:53")})
+		synctest.Wait()
+		right := flow("10.96.0.10:53", "10.1.0.1:53")
+		b.kernel.Add(right, flow("10.96.0.11:53", "10.1.0.1:53"))
+		b.settle()
+		b.wantFlows(right)
 	})
 }
 

@@ -203,7 +203,7 @@ func (r *Reconciler) end(ctx context.Context, by ct.Filter, j *judge) (deleted i
 		flows, err = r.settings.Flows.Dump(ctx, by, stale)
 		n, failed := r.delete(ctx, flows, stale)
 		deleted, err = deleted+n, errors.Join(err, failed)
-		more = len(flows) == r.atOnce && n > 0
+		more = len(flows) == r.atOnce // though they may have become right meanwhile
 	}
 	return deleted, err
 }
