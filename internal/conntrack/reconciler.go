@@ -315,6 +315,7 @@ func (j *judge) sentHere(f *ct.Flow) bool {
 
 // tookNodePorts reports whether an address of the node takes NodePorts, or did.
 func (j *judge) tookNodePorts(a netip.Addr) bool {
-	was := proxy.Node{NodePorts: j.former}
+	was := *j.node
+	was.NodePorts = j.former
 	return j.node.TakesNodePorts(a) || was.TakesNodePorts(a)
 }

@@ -417,6 +417,19 @@ func TestLoopbackNodePorts(t *testing.T) {
 	})
 }
 
+// TestLoopbackTakesNodePortsNoMore ends what began there.
+func TestLoopbackTakesNodePortsNoMore(t *testing.T) {
+	run(t, func(b *bench) {
+		b.state.Node.LocalhostNodePorts = true
+		b.settled(row("dns", "node=0.0.0.0:30053 to=10.1.0.1:53"))
+		b.kernel.Add(flow("127.0.0.1:30053", "10.1.0.1:53"), flow("127.0.0.1:30053", "127.0.0.1:30053"))
+		n := nodeWith("192.168.0.0/16")
+		n.LocalhostNodePorts = true
+		b.applied(&proxy.Delta{Node: n})
+		b.wantFlows(flow("127.0.0.1:30053", "127.0.0.1:30053"))
+	})
+}
+
 // TestEndpointThatLeavesAndComesBack keeps its flows at an address that is away.
 func TestEndpointThatLeavesAndComesBack(t *testing.T) {
 	run(t, func(b *bench) {
