@@ -29,8 +29,11 @@ const (
 	retryMax = 30 * time.Second
 
 	// restFactor is how many times what it cost a pass is followed by rest:
-	// the kernel walks its whole table for a dump, however few flows match.
+	// the kernel walks its whole table for a dump, however few flows match. It is no
+	// longer than maxRest: a pass that ends a million flows does not cost that again,
+	// and who comes next must not wait for its sake.
 	restFactor = 4
+	maxRest    = 5 * time.Second
 
 	// endedAtOnce bounds the flows that are held to be ended: there may be a million
 	// of one endpoint, and the process has less memory than the kernel. They take
@@ -132,7 +135,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 func (r *Reconciler) pass(ctx context.Context) (rested, next time.Time) {
 	start, spent := time.Now(), r.settings.ThreadTime()
 	err := r.reconcile(ctx)
-	rested = time.Now().Add(restFactor * (r.settings.ThreadTime() - spent))
+	rested = time.Now().Add(min(maxRest, restFactor*(r.settings.ThreadTime()-spent)))
 	r.mu.Lock()
 	if err == nil {
 		r.watch.checked(start)

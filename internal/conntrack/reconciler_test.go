@@ -732,6 +732,22 @@ func TestRest(t *testing.T) {
 	})
 }
 
+// TestRestIsBounded has a pass of ten seconds keep the next change waiting for a few.
+func TestRestIsBounded(t *testing.T) {
+	run(t, func(b *bench) {
+		slow := &slowFlows{Interface: b.kernel, takes: 10 * time.Second}
+		b.rec.settings.Flows = slow
+		b.apply([]*proxy.ServicePort{row("dns", "cluster=10.96.0.1:53 to=10.1.0.1:53")})
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		slow.takes = 0
+		b.kernel.Add(flow("10.96.0.1:53", "10.1.0.1:53"))
+		b.apply([]*proxy.ServicePort{row("dns", "cluster=10.96.0.1:53 to=10.1.0.2:53")})
+		time.Sleep(maxRest)
+		b.wantFlows()
+	})
+}
+
 // TestNoRestForWaiting does not take a pass that had to wait for the processor for one
 // that needed it: flows end with the pass after their change.
 func TestNoRestForWaiting(t *testing.T) {
