@@ -3,6 +3,7 @@ package iptables
 import (
 	"errors"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
+	"sluice/internal/kernel/ipt"
 	"sluice/internal/kernel/sysctl/sysctltest"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -43,6 +45,16 @@ func restore(t *testing.T, d *Dataplane, lines ...string) {
 	if err := d.families[0].programs.Restore(t.Context(), []byte(strings.Join(lines, "\n")+"\n")); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// runHost runs a program as an administrator would, and returns what it printed.
+func runHost(t *testing.T, program string, args ...string) string {
+	t.Helper()
+	output, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("run %s %q: %v: %s", program, args, err, output)
+	}
+	return string(output)
 }
 
 // everyRow has every kind of rule.
@@ -118,6 +130,20 @@ func TestSyncRepairs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestForeignLineBreak has a comment of another program's with a line break, which is
+// printed as it is.
+func TestForeignLineBreak(t *testing.T) {
+	variants(t, func(t *testing.T, d *Dataplane) {
+		runHost(t, ipt.Name(ipt.IPv4, d.variant), "-A", "INPUT", "-m", "comment", "--comment", "two\nlines", "-j", "ACCEPT")
+		if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(saved(t, d), `filter INPUT -m comment --comment "two lines" -j ACCEPT`) {
+			t.Error("the rule is not read, or gone")
+		}
+	})
 }
 
 // TestRefusedRow has a row that the programs cannot take; the others go through.

@@ -12,9 +12,11 @@ func parse(output []byte) ([]Table, error) {
 	var chains map[string]int // into the last table's
 	open := false
 	number := 0
+	begun := "" // a rule whose comment has line breaks, so far
 	for line := range bytes.Lines(output) {
 		number++
-		text := strings.TrimSuffix(string(line), "\n")
+		text := begun + strings.TrimSuffix(string(line), "\n")
+		begun = ""
 		malformed := func() error { return fmt.Errorf("read line %d of iptables-save: unexpected %q", number, text) }
 		switch {
 		case strings.HasSuffix(text, "' is incompatible, use 'nft' tool."):
@@ -44,6 +46,10 @@ func parse(output []byte) ([]Table, error) {
 			if !isRule || !known {
 				return nil, malformed()
 			}
+			if endsInQuotes(rule) {
+				begun = text + " " // a restore takes no line break: there the rule cannot be named
+				continue
+			}
 			c := &tables[len(tables)-1].Chains[i]
 			c.Rules = append(c.Rules, rule)
 		}
@@ -52,6 +58,22 @@ func parse(output []byte) ([]Table, error) {
 		return nil, fmt.Errorf("read iptables-save: it ends within table %s", tables[len(tables)-1].Name)
 	}
 	return tables, nil
+}
+
+// endsInQuotes reports whether a rule goes on after a line break, which is printed as
+// it is within quotes. Those of a chain's name begin none.
+func endsInQuotes(rule string) (within bool) {
+	for i := 0; i < len(rule); i++ {
+		switch {
+		case rule[i] == '\\':
+			i++
+		case within:
+			within = rule[i] != '"'
+		default:
+			within = strings.HasSuffix(rule[:i+1], ` "`)
+		}
+	}
+	return within
 }
 
 // Target returns the chain that a rule goes to, by jump or goto, or the name

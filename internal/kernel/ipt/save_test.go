@@ -15,6 +15,11 @@ func TestParse(t *testing.T) {
 :MINE - [0:0]
 -A INPUT -m comment --comment "a \"b\" -j MINE" -j MINE
 -A MINE
+-A MINE -m comment --comment "two \"lines\" \\
+COMMIT
+
+-A MINE -j ACCEPT" -j DROP
+-A MINE -j 3"
 COMMIT
 # Table ` + "`mangle' is incompatible, use 'nft' tool." + `
 
@@ -28,7 +33,7 @@ COMMIT
 	want := []Table{
 		{Name: "filter", Chains: []Chain{
 			{"INPUT", "ACCEPT", []string{`-m comment --comment "a \"b\" -j MINE" -j MINE`}},
-			{"MINE", "", []string{""}},
+			{"MINE", "", []string{"", `-m comment --comment "two \"lines\" \\ COMMIT  -A MINE -j ACCEPT" -j DROP`, `-j 3"`}},
 		}},
 		{Name: "mangle", Unreadable: true},
 		{Name: "nat"},
@@ -41,6 +46,7 @@ COMMIT
 func TestParseNamesWhatItCannotRead(t *testing.T) {
 	tests := []struct{ output, want string }{
 		{"*nat\n:A - [0:0]\n", "ends within table nat"},
+		{"*nat\n:A - [0:0]\n-A A -m comment --comment \"b\nCOMMIT\n", "ends within table nat"},
 		{"*nat\n:A\nCOMMIT\n", `line 2 of iptables-save: unexpected ":A"`},
 		{"*nat\n-A A -j B\nCOMMIT\n", `line 2 of iptables-save: unexpected "-A A -j B"`},
 		{"*nat\n*nat\n", `line 2 of iptables-save: unexpected "*nat"`},
@@ -77,6 +83,7 @@ func TestTarget(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("*nat\n:ONE - [0:0]\n-A OUTPUT -j ONE\n-A ONE -m comment --comment \"to two\" -j RETURN\nCOMMIT\n"))
 	f.Add([]byte("*nat\n:A - [0:0]\n-A A\nCOMMIT\n"))
+	f.Add([]byte("*nat\n:A - [0:0]\n-A A -m comment --comment \"two\nlines\" -j RETURN\nCOMMIT\n"))
 	f.Fuzz(func(t *testing.T, output []byte) {
 		tables, err := parse(output)
 		if err != nil && tables != nil {
