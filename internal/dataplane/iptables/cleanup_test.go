@@ -175,6 +175,7 @@ func TestCleanupClosesLoopback(t *testing.T) {
 	}{
 		{name: "ours", rules: ourNAT + ourFilter + add(notedRule), want: "0"},
 		{name: "the administrator's", rules: ourNAT + ourFilter + add(guardRule), want: "1"},
+		{name: "the administrator's, which we never needed", rules: ourNAT + ourFilter + "*nat\n:" + kubeMarkOther + " - [0:0]\nCOMMIT\n", want: "1"},
 		{name: "kube-proxy's", rules: ourNAT + theirGuard, want: "0", kept: "KUBE-FIREWALL " + guardRule},
 		{name: "nobody's", rules: theirGuard, want: "1", kept: "KUBE-FIREWALL " + guardRule},
 		{name: "ours, which cannot be changed", rules: ourNAT + ourFilter + add(notedRule), refuse: readOnly, want: "1", kept: "KUBE-NODEPORTS " + notedRule, fails: true},

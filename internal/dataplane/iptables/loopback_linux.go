@@ -36,8 +36,8 @@ type loopbackState struct {
 
 func loopbackOf(saved map[chainRef]*ipt.Chain) (l loopbackState) {
 	const kubeletFirewall = "KUBE-FIREWALL"
-	rule := func(chain string, is func(rule string) bool) string {
-		if c := saved[chainRef{filter, chain}]; c != nil {
+	rule := func(p chainRef, is func(rule string) bool) string {
+		if c := saved[p]; c != nil {
 			if i := slices.IndexFunc(c.Rules, is); i >= 0 {
 				return c.Rules[i]
 			}
@@ -45,9 +45,15 @@ func loopbackOf(saved map[chainRef]*ipt.Chain) (l loopbackState) {
 		return ""
 	}
 	toKubelet := func(rule string) bool { return ipt.Target(rule) == kubeletFirewall }
-	l.guard = rule(kubeNodePorts, isGuard)
-	l.others = rule(kubeletFirewall, isGuard) != "" && rule("INPUT", toKubelet) != ""
-	l.Traces = localnet.Traces{Guarded: l.guard != "", Noted: localnet.Noted(l.guard), Proxied: saved[dispatchPort] != nil}
+	counts := func(rule string) bool { return strings.Contains(rule, localhostAccepted.comment) }
+	l.guard = rule(nodePortFilter, isGuard)
+	l.others = rule(chainRef{filter, kubeletFirewall}, isGuard) != "" && rule(chainRef{filter, "INPUT"}, toKubelet) != ""
+	// Our own chains are there whether loopback takes NodePorts or not.
+	kubeProxys := saved[dispatchPort] != nil && saved[chainRef{nat, kubeMarkOther}] == nil
+	l.Traces = localnet.Traces{
+		Guarded: l.guard != "", Noted: localnet.Noted(l.guard),
+		Proxied: kubeProxys || rule(localhostAccepted.chainRef, counts) != "",
+	}
 	return l
 }
 

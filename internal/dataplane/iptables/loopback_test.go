@@ -105,6 +105,12 @@ func (h *guardedHost) killed() error {
 	return nil
 }
 
+// flushed is what another process does to all of table filter, and the daemon's end.
+func (h *guardedHost) flushed() error {
+	h.restart()
+	return h.Interface.Restore(h.t.Context(), []byte("*filter\n-F INPUT\n-F KUBE-NODEPORTS\nCOMMIT\n"))
+}
+
 // TestLoopbackTransitions goes from every state to every other one. Removal is
 // tested with the clean-up.
 func TestLoopbackTransitions(t *testing.T) {
@@ -125,6 +131,9 @@ func TestLoopbackTransitions(t *testing.T) {
 		{name: "included again live", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false), h.apply(true)} }},
 		{name: "the administrator's", setting: "1", want: "1", guard: plain, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.sync(true)} }},
 		{name: "the administrator's, excluded live", setting: "1", want: "1", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false)} }},
+		{name: "the administrator's, excluded at a restart", setting: "1", want: "1", steps: func(h *guardedHost) steps { return steps{h.sync(false), h.killed, h.sync(false)} }},
+		{name: "the administrator's, included at a restart", setting: "1", want: "1", guard: plain, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false), h.killed, h.sync(true)} }},
+		{name: "flushed, excluded at a restart", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.flushed, h.sync(false)} }},
 		{name: "the nftables mode's", setting: "1", others: localnet.Traces{Guarded: true, Noted: true}, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true)} }},
 		{name: "the nftables mode's, not wanted", setting: "1", others: localnet.Traces{Guarded: true, Noted: true}, want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(false)} }},
 		{name: "read-only, excluded live", setting: "0", refuse: true, want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.apply(false)} }},
