@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"k8s.io/klog/v2"
@@ -29,6 +30,9 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 			}
 		}
 		saved := index(tables)
+		if err := findUnlisted(ctx, f.programs, tables, saved, jumps); err != nil {
+			return nil, false, err
+		}
 		if f.Family == proxy.IPv4 {
 			d.localnet.Find(ctx, loopbackOf(saved).Traces)
 			d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())
@@ -48,7 +52,7 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used bool, have func(id, value)) {
 	chain := id{f: f, chainRef: p}
 	switch {
-	case c.Policy != "":
+	case jumps[p] != nil || c.Policy != "":
 		if rules := entries(p.table, c); len(rules) > 0 {
 			have(chain, value{rules: rules})
 		}
@@ -101,6 +105,35 @@ func index(tables []ipt.Table) map[chainRef]*ipt.Chain {
 		}
 	}
 	return saved
+}
+
+// findUnlisted adds chains of tables that cannot be listed to those that were saved, with
+// those of some rules that they have: iptables can be asked for a rule there.
+func findUnlisted(ctx context.Context, programs ipt.Interface, tables []ipt.Table, saved map[chainRef]*ipt.Chain, some map[chainRef][]string) error {
+	if !slices.ContainsFunc(tables, func(t ipt.Table) bool { return t.Unreadable }) {
+		return nil
+	}
+	uses, err := programs.Uses(ctx)
+	if err != nil {
+		return err
+	}
+	for p, rules := range some {
+		if _, there := uses[p.table][p.chain]; !there || saved[p] != nil {
+			continue
+		}
+		saved[p] = &ipt.Chain{Name: p.chain}
+		for _, rule := range rules {
+			err := programs.Restore(ctx, []byte("*"+p.table+"\n-C "+p.chain+" "+rule+"\nCOMMIT\n"))
+			_, refused := errors.AsType[*ipt.RestoreError](err)
+			switch {
+			case err == nil:
+				saved[p].Rules = append(saved[p].Rules, rule)
+			case !refused:
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // usedByOthers returns our chains that rules of others go to, and the first chain

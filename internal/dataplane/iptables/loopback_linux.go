@@ -77,6 +77,12 @@ func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
 		return err
 	}
 	saved := index(tables)
+	if err := findUnlisted(ctx, programs, tables, saved, map[chainRef][]string{
+		{filter, "INPUT"}: {toNodePortFilter},
+		nodePortFilter:    {loopbackGuard(localnet.Guard{Noted: true}), loopbackGuard(localnet.Guard{})},
+	}); err != nil {
+		return err
+	}
 	return d.localnet.Prepare(ctx, loopbackOf(saved).Traces, opens, func(guard localnet.Guard) error {
 		if lines := script(guarding(saved, loopbackGuard(guard))); len(lines) > 0 {
 			return programs.Restore(ctx, text(lines))

@@ -216,3 +216,64 @@ func TestPrepare(t *testing.T) {
 		}
 	})
 }
+
+// TestUnreadableTables has rules in our tables that iptables cannot list: neither a Sync
+// nor --init-only writes what is there once more, or takes a daemon's rules away.
+func TestUnreadableTables(t *testing.T) {
+	for _, table := range []string{filter, nat} {
+		t.Run(table, func(t *testing.T) {
+			namespace(t)
+			d, err := OpenVariant(t.Context(), mode.Settings{MasqueradeBit: 14}, ipt.NFT)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, state := d.families[0], plainState(3)
+			state.Node.LocalhostNodePorts = true
+			sync := func() error { return proxytest.Sync(t.Context(), d, state) }
+			prepare := func() error { return d.prepare(t.Context(), true) }
+			var want uses
+			for i, step := range []func() error{sync, sync, sync, prepare} {
+				if err := step(); err != nil {
+					t.Fatalf("step %d: %v", i, err)
+				}
+				have, err := f.kernelUses(t.Context())
+				if err != nil || f.unsure {
+					t.Errorf("step %d: our own questions count as another process's changes: %t, error %v", i, f.unsure, err)
+				}
+				if i == 0 {
+					want = have
+					runHost(t, "nft", "add chain ip "+table+" THEIRS; add rule ip "+table+" THEIRS rt mtu 1000 accept")
+				}
+				if diff := cmp.Diff(want, have, cmp.AllowUnexported(chainRef{})); diff != "" {
+					t.Errorf("step %d: rules in our chains, and that go to them (-before +after):\n%s", i, diff)
+				}
+			}
+		})
+	}
+}
+
+// TestPrepareUnreadable wants the guard to come into a chain that a daemon without one
+// has, and its rules to stay.
+func TestPrepareUnreadable(t *testing.T) {
+	namespace(t)
+	d, err := OpenVariant(t.Context(), mode.Settings{MasqueradeBit: 14}, ipt.NFT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := everyState()
+	state.Node.LocalhostNodePorts = false
+	if err := proxytest.Sync(t.Context(), d, state); err != nil {
+		t.Fatal(err)
+	}
+	runHost(t, "nft", "add chain ip filter THEIRS; add rule ip filter THEIRS rt mtu 1000 accept")
+	want := d.families[0].uses[nodePortFilter] + 1
+	for range 2 {
+		if err := d.prepare(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		have, err := d.families[0].kernelUses(t.Context())
+		if err != nil || have[nodePortFilter] != want {
+			t.Errorf("rules in chain KUBE-NODEPORTS, and that go to it: %d, error %v; want %d", have[nodePortFilter], err, want)
+		}
+	}
+}
