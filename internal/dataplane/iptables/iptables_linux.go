@@ -97,9 +97,6 @@ func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s
 		}
 		d.families = append(d.families, f)
 	}
-	// Where the setting cannot be read the rule is needed.
-	liberal, err := sysctl.ReadInt(k, "net/netfilter/nf_conntrack_tcp_be_liberal")
-	d.liberal = err == nil && liberal != 0
 	return d
 }
 

@@ -269,3 +269,24 @@ func TestLoopbackCannotBeOpened(t *testing.T) {
 		t.Errorf("it was told %d times that NodePorts on loopback addresses stay closed", n)
 	}
 }
+
+// TestInvalidPackets wants the rule that drops them to follow the setting that makes it
+// needless, which the daemon sets once the dataplane is open.
+func TestInvalidPackets(t *testing.T) {
+	const setting = "net/netfilter/nf_conntrack_tcp_be_liberal"
+	d, _ := faked()
+	k := sysctltest.NewFake(map[string]string{localnet.Name: "0", setting: "0"})
+	d.sysctls = k
+	for _, value := range []string{"1", "0", "1"} {
+		if err := k.Write(setting, value); err != nil {
+			t.Fatal(err)
+		}
+		if err := proxytest.Sync(t.Context(), d, plainState(1)); err != nil {
+			t.Fatal(err)
+		}
+		dropped := slices.ContainsFunc(saved(t, d), func(l string) bool { return strings.Contains(l, "--ctstate INVALID") })
+		if dropped != (value == "0") {
+			t.Errorf("with %s=%s invalid packets are dropped: %t", setting, value, dropped)
+		}
+	}
+}

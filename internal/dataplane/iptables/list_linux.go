@@ -8,13 +8,17 @@ import (
 	"k8s.io/klog/v2"
 
 	"sluice/internal/kernel/ipt"
+	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
 )
 
-// list gives what the tables have of ours. It is also where is found out who
-// opened loopback, before constant rules are rendered.
+// list gives what the tables have of ours. It is also where is found out what the
+// host's settings are and who opened loopback, before constant rules are rendered.
 func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
 	empty = true
+	// Where the setting cannot be read the rule is needed. The daemon may set it after Open.
+	liberal, err := sysctl.ReadInt(d.sysctls, "net/netfilter/nf_conntrack_tcp_be_liberal")
+	d.liberal = err == nil && liberal != 0
 	for _, f := range d.families {
 		if err := f.begin(ctx); err != nil {
 			return nil, false, err
