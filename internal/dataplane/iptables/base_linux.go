@@ -102,7 +102,17 @@ func address(option string, p netip.Prefix) string {
 	if p.Bits() == 0 {
 		return ""
 	}
-	return option + " " + p.Masked().String() + " "
+	return fmt.Sprintf("%s %s/%d ", option, printed(p.Masked().Addr()), p.Bits())
+}
+
+// printed returns an address as iptables-save prints it, which is as inet_ntop of glibc
+// does: the end of one whose first six groups alone are zero is that of IPv4.
+func printed(a netip.Addr) string {
+	b := a.As16()
+	if a.Is6() && [12]byte(b[:]) == [12]byte{} && (b[12] != 0 || b[13] != 0) {
+		return "::" + netip.AddrFrom4([4]byte(b[12:])).String()
+	}
+	return a.String()
 }
 
 const (

@@ -232,6 +232,28 @@ func TestOddNames(t *testing.T) {
 	})
 }
 
+// TestPrintedAddresses has addresses that programs print in another form than Go does:
+// a second Sync finds them as they should be.
+func TestPrintedAddresses(t *testing.T) {
+	variants(t, func(t *testing.T, d *Dataplane) {
+		s := plainState(0)
+		s.CIDRs = append(s.CIDRs, netip.MustParsePrefix("::102:0/112"))
+		s.Node.LocalPods.Sources = append(s.Node.LocalPods.Sources, netip.MustParsePrefix("::a00:0/104"))
+		for i, address := range []string{"::102:305", "::102:0", "::305", "::1:0:0:1", "1::102:305", "::ffff:0:102:305", "::"} {
+			sp := plainRow(i, 0, 0)
+			sp.Key.Family, sp.UsableSomewhere = proxy.IPv6, true
+			a := netip.MustParseAddr(address)
+			sp.Frontends = []proxy.Frontend{{Kind: proxy.ExternalIP, Addr: netip.AddrPortFrom(a, uint16(80+i))}}
+			sp.Cluster = []proxy.Endpoint{{Addr: netip.AddrPortFrom(a, 8080), Local: i%2 == 0}}
+			s.Rows[sp.Key] = sp
+		}
+		if err := proxytest.Sync(t.Context(), d, s); err != nil {
+			t.Fatal(err)
+		}
+		wantNothingToWrite(t, d, s)
+	})
+}
+
 // TestChainNames pins the names that people's tools know.
 func TestChainNames(t *testing.T) {
 	k := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "default", Name: "kubernetes", Port: "https", Protocol: proxy.TCP}}

@@ -182,7 +182,7 @@ func (r *renderer) list(scope proxy.Scope) string {
 	}
 	list := r.sp.List(scope)
 	for i, e := range list {
-		match, then := comment(r.name+" -> "+e.Addr.String()), "-j DNAT --to-destination "+e.Addr.String()
+		match, then := comment(r.name+" -> "+e.Addr.String()), dnat(e)
 		if r.needsChain(e) {
 			then = "-j " + r.endpoint(e)
 		}
@@ -217,8 +217,12 @@ func (r *renderer) endpoint(e proxy.Endpoint) string {
 	if r.sp.Affinity > 0 {
 		send += "-m recent --set " + r.remembered(name)
 	}
-	rules = append(rules, send+r.l4+"-j DNAT --to-destination "+e.Addr.String())
+	rules = append(rules, send+r.l4+dnat(e))
 	return r.own(name, rules...)
+}
+
+func dnat(e proxy.Endpoint) string {
+	return "-j DNAT --to-destination " + strings.Replace(e.Addr.String(), e.Addr.Addr().String(), printed(e.Addr.Addr()), 1)
 }
 
 // remembered names the list of clients that an endpoint's chain has.
