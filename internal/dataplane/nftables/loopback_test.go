@@ -101,6 +101,10 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 	lab.Require(t)
 	const port = 4001
 	forged := []string{"to 127.0.0.1", "from 127.0.0.2"}
+	nodePort := plainRow(0, 1, 0)
+	nodePort.Key.Protocol = proxy.UDP
+	nodePort.Frontends = append(nodePort.Frontends, proxy.Frontend{Kind: proxy.NodePort, Addr: netip.MustParseAddrPort("0.0.0.0:4002")})
+	nodePort.Cluster[0] = proxy.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr("192.168.0.2"), port), Local: true}
 	for _, tt := range []struct {
 		name    string
 		guarded bool
@@ -130,7 +134,7 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 					return err
 				}
 				s := plainState(0)
-				s.Node.LocalhostNodePorts = true
+				s.Node.LocalhostNodePorts, s.Rows[nodePort.Key] = true, nodePort
 				return errors.Join(proxytest.Sync(t.Context(), d, s), d.Close())
 			}); err != nil {
 				t.Fatal(err)
@@ -138,6 +142,8 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 			defer in.Close()
 			send(t, l.Outside(), forged[0], "203.0.113.2", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
 			send(t, l.Outside(), forged[1], "127.0.0.2", netip.AddrPortFrom(netip.MustParseAddr("192.168.0.2"), port))
+			send(t, l.Outside(), "to a NodePort", "203.0.113.2", netip.MustParseAddrPort("127.0.0.1:4002"))
+			send(t, l.Outside(), "to a NodePort", "127.0.0.2", netip.MustParseAddrPort("127.0.0.1:4002"))
 			send(t, l.Outside(), "honest", "203.0.113.2", netip.AddrPortFrom(netip.MustParseAddr("192.168.0.2"), port))
 			if diff := cmp.Diff(tt.want, receive(t, in)); diff != "" {
 				t.Errorf("what arrived (-want +got):\n%s", diff)
