@@ -296,7 +296,7 @@ func TestRenderDiff(t *testing.T) {
 		},
 		{
 			"iptables",
-			[]string{"iptables", "-t", "nat", "-D", "KUBE-NODEPORTS", "1"},
+			[]string{"iptables", "-t", "nat", "-D", "KUBE-NODEPORTS", "2"},
 			`+ -A KUBE-NODEPORTS -p tcp -m comment --comment "default/gate:https" -m tcp --dport 30443 -j KUBE-EXT-2RZNKE7IO7VSCATA`,
 		},
 		{"iptables", []string{"ip6tables", "-I", "KUBE-FORWARD", "-j", "DROP"}, "- -A KUBE-FORWARD -j DROP"},

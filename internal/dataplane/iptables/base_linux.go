@@ -166,6 +166,10 @@ func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]strin
 		out[dispatch] = append(out[dispatch], match+
 			comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")+toLocal+"-j "+kubeNodePorts)
 	}
+	if f.Family == proxy.IPv4 && want.Node.OpensLoopback() {
+		// The guard lets pass what is translated. What comes in has no link yet that it goes out by.
+		out[dispatchPort] = []string{"-d 127.0.0.0/8 ! -o lo " + comment("loopback is not for others") + "-j RETURN"}
+	}
 	if f.Family == proxy.IPv4 && d.guard.InForce {
 		out[nodePortFilter] = []string{loopbackGuard(d.guard)}
 	}

@@ -3,12 +3,16 @@ package iptables
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/ipt"
@@ -276,4 +280,94 @@ func TestPrepareUnreadable(t *testing.T) {
 			t.Errorf("rules in chain KUBE-NODEPORTS, and that go to it: %d, error %v; want %d", have[nodePortFilter], err, want)
 		}
 	}
+}
+
+// TestLoopbackIsNotForOthers has a NodePort at loopback addresses only. What the node
+// sends there arrives; what a neighbour does, by whatever source, does not.
+func TestLoopbackIsNotForOthers(t *testing.T) {
+	lab.Require(t)
+	for _, v := range ipt.Variants() {
+		t.Run(v.String(), func(t *testing.T) {
+			l, err := lab.New(lab.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			in := serveLoopback(t, l.Node(), v)
+			nodePort := netip.MustParseAddrPort("127.0.0.1:1025")
+			runIn(t, l.Outside(), "ip route del local 127.0.0.0/8 dev lo table local; ip route del local 127.0.0.1 dev lo table local; "+
+				"echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet")
+			send(t, l.Outside(), "forged", "203.0.113.2", nodePort)
+			send(t, l.Outside(), "forged twice", "127.0.0.2", nodePort)
+			send(t, l.Node(), "node", "127.0.0.1", nodePort)
+			send(t, l.Outside(), "last", "203.0.113.2", in.LocalAddr().(*net.UDPAddr).AddrPort())
+			if diff := cmp.Diff([]string{"node", "last"}, receive(t, in)); diff != "" {
+				t.Errorf("what arrived (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// serveLoopback has a Service whose NodePort is at loopback addresses only, and returns
+// its endpoint.
+func serveLoopback(t *testing.T, node *lab.Host, v ipt.Variant) (in net.PacketConn) {
+	t.Helper()
+	sp, s := plainRow(1, 1, 0), plainState(0)
+	sp.Key.Protocol = proxy.UDP
+	sp.Cluster[0] = proxy.Endpoint{Addr: netip.MustParseAddrPort("192.168.0.2:4001"), Local: true}
+	s.Rows[sp.Key] = sp
+	s.Node.LocalhostNodePorts, s.Node.NodePorts = true, []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	if err := node.Do(func() error {
+		d, err := OpenVariant(t.Context(), mode.Settings{MasqueradeBit: 14}, v)
+		if err == nil {
+			err = proxytest.Sync(t.Context(), d, s)
+		}
+		if err == nil {
+			in, err = net.ListenPacket("udp4", sp.Cluster[0].Addr.String())
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = in.Close() })
+	return in
+}
+
+func runIn(t *testing.T, h *lab.Host, script string) {
+	t.Helper()
+	if err := h.Do(func() error { return exec.CommandContext(t.Context(), "sh", "-ec", script).Run() }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func send(t *testing.T, h *lab.Host, text, src string, dst netip.AddrPort) {
+	t.Helper()
+	c, err := h.Dial(t.Context(), proxy.UDP, netip.MustParseAddr(src), dst)
+	if err == nil {
+		_, err = c.Write([]byte(text))
+		err = errors.Join(err, c.Close())
+	}
+	if err != nil {
+		t.Fatalf("send %q: %v", text, err)
+	}
+}
+
+// receive returns what arrives, up to the last.
+func receive(t *testing.T, in net.PacketConn) (got []string) {
+	t.Helper()
+	if err := in.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for b := make([]byte, 64); !slices.Contains(got, "last"); {
+		n, _, err := in.ReadFrom(b)
+		if err != nil {
+			t.Fatalf("after %q: %v", got, err)
+		}
+		got = append(got, string(b[:n]))
+	}
+	return got
 }
