@@ -94,8 +94,8 @@ func (f *family) restore(ctx context.Context, some []*change, lines []line) (com
 	switch {
 	case err == nil:
 		committed = some
-	case errors.Is(err, ipt.ErrLocked):
-		return nil, nil, err
+	case errors.Is(err, ipt.ErrLocked) && lines[0].table == lines[len(lines)-1].table:
+		return nil, nil, err // else tables before may be committed: the lock is taken for each
 	case failed != nil && failed.Line >= 1 && failed.Line <= len(lines):
 		refused = &lines[failed.Line-1]
 		// Tables are committed one by one.

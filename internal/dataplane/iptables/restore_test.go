@@ -1,6 +1,10 @@
 package iptables
 
 import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -148,5 +152,51 @@ func TestForwardedOrRefused(t *testing.T) {
 		if (len(step.New.Cluster) > 0) != forwarded || forwarded == refused {
 			t.Errorf("in the end forwarded %v, refused %v", forwarded, refused)
 		}
+	}
+}
+
+// lockedThen is tables whose lock another program takes after the first one of a restore.
+type lockedThen struct{ ipt.Interface }
+
+func (l lockedThen) Restore(ctx context.Context, input []byte) error {
+	first, rest, _ := bytes.Cut(input, []byte("COMMIT\n"))
+	if len(rest) == 0 {
+		return ipt.ErrLocked
+	}
+	return cmp.Or(l.Interface.Restore(ctx, append(bytes.Clone(first), "COMMIT\n"...)), ipt.ErrLocked)
+}
+
+// TestLockTimeout wants a Sync after a restore of several tables that did not get the lock
+// for one of them, which the legacy programs take for each. One of a single table has
+// changed nothing.
+func TestLockTimeout(t *testing.T) {
+	for name, tt := range map[string]struct {
+		next     *proxy.ServicePort
+		needSync bool
+	}{
+		"one table":  {plainRow(0, 10, 5), false},
+		"two tables": {plainRow(0, 0, 0), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, fake := synced(t, 2)
+			d.families[0].programs = lockedThen{fake}
+			step := &proxy.Delta{Upserts: []proxy.Upsert{{Old: plainRow(0, 10, 0), New: tt.next}}}
+			err := proxytest.Apply(t.Context(), d, step)
+			if !errors.Is(err, ipt.ErrLocked) || errors.Is(err, proxy.ErrNeedSync) != tt.needSync {
+				t.Errorf("error %v; want the lock's, and a Sync to be needed: %t", err, tt.needSync)
+			}
+			d.families[0].programs = fake
+			want := plainState(2)
+			want.Apply(step)
+			if tt.needSync {
+				err = proxytest.Sync(t.Context(), d, want)
+			} else {
+				err = proxytest.Apply(t.Context(), d, step)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantNothingToWrite(t, d, want)
+		})
 	}
 }
