@@ -40,6 +40,10 @@ type family struct {
 	summed      bool // the stamp has sums, and we have not written since
 
 	legacy bool
+
+	// rewrite has the chains where a rule could not be deleted by its text since the last
+	// Sync that came to its end.
+	rewrite map[chainRef]bool
 }
 
 // stamp knows when others change tables that have one: those of one family with
@@ -283,6 +287,7 @@ func (f *family) check(ctx context.Context) (alone bool, err error) {
 	}
 	// Others may use our chains too, which counts until they stop.
 	f.uses, f.synced, f.unsure = have, err == nil, !alone
+	clear(f.rewrite)
 	return alone, err
 }
 

@@ -91,7 +91,10 @@ func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s
 		if name == proxy.IPv4 {
 			d.localnet = localnet.New(k, s.Others)
 		}
-		f := &family{Family: name, programs: programs[name], stamp: both, packets: map[countedRule]packetCount{}, legacy: v == ipt.Legacy}
+		f := &family{
+			Family: name, programs: programs[name], stamp: both, packets: map[countedRule]packetCount{}, legacy: v == ipt.Legacy,
+			rewrite: map[chainRef]bool{},
+		}
 		if f.legacy {
 			f.stamp = &stamp{}
 		}
@@ -116,7 +119,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (refused proxy.
 	// Where another process wrote meanwhile, what was saved may have been out of
 	// date by the time we wrote: then it is done once more.
 	for alone, n := false, 0; !alone && n < 2; n++ {
-		if refused, err = d.differ.Sync(ctx, want); err != nil {
+		if refused, err = d.syncRewriting(ctx, want); err != nil {
 			return nil, err
 		}
 		alone = true
@@ -141,6 +144,25 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (refused proxy.
 		}
 	})
 	return refused, nil
+}
+
+// syncRewriting is the differ's Sync, again as long as there is one more chain with a rule
+// that cannot be deleted by its text, as another program's may be: that chain is written
+// without.
+func (d *Dataplane) syncRewriting(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
+	chains := func() (n int) {
+		for _, f := range d.families {
+			n += len(f.rewrite)
+		}
+		return n
+	}
+	for {
+		before := chains()
+		refused, err := d.differ.Sync(ctx, want)
+		if err == nil || chains() == before {
+			return refused, err
+		}
+	}
 }
 
 // Apply writes the difference that changes make, in one restore per family. It

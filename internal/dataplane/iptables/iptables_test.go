@@ -146,6 +146,37 @@ func TestForeignLineBreak(t *testing.T) {
 	})
 }
 
+// TestUndeletableRules has rules of another program that no text deletes: those in our
+// chains go with the chain, and those that lead to us stay.
+func TestUndeletableRules(t *testing.T) {
+	variants(t, func(t *testing.T, d *Dataplane) {
+		sync := func() {
+			t.Helper()
+			if err := proxytest.Sync(t.Context(), d, everyState()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sync()
+		want := append(saved(t, d), `filter INPUT -m comment --comment "two lines" -j KUBE-SERVICES`)
+		for _, at := range []chainRef{dispatch, dispatchPort, emptyExternal, {filter, "INPUT"}} {
+			target := "ACCEPT"
+			if at.builtIn() {
+				target = kubeServices
+			}
+			runHost(t, ipt.Name(ipt.IPv4, d.variant), "-t", at.table, "-I", at.chain, "-m", "comment", "--comment", "two\nlines", "-j", target)
+		}
+		for range 2 {
+			sync()
+			got := saved(t, d)
+			slices.Sort(got)
+			slices.Sort(want)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("before and after mismatch (-want +got):\n%s", diff)
+			}
+		}
+	})
+}
+
 // TestRefusedRow has a row that the programs cannot take; the others go through.
 func TestRefusedRow(t *testing.T) {
 	bad := plainRow(9, 2, 0)

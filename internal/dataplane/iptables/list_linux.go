@@ -57,13 +57,17 @@ func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used boo
 	chain := id{f: f, chainRef: p}
 	switch {
 	case jumps[p] != nil || c.Policy != "":
-		if rules := entries(p.table, c); len(rules) > 0 {
+		rules := entries(p.table, c)
+		if f.rewrite[p] { // ours can be deleted: the others stay
+			rules = slices.DeleteFunc(rules, func(r string) bool { return !slices.Contains(jumps[p], r) })
+		}
+		if len(rules) > 0 {
 			have(chain, value{rules: rules})
 		}
 	case p.builtIn(): // another program's
 	case p.shared():
 		rows, ok := splitShared(p, c.Rules, constant)
-		if !ok {
+		if !ok || f.rewrite[p] {
 			have(chain, value{rules: c.Rules, foreign: true})
 			return
 		}

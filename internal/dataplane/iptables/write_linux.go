@@ -87,6 +87,9 @@ func (f *family) refusal(ctx context.Context, at line, some []*change, err error
 		}
 		return r
 	}
+	if at.change != nil && at.step == deletes {
+		f.rewrite[at.change.ID.chainRef] = true
+	}
 	if at.change != nil && (at.step == deletes || at.step == removes || at.disturbed) {
 		return refuse(err, true, at.change)
 	}
