@@ -285,6 +285,42 @@ func TestPrintedAddresses(t *testing.T) {
 	})
 }
 
+// TestTwoProtocols has two ports of one name, TCP and UDP, which a folder may have. Other
+// ports of their ClusterIP are refused until the last one goes.
+func TestTwoProtocols(t *testing.T) {
+	tcp, udp := plainRow(1, 2, 0), plainRow(1, 2, 0)
+	udp.Key.Protocol = proxy.UDP
+	both := plainState(0)
+	both.Rows[tcp.Key], both.Rows[udp.Key] = tcp, udp
+	d, fake := faked()
+	remove := func(sp *proxy.ServicePort) error {
+		return proxytest.Apply(t.Context(), d, &proxy.Delta{Removes: []*proxy.ServicePort{sp}})
+	}
+	for i, tt := range []struct {
+		step func() error
+		want int
+	}{
+		{func() error { return proxytest.Sync(t.Context(), d, both) }, 2},
+		{func() error { return remove(udp) }, 1},
+		{func() error {
+			return proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: udp}}})
+		}, 2},
+		{func() error { return remove(tcp) }, 1},
+		{func() error { return remove(udp) }, 0},
+	} {
+		if err := tt.step(); err != nil {
+			t.Fatalf("step %d: %v", i, err)
+		}
+		tables, err := fake.Save(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rules := index(tables)[clusterIPs].Rules; len(rules) != tt.want {
+			t.Errorf("after step %d rules %q refuse other ports, want %d", i, rules, tt.want)
+		}
+	}
+}
+
 // TestChainNames pins the names that people's tools know.
 func TestChainNames(t *testing.T) {
 	k := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "default", Name: "kubernetes", Port: "https", Protocol: proxy.TCP}}

@@ -103,7 +103,7 @@ func (r *renderer) frontend(f proxy.Frontend) {
 		r.add(dispatch, r.match(f, noEndpoints)+"-j RETURN")
 	}
 	if f.Kind == proxy.ClusterIP {
-		r.add(clusterIPs, to(single(f.Addr.Addr()))+comment(r.name+kindText[f.Kind])+r.v.reject())
+		r.add(clusterIPs, to(single(f.Addr.Addr()))+comment(r.nameOfProtocol()+kindText[f.Kind])+r.v.reject())
 	}
 	if elsewhere.From != nil {
 		r.add(restricted, r.match(f, " traffic not accepted by "+sourceChain+r.id)+"-j DROP")
@@ -111,6 +111,15 @@ func (r *renderer) frontend(f proxy.Frontend) {
 	if len(elsewhere.To) == 0 {
 		r.empty(f, elsewhere)
 	}
+}
+
+// nameOfProtocol tells ports apart that have one name and two protocols, where nothing else
+// in a rule does.
+func (r *renderer) nameOfProtocol() string {
+	if r.sp.Key.Protocol == proxy.TCP {
+		return r.name
+	}
+	return r.name + "/" + r.sp.Key.Protocol.String()
 }
 
 // empty renders a frontend that has no endpoint, at least for clients from
