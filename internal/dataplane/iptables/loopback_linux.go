@@ -16,8 +16,10 @@ import (
 // note besides.
 const guardComment = "block incoming localnet connections"
 
+// loopbackGuard tells what comes from the wire by its link: kube-proxy's does by its
+// source, which can be forged.
 func loopbackGuard(g localnet.Guard) string {
-	return "! -s 127.0.0.0/8 -d 127.0.0.0/8 " + comment(g.Comment(guardComment)) +
+	return "-d 127.0.0.0/8 ! -i lo " + comment(g.Comment(guardComment)) +
 		"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 }
 

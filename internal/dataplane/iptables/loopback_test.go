@@ -283,7 +283,8 @@ func TestPrepareUnreadable(t *testing.T) {
 }
 
 // TestLoopbackIsNotForOthers has a NodePort at loopback addresses only. What the node
-// sends there arrives; what a neighbour does, by whatever source, does not.
+// sends there arrives; what a neighbour does, to the NodePort or to a socket, by whatever
+// source, does not.
 func TestLoopbackIsNotForOthers(t *testing.T) {
 	lab.Require(t)
 	for _, v := range ipt.Variants() {
@@ -298,14 +299,17 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 				}
 			})
 			in := serveLoopback(t, l.Node(), v)
-			nodePort := netip.MustParseAddrPort("127.0.0.1:1025")
+			nodePort, socket := netip.MustParseAddrPort("127.0.0.1:1025"), netip.MustParseAddrPort("127.0.0.1:4001")
 			runIn(t, l.Outside(), "ip route del local 127.0.0.0/8 dev lo table local; ip route del local 127.0.0.1 dev lo table local; "+
 				"echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet")
-			send(t, l.Outside(), "forged", "203.0.113.2", nodePort)
-			send(t, l.Outside(), "forged twice", "127.0.0.2", nodePort)
-			send(t, l.Node(), "node", "127.0.0.1", nodePort)
-			send(t, l.Outside(), "last", "203.0.113.2", in.LocalAddr().(*net.UDPAddr).AddrPort())
-			if diff := cmp.Diff([]string{"node", "last"}, receive(t, in)); diff != "" {
+			for to, at := range map[string]netip.AddrPort{"NodePort": nodePort, "socket": socket} {
+				send(t, l.Outside(), "to the "+to, "203.0.113.2", at)
+				send(t, l.Outside(), "to the "+to+" from loopback", "127.0.0.2", at)
+			}
+			send(t, l.Node(), "node's to the NodePort", "127.0.0.1", nodePort)
+			send(t, l.Node(), "node's to the socket", "192.168.0.2", socket)
+			send(t, l.Outside(), "last", "203.0.113.2", netip.MustParseAddrPort("192.168.0.2:4001"))
+			if diff := cmp.Diff([]string{"node's to the NodePort", "node's to the socket", "last"}, receive(t, in)); diff != "" {
 				t.Errorf("what arrived (-want +got):\n%s", diff)
 			}
 		})
@@ -327,7 +331,7 @@ func serveLoopback(t *testing.T, node *lab.Host, v ipt.Variant) (in net.PacketCo
 			err = proxytest.Sync(t.Context(), d, s)
 		}
 		if err == nil {
-			in, err = net.ListenPacket("udp4", sp.Cluster[0].Addr.String())
+			in, err = net.ListenPacket("udp4", ":4001")
 		}
 		return err
 	}); err != nil {
