@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -112,22 +111,20 @@ func (c *Contents) daemon(ctx context.Context, s Settings) (node statusapi.Node)
 
 // list returns all items of a list, page by page.
 func list(ctx context.Context, c *statusapi.Client, path string) ([]byte, error) {
-	all, query := []json.RawMessage{}, url.Values{"limit": {strconv.Itoa(statusapi.MaxPage)}}
-	for range statusapi.MaxPages {
+	all := []json.RawMessage{}
+	err := statusapi.EachPage(ctx, nil, func(ctx context.Context, query url.Values) (int, string, error) {
 		var page struct {
 			Items    []json.RawMessage `json:"items"`
 			Continue string            `json:"continue"`
 		}
-		if err := c.Get(ctx, path, query, &page); err != nil {
-			return nil, err
-		}
+		err := c.Get(ctx, path, query, &page)
 		all = append(all, page.Items...)
-		if page.Continue == "" {
-			return json.MarshalIndent(all, "", "  ")
-		}
-		query.Set("continue", page.Continue)
+		return len(page.Items), page.Continue, err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil, statusapi.ErrEndless
+	return json.MarshalIndent(all, "", "  ")
 }
 
 // troubled returns in full the first Services that need attention.

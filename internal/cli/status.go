@@ -53,7 +53,7 @@ type StatusReport struct {
 	Services []statusapi.ServiceSummary `json:"services,omitempty"`
 	Details  []statusapi.Service        `json:"details,omitempty"` // of Services that were named
 
-	problems, services int // that there are
+	problems int // that there are
 }
 
 // Troubled reports whether somebody should look at something.
@@ -122,24 +122,20 @@ func Report(ctx context.Context, c Client, o StatusOptions) (*StatusReport, erro
 	return r, pages(ctx, c, query, all || o.Problems, r)
 }
 
-// pages asks for one page of Services after the other.
+// pages asks for all Services, or for some.
 func pages(ctx context.Context, c Client, query url.Values, all bool, r *StatusReport) error {
-	query.Set("limit", strconv.Itoa(statusapi.MaxPage))
-	if !all {
-		query.Set("limit", strconv.Itoa(listed))
-	}
-	for range statusapi.MaxPages {
+	get := func(ctx context.Context, query url.Values) (int, string, error) {
 		var page statusapi.ServiceList
-		if err := c.Get(ctx, statusapi.ServicesPath, query, &page); err != nil {
-			return err
-		}
-		r.Services, r.services = append(r.Services, page.Items...), page.Total
-		if page.Continue == "" || !all {
-			return nil
-		}
-		query.Set("continue", page.Continue)
+		err := c.Get(ctx, statusapi.ServicesPath, query, &page)
+		r.Services = append(r.Services, page.Items...)
+		return len(page.Items), page.Continue, err
 	}
-	return statusapi.ErrEndless
+	if all {
+		return statusapi.EachPage(ctx, query, get)
+	}
+	query.Set("limit", strconv.Itoa(listed))
+	_, _, err := get(ctx, query)
+	return err
 }
 
 // details asks for Services by name.

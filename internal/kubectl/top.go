@@ -92,27 +92,17 @@ func (s *sum) Get(ctx context.Context, path string, query url.Values, to any) er
 	return nil
 }
 
-// maxPages bounds how much traffic a node is asked for.
-const maxPages = 20
-
 func traffic(ctx context.Context, c cli.Client, query url.Values) (*statusapi.TrafficList, error) {
 	var all statusapi.TrafficList
-	q := url.Values{}
-	for name, value := range query {
-		q[name] = value
-	}
-	for range maxPages {
+	err := statusapi.EachPage(ctx, query, func(ctx context.Context, query url.Values) (int, string, error) {
 		var page statusapi.TrafficList
-		if err := c.Get(ctx, statusapi.TrafficPath, q, &page); err != nil {
-			return nil, err
-		}
+		err := c.Get(ctx, statusapi.TrafficPath, query, &page)
+		items := len(page.Items)
 		page.Items = append(all.Items, page.Items...)
-		if all = page; page.Continue == "" {
-			break
-		}
-		q.Set("continue", page.Continue)
-	}
-	return &all, nil
+		all = page
+		return items, page.Continue, err
+	})
+	return &all, err
 }
 
 // added returns the sum of what nodes counted. Its time is the mean of theirs,

@@ -81,9 +81,14 @@ func (c *Client) Get(ctx context.Context, path string, query url.Values, to any)
 		return c.unreachable(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err != nil {
+	most, take := allowed(ctx)
+	body, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
+	take(len(body))
+	switch {
+	case err != nil:
 		return fmt.Errorf("read the answer of %s: %w", c.name, err)
+	case int64(len(body)) > most:
+		return fmt.Errorf("%s: the answer is longer than any daemon's", c.name)
 	}
 	return c.decode(resp, body, to)
 }

@@ -1,9 +1,6 @@
 package statusapi
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
 // Version is that of the API, and the first part of every path.
 const Version = "v1"
@@ -19,16 +16,11 @@ const (
 	ExplainPath  = "/v1/explain"  // Explanation
 )
 
-// How many items an answer has: DefaultPage if nothing was asked for. Whoever asks
-// for all gives up after MaxPages: a node may be in other hands.
+// How many items an answer has: DefaultPage if nothing was asked for.
 const (
 	DefaultPage = 100
 	MaxPage     = 500
-	MaxPages    = 1000
 )
-
-// ErrEndless says that a list has more pages than a daemon would send.
-var ErrEndless = fmt.Errorf("the list goes on after %d pages, which no daemon's does", MaxPages)
 
 // Node is the daemon and the node it serves.
 type Node struct {
