@@ -88,7 +88,7 @@ and again on a terminal, and else once, over one period.`,
 		if err := o.Check(); err != nil {
 			return err
 		}
-		return cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), statusapi.AtSocket(socket), o)
+		return cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), cli.TrafficOf(statusapi.AtSocket(socket)), o)
 	}
 	return cli.Answering(cmd)
 }

@@ -116,14 +116,14 @@ func ShowStatus(ctx context.Context, w io.Writer, c Client, o StatusOptions) err
 }
 
 // ShowTop shows the traffic: again and again on a terminal, and else once.
-func ShowTop(ctx context.Context, w io.Writer, c Client, o TopOptions) error {
+func ShowTop(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions) error {
 	_, height, err := Terminal(w)
 	if err != nil {
-		return Top(ctx, w, c, o, false)
+		return Top(ctx, w, traffic, o, false)
 	}
 	o.Lines = height
 	fmt.Fprint(w, "\x1b[2J")
-	return Top(ctx, w, c, o, true)
+	return Top(ctx, w, traffic, o, true)
 }
 
 // Terminal returns the size of the terminal that a writer is, if it is one.

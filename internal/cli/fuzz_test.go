@@ -51,7 +51,7 @@ func FuzzAnswer(f *testing.F) {
 		}
 		for _, endpoints := range []bool{false, true} {
 			o := TopOptions{SortBy: "total", Endpoints: endpoints}
-			s, err := look(t.Context(), c, o)
+			s, err := look(t.Context(), TrafficOf(c), o)
 			later := s
 			later.at = s.at.Add(time.Second)
 			b.WriteString(topText(s, later, o))

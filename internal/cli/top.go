@@ -7,15 +7,11 @@ import (
 	"io"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"sluice/internal/statusapi"
 )
-
-// topPages bounds how much of the traffic is asked for at once.
-const topPages = 10
 
 // TopOptions say what of the traffic is shown.
 type TopOptions struct {
@@ -34,16 +30,34 @@ type sample struct {
 	at    time.Time
 	ports map[string]statusapi.PortTraffic
 	off   string
-	cut   int // how many are not in it
+}
+
+// Traffic returns all that was counted. Which of it is the busiest only shows from
+// one look to the next, so no daemon can sort it out before.
+type Traffic func(ctx context.Context, query url.Values) (*statusapi.TrafficList, error)
+
+// TrafficOf returns the traffic of a daemon, page by page.
+func TrafficOf(c Client) Traffic {
+	return func(ctx context.Context, query url.Values) (*statusapi.TrafficList, error) {
+		var all statusapi.TrafficList
+		err := statusapi.EachPage(ctx, query, func(ctx context.Context, query url.Values) (int, string, error) {
+			var page statusapi.TrafficList
+			err := c.Get(ctx, statusapi.TrafficPath, query, &page)
+			all.Items = append(all.Items, page.Items...)
+			all.Counted, all.Off = page.Counted, page.Off
+			return len(page.Items), page.Continue, err
+		})
+		return &all, err
+	}
 }
 
 // Top shows the traffic of every period, each on the place of the one before,
 // until ctx ends; once, if it is not live.
-func Top(ctx context.Context, w io.Writer, c Client, o TopOptions, live bool) error {
+func Top(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions, live bool) error {
 	if !slices.Contains(TopColumns, o.SortBy) {
 		return fmt.Errorf("sort by %q: want %s", o.SortBy, strings.Join(TopColumns, ", "))
 	}
-	before, err := look(ctx, c, o)
+	before, err := look(ctx, traffic, o)
 	if err != nil {
 		return err
 	}
@@ -58,7 +72,7 @@ func Top(ctx context.Context, w io.Writer, c Client, o TopOptions, live bool) er
 			return nil
 		case <-tick.C:
 		}
-		now, err := look(ctx, c, o)
+		now, err := look(ctx, traffic, o)
 		if err != nil {
 			return cmp.Or(ctx.Err(), err)
 		}
@@ -80,31 +94,23 @@ func Top(ctx context.Context, w io.Writer, c Client, o TopOptions, live bool) er
 }
 
 // look asks for the traffic now.
-func look(ctx context.Context, c Client, o TopOptions) (sample, error) {
-	s := sample{ports: map[string]statusapi.PortTraffic{}}
-	query := url.Values{"limit": {strconv.Itoa(statusapi.MaxPage)}}
+func look(ctx context.Context, traffic Traffic, o TopOptions) (sample, error) {
+	query := url.Values{}
 	if o.Endpoints {
 		query.Set("endpoints", "true")
 	}
 	if o.Namespace != "" {
 		query.Set("namespace", o.Namespace)
 	}
-	for range topPages {
-		var page statusapi.TrafficList
-		if err := c.Get(ctx, statusapi.TrafficPath, query, &page); err != nil {
-			return s, err
+	list, err := traffic(ctx, query)
+	if err != nil {
+		return sample{}, err
+	}
+	s := sample{at: list.Counted, ports: map[string]statusapi.PortTraffic{}, off: list.Off}
+	for _, p := range list.Items {
+		if (p.Endpoint != "") == o.Endpoints {
+			s.ports[strings.Join([]string{p.Namespace, p.Name, p.Port, p.Protocol, p.Endpoint}, "/")] = p
 		}
-		s.at, s.off, s.cut = page.Counted, page.Off, page.Total
-		for _, p := range page.Items {
-			if (p.Endpoint != "") == o.Endpoints {
-				s.ports[strings.Join([]string{p.Namespace, p.Name, p.Port, p.Protocol, p.Endpoint}, "/")] = p
-			}
-		}
-		if page.Continue == "" {
-			s.cut = 0
-			break
-		}
-		query.Set("continue", page.Continue)
 	}
 	return s, nil
 }
@@ -230,7 +236,7 @@ func topText(before, now sample, o TopOptions) string {
 		t.line(cells...)
 	}
 	_ = t.flush() // into memory
-	if more := len(lines) - room + now.cut; more > 0 {
+	if more := len(lines) - room; more > 0 {
 		fmt.Fprintf(&b, "and %s more\n", thousands(more))
 	}
 	return b.String()

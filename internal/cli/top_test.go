@@ -2,6 +2,9 @@ package cli
 
 import (
 	"context"
+	"fmt"
+	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -34,7 +37,7 @@ func TestTop(t *testing.T) {
 		looks := uint64(0)
 		d := &daemon{answers: map[string]any{statusapi.TrafficPath: func() any { looks++; return counted(looks - 1) }}}
 		var b strings.Builder
-		if err := Top(t.Context(), &b, d, TopOptions{SortBy: "refused", Period: 2 * time.Second}, false); err != nil {
+		if err := Top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "refused", Period: 2 * time.Second}, false); err != nil {
 			t.Fatal(err)
 		}
 		want := `2 lines with traffic, 03:04:05 to 03:04:07; by refused
@@ -47,11 +50,51 @@ shop/cart   http/TCP   15      3        2500k    -         0           130
 		}
 		b.Reset()
 		looks = 0
-		if err := Top(t.Context(), &b, d, TopOptions{SortBy: "new", Period: 2 * time.Second, Endpoints: true}, false); err != nil {
+		if err := Top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "new", Period: 2 * time.Second, Endpoints: true}, false); err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(b.String(), "shop/cart   http/TCP   10.0.0.1:80   15") || strings.Contains(b.String(), "shop/new") {
 			t.Errorf("endpoints: %s", b.String())
+		}
+	})
+}
+
+// paged is a daemon that answers page by page.
+type paged struct {
+	total int
+	item  func(i int) statusapi.PortTraffic
+}
+
+func (p paged) Get(_ context.Context, _ string, query url.Values, to any) error {
+	list := statusapi.TrafficList{Counted: time.Now(), Total: p.total}
+	from, _ := strconv.Atoi(query.Get("continue"))
+	limit, err := strconv.Atoi(query.Get("limit"))
+	for i := from; i < min(from+limit, p.total); i++ {
+		list.Items = append(list.Items, p.item(i))
+	}
+	if from+limit < p.total {
+		list.Continue = strconv.Itoa(from + limit)
+	}
+	*to.(*statusapi.TrafficList) = list
+	return err
+}
+
+// TestTopOfMany wants the busiest Service first however many there are, and
+// although it is the last by name.
+func TestTopOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		d := paged{10_001, func(i int) statusapi.PortTraffic {
+			n := uint64(i / 10_000 * int(time.Since(start).Seconds()))
+			return statusapi.PortTraffic{Namespace: "shop", Name: fmt.Sprintf("s-%05d", i), Traffic: statusapi.Traffic{Connections: &n}}
+		}}
+		var b strings.Builder
+		if err := Top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "new", Period: 2 * time.Second, Lines: 5}, false); err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(b.String(), "\n")
+		if !strings.HasPrefix(lines[0], "10,001 lines") || !strings.HasPrefix(lines[2], "shop/s-10000 ") || lines[3] != "and 10,000 more" {
+			t.Errorf("%q", lines)
 		}
 	})
 }
@@ -63,7 +106,7 @@ func TestTopIsLive(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 9*time.Second)
 		defer cancel()
 		var b strings.Builder
-		if err := Top(ctx, &b, d, TopOptions{SortBy: "name", Period: 2 * time.Second, Lines: 5}, true); err != nil {
+		if err := Top(ctx, &b, TrafficOf(d), TopOptions{SortBy: "name", Period: 2 * time.Second, Lines: 5}, true); err != nil {
 			t.Fatal(err)
 		}
 		if n := strings.Count(b.String(), "\x1b[H"); n != 4 || !strings.Contains(b.String(), "and 1 more") {
@@ -74,10 +117,10 @@ func TestTopIsLive(t *testing.T) {
 
 func TestTopWithoutCounts(t *testing.T) {
 	d := &daemon{answers: map[string]any{statusapi.TrafficPath: statusapi.TrafficList{Off: "--service-traffic is off"}}}
-	if err := Top(t.Context(), &strings.Builder{}, d, TopOptions{SortBy: "new", Period: time.Second}, false); err == nil || !strings.Contains(err.Error(), "--service-traffic is off") {
+	if err := Top(t.Context(), &strings.Builder{}, TrafficOf(d), TopOptions{SortBy: "new", Period: time.Second}, false); err == nil || !strings.Contains(err.Error(), "--service-traffic is off") {
 		t.Errorf("%v", err)
 	}
-	if err := Top(t.Context(), &strings.Builder{}, d, TopOptions{SortBy: "size", Period: time.Second}, false); err == nil || !strings.Contains(err.Error(), "size") {
+	if err := Top(t.Context(), &strings.Builder{}, TrafficOf(d), TopOptions{SortBy: "size", Period: time.Second}, false); err == nil || !strings.Contains(err.Error(), "size") {
 		t.Errorf("%v", err)
 	}
 }

@@ -281,8 +281,8 @@ func TestSumKeepsNodes(t *testing.T) {
 	s := &sum{all: all}
 	look := func(connections uint64, at int64) {
 		t.Helper()
-		var got statusapi.TrafficList
-		if err := s.Get(t.Context(), statusapi.TrafficPath, nil, &got); err != nil {
+		got, err := s.traffic(t.Context(), nil)
+		if err != nil {
 			t.Fatal(err)
 		}
 		if n := *got.Items[0].Connections; n != connections || got.Counted.Unix() != at {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/url"
 	"time"
 
@@ -34,13 +33,13 @@ the sum of all nodes that answer.`,
 			return err
 		}
 		if f.node != "" {
-			return all[0].onNode(cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), all[0], o))
+			return all[0].onNode(cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), cli.TrafficOf(all[0]), o))
 		}
 		for i := range all {
 			all[i].keep = true
 		}
 		s := &sum{all: all}
-		if err := cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), s, o); err != nil {
+		if err := cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), s.traffic, o); err != nil {
 			return err
 		}
 		if len(s.silent) == 0 {
@@ -52,7 +51,7 @@ the sum of all nodes that answer.`,
 	return cmd
 }
 
-// sum answers with the traffic of many nodes, for one who asks again and again.
+// sum is the traffic of many nodes, for one who asks again and again.
 // The nodes are those that answered at first: what they counted before must not
 // look like traffic of now when one is away for a while.
 type sum struct {
@@ -61,17 +60,13 @@ type sum struct {
 	silent []cli.NodeAnswer[statusapi.TrafficList]
 }
 
-// Get answers with all traffic, in one page.
-func (s *sum) Get(ctx context.Context, path string, query url.Values, to any) error {
-	list, ok := to.(*statusapi.TrafficList)
-	if !ok || path != statusapi.TrafficPath {
-		return fmt.Errorf("%s is not the sum of many nodes", path)
-	}
+// traffic adds up what the nodes counted.
+func (s *sum) traffic(ctx context.Context, query url.Values) (*statusapi.TrafficList, error) {
 	answers, err := ask(ctx, s.all, func(ctx context.Context, c cli.Client) (*statusapi.TrafficList, error) {
-		return traffic(ctx, c, query)
+		return cli.TrafficOf(c)(ctx, query)
 	})
 	if err != nil && s.last == nil {
-		return err
+		return nil, err
 	}
 	first := s.last == nil
 	if first {
@@ -86,29 +81,15 @@ func (s *sum) Get(ctx context.Context, path string, query url.Values, to any) er
 		}
 	}
 	if len(s.last) == 0 {
-		return errors.New("no node answers (kubectl sluice status says why)")
+		return nil, errors.New("no node answers (kubectl sluice status says why)")
 	}
-	*list = added(s.last)
-	return nil
-}
-
-func traffic(ctx context.Context, c cli.Client, query url.Values) (*statusapi.TrafficList, error) {
-	var all statusapi.TrafficList
-	err := statusapi.EachPage(ctx, query, func(ctx context.Context, query url.Values) (int, string, error) {
-		var page statusapi.TrafficList
-		err := c.Get(ctx, statusapi.TrafficPath, query, &page)
-		items := len(page.Items)
-		page.Items = append(all.Items, page.Items...)
-		all = page
-		return items, page.Continue, err
-	})
-	return &all, err
+	return added(s.last), nil
 }
 
 // added returns the sum of what nodes counted. Its time is the mean of theirs,
 // which goes on with them whatever their clocks say.
-func added(nodes map[string]*statusapi.TrafficList) statusapi.TrafficList {
-	out := statusapi.TrafficList{Items: []statusapi.PortTraffic{}}
+func added(nodes map[string]*statusapi.TrafficList) *statusapi.TrafficList {
+	out := &statusapi.TrafficList{}
 	type key struct{ namespace, name, port, protocol, endpoint string }
 	at := map[key]int{}
 	counted, off := 0, ""
@@ -139,6 +120,6 @@ func added(nodes map[string]*statusapi.TrafficList) statusapi.TrafficList {
 		out.Off = cmp.Or(off, "no node counts any")
 		return out
 	}
-	out.Counted, out.Total = base.Add(after/time.Duration(counted)), len(out.Items)
+	out.Counted = base.Add(after / time.Duration(counted))
 	return out
 }
