@@ -326,11 +326,14 @@ func (x *explanation) setCandidates(known map[netip.AddrPort]*resolve.EndpointDe
 		return
 	}
 	out.Balancing, out.Masquerade, out.CandidateCount = o.Row.Balancing.String(), o.Route.Why.String(), len(o.Backends)
+	// Their order in the kernel comes from what was there before: by address, all
+	// nodes that have the same endpoints list the same of them.
+	backends := slices.SortedFunc(slices.Values(o.Backends), func(a, b proxy.Backend) int { return a.Addr.Compare(b.Addr) })
 	shares := 0
-	for _, b := range o.Backends {
+	for _, b := range backends {
 		shares += b.Share()
 	}
-	for i, b := range o.Backends {
+	for i, b := range backends {
 		hairpin := b.Hairpins(x.packet.Src)
 		if i >= shown && !hairpin {
 			continue // The client itself is always told, as it may be the only one that is masqueraded.

@@ -512,6 +512,35 @@ func TestExplainDenied(t *testing.T) {
 	}
 }
 
+// TestExplainManyCandidates wants the same candidates listed of a Service with more
+// than an answer has, whatever was there before.
+func TestExplainManyCandidates(t *testing.T) {
+	const service = `{kind: Service, metadata: {namespace: ns, name: big}, spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}`
+	candidates := func(history ...int) []statusapi.Candidate {
+		r := resolverOf(t, service)
+		for _, first := range append(history, 0) {
+			slice := &discoveryv1.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "big-1", Labels: map[string]string{discoveryv1.LabelServiceName: "big"}},
+				AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(80))}},
+			}
+			for i := first; i < shown+50; i++ {
+				slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/100, i%100+1)}})
+			}
+			r.Endpoints.Update(slice, false)
+			r.Update()
+		}
+		a, err := (&World{Resolver: r}).Explain(Question{To: "ns/big"})
+		must(t, err)
+		if a.CandidateCount != shown+50 || len(a.Candidates) != shown {
+			t.Errorf("%d candidates, %d listed", a.CandidateCount, len(a.Candidates))
+		}
+		return a.Candidates
+	}
+	if fresh, grown := candidates(), candidates(100); !slices.Equal(fresh, grown) {
+		t.Errorf("candidates of one node\n%v\nand of one that had others before\n%v", fresh, grown)
+	}
+}
+
 // TestExplainManyPorts costs what the endpoints of one port are, as the engine
 // waits meanwhile: all ports of a Service with all endpoints, once for each of
 // them, is seconds.
