@@ -166,7 +166,7 @@ func serviceFacts(r *StatusReport) []fact {
 			if p.Status.Reason != "" {
 				state += ", " + p.Status.Reason
 			}
-			out = append(out, fact{port, state})
+			out = append(out, fact{port, state}, fact{port + " endpoints", thousands(p.Total)})
 			for _, f := range p.Frontends {
 				if f.Kind != "NodePort" { // each node's own
 					out = append(out, fact{f.Kind + " " + f.Address, cmp.Or(f.LostTo, "has it")})
@@ -193,7 +193,13 @@ func CompareExplanations(w io.Writer, all []NodeAnswer[statusapi.Explanation], f
 	if format != "text" {
 		return encode(w, format, NodeList[statusapi.Explanation]{all})
 	}
-	return writeCompared(w, all, explanationFacts, func(e *statusapi.Explanation) error { return Explain(w, format, e, now) })
+	return writeCompared(w, all, explanationFacts, func(e *statusapi.Explanation) error {
+		err := Explain(w, format, e, now)
+		if some := len(e.Candidates); err == nil && some < e.CandidateCount {
+			_, err = fmt.Fprintf(w, "\nCompared: the first %s of %s endpoints, by address\n", thousands(some), thousands(e.CandidateCount))
+		}
+		return err
+	})
 }
 
 // explanationFacts are those by which it shows that a packet fares otherwise.
@@ -208,7 +214,11 @@ func explanationFacts(e *statusapi.Explanation) []fact {
 			to = append(to, c.Address)
 		}
 		slices.Sort(to)
-		out = append(out, fact{"goes to", strings.Join(to, " ")})
+		text := strings.Join(to, " ")
+		if e.CandidateCount > len(to) {
+			text = fmt.Sprintf("%s, first %s", plural(e.CandidateCount, "endpoint", "endpoints"), text)
+		}
+		out = append(out, fact{"goes to", text})
 	}
 	if e.Kernel.State == statusapi.KernelDiffers || e.Kernel.State == statusapi.KernelFailed {
 		out = append(out, fact{"kernel", string(e.Kernel.State)})

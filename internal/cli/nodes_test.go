@@ -111,7 +111,7 @@ func TestCompareServices(t *testing.T) {
 	wantTail := `
 DIFFERENT ON 2 NODES:
   node-2: http TCP IPv4: Refused, no space; http TCP IPv4 endpoint 10.244.1.5:80: not there
-  node-4: no Service shop/cart is served here; ClusterIP 10.96.0.1:80: not there; http TCP IPv4: not there; and 2 more
+  node-4: no Service shop/cart is served here; ClusterIP 10.96.0.1:80: not there; http TCP IPv4: not there; and 3 more
 
 NO ANSWER FROM 1 NODE:
   node-5: no pod
@@ -123,6 +123,69 @@ NO ANSWER FROM 1 NODE:
 	if err := CompareServices(&b, services(same, same, same), StatusOptions{}); err != nil || !strings.HasPrefix(b.String(), "node-1: the same on 3 nodes\n") ||
 		strings.Contains(b.String(), "DIFFERENT") {
 		t.Errorf("error %v, got\n%s", err, b.String())
+	}
+}
+
+// TestCompareManyEndpoints wants the number of endpoints compared, and each of them
+// although no page has them all.
+func TestCompareManyEndpoints(t *testing.T) {
+	report := func(endpoints ...string) *StatusReport {
+		page := func(from int, next string) statusapi.Service {
+			return statusapi.Service{Rows: []statusapi.Port{{
+				Name: "http", Total: len(endpoints), Continue: next,
+				Endpoints: []statusapi.Endpoint{{Address: endpoints[from], Used: true}},
+			}, {Name: "other"}}}
+		}
+		answers := map[string]any{statusapi.NodePath: node(nil), "/v1/services/shop/cart?limit=500": page(0, "")}
+		if len(endpoints) > 1 {
+			answers["/v1/services/shop/cart?limit=500"] = page(0, "1")
+			answers["/v1/services/shop/cart?continue=1&limit=500"] = page(1, "")
+		}
+		r, err := Report(t.Context(), &daemon{answers: answers}, StatusOptions{Services: []string{"shop/cart"}, Endpoints: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	all := []NodeAnswer[StatusReport]{
+		{Node: "node-1", Answer: report("a", "b")},
+		{Node: "node-2", Answer: report("a", "b")},
+		{Node: "node-3", Answer: report("a", "c")},
+		{Node: "node-4", Answer: report("a")},
+	}
+	var b strings.Builder
+	if err := CompareServices(&b, all, StatusOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	want := `DIFFERENT ON 2 NODES:
+  node-3: http   endpoint c: used; http   endpoint b: not there
+  node-4: http   endpoints: 1; http   endpoint b: not there
+`
+	if !strings.HasPrefix(b.String(), "node-1: the same on 2 of 4 nodes\n") || !strings.HasSuffix(b.String(), want) {
+		t.Errorf("got\n%s\nwant it to end with\n%s", b.String(), want)
+	}
+}
+
+// TestCompareManyCandidates wants nodes to differ whose Services have another
+// number of endpoints, although those that the answers list are the same.
+func TestCompareManyCandidates(t *testing.T) {
+	answer := func(node string, count int) NodeAnswer[statusapi.Explanation] {
+		return NodeAnswer[statusapi.Explanation]{Node: node, Answer: &statusapi.Explanation{
+			Verdict: "forward", Reason: statusapi.Forwarded, CandidateCount: count, Candidates: []statusapi.Candidate{{Address: "10.244.1.5:80"}},
+		}}
+	}
+	var b strings.Builder
+	if err := CompareExplanations(&b, []NodeAnswer[statusapi.Explanation]{answer("node-1", 5000), answer("node-2", 257)}, "text", now); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+Compared: the first 1 of 5,000 endpoints, by address
+
+DIFFERENT ON 1 NODE:
+  node-2: goes to: 257 endpoints, first 10.244.1.5:80
+`
+	if !strings.HasSuffix(b.String(), want) {
+		t.Errorf("got\n%s\nwant it to end with\n%s", b.String(), want)
 	}
 }
 

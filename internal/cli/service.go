@@ -1,13 +1,53 @@
 package cli
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"io"
+	"net/url"
+	"slices"
 	"strings"
 	"time"
 
 	"sluice/internal/statusapi"
 )
+
+// detailsOf asks for one Service, with all of its endpoints or some.
+func detailsOf(ctx context.Context, c Client, path string, all bool) (s statusapi.Service, err error) {
+	if !all {
+		return s, c.Get(ctx, path, nil, &s)
+	}
+	first := true
+	return s, statusapi.EachPage(ctx, nil, func(ctx context.Context, query url.Values) (items int, next string, err error) {
+		var page statusapi.Service
+		if err := c.Get(ctx, path, query, &page); err != nil {
+			return 0, "", err
+		}
+		for i := range page.Rows {
+			items, next = max(items, len(page.Rows[i].Endpoints)), cmp.Or(next, page.Rows[i].Continue)
+		}
+		if first {
+			s, first = page, false
+		} else {
+			addEndpoints(s.Rows, page.Rows)
+		}
+		return items, next, nil
+	})
+}
+
+// addEndpoints adds a page of endpoints to the ports that they are of. A port that
+// came meanwhile is left out.
+func addEndpoints(ports, page []statusapi.Port) {
+	for _, p := range page {
+		at := slices.IndexFunc(ports, func(o statusapi.Port) bool {
+			return o.Name == p.Name && o.Protocol == p.Protocol && o.Family == p.Family
+		})
+		if at >= 0 {
+			ports[at].Endpoints, ports[at].Continue = append(ports[at].Endpoints, p.Endpoints...), p.Continue
+		}
+	}
+}
 
 // writeService writes all that is known of one Service.
 func writeService(w io.Writer, s *statusapi.Service, now time.Time) error {
@@ -38,10 +78,11 @@ func writePort(w io.Writer, p *statusapi.Port, now time.Time) error {
 		fmt.Fprintln(w, "    No endpoints")
 		return nil
 	}
-	if err := writeEndpoints(w, p.Endpoints); err != nil {
+	some := p.Endpoints[:min(len(p.Endpoints), statusapi.DefaultPage)]
+	if err := writeEndpoints(w, some); err != nil {
 		return err
 	}
-	if left := p.Total - len(p.Endpoints); left > 0 {
+	if left := p.Total - len(some); left > 0 {
 		fmt.Fprintf(w, "    and %s more\n", plural(left, "endpoint", "endpoints"))
 	}
 	return nil

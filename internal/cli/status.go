@@ -35,6 +35,7 @@ type StatusOptions struct {
 	Services  []string // NAMESPACE/NAME; none: all
 	Namespace string
 	All       bool // however many there are
+	Endpoints bool // all of named Services, instead of the first page
 	Problems  bool // only what somebody should look at
 	SortBy    string
 	Output    string // wide, json, yaml or name; empty: for people
@@ -145,9 +146,9 @@ func details(ctx context.Context, c Client, o StatusOptions, r *StatusReport) er
 		if err != nil {
 			return err
 		}
-		var s statusapi.Service
 		path := statusapi.ServicesPath + "/" + url.PathEscape(namespace) + "/" + url.PathEscape(name)
-		if err := c.Get(ctx, path, nil, &s); err != nil {
+		s, err := detailsOf(ctx, c, path, o.Endpoints)
+		if err != nil {
 			return err
 		}
 		r.Details, r.Services = append(r.Details, s), append(r.Services, s.ServiceSummary)

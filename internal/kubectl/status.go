@@ -65,6 +65,7 @@ know of these Services and where that differs. With --node, show all of one node
 // statusOfAll shows the daemons of all nodes, or Services on all of them.
 func statusOfAll(cmd *cobra.Command, all []daemon, o cli.StatusOptions) error {
 	if len(o.Services) > 0 {
+		o.Endpoints = o.Output != "json" && o.Output != "yaml" // to compare them
 		answers, err := ask(cmd.Context(), all, func(ctx context.Context, c cli.Client) (*cli.StatusReport, error) {
 			return cli.Report(ctx, c, o)
 		})
