@@ -28,7 +28,7 @@ func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.Wait, "wait", 0, "wait until everything known is in force, for up to this `TIME`")
 	fs.Lookup("wait").NoOptDefVal = waitTime.String()
 	fs.BoolVar(&o.Problems, "problems", false, "show only what somebody should look at")
-	fs.BoolVarP(&o.Watch, "watch", "w", false, "go on, and show Services again when they change")
+	fs.BoolVarP(&o.Watch, "watch", "w", false, "go on, and show Services again when they change; with names, these")
 	fs.StringVarP(&o.Output, "output", "o", "", "`FORMAT`: "+strings.Join(StatusFormats, ", "))
 	fs.StringVarP(&o.Namespace, "namespace", "n", "", "show the Services of this `NAMESPACE`")
 	fs.BoolVarP(&o.All, "all-namespaces", "A", false, "show all Services, however many there are")
@@ -36,10 +36,18 @@ func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
 }
 
 func (o *StatusOptions) Check() error {
-	if o.Output == "" {
-		return nil
+	if o.Output != "" {
+		if err := checkFormat(o.Output, StatusFormats); err != nil {
+			return err
+		}
 	}
-	return checkFormat(o.Output, StatusFormats)
+	switch {
+	case o.Watch && o.Problems:
+		return errors.New("--watch shows every change, --problems ends with what it found: leave one out")
+	case o.Watch && o.Output != "" && o.Output != "wide":
+		return fmt.Errorf("--watch shows lines for people: leave it out, or --output %s", o.Output)
+	}
+	return nil
 }
 
 // ExplainOptions are what is asked about a packet, and how the answer is written.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -155,6 +156,17 @@ func details(ctx context.Context, c Client, o StatusOptions, r *StatusReport) er
 		r.Problems, r.problems = append(r.Problems, s.Found...), r.problems+len(s.Found)
 	}
 	return nil
+}
+
+// wants reports whether a Service is one of those that are asked for.
+func (o *StatusOptions) wants(namespace, name string) bool {
+	if len(o.Services) == 0 {
+		return o.Namespace == "" || o.Namespace == namespace
+	}
+	return slices.ContainsFunc(o.Services, func(text string) bool {
+		ns, n, err := SplitName(text, o.Namespace)
+		return err == nil && ns == namespace && n == name
+	})
 }
 
 // SplitName reads NAMESPACE/NAME, or a NAME in a namespace that is given.

@@ -3,8 +3,10 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"strings"
 	"time"
@@ -62,13 +64,18 @@ func Follow(ctx context.Context, w io.Writer, c Client, o StatusOptions) error {
 			return nil
 		case <-tick.C:
 		}
-		changed, now, err := changedSince(ctx, c, last)
+		seen, err := changedSince(ctx, c, last)
 		if err != nil {
 			return cmp.Or(ctx.Err(), err)
 		}
-		last = now
-		for _, name := range changed {
+		last = seen.newest
+		for _, name := range seen.services {
 			if err := followed(ctx, w, c, o, name); err != nil {
+				return err
+			}
+		}
+		if seen.missed > 0 {
+			if _, err := fmt.Fprintf(w, "%s not shown: they came too fast\n", plural(seen.missed, "change", "changes")); err != nil {
 				return err
 			}
 		}
@@ -85,33 +92,50 @@ func newest(ctx context.Context, c Client) (uint64, error) {
 	return list.Items[0].Number, nil
 }
 
-// changedSince names the Services that changed after a number, the first one
-// first, each once, and the number of the last change.
-func changedSince(ctx context.Context, c Client, number uint64) (names []string, last uint64, err error) {
+// changes are those between two looks.
+type changes struct {
+	services []string // each once, that which changed first before others
+	newest   uint64
+	missed   int // that the answer has no room for
+}
+
+// changedSince asks for what changed after a number. A daemon that has a smaller
+// one has begun anew, so that all of its changes are news.
+func changedSince(ctx context.Context, c Client, number uint64) (changes, error) {
 	var list statusapi.ChangeList
+	var out changes
 	if err := c.Get(ctx, statusapi.ChangesPath, url.Values{"limit": {fmt.Sprint(statusapi.MaxPage)}}, &list); err != nil {
-		return nil, number, err
+		return out, err
 	}
-	last = number
+	if len(list.Items) > 0 {
+		out.newest = list.Items[0].Number
+	}
+	if out.newest < number {
+		number = 0
+	}
+	out.missed = int(out.newest - number)
 	seen := map[string]bool{}
 	for i := len(list.Items) - 1; i >= 0; i-- {
 		ch := &list.Items[i]
+		if ch.Number <= number {
+			continue
+		}
+		out.missed--
 		name, _, _ := strings.Cut(ch.ServicePort, ":")
 		if parts := strings.SplitN(name, "/", 3); len(parts) == 3 {
 			name = parts[0] + "/" + parts[1] // a port without a name
 		}
-		if ch.Number > number && !seen[name] {
-			names, seen[name] = append(names, name), true
+		if !seen[name] {
+			out.services, seen[name] = append(out.services, name), true
 		}
-		last = max(last, ch.Number)
 	}
-	return names, last, nil
+	return out, nil
 }
 
 // followed shows a Service as a line, and one that has gone as gone.
 func followed(ctx context.Context, w io.Writer, c Client, o StatusOptions, name string) error {
 	namespace, rest, _ := strings.Cut(name, "/")
-	if o.Namespace != "" && namespace != o.Namespace {
+	if !o.wants(namespace, rest) {
 		return nil
 	}
 	var s statusapi.Service
@@ -120,6 +144,9 @@ func followed(ctx context.Context, w io.Writer, c Client, o StatusOptions, name 
 	if err := c.Get(ctx, path, url.Values{"limit": {"1"}}, &s); err != nil {
 		if ctx.Err() != nil {
 			return nil
+		}
+		if gone, ok := errors.AsType[*statusapi.ResponseError](err); !ok || gone.Code != http.StatusNotFound {
+			return err
 		}
 		s.ServiceSummary = statusapi.ServiceSummary{Namespace: namespace, Name: rest, State: "Removed", Since: now}
 	}
