@@ -112,7 +112,7 @@ var table = []rule{
 	{"internal/explain", []string{"internal/proxy", "internal/resolve", "internal/engine", "internal/statusapi"}, []string{"k8s.io/apimachinery/pkg/types"}},
 	{"internal/cli", []string{"internal/statusapi"}, []string{"github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/term", "k8s.io/apimachinery/pkg/util/duration", "sigs.k8s.io/yaml"}},
 	{"internal/traffic", []string{"internal/proxy", "internal/kernel/ct"}, []string{"k8s.io/klog/"}},
-	{"internal/bugreport", []string{"internal/statusapi"}, []string{"golang.org/x/sys/"}},
+	{"internal/bugreport", []string{"internal/cli", "internal/statusapi"}, []string{"golang.org/x/sys/"}},
 	{"internal/conntrack", []string{"internal/proxy", "internal/runner", "internal/kernel/ct"}, []string{"k8s.io/klog/"}},
 	{"internal/platform", []string{"internal/config", "internal/kernel/sysctl"}, []string{"k8s.io/utils/cpuset"}},
 	{"internal/conformance/traffic", []string{"internal/proxy"}, []string{"github.com/vishvananda/netns", "golang.org/x/sys/"}},

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice/internal/cli"
 	"sluice/internal/statusapi"
 )
 
@@ -76,10 +77,12 @@ func Gather(ctx context.Context, s Settings) (*Contents, error) {
 	return r, nil
 }
 
-// add takes a file, or notes why there is none.
+// add takes a file, or notes why there is none. What it is and why there is none
+// may be in the words of whoever was asked, and are shown on root's terminal.
 func (c *Contents) add(name, what string, text []byte, err error) {
+	what = cli.Clean(what)
 	if err != nil {
-		c.Notes = append(c.Notes, string(redact([]byte(fmt.Sprintf("%s (%s): %v", name, what, err)))))
+		c.Notes = append(c.Notes, cli.Clean(string(redact([]byte(fmt.Sprintf("%s (%s): %v", name, what, err))))))
 		return
 	}
 	c.Files = append(c.Files, File{name, what, redact(text)})
@@ -162,6 +165,8 @@ func (c *Contents) metrics(ctx context.Context, s Settings) {
 	}
 }
 
+// fetch asks one address. Whatever answers there sends nobody elsewhere: this
+// process may reach what it may not.
 func fetch(ctx context.Context, address string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -169,7 +174,8 @@ func fetch(ctx context.Context, address string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	response, err := http.DefaultClient.Do(request)
+	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	response, err := client.Do(request)
 	if err != nil {
 		return nil, err
 	}

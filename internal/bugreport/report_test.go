@@ -2,6 +2,7 @@ package bugreport
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -182,6 +183,42 @@ func TestPages(t *testing.T) {
 	}
 	if n := strings.Count(string(text), `"namespace"`); n != services {
 		t.Errorf("%d Services, want %d", n, services)
+	}
+}
+
+// TestHostileServer: who took the port of the metrics server neither writes on the
+// terminal nor sends us to another address.
+func TestHostileServer(t *testing.T) {
+	s := settingsOf(t, daemon(t))
+	elsewhere := s.Metrics
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	go func() {
+		for _, answer := range []string{"500 \x1b]0;pwned\x07", "302 Found\r\nLocation: " + elsewhere + "/secret"} {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = http.ReadRequest(bufio.NewReader(conn))
+			_, _ = io.WriteString(conn, "HTTP/1.1 "+answer+"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+			_ = conn.Close()
+		}
+	}()
+	s.Metrics = "http://" + l.Addr().String()
+	c, err := Gather(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := unpack(t, c)
+	index := files["README.txt"]
+	if strings.ContainsAny(index, "\x1b\x07") || !strings.Contains(index, "500 \ufffd]0;pwned\ufffd") || !strings.Contains(index, "302 Found") {
+		t.Errorf("the index is %q", index)
+	}
+	if text, there := files["configuration.json"]; there {
+		t.Errorf("was sent to %q", text)
 	}
 }
 

@@ -114,14 +114,14 @@ func writeCompared[T any](w io.Writer, all []NodeAnswer[T], facts func(*T) []fac
 	}
 	agree := countOf(answers, common)
 	if agree == len(answers) {
-		fmt.Fprintf(w, "%s: the same on %s", clean(answers[i].node), plural(agree, "node", "nodes"))
+		fmt.Fprintf(w, "%s: the same on %s", Clean(answers[i].node), plural(agree, "node", "nodes"))
 	} else {
-		fmt.Fprintf(w, "%s: the same on %d of %s", clean(answers[i].node), agree, plural(len(answers), "node", "nodes"))
+		fmt.Fprintf(w, "%s: the same on %d of %s", Clean(answers[i].node), agree, plural(len(answers), "node", "nodes"))
 	}
 	fmt.Fprint(w, "\n\n")
 	at := slices.IndexFunc(all, func(a NodeAnswer[T]) bool { return a.Node == answers[i].node })
 	if all[at].Answer == nil {
-		fmt.Fprintln(w, clean(all[at].Error))
+		fmt.Fprintln(w, Clean(all[at].Error))
 	} else if err := show(all[at].Answer); err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func writeCompared[T any](w io.Writer, all []NodeAnswer[T], facts func(*T) []fac
 	}
 	for _, o := range answers {
 		if !same(o.facts, common) {
-			fmt.Fprintf(w, "  %s: %s\n", clean(o.node), clean(differences(o.facts, common)))
+			fmt.Fprintf(w, "  %s: %s\n", Clean(o.node), Clean(differences(o.facts, common)))
 		}
 	}
 	WriteSilent(w, all)

@@ -26,7 +26,7 @@ func (e *ExitError) Error() string {
 	if e.Err == nil {
 		return "exit code " + strconv.Itoa(e.Code)
 	}
-	return clean(e.Err.Error())
+	return Clean(e.Err.Error())
 }
 
 func (e *ExitError) Unwrap() error { return e.Err }

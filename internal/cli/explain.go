@@ -63,12 +63,12 @@ func (p *page) line(heading, text string) {
 	if heading != "" {
 		p.last = heading
 	}
-	fmt.Fprintln(&p.out, strings.TrimRight(fmt.Sprintf("%-*s%s", indent, heading, clean(text)), " "))
+	fmt.Fprintln(&p.out, strings.TrimRight(fmt.Sprintf("%-*s%s", indent, heading, Clean(text)), " "))
 }
 
 // text adds text beside a heading, in as many lines as it takes.
 func (p *page) text(heading, text string) {
-	for i, l := range wrap(clean(text), columns-indent) {
+	for i, l := range wrap(Clean(text), columns-indent) {
 		if i > 0 {
 			heading = ""
 		}
@@ -195,15 +195,15 @@ func (p *page) table(rows [][]string, total int) {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			widths[i] = max(widths[i], len([]rune(clean(cell))))
+			widths[i] = max(widths[i], len([]rune(Clean(cell))))
 		}
 	}
 	for _, row := range rows {
 		start := ""
 		for i, cell := range row[:len(row)-1] {
-			start += fmt.Sprintf("%-*s  ", widths[i], clean(cell))
+			start += fmt.Sprintf("%-*s  ", widths[i], Clean(cell))
 		}
-		lines := append(wrap(clean(row[len(row)-1]), max(20, columns-indent-len([]rune(start)))), "")
+		lines := append(wrap(Clean(row[len(row)-1]), max(20, columns-indent-len([]rune(start)))), "")
 		for i, l := range lines[:max(1, len(lines)-1)] {
 			if i > 0 {
 				start = strings.Repeat(" ", len([]rune(start)))

@@ -34,7 +34,7 @@ func Nodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) error
 		return encode(w, o.Output, NodeList[statusapi.Node]{all})
 	case "name":
 		for _, a := range all {
-			fmt.Fprintln(w, clean(a.Node))
+			fmt.Fprintln(w, Clean(a.Node))
 		}
 		return nil
 	}
@@ -121,7 +121,7 @@ func writeTroubles(w io.Writer, all []NodeAnswer[statusapi.Node]) {
 			fmt.Fprintln(w, head)
 			head = ""
 		}
-		fmt.Fprintf(w, "  %s: %s\n", clean(a.Node), clean(strings.Join(why, "; ")))
+		fmt.Fprintf(w, "  %s: %s\n", Clean(a.Node), Clean(strings.Join(why, "; ")))
 	}
 }
 
@@ -139,7 +139,7 @@ func WriteSilent[T any](w io.Writer, all []NodeAnswer[T]) {
 	fmt.Fprintf(w, "\nNO ANSWER FROM %s:\n", strings.ToUpper(plural(silent, "node", "nodes")))
 	for _, a := range all {
 		if a.Answer == nil && !a.Said {
-			fmt.Fprintf(w, "  %s: %s\n", clean(a.Node), clean(a.Error))
+			fmt.Fprintf(w, "  %s: %s\n", Clean(a.Node), Clean(a.Error))
 		}
 	}
 }

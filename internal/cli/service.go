@@ -51,7 +51,7 @@ func addEndpoints(ports, page []statusapi.Port) {
 
 // writeService writes all that is known of one Service.
 func writeService(w io.Writer, s *statusapi.Service, now time.Time) error {
-	fmt.Fprintf(w, "\nService %s\n", clean(s.Namespace+"/"+s.Name))
+	fmt.Fprintf(w, "\nService %s\n", Clean(s.Namespace+"/"+s.Name))
 	for i := range s.Rows {
 		if err := writePort(w, &s.Rows[i], now); err != nil {
 			return err
@@ -65,15 +65,15 @@ func writePort(w io.Writer, p *statusapi.Port, now time.Time) error {
 	if p.Name != "" {
 		name = p.Name + " " + name
 	}
-	fmt.Fprintf(w, "\n  Port %s: %s\n", clean(name), clean(statusLine(&p.Status, now)))
+	fmt.Fprintf(w, "\n  Port %s: %s\n", Clean(name), Clean(statusLine(&p.Status, now)))
 	for _, f := range p.Frontends {
 		lost := ""
 		if f.LostTo != "" {
 			lost = "   lost to Service " + f.LostTo
 		}
-		fmt.Fprintf(w, "    %-13s %s%s\n", clean(f.Kind), clean(f.Address), clean(lost))
+		fmt.Fprintf(w, "    %-13s %s%s\n", Clean(f.Kind), Clean(f.Address), Clean(lost))
 	}
-	fmt.Fprintf(w, "    %-13s internal %s, external %s%s\n", "Policy", clean(p.Internal), clean(p.External), clean(more(p)))
+	fmt.Fprintf(w, "    %-13s internal %s, external %s%s\n", "Policy", Clean(p.Internal), Clean(p.External), Clean(more(p)))
 	if len(p.Endpoints) == 0 {
 		fmt.Fprintln(w, "    No endpoints")
 		return nil

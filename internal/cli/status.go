@@ -82,7 +82,7 @@ func Status(ctx context.Context, w io.Writer, c Client, o StatusOptions) (*Statu
 		return r, encode(w, o.Output, r)
 	case "name":
 		for _, s := range r.Services {
-			fmt.Fprintln(w, clean(s.Namespace+"/"+s.Name))
+			fmt.Fprintln(w, Clean(s.Namespace+"/"+s.Name))
 		}
 		return r, nil
 	}
@@ -187,10 +187,10 @@ func writeNode(w io.Writer, n *statusapi.Node) {
 	if !n.Health.Healthy {
 		health = "NOT HEALTHY: " + n.Health.Reason
 	}
-	fmt.Fprintf(w, "%s: mode %s, %s, up %s, %s\n", clean(n.Name), clean(n.Mode), clean(strings.Join(n.Families, " and ")), age(n.Now, n.Started), clean(health))
+	fmt.Fprintf(w, "%s: mode %s, %s, up %s, %s\n", Clean(n.Name), Clean(n.Mode), Clean(strings.Join(n.Families, " and ")), age(n.Now, n.Started), Clean(health))
 	fmt.Fprintf(w, "%s, %s, %s\n", plural(n.Counts.Services, "Service", "Services"), plural(n.Counts.Ports, "port", "ports"),
 		plural(n.Counts.Endpoints, "endpoint", "endpoints"))
-	fmt.Fprintln(w, clean(syncLine(n)))
+	fmt.Fprintln(w, Clean(syncLine(n)))
 	if t := n.Tracking; t != nil && t.Limit > 0 {
 		fmt.Fprintf(w, "Connection tracking: %s of %s entries (%d%%)\n", thousands(t.Entries), thousands(t.Limit), t.Entries*100/t.Limit)
 	}
@@ -221,7 +221,7 @@ func writeProblems(w io.Writer, r *StatusReport) {
 	fmt.Fprintf(w, "\n%s:\n", strings.ToUpper(plural(r.problems, "problem", "problems")))
 	some := r.Problems[:min(len(r.Problems), problemsListed)]
 	for _, p := range some {
-		fmt.Fprintf(w, "  %s\n", clean(p.String()))
+		fmt.Fprintf(w, "  %s\n", Clean(p.String()))
 	}
 	if more := r.problems - len(some); more > 0 {
 		fmt.Fprintf(w, "  and %s more (-o json has up to %d)\n", thousands(more), statusapi.DefaultPage)

@@ -14,9 +14,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// clean makes what came from objects safe for a terminal: whoever may write one
+// Clean makes what came from objects safe for a terminal: whoever may write one
 // must not move the cursor of who reads of it.
-func clean(s string) string {
+func Clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' {
 			return ' '
@@ -82,7 +82,7 @@ func newTable(w io.Writer, heads ...string) table {
 
 func (t table) line(cells ...string) {
 	for i := range cells {
-		if cells[i] = clean(cells[i]); cells[i] == "" {
+		if cells[i] = Clean(cells[i]); cells[i] == "" {
 			cells[i] = "-"
 		}
 	}
