@@ -12,11 +12,20 @@ const redacted = "REDACTED"
 var privateKey = regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`)
 
 // secretKey is how settings are called whose value is nobody's business.
-const secretKey = `[\w.-]*(?:token|password|passwd|secret|api-?key|private-?key|client-key-data|client-certificate-data|` +
-	`certificate-authority-data|authorization|credentials?)`
+const secretKey = `[\w.-]*(?:token|password|passwd|passphrase|secret|(?:api|access|secret|private)[-_]?key|client-key-data|` +
+	`client-certificate-data|certificate-authority-data|authorization|credentials?)`
+
+// Values in quotes, of which the last may be missing where a line was cut.
+const (
+	// escapedText is a string within a JSON string, without its quotes: one backslash
+	// before a quote ends it, as its own escapes begin with two.
+	escapedText = `(?:[^"\\\n]|\\\\(?:\\.|[^\\\n]))*`
+
+	quotedText = `(?:"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|\\"` + escapedText + `(?:\\")?)`
+)
 
 // settingHints are in a line that may have such a setting, in lower case.
-var settingHints = []string{"token", "passw", "secret", "key", "client-cert", "certificate-auth", "authorization", "credential"}
+var settingHints = []string{"token", "pass", "secret", "key", "client-cert", "certificate-auth", "authorization", "credential"}
 
 // secrets are what secrets look like within a line, with what is written instead.
 // Names of Services are not among them, whatever they are called. A line that has
@@ -26,14 +35,16 @@ var secrets = []struct {
 	form    *regexp.Regexp
 	instead string
 }{
-	{[]string{"ls0tls1crudjti"}, regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=_-]*`), redacted},                        // a key or certificate in base64
-	{[]string{"eyj"}, regexp.MustCompile(`\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*`), redacted},                                    // a token of a ServiceAccount
-	{[]string{"://"}, regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s"'@]+@`), "${1}" + redacted + "@"},            // in a URL
-	{[]string{"bearer", "basic"}, regexp.MustCompile(`(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}`), "${1}" + redacted},    // in a header
-	{settingHints, regexp.MustCompile(`(?i)("` + secretKey + `"\s*:\s*)"(?:[^"\\]|\\.)*"`), `${1}"` + redacted + `"`},    // JSON
-	{settingHints, regexp.MustCompile(`(?i)^([ \t-]*` + secretKey + `:[ \t]+)\S.*`), "${1}" + redacted},                  // YAML
-	{settingHints, regexp.MustCompile(`(?i)(--` + secretKey + `[=\s]\s*)(?:"[^"]*"|[^\s-]\S*)`), "${1}" + redacted},      // a flag
-	{settingHints, regexp.MustCompile(`(?i)(\b` + secretKey + `=)(?:"(?:[^"\\]|\\.)*"|[^\s&"',}]+)`), "${1}" + redacted}, // a query, a log
+	{[]string{"ls0tls1crudjti"}, regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=_-]*`), redacted},                         // a key or certificate in base64
+	{[]string{"eyj"}, regexp.MustCompile(`\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*`), redacted},                                     // a token of a ServiceAccount
+	{[]string{"://"}, regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s"'@]+@`), "${1}" + redacted + "@"},             // in a URL
+	{[]string{"bearer", "basic"}, regexp.MustCompile(`(?i)\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}`), "${1}" + redacted},     // in a header
+	{settingHints, regexp.MustCompile(`(?i)("` + secretKey + `"\s*:\s*)"(?:[^"\\]|\\.)*"`), `${1}"` + redacted + `"`},     // JSON
+	{settingHints, regexp.MustCompile(`(?i)(\\+"` + secretKey + `\\+"\s*:\s*\\+")` + escapedText), "${1}" + redacted},     // JSON in JSON
+	{settingHints, regexp.MustCompile(`(?i)('` + secretKey + `'\s*:\s*)` + quotedText), "${1}" + redacted},                // Python
+	{settingHints, regexp.MustCompile(`(?i)^([ \t-]*` + secretKey + `:[ \t]+)\S.*`), "${1}" + redacted},                   // YAML
+	{settingHints, regexp.MustCompile(`(?i)(--` + secretKey + `[=\s]\s*)(?:"[^"]*"|[^\s-]\S*)`), "${1}" + redacted},       // a flag
+	{settingHints, regexp.MustCompile(`(?i)(\b` + secretKey + `=)(?:` + quotedText + `|[^\s&"',}]+)`), "${1}" + redacted}, // a query, a log
 }
 
 // redact takes secrets out of a text.
