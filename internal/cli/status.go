@@ -108,15 +108,16 @@ func Report(ctx context.Context, c Client, o StatusOptions) (*StatusReport, erro
 	if len(o.Services) > 0 {
 		return r, details(ctx, c, o, r)
 	}
-	var problems statusapi.ProblemList
-	if err := c.Get(ctx, statusapi.ProblemsPath, nil, &problems); err != nil {
-		return nil, err
-	}
-	r.Problems, r.problems = problems.Items, problems.Total
-	query := url.Values{"sort": {cmp.Or(o.SortBy, "name")}}
+	query := url.Values{}
 	if o.Namespace != "" {
 		query.Set("namespace", o.Namespace)
 	}
+	var problems statusapi.ProblemList
+	if err := c.Get(ctx, statusapi.ProblemsPath, query, &problems); err != nil {
+		return nil, err
+	}
+	r.Problems, r.problems = problems.Items, problems.Total
+	query.Set("sort", cmp.Or(o.SortBy, "name"))
 	all := o.All || o.Namespace != "" || o.Output != ""
 	if o.Problems || !all && r.Node.Counts.Services > listed {
 		query.Set("problems", "true")

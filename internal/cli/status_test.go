@@ -113,6 +113,19 @@ func TestStatusOfMany(t *testing.T) {
 	}
 }
 
+// TestProblemsOfNamespace: those of another are no reason to look at this one.
+func TestProblemsOfNamespace(t *testing.T) {
+	d := &daemon{answers: map[string]any{
+		statusapi.NodePath: node(nil), statusapi.ServicesPath: statusapi.ServiceList{},
+		statusapi.ProblemsPath:                            statusapi.ProblemList{Total: 1, Items: []statusapi.Problem{{Object: "Service shop/idle"}}},
+		statusapi.ProblemsPath + "?namespace=kube-system": statusapi.ProblemList{},
+	}}
+	var b strings.Builder
+	if err := ShowStatus(t.Context(), &b, d, StatusOptions{Problems: true, Namespace: "kube-system"}); err != nil || strings.Contains(b.String(), "shop") {
+		t.Errorf("error %v, shows\n%s", err, b.String())
+	}
+}
+
 func TestStatusGoesThroughPages(t *testing.T) {
 	first, second := list(2), list(2)
 	first.Continue = "2"

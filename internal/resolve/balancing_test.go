@@ -140,6 +140,15 @@ func TestProblemOfService(t *testing.T) {
 	}
 }
 
+// TestProblemNamespace has none for what is in none.
+func TestProblemNamespace(t *testing.T) {
+	for object, want := range map[string]string{"Service ns/web": "ns", "EndpointSlice ns/web-1": "ns", "Node here": "", "configuration": ""} {
+		if got := (Problem{Object: object}).Namespace(); got != want {
+			t.Errorf("%s is in %q, want %q", object, got, want)
+		}
+	}
+}
+
 // TestPreserveDestination reads kube-proxy's annotation where the mode does: only
 // endpoints of this node are left, and rows with LoadBalancer addresses say so.
 func TestPreserveDestination(t *testing.T) {

@@ -30,6 +30,16 @@ func (p Problem) Service() (name types.NamespacedName, ok bool) {
 	return name, ok
 }
 
+// Namespace returns that of the object, or nothing if it has none.
+func (p Problem) Namespace() string {
+	_, name, _ := strings.Cut(p.Object, " ")
+	namespace, _, found := strings.Cut(name, "/")
+	if !found {
+		return ""
+	}
+	return namespace
+}
+
 func CompareProblems(a, b Problem) int {
 	return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason))
 }

@@ -55,6 +55,9 @@ func syncOf(s engine.SyncStatus) statusapi.Sync {
 func (s *Server) problems(_ context.Context, r *request) (any, error) {
 	var all []resolve.Problem
 	s.settings.Engine.Look(func(v engine.View) { all = v.Resolver.Problems() })
+	if namespace := r.query.Get("namespace"); namespace != "" {
+		all = slices.DeleteFunc(all, func(p resolve.Problem) bool { return p.Namespace() != "" && p.Namespace() != namespace })
+	}
 	slices.SortFunc(all, resolve.CompareProblems)
 	list := append(s.files(), problemsOf(all)...)
 	some, next, err := page(r, list)

@@ -131,6 +131,11 @@ func TestProblemsAndChanges(t *testing.T) {
 		if p := get[statusapi.ProblemList](l, statusapi.ProblemsPath); p.Total != 1 || p.Items[0].Object != "Service ns/bad" {
 			t.Errorf("problems %+v", p)
 		}
+		for namespace, want := range map[string]int{"ns": 1, "other": 0} {
+			if p := get[statusapi.ProblemList](l, statusapi.ProblemsPath+"?namespace="+namespace); p.Total != want {
+				t.Errorf("problems of namespace %s: %+v, want %d", namespace, p, want)
+			}
+		}
 		l.engine.OnEndpointSliceUpdate(nil, endpoints("ns", "web", 7, 3))
 		synctest.Wait()
 		c := get[statusapi.ChangeList](l, statusapi.ChangesPath+"?limit=1")
