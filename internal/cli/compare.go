@@ -144,13 +144,8 @@ func CompareServices(w io.Writer, all []NodeAnswer[StatusReport], o StatusOption
 	case "json", "yaml":
 		return encode(w, o.Output, NodeList[StatusReport]{all})
 	}
-	return writeCompared(w, all, serviceFacts, func(r *StatusReport) error {
-		for i := range r.Details {
-			if err := writeService(w, &r.Details[i], r.Node.Now); err != nil {
-				return err
-			}
-		}
-		return nil
+	return writeAll(w, func(w io.Writer) error {
+		return writeCompared(w, all, serviceFacts, func(r *StatusReport) error { return writeDetails(w, r) })
 	})
 }
 
@@ -193,12 +188,14 @@ func CompareExplanations(w io.Writer, all []NodeAnswer[statusapi.Explanation], f
 	if format != "text" {
 		return encode(w, format, NodeList[statusapi.Explanation]{all})
 	}
-	return writeCompared(w, all, explanationFacts, func(e *statusapi.Explanation) error {
-		err := Explain(w, format, e, now)
-		if some := len(e.Candidates); err == nil && some < e.CandidateCount {
-			_, err = fmt.Fprintf(w, "\nCompared: the first %s of %s endpoints, by address\n", thousands(some), thousands(e.CandidateCount))
-		}
-		return err
+	return writeAll(w, func(w io.Writer) error {
+		return writeCompared(w, all, explanationFacts, func(e *statusapi.Explanation) error {
+			err := Explain(w, format, e, now)
+			if some := len(e.Candidates); some < e.CandidateCount {
+				fmt.Fprintf(w, "\nCompared: the first %s of %s endpoints, by address\n", thousands(some), thousands(e.CandidateCount))
+			}
+			return err
+		})
 	})
 }
 

@@ -29,6 +29,10 @@ type NodeList[T any] struct {
 // Nodes shows how the daemons of many nodes are: a line for each, or if they are
 // many one for all that agree and one for each that differs.
 func Nodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) error {
+	return writeAll(w, func(w io.Writer) error { return writeNodes(w, all, o) })
+}
+
+func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) error {
 	switch o.Output {
 	case "json", "yaml":
 		return encode(w, o.Output, NodeList[statusapi.Node]{all})

@@ -49,6 +49,16 @@ func addEndpoints(ports, page []statusapi.Port) {
 	}
 }
 
+// writeDetails writes all that is known of the Services that were named.
+func writeDetails(w io.Writer, r *StatusReport) error {
+	for i := range r.Details {
+		if err := writeService(w, &r.Details[i], r.Node.Now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // writeService writes all that is known of one Service.
 func writeService(w io.Writer, s *statusapi.Service, now time.Time) error {
 	fmt.Fprintf(w, "\nService %s\n", Clean(s.Namespace+"/"+s.Name))

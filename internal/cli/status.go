@@ -77,26 +77,25 @@ func Status(ctx context.Context, w io.Writer, c Client, o StatusOptions) (*Statu
 	if err != nil {
 		return nil, err
 	}
+	return r, writeAll(w, func(w io.Writer) error { return writeReport(w, r, o) })
+}
+
+func writeReport(w io.Writer, r *StatusReport, o StatusOptions) error {
 	switch o.Output {
 	case "json", "yaml":
-		return r, encode(w, o.Output, r)
+		return encode(w, o.Output, r)
 	case "name":
 		for _, s := range r.Services {
 			fmt.Fprintln(w, Clean(s.Namespace+"/"+s.Name))
 		}
-		return r, nil
+		return nil
 	}
 	writeNode(w, &r.Node)
 	writeProblems(w, r)
 	if len(o.Services) > 0 {
-		for i := range r.Details {
-			if err := writeService(w, &r.Details[i], r.Node.Now); err != nil {
-				return r, err
-			}
-		}
-		return r, nil
+		return writeDetails(w, r)
 	}
-	return r, writeServices(w, r, o)
+	return writeServices(w, r, o)
 }
 
 // Report asks for all that is to be shown.

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,6 +111,31 @@ func TestStatusOfMany(t *testing.T) {
 	}
 	if want := "29,998 Services not shown; -A shows all"; !strings.Contains(b.String(), want) {
 		t.Errorf("%s\nwant %q", b.String(), want)
+	}
+}
+
+// full is a disk without room.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// TestFullDisk: whoever pipes an answer into a file is told that it is not there.
+func TestFullDisk(t *testing.T) {
+	idle := statusapi.Service{ServiceSummary: list(0).Items[1], Rows: []statusapi.Port{{Name: "http"}}}
+	d := &daemon{answers: map[string]any{
+		statusapi.NodePath: node(nil), statusapi.ProblemsPath: statusapi.ProblemList{}, statusapi.ServicesPath: statusapi.ServiceList{},
+		statusapi.ServicesPath + "?limit=500&sort=name": list(0), "/v1/services/shop/idle": idle,
+	}}
+	for _, o := range []StatusOptions{{}, {Output: "wide"}, {Output: "name"}, {Output: "json"}, {Services: []string{"shop/idle"}}} {
+		if _, err := Status(t.Context(), full{}, d, o); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	if err := Nodes(full{}, nodes(1, nil), StatusOptions{Output: "name"}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("nodes: %v", err)
+	}
+	if err := CompareServices(full{}, services(func(s *statusapi.Service) { s.Rows = nil }), StatusOptions{}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a Service on nodes: %v", err)
 	}
 }
 

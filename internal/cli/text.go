@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -67,6 +68,17 @@ func plural(n int, one, many string) string {
 		return "1 " + one
 	}
 	return thousands(n) + " " + many
+}
+
+// writeAll writes at once what some function writes, so that no error of the writer
+// is lost however many calls it takes.
+func writeAll(w io.Writer, text func(w io.Writer) error) error {
+	var b bytes.Buffer
+	if err := text(&b); err != nil {
+		return err
+	}
+	_, err := b.WriteTo(w)
+	return err
 }
 
 // table writes lines whose cells stand below each other, as kubectl does.
