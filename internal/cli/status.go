@@ -52,7 +52,7 @@ var StatusFormats = []string{"wide", "json", "yaml", "name"}
 type StatusReport struct {
 	Node     statusapi.Node             `json:"node"`
 	Problems []statusapi.Problem        `json:"problems"`
-	Services []statusapi.ServiceSummary `json:"services,omitempty"`
+	Services []statusapi.ServiceSummary `json:"services"`
 	Details  []statusapi.Service        `json:"details,omitempty"` // of Services that were named
 
 	problems int // that there are
@@ -100,7 +100,7 @@ func writeReport(w io.Writer, r *StatusReport, o StatusOptions) error {
 
 // Report asks for all that is to be shown.
 func Report(ctx context.Context, c Client, o StatusOptions) (*StatusReport, error) {
-	r := &StatusReport{}
+	r := &StatusReport{Problems: []statusapi.Problem{}, Services: []statusapi.ServiceSummary{}} // JSON has no null
 	if err := c.Get(ctx, statusapi.NodePath, nil, &r.Node); err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func Report(ctx context.Context, c Client, o StatusOptions) (*StatusReport, erro
 	if err := c.Get(ctx, statusapi.ProblemsPath, query, &problems); err != nil {
 		return nil, err
 	}
-	r.Problems, r.problems = problems.Items, problems.Total
+	r.Problems, r.problems = append(r.Problems, problems.Items...), problems.Total
 	query.Set("sort", cmp.Or(o.SortBy, "name"))
 	all := o.All || o.Namespace != "" || o.Output != ""
 	if o.Problems || !all && r.Node.Counts.Services > listed {

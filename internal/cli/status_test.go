@@ -139,6 +139,25 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// TestEmptyLists: a program finds the same lists in every report.
+func TestEmptyLists(t *testing.T) {
+	d := &daemon{answers: map[string]any{
+		statusapi.NodePath: node(nil), statusapi.ProblemsPath: statusapi.ProblemList{}, statusapi.ServicesPath: statusapi.ServiceList{},
+		"/v1/services/shop/cart": statusapi.Service{},
+	}}
+	for _, o := range []StatusOptions{{Output: "json"}, {Output: "json", Services: []string{"shop/cart"}}} {
+		var b strings.Builder
+		if _, err := Status(t.Context(), &b, d, o); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{`"problems": []`, `"services": [`} {
+			if !strings.Contains(b.String(), want) {
+				t.Errorf("%+v lacks %s:\n%s", o, want, b.String())
+			}
+		}
+	}
+}
+
 // TestProblemsOfNamespace: those of another are no reason to look at this one.
 func TestProblemsOfNamespace(t *testing.T) {
 	d := &daemon{answers: map[string]any{
