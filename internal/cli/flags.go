@@ -25,7 +25,7 @@ const (
 
 // AddFlags adds the flags that say what of the status is shown.
 func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&o.Wait, "wait", 0, "wait until everything known is in force, for up to this `TIME`")
+	fs.Func("wait", "wait until everything known is in force, for up to this `TIME`; 0s asks once", o.setWait)
 	fs.Lookup("wait").NoOptDefVal = waitTime.String()
 	fs.BoolVar(&o.Problems, "problems", false, "show only what somebody should look at")
 	fs.BoolVarP(&o.Watch, "watch", "w", false, "go on, and show Services again when they change; with names, these")
@@ -33,6 +33,15 @@ func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Namespace, "namespace", "n", "", "show the Services of this `NAMESPACE`")
 	fs.BoolVarP(&o.All, "all-namespaces", "A", false, "show all Services, however many there are")
 	fs.StringVar(&o.SortBy, "sort-by", "", "`COLUMN`: name, used, since, state, connections or bytes; with a minus, the other way round")
+}
+
+func (o *StatusOptions) setWait(text string) error {
+	d, err := time.ParseDuration(text)
+	if err == nil && d < 0 {
+		err = errors.New("want no less than 0s")
+	}
+	o.Wait = &d
+	return err
 }
 
 func (o *StatusOptions) Check() error {
@@ -100,11 +109,9 @@ func (o *TopOptions) Check() error {
 // ShowStatus shows the status as the options have it, and returns a finding as an
 // [ExitError].
 func ShowStatus(ctx context.Context, w io.Writer, c Client, o StatusOptions) error {
-	if o.Wait > 0 {
-		limited, cancel := context.WithTimeout(ctx, o.Wait)
-		defer cancel()
-		if err := Wait(limited, c); err != nil {
-			e := &ExitError{Code: ExitNoAnswer, Err: fmt.Errorf("waited %v: %w", o.Wait, err)}
+	if o.Wait != nil {
+		if err := Wait(ctx, c, *o.Wait); err != nil {
+			e := &ExitError{Code: ExitNoAnswer, Err: fmt.Errorf("waited %v: %w", *o.Wait, err)}
 			if finding, ok := errors.AsType[*ExitError](err); ok {
 				e.Code = finding.Code
 			}

@@ -3,7 +3,34 @@ package cli
 import (
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
 )
+
+func TestWaitFlag(t *testing.T) {
+	for _, tt := range []struct {
+		flag string
+		want time.Duration
+		says string // of what is refused
+	}{
+		{"--wait", time.Minute, ""},
+		{"--wait=30s", 30 * time.Second, ""},
+		{"--wait=0s", 0, ""},
+		{"--wait=-1s", 0, "want no less than 0s"},
+		{"--wait=soon", 0, `invalid duration "soon"`},
+	} {
+		var o StatusOptions
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		o.AddFlags(fs)
+		switch err := fs.Parse([]string{tt.flag}); {
+		case tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)):
+			t.Errorf("%s: %v, want %q", tt.flag, err, tt.says)
+		case tt.says == "" && (err != nil || o.Wait == nil || *o.Wait != tt.want):
+			t.Errorf("%s: %v, error %v; want %v", tt.flag, o.Wait, err, tt.want)
+		}
+	}
+}
 
 func TestStatusOptionsThatMakeNoSense(t *testing.T) {
 	for _, tt := range []struct {

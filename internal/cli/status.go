@@ -41,8 +41,8 @@ type StatusOptions struct {
 	SortBy    string
 	Output    string // wide, json, yaml or name; empty: for people
 
-	Wait  time.Duration // for everything to be in force, before
-	Watch bool          // go on, and show what changes
+	Wait  *time.Duration // for everything to be in force, before; nil: do not ask
+	Watch bool           // go on, and show what changes
 }
 
 // StatusFormats are the outputs that there are.

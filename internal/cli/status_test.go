@@ -252,12 +252,10 @@ func TestWait(t *testing.T) {
 		d := &daemon{answers: map[string]any{statusapi.NodePath: func() any {
 			return node(func(n *statusapi.Node) { n.Sync.Done = time.Since(start) > 3*time.Second })
 		}}}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if err := Wait(ctx, d); err == nil || !strings.Contains(err.Error(), "not everything is in force") {
+		if err := Wait(t.Context(), d, time.Second); err == nil || !strings.Contains(err.Error(), "not everything is in force") {
 			t.Errorf("in vain: %v", err)
 		}
-		if err := Wait(t.Context(), d); err != nil || time.Since(start) > 4*time.Second {
+		if err := Wait(t.Context(), d, time.Minute); err != nil || time.Since(start) > 4*time.Second {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
 	})
@@ -286,9 +284,12 @@ func TestWaitInVain(t *testing.T) {
 		{away{}, ExitNoAnswer, "no daemon answers"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			err := ShowStatus(t.Context(), io.Discard, tt.client, StatusOptions{Wait: time.Second})
-			if e, ok := errors.AsType[*ExitError](err); !ok || e.Code != tt.code || !strings.Contains(e.Error(), tt.says) {
-				t.Errorf("%v, want exit code %d and %q", err, tt.code, tt.says)
+			for _, patience := range []time.Duration{0, time.Second} {
+				began := time.Now()
+				err := ShowStatus(t.Context(), io.Discard, tt.client, StatusOptions{Wait: &patience})
+				if e, ok := errors.AsType[*ExitError](err); !ok || e.Code != tt.code || !strings.Contains(e.Error(), tt.says) || time.Since(began) != patience {
+					t.Errorf("%v after %v, want exit code %d and %q after %v", err, time.Since(began), tt.code, tt.says, patience)
+				}
 			}
 		})
 	}

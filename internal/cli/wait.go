@@ -14,21 +14,22 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// Wait asks until everything known is in force, or ctx ends; it then says what
+// Wait asks until everything known is in force, or time is up; it then says what
 // is not, which is a finding, or why the daemon could not be asked, which is none.
-// One that does not answer yet may still come.
-func Wait(ctx context.Context, c Client) error {
+// One that does not answer yet may still come. Without patience it asks once.
+func Wait(ctx context.Context, c Client, patience time.Duration) error {
+	if patience == 0 {
+		return inForce(ctx, c)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	var last error
 	for {
-		var n statusapi.Node
-		err := c.Get(ctx, statusapi.NodePath, nil, &n)
+		err := inForce(ctx, c)
 		if err == nil {
-			if err = NotInForce(&n); err == nil {
-				return nil
-			}
-			err = &ExitError{Code: ExitFinding, Err: err}
+			return nil
 		}
 		if last != nil && ctx.Err() != nil {
 			return last // what it was before time was up says more
@@ -40,6 +41,18 @@ func Wait(ctx context.Context, c Client) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// inForce asks once whether everything known is in force.
+func inForce(ctx context.Context, c Client) error {
+	var n statusapi.Node
+	if err := c.Get(ctx, statusapi.NodePath, nil, &n); err != nil {
+		return err
+	}
+	if err := NotInForce(&n); err != nil {
+		return &ExitError{Code: ExitFinding, Err: err}
+	}
+	return nil
 }
 
 // NotInForce says what is not, if not everything known is in force.

@@ -1,7 +1,6 @@
 package kubectl
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,11 +39,11 @@ know of these Services and where that differs. With --node, show all of one node
 		if o.Watch && f.node == "" {
 			return errors.New("--watch: give --node NAME, as one node can be followed at a time")
 		}
-		if o.Wait > 0 {
-			if err := f.wait(cmd.Context(), o.Wait); err != nil {
+		if o.Wait != nil {
+			if err := f.wait(cmd.Context(), *o.Wait); err != nil {
 				return err
 			}
-			o.Wait = 0
+			o.Wait = nil
 		}
 		c, all, err := f.daemons(cmd.Context())
 		if err != nil {
@@ -90,11 +89,15 @@ func statusOfAll(cmd *cobra.Command, all []daemon, o cli.StatusOptions) error {
 }
 
 // wait waits until everything is in force on all nodes that are to be asked. Pods
-// may come and go meanwhile; a node is asked until its time has come.
+// may come and go meanwhile; a node is asked until its time has come, and without
+// patience once.
 func (f *flags) wait(ctx context.Context, patience time.Duration) error {
 	c, err := f.open()
 	if err != nil {
 		return err
+	}
+	if patience == 0 {
+		return inVain(patience, c.late(ctx, f.node, map[string]bool{}))
 	}
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -103,30 +106,38 @@ func (f *flags) wait(ctx context.Context, patience time.Duration) error {
 	done := map[string]bool{}
 	var why error
 	for {
-		late, err := c.late(limited, f.node, done)
-		if err == nil && late == nil || errors.Is(err, errForbidden) {
-			return err
+		late := c.late(limited, f.node, done)
+		if late == nil || errors.Is(late, errForbidden) {
+			return late
 		}
 		if limited.Err() == nil || why == nil { // the end of the time is no reason
-			why = cmp.Or(err, late)
+			why = late
 		}
 		select {
 		case <-limited.Done():
-			return &cli.ExitError{Code: cli.ExitFinding, Err: fmt.Errorf("waited %v: %w", patience, why)}
+			return inVain(patience, why)
 		case <-tick.C:
 		}
 	}
 }
 
+// inVain says that it was in vain to wait, if there is a reason.
+func inVain(patience time.Duration, why error) error {
+	if why == nil || errors.Is(why, errForbidden) {
+		return why
+	}
+	return &cli.ExitError{Code: cli.ExitFinding, Err: fmt.Errorf("waited %v: %w", patience, why)}
+}
+
 // late asks the nodes that are not done, and says why the first is not done yet.
-func (c *cluster) late(ctx context.Context, node string, done map[string]bool) (late, err error) {
+func (c *cluster) late(ctx context.Context, node string, done map[string]bool) (late error) {
 	all, err := c.daemons(ctx, node)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	all = slices.DeleteFunc(all, func(d daemon) bool { return done[d.node] })
 	if len(all) == 0 {
-		return nil, nil
+		return nil
 	}
 	answers, _ := ask(ctx, all, get[statusapi.Node](statusapi.NodePath, nil))
 	for _, a := range answers {
@@ -138,5 +149,5 @@ func (c *cluster) late(ctx context.Context, node string, done map[string]bool) (
 			late = fmt.Errorf("node %s: %w", a.Node, why)
 		}
 	}
-	return late, nil
+	return late
 }

@@ -140,9 +140,7 @@ func (d *askedDaemon) start(ctx context.Context) error {
 	if err := d.cmd.Start(); err != nil {
 		return err
 	}
-	ready, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	if err := cli.Wait(ready, d.client); err != nil {
+	if err := cli.Wait(ctx, d.client, time.Minute); err != nil {
 		d.stop()
 		text, _ := os.ReadFile(log.Name())
 		return fmt.Errorf("%w; its log: %s", err, text)
