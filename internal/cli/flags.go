@@ -132,13 +132,14 @@ func ShowStatus(ctx context.Context, w io.Writer, c Client, o StatusOptions) err
 
 // ShowTop shows the traffic: again and again on a terminal, and else once.
 func ShowTop(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions) error {
-	_, height, err := Terminal(w)
-	if err != nil {
-		return Top(ctx, w, traffic, o, false)
+	if _, _, err := Terminal(w); err != nil {
+		return top(ctx, w, traffic, o, nil)
 	}
-	o.Lines = height
 	fmt.Fprint(w, "\x1b[2J")
-	return Top(ctx, w, traffic, o, true)
+	return top(ctx, w, traffic, o, func() screen {
+		width, height, _ := Terminal(w) // one that has gone fails when it is written to
+		return screen{width, height}
+	})
 }
 
 // Terminal returns the size of the terminal that a writer is, if it is one.

@@ -54,7 +54,8 @@ func FuzzAnswer(f *testing.F) {
 			s, err := look(t.Context(), TrafficOf(c), o)
 			later := s
 			later.at = s.at.Add(time.Second)
-			b.WriteString(topText(s, later, o))
+			b.WriteString(topText(s, later, o, screen{}))
+			b.WriteString(topText(s, later, o, screen{columns: 40, lines: 10}))
 			say(err)
 		}
 		var e statusapi.Explanation

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"sluice/internal/statusapi"
 )
@@ -19,7 +20,6 @@ type TopOptions struct {
 	Endpoints bool // each of them, instead of Services
 	SortBy    string
 	Period    time.Duration // from one look to the next
-	Lines     int           // at most; 0: all
 }
 
 // TopColumns are what the traffic can be sorted by, the largest first.
@@ -51,9 +51,9 @@ func TrafficOf(c Client) Traffic {
 	}
 }
 
-// Top shows the traffic of every period, each on the place of the one before,
-// until ctx ends; once, if it is not live.
-func Top(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions, live bool) error {
+// top shows the traffic of every period, each on the place of the one before and
+// cut to the size that the screen has then, until ctx ends; without a size once.
+func top(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions, size func() screen) error {
 	if !slices.Contains(TopColumns, o.SortBy) {
 		return fmt.Errorf("sort by %q: want %s", o.SortBy, strings.Join(TopColumns, ", "))
 	}
@@ -79,11 +79,11 @@ func Top(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions, live b
 		if !now.at.After(before.at) {
 			continue // Nothing was counted since.
 		}
-		text := topText(before, now, o)
-		if !live {
-			_, err := io.WriteString(w, text)
+		if size == nil {
+			_, err := io.WriteString(w, topText(before, now, o, screen{}))
 			return err
 		}
+		text := topText(before, now, o, size())
 		// Lines are overwritten, not cleared first: that would flicker.
 		text = "\x1b[H" + strings.ReplaceAll(text, "\n", "\x1b[K\n") + "\x1b[J"
 		if _, err := io.WriteString(w, text); err != nil {
@@ -211,34 +211,53 @@ func compareTop(column string) func(a, b topLine) int {
 	}
 }
 
-func topText(before, now sample, o TopOptions) string {
+// topText is a picture of the traffic. Columns that a screen lacks are first taken
+// from the names of Services, as what was counted stands to the right of them.
+func topText(before, now sample, o TopOptions, size screen) string {
 	lines := topLines(before, now)
 	slices.SortFunc(lines, compareTop(o.SortBy))
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s with traffic, %s to %s; by %s\n", plural(len(lines), "line", "lines"), before.at.Format(time.TimeOnly), now.at.Format(time.TimeOnly), o.SortBy)
+	shown := lines
+	if size.lines > 0 {
+		shown = lines[:min(len(lines), max(1, size.lines-4))]
+	}
+	table := topTable(shown, o.Endpoints, 0)
+	if lack := size.excess(table); lack > 0 {
+		table = topTable(shown, o.Endpoints, lack)
+	}
+	title := fmt.Sprintf("%s with traffic, %s to %s; by %s\n", plural(len(lines), "line", "lines"), before.at.Format(time.TimeOnly), now.at.Format(time.TimeOnly), o.SortBy)
+	rest := ""
+	if more := len(lines) - len(shown); more > 0 {
+		rest = fmt.Sprintf("and %s more\n", thousands(more))
+	}
+	return size.clip(title + table + rest)
+}
+
+// shortestName is what is left of a name at least.
+const shortestName = 12
+
+// topTable has a line for each, with the longest names so much shorter.
+func topTable(lines []topLine, endpoints bool, shorter int) string {
+	longest := 0
+	for _, l := range lines {
+		longest = max(longest, utf8.RuneCountInString(l.Namespace+"/"+l.Name))
+	}
 	heads := []string{"SERVICE", "PORT", "NEW/S", "ACTIVE", "IN B/S", "OUT B/S", "REFUSED/S", "TOTAL"}
-	if o.Endpoints {
+	if endpoints {
 		heads = slices.Insert(heads, 2, "ENDPOINT")
 	}
+	var b strings.Builder
 	t := newTable(&b, heads...)
-	room := len(lines)
-	if o.Lines > 0 {
-		room = min(room, max(1, o.Lines-4))
-	}
-	for _, l := range lines[:room] {
+	for _, l := range lines {
 		cells := []string{
-			l.Namespace + "/" + l.Name, portName(l.Port, l.Protocol), l.fresh.String(), count(l.Active), l.in.String(),
-			l.out.String(), l.refused.String(), count(l.Connections),
+			shorten(l.Namespace+"/"+l.Name, max(shortestName, longest-shorter)), portName(l.Port, l.Protocol), l.fresh.String(), count(l.Active),
+			l.in.String(), l.out.String(), l.refused.String(), count(l.Connections),
 		}
-		if o.Endpoints {
+		if endpoints {
 			cells = slices.Insert(cells, 2, l.Endpoint)
 		}
 		t.line(cells...)
 	}
 	_ = t.flush() // into memory
-	if more := len(lines) - room; more > 0 {
-		fmt.Fprintf(&b, "and %s more\n", thousands(more))
-	}
 	return b.String()
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -37,7 +38,7 @@ func TestTop(t *testing.T) {
 		looks := uint64(0)
 		d := &daemon{answers: map[string]any{statusapi.TrafficPath: func() any { looks++; return counted(looks - 1) }}}
 		var b strings.Builder
-		if err := Top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "refused", Period: 2 * time.Second}, false); err != nil {
+		if err := top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "refused", Period: 2 * time.Second}, nil); err != nil {
 			t.Fatal(err)
 		}
 		want := `2 lines with traffic, 03:04:05 to 03:04:07; by refused
@@ -50,11 +51,47 @@ shop/cart   http/TCP   15      3        2500k    -         0           130
 		}
 		b.Reset()
 		looks = 0
-		if err := Top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "new", Period: 2 * time.Second, Endpoints: true}, false); err != nil {
+		if err := top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "new", Period: 2 * time.Second, Endpoints: true}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(b.String(), "shop/cart   http/TCP   10.0.0.1:80   15") || strings.Contains(b.String(), "shop/new") {
 			t.Errorf("endpoints: %s", b.String())
+		}
+	})
+}
+
+// TestTopFitsTheScreen: whatever names are like, no line goes on in the next, which
+// would push the title out, and what was counted can be seen.
+func TestTopFitsTheScreen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := uint64(0)
+		long := strings.Repeat("x", 61)
+		d := &daemon{answers: map[string]any{statusapi.TrafficPath: func() any {
+			l := counted(looks)
+			looks++
+			for i := range l.Items {
+				l.Items[i].Namespace, l.Items[i].Name = long, long[len(l.Items[i].Name):]+l.Items[i].Name
+			}
+			return l
+		}}}
+		sizes := []screen{{columns: 80, lines: 24}, {columns: 100, lines: 24}, {columns: 30, lines: 24}, {}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(len(sizes))*2*time.Second+time.Second)
+		defer cancel()
+		frames := 0
+		var b strings.Builder
+		if err := top(ctx, &b, TrafficOf(d), TopOptions{SortBy: "name", Period: 2 * time.Second}, func() screen { frames++; return sizes[frames-1] }); err != nil {
+			t.Fatal(err)
+		}
+		for i, frame := range strings.Split(b.String(), "\x1b[H")[1:] {
+			for line := range strings.Lines(frame) {
+				line = strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\x1b[K")
+				if n := utf8.RuneCountInString(line); sizes[i].columns > 0 && n >= sizes[i].columns {
+					t.Errorf("%d columns on a screen of %d: %s", n, sizes[i].columns, line)
+				}
+			}
+			if sizes[i].columns != 30 && !strings.Contains(frame, "2500k") {
+				t.Errorf("nothing is to be seen of what was counted:\n%s", frame)
+			}
 		}
 	})
 }
@@ -89,11 +126,11 @@ func TestTopOfMany(t *testing.T) {
 			return statusapi.PortTraffic{Namespace: "shop", Name: fmt.Sprintf("s-%05d", i), Traffic: statusapi.Traffic{Connections: &n}}
 		}}
 		var b strings.Builder
-		if err := Top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "new", Period: 2 * time.Second, Lines: 5}, false); err != nil {
+		if err := top(t.Context(), &b, TrafficOf(d), TopOptions{SortBy: "new", Period: 2 * time.Second}, nil); err != nil {
 			t.Fatal(err)
 		}
 		lines := strings.Split(b.String(), "\n")
-		if !strings.HasPrefix(lines[0], "10,001 lines") || !strings.HasPrefix(lines[2], "shop/s-10000 ") || lines[3] != "and 10,000 more" {
+		if !strings.HasPrefix(lines[0], "10,001 lines") || !strings.HasPrefix(lines[2], "shop/s-10000 ") || len(lines) != 10_001+3 {
 			t.Errorf("%q", lines)
 		}
 	})
@@ -106,7 +143,7 @@ func TestTopIsLive(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 9*time.Second)
 		defer cancel()
 		var b strings.Builder
-		if err := Top(ctx, &b, TrafficOf(d), TopOptions{SortBy: "name", Period: 2 * time.Second, Lines: 5}, true); err != nil {
+		if err := top(ctx, &b, TrafficOf(d), TopOptions{SortBy: "name", Period: 2 * time.Second}, func() screen { return screen{lines: 5} }); err != nil {
 			t.Fatal(err)
 		}
 		if n := strings.Count(b.String(), "\x1b[H"); n != 4 || !strings.Contains(b.String(), "and 1 more") {
@@ -117,10 +154,10 @@ func TestTopIsLive(t *testing.T) {
 
 func TestTopWithoutCounts(t *testing.T) {
 	d := &daemon{answers: map[string]any{statusapi.TrafficPath: statusapi.TrafficList{Off: "--service-traffic is off"}}}
-	if err := Top(t.Context(), &strings.Builder{}, TrafficOf(d), TopOptions{SortBy: "new", Period: time.Second}, false); err == nil || !strings.Contains(err.Error(), "--service-traffic is off") {
+	if err := top(t.Context(), &strings.Builder{}, TrafficOf(d), TopOptions{SortBy: "new", Period: time.Second}, nil); err == nil || !strings.Contains(err.Error(), "--service-traffic is off") {
 		t.Errorf("%v", err)
 	}
-	if err := Top(t.Context(), &strings.Builder{}, TrafficOf(d), TopOptions{SortBy: "size", Period: time.Second}, false); err == nil || !strings.Contains(err.Error(), "size") {
+	if err := top(t.Context(), &strings.Builder{}, TrafficOf(d), TopOptions{SortBy: "size", Period: time.Second}, nil); err == nil || !strings.Contains(err.Error(), "size") {
 		t.Errorf("%v", err)
 	}
 }
