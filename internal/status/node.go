@@ -1,7 +1,6 @@
 package status
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -113,22 +112,4 @@ func (s *Server) explain(ctx context.Context, r *request) (any, error) {
 		return nil, refuse(http.StatusNotFound, "this daemon does not explain")
 	}
 	return s.settings.Explain(ctx, r.query)
-}
-
-func (s *Server) traffic(ctx context.Context, r *request) (any, error) {
-	if s.settings.Traffic == nil {
-		return statusapi.TrafficList{Items: []statusapi.PortTraffic{}, Off: "this mode counts no traffic"}, nil
-	}
-	all, counted, off := s.settings.Traffic.All(ctx, r.query.Get("endpoints") == "true")
-	if namespace := r.query.Get("namespace"); namespace != "" {
-		all = slices.DeleteFunc(all, func(p statusapi.PortTraffic) bool { return p.Namespace != namespace })
-	}
-	slices.SortFunc(all, comparePorts)
-	some, next, err := page(r, all)
-	return statusapi.TrafficList{Items: some, Counted: counted, Off: off, Total: len(all), Continue: next}, err
-}
-
-func comparePorts(a, b statusapi.PortTraffic) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port),
-		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Endpoint, b.Endpoint))
 }

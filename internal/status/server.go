@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -50,6 +51,7 @@ type Traffic interface {
 type Server struct {
 	settings Settings
 	names    names
+	traffics atomic.Pointer[trafficAnswer]
 	listing  chan struct{} // has an element while all Services are looked at
 }
 

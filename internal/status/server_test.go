@@ -256,6 +256,50 @@ func TestTraffic(t *testing.T) {
 	})
 }
 
+// crowd counts some ports, and how often it was asked for them.
+type crowd struct {
+	meter
+	ports, asked int
+}
+
+func (c *crowd) All(context.Context, bool) ([]statusapi.PortTraffic, time.Time, string) {
+	c.asked++
+	return make([]statusapi.PortTraffic, c.ports), time.Now(), ""
+}
+
+// TestTrafficPages lists ports once for all pages, if they are asked for one after
+// the other, and keeps nothing when they have been.
+func TestTrafficPages(t *testing.T) {
+	run(t, "", town, func(l *lab) {
+		many := &crowd{ports: 3}
+		l.server.settings.Traffic = many
+		for _, step := range []struct {
+			query string
+			after time.Duration
+			asked int // so far
+		}{
+			{"?limit=1", 0, 1},
+			{"?limit=1&continue=1", 0, 1},
+			{"?limit=1&continue=2", 0, 1},
+			{"?limit=1", 0, 2},
+			{"?limit=1&continue=1&endpoints=true", 0, 3},
+			{"?limit=1&continue=1&namespace=ns", 0, 4},
+			{"?limit=1", 0, 5},
+			{"?limit=1&continue=1", trafficKept + 1, 6},
+			{"?limit=1&continue=2", 0, 6},
+		} {
+			time.Sleep(step.after)
+			get[statusapi.TrafficList](l, statusapi.TrafficPath+step.query)
+			if many.asked != step.asked {
+				t.Errorf("%s: ports were listed %d times, want %d", step.query, many.asked, step.asked)
+			}
+		}
+		if l.server.traffics.Load() != nil {
+			t.Error("the last page has been read, and the list is kept")
+		}
+	})
+}
+
 // TestAnswersAreBounded: a Service with very many ports and endpoints.
 func TestAnswersAreBounded(t *testing.T) {
 	add := func(e *engine.Engine) {
