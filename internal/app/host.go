@@ -33,8 +33,11 @@ import (
 func initialise(ctx context.Context, p plan) error {
 	c := p.config
 	// The kernel loads what it needs for the probe, connection tracking among
-	// it, so that its settings are there to be set.
-	mode, settings, err := p.options.probeMode(ctx, c)
+	// it, so that its settings are there to be set. Whether programs can be attached
+	// to sockets is for the daemon to find out, which has the mounts for it.
+	o := *p.options
+	o.EBPF.Fallback = true
+	mode, settings, err := o.probeMode(ctx, c)
 	if err != nil {
 		return err
 	}
