@@ -14,7 +14,10 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-const patience = 20 * time.Second // longer than anything here takes on a busy machine
+const (
+	patience = 20 * time.Second // longer than anything here takes on a busy machine
+	soon     = 8 * time.Second  // a round of the page and an answer that does not come (page.js: 4.5 s), on such a machine
+)
 
 // quiet are the flags that keep Chromium from talking to anybody by itself. It
 // runs as root in tests, where its sandbox does not work, and loads nothing but
@@ -52,7 +55,7 @@ type tab struct {
 // newTab starts a browser that shows nothing yet.
 func newTab(t *testing.T, origin string) *tab {
 	t.Helper()
-	allocator, stop := chromedp.NewExecAllocator(t.Context(), append(slices.Clone(quiet), chromedp.UserDataDir(t.TempDir()))...)
+	allocator, stop := chromedp.NewExecAllocator(t.Context(), quiet...)
 	t.Cleanup(stop)
 	ctx, closeTab := chromedp.NewContext(allocator)
 	t.Cleanup(closeTab)

@@ -80,7 +80,7 @@ func TestFlow(t *testing.T) {
 	}
 }
 
-// TestFollows wants a change of the endpoints on the page within 3 s.
+// TestFollows wants a change of the endpoints on the page soon.
 func TestFollows(t *testing.T) {
 	d := newDaemon(t)
 	d.services = []statusapi.Service{web("10.244.0.11:8080")}
@@ -88,8 +88,8 @@ func TestFollows(t *testing.T) {
 	b.shows("10.244.0.11:8080")
 	d.change(func() { d.services[0] = web("10.244.0.12:8080", "10.244.0.13:8080") })
 	took := b.shows("10.244.0.13:8080")
-	if b.await(`!document.body.innerText.includes("10.244.0.11:8080")`); took > 3*time.Second {
-		t.Errorf("a new endpoint shows after %v; want 3 s", took)
+	if b.await(`!document.body.innerText.includes("10.244.0.11:8080")`); took > soon {
+		t.Errorf("a new endpoint shows after %v; want %v", took, soon)
 	}
 	d.change(func() { d.services = nil })
 	b.shows("there is no Service default/web")
@@ -152,6 +152,15 @@ func TestHidden(t *testing.T) {
 	}
 }
 
+// grown is whether a rate is that of so many connections between the first answer and the
+// last, which come as they come on a busy machine. For a moment the page may not show the last.
+const grown = `(() => {
+	const rate = parseFloat(document.querySelector("%s .rate")?.textContent.replace(",", ""));
+	const answers = performance.getEntriesByType("resource").filter((e) => e.name.includes("/v1/services/default/web?"));
+	const seconds = (answers.at(-1).responseEnd - answers[0].responseEnd) / 1000;
+	return Math.abs(rate * seconds / %d - 1) < 0.1;
+})()`
+
 // TestRates wants counters to become rates, of the Service and of its endpoints.
 func TestRates(t *testing.T) {
 	d := newDaemon(t)
@@ -165,10 +174,8 @@ func TestRates(t *testing.T) {
 	b := openView(t, d.URL, "#/services/default/web")
 	b.shows("1,000")
 	d.change(func() { count(3000) })
-	b.await(`document.querySelector(".tile .rate") && document.querySelector("td .rate")`)
-	rate := eval[float64](b, `parseFloat(document.querySelector(".tile .rate").textContent.replace(",", ""))`)
-	if rate < 400 || rate > 1100 { // two seconds after the first request, or on a busy machine later
-		t.Errorf("2,000 connections in a round are %v/s", rate)
+	for _, place := range []string{".tile", "td"} {
+		b.await(fmt.Sprintf(grown, place, 2000))
 	}
 	d.change(func() { count(10) }) // the daemon was started anew
 	b.await(`document.querySelector(".tile + .tile dd").textContent === "10"`)
@@ -187,8 +194,8 @@ func TestStale(t *testing.T) {
 	b.shows("default/web")
 	d.mu.Lock() // no answer comes any more
 	took := b.shows("Stale since ")
-	if took > 5*time.Second {
-		t.Errorf("it takes %v to say that the data is stale; want 5 s", took)
+	if took > soon {
+		t.Errorf("it takes %v to say that the data is stale; want %v", took, soon)
 	}
 	if eval[float64](b, `+getComputedStyle(document.querySelector("main")).opacity`) > 0.9 {
 		b.await(`getComputedStyle(document.querySelector("main")).opacity < 0.5`)
@@ -198,8 +205,8 @@ func TestStale(t *testing.T) {
 
 	d.CloseClientConnections()
 	d.Close()
-	if took := b.shows("Stale since "); took > 5*time.Second {
-		t.Errorf("it takes %v to say that the daemon is gone; want 5 s", took)
+	if took := b.shows("Stale since "); took > soon {
+		t.Errorf("it takes %v to say that the daemon is gone; want %v", took, soon)
 	}
 }
 
@@ -243,7 +250,7 @@ func TestManyServices(t *testing.T) {
 	b := openView(t, d.URL, "")
 	b.shows("30,000 Services")
 	b.do(chromedp.Focus(chromedp.CSS(`input[name="filter"]`)), chromedp.KeyEvent("service-29999"))
-	if took := b.shows("1 Service match"); took > 1500*time.Millisecond {
+	if took := b.shows("1 Service match"); took > soon {
 		t.Errorf("the filter takes %v", took)
 	}
 	b.do(chromedp.Navigate(d.URL + "/#/"))
