@@ -288,6 +288,25 @@ func TestKeyboard(t *testing.T) {
 	b.checkQuiet()
 }
 
+// TestFilterAndLeave leaves the list before the page has asked for what was typed.
+func TestFilterAndLeave(t *testing.T) {
+	d := newDaemon(t)
+	d.services = []statusapi.Service{web("10.244.0.11:8080")}
+	b := openView(t, d.URL, "")
+	b.shows("default/web")
+	since := eval[float64](b, `(() => {
+		const field = document.querySelector("input[name=filter]");
+		field.value = "web";
+		field.dispatchEvent(new Event("input", {bubbles: true}));
+		document.querySelector(".row-link").click();
+		return performance.now();
+	})()`)
+	b.await(fmt.Sprintf(`performance.now() > %f + 500`, since)) // longer than it waits for more keys
+	if hash := eval[string](b, `location.hash`); hash != "#/services/default/web" {
+		t.Errorf("the page went back to %s", hash)
+	}
+}
+
 // TestPhone wants no view to be wider than a phone.
 func TestPhone(t *testing.T) {
 	d := newDaemon(t)

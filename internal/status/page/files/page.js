@@ -14,6 +14,7 @@ const $ = (id) => document.getElementById(id);
 const shown = { node: null, route: null, data: null, failure: null, at: 0, list: "#/" };
 let round = new AbortController(); // of the requests under way
 let wake = () => {}; // ends the wait for the next round
+let typed; // the timer of what was typed
 
 // parse reads the address; null: it is a place on the page and no view.
 function parse(hash) {
@@ -148,6 +149,7 @@ function verdict({ health: state, sync, counts }) {
 function go() {
 	const route = parse(location.hash);
 	if (!route) return;
+	clearTimeout(typed); // or a filter just typed would lead back to the list
 	const same = shown.route?.view === route.view && shown.route.path.join() === route.path.join();
 	if (route.view === "services") shown.list = location.hash || "#/";
 	Object.assign(shown, { route, failure: null, data: same && !views[route.view].once ? shown.data : null });
@@ -200,7 +202,6 @@ async function poll() {
 
 const values = (form) => Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, name === "problems" ? "true" : value.trim()]));
 
-let typed;
 $("filter").addEventListener("input", () => {
 	clearTimeout(typed);
 	typed = setTimeout(() => location.replace(link([], { sort: shown.route.parameters.sort, ...values($("filter")) })), typing);
