@@ -35,6 +35,16 @@ func TestNothingIsForgotten(t *testing.T) {
 	}
 }
 
+// TestComponentsInAnyOrder wants the flags of both, whichever is named first.
+func TestComponentsInAnyOrder(t *testing.T) {
+	want := slices.Sorted(slices.Values(withStatus(t)["helm"].daemon().Args))
+	for _, names := range [][]string{{"ebpf", "status"}, {"status", "ebpf"}} {
+		if got := slices.Sorted(slices.Values(composed(t, "ebpf", names...).daemon().Args)); !slices.Equal(got, want) {
+			t.Errorf("components %v: flags %q, want %q", names, got, want)
+		}
+	}
+}
+
 // TestReplacementChangesTheImageOnly wants the overlay to say nothing of
 // kubeadm's DaemonSet but which image its container runs.
 func TestReplacementChangesTheImageOnly(t *testing.T) {

@@ -214,41 +214,37 @@ func releases(t *testing.T) map[string]*release {
 // in returns it as each way gives it for a mode that the base is not for.
 func in(t *testing.T, mode string) map[string]*release {
 	t.Helper()
+	return map[string]*release{"kustomize": composed(t, mode, mode), "helm": helm(t, set(t, "config.mode="+mode))}
+}
+
+// composed returns it as Kustomize gives it for a mode, with components in this order.
+func composed(t *testing.T, mode string, names ...string) *release {
+	t.Helper()
 	const overlay = "deploy/kustomize/overlays/test"
-	config := strings.Replace(string(contents(t, root+"/"+base+"/config.conf")), "mode: nftables", "mode: "+mode, 1)
-	return map[string]*release{
-		"kustomize": read(t, kustomized(t, overlay, map[string]string{
-			base + "/config.conf":           config,
-			overlay + "/kustomization.yaml": "resources: [../../base]\ncomponents: [../../components/" + mode + "]\n",
-		})),
-		"helm": helm(t, set(t, "config.mode="+mode)),
+	list := "resources: [../../base]\ncomponents:\n"
+	for _, name := range names {
+		list += "- ../../components/" + name + "\n"
 	}
+	config := strings.Replace(string(contents(t, root+"/"+base+"/config.conf")), "mode: nftables", "mode: "+mode, 1)
+	return read(t, kustomized(t, overlay, map[string]string{base + "/config.conf": config, overlay + "/kustomization.yaml": list}))
 }
 
 // withStatus returns it as each way gives it for a status API that other hosts
 // may read, beside mode ebpf, which has flags of its own.
 func withStatus(t *testing.T) map[string]*release {
 	t.Helper()
-	const overlay = "deploy/kustomize/overlays/test"
-	config := strings.Replace(string(contents(t, root+"/"+base+"/config.conf")), "mode: nftables", "mode: ebpf", 1)
 	return map[string]*release{
-		"kustomize": read(t, kustomized(t, overlay, map[string]string{
-			base + "/config.conf":           config,
-			overlay + "/kustomization.yaml": "resources: [../../base]\ncomponents: [../../components/ebpf, ../../components/status]\n",
-		})),
-		"helm": helm(t, set(t, "config.mode=ebpf", "status.bindAddress=0.0.0.0:10246", "status.tlsSecret=sluice-status-tls")),
+		"kustomize": composed(t, "ebpf", "ebpf", "status"),
+		"helm":      helm(t, set(t, "config.mode=ebpf", "status.bindAddress=0.0.0.0:10246", "status.tlsSecret=sluice-status-tls")),
 	}
 }
 
 // withWindows returns it as each way gives it for a cluster that has Windows nodes, too.
 func withWindows(t *testing.T) map[string]*release {
 	t.Helper()
-	const overlay = "deploy/kustomize/overlays/test"
 	return map[string]*release{
-		"kustomize": read(t, kustomized(t, overlay, map[string]string{
-			overlay + "/kustomization.yaml": "resources: [../../base]\ncomponents: [../../components/windows]\n",
-		})),
-		"helm": helm(t, set(t, "windows.enabled=true", "windows.winkernel.networkName=Calico")),
+		"kustomize": composed(t, "nftables", "windows"),
+		"helm":      helm(t, set(t, "windows.enabled=true", "windows.winkernel.networkName=Calico")),
 	}
 }
 
