@@ -239,6 +239,8 @@ func TestChartReachesRunningPods(t *testing.T) {
 		{"config.conntrack.maxPerCore=1", true},
 		{"config.conntrack.tcpEstablishedTimeout=1h", true},
 		{"config.iptables.localhostNodePorts=false", true},
+		{"config.nodePortAddresses={127.0.0.0/8}", true},
+		{"config.featureGates.KubeProxyNFTablesLocalhostNodePorts=true", true},
 		{"config.mode=iptables", true},
 		{"config.healthzBindAddress=0.0.0.0:1", true},
 		{"config.clusterCIDR=10.244.0.0/16", false},

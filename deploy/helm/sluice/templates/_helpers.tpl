@@ -60,8 +60,8 @@ current-context: default
 {{- define "sluice.checksums" -}}
 checksum/kubeconfig: {{ include "sluice.kubeconfig" . | sha256sum }}
 {{- with .Values.config }}
-{{- $set := dict "mode" .mode "conntrack" .conntrack "localhostNodePorts" (dig "iptables" "localhostNodePorts" true .) }}
-checksum/init: {{ $set | toJson | sha256sum }}
+{{- $read := set (pick . "mode" "conntrack" "nodePortAddresses" "featureGates") "localhostNodePorts" (dig "iptables" "localhostNodePorts" true .) }}
+checksum/init: {{ $read | toJson | sha256sum }}
 {{- end }}
 {{- end }}
 
