@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -148,7 +149,7 @@ func TestChartValues(t *testing.T) {
 		"apiServer":    strings.Contains(plain(t, r.configMap.Data["kubeconfig.conf"]), "server: https://192.0.2.1:6443\n"),
 		"fullnameOverride": r.daemonSet.Name == "123" && r.configMap.Name == "123" && r.binding.Name == "123" &&
 			r.serviceAccount.Name == "123" && pod.ServiceAccountName == "123" && r.podMonitor.Name == "123",
-		"selectors": cmp.Equal(r.daemonSet.Spec.Selector.MatchLabels, mine) && cmp.Equal(r.podMonitor.Spec.Selector.MatchLabels, mine),
+		"selectors": cmp.Equal(r.daemonSet.Spec.Selector.MatchLabels, mine),
 		"health":    configuration(t, r).HealthzBindAddress == "[2001:db8::1]:1234" && daemon.Ports[0].ContainerPort == 1234,
 		"metrics": len(daemon.Ports) == 3 && daemon.Ports[1] == corev1.ContainerPort{
 			Name: "metrics", ContainerPort: 1235, HostPort: 1235,
@@ -183,6 +184,27 @@ func TestChartValues(t *testing.T) {
 	} {
 		if !holds {
 			t.Errorf("value %s does not arrive", what)
+		}
+	}
+}
+
+// TestPodMonitorSelects wants the pods of both systems to be asked, and nobody else's.
+func TestPodMonitorSelects(t *testing.T) {
+	said := []string{"podMonitor.enabled=true", "config.metricsBindAddress=0.0.0.0:10249", "windows.winkernel.networkName=Calico"}
+	for _, windows := range []bool{false, true} {
+		r := helm(t, set(t, append(said, fmt.Sprintf("windows.enabled=%t", windows))...))
+		selector, err := metav1.LabelSelectorAsSelector(&r.podMonitor.Spec.Selector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := map[string]string{"app.kubernetes.io/name": "sluice-edge"}
+		for _, tt := range []struct {
+			labels map[string]string
+			want   bool
+		}{{r.daemonSet.Spec.Template.Labels, true}, {r.windows.Spec.Template.Labels, windows}, {other, false}} {
+			if got := selector.Matches(labelSet(tt.labels)); got != tt.want {
+				t.Errorf("with Windows nodes: %t: %v selects %v: %t", windows, selector, tt.labels, got)
+			}
 		}
 	}
 }
