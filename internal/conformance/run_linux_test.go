@@ -2,10 +2,14 @@ package conformance
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/proxy"
@@ -62,6 +66,51 @@ func TestTheTableCanFail(t *testing.T) {
 	for _, s := range all.Stateful {
 		if failures := st.runStory(t.Context(), s); len(failures) != 2 {
 			t.Errorf("%s: %d failures, want 2: %v", s.ID, len(failures), failures)
+		}
+	}
+}
+
+// TestSift wants a failure to count whatever else could not be tried, and no error number
+// of the kernel to be taken for the reason of a skip.
+func TestSift(t *testing.T) {
+	untried := fmt.Errorf("no SCTP: %w", lab.ErrUntried)
+	wrong, kernel := errors.New("answered"), fmt.Errorf("send: %w", unix.EOPNOTSUPP)
+	for _, tt := range []struct {
+		name   string
+		errs   []error
+		failed []error
+		skip   error
+	}{
+		{"all is well", nil, nil, nil},
+		{"untried in both ways", []error{untried, untried}, nil, untried},
+		{"wrong in the second", []error{untried, wrong}, []error{wrong}, untried},
+		{"the kernel's", []error{kernel}, []error{kernel}, nil},
+	} {
+		failed, skip := sift(tt.errs)
+		if !slices.Equal(failed, tt.failed) || skip != tt.skip {
+			t.Errorf("%s: failed %v, not tried for %v; want %v and %v", tt.name, failed, skip, tt.failed, tt.skip)
+		}
+	}
+}
+
+// TestDiffers has a case of a protocol that a mode refuses answered by somebody.
+func TestDiffers(t *testing.T) {
+	own, other := netip.MustParseAddrPort("172.30.0.1:80"), netip.MustParseAddrPort("10.0.0.9:80")
+	forward := Expect{Verdict: proxy.Forward, To: map[netip.AddrPort]bool{other: false}}
+	for _, tt := range []struct {
+		name            string
+		want            Expect
+		answers, others []netip.AddrPort
+		untried         bool
+	}{
+		{"nobody", forward, nil, nil, true},
+		{"its endpoint", forward, []netip.AddrPort{other}, nil, false},
+		{"its own destination", Expect{Verdict: proxy.Reject}, nil, []netip.AddrPort{own}, true},
+		{"another", Expect{Verdict: proxy.Drop}, nil, []netip.AddrPort{own, other}, false},
+	} {
+		r := caseRun{Case: &Case{Dst: own.Addr(), DPort: own.Port()}, want: tt.want, answers: tt.answers, others: tt.others}
+		if err := r.differs("it relays none"); errors.Is(err, lab.ErrUntried) != tt.untried {
+			t.Errorf("answered by %s: %v", tt.name, err)
 		}
 	}
 }

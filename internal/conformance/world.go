@@ -246,7 +246,7 @@ func (g *Group) worlds() []*World {
 // group or story that could not be played.
 type failure struct {
 	id  string // of the case
-	err error  // ErrUnsupported: the case could not be tried
+	err error  // lab.ErrUntried: the case could not be tried
 }
 
 // oracle asks the oracle for every case of a group.

@@ -177,9 +177,13 @@ func (l *Lab) Supports(p proxy.Protocol) error {
 		if _, err := os.Stat(settings + "sctp_timeout_established"); err == nil || idle != nil {
 			return nil
 		}
-		return fmt.Errorf("the kernel cannot track SCTP (CONFIG_NF_CT_PROTO_SCTP): %w", errors.ErrUnsupported)
+		return fmt.Errorf("the kernel cannot track SCTP (CONFIG_NF_CT_PROTO_SCTP): %w", ErrUntried)
 	})
 }
+
+// ErrUntried is that something cannot be tried here. No error number of the kernel is
+// one, unlike errors.ErrUnsupported.
+var ErrUntried = errors.New("not tried")
 
 // Test is what Require needs of a testing.TB: a lab is not for tests alone.
 type Test interface {
