@@ -13,7 +13,7 @@ LDFLAGS := -s -w -X sluice/internal/app.version=$(VERSION) -X sluice/internal/ap
 # The race detector needs cgo; the daemon does not.
 build: ## write bin/sluice and bin/kubectl-sluice, static, and the manual page, bin/sluice.1
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/sluice ./cmd/sluice
-	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/kubectl-sluice ./cmd/kubectl-sluice
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/kubectl-sluice ./cmd/kubectl-sluice
 	bin/sluice man >bin/sluice.1
 
 build-windows: ## write sluice.exe for Windows nodes: bin/windows-amd64, bin/windows-arm64

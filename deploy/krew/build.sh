@@ -17,9 +17,11 @@ for platform in ${PLATFORMS:-linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 w
 	name=kubectl-sluice-$os-$arch
 	folder=$(mktemp -d)
 	program=kubectl-sluice$([ "$os" != windows ] || echo .exe)
-	CGO_ENABLED=0 GOOS=$os GOARCH=$arch go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o "$folder/$program" ./cmd/kubectl-sluice
+	# What a builder's environment could change about it, as in deploy/image/program.go.
+	CGO_ENABLED=0 GOOS=$os GOARCH=$arch GOAMD64=v1 GOARM64=v8.0 GOFLAGS=-mod=readonly GOEXPERIMENT='' GOWORK=off \
+		go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$VERSION" -o "$folder/$program" ./cmd/kubectl-sluice
 	cp LICENSE "$folder"
-	tar -C "$folder" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -c LICENSE "$program" | gzip -n >"$dist/$name.tar.gz"
+	tar -C "$folder" --sort=name --mode=u=rwX,go=rX --mtime=@0 --owner=0 --group=0 --numeric-owner -c LICENSE "$program" | gzip -n >"$dist/$name.tar.gz"
 	rm -r "$folder"
 	sum=$(sha256sum "$dist/$name.tar.gz")
 	manifest=${manifest//SHA256-$os-$arch/${sum%% *}}

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"compress/gzip"
 	"crypto/sha256"
+	"debug/buildinfo"
 	"encoding/hex"
 	"errors"
 	"io"
@@ -46,12 +47,7 @@ type platform struct {
 // must name each archive and its sum, and the archive have the program, which
 // knows its version.
 func TestKrew(t *testing.T) {
-	dist, own := t.TempDir(), runtime.GOOS+"-"+runtime.GOARCH
-	build := exec.Command(root+"/deploy/krew/build.sh", dist)
-	build.Env = append(os.Environ(), "VERSION=v1.2.3", "RELEASES=https://example.org/r", "PLATFORMS="+runtime.GOOS+"/"+runtime.GOARCH)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	dist, own := krew(t, "022"), runtime.GOOS+"-"+runtime.GOARCH
 	var p plugin
 	if err := yaml.Unmarshal(contents(t, dist+"/sluice.yaml"), &p); err != nil {
 		t.Fatal(err)
@@ -81,6 +77,28 @@ func TestKrew(t *testing.T) {
 		if f.SHA256 != want {
 			t.Errorf("%s: sum %s, want %s", name, f.SHA256, want)
 		}
+	}
+}
+
+// krew builds for this system, with a umask and an environment, and returns the folder.
+func krew(t *testing.T, umask string, env ...string) string {
+	t.Helper()
+	dist := t.TempDir()
+	build := exec.Command("sh", "-c", `umask "$1"; exec "$2" "$3"`, "sh", umask, root+"/deploy/krew/build.sh", dist)
+	build.Env = append(os.Environ(), "VERSION=v1.2.3", "RELEASES=https://example.org/r", "PLATFORMS="+runtime.GOOS+"/"+runtime.GOARCH)
+	build.Env = append(build.Env, env...)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return dist
+}
+
+// TestKrewIsTheSame wants the same archive, and so the same sum in the manifest, of
+// whoever builds it.
+func TestKrewIsTheSame(t *testing.T) {
+	mine, others := krew(t, "022"), krew(t, "077", "GOAMD64=v3", "GOARM64=v8.1", "GOFLAGS=-tags=theirs", "GOEXPERIMENT=nogreenteagc")
+	if string(contents(t, mine+"/sluice.yaml")) != string(contents(t, others+"/sluice.yaml")) {
+		t.Error("another builder's archive is another")
 	}
 }
 
@@ -115,6 +133,15 @@ func checkArchive(t *testing.T, archive, bin string) {
 	}
 	if len(contents(t, dir+"/LICENSE")) == 0 {
 		t.Error("the license is empty")
+	}
+	info, err := buildinfo.ReadFile(filepath.Join(dir, bin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range info.Settings {
+		if strings.HasPrefix(s.Key, "vcs") {
+			t.Errorf("the program says %s=%s, which is the folder's that it was built in", s.Key, s.Value)
+		}
 	}
 	out, err := exec.Command(filepath.Join(dir, bin), "--version").CombinedOutput()
 	if err != nil || !regexp.MustCompile(`\bv1\.2\.3\n`).Match(out) {
