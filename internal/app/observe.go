@@ -105,8 +105,6 @@ type observers struct {
 	*metrics.Metrics
 }
 
-var _ engine.Observer = observers{}
-
 func (o observers) Queued() {
 	o.metrics.Queued()
 	o.health.Queued()

@@ -41,8 +41,6 @@ type Engine struct {
 	last     SyncStatus
 }
 
-var _ Provider = (*Engine)(nil)
-
 // New returns an engine that does nothing until SyncLoop is called.
 func New(s Settings) *Engine {
 	e := &Engine{

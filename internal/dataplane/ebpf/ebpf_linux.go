@@ -69,14 +69,6 @@ type Dataplane struct {
 	rowsLeft, serving, untracks atomic.Int32 // for metrics, which wait for nobody
 }
 
-var (
-	_ proxy.Dataplane = (*Dataplane)(nil)
-	_ proxy.Runner    = (*Dataplane)(nil)
-	_ proxy.Watcher   = (*Dataplane)(nil)
-	_ proxy.Measured  = (*Dataplane)(nil)
-	_ proxy.Metered   = (*Dataplane)(nil)
-)
-
 // Open loads the programs, and connects to nf_tables and routes of the calling
 // thread's network namespace. Sockets are as they were before the first Sync.
 func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {

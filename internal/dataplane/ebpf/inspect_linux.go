@@ -16,11 +16,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-var (
-	_ proxy.Inspector = (*Dataplane)(nil)
-	_ proxy.Verifier  = (*Dataplane)(nil)
-)
-
 // Verify reads back what a row has at sockets: the kernel announces neither that an
 // entry of a map changes nor that a program is detached.
 func (d *Dataplane) Verify(ctx context.Context, row proxy.PortKey) ([]proxy.Difference, error) {

@@ -44,15 +44,6 @@ type Dataplane struct {
 	sayAffinity sync.Once // how many clients are remembered
 }
 
-var (
-	_ proxy.Dataplane = (*Dataplane)(nil)
-	_ proxy.Watcher   = (*Dataplane)(nil)
-	_ proxy.Comparer  = (*Dataplane)(nil)
-	_ proxy.Measured  = (*Dataplane)(nil)
-	_ proxy.Inspector = (*Dataplane)(nil)
-	_ proxy.Metered   = (*Dataplane)(nil)
-)
-
 // Open finds the programs of the variant that the host uses. It writes nothing.
 func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 	v, err := hostVariant(ctx)

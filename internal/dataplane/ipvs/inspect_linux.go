@@ -9,11 +9,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-var (
-	_ proxy.Inspector = (*Dataplane)(nil)
-	_ proxy.Verifier  = (*Dataplane)(nil)
-)
-
 // Verify reads back what a row has beside the rules: the kernel announces nothing of
 // what others do to IPVS.
 func (d *Dataplane) Verify(ctx context.Context, row proxy.PortKey) ([]proxy.Difference, error) {

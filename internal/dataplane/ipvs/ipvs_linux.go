@@ -106,12 +106,6 @@ type Dataplane struct {
 	counters counters
 }
 
-var (
-	_ proxy.Dataplane = (*Dataplane)(nil)
-	_ proxy.Runner    = (*Dataplane)(nil)
-	_ proxy.Metered   = (*Dataplane)(nil)
-)
-
 // Open connects to IPVS, links and nf_tables of the calling thread's network
 // namespace. It writes nothing.
 func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {

@@ -40,11 +40,6 @@ type turn struct {
 	refused proxy.Refused // rows that lack one, or that HNS cannot serve in full
 }
 
-var (
-	_ proxy.Dataplane = (*Dataplane)(nil)
-	_ proxy.Watcher   = (*Dataplane)(nil)
-)
-
 // New returns a dataplane over a service. It asks nothing yet.
 func New(service hns.Interface, links func() (map[netip.Addr]string, error), s mode.Settings) *Dataplane {
 	d := &Dataplane{service: service, links: links, options: s.Kernelspace}

@@ -57,16 +57,6 @@ type Dataplane struct {
 	batch    nft.Batch // for its memory
 }
 
-var (
-	_ proxy.Dataplane = (*Dataplane)(nil)
-	_ proxy.Watcher   = (*Dataplane)(nil)
-	_ proxy.Comparer  = (*Dataplane)(nil)
-	_ proxy.Measured  = (*Dataplane)(nil)
-	_ proxy.Metered   = (*Dataplane)(nil)
-	_ proxy.Leaver    = (*Dataplane)(nil)
-	_ proxy.Inspector = (*Dataplane)(nil)
-)
-
 // Open connects to nf_tables of the calling thread's network namespace. It
 // writes nothing.
 func Open(ctx context.Context, s Settings) (*Dataplane, error) { return Alone.Open(ctx, s) }

@@ -10,11 +10,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-var (
-	_ proxy.Inspector = (*Dataplane)(nil)
-	_ proxy.Verifier  = (*Dataplane)(nil)
-)
-
 // Verify looks whether packets still come to the sockets of the process. Rows have
 // nothing beside the rules.
 func (d *Dataplane) Verify(_ context.Context, row proxy.PortKey) ([]proxy.Difference, error) {

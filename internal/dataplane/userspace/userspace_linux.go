@@ -41,13 +41,6 @@ type Dataplane struct {
 	listening chan net.Listener // for a successor
 }
 
-var (
-	_ proxy.Dataplane = (*Dataplane)(nil)
-	_ proxy.Runner    = (*Dataplane)(nil)
-	_ proxy.Leaver    = (*Dataplane)(nil)
-	_ proxy.Metered   = (*Dataplane)(nil)
-)
-
 // Open connects to the kernel. Nothing is listened to before the first Sync.
 func Open(ctx context.Context, s Settings) (*Dataplane, error) {
 	if r := s.Relay; r.DialTimeout <= 0 || r.UDPTimeout <= 0 || r.Retries < 0 {

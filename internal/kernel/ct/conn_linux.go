@@ -21,8 +21,6 @@ type Conn struct {
 	parsed int  // messages of dumps that were decoded
 }
 
-var _ Interface = (*Conn)(nil)
-
 // Open opens a connection to the connection tracking of the calling thread's
 // network namespace, wherever it is used from later.
 func Open() (*Conn, error) {

@@ -18,8 +18,6 @@ type KernelEnds struct {
 	queue *netlink.Queue
 }
 
-var _ Ends = (*KernelEnds)(nil)
-
 // OpenEnds begins to listen, in the calling thread's network namespace. Since
 // Linux 5.19 a kernel tells only of the ends of flows that began while somebody
 // listened, unless net.netfilter.nf_conntrack_events is 1.

@@ -18,8 +18,6 @@ import (
 // to delete one.
 type Service struct{}
 
-var _ Interface = Service{}
-
 // libraries are those that hnslib calls. It panics if one is not there.
 var libraries = []*windows.LazyDLL{windows.NewLazySystemDLL("computenetwork.dll"), windows.NewLazySystemDLL("vmcompute.dll")}
 

@@ -46,8 +46,6 @@ type Conn struct {
 	sums map[string]uint32 // of legacy tables, as they were last read; zero: we have written since
 }
 
-var _ Interface = (*Conn)(nil)
-
 // Open finds the programs of a variant and family in the PATH, by their full
 // name or, where a host has one variant only, by the short one. The error is an
 // [ErrMissing] if there are none.

@@ -19,8 +19,6 @@ type Conn struct {
 	family uint16
 }
 
-var _ Interface = (*Conn)(nil)
-
 // batchBytes bounds what is sent at once. It fits the default socket buffer.
 const batchBytes = 128 << 10
 

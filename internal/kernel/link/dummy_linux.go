@@ -22,8 +22,6 @@ type Dummy struct {
 	link   netlink.Link // as last found; nil: not known
 }
 
-var _ Holder = (*Dummy)(nil)
-
 // OpenDummy opens the dummy link of a name, be it there or not.
 func OpenDummy(name string) (*Dummy, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)

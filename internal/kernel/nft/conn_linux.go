@@ -27,8 +27,6 @@ type Conn struct {
 	ours  uint32 // how many commits were ours since
 }
 
-var _ Interface = (*Conn)(nil)
-
 // Open opens a connection to nf_tables of the calling thread's network namespace.
 // A long listing keeps others from using it; they may open one of their own.
 func Open() (*Conn, error) {

@@ -42,8 +42,6 @@ var (
 	ErrUnsupported = errors.New("this version cannot do that")
 )
 
-var _ hns.Interface = (*Fake)(nil)
-
 // NewFake returns a service that can do some things and has some networks.
 func NewFake(features hns.Features, networks ...hns.Network) *Fake {
 	f := &Fake{

@@ -56,8 +56,6 @@ type fakeChain struct {
 	made   int
 }
 
-var _ ipt.Interface = (*Fake)(nil)
-
 // NewFake returns tables nobody has used yet.
 func NewFake() *Fake { return &Fake{tables: map[string]*fakeTable{}, counts: map[string]uint64{}} }
 

@@ -38,8 +38,6 @@ type Count struct {
 	Ops   int
 }
 
-var _ ipvs.Interface = (*Fake)(nil)
-
 // NewFake returns IPVS without servers that has some schedulers.
 func NewFake(schedulers ...string) *Fake {
 	return &Fake{servers: map[ipvs.Server]*virtual{}, schedulers: schedulers, refuse: map[ipvs.Server]error{}}

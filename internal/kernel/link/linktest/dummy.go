@@ -24,8 +24,6 @@ type Dummy struct {
 // how often all were listed.
 type Count struct{ Calls, Addresses, Lists int }
 
-var _ link.Holder = (*Dummy)(nil)
-
 // Refuse makes adding an address fail, until err is nil.
 func (d *Dummy) Refuse(a netip.Addr, err error) {
 	d.mu.Lock()

@@ -39,8 +39,6 @@ type fakeSet struct {
 	elements map[string]nft.Element
 }
 
-var _ nft.Interface = (*Fake)(nil)
-
 // NewFake returns an empty nf_tables.
 func NewFake() *Fake {
 	return &Fake{tables: map[nft.Table]*fakeTable{}, ops: map[nft.OpKind]int{}}

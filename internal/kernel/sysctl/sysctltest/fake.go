@@ -13,8 +13,6 @@ type Fake struct {
 	writes []string
 }
 
-var _ sysctl.Interface = (*Fake)(nil)
-
 // NewFake returns settings with values, by name.
 func NewFake(values map[string]string) *Fake {
 	f := &Fake{values: map[string]string{}, errs: map[string]error{}}
