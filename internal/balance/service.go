@@ -32,7 +32,7 @@ type Service struct {
 	shares  [2]*shares             // by scope; nil: to be made
 	maglev  [2]*maglevTable        // the same
 	places  [2]map[netip.AddrPort]int
-	keeps   map[netip.AddrPort]bool // the endpoints that drain; nil: to be made
+	serving map[netip.AddrPort]bool // the endpoints that may have flows; nil: to be made
 }
 
 // Client is who session affinity holds for: an address, and the list of endpoints that
@@ -59,7 +59,7 @@ func (s *Service) set(row *proxy.ServicePort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.row, s.shares, s.maglev = row, [2]*shares{}, [2]*maglevTable{}
-	s.places, s.keeps = [2]map[netip.AddrPort]int{}, nil
+	s.places, s.serving = [2]map[netip.AddrPort]int{}, nil
 	s.Version.Add(1)
 	if row == nil || row.Affinity == 0 {
 		s.clients = nil
@@ -148,17 +148,6 @@ func (s *Service) place(endpoint netip.AddrPort, scope proxy.Scope) (int, bool) 
 	return i, ok
 }
 
-// drains reports whether an endpoint is in no list of the row, and keeps its flows.
-func (s *Service) drains(endpoint netip.AddrPort) bool {
-	if s.keeps == nil {
-		s.keeps = make(map[netip.AddrPort]bool, len(s.row.Draining))
-		for _, a := range s.row.Draining {
-			s.keeps[a] = true
-		}
-	}
-	return s.keeps[endpoint]
-}
-
 // remember notes a client's endpoint. When there is no room, clients go that are
 // due, or else any other one.
 func (s *Service) remember(client Client, now Remembered) {
@@ -225,12 +214,10 @@ func (s *Service) Serves(endpoint netip.AddrPort) bool {
 	if s.row == nil {
 		return false
 	}
-	for _, scope := range scopes {
-		if _, ok := s.place(endpoint, scope); ok {
-			return true
-		}
+	if s.serving == nil {
+		s.serving = s.row.Serving()
 	}
-	return s.drains(endpoint)
+	return s.serving[endpoint]
 }
 
 // Frontend returns one of the addresses by which the row is reached, if it is

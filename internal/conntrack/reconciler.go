@@ -297,7 +297,7 @@ func translated(f *ct.Flow) bool { return f.Reply.Src != f.Orig.Dst }
 // serves reports whether an address is an endpoint of the row that may have flows.
 func (j *judge) serves(sp *proxy.ServicePort, a netip.AddrPort) bool {
 	if j.serving[sp] == nil {
-		j.serving[sp] = servingOf(sp)
+		j.serving[sp] = sp.Serving()
 	}
 	return j.serving[sp][a]
 }

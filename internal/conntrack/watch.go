@@ -374,17 +374,3 @@ func leaving(old, cur *proxy.ServicePort) map[netip.AddrPort]bool {
 	}
 	return out
 }
-
-// servingOf returns the endpoints of a row that may have flows.
-func servingOf(sp *proxy.ServicePort) map[netip.AddrPort]bool {
-	set := make(map[netip.AddrPort]bool, len(sp.Cluster)+len(sp.Draining))
-	for _, list := range [][]proxy.Endpoint{sp.Cluster, sp.Local} {
-		for _, e := range list {
-			set[e.Addr] = true
-		}
-	}
-	for _, a := range sp.Draining {
-		set[a] = true
-	}
-	return set
-}

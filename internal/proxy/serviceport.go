@@ -115,6 +115,30 @@ type ServicePort struct {
 	Draining []netip.AddrPort
 }
 
+// AddressesOf returns the addresses of the endpoints of lists.
+func AddressesOf(lists ...[]Endpoint) map[netip.AddrPort]bool {
+	n := 0 // a row's lists have much in common
+	for _, list := range lists {
+		n = max(n, len(list))
+	}
+	out := make(map[netip.AddrPort]bool, n)
+	for _, list := range lists {
+		for _, e := range list {
+			out[e.Addr] = true
+		}
+	}
+	return out
+}
+
+// Serving returns the endpoints that may have flows.
+func (sp *ServicePort) Serving() map[netip.AddrPort]bool {
+	out := AddressesOf(sp.Cluster, sp.Local)
+	for _, a := range sp.Draining {
+		out[a] = true
+	}
+	return out
+}
+
 // String returns the row as one line. Endpoints are sorted, not in slots.
 func (sp *ServicePort) String() string {
 	var b strings.Builder

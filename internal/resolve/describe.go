@@ -173,7 +173,7 @@ func (r *Resolver) describePort(e *entry, p portOfFamily) PortDescription {
 	}
 	c, portMissing := gather(e.slices, p, nil)
 	d.PortMissing = portMissing
-	lists := listed{p.service, c, c.hints(r.node.Zone), addresses(d.Row.Cluster), addresses(d.Row.Local)}
+	lists := listed{p.service, c, c.hints(r.node.Zone), proxy.AddressesOf(d.Row.Cluster), proxy.AddressesOf(d.Row.Local)}
 	for _, s := range e.slices {
 		if s.Family == p.family {
 			d.addSlice(s, p, lists)
@@ -221,14 +221,6 @@ type listed struct {
 	known          candidates           // each address once, sorted
 	hinted         func(candidate) bool // whom the hints choose
 	cluster, local map[netip.AddrPort]bool
-}
-
-func addresses(list []proxy.Endpoint) map[netip.AddrPort]bool {
-	out := map[netip.AddrPort]bool{}
-	for _, e := range list {
-		out[e.Addr] = true
-	}
-	return out
 }
 
 // why says why the lists, by scope, do not have an endpoint.

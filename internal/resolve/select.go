@@ -122,7 +122,7 @@ func (c candidates) readyHere(list []netip.Addr) []netip.Addr {
 // draining returns the endpoints that serve but are in none of a row's lists:
 // they are elsewhere, for another zone, or on their way out.
 func (c candidates) draining(sp *proxy.ServicePort) []netip.AddrPort {
-	listed := addresses(slices.Concat(sp.Cluster, sp.Local))
+	listed := proxy.AddressesOf(sp.Cluster, sp.Local)
 	var out []netip.AddrPort
 	for _, e := range c {
 		if e.traits.has(serving) && !listed[e.Addr] {

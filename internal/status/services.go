@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -276,10 +275,7 @@ func used(row *proxy.ServicePort) int {
 	if len(row.Cluster) == 0 || len(row.Local) == 0 {
 		return n
 	}
-	here := make(map[netip.AddrPort]bool, len(row.Local))
-	for _, e := range row.Local {
-		here[e.Addr] = true
-	}
+	here := proxy.AddressesOf(row.Local)
 	for i := range row.Cluster {
 		if e := &row.Cluster[i]; e.Local && here[e.Addr] {
 			n--

@@ -142,10 +142,7 @@ func portLabel(sp *proxy.ServicePort) string {
 
 // endpointStates counts the endpoints of a row.
 func endpointStates(sp *proxy.ServicePort) (n [len(states)]int) {
-	here := map[netip.AddrPort]bool{}
-	for _, e := range sp.Local {
-		here[e.Addr] = true
-	}
+	here := proxy.AddressesOf(sp.Local)
 	n[local], n[draining] = len(sp.Local), len(sp.Draining)
 	for _, e := range sp.Cluster {
 		switch {

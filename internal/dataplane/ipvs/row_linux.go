@@ -88,10 +88,7 @@ func (d *Dataplane) lists(sp *proxy.ServicePort) map[proxy.Scope]front {
 
 // lacking returns those of another list that a list does not have.
 func lacking(list, other []proxy.Endpoint) (addrs []netip.AddrPort) {
-	has := map[netip.AddrPort]bool{}
-	for _, e := range list {
-		has[e.Addr] = true
-	}
+	has := proxy.AddressesOf(list)
 	for _, e := range other {
 		if !has[e.Addr] {
 			addrs = append(addrs, e.Addr)

@@ -95,11 +95,7 @@ func endpoints(sp *proxy.ServicePort) int {
 	if n <= maxEndpoints {
 		return n
 	}
-	all := make(map[netip.AddrPort]bool, n)
-	for _, e := range slices.Concat(sp.Cluster, sp.Local) {
-		all[e.Addr] = true
-	}
-	return len(all)
+	return len(proxy.AddressesOf(sp.Cluster, sp.Local))
 }
 
 func (bs *blocks) add(key proxy.PortKey, base uint32) *block {
@@ -127,10 +123,7 @@ func (bs *blocks) trim(key proxy.PortKey, sp *proxy.ServicePort) {
 		return
 	}
 	for _, scope := range scopes {
-		here := map[netip.AddrPort]bool{}
-		for _, e := range sp.List(scope) {
-			here[e.Addr] = true
-		}
+		here := proxy.AddressesOf(sp.List(scope))
 		for a, p := range b.places {
 			if p.in[scope] && !here[a] {
 				b.drop(scope, a)
