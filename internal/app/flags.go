@@ -193,7 +193,7 @@ func (o *Options) windowsFlags() {
 		{"windows-service", &o.Windows.Service, "run as a service: obey the service control manager, and log to the event log, " +
 			"too"},
 		{"windows-priorityclass", &o.Windows.PriorityClass, "give this process a priority `CLASS`: " +
-			priorityNames()},
+			strings.Join(priorityClasses, ", ")},
 	})
 	for _, f := range o.flags {
 		f.Hidden = f.Hidden || strings.HasPrefix(f.Name, "conntrack-") || strings.HasPrefix(f.Name, "ipvs-") || f.Name == "oom-score-adj"
