@@ -220,17 +220,6 @@ func (s *Service) Serves(endpoint netip.AddrPort) bool {
 	return s.serving[endpoint]
 }
 
-// Frontend returns one of the addresses by which the row is reached, if it is
-// there.
-func (s *Service) Frontend() (netip.AddrPort, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.row == nil || len(s.row.Frontends) == 0 {
-		return netip.AddrPort{}, false
-	}
-	return s.row.Frontends[0].Addr, true
-}
-
 // Row returns the row; nil: there is none any more.
 func (s *Service) Row() *proxy.ServicePort {
 	s.mu.Lock()

@@ -195,12 +195,7 @@ func (d *Dataplane) follow(ctx context.Context, want *proxy.State, refused proxy
 	if len(refused) == 0 {
 		return nil
 	}
-	own := *want
-	own.Rows = maps.Clone(want.Rows)
-	for key := range refused {
-		delete(own.Rows, key)
-	}
-	_, err := d.differ.Apply(ctx, &own, &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys)})
+	_, err := d.differ.Apply(ctx, want.Without(refused), &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(refused), proxy.ComparePortKeys)})
 	return err
 }
 

@@ -98,7 +98,8 @@ func (d *Dataplane) relayed(yield func(proxy.Sample)) {
 	defer all.mu.Unlock()
 	for key, m := range all.of {
 		if service := d.server.index.Of(key.row); service != nil {
-			if at, ok := service.Frontend(); ok {
+			if row := service.Row(); row != nil && len(row.Frontends) > 0 {
+				at := row.Frontends[0].Addr
 				yield(proxy.Sample{Protocol: key.row.Protocol, Frontend: at, Endpoint: key.endpoint, Traffic: m.traffic()})
 			}
 		}
