@@ -65,7 +65,8 @@ func (d *Dataplane) inspectSockets(ctx context.Context, key proxy.PortKey) (out 
 	if row.ServicePort != nil && slices.ContainsFunc(row.Frontends, isNodePort) {
 		err = d.inspectAddrs(key.Family, &out)
 	}
-	return out, errors.Join(err, d.inspectPermission(&out), d.kernel.inspectPrograms(&out))
+	err = errors.Join(err, d.inspectPermission(&out), d.kernel.inspectPrograms(&out))
+	return out, err
 }
 
 // read gives what the maps have of entries.

@@ -49,7 +49,8 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 	}
 	d.inspectRow(what.Row, &is)
 	d.inspectListeners(what.Row.Protocol, &is)
-	return is, inspectRouting(what.Row.Family, &is)
+	err = inspectRouting(what.Row.Family, &is)
+	return is, err
 }
 
 // inspectRow compares the row that rules are for with the one that the process
