@@ -14,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/engine"
 	"sluice/internal/kernel/nft"
@@ -126,7 +127,7 @@ func walked(t *testing.T) []string {
 	w := &walk{Interface: nfttest.NewFake()}
 	synctest.Test(t, func(t *testing.T) {
 		e := engine.New(engine.Settings{
-			Dataplane: nftables.New(w, nftables.Settings{MasqueradeBit: 14}),
+			Dataplane: nftables.Alone.New(w, mode.Settings{MasqueradeBit: 14}),
 			Resolver:  resolve.New(resolve.Settings{NodeName: "here"}), Observer: w,
 		})
 		ctx, stop := context.WithCancel(t.Context())

@@ -19,6 +19,7 @@ import (
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/ct"
 	"sluice/internal/kernel/link"
@@ -108,7 +109,7 @@ func (s *testbed) open() {
 	s.t.Helper()
 	var flows *ct.Conn
 	s.check(s.Node().Do(func() (err error) {
-		if s.plane, err = nftables.Open(s.t.Context(), nftables.Settings{MasqueradeBit: 14}); err != nil {
+		if s.plane, err = nftables.Alone.Open(s.t.Context(), mode.Settings{MasqueradeBit: 14}); err != nil {
 			return err
 		}
 		if flows, err = ct.Open(); err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/conformance/traffic"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/engine"
 	"sluice/internal/proxy"
@@ -85,7 +86,7 @@ func newStory(t *testing.T) *story {
 	s.client, err = l.AddPod("client", storyClient)
 	must(t, err)
 	must(t, l.Node().Do(func() (err error) {
-		s.plane.Dataplane, err = nftables.Open(t.Context(), nftables.Settings{MasqueradeBit: 14})
+		s.plane.Dataplane, err = nftables.Alone.Open(t.Context(), mode.Settings{MasqueradeBit: 14})
 		return err
 	}))
 	s.engine = engine.New(engine.Settings{Dataplane: s.plane, Observer: silent{}, Resolver: resolve.New(resolve.Settings{

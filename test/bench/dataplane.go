@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
@@ -56,7 +57,7 @@ func open(ctx context.Context) (*nftables.Dataplane, *counter, error) {
 		return nil, nil, err
 	}
 	c := &counter{Interface: conn}
-	return nftables.New(c, nftables.Settings{MasqueradeBit: 14}), c, nil
+	return nftables.Alone.New(c, mode.Settings{MasqueradeBit: 14}), c, nil
 }
 
 // service is ClusterIP Service number i; its first endpoint is number first.

@@ -25,7 +25,7 @@ func (h *host) next(r *proxy.ServicePort) proxy.Dataplane {
 	s.Node, s.Rows[r.Key] = h.node, r
 	var d *nftables.Dataplane
 	err := h.lab.Node().Do(func() (err error) {
-		if d, err = nftables.Open(h.Context(), h.Settings); err == nil {
+		if d, err = nftables.Alone.Open(h.Context(), h.Settings); err == nil {
 			err = proxytest.Sync(h.Context(), d, s)
 		}
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
@@ -60,7 +61,7 @@ func TestReplaceAllEndpoints(t *testing.T) {
 	ctx := context.Background()
 	for _, n := range []int{1, maxEndpoints} {
 		fake := nfttest.NewFake()
-		d := New(fake, Settings{MasqueradeBit: 14})
+		d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 		a, b, c := stickyRow(0, n), stickyRow(n, n), stickyRow(2*n, n)
 		if err := proxytest.Sync(ctx, d, stickyState(a)); err != nil {
 			t.Fatal(err)
@@ -69,7 +70,7 @@ func TestReplaceAllEndpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantIDs(t, d, b)
-		d = New(fake, Settings{MasqueradeBit: 14})
+		d = Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 		if err := proxytest.Sync(ctx, d, stickyState(c)); err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +85,7 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 	for name, old := range map[string]*proxy.ServicePort{"changed": stickyRow(0, 10), "new": nil} {
 		t.Run(name, func(t *testing.T) {
 			f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
-			d := New(f, Settings{MasqueradeBit: 14})
+			d := Alone.New(f, mode.Settings{MasqueradeBit: 14})
 			s := plainState(0)
 			if old != nil {
 				s = stickyState(old)
@@ -114,7 +115,7 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 func TestListsShareIDs(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
-	d := New(fake, Settings{MasqueradeBit: 14})
+	d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 	row := func(cluster, local []proxy.Endpoint) *proxy.ServicePort {
 		sp := stickyRow(0, 0)
 		sp.Cluster, sp.Local, sp.External = cluster, local, proxy.ScopeLocal
@@ -154,7 +155,7 @@ func TestListsShareIDs(t *testing.T) {
 			if len(got) != len(have) {
 				t.Errorf("step %d: %d endpoints have %d places", i, len(have), len(got))
 			}
-			d = New(fake, Settings{MasqueradeBit: 14}) // a restart
+			d = Alone.New(fake, mode.Settings{MasqueradeBit: 14}) // a restart
 			if err := proxytest.Sync(ctx, d, stickyState(next)); err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +173,7 @@ func TestBlockOfAnotherRow(t *testing.T) {
 	for i := range 4 { // one of 49,152 may come twice
 		sp := stickyRow(0, 3)
 		sp.Key = serviceKey(i, proxy.IPv4)
-		d := New(fake, Settings{MasqueradeBit: 14})
+		d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 		if err := proxytest.Sync(ctx, d, stickyState(sp)); err != nil {
 			t.Fatal(err)
 		}

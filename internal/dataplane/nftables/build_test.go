@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -38,7 +39,7 @@ func openKernel(t testing.TB) (*Dataplane, *counter) {
 		t.Fatal(err)
 	}
 	c := &counter{Interface: conn}
-	d := New(c, Settings{MasqueradeBit: 14})
+	d := Alone.New(c, mode.Settings{MasqueradeBit: 14})
 	t.Cleanup(func() { d.Close() })
 	return d, c
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
@@ -38,7 +39,7 @@ func TestCostOfFlapping(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
 	conn := &attempts{Interface: fake}
-	d := New(conn, Settings{MasqueradeBit: 14})
+	d := Alone.New(conn, mode.Settings{MasqueradeBit: 14})
 	a, b := plainRow(0, 3, 0), plainRow(0, 2, 0)
 	s := plainState(0)
 	s.Rows[a.Key] = a
@@ -84,7 +85,7 @@ func TestLostAnswerLosesNoClass(t *testing.T) { synctest.Test(t, lostAnswerLoses
 func lostAnswerLosesNoClass(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
-	d := New(silent{fake}, Settings{MasqueradeBit: 14})
+	d := Alone.New(silent{fake}, mode.Settings{MasqueradeBit: 14})
 	s := plainState(0)
 	if err := proxytest.Sync(ctx, d, s); err != nil {
 		t.Fatal(err)
@@ -149,7 +150,7 @@ func TestClassNumbersBeginAnew(t *testing.T) {
 // element to it, at all such rules: chains of classes may refer to the map of
 // remembered clients alone, once for each time-out.
 func TestClassesReferToNoLargeMap(t *testing.T) {
-	for _, tab := range New(nfttest.NewFake(), Settings{MasqueradeBit: 14}).tables {
+	for _, tab := range Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14}).tables {
 		for _, c := range []class{
 			{count: 3},
 			{count: 3, nodePort: true, scope: proxy.ScopeLocal, masquerade: true},

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"sluice/internal/conformance"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/proxy"
 )
@@ -13,7 +14,7 @@ import (
 var underTest = conformance.Dataplane{
 	Mode: "nftables",
 	Open: func(ctx context.Context) (proxy.Dataplane, error) {
-		return nftables.Open(ctx, nftables.Settings{MasqueradeBit: 14})
+		return nftables.Alone.Open(ctx, mode.Settings{MasqueradeBit: 14})
 	},
 }
 

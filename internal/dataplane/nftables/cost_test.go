@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -14,7 +15,7 @@ import (
 func synced(t *testing.T, n int) (*Dataplane, *nfttest.Fake) {
 	t.Helper()
 	fake := nfttest.NewFake()
-	d := New(fake, Settings{MasqueradeBit: 14})
+	d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 	if err := proxytest.Sync(context.Background(), d, plainState(n)); err != nil {
 		t.Fatal(err)
 	}

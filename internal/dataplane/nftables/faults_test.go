@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
@@ -114,7 +115,7 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 	for _, way := range []string{"Apply", "Sync", "Sync of an empty kernel"} {
 		t.Run(way, func(t *testing.T) {
 			f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
-			d := New(f, Settings{MasqueradeBit: 14})
+			d := Alone.New(f, mode.Settings{MasqueradeBit: 14})
 			if way != "Sync of an empty kernel" {
 				if err := proxytest.Sync(ctx, d, state); err != nil {
 					t.Fatal(err)
@@ -150,7 +151,7 @@ func TestMissingExpression(t *testing.T) {
 		}
 		return nil
 	}}
-	d := New(f, Settings{MasqueradeBit: 14})
+	d := Alone.New(f, mode.Settings{MasqueradeBit: 14})
 	hashed := plainRow(100, 3, 0)
 	hashed.Balancing = proxy.SourceHash
 	state := plainState(10)
@@ -176,7 +177,7 @@ func TestUnusedClassesGo(t *testing.T) { synctest.Test(t, unusedClassesGo) }
 func unusedClassesGo(t *testing.T) {
 	ctx := context.Background()
 	f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
-	d := New(f, Settings{MasqueradeBit: 14})
+	d := Alone.New(f, mode.Settings{MasqueradeBit: 14})
 	failed := func(f proxy.Family) float64 {
 		return proxytest.Values(ctx, d, "sync_proxy_rules_nftables_cleanup_failures_total")[f.String()]
 	}
@@ -268,13 +269,13 @@ func TestStopBetweenBatches(t *testing.T) {
 	}
 	for stop := 1; ; stop++ {
 		fake := nfttest.NewFake()
-		d := New(fake, Settings{MasqueradeBit: 14})
+		d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 		if err := proxytest.Sync(ctx, d, before); err != nil {
 			t.Fatal(err)
 		}
 		allowed := map[string]bool{}
 		for _, s := range []*proxy.State{before, after} {
-			n := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
+			n := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 			if err := proxytest.Sync(ctx, n, s); err != nil {
 				t.Fatal(err)
 			}
@@ -349,7 +350,7 @@ func TestAffinityWithoutRoom(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	podsOnLoopback(t)
-	d, err := Open(ctx, Settings{MasqueradeBit: 14})
+	d, err := Alone.Open(ctx, mode.Settings{MasqueradeBit: 14})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -377,7 +378,7 @@ func TestAffinityWithoutRoom(t *testing.T) {
 func TestIDsAreStable(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
-	d := New(fake, Settings{MasqueradeBit: 14})
+	d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 	row := func(first int) *proxy.ServicePort {
 		sp := plainRow(0, 10, first)
 		sp.Affinity = time.Hour
@@ -404,7 +405,7 @@ func TestIDsAreStable(t *testing.T) {
 		}
 		last, s.Rows[next.Key] = next, next
 		if round%100 == 99 { // a restart
-			d, given = New(fake, Settings{MasqueradeBit: 14}), live(given, last)
+			d, given = Alone.New(fake, mode.Settings{MasqueradeBit: 14}), live(given, last)
 			fake.Reset()
 			if err := proxytest.Sync(ctx, d, s); err != nil {
 				t.Fatal(err)
@@ -519,7 +520,7 @@ func TestSyncAfterAListingThatLacksSomething(t *testing.T) {
 	for _, tt := range []struct{ listings, refused int }{{1, 0}, {2, 1}} {
 		ctx := context.Background()
 		conn := &forgetful{Interface: nfttest.NewFake()}
-		d := New(conn, Settings{MasqueradeBit: 14})
+		d := Alone.New(conn, mode.Settings{MasqueradeBit: 14})
 		row := plainRow(0, 3, 0)
 		s := plainState(0)
 		s.Rows[row.Key] = row

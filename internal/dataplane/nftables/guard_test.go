@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/kernel/sysctl/sysctltest"
@@ -40,7 +41,7 @@ func newGuardedHost(t *testing.T, setting string) *guardedHost {
 
 // restart takes another daemon, which knows nothing.
 func (h *guardedHost) restart() {
-	h.d = New(h, Settings{MasqueradeBit: 14})
+	h.d = Alone.New(h, mode.Settings{MasqueradeBit: 14})
 	h.d.localnet = localnet.New(h, func(context.Context) (localnet.Traces, error) { return h.others, nil })
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -17,7 +18,7 @@ import (
 func openWhole(t *testing.T) (*Dataplane, *nft.Conn) {
 	t.Helper()
 	namespace(t)
-	d, err := Open(t.Context(), Settings{MasqueradeBit: 14})
+	d, err := Alone.Open(t.Context(), mode.Settings{MasqueradeBit: 14})
 	if err != nil {
 		t.Fatal(err)
 	}

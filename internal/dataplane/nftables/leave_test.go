@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -169,7 +170,7 @@ func (h *host) insist(sp *proxy.ServicePort) {
 // TestLeaveKeepsTheGuard leaves loopback addresses guarded: the setting that
 // makes them need it stays.
 func TestLeaveKeepsTheGuard(t *testing.T) {
-	d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
+	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
 	if err := proxytest.Sync(t.Context(), d, s); err != nil {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/proxy"
 )
@@ -107,7 +108,7 @@ func (d *Dataplane) KeepsLoopback() bool { return d.localnet.Settled() }
 // Prepare opens loopback addresses to NodePorts, or closes those that a service
 // proxy opened, for a daemon that may not write the host's settings. The guard
 // comes before they are open, and stays for the daemon.
-func (o Overlay) Prepare(ctx context.Context, s Settings, opens bool) error {
+func (o Overlay) Prepare(ctx context.Context, s mode.Settings, opens bool) error {
 	d, err := o.Open(ctx, s)
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/kernel/sysctl"
@@ -40,7 +41,7 @@ func TestRouteLocalnet(t *testing.T) {
 		for _, byStep := range []bool{false, true} {
 			k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
 			conn := &before{Interface: nfttest.NewFake(), settings: k}
-			d := New(conn, Settings{MasqueradeBit: 14})
+			d := Alone.New(conn, mode.Settings{MasqueradeBit: 14})
 			d.localnet = localnet.New(k, nil)
 			s := plainState(1)
 			node := *s.Node
@@ -85,7 +86,7 @@ func (b *before) Commit(ctx context.Context, batch *nft.Batch) error {
 func TestLoopbackThatCannotBeOpened(t *testing.T) {
 	k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
 	k.Refuse(localnet.Name, errors.New("read-only file system"))
-	d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
+	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	d.localnet = localnet.New(k, nil)
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
@@ -129,7 +130,7 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 				if in, err = net.ListenPacket("udp4", ":4001"); err != nil || !tt.guarded {
 					return errors.Join(err, sysctl.Kernel{}.Write(localnet.Name, "1"))
 				}
-				d, err := Open(t.Context(), Settings{MasqueradeBit: 14})
+				d, err := Alone.Open(t.Context(), mode.Settings{MasqueradeBit: 14})
 				if err != nil {
 					return err
 				}

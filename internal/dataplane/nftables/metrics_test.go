@@ -7,13 +7,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy/proxytest"
 )
 
 // TestMetrics wants kube-proxy's names, and failures to be counted.
 func TestMetrics(t *testing.T) {
-	d := New(nfttest.NewFake(), Settings{})
+	d := Alone.New(nfttest.NewFake(), mode.Settings{})
 	var got []string
 	for _, m := range d.Metrics(t.Context()) {
 		got = append(got, fmt.Sprintf("%s grows=%t %q", m.Name, m.Grows, m.Labels))

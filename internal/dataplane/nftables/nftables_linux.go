@@ -18,12 +18,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Settings are what a dataplane is opened with.
-type Settings = mode.Settings
-
 func Mode() mode.Mode {
 	return mode.Mode{
-		Name: "nftables", Probe: Alone.Probe, Prepare: Alone.Prepare, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds,
+		Name: "nftables", Probe: Alone.Probe, Prepare: Alone.Prepare, Open: mode.Opener(Alone.Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds,
 		Traces:    Alone.Traces,
 		Render:    Alone.Render,
 		Balancing: []proxy.Balancing{proxy.Random, proxy.RoundRobin, proxy.SourceHash},
@@ -59,10 +56,7 @@ type Dataplane struct {
 
 // Open connects to nf_tables of the calling thread's network namespace. It
 // writes nothing.
-func Open(ctx context.Context, s Settings) (*Dataplane, error) { return Alone.Open(ctx, s) }
-
-// Open is the function of that name for a mode that stands on the rules.
-func (o Overlay) Open(_ context.Context, s Settings) (*Dataplane, error) {
+func (o Overlay) Open(_ context.Context, s mode.Settings) (*Dataplane, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
@@ -80,10 +74,7 @@ func (o Overlay) Open(_ context.Context, s Settings) (*Dataplane, error) {
 }
 
 // New returns a dataplane that writes through conn, and no settings of the host.
-func New(conn nft.Interface, s Settings) *Dataplane { return Alone.New(conn, s) }
-
-// New is the function of that name for a mode that stands on the rules.
-func (o Overlay) New(conn nft.Interface, s Settings) *Dataplane {
+func (o Overlay) New(conn nft.Interface, s mode.Settings) *Dataplane {
 	d := &Dataplane{conn: conn, applyBytes: applyBytes, syncBytes: syncBytes}
 	for _, f := range s.Served() {
 		if f == proxy.IPv4 {
@@ -118,7 +109,7 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 
 // Probe returns the families that the kernel can do. It has the kernel check
 // the rules we would write, in a batch that takes them back, so nothing changes.
-func (o Overlay) Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
+func (o Overlay) Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, explain(err)
@@ -140,7 +131,7 @@ func (o Overlay) Probe(ctx context.Context, s Settings) ([]proxy.Family, error) 
 
 func (o Overlay) probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8) error {
 	o.Table += "-probe"
-	d := o.New(dryRun{nothing{conn}}, Settings{MasqueradeBit: markBit, Families: []proxy.Family{f}})
+	d := o.New(dryRun{nothing{conn}}, mode.Settings{MasqueradeBit: markBit, Families: []proxy.Family{f}})
 	d.applyBytes = math.MaxInt
 	want := proxy.NewState()
 	want.Node = probeNode(f)

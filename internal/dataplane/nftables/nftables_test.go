@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
@@ -86,7 +87,7 @@ func TestStepsLeadToTheSame(t *testing.T) {
 				t.Errorf("seed %d: Sync after Apply had to %v", seed, &op)
 			}
 		}
-		fresh, fake := New(nfttest.NewFake(), Settings{MasqueradeBit: 14}), nfttest.NewFake()
+		fresh, fake := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14}), nfttest.NewFake()
 		fresh.conn = fake
 		if err := proxytest.Sync(ctx, fresh, state); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
@@ -152,7 +153,7 @@ func TestSyncRepairs(t *testing.T) {
 			if err := c.Interface.Commit(ctx, &b); err != nil {
 				t.Fatal(err)
 			}
-			again := New(c, Settings{MasqueradeBit: 14}) // as after a restart
+			again := Alone.New(c, mode.Settings{MasqueradeBit: 14}) // as after a restart
 			if err := proxytest.Sync(ctx, again, state); err != nil {
 				t.Fatal(err)
 			}
@@ -331,7 +332,7 @@ func TestDriftAsksForSync(t *testing.T) {
 
 // TestApplyMayBeTriedAgain when nothing was sent.
 func TestApplyMayBeTriedAgain(t *testing.T) {
-	d := New(nfttest.NewFake(), Settings{})
+	d := Alone.New(nfttest.NewFake(), mode.Settings{})
 	if err := proxytest.Sync(context.Background(), d, plainState(1)); err != nil {
 		t.Fatal(err)
 	}
@@ -512,7 +513,7 @@ func TestWatchAndRepair(t *testing.T) {
 func TestProbe(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
-	families, err := Alone.Probe(ctx, Settings{MasqueradeBit: 14})
+	families, err := Alone.Probe(ctx, mode.Settings{MasqueradeBit: 14})
 	if err != nil || len(families) != 2 {
 		t.Fatalf("Probe gave %v, %v", families, err)
 	}
@@ -532,7 +533,7 @@ func TestProbe(t *testing.T) {
 	}
 
 	dropNetAdmin(t)
-	_, err = Alone.Probe(ctx, Settings{MasqueradeBit: 14})
+	_, err = Alone.Probe(ctx, mode.Settings{MasqueradeBit: 14})
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "NET_ADMIN") {
 		t.Errorf("Probe without the capability gave %v", err)
 	}
@@ -556,7 +557,7 @@ func TestSingleFamily(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := New(conn, Settings{Families: []proxy.Family{proxy.IPv6}})
+	d := Alone.New(conn, mode.Settings{Families: []proxy.Family{proxy.IPv6}})
 	defer d.Close()
 	if err := proxytest.Sync(ctx, d, randomState(2, 30)); err != nil {
 		t.Fatal(err)
@@ -601,7 +602,7 @@ func TestCleanup(t *testing.T) {
 func TestPartsKeepMovesTogether(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
-	d := New(fake, Settings{MasqueradeBit: 14})
+	d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 	d.applyBytes = 1
 	s := plainState(0)
 	gone, heir := plainRow(900, 10, 0), plainRow(499, 10, 0)
@@ -630,7 +631,7 @@ func TestPartsKeepMovesTogether(t *testing.T) {
 		t.Errorf("%d batches only", batches)
 	}
 	d.conn = fake
-	want := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
+	want := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	s.Apply(delta)
 	if err := proxytest.Sync(ctx, want, s); err != nil {
 		t.Fatal(err)
@@ -655,7 +656,7 @@ func TestPartsTurnNobodyAway(t *testing.T) {
 			from, to = is, was
 		}
 		fake := nfttest.NewFake()
-		d := New(fake, Settings{MasqueradeBit: 14})
+		d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 		d.applyBytes, d.syncBytes = 1, 1
 		s := plainState(0)
 		s.Rows[from.Key] = from
@@ -693,7 +694,7 @@ func TestPartsTurnNobodyAway(t *testing.T) {
 // many as there are elements.
 func TestNothingIsKeptOfAWrite(t *testing.T) {
 	ctx := context.Background()
-	d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
+	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	d.applyBytes = 1 << 30
 	if err := proxytest.Sync(ctx, d, plainState(0)); err != nil {
 		t.Fatal(err)

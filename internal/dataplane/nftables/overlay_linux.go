@@ -47,9 +47,6 @@ type Sockets struct {
 	// Ports are the program's, on the loopback address: by scope, and by whether
 	// the endpoint sees the client (0) or the node (1).
 	Ports [2][2]uint16
-
-	// NAT keeps the kernel translating the flows that another mode began.
-	NAT bool
 }
 
 const (
@@ -124,9 +121,7 @@ func (t *table) socketHooks() []*chain {
 		t.foreign(),
 		t.datagrams())
 	out.rules = append(out.rules, t.toProgram()...)
-	if !t.over.Sockets.NAT {
-		return []*chain{in, out}
-	}
+	// Chains of NAT keep the kernel translating the flows that another mode began.
 	return []*chain{
 		in, out,
 		t.base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityNoDNAT, t.keepDestination()),

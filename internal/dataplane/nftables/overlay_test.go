@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice/internal/dataplane/differ"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
@@ -29,14 +30,10 @@ func overlays() map[string]Overlay {
 		},
 		"sockets": {
 			Table: "sluice-userspace", Takes: func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true },
-			Sockets: &Sockets{Mark: 1 << 12, Own: 1 << 13, Ports: [2][2]uint16{{1, 2}, {3, 4}}, NAT: true},
+			Sockets: &Sockets{Mark: 1 << 12, Own: 1 << 13, Ports: [2][2]uint16{{1, 2}, {3, 4}}},
 		},
 		"untracked":                              {Table: tableName, Untracked: untracked(1)},
 		"untracked, the node has many addresses": {Table: tableName, Untracked: untracked(200)},
-		"sockets without NAT": {
-			Table: "sluice-userspace", Takes: func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true },
-			Sockets: &Sockets{Mark: 1 << 12, Own: 1 << 13, Ports: [2][2]uint16{{1, 2}, {3, 4}}},
-		},
 	}
 }
 
@@ -59,7 +56,7 @@ func TestOverlaysInTheKernel(t *testing.T) {
 	for name, o := range overlays() {
 		t.Run(name, func(t *testing.T) {
 			namespace(t)
-			if can, err := o.Probe(t.Context(), Settings{MasqueradeBit: 14}); err != nil || len(can) != 2 {
+			if can, err := o.Probe(t.Context(), mode.Settings{MasqueradeBit: 14}); err != nil || len(can) != 2 {
 				t.Fatalf("probe: %v, error %v", can, err)
 			}
 			conn, err := nft.Open()
@@ -67,7 +64,7 @@ func TestOverlaysInTheKernel(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := &counter{Interface: conn}
-			d := o.New(c, Settings{MasqueradeBit: 14})
+			d := o.New(c, mode.Settings{MasqueradeBit: 14})
 			t.Cleanup(func() { d.Close() })
 			r := rand.New(rand.NewPCG(1, 11))
 			s := proxy.NewState()
@@ -115,7 +112,7 @@ func TestOverlaysInTheKernel(t *testing.T) {
 func TestOverlayTakesWhatPolicySays(t *testing.T) {
 	for name, o := range overlays() {
 		for _, family := range proxy.Families {
-			d := o.New(nfttest.NewFake(), Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
+			d := o.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
 			tab := d.tables[0]
 			for _, node := range proxytest.PolicyNodes() {
 				w := newWalker(tab, node)
@@ -138,7 +135,7 @@ func TestTakenRowsCostNoEndpoints(t *testing.T) {
 			continue
 		}
 		c := &counter{Interface: nfttest.NewFake()}
-		d := o.New(c, Settings{MasqueradeBit: 14})
+		d := o.New(c, mode.Settings{MasqueradeBit: 14})
 		s := plainState(10)
 		if _, err := d.Sync(t.Context(), s); err != nil {
 			t.Fatal(err)
@@ -165,7 +162,7 @@ func TestNodePortsGiveWay(t *testing.T) {
 	}
 	o := overlays()["left alone"]
 	o.NodePortsTo = map[proxy.Family]netip.Addr{proxy.IPv4: h.two.Addr()}
-	d := o.New(conn, Settings{MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4}})
+	d := o.New(conn, mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{proxy.IPv4}})
 	t.Cleanup(func() { d.Close() })
 	s := proxy.NewState()
 	s.Node = &proxy.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}

@@ -7,6 +7,7 @@ import (
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/dataplane/localnet"
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
@@ -112,7 +113,7 @@ func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *f
 // what the table of policy says, for every kind, origin and setting of the node.
 func TestPolicyTable(t *testing.T) {
 	for _, family := range proxy.Families {
-		d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
+		d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
 		tab := d.tables[0]
 		for _, node := range proxytest.PolicyNodes() {
 			w := newWalker(tab, node)
@@ -147,7 +148,7 @@ func (want treatment) same(got treatment) bool {
 // TestRowsDoNotDependOnTheNode wants the same elements of a row on every node:
 // a change of the node must cost constant chains only.
 func TestRowsDoNotDependOnTheNode(t *testing.T) {
-	d := New(nfttest.NewFake(), Settings{MasqueradeBit: 14})
+	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	nodes := proxytest.PolicyNodes()
 	for _, tab := range d.tables {
 		for _, sp := range proxytest.PolicyRows(tab.family) {

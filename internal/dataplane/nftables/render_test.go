@@ -15,7 +15,7 @@ import (
 func render(t *testing.T, want *proxy.State, diff bool) (string, int) {
 	t.Helper()
 	var out strings.Builder
-	r := &mode.Rendering{Settings: Settings{MasqueradeBit: 14}, Want: want, Diff: diff, Out: &out}
+	r := &mode.Rendering{Settings: mode.Settings{MasqueradeBit: 14}, Want: want, Diff: diff, Out: &out}
 	if err := Alone.Render(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}

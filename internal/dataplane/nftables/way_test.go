@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/internal/dataplane/mode"
 	"sluice/internal/kernel/nft/nfttest"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
@@ -27,7 +28,7 @@ func TestCostOfWays(t *testing.T) {
 	for b := proxy.BalanceDefault; b <= proxy.Maglev; b++ {
 		t.Run(b.String(), func(t *testing.T) {
 			fake := nfttest.NewFake()
-			d := New(fake, Settings{MasqueradeBit: 14})
+			d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
 			s := plainState(0)
 			for i := range 1000 {
 				sp := balanced(plainRow(i, 10, 0), b)

@@ -11,9 +11,6 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Settings are what a dataplane is opened with.
-type Settings = mode.Settings
-
 // Bits of the packet mark.
 const (
 	socketMark = mode.SocketMark // a socket of this host takes the packet
@@ -24,7 +21,7 @@ var routing = link.LocalRouting{Mark: socketMark, Table: 10270, Priority: 10270}
 
 // overlay has rules lead all connections to sockets.
 func overlay(s *nftables.Sockets) nftables.Overlay {
-	s.Mark, s.Own, s.NAT = socketMark, ownMark, true
+	s.Mark, s.Own = socketMark, ownMark
 	takes := func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true }
 	return nftables.Overlay{Table: "sluice-userspace", Sockets: s, Takes: takes}
 }
@@ -48,7 +45,7 @@ func Mode() mode.Mode {
 }
 
 // Probe returns the families that the kernel can do.
-func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
+func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
 	can, err := anyPorts().Probe(ctx, s)
 	if err != nil {
 		return nil, fmt.Errorf("mode userspace needs nf_tables with nft_tproxy and nft_socket: %w", err)
@@ -59,7 +56,7 @@ func Probe(ctx context.Context, s Settings) ([]proxy.Family, error) {
 // Cleanup removes the rules and routes of the mode, unless it is open. While a
 // daemon still carries connections, it only takes new ones from it, and says that
 // it must be called again.
-func Cleanup(ctx context.Context, _ Settings, open proxy.Dataplane) (removed []string, err error) {
+func Cleanup(ctx context.Context, _ mode.Settings, open proxy.Dataplane) (removed []string, err error) {
 	if _, own := open.(*Dataplane); own {
 		return nil, nil
 	}

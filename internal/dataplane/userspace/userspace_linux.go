@@ -42,7 +42,7 @@ type Dataplane struct {
 }
 
 // Open connects to the kernel. Nothing is listened to before the first Sync.
-func Open(ctx context.Context, s Settings) (*Dataplane, error) {
+func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 	if r := s.Relay; r.DialTimeout <= 0 || r.UDPTimeout <= 0 || r.Retries < 0 {
 		return nil, fmt.Errorf("mode userspace: time-outs must be longer than 0 and retries not negative: %+v", r)
 	}

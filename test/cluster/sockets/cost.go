@@ -26,8 +26,8 @@ var modes = []struct {
 	name string
 	open func(context.Context, mode.Settings) (proxy.Dataplane, error)
 }{
-	{"nftables", func(ctx context.Context, s mode.Settings) (proxy.Dataplane, error) { return nftables.Open(ctx, s) }},
-	{"ebpf", func(ctx context.Context, s mode.Settings) (proxy.Dataplane, error) { return ebpf.Open(ctx, s) }},
+	{"nftables", mode.Opener(nftables.Alone.Open)},
+	{"ebpf", mode.Opener(ebpf.Open)},
 }
 
 const endpointsPerService = 10
