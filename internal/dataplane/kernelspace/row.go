@@ -37,10 +37,6 @@ type (
 	change  = differ.Change[id, value]
 )
 
-func same(a, b value) bool {
-	return slices.Equal(a.to, b.to) && a.port == b.port && a.flags == b.flags && a.row == b.row && a.listed == b.listed
-}
-
 // row renders the difference between two forms of a row, and notes what HNS cannot
 // do of the new one.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 
 	"sluice/internal/dataplane/differ"
@@ -24,7 +25,7 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 		SameRows: func(a, b *proxy.Node) bool {
 			return opens(a, proxy.IPv4) == opens(b, proxy.IPv4) && opens(a, proxy.IPv6) == opens(b, proxy.IPv6)
 		},
-		Same:    same,
+		Same:    func(a, b value) bool { return reflect.DeepEqual(a, b) },
 		Sharing: sharing,
 		Order:   func(_ *changes, c *change) differ.Order { return differ.Order{Rank: rank(c)} },
 		Size:    func(*change) int { return 1 },
@@ -206,7 +207,7 @@ func (d *Dataplane) setBalancer(ctx context.Context, x id, v value) error {
 	if len(l.Endpoints) == 0 {
 		return cmp.Or(d.dropBalancer(ctx, x), missing)
 	}
-	if there && equal(had.LoadBalancer, l) {
+	if there && reflect.DeepEqual(had.LoadBalancer, l) {
 		return missing
 	}
 	now, err := d.change(ctx, x, had, l)
@@ -260,11 +261,6 @@ var (
 	errClusterIP  = errors.New("a ClusterIP is no endpoint")
 	errReplaced   = errors.New("the HNS network of the pods was replaced")
 )
-
-// equal compares load balancers of one frontend.
-func equal(a, b hns.LoadBalancer) bool {
-	return slices.Equal(a.Endpoints, b.Endpoints) && a.InternalPort == b.InternalPort && a.SourceVIP == b.SourceVIP && a.Flags == b.Flags
-}
 
 // change makes a load balancer, or makes another of one that is there and returns
 // its ID. Where HNS cannot change one, or not in that way, there is none between
