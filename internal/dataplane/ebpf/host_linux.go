@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 )
 
@@ -44,25 +45,13 @@ func (h *host) same(other *host) bool {
 	return slices.Equal(h.fromPods, other.fromPods) && slices.Equal(h.hinted, other.hinted)
 }
 
-// listTries bounds how often a listing is taken again that a change broke.
-const listTries = 5
-
-// listing lists something, again if it changed meanwhile.
-func listing[T any](list func() ([]T, error)) (all []T, err error) {
-	err = netlink.ErrDumpInterrupted
-	for try := 0; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		all, err = list()
-	}
-	return all, err
-}
-
 // readHost reads the node's addresses and routes.
 func readHost(h *netlink.Handle, n *proxy.Node) (*host, error) {
-	addrs, err := listing(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := link.Listing(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
-	routes, err := listing(func() ([]netlink.Route, error) {
+	routes, err := link.Listing(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {

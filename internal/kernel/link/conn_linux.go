@@ -18,14 +18,19 @@ type Conn struct{}
 // listTries bounds how often a listing is taken again that a change broke.
 const listTries = 5
 
+// Listing lists something, again if it changed meanwhile.
+func Listing[T any](list func() ([]T, error)) (all []T, err error) {
+	err = netlink.ErrDumpInterrupted
+	for try := 0; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		all, err = list()
+	}
+	return all, err
+}
+
 // List returns the addresses that can be bound now, without those that IPv6
 // still checks, or has found, to be another host's.
 func (Conn) List() ([]netip.Addr, error) {
-	var list []netlink.Addr
-	var err error = netlink.ErrDumpInterrupted
-	for try := 0; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		list, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
-	}
+	list, err := Listing(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

@@ -74,11 +74,7 @@ func (d *Dummy) SetNote(n Note) error {
 
 // List returns the addresses on the link, without link-local ones.
 func (d *Dummy) List() (out []netip.Addr, err error) {
-	var list []netlink.Addr
-	err = netlink.ErrDumpInterrupted
-	for try := 0; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		list, err = d.handle.AddrList(d.link, netlink.FAMILY_ALL)
-	}
+	list, err := Listing(func() ([]netlink.Addr, error) { return d.handle.AddrList(d.link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of link %s: %w", d.name, err)
 	}
