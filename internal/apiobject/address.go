@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 
 	netutils "k8s.io/utils/net"
@@ -130,7 +129,7 @@ func (a *Allowed) denies(addr Address) (option string) {
 	case proxy.LoadBalancer:
 		option, ranges = AllowedLoadBalancerIPs, a.LoadBalancerIPs
 	}
-	if ranges == nil || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(addr.Addr) }) {
+	if ranges == nil || proxy.Contains(ranges, addr.Addr) {
 		return ""
 	}
 	return option

@@ -39,7 +39,7 @@ type Node struct {
 func (n *Node) Origin(p Packet) Origin {
 	d := n.LocalPods
 	switch {
-	case contains(d.Sources, p.Src),
+	case Contains(d.Sources, p.Src),
 		d.Interface != "" && (p.In == d.Interface || d.IsPrefix && strings.HasPrefix(p.In, d.Interface)):
 		return OurPod
 	case p.SrcLocal:
@@ -51,7 +51,7 @@ func (n *Node) Origin(p Packet) Origin {
 
 // TakesNodePorts reports whether NodePorts are open on a local address.
 func (n *Node) TakesNodePorts(a netip.Addr) bool {
-	return contains(n.NodePorts, a) && (!a.IsLoopback() || n.loopbackTakesNodePorts(FamilyOf(a)))
+	return Contains(n.NodePorts, a) && (!a.IsLoopback() || n.loopbackTakesNodePorts(FamilyOf(a)))
 }
 
 // loopbackTakesNodePorts: only if the node says so, that of IPv6 never.
@@ -90,7 +90,8 @@ func PrefixesOf(all []netip.Prefix, f Family) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) != f })
 }
 
-func contains(prefixes []netip.Prefix, a netip.Addr) bool {
+// Contains reports whether an address is in one of some prefixes.
+func Contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 

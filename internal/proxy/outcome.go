@@ -66,7 +66,7 @@ func (s *State) Outcome(p Packet) Outcome {
 	r := row.route(f.Kind, o.Origin, s.Node)
 	o.Row, o.Frontend, o.Route = row, f, r
 	switch {
-	case r.From != nil && !contains(r.From, p.Src):
+	case r.From != nil && !Contains(r.From, p.Src):
 		o.Verdict, o.Reason = Drop, SourceRange
 		return o
 	case len(r.To) == 0:
@@ -125,7 +125,7 @@ func (s *State) unclaimed(p Packet) (Verdict, Reason, *ServicePort) {
 	switch {
 	case asked && owner != nil:
 		return Reject, PortNotOfService, owner
-	case asked && contains(s.CIDRs, p.Dst.Addr()):
+	case asked && Contains(s.CIDRs, p.Dst.Addr()):
 		return Drop, UnallocatedAddress, nil
 	case p.DstLocal && closed != nil:
 		return Untouched, NodePortClosedHere, closed

@@ -169,7 +169,7 @@ func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
 	case len(of) == 0, slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Bits() == 0 }):
 		return nil
 	}
-	if slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Contains(nodeIP) }) {
+	if proxy.Contains(of, nodeIP) {
 		// A node that holds the address itself talks to it from that address.
 		for _, a := range s.Addresses[f] {
 			if a.Kind == proxy.LoadBalancer {

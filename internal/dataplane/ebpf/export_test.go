@@ -75,7 +75,7 @@ func OpenWithLimits(ctx context.Context, s mode.Settings, limits map[string]uint
 }
 
 // Cuts reports whether a program looks for sockets that are to be cut.
-func (d *Dataplane) Cuts() bool { return d.isCutting() }
+func (d *Dataplane) Cuts() bool { return d.whileCutting() != nil }
 
 // Expire ends the permission of programs, as time does when no daemon is there.
 func (d *Dataplane) Expire() error {

@@ -80,8 +80,8 @@ func judge(addrs []netlink.Addr, routes []netlink.Route, pods []netip.Prefix) *h
 		if hinted {
 			out.hinted = append(out.hinted, to)
 		}
-		unsure := !source.IsValid() && slices.ContainsFunc(out.addrs, func(a netip.Addr) bool { return contains(pods, a) })
-		if unsure || source.IsValid() && contains(pods, source) {
+		unsure := !source.IsValid() && slices.ContainsFunc(out.addrs, func(a netip.Addr) bool { return proxy.Contains(pods, a) })
+		if unsure || source.IsValid() && proxy.Contains(pods, source) {
 			out.fromPods = append(out.fromPods, to)
 		}
 	}
@@ -134,19 +134,15 @@ func sourceOf(r netlink.Route, to netip.Prefix, onLink []netip.Prefix) (source n
 	return source, false
 }
 
-func contains(prefixes []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
 // writeHost tells programs which addresses are the node's.
 func (d *Dataplane) writeHost(h *host, n *proxy.Node) error {
 	want := map[addrKey]uint32{}
 	for _, a := range h.addrs {
 		var flags uint32
-		if in, except := n.NodePortAddresses(proxy.FamilyOf(a)); contains(in, a) && !contains(except, a) {
+		if in, except := n.NodePortAddresses(proxy.FamilyOf(a)); proxy.Contains(in, a) && !proxy.Contains(except, a) {
 			flags |= takesNodePorts
 		}
-		if contains(n.LocalPods.Sources, a) {
+		if proxy.Contains(n.LocalPods.Sources, a) {
 			flags |= podRange
 		}
 		if a.IsLoopback() {

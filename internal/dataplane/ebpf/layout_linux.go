@@ -111,7 +111,7 @@ func endpointOf(k slotKey, e proxy.Endpoint, cidrs []netip.Prefix) (v endpoint) 
 	if e.Local || e.NodeUnknown {
 		flags |= here
 	}
-	if contains(cidrs, e.Addr.Addr()) {
+	if proxy.Contains(cidrs, e.Addr.Addr()) {
 		flags |= inServiceRange
 	}
 	putAddr(v[:], e.Addr)

@@ -95,7 +95,9 @@ func (d *Dataplane) serve(ctx context.Context, changed chan struct{}) {
 // whileCutting has a token when it is time to see whether there is still something
 // to cut.
 func (d *Dataplane) whileCutting() <-chan time.Time {
-	if !d.isCutting() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.kernel.says&cutting == 0 {
 		return nil
 	}
 	return time.After(cutPause)
@@ -105,12 +107,6 @@ func (d *Dataplane) locked(f func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return f()
-}
-
-func (d *Dataplane) isCutting() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.kernel.says&cutting != 0
 }
 
 // listen tells of changes of addresses and routes.

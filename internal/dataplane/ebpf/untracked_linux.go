@@ -48,7 +48,7 @@ func (d *Dataplane) untracked() nftables.Untracked {
 
 // within returns the node's own addresses within ranges.
 func (h *host) within(ranges []netip.Prefix) []netip.Addr {
-	out := slices.DeleteFunc(slices.Clone(h.addrs), func(a netip.Addr) bool { return !contains(ranges, a) })
+	out := slices.DeleteFunc(slices.Clone(h.addrs), func(a netip.Addr) bool { return !proxy.Contains(ranges, a) })
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out)
 }
@@ -103,7 +103,7 @@ func (d *Dataplane) overlaps(want *proxy.State, rows iter.Seq[proxy.PortKey]) st
 			continue
 		}
 		for _, f := range sp.Frontends {
-			if a := f.Addr.Addr(); contains(u.Within, a) && !slices.Contains(u.Except, a) && (!first.IsValid() || a.Less(first)) {
+			if a := f.Addr.Addr(); proxy.Contains(u.Within, a) && !slices.Contains(u.Except, a) && (!first.IsValid() || a.Less(first)) {
 				first = a
 			}
 		}
@@ -121,7 +121,7 @@ func (d *Dataplane) olderFlows(ctx context.Context) (string, error) {
 	err := d.untracking.flows.Each(ctx, func() { n = 0 }, func(f *ct.Flow) {
 		from, to := f.Reply.Src.Addr(), f.Reply.Dst
 		if f.Protocol != unix.IPPROTO_SCTP && !f.Closed && to.Port() < nftables.FirstTrackedPort &&
-			contains(u.Within, from) && contains(u.Within, to.Addr()) && !slices.Contains(u.Except, to.Addr()) {
+			proxy.Contains(u.Within, from) && proxy.Contains(u.Within, to.Addr()) && !slices.Contains(u.Except, to.Addr()) {
 			n++
 		}
 	})

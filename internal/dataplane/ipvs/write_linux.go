@@ -348,7 +348,7 @@ func (d *Dataplane) remove(ctx context.Context, ops []ipvs.Op) error {
 
 // excluded reports whether what is at an address is not ours to remove.
 func (d *Dataplane) excluded(a netip.Addr) bool {
-	return slices.ContainsFunc(d.options.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+	return proxy.Contains(d.options.ExcludeCIDRs, a)
 }
 
 // ends reports whether flows to a real server end when it goes.
