@@ -54,8 +54,8 @@ func (t *table) otherProxy() *nft.Set {
 }
 
 // left returns the base chains for the time without us. Each looks for another
-// proxy first, and the translations are in new ones. Flows to ClusterIPs have a
-// bit of their mark set while it is not known who translates them.
+// proxy first, and the translations are in new ones. Flows to a Service by its
+// ClusterIP have a bit of their mark set while it is not known who translates them.
 func (t *table) left(guard localnet.Guard) []*chain {
 	var out []*chain
 	first := map[uint32]*chain{ // by hook
@@ -80,18 +80,24 @@ func (t *table) left(guard localnet.Guard) []*chain {
 		if hook == unix.NF_INET_PRE_ROUTING {
 			guarded = len(t.guard(guard))
 		}
-		toClusterIP := t.rule().newFlow().load(false).in(t.clusterIPs).setFlowMark(true).comment("who translates it?")
-		c.rules = slices.Insert(c.rules, guarded, t.idle(), toClusterIP)
+		toService := t.toClusterIP(t.rule().newFlow()).setFlowMark(true).comment("who translates it?")
+		c.rules = slices.Insert(c.rules, guarded, t.idle(), toService)
 		out = append(out, c)
 	}
 	return out
+}
+
+// toClusterIP matches packets to a Service's port at its ClusterIP. At other ports
+// strangers may translate what they like.
+func (t *table) toClusterIP(r *rule) *rule {
+	return r.load(false).in(t.clusterIPs).frontend(&t.addresses).lookup(t.addresses.dispatch)
 }
 
 // late returns what does the work of a base chain that translates: one that
 // runs after another proxy's, if that has not translated the flow, and one that
 // sees whether it has. Only a flow's first packet comes to the former.
 func (t *table) late(c *chain) []*chain {
-	rules := append([]*nft.Rule{t.idle(), t.rule().setFlowMark(false).comment("no other proxy does")}, c.rules...)
+	rules := append([]*nft.Rule{t.idle(), t.toClusterIP(t.rule()).setFlowMark(false).comment("no other proxy does")}, c.rules...)
 	if t.over.OnLink { // kube-proxy's mode ipvs translates nothing, but marks
 		rules = append([]*nft.Rule{t.rule().marked().local(false).note(t.otherProxy()).comment("another proxy marked it")}, rules...)
 	}
@@ -99,7 +105,7 @@ func (t *table) late(c *chain) []*chain {
 		t.base("late-"+c.Name, "nat", c.Hook.Number, priorityLateDNAT, rules...),
 		t.base("after-"+c.Name, "filter", c.Hook.Number, priorityLookAfter,
 			t.rule().newFlow().flowMarked().firstTranslated().note(t.otherProxy()).comment("another proxy does"),
-			t.rule().newFlow().flowMarked().setFlowMark(false).comment("no more to be known")),
+			t.rule().newFlow().translated().flowMarked().setFlowMark(false).comment("no more to be known")),
 	}
 }
 

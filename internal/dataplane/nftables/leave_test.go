@@ -140,6 +140,35 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// TestLeaveBesideStrangers leaves rules that go on beside others' which translate what
+// is for no Service, whoever sends that, and their marks as they are.
+func TestLeaveBesideStrangers(t *testing.T) {
+	h := newHost(t)
+	h.run(`nft add table ip strangers '{
+		chain proxied { type nat hook output priority -100; tcp dport 25 redirect to :3128; }
+		chain marks { type filter hook output priority -150; tcp dport 8080 ct state new ct mark set 0x4000; }
+		chain seen { type filter hook postrouting priority 50; tcp dport 8080 ct state new ct mark 0x4000 counter; }
+	}'`)
+	d, _ := openKernel(t)
+	s := plainState(0)
+	web := plainRow(1, 1, 0)
+	web.Cluster[0].Addr = h.one
+	s.Rows[web.Key] = web
+	if err := proxytest.Sync(t.Context(), d, s); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []netip.AddrPort{netip.AddrPortFrom(web.Frontends[0].Addr.Addr(), 25), h.two} {
+		if c, err := net.DialTimeout("tcp", to.String(), 5*time.Second); err == nil {
+			c.Close()
+		}
+	}
+	h.expect(web, h.one, "after somebody asked for a port that is redirected")
+	h.run("nft list chain ip strangers seen | grep -q 'packets 1 '")
+}
+
 // insist sends two datagrams of one flow to an endpoint that does not answer:
 // the second is still one of a new flow, and translated already.
 func (h *host) insist(sp *proxy.ServicePort) {
