@@ -3,6 +3,7 @@ package nftables
 import (
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -66,13 +67,32 @@ func TestTooManyForAffinity(t *testing.T) {
 	both.Affinity, both.Local = time.Hour, both.Cluster
 	s := plainState(3)
 	s.Rows[large.Key], s.Rows[both.Key] = large, both
+	wantRefused(t, d, c, s, large, "8192 endpoints are too many for session affinity, which takes 8191")
+}
+
+// TestTooManyElements refuses the one Service whose addresses times endpoints are too many.
+func TestTooManyElements(t *testing.T) {
+	namespace(t)
+	d, c := openKernel(t)
+	wide := plainRow(7, maxElements/256, 0)
+	for i := range 256 {
+		wide.Frontends = append(wide.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 80)})
+	}
+	s := plainState(3)
+	s.Rows[wide.Key] = wide
+	wantRefused(t, d, c, s, wide, "257 addresses with 1024 endpoints each are more than the 262144 elements that a service port may have")
+}
+
+// wantRefused wants one row of a state refused, and the other three written.
+func wantRefused(t *testing.T, d *Dataplane, c *counter, s *proxy.State, row *proxy.ServicePort, why string) {
+	t.Helper()
 	err := proxytest.Sync(t.Context(), d, s)
 	refused, ok := errors.AsType[*proxytest.RefusedError](err)
 	if !ok {
 		t.Fatalf("Sync gave %v; want one row refused", err)
 	}
 	rows := slices.Collect(maps.Keys(refused.Rows))
-	if len(rows) != 1 || rows[0] != large.Key || !strings.Contains(refused.Rows[large.Key].Error(), "8192 endpoints are too many for session affinity, which takes 8191") {
+	if len(rows) != 1 || rows[0] != row.Key || !strings.Contains(refused.Rows[row.Key].Error(), why) {
 		t.Errorf("refused are %v", refused.Rows)
 	}
 	n := 0

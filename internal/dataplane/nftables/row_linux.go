@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -38,6 +39,11 @@ type object struct {
 	value
 }
 
+// maxElements bounds what one service port takes: each of its addresses has each of
+// its endpoints. A tenant who may write a few thousand of both would take all memory of
+// all nodes.
+const maxElements = 1 << 18
+
 // form returns the form of a row; that of no row is empty.
 func (t *table) form(r differ.Row) (form, error) {
 	sp := r.ServicePort
@@ -46,6 +52,10 @@ func (t *table) form(r differ.Row) (form, error) {
 	}
 	var b *block
 	if t.translates(sp, r.Node) {
+		if n := max(len(sp.Cluster), len(sp.Local)); n*len(sp.Frontends) > maxElements {
+			return form{}, fmt.Errorf("%d addresses with %d endpoints each are more than the %d elements that a service port may have",
+				len(sp.Frontends), n, maxElements)
+		}
 		var err error
 		if b, err = t.blocks.of(sp); err != nil {
 			return form{}, err
