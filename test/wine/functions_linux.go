@@ -12,9 +12,6 @@ import (
 	"sluice/internal/kernel/hns"
 )
 
-// errNotImplemented is what the service of a test cannot do.
-var errNotImplemented = errors.New("not implemented")
-
 // do calls a function of computenetwork.dll or vmcompute.dll.
 func (s *server) do(ctx context.Context, q request) (answer, error) {
 	switch q.function {
@@ -82,7 +79,7 @@ func (s *server) change(ctx context.Context, q request) (answer, error) {
 	case "HcnDeleteLoadBalancer":
 		return answer{}, s.service.DeleteLoadBalancer(ctx, q.id)
 	}
-	return answer{}, errNotImplemented
+	return answer{}, hns.ErrUnsupported
 }
 
 // hnsCall answers the older interface, which is still used to tell versions.
@@ -95,7 +92,7 @@ func (s *server) hnsCall(ctx context.Context, request string) (answer, error) {
 	case "GET /policylists/":
 		return answer{out: `{"Success":true,"Output":[]}`}, nil
 	}
-	return answer{}, errNotImplemented
+	return answer{}, hns.ErrUnsupported
 }
 
 // objects are what the service has of a kind, as JSON is made of them, by ID. The

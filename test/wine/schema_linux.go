@@ -193,7 +193,7 @@ func codeOf(function string, err error) uint32 {
 		return 0x803B0002 // HCN_E_ENDPOINT_NOT_FOUND
 	case errors.Is(err, hns.ErrNotFound):
 		return 0x80070490 // ERROR_NOT_FOUND
-	case errors.Is(err, errNotImplemented):
+	case errors.Is(err, hns.ErrUnsupported):
 		return 0x80004001 // E_NOTIMPL
 	}
 	return 0x80070057 // E_INVALIDARG

@@ -24,6 +24,7 @@ type Dataplane struct {
 	mu       sync.Mutex // Watch works beside Sync and Apply
 	stopped  bool       // the service did not run when it was last looked at
 	features hns.Features
+	replaces bool         // load balancers: HNS cannot change one, whatever its version says
 	ips      []netip.Addr // this node's
 	has      inventory
 	aside    map[id]change // load balancers that are not as wanted

@@ -534,6 +534,37 @@ func TestFlagsChange(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
+// immutable is a service whose version says that it changes load balancers, and that
+// does not.
+type immutable struct {
+	*hnstest.Fake
+	asked int
+}
+
+func (i *immutable) UpdateLoadBalancer(context.Context, string, hns.LoadBalancer) error {
+	i.asked++
+	return hns.ErrUnsupported
+}
+
+// TestModifyUnsupported makes a load balancer anew if HNS turns out not to change one,
+// and does not ask again.
+func TestModifyUnsupported(t *testing.T) {
+	n, s := newNode(hnstest.Full, bridge, mode.Kernelspace{}), stateOf(service(1, "10.1.0.1:80", "10.1.0.2:80"))
+	h := &immutable{Fake: n.fake}
+	n.service = h
+	n.sync(t, s)
+	for _, to := range []string{"10.1.0.1:80", "10.1.0.2:80"} {
+		if refused := n.apply(t, s, service(1, to)); len(refused) > 0 {
+			t.Errorf("refused %v", refused)
+		}
+		n.wantFresh(t, s)
+		n.sync(t, s)
+	}
+	if h.asked != 1 {
+		t.Errorf("asked %d times", h.asked)
+	}
+}
+
 // TestPreserveDestination wants kube-proxy's flags at load-balancer addresses, and at
 // no others.
 func TestPreserveDestination(t *testing.T) {

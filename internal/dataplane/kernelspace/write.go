@@ -266,8 +266,11 @@ var (
 // its ID. Where HNS cannot change one, or not in that way, there is none between
 // two calls.
 func (d *Dataplane) change(ctx context.Context, x id, had balancer, l hns.LoadBalancer) (string, error) {
-	if had.id != "" && d.features.ModifyLoadBalancer && had.Flags == l.Flags {
-		return had.id, d.service.UpdateLoadBalancer(ctx, had.id, l)
+	if had.id != "" && d.features.ModifyLoadBalancer && !d.replaces && had.Flags == l.Flags {
+		err := d.service.UpdateLoadBalancer(ctx, had.id, l)
+		if d.replaces = errors.Is(err, hns.ErrUnsupported); !d.replaces {
+			return had.id, err
+		}
 	}
 	if had.id != "" {
 		if err := removed(d.has.balancers, x, d.service.DeleteLoadBalancer(ctx, had.id)); err != nil {

@@ -152,6 +152,7 @@ var errorCodes = map[error][]uint32{
 		uint32(windows.ERROR_ALREADY_EXISTS), uint32(windows.HCN_E_PORT_ALREADY_EXISTS), uint32(windows.HCN_E_POLICY_ALREADY_EXISTS),
 		uint32(windows.HCN_E_ADDR_INVALID_OR_RESERVED),
 	},
+	ErrUnsupported: {uint32(windows.E_NOTIMPL)},
 	ErrNotRunning: {
 		uint32(windows.RPC_S_UNKNOWN_IF), uint32(windows.RPC_S_SERVER_UNAVAILABLE), uint32(windows.HCN_E_MANAGER_STOPPED),
 	},

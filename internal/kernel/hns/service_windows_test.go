@@ -54,6 +54,15 @@ func TestForeignLoadBalancers(t *testing.T) {
 	}
 }
 
+// TestUnsupported wants what hnslib says of a call that is not implemented to be told
+// from other failures.
+func TestUnsupported(t *testing.T) {
+	err := do(t.Context(), "update", func() error { return errors.New("hcnModifyLoadBalancer failed in Win32: Not implemented (0x80004001)") })
+	if !errors.Is(err, ErrUnsupported) {
+		t.Errorf("error %v, want %v", err, ErrUnsupported)
+	}
+}
+
 // TestVersions holds the borders of versions that have a feature.
 func TestVersions(t *testing.T) {
 	for v, want := range map[hcn.Version]bool{

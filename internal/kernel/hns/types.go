@@ -36,7 +36,8 @@ type Interface interface {
 	CreateLoadBalancer(ctx context.Context, l LoadBalancer) (id string, err error)
 
 	// UpdateLoadBalancer gives one other endpoints; ErrNotFound if it, or one of
-	// them, is gone. It works where Features has ModifyLoadBalancer.
+	// them, is gone, ErrUnsupported where Features has no ModifyLoadBalancer, and in
+	// some versions where it has.
 	UpdateLoadBalancer(ctx context.Context, id string, l LoadBalancer) error
 
 	// DeleteLoadBalancer removes one, or returns ErrNotFound.
@@ -45,9 +46,10 @@ type Interface interface {
 
 // What a caller can act upon.
 var (
-	ErrNotFound   = errors.New("no such object")
-	ErrExists     = errors.New("it is there already")
-	ErrNotRunning = errors.New("the Host Networking Service does not run")
+	ErrNotFound    = errors.New("no such object")
+	ErrExists      = errors.New("it is there already")
+	ErrNotRunning  = errors.New("the Host Networking Service does not run")
+	ErrUnsupported = errors.New("this version of the Host Networking Service cannot do that")
 )
 
 // Features are what some versions of the service can do and others cannot.

@@ -29,7 +29,7 @@ func TestOnWindows(t *testing.T) {
 	for _, c := range contract {
 		passed = append(passed, "TestContract/service/"+strings.ReplaceAll(c.name, " ", "_"))
 	}
-	run(t, w, exe, []string{"SLUICE_TEST_HNS_NETWORK=" + network}, append(passed, "TestForeignLoadBalancers", "TestVersions"))
+	run(t, w, exe, []string{"SLUICE_TEST_HNS_NETWORK=" + network}, append(passed, "TestForeignLoadBalancers", "TestUnsupported", "TestVersions"))
 	service.prepare(t, network)
 	run(t, w, exe, []string{"SLUICE_TEST_HNS_DELETES=1"}, []string{"TestDeletedWhileListed"})
 	run(t, w, exe, []string{"SLUICE_TEST_HNS=", "SLUICE_TEST_HNS_STOPPED=1"}, []string{"TestNotRunning"})

@@ -35,12 +35,8 @@ type Count map[string]int
 // Full are the features of a current version of Windows.
 var Full = hns.Features{DSR: true, DualStack: true, RemoteSubnet: true, SessionAffinity: true, ModifyLoadBalancer: true}
 
-// ErrInvalid is what is refused because it makes no sense, ErrUnsupported because
-// the version of the service cannot do it.
-var (
-	ErrInvalid     = errors.New("the parameter is incorrect")
-	ErrUnsupported = errors.New("this version cannot do that")
-)
+// ErrInvalid is what is refused because it makes no sense.
+var ErrInvalid = errors.New("the parameter is incorrect")
 
 // NewFake returns a service that can do some things and has some networks.
 func NewFake(features hns.Features, networks ...hns.Network) *Fake {
@@ -309,7 +305,7 @@ func (f *Fake) checkLoadBalancer(id string, l hns.LoadBalancer) error {
 		l.VIP.IsValid() && l.VIP.Is6() != l.Family6:
 		return ErrInvalid
 	case l.Family6 && !f.features.DualStack, l.Flags&hns.DSR != 0 && !f.features.DSR, l.Flags&hns.ByClient != 0 && !f.features.SessionAffinity:
-		return ErrUnsupported
+		return hns.ErrUnsupported
 	}
 	return nil
 }
@@ -335,7 +331,7 @@ func found(ok bool) error {
 
 func supported(ok bool) error {
 	if !ok {
-		return ErrUnsupported
+		return hns.ErrUnsupported
 	}
 	return nil
 }

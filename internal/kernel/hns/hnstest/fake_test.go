@@ -35,14 +35,14 @@ func TestRefusals(t *testing.T) {
 		l := web
 		l.ExternalPort = 81
 		change(&l)
-		if _, err := f.CreateLoadBalancer(ctx, l); !errors.Is(err, hnstest.ErrUnsupported) {
-			t.Errorf("%+v: error %v, want %v", l, err, hnstest.ErrUnsupported)
+		if _, err := f.CreateLoadBalancer(ctx, l); !errors.Is(err, hns.ErrUnsupported) {
+			t.Errorf("%+v: error %v, want %v", l, err, hns.ErrUnsupported)
 		}
 	}
 	update := f.UpdateLoadBalancer(ctx, lb, web)
 	f.Fail(own)
 	_, failed := f.LoadBalancers(ctx)
-	for err, want := range map[error]error{refused: own, update: hnstest.ErrUnsupported, failed: own} {
+	for err, want := range map[error]error{refused: own, update: hns.ErrUnsupported, failed: own} {
 		if !errors.Is(err, want) {
 			t.Errorf("error %v, want %v", err, want)
 		}
