@@ -110,9 +110,11 @@ func (d *Dataplane) learnSubnets(ctx context.Context) error {
 }
 
 // readEndpoints notes the endpoints of the network. Versions of Windows leave a
-// remote endpoint beside the one of a pod that has its address now.
+// remote endpoint beside the one of a pod that has its address now. An Apply cannot
+// remove it: errStray asks for a Sync, once for each that HNS keeps.
 func (d *Dataplane) readEndpoints(ctx context.Context) (err error) {
 	d.turn.listed = true
+	before := d.has.strays
 	d.has.endpoints, d.has.strays, d.has.root = map[netip.Addr]endpoint{}, nil, ""
 	if d.has.all, err = d.service.Endpoints(ctx); err != nil {
 		return err
@@ -132,10 +134,13 @@ func (d *Dataplane) readEndpoints(ctx context.Context) (err error) {
 			}
 			if d.has.endpoints[a] = one; other.ours {
 				d.has.strays = append(d.has.strays, other.id)
+				if !d.turn.read && !slices.Contains(before, other.id) {
+					err = errStray
+				}
 			}
 		}
 	}
-	return nil
+	return err
 }
 
 // known returns an endpoint as it is noted. A service proxy made it if its MAC is

@@ -608,6 +608,7 @@ type twice struct {
 	*hnstest.Fake
 	beside  hns.Endpoint
 	deleted bool
+	keeps   bool // it cannot be deleted
 }
 
 func (x *twice) Endpoints(ctx context.Context) (map[string]hns.Endpoint, error) {
@@ -619,6 +620,9 @@ func (x *twice) Endpoints(ctx context.Context) (map[string]hns.Endpoint, error) 
 }
 
 func (x *twice) DeleteEndpoint(ctx context.Context, id string) error {
+	if id == "beside" && x.keeps {
+		return errors.New("HNS says no")
+	}
 	if id == "beside" {
 		x.deleted = true
 		return nil
@@ -626,14 +630,42 @@ func (x *twice) DeleteEndpoint(ctx context.Context, id string) error {
 	return x.Fake.DeleteEndpoint(ctx, id)
 }
 
-// TestRemoteBesidePod uses the pod's endpoint, and removes the other.
-func TestRemoteBesidePod(t *testing.T) {
+// withTwice returns a node that has a remote endpoint beside the pod 10.0.0.1.
+func withTwice() (*node, *twice) {
 	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.0.0.1")
 	x := &twice{Fake: n.fake, beside: hns.Endpoint{Network: n.network, Addrs: []netip.Addr{pod}, MAC: macOf(pod), Remote: true}}
 	n.service = x
+	return n, x
+}
+
+// TestRemoteBesidePod uses the pod's endpoint, and removes the other.
+func TestRemoteBesidePod(t *testing.T) {
+	n, x := withTwice()
+	pod := netip.MustParseAddr("10.0.0.1")
 	n.sync(t, stateOf(service(1, "10.0.0.1:80")))
 	if n.has.endpoints[pod].id != n.pods[pod] || !x.deleted {
 		t.Errorf("endpoint %+v is used, want %s; the other is deleted: %t", n.has.endpoints[pod], n.pods[pod], x.deleted)
+	}
+}
+
+// TestApplyFindsRemoteBesidePod asks for a Sync, which removes the remote endpoint,
+// and asks no more if HNS keeps it.
+func TestApplyFindsRemoteBesidePod(t *testing.T) {
+	for _, keeps := range []bool{false, true} {
+		n, x := withTwice()
+		x.deleted = true // it is not there yet
+		s := stateOf(service(1, "10.1.0.1:80"))
+		n.sync(t, s)
+		x.deleted, x.keeps = false, keeps
+		n.apply(t, s, service(1, "10.0.0.1:80"))
+		if x.deleted == keeps {
+			t.Errorf("HNS keeps it: %t; it is deleted: %t", keeps, x.deleted)
+		}
+		n.fake.Reset()
+		n.apply(t, s, service(1, "10.0.0.1:80", "10.0.0.2:80"))
+		if count, _ := n.fake.Reset(); count["LoadBalancers"] > 0 {
+			t.Errorf("HNS keeps it: %t; the next change asked for a Sync", keeps)
+		}
 	}
 }
 

@@ -255,11 +255,12 @@ func (d *Dataplane) load(x id, v value) (l hns.LoadBalancer, missing error) {
 }
 
 // errNoEndpoint and errClusterIP say what a load balancer lacks, errReplaced that all
-// is lost.
+// is lost, and errStray that a Sync has something to remove.
 var (
 	errNoEndpoint = errors.New("no HNS endpoint")
 	errClusterIP  = errors.New("a ClusterIP is no endpoint")
 	errReplaced   = errors.New("the HNS network of the pods was replaced")
+	errStray      = errors.New("a pod of this node has the address of a remote HNS endpoint")
 )
 
 // change makes a load balancer, or makes another of one that is there and returns
