@@ -851,6 +851,23 @@ func TestPodMovesHere(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
+// TestPodMovesAway has a pod's address be one of another node, in one change.
+func TestPodMovesAway(t *testing.T) {
+	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.0.0.1")
+	s, away := stateOf(service(1, "10.0.0.1:80")), service(1, "10.0.0.1:80")
+	n.sync(t, s)
+	if err := n.fake.DeleteEndpoint(t.Context(), n.pods[pod]); err != nil {
+		t.Fatal(err)
+	}
+	n.fake.Reset()
+	away.Cluster[0].Local, away.Local = false, nil
+	if refused := n.apply(t, s, away); len(refused) > 0 {
+		t.Errorf("refused %v", refused)
+	}
+	n.wantCalls(t, "it moves", hnstest.Count{"Endpoints": 1, "CreateEndpoint": 1, "UpdateLoadBalancer": 1})
+	n.wantFresh(t, s)
+}
+
 // TestSource is what endpoints see as their client on an overlay network.
 func TestSource(t *testing.T) {
 	for to, want := range map[string]netip.Addr{"10.0.0.1:80": source, "10.1.0.1:80": source, "192.168.0.3:80": host, "8.8.8.8:80": host} {

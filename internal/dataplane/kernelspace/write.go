@@ -162,6 +162,8 @@ func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
 	}
 	e := d.endpoint(x)
 	switch {
+	case ok && !x.vip && !had.Remote && !d.turn.listed: // the pod may have left this node: list them
+		return errNoEndpoint
 	case ok && (!had.ours || had.vip && !x.vip || had.MAC == e.MAC && had.Provider == e.Provider):
 		return nil
 	case ok && !d.turn.read:
