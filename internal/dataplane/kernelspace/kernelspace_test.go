@@ -322,6 +322,55 @@ func TestRefusedRemoval(t *testing.T) {
 	}
 }
 
+// stubborn fails to delete load balancers a number of times.
+type stubborn struct {
+	*hnstest.Fake
+	fails int
+}
+
+func (s *stubborn) DeleteLoadBalancer(ctx context.Context, id string) error {
+	if s.fails > 0 {
+		s.fails--
+		return errors.New("HNS says no")
+	}
+	return s.Fake.DeleteLoadBalancer(ctx, id)
+}
+
+// TestDeleteFailsOnce tries again at once, whether a load balancer is to go or to be
+// made anew.
+func TestDeleteFailsOnce(t *testing.T) {
+	n, sticky := newNode(hnstest.Full, bridge, mode.Kernelspace{}), service(1, "10.1.0.1:80")
+	h := &stubborn{Fake: n.fake}
+	n.service, sticky.Affinity = h, 1
+	s := stateOf(service(1, "10.1.0.1:80"))
+	n.sync(t, s)
+	for _, row := range []*proxy.ServicePort{sticky, service(1)} {
+		h.fails = 1
+		if refused := n.apply(t, s, row); len(refused) > 0 {
+			t.Errorf("refused %v", refused)
+		}
+	}
+}
+
+// TestSyncFailsToDelete has HNS keep a load balancer of no row: it goes when the next
+// row changes.
+func TestSyncFailsToDelete(t *testing.T) {
+	n, row := newNode(hnstest.Full, bridge, mode.Kernelspace{}), service(1, "10.1.0.1:80")
+	h := &stubborn{Fake: n.fake}
+	n.service = h
+	s := stateOf(row)
+	n.sync(t, s)
+	delete(s.Rows, row.Key)
+	h.fails = 2
+	if refused, err := n.Sync(t.Context(), s); err != nil || len(refused) != 1 {
+		t.Errorf("refused %v, error %v", refused, err)
+	}
+	if refused := n.apply(t, s, service(2, "10.1.0.1:80")); len(refused) > 0 {
+		t.Errorf("refused %v", refused)
+	}
+	n.wantFresh(t, s)
+}
+
 // TestRandomFaults refuses random addresses while rows change. When HNS takes
 // everything again and the refused rows were tried, it has what a fresh build has.
 func TestRandomFaults(t *testing.T) {

@@ -79,10 +79,11 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 }
 
 // retry tries again what was set aside of some rows, and the endpoints that it needs.
+// What a Sync could not remove is of no row, and always tried again.
 func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
 	var again []*change
 	for x, c := range d.aside {
-		if _, due := slices.BinarySearchFunc(rows, rowOf(c), proxy.ComparePortKeys); !due || d.turn.tried[x] {
+		if _, due := slices.BinarySearchFunc(rows, rowOf(c), proxy.ComparePortKeys); !due && rowOf(c) != (proxy.PortKey{}) || d.turn.tried[x] {
 			continue
 		}
 		for _, e := range d.needs(x, c.New) {
@@ -276,7 +277,7 @@ func (d *Dataplane) change(ctx context.Context, x id, had balancer, l hns.LoadBa
 		}
 	}
 	if had.id != "" {
-		if err := removed(d.has.balancers, x, d.service.DeleteLoadBalancer(ctx, had.id)); err != nil {
+		if err := d.deleteBalancer(ctx, x, had.id); err != nil {
 			return "", err
 		}
 	}
@@ -285,9 +286,17 @@ func (d *Dataplane) change(ctx context.Context, x id, had balancer, l hns.LoadBa
 
 func (d *Dataplane) dropBalancer(ctx context.Context, x id) error {
 	if b := d.has.balancers[x]; b.ours {
-		return removed(d.has.balancers, x, d.service.DeleteLoadBalancer(ctx, b.id))
+		return d.deleteBalancer(ctx, x, b.id)
 	}
 	return nil
+}
+
+// deleteBalancer tries twice: Windows Server 2019 sometimes fails the first time.
+func (d *Dataplane) deleteBalancer(ctx context.Context, x id, balancer string) error {
+	if removed(d.has.balancers, x, d.service.DeleteLoadBalancer(ctx, balancer)) == nil {
+		return nil
+	}
+	return removed(d.has.balancers, x, d.service.DeleteLoadBalancer(ctx, balancer))
 }
 
 // overlayProblem says why an overlay network cannot be used; nil: it can.
