@@ -979,6 +979,21 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// TestLateOverlay has an overlay network come after Probe found both families: that
+// of the source VIP is served.
+func TestLateOverlay(t *testing.T) {
+	n, row6 := newNode(hnstest.Full, overlay, mode.Kernelspace{}), service(6, "[fd00:1::5]:80")
+	n.only4 = false
+	row6.Key.Family, row6.Frontends[0].Addr = proxy.IPv6, netip.MustParseAddrPort("[fd00:96::1]:80")
+	refused, err := n.Sync(t.Context(), stateOf(row6, service(1, "10.1.0.1:80")))
+	if err != nil || len(refused) != 1 || refused[row6.Key] == nil {
+		t.Errorf("refused %v, error %v", refused, err)
+	}
+	if text := strings.Join(n.Objects(), "\n"); strings.Contains(text, "fd00:") || !strings.Contains(text, "10.96.0.1:80") {
+		t.Errorf("IPv6 is served, or IPv4 is not:\n%s", text)
+	}
+}
+
 // TestNarrowing adds source ranges to an open Service: it is closed, not left open.
 func TestNarrowing(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})

@@ -40,8 +40,12 @@ type (
 // row renders the difference between two forms of a row, and notes what HNS cannot
 // do of the new one.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
-	if cur.ServicePort != nil && cur.Key.Protocol == proxy.SCTP {
+	switch source := d.options.SourceVIP; {
+	case cur.ServicePort == nil:
+	case cur.Key.Protocol == proxy.SCTP:
 		return errors.New("HNS has no load balancers for SCTP")
+	case d.has.overlay() && source.IsValid() && cur.Key.Family != proxy.FamilyOf(source): // the network came after Probe
+		return fmt.Errorf("%v is not served: an overlay network has the family of its source VIP, %v", cur.Key.Family, source)
 	}
 	_ = d.render(old, out.Remove) // what HNS cannot do was told when it was added
 	if limits := d.render(cur, out.Add); limits != nil {
