@@ -157,7 +157,8 @@ func (d *Dataplane) known(x string, e hns.Endpoint) endpoint {
 
 // sortBalancers notes load balancers. Those are ours that have an endpoint on the
 // network of the pods, or where health checks are answered, and those that are
-// known from before.
+// known from before. Of several with one frontend one of ours counts, and our others
+// are strays.
 func (d *Dataplane) sortBalancers(all map[string]hns.LoadBalancer, known map[string]bool) {
 	d.has.balancers = map[id]balancer{}
 	for x, l := range all {
@@ -176,7 +177,13 @@ func (d *Dataplane) sortBalancers(all map[string]hns.LoadBalancer, known map[str
 			b.used = b.used || there
 			b.ours = b.ours || at.check || there && on.Network == d.has.network.ID
 		}
-		d.has.balancers[at] = b
+		had, taken := d.has.balancers[at]
+		if b.ours && had.ours {
+			at.stray = x
+		}
+		if b.ours || !taken {
+			d.has.balancers[at] = b
+		}
 	}
 }
 

@@ -544,6 +544,54 @@ func TestOrphans(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
+// crowded has load balancers beside those of the fake.
+type crowded struct {
+	*hnstest.Fake
+	beside map[string]hns.LoadBalancer
+}
+
+func (c *crowded) LoadBalancers(ctx context.Context) (map[string]hns.LoadBalancer, error) {
+	all, err := c.Fake.LoadBalancers(ctx)
+	maps.Copy(all, c.beside)
+	return all, err
+}
+
+func (c *crowded) DeleteLoadBalancer(ctx context.Context, id string) error {
+	if _, ok := c.beside[id]; ok {
+		delete(c.beside, id)
+		return nil
+	}
+	return c.Fake.DeleteLoadBalancer(ctx, id)
+}
+
+// TestSharedFrontend has three load balancers with one frontend: one of ours stays, and
+// so does another program's.
+func TestSharedFrontend(t *testing.T) {
+	for range 20 { // orders in which they are listed
+		n, row := newNode(hnstest.Full, bridge, mode.Kernelspace{}), service(1, "10.1.0.1:80")
+		s := stateOf(row)
+		n.sync(t, s)
+		c := &crowded{Fake: n.fake, beside: map[string]hns.LoadBalancer{}}
+		for _, b := range n.has.balancers {
+			theirs := b.LoadBalancer
+			theirs.Endpoints = []string{"theirs"}
+			c.beside["ours"], c.beside["theirs"] = b.LoadBalancer, theirs
+		}
+		n.Dataplane = n.open(n.options)
+		n.service = c
+		n.sync(t, s)
+		all, err := c.LoadBalancers(t.Context())
+		if _, kept := all["theirs"]; err != nil || !kept || len(all) != 2 {
+			t.Fatalf("there are %v, error %v", all, err)
+		}
+		delete(s.Rows, row.Key)
+		n.sync(t, s)
+		if all, err = c.LoadBalancers(t.Context()); err != nil || len(all) != 1 {
+			t.Fatalf("without the Service there are %v, error %v", all, err)
+		}
+	}
+}
+
 // TestTakeover has a Service's frontends as kube-proxy made them: nothing is written.
 func TestTakeover(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})

@@ -66,7 +66,7 @@ func compareIDs(a, b id) int {
 
 func (x id) String() string {
 	switch {
-	case x.stray != "":
+	case x.stray != "" && x.protocol == 0:
 		return "endpoint " + x.stray
 	case x.protocol == 0:
 		return fmt.Sprintf("endpoint %v", x.addr)

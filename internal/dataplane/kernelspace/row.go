@@ -20,7 +20,7 @@ type id struct {
 	port     uint16
 	check    bool   // a load balancer to where health checks are answered
 	vip      bool   // an endpoint that leads to this node
-	stray    string // the ID in HNS of an endpoint that cannot be used
+	stray    string // the ID in HNS of one that cannot be used, as another has its place
 }
 
 // value is what a load balancer is to be like. Of an endpoint the ID tells all.

@@ -138,7 +138,7 @@ func fatal(err error) bool {
 
 func (d *Dataplane) bring(ctx context.Context, c change) error {
 	switch {
-	case c.ID.stray != "":
+	case c.ID.stray != "" && c.ID.protocol == 0:
 		return removed(d.has.all, c.ID.stray, d.service.DeleteEndpoint(ctx, c.ID.stray))
 	case c.ID.protocol == 0 && c.Has:
 		return d.addEndpoint(ctx, c.ID)
