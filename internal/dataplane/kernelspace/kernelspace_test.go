@@ -662,14 +662,15 @@ func TestModifyUnsupported(t *testing.T) {
 	}
 }
 
-// TestPreserveDestination wants kube-proxy's flags at load-balancer addresses, and at
-// no others.
+// TestPreserveDestination wants kube-proxy's flags at load-balancer addresses, with
+// those where health checks are answered, and at no others.
 func TestPreserveDestination(t *testing.T) {
-	n, row := newNode(hnstest.Full, bridge, mode.Kernelspace{}), with(service(1, "10.0.0.1:80", "10.1.0.1:80"), 1)
+	n, row := newChecked(t, bridge), with(service(1, "10.0.0.1:80", "10.1.0.1:80"), 1)
 	row.External, row.PreserveDestination = proxy.ScopeLocal, true
 	n.sync(t, stateOf(row))
 	text := strings.Join(n.Objects(), "\n")
-	if !strings.Contains(text, "1.0.0.1:80 protocol 6 to [10.0.0.1] port 80 [DSR UseMux PreserveDIP ExternalVIP]") || strings.Count(text, "PreserveDIP") != 1 {
+	if !strings.Contains(text, "1.0.0.1:80 protocol 6 to [10.0.0.1] port 80 [DSR UseMux PreserveDIP ExternalVIP]") ||
+		!strings.Contains(text, "1.0.0.1:10256 protocol 6 to [192.168.0.2] port 10256 [UseMux PreserveDIP]") || strings.Count(text, "PreserveDIP") != 2 {
 		t.Errorf("not at the load-balancer address alone:\n%s", text)
 	}
 }

@@ -79,7 +79,7 @@ func (d *Dataplane) render(r differ.Row, put func(id, value)) error {
 		port := cmp.Or(sp.HealthCheckPort, d.options.HealthzPort)
 		if f.Kind == proxy.LoadBalancer && d.options.ForwardHealthCheckVIP && port != 0 {
 			x.protocol, x.port, x.check = proxy.TCP, port, true
-			put(x, value{port: port, row: sp.Key})
+			put(x, value{port: port, flags: v.flags & (hns.UseMux | hns.PreserveDIP), row: sp.Key})
 		}
 	}
 	if len(left) > 0 {
