@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -242,6 +243,20 @@ func (o *Options) startLogging(ctx context.Context, p parsed) error {
 		logger.V(1).Info("Flag", "name", "--"+f.Name, "value", f.Value.String())
 	}
 	return nil
+}
+
+// severity returns the letter with which a line of the log begins, or would in text:
+// of JSON lines, those without a verbosity are errors.
+func severity(line []byte) byte {
+	var fields struct{ V any }
+	switch {
+	case json.Unmarshal(line, &fields) != nil:
+		return line[0]
+	case fields.V == nil:
+		return 'E'
+	default:
+		return 'I'
+	}
 }
 
 func (o *Options) writeConfig(ctx context.Context, c config.Configuration) error {

@@ -518,8 +518,8 @@ func TestJSONLog(t *testing.T) {
 	}
 }
 
-// TestFailureInLog writes what ended the daemon as a line of a log for programs,
-// and leaves it to the caller otherwise.
+// TestFailureInLog writes what ended the daemon as a line of a log for programs, which
+// alone is an error, and leaves it to the caller otherwise.
 func TestFailureInLog(t *testing.T) {
 	for format, inLog := range map[string]bool{"text": false, "json": true} {
 		t.Run(format, func(t *testing.T) {
@@ -527,12 +527,22 @@ func TestFailureInLog(t *testing.T) {
 			o := NewOptions()
 			o.log = &log
 			serve := func(context.Context, plan) error { return errors.New("the kernel has no rules") }
-			_, err := play(t, newCommand("sluice", o, steps{serve: serve}), "--manifests="+t.TempDir(), "--proxy-mode=nftables", "--logging-format="+format)
+			_, err := play(t, newCommand("sluice", o, steps{serve: serve}), "--manifests="+t.TempDir(), "--proxy-mode=nftables", "-v=1", "--logging-format="+format)
 			exit, _ := errors.AsType[*cli.ExitError](err)
 			if err == nil || (exit != nil) != inLog || inLog && exit.Err != nil {
 				t.Errorf("error %v", err)
 			}
-			if strings.Contains(log.String(), `"err":"the kernel has no rules"`) != inLog {
+			failures := 0
+			for line := range bytes.Lines(log.Bytes()) {
+				failed := bytes.Contains(line, []byte(`"err":"the kernel has no rules"`))
+				if got := severity(line); (got == 'E') != failed || !failed && got != 'I' {
+					t.Errorf("severity %c of %s", got, line)
+				}
+				if failed {
+					failures++
+				}
+			}
+			if (failures == 1) != inLog {
 				t.Errorf("log %s", &log)
 			}
 		})

@@ -103,18 +103,18 @@ type eventWriter struct {
 	also io.Writer // which a service may not have, so its errors are none
 }
 
-// Write takes a line, which begins with its severity.
+// Write takes a line.
 func (w eventWriter) Write(line []byte) (int, error) {
 	_, _ = w.also.Write(line)
-	text := string(line[:min(len(line), maxEvent)])
-	report, id := w.log.Info, uint32(1)
-	switch {
-	case text == "":
+	if len(line) == 0 {
 		return 0, nil
-	case text[0] == 'W':
+	}
+	report, id := w.log.Info, uint32(1)
+	switch severity(line) {
+	case 'W':
 		report, id = w.log.Warning, 2
-	case text[0] == 'E' || text[0] == 'F':
+	case 'E', 'F':
 		report, id = w.log.Error, 3
 	}
-	return len(line), report(id, text)
+	return len(line), report(id, string(line[:min(len(line), maxEvent)]))
 }
