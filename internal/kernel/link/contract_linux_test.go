@@ -46,21 +46,28 @@ func TestFake(t *testing.T) {
 	})
 }
 
-func TestKernel(t *testing.T) {
+// namespace has the test in a network namespace of its own, and returns its loopback.
+func namespace(t *testing.T) netlink.Link {
+	t.Helper()
 	// The thread is not unlocked: it ends with the test, and its namespace with it.
 	runtime.LockOSThread()
 	ns, err := netns.New()
 	if err != nil {
 		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
 	}
-	defer ns.Close()
+	t.Cleanup(func() { ns.Close() })
 	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		t.Fatal(err)
-	}
+	return lo
+}
+
+func TestKernel(t *testing.T) {
+	lo := namespace(t)
 	change := func(do func(netlink.Link, *netlink.Addr) error) func(netip.Addr) {
 		return func(a netip.Addr) {
 			t.Helper()
@@ -139,16 +146,7 @@ func wantToken(t *testing.T, changed <-chan struct{}) {
 // TestLocalPrefixes has addresses, what local routes say, and nothing of the table where
 // another program has everything be local that it marks.
 func TestLocalPrefixes(t *testing.T) {
-	runtime.LockOSThread()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
-	}
-	defer ns.Close()
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lo := namespace(t)
 	add := func(prefix string, table int) {
 		t.Helper()
 		_, dst, _ := net.ParseCIDR(prefix)
@@ -156,9 +154,6 @@ func TestLocalPrefixes(t *testing.T) {
 		if err := netlink.RouteAdd(r); err != nil {
 			t.Fatalf("add a route to %s: %v", prefix, err)
 		}
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		t.Fatal(err)
 	}
 	add("198.51.100.128/25", unix.RT_TABLE_LOCAL)
 	add("2001:db8:1::/64", unix.RT_TABLE_LOCAL)
@@ -180,12 +175,7 @@ func TestLocalPrefixes(t *testing.T) {
 // TestTentativeAddressesAreLeftOut asks for duplicate detection on a link where
 // it takes its time.
 func TestTentativeAddressesAreLeftOut(t *testing.T) {
-	runtime.LockOSThread()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
-	}
-	defer ns.Close()
+	namespace(t)
 	// A link that is down cannot ask its neighbours, so the address stays tentative.
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth0"}, PeerName: "veth1"}
 	if err := netlink.LinkAdd(pair); err != nil {

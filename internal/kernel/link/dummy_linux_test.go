@@ -4,12 +4,10 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/link"
@@ -21,12 +19,7 @@ func TestFakeDummy(t *testing.T) { dummyContract(t, &linktest.Dummy{}) }
 // openDummy opens a link in a namespace of the test's own.
 func openDummy(t *testing.T) *link.Dummy {
 	t.Helper()
-	runtime.LockOSThread()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
-	}
-	t.Cleanup(func() { ns.Close() })
+	namespace(t)
 	d, err := link.OpenDummy("kube-ipvs0")
 	if err != nil {
 		t.Fatal(err)

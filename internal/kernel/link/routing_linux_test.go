@@ -2,12 +2,10 @@ package link_test
 
 import (
 	"net"
-	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/kernel/link"
@@ -15,20 +13,7 @@ import (
 
 // TestRoutingLeads tells whether packets with the mark come here.
 func TestRoutingLeads(t *testing.T) {
-	// The thread is not unlocked: it ends with the test, and its namespace with it.
-	runtime.LockOSThread()
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)
-	}
-	defer ns.Close()
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.LinkSetUp(lo)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lo := namespace(t)
 	r := link.LocalRouting{Mark: 1 << 20, Table: 10270, Priority: 10270}
 	for six, family := range map[bool]int{false: unix.AF_INET, true: unix.AF_INET6} {
 		want := func(want bool, when string) {
