@@ -102,7 +102,7 @@ type ServicePort struct {
 	External        Scope          // which list all other traffic takes
 	Balancing       Balancing      // how an endpoint is chosen among those of a list
 	Affinity        time.Duration  // how long a client is remembered; 0: not at all
-	AllowFrom       []netip.Prefix // LoadBalancer clients, no prefix within another; nil: everyone
+	AllowFrom       []netip.Prefix // LoadBalancer clients, sorted, no prefix within another; nil: everyone
 	HealthCheckPort uint16         // where load balancers of its LoadBalancer addresses ask about the Service; 0: nowhere
 
 	// PreserveDestination has endpoints see the LoadBalancer address that a client

@@ -76,9 +76,6 @@ func (c *Changes[ID, V]) Remove(id ID, v V) {
 // Then has f called when all changes are written, or when they are given up.
 func (c *Changes[ID, V]) Then(f func(written bool)) { c.then = append(c.then, f) }
 
-// Of returns the change of an object; nil if there is none.
-func (c *Changes[ID, V]) Of(id ID) *Change[ID, V] { return c.index[id] }
-
 func (c *Changes[ID, V]) set(id ID, v V) {
 	x := c.change(id)
 	x.New, x.Has, x.owner = v, true, c.owner

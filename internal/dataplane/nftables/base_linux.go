@@ -88,8 +88,7 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Gua
 			t.rule().priority().is(hostWord(dropped)).goTo(refusedNoLocal).comment("no endpoint for this node"),
 			t.rule().goTo(refusedNoEndpoints).comment("no endpoint anywhere: refuse")),
 		t.otherAddressesChain(cidrs),
-		t.chain(sourceRanges, t.rule().frontend(&t.addresses).in(t.restricted).
-			frontend(&t.addresses).load(true).notIn(t.allowed).goTo(refusedSource).comment("not an allowed client")),
+		t.chain(sourceRanges, t.rule().frontend(&t.addresses).vmap(t.restricted).comment("only some clients may go on")),
 		t.chain(refuse, t.rule().reject().comment("refused at once")),
 	}
 	all = append(append(all, t.newFlowChains()...), t.refusalChains()...)

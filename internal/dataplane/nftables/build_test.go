@@ -291,7 +291,7 @@ func (x *dumper) elements() (lines []string) {
 			continue
 		}
 		x.each(s, func(e nft.Element) {
-			lines = append(lines, fmt.Sprintf("%v %s %s %x %s", x.table.Table, s.Name, x.key(s, e.Key), e.KeyEnd, x.data(s, e.Data)))
+			lines = append(lines, fmt.Sprintf("%v %s %s %s %s", x.table.Table, s.Name, x.key(s, e.Key), x.data(s, e.Data), e.Verdict.Chain))
 		})
 	}
 	return lines

@@ -7,7 +7,8 @@
 // named sluice. The path of a connection's first packet:
 //
 //	prerouting / output
-//	  firewall        -110  restricted frontend and client not allowed: drop
+//	  firewall        -110  chain of the frontend's source ranges by @source-ranges, if it has any
+//	                          clients-...   client in none of them: drop
 //	  services        -100  class by @services (address . protocol . port), which also says that it is
 //	                          a ClusterIP: mark for masquerade what is not our pods'
 //	                          split by client (externalTrafficPolicy Local):
@@ -37,6 +38,10 @@
 // have a chain whenever one is added. For the same reason the chain of a class
 // refers to no map: constant chains look the endpoint up. From one lookup to the
 // next, what was found is the packet's priority; the filter clears it.
+//
+// Frontends with the same source ranges share a chain that is named by them. It has
+// many ranges in a set of its rule's own, which goes with the rule at once: removing
+// them one by one from a set of all frontends takes the kernel minutes.
 //
 // Other modes stand on these rules: they have policy decided here and take over
 // where an endpoint would be chosen ([Overlay]).

@@ -331,15 +331,13 @@ func ranges(t *testing.T, d *Dataplane) map[string]string {
 	}
 	out := map[string]string{}
 	each(tab.addresses.dispatch, func(e nft.Element) { out[e.Key] = "all" })
+	l, err := d.conn.List(context.Background(), tab.Table)
+	if err != nil {
+		t.Fatal(err)
+	}
 	each(tab.restricted, func(e nft.Element) {
 		if _, ok := out[e.Key]; ok {
-			out[e.Key] = "only"
-		}
-	})
-	n := tab.restricted.KeyLen()
-	each(tab.allowed, func(e nft.Element) {
-		if out[e.Key[:n]] != "all" && out[e.Key[:n]] != "" {
-			out[e.Key[:n]] += fmt.Sprintf(" %x-%x", e.Key[n:], e.KeyEnd[n:])
+			out[e.Key] = fmt.Sprintf("only %x", l.Chains[e.Verdict.Chain])
 		}
 	})
 	return out

@@ -46,8 +46,8 @@ func (d *Dataplane) read(ctx context.Context, some []id, have func(id, value)) e
 		if err != nil {
 			return err
 		}
-		if is, v := x.t.object(x.set, e); found && is == x { // else it is a range that has the key in it
-			have(x, v)
+		if found {
+			have(x.t.object(x.set, e))
 		}
 	}
 	return nil

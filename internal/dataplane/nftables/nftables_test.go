@@ -108,6 +108,8 @@ func TestStepsLeadToTheSame(t *testing.T) {
 func TestSyncRepairs(t *testing.T) {
 	ctx := context.Background()
 	state := randomState(1, 40)
+	sp := restrictedRow(1000, manyRanges(20))
+	state.Rows[sp.Key] = sp
 	damage := map[string]func(t *testing.T, d *Dataplane, b *nft.Batch){
 		"nothing": func(*testing.T, *Dataplane, *nft.Batch) {},
 		"tables gone": func(_ *testing.T, d *Dataplane, b *nft.Batch) {
@@ -123,6 +125,27 @@ func TestSyncRepairs(t *testing.T) {
 			b.AddChain(d.tables[0].Table, &nft.Chain{Name: "theirs"})
 			b.AddElement(d.tables[0].nodePorts.dispatch, nft.Element{Key: "\x06\x00\x00\x00\x00\x16\x00\x00", Data: string(hostWord(7))})
 			b.AddElement(d.tables[0].classSet, nft.Element{Key: string(hostWord(7)), Verdict: nft.Verdict{Code: nft.Goto, Chain: "theirs"}})
+		},
+		"source ranges exchanged": func(t *testing.T, d *Dataplane, b *nft.Batch) {
+			theirs := d.tables[0].clientsChain(manyRanges(100))
+			for name := range clientsChains(t, d.conn, d) {
+				b.FlushChain(d.tables[0].Table, name)
+				b.AddRule(d.tables[0].Table, name, theirs.rules[0])
+			}
+		},
+		"source ranges gone": func(t *testing.T, d *Dataplane, b *nft.Batch) {
+			if err := d.conn.Elements(ctx, d.tables[0].restricted, func(e nft.Element) { b.DeleteElement(d.tables[0].restricted, e) }); err != nil {
+				t.Fatal(err)
+			}
+			for name := range clientsChains(t, d.conn, d) {
+				b.DeleteChain(d.tables[0].Table, name)
+			}
+		},
+		"sets of a former version": func(_ *testing.T, d *Dataplane, b *nft.Batch) {
+			former := d.tables[0].set("allowed", "", nft.IPv4Addr)
+			b.AddSet(former)
+			b.AddElement(former, nft.Element{Key: "\x0a\x00\x00\x01"})
+			b.AddRule(d.tables[0].Table, sourceRanges, d.tables[0].rule().load(true).in(former).drop().comment("as it was"))
 		},
 		"elements deleted and changed": func(t *testing.T, d *Dataplane, b *nft.Batch) {
 			for _, s := range []*nft.Set{d.tables[0].addresses.endpoints, d.tables[1].addresses.dispatch} {
@@ -159,6 +182,9 @@ func TestSyncRepairs(t *testing.T) {
 			}
 			if diff := cmp.Diff(want, dump(t, c, again)); diff != "" {
 				t.Errorf("after repair (-before +after):\n%s", diff)
+			}
+			if l, err := c.List(ctx, d.tables[0].Table); err != nil || len(l.Sets) != len(d.tables[0].sets()) {
+				t.Errorf("sets %v, error %v; want ours and no others", l.Sets, err)
 			}
 			wantIdle(t, c, again, state)
 		})
@@ -297,8 +323,9 @@ func TestOverlappingRanges(t *testing.T) {
 		if err != nil {
 			t.Fatalf("step %d: %v", i, err)
 		}
-		if got := strings.Count(dump(t, c, d), "table ip sluice allowed "); got != len(sp.AllowFrom) {
-			t.Errorf("step %d: %d ranges, want %d", i, got, len(sp.AllowFrom))
+		want := d.tables[0].clientsChain(sp.AllowFrom)
+		if got := clientsChains(t, c, d); len(got) != 1 || !slices.Equal(got[want.Name], want.listed()) {
+			t.Errorf("step %d: chains %v, want %s with %v", i, got, want.Name, want.listed())
 		}
 		last = sp
 	}

@@ -13,7 +13,7 @@ type id struct {
 	kind kind
 	t    *table
 	set  *nft.Set // of a set or an element
-	key  string   // an element's key, and its end if it is a range; a chain's name
+	key  string   // an element's key; a chain's name
 }
 
 type kind uint8
@@ -44,9 +44,11 @@ func same(a, b value) bool {
 
 // sharing says which objects belong to several rows. Classes stay for a while: a
 // Service whose endpoints come and go will need them again, and a packet may
-// be on its way to one.
+// be on its way to one. A list of clients may be long and goes at once.
 func sharing(x id) differ.Sharing {
 	switch {
+	case x.kind == aChain && strings.HasPrefix(x.key, toClients):
+		return differ.Shared
 	case x.kind == aChain || x.set == x.t.classSet:
 		return differ.Lingers
 	case x.set == x.t.clusterIPs || x.set == x.t.onLink || x.set == x.t.hairpins:
@@ -72,12 +74,14 @@ const (
 
 // order says when a change is written. The table may be live: endpoints come
 // before anything leads to them, and go after nothing does.
-func order(all *changes, c *change) differ.Order {
+func order(_ *changes, c *change) differ.Order {
 	switch x := c.ID; {
 	case x.kind == otherTable:
 		return differ.Order{Rank: rankLive, Group: "live"}
 	case x.kind == aTable:
 		return differ.Order{Rank: rankTable}
+	case x.kind == aSet && !c.Has:
+		return differ.Order{Rank: rankChains}
 	case x.kind == aSet:
 		return differ.Order{Rank: rankSet}
 	case x.kind == aChain && !c.Has && strings.HasPrefix(x.key, toRemember):
@@ -90,25 +94,11 @@ func order(all *changes, c *change) differ.Order {
 		return differ.Order{Rank: rankConstant, Group: "constant"} // they lead to each other
 	case x.kind == aChain:
 		return differ.Order{Rank: c.New.chain.rank}
-	case x.set == x.t.allowed || x.set == x.t.restricted:
-		return orderRange(all, c)
 	case !c.Has:
 		return differ.Order{Rank: rankGoing - x.t.rank[x.set]}
 	default:
 		return differ.Order{Rank: x.t.rank[x.set]}
 	}
-}
-
-// orderRange keeps a frontend's source ranges together: it is neither open nor
-// closed to everyone in between. Where they go altogether, it is after nothing
-// leads to the frontend.
-func orderRange(all *changes, c *change) differ.Order {
-	t := c.ID.t
-	o := differ.Order{Rank: t.rank[t.restricted], Group: c.ID.key[:min(t.restricted.KeyLen(), len(c.ID.key))]}
-	if f := all.Of(id{anElement, t, t.restricted, o.Group}); f != nil && !f.Has {
-		o.Rank = rankGoing - o.Rank
-	}
-	return o
 }
 
 // size estimates what a change takes in a batch, in bytes.
@@ -119,7 +109,10 @@ func size(c *change) int {
 		n = 256
 	case aChain:
 		if c.Has {
-			n = 128 + 512*len(c.New.chain.rules)
+			n = 128
+			for _, r := range c.New.chain.rules {
+				n += 512 + 5*len(r.Ranges) // a range of 8 bytes takes 40
+			}
 		}
 	case anElement:
 		n = 40 + len(c.ID.key) + max(len(c.Old.data), len(c.New.data))
@@ -131,8 +124,7 @@ func size(c *change) int {
 }
 
 func (x id) element(v value) nft.Element {
-	n := min(x.set.KeyLen(), len(x.key)) // what others add may have no key
-	e := nft.Element{Key: x.key[:n], KeyEnd: x.key[n:], Data: v.data}
+	e := nft.Element{Key: x.key, Data: v.data}
 	if x.set.Verdicts {
 		e.Data, e.Verdict = "", nft.Verdict{Code: nft.Accept}
 		if v.data != "" {
@@ -156,5 +148,5 @@ func (t *table) object(s *nft.Set, e nft.Element) (id, value) {
 			v.data = "not ours"
 		}
 	}
-	return id{anElement, t, s, e.Key + e.KeyEnd}, v
+	return id{anElement, t, s, e.Key}, v
 }

@@ -162,7 +162,7 @@ func TestRowsDoNotDependOnTheNode(t *testing.T) {
 					t.Fatal(err)
 				}
 				for i := range want.fronts {
-					if !slices.Equal(got.fronts[i].objects, want.fronts[i].objects) {
+					if !slices.EqualFunc(got.fronts[i].objects, want.fronts[i].objects, sameObject) {
 						t.Fatalf("row %s, %v: other elements on node %+v", sp.Key.Name, sp.Frontends[i].Kind, n)
 					}
 				}

@@ -52,7 +52,7 @@ func (nothing) List(context.Context, nft.Table) (*nft.Listing, error) { return n
 // lingers reports whether the kernel still has what a class was made of that no row
 // needs now, as it may.
 func lingers(p planned) bool {
-	return !p.Has && (p.ID.kind == aChain && p.ID.t.leadsTo(p.ID.key) || p.ID.set == p.ID.t.classSet)
+	return !p.Has && sharing(p.ID) == differ.Lingers && (p.ID.kind != aChain || p.ID.t.leadsTo(p.ID.key))
 }
 
 // render writes objects down: what others are in, then rules, then elements, which

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"sluice/internal/dataplane/differ"
@@ -119,11 +118,9 @@ func (t *table) addressOf(out *front, sp *proxy.ServicePort, f proxy.Frontend, r
 	if r.From == nil {
 		return
 	}
-	out.element(t, t.restricted, "")
-	for _, p := range r.From {
-		key := out.key + string(p.Masked().Addr().AsSlice()) + out.key + string(lastAddr(p).AsSlice())
-		out.objects = append(out.objects, object{id: id{anElement, t, t.allowed, key}})
-	}
+	c := t.clientsChain(r.From)
+	out.element(t, t.restricted, c.Name)
+	out.objects = append(out.objects, object{id{kind: aChain, t: t, key: c.Name}, value{chain: c}})
 }
 
 func (f *front) element(t *table, s *nft.Set, data string) {
@@ -188,13 +185,16 @@ func (t *table) change(old, cur differ.Row, out *changes, syncing bool) error {
 func (f *form) putFronts(other *form, put func(id, value)) {
 	for i := range f.fronts {
 		own := &f.fronts[i]
-		if g := other.find(own); g == nil || !slices.Equal(g.objects, own.objects) {
+		if g := other.find(own); g == nil || !slices.EqualFunc(g.objects, own.objects, sameObject) {
 			for _, x := range own.objects {
 				put(x.id, x.value)
 			}
 		}
 	}
 }
+
+// sameObject compares objects of rows, where a chain's name says what it is like.
+func sameObject(a, b object) bool { return a.id == b.id && a.data == b.data }
 
 // find returns the frontend of a form that is in the same maps with the same
 // key, or nil. A row may have thousands, so they are searched by an index.
@@ -218,12 +218,3 @@ func (f *form) find(g *front) *front {
 
 // fewFronts are found faster one by one.
 const fewFronts = 8
-
-func lastAddr(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
-}

@@ -16,9 +16,10 @@ import (
 // rule builds one rule. Its methods append what the nft program would write
 // from left to right; values are loaded into registers from the first on.
 type rule struct {
-	t     *table
-	exprs []expr.Any
-	next  uint32 // the next free register, counted in words
+	t      *table
+	exprs  []expr.Any
+	ranges nft.Ranges
+	next   uint32 // the next free register, counted in words
 }
 
 func (t *table) rule() *rule { return &rule{t: t} }
@@ -92,13 +93,15 @@ func (r *rule) frontend(s *frontendMaps) *rule {
 	return r.protocol().port()
 }
 
-// in matches if what is loaded is in a set, notIn if it is not.
+// in matches if what is loaded is in a set.
 func (r *rule) in(s *nft.Set) *rule {
 	return r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name}).done()
 }
 
-func (r *rule) notIn(s *nft.Set) *rule {
-	return r.add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, Invert: true}).done()
+// notIn matches if what is loaded is not in the set that the rule has to itself.
+func (r *rule) notIn(ranges nft.Ranges) *rule {
+	r.ranges = ranges
+	return r.add(&expr.Lookup{SourceRegister: firstRegister, Invert: true}).done()
 }
 
 // vmap takes the verdict that a map has for what is loaded, if any.
@@ -264,7 +267,9 @@ func (r *rule) drop() *rule    { return r.add(&expr.Verdict{Kind: expr.VerdictDr
 func (r *rule) returns() *rule { return r.add(&expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // comment finishes the rule with a comment that says why it is there.
-func (r *rule) comment(why string) *nft.Rule { return &nft.Rule{Exprs: r.exprs, Comment: why} }
+func (r *rule) comment(why string) *nft.Rule {
+	return &nft.Rule{Exprs: r.exprs, Ranges: r.ranges, Comment: why}
+}
 
 // hostWord returns a number as it is in a register.
 func hostWord(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }

@@ -217,6 +217,11 @@ func (d *Dataplane) listElements(ctx context.Context, t *table, l *nft.Listing, 
 		}
 	}
 	former.end()
+	for name := range l.Sets {
+		if !slices.ContainsFunc(t.sets(), func(s *nft.Set) bool { return s.Name == name }) {
+			have(id{kind: aSet, t: t, set: &nft.Set{Table: t.Table, Name: name}}, value{}) // of a former version
+		}
+	}
 	return nil
 }
 
@@ -245,7 +250,7 @@ func (t *table) fits(l *nft.Listing) bool {
 // none may be a base chain.
 func (t *table) leadsTo(name string) bool {
 	prefix := func(p string) bool { return strings.HasPrefix(name, p) }
-	if slices.ContainsFunc([]string{"lb-", "np-", "masq-", toTaken, toRemember}, prefix) {
+	if slices.ContainsFunc([]string{"lb-", "np-", "masq-", toTaken, toRemember, toClients}, prefix) {
 		return true
 	}
 	return slices.ContainsFunc(t.constant(&proxy.Node{}, nil, localnet.Guard{}), func(c *chain) bool {

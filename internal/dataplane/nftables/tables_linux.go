@@ -33,8 +33,7 @@ type table struct {
 	clusterIPs *nft.Set // all ClusterIPs, to refuse their other ports
 	onLink     *nft.Set // addresses that are the node's because of the overlay
 	hairpins   *nft.Set // client . endpoint pairs that are one pod
-	restricted *nft.Set // frontends with source ranges
-	allowed    *nft.Set // frontend . clients that may use it
+	restricted *nft.Set // frontend -> the chain that refuses clients, with source ranges
 	affinity   *nft.Set // client . list -> id of the endpoint it is remembered for
 
 	refusals [len(refusalReasons)]*nft.Set // what clients sent to that was refused, with a count
@@ -81,9 +80,8 @@ func newTable(f proxy.Family, markBit uint8, over Overlay) *table {
 	t.clusterIPs = t.set("cluster-ips", "all ClusterIPs", addr)
 	t.onLink = t.set("link-addresses", "addresses of Services on a link of ours", addr)
 	t.hairpins = t.set("hairpins", "pods that may be sent to themselves", addr, addr, nft.Proto, nft.Port)
-	t.restricted = t.set("restricted", "addresses with loadBalancerSourceRanges", addr, nft.Proto, nft.Port)
-	t.allowed = t.set("allowed", "clients allowed by loadBalancerSourceRanges", addr, nft.Proto, nft.Port, addr)
-	t.allowed.Interval = true
+	t.restricted = t.set("source-ranges", "addresses with loadBalancerSourceRanges", addr, nft.Proto, nft.Port)
+	t.restricted.Verdicts = true
 	t.affinity = t.set("affinity", "clients and the endpoints they are remembered for", addr, nft.ClassID)
 	t.affinity.Data, t.affinity.Dynamic, t.affinity.Size = []nft.Type{nft.ClassID}, true, affinitySize
 	for i, why := range refusalReasons {
@@ -128,7 +126,7 @@ func (t *table) sets() []*nft.Set {
 	a, n := &t.addresses, &t.nodePorts
 	all := []*nft.Set{
 		a.endpoints, n.endpoints, a.ids, n.ids, a.lists, n.lists, t.hairpins, t.clusterIPs,
-		t.allowed, t.restricted, t.classSet,
+		t.restricted, t.classSet,
 		a.empty, n.empty, a.locals, n.locals, a.external, n.external,
 		a.dispatch, n.dispatch,
 		t.affinity,

@@ -88,15 +88,17 @@ func (t *table) rewrite(b *nft.Batch, c *chain, flush bool) {
 
 // removed finishes the removal of an object.
 func (d *Dataplane) removed(ctx context.Context, c *change) {
+	var b nft.Batch
 	switch t := c.ID.t; {
 	case c.ID.kind == aChain:
-		var b nft.Batch
 		b.DeleteChain(t.Table, c.ID.key)
-		if d.conn.Commit(ctx, &b) != nil {
-			t.cleanupFailures.Add(1)
-		}
+	case c.ID.kind == aSet:
+		b.DeleteSet(t.Table, c.ID.set.Name)
 	case c.ID.set == t.classSet && c.Old.chain != nil:
 		t.classes.forget(c.Old.chain.class)
+	}
+	if len(b.Ops) > 0 && d.conn.Commit(ctx, &b) != nil {
+		c.ID.t.cleanupFailures.Add(1)
 	}
 }
 

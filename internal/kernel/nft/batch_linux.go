@@ -18,6 +18,7 @@ const (
 	DeleteChain
 	AddRule
 	AddSet
+	DeleteSet
 	AddElement
 	DeleteElement
 )
@@ -36,6 +37,7 @@ var kinds = [...]struct {
 	DeleteChain:   {"delete chain", unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_NAME},
 	AddRule:       {"add rule", unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_APPEND, unix.NFTA_RULE_CHAIN},
 	AddSet:        {"add set", unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME},
+	DeleteSet:     {"delete set", unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_NAME},
 	AddElement:    {"add element", unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFTA_SET_ELEM_LIST_SET},
 	DeleteElement: {"delete element", unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET},
 }
@@ -47,7 +49,7 @@ type Op struct {
 	Table   Table
 	Chain   *Chain  // AddChain, FlushChain, DeleteChain, AddRule
 	Rule    *Rule   // AddRule
-	Set     *Set    // AddSet, AddElement, DeleteElement
+	Set     *Set    // AddSet, DeleteSet, AddElement, DeleteElement; AddRule: that of its ranges
 	Element Element // AddElement, DeleteElement
 	Owned   bool    // AddTable: it goes with the connection
 	Owner   any     // what it was added for, to find it by in an error
@@ -56,10 +58,10 @@ type Op struct {
 // name returns the name of what is in the table and the operation is about.
 func (o *Op) name() string {
 	switch {
-	case o.Set != nil:
-		return o.Set.Name
 	case o.Chain != nil:
 		return o.Chain.Name
+	case o.Set != nil:
+		return o.Set.Name
 	default:
 		return ""
 	}
@@ -108,9 +110,22 @@ func (b *Batch) DeleteChain(t Table, name string) {
 	b.add(Op{Kind: DeleteChain, Table: t, Chain: &Chain{Name: name}})
 }
 
-// AddRule appends a rule to a chain.
+// DeleteSet deletes a set that no rule refers to, with its elements.
+func (b *Batch) DeleteSet(t Table, name string) {
+	b.add(Op{Kind: DeleteSet, Table: t, Set: &Set{Table: t, Name: name}})
+}
+
+// AddRule appends a rule to a chain, with the set of its ranges if it has any.
 func (b *Batch) AddRule(t Table, chain string, r *Rule) {
-	b.add(Op{Kind: AddRule, Table: t, Chain: &Chain{Name: chain}, Rule: r})
+	op := Op{Kind: AddRule, Table: t, Chain: &Chain{Name: chain}, Rule: r}
+	if r.Ranges != "" {
+		op.Set = &Set{Table: t, Name: OwnSet + "%d", Key: []Type{addressType(t.Family)}, id: uint32(len(b.Ops) + 1)}
+		b.AddSet(op.Set)
+		for first, last := range r.Ranges.All(t.Family) {
+			b.AddElement(op.Set, Element{Key: first, KeyEnd: last})
+		}
+	}
+	b.add(op)
 }
 
 func (b *Batch) AddElement(s *Set, e Element) {
@@ -119,7 +134,7 @@ func (b *Batch) AddElement(s *Set, e Element) {
 
 // DeleteElement deletes an element of a set; only its key matters.
 func (b *Batch) DeleteElement(s *Set, e Element) {
-	b.add(Op{Kind: DeleteElement, Table: s.Table, Set: s, Element: Element{Key: e.Key, KeyEnd: e.KeyEnd}})
+	b.add(Op{Kind: DeleteElement, Table: s.Table, Set: s, Element: Element{Key: e.Key}})
 }
 
 // Failure is one refused operation.

@@ -16,9 +16,6 @@ const (
 	subsystem      = unix.NFNL_SUBSYS_NFTABLES << 8
 	tableAttribute = 1 // the table's name, in messages about whatever is in it
 
-	setFlagConcat    = 0x80
-	setDescConcat    = 2
-	setElemKeyEnd    = 10
 	setElemCatchAll  = 2  // NFT_SET_ELEM_CATCHALL
 	chainFlags       = 10 // NFTA_CHAIN_FLAGS
 	chainBinding     = 4  // NFT_CHAIN_BINDING
@@ -85,7 +82,7 @@ func encoded(o Op) netlink.Attrs {
 func encodeOps(w *netlink.Builder, ops []Op) {
 	o := &ops[0]
 	k := kinds[o.Kind]
-	seq := w.Begin(subsystem|k.message, k.flags, netlink.Netfilter(o.Table.Family, 0))
+	w.Begin(subsystem|k.message, k.flags, netlink.Netfilter(o.Table.Family, 0))
 	w.Text(tableAttribute, o.Table.Name)
 	if k.name != 0 {
 		w.Text(k.name, o.name())
@@ -101,11 +98,14 @@ func encodeOps(w *netlink.Builder, ops []Op) {
 	case AddRule:
 		encodeRule(w, o)
 	case AddSet:
-		encodeSet(w, o.Set, seq)
+		encodeSet(w, o.Set)
 	case AddElement, DeleteElement:
+		if o.Set.id != 0 {
+			w.U32(unix.NFTA_SET_ELEM_LIST_SET_ID, o.Set.id)
+		}
 		w.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for i := range ops {
-				w.Nest(unix.NFTA_LIST_ELEM, func() { encodeElement(w, &ops[i].Element) })
+				encodeElement(w, &ops[i].Element)
 			}
 		})
 	}
@@ -126,6 +126,11 @@ func encodeChain(w *netlink.Builder, c *Chain) {
 func encodeRule(w *netlink.Builder, o *Op) {
 	w.Nest(unix.NFTA_RULE_EXPRESSIONS, func() {
 		for _, x := range o.Rule.Exprs {
+			if l, ok := x.(*expr.Lookup); ok && l.SetName == "" && o.Set != nil {
+				own := *l
+				own.SetName, own.SetID = o.Set.Name, o.Set.id
+				x = &own
+			}
 			b, err := expr.Marshal(byte(o.Table.Family), x)
 			if err != nil {
 				w.Err = cmp.Or(w.Err, fmt.Errorf("encode %T of rule %q in chain %s: %w", x, o.Rule.Comment, o.Chain.Name, err))
@@ -136,7 +141,7 @@ func encodeRule(w *netlink.Builder, o *Op) {
 	w.Raw(unix.NFTA_RULE_USERDATA, udata(udataComment, o.Rule.Comment, "\x00"))
 }
 
-func encodeSet(w *netlink.Builder, s *Set, id uint32) {
+func encodeSet(w *netlink.Builder, s *Set) {
 	var flags uint32
 	set := func(on bool, f uint32) {
 		if on {
@@ -147,9 +152,7 @@ func encodeSet(w *netlink.Builder, s *Set, id uint32) {
 	if s.Verdicts {
 		data = unix.NFT_DATA_VERDICT
 	}
-	concatenatesRanges := s.Interval && len(s.Key) > 1
-	set(s.Interval, unix.NFT_SET_INTERVAL)
-	set(concatenatesRanges, setFlagConcat)
+	set(s.id != 0, unix.NFT_SET_ANONYMOUS|unix.NFT_SET_CONSTANT|unix.NFT_SET_INTERVAL)
 	set(data != 0, unix.NFT_SET_MAP)
 	set(s.Dynamic, unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT)
 	w.U32(unix.NFTA_SET_FLAGS, flags)
@@ -159,17 +162,10 @@ func encodeSet(w *netlink.Builder, s *Set, id uint32) {
 		w.U32(unix.NFTA_SET_DATA_TYPE, data)
 		w.U32(unix.NFTA_SET_DATA_LEN, uint32(s.DataLen()))
 	}
-	w.U32(unix.NFTA_SET_ID, id)
+	w.U32(unix.NFTA_SET_ID, s.id)
 	w.Nest(unix.NFTA_SET_DESC, func() {
 		if s.Size > 0 {
 			w.U32(unix.NFTA_SET_DESC_SIZE, s.Size)
-		}
-		if concatenatesRanges {
-			w.Nest(setDescConcat, func() {
-				for _, t := range s.Key {
-					w.Nest(unix.NFTA_LIST_ELEM, func() { w.U32(1, uint32(t.Len())) })
-				}
-			})
 		}
 	})
 	w.Raw(unix.NFTA_SET_USERDATA, udata(udataSetByteKey, byteOrder(s.Key), ""),
@@ -198,7 +194,19 @@ func udata(kind byte, value, end string) string {
 	return string([]byte{kind, byte(len(value + end))}) + value + end
 }
 
+// encodeElement writes an element. The kernel has a range as two: its first key, and
+// the one after its last, unless there is none.
 func encodeElement(w *netlink.Builder, e *Element) {
+	w.Nest(unix.NFTA_LIST_ELEM, func() { encodeKey(w, e) })
+	if end := after(e.KeyEnd); end != "" {
+		w.Nest(unix.NFTA_LIST_ELEM, func() {
+			w.U32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+			encodeKey(w, &Element{Key: end})
+		})
+	}
+}
+
+func encodeKey(w *netlink.Builder, e *Element) {
 	value := func(kind uint16, v string) {
 		if v != "" {
 			w.Nest(kind, func() { w.Raw(unix.NFTA_DATA_VALUE, v) })
@@ -208,7 +216,6 @@ func encodeElement(w *netlink.Builder, e *Element) {
 		w.U32(unix.NFTA_SET_ELEM_FLAGS, setElemCatchAll)
 	}
 	value(unix.NFTA_SET_ELEM_KEY, e.Key)
-	value(setElemKeyEnd, e.KeyEnd)
 	value(unix.NFTA_SET_ELEM_DATA, e.Data)
 	if e.Verdict.Code != 0 {
 		w.Nest(unix.NFTA_SET_ELEM_DATA, func() {

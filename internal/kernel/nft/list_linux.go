@@ -51,7 +51,9 @@ func (c *Conn) list(t Table, l *Listing) error {
 			}
 		}},
 		{unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, func(a netlink.Attrs) {
-			l.Sets[a.Text(unix.NFTA_SET_NAME)] = setShape(a)
+			if a.Number(unix.NFTA_SET_FLAGS)&unix.NFT_SET_ANONYMOUS == 0 { // else it comes and goes with a rule
+				l.Sets[a.Text(unix.NFTA_SET_NAME)] = setShape(a)
+			}
 		}},
 	} {
 		err := c.ask(part.kind, part.flags, t.Family, func(a netlink.Attrs) {
@@ -63,6 +65,34 @@ func (c *Conn) list(t Table, l *Listing) error {
 		if err != nil {
 			return err
 		}
+	}
+	for _, rules := range l.Chains {
+		if err := c.readRanges(t, rules); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readRanges puts what is in the sets that rules have to themselves where their
+// names are.
+func (c *Conn) readRanges(t Table, rules []ListedRule) error {
+	for i := range rules {
+		r := &rules[i]
+		if r.Ranges == "" {
+			continue
+		}
+		var bounds []bound
+		err := c.elements(&Set{Table: t, Name: string(r.Ranges)}, func(a netlink.Attrs) {
+			bounds = append(bounds, bound{decodeElement(a).Key, a.Number(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0})
+		})
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return netlink.ErrInterrupted // the rule has just gone
+		case err != nil:
+			return err
+		}
+		r.Ranges = joined(t.Family, bounds)
 	}
 	return nil
 }
@@ -91,7 +121,7 @@ func (c *Conn) Elements(ctx context.Context, s *Set, f func(Element)) error {
 func once(all []Element) error {
 	keys := make(map[string]bool, len(all))
 	for _, e := range all {
-		keys[e.Key+e.KeyEnd] = true
+		keys[e.Key] = true
 	}
 	if len(keys) < len(all) {
 		return netlink.ErrInterrupted
@@ -150,8 +180,6 @@ func decodeElement(a netlink.Attrs) (e Element) {
 		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = string(v.Get(unix.NFTA_DATA_VALUE))
-		case setElemKeyEnd:
-			e.KeyEnd = string(v.Get(unix.NFTA_DATA_VALUE))
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Data = string(v.Get(unix.NFTA_DATA_VALUE))
 			if v = v.Get(unix.NFTA_DATA_VERDICT); v != nil {
@@ -182,7 +210,7 @@ func (c *Conn) Element(ctx context.Context, s *Set, key Element) (e Element, fou
 		found = false
 		c.nl.Request(subsystem|unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, netlink.Netfilter(s.Table.Family, 0), s.Table.Name, s.Name)
 		c.nl.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
-			c.nl.Nest(unix.NFTA_LIST_ELEM, func() { encodeElement(&c.nl.Builder, &Element{Key: key.Key, KeyEnd: key.KeyEnd}) })
+			encodeElement(&c.nl.Builder, &Element{Key: key.Key})
 		})
 		return c.nl.Ask(func(m netlink.Message) {
 			for _, a := range m.Attrs().Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
@@ -200,11 +228,15 @@ func (c *Conn) Element(ctx context.Context, s *Set, key Element) (e Element, fou
 func (c *Conn) Rules(ctx context.Context, t Table, chain string) (rules []ListedRule, err error) {
 	err = c.settled(ctx, fmt.Sprintf("list chain %s of %v", chain, t), func() error {
 		rules = nil
-		return c.ask(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, t.Family, func(a netlink.Attrs) {
+		err := c.ask(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, t.Family, func(a netlink.Attrs) {
 			if a.Text(tableAttribute) == t.Name && a.Text(unix.NFTA_RULE_CHAIN) == chain {
 				rules = append(rules, decodeRule(a))
 			}
 		}, t.Name, chain)
+		if err != nil {
+			return err
+		}
+		return c.readRanges(t, rules)
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil

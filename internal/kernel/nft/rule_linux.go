@@ -17,6 +17,7 @@ import (
 
 type Rule struct {
 	Exprs   []expr.Any
+	Ranges  Ranges // what a lookup in a set without a name finds
 	Comment string
 }
 
@@ -24,12 +25,15 @@ type Rule struct {
 type ListedRule struct {
 	Comment string
 	Exprs   string // in a form in which the kernel's answer equals what was sent
+	Ranges  Ranges // what is in the set of its own, if it has one
 }
 
 // Listed returns the rule as a listing of it would be. Registers must be
 // numbered as [Register] does.
 func (r *Rule) Listed(f Family) ListedRule {
-	return decodeRule(encoded(Op{Kind: AddRule, Table: Table{Family: f}, Chain: &Chain{}, Rule: r}))
+	l := decodeRule(encoded(Op{Kind: AddRule, Table: Table{Family: f}, Chain: &Chain{}, Rule: r}))
+	l.Ranges = r.Ranges
+	return l
 }
 
 // Register returns the number of the register that holds a 32-bit word, as the
@@ -41,12 +45,26 @@ func Register(word uint32) uint32 {
 	return unix.NFT_REG32_00 + word
 }
 
+// decodeRule reads a rule. What is in a set of its own, the kernel tells by the
+// set's name, which is in place of the ranges.
 func decodeRule(a netlink.Attrs) ListedRule {
 	var s []byte
+	r := ListedRule{Comment: comment(a.Get(unix.NFTA_RULE_USERDATA))}
 	for _, x := range a.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
 		s = append(appendExpr(s, x), '\n')
+		if set, own := ownSet(x); own {
+			r.Ranges = Ranges(set)
+		}
 	}
-	return ListedRule{Comment: comment(a.Get(unix.NFTA_RULE_USERDATA)), Exprs: string(s)}
+	r.Exprs = string(s)
+	return r
+}
+
+// ownSet returns the name of the set that a rule has to itself, if an expression
+// looks something up there.
+func ownSet(x netlink.Attrs) (name string, own bool) {
+	name = x.Text(unix.NFTA_EXPR_DATA, unix.NFTA_LOOKUP_SET)
+	return name, x.Text(unix.NFTA_EXPR_NAME) == "lookup" && strings.HasPrefix(name, OwnSet)
 }
 
 // nestedValues are the attributes that hold data or a verdict.
@@ -68,6 +86,9 @@ func appendExpr(s []byte, x netlink.Attrs) []byte {
 	}
 	if name == "nat" {
 		singleRange(&values)
+	}
+	if _, own := ownSet(x); own {
+		values[unix.NFTA_LOOKUP_SET] = nil // the kernel gives it a name
 	}
 	s = append(s, name...)
 	for kind, v := range values {

@@ -21,7 +21,7 @@ import (
 // Text returns a listed rule as a command of the nft program. It knows the
 // expressions that we use: any other is an error.
 func (r ListedRule) Text(t Table, chain string) (string, error) {
-	w := &ruleText{family: t.Family, registers: map[uint32]operand{}}
+	w := &ruleText{family: t.Family, ranges: r.Ranges, registers: map[uint32]operand{}}
 	for line := range strings.Lines(r.Exprs) {
 		x, err := parseLine(line)
 		if err == nil {
@@ -69,6 +69,7 @@ type operand struct {
 // ruleText writes a rule down, expression by expression.
 type ruleText struct {
 	family    Family
+	ranges    Ranges
 	registers map[uint32]operand // by word
 	words     []string
 }
@@ -345,19 +346,24 @@ func prefixLength(mask []byte) (n int, err error) {
 }
 
 func (w *ruleText) lookup(x *listedExpr) error {
-	key, set := w.take(x.number(unix.NFTA_LOOKUP_SREG)).full(), x.string(unix.NFTA_LOOKUP_SET)
+	key, set := w.take(x.number(unix.NFTA_LOOKUP_SREG)).full(), "@"+x.string(unix.NFTA_LOOKUP_SET)
+	if set == "@" {
+		if set = w.ranges.text(w.family); w.ranges == "" {
+			return errUnknown
+		}
+	}
 	_, isMap := x.attrs[unix.NFTA_LOOKUP_DREG]
 	to, inverted := x.number(unix.NFTA_LOOKUP_DREG), x.number(unix.NFTA_LOOKUP_FLAGS) != 0
 	x.number(unix.NFTA_LOOKUP_SET_ID)
 	switch {
 	case isMap && to != 0:
-		return w.load(to, operand{text: key + " map @" + set})
+		return w.load(to, operand{text: key + " map " + set})
 	case isMap:
-		w.say("%s vmap @%s", key, set)
+		w.say("%s vmap %s", key, set)
 	case inverted:
-		w.say("%s != @%s", key, set)
+		w.say("%s != %s", key, set)
 	default:
-		w.say("%s @%s", key, set)
+		w.say("%s %s", key, set)
 	}
 	return nil
 }

@@ -43,15 +43,14 @@ func (c *Chain) text(t Table) string {
 func (s *Set) text() string {
 	kind, of := "set", typesText(s.Key)
 	switch {
+	case s.Key == nil: // one of others, of which only the name is known
+		return "add set " + s.Table.named(s.Name)
 	case s.Verdicts:
 		kind, of = "map", of+" : verdict"
 	case s.Data != nil:
 		kind, of = "map", of+" : "+typesText(s.Data)
 	}
 	text := fmt.Sprintf("add %s %s { type %s;", kind, s.Table.named(s.Name), of)
-	if s.Interval {
-		text += " flags interval;"
-	}
 	if s.Dynamic {
 		text += " flags dynamic,timeout;"
 	}
@@ -74,7 +73,7 @@ func typesText(types []Type) string {
 }
 
 func (s *Set) elementText(e Element) string {
-	text := partsText(s.Key, e.Key, e.KeyEnd)
+	text := partsText(s.Key, e.Key)
 	if e.Key == "" {
 		text = "*"
 	}
@@ -86,27 +85,23 @@ func (s *Set) elementText(e Element) string {
 	case e.Verdict.Code != 0:
 		return text + " : drop"
 	case s.Data != nil:
-		return text + " : " + partsText(s.Data, e.Data, "")
+		return text + " : " + partsText(s.Data, e.Data)
 	default:
 		return text
 	}
 }
 
 // partsText returns a key or value of several parts, each of them padded to a
-// register, and up to an end if there is one.
-func partsText(types []Type, from, to string) string {
+// register.
+func partsText(types []Type, data string) string {
 	var parts []string
 	at := 0
 	for _, t := range types {
 		end := at + t.Len()
-		if end > len(from) || to != "" && end > len(to) {
-			return fmt.Sprintf("%#x", from) // not of this set
+		if end > len(data) {
+			return fmt.Sprintf("%#x", data) // not of this set
 		}
-		part := t.text([]byte(from[at:end]))
-		if to != "" && to[at:end] != from[at:end] {
-			part += "-" + t.text([]byte(to[at:end]))
-		}
-		parts = append(parts, part)
+		parts = append(parts, t.text([]byte(data[at:end])))
 		at = (end + 3) &^ 3
 	}
 	return strings.Join(parts, " . ")

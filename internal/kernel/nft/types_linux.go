@@ -47,10 +47,11 @@ type Set struct {
 	Key      []Type
 	Data     []Type // nil: not a map
 	Verdicts bool   // a map to verdicts; Data is nil then
-	Interval bool   // elements are ranges, in concatenations too
 	Dynamic  bool   // rules add elements, which time out
 	Size     uint32 // most elements; 0: no limit
 	Comment  string
+
+	id uint32 // in its batch, of the set that a rule has to itself; else 0
 }
 
 // KeyLen returns the length of a key in bytes, with every part padded to a register.
@@ -70,7 +71,7 @@ func totalLen(types []Type) int {
 // holds, as strings so that elements can be compared.
 type Element struct {
 	Key     string  // empty: it stands for all keys that no other has
-	KeyEnd  string  // the end of a range; empty in plain sets
+	KeyEnd  string  // the end of a range, in a set that a rule has to itself
 	Data    string  // a map's value; empty in sets and verdict maps
 	Verdict Verdict // a verdict map's value
 }

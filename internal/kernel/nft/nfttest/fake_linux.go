@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -115,6 +116,9 @@ func (f *Fake) do(op *nft.Op) (undo func(), err error) {
 	if t == nil {
 		return nil, unix.ENOENT
 	}
+	if op.Kind != nft.AddRule && op.Set != nil && strings.HasPrefix(op.Set.Name, nft.OwnSet) {
+		return nil, nil // the rule that follows has all of it
+	}
 	switch op.Kind {
 	case nft.AddChain:
 		return t.addChain(op.Chain)
@@ -124,6 +128,8 @@ func (f *Fake) do(op *nft.Op) (undo func(), err error) {
 		return t.addRule(op.Chain.Name, op.Rule)
 	case nft.AddSet:
 		return t.addSet(op.Set)
+	case nft.DeleteSet:
+		return t.deleteSet(op.Set.Name)
 	case nft.AddElement:
 		return t.addElement(op.Set.Name, op.Element)
 	default:
@@ -206,7 +212,9 @@ func references(r *nft.Rule, chain, set func(string)) {
 				chain(x.Chain)
 			}
 		case *expr.Lookup:
-			set(x.SetName)
+			if x.SetName != "" { // else it is the rule's own
+				set(x.SetName)
+			}
 		case *expr.Dynset:
 			set(x.SetName)
 		}
@@ -224,6 +232,32 @@ func (t *fakeTable) addSet(s *nft.Set) (func(), error) {
 	return func() { delete(t.sets, s.Name) }, nil
 }
 
+func (t *fakeTable) deleteSet(name string) (func(), error) {
+	s := t.sets[name]
+	if s == nil {
+		return nil, unix.ENOENT
+	}
+	used := false
+	for _, c := range t.chains {
+		for _, r := range c.rules {
+			references(r, func(string) {}, func(set string) { used = used || set == name })
+		}
+	}
+	if used {
+		return nil, unix.EBUSY
+	}
+	delete(t.sets, name)
+	for _, e := range s.elements {
+		t.use(e.Verdict.Chain, -1)
+	}
+	return func() {
+		t.sets[name] = s
+		for _, e := range s.elements {
+			t.use(e.Verdict.Chain, +1)
+		}
+	}, nil
+}
+
 func (t *fakeTable) addElement(set string, e nft.Element) (func(), error) {
 	s := t.sets[set]
 	if s == nil {
@@ -232,17 +266,16 @@ func (t *fakeTable) addElement(set string, e nft.Element) (func(), error) {
 	if err := t.check(s, e); err != nil {
 		return nil, err
 	}
-	id := e.Key + e.KeyEnd
-	if old, ok := s.elements[id]; ok {
+	if old, ok := s.elements[e.Key]; ok {
 		if old != e {
 			return nil, unix.EEXIST
 		}
 		return nil, nil
 	}
-	s.elements[id] = e
+	s.elements[e.Key] = e
 	t.use(e.Verdict.Chain, +1)
 	return func() {
-		delete(s.elements, id)
+		delete(s.elements, e.Key)
 		t.use(e.Verdict.Chain, -1)
 	}, nil
 }
@@ -251,8 +284,6 @@ func (t *fakeTable) addElement(set string, e nft.Element) (func(), error) {
 func (t *fakeTable) check(s *fakeSet, e nft.Element) error {
 	switch {
 	case len(e.Key) != s.set.KeyLen(), len(e.Data) != s.set.DataLen():
-		return unix.EINVAL
-	case e.KeyEnd != "" && len(e.KeyEnd) != len(e.Key), (e.KeyEnd != "") != s.set.Interval:
 		return unix.EINVAL
 	case (e.Verdict.Code != 0) != s.set.Verdicts:
 		return unix.EINVAL
@@ -265,28 +296,7 @@ func (t *fakeTable) check(s *fakeSet, e nft.Element) error {
 			return syscall.EOPNOTSUPP
 		}
 	}
-	for _, old := range s.elements {
-		if !s.set.Interval {
-			break
-		}
-		if old != e && overlaps(s.set.Key, old, e) {
-			return unix.EEXIST
-		}
-	}
 	return nil
-}
-
-// overlaps reports whether two ranges of a concatenation share a key.
-func overlaps(types []nft.Type, a, b nft.Element) bool {
-	at := 0
-	for _, t := range types {
-		end := at + t.Len()
-		if a.KeyEnd[at:end] < b.Key[at:end] || b.KeyEnd[at:end] < a.Key[at:end] {
-			return false
-		}
-		at = (end + 3) &^ 3
-	}
-	return true
 }
 
 func (t *fakeTable) deleteElement(set string, e nft.Element) (func(), error) {
@@ -294,15 +304,14 @@ func (t *fakeTable) deleteElement(set string, e nft.Element) (func(), error) {
 	if s == nil {
 		return nil, unix.ENOENT
 	}
-	id := e.Key + e.KeyEnd
-	old, ok := s.elements[id]
+	old, ok := s.elements[e.Key]
 	if !ok {
 		return nil, unix.ENOENT
 	}
-	delete(s.elements, id)
+	delete(s.elements, e.Key)
 	t.use(old.Verdict.Chain, -1)
 	return func() {
-		s.elements[id] = old
+		s.elements[e.Key] = old
 		t.use(old.Verdict.Chain, +1)
 	}, nil
 }
