@@ -132,11 +132,10 @@ func findUnlisted(ctx context.Context, programs ipt.Interface, tables []ipt.Tabl
 		saved[p] = &ipt.Chain{Name: p.chain}
 		for _, rule := range rules {
 			err := programs.Restore(ctx, []byte("*"+p.table+"\n-C "+p.chain+" "+rule+"\nCOMMIT\n"))
-			_, refused := errors.AsType[*ipt.RestoreError](err)
-			switch {
+			switch { // else it is not there, or the program cannot read what is
 			case err == nil:
 				saved[p].Rules = append(saved[p].Rules, rule)
-			case !refused:
+			case errors.Is(err, ipt.ErrLocked), ctx.Err() != nil:
 				return err
 			}
 		}
