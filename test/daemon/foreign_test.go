@@ -435,8 +435,20 @@ func (s *site) repaired(mode string, d *process, logged int, began, ended time.T
 	return []time.Duration{late}
 }
 
-// theirs returns what is in the tables and chains that are not ours.
+// theirs returns what is in the tables and chains that are not ours. A program of iptables
+// tells some of it twice where the daemon writes meanwhile, so it is asked again.
 func (s *site) theirs() string {
+	s.t.Helper()
+	is := s.listTheirs()
+	eventually(s.t, "the same listing twice", func() bool {
+		was := is
+		is = s.listTheirs()
+		return is == was
+	})
+	return is
+}
+
+func (s *site) listTheirs() string {
 	s.t.Helper()
 	var out []byte
 	if err := s.lab.Node().Do(func() (err error) {
