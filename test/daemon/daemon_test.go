@@ -375,6 +375,7 @@ func TestFlushIsRepaired(t *testing.T) {
 			d := s.start(nil, "--proxy-mode", tt.mode)
 			eventually(t, "the Service", s.answers(clusterIP, podA))
 			for range 3 {
+				s.await() // else it finds out by its own write
 				sh(tt.flush)
 				eventually(t, "the repair", s.answers(clusterIP, podA))
 			}
