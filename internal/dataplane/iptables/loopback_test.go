@@ -5,13 +5,12 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"sluice/internal/conformance"
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
@@ -300,16 +299,15 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 			})
 			in := serveLoopback(t, l.Node(), v)
 			nodePort, socket := netip.MustParseAddrPort("127.0.0.1:1025"), netip.MustParseAddrPort("127.0.0.1:4001")
-			runIn(t, l.Outside(), "ip route del local 127.0.0.0/8 dev lo table local; ip route del local 127.0.0.1 dev lo table local; "+
-				"echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet")
+			conformance.ForgeLoopback(t, l.Outside())
 			for to, at := range map[string]netip.AddrPort{"NodePort": nodePort, "socket": socket} {
-				send(t, l.Outside(), "to the "+to, "203.0.113.2", at)
-				send(t, l.Outside(), "to the "+to+" from loopback", "127.0.0.2", at)
+				conformance.SendDatagram(t, l.Outside(), "to the "+to, "203.0.113.2", at)
+				conformance.SendDatagram(t, l.Outside(), "to the "+to+" from loopback", "127.0.0.2", at)
 			}
-			send(t, l.Node(), "node's to the NodePort", "127.0.0.1", nodePort)
-			send(t, l.Node(), "node's to the socket", "192.168.0.2", socket)
-			send(t, l.Outside(), "last", "203.0.113.2", netip.MustParseAddrPort("192.168.0.2:4001"))
-			if diff := cmp.Diff([]string{"node's to the NodePort", "node's to the socket", "last"}, receive(t, in)); diff != "" {
+			conformance.SendDatagram(t, l.Node(), "node's to the NodePort", "127.0.0.1", nodePort)
+			conformance.SendDatagram(t, l.Node(), "node's to the socket", "192.168.0.2", socket)
+			conformance.SendDatagram(t, l.Outside(), "last", "203.0.113.2", netip.MustParseAddrPort("192.168.0.2:4001"))
+			if diff := cmp.Diff([]string{"node's to the NodePort", "node's to the socket", "last"}, conformance.ReceiveDatagrams(t, in, "last")); diff != "" {
 				t.Errorf("what arrived (-want +got):\n%s", diff)
 			}
 		})
@@ -339,39 +337,4 @@ func serveLoopback(t *testing.T, node *lab.Host, v ipt.Variant) (in net.PacketCo
 	}
 	t.Cleanup(func() { _ = in.Close() })
 	return in
-}
-
-func runIn(t *testing.T, h *lab.Host, script string) {
-	t.Helper()
-	if err := h.Do(func() error { return exec.CommandContext(t.Context(), "sh", "-ec", script).Run() }); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func send(t *testing.T, h *lab.Host, text, src string, dst netip.AddrPort) {
-	t.Helper()
-	c, err := h.Dial(t.Context(), proxy.UDP, netip.MustParseAddr(src), dst)
-	if err == nil {
-		_, err = c.Write([]byte(text))
-		err = errors.Join(err, c.Close())
-	}
-	if err != nil {
-		t.Fatalf("send %q: %v", text, err)
-	}
-}
-
-// receive returns what arrives, up to the last.
-func receive(t *testing.T, in net.PacketConn) (got []string) {
-	t.Helper()
-	if err := in.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	for b := make([]byte, 64); !slices.Contains(got, "last"); {
-		n, _, err := in.ReadFrom(b)
-		if err != nil {
-			t.Fatalf("after %q: %v", got, err)
-		}
-		got = append(got, string(b[:n]))
-	}
-	return got
 }

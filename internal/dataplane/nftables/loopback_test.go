@@ -5,13 +5,12 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"sluice/internal/conformance"
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/localnet"
 	"sluice/internal/dataplane/mode"
@@ -124,7 +123,7 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			forger(t, l.Outside())
+			conformance.ForgeLoopback(t, l.Outside())
 			var in net.PacketConn
 			if err := l.Node().Do(func() (err error) {
 				if in, err = net.ListenPacket("udp4", ":4001"); err != nil || !tt.guarded {
@@ -141,59 +140,14 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer in.Close()
-			send(t, l.Outside(), forged[0], "203.0.113.2", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
-			send(t, l.Outside(), forged[1], "127.0.0.2", netip.AddrPortFrom(netip.MustParseAddr("192.168.0.2"), port))
-			send(t, l.Outside(), "to a NodePort", "203.0.113.2", netip.MustParseAddrPort("127.0.0.1:4002"))
-			send(t, l.Outside(), "to a NodePort", "127.0.0.2", netip.MustParseAddrPort("127.0.0.1:4002"))
-			send(t, l.Outside(), "honest", "203.0.113.2", netip.AddrPortFrom(netip.MustParseAddr("192.168.0.2"), port))
-			if diff := cmp.Diff(tt.want, receive(t, in)); diff != "" {
+			conformance.SendDatagram(t, l.Outside(), forged[0], "203.0.113.2", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
+			conformance.SendDatagram(t, l.Outside(), forged[1], "127.0.0.2", netip.AddrPortFrom(netip.MustParseAddr("192.168.0.2"), port))
+			conformance.SendDatagram(t, l.Outside(), "to a NodePort", "203.0.113.2", netip.MustParseAddrPort("127.0.0.1:4002"))
+			conformance.SendDatagram(t, l.Outside(), "to a NodePort", "127.0.0.2", netip.MustParseAddrPort("127.0.0.1:4002"))
+			conformance.SendDatagram(t, l.Outside(), "honest", "203.0.113.2", netip.AddrPortFrom(netip.MustParseAddr("192.168.0.2"), port))
+			if diff := cmp.Diff(tt.want, conformance.ReceiveDatagrams(t, in, "honest")); diff != "" {
 				t.Errorf("what arrived (-want +got):\n%s", diff)
 			}
 		})
 	}
-}
-
-// forger makes a host send loopback addresses like any other.
-func forger(t *testing.T, h *lab.Host) {
-	t.Helper()
-	if err := h.Do(func() error {
-		for _, route := range []string{"local 127.0.0.0/8", "local 127.0.0.1"} {
-			del := exec.Command("sh", "-c", "ip route del "+route+" dev lo table local")
-			if err := del.Run(); err != nil {
-				return err
-			}
-		}
-		return sysctl.Kernel{}.Write(localnet.Name, "1")
-	}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func send(t *testing.T, h *lab.Host, text, src string, dst netip.AddrPort) {
-	t.Helper()
-	c, err := h.Dial(t.Context(), proxy.UDP, netip.MustParseAddr(src), dst)
-	if err == nil {
-		_, err = c.Write([]byte(text))
-		err = errors.Join(err, c.Close())
-	}
-	if err != nil {
-		t.Fatalf("send %q: %v", text, err)
-	}
-}
-
-// receive returns what arrives, up to the honest one.
-func receive(t *testing.T, in net.PacketConn) []string {
-	t.Helper()
-	var got []string
-	if err := in.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	for b := make([]byte, 64); !slices.Contains(got, "honest"); {
-		n, _, err := in.ReadFrom(b)
-		if err != nil {
-			t.Fatalf("after %q: %v", got, err)
-		}
-		got = append(got, string(b[:n]))
-	}
-	return got
 }
