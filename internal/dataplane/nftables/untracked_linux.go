@@ -26,7 +26,8 @@ type Untracked struct {
 
 // FirstTrackedPort and those after it are the source ports of flows that are
 // translated. They are no client's unless it asks for one, and then its flow is tracked.
-const FirstTrackedPort = 61000
+// All have the same first bits and no other has them, which the kernel compares fastest.
+const FirstTrackedPort = 0xf000
 
 const (
 	untrackedPrerouting = "untracked-prerouting"
@@ -76,16 +77,20 @@ func (t *table) untrackedHook(u Untracked) []*chain {
 				r.load(false).isNot(a.AsSlice())
 			}
 		}
-		return r.portBelow(0).portBelow(2).add(&expr.Notrack{}).comment("between pods, and not translated")
+		return r.otherPort(0).otherPort(2).add(&expr.Notrack{}).accept().comment("between pods, and not translated")
 	})
 	return []*chain{t.base(untrackedPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityRaw, rules...)}
 }
 
-// portBelow matches the source port, at offset 0, or the destination port, at 2, if no
+// otherPort matches the source port, at offset 0, or the destination port, at 2, if no
 // translated flow has it.
-func (r *rule) portBelow(offset uint32) *rule {
-	return r.add(&expr.Payload{DestRegister: r.take(1), Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2}).
-		compare(expr.CmpOpLt, binary.BigEndian.AppendUint16(nil, FirstTrackedPort))
+func (r *rule) otherPort(offset uint32) *rule {
+	first := binary.BigEndian.AppendUint16(nil, FirstTrackedPort)
+	return r.add(
+		&expr.Payload{DestRegister: r.take(1), Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
+		// Of the whole register, as only that is fast.
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: append(first, 0, 0), Xor: make([]byte, 4)},
+	).isNot(first)
 }
 
 // translatedPorts gives translated flows between pods the ports by which their answers

@@ -311,7 +311,7 @@ func (w *ruleText) bitwise(x *listedExpr) error {
 
 func (w *ruleText) cmp(x *listedExpr) error {
 	o, data := w.take(x.number(unix.NFTA_CMP_SREG)), x.nested(unix.NFTA_CMP_DATA).bytes(unix.NFTA_DATA_VALUE)
-	not := map[uint64]string{unix.NFT_CMP_EQ: "", unix.NFT_CMP_NEQ: "!= ", unix.NFT_CMP_LT: "< "}
+	not := map[uint64]string{unix.NFT_CMP_EQ: "", unix.NFT_CMP_NEQ: "!= "}
 	op := x.number(unix.NFTA_CMP_OP)
 	no, known := not[op]
 	switch name := o.flags[hostNumber(o.mask)]; {
