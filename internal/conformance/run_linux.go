@@ -359,14 +359,16 @@ type caseRun struct {
 	others  []netip.AddrPort // who answered and should not have, or not so
 	err     error            // the first surprise
 
-	sticky     bool             // the client is remembered
-	client     clientOf         // who that is
-	stay       []netip.AddrPort // whom it must be sent to one of; nil: anybody
-	twin       *caseRun         // the same with unbound sockets, if there is one
-	unbound    bool
-	translates bool // at the socket, if the mode acts on sockets
-	translated int
-	sockets    int // that were made for it
+	sticky  bool             // the client is remembered
+	client  clientOf         // who that is
+	stay    []netip.AddrPort // whom it must be sent to one of; nil: anybody
+	twin    *caseRun         // the same with unbound sockets, if there is one
+	unbound bool
+	// At the socket, if the mode acts on sockets: all of its flows are to be translated,
+	// or some may be.
+	translates, mayTranslate bool
+	translated               int
+	sockets                  int // that were made for it
 }
 
 // next returns how many connections are still to be made.
@@ -402,7 +404,7 @@ func (r *caseRun) result() error {
 		return fmt.Errorf("%v never answered in %d connections", missing, r.tries)
 	case r.short():
 		return fmt.Errorf("only %d of %d flows were translated at the socket", r.translated, r.tries)
-	case !r.translates && r.translated > 0:
+	case !r.mayTranslate && r.translated > 0:
 		return fmt.Errorf("%d of %d flows were translated at the socket, and none may be", r.translated, r.tries)
 	case r.twin != nil:
 		return within("unbound", r.twin.result())

@@ -30,30 +30,32 @@ type Sockets struct {
 	Cgroups *traffic.Cgroups
 }
 
-// translates reports whether the flows of unbound sockets are to be translated at the
-// socket. In all other cases that is wrong, as a rule would have been missed or
-// the endpoint would see another client.
-func translates(s *proxy.State, c *Case) bool {
+// translates reports whether all flows of unbound sockets are to be translated at the
+// socket, and whether some may be: the mode leaves those to an endpoint where the
+// outcome would differ.
+func translates(s *proxy.State, c *Case) (all, some bool) {
 	p := packet(c)
 	o := s.Outcome(p)
 	if o.Verdict != proxy.Forward || p.Protocol == proxy.SCTP || o.Row.Affinity > 0 ||
 		o.Row.Balancing != proxy.BalanceDefault && o.Row.Balancing != proxy.Random {
-		return false
+		return false, false
 	}
 	if p.DstLocal && o.Frontend.Kind != proxy.NodePort || o.Route.From != nil {
-		return false
+		return false, false
 	}
 	// A socket of the node takes the address of the way to the endpoint, as if it were
 	// masqueraded. A pod must not see itself as its client.
 	node := p.In == "" && o.Origin == proxy.ThisNode
-	itself := func(e proxy.Endpoint) bool { return e.Addr.Addr() == p.Src }
-	pod := p.In == lab.Bridge && !slices.ContainsFunc(slices.Concat(o.Row.Cluster, o.Row.Local), itself)
-	unfit := func(b proxy.Backend) bool {
+	fit := 0
+	for _, b := range o.Backends {
 		again := *c // as the rules would see it then, which must have nothing to do with it
 		again.Dst, again.DPort = b.Addr.Addr(), b.Addr.Port()
-		return b.Masquerade != node || s.Outcome(packet(&again)).Verdict != proxy.Untouched
+		if b.Masquerade == node && s.Outcome(packet(&again)).Verdict == proxy.Untouched {
+			fit++
+		}
 	}
-	return (node || pod) && !slices.ContainsFunc(o.Backends, unfit)
+	able := node || p.In == lab.Bridge
+	return able && fit == len(o.Backends), able && fit > 0
 }
 
 // newScheduler moves the process to a cgroup of its own if the mode acts on sockets.
@@ -105,7 +107,7 @@ func (b *testbed) choosesSource(c *Case) bool {
 func (b *testbed) addTwins(runs []*caseRun) []*caseRun {
 	for _, r := range runs {
 		if b.choosesSource(r.Case) {
-			r.twin = &caseRun{Case: r.Case, want: r.want, sticky: r.sticky, unbound: true, translates: r.translates && b.d.Sockets.Translated != nil}
+			r.twin = &caseRun{Case: r.Case, want: r.want, sticky: r.sticky, unbound: true, translates: r.translates && b.d.Sockets.Translated != nil, mayTranslate: r.mayTranslate}
 			runs = append(runs, r.twin)
 		}
 	}
@@ -145,7 +147,7 @@ func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
 	var cold []*caseRun
 	for _, r := range runs {
 		known := func(c *caseRun) bool { return c.Src == r.Src }
-		if r.unbound && (r.translates || r.From == FromVIP) && !slices.ContainsFunc(cold, known) {
+		if r.unbound && (r.translates || r.From == FromVIP && !r.mayTranslate) && !slices.ContainsFunc(cold, known) {
 			cold = append(cold, &caseRun{Case: r.Case, want: r.want, unbound: true, translates: r.translates, twin: r})
 		}
 	}

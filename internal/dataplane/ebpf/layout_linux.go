@@ -120,8 +120,7 @@ func endpointOf(k slotKey, e proxy.Endpoint, cidrs []netip.Prefix) (v endpoint) 
 	return v
 }
 
-// memberOf is the key of an endpoint that keeps what it has; with port 0, of a pod
-// of this node that is an endpoint.
+// memberOf is the key of an endpoint that keeps what it has.
 func memberOf(row uint32, a netip.AddrPort) (k memberKey) {
 	binary.NativeEndian.PutUint32(k[:], row)
 	putAddr(k[4:], a)

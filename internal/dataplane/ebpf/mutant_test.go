@@ -32,7 +32,11 @@ var mutants = map[string]struct {
 		binary.NativeEndian.PutUint32(v[36:], ebpf.CheckSum(k, v[:36]))
 		return true
 	})},
-	"an endpoint is a client like others": {"hairpin", rewrite("members", func(_, _ []byte) bool { return false })},
+	"an endpoint is a client like others": {"hairpin", rewrite("spaces", func(k, v []byte) bool {
+		v[31] = 0xff // of its address
+		binary.NativeEndian.PutUint32(v[36:], ebpf.CheckSum(k, v[:36]))
+		return true
+	})},
 	"NodePorts go before other frontends of the node's address": {"np-exact|np-shared|conflict", rewrite("services", func(k, _ []byte) bool {
 		return string(k[12:16]) != "\xc0\xa8\x00\x02" // 192.168.0.2
 	})},

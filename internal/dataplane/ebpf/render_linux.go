@@ -108,11 +108,7 @@ func (x id) text(v value) string {
 		}
 		return text
 	default:
-		a := addrPortOf(k[4:])
-		if a.Port() == 0 {
-			return fmt.Sprintf("members row %d: pod %v may be on this node", number(k), a.Addr())
-		}
-		return fmt.Sprintf("members row %d: flows to %v go on", number(k), a)
+		return fmt.Sprintf("members row %d: flows to %v go on", number(k), addrPortOf(k[4:]))
 	}
 }
 

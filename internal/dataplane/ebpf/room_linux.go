@@ -28,8 +28,7 @@ func (d *Dataplane) fit(e entries) bool {
 
 // most bounds what a row takes, without rendering it.
 func most(sp *proxy.ServicePort) entries {
-	n := len(sp.Cluster) + len(sp.Local)
-	return entries{n, n + len(sp.Draining)}
+	return entries{len(sp.Cluster) + len(sp.Local), len(sp.Draining)}
 }
 
 // growth is how many more entries a row takes in another form, at the moment when

@@ -2,8 +2,6 @@ package ebpf
 
 import (
 	"cmp"
-	"net/netip"
-	"slices"
 
 	"sluice/internal/dataplane/differ"
 	"sluice/internal/proxy"
@@ -97,16 +95,9 @@ func (d *Dataplane) form(r differ.Row, row uint32, left bool) (out form) {
 	return out
 }
 
-// memberKeys returns the endpoints of a form that are not like others.
+// memberKeys returns the endpoints of a form that keep what they have.
 func memberKeys(sp *proxy.ServicePort, row uint32, f form) map[memberKey]bool {
 	out := map[memberKey]bool{}
-	for _, list := range f.lists {
-		for _, e := range list {
-			if e.Local || e.NodeUnknown {
-				out[memberOf(row, netip.AddrPortFrom(e.Addr.Addr(), 0))] = true
-			}
-		}
-	}
 	if sp != nil && sp.Key.Protocol == proxy.UDP && len(f.lists[0])+len(f.lists[1]) > 0 {
 		for _, a := range sp.Draining {
 			out[memberOf(row, a)] = true
@@ -138,9 +129,6 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 		d.slots(row, scope, was.lists[scope], is.lists[scope], out.Remove)
 		d.slots(row, scope, is.lists[scope], was.lists[scope], out.Add)
 	}
-	if sameMembers(old, cur) && slices.Equal(was.lists[0], is.lists[0]) && slices.Equal(was.lists[1], is.lists[1]) {
-		return nil
-	}
 	for k := range memberKeys(old.ServicePort, row, was) {
 		out.Remove(entry(members, k[:], nil))
 	}
@@ -148,11 +136,6 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 		out.Add(entry(members, k[:], nil))
 	}
 	return nil
-}
-
-// sameMembers reports whether two forms keep the same flows.
-func sameMembers(old, cur differ.Row) bool {
-	return old.ServicePort != nil && cur.ServicePort != nil && slices.Equal(old.Draining, cur.Draining)
 }
 
 // slots calls put for the endpoints of a list that do not have the same place in

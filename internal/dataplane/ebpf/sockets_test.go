@@ -313,6 +313,60 @@ func (h *host) wantFrom(what string, by, from, wantBy, wantFrom netip.AddrPort) 
 	}
 }
 
+// TestClientIsAnEndpoint: a pod that is an endpoint is sent to others by its sockets, and
+// to itself by the rules. A socket that is not connected stays with whom it has.
+func TestClientIsAnEndpoint(t *testing.T) {
+	h := newHost(t)
+	self := netip.AddrPortFrom(netip.MustParseAddr("10.0.0.10"), pods[0].Port())
+	l, err := h.client.Listen(proxy.UDP, self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.cleanup(l.Close)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, self, pods[0], pods[1]))
+	kinds := map[bool]int{}
+	for range 64 {
+		s := h.socket(h.client, proxy.UDP, netip.AddrPort{})
+		first, _ := s.ask(dns)
+		for range 4 {
+			by, from := s.ask(dns)
+			h.wantFrom("the same socket", by, from, first, dns)
+		}
+		if kinds[s.translated()]++; s.translated() && first == self {
+			t.Error("a pod sees itself as its client")
+		}
+	}
+	if kinds[true] == 0 || kinds[false] == 0 {
+		t.Errorf("%d of 64 were translated at the socket; want some, and some by the rules", kinds[true])
+	}
+}
+
+// TestConnectedByTheRules: a socket stays with the rules that were there when it was
+// connected. Of an IPv6 socket's datagrams programs see each one if its peer has an IPv4 address.
+func TestConnectedByTheRules(t *testing.T) {
+	h := newHost(t)
+	s := &socket{h: h}
+	err := h.client.Do(func() (err error) {
+		s.fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.close)
+	wait := unix.NsecToTimeval(int64(5 * time.Second))
+	if err := errors.Join(unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
+		unix.Connect(s.fd, &unix.SockaddrInet6{Port: int(dns.Port()), Addr: dns.Addr().As16()})); err != nil {
+		t.Fatal(err)
+	}
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	if by, _ := s.ask(netip.AddrPort{}); by != pods[0] || s.translated() {
+		t.Errorf("%v answered, translated at the socket: %t", by, s.translated())
+	}
+}
+
 // TestEndpointOfUDPGoes: sockets that are not connected get another, connected ones
 // an error, and those whose endpoint only gets nothing new keep it.
 func TestEndpointOfUDPGoes(t *testing.T) {

@@ -153,8 +153,7 @@ struct endpoint {
 	__u32 check;
 };
 
-// Endpoints on this node, with port 0, whose pods are no clients like others; and
-// endpoints that get nothing new but keep what they have.
+// Endpoints that get nothing new but keep what they have.
 struct member {
 	__u32 row;
 	struct addr addr;
@@ -252,6 +251,7 @@ struct decision {
 	__u64 space;	    // its cookie
 	struct frontend to; // the address and port that they want to go to
 	__u32 row;
+	struct addr source; // their own address, if they are a pod's
 	__u64 generation;
 	__u64 until; // when to look again, in ns since boot
 	__u32 n;     // how many endpoints there are to choose from; 0: leave them
@@ -576,13 +576,12 @@ static __always_inline int filtered(struct bpf_sock_addr *ctx, int four)
 	return has_rules(net->nf.hooks_ipv6[LOCAL_OUT]) || has_rules(net->nf.hooks_ipv6[POST_ROUTING]);
 }
 
-// pod returns the origin of a socket in a namespace that is not the node's, and until
-// when that holds.
-static __always_inline __u32 pod(struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound, __u32 row, int ask_it, __u64 *until)
+// pod returns the origin of a socket in a namespace that is not the node's, its
+// address, and until when that holds.
+static __always_inline __u32 pod(struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound, int ask_it, struct addr *source, __u64 *until)
 {
 	struct space_key key = {.cookie = cookie, .family = four ? 4 : 6};
 	struct space *found = bpf_map_lookup_elem(&spaces, &key);
-	struct member self = {.row = row};
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct space known = {.cookie = cookie, .origin = UNKNOWN};
 
@@ -599,15 +598,14 @@ static __always_inline __u32 pod(struct bpf_sock *sk, __u64 cookie, int four, co
 		*until = known.until;
 	if (known.origin >= THIS_NODE || (!is_zero(bound) && !same(bound, &known.source)))
 		return UNKNOWN;
-	self.addr = known.source;
-	if (bpf_map_lookup_elem(&members, &self))
-		return UNKNOWN;
+	*source = known.source;
 	return known.origin;
 }
 
-// origin returns who the client is, or UNKNOWN to leave its socket, and until when that holds.
-static __always_inline __u32 origin(struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound, __u32 node_addr, __u32 row,
-				    int ask_it, __u64 *until)
+// origin returns who the client is, or UNKNOWN to leave its socket, a pod's address, and
+// until when that holds.
+static __always_inline __u32 origin(struct bpf_sock *sk, __u64 cookie, int four, const struct addr *bound, __u32 node_addr, int ask_it,
+				    struct addr *source, __u64 *until)
 {
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
@@ -617,7 +615,7 @@ static __always_inline __u32 origin(struct bpf_sock *sk, __u64 cookie, int four,
 	if (cookie != s->node) {
 		if (node_addr & LOOPBACK) // its own
 			return UNKNOWN;
-		return pod(sk, cookie, four, bound, row, ask_it, until);
+		return pod(sk, cookie, four, bound, ask_it, source, until);
 	}
 	// To an address of its own the node speaks from that address.
 	if (!is_zero(bound) || node_addr & POD_RANGE)
@@ -676,8 +674,9 @@ __noinline int decide(struct bpf_sock_addr *ctx, const struct addr *bound, int a
 	d->generation = current_generation();
 	d->until = ~0ULL;
 	d->n = d->first = 0;
+	__builtin_memset(&d->source, 0, sizeof(d->source));
 	if (find(&d->to, &s, &node_addr)) {
-		from = origin(ctx->sk, d->space, is_v4(&d->to.addr), bound, node_addr, s.row, ask_it, &d->until);
+		from = origin(ctx->sk, d->space, is_v4(&d->to.addr), bound, node_addr, ask_it, &d->source, &d->until);
 		action = from < ORIGINS ? s.actions[from & 3] : 0;
 		if (action & TRANSLATE) {
 			d->row = s.row;
@@ -756,7 +755,20 @@ static __always_inline int target(const struct slot *slot, __u32 protocol, struc
 	return resolve(t, protocol, index);
 }
 
-// choose finds an endpoint for a new connection to the frontend of a pair.
+// drawn is a number by chance that is always the same for a socket and a frontend.
+static __always_inline __u32 drawn(struct bpf_sock_addr *ctx, const struct at *frontend)
+{
+	const __u32 *words = frontend->addr.words;
+	__u64 n = bpf_get_socket_cookie(ctx) ^ ((__u64)(words[0] ^ words[1] ^ words[2] ^ words[3]) << 32 | frontend->port);
+
+	n = (n ^ n >> 33) * 0xff51afd7ed558ccdULL;
+	n = (n ^ n >> 33) * 0xc4ceb9fe1a85ec53ULL;
+	return n ^ n >> 33;
+}
+
+// choose finds an endpoint for a new connection to the frontend of a pair. A pod that
+// would be sent to itself is left to the rules, which hide it from itself; one whose
+// datagrams they have must stay with them.
 __noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int ask_it, struct pair *out)
 {
 	__u32 zero = 0;
@@ -777,8 +789,8 @@ __noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct ad
 	if (space != s->node && filtered(ctx, is_v4(&out->frontend.addr)))
 		return 0;
 	slot.row = d.row;
-	slot.number = d.first | (d.n > 1 ? bpf_get_prandom_u32() % d.n : 0);
-	if (!target(&slot, protocol, &t))
+	slot.number = d.first | (d.n > 1 ? (ask_it ? bpf_get_prandom_u32() : drawn(ctx, &out->frontend)) % d.n : 0);
+	if (!target(&slot, protocol, &t) || same(&d.source, &t.at.addr))
 		return 0;
 	out->endpoint = t.at;
 	out->row = slot.row;
@@ -1043,6 +1055,10 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 	if (!ctx->sk || ctx->protocol != UDP)
 		return 0;
 	u = udp_socket(cookie_of(ctx), 0);
+	// What was connected to a frontend takes no answers of an endpoint. The kernel names
+	// the peer of an IPv6 socket in each datagram if that has an IPv4 address.
+	if (ctx->sk->state == BPF_TCP_ESTABLISHED && !(u && u->connected))
+		return 0;
 	if (u) {
 		if (u->connected && ctx->sk->state != BPF_TCP_ESTABLISHED)
 			u->connected = 0; // It was disconnected, which nobody is told.
