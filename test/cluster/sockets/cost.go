@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -181,7 +182,7 @@ func mapMemory(pins string) (map[string]uint64, error) {
 const costText = `
 ## Cost
 
-Of the rounds, medians. A replaced endpoint writes one entry of the maps, and one of this node three, at any number of Services: a test counts them.
+Of the rounds, medians. A replaced endpoint writes one entry of the maps for each list that it is in, at any number of Services: a test counts them.
 
 | what | nftables | ebpf | ratio | promise | |
 |---|--:|--:|--:|---|---|
@@ -236,4 +237,4 @@ func (c *costs) table() string {
 	return b.String()
 }
 
-func median(all []time.Duration) time.Duration { return slices.Sorted(slices.Values(all))[len(all)/2] }
+func median[T cmp.Ordered](all []T) T { return slices.Sorted(slices.Values(all))[len(all)/2] }

@@ -15,14 +15,13 @@ import (
 	"runtime"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"sluice/internal/conformance/traffic"
 	"sluice/internal/dataplane/mode"
 )
 
 var (
 	output = flag.String("output", "", "write the page to this `FILE`")
+	series = flag.Int("series", 10, "make all nodes anew for each of so many `SERIES` of rounds")
 	rounds = flag.Int("rounds", 1000, "compare so many `ROUNDS`, all ways in each")
 	steps  = flag.Int("steps", 20, "make so many `CONNECTIONS` in a round")
 	storms = flag.Int("storms", 10, "have each pod ask from 250 sockets so many `TIMES`")
@@ -46,52 +45,31 @@ func main() {
 }
 
 func run(ctx context.Context) (text string, err error) {
-	var undo []func() error
-	defer func() {
-		for i := len(undo) - 1; i >= 0; i-- {
-			err = errors.Join(err, undo[i]())
-		}
-	}()
 	groups, err := traffic.NewCgroups()
 	if err != nil {
 		return "", err
 	}
-	undo = append(undo, groups.Close)
-	bpffs, err := os.MkdirTemp("", "sluice-bpf-")
+	defer func() { err = errors.Join(err, groups.Close()) }()
+	bpffs, err := groups.MountBPF()
 	if err != nil {
 		return "", err
 	}
-	undo = append(undo, func() error { return os.Remove(bpffs) })
-	if err := unix.Mount("bpf", bpffs, "bpf", 0, ""); err != nil {
-		return "", fmt.Errorf("mount a BPF file system: %w", err)
-	}
-	undo = append(undo, func() error { return unix.Unmount(bpffs, unix.MNT_DETACH) })
-	var ours [3]*bed
-	for i, s := range []mode.Settings{{}, {CountBytes: true}, {EBPF: mode.EBPF{Untracked: []netip.Prefix{podRange}}}} {
-		s.MasqueradeBit, s.EBPF.BPFRoot = 14, filepath.Join(bpffs, fmt.Sprint("bed-", i))
-		if s.EBPF.CgroupRoot, err = groups.Add(); err != nil {
-			return "", err
-		}
-		if ours[i], err = newBed(ctx, s); err != nil {
-			return "", err
-		}
-		undo = append(undo, ours[i].close)
-	}
-	var theirs *bed
-	if *others {
-		if theirs, err = newKubeProxyBed(ctx, say); err != nil {
-			return "", err
-		}
-		undo = append(undo, theirs.close)
-	}
-	all := ways(ours, theirs)
-	s, err := measureSpeed(ctx, all)
-	if err != nil {
-		return "", err
-	}
-	found := map[bool]map[string]*storm{}
-	for _, connected := range []bool{true, false} {
-		if found[connected], err = measureStorm(ctx, all, connected); err != nil {
+	var all []way
+	var speeds []*speed
+	storms := map[bool]map[string]*storm{}
+	for n := range *series {
+		say(fmt.Sprintf("series %d of %d", n+1, *series))
+		err := onNodes(ctx, groups, filepath.Join(bpffs, fmt.Sprint(n)), func(ways []way) error {
+			s, err := measureSpeed(ctx, ways)
+			speeds, all = append(speeds, s), ways
+			for _, connected := range []bool{true, false} {
+				if err == nil && n == 0 {
+					storms[connected], err = measureStorm(ctx, ways, connected)
+				}
+			}
+			return err
+		})
+		if err != nil {
 			return "", err
 		}
 	}
@@ -103,7 +81,32 @@ func run(ctx context.Context) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return head() + s.table(all) + stormTable(all, found) + c.table(), nil
+	return head() + speedTable(all, speeds) + stormTable(all, storms) + c.table(), nil
+}
+
+// onNodes does something with nodes of all ways, which are made for it.
+func onNodes(ctx context.Context, groups *traffic.Cgroups, pins string, do func([]way) error) (err error) {
+	var ours [3]*bed
+	for i, s := range []mode.Settings{{}, {CountBytes: true}, {EBPF: mode.EBPF{Untracked: []netip.Prefix{podRange}}}} {
+		s.MasqueradeBit, s.EBPF.BPFRoot = 14, fmt.Sprint(pins, "-", i)
+		if s.EBPF.CgroupRoot, err = groups.Add(); err != nil {
+			return err
+		}
+		b, err := newBed(ctx, s)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, b.close()) }()
+		ours[i] = b
+	}
+	var theirs *bed
+	if *others {
+		if theirs, err = newKubeProxyBed(ctx, say); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, theirs.close()) }()
+	}
+	return do(ways(ours, theirs))
 }
 
 func say(line string) { fmt.Fprintln(os.Stderr, line) }

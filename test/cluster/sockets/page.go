@@ -27,27 +27,37 @@ const speedText = `## Speed
 
 Through a ClusterIP with one endpoint, a pod of the same node, against a direct connection to that pod on a node with our rules: how many
 times as fast (above 1: faster). Client and server share one processor, before all other work on it; %d rounds of %d each, and of the rounds the
-one that a tenth is faster than. A closed TCP connection is reset, so that ports suffice. Direct connections pass the node and are tracked by it.
+one that a tenth is faster than. Two nodes that are alike differ by up to 2 %%, so all are made anew %d times, and
+the figure is the median of those. A closed TCP connection is reset, so that ports suffice. Direct connections pass the node and are tracked by it.
 
 | from | what | direct | %s |
 |---|---|--:|%s
 `
 
-// table compares all other ways with the first.
-func (s *speed) table(all []way) string {
+// speedTable compares all other ways with the first.
+func speedTable(all []way, speeds []*speed) string {
 	var b, names, lines strings.Builder
 	for _, w := range all[1:] {
 		fmt.Fprintf(&names, "%s | ", w.name)
 		lines.WriteString("--:|")
 	}
-	fmt.Fprintf(&b, speedText, *rounds, *steps, names.String()+"promise", lines.String()+"---|")
+	fmt.Fprintf(&b, speedText, *rounds / *series, *steps, len(speeds), names.String()+"promise", lines.String()+"---|")
 	for origin, name := range originNames {
 		for i, u := range uses {
-			took, ratios := s[origin][i], map[string]float64{}
-			direct := took[all[0].name].tenth()
-			fmt.Fprintf(&b, "| %s | %s | %.1f µs |", name, u.name, float64(direct)/1e3)
+			var direct []time.Duration
+			against := map[string][]float64{}
+			for _, s := range speeds {
+				took := s[origin][i]
+				first := took[all[0].name].tenth()
+				direct = append(direct, first)
+				for _, w := range all[1:] {
+					against[w.name] = append(against[w.name], float64(first)/float64(took[w.name].tenth()))
+				}
+			}
+			fmt.Fprintf(&b, "| %s | %s | %.1f µs |", name, u.name, float64(median(direct))/1e3)
+			ratios := map[string]float64{}
 			for _, w := range all[1:] {
-				ratios[w.name] = float64(direct) / float64(took[w.name].tenth())
+				ratios[w.name] = median(against[w.name])
 				fmt.Fprintf(&b, " %.3f |", ratios[w.name])
 			}
 			fmt.Fprintf(&b, " %s |\n", kept(ratios, name == "pod" && u.fresh))

@@ -143,7 +143,7 @@ func measureSpeed(ctx context.Context, all []way) (*speed, error) {
 // compare makes rounds of one use of sockets, all ways in each.
 func compare(ctx context.Context, u use, all []way, workers []*worker) (map[string]times, error) {
 	took := map[string]times{}
-	for round := range *rounds + 1 {
+	for round := range *rounds / *series + 1 {
 		for i := range all {
 			i = (i + round) % len(all)
 			w := all[i]
