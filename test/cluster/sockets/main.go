@@ -22,8 +22,8 @@ import (
 var (
 	output = flag.String("output", "", "write the page to this `FILE`")
 	series = flag.Int("series", 10, "make all nodes anew for each of so many `SERIES` of rounds")
-	rounds = flag.Int("rounds", 1000, "compare so many `ROUNDS`, all ways in each")
-	steps  = flag.Int("steps", 20, "make so many `CONNECTIONS` in a round")
+	rounds = flag.Int("rounds", 200, "compare so many `ROUNDS`, all ways in each")
+	steps  = flag.Int("steps", 100, "make so many `CONNECTIONS` in a round")
 	storms = flag.Int("storms", 10, "have each pod ask from 250 sockets so many `TIMES`")
 	others = flag.Bool("kube-proxy", true, "measure kube-proxy too")
 )
