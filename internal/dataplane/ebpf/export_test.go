@@ -1,10 +1,14 @@
 package ebpf
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -13,6 +17,26 @@ import (
 
 	"sluice/internal/dataplane/mode"
 )
+
+// Format names the layout of the maps.
+const Format = format
+
+// Layout tells the sizes of the maps that daemons take over, one line for each.
+func Layout() (string, error) {
+	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
+		m := spec.Maps[name]
+		if name == "decisions" || name == "targets" {
+			continue
+		}
+		fmt.Fprintf(&b, "%s %v %d:%d x %d\n", name, m.Type, m.KeySize, m.ValueSize, m.MaxEntries)
+	}
+	return b.String(), nil
+}
 
 // Translated asks the kernel whether a socket was translated.
 func (d *Dataplane) Translated(fd int) (bool, error) {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/lab"
+	"sluice/internal/dataplane/ebpf"
 	"sluice/internal/proxy"
 	"sluice/internal/proxy/proxytest"
 )
@@ -155,7 +156,7 @@ func TestMapsOfAnotherFormat(t *testing.T) {
 	h.serve(row("web", proxy.TCP, web, pods[0]))
 	h.stop()
 	other := filepath.Join(h.EBPF.BPFRoot, "maps-0")
-	if err := os.Rename(filepath.Join(h.EBPF.BPFRoot, "maps-4"), other); err != nil {
+	if err := os.Rename(filepath.Join(h.EBPF.BPFRoot, ebpf.Format), other); err != nil {
 		t.Fatal(err)
 	}
 	h.start(nil)
@@ -203,4 +204,30 @@ func TestFlood(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d connections", n)
+}
+
+// TestFormat: a daemon takes over the maps of its predecessor if they have the same
+// format. Who changes a layout names another format, and writes both here.
+func TestFormat(t *testing.T) {
+	const format, want = "maps-4", `asked_sockets SkStorage 4:4 x 0
+connections LRUHash 40:40 x 16384
+counters PerCPUArray 4:8 x 4
+endpoints Hash 8:24 x 1048576
+generation Array 4:8 x 1
+members Hash 24:4 x 131072
+node_addrs Hash 16:4 x 65536
+questions RingBuf 0:0 x 65536
+services Hash 20:20 x 262144
+settings Array 4:24 x 1
+spaces LRUHash 16:40 x 16384
+tcp_sockets Array 4:320 x 32768
+udp_sockets Array 4:992 x 8192
+`
+	got, err := ebpf.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != want || ebpf.Format != format {
+		t.Errorf("format %s:\n%swant %s:\n%s", ebpf.Format, got, format, want)
+	}
 }

@@ -122,8 +122,10 @@ func load(p places, limits map[string]uint32) (_ *kernel, err error) {
 		if err := os.MkdirAll(opts.Maps.PinPath, 0o700); err != nil {
 			return nil, fmt.Errorf("make a folder for maps: %w", err)
 		}
-		for _, m := range spec.Maps {
-			m.Pinning = ebpf.PinByName
+		for name, m := range spec.Maps {
+			if name != "decisions" && name != "targets" { // which programs only keep for themselves
+				m.Pinning = ebpf.PinByName
+			}
 		}
 	}
 	k := &kernel{places: p}

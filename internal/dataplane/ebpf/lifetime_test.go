@@ -344,7 +344,7 @@ func TestBadPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := filepath.Join(root, "old")
-	if err := os.MkdirAll(filepath.Join(old, "maps-4"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(old, ebpf.Format), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	m, err := cilium.NewMap(&cilium.MapSpec{Type: cilium.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -352,7 +352,7 @@ func TestBadPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if err := m.Pin(filepath.Join(old, "maps-4", "services")); err != nil {
+	if err := m.Pin(filepath.Join(old, ebpf.Format, "services")); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -439,7 +439,7 @@ func TestForeignProgram(t *testing.T) {
 	}
 	h.wantRules("a foreign program is there", web)
 	left, err := os.ReadDir(h.EBPF.BPFRoot)
-	if err != nil || len(left) != 1 || left[0].Name() != "maps-4" {
+	if err != nil || len(left) != 1 || left[0].Name() != ebpf.Format {
 		t.Errorf("there are %v, %v; want maps only", left, err)
 	}
 	detach := link.RawDetachProgramOptions{Target: at.Target, Program: p, Attach: at.Attach}

@@ -40,7 +40,7 @@ func (h *host) next(r *proxy.ServicePort) proxy.Dataplane {
 // pinned returns what there is in the mode's folder.
 func (h *host) pinned() (out []string) {
 	h.Helper()
-	for _, what := range []string{"*", "maps-4/*"} {
+	for _, what := range []string{"*", ebpf.Format + "/*"} {
 		names, err := filepath.Glob(filepath.Join(h.EBPF.BPFRoot, what))
 		if err != nil {
 			h.Fatal(err)
@@ -67,7 +67,7 @@ func TestTakeover(t *testing.T) {
 		t.Fatal("the rules translated")
 	}
 	d := h.next(row("dns", proxy.UDP, dns, pods[1]))
-	want := []string{"getpeername4", "getpeername6", "maps-4", "recvmsg4", "recvmsg6", "release", "maps-4/asked_sockets", "maps-4/tcp_sockets", "maps-4/udp_sockets"}
+	want := []string{"getpeername4", "getpeername6", ebpf.Format, "recvmsg4", "recvmsg6", "release", ebpf.Format + "/asked_sockets", ebpf.Format + "/tcp_sockets", ebpf.Format + "/udp_sockets"}
 	for range 2 {
 		removed, err := ebpf.Cleanup(t.Context(), h.Settings, d)
 		if !errors.Is(err, proxy.ErrDraining) || len(removed) > 0 {
@@ -105,7 +105,7 @@ func TestTakeoverWithoutCapabilities(t *testing.T) {
 	h.start(nil)
 	h.serve(row("dns", proxy.UDP, dns, pods[0]))
 	d := h.next(row("dns", proxy.UDP, dns, pods[0]))
-	if err := os.Remove(filepath.Join(h.EBPF.BPFRoot, "maps-4", "udp_sockets")); err != nil {
+	if err := os.Remove(filepath.Join(h.EBPF.BPFRoot, ebpf.Format, "udp_sockets")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ebpf.Cleanup(t.Context(), h.Settings, d); !errors.Is(err, proxy.ErrDraining) {

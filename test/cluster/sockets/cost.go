@@ -210,7 +210,7 @@ func (c *costs) table() string {
 	ratio := float64(p50[1]) / float64(p50[0])
 	fmt.Fprintf(&b, "| ... at %d Services against %d | | | %.2fx | at most 1.5x | %s |\n", applySizes[1], applySizes[0], ratio,
 		map[bool]string{true: "holds", false: "**does not hold**"}[ratio <= 1.5])
-	b.WriteString("\nMemory of the maps:\n\n| map |")
+	b.WriteString("\nMemory of the maps that a daemon takes over from the former one; two more that programs keep for themselves have 1.4 MB:\n\n| map |")
 	for _, n := range applySizes {
 		fmt.Fprintf(&b, " %d x %d |", n, endpointsPerService)
 	}
