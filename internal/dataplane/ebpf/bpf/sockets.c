@@ -766,10 +766,10 @@ static __always_inline __u32 drawn(struct bpf_sock_addr *ctx, const struct at *f
 	return n ^ n >> 33;
 }
 
-// choose finds an endpoint for a new connection to the frontend of a pair. A pod that
-// would be sent to itself is left to the rules, which hide it from itself; one whose
-// datagrams they have must stay with them.
-__noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int ask_it, struct pair *out)
+// choose finds an endpoint for a socket that connects to the frontend of a pair, or sends
+// to it. A pod that draws itself is left to the rules, which hide it from itself; a
+// socket that sends draws the same each time, so that the rules keep what they have.
+__noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int connects, struct pair *out)
 {
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
@@ -784,12 +784,12 @@ __noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct ad
 	if (!s || s->until < now || !sk || sk->bound_dev_if || sk->mark || !out || !bound)
 		return 0;
 	space = kern->sk->__sk_common.skc_net.net->net_cookie;
-	if (!decision(ctx, &out->frontend, protocol, space, bound, ask_it, now, &d) || !d.n)
+	if (!decision(ctx, &out->frontend, protocol, space, bound, connects, now, &d) || !d.n)
 		return 0;
 	if (space != s->node && filtered(ctx, is_v4(&out->frontend.addr)))
 		return 0;
 	slot.row = d.row;
-	slot.number = d.first | (d.n > 1 ? (ask_it ? bpf_get_prandom_u32() : drawn(ctx, &out->frontend)) % d.n : 0);
+	slot.number = d.first | (d.n > 1 ? (connects ? bpf_get_prandom_u32() : drawn(ctx, &out->frontend)) % d.n : 0);
 	if (!target(&slot, protocol, &t) || same(&d.source, &t.at.addr))
 		return 0;
 	out->endpoint = t.at;
