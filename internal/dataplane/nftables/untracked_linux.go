@@ -26,7 +26,7 @@ type Untracked struct {
 
 // FirstTrackedPort and those after it are the source ports of flows that are
 // translated. They are no client's unless it asks for one, and then its flow is tracked.
-// All have the same first bits and no other has them, which the kernel compares fastest.
+// All have the same first bits and no other has them, which the kernel compares faster.
 const FirstTrackedPort = 0xf000
 
 const (
@@ -88,8 +88,8 @@ func (r *rule) otherPort(offset uint32) *rule {
 	first := binary.BigEndian.AppendUint16(nil, FirstTrackedPort)
 	return r.add(
 		&expr.Payload{DestRegister: r.take(1), Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
-		// Of the whole register, as only that is fast.
-		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: append(first, 0, 0), Xor: make([]byte, 4)},
+		// The kernel would be faster with the whole register, but the nft program of Debian 12 aborts when it lists that.
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 2, Mask: first, Xor: []byte{0, 0}},
 	).isNot(first)
 }
 
