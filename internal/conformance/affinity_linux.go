@@ -40,8 +40,7 @@ func clientIn(s *proxy.State, c *Case) (clientOf, bool) {
 // caseRun returns a case that is to be played.
 func (r *run) caseRun(c *Case) *caseRun {
 	s := r.resolver.State()
-	out := &caseRun{Case: c, want: r.want(c)}
-	out.translates, out.mayTranslate = translates(s, c)
+	out := &caseRun{Case: c, want: r.want(c), translates: translates(s, c)}
 	if out.client, out.sticky = clientIn(s, c); out.sticky {
 		out.stay = r.stay(out.client)
 	}

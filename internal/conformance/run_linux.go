@@ -359,16 +359,14 @@ type caseRun struct {
 	others  []netip.AddrPort // who answered and should not have, or not so
 	err     error            // the first surprise
 
-	sticky  bool             // the client is remembered
-	client  clientOf         // who that is
-	stay    []netip.AddrPort // whom it must be sent to one of; nil: anybody
-	twin    *caseRun         // the same with unbound sockets, if there is one
-	unbound bool
-	// At the socket, if the mode acts on sockets: all of its flows are to be translated,
-	// or some may be.
-	translates, mayTranslate bool
-	translated               int
-	sockets                  int // that were made for it
+	sticky     bool             // the client is remembered
+	client     clientOf         // who that is
+	stay       []netip.AddrPort // whom it must be sent to one of; nil: anybody
+	twin       *caseRun         // the same with unbound sockets, if there is one
+	unbound    bool
+	translates float64 // which share, at the socket, if the mode acts on sockets
+	translated int
+	sockets    int // that were made for it
 }
 
 // next returns how many connections are still to be made.
@@ -382,15 +380,26 @@ func (r *caseRun) next() int {
 		return []int{1, fewTries}[r.tries]
 	case r.sticky:
 		return 0
-	case r.tries == 0 || (len(r.want.missing(r.answers)) > 0 || r.short()) && r.tries < manyTries*len(r.want.To):
+	case r.tries == 0 || (len(r.want.missing(r.answers)) > 0 || r.short()) && r.tries < r.most():
 		return fewTries * len(r.want.To)
 	default:
 		return 0
 	}
 }
 
+// most returns how often a case is tried. Who draws twice gets itself less often.
+func (r *caseRun) most() int {
+	n := len(r.want.To)
+	if r.unbound && r.From == FromSelf {
+		n *= n
+	}
+	return manyTries * n
+}
+
 // short reports whether too few flows were translated at the socket.
-func (r *caseRun) short() bool { return r.unbound && r.translates && 4*r.translated < r.tries }
+func (r *caseRun) short() bool {
+	return r.unbound && float64(4*r.translated) < float64(r.tries)*r.translates
+}
 
 // result returns what was wrong, or nil.
 func (r *caseRun) result() error {
@@ -404,7 +413,7 @@ func (r *caseRun) result() error {
 		return fmt.Errorf("%v never answered in %d connections", missing, r.tries)
 	case r.short():
 		return fmt.Errorf("only %d of %d flows were translated at the socket", r.translated, r.tries)
-	case !r.mayTranslate && r.translated > 0:
+	case r.translates == 0 && r.translated > 0:
 		return fmt.Errorf("%d of %d flows were translated at the socket, and none may be", r.translated, r.tries)
 	case r.twin != nil:
 		return within("unbound", r.twin.result())

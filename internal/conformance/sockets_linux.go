@@ -30,22 +30,25 @@ type Sockets struct {
 	Cgroups *traffic.Cgroups
 }
 
-// translates reports whether all flows of unbound sockets are to be translated at the
-// socket, and whether some may be: the mode leaves those to an endpoint where the
-// outcome would differ.
-func translates(s *proxy.State, c *Case) (all, some bool) {
+// translates returns which share of the flows of unbound sockets is to be translated at
+// the socket, as they are to endpoints where the outcome is the same. If it is none, to
+// do so is wrong: a rule would have been missed or the endpoint would see another client.
+func translates(s *proxy.State, c *Case) (share float64) {
 	p := packet(c)
 	o := s.Outcome(p)
 	if o.Verdict != proxy.Forward || p.Protocol == proxy.SCTP || o.Row.Affinity > 0 ||
 		o.Row.Balancing != proxy.BalanceDefault && o.Row.Balancing != proxy.Random {
-		return false, false
+		return 0
 	}
 	if p.DstLocal && o.Frontend.Kind != proxy.NodePort || o.Route.From != nil {
-		return false, false
+		return 0
 	}
 	// A socket of the node takes the address of the way to the endpoint, as if it were
 	// masqueraded. A pod must not see itself as its client.
 	node := p.In == "" && o.Origin == proxy.ThisNode
+	if !node && p.In != lab.Bridge {
+		return 0
+	}
 	fit := 0
 	for _, b := range o.Backends {
 		again := *c // as the rules would see it then, which must have nothing to do with it
@@ -54,8 +57,7 @@ func translates(s *proxy.State, c *Case) (all, some bool) {
 			fit++
 		}
 	}
-	able := node || p.In == lab.Bridge
-	return able && fit == len(o.Backends), able && fit > 0
+	return float64(fit) / float64(len(o.Backends))
 }
 
 // newScheduler moves the process to a cgroup of its own if the mode acts on sockets.
@@ -107,7 +109,10 @@ func (b *testbed) choosesSource(c *Case) bool {
 func (b *testbed) addTwins(runs []*caseRun) []*caseRun {
 	for _, r := range runs {
 		if b.choosesSource(r.Case) {
-			r.twin = &caseRun{Case: r.Case, want: r.want, sticky: r.sticky, unbound: true, translates: r.translates && b.d.Sockets.Translated != nil, mayTranslate: r.mayTranslate}
+			r.twin = &caseRun{Case: r.Case, want: r.want, sticky: r.sticky, unbound: true}
+			if b.d.Sockets.Translated != nil {
+				r.twin.translates = r.translates
+			}
 			runs = append(runs, r.twin)
 		}
 	}
@@ -147,7 +152,7 @@ func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
 	var cold []*caseRun
 	for _, r := range runs {
 		known := func(c *caseRun) bool { return c.Src == r.Src }
-		if r.unbound && (r.translates || r.From == FromVIP && !r.mayTranslate) && !slices.ContainsFunc(cold, known) {
+		if r.unbound && (r.translates > 0 || r.From == FromVIP) && !slices.ContainsFunc(cold, known) {
 			cold = append(cold, &caseRun{Case: r.Case, want: r.want, unbound: true, translates: r.translates, twin: r})
 		}
 	}
@@ -159,7 +164,7 @@ func (b *testbed) warmUp(ctx context.Context, runs []*caseRun) error {
 			return err
 		}
 		cold = slices.DeleteFunc(cold, func(c *caseRun) bool {
-			right := (c.translated > 0) == c.translates
+			right := (c.translated > 0) == (c.translates > 0)
 			c.translated, c.sockets, c.twin.err = 0, 0, c.err // an ordinary socket again
 			return right || c.err != nil
 		})
