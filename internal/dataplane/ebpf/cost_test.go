@@ -59,6 +59,7 @@ func TestCost(t *testing.T) {
 		{"endpoint replaced, UDP", costRow(50, udp, 1, 2, 3), costRow(50, udp, 1, 2, 9), 1},
 		{"endpoint replaced that drains, UDP", costRow(50, udp, 1, 2, 3), draining(costRow(50, udp, 1, 2, 9), costRow(50, udp, 1, 2, 3)), 2},
 		{"endpoint of this node replaced", onThisNode(costRow(50, tcp, 1, 2, 3)), onThisNode(costRow(50, tcp, 1, 2, 9)), 1},
+		{"endpoint of this node replaced, UDP, which has both lists", onThisNode(costRow(50, udp, 1, 2, 3)), onThisNode(costRow(50, udp, 1, 2, 9)), 2},
 		{"one endpoint more", costRow(50, tcp, 1, 2, 3), costRow(50, tcp, 1, 2, 3, 4), 2},
 		{"one endpoint less", costRow(50, tcp, 1, 2, 3, 4), costRow(50, tcp, 1, 2, 3), 2},
 		{"one of the first less", costRow(50, tcp, 1, 2, 3, 4), costRow(50, tcp, 4, 2, 3), 3},

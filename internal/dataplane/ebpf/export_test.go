@@ -30,7 +30,7 @@ func Layout() (string, error) {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
 		m := spec.Maps[name]
-		if name == "decisions" || name == "targets" {
+		if slices.Contains(unpinned, name) {
 			continue
 		}
 		fmt.Fprintf(&b, "%s %v %d:%d x %d\n", name, m.Type, m.KeySize, m.ValueSize, m.MaxEntries)

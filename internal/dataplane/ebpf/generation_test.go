@@ -2,6 +2,7 @@ package ebpf_test
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	cilium "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"sluice/internal/conformance/lab"
@@ -155,8 +157,18 @@ func TestMapsOfAnotherFormat(t *testing.T) {
 	h.start(nil)
 	h.serve(row("web", proxy.TCP, web, pods[0]))
 	h.stop()
-	other := filepath.Join(h.EBPF.BPFRoot, "maps-0")
+	other, kept := filepath.Join(h.EBPF.BPFRoot, "maps-0"), filepath.Join(h.EBPF.BPFRoot, ebpf.Format, "decisions")
 	if err := os.Rename(filepath.Join(h.EBPF.BPFRoot, ebpf.Format), other); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Dir(kept), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m, err := cilium.NewMap(&cilium.MapSpec{Type: cilium.Array, KeySize: 4, ValueSize: 64, MaxEntries: 8192})
+	if err == nil {
+		err = errors.Join(m.Pin(kept), m.Close()) // as a former version had it, with other values
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	h.start(nil)
@@ -169,8 +181,10 @@ func TestMapsOfAnotherFormat(t *testing.T) {
 	by(pods[0])
 	h.serve(row("web", proxy.TCP, web, pods[1]))
 	by(pods[1])
-	if _, err := os.Stat(other); !os.IsNotExist(err) {
-		t.Errorf("maps of the other format: %v; want none", err)
+	for _, path := range []string{other, kept} {
+		if _, err := os.Stat(path); !os.IsNotExist(err) {
+			t.Errorf("%s: %v; want none", path, err)
+		}
 	}
 }
 

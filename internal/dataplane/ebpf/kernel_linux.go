@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"unsafe"
@@ -25,6 +26,9 @@ var object []byte
 
 // format names the layout of the maps: programs of another one need maps of their own.
 const format = "maps-4"
+
+// unpinned are the maps that programs keep for themselves.
+var unpinned = []string{"decisions", "targets"}
 
 // kernel is what the mode has in the kernel.
 type kernel struct {
@@ -123,7 +127,7 @@ func load(p places, limits map[string]uint32) (_ *kernel, err error) {
 			return nil, fmt.Errorf("make a folder for maps: %w", err)
 		}
 		for name, m := range spec.Maps {
-			if name != "decisions" && name != "targets" { // which programs only keep for themselves
+			if !slices.Contains(unpinned, name) {
 				m.Pinning = ebpf.PinByName
 			}
 		}
@@ -289,6 +293,11 @@ func (k *kernel) detach(name string) error { return detach(filepath.Join(k.pins,
 // removeOthers removes the maps of other versions, which no program uses any more.
 func (k *kernel) removeOthers() error {
 	all, err := filepath.Glob(filepath.Join(k.pins, "maps-*"))
+	for _, name := range unpinned { // which they were once
+		if failed := os.Remove(filepath.Join(k.pins, format, name)); !errors.Is(failed, fs.ErrNotExist) {
+			err = errors.Join(err, failed)
+		}
+	}
 	for _, dir := range all {
 		if filepath.Base(dir) != format {
 			err = errors.Join(err, os.RemoveAll(dir))

@@ -314,31 +314,64 @@ func (h *host) wantFrom(what string, by, from, wantBy, wantFrom netip.AddrPort) 
 }
 
 // TestClientIsAnEndpoint: a pod that is an endpoint is sent to others by its sockets, and
-// to itself by the rules. A socket that is not connected stays with whom it has.
+// to itself by the rules. A socket that is not connected stays with whom it has, also
+// when there are more endpoints.
 func TestClientIsAnEndpoint(t *testing.T) {
 	h := newHost(t)
 	self := netip.AddrPortFrom(netip.MustParseAddr("10.0.0.10"), pods[0].Port())
-	l, err := h.client.Listen(proxy.UDP, self)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.cleanup(l.Close)
-	h.start(nil)
-	h.serve(row("dns", proxy.UDP, dns, self, pods[0], pods[1]))
-	kinds := map[bool]int{}
-	for range 64 {
-		s := h.socket(h.client, proxy.UDP, netip.AddrPort{})
-		first, _ := s.ask(dns)
-		for range 4 {
-			by, from := s.ask(dns)
-			h.wantFrom("the same socket", by, from, first, dns)
+	for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
+		l, err := h.client.Listen(p, self)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if kinds[s.translated()]++; s.translated() && first == self {
+		h.cleanup(l.Close)
+	}
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, self, pods[0], pods[1]), row("web", proxy.TCP, web, self, pods[0]))
+	type asked struct {
+		*socket
+		by netip.AddrPort
+	}
+	var all []asked
+	kinds := map[proxy.Protocol]map[bool]int{proxy.TCP: {}, proxy.UDP: {}}
+	for range 64 {
+		loose, tcp := h.socket(h.client, proxy.UDP, netip.AddrPort{}), h.socket(h.client, proxy.TCP, web)
+		by, _ := loose.ask(dns)
+		all = append(all, asked{loose, by})
+		kinds[proxy.UDP][loose.translated()]++
+		kinds[proxy.TCP][tcp.translated()]++
+		if by, _ := tcp.receive(); by == self && tcp.translated() || all[len(all)-1].by == self && loose.translated() {
 			t.Error("a pod sees itself as its client")
 		}
 	}
-	if kinds[true] == 0 || kinds[false] == 0 {
-		t.Errorf("%d of 64 were translated at the socket; want some, and some by the rules", kinds[true])
+	h.change(row("dns", proxy.UDP, dns, self, pods[0], pods[1], pods[2]))
+	for _, s := range all {
+		by, from := s.ask(dns)
+		h.wantFrom("the same socket", by, from, s.by, dns)
+	}
+	for p, n := range kinds {
+		if n[true] == 0 || n[false] == 0 {
+			t.Errorf("%v: %d of 64 were translated at the socket; want some, and some by the rules", p, n[true])
+		}
+	}
+}
+
+// TestServersAmongThemselves: what a server says by itself from its own port to another
+// one is not taken for an answer of the Service.
+func TestServersAmongThemselves(t *testing.T) {
+	h := newHost(t)
+	h.start(nil)
+	h.serve(row("dns", proxy.UDP, dns, pods[0]))
+	s := h.socket(h.client, proxy.UDP, netip.AddrPort{})
+	if err := unix.Bind(s.fd, &unix.SockaddrInet4{Port: int(pods[0].Port())}); err != nil {
+		t.Fatal(err)
+	}
+	by, from := s.ask(dns)
+	h.wantFrom("asked by the Service's address", by, from, pods[0], dns)
+	by, from = s.ask(pods[0])
+	h.wantFrom("asked by its own", by, from, pods[0], pods[0])
+	if s.translated() {
+		t.Error("it was translated at the socket")
 	}
 }
 

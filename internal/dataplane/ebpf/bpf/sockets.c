@@ -240,7 +240,7 @@ struct udp_pairs {
 	__u32 used;
 	__u32 connected; // the first is what the socket is connected to
 	__u32 busy;	 // a thread changes them
-	__u32 unused;
+	__u32 left;	 // to the rules, but for these
 	struct pair pairs[PAIRS];
 };
 
@@ -755,21 +755,12 @@ static __always_inline int target(const struct slot *slot, __u32 protocol, struc
 	return resolve(t, protocol, index);
 }
 
-// drawn is a number by chance that is always the same for a socket and a frontend.
-static __always_inline __u32 drawn(struct bpf_sock_addr *ctx, const struct at *frontend)
-{
-	const __u32 *words = frontend->addr.words;
-	__u64 n = bpf_get_socket_cookie(ctx) ^ ((__u64)(words[0] ^ words[1] ^ words[2] ^ words[3]) << 32 | frontend->port);
+// What choose may find.
+enum { NOTHING, ENDPOINT, ITSELF };
 
-	n = (n ^ n >> 33) * 0xff51afd7ed558ccdULL;
-	n = (n ^ n >> 33) * 0xc4ceb9fe1a85ec53ULL;
-	return n ^ n >> 33;
-}
-
-// choose finds an endpoint for a socket that connects to the frontend of a pair, or sends
-// to it. A pod that draws itself is left to the rules, which hide it from itself; a
-// socket that sends draws the same each time, so that the rules keep what they have.
-__noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int connects, struct pair *out)
+// choose finds an endpoint for a new connection to the frontend of a pair. A pod that
+// draws itself is to be left to the rules, which hide it from itself.
+__noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct addr *bound, int ask_it, struct pair *out)
 {
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
@@ -784,19 +775,21 @@ __noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct ad
 	if (!s || s->until < now || !sk || sk->bound_dev_if || sk->mark || !out || !bound)
 		return 0;
 	space = kern->sk->__sk_common.skc_net.net->net_cookie;
-	if (!decision(ctx, &out->frontend, protocol, space, bound, connects, now, &d) || !d.n)
+	if (!decision(ctx, &out->frontend, protocol, space, bound, ask_it, now, &d) || !d.n)
 		return 0;
 	if (space != s->node && filtered(ctx, is_v4(&out->frontend.addr)))
 		return 0;
 	slot.row = d.row;
-	slot.number = d.first | (d.n > 1 ? (connects ? bpf_get_prandom_u32() : drawn(ctx, &out->frontend)) % d.n : 0);
-	if (!target(&slot, protocol, &t) || same(&d.source, &t.at.addr))
-		return 0;
+	slot.number = d.first | (d.n > 1 ? bpf_get_prandom_u32() % d.n : 0);
+	if (!target(&slot, protocol, &t))
+		return NOTHING;
+	if (same(&d.source, &t.at.addr))
+		return ITSELF;
 	out->endpoint = t.at;
 	out->row = slot.row;
 	out->number = slot.number;
 	out->generation = d.generation == t.generation ? t.generation : 0;
-	return 1;
+	return ENDPOINT;
 }
 
 // holds reports whether a slot has an endpoint.
@@ -970,7 +963,7 @@ static __always_inline void forget(__u64 cookie, __u32 protocol)
 	}
 	u = udp_socket(cookie, 0);
 	if (u)
-		u->used = u->connected = 0;
+		u->used = u->connected = u->left = 0;
 }
 
 // connect makes a socket connect to an endpoint, and forgets what it was before.
@@ -985,7 +978,7 @@ static __always_inline int connect(struct bpf_sock_addr *ctx, struct at *to, con
 
 	if (!ctx->sk || (protocol != TCP && protocol != UDP) || !remembered(ctx))
 		return 0;
-	if (!choose(ctx, protocol, bound, 1, &p)) {
+	if (choose(ctx, protocol, bound, 1, &p) != ENDPOINT) {
 		forget(cookie_of(ctx), protocol);
 		return 0;
 	}
@@ -1050,14 +1043,14 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 	struct pair p = {.frontend = *to};
 	__u32 at = PAIRS;
 	__u64 until;
-	int kept;
+	int kept, chosen;
 
 	if (!ctx->sk || ctx->protocol != UDP)
 		return 0;
 	u = udp_socket(cookie_of(ctx), 0);
-	// What was connected to a frontend takes no answers of an endpoint. The kernel names
-	// the peer of an IPv6 socket in each datagram if that has an IPv4 address.
-	if (ctx->sk->state == BPF_TCP_ESTABLISHED && !(u && u->connected))
+	// A connected socket takes answers of its peer only. The kernel names the peer of an
+	// IPv6 socket in each datagram if that has an IPv4 address.
+	if (ctx->sk->state == BPF_TCP_ESTABLISHED && !(u && u->used && same_at(&u->pairs[0].frontend, to)))
 		return 0;
 	if (u) {
 		if (u->connected && ctx->sk->state != BPF_TCP_ESTABLISHED)
@@ -1076,13 +1069,18 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 			return 1;
 		}
 	}
-	if (!choose(ctx, UDP, bound, 0, &p)) {
-		// From now on the rules translate it, and answers come from the frontend.
+	if (u && u->left)
 		return 0;
-	}
+	chosen = choose(ctx, UDP, bound, 0, &p);
+	if (chosen == NOTHING)
+		return 0; // From now on the rules translate it, and answers come from the frontend.
 	if (!u && remembered(ctx))
 		u = udp_socket(bpf_get_socket_cookie(ctx), 1);
-	if (!u || __sync_val_compare_and_swap(&u->busy, 0, 1))
+	// Servers that talk to each other from their own ports could not tell what one of them
+	// says by itself from an answer.
+	if (u && (chosen == ITSELF || ctx->sk->src_port == bpf_ntohs(p.endpoint.port)))
+		u->left = 1; // or it would go elsewhere with its next datagram
+	if (!u || u->left || __sync_val_compare_and_swap(&u->busy, 0, 1))
 		return 0; // Another thread sends the first datagram of its own.
 	kept = keep(u, at, &p);
 	__sync_lock_test_and_set(&u->busy, 0);
@@ -1441,6 +1439,7 @@ int release(struct bpf_sock *ctx)
 {
 	struct sock *sk = bpf_cast_to_kern_ctx(ctx);
 	__u64 cookie = sk->__sk_common.skc_cookie.counter;
+	struct udp_pairs *s;
 	struct udp_set *u;
 	__u32 index, at;
 
@@ -1454,7 +1453,8 @@ int release(struct bpf_sock *ctx)
 		u = bpf_map_lookup_elem(&udp_sockets, &index);
 		at = u ? way_of(u->cookies, cookie) : WAYS;
 		if (u && at < WAYS) {
-			u->sockets[at & (WAYS - 1)].used = u->sockets[at & (WAYS - 1)].connected = 0;
+			s = &u->sockets[at & (WAYS - 1)];
+			s->used = s->connected = s->left = 0;
 			__sync_lock_test_and_set(&u->cookies[at & (WAYS - 1)], 0);
 		}
 	}
