@@ -131,7 +131,12 @@ func (b *bed) run(ctx context.Context, s *proxy.State, settings mode.Settings) e
 	end := b.close
 	b.close = func() error {
 		stop()
-		return errors.Join(<-ended, d.Close(), end())
+		err := errors.Join(<-ended, d.Close())
+		failed := b.node.Do(func() error { // or the maps of all series are there in the end
+			_, err := ebpf.Cleanup(ctx, settings, nil)
+			return err
+		})
+		return errors.Join(err, failed, end())
 	}
 	b.translated = func() (n int) {
 		for _, m := range d.Metrics(ctx) {

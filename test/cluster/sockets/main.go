@@ -21,8 +21,8 @@ import (
 
 var (
 	output = flag.String("output", "", "write the page to this `FILE`")
-	series = flag.Int("series", 10, "make all nodes anew for each of so many `SERIES` of rounds")
-	rounds = flag.Int("rounds", 200, "compare so many `ROUNDS`, all ways in each")
+	series = flag.Int("series", 11, "make all nodes anew for each of so many `SERIES` of rounds")
+	rounds = flag.Int("rounds", 220, "compare so many `ROUNDS`, all ways in each")
 	steps  = flag.Int("steps", 100, "make so many `CONNECTIONS` in a round")
 	storms = flag.Int("storms", 10, "have each pod ask from 250 sockets so many `TIMES`")
 	others = flag.Bool("kube-proxy", true, "measure kube-proxy too")
@@ -32,7 +32,12 @@ func main() {
 	flag.Parse()
 	runtime.LockOSThread() // programs end with the thread that started them
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	text, err := run(ctx)
+	text, err := "", error(nil)
+	if *series < 1 || *rounds < *series {
+		err = errors.New("--series must be 1 at least, and --rounds as many")
+	} else {
+		text, err = run(ctx)
+	}
 	stop()
 	fmt.Print(text)
 	if err == nil && *output != "" {
@@ -92,12 +97,10 @@ func onNodes(ctx context.Context, groups *traffic.Cgroups, pins string, do func(
 		if s.EBPF.CgroupRoot, err = groups.Add(); err != nil {
 			return err
 		}
-		b, err := newBed(ctx, s)
-		if err != nil {
+		if ours[i], err = newBed(ctx, s); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, b.close()) }()
-		ours[i] = b
+		defer func() { err = errors.Join(err, ours[i].close()) }()
 	}
 	var theirs *bed
 	if *others {
