@@ -138,12 +138,26 @@ func (d *Dataplane) Close() error {
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	failed := d.syncSockets(ctx, want)
-	if failed != nil {
+	// Maps that nobody reads yet are filled while the rules are written.
+	fresh, written := d.kernel.fresh, make(chan error, 1)
+	failed := d.syncHost(want)
+	switch {
+	case failed != nil:
 		d.disable(ctx, failed)
+	case fresh:
+		go func() { written <- d.syncRows(ctx, want) }()
+	default:
+		if failed = d.syncRows(ctx, want); failed != nil {
+			d.disable(ctx, failed)
+		}
 	}
 	d.beginUntracked(ctx, want)
 	refused, err := d.Dataplane.Sync(ctx, want)
+	if fresh && failed == nil {
+		if failed = <-written; failed != nil {
+			d.disable(ctx, failed)
+		}
+	}
 	if err != nil {
 		return nil, d.without(ctx, err)
 	}
@@ -165,8 +179,8 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 // that another Sync may find gone. That there is no room is none.
 func (d *Dataplane) mustSync() bool { return d.off != nil && !errors.Is(d.off, errFull) }
 
-// syncSockets makes the maps right.
-func (d *Dataplane) syncSockets(ctx context.Context, want *proxy.State) error {
+// syncHost makes what maps have of the node right.
+func (d *Dataplane) syncHost(want *proxy.State) error {
 	h, err := readHost(d.routes, want.Node)
 	if err != nil {
 		return err
@@ -177,9 +191,11 @@ func (d *Dataplane) syncSockets(ctx context.Context, want *proxy.State) error {
 	if err := d.writeHost(h, want.Node); err != nil {
 		return err
 	}
-	if err := d.forgetSpaces(); err != nil {
-		return err
-	}
+	return d.forgetSpaces()
+}
+
+// syncRows makes the maps of rows right.
+func (d *Dataplane) syncRows(ctx context.Context, want *proxy.State) error {
 	d.differ.Forget() // All rows need room, those that have some, too.
 	d.reserve(ctx, want, slices.Collect(maps.Keys(want.Rows)), entries{})
 	refused, err := d.differ.Sync(ctx, want)
@@ -255,7 +271,10 @@ func (d *Dataplane) applySockets(ctx context.Context, want *proxy.State, changed
 	if changed.CIDRs && !slices.Equal(d.cidrs, want.CIDRs) {
 		// It concerns endpoints within the ranges of Services, whose rows nobody has
 		// listed: rare enough to compare all.
-		return d.syncSockets(ctx, want)
+		if err := d.syncHost(want); err != nil {
+			return err
+		}
+		return d.syncRows(ctx, want)
 	}
 	if changed.Node {
 		h, err := readHost(d.routes, want.Node)

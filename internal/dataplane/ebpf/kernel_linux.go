@@ -67,6 +67,7 @@ type kernel struct {
 	places
 	says   uint32 // to programs, beside until when they may act
 	shared []byte // with programs: the generation
+	fresh  bool   // maps have nothing yet
 }
 
 // places are where the mode meets the rest of the host.
@@ -113,6 +114,7 @@ func load(p places, limits map[string]uint32) (_ *kernel, err error) {
 	for name, most := range limits {
 		spec.Maps[name].MaxEntries = most
 	}
+	k := &kernel{places: p, fresh: p.pins == ""}
 	var opts ebpf.CollectionOptions
 	if p.pins != "" {
 		opts.Maps.PinPath = filepath.Join(p.pins, format)
@@ -123,6 +125,8 @@ func load(p places, limits map[string]uint32) (_ *kernel, err error) {
 				}
 			}()
 		}
+		_, absent := os.Stat(opts.Maps.PinPath)
+		k.fresh = errors.Is(absent, fs.ErrNotExist)
 		if err := os.MkdirAll(opts.Maps.PinPath, 0o700); err != nil {
 			return nil, fmt.Errorf("make a folder for maps: %w", err)
 		}
@@ -132,7 +136,6 @@ func load(p places, limits map[string]uint32) (_ *kernel, err error) {
 			}
 		}
 	}
-	k := &kernel{places: p}
 	switch err := spec.LoadAndAssign(k, &opts); {
 	case errors.Is(err, ebpf.ErrMapIncompatible):
 		return nil, fmt.Errorf("%w: the maps below %s are of another version: sluice --cleanup removes them", err, p.pins)

@@ -97,11 +97,12 @@ func (d *Dataplane) form(r differ.Row, row uint32, left bool) (out form) {
 
 // memberKeys returns the endpoints of a form that keep what they have.
 func memberKeys(sp *proxy.ServicePort, row uint32, f form) map[memberKey]bool {
-	out := map[memberKey]bool{}
-	if sp != nil && sp.Key.Protocol == proxy.UDP && len(f.lists[0])+len(f.lists[1]) > 0 {
-		for _, a := range sp.Draining {
-			out[memberOf(row, a)] = true
-		}
+	if sp == nil || sp.Key.Protocol != proxy.UDP || len(sp.Draining) == 0 || len(f.lists[0])+len(f.lists[1]) == 0 {
+		return nil
+	}
+	out := make(map[memberKey]bool, len(sp.Draining))
+	for _, a := range sp.Draining {
+		out[memberOf(row, a)] = true
 	}
 	return out
 }
