@@ -375,7 +375,7 @@ func TestServersAmongThemselves(t *testing.T) {
 	}
 }
 
-// TestConnectedByTheRules: a socket stays with the rules that were there when it was
+// TestConnectedByTheRules: a socket stays with the rules if they had it when it was
 // connected. Of an IPv6 socket's datagrams programs see each one if its peer has an IPv4 address.
 func TestConnectedByTheRules(t *testing.T) {
 	h := newHost(t)

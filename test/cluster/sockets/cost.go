@@ -184,7 +184,7 @@ func mapMemory(pins string) (map[string]uint64, error) {
 const costText = `
 ## Cost
 
-Of the rounds, medians. A replaced endpoint writes one entry of the maps for each list that it is in, at any number of Services: a test counts them.
+Of the rounds, medians. A replaced endpoint writes one entry of the maps for each list that it is in, and one more if it drains, at any number of Services: a test counts them.
 
 | what | nftables | ebpf | ratio | promise | |
 |---|--:|--:|--:|---|---|

@@ -773,12 +773,12 @@ __noinline int choose(struct bpf_sock_addr *ctx, __u32 protocol, const struct ad
 
 	// What a socket's device or mark does to its way is not known.
 	if (!s || s->until < now || !sk || sk->bound_dev_if || sk->mark || !out || !bound)
-		return 0;
+		return NOTHING;
 	space = kern->sk->__sk_common.skc_net.net->net_cookie;
 	if (!decision(ctx, &out->frontend, protocol, space, bound, ask_it, now, &d) || !d.n)
-		return 0;
+		return NOTHING;
 	if (space != s->node && filtered(ctx, is_v4(&out->frontend.addr)))
-		return 0;
+		return NOTHING;
 	slot.row = d.row;
 	slot.number = d.first | (d.n > 1 ? bpf_get_prandom_u32() % d.n : 0);
 	if (!target(&slot, protocol, &t))
@@ -1080,7 +1080,9 @@ static __always_inline int send(struct bpf_sock_addr *ctx, struct at *to, const 
 	// says by itself from an answer.
 	if (u && (chosen == ITSELF || ctx->sk->src_port == bpf_ntohs(p.endpoint.port)))
 		u->left = 1; // or it would go elsewhere with its next datagram
-	if (!u || u->left || __sync_val_compare_and_swap(&u->busy, 0, 1))
+	if (!u || u->left)
+		return 0;
+	if (__sync_val_compare_and_swap(&u->busy, 0, 1))
 		return 0; // Another thread sends the first datagram of its own.
 	kept = keep(u, at, &p);
 	__sync_lock_test_and_set(&u->busy, 0);
