@@ -126,6 +126,11 @@ func (d *Dataplane) listAddresses(on []netip.Addr) error {
 // bind puts those of some addresses on our link that are not there, and returns why
 // it could not.
 func (d *Dataplane) bind(some map[netip.Addr]bool) (refused map[netip.Addr]error) {
+	return d.binding(some)()
+}
+
+// binding does what bind does, beside its caller until that one waits.
+func (d *Dataplane) binding(some map[netip.Addr]bool) (wait func() (refused map[netip.Addr]error)) {
 	var missing []netip.Addr
 	for a := range some {
 		if d.ours[a] == nil {
@@ -133,16 +138,20 @@ func (d *Dataplane) bind(some map[netip.Addr]bool) (refused map[netip.Addr]error
 		}
 	}
 	if len(missing) == 0 {
-		return nil
+		return func() map[netip.Addr]error { return nil }
 	}
-	refused = d.kernel.link.Add(missing...)
-	maps.DeleteFunc(refused, func(_ netip.Addr, why error) bool { return errors.Is(why, unix.EEXIST) })
-	for _, a := range missing {
-		if refused[a] == nil {
-			d.ours[a] = map[ipvs.Server]bool{}
+	added := make(chan map[netip.Addr]error, 1)
+	go func() { added <- d.kernel.link.Add(missing...) }()
+	return func() map[netip.Addr]error {
+		refused := <-added
+		maps.DeleteFunc(refused, func(_ netip.Addr, why error) bool { return errors.Is(why, unix.EEXIST) })
+		for _, a := range missing {
+			if refused[a] == nil {
+				d.ours[a] = map[ipvs.Server]bool{}
+			}
 		}
+		return refused
 	}
-	return refused
 }
 
 // unbind takes an address from our link if no server needs it.
@@ -179,13 +188,9 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 		}
 		coming[s] = append(coming[s], c)
 	}
-	var failures []failure
-	for some := range slices.Chunk(servers, serversAtOnce) {
-		more, err := d.writeServers(ctx, some, coming)
-		if err != nil {
-			return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
-		}
-		failures = append(failures, more...)
+	failures, err := d.writeAll(ctx, servers, coming)
+	if err != nil {
+		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}
 	if len(failures) == 0 {
 		return nil
@@ -201,15 +206,41 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	return &differ.Refusal[id, value]{Failures: failures}
 }
 
-// writeServers makes what comes of some virtual servers: their addresses, then
-// themselves, then their real servers.
-func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
-	var lists [2][]*change // by rank
-	addrs := map[netip.Addr]bool{}
-	for _, s := range some {
-		addrs[s.Addr.Addr()] = true
+// writeAll makes what comes of virtual servers: their addresses, then themselves, then
+// their real servers. The next addresses come beside that: for each the kernel looks at
+// all that the link has.
+func (d *Dataplane) writeAll(ctx context.Context, servers []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
+	bind := func(some []ipvs.Server) (wait func() map[netip.Addr]error) {
+		addrs := map[netip.Addr]bool{}
+		for _, s := range some {
+			addrs[s.Addr.Addr()] = true
+		}
+		return d.binding(addrs)
 	}
-	refused := d.bind(addrs)
+	next, rest := cut(servers)
+	bound := bind(next)
+	for len(next) > 0 && err == nil {
+		some, refused := next, bound()
+		next, rest = cut(rest)
+		bound = bind(next)
+		var more []failure
+		more, err = d.writeServers(ctx, some, coming, refused)
+		failures = append(failures, more...)
+	}
+	bound()
+	return failures, err
+}
+
+// cut takes some virtual servers that are made before their real servers.
+func cut(servers []ipvs.Server) (some, rest []ipvs.Server) {
+	n := min(len(servers), serversAtOnce)
+	return servers[:n], servers[n:]
+}
+
+// writeServers makes what comes of some virtual servers, unless their addresses were
+// refused.
+func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change, refused map[netip.Addr]error) (failures []failure, err error) {
+	var lists [2][]*change // by rank
 	for _, s := range some {
 		for _, c := range coming[s] {
 			if why := refused[s.Addr.Addr()]; why != nil {
