@@ -17,7 +17,13 @@ type what struct {
 }
 
 var table = []what{
-	{"cold start until every Service answers", 5, func(r *figures.Result) (figures.Seconds, bool) {
+	{"cold start until each of a hundred Services answers that were chosen at random", 5, func(r *figures.Result) (figures.Seconds, bool) {
+		if r.ColdStart == nil || r.ColdStart.Answered < r.ColdStart.Of {
+			return 0, false
+		}
+		return r.ColdStart.Most, true
+	}},
+	{"cold start until every Service has been asked and has answered", 5, func(r *figures.Result) (figures.Seconds, bool) {
 		if r.ColdStart == nil || r.ColdStart.Answered < r.ColdStart.Of {
 			return 0, false
 		}
@@ -55,7 +61,9 @@ const head = `# Mode ipvs beside kube-proxy's
 
 ` + "`make bench-ipvs`" + ` boots a kernel in a virtual machine without hardware support (%s, %s), so that times are longer than on a
 machine; what counts are the ratios. The API server is in memory. The proxies have their turns one after the other, each on a
-fresh node; what is shown are the medians of %d rounds, and of all values the least and the largest.
+fresh node; what is shown are the medians of %d rounds, and of all values the least and the largest. A hundred Services are
+asked until they answer, and then all the others, which takes time of its own: ten seconds of a start at 10,000 x 10 on the
+processors that the proxy works with.
 
 | Services x endpoints | what | sluice | kube-proxy | ratio | target | holds |
 |--:|---|--:|--:|--:|--:|--:|

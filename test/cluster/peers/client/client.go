@@ -8,10 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -64,12 +65,12 @@ func (t Target) check(by netip.Addr) error {
 
 // repeat asks a target until an answer is accepted or wrong, and returns when
 // that was. It waits for an answer, and then before it asks again, for a hundredth
-// of the time so far: at first not for long, so that what was dropped before the
+// of the time since all began: at first not for long, so that what was dropped before the
 // rules were there does not hide that they are, and later longer, as a busy machine
 // may need it. It runs inside the host.
-func (t Target) repeat(ctx context.Context, least, most time.Duration, accept func(by netip.Addr) (bool, error)) (time.Time, error) {
+func (t Target) repeat(ctx context.Context, began time.Time, least, most time.Duration, accept func(by netip.Addr) (bool, error)) (time.Time, error) {
 	const leastTimeout = 20 * time.Millisecond
-	for began := time.Now(); ctx.Err() == nil; {
+	for ctx.Err() == nil {
 		by, err := t.ask(min(max(leastTimeout, time.Since(began)/100), timeout))
 		now := time.Now()
 		if err == nil {
@@ -88,39 +89,23 @@ func (t Target) repeat(ctx context.Context, least, most time.Duration, accept fu
 // Answers is when targets were first seen to answer.
 type Answers struct {
 	First time.Time // any of them; the zero time if none has
-	All   time.Time // each of them; the zero time if some have not
+	Most  time.Time // each of a hundred that were chosen at random; the zero time if some have not
 	Count int       // how many have
 }
 
 // Await asks all targets, each until it has answered, and returns when that
 // was. It ends early with ctx. An error means that the wrong endpoint answered,
 // or what ctx was cancelled for.
-func (c *Client) Await(ctx context.Context, targets []Target) (Answers, error) {
-	const threads, least, most = 4, 5 * time.Millisecond, 50 * time.Millisecond // whoever is refused at once shall not keep a processor busy
-	var out Answers
-	var first sync.Once
-	var count atomic.Int64
-	g, ctx := errgroup.WithContext(ctx)
-	for w := range threads {
-		share := targets[len(targets)*w/threads : len(targets)*(w+1)/threads]
-		g.Go(func() error {
-			return c.host.Do(func() error {
-				for _, t := range share {
-					_, err := t.repeat(ctx, least, most, func(by netip.Addr) (bool, error) { return true, t.check(by) })
-					if err != nil {
-						return err
-					}
-					first.Do(func() { out.First = time.Now() })
-					count.Add(1)
-				}
-				return nil
-			})
-		})
-	}
-	err := g.Wait()
-	out.Count = int(count.Load())
-	if err == nil {
-		out.All = time.Now()
+//
+// To ask thousands takes time of its own, which who answers late hides and who
+// answers early does not. So a hundred are asked before the rest.
+func (c *Client) Await(ctx context.Context, targets []Target) (out Answers, err error) {
+	targets = slices.Clone(targets)
+	rand.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
+	began, few := time.Now(), min(100, len(targets))
+	if err = c.await(ctx, began, targets[:few], &out); err == nil {
+		out.Most = time.Now()
+		err = c.await(ctx, began, targets[few:], &out)
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		err = nil
@@ -128,12 +113,41 @@ func (c *Client) Await(ctx context.Context, targets []Target) (Answers, error) {
 	return out, err
 }
 
+// await asks some targets, each until it has answered.
+func (c *Client) await(ctx context.Context, began time.Time, targets []Target, out *Answers) error {
+	const threads, least, most = 4, 5 * time.Millisecond, time.Second // whoever is refused at once shall not keep a processor busy
+	var mu sync.Mutex
+	return c.loops(ctx, threads, func(ctx context.Context, w int) error {
+		for _, t := range targets[len(targets)*w/threads : len(targets)*(w+1)/threads] {
+			at, err := t.repeat(ctx, began, least, most, func(by netip.Addr) (bool, error) { return true, t.check(by) })
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			if out.Count++; out.Count == 1 {
+				out.First = at
+			}
+			mu.Unlock()
+		}
+		return nil
+	})
+}
+
+// loops runs loops side by side inside the host, until one fails or all have ended.
+func (c *Client) loops(ctx context.Context, n int, loop func(ctx context.Context, i int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range n {
+		g.Go(func() error { return c.host.Do(func() error { return loop(ctx, i) }) })
+	}
+	return g.Wait()
+}
+
 // Follow asks a target again and again until the wanted endpoint answers, and
 // returns when that was. The longer it takes, the less often it asks: the figure
 // is within a few connections' time or one part in a hundred, and asking costs little.
 func (c *Client) Follow(ctx context.Context, to netip.AddrPort, want netip.Addr) (at time.Time, err error) {
 	err = c.host.Do(func() error {
-		at, err = Target{Addr: to}.repeat(ctx, 50*time.Microsecond, 20*time.Millisecond,
+		at, err = Target{Addr: to}.repeat(ctx, time.Now(), 50*time.Microsecond, 20*time.Millisecond,
 			func(by netip.Addr) (bool, error) { return by == want, nil })
 		return err
 	})
@@ -204,17 +218,11 @@ type Done struct {
 // Run makes a burst of connections: open, one short answer, close.
 func (c *Client) Run(b Burst) (Done, error) {
 	each := make([]Done, b.Loops)
-	var g errgroup.Group
 	began := time.Now()
-	for i := range each {
-		g.Go(func() error {
-			return c.host.Do(func() error {
-				each[i] = b.loop(began)
-				return nil
-			})
-		})
-	}
-	err := g.Wait()
+	err := c.loops(context.Background(), b.Loops, func(_ context.Context, i int) error {
+		each[i] = b.loop(began)
+		return nil
+	})
 	all := Done{Elapsed: time.Since(began)}
 	for _, one := range each {
 		all.Took = append(all.Took, one.Took...)

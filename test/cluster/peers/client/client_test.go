@@ -53,7 +53,7 @@ func TestClient(t *testing.T) {
 	}
 	target := Target{Addr: to, Has: func(by netip.Addr) bool { return by == to.Addr() }}
 	answers, err := c.Await(t.Context(), []Target{target, target})
-	if err != nil || answers.Count != 2 || answers.All.IsZero() {
+	if err != nil || answers.Count != 2 || answers.Most.IsZero() {
 		t.Errorf("Await: got %+v, %v, want both answered", answers, err)
 	}
 	if _, err := c.Follow(t.Context(), to, to.Addr()); err != nil {
@@ -78,7 +78,7 @@ func failing(t *testing.T, c *Client, to netip.AddrPort) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	answers, err := c.Await(ctx, []Target{{Addr: to}, nobody})
-	if err != nil || answers.Count != 1 || !answers.All.IsZero() || answers.First.IsZero() {
+	if err != nil || answers.Count != 1 || !answers.Most.IsZero() || answers.First.IsZero() {
 		t.Errorf("Await: got %+v, %v, want one answer of two", answers, err)
 	}
 	wrong := Target{Addr: to, Has: func(netip.Addr) bool { return false }}

@@ -195,6 +195,7 @@ func find[T any](all []T, is func(*T) bool) *T {
 // ColdStart is a start on a kernel without rules.
 type ColdStart struct {
 	First    Seconds `json:"first,omitempty"` // until the first Service answered; 0: none did
+	Most     Seconds `json:"most,omitempty"`  // until each of a hundred had that were chosen at random
 	Every    Seconds `json:"every"`           // until every one had, or until nobody waited any more
 	Answered int     `json:"answered"`        // Services that had by then
 	Of       int     `json:"of"`
@@ -206,12 +207,7 @@ type ColdStart struct {
 func (c *ColdStart) EveryAnswered() Figure { return c.Every.figure(c.Answered < c.Of) }
 
 // FirstAnswered returns when the first Service answered, or what that is more than.
-func (c *ColdStart) FirstAnswered() Figure {
-	if c.First == 0 {
-		return c.Every.figure(true)
-	}
-	return c.First.figure(false)
-}
+func (c *ColdStart) FirstAnswered() Figure { return cmp.Or(c.First, c.Every).figure(c.First == 0) }
 
 // Change is endpoints that were replaced one at a time, and how long after that
 // traffic followed or, in a floor, the event came.

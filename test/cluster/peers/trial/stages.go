@@ -32,13 +32,14 @@ func (t *trial) coldStart(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	c := &figures.ColdStart{Every: figures.SecondsOf(time.Since(began)), Answered: answers.Count, Of: len(targets)}
-	if !answers.First.IsZero() {
-		c.First = figures.SecondsOf(answers.First.Sub(began))
+	at := func(t time.Time) figures.Seconds {
+		if t.IsZero() {
+			return 0
+		}
+		return figures.SecondsOf(t.Sub(began))
 	}
-	if !answers.All.IsZero() {
-		c.Every = figures.SecondsOf(answers.All.Sub(began))
-	} else {
+	c := &figures.ColdStart{First: at(answers.First), Most: at(answers.Most), Every: at(time.Now()), Answered: answers.Count, Of: len(targets)}
+	if c.Answered < c.Of {
 		t.unusable = fmt.Errorf("not every Service answered within %v", t.Limits.ColdStart)
 	}
 	after, err := kernelMemory()
@@ -47,7 +48,7 @@ func (t *trial) coldStart(ctx context.Context) (string, error) {
 	}
 	c.CPU, c.Kernel = cpu, after-before
 	t.result.ColdStart = c
-	return fmt.Sprintf("first %v, every %v, CPU %v", c.FirstAnswered(), c.EveryAnswered(), c.CPU), nil
+	return fmt.Sprintf("first %v, most %v, every %v, CPU %v", c.FirstAnswered(), c.Most, c.EveryAnswered(), c.CPU), nil
 }
 
 // idle watches a proxy that has nothing to do.
