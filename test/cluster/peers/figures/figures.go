@@ -294,14 +294,16 @@ type DataPath struct {
 type Rates struct {
 	Service float64 `json:"service"`
 	Direct  float64 `json:"direct"`
+	Ratio   float64 `json:"ratio"` // the part of the direct rate that is left
 }
 
-// Ratio is the part of the direct rate that is left.
-func (r Rates) Ratio() float64 {
-	if r.Direct == 0 {
-		return 0
+// NewRates returns the medians of rounds that were measured side by side.
+func NewRates(service, direct []float64) Rates {
+	var ratios []float64
+	for i := range service {
+		ratios = append(ratios, service[i]/direct[i])
 	}
-	return r.Service / r.Direct
+	return Rates{Percentile(service, 50), Percentile(direct, 50), Percentile(ratios, 50)}
 }
 
 // Pair is the cost of new connections by one protocol.

@@ -15,7 +15,7 @@ func sample(peer string, s Size, latency Seconds) Result {
 			{Rate: 50, Samples: []Seconds{latency}, Calls: []Seconds{0}, Updates: 1, CPU: latency},
 		},
 		Memory:   &Memory{Peak: Bytes(latency)},
-		DataPath: &DataPath{TCP: Pair{PerSecond: Rates{Service: 100, Direct: 100}}},
+		DataPath: &DataPath{TCP: Pair{PerSecond: NewRates([]float64{100}, []float64{100})}},
 	}
 }
 
@@ -48,9 +48,10 @@ func TestPromises(t *testing.T) {
 		{"too much memory", func(r *Report) { r.Result(ours, big).Memory.Peak = 400 }, "memory", "0.400"},
 		{"growth", func(r *Report) { r.Result(ours, many).Changes[0].Samples[0] = 1.4 }, "at 30,000 as at 1,000", "1.400"},
 		{"far from the floor", func(r *Report) { r.Floor(big).Connect = 0.3 }, "against the floor", "3.333"},
-		{"connections", func(r *Report) { r.Result(theirs, few).DataPath.TCP.PerSecond.Service = 110 }, "1000x10: new TCP", "0.91"},
+		{"connections", func(r *Report) { r.Result(theirs, few).DataPath.TCP.PerSecond.Ratio = 1.1 }, "1000x10: new TCP", "0.91"},
 		{"connections, growth", func(r *Report) {
-			r.Result(ours, many).DataPath.TCP.PerSecond = Rates{Service: 100, Direct: 120}
+			r.Result(ours, many).DataPath.TCP.PerSecond = NewRates([]float64{100}, []float64{120})
+			r.Result(theirs, many).DataPath.TCP.PerSecond = NewRates([]float64{100}, []float64{120})
 		}, "flat", "0.83"},
 	}
 	for _, tt := range tests {

@@ -23,7 +23,7 @@ func report() *figures.Report {
 			Changes:   []figures.Change{{Rate: 0, Samples: []figures.Seconds{0.001}, Calls: []figures.Seconds{0.002}, Updates: 1, CPU: 0.01}},
 			Idle:      &figures.Idle{CPU: 0.01, Window: 10},
 			Memory:    &figures.Memory{Steady: 40 << 20, Peak: 50 << 20},
-			DataPath:  &figures.DataPath{TCP: figures.Pair{PerSecond: figures.Rates{Service: 90, Direct: 100}}},
+			DataPath:  &figures.DataPath{TCP: figures.Pair{PerSecond: figures.NewRates([]float64{90}, []float64{100})}},
 			Restart:   &figures.Restart{Followed: 0.3, Asked: 100},
 		})
 		x := figures.Result{Peer: "kube-proxy-1.37/iptables", Size: s, ColdStart: &figures.ColdStart{Every: 180, Answered: 3, Of: 10}}
