@@ -111,7 +111,7 @@ bench: ## the figures the design promises, as one table; also written to docs/be
 bench-relay: build ## mode userspace beside HAProxy and nginx; written to docs/benchmarks/relay.md
 	go run ./test/relay --output docs/benchmarks/relay.md
 
-bench-peers: deps ## Sluice and kube-proxy side by side, half an hour; written to docs/benchmarks/peers.*
+bench-peers: deps ## Sluice and kube-proxy side by side, forty minutes; written to docs/benchmarks/peers.*
 	cd test/cluster && go run ./peers --fresh --readme ../../README.md
 
 bench-ipvs: ## mode ipvs of Sluice and of kube-proxy side by side, in a virtual machine; written to docs/benchmarks/ipvs.md
