@@ -64,9 +64,9 @@ func (t Target) check(by netip.Addr) error {
 }
 
 // repeat asks a target until an answer is accepted or wrong, and returns when
-// that was. It waits for an answer, and then before it asks again, for a hundredth
-// of the time since all began: at first not for long, so that what was dropped before the
-// rules were there does not hide that they are, and later longer, as a busy machine
+// that was. It waits for an answer, and then before it asks again, for a hundredth of
+// the time since it all began: at first not for long, so that what was dropped before
+// the rules were there does not hide that they are, and later longer, as a busy machine
 // may need it. It runs inside the host.
 func (t Target) repeat(ctx context.Context, began time.Time, least, most time.Duration, accept func(by netip.Addr) (bool, error)) (time.Time, error) {
 	const leastTimeout = 20 * time.Millisecond
@@ -97,8 +97,8 @@ type Answers struct {
 // was. It ends early with ctx. An error means that the wrong endpoint answered,
 // or what ctx was cancelled for.
 //
-// To ask thousands takes time of its own, which who answers late hides and who
-// answers early does not. So a hundred are asked before the rest.
+// Asking thousands takes time of its own, which a slow proxy hides and a fast one
+// does not. So a hundred are asked before the rest.
 func (c *Client) Await(ctx context.Context, targets []Target) (out Answers, err error) {
 	targets = slices.Clone(targets)
 	rand.Shuffle(len(targets), func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
