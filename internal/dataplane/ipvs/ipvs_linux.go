@@ -92,7 +92,7 @@ type Dataplane struct {
 	mu      sync.Mutex // Run works beside Sync and Apply
 	differ  *differ.Differ[id, value]
 	ours    map[netip.Addr]map[ipvs.Server]bool // virtual servers by their addresses, which are on our link
-	foreign map[ipvs.Server]bool                // others' virtual servers, when they were last listed
+	foreign map[netip.Addr]map[ipvs.Server]bool // others' virtual servers, when they were last listed
 	local   map[netip.Addr]bool                 // addresses that the host has on other links
 	opens   bool                                // loopback takes NodePorts
 	relays  bool                                // a daemon in mode userspace has packets come to this host: nothing is taken

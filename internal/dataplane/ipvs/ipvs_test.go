@@ -346,6 +346,37 @@ func TestForeignServers(t *testing.T) {
 	h.wantReals(at(theirs), map[string]uint32{one: 1})
 }
 
+// TestForeignServerAtAnotherPort stays when a Service comes to its address, over restarts
+// too: rules translate for the Service, and the address is not on our link.
+func TestForeignServerAtAnotherPort(t *testing.T) {
+	h := newHost(t)
+	row := service(1, proxy.TCP, one)
+	theirs := ipvs.Server{Protocol: 6, Addr: netip.AddrPortFrom(row.Frontends[0].Addr.Addr(), 9999)}
+	do := func(o ipvs.Op) {
+		t.Helper()
+		if refused, err := h.servers.Do(t.Context(), []ipvs.Op{o}); len(refused) > 0 || err != nil {
+			t.Fatal(refused, err)
+		}
+	}
+	do(ipvs.Op{Server: theirs, Settings: ipvs.Settings{Scheduler: "wrr"}})
+	var d *Dataplane
+	for i := range 4 {
+		if i%2 == 0 {
+			d = h.open(mode.IPVS{})
+		}
+		h.sync(d, row)
+		if err := d.drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		h.wantReals(theirs, map[string]uint32{})
+		h.wantReals(at(row), nil)
+		h.wantAddresses(aliasNames...)
+	}
+	do(ipvs.Op{Verb: ipvs.Delete, Server: theirs})
+	h.sync(d, row)
+	h.wantReals(at(row), map[string]uint32{one: 1})
+}
+
 // TestRefusedRows have neither servers nor rules, and the rest goes on.
 func TestRefusedRows(t *testing.T) {
 	h := newHost(t)

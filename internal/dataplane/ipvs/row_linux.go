@@ -36,11 +36,13 @@ type front struct {
 
 // takes reports whether a route leads to a virtual server: one has one list, that
 // of clients elsewhere, and its address is not the host's own by another link, where
-// other ports are none of ours. IPVS sends nothing on that comes from loopback, and
+// other ports are none of ours, nor one at which another program has virtual servers:
+// on our link they would be ours to the next Sync. IPVS sends nothing on that comes from loopback, and
 // would take what is on its way to the sockets of mode userspace.
 func (d *Dataplane) takes(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool {
 	far := sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere]
-	return !d.relays && r.Scope == far.Scope && !d.local[f.Addr.Addr()] && (f.Kind != proxy.NodePort || !d.opens)
+	at := f.Addr.Addr()
+	return !d.relays && r.Scope == far.Scope && !d.local[at] && d.foreign[at] == nil && (f.Kind != proxy.NodePort || !d.opens)
 }
 
 // fronts returns the virtual servers of a row: one for each frontend that is
@@ -53,10 +55,7 @@ func (d *Dataplane) fronts(sp *proxy.ServicePort) map[ipvs.Server]front {
 	out := make(map[ipvs.Server]front, len(sp.Frontends))
 	for _, f := range sp.Frontends {
 		r := sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere]
-		s := ipvs.Server{Protocol: uint8(sp.Key.Protocol), Addr: f.Addr}
-		if f.Kind == proxy.NodePort {
-			s.Addr = netip.AddrPortFrom(aliases[sp.Key.Family], f.Addr.Port())
-		}
+		s := serverOf(sp, f)
 		if d.takes(sp, f, r) {
 			out[s] = lists[r.Scope]
 		} else {
@@ -64,6 +63,26 @@ func (d *Dataplane) fronts(sp *proxy.ServicePort) map[ipvs.Server]front {
 		}
 	}
 	return out
+}
+
+// serverOf names the virtual server of a frontend.
+func serverOf(sp *proxy.ServicePort, f proxy.Frontend) ipvs.Server {
+	s := ipvs.Server{Protocol: uint8(sp.Key.Protocol), Addr: f.Addr}
+	if f.Kind == proxy.NodePort {
+		s.Addr = netip.AddrPortFrom(aliases[sp.Key.Family], f.Addr.Port())
+	}
+	return s
+}
+
+// contested returns an error if another program has the virtual server of a frontend,
+// unless its address is the host's by another link: rules translate for that one.
+func (d *Dataplane) contested(sp *proxy.ServicePort) error {
+	for _, f := range sp.Frontends {
+		if s := serverOf(sp, f); d.foreign[s.Addr.Addr()][s] && !d.local[s.Addr.Addr()] {
+			return errForeign(s)
+		}
+	}
+	return nil
 }
 
 // lists returns the real servers of a row's frontends, by list. Where flows end with their
@@ -143,12 +162,12 @@ var (
 // row renders the difference between two forms of a row. It costs what the
 // difference is, but for a comparison of the lists.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
-	was, is := d.fronts(old.ServicePort), d.fronts(cur.ServicePort)
-	for s := range is {
-		if d.foreign[s] {
-			return errForeign(s)
+	if cur.ServicePort != nil {
+		if err := d.contested(cur.ServicePort); err != nil {
+			return err
 		}
 	}
+	was, is := d.fronts(old.ServicePort), d.fronts(cur.ServicePort)
 	for s, f := range was {
 		if now, stays := is[s]; !stays || now.settings != f.settings {
 			out.Remove(id{server: s}, value{settings: f.settings})

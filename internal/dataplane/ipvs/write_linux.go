@@ -69,13 +69,17 @@ func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, valu
 	if d.relays, err = d.kernel.relays(); err == nil && d.relays && !was {
 		klog.FromContext(ctx).Info("Rules choose endpoints, and IPVS does when the former daemon in mode userspace has ended")
 	}
-	d.foreign, d.drained, d.empty = map[ipvs.Server]bool{}, draining{}, true
+	d.foreign, d.drained, d.empty = map[netip.Addr]map[ipvs.Server]bool{}, draining{}, true
 	for s, settings := range servers {
-		if d.ours[s.Addr.Addr()] == nil {
-			d.foreign[s] = true
+		at := s.Addr.Addr()
+		if d.ours[at] == nil {
+			if d.foreign[at] == nil {
+				d.foreign[at] = map[ipvs.Server]bool{}
+			}
+			d.foreign[at][s] = true
 			continue
 		}
-		d.ours[s.Addr.Addr()][s], d.empty = true, false
+		d.ours[at][s], d.empty = true, false
 		have(id{server: s}, value{settings: settings})
 		reals, failed := d.kernel.servers.Reals(ctx, s)
 		err = errors.Join(err, failed)
