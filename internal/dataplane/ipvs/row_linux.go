@@ -74,9 +74,12 @@ func serverOf(sp *proxy.ServicePort, f proxy.Frontend) ipvs.Server {
 	return s
 }
 
-// contested returns an error if another program has the virtual server of a frontend,
+// checkForeign returns an error if another program has the virtual server of a frontend,
 // unless its address is the host's by another link: rules translate for that one.
-func (d *Dataplane) contested(sp *proxy.ServicePort) error {
+func (d *Dataplane) checkForeign(sp *proxy.ServicePort) error {
+	if sp == nil {
+		return nil
+	}
 	for _, f := range sp.Frontends {
 		if s := serverOf(sp, f); d.foreign[s.Addr.Addr()][s] && !d.local[s.Addr.Addr()] {
 			return errForeign(s)
@@ -162,10 +165,8 @@ var (
 // row renders the difference between two forms of a row. It costs what the
 // difference is, but for a comparison of the lists.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
-	if cur.ServicePort != nil {
-		if err := d.contested(cur.ServicePort); err != nil {
-			return err
-		}
+	if err := d.checkForeign(cur.ServicePort); err != nil {
+		return err
 	}
 	was, is := d.fronts(old.ServicePort), d.fronts(cur.ServicePort)
 	for s, f := range was {

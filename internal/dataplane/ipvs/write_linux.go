@@ -214,31 +214,27 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 // their real servers. The next addresses come beside that: for each the kernel looks at
 // all that the link has.
 func (d *Dataplane) writeAll(ctx context.Context, servers []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
-	bind := func(some []ipvs.Server) (wait func() map[netip.Addr]error) {
-		addrs := map[netip.Addr]bool{}
-		for _, s := range some {
-			addrs[s.Addr.Addr()] = true
+	parts := append(slices.Collect(slices.Chunk(servers, serversAtOnce)), nil) // nothing comes after the last
+	bound := d.binding(addressesOf(parts[0]))
+	for i, some := range parts[:len(parts)-1] {
+		refused := bound()
+		bound = d.binding(addressesOf(parts[i+1]))
+		more, err := d.writeServers(ctx, some, coming, refused)
+		if err != nil {
+			bound()
+			return nil, err
 		}
-		return d.binding(addrs)
-	}
-	next, rest := cut(servers)
-	bound := bind(next)
-	for len(next) > 0 && err == nil {
-		some, refused := next, bound()
-		next, rest = cut(rest)
-		bound = bind(next)
-		var more []failure
-		more, err = d.writeServers(ctx, some, coming, refused)
 		failures = append(failures, more...)
 	}
-	bound()
-	return failures, err
+	return failures, nil
 }
 
-// cut takes some virtual servers that are made before their real servers.
-func cut(servers []ipvs.Server) (some, rest []ipvs.Server) {
-	n := min(len(servers), serversAtOnce)
-	return servers[:n], servers[n:]
+func addressesOf(servers []ipvs.Server) map[netip.Addr]bool {
+	all := map[netip.Addr]bool{}
+	for _, s := range servers {
+		all[s.Addr.Addr()] = true
+	}
+	return all
 }
 
 // writeServers makes what comes of some virtual servers, unless their addresses were

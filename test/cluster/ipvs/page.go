@@ -62,8 +62,7 @@ const head = `# Mode ipvs beside kube-proxy's
 ` + "`make bench-ipvs`" + ` boots a kernel in a virtual machine without hardware support (%s, %s), so that times are longer than on a
 machine; what counts are the ratios. The API server is in memory. The proxies have their turns one after the other, each on a
 fresh node; what is shown are the medians of %d rounds, and of all values the least and the largest. A hundred Services are
-asked until they answer, and then all the others, which takes time of its own: ten seconds of a start at 10,000 x 10 on the
-processors that the proxy works with.
+asked until they answer, and then all the others, which takes time of its own on the processors that the proxy works with.
 
 | Services x endpoints | what | sluice | kube-proxy | ratio | target | holds |
 |--:|---|--:|--:|--:|--:|--:|

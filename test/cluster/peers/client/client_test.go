@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -52,9 +53,9 @@ func TestClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := Target{Addr: to, Has: func(by netip.Addr) bool { return by == to.Addr() }}
-	answers, err := c.Await(t.Context(), []Target{target, target})
-	if err != nil || answers.Count != 2 || answers.Most.IsZero() {
-		t.Errorf("Await: got %+v, %v, want both answered", answers, err)
+	answers, err := c.Await(t.Context(), slices.Repeat([]Target{target}, 120)) // some of them after a hundred
+	if err != nil || answers.Count != 120 || answers.Most.Before(answers.First) {
+		t.Errorf("Await: got %+v, %v, want all answered", answers, err)
 	}
 	if _, err := c.Follow(t.Context(), to, to.Addr()); err != nil {
 		t.Errorf("Follow: %v", err)
