@@ -62,8 +62,5 @@ func standing() http.Handler {
 		Dataplane: &plane{}, Resolver: resolve.New(resolve.Settings{NodeName: "here", Families: proxy.Families[:]}), Observer: silent{},
 	})
 	town(e)
-	return New(Settings{
-		Engine: e, About: statusapi.Node{Name: "here"},
-		Health: func() statusapi.Health { return statusapi.Health{Healthy: true} },
-	}).Handler()
+	return New(settingsOf(e)).Handler()
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"sluice/internal/engine"
 	"sluice/internal/proxy"
@@ -86,6 +88,30 @@ func (c *counting) Look(f func(engine.View)) {
 	c.Engine.Look(f)
 }
 
+// uncounted is the traffic where none is counted.
+type uncounted struct{}
+
+func (uncounted) Of(context.Context, types.NamespacedName) []statusapi.PortTraffic { return nil }
+
+func (uncounted) All(context.Context, bool) ([]statusapi.PortTraffic, time.Time, string) {
+	return nil, time.Time{}, "it is off"
+}
+
+// settingsOf returns those of a healthy node that knows nothing beside an engine.
+func settingsOf(e Engine) Settings {
+	return Settings{
+		Engine: e, About: statusapi.Node{Name: "here", Mode: "nftables"},
+		Health:  func() statusapi.Health { return statusapi.Health{Healthy: true, Live: true} },
+		Tracked: func() *statusapi.Tracking { return nil },
+		Traffic: uncounted{},
+		Explain: func(context.Context, url.Values) (*statusapi.Explanation, error) {
+			return nil, refuse(http.StatusBadRequest, "nobody asks")
+		},
+		Page:  http.NotFoundHandler(),
+		Files: func() []statusapi.Problem { return nil },
+	}
+}
+
 // lab is a server over an engine that runs.
 type lab struct {
 	t      *testing.T
@@ -103,10 +129,7 @@ func run(t *testing.T, refuses string, add func(*engine.Engine), play func(*lab)
 			Dataplane: p, Resolver: resolve.New(resolve.Settings{NodeName: "here"}), SyncPeriod: time.Hour, Observer: silent{},
 		})
 		l := &lab{t: t, engine: &counting{Engine: e}, plane: p}
-		l.server = New(Settings{
-			Engine: l.engine, About: statusapi.Node{Name: "here", Mode: "nftables"},
-			Health: func() statusapi.Health { return statusapi.Health{Healthy: true, Live: true} },
-		})
+		l.server = New(settingsOf(l.engine))
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- e.SyncLoop(ctx) }()

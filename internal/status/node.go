@@ -17,10 +17,8 @@ func (s *Server) node(context.Context, *request) (any, error) {
 	n.Now = time.Now()
 	n.Started = onClock(n.Started, n.Now)
 	n.Health = s.settings.Health()
-	files := len(s.files())
-	if s.settings.Tracked != nil {
-		n.Tracking = s.settings.Tracked()
-	}
+	n.Tracking = s.settings.Tracked()
+	files := len(s.settings.Files())
 	s.settings.Engine.Look(func(v engine.View) {
 		n.Zone = v.State.Node.Zone
 		for _, ip := range v.State.Node.IPs {
@@ -58,17 +56,9 @@ func (s *Server) problems(_ context.Context, r *request) (any, error) {
 		all = slices.DeleteFunc(all, func(p resolve.Problem) bool { return p.Namespace() != "" && p.Namespace() != namespace })
 	}
 	slices.SortFunc(all, resolve.CompareProblems)
-	list := append(s.files(), problemsOf(all)...)
+	list := append(s.settings.Files(), problemsOf(all)...)
 	some, next, err := page(r, list)
 	return statusapi.ProblemList{Items: some, Total: len(list), Continue: next}, err
-}
-
-// files returns what is wrong with files, in a list of its own.
-func (s *Server) files() []statusapi.Problem {
-	if s.settings.Files == nil {
-		return nil
-	}
-	return slices.Clone(s.settings.Files())
 }
 
 func problemsOf(all []resolve.Problem) []statusapi.Problem {
@@ -105,11 +95,4 @@ func (s *Server) changes(_ context.Context, r *request) (any, error) {
 		}
 	}
 	return out, nil
-}
-
-func (s *Server) explain(ctx context.Context, r *request) (any, error) {
-	if s.settings.Explain == nil {
-		return nil, refuse(http.StatusNotFound, "this daemon does not explain")
-	}
-	return s.settings.Explain(ctx, r.query)
 }

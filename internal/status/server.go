@@ -30,12 +30,12 @@ type Settings struct {
 	About   statusapi.Node // what never changes
 	Health  func() statusapi.Health
 	Tracked func() *statusapi.Tracking // nil: the kernel does not tell
-	Traffic Traffic                    // nil: nothing is counted
+	Traffic Traffic
 	Explain func(ctx context.Context, q url.Values) (*statusapi.Explanation, error)
-	Page    http.Handler // for people; nil: there is none
+	Page    http.Handler // for people
 
-	// Files returns what is wrong with files that objects come from, in order;
-	// nil: they do not come from files.
+	// Files returns what is wrong with files that objects come from, in order and
+	// in a list of its own.
 	Files func() []statusapi.Problem
 }
 
@@ -60,6 +60,7 @@ func New(s Settings) *Server { return &Server{settings: s, listing: make(chan st
 // Handler answers GET and HEAD, and nothing else.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
+	explain := func(ctx context.Context, r *request) (any, error) { return s.settings.Explain(ctx, r.query) }
 	for path, answer := range map[string]func(context.Context, *request) (any, error){
 		statusapi.NodePath:                             s.node,
 		statusapi.ServicesPath:                         s.services,
@@ -67,7 +68,7 @@ func (s *Server) Handler() http.Handler {
 		statusapi.ProblemsPath:                         s.problems,
 		statusapi.ChangesPath:                          s.changes,
 		statusapi.TrafficPath:                          s.traffic,
-		statusapi.ExplainPath:                          s.explain,
+		statusapi.ExplainPath:                          explain,
 	} {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
 			body, err := answer(r.Context(), &request{r.URL.Query(), r})
@@ -77,9 +78,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/v1/", func(w http.ResponseWriter, r *http.Request) {
 		send(w, nil, refuse(http.StatusNotFound, "the status API has no %s", r.URL.Path))
 	})
-	if s.settings.Page != nil {
-		mux.Handle("/", s.settings.Page)
-	}
+	mux.Handle("/", s.settings.Page)
 	return readOnly(AllowHosts(mux))
 }
 

@@ -67,9 +67,6 @@ type flow struct{ port, protocol, endpoint string }
 // counted returns the traffic of a Service by port and endpoint.
 func (s *Server) counted(ctx context.Context, name types.NamespacedName) map[flow]*statusapi.Traffic {
 	out := map[flow]*statusapi.Traffic{}
-	if s.settings.Traffic == nil {
-		return out
-	}
 	for _, t := range s.settings.Traffic.Of(ctx, name) {
 		out[flow{t.Port, t.Protocol, t.Endpoint}] = &t.Traffic
 	}

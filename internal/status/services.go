@@ -175,10 +175,8 @@ type collector struct {
 func (s *Server) collector(ctx context.Context) collector {
 	c := collector{Server: s}
 	s.settings.Engine.Look(func(v engine.View) { c.problems = v.Resolver.ProblemCounts() })
-	if s.settings.Traffic != nil {
-		all, _, _ := s.settings.Traffic.All(ctx, false)
-		c.traffic = byService(all)
-	}
+	all, _, _ := s.settings.Traffic.All(ctx, false)
+	c.traffic = byService(all)
 	return c
 }
 

@@ -28,9 +28,6 @@ type trafficAnswer struct {
 
 // traffic answers with a page of what was counted.
 func (s *Server) traffic(ctx context.Context, r *request) (any, error) {
-	if s.settings.Traffic == nil {
-		return statusapi.TrafficList{Items: []statusapi.PortTraffic{}, Off: "this mode counts no traffic"}, nil
-	}
 	q := trafficQuestion{r.query.Get("namespace"), r.query.Get("endpoints") == "true"}
 	answer := s.traffics.Load()
 	if r.query.Get("continue") == "" || answer == nil || answer.trafficQuestion != q || time.Since(answer.made) > trafficKept {
