@@ -132,11 +132,6 @@ type request struct {
 	http  *http.Request
 }
 
-// service names the Service that is asked for.
-func (r *request) service() types.NamespacedName {
-	return types.NamespacedName{Namespace: r.http.PathValue("namespace"), Name: r.http.PathValue("name")}
-}
-
 // limit returns how many items are asked for.
 func (r *request) limit() (int, error) {
 	text := r.query.Get("limit")

@@ -21,7 +21,7 @@ const inAnswer = 5000
 // service answers with one Service. Each of its ports has a page of endpoints,
 // the used ones first.
 func (s *Server) service(ctx context.Context, r *request) (any, error) {
-	name := r.service()
+	name := types.NamespacedName{Namespace: r.http.PathValue("namespace"), Name: r.http.PathValue("name")}
 	c := s.collector(ctx)
 	var out statusapi.Service
 	var keys []proxy.PortKey
