@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -68,10 +69,7 @@ func (p *page) line(heading, text string) {
 
 // text adds text beside a heading, in as many lines as it takes.
 func (p *page) text(heading, text string) {
-	for i, l := range wrap(Clean(text), columns-indent) {
-		if i > 0 {
-			heading = ""
-		}
+	for _, l := range wrap(Clean(text), columns-indent) {
 		p.line(heading, l)
 	}
 }
@@ -81,10 +79,7 @@ func (p *page) packet(e *statusapi.Explanation) {
 	if k.To == "" {
 		return
 	}
-	from := k.From
-	if from == "" {
-		from = "this node"
-	}
+	from := cmp.Or(k.From, "this node")
 	if k.Interface != "" {
 		from += ", in on " + k.Interface
 	}
@@ -258,8 +253,8 @@ func (p *page) kernel(k *statusapi.KernelCheck) {
 		p.line("Kernel", fmt.Sprintf("DIFFERS: %d of %s read back", k.Differing, plural(k.Objects, "object", "objects")))
 		for _, d := range k.Differences {
 			p.text("", d.Object)
-			p.text("", "  should be: "+orNothing(d.Want))
-			p.text("", "  is: "+orNothing(d.Have))
+			p.text("", "  should be: "+cmp.Or(d.Want, "not there"))
+			p.text("", "  is: "+cmp.Or(d.Have, "not there"))
 		}
 		if more := k.Differing - len(k.Differences); more > 0 {
 			p.text("", fmt.Sprintf("and %d more", more))
@@ -337,11 +332,4 @@ func wrap(text string, width int) []string {
 		lines = append(lines, line)
 	}
 	return lines
-}
-
-func orNothing(text string) string {
-	if text == "" {
-		return "not there"
-	}
-	return text
 }
