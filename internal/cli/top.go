@@ -164,10 +164,7 @@ func topLines(before, now sample) []topLine {
 	var lines []topLine
 	elapsed := now.at.Sub(before.at)
 	for key, p := range now.ports {
-		was, known := before.ports[key]
-		if !known && elapsed > 0 {
-			was = statusapi.PortTraffic{} // it had no traffic yet
-		}
+		was := before.ports[key] // nothing, if it had no traffic yet
 		refused, refusedBefore := total(p.Refused), total(was.Refused)
 		lines = append(lines, topLine{
 			PortTraffic: p,
