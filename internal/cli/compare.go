@@ -37,8 +37,6 @@ func opinions[T any](all []NodeAnswer[T], facts func(*T) []fact) []opinion {
 	return out
 }
 
-func same(a, b []fact) bool { return slices.Equal(a, b) }
-
 func values(facts []fact) []string {
 	var out []string
 	for _, f := range facts {
@@ -69,7 +67,7 @@ func majority(all []opinion) []fact {
 // countOf returns how many have the same facts.
 func countOf(all []opinion, facts []fact) (n int) {
 	for _, o := range all {
-		if same(o.facts, facts) {
+		if slices.Equal(o.facts, facts) {
 			n++
 		}
 	}
@@ -107,7 +105,7 @@ func (f fact) text() string {
 func writeCompared[T any](w io.Writer, all []NodeAnswer[T], facts func(*T) []fact, show func(*T) error) error {
 	answers := opinions(all, facts)
 	common := majority(answers)
-	i := slices.IndexFunc(answers, func(o opinion) bool { return same(o.facts, common) })
+	i := slices.IndexFunc(answers, func(o opinion) bool { return slices.Equal(o.facts, common) })
 	if i < 0 {
 		WriteSilent(w, all)
 		return nil
@@ -129,7 +127,7 @@ func writeCompared[T any](w io.Writer, all []NodeAnswer[T], facts func(*T) []fac
 		fmt.Fprintf(w, "\nDIFFERENT ON %s:\n", strings.ToUpper(plural(len(answers)-agree, "node", "nodes")))
 	}
 	for _, o := range answers {
-		if !same(o.facts, common) {
+		if !slices.Equal(o.facts, common) {
 			fmt.Fprintf(w, "  %s: %s\n", Clean(o.node), Clean(differences(o.facts, common)))
 		}
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"sluice/internal/statusapi"
@@ -59,7 +60,7 @@ func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) 
 			continue
 		}
 		facts := nodeFacts(a.Answer)
-		if common != nil && same(facts, common) {
+		if common != nil && slices.Equal(facts, common) {
 			continue
 		}
 		cells := append([]string{a.Node}, values(facts)...)
@@ -131,19 +132,12 @@ func writeTroubles(w io.Writer, all []NodeAnswer[statusapi.Node]) {
 
 // WriteSilent names the nodes that could not be asked.
 func WriteSilent[T any](w io.Writer, all []NodeAnswer[T]) {
-	silent := 0
-	for _, a := range all {
-		if a.Answer == nil && !a.Said {
-			silent++
-		}
-	}
-	if silent == 0 {
+	silent := slices.DeleteFunc(slices.Clone(all), func(a NodeAnswer[T]) bool { return a.Answer != nil || a.Said })
+	if len(silent) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\nNO ANSWER FROM %s:\n", strings.ToUpper(plural(silent, "node", "nodes")))
-	for _, a := range all {
-		if a.Answer == nil && !a.Said {
-			fmt.Fprintf(w, "  %s: %s\n", Clean(a.Node), Clean(a.Error))
-		}
+	fmt.Fprintf(w, "\nNO ANSWER FROM %s:\n", strings.ToUpper(plural(len(silent), "node", "nodes")))
+	for _, a := range silent {
+		fmt.Fprintf(w, "  %s: %s\n", Clean(a.Node), Clean(a.Error))
 	}
 }

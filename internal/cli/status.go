@@ -60,15 +60,8 @@ type StatusReport struct {
 
 // Troubled reports whether somebody should look at something.
 func (r *StatusReport) Troubled() bool {
-	if !r.Node.Health.Healthy || r.problems > 0 || !r.Node.InForce() {
-		return true
-	}
-	for i := range r.Services {
-		if r.Services[i].Troubled() {
-			return true
-		}
-	}
-	return false
+	return !r.Node.Health.Healthy || r.problems > 0 || !r.Node.InForce() ||
+		slices.ContainsFunc(r.Services, func(s statusapi.ServiceSummary) bool { return s.Troubled() })
 }
 
 // Status asks for the status and shows it.
