@@ -70,7 +70,7 @@ func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) 
 		t.line(cells...)
 	}
 	if len(answers) > 0 {
-		if err := t.flush(); err != nil {
+		if err := t.Flush(); err != nil {
 			return err
 		}
 	}

@@ -51,20 +51,12 @@ func addEndpoints(ports, page []statusapi.Port) {
 
 // writeDetails writes all that is known of the Services that were named.
 func writeDetails(w io.Writer, r *StatusReport) error {
-	for i := range r.Details {
-		if err := writeService(w, &r.Details[i], r.Node.Now); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// writeService writes all that is known of one Service.
-func writeService(w io.Writer, s *statusapi.Service, now time.Time) error {
-	fmt.Fprintf(w, "\nService %s\n", Clean(s.Namespace+"/"+s.Name))
-	for i := range s.Rows {
-		if err := writePort(w, &s.Rows[i], now); err != nil {
-			return err
+	for _, s := range r.Details {
+		fmt.Fprintf(w, "\nService %s\n", Clean(s.Namespace+"/"+s.Name))
+		for i := range s.Rows {
+			if err := writePort(w, &s.Rows[i], r.Node.Now); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -108,7 +100,7 @@ func writeEndpoints(w io.Writer, all []statusapi.Endpoint) error {
 		}
 		t.line(all[i].Address, usedWord(&all[i]), where(&all[i]), traffic, all[i].Reason)
 	}
-	if err := t.flush(); err != nil {
+	if err := t.Flush(); err != nil {
 		return err
 	}
 	for line := range strings.Lines(b.String()) {

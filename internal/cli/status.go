@@ -269,7 +269,7 @@ func writeServices(w io.Writer, r *StatusReport, o StatusOptions) error {
 		for i := range r.Services {
 			t.line(serviceLine(&r.Services[i], r.Node.Now, o.Output == "wide")...)
 		}
-		if err := t.flush(); err != nil {
+		if err := t.Flush(); err != nil {
 			return err
 		}
 	}

@@ -82,7 +82,7 @@ func writeAll(w io.Writer, text func(w io.Writer) error) error {
 }
 
 // table writes lines whose cells stand below each other, as kubectl does.
-type table struct{ w *tabwriter.Writer }
+type table struct{ *tabwriter.Writer }
 
 func newTable(w io.Writer, heads ...string) table {
 	t := table{tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)}
@@ -98,10 +98,8 @@ func (t table) line(cells ...string) {
 			cells[i] = "-"
 		}
 	}
-	fmt.Fprintln(t.w, strings.Join(cells, "\t"))
+	fmt.Fprintln(t, strings.Join(cells, "\t"))
 }
-
-func (t table) flush() error { return t.w.Flush() }
 
 // encode writes an object for programs.
 func encode(w io.Writer, format string, object any) error {

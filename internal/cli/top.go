@@ -254,7 +254,7 @@ func topTable(lines []topLine, endpoints bool, shorter int) string {
 		}
 		t.line(cells...)
 	}
-	_ = t.flush() // into memory
+	_ = t.Flush() // into memory
 	return b.String()
 }
 

@@ -165,5 +165,5 @@ func followed(ctx context.Context, w io.Writer, c Client, o StatusOptions, name 
 	}
 	t := newTable(w)
 	t.line(serviceLine(&s.ServiceSummary, now, o.Output == "wide")...)
-	return t.flush()
+	return t.Flush()
 }
