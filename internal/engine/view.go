@@ -2,6 +2,7 @@ package engine
 
 import (
 	"iter"
+	"maps"
 	"time"
 
 	"sluice/internal/proxy"
@@ -63,15 +64,7 @@ func (v View) Row(k proxy.PortKey) RowStatus {
 }
 
 // NotAsWanted yields how the rows stand that are not as wanted, in no order.
-func (v View) NotAsWanted() iter.Seq[RowStatus] {
-	return func(yield func(RowStatus) bool) {
-		for _, r := range v.table.dirty {
-			if !yield(*r) {
-				return
-			}
-		}
-	}
-}
+func (v View) NotAsWanted() iter.Seq[*RowStatus] { return maps.Values(v.table.dirty) }
 
 // Dirty returns how many rows are not as wanted: those that the kernel refuses,
 // and the others.
@@ -79,9 +72,7 @@ func (v View) Dirty() (pending, refused int) {
 	for _, r := range v.table.dirty {
 		if r.Refused != "" {
 			refused++
-		} else {
-			pending++
 		}
 	}
-	return pending, refused
+	return len(v.table.dirty) - refused, refused
 }
