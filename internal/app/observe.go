@@ -99,7 +99,7 @@ func (s *ProxyServer) serveConfigz(w http.ResponseWriter, _ *http.Request) {
 }
 
 // observers passes on what the engine does to those who want to know.
-// Events of Services and EndpointSlices are for metrics alone.
+// Events of Services and EndpointSlices, and repairs, are for metrics alone.
 type observers struct {
 	*ProxyServer
 	*metrics.Metrics
@@ -109,8 +109,6 @@ func (o observers) Queued() {
 	o.metrics.Queued()
 	o.health.Queued()
 }
-
-func (o observers) Repairing() { o.metrics.Repairing() }
 
 // NodeSeen looks at the Node and tells health of it, unless it went from a folder, which need have none.
 func (o observers) NodeSeen(n *v1.Node) {

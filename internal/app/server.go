@@ -219,8 +219,9 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 		s.events.warn(reasonPlatform, p.String())
 	}
 	s.events.record(s.events.node, v1.EventTypeNormal, reasonStarting, "")
+	_, carries := s.dataplane.(proxy.Runner) // connections pass this process
 	jobs := []job{
-		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready, !s.carries()) }},
+		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready, !carries) }},
 		{"read objects", func(ctx context.Context) error {
 			return s.plan.from.open(s.plan.node, func(all []manifest.Problem) { s.files.Store(&all) }).Run(ctx, s.provider)
 		}},
@@ -265,12 +266,6 @@ func (s *ProxyServer) leave(ctx context.Context) {
 	if err := l.Leave(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "If another service proxy follows, remove our rules once it serves")
 	}
-}
-
-// carries reports whether the dataplane has connections pass this process.
-func (s *ProxyServer) carries() bool {
-	_, ok := s.dataplane.(proxy.Runner)
-	return ok
 }
 
 // available returns an error if a server that must have its address cannot have

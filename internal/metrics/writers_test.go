@@ -58,14 +58,14 @@ func callers(t *testing.T, methods []string) map[string][]string {
 
 // holdsMetrics reports whether a method is selected from an expression by which
 // the daemon holds Metrics: m, a field metrics, or the engine's observer, which
-// has the methods of Metrics for events of objects.
+// has the methods of Metrics for events of objects and for repairs.
 func holdsMetrics(s *ast.SelectorExpr) bool {
 	switch x := s.X.(type) {
 	case *ast.Ident:
 		return x.Name == "m"
 	case *ast.SelectorExpr:
-		seen := s.Sel.Name == "ServiceSeen" || s.Sel.Name == "EndpointSliceSeen"
-		return x.Sel.Name == "metrics" || x.Sel.Name == "observer" && seen
+		inherited := slices.Contains([]string{"ServiceSeen", "EndpointSliceSeen", "Repairing"}, s.Sel.Name)
+		return x.Sel.Name == "metrics" || x.Sel.Name == "observer" && inherited
 	default:
 		return false
 	}
