@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -134,26 +135,10 @@ type request struct {
 
 // limit returns how many items are asked for.
 func (r *request) limit() (int, error) {
-	text := r.query.Get("limit")
-	if text == "" {
-		return statusapi.DefaultPage, nil
-	}
+	text := cmp.Or(r.query.Get("limit"), strconv.Itoa(statusapi.DefaultPage))
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 || n > statusapi.MaxPage {
 		return 0, refuse(http.StatusBadRequest, "limit %q: want a number from 1 to %d", text, statusapi.MaxPage)
-	}
-	return n, nil
-}
-
-// from returns at which item of a list a page begins.
-func (r *request) from() (int, error) {
-	text := r.query.Get("continue")
-	if text == "" {
-		return 0, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 {
-		return 0, refuse(http.StatusBadRequest, "continue %q: want what an earlier answer has there", text)
 	}
 	return n, nil
 }
@@ -169,13 +154,13 @@ func pageOf[T any](r *request, all []T, most int) (some []T, next string, err er
 	if err != nil {
 		return nil, "", err
 	}
-	limit = min(limit, most)
-	from, err := r.from()
-	if err != nil {
-		return nil, "", err
+	text := cmp.Or(r.query.Get("continue"), "0")
+	from, err := strconv.Atoi(text)
+	if err != nil || from < 0 {
+		return nil, "", refuse(http.StatusBadRequest, "continue %q: want what an earlier answer has there", text)
 	}
 	from = min(from, len(all))
-	to := min(from+limit, len(all))
+	to := min(from+min(limit, most), len(all))
 	if to < len(all) {
 		next = strconv.Itoa(to)
 	}
