@@ -218,21 +218,14 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	c := &boundedConn{Conn: conn, of: l}
-	if oldest := l.add(c); oldest != nil {
+	l.mu.Lock()
+	c.at = l.open.PushBack(c)
+	oldest, held := l.open.Front().Value.(*boundedConn), l.open.Len()
+	l.mu.Unlock()
+	if held > maxConnections {
 		_ = oldest.Close()
 	}
 	return c, nil
-}
-
-// add notes a connection, and returns one that has to go for it.
-func (l *boundedListener) add(c *boundedConn) (oldest *boundedConn) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c.at = l.open.PushBack(c)
-	if l.open.Len() > maxConnections {
-		oldest = l.open.Front().Value.(*boundedConn)
-	}
-	return oldest
 }
 
 type boundedConn struct {
