@@ -37,9 +37,7 @@ func TestProblemEvents(t *testing.T) {
 		for i := range 10_000 {
 			problems = append(problems, resolve.Problem{Object: fmt.Sprintf("Service shop/flood-%d", i), Field: field, Reason: "mode m cannot"})
 		}
-		m, err := metrics.New(metrics.Settings{
-			Register: func(k8smetrics.Registerable) error { return nil }, CustomRegister: func(k8smetrics.StableCollector) error { return nil },
-		})
+		m, err := metrics.New(metrics.Settings{Registry: k8smetrics.NewKubeRegistry()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -154,9 +154,7 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	if s.traffic != nil {
 		ours = append(ours, s.traffic.Metrics(ctx)...)
 	}
-	m, err := metrics.New(metrics.Settings{
-		Register: registry.Register, CustomRegister: registry.CustomRegister, Families: s.families, Own: own, Ours: ours,
-	})
+	m, err := metrics.New(metrics.Settings{Registry: registry, Families: s.families, Own: own, Ours: ours})
 	if err != nil {
 		return err
 	}

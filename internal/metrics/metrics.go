@@ -14,10 +14,7 @@ import (
 )
 
 type Settings struct {
-	// Register and CustomRegister are those of a registry.
-	Register       func(k8s.Registerable) error
-	CustomRegister func(k8s.StableCollector) error
-
+	Registry k8s.KubeRegistry
 	Families []proxy.Family // those that are served
 	Own      []proxy.Metric // what the mode counts by itself
 	Ours     []proxy.Metric // what no kube-proxy has

@@ -76,7 +76,7 @@ func programmingWant() []float64 {
 
 func newMetrics(t *testing.T, r k8s.KubeRegistry, own ...proxy.Metric) *Metrics {
 	t.Helper()
-	all, err := New(Settings{Register: r.Register, CustomRegister: r.CustomRegister, Families: proxy.Families[:], Own: own})
+	all, err := New(Settings{Registry: r, Families: proxy.Families[:], Own: own})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func TestValues(t *testing.T) {
 
 func TestRegisteredOnce(t *testing.T) {
 	r := k8s.NewKubeRegistry()
-	s := Settings{Register: r.Register, CustomRegister: r.CustomRegister}
+	s := Settings{Registry: r}
 	if _, err := New(s); err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ type registrar struct {
 }
 
 func register[M k8s.Registerable](r *registrar, m M) M {
-	if err := r.Register(m); err != nil {
+	if err := r.Registry.Register(m); err != nil {
 		r.err = cmp.Or(r.err, fmt.Errorf("register metric %s: %w", m.FQName(), err))
 	}
 	return m
@@ -94,7 +94,7 @@ func (r *registrar) counters(name, help string, labels ...string) *k8s.CounterVe
 func (r *registrar) own(begin string, all []proxy.Metric) {
 	for _, m := range all {
 		c := &collector{metric: m, desc: k8s.NewDesc(begin+"_"+m.Name, m.Help, m.Labels, nil, k8s.ALPHA, "")}
-		if err := r.CustomRegister(c); err != nil {
+		if err := r.Registry.CustomRegister(c); err != nil {
 			r.err = cmp.Or(r.err, fmt.Errorf("register metric %s_%s: %w", begin, m.Name, err))
 		}
 	}
