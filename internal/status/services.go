@@ -109,10 +109,7 @@ func (s *Server) services(ctx context.Context, r *request) (any, error) {
 			slices.Reverse(list)
 		}
 		some, next, err := page(r, list)
-		if err != nil {
-			return nil, err
-		}
-		return statusapi.ServiceList{Items: c.summaries(some, nil), Total: len(list), Continue: next}, nil
+		return statusapi.ServiceList{Items: c.summaries(some, nil), Total: len(list), Continue: next}, err
 	}
 	select { // one at a time, as of 30,000 Services it is tens of megabytes
 	case s.listing <- struct{}{}:
