@@ -70,6 +70,8 @@ func (o *Options) trafficFlags() {
 			"best that the kernel can do, or what the host needs"},
 		{"load-balancing", &o.LoadBalancing, "choose endpoints in this `WAY`, which a Service can change for itself: " +
 			proxy.BalancingWords(proxy.Balancings[:]) + ", as far as the mode can; without it, as the mode does"},
+		{"reject-with-tcp-reset", &o.ResetTCP, "refuse TCP connections by a reset, instead of an ICMP error, of which the kernel " +
+			"sends a client one a second"},
 		{"cluster-cidr", "clusterCIDR", "`CIDRS` of the pods in the cluster: one, or one of each family, separated " +
 			"by a comma"},
 		{"detect-local-mode", "detectLocalMode", "`HOW` to recognise traffic of this node's pods: ClusterCIDR (the " +

@@ -63,6 +63,7 @@ func kubeProxyFlags() map[string]string {
 func TestEveryFlagOfKubeProxy(t *testing.T) {
 	want := kubeProxyFlags()
 	want["manifests"], want["load-balancing"], want["status-socket"] = "", "", "/run/sluice/status.sock" // ours
+	want["reject-with-tcp-reset"] = "false"
 	want["status-bind-address"], want["status-tls-cert-file"], want["status-tls-private-key-file"] = "", "", ""
 	want["userspace-dial-timeout"], want["userspace-dial-retries"], want["userspace-udp-timeout"] = "2s", "3", "1m0s"
 	want["userspace-max-connections"], want["userspace-drain-timeout"] = "0", "25s"

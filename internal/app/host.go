@@ -194,7 +194,7 @@ func (o *Options) settingsOf(c config.Configuration) dataplane.Settings {
 	v, w, e := c.Object.IPVS, c.Object.Winkernel, o.EBPF
 	e.Untracked, _ = ranges(untrackedCIDRs, o.Untracked) // which the plan has checked
 	return dataplane.Settings{
-		CountBytes: o.Traffic.Level == countBytes, Relay: o.Relay, EBPF: e, MasqueradeBit: uint8(c.MasqueradeBit),
+		CountBytes: o.Traffic.Level == countBytes, ResetTCP: o.ResetTCP, Relay: o.Relay, EBPF: e, MasqueradeBit: uint8(c.MasqueradeBit),
 		IPVS: mode.IPVS{
 			Scheduler: v.Scheduler, ExcludeCIDRs: c.ExcludeCIDRs, StrictARP: v.StrictARP,
 			TCPTimeout: v.TCPTimeout.Duration, TCPFinTimeout: v.TCPFinTimeout.Duration, UDPTimeout: v.UDPTimeout.Duration,

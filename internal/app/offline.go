@@ -31,7 +31,7 @@ type offlineState struct {
 
 // offlineFlags are the flags of the daemon that say what a folder comes to.
 var offlineFlags = []string{
-	"manifests", "config", "feature-gates", "hostname-override", "bind-address", "proxy-mode", "load-balancing",
+	"manifests", "config", "feature-gates", "hostname-override", "bind-address", "proxy-mode", "load-balancing", "reject-with-tcp-reset",
 	"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix", "masquerade-all",
 	"nodeport-addresses", apiobject.AllowedExternalIPs, apiobject.AllowedLoadBalancerIPs, "iptables-masquerade-bit", "iptables-localhost-nodeports", "ipvs-scheduler", untrackedCIDRs,
 }

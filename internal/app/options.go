@@ -41,6 +41,7 @@ type Options struct {
 	Manifests     string
 	Master        string
 	LoadBalancing string
+	ResetTCP      bool
 	Allowed       AllowedOptions
 	Relay         mode.Relay
 	EBPF          mode.EBPF

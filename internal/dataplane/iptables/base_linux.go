@@ -34,6 +34,7 @@ type nodeMatches struct {
 	pods        []string   // matches for our pods' traffic
 	ofClusterIP treatments // which clients a ClusterIP hides
 	nodePorts   []string   // matches for addresses that take NodePorts
+	resetTCP    bool       // refuse TCP by a reset
 }
 
 func (f *family) matches(n *proxy.Node) *nodeMatches {
@@ -42,8 +43,10 @@ func (f *family) matches(n *proxy.Node) *nodeMatches {
 			return v
 		}
 	}
-	f.nodes = [2]*nodeMatches{newNodeMatches(f.Family, n), f.nodes[0]}
-	return f.nodes[0]
+	v := newNodeMatches(f.Family, n)
+	v.resetTCP = f.resetTCP
+	f.nodes = [2]*nodeMatches{v, f.nodes[0]}
+	return v
 }
 
 func newNodeMatches(f proxy.Family, n *proxy.Node) *nodeMatches {

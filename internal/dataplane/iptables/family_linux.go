@@ -21,6 +21,7 @@ type family struct {
 	proxy.Family
 	programs ipt.Interface
 	nodes    [2]*nodeMatches // of the nodes that were asked for last
+	resetTCP bool
 
 	// By table, how many rules are ours and how many were written since the last report.
 	owned, written map[string]int

@@ -84,7 +84,7 @@ func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s
 		}
 		f := &family{
 			Family: name, programs: programs[name], stamp: both, packets: map[countedRule]packetCount{}, legacy: v == ipt.Legacy,
-			rewrite: map[chainRef]bool{},
+			rewrite: map[chainRef]bool{}, resetTCP: s.ResetTCP,
 		}
 		if f.legacy {
 			f.stamp = &stamp{}

@@ -148,3 +148,22 @@ func TestNodesThatMakeTheSameRules(t *testing.T) {
 		}
 	}
 }
+
+// TestResetTCP wants rows of TCP without endpoints to be refused by resets where that
+// is asked for, and no others.
+func TestResetTCP(t *testing.T) {
+	for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
+		for _, asked := range []bool{false, true} {
+			sp := &proxy.ServicePort{
+				Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: "idle", Protocol: p}},
+				Frontends: []proxy.Frontend{{Kind: proxy.ClusterIP, Addr: netip.MustParseAddrPort("10.96.0.40:80")}},
+			}
+			v := newNodeMatches(proxy.IPv4, &proxy.Node{})
+			v.resetTCP = asked
+			text := fmt.Sprint(rendered(v, sp).others)
+			if got, want := strings.Contains(text, "tcp-reset"), asked && p == proxy.TCP; got != want {
+				t.Errorf("%v, asked for: %t; resets: %t, want %t:\n%s", p, asked, got, want, text)
+			}
+		}
+	}
+}

@@ -126,8 +126,11 @@ func (r *renderer) nameOfProtocol() string {
 // elsewhere. Others have been sent to one by then if there is any.
 func (r *renderer) empty(f proxy.Frontend, route proxy.Route) {
 	then, text := r.v.reject(), noEndpoints
-	if route.Otherwise == proxy.Drop {
+	switch {
+	case route.Otherwise == proxy.Drop:
 		then, text = "-j DROP", noLocalEndpoints
+	case r.v.resetTCP && r.sp.Key.Protocol == proxy.TCP:
+		then = "-j REJECT --reject-with tcp-reset"
 	}
 	rule := r.match(f, text) + then
 	switch {

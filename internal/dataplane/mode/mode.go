@@ -21,6 +21,7 @@ type Settings struct {
 	MasqueradeBit uint8          // the bit of the packet mark that asks for masquerading
 	Families      []proxy.Family // which to serve; nil: both
 	CountBytes    bool           // of Services, and packets, in a mode that counts them only if asked
+	ResetTCP      bool           // refuse TCP connections by a reset, not by an ICMP error
 
 	Relay Relay // of a mode that carries connections itself
 	IPVS  IPVS  // of mode ipvs

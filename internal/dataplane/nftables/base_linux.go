@@ -89,7 +89,7 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Gua
 			t.rule().goTo(refusedNoEndpoints).comment("no endpoint anywhere: refuse")),
 		t.otherAddressesChain(cidrs),
 		t.chain(sourceRanges, t.rule().frontend(&t.addresses).vmap(t.restricted).comment("only some clients may go on")),
-		t.chain(refuse, t.rule().reject().comment("refused at once")),
+		t.refuseChain(),
 	}
 	all = append(append(all, t.newFlowChains()...), t.refusalChains()...)
 	if t.over.Takes != nil {
@@ -170,6 +170,17 @@ func (t *table) newFlowChains() []*chain {
 		t.chain(newForward, priority(), empty(), others(t.rule())),
 		t.chain(newOutput, priority(), empty(), others(t.rule().lacks(mode.SocketMark))),
 	}
+}
+
+// refuseChain refuses packets. Of ICMP errors the kernel sends a client few in a second, of
+// resets any number; but a reset would end an open connection for a stray packet, and many
+// hosts may get one frame.
+func (t *table) refuseChain() *chain {
+	c := t.chain(refuse, t.rule().reject().comment("refused at once"))
+	if t.resetTCP {
+		c.rules = append([]*nft.Rule{t.rule().beginsTCP().toThisHost().reset().comment("TCP, refused at once")}, c.rules...)
+	}
+	return c
 }
 
 // masquerading returns the rules that hide clients. An overlay may translate

@@ -80,7 +80,9 @@ func (o Overlay) New(conn nft.Interface, s mode.Settings) *Dataplane {
 		if f == proxy.IPv4 {
 			d.localnet = localnet.New(nil, nil)
 		}
-		d.tables = append(d.tables, newTable(f, s.MasqueradeBit, o))
+		t := newTable(f, s.MasqueradeBit, o)
+		t.resetTCP = s.ResetTCP
+		d.tables = append(d.tables, t)
 	}
 	d.differ = differ.New(d.objects())
 	return d

@@ -254,6 +254,14 @@ func (r *rule) reject() *rule {
 	return r.add(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code})
 }
 
+// toThisHost matches packets in frames to this host alone, or from it.
+func (r *rule) toThisHost() *rule {
+	return r.meta(expr.MetaKeyPKTTYPE).is([]byte{unix.PACKET_HOST})
+}
+
+// reset refuses a TCP connection.
+func (r *rule) reset() *rule { return r.add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}) }
+
 func (r *rule) jump(chain string) *rule {
 	return r.add(&expr.Verdict{Kind: expr.VerdictJump, Chain: chain})
 }

@@ -24,7 +24,8 @@ const affinitySize = 1 << 20
 type table struct {
 	family proxy.Family
 	nft.Table
-	mark uint32 // the bit of the packet mark that asks for masquerading
+	mark     uint32 // the bit of the packet mark that asks for masquerading
+	resetTCP bool   // refuse TCP connections by a reset
 
 	addresses frontendMaps // frontends with an address of their own
 	nodePorts frontendMaps // frontends on the node's addresses

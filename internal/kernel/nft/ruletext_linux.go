@@ -207,6 +207,7 @@ func (w *ruleText) meta(x *listedExpr) error {
 		unix.NFT_META_PRIORITY: {text: "meta priority"},
 		unix.NFT_META_MARK:     {text: "meta mark"},
 		unix.NFT_META_L4PROTO:  {text: "meta l4proto", value: protocolText},
+		unix.NFT_META_PKTTYPE:  {text: "meta pkttype", value: decimalText},
 		unix.NFT_META_IIFNAME:  {text: "iifname", value: interfaceText},
 	}[x.number(unix.NFTA_META_KEY)]
 	return w.loadOrSet(o, x.number(unix.NFTA_META_DREG), x.number(unix.NFTA_META_SREG))
@@ -431,10 +432,14 @@ func (w *ruleText) masq(x *listedExpr) error {
 // reject is written without its code if that is the one that the nft program takes.
 func (w *ruleText) reject(x *listedExpr) error {
 	usual := map[Family]uint64{IP: 3, IP6: 4}[w.family] // port unreachable
-	if x.number(unix.NFTA_REJECT_TYPE) != unix.NFT_REJECT_ICMP_UNREACH || x.number(unix.NFTA_REJECT_ICMP_CODE) != usual {
+	switch kind := x.number(unix.NFTA_REJECT_TYPE); {
+	case kind == unix.NFT_REJECT_TCP_RST:
+		w.say("reject with tcp reset")
+	case kind == unix.NFT_REJECT_ICMP_UNREACH && x.number(unix.NFTA_REJECT_ICMP_CODE) == usual:
+		w.say("reject")
+	default:
 		return errUnknown
 	}
-	w.say("reject")
 	return nil
 }
 

@@ -21,7 +21,7 @@ func TestTextOfOthers(t *testing.T) {
 		{"another attribute", []expr.Any{&expr.Numgen{Register: 1, Modulus: 2}, &expr.Immediate{Register: 1, Data: []byte{1}}, &expr.NAT{
 			Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegAddrMax: 2,
 		}}},
-		{"another way back", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}},
+		{"another way back", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH}}},
 		{"nothing to compare", []expr.Any{&expr.Cmp{Op: expr.CmpOpLt, Register: 1, Data: []byte{1}}}},
 		{"another comparison", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Cmp{Op: expr.CmpOpGt, Register: 1, Data: []byte{1}}}},
 		{"another translation", []expr.Any{&expr.Immediate{Register: 1, Data: []byte{1, 2}}, &expr.NAT{
