@@ -44,6 +44,7 @@ func run(output string) error {
 		{"a change of the number of endpoints", measureCounts},
 		{"one endpoint of very many", measureLarge},
 		{"connections with session affinity", measureDatapath},
+		{"a flow that is open", measureOpenFlow},
 		{"connections that are counted", measureTraffic},
 		{"the first write against a bare loop", measureSync},
 		{"the resolver", measureResolver},
