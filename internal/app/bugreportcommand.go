@@ -27,11 +27,11 @@ func newBugReportCommand() *cobra.Command {
 	s := bugreport.Settings{Host: os.DirFS("/"), Rules: kernelRules, Run: runProgram, Version: build()}
 	cmd := &cobra.Command{
 		Use:   "bugreport",
-		Short: "Pack what is known of this node into one file, for who is to help",
-		Long: `Pack what somebody needs who is to help from afar: what the daemon tells of
-itself, its rules, metrics, configuration and flags, and what the kernel is like.
-Secrets, tokens, keys and kubeconfigs are not read, and what looks like one is
-taken out. What cannot be had is noted, and no reason to fail.
+		Short: "Pack the state of this node into one file for a bug report",
+		Long: `Pack what somebody needs to help remotely: the daemon's status, rules, metrics,
+configuration and flags, and facts about the kernel. Secrets, tokens, keys and
+kubeconfigs are not read, and text that looks like one is removed. Whatever
+cannot be collected is noted in the file and does not fail the command.
 
 Exit code: 0; 2 if neither the daemon nor its rules could be asked.`,
 		Example: `  sluice bugreport

@@ -68,10 +68,11 @@ func (o *Options) trafficFlags() {
 	o.group("Traffic", []flag{
 		{"proxy-mode", "mode", "program the kernel in this `MODE`: " + dataplane.Names(" or ") + "; without it, the " +
 			"best that the kernel can do, or what the host needs"},
-		{"load-balancing", &o.LoadBalancing, "choose endpoints in this `WAY`, which a Service can change for itself: " +
-			proxy.BalancingWords(proxy.Balancings[:]) + ", as far as the mode can; without it, as the mode does"},
-		{"reject-with-tcp-reset", &o.ResetTCP, "refuse TCP connections by a reset, instead of an ICMP error, of which the kernel " +
-			"sends a client one a second"},
+		{"load-balancing", &o.LoadBalancing, "choose endpoints by this `METHOD`: " +
+			proxy.BalancingWords(proxy.Balancings[:]) + ", if the mode supports it; a Service can override it; without it, " +
+			"the mode's own"},
+		{"reject-with-tcp-reset", &o.ResetTCP, "refuse TCP connections with a reset instead of an ICMP error, which the " +
+			"kernel limits to one a second for each client"},
 		{"cluster-cidr", "clusterCIDR", "`CIDRS` of the pods in the cluster: one, or one of each family, separated " +
 			"by a comma"},
 		{"detect-local-mode", "detectLocalMode", "`HOW` to recognise traffic of this node's pods: ClusterCIDR (the " +
@@ -99,9 +100,9 @@ func (o *Options) trafficFlags() {
 		{"profiling", "enableProfiling", "serve /debug/pprof and /debug/flags on the metrics server"},
 		{"show-hidden-metrics-for-version", "showHiddenMetricsForVersion", "also serve the metrics that were hidden " +
 			"after this `VERSION`; only the previous minor version is possible"},
-		{"service-traffic", &o.Traffic.Level, "count this `MUCH` of each Service: off, connections, or bytes as well, for which " +
-			"the kernel counts all packets that it tracks"},
-		{"service-traffic-endpoints", &o.Traffic.Endpoints, "also serve metrics for each endpoint, of which there can be very many"},
+		{"service-traffic", &o.Traffic.Level, "count the traffic of each Service at this `LEVEL`: off, connections, or bytes, for " +
+			"which the kernel counts every tracked packet"},
+		{"service-traffic-endpoints", &o.Traffic.Endpoints, "also serve metrics for each endpoint, which can be very many"},
 		{"service-traffic-series", &o.Traffic.MaxSeries, "serve metrics for at most this `NUMBER` of Service ports with traffic, " +
 			"and one series for all others together"},
 		{"healthz-port", new(int32(config.HealthzPort)), "deprecated: the port for --healthz-bind-address"},
@@ -146,12 +147,12 @@ func (o *Options) statusFlags() {
 	o.group("Status", []flag{
 		{"status-socket", &o.StatusSocket, "answer sluice status, explain and top at this unix socket, `FILE`, which only " +
 			"its owner may use; empty: do not"},
-		{"status-bind-address", &o.StatusTCP.address, "also answer at this `IP:PORT`: at a loopback address whoever is on " +
-			"this node, at any other, with TLS, who has a token of the cluster and the right to get the path; empty or " +
-			"none: do not"},
-		{"status-tls-cert-file", &o.StatusTCP.certFile, "show the certificate in this `FILE` there, with those of " +
-			"intermediate authorities; a new one is taken when the file changes"},
-		{"status-tls-private-key-file", &o.StatusTCP.keyFile, "the private key of that certificate is in this `FILE`"},
+		{"status-bind-address", &o.StatusTCP.address, "also answer at this `IP:PORT`: at a loopback address to every process " +
+			"of this node, at any other, with TLS, to clients with a token of the cluster and the right to get the path; " +
+			"empty or none: do not"},
+		{"status-tls-cert-file", &o.StatusTCP.certFile, "use the certificate in this `FILE` there, with its intermediate " +
+			"certificates; the file is read again when it changes"},
+		{"status-tls-private-key-file", &o.StatusTCP.keyFile, "read the private key of that certificate from this `FILE`"},
 	})
 }
 
@@ -174,8 +175,8 @@ func (o *Options) ebpfFlags() {
 		{"cgroup-root", &o.EBPF.CgroupRoot, "serve the sockets in this `FOLDER` of a cgroup2; all unless given"},
 		{"bpf-root", &o.EBPF.BPFRoot, "keep programs and maps in this `FOLDER` of a BPF file system"},
 		{"ebpf-fallback", &o.EBPF.Fallback, "where the kernel cannot do it, say why and serve by the rules of mode nftables"},
-		{untrackedCIDRs, &o.Untracked, "pods have addresses in these `CIDRS`: have conntrack not track TCP and UDP connections between " +
-			"them unless rules translate them; docs/modes.md says what that gives and takes"},
+		{untrackedCIDRs, &o.Untracked, "do not track TCP and UDP connections between pods, which have addresses in these `CIDRS`, " +
+			"unless rules translate them; docs/modes.md lists benefits and costs"},
 	})
 }
 

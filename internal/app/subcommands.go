@@ -74,9 +74,9 @@ func newTopCommand() *cobra.Command {
 	var o cli.TopOptions
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show the traffic of Services on this node, as it goes",
-		Long: `Show connections, bytes and refusals of each Service, the busiest first: again
-and again on a terminal, and else once, over one period.`,
+		Short: "Show the live traffic of Services on this node",
+		Long: `Show connections, bytes and refusals of each Service, the busiest first: on a
+terminal continuously, otherwise once, for one interval.`,
 		Args: cobra.NoArgs,
 	}
 	fs := cmd.Flags()
