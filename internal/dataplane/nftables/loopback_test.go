@@ -94,11 +94,26 @@ func TestLoopbackThatCannotBeOpened(t *testing.T) {
 	}
 }
 
+// newLab returns a lab that ends with the test.
+func newLab(t *testing.T) *lab.Lab {
+	t.Helper()
+	lab.Require(t)
+	l, err := lab.New(lab.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
 // TestLoopbackIsNotForOthers sends datagrams with loopback addresses over the
 // wire to a node that has NodePorts on loopback. Only an honest one, the last,
 // may arrive; without the guard all do.
 func TestLoopbackIsNotForOthers(t *testing.T) {
-	lab.Require(t)
 	const port = 4001
 	forged := []string{"to 127.0.0.1", "from 127.0.0.2"}
 	nodePort := plainRow(0, 1, 0)
@@ -114,15 +129,7 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 		{"with rules", true, []string{"honest"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l, err := lab.New(lab.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := l.Close(); err != nil {
-					t.Error(err)
-				}
-			})
+			l := newLab(t)
 			conformance.ForgeLoopback(t, l.Outside())
 			var in net.PacketConn
 			if err := l.Node().Do(func() (err error) {
