@@ -50,7 +50,7 @@ func (c Config) settings(mode string) (resolve.Settings, error) {
 		return s, fmt.Errorf("detect_local is %q", c.DetectLocal)
 	}
 	s.NodeName, s.MasqueradeAll = nodeName, c.MasqueradeAll
-	s.LocalhostNodePorts = ptr.Deref(c.LocalhostNodePort, mode == "iptables")
+	s.LocalhostNodePorts = mode != "ipvs" && ptr.Deref(c.LocalhostNodePort, mode == "iptables")
 	s.NodePortAddresses.Primary = mode == "nftables"
 	for _, word := range c.NodePortAddresses {
 		s.NodePortAddresses.Primary = word == "primary"

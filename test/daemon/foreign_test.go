@@ -234,7 +234,7 @@ iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE -
 	},
 	{
 		fault: "a setting of IPVS changed", script: in("ipvs", "echo 0 >/proc/sys/net/ipv4/vs/conntrack"),
-		names: in("ipvs", "setting of the host is net.ipv4.vs.conntrack = 0, not net.ipv4.vs.conntrack = 1"), cuts: untracked,
+		names: in("ipvs", "sysctl is net.ipv4.vs.conntrack = 0, not net.ipv4.vs.conntrack = 1"), cuts: untracked,
 	},
 	{
 		fault: "the link of IPVS deleted", script: in("ipvs", "ip link del kube-ipvs0"),

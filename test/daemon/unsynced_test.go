@@ -69,7 +69,7 @@ func obstacles() map[string]obstacle {
 			take: func(s *site) { s.run("iptables-nft", "-t", "nat", "-F", "OUTPUT-1") },
 		},
 		"ipvs": {
-			service: stuck("", "TCP", podB.String()), words: "is another program's",
+			service: stuck("", "TCP", podB.String()), words: "belongs to another program",
 			put:  func(s *site) { s.run("ipvsadm", "-A", "-t", stuckIP+":80", "-s", "rr") },
 			take: func(s *site) { s.run("ipvsadm", "-D", "-t", stuckIP+":80") },
 		},

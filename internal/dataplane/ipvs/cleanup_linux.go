@@ -17,9 +17,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Cleanup removes what the mode and kube-proxy's ipvs mode leave, unless this
-// mode is open; kube-proxy's chains and sets are package iptables's. If another
-// is open, connections that came this way keep what they need until they end.
+// Cleanup removes what this mode and kube-proxy's ipvs mode left behind, unless this
+// mode is open. Package iptables removes kube-proxy's chains and sets. If another mode
+// is open, what IPVS connections need stays until they end.
 func Cleanup(ctx context.Context, _ mode.Settings, open proxy.Dataplane) ([]string, error) {
 	if _, own := open.(*Dataplane); own {
 		return nil, nil
@@ -33,10 +33,10 @@ func Cleanup(ctx context.Context, _ mode.Settings, open proxy.Dataplane) ([]stri
 	return append(removed, more...), errors.Join(err, failed, k.close())
 }
 
-// cleanup removes the link, after the virtual servers at its addresses. Those at
-// other addresses may be other programs'. Gently: a server with connections stays,
-// and the link with it, but gets no new ones; not those of NodePorts, whose connections
-// conntrack translates by itself once they have begun.
+// cleanup removes the virtual servers at addresses of the link, and then the link.
+// Virtual servers at other addresses may be another program's and stay. Gently: a
+// server with connections stays, and the link too, but gets no new ones; except at a
+// NodePort, whose open connections conntrack translates without IPVS.
 func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err error) {
 	were, err := k.link.Find()
 	if errors.Is(err, link.ErrNoLink) || errors.Is(err, link.ErrNotDummy) {
@@ -59,14 +59,14 @@ func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err
 		err = errors.Join(err, failed)
 	}
 	if connections > 0 {
-		err = errors.Join(err, fmt.Errorf("link %s and IPVS virtual servers stay until their connections end: %d %w", linkName, connections, proxy.ErrDraining))
+		err = errors.Join(err, fmt.Errorf("keep link %s and IPVS virtual servers until their connections end: %d %w", linkName, connections, proxy.ErrDraining))
 	}
 	if err != nil {
 		return removed, err
 	}
 	if others > 0 {
-		removed = append(removed, fmt.Sprintf("left alone: %d IPVS virtual server%s at addresses that are not on link %s (kube-proxy's node ports among "+
-			"them cannot be told from other programs' servers)", others, strings.Repeat("s", min(others-1, 1)), linkName))
+		removed = append(removed, fmt.Sprintf("left alone: %d IPVS virtual server%s at addresses that are not on link %s (those of kube-proxy's "+
+			"node ports cannot be told from those of other programs)", others, strings.Repeat("s", min(others-1, 1)), linkName))
 	}
 	if err := errors.Join(k.set(ctx, were), k.link.Delete()); err != nil {
 		return removed, fmt.Errorf("remove link %s: %w", linkName, err)
@@ -74,8 +74,8 @@ func (k kernel) cleanup(ctx context.Context, gently bool) (removed []string, err
 	return append(removed, "link "+linkName+" and its addresses"), nil
 }
 
-// quiet removes a virtual server. Gently: unless it has connections, whose number
-// it returns; then it gets no more.
+// quiet removes a virtual server. Gently: if it has connections, quiet returns their
+// number and only keeps it from getting new ones.
 func (k kernel) quiet(ctx context.Context, s ipvs.Server, gently bool) (connections uint32, err error) {
 	ops := []ipvs.Op{{Verb: ipvs.Delete, Server: s}}
 	if gently {

@@ -38,7 +38,7 @@ func TestCleanupSaysWhatItDid(t *testing.T) {
 	removed, err := h.cleanup(false)
 	want := []string{
 		web.String(), dns.String(),
-		"left alone: 1 IPVS virtual server at addresses that are not on link kube-ipvs0 (kube-proxy's node ports among them cannot be told from other programs' servers)",
+		"left alone: 1 IPVS virtual server at addresses that are not on link kube-ipvs0 (those of kube-proxy's node ports cannot be told from those of other programs)",
 		"link kube-ipvs0 and its addresses",
 	}
 	if diff := cmp.Diff(want, removed); diff != "" || err != nil {
@@ -60,7 +60,7 @@ func TestCleanupWaitsForConnections(t *testing.T) {
 		t.Helper()
 		removed, err := h.cleanup(true)
 		if reason != "" {
-			reason = "link kube-ipvs0 and IPVS virtual servers stay until their connections end: " + reason
+			reason = "keep link kube-ipvs0 and IPVS virtual servers until their connections end: " + reason
 		}
 		if got := strings.Join(removed, "; "); got != want || err == nil && reason != "" || err != nil && err.Error() != reason {
 			t.Errorf("removed %q, error %v; want %q, %q", got, err, want, reason)

@@ -1,32 +1,34 @@
-// Package ipvs has the kernel's IP virtual servers choose endpoints.
+// Package ipvs lets the kernel's IP virtual servers (IPVS) choose endpoints.
 //
-// A frontend is a virtual server, the endpoints that clients elsewhere take are
-// its real servers. Everything else is done by the rules of package nftables
-// beneath, in a table of their own: who is let in, what happens without an
-// endpoint, who is masqueraded, and which endpoint a client on this node gets
-// that takes another list. The path of a connection's first packet:
+// Each frontend is a virtual server; its real servers are the endpoints for
+// clients elsewhere. The rules of package nftables, in a table of their own, do
+// everything else: they filter clients by source range, answer for Services
+// without endpoints, mark packets for masquerading, and choose the endpoint where
+// a client on this node uses another list. The path of a connection's first
+// packet:
 //
 //	prerouting / output
 //	  rules              client not allowed: drop; mark for masquerade
-//	                     client that IPVS takes: left as it is, but for a NodePort,
-//	                       whose address becomes that of our alias
+//	                     client that IPVS serves: left as it is; to a NodePort:
+//	                       translated to the alias address
 //	                     any other client: choose an endpoint
-//	routing              frontend addresses and aliases are local: they are on link kube-ipvs0
-//	input                rules: no endpoint, another port of a frontend's address: refuse, drop
+//	routing              frontend addresses and the alias are local: they are on link kube-ipvs0
+//	input                rules: no endpoint, or another port of a frontend's address: reject or drop
 //	                     IPVS: the virtual server at that address chooses a real server
 //	output, postrouting  rules: masquerade
 //
-// A virtual server is ours if its address is on our link, which carries the name
-// that kube-proxy gives it: so we take over from it, and it from us. Its alias
-// notes what settings of the host were before us. Nobody tells what others do to
-// IPVS: Sync compares, as often as the configuration says.
+// A virtual server is ours if its address is on our link. The link has the name
+// that kube-proxy gives it, so that each proxy takes over from the other; its
+// alias records the sysctls that we changed. The kernel does not announce changes
+// to IPVS, so Sync compares everything once per sync period.
 //
-// Order: addresses and servers come before the rules lead to them and go after
-// the rules do no more. A real server of TCP that goes keeps its connections:
-// its weight is 0 until it has none ([Dataplane.Run]), and a virtual server goes after
-// those. Those of UDP and SCTP go with their flows, unless the row says that they are
-// draining. With the last frontend at an address all goes at once.
+// Addresses and servers are added before the rules send packets to them, and
+// removed after the rules no longer do. A real server of TCP that is removed has
+// weight 0 until its connections end ([Dataplane.Run]); its virtual server is
+// removed after that. A real server of UDP or SCTP is removed together with its
+// flows, unless the row lists it as draining. When the last frontend at an address
+// is removed, everything at that address is removed at once.
 //
-// Package differ compares servers; addresses come with the first server that
-// needs them and go with the last.
+// Package differ compares servers. An address is added with the first server that
+// needs it and removed with the last.
 package ipvs

@@ -12,8 +12,9 @@ import (
 	"sluice/internal/kernel/ipvs"
 )
 
-// draining is the real servers, by virtual server, that go as soon as they have
-// no connections. Without an address: the virtual server goes after them.
+// draining holds, by virtual server, the real servers to remove once they have no
+// connections. The zero address stands for the virtual server itself, which is removed
+// after its real servers.
 type draining map[ipvs.Server]map[netip.AddrPort]bool
 
 func (all draining) add(x id) {
@@ -23,7 +24,7 @@ func (all draining) add(x id) {
 	all[x.server][x.real] = true
 }
 
-// remove forgets a real server, or that the virtual server goes.
+// remove takes a server out of the set.
 func (all draining) remove(x id) {
 	if delete(all[x.server], x.real); len(all[x.server]) == 0 {
 		delete(all, x.server)
@@ -31,11 +32,11 @@ func (all draining) remove(x id) {
 }
 
 const (
-	drainEvery  = 2 * time.Second // how often it is looked whether connections have ended
-	drainAtOnce = 100             // how many virtual servers are looked at each time
+	drainEvery  = 2 * time.Second // the interval of checks for ended connections
+	drainAtOnce = 100             // how many virtual servers one check looks at
 )
 
-// Run takes away what had connections when it was to go, once it has none.
+// Run removes draining servers once they have no connections, until ctx ends.
 func (d *Dataplane) Run(ctx context.Context) error {
 	tick := time.NewTicker(drainEvery)
 	defer tick.Stop()
@@ -45,14 +46,14 @@ func (d *Dataplane) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			if err := d.drain(ctx); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).V(4).Info("Servers without connections stay for now", "err", err)
+				klog.FromContext(ctx).V(4).Info("Could not remove servers without connections, will retry", "err", err)
 			}
 		}
 	}
 }
 
-// drain looks at some virtual servers. A map gives them in another order each
-// time, so that all have their turn.
+// drain checks some virtual servers. Map iteration order is random, so each gets its
+// turn.
 func (d *Dataplane) drain(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

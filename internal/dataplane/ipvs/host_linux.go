@@ -15,9 +15,9 @@ import (
 	"sluice/internal/kernel/sysctl"
 )
 
-// wantedSettings are the host's settings that the mode needs: connections are
-// tracked, so that they can be masqueraded; a client that comes from the same
-// port again gets a server anew; flows and memories of servers that go end.
+// wantedSettings returns the sysctls that the mode needs: connections are tracked, so
+// that they can be masqueraded; a client that reuses a source port is scheduled anew;
+// flows and persistence templates of removed servers expire.
 func wantedSettings(strictARP bool) map[string]string {
 	all := map[string]string{
 		"net/ipv4/vs/conntrack":                 "1",
@@ -25,14 +25,15 @@ func wantedSettings(strictARP bool) map[string]string {
 		"net/ipv4/vs/expire_nodest_conn":        "1",
 		"net/ipv4/vs/expire_quiescent_template": "1",
 	}
-	if strictARP { // only the link that has an address answers for it
+	if strictARP { // only the link that has an address answers ARP requests for it
 		all["net/ipv4/conf/all/arp_ignore"], all["net/ipv4/conf/all/arp_announce"] = "1", "2"
 	}
 	return all
 }
 
-// prepare makes sure of the link and of the host's settings, and once of timeouts.
-// What settings were is noted on the link before, by whoever changes them first.
+// prepare creates the link if needed and sets the sysctls, and on the first call the
+// timeouts. It first records the original sysctls on the link, unless an earlier daemon
+// already has.
 func (d *Dataplane) prepare(ctx context.Context) error {
 	were, err := d.kernel.link.Find()
 	if errors.Is(err, link.ErrNoLink) {
@@ -51,7 +52,7 @@ func (d *Dataplane) prepare(ctx context.Context) error {
 	for name := range to {
 		if _, noted := were[name]; !noted {
 			if were[name], err = d.kernel.settings.Read(name); err != nil {
-				return fmt.Errorf("read a setting of the host: %w", err)
+				return fmt.Errorf("read a sysctl: %w", err)
 			}
 		}
 	}
@@ -61,7 +62,7 @@ func (d *Dataplane) prepare(ctx context.Context) error {
 	d.were = were
 	for name, was := range were {
 		if to[name] == "" {
-			to[name] = was // not wanted any more
+			to[name] = was // an earlier configuration needed it, this one does not
 		}
 	}
 	t := ipvs.Timeouts{TCP: d.options.TCPTimeout, TCPFin: d.options.TCPFinTimeout, UDP: d.options.UDPTimeout}
@@ -72,7 +73,7 @@ func (d *Dataplane) prepare(ctx context.Context) error {
 	return err
 }
 
-// set changes settings of the host, and says so.
+// set changes sysctls, and logs each change.
 func (k kernel) set(ctx context.Context, to map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(to)) {
 		was, err := sysctl.Change(k.settings, name, to[name])
@@ -80,7 +81,7 @@ func (k kernel) set(ctx context.Context, to map[string]string) error {
 			return err
 		}
 		if was != to[name] {
-			klog.FromContext(ctx).Info("Changed a setting of the host", "setting", strings.ReplaceAll(name, "/", "."), "from", was, "to", to[name])
+			klog.FromContext(ctx).Info("Changed a sysctl", "sysctl", strings.ReplaceAll(name, "/", "."), "from", was, "to", to[name])
 		}
 	}
 	return nil

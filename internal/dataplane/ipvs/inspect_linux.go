@@ -9,8 +9,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Verify reads back what a row has beside the rules: the kernel announces nothing of
-// what others do to IPVS.
+// Verify reads back the IPVS objects of a row, or the sysctls if row is zero. The
+// kernel does not announce what other processes change there.
 func (d *Dataplane) Verify(ctx context.Context, row proxy.PortKey) ([]proxy.Difference, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -23,7 +23,7 @@ func (d *Dataplane) Verify(ctx context.Context, row proxy.PortKey) ([]proxy.Diff
 	return out.Differences, err
 }
 
-// Inspect reads back the rules, and what a row has beside them.
+// Inspect reads back the rules and the IPVS objects of a row.
 func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
 	is, err := d.Dataplane.Inspect(ctx, what)
 	if err != nil {
@@ -35,7 +35,7 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 }
 
 // inspectServers reads back the virtual servers of a row with their real servers,
-// their addresses on the link, and the settings of the host that all need.
+// their addresses on the link, and the sysctls.
 func (d *Dataplane) inspectServers(ctx context.Context, key proxy.PortKey) (proxy.Inspected, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -73,17 +73,17 @@ func (d *Dataplane) inspectSettings(out *proxy.Inspected) error {
 	for name, want := range wantedSettings(d.options.StrictARP) {
 		have, err := d.kernel.settings.Read(name)
 		if err != nil {
-			return fmt.Errorf("read a setting of the host: %w", err)
+			return fmt.Errorf("read a sysctl: %w", err)
 		}
 		if out.Add(1); have != want {
-			out.Add(0, proxy.Difference{Object: "setting of the host", Want: settingText(name, want), Have: settingText(name, have)})
+			out.Add(0, proxy.Difference{Object: "sysctl", Want: settingText(name, want), Have: settingText(name, have)})
 		}
 	}
 	return nil
 }
 
-// read gives what IPVS has of virtual servers, and all their real servers that get
-// new connections.
+// read lists the wanted servers that exist, and all other real servers of the same
+// virtual servers that get new connections.
 func (d *Dataplane) read(ctx context.Context, some []id, have func(id, value)) error {
 	wanted, servers := map[id]bool{}, map[ipvs.Server]bool{}
 	for _, x := range some {
@@ -95,7 +95,7 @@ func (d *Dataplane) read(ctx context.Context, some []id, have func(id, value)) e
 			return err
 		}
 		if !found {
-			continue // and so it has no real servers
+			continue // so it has no real servers
 		}
 		have(id{server: s}, value{settings: settings})
 		reals, err := d.kernel.servers.Reals(ctx, s)
@@ -111,7 +111,8 @@ func (d *Dataplane) read(ctx context.Context, some []id, have func(id, value)) e
 	return nil
 }
 
-// difference tells what a server should be and is, as ipvsadm --save prints it.
+// difference describes what a server should be and what it is, as ipvsadm --save
+// prints it.
 func difference(x id, want, have *value) proxy.Difference {
 	d := proxy.Difference{Object: x.server.String()}
 	if x.real.IsValid() {

@@ -18,29 +18,29 @@ import (
 	"sluice/internal/proxy"
 )
 
-// linkName is the link that holds frontend addresses.
+// linkName is the dummy link that has the frontend addresses.
 const linkName = mode.IPVSLink
 
-// aliases are the addresses that stand for the node's in virtual servers of
-// NodePorts: the IPv4 dummy address (RFC 7600), and one of the prefix that is
-// never routed (RFC 6666).
+// aliases are the addresses of the virtual servers of NodePorts, one for all of the
+// node's addresses: the IPv4 dummy address (RFC 7600), and an address of the
+// discard-only prefix (RFC 6666).
 var aliases = map[proxy.Family]netip.Addr{
 	proxy.IPv4: netip.AddrFrom4([4]byte{192, 0, 0, 8}),
 	proxy.IPv6: netip.MustParseAddr("100::8"),
 }
 
-// kernel is what the mode uses of the kernel beside rules.
+// kernel is what the mode uses of the kernel, apart from rules.
 type kernel struct {
-	servers  ipvs.Interface // nil: it has none
+	servers  ipvs.Interface // nil if the kernel has no IPVS
 	link     link.Holder
 	settings sysctl.Interface
-	addrs    func() ([]netip.Addr, error) // all of this host's, on whatever link
-	relays   func() (bool, error)         // a daemon in mode userspace is there
-	counted  ipvs.Interface               // to read beside what servers does; nil as well
+	addrs    func() ([]netip.Addr, error) // the addresses of all links of this host
+	relays   func() (bool, error)         // whether a daemon in mode userspace runs
+	counted  ipvs.Interface               // reads counters while servers is in use; nil if the kernel has no IPVS
 }
 
-// openKernel connects to the calling thread's network namespace. If the kernel has
-// no IPVS, the rest is there.
+// openKernel connects to the calling thread's network namespace. With
+// [ipvs.ErrMissing], everything but servers and counted can be used.
 func openKernel() (kernel, error) {
 	dummy, err := link.OpenDummy(linkName)
 	if err != nil {
@@ -69,8 +69,8 @@ func (k kernel) close() error {
 	return err
 }
 
-// list returns the addresses on the link and all virtual servers, unless there is
-// an error already.
+// list returns the addresses on the link and all virtual servers. It does nothing
+// if err is not nil, and returns it.
 func (k kernel) list(ctx context.Context, err error) (on []netip.Addr, servers map[ipvs.Server]ipvs.Settings, _ error) {
 	if err == nil {
 		on, err = k.link.List()
@@ -81,7 +81,7 @@ func (k kernel) list(ctx context.Context, err error) (on []netip.Addr, servers m
 	return on, servers, err
 }
 
-// Dataplane has IPVS choose endpoints, above rules.
+// Dataplane is the ipvs mode: IPVS chooses endpoints, and nftables rules do the rest.
 type Dataplane struct {
 	*nftables.Dataplane // the rules
 
@@ -91,17 +91,16 @@ type Dataplane struct {
 
 	mu      sync.Mutex // Run works beside Sync and Apply
 	differ  *differ.Differ[id, value]
-	ours    map[netip.Addr]map[ipvs.Server]bool // virtual servers by their addresses, which are on our link
-	foreign map[netip.Addr]map[ipvs.Server]bool // others' virtual servers, when they were last listed
+	ours    map[netip.Addr]map[ipvs.Server]bool // our virtual servers by address; the keys are the addresses on our link
+	foreign map[netip.Addr]map[ipvs.Server]bool // virtual servers of other programs, as last listed
 	local   map[netip.Addr]bool                 // addresses that the host has on other links
-	opens   bool                                // loopback takes NodePorts
-	relays  bool                                // a daemon in mode userspace has packets come to this host: nothing is taken
-	left    map[ipvs.Server]bool                // frontends that are left to the rules, or were since the last Sync
-	empty   bool                                // none of ours was there when they were last listed, and none goes
-	leaving []*change                           // what goes after the rules are written
+	relays  bool                                // a daemon in mode userspace still runs, so the rules serve all frontends
+	left    map[ipvs.Server]bool                // frontends that the rules serve, or served since the last Sync
+	empty   bool                                // the running Sync found no virtual server of ours
+	leaving []*change                           // removals, to be made after the rules are written
 	drained draining
-	ready   bool      // the host's settings are as they should be
-	were    link.Note // what they were before
+	ready   bool      // the sysctls and timeouts have been set
+	were    link.Note // the sysctls before we changed them
 
 	counters counters
 }
@@ -120,26 +119,26 @@ func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 	return d, nil
 }
 
-// newDataplane returns a dataplane that has no rules yet.
+// newDataplane returns a dataplane without its nftables part.
 func newDataplane(k kernel, s mode.Settings) *Dataplane {
 	d := &Dataplane{kernel: k, options: s.IPVS, families: s.Served()}
 	d.differ = differ.New(d.objects())
 	return d
 }
 
-// overlay says what the rules leave to IPVS.
+// overlay describes what the rules leave to IPVS.
 func (d *Dataplane) overlay() nftables.Overlay {
 	return nftables.Overlay{Table: tableName, Takes: d.takes, OnLink: true, NodePortsTo: aliases}
 }
 
-// Close releases handles; servers, addresses and rules stay.
+// Close closes the connections to the kernel; servers, addresses and rules stay.
 func (d *Dataplane) Close() error { return errors.Join(d.Dataplane.Close(), d.kernel.close()) }
 
-// Sync makes the kernel right whatever was there before.
+// Sync compares everything in the kernel with want and writes the differences.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.leaving, d.opens, d.left = nil, want.Node.OpensLoopback(), map[ipvs.Server]bool{}
+	d.leaving, d.left = nil, map[ipvs.Server]bool{}
 	refused, err := d.differ.Sync(ctx, want)
 	if d.empty = false; err != nil {
 		return nil, err
@@ -148,7 +147,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	if err == nil {
 		err = d.leave(ctx)
 	}
-	if err == nil && len(by) > 0 { // nothing may reach servers that no rule watches over
+	if err == nil && len(by) > 0 { // a server without rules would be reachable whatever policy says
 		maps.Copy(refused, by)
 		if _, err = d.differ.Apply(ctx, want.Without(by), &proxy.Changed{Rows: slices.SortedFunc(maps.Keys(by), proxy.ComparePortKeys)}); err == nil {
 			err = d.leave(ctx)
@@ -166,18 +165,16 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	return refused, nil
 }
 
-// Rewritten returns what the last Sync wrote, of IPVS and of the rules.
+// Rewritten returns what the last Sync wrote to IPVS and to the rules.
 func (d *Dataplane) Rewritten() proxy.Rewritten {
 	return d.Dataplane.Rewritten().And(d.differ.Rewritten())
 }
 
-// Apply brings what changed to what is wanted: what comes, the rules, what goes.
+// Apply writes additions to IPVS, then the rules, then removals from IPVS.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.leaving = nil; changed.Node && d.opens != want.Node.OpensLoopback() {
-		return nil, fmt.Errorf("%w: loopback begins or ceases to take NodePorts", proxy.ErrNeedSync)
-	}
+	d.leaving = nil
 	refused, err := d.differ.Apply(ctx, want, changed)
 	if err != nil {
 		return nil, err
@@ -188,7 +185,7 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	if err == nil {
 		err = d.leave(ctx)
 	}
-	if err != nil { // servers and rules are not of the same state
+	if err != nil { // servers and rules may be of different states
 		d.differ.Forget()
 		return nil, fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	}

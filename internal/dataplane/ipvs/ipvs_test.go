@@ -320,7 +320,7 @@ func TestForeignServers(t *testing.T) {
 			t.Fatal(refused, err)
 		}
 	}
-	want := "ns/10.96.0.1/TCP/IPv4: IPVS virtual server TCP 10.96.0.1:80 is another program's, as its address is not on link kube-ipvs0: " +
+	want := "ns/10.96.0.1/TCP/IPv4: IPVS virtual server TCP 10.96.0.1:80 belongs to another program, since its address is not on link kube-ipvs0: " +
 		"delete it, or change the Service"
 	check := func(err error) {
 		t.Helper()

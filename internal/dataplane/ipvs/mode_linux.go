@@ -15,7 +15,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// tableName is the table of the rules beneath.
+// tableName is the nftables table of the mode.
 const tableName = "sluice-ipvs"
 
 // Mode is the ipvs mode.
@@ -32,9 +32,8 @@ func Mode() mode.Mode {
 	}
 }
 
-// Probe returns the families that the kernel can do, both with rules and with
-// IPVS: it makes a virtual server at our alias, where nothing comes, and removes
-// it at once.
+// Probe returns the families that the kernel supports with both nftables and IPVS. It
+// adds a virtual server at the alias, where no packet arrives, and removes it at once.
 func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
 	can, err := newDataplane(kernel{}, s).overlay().Probe(ctx, s)
 	if err != nil {
@@ -67,7 +66,7 @@ func probe(ctx context.Context, k ipvs.Interface, scheduler string, families []p
 	return can, err
 }
 
-// scheduler returns the one that the configuration names.
+// scheduler returns the configured scheduler.
 func scheduler(o mode.IPVS) string { return cmp.Or(o.Scheduler, "rr") }
 
 func errScheduler(name string) error {

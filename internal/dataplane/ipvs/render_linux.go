@@ -20,8 +20,8 @@ import (
 
 type planned = differ.Planned[id, value]
 
-// Render writes down what Sync would write: settings of the host, addresses of the
-// link, servers as ipvsadm --save prints them, and the rules beneath.
+// Render prints what Sync would write: sysctls, addresses of the link, servers as
+// ipvsadm --save prints them, and rules.
 func Render(ctx context.Context, r *mode.Rendering) error {
 	var k kernel
 	if r.Diff {
@@ -40,9 +40,9 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 	return d.overlay().Render(ctx, r)
 }
 
-// render writes down what is not rules.
+// render prints everything but the rules.
 func (d *Dataplane) render(ctx context.Context, r *mode.Rendering) (proxy.Refused, error) {
-	d.opens, d.left = r.Want.Node.OpensLoopback(), map[ipvs.Server]bool{}
+	d.left = map[ipvs.Server]bool{}
 	all, refused, err := differ.Plan(ctx, d.objects(), r.Want)
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (d *Dataplane) render(ctx context.Context, r *mode.Rendering) (proxy.Refuse
 	slices.SortFunc(all, func(a, b planned) int {
 		return cmp.Or(a.ID.server.Addr.Compare(b.ID.server.Addr), cmp.Compare(a.ID.server.Protocol, b.ID.server.Protocol), a.ID.real.Compare(b.ID.real))
 	})
-	r.Title("virtual servers and their real servers, as ipvsadm --save has them")
+	r.Title("virtual servers and their real servers, as ipvsadm --save prints them")
 	for _, p := range all {
 		if r.Concerns(p.Rows) {
 			r.Print(p.Sides(func(x id, v value) []string { return []string{x.text(v)} }))
@@ -63,10 +63,10 @@ func (d *Dataplane) render(ctx context.Context, r *mode.Rendering) (proxy.Refuse
 	return refused, nil
 }
 
-// renderAddresses writes down the addresses that the link gets, and those that it
-// has and no server needs.
+// renderAddresses prints the addresses to add to the link, and those to remove because
+// no server needs them.
 func (d *Dataplane) renderAddresses(r *mode.Rendering) error {
-	needed := map[netip.Addr]bool{} // whether it is asked for
+	needed := map[netip.Addr]bool{} // the value: whether to print it
 	for _, f := range d.families {
 		needed[aliases[f]] = r.Only == nil
 	}
@@ -95,19 +95,19 @@ func (d *Dataplane) renderAddresses(r *mode.Rendering) error {
 	return nil
 }
 
-// addressText returns an address of the link as the ip program would be told to add it.
+// addressText returns the command that adds an address to the link.
 func addressText(a netip.Addr) string {
 	return fmt.Sprintf("ip address add %v/%d dev %s", a, a.BitLen(), linkName)
 }
 
-// renderSettings writes down the settings of the host that the mode needs.
+// renderSettings prints the sysctls to change.
 func (d *Dataplane) renderSettings(r *mode.Rendering) error {
 	to := wantedSettings(d.options.StrictARP)
-	r.Title("settings of the host")
+	r.Title("sysctls")
 	for _, name := range slices.Sorted(maps.Keys(to)) {
 		was, err := d.kernel.settings.Read(name)
 		if err != nil {
-			return fmt.Errorf("read a setting of the host: %w", err)
+			return fmt.Errorf("read a sysctl: %w", err)
 		}
 		if was != to[name] && r.Only == nil {
 			r.Print([]string{settingText(name, was)}, []string{settingText(name, to[name])})
@@ -116,7 +116,7 @@ func (d *Dataplane) renderSettings(r *mode.Rendering) error {
 	return nil
 }
 
-// settingText returns a setting of the host as sysctl.conf has it.
+// settingText returns a sysctl as a line of sysctl.conf.
 func settingText(name, value string) string {
 	return strings.ReplaceAll(name, "/", ".") + " = " + value
 }
@@ -145,7 +145,7 @@ func (x id) text(v value) string {
 	return text
 }
 
-// dry has a kernel read and not written; the zero value is one that has nothing.
+// dry returns a kernel that is read and not written. That of the zero kernel is empty.
 func (k kernel) dry() kernel {
 	if k.addrs == nil {
 		k.addrs, k.relays = func() ([]netip.Addr, error) { return nil, nil }, func() (bool, error) { return false, nil }
@@ -153,7 +153,7 @@ func (k kernel) dry() kernel {
 	return kernel{dryServers{k.servers}, dryLink{k.link}, sysctl.Dry{Kernel: k.settings}, k.addrs, k.relays, k.counted}
 }
 
-// dryServers has servers read and not written; without any below it, there are none.
+// dryServers reads servers and writes none. Without an Interface there are none.
 type dryServers struct{ ipvs.Interface }
 
 func (k dryServers) Servers(ctx context.Context) (map[ipvs.Server]ipvs.Settings, error) {
@@ -165,8 +165,7 @@ func (k dryServers) Servers(ctx context.Context) (map[ipvs.Server]ipvs.Settings,
 
 func (dryServers) SetTimeouts(context.Context, ipvs.Timeouts) error { return nil }
 
-// dryLink has a link read and not written; without one below it, there is one that
-// has no addresses.
+// dryLink reads a link and does not write it. Without a Holder it has no addresses.
 type dryLink struct{ link.Holder }
 
 func (l dryLink) Find() (link.Note, error) {

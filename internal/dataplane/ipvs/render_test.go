@@ -46,7 +46,7 @@ func TestRenderDiff(t *testing.T) {
 	h.link.Add(web.Frontends[0].Addr.Addr().Next().Next())
 	const want = `# addresses of link kube-ipvs0
 - ip address add 10.96.0.3/32 dev kube-ipvs0
-# virtual servers and their real servers, as ipvsadm --save has them
+# virtual servers and their real servers, as ipvsadm --save prints them
 - -a -t 10.96.0.1:80 -r 10.1.0.1:8080 -m -w 7
 + -a -t 10.96.0.1:80 -r 10.1.0.1:8080 -m -w 1
 + -a -t 10.96.0.1:80 -r 10.1.0.2:8080 -m -w 1

@@ -17,10 +17,10 @@ type id struct {
 	real   netip.AddrPort // zero: the virtual server itself
 }
 
-// value is what a server is like.
+// value is the configuration of a server.
 type value struct {
-	settings ipvs.Settings
-	weight   uint32
+	settings ipvs.Settings // of a virtual server
+	weight   uint32        // of a real server
 }
 
 type (
@@ -28,25 +28,28 @@ type (
 	change  = differ.Change[id, value]
 )
 
-// front is a frontend that IPVS takes.
+// front is the virtual server of a frontend.
 type front struct {
 	settings ipvs.Settings
 	reals    []ipvs.Real
 }
 
-// takes reports whether a route leads to a virtual server: one has one list, that
-// of clients elsewhere, and its address is not the host's own by another link, where
-// other ports are none of ours, nor one at which another program has virtual servers:
-// on our link they would be ours to the next Sync. IPVS sends nothing on that comes from loopback, and
-// would take what is on its way to the sockets of mode userspace.
+// takes reports whether IPVS, not the rules, chooses the endpoint of a route to a
+// frontend. A virtual server has one list of endpoints, the one for clients
+// elsewhere. It is not used at an address that the host has on another link, whose
+// other ports are not ours; nor at an address where another program has virtual
+// servers, which the next Sync would take for ours if we added the address to our
+// link; nor while a daemon in mode userspace runs, since IPVS would intercept the
+// packets to its sockets.
 func (d *Dataplane) takes(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool {
 	far := sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere]
 	at := f.Addr.Addr()
-	return !d.relays && r.Scope == far.Scope && !d.local[at] && d.foreign[at] == nil && (f.Kind != proxy.NodePort || !d.opens)
+	return !d.relays && r.Scope == far.Scope && !d.local[at] && d.foreign[at] == nil
 }
 
-// fronts returns the virtual servers of a row: one for each frontend that is
-// taken, be there endpoints or not, so that those that leave can drain.
+// fronts returns the virtual servers of a row, one for each frontend that IPVS
+// takes. Those without endpoints are included, so that removed real servers can
+// drain.
 func (d *Dataplane) fronts(sp *proxy.ServicePort) map[ipvs.Server]front {
 	if sp == nil {
 		return nil
@@ -65,7 +68,7 @@ func (d *Dataplane) fronts(sp *proxy.ServicePort) map[ipvs.Server]front {
 	return out
 }
 
-// serverOf names the virtual server of a frontend.
+// serverOf returns the virtual server of a frontend.
 func serverOf(sp *proxy.ServicePort, f proxy.Frontend) ipvs.Server {
 	s := ipvs.Server{Protocol: uint8(sp.Key.Protocol), Addr: f.Addr}
 	if f.Kind == proxy.NodePort {
@@ -74,8 +77,9 @@ func serverOf(sp *proxy.ServicePort, f proxy.Frontend) ipvs.Server {
 	return s
 }
 
-// checkForeign returns an error if another program has the virtual server of a frontend,
-// unless its address is the host's by another link: rules translate for that one.
+// checkForeign returns an error if another program owns the virtual server of a
+// frontend. At an address of another link that is no conflict: there the rules
+// translate.
 func (d *Dataplane) checkForeign(sp *proxy.ServicePort) error {
 	if sp == nil {
 		return nil
@@ -88,8 +92,9 @@ func (d *Dataplane) checkForeign(sp *proxy.ServicePort) error {
 	return nil
 }
 
-// lists returns the real servers of a row's frontends, by list. Where flows end with their
-// real server, one of the other list stays with weight 0: it serves, and keeps what it has.
+// lists returns the virtual server configurations of a row, one for each list of
+// endpoints. With a protocol whose flows end with their real server, endpoints of the
+// row's other list are added with weight 0: they still serve, so their flows must last.
 func (d *Dataplane) lists(sp *proxy.ServicePort) map[proxy.Scope]front {
 	to, out := map[proxy.Scope][]proxy.Endpoint{}, map[proxy.Scope]front{}
 	for _, f := range sp.Frontends {
@@ -97,7 +102,7 @@ func (d *Dataplane) lists(sp *proxy.ServicePort) map[proxy.Scope]front {
 		to[r.Scope] = r.To
 	}
 	for scope, list := range to {
-		idle := slices.Clip(sp.Draining)
+		idle := slices.Clip(sp.Draining) // get weight 0
 		for other, more := range to {
 			if other != scope && sp.Key.Protocol.EndsStaleFlows() {
 				idle = append(idle, lacking(list, more)...)
@@ -108,7 +113,7 @@ func (d *Dataplane) lists(sp *proxy.ServicePort) map[proxy.Scope]front {
 	return out
 }
 
-// lacking returns those of another list that a list does not have.
+// lacking returns the endpoints of other that list does not have.
 func lacking(list, other []proxy.Endpoint) (addrs []netip.AddrPort) {
 	has := proxy.AddressesOf(list)
 	for _, e := range other {
@@ -119,7 +124,8 @@ func lacking(list, other []proxy.Endpoint) (addrs []netip.AddrPort) {
 	return addrs
 }
 
-// front says how a row's virtual servers choose, and among which real servers.
+// front returns the scheduler settings of a row's virtual servers and their real
+// servers: endpoints with their weights, and idle addresses with weight 0.
 func (d *Dataplane) front(sp *proxy.ServicePort, to []proxy.Endpoint, idle []netip.AddrPort) front {
 	f := front{ipvs.Settings{Scheduler: cmp.Or(schedulerOf[sp.Balancing], scheduler(d.options)), Persistence: sp.Affinity}, nil}
 	for _, e := range to {
@@ -134,14 +140,16 @@ func (d *Dataplane) front(sp *proxy.ServicePort, to []proxy.Endpoint, idle []net
 	for _, a := range idle {
 		f.reals = append(f.reals, ipvs.Real{Addr: a})
 	}
-	// They keep the places of one that drains, whose new clients would be refused.
+	// These schedulers keep the hash buckets of a server with weight 0, and would refuse
+	// the new clients that hash to it.
 	f.settings.Fallback = f.settings.Scheduler == "sh" || f.settings.Scheduler == "mh"
 	f.settings.HashPorts = sp.Balancing == proxy.BalanceDefault && f.settings.Scheduler == "mh" // as kube-proxy has it
 	return f
 }
 
-// fitBuckets makes weights small enough for scheduler sh, which gives each real
-// server as many of its buckets in a row: the first ones would get all.
+// fitBuckets scales weights down for scheduler sh, which fills its 256 hash buckets
+// with as many consecutive entries per server as its weight: with large weights the
+// first servers would get all of them.
 func fitBuckets(reals []ipvs.Real) {
 	const buckets = 256
 	var total uint64
@@ -155,15 +163,14 @@ func fitBuckets(reals []ipvs.Real) {
 	}
 }
 
-// schedulerOf says which scheduler chooses in which way, weighted which one does
-// the same by weights.
 var (
+	// schedulerOf maps a load-balancing method to the scheduler that implements it.
 	schedulerOf = map[proxy.Balancing]string{proxy.RoundRobin: "rr", proxy.LeastConnections: "lc", proxy.SourceHash: "sh", proxy.Maglev: "mh"}
-	weighted    = map[string]string{"rr": "wrr", "lc": "wlc"}
+	// weighted maps a scheduler to its weighted form.
+	weighted = map[string]string{"rr": "wrr", "lc": "wlc"}
 )
 
-// row renders the difference between two forms of a row. It costs what the
-// difference is, but for a comparison of the lists.
+// row renders the difference between two forms of a row.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	if err := d.checkForeign(cur.ServicePort); err != nil {
 		return err
@@ -184,8 +191,7 @@ func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	return nil
 }
 
-// each calls put for the real servers of a frontend that do not have the same
-// place in another one.
+// each calls put for the real servers of f that are not at the same index in other.
 func each(f, other front, s ipvs.Server, put func(id, value)) {
 	for i, r := range f.reals {
 		if i >= len(other.reals) || other.reals[i] != r {
@@ -195,5 +201,5 @@ func each(f, other front, s ipvs.Server, put func(id, value)) {
 }
 
 func errForeign(s ipvs.Server) error {
-	return fmt.Errorf("%v is another program's, as its address is not on link %s: delete it, or change the Service", s, linkName)
+	return fmt.Errorf("%v belongs to another program, since its address is not on link %s: delete it, or change the Service", s, linkName)
 }

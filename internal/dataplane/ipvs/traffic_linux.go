@@ -11,26 +11,26 @@ import (
 	"sluice/internal/proxy"
 )
 
-// counters are what IPVS had counted when it was last asked.
+// counters holds the counters of virtual servers as last read.
 type counters struct {
 	mu   sync.Mutex
 	last map[ipvs.Server]counted
 }
 
-// counted is what a virtual server and its real servers were used for when they
-// were last looked at.
+// counted is the counters of a virtual server and of its real servers.
 type counted struct {
 	stats ipvs.Stats
 	reals []ipvs.RealState
 }
 
-// busy reports whether connections were open, which may have ended since.
+// busy reports whether any connection was open at the last reading. It may have ended
+// since.
 func (c *counted) busy(s ipvs.Server) bool {
 	return slices.ContainsFunc(c.reals, func(r ipvs.RealState) bool { return open(s, r) > 0 })
 }
 
-// open returns how many connections are open. To IPVS none of UDP is, but for as
-// long as it is remembered.
+// open returns how many connections are open. IPVS never counts UDP connections as
+// active, so all that it remembers count.
 func open(s ipvs.Server, r ipvs.RealState) uint64 {
 	if proxy.Protocol(s.Protocol) == proxy.UDP {
 		return uint64(r.Connections)
@@ -38,9 +38,9 @@ func open(s ipvs.Server, r ipvs.RealState) uint64 {
 	return uint64(r.Active)
 }
 
-// Traffic yields what went through virtual servers, and what the rules refused.
-// Real servers are listed where something has happened since the last time. What
-// comes to NodePorts is known to connection tracking, since rules lead it here.
+// Traffic yields the traffic of virtual servers and what the rules refused. It lists
+// the real servers only of virtual servers that were used since the last call. Traffic
+// of NodePorts is left to connection tracking, since rules translate it.
 func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
 	return errors.Join(d.counters.read(ctx, d.kernel.counted, yield), d.Dataplane.Traffic(ctx, yield))
 }

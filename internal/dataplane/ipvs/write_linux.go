@@ -19,14 +19,14 @@ import (
 
 type failure = differ.Failure[id, value]
 
-// objects says what objects are to the differ.
+// objects describes the mode to the differ.
 func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
 		Constant: func(*proxy.State, func(id, value)) {},
 		Row:      d.row,
 		Same:     func(a, b value) bool { return a == b },
 		Sharing:  func(id) differ.Sharing { return differ.Unshared },
-		Order:    func(*changes, *change) differ.Order { return differ.Order{} }, // write knows it
+		Order:    func(*changes, *change) differ.Order { return differ.Order{} }, // write orders changes itself
 		Live:     1,
 		Size:     func(*change) int { return 1 },
 		Limit:    d.limit,
@@ -37,8 +37,8 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 	}
 }
 
-// changesAtOnce is how many changes are rendered before they are written, where
-// nothing is there that one of them could be about.
+// changesAtOnce is how many changes a Sync renders before it writes them if there is
+// no server of ours yet, so that the first ones serve early.
 const changesAtOnce = 4096
 
 func (d *Dataplane) limit() int {
@@ -48,7 +48,7 @@ func (d *Dataplane) limit() int {
 	return math.MaxInt
 }
 
-// rank has virtual servers come before real servers.
+// rank orders virtual servers before real servers.
 func rank(c *change) int {
 	if c.ID.real.IsValid() {
 		return 1
@@ -56,7 +56,7 @@ func rank(c *change) int {
 	return 0
 }
 
-// list prepares the host and gives the virtual servers at addresses of our link.
+// list prepares the host and lists the virtual servers at addresses of our link.
 func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
 	on, servers, err := d.kernel.list(ctx, d.prepare(ctx))
 	if err != nil {
@@ -67,7 +67,7 @@ func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, valu
 	}
 	was := d.relays
 	if d.relays, err = d.kernel.relays(); err == nil && d.relays && !was {
-		klog.FromContext(ctx).Info("Rules choose endpoints, and IPVS does when the former daemon in mode userspace has ended")
+		klog.FromContext(ctx).Info("Rules choose endpoints until the previous daemon in mode userspace exits, then IPVS does")
 	}
 	d.foreign, d.drained, d.empty = map[netip.Addr]map[ipvs.Server]bool{}, draining{}, true
 	for s, settings := range servers {
@@ -94,12 +94,13 @@ func (d *Dataplane) list(ctx context.Context, _ *proxy.State, have func(id, valu
 	return nil, d.empty, err
 }
 
-// listAddresses finds out which addresses the host has on other links than ours,
-// and makes sure of the aliases, and of what another process took from our link:
-// without their addresses our own servers would be another program's.
+// listAddresses records which addresses are on our link, given as on, and which are
+// on other links. It adds the aliases to our link, and addresses that another process
+// removed from it: without their addresses, our own servers would count as another
+// program's.
 func (d *Dataplane) listAddresses(on []netip.Addr) error {
 	all, err := d.kernel.addrs()
-	former := d.ours
+	previous := d.ours
 	d.ours, d.local = map[netip.Addr]map[ipvs.Server]bool{}, map[netip.Addr]bool{}
 	links := map[netip.Addr]int{}
 	for _, a := range all {
@@ -116,7 +117,7 @@ func (d *Dataplane) listAddresses(on []netip.Addr) error {
 	for _, f := range d.families {
 		needed[aliases[f]] = true
 	}
-	for a, servers := range former {
+	for a, servers := range previous {
 		if len(servers) > 0 && !d.local[a] {
 			needed[a] = true
 		}
@@ -127,13 +128,14 @@ func (d *Dataplane) listAddresses(on []netip.Addr) error {
 	return err
 }
 
-// bind puts those of some addresses on our link that are not there, and returns why
-// it could not.
+// bind adds addresses to our link that it does not have, and returns the errors by
+// address.
 func (d *Dataplane) bind(some map[netip.Addr]bool) (refused map[netip.Addr]error) {
 	return d.binding(some)()
 }
 
-// binding does what bind does, beside its caller until that one waits.
+// binding is bind in the background. The caller must call wait before it uses d.ours
+// or calls binding again.
 func (d *Dataplane) binding(some map[netip.Addr]bool) (wait func() (refused map[netip.Addr]error)) {
 	var missing []netip.Addr
 	for a := range some {
@@ -158,7 +160,7 @@ func (d *Dataplane) binding(some map[netip.Addr]bool) (wait func() (refused map[
 	}
 }
 
-// unbind takes an address from our link if no server needs it.
+// unbind removes an address from our link if no server of ours uses it.
 func (d *Dataplane) unbind(a netip.Addr) error {
 	if servers, ok := d.ours[a]; !ok || len(servers) > 0 || aliases[proxy.FamilyOf(a)] == a || d.excluded(a) {
 		return nil
@@ -170,9 +172,9 @@ func (d *Dataplane) unbind(a netip.Addr) error {
 	return nil
 }
 
-// write makes what comes, be it there or not: what is refused is tried again without
-// the rows concerned, of which no virtual server stays that was not there before. What
-// goes waits for [Dataplane.leave].
+// write makes additions and changes, and leaves removals to [Dataplane.leave]. If the
+// kernel refuses some of them, write removes the virtual servers that it added and
+// returns a Refusal, so that the differ tries again without the rows concerned.
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	coming := map[ipvs.Server][]*change{}
 	var servers []ipvs.Server
@@ -210,11 +212,11 @@ func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	return &differ.Refusal[id, value]{Failures: failures}
 }
 
-// writeAll makes what comes of virtual servers: their addresses, then themselves, then
-// their real servers. The next addresses come beside that: for each the kernel looks at
-// all that the link has.
+// writeAll writes virtual servers in parts: addresses, then virtual servers, then real
+// servers. The addresses of the next part are added meanwhile, since the kernel walks
+// all addresses of the link for each that is added.
 func (d *Dataplane) writeAll(ctx context.Context, servers []ipvs.Server, coming map[ipvs.Server][]*change) (failures []failure, err error) {
-	parts := append(slices.Collect(slices.Chunk(servers, serversAtOnce)), nil) // nothing comes after the last
+	parts := append(slices.Collect(slices.Chunk(servers, serversAtOnce)), nil) // so that the last part has a next one
 	bound := d.binding(addressesOf(parts[0]))
 	for i, some := range parts[:len(parts)-1] {
 		refused := bound()
@@ -237,8 +239,8 @@ func addressesOf(servers []ipvs.Server) map[netip.Addr]bool {
 	return all
 }
 
-// writeServers makes what comes of some virtual servers, unless their addresses were
-// refused.
+// writeServers writes some virtual servers and their real servers. Those whose address
+// was refused are failures.
 func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming map[ipvs.Server][]*change, refused map[netip.Addr]error) (failures []failure, err error) {
 	var lists [2][]*change // by rank
 	for _, s := range some {
@@ -260,13 +262,14 @@ func (d *Dataplane) writeServers(ctx context.Context, some []ipvs.Server, coming
 	return failures, nil
 }
 
-// serversAtOnce is how many virtual servers are made before their real servers:
-// one without any refuses what comes by IPVS already, as from mode userspace.
-// Only one that was made gets real servers, so both do not go in one batch.
+// serversAtOnce is how many virtual servers are added before their real servers. It is
+// small because a virtual server without real servers refuses connections that already
+// reach IPVS, as those of mode userspace do. Real servers are not in the same batch,
+// because only a virtual server that was added gets some.
 const serversAtOnce = 16
 
-// add carries out what comes, and returns what is refused. A virtual server that
-// is another program's gets no real servers.
+// add adds or changes servers, and returns those that the kernel refused. A virtual
+// server of another program gets no real servers.
 func (d *Dataplane) add(ctx context.Context, coming []*change) (failures []failure, err error) {
 	has := func(s ipvs.Server) bool { return d.ours[s.Addr.Addr()][s] }
 	coming = slices.DeleteFunc(coming, func(c *change) bool { return c.ID.real.IsValid() && !has(c.ID.server) })
@@ -286,7 +289,7 @@ func (d *Dataplane) add(ctx context.Context, coming []*change) (failures []failu
 			return nil, err
 		case why == nil:
 			d.ours[s.Addr.Addr()][s] = true
-		case c.ID.real.IsValid() && errors.Is(why, unix.EEXIST): // it drains, or an earlier try added it
+		case c.ID.real.IsValid() && errors.Is(why, unix.EEXIST): // it drains, or an earlier attempt added it
 			again = append(again, &change{ID: c.ID, New: c.New, Had: true, Has: true})
 		case c.ID.real.IsValid() || errors.Is(why, unix.ESRCH):
 			failures = append(failures, failure{Change: c, Err: why, Drift: errors.Is(why, unix.ESRCH) || errors.Is(why, unix.ENOENT)})
@@ -305,9 +308,10 @@ func (d *Dataplane) add(ctx context.Context, coming []*change) (failures []failu
 	return failures, nil
 }
 
-// leave has what goes go: real servers of TCP when they have no connections, virtual
-// servers of TCP after them. Where no frontend is left, all goes at once: nobody has the
-// address from then on, and no rule watches over it.
+// leave makes the removals that write left. Real servers of TCP drain until they have
+// no connections, and their virtual servers after them. If no frontend is left at an
+// address, everything there is removed at once: the address then belongs to nobody, and
+// no rule filters what is sent to it.
 func (d *Dataplane) leave(ctx context.Context) error {
 	var ops []ipvs.Op
 	for _, c := range d.leaving {
@@ -316,7 +320,7 @@ func (d *Dataplane) leave(ctx context.Context) error {
 		}
 	}
 	gone := map[ipvs.Server]bool{}
-	for _, c := range d.leaving { // virtual servers come before their real servers
+	for _, c := range d.leaving { // virtual servers are before their real servers
 		s, o := c.ID.server, ipvs.Op{Verb: ipvs.Delete, Server: c.ID.server, Real: ipvs.Real{Addr: c.ID.real}}
 		switch at := s.Addr.Addr(); {
 		case gone[s], rank(c) == 0 && !ends(s) && (d.left[s] || d.serves(at)):
@@ -341,7 +345,7 @@ func (d *Dataplane) leave(ctx context.Context) error {
 	return d.remove(ctx, ops)
 }
 
-// serves reports whether a virtual server at an address does not go.
+// serves reports whether any virtual server at an address stays.
 func (d *Dataplane) serves(at netip.Addr) bool {
 	for s := range d.ours[at] {
 		if !d.drained[s][netip.AddrPort{}] {
@@ -351,7 +355,8 @@ func (d *Dataplane) serves(at netip.Addr) bool {
 	return false
 }
 
-// rest removes what drains at an address, unless the rules translate for its frontend now.
+// rest returns the removal of servers that drain at an address, except those whose
+// frontend the rules serve now.
 func (d *Dataplane) rest(at netip.Addr, gone map[ipvs.Server]bool) (ops []ipvs.Op) {
 	for s := range d.ours[at] {
 		if !gone[s] && !d.left[s] {
@@ -362,8 +367,8 @@ func (d *Dataplane) rest(at netip.Addr, gone map[ipvs.Server]bool) (ops []ipvs.O
 	return ops
 }
 
-// remove carries out operations that take something away. What is gone is no
-// error. An address goes with its last virtual server.
+// remove carries out operations that delete or drain servers. A server that does not
+// exist is no error. An address is removed with its last virtual server.
 func (d *Dataplane) remove(ctx context.Context, ops []ipvs.Op) error {
 	refused, err := d.kernel.servers.Do(ctx, ops)
 	for i, o := range ops {
@@ -377,10 +382,11 @@ func (d *Dataplane) remove(ctx context.Context, ops []ipvs.Op) error {
 	return err
 }
 
-// excluded reports whether what is at an address is not ours to remove.
+// excluded reports whether the configuration (excludeCIDRs) forbids us to remove what
+// is at an address.
 func (d *Dataplane) excluded(a netip.Addr) bool {
 	return proxy.Contains(d.options.ExcludeCIDRs, a)
 }
 
-// ends reports whether flows to a real server end when it goes.
+// ends reports whether the flows to a real server end when it is removed.
 func ends(s ipvs.Server) bool { return proxy.Protocol(s.Protocol).EndsStaleFlows() }

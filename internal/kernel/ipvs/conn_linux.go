@@ -13,18 +13,18 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// Conn is the kernel's IPVS in the network namespace where it was opened.
+// Conn is a connection to IPVS in the network namespace where it was opened.
 type Conn struct {
 	conn   *netlink.Conn
 	family uint16
 }
 
-// batchBytes bounds what is sent at once. It fits the default socket buffer.
+// batchBytes bounds a batch, so that it fits the default socket buffer.
 const batchBytes = 128 << 10
 
-// Open connects to the IPVS of the calling thread's network namespace. The error
-// is [ErrMissing] if there is none: it is looked for in the list of all families,
-// because asking for it by name may load the module.
+// Open connects to IPVS in the calling thread's network namespace. The error is
+// [ErrMissing] if the kernel has no IPVS. Open looks for it in the list of all generic
+// netlink families, because a request by name may load the module.
 func Open() (*Conn, error) {
 	conn, err := netlink.Open(unix.NETLINK_GENERIC)
 	if err != nil {
@@ -43,10 +43,10 @@ func Open() (*Conn, error) {
 	return nil, errors.Join(cmp.Or(err, ErrMissing), conn.Close())
 }
 
-// Close releases the socket.
+// Close closes the socket.
 func (c *Conn) Close() error { return c.conn.Close() }
 
-// list asks for all of something, of a virtual server if it is not zero.
+// list dumps all objects of a kind, or those of one virtual server if of is not zero.
 func (c *Conn) list(ctx context.Context, command byte, of Server) (all []netlink.Attrs, err error) {
 	err = netlink.Settled(ctx, netlink.Attempts, func() error {
 		all = nil
@@ -62,7 +62,7 @@ func (c *Conn) list(ctx context.Context, command byte, of Server) (all []netlink
 	return all, nil
 }
 
-// Servers lists virtual servers.
+// Servers implements [Interface].
 func (c *Conn) Servers(ctx context.Context) (map[Server]Settings, error) {
 	answers, err := c.list(ctx, getService, Server{})
 	all := map[Server]Settings{}
@@ -74,7 +74,7 @@ func (c *Conn) Servers(ctx context.Context) (map[Server]Settings, error) {
 	return all, err
 }
 
-// Server asks for one virtual server.
+// Server implements [Interface].
 func (c *Conn) Server(ctx context.Context, s Server) (settings Settings, found bool, err error) {
 	err = netlink.Settled(ctx, netlink.Attempts, func() error {
 		found = false
@@ -94,7 +94,7 @@ func (c *Conn) Server(ctx context.Context, s Server) (settings Settings, found b
 	return settings, found, nil
 }
 
-// Counted lists virtual servers.
+// Counted implements [Interface].
 func (c *Conn) Counted(ctx context.Context) (map[Server]Stats, error) {
 	answers, err := c.list(ctx, getService, Server{})
 	all := map[Server]Stats{}
@@ -106,7 +106,7 @@ func (c *Conn) Counted(ctx context.Context) (map[Server]Stats, error) {
 	return all, err
 }
 
-// Reals lists the real servers of a virtual server.
+// Reals implements [Interface].
 func (c *Conn) Reals(ctx context.Context, s Server) (all []RealState, err error) {
 	answers, err := c.list(ctx, getReal, s)
 	for _, a := range answers {
@@ -117,14 +117,14 @@ func (c *Conn) Reals(ctx context.Context, s Server) (all []RealState, err error)
 	return all, err
 }
 
-// Do sends operations in batches, and looks after each for what was refused.
+// Do sends operations in batches, and reads the errors after each.
 func (c *Conn) Do(ctx context.Context, ops []Op) (map[int]error, error) {
 	refused := map[int]error{}
 	for from := 0; from < len(ops); {
 		if err := ctx.Err(); err != nil {
 			return refused, err
 		}
-		first, last := from, uint32(0) // sequence number, of the operation before from
+		first, last := from, uint32(0) // last is the sequence number of the batch's last operation
 		c.conn.Reset()
 		for ; from < len(ops) && len(c.conn.Bytes()) < batchBytes; from++ {
 			o := &ops[from]
@@ -136,7 +136,7 @@ func (c *Conn) Do(ctx context.Context, ops []Op) (map[int]error, error) {
 		}
 		errs, err := c.conn.Answers()
 		if err != nil {
-			return refused, fmt.Errorf("answer to %d IPVS operations: %w", from-first, err)
+			return refused, fmt.Errorf("read the answers to %d IPVS operations: %w", from-first, err)
 		}
 		for seq, err := range errs {
 			if at := from - 1 - int(last-seq); at >= first {
@@ -147,7 +147,7 @@ func (c *Conn) Do(ctx context.Context, ops []Op) (map[int]error, error) {
 	return refused, nil
 }
 
-// SetTimeouts sets those that are given.
+// SetTimeouts implements [Interface].
 func (c *Conn) SetTimeouts(_ context.Context, t Timeouts) error {
 	c.conn.Request(c.family, unix.NLM_F_ACK, [4]byte{setConfig, version})
 	for i, d := range []time.Duration{t.TCP, t.TCPFin, t.UDP} {

@@ -10,11 +10,11 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// The numbers of IPVS's generic netlink family (linux/ip_vs.h) that are used here.
+// Numbers of the generic netlink family IPVS (linux/ip_vs.h).
 const (
 	familyName, version = "IPVS", 1
 
-	newService, getService, newReal, getReal, setConfig = 1, 4, 5, 8, 12 // to set or delete comes after new
+	newService, getService, newReal, getReal, setConfig = 1, 4, 5, 8, 12 // set and delete follow new
 
 	attrService, attrReal, attrTimeoutTCP = 1, 2, 4
 
@@ -22,7 +22,7 @@ const (
 	serviceScheduler, serviceFlags, serviceTimeout, serviceNetmask    = 6, 7, 8, 9
 	realAddr, realPort, realForward, realWeight, realUpper, realLower = 1, 2, 3, 4, 5, 6
 	realActive, realInactive                                          = 7, 8
-	serverStats                                                       = 12 // of both, in 64 bits
+	serverStats                                                       = 12 // of virtual and real servers, in 64 bits
 
 	flagPersistent, flagFallback, flagHashPorts = 1, 0x08, 0x10
 	forwardNAT                                  = 0
@@ -35,8 +35,8 @@ func (o *Op) command() byte {
 	return newService + byte(o.Verb)
 }
 
-// encode writes the attributes of an operation. The kernel wants all of them
-// where something is added or set.
+// encode writes the attributes of an operation. To add or set a server, the kernel
+// requires all of them.
 func (o *Op) encode(b *netlink.Builder) {
 	if !o.Real.Addr.IsValid() && o.Verb != Delete {
 		encodeServer(b, o.Server, &o.Settings)
@@ -55,7 +55,7 @@ func (o *Op) encode(b *netlink.Builder) {
 	})
 }
 
-// encodeServer names a virtual server, and says how it works.
+// encodeServer writes the address of a virtual server and, unless nil, its settings.
 func encodeServer(b *netlink.Builder, s Server, settings *Settings) {
 	family, netmask := uint16(unix.AF_INET), ^uint32(0)
 	if s.Addr.Addr().Is6() {
@@ -81,20 +81,20 @@ func encodeServer(b *netlink.Builder, s Server, settings *Settings) {
 			flags |= flagHashPorts
 		}
 		b.Text(serviceScheduler, settings.Scheduler)
-		number(b, serviceFlags, flags, ^uint32(0)) // and which of them are meant
+		number(b, serviceFlags, flags, ^uint32(0)) // flags and mask
 		number(b, serviceTimeout, uint32(settings.Persistence/time.Second))
 		number(b, serviceNetmask, netmask)
 	})
 }
 
-// union returns an address as IPVS keeps those of both families.
+// union returns an address in the 16 bytes that IPVS uses for both families.
 func union(a netip.Addr) string {
 	b := make([]byte, 16)
 	copy(b, a.AsSlice())
 	return string(b)
 }
 
-// number writes numbers in the order of this machine.
+// number writes numbers in host byte order.
 func number(b *netlink.Builder, kind uint16, v ...uint32) {
 	var raw []byte
 	for _, n := range v {
@@ -103,19 +103,19 @@ func number(b *netlink.Builder, kind uint16, v ...uint32) {
 	b.Raw(kind, string(raw))
 }
 
-// native decodes a number in the order of this machine; 0 if there is none.
+// native decodes a number in host byte order, and returns 0 if there is none.
 func native(b []byte) uint32 {
 	switch len(b) {
 	case 2:
 		return uint32(binary.NativeEndian.Uint16(b))
-	case 4, 8: // flags come with those that are meant
+	case 4, 8: // flags are followed by a mask
 		return binary.NativeEndian.Uint32(b)
 	}
 	return 0
 }
 
-// decodeServer reads a virtual server. Those known by a firewall mark have no
-// address.
+// decodeServer reads a virtual server. It returns false for one that is defined by a
+// firewall mark and has no address.
 func decodeServer(message netlink.Attrs) (Server, Settings, bool) {
 	service := message.Get(attrService)
 	protocol := native(service.Get(serviceProtocol))
@@ -137,9 +137,9 @@ func decodeReal(message netlink.Attrs, four bool) (RealState, bool) {
 	return RealState{r, active + native(a.Get(realInactive)), active, decodeStats(a)}, ok
 }
 
-// decodeStats reads what a server was used for.
+// decodeStats reads the counters of a server.
 func decodeStats(server netlink.Attrs) Stats {
-	var n [6]uint64 // connections, packets in and out, bytes in and out, counted from one
+	var n [6]uint64 // from index 1: connections, packets in and out, bytes in and out
 	for kind, v := range server.Get(serverStats).All() {
 		if int(kind) < len(n) && len(v) == 8 {
 			n[kind] = binary.NativeEndian.Uint64(v)
