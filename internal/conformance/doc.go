@@ -7,7 +7,7 @@
 // The table is in cases/*.yaml, and for the two large decision tables in
 // tables.go, where every row of them is crossed with everything it should not
 // depend on. [Run] plays all of it against one dataplane in network namespaces
-// ([sluice/internal/conformance/lab]).
+// ([sluice/internal/conformance/lab]), [RunBridged] a part of it on another network.
 //
 // The package does not know how any dataplane works: a test of the dataplane
 // hands it to [Run] and [RunRandom].

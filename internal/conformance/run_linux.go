@@ -37,14 +37,38 @@ func Run(t *testing.T, d Dataplane) {
 	for _, story := range all.Stateful {
 		s.add(t, story.ID, nil, func(ctx context.Context, b *testbed) []failure { return d.judge(story.ID, b.runStory(ctx, story)) })
 	}
-	for _, g := range all.Groups {
+	s.addGroups(t, all.Groups)
+	s.start(t)
+}
+
+// RunBridged plays the groups of the table that are written out, not the crossed
+// decision tables, on a node whose pods share a bridge ([lab.Config.Bridged]).
+func RunBridged(t *testing.T, d Dataplane) {
+	lab.Require(t)
+	parts, err := loadParts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newScheduler(t, d)
+	s.bridged = true
+	for _, p := range parts {
+		if p.Theme != crossed {
+			s.addGroups(t, p.Groups)
+		}
+	}
+	s.start(t)
+}
+
+// addGroups makes each group a subtest that has cases for the mode.
+func (s *scheduler) addGroups(t *testing.T, groups []*Group) {
+	d := s.d
+	for _, g := range groups {
 		if cases := g.playing(d.Mode); len(cases) > 0 {
 			s.add(t, g.ID, cases, func(ctx context.Context, b *testbed) []failure {
 				return append(g.oracle(), b.runGroup(ctx, g)...)
 			})
 		}
 	}
-	s.start(t)
 }
 
 // RunRandom plays n random worlds, each with changes in it, and compares what
@@ -80,6 +104,7 @@ type job struct {
 // and report; the playing is done by goroutines of our own.
 type scheduler struct {
 	d       Dataplane
+	bridged bool             // the pods of a node share a bridge
 	cgroups *traffic.Cgroups // if the dataplane acts on sockets
 	tally   tally
 	jobs    []job

@@ -47,7 +47,7 @@ func (s *scheduler) newTestbed(ctx context.Context) (*testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := lab.New(lab.Config{Cgroup: cgroup})
+	l, err := lab.New(lab.Config{Cgroup: cgroup, Bridged: s.bridged})
 	if err != nil {
 		return nil, err
 	}

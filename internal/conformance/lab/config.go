@@ -18,6 +18,11 @@ type Config struct {
 	BridgeAddrs  []netip.Addr
 	TransitAddrs []netip.Addr
 
+	// Bridged says that the node's pods reach each other over the bridge without the
+	// node as their router, and that the bridge passes their packets to netfilter
+	// (br_netfilter), as with most CNI plugins that use a bridge.
+	Bridged bool
+
 	// Cgroup is the folder of the cgroup that the sockets of the node and its pods are
 	// in. A pod's namespace keeps its addresses then, also as another pod.
 	Cgroup string
@@ -26,6 +31,7 @@ type Config struct {
 // Default fills in what is missing.
 func (c Config) Default() Config {
 	return Config{
+		Bridged:      c.Bridged,
 		Cgroup:       c.Cgroup,
 		NodeAddrs:    or(c.NodeAddrs, "192.168.0.2", "192.168.1.2", "192.168.99.11", "2001:db8::1", "2001:db8:1::2"),
 		BridgeAddrs:  or(c.BridgeAddrs, "10.0.0.1", "fd00:10::1"),

@@ -103,14 +103,15 @@ func (h *Host) failed(err error, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", h.Name, fmt.Sprintf(format, args...), err)
 }
 
-// forward makes the host a router. A bridge that is looked into by the
-// firewall would show it each packet twice; not every kernel can do that.
-func (h *Host) forward() error {
+// forward makes the host a router. Bridged says whether its bridges pass packets to
+// netfilter; a kernel without br_netfilter never does.
+func (h *Host) forward(bridged bool) error {
 	if err := h.sysctl("net/ipv4/ip_forward=1", "net/ipv6/conf/all/forwarding=1"); err != nil {
 		return err
 	}
-	err := h.sysctl("net/bridge/bridge-nf-call-iptables=0", "net/bridge/bridge-nf-call-ip6tables=0")
-	if errors.Is(err, fs.ErrNotExist) {
+	value := map[bool]string{false: "=0", true: "=1"}[bridged]
+	err := h.sysctl("net/bridge/bridge-nf-call-iptables"+value, "net/bridge/bridge-nf-call-ip6tables"+value)
+	if errors.Is(err, fs.ErrNotExist) && !bridged {
 		return nil
 	}
 	return err
@@ -226,6 +227,22 @@ func (h *Host) unroute(link netlink.Link, to netip.Prefix) error {
 	// The scope NOWHERE stands for any.
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_NOWHERE}
 	return h.failed(h.nl.RouteDel(r), "remove route %v", to)
+}
+
+// reach lets the host send to another one on the same link without a router.
+func (h *Host) reach(o *Host) (err error) {
+	for _, a := range o.Addrs {
+		err = errors.Join(err, h.neighbour(h.eth0, a, o.mac), h.route(h.eth0, single(a), netip.Addr{}))
+	}
+	return err
+}
+
+// unreach undoes reach.
+func (h *Host) unreach(o *Host) (err error) {
+	for _, a := range o.Addrs {
+		err = errors.Join(err, h.unroute(h.eth0, single(a)))
+	}
+	return err
 }
 
 // neighbour says where an address is, so that nobody has to ask.

@@ -3,6 +3,7 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"net/netip"
 	"os"
@@ -54,7 +55,7 @@ func (l *Lab) build() (err error) {
 		return err
 	}
 	return errors.Join(
-		l.node.forward(),
+		l.node.forward(l.cfg.Bridged),
 		l.node.addAddrs(l.node.eth0, l.cfg.NodeAddrs...),
 		l.node.defaultRoutes(l.outside.mac),
 		l.outside.defaultRoutes(mac(3, 0)),
@@ -105,6 +106,9 @@ func (l *Lab) addPod(bridge netlink.Link, name string, addrs []netip.Addr) (*Hos
 		// The kernel forgets a link's routes with its last address, so they are
 		// written again for each pod.
 		err = errors.Join(err, h.defaultRoutes(bridge.Attrs().HardwareAddr))
+		for o := range l.bridgedTo(h) {
+			err = errors.Join(err, h.reach(o), o.reach(h))
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("add pod %s: %w", name, err)
@@ -131,14 +135,32 @@ func (l *Lab) podHost(bridge netlink.Link, addrs []netip.Addr) (*Host, error) {
 		h.Cgroup = l.cfg.Cgroup
 	}
 	n := len(l.hosts)
-	_, err = l.node.plug(fmt.Sprintf("veth%d", n), mac(8, n), bridge, h)
+	port, err := l.node.plug(fmt.Sprintf("veth%d", n), mac(8, n), bridge, h)
+	if err == nil && l.cfg.Bridged { // so that a pod reaches itself through a Service
+		err = l.node.failed(l.node.nl.LinkSetHairpin(port, true), "set hairpin mode of %s", port.Attrs().Name)
+	}
 	return h, err
+}
+
+// bridgedTo yields the pods that a pod reaches without the node as a router.
+func (l *Lab) bridgedTo(h *Host) iter.Seq[*Host] {
+	return func(yield func(*Host) bool) {
+		for _, o := range l.hosts {
+			if l.cfg.Bridged && h.bridge == l.cni0 && o.bridge == l.cni0 && o != h && !slices.Contains(l.parked, o) && !yield(o) {
+				return
+			}
+		}
+	}
 }
 
 // RemovePod takes a pod's addresses away. The host may serve as another pod
 // later and must not be used any more.
 func (l *Lab) RemovePod(h *Host) error {
-	errs := []error{h.removeAddrs(h.eth0, h.Addrs...)}
+	var errs []error
+	for o := range l.bridgedTo(h) {
+		errs = append(errs, h.unreach(o), o.unreach(h))
+	}
+	errs = append(errs, h.removeAddrs(h.eth0, h.Addrs...))
 	for _, a := range h.Addrs {
 		errs = append(errs, l.node.unroute(h.bridge, single(a)))
 	}

@@ -62,5 +62,8 @@ func underTestAs(t *testing.T, options mode.EBPF, as func(*ebpf.Dataplane) proxy
 // TestConformance plays the packet table with real packets.
 func TestConformance(t *testing.T) { conformance.Run(t, underTest(t)) }
 
+// TestBridged plays it on a node whose pods share a bridge with br_netfilter.
+func TestBridged(t *testing.T) { conformance.RunBridged(t, underTest(t)) }
+
 // TestRandom plays random states and packets against the oracle.
 func TestRandom(t *testing.T) { conformance.RunRandom(t, underTest(t), 1, 30) }

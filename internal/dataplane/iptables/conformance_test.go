@@ -27,6 +27,12 @@ func TestConformance(t *testing.T) { conformance.Run(t, underTest(ipt.NFT)) }
 // TestConformanceLegacy does so over the legacy tables.
 func TestConformanceLegacy(t *testing.T) { conformance.Run(t, underTest(ipt.Legacy)) }
 
+// TestBridged plays it on a node whose pods share a bridge with br_netfilter.
+func TestBridged(t *testing.T) { conformance.RunBridged(t, underTest(ipt.NFT)) }
+
+// TestBridgedLegacy does so over the legacy tables.
+func TestBridgedLegacy(t *testing.T) { conformance.RunBridged(t, underTest(ipt.Legacy)) }
+
 // TestRandom plays random states and packets against the oracle.
 func TestRandom(t *testing.T) { conformance.RunRandom(t, underTest(ipt.NFT), 1, 30) }
 

@@ -49,6 +49,12 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, underTest)
 }
 
+// TestBridged plays it on a node whose pods share a bridge with br_netfilter.
+func TestBridged(t *testing.T) {
+	ipvstest.Require(t)
+	conformance.RunBridged(t, underTest)
+}
+
 // TestRandom plays random states and packets against the oracle.
 func TestRandom(t *testing.T) {
 	ipvstest.Require(t)

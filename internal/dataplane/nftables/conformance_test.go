@@ -21,5 +21,8 @@ var underTest = conformance.Dataplane{
 // TestConformance plays the packet table with real packets.
 func TestConformance(t *testing.T) { conformance.Run(t, underTest) }
 
+// TestBridged plays it on a node whose pods share a bridge with br_netfilter.
+func TestBridged(t *testing.T) { conformance.RunBridged(t, underTest) }
+
 // TestRandom plays random states and packets against the oracle.
 func TestRandom(t *testing.T) { conformance.RunRandom(t, underTest, 1, 30) }

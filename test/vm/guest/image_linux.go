@@ -34,7 +34,7 @@ var programs = map[string][]string{
 
 // loaded are the modules that are there when a job begins. The kernel asks for
 // most of them by itself, but only when they are needed, which takes its time.
-var loaded = strings.Fields(`veth dummy bridge tun sctp sctp_diag tcp_diag udp_diag
+var loaded = strings.Fields(`veth dummy bridge br_netfilter tun sctp sctp_diag tcp_diag udp_diag
 nf_tables nf_conntrack nf_conntrack_netlink nf_nat nfnetlink_log nft_chain_nat nft_ct nft_nat nft_masq nft_redir nft_numgen nft_hash
 nft_fib nft_fib_ipv4 nft_fib_ipv6 nft_fib_inet nft_reject nft_reject_ipv4 nft_reject_ipv6 nft_reject_inet nft_limit nft_log
 nft_counter nft_objref nft_quota nft_tproxy nft_socket nft_compat
