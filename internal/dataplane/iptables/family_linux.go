@@ -63,7 +63,7 @@ func (f *family) look(ctx context.Context, thorough bool, ours ...ipt.Change) er
 	if err != nil {
 		return err
 	}
-	if !f.last.Became(now, ours...) {
+	if !f.last.LeadsTo(now, ours...) {
 		f.foreign++
 	}
 	f.last = now
