@@ -67,7 +67,7 @@ type saveChecker struct {
 	busy     bool      // a save is running
 	nextSave time.Time // when the next save may begin
 	attempts int       // saves discarded in a row
-	saved    chan savedTables
+	saved    chan *savedTables
 }
 
 // savedTables is the result of a save.
@@ -79,25 +79,23 @@ type savedTables struct {
 	err    error
 }
 
-// mayBegin reports whether the tables of a family are to be saved now. If so, it
-// marks the checker as busy.
-func (r *saveChecker) mayBegin(f *family) bool {
+// begin returns a save to run, or nil if the tables of a family are not to be saved now.
+// It marks the checker as busy. The save is of what was written so far: if the family
+// writes or syncs before it ends, compare discards it.
+func (r *saveChecker) begin(f *family) *savedTables {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.synced || !f.contentsUnverified || r.busy || time.Now().Before(r.nextSave) {
-		return false
+		return nil
 	}
 	r.busy = true
-	return true
+	return &savedTables{f: f, writes: f.writes}
 }
 
-// save saves the tables of a family. It runs concurrently with Watch.
-func (r *saveChecker) save(ctx context.Context, f *family) {
-	began, s := time.Now(), savedTables{f: f}
-	f.mu.Lock()
-	s.writes = f.writes
-	f.mu.Unlock()
-	s.tables, s.err = f.programs.Save(ctx)
+// save runs a save. It runs concurrently with Watch.
+func (r *saveChecker) save(ctx context.Context, s *savedTables) {
+	began := time.Now()
+	s.tables, s.err = s.f.programs.Save(ctx)
 	s.took = time.Since(began)
 	r.saved <- s
 }
@@ -105,7 +103,7 @@ func (r *saveChecker) save(ctx context.Context, f *family) {
 // compare describes a chain whose rules are not those that were written, or returns "".
 // A save during which we wrote cannot be compared; after saveAttempts of them in a
 // row, compare calls missed.
-func (r *saveChecker) compare(s savedTables, missed func()) (what string, err error) {
+func (r *saveChecker) compare(s *savedTables, missed func()) (what string, err error) {
 	r.busy, r.nextSave = false, time.Now().Add(saveRest*s.took)
 	if s.err != nil {
 		return "", s.err

@@ -221,7 +221,7 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 	defer stop()
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
-	checker := saveChecker{saved: make(chan savedTables, 1)}
+	checker := saveChecker{saved: make(chan *savedTables, 1)}
 	for {
 		var what string
 		var err error
@@ -231,10 +231,12 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 		case s := <-checker.saved:
 			what, err = checker.compare(s, missed)
 		case <-ticker.C:
-			for i := 0; i < len(d.families) && what == "" && err == nil; i++ { // a Sync repairs both
-				f := d.families[i]
-				if what, err = f.findLost(ctx); what == "" && err == nil && checker.mayBegin(f) {
-					save.Go(func() { checker.save(ctx, f) })
+			for _, f := range d.families {
+				if what, err = f.findLost(ctx); what != "" || err != nil {
+					break // a Sync repairs both families
+				}
+				if s := checker.begin(f); s != nil {
+					save.Go(func() { checker.save(ctx, s) })
 				}
 			}
 		}

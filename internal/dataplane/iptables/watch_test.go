@@ -253,3 +253,22 @@ func TestUsesFollowSteps(t *testing.T) {
 		}
 	})
 }
+
+// TestSaveBesideSync checks that a save for Watch that a Sync overtakes is discarded: the
+// checksums are those of the Sync then, which has not listed all rules yet.
+func TestSaveBesideSync(t *testing.T) {
+	d, _ := synced(t, 3)
+	f, checker := d.families[0], saveChecker{saved: make(chan *savedTables, 1)}
+	f.contentsUnverified = true
+	s := checker.begin(f)
+	if s == nil {
+		t.Fatal("no save although rules are not verified")
+	}
+	if err := f.beginSync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	checker.save(t.Context(), s)
+	if what, err := checker.compare(<-checker.saved, func() { t.Error("asked for a Sync") }); what != "" || err != nil {
+		t.Errorf("reported %q, error %v; want nothing", what, err)
+	}
+}
