@@ -107,9 +107,9 @@ COMMIT
 			}
 			in := "from table nat of " + ipt.Name(ipt.IPv4, v) + ": in use by what is not kube-proxy's: chain "
 			want := []string{
-				"remove chain KUBE-MARK-MASQ " + in + "CNI-DN-0123456789abcdef goes to it",
-				"remove chain KUBE-SEP-2LJIAYV4ZQ5TRGQ6 " + in + "KUBE-SVL-TLDZHNCMVVVJGXPB goes to it",
-				"remove chain KUBE-SVL-TLDZHNCMVVVJGXPB " + in + "MINE goes to it",
+				"remove chain KUBE-MARK-MASQ " + in + "CNI-DN-0123456789abcdef jumps to it",
+				"remove chain KUBE-SEP-2LJIAYV4ZQ5TRGQ6 " + in + "KUBE-SVL-TLDZHNCMVVVJGXPB jumps to it",
+				"remove chain KUBE-SVL-TLDZHNCMVVVJGXPB " + in + "MINE jumps to it",
 				"remove IP set KUBE-CLUSTER-IP: in use by what is not kube-proxy's",
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -164,7 +164,7 @@ func TestMissingPrograms(t *testing.T) {
 				loadNFTables(t, 0)
 				restore(t, ipt.IPv6, ipt.NFT, "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
 			},
-			"look for kube-proxy's chains in nat: find programs ip6tables-nft-save and ip6tables-nft-restore: not installed",
+			"find kube-proxy's chains in nat: find programs ip6tables-nft-save and ip6tables-nft-restore: not installed",
 			"KUBE-SERVICES",
 		},
 		{
@@ -179,7 +179,7 @@ func TestMissingPrograms(t *testing.T) {
 			func(t *testing.T) {
 				restore(t, ipt.IPv4, ipt.Legacy, "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n*filter\n:DOCKER - [0:0]\nCOMMIT\n")
 			},
-			"look for kube-proxy's chains in nat: find programs iptables-legacy-save and iptables-legacy-restore: not installed",
+			"find kube-proxy's chains in nat: find programs iptables-legacy-save and iptables-legacy-restore: not installed",
 			"all",
 		},
 		{
@@ -218,15 +218,15 @@ func TestMissingPrograms(t *testing.T) {
 	}
 }
 
-// TestTablesIPTablesCannotRead has a rule beside kube-proxy's chains that only
-// the nft program can write.
+// TestTablesIPTablesCannotRead cleans up a table that also has a rule that only the nft
+// program can write.
 func TestTablesIPTablesCannotRead(t *testing.T) {
 	enterNamespace(t)
 	restore(t, ipt.IPv4, ipt.NFT, "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n")
 	command(t, "add chain ip mangle MINE\nadd rule ip mangle MINE meta mark set ct mark map { 1 : 2 }\n", "nft", "-f", "-")
 	before := snapshot(t)
 	removed, err := Cleanup(t.Context(), Settings{}, nil)
-	const want = "read kube-proxy's chains in table mangle: iptables-nft shows none of it"
+	const want = "read kube-proxy's chains in table mangle: iptables-nft cannot list a table with rules that only nft can write, remove the chains with nft"
 	if len(removed) > 0 || err == nil || err.Error() != want {
 		t.Errorf("removed %q, error %v; want %q", removed, err, want)
 	}

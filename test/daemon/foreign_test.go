@@ -133,7 +133,7 @@ var foreignChanges = []foreignChange{
 	},
 	{
 		fault: "old rules of iptables restored", save: "iptables-nft-save > FILE", script: everywhere("iptables-nft-restore < FILE"),
-		names: in("iptables", "rules are not those that were written: nat the chains of Services"), service: true, cuts: noRules,
+		names: in("iptables", "rules differ from those that were written: nat the chains of Services"), service: true, cuts: noRules,
 	},
 	{fault: "iptables-save | iptables-restore", script: everywhere("iptables-nft-save | iptables-nft-restore; ip6tables-nft-save | ip6tables-nft-restore")},
 	{fault: "iptables flushed", script: everywhere(habits + "flush"), names: in("iptables", "KUBE-"), cuts: noRules},

@@ -124,7 +124,7 @@ func legacyOutOfReach(t *testing.T, mode string) {
 	} else if code := d.wait(); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	want := "the rules of this host are in iptables-legacy: the programs of iptables-legacy need CAP_NET_RAW beside CAP_NET_ADMIN"
+	want := "the rules of this host are in iptables-legacy: the programs of iptables-legacy need CAP_NET_RAW in addition to CAP_NET_ADMIN"
 	if !strings.Contains(d.log(), want) {
 		t.Errorf("the log does not say that %s", want)
 	}

@@ -8,81 +8,83 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Change is an object that is to become another, to come or to go.
+// Change is an object that is added, removed or gets another value.
 type Change[ID comparable, V any] struct {
 	ID       ID
 	Old, New V
 	Had, Has bool // whether there is an old value, and a new one
 
-	owner *proxy.PortKey // the row that asked for it; nil: none, or several
+	owner *proxy.PortKey // the row that wants it; nil if none or several do
 	order Order
 }
 
 // Order is when a change is written. Changes of a lower rank are written before
-// those of a higher one; those of the same rank and group, unless it is empty,
-// are never parted.
+// those of a higher one. Changes of the same rank and the same group are never
+// split into different parts, unless the group is empty.
 type Order struct {
 	Rank  int
 	Group string
 }
 
-// Changes collects what is to be different.
+// Changes collects the changes of one step.
 type Changes[ID comparable, V any] struct {
 	mode  *Mode[ID, V]
 	list  []*Change[ID, V]
 	index map[ID]*Change[ID, V]
-	spare []Change[ID, V] // allocated together; a list of values would be copied as it grows
-	uses  map[ID]*use[V]
-	begun []ID // those of uses that share has not looked at
-	size  int  // of what was added
-	owner *proxy.PortKey
+	chunk []Change[ID, V] // allocated but not used yet; a slice of values would be copied as it grows
+	size  int             // of the new values
+	owner *proxy.PortKey  // the row being rendered
 	then  []func(written bool)
+
+	uses    map[ID]*use[V] // of shared objects
+	newUses []ID           // those of uses that addShared has not seen
 }
 
-// use is how many rows more or less share an object.
+// use is by how many rows the use of a shared object grows or shrinks.
 type use[V any] struct {
-	by    int
+	delta int
 	value V
-	rows  []*proxy.PortKey // those that began to
+	rows  []*proxy.PortKey // the new users
 }
 
 func newChanges[ID comparable, V any](m *Mode[ID, V]) *Changes[ID, V] {
 	return &Changes[ID, V]{mode: m, index: map[ID]*Change[ID, V]{}, uses: map[ID]*use[V]{}}
 }
 
-// Add says that the row that is rendered wants an object.
+// Add records that the row being rendered wants an object.
 func (c *Changes[ID, V]) Add(id ID, v V) {
 	if c.mode.Sharing(id) == Unshared {
-		c.set(id, v)
+		c.setNew(id, v)
 		return
 	}
 	u := c.use(id, v)
-	u.by++
+	u.delta++
 	if c.owner != nil {
 		u.rows = append(u.rows, c.owner)
 	}
 }
 
-// Remove says that the row that is rendered wanted an object, and may want it
-// no more.
+// Remove records that the earlier version of the row being rendered wanted an
+// object. If Add is called with the same ID, the object stays or changes.
 func (c *Changes[ID, V]) Remove(id ID, v V) {
 	if c.mode.Sharing(id) == Unshared {
-		c.had(id, v)
+		c.setOld(id, v)
 	} else {
-		c.use(id, v).by--
+		c.use(id, v).delta--
 	}
 }
 
-// Then has f called when all changes are written, or when they are given up.
+// Then registers a function to be called when all changes have been written, or
+// when they have been given up. Functions are called in reverse order.
 func (c *Changes[ID, V]) Then(f func(written bool)) { c.then = append(c.then, f) }
 
-func (c *Changes[ID, V]) set(id ID, v V) {
+func (c *Changes[ID, V]) setNew(id ID, v V) {
 	x := c.change(id)
 	x.New, x.Has, x.owner = v, true, c.owner
 	c.size += c.mode.Size(x)
 }
 
-func (c *Changes[ID, V]) had(id ID, v V) {
+func (c *Changes[ID, V]) setOld(id ID, v V) {
 	x := c.change(id)
 	x.Old, x.Had = v, true
 }
@@ -90,10 +92,10 @@ func (c *Changes[ID, V]) had(id ID, v V) {
 func (c *Changes[ID, V]) change(id ID) *Change[ID, V] {
 	x := c.index[id]
 	if x == nil {
-		if len(c.spare) == 0 {
-			c.spare = make([]Change[ID, V], min(max(4, len(c.list)), 256))
+		if len(c.chunk) == 0 {
+			c.chunk = make([]Change[ID, V], min(max(4, len(c.list)), 256))
 		}
-		x, c.spare = &c.spare[0], c.spare[1:]
+		x, c.chunk = &c.chunk[0], c.chunk[1:]
 		x.ID = id
 		c.index[id] = x
 		c.list = append(c.list, x)
@@ -106,24 +108,21 @@ func (c *Changes[ID, V]) use(id ID, v V) *use[V] {
 	if u == nil {
 		u = &use[V]{value: v}
 		c.uses[id] = u
-		c.begun = append(c.begun, id)
+		c.newUses = append(c.newUses, id)
 	}
 	return u
 }
 
-// part is what is written at once.
-type part[ID comparable, V any] []*Change[ID, V]
-
-// parts returns what is to be done below a rank, in order. It is one part if its
-// size is within the limit.
-func (c *Changes[ID, V]) parts(limit, below int) (out []part[ID, V]) {
-	var todo part[ID, V]
+// parts returns the changes whose rank is below maxRank, in the order in which they
+// are to be written. It is a single part if their size is within the limit.
+func (c *Changes[ID, V]) parts(limit, maxRank int) (out [][]*Change[ID, V]) {
+	var todo []*Change[ID, V]
 	total := 0
 	for _, x := range c.list {
-		if c.isSame(x) {
+		if c.unchanged(x) {
 			continue
 		}
-		if x.order = c.mode.Order(c, x); x.order.Rank < below {
+		if x.order = c.mode.Order(c, x); x.order.Rank < maxRank {
 			todo = append(todo, x)
 			total += c.mode.Size(x)
 		}
@@ -138,7 +137,7 @@ func (c *Changes[ID, V]) parts(limit, below int) (out []part[ID, V]) {
 	for from, to := 0, 0; to < len(todo); {
 		size += c.mode.Size(todo[to])
 		to++
-		if to == len(todo) || c.mayPart(todo[to-1], todo[to], size >= limit) {
+		if to == len(todo) || c.maySplit(todo[to-1], todo[to], size >= limit) {
 			out = append(out, todo[from:to])
 			from, size = to, 0
 		}
@@ -146,16 +145,17 @@ func (c *Changes[ID, V]) parts(limit, below int) (out []part[ID, V]) {
 	return out
 }
 
-// isSame reports whether there is nothing to write.
-func (c *Changes[ID, V]) isSame(x *Change[ID, V]) bool {
+// unchanged reports whether there is nothing to write.
+func (c *Changes[ID, V]) unchanged(x *Change[ID, V]) bool {
 	return x.Had && x.Has && c.mode.Same(x.Old, x.New)
 }
 
-// rewritten tells what is to be different, and for which rows.
+// rewritten returns how many objects change, and which rows they belong to. It leaves
+// out idle objects that are removed: we left them in the kernel ourselves.
 func (c *Changes[ID, V]) rewritten() (out proxy.Rewritten) {
 	rows := map[proxy.PortKey]bool{}
 	for _, x := range c.list {
-		if c.isSame(x) || !x.Has && c.mode.MaxIdle > 0 && c.mode.Sharing(x.ID) == Lingers { // which we left there
+		if c.unchanged(x) || !x.Has && c.mode.MaxIdle > 0 && c.mode.Sharing(x.ID) == Lingers {
 			continue
 		}
 		out.Objects++
@@ -167,22 +167,23 @@ func (c *Changes[ID, V]) rewritten() (out proxy.Rewritten) {
 	return out
 }
 
-// mayPart reports whether two changes may be in different parts: if there is
-// enough for one, or where things begin or cease to go live.
-func (c *Changes[ID, V]) mayPart(a, b *Change[ID, V], enough bool) bool {
+// maySplit reports whether two consecutive changes may be in different parts: where
+// the rank passes that of the changes that put others into effect, and wherever a
+// part is full, unless the changes are in the same group.
+func (c *Changes[ID, V]) maySplit(a, b *Change[ID, V], full bool) bool {
 	if cmp.Compare(a.order.Rank, c.mode.Live) != cmp.Compare(b.order.Rank, c.mode.Live) {
 		return true
 	}
-	return enough && (b.order.Group == "" || a.order != b.order)
+	return full && (b.order.Group == "" || a.order != b.order)
 }
 
-// keep forgets the changes below a rank.
-func (c *Changes[ID, V]) keep(from int) {
+// dropBelow drops the changes below a rank, which have been written.
+func (c *Changes[ID, V]) dropBelow(rank int) {
 	kept := c.list[:0]
 	clear(c.index)
 	c.size = 0
 	for _, x := range c.list {
-		if x.order.Rank >= from {
+		if x.order.Rank >= rank {
 			c.index[x.ID] = x
 			kept = append(kept, x)
 		}
@@ -202,8 +203,8 @@ func (c *Changes[ID, V]) owners(x *Change[ID, V]) []*proxy.PortKey {
 	return []*proxy.PortKey{x.owner}
 }
 
-// end calls what waits for the end, the last first.
-func (c *Changes[ID, V]) end(written bool) {
+// done calls the functions that were passed to Then.
+func (c *Changes[ID, V]) done(written bool) {
 	for _, f := range slices.Backward(c.then) {
 		f(written)
 	}

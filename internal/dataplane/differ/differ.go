@@ -13,38 +13,41 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Differ knows what one dataplane has in the kernel. It is used by one goroutine.
+// Differ remembers what one dataplane has in the kernel. Only one goroutine at a
+// time may use it.
 type Differ[ID comparable, V any] struct {
 	mode Mode[ID, V]
 
 	// What is in force.
-	rows     map[proxy.PortKey]Row  // nil: not known
-	stuck    map[proxy.PortKey]bool // those of them that were refused since, and may be as for an earlier node
+	rows     map[proxy.PortKey]Row  // nil if not known
+	outdated map[proxy.PortKey]bool // rows whose last change was refused; those in rows keep their earlier version, perhaps for an earlier node
 	checks   map[proxy.HealthCheckKey]*proxy.HealthCheck
 	node     *proxy.Node
 	constant map[ID]V
-	refs     map[ID]int     // how many rows want a shared object that is there
-	idle     map[ID]idle[V] // those of them that none does
+	refs     map[ID]int     // how many rows want each shared object that is in the kernel
+	idle     map[ID]idle[V] // the objects of refs that no row wants
 
-	keys func(*proxy.State) iter.Seq[proxy.PortKey] // the rows that a Sync renders, in its order
+	syncOrder func(*proxy.State) iter.Seq[proxy.PortKey] // the order in which a Sync renders rows
 
 	rewritten proxy.Rewritten // by the last Sync
 }
 
+// idle is an object that lingers.
 type idle[V any] struct {
 	value V
 	since time.Time
 }
 
-// New returns a differ that knows nothing of the kernel yet.
+// New returns a differ that does not know yet what the kernel has.
 func New[ID comparable, V any](m Mode[ID, V]) *Differ[ID, V] {
-	return &Differ[ID, V]{mode: m, keys: func(s *proxy.State) iter.Seq[proxy.PortKey] { return maps.Keys(s.Rows) }}
+	return &Differ[ID, V]{mode: m, syncOrder: func(s *proxy.State) iter.Seq[proxy.PortKey] { return maps.Keys(s.Rows) }}
 }
 
-// Forget makes the next Apply ask for a Sync: the kernel is not as it was left.
+// Forget makes the next Apply return proxy.ErrNeedSync. Modes call it when the
+// kernel's state may not be as they left it.
 func (d *Differ[ID, V]) Forget() { d.rows = nil }
 
-// Node returns the node that is in force; nil if nothing is known.
+// Node returns the node that is in force, or nil if that is not known.
 func (d *Differ[ID, V]) Node() *proxy.Node {
 	if d.rows == nil {
 		return nil
@@ -52,20 +55,22 @@ func (d *Differ[ID, V]) Node() *proxy.Node {
 	return d.node
 }
 
-// Row returns a row as it is in force; without a ServicePort there is none.
+// Row returns the version of a row that is in force. Its ServicePort is nil if
+// there is none.
 func (d *Differ[ID, V]) Row(key proxy.PortKey) Row { return d.rows[key] }
 
-// Objects calls each for all that a row has in the kernel, with what is shared
-// by rows, and returns the row; without a ServicePort there is none.
+// Objects calls each for all objects that a row has in the kernel, including those
+// that it shares with others. It returns the row, with a nil ServicePort if it is
+// not in force.
 func (d *Differ[ID, V]) Objects(key proxy.PortKey, each func(ID, V)) (Row, error) {
 	if d.rows == nil {
-		return Row{}, fmt.Errorf("%w: what the kernel has is not known", proxy.ErrNeedSync)
+		return Row{}, errUnknown
 	}
 	r := d.rows[key]
 	if r.ServicePort == nil {
 		return r, nil
 	}
-	c := newChanges(&d.mode) // Nothing is written, so nobody who waits for the end of it is called.
+	c := newChanges(&d.mode) // It is not written, so functions passed to Then are not called.
 	if err := d.mode.Row(Row{}, r, c); err != nil {
 		return r, err
 	}
@@ -78,51 +83,58 @@ func (d *Differ[ID, V]) Objects(key proxy.PortKey, each func(ID, V)) (Row, error
 	return r, nil
 }
 
-// Constant calls each for what does not depend on rows.
+// Constant calls each for the objects that do not depend on rows.
 func (d *Differ[ID, V]) Constant(each func(ID, V)) {
 	for id, v := range d.constant {
 		each(id, v)
 	}
 }
 
-// Rewritten returns what the last Sync wrote, unless it found nothing at all.
+// Rewritten returns what the last Sync wrote. It is zero if that Sync found the
+// kernel empty.
 func (d *Differ[ID, V]) Rewritten() proxy.Rewritten { return d.rewritten }
 
-// Wanted reports whether a shared object is there.
+// Wanted reports whether the kernel has a shared object, be it idle or not.
 func (d *Differ[ID, V]) Wanted(id ID) bool { _, ok := d.refs[id]; return ok }
 
-// Apply brings rows to what is wanted. It lists nothing.
+// errUnknown says that the differ does not know what the kernel has.
+var errUnknown = fmt.Errorf("%w: the state of the kernel is not known", proxy.ErrNeedSync)
+
+// Apply brings what changed to the wanted state. Its cost is that of the change; it
+// lists nothing. The rows it returns are refused, and an earlier version of them
+// may be in force.
 func (d *Differ[ID, V]) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	if d.rows == nil {
-		return nil, fmt.Errorf("%w: what the kernel has is not known", proxy.ErrNeedSync)
+		return nil, errUnknown
 	}
 	refused := proxy.Refused{}
 	for {
 		c := newChanges(&d.mode)
 		constant := d.render(c, want, changed, refused)
-		n, err := 0, d.contested(want, changed, refused)
+		n, err := 0, d.checkFrontends(want, changed, refused)
 		if err == nil {
 			n, err = d.write(ctx, c, math.MaxInt)
 		}
-		c.end(err == nil)
+		c.done(err == nil)
 		if err == nil {
-			d.applied(c, want, changed, refused)
+			d.recordApplied(c, want, changed, refused)
 			if constant != nil {
 				d.constant = constant
 			}
 			d.evict(ctx)
 			return refused, nil
 		}
-		if n == 0 && c.blame(err, refused) {
+		if n == 0 && c.addRefused(err, refused) {
 			continue
 		}
-		return nil, d.failed(n, err)
+		return nil, d.writeError(n, err)
 	}
 }
 
-// failed tells an error after n parts of a change were written. If nobody knows
-// what the kernel has now, the next Apply asks for a Sync.
-func (d *Differ[ID, V]) failed(n int, err error) error {
+// writeError returns the error of a write of which n parts were made before. If it
+// is not known what the kernel has now, it wraps proxy.ErrNeedSync, and the next
+// Apply returns that, too.
+func (d *Differ[ID, V]) writeError(n int, err error) error {
 	r, _ := errors.AsType[*Refusal[ID, V]](err)
 	if n > 0 || r != nil && slices.ContainsFunc(r.Failures, func(f Failure[ID, V]) bool { return f.Drift }) {
 		err = fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
@@ -133,17 +145,18 @@ func (d *Differ[ID, V]) failed(n int, err error) error {
 	return err
 }
 
-// render takes the difference that changed rows and the rest make.
+// render adds to c what changed makes different. It returns the objects that do
+// not depend on rows if they may have changed, otherwise nil.
 func (d *Differ[ID, V]) render(c *Changes[ID, V], want *proxy.State, changed *proxy.Changed, refused proxy.Refused) (constant map[ID]V) {
 	if changed.Node || changed.CIDRs {
 		for id, v := range d.constant {
-			c.had(id, v)
+			c.setOld(id, v)
 		}
-		constant = d.constants(c, want)
+		constant = d.renderConstant(c, want)
 	}
-	node := d.after(want, changed)
+	node := d.nodeAfter(want, changed)
 	for _, key := range changed.Rows {
-		d.row(c, key, d.rows[key], Row{want.Rows[key], node}, refused)
+		d.renderRow(c, key, d.rows[key], Row{want.Rows[key], node}, refused)
 	}
 	if changed.Node && d.mode.SameRows != nil {
 		done := map[proxy.PortKey]bool{}
@@ -152,34 +165,35 @@ func (d *Differ[ID, V]) render(c *Changes[ID, V], want *proxy.State, changed *pr
 		}
 		for key, r := range d.rows {
 			if !done[key] && !d.mode.SameRows(r.Node, node) {
-				d.row(c, key, r, Row{r.ServicePort, node}, refused)
+				d.renderRow(c, key, r, Row{r.ServicePort, node}, refused)
 			}
 		}
 	}
 	for _, key := range changed.HealthChecks {
-		d.healthCheck(d.checks[key], c.Remove)
-		d.healthCheck(want.HealthChecks[key], c.Add)
+		d.renderHealthCheck(d.checks[key], c.Remove)
+		d.renderHealthCheck(want.HealthChecks[key], c.Add)
 	}
-	c.share(d.refs)
+	c.addShared(d.refs)
 	return constant
 }
 
-// contested asks for a Sync if a row is to get a frontend that a refused one has
-// in its earlier form: either would take it from the other later.
-func (d *Differ[ID, V]) contested(want *proxy.State, changed *proxy.Changed, refused proxy.Refused) error {
-	if len(d.stuck)+len(refused) == 0 {
+// checkFrontends returns proxy.ErrNeedSync if a row is about to get a frontend that
+// a refused row has in its earlier version, which is still in force: writing
+// either row later would remove the frontend of the other.
+func (d *Differ[ID, V]) checkFrontends(want *proxy.State, changed *proxy.Changed, refused proxy.Refused) error {
+	if len(d.outdated)+len(refused) == 0 {
 		return nil
 	}
 	held := map[proxy.Frontend][]proxy.PortKey{}
-	anyKind := func(f proxy.Frontend) proxy.Frontend { // two kinds cannot have the same address
+	anyKind := func(f proxy.Frontend) proxy.Frontend { // all kinds but NodePort share one address space
 		if f.Kind != proxy.NodePort {
 			f.Kind = proxy.ClusterIP
 		}
 		return f
 	}
-	for _, key := range slices.AppendSeq(slices.Collect(maps.Keys(d.stuck)), maps.Keys(refused)) {
-		_, tried := slices.BinarySearchFunc(changed.Rows, key, proxy.ComparePortKeys)
-		if old := d.rows[key].ServicePort; old != nil && (refused[key] != nil || !tried) {
+	for _, key := range slices.AppendSeq(slices.Collect(maps.Keys(d.outdated)), maps.Keys(refused)) {
+		_, retried := slices.BinarySearchFunc(changed.Rows, key, proxy.ComparePortKeys)
+		if old := d.rows[key].ServicePort; old != nil && (refused[key] != nil || !retried) {
 			for _, f := range old.Frontends {
 				held[anyKind(f)] = append(held[anyKind(f)], key)
 			}
@@ -188,9 +202,9 @@ func (d *Differ[ID, V]) contested(want *proxy.State, changed *proxy.Changed, ref
 	for _, key := range changed.Rows {
 		if sp := want.Rows[key]; sp != nil && refused[key] == nil {
 			for _, f := range sp.Frontends {
-				for _, by := range held[anyKind(f)] {
-					if by.Protocol == key.Protocol {
-						return fmt.Errorf("%w: %v is to get a frontend of %v, which is refused", proxy.ErrNeedSync, key, by)
+				for _, holder := range held[anyKind(f)] {
+					if holder.Protocol == key.Protocol {
+						return fmt.Errorf("%w: %v takes over a frontend of %v, whose change is refused", proxy.ErrNeedSync, key, holder)
 					}
 				}
 			}
@@ -199,22 +213,23 @@ func (d *Differ[ID, V]) contested(want *proxy.State, changed *proxy.Changed, ref
 	return nil
 }
 
-// after returns the node as it is after some changes.
-func (d *Differ[ID, V]) after(want *proxy.State, changed *proxy.Changed) *proxy.Node {
+// nodeAfter returns the node that is in force once the changes are made.
+func (d *Differ[ID, V]) nodeAfter(want *proxy.State, changed *proxy.Changed) *proxy.Node {
 	if changed.Node {
 		return want.Node
 	}
 	return d.node
 }
 
-func (d *Differ[ID, V]) healthCheck(h *proxy.HealthCheck, put func(ID, V)) {
+func (d *Differ[ID, V]) renderHealthCheck(h *proxy.HealthCheck, put func(ID, V)) {
 	if h != nil && d.mode.HealthCheck != nil {
 		d.mode.HealthCheck(h, put)
 	}
 }
 
-// row renders the difference between two forms of a row, unless it is refused.
-func (d *Differ[ID, V]) row(c *Changes[ID, V], key proxy.PortKey, old, cur Row, refused proxy.Refused) {
+// renderRow renders the difference between two versions of a row, unless the row is
+// refused already.
+func (d *Differ[ID, V]) renderRow(c *Changes[ID, V], key proxy.PortKey, old, cur Row, refused proxy.Refused) {
 	if refused[key] != nil {
 		return
 	}
@@ -228,33 +243,34 @@ func (d *Differ[ID, V]) row(c *Changes[ID, V], key proxy.PortKey, old, cur Row, 
 	c.owner = nil
 }
 
-func (d *Differ[ID, V]) constants(c *Changes[ID, V], want *proxy.State) map[ID]V {
+func (d *Differ[ID, V]) renderConstant(c *Changes[ID, V], want *proxy.State) map[ID]V {
 	all := map[ID]V{}
 	d.mode.Constant(want, func(id ID, v V) {
 		all[id] = v
-		c.set(id, v)
+		c.setNew(id, v)
 	})
 	return all
 }
 
-// share adds the shared objects that get their first row or lose their last.
-func (c *Changes[ID, V]) share(refs map[ID]int) {
-	for _, id := range c.begun {
+// addShared adds the shared objects that get their first user or lose their last.
+func (c *Changes[ID, V]) addShared(refs map[ID]int) {
+	for _, id := range c.newUses {
 		u := c.uses[id]
-		before, there := refs[id]
-		switch after := before + u.by; {
-		case after > 0 && !there:
-			c.set(id, u.value)
-		case after == 0 && there && c.mode.Sharing(id) == Shared:
-			c.had(id, u.value)
+		before, exists := refs[id]
+		switch after := before + u.delta; {
+		case after > 0 && !exists:
+			c.setNew(id, u.value)
+		case after == 0 && exists && c.mode.Sharing(id) == Shared:
+			c.setOld(id, u.value)
 		}
 	}
-	c.begun = nil
+	c.newUses = nil
 }
 
-// write makes the changes below a rank and returns how many parts of them were made.
-func (d *Differ[ID, V]) write(ctx context.Context, c *Changes[ID, V], below int) (n int, err error) {
-	for _, some := range c.parts(d.mode.Limit(), below) {
+// write makes the changes whose rank is below maxRank. It returns how many parts
+// were written.
+func (d *Differ[ID, V]) write(ctx context.Context, c *Changes[ID, V], maxRank int) (n int, err error) {
+	for _, some := range c.parts(d.mode.Limit(), maxRank) {
 		if err := d.mode.Write(ctx, some); err != nil {
 			return n, err
 		}
@@ -263,24 +279,24 @@ func (d *Differ[ID, V]) write(ctx context.Context, c *Changes[ID, V], below int)
 	return n, nil
 }
 
-// applied remembers what is in force now.
-func (d *Differ[ID, V]) applied(c *Changes[ID, V], want *proxy.State, changed *proxy.Changed, refused proxy.Refused) {
-	node := d.after(want, changed)
+// recordApplied remembers what is in force after an Apply.
+func (d *Differ[ID, V]) recordApplied(c *Changes[ID, V], want *proxy.State, changed *proxy.Changed, refused proxy.Refused) {
+	node := d.nodeAfter(want, changed)
 	for key := range refused {
-		d.stuck[key] = true
+		d.outdated[key] = true
 	}
 	for _, key := range changed.Rows {
 		if refused[key] != nil {
 			continue
 		}
-		delete(d.stuck, key)
+		delete(d.outdated, key)
 		if sp := want.Rows[key]; sp != nil {
 			d.rows[key] = Row{sp, node}
 		} else {
 			delete(d.rows, key)
 		}
 	}
-	if changed.Node && d.mode.SameRows != nil { // else no row depends on it
+	if changed.Node && d.mode.SameRows != nil { // otherwise no row depends on the node
 		for key, r := range d.rows {
 			if refused[key] == nil {
 				d.rows[key] = Row{r.ServicePort, node}
@@ -296,13 +312,13 @@ func (d *Differ[ID, V]) applied(c *Changes[ID, V], want *proxy.State, changed *p
 	}
 	d.node = node
 	for id, u := range c.uses {
-		d.count(id, u)
+		d.recordUse(id, u)
 	}
 }
 
-// count notes how many rows more want a shared object.
-func (d *Differ[ID, V]) count(id ID, u *use[V]) {
-	d.refs[id] += u.by
+// recordUse updates how many rows want a shared object.
+func (d *Differ[ID, V]) recordUse(id ID, u *use[V]) {
+	d.refs[id] += u.delta
 	switch {
 	case d.refs[id] > 0:
 		delete(d.idle, id)
@@ -313,8 +329,8 @@ func (d *Differ[ID, V]) count(id ID, u *use[V]) {
 	}
 }
 
-// evict takes away what lingers, if there is too much of it. What cannot go now
-// lingers on.
+// evict removes the objects that have been idle for IdleTime, if there are more
+// than MaxIdle. Those that cannot be removed now are kept for another IdleTime.
 func (d *Differ[ID, V]) evict(ctx context.Context) {
 	if len(d.idle) <= d.mode.MaxIdle {
 		return
@@ -322,48 +338,50 @@ func (d *Differ[ID, V]) evict(ctx context.Context) {
 	c := newChanges(&d.mode)
 	for id, i := range d.idle {
 		if time.Since(i.since) >= d.mode.IdleTime {
-			c.had(id, i.value)
+			c.setOld(id, i.value)
 		}
 	}
-	n, err := d.write(ctx, c, math.MaxInt)
-	for id := range c.index {
-		if err != nil && !errors.Is(d.failed(n, err), proxy.ErrNeedSync) {
+	if n, err := d.write(ctx, c, math.MaxInt); err != nil && !errors.Is(d.writeError(n, err), proxy.ErrNeedSync) {
+		for id := range c.index {
 			d.idle[id] = idle[V]{d.idle[id].value, time.Now()}
-			continue
 		}
+		return
+	}
+	for id := range c.index {
 		delete(d.idle, id)
 		delete(d.refs, id)
 	}
 }
 
-// Sync makes the kernel right whatever was there before.
+// Sync brings the kernel to the wanted state, whatever it had before. The rows it
+// returns are refused and not in force.
 func (d *Differ[ID, V]) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.rows = nil
 	refused := proxy.Refused{}
 	for {
 		c := newChanges(&d.mode)
 		err := d.sync(ctx, c, want, refused)
-		c.end(err == nil)
+		c.done(err == nil)
 		if err == nil {
 			return refused, nil
 		}
-		if !c.blame(err, refused) {
+		if !c.addRefused(err, refused) {
 			return nil, err
 		}
 	}
 }
 
 func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy.State, refused proxy.Refused) error {
-	rest, empty, err := d.mode.List(ctx, want, c.had)
+	rest, empty, err := d.mode.List(ctx, want, c.setOld)
 	if err != nil {
 		return err
 	}
-	constant := d.constants(c, want)
+	constant := d.renderConstant(c, want)
 	d.refs, d.idle = map[ID]int{}, map[ID]idle[V]{}
 	rows := make(map[proxy.PortKey]Row, len(want.Rows))
-	for key := range d.keys(want) {
+	for key := range d.syncOrder(want) {
 		r := Row{want.Rows[key], want.Node}
-		if d.row(c, key, Row{}, r, refused); refused[key] == nil {
+		if d.renderRow(c, key, Row{}, r, refused); refused[key] == nil {
 			rows[key] = r
 		}
 		if empty && c.size >= d.mode.Limit() {
@@ -378,9 +396,9 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 		}
 	}
 	for _, h := range want.HealthChecks {
-		d.healthCheck(h, c.Add)
+		d.renderHealthCheck(h, c.Add)
 	}
-	c.share(d.refs)
+	c.addShared(d.refs)
 	if d.rewritten = (proxy.Rewritten{}); !empty {
 		d.rewritten = c.rewritten()
 	}
@@ -388,21 +406,22 @@ func (d *Differ[ID, V]) sync(ctx context.Context, c *Changes[ID, V], want *proxy
 		return err
 	}
 	for id, u := range c.uses {
-		d.count(id, u)
+		d.recordUse(id, u)
 	}
-	d.stuck = map[proxy.PortKey]bool{}
+	d.outdated = map[proxy.PortKey]bool{}
 	d.rows, d.checks, d.node, d.constant = rows, map[proxy.HealthCheckKey]*proxy.HealthCheck{}, want.Node, constant
 	maps.Copy(d.checks, want.HealthChecks)
 	return nil
 }
 
-// stream writes what has been rendered, but for what makes it live. A kernel
-// that has nothing takes it in any order of rows, and nobody need hold all.
+// stream writes the changes rendered so far, except for those that put them into
+// effect, so that a first Sync never holds all changes in memory. It may only be
+// used if the kernel has no objects: then rows may be written in any order.
 func (d *Differ[ID, V]) stream(ctx context.Context, c *Changes[ID, V]) error {
-	c.share(d.refs)
+	c.addShared(d.refs)
 	if _, err := d.write(ctx, c, d.mode.Live); err != nil {
 		return err
 	}
-	c.keep(d.mode.Live)
+	c.dropBelow(d.mode.Live)
 	return nil
 }

@@ -1,16 +1,18 @@
-// Package differ brings what a dataplane has in the kernel from what is there
-// to what is wanted, for every mode.
+// Package differ computes and writes the difference between what a dataplane
+// has in the kernel and what is wanted. Every mode uses it.
 //
-// What is in the kernel is objects: an ID says which, a value what it is like.
-// A mode says, as a [Mode], what rows and the node render to, in what order
-// objects come and go, how they are listed and how they are written. The
-// [Differ] remembers which rows are in force and how many of them share an
-// object. Apply takes the difference between the old and the new rendering of
-// the rows that changed; Sync between what is listed and the rendering of all
-// rows. Either way the outcome is [Changes], which are written in parts: one if
-// it is small, else several in an order in which nothing is missing in between.
-// A row that the kernel refuses is left out, and the rest is tried again.
+// To the differ, the kernel holds objects: an ID identifies an object, a value
+// describes it. A mode supplies a [Mode]: what rows and the node render to, in
+// what order objects are added and removed, how they are listed and how they are
+// written. The [Differ] remembers which rows are in force and how many rows share
+// an object. Apply compares the old and the new rendering of the rows that
+// changed; Sync compares what the kernel lists with the rendering of all rows.
+// Either way the result is [Changes]. If they are small they are written in one
+// part, otherwise in several parts, ordered so that no intermediate state lacks
+// an object that another one needs. If the kernel refuses a row, the row is left
+// out and the rest is written again.
 //
-// A mode that renders a large row as the difference of its two forms pays for
-// an endpoint what an endpoint costs.
+// The cost of replacing one endpoint of a large row does not depend on the size
+// of the row if the mode's Row function renders only what differs between the two
+// versions of the row.
 package differ

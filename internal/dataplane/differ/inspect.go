@@ -8,9 +8,10 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Inspect compares what a row has in the kernel with what was written, and beside
-// it some of what does not depend on rows; nil: nothing of that. It returns the
-// row, without a ServicePort if there is none.
+// Inspect compares what the kernel has of a row with what was written, and also
+// the objects for which constant returns true among those that do not depend on
+// rows; constant may be nil. It returns the row, with a nil ServicePort if it is
+// not in force.
 func (d *Differ[ID, V]) Inspect(ctx context.Context, key proxy.PortKey, constant func(ID) bool) (row Row, out proxy.Inspected, err error) {
 	want, have := map[ID]V{}, map[ID]V{}
 	if row, err = d.Objects(key, func(id ID, v V) { want[id] = v }); err != nil {

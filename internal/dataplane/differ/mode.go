@@ -9,78 +9,85 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Mode is what a dataplane tells of itself. All but Write is free of effects on
-// the kernel.
+// Mode describes a dataplane to a [Differ]. Only Write changes the kernel.
 type Mode[ID comparable, V any] struct {
-	// Constant renders what does not depend on rows.
+	// Constant renders the objects that do not depend on rows.
 	Constant func(want *proxy.State, add func(ID, V))
 
-	// Row renders the difference between two forms of a row, either of which may
-	// be nil: what it removes and adds. An error refuses the row.
+	// Row renders the difference between two versions of a row: what cur no longer
+	// needs and what it needs. Either version may be absent. An error refuses the row.
 	Row func(old, cur Row, out *Changes[ID, V]) error
 
-	// HealthCheck renders what lets load balancers ask; nil: nothing does.
+	// HealthCheck renders the objects that admit health checks of load balancers.
+	// Nil if there are none.
 	HealthCheck func(h *proxy.HealthCheck, add func(ID, V))
 
-	// SameRows reports whether rows render alike for two nodes; nil: always.
+	// SameRows reports whether all rows render the same for both nodes. Nil if they
+	// always do.
 	SameRows func(a, b *proxy.Node) bool
 
-	// Same reports whether two values are.
+	// Same reports whether two values are equal.
 	Same func(a, b V) bool
 
-	// Sharing says whether several rows may want an object.
+	// Sharing returns whether several rows may want an object.
 	Sharing func(ID) Sharing
 
-	// Order says when a change of all these is written, Size how much it is.
+	// Order returns when a change is written, in relation to all changes of this
+	// step. Size returns its share of Limit.
 	Order func(all *Changes[ID, V], c *Change[ID, V]) Order
 	Size  func(*Change[ID, V]) int
 
-	// Limit is how much is written at once.
+	// Limit returns the size above which changes are written in several parts.
 	Limit func() int
 
-	// Live is the rank of what makes all that comes before take effect. When the
-	// kernel has nothing, what is below it is written while rows are rendered.
+	// Live is the rank of the changes that put everything of a lower rank into
+	// effect. If the kernel has no objects, changes of a lower rank are written while
+	// rows are still being rendered.
 	Live int
 
-	// List gives every object that the kernel has. Empty says that none of them
-	// is in force; then nothing more is asked for. Rest, if it is not nil, gives
-	// the objects that are listed when rows have been rendered.
+	// List calls have for every object in the kernel. If it returns empty, none of
+	// them is in force, and rest is not called. A rest that is not nil lists the
+	// remaining objects; it is called after all rows have been rendered.
 	List func(ctx context.Context, want *proxy.State, have func(ID, V)) (rest func() error, empty bool, err error)
 
-	// Write makes some changes. An error is a [Refusal], or all or nothing
-	// happened to them: proxy.ErrNeedSync if nobody knows which.
+	// Write makes some changes, all or none. The error is a [Refusal] if single
+	// changes were refused. It wraps proxy.ErrNeedSync if it is not known which
+	// changes were made; otherwise none was.
 	Write func(ctx context.Context, some []*Change[ID, V]) error
 
-	// Read gives what the kernel has of some objects, each asked for by its key, and
-	// what it has in their place besides. It lists nothing but what is a row's.
+	// Read calls have for those of some objects that the kernel has, and for objects
+	// that it has in their place. It looks up each object by its key; it lists at
+	// most what belongs to a single row.
 	Read func(ctx context.Context, some []ID, have func(ID, V)) error
 
-	// Difference tells what an object should be and is; nil: it is not there.
+	// Difference describes an object that is not as wanted. Either value may be nil:
+	// the object is not wanted, or the kernel does not have it.
 	Difference func(id ID, want, have *V) proxy.Difference
 
-	// Objects that linger stay for IdleTime when no row wants them, and for
-	// longer if there are no more than MaxIdle of them.
+	// Objects that linger are kept for at least IdleTime after the last row stopped
+	// using them, and indefinitely while there are at most MaxIdle of them.
 	MaxIdle  int
 	IdleTime time.Duration
 }
 
-// Row is a row on a node; without a ServicePort there is none.
+// Row is a row on a node. A nil ServicePort means that there is no row.
 type Row struct {
 	*proxy.ServicePort
 	Node *proxy.Node
 }
 
-// Sharing says whether several rows may want an object, and what happens to it
-// when the last one does no more.
+// Sharing is whether several rows may want an object, and what happens to it when
+// no row does any longer.
 type Sharing uint8
 
 const (
-	Unshared Sharing = iota
-	Shared           // it goes with the last row
-	Lingers          // it stays for a while
+	Unshared Sharing = iota // at most one row wants it
+	Shared                  // it is removed with the last row that wants it
+	Lingers                 // it is kept for a while; see Mode.MaxIdle
 )
 
-// Refusal says that the kernel took none of some changes because of single ones.
+// Refusal is the error of a Write of which nothing took effect because the kernel
+// refused single changes.
 type Refusal[ID comparable, V any] struct {
 	Failures []Failure[ID, V]
 }
@@ -89,7 +96,7 @@ type Refusal[ID comparable, V any] struct {
 type Failure[ID comparable, V any] struct {
 	Change *Change[ID, V]
 	Err    error
-	Drift  bool // the kernel is not as it was left; no row is to blame
+	Drift  bool // the kernel's state is not as we left it; the row is not at fault
 }
 
 func (r *Refusal[ID, V]) Error() string {
@@ -107,9 +114,10 @@ func (r *Refusal[ID, V]) Unwrap() []error {
 	return errs
 }
 
-// blame adds the rows that are to blame for an error to the refused ones. It
-// reports false if there is a failure that is no row's fault, or no new row.
-func (c *Changes[ID, V]) blame(err error, refused proxy.Refused) bool {
+// addRefused adds the rows that caused a [Refusal] to refused. It returns false if
+// the error is not a Refusal, if a failure cannot be attributed to a row, or if
+// all the rows were refused before: then trying again without them does not help.
+func (c *Changes[ID, V]) addRefused(err error, refused proxy.Refused) bool {
 	r, ok := errors.AsType[*Refusal[ID, V]](err)
 	if !ok {
 		return false
@@ -124,7 +132,7 @@ func (c *Changes[ID, V]) blame(err error, refused proxy.Refused) bool {
 			return false
 		}
 		if found[*rows[0]] {
-			continue // a consequence of what failed before
+			continue // a consequence of the row's earlier failure
 		}
 		if f.Drift {
 			return false

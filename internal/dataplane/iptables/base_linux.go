@@ -10,8 +10,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// The chains that rows share. Rules of rows come first in those whose constant
-// rules must be last, and last in the others.
+// The chains that rows share. See rowsFirst for the order of their rules.
 var (
 	dispatch       = chainRef{nat, kubeServices}
 	dispatchPort   = chainRef{nat, kubeNodePorts}
@@ -24,60 +23,63 @@ var (
 
 var sharedChains = []chainRef{dispatch, dispatchPort, emptyClusterIP, emptyExternal, restricted, nodePortFilter, clusterIPs}
 
-// rowsFirst reports whether rules of rows come before the constant ones.
+// rowsFirst reports whether the rules of rows come before the constant rules of a
+// chain.
 func (p chainRef) rowsFirst() bool { return p == dispatch || p == emptyClusterIP }
 
-// nodeMatches is what rules of one family have to know of the node.
+// nodeMatches is what the rules of one family depend on of the node.
 type nodeMatches struct {
-	family      proxy.Family
-	node        *proxy.Node
-	pods        []string   // matches for our pods' traffic
-	ofClusterIP treatments // which clients a ClusterIP hides
-	nodePorts   []string   // matches for addresses that take NodePorts
-	resetTCP    bool       // refuse TCP by a reset
+	family    proxy.Family
+	node      *proxy.Node
+	pods      []string   // matches for traffic of local pods
+	clusterIP treatments // which clients of a ClusterIP are masqueraded
+	nodePorts []string   // matches for addresses that serve NodePorts
+	resetTCP  bool       // refuse TCP connections by a reset
 }
 
+// matches returns the nodeMatches of a node. It remembers those of two nodes.
 func (f *family) matches(n *proxy.Node) *nodeMatches {
-	for _, v := range f.nodes {
-		if v != nil && v.node == n {
-			return v
+	for _, m := range f.recentMatches {
+		if m != nil && m.node == n {
+			return m
 		}
 	}
-	v := newNodeMatches(f.Family, n)
-	v.resetTCP = f.resetTCP
-	f.nodes = [2]*nodeMatches{v, f.nodes[0]}
-	return v
+	m := newNodeMatches(f.Family, n)
+	m.resetTCP = f.resetTCP
+	f.recentMatches = [2]*nodeMatches{m, f.recentMatches[0]}
+	return m
 }
 
 func newNodeMatches(f proxy.Family, n *proxy.Node) *nodeMatches {
-	v := &nodeMatches{family: f, node: n}
+	m := &nodeMatches{family: f, node: n}
 	for _, p := range proxy.PrefixesOf(n.LocalPods.Sources, f) {
-		v.pods = append(v.pods, from(p))
+		m.pods = append(m.pods, from(p))
 	}
 	if name := n.LocalPods.Interface; name != "" {
 		if n.LocalPods.IsPrefix {
 			name += "+"
 		}
-		v.pods = append(v.pods, "-i "+name+" ")
+		m.pods = append(m.pods, "-i "+name+" ")
 	}
-	// Whom a ClusterIP hides depends on the node alone: any row tells.
+	// Which clients of a ClusterIP are masqueraded depends on the node only: it is the
+	// same for any row.
 	anyRow := &proxy.ServicePort{Key: proxy.PortKey{Family: f}}
 	for origin, route := range anyRow.Policy(proxy.ClusterIP, n) {
-		v.ofClusterIP[origin].mark = route.Masquerade
+		m.clusterIP[origin].mark = route.Masquerade
 	}
 	within, except := n.NodePortAddresses(f)
 	for _, p := range within {
-		v.nodePorts = append(v.nodePorts, destinations(p, except)...)
+		m.nodePorts = append(m.nodePorts, destinations(p, except)...)
 	}
-	return v
+	return m
 }
 
-// same reports whether rows have the same rules on two nodes.
-func (v *nodeMatches) same(o *nodeMatches) bool {
-	return v.ofClusterIP == o.ofClusterIP && slices.Equal(v.pods, o.pods) && slices.Equal(v.nodePorts, o.nodePorts)
+// same reports whether all rows have the same rules on both nodes.
+func (m *nodeMatches) same(o *nodeMatches) bool {
+	return m.clusterIP == o.clusterIP && slices.Equal(m.pods, o.pods) && slices.Equal(m.nodePorts, o.nodePorts)
 }
 
-// destinations returns matches for the addresses of a prefix, except some.
+// destinations returns matches that together cover a prefix without the exceptions.
 func destinations(p netip.Prefix, except []netip.Prefix) []string {
 	i := slices.IndexFunc(except, p.Overlaps)
 	switch {
@@ -95,22 +97,24 @@ func destinations(p netip.Prefix, except []netip.Prefix) []string {
 	return append(destinations(low, except), destinations(netip.PrefixFrom(middle, p.Bits()+1), except)...)
 }
 
-// from and to match addresses; every address needs no match.
-func from(p netip.Prefix) string { return address("-s", p) }
-func to(p netip.Prefix) string   { return address("-d", p) }
+// from and to return a match for the addresses of a prefix; empty if that is every
+// address.
+func from(p netip.Prefix) string { return addressMatch("-s", p) }
+func to(p netip.Prefix) string   { return addressMatch("-d", p) }
 
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-func address(option string, p netip.Prefix) string {
+func addressMatch(option string, p netip.Prefix) string {
 	if p.Bits() == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s %s/%d ", option, printed(p.Masked().Addr()), p.Bits())
+	return fmt.Sprintf("%s %s/%d ", option, formatAddr(p.Masked().Addr()), p.Bits())
 }
 
-// printed returns an address as iptables-save prints it, which is as inet_ntop of glibc
-// does: the end of one whose first six groups alone are zero is that of IPv4.
-func printed(a netip.Addr) string {
+// formatAddr formats an address as iptables-save prints it, which is as inet_ntop of
+// glibc does: if only the first six groups are zero, the end is written as an IPv4
+// address.
+func formatAddr(a netip.Addr) string {
 	b := a.As16()
 	if a.Is6() && [12]byte(b[:]) == [12]byte{} && (b[12] != 0 || b[13] != 0) {
 		return "::" + netip.AddrFrom4([4]byte(b[12:])).String()
@@ -124,8 +128,8 @@ const (
 	fromLocal = "-m addrtype --src-type LOCAL "
 )
 
-func (v *nodeMatches) reject() string {
-	return "-j REJECT --reject-with " + [...]string{"icmp", "icmp6"}[v.family] + "-port-unreachable"
+func (m *nodeMatches) reject() string {
+	return "-j REJECT --reject-with " + [...]string{"icmp", "icmp6"}[m.family] + "-port-unreachable"
 }
 
 func (d *Dataplane) constant(want *proxy.State, add func(id, value)) {
@@ -136,10 +140,10 @@ func (d *Dataplane) constant(want *proxy.State, add func(id, value)) {
 	}
 }
 
-// constants returns the rules that do not depend on rows, by chain. The chains
-// that rows share are among them, most of them without any rule.
+// constants returns the rules that do not depend on rows, by chain. It has all chains
+// that rows share, most of them without a rule.
 func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]string {
-	v := f.matches(want.Node)
+	m := f.matches(want.Node)
 	bit := fmt.Sprintf("%#x", uint32(1)<<d.settings.MasqueradeBit)
 	out := map[chainRef][]string{
 		{nat, kubeMark}: {"-j MARK --set-xmark " + bit + "/" + bit},
@@ -148,7 +152,7 @@ func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]strin
 			"-j MARK --set-xmark " + bit + "/0x0",
 			comment("kubernetes service traffic requiring SNAT") + "-j MASQUERADE --random-fully",
 		},
-		{nat, kubeMarkOther}: v.byOrigin(v.ofClusterIP, ""),
+		{nat, kubeMarkOther}: m.byOrigin(m.clusterIP, ""),
 		{filter, kubeForward}: {
 			comment("kubernetes forwarding rules") + "-m mark --mark " + bit + "/" + bit + " -j ACCEPT",
 			comment("kubernetes forwarding conntrack rule") + "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
@@ -158,43 +162,44 @@ func (d *Dataplane) constants(f *family, want *proxy.State) map[chainRef][]strin
 	if !d.liberal {
 		out[chainRef{filter, kubeForward}] = slices.Insert(out[chainRef{filter, kubeForward}], 0, "-m conntrack --ctstate INVALID "+comment(invalidDropped.comment)+"-j DROP")
 	}
-	if f.Family == proxy.IPv4 && want.Node.OpensLoopback() { // this one only counts
+	if f.Family == proxy.IPv4 && want.Node.OpensLoopback() { // a rule without a target, for its counter
 		out[chainRef{nat, kubePost}] = slices.Insert(out[chainRef{nat, kubePost}], 1,
 			comment(localhostAccepted.comment)+"-m conntrack --ctstate DNAT --ctorigdst 127.0.0.0/8")
 	}
 	for _, p := range sharedChains {
 		out[p] = nil
 	}
-	for _, match := range v.nodePorts {
+	for _, match := range m.nodePorts {
 		out[dispatch] = append(out[dispatch], match+
 			comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")+toLocal+"-j "+kubeNodePorts)
 	}
 	if f.Family == proxy.IPv4 && want.Node.OpensLoopback() {
-		// The guard lets pass what is translated. What comes in has no link yet that it goes out by.
+		// The loopback guard accepts translated packets, so those of other hosts must not be
+		// translated. In PREROUTING a packet has no outgoing link yet, so "! -o lo" matches it.
 		out[dispatchPort] = []string{"-d 127.0.0.0/8 ! -o lo " + comment("loopback is not for others") + "-j RETURN"}
 	}
 	if f.Family == proxy.IPv4 && d.guard.InForce {
 		out[nodePortFilter] = []string{loopbackGuard(d.guard)}
 	}
 	maps.Copy(out, jumps)
-	out[emptyClusterIP] = unanswered(proxy.PrefixesOf(want.CIDRs, f.Family))
+	out[emptyClusterIP] = clusterIPRules(proxy.PrefixesOf(want.CIDRs, f.Family))
 	return out
 }
 
-// treatment is what is done with packets of one origin.
+// treatment is what rules do with packets of one origin.
 type treatment struct {
 	mark bool   // for masquerade
-	next string // the chain that they go on to; empty: back
+	next string // the chain to jump to; empty to return
 }
 
-// treatments are those of each of [proxy.Origins].
+// treatments has a treatment for each of [proxy.Origins].
 type treatments [len(proxy.Origins)]treatment
 
-// byOrigin returns the rules that treat each origin as it should be. Their
-// comments end with a text; without one there are none.
-func (v *nodeMatches) byOrigin(do treatments, text string) []string {
+// byOrigin returns the rules that treat packets by their origin. Text is the end of
+// their comments; if it is empty, they have none.
+func (m *nodeMatches) byOrigin(do treatments, text string) []string {
 	var rules []string
-	say := func(what string) string {
+	commentFor := func(what string) string {
 		if text == "" || what == "" {
 			return ""
 		}
@@ -202,18 +207,18 @@ func (v *nodeMatches) byOrigin(do treatments, text string) []string {
 	}
 	add := func(source, kind string, t treatment, marked, sent string) {
 		if t.mark {
-			rules = append(rules, source+say(marked)+kind+"-j "+kubeMark)
+			rules = append(rules, source+commentFor(marked)+kind+"-j "+kubeMark)
 		}
 		switch {
 		case t.next != "":
-			rules = append(rules, source+say(sent)+kind+"-j "+t.next)
+			rules = append(rules, source+commentFor(sent)+kind+"-j "+t.next)
 		case source+kind != "":
 			rules = append(rules, source+kind+"-j RETURN")
 		}
 	}
 	pod, node, other := do[proxy.OurPod], do[proxy.ThisNode], do[proxy.Elsewhere]
 	if pod != node || pod != other {
-		for _, source := range v.pods {
+		for _, source := range m.pods {
 			add(source, "", pod, "masquerade pod traffic", "pod traffic")
 		}
 	}
@@ -224,12 +229,13 @@ func (v *nodeMatches) byOrigin(do treatments, text string) []string {
 	return rules
 }
 
-// unanswered takes the node's own packets past the external frontends, which
-// those of others come by on their way. Then it refuses other ports of
-// ClusterIPs, and is silent for addresses that no Service has. Where the ranges
-// are known, other traffic is spared the walk through all ClusterIPs. Nobody
-// translates what goes to a socket of mode userspace.
-func unanswered(cidrs []netip.Prefix) []string {
+// clusterIPRules returns the constant rules of KUBE-SERVICES in table filter. They send
+// packets of the node itself to the chain for external frontends; other packets get
+// there from INPUT and FORWARD. Then they reject other ports of ClusterIPs, and drop
+// packets to addresses that no Service has. If the ServiceCIDRs are known, other
+// traffic does not have to pass the rules of all ClusterIPs. Packets to a socket of
+// mode userspace are not translated and must not be refused.
+func clusterIPRules(cidrs []netip.Prefix) []string {
 	rules := []string{fromLocal + "-j " + kubeExternal, fmt.Sprintf("-m mark --mark %#x/%#[1]x -j RETURN", mode.SocketMark)}
 	if len(cidrs) == 0 {
 		return append(rules, "-j "+kubeAddresses)
@@ -240,7 +246,7 @@ func unanswered(cidrs []netip.Prefix) []string {
 	return rules
 }
 
-// The rules that make everything else live.
+// The jumps from built-in chains, which put all other rules into effect.
 var (
 	toExternal       = newFlow + comment("kubernetes externally-visible service portals") + "-j " + kubeExternal
 	toServices       = newFlow + comment("kubernetes service portals") + "-j " + kubeServices
@@ -251,8 +257,8 @@ var (
 	toPostrouting    = comment("kubernetes postrouting rules") + "-j " + kubePost
 )
 
-// jumps has them by chain, in order. They are kube-proxy's, none more: it can
-// unlink us.
+// jumps has them by chain, in order. They are exactly those of kube-proxy, so that its
+// clean-up removes them, too.
 var jumps = map[chainRef][]string{
 	{filter, "INPUT"}:    {toExternal, toFirewall, toNodePortFilter},
 	{filter, "FORWARD"}:  {toExternal, toServices, toFirewall, toForward},

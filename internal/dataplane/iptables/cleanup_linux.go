@@ -19,38 +19,39 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Cleanup removes our chains, those of kube-proxy's iptables and ipvs modes, the
-// jumps to them, in both variants, and the sets they refer to, but for what an open dataplane has made
-// its own. Tables stay when they are empty: they are nobody's. It returns a line
-// for each table. If a service proxy opened loopback, it is closed again before
-// its guard goes.
+// Cleanup removes, in both variants, our chains, those of kube-proxy's iptables and ipvs
+// modes, the jumps to them and the IP sets they refer to. If an open dataplane is of this
+// mode, its variant is left alone. Empty tables stay, because they belong to no program.
+// Cleanup returns a line for each table. If a service proxy set route_localnet, Cleanup
+// resets it before it removes the loopback guard.
 func Cleanup(ctx context.Context, _ mode.Settings, open proxy.Dataplane) (removed []string, err error) {
-	var but ipt.Variant
+	var except ipt.Variant
 	if own, ok := open.(*Dataplane); ok {
-		but = own.variant
+		except = own.variant
 	}
-	removed, err = realHost().cleanup(ctx, but, mode.KeepsLoopback(open))
+	removed, err = realHost().cleanup(ctx, except, mode.KeepsLoopback(open))
 	sets, failed := ipSets{ipset.Names, ipset.Destroy}.remove(ctx)
 	return append(removed, sets...), errors.Join(err, failed)
 }
 
-// traces returns what we and kube-proxy left that tells who opened loopback, in
-// all variants but one that the caller has looked at.
-func traces(ctx context.Context, but ipt.Variant) (all localnet.Traces, err error) {
-	found, err := realHost().findAll(ctx, but)
+// traces returns what shows whether we or kube-proxy set route_localnet, in all variants
+// except one.
+func traces(ctx context.Context, except ipt.Variant) (all localnet.Traces, err error) {
+	found, err := realHost().findAll(ctx, except)
 	for _, l := range found {
 		all = all.And(l.loopback.Traces)
 	}
 	return all, err
 }
 
-// hostTables is the kernel and the programs, in the calling thread's network namespace.
+// hostTables gives access to the tables of a host. Tests replace it.
 type hostTables struct {
 	open    func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error)
 	uses    func(ipt.Family, ipt.Variant) (ipt.Uses, error)
 	sysctls sysctl.Interface
 }
 
+// realHost returns the tables of the calling thread's network namespace.
 func realHost() *hostTables {
 	open := func(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Interface, error) {
 		if v == ipt.Legacy {
@@ -63,21 +64,22 @@ func realHost() *hostTables {
 	return &hostTables{open: open, uses: ipt.CountUses, sysctls: sysctl.Kernel{}}
 }
 
-// leftovers is the tables of one family and variant that have chains of ours.
+// leftovers is what the tables of one family and variant contain, if chains of ours are
+// among it.
 type leftovers struct {
 	name     string // of the family and variant
 	variant  ipt.Variant
 	programs ipt.Interface
 	tables   []string
 	saved    map[chainRef]*ipt.Chain
-	loopback loopbackState // nothing for IPv6
+	loopback loopbackState // zero for IPv6
 }
 
-// findAll looks into the tables of both families, but not of one variant.
-func (h *hostTables) findAll(ctx context.Context, but ipt.Variant) (found []*leftovers, err error) {
+// findAll returns the leftovers of both families, in all variants except one.
+func (h *hostTables) findAll(ctx context.Context, except ipt.Variant) (found []*leftovers, err error) {
 	for _, v := range ipt.Variants() {
 		for _, f := range ipt.Families() {
-			if v == but {
+			if v == except {
 				continue
 			}
 			l, failed := h.find(ctx, f, v)
@@ -89,21 +91,21 @@ func (h *hostTables) findAll(ctx context.Context, but ipt.Variant) (found []*lef
 	return found, err
 }
 
-// find looks into the tables. Programs that are not installed are an error only
-// if there is something for them to remove.
+// find returns the leftovers of one family and variant. It is an error that programs are
+// not installed only if there is something for them to remove.
 func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*leftovers, error) {
 	l := &leftovers{name: ipt.Name(f, v), variant: v}
 	uses, err := h.uses(f, v)
 	if err != nil {
-		return l, fmt.Errorf("look for kube-proxy's chains: %w", err)
+		return l, fmt.Errorf("find kube-proxy's chains: %w", err)
 	}
-	var hold []string
+	var withChains []string
 	for _, table := range []string{nat, filter, mangle} {
 		if slices.ContainsFunc(slices.Collect(maps.Keys(uses[table])), func(chain string) bool { return owns(table, chain) }) {
-			hold = append(hold, table)
+			withChains = append(withChains, table)
 		}
 	}
-	if len(hold) == 0 {
+	if len(withChains) == 0 {
 		return l, nil
 	}
 	var tables []ipt.Table
@@ -111,9 +113,9 @@ func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*le
 		tables, err = l.programs.Save(ctx)
 	}
 	if err != nil {
-		return l, fmt.Errorf("look for kube-proxy's chains in %s: %w", strings.Join(hold, " and "), err)
+		return l, fmt.Errorf("find kube-proxy's chains in %s: %w", strings.Join(withChains, " and "), err)
 	}
-	if l.saved = index(tables); f == ipt.IPv4 {
+	if l.saved = indexChains(tables); f == ipt.IPv4 {
 		l.loopback = loopbackOf(l.saved)
 	}
 	for _, t := range tables {
@@ -121,17 +123,19 @@ func (h *hostTables) find(ctx context.Context, f ipt.Family, v ipt.Variant) (*le
 			l.tables = append(l.tables, t.Name)
 		}
 	}
-	for _, name := range hold {
+	for _, name := range withChains {
 		if !slices.Contains(l.tables, name) {
-			// iptables-nft leaves out tables that hold what only the nft program can write.
-			err = errors.Join(err, fmt.Errorf("read kube-proxy's chains in table %s: %s shows none of it", name, l.name))
+			err = errors.Join(err, fmt.Errorf("read kube-proxy's chains in table %s: %s cannot list a table with rules that only nft can write, remove the chains with nft", name, l.name))
 		}
 	}
 	return l, err
 }
 
-func (h *hostTables) cleanup(ctx context.Context, but ipt.Variant, keepLoopback bool) (removed []string, err error) {
-	found, err := h.findAll(ctx, but)
+// cleanup removes the leftovers of all variants except one. If it cannot reset
+// route_localnet, it keeps the guard and returns an error, unless the only guard is
+// kubelet's, which stays anyway.
+func (h *hostTables) cleanup(ctx context.Context, except ipt.Variant, keepLoopback bool) (removed []string, err error) {
+	found, err := h.findAll(ctx, except)
 	var all loopbackState
 	for _, l := range found {
 		all.Traces, all.others = all.And(l.loopback.Traces), all.others || l.loopback.others
@@ -161,12 +165,12 @@ func (h *hostTables) cleanup(ctx context.Context, but ipt.Variant, keepLoopback 
 	return removed, err
 }
 
-// restoreAttempts bounds how often a table is looked at anew because another
-// process changed it between the look and the removal.
+// restoreAttempts bounds how often a removal is tried. It fails if another process changes
+// the table after it was saved.
 const restoreAttempts = 3
 
-// remove removes what of a table nobody else uses, but for a guard that is kept.
-// It returns what it removed, empty if nothing.
+// remove removes our chains from a table, except for those that other programs use and for
+// a guard that is kept. It describes what it removed, or returns "" if that is nothing.
 func (l *leftovers) remove(ctx context.Context, table string) (string, error) {
 	where := fmt.Sprintf("table %s of %s", table, l.name)
 	for attempt := 1; ; attempt++ {
@@ -179,10 +183,10 @@ func (l *leftovers) remove(ctx context.Context, table string) (string, error) {
 		if err == nil {
 			return where + ": " + what, r.inUse(where)
 		}
-		again := attempt < restoreAttempts && !errors.Is(err, ipt.ErrLocked) // that was waited for long enough
+		again := attempt < restoreAttempts && !errors.Is(err, ipt.ErrLocked) // the restore has waited for the lock already
 		if again {
 			tables, failed := l.programs.Save(ctx)
-			l.saved = index(tables)
+			l.saved = indexChains(tables)
 			err, again = errors.Join(err, failed), failed == nil
 		}
 		if !again {
@@ -191,20 +195,19 @@ func (l *leftovers) remove(ctx context.Context, table string) (string, error) {
 	}
 }
 
-// removal is what takes our chains out of a table: of what is there, all that is
-// not kept.
+// removal removes our chains from a table: all of have except for kept.
 type removal struct {
-	there, kept map[id]value
-	users       map[chainRef]string // our chains that stay, and the chain that goes to each
+	have, kept map[id]value
+	users      map[chainRef]string // our chains that stay because another chain, the value, jumps to them
 }
 
-// newRemoval tells our chains of a table from others'. A chain that another
-// program goes to stays as it is, and with it all it leads to, because taking it
-// away would change what that program does. A guard stays, and the way to it.
+// newRemoval finds our chains in a table. A chain that another program jumps to stays as it
+// is, and with it all chains that it leads to, because removing them would change what that
+// program does. A guard that is not empty stays, and the jump to it.
 func newRemoval(table string, all map[chainRef]*ipt.Chain, guard string) *removal {
 	saved := maps.Clone(all)
 	maps.DeleteFunc(saved, func(p chainRef, _ *ipt.Chain) bool { return p.table != table })
-	r := &removal{there: map[id]value{}, kept: map[id]value{}, users: usedByOthers(saved)}
+	r := &removal{have: map[id]value{}, kept: map[id]value{}, users: usedByOthers(saved)}
 	var follow func(chainRef)
 	follow = func(from chainRef) {
 		for _, rule := range saved[from].Rules {
@@ -229,13 +232,13 @@ func newRemoval(table string, all map[chainRef]*ipt.Chain, guard string) *remova
 			v.rules = slices.DeleteFunc(entries(table, c), func(rule string) bool { return ipt.Target(rule) == guarded.chain })
 		}
 		if c.Policy != "" || !p.builtIn() && r.users[p] == "" {
-			r.there[id{chainRef: p}] = v
+			r.have[id{chainRef: p}] = v
 		}
 	}
 	return r
 }
 
-// mode is that of a dataplane that wants nothing but what is kept.
+// mode returns the Mode of a dataplane that wants only what is kept.
 func (r *removal) mode(l *leftovers) differ.Mode[id, value] {
 	give := func(all map[id]value, to func(id, value)) {
 		for x, v := range all {
@@ -245,7 +248,7 @@ func (r *removal) mode(l *leftovers) differ.Mode[id, value] {
 	return differ.Mode[id, value]{
 		Constant: func(_ *proxy.State, add func(id, value)) { give(r.kept, add) },
 		List: func(_ context.Context, _ *proxy.State, have func(id, value)) (func() error, bool, error) {
-			give(r.there, have)
+			give(r.have, have)
 			return nil, false, nil
 		},
 		Same: same, Order: order, Size: size, Limit: func() int { return maxChains(l.variant) },
@@ -253,20 +256,20 @@ func (r *removal) mode(l *leftovers) differ.Mode[id, value] {
 	}
 }
 
-// inUse returns an error for every chain that stays.
+// inUse returns the error that names every chain that stays, or nil.
 func (r *removal) inUse(where string) (err error) {
 	for _, p := range slices.SortedFunc(maps.Keys(r.users), compareChainRefs) {
-		err = errors.Join(err, fmt.Errorf("remove chain %s from %s: %w: chain %s goes to it", p.chain, where, proxy.ErrInUse, r.users[p]))
+		err = errors.Join(err, fmt.Errorf("remove chain %s from %s: %w: chain %s jumps to it", p.chain, where, proxy.ErrInUse, r.users[p]))
 	}
 	return err
 }
 
-// describe says on one line what is removed; empty if nothing is. Chains of rows
-// are counted: there may be tens of thousands.
+// describe describes on one line what is removed, or returns "" if that is nothing. It only
+// counts the chains of rows, because there may be tens of thousands.
 func (r *removal) describe() string {
 	var names []string
 	jumps, rows := 0, 0
-	for x, v := range r.there {
+	for x, v := range r.have {
 		_, kept := r.kept[x]
 		switch {
 		case x.builtIn():
@@ -280,44 +283,44 @@ func (r *removal) describe() string {
 	if jumps+rows+len(names) == 0 {
 		return ""
 	}
-	parts := []string{count(jumps, "jump")}
+	parts := []string{plural(jumps, "jump")}
 	if len(names) > 0 {
 		slices.Sort(names)
 		parts = append(parts, "chains "+strings.Join(names, ", "))
 	}
 	if rows > 0 {
-		parts = append(parts, count(rows, "chain")+" of Services and endpoints")
+		parts = append(parts, plural(rows, "chain")+" of Services and endpoints")
 	}
 	return strings.Join(parts, "; ")
 }
 
-func count(n int, what string) string {
+func plural(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// ipSets is the kernel's IP sets, of all owners.
+// ipSets gives access to all IP sets. Tests replace it.
 type ipSets struct {
 	names   func(context.Context) ([]string, error)
 	destroy func(ctx context.Context, name string) error
 }
 
 const (
-	// setWait bounds the wait for the kernel to let go of sets: nf_tables may
-	// free deleted rules, and what they refer to, a little later.
+	// setWait bounds how long to wait until sets are no longer in use: nf_tables may
+	// release deleted rules, and the sets they refer to, a little later.
 	setWait = 2 * time.Second
 	setPoll = 20 * time.Millisecond
 )
 
-// remove removes the sets of kube-proxy's ipvs mode, whose chains are gone. Those
-// that stay in use are named in the error.
+// remove removes the sets of kube-proxy's ipvs mode, whose chains have been removed before.
+// The error names sets that are still in use.
 func (k ipSets) remove(ctx context.Context) (removed []string, err error) {
 	names, err := k.names(ctx)
 	waiting, cancel := context.WithTimeout(ctx, setWait)
 	defer cancel()
-	for _, name := range slices.DeleteFunc(names, func(name string) bool { return !isSet(name) }) {
+	for _, name := range slices.DeleteFunc(names, func(name string) bool { return !isKubeProxySet(name) }) {
 		failed := k.destroy(ctx, name)
 		for errors.Is(failed, ipset.ErrBusy) && waiting.Err() == nil {
 			time.Sleep(setPoll)
@@ -328,16 +331,16 @@ func (k ipSets) remove(ctx context.Context) (removed []string, err error) {
 			removed = append(removed, "IP set "+name)
 		case errors.Is(failed, ipset.ErrBusy):
 			err = errors.Join(err, fmt.Errorf("remove IP set %s: %w", name, proxy.ErrInUse))
-		case !errors.Is(failed, syscall.ENOENT): // else another process was faster
+		case !errors.Is(failed, syscall.ENOENT): // otherwise another process has removed it
 			err = errors.Join(err, fmt.Errorf("remove IP set %s: %w", name, failed))
 		}
 	}
 	return removed, err
 }
 
-// isSet reports whether an IP set is one of kube-proxy's, by its exact name:
-// others use the prefix. The kernel keeps 31 characters of a name.
-func isSet(name string) bool {
+// isKubeProxySet reports whether an IP set is kube-proxy's, by its whole name: other programs
+// use the prefix, too. Names are cut off after 31 characters, the kernel's limit.
+func isKubeProxySet(name string) bool {
 	kinds := []string{
 		"LOOP-BACK", "CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL", "LOAD-BALANCER", "LOAD-BALANCER-FW",
 		"LOAD-BALANCER-LOCAL", "LOAD-BALANCER-SOURCE-IP", "LOAD-BALANCER-SOURCE-CIDR", "NODE-PORT-TCP",

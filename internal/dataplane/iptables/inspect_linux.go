@@ -11,17 +11,17 @@ import (
 	"sluice/internal/proxy"
 )
 
-// inspectedChains bounds how many chains one inspection reads: a program is run for
+// maxInspectedChains bounds how many chains one inspection reads: it runs a program for
 // each.
-const inspectedChains = 64
+const maxInspectedChains = 64
 
 // chainReader reads single chains.
 type chainReader interface {
 	Rules(ctx context.Context, table, chain string) (rules []string, found bool, err error)
 }
 
-// Inspect reads back the chains of a row, and those that rows share and it has rules
-// in. The order of a row's rules among those of others does not matter.
+// Inspect reads back the chains of a row, the shared chains that have rules of it, and
+// the chains with constant rules. In shared chains it ignores the order of rules.
 func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (out proxy.Inspected, err error) {
 	want := map[id]value{}
 	row, err := d.differ.Objects(what.Row, func(x id, v value) { want[x] = v })
@@ -38,8 +38,8 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (out pro
 		chains[x.chainRef] = append(chains[x.chainRef], x)
 	}
 	order := slices.SortedFunc(maps.Keys(chains), compareChainRefs)
-	if more := len(order) - inspectedChains; more > 0 {
-		order = order[:inspectedChains]
+	if more := len(order) - maxInspectedChains; more > 0 {
+		order = order[:maxInspectedChains]
 		out.Unread = fmt.Sprintf("%d more chains of the service port", more)
 	}
 	for _, p := range order {
@@ -61,13 +61,14 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (out pro
 		out.Add(len(objects), differences...)
 	}
 	if row.ServicePort != nil && row.Affinity > 0 {
-		out.RememberedNot = "the kernel's module xt_recent remembers, see /proc/net/xt_recent"
+		out.RememberedNot = "kernel module xt_recent remembers clients, see /proc/net/xt_recent"
 	}
 	return out, nil
 }
 
-// compare compares an object with the rules of its chain. A chain of our own has no
-// others; in one that rows share, and in a built-in one, ours must be among them.
+// compare compares an object with the rules of its chain, and reports whether they
+// differ. A row's own chain must have exactly its rules; a shared or built-in chain must
+// contain them.
 func (x id) compare(v value, have []string, found bool) (proxy.Difference, bool) {
 	lines := func(rules []string) string {
 		var out []string

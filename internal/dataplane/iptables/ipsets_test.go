@@ -41,12 +41,12 @@ func TestBusySets(t *testing.T) {
 
 func TestSetNamesAreKnown(t *testing.T) {
 	for _, name := range []string{"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID", "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"} {
-		if !isSet(name) {
+		if !isKubeProxySet(name) {
 			t.Errorf("%s is not known", name)
 		}
 	}
 	for _, name := range []string{"KUBE-SRC-5M6VBQYA4MVW3SXO", "KUBE-", "KUBE-CLUSTER-IP-OF-MINE", "CLUSTER-IP", "KUBE-6-CLUSTER", "kube-cluster-ip"} {
-		if isSet(name) {
+		if isKubeProxySet(name) {
 			t.Errorf("%s is taken for kube-proxy's", name)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Mode is the iptables mode, in the variant that the host uses.
+// Mode returns the iptables mode, in the variant that the host uses.
 func Mode() mode.Mode {
 	return mode.Mode{
 		Name: "iptables", Probe: Probe, Prepare: Prepare, Needed: Needed, Open: mode.Opener(Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds,
@@ -28,23 +28,23 @@ func Mode() mode.Mode {
 	}
 }
 
-// Dataplane writes rows to iptables of one network namespace.
+// Dataplane writes rows to the iptables of one network namespace.
 type Dataplane struct {
 	settings mode.Settings
 	variant  ipt.Variant
 	counts   counts
 	sysctls  sysctl.Interface
 	families []*family
-	liberal  bool // connection tracking does not call packets invalid that are out of window
+	liberal  bool // connection tracking accepts TCP packets outside the window
 	localnet *localnet.Setting
 	guard    localnet.Guard
 	differ   *differ.Differ[id, value]
 	syncing  bool
 
-	sayAffinity sync.Once // how many clients are remembered
+	logAffinityLimit sync.Once
 }
 
-// Open finds the programs of the variant that the host uses. It writes nothing.
+// Open opens the dataplane in the variant that the host uses. It writes nothing.
 func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 	v, err := hostVariant(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 	return OpenVariant(ctx, s, v)
 }
 
-// OpenVariant is Open for a variant, whichever the host uses.
+// OpenVariant is like Open, but in the given variant.
 func OpenVariant(ctx context.Context, s mode.Settings, v ipt.Variant) (*Dataplane, error) {
 	programs := map[proxy.Family]ipt.Interface{}
 	for _, f := range s.Served() {
@@ -64,7 +64,7 @@ func OpenVariant(ctx context.Context, s mode.Settings, v ipt.Variant) (*Dataplan
 		programs[f] = conn
 	}
 	klog.FromContext(ctx).Info("Using iptables", "variant", v.String())
-	if others := s.Others; others != nil { // the other variant's chains are another mode's, too
+	if others := s.Others; others != nil { // chains of the other variant count as those of another mode
 		s.Others = func(ctx context.Context) (localnet.Traces, error) {
 			found, err := others(ctx)
 			own, failed := traces(ctx, v)
@@ -77,17 +77,17 @@ func OpenVariant(ctx context.Context, s mode.Settings, v ipt.Variant) (*Dataplan
 func newDataplane(programs map[proxy.Family]ipt.Interface, k sysctl.Interface, s mode.Settings, v ipt.Variant) *Dataplane {
 	d := &Dataplane{settings: s, variant: v, sysctls: k}
 	d.differ = differ.New(d.objects())
-	both := &stamp{}
+	shared := &changeDetector{}
 	for _, name := range s.Served() {
 		if name == proxy.IPv4 {
 			d.localnet = localnet.New(k, s.Others)
 		}
 		f := &family{
-			Family: name, programs: programs[name], stamp: both, packets: map[countedRule]packetCount{}, legacy: v == ipt.Legacy,
-			rewrite: map[chainRef]bool{}, resetTCP: s.ResetTCP,
+			Family: name, programs: programs[name], legacy: v == ipt.Legacy, resetTCP: s.ResetTCP,
+			packets: map[countedRule]packetCount{}, changeDetector: shared, rewrite: map[chainRef]bool{},
 		}
 		if f.legacy {
-			f.stamp = &stamp{}
+			f.changeDetector = &changeDetector{}
 		}
 		d.families = append(d.families, f)
 	}
@@ -102,20 +102,20 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 	}
 }
 
-// Sync makes the kernel right whatever was there before. It saves the tables
-// and writes only what differs; what clients are remembered for stays.
+// Sync brings the tables to the wanted state, whatever they had before. It saves the
+// tables and writes only what differs, so that session affinity is kept.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (refused proxy.Refused, err error) {
 	d.syncing = true
 	defer func() { d.syncing = false }()
-	// Where another process wrote meanwhile, what was saved may have been out of
-	// date by the time we wrote: then it is done once more.
+	// If another process wrote at the same time, what we saved may have been outdated
+	// when we wrote. Then everything is compared once more.
 	for alone, n := false, 0; !alone && n < 2; n++ {
 		if refused, err = d.syncRewriting(ctx, want); err != nil {
 			return nil, err
 		}
 		alone = true
 		for _, f := range d.families {
-			undisturbed, err := f.check(ctx)
+			undisturbed, err := f.verify(ctx)
 			if err != nil {
 				d.differ.Forget()
 				return nil, err
@@ -124,40 +124,41 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (refused proxy.
 		}
 	}
 	for _, f := range d.families {
-		f.report()
+		f.publishCounts()
 	}
 	d.localnet.Open(ctx)
-	d.sayAffinity.Do(func() {
+	d.logAffinityLimit.Do(func() {
 		// The number cannot be changed while the module is loaded.
 		if n, err := sysctl.ReadInt(d.sysctls, "/sys/module/xt_recent/parameters/ip_list_tot"); err == nil {
-			klog.FromContext(ctx).Info("Session affinity remembers so many clients of each endpoint and then forgets the oldest, "+
-				"load module xt_recent with ip_list_tot for more", "clients", n)
+			klog.FromContext(ctx).Info("Session affinity remembers a limited number of clients of each endpoint and forgets the oldest beyond it, "+
+				"set option ip_list_tot of module xt_recent to raise the limit", "clients", n)
 		}
 	})
 	return refused, nil
 }
 
-// syncRewriting is the differ's Sync, again as long as there is one more chain with a rule
-// that cannot be deleted by its text, as another program's may be: that chain is written
-// without.
+// syncRewriting calls the differ's Sync. Rules of other programs may not be deletable
+// by their text, for example if their comment has a line break. Each time a Sync fails
+// because of a further chain with such a rule, it is repeated, and the chain is
+// rewritten as a whole.
 func (d *Dataplane) syncRewriting(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
-	chains := func() (n int) {
+	rewritten := func() (n int) {
 		for _, f := range d.families {
 			n += len(f.rewrite)
 		}
 		return n
 	}
 	for {
-		before := chains()
+		before := rewritten()
 		refused, err := d.differ.Sync(ctx, want)
-		if err == nil || chains() == before {
+		if err == nil || rewritten() == before {
 			return refused, err
 		}
 	}
 }
 
-// Apply writes the difference that changes make, in one restore per family. It
-// lists nothing.
+// Apply writes the difference that the changes make, by one or two restores per
+// family. It lists nothing.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	if changed.Node && d.differ.Node() != nil {
 		d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())
@@ -171,7 +172,7 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	}
 	for _, f := range d.families {
 		if len(f.written) > 0 {
-			f.report()
+			f.publishCounts()
 		}
 	}
 	return refused, nil
@@ -185,5 +186,5 @@ func (d *Dataplane) sameRows(a, b *proxy.Node) bool {
 
 func iptFamily(f proxy.Family) ipt.Family { return ipt.Families()[f] }
 
-// Close has nothing to release: programs come and go, and the rules stay.
+// Close does nothing: there are no handles, and the rules stay.
 func (d *Dataplane) Close() error { return nil }

@@ -315,7 +315,7 @@ func TestTwoProtocols(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if rules := index(tables)[clusterIPs].Rules; len(rules) != tt.want {
+		if rules := indexChains(tables)[clusterIPs].Rules; len(rules) != tt.want {
 			t.Errorf("after step %d rules %q refuse other ports, want %d", i, rules, tt.want)
 		}
 	}

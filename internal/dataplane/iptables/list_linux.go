@@ -12,15 +12,17 @@ import (
 	"sluice/internal/proxy"
 )
 
-// list gives what the tables have of ours. It is also where is found out what the
-// host's settings are and who opened loopback, before constant rules are rendered.
+// list lists our objects in the tables. It also reads settings of the host, and finds
+// out who set route_localnet, because constant rules, which are rendered next, depend
+// on both.
 func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
 	empty = true
-	// Where the setting cannot be read the rule is needed. The daemon may set it after Open.
+	// If the setting cannot be read, the rule that drops invalid packets is needed. It is
+	// read each time because the daemon may change it after Open.
 	liberal, err := sysctl.ReadInt(d.sysctls, "net/netfilter/nf_conntrack_tcp_be_liberal")
 	d.liberal = err == nil && liberal != 0
 	for _, f := range d.families {
-		if err := f.begin(ctx); err != nil {
+		if err := f.beginSync(ctx); err != nil {
 			return nil, false, err
 		}
 		tables, err := f.programs.Save(ctx)
@@ -28,12 +30,12 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 			return nil, false, err
 		}
 		for _, t := range tables {
-			if f.contents.unreadable[t.Name] = t.Unreadable; t.Unreadable {
-				klog.FromContext(ctx).Info("Table has rules that iptables cannot list, such as an nft program restores: ours are written without looking, "+
-					"and theirs stay; flush it with nft", "table", t.Name, "family", f.Family.String())
+			if f.checksums.unreadable[t.Name] = t.Unreadable; t.Unreadable {
+				klog.FromContext(ctx).Info("Table has rules that iptables cannot list, for example because nft restored them; "+
+					"writing our rules without comparing, the others stay until the table is flushed with nft", "table", t.Name, "family", f.Family.String())
 			}
 		}
-		saved := index(tables)
+		saved := indexChains(tables)
 		if err := findUnlisted(ctx, f.programs, tables, saved, jumps); err != nil {
 			return nil, false, err
 		}
@@ -45,7 +47,7 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 		for p, c := range saved {
 			f.listChain(p, c, constants[p], used[p] != "", func(x id, v value) {
 				empty = false
-				f.note(x, v, 1)
+				f.recordObject(x, v, 1)
 				have(x, v)
 			})
 		}
@@ -53,18 +55,20 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 	return nil, empty, nil
 }
 
+// listChain lists the objects of one chain. Constant has the rules that the chain
+// should have; used is whether rules of other programs jump to it.
 func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used bool, have func(id, value)) {
 	chain := id{f: f, chainRef: p}
 	switch {
 	case jumps[p] != nil || c.Policy != "":
 		rules := entries(p.table, c)
-		if f.rewrite[p] { // ours can be deleted: the others stay
+		if f.rewrite[p] { // only our own rules can be deleted by their text
 			rules = slices.DeleteFunc(rules, func(r string) bool { return !slices.Contains(jumps[p], r) })
 		}
 		if len(rules) > 0 {
 			have(chain, value{rules: rules})
 		}
-	case p.builtIn(): // another program's
+	case p.builtIn(): // a chain of another program
 	case p.shared():
 		rows, ok := splitShared(p, c.Rules, constant)
 		if !ok || f.rewrite[p] {
@@ -80,31 +84,32 @@ func (f *family) listChain(p chainRef, c *ipt.Chain, constant []string, used boo
 	}
 }
 
-// entries returns the rules of a built-in chain by which our chains are entered.
+// entries returns the rules of a built-in chain that jump to our chains.
 func entries(table string, c *ipt.Chain) []string {
 	return slices.DeleteFunc(slices.Clone(c.Rules), func(r string) bool { return !isEntry(table, r) })
 }
 
-// splitShared returns the rules of rows in a chain that they share. It is not ok if
-// constant rules are not as they should be, or one of a row is there twice: then
-// the chain is written anew.
+// splitShared returns the rules of rows in a chain that they share. It returns false
+// if the constant rules are not as they should be, or if a rule exists twice: then the
+// chain must be rewritten.
 func splitShared(p chainRef, rules, constant []string) (rows []string, ok bool) {
 	n := len(constant)
 	if len(rules) < n {
 		return nil, false
 	}
-	at, rows := rules[:n], rules[n:]
+	have, rows := rules[:n], rules[n:]
 	if p.rowsFirst() {
-		rows, at = rules[:len(rules)-n], rules[len(rules)-n:]
+		rows, have = rules[:len(rules)-n], rules[len(rules)-n:]
 	}
 	seen := make(map[string]bool, len(rows))
 	for _, r := range rows {
 		seen[r] = true
 	}
-	return rows, slices.Equal(at, constant) && len(seen) == len(rows)
+	return rows, slices.Equal(have, constant) && len(seen) == len(rows)
 }
 
-func index(tables []ipt.Table) map[chainRef]*ipt.Chain {
+// indexChains returns the chains of saved tables by table and name.
+func indexChains(tables []ipt.Table) map[chainRef]*ipt.Chain {
 	saved := map[chainRef]*ipt.Chain{}
 	for i := range tables {
 		for j := range tables[i].Chains {
@@ -115,8 +120,8 @@ func index(tables []ipt.Table) map[chainRef]*ipt.Chain {
 	return saved
 }
 
-// findUnlisted adds chains of tables that cannot be listed to those that were saved, with
-// those of some rules that they have: iptables can be asked for a rule there.
+// findUnlisted adds chains of unreadable tables to saved, with those of the given rules
+// that they have. The programs cannot list such a table, but they can check for a rule.
 func findUnlisted(ctx context.Context, programs ipt.Interface, tables []ipt.Table, saved map[chainRef]*ipt.Chain, some map[chainRef][]string) error {
 	if !slices.ContainsFunc(tables, func(t ipt.Table) bool { return t.Unreadable }) {
 		return nil
@@ -132,7 +137,7 @@ func findUnlisted(ctx context.Context, programs ipt.Interface, tables []ipt.Tabl
 		saved[p] = &ipt.Chain{Name: p.chain}
 		for _, rule := range rules {
 			err := programs.Restore(ctx, []byte("*"+p.table+"\n-C "+p.chain+" "+rule+"\nCOMMIT\n"))
-			switch { // else it is not there, or the program cannot read what is
+			switch { // any other error means that the rule does not exist or cannot be read
 			case err == nil:
 				saved[p].Rules = append(saved[p].Rules, rule)
 			case errors.Is(err, ipt.ErrLocked), ctx.Err() != nil:
@@ -143,8 +148,8 @@ func findUnlisted(ctx context.Context, programs ipt.Interface, tables []ipt.Tabl
 	return nil
 }
 
-// usedByOthers returns our chains that rules of others go to, and the first chain
-// that has such a rule.
+// usedByOthers returns those of our chains that rules of other programs jump to, each
+// with the first chain that has such a rule.
 func usedByOthers(saved map[chainRef]*ipt.Chain) map[chainRef]string {
 	used := map[chainRef]string{}
 	for p, c := range saved {

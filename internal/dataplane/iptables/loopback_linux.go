@@ -11,13 +11,13 @@ import (
 	"sluice/internal/proxy"
 )
 
-// guardComment begins the comments of rules that guard loopback: it is that of
-// kube-proxy's, which is in KUBE-FIREWALL. Ours, in KUBE-NODEPORTS, may carry a
-// note besides.
+// guardComment begins the comment of a loopback guard, a rule that keeps other hosts from
+// loopback addresses. It is kube-proxy's, whose guard is in KUBE-FIREWALL. Ours is in
+// KUBE-NODEPORTS, and its comment may continue with the note of package localnet.
 const guardComment = "block incoming localnet connections"
 
-// loopbackGuard tells what comes from the wire by its link: kube-proxy's does by its
-// source, which can be forged.
+// loopbackGuard returns the guard. It recognises packets of other hosts by the link they
+// arrive on; kube-proxy's guard uses the source address, which can be forged.
 func loopbackGuard(g localnet.Guard) string {
 	return "-d 127.0.0.0/8 ! -i lo " + comment(g.Comment(guardComment)) +
 		"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
@@ -25,20 +25,20 @@ func loopbackGuard(g localnet.Guard) string {
 
 func isGuard(rule string) bool { return strings.Contains(rule, `"`+guardComment) }
 
-// KeepsLoopback reports whether the setting that opens loopback is looked after
-// here, whoever set it. Any goroutine may call it.
+// KeepsLoopback reports whether this dataplane manages route_localnet, so that a clean-up
+// of other modes must not. It is safe for concurrent use.
 func (d *Dataplane) KeepsLoopback() bool { return d.localnet.Settled() }
 
-// loopbackState is what tables of IPv4 tell about the setting.
+// loopbackState is what the IPv4 tables show about route_localnet.
 type loopbackState struct {
 	localnet.Traces
-	guard  string // our rule; empty: there is none
-	others bool   // a guard that nobody removes is in force
+	guard  string // our guard; empty if there is none
+	others bool   // kubelet's guard is in force, which we never remove
 }
 
 func loopbackOf(saved map[chainRef]*ipt.Chain) (l loopbackState) {
 	const kubeletFirewall = "KUBE-FIREWALL"
-	rule := func(p chainRef, is func(rule string) bool) string {
+	find := func(p chainRef, is func(rule string) bool) string {
 		if c := saved[p]; c != nil {
 			if i := slices.IndexFunc(c.Rules, is); i >= 0 {
 				return c.Rules[i]
@@ -48,18 +48,19 @@ func loopbackOf(saved map[chainRef]*ipt.Chain) (l loopbackState) {
 	}
 	toKubelet := func(rule string) bool { return ipt.Target(rule) == kubeletFirewall }
 	counts := func(rule string) bool { return strings.Contains(rule, localhostAccepted.comment) }
-	l.guard = rule(nodePortFilter, isGuard)
-	l.others = rule(chainRef{filter, kubeletFirewall}, isGuard) != "" && rule(chainRef{filter, "INPUT"}, toKubelet) != ""
-	// Our own chains are there whether loopback takes NodePorts or not.
+	l.guard = find(nodePortFilter, isGuard)
+	l.others = find(chainRef{filter, kubeletFirewall}, isGuard) != "" && find(chainRef{filter, "INPUT"}, toKubelet) != ""
+	// kube-proxy opens loopback addresses by default and leaves no note. Our own chains
+	// exist whether or not they are open, so they do not count.
 	kubeProxys := saved[dispatchPort] != nil && saved[chainRef{nat, kubeMarkOther}] == nil
 	l.Traces = localnet.Traces{
 		Guarded: l.guard != "", Noted: localnet.Noted(l.guard),
-		Proxied: kubeProxys || rule(localhostAccepted.chainRef, counts) != "",
+		Proxied: kubeProxys || find(localhostAccepted.chainRef, counts) != "",
 	}
 	return l
 }
 
-// Prepare opens or closes loopback as [mode.Mode] says.
+// Prepare implements Prepare of [mode.Mode].
 func Prepare(ctx context.Context, s mode.Settings, opens bool) error {
 	d, err := Open(ctx, s)
 	if err != nil {
@@ -78,7 +79,7 @@ func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
 	if err != nil {
 		return err
 	}
-	saved := index(tables)
+	saved := indexChains(tables)
 	if err := findUnlisted(ctx, programs, tables, saved, map[chainRef][]string{
 		{filter, "INPUT"}: {toNodePortFilter},
 		nodePortFilter:    {loopbackGuard(localnet.Guard{Noted: true}), loopbackGuard(localnet.Guard{})},
@@ -93,8 +94,8 @@ func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
 	})
 }
 
-// guarding returns what puts the guard, and the way to it, in force where they
-// are not. Guards that are not as they should be go.
+// guarding returns the changes that add the guard and the jump to it, as far as they are
+// missing. It replaces a guard that differs.
 func guarding(saved map[chainRef]*ipt.Chain, guard string) (out []*change) {
 	for p, rule := range map[chainRef]string{nodePortFilter: guard, {filter, "INPUT"}: toNodePortFilter} {
 		c := &change{ID: id{chainRef: p}, New: value{rules: []string{rule}}, Has: true}

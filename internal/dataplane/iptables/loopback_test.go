@@ -67,7 +67,7 @@ func (h *guardedHost) guarded(g localnet.Guard) bool {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	saved := index(tables)
+	saved := indexChains(tables)
 	chain, entry := saved[nodePortFilter], saved[chainRef{filter, "INPUT"}]
 	return chain != nil && entry != nil && slices.Contains(chain.Rules, loopbackGuard(g)) && slices.Contains(entry.Rules, inward)
 }
@@ -240,8 +240,8 @@ func TestUnreadableTables(t *testing.T) {
 					t.Fatalf("step %d: %v", i, err)
 				}
 				have, err := f.kernelUses(t.Context())
-				if err != nil || f.unsure {
-					t.Errorf("step %d: our own questions count as another process's changes: %t, error %v", i, f.unsure, err)
+				if err != nil || f.contentsUnverified {
+					t.Errorf("step %d: our own questions count as another process's changes: %t, error %v", i, f.contentsUnverified, err)
 				}
 				if i == 0 {
 					want = have

@@ -15,19 +15,19 @@ import (
 	"sluice/internal/proxy"
 )
 
-// counts is what a Dataplane counts of its own work.
+// counts is what a Dataplane counts for its metrics.
 type counts struct {
 	failures, partialFailures atomic.Int64
-	unread                    atomic.Bool // packets could not be read, and that was logged
+	packetsFailed             atomic.Bool // reading packets failed last time, which was logged
 	reading                   sync.Mutex  // held while packets are read
 }
 
-// ruleCounts is, by table, how many rules are ours and how many were written last.
+// ruleCounts is, by table, how many rules are ours and how many the last sync wrote.
 type ruleCounts struct{ owned, written map[string]int }
 
-// report shows what was counted since the last report.
-func (f *family) report() {
-	f.reported.Store(&ruleCounts{maps.Clone(f.owned), f.written})
+// publishCounts publishes the counts of a finished sync for metrics.
+func (f *family) publishCounts() {
+	f.published.Store(&ruleCounts{maps.Clone(f.owned), f.written})
 	f.written = map[string]int{}
 }
 
@@ -51,7 +51,7 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Labels: []string{"table", "ip_family"}, Read: func(yield func(float64, ...string)) {
 			for _, f := range d.families {
 				for _, table := range []string{filter, nat} {
-					if r := f.reported.Load(); r != nil {
+					if r := f.published.Load(); r != nil {
 						yield(float64(of(r)[table]), table, f.Family.String())
 					}
 				}
@@ -61,8 +61,8 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	packets := func(name, help string, of *countedRule) proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Grows: true, Read: func(yield func(float64, ...string)) {
 			n, err := d.packets(ctx, of)
-			if before := c.unread.Swap(err != nil); err != nil && !before {
-				klog.FromContext(ctx).Error(err, "Cannot read the packets that rules have matched")
+			if before := c.packetsFailed.Swap(err != nil); err != nil && !before {
+				klog.FromContext(ctx).Error(err, "Cannot read the packet counters of rules, metrics show the last known values")
 			}
 			yield(float64(n))
 		}}
@@ -77,6 +77,7 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	}
 }
 
+// countedRule identifies a rule whose counter is a metric.
 type countedRule struct {
 	chainRef
 	comment string
@@ -87,18 +88,19 @@ var (
 	localhostAccepted = countedRule{chainRef{nat, kubePost}, "kubernetes nodeports on loopback addresses"}
 )
 
-// packetCount is what a rule has counted. One that is written again begins at
-// zero; the sum goes on.
+// packetCount is the counter of a rule, and the sum of its last values each time it was
+// reset because the rule was rewritten.
 type packetCount struct{ now, before uint64 }
 
-// packets returns what a rule has counted in both families. What cannot be read
-// is what it was before. Any goroutine may call it.
+// packets returns how many packets a rule has matched in both families. If a counter
+// cannot be read, packets uses its last value and also returns an error. It is safe for
+// concurrent use.
 func (d *Dataplane) packets(ctx context.Context, r *countedRule) (sum uint64, err error) {
 	d.counts.reading.Lock()
 	defer d.counts.reading.Unlock()
 	for _, f := range d.families {
 		c := f.packets[*r]
-		if *r != localhostAccepted || f.Family == proxy.IPv4 && d.localnet.InUse() { // else there is no such rule
+		if *r != localhostAccepted || f.Family == proxy.IPv4 && d.localnet.InUse() { // otherwise there is no such rule
 			n, failed := f.programs.Packets(ctx, r.table, r.chain, r.comment)
 			if failed != nil {
 				err = errors.Join(err, failed)
@@ -115,14 +117,14 @@ func (d *Dataplane) packets(ctx context.Context, r *countedRule) (sum uint64, er
 	return sum, err
 }
 
-// What comments say of frontends without an endpoint.
+// The ends of the comments of rules for frontends without an endpoint.
 const (
 	noEndpoints      = " has no endpoints"
 	noLocalEndpoints = " has no local endpoints"
 )
 
-// Traffic yields the packets that were refused, which rules count. All else
-// connection tracking knows.
+// Traffic yields the refused packets, which rules count. Other traffic is counted by
+// connection tracking.
 func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
 	var errs []error
 	for _, f := range d.families {
@@ -140,7 +142,8 @@ func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error
 	return errors.Join(errs...)
 }
 
-// refusedBy reads a rule that refuses packets to a frontend.
+// refusedBy returns the frontend and the reason of a rule that refuses packets, and
+// whether it is such a rule.
 func (f *family) refusedBy(chain, rule string) (s proxy.Sample, ok bool) {
 	switch at := (chainRef{filter, chain}); {
 	case at == restricted:
@@ -172,5 +175,5 @@ func (f *family) refusedBy(chain, rule string) (s proxy.Sample, ok bool) {
 	return s, port != 0
 }
 
-// protocols are those that rules match, as they spell them.
+// protocols has the protocols by their names in rules.
 var protocols = map[string]proxy.Protocol{"tcp": proxy.TCP, "udp": proxy.UDP, "sctp": proxy.SCTP}

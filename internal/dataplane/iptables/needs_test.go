@@ -22,8 +22,8 @@ func TestLacking(t *testing.T) {
 		row  *proxy.ServicePort
 		want string
 	}{
-		{"-m recent", sticky, "session affinity needs module xt_recent of the kernel"},
-		{"-m sctp", sctp, "protocol SCTP needs module xt_sctp of the kernel"},
+		{"-m recent", sticky, "session affinity needs kernel module xt_recent"},
+		{"-m sctp", sctp, "protocol SCTP needs kernel module xt_sctp"},
 	}
 	for _, tt := range tests {
 		d, fake := faked()

@@ -13,29 +13,30 @@ import (
 	"sluice/internal/proxy"
 )
 
+// chainRef identifies a chain in the tables of a family.
 type chainRef struct{ table, chain string }
 
 func compareChainRefs(a, b chainRef) int {
 	return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.chain, b.chain))
 }
 
-// id names what is in the tables of a family: a chain of ours, a rule in a chain
-// that rows share, or what we have in a built-in chain.
+// id identifies an object in the tables of a family: a chain of ours, a rule of a row in
+// a chain that rows share, or our jumps in a built-in chain.
 type id struct {
 	f *family
 	chainRef
-	rule string // in a chain that rows share; empty: it is a chain
+	rule string // the rule of a row in a shared chain; empty if the object is a chain
 }
 
-// value is what a chain or rule is like.
+// value is the content of a chain, or a rule.
 type value struct {
-	// rules are all rules of a chain; of one that rows share the constant ones,
-	// of a built-in one those that lead to us. A rule is itself.
+	// rules are the rules of a chain: the constant ones if rows share it, our jumps if it
+	// is built in, otherwise all. If the object is a rule, it is the only one.
 	rules []string
 
-	row     *proxy.PortKey // the row whose chain or rule it is; nil: none
-	foreign bool           // of a chain that rows share: what rules has is all of its rules, and not as it should be
-	used    bool           // rules of others go to the chain
+	row     *proxy.PortKey // the row that the object belongs to, or nil
+	foreign bool           // a shared chain that must be rewritten; rules are all its rules
+	used    bool           // rules of other programs jump to the chain
 }
 
 type (
@@ -43,7 +44,7 @@ type (
 	change  = differ.Change[id, value]
 )
 
-// builtIn reports whether a chain is not ours.
+// builtIn reports whether a chain is not ours: built in, or another program's.
 func (c chainRef) builtIn() bool { return !owns(c.table, c.chain) }
 
 // shared reports whether rows share a chain.
@@ -51,25 +52,25 @@ func (c chainRef) shared() bool { return slices.Contains(sharedChains, c) }
 
 func same(a, b value) bool { return a.foreign == b.foreign && slices.Equal(a.rules, b.rules) }
 
-// Ranks of changes. A chain is written before what goes to it, and removed after
-// that: what has rank r when it comes has rankGone-r when it goes.
+// Ranks of changes. A chain is added before the rules that jump to it, and removed after
+// them: an object that is added with rank r is removed with rank rankRemoved-r.
 const (
-	rankLive = 10 // the rules that rows share, and what leads to us
-	rankGone = 10 * rankLive
+	rankLive    = 10 // shared chains and built-in chains
+	rankRemoved = 10 * rankLive
 )
 
 func order(_ *changes, c *change) differ.Order {
 	o := differ.Order{Rank: c.ID.rank()}
 	switch {
 	case !c.Has && c.ID.rule == "" && !c.ID.builtIn():
-		o.Rank = rankGone - o.Rank
+		o.Rank = rankRemoved - o.Rank
 	case o.Rank == rankLive:
 		o.Group = "live"
 	}
 	return o
 }
 
-// rank tells which chains go to which.
+// rank returns the rank of adding an object. A chain jumps to chains of lower ranks only.
 func (x id) rank() int {
 	switch {
 	case x.builtIn() || x.shared():
@@ -79,10 +80,11 @@ func (x id) rank() int {
 	case x.chain == kubeMarkOther:
 		return 1
 	default:
-		return 2 + rowChainKind(x.chain) // 1 if it is no row's
+		return 2 + rowChainKind(x.chain) // rowChainKind is -1 for chains that no row owns
 	}
 }
 
+// size counts the chains that are not shared: see maxChains.
 func size(c *change) int {
 	if c.ID.rank() == rankLive {
 		return 0
@@ -90,11 +92,11 @@ func size(c *change) int {
 	return 1
 }
 
-// maxChains is how many chains one restore of the nft variant makes or removes.
-// Its programs keep the chains they deal with in one sorted list, which they
-// walk for every line: a restore costs the product of its lines and its chains.
-// In parts, 2,000 Services of ten endpoints take 1.5 s and not 8.6 s. With the
-// legacy variant every restore reads and writes the whole table, so there is one.
+// maxChains returns how many chains one restore may add or remove. The programs of the
+// nft variant keep the chains of a restore in a sorted list, which they walk for every
+// line, so that a restore costs the product of its lines and its chains. In parts,
+// 2,000 Services of ten endpoints take 1.5 s instead of 8.6 s. With the legacy variant
+// every restore reads and writes the whole table, so there is no limit.
 func maxChains(v ipt.Variant) int {
 	if v == ipt.Legacy {
 		return math.MaxInt
@@ -115,12 +117,12 @@ const (
 	kubeAddresses = "KUBE-CLUSTER-IPS"
 	kubePost      = "KUBE-POSTROUTING"
 	kubeMark      = "KUBE-MARK-MASQ"
-	kubeMarkOther = clusterChain + "MASQUERADENONPOD" // kube-proxy removes what is called so and is none of its own
+	kubeMarkOther = clusterChain + "MASQUERADENONPOD" // kube-proxy removes chains with this prefix that it does not know
 	kubeCanary    = "KUBE-PROXY-CANARY"
 	kubeProbe     = "KUBE-PROXY-PROBE"
 )
 
-// The beginnings of the names of a row's own chains.
+// The prefixes of the names of a row's own chains.
 const (
 	clusterChain  = "KUBE-SVC-"
 	localChain    = "KUBE-SVL-"
@@ -128,20 +130,21 @@ const (
 	sourceChain   = "KUBE-FW-"
 	endpointChain = "KUBE-SEP-"
 
-	oldExternalChain = "KUBE-XLB-" // of kube-proxy before 1.24, for what is EXT and SVL now
+	oldExternalChain = "KUBE-XLB-" // of kube-proxy before 1.24, which has EXT and SVL instead now
 )
 
-// rowChainPrefixes lists them: chains go to those that are listed before them.
+// rowChainPrefixes lists them. A chain jumps only to chains whose prefix is listed before
+// its own.
 var rowChainPrefixes = []string{endpointChain, clusterChain, localChain, externalChain, oldExternalChain, sourceChain}
 
-// The chains of kube-proxy's ipvs mode that are in two tables.
+// The chains of kube-proxy's ipvs mode that exist in two tables.
 const (
 	ipvsNodePort     = "KUBE-NODE-PORT"
 	ipvsLoadBalancer = "KUBE-LOAD-BALANCER"
 )
 
-// ownChains lists, by table, the chains of kube-proxy's iptables and ipvs modes
-// and ours, which have the same names and a few more, but for those of rows.
+// ownChains lists, by table, the chains of kube-proxy's iptables and ipvs modes and ours,
+// except for those of rows.
 var ownChains = map[string][]string{
 	nat: {kubeServices, kubePost, kubeMark, kubeNodePorts, kubeCanary, kubeProbe, ipvsNodePort, ipvsLoadBalancer},
 	filter: {
@@ -151,15 +154,16 @@ var ownChains = map[string][]string{
 	mangle: {kubeCanary},
 }
 
-// owns reports whether a chain is kube-proxy's or ours. Names are exact, since
-// others use the prefix: kubelet has KUBE-FIREWALL and KUBE-MARK-DROP, and chains
-// of one name may be kube-proxy's in one table and another program's in another.
+// owns reports whether a chain is kube-proxy's or ours. It compares whole names, because
+// other programs use the prefix, too: kubelet has KUBE-FIREWALL and KUBE-MARK-DROP. It
+// depends on the table, because a name may be kube-proxy's in one table and another
+// program's in another.
 func owns(table, chain string) bool {
 	return slices.Contains(ownChains[table], chain) || table == nat && isRowChain(chain)
 }
 
-// rowChainKind returns which of rowChainPrefixes a chain of nat that belongs to a
-// row or an endpoint begins with; -1 if it is none.
+// rowChainKind returns the index in rowChainPrefixes of the prefix of a chain that belongs
+// to a row, or -1 if it belongs to none.
 func rowChainKind(chain string) int {
 	return slices.IndexFunc(rowChainPrefixes, func(prefix string) bool {
 		hash, ok := strings.CutPrefix(chain, prefix)
@@ -169,25 +173,25 @@ func rowChainKind(chain string) int {
 
 func isRowChain(chain string) bool { return rowChainKind(chain) >= 0 }
 
-// isEntry reports whether a rule of a built-in chain is one by which we or
-// kube-proxy enter our chains. Other rules that go to them are not: marking for
-// masquerade is a service that others may use.
+// isEntry reports whether a rule of a built-in chain is a jump that we or kube-proxy
+// wrote. Other programs may jump to some of our chains, for example to mark packets for
+// masquerade; those jumps are not ours.
 func isEntry(table, rule string) bool {
 	to := ipt.Target(rule)
 	return owns(table, to) && !isRowChain(to) && to != kubeMark && to != ipvsLoadBalancer
 }
 
-// hashLength is how much of a hash a chain's name has.
+// hashLength is the length of the hash in the name of a chain.
 const hashLength = 16
 
-// hash returns the part of a chain's name that tells rows, and their endpoints,
-// apart.
+// hash returns the part of a chain's name that identifies the row and, unless endpoint is
+// empty, the endpoint.
 func hash(k proxy.PortKey, endpoint string) string {
 	sum := sha256.Sum256([]byte(portName(k) + strings.ToLower(k.Protocol.String()) + endpoint))
 	return base32.StdEncoding.EncodeToString(sum[:])[:hashLength]
 }
 
-// portName returns the service port's name as comments have it.
+// portName returns the name of a service port as it appears in comments.
 func portName(k proxy.PortKey) string {
 	name := k.Namespace + "/" + k.Name
 	if k.Port != "" {
@@ -196,15 +200,15 @@ func portName(k proxy.PortKey) string {
 	return name
 }
 
-// comment returns a match that always matches and says something. Characters
-// that would need quoting within the quotes have no place in names.
+// comment returns a comment match. It replaces characters that would need quoting within
+// the quotes; names of Kubernetes objects have none.
 func comment(text string) string {
-	const most = 255 // that the kernel takes
+	const maxLength = 255 // of the kernel
 	clean := strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || strings.ContainsRune(`"'\`, r) {
 			return '_'
 		}
 		return r
 	}, text)
-	return `-m comment --comment "` + clean[:min(len(clean), most)] + `" `
+	return `-m comment --comment "` + clean[:min(len(clean), maxLength)] + `" `
 }

@@ -62,7 +62,7 @@ func TestPolicyTable(t *testing.T) {
 	for _, fam := range proxy.Families {
 		for _, node := range proxytest.PolicyNodes() {
 			v := newNodeMatches(fam, node)
-			marked := v.byOrigin(v.ofClusterIP, "")
+			marked := v.byOrigin(v.clusterIP, "")
 			for _, sp := range proxytest.PolicyRows(fam) {
 				r := rendered(v, sp)
 				cluster, local := clusterChain+hash(sp.Key, ""), localChain+hash(sp.Key, "")

@@ -14,15 +14,15 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Probe returns the families whose programs are there and can write table nat.
-// It makes that table where there is none, and nothing else.
+// Probe returns the families whose programs are installed and can write table nat. It
+// creates that table if there is none, and writes nothing else.
 func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
 	v, err := permittedVariant(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var can []proxy.Family
-	var reason error // on one line, for it is the last one that is read
+	var reason error // on one line: it is the last line of the log if the daemon exits
 	for _, f := range s.Served() {
 		switch err := probe(ctx, f, v); {
 		case err == nil:
@@ -34,15 +34,15 @@ func Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
 		}
 	}
 	if len(can) > 0 && reason != nil {
-		klog.FromContext(ctx).Error(reason, "Serving the other family only, Services of this one do not work on this node")
+		klog.FromContext(ctx).Error(reason, "Serving the other family only, Services of this family do not work on this node")
 		reason = nil
 	}
 	return can, reason
 }
 
-// probe tries whether a chain can be made, in one transaction with its end. The
-// answer is no if a line is refused; whatever else goes wrong, the lock that
-// another process holds among it, may pass, and is what Sync tries again for.
+// probe tries to create a chain, and removes it in the same transaction. It returns an
+// error only if a line is refused. Any other failure, such as a lock that another
+// process holds, may be temporary; Sync is retried after it.
 func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 	conn, err := ipt.Open(ctx, iptFamily(f), v)
 	if err != nil {
@@ -55,10 +55,10 @@ func probe(ctx context.Context, f proxy.Family, v ipt.Variant) error {
 	return nil
 }
 
-// Needed says why a node needs this mode though it could do another; empty if it
-// does not. Where chain FORWARD drops what none of its rules accepts, Services
-// live on the rules that accept their traffic there, and a rule outside of that
-// very chain cannot stand in for them. It writes nothing.
+// Needed returns why a node needs this mode although it supports another, or "" if it
+// does not. If chain FORWARD drops what none of its rules accepts, Services need rules in
+// that chain that accept their traffic; a rule anywhere else cannot replace them. It
+// writes nothing.
 func Needed(ctx context.Context, s mode.Settings) (string, error) {
 	v, err := permittedVariant(ctx)
 	if err != nil {
@@ -76,14 +76,14 @@ func Needed(ctx context.Context, s mode.Settings) (string, error) {
 
 func forwardDrops(ctx context.Context, f ipt.Family, v ipt.Variant) (string, error) {
 	if v == ipt.Legacy {
-		// Looking for a table of this variant makes one.
+		// Reading a table of this variant creates it.
 		if tables, err := ipt.LegacyTables(f); err != nil || len(tables) == 0 {
 			return "", err
 		}
 	}
 	conn, err := ipt.Open(ctx, f, v)
 	if errors.Is(err, ipt.ErrMissing) {
-		return "", nil // nobody has used them
+		return "", nil // no program has used iptables
 	}
 	if err != nil {
 		return "", err
@@ -92,7 +92,7 @@ func forwardDrops(ctx context.Context, f ipt.Family, v ipt.Variant) (string, err
 	if err != nil {
 		return "", err
 	}
-	what := drops(index(saved)[chainRef{filter, "FORWARD"}])
+	what := drops(indexChains(saved)[chainRef{filter, "FORWARD"}])
 	if what == "" {
 		return "", nil
 	}
@@ -101,8 +101,9 @@ func forwardDrops(ctx context.Context, f ipt.Family, v ipt.Variant) (string, err
 
 var onlyComment = regexp.MustCompile(`^-m comment --comment ("(\\.|[^"\\])*"|\S+) `)
 
-// drops says what of a chain drops all that comes to its end; empty if nothing
-// does, or there is no chain. Rules that match some packets only do not count.
+// drops describes the rule or policy of a chain that drops everything that other rules
+// have not accepted. It returns "" if there is none, or no chain. It ignores rules with
+// matches.
 func drops(c *ipt.Chain) string {
 	if c == nil {
 		return ""
@@ -121,7 +122,8 @@ func drops(c *ipt.Chain) string {
 	return ""
 }
 
-// permittedVariant returns the host's variant, if this process may run its programs.
+// permittedVariant returns the host's variant, and an error if this process lacks the
+// capabilities to run its programs.
 func permittedVariant(ctx context.Context) (ipt.Variant, error) {
 	v, err := hostVariant(ctx)
 	if err == nil && v == ipt.Legacy {
@@ -132,53 +134,53 @@ func permittedVariant(ctx context.Context) (ipt.Variant, error) {
 	return v, err
 }
 
-// hostVariant returns the variant that others on this host use: where the
-// kubelet has left its sign, else where there are more rules, else nft.
+// hostVariant returns the variant that other programs on this host use: the one with
+// kubelet's hint chains, otherwise the one with more rules, otherwise nft.
 func hostVariant(ctx context.Context) (ipt.Variant, error) {
-	rules, signs := map[ipt.Variant]int{}, map[ipt.Variant]int{}
+	rules, hints := map[ipt.Variant]int{}, map[ipt.Variant]int{}
 	for _, v := range ipt.Variants() {
 		for _, f := range ipt.Families() {
-			uses, err := othersUses(ctx, f, v)
+			uses, err := variantUses(ctx, f, v)
 			if err != nil {
-				return 0, fmt.Errorf("look whether the rules of this host are in %s: %w", ipt.Name(f, v), err)
+				return 0, fmt.Errorf("find out whether the rules of this host are in %s: %w", ipt.Name(f, v), err)
 			}
 			for _, table := range uses {
 				for chain, n := range table {
 					rules[v] += n
 					if chain == "KUBE-IPTABLES-HINT" || chain == "KUBE-KUBELET-CANARY" {
-						signs[v]++
+						hints[v]++
 					}
 				}
 			}
 		}
 	}
 	chosen, other := ipt.NFT, ipt.Legacy
-	if signs[other] > signs[chosen] || signs[other] == signs[chosen] && rules[other] > rules[chosen] {
+	if hints[other] > hints[chosen] || hints[other] == hints[chosen] && rules[other] > rules[chosen] {
 		chosen, other = other, chosen
 	}
 	logger := klog.FromContext(ctx)
 	if rules[chosen] > 0 && rules[other] > 0 {
-		logger.Info("Both variants of iptables have rules, packets pass both",
+		logger.Info("Both variants of iptables have rules, and packets pass the rules of both",
 			"chosen", chosen.String(), "nftRules", rules[ipt.NFT], "legacyRules", rules[ipt.Legacy])
 	}
-	if _, err := ipt.Open(ctx, ipt.IPv4, chosen); !errors.Is(err, ipt.ErrMissing) || signs[chosen] > 0 {
+	if _, err := ipt.Open(ctx, ipt.IPv4, chosen); !errors.Is(err, ipt.ErrMissing) || hints[chosen] > 0 {
 		return chosen, nil
 	}
 	if _, err := ipt.Open(ctx, ipt.IPv4, other); err != nil {
 		return chosen, nil
 	}
 	if rules[chosen] > 0 {
-		logger.Info("The programs of the iptables variant that has the host's rules are not installed, took the other one",
+		logger.Info("The programs of the iptables variant that has the rules of this host are not installed, using the other variant",
 			"chosen", other.String(), "hostRules", rules[chosen])
 	}
 	return other, nil
 }
 
-// othersUses counts what chains of a variant hold. Legacy tables are read without
-// programs, which need capabilities that a container may lack: what cannot be
-// written is there all the same. Of the others, the programs leave out tables
-// that only the nft program can have written, and what cannot be read is nobody's.
-func othersUses(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Uses, error) {
+// variantUses counts the rules of a variant. Legacy tables are read without the programs,
+// which need capabilities that a container may lack: rules that we cannot write count
+// all the same. With the nft variant the programs are used, because they leave out tables
+// that only the nft program can have written; rules that they cannot read do not count.
+func variantUses(ctx context.Context, f ipt.Family, v ipt.Variant) (ipt.Uses, error) {
 	if v == ipt.Legacy {
 		return ipt.CountUses(f, v)
 	}

@@ -17,7 +17,7 @@ import (
 
 type planned = differ.Planned[id, value]
 
-// Render writes down what Sync would write, as lines for iptables-restore --noflush.
+// Render prints what Sync would write, as input for iptables-restore --noflush.
 func Render(ctx context.Context, r *mode.Rendering) error {
 	d, err := dry(ctx, r)
 	if err != nil {
@@ -37,20 +37,21 @@ func Render(ctx context.Context, r *mode.Rendering) error {
 	for _, f := range d.families {
 		own := slices.DeleteFunc(slices.Clone(all), func(p planned) bool { return p.ID.f != f })
 		if r.Diff {
-			f.writeDiff(r, own)
+			f.printDiff(r, own)
 		} else {
-			f.writeRestore(r, own)
+			f.printRestore(r, own)
 		}
 	}
 	r.Refused(refused)
 	return r.Err
 }
 
-// dry returns a dataplane that is for reading only.
+// dry returns a dataplane for differ.Plan. It lists the tables of the host only for a
+// diff.
 func dry(ctx context.Context, r *mode.Rendering) (*Dataplane, error) {
 	programs, variant, host := map[proxy.Family]ipt.Interface{}, ipt.NFT, sysctl.Dry{}
 	for _, f := range r.Served() {
-		programs[f] = nothing{}
+		programs[f] = emptyTables{}
 	}
 	if r.Diff {
 		var err error
@@ -67,14 +68,14 @@ func dry(ctx context.Context, r *mode.Rendering) (*Dataplane, error) {
 	return newDataplane(programs, host, r.Settings, variant), nil
 }
 
-// nothing is tables that nobody has written to.
-type nothing struct{ ipt.Interface }
+// emptyTables are tables without a chain.
+type emptyTables struct{ ipt.Interface }
 
-func (nothing) Save(context.Context) ([]ipt.Table, error)      { return nil, nil }
-func (nothing) Stamp(context.Context, bool) (ipt.Stamp, error) { return ipt.Stamp{}, nil }
+func (emptyTables) Save(context.Context) ([]ipt.Table, error)      { return nil, nil }
+func (emptyTables) Stamp(context.Context, bool) (ipt.Stamp, error) { return ipt.Stamp{}, nil }
 
-// writeRestore writes down the restore that makes changes.
-func (f *family) writeRestore(r *mode.Rendering, all []planned) {
+// printRestore prints the input for iptables-restore that makes changes.
+func (f *family) printRestore(r *mode.Rendering, all []planned) {
 	r.Title(fmt.Sprintf("%v, for %vtables-restore --noflush", f.Family, iptFamily(f.Family)))
 	var some []*change
 	for _, p := range all {
@@ -85,8 +86,8 @@ func (f *family) writeRestore(r *mode.Rendering, all []planned) {
 	}
 }
 
-// writeDiff writes down, chain by chain, what changes take away and add.
-func (f *family) writeDiff(r *mode.Rendering, all []planned) {
+// printDiff prints, chain by chain, the lines that changes remove and add.
+func (f *family) printDiff(r *mode.Rendering, all []planned) {
 	for from, to := 0, 0; from < len(all); from = to {
 		var was, is []string
 		for to = from; to < len(all) && all[to].ID.chainRef == all[from].ID.chainRef; to++ {
@@ -103,8 +104,8 @@ func (f *family) writeDiff(r *mode.Rendering, all []planned) {
 	}
 }
 
-// lines returns an object as iptables-save prints it; declared says whether with
-// the line that makes a chain of ours.
+// lines returns an object as iptables-save prints it. If declared is true and the object
+// is a chain of ours, that includes its declaration.
 func (x id) lines(v value, declared bool) (out []string) {
 	if declared && x.rule == "" && !x.builtIn() {
 		out = append(out, declaration(x.chainRef))

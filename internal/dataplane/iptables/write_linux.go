@@ -13,25 +13,25 @@ import (
 	"sluice/internal/proxy"
 )
 
-// write makes changes with a restore per family, or two. Tables are committed one by
-// one, so those that come before a refused one are taken back, unless a Sync
-// will look at all of them again.
+// write makes changes, by one or two restores per family. Tables are committed one
+// by one, so if one is refused, what was committed before is reverted. During a Sync
+// that is not necessary: it lists everything again.
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	done, err := d.writeFamilies(ctx, some)
 	if err == nil || len(done) == 0 || d.syncing || errors.Is(err, proxy.ErrNeedSync) {
 		return err
 	}
-	var back []*change
+	var revert []*change
 	for _, c := range done {
-		back = append(back, &change{ID: c.ID, Old: c.New, New: c.Old, Had: c.Has, Has: c.Had})
+		revert = append(revert, &change{ID: c.ID, Old: c.New, New: c.Old, Had: c.Has, Has: c.Had})
 	}
-	if _, failed := d.writeFamilies(ctx, back); failed != nil {
-		return fmt.Errorf("%w: %v; take back what was written before: %w", proxy.ErrNeedSync, err, failed)
+	if _, failed := d.writeFamilies(ctx, revert); failed != nil {
+		return fmt.Errorf("%w: %v; revert what was written before: %w", proxy.ErrNeedSync, err, failed)
 	}
 	return err
 }
 
-// writeFamilies makes changes up to the first error, and returns those that were made.
+// writeFamilies makes changes up to the first error and returns those that were made.
 func (d *Dataplane) writeFamilies(ctx context.Context, some []*change) (done []*change, err error) {
 	for _, f := range d.families {
 		own := slices.DeleteFunc(slices.Clone(some), func(c *change) bool { return c.ID.f != f })
@@ -43,9 +43,10 @@ func (d *Dataplane) writeFamilies(ctx context.Context, some []*change) (done []*
 	return done, nil
 }
 
-// write makes changes of one family, and returns those that were made. What refuses
-// connections to a row goes after the rules that forward them have come: in between
-// they would meet neither, and a NodePort would be the node's own.
+// write makes changes of one family and returns those that were made. Rules that
+// refuse connections to a row are removed in a second restore, after the rules that
+// forward them are in place. Otherwise a connection could meet neither, and one to a
+// NodePort would reach a socket of the node.
 func (f *family) write(ctx context.Context, some []*change) (committed []*change, err error) {
 	first, last := some, []*change(nil)
 	if slices.ContainsFunc(some, func(c *change) bool { return c.ID.table == nat && c.Has }) {
@@ -62,7 +63,7 @@ func (f *family) write(ctx context.Context, some []*change) (committed []*change
 }
 
 // writeOnce makes changes of one family by one restore. The error is a
-// [differ.Refusal] if single changes are to blame.
+// [differ.Refusal] if single changes caused it.
 func (f *family) writeOnce(ctx context.Context, some []*change) (committed []*change, err error) {
 	lines := script(some)
 	if len(lines) == 0 {
@@ -75,22 +76,22 @@ func (f *family) writeOnce(ctx context.Context, some []*change) (committed []*ch
 	return committed, err
 }
 
-// refusal tells a refused line by the changes that are to blame for it: all that need
-// what the kernel lacks, of which there may be very many, or the one of that line. The
-// legacy variant does not say which line of a table it is: then it is the only row there
-// is.
+// refusal attributes a refused line to changes: if the kernel lacks a module, to all
+// changes that need it, of which there may be very many; otherwise to the change of
+// that line. The legacy variant names only the table; then the refusal can be
+// attributed only if all changes belong to a single row. Otherwise it returns err.
 func (f *family) refusal(ctx context.Context, at line, some []*change, err error) error {
-	refuse := func(reason error, drift bool, blamed ...*change) error {
+	refuse := func(reason error, drift bool, failed ...*change) error {
 		r := &differ.Refusal[id, value]{}
-		for _, c := range blamed {
+		for _, c := range failed {
 			r.Failures = append(r.Failures, differ.Failure[id, value]{Change: c, Err: reason, Drift: drift})
 		}
 		return r
 	}
-	if at.change != nil && at.step == deletes {
+	if at.change != nil && at.step == stepDelete {
 		f.rewrite[at.change.ID.chainRef] = true
 	}
-	if at.change != nil && (at.step == deletes || at.step == removes || at.disturbed) {
+	if at.change != nil && (at.step == stepDelete || at.step == stepRemoveChain || at.afterForeignChange) {
 		return refuse(err, true, at.change)
 	}
 	for _, need := range requirements {
@@ -126,11 +127,12 @@ func (f *family) refusal(ctx context.Context, at line, some []*change, err error
 	return err
 }
 
-// requirement is a part of the kernel that some rows need and that may be missing.
+// requirement is a kernel module that some rows need and that may be missing.
 type requirement struct {
-	match        string // rules that need it have this
-	what, module string
-	rule         string // one that needs it
+	match   string // part of every rule that needs the module
+	feature string
+	module  string
+	rule    string // a rule to try
 }
 
 var requirements = []requirement{
@@ -139,14 +141,14 @@ var requirements = []requirement{
 	{"-m statistic ", "several endpoints", "xt_statistic", "-m statistic --mode random --probability 0.5 -j RETURN"},
 }
 
-// lacks returns why the kernel does not take a rule; nil if it does. It tries one
-// in a chain that nothing leads to.
+// lacks returns why the kernel does not meet a requirement, or nil if it does. It
+// tries a rule in a chain that no rule jumps to.
 func (f *family) lacks(ctx context.Context, need requirement) (reason, err error) {
 	probe := &change{ID: id{f: f, chainRef: chainRef{nat, kubeProbe}}, New: value{rules: []string{need.rule}}, Has: true}
 	_, refused, err := f.restore(ctx, []*change{probe}, script([]*change{probe}))
 	switch {
 	case refused != nil:
-		return fmt.Errorf("%s needs module %s of the kernel: %w", need.what, need.module, err), nil
+		return fmt.Errorf("%s needs kernel module %s: %w", need.feature, need.module, err), nil
 	case err != nil:
 		return nil, err
 	}
@@ -154,34 +156,35 @@ func (f *family) lacks(ctx context.Context, need requirement) (reason, err error
 	return nil, err
 }
 
+// line is a line of input for iptables-restore.
 type line struct {
 	table  string
 	step   step
 	text   string
-	change *change // what it is for; nil: all of the table
+	change *change // the change that needs it; nil if it is for the whole table
 
-	disturbed bool // it was refused after another process changed what a Sync had made right
+	afterForeignChange bool // it was refused after another process changed tables that were in sync
 }
 
-// step is when a line comes within its table: in this order each is valid.
+// step is the position of a line within its table. In this order every line is valid.
 type step uint8
 
 const (
-	begins step = iota
-	declares
-	deletes
-	rules
-	constantsFirst
-	rowRules
-	constantsLast
-	removes
-	commits
+	stepTable step = iota
+	stepDeclare
+	stepDelete
+	stepChainRules
+	stepConstantFirst
+	stepRowRules
+	stepConstantLast
+	stepRemoveChain
+	stepCommit
 )
 
 var tableOrder = []string{mangle, filter, nat}
 
-// script returns what makes changes. The constant rules of a chain that rows
-// share keep their place.
+// script returns the input for iptables-restore that makes changes. In chains that
+// rows share, constant rules stay before, or after, those of rows.
 func script(some []*change) (out []line) {
 	tables := map[string]bool{}
 	for _, c := range some {
@@ -202,44 +205,46 @@ func script(some []*change) (out []line) {
 		}
 		switch {
 		case c.ID.rule != "" && !c.Has:
-			add(deletes, "-D", c.ID.rule)
+			add(stepDelete, "-D", c.ID.rule)
 		case c.ID.rule != "" && p.rowsFirst():
-			add(rowRules, "-I", c.ID.rule)
+			add(stepRowRules, "-I", c.ID.rule)
 		case c.ID.rule != "":
-			add(rowRules, "-A", c.ID.rule)
+			add(stepRowRules, "-A", c.ID.rule)
 		case p.builtIn():
-			add(deletes, "-D", c.Old.rules...)
-			insert(constantsLast, c.New.rules)
+			add(stepDelete, "-D", c.Old.rules...)
+			insert(stepConstantLast, c.New.rules)
 		case !c.Has && !c.Old.used:
-			emit(declares, declaration(p))
-			emit(removes, "-X "+p.chain)
+			emit(stepDeclare, declaration(p))
+			emit(stepRemoveChain, "-X "+p.chain)
 		case !c.Has && len(c.Old.rules) > 0:
-			emit(declares, declaration(p)) // it cannot go
+			emit(stepDeclare, declaration(p)) // it cannot be removed, only flushed
 		case !c.Has:
 		case !p.shared():
-			emit(declares, declaration(p))
-			add(rules, "-A", c.New.rules...)
+			emit(stepDeclare, declaration(p))
+			add(stepChainRules, "-A", c.New.rules...)
 		default:
 			if c.Had && !c.Old.foreign {
-				add(deletes, "-D", c.Old.rules...)
+				add(stepDelete, "-D", c.Old.rules...)
 			} else {
-				emit(declares, declaration(p))
+				emit(stepDeclare, declaration(p))
 			}
 			if p.rowsFirst() {
-				add(constantsLast, "-A", c.New.rules...)
+				add(stepConstantLast, "-A", c.New.rules...)
 			} else {
-				insert(constantsFirst, c.New.rules)
+				insert(stepConstantFirst, c.New.rules)
 			}
 		}
 	}
 	for table := range tables {
-		out = append(out, line{table: table, step: begins, text: "*" + table}, line{table: table, step: commits, text: "COMMIT"})
+		out = append(out, line{table: table, step: stepTable, text: "*" + table}, line{table: table, step: stepCommit, text: "COMMIT"})
 	}
 	slices.SortStableFunc(out, func(a, b line) int {
 		o := cmp.Or(cmp.Compare(slices.Index(tableOrder, a.table), slices.Index(tableOrder, b.table)), cmp.Compare(a.step, b.step))
 		switch {
-		case o != 0 || a.step != rowRules && a.step != deletes:
-			return o // else in an order that people can read, and in which rules are found soon that are to go
+		case o != 0 || a.step != stepRowRules && a.step != stepDelete:
+			return o
+		// Rows are in the order of their text, so that people can read it, and so that the
+		// programs find rules to delete, which come in the same order, without a long search.
 		case strings.HasPrefix(a.text, "-I") && strings.HasPrefix(b.text, "-I"):
 			a, b = b, a
 		}

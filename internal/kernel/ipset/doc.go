@@ -1,4 +1,4 @@
-// Package ipset lists and destroys the kernel's IP sets by name, in the network
-// namespace of the calling thread. No set is made by us: other service proxies
-// leave some. No module is loaded to look for what cannot be there without it.
+// Package ipset lists and destroys the kernel's IP sets by name, in the network namespace
+// of the calling thread. We create no sets, but other service proxies leave some. The
+// package does not cause the kernel to load module ip_set: without it there are no sets.
 package ipset

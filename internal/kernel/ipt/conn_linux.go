@@ -23,31 +23,31 @@ import (
 )
 
 const (
-	// lockWait is how long a restore waits for the xtables lock unless told otherwise.
+	// lockWait is the default of Conn.LockWait.
 	lockWait = 5 * time.Second
-	// drainWait is how long the output of an ended program may take, should a
-	// child of it hold on to the pipe. On a starved node to read it took more than
-	// a second, and what had been restored counted as refused.
+	// drainWait bounds how long the output of a program is read after its exit, in
+	// case a child process keeps the pipe open. On an overloaded node reading took
+	// more than a second; with a shorter wait a successful restore would count as
+	// refused.
 	drainWait = 5 * time.Second
 )
 
-// Conn is the programs of one variant and family. They work on the network
-// namespace of the calling thread.
+// Conn runs the programs of one variant and family, in the network namespace of the
+// calling thread.
 type Conn struct {
-	// LockWait bounds the wait for the xtables lock, in whole seconds. The nft
-	// variant knows no lock.
+	// LockWait bounds how long a restore waits for the xtables lock, in whole
+	// seconds. The nft variant has no lock.
 	LockWait time.Duration
 
-	family        Family
-	variant       Variant
-	program       string // its path, as those of the next two
-	save, restore string
+	family                 Family
+	variant                Variant
+	program, save, restore string // paths
 
-	sums map[string]uint32 // of legacy tables, as they were last read; zero: we have written since
+	sums map[string]uint32 // checksums of legacy tables when last read; 0 if we have written since
 }
 
-// Open finds the programs of a variant and family in the PATH, by their full
-// name or, where a host has one variant only, by the short one. The error is an
+// Open finds the programs of a variant and family in the PATH, by their full names
+// or, on a host that has a single variant, by their short names. The error is
 // [ErrMissing] if there are none.
 func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 	reason := fmt.Errorf("find programs %s-save and %[1]s-restore: %w", Name(f, v), ErrMissing)
@@ -71,8 +71,8 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 		variant, number := parseVersion(string(version))
 		switch {
 		case variant != v:
-		case slices.Compare(number[:], []int{1, 6, 2}) < 0: // the first that can wait for the lock
-			reason = fmt.Errorf("use %s: version %q is too old, 1.6.2 is the oldest that works", c.program, bytes.TrimSpace(version))
+		case slices.Compare(number[:], []int{1, 6, 2}) < 0: // the first version with option -w
+			reason = fmt.Errorf("use %s: version %q is too old, install 1.6.2 or later", c.program, bytes.TrimSpace(version))
 		default:
 			return c, nil
 		}
@@ -80,8 +80,9 @@ func Open(ctx context.Context, f Family, v Variant) (*Conn, error) {
 	return nil, reason
 }
 
-// parseVersion reads "iptables v1.8.9 (nf_tables)". Releases before 1.8 name no
-// variant and know the legacy one only. Zero: it is neither.
+// parseVersion parses text such as "iptables v1.8.9 (nf_tables)". Releases before
+// 1.8 have the legacy variant only and do not name it. The variant is 0 if the text
+// cannot be parsed.
 func parseVersion(s string) (v Variant, number [3]int) {
 	var name, variant string
 	if n, _ := fmt.Sscanf(s, "%s v%d.%d.%d (%s", &name, &number[0], &number[1], &number[2], &variant); n < 4 {
@@ -121,13 +122,15 @@ func (c *Conn) Counters(ctx context.Context, table string, f func(chain, rule st
 	return nil
 }
 
-// Rules lists the rules of one chain, as a saved [Chain] has them; false if there
-// is no such chain.
+// Rules returns the rules of one chain, in the format of [Chain], and whether there
+// is such a chain.
 func (c *Conn) Rules(ctx context.Context, table, chain string) (rules []string, found bool, err error) {
 	wait := strconv.Itoa(max(1, int(c.LockWait/time.Second)))
-	output, said, err := run(ctx, nil, c.program, "-w", wait, "-t", table, "-S", chain)
-	if strings.Contains(said, "No chain/target/match by that name") || strings.Contains(said, "does not exist") || strings.Contains(said, "incompatible") {
-		return nil, false, nil
+	output, stderr, err := run(ctx, nil, c.program, "-w", wait, "-t", table, "-S", chain)
+	for _, absent := range []string{"No chain/target/match by that name", "does not exist", "incompatible"} {
+		if strings.Contains(stderr, absent) {
+			return nil, false, nil
+		}
 	}
 	if err != nil {
 		return nil, false, err
@@ -141,7 +144,8 @@ func (c *Conn) Rules(ctx context.Context, table, chain string) (rules []string, 
 }
 
 // Restore runs iptables-restore. Its input is a file in memory that is complete
-// before it starts, so that it comes to its end even if this process is killed.
+// before the program starts, so that the restore completes even if this process is
+// killed.
 func (c *Conn) Restore(ctx context.Context, input []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -155,17 +159,17 @@ func (c *Conn) Restore(ctx context.Context, input []byte) error {
 		_, err = file.WriteAt(input, 0)
 	}
 	if err != nil {
-		return fmt.Errorf("hand over the input of %s: %w", filepath.Base(c.restore), err)
+		return fmt.Errorf("write the input of %s: %w", filepath.Base(c.restore), err)
 	}
 	wait := max(1, int(c.LockWait/time.Second))
-	_, said, err := run(context.WithoutCancel(ctx), file, c.restore, "--noflush", "-w", strconv.Itoa(wait))
+	_, stderr, err := run(context.WithoutCancel(ctx), file, c.restore, "--noflush", "-w", strconv.Itoa(wait))
 	if err == nil {
 		return nil
 	}
-	if strings.Contains(said, "holding the xtables lock") {
+	if strings.Contains(stderr, "holding the xtables lock") {
 		return fmt.Errorf("%w, for more than %d s: %w", ErrLocked, wait, err)
 	}
-	if m := linePattern.FindStringSubmatch(said); m != nil {
+	if m := linePattern.FindStringSubmatch(stderr); m != nil {
 		if n, _ := strconv.Atoi(m[1]); n > 0 {
 			refused := &RestoreError{Line: n, Err: err}
 			if lines := bytes.SplitN(input, []byte("\n"), n+1); n <= len(lines) {
@@ -179,10 +183,11 @@ func (c *Conn) Restore(ctx context.Context, input []byte) error {
 
 var linePattern = regexp.MustCompile(`\bline:? (\d+)`)
 
-// run runs a program to its end and returns its output, and on one line what it
-// said on the way, which is part of the error too. The program has a process
-// group of its own: a signal to ours, such as Ctrl-C, is for us to act on.
-func run(ctx context.Context, input io.Reader, path string, args ...string) (output []byte, said string, err error) {
+// run runs a program and returns its output. If the program fails, run also returns
+// what it printed to standard error, on one line; the error includes it. The
+// program runs in its own process group, so that a signal to ours, such as Ctrl-C,
+// does not reach it.
+func run(ctx context.Context, input io.Reader, path string, args ...string) (output []byte, stderr string, err error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = drainWait
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -192,20 +197,20 @@ func run(ctx context.Context, input io.Reader, path string, args ...string) (out
 		return output, "", nil
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		said = strings.Join(strings.Fields(string(exit.Stderr)), " ")
+		stderr = strings.Join(strings.Fields(string(exit.Stderr)), " ")
 	}
 	err = fmt.Errorf("run %s: %w", strings.Join(append([]string{filepath.Base(path)}, args...), " "), cmp.Or(ctx.Err(), err))
-	if said != "" {
-		err = fmt.Errorf("%w: %s", err, said)
+	if stderr != "" {
+		err = fmt.Errorf("%w: %s", err, stderr)
 	}
-	return nil, said, err
+	return nil, stderr, err
 }
 
-// askNFTables returns the answers to a question about these names: a table, and a
-// chain in it.
-func askNFTables(question, flags uint16, f Family, names ...string) ([]netlink.Attrs, error) {
+// requestNFTables sends a request to nf_tables and returns the messages of the
+// answer. The names are those of a table, and of a chain in it.
+func requestNFTables(kind, flags uint16, f Family, names ...string) ([]netlink.Attrs, error) {
 	return netlink.Once(context.Background(), unix.NETLINK_NETFILTER, func(c *netlink.Conn) {
-		c.Request(unix.NFNL_SUBSYS_NFTABLES<<8|question, flags, netlink.Netfilter(f, 0), names...)
+		c.Request(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, netlink.Netfilter(f, 0), names...)
 	})
 }
 
@@ -213,38 +218,38 @@ func (c *Conn) Stamp(_ context.Context, thorough bool) (Stamp, error) {
 	if c.variant == Legacy {
 		return c.legacyStamp(thorough)
 	}
-	answers, err := askNFTables(unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, 0)
+	answers, err := requestNFTables(unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, 0)
 	if err != nil || len(answers) == 0 {
-		return Stamp{}, fmt.Errorf("ask for the generation of nf_tables: %w", cmp.Or(err, errors.New("no answer")))
+		return Stamp{}, fmt.Errorf("read the generation of nf_tables: %w", cmp.Or(err, errors.New("no answer")))
 	}
 	return Stamp{Generation: uint32(answers[0].Number(unix.NFTA_GEN_ID))}, nil
 }
 
 func (c *Conn) Uses(context.Context) (Uses, error) { return CountUses(c.family, c.variant) }
 
-// CountUses is Uses where there are no programs. It needs no other capability than
-// CAP_NET_ADMIN.
+// CountUses returns the same as [Interface.Uses], on hosts without programs too. The
+// only capability it needs is CAP_NET_ADMIN.
 func CountUses(f Family, v Variant) (Uses, error) {
 	if v == Legacy {
 		return legacyUses(f)
 	}
-	chains, err := askNFTables(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, f)
+	chains, err := requestNFTables(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, f)
 	if err != nil {
 		return nil, fmt.Errorf("list chains of nf_tables: %w", err)
 	}
 	uses := Uses{}
-	for _, c := range chains { // the kernel itself counts the uses of each
+	for _, c := range chains {
 		uses.add(c.Text(unix.NFTA_CHAIN_TABLE), c.Text(unix.NFTA_CHAIN_NAME), int(c.Number(unix.NFTA_CHAIN_USE)))
 	}
 	return uses, nil
 }
 
-// Packets finds the comment in the bytes of a rule, where it is as it was given.
+// Packets searches the encoded rules for the comment, which they contain verbatim.
 func (c *Conn) Packets(_ context.Context, table, chain, comment string) (n uint64, err error) {
 	if c.variant == Legacy {
 		return legacyPackets(c.family, table, chain, comment)
 	}
-	rules, err := askNFTables(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, c.family, table, chain)
+	rules, err := requestNFTables(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, c.family, table, chain)
 	if err != nil {
 		return 0, fmt.Errorf("list the rules of chain %s in table %s: %w", chain, table, err)
 	}

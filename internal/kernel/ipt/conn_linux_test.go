@@ -17,7 +17,7 @@ import (
 	"sluice/internal/kernel/ipt/ipttest"
 )
 
-// programs puts scripts into a folder of their own and makes it the PATH.
+// programs writes scripts to a temporary folder and makes it the PATH.
 func programs(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,7 +29,7 @@ func programs(t *testing.T, scripts map[string]string) {
 	t.Setenv("PATH", dir)
 }
 
-func TestOpenFindsTheVariant(t *testing.T) {
+func TestOpen(t *testing.T) {
 	const nft, legacy, old = "echo 'iptables v1.8.9 (nf_tables)'", "echo 'iptables v1.8.9 (legacy)'", "echo 'iptables v1.6.2'"
 	tests := []struct {
 		name    string
@@ -41,7 +41,7 @@ func TestOpenFindsTheVariant(t *testing.T) {
 		{"full name", map[string]string{"iptables": legacy, "iptables-save": "", "iptables-restore": "", "iptables-nft": nft, "iptables-nft-save": "", "iptables-nft-restore": ""}, ipt.NFT, "iptables-nft-save"},
 		{"short name", map[string]string{"iptables": nft, "iptables-save": "", "iptables-restore": ""}, ipt.NFT, "iptables-save"},
 		{"short name of the other", map[string]string{"iptables": nft, "iptables-save": "", "iptables-restore": ""}, ipt.Legacy, "find programs iptables-legacy-save and iptables-legacy-restore: not installed"},
-		{"before there were two", map[string]string{"iptables": old, "iptables-save": "", "iptables-restore": ""}, ipt.Legacy, "iptables-save"},
+		{"version without variants", map[string]string{"iptables": old, "iptables-save": "", "iptables-restore": ""}, ipt.Legacy, "iptables-save"},
 		{"too old", map[string]string{"iptables": "echo iptables v1.4.21", "iptables-save": "", "iptables-restore": ""}, ipt.Legacy, `version "iptables v1.4.21" is too old`},
 		{"incomplete", map[string]string{"iptables-nft": nft, "iptables-nft-save": ""}, ipt.NFT, "not installed"},
 		{"broken", map[string]string{"iptables-nft": "echo no such library >&2; exit 127", "iptables-nft-save": "", "iptables-nft-restore": ""}, ipt.NFT, "run iptables-nft --version: exit status 127: no such library"},
@@ -67,7 +67,8 @@ func TestOpenFindsTheVariant(t *testing.T) {
 	}
 }
 
-// TestLock holds the lock, in a file of the test's own, and waits for it.
+// TestLock checks that a restore fails while another process holds the lock. The lock
+// is a file of the test.
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	t.Setenv("XTABLES_LOCKFILE", path)
@@ -95,7 +96,7 @@ func TestLock(t *testing.T) {
 	}
 }
 
-func TestContextEndsAProgram(t *testing.T) {
+func TestContextEndsSave(t *testing.T) {
 	programs(t, map[string]string{"iptables-nft": "echo 'iptables v1.8.9 (nf_tables)'", "iptables-nft-save": "exec /bin/sleep 600", "iptables-nft-restore": ""})
 	c, err := ipt.Open(t.Context(), ipt.IPv4, ipt.NFT)
 	if err != nil {
@@ -108,14 +109,14 @@ func TestContextEndsAProgram(t *testing.T) {
 	}
 }
 
-// TestRestoreComesToItsEnd ends the context, and signals our process group, in
-// the middle of a restore. The program must take all of its input.
-func TestRestoreComesToItsEnd(t *testing.T) {
+// TestRestoreCompletes ends the context during a restore. The program must still read
+// all of its input, and must not be in our process group.
+func TestRestoreCompletes(t *testing.T) {
 	dir := t.TempDir()
 	began, goOn, taken := filepath.Join(dir, "began"), filepath.Join(dir, "go-on"), filepath.Join(dir, "taken")
 	programs(t, map[string]string{
 		"iptables-nft": "echo 'iptables v1.8.9 (nf_tables)'", "iptables-nft-save": "",
-		// Of the shell's own commands alone: a virtual machine has no others.
+		// Built-in commands of the shell only: a virtual machine of the tests has no others.
 		"iptables-nft-restore": "read -r _ _ _ _ group _ < /proc/$$/stat && echo $group > " + began +
 			" && while ! [ -e " + goOn + " ]; do :; done; while IFS= read -r line; do printf '%s\\n' \"$line\"; done > " + taken,
 	})
@@ -135,17 +136,17 @@ func TestRestoreComesToItsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-done; err != nil {
-		t.Errorf("error %v of a restore that was under way", err)
+		t.Errorf("error %v of a restore that had begun; want none", err)
 	}
 	if got, err := os.ReadFile(taken); string(got) != base || err != nil {
 		t.Errorf("the program got %q, error %v", got, err)
 	}
 	if err := c.Restore(ctx, []byte(base)); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v of a restore after the end, want the context's", err)
+		t.Errorf("error %v of a restore after the end of the context, want the context's", err)
 	}
 }
 
-// waitForFile returns what a file holds once there is a line in it.
+// waitForFile returns the first line of a file as soon as it is complete.
 func waitForFile(t *testing.T, path string) string {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); <-time.After(time.Millisecond) {
@@ -154,11 +155,11 @@ func waitForFile(t *testing.T, path string) string {
 			return line
 		}
 	}
-	t.Fatalf("%s did not come about", path)
+	t.Fatalf("%s was not written within 10 s", path)
 	return ""
 }
 
-func TestRestoreErrorKeepsWhatTheProgramSaid(t *testing.T) {
+func TestRestoreErrorHasOutput(t *testing.T) {
 	c := openInNamespace(t, ipt.IPv6, ipt.Legacy)
 	err := c.Restore(t.Context(), []byte("*nat\n:A - [0:0]\n-A A --bogus\nCOMMIT\n"))
 	for _, want := range []string{`line 3 "-A A --bogus"`, "ip6tables-legacy-restore", `unknown option "--bogus"`} {
@@ -184,7 +185,7 @@ func TestLegacyTables(t *testing.T) {
 	if _, err := c.Save(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want(ipt.IPv6, nil) // looking makes no table
+	want(ipt.IPv6, nil) // Save creates no table
 	if err := c.Restore(t.Context(), []byte(base)); err != nil {
 		t.Fatal(err)
 	}

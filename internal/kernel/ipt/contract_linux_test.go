@@ -18,7 +18,7 @@ import (
 	"sluice/internal/kernel/ipt/ipttest"
 )
 
-// TestContract holds the programs and the Fake to the same behaviour.
+// TestContract checks that the programs and the Fake behave the same.
 func TestContract(t *testing.T) {
 	implementations := map[string]func(*testing.T) ipt.Interface{
 		"fake": func(*testing.T) ipt.Interface { return ipttest.NewFake() },
@@ -37,8 +37,8 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// openInNamespace finds the programs and works in a network namespace of the
-// test's own. The test's thread ends with the test, and the namespace with it.
+// openInNamespace opens the programs in a new network namespace. The namespace ends
+// with the test's thread.
 func openInNamespace(t *testing.T, f ipt.Family, v ipt.Variant) *ipt.Conn {
 	t.Helper()
 	runtime.LockOSThread()
@@ -52,8 +52,8 @@ func openInNamespace(t *testing.T, f ipt.Family, v ipt.Variant) *ipt.Conn {
 	return c
 }
 
-// step is one restore of a contract; refused is the line that must be refused,
-// zero if none may be.
+// step is one restore of a contract. Refused is the line that must be refused; 0 if
+// the restore must succeed.
 type step struct {
 	input   string
 	refused int
@@ -62,7 +62,7 @@ type step struct {
 type contractCase struct {
 	name  string
 	steps []step
-	want  map[string][]string // "table chain": rules, of chains made or with rules
+	want  map[string][]string // rules by "table chain", of chains that are not built in or have rules
 }
 
 const base = `*nat
@@ -148,16 +148,16 @@ func runContract(t *testing.T, k ipt.Interface, c contractCase) {
 	wantStamp(t, k)
 	for _, chain := range []string{"ONE", "NONE", "OUTPUT"} {
 		if n, err := k.Packets(t.Context(), "mangle", chain, "to two"); n != 0 || err != nil {
-			t.Errorf("%d packets, error %v, in a table that is not there", n, err)
+			t.Errorf("%d packets, error %v, in a table that does not exist; want 0", n, err)
 		}
 		if n, err := k.Packets(t.Context(), "nat", chain, "to two"); n != 0 || err != nil {
-			t.Errorf("%d packets, error %v, and there were none", n, err)
+			t.Errorf("%d packets, error %v, before any packet was sent; want 0", n, err)
 		}
 	}
 }
 
-// wantStamp wants the stamp to move with every change by what that was, and to
-// tell when somebody else has made one too.
+// wantStamp checks that a stamp leads to the next one by our own changes alone, and
+// does not if another process has changed something too.
 func wantStamp(t *testing.T, k ipt.Interface) {
 	t.Helper()
 	stamp := func() ipt.Stamp {
@@ -174,9 +174,9 @@ func wantStamp(t *testing.T, k ipt.Interface) {
 			t.Fatal(err)
 		}
 	}
-	restore("*nat\n:OTHER - [0:0]\n-A OTHER -j ACCEPT\nCOMMIT\n*filter\n:OTHER - [0:0]\nCOMMIT\n") // all tables are there
-	if last := stamp(); !last.Became(stamp()) {
-		t.Errorf("stamp %v became %v though nothing changed", last, stamp())
+	restore("*nat\n:OTHER - [0:0]\n-A OTHER -j ACCEPT\nCOMMIT\n*filter\n:OTHER - [0:0]\nCOMMIT\n") // so that all tables exist
+	if last := stamp(); !last.LeadsTo(stamp()) {
+		t.Errorf("stamp %v does not lead to %v although nothing changed", last, stamp())
 	}
 	for _, s := range []struct {
 		input   string
@@ -190,25 +190,24 @@ func wantStamp(t *testing.T, k ipt.Interface) {
 		last := stamp()
 		restore(s.input)
 		now := stamp()
-		if last.Became(now) || !last.Became(now, s.changes...) {
-			t.Errorf("after %q the stamp %v is %v; want what changes %v make", s.input, last, now, s.changes)
+		if last.LeadsTo(now) || !last.LeadsTo(now, s.changes...) {
+			t.Errorf("after %q stamp %v does not lead to %v by changes %v, or does without", s.input, last, now, s.changes)
 		}
 	}
 	before := stamp()
 	restore("*nat\n-F OTHER\n-A OTHER -j RETURN\nCOMMIT\n")
-	if now := stamp(); before.Became(now) {
-		t.Errorf("stamp %v became %v by a rule of the same length, and does not tell", before, now)
+	if now := stamp(); before.LeadsTo(now) {
+		t.Errorf("stamps %v and %v are equal although a rule was replaced by one of the same length", before, now)
 	}
 	last := stamp()
 	restore("*nat\n:STAMP - [0:0]\n-A STAMP -j ACCEPT\nCOMMIT\n") // ours
-	restore("*nat\n-F OTHER\nCOMMIT\n")                           // somebody else's
-	if now := stamp(); last.Became(now, ipt.Change{"nat", 1, 1}) {
-		t.Errorf("stamp %v became %v by somebody else's change, and does not tell", last, now)
+	restore("*nat\n-F OTHER\nCOMMIT\n")                           // another process's
+	if now := stamp(); last.LeadsTo(now, ipt.Change{"nat", 1, 1}) {
+		t.Errorf("stamp %v leads to %v by our change although another process made one too", last, now)
 	}
 }
 
-// TestPackets counts what a rule with the comment has matched in its chain, and
-// nothing else.
+// TestPackets checks that only rules of the chain with the comment are counted.
 func TestPackets(t *testing.T) {
 	for _, f := range ipt.Families() {
 		for _, v := range ipt.Variants() {
@@ -268,8 +267,8 @@ func line(input string, number int) string {
 	return lines[number-1]
 }
 
-// wantRules checks what is in the tables. Empty built-in chains are left out:
-// which of them exist is the programs' own business.
+// wantRules checks the rules of all chains. It ignores empty built-in chains: which of
+// them exist depends on the program.
 func wantRules(t *testing.T, k ipt.Interface, want map[string][]string) {
 	t.Helper()
 	tables, err := k.Save(t.Context())
@@ -292,8 +291,8 @@ func wantRules(t *testing.T, k ipt.Interface, want map[string][]string) {
 	}
 }
 
-// wantUses counts the rules that are wanted, each in its chain and in the one
-// that it goes to.
+// wantUses checks that each of the rules counts in its chain and in the chain that it
+// jumps to.
 func wantUses(t *testing.T, k ipt.Interface, rules map[string][]string) {
 	t.Helper()
 	want := map[string]int{}

@@ -1,12 +1,12 @@
-// Package ipt runs the iptables programs: iptables-save and
-// iptables-restore --noflush, for one family and one of the two variants a host
-// can have at the same time (over nf_tables, and legacy).
+// Package ipt runs the iptables programs iptables-save and
+// iptables-restore --noflush, for one family and one of the two variants that a
+// host can have at the same time (nft and legacy).
 //
-// [Conn] is the programs, found by [Open]; package ipttest has memory that
-// refuses what they refuse and counts what it is asked to do; one contract test
-// holds both.
+// [Conn] runs the programs, which [Open] finds. Package ipttest has a fake that
+// keeps tables in memory, refuses what the programs refuse, and counts
+// operations. One contract test checks both.
 //
-// The package knows the format of iptables-save and nothing of what chains are
-// for. It never names a table to iptables-save, because asking for a table
-// makes it, and it does not log.
+// The package knows the format of iptables-save, but not what chains are for. It
+// never names a table to iptables-save, because asking for a table creates it,
+// and it does not log.
 package ipt

@@ -1,4 +1,4 @@
 package ipt
 
-// SaveProgram is the path of the iptables-save that Open chose.
+// SaveProgram returns the path of the iptables-save that Open chose.
 func (c *Conn) SaveProgram() string { return c.save }

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tableInfo is the kernel's struct ipt_getinfo, which is that of IPv6 too.
+// tableInfo is the kernel's struct ipt_getinfo; struct ip6t_getinfo is the same.
 type tableInfo struct {
 	Name            [32]byte
 	ValidHooks      uint32
@@ -22,19 +22,19 @@ type tableInfo struct {
 	Entries, Size   uint32
 }
 
-// The questions to legacy tables, and their like of IPv6.
 const (
-	getInfo    = 64 // IPT_SO_GET_INFO
-	getEntries = 65 // IPT_SO_GET_ENTRIES
+	getInfo    = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
+	getEntries = 65 // IPT_SO_GET_ENTRIES, IP6T_SO_GET_ENTRIES
 
-	// readAttempts bounds how often a table is read again that others change meanwhile.
+	// readAttempts bounds how often a table that another process changes is read again.
 	readAttempts = 5
 )
 
-// askLegacy fills the answer to a question, which begins with the name of a table.
-// A socket of any type will do, so that asking needs CAP_NET_ADMIN only; the
-// programs need CAP_NET_RAW too.
-func askLegacy(f Family, question uintptr, table string, answer []byte) error {
+// getsockopt reads a socket option of legacy tables into answer, whose first field
+// is the name of a table. The kernel accepts a socket of any type here, so that this
+// needs CAP_NET_ADMIN only; the programs open a raw socket, which needs CAP_NET_RAW
+// too.
+func getsockopt(f Family, option uintptr, table string, answer []byte) error {
 	level := unix.IPPROTO_IP
 	if f == IPv6 {
 		level = unix.IPPROTO_IPV6
@@ -46,7 +46,7 @@ func askLegacy(f Family, question uintptr, table string, answer []byte) error {
 	defer unix.Close(fd)
 	copy(answer[:len(tableInfo{}.Name)-1], table)
 	length := uint32(len(answer))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), question,
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), option,
 		uintptr(unsafe.Pointer(&answer[0])), uintptr(unsafe.Pointer(&length)), 0)
 	if errno != 0 {
 		return errno
@@ -54,23 +54,23 @@ func askLegacy(f Family, question uintptr, table string, answer []byte) error {
 	return nil
 }
 
-// LegacyPermission returns an error if this process may not run the programs of
-// the legacy variant. They themselves cannot tell that from a missing table.
+// LegacyPermission returns an error if this process lacks the capabilities to run
+// the programs of the legacy variant, which report that as a missing table.
 func LegacyPermission() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
-		return fmt.Errorf("the programs of iptables-legacy need CAP_NET_RAW beside CAP_NET_ADMIN: open a raw socket: %w", err)
+		return fmt.Errorf("the programs of iptables-legacy need CAP_NET_RAW in addition to CAP_NET_ADMIN: open a raw socket: %w", err)
 	}
 	return unix.Close(fd)
 }
 
-// LegacyTables returns the tables of the legacy variant that the calling
-// thread's network namespace has in use. It needs no program and makes none;
-// asking for any other table would make it.
+// LegacyTables returns the names of the legacy tables that are in use in the calling
+// thread's network namespace. It runs no program and creates no table. Reading any
+// other table would create it.
 func LegacyTables(f Family) ([]string, error) {
 	b, err := os.ReadFile("/proc/thread-self/net/" + f.String() + "_tables_names")
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // the kernel has no such tables, or not yet
+		return nil, nil // the module is not loaded
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list legacy tables: %w", err)
@@ -80,14 +80,14 @@ func LegacyTables(f Family) ([]string, error) {
 
 func legacyInfo(f Family, table string) (info tableInfo, err error) {
 	answer := make([]byte, binary.Size(info))
-	if err := askLegacy(f, getInfo, table, answer); err != nil {
-		return info, fmt.Errorf("ask for the size of table %s: %w", table, err)
+	if err := getsockopt(f, getInfo, table, answer); err != nil {
+		return info, fmt.Errorf("read the size of table %s: %w", table, err)
 	}
 	_, err = binary.Decode(answer, binary.NativeEndian, &info)
 	return info, err
 }
 
-// legacyStamp is the sizes of all tables in use.
+// legacyStamp returns the sizes of all tables in use.
 func (c *Conn) legacyStamp(thorough bool) (Stamp, error) {
 	names, err := LegacyTables(c.family)
 	s := Stamp{sizes: make(map[string]tableSize, len(names))}
@@ -104,7 +104,7 @@ func (c *Conn) legacyStamp(thorough bool) (Stamp, error) {
 	return s, err
 }
 
-// legacySum is a sum of the rules of a table, without what they have counted.
+// legacySum returns a checksum of the rules of a table, without their counters.
 func legacySum(f Family, table string) (sum uint32, err error) {
 	entries, _, err := readLegacy(f, table)
 	polynomial, counters := crc32.MakeTable(crc32.Castagnoli), legacyCounters(f)
@@ -115,8 +115,8 @@ func legacySum(f Family, table string) (sum uint32, err error) {
 	return sum, err
 }
 
-// legacyCounters is where an entry has its counters of packets and bytes, which its
-// matches and its target follow.
+// legacyCounters returns the offset of the packet and byte counters in an entry. The
+// matches and the target follow them.
 func legacyCounters(f Family) int {
 	if f == IPv6 {
 		return 152
@@ -124,33 +124,32 @@ func legacyCounters(f Family) int {
 	return 96
 }
 
-// legacyEntries returns a table as the kernel has it: entries one after the other,
-// those of a chain together.
+// legacyEntries returns the encoded entries of a table, chain by chain.
 func legacyEntries(f Family, table string) (info tableInfo, entries []byte, err error) {
-	const header = 40 // the name, the size, and what aligns the entries
+	const header = 40 // the name, the size and padding
 	for range readAttempts {
 		if info, err = legacyInfo(f, table); err != nil {
 			return info, nil, err
 		}
 		answer := make([]byte, header+int(info.Size))
 		binary.NativeEndian.PutUint32(answer[len(info.Name):], info.Size)
-		if err = askLegacy(f, getEntries, table, answer); err != unix.EAGAIN {
+		if err = getsockopt(f, getEntries, table, answer); err != unix.EAGAIN {
 			return info, answer[header:], err
 		}
 	}
 	return info, nil, err
 }
 
-// legacyEntry is a rule of a chain, or its end: a policy or the way back.
+// legacyEntry is a rule, or the last entry of a chain: its policy or the return.
 type legacyEntry struct {
 	chain   string
 	packets uint64
-	jump    int // the offset of the entry where it goes on; below zero: it leaves the chain
+	jump    int // the offset of the next entry to evaluate; negative if it is a verdict or another target
 	bytes   []byte
 }
 
-// readLegacy returns the entries of all chains of a table, and the chains by the
-// offsets of their first entries.
+// readLegacy returns the entries of all chains of a table, and the names of the
+// chains by the offset of their first entry.
 func readLegacy(f Family, table string) (all []legacyEntry, starts map[int]string, err error) {
 	const targetName, targetData = 2, 32
 	counters := legacyCounters(f)
@@ -173,17 +172,17 @@ func readLegacy(f Family, table string) (all []legacyEntry, starts map[int]strin
 			next = at + int(binary.NativeEndian.Uint16(b[at+offsets+2:]))
 		}
 		if next > len(b) || target+targetData+4 > next {
-			return nil, nil, fmt.Errorf("read table %s of %s: the entry at offset %d ends too early", table, Name(f, Legacy), at)
+			return nil, nil, fmt.Errorf("read table %s of %s: the entry at offset %d is truncated", table, Name(f, Legacy), at)
 		}
 		if starts[at] != "" {
 			chain = starts[at]
 		}
 		e := legacyEntry{chain, binary.NativeEndian.Uint64(b[at+counters:]), -1, b[at:next]}
 		switch unix.ByteSliceToString(b[target+targetName : target+targetData]) {
-		case "ERROR": // the head of a chain, or the end of the table
+		case "ERROR": // precedes a chain, or ends the table
 			starts[next] = unix.ByteSliceToString(b[target+targetData : next])
 			continue
-		case "": // the standard target: a verdict below zero, or where to go on
+		case "": // the standard target: a negative verdict, or an offset
 			e.jump = int(int32(binary.NativeEndian.Uint32(b[target+targetData:])))
 		}
 		all = append(all, e)
@@ -192,7 +191,7 @@ func readLegacy(f Family, table string) (all []legacyEntry, starts map[int]strin
 	return all, starts, nil
 }
 
-// legacyUses reads the tables that are in use.
+// legacyUses counts the uses of chains in all tables in use.
 func legacyUses(f Family) (Uses, error) {
 	names, err := LegacyTables(f)
 	uses := Uses{}
@@ -202,11 +201,11 @@ func legacyUses(f Family) (Uses, error) {
 			return nil, err
 		}
 		for _, chain := range starts {
-			uses.add(table, chain, -1) // its last entry is no rule
+			uses.add(table, chain, -1) // its last entry is not a rule
 		}
 		for _, e := range entries {
 			uses.add(table, e.chain, 1)
-			if to := starts[e.jump]; to != "" { // a rule without a target goes on to the next, which begins no chain
+			if to := starts[e.jump]; to != "" { // not the start of a chain if the rule has no target
 				uses.add(table, to, 1)
 			}
 		}
@@ -214,7 +213,7 @@ func legacyUses(f Family) (Uses, error) {
 	return uses, err
 }
 
-// legacyPackets reads the table, if it is in use.
+// legacyPackets implements Packets for the legacy variant.
 func legacyPackets(f Family, table, chain, comment string) (n uint64, err error) {
 	names, err := LegacyTables(f)
 	if err != nil || !slices.Contains(names, table) {

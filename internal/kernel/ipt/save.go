@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// parse reads the output of iptables-save.
+// parse parses the output of iptables-save.
 func parse(output []byte) ([]Table, error) {
 	var tables []Table
-	var chains map[string]int // into the last table's
+	var chains map[string]int // by name, their index in the last table
 	open := false
 	number := 0
-	begun := "" // a rule whose comment has line breaks, so far
+	pending := "" // the beginning of a rule whose comment has line breaks
 	for line := range bytes.Lines(output) {
 		number++
-		text := begun + strings.TrimSuffix(string(line), "\n")
-		begun = ""
-		malformed := func() error { return fmt.Errorf("read line %d of iptables-save: unexpected %q", number, text) }
+		text := pending + strings.TrimSuffix(string(line), "\n")
+		pending = ""
+		malformed := func() error { return fmt.Errorf("parse line %d of iptables-save: unexpected %q", number, text) }
 		switch {
 		case strings.HasSuffix(text, "' is incompatible, use 'nft' tool."):
 			_, name, _ := strings.Cut(strings.TrimSuffix(text, "' is incompatible, use 'nft' tool."), "`")
@@ -32,7 +32,7 @@ func parse(output []byte) ([]Table, error) {
 		case text == "COMMIT":
 			open = false
 		case text[0] == ':':
-			fields := strings.Fields(text[1:]) // such as "INPUT ACCEPT [0:0]"; "-" is no policy
+			fields := strings.Fields(text[1:]) // such as "INPUT ACCEPT [0:0]"; "-" stands for no policy
 			if len(fields) != 2 && len(fields) != 3 {
 				return nil, malformed()
 			}
@@ -47,7 +47,7 @@ func parse(output []byte) ([]Table, error) {
 				return nil, malformed()
 			}
 			if endsInQuotes(rule) {
-				begun = text + " " // a restore takes no line break: there the rule cannot be named
+				pending = text + " " // no text deletes such a rule: a restore does not accept a line break
 				continue
 			}
 			c := &tables[len(tables)-1].Chains[i]
@@ -55,13 +55,14 @@ func parse(output []byte) ([]Table, error) {
 		}
 	}
 	if open {
-		return nil, fmt.Errorf("read iptables-save: it ends within table %s", tables[len(tables)-1].Name)
+		return nil, fmt.Errorf("parse iptables-save: the output ends within table %s", tables[len(tables)-1].Name)
 	}
 	return tables, nil
 }
 
-// endsInQuotes reports whether a rule goes on after a line break, which is printed as
-// it is within quotes. Those of a chain's name begin none.
+// endsInQuotes reports whether a rule continues after a line break, which
+// iptables-save prints verbatim within quotes. Only a quote after a space opens
+// quotes: names of chains may contain some.
 func endsInQuotes(rule string) (within bool) {
 	for i := 0; i < len(rule); i++ {
 		switch {
@@ -76,10 +77,10 @@ func endsInQuotes(rule string) (within bool) {
 	return within
 }
 
-// Target returns the chain that a rule goes to, by jump or goto, or the name
-// of its target if that has no options; empty if the rule has none or one with
-// options. Nothing follows the name of a chain, and the text of a comment cannot
-// look like it: it is quoted as soon as it holds a blank.
+// Target returns the chain that a rule jumps or goes to, or the name of its target
+// if that has no options. It is empty if the rule has no target, or one with
+// options. It suffices to read the end of the rule: the name of a chain is always
+// last, and a comment that contains a space, as "-j X" does, is quoted.
 func Target(rule string) string {
 	at := strings.LastIndexByte(rule, ' ')
 	if at < 0 || strings.HasSuffix(rule, `"`) {

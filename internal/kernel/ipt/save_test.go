@@ -43,7 +43,7 @@ COMMIT
 	}
 }
 
-func TestParseNamesWhatItCannotRead(t *testing.T) {
+func TestParseErrors(t *testing.T) {
 	tests := []struct{ output, want string }{
 		{"*nat\n:A - [0:0]\n", "ends within table nat"},
 		{"*nat\n:A - [0:0]\n-A A -m comment --comment \"b\nCOMMIT\n", "ends within table nat"},
@@ -87,13 +87,13 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, output []byte) {
 		tables, err := parse(output)
 		if err != nil && tables != nil {
-			t.Error("tables beside an error")
+			t.Error("both tables and an error")
 		}
 		for _, table := range tables {
 			for _, c := range table.Chains {
 				for _, r := range c.Rules {
 					if target := Target(r); target != "" && !strings.HasSuffix(r, " "+target) {
-						t.Errorf("rule %q goes to %q", r, target)
+						t.Errorf("Target(%q) = %q, which does not end the rule", r, target)
 					}
 				}
 			}

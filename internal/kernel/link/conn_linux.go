@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn asks the kernel. Its zero value is ready, and works in the network
-// namespace of the thread that calls a method.
+// Conn queries the kernel, in the network namespace of the thread that calls a method. Its
+// zero value is ready to use.
 type Conn struct{}
 
-// listTries bounds how often a listing is taken again that a change broke.
+// listTries bounds how often a listing that changes interrupt is tried.
 const listTries = 5
 
-// Listing lists something, again if it changed meanwhile.
+// Listing calls list, and repeats it while changes interrupt it.
 func Listing[T any](list func() ([]T, error)) (all []T, err error) {
 	err = netlink.ErrDumpInterrupted
 	for try := 0; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
@@ -27,8 +27,8 @@ func Listing[T any](list func() ([]T, error)) (all []T, err error) {
 	return all, err
 }
 
-// List returns the addresses that can be bound now, without those that IPv6
-// still checks, or has found, to be another host's.
+// List returns the addresses that sockets can be bound to. It leaves out IPv6 addresses
+// whose duplicate address detection has not ended, or has failed.
 func (Conn) List() ([]netip.Addr, error) {
 	list, err := Listing(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -44,10 +44,10 @@ func (Conn) List() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// LocalPrefixes returns what the kernel takes for this host's own: its addresses, and
-// what else local routes say, as 127.0.0.0/8 or the addresses of load balancers that
-// an agent of the cloud adds. The table of such routes does not have addresses that
-// belong to a VRF, so those are listed too.
+// LocalPrefixes returns the destinations that the kernel delivers on this host: its
+// addresses, and other prefixes in the local routing table, such as 127.0.0.0/8 or the
+// addresses of load balancers that a cloud's agent adds. That table does not have
+// addresses of links in a VRF, which is why addresses are listed, too.
 func (c Conn) LocalPrefixes() ([]netip.Prefix, error) {
 	addrs, err := c.List()
 	if err != nil {
@@ -58,20 +58,18 @@ func (c Conn) LocalPrefixes() ([]netip.Prefix, error) {
 		return nil, fmt.Errorf("open route netlink: %w", err)
 	}
 	defer h.Close()
-	_ = h.SetStrictCheck(true) // before Linux 4.20 the kernel sends all tables, not only the one asked for
+	_ = h.SetStrictCheck(true) // before Linux 4.20 the kernel sends all tables instead of the requested one
 	which := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
-	var routes []netlink.Route
-	err = netlink.ErrDumpInterrupted
-	for try := 0; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-		routes, err = h.RouteListFiltered(netlink.FAMILY_ALL, which, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
-	}
+	routes, err := Listing(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(netlink.FAMILY_ALL, which, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list local routes: %w", err)
 	}
-	out := hosts(addrs)
+	out := hostPrefixes(addrs)
 	for _, r := range routes {
 		if r.Dst == nil {
-			continue // it is not of IP
+			continue // not an IP route
 		}
 		if addr, ok := netip.AddrFromSlice(r.Dst.IP); ok {
 			bits, _ := r.Dst.Mask.Size()
@@ -81,36 +79,35 @@ func (c Conn) LocalPrefixes() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// Local returns the link that has packets to an address be for this host; empty if
-// they are not. It lists nothing.
+// Local returns the name of the link that makes an address local, or "" if the address is
+// not local. It lists nothing.
 func (Conn) Local(a netip.Addr) (string, error) {
 	routes, err := netlink.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	switch {
 	case noRoute(err):
 		return "", nil
 	case err != nil:
-		return "", fmt.Errorf("look for the route to %v: %w", a, err)
+		return "", fmt.Errorf("find the route to %v: %w", a, err)
 	case len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL:
 		return "", nil
 	}
 	l, err := netlink.LinkByIndex(routes[0].LinkIndex)
 	if err != nil {
-		return "", fmt.Errorf("look for the link of %v: %w", a, err)
+		return "", fmt.Errorf("find the link of %v: %w", a, err)
 	}
 	return l.Attrs().Name, nil
 }
 
-// noRoute reports whether the kernel says that no packet gets there: there is no
-// route, one that forbids it, or no such family.
+// noRoute reports whether an error means that there is no route to an address: none exists,
+// it is a prohibiting one, or the kernel lacks the family.
 func noRoute(err error) bool {
 	return slices.ContainsFunc([]error{
 		unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAFNOSUPPORT, unix.EOPNOTSUPP,
 	}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// Watch returns a channel that has a token whenever addresses may have changed
-// since the last one was taken. It is closed when ctx ends, or earlier when the
-// kernel had more to tell than it could.
+// Watch returns a channel that has a token if addresses may have changed since the last
+// token was received. It is closed when ctx ends, or earlier if events were lost.
 func (Conn) Watch(ctx context.Context) (<-chan struct{}, error) {
 	updates := make(chan netlink.AddrUpdate)
 	ctx, stop := context.WithCancel(ctx)
@@ -121,7 +118,7 @@ func (Conn) Watch(ctx context.Context) (<-chan struct{}, error) {
 	changed := make(chan struct{}, 1)
 	go func() {
 		defer close(changed)
-		defer stop() // The library holds the socket until then.
+		defer stop() // closes the library's socket
 		for range updates {
 			notify(changed)
 		}

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Conn asks the operating system.
+// Conn queries the operating system.
 type Conn struct{}
 
-// lookAgain is how often to look for changes, which are not announced.
-const lookAgain = 30 * time.Second
+// pollInterval is how often Watch sends a token, because changes are not announced.
+const pollInterval = 30 * time.Second
 
 // List returns the addresses of all interfaces.
 func (Conn) List() ([]netip.Addr, error) {
@@ -31,13 +31,13 @@ func (Conn) List() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// LocalPrefixes returns the same as prefixes.
+// LocalPrefixes returns the addresses of all interfaces as prefixes.
 func (c Conn) LocalPrefixes() ([]netip.Prefix, error) {
 	addrs, err := c.List()
-	return hosts(addrs), err
+	return hostPrefixes(addrs), err
 }
 
-// Local returns the interface that has an address; empty if none has.
+// Local returns the name of the interface that has an address, or "" if none has.
 func (Conn) Local(a netip.Addr) (string, error) {
 	all, err := net.Interfaces()
 	if err != nil {
@@ -57,8 +57,7 @@ func (Conn) Local(a netip.Addr) (string, error) {
 	return "", nil
 }
 
-// Watch returns a channel that has a token whenever it is time to look again. It
-// is closed when ctx ends.
+// Watch returns a channel that gets a token each pollInterval. It is closed when ctx ends.
 func (Conn) Watch(ctx context.Context) (<-chan struct{}, error) {
 	changed := make(chan struct{}, 1)
 	go func() {
@@ -66,7 +65,7 @@ func (Conn) Watch(ctx context.Context) (<-chan struct{}, error) {
 		for ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
-			case <-time.After(lookAgain):
+			case <-time.After(pollInterval):
 				notify(changed)
 			}
 		}

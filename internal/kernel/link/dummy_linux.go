@@ -14,15 +14,15 @@ import (
 	batch "sluice/internal/kernel/netlink"
 )
 
-// Dummy is the kernel's dummy link, in the network namespace that it was opened in.
+// Dummy is a dummy link of the kernel, in the network namespace that it was opened in.
 type Dummy struct {
 	handle *netlink.Handle
-	conn   *batch.Conn // for addresses, of which there are many
+	conn   *batch.Conn // adds and removes many addresses at once
 	name   string
-	link   netlink.Link // as last found; nil: not known
+	link   netlink.Link // set by Find; nil if there is none
 }
 
-// OpenDummy opens the dummy link of a name, be it there or not.
+// OpenDummy opens handles for the dummy link of a name, which need not exist.
 func OpenDummy(name string) (*Dummy, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -43,7 +43,7 @@ func (d *Dummy) Find() (Note, error) {
 	case errors.As(err, &missing):
 		return nil, ErrNoLink
 	case err != nil:
-		return nil, fmt.Errorf("look for link %s: %w", d.name, err)
+		return nil, fmt.Errorf("find link %s: %w", d.name, err)
 	case l.Type() != "dummy":
 		return nil, fmt.Errorf("link %s is %w but of type %s: rename or delete it", d.name, ErrNotDummy, l.Type())
 	}
@@ -55,16 +55,16 @@ func (d *Dummy) Create() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = d.name
 	if err := d.handle.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}); err != nil {
-		return fmt.Errorf("add dummy link %s (module dummy): %w", d.name, err)
+		return fmt.Errorf("add dummy link %s (needs kernel module dummy): %w", d.name, err)
 	}
 	_, err := d.Find()
 	return err
 }
 
-// Delete removes the link with its addresses.
+// Delete deletes the link and its addresses.
 func (d *Dummy) Delete() error { return d.handle.LinkDel(d.link) }
 
-// SetNote leaves a note on the link.
+// SetNote stores a note in the alias of the link.
 func (d *Dummy) SetNote(n Note) error {
 	if err := d.handle.LinkSetAlias(d.link, n.String()); err != nil {
 		return fmt.Errorf("set alias of link %s: %w", d.name, err)
@@ -72,7 +72,7 @@ func (d *Dummy) SetNote(n Note) error {
 	return nil
 }
 
-// List returns the addresses on the link, without link-local ones.
+// List returns the addresses of the link, without link-local ones.
 func (d *Dummy) List() (out []netip.Addr, err error) {
 	list, err := Listing(func() ([]netlink.Addr, error) { return d.handle.AddrList(d.link, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -86,20 +86,20 @@ func (d *Dummy) List() (out []netip.Addr, err error) {
 	return out, nil
 }
 
-// Has asks for the route that an address makes.
+// Has looks up the local route that the kernel adds for an address of the link.
 func (d *Dummy) Has(a netip.Addr) (bool, error) {
 	routes, err := d.handle.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	switch {
 	case noRoute(err):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("look for the route to %v: %w", a, err)
+		return false, fmt.Errorf("find the route to %v: %w", a, err)
 	}
 	return d.link != nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL && routes[0].LinkIndex == d.link.Attrs().Index, nil
 }
 
-// Add gives the link addresses. When it returns, packets to them are for this host:
-// IPv6 makes routes a little later.
+// Add adds addresses to the link. When it returns, packets to them are delivered on this
+// host: it waits for the routes, which IPv6 adds a little later.
 func (d *Dummy) Add(all ...netip.Addr) map[netip.Addr]error {
 	refused := d.change(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "add %v to link %s: %w", all)
 	for _, a := range all {
@@ -112,11 +112,13 @@ func (d *Dummy) Add(all ...netip.Addr) map[netip.Addr]error {
 	return refused
 }
 
+// How long, and how often, Add looks for the route of an IPv6 address.
 const (
 	routeWait = 5 * time.Second
 	routePoll = 50 * time.Microsecond
 )
 
+// routed reports whether packets to an address are delivered on this host.
 func (d *Dummy) routed(a netip.Addr) bool {
 	routes, err := d.handle.RouteGet(a.AsSlice())
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
@@ -131,9 +133,9 @@ func (d *Dummy) Close() error {
 	return d.conn.Close()
 }
 
-// change does the same to addresses, all by one system call, and returns why some
-// of them were refused.
-func (d *Dummy) change(kind, flags uint16, words string, all []netip.Addr) map[netip.Addr]error {
+// change sends a request for each address, all by one system call, and returns why some
+// were refused. Format is that of the errors: address, link, reason.
+func (d *Dummy) change(kind, flags uint16, format string, all []netip.Addr) map[netip.Addr]error {
 	refused, sent := map[netip.Addr]error{}, map[uint32]netip.Addr{}
 	d.conn.Reset()
 	for _, a := range all {
@@ -146,15 +148,15 @@ func (d *Dummy) change(kind, flags uint16, words string, all []netip.Addr) map[n
 	}
 	for seq, a := range sent {
 		if why := cmp.Or(err, errs[seq]); why != nil {
-			refused[a] = fmt.Errorf(words, a, d.name, why)
+			refused[a] = fmt.Errorf(format, a, d.name, why)
 		}
 	}
 	return refused
 }
 
-// encode writes a message about an address of one host, in use at once: there are
-// no neighbours to ask. One of IPv6 is deprecated from the beginning, so that no
-// connection to another host is made from it.
+// encode writes a message about an address, and returns its sequence number. There is no
+// duplicate address detection, because a dummy link has no neighbours. An IPv6 address is
+// deprecated from the beginning, so that the kernel does not choose it as a source.
 func (d *Dummy) encode(kind, flags uint16, a netip.Addr) uint32 {
 	family := byte(unix.AF_INET)
 	if a.Is6() {
@@ -165,7 +167,7 @@ func (d *Dummy) encode(kind, flags uint16, a netip.Addr) uint32 {
 	d.conn.Raw(unix.IFA_LOCAL, string(a.AsSlice()))
 	d.conn.Raw(unix.IFA_ADDRESS, string(a.AsSlice()))
 	if a.Is6() {
-		d.conn.Raw(unix.IFA_CACHEINFO, "\x00\x00\x00\x00", "\xff\xff\xff\xff", "\x00\x00\x00\x00\x00\x00\x00\x00") // preferred: never, valid: for ever
+		d.conn.Raw(unix.IFA_CACHEINFO, "\x00\x00\x00\x00", "\xff\xff\xff\xff", "\x00\x00\x00\x00\x00\x00\x00\x00") // preferred lifetime 0, valid lifetime infinite
 	}
 	return seq
 }

@@ -8,34 +8,35 @@ import (
 	"strings"
 )
 
-// Holder is a dummy link that holds addresses, so that packets to them are for
-// this host. [Dummy] is one, linktest.Dummy another.
+// Holder is a dummy link that holds addresses, so that the kernel delivers packets to them
+// on this host. [Dummy] and linktest.Dummy implement it.
 type Holder interface {
-	// Find looks for the link and returns what was noted on it. The error is
-	// [ErrNoLink] if there is none, [ErrNotDummy] if it is another program's.
+	// Find finds the link and returns its note. The error is [ErrNoLink] if there is
+	// none, and [ErrNotDummy] if it is of another type. Except for Create and Close, the
+	// other methods need a successful Find before.
 	Find() (Note, error)
 	Create() error
-	Delete() error // with its addresses
+	Delete() error // also deletes its addresses
 	SetNote(Note) error
-	List() ([]netip.Addr, error) // without link-local ones
-	// Has reports whether packets to an address are for this host because the link
-	// has it. It lists nothing.
+	List() ([]netip.Addr, error) // without link-local addresses
+	// Has reports whether packets to an address are delivered on this host because the
+	// link has it. It lists nothing.
 	Has(netip.Addr) (bool, error)
-	// Add adds addresses, each whatever becomes of the others, and returns why it
-	// could not add some.
+	// Add adds addresses independently of each other. It returns why some could not be
+	// added.
 	Add(...netip.Addr) (refused map[netip.Addr]error)
 	Remove(netip.Addr) error
 	Close() error
 }
 
-// Note is what a link notes by its alias, of at most 255 characters: words with
-// their values, neither of which has spaces.
+// Note is data that is stored in the alias of a link, which has at most 255 characters.
+// Keys and values must not contain spaces.
 type Note map[string]string
 
-// noteStart begins the alias of a link that has a note.
+// noteStart begins an alias that is a note.
 const noteStart = "note"
 
-// String returns the alias.
+// String returns the note as an alias.
 func (n Note) String() string {
 	words := []string{noteStart}
 	for _, name := range slices.Sorted(maps.Keys(n)) {
@@ -44,7 +45,7 @@ func (n Note) String() string {
 	return strings.Join(words, " ")
 }
 
-// readNote reads an alias, which may be anybody's.
+// readNote parses an alias. It returns an empty note if the alias is not one.
 func readNote(alias string) Note {
 	n := Note{}
 	if words := strings.Fields(alias); len(words) > 0 && words[0] == noteStart {
@@ -56,15 +57,15 @@ func readNote(alias string) Note {
 	return n
 }
 
-// ErrNoLink says that there is no link of a name, ErrNotDummy that it is of
-// another kind.
+// ErrNoLink means that there is no link of a name, ErrNotDummy that the link is of
+// another type.
 var (
 	ErrNoLink   = errors.New("no such link")
 	ErrNotDummy = errors.New("not a dummy link")
 )
 
-// hosts returns addresses as prefixes of one address each.
-func hosts(addrs []netip.Addr) []netip.Prefix {
+// hostPrefixes returns each address as a prefix.
+func hostPrefixes(addrs []netip.Addr) []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(addrs))
 	for _, a := range addrs {
 		out = append(out, netip.PrefixFrom(a, a.BitLen()))
@@ -72,7 +73,7 @@ func hosts(addrs []netip.Addr) []netip.Prefix {
 	return out
 }
 
-// notify leaves a token, unless there is one.
+// notify sends a token, unless the channel has one already.
 func notify(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:

@@ -9,14 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LocalRouting has packets with a mark delivered on this host, whatever their
-// destination: a rule leads to a table whose only route says that everything is
-// local. Others' rules and routes are left alone.
+// LocalRouting makes the kernel deliver packets with a mark on this host, whatever their
+// destination: a routing rule selects a table whose only route makes every address
+// local. It does not touch other rules and routes. The parameter six of its methods
+// selects IPv6.
 type LocalRouting struct {
 	Mark            uint32
 	Table, Priority int
 }
 
+// objects returns the rule and the route.
 func (r LocalRouting) objects(six bool) (*netlink.Rule, *netlink.Route, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -33,7 +35,7 @@ func (r LocalRouting) objects(six bool) (*netlink.Rule, *netlink.Route, error) {
 	}, nil
 }
 
-// Ensure adds what is missing, of IPv6 or IPv4.
+// Ensure adds the rule and the route if they are missing.
 func (r LocalRouting) Ensure(six bool) error {
 	rule, route, err := r.objects(six)
 	if err == nil {
@@ -48,30 +50,31 @@ func (r LocalRouting) Ensure(six bool) error {
 	return nil
 }
 
-// elsewhere are addresses that are never this host's: of the ranges for documentation.
+// elsewhere has, by whether it is IPv6, an address that no host has: one of the ranges for
+// documentation.
 var elsewhere = map[bool]net.IP{false: net.IPv4(192, 0, 2, 1).To4(), true: net.ParseIP("2001:db8::1")}
 
-// Leads asks the kernel where a packet with the mark would go, and reports whether
-// that is here. It lists nothing.
+// Leads reports whether the kernel would deliver a packet with the mark on this host. It
+// lists nothing.
 func (r LocalRouting) Leads(six bool) (bool, error) {
 	routes, err := netlink.RouteGetWithOptions(elsewhere[six], &netlink.RouteGetOptions{Mark: r.Mark, FIBMatch: true})
 	switch {
 	case noRoute(err):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("ask for the route of packets with mark %#x: %w", r.Mark, err)
+		return false, fmt.Errorf("find the route of packets with mark %#x: %w", r.Mark, err)
 	}
 	return len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
 }
 
-// Text returns the rule and the route as the ip program would be told to add them.
+// Text returns the commands of the ip program that add the rule and the route.
 func (r LocalRouting) Text(six bool) string {
 	ip := map[bool]string{false: "ip", true: "ip -6"}[six]
 	return fmt.Sprintf("%s rule add fwmark %#x/%#x priority %d lookup %d; %s route add local default dev lo table %d",
 		ip, r.Mark, r.Mark, r.Priority, r.Table, ip, r.Table)
 }
 
-// Remove takes it away, and reports whether there was anything.
+// Remove removes the rule and the route, and reports whether either existed.
 func (r LocalRouting) Remove(six bool) (bool, error) {
 	rule, route, err := r.objects(six)
 	if err != nil {

@@ -10,29 +10,29 @@ import (
 )
 
 const (
-	// bufferBytes is asked for both ways, so that a batch fits and its errors too,
-	// and a table that is dumped while it grows does not overrun the socket.
+	// bufferBytes is the size of both socket buffers, so that a batch and all its errors
+	// fit, and so that a dump of a table that grows meanwhile does not overrun the socket.
 	bufferBytes = 64 << 20
-	// datagramBytes is more than the kernel puts into one datagram, be it of a dump
-	// or an error, which has the message that it is about.
+	// datagramBytes is more than the kernel puts into one datagram, be it a part of a
+	// dump or an error, which includes the message that caused it.
 	datagramBytes = 128 << 10
-	// answerSeconds is how long the kernel may be silent in the middle of an answer.
+	// answerSeconds is how long to wait for the next datagram of an answer.
 	answerSeconds = 10
 )
 
-// Attempts is how often to begin a listing that others interrupt by changes, where
-// nothing speaks against it.
+// Attempts is how often callers usually try a listing that changes interrupt.
 const Attempts = 20
 
-// ErrInterrupted says that what was asked for changed during the answer.
+// ErrInterrupted means that what was listed changed during the listing, so that the
+// answer may be incomplete or inconsistent.
 var ErrInterrupted = errors.New("listing was interrupted by a change")
 
 // Conn is a connection to one of the kernel's netlink protocols, in the network
-// namespace that it was opened in. A request is built and then asked or sent; one
-// goroutine at a time may do so.
+// namespace that it was opened in. Callers build a request and then call Ask or Send.
+// Only one goroutine at a time may use it.
 type Conn struct {
 	Builder
-	Port uint32 // by which others see what the connection changes
+	Port uint32 // the port ID, which events about changes by this connection carry
 
 	socket Socket
 	recv   []byte
@@ -45,8 +45,8 @@ type Socket interface {
 	Close() error
 }
 
-// Open opens a connection in the calling thread's network namespace, wherever it
-// is used from later.
+// Open opens a connection in the calling thread's network namespace. It stays in that
+// namespace, whichever thread uses it later.
 func Open(protocol int) (*Conn, error) {
 	fd, err := dial(protocol)
 	if err != nil {
@@ -54,7 +54,7 @@ func Open(protocol int) (*Conn, error) {
 	}
 	sa, err := unix.Getsockname(fd)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("name netlink socket: %w", err), unix.Close(fd))
+		return nil, errors.Join(fmt.Errorf("read the port of a netlink socket: %w", err), unix.Close(fd))
 	}
 	c := New(kernel(fd))
 	c.Port = sa.(*unix.SockaddrNetlink).Pid
@@ -72,7 +72,8 @@ func dial(protocol int) (int, error) {
 		return 0, fmt.Errorf("open netlink socket: %w", err)
 	}
 	for force, plain := range map[int]int{unix.SO_SNDBUFFORCE: unix.SO_SNDBUF, unix.SO_RCVBUFFORCE: unix.SO_RCVBUF} {
-		// Without CAP_NET_ADMIN over the host the limits of the system hold.
+		// The forced size needs CAP_NET_ADMIN in the initial user namespace. Without it, the
+		// size is limited by net.core.wmem_max and rmem_max.
 		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, bufferBytes) != nil {
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, plain, bufferBytes)
 		}
@@ -87,7 +88,7 @@ func dial(protocol int) (int, error) {
 	return fd, nil
 }
 
-// kernel is a netlink socket.
+// kernel is the Socket of a netlink file descriptor.
 type kernel int
 
 func (k kernel) Send(b []byte) error {
@@ -101,8 +102,8 @@ func (k kernel) Receive(b []byte, flags int) (int, error) {
 
 func (k kernel) Close() error { return unix.Close(int(k)) }
 
-// Request forgets what was built and begins a request about what has these names,
-// which are its first attributes: a table, and what is in it.
+// Request discards what was built and begins a new request. The names are its
+// attributes 1, 2 and so on: those of a table and of an object in it.
 func (c *Conn) Request(kind, flags uint16, header [4]byte, names ...string) {
 	c.Reset()
 	c.Begin(kind, flags, header)
@@ -111,6 +112,7 @@ func (c *Conn) Request(kind, flags uint16, header [4]byte, names ...string) {
 	}
 }
 
+// Send sends what was built, and does not wait for an answer.
 func (c *Conn) Send() error {
 	if c.Err != nil {
 		return c.Err
@@ -118,9 +120,9 @@ func (c *Conn) Send() error {
 	return c.socket.Send(c.Bytes())
 }
 
-// Ask sends the request and calls each for the messages that answer it. It reads
-// to the end whatever happens, since what it left there would be the answer to
-// the next request. The error is an [ErrInterrupted] if the answer is not whole.
+// Ask sends the request and calls each for every message of the answer. It always reads
+// the whole answer, because the rest would be read as the answer to the next request.
+// The error is [ErrInterrupted] if the answer may be incomplete.
 func (c *Conn) Ask(each func(Message)) error {
 	if err := c.Send(); err != nil {
 		return err
@@ -137,7 +139,7 @@ func (c *Conn) Ask(each func(Message)) error {
 		}
 		for m := range Messages(datagram) {
 			if m.Seq != c.seq {
-				continue // it answers an earlier request that was given up
+				continue // the answer to an earlier request that timed out
 			}
 			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
 			switch {
@@ -152,8 +154,9 @@ func (c *Conn) Ask(each func(Message)) error {
 	}
 }
 
-// Answers returns the errors that the kernel had for what was sent, by sequence
-// number. They are there when sending returns; what has none was accepted.
+// Answers returns the errors for the messages that were sent, by sequence number.
+// Messages without an error were accepted. The kernel has queued all errors when Send
+// returns, so Answers does not wait.
 func (c *Conn) Answers() (map[uint32]error, error) {
 	errs := map[uint32]error{}
 	for {
@@ -184,8 +187,8 @@ func (c *Conn) receive(flags int) ([]byte, error) {
 	}
 }
 
-// Once sends a request over a connection of its own, and again while changes
-// interrupt the answer. It returns the attributes of each message of the answer.
+// Once sends a request over a new connection, and repeats it while changes interrupt the
+// answer. It returns the attributes of each message of the answer.
 func Once(ctx context.Context, protocol int, request func(*Conn)) (answers []Attrs, err error) {
 	c, err := Open(protocol)
 	if err != nil {
@@ -200,7 +203,8 @@ func Once(ctx context.Context, protocol int, request func(*Conn)) (answers []Att
 	return answers, err
 }
 
-// Settled runs a listing until no change interrupts it, at most so often.
+// Settled runs a listing until no change interrupts it, at most the given number of
+// times. It returns [ErrInterrupted] if the last attempt was interrupted, too.
 func Settled(ctx context.Context, attempts int, list func() error) (err error) {
 	for range attempts {
 		if err := ctx.Err(); err != nil {

@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// script is a kernel that says what it was told to say.
+// script is a Socket that answers with the given datagrams and errors.
 type script struct {
-	asked int
-	says  []any // datagrams and errors
+	sent    int
+	answers []any
 }
 
-func (s *script) Send([]byte) error { s.asked++; return nil }
+func (s *script) Send([]byte) error { s.sent++; return nil }
 
 func (s *script) Receive(b []byte, _ int) (int, error) {
-	if len(s.says) == 0 {
+	if len(s.answers) == 0 {
 		return 0, unix.EAGAIN
 	}
-	next := s.says[0]
-	s.says = s.says[1:]
+	next := s.answers[0]
+	s.answers = s.answers[1:]
 	if err, ok := next.(error); ok {
 		return 0, err
 	}
@@ -31,8 +31,8 @@ func (s *script) Receive(b []byte, _ int) (int, error) {
 
 func (s *script) Close() error { return nil }
 
-// says builds a datagram of one message.
-func says(seq uint32, kind, flags uint16, number uint32) []byte {
+// datagram returns a datagram with one message.
+func datagram(seq uint32, kind, flags uint16, number uint32) []byte {
 	b := Builder{seq: seq - 1}
 	b.Begin(kind, flags, [4]byte(binary.NativeEndian.AppendUint32(nil, number)))
 	return b.Bytes()
@@ -42,27 +42,27 @@ const part = 100
 
 func errno(err unix.Errno) uint32 { return uint32(-int32(err)) }
 
-// TestAsk is interrupted, overrun, refused, and gets answers to what it did not ask.
+// TestAsk checks answers that are interrupted, overrun, refused, or to another request.
 func TestAsk(t *testing.T) {
 	tests := []struct {
-		name string
-		says []any
-		want []uint32
-		err  error
+		name    string
+		answers []any
+		want    []uint32
+		err     error
 	}{
-		{"two parts", []any{says(1, part, 0, 7), says(1, part, 0, 8), says(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7, 8}, nil},
-		{"an acknowledgement", []any{says(1, unix.NLMSG_ERROR, 0, 0)}, nil, nil},
-		{"refused", []any{says(1, unix.NLMSG_ERROR, 0, errno(unix.EPERM))}, nil, unix.EPERM},
-		{"refused at the end", []any{says(1, part, 0, 7), says(1, unix.NLMSG_DONE, 0, errno(unix.ENOMEM))}, []uint32{7}, unix.ENOMEM},
-		{"interrupted", []any{says(1, part, unix.NLM_F_DUMP_INTR, 7), says(1, part, 0, 8), says(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7, 8}, ErrInterrupted},
-		{"overrun", []any{says(1, part, 0, 7), unix.ENOBUFS, says(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7}, ErrInterrupted},
-		{"a signal", []any{unix.EINTR, says(1, part, 0, 7), says(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7}, nil},
-		{"the rest of an older answer", []any{says(0, part, 0, 6), says(0, unix.NLMSG_DONE, 0, 0), says(1, part, 0, 7), says(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7}, nil},
-		{"silence", []any{says(1, part, 0, 7)}, []uint32{7}, unix.EAGAIN},
+		{"two parts", []any{datagram(1, part, 0, 7), datagram(1, part, 0, 8), datagram(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7, 8}, nil},
+		{"an acknowledgement", []any{datagram(1, unix.NLMSG_ERROR, 0, 0)}, nil, nil},
+		{"refused", []any{datagram(1, unix.NLMSG_ERROR, 0, errno(unix.EPERM))}, nil, unix.EPERM},
+		{"refused at the end", []any{datagram(1, part, 0, 7), datagram(1, unix.NLMSG_DONE, 0, errno(unix.ENOMEM))}, []uint32{7}, unix.ENOMEM},
+		{"interrupted", []any{datagram(1, part, unix.NLM_F_DUMP_INTR, 7), datagram(1, part, 0, 8), datagram(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7, 8}, ErrInterrupted},
+		{"overrun", []any{datagram(1, part, 0, 7), unix.ENOBUFS, datagram(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7}, ErrInterrupted},
+		{"a signal", []any{unix.EINTR, datagram(1, part, 0, 7), datagram(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7}, nil},
+		{"the rest of an older answer", []any{datagram(0, part, 0, 6), datagram(0, unix.NLMSG_DONE, 0, 0), datagram(1, part, 0, 7), datagram(1, unix.NLMSG_DONE, 0, 0)}, []uint32{7}, nil},
+		{"silence", []any{datagram(1, part, 0, 7)}, []uint32{7}, unix.EAGAIN},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := New(&script{says: tt.says})
+			c := New(&script{answers: tt.answers})
 			c.Request(part, unix.NLM_F_DUMP, [4]byte{})
 			var got []uint32
 			err := c.Ask(func(m Message) { got = append(got, binary.NativeEndian.Uint32(m.Body)) })
@@ -73,7 +73,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestSettled begins again while it is interrupted, and not for ever.
+// TestSettled checks that an interrupted listing is repeated a limited number of times.
 func TestSettled(t *testing.T) {
 	for _, interruptions := range []int{0, 2, 9} {
 		n := 0
@@ -89,19 +89,19 @@ func TestSettled(t *testing.T) {
 	}
 }
 
-// TestTooLong does not send what a 16-bit length cannot say.
+// TestTooLong checks that an attribute that is too long for its 16-bit length is not sent.
 func TestTooLong(t *testing.T) {
 	kernel := &script{}
 	c := New(kernel)
 	c.Request(part, 0, [4]byte{})
 	c.Nest(1, func() { c.Raw(2, string(make([]byte, 40000))); c.Raw(3, string(make([]byte, 40000))) })
-	if err := c.Ask(func(Message) {}); err == nil || kernel.asked != 0 {
-		t.Errorf("error %v, sent %d times", err, kernel.asked)
+	if err := c.Ask(func(Message) {}); err == nil || kernel.sent != 0 {
+		t.Errorf("error %v, sent %d times", err, kernel.sent)
 	}
 }
 
-// FuzzAttributes wants what was built to be read as it was, and nothing to break
-// the reader.
+// FuzzAttributes checks that attributes are read as they were built, and that no input
+// makes the reader panic.
 func FuzzAttributes(f *testing.F) {
 	f.Add(uint16(1), "text", uint32(7), []byte{255, 255, 1, 0, 3})
 	f.Fuzz(func(t *testing.T, kind uint16, text string, number uint32, junk []byte) {

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Events is a socket on which the kernel announces changes, while Listen runs.
+// Events is a socket on which the kernel announces changes while Listen runs.
 type Events struct {
 	file *os.File
 }
 
-// OpenEvents opens it in the calling thread's network namespace. What a
-// connection changes is filtered out in the kernel, so that a large write of ours
-// does not drown a small one of theirs.
+// OpenEvents opens a socket in the calling thread's network namespace. Except is the port
+// of a connection whose own changes the kernel filters out, so that events about a large
+// write of ours do not displace one about a change by another process.
 func OpenEvents(protocol int, except uint32) (*Events, error) {
 	fd, err := dial(protocol)
 	if err != nil {
@@ -33,8 +33,8 @@ func OpenEvents(protocol int, except uint32) (*Events, error) {
 
 func (e *Events) Close() error { return e.file.Close() }
 
-// Listen joins a group, calls joined, and then calls each with the datagrams that
-// arrive until ctx ends, with nil where some were lost.
+// Listen joins a multicast group and calls joined. Until ctx ends, it then calls each for
+// every datagram, and with nil if datagrams were lost.
 func (e *Events) Listen(ctx context.Context, group int, joined func(), each func(datagram []byte)) error {
 	if err := e.membership(unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
 		return err
@@ -59,7 +59,7 @@ func (e *Events) Listen(ctx context.Context, group int, joined func(), each func
 	}
 }
 
-// membership joins or leaves a group.
+// membership joins or leaves a multicast group.
 func (e *Events) membership(option, group int) error {
 	raw, err := e.file.SyscallConn()
 	if err != nil {
@@ -70,9 +70,9 @@ func (e *Events) membership(option, group int) error {
 	return errors.Join(err, failed)
 }
 
-// ignore makes a socket deaf to messages caused by a netlink port. The filter
-// reads the port from the message's header, where it is in host order, while the
-// filter's loads are in network order.
+// ignore attaches a filter that drops messages about changes by a netlink port. The port
+// in the header of a message is in host byte order, but the filter loads it in network
+// byte order.
 func ignore(fd int, port uint32) error {
 	const portOffset = 12
 	loaded := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, port))
@@ -85,37 +85,36 @@ func ignore(fd int, port uint32) error {
 	return attach(fd, filter)
 }
 
-// attach has the kernel leave out what a filter does.
+// attach attaches a filter to a socket.
 func attach(fd int, filter []unix.SockFilter) error {
 	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog)
 }
 
-// What is taken from a queue at once: so many datagrams, which are announcements
-// of one thing each and short.
+// How many datagrams one system call reads from a Queue, and how long each may be. They
+// are short, because each announces a single event.
 const (
-	takenAtOnce = 32
-	takenBytes  = datagramBytes / takenAtOnce
+	queueBatch    = 32
+	queueMaxBytes = datagramBytes / queueBatch
 )
 
-// Queue is a socket where the kernel puts what it announces, until it is taken. As
-// nobody waits for it, what arrives wakes nobody, which would cost more than all
-// else.
+// Queue is a socket on which the kernel queues events until Take reads them. No goroutine
+// waits for events, because waking it for each would cost more than everything else.
 type Queue struct {
 	fd       int
 	buf      []byte
-	headers  [takenAtOnce]mmsghdr
-	segments [takenAtOnce]unix.Iovec
+	headers  [queueBatch]mmsghdr
+	segments [queueBatch]unix.Iovec
 }
 
-// mmsghdr is the kernel's struct of that name.
+// mmsghdr is the kernel's struct mmsghdr.
 type mmsghdr struct {
 	unix.Msghdr
 	received uint32
 }
 
-// OpenQueue begins to collect the messages of a group, in the calling thread's
-// network namespace. The kernel leaves out those that a filter does.
+// OpenQueue joins a multicast group in the calling thread's network namespace and begins
+// to queue its messages. The kernel queues only those that the filter accepts.
 func OpenQueue(protocol, group int, filter []unix.SockFilter) (*Queue, error) {
 	fd, err := dial(protocol)
 	if err != nil {
@@ -130,19 +129,19 @@ func OpenQueue(protocol, group int, filter []unix.SockFilter) (*Queue, error) {
 	}
 	q := &Queue{fd: fd, buf: make([]byte, datagramBytes)}
 	for i := range q.headers {
-		q.segments[i].Base = &q.buf[i*takenBytes]
-		q.segments[i].SetLen(takenBytes)
+		q.segments[i].Base = &q.buf[i*queueMaxBytes]
+		q.segments[i].SetLen(queueMaxBytes)
 		q.headers[i].Iov = &q.segments[i]
 		q.headers[i].SetIovlen(1)
 	}
 	return q, nil
 }
 
-// Take calls each with the datagrams that have arrived, and with nil where some
-// were lost.
+// Take calls each for every queued datagram, and with nil if some were lost. It does not
+// wait. A datagram is only valid during the call.
 func (q *Queue) Take(each func(datagram []byte)) error {
 	for {
-		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(q.fd), uintptr(unsafe.Pointer(&q.headers[0])), takenAtOnce, unix.MSG_DONTWAIT, 0, 0)
+		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(q.fd), uintptr(unsafe.Pointer(&q.headers[0])), queueBatch, unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case 0:
 		case unix.EAGAIN:
@@ -159,7 +158,7 @@ func (q *Queue) Take(each func(datagram []byte)) error {
 			if h := &q.headers[i]; h.Flags&unix.MSG_TRUNC != 0 {
 				each(nil)
 			} else {
-				each(q.buf[i*takenBytes:][:h.received])
+				each(q.buf[i*queueMaxBytes:][:h.received])
 			}
 		}
 	}

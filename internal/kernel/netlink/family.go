@@ -1,7 +1,6 @@
 package netlink
 
-// Family is an IP family, numbered as the kernel does on Linux. It is that of all
-// packages below kernel.
+// Family is an IP family, as Linux numbers it. All packages below kernel use it.
 type Family uint8
 
 const (

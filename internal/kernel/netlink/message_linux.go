@@ -11,65 +11,68 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Netfilter is the header of a message of netfilter's subsystems.
+// Netfilter returns the header of messages of netfilter's subsystems (struct nfgenmsg).
 func Netfilter(f Family, resource uint16) [4]byte {
 	return [4]byte{byte(f), 0, byte(resource >> 8), byte(resource)}
 }
 
-// Builder writes messages into one buffer that is used again.
+// Builder writes messages into a buffer that is reused.
 type Builder struct {
-	Err error // the first one, for which nothing is sent
+	Err error // the first error; Send returns it and sends nothing
 
 	buf []byte
 	seq uint32
 	msg int // where the last message begins
 }
 
+// Reset discards all messages and the error.
 func (b *Builder) Reset() { b.buf, b.msg, b.Err = b.buf[:0], 0, nil }
 
-// Begin starts a message, with the header of its protocol, and returns its
-// sequence number.
+// Begin begins a message with a protocol header, and returns its sequence number.
 func (b *Builder) Begin(kind, flags uint16, header [4]byte) uint32 {
 	b.end()
 	b.seq++
 	b.msg = len(b.buf)
-	b.buf = append(b.buf, 0, 0, 0, 0) // its length
+	b.buf = append(b.buf, 0, 0, 0, 0) // the length, see end
 	b.buf = binary.NativeEndian.AppendUint16(b.buf, kind)
 	b.buf = binary.NativeEndian.AppendUint16(b.buf, flags|unix.NLM_F_REQUEST)
 	b.buf = binary.NativeEndian.AppendUint32(b.buf, b.seq)
-	b.buf = append(b.buf, 0, 0, 0, 0) // the kernel knows our port
+	b.buf = append(b.buf, 0, 0, 0, 0) // the port, which the kernel knows
 	b.buf = append(b.buf, header[:]...)
 	return b.seq
 }
 
-// Header writes the rest of a protocol's header that is longer than others.
+// Header writes the rest of a protocol header that has more than 4 bytes.
 func (b *Builder) Header(rest []byte) { b.buf = append(b.buf, rest...) }
 
+// end sets the length of the last message.
 func (b *Builder) end() {
 	if len(b.buf) > 0 {
 		binary.NativeEndian.PutUint32(b.buf[b.msg:], uint32(len(b.buf)-b.msg))
 	}
 }
 
-// Bytes ends the last message and returns all.
+// Bytes ends the last message and returns all messages. They are valid until the next
+// Reset.
 func (b *Builder) Bytes() []byte {
 	b.end()
 	return b.buf
 }
 
-// Nest writes an attribute that holds those that fill writes.
+// Nest writes an attribute that contains the attributes that fill writes.
 func (b *Builder) Nest(kind uint16, fill func()) {
 	at := len(b.buf)
 	b.buf = appendHeader(b.buf, kind|unix.NLA_F_NESTED, 0)
 	fill()
 	n := len(b.buf) - at
 	if n > 0xffff {
-		b.Err = cmp.Or(b.Err, fmt.Errorf("attribute of %d bytes is longer than netlink allows", n))
+		b.Err = cmp.Or(b.Err, fmt.Errorf("netlink attribute of %d bytes is too long, the limit is 65535", n))
 	}
 	binary.NativeEndian.PutUint16(b.buf[at:], uint16(n))
 }
 
-// Raw writes an attribute of bytes, one part after the other; none without bytes.
+// Raw writes an attribute whose value is the concatenation of parts. It writes nothing if
+// that is empty.
 func (b *Builder) Raw(kind uint16, parts ...string) {
 	n := unix.SizeofNlAttr
 	for _, p := range parts {
@@ -89,27 +92,28 @@ func appendHeader(buf []byte, kind uint16, n int) []byte {
 	return binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(buf, uint16(n)), kind)
 }
 
-// Text writes a zero-terminated string.
+// Text writes an attribute that is a zero-terminated string.
 func (b *Builder) Text(kind uint16, v string) { b.Raw(kind, v, "\x00") }
 
-// U16 writes a number in network order, as does U32.
+// U16 writes an attribute that is a number in network byte order.
 func (b *Builder) U16(kind, v uint16) { b.Raw(kind, string([]byte{byte(v >> 8), byte(v)})) }
 
+// U32 writes an attribute that is a number in network byte order.
 func (b *Builder) U32(kind uint16, v uint32) {
 	b.Raw(kind, string([]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)}))
 }
 
-// Message is one message from the kernel.
+// Message is a message from the kernel.
 type Message struct {
 	Kind, Flags uint16
 	Seq, Port   uint32
 	Body        []byte
 }
 
-// Attrs returns what follows the header of the message's protocol.
+// Attrs returns the attributes, which follow a protocol header of 4 bytes.
 func (m Message) Attrs() Attrs { return m.Body[min(len(m.Body), 4):] }
 
-// Err returns the error in the last message of an answer.
+// Err returns the error that the last message of an answer carries, or nil.
 func (m Message) Err() error {
 	if len(m.Body) >= 4 {
 		if code := int32(binary.NativeEndian.Uint32(m.Body)); code < 0 {
@@ -119,7 +123,7 @@ func (m Message) Err() error {
 	return nil
 }
 
-// Messages iterates over the messages in b; it stops at a malformed one.
+// Messages iterates over the messages of a datagram. It stops at a malformed message.
 func Messages(b []byte) iter.Seq[Message] {
 	return func(yield func(Message) bool) {
 		for len(b) >= unix.SizeofNlMsghdr {
@@ -142,11 +146,12 @@ func Messages(b []byte) iter.Seq[Message] {
 	}
 }
 
-// Attrs is the attributes of a message or within an attribute, or the value of one.
+// Attrs is a sequence of attributes, of a message or nested in an attribute, or the value
+// of an attribute.
 type Attrs []byte
 
-// All iterates over the attributes, by kind without its flags; it stops at a
-// malformed one.
+// All iterates over the kinds, without flags, and values of the attributes. It stops at a
+// malformed attribute.
 func (a Attrs) All() iter.Seq2[uint16, Attrs] {
 	return func(yield func(uint16, Attrs) bool) {
 		for b := a; len(b) >= unix.SizeofNlAttr; {
@@ -160,7 +165,8 @@ func (a Attrs) All() iter.Seq2[uint16, Attrs] {
 	}
 }
 
-// Get goes down through kinds, and returns the first attribute there or nil.
+// Get returns the value of the first attribute of the first kind, of the first attribute
+// of the second kind nested in it, and so on; nil if there is none.
 func (a Attrs) Get(kinds ...uint16) Attrs {
 	for _, kind := range kinds {
 		var found Attrs
@@ -175,7 +181,7 @@ func (a Attrs) Get(kinds ...uint16) Attrs {
 	return a
 }
 
-// Number is what Get finds as a number in network order, or 0.
+// Number returns what Get finds as a number in network byte order, or 0.
 func (a Attrs) Number(kinds ...uint16) (n uint64) {
 	for _, c := range a.Get(kinds...) {
 		n = n<<8 | uint64(c)
@@ -183,7 +189,7 @@ func (a Attrs) Number(kinds ...uint16) (n uint64) {
 	return n
 }
 
-// Text is what Get finds as a zero-terminated string, or empty.
+// Text returns what Get finds as a zero-terminated string, or "".
 func (a Attrs) Text(kinds ...uint16) string {
 	return string(bytes.TrimSuffix(a.Get(kinds...), []byte{0}))
 }

@@ -1,7 +1,7 @@
-// Package sysctl reads and writes the kernel's settings: the files below
-// /proc/sys, and others that hold one value in one line, as /sys and /proc have
-// them.
+// Package sysctl reads and writes kernel settings: the files below /proc/sys, and other
+// files of /sys and /proc that hold one value.
 //
-// [Kernel] is the kernel, package sysctltest has memory; one contract test holds
-// both. The package knows no setting by name and does not log.
+// [Kernel] accesses the kernel's settings; package sysctltest has a fake that keeps them
+// in memory. One contract test checks both. The package knows no setting by name and does
+// not log.
 package sysctl

@@ -9,19 +9,18 @@ import (
 	"strings"
 )
 
-// Interface is the settings of a kernel. A name is either that of a sysctl, in
-// parts that are separated by slashes ("net/ipv4/ip_forward"), or with a
-// leading slash the path of a file that holds one value.
+// Interface gives access to the settings of a kernel. A name is that of a sysctl, with
+// slashes ("net/ipv4/ip_forward"), or the absolute path of a file that holds one value.
 type Interface interface {
-	// Read returns a setting without the newline.
+	// Read returns the value of a setting without the newline.
 	Read(name string) (string, error)
 
-	// Write changes a setting. A missing one is [io/fs.ErrNotExist]; one that
-	// may not be changed [io/fs.ErrPermission] or EROFS.
+	// Write sets a setting. The error is [io/fs.ErrNotExist] if there is no such setting,
+	// and [io/fs.ErrPermission] or EROFS if it may not be changed.
 	Write(name, value string) error
 }
 
-// ReadInt returns a setting that is a number.
+// ReadInt returns the value of a setting that is a number.
 func ReadInt(k Interface, name string) (int, error) {
 	text, err := k.Read(name)
 	if err != nil {
@@ -29,12 +28,12 @@ func ReadInt(k Interface, name string) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
-		return 0, fmt.Errorf("read %s: %w", Path(name), err)
+		return 0, fmt.Errorf("parse %s: %w", Path(name), err)
 	}
 	return n, nil
 }
 
-// Change makes a setting what it should be and returns what it was before.
+// Change sets a setting, unless it has that value already, and returns its value before.
 func Change(k Interface, name, to string) (was string, err error) {
 	if was, err = k.Read(name); err != nil || was == to {
 		return was, err
@@ -53,8 +52,8 @@ func Path(name string) string {
 	return path.Join("/proc/sys", name)
 }
 
-// Kernel is the settings of the running kernel, those of network namespaces as
-// the calling thread has them.
+// Kernel accesses the settings of the running kernel. Those of a network namespace are of
+// the calling thread's.
 type Kernel struct{}
 
 func (Kernel) Read(name string) (string, error) {
@@ -74,10 +73,10 @@ func (Kernel) Write(name, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Dry has settings read and not written: what is written goes nowhere. Without a
-// kernel every setting is 0.
+// Dry reads the settings of Kernel and ignores writes. If Kernel is nil, every setting is
+// 0.
 type Dry struct {
-	Kernel Interface // nil: there is none
+	Kernel Interface
 }
 
 func (d Dry) Read(name string) (string, error) {

@@ -13,82 +13,83 @@ import (
 	"sluice/internal/kernel/ipt"
 )
 
-// Fake is tables in memory. It knows the commands -A, -I, -D, -F, -N and -X
-// with rules written as iptables-save writes them, refuses what the programs
-// refuse, and counts.
+// Fake keeps tables in memory. It executes the commands -A, -I, -D, -F, -N and -X
+// on rules in the format of iptables-save, refuses what the programs refuse, and
+// counts operations.
 type Fake struct {
 	mu     sync.Mutex
 	tables map[string]*fakeTable
 	fail   error
 	count  Count
-	stamp  uint32 // counts what took effect
-	lack   string // rules with this in them are refused
-	lines  bool   // by their lines
-	counts map[string]uint64
+	stamp  uint32            // how many tables were committed
+	lack   string            // rules that contain this are refused
+	lines  bool              // the error of such a refusal has the line of the rule, not of COMMIT
+	counts map[string]uint64 // packets, by comment
 }
 
-// Count is what was asked of a Fake.
+// Count is how often the methods of a Fake were called.
 type Count struct {
 	Saves    int
-	Looks    int // at what chains hold
+	Looks    int // calls of Uses
 	Restores int
 	Lines    int // in all restores
-	Searched int // rules that were looked at to find those to be deleted
+	Searched int // rules that were compared to find those to delete
 }
 
 type fakeTable struct {
 	policy map[string]string
 	rules  map[string][]string
-	made   map[string]int // in which order chains were made
+	made   map[string]int // the order in which chains were created
 	next   int
 	count  *Count
 
-	// While lines are carried out: what chains were before, and how many rules
-	// go to each, nil if that must be counted.
+	// During a restore: what chains were before, and how many rules jump to each
+	// chain; users is nil if that must be counted.
 	before map[string]*fakeChain
 	users  map[string]int
 }
 
-// fakeChain is what a chain was; nil if it was not there.
+// fakeChain is an earlier version of a chain; nil if it did not exist.
 type fakeChain struct {
 	policy string
 	rules  []string
 	made   int
 }
 
-// NewFake returns tables nobody has used yet.
+// NewFake returns a Fake without tables.
 func NewFake() *Fake { return &Fake{tables: map[string]*fakeTable{}, counts: map[string]uint64{}} }
 
-// Fail makes every call end with an error, until it is nil.
+// Fail makes every call fail with err, until Fail is called with nil.
 func (k *Fake) Fail(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fail = err
 }
 
-// Lack makes tables refuse rules that contain a text, like a kernel that lacks
-// the match: they are refused by the table, not by the line.
+// Lack makes the fake refuse rules that contain a text, like a kernel that lacks a
+// match. The error names the line of COMMIT, as with the legacy variant.
 func (k *Fake) Lack(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.lack = text
 }
 
-// LackLine is Lack, but the line is named, as the nft variant does.
+// LackLine is like Lack, but the error names the line of the rule, as with the nft
+// variant.
 func (k *Fake) LackLine(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.lack, k.lines = text, true
 }
 
-// Count makes rules with a comment have matched packets.
+// Count sets how many packets the rules with a comment have matched.
 func (k *Fake) Count(comment string, packets uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.counts[comment] = packets
 }
 
-// Reset returns what was asked since the last Reset.
+// Reset returns the counts since the last Reset.
 func (k *Fake) Reset() Count {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -97,7 +98,7 @@ func (k *Fake) Reset() Count {
 	return c
 }
 
-// Save returns the tables by name.
+// Save returns the tables, sorted by name.
 func (k *Fake) Save(ctx context.Context) ([]ipt.Table, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -122,7 +123,7 @@ func (k *Fake) saved() []ipt.Table {
 	return tables
 }
 
-// Uses counts.
+// Uses counts the uses of chains.
 func (k *Fake) Uses(ctx context.Context) (ipt.Uses, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -133,7 +134,7 @@ func (k *Fake) Uses(ctx context.Context) (ipt.Uses, error) {
 	return ipt.UsesOf(k.saved()), nil
 }
 
-// Packets returns what Count was told of rules that are there.
+// Packets returns what Count has set for the comment, if the chain has such a rule.
 func (k *Fake) Packets(ctx context.Context, table, chain, comment string) (uint64, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -143,7 +144,7 @@ func (k *Fake) Packets(ctx context.Context, table, chain, comment string) (uint6
 	return 0, errors.Join(ctx.Err(), k.fail)
 }
 
-// Counters calls f with what Count was told, by comments.
+// Counters calls f for every rule, with what Count has set for its comment.
 func (k *Fake) Counters(ctx context.Context, table string, f func(chain, rule string, packets uint64)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -163,14 +164,14 @@ func (k *Fake) Counters(ctx context.Context, table string, f func(chain, rule st
 	return errors.Join(ctx.Err(), k.fail)
 }
 
-// Stamp counts restored tables.
+// Stamp returns how many tables were committed.
 func (k *Fake) Stamp(ctx context.Context, _ bool) (ipt.Stamp, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return ipt.Stamp{Generation: k.stamp}, errors.Join(ctx.Err(), k.fail)
 }
 
-// Restore carries out the lines.
+// Restore executes the lines.
 func (k *Fake) Restore(ctx context.Context, input []byte) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -192,7 +193,7 @@ func (k *Fake) Restore(ctx context.Context, input []byte) error {
 			name = text[1:]
 			table, err = k.begin(name)
 		case table == nil:
-			err = errors.New("no table is named")
+			err = errors.New("no table is open")
 		case text == "COMMIT":
 			if err = table.check(k.lack); err == nil {
 				table.before, table.users = nil, nil
@@ -217,7 +218,7 @@ func (k *Fake) Restore(ctx context.Context, input []byte) error {
 	return nil
 }
 
-// begin returns a table to work on.
+// begin returns a table for a restore to change. It creates the table if needed.
 func (k *Fake) begin(name string) (*fakeTable, error) {
 	if t, ok := k.tables[name]; ok {
 		t.before = map[string]*fakeChain{}
@@ -242,7 +243,7 @@ func (k *Fake) begin(name string) (*fakeTable, error) {
 	return t, nil
 }
 
-// order returns the chains as they were made.
+// order returns the chains in the order in which they were created.
 func (t *fakeTable) order() []string {
 	return slices.SortedFunc(maps.Keys(t.made), func(a, b string) int { return t.made[a] - t.made[b] })
 }
@@ -252,7 +253,7 @@ func (t *fakeTable) add(chain string) {
 	t.next++
 }
 
-// touch remembers what a chain was, before it changes.
+// touch remembers a chain before it changes.
 func (t *fakeTable) touch(chain string) {
 	t.users = nil
 	if _, ok := t.before[chain]; ok {
@@ -266,7 +267,7 @@ func (t *fakeTable) touch(chain string) {
 	t.before[chain] = &fakeChain{t.policy[chain], slices.Clone(rules), t.made[chain]}
 }
 
-// undo takes back everything since the table was begun.
+// undo reverts all changes since begin.
 func (t *fakeTable) undo() {
 	if t == nil {
 		return
@@ -289,7 +290,7 @@ func (t *fakeTable) drop(chain string) {
 	delete(t.made, chain)
 }
 
-// line carries out one command.
+// line executes one command.
 func (t *fakeTable) line(text string) error {
 	if text[0] == ':' {
 		return t.declare(text)
@@ -298,7 +299,7 @@ func (t *fakeTable) line(text string) error {
 	chain, rule, _ := strings.Cut(rest, " ")
 	rules, ok := t.rules[chain]
 	if ok == (command == "-N") {
-		return fmt.Errorf("chain %q: exists already or not at all", chain)
+		return fmt.Errorf("chain %q exists already or does not exist", chain)
 	}
 	if command != "-X" {
 		t.touch(chain)
@@ -322,17 +323,17 @@ func (t *fakeTable) line(text string) error {
 	case "-X":
 		return t.remove(chain)
 	default:
-		return fmt.Errorf("command %q is not known here", command)
+		return fmt.Errorf("command %q is not supported", command)
 	}
 	return nil
 }
 
-// declare makes a chain, or empties it; built-in ones get a policy and keep
-// their rules.
+// declare creates or flushes a chain. A built-in chain gets the policy and keeps its
+// rules.
 func (t *fakeTable) declare(text string) error {
 	fields := strings.Fields(text[1:])
 	if len(fields) != 2 && len(fields) != 3 {
-		return errors.New("a chain line has a name, a policy and counters")
+		return errors.New("a declaration of a chain has a name, a policy and counters")
 	}
 	name, policy := fields[0], strings.TrimPrefix(fields[1], "-")
 	t.touch(name)
@@ -343,7 +344,7 @@ func (t *fakeTable) declare(text string) error {
 		return nil
 	}
 	if policy != "" {
-		return fmt.Errorf("chain %q is not built in and has no policy", name)
+		return fmt.Errorf("chain %q is not built in and cannot have a policy", name)
 	}
 	if _, ok := t.rules[name]; !ok {
 		t.add(name)
@@ -352,7 +353,7 @@ func (t *fakeTable) declare(text string) error {
 	return nil
 }
 
-// remove removes an empty chain that nothing goes to.
+// remove deletes an empty chain that no rule jumps to.
 func (t *fakeTable) remove(name string) error {
 	if t.policy[name] != "" || len(t.rules[name]) > 0 {
 		return fmt.Errorf("chain %q is built in or not empty", name)
@@ -371,12 +372,12 @@ func (t *fakeTable) remove(name string) error {
 	users := t.users
 	t.touch(name)
 	t.drop(name)
-	t.users = users // an empty chain used none
+	t.users = users // an empty chain has no jumps
 	return nil
 }
 
-// check refuses rules that go to chains that are not there, or that the kernel
-// lacks something for. Targets that need no options are written like chains.
+// check returns an error if a rule jumps to a chain that does not exist, or contains
+// the text of Lack. Targets without options look like chains.
 func (t *fakeTable) check(lack string) error {
 	targets := []string{"", "ACCEPT", "DROP", "RETURN", "REJECT", "MASQUERADE", "LOG", "NOTRACK", "TRACE"}
 	for chain := range t.before {
@@ -385,7 +386,7 @@ func (t *fakeTable) check(lack string) error {
 				return fmt.Errorf("the kernel lacks %q", lack)
 			}
 			if _, ok := t.rules[ipt.Target(r)]; !ok && !slices.Contains(targets, ipt.Target(r)) {
-				return fmt.Errorf("chain %q goes to %q, which is not there", chain, ipt.Target(r))
+				return fmt.Errorf("chain %q jumps to %q, which does not exist", chain, ipt.Target(r))
 			}
 		}
 	}

@@ -1,3 +1,3 @@
-// Package linktest has a host whose addresses are set by hand, for tests. It
-// passes the contract test of package link, as the kernel does.
+// Package linktest has fakes of package link for tests, whose addresses are set by hand.
+// They pass the contract test of package link, as the kernel does.
 package linktest

@@ -20,8 +20,8 @@ type Dummy struct {
 	count  Count
 }
 
-// Count is what was done to a link: calls, what addresses they added or removed, and
-// how often all were listed.
+// Count is how many calls added or removed addresses, how many addresses they named, and
+// how often all addresses were listed.
 type Count struct{ Calls, Addresses, Lists int }
 
 // Refuse makes adding an address fail, until err is nil.
@@ -34,7 +34,7 @@ func (d *Dummy) Refuse(a netip.Addr, err error) {
 	d.refuse[a] = err
 }
 
-// Reset returns what was done since the last Reset.
+// Reset returns the counts since the last Reset.
 func (d *Dummy) Reset() Count {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -43,7 +43,7 @@ func (d *Dummy) Reset() Count {
 	return n
 }
 
-// Find looks for the link.
+// Find returns the note, or an error if the link does not exist.
 func (d *Dummy) Find() (link.Note, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -53,7 +53,7 @@ func (d *Dummy) Find() (link.Note, error) {
 	return maps.Clone(d.note), nil
 }
 
-// Create makes the link.
+// Create creates the link.
 func (d *Dummy) Create() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -64,7 +64,7 @@ func (d *Dummy) Create() error {
 	return nil
 }
 
-// Delete removes it.
+// Delete deletes the link and its addresses.
 func (d *Dummy) Delete() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,7 +75,7 @@ func (d *Dummy) Delete() error {
 	return nil
 }
 
-// SetNote leaves a note.
+// SetNote stores a note.
 func (d *Dummy) SetNote(note link.Note) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,7 +83,7 @@ func (d *Dummy) SetNote(note link.Note) error {
 	return nil
 }
 
-// List returns the addresses, in order.
+// List returns the addresses, sorted.
 func (d *Dummy) List() ([]netip.Addr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -91,14 +91,14 @@ func (d *Dummy) List() ([]netip.Addr, error) {
 	return slices.SortedFunc(slices.Values(d.addrs), netip.Addr.Compare), nil
 }
 
-// Has reports whether an address is there.
+// Has reports whether the link has an address.
 func (d *Dummy) Has(a netip.Addr) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Contains(d.addrs, a), nil
 }
 
-// Add adds addresses.
+// Add adds addresses, except for those that Refuse has named.
 func (d *Dummy) Add(all ...netip.Addr) map[netip.Addr]error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -118,7 +118,7 @@ func (d *Dummy) Add(all ...netip.Addr) map[netip.Addr]error {
 	return refused
 }
 
-// Remove removes one.
+// Remove removes an address.
 func (d *Dummy) Remove(a netip.Addr) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

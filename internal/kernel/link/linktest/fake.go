@@ -15,7 +15,7 @@ type Fake struct {
 	watchers map[chan struct{}]struct{}
 }
 
-// Set replaces the addresses.
+// Set replaces the addresses and notifies all watches.
 func (f *Fake) Set(addrs ...netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -23,19 +23,19 @@ func (f *Fake) Set(addrs ...netip.Addr) {
 	for ch := range f.watchers {
 		select {
 		case ch <- struct{}{}:
-		default: // there is a token already
+		default: // the channel has a token already
 		}
 	}
 }
 
-// Fail lets List and Watch fail, and with nil work again.
+// Fail makes List and Watch fail with err, until it is called with nil.
 func (f *Fake) Fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.err = err
 }
 
-// Break ends all watches.
+// Break ends all watches, as if events were lost.
 func (f *Fake) Break() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -45,21 +45,21 @@ func (f *Fake) Break() {
 	f.watchers = nil
 }
 
-// Watches returns how many watch.
+// Watches returns the number of watches.
 func (f *Fake) Watches() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.watchers)
 }
 
-// List returns what was set.
+// List returns the addresses.
 func (f *Fake) List() ([]netip.Addr, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.addrs), f.err
 }
 
-// Watch is told of every Set.
+// Watch returns a channel that gets a token with every Set.
 func (f *Fake) Watch(ctx context.Context) (<-chan struct{}, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -1,3 +1,3 @@
-// Package sysctltest has kernel settings in memory, for tests. It passes the
-// contract test of package sysctl, as the kernel does.
+// Package sysctltest has a fake of package sysctl for tests, which keeps settings in memory.
+// It passes the contract test of package sysctl, as the kernel does.
 package sysctltest

@@ -6,14 +6,14 @@ import (
 	"sluice/internal/kernel/sysctl"
 )
 
-// Fake is settings in memory, by their paths.
+// Fake keeps settings in memory, by path.
 type Fake struct {
 	values map[string]string
 	errs   map[string]error
 	writes []string
 }
 
-// NewFake returns settings with values, by name.
+// NewFake returns a Fake with values by name. Other settings do not exist.
 func NewFake(values map[string]string) *Fake {
 	f := &Fake{values: map[string]string{}, errs: map[string]error{}}
 	for name, v := range values {
@@ -22,13 +22,13 @@ func NewFake(values map[string]string) *Fake {
 	return f
 }
 
-// Refuse makes every writing of a setting fail.
+// Refuse makes writing a setting fail with err.
 func (f *Fake) Refuse(name string, err error) { f.errs[sysctl.Path(name)] = err }
 
-// Writes returns what was written, in order: paths with values.
+// Writes returns all writes in order, as "path=value".
 func (f *Fake) Writes() []string { return f.writes }
 
-// Read returns a value of memory.
+// Read returns the value of a setting.
 func (f *Fake) Read(name string) (string, error) {
 	v, ok := f.values[sysctl.Path(name)]
 	if !ok {
@@ -37,7 +37,7 @@ func (f *Fake) Read(name string) (string, error) {
 	return v, nil
 }
 
-// Write changes a value of memory.
+// Write sets a setting.
 func (f *Fake) Write(name, value string) error {
 	if _, err := f.Read(name); err != nil {
 		return err
