@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -138,11 +139,20 @@ func (s *server) takeOver() error {
 	if err := checkPeer(c); err != nil {
 		return err
 	}
+	return s.receiveAll(c)
+}
+
+// receiveAll takes over everything that a predecessor sends, until it closes the connection. What
+// was received before an error is served all the same.
+func (s *server) receiveAll(c *net.UnixConn) error {
 	b, oob := make([]byte, 64<<10), make([]byte, 1<<10)
 	for n := 0; ; n++ {
 		size, on, flags, _, err := c.ReadMsgUnix(b, oob)
-		if size == 0 {
-			return nil // the end, or a predecessor that ended early
+		switch {
+		case errors.Is(err, io.EOF): // Either that was all, or the predecessor ended early.
+			return nil
+		case err != nil: // size may be negative
+			return fmt.Errorf("take over from the former daemon: %w", err)
 		}
 		var fds []int
 		messages, failed := unix.ParseSocketControlMessage(oob[:on])
@@ -150,7 +160,7 @@ func (s *server) takeOver() error {
 			fds, failed = unix.ParseUnixRights(&messages[0])
 		}
 		var h handed
-		if err := errors.Join(err, failed, json.Unmarshal(b[:size], &h)); err != nil {
+		if err := errors.Join(failed, json.Unmarshal(b[:size], &h)); err != nil {
 			closeAll(fds)
 			return fmt.Errorf("take over from the former daemon: %w", err)
 		}

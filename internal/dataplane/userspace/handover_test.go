@@ -2,7 +2,11 @@ package userspace
 
 import (
 	"encoding/json"
+	"errors"
+	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -35,4 +39,38 @@ func TestHandedClientsOutlastTheClock(t *testing.T) {
 		t.Errorf("%+v: %+v", client, r)
 	}
 	t.Error("the client is not known")
+}
+
+// TestPredecessorStalls checks that a predecessor that stops sending, or ends, does not stop its
+// successor from starting.
+func TestPredecessorStalls(t *testing.T) {
+	at := &net.UnixAddr{Net: "unixpacket", Name: filepath.Join(t.TempDir(), "relay")}
+	l, err := net.ListenUnix(at.Net, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	connect := func() (predecessor, successor *net.UnixConn) {
+		successor, err := net.DialUnix(at.Net, nil, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if predecessor, err = l.AcceptUnix(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _, _ = predecessor.Close(), successor.Close() })
+		return predecessor, successor
+	}
+	_, c := connect()
+	if err := c.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&server{}).receiveAll(c); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a predecessor that stalls: error %v; want a time-out", err)
+	}
+	predecessor, c := connect()
+	_ = predecessor.Close()
+	if err := (&server{}).receiveAll(c); err != nil {
+		t.Errorf("a predecessor that ends: %v", err)
+	}
 }
