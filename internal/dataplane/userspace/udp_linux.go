@@ -103,7 +103,10 @@ func (l *listener) session(w *worker, f flow) *session {
 
 // begin has a session found that has an endpoint.
 func (s *session) begin(w *worker) bool {
-	if s.reply = w.replyFrom(s.Dst); s.reply == nil || w.watch(s.fd, s, unix.EPOLLIN) != nil {
+	if w.watch(s.fd, s, unix.EPOLLIN) == nil {
+		s.reply = w.replyFrom(s.Dst)
+	}
+	if s.reply == nil {
 		w.refused[noDescriptor].Add(1)
 		s.service.Release(s.Endpoint)
 		w.close(s.fd)

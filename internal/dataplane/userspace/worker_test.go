@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/balance"
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
@@ -151,5 +152,23 @@ func TestNumbersAreUsedAgain(t *testing.T) {
 	}
 	if turn(); after != 0 {
 		t.Errorf("what has the number next was told %d events of the one before", after)
+	}
+}
+
+// TestSessionWithoutWatch checks that a session that cannot be watched leaves nothing behind.
+func TestSessionWithoutWatch(t *testing.T) {
+	lab.Require(t)
+	s, err := newServer(mode.DefaultRelay(), nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	w, at := s.workers[0], netip.MustParseAddrPort("127.0.0.1:5353")
+	x := &session{relayedFlow: relayedFlow{flow: flow{Client: at, Dst: at}}, service: balance.NewService(proxy.PortKey{}), fd: -1}
+	if x.begin(w) {
+		t.Error("a session without a socket begins")
+	}
+	if len(w.replies)+len(w.sockets) != 1 { // one is the worker's own event descriptor
+		t.Errorf("%d reply sockets and %d watched sockets are left", len(w.replies), len(w.sockets))
 	}
 }
