@@ -35,7 +35,7 @@ func (d *Dataplane) Misplace(key proxy.PortKey, row ...*proxy.ServicePort) {
 
 // Deafen has one socket of TCP listen no more.
 func (d *Dataplane) Deafen() {
-	for _, l := range d.opened {
+	for _, l := range d.listeners {
 		if l.Protocol == proxy.TCP {
 			_ = unix.Shutdown(l.fd, unix.SHUT_RD)
 			return

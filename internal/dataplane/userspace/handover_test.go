@@ -21,8 +21,8 @@ import (
 func TestHandedClientsOutlastTheClock(t *testing.T) {
 	key := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "default", Name: "web", Protocol: proxy.TCP}}
 	at, from := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddr("10.0.0.9")
-	text, err := json.Marshal(handed{Client: &known{key, from, proxy.ScopeLocal, at, time.Hour}})
-	var h handed
+	text, err := json.Marshal(handoverMessage{Client: &affinityEntry{key, from, proxy.ScopeLocal, at, time.Hour}})
+	var h handoverMessage
 	if err == nil {
 		err = json.Unmarshal(text, &h)
 	}
@@ -65,12 +65,12 @@ func TestPredecessorStalls(t *testing.T) {
 	if err := c.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
-	if err := (&server{}).receiveAll(c); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := (&server{}).receiveHandover(c); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a predecessor that stalls: error %v; want a time-out", err)
 	}
 	predecessor, c := connect()
 	_ = predecessor.Close()
-	if err := (&server{}).receiveAll(c); err != nil {
+	if err := (&server{}).receiveHandover(c); err != nil {
 		t.Errorf("a predecessor that ends: %v", err)
 	}
 }
