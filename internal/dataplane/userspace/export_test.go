@@ -45,7 +45,7 @@ func (d *Dataplane) Deafen() {
 
 // Choose chooses an endpoint as for a connection, and remembers it.
 func (d *Dataplane) Choose(key proxy.PortKey, client netip.Addr) netip.AddrPort {
-	e, _ := d.server.index.Of(key).Choose(client, proxy.ScopeCluster, nil)
+	e, _ := d.server.index.Get(key).Choose(client, proxy.ScopeCluster, nil)
 	return e.Addr
 }
 

@@ -177,14 +177,14 @@ func (s *server) receiveHandover(c *net.UnixConn) error {
 // adopt takes over one object of a predecessor.
 func (s *server) adopt(h *handoverMessage, fds []int, w *worker) {
 	service := func(key proxy.PortKey) *balance.Service {
-		if x := s.index.Of(key); x != nil {
+		if x := s.index.Get(key); x != nil {
 			return x
 		}
 		return balance.NewService(key) // its row is gone
 	}
 	switch {
 	case h.Client != nil:
-		service(h.Client.Key).Recall(balance.Client{Addr: h.Client.Client, Scope: h.Client.Scope},
+		service(h.Client.Key).Restore(balance.Client{Addr: h.Client.Client, Scope: h.Client.Scope},
 			balance.Remembered{Endpoint: h.Client.Endpoint, Used: time.Now().Add(-h.Client.Idle)})
 	case len(fds) == 0: // the process has no descriptors left for it
 		s.refused[noDescriptor].Add(1)
@@ -199,7 +199,7 @@ func (s *server) adopt(h *handoverMessage, fds []int, w *worker) {
 		w.do(func() { c.resume(w, fds[1:]) })
 	case h.Session != nil:
 		x := &session{sessionState: *h.Session, service: service(h.Session.Key), fd: fds[0]}
-		x.service.Adopt(x.Endpoint)
+		x.service.Acquire(x.Endpoint)
 		if 0 < x.Listener && x.Listener <= len(s.listeners) {
 			w = s.listeners[x.Listener-1].worker
 		}
@@ -219,7 +219,7 @@ func (c *connection) resume(w *worker, fds []int) {
 		return
 	}
 	c.fds[endpoint], fds = fds[0], fds[1:]
-	c.service.Adopt(c.Endpoint.Addr)
+	c.service.Acquire(c.Endpoint.Addr)
 	c.meter = w.countConnection(c.Key, c.Endpoint.Addr)
 	for i := range c.pipes {
 		if c.Held[i] > 0 && len(fds) >= 2 {

@@ -32,7 +32,7 @@ func TestHandedClientsOutlastTheClock(t *testing.T) {
 	s := &server{index: balance.NewIndex()}
 	s.index.Update([]proxy.PortKey{key}, map[proxy.PortKey]*proxy.ServicePort{key: {Key: key, Affinity: 3 * time.Hour}})
 	s.adopt(&h, nil, nil)
-	for client, r := range s.index.Of(key).Clients {
+	for client, r := range s.index.Get(key).Clients {
 		if idle := time.Since(r.Used); client == (balance.Client{Addr: from, Scope: proxy.ScopeLocal}) && r.Endpoint == at && idle >= time.Hour && idle < 2*time.Hour && strings.Contains(r.Used.String(), " m=") {
 			return
 		}

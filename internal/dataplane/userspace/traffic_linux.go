@@ -56,7 +56,7 @@ func (s *server) countConnection(row proxy.PortKey, endpoint netip.AddrPort) *me
 
 // unused reports whether an endpoint no longer serves its row and has no open connection.
 func (s *server) unused(key meterKey, m *meter) bool {
-	service := s.index.Of(key.row)
+	service := s.index.Get(key.row)
 	return m.open.Load() == 0 && (service == nil || !service.Serves(key.endpoint))
 }
 
@@ -97,7 +97,7 @@ func (d *Dataplane) relayed(yield func(proxy.Sample)) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for key, m := range all.of {
-		if service := d.server.index.Of(key.row); service != nil {
+		if service := d.server.index.Get(key.row); service != nil {
 			if row := service.Row(); row != nil && len(row.Frontends) > 0 {
 				at := row.Frontends[0].Addr
 				yield(proxy.Sample{Protocol: key.row.Protocol, Frontend: at, Endpoint: key.endpoint, Traffic: m.traffic()})

@@ -138,7 +138,7 @@ func (s *session) alive(w *worker) bool {
 // one.
 func (s *session) refused(w *worker) {
 	w.countFailedDial(unix.ECONNREFUSED)
-	s.service.Disown(s.Client.Addr(), s.Endpoint)
+	s.service.Forget(s.Client.Addr(), s.Endpoint)
 	s.end(w)
 }
 
