@@ -34,7 +34,7 @@ func row(by proxy.Balancing, weights ...uint16) *proxy.ServicePort {
 func with(sp *proxy.ServicePort) (*balance.Index, *balance.Service) {
 	x := balance.NewIndex()
 	x.Update([]proxy.PortKey{sp.Key}, map[proxy.PortKey]*proxy.ServicePort{sp.Key: sp})
-	return x, x.Of(sp.Key)
+	return x, x.Get(sp.Key)
 }
 
 func choose(t *testing.T, s *balance.Service, c netip.Addr, tried ...netip.AddrPort) netip.AddrPort {
@@ -130,11 +130,11 @@ func TestAffinity(t *testing.T) {
 		if got := choose(t, s, client(1)); got != other || other == first {
 			t.Errorf("after a failure %v, then %v; the first was %v", other, got, first)
 		}
-		s.Disown(client(1), first)
+		s.Forget(client(1), first)
 		if got := choose(t, s, client(1)); got != other {
 			t.Errorf("%v, since %v does not answer; want %v", got, first, other)
 		}
-		s.Disown(client(1), other)
+		s.Forget(client(1), other)
 		for c := range s.Clients {
 			t.Errorf("%v is still remembered", c)
 		}
@@ -209,7 +209,7 @@ func TestUpdate(t *testing.T) {
 		t.Error("there is something to forget once more")
 	}
 	forget()
-	if got := x.Find(proxy.TCP, addr(1000)); got != nil || x.Of(b.Key) != nil {
+	if got := x.Find(proxy.TCP, addr(1000)); got != nil || x.Get(b.Key) != nil {
 		t.Errorf("the frontend leads to %v; want none", got)
 	}
 	if got := x.Find(proxy.UDP, netip.AddrPortFrom(client(1), 30000)); got != nil {

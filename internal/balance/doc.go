@@ -1,6 +1,6 @@
-// Package balance says which endpoint a new connection gets, for modes whose
-// connections pass a process: the row by its frontend, the endpoint as the row
-// wants it chosen, for a client that is remembered the one it had.
+// Package balance chooses the endpoint of a new connection, for modes whose connections pass
+// through a process. It finds the row by the frontend, and chooses an endpoint by the row's
+// load-balancing method, or by session affinity for a client that is remembered.
 //
-// It knows neither sockets nor the kernel. Any goroutine may use it.
+// It knows neither sockets nor the kernel. All its types may be used by several goroutines.
 package balance

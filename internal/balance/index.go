@@ -9,13 +9,14 @@ import (
 	"sluice/internal/proxy"
 )
 
-// frontend is where a connection was made to.
+// frontend is an address and port that clients connect to. A NodePort has the unspecified address
+// of its family.
 type frontend struct {
 	protocol proxy.Protocol
-	at       netip.AddrPort
+	addr     netip.AddrPort
 }
 
-// Index finds the service that a connection is for.
+// Index finds the service that a connection is for. Its methods may be called concurrently.
 type Index struct {
 	mu        sync.RWMutex
 	services  map[proxy.PortKey]*Service
@@ -27,42 +28,42 @@ func NewIndex() *Index {
 	return &Index{services: map[proxy.PortKey]*Service{}, frontends: map[frontend]*Service{}}
 }
 
-// Find returns the service of a frontend, or nil. An exact address comes before
-// a NodePort.
-func (x *Index) Find(p proxy.Protocol, at netip.AddrPort) *Service {
+// Find returns the service of a destination, or nil. An exact address takes precedence over a
+// NodePort.
+func (x *Index) Find(p proxy.Protocol, dst netip.AddrPort) *Service {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	if s := x.frontends[frontend{p, at}]; s != nil {
+	if s := x.frontends[frontend{p, dst}]; s != nil {
 		return s
 	}
-	return x.frontends[frontend{p, netip.AddrPortFrom(proxy.FamilyOf(at.Addr()).Unspecified(), at.Port())}]
+	return x.frontends[frontend{p, netip.AddrPortFrom(proxy.FamilyOf(dst.Addr()).Unspecified(), dst.Port())}]
 }
 
-// All yields the services there are.
+// All yields all services. The index is locked meanwhile.
 func (x *Index) All(yield func(*Service) bool) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	maps.Values(x.services)(yield)
 }
 
-// Of returns the service of a row, or nil.
-func (x *Index) Of(key proxy.PortKey) *Service {
+// Get returns the service of a row, or nil.
+func (x *Index) Get(key proxy.PortKey) *Service {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return x.services[key]
 }
 
-// Keys returns the rows there are.
+// Keys returns the keys of all rows.
 func (x *Index) Keys() []proxy.PortKey {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return slices.Collect(maps.Keys(x.services))
 }
 
-// Update makes rows what is wanted, all at once. What leads to them no more is
-// found until forget is called: rules may lead there until then. It is nil if there is
-// nothing to forget.
-func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) (forget func()) {
+// Update changes some rows to what is wanted, in one step. Frontends and services that are no
+// longer wanted are still found until remove is called, because rules may redirect connections to
+// them until then. remove is nil if there is nothing to remove.
+func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) (remove func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	type former struct {
@@ -73,7 +74,7 @@ func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.Se
 	for _, key := range changed {
 		s, row := x.services[key], want[key]
 		if s != nil {
-			if s.row != row && !(row == nil && s.leaving) { // Else there is nothing to forget, or it is known already.
+			if s.row != row && !(row == nil && s.leaving) { // Otherwise nothing changes, or an earlier remove is pending.
 				all = append(all, former{s, s.row.Frontends})
 			}
 			s.leaving = row == nil
@@ -97,13 +98,14 @@ func (x *Index) Update(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.Se
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		for _, f := range all {
-			x.leave(f.Service, f.frontends)
+			x.removeOld(f.Service, f.frontends)
 		}
 	}
 }
 
-// leave takes away what led to a service and is not of its row any more.
-func (x *Index) leave(s *Service, frontends []proxy.Frontend) {
+// removeOld removes those frontends of a service that its row no longer has, and the service if its
+// row is no longer wanted.
+func (x *Index) removeOld(s *Service, frontends []proxy.Frontend) {
 	stays := map[netip.AddrPort]bool{}
 	if !s.leaving {
 		for _, f := range s.row.Frontends {
@@ -111,8 +113,8 @@ func (x *Index) leave(s *Service, frontends []proxy.Frontend) {
 		}
 	}
 	for _, f := range frontends {
-		if at := (frontend{s.Key.Protocol, f.Addr}); x.frontends[at] == s && !stays[f.Addr] {
-			delete(x.frontends, at)
+		if key := (frontend{s.Key.Protocol, f.Addr}); x.frontends[key] == s && !stays[f.Addr] {
+			delete(x.frontends, key)
 		}
 	}
 	if s.leaving && x.services[s.Key] == s {

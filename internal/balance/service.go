@@ -17,57 +17,57 @@ const maxClients = 1 << 16
 
 var scopes = [...]proxy.Scope{proxy.ScopeCluster, proxy.ScopeLocal}
 
-// Service is a row, and what is remembered of its connections. Any goroutine
-// may use it.
+// Service is a row and the state of its connections. Its methods may be called concurrently.
 type Service struct {
 	Key     proxy.PortKey
-	leaving bool // guarded by the index
+	leaving bool // the row is no longer wanted; guarded by Index.mu
 
 	mu      sync.Mutex
-	row     *proxy.ServicePort // nil: there is none any more
-	Version atomic.Uint64      // how often the row changed
-	turn    uint64             // of round robin
+	row     *proxy.ServicePort // nil once the service is removed from its index
+	Version atomic.Uint64      // incremented whenever the row changes
+	turn    uint64             // of round robin and least connections
 	clients map[Client]Remembered
-	open    map[netip.AddrPort]int // connections, by endpoint
-	shares  [2]*shares             // by scope; nil: to be made
-	maglev  [2]*maglevTable        // the same
-	places  [2]map[netip.AddrPort]int
-	serving map[netip.AddrPort]bool // the endpoints that may have flows; nil: to be made
+	open    map[netip.AddrPort]int    // connections, by endpoint
+	shares  [2]*shares                // by scope; nil until needed
+	maglev  [2]*maglevTable           // likewise
+	slots   [2]map[netip.AddrPort]int // likewise
+	serving map[netip.AddrPort]bool   // endpoints that may have flows; nil until needed
 }
 
-// Client is who session affinity holds for: an address, and the list of endpoints that
-// it was sent to one of. The lists of a row may have nothing in common, and a client
-// that comes to frontends of both keeps an endpoint of each.
+// Client is the key of session affinity: a client's address, and the list that its endpoint was
+// chosen from. The two lists of a row may have no endpoint in common, so a client that uses
+// frontends of both keeps an endpoint of each.
 type Client struct {
 	Addr  netip.Addr
 	Scope proxy.Scope
 }
 
-// Remembered is the endpoint of a client that session affinity holds for.
+// Remembered is the endpoint that session affinity keeps for a client, and when the client used it
+// last.
 type Remembered struct {
 	Endpoint netip.AddrPort
 	Used     time.Time
 }
 
-// NewService returns the service of a row that is not known.
+// NewService returns a service without a row: it has no endpoints, and only counts connections.
 func NewService(key proxy.PortKey) *Service {
 	return &Service{Key: key, open: map[netip.AddrPort]int{}}
 }
 
-// set makes a row the service's.
+// set replaces the row and drops everything derived from the old one.
 func (s *Service) set(row *proxy.ServicePort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.row, s.shares, s.maglev = row, [2]*shares{}, [2]*maglevTable{}
-	s.places, s.serving = [2]map[netip.AddrPort]int{}, nil
+	s.slots, s.serving = [2]map[netip.AddrPort]int{}, nil
 	s.Version.Add(1)
 	if row == nil || row.Affinity == 0 {
 		s.clients = nil
 	}
 }
 
-// Choose returns an endpoint for a connection that those tried failed for, and
-// counts the connection until Release. It reports false if there is none.
+// Choose chooses an endpoint for a new connection, except those already tried, and counts the
+// connection until Release. It returns false if there is no endpoint.
 func (s *Service) Choose(client netip.Addr, scope proxy.Scope, tried []netip.AddrPort) (proxy.Endpoint, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +92,7 @@ func (s *Service) Choose(client netip.Addr, scope proxy.Scope, tried []netip.Add
 	return e, true
 }
 
-// Release ends a connection that Choose counted.
+// Release ends a connection that Choose or Acquire counted.
 func (s *Service) Release(endpoint netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,15 +101,15 @@ func (s *Service) Release(endpoint netip.AddrPort) {
 	}
 }
 
-// Adopt counts a connection that was chosen before.
-func (s *Service) Adopt(endpoint netip.AddrPort) {
+// Acquire counts a connection whose endpoint another process chose.
+func (s *Service) Acquire(endpoint netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open[endpoint]++
 }
 
-// Disown forgets that an endpoint is a client's, since it does not answer.
-func (s *Service) Disown(client netip.Addr, endpoint netip.AddrPort) {
+// Forget makes session affinity forget a client's endpoint, because it does not answer.
+func (s *Service) Forget(client netip.Addr, endpoint netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, scope := range scopes {
@@ -119,37 +119,37 @@ func (s *Service) Disown(client netip.Addr, endpoint netip.AddrPort) {
 	}
 }
 
-// remembered returns the client's endpoint of a list: the one that it had of this list,
-// or else of the other one.
+// remembered returns the client's endpoint in a list: the one chosen from this list, or else the
+// one chosen from the other list if this one has it as well.
 func (s *Service) remembered(client netip.Addr, scope proxy.Scope) (proxy.Endpoint, bool) {
 	for _, had := range []proxy.Scope{scope, 1 - scope} {
 		r, ok := s.clients[Client{client, had}]
 		if !ok || time.Since(r.Used) >= s.row.Affinity {
 			continue
 		}
-		if i, ok := s.place(r.Endpoint, scope); ok {
+		if i, ok := s.slot(r.Endpoint, scope); ok {
 			return s.row.List(scope)[i], true
 		}
 	}
 	return proxy.Endpoint{}, false
 }
 
-// place returns where an endpoint is in a list of the row. There may be thousands of
-// endpoints, and a session of each client to be asked about after every change.
-func (s *Service) place(endpoint netip.AddrPort, scope proxy.Scope) (int, bool) {
-	if s.places[scope] == nil {
+// slot returns the position of an endpoint in a list of the row. It uses a map, because there may
+// be thousands of endpoints, and many clients to look up after every change.
+func (s *Service) slot(endpoint netip.AddrPort, scope proxy.Scope) (int, bool) {
+	if s.slots[scope] == nil {
 		list := s.row.List(scope)
-		s.places[scope] = make(map[netip.AddrPort]int, len(list))
+		s.slots[scope] = make(map[netip.AddrPort]int, len(list))
 		for i, e := range list {
-			s.places[scope][e.Addr] = i
+			s.slots[scope][e.Addr] = i
 		}
 	}
-	i, ok := s.places[scope][endpoint]
+	i, ok := s.slots[scope][endpoint]
 	return i, ok
 }
 
-// remember notes a client's endpoint. When there is no room, clients go that are
-// due, or else any other one.
+// remember records a client's endpoint. If there is no room, it removes clients whose affinity has
+// expired, or else an arbitrary one.
 func (s *Service) remember(client Client, now Remembered) {
 	if s.clients == nil {
 		s.clients = map[Client]Remembered{}
@@ -168,7 +168,8 @@ func (s *Service) remember(client Client, now Remembered) {
 	s.clients[client] = now
 }
 
-// pick chooses as the row wants it; whole says that the list is the row's.
+// pick chooses from a list by the row's load-balancing method; whole means that the list is a
+// complete list of the row, not one without the tried endpoints.
 func (s *Service) pick(list []proxy.Endpoint, client netip.Addr, scope proxy.Scope, whole bool) proxy.Endpoint {
 	share := s.shares[scope]
 	if share == nil || !whole {
@@ -196,8 +197,8 @@ func (s *Service) pick(list []proxy.Endpoint, client netip.Addr, scope proxy.Sco
 	}
 }
 
-// leastLoaded returns the endpoint with the fewest connections for its share: the
-// first one, if none has fewer.
+// leastLoaded returns the endpoint with the fewest connections relative to its weight; first wins
+// if it has as few as any other.
 func (s *Service) leastLoaded(list []proxy.Endpoint, first proxy.Endpoint) proxy.Endpoint {
 	for _, e := range list {
 		if s.open[e.Addr]*first.Share() < s.open[first.Addr]*e.Share() {
@@ -207,7 +208,7 @@ func (s *Service) leastLoaded(list []proxy.Endpoint, first proxy.Endpoint) proxy
 	return first
 }
 
-// Serves reports whether flows of an endpoint may go on.
+// Serves reports whether existing flows to an endpoint may continue.
 func (s *Service) Serves(endpoint netip.AddrPort) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,15 +221,16 @@ func (s *Service) Serves(endpoint netip.AddrPort) bool {
 	return s.serving[endpoint]
 }
 
-// Row returns the row; nil: there is none any more.
+// Row returns the row, or nil if it was removed.
 func (s *Service) Row() *proxy.ServicePort {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.row
 }
 
-// Remembers returns the endpoint that a client stays with; the zero value: none.
-func (s *Service) Remembers(client netip.Addr, scope proxy.Scope) netip.AddrPort {
+// RememberedEndpoint returns the endpoint that session affinity keeps for a client, or the zero
+// value.
+func (s *Service) RememberedEndpoint(client netip.Addr, scope proxy.Scope) netip.AddrPort {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.row == nil {
@@ -238,15 +240,15 @@ func (s *Service) Remembers(client netip.Addr, scope proxy.Scope) netip.AddrPort
 	return e.Addr
 }
 
-// Clients yields the clients that are remembered.
+// Clients yields the remembered clients. The service is locked meanwhile.
 func (s *Service) Clients(yield func(Client, Remembered) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.All(s.clients)(yield)
 }
 
-// Recall remembers a client that another process knew.
-func (s *Service) Recall(client Client, r Remembered) {
+// Restore remembers a client that another process knew.
+func (s *Service) Restore(client Client, r Remembered) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.row != nil && s.row.Affinity > 0 {

@@ -70,14 +70,14 @@ func TestMaglevShares(t *testing.T) {
 	for _, weights := range [][]uint16{{0, 0, 0, 0}, {65535, 65535}, {65535, 65534, 1}, {1, 3}} {
 		list := serviceOf(proxy.Maglev, weights...).row.Cluster
 		places, total := make([]int, len(list)), 0
-		for _, p := range newMaglev(list).places {
+		for _, p := range newMaglev(list).entries {
 			places[p-1]++
 		}
 		for _, e := range list {
 			total += e.Share()
 		}
 		for i, e := range list {
-			if want := maglevSize * e.Share() / total; places[i] < want-2 || places[i] > want+2 {
+			if want := maglevEntries * e.Share() / total; places[i] < want-2 || places[i] > want+2 {
 				t.Errorf("weights %v: places %v; want %d of the %dth", weights, places, want, i)
 			}
 		}

@@ -26,7 +26,7 @@ func (b *bench) kept() (frontends, prefixes int, all bool) {
 	b.rec.mu.Lock()
 	defer b.rec.mu.Unlock()
 	w := &b.rec.watch
-	return len(w.until), len(w.former), !w.all.IsZero()
+	return len(w.until), len(w.formerNodePorts), !w.allUntil.IsZero()
 }
 
 // TestDumpsFailForAnHour has Services come and go, endpoints change and the
@@ -52,7 +52,7 @@ func TestDumpsFailForAnHour(t *testing.T) {
 			if n%(burst*perSecond) == 0 {
 				time.Sleep(burst * time.Second)
 			}
-			if frontends, prefixes, _ := b.kept(); frontends > maxWatched || prefixes > maxFormer {
+			if frontends, prefixes, _ := b.kept(); frontends > maxWatched || prefixes > maxFormerNodePorts {
 				t.Errorf("after %d Services %d frontends and %d prefixes are kept", n, frontends, prefixes)
 				return
 			}
@@ -69,8 +69,8 @@ func TestDumpsFailForAnHour(t *testing.T) {
 		b.kernel.Fail(nil)
 		time.Sleep(retryMax)
 		b.wantFlows()
-		if !strings.Contains(b.log(), "Too many addresses of Services went") {
-			t.Error("nothing is said of what is not watched any more")
+		if !strings.Contains(b.log(), "Too many addresses of Services were removed") {
+			t.Error("the log does not say that frontends are no longer watched")
 		}
 		b.settle()
 		if frontends, prefixes, all := b.kept(); frontends+prefixes > 0 || all {
@@ -83,10 +83,10 @@ func TestDumpsFailForAnHour(t *testing.T) {
 func TestWritesFailForLong(t *testing.T) {
 	w := newWatch()
 	for n := range maxWatched + 10 {
-		w.expect(&proxy.Delta{Upserts: []proxy.Upsert{{New: brief(n)}}})
+		w.applying(&proxy.Delta{Upserts: []proxy.Upsert{{New: brief(n)}}})
 	}
-	if n := len(w.writing.failed); n != maxWatched || w.forgotten != 9 {
-		t.Errorf("%d frontends are kept and %d forgotten; want %d and 9", n, w.forgotten, maxWatched)
+	if n := len(w.pending.failed); n != maxWatched || w.dropped != 9 {
+		t.Errorf("%d frontends are kept and %d forgotten; want %d and 9", n, w.dropped, maxWatched)
 	}
 }
 
@@ -127,10 +127,10 @@ func TestCutsAreBounded(t *testing.T) {
 	for n := range 2 * maxWatched {
 		f := flow("192.0.2.1:53", "192.0.2.1:53")
 		f.Orig.Src = brief(n).Frontends[0].Addr
-		w.ended(&f)
+		w.flowEnded(&f)
 	}
-	if len(w.lately) > maxWatched {
-		t.Errorf("%d flows are kept", len(w.lately))
+	if len(w.recentlyEnded) > maxWatched {
+		t.Errorf("%d flows are kept", len(w.recentlyEnded))
 	}
 }
 
@@ -140,7 +140,7 @@ func TestMoreFlowsThanAreHeld(t *testing.T) {
 	const flows, atOnce = 10, 4
 	run(t, func(b *bench) {
 		b.settled(row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53 to=10.1.0.2:53"))
-		b.rec.atOnce = atOnce
+		b.rec.batch = atOnce
 		right := flow("10.96.0.10:53", "10.1.0.2:53")
 		b.kernel.Add(right)
 		for range flows {
@@ -178,7 +178,7 @@ func (k *afterDump) Dump(ctx context.Context, by ct.Filter, keep func(*ct.Flow) 
 func TestFlowsThatBecomeRight(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("a", "cluster=10.96.0.10:53 to=10.1.0.1:53"), row("b", "cluster=10.96.0.11:53 to=10.1.0.1:53"))
-		b.rec.atOnce = 1
+		b.rec.batch = 1
 		b.rec.settings.Flows = &afterDump{b.kernel, func() {
 			b.apply([]*proxy.ServicePort{row("a", "cluster=10.96.0.10:53 to=10.1.0.2:53 to=10.1.0.1:53")})
 		}}
@@ -205,7 +205,7 @@ func TestCostOfManyPorts(t *testing.T) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		for range 10 {
-			if !matters(proxy.Upsert{Old: old, New: cur}) {
+			if !mayMakeStale(proxy.Upsert{Old: old, New: cur}) {
 				t.Error("an endpoint that goes has no flows")
 			}
 		}

@@ -1,27 +1,29 @@
-// Package conntrack ends UDP and SCTP flows that go where they should not go
-// any more. The kernel translates the first packet of a flow and then follows
-// its own memory, so a client that keeps sending would reach a dead endpoint,
-// or nobody, for ever.
+// Package conntrack ends stale UDP and SCTP flows. The kernel applies NAT rules
+// to the first packet of a flow only and follows the connection tracking entry
+// afterwards, so without help a client that keeps sending would reach a removed
+// endpoint for ever.
 //
-// The [Reconciler] is told what a dataplane wrote. For every frontend that a
-// step concerns it compares the flows that the kernel tracks with the row:
+// The engine tells the [Reconciler] what a dataplane wrote. For every frontend
+// affected by a step, the Reconciler compares the flows tracked by the kernel with the row:
 //
-//	the flow's endpoint still serves            stays, whatever the policies say now
-//	its endpoint serves no more, or never did   goes
-//	its destination is no frontend any more     goes, if it was translated
-//	it was never translated, but would be now   goes
+//	the flow's endpoint still serves                kept, whatever the policies say now
+//	its endpoint no longer serves, or never did     ended
+//	its destination is no longer a frontend         ended, if it was translated
+//	it was not translated, but would be now         ended
 //
-// It is told of a write before it begins, too: a flow that is right by the rows
-// before or after stays while the write is under way, since the kernel may do
-// either. What is watched is bounded, should flows be unreadable for long: then all
-// frontends are checked together.
+// The Reconciler also learns of a write before it begins. While the write is in
+// progress the kernel may follow the old rows or the new ones, so a flow that is
+// right under either is kept. The set of watched frontends is bounded, in case
+// flows cannot be read for a long time; beyond the bound all frontends are
+// checked together.
 //
-// Flows of TCP, flows to anything that neither is nor was a frontend of ours,
-// and flows in other programs' zones are not touched. A NodePort is a
-// frontend at the node's own addresses that take NodePorts only; a flow to an
-// endpoint that has just left it came by such an address, be that here now or not.
+// TCP flows, flows to addresses that neither are nor were our frontends, and
+// flows in other conntrack zones are not touched. A NodePort is a frontend only
+// at the node's own addresses that accept NodePorts. A flow to an endpoint that
+// has just been removed from a NodePort counts as a flow of that NodePort even if
+// its destination is not, or no longer, an address of this node.
 //
-// All this happens on a goroutine of its own: nobody waits for it, and what
-// fails is tried again. The package is for dataplanes that translate by NAT; it
-// knows neither Kubernetes objects nor which of them it is.
+// All this runs on its own goroutine: no caller waits for it, and failures are
+// retried. The package serves dataplanes that translate by NAT; it knows neither
+// Kubernetes objects nor the mode.
 package conntrack

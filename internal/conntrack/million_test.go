@@ -106,7 +106,7 @@ func (c *counting) Dump(ctx context.Context, f ct.Filter, keep func(*ct.Flow) bo
 }
 
 // maxGrowth is what a pass may add to the heap, with its garbage, however many flows there are: the flows that are
-// held to be ended (endedAtOnce) take a third of it, and the list of them grows by copies.
+// held to be ended (maxHeldFlows) take a third of it, and the list of them grows by copies.
 const maxGrowth = 128 << 20
 
 // heapGrowth returns by how many bytes the heap grew at most while something was done, with
@@ -222,8 +222,8 @@ func endFlows(t *testing.T, flows, all int) {
 		if err != nil || n != left {
 			t.Errorf("%s: %d flows are left, error %v; want %d", what, n, err, left)
 		}
-		if made != dumps || most > endedAtOnce {
-			t.Errorf("%s: %d dumps, of up to %d flows; want %d, of %d", what, made, most, dumps, endedAtOnce)
+		if made != dumps || most > maxHeldFlows {
+			t.Errorf("%s: %d dumps, of up to %d flows; want %d, of %d", what, made, most, dumps, maxHeldFlows)
 		}
 		if grew > maxGrowth {
 			t.Errorf("%s: the heap grew by %d bytes, want %d at most", what, grew, maxGrowth)
@@ -249,5 +249,5 @@ func endFlows(t *testing.T, flows, all int) {
 	}
 	pass("100 UDP endpoints go, one by one", flows-101*each, 1)
 	step(less(101), nil)
-	pass("a UDP Service goes", 0, 1+(flows-101*each)/endedAtOnce)
+	pass("a UDP Service goes", 0, 1+(flows-101*each)/maxHeldFlows)
 }

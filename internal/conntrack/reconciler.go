@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,40 +19,41 @@ import (
 )
 
 const (
-	// watchTime is how long a frontend is watched after a change. A packet that
-	// the old rules have translated may still be under way (in a queue to a
-	// program, for one) and become a flow after we have checked, so there is a
-	// second check when the time is over.
+	// watchTime is how long a frontend is watched after a change. A packet that the
+	// old rules translated may still be queued, for instance to a program, and
+	// create its flow after the first check, so a second check follows when the
+	// time is over.
 	watchTime = 2 * time.Second
 
-	// retryMin and retryMax bound the waits after a pass that failed.
+	// retryMin and retryMax bound the back-off after a failed pass.
 	retryMin = 100 * time.Millisecond
 	retryMax = 30 * time.Second
 
-	// restFactor is how many times what it cost a pass is followed by rest:
-	// the kernel walks its whole table for a dump, however few flows match. It is no
-	// longer than maxRest: a pass that ends a million flows does not cost that again,
-	// and who comes next must not wait for its sake.
+	// A pass is followed by a rest of restFactor times its cost, because the kernel
+	// walks its whole table for a dump, however few flows match. maxRest bounds the
+	// rest: a pass that ends a million flows is not typical of the next one, and
+	// later changes must not wait for it.
 	restFactor = 4
 	maxRest    = 5 * time.Second
 
-	// endedAtOnce bounds the flows that are held to be ended: there may be a million
-	// of one endpoint, and the process has less memory than the kernel. They take
-	// about 25 MB. For more, the kernel is asked again.
-	endedAtOnce = 1 << 17
+	// maxHeldFlows bounds the stale flows held in memory between a dump and their
+	// deletion, to about 25 MB: a single endpoint may have a million flows. If there
+	// are more, the kernel is asked again.
+	maxHeldFlows = 1 << 17
 )
 
 type Settings struct {
-	Flows      ct.Interface                   // the Reconciler's alone from now on
-	LocalAddrs func() ([]netip.Prefix, error) // the node's own addresses, asked for at every pass
+	Flows      ct.Interface                   // used by the Reconciler only
+	LocalAddrs func() ([]netip.Prefix, error) // the node's own addresses; called in every pass
 
-	// Passed is told how long every pass took for a family, and how many flows it
-	// deleted; nil: nobody is.
+	// Passed, if not nil, is called after every pass, for each family that was
+	// checked, with the time it took and the number of flows deleted.
 	Passed func(f proxy.Family, took time.Duration, deleted int)
 
-	// ThreadTime is how long the calling thread has had a processor, which is what
-	// a pass costs; nil: by the clock. On a busy node a pass of a millisecond may
-	// take half a second, and stale flows would wait for two more.
+	// ThreadTime returns the CPU time of the calling thread, which is how the cost
+	// of a pass is measured; nil means the wall clock. On a busy node a pass that
+	// needs a millisecond may take half a second, and with the wall clock it would
+	// be followed by two seconds of rest.
 	ThreadTime func() time.Duration
 }
 
@@ -60,12 +62,12 @@ type Reconciler struct {
 	settings Settings
 	wake     chan struct{}
 
-	// These belong to the goroutine of Run.
-	retry   time.Duration // the last wait after a failure
-	retryAt time.Time     // when it is over; zero: nothing failed
-	atOnce  int           // how many flows are ended before the kernel is asked again
+	// Used by the goroutine of Run only.
+	retry   time.Duration // the last back-off
+	retryAt time.Time     // when it is over; zero if the last pass succeeded
+	batch   int           // flows to end before the kernel is asked again
 
-	mu    sync.Mutex // held for moments only, since the engine waits for it
+	mu    sync.Mutex // held only briefly, because the engine waits for it
 	watch watch
 }
 
@@ -75,84 +77,86 @@ func New(s Settings) *Reconciler {
 		begin := time.Now()
 		s.ThreadTime = func() time.Duration { return time.Since(begin) }
 	}
-	return &Reconciler{settings: s, wake: make(chan struct{}, 1), atOnce: endedAtOnce, watch: newWatch()}
+	return &Reconciler{settings: s, wake: make(chan struct{}, 1), batch: maxHeldFlows, watch: newWatch()}
 }
 
-// Applying notes a step before it is written. A write takes its time, family by
-// family, and until it is known to have ended well the kernel may do either:
-// what the rows were, or what they become.
+// Applying announces a step before it is written. A write takes time, family by
+// family, and until it is known to have succeeded the kernel may follow the old
+// rows or the new ones.
 func (r *Reconciler) Applying(d *proxy.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.watch.expect(d)
+	r.watch.applying(d)
 }
 
-// Applied notes that a step was written, after which the node is as given, and
-// leaves the flows to Run.
+// Applied records that a step was written; node is the node after the step. It
+// only wakes Run, which checks the flows.
 func (r *Reconciler) Applied(node *proxy.Node, d *proxy.Delta, full bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.watch.learn(node, d, full, time.Now()); !r.watch.more {
+	if r.watch.applied(node, d, full, time.Now()); !r.watch.extended {
 		return
 	}
-	r.watch.more = false
+	r.watch.extended = false
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Run ends stale flows until ctx ends, and then returns nil. It is called once.
+// Run ends stale flows until ctx ends, and then returns nil. It must be called
+// at most once.
 func (r *Reconciler) Run(ctx context.Context) error {
-	runtime.LockOSThread() // whose time is measured
+	runtime.LockOSThread() // ThreadTime measures this thread
 	defer runtime.UnlockOSThread()
 	alarm := time.NewTimer(0)
 	alarm.Stop()
 	defer alarm.Stop()
-	var rested time.Time
+	var restUntil time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-r.wake:
-			alarm.Reset(time.Until(rested))
+			alarm.Reset(time.Until(restUntil))
 			continue
 		case <-alarm.C:
 		}
 		select {
-		case <-r.wake: // The pass that begins looks at that too.
+		case <-r.wake: // The pass that begins now covers this change too.
 		default:
 		}
 		var next time.Time
-		if rested, next = r.pass(ctx); !next.IsZero() {
-			alarm.Reset(max(time.Until(rested), time.Until(next)))
+		if restUntil, next = r.pass(ctx); !next.IsZero() {
+			alarm.Reset(max(time.Until(restUntil), time.Until(next)))
 		}
 	}
 }
 
-// pass looks at the flows of all watched frontends once. It returns until when to
-// rest, whatever happens, and when to look again if nothing does; zero: never.
-func (r *Reconciler) pass(ctx context.Context) (rested, next time.Time) {
+// pass checks the flows of all watched frontends once. No pass may begin before
+// restUntil; one is needed at next even without a further change, unless next is
+// zero.
+func (r *Reconciler) pass(ctx context.Context) (restUntil, next time.Time) {
 	start, spent := time.Now(), r.settings.ThreadTime()
 	err := r.reconcile(ctx)
-	rested = time.Now().Add(min(maxRest, restFactor*(r.settings.ThreadTime()-spent)))
+	restUntil = time.Now().Add(min(maxRest, restFactor*(r.settings.ThreadTime()-spent)))
 	r.mu.Lock()
 	if err == nil {
 		r.watch.checked(start)
 	}
-	next = r.watch.due(start)
-	forgotten := r.watch.forgotten
-	r.watch.forgotten = 0
+	next = r.watch.nextCheck(start)
+	dropped := r.watch.dropped
+	r.watch.dropped = 0
 	r.mu.Unlock()
-	if forgotten > 0 {
-		klog.FromContext(ctx).Info("Too many addresses of Services went before flows could be checked, stale flows to them may remain",
-			"addresses", forgotten)
+	if dropped > 0 {
+		klog.FromContext(ctx).Info("Too many addresses of Services were removed before flows could be checked, stale flows to them may remain",
+			"addresses", dropped)
 	}
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:
 		r.retry, r.retryAt = 0, time.Time{}
-	case !start.Before(r.retryAt): // else a change asked for it, which is no reason to wait longer or to say it again
+	case !start.Before(r.retryAt): // A failed pass before retryAt was triggered by a change: keep the back-off, do not log again.
 		r.retry = runner.Backoff(r.retry, retryMin, retryMax)
 		r.retryAt = time.Now().Add(r.retry)
 		klog.FromContext(ctx).Error(err, "Stale flows may remain, will try again", "retryIn", r.retry)
@@ -160,7 +164,7 @@ func (r *Reconciler) pass(ctx context.Context) (rested, next time.Time) {
 	if !r.retryAt.IsZero() && (next.IsZero() || r.retryAt.Before(next)) {
 		next = r.retryAt
 	}
-	return rested, next
+	return restUntil, next
 }
 
 // reconcile ends the stale flows of all watched frontends.
@@ -169,7 +173,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list the node's addresses: %w", err)
 	}
-	j := judge{watch: &r.watch, local: proxy.Outermost(local), serving: map[*proxy.ServicePort]map[netip.AddrPort]bool{}}
+	c := checker{watch: &r.watch, local: proxy.Outermost(local), serving: map[*proxy.ServicePort]map[netip.AddrPort]bool{}}
 	r.mu.Lock()
 	filters := r.watch.filters()
 	r.mu.Unlock()
@@ -178,7 +182,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 		start, checked, deleted := time.Now(), false, 0
 		for _, protocol := range []proxy.Protocol{proxy.UDP, proxy.SCTP} {
 			if by := (ct.Filter{IPv6: family == proxy.IPv6, Protocol: uint8(protocol)}); filters[by] {
-				n, err := r.end(ctx, by, &j)
+				n, err := r.endStale(ctx, by, &c)
 				checked, deleted, errs = true, deleted+n, append(errs, err)
 			}
 		}
@@ -193,32 +197,35 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// end deletes the stale flows among those of a filter, and returns how many.
-func (r *Reconciler) end(ctx context.Context, by ct.Filter, j *judge) (deleted int, err error) {
+// endStale deletes the stale flows that match a filter, and returns how many it
+// deleted.
+func (r *Reconciler) endStale(ctx context.Context, by ct.Filter, c *checker) (deleted int, err error) {
 	stale := func(f *ct.Flow) bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return j.stale(f)
+		return c.stale(f)
 	}
-	by.Most = r.atOnce
-	for more := true; more && err == nil; {
-		var flows []ct.Flow
-		flows, err = r.settings.Flows.Dump(ctx, by, stale)
+	by.Most = r.batch
+	for {
+		flows, err := r.settings.Flows.Dump(ctx, by, stale)
 		n, failed := r.delete(ctx, flows, stale)
-		deleted, err = deleted+n, errors.Join(err, failed)
-		more = len(flows) == r.atOnce // though they may have become right meanwhile
+		deleted += n
+		// A full batch may have left out stale flows, even if none of its own was still stale when it was to be deleted.
+		if err := errors.Join(err, failed); err != nil || len(flows) < r.batch {
+			return deleted, err
+		}
 	}
-	return deleted, err
 }
 
-// delete deletes flows that are still stale, and returns how many.
+// delete deletes the flows that are still stale, and returns how many it deleted.
 //
-// The rows may have changed since a flow was seen, so it is judged again. The
-// rules by which it began were announced before they were written, and so they
-// are known by now.
+// The rows may have changed since the dump, so each flow is checked again.
+// Applying announces rules before they are written, so the rules that created the
+// flow are known by now.
 func (r *Reconciler) delete(ctx context.Context, flows []ct.Flow, stale func(*ct.Flow) bool) (deleted int, err error) {
 	logger := klog.FromContext(ctx).V(4)
-	var failures []error
+	failures := 0
+	var first error
 	for i := range flows {
 		f := &flows[i]
 		if !stale(f) {
@@ -228,97 +235,103 @@ func (r *Reconciler) delete(ctx context.Context, flows []ct.Flow, stale func(*ct
 		case err == nil:
 			deleted++
 			r.mu.Lock()
-			r.watch.ended(f)
+			r.watch.flowEnded(f)
 			r.mu.Unlock()
 			logger.Info("Ended stale flow", "flow", f)
-		case !errors.Is(err, ct.ErrNotFound): // Else it ended by itself.
-			failures = append(failures, err)
+		case !errors.Is(err, ct.ErrNotFound): // Otherwise the flow has ended by itself.
+			failures++
+			first = cmp.Or(first, err)
 		}
 	}
-	if len(failures) > 0 {
-		err = fmt.Errorf("%d of %d flows: %w", len(failures), len(flows), failures[0])
+	if failures > 0 {
+		err = fmt.Errorf("end %d of %d stale flows: %w", failures, len(flows), first)
 	}
 	return deleted, err
 }
 
-// judge decides on flows. It is made for one pass.
-type judge struct {
+// checker decides which flows are stale. It is valid for one pass.
+type checker struct {
 	*watch
-	local   []netip.Prefix
-	serving map[*proxy.ServicePort]map[netip.AddrPort]bool // of the rows that came up
+	local   []netip.Prefix                                 // the node's own addresses, as proxy.Outermost returns them
+	serving map[*proxy.ServicePort]map[netip.AddrPort]bool // cache of ServicePort.Serving
 }
 
-// stale reports whether a flow is ours and must end.
-func (j *judge) stale(f *ct.Flow) bool {
-	switch exact, byPort := frontendsOf(f); {
+// stale reports whether a flow is ours and must be ended. While a write is
+// pending, the flow must be stale under the rows before and after it.
+func (c *checker) stale(f *ct.Flow) bool {
+	switch exact, nodePort := frontendsOf(f); {
 	case f.Zone != 0:
 		return false
-	case j.answersEnded(f):
+	case c.isLateReply(f):
 		return true
-	case !j.watches(exact) && !(j.watches(byPort) && j.sentHere(f) && j.tookNodePorts(f.Orig.Dst.Addr())):
+	case !c.watches(exact) && !(c.watches(nodePort) && c.sentToNode(f) && c.tookNodePorts(f.Orig.Dst.Addr())):
 		return false
 	default:
-		return j.wrong(f, nil) && (j.writing == nil || j.wrong(f, j.writing))
+		return c.staleUnder(nil, f) && (c.pending == nil || c.staleUnder(c.pending, f))
 	}
 }
 
-// frontendsOf returns what a flow's client sends to: an address, or a NodePort.
-func frontendsOf(f *ct.Flow) (exact, byPort frontend) {
+// frontendsOf returns the frontends that may have received a flow: the address
+// that its client sends to, and the NodePort with the same port.
+func frontendsOf(f *ct.Flow) (exact, nodePort frontend) {
 	dst, protocol := f.Orig.Dst, proxy.Protocol(f.Protocol)
 	unspecified := proxy.FamilyOf(dst.Addr()).Unspecified()
 	return frontend{dst, protocol}, frontend{netip.AddrPortFrom(unspecified, dst.Port()), protocol}
 }
 
-// wrong reports whether a flow must end by the rules that are in force, or by
-// those that a write makes of them.
-func (j *judge) wrong(f *ct.Flow, by *writing) bool {
-	node := j.node
-	if by != nil {
-		node = by.node
+// staleUnder reports whether a flow is stale under the rows after a write; nil
+// means under the rows in force.
+func (c *checker) staleUnder(p *pendingWrite, f *ct.Flow) bool {
+	node := c.node
+	if p != nil {
+		node = p.node
 	}
-	exact, byPort := frontendsOf(f)
-	o := j.owner(exact, by)
-	if o.row == nil && node.TakesNodePorts(f.Orig.Dst.Addr()) && j.sentHere(f) {
-		o = j.owner(byPort, by)
+	exact, nodePort := frontendsOf(f)
+	o := c.owner(exact, p)
+	if o.row == nil && node.TakesNodePorts(f.Orig.Dst.Addr()) && c.sentToNode(f) {
+		o = c.owner(nodePort, p)
 	}
 	switch {
 	case o.row == nil:
 		return translated(f)
-	case j.serves(o.row, f.Reply.Src):
+	case c.serves(o.row, f.Reply.Src):
 		return false
 	default:
 		return translated(f) || forwards(o, node)
 	}
 }
 
-// translated reports whether another than the one a client sends to answers.
+// translated reports whether a flow is answered from another address than the
+// one that its client sends to.
 func translated(f *ct.Flow) bool { return f.Reply.Src != f.Orig.Dst }
 
 // serves reports whether an address is an endpoint of the row that may have flows.
-func (j *judge) serves(sp *proxy.ServicePort, a netip.AddrPort) bool {
-	if j.serving[sp] == nil {
-		j.serving[sp] = sp.Serving()
+func (c *checker) serves(sp *proxy.ServicePort, a netip.AddrPort) bool {
+	if c.serving[sp] == nil {
+		c.serving[sp] = sp.Serving()
 	}
-	return j.serving[sp][a]
+	return c.serving[sp][a]
 }
 
-// forwards reports whether a frontend sends anybody to an endpoint.
+// forwards reports whether a frontend forwards the clients of any origin to an
+// endpoint.
 func forwards(o owner, node *proxy.Node) bool {
 	policy := o.row.Policy(o.kind, node)
 	return slices.ContainsFunc(policy[:], func(r proxy.Route) bool { return len(r.To) > 0 })
 }
 
-// sentHere reports whether a flow's client sends to an address of this node, or to one
-// that is away, as a virtual address that another node has for a while: a flow to an
-// endpoint that has just left its NodePort has come by it.
-func (j *judge) sentHere(f *ct.Flow) bool {
-	_, byPort := frontendsOf(f)
-	return proxy.WithinOutermost(j.local, f.Orig.Dst.Addr()) || translated(f) && j.left[departure{byPort, f.Reply.Src}]
+// sentToNode reports whether a flow's client sends to an address of this node. A
+// flow to an endpoint that has just been removed from the NodePort counts as well,
+// because its destination may be a virtual address that has moved to another node.
+func (c *checker) sentToNode(f *ct.Flow) bool {
+	_, nodePort := frontendsOf(f)
+	return proxy.WithinOutermost(c.local, f.Orig.Dst.Addr()) || translated(f) && c.departures[departure{nodePort, f.Reply.Src}]
 }
 
-// tookNodePorts reports whether an address of the node takes NodePorts, or did.
-func (j *judge) tookNodePorts(a netip.Addr) bool {
-	was := *j.node
-	was.NodePorts = j.former
-	return j.node.TakesNodePorts(a) || was.TakesNodePorts(a)
+// tookNodePorts reports whether an address of the node accepts NodePorts, or did
+// when a watched frontend was written.
+func (c *checker) tookNodePorts(a netip.Addr) bool {
+	was := *c.node
+	was.NodePorts = c.formerNodePorts
+	return c.node.TakesNodePorts(a) || was.TakesNodePorts(a)
 }

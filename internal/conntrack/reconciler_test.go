@@ -440,7 +440,7 @@ func TestEndpointThatLeavesAndComesBack(t *testing.T) {
 		b.kernel.Add(right)
 		b.settle()
 		b.wantFlows(right)
-		if n := len(b.rec.watch.left); n > 0 {
+		if n := len(b.rec.watch.departures); n > 0 {
 			t.Errorf("%d departures are kept after the last look", n)
 		}
 	})

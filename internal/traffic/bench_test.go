@@ -50,7 +50,7 @@ func BenchmarkRefresh(b *testing.B) {
 		}
 	}()
 	for b.Loop() {
-		s.next = time.Time{}
+		s.nextRead = time.Time{}
 		s.Refresh(b.Context())
 	}
 	close(stop)
@@ -60,7 +60,7 @@ func BenchmarkRefresh(b *testing.B) {
 // BenchmarkScrape reads all series, while everything is known.
 func BenchmarkScrape(b *testing.B) {
 	s := many(b, 30_000)
-	s.next = time.Now().Add(time.Hour)
+	s.nextRead = time.Now().Add(time.Hour)
 	metrics := s.Metrics(b.Context())
 	series := 0
 	for b.Loop() {

@@ -18,87 +18,90 @@ import (
 )
 
 const (
-	// readEvery is the least time from one look at all flows to the next, and
-	// restFactor how many times its own length such a look is followed by rest.
-	readEvery  = time.Second
-	restFactor = 30
+	// Flows are dumped at most once in minReadInterval, and a dump is followed by a rest of
+	// restFactor times its duration.
+	minReadInterval = time.Second
+	restFactor      = 30
 
-	// readPatience is how long who asks waits for a kernel that is slow to answer.
-	readPatience = 3 * time.Second
+	// refreshWait bounds how long a caller waits for a slow kernel.
+	refreshWait = 3 * time.Second
 
-	// readTimeout ends a look that takes much longer than one at a million flows.
+	// readTimeout ends a dump that takes much longer than one of a million flows.
 	readTimeout = time.Minute
 
-	// takeEvery is the time from one look at ended flows to the next. The kernel
-	// keeps more than 50,000 for us.
-	takeEvery = 500 * time.Millisecond
+	// takeInterval is how often events of ended flows are read. The kernel buffers more than 50,000
+	// of them.
+	takeInterval = 500 * time.Millisecond
 
-	// addressesFor is how long the node's addresses are taken for known.
-	addressesFor = 10 * time.Second
+	// maxAddressAge is how long a list of the node's addresses is used.
+	maxAddressAge = 10 * time.Second
 )
 
-// DefaultMaxSeries is how many Service ports have series of their own.
+// DefaultMaxSeries is the default number of Service ports that have their own series.
 const DefaultMaxSeries = 2000
 
 type Settings struct {
-	Flows      ct.Interface                   // the Collector's alone from now on; nil: connection tracking translates nothing
-	Ends       ct.Ends                        // as well, nil with Flows
-	Metered    proxy.Metered                  // what the mode counts; nil: nothing
-	LocalAddrs func() ([]netip.Prefix, error) // the node's own
+	Flows      ct.Interface                   // used by the Collector only; nil if connection tracking translates nothing
+	Ends       ct.Ends                        // used by the Collector only; nil if Flows is nil
+	Metered    proxy.Metered                  // what the mode counts itself; nil if it counts nothing
+	LocalAddrs func() ([]netip.Prefix, error) // the node's own addresses
 
-	Bytes     bool // are to be told, as flows and the mode tell them
-	MaxSeries int  // of Service ports; the rest shares one
-	Endpoints bool // series for each endpoint, too
+	Bytes     bool // report bytes and packets
+	MaxSeries int  // Service ports that have their own series; the others share one
+	Endpoints bool // report each endpoint as well
 }
 
-// Collector counts. It is told by the engine what is in force; all its methods
-// may be called by any goroutine.
+// Collector counts traffic. The engine tells it which rows are in force. Its methods may be called
+// concurrently.
 type Collector struct {
 	settings Settings
-	inForce  chan struct{} // closed when rows are known
-	lost     atomic.Uint64 // how often the kernel could not tell of ended flows
-	shown    atomic.Pointer[shown]
+	inForce  chan struct{} // closed when the first rows are known
+	lost     atomic.Uint64 // how often the kernel lost events of ended flows
+	shown    atomic.Pointer[snapshot]
 
-	taking  sync.Mutex    // held while ended flows are taken
-	reading chan struct{} // has a token while everything is counted
-	next    time.Time     // when to count again
-	samples map[sampleKey]tally
-	read    bool // flows were counted at least once
-	failed  bool // the last time; that was logged
+	taking sync.Mutex // held while events of ended flows are read
 
-	mu       sync.Mutex // held for moments only, since the engine waits for it
-	index    index
-	listed   time.Time // when the node's addresses were
-	counted  time.Time // when everything was
-	rows     map[proxy.PortKey]*row
-	list     []*row // the same
-	services map[proxy.ServicePortName]*service
-	own      map[*series]bool // those of single services
-	fold     series           // of all others
+	reading chan struct{} // holds a token while everything is counted
+
+	// Used by the holder of the token only.
+	nextRead time.Time           // when to count again
+	samples  map[sampleKey]tally // what the mode had counted at the last read; nil before the first
+	hasRead  bool                // flows were counted at least once
+	failed   bool                // the last count failed, which was logged
+
+	mu           sync.Mutex // held only briefly, because the engine waits for it
+	index        index
+	listed       time.Time // when the node's addresses were listed
+	counted      time.Time // when everything was counted
+	rows         map[proxy.PortKey]*row
+	list         []*row // the values of rows
+	services     map[proxy.ServicePortName]*service
+	ownSeries    map[*series]bool // of a single Service port each
+	foldedSeries series           // shared by all others
 }
 
-// sampleKey tells samples apart.
+// sampleKey identifies the samples of a mode that continue each other.
 type sampleKey struct {
 	frontend
 	endpoint netip.AddrPort
 	refused  proxy.Reason
 }
 
-// New returns a Collector that knows no row.
+// New returns a Collector without rows.
 func New(s Settings) *Collector {
 	c := &Collector{
 		settings: s, inForce: make(chan struct{}), reading: make(chan struct{}, 1),
-		index:    index{rows: map[frontend]*proxy.ServicePort{}},
-		rows:     map[proxy.PortKey]*row{},
-		services: map[proxy.ServicePortName]*service{},
-		own:      map[*series]bool{},
-		fold:     series{namespace: folded, name: folded, port: folded},
+		index:        index{rows: map[frontend]*proxy.ServicePort{}},
+		rows:         map[proxy.PortKey]*row{},
+		services:     map[proxy.ServicePortName]*service{},
+		ownSeries:    map[*series]bool{},
+		foldedSeries: series{namespace: folded, name: folded, port: folded},
 	}
-	c.shown.Store(&shown{})
+	c.shown.Store(&snapshot{})
 	return c
 }
 
-// Applied takes what a sync changed in the kernel. Its cost is that of the step.
+// Applied records what a sync changed in the kernel. Its cost is proportional to the change.
 func (c *Collector) Applied(node *proxy.Node, d *proxy.Delta) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,22 +111,22 @@ func (c *Collector) Applied(node *proxy.Node, d *proxy.Delta) {
 	c.index.node = node
 	for _, sp := range d.Removes {
 		c.index.remove(sp)
-		c.drop(sp.Key)
+		c.removeRow(sp.Key)
 	}
 	for _, u := range d.Upserts {
 		c.index.change(u)
 		if r := c.rows[u.New.Key]; r != nil {
-			r.become(u.New)
+			r.setRow(u.New)
 		}
 	}
 }
 
-// Run takes flows that end until ctx ends.
+// Run counts flows that end, until ctx ends, and then returns nil.
 func (c *Collector) Run(ctx context.Context) error {
 	select {
 	case <-c.inForce:
 		c.reading <- struct{}{}
-		c.refresh(ctx) // what flows have carried before is not for us to count
+		c.refresh(ctx) // traffic from before the first read is not counted
 	case <-ctx.Done():
 		return nil
 	}
@@ -132,7 +135,7 @@ func (c *Collector) Run(ctx context.Context) error {
 		return nil
 	}
 	failed := false
-	for tick := time.NewTicker(takeEvery); ; {
+	for tick := time.NewTicker(takeInterval); ; {
 		select {
 		case <-ctx.Done():
 			tick.Stop()
@@ -141,17 +144,17 @@ func (c *Collector) Run(ctx context.Context) error {
 		}
 		err := c.take()
 		if err != nil && !failed {
-			klog.FromContext(ctx).Error(err, "Cannot hear of connections that end, traffic is not counted well")
+			klog.FromContext(ctx).Error(err, "Cannot read events of connections that end, traffic counts may be too low until this works again")
 		}
 		failed = err != nil
 	}
 }
 
-// take counts flows that have ended.
+// take counts the flows that have ended since the last call.
 func (c *Collector) take() error {
 	c.taking.Lock()
 	defer c.taking.Unlock()
-	err := c.listAddresses(addressesFor)
+	err := c.listAddresses(maxAddressAge)
 	return errors.Join(err, c.settings.Ends.Take(func(f *ct.Flow) {
 		if f == nil {
 			c.lost.Add(1)
@@ -161,8 +164,8 @@ func (c *Collector) take() error {
 	}))
 }
 
-// count adds a flow to the meters of its row and endpoint, if it is a Service's.
-// Zones are other programs'.
+// count adds a flow to the meters of its row and endpoint, if it belongs to a Service. Flows in
+// another conntrack zone belong to other programs.
 func (c *Collector) count(f *ct.Flow, ended bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,19 +173,19 @@ func (c *Collector) count(f *ct.Flow, ended bool) {
 	if sp == nil || f.Zone != 0 {
 		return
 	}
-	r, n := c.adopt(sp), ofFlow(f)
+	r, n := c.rowFor(sp), tallyOfFlow(f)
 	for _, m := range [...]*meter{&r.meter, r.endpoint(f.Reply.Src)} {
 		switch {
 		case m == nil:
 		case ended:
 			m.ended.add(n)
 		default:
-			m.see(n, f)
+			m.addLive(n, f)
 		}
 	}
 }
 
-// listAddresses lists the node's addresses, if that was long ago.
+// listAddresses lists the node's addresses, unless the last list is younger than maxAge.
 func (c *Collector) listAddresses(maxAge time.Duration) error {
 	c.mu.Lock()
 	known := time.Since(c.listed) < maxAge && c.index.local != nil
@@ -194,19 +197,19 @@ func (c *Collector) listAddresses(maxAge time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("list the node's addresses: %w", err)
 	}
-	here := proxy.Outermost(all)
+	local := proxy.Outermost(all)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.index.local, c.listed = here, time.Now()
+	c.index.local, c.listed = local, time.Now()
 	return nil
 }
 
-// Close lets nobody count any more. It waits for a count that is under way, as long as
-// who asks for one does.
+// Close prevents further counts and closes the connections to the kernel. It waits for a count in
+// progress, but not longer than Refresh does.
 func (c *Collector) Close() error {
 	select {
 	case c.reading <- struct{}{}:
-	case <-time.After(readPatience):
+	case <-time.After(refreshWait):
 	}
 	if c.settings.Flows == nil {
 		return nil
@@ -214,22 +217,22 @@ func (c *Collector) Close() error {
 	return errors.Join(c.settings.Flows.Close(), c.settings.Ends.Close())
 }
 
-// Refresh counts everything, unless that was done a moment ago. It does not wait for
-// ever: who asks how things are is told what was counted last while the kernel does
-// not answer. What was begun goes on for others when who asked has gone.
+// Refresh counts everything, unless that was done a moment ago. It waits for a slow kernel for a
+// few seconds at most; until the kernel answers, the last counts remain visible. A count that has
+// begun continues after its caller has gone, for the benefit of others.
 func (c *Collector) Refresh(ctx context.Context) {
 	select {
 	case <-c.inForce:
 	default:
 		return
 	}
-	ended := time.NewTimer(readPatience)
-	defer ended.Stop()
+	timeout := time.NewTimer(refreshWait)
+	defer timeout.Stop()
 	select {
 	case c.reading <- struct{}{}:
 	case <-ctx.Done():
 		return
-	case <-ended.C:
+	case <-timeout.C:
 		return
 	}
 	done := make(chan struct{})
@@ -242,28 +245,29 @@ func (c *Collector) Refresh(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
-	case <-ended.C:
+	case <-timeout.C:
 	}
 }
 
-// refresh is Refresh of who has the token, and gives it back.
+// refresh counts everything, unless that was done a moment ago. The caller holds the token; refresh
+// returns it.
 func (c *Collector) refresh(ctx context.Context) {
 	defer func() { <-c.reading }()
 	began := time.Now()
-	if began.Before(c.next) {
+	if began.Before(c.nextRead) {
 		return
 	}
 	err := errors.Join(c.readFlows(ctx), c.readSamples(ctx))
-	failed := err != nil && !errors.Is(ctx.Err(), context.Canceled) // else the process ends
+	failed := err != nil && !errors.Is(ctx.Err(), context.Canceled) // a cancelled context means that the process ends
 	if failed && !c.failed {
-		klog.FromContext(ctx).Error(err, "Cannot count traffic, what is shown may be old")
+		klog.FromContext(ctx).Error(err, "Cannot count traffic, metrics and status show the last counts")
 	}
 	c.failed = failed
-	c.show()
-	c.next = time.Now().Add(max(readEvery, restFactor*time.Since(began)))
+	c.publish()
+	c.nextRead = time.Now().Add(max(minReadInterval, restFactor*time.Since(began)))
 }
 
-// readFlows counts the flows that live, and those that ended meanwhile.
+// readFlows counts live flows, and those that end meanwhile.
 func (c *Collector) readFlows(ctx context.Context) error {
 	if c.settings.Flows == nil {
 		return c.listAddresses(0)
@@ -272,9 +276,9 @@ func (c *Collector) readFlows(ctx context.Context) error {
 		return err
 	}
 	seen := 0
-	err := c.settings.Flows.Each(ctx, func() { c.each((*meter).begin) }, func(f *ct.Flow) {
+	err := c.settings.Flows.Each(ctx, func() { c.each((*meter).beginDump) }, func(f *ct.Flow) {
 		c.count(f, false)
-		if seen++; seen%atOnce == 0 {
+		if seen++; seen%batchSize == 0 {
 			runtime.Gosched()
 		}
 	})
@@ -284,11 +288,12 @@ func (c *Collector) readFlows(ctx context.Context) error {
 	if err := c.take(); err != nil {
 		return err
 	}
-	c.each(func(m *meter) { m.settle(!c.read) })
-	c.read = true
+	c.each(func(m *meter) { m.finishDump(!c.hasRead) })
+	c.hasRead = true
 	return nil
 }
 
+// each calls f for the meters of all rows.
 func (c *Collector) each(f func(*meter)) {
 	c.mu.Lock()
 	all := slices.Clone(c.list)
@@ -300,15 +305,16 @@ func (c *Collector) each(f func(*meter)) {
 	})
 }
 
-// atOnce is how many rows or flows are looked at before others have their turn: a
-// sync may wait, and the process has one thread.
-const atOnce = 256
+// batchSize is how many rows or flows are visited before other goroutines get a turn: a sync may be
+// waiting, and the process may have a single thread.
+const batchSize = 256
 
-// visit calls f for rows, some of which may have gone meanwhile.
+// visit calls f for each row, in batches under the lock. Some of the rows may have been removed
+// meanwhile.
 func (c *Collector) visit(all []*row, f func(*row)) {
-	for some := range slices.Chunk(all, atOnce) {
+	for batch := range slices.Chunk(all, batchSize) {
 		c.mu.Lock()
-		for _, r := range some {
+		for _, r := range batch {
 			f(r)
 		}
 		c.mu.Unlock()
@@ -316,17 +322,17 @@ func (c *Collector) visit(all []*row, f func(*row)) {
 	}
 }
 
-// readSamples counts what the mode has counted. What it had counted before the
-// first time is not for us to tell.
+// readSamples adds what the mode has counted since the last read. What it had counted before the
+// first read is ignored.
 func (c *Collector) readSamples(ctx context.Context) error {
 	if c.settings.Metered == nil {
 		return nil
 	}
 	var all []proxy.Sample
 	if err := c.settings.Metered.Traffic(ctx, func(s proxy.Sample) { all = append(all, s) }); err != nil {
-		return fmt.Errorf("read what the mode has counted: %w", err)
+		return fmt.Errorf("read the mode's traffic counters: %w", err)
 	}
-	c.each(func(m *meter) { m.ownOpen = 0 })
+	c.each(func(m *meter) { m.modeActive = 0 })
 	seen := make(map[sampleKey]tally, len(all))
 	for i := range all {
 		c.sample(&all[i], seen)
@@ -335,9 +341,10 @@ func (c *Collector) readSamples(ctx context.Context) error {
 	return nil
 }
 
+// sample adds the growth of one counter of the mode; seen collects the values of this read.
 func (c *Collector) sample(s *proxy.Sample, seen map[sampleKey]tally) {
-	key, n := sampleKey{frontend{s.Frontend, s.Protocol}, s.Endpoint, s.Refused}, ofTraffic(&s.Traffic)
-	before, twice := seen[key] // as a listing may have something that changes meanwhile
+	key, n := sampleKey{frontend{s.Frontend, s.Protocol}, s.Endpoint, s.Refused}, tallyOfTraffic(&s.Traffic)
+	before, twice := seen[key] // a listing may contain an object twice if it changes meanwhile
 	if !twice {
 		before = c.samples[key]
 	}
@@ -352,7 +359,7 @@ func (c *Collector) sample(s *proxy.Sample, seen map[sampleKey]tally) {
 	if sp == nil || grown == (tally{}) && s.Active == 0 {
 		return
 	}
-	r := c.adopt(sp)
+	r := c.rowFor(sp)
 	if !s.Endpoint.IsValid() {
 		if i := slices.Index(reasons[:], s.Refused); i >= 0 {
 			r.refused[i] += grown[packetsIn]
@@ -361,8 +368,8 @@ func (c *Collector) sample(s *proxy.Sample, seen map[sampleKey]tally) {
 	}
 	for _, m := range []*meter{&r.meter, r.endpoint(s.Endpoint)} {
 		if m != nil {
-			m.own.add(grown)
-			m.ownOpen += s.Active
+			m.mode.add(grown)
+			m.modeActive += s.Active
 		}
 	}
 }

@@ -59,7 +59,7 @@ func (b *bench) loses(rows ...*proxy.ServicePort) {
 // now counts, however short ago that was done.
 func (b *bench) now() {
 	b.t.Helper()
-	b.next = time.Time{}
+	b.nextRead = time.Time{}
 	b.Refresh(b.t.Context())
 }
 
@@ -321,8 +321,8 @@ func TestChurn(t *testing.T) {
 			}
 		})
 	}
-	if len(b.rows)+len(b.list)+len(b.services)+len(b.index.rows)+len(b.own) > 0 {
-		t.Errorf("%d rows, %d services, %d frontends, %d series stay", len(b.rows)+len(b.list), len(b.services), len(b.index.rows), len(b.own))
+	if len(b.rows)+len(b.list)+len(b.services)+len(b.index.rows)+len(b.ownSeries) > 0 {
+		t.Errorf("%d rows, %d services, %d frontends, %d series stay", len(b.rows)+len(b.list), len(b.services), len(b.index.rows), len(b.ownSeries))
 	}
 }
 
@@ -438,7 +438,7 @@ func TestReadingIsBounded(t *testing.T) {
 		slow := time.Duration(0)
 		b.settings.Flows = &racing{b.kernel, func(bool) { time.Sleep(slow / 2) }}
 		dumps := func(seconds int) int {
-			b.next = time.Time{}
+			b.nextRead = time.Time{}
 			b.kernel.Reset()
 			for range 10 * seconds {
 				for _, m := range b.Metrics(t.Context()) {
@@ -536,7 +536,7 @@ func TestStuckKernel(t *testing.T) {
 		for range 10 {
 			asking.Go(func() { b.Refresh(t.Context()) })
 		}
-		if asking.Wait(); time.Since(began) != readPatience {
+		if asking.Wait(); time.Since(began) != refreshWait {
 			t.Errorf("waited for %v", time.Since(began))
 		}
 		close(answers)

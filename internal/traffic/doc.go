@@ -1,22 +1,23 @@
 // Package traffic counts connections, bytes and packets by Service port and by
-// endpoint, the same in every mode.
+// endpoint, in the same way in every mode.
 //
-// What connection tracking translates is counted there: a flow that ends is told
-// with what it carried, and those that live are looked at when somebody asks.
+// Flows that connection tracking translates are counted there: when a flow ends,
+// the kernel reports what it carried; flows that are still open are read with a
+// dump when the counts are requested.
 //
-//	ended flows (events)  +  live flows (a dump)  =  all of them
+//	ended flows (events)  +  live flows (a dump)  =  all flows
 //
-// So nothing is remembered of a single flow, and nothing is added to the path of
-// a packet. A flow belongs to the row whose frontend its client sent to, and to
-// the endpoint that answers. What a mode counts by itself ([proxy.Metered]) is
-// added: connections that are not translated by connection tracking, and packets
-// that are refused.
+// So no state is kept per flow, and nothing is added to the path of a packet. A
+// flow belongs to the row whose frontend its client sent to, and to the endpoint
+// that replies. What a mode counts itself ([proxy.Metered]) is added: connections
+// that connection tracking does not translate, and refused packets.
 //
-// Counts never shrink while their row is there, and go with it. A dump may miss a
-// flow that ends meanwhile, and then has it as ended; a flow that began before we
-// listened may end without being told. [meter.settle] sorts this out.
+// Counts never decrease while their row exists, and are removed with it. A flow
+// that ends during a dump may be counted as live, as ended, or as both, and a flow
+// that began before we listened may end without an event; [meter.finishDump] corrects for
+// both.
 //
-// However many ask, flows are looked at once in a while only, and the more there
-// are, the longer the pause: a few percent of one CPU at most. The package knows
-// neither Kubernetes objects nor the mode.
+// However many callers ask, flows are dumped only once in a while, and less often
+// the more there are, so that counting takes a few percent of one CPU at most. The
+// package knows neither Kubernetes objects nor the mode.
 package traffic

@@ -216,7 +216,7 @@ func (n onNode) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
 }
 
 func (n *testNode) refresh() {
-	n.count.next = time.Time{}
+	n.count.nextRead = time.Time{}
 	n.count.Refresh(n.Context())
 }
 

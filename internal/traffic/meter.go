@@ -5,7 +5,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// tally is one count of each kind.
+// tally has a count of each kind, indexed by the constants below.
 type tally [5]uint64
 
 const (
@@ -22,14 +22,14 @@ func (t *tally) add(n tally) {
 	}
 }
 
-// ofFlow is what a flow counts.
-func ofFlow(f *ct.Flow) tally {
+// tallyOfFlow returns the counts of a single flow.
+func tallyOfFlow(f *ct.Flow) tally {
 	c := &f.Carried
 	return tally{1, c.Orig.Bytes, c.Reply.Bytes, c.Orig.Packets, c.Reply.Packets}
 }
 
-// ofTraffic is what a mode counted.
-func ofTraffic(t *proxy.Traffic) tally {
+// tallyOfTraffic returns the counts of a mode.
+func tallyOfTraffic(t *proxy.Traffic) tally {
 	return tally{t.Connections, t.Bytes[proxy.In], t.Bytes[proxy.Out], t.Packets[proxy.In], t.Packets[proxy.Out]}
 }
 
@@ -40,7 +40,8 @@ func (t tally) traffic(active uint64) proxy.Traffic {
 	}
 }
 
-// since is how much more there is than before; what is less began anew.
+// since returns the growth from before to t. A count that has decreased was reset, and all of it is
+// growth.
 func (t tally) since(before tally) tally {
 	for i := range t {
 		if t[i] >= before[i] {
@@ -50,48 +51,48 @@ func (t tally) since(before tally) tally {
 	return t
 }
 
-// meter counts what belongs to a row or to an endpoint of one.
+// meter has the counts of a row or of one of its endpoints.
 type meter struct {
-	ended  tally // flows that have ended
-	before tally // the same, when the last dump began
-	live   tally // flows that it has seen
-	open   uint64
-	amend  [len(tally{})]int64 // what dumps and events do not tell
-	shown  tally               // what they came to at last
+	ended      tally               // flows that have ended
+	before     tally               // ended, when the last dump began
+	live       tally               // flows that the last dump contains
+	open       uint64              // of these, connections that are not closed
+	correction [len(tally{})]int64 // added to live, for flows that dumps and events miscount
+	shown      tally               // the total that is reported; never decreases
 
-	own     tally // what the mode has counted
-	ownOpen uint64
+	mode       tally // what the mode itself has counted
+	modeActive uint64
 
-	active uint64 // what is shown
+	active uint64 // open, as of the last completed dump
 }
 
-// begin prepares for a dump.
-func (m *meter) begin() { m.before, m.live, m.open = m.ended, tally{}, 0 }
+// beginDump prepares for a dump.
+func (m *meter) beginDump() { m.before, m.live, m.open = m.ended, tally{}, 0 }
 
-// see takes a flow of the dump.
-func (m *meter) see(n tally, f *ct.Flow) {
+// addLive adds a flow of the dump.
+func (m *meter) addLive(n tally, f *ct.Flow) {
 	m.live.add(n)
 	if !f.Closed {
 		m.open++
 	}
 }
 
-// settle takes what a dump has come to. Flows that ended before it began are not
-// in it, so ended flows of then and live ones are never too many. Those that ended
-// until after it may be in both, so ended flows of now and live ones are never too
-// few, but for flows whose end was not told. If even that is less than what was
-// shown, such flows have gone, and are kept.
+// finishDump updates the total after a dump. Flows that ended before the dump began are not in it,
+// so live flows plus the flows that had ended then never count a flow twice. Flows that ended later
+// may be in both, so live flows plus all ended flows miss none, except those that ended without an
+// event. If even this sum is less than the reported total, such flows have disappeared, and their
+// counts are kept as a correction.
 //
-// Of a dump that is the first it is not known when flows carried what they have,
-// so that is left out.
-func (m *meter) settle(first bool) {
+// For the first dump it is not known when live flows carried their bytes and packets, so these are
+// left out.
+func (m *meter) finishDump(first bool) {
 	for i := range m.shown {
 		if first && i != connections {
-			m.amend[i] = -int64(m.live[i])
+			m.correction[i] = -int64(m.live[i])
 		}
-		live := int64(m.live[i]) + m.amend[i]
+		live := int64(m.live[i]) + m.correction[i]
 		if gone := int64(m.shown[i]) - (live + int64(m.ended[i])); gone > 0 {
-			m.amend[i] += gone
+			m.correction[i] += gone
 			live += gone
 		}
 		m.shown[i] = uint64(max(int64(m.shown[i]), live+int64(m.before[i])))
@@ -99,12 +100,14 @@ func (m *meter) settle(first bool) {
 	m.active = m.open
 }
 
-// total is what is to be shown.
+// total returns the counts to report.
 func (m *meter) total() proxy.Traffic {
 	n := m.shown
-	n.add(m.own)
-	return n.traffic(m.active + m.ownOpen)
+	n.add(m.mode)
+	return n.traffic(m.active + m.modeActive)
 }
 
-// idle reports whether there is nothing to show.
-func (m *meter) idle() bool { return m.shown == tally{} && m.own == tally{} && m.active+m.ownOpen == 0 }
+// idle reports whether there is nothing to report.
+func (m *meter) idle() bool {
+	return m.shown == tally{} && m.mode == tally{} && m.active+m.modeActive == 0
+}

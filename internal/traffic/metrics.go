@@ -6,15 +6,14 @@ import (
 	"sluice/internal/proxy"
 )
 
-// values is how a metric gives its values.
+// values is the function that receives the values of a metric.
 type values = func(value float64, labels ...string)
 
-// Metrics returns what there is to tell a monitoring system. Reading it counts
-// anew, unless that was done a moment ago. Labels are not those that such systems
-// attach by themselves. Endpoints have metrics of their own, so that a sum over
-// the series of a Service counts nothing twice.
+// Metrics returns the metrics of traffic. Reading them refreshes the counts, unless that was done a
+// moment ago. The label names differ from those that monitoring systems attach themselves.
+// Endpoints have separate metrics, so that a sum over the series of a Service counts nothing twice.
 func (c *Collector) Metrics(ctx context.Context) []proxy.Metric {
-	now := func() *shown {
+	now := func() *snapshot {
 		c.Refresh(ctx)
 		return c.shown.Load()
 	}
@@ -26,24 +25,24 @@ func (c *Collector) Metrics(ctx context.Context) []proxy.Metric {
 	}
 	return append(all,
 		proxy.Metric{
-			Name: "service_folded", Help: "Service ports with traffic that share the series " + folded + ", as there are too many",
+			Name: "service_folded", Help: "Service ports with traffic that share the series " + folded + ", because there are more than --service-traffic-series",
 			Read: func(yield values) { yield(float64(now().folded)) },
 		},
 		proxy.Metric{
 			Name: "service_traffic_lost_events_total", Grows: true,
-			Help: "How often the kernel could not tell of connections that ended; each time some may not be counted",
+			Help: "How often the kernel lost events of connections that ended; each time some may not be counted",
 			Read: func(yield values) { yield(float64(c.lost.Load())) },
 		})
 }
 
-// source is where the series of some metrics come from.
+// source is what a group of metrics with the same labels is read from.
 type source struct {
 	prefix string
 	labels []string
 	lines  func() []line
 }
 
-// metric returns one that has some series for each line.
+// metric returns a metric with the values that read yields for each line.
 func (s source) metric(m proxy.Metric, read func(*line, values)) proxy.Metric {
 	m.Name, m.Labels = s.prefix+m.Name, append(s.labels[:len(s.labels):len(s.labels)], m.Labels...)
 	m.Read = func(yield values) {
@@ -58,7 +57,7 @@ func (s source) metric(m proxy.Metric, read func(*line, values)) proxy.Metric {
 	return m
 }
 
-// traffic returns the metrics that Services and endpoints have.
+// traffic returns the metrics that both Services and endpoints have.
 func (s source) traffic() []proxy.Metric {
 	carried := func(of func(*line) [len(proxy.Directions)]uint64) func(*line, values) {
 		return func(l *line, yield values) {
@@ -84,7 +83,7 @@ func (s source) traffic() []proxy.Metric {
 // others returns the metrics that only Services have.
 func (s source) others() []proxy.Metric {
 	return []proxy.Metric{
-		s.metric(proxy.Metric{Name: "refused_packets_total", Help: "Packets that were rejected or dropped, by the reason", Grows: true, Labels: []string{"reason"}},
+		s.metric(proxy.Metric{Name: "refused_packets_total", Help: "Packets that were rejected or dropped, by reason", Grows: true, Labels: []string{"reason"}},
 			func(l *line, yield values) {
 				for i, n := range l.refused {
 					if n > 0 {
@@ -92,11 +91,11 @@ func (s source) others() []proxy.Metric {
 					}
 				}
 			}),
-		s.metric(proxy.Metric{Name: "endpoints", Help: "Endpoints: used ones on this node and remote ones, draining ones", Labels: []string{"state"}},
+		s.metric(proxy.Metric{Name: "endpoints", Help: "Endpoints in use on this node (local) and elsewhere (remote), and draining ones", Labels: []string{"state"}},
 			func(l *line, yield values) {
-				for is, n := range l.states {
+				for i, n := range l.states {
 					if !l.folded {
-						yield(float64(n), states[is].String())
+						yield(float64(n), states[i].String())
 					}
 				}
 			}),

@@ -8,22 +8,22 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Counts is what was counted of something.
+// Counts is the traffic of a row or of an endpoint.
 type Counts struct {
 	proxy.Traffic
 	Carried bool // bytes and packets are counted
 	Refused map[proxy.Reason]uint64
 }
 
-// Row is the counts of one row.
+// Row is the traffic of one row.
 type Row struct {
 	Key proxy.PortKey
 	Counts
-	Endpoints map[netip.AddrPort]Counts // of the row, that had traffic
+	Endpoints map[netip.AddrPort]Counts // the endpoints of the row that had traffic
 }
 
-// Rows returns what the last Refresh has counted of the rows that had traffic, in
-// no order, and when that was.
+// Rows returns the counts of the last Refresh, for the rows that had traffic and that which
+// selects, in no particular order, and when they were counted.
 func (c *Collector) Rows(which func(proxy.PortKey) bool) (out []Row, counted time.Time) {
 	c.mu.Lock()
 	all, counted := slices.Clone(c.list), c.counted
@@ -54,35 +54,35 @@ func (c *Collector) counts(r *row) Counts {
 	return n
 }
 
-// shown is what metrics tell. It does not change.
-type shown struct {
+// snapshot is what metrics report. It is immutable.
+type snapshot struct {
 	services, endpoints []line
-	folded              int // services that share a series
+	folded              int // Service ports that share a series
 }
 
-// line is the values of a Service port or an endpoint.
+// line is the values of a Service port or of an endpoint.
 type line struct {
 	labels []string
 	proxy.Traffic
 	carried bool // bytes and packets are counted
 
-	// Of Service ports only.
+	// For Service ports only.
 	refused refusals
 	states  [len(states)]int
-	folded  bool // it stands for many, of whose endpoints nothing is told
+	folded  bool // the line is the shared one, which does not report endpoints
 }
 
-// show makes what metrics tell. What series had from rows that are gone and which
-// rows there are is read at once, so that nothing is counted twice or not at all.
-func (c *Collector) show() {
+// publish makes a new snapshot. Which rows there are, and what series have from removed rows, is
+// read under one lock, so that nothing is counted twice or not at all.
+func (c *Collector) publish() {
 	c.mu.Lock()
 	all := slices.Clone(c.list)
-	out := &shown{folded: len(c.services) - len(c.own)}
-	at := make(map[*series]*line, len(c.own)+1)
-	for s := range c.own {
+	out := &snapshot{folded: len(c.services) - len(c.ownSeries)}
+	at := make(map[*series]*line, len(c.ownSeries)+1)
+	for s := range c.ownSeries {
 		at[s] = c.line(s)
 	}
-	at[&c.fold] = c.line(&c.fold)
+	at[&c.foldedSeries] = c.line(&c.foldedSeries)
 	c.counted = time.Now()
 	c.mu.Unlock()
 	c.visit(all, func(r *row) {
@@ -100,15 +100,15 @@ func (c *Collector) show() {
 	c.shown.Store(out)
 }
 
-// line is what a series begins with.
+// line returns a line with what a series has from removed rows.
 func (c *Collector) line(s *series) *line {
 	return &line{
-		labels: []string{s.namespace, s.name, s.port}, folded: s == &c.fold, carried: c.settings.Bytes,
+		labels: []string{s.namespace, s.name, s.port}, folded: s == &c.foldedSeries, carried: c.settings.Bytes,
 		Traffic: s.retired.traffic(0), refused: s.retiredRefused,
 	}
 }
 
-// add adds a row to the line that it is a part of.
+// add adds the counts of a row to the line that it is part of.
 func (l *line) add(r *row) {
 	n := r.total()
 	l.Connections += n.Connections
@@ -123,8 +123,8 @@ func (l *line) add(r *row) {
 	if l.folded {
 		return
 	}
-	for is, n := range endpointStates(r.sp) {
-		l.states[is] += n
+	for i, n := range countEndpoints(r.sp) {
+		l.states[i] += n
 	}
 }
 

@@ -7,80 +7,81 @@ import (
 	"sluice/internal/proxy"
 )
 
-// folded is what the labels of the one series say that stands for the Services
-// beyond the limit. No Service can have the name.
+// folded is the value of all labels of the series that the Service ports beyond the limit share. It
+// is not a valid name of a Service.
 const folded = "_folded"
 
-// reasons are those for which packets are refused at a frontend.
+// reasons are the reasons for which a frontend refuses packets.
 var reasons = [...]proxy.Reason{proxy.NoEndpoints, proxy.NoLocalEndpoint, proxy.SourceRange}
 
-// refusals is how many packets were refused, by the index of the reason.
+// refusals is the number of refused packets, by index in reasons.
 type refusals [len(reasons)]uint64
 
-// row is the counts of one row.
+// row has the counts of one row.
 type row struct {
 	meter
 	key       proxy.PortKey
 	sp        *proxy.ServicePort
-	place     int                       // in the list of rows
-	endpoints map[netip.AddrPort]*meter // all that the row has; nil: nothing was counted yet
-	meters    []*meter                  // its own and those of endpoints
+	index     int                       // index in Collector.list
+	endpoints map[netip.AddrPort]*meter // all endpoints of the row; nil if an endpoint has no counts yet
+	meters    []*meter                  // of the row and of its endpoints
 	refused   refusals
 	service   *service
 }
 
-// service is the rows of a Service port, one of each family.
+// service is a Service port, which has a row in each family.
 type service struct {
 	series *series
 	rows   int
 }
 
-// series is what is told of a Service port, or of all that are folded.
+// series is the labels of a Service port, or of all that are folded.
 type series struct {
 	namespace, name, port string
 
-	// What rows had counted that are gone while the series is not.
+	// What removed rows had counted.
 	retired        tally
 	retiredRefused refusals
 }
 
-// state is what an endpoint is to this node.
+// state is the relation of an endpoint to this node.
 type state uint8
 
 const (
-	local    state = iota // used, and on this node
-	remote                // used, and elsewhere
-	draining              // keeps the flows that it has
+	local    state = iota // in use, on this node
+	remote                // in use, elsewhere
+	draining              // keeps its flows, gets no new ones
 )
 
 var states = [...]state{local, remote, draining}
 
 func (s state) String() string { return [...]string{"local", "remote", "draining"}[s] }
 
-// adopt gives a row what it had before, or a part in a series.
-func (c *Collector) adopt(sp *proxy.ServicePort) *row {
+// rowFor returns the counts of a row. A row without counts gets a series of its own or shares the
+// folded one.
+func (c *Collector) rowFor(sp *proxy.ServicePort) *row {
 	r := c.rows[sp.Key]
 	if r != nil {
 		return r
 	}
 	s := c.services[sp.Key.ServicePortName]
 	if s == nil {
-		s = &service{series: &c.fold}
-		if len(c.own) < c.settings.MaxSeries {
+		s = &service{series: &c.foldedSeries}
+		if len(c.ownSeries) < c.settings.MaxSeries {
 			s.series = &series{namespace: sp.Key.Namespace, name: sp.Key.Name, port: portLabel(sp)}
-			c.own[s.series] = true
+			c.ownSeries[s.series] = true
 		}
 		c.services[sp.Key.ServicePortName] = s
 	}
 	s.rows++
-	r = &row{key: sp.Key, service: s, place: len(c.list)}
-	r.become(sp)
+	r = &row{key: sp.Key, service: s, index: len(c.list)}
+	r.setRow(sp)
 	c.rows[sp.Key], c.list = r, append(c.list, r)
 	return r
 }
 
-// become takes the endpoints that a row has now. Counts of others go.
-func (r *row) become(sp *proxy.ServicePort) {
+// setRow replaces the row and its endpoints. Counts of endpoints that it no longer has are dropped.
+func (r *row) setRow(sp *proxy.ServicePort) {
 	was := r.endpoints
 	r.sp, r.endpoints = sp, make(map[netip.AddrPort]*meter, len(sp.Cluster))
 	for _, list := range [][]proxy.Endpoint{sp.Cluster, sp.Local} {
@@ -99,7 +100,7 @@ func (r *row) become(sp *proxy.ServicePort) {
 	}
 }
 
-// endpoint returns the meter of an endpoint, or nil if the row does not have it.
+// endpoint returns the meter of an endpoint, or nil if it is not an endpoint of the row.
 func (r *row) endpoint(a netip.AddrPort) *meter {
 	m, ok := r.endpoints[a]
 	if ok && m == nil {
@@ -109,19 +110,19 @@ func (r *row) endpoint(a netip.AddrPort) *meter {
 	return m
 }
 
-// drop forgets a row. What was told under a name that stays is kept.
-func (c *Collector) drop(key proxy.PortKey) {
+// removeRow removes the counts of a row. If its series remains, the series keeps them.
+func (c *Collector) removeRow(key proxy.PortKey) {
 	r := c.rows[key]
 	if r == nil {
 		return
 	}
 	delete(c.rows, key)
 	last := len(c.list) - 1
-	c.list[r.place], c.list[last].place = c.list[last], r.place
+	c.list[r.index], c.list[last].index = c.list[last], r.index
 	c.list[last], c.list = nil, c.list[:last]
 	s := r.service.series
 	s.retired.add(r.shown)
-	s.retired.add(r.own)
+	s.retired.add(r.mode)
 	for i, n := range r.refused {
 		s.retiredRefused[i] += n
 	}
@@ -129,10 +130,10 @@ func (c *Collector) drop(key proxy.PortKey) {
 		return
 	}
 	delete(c.services, key.ServicePortName)
-	delete(c.own, s)
+	delete(c.ownSeries, s)
 }
 
-// portLabel is the name of a port, or its number where it has none.
+// portLabel returns the name of a port, or its number if it has no name.
 func portLabel(sp *proxy.ServicePort) string {
 	if sp.Key.Port != "" || len(sp.Frontends) == 0 {
 		return sp.Key.Port
@@ -140,13 +141,13 @@ func portLabel(sp *proxy.ServicePort) string {
 	return strconv.Itoa(int(sp.Frontends[0].Addr.Port()))
 }
 
-// endpointStates counts the endpoints of a row.
-func endpointStates(sp *proxy.ServicePort) (n [len(states)]int) {
-	here := proxy.AddressesOf(sp.Local)
+// countEndpoints counts the endpoints of a row by state.
+func countEndpoints(sp *proxy.ServicePort) (n [len(states)]int) {
+	onNode := proxy.AddressesOf(sp.Local)
 	n[local], n[draining] = len(sp.Local), len(sp.Draining)
 	for _, e := range sp.Cluster {
 		switch {
-		case here[e.Addr]:
+		case onNode[e.Addr]:
 		case e.Local:
 			n[local]++
 		default:

@@ -13,36 +13,36 @@ import (
 	"sluice/internal/proxy"
 )
 
-// inventory is what HNS has.
+// inventory is what HNS has, as far as we know.
 type inventory struct {
-	network   hns.Network
-	subnets   map[netip.Prefix]netip.Addr // the nodes where other addresses are, on an overlay network
-	macs      map[netip.Addr]string       // of this node's links, by their addresses; on an overlay network only
-	endpoints map[netip.Addr]endpoint     // of the network
-	all       map[string]hns.Endpoint     // of all networks
-	balancers map[id]balancer
-	strays    []string // endpoints of ours that cannot be used
-	root      string   // the endpoint where health checks are answered
+	network        hns.Network
+	subnets        map[netip.Prefix]netip.Addr // on an overlay network: the node of each remote subnet
+	macs           map[netip.Addr]string       // on an overlay network: the MACs of this node's links, by their addresses
+	endpoints      map[netip.Addr]endpoint     // of the network of the pods
+	all            map[string]hns.Endpoint     // of all networks, by ID
+	balancers      map[id]balancer
+	strays         []string // IDs of our endpoints that cannot be used
+	healthEndpoint string   // ID of the endpoint that answers health checks
 }
 
 type endpoint struct {
 	id string
 	hns.Endpoint
-	ours bool // a service proxy made it
-	vip  bool // it leads to this node, as those of ClusterIPs do
+	ours bool // a service proxy created it
+	vip  bool // packets to it are delivered to this node, as for a ClusterIP
 }
 
 type balancer struct {
 	id string
 	hns.LoadBalancer
-	ours bool
-	used bool // an endpoint of it is there, on whatever network
+	ours  bool
+	inUse bool // at least one of its endpoints exists, on any network
 }
 
 func (i *inventory) overlay() bool { return strings.EqualFold(i.network.Type, "Overlay") }
 
-// providerOf returns the node at which an address of another node is; a node is at
-// itself. Invalid: it is nowhere.
+// providerOf returns the address of the node that has an address of an overlay network; for a
+// node's own address, that address. It returns the zero value if no node has it.
 func (i *inventory) providerOf(a netip.Addr) netip.Addr {
 	for n := a.BitLen(); n >= 0; n-- {
 		if p, _ := a.Prefix(n); i.subnets[p].IsValid() {
@@ -52,7 +52,7 @@ func (i *inventory) providerOf(a netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// subnetsOf returns where the addresses of a network are.
+// subnetsOf maps the remote subnets of a network, and the nodes that have them, to the nodes.
 func subnetsOf(n hns.Network) map[netip.Prefix]netip.Addr {
 	all := map[netip.Prefix]netip.Addr{}
 	for _, s := range n.Remote {
@@ -61,24 +61,24 @@ func subnetsOf(n hns.Network) map[netip.Prefix]netip.Addr {
 	return all
 }
 
-// read lists everything there is.
-func (d *Dataplane) read(ctx context.Context) error {
-	d.turn.read = true
-	known := map[string]bool{}
-	for _, b := range d.has.balancers {
-		known[b.id] = b.ours
+// readAll lists everything that HNS has.
+func (d *Dataplane) readAll(ctx context.Context) error {
+	d.op.listedAll = true
+	adopted := map[string]bool{}
+	for _, b := range d.inv.balancers {
+		adopted[b.id] = b.ours
 	}
-	if err := d.learnSubnets(ctx); err != nil {
+	if err := d.readNetwork(ctx); err != nil {
 		return err
 	}
-	d.has.macs = map[netip.Addr]string{}
-	if d.has.overlay() {
+	d.inv.macs = map[netip.Addr]string{}
+	if d.inv.overlay() {
 		macs, err := d.links()
 		if err != nil {
 			return fmt.Errorf("list this node's links: %w", err)
 		}
 		for a, mac := range macs {
-			d.has.macs[a] = plainMAC(mac)
+			d.inv.macs[a] = plainMAC(mac)
 		}
 	}
 	if err := d.readEndpoints(ctx); err != nil {
@@ -86,55 +86,55 @@ func (d *Dataplane) read(ctx context.Context) error {
 	}
 	balancers, err := d.service.LoadBalancers(ctx)
 	if err == nil {
-		d.sortBalancers(balancers, known)
+		d.recordBalancers(balancers, adopted)
 	}
 	return err
 }
 
-// learnSubnets reads the network.
-func (d *Dataplane) learnSubnets(ctx context.Context) error {
-	d.turn.learned = true
+// readNetwork reads the network of the pods and its subnets.
+func (d *Dataplane) readNetwork(ctx context.Context) error {
+	d.op.readNetwork = true
 	if d.options.Network == "" {
-		return errors.New("the HNS network of the pods is not known: set --network-name, or variable KUBE_NETWORK")
+		return errors.New("the name of the HNS network of the pods is not set: use --network-name or the environment variable KUBE_NETWORK")
 	}
 	n, err := d.service.Network(ctx, d.options.Network)
-	switch had := d.has.network.ID; {
+	switch had := d.inv.network.ID; {
 	case errors.Is(err, hns.ErrNotFound):
-		return fmt.Errorf("%w: is the network plugin installed, and --network-name right?", err)
+		return fmt.Errorf("%w: check that the network plugin is installed and --network-name is right", err)
 	case err == nil && had != "" && had != n.ID:
 		return errReplaced
 	case err == nil:
-		d.has.network, d.has.subnets = n, subnetsOf(n)
+		d.inv.network, d.inv.subnets = n, subnetsOf(n)
 	}
 	return err
 }
 
-// readEndpoints notes the endpoints of the network. Versions of Windows leave a
-// remote endpoint beside the one of a pod that has its address now. An Apply cannot
-// remove it: errStray asks for a Sync, once for each that HNS keeps.
+// readEndpoints lists the endpoints. Some versions of Windows keep a remote endpoint beside that of
+// a pod that has its address now. Apply cannot remove it, so errStray asks for a Sync, once for
+// each endpoint that HNS keeps.
 func (d *Dataplane) readEndpoints(ctx context.Context) (err error) {
-	d.turn.listed = true
-	before := d.has.strays
-	d.has.endpoints, d.has.strays, d.has.root = map[netip.Addr]endpoint{}, nil, ""
-	if d.has.all, err = d.service.Endpoints(ctx); err != nil {
+	d.op.listedEndpoints = true
+	before := d.inv.strays
+	d.inv.endpoints, d.inv.strays, d.inv.healthEndpoint = map[netip.Addr]endpoint{}, nil, ""
+	if d.inv.all, err = d.service.Endpoints(ctx); err != nil {
 		return err
 	}
-	for x, e := range d.has.all {
+	for x, e := range d.inv.all {
 		if d.options.ForwardHealthCheckVIP && e.Name == d.options.RootEndpoint {
-			d.has.root = x
+			d.inv.healthEndpoint = x
 		}
-		if e.Network != d.has.network.ID {
+		if e.Network != d.inv.network.ID {
 			continue
 		}
-		now := d.known(x, e)
+		now := d.classify(x, e)
 		for _, a := range e.Addrs {
-			one, other := now, d.has.endpoints[a]
+			one, other := now, d.inv.endpoints[a]
 			if one.Remote && other.id != "" {
 				one, other = other, one
 			}
-			if d.has.endpoints[a] = one; other.ours {
-				d.has.strays = append(d.has.strays, other.id)
-				if !d.turn.read && !slices.Contains(before, other.id) {
+			if d.inv.endpoints[a] = one; other.ours {
+				d.inv.strays = append(d.inv.strays, other.id)
+				if !d.op.listedAll && !slices.Contains(before, other.id) {
 					err = errStray
 				}
 			}
@@ -143,24 +143,23 @@ func (d *Dataplane) readEndpoints(ctx context.Context) (err error) {
 	return err
 }
 
-// known returns an endpoint as it is noted. A service proxy made it if its MAC is
-// made of its address, or is this node's, as those of ClusterIPs and of the source
-// VIP have it on an overlay network.
-func (d *Dataplane) known(x string, e hns.Endpoint) endpoint {
+// classify returns an endpoint with what we know about it. A service proxy created it if its MAC is
+// derived from its address, or is a MAC of this node, as for ClusterIPs and the source VIP on an
+// overlay network.
+func (d *Dataplane) classify(x string, e hns.Endpoint) endpoint {
 	e.MAC = plainMAC(e.MAC)
 	if len(e.Addrs) != 1 || !e.Remote && e.Addrs[0] != d.options.SourceVIP {
 		return endpoint{id: x, Endpoint: e}
 	}
-	vip := slices.Contains(slices.Collect(maps.Values(d.has.macs)), e.MAC)
+	vip := slices.Contains(slices.Collect(maps.Values(d.inv.macs)), e.MAC)
 	return endpoint{x, e, vip || e.MAC == macOf(e.Addrs[0]), vip}
 }
 
-// sortBalancers notes load balancers. Those are ours that have an endpoint on the
-// network of the pods, or where health checks are answered, and those that are
-// known from before. Of several with one frontend one of ours counts, and our others
-// are strays.
-func (d *Dataplane) sortBalancers(all map[string]hns.LoadBalancer, known map[string]bool) {
-	d.has.balancers = map[id]balancer{}
+// recordBalancers records load balancers. A load balancer is ours if it has an endpoint on the
+// network of the pods, or the one that answers health checks, or if it was ours before. If several
+// have the same frontend, one of ours is used, and our others are strays.
+func (d *Dataplane) recordBalancers(all map[string]hns.LoadBalancer, adopted map[string]bool) {
+	d.inv.balancers = map[id]balancer{}
 	for x, l := range all {
 		if l.Protocol == 0 {
 			continue
@@ -169,44 +168,44 @@ func (d *Dataplane) sortBalancers(all map[string]hns.LoadBalancer, known map[str
 		if l.Family6 {
 			at.family = proxy.IPv6
 		}
-		b := balancer{id: x, LoadBalancer: l, ours: known[x]}
+		b := balancer{id: x, LoadBalancer: l, ours: adopted[x]}
 		slices.Sort(b.Endpoints)
 		for _, e := range l.Endpoints {
-			at.check = d.has.root != "" && e == d.has.root
-			on, there := d.has.all[e]
-			b.used = b.used || there
-			b.ours = b.ours || at.check || there && on.Network == d.has.network.ID
+			at.check = d.inv.healthEndpoint != "" && e == d.inv.healthEndpoint
+			on, there := d.inv.all[e]
+			b.inUse = b.inUse || there
+			b.ours = b.ours || at.check || there && on.Network == d.inv.network.ID
 		}
-		had, taken := d.has.balancers[at]
+		had, taken := d.inv.balancers[at]
 		if b.ours && had.ours {
 			at.stray = x
 		}
 		if b.ours || !taken {
-			d.has.balancers[at] = b
+			d.inv.balancers[at] = b
 		}
 	}
 }
 
-// list gives what there is of ours. What is wanted of it is compared when it is
+// listOurs passes our objects to have. Their values are not compared here, but when they are
 // written.
-func (d *Dataplane) list(have func(id, value)) {
-	for _, x := range d.has.strays {
+func (d *Dataplane) listOurs(have func(id, value)) {
+	for _, x := range d.inv.strays {
 		have(id{stray: x}, value{listed: true})
 	}
-	for a, e := range d.has.endpoints {
+	for a, e := range d.inv.endpoints {
 		if e.ours {
 			have(id{addr: a, vip: e.vip}, value{listed: true})
 		}
 	}
-	for x, b := range d.has.balancers {
+	for x, b := range d.inv.balancers {
 		if b.ours {
 			have(x, value{listed: true})
 		}
 	}
 }
 
-// macOf returns the MAC of a remote endpoint, as kube-proxy makes it: HNS tells
-// endpoints apart by theirs, and none of these is ever sent.
+// macOf returns the MAC of a remote endpoint, as kube-proxy derives it. HNS distinguishes endpoints
+// by their MACs; these are never sent.
 func macOf(a netip.Addr) string {
 	b := a.As16()
 	if a.Unmap().Is6() {
@@ -215,5 +214,5 @@ func macOf(a netip.Addr) string {
 	return fmt.Sprintf("02-11-%02x-%02x-%02x-%02x", b[12], b[13], b[14], b[15])
 }
 
-// plainMAC returns a MAC as macOf writes it.
+// plainMAC returns a MAC in the notation of macOf.
 func plainMAC(mac string) string { return strings.ToLower(strings.ReplaceAll(mac, ":", "-")) }

@@ -14,48 +14,48 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Dataplane has HNS choose endpoints.
+// Dataplane implements Services with HNS.
 type Dataplane struct {
 	service hns.Interface
-	links   func() (map[netip.Addr]string, error) // the MACs of this node's links, by their addresses
+	links   func() (map[netip.Addr]string, error) // returns the MACs of this node's links, by their addresses
 	options mode.Kernelspace
 	differ  *differ.Differ[id, value]
 
-	mu       sync.Mutex // Watch works beside Sync and Apply
-	stopped  bool       // the service did not run when it was last looked at
-	features hns.Features
-	replaces bool         // load balancers: HNS cannot change one, whatever its version says
-	ips      []netip.Addr // this node's
-	has      inventory
-	aside    map[id]change // load balancers that are not as wanted
-	unlisted map[id]bool   // what HNS calls there already, though no Sync finds it
-	turn     turn
+	mu           sync.Mutex // Watch runs concurrently with Sync and Apply
+	stopped      bool       // HNS was not running at the last check
+	features     hns.Features
+	cannotUpdate bool         // HNS cannot update load balancers, whatever its version says
+	ips          []netip.Addr // of this node
+	inv          inventory
+	setAside     map[id]change // changes of load balancers that HNS refused
+	hidden       map[id]bool   // objects that HNS reports as existing but does not list
+	op           operation
 }
 
-// turn is what happened in one Sync or Apply.
-type turn struct {
-	read    bool          // everything that HNS has
-	listed  bool          // its endpoints
-	learned bool          // the subnets of its network
-	tried   map[id]bool   // objects
-	refused proxy.Refused // rows that lack one, or that HNS cannot serve in full
+// operation is what happened in the current Sync or Apply.
+type operation struct {
+	listedAll       bool          // everything was listed
+	listedEndpoints bool          // the endpoints were listed
+	readNetwork     bool          // the network and its subnets were read
+	tried           map[id]bool   // objects that were written
+	refused         proxy.Refused // rows that lack an object, or that HNS cannot serve in full
 }
 
-// New returns a dataplane over a service. It asks nothing yet.
+// New returns a dataplane that uses service. It does not call the service yet.
 func New(service hns.Interface, links func() (map[netip.Addr]string, error), s mode.Settings) *Dataplane {
 	d := &Dataplane{service: service, links: links, options: s.Kernelspace}
 	d.differ = differ.New(d.objects())
 	return d
 }
 
-// Close leaves everything as it is.
+// Close leaves all objects of HNS in place.
 func (d *Dataplane) Close() error { return nil }
 
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.differ.Forget()
-	if err := d.look(ctx, want.Node); err != nil {
+	if err := d.readState(ctx, want.Node); err != nil {
 		return nil, err
 	}
 	if err := d.overlayProblem(); err != nil {
@@ -65,30 +65,32 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	if err != nil {
 		return nil, err
 	}
-	maps.Copy(refused, d.turn.refused)
+	maps.Copy(refused, d.op.refused)
 	return refused, nil
 }
 
-// look finds out what HNS can do and has.
-func (d *Dataplane) look(ctx context.Context, n *proxy.Node) error {
-	d.begin()
-	d.ips, d.aside, d.unlisted, d.has.network = n.IPs, map[id]change{}, map[id]bool{}, hns.Network{}
+// readState reads what HNS supports and has.
+func (d *Dataplane) readState(ctx context.Context, n *proxy.Node) error {
+	d.beginOperation()
+	d.ips, d.setAside, d.hidden, d.inv.network = n.IPs, map[id]change{}, map[id]bool{}, hns.Network{}
 	if err := d.askFeatures(ctx); err != nil {
 		return err
 	}
-	return d.read(ctx)
+	return d.readAll(ctx)
 }
 
-func (d *Dataplane) begin() { d.turn = turn{tried: map[id]bool{}, refused: proxy.Refused{}} }
+func (d *Dataplane) beginOperation() {
+	d.op = operation{tried: map[id]bool{}, refused: proxy.Refused{}}
+}
 
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.differ.Node() == nil || changed.Node && !slices.Equal(d.ips, want.Node.IPs) {
 		d.differ.Forget()
-		return nil, fmt.Errorf("%w: what HNS has, or is to have for this node's addresses, is not known", proxy.ErrNeedSync)
+		return nil, fmt.Errorf("%w: the objects of HNS are not known, or were made for other addresses of this node", proxy.ErrNeedSync)
 	}
-	d.begin()
+	d.beginOperation()
 	refused, err := d.differ.Apply(ctx, want, changed)
 	if err == nil {
 		err = d.retry(ctx, changed.Rows)
@@ -97,6 +99,6 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 		d.differ.Forget()
 		return nil, err
 	}
-	maps.Copy(refused, d.turn.refused)
+	maps.Copy(refused, d.op.refused)
 	return refused, nil
 }

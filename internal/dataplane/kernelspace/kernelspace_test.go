@@ -21,7 +21,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// stateOf returns a state with rows, on a node that opens NodePorts everywhere.
+// stateOf returns a state with rows, on a node all of whose addresses accept NodePorts.
 func stateOf(rows ...*proxy.ServicePort) *proxy.State {
 	s := proxy.NewState()
 	s.Node = &proxy.Node{
@@ -513,7 +513,7 @@ func TestForeignObjects(t *testing.T) {
 	thief.Frontends = append(thief.Frontends, proxy.Frontend{Kind: proxy.ExternalIP, Addr: netip.MustParseAddrPort("172.20.0.1:80")})
 	s := stateOf(with(service(1, "10.0.0.1:80", "10.1.0.1:80", "10.1.9.9:80"), 1), with(service(2, "10.1.0.1:80"), 2), thief)
 	refused, err := n.Sync(t.Context(), s)
-	if err != nil || len(refused) != 2 || refused[thief.Key] == nil || !strings.Contains(refused[service(2).Key].Error(), "load balancer TCP NodePort 30002 IPv4 is another program's") {
+	if err != nil || len(refused) != 2 || refused[thief.Key] == nil || !strings.Contains(refused[service(2).Key].Error(), "load balancer TCP NodePort 30002 IPv4 belongs to another program") {
 		t.Errorf("refused %v, error %v", refused, err)
 	}
 	if text := strings.Join(n.fake.State(), "\n"); strings.Contains(text, "10.96.7.7") || strings.Contains(text, "10.1.0.77") || strings.Contains(text, "30077") {
@@ -572,7 +572,7 @@ func TestSharedFrontend(t *testing.T) {
 		s := stateOf(row)
 		n.sync(t, s)
 		c := &crowded{Fake: n.fake, beside: map[string]hns.LoadBalancer{}}
-		for _, b := range n.has.balancers {
+		for _, b := range n.inv.balancers {
 			theirs := b.LoadBalancer
 			theirs.Endpoints = []string{"theirs"}
 			c.beside["ours"], c.beside["theirs"] = b.LoadBalancer, theirs
@@ -741,8 +741,8 @@ func TestRemoteBesidePod(t *testing.T) {
 	n, x := withTwice()
 	pod := netip.MustParseAddr("10.0.0.1")
 	n.sync(t, stateOf(service(1, "10.0.0.1:80")))
-	if n.has.endpoints[pod].id != n.pods[pod] || !x.deleted {
-		t.Errorf("endpoint %+v is used, want %s; the other is deleted: %t", n.has.endpoints[pod], n.pods[pod], x.deleted)
+	if n.inv.endpoints[pod].id != n.pods[pod] || !x.deleted {
+		t.Errorf("endpoint %+v is used, want %s; the other is deleted: %t", n.inv.endpoints[pod], n.pods[pod], x.deleted)
 	}
 }
 
@@ -874,7 +874,7 @@ func TestClusterIPAsEndpoint(t *testing.T) {
 			}
 			s = stateOf(thief, owner)
 			refused, err := n.Sync(t.Context(), s)
-			if err != nil || len(refused) != 1 || !strings.Contains(refused[thief.Key].Error(), "a ClusterIP is no endpoint: 10.96.0.2") {
+			if err != nil || len(refused) != 1 || !strings.Contains(refused[thief.Key].Error(), "a ClusterIP cannot be an endpoint: 10.96.0.2") {
 				t.Errorf("refused %v, error %v", refused, err)
 			}
 			text := strings.Join(n.Objects(), "\n")
@@ -997,12 +997,12 @@ func TestLimits(t *testing.T) {
 		want     string
 		without  string // which is not served
 	}{
-		{"source ranges", hnstest.Full, stateOf(ranges), "1.0.0.1:80 is not served: HNS cannot keep to loadBalancerSourceRanges", "1.0.0.1:80"},
+		{"source ranges", hnstest.Full, stateOf(ranges), "1.0.0.1:80 is not served: HNS cannot restrict clients to loadBalancerSourceRanges", "1.0.0.1:80"},
 		{"SCTP", hnstest.Full, stateOf(sctp), "HNS has no load balancers for SCTP", "10.96.0.1:80"},
 		{"ports", hnstest.Full, stateOf(service(1, "10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:81")), "10.1.0.3:81 and 0 more get no connections", "10.1.0.3"},
 		{"affinity", few, stateOf(sticky), "clients do not keep their endpoint", "ByClient"},
 		{"clients", few, stateOf(local), "clients of 1.0.0.1:80 are hidden", "DSR"},
-		{"addresses", hnstest.Full, some, "NodePort 30001 is not served: HNS cannot keep to nodePortAddresses", "30001"},
+		{"addresses", hnstest.Full, some, "NodePort 30001 is not served: HNS cannot restrict NodePorts to nodePortAddresses", "30001"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(tt.features, bridge, mode.Kernelspace{})
@@ -1078,13 +1078,13 @@ func TestProbe(t *testing.T) {
 		{"no network yet", full, hns.Network{Name: "other"}, mode.Kernelspace{Network: "pods"}, proxy.Families[:], ""},
 		{"one family", four, bridge, mode.Kernelspace{Network: "pods"}, []proxy.Family{proxy.IPv4}, ""},
 		{"overlay", full, overlay, mode.Kernelspace{Network: "pods", SourceVIP: source}, []proxy.Family{proxy.IPv4}, ""},
-		{"no name", full, bridge, mode.Kernelspace{}, nil, "set --network-name"},
+		{"no name", full, bridge, mode.Kernelspace{}, nil, "use --network-name"},
 		{"no source VIP", full, overlay, mode.Kernelspace{Network: "pods"}, nil, "needs --source-vip"},
-		{"no overlays", noOverlay, overlay, mode.Kernelspace{Network: "pods", SourceVIP: source}, nil, "no overlay networks"},
-		{"no DSR", noDSR, bridge, mode.Kernelspace{Network: "pods", DSR: true}, nil, "do without --enable-dsr"},
+		{"no overlays", noOverlay, overlay, mode.Kernelspace{Network: "pods", SourceVIP: source}, nil, "does not support service proxies on overlay networks"},
+		{"no DSR", noDSR, bridge, mode.Kernelspace{Network: "pods", DSR: true}, nil, "remove --enable-dsr"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			m := Over(hnstest.NewFake(tt.features, tt.network))
+			m := ModeWith(hnstest.NewFake(tt.features, tt.network))
 			families, err := m.Probe(t.Context(), mode.Settings{Kernelspace: tt.options})
 			if tt.want == "" && (err != nil || !slices.Equal(families, tt.families)) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("families %v, error %v; want %v, %q", families, err, tt.families, tt.want)

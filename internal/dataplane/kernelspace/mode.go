@@ -13,8 +13,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Over is the mode over a service; nil: there is none, and the mode can be rendered.
-func Over(service hns.Interface) mode.Mode {
+// ModeWith returns the mode over a service. If service is nil, the mode can only be rendered.
+func ModeWith(service hns.Interface) mode.Mode {
 	with := func(s mode.Settings) *Dataplane { return New(service, links, s) }
 	return mode.Mode{
 		Name: "kernelspace", Balancing: []proxy.Balancing{proxy.Random, proxy.SourceHash}, PreservesDestination: true,
@@ -24,24 +24,25 @@ func Over(service hns.Interface) mode.Mode {
 		Render:  func(ctx context.Context, r *mode.Rendering) error { return with(r.Settings).Render(ctx, r) },
 		Cleanup: func(ctx context.Context, s mode.Settings, open proxy.Dataplane) ([]string, error) {
 			if open != nil {
-				return nil, nil // it has adopted all there is
+				return nil, nil // the open dataplane has adopted everything
 			}
 			return with(s).Cleanup(ctx)
 		},
 	}
 }
 
-// Probe returns the families that HNS can do. An overlay network has that of its
-// source VIP. A network that is not there yet comes when the network plugin does.
+// Probe returns the families that HNS supports. An overlay network supports the family of its
+// source VIP only. It is no error if the network does not exist yet: the network plugin may create
+// it later.
 func (d *Dataplane) Probe(ctx context.Context) ([]proxy.Family, error) {
 	if err := d.askFeatures(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.learnSubnets(ctx); err != nil && !errors.Is(err, hns.ErrNotFound) {
+	if err := d.readNetwork(ctx); err != nil && !errors.Is(err, hns.ErrNotFound) {
 		return nil, err
 	}
 	switch {
-	case d.has.overlay():
+	case d.inv.overlay():
 		return []proxy.Family{proxy.FamilyOf(d.options.SourceVIP)}, d.overlayProblem()
 	case !d.features.DualStack:
 		return []proxy.Family{proxy.IPv4}, nil
@@ -56,25 +57,25 @@ func (d *Dataplane) askFeatures(ctx context.Context) (err error) {
 	case err != nil:
 		return fmt.Errorf("ask HNS for its features: %w", err)
 	case d.options.DSR && !d.features.DSR:
-		return errors.New("this version of Windows has no direct server return: do without --enable-dsr")
+		return errors.New("this version of Windows has no direct server return: remove --enable-dsr")
 	default:
 		return nil
 	}
 }
 
-// Cleanup removes what a service proxy left on the network of the pods, and returns
-// what that was.
+// Cleanup removes the objects of a service proxy on the network of the pods, and returns their
+// descriptions.
 func (d *Dataplane) Cleanup(ctx context.Context) (removed []string, err error) {
-	if err := d.read(ctx); errors.Is(err, hns.ErrNotFound) {
+	if err := d.readAll(ctx); errors.Is(err, hns.ErrNotFound) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
 	var all []*change
-	d.list(func(x id, v value) { all = append(all, &change{ID: x, Old: v, Had: true}) })
+	d.listOurs(func(x id, v value) { all = append(all, &change{ID: x, Old: v, Had: true}) })
 	slices.SortFunc(all, byRank)
 	for _, c := range all {
-		if failed := d.bring(ctx, *c); failed != nil {
+		if failed := d.apply(ctx, *c); failed != nil {
 			err = errors.Join(err, failed)
 		} else {
 			removed = append(removed, "HNS "+c.ID.String())

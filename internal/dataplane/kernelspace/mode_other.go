@@ -4,9 +4,8 @@ package kernelspace
 
 import "sluice/internal/dataplane/mode"
 
-// Mode is what there is of the kernelspace mode where HNS is not: it can be
-// rendered.
+// Mode returns the kernelspace mode for systems without HNS: it can only be rendered.
 func Mode() mode.Mode {
-	m := Over(nil)
+	m := ModeWith(nil)
 	return mode.Mode{Name: m.Name, Balancing: m.Balancing, PreservesDestination: m.PreservesDestination, Render: m.Render}
 }

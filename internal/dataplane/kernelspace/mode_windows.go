@@ -5,4 +5,5 @@ import (
 	"sluice/internal/kernel/hns"
 )
 
-func Mode() mode.Mode { return Over(hns.Service{}) }
+// Mode returns the kernelspace mode.
+func Mode() mode.Mode { return ModeWith(hns.Service{}) }

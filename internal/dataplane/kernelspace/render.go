@@ -18,19 +18,19 @@ import (
 
 type planned = differ.Planned[id, value]
 
-// Render writes down what Sync would write, an object in each line. Without a
-// difference it asks nothing: the version of Windows is a current one, and the
-// network an overlay if there is a source VIP.
+// Render prints what Sync would write, one object per line. Unless a difference is wanted it does
+// not call HNS, but assumes a current version of Windows, and an overlay network if a source VIP is
+// set.
 func (d *Dataplane) Render(ctx context.Context, r *mode.Rendering) error {
 	if r.Diff && d.service == nil {
-		return errors.New("there is nothing to compare with: the Host Networking Service is a part of Windows")
+		return errors.New("compare with the Host Networking Service: it exists on Windows only")
 	}
 	if r.Diff {
-		if err := d.look(ctx, r.Want.Node); err != nil {
+		if err := d.readState(ctx, r.Want.Node); err != nil {
 			return err
 		}
 	} else {
-		d.imagine(r.Want.Node)
+		d.assumeEmpty(r.Want.Node)
 	}
 	all, refused, err := differ.Plan(ctx, d.objects(), r.Want)
 	if err != nil {
@@ -40,23 +40,23 @@ func (d *Dataplane) Render(ctx context.Context, r *mode.Rendering) error {
 	for _, kind := range []string{"endpoint", "load balancer"} {
 		r.Title("HNS " + kind + "s")
 		for _, p := range all {
-			was, is := p.Sides(func(x id, v value) []string { return []string{d.text(x, v)} })
-			if strings.HasPrefix(p.ID.String(), kind) && r.Concerns(p.Rows) && !slices.Equal(was, is) {
-				r.Print(was, is)
+			before, after := p.Sides(func(x id, v value) []string { return []string{d.text(x, v)} })
+			if strings.HasPrefix(p.ID.String(), kind) && r.Concerns(p.Rows) && !slices.Equal(before, after) {
+				r.Print(before, after)
 			}
 		}
 	}
-	maps.Copy(refused, d.turn.refused)
+	maps.Copy(refused, d.op.refused)
 	r.Refused(refused)
 	return nil
 }
 
-// imagine makes up a service that has nothing.
-func (d *Dataplane) imagine(n *proxy.Node) {
-	d.begin()
+// assumeEmpty sets the state of a service that supports everything and has no objects.
+func (d *Dataplane) assumeEmpty(n *proxy.Node) {
+	d.beginOperation()
 	d.ips, d.features = n.IPs, hns.Features{DSR: true, DualStack: true, RemoteSubnet: true, SessionAffinity: true, ModifyLoadBalancer: true}
 	if d.options.SourceVIP.IsValid() {
-		d.has.network.Type = "Overlay"
+		d.inv.network.Type = "Overlay"
 	}
 }
 
@@ -77,7 +77,7 @@ func (x id) String() string {
 	}
 }
 
-// text returns an object as a line, as HNS has it or as it is to be.
+// text returns an object as one line, as HNS has it or as it is to be.
 func (d *Dataplane) text(x id, v value) string {
 	words := []string{x.String()}
 	add := func(on bool, format string, args ...any) {
@@ -89,17 +89,17 @@ func (d *Dataplane) text(x id, v value) string {
 		e := d.endpoint(x)
 		switch {
 		case x.stray != "":
-			e = d.has.all[x.stray]
+			e = d.inv.all[x.stray]
 		case v.listed:
-			e = d.has.endpoints[x.addr].Endpoint
+			e = d.inv.endpoints[x.addr].Endpoint
 		}
 		add(true, "mac %s", e.MAC)
 		add(e.Provider.IsValid(), "at %v", e.Provider)
 		return strings.Join(words, " ")
 	}
-	l, _ := d.load(x, v)
+	l, _ := d.loadBalancer(x, v)
 	if v.listed {
-		l = d.has.balancers[x].LoadBalancer
+		l = d.inv.balancers[x].LoadBalancer
 	}
 	add(true, "to port %d of", l.InternalPort)
 	for _, a := range d.addrs(x, v) {
@@ -111,14 +111,15 @@ func (d *Dataplane) text(x id, v value) string {
 	return strings.Join(words, " ")
 }
 
-// addrs returns the addresses of a load balancer's endpoints; invalid: one is gone.
+// addrs returns the sorted addresses of a load balancer's endpoints; an endpoint that no longer
+// exists has the zero address.
 func (d *Dataplane) addrs(x id, v value) (all []netip.Addr) {
 	for _, e := range v.to {
 		all = append(all, e.Addr.Addr())
 	}
 	if v.listed && !x.check {
-		for _, e := range d.has.balancers[x].Endpoints {
-			all = append(all, proxy.AddrOf(d.has.all[e].Addrs, x.family))
+		for _, e := range d.inv.balancers[x].Endpoints {
+			all = append(all, proxy.AddrOf(d.inv.all[e].Addrs, x.family))
 		}
 	}
 	slices.SortFunc(all, netip.Addr.Compare)

@@ -17,13 +17,13 @@ import (
 func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
 		Constant: func(_ *proxy.State, add func(id, value)) {
-			if d.has.overlay() {
+			if d.inv.overlay() {
 				add(id{addr: d.options.SourceVIP, vip: true}, value{})
 			}
 		},
 		Row: d.row,
 		SameRows: func(a, b *proxy.Node) bool {
-			return opens(a, proxy.IPv4) == opens(b, proxy.IPv4) && opens(a, proxy.IPv6) == opens(b, proxy.IPv6)
+			return nodePortsOnAll(a, proxy.IPv4) == nodePortsOnAll(b, proxy.IPv4) && nodePortsOnAll(a, proxy.IPv6) == nodePortsOnAll(b, proxy.IPv6)
 		},
 		Same:    func(a, b value) bool { return reflect.DeepEqual(a, b) },
 		Sharing: sharing,
@@ -31,14 +31,15 @@ func (d *Dataplane) objects() differ.Mode[id, value] {
 		Size:    func(*change) int { return 1 },
 		Limit:   func() int { return math.MaxInt },
 		List: func(_ context.Context, _ *proxy.State, have func(id, value)) (func() error, bool, error) {
-			d.list(have)
+			d.listOurs(have)
 			return nil, false, nil
 		},
 		Write: d.write,
 	}
 }
 
-// sharing: rows share endpoints, and those of a Service its health check.
+// sharing returns whether rows share an object: they share endpoints, and the rows of a Service its
+// health check.
 func sharing(x id) differ.Sharing {
 	if x.protocol == 0 || x.check {
 		return differ.Shared
@@ -46,8 +47,9 @@ func sharing(x id) differ.Sharing {
 	return differ.Unshared
 }
 
-// byRank has endpoints come before load balancers, those of ClusterIPs first, and go
-// after them, but for strays: others come in their place.
+// byRank orders changes: strays are deleted first, because other objects take their place; then
+// endpoints are created, those of ClusterIPs first; then load balancers are deleted and written;
+// then endpoints are deleted.
 func byRank(a, b *change) int { return cmp.Compare(rank(a), rank(b)) }
 
 func rank(c *change) int {
@@ -67,27 +69,27 @@ func rank(c *change) int {
 	}
 }
 
-// write carries out changes. What HNS refuses is set aside, so all other changes
-// are made; an error says that HNS does not answer.
-func (d *Dataplane) write(ctx context.Context, some []*change) error {
-	for _, c := range some {
-		if err := d.settle(ctx, *c); err != nil {
+// write makes changes. What HNS refuses is set aside, so that all other changes are made; an error
+// means that a Sync is needed or HNS does not work at all.
+func (d *Dataplane) write(ctx context.Context, all []*change) error {
+	for _, c := range all {
+		if err := d.applyOrSetAside(ctx, *c); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// retry tries again what was set aside of some rows, and the endpoints that it needs.
-// What a Sync could not remove is of no row, and always tried again.
+// retry makes the changes again that were set aside for some rows, and those of the endpoints that
+// they need. Changes of no row, which remove what a Sync could not, are always made again.
 func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
 	var again []*change
-	for x, c := range d.aside {
-		if _, due := slices.BinarySearchFunc(rows, rowOf(c), proxy.ComparePortKeys); !due && rowOf(c) != (proxy.PortKey{}) || d.turn.tried[x] {
+	for x, c := range d.setAside {
+		if _, due := slices.BinarySearchFunc(rows, rowOf(c), proxy.ComparePortKeys); !due && rowOf(c) != (proxy.PortKey{}) || d.op.tried[x] {
 			continue
 		}
-		for _, e := range d.needs(x, c.New) {
-			if c.Has && !d.turn.tried[e] {
+		for _, e := range d.requiredEndpoints(x, c.New) {
+			if c.Has && !d.op.tried[e] {
 				again = append(again, &change{ID: e, Has: true})
 			}
 		}
@@ -99,47 +101,47 @@ func (d *Dataplane) retry(ctx context.Context, rows []proxy.PortKey) error {
 
 func rowOf(c change) proxy.PortKey { return cmp.Or(c.New.row, c.Old.row) }
 
-// settle brings one object to what is wanted, or sets a load balancer aside. An error
-// says that HNS does not answer, or has not what it was left with.
-func (d *Dataplane) settle(ctx context.Context, c change) error {
-	d.turn.tried[c.ID] = true
-	err := d.bring(ctx, c)
-	if errors.Is(err, errNoEndpoint) && !d.turn.listed { // a network plugin may have made it since
+// applyOrSetAside makes one change, or sets it aside if it is of a load balancer and HNS refuses
+// it. An error means that HNS does not answer, or that its objects are not what we believe.
+func (d *Dataplane) applyOrSetAside(ctx context.Context, c change) error {
+	d.op.tried[c.ID] = true
+	err := d.apply(ctx, c)
+	if errors.Is(err, errNoEndpoint) && !d.op.listedEndpoints { // A network plugin may have created it since.
 		if err := d.readEndpoints(ctx); err != nil {
 			return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 		}
-		err = d.bring(ctx, c)
+		err = d.apply(ctx, c)
 	}
 	exists := errors.Is(err, hns.ErrExists)
-	if d.turn.read && exists {
-		d.unlisted[c.ID] = true
+	if d.op.listedAll && exists {
+		d.hidden[c.ID] = true
 	}
 	switch {
 	case err == nil:
-		delete(d.aside, c.ID)
-		delete(d.unlisted, c.ID)
+		delete(d.setAside, c.ID)
+		delete(d.hidden, c.ID)
 		return nil
-	case fatal(err) || !d.turn.read && (errors.Is(err, hns.ErrNotFound) || exists && !d.unlisted[c.ID]):
+	case fatal(err) || !d.op.listedAll && (errors.Is(err, hns.ErrNotFound) || exists && !d.hidden[c.ID]):
 		return fmt.Errorf("%w: %w", proxy.ErrNeedSync, err)
 	case c.Has && c.ID.protocol == 0 && c.ID.addr == d.options.SourceVIP:
 		return fmt.Errorf("create the endpoint of source VIP %v: %w", c.ID.addr, err)
 	case c.ID.protocol == 0:
-		return nil // load balancers tell what they lack, and what stays is found by the next Sync
+		return nil // The load balancers that need it report what is missing; the next Sync finds one that was not deleted.
 	}
-	d.turn.refused[rowOf(c)] = errors.Join(d.turn.refused[rowOf(c)], err)
-	d.aside[c.ID] = c
+	d.op.refused[rowOf(c)] = errors.Join(d.op.refused[rowOf(c)], err)
+	d.setAside[c.ID] = c
 	return nil
 }
 
-// fatal reports whether an error is about all that HNS has.
+// fatal reports whether an error affects all objects, not just one.
 func fatal(err error) bool {
 	return slices.ContainsFunc([]error{hns.ErrNotRunning, errReplaced, context.Canceled, context.DeadlineExceeded}, func(e error) bool { return errors.Is(err, e) })
 }
 
-func (d *Dataplane) bring(ctx context.Context, c change) error {
+func (d *Dataplane) apply(ctx context.Context, c change) error {
 	switch {
 	case c.ID.stray != "" && c.ID.protocol == 0:
-		return removed(d.has.all, c.ID.stray, d.service.DeleteEndpoint(ctx, c.ID.stray))
+		return removed(d.inv.all, c.ID.stray, d.service.DeleteEndpoint(ctx, c.ID.stray))
 	case c.ID.protocol == 0 && c.Has:
 		return d.addEndpoint(ctx, c.ID)
 	case c.ID.protocol == 0:
@@ -151,46 +153,46 @@ func (d *Dataplane) bring(ctx context.Context, c change) error {
 	}
 }
 
-// addEndpoint makes an endpoint, unless another program has made one that has its
-// address, or it is a ClusterIP's. One of ours that is not as wanted is replaced by a
-// Sync only: load balancers may have it, and must get the other.
+// addEndpoint creates an endpoint, unless another program has created one with its address, or a
+// ClusterIP has it. If an endpoint of ours differs from what is wanted, only a Sync replaces it:
+// load balancers may use it, and must be changed as well.
 func (d *Dataplane) addEndpoint(ctx context.Context, x id) error {
-	had, ok := d.has.endpoints[x.addr]
-	if d.has.overlay() && !ok && !d.turn.learned && !d.has.providerOf(x.addr).IsValid() { // its node may have come since
-		if err := d.learnSubnets(ctx); err != nil {
+	had, ok := d.inv.endpoints[x.addr]
+	if d.inv.overlay() && !ok && !d.op.readNetwork && !d.inv.providerOf(x.addr).IsValid() { // Its node may have been added since.
+		if err := d.readNetwork(ctx); err != nil {
 			return err
 		}
 	}
 	e := d.endpoint(x)
 	switch {
-	case ok && !x.vip && !had.Remote && !d.turn.listed: // the pod may have left this node: list them
+	case ok && !x.vip && !had.Remote && !d.op.listedEndpoints: // The pod may have left this node: list the endpoints.
 		return errNoEndpoint
 	case ok && (!had.ours || had.vip && !x.vip || had.MAC == e.MAC && had.Provider == e.Provider):
 		return nil
-	case ok && !d.turn.read:
-		return fmt.Errorf("%v: %w, made for something else", x, hns.ErrExists)
+	case ok && !d.op.listedAll:
+		return fmt.Errorf("%v: %w, with other properties", x, hns.ErrExists)
 	case e.MAC == "":
 		return fmt.Errorf("the address of this node (%v) is not known, or no link has it: an overlay network needs both", proxy.AddrOf(d.ips, proxy.FamilyOf(x.addr)))
 	case ok:
-		if err := removed(d.has.endpoints, x.addr, d.service.DeleteEndpoint(ctx, had.id)); err != nil {
+		if err := removed(d.inv.endpoints, x.addr, d.service.DeleteEndpoint(ctx, had.id)); err != nil {
 			return err
 		}
 	}
 	made, err := d.service.CreateEndpoint(ctx, e)
 	if err == nil {
-		d.has.endpoints[x.addr] = endpoint{made, e, true, x.vip}
+		d.inv.endpoints[x.addr] = endpoint{made, e, true, x.vip}
 	}
 	return err
 }
 
 func (d *Dataplane) dropEndpoint(ctx context.Context, x id) error {
-	if e := d.has.endpoints[x.addr]; e.ours && e.vip == x.vip {
-		return removed(d.has.endpoints, x.addr, d.service.DeleteEndpoint(ctx, e.id))
+	if e := d.inv.endpoints[x.addr]; e.ours && e.vip == x.vip {
+		return removed(d.inv.endpoints, x.addr, d.service.DeleteEndpoint(ctx, e.id))
 	}
 	return nil
 }
 
-// removed notes what HNS has no more. What was not there is removed, too.
+// removed records that HNS has deleted an object. It is no error if the object did not exist.
 func removed[K comparable, V any](from map[K]V, key K, err error) error {
 	if err != nil && !errors.Is(err, hns.ErrNotFound) {
 		return err
@@ -199,13 +201,13 @@ func removed[K comparable, V any](from map[K]V, key K, err error) error {
 	return nil
 }
 
-// setBalancer makes a load balancer as it is wanted, with the endpoints that there
-// are; without any it is none.
+// setBalancer brings a load balancer to its wanted state, with those of its endpoints that exist;
+// without any, it is deleted.
 func (d *Dataplane) setBalancer(ctx context.Context, x id, v value) error {
-	l, missing := d.load(x, v)
-	had, there := d.has.balancers[x]
-	if !had.ours && had.used && (v.flags&hns.ExternalVIP != 0 || x.check) { // ClusterIPs are nobody else's.
-		return fmt.Errorf("%v is another program's: delete it (HNS ID %s), or change the Service", x, had.id)
+	l, missing := d.loadBalancer(x, v)
+	had, there := d.inv.balancers[x]
+	if !had.ours && had.inUse && (v.flags&hns.ExternalVIP != 0 || x.check) { // nobody else uses ClusterIPs
+		return fmt.Errorf("%v belongs to another program: delete it (HNS ID %s), or change the Service", x, had.id)
 	}
 	if len(l.Endpoints) == 0 {
 		return cmp.Or(d.dropBalancer(ctx, x), missing)
@@ -213,66 +215,66 @@ func (d *Dataplane) setBalancer(ctx context.Context, x id, v value) error {
 	if there && reflect.DeepEqual(had.LoadBalancer, l) {
 		return missing
 	}
-	now, err := d.change(ctx, x, had, l)
+	now, err := d.putBalancer(ctx, x, had, l)
 	if err != nil {
 		return err
 	}
-	d.has.balancers[x] = balancer{id: now, LoadBalancer: l, ours: true}
+	d.inv.balancers[x] = balancer{id: now, LoadBalancer: l, ours: true}
 	return missing
 }
 
-// load returns a load balancer, and which of its endpoints is not there.
-func (d *Dataplane) load(x id, v value) (l hns.LoadBalancer, missing error) {
+// loadBalancer returns a load balancer as it is to be, and an error if one of its endpoints is
+// missing.
+func (d *Dataplane) loadBalancer(x id, v value) (l hns.LoadBalancer, missing error) {
 	l = hns.LoadBalancer{
 		VIP: x.addr, Family6: x.family == proxy.IPv6, Protocol: uint8(x.protocol), ExternalPort: x.port, InternalPort: v.port,
-		SourceVIP: d.source(x.family, v.to), Flags: v.flags,
+		SourceVIP: d.sourceVIP(x.family, v.to), Flags: v.flags,
 	}
-	lacks := func(why error, what any) {
-		missing = cmp.Or(missing, fmt.Errorf("%w: %v on network %s", why, what, d.has.network.Name))
+	report := func(why error, what any) {
+		missing = cmp.Or(missing, fmt.Errorf("%w: %v on network %s", why, what, d.inv.network.Name))
 	}
 	for _, e := range v.to {
-		had, ok := d.has.endpoints[e.Addr.Addr()]
+		had, ok := d.inv.endpoints[e.Addr.Addr()]
 		switch {
 		case !ok || e.Local && had.ours:
-			lacks(errNoEndpoint, e.Addr.Addr())
+			report(errNoEndpoint, e.Addr.Addr())
 		case had.vip:
-			lacks(errClusterIP, e.Addr.Addr())
+			report(errClusterIP, e.Addr.Addr())
 		default:
 			l.Endpoints = append(l.Endpoints, had.id)
 		}
 	}
-	for _, e := range d.needs(x, v) {
-		if _, ok := d.has.endpoints[e.addr]; e.vip && !ok {
-			lacks(errNoEndpoint, e.addr)
+	for _, e := range d.requiredEndpoints(x, v) {
+		if _, ok := d.inv.endpoints[e.addr]; e.vip && !ok {
+			report(errNoEndpoint, e.addr)
 		}
 	}
 	switch {
-	case x.check && d.has.root == "":
+	case x.check && d.inv.healthEndpoint == "":
 		missing = fmt.Errorf("%w: %s, where health checks are answered", errNoEndpoint, d.options.RootEndpoint)
 	case x.check:
-		l.Endpoints = []string{d.has.root}
+		l.Endpoints = []string{d.inv.healthEndpoint}
 	}
 	slices.Sort(l.Endpoints)
 	l.Endpoints = slices.Compact(l.Endpoints)
 	return l, missing
 }
 
-// errNoEndpoint and errClusterIP say what a load balancer lacks, errReplaced that all
-// is lost, and errStray that a Sync has something to remove.
+// errNoEndpoint and errClusterIP are what a load balancer lacks. errReplaced means that all objects
+// are lost, and errStray that a Sync has something to remove.
 var (
 	errNoEndpoint = errors.New("no HNS endpoint")
-	errClusterIP  = errors.New("a ClusterIP is no endpoint")
+	errClusterIP  = errors.New("a ClusterIP cannot be an endpoint")
 	errReplaced   = errors.New("the HNS network of the pods was replaced")
 	errStray      = errors.New("a pod of this node has the address of a remote HNS endpoint")
 )
 
-// change makes a load balancer, or makes another of one that is there and returns
-// its ID. Where HNS cannot change one, or not in that way, there is none between
-// two calls.
-func (d *Dataplane) change(ctx context.Context, x id, had balancer, l hns.LoadBalancer) (string, error) {
-	if had.id != "" && d.features.ModifyLoadBalancer && !d.replaces && had.Flags == l.Flags {
+// putBalancer creates or updates a load balancer, and returns its ID. If HNS cannot update it, or
+// not in this way, it is deleted and created: between the two calls there is none.
+func (d *Dataplane) putBalancer(ctx context.Context, x id, had balancer, l hns.LoadBalancer) (string, error) {
+	if had.id != "" && d.features.ModifyLoadBalancer && !d.cannotUpdate && had.Flags == l.Flags {
 		err := d.service.UpdateLoadBalancer(ctx, had.id, l)
-		if d.replaces = errors.Is(err, hns.ErrUnsupported); !d.replaces {
+		if d.cannotUpdate = errors.Is(err, hns.ErrUnsupported); !d.cannotUpdate {
 			return had.id, err
 		}
 	}
@@ -285,29 +287,31 @@ func (d *Dataplane) change(ctx context.Context, x id, had balancer, l hns.LoadBa
 }
 
 func (d *Dataplane) dropBalancer(ctx context.Context, x id) error {
-	if b := d.has.balancers[x]; b.ours {
+	if b := d.inv.balancers[x]; b.ours {
 		return d.deleteBalancer(ctx, x, b.id)
 	}
 	return nil
 }
 
-// deleteBalancer tries twice: Windows Server 2019 sometimes fails the first time.
+// deleteBalancer deletes a load balancer. It tries twice, because Windows Server 2019 sometimes
+// fails the first time.
 func (d *Dataplane) deleteBalancer(ctx context.Context, x id, balancer string) error {
-	if removed(d.has.balancers, x, d.service.DeleteLoadBalancer(ctx, balancer)) == nil {
+	if removed(d.inv.balancers, x, d.service.DeleteLoadBalancer(ctx, balancer)) == nil {
 		return nil
 	}
-	return removed(d.has.balancers, x, d.service.DeleteLoadBalancer(ctx, balancer))
+	return removed(d.inv.balancers, x, d.service.DeleteLoadBalancer(ctx, balancer))
 }
 
-// overlayProblem says why an overlay network cannot be used; nil: it can.
+// overlayProblem returns why an overlay network cannot be used, or nil if it can or the network is
+// no overlay.
 func (d *Dataplane) overlayProblem() error {
 	switch {
-	case !d.has.overlay():
+	case !d.inv.overlay():
 		return nil
 	case !d.features.RemoteSubnet:
-		return errors.New("this version of Windows has no overlay networks for service proxies")
+		return errors.New("this version of Windows does not support service proxies on overlay networks")
 	case !d.options.SourceVIP.IsValid():
-		return errors.New("an overlay network needs --source-vip, an address of it that no pod has")
+		return errors.New("an overlay network needs --source-vip: set it to an address of the network that no pod has")
 	default:
 		return nil
 	}

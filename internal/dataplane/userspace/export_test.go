@@ -35,7 +35,7 @@ func (d *Dataplane) Misplace(key proxy.PortKey, row ...*proxy.ServicePort) {
 
 // Deafen has one socket of TCP listen no more.
 func (d *Dataplane) Deafen() {
-	for _, l := range d.opened {
+	for _, l := range d.listeners {
 		if l.Protocol == proxy.TCP {
 			_ = unix.Shutdown(l.fd, unix.SHUT_RD)
 			return
@@ -45,7 +45,7 @@ func (d *Dataplane) Deafen() {
 
 // Choose chooses an endpoint as for a connection, and remembers it.
 func (d *Dataplane) Choose(key proxy.PortKey, client netip.Addr) netip.AddrPort {
-	e, _ := d.server.index.Of(key).Choose(client, proxy.ScopeCluster, nil)
+	e, _ := d.server.index.Get(key).Choose(client, proxy.ScopeCluster, nil)
 	return e.Addr
 }
 

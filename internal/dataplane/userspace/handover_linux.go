@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -16,30 +17,32 @@ import (
 	"sluice/internal/proxy"
 )
 
-// meetingPoint is where a daemon finds its predecessor.
-var meetingPoint = &net.UnixAddr{Net: "unixpacket", Name: mode.RelaySocket}
+// handoverAddr is where a daemon finds its predecessor.
+var handoverAddr = &net.UnixAddr{Net: "unixpacket", Name: mode.RelaySocket}
 
-// handoverTime is how long a handover may take.
-const handoverTime = 30 * time.Second
+// handoverTimeout bounds a handover.
+const handoverTimeout = 30 * time.Second
 
-// handed is something that a successor gets, with its descriptors.
-type handed struct {
-	Listener   *listener    `json:",omitempty"`
-	Connection *relayed     `json:",omitempty"`
-	Session    *relayedFlow `json:",omitempty"`
-	Client     *known       `json:",omitempty"`
+// handoverMessage is one object that a successor receives, as JSON, with its descriptors. Exactly
+// one field is set.
+type handoverMessage struct {
+	Listener   *listener        `json:",omitempty"`
+	Connection *connectionState `json:",omitempty"`
+	Session    *sessionState    `json:",omitempty"`
+	Client     *affinityEntry   `json:",omitempty"`
 }
 
-// known is what session affinity knows of a client.
-type known struct {
+// affinityEntry is the endpoint that session affinity remembers for a client.
+type affinityEntry struct {
 	Key      proxy.PortKey
 	Client   netip.Addr
-	Scope    proxy.Scope // the zero value from a daemon of a version that remembers no lists
+	Scope    proxy.Scope // the zero value from a version that does not distinguish lists
 	Endpoint netip.AddrPort
-	Idle     time.Duration // since the client came last: a time would not outlast a clock that is set
+	Idle     time.Duration // since the client connected last; a duration, because a time would be wrong after the clock is set
 }
 
-// checkPeer allows only processes of our own user.
+// checkPeer returns an error unless the peer is a process of our own user. It also sets the
+// deadline of the handover.
 func checkPeer(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -51,13 +54,13 @@ func checkPeer(c *net.UnixConn) error {
 		return err
 	}
 	if int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("process %d of user %d has the socket %s", cred.Pid, cred.Uid, meetingPoint.Name)
+		return fmt.Errorf("hand over by socket %s: the peer is process %d of another user, %d", handoverAddr.Name, cred.Pid, cred.Uid)
 	}
-	return c.SetDeadline(time.Now().Add(handoverTime))
+	return c.SetDeadline(time.Now().Add(handoverTimeout))
 }
 
-// awaitSuccessor hands everything to the first process that asks and may. It
-// reports false if none did before the listener was closed.
+// awaitSuccessor stops the server and hands everything to the first process of our user that
+// connects. It reports false if none did before the listener was closed.
 func (s *server) awaitSuccessor(l net.Listener, stop func()) bool {
 	for {
 		c, err := l.Accept()
@@ -76,33 +79,33 @@ func (s *server) awaitSuccessor(l net.Listener, stop func()) bool {
 	}
 }
 
-// handOver sends all that is open, and closes our part of it. What a successor
-// does not take ends.
+// handOver sends everything that is open, and closes our descriptors of it. What the successor does
+// not receive is closed.
 func (s *server) handOver(to *net.UnixConn) {
-	give := func(h handed, fds ...int) {
+	send := func(h handoverMessage, fds ...int) {
 		if b, err := json.Marshal(h); err == nil {
 			_, _, _ = to.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
 		}
 		closeAll(fds)
 	}
 	for _, l := range s.listeners {
-		give(handed{Listener: l}, l.fd)
+		send(handoverMessage{Listener: l}, l.fd)
 	}
 	s.listeners = nil
 	for x := range s.index.All {
 		for client, r := range x.Clients {
-			give(handed{Client: &known{x.Key, client.Addr, client.Scope, r.Endpoint, time.Since(r.Used)}})
+			send(handoverMessage{Client: &affinityEntry{x.Key, client.Addr, client.Scope, r.Endpoint, time.Since(r.Used)}})
 		}
 	}
 	for _, w := range s.workers {
 		for fd, x := range w.sockets {
 			switch x := x.socket.(type) {
-			case *connection: // it is there twice
+			case *connection: // it is in the map twice
 				if int(fd) == x.fds[client] {
-					give(handed{Connection: &x.relayed}, x.descriptors()...)
+					send(handoverMessage{Connection: &x.connectionState}, x.descriptors()...)
 				}
 			case *session:
-				give(handed{Session: &x.relayedFlow}, x.fd)
+				send(handoverMessage{Session: &x.sessionState}, x.fd)
 			}
 		}
 		for _, r := range w.replies {
@@ -112,8 +115,8 @@ func (s *server) handOver(to *net.UnixConn) {
 	}
 }
 
-// descriptors returns those that go with a connection. A successor begins anew
-// to connect to an endpoint that was not yet reached.
+// descriptors returns the descriptors that are sent with a connection. While an endpoint is being
+// dialed, only the client's: the successor dials anew.
 func (c *connection) descriptors() []int {
 	if c.dialing != nil {
 		_ = unix.Close(c.fds[endpoint])
@@ -128,9 +131,9 @@ func (c *connection) descriptors() []int {
 	return fds
 }
 
-// takeOver gets everything from a predecessor, if there is one.
+// takeOver receives everything from the predecessor, if there is one.
 func (s *server) takeOver() error {
-	c, err := net.DialUnix(meetingPoint.Net, nil, meetingPoint)
+	c, err := net.DialUnix(handoverAddr.Net, nil, handoverAddr)
 	if err != nil {
 		return nil
 	}
@@ -138,23 +141,32 @@ func (s *server) takeOver() error {
 	if err := checkPeer(c); err != nil {
 		return err
 	}
+	return s.receiveHandover(c)
+}
+
+// receiveHandover takes over everything that a predecessor sends, until it closes the connection. What
+// was received before an error is served all the same.
+func (s *server) receiveHandover(c *net.UnixConn) error {
 	b, oob := make([]byte, 64<<10), make([]byte, 1<<10)
 	for n := 0; ; n++ {
 		size, on, flags, _, err := c.ReadMsgUnix(b, oob)
-		if size == 0 {
-			return nil // the end, or a predecessor that ended early
+		switch {
+		case errors.Is(err, io.EOF): // Either that was all, or the predecessor ended early.
+			return nil
+		case err != nil: // size may be negative
+			return fmt.Errorf("take over from the former daemon: %w", err)
 		}
 		var fds []int
 		messages, failed := unix.ParseSocketControlMessage(oob[:on])
 		if failed == nil && len(messages) > 0 {
 			fds, failed = unix.ParseUnixRights(&messages[0])
 		}
-		var h handed
-		if err := errors.Join(err, failed, json.Unmarshal(b[:size], &h)); err != nil {
+		var h handoverMessage
+		if err := errors.Join(failed, json.Unmarshal(b[:size], &h)); err != nil {
 			closeAll(fds)
 			return fmt.Errorf("take over from the former daemon: %w", err)
 		}
-		if flags&unix.MSG_CTRUNC != 0 { // The kernel had no descriptor for some of it.
+		if flags&unix.MSG_CTRUNC != 0 { // The process has no descriptors left for some of them.
 			closeAll(fds)
 			fds = nil
 		}
@@ -162,19 +174,19 @@ func (s *server) takeOver() error {
 	}
 }
 
-// adopt makes what a predecessor had the server's own.
-func (s *server) adopt(h *handed, fds []int, w *worker) {
+// adopt takes over one object of a predecessor.
+func (s *server) adopt(h *handoverMessage, fds []int, w *worker) {
 	service := func(key proxy.PortKey) *balance.Service {
-		if x := s.index.Of(key); x != nil {
+		if x := s.index.Get(key); x != nil {
 			return x
 		}
-		return balance.NewService(key) // its row has gone
+		return balance.NewService(key) // its row is gone
 	}
 	switch {
 	case h.Client != nil:
-		service(h.Client.Key).Recall(balance.Client{Addr: h.Client.Client, Scope: h.Client.Scope},
+		service(h.Client.Key).Restore(balance.Client{Addr: h.Client.Client, Scope: h.Client.Scope},
 			balance.Remembered{Endpoint: h.Client.Endpoint, Used: time.Now().Add(-h.Client.Idle)})
-	case len(fds) == 0: // the kernel had no descriptor for it
+	case len(fds) == 0: // the process has no descriptors left for it
 		s.refused[noDescriptor].Add(1)
 	case h.Listener != nil:
 		h.Listener.fd = fds[0]
@@ -183,11 +195,11 @@ func (s *server) adopt(h *handed, fds []int, w *worker) {
 		}
 		s.add(h.Listener)
 	case h.Connection != nil:
-		c := &connection{relayed: *h.Connection, service: service(h.Connection.Key), fds: [2]int{fds[0], -1}}
+		c := &connection{connectionState: *h.Connection, service: service(h.Connection.Key), fds: [2]int{fds[0], -1}}
 		w.do(func() { c.resume(w, fds[1:]) })
 	case h.Session != nil:
-		x := &session{relayedFlow: *h.Session, service: service(h.Session.Key), fd: fds[0]}
-		x.service.Adopt(x.Endpoint)
+		x := &session{sessionState: *h.Session, service: service(h.Session.Key), fd: fds[0]}
+		x.service.Acquire(x.Endpoint)
 		if 0 < x.Listener && x.Listener <= len(s.listeners) {
 			w = s.listeners[x.Listener-1].worker
 		}
@@ -195,7 +207,7 @@ func (s *server) adopt(h *handed, fds []int, w *worker) {
 	}
 }
 
-// resume goes on with a connection that has descriptors besides the client's.
+// resume continues a connection; fds are its descriptors besides the client's.
 func (c *connection) resume(w *worker, fds []int) {
 	w.open[proxy.TCP].Add(1)
 	if c.watch(w, client); c.fds[client] < 0 {
@@ -207,8 +219,8 @@ func (c *connection) resume(w *worker, fds []int) {
 		return
 	}
 	c.fds[endpoint], fds = fds[0], fds[1:]
-	c.service.Adopt(c.Endpoint.Addr)
-	c.meter = w.metered(c.Key, c.Endpoint.Addr)
+	c.service.Acquire(c.Endpoint.Addr)
+	c.meter = w.countConnection(c.Key, c.Endpoint.Addr)
 	for i := range c.pipes {
 		if c.Held[i] > 0 && len(fds) >= 2 {
 			c.pipes[i], fds = newPipe(fds[0], fds[1]), fds[2:]

@@ -10,13 +10,13 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Verify looks whether packets still come to the sockets of the process. Rows have
-// nothing beside the rules.
+// Verify checks that packets still reach the sockets of the process. Rows have no state outside of
+// the rules and the process, so with a row it does nothing.
 func (d *Dataplane) Verify(_ context.Context, row proxy.PortKey) ([]proxy.Difference, error) {
-	var is proxy.Inspected
 	if row != (proxy.PortKey{}) {
 		return nil, nil
 	}
+	var is proxy.Inspected
 	for _, f := range d.server.families {
 		if err := inspectRouting(f, &is); err != nil {
 			return nil, err
@@ -25,7 +25,7 @@ func (d *Dataplane) Verify(_ context.Context, row proxy.PortKey) ([]proxy.Differ
 	return is.Differences, nil
 }
 
-// inspectRouting looks whether packets to sockets are led to this host.
+// inspectRouting checks the policy routing that delivers marked packets to this host.
 func inspectRouting(f proxy.Family, is *proxy.Inspected) error {
 	leads, err := routing.Leads(f == proxy.IPv6)
 	if err != nil {
@@ -37,15 +37,15 @@ func inspectRouting(f proxy.Family, is *proxy.Inspected) error {
 	return nil
 }
 
-// Inspect reads back the rules, what leads packets to the process, and what that
-// has of the row. It asks the process which endpoint a client stays with.
+// Inspect compares the rules, the routing, the listeners and the index of the process with the row.
+// The process itself knows which endpoint a client stays with.
 func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
 	is, err := d.Dataplane.Inspect(ctx, what)
 	if err != nil {
 		return is, err
 	}
-	if s := d.server.index.Of(what.Row); s != nil && is.RememberedNot != "" {
-		is.RememberedNot, is.Remembered = "", s.Remembers(what.Client, what.List)
+	if s := d.server.index.Get(what.Row); s != nil && is.RememberedNot != "" {
+		is.RememberedNot, is.Remembered = "", s.RememberedEndpoint(what.Client, what.List)
 	}
 	d.inspectRow(what.Row, &is)
 	d.inspectListeners(what.Row.Protocol, &is)
@@ -53,18 +53,18 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 	return is, err
 }
 
-// inspectRow compares the row that rules are for with the one that the process
-// finds endpoints by.
+// inspectRow compares the row that the rules were written for with the one that the process chooses
+// endpoints from.
 func (d *Dataplane) inspectRow(key proxy.PortKey, is *proxy.Inspected) {
 	row := d.Row(key)
 	if row == nil {
 		return
 	}
 	for _, f := range row.Frontends {
-		differs := proxy.Difference{Object: "row of the process", Want: fmt.Sprintf("%v leads to %v", f.Addr, row)}
+		differs := proxy.Difference{Object: "row in the daemon's memory", Want: fmt.Sprintf("%v belongs to %v", f.Addr, row)}
 		s := d.server.index.Find(key.Protocol, f.Addr)
 		if s != nil {
-			differs.Have = fmt.Sprintf("it leads to %v", s.Row())
+			differs.Have = fmt.Sprintf("it belongs to %v", s.Row())
 		}
 		if is.Add(1); s == nil || s.Row() != row {
 			is.Add(0, differs)
@@ -72,19 +72,20 @@ func (d *Dataplane) inspectRow(key proxy.PortKey, is *proxy.Inspected) {
 	}
 }
 
-// inspectListeners looks whether the sockets of a protocol still take connections.
+// inspectListeners checks that the listeners of a protocol, or all if it is 0, still accept
+// connections.
 func (d *Dataplane) inspectListeners(p proxy.Protocol, is *proxy.Inspected) {
-	for _, l := range d.opened {
+	for _, l := range d.listeners {
 		if p != 0 && l.Protocol != p {
 			continue
 		}
 		if is.Add(1); !l.open() {
-			is.Add(0, proxy.Difference{Object: "socket of the process", Want: fmt.Sprintf("it listens on %v port %d", l.Protocol, l.Port)})
+			is.Add(0, proxy.Difference{Object: "socket of the daemon", Want: fmt.Sprintf("it listens on %v port %d", l.Protocol, l.Port)})
 		}
 	}
 }
 
-// open reports whether a listener gets what rules lead to it.
+// open reports whether a listener receives what rules redirect to it.
 func (l *listener) open() bool {
 	at, err := syscall.Getsockname(l.fd)
 	if err != nil || addrPort(at).Port() != l.Port {

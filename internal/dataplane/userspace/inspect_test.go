@@ -65,11 +65,11 @@ func TestInspect(t *testing.T) {
 	want("after a Sync")
 
 	n.d.Misplace(s.Keys()[0])
-	want("with another row", "row of the process: 172.30.0.1:80 leads to ")
+	want("with another row", "row in the daemon's memory: 172.30.0.1:80 belongs to ")
 	n.d.Misplace(s.Keys()[0], s.Rows[s.Keys()[0]])
 	want("with the row again")
 	n.d.Deafen()
-	want("with a socket that listens no more", "socket of the process: it listens on TCP port ")
+	want("with a socket that listens no more", "socket of the daemon: it listens on TCP port ")
 }
 
 // TestInspectRemembered tells which endpoint the process remembers a client for.

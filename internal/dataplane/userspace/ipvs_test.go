@@ -6,7 +6,8 @@ import (
 	"sluice/internal/kernel/link/linktest"
 )
 
-// TestIPVSInForce refuses to begin where IPVS would take what rules lead to a socket.
+// TestIPVSInForce checks that the mode does not start where IPVS would take the packets that rules
+// redirect to a socket.
 func TestIPVSInForce(t *testing.T) {
 	l := &linktest.Dummy{}
 	if err := checkIPVS(l); err != nil {
@@ -15,8 +16,8 @@ func TestIPVSInForce(t *testing.T) {
 	if err := l.Create(); err != nil {
 		t.Fatal(err)
 	}
-	const want = "IPVS takes packets to the addresses of link kube-ipvs0 before a socket gets them: run mode nftables until its connections " +
-		"have ended and the link is gone, or sluice --cleanup, which ends them"
+	const want = "link kube-ipvs0 exists, so IPVS takes packets to its addresses before a socket can: run mode nftables until the connections of IPVS " +
+		"have ended and the link is gone, or run sluice --cleanup, which ends them"
 	if err := checkIPVS(l); err == nil || err.Error() != want {
 		t.Errorf("with its link: error %v, want %s", err, want)
 	}

@@ -31,7 +31,7 @@ var (
 	client = netip.MustParseAddr("203.0.113.9")
 )
 
-const patience = 20 * time.Second
+const waitLimit = 20 * time.Second
 
 // testNode is a node with a dataplane that serves a pod's ports.
 type testNode struct {
@@ -45,7 +45,7 @@ type testNode struct {
 // relaySettings are quick ones, but not too quick for a busy machine.
 func relaySettings() mode.Relay {
 	r := mode.DefaultRelay()
-	r.DialTimeout, r.DrainTimeout = time.Second, patience
+	r.DialTimeout, r.DrainTimeout = time.Second, waitLimit
 	return r
 }
 
@@ -140,7 +140,7 @@ func (n *testNode) dial(p proxy.Protocol) net.Conn {
 	if err != nil {
 		n.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(patience))
+	_ = c.SetDeadline(time.Now().Add(waitLimit))
 	n.Cleanup(func() { c.Close() })
 	return c
 }
@@ -167,7 +167,7 @@ func (n *testNode) try(what string) error {
 		return err
 	}
 	n.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(patience))
+	_ = c.SetDeadline(time.Now().Add(waitLimit))
 	return says(c, what)
 }
 
@@ -180,7 +180,7 @@ func (n *testNode) eventually(what string, is func() bool) {
 	n.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(patience); !is(); <-tick.C {
+	for end := time.Now().Add(waitLimit); !is(); <-tick.C {
 		if time.Now().After(end) {
 			n.Fatalf("not in time: %s", what)
 		}
@@ -235,7 +235,7 @@ func TestResetIsHandedOn(t *testing.T) {
 		t.Helper()
 		_ = from.SetLinger(0)
 		_ = from.Close()
-		_ = to.SetReadDeadline(time.Now().Add(patience))
+		_ = to.SetReadDeadline(time.Now().Add(waitLimit))
 		if _, err := to.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("error %v; want a reset", err)
 		}
@@ -450,7 +450,7 @@ func TestRestartBreaksNothing(t *testing.T) {
 	n.start(relaySettings())
 	n.serve(proxy.TCP, near)
 	if err := former(); err == nil {
-		t.Error("the former one does not say that it was followed")
+		t.Error("the former one does not say that it was taken over")
 	}
 	broken := 0
 	for _, c := range open {
@@ -462,7 +462,7 @@ func TestRestartBreaksNothing(t *testing.T) {
 		t.Errorf("%d of %d connections broke", broken, len(open))
 	}
 	_ = full.CloseWrite()
-	_ = reader.SetReadDeadline(time.Now().Add(patience))
+	_ = reader.SetReadDeadline(time.Now().Add(waitLimit))
 	if got, err := io.Copy(io.Discard, reader); err != nil || got != sent {
 		t.Errorf("%d of %d bytes arrived, error %v", got, sent, err)
 	}
@@ -594,7 +594,7 @@ func TestRestartKeepsSessions(t *testing.T) {
 		n.start(relaySettings())
 		n.serve(proxy.UDP, near, other)
 		if err := former(); err == nil {
-			t.Error("the former one does not say that it was followed")
+			t.Error("the former one does not say that it was taken over")
 		}
 		moved := 0
 		for c, before := range had {

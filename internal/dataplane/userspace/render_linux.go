@@ -8,15 +8,15 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Render writes down what Sync would write: the rules, which lead to the ports that
-// are taken if nobody else has them, and what the process has of each row.
+// Render prints what Sync would write: the rules, with the ports that are used if no other process
+// has them, and the rows in the daemon's memory.
 func Render(ctx context.Context, r *mode.Rendering) error {
-	refused := unserved(r.Want.Keys(), r.Want)
+	refused := unsupported(r.Want.Keys(), r.Want)
 	r.Want = r.Want.Without(refused)
 	if r.Diff {
-		r.Remark("what the daemon has of each row is in its memory, and not compared")
+		r.Remark("the rows in the daemon's memory are not compared")
 	} else {
-		r.Title("rows that the daemon finds endpoints by")
+		r.Title("rows in the daemon's memory, from which it chooses endpoints")
 		for _, k := range r.Want.Keys() {
 			if r.Concerns([]*proxy.PortKey{&k}) {
 				r.Remark("%v", r.Want.Rows[k])

@@ -14,52 +14,53 @@ import (
 )
 
 const (
-	descriptors = 8 // that a connection and a session may need: four sockets and two pipes
+	descriptors = 8 // per connection and session: up to four sockets and two pipes
 	drainTick   = 20 * time.Millisecond
-	// sessionDrain is what UDP sessions get for another mode to take them.
+	// sessionDrain is how long UDP sessions stay open for another mode to take them over.
 	sessionDrain = 5 * time.Second
 )
 
-// server carries the connections of Services.
+// server relays the connections of Services.
 type server struct {
 	mode.Relay
-	families  []proxy.Family
-	index     *balance.Index
-	workers   []*worker
-	listeners []*listener
-	socket    func(domain, kind, protocol int) (int, error)
-	limit     int64 // of connections, and of sessions
-	sayShort  sync.Once
-	log       klog.Logger
+	families     []proxy.Family
+	index        *balance.Index
+	workers      []*worker
+	listeners    []*listener
+	socket       func(domain, kind, protocol int) (int, error)
+	limit        int64 // of connections, and of sessions
+	logExhausted sync.Once
+	log          klog.Logger
 
 	open    map[proxy.Protocol]*atomic.Int64
 	refused map[string]*atomic.Int64 // clients, by reason
-	failed  map[string]*atomic.Int64 // endpoints, by reason
+	failed  map[string]*atomic.Int64 // dials of endpoints, by reason
 	meters  meters
 }
 
-// Why a client was not served, and why an endpoint could not be connected to.
+// Why a client was not served, and why an endpoint could not be connected to: label values of
+// metrics.
 const (
 	noService       = "no Service has the address"
 	connectionLimit = "limit of connections"
 	noDescriptor    = "limit of open files"
 	noEndpoint      = "no endpoint connects"
-	urgent          = "TCP urgent data"
-	refusal         = "refused"
-	silence         = "timeout"
-	noRoute         = "unreachable"
+	urgentData      = "TCP urgent data"
+	dialRefused     = "refused"
+	dialTimeout     = "timeout"
+	dialUnreachable = "unreachable"
 )
 
-// newServer returns a server with workers that do not run yet.
+// newServer returns a server whose workers do not run yet.
 func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, error) {
 	s := &server{
 		Relay: r, families: families, index: balance.NewIndex(), socket: unix.Socket,
 		open:    map[proxy.Protocol]*atomic.Int64{proxy.TCP: {}, proxy.UDP: {}},
-		refused: map[string]*atomic.Int64{noService: {}, connectionLimit: {}, noDescriptor: {}, noEndpoint: {}, urgent: {}},
-		failed:  map[string]*atomic.Int64{refusal: {}, silence: {}, noRoute: {}},
-		meters:  meters{of: map[metered]*meter{}},
+		refused: map[string]*atomic.Int64{noService: {}, connectionLimit: {}, noDescriptor: {}, noEndpoint: {}, urgentData: {}},
+		failed:  map[string]*atomic.Int64{dialRefused: {}, dialTimeout: {}, dialUnreachable: {}},
+		meters:  meters{of: map[meterKey]*meter{}},
 	}
-	// Go has raised the limit to what is allowed when the program began.
+	// The Go runtime has raised the soft limit to the hard limit at the start of the program.
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return nil, err
@@ -78,25 +79,26 @@ func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, err
 	return s, nil
 }
 
-// short says, once, that something is short that a connection needs.
-func (s *server) short(err error) {
+// exhausted counts a client that could not be served for lack of descriptors or memory, and logs
+// the first.
+func (s *server) exhausted(err error) {
 	s.refused[noDescriptor].Add(1)
-	s.sayShort.Do(func() {
-		s.log.Error(err, "Connections to Services wait: no more can be opened; raise the limit of open files", "limit", s.limit)
+	s.logExhausted.Do(func() {
+		s.log.Error(err, "No descriptors for new connections to Services, they wait until others end; raise the limit of open files", "limit", s.limit)
 	})
 }
 
-// cannotReach counts an endpoint that cannot be connected to.
-func (s *server) cannotReach(err error) {
-	reason := map[error]string{unix.ECONNREFUSED: refusal, unix.ETIMEDOUT: silence}[err]
+// countFailedDial counts an endpoint that could not be connected to.
+func (s *server) countFailedDial(err error) {
+	reason := map[error]string{unix.ECONNREFUSED: dialRefused, unix.ETIMEDOUT: dialTimeout}[err]
 	if reason == "" {
-		reason = noRoute
+		reason = dialUnreachable
 	}
 	s.failed[reason].Add(1)
 }
 
-// add gives a listener to a worker, of each protocol by turns: what is next to each other
-// shares a port, and its connections.
+// add assigns a listener to a worker, round robin for each protocol: listeners next to each other
+// share a port, and its connections should be spread over the workers.
 func (s *server) add(l *listener) {
 	turn := 0
 	for _, former := range s.listeners {
@@ -108,15 +110,15 @@ func (s *server) add(l *listener) {
 	l.number, l.worker = len(s.listeners), s.workers[turn%len(s.workers)]
 }
 
-// start has the workers serve their listeners.
+// start makes the workers serve their listeners.
 func (s *server) start() {
 	for _, l := range s.listeners {
 		l.worker.do(func() { _ = l.worker.watch(l.fd, l, unix.EPOLLIN) })
 	}
 }
 
-// drain waits until nothing is open, there is a successor, or it takes too long.
-func (s *server) drain(followed <-chan struct{}) {
+// drain waits until nothing is open, a successor has taken over, or the drain timeout is over.
+func (s *server) drain(takenOver <-chan struct{}) {
 	tick := time.NewTicker(drainTick)
 	defer tick.Stop()
 	began := time.Now()
@@ -125,7 +127,7 @@ func (s *server) drain(followed <-chan struct{}) {
 	}
 	for late := time.After(s.DrainTimeout); open(); {
 		select {
-		case <-followed:
+		case <-takenOver:
 			return
 		case <-late:
 			return
@@ -134,7 +136,7 @@ func (s *server) drain(followed <-chan struct{}) {
 	}
 }
 
-// close gives up all that is open. The workers have stopped.
+// close resets all connections and closes all descriptors. The workers must have stopped.
 func (s *server) close() {
 	for _, w := range s.workers {
 		for _, x := range w.sockets {
@@ -161,7 +163,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// metrics returns what the server counts.
+// metrics returns the metrics of the server.
 func (s *server) metrics() []proxy.Metric {
 	counted := func(name, help string, by map[string]*atomic.Int64) proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Grows: true, Labels: []string{"reason"}, Read: func(yield func(float64, ...string)) {
@@ -171,14 +173,14 @@ func (s *server) metrics() []proxy.Metric {
 		}}
 	}
 	return []proxy.Metric{
-		counted("userspace_refused_clients_total", "Clients that were not served, or sessions that gave way", s.refused),
-		counted("userspace_failed_dials_total", "Endpoints that could not be connected to", s.failed),
+		counted("userspace_refused_clients_total", "Clients that were not served, and UDP sessions that were ended to make room for others, by reason", s.refused),
+		counted("userspace_failed_dials_total", "Attempts to connect to an endpoint that failed, by reason", s.failed),
 		{
-			Name: "userspace_connections_limit", Help: "TCP connections that may be open, and UDP sessions; beyond, clients are refused",
+			Name: "userspace_connections_limit", Help: "Maximum number of open TCP connections, and of UDP sessions; further clients are refused",
 			Read: func(yield func(float64, ...string)) { yield(float64(s.limit)) },
 		},
 		{
-			Name: "userspace_connections", Help: "TCP connections and UDP sessions that are open", Labels: []string{"protocol"},
+			Name: "userspace_connections", Help: "Open TCP connections and UDP sessions", Labels: []string{"protocol"},
 			Read: func(yield func(float64, ...string)) {
 				for p, n := range s.open {
 					yield(float64(n.Load()), p.String())

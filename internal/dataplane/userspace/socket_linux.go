@@ -16,28 +16,29 @@ import (
 )
 
 const (
-	firstPort, lastPort = 10270, 10370 // that are tried for the listeners
+	firstPort, lastPort = 10270, 10370 // tried for the listeners
 	backlog             = 4096
-	keepAlive           = 5 * time.Minute // of silence, after which a TCP peer is asked whether it is there
+	keepAlive           = 5 * time.Minute // of silence before a TCP peer is probed
 )
 
-// loopback are the addresses of the listeners, so that nobody gets there without rules.
+// loopback are the addresses of the listeners, so that they cannot be reached without the rules.
 var loopback = [...]netip.Addr{proxy.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), proxy.IPv6: netip.IPv6Loopback()}
 
-// option is a socket option that is switched on.
+// option is a socket option and its value.
 type option struct{ level, name, value int }
 
 var (
 	transparent = [...]option{{unix.SOL_IP, unix.IP_TRANSPARENT, 1}, {unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1}}
 	originalDst = [...]option{{unix.SOL_IP, unix.IP_RECVORIGDSTADDR, 1}, {unix.SOL_IPV6, unix.IPV6_RECVORIGDSTADDR, 1}}
-	latePort    = option{unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1}
+	bindNoPort  = option{unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1}
 	only6       = option{unix.SOL_IPV6, unix.IPV6_V6ONLY, 1}
 	sharePort   = option{unix.SOL_SOCKET, unix.SO_REUSEPORT, 1}
 	shareAddr   = option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}
-	// Rules leave our packets alone, and give a UDP socket what it is there for.
+	// Rules do not redirect packets of sockets with this mark, and deliver to a UDP socket that has
+	// it the datagrams it is connected for.
 	own = option{unix.SOL_SOCKET, unix.SO_MARK, ownMark}
-	// Dead peers are noticed, small writes sent at once. Accepted connections
-	// have it of their listener.
+	// Dead peers are detected, and small writes are sent immediately. Accepted connections inherit
+	// these options from their listener.
 	keepTCP = []option{
 		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
 		{unix.SOL_TCP, unix.TCP_KEEPIDLE, int(keepAlive / time.Second)},
@@ -45,7 +46,7 @@ var (
 	}
 )
 
-// openSocket makes a socket with options, bound to an address if that is valid.
+// openSocket opens a non-blocking socket with options, bound to an address if that is valid.
 func (s *server) openSocket(p proxy.Protocol, f proxy.Family, at netip.AddrPort, options ...option) (int, error) {
 	domain := [...]int{proxy.IPv4: unix.AF_INET, proxy.IPv6: unix.AF_INET6}[f]
 	kind := unix.SOCK_STREAM
@@ -73,9 +74,8 @@ func (s *server) openSocket(p proxy.Protocol, f proxy.Family, at netip.AddrPort,
 	return fd, nil
 }
 
-// listen opens what rules lead connections to and is not there yet: for each scope and
-// for clients that the endpoint sees or not, on the next port that is free in all
-// families.
+// listen opens the missing listeners: for each scope, with and without masquerading, on the next
+// port that is free in all families. Existing listeners keep their ports.
 func (s *server) listen() error {
 	next := uint16(firstPort)
 	for _, kind := range []listener{{}, {Masquerade: 1}, {Scope: proxy.ScopeLocal}, {Scope: proxy.ScopeLocal, Masquerade: 1}} {
@@ -105,8 +105,8 @@ func (s *server) listen() error {
 	return nil
 }
 
-// listenAt opens a listener for each worker, of each protocol and family that has none
-// of a kind yet. They share the port, and the kernel has each flow come to the same one.
+// listenAt opens a listener for each worker, for each protocol and family that has none of this
+// kind yet. They share the port; the kernel always delivers the packets of a flow to the same one.
 // It opens all or none.
 func (s *server) listenAt(kind listener) (err error) {
 	had := len(s.listeners)
@@ -120,7 +120,7 @@ func (s *server) listenAt(kind listener) (err error) {
 	}()
 	for _, f := range s.families {
 		for _, kind.Protocol = range []proxy.Protocol{proxy.TCP, proxy.UDP} {
-			if kind.family = f; slices.ContainsFunc(s.listeners[:had], kind.like) {
+			if kind.family = f; slices.ContainsFunc(s.listeners[:had], kind.sameKind) {
 				continue
 			}
 			for range s.workers {
@@ -134,7 +134,6 @@ func (s *server) listenAt(kind listener) (err error) {
 	return nil
 }
 
-// openListener opens one listener.
 func (s *server) openListener(l *listener) (err error) {
 	options := []option{sharePort, transparent[l.family], own}
 	if l.family == proxy.IPv6 {
@@ -153,15 +152,15 @@ func (s *server) openListener(l *listener) (err error) {
 	return nil
 }
 
-// connect begins a connection to an endpoint, which sees the client's address, or
-// else the node's, and of TCP the client's port, unless that is taken. Of UDP it sees
-// a port that the client's flows do not have: when another mode goes on with this one,
-// to the same endpoint, the kernel would give the answers to our socket.
+// connect starts to connect to an endpoint. The endpoint sees the client's address, or the node's
+// if masquerade is 1. With TCP it also sees the client's port, unless that is in use. With UDP it
+// sees a port that the client's own flows do not use: when another mode continues the flow to the
+// same endpoint, the kernel would otherwise deliver the replies to our socket.
 func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpoint, masquerade int) (fd int, err error) {
 	f := proxy.FamilyOf(to.Addr.Addr())
 	sources := []netip.AddrPort{client, netip.AddrPortFrom(client.Addr(), 0)}
 	switch {
-	case masquerade == 1 || to.MayHairpin() && to.Addr.Addr() == client.Addr(): // a client must not see its own address as the client's
+	case masquerade == 1 || to.MayHairpin() && to.Addr.Addr() == client.Addr(): // A pod must not receive packets from its own address.
 		sources = []netip.AddrPort{{}}
 	case p == proxy.UDP:
 		sources = append(lowPorts(client.Addr()), client)
@@ -172,8 +171,8 @@ func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 		case !source.Addr().IsValid():
 			options = nil
 		case source.Port() == 0:
-			options = append(options, latePort)
-		case p == proxy.TCP: // other connections of the client may have the same port
+			options = append(options, bindNoPort)
+		case p == proxy.TCP: // other connections of the client may use the same port
 			options = append(options, shareAddr)
 		}
 		if fd, err = s.openSocket(p, f, source, options...); err != nil {
@@ -192,7 +191,8 @@ func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 	return -1, err
 }
 
-// lowPorts returns some ports at random that clients do not get by themselves.
+// lowPorts returns random ports below the default range of ephemeral ports, which clients do not
+// get unless they ask for them.
 func lowPorts(a netip.Addr) (out []netip.AddrPort) {
 	const first, end, tries = 1024, 32768, 8
 	for range tries {
@@ -201,8 +201,8 @@ func lowPorts(a netip.Addr) (out []netip.AddrPort) {
 	return out
 }
 
-// connectUDP connects a socket and has rules know it only then: one that is bound
-// and not connected would get the datagrams of others.
+// connectUDP connects a socket, and only then marks it for the rules: a socket that is bound and
+// not connected would receive the datagrams of others.
 func connectUDP(fd int, to netip.AddrPort) error {
 	if err := unix.Connect(fd, sockaddr(to)); err != nil {
 		return err
@@ -217,8 +217,8 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 }
 
-// addrPort returns the address of a socket. It is one of package syscall, since those
-// of package unix cost another system call each.
+// addrPort converts the address of a socket. It takes those of package syscall, because package
+// unix needs another system call for each.
 func addrPort(s syscall.Sockaddr) netip.AddrPort {
 	switch s := s.(type) {
 	case *syscall.SockaddrInet4:
@@ -230,7 +230,7 @@ func addrPort(s syscall.Sockaddr) netip.AddrPort {
 	}
 }
 
-// originalDestination reads a sockaddr of either family; anything else is nobody's.
+// originalDestination decodes a sockaddr of either family; anything else is the zero value.
 func originalDestination(raw []byte) netip.AddrPort {
 	var at []byte
 	switch len(raw) {

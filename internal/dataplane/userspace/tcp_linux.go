@@ -12,36 +12,37 @@ import (
 	"sluice/internal/proxy"
 )
 
-// listener is where rules lead connections of one kind to.
+// listener is a socket that rules redirect connections of one kind to. Its exported fields are sent
+// to a successor.
 type listener struct {
 	Protocol   proxy.Protocol
-	Scope      proxy.Scope // of the endpoints that they take
-	Masquerade int         // 1: the endpoint sees the node
+	Scope      proxy.Scope // of the endpoints to choose from
+	Masquerade int         // 1 if the endpoint sees the node's address, 0 if the client's
 	Port       uint16
 	family     proxy.Family
 	fd         int
-	number     int     // from 1
-	worker     *worker // that serves it
+	number     int     // in server.listeners, from 1
+	worker     *worker // serves it
 }
 
-// like reports whether rules lead the same connections to another one.
-func (l *listener) like(o *listener) bool {
+// sameKind reports whether rules redirect the same connections to another listener.
+func (l *listener) sameKind(o *listener) bool {
 	return l.Protocol == o.Protocol && l.Scope == o.Scope && l.Masquerade == o.Masquerade && l.family == o.family
 }
 
-// ready takes what has come.
+// ready accepts connections or receives datagrams.
 func (l *listener) ready(w *worker, _ int, _ uint32) {
 	take := l.accept
 	if l.Protocol == proxy.UDP {
 		take = l.receive
 	}
-	for range roundsAtOnce {
+	for range maxRounds {
 		switch err := take(w); err {
 		case nil, unix.ECONNABORTED, unix.EINTR:
 			continue
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
-			w.short(err)
-			w.accepting(false)
+			w.exhausted(err)
+			w.setAccepting(false)
 		}
 		return
 	}
@@ -52,7 +53,7 @@ func (l *listener) accept(w *worker) error {
 	if err != nil {
 		return err
 	}
-	c := &connection{fds: [2]int{fd, -1}, relayed: relayed{Client: addrPort(peer), Scope: l.Scope, Masquerade: l.Masquerade}}
+	c := &connection{fds: [2]int{fd, -1}, connectionState: connectionState{Client: addrPort(peer), Scope: l.Scope, Masquerade: l.Masquerade}}
 	if to, err := syscall.Getsockname(fd); err == nil {
 		c.service = w.index.Find(proxy.TCP, addrPort(to))
 	}
@@ -72,35 +73,36 @@ func (l *listener) accept(w *worker) error {
 	return nil
 }
 
-// The ends of a connection, and the streams from there, numbered as directions.
+// The two ends of a connection, which also number the streams from there; as such they equal the
+// values of proxy.Direction.
 const client, endpoint = 0, 1
 
-// relayed is what a successor must know of a connection.
-type relayed struct {
+// connectionState is what a successor needs to know of a connection. It is sent as JSON.
+type connectionState struct {
 	Key        proxy.PortKey
 	Client     netip.AddrPort
 	Endpoint   proxy.Endpoint
 	Scope      proxy.Scope
 	Masquerade int
 	Held       [2]int  // bytes that were read and not yet written
-	Ended      [2]bool // there will be nothing more to read
-	Shut       [2]bool // and the other side knows
+	Ended      [2]bool // end of file was read
+	Shut       [2]bool // and passed on to the other side
 }
 
 // connection is a client's connection and the one to its endpoint.
 type connection struct {
-	relayed
-	service *balance.Service
-	meter   *meter           // nil: it has not reached an endpoint
-	tried   []netip.AddrPort // that failed
-	fds     [2]int           // -1: none
-	pipes   [2]*pipe         // of what is held
-	some    [2]bool          // there may be something to read
-	last    [2]bool          // after which comes the end, or an error
-	broken  [2]bool          // it was reset already, or never connected
-	dialing *list.Element    // nil: there is an endpoint
-	began   time.Time        // to dial
-	busy    bool             // its turn comes again soon
+	connectionState
+	service  *balance.Service
+	meter    *meter           // nil until an endpoint is connected
+	tried    []netip.AddrPort // endpoints that could not be connected to
+	fds      [2]int           // -1 if closed or not open yet
+	pipes    [2]*pipe         // of the bytes held; nil if none was needed
+	readable [2]bool          // there may be something to read
+	hungUp   [2]bool          // nothing follows what can be read now but end of file or an error
+	failed   [2]bool          // it was reset, or could not be connected
+	dialing  *list.Element    // nil unless it is being connected to an endpoint
+	began    time.Time        // when the dial began
+	busy     bool             // it is in worker.busy
 }
 
 func (c *connection) watch(w *worker, end int) {
@@ -109,19 +111,18 @@ func (c *connection) watch(w *worker, end int) {
 	}
 }
 
-// ready goes on when the endpoint has been reached or not, or one of both has
-// something to read or room to write.
+// ready handles the result of a dial, or copies what can be read or written now.
 func (c *connection) ready(w *worker, fd int, events uint32) {
 	from := client
 	if fd == c.fds[endpoint] {
 		from = endpoint
 	}
-	c.last[from] = c.last[from] || events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
-	c.broken[from] = events&unix.EPOLLERR != 0
-	c.some[from] = c.some[from] || c.last[from] || events&unix.EPOLLIN != 0
+	c.hungUp[from] = c.hungUp[from] || events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	c.failed[from] = events&unix.EPOLLERR != 0
+	c.readable[from] = c.readable[from] || c.hungUp[from] || events&unix.EPOLLIN != 0
 	switch {
-	case events&unix.EPOLLPRI != 0: // Urgent data, which cannot be spliced: all after it would wait without end.
-		w.refused[urgent].Add(1)
+	case events&unix.EPOLLPRI != 0: // Urgent data cannot be spliced: everything after it would wait for ever.
+		w.refused[urgentData].Add(1)
 		c.end(w, true)
 	case c.dialing == nil:
 		c.relay(w)
@@ -133,12 +134,13 @@ func (c *connection) ready(w *worker, fd int, events uint32) {
 			err = unix.Errno(code)
 		}
 		c.dialed(w, err)
-	case events&unix.EPOLLERR != 0: // The client has gone meanwhile.
+	case events&unix.EPOLLERR != 0: // The client has gone.
 		c.end(w, true)
 	}
 }
 
-// dial begins to connect to an endpoint that was not tried.
+// dial starts to connect to an endpoint that was not tried yet. Without one it resets the
+// connection.
 func (c *connection) dial(w *worker) {
 	for c.fds[client] >= 0 && c.fds[endpoint] < 0 {
 		e, ok := c.service.Choose(c.Client.Addr(), c.Scope, c.tried)
@@ -153,7 +155,7 @@ func (c *connection) dial(w *worker) {
 		c.Endpoint, c.began = e, time.Now()
 		fd, err := w.connect(proxy.TCP, c.Client, e, c.Masquerade)
 		if err != nil {
-			c.giveUp(w, err)
+			c.dialFailed(w, err)
 			continue
 		}
 		c.fds[endpoint], c.dialing = fd, w.dialing.PushBack(c)
@@ -161,27 +163,28 @@ func (c *connection) dial(w *worker) {
 	}
 }
 
-// dialed goes on with the endpoint, or with another one after an error.
+// dialed starts to relay, or tries another endpoint after an error.
 func (c *connection) dialed(w *worker, err error) {
 	w.dialing.Remove(c.dialing)
 	c.dialing = nil
 	if err == nil {
-		c.tried, c.meter = nil, w.metered(c.Key, c.Endpoint.Addr)
+		c.tried, c.meter = nil, w.countConnection(c.Key, c.Endpoint.Addr)
 		c.relay(w)
 		return
 	}
-	c.drop(w, endpoint, false)
-	c.giveUp(w, err)
+	c.closeEnd(w, endpoint, false)
+	c.dialFailed(w, err)
 	c.dial(w)
 }
 
-func (c *connection) giveUp(w *worker, err error) {
-	w.cannotReach(err)
+// dialFailed counts the failure and excludes the endpoint from further attempts.
+func (c *connection) dialFailed(w *worker, err error) {
+	w.countFailedDial(err)
 	c.service.Release(c.Endpoint.Addr)
 	c.tried = append(c.tried, c.Endpoint.Addr)
 }
 
-// relay moves what there is, both ways.
+// relay copies what is available, in both directions.
 func (c *connection) relay(w *worker) {
 	if c.fds[client] < 0 || c.fds[endpoint] < 0 {
 		return
@@ -190,7 +193,7 @@ func (c *connection) relay(w *worker) {
 	for from := range c.fds {
 		again, err := c.move(w, from)
 		if err != nil {
-			c.giveRest(w, 1-from)
+			c.flush(w, 1-from)
 			c.end(w, true)
 			return
 		}
@@ -204,12 +207,12 @@ func (c *connection) relay(w *worker) {
 	}
 }
 
-// giveRest moves what has come from one side before the other way failed, which may be its
-// last answer. There is a bound, as a side that did not reset the connection may send
-// without end, and others wait.
-func (c *connection) giveRest(w *worker, from int) {
-	c.some[from] = true // its event may not have been seen
-	for range roundsAtOnce {
+// flush copies what has arrived from one side before writing to that side failed; it may be its
+// last reply. The number of rounds is bounded, because a side that did not reset the connection may
+// send without end while others wait.
+func (c *connection) flush(w *worker, from int) {
+	c.readable[from] = true // its event may not have been received yet
+	for range maxRounds {
 		if again, err := c.move(w, from); err != nil || !again {
 			return
 		}
@@ -218,18 +221,19 @@ func (c *connection) giveRest(w *worker, from int) {
 
 const spliceFlags = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
 
-// move moves what can be moved one way without waiting, in the kernel. It
-// reports true if there is more, when others have had their turn. The pipe is
-// filled only when it is empty, so a read that would block has nothing to read.
+// move copies one direction as far as possible without blocking, by splice. It reports true if
+// there is more to copy after others have had their turn. The pipe is filled only when it is empty,
+// so if reading would block, that is because there is nothing to read, not because the pipe is
+// full.
 func (c *connection) move(w *worker, from int) (more bool, err error) {
-	for range roundsAtOnce {
+	for range maxRounds {
 		if c.Held[from] == 0 && !c.Ended[from] {
 			err := error(unix.EAGAIN)
-			if c.some[from] {
+			if c.readable[from] {
 				err = c.fill(w, from)
 			}
 			if err != nil {
-				c.some[from] = false
+				c.readable[from] = false
 				c.release(w, from)
 				return false, unlessBlocked(err)
 			}
@@ -261,10 +265,10 @@ func unlessBlocked(err error) error {
 	return err
 }
 
-// fill fills an empty pipe.
+// fill reads into an empty pipe.
 func (c *connection) fill(w *worker, from int) (err error) {
 	if c.pipes[from] == nil {
-		if c.pipes[from], err = w.takePipe(); err != nil {
+		if c.pipes[from], err = w.getPipe(); err != nil {
 			w.refused[noDescriptor].Add(1)
 			return err
 		}
@@ -272,22 +276,23 @@ func (c *connection) fill(w *worker, from int) (err error) {
 	n, err := unix.Splice(c.fds[from], nil, c.pipes[from].w, nil, pipeSize, spliceFlags)
 	if err == nil {
 		c.Held[from], c.Ended[from] = int(n), n == 0
-		// Less than a byte for each slot has emptied the socket, and there is an event when more comes.
-		c.some[from] = int(n) >= c.pipes[from].slots || c.last[from]
+		// Each slot holds at least a byte. If fewer bytes were read than there are slots, the
+		// socket is empty, and epoll reports when more arrives.
+		c.readable[from] = int(n) >= c.pipes[from].slots || c.hungUp[from]
 	}
 	return err
 }
 
-// release gives a pipe back.
+// release returns a pipe to the worker.
 func (c *connection) release(w *worker, from int) {
 	if c.pipes[from] != nil {
-		w.givePipe(c.pipes[from], c.Held[from] == 0)
+		w.putPipe(c.pipes[from], c.Held[from] == 0)
 		c.pipes[from] = nil
 	}
 }
 
-// end ends the connection; cutOff: both sides see a reset.
-func (c *connection) end(w *worker, cutOff bool) {
+// end closes the connection; with reset, both sides see a reset.
+func (c *connection) end(w *worker, reset bool) {
 	if c.fds[client] < 0 {
 		return
 	}
@@ -300,17 +305,17 @@ func (c *connection) end(w *worker, cutOff bool) {
 	}
 	if c.fds[endpoint] >= 0 {
 		c.service.Release(c.Endpoint.Addr)
-		c.drop(w, endpoint, cutOff)
+		c.closeEnd(w, endpoint, reset)
 	}
-	c.drop(w, client, cutOff)
+	c.closeEnd(w, client, reset)
 	c.release(w, client)
 	c.release(w, endpoint)
 	w.open[proxy.TCP].Add(-1)
 }
 
-// drop closes one of both.
-func (c *connection) drop(w *worker, end int, cutOff bool) {
-	if cutOff && !c.broken[end] {
+// closeEnd closes one side.
+func (c *connection) closeEnd(w *worker, end int, reset bool) {
+	if reset && !c.failed[end] {
 		_ = unix.SetsockoptLinger(c.fds[end], unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	}
 	w.close(c.fds[end])

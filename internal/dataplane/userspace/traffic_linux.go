@@ -12,37 +12,38 @@ import (
 	"sluice/internal/proxy"
 )
 
-// meter counts what goes to an endpoint of a row and comes back, without headers.
-// Workers count while others read.
+// meter counts the traffic of one endpoint of a row, without headers. Workers count while other
+// goroutines read.
 type meter struct {
 	connections, open atomic.Int64
 	bytes, packets    [len(proxy.Directions)]atomic.Uint64
 }
 
-// meters are those of all endpoints that had connections.
+// meters are the meters of all endpoints that had connections.
 type meters struct {
 	mu   sync.Mutex
-	of   map[metered]*meter
-	full int // at so many those are forgotten that are not needed, as nobody may read them
+	of   map[meterKey]*meter
+	full int // remove unused meters when there are so many, in case nobody reads them
 }
 
-// fewMeters are never looked through.
-const fewMeters = 1024
+// minMeters is the number of meters below which none is removed.
+const minMeters = 1024
 
-// metered is whose a meter is.
-type metered struct {
+// meterKey identifies a meter.
+type meterKey struct {
 	row      proxy.PortKey
 	endpoint netip.AddrPort
 }
 
-// metered counts a connection, until its end.
-func (s *server) metered(row proxy.PortKey, endpoint netip.AddrPort) *meter {
+// countConnection counts a new connection and returns the meter of its endpoint. The connection
+// counts as open until the caller decrements meter.open.
+func (s *server) countConnection(row proxy.PortKey, endpoint netip.AddrPort) *meter {
 	m := &s.meters
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	key := metered{row, endpoint}
+	key := meterKey{row, endpoint}
 	if m.of[key] == nil {
-		if len(m.of) >= max(m.full, fewMeters) {
+		if len(m.of) >= max(m.full, minMeters) {
 			maps.DeleteFunc(m.of, s.unused)
 			m.full = 2 * len(m.of)
 		}
@@ -53,20 +54,19 @@ func (s *server) metered(row proxy.PortKey, endpoint netip.AddrPort) *meter {
 	return m.of[key]
 }
 
-// unused reports whether an endpoint serves its row no more, and no connection of it.
-func (s *server) unused(key metered, m *meter) bool {
-	service := s.index.Of(key.row)
+// unused reports whether an endpoint no longer serves its row and has no open connection.
+func (s *server) unused(key meterKey, m *meter) bool {
+	service := s.index.Get(key.row)
 	return m.open.Load() == 0 && (service == nil || !service.Serves(key.endpoint))
 }
 
-// add counts what went one way.
+// add counts bytes and packets in one direction.
 func (m *meter) add(d proxy.Direction, bytes, packets int) {
 	m.bytes[d].Add(uint64(bytes))
 	m.packets[d].Add(uint64(packets))
 }
 
-// end counts the packets of a TCP connection, which its socket knows, and that it
-// has ended.
+// end counts the packets of a TCP connection, as its client socket reports them, and its end.
 func (m *meter) end(fd int) {
 	if info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
 		m.add(proxy.In, 0, int(info.Segs_in))
@@ -83,21 +83,21 @@ func (m *meter) traffic() proxy.Traffic {
 	return t
 }
 
-// Traffic yields what was relayed, and what the rules refused. What was counted
-// of endpoints goes with them.
+// Traffic yields what was relayed and what the rules refused. It drops the counts of endpoints that
+// no longer serve.
 func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
 	d.relayed(yield)
 	return d.Dataplane.Traffic(ctx, yield)
 }
 
-// relayed yields what was relayed. New connections wait meanwhile, so it waits for
-// nobody.
+// relayed yields what was relayed. It holds the lock that new connections need, so yield must not
+// block.
 func (d *Dataplane) relayed(yield func(proxy.Sample)) {
 	all := &d.server.meters
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for key, m := range all.of {
-		if service := d.server.index.Of(key.row); service != nil {
+		if service := d.server.index.Get(key.row); service != nil {
 			if row := service.Row(); row != nil && len(row.Frontends) > 0 {
 				at := row.Frontends[0].Addr
 				yield(proxy.Sample{Protocol: key.row.Protocol, Frontend: at, Endpoint: key.endpoint, Traffic: m.traffic()})

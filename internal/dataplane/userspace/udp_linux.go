@@ -12,40 +12,40 @@ import (
 	"sluice/internal/proxy"
 )
 
-// flow is what a session is found by.
+// flow identifies a session.
 type flow struct{ Client, Dst netip.AddrPort }
 
-// relayedFlow is what a successor must know of a session.
-type relayedFlow struct {
+// sessionState is what a successor needs to know of a session. It is sent as JSON.
+type sessionState struct {
 	flow
 	Key      proxy.PortKey
 	Endpoint netip.AddrPort
-	Listener int // the number of the one that the client's datagrams come to; 0 from a daemon of a version that does not tell
+	Listener int // the number of the listener that receives the client's datagrams; 0 from a version that does not send it
 }
 
-// session is a client's datagrams to a frontend, and the endpoint that they go to.
+// session relays the datagrams of a client to a frontend, and the replies of the endpoint.
 type session struct {
-	relayedFlow
+	sessionState
 	service *balance.Service
 	meter   *meter
-	version uint64 // of the service, when the endpoint was last known to serve
-	fd      int    // to the endpoint
+	version uint64 // of the service, when the endpoint was last found to serve
+	fd      int    // connected to the endpoint
 	reply   *reply
 	used    time.Time
 	idle    *list.Element
 }
 
-// reply is a socket with the address of a frontend. It only sends: datagrams to
-// the frontend come to the listener, since the socket is connected to nobody.
+// reply is a socket bound to the address of a frontend, from which replies are sent. It is
+// connected to an unused address, so that datagrams to the frontend go to the listener instead.
 type reply struct{ fd, sessions int }
 
-// nobody are addresses that no datagram comes from.
-var nobody = [...]netip.AddrPort{
+// unused are addresses that no datagram comes from.
+var unused = [...]netip.AddrPort{
 	proxy.IPv4: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 255, 255, 254}), 9),
 	proxy.IPv6: netip.AddrPortFrom(netip.IPv6Loopback(), 9),
 }
 
-// receive takes one datagram.
+// receive receives one datagram and sends it to the endpoint of its session.
 func (l *listener) receive(w *worker) error {
 	var oob [64]byte
 	n, on, _, from, err := syscall.Recvmsg(l.fd, w.buffer, oob[:], 0)
@@ -67,7 +67,8 @@ func (l *listener) receive(w *worker) error {
 	return nil
 }
 
-// session returns the session of a flow, which may begin now; nil if there is none.
+// session returns the session of a flow, which it creates if necessary; nil if the flow cannot be
+// served.
 func (l *listener) session(w *worker, f flow) *session {
 	if s := w.sessions[f]; s != nil && s.alive(w) {
 		return s
@@ -93,7 +94,7 @@ func (l *listener) session(w *worker, f flow) *session {
 			}
 			return nil
 		}
-		w.cannotReach(err)
+		w.countFailedDial(err)
 		s.service.Release(e.Addr)
 		tried = append(tried, e.Addr)
 	}
@@ -101,22 +102,25 @@ func (l *listener) session(w *worker, f flow) *session {
 	return nil
 }
 
-// begin has a session found that has an endpoint.
+// begin registers a session that has an endpoint. If that fails, it closes the session's socket and
+// returns false.
 func (s *session) begin(w *worker) bool {
-	if s.reply = w.replyFrom(s.Dst); s.reply == nil || w.watch(s.fd, s, unix.EPOLLIN) != nil {
+	if w.watch(s.fd, s, unix.EPOLLIN) == nil {
+		s.reply = w.replyFrom(s.Dst)
+	}
+	if s.reply == nil {
 		w.refused[noDescriptor].Add(1)
 		s.service.Release(s.Endpoint)
 		w.close(s.fd)
 		return false
 	}
-	w.sessions[s.flow], s.meter = s, w.metered(s.Key, s.Endpoint)
+	w.sessions[s.flow], s.meter = s, w.countConnection(s.Key, s.Endpoint)
 	s.used, s.idle = time.Now(), w.idle.PushBack(s)
 	w.open[proxy.UDP].Add(1)
 	return true
 }
 
-// alive reports whether the session's endpoint may still be sent to, and ends
-// the session if not.
+// alive reports whether the session's endpoint still serves, and ends the session if not.
 func (s *session) alive(w *worker) bool {
 	if v := s.service.Version.Load(); v != s.version {
 		if !s.service.Serves(s.Endpoint) {
@@ -130,17 +134,17 @@ func (s *session) alive(w *worker) bool {
 	return true
 }
 
-// refused ends a session whose endpoint does not listen: the client's next
-// datagram begins another one.
+// refused ends a session whose endpoint does not listen. The client's next datagram begins another
+// one.
 func (s *session) refused(w *worker) {
-	w.cannotReach(unix.ECONNREFUSED)
-	s.service.Disown(s.Client.Addr(), s.Endpoint)
+	w.countFailedDial(unix.ECONNREFUSED)
+	s.service.Forget(s.Client.Addr(), s.Endpoint)
 	s.end(w)
 }
 
-// ready takes answers of the endpoint.
+// ready sends replies of the endpoint to the client.
 func (s *session) ready(w *worker, _ int, _ uint32) {
-	for range roundsAtOnce {
+	for range maxRounds {
 		n, err := unix.Read(s.fd, w.buffer)
 		switch {
 		case err == unix.ECONNREFUSED:
@@ -149,7 +153,7 @@ func (s *session) ready(w *worker, _ int, _ uint32) {
 		case err != nil || !s.alive(w):
 			return
 		}
-		if unix.Sendto(s.reply.fd, w.buffer[:n], 0, sockaddr(s.Client)) == nil { // else it is lost, as datagrams may be
+		if unix.Sendto(s.reply.fd, w.buffer[:n], 0, sockaddr(s.Client)) == nil { // A datagram that cannot be sent is lost.
 			s.meter.add(proxy.Out, n, 1)
 		}
 	}
@@ -168,7 +172,8 @@ func (s *session) end(w *worker) {
 	}
 }
 
-// replyFrom returns the socket that answers from a frontend, or nil.
+// replyFrom returns the socket that replies are sent from for a frontend, or nil if it cannot be
+// opened.
 func (w *worker) replyFrom(dst netip.AddrPort) *reply {
 	r := w.replies[dst]
 	if r == nil {
@@ -177,7 +182,7 @@ func (w *worker) replyFrom(dst netip.AddrPort) *reply {
 		if err != nil {
 			return nil
 		}
-		if connectUDP(fd, nobody[f]) != nil {
+		if connectUDP(fd, unused[f]) != nil {
 			_ = unix.Close(fd)
 			return nil
 		}

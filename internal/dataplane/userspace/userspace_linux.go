@@ -18,12 +18,12 @@ import (
 	"sluice/internal/proxy"
 )
 
-// maxWorkers bounds the threads that serve; each has listeners of its own.
+// maxWorkers bounds the number of worker threads; each has its own listeners.
 const maxWorkers = 16
 
-// threads returns how many of them there are: one for two processors. What the kernel does
-// for clients and endpoints takes as much time again, and a thread that is busy sees
-// several events at once, where two would be woken for each.
+// threads returns the number of workers: one for every two CPUs. The kernel's work for clients and
+// endpoints takes as much CPU time again, and one busy thread handles several events per wake-up
+// where two threads would be woken for each.
 func threads() int { return min(max(1, runtime.GOMAXPROCS(0)/2), maxWorkers) }
 
 var (
@@ -31,22 +31,23 @@ var (
 	errTakenOver = errors.New("another daemon took over the connections")
 )
 
-// Dataplane carries connections itself. Rules decide about policy and lead them to it.
+// Dataplane relays connections. The rules of the embedded nftables dataplane implement policy and
+// redirect connections to it.
 type Dataplane struct {
 	*nftables.Dataplane
 	server    *server
 	sockets   *nftables.Sockets
-	forget    []func()          // once rules lead there no more
-	opened    []*listener       // those that rules lead to; nil: none yet
-	listening chan net.Listener // for a successor
+	removals  []func()          // remove old rows from the index, once no rule redirects to them
+	listeners []*listener       // the listeners that rules redirect to; nil before the first Sync
+	handover  chan net.Listener // where the successor connects
 }
 
-// Open connects to the kernel. Nothing is listened to before the first Sync.
+// Open connects to the kernel. It opens no listener: the first Sync does.
 func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 	if r := s.Relay; r.DialTimeout <= 0 || r.UDPTimeout <= 0 || r.Retries < 0 {
-		return nil, fmt.Errorf("mode userspace: time-outs must be longer than 0 and retries not negative: %+v", r)
+		return nil, fmt.Errorf("mode userspace: dial and UDP timeouts must be positive, and retries must not be negative: %+v", r)
 	}
-	d := &Dataplane{sockets: &nftables.Sockets{}, listening: make(chan net.Listener, 1)}
+	d := &Dataplane{sockets: &nftables.Sockets{}, handover: make(chan net.Listener, 1)}
 	var err error
 	if d.Dataplane, err = overlay(d.sockets).Open(ctx, s); err != nil {
 		return nil, err
@@ -57,30 +58,31 @@ func Open(ctx context.Context, s mode.Settings) (*Dataplane, error) {
 	return d, nil
 }
 
-// Sync has rows found, opens the listeners or takes them over, and then has
-// rules lead there.
+// Sync adds rows to the index, opens listeners or takes them over from a predecessor, and then
+// writes the rules that redirect to them.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
-	refused := unserved(slices.Collect(maps.Keys(want.Rows)), want)
-	own := want.Without(refused)
-	d.find(slices.AppendSeq(d.server.index.Keys(), maps.Keys(own.Rows)), own.Rows)
-	if err := d.begin(ctx); err != nil {
+	refused := unsupported(slices.Collect(maps.Keys(want.Rows)), want)
+	supported := want.Without(refused)
+	d.updateIndex(slices.AppendSeq(d.server.index.Keys(), maps.Keys(supported.Rows)), supported.Rows)
+	if err := d.prepare(ctx); err != nil {
 		return nil, err
 	}
-	more, err := d.Dataplane.Sync(ctx, own)
+	more, err := d.Dataplane.Sync(ctx, supported)
 	return d.finish(refused, more, err)
 }
 
-// Apply has changed rows found, and rules lead to them.
+// Apply adds changed rows to the index before the rules redirect to them, and removes old ones
+// after.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
-	own := *changed
-	own.Rows = slices.DeleteFunc(slices.Clone(changed.Rows), func(k proxy.PortKey) bool { return k.Protocol == proxy.SCTP })
-	d.find(own.Rows, want.Rows)
-	more, err := d.Dataplane.Apply(ctx, want, &own)
-	return d.finish(unserved(changed.Rows, want), more, err)
+	supported := *changed
+	supported.Rows = slices.DeleteFunc(slices.Clone(changed.Rows), func(k proxy.PortKey) bool { return k.Protocol == proxy.SCTP })
+	d.updateIndex(supported.Rows, want.Rows)
+	more, err := d.Dataplane.Apply(ctx, want, &supported)
+	return d.finish(unsupported(changed.Rows, want), more, err)
 }
 
-// unserved returns those of some rows that cannot be served.
-func unserved(keys []proxy.PortKey, want *proxy.State) proxy.Refused {
+// unsupported returns an error for each of some rows that the mode cannot serve.
+func unsupported(keys []proxy.PortKey, want *proxy.State) proxy.Refused {
 	refused := proxy.Refused{}
 	for _, k := range keys {
 		if k.Protocol == proxy.SCTP && want.Rows[k] != nil {
@@ -90,33 +92,34 @@ func unserved(keys []proxy.PortKey, want *proxy.State) proxy.Refused {
 	return refused
 }
 
-// find has rows found from now on.
-func (d *Dataplane) find(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) {
-	if forget := d.server.index.Update(changed, want); forget != nil {
-		d.forget = append(d.forget, forget)
+// updateIndex adds changed rows to the index. Old frontends stay until finish.
+func (d *Dataplane) updateIndex(changed []proxy.PortKey, want map[proxy.PortKey]*proxy.ServicePort) {
+	if remove := d.server.index.Update(changed, want); remove != nil {
+		d.removals = append(d.removals, remove)
 	}
 }
 
-// finish forgets what no rule leads to any more.
+// finish removes from the index what no rule redirects to any more. It returns all refused rows.
 func (d *Dataplane) finish(refused, more proxy.Refused, err error) (proxy.Refused, error) {
 	maps.Copy(refused, more)
 	if err == nil {
-		for _, forget := range d.forget {
-			forget()
+		for _, remove := range d.removals {
+			remove()
 		}
-		d.forget = nil
+		d.removals = nil
 	}
 	return refused, err
 }
 
-// begin sees to it that what rules lead to is there, and nothing takes it before.
-func (d *Dataplane) begin(ctx context.Context) error {
+// prepare sets up what the rules depend on: policy routing at every call, and at the first the
+// listeners, unless IPVS would take their packets.
+func (d *Dataplane) prepare(ctx context.Context) error {
 	for _, f := range d.server.families {
 		if err := routing.Ensure(f == proxy.IPv6); err != nil {
 			return err
 		}
 	}
-	if d.opened != nil {
+	if d.listeners != nil {
 		return nil
 	}
 	dummy, err := link.OpenDummy(mode.IPVSLink)
@@ -128,7 +131,7 @@ func (d *Dataplane) begin(ctx context.Context) error {
 	}
 	log := klog.FromContext(ctx)
 	if err := d.server.takeOver(); err != nil {
-		log.Error(err, "Some connections of the former daemon are lost")
+		log.Error(err, "Cannot take over all connections of the former daemon, the others are lost")
 	}
 	if err := d.server.listen(); err != nil {
 		return err
@@ -137,17 +140,17 @@ func (d *Dataplane) begin(ctx context.Context) error {
 		d.sockets.Ports[l.Scope][l.Masquerade] = l.Port
 	}
 	d.server.start()
-	d.opened = slices.Clone(d.server.listeners)
-	successor, err := net.ListenUnix(meetingPoint.Net, meetingPoint)
+	d.listeners = slices.Clone(d.server.listeners)
+	successor, err := net.ListenUnix(handoverAddr.Net, handoverAddr)
 	if err != nil {
-		log.Error(err, "Open connections will not survive a restart")
+		log.Error(err, "Cannot listen for a successor, open connections will not survive a restart")
 		return nil
 	}
-	d.listening <- successor
+	d.handover <- successor
 	return nil
 }
 
-// checkIPVS refuses to begin while IPVS takes connections to Services.
+// checkIPVS returns an error while IPVS takes connections to Services.
 func checkIPVS(l link.Holder) error {
 	switch _, err := l.Find(); {
 	case errors.Is(err, link.ErrNoLink), errors.Is(err, link.ErrNotDummy):
@@ -155,16 +158,17 @@ func checkIPVS(l link.Holder) error {
 	case err != nil:
 		return err
 	}
-	return fmt.Errorf("IPVS takes packets to the addresses of link %s before a socket gets them: run mode nftables until its connections "+
-		"have ended and the link is gone, or sluice --cleanup, which ends them", mode.IPVSLink)
+	return fmt.Errorf("link %s exists, so IPVS takes packets to its addresses before a socket can: run mode nftables until the connections of IPVS "+
+		"have ended and the link is gone, or run sluice --cleanup, which ends them", mode.IPVSLink)
 }
 
-// Run serves connections until ctx ends. Then it goes on until a successor has
-// them, or no TCP connection is open, or it takes too long.
+// Run serves connections until ctx ends. Then it continues until a successor has taken them over,
+// no TCP connection is open, or the drain timeout is over. If a successor takes over before ctx
+// ends, Run returns an error.
 func (d *Dataplane) Run(ctx context.Context) error {
 	s := d.server
 	s.log = klog.FromContext(ctx)
-	var workers, beside sync.WaitGroup
+	var workers, waiting sync.WaitGroup
 	for _, w := range s.workers {
 		workers.Go(w.run)
 	}
@@ -174,26 +178,26 @@ func (d *Dataplane) Run(ctx context.Context) error {
 		}
 		workers.Wait()
 	})
-	followed := make(chan struct{})
+	takenOver := make(chan struct{})
 	var l net.Listener
 	select {
-	case l = <-d.listening:
-		beside.Go(func() {
+	case l = <-d.handover:
+		waiting.Go(func() {
 			if s.awaitSuccessor(l, stop) {
-				close(followed)
+				close(takenOver)
 			}
 		})
 	case <-ctx.Done():
 	}
 	select {
-	case <-followed:
+	case <-takenOver:
 	case <-ctx.Done():
-		s.drain(followed)
+		s.drain(takenOver)
 	}
 	if l != nil {
 		_ = l.Close()
 	}
-	beside.Wait()
+	waiting.Wait()
 	stop()
 	s.close()
 	if ctx.Err() == nil {
@@ -202,8 +206,8 @@ func (d *Dataplane) Run(ctx context.Context) error {
 	return nil
 }
 
-// Leave lets the rules give way to another proxy, unless a mode of ours has taken
-// new connections from them already.
+// Leave makes the rules yield to another proxy, unless another mode of Sluice already receives new
+// connections instead of them.
 func (d *Dataplane) Leave(ctx context.Context) error {
 	ours, err := d.Complete(ctx)
 	if err != nil || !ours {
@@ -212,7 +216,7 @@ func (d *Dataplane) Leave(ctx context.Context) error {
 	return d.Dataplane.Leave(ctx)
 }
 
-// Metrics returns what the server and the rules count.
+// Metrics returns the metrics of the server and of the rules.
 func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	return append(d.Dataplane.Metrics(ctx), d.server.metrics()...)
 }

@@ -13,43 +13,43 @@ import (
 )
 
 const (
-	eventsAtOnce = 256                    // before others have their turn
-	roundsAtOnce = 16                     // of one socket
-	acceptPause  = 100 * time.Millisecond // when there is no descriptor for a connection
-	pipeSize     = 256 << 10              // what a slow peer can make us keep, each way
-	sparePipes   = 64                     // empty ones of a worker
+	maxEvents   = 256                    // handled per call of epoll_wait
+	maxRounds   = 16                     // of one socket before others get a turn
+	acceptPause = 100 * time.Millisecond // when no descriptor is available for a connection
+	pipeSize    = 256 << 10              // how much a slow peer can make us buffer, in each direction
+	sparePipes  = 64                     // empty pipes that a worker keeps
 )
 
-// worker serves connections on one thread: everything it does is non-blocking,
-// so nobody waits for a slow client or endpoint. But for do, its methods are
-// called by its own goroutine.
+// worker serves connections on one thread. All its system calls are non-blocking, so no connection
+// waits for a slow client or endpoint. Except for do, its methods must be called by its own
+// goroutine.
 type worker struct {
 	*server
 	epoll, wake int
 	sockets     map[int32]watched // by descriptor
-	watches     int32             // there were so far
-	busy        []*connection     // that have more to do than one turn
-	dialing     list.List         // of *connection, the oldest first
+	watches     int32             // number of watches so far
+	busy        []*connection     // have more to copy than one turn allows
+	dialing     list.List         // of *connection, oldest first
 	sessions    map[flow]*session
-	idle        list.List // of *session, the one first that was silent longest
+	idle        list.List // of *session, the longest silent first
 	replies     map[netip.AddrPort]*reply
-	pipes       []*pipe   // empty ones
+	pipes       []*pipe   // empty ones, for reuse
 	buffer      []byte    // for a datagram
-	pausedUntil time.Time // zero: connections are accepted
+	pausedUntil time.Time // zero while connections are accepted
 
 	mu   sync.Mutex
-	todo []func() // by others; nil: stop
+	todo []func() // for the worker's goroutine; nil means stop
 }
 
-// watched is a socket, and by which of all watches. A number that was closed is soon
-// that of another descriptor, while events of the first are at hand, or still come: a
-// program that is just being started has all descriptors, too, for a moment.
+// watched is a socket and the number of its watch. The number of a closed descriptor is soon reused
+// while events of the former socket are pending, or still arrive: a child process has copies of all
+// descriptors until it executes its program.
 type watched struct {
 	socket
-	watch int32
+	number int32
 }
 
-// socket is told when one of its descriptors is ready.
+// socket receives the events of its descriptors.
 type socket interface {
 	ready(w *worker, fd int, events uint32)
 }
@@ -69,7 +69,7 @@ func (s *server) newWorker() (w *worker, err error) {
 	return w, w.watch(w.wake, nil, unix.EPOLLIN)
 }
 
-// do has the worker's goroutine do something.
+// do makes the worker's goroutine call f; nil stops the worker. Any goroutine may call it.
 func (w *worker) do(f func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -77,27 +77,27 @@ func (w *worker) do(f func()) {
 	_, _ = unix.Write(w.wake, []byte{7: 1})
 }
 
-// watch has a socket told what happens to a descriptor.
+// watch registers a descriptor with epoll; its events go to s.
 func (w *worker) watch(fd int, s socket, events uint32) error {
 	w.watches++
 	w.sockets[int32(fd)] = watched{s, w.watches}
 	return unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Fd: int32(fd), Pad: w.watches, Events: events})
 }
 
-// close closes a descriptor that was watched.
+// close closes a descriptor that is watched.
 func (w *worker) close(fd int) {
 	delete(w.sockets, int32(fd))
 	_ = unix.Close(fd)
 }
 
-// run works until it is stopped, on a thread of its own: where Go moves the goroutine
-// whenever it waited, fewer connections are made in a second.
+// run serves until it is stopped, on a thread of its own: if Go moves the goroutine to another
+// thread after each wait, fewer connections are made per second.
 func (w *worker) run() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	events := make([]unix.EpollEvent, eventsAtOnce)
+	events := make([]unix.EpollEvent, maxEvents)
 	for stopped := false; !stopped; {
-		n, _ := unix.EpollWait(w.epoll, events, w.patience()) // no error but EINTR is possible
+		n, _ := unix.EpollWait(w.epoll, events, w.pollTimeout()) // EINTR is the only possible error
 		w.dispatch(events[:max(n, 0)])
 		busy := w.busy
 		w.busy = nil
@@ -106,21 +106,21 @@ func (w *worker) run() {
 			c.relay(w)
 		}
 		w.expire(time.Now())
-		stopped = w.ordered()
+		stopped = w.runTodo()
 	}
 }
 
-// dispatch tells sockets what happened.
+// dispatch passes events to their sockets, except those of an earlier watch of a descriptor.
 func (w *worker) dispatch(events []unix.EpollEvent) {
 	for _, e := range events {
-		if s := w.sockets[e.Fd]; s.socket != nil && s.watch == e.Pad {
+		if s := w.sockets[e.Fd]; s.socket != nil && s.number == e.Pad {
 			s.ready(w, int(e.Fd), e.Events)
 		}
 	}
 }
 
-// ordered does what others want, and reports whether that is to stop.
-func (w *worker) ordered() bool {
+// runTodo calls the functions passed to do, and reports whether the worker is to stop.
+func (w *worker) runTodo() bool {
 	w.mu.Lock()
 	todo := w.todo
 	w.todo = nil
@@ -137,8 +137,8 @@ func (w *worker) ordered() bool {
 	return false
 }
 
-// patience returns for how many milliseconds there is nothing to do; -1: for ever.
-func (w *worker) patience() int {
+// pollTimeout returns how many milliseconds epoll_wait may block; -1 means no limit.
+func (w *worker) pollTimeout() int {
 	if len(w.busy) > 0 {
 		return 0
 	}
@@ -158,7 +158,7 @@ func (w *worker) patience() int {
 	return int(max(0, wait)/time.Millisecond) + 1
 }
 
-// expire does what is due.
+// expire handles all timeouts that are over.
 func (w *worker) expire(now time.Time) {
 	for e := w.dialing.Front(); e != nil && now.Sub(e.Value.(*connection).began) >= w.DialTimeout; e = w.dialing.Front() {
 		e.Value.(*connection).dialed(w, unix.ETIMEDOUT)
@@ -167,12 +167,12 @@ func (w *worker) expire(now time.Time) {
 		e.Value.(*session).end(w)
 	}
 	if !w.pausedUntil.IsZero() && !now.Before(w.pausedUntil) {
-		w.accepting(true)
+		w.setAccepting(true)
 	}
 }
 
-// makeRoom makes room for one more session. A worker that has its share of them has
-// the one give way that was silent longest: those of others it cannot end.
+// makeRoom makes room for one more session. A worker that has its share of the limit ends its
+// longest silent session; it cannot end those of other workers.
 func (w *worker) makeRoom() {
 	if share := max(1, w.limit/int64(len(w.workers))); int64(w.idle.Len()) >= share {
 		w.refused[connectionLimit].Add(1)
@@ -180,8 +180,8 @@ func (w *worker) makeRoom() {
 	}
 }
 
-// accepting has new connections accepted, or not for a while.
-func (w *worker) accepting(on bool) {
+// setAccepting resumes accepting connections, or pauses it for acceptPause.
+func (w *worker) setAccepting(on bool) {
 	w.pausedUntil = time.Time{}
 	events := uint32(unix.EPOLLIN)
 	if !on {
@@ -189,33 +189,33 @@ func (w *worker) accepting(on bool) {
 	}
 	for fd, s := range w.sockets {
 		if l, ok := s.socket.(*listener); ok {
-			_ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_MOD, l.fd, &unix.EpollEvent{Fd: fd, Pad: s.watch, Events: events})
+			_ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_MOD, l.fd, &unix.EpollEvent{Fd: fd, Pad: s.number, Events: events})
 		}
 	}
 }
 
-// pipe holds what was read and not yet written.
+// pipe holds bytes that were read from one socket and not yet written to the other.
 type pipe struct {
 	r, w  int
-	slots int // of something to hold, however little
+	slots int // each holds a page, or any part of one
 }
 
-// newPipe makes descriptors a pipe, as large as the kernel allows: a user who has many
+// newPipe returns a pipe of two descriptors, as large as the kernel allows: a user with many pipes
 // gets small ones.
 func newPipe(r, w int) *pipe {
 	_, _ = unix.FcntlInt(uintptr(w), unix.F_SETPIPE_SZ, pipeSize)
 	size, err := unix.FcntlInt(uintptr(w), unix.F_GETPIPE_SZ, 0)
 	if err != nil {
-		size = 0 // so that nothing is concluded from it
+		size = 0 // unknown
 	}
 	return &pipe{r, w, size / os.Getpagesize()}
 }
 
-// large reports whether there is as much room as was asked for.
+// large reports whether the pipe has the size that was asked for.
 func (p *pipe) large() bool { return p.slots*os.Getpagesize() >= pipeSize }
 
-// takePipe returns an empty pipe.
-func (w *worker) takePipe() (*pipe, error) {
+// getPipe returns an empty pipe.
+func (w *worker) getPipe() (*pipe, error) {
 	if n := len(w.pipes); n > 0 {
 		p := w.pipes[n-1]
 		w.pipes = w.pipes[:n-1]
@@ -228,8 +228,8 @@ func (w *worker) takePipe() (*pipe, error) {
 	return newPipe(fds[0], fds[1]), nil
 }
 
-// givePipe takes a pipe back, which is not used again unless it is empty and large.
-func (w *worker) givePipe(p *pipe, empty bool) {
+// putPipe takes back a pipe. It is reused only if it is empty and large.
+func (w *worker) putPipe(p *pipe, empty bool) {
 	if empty && p.large() && len(w.pipes) < sparePipes {
 		w.pipes = append(w.pipes, p)
 		return

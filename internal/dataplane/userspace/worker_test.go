@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/internal/balance"
 	"sluice/internal/conformance/lab"
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/proxy"
@@ -27,7 +28,7 @@ func TestWorkersShare(t *testing.T) {
 		}
 		s.start()
 		for i, w := range s.workers {
-			w.ordered()
+			w.runTodo()
 			for _, fd := range []int32{-2, -3} {
 				if w.sockets[fd].socket == nil {
 					t.Errorf("worker %d of %d has no listener like %d", i, workers, fd)
@@ -88,11 +89,11 @@ func TestMetersAreForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.close()
-	for i := range 10 * fewMeters {
-		m := s.metered(proxy.PortKey{}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80))
+	for i := range 10 * minMeters {
+		m := s.countConnection(proxy.PortKey{}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80))
 		m.open.Add(-1)
 	}
-	if n := len(s.meters.of); n > 2*fewMeters {
+	if n := len(s.meters.of); n > 2*minMeters {
 		t.Errorf("%d meters are kept", n)
 	}
 }
@@ -125,7 +126,7 @@ func TestNumbersAreUsedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	turn := func() {
-		list := make([]unix.EpollEvent, eventsAtOnce)
+		list := make([]unix.EpollEvent, maxEvents)
 		n, _ := unix.EpollWait(w.epoll, list, 0)
 		w.dispatch(list[:max(n, 0)])
 	}
@@ -151,5 +152,23 @@ func TestNumbersAreUsedAgain(t *testing.T) {
 	}
 	if turn(); after != 0 {
 		t.Errorf("what has the number next was told %d events of the one before", after)
+	}
+}
+
+// TestSessionWithoutWatch checks that a session that cannot be watched leaves nothing behind.
+func TestSessionWithoutWatch(t *testing.T) {
+	lab.Require(t)
+	s, err := newServer(mode.DefaultRelay(), nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	w, at := s.workers[0], netip.MustParseAddrPort("127.0.0.1:5353")
+	x := &session{sessionState: sessionState{flow: flow{Client: at, Dst: at}}, service: balance.NewService(proxy.PortKey{}), fd: -1}
+	if x.begin(w) {
+		t.Error("a session without a socket begins")
+	}
+	if len(w.replies)+len(w.sockets) != 1 { // one is the worker's own event descriptor
+		t.Errorf("%d reply sockets and %d watched sockets are left", len(w.replies), len(w.sockets))
 	}
 }

@@ -11,18 +11,18 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// dumpTries is how often a dump is begun before it may be incomplete.
+// dumpTries is how often an interrupted dump is tried before it is reported as incomplete.
 const dumpTries = 5
 
-// Conn is connection tracking of the network namespace it was opened in.
+// Conn is the connection tracking of the network namespace that it was opened in.
 type Conn struct {
 	nl     *netlink.Conn
 	plain  bool // the kernel refused to filter by protocol
-	parsed int  // messages of dumps that were decoded
+	parsed int  // messages of dumps that were decoded, for tests
 }
 
-// Open opens a connection to the connection tracking of the calling thread's
-// network namespace, wherever it is used from later.
+// Open opens a connection to the connection tracking of the calling thread's network namespace. The
+// connection stays in that namespace, whichever thread uses it.
 func Open() (*Conn, error) {
 	nl, err := netlink.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -33,11 +33,11 @@ func Open() (*Conn, error) {
 
 func (c *Conn) Close() error { return c.nl.Close() }
 
-// Dump asks the kernel for the flows, again if it was interrupted.
+// Dump implements [Interface]. It starts over if the kernel reports that the dump was interrupted.
 func (c *Conn) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) (flows []Flow, err error) {
 	err = netlink.Settled(ctx, dumpTries, func() (err error) {
 		flows, err = c.dump(f, !c.plain, keep)
-		if !c.plain && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) { // which may be about the filter
+		if !c.plain && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) { // perhaps because of the filter
 			flows, err = c.dump(f, false, keep)
 			c.plain = err == nil
 		}
@@ -53,7 +53,7 @@ func (c *Conn) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) (flows
 	}
 }
 
-// dump asks once. A flow that cannot be read is one that is missing.
+// dump dumps once. A flow that cannot be decoded makes the dump incomplete.
 func (c *Conn) dump(f Filter, filtered bool, keep func(*Flow) bool) ([]Flow, error) {
 	c.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, f.IPv6)
 	if filtered {
@@ -74,19 +74,18 @@ func (c *Conn) dump(f Filter, filtered bool, keep func(*Flow) bool) ([]Flow, err
 		}
 	})
 	if err == nil && malformed > 0 {
-		err = fmt.Errorf("%w: %d flows cannot be read", netlink.ErrInterrupted, malformed)
+		err = fmt.Errorf("%w: %d flows cannot be decoded", netlink.ErrInterrupted, malformed)
 	}
 	return flows, err
 }
 
-// Each asks the kernel for the flows, again if it was interrupted. The kernel
-// walks its table once, for both families.
+// Each implements [Interface]. The kernel walks its table once, for both families.
 func (c *Conn) Each(ctx context.Context, begin func(), each func(*Flow)) error {
 	var flow Flow
 	err := netlink.Settled(ctx, dumpTries, func() error {
 		begin()
 		c.nl.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, netlink.Netfilter(0, 0))
-		// Linux 6.1 knows the mask; 5.10 does not, and sends every flow.
+		// Linux 6.1 filters by the mask; 5.10 ignores it and sends every flow.
 		c.nl.U32(nl.CTA_STATUS, statusDstNAT)
 		c.nl.U32(statusMask, statusDstNAT)
 		return c.nl.Ask(func(m netlink.Message) {
@@ -102,7 +101,7 @@ func (c *Conn) Each(ctx context.Context, begin func(), each func(*Flow)) error {
 	return nil
 }
 
-// Delete names the flow to the kernel by its first packet and its ID.
+// Delete implements [Interface]. It identifies the flow by its original tuple and its ID.
 func (c *Conn) Delete(ctx context.Context, f *Flow) error {
 	if err := ctx.Err(); err != nil {
 		return err

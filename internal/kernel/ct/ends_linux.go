@@ -13,18 +13,18 @@ import (
 // groupDestroy is NFNLGRP_CONNTRACK_DESTROY.
 const groupDestroy = 3
 
-// KernelEnds is the ends of flows of the network namespace it was opened in.
+// KernelEnds receives the ends of flows in the network namespace that it was opened in.
 type KernelEnds struct {
 	queue *netlink.Queue
 }
 
-// OpenEnds begins to listen, in the calling thread's network namespace. Since
-// Linux 5.19 a kernel tells only of the ends of flows that began while somebody
-// listened, unless net.netfilter.nf_conntrack_events is 1.
+// OpenEnds starts to listen, in the calling thread's network namespace. Since Linux 5.19 the kernel
+// reports only the ends of flows that began while a socket was listening, unless
+// net.netfilter.nf_conntrack_events is 1.
 func OpenEnds() (*KernelEnds, error) {
 	q, err := netlink.OpenQueue(unix.NETLINK_NETFILTER, groupDestroy, translatedOnly())
 	if err != nil {
-		return nil, fmt.Errorf("listen for flows that end: %w", err)
+		return nil, fmt.Errorf("listen for conntrack events: %w", err)
 	}
 	return &KernelEnds{q}, nil
 }
@@ -45,8 +45,9 @@ func (k *KernelEnds) Take(each func(*Flow)) error {
 	})
 }
 
-// translatedOnly is a filter that keeps the flows of others, which may be most of
-// them, from being told: it finds the status among a message's attributes.
+// translatedOnly returns a socket filter (BPF) that passes only events of translated flows, because
+// the other flows of a node may be most of them. It looks up the status among the attributes of a
+// message.
 func translatedOnly() []unix.SockFilter {
 	const (
 		firstAttribute = unix.SizeofNlMsghdr + 4
@@ -56,7 +57,7 @@ func translatedOnly() []unix.SockFilter {
 		{Code: unix.BPF_LD | unix.BPF_IMM, K: firstAttribute},
 		{Code: unix.BPF_LDX | unix.BPF_IMM, K: nl.CTA_STATUS},
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: findAttribute},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0, Jt: 3}, // there is none
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0, Jt: 3}, // the message has no status
 		{Code: unix.BPF_MISC | unix.BPF_TAX},
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_IND, K: unix.SizeofNlAttr},
 		{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: statusDstNAT, Jf: 1},

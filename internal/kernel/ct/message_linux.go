@@ -9,12 +9,12 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// What the kernel's linux/netfilter/nfnetlink_conntrack.h has and the library has not.
+// Constants of linux/netfilter/nfnetlink_conntrack.h that the netlink library lacks.
 const (
 	tupleZone       = 3  // CTA_TUPLE_ZONE
 	attrFilter      = 25 // CTA_FILTER
 	filterOrigFlags = 1
-	filterSrc       = 1 << 0 // flags that make a part of the original tuple count
+	filterSrc       = 1 << 0 // flags: which parts of the original tuple must match
 	filterDst       = 1 << 1
 	filterProtoNum  = 1 << 3
 	filterDstPort   = 1 << 5
@@ -23,17 +23,16 @@ const (
 	protoInfoState  = 1      // CTA_PROTOINFO_TCP_STATE
 	counterPackets  = 1      // CTA_COUNTERS_PACKETS
 	counterBytes    = 2      // CTA_COUNTERS_BYTES
-	tcpLastAck      = 6      // TCP_CONNTRACK_LAST_ACK, which only TIME_WAIT and CLOSE follow
+	tcpLastAck      = 6      // TCP_CONNTRACK_LAST_ACK; only TIME_WAIT and CLOSE follow it
 )
 
-// encodeFilter asks for flows of one protocol only, and from one client to one
-// address if they are named. Kernels before 5.8 do not know the attribute and
-// send every flow of the family.
+// encodeFilter writes a filter for flows of one protocol, and of one client and destination if they
+// are set. Kernels before 5.8 ignore the attribute and send every flow of the family.
 func encodeFilter(w *netlink.Builder, f Filter) {
 	flags := uint32(filterProtoNum)
 	if f.Src.IsValid() {
 		flags |= filterDstPort
-		if !f.IPv6 { // Linux 6.18 leaves out just the flows that have the addresses of a filter for IPv6.
+		if !f.IPv6 { // Linux 6.18 omits exactly the flows that match the addresses of an IPv6 filter.
 			flags |= filterSrc | filterDst
 		}
 		encodeTuple(w, nl.CTA_TUPLE_ORIG, f.Protocol, Tuple{netip.AddrPortFrom(f.Src, 0), f.Dst})
@@ -47,7 +46,7 @@ func encodeFilter(w *netlink.Builder, f Filter) {
 	})
 }
 
-// encodeFlow names a flow by what the kernel finds it by.
+// encodeFlow writes what the kernel needs to find a flow.
 func encodeFlow(w *netlink.Builder, f *Flow) {
 	encodeTuple(w, nl.CTA_TUPLE_ORIG, f.Protocol, f.Orig)
 	if f.Zone != 0 {
@@ -74,11 +73,11 @@ func encodeTuple(w *netlink.Builder, kind uint16, protocol uint8, t Tuple) {
 	})
 }
 
-// decode reads a flow, and reports whether it is whole. A table may have a
-// million, so each attribute is looked at once.
+// decode reads a flow into f, and reports whether its tuples are complete. A table may have a
+// million flows, so each attribute is visited once.
 func decode(a netlink.Attrs, f *Flow) bool {
 	*f = Flow{}
-	var zones [2]uint16 // of the directions, if they are in different ones
+	var zones [2]uint16 // of the two directions; rules can set a zone for one direction only
 	for kind, v := range a.All() {
 		switch kind {
 		case nl.CTA_TUPLE_ORIG:
@@ -100,14 +99,14 @@ func decode(a netlink.Attrs, f *Flow) bool {
 		}
 	}
 	f.Zone = max(f.Zone, zones[0], zones[1])
-	return f.Orig.whole() && f.Reply.whole()
+	return f.Orig.complete() && f.Reply.complete()
 }
 
 func decodeCount(a netlink.Attrs) Count {
 	return Count{Packets: a.Number(counterPackets), Bytes: a.Number(counterBytes)}
 }
 
-func (t Tuple) whole() bool {
+func (t Tuple) complete() bool {
 	return t.Src.IsValid() && t.Src.Addr().BitLen() == t.Dst.Addr().BitLen()
 }
 

@@ -7,61 +7,60 @@ import (
 	"net/netip"
 )
 
-// Interface is one network namespace's connection tracking. Its methods are
-// called by one goroutine at a time.
+// Interface is the connection tracking of one network namespace. Its methods must not be called
+// concurrently.
 type Interface interface {
-	// Dump returns the flows of a family and protocol for which keep reports
-	// true. The flow is keep's only until it returns. What the kernel changes
-	// meanwhile may be in the result or not.
+	// Dump returns the flows of a family and protocol for which keep returns true. keep must not
+	// retain the flow. Flows that the kernel adds or removes during the dump may or may not be in
+	// the result.
 	//
-	// An error that wraps [ErrIncomplete] comes with the flows that were seen.
+	// An error that wraps [ErrIncomplete] is accompanied by the flows that were seen.
 	Dump(ctx context.Context, f Filter, keep func(*Flow) bool) ([]Flow, error)
 
-	// Each calls each for every flow, of both families and all protocols, whose
-	// destination was translated. The flow is each's only until it returns. What
-	// the kernel changes meanwhile may come up or not. Begin is called before the
-	// first flow, and again if the kernel had to be asked again from the start.
+	// Each calls each for every flow, of both families and all protocols, whose destination was
+	// translated. each must not retain the flow. Flows that the kernel adds or removes meanwhile
+	// may or may not be included. Begin is called before the first flow, and again whenever the
+	// dump has to start over.
 	Each(ctx context.Context, begin func(), each func(*Flow)) error
 
-	// Delete makes the kernel forget a flow that Dump returned: its next packet
-	// is a first one. A flow that is gone is [ErrNotFound].
+	// Delete makes the kernel forget a flow that Dump returned, so that the rules apply to its next
+	// packet as to a first one. It returns [ErrNotFound] if the flow is gone.
 	Delete(ctx context.Context, f *Flow) error
 
 	// Close releases the connection.
 	Close() error
 }
 
-// Ends tells of flows that end. Its methods are called by one goroutine at a time.
+// Ends reports flows that end. Its methods must not be called concurrently.
 type Ends interface {
-	// Take calls each for the flows that have ended since the last call, if their
-	// destination was translated, and with nil where the kernel has lost some.
-	// The flow is each's only until it returns. A flow that Each leaves out
-	// because it has ended is there to be taken.
+	// Take calls each for the translated flows that have ended since the last call, and with nil
+	// wherever the kernel has lost events. each must not retain the flow. A flow that
+	// [Interface.Each] omits because it has ended is delivered by the next Take.
 	Take(each func(*Flow)) error
 
 	// Close stops listening.
 	Close() error
 }
 
-// ErrNotFound says that there is no such flow any more.
+// ErrNotFound means that a flow no longer exists.
 var ErrNotFound = errors.New("no such flow")
 
-// ErrIncomplete is wrapped by the error of a dump that lacks flows.
-var ErrIncomplete = errors.New("dump is incomplete")
+// ErrIncomplete is wrapped by the error of a dump that may lack flows.
+var ErrIncomplete = errors.New("the dump is incomplete")
 
-// Filter says which flows a dump is about.
+// Filter selects the flows of a dump.
 type Filter struct {
 	IPv6     bool
 	Protocol uint8 // as in the IP header
 
-	// The client and the address that it connected to, both of them or neither.
+	// The client and the address that it connected to: both or neither.
 	Src netip.Addr
 	Dst netip.AddrPort
 
-	Most int // flows to return, whichever come first; 0: all
+	Most int // the maximum number of flows to return, in no particular order; 0 means all
 }
 
-// full reports whether so many flows are as many as the filter asks for.
+// full reports whether a dump with so many flows has reached Most.
 func (f Filter) full(flows int) bool { return f.Most > 0 && flows >= f.Most }
 
 func (f Filter) String() string {
@@ -79,26 +78,26 @@ func (f Filter) Matches(flow *Flow) bool {
 // Flow is one tracked connection.
 type Flow struct {
 	Protocol uint8
-	Orig     Tuple  // of its first packet, as that came in
-	Reply    Tuple  // of an answer, as that comes in: NAT makes it differ from Orig reversed
-	Zone     uint16 // 0 unless rules put the flow elsewhere
-	ID       uint32 // tells it from an earlier flow with the same tuples
+	Orig     Tuple  // of the first packet, as it came in
+	Reply    Tuple  // of a reply, as it comes in; NAT makes it differ from Orig reversed
+	Zone     uint16 // the conntrack zone; 0 unless rules set another
+	ID       uint32 // distinguishes the flow from an earlier one with the same tuples
 
-	Translated bool    // its destination was
-	Closed     bool    // both ends of a TCP connection are done with it
-	Carried    Carried // so far
+	Translated bool    // its destination was translated (DNAT)
+	Closed     bool    // both ends of a TCP connection have closed it
+	Carried    Carried // packets and bytes so far
 }
 
-// Carried is what a flow has carried, headers of IP included.
+// Carried is the traffic of a flow, including IP headers.
 type Carried struct {
 	Known       bool // the kernel counts it: net.netfilter.nf_conntrack_acct was 1 when the flow began
 	Orig, Reply Count
 }
 
-// Count is packets and their bytes.
+// Count is a number of packets and of their bytes.
 type Count struct{ Packets, Bytes uint64 }
 
-// Tuple is where a packet comes from and goes to.
+// Tuple is the source and destination of a packet.
 type Tuple struct {
 	Src, Dst netip.AddrPort
 }

@@ -12,7 +12,7 @@ import (
 
 var version2 = hcn.SchemaVersion{Major: 2}
 
-// idOf returns an ID as we write it: the service writes the same ID in both cases.
+// idOf returns an ID in lower case: the service writes the same ID in either case.
 func idOf(id string) string { return strings.ToLower(id) }
 
 func networkOf(n *hcn.HostComputeNetwork) (Network, error) {
@@ -64,7 +64,8 @@ func hcnEndpointOf(e Endpoint) *hcn.HostComputeEndpoint {
 	return theirs
 }
 
-// loadBalancerOf leaves the port out of one that we could not have made.
+// loadBalancerOf converts a load balancer. It leaves protocol and port unset if we could not have
+// created it.
 func loadBalancerOf(l *hcn.HostComputeLoadBalancer) (string, LoadBalancer) {
 	ours := LoadBalancer{Family6: l.Flags&hcn.LoadBalancerFlagsIPv6 != 0, Flags: Flags(l.Flags &^ hcn.LoadBalancerFlagsIPv6)}
 	for _, id := range l.HostComputeEndpoints {
@@ -81,7 +82,7 @@ func loadBalancerOf(l *hcn.HostComputeLoadBalancer) (string, LoadBalancer) {
 }
 
 func hcnLoadBalancerOf(l LoadBalancer) *hcn.HostComputeLoadBalancer {
-	source, _ := l.SourceVIP.MarshalText() // of none there is no text
+	source, _ := l.SourceVIP.MarshalText() // empty if it is invalid
 	theirs := &hcn.HostComputeLoadBalancer{
 		HostComputeEndpoints: l.Endpoints, SourceVIP: string(source), SchemaVersion: version2, Flags: hcn.LoadBalancerFlags(l.Flags & 0xff),
 		PortMappings: []hcn.LoadBalancerPortMapping{{

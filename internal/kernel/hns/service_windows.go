@@ -12,25 +12,25 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// Service is the Host Networking Service of this node. What hnslib asks of it for
-// one of our calls: a list takes one request and three for each object, to create
-// an endpoint takes five, to create a load balancer three, to update one four, and
-// to delete one.
+// Service is the Host Networking Service of this node. The requests that hnslib makes for one call:
+// a list takes one and three for each object, creating an endpoint five, creating a load balancer
+// three, updating one four, deleting one.
 type Service struct{}
 
-// libraries are those that hnslib calls. It panics if one is not there.
+// libraries are the DLLs that hnslib calls. It panics if one does not exist, so ask checks them
+// first.
 var libraries = []*windows.LazyDLL{windows.NewLazySystemDLL("computenetwork.dll"), windows.NewLazySystemDLL("vmcompute.dll")}
 
-// Features asks for the version each time: hnslib would remember that the service
-// did not run, and log what it found.
+// Features reads the version at each call: hnslib would remember that the service was not running,
+// and logs the features.
 func (Service) Features(ctx context.Context) (Features, error) {
-	globals, err := ask(ctx, "ask for the version", hcn.GetGlobals)
+	globals, err := ask(ctx, "read the version", hcn.GetGlobals)
 	if err != nil {
 		return Features{}, err
 	}
 	v := globals.Version
 	if !within(v, hcn.V2ApiSupport) {
-		return Features{}, fmt.Errorf("the Host Networking Service has version %d.%d; 9.2 or later (Windows Server 2019) is needed", v.Major, v.Minor)
+		return Features{}, fmt.Errorf("the Host Networking Service has version %d.%d, but 9.2 or later (Windows Server 2019) is needed", v.Major, v.Minor)
 	}
 	return Features{
 		DSR: within(v, hcn.DSRVersion), DualStack: within(v, hcn.IPv6DualStackVersion), RemoteSubnet: within(v, hcn.RemoteSubnetVersion),
@@ -92,13 +92,13 @@ func (Service) DeleteLoadBalancer(ctx context.Context, id string) error {
 	return do(ctx, "delete load balancer "+id, (&hcn.HostComputeLoadBalancer{Id: id}).Delete)
 }
 
-// list reads again if something was deleted while it read: hnslib first lists IDs
-// and then looks at each object.
+// list lists objects and converts them. It starts over if an object was deleted meanwhile: hnslib
+// first lists IDs and then reads each object.
 func list[Theirs, Ours any](ctx context.Context, doing string, convert func(*Theirs) (string, Ours), read func() ([]Theirs, error)) (map[string]Ours, error) {
 	theirs, err := ask(ctx, doing, read)
 	for tries := 1; errors.Is(err, ErrNotFound); tries++ {
 		if tries == 5 {
-			return nil, fmt.Errorf("%s: something was deleted each time: %v", doing, err) // that is not ErrNotFound to a caller
+			return nil, fmt.Errorf("%s: objects were deleted meanwhile, in %d attempts: %v", doing, tries, err) // not %w: to a caller this is not ErrNotFound
 		}
 		theirs, err = ask(ctx, doing, read)
 	}
@@ -118,12 +118,12 @@ func do(ctx context.Context, doing string, f func() error) error {
 	return err
 }
 
-// ask does something unless the context has ended. Its error says what was being
-// done, and is one that a caller can act upon, where there is one.
+// ask calls f unless the context has ended. Its error names the action, and wraps one of the errors
+// that a caller can act on where possible.
 func ask[T any](ctx context.Context, doing string, f func() (T, error)) (answer T, err error) {
 	for _, l := range libraries {
 		if err := l.Load(); err != nil {
-			return answer, fmt.Errorf("load %s: %w (has this node the Windows feature Containers?)", l.Name, err)
+			return answer, fmt.Errorf("load %s: %w; check that the Windows feature Containers is installed", l.Name, err)
 		}
 	}
 	if err = ctx.Err(); err == nil {
@@ -137,13 +137,13 @@ func ask[T any](ctx context.Context, doing string, f func() (T, error)) (answer 
 			return answer, fmt.Errorf("%s: %w (%w)", doing, known, err)
 		}
 	}
-	if hcn.IsNotFoundError(err) { // a filter has found nothing
+	if hcn.IsNotFoundError(err) { // a filter matched nothing
 		return answer, fmt.Errorf("%s: %w", doing, ErrNotFound)
 	}
 	return answer, fmt.Errorf("%s: %w", doing, err)
 }
 
-// errorCodes are looked up in the text, where hnslib has them in all its errors.
+// errorCodes are searched for in the error text, where hnslib puts them in all its errors.
 var errorCodes = map[error][]uint32{
 	ErrNotFound: {
 		uint32(windows.ERROR_NOT_FOUND), uint32(windows.HCN_E_NETWORK_NOT_FOUND), uint32(windows.HCN_E_ENDPOINT_NOT_FOUND), uint32(windows.HCN_E_POLICY_NOT_FOUND),
