@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -156,6 +157,11 @@ type Dataplane struct {
 	// Binds reports whether the mode makes an address of Services the node's own:
 	// its other ports are refused then, which others leave alone. Nil: it does not.
 	Binds func(*proxy.State, netip.Addr) bool
+
+	// Relays says that a process relays connections. It works only if bridges do not pass
+	// packets to netfilter. Endpoints on the client's bridge see the node instead of the
+	// client, which they would answer past the process.
+	Relays bool
 
 	// HandsOver says that its work ends, with an error, when another takes over.
 	HandsOver bool
@@ -360,6 +366,14 @@ func (r *run) want(c *Case) Expect {
 	}
 	if e.Verdict == proxy.Untouched && r.d.Binds != nil && r.d.Binds(r.resolver.State(), c.Dst) {
 		return Expect{Verdict: proxy.Reject}
+	}
+	if client := r.pods[c.Src].host; client != nil && r.bridged && r.d.Relays {
+		e.To = maps.Clone(e.To)
+		for to := range e.To {
+			if endpoint := r.pods[to.Addr()].host; endpoint != nil && endpoint.SharesBridge(client) {
+				e.To[to] = true
+			}
+		}
 	}
 	return e
 }

@@ -33,6 +33,7 @@ type testbed struct {
 	tally   *tally
 	churn   Churn                         // of the daemon
 	met     map[clientOf][]netip.AddrPort // endpoints that clients were ever sent to
+	bridged bool                          // pods of the node share a bridge
 	inVain  bool                          // no flow was translated at a socket that was to be
 }
 
@@ -47,11 +48,11 @@ func (s *scheduler) newTestbed(ctx context.Context) (*testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := lab.New(lab.Config{Cgroup: cgroup, Bridged: s.bridged})
+	l, err := lab.New(lab.Config{Cgroup: cgroup, Bridged: s.bridged, BridgeNetfilter: s.bridged && !s.d.Relays})
 	if err != nil {
 		return nil, err
 	}
-	b := &testbed{d: s.d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}, tally: &s.tally, met: map[clientOf][]netip.AddrPort{}}
+	b := &testbed{d: s.d, lab: l, silence: untilSilence, pods: map[netip.Addr]pod{}, bridged: s.bridged, tally: &s.tally, met: map[clientOf][]netip.AddrPort{}}
 	if err := b.openDataplane(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}

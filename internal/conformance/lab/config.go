@@ -18,10 +18,11 @@ type Config struct {
 	BridgeAddrs  []netip.Addr
 	TransitAddrs []netip.Addr
 
-	// Bridged says that the node's pods reach each other over the bridge without the
-	// node as their router, and that the bridge passes their packets to netfilter
-	// (br_netfilter), as with most CNI plugins that use a bridge.
-	Bridged bool
+	// Bridged says that the node's pods share a subnet and reach each other over the
+	// bridge without the node as their router, as with CNI plugins that use a bridge.
+	// BridgeNetfilter says that bridges pass packets to netfilter (br_netfilter), as on
+	// most nodes that have such plugins.
+	Bridged, BridgeNetfilter bool
 
 	// Cgroup is the folder of the cgroup that the sockets of the node and its pods are
 	// in. A pod's namespace keeps its addresses then, also as another pod.
@@ -31,7 +32,7 @@ type Config struct {
 // Default fills in what is missing.
 func (c Config) Default() Config {
 	return Config{
-		Bridged:      c.Bridged,
+		Bridged: c.Bridged, BridgeNetfilter: c.BridgeNetfilter,
 		Cgroup:       c.Cgroup,
 		NodeAddrs:    or(c.NodeAddrs, "192.168.0.2", "192.168.1.2", "192.168.99.11", "2001:db8::1", "2001:db8:1::2"),
 		BridgeAddrs:  or(c.BridgeAddrs, "10.0.0.1", "fd00:10::1"),
@@ -43,6 +44,17 @@ func (c Config) Default() Config {
 func (c Config) LocalAddrs() []netip.Addr {
 	c = c.Default()
 	return slices.Concat(c.NodeAddrs, c.BridgeAddrs, c.TransitAddrs, or(nil, "127.0.0.1", "::1"))
+}
+
+// bridgePrefixes returns the addresses of the bridge, with the subnet that pods share.
+func (c Config) bridgePrefixes() []netip.Prefix {
+	out := singles(c.BridgeAddrs)
+	for i, p := range out {
+		if c.Bridged {
+			out[i] = netip.PrefixFrom(p.Addr(), p.Bits()/4) // 10.0.0.0/8, fd00:10::/32
+		}
+	}
+	return out
 }
 
 func or(addrs []netip.Addr, texts ...string) []netip.Addr {

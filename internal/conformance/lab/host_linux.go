@@ -103,15 +103,15 @@ func (h *Host) failed(err error, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", h.Name, fmt.Sprintf(format, args...), err)
 }
 
-// forward makes the host a router. Bridged says whether its bridges pass packets to
-// netfilter; a kernel without br_netfilter never does.
-func (h *Host) forward(bridged bool) error {
+// forward makes the host a router. The parameter says whether its bridges pass packets
+// to netfilter; those of a kernel without br_netfilter never do.
+func (h *Host) forward(bridgeNetfilter bool) error {
 	if err := h.sysctl("net/ipv4/ip_forward=1", "net/ipv6/conf/all/forwarding=1"); err != nil {
 		return err
 	}
-	value := map[bool]string{false: "=0", true: "=1"}[bridged]
+	value := map[bool]string{false: "=0", true: "=1"}[bridgeNetfilter]
 	err := h.sysctl("net/bridge/bridge-nf-call-iptables"+value, "net/bridge/bridge-nf-call-ip6tables"+value)
-	if errors.Is(err, fs.ErrNotExist) && !bridged {
+	if errors.Is(err, fs.ErrNotExist) && !bridgeNetfilter {
 		return nil
 	}
 	return err
@@ -139,7 +139,7 @@ func (h *Host) linkUp(name string) (netlink.Link, error) {
 }
 
 // addBridge makes a bridge with addresses of its own.
-func (h *Host) addBridge(name string, mac net.HardwareAddr, addrs []netip.Addr) (netlink.Link, error) {
+func (h *Host) addBridge(name string, mac net.HardwareAddr, addrs []netip.Prefix) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = name, mac
 	b := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: new(false)}
@@ -147,7 +147,7 @@ func (h *Host) addBridge(name string, mac net.HardwareAddr, addrs []netip.Addr) 
 		return nil, h.failed(err, "add bridge %s", name)
 	}
 	_, err := h.linkUp(name)
-	return b, errors.Join(err, h.addAddrs(b, addrs...))
+	return b, errors.Join(err, h.addPrefixes(b, addrs...))
 }
 
 // plug lays a cable to another host, where it is eth0, and sets both ends up.
@@ -214,6 +214,13 @@ func everything(f proxy.Family) netip.Prefix { return netip.PrefixFrom(f.Unspeci
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
+func singles(addrs []netip.Addr) (out []netip.Prefix) {
+	for _, a := range addrs {
+		out = append(out, single(a))
+	}
+	return out
+}
+
 // route adds or replaces a route; an invalid gateway means that the destination is on the link.
 func (h *Host) route(link netlink.Link, to netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK}
@@ -228,6 +235,9 @@ func (h *Host) unroute(link netlink.Link, to netip.Prefix) error {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_NOWHERE}
 	return h.failed(h.nl.RouteDel(r), "remove route %v", to)
 }
+
+// SharesBridge reports whether two pods are on one bridge.
+func (h *Host) SharesBridge(o *Host) bool { return h.bridge != nil && h.bridge == o.bridge }
 
 // reach lets the host send to another one on the same link without a router.
 func (h *Host) reach(o *Host) (err error) {
@@ -252,20 +262,27 @@ func (h *Host) neighbour(link netlink.Link, a netip.Addr, mac net.HardwareAddr) 
 }
 
 func (h *Host) addAddrs(link netlink.Link, addrs ...netip.Addr) error {
+	return h.addPrefixes(link, singles(addrs)...)
+}
+
+// addPrefixes adds addresses with their subnets. It adds no routes to the subnets: those to
+// single pods lead there, so that others of the same subnet may be on other links.
+func (h *Host) addPrefixes(link netlink.Link, prefixes ...netip.Prefix) error {
 	var errs []error
-	for _, a := range addrs {
-		addr := &netlink.Addr{IPNet: ipNet(single(a))}
-		if a.Is6() {
-			addr.Flags = unix.IFA_F_NODAD
+	for _, p := range prefixes {
+		addr := &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
+		if p.Addr().Is6() {
+			addr.Flags |= unix.IFA_F_NODAD
 		}
-		errs = append(errs, h.failed(h.nl.AddrReplace(link, addr), "add %v to %s", a, link.Attrs().Name))
+		errs = append(errs, h.failed(h.nl.AddrReplace(link, addr), "add %v to %s", p, link.Attrs().Name))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	// The kernel makes the route of a new IPv6 address a little later, and only
 	// then receives packets for it.
-	for _, a := range addrs {
+	for _, p := range prefixes {
+		a := p.Addr()
 		errs = append(errs, h.await(a.String(), func() bool {
 			routes, err := h.nl.RouteGet(a.AsSlice())
 			return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL

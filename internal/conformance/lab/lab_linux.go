@@ -45,17 +45,17 @@ func (l *Lab) build() (err error) {
 		return err
 	}
 	l.node.Addrs, l.node.Cgroup = l.cfg.LocalAddrs(), l.cfg.Cgroup
-	if l.cni0, err = l.node.addBridge(Bridge, mac(1, 0), l.cfg.BridgeAddrs); err != nil {
+	if l.cni0, err = l.node.addBridge(Bridge, mac(1, 0), l.cfg.bridgePrefixes()); err != nil {
 		return err
 	}
-	if l.transit, err = l.node.addBridge(Transit, mac(2, 0), l.cfg.TransitAddrs); err != nil {
+	if l.transit, err = l.node.addBridge(Transit, mac(2, 0), singles(l.cfg.TransitAddrs)); err != nil {
 		return err
 	}
 	if l.node.eth0, err = l.node.plug(Uplink, mac(3, 0), nil, l.outside); err != nil {
 		return err
 	}
 	return errors.Join(
-		l.node.forward(l.cfg.Bridged),
+		l.node.forward(l.cfg.BridgeNetfilter),
 		l.node.addAddrs(l.node.eth0, l.cfg.NodeAddrs...),
 		l.node.defaultRoutes(l.outside.mac),
 		l.outside.defaultRoutes(mac(3, 0)),

@@ -42,6 +42,7 @@ func underTest(t *testing.T) conformance.Dataplane {
 	relay.DialTimeout = traffic.Scaled(relay.DialTimeout)
 	return conformance.Dataplane{
 		HandsOver: true,
+		Relays:    true,
 		Mode:      "nftables", // whose settings it has
 		Refuses:   map[proxy.Protocol]string{proxy.SCTP: "no SCTP connection can be carried: sockets of the kernel cannot be spliced, and many kernels have none"},
 		Open:      func(ctx context.Context) (proxy.Dataplane, error) { return open(ctx, t, relay) },
@@ -50,6 +51,9 @@ func underTest(t *testing.T) conformance.Dataplane {
 
 // TestConformance plays the packet table with real packets.
 func TestConformance(t *testing.T) { conformance.Run(t, underTest(t)) }
+
+// TestBridged plays it on a node whose pods share a bridge.
+func TestBridged(t *testing.T) { conformance.RunBridged(t, underTest(t)) }
 
 // TestRandom plays random states and packets against the oracle.
 func TestRandom(t *testing.T) { conformance.RunRandom(t, underTest(t), 1, 30) }

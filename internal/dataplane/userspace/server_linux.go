@@ -10,6 +10,7 @@ import (
 
 	"sluice/internal/balance"
 	"sluice/internal/dataplane/mode"
+	"sluice/internal/kernel/link"
 	"sluice/internal/proxy"
 )
 
@@ -28,6 +29,7 @@ type server struct {
 	workers      []*worker
 	listeners    []*listener
 	socket       func(domain, kind, protocol int) (int, error)
+	subnets      *link.Subnets
 	limit        int64 // of connections, and of sessions
 	logExhausted sync.Once
 	log          klog.Logger
@@ -67,6 +69,10 @@ func newServer(r mode.Relay, families []proxy.Family, workers int) (*server, err
 	}
 	if s.limit = int64(files.Cur / descriptors); r.MaxConnections > 0 {
 		s.limit = min(s.limit, int64(r.MaxConnections))
+	}
+	var err error
+	if s.subnets, err = link.OpenSubnets(); err != nil {
+		return nil, err
 	}
 	for range workers {
 		w, err := s.newWorker()
@@ -155,6 +161,7 @@ func (s *server) close() {
 	for _, l := range s.listeners {
 		_ = unix.Close(l.fd)
 	}
+	s.subnets.Close()
 }
 
 func closeAll(fds []int) {

@@ -153,14 +153,16 @@ func (s *server) openListener(l *listener) (err error) {
 }
 
 // connect starts to connect to an endpoint. The endpoint sees the client's address, or the node's
-// if masquerade is 1. With TCP it also sees the client's port, unless that is in use. With UDP it
+// if masquerade is 1, or if it would otherwise reply to the client past this node. With TCP it also sees the client's port, unless that is in use. With UDP it
 // sees a port that the client's own flows do not use: when another mode continues the flow to the
 // same endpoint, the kernel would otherwise deliver the replies to our socket.
-func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpoint, masquerade int) (fd int, err error) {
+func (w *worker) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpoint, masquerade int) (fd int, err error) {
 	f := proxy.FamilyOf(to.Addr.Addr())
 	sources := []netip.AddrPort{client, netip.AddrPortFrom(client.Addr(), 0)}
 	switch {
-	case masquerade == 1 || to.MayHairpin() && to.Addr.Addr() == client.Addr(): // A pod must not receive packets from its own address.
+	case masquerade == 1,
+		to.MayHairpin() && to.Addr.Addr() == client.Addr(), // A pod must not receive packets from its own address.
+		w.neighbours.share(client.Addr(), to.Addr.Addr()):
 		sources = []netip.AddrPort{{}}
 	case p == proxy.UDP:
 		sources = append(lowPorts(client.Addr()), client)
@@ -175,7 +177,7 @@ func (s *server) connect(p proxy.Protocol, client netip.AddrPort, to proxy.Endpo
 		case p == proxy.TCP: // other connections of the client may use the same port
 			options = append(options, shareAddr)
 		}
-		if fd, err = s.openSocket(p, f, source, options...); err != nil {
+		if fd, err = w.openSocket(p, f, source, options...); err != nil {
 			continue
 		}
 		if p == proxy.UDP {

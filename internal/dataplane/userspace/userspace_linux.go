@@ -8,6 +8,7 @@ import (
 	"net"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 
 	"k8s.io/klog/v2"
@@ -15,6 +16,7 @@ import (
 	"sluice/internal/dataplane/mode"
 	"sluice/internal/dataplane/nftables"
 	"sluice/internal/kernel/link"
+	"sluice/internal/kernel/sysctl"
 	"sluice/internal/proxy"
 )
 
@@ -130,6 +132,7 @@ func (d *Dataplane) prepare(ctx context.Context) error {
 		return err
 	}
 	log := klog.FromContext(ctx)
+	warnOfBridges(log, sysctl.Kernel{})
 	if err := d.server.takeOver(); err != nil {
 		log.Error(err, "Cannot take over all connections of the former daemon, the others are lost")
 	}
@@ -148,6 +151,17 @@ func (d *Dataplane) prepare(ctx context.Context) error {
 	}
 	d.handover <- successor
 	return nil
+}
+
+// warnOfBridges logs if bridges pass packets to netfilter (br_netfilter): they do so before the
+// kernel forgets which socket tproxy chose, and then skip the rules that would choose it again.
+func warnOfBridges(log klog.Logger, settings sysctl.Interface) {
+	for _, name := range []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"} {
+		if value, err := settings.Read(name); err == nil && value == "1" {
+			log.Info("Mode userspace does not serve pods on a bridge that passes packets to netfilter: set the sysctl to 0 or choose another mode",
+				"sysctl", strings.ReplaceAll(name, "/", "."))
+		}
+	}
 }
 
 // checkIPVS returns an error while IPVS takes connections to Services.

@@ -33,8 +33,9 @@ type worker struct {
 	sessions    map[flow]*session
 	idle        list.List // of *session, the longest silent first
 	replies     map[netip.AddrPort]*reply
-	pipes       []*pipe   // empty ones, for reuse
-	buffer      []byte    // for a datagram
+	pipes       []*pipe // empty ones, for reuse
+	buffer      []byte  // for a datagram
+	neighbours  neighbours
 	pausedUntil time.Time // zero while connections are accepted
 
 	mu   sync.Mutex
@@ -57,7 +58,7 @@ type socket interface {
 func (s *server) newWorker() (w *worker, err error) {
 	w = &worker{
 		server: s, sockets: map[int32]watched{}, sessions: map[flow]*session{}, replies: map[netip.AddrPort]*reply{},
-		buffer: make([]byte, math.MaxUint16),
+		buffer: make([]byte, math.MaxUint16), neighbours: neighbours{kernel: s.subnets},
 	}
 	if w.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, err
