@@ -10,9 +10,9 @@ import (
 	"sluice/internal/kernel/sysctl/sysctltest"
 )
 
-// TestSetting walks through everything that can become of the setting. Each step
-// is what a dataplane does with a node: it asks for the guard, writes it, and
-// opens loopback if that is wanted.
+// TestSetting goes through the possible histories of the setting. Each step is what a
+// dataplane does with a node: it asks for the guard, writes it, and opens loopback if that
+// is wanted.
 func TestSetting(t *testing.T) {
 	readOnly, away := errors.New("read-only file system"), errors.New("no programs")
 	guarded, noted := Guard{InForce: true}, Guard{InForce: true, Noted: true}
@@ -74,7 +74,7 @@ func TestSetting(t *testing.T) {
 	}
 }
 
-// TestWithoutIPv4 wants a dataplane without IPv4 to guard and open nothing.
+// TestWithoutIPv4 checks that a dataplane without IPv4 guards and opens nothing.
 func TestWithoutIPv4(t *testing.T) {
 	var s *Setting
 	s.Find(t.Context(), Traces{})
@@ -84,8 +84,8 @@ func TestWithoutIPv4(t *testing.T) {
 	s.Open(t.Context())
 }
 
-// TestPrepare wants the guard to be written before the setting is on, and the
-// setting to stay off where the guard cannot be.
+// TestPrepare checks that the guard is written before the setting is on, and that the
+// setting stays off if the guard cannot be written.
 func TestPrepare(t *testing.T) {
 	refused := errors.New("refused")
 	for _, tt := range []struct {
@@ -108,8 +108,8 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestAdministratorLater has the administrator switch the setting on while nobody
-// of us wants it: it is no service proxy's.
+// TestAdministratorLater has the administrator switch the setting on while we do not want
+// it: a service proxy must not switch it off.
 func TestAdministratorLater(t *testing.T) {
 	k := sysctltest.NewFake(map[string]string{Name: "0"})
 	s := New(k, nil)
@@ -127,7 +127,7 @@ func TestAdministratorLater(t *testing.T) {
 	}
 }
 
-// TestPutBack says what it did, or what is to be done.
+// TestPutBack checks what PutBack reports.
 func TestPutBack(t *testing.T) {
 	k := sysctltest.NewFake(map[string]string{Name: "1"})
 	if done, err := PutBack(k); done == "" || err != nil || IsOn(k) {
