@@ -54,9 +54,9 @@ func IsOn(k sysctl.Interface) bool {
 	return err == nil && v != 0
 }
 
-// PutBack switches the setting off. It describes what it did, or returns "" if the setting
+// Reset switches the setting off. It describes what it did, or returns "" if the setting
 // was off already. After an error the guard must stay.
-func PutBack(k sysctl.Interface) (done string, err error) {
+func Reset(k sysctl.Interface) (done string, err error) {
 	if !IsOn(k) {
 		return "", nil
 	}

@@ -127,19 +127,19 @@ func TestAdministratorLater(t *testing.T) {
 	}
 }
 
-// TestPutBack checks what PutBack reports.
-func TestPutBack(t *testing.T) {
+// TestReset checks what Reset reports.
+func TestReset(t *testing.T) {
 	k := sysctltest.NewFake(map[string]string{Name: "1"})
-	if done, err := PutBack(k); done == "" || err != nil || IsOn(k) {
+	if done, err := Reset(k); done == "" || err != nil || IsOn(k) {
 		t.Errorf("did %q, error %v", done, err)
 	}
-	if done, err := PutBack(k); done != "" || err != nil {
+	if done, err := Reset(k); done != "" || err != nil {
 		t.Errorf("the second time: did %q, error %v", done, err)
 	}
 	k = sysctltest.NewFake(map[string]string{Name: "1"})
 	refused := errors.New("read-only file system")
 	k.Refuse(Name, refused)
-	if done, err := PutBack(k); done != "" || !errors.Is(err, refused) {
+	if done, err := Reset(k); done != "" || !errors.Is(err, refused) {
 		t.Errorf("did %q, error %v", done, err)
 	}
 }
