@@ -84,15 +84,15 @@ func New(k sysctl.Interface, others func(context.Context) (Traces, error)) *Sett
 	return &Setting{kernel: k, others: others}
 }
 
-// Settled reports whether Find has found out who set the setting. From then on it is managed
+// OwnerKnown reports whether Find has found out who set the setting. From then on it is managed
 // here, and the clean-up of other modes must leave it alone. It is safe for concurrent use.
-func (s *Setting) Settled() bool { return s != nil && s.known.Load() }
+func (s *Setting) OwnerKnown() bool { return s != nil && s.known.Load() }
 
 // Find finds out who set the setting, by the traces of the same mode and, if those are not
 // sufficient, of other modes. If that fails, the next call tries again; once it has
 // succeeded, Find does nothing.
 func (s *Setting) Find(ctx context.Context, own Traces) {
-	if s == nil || s.kernel == nil || s.Settled() {
+	if s == nil || s.kernel == nil || s.OwnerKnown() {
 		return
 	}
 	if s.others != nil && !own.Noted && IsOn(s.kernel) {

@@ -17,14 +17,14 @@ func TestSetting(t *testing.T) {
 	readOnly, away := errors.New("read-only file system"), errors.New("no programs")
 	guarded, noted := Guard{InForce: true}, Guard{InForce: true, Noted: true}
 	tests := []struct {
-		name        string
-		was         string
-		own, others Traces
-		refuse, err error
-		steps       []bool  // whether loopback is wanted
-		guards      []Guard // after each
-		writes      []string
-		unsettled   bool
+		name         string
+		was          string
+		own, others  Traces
+		refuse, err  error
+		steps        []bool  // whether loopback is wanted
+		guards       []Guard // after each
+		writes       []string
+		ownerUnknown bool
 	}{
 		{name: "we set it", was: "0", steps: []bool{true, true}, guards: []Guard{noted, noted}, writes: []string{"1"}},
 		{name: "nobody wants it", was: "0", steps: []bool{false}, guards: []Guard{{}}},
@@ -41,7 +41,7 @@ func TestSetting(t *testing.T) {
 		{name: "excluded and included live", was: "0", steps: []bool{true, false, true}, guards: []Guard{noted, {}, noted}, writes: []string{"1", "0", "1"}},
 		{name: "cannot be opened", was: "0", refuse: readOnly, steps: []bool{true, false}, guards: []Guard{noted, {}}},
 		{name: "cannot be closed", was: "1", own: Traces{Guarded: true, Noted: true}, refuse: readOnly, steps: []bool{false, false, true}, guards: []Guard{noted, noted, noted}},
-		{name: "others cannot be looked at", was: "1", err: away, steps: []bool{true, false}, guards: []Guard{guarded, {}}, unsettled: true},
+		{name: "others cannot be looked at", was: "1", err: away, steps: []bool{true, false}, guards: []Guard{guarded, {}}, ownerUnknown: true},
 		{name: "others need not be looked at", was: "0", err: away, steps: []bool{true}, guards: []Guard{noted}, writes: []string{"1"}},
 		{name: "what can be seen of others is enough", was: "1", others: Traces{Guarded: true, Noted: true}, err: away, steps: []bool{true}, guards: []Guard{noted}},
 	}
@@ -67,8 +67,8 @@ func TestSetting(t *testing.T) {
 			if !slices.Equal(k.Writes(), writes) {
 				t.Errorf("wrote %q, want %q", k.Writes(), writes)
 			}
-			if s.Settled() == tt.unsettled {
-				t.Errorf("settled: %t", s.Settled())
+			if s.OwnerKnown() == tt.ownerUnknown {
+				t.Errorf("owner known: %t", s.OwnerKnown())
 			}
 		})
 	}
@@ -78,8 +78,8 @@ func TestSetting(t *testing.T) {
 func TestWithoutIPv4(t *testing.T) {
 	var s *Setting
 	s.Find(t.Context(), Traces{})
-	if g := s.Guard(t.Context(), true); g != (Guard{}) || s.Settled() {
-		t.Errorf("guard %+v, settled %t", g, s.Settled())
+	if g := s.Guard(t.Context(), true); g != (Guard{}) || s.OwnerKnown() {
+		t.Errorf("guard %+v, owner known %t", g, s.OwnerKnown())
 	}
 	s.Open(t.Context())
 }
