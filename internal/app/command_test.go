@@ -88,7 +88,7 @@ func TestErrors(t *testing.T) {
 		{
 			"mode of another system",
 			[]string{"--manifests", dir, "--proxy-mode=kernelspace"},
-			`--proxy-mode "kernelspace": mode kernelspace is of another system; modes: nftables, iptables, ipvs, userspace, ebpf`,
+			`--proxy-mode "kernelspace": mode kernelspace is for another operating system; modes: nftables, iptables, ipvs, userspace, ebpf`,
 		},
 		{
 			"unknown way to balance",

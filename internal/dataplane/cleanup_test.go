@@ -12,13 +12,13 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestCleanupTakesOnlyWhatIsKubeProxys compares the whole host before kube-proxy
-// came and after it is cleaned away, in both variants of iptables.
-func TestCleanupTakesOnlyWhatIsKubeProxys(t *testing.T) {
+// TestCleanupRemovesOnlyKubeProxy compares the whole host before kube-proxy wrote its rules
+// and after Cleanup, in both variants of iptables.
+func TestCleanupRemovesOnlyKubeProxy(t *testing.T) {
 	tests := []struct {
 		name  string
 		load  []func(*testing.T, ipt.Variant)
-		lines int // what is removed: tables of each kind and sets; the link, where there is one
+		lines int // how many lines Cleanup returns: tables and sets, without the link of mode ipvs
 	}{
 		{"nothing", nil, 0},
 		{"iptables", []func(*testing.T, ipt.Variant){loadIPTables}, 6},
@@ -74,9 +74,9 @@ func wantNothingToDo(t *testing.T) {
 	}
 }
 
-// TestWhatOthersUseStays has chains of others go to kube-proxy's, and a set of
-// kube-proxy's in a rule of somebody else.
-func TestWhatOthersUseStays(t *testing.T) {
+// TestCleanupKeepsWhatOthersUse has chains of other programs that jump to kube-proxy's, and
+// another program's rule that uses a set of kube-proxy.
+func TestCleanupKeepsWhatOthersUse(t *testing.T) {
 	for _, v := range ipt.Variants() {
 		t.Run(v.String(), func(t *testing.T) {
 			enterNamespace(t)
@@ -131,7 +131,7 @@ COMMIT
 				}
 			}
 
-			// Once the others are gone, so is the rest.
+			// Once nothing uses them, the rest is removed.
 			restore(t, ipt.IPv4, v, "*nat\n-F MINE\n-X MINE\n-F CNI-HOSTPORT-DNAT\n-F CNI-DN-0123456789abcdef\n-X CNI-DN-0123456789abcdef\nCOMMIT\n"+
 				"*filter\n-D DOCKER-USER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN\nCOMMIT\n")
 			removed, err := Cleanup(t.Context(), Settings{}, nil)
@@ -143,13 +143,13 @@ COMMIT
 	}
 }
 
-// TestMissingPrograms has an empty PATH.
+// TestMissingPrograms cleans up with an empty PATH.
 func TestMissingPrograms(t *testing.T) {
 	tests := []struct {
 		name  string
 		load  func(*testing.T)
-		want  string // the error; empty: none
-		stays string // what is left; empty: nothing; "all": everything
+		want  string // the error, or empty
+		stays string // part of what is left; empty if nothing, "all" if everything is
 	}{
 		{"nothing to clean", func(*testing.T) {}, "", ""},
 		{"nothing of iptables to clean", func(t *testing.T) { loadNFTables(t, 0) }, "", ""},

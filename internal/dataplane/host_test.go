@@ -19,7 +19,7 @@ import (
 //go:embed testdata
 var testdata embed.FS
 
-// words are what stands for the addresses of each family in the files.
+// words replaces the placeholders in the files by the addresses of a family.
 var words = map[ipt.Family]*strings.Replacer{
 	ipt.IPv4: strings.NewReplacer("FAMILY", "ip", "ADDR", "ipv4_addr", "MASK", "255.255.255.255",
 		"VIPBARE1", "10.96.0.10", "VIPBARE2", "10.96.0.11", "VIP1", "10.96.0.10/32", "VIP2", "10.96.0.11/32", "LBIP", "203.0.113.7/32",
@@ -42,8 +42,8 @@ func file(t *testing.T, f ipt.Family, name string) string {
 	return words[f].Replace(string(b))
 }
 
-// enterNamespace gives the test a network namespace of its own. The test's
-// thread ends with the test, and the namespace with it.
+// enterNamespace moves the test to a new network namespace, which ends with the test's
+// thread.
 func enterNamespace(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()

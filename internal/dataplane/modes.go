@@ -14,15 +14,16 @@ import (
 	"sluice/internal/proxy"
 )
 
-// These are those of package mode.
+// Aliases, so that callers need not import package mode.
 type (
 	Mode      = mode.Mode
 	Settings  = mode.Settings
 	Rendering = mode.Rendering
 )
 
-// tell has each mode told what the others left, when it is opened.
-func tell(all []Mode) []Mode {
+// shareTraces sets Settings.Others of each mode when it is opened, prepared or rendered: a
+// function that returns the traces of all other modes.
+func shareTraces(all []Mode) []Mode {
 	for i := range all {
 		others := func(ctx context.Context) (found localnet.Traces, err error) {
 			for j, m := range all {
@@ -53,20 +54,22 @@ func tell(all []Mode) []Mode {
 	return all
 }
 
-// Modes returns the modes that are built for this system, the best first.
+// Modes returns the modes that are built for this operating system, the preferred one
+// first.
 func Modes() []Mode {
 	return slices.DeleteFunc(table(), func(m Mode) bool { return m.Open == nil })
 }
 
-func Names(between string) string {
+// Names returns the names of Modes, joined by a separator.
+func Names(separator string) string {
 	var names []string
 	for _, m := range Modes() {
 		names = append(names, string(m.Name))
 	}
-	return strings.Join(names, between)
+	return strings.Join(names, separator)
 }
 
-// Default returns the name of the best mode; "" if this system has none.
+// Default returns the name of the preferred mode, or "" if this operating system has none.
 func Default() config.ProxyMode {
 	for _, m := range Modes() {
 		return m.Name
@@ -74,11 +77,11 @@ func Default() config.ProxyMode {
 	return ""
 }
 
-// Of returns a mode that is built. The error says why there is none of that
-// name.
+// Of returns the mode of a name. The error says why there is none.
 func Of(name config.ProxyMode) (Mode, error) { return find(table(), name) }
 
-// Rendered returns a mode that is built, or can at least be rendered here.
+// Rendered returns the mode of a name if it can be rendered on this operating system, even
+// if it cannot be opened.
 func Rendered(name config.ProxyMode) (Mode, error) {
 	for _, m := range table() {
 		if m.Name == name && m.Render != nil {
@@ -96,15 +99,15 @@ func find(all []Mode, name config.ProxyMode) (Mode, error) {
 	case i < 0:
 		return Mode{}, fmt.Errorf("no such mode; modes: %s", Names(", "))
 	case all[i].Open == nil:
-		return Mode{}, fmt.Errorf("mode %s is of another system; modes: %s", name, Names(", "))
+		return Mode{}, fmt.Errorf("mode %s is for another operating system; modes: %s", name, Names(", "))
 	default:
 		return all[i], nil
 	}
 }
 
-// Cleanup removes every rule that any mode of ours or of kube-proxy's may have
-// left, but for what an open dataplane has made its own, if there is one, and
-// returns what it removed. What cannot be removed is no reason to leave the rest.
+// Cleanup removes everything that any mode of ours or of kube-proxy may have left, except
+// for what an open dataplane uses; open may be nil. It returns what it removed. If
+// something cannot be removed, it still removes the rest.
 func Cleanup(ctx context.Context, s Settings, open proxy.Dataplane) (removed []string, err error) {
 	for _, m := range table() {
 		if m.Cleanup == nil {

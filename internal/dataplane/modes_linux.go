@@ -9,9 +9,9 @@ import (
 	"sluice/internal/dataplane/userspace"
 )
 
-// table lists the modes of this system, the best first.
+// table returns the modes of this operating system, the preferred one first.
 func table() []Mode {
-	return tell([]Mode{
+	return shareTraces([]Mode{
 		nftables.Mode(),
 		iptables.Mode(),
 		ipvs.Mode(),

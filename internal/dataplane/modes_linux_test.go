@@ -10,8 +10,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// What each mode can do beside proxy.Dataplane is asked of it while it runs, so
-// that a method of the wrong form would go unnoticed.
+// The optional interfaces of each mode are discovered by type assertions at run time, so
+// that a method with a wrong signature would go unnoticed.
 var (
 	_ proxy.Watcher   = (*nftables.Dataplane)(nil)
 	_ proxy.Comparer  = (*nftables.Dataplane)(nil)

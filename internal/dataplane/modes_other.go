@@ -2,5 +2,5 @@
 
 package dataplane
 
-// table lists the modes of this system: none yet.
+// table returns nil: there are no modes for this operating system.
 func table() []Mode { return nil }

@@ -11,16 +11,16 @@ import (
 	"sluice/internal/proxy"
 )
 
-func TestModesAreWhole(t *testing.T) {
+func TestModesAreComplete(t *testing.T) {
 	for _, m := range Modes() {
 		if m.Name == "" || m.Probe == nil || m.Prepare == nil || m.Open == nil || m.Cleanup == nil || m.Render == nil ||
 			len(m.Balancing) == 0 {
-			t.Errorf("mode %q is not whole: %+v", m.Name, m)
+			t.Errorf("mode %q is incomplete: %+v", m.Name, m)
 		}
 	}
 }
 
-// TestModesAreDocumented compares docs/modes.md with what modes say of themselves.
+// TestModesAreDocumented compares docs/modes.md with the table of modes.
 func TestModesAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/modes.md")
 	if err != nil {
@@ -42,12 +42,12 @@ func TestModesAreDocumented(t *testing.T) {
 	}
 }
 
-func TestOtherModesAreNamed(t *testing.T) {
+func TestUnknownModes(t *testing.T) {
 	tests := []struct {
 		mode config.ProxyMode
 		want string
 	}{
-		{"kernelspace", `mode kernelspace is of another system; modes: nftables, iptables, ipvs, userspace, ebpf`},
+		{"kernelspace", `mode kernelspace is for another operating system; modes: nftables, iptables, ipvs, userspace, ebpf`},
 		{"NFTables", `no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
 		{"foo", `no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
 	}
@@ -58,7 +58,7 @@ func TestOtherModesAreNamed(t *testing.T) {
 	}
 }
 
-// TestSystemWithoutModes says so, whatever mode is asked for.
+// TestSystemWithoutModes checks the error on an operating system without modes.
 func TestSystemWithoutModes(t *testing.T) {
 	want := "no proxy mode is built for " + runtime.GOOS + " yet, only for Linux and Windows"
 	for _, name := range []config.ProxyMode{"", config.NFTables, "foo"} {

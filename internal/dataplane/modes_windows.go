@@ -2,5 +2,5 @@ package dataplane
 
 import "sluice/internal/dataplane/kernelspace"
 
-// table lists the modes of this system.
-func table() []Mode { return tell([]Mode{kernelspace.Mode()}) }
+// table returns the modes of this operating system.
+func table() []Mode { return shareTraces([]Mode{kernelspace.Mode()}) }

@@ -94,8 +94,8 @@ func (d *Differ[ID, V]) Constant(each func(ID, V)) {
 // kernel empty.
 func (d *Differ[ID, V]) Rewritten() proxy.Rewritten { return d.rewritten }
 
-// Wanted reports whether the kernel has a shared object, be it idle or not.
-func (d *Differ[ID, V]) Wanted(id ID) bool { _, ok := d.refs[id]; return ok }
+// HasShared reports whether the kernel has a shared object, be it idle or not.
+func (d *Differ[ID, V]) HasShared(id ID) bool { _, ok := d.refs[id]; return ok }
 
 // errUnknown says that the differ does not know what the kernel has.
 var errUnknown = fmt.Errorf("%w: the state of the kernel is not known", proxy.ErrNeedSync)

@@ -15,11 +15,10 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestAnythingMayFail takes random steps to a kernel that refuses rows, loses
-// answers, is down or is changed by others, in parts of any size. Whoever does
-// what the answers ask for ends with what is wanted, and nothing that is live
-// ever leads nowhere.
-func TestAnythingMayFail(t *testing.T) {
+// TestRandomFailures makes random steps with a kernel that refuses rows, loses answers, fails or
+// is changed by other processes, in parts of any size. A caller that reacts to errors as
+// documented ends with the wanted state, and no live object ever refers to a missing one.
+func TestRandomFailures(t *testing.T) {
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		k := &kernel{objects: map[string]string{}, limit: []int{1, 3, 1 << 20}[r.IntN(3)]}
@@ -32,7 +31,7 @@ func TestAnythingMayFail(t *testing.T) {
 			trouble(r, k)
 			for try := 0; ; try++ {
 				if try > 20 {
-					t.Fatalf("seed %d step %d: never done", seed, step)
+					t.Fatalf("seed %d step %d: no success after 20 attempts", seed, step)
 				}
 				if try > 3 {
 					k.answer = nil
@@ -51,12 +50,12 @@ func TestAnythingMayFail(t *testing.T) {
 					break
 				}
 				if full && k.fail == nil && k.answer == nil {
-					t.Fatalf("seed %d step %d: a kernel that does what it is told: %v", seed, step, err)
+					t.Fatalf("seed %d step %d: an error although nothing fails: %v", seed, step, err)
 				}
 				full = full || errors.Is(err, proxy.ErrNeedSync)
 			}
 			failing := k.fail != nil
-			if foreign { // whatever Apply did not touch is as the vandal left it
+			if foreign { // Apply repairs only what it touches
 				k.fail, k.answer = nil, nil
 				if _, err := d.Sync(t.Context(), next); err != nil {
 					t.Fatalf("seed %d step %d: %v", seed, step, err)
@@ -84,7 +83,7 @@ func TestAnythingMayFail(t *testing.T) {
 	}
 }
 
-// trouble has the kernel misbehave for a step.
+// trouble makes the kernel fail in a random way for one step.
 func trouble(r *rand.Rand, k *kernel) {
 	k.fail, k.answer, k.broken = nil, nil, nil
 	switch r.IntN(5) {
@@ -116,21 +115,21 @@ func trouble(r *rand.Rand, k *kernel) {
 	}
 }
 
-// vandalise changes one object behind the differ's back.
+// vandalise changes or removes one object, as another process would.
 func vandalise(r *rand.Rand, k *kernel) {
 	for id := range k.objects {
 		if r.IntN(2) == 0 {
 			delete(k.objects, id)
 		} else {
-			k.objects[id] = "somebody's"
+			k.objects[id] = "foreign"
 		}
 		k.broken = nil
 		return
 	}
 }
 
-// TestRefusedRowsAreLeftOut has the kernel refuse one door and one list: the rows
-// that want them are named, all others are in force.
+// TestRefusedRowsAreLeftOut has the kernel refuse one door and one list. The rows that want
+// them must be refused, and all others in force.
 func TestRefusedRowsAreLeftOut(t *testing.T) {
 	row := func(i, endpoint int) *proxy.ServicePort {
 		return &proxy.ServicePort{
@@ -180,8 +179,8 @@ func TestRefusedRowsAreLeftOut(t *testing.T) {
 	}
 }
 
-// TestRefusedRowsStayOnTheirNode has the kernel refuse a row when the node
-// changes: the row is written when it is tried again.
+// TestRefusedRowsStayOnTheirNode has the kernel refuse a row when the node changes. The row must
+// be written when it is tried again.
 func TestRefusedRowsStayOnTheirNode(t *testing.T) {
 	k := &kernel{objects: map[string]string{}, limit: 1 << 20}
 	d := New(k.mode())
@@ -212,9 +211,9 @@ func TestRefusedRowsStayOnTheirNode(t *testing.T) {
 	}
 }
 
-// TestFrontendsOfRefusedRows has a row take a frontend that a refused one keeps:
-// only a Sync can tell whose it is. The kernel would not, since the refused row
-// is written anew for the new node.
+// TestFrontendsOfRefusedRows has a row get a frontend that a refused row still has. Apply must
+// ask for a Sync: the kernel would not refuse it, because the refused row is rewritten for the
+// new node.
 func TestFrontendsOfRefusedRows(t *testing.T) {
 	for _, together := range []bool{true, false} {
 		k := &kernel{objects: map[string]string{}, limit: 1 << 20}
@@ -225,7 +224,7 @@ func TestFrontendsOfRefusedRows(t *testing.T) {
 		if _, err := d.Sync(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		s.Rows[key(0)] = &proxy.ServicePort{Key: key(0), Affinity: 1} // the mode cannot do it
+		s.Rows[key(0)] = &proxy.ServicePort{Key: key(0), Affinity: 1} // the mode refuses it
 		change := &proxy.Changed{Rows: []proxy.PortKey{key(0)}}
 		if !together {
 			if refused, err := d.Apply(t.Context(), s, change); err != nil || refused[key(0)] == nil {
@@ -249,8 +248,8 @@ func TestFrontendsOfRefusedRows(t *testing.T) {
 	}
 }
 
-// TestCost has Apply touch what changed only, list nothing, and a second Sync
-// write nothing.
+// TestCost checks that Apply writes only what changed and lists nothing, and that a second Sync
+// writes nothing.
 func TestCost(t *testing.T) {
 	s := proxy.NewState()
 	for i := range 200 {
@@ -277,9 +276,9 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// TestIdleObjectsGo keeps what lingers for a while, and takes it away when there
-// is too much of it.
-func TestIdleObjectsGo(t *testing.T) {
+// TestIdleObjects checks that idle objects are kept for a while, and removed if there are too
+// many.
+func TestIdleObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &kernel{objects: map[string]string{}, limit: 1 << 20}
 		m := k.mode()
@@ -311,7 +310,7 @@ func TestIdleObjectsGo(t *testing.T) {
 			resize(n)
 		}
 		if got := lingering(); got != 10 {
-			t.Errorf("%d are there at once; want all ten, for they are young", got)
+			t.Errorf("%d idle objects; want all ten, because they are young", got)
 		}
 		time.Sleep(2 * time.Minute)
 		k.answer = func() error { return errLost }
@@ -320,7 +319,7 @@ func TestIdleObjectsGo(t *testing.T) {
 		}
 		k.answer = nil
 		if _, err := d.Apply(context.Background(), s, &proxy.Changed{}); !errors.Is(err, proxy.ErrNeedSync) {
-			t.Errorf("error %v; want a Sync, for nobody knows what is there still", err)
+			t.Errorf("error %v; want ErrNeedSync, because it is not known what was removed", err)
 		}
 		if _, err := d.Sync(context.Background(), s); err != nil {
 			t.Fatal(err)
@@ -331,13 +330,13 @@ func TestIdleObjectsGo(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		resize(4)
 		if got := lingering(); got > 5 {
-			t.Errorf("%d are there two minutes later; want no more than may linger", got)
+			t.Errorf("%d objects two minutes later; want no more than MaxIdle idle ones", got)
 		}
 	})
 }
 
-// TestRewritten tells what a Sync found damaged, and whose it was; not what lingers,
-// and nothing of a kernel that was empty.
+// TestRewritten checks that Rewritten has the objects that a Sync repaired and their rows, but
+// neither idle objects nor anything if the kernel was empty.
 func TestRewritten(t *testing.T) {
 	s := proxy.NewState()
 	for i := range 5 {

@@ -13,13 +13,13 @@ import (
 	"sluice/internal/proxy"
 )
 
-// kernel is one in memory. It has lists, which rows may share, and doors, which
-// lead to lists: a door whose list is not there loses packets.
+// kernel is a fake kernel. It has lists, which rows may share, and doors, which refer to lists: a
+// door whose list does not exist would lose packets.
 type kernel struct {
 	objects map[string]string
 	limit   int
-	fail    func(c *Change[string, string]) error // what is refused; nil: nothing is
-	answer  func() error                          // what becomes of a whole write; nil: it goes through
+	fail    func(c *Change[string, string]) error // refuses a change; nil if nothing is refused
+	answer  func() error                          // the error of a whole write; nil if writes succeed
 	writes  int
 	lists   int
 	broken  []string
@@ -33,10 +33,10 @@ var (
 )
 
 const (
-	door   = "door "   // of a row: leads to lists
+	door   = "door "   // of a row: refers to lists
 	list   = "list "   // shared
 	chosen = "chosen " // shared, lingers
-	gate   = "gate"    // constant, makes all live
+	gate   = "gate"    // constant, puts all doors into effect
 	check  = "check "
 )
 
@@ -66,7 +66,7 @@ func (k *kernel) mode() Mode[string, string] {
 		Live:  10,
 		List: func(_ context.Context, _ *proxy.State, have func(string, string)) (func() error, bool, error) {
 			k.lists++
-			if k.lists%2 == 0 { // at once, and when rows have been rendered
+			if k.lists%2 == 0 { // alternate between listing at once and after rows have been rendered
 				for id, v := range k.objects {
 					have(id, v)
 				}
@@ -84,7 +84,7 @@ func (k *kernel) mode() Mode[string, string] {
 	}
 }
 
-// row has a door for each frontend, which leads to a list for each endpoint.
+// row renders a door for each frontend, which refers to a list for each endpoint.
 func (k *kernel) row(old, cur Row, out *Changes[string, string]) error {
 	put := func(r Row, to func(string, string)) {
 		if r.ServicePort == nil {
@@ -162,14 +162,14 @@ func (k *kernel) take(some []*Change[string, string]) {
 		if to, _, ok := strings.Cut(v, " in "); ok {
 			for _, l := range strings.Split(to, ",") {
 				if _, there := k.objects[l]; !there {
-					k.broken = append(k.broken, id+" leads to "+l)
+					k.broken = append(k.broken, id+" refers to missing "+l)
 				}
 			}
 		}
 	}
 }
 
-// want returns what the kernel should have for a state, without what lingers.
+// want returns the objects that the kernel should have for a state, without idle ones.
 func want(s *proxy.State, without proxy.Refused) map[string]string {
 	k := &kernel{objects: map[string]string{}, limit: 1 << 20}
 	some := &proxy.State{Rows: maps.Clone(s.Rows), Node: s.Node, HealthChecks: s.HealthChecks}
@@ -180,15 +180,15 @@ func want(s *proxy.State, without proxy.Refused) map[string]string {
 	return k.objects
 }
 
-// used returns what the kernel has without what lingers.
+// used returns the objects that the kernel has, without idle ones.
 func (k *kernel) used(want map[string]string) map[string]string {
 	out := maps.Clone(k.objects)
 	maps.DeleteFunc(out, func(id, _ string) bool { _, ok := want[id]; return !ok && strings.HasPrefix(id, chosen) })
 	return out
 }
 
-// state returns one of a few rows that share endpoints and pass frontends on.
-// About half of them are as they were.
+// state returns a random state of a few rows that share endpoints and hand over frontends. About
+// half of the rows are those of the last state.
 func state(r *rand.Rand, last *proxy.State) *proxy.State {
 	s := proxy.NewState()
 	s.Node = &proxy.Node{Name: fmt.Sprint("node-", r.IntN(2)), Zone: fmt.Sprint("zone-", r.IntN(2))}
@@ -218,7 +218,7 @@ func state(r *rand.Rand, last *proxy.State) *proxy.State {
 			sp.Cluster = append(sp.Cluster, proxy.Endpoint{Addr: at(10, e)})
 		}
 		if r.IntN(12) == 0 {
-			sp.Affinity = 1 // the mode cannot do it
+			sp.Affinity = 1 // the mode refuses it
 		}
 		s.Rows[sp.Key] = sp
 		h := &proxy.HealthCheck{Key: proxy.HealthCheckKey{Name: sp.Key.Name}, Port: uint16(r.IntN(3))}
@@ -235,7 +235,7 @@ func at(net byte, i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{net, 0, 0, byte(i)}), 80)
 }
 
-// changed returns what differs between two states, and what else is dirty.
+// changed returns what differs between two states, and the dirty rows.
 func changed(a, b *proxy.State, dirty map[proxy.PortKey]bool) *proxy.Changed {
 	c := &proxy.Changed{Node: a.Node.Name != b.Node.Name || a.Node.Zone != b.Node.Zone}
 	rows := maps.Clone(dirty)

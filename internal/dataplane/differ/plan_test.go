@@ -10,8 +10,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestPlan plans from one random state to the next, over what others did. Nothing
-// is written; who writes what is planned has what a Sync makes.
+// TestPlan plans from one random state to the next, after a change by another process. Plan must
+// write nothing, and writing what it returns must have the result of a Sync.
 func TestPlan(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 2))
@@ -42,8 +42,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanTellsRows wants the rows of each object, in the order of their keys.
-func TestPlanTellsRows(t *testing.T) {
+// TestPlanRows checks that Plan returns the rows of each object, in the order of their keys.
+func TestPlanRows(t *testing.T) {
 	k := &kernel{objects: map[string]string{}}
 	s := proxy.NewState()
 	for i := range 8 {

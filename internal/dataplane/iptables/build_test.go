@@ -17,8 +17,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// namespace moves the test to a network namespace of its own; it ends with the
-// test's thread.
+// namespace moves the test to a new network namespace, which ends with the test's thread.
 func namespace(t testing.TB) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -27,7 +26,7 @@ func namespace(t testing.TB) {
 	}
 }
 
-// variants runs a test in a namespace of its own for each variant.
+// variants runs a test for each variant, in a new namespace each time.
 func variants(t *testing.T, test func(*testing.T, *Dataplane)) {
 	for _, v := range ipt.Variants() {
 		t.Run(v.String(), func(t *testing.T) {
@@ -41,7 +40,7 @@ func variants(t *testing.T, test func(*testing.T, *Dataplane)) {
 	}
 }
 
-// recorder keeps what is restored.
+// recorder records the inputs of restores.
 type recorder struct {
 	ipt.Interface
 	inputs []string
@@ -52,7 +51,7 @@ func (r *recorder) Restore(ctx context.Context, input []byte) error {
 	return r.Interface.Restore(ctx, input)
 }
 
-// wantNothingToWrite wants another Sync to find everything as it should be.
+// wantNothingToWrite checks that another Sync writes nothing.
 func wantNothingToWrite(t *testing.T, d *Dataplane, s *proxy.State) {
 	t.Helper()
 	for _, f := range d.families {
@@ -67,7 +66,7 @@ func wantNothingToWrite(t *testing.T, d *Dataplane, s *proxy.State) {
 	}
 }
 
-// faked returns a dataplane for IPv4 over memory.
+// faked returns a dataplane for IPv4 over a fake.
 func faked() (*Dataplane, *ipttest.Fake) {
 	fake := ipttest.NewFake()
 	k := sysctltest.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
@@ -79,8 +78,8 @@ func at(first byte, i int, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{first, byte(i >> 16), byte(i >> 8), byte(i)}), port)
 }
 
-// plainRow is Service number i with n endpoints, by ClusterIP and NodePort;
-// shift moves the first one elsewhere.
+// plainRow returns Service number i with a ClusterIP, a NodePort and n endpoints. A shift
+// other than 0 changes the address of the first endpoint.
 func plainRow(i, n, shift int) *proxy.ServicePort {
 	sp := &proxy.ServicePort{
 		Key: proxy.PortKey{ServicePortName: proxy.ServicePortName{
@@ -101,7 +100,7 @@ func plainRow(i, n, shift int) *proxy.ServicePort {
 	return sp
 }
 
-// plainState is n Services with ten endpoints each.
+// plainState returns a state of n Services with ten endpoints each.
 func plainState(n int) *proxy.State {
 	s := proxy.NewState()
 	s.Node = testNode()

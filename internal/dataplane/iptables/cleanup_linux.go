@@ -142,7 +142,7 @@ func (h *hostTables) cleanup(ctx context.Context, except ipt.Variant, keepLoopba
 	}
 	keepGuard := false
 	if !keepLoopback && all.Opened() {
-		done, failed := localnet.PutBack(h.sysctls)
+		done, failed := localnet.Reset(h.sysctls)
 		switch {
 		case failed == nil && done != "":
 			removed = append(removed, done)

@@ -15,8 +15,7 @@ import (
 	"sluice/internal/kernel/sysctl/sysctltest"
 )
 
-// fakeHost returns a host in memory whose IPv4 tables of the legacy variant hold
-// rules.
+// fakeHost returns a fake host with rules in its IPv4 tables of the legacy variant.
 func fakeHost(t *testing.T, rules string) (*hostTables, *ipttest.Fake) {
 	t.Helper()
 	programs := ipttest.NewFake()
@@ -46,7 +45,7 @@ const fewRules = `*nat
 COMMIT
 `
 
-func TestCleanupSaysWhatItDid(t *testing.T) {
+func TestCleanupDescribesWhatItRemoves(t *testing.T) {
 	h, programs := fakeHost(t, fewRules)
 	removed, err := h.cleanup(t.Context(), 0, false)
 	if err != nil {
@@ -56,13 +55,13 @@ func TestCleanupSaysWhatItDid(t *testing.T) {
 	if diff := cmp.Diff(want, removed); diff != "" {
 		t.Errorf("removed (-want +got):\n%s", diff)
 	}
-	// One save is the fake's own way to count uses.
+	// The fake makes one of the saves itself, to count uses.
 	if diff := cmp.Diff(ipttest.Count{Saves: 2, Restores: 1, Lines: 9, Searched: 1}, programs.Reset()); diff != "" {
-		t.Errorf("asked of iptables (-want +got):\n%s", diff)
+		t.Errorf("calls of iptables (-want +got):\n%s", diff)
 	}
 }
 
-// between runs something between the look at the rules and their removal.
+// between calls a function between the save and the removal of rules.
 type between struct {
 	ipt.Interface
 	do func()
@@ -76,7 +75,7 @@ func (b *between) Restore(ctx context.Context, input []byte) error {
 	return b.Interface.Restore(ctx, input)
 }
 
-func TestRulesThatChangeMeanwhileAreLookedAtAgain(t *testing.T) {
+func TestCleanupRetriesAfterForeignChange(t *testing.T) {
 	tests := []struct{ name, change, want string }{
 		{"a jump more", "*nat\n-I PREROUTING -j KUBE-SERVICES\nCOMMIT\n", "table nat of iptables-legacy: 2 jumps; chains KUBE-SERVICES; 2 chains of Services and endpoints"},
 		{"a jump less", "*nat\n-D OUTPUT -j KUBE-SERVICES\nCOMMIT\n", "table nat of iptables-legacy: 0 jumps; chains KUBE-SERVICES; 2 chains of Services and endpoints"},
@@ -103,7 +102,7 @@ func TestRulesThatChangeMeanwhileAreLookedAtAgain(t *testing.T) {
 	}
 }
 
-// refusing refuses every restore of a table, or of all.
+// refusing refuses every restore of one table, or of all tables.
 type refusing struct {
 	ipt.Interface
 	only  string
@@ -119,7 +118,7 @@ func (r *refusing) Restore(ctx context.Context, input []byte) error {
 	return r.err
 }
 
-func TestTriesAreBounded(t *testing.T) {
+func TestCleanupBoundsRetries(t *testing.T) {
 	tests := []struct {
 		err   error
 		tries int
@@ -137,7 +136,7 @@ func TestTriesAreBounded(t *testing.T) {
 	}
 }
 
-func TestOneFailureDoesNotKeepTheRest(t *testing.T) {
+func TestCleanupContinuesAfterFailure(t *testing.T) {
 	h, programs := fakeHost(t, fewRules+"*filter\n:KUBE-FORWARD - [0:0]\nCOMMIT\n")
 	h.open = func(context.Context, ipt.Family, ipt.Variant) (ipt.Interface, error) {
 		return &refusing{Interface: programs, err: ipt.ErrLocked, only: "*nat"}, nil
@@ -159,8 +158,8 @@ const (
 	theirGuard = "*filter\n:KUBE-FIREWALL - [0:0]\n-A KUBE-FIREWALL " + guardRule + "\n-A INPUT -j KUBE-FIREWALL\nCOMMIT\n"
 )
 
-// TestCleanupClosesLoopback wants the setting to go with the rules that a
-// service proxy had for it, and no guard to go while the setting stays.
+// TestCleanupClosesLoopback checks that route_localnet is reset if a service proxy set it, and
+// that the guard stays if it cannot be reset.
 func TestCleanupClosesLoopback(t *testing.T) {
 	add := func(rule string) string { return "*filter\n-A KUBE-NODEPORTS " + rule + "\nCOMMIT\n" }
 	readOnly := errors.New("read-only file system")
@@ -217,13 +216,13 @@ func TestCleanupClosesLoopback(t *testing.T) {
 			}
 			chain, _, _ := strings.Cut(tt.kept, " ")
 			if tt.kept != "" && !slices.Contains(rules, "INPUT -j "+chain) || len(rules) > 2 {
-				t.Errorf("rules %q stay, want the guard and the way to it", rules)
+				t.Errorf("rules %q stay, want the guard and the jump to it", rules)
 			}
 		})
 	}
 }
 
-func TestChainNamesAreKnown(t *testing.T) {
+func TestOwns(t *testing.T) {
 	tests := []struct {
 		table, chain string
 		want         bool

@@ -11,7 +11,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// underTest puts a variant of the dataplane under the packet table.
+// underTest returns a variant of the dataplane for the conformance tests.
 func underTest(v ipt.Variant) conformance.Dataplane {
 	return conformance.Dataplane{
 		Mode: "iptables",
@@ -21,20 +21,20 @@ func underTest(v ipt.Variant) conformance.Dataplane {
 	}
 }
 
-// TestConformance plays the packet table with real packets, over nf_tables.
+// TestConformance runs the packet table with real packets, in the nft variant.
 func TestConformance(t *testing.T) { conformance.Run(t, underTest(ipt.NFT)) }
 
-// TestConformanceLegacy does so over the legacy tables.
+// TestConformanceLegacy does the same in the legacy variant.
 func TestConformanceLegacy(t *testing.T) { conformance.Run(t, underTest(ipt.Legacy)) }
 
-// TestBridged plays it on a node whose pods share a bridge with br_netfilter.
+// TestBridged runs it on a node whose pods share a bridge with br_netfilter.
 func TestBridged(t *testing.T) { conformance.RunBridged(t, underTest(ipt.NFT)) }
 
-// TestBridgedLegacy does so over the legacy tables.
+// TestBridgedLegacy does the same in the legacy variant.
 func TestBridgedLegacy(t *testing.T) { conformance.RunBridged(t, underTest(ipt.Legacy)) }
 
-// TestRandom plays random states and packets against the oracle.
+// TestRandom compares random states and packets with the oracle.
 func TestRandom(t *testing.T) { conformance.RunRandom(t, underTest(ipt.NFT), 1, 30) }
 
-// TestRandomLegacy does so over the legacy tables.
+// TestRandomLegacy does the same in the legacy variant.
 func TestRandomLegacy(t *testing.T) { conformance.RunRandom(t, underTest(ipt.Legacy), 1, 30) }

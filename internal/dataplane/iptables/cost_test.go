@@ -10,7 +10,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// synced returns a dataplane over memory that holds n Services.
+// synced returns a dataplane over a fake that has n Services.
 func synced(t *testing.T, n int) (*Dataplane, *ipttest.Fake) {
 	t.Helper()
 	d, fake := faked()
@@ -21,8 +21,8 @@ func synced(t *testing.T, n int) (*Dataplane, *ipttest.Fake) {
 	return d, fake
 }
 
-// TestCosts pins promise two: the cost follows the change, not the number of
-// Services, and nothing is saved.
+// TestCosts checks that the cost of Apply depends on the change only, not on the number of
+// Services, and that it saves nothing.
 func TestCosts(t *testing.T) {
 	other := testNode()
 	other.Zone = "elsewhere"
@@ -62,9 +62,9 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// TestCostOfRemovingMany wants each rule that goes to be found among those that came
-// with it without a search. The programs compare a rule with all before it, which for
-// 3,000 of a chain takes the nft variant 0.4 s in order, and 26 s in the opposite one.
+// TestCostOfRemovingMany checks that rules are deleted in the order in which they are in their
+// chain. To delete a rule, the programs compare it with all rules before it: for 3,000 rules
+// of a chain that takes the nft variant 0.4 s in this order, and 26 s in the opposite one.
 func TestCostOfRemovingMany(t *testing.T) {
 	const n = 1000
 	d, fake := synced(t, 0)
@@ -83,9 +83,9 @@ func TestCostOfRemovingMany(t *testing.T) {
 	}
 }
 
-// TestCostOfRightKernel wants a Sync onto what is right to write nothing, also
-// after steps.
-func TestCostOfRightKernel(t *testing.T) {
+// TestSyncWithoutChanges checks that a Sync writes nothing if everything is as wanted, also
+// after an Apply.
+func TestSyncWithoutChanges(t *testing.T) {
 	d, fake := synced(t, 1000)
 	s := plainState(1000)
 	delta := &proxy.Delta{Upserts: []proxy.Upsert{{New: plainRow(1001, 3, 0)}, {Old: plainRow(7, 10, 0), New: plainRow(7, 0, 0)}}}
@@ -98,11 +98,11 @@ func TestCostOfRightKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); c.Restores != 0 {
-		t.Errorf("Sync onto a right kernel restored %d lines", c.Lines)
+		t.Errorf("Sync restored %d lines although nothing differs", c.Lines)
 	}
 }
 
-// TestLockHeld wants a step that could not be tried to be tried again.
+// TestLockHeld checks that Apply can be retried after another program has held the lock.
 func TestLockHeld(t *testing.T) {
 	d, fake := synced(t, 10)
 	fake.Fail(ipt.ErrLocked)

@@ -11,8 +11,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestCountsLocalhost wants a connection to a NodePort on a loopback address to
-// be counted, and one to it on another address not.
+// TestCountsLocalhost checks that connections to a NodePort are counted on loopback addresses,
+// and not on other addresses.
 func TestCountsLocalhost(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		endpoint := netip.MustParseAddrPort("10.0.0.1:8080")
@@ -50,9 +50,9 @@ func TestCountsLocalhost(t *testing.T) {
 	})
 }
 
-// TestPacketsGoOn rewrites a rule, which begins at zero, and cannot read one: what
-// is told never gets smaller.
-func TestPacketsGoOn(t *testing.T) {
+// TestPacketsNeverDecrease has counters that are reset, as after rewriting a rule, and that
+// cannot be read. The reported sum must not decrease.
+func TestPacketsNeverDecrease(t *testing.T) {
 	d, fake := faked()
 	s := plainState(1)
 	s.Node.LocalhostNodePorts = true
@@ -83,8 +83,7 @@ func TestPacketsGoOn(t *testing.T) {
 	}
 }
 
-// loopback brings up the loopback link of the test's namespace, with an address
-// more.
+// loopback brings up the loopback link of the test's namespace and adds an address.
 func loopback(t *testing.T, a netip.Addr) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")

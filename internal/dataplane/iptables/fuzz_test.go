@@ -10,8 +10,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// FuzzNames wants names, which tenants choose, to say nothing to iptables-restore
-// but in comments: whatever they are, the rules are those of any other name.
+// FuzzNames checks that names, which tenants choose, affect only comments in the input of
+// iptables-restore: whatever they are, the rules are those of any other name.
 func FuzzNames(f *testing.F) {
 	for _, name := range []string{
 		"web", "", `"`, `\`, "\nCOMMIT\n*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j ACCEPT\n", `" -j ACCEPT -m comment --comment "`,
@@ -40,8 +40,8 @@ var (
 	chainHash   = regexp.MustCompile(`(KUBE-[A-Z]+)-[A-Z2-7]{16}\b`)
 )
 
-// commands returns what iptables-restore is told for Services of every kind, with
-// neither what comments say nor the hash of the names.
+// commands returns the input of iptables-restore for Services of every kind, without the text
+// of comments and the hashes of names.
 func commands(t testing.TB, namespace, name, port string) (out []string) {
 	t.Helper()
 	s := proxy.NewState()

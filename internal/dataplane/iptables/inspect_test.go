@@ -9,8 +9,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestInspect finds rows as they were written, and names what another program took
-// away or added.
+// TestInspect checks that rows that are as written have no differences, and that changes by
+// another program are reported.
 func TestInspect(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		s := everyState()
@@ -49,11 +49,11 @@ func TestInspect(t *testing.T) {
 		}
 		run("-t", "nat", "-F", kubeServices)
 		if diff := inspect(keys[1]); len(diff) == 0 || diff[0].Object != "table nat chain "+kubeServices || !strings.Contains(diff[0].Want, "--comment") {
-			t.Errorf("without the rules that lead to Services: %+v", diff)
+			t.Errorf("without the rules of Services: %+v", diff)
 		}
 		run("-t", "nat", "-D", "PREROUTING", "1")
 		if diff := inspect(keys[2]); len(diff) < 2 || !strings.Contains(diff[0].Object+diff[1].Object+diff[len(diff)-1].Object, "PREROUTING") {
-			t.Errorf("without the way in: %+v", diff)
+			t.Errorf("without the jumps from built-in chains: %+v", diff)
 		}
 	})
 }

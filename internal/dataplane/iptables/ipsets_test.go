@@ -14,8 +14,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestBusySets has one set that the kernel lets go of after a moment and one
-// that it does not.
+// TestBusySets has a set that is in use for a moment, and one that stays in use.
 func TestBusySets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		busy := map[string]time.Time{"KUBE-CLUSTER-IP": time.Now().Add(setWait / 2), "KUBE-IPVS-IPS": time.Now().Add(time.Hour)}
@@ -39,15 +38,15 @@ func TestBusySets(t *testing.T) {
 	})
 }
 
-func TestSetNamesAreKnown(t *testing.T) {
+func TestIsKubeProxySet(t *testing.T) {
 	for _, name := range []string{"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID", "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"} {
 		if !isKubeProxySet(name) {
-			t.Errorf("%s is not known", name)
+			t.Errorf("%s does not count as kube-proxy's", name)
 		}
 	}
 	for _, name := range []string{"KUBE-SRC-5M6VBQYA4MVW3SXO", "KUBE-", "KUBE-CLUSTER-IP-OF-MINE", "CLUSTER-IP", "KUBE-6-CLUSTER", "kube-cluster-ip"} {
 		if isKubeProxySet(name) {
-			t.Errorf("%s is taken for kube-proxy's", name)
+			t.Errorf("%s counts as kube-proxy's", name)
 		}
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// saved returns what IPv4 has, a line for each chain and rule.
+// saved returns the IPv4 tables, a line for each chain and rule.
 func saved(t *testing.T, d *Dataplane) []string {
 	t.Helper()
 	tables, err := d.families[0].programs.Save(t.Context())
@@ -57,7 +57,7 @@ func runHost(t *testing.T, program string, args ...string) string {
 	return string(output)
 }
 
-// everyRow has every kind of rule.
+// everyRow returns a row that has every kind of rule.
 func everyRow() *proxy.ServicePort {
 	sp := plainRow(1, 3, 0)
 	sp.Cluster[0].Local = true
@@ -87,8 +87,8 @@ func everyState() *proxy.State {
 	return s
 }
 
-// TestSyncRepairs damages the tables; Sync brings everything back, leaves what
-// is others', and a second one has nothing to do.
+// TestSyncRepairs damages the tables. Sync must repair them and leave rules of other programs
+// alone, and a second Sync must have nothing to do.
 func TestSyncRepairs(t *testing.T) {
 	foreign := []string{
 		"*nat", ":THEIRS - [0:0]", "-A THEIRS -d 192.0.2.7/32 -j KUBE-MARK-MASQ", "-A PREROUTING -j THEIRS", "COMMIT",
@@ -132,8 +132,8 @@ func TestSyncRepairs(t *testing.T) {
 	}
 }
 
-// TestForeignLineBreak has a comment of another program's with a line break, which is
-// printed as it is.
+// TestForeignLineBreak has a rule of another program whose comment has a line break, which
+// iptables-save prints verbatim.
 func TestForeignLineBreak(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		runHost(t, ipt.Name(ipt.IPv4, d.variant), "-A", "INPUT", "-m", "comment", "--comment", "two\nlines", "-j", "ACCEPT")
@@ -141,13 +141,13 @@ func TestForeignLineBreak(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Contains(saved(t, d), `filter INPUT -m comment --comment "two lines" -j ACCEPT`) {
-			t.Error("the rule is not read, or gone")
+			t.Error("the rule is missing, or was not parsed")
 		}
 	})
 }
 
-// TestUndeletableRules has rules of another program that no text deletes: those in our
-// chains go with the chain, and those that lead to us stay.
+// TestUndeletableRules has rules of another program that cannot be deleted by their text.
+// Those in our chains are removed by rewriting the chain; jumps to our chains stay.
 func TestUndeletableRules(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		sync := func() {
@@ -177,10 +177,10 @@ func TestUndeletableRules(t *testing.T) {
 	})
 }
 
-// TestRefusedRow has a row that the programs cannot take; the others go through.
+// TestRefusedRow has a row that the programs refuse. Other rows must be written.
 func TestRefusedRow(t *testing.T) {
 	bad := plainRow(9, 2, 0)
-	bad.Affinity = 1 << 62 // more seconds than there are
+	bad.Affinity = 1 << 62 // more seconds than the match allows
 	variants(t, func(t *testing.T, d *Dataplane) {
 		s := plainState(3)
 		s.Rows[bad.Key] = bad
@@ -207,7 +207,7 @@ func TestRefusedRow(t *testing.T) {
 			}
 		}
 		if !slices.ContainsFunc(after, func(l string) bool { return strings.Contains(l, "svc-10:http") }) {
-			t.Error("the good row is not there")
+			t.Error("the good row is missing")
 		}
 		for _, f := range d.families {
 			have, err := f.kernelUses(t.Context())
@@ -220,11 +220,11 @@ func TestRefusedRow(t *testing.T) {
 		}
 		delete(s.Rows, bad.Key)
 		s.Rows[old.Key], s.Rows[good.Key] = old, good
-		wantNothingToWrite(t, d, s) // what was committed before the refusal is not there twice
+		wantNothingToWrite(t, d, s) // what was committed before the refusal was reverted
 	})
 }
 
-// TestCleanup wants nothing of ours to be left once kube-proxy's names are gone.
+// TestCleanup checks that Cleanup removes all rules of a Sync.
 func TestCleanup(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		restore(t, d, "*mangle", "COMMIT", "*nat", ":THEIRS - [0:0]", "-A PREROUTING -j THEIRS", "COMMIT", "*filter", "-A INPUT -j ACCEPT", "COMMIT")
@@ -245,7 +245,7 @@ func TestCleanup(t *testing.T) {
 	})
 }
 
-// TestOddNames has names that no API server lets through, and a folder might.
+// TestOddNames has names that an API server rejects, but that a folder of manifests may have.
 func TestOddNames(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		s := plainState(0)
@@ -263,8 +263,8 @@ func TestOddNames(t *testing.T) {
 	})
 }
 
-// TestPrintedAddresses has addresses that programs print in another form than Go does:
-// a second Sync finds them as they should be.
+// TestPrintedAddresses has addresses that the programs format differently from Go. A second
+// Sync must find nothing to write.
 func TestPrintedAddresses(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		s := plainState(0)
@@ -285,8 +285,8 @@ func TestPrintedAddresses(t *testing.T) {
 	})
 }
 
-// TestTwoProtocols has two ports of one name, TCP and UDP, which a folder may have. Other
-// ports of their ClusterIP are refused until the last one goes.
+// TestTwoProtocols has two ports of the same name, TCP and UDP, as a folder of manifests may.
+// Other ports of their ClusterIP are refused until the last of them is removed.
 func TestTwoProtocols(t *testing.T) {
 	tcp, udp := plainRow(1, 2, 0), plainRow(1, 2, 0)
 	udp.Key.Protocol = proxy.UDP
@@ -321,7 +321,7 @@ func TestTwoProtocols(t *testing.T) {
 	}
 }
 
-// TestChainNames pins the names that people's tools know.
+// TestChainNames checks that chains have the names that kube-proxy gives them.
 func TestChainNames(t *testing.T) {
 	k := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "default", Name: "kubernetes", Port: "https", Protocol: proxy.TCP}}
 	if got, want := clusterChain+hash(k, ""), "KUBE-SVC-NPX46M4PTMTKRN6Y"; got != want {
@@ -329,8 +329,7 @@ func TestChainNames(t *testing.T) {
 	}
 }
 
-// TestProbabilities wants every endpoint to have the same share, as exactly as
-// 31 bits allow.
+// TestProbabilities checks that probabilities are as exact as 31 bits allow.
 func TestProbabilities(t *testing.T) {
 	tests := map[int]string{2: "0.50000000000", 3: "0.33333333349", 10: "0.10000000009", 1000: "0.00100000016"}
 	for n, want := range tests {
@@ -340,8 +339,8 @@ func TestProbabilities(t *testing.T) {
 	}
 }
 
-// TestLoopbackCannotBeOpened wants everything else to work on a host whose
-// settings cannot be changed.
+// TestLoopbackCannotBeOpened checks that Sync succeeds on a host whose settings cannot be
+// changed.
 func TestLoopbackCannotBeOpened(t *testing.T) {
 	d, _ := faked()
 	k := sysctltest.NewFake(map[string]string{"net/ipv4/conf/all/route_localnet": "0"})
@@ -355,12 +354,12 @@ func TestLoopbackCannotBeOpened(t *testing.T) {
 	}
 	log := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
 	if n := strings.Count(log, "NodePorts stay closed on loopback addresses"); n != 1 {
-		t.Errorf("it was told %d times that NodePorts on loopback addresses stay closed", n)
+		t.Errorf("logged %d times that NodePorts on loopback addresses stay closed, want 1", n)
 	}
 }
 
-// TestInvalidPackets wants the rule that drops them to follow the setting that makes it
-// needless, which the daemon sets once the dataplane is open.
+// TestInvalidPackets checks that the rule that drops invalid packets follows the setting that
+// makes it unnecessary, which the daemon may change after Open.
 func TestInvalidPackets(t *testing.T) {
 	const setting = "net/netfilter/nf_conntrack_tcp_be_liberal"
 	d, _ := faked()

@@ -27,7 +27,7 @@ func isGuard(rule string) bool { return strings.Contains(rule, `"`+guardComment)
 
 // KeepsLoopback reports whether this dataplane manages route_localnet, so that a clean-up
 // of other modes must not. It is safe for concurrent use.
-func (d *Dataplane) KeepsLoopback() bool { return d.localnet.Settled() }
+func (d *Dataplane) KeepsLoopback() bool { return d.localnet.OwnerKnown() }
 
 // loopbackState is what the IPv4 tables show about route_localnet.
 type loopbackState struct {

@@ -21,8 +21,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// guardedHost is the programs and the host's settings. It looks after every
-// change whether loopback is open and not guarded: a daemon may be killed there.
+// guardedHost wraps the programs and the settings of a host. After every change it checks that
+// loopback is not open without a guard, because a daemon may be killed at any point.
 type guardedHost struct {
 	ipt.Interface
 	*sysctltest.Fake
@@ -32,7 +32,7 @@ type guardedHost struct {
 	d      *Dataplane
 }
 
-// restart takes another daemon, which knows nothing.
+// restart replaces the dataplane by a new one, as after a restart of the daemon.
 func (h *guardedHost) restart() {
 	programs := map[proxy.Family]ipt.Interface{proxy.IPv4: h}
 	h.d = newDataplane(programs, h, mode.Settings{
@@ -60,7 +60,7 @@ func (h *guardedHost) check(after string) {
 	}
 }
 
-// guarded reports whether the guard is there and what comes in passes it.
+// guarded reports whether the guard exists and INPUT jumps to its chain.
 func (h *guardedHost) guarded(g localnet.Guard) bool {
 	h.t.Helper()
 	tables, err := h.Save(h.t.Context())
@@ -72,7 +72,7 @@ func (h *guardedHost) guarded(g localnet.Guard) bool {
 	return chain != nil && entry != nil && slices.Contains(chain.Rules, loopbackGuard(g)) && slices.Contains(entry.Rules, inward)
 }
 
-// inward leads what comes in to the chain of the guard.
+// inward adds the jump from INPUT to the chain of the guard.
 const inward = `-m comment --comment "kubernetes health check service ports" -j KUBE-NODEPORTS`
 
 func (h *guardedHost) node(opens bool) *proxy.Node {
@@ -108,14 +108,14 @@ func (h *guardedHost) killed() error {
 	return nil
 }
 
-// flushed is what another process does to all of table filter, and the daemon's end.
+// flushed has another process flush table filter, after the daemon has ended.
 func (h *guardedHost) flushed() error {
 	h.restart()
 	return h.Interface.Restore(h.t.Context(), []byte("*filter\n-F INPUT\n-F KUBE-NODEPORTS\nCOMMIT\n"))
 }
 
-// TestLoopbackTransitions goes from every state to every other one. Removal is
-// tested with the clean-up.
+// TestLoopbackTransitions goes from every state to every other. Tests of the clean-up cover the
+// removal.
 func TestLoopbackTransitions(t *testing.T) {
 	plain, noted := localnet.Guard{InForce: true}, localnet.Guard{InForce: true, Noted: true}
 	type steps []func() error
@@ -173,8 +173,8 @@ func TestLoopbackTransitions(t *testing.T) {
 	}
 }
 
-// TestPrepare is what --init-only does on a host, alone and with a daemon's rules
-// there: they stay, and the daemon takes the guard for its own.
+// TestPrepare does what --init-only does, on a host without rules and on one with a daemon's
+// rules. These must stay, and the daemon must take over the guard.
 func TestPrepare(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		prepare := func() {
@@ -220,8 +220,8 @@ func TestPrepare(t *testing.T) {
 	})
 }
 
-// TestUnreadableTables has rules in our tables that iptables cannot list: neither a Sync
-// nor --init-only writes what is there once more, or takes a daemon's rules away.
+// TestUnreadableTables has rules in our tables that iptables cannot list. Neither a Sync nor
+// --init-only may duplicate rules or remove those of a daemon.
 func TestUnreadableTables(t *testing.T) {
 	for _, table := range []string{filter, nat} {
 		t.Run(table, func(t *testing.T) {
@@ -241,22 +241,22 @@ func TestUnreadableTables(t *testing.T) {
 				}
 				have, err := f.kernelUses(t.Context())
 				if err != nil || f.contentsUnverified {
-					t.Errorf("step %d: our own questions count as another process's changes: %t, error %v", i, f.contentsUnverified, err)
+					t.Errorf("step %d: our own checks count as changes by another process: %t, error %v", i, f.contentsUnverified, err)
 				}
 				if i == 0 {
 					want = have
 					runHost(t, "nft", "add chain ip "+table+" THEIRS; add rule ip "+table+" THEIRS rt mtu 1000 accept")
 				}
 				if diff := cmp.Diff(want, have, cmp.AllowUnexported(chainRef{})); diff != "" {
-					t.Errorf("step %d: rules in our chains, and that go to them (-before +after):\n%s", i, diff)
+					t.Errorf("step %d: rules in our chains, and jumps to them (-before +after):\n%s", i, diff)
 				}
 			}
 		})
 	}
 }
 
-// TestPrepareUnreadable wants the guard to come into a chain that a daemon without one
-// has, and its rules to stay.
+// TestPrepareUnreadable checks that the guard is added to a chain of a daemon that has none, and
+// that the daemon's rules stay.
 func TestPrepareUnreadable(t *testing.T) {
 	namespace(t)
 	d, err := OpenVariant(t.Context(), mode.Settings{MasqueradeBit: 14}, ipt.NFT)
@@ -276,15 +276,15 @@ func TestPrepareUnreadable(t *testing.T) {
 		}
 		have, err := d.families[0].kernelUses(t.Context())
 		if err != nil || have[nodePortFilter] != want {
-			t.Errorf("rules in chain KUBE-NODEPORTS, and that go to it: %d, error %v; want %d", have[nodePortFilter], err, want)
+			t.Errorf("rules in chain KUBE-NODEPORTS, and jumps to it: %d, error %v; want %d", have[nodePortFilter], err, want)
 		}
 	}
 }
 
-// TestLoopbackIsNotForOthers has a NodePort at loopback addresses only. What the node
-// sends there arrives; what a neighbour does, to the NodePort or to a socket, by whatever
-// source, does not.
-func TestLoopbackIsNotForOthers(t *testing.T) {
+// TestLoopbackIsGuarded has a NodePort on loopback addresses only. Packets of the node arrive.
+// Packets of a neighbouring host do not, whatever their source, be it to the NodePort or to a
+// socket.
+func TestLoopbackIsGuarded(t *testing.T) {
 	lab.Require(t)
 	for _, v := range ipt.Variants() {
 		t.Run(v.String(), func(t *testing.T) {
@@ -314,8 +314,8 @@ func TestLoopbackIsNotForOthers(t *testing.T) {
 	}
 }
 
-// serveLoopback has a Service whose NodePort is at loopback addresses only, and returns
-// its endpoint.
+// serveLoopback serves a Service whose NodePort is on loopback addresses only, and returns its
+// endpoint.
 func serveLoopback(t *testing.T, node *lab.Host, v ipt.Variant) (in net.PacketConn) {
 	t.Helper()
 	sp, s := plainRow(1, 1, 0), plainState(0)

@@ -11,9 +11,9 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestLacking has a kernel without a match that some rows need. Those are set
-// aside with the reason, and the others are served.
-func TestLacking(t *testing.T) {
+// TestMissingModule has a kernel without a module that some rows need. Those must be refused
+// with the reason, and the others served.
+func TestMissingModule(t *testing.T) {
 	sticky, sctp := plainRow(20, 1, 0), plainRow(21, 1, 0)
 	sticky.Affinity = time.Hour
 	sctp.Key.Protocol = proxy.SCTP
@@ -37,17 +37,17 @@ func TestLacking(t *testing.T) {
 		}
 		lines := saved(t, d)
 		if !slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, "svc-2:http") }) {
-			t.Errorf("a kernel that lacks %q: the others are not there", tt.lack)
+			t.Errorf("a kernel that lacks %q: the other rows are missing", tt.lack)
 		}
 		if slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, kubeProbe) }) {
-			t.Errorf("a kernel that lacks %q: the probe is still there", tt.lack)
+			t.Errorf("a kernel that lacks %q: the probe was not removed", tt.lack)
 		}
 	}
 }
 
-// TestManyLack has very many rows need what the kernel lacks, whose program names only the
-// first line: finding them takes a few tries, not one for each.
-func TestManyLack(t *testing.T) {
+// TestManyRowsMissModule has many rows that need a missing module. The program names only the
+// first refused line; finding all rows must take a few restores, not one for each.
+func TestManyRowsMissModule(t *testing.T) {
 	d, fake := faked()
 	fake.LackLine("-m sctp")
 	s := plainState(3)
@@ -67,9 +67,9 @@ func TestManyLack(t *testing.T) {
 	}
 }
 
-// TestLackingForAll has a kernel without what every row needs: nothing is
-// written, and the error has the line.
-func TestLackingForAll(t *testing.T) {
+// TestMissingModuleOfAllRows has a kernel without a module that every row needs: nothing is
+// written, and the error contains the rule.
+func TestMissingModuleOfAllRows(t *testing.T) {
 	d, fake := faked()
 	fake.Lack("-m addrtype")
 	err := proxytest.Sync(t.Context(), d, plainState(3))

@@ -13,8 +13,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// walk takes a packet of an origin through a chain that tells origins apart, and
-// returns whether it is marked and where it goes on.
+// walk evaluates a chain that distinguishes origins for a packet of one origin. It returns
+// whether the packet is marked and the chain it jumps to.
 func walk(v *nodeMatches, rules []string, origin proxy.Origin) (got treatment) {
 	for _, r := range rules {
 		ofPod := slices.ContainsFunc(v.pods, func(match string) bool { return strings.HasPrefix(r, match) })
@@ -34,7 +34,7 @@ func walk(v *nodeMatches, rules []string, origin proxy.Origin) (got treatment) {
 	return got
 }
 
-// rendering is what a row becomes: its own chains, rules that lead there and others.
+// rendering is what a row renders to: its own chains, and its rules in shared chains.
 type rendering struct {
 	chains           map[string][]string
 	dispatch, others []string
@@ -55,9 +55,8 @@ func rendered(v *nodeMatches, sp *proxy.ServicePort) *rendering {
 	return r
 }
 
-// TestPolicyTable wants the rules of every row, for every kind, origin and
-// setting of the node, to do what the table of policy says: those that all rows
-// share, which are made from one row's table, and a row's own.
+// TestPolicyTable checks that the rules of every row do what its policy says, for every kind of
+// frontend, origin and setting of the node.
 func TestPolicyTable(t *testing.T) {
 	for _, fam := range proxy.Families {
 		for _, node := range proxytest.PolicyNodes() {
@@ -98,19 +97,19 @@ func TestPolicyTable(t *testing.T) {
 						if got != want {
 							t.Fatalf("%s: %+v, want %+v\n%s", name, got, want, strings.Join(r.chains[externalChain+hash(sp.Key, "")], "\n"))
 						}
-						// What one rule does for all origins must be the same for all.
+						// A single rule implements this for all origins.
 						if diff := cmp.Diff(policy[0].From, route.From, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-							t.Fatalf("%s: clients that are let in differ by origin:\n%s", name, diff)
+							t.Fatalf("%s: allowed clients differ by origin:\n%s", name, diff)
 						}
 						if f.Kind == proxy.ClusterIP && route.Scope != policy[0].Scope {
 							t.Fatalf("%s: the scope differs by origin", name)
 						}
-						// A packet that stays with a frontend without endpoints has the same end whoever sent it.
+						// A packet to a frontend without endpoints has the same outcome for every origin.
 						if len(route.To) == 0 && len(policy[proxy.Elsewhere].To) == 0 && route.Otherwise != policy[proxy.Elsewhere].Otherwise {
-							t.Fatalf("%s: the end differs by origin", name)
+							t.Fatalf("%s: the outcome differs by origin", name)
 						}
 						if len(route.To) == 0 && len(policy[proxy.Elsewhere].To) > 0 {
-							t.Fatalf("%s: goes nowhere though others do, and has no rule", name)
+							t.Fatalf("%s: has neither an endpoint, unlike other origins, nor a rule", name)
 						}
 					}
 				}
@@ -119,7 +118,7 @@ func TestPolicyTable(t *testing.T) {
 	}
 }
 
-// dispatched returns the chain that a frontend leads to; empty if to none.
+// dispatched returns the chain that a frontend's rule jumps to, or "" if there is none.
 func dispatched(r *rendering, f proxy.Frontend) string {
 	for _, rule := range r.dispatch {
 		if strings.Contains(rule, fmt.Sprintf("--dport %d ", f.Addr.Port())) && !strings.HasSuffix(rule, "RETURN") {
@@ -129,9 +128,8 @@ func dispatched(r *rendering, f proxy.Frontend) string {
 	return ""
 }
 
-// TestNodesThatMakeTheSameRules wants rows to be rendered anew only where a
-// node's settings change what is rendered.
-func TestNodesThatMakeTheSameRules(t *testing.T) {
+// TestSameRows checks that two nodes for which sameRows holds have the same rules.
+func TestSameRows(t *testing.T) {
 	for _, fam := range proxy.Families {
 		for _, a := range proxytest.PolicyNodes() {
 			for _, b := range proxytest.PolicyNodes() {
@@ -149,8 +147,8 @@ func TestNodesThatMakeTheSameRules(t *testing.T) {
 	}
 }
 
-// TestResetTCP wants rows of TCP without endpoints to be refused by resets where that
-// is asked for, and no others.
+// TestResetTCP checks that TCP rows without endpoints are refused by resets if the setting is
+// on, and that no other rows are.
 func TestResetTCP(t *testing.T) {
 	for _, p := range []proxy.Protocol{proxy.TCP, proxy.UDP} {
 		for _, asked := range []bool{false, true} {
@@ -162,7 +160,7 @@ func TestResetTCP(t *testing.T) {
 			v.resetTCP = asked
 			text := fmt.Sprint(rendered(v, sp).others)
 			if got, want := strings.Contains(text, "tcp-reset"), asked && p == proxy.TCP; got != want {
-				t.Errorf("%v, asked for: %t; resets: %t, want %t:\n%s", p, asked, got, want, text)
+				t.Errorf("%v, setting %t; resets: %t, want %t:\n%s", p, asked, got, want, text)
 			}
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestNeeded looks at hosts whose chain FORWARD lets everything through, and at
-// some that do not. It must leave no trace on them.
+// TestNeeded checks hosts whose chain FORWARD accepts everything, and hosts where it does not.
+// Needed must not change them.
 func TestNeeded(t *testing.T) {
 	tests := []struct {
 		name  string
@@ -51,13 +51,13 @@ func TestNeeded(t *testing.T) {
 				t.Errorf("needed because %q, want %q", got, tt.want)
 			}
 			if after := host(t); after != before {
-				t.Errorf("looking changed\n%s\nto\n%s", before, after)
+				t.Errorf("Needed changed\n%s\nto\n%s", before, after)
 			}
 		})
 	}
 }
 
-// TestNeededOfAFamily does not look at a family that is not served.
+// TestNeededOfAFamily checks that a family that is not served is ignored.
 func TestNeededOfAFamily(t *testing.T) {
 	namespace(t)
 	run(t, "ip6tables-nft -P FORWARD DROP")
@@ -76,7 +76,7 @@ func run(t *testing.T, line string) string {
 	return string(out)
 }
 
-// host returns the tables that there are, made by programs or by looking.
+// host returns the tables that exist, including those that reading a table has created.
 func host(t *testing.T) string {
 	t.Helper()
 	return run(t, "nft list tables; cat /proc/self/net/ip_tables_names /proc/self/net/ip6_tables_names")

@@ -13,9 +13,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestParts wants a large state to be written in parts that are small, in an
-// order in which chains are there before anything goes to them, and what leads
-// to all of them last.
+// TestParts checks that a large state is written in small parts, in an order in which a chain
+// exists before anything jumps to it, with the jumps from built-in chains last.
 func TestParts(t *testing.T) {
 	const services, each = 2000, 2 // chains
 	d, fake := synced(t, 1)
@@ -36,7 +35,7 @@ func TestParts(t *testing.T) {
 			t.Errorf("part %d has %d chains, want at most %d", i, n, maxChains(ipt.NFT))
 		}
 		if strings.Contains(input, " "+kubeServices+" ") && i != len(parts.inputs)-1 {
-			t.Errorf("part %d of %d leads to chains of later ones", i, len(parts.inputs))
+			t.Errorf("part %d of %d jumps to chains of later parts", i, len(parts.inputs))
 		}
 	}
 	fake.Reset()
@@ -48,8 +47,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestPartsOverOthers does so where another proxy has left chains of the same
-// names, none of them as it should be.
+// TestPartsOverOthers does the same where another proxy has left chains of the same names with
+// other rules.
 func TestPartsOverOthers(t *testing.T) {
 	const services = 2000
 	d, fake := faked()
@@ -64,15 +63,15 @@ func TestPartsOverOthers(t *testing.T) {
 	wantNothingToWrite(t, d, plainState(services))
 }
 
-// TestPartsGo does so when almost everything goes.
-func TestPartsGo(t *testing.T) {
+// TestRemovalInParts removes almost everything.
+func TestRemovalInParts(t *testing.T) {
 	const services, each = 2000, 2 // chains
 	d, fake := synced(t, services)
 	if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); c.Restores < (services-2)*each/maxChains(ipt.NFT) {
-		t.Errorf("%d restores for the end of %d chains", c.Restores, (services-2)*each)
+		t.Errorf("%d restores to remove %d chains", c.Restores, (services-2)*each)
 	}
 	if err := proxytest.Sync(t.Context(), d, plainState(2)); err != nil {
 		t.Fatal(err)
@@ -82,9 +81,8 @@ func TestPartsGo(t *testing.T) {
 	}
 }
 
-// TestReportsRules wants the number of rules that are ours to be right after
-// steps: as a Sync counts them.
-func TestReportsRules(t *testing.T) {
+// TestRuleCounts checks that the counts of rules after Apply are those of a Sync.
+func TestRuleCounts(t *testing.T) {
 	d, _ := faked()
 	owned := func(table string) float64 {
 		return proxytest.Values(t.Context(), d, "sync_proxy_rules_iptables_total")[table+" IPv4"]
@@ -118,9 +116,8 @@ func TestReportsRules(t *testing.T) {
 	}
 }
 
-// TestForwardedOrRefused gives a row its first endpoints and takes its last ones: as tables
-// are committed one by one, at no time may a connection meet neither what forwards nor what
-// refuses it.
+// TestForwardedOrRefused adds the first endpoints of a row and removes the last. Tables are
+// committed one by one, but at no time may a connection be neither forwarded nor refused.
 func TestForwardedOrRefused(t *testing.T) {
 	d, fake := synced(t, 1)
 	parts := &recorder{Interface: fake}
@@ -146,7 +143,7 @@ func TestForwardedOrRefused(t *testing.T) {
 				}
 			}
 			if !forwarded && !refused {
-				t.Errorf("neither after\n%s", table)
+				t.Errorf("neither forwarded nor refused after\n%s", table)
 			}
 		}
 		if (len(step.New.Cluster) > 0) != forwarded || forwarded == refused {
@@ -155,7 +152,7 @@ func TestForwardedOrRefused(t *testing.T) {
 	}
 }
 
-// lockedThen is tables whose lock another program takes after the first one of a restore.
+// lockedThen are tables whose lock another program takes after the first table of a restore.
 type lockedThen struct{ ipt.Interface }
 
 func (l lockedThen) Restore(ctx context.Context, input []byte) error {
@@ -166,9 +163,9 @@ func (l lockedThen) Restore(ctx context.Context, input []byte) error {
 	return cmp.Or(l.Interface.Restore(ctx, append(bytes.Clone(first), "COMMIT\n"...)), ipt.ErrLocked)
 }
 
-// TestLockTimeout wants a Sync after a restore of several tables that did not get the lock
-// for one of them, which the legacy programs take for each. One of a single table has
-// changed nothing.
+// TestLockTimeout checks that a Sync is requested if a restore of several tables does not get
+// the lock for one of them: the legacy programs take it for each table. A restore of a single
+// table has changed nothing then.
 func TestLockTimeout(t *testing.T) {
 	for name, tt := range map[string]struct {
 		next     *proxy.ServicePort

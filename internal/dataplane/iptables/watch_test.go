@@ -17,8 +17,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// watched runs Watch over memory and returns what it has noticed when asked,
-// after the time that a look may take to come.
+// watched runs Watch over the fake. The function it returns waits for two polls and returns
+// what Watch has reported since its last call.
 func watched(t *testing.T, d *Dataplane) (noticed func() []string) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -42,7 +42,7 @@ func watched(t *testing.T, d *Dataplane) (noticed func() []string) {
 	}
 }
 
-// hurt changes the tables as somebody else would.
+// hurt changes the tables as another process would.
 func hurt(t *testing.T, fake *ipttest.Fake, input string) {
 	t.Helper()
 	if err := fake.Restore(t.Context(), []byte(input)); err != nil {
@@ -50,8 +50,8 @@ func hurt(t *testing.T, fake *ipttest.Fake, input string) {
 	}
 }
 
-// TestWatch wants a flush by somebody else to be noticed, once, and neither our
-// own changes nor what others do beside us.
+// TestWatch checks that changes by another process to our rules are reported once, and that
+// neither our own changes nor those to other rules are.
 func TestWatch(t *testing.T) {
 	nodePortRule := `-p tcp -m comment --comment "default/svc-1:http" -m tcp --dport 1025 -j ` + externalChain + hash(plainRow(1, 1, 0).Key, "")
 	tests := []struct {
@@ -103,8 +103,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchWhileWeWrite has another process replace a rule while changes of ours come
-// faster than the tables can be saved: then a Sync looks.
+// TestWatchWhileWeWrite has another process replace a rule while our own changes come faster
+// than the tables can be saved: then Watch asks for a Sync.
 func TestWatchWhileWeWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, fake := faked()
@@ -128,7 +128,7 @@ func TestWatchWhileWeWrite(t *testing.T) {
 	})
 }
 
-// besideSave is tables that we change whenever they are saved.
+// besideSave are tables that we change whenever they are saved.
 type besideSave struct {
 	*ipttest.Fake
 	change func()
@@ -139,8 +139,8 @@ func (b *besideSave) Save(ctx context.Context) ([]ipt.Table, error) {
 	return b.Fake.Save(ctx)
 }
 
-// TestWatchBesideApply wants a flush to be noticed also when a change of ours
-// comes between it and the look.
+// TestWatchBesideApply checks that a flush is reported even if a change of ours comes between
+// it and the next poll.
 func TestWatchBesideApply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, fake := faked()
@@ -158,14 +158,14 @@ func TestWatchBesideApply(t *testing.T) {
 	})
 }
 
-// betweenLooks is tables that another process changes in the middle of our
-// restore: after it was written, before we look at the stamp.
-type betweenLooks struct {
+// afterRestore are tables that another process changes during our restore: after it was
+// committed, but before we read the stamp.
+type afterRestore struct {
 	*ipttest.Fake
 	hurt func()
 }
 
-func (b *betweenLooks) Restore(ctx context.Context, input []byte) error {
+func (b *afterRestore) Restore(ctx context.Context, input []byte) error {
 	err := b.Fake.Restore(ctx, input)
 	if b.hurt != nil {
 		b.hurt()
@@ -174,11 +174,11 @@ func (b *betweenLooks) Restore(ctx context.Context, input []byte) error {
 	return err
 }
 
-// TestWatchBetweenLooks wants a flush to be noticed that comes while we write.
-func TestWatchBetweenLooks(t *testing.T) {
+// TestWatchDuringRestore checks that a flush during our restore is reported.
+func TestWatchDuringRestore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, fake := faked()
-		tables := &betweenLooks{Fake: fake}
+		tables := &afterRestore{Fake: fake}
 		d.families[0].programs = tables
 		if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
 			t.Fatal(err)
@@ -194,11 +194,11 @@ func TestWatchBetweenLooks(t *testing.T) {
 	})
 }
 
-// TestSyncBesideAnotherWriter has another process replace a rule after the
-// tables were saved, which leaves as many as before. Sync compares once more.
+// TestSyncBesideAnotherWriter has another process replace a rule after Sync has saved the
+// tables, which leaves the number of rules unchanged. Sync must compare once more.
 func TestSyncBesideAnotherWriter(t *testing.T) {
 	d, fake := faked()
-	tables := &betweenLooks{Fake: fake}
+	tables := &afterRestore{Fake: fake}
 	d.families[0].programs = tables
 	if err := proxytest.Sync(t.Context(), d, plainState(3)); err != nil {
 		t.Fatal(err)
@@ -216,8 +216,8 @@ func TestSyncBesideAnotherWriter(t *testing.T) {
 	}
 }
 
-// TestUsesFollowSteps wants steps to be counted as a Sync counts: then none
-// takes another process's change for ours, and none ours for another's.
+// TestUsesFollowSteps checks that Apply counts uses as the kernel does, so that our changes
+// and those of other processes are not mistaken for each other.
 func TestUsesFollowSteps(t *testing.T) {
 	variants(t, func(t *testing.T, d *Dataplane) {
 		s := everyState()
@@ -247,7 +247,7 @@ func TestUsesFollowSteps(t *testing.T) {
 					t.Errorf("%v: uses after a step (-counted +the kernel's):\n%s", f.Family, diff)
 				}
 				if f.foreignSeen != f.foreign {
-					t.Errorf("%v: our own step is taken for another process's", f.Family)
+					t.Errorf("%v: our own step is counted as a change by another process", f.Family)
 				}
 			}
 		}

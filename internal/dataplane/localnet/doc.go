@@ -1,13 +1,13 @@
-// Package localnet is what all modes share about the host's setting by which
-// connections of 127.0.0.1 to NodePorts reach endpoints, route_localnet: who
-// set it, when it is set and when it is put back.
+// Package localnet has what all modes share about kernel setting route_localnet, which lets
+// connections from 127.0.0.1 to NodePorts reach endpoints: who set it, when to set it and
+// when to reset it.
 //
-// Where it is on and no rule guards loopback, the host's neighbours reach what
-// listens there (CVE-2020-8558). So the order is always the same: the guard
-// comes before the setting is on, and goes after it is off. The guard's comment
-// carries the note that the setting is a service proxy's, for the next daemon,
-// the next mode and the one that removes the rules; without the note it was on
-// before any of them came, and stays on.
+// While route_localnet is on and no rule guards loopback, neighbouring hosts can reach what
+// listens on loopback addresses (CVE-2020-8558). Therefore the guard is always added before
+// the setting is switched on, and removed after it is switched off. If a service proxy has
+// set route_localnet, the comment of the guard carries a note of it, for the next daemon,
+// for another mode and for a clean-up. Without the note, the setting was on before any
+// service proxy came, and stays on.
 //
-// The package knows no rules: each mode has a guard of its own.
+// The package knows no rules: each mode has its own guard.
 package localnet

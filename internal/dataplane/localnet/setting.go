@@ -11,16 +11,17 @@ import (
 	"sluice/internal/kernel/sysctl"
 )
 
-// Name is the setting, for all links.
+// Name is the name of the setting, for all links.
 const Name = "net/ipv4/conf/all/route_localnet"
 
-// note ends the comment of a guard whose setting is a service proxy's.
+// note ends the comment of a guard if a service proxy has set route_localnet.
 const note = ", route_localnet is 1 because of this proxy"
 
-// Guard says whether rules must keep others from loopback, and carry the note.
+// Guard is whether rules must keep other hosts from loopback addresses, and whether their
+// comment carries the note.
 type Guard struct{ InForce, Noted bool }
 
-// Comment returns the comment of the guard, which begins with a text.
+// Comment returns the comment of the guard: a text and, if needed, the note.
 func (g Guard) Comment(text string) string {
 	if g.Noted {
 		return text + note
@@ -31,74 +32,73 @@ func (g Guard) Comment(text string) string {
 // Noted reports whether a guard's comment carries the note.
 func Noted(comment string) bool { return strings.Contains(comment, note) }
 
-// Traces is what service proxies left that tells who set the setting.
+// Traces is what service proxies left that shows who set route_localnet.
 type Traces struct {
-	Guarded bool // a guard of ours
+	Guarded bool // there is a guard of ours
 	Noted   bool // which carries the note
-	Proxied bool // a proxy that sets the setting and leaves no note
+	Proxied bool // there is a proxy that sets route_localnet and leaves no note
 }
 
-// And joins the traces of two places.
+// And returns the union of two traces.
 func (t Traces) And(o Traces) Traces {
 	return Traces{t.Guarded || o.Guarded, t.Noted || o.Noted, t.Proxied || o.Proxied}
 }
 
-// Opened reports whether it was a service proxy that set the setting. A guard of
-// ours without the note says that it was on before.
+// Opened reports whether a service proxy set route_localnet. A guard of ours without the
+// note means that it was on before.
 func (t Traces) Opened() bool { return t.Noted || !t.Guarded && t.Proxied }
 
-// IsOn reports whether the setting is on. What cannot be read is not.
+// IsOn reports whether the setting is on. It is off if it cannot be read.
 func IsOn(k sysctl.Interface) bool {
 	v, err := sysctl.ReadInt(k, Name)
 	return err == nil && v != 0
 }
 
-// PutBack switches the setting off. It returns what it did, empty if there was
-// nothing to do. After an error the guard must stay.
-func PutBack(k sysctl.Interface) (done string, err error) {
+// Reset switches the setting off. It describes what it did, or returns "" if the setting
+// was off already. After an error the guard must stay.
+func Reset(k sysctl.Interface) (done string, err error) {
 	if !IsOn(k) {
 		return "", nil
 	}
 	if err := k.Write(Name, "0"); err != nil {
-		return "", fmt.Errorf("net.ipv4.conf.all.route_localnet stays 1, set it to 0 on the host or its neighbours may reach loopback: %w", err)
+		return "", fmt.Errorf("net.ipv4.conf.all.route_localnet stays 1, set it to 0 on the host or neighbouring hosts may reach loopback addresses: %w", err)
 	}
 	return "net.ipv4.conf.all.route_localnet=1, which a service proxy had set", nil
 }
 
-// Setting is the setting in the hands of a dataplane. Rules are written after
-// Guard and before Open. A nil Setting is that of a dataplane without IPv4, the
-// family whose loopback addresses may take NodePorts: it guards and opens
-// nothing.
+// Setting manages route_localnet for a dataplane. The dataplane writes its rules after Guard
+// and before Open. A nil Setting is valid and does nothing: it is that of a dataplane
+// without IPv4, the only family whose loopback addresses may serve NodePorts.
 type Setting struct {
-	kernel sysctl.Interface                      // nil: it is not for us to change
-	others func(context.Context) (Traces, error) // of other modes; nil: there are none
-	known  atomic.Bool                           // whose it was when we came
-	wanted bool                                  // loopback is to take NodePorts
-	inUse  atomic.Bool                           // it does
-	ours   bool                                  // it is, or will be, a service proxy's and no one else's
-	failed bool                                  // it cannot be changed, and that was logged
+	kernel sysctl.Interface                      // nil if we must not change the setting
+	others func(context.Context) (Traces, error) // of other modes; nil if there are none
+	known  atomic.Bool                           // ours is known
+	wanted bool                                  // loopback addresses are to serve NodePorts
+	inUse  atomic.Bool                           // loopback addresses serve NodePorts
+	ours   bool                                  // a service proxy has set the setting, or is about to
+	failed bool                                  // the last change of the setting failed, which was logged
 }
 
-// New returns the setting of a kernel. Others tells what other modes left.
+// New returns a Setting. Others returns the traces of other modes; it may be nil.
 func New(k sysctl.Interface, others func(context.Context) (Traces, error)) *Setting {
 	return &Setting{kernel: k, others: others}
 }
 
-// Settled reports whether it was found out whose the setting was: then it is
-// looked after here, and not where the rules of other modes are removed. Any
-// goroutine may call it.
-func (s *Setting) Settled() bool { return s != nil && s.known.Load() }
+// OwnerKnown reports whether Find has found out who set the setting. From then on it is managed
+// here, and the clean-up of other modes must leave it alone. It is safe for concurrent use.
+func (s *Setting) OwnerKnown() bool { return s != nil && s.known.Load() }
 
-// Find finds out whose the setting is, once, by what the rules of the same mode
-// tell and, where that is not enough, those of others.
+// Find finds out who set the setting, by the traces of the same mode and, if those are not
+// sufficient, of other modes. If that fails, the next call tries again; once it has
+// succeeded, Find does nothing.
 func (s *Setting) Find(ctx context.Context, own Traces) {
-	if s == nil || s.kernel == nil || s.Settled() {
+	if s == nil || s.kernel == nil || s.OwnerKnown() {
 		return
 	}
 	if s.others != nil && !own.Noted && IsOn(s.kernel) {
 		others, err := s.others(ctx)
 		if err != nil && !others.Noted {
-			klog.FromContext(ctx).Error(err, "Cannot tell whether a service proxy set a setting of the host, it stays as it is for now", "setting", Name)
+			klog.FromContext(ctx).Error(err, "Cannot find out whether a service proxy set a kernel setting, leaving it unchanged until the next full sync", "setting", Name)
 			return
 		}
 		own = own.And(others)
@@ -107,9 +107,9 @@ func (s *Setting) Find(ctx context.Context, own Traces) {
 	s.known.Store(true)
 }
 
-// Guard returns the guard that rules must have from now on. If loopback takes no
-// NodePorts, a setting that is a service proxy's is put back here; if that
-// cannot be done, the guard stays.
+// Guard returns the guard that rules must have from now on. Wanted is whether loopback
+// addresses are to serve NodePorts. If not, Guard switches off a setting that a service
+// proxy switched on; if that fails, the guard stays.
 func (s *Setting) Guard(ctx context.Context, wanted bool) Guard {
 	if s == nil {
 		return Guard{}
@@ -122,33 +122,34 @@ func (s *Setting) Guard(ctx context.Context, wanted bool) Guard {
 	case wanted:
 		s.ours = s.ours || !on
 	case s.ours && on:
-		s.ours = !s.write(ctx, "0", "Loopback addresses stay open and guarded though no NodePort needs it, set it to 0 on the host")
+		s.ours = !s.write(ctx, "0", "Cannot reset a kernel setting that NodePorts on loopback addresses no longer need, the rules that guard loopback stay; set it to 0 on the host")
 	default:
 		s.ours = false
 	}
 	return Guard{InForce: wanted || s.ours, Noted: s.ours}
 }
 
-// Open switches the setting on if that is wanted, once the guard is in force.
-// Where it cannot be changed, everything else works without.
+// Open switches the setting on if that is wanted. The guard must be in force. If the setting
+// cannot be changed, everything else works.
 func (s *Setting) Open(ctx context.Context) {
 	if s == nil {
 		return
 	}
 	s.inUse.Store(s.wanted)
 	if s.kernel != nil && s.wanted && s.ours && !IsOn(s.kernel) {
-		s.write(ctx, "1", "NodePorts stay closed on loopback addresses, set it on the host or use --iptables-localhost-nodeports=false")
+		s.write(ctx, "1", "NodePorts stay closed on loopback addresses, set the setting to 1 on the host or use --iptables-localhost-nodeports=false")
 	}
 }
 
-// InUse reports whether loopback takes NodePorts. Any goroutine may call it.
+// InUse reports whether loopback addresses serve NodePorts. It is safe for concurrent use.
 func (s *Setting) InUse() bool { return s != nil && s.inUse.Load() }
 
-// Prepare is a mode's Prepare, with its own traces and what writes its guard.
-// The guard is written before loopback is open, and stays for the daemon.
+// Prepare implements Prepare of a mode, which passes its own traces and a function that
+// writes its guard. The guard is written before the setting is switched on, and the daemon
+// takes it over.
 func (s *Setting) Prepare(ctx context.Context, own Traces, opens bool, writeGuard func(Guard) error) error {
 	s.Find(ctx, own)
-	if guard := s.Guard(ctx, opens); opens { // else the rules are the daemon's
+	if guard := s.Guard(ctx, opens); opens { // otherwise the daemon removes the guard
 		if err := writeGuard(guard); err != nil {
 			return err
 		}
@@ -157,10 +158,12 @@ func (s *Setting) Prepare(ctx context.Context, own Traces, opens bool, writeGuar
 	return nil
 }
 
-func (s *Setting) write(ctx context.Context, value, otherwise string) bool {
+// write sets the setting and reports whether it succeeded. It logs the message if it fails
+// for the first time in a row.
+func (s *Setting) write(ctx context.Context, value, message string) bool {
 	err := s.kernel.Write(Name, value)
 	if err != nil && !s.failed {
-		klog.FromContext(ctx).Error(err, otherwise, "setting", Name)
+		klog.FromContext(ctx).Error(err, message, "setting", Name)
 	}
 	s.failed = err != nil
 	return err == nil

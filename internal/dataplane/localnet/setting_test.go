@@ -10,21 +10,21 @@ import (
 	"sluice/internal/kernel/sysctl/sysctltest"
 )
 
-// TestSetting walks through everything that can become of the setting. Each step
-// is what a dataplane does with a node: it asks for the guard, writes it, and
-// opens loopback if that is wanted.
+// TestSetting goes through the possible histories of the setting. Each step is what a
+// dataplane does with a node: it asks for the guard, writes it, and opens loopback if that
+// is wanted.
 func TestSetting(t *testing.T) {
 	readOnly, away := errors.New("read-only file system"), errors.New("no programs")
 	guarded, noted := Guard{InForce: true}, Guard{InForce: true, Noted: true}
 	tests := []struct {
-		name        string
-		was         string
-		own, others Traces
-		refuse, err error
-		steps       []bool  // whether loopback is wanted
-		guards      []Guard // after each
-		writes      []string
-		unsettled   bool
+		name         string
+		was          string
+		own, others  Traces
+		refuse, err  error
+		steps        []bool  // whether loopback is wanted
+		guards       []Guard // after each
+		writes       []string
+		ownerUnknown bool
 	}{
 		{name: "we set it", was: "0", steps: []bool{true, true}, guards: []Guard{noted, noted}, writes: []string{"1"}},
 		{name: "nobody wants it", was: "0", steps: []bool{false}, guards: []Guard{{}}},
@@ -41,7 +41,7 @@ func TestSetting(t *testing.T) {
 		{name: "excluded and included live", was: "0", steps: []bool{true, false, true}, guards: []Guard{noted, {}, noted}, writes: []string{"1", "0", "1"}},
 		{name: "cannot be opened", was: "0", refuse: readOnly, steps: []bool{true, false}, guards: []Guard{noted, {}}},
 		{name: "cannot be closed", was: "1", own: Traces{Guarded: true, Noted: true}, refuse: readOnly, steps: []bool{false, false, true}, guards: []Guard{noted, noted, noted}},
-		{name: "others cannot be looked at", was: "1", err: away, steps: []bool{true, false}, guards: []Guard{guarded, {}}, unsettled: true},
+		{name: "others cannot be looked at", was: "1", err: away, steps: []bool{true, false}, guards: []Guard{guarded, {}}, ownerUnknown: true},
 		{name: "others need not be looked at", was: "0", err: away, steps: []bool{true}, guards: []Guard{noted}, writes: []string{"1"}},
 		{name: "what can be seen of others is enough", was: "1", others: Traces{Guarded: true, Noted: true}, err: away, steps: []bool{true}, guards: []Guard{noted}},
 	}
@@ -67,25 +67,25 @@ func TestSetting(t *testing.T) {
 			if !slices.Equal(k.Writes(), writes) {
 				t.Errorf("wrote %q, want %q", k.Writes(), writes)
 			}
-			if s.Settled() == tt.unsettled {
-				t.Errorf("settled: %t", s.Settled())
+			if s.OwnerKnown() == tt.ownerUnknown {
+				t.Errorf("owner known: %t", s.OwnerKnown())
 			}
 		})
 	}
 }
 
-// TestWithoutIPv4 wants a dataplane without IPv4 to guard and open nothing.
+// TestWithoutIPv4 checks that a dataplane without IPv4 guards and opens nothing.
 func TestWithoutIPv4(t *testing.T) {
 	var s *Setting
 	s.Find(t.Context(), Traces{})
-	if g := s.Guard(t.Context(), true); g != (Guard{}) || s.Settled() {
-		t.Errorf("guard %+v, settled %t", g, s.Settled())
+	if g := s.Guard(t.Context(), true); g != (Guard{}) || s.OwnerKnown() {
+		t.Errorf("guard %+v, owner known %t", g, s.OwnerKnown())
 	}
 	s.Open(t.Context())
 }
 
-// TestPrepare wants the guard to be written before the setting is on, and the
-// setting to stay off where the guard cannot be.
+// TestPrepare checks that the guard is written before the setting is on, and that the
+// setting stays off if the guard cannot be written.
 func TestPrepare(t *testing.T) {
 	refused := errors.New("refused")
 	for _, tt := range []struct {
@@ -108,8 +108,8 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestAdministratorLater has the administrator switch the setting on while nobody
-// of us wants it: it is no service proxy's.
+// TestAdministratorLater has the administrator switch the setting on while we do not want
+// it: a service proxy must not switch it off.
 func TestAdministratorLater(t *testing.T) {
 	k := sysctltest.NewFake(map[string]string{Name: "0"})
 	s := New(k, nil)
@@ -127,19 +127,19 @@ func TestAdministratorLater(t *testing.T) {
 	}
 }
 
-// TestPutBack says what it did, or what is to be done.
-func TestPutBack(t *testing.T) {
+// TestReset checks what Reset reports.
+func TestReset(t *testing.T) {
 	k := sysctltest.NewFake(map[string]string{Name: "1"})
-	if done, err := PutBack(k); done == "" || err != nil || IsOn(k) {
+	if done, err := Reset(k); done == "" || err != nil || IsOn(k) {
 		t.Errorf("did %q, error %v", done, err)
 	}
-	if done, err := PutBack(k); done != "" || err != nil {
+	if done, err := Reset(k); done != "" || err != nil {
 		t.Errorf("the second time: did %q, error %v", done, err)
 	}
 	k = sysctltest.NewFake(map[string]string{Name: "1"})
 	refused := errors.New("read-only file system")
 	k.Refuse(Name, refused)
-	if done, err := PutBack(k); done != "" || !errors.Is(err, refused) {
+	if done, err := Reset(k); done != "" || !errors.Is(err, refused) {
 		t.Errorf("did %q, error %v", done, err)
 	}
 }

@@ -1,4 +1,4 @@
-// Package mode says what a mode is: how a folder below dataplane tells the
-// program what it can do, what it is called and how it is opened and cleaned up.
-// The table of modes is in package dataplane; this one knows none of them.
+// Package mode defines what a mode is: the name, properties and functions by which a package
+// below dataplane presents itself to the daemon. The table of modes is in package dataplane;
+// this package knows no mode.
 package mode

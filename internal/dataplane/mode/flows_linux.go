@@ -6,7 +6,7 @@ import (
 	"sluice/internal/kernel/ct"
 )
 
-// OpenFlows opens connection tracking, for modes whose translations it keeps.
+// OpenFlows opens connection tracking. It is Flows of modes that translate by it.
 func OpenFlows() (ct.Interface, error) {
 	c, err := ct.Open()
 	if err != nil {
@@ -15,7 +15,7 @@ func OpenFlows() (ct.Interface, error) {
 	return c, nil
 }
 
-// OpenEnds opens what tells of flows that end, for the same modes.
+// OpenEnds opens the events of flows that end. It is Ends of the same modes.
 func OpenEnds() (ct.Ends, error) {
 	e, err := ct.OpenEnds()
 	if err != nil {

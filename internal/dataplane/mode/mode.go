@@ -11,77 +11,78 @@ import (
 	"sluice/internal/proxy"
 )
 
-// IPVSLink is the link whose addresses are IPVS's: kube-proxy's name for it. What is
-// for this host comes by IPVS before any socket, so that modes ipvs and userspace do
-// not go together.
+// IPVSLink is kube-proxy's name for the dummy link that has the addresses of IPVS. IPVS takes
+// packets to local addresses before they reach a socket, so that modes ipvs and userspace
+// cannot work at the same time.
 const IPVSLink = "kube-ipvs0"
 
 // Settings are what every mode must know before it sees a state.
 type Settings struct {
-	MasqueradeBit uint8          // the bit of the packet mark that asks for masquerading
-	Families      []proxy.Family // which to serve; nil: both
-	CountBytes    bool           // of Services, and packets, in a mode that counts them only if asked
-	ResetTCP      bool           // refuse TCP connections by a reset, not by an ICMP error
+	MasqueradeBit uint8          // the bit of the packet mark that requests masquerading
+	Families      []proxy.Family // the families to serve; nil for both
+	CountBytes    bool           // count bytes and packets of Services, in modes that do so only on request
+	ResetTCP      bool           // refuse TCP connections by a reset instead of an ICMP error
 
-	Relay Relay // of a mode that carries connections itself
-	IPVS  IPVS  // of mode ipvs
-	EBPF  EBPF  // of mode ebpf
+	Relay Relay // for modes that relay connections themselves
+	IPVS  IPVS  // for mode ipvs
+	EBPF  EBPF  // for mode ebpf
 
-	Kernelspace Kernelspace // of mode kernelspace
+	Kernelspace Kernelspace // for mode kernelspace
 
-	// Others tells what other modes left that says who opened loopback; nil:
-	// there are none.
+	// Others returns what other modes left that shows who set route_localnet. Nil if
+	// there are no other modes.
 	Others func(context.Context) (localnet.Traces, error)
 }
 
-// Relay is how a mode goes about that carries connections itself.
+// Relay are the settings of a mode that relays connections itself.
 type Relay struct {
-	Retries        int           // how many other endpoints are tried when one cannot be connected to
-	DialTimeout    time.Duration // for each of them
-	UDPTimeout     time.Duration // after which a silent UDP session ends
-	DrainTimeout   time.Duration // how long open connections may keep a process that is told to stop
-	MaxConnections int           // and so many UDP sessions; 0: as many as the limit of open files allows
+	Retries        int           // how many other endpoints are tried if one cannot be connected to
+	DialTimeout    time.Duration // for each attempt
+	UDPTimeout     time.Duration // after which an idle UDP session ends
+	DrainTimeout   time.Duration // how long a stopping process waits for open connections
+	MaxConnections int           // limit of connections, and separately of UDP sessions; 0 for as many as the limit of open files allows
 }
 
-// DefaultRelay is how it goes about unless told otherwise.
+// DefaultRelay returns the default settings.
 func DefaultRelay() Relay {
 	return Relay{Retries: 3, DialTimeout: 2 * time.Second, UDPTimeout: time.Minute, DrainTimeout: 25 * time.Second}
 }
 
-// IPVS is what kube-proxy's configuration has for mode ipvs only.
+// IPVS are the settings of kube-proxy's configuration that only mode ipvs has.
 type IPVS struct {
-	Scheduler    string         // empty: rr
-	ExcludeCIDRs []netip.Prefix // virtual servers within are never removed
-	StrictARP    bool           // no ARP answers for addresses of other links
+	Scheduler    string         // empty for rr
+	ExcludeCIDRs []netip.Prefix // virtual servers in these ranges are never removed
+	StrictARP    bool           // do not answer ARP requests for addresses of other links
 
-	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration // of idle connections; 0: as the kernel has it
+	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration // of idle connections; 0 to leave the kernel's
 }
 
-// EBPF is where mode ebpf meets the host.
+// EBPF are the settings of mode ebpf.
 type EBPF struct {
-	CgroupRoot string // whose sockets are served; empty: the whole cgroup2 hierarchy, where it is mounted
-	BPFRoot    string // the folder in a BPF file system where programs and maps are kept
-	Fallback   bool   // without the mode where the kernel cannot do it, instead of not at all
+	CgroupRoot string // the cgroup whose sockets are served; empty for the root of the mounted cgroup2 hierarchy
+	BPFRoot    string // the directory in a BPF file system where programs and maps are pinned
+	Fallback   bool   // if the kernel does not support the mode, serve by its nftables rules alone instead of failing
 
-	Untracked []netip.Prefix // connections between these addresses, all of them pods', are not tracked unless rules translate them
+	Untracked []netip.Prefix // addresses of pods; connections between them are not tracked unless rules translate them
 }
 
-// DefaultEBPF is where it does unless told otherwise.
+// DefaultEBPF returns the default settings.
 func DefaultEBPF() EBPF { return EBPF{BPFRoot: "/sys/fs/bpf/sluice"} }
 
-// Kernelspace is what kube-proxy's configuration has for mode kernelspace only.
+// Kernelspace are the settings of kube-proxy's configuration that only mode kernelspace has.
 type Kernelspace struct {
 	Network      string     // the HNS network of the pods
-	SourceVIP    netip.Addr // what pods see as their client on an overlay network, which needs it
+	SourceVIP    netip.Addr // the source address that pods see on an overlay network, where it is required
 	DSR          bool       // endpoints answer clients of ClusterIPs directly
-	RootEndpoint string     // the name of the HNS endpoint where health checks are answered
+	RootEndpoint string     // the name of the HNS endpoint that answers health checks
 
-	// ForwardHealthCheckVIP has health checks at load-balancer addresses answered:
-	// those of a Service with a port of its own there, others at HealthzPort (0: not).
+	// ForwardHealthCheckVIP forwards health checks at load-balancer addresses: to the
+	// health-check port of the Service or, if it has none, to HealthzPort unless that is 0.
 	ForwardHealthCheckVIP bool
 	HealthzPort           uint16
 }
 
+// Served returns the families to serve.
 func (s Settings) Served() []proxy.Family {
 	if s.Families == nil {
 		return proxy.Families[:]
@@ -93,67 +94,67 @@ func (s Settings) Served() []proxy.Family {
 type Mode struct {
 	Name config.ProxyMode
 
-	// Probe returns which of the families the kernel can do, changing nothing.
-	// When it can do none, the error says what is missing.
+	// Probe returns which of the families the kernel supports, without changing anything
+	// that affects packets. If it supports none, the error says what is missing.
 	Probe func(context.Context, Settings) ([]proxy.Family, error)
 
-	// Prepare opens loopback addresses to NodePorts, or closes those that a
-	// service proxy opened, for a daemon that may not write the host's settings.
+	// Prepare opens loopback addresses to NodePorts, or closes them if a service proxy
+	// opened them. It serves a daemon that may not write kernel settings itself.
 	Prepare func(ctx context.Context, s Settings, opens bool) error
 
-	// Needed says why a host needs this mode though it could do another; empty
-	// if it does not. Nil: no host does.
+	// Needed returns why a host needs this mode although it supports another, or "" if it
+	// does not. Nil if no host needs the mode.
 	Needed func(context.Context, Settings) (string, error)
 
-	// Open returns the dataplane. The kernel does nothing new before its Sync.
-	// Nil: the mode is of another system, and can be rendered here.
+	// Open returns the dataplane. The kernel's behaviour does not change before its Sync.
+	// Nil if the mode is for another operating system and can only be rendered.
 	Open func(context.Context, Settings) (proxy.Dataplane, error)
 
-	// Render writes down what the first Sync of a new dataplane would write, or
-	// what of it differs from what the kernel has. It changes nothing and, unless
-	// it compares, asks no kernel.
+	// Render prints what the first Sync of a new dataplane would write, or how that differs
+	// from what the kernel has. It changes nothing, and reads the kernel only for a
+	// difference.
 	Render func(context.Context, *Rendering) error
 
-	// Balancing lists the ways of choosing an endpoint that the mode knows, the
-	// one first that it takes by itself. Weights says that it can also send some
-	// endpoints more connections than others.
+	// Balancing lists the methods of choosing an endpoint that the mode supports, its
+	// default first. Weights is whether it supports weights of endpoints.
 	Balancing []proxy.Balancing
 	Weights   bool
 
-	// PreservesDestination says that the mode can have endpoints see a LoadBalancer
-	// address as their own, which annotation preserve-destination asks for.
+	// PreservesDestination is whether the mode supports annotation preserve-destination:
+	// endpoints see a LoadBalancer address as the destination of their connections.
 	PreservesDestination bool
 
-	// Polls says that nobody tells the mode what others change, so that all is
-	// compared once in a sync period.
+	// Polls is whether the mode is not notified of changes by other processes, so that
+	// everything is compared each sync period.
 	Polls bool
 
-	// Drains says that the mode goes on after its last write, for connections that
-	// are open, until another daemon has begun.
+	// Drains is whether the mode continues after its last write, to serve open connections
+	// until another daemon has started.
 	Drains bool
 
-	// Flows opens the connections that must be ended when their endpoint goes;
-	// nil: the mode ends them itself.
+	// Flows opens the connections that must be ended when their endpoint is removed. Nil if
+	// the mode ends them itself.
 	Flows func() (ct.Interface, error)
 
-	// Unseen names the connections that are not among those of Flows; empty: all are.
+	// Unseen describes the connections that Flows does not include; empty if it includes
+	// all.
 	Unseen string
 
-	// Ends opens what tells of connections that connection tracking translated
-	// and that end; nil with Flows.
+	// Ends opens the events of translated connections that end. Nil if Flows is nil.
 	Ends func() (ct.Ends, error)
 
-	// Traces returns what the mode left that says who opened loopback; nil: it
-	// never does.
+	// Traces returns what the mode left that shows who set route_localnet. Nil if the mode
+	// never leaves anything.
 	Traces func(context.Context) (localnet.Traces, error)
 
-	// Cleanup removes the mode's rules and what kube-proxy's mode of that name
-	// left, but for what an open dataplane, of whatever mode, has made its own. It
-	// returns what it removed, and goes on after an error.
+	// Cleanup removes the objects of the mode, and those of kube-proxy's mode of the same
+	// name, except for what an open dataplane of any mode uses; open may be nil. It returns
+	// what it removed, and continues after an error.
 	Cleanup func(ctx context.Context, s Settings, open proxy.Dataplane) ([]string, error)
 }
 
-// Opener returns what opens a dataplane for a Mode: one that is nil after an error.
+// Opener adapts a function that returns a concrete type to [Mode.Open]. After an error the
+// dataplane is a nil interface, not a nil pointer in an interface.
 func Opener[D proxy.Dataplane](open func(context.Context, Settings) (D, error)) func(context.Context, Settings) (proxy.Dataplane, error) {
 	return func(ctx context.Context, s Settings) (proxy.Dataplane, error) {
 		d, err := open(ctx, s)
@@ -164,8 +165,7 @@ func Opener[D proxy.Dataplane](open func(context.Context, Settings) (D, error)) 
 	}
 }
 
-// KeepsLoopback reports whether an open dataplane looks after the setting that
-// opens loopback.
+// KeepsLoopback reports whether an open dataplane manages route_localnet.
 func KeepsLoopback(open proxy.Dataplane) bool {
 	d, ok := open.(interface{ KeepsLoopback() bool })
 	return ok && d.KeepsLoopback()

@@ -10,9 +10,9 @@ import (
 	"sluice/internal/dataplane/mode"
 )
 
-// TestRelayRuns looks for a daemon among sockets with any names.
+// TestRelayRuns checks that a socket whose name contains that of RelaySocket does not count.
 func TestRelayRuns(t *testing.T) {
-	runtime.LockOSThread() // and so the thread ends with the test
+	runtime.LockOSThread() // never unlocked, so that the thread ends with the test
 	ns, err := netns.New()
 	if err != nil {
 		t.Fatalf("make a network namespace (run as root, or under unshare -rn): %v", err)

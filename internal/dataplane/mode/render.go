@@ -9,51 +9,51 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Rendering writes down, for people and programs to read, what a mode would write
-// into the kernel.
+// Rendering prints what a mode would write to the kernel, for people and programs to read.
 type Rendering struct {
 	Settings
 	Want *proxy.State
-	Diff bool                     // what differs from what the kernel has; else all, as if it had nothing
-	Only func(proxy.PortKey) bool // the rows that it is about; nil: all, and what is no row's
+	Diff bool                     // print only what differs from what the kernel has
+	Only func(proxy.PortKey) bool // the rows to print; nil for all rows and objects without rows
 	Out  io.Writer
 
-	Lines int   // written so far, without remarks
-	Err   error // the first one of writing
+	Lines int   // lines printed so far, without titles and remarks
+	Err   error // the first error of Out
 	title string
 }
 
-// Concerns reports whether an object that is for some rows is asked for.
+// Concerns reports whether an object that belongs to the given rows is to be printed.
 func (r *Rendering) Concerns(rows []*proxy.PortKey) bool {
 	return r.Only == nil || slices.ContainsFunc(rows, func(k *proxy.PortKey) bool { return r.Only(*k) })
 }
 
-// Title is said before the next line, unless there is none before the next title.
+// Title sets a title, which is printed before the next line. It is not printed if no line
+// follows before the next title.
 func (r *Rendering) Title(text string) { r.title = text }
 
-// Print writes an object: its lines as they are wanted or, of a difference, those
-// that the kernel has and should not have and those that it lacks. What there is on
-// both sides is left out, unless the order is all that differs.
+// Print prints an object: its wanted lines or, if Diff is set, the lines that would be
+// removed and those that would be added. Lines that both sides have are left out, unless
+// only their order differs.
 func (r *Rendering) Print(was, is []string) {
 	if !r.Diff {
 		r.lines("", is)
 		return
 	}
-	gone, come := without(was, is), without(is, was)
-	if len(gone)+len(come) == 0 {
-		gone, come = was, is
+	removed, added := without(was, is), without(is, was)
+	if len(removed)+len(added) == 0 {
+		removed, added = was, is
 	}
-	r.lines("- ", gone)
-	r.lines("+ ", come)
+	r.lines("- ", removed)
+	r.lines("+ ", added)
 }
 
-// Remark writes something that is no part of what the kernel gets.
+// Remark prints a comment.
 func (r *Rendering) Remark(format string, args ...any) {
 	r.flushTitle()
 	r.write("# " + fmt.Sprintf(format, args...))
 }
 
-// Refused names rows that are not written, and why.
+// Refused prints the rows that would not be written, and why.
 func (r *Rendering) Refused(rows proxy.Refused) {
 	for _, k := range slices.SortedFunc(maps.Keys(rows), proxy.ComparePortKeys) {
 		if r.Concerns([]*proxy.PortKey{&k}) {
@@ -83,7 +83,7 @@ func (r *Rendering) write(line string) {
 	}
 }
 
-// without returns lines, but for those of others, each as often as it is there.
+// without returns lines without those of others, as a multiset.
 func without(lines, others []string) (out []string) {
 	n := map[string]int{}
 	for _, l := range others {

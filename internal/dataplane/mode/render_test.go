@@ -9,7 +9,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestRenderingPrints writes objects, and what of them differs.
+// TestRenderingPrints prints objects, and differences between objects.
 func TestRenderingPrints(t *testing.T) {
 	one, two := []string{"a", "b", "b"}, []string{"b", "a", "c"}
 	tests := []struct {
@@ -36,14 +36,14 @@ func TestRenderingPrints(t *testing.T) {
 	}
 }
 
-// TestRenderingOfOneService has no more than what is for it.
+// TestRenderingOfOneService checks that only objects of the rows of Only are printed.
 func TestRenderingOfOneService(t *testing.T) {
 	web := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: "web", Protocol: proxy.TCP}}
 	dns := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: "dns", Protocol: proxy.TCP}}
 	var out strings.Builder
 	r := &mode.Rendering{Out: &out, Only: func(k proxy.PortKey) bool { return k.Name == "web" }}
 	if r.Concerns(nil) || r.Concerns([]*proxy.PortKey{&dns}) || !r.Concerns([]*proxy.PortKey{&dns, &web}) {
-		t.Error("not what is for it")
+		t.Error("Concerns does not follow Only")
 	}
 	r.Refused(proxy.Refused{web: errors.New("too large"), dns: errors.New("too small")})
 	if want := "# ns/web/TCP/IPv4 is refused: too large\n"; out.String() != want {

@@ -51,7 +51,7 @@ func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Over
 		}
 		if traces(listing).Noted && !keep.Loopback {
 			var done string
-			if done, stays = localnet.PutBack(k); done != "" {
+			if done, stays = localnet.Reset(k); done != "" {
 				removed = append(removed, done)
 			}
 		}

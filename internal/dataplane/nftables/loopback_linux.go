@@ -103,7 +103,7 @@ func (r *rule) fromWire() *rule { return r.meta(expr.MetaKeyIIFNAME).isNot(inter
 
 // KeepsLoopback reports whether the setting that opens loopback is looked after
 // here, whoever set it. Anybody may ask at any time.
-func (d *Dataplane) KeepsLoopback() bool { return d.localnet.Settled() }
+func (d *Dataplane) KeepsLoopback() bool { return d.localnet.OwnerKnown() }
 
 // Prepare opens loopback addresses to NodePorts, or closes those that a service
 // proxy opened, for a daemon that may not write the host's settings. The guard

@@ -70,7 +70,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 			t.blocks.remove(key)
 		}
 		for c := range t.classes.numbers {
-			if !d.differ.Wanted(t.classElement(c)) {
+			if !d.differ.HasShared(t.classElement(c)) {
 				t.classes.forget(c)
 			}
 		}

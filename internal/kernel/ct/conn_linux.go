@@ -35,7 +35,7 @@ func (c *Conn) Close() error { return c.nl.Close() }
 
 // Dump implements [Interface]. It starts over if the kernel reports that the dump was interrupted.
 func (c *Conn) Dump(ctx context.Context, f Filter, keep func(*Flow) bool) (flows []Flow, err error) {
-	err = netlink.Settled(ctx, dumpTries, func() (err error) {
+	err = netlink.RetryInterrupted(ctx, dumpTries, func() (err error) {
 		flows, err = c.dump(f, !c.plain, keep)
 		if !c.plain && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) { // perhaps because of the filter
 			flows, err = c.dump(f, false, keep)
@@ -82,7 +82,7 @@ func (c *Conn) dump(f Filter, filtered bool, keep func(*Flow) bool) ([]Flow, err
 // Each implements [Interface]. The kernel walks its table once, for both families.
 func (c *Conn) Each(ctx context.Context, begin func(), each func(*Flow)) error {
 	var flow Flow
-	err := netlink.Settled(ctx, dumpTries, func() error {
+	err := netlink.RetryInterrupted(ctx, dumpTries, func() error {
 		begin()
 		c.nl.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, netlink.Netfilter(0, 0))
 		// Linux 6.1 filters by the mask; 5.10 ignores it and sends every flow.

@@ -48,7 +48,7 @@ func (c *Conn) Close() error { return c.conn.Close() }
 
 // list dumps all objects of a kind, or those of one virtual server if of is not zero.
 func (c *Conn) list(ctx context.Context, command byte, of Server) (all []netlink.Attrs, err error) {
-	err = netlink.Settled(ctx, netlink.Attempts, func() error {
+	err = netlink.RetryInterrupted(ctx, netlink.Attempts, func() error {
 		all = nil
 		c.conn.Request(c.family, unix.NLM_F_DUMP, [4]byte{command, version})
 		if of.Addr.IsValid() {
@@ -76,7 +76,7 @@ func (c *Conn) Servers(ctx context.Context) (map[Server]Settings, error) {
 
 // Server implements [Interface].
 func (c *Conn) Server(ctx context.Context, s Server) (settings Settings, found bool, err error) {
-	err = netlink.Settled(ctx, netlink.Attempts, func() error {
+	err = netlink.RetryInterrupted(ctx, netlink.Attempts, func() error {
 		found = false
 		c.conn.Request(c.family, unix.NLM_F_ACK, [4]byte{getService, version})
 		encodeServer(&c.conn.Builder, s, nil)

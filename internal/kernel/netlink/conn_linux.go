@@ -195,7 +195,7 @@ func Once(ctx context.Context, protocol int, request func(*Conn)) (answers []Att
 		return nil, err
 	}
 	defer c.Close()
-	err = Settled(ctx, Attempts, func() error {
+	err = RetryInterrupted(ctx, Attempts, func() error {
 		answers = nil
 		request(c)
 		return c.Ask(func(m Message) { answers = append(answers, slices.Clone(m.Attrs())) })
@@ -203,9 +203,9 @@ func Once(ctx context.Context, protocol int, request func(*Conn)) (answers []Att
 	return answers, err
 }
 
-// Settled runs a listing until no change interrupts it, at most the given number of
+// RetryInterrupted runs a listing until no change interrupts it, at most the given number of
 // times. It returns [ErrInterrupted] if the last attempt was interrupted, too.
-func Settled(ctx context.Context, attempts int, list func() error) (err error) {
+func RetryInterrupted(ctx context.Context, attempts int, list func() error) (err error) {
 	for range attempts {
 		if err := ctx.Err(); err != nil {
 			return err

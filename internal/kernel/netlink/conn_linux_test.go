@@ -73,11 +73,11 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestSettled checks that an interrupted listing is repeated a limited number of times.
-func TestSettled(t *testing.T) {
+// TestRetryInterrupted checks that an interrupted listing is repeated a limited number of times.
+func TestRetryInterrupted(t *testing.T) {
 	for _, interruptions := range []int{0, 2, 9} {
 		n := 0
-		err := Settled(t.Context(), 3, func() error {
+		err := RetryInterrupted(t.Context(), 3, func() error {
 			if n++; n <= interruptions {
 				return ErrInterrupted
 			}

@@ -169,7 +169,7 @@ func (c *Conn) settled(ctx context.Context, what string, list func() error) erro
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.begin()
-	if err := netlink.Settled(ctx, netlink.Attempts, list); err != nil {
+	if err := netlink.RetryInterrupted(ctx, netlink.Attempts, list); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
