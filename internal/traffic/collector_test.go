@@ -43,7 +43,7 @@ func newBench(t *testing.T, edit ...func(*Settings)) *bench {
 	return &bench{New(s), t, k}
 }
 
-// has puts rows in force, in place of their former versions.
+// has puts rows in force, on a node all of whose IPv4 addresses accept NodePorts.
 func (b *bench) has(rows ...*proxy.ServicePort) {
 	d := &proxy.Delta{}
 	for _, sp := range rows {
