@@ -30,7 +30,7 @@ func row(by proxy.Balancing, weights ...uint16) *proxy.ServicePort {
 	return sp
 }
 
-// with returns the service of a row.
+// with returns an index with a row, and its service.
 func with(sp *proxy.ServicePort) (*balance.Index, *balance.Service) {
 	x := balance.NewIndex()
 	x.Update([]proxy.PortKey{sp.Key}, map[proxy.PortKey]*proxy.ServicePort{sp.Key: sp})
@@ -97,7 +97,7 @@ func TestTriedOnesAreLeftOut(t *testing.T) {
 	}
 }
 
-// TestMaglevMovesFew has clients stay where they are when another endpoint goes.
+// TestMaglevMovesFew checks that clients keep their endpoint when another one is removed.
 func TestMaglevMovesFew(t *testing.T) {
 	weights := make([]uint16, 20)
 	_, before := with(row(proxy.Maglev, weights...))
@@ -146,8 +146,8 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// TestAffinityOfLists: a client keeps an endpoint of each list. What it has of one is
-// the other's, too, where that has it.
+// TestAffinityOfLists checks that a client keeps an endpoint of each list, and uses that of one
+// list for the other if both have it.
 func TestAffinityOfLists(t *testing.T) {
 	sp := row(proxy.RoundRobin, 1, 1, 1, 1)
 	sp.Local, sp.Affinity = append(sp.Cluster[3:], proxy.Endpoint{Addr: addr(8)}, proxy.Endpoint{Addr: addr(9)}), time.Hour
@@ -183,8 +183,8 @@ func TestRememberedClientsAreBounded(t *testing.T) {
 	}
 }
 
-// TestUpdate finds a row by its old frontends until they are forgotten, and a
-// frontend that another row got by that one.
+// TestUpdate checks that a row is found by its old frontends until they are removed, and that a
+// frontend that moved to another row is found there.
 func TestUpdate(t *testing.T) {
 	a := row(proxy.RoundRobin, 1)
 	x, _ := with(a)
@@ -217,7 +217,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// TestChangesDuringLookups has rows change and go while connections come.
+// TestChangesDuringLookups changes and removes rows while connections are made.
 func TestChangesDuringLookups(t *testing.T) {
 	forms := []*proxy.ServicePort{row(proxy.Maglev, 1, 1, 1), row(proxy.LeastConnections, 1), nil}
 	x, _ := with(forms[0])

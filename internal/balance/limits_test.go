@@ -9,8 +9,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestManyClients: what is remembered of clients is bounded, all get an endpoint, and who is
-// remembered keeps it.
+// TestManyClients checks that the number of remembered clients is bounded, that every client gets
+// an endpoint, and that remembered clients keep theirs.
 func TestManyClients(t *testing.T) {
 	s := serviceOf(proxy.RoundRobin, make([]uint16, 5000)...)
 	s.row.Affinity = time.Hour
@@ -43,8 +43,9 @@ func TestManyClients(t *testing.T) {
 	}
 }
 
-// TestCostOfManyEndpoints: whether an endpoint serves is asked for every session after
-// every change, and where the endpoint of a client is for every connection.
+// TestCostOfManyEndpoints bounds the cost of two lookups: whether an endpoint serves, needed for
+// every session after every change, and the slot of a client's endpoint, needed for every
+// connection.
 func TestCostOfManyEndpoints(t *testing.T) {
 	ask := func(endpoints int) time.Duration {
 		s := serviceOf(proxy.RoundRobin, make([]uint16, endpoints)...)

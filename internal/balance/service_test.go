@@ -20,7 +20,7 @@ func serviceOf(way proxy.Balancing, weights ...uint16) *Service {
 	return s
 }
 
-// take makes n connections, each of another client, that end at once.
+// take makes n connections from different clients, each of which ends immediately.
 func take(s *Service, n int) []int {
 	got := make([]int, len(s.row.Cluster))
 	for i := range n {
@@ -55,7 +55,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestLeastLoaded: who counts twice has twice as many connections open.
+// TestLeastLoaded checks that an endpoint with twice the weight has twice as many open connections.
 func TestLeastLoaded(t *testing.T) {
 	s := serviceOf(proxy.LeastConnections, 1, 2)
 	for range 30 {

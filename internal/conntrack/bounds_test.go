@@ -16,12 +16,12 @@ import (
 	"sluice/internal/proxy"
 )
 
-// brief returns a row of the nth Service that is there for a moment only.
+// brief returns a row of the nth short-lived Service.
 func brief(n int) *proxy.ServicePort {
 	return row("brief", fmt.Sprintf("cluster=10.%d.%d.%d:53 to=10.1.0.1:53", 100+n>>16, n>>8&255, n&255))
 }
 
-// kept returns how much is kept of what is watched.
+// kept returns how many frontends and prefixes are watched, and whether all frontends are.
 func (b *bench) kept() (frontends, prefixes int, all bool) {
 	b.rec.mu.Lock()
 	defer b.rec.mu.Unlock()
@@ -29,9 +29,9 @@ func (b *bench) kept() (frontends, prefixes int, all bool) {
 	return len(w.until), len(w.formerNodePorts), !w.allUntil.IsZero()
 }
 
-// TestDumpsFailForAnHour has Services come and go, endpoints change and the
-// node's addresses too, while no flow can be looked at. What is kept stays within
-// bounds, and what can be known is put right afterwards.
+// TestDumpsFailForAnHour adds and removes Services and changes endpoints and the node's addresses
+// while no flow can be dumped. It checks that what is watched stays bounded, and that stale flows
+// end afterwards as far as they are known.
 func TestDumpsFailForAnHour(t *testing.T) {
 	const perSecond, burst = 50, 12 // seconds
 	run(t, func(b *bench) {
@@ -79,7 +79,7 @@ func TestDumpsFailForAnHour(t *testing.T) {
 	})
 }
 
-// TestWritesFailForLong keeps a bounded number of what they would have changed.
+// TestWritesFailForLong checks that a bounded number of frontends of failed writes is kept.
 func TestWritesFailForLong(t *testing.T) {
 	w := newWatch()
 	for n := range maxWatched + 10 {
@@ -90,8 +90,8 @@ func TestWritesFailForLong(t *testing.T) {
 	}
 }
 
-// TestMoreThanCanBeWatched watches all frontends together when there are too
-// many, and still ends no flow of somebody else's.
+// TestMoreThanCanBeWatched checks that all frontends are watched together if there are too many,
+// and that no flow of another program is ended.
 func TestMoreThanCanBeWatched(t *testing.T) {
 	run(t, func(b *bench) {
 		var rows []*proxy.ServicePort
@@ -120,9 +120,9 @@ func TestMoreThanCanBeWatched(t *testing.T) {
 	})
 }
 
-// TestCutsAreBounded has one family's dumps work while the other's fail, so that
-// nothing is ever done with.
-func TestCutsAreBounded(t *testing.T) {
+// TestEndedFlowsAreBounded checks that the list of recently ended flows is bounded, should checks
+// never succeed because the dumps of one family fail.
+func TestEndedFlowsAreBounded(t *testing.T) {
 	w := newWatch()
 	for n := range 2 * maxWatched {
 		f := flow("192.0.2.1:53", "192.0.2.1:53")
@@ -134,8 +134,8 @@ func TestCutsAreBounded(t *testing.T) {
 	}
 }
 
-// TestMoreFlowsThanAreHeld ends very many stale flows some at a time, and looks at
-// all others once in each dump.
+// TestMoreFlowsThanAreHeld checks that more stale flows than fit in memory are ended in batches,
+// one dump for each.
 func TestMoreFlowsThanAreHeld(t *testing.T) {
 	const flows, atOnce = 10, 4
 	run(t, func(b *bench) {
@@ -158,7 +158,7 @@ func TestMoreFlowsThanAreHeld(t *testing.T) {
 	})
 }
 
-// afterDump does something once, after the first dump that returns flows.
+// afterDump calls do once, after the first dump that returns flows.
 type afterDump struct {
 	ct.Interface
 	do func()
@@ -173,8 +173,8 @@ func (k *afterDump) Dump(ctx context.Context, by ct.Filter, keep func(*ct.Flow) 
 	return flows, err
 }
 
-// TestFlowsThatBecomeRight are as many as are held: those that come after them in the
-// kernel's table are ended all the same.
+// TestFlowsThatBecomeRight checks that a full batch of flows that are no longer stale does not keep
+// the flows after them from being ended.
 func TestFlowsThatBecomeRight(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("a", "cluster=10.96.0.10:53 to=10.1.0.1:53"), row("b", "cluster=10.96.0.11:53 to=10.1.0.1:53"))
@@ -191,9 +191,9 @@ func TestFlowsThatBecomeRight(t *testing.T) {
 	})
 }
 
-// TestCostOfManyPorts changes one endpoint of a Service with very many: what is
-// looked at for flows allocates no list of all.
-func TestCostOfManyPorts(t *testing.T) {
+// TestCostOfManyEndpoints changes one of very many endpoints of a Service, and checks that no list
+// of all of them is allocated.
+func TestCostOfManyEndpoints(t *testing.T) {
 	bytes := func(endpoints int) uint64 {
 		old, cur := row("dns", "cluster=10.96.0.10:53"), row("dns", "cluster=10.96.0.10:53")
 		for n := range endpoints {
@@ -206,7 +206,7 @@ func TestCostOfManyPorts(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		for range 10 {
 			if !mayMakeStale(proxy.Upsert{Old: old, New: cur}) {
-				t.Error("an endpoint that goes has no flows")
+				t.Error("a removed endpoint does not make flows stale")
 			}
 		}
 		runtime.ReadMemStats(&after)

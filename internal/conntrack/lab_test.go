@@ -31,8 +31,8 @@ import (
 // patience is how long traffic may take to follow a change.
 const patience = 10 * time.Second
 
-// testbed is a node with the nftables dataplane and a Reconciler, two pods that
-// answer, a pod and an outside to ask from.
+// testbed is a node with the nftables dataplane and a Reconciler, two pods that reply, and two
+// clients: a pod and a host outside.
 type testbed struct {
 	*lab.Lab
 	t        *testing.T
@@ -146,7 +146,7 @@ func (s *testbed) start() {
 	}
 }
 
-// apply takes what the objects came to, to the kernel and to the Reconciler.
+// apply applies the current objects to the kernel and to the Reconciler.
 func (s *testbed) apply() {
 	s.t.Helper()
 	d := s.resolver.Update()
@@ -214,7 +214,7 @@ func endpoint(f proxy.Family, i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(podIPs[f][i]), 5353)
 }
 
-// client keeps asking from one source port.
+// client keeps sending from one source port.
 type client struct {
 	net.Conn
 	s    *testbed
@@ -232,7 +232,7 @@ func (s *testbed) dial(h *lab.Host, src netip.Addr, dst string) *client {
 	return c
 }
 
-// ask sends one packet and returns who answered in a short while, if anybody did.
+// ask sends one packet and returns who replied within a short time, or nothing.
 func (c *client) ask() (netip.AddrPort, bool) {
 	<-c.pace.C
 	buf := make([]byte, 200)
@@ -252,7 +252,7 @@ func (c *client) ask() (netip.AddrPort, bool) {
 	return by, true
 }
 
-// wantAnswers asks until somebody answers, and returns who did.
+// wantAnswers asks until somebody replies, and returns who did.
 func (c *client) wantAnswers() netip.AddrPort {
 	c.s.t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); {
@@ -264,7 +264,7 @@ func (c *client) wantAnswers() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// wantAnswersBy asks until an endpoint answers.
+// wantAnswersBy asks until a given endpoint replies.
 func (c *client) wantAnswersBy(want netip.AddrPort) {
 	c.s.t.Helper()
 	var last netip.AddrPort
@@ -278,7 +278,7 @@ func (c *client) wantAnswersBy(want netip.AddrPort) {
 	c.s.t.Fatalf("%v is answered by %v; want %v", c.dst, last, want)
 }
 
-// wantSilence asks until nobody answers any more, several times in a row.
+// wantSilence asks until nobody replies, several times in a row.
 func (c *client) wantSilence() {
 	c.s.t.Helper()
 	silent := 0
@@ -292,7 +292,7 @@ func (c *client) wantSilence() {
 	c.s.t.Fatalf("%v still answers", c.dst)
 }
 
-// entries returns the flows to an address that the node tracks.
+// entries returns the tracked flows to an address.
 func (s *testbed) entries(p proxy.Protocol, dst netip.AddrPort) []ct.Flow {
 	s.t.Helper()
 	flows, err := s.flows.Dump(s.t.Context(), ct.Filter{IPv6: dst.Addr().Is6(), Protocol: uint8(p)},
@@ -301,7 +301,7 @@ func (s *testbed) entries(p proxy.Protocol, dst netip.AddrPort) []ct.Flow {
 	return flows
 }
 
-// frontends are a Service's ways in, as clients use them.
+// frontends are the addresses of a Service, as clients use them.
 func (s *testbed) frontends(f proxy.Family) []func() *client {
 	if f == proxy.IPv6 {
 		return []func() *client{
@@ -317,8 +317,8 @@ func (s *testbed) frontends(f proxy.Family) []func() *client {
 	}
 }
 
-// TestLabEndpoints removes the endpoint of a client that never stops sending:
-// the other one answers. Then all go, and come back, and the Service goes.
+// TestLabEndpoints removes the endpoint of a client that never stops sending: the other endpoint
+// replies. Then all endpoints are removed and added again, and the Service is deleted.
 func TestLabEndpoints(t *testing.T) {
 	for _, f := range proxy.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -351,8 +351,8 @@ func TestLabEndpoints(t *testing.T) {
 	}
 }
 
-// TestLabServingTerminating keeps the flow of an endpoint that drains, until it
-// is gone (case ct-02 of the packet table).
+// TestLabServingTerminating keeps the flow of a draining endpoint until the endpoint is gone (case
+// ct-02 of the packet table).
 func TestLabServingTerminating(t *testing.T) {
 	s := newTestbed(t)
 	s.service(proxy.IPv4)
@@ -418,8 +418,7 @@ func TestLabAddedFrontends(t *testing.T) {
 	}
 }
 
-// TestLabOthers leaves flows alone that are not to our frontends, though they
-// look alike.
+// TestLabOthers checks that similar flows that are not to our frontends are left alone.
 func TestLabOthers(t *testing.T) {
 	s := newTestbed(t)
 	svc := s.service(proxy.IPv4)
@@ -460,8 +459,8 @@ func (s *testbed) onLoopback(change func(netlink.Link) error) {
 	}))
 }
 
-// TestLabLocalRoute asks a NodePort at an address that only a local route gives to
-// the node, as agents of clouds add them for load balancers.
+// TestLabLocalRoute uses a NodePort at an address that the node has only through a local route, as
+// cloud agents add them for load balancers.
 func TestLabLocalRoute(t *testing.T) {
 	s := newTestbed(t)
 	s.onLoopback(func(lo netlink.Link) error {
@@ -478,8 +477,8 @@ func TestLabLocalRoute(t *testing.T) {
 	c.wantAnswersBy(endpoint(proxy.IPv4, 1))
 }
 
-// TestLabVirtualAddressAway replaces an endpoint while the address that a client asks
-// is another node's.
+// TestLabVirtualAddressAway replaces an endpoint while the address that a client uses belongs to
+// another node.
 func TestLabVirtualAddressAway(t *testing.T) {
 	s := newTestbed(t)
 	vip := netip.MustParseAddrPort("198.51.100.200:30053")
@@ -500,7 +499,7 @@ func TestLabVirtualAddressAway(t *testing.T) {
 	c.wantAnswersBy(endpoint(proxy.IPv4, 1))
 }
 
-// TestLabSCTP forgets associations with an endpoint that is gone.
+// TestLabSCTP ends associations with a removed endpoint.
 func TestLabSCTP(t *testing.T) {
 	s := newTestbed(t)
 	s.service(proxy.IPv4)
@@ -527,8 +526,8 @@ func TestLabSCTP(t *testing.T) {
 	}
 }
 
-// TestLabRestart misses a change: the flow that is right stays, the one that is
-// not goes.
+// TestLabRestart changes endpoints while the Reconciler does not run: the right flow is kept, the
+// stale one is ended.
 func TestLabRestart(t *testing.T) {
 	s := newTestbed(t)
 	s.service(proxy.IPv4)

@@ -23,8 +23,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// inNamespace opens connection tracking of a network namespace that ends with the
-// test, and has it track n flows to endpoints in turn.
+// inNamespace opens the connection tracking of a network namespace that ends with the test, and
+// creates n flows in it, to the endpoints in turn.
 func inNamespace(t *testing.T, n int, to []proxy.Endpoint) *ct.Conn {
 	t.Helper()
 	var c *ct.Conn
@@ -47,7 +47,7 @@ func inNamespace(t *testing.T, n int, to []proxy.Endpoint) *ct.Conn {
 	return c
 }
 
-// makeFlows has the kernel track n flows, many by each system call.
+// makeFlows creates n flows in the kernel, many with each system call.
 func makeFlows(n int, to []proxy.Endpoint) (err error) {
 	peer, err := netlink.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -70,7 +70,7 @@ func makeFlows(n int, to []proxy.Endpoint) (err error) {
 	return nil
 }
 
-// addFlow adds a message that has the kernel track a flow, which an endpoint answers.
+// addFlow adds a message that creates a flow to an endpoint.
 func addFlow(c *netlink.Conn, i int, by netip.AddrPort) {
 	client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, byte(16 + i>>24), byte(i >> 16), byte(i >> 8)}), uint16(1024+i&255))
 	tuple := func(kind uint16, src, dst netip.AddrPort) {
@@ -92,7 +92,7 @@ func addFlow(c *netlink.Conn, i int, by netip.AddrPort) {
 	c.U32(nl.CTA_TIMEOUT, 3600)
 }
 
-// counting counts what is asked of connection tracking.
+// counting counts the dumps and their flows.
 type counting struct {
 	ct.Interface
 	dumps, most int
@@ -105,12 +105,13 @@ func (c *counting) Dump(ctx context.Context, f ct.Filter, keep func(*ct.Flow) bo
 	return flows, err
 }
 
-// maxGrowth is what a pass may add to the heap, with its garbage, however many flows there are: the flows that are
-// held to be ended (maxHeldFlows) take a third of it, and the list of them grows by copies.
+// maxGrowth bounds the growth of the heap in a pass, with its garbage, however many flows there
+// are. The flows held to be ended (maxHeldFlows) take a third of it, and their slice grows by
+// copying.
 const maxGrowth = 128 << 20
 
-// heapGrowth returns by how many bytes the heap grew at most while something was done, with
-// garbage collected as in the daemon.
+// heapGrowth returns the maximum growth of the heap while do runs, with the daemon's garbage
+// collection setting.
 func heapGrowth(do func()) int {
 	defer debug.SetGCPercent(debug.SetGCPercent(60))
 	runtime.GC()
@@ -140,7 +141,7 @@ func heapGrowth(do func()) int {
 	return most - before
 }
 
-// threadTime is how long the calling thread has had a processor.
+// threadTime returns the CPU time of the calling thread.
 func threadTime(t *testing.T) time.Duration {
 	t.Helper()
 	var u unix.Rusage
@@ -159,16 +160,16 @@ func count(kernel ct.Interface) (n int, err error) {
 	return n, err
 }
 
-// TestLabManyFlows takes one of 5,000 endpoints from a Service, one hundred more in
-// as many steps, and then the Service, while the kernel tracks very many flows to it.
+// TestLabManyFlows removes one of 5,000 endpoints of a Service, then a hundred more one by one, and
+// then the Service, while the kernel tracks very many flows to it.
 func TestLabManyFlows(t *testing.T) { endFlows(t, 20_000, 20_000) }
 
-// million is a flag, as flows take seconds to make.
+// million enables TestLabMillionFlows, whose flows take seconds to create.
 var million = flag.Bool("million", false, "play TestLabMillionFlows, which has the kernel track a million flows")
 
-// TestLabMillionFlows does the same while the kernel tracks a million. A network namespace
-// cannot have more than the machine allows itself; then others have the rest: the kernel has one
-// table for all namespaces, and walks all of it for each dump.
+// TestLabMillionFlows does the same with a million flows. A network namespace cannot have more than
+// the machine itself allows; the rest is created in other namespaces, because the kernel has one
+// table for all of them and walks all of it for each dump.
 func TestLabMillionFlows(t *testing.T) {
 	if !*million {
 		t.Skip("with -million, which make reliability has")

@@ -22,8 +22,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// row returns a UDP row "name" of what a line says: frontends by "cluster=",
-// "lb=", "ext=" and "node=", endpoints by "to=", "local=" and "draining=".
+// row returns a UDP row with a name, described by a line: frontends by "cluster=", "lb=", "ext="
+// and "node=", endpoints by "to=", "local=" and "draining=".
 func row(name, line string) *proxy.ServicePort {
 	sp := &proxy.ServicePort{Key: proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: name, Protocol: proxy.UDP}}}
 	for word := range strings.FieldsSeq(line) {
@@ -66,7 +66,7 @@ func row(name, line string) *proxy.ServicePort {
 	return sp
 }
 
-// flow is a tracked UDP flow from a client by way of a frontend to who answers.
+// flow returns a tracked UDP flow from a client to a frontend, with replies from by.
 func flow(dst, by string) ct.Flow {
 	src := netip.MustParseAddrPort("203.0.113.9:4000")
 	a, b := netip.MustParseAddrPort(dst), netip.MustParseAddrPort(by)
@@ -90,7 +90,7 @@ func inZone(zone uint16, f ct.Flow) ct.Flow {
 	return f
 }
 
-// nodeWith returns a node that takes NodePorts within prefixes.
+// nodeWith returns a node that accepts NodePorts within prefixes.
 func nodeWith(prefixes ...string) *proxy.Node {
 	n := &proxy.Node{Name: "here"}
 	for _, p := range prefixes {
@@ -346,7 +346,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestStart looks once at everything that is ours, and keeps what is right.
+// TestStart checks everything that is ours once, and keeps what is right.
 func TestStart(t *testing.T) {
 	run(t, func(b *bench) {
 		right := []ct.Flow{
@@ -371,7 +371,7 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// TestMove gives one row's frontend to another.
+// TestMove moves a frontend from one row to another.
 func TestMove(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("a", "cluster=10.96.0.1:53 ext=192.0.2.1:53 to=10.1.0.1:53"), row("b", "cluster=10.96.0.2:53 to=10.1.0.2:53"))
@@ -386,7 +386,7 @@ func TestMove(t *testing.T) {
 	})
 }
 
-// TestNodePortAddresses changes which addresses take NodePorts.
+// TestNodePortAddresses changes which addresses accept NodePorts.
 func TestNodePortAddresses(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("dns", "cluster=10.96.0.10:53 node=0.0.0.0:30053 to=10.1.0.1:53"))
@@ -406,7 +406,8 @@ func TestNodePortAddresses(t *testing.T) {
 	})
 }
 
-// TestLoopbackNodePorts ends flows to all of 127.0.0.0/8, where that takes NodePorts.
+// TestLoopbackNodePorts ends flows to all of 127.0.0.0/8 if the loopback addresses accept
+// NodePorts.
 func TestLoopbackNodePorts(t *testing.T) {
 	run(t, func(b *bench) {
 		b.state.Node.LocalhostNodePorts = true
@@ -417,8 +418,8 @@ func TestLoopbackNodePorts(t *testing.T) {
 	})
 }
 
-// TestLoopbackTakesNodePortsNoMore ends what began there.
-func TestLoopbackTakesNodePortsNoMore(t *testing.T) {
+// TestLoopbackStopsNodePorts ends flows to a loopback address that no longer accepts NodePorts.
+func TestLoopbackStopsNodePorts(t *testing.T) {
 	run(t, func(b *bench) {
 		b.state.Node.LocalhostNodePorts = true
 		b.settled(row("dns", "node=0.0.0.0:30053 to=10.1.0.1:53"))
@@ -430,8 +431,9 @@ func TestLoopbackTakesNodePortsNoMore(t *testing.T) {
 	})
 }
 
-// TestEndpointThatLeavesAndComesBack keeps its flows at an address that is away.
-func TestEndpointThatLeavesAndComesBack(t *testing.T) {
+// TestEndpointReturns checks that an endpoint that is removed and added again keeps its flows at a
+// virtual address that has moved to another node.
+func TestEndpointReturns(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("dns", "node=0.0.0.0:30053 to=10.1.0.1:53"))
 		b.apply([]*proxy.ServicePort{row("dns", "node=0.0.0.0:30053 to=10.1.0.2:53")})
@@ -446,8 +448,8 @@ func TestEndpointThatLeavesAndComesBack(t *testing.T) {
 	})
 }
 
-// TestRepair looks at everything when all was written anew without a change:
-// while our rules were away, flows began untranslated.
+// TestRepair checks everything after a full sync without changes, because flows may have begun
+// untranslated while our rules were missing.
 func TestRepair(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53"))
@@ -461,7 +463,7 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// TestLateFlow finds a flow that was under way when the rules changed.
+// TestLateFlow ends a flow that was created just after the rules changed.
 func TestLateFlow(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53 to=10.1.0.2:53"))
@@ -481,9 +483,9 @@ func reverse(f ct.Flow) ct.Flow {
 	return f
 }
 
-// TestAnswerFirst meets a flow that an answer began, after the question's flow
-// was ended; but not one that looks alike and has no such past.
-func TestAnswerFirst(t *testing.T) {
+// TestLateReply ends a flow that begins with the reply to an ended flow, but not a similar one
+// without such a past.
+func TestLateReply(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53"))
 		asked := flow("192.0.2.1:53", "192.0.2.1:53")
@@ -499,9 +501,10 @@ func TestAnswerFirst(t *testing.T) {
 	})
 }
 
-// TestAnswerAfterLastCheck is waited for though no frontend is watched any more: a repair is
-// checked once. After that time the same is a flow that its server began.
-func TestAnswerAfterLastCheck(t *testing.T) {
+// TestLateReplyAfterLastCheck checks for a late reply even if no frontend is watched any more, as
+// after a repair, which is checked once. After that time the same flow is one that the server
+// began.
+func TestLateReplyAfterLastCheck(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("dns", "ext=192.0.2.1:53 to=10.1.0.1:53"))
 		asked := flow("192.0.2.1:53", "192.0.2.1:53")
@@ -521,7 +524,8 @@ func TestAnswerAfterLastCheck(t *testing.T) {
 	})
 }
 
-// TestServersFlowWhileChecksFail is not taken for an answer long after there can be one.
+// TestServersFlowWhileChecksFail checks that a flow that a server begins is not taken for a late
+// reply long after there can be one.
 func TestServersFlowWhileChecksFail(t *testing.T) {
 	run(t, func(b *bench) {
 		busy, asked := flow("192.0.2.1:53", "10.1.0.66:53"), flow("192.0.2.1:53", "192.0.2.1:53")
@@ -537,7 +541,7 @@ func TestServersFlowWhileChecksFail(t *testing.T) {
 	})
 }
 
-// TestCost wants no dump for what ends no flow.
+// TestCost checks that changes that make no flow stale cause no dump.
 func TestCost(t *testing.T) {
 	const both = "cluster=10.96.0.10:53 to=10.1.0.1:53 to=10.1.0.2:53"
 	tests := []struct {
@@ -567,7 +571,7 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// TestFailure is tried again, with longer waits, and nothing is forgotten.
+// TestFailure checks that a failed pass is retried with back-off, and that nothing is lost.
 func TestFailure(t *testing.T) {
 	run(t, func(b *bench) {
 		old := row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53")
@@ -596,7 +600,8 @@ func TestFailure(t *testing.T) {
 	})
 }
 
-// busyFlow is a flow that the kernel does not delete, as some that hardware forwards.
+// busyFlow refuses to delete the flows of an endpoint, as the kernel does with some that hardware
+// forwards.
 type busyFlow struct {
 	ct.Interface
 	endpoint string
@@ -609,8 +614,8 @@ func (k busyFlow) Delete(ctx context.Context, f *ct.Flow) error {
 	return k.Interface.Delete(ctx, f)
 }
 
-// TestOneFlowFails does not keep the flows of another Service waiting, neither those that
-// are there nor those that were under way.
+// TestOneFlowFails checks that a flow that cannot be deleted does not delay those of another
+// Service, neither existing nor late ones.
 func TestOneFlowFails(t *testing.T) {
 	run(t, func(b *bench) {
 		busy := flow("10.96.0.66:53", "10.1.0.66:53")
@@ -628,7 +633,7 @@ func TestOneFlowFails(t *testing.T) {
 	})
 }
 
-// TestIncomplete ends what was seen, and asks again.
+// TestIncomplete checks that an incomplete dump ends the flows that were seen, and is repeated.
 func TestIncomplete(t *testing.T) {
 	run(t, func(b *bench) {
 		old := row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53")
@@ -645,7 +650,7 @@ func TestIncomplete(t *testing.T) {
 	})
 }
 
-// TestPromptly does not wait to end the flows of an endpoint that has left.
+// TestPromptly checks that the flows of a removed endpoint end without delay.
 func TestPromptly(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53"))
@@ -659,7 +664,7 @@ func TestPromptly(t *testing.T) {
 	})
 }
 
-// TestStepDuringPass is looked at next, not only when its time is over.
+// TestStepDuringPass checks that a change during a pass is checked right after it.
 func TestStepDuringPass(t *testing.T) {
 	run(t, func(b *bench) {
 		held := &heldFlows{Interface: b.kernel, begun: make(chan struct{}), release: make(chan struct{})}
@@ -678,8 +683,8 @@ func TestStepDuringPass(t *testing.T) {
 	})
 }
 
-// TestNeverWaits holds a dump up: the sync path must not notice, and all that
-// it does meanwhile is looked at together.
+// TestNeverWaits blocks a dump, and checks that the sync path does not wait and all its changes are
+// checked together.
 func TestNeverWaits(t *testing.T) {
 	run(t, func(b *bench) {
 		held := &heldFlows{Interface: b.kernel, begun: make(chan struct{}), release: make(chan struct{})}
@@ -699,7 +704,7 @@ func TestNeverWaits(t *testing.T) {
 	})
 }
 
-// heldFlows does not answer before it is released.
+// heldFlows blocks dumps until it is released.
 type heldFlows struct {
 	ct.Interface
 	begun, release chan struct{}
@@ -715,7 +720,7 @@ func (h *heldFlows) Dump(ctx context.Context, f ct.Filter, keep func(*ct.Flow) b
 	return h.Interface.Dump(ctx, f, keep)
 }
 
-// TestRest leaves time between slow dumps.
+// TestRest checks the rest between slow dumps.
 func TestRest(t *testing.T) {
 	run(t, func(b *bench) {
 		slow := &slowFlows{Interface: b.kernel, takes: time.Second}
@@ -732,7 +737,8 @@ func TestRest(t *testing.T) {
 	})
 }
 
-// TestRestIsBounded has a pass of ten seconds keep the next change waiting for a few.
+// TestRestIsBounded checks that a pass of ten seconds delays the next change by no more than
+// maxRest.
 func TestRestIsBounded(t *testing.T) {
 	run(t, func(b *bench) {
 		slow := &slowFlows{Interface: b.kernel, takes: 10 * time.Second}
@@ -748,8 +754,8 @@ func TestRestIsBounded(t *testing.T) {
 	})
 }
 
-// TestNoRestForWaiting does not take a pass that had to wait for the processor for one
-// that needed it: flows end with the pass after their change.
+// TestNoRestForWaiting checks that the rest follows from the CPU time of a pass, not from the time
+// it waited for a CPU.
 func TestNoRestForWaiting(t *testing.T) {
 	run(t, func(b *bench) {
 		b.rec.settings.Flows = &slowFlows{Interface: b.kernel, takes: time.Second}
@@ -769,7 +775,7 @@ func TestNoRestForWaiting(t *testing.T) {
 	})
 }
 
-// slowFlows takes its time.
+// slowFlows delays dumps.
 type slowFlows struct {
 	ct.Interface
 	takes time.Duration
@@ -780,7 +786,7 @@ func (s *slowFlows) Dump(ctx context.Context, f ct.Filter, keep func(*ct.Flow) b
 	return s.Interface.Dump(ctx, f, keep)
 }
 
-// TestLog names what was ended.
+// TestLog checks that the log names ended flows.
 func TestLog(t *testing.T) {
 	run(t, func(b *bench) {
 		b.kernel.Add(flow("10.96.0.10:53", "10.1.0.9:53"))

@@ -9,9 +9,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestWriteUnderWay takes a long write, of which the kernel follows some parts
-// already, while a look at the same frontends comes due. What is right before
-// or after stays until the end of the write.
+// TestWriteUnderWay checks the same frontends while a long write is in progress, of which the
+// kernel already follows a part. What is right before or after the write is kept until it ends.
 func TestWriteUnderWay(t *testing.T) {
 	const vip, ext = "10.96.0.10:53", "192.0.2.1:53"
 	const pod1, pod2 = "10.1.0.1:53", "10.1.0.2:53"
@@ -69,8 +68,8 @@ func TestWriteUnderWay(t *testing.T) {
 	}
 }
 
-// TestNodeChangeUnderWay keeps what begins at an address that is to take NodePorts
-// no more.
+// TestNodeChangeUnderWay checks that a flow to an address that will no longer accept NodePorts is
+// kept until the write ends.
 func TestNodeChangeUnderWay(t *testing.T) {
 	run(t, func(b *bench) {
 		b.apply([]*proxy.ServicePort{row("dns", "node=0.0.0.0:30053 to=10.1.0.1:53")})
@@ -86,8 +85,8 @@ func TestNodeChangeUnderWay(t *testing.T) {
 	})
 }
 
-// TestFailedWriteGivenUp has the next write take back what one that failed half way would
-// have made a frontend: flows that began by it end.
+// TestFailedWriteGivenUp reverts what a half-failed write would have created: flows that began in
+// between end.
 func TestFailedWriteGivenUp(t *testing.T) {
 	const before = "cluster=10.96.0.10:53 to=10.1.0.1:53"
 	tests := []struct {
@@ -117,8 +116,8 @@ func TestFailedWriteGivenUp(t *testing.T) {
 	}
 }
 
-// TestFailedWrite is announced again, in another form: what the kernel did
-// meanwhile is not known, and everything is looked at.
+// TestFailedWrite checks that everything is checked after a failed write, because it is not known
+// what the kernel did meanwhile.
 func TestFailedWrite(t *testing.T) {
 	run(t, func(b *bench) {
 		b.settled(row("dns", "cluster=10.96.0.10:53 to=10.1.0.1:53"))

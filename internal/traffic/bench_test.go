@@ -26,8 +26,8 @@ func many(b *testing.B, rows int) *bench {
 	return s
 }
 
-// BenchmarkRefresh counts everything, but for the kernel's part, and says how long
-// a sync may have to wait for that at most.
+// BenchmarkRefresh counts everything, except for the kernel's part, and reports how long a sync may
+// have to wait for it.
 func BenchmarkRefresh(b *testing.B) {
 	s := many(b, 30_000)
 	sp := servicePort("web-7", "10.100.0.7:80")
@@ -57,7 +57,7 @@ func BenchmarkRefresh(b *testing.B) {
 	b.ReportMetric(float64((<-longest).Microseconds()), "µs-longest-wait")
 }
 
-// BenchmarkScrape reads all series, while everything is known.
+// BenchmarkScrape reads all series from a current snapshot.
 func BenchmarkScrape(b *testing.B) {
 	s := many(b, 30_000)
 	s.nextRead = time.Now().Add(time.Hour)
@@ -72,7 +72,7 @@ func BenchmarkScrape(b *testing.B) {
 	b.ReportMetric(float64(series), "series")
 }
 
-// BenchmarkApplied tells of one change among many rows with traffic.
+// BenchmarkApplied applies one change among many rows with traffic.
 func BenchmarkApplied(b *testing.B) {
 	s := many(b, 30_000)
 	sp := servicePort("web-7", "10.100.0.7:80", "10.1.0.1:80")

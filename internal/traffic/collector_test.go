@@ -43,7 +43,7 @@ func newBench(t *testing.T, edit ...func(*Settings)) *bench {
 	return &bench{New(s), t, k}
 }
 
-// has says that rows are in force, as they were and as they are.
+// has puts rows in force, on a node all of whose IPv4 addresses accept NodePorts.
 func (b *bench) has(rows ...*proxy.ServicePort) {
 	d := &proxy.Delta{}
 	for _, sp := range rows {
@@ -56,14 +56,14 @@ func (b *bench) loses(rows ...*proxy.ServicePort) {
 	b.Applied(b.index.node, &proxy.Delta{Removes: rows})
 }
 
-// now counts, however short ago that was done.
+// now counts even if that was done a moment ago.
 func (b *bench) now() {
 	b.t.Helper()
 	b.nextRead = time.Time{}
 	b.Refresh(b.t.Context())
 }
 
-// of returns what was counted of one row.
+// of returns the counts of one row.
 func (c *Collector) of(key proxy.PortKey) (Counts, map[netip.AddrPort]Counts, bool) {
 	all, _ := c.Rows(func(k proxy.PortKey) bool { return k == key })
 	if len(all) == 0 {
@@ -110,7 +110,7 @@ func servicePort(name, vip string, endpoints ...string) *proxy.ServicePort {
 	return sp
 }
 
-// flow is a connection of the nth client.
+// flow returns a connection of the nth client.
 func flow(n int, dst, endpoint string, bytes uint64) ct.Flow {
 	src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 9, byte(n >> 8), byte(n)}), 4000)
 	f := ct.Flow{
@@ -140,7 +140,7 @@ const (
 	two = "10.1.0.2:8080"
 )
 
-// TestFlows counts flows that live, that end and that are no Service's.
+// TestFlows counts live flows, ended flows, and none that do not belong to a Service.
 func TestFlows(t *testing.T) {
 	b := newBench(t, func(s *Settings) { s.Endpoints = true })
 	web := servicePort("web", vip, one, two)
@@ -170,8 +170,8 @@ func TestFlows(t *testing.T) {
 	b.want(all, append(want, "service_active_connections{ns,web,80} 1")...)
 }
 
-// TestFlowsToLocalRoute counts what comes by a NodePort at an address that the node has
-// no other way than by a local route.
+// TestFlowsToLocalRoute counts flows to a NodePort at an address that the node has only through a
+// local route.
 func TestFlowsToLocalRoute(t *testing.T) {
 	b := newBench(t)
 	web := servicePort("web", vip, one)
@@ -182,8 +182,8 @@ func TestFlowsToLocalRoute(t *testing.T) {
 	b.want("service_connections_total", "service_connections_total{ns,web,80} 1")
 }
 
-// TestFlowsBeforeUs leaves out what flows carried before, and keeps what they
-// carried since when they end without being told.
+// TestFlowsBeforeUs leaves out what flows carried before the first read, and keeps what they
+// carried later even if they end without an event.
 func TestFlowsBeforeUs(t *testing.T) {
 	b := newBench(t)
 	old := flow(1, vip, one, 1e9)
@@ -202,7 +202,7 @@ func TestFlowsBeforeUs(t *testing.T) {
 		"service_connections_total{ns,web,80} 2", "service_active_connections{ns,web,80} 1")
 }
 
-// racing has flows end while a dump is under way: some are in it, some are not.
+// racing ends flows while a dump is in progress: some are in it, some are not.
 type racing struct {
 	*cttest.Fake
 	during func(inDump bool)
@@ -215,7 +215,7 @@ func (r *racing) Each(ctx context.Context, begin func(), each func(*ct.Flow)) er
 	return err
 }
 
-// TestEndsDuringADump counts every flow once, whether a dump had it or not.
+// TestEndsDuringADump counts every flow once, whether or not the dump contains it.
 func TestEndsDuringADump(t *testing.T) {
 	b := newBench(t)
 	b.has(servicePort("web", vip, one))
@@ -239,7 +239,8 @@ func TestEndsDuringADump(t *testing.T) {
 	b.want("service_connections_total service_active_connections", "service_connections_total{ns,web,80} 200", "service_active_connections{ns,web,80} 0")
 }
 
-// TestEndOfTheLastDuringADump takes none of them for one that has gone untold.
+// TestEndOfTheLastDuringADump checks that flows that end during the dump are not taken for flows
+// that ended without an event.
 func TestEndOfTheLastDuringADump(t *testing.T) {
 	b := newBench(t)
 	b.has(servicePort("web", vip, one))
@@ -264,7 +265,7 @@ func TestEndOfTheLastDuringADump(t *testing.T) {
 	b.want("service_connections_total", fmt.Sprintf("service_connections_total{ns,web,80} %d", flows))
 }
 
-// TestLostEvents says that some are lost, and goes on from what was known.
+// TestLostEvents counts lost events, and continues from the known counts.
 func TestLostEvents(t *testing.T) {
 	b := newBench(t)
 	b.has(servicePort("web", vip, one))
@@ -280,7 +281,7 @@ func TestLostEvents(t *testing.T) {
 	b.want(names, "service_connections_total{ns,web,80} 2", "service_traffic_lost_events_total{} 1")
 }
 
-// TestConnectionsOnly tells nothing of bytes.
+// TestConnectionsOnly reports no bytes.
 func TestConnectionsOnly(t *testing.T) {
 	b := newBench(t, func(s *Settings) { s.Bytes = false })
 	b.has(servicePort("web", vip, one))
@@ -291,8 +292,8 @@ func TestConnectionsOnly(t *testing.T) {
 	}
 }
 
-// TestChurn has Services and endpoints with traffic come and go: nothing of them
-// stays.
+// TestChurn adds and removes Services and endpoints with traffic, and checks that nothing of them
+// is left.
 func TestChurn(t *testing.T) {
 	b := newBench(t, func(s *Settings) { s.MaxSeries, s.Endpoints = 10, true })
 	b.has()
@@ -326,8 +327,8 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// TestFold has more Services with traffic than may have series. The one that
-// stands for the others does not shrink when one of them goes.
+// TestFold has more Services with traffic than may have series. The shared series does not decrease
+// when one of them is removed.
 func TestFold(t *testing.T) {
 	b := newBench(t, func(s *Settings) { s.MaxSeries = 2 })
 	var all []*proxy.ServicePort
@@ -351,8 +352,8 @@ func TestFold(t *testing.T) {
 	b.want(metrics, append(own, "service_connections_total{_folded,_folded,_folded} 2", "service_folded{} 1")...)
 }
 
-// TestDualStack has one series for both families, which does not shrink when one
-// of them goes.
+// TestDualStack has one series for both families, which does not decrease when one of them is
+// removed.
 func TestDualStack(t *testing.T) {
 	b := newBench(t)
 	four, six := servicePort("web", vip, one), servicePort("web", "[fd96::1]:80", "[fd00::1]:8080")
@@ -366,7 +367,7 @@ func TestDualStack(t *testing.T) {
 	b.want("service_connections_total")
 }
 
-// metered is a mode that counts.
+// metered is a mode that counts traffic itself.
 type metered struct {
 	samples []proxy.Sample
 	err     error
@@ -384,8 +385,7 @@ func (m *metered) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
 	return m.err
 }
 
-// TestMetered adds what a mode counts, from when we began, and whether or not its
-// own counters begin anew.
+// TestMetered adds what a mode counts after the first read, even if its counters are reset.
 func TestMetered(t *testing.T) {
 	m := &metered{}
 	b := newBench(t, func(s *Settings) { s.Metered, s.Flows, s.Ends = m, nil, nil })
@@ -429,8 +429,8 @@ func TestMetered(t *testing.T) {
 	step(100, 2000, 30, 60, slices.Concat(web("3", "520"), both)...)
 }
 
-// TestReadingIsBounded looks at flows once a second at most, however many ask, and
-// the less often the longer it takes.
+// TestReadingIsBounded checks that flows are dumped once a second at most, however many callers
+// ask, and less often the longer a dump takes.
 func TestReadingIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -457,7 +457,7 @@ func TestReadingIsBounded(t *testing.T) {
 	})
 }
 
-// slowFlows takes its time for a dump.
+// slowFlows delays dumps.
 type slowFlows struct{ ct.Interface }
 
 func (k slowFlows) Each(ctx context.Context, begin func(), each func(*ct.Flow)) error {
@@ -465,8 +465,8 @@ func (k slowFlows) Each(ctx context.Context, begin func(), each func(*ct.Flow)) 
 	return k.Interface.Each(ctx, begin, each)
 }
 
-// TestReadersThatGiveUp in the middle of a dump wait no longer, and keep nobody from what
-// is counted: flows, and what the mode counts.
+// TestReadersThatGiveUp checks that callers that give up during a dump return immediately, and that
+// the count continues for others: of flows, and of the mode.
 func TestReadersThatGiveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &metered{}
@@ -487,8 +487,8 @@ func TestReadersThatGiveUp(t *testing.T) {
 	})
 }
 
-// TestCloseDuringLook waits for the look, which uses what is closed.
-func TestCloseDuringLook(t *testing.T) {
+// TestCloseDuringRead checks that Close waits for a dump, which uses what is closed.
+func TestCloseDuringRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &metered{}
 		b := newBench(t, func(s *Settings) { s.Metered, s.Flows = m, slowFlows{s.Flows} })
@@ -501,7 +501,7 @@ func TestCloseDuringLook(t *testing.T) {
 	})
 }
 
-// TestReadersThatGo keep nobody from what is counted now.
+// TestReadersThatGo checks that callers that have gone do not keep others from current counts.
 func TestReadersThatGo(t *testing.T) {
 	b := newBench(t)
 	b.has(servicePort("web", vip, one))
@@ -523,8 +523,8 @@ func (s stuck) Traffic(context.Context, func(proxy.Sample)) error {
 	return nil
 }
 
-// TestStuckKernel keeps nobody waiting who asks how things are, however many do, and
-// counts again when it answers.
+// TestStuckKernel checks that callers do not wait for a kernel that does not answer, however many
+// there are, and that counting resumes when it does.
 func TestStuckKernel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(stuck)
@@ -548,7 +548,7 @@ func TestStuckKernel(t *testing.T) {
 	})
 }
 
-// TestRun takes ended flows by itself, many at a time, until it is told to stop.
+// TestRun reads events of ended flows, many at a time, until it is stopped.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -575,8 +575,8 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestNumbersAreLarge counts more than 32 bits of bytes.
-func TestNumbersAreLarge(t *testing.T) {
+// TestLargeCounts counts more bytes than fit in 32 bits.
+func TestLargeCounts(t *testing.T) {
 	b := newBench(t)
 	b.has(servicePort("web", vip, one))
 	b.now()

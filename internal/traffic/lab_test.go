@@ -21,7 +21,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// patience is how long what was sent may take to be counted.
+// patience is how long traffic may take to be counted.
 const patience = 20 * time.Second
 
 // The addresses of the lab's Services, pods and clients.
@@ -97,7 +97,7 @@ func (n *testNode) check(err error) {
 	}
 }
 
-// serve has a pod read a connection to its end and then answer with bytesBack.
+// serve makes a pod read a connection to its end and then reply with bytesBack.
 func (n *testNode) serve(pod *lab.Host) {
 	n.Helper()
 	for _, a := range []netip.AddrPort{podAt, podAt6} {
@@ -176,7 +176,7 @@ func (n *testNode) probe() (families []proxy.Family, err error) {
 	return families, err
 }
 
-// collect begins to count, as a daemon does when it starts.
+// collect starts to count, as a daemon does when it starts.
 func (n *testNode) collect() {
 	n.Helper()
 	s := Settings{MaxSeries: DefaultMaxSeries, Bytes: n.mode.Flows != nil, LocalAddrs: func() (all []netip.Prefix, err error) {
@@ -205,7 +205,7 @@ func (n *testNode) collect() {
 	n.refresh()
 }
 
-// onNode reads on the node what a mode has counted there.
+// onNode reads what a mode has counted, in the network namespace of the node.
 type onNode struct {
 	*testNode
 	proxy.Metered
@@ -255,7 +255,7 @@ func key(name string, p proxy.Protocol, f proxy.Family) proxy.PortKey {
 	return proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: name, Protocol: p}, Family: f}
 }
 
-// exchange has a connection carry its bytes.
+// exchange transfers the bytes of a connection in both directions.
 func (n *testNode) exchange(from *lab.Host, src netip.Addr, dst netip.AddrPort) net.Conn {
 	n.Helper()
 	c, err := from.Dial(n.Context(), proxy.TCP, src, dst)
@@ -267,7 +267,7 @@ func (n *testNode) exchange(from *lab.Host, src netip.Addr, dst netip.AddrPort) 
 	return c
 }
 
-// finish reads the answer and ends a connection.
+// finish reads the reply and closes a connection.
 func (n *testNode) finish(c net.Conn) {
 	n.Helper()
 	n.check(c.(*net.TCPConn).CloseWrite())
@@ -278,7 +278,7 @@ func (n *testNode) finish(c net.Conn) {
 	n.check(c.Close())
 }
 
-// eventually counts until something is so.
+// eventually counts until a condition holds.
 func (n *testNode) eventually(is func() string) {
 	n.Helper()
 	var wrong string

@@ -13,11 +13,11 @@ import (
 	"sluice/internal/proxy"
 )
 
-// modes are those that connection tracking counts for, ipvs, which few kernels have,
-// and ebpf. That mode userspace counts is tested where its sockets are.
+// modes are those whose traffic connection tracking counts, ipvs, which few kernels have, and ebpf.
+// The counts of mode userspace are tested with its sockets.
 var modes = []config.ProxyMode{config.NFTables, config.IPTables, config.IPVS, config.EBPF}
 
-// wantRow waits for the counts of a row: what connections carried, headers aside.
+// wantRow waits for the counts of a row: what connections carried, not counting headers.
 func (n *testNode) wantRow(key proxy.PortKey, connections, active, in, out uint64) {
 	n.Helper()
 	n.eventually(func() string {
@@ -38,12 +38,11 @@ func (n *testNode) wantRow(key proxy.PortKey, connections, active, in, out uint6
 	})
 }
 
-// headers are how long those of a packet are, at least and at most.
+// headers are the minimum and maximum size of the headers of a packet.
 const minHeaders, maxHeaders = 28, 100
 
-// carries reports whether bytes agree, with the headers of as many packets. Sockets
-// count without them. On a busy machine TCP sends some bytes twice, which all others
-// count twice.
+// carries reports whether bytes agree, with the headers of as many packets. Sockets count without
+// headers. On a busy machine TCP sends some bytes twice, which all but sockets count twice.
 func (n *testNode) carries(got Counts, d proxy.Direction, want uint64) bool {
 	bytes, packets := got.Bytes[d], got.Packets[d]
 	minHeaders := uint64(minHeaders)
@@ -53,9 +52,8 @@ func (n *testNode) carries(got Counts, d proxy.Direction, want uint64) bool {
 	return got.Carried && bytes >= want+minHeaders*packets && bytes <= want+want/10+maxHeaders*packets && (want == 0 || packets > 0)
 }
 
-// TestLabBytes sends bytes by every kind of frontend, in both families, and
-// compares with what is counted: while connections are open, when they are closed,
-// and when the kernel has forgotten them.
+// TestLabBytes sends bytes through every kind of frontend, in both families, and compares the
+// counts while connections are open, when they are closed, and when the kernel has forgotten them.
 func TestLabBytes(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
@@ -90,7 +88,7 @@ func TestLabBytes(t *testing.T) {
 	}
 }
 
-// TestLabDatagrams counts those of UDP.
+// TestLabDatagrams counts UDP datagrams.
 func TestLabDatagrams(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
@@ -118,7 +116,7 @@ func TestLabDatagrams(t *testing.T) {
 	}
 }
 
-// TestLabManyConnections begins and ends connections while others count.
+// TestLabManyConnections opens and closes connections while counts are read.
 func TestLabManyConnections(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
@@ -146,8 +144,8 @@ func TestLabManyConnections(t *testing.T) {
 	}
 }
 
-// TestLabRestart begins to count while a connection is open: what it carried
-// before is not counted, what it carries afterwards is.
+// TestLabRestart starts to count while a connection is open: what it carried before is not counted,
+// what it carries afterwards is.
 func TestLabRestart(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {

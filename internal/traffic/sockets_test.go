@@ -21,7 +21,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// useSockets makes the places that mode ebpf needs, where the kernel can do it.
+// useSockets creates the cgroup and the BPF file system that mode ebpf needs, and skips the test on
+// kernels before 6.2.
 func (n *testNode) useSockets() {
 	n.Helper()
 	var name unix.Utsname
@@ -40,8 +41,8 @@ func (n *testNode) useSockets() {
 	n.ebpf.BPFRoot = filepath.Join(root, "sluice")
 }
 
-// warm connects until connections of the client are translated at their sockets, and
-// has nobody remember that.
+// warm connects until connections of the client are translated at their sockets, and then flushes
+// connection tracking, so that earlier ones are not counted there.
 func (n *testNode) warm() {
 	n.Helper()
 	for _, at := range []netip.AddrPort{vipAt, vipAt6} {
@@ -59,8 +60,7 @@ func (n *testNode) warm() {
 	n.check(n.Node().FlushConntrack())
 }
 
-// wantExactly waits for the counts of a row, without headers: that is what sockets
-// count, and nobody else.
+// wantExactly waits for the counts of a row, without headers, which only sockets can count exactly.
 func (n *testNode) wantExactly(key proxy.PortKey, want proxy.Traffic) {
 	n.Helper()
 	n.eventually(func() string {
@@ -80,7 +80,7 @@ func (n *testNode) wantExactly(key proxy.PortKey, want proxy.Traffic) {
 	})
 }
 
-// client is who connects to a Service, and by which family's socket.
+// client is where a connection comes from, and the family of its socket.
 type client struct {
 	name   string
 	from   *lab.Host
@@ -108,7 +108,7 @@ func (c client) sockaddr() unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(c.to.Port()), Addr: c.to.Addr().As16()}
 }
 
-// socket makes a client's socket.
+// socket opens a client's socket.
 func (n *testNode) socket(c client, kind int) (fd int) {
 	n.Helper()
 	n.check(c.from.Do(func() (err error) {
@@ -138,7 +138,7 @@ func (n *testNode) connect(c client, kind int) net.Conn {
 	return conn
 }
 
-// wires are connections with both ends in the test's hands.
+// wires are connections of which the test has both ends.
 type wires struct {
 	*testNode
 	servers map[netip.AddrPort]net.Listener
@@ -156,7 +156,7 @@ func newWires(t *testing.T) *wires {
 	return w
 }
 
-// dial makes a connection.
+// dial opens a connection.
 func (w *wires) dial(c client) (client, server *net.TCPConn) {
 	w.Helper()
 	conn := w.connect(c, unix.SOCK_STREAM)
@@ -172,7 +172,7 @@ func (w *wires) accept(at netip.AddrPort) *net.TCPConn {
 	return accepted.(*net.TCPConn)
 }
 
-// move has bytes go from one end to the other.
+// move sends bytes from one end to the other.
 func (w *wires) move(from, to net.Conn, bytes int) {
 	w.Helper()
 	sent := make(chan error, 1)
@@ -185,7 +185,7 @@ func (w *wires) move(from, to net.Conn, bytes int) {
 	w.check(<-sent)
 }
 
-// endings are how a connection can end.
+// endings are the ways in which a connection can end.
 var endings = map[string]func(w *wires, client, server *net.TCPConn){
 	"the client closes first": func(w *wires, client, server *net.TCPConn) {
 		w.check(client.CloseWrite())
@@ -216,8 +216,8 @@ var endings = map[string]func(w *wires, client, server *net.TCPConn){
 	},
 }
 
-// TestSocketBytes counts exactly what connections carry, while they are open and when
-// they have ended, however they do.
+// TestSocketBytes counts exactly what connections carry, while they are open and after they have
+// ended, in whatever way.
 func TestSocketBytes(t *testing.T) {
 	w := newWires(t)
 	want := map[proxy.PortKey]proxy.Traffic{}
@@ -247,7 +247,8 @@ func TestSocketBytes(t *testing.T) {
 	}
 }
 
-// TestSocketIsClosedEarly: what was written before is counted when it has arrived.
+// TestSocketIsClosedEarly checks that what was written before a socket is closed is counted when it
+// arrives.
 func TestSocketIsClosedEarly(t *testing.T) {
 	w := newWires(t)
 	c := w.clients()[0]
@@ -286,7 +287,8 @@ func TestClientProcess(t *testing.T) {
 	<-time.After(patience)
 }
 
-// TestSocketOfKilledProcess: the kernel resets what the process had not read.
+// TestSocketOfKilledProcess checks the counts if the kernel resets a connection because the process
+// had not read all data.
 func TestSocketOfKilledProcess(t *testing.T) {
 	w := newWires(t)
 	c := w.clients()[0]
@@ -307,7 +309,7 @@ func TestSocketOfKilledProcess(t *testing.T) {
 	w.wantExactly(c.row(proxy.TCP), proxy.Traffic{Connections: 1, Bytes: [2]uint64{100_000, 5_000}})
 }
 
-// TestSocketsOutliveTheDaemon: the next one counts what connections carry from then
+// TestSocketsOutliveTheDaemon checks that the next daemon counts what connections carry from then
 // on, and nothing twice.
 func TestSocketsOutliveTheDaemon(t *testing.T) {
 	w := newWires(t)
@@ -330,9 +332,9 @@ func TestSocketsOutliveTheDaemon(t *testing.T) {
 	w.wantExactly(c.row(proxy.TCP), proxy.Traffic{Bytes: [2]uint64{40_000, 50_000}})
 }
 
-// TestEndpointOfSocketsGoes: nothing is told of it any more, while the Service keeps
-// what it had and gets what open connections still carry.
-func TestEndpointOfSocketsGoes(t *testing.T) {
+// TestEndpointOfSocketsIsRemoved checks that a removed endpoint is no longer reported, while its
+// Service keeps the counts and gets what open connections still carry.
+func TestEndpointOfSocketsIsRemoved(t *testing.T) {
 	w := newWires(t)
 	c := w.clients()[0]
 	client, server := w.dial(c)
@@ -360,8 +362,8 @@ func TestEndpointOfSocketsGoes(t *testing.T) {
 	})
 }
 
-// TestSocketDatagrams counts exactly what UDP sockets send and receive, connected ones
-// and others, and one that has the kernel cut what it sends into several.
+// TestSocketDatagrams counts exactly what UDP sockets send and receive: connected, unconnected, and
+// with segmentation by the kernel.
 func TestSocketDatagrams(t *testing.T) {
 	n := newNode(t, config.EBPF)
 	servers := map[netip.AddrPort]net.PacketConn{}

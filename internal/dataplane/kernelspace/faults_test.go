@@ -15,7 +15,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// flaky is a service of whose calls a share fails, half of them after they were done.
+// flaky is a service some of whose calls fail, half of them after they took effect.
 type flaky struct {
 	hns.Interface
 	rng   *rand.Rand
@@ -74,9 +74,8 @@ func (f *flaky) DeleteLoadBalancer(ctx context.Context, id string) error {
 	return f.call(func() error { return f.Interface.DeleteLoadBalancer(ctx, id) })
 }
 
-// TestCallsFail lets calls of the service fail at random while rows change, and does
-// after errors and refusals what the engine does. When all calls work again, HNS has
-// what a fresh build has.
+// TestCallsFail makes calls of the service fail at random while rows change, and reacts to errors
+// and refusals as the engine does. When all calls work again, HNS has what a fresh build has.
 func TestCallsFail(t *testing.T) {
 	failures := 0
 	for seed := range uint64(100) {

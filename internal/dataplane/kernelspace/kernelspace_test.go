@@ -34,8 +34,8 @@ func stateOf(rows ...*proxy.ServicePort) *proxy.State {
 	return s
 }
 
-// service returns a row with a ClusterIP 10.96.x.y:80 and endpoints, of which those
-// in 10.0.0.0/16 are here.
+// service returns a row with a ClusterIP 10.96.x.y:80 and endpoints, of which those in 10.0.0.0/16
+// are on this node.
 func service(n int, endpoints ...string) *proxy.ServicePort {
 	vip := netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)})
 	sp := &proxy.ServicePort{
@@ -64,8 +64,8 @@ func with(sp *proxy.ServicePort, n int) *proxy.ServicePort {
 	return sp
 }
 
-// sync expects that HNS takes everything, apply that it answers. What is not as it was
-// left is compared, as the engine does it.
+// sync expects that HNS accepts everything, apply that it answers. If Apply needs a Sync, it
+// follows, as in the engine.
 func (n *node) sync(t *testing.T, s *proxy.State) {
 	t.Helper()
 	if refused, err := n.Sync(t.Context(), s); err != nil || len(refused) > 0 {
@@ -92,7 +92,7 @@ func (n *node) apply(t *testing.T, s *proxy.State, rows ...*proxy.ServicePort) p
 	return refused
 }
 
-// wantCalls compares what HNS was asked since the last time.
+// wantCalls compares the calls of HNS since the last time.
 func (n *node) wantCalls(t *testing.T, what string, want hnstest.Count) {
 	t.Helper()
 	got, done := n.fake.Reset()
@@ -101,8 +101,8 @@ func (n *node) wantCalls(t *testing.T, what string, want hnstest.Count) {
 	}
 }
 
-// TestCallsPerChange counts what an endpoint's change asks of HNS: as much with
-// 10,000 Services as with 100, and no list.
+// TestCallsPerChange counts the calls for the change of an endpoint: as many with 10,000 Services
+// as with 100, and no list.
 func TestCallsPerChange(t *testing.T) {
 	slow := hnstest.Full
 	slow.ModifyLoadBalancer = false
@@ -145,7 +145,8 @@ func TestCallsPerChange(t *testing.T) {
 	}
 }
 
-// TestOrder has endpoints come before the load balancers that use them and go after.
+// TestOrder checks that endpoints are created before the load balancers that use them, and deleted
+// after.
 func TestOrder(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	s := stateOf(service(1, "10.1.0.1:80"))
@@ -168,7 +169,7 @@ func lively() *proxy.State {
 	return stateOf(with(service(1, "10.0.0.1:80", "10.1.0.1:80", "10.1.0.2:80"), 1), local, service(3))
 }
 
-// checked answers health checks at VIPs.
+// checked are options with which health checks are answered at VIPs.
 var checked = mode.Kernelspace{Network: "pods", RootEndpoint: "cbr0", ForwardHealthCheckVIP: true, HealthzPort: 10256, DSR: true}
 
 func newChecked(t *testing.T, network hns.Network) *node {
@@ -180,7 +181,7 @@ func newChecked(t *testing.T, network hns.Network) *node {
 	return n
 }
 
-// TestRestart has another daemon find everything as it wants it, and write nothing.
+// TestRestart checks that another daemon finds everything as wanted, and writes nothing.
 func TestRestart(t *testing.T) {
 	for _, network := range []hns.Network{bridge, overlay} {
 		t.Run(network.Type, func(t *testing.T) {
@@ -198,7 +199,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestHealthCheckMoves gives a Service another port to be asked at.
+// TestHealthCheckMoves changes the health-check port of a Service.
 func TestHealthCheckMoves(t *testing.T) {
 	n := newChecked(t, bridge)
 	n.sync(t, lively())
@@ -210,7 +211,7 @@ func TestHealthCheckMoves(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// wantFresh compares what there is with what a node has that never knew anything else.
+// wantFresh compares the objects with those of a new node with the same state.
 func (n *node) wantFresh(t *testing.T, s *proxy.State) {
 	t.Helper()
 	other := newChecked(t, bridge)
@@ -225,8 +226,8 @@ func (n *node) wantFresh(t *testing.T, s *proxy.State) {
 	}
 }
 
-// TestPodComesLate has a pod's endpoint made after the pod is an endpoint of its
-// Service: the others are served, and the row is complete when it is tried again.
+// TestPodComesLate creates a pod's endpoint in HNS after the pod became an endpoint of its Service:
+// the others are served, and the row is complete when it is retried.
 func TestPodComesLate(t *testing.T) {
 	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.0.0.1")
 	n.pods[pod] = "late"
@@ -250,7 +251,7 @@ func TestPodComesLate(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// TestPodIsReplaced has a pod's endpoint made anew under its address.
+// TestPodIsReplaced creates a pod's endpoint anew with the same address.
 func TestPodIsReplaced(t *testing.T) {
 	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.0.0.1")
 	s := stateOf(service(1, "10.0.0.1:80"))
@@ -266,8 +267,8 @@ func TestPodIsReplaced(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// TestRefusal has HNS refuse an address: the rest of its row and all other rows are
-// served, and it comes when HNS takes it.
+// TestRefusal makes HNS refuse an address: the rest of its row and all other rows are served, and
+// it is added when HNS accepts it.
 func TestRefusal(t *testing.T) {
 	for _, no := range []error{errors.New("HNS says no"), hns.ErrExists} {
 		for _, refused := range []string{"1.0.0.1", "10.96.0.1", "10.1.0.2"} {
@@ -276,7 +277,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// refuses has HNS refuse an address.
+// refuses makes HNS refuse an address.
 func refuses(t *testing.T, at netip.Addr, no error) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	s := stateOf(with(service(1, "10.1.0.1:80", "10.1.0.2:80"), 1), with(service(2, "10.1.0.1:80"), 2))
@@ -301,8 +302,8 @@ func refuses(t *testing.T, at netip.Addr, no error) {
 	n.wantFresh(t, s)
 }
 
-// TestRefusedRemoval has HNS keep a load balancer: its row is tried again, though
-// nobody wants it any more.
+// TestRefusedRemoval makes HNS refuse to delete a load balancer: its row is retried, though it is
+// no longer wanted.
 func TestRefusedRemoval(t *testing.T) {
 	n, row := newNode(hnstest.Full, bridge, mode.Kernelspace{}), service(1, "10.1.0.1:80")
 	s := stateOf(row)
@@ -336,8 +337,8 @@ func (s *stubborn) DeleteLoadBalancer(ctx context.Context, id string) error {
 	return s.Fake.DeleteLoadBalancer(ctx, id)
 }
 
-// TestDeleteFailsOnce tries again at once, whether a load balancer is to go or to be
-// made anew.
+// TestDeleteFailsOnce checks that a failed deletion is repeated immediately, whether a load
+// balancer is to be removed or replaced.
 func TestDeleteFailsOnce(t *testing.T) {
 	n, sticky := newNode(hnstest.Full, bridge, mode.Kernelspace{}), service(1, "10.1.0.1:80")
 	h := &stubborn{Fake: n.fake}
@@ -352,8 +353,8 @@ func TestDeleteFailsOnce(t *testing.T) {
 	}
 }
 
-// TestSyncFailsToDelete has HNS keep a load balancer of no row: it goes when the next
-// row changes.
+// TestSyncFailsToDelete makes HNS refuse to delete a load balancer of no row: it is deleted when
+// the next row changes.
 func TestSyncFailsToDelete(t *testing.T) {
 	n, row := newNode(hnstest.Full, bridge, mode.Kernelspace{}), service(1, "10.1.0.1:80")
 	h := &stubborn{Fake: n.fake}
@@ -371,8 +372,8 @@ func TestSyncFailsToDelete(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// TestRandomFaults refuses random addresses while rows change. When HNS takes
-// everything again and the refused rows were tried, it has what a fresh build has.
+// TestRandomFaults refuses random addresses while rows change. When HNS accepts everything again
+// and the refused rows were retried, it has what a fresh build has.
 func TestRandomFaults(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -425,7 +426,7 @@ func TestRandomFaults(t *testing.T) {
 	}
 }
 
-// TestUnanswered has the service stop: everything is compared when it is back.
+// TestUnanswered stops the service: everything is compared when it is back.
 func TestUnanswered(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	s := stateOf(service(1, "10.1.0.1:80"))
@@ -446,7 +447,7 @@ func TestUnanswered(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// TestNetworkIsReplaced has a network plugin make the network anew.
+// TestNetworkIsReplaced makes a network plugin create the network anew.
 func TestNetworkIsReplaced(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	s := stateOf(with(service(1, "10.1.0.1:80", "10.0.0.1:80"), 1))
@@ -460,7 +461,7 @@ func TestNetworkIsReplaced(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// foreign gives a node what other programs have, and what kube-proxy left.
+// foreign adds objects of other programs, and what kube-proxy left.
 func (n *node) foreign(t *testing.T) (theirs []string, leftovers int) {
 	t.Helper()
 	make := func(network string, e hns.Endpoint) string {
@@ -494,8 +495,8 @@ func (n *node) foreign(t *testing.T) (theirs []string, leftovers int) {
 	return theirs, 3
 }
 
-// TestForeignObjects keeps what other programs have, takes over what kube-proxy
-// left, and cleans up exactly that.
+// TestForeignObjects checks that objects of other programs are kept, and that those of kube-proxy
+// are adopted, and removed by Cleanup.
 func TestForeignObjects(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	theirs, leftovers := n.foreign(t)
@@ -531,8 +532,8 @@ func TestForeignObjects(t *testing.T) {
 	}
 }
 
-// TestOrphans has load balancers whose endpoints all went while no daemon ran, with
-// the network: who made them does not show, nobody uses them, and they are taken over.
+// TestOrphans has load balancers whose endpoints were all deleted, with the network, while no
+// daemon ran: their owner cannot be recognized, nobody uses them, and they are adopted.
 func TestOrphans(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	s := stateOf(with(service(1, "10.1.0.1:80", "10.0.0.1:80"), 1))
@@ -564,8 +565,8 @@ func (c *crowded) DeleteLoadBalancer(ctx context.Context, id string) error {
 	return c.Fake.DeleteLoadBalancer(ctx, id)
 }
 
-// TestSharedFrontend has three load balancers with one frontend: one of ours stays, and
-// so does another program's.
+// TestSharedFrontend has three load balancers with one frontend: one of ours is kept, and so is
+// another program's.
 func TestSharedFrontend(t *testing.T) {
 	for range 20 { // orders in which they are listed
 		n, row := newNode(hnstest.Full, bridge, mode.Kernelspace{}), service(1, "10.1.0.1:80")
@@ -592,7 +593,7 @@ func TestSharedFrontend(t *testing.T) {
 	}
 }
 
-// TestTakeover has a Service's frontends as kube-proxy made them: nothing is written.
+// TestTakeover has the frontends of a Service as kube-proxy creates them: nothing is written.
 func TestTakeover(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	ctx := t.Context()
@@ -618,8 +619,8 @@ func TestTakeover(t *testing.T) {
 	n.wantCalls(t, "taking over", hnstest.Count{"Features": 1, "Network": 1, "Endpoints": 1, "LoadBalancers": 1})
 }
 
-// TestFlagsChange makes a load balancer anew whose flags change: HNS changes
-// endpoints of one.
+// TestFlagsChange replaces a load balancer whose flags change, because HNS can only update
+// endpoints.
 func TestFlagsChange(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	s := stateOf(service(1, "10.1.0.1:80"))
@@ -631,8 +632,7 @@ func TestFlagsChange(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// immutable is a service whose version says that it changes load balancers, and that
-// does not.
+// immutable is a service that cannot update load balancers, although its version says that it can.
 type immutable struct {
 	*hnstest.Fake
 	asked int
@@ -643,8 +643,8 @@ func (i *immutable) UpdateLoadBalancer(context.Context, string, hns.LoadBalancer
 	return hns.ErrUnsupported
 }
 
-// TestModifyUnsupported makes a load balancer anew if HNS turns out not to change one,
-// and does not ask again.
+// TestModifyUnsupported replaces a load balancer if HNS turns out not to update it, and does not
+// try to update again.
 func TestModifyUnsupported(t *testing.T) {
 	n, s := newNode(hnstest.Full, bridge, mode.Kernelspace{}), stateOf(service(1, "10.1.0.1:80", "10.1.0.2:80"))
 	h := &immutable{Fake: n.fake}
@@ -662,8 +662,8 @@ func TestModifyUnsupported(t *testing.T) {
 	}
 }
 
-// TestPreserveDestination wants kube-proxy's flags at load-balancer addresses, with
-// those where health checks are answered, and at no others.
+// TestPreserveDestination expects kube-proxy's flags at load-balancer addresses, including those of
+// health checks, and at no others.
 func TestPreserveDestination(t *testing.T) {
 	n, row := newChecked(t, bridge), with(service(1, "10.0.0.1:80", "10.1.0.1:80"), 1)
 	row.External, row.PreserveDestination = proxy.ScopeLocal, true
@@ -675,7 +675,7 @@ func TestPreserveDestination(t *testing.T) {
 	}
 }
 
-// TestNodeChanges has a node open NodePorts, and get another address.
+// TestNodeChanges makes a node accept NodePorts, and changes its address.
 func TestNodeChanges(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	s := stateOf(with(service(1, "10.1.0.1:80"), 1))
@@ -701,7 +701,7 @@ func TestNodeChanges(t *testing.T) {
 	}
 }
 
-// twice has a remote endpoint beside that of a pod, as versions of Windows may.
+// twice has a remote endpoint beside that of a pod, as some versions of Windows do.
 type twice struct {
 	*hnstest.Fake
 	beside  hns.Endpoint
@@ -736,7 +736,7 @@ func withTwice() (*node, *twice) {
 	return n, x
 }
 
-// TestRemoteBesidePod uses the pod's endpoint, and removes the other.
+// TestRemoteBesidePod uses the pod's endpoint, and deletes the other.
 func TestRemoteBesidePod(t *testing.T) {
 	n, x := withTwice()
 	pod := netip.MustParseAddr("10.0.0.1")
@@ -746,8 +746,8 @@ func TestRemoteBesidePod(t *testing.T) {
 	}
 }
 
-// TestApplyFindsRemoteBesidePod asks for a Sync, which removes the remote endpoint,
-// and asks no more if HNS keeps it.
+// TestApplyFindsRemoteBesidePod asks for a Sync, which deletes the remote endpoint, and does not
+// ask again if HNS keeps it.
 func TestApplyFindsRemoteBesidePod(t *testing.T) {
 	for _, keeps := range []bool{false, true} {
 		n, x := withTwice()
@@ -767,8 +767,7 @@ func TestApplyFindsRemoteBesidePod(t *testing.T) {
 	}
 }
 
-// TestFlush has somebody delete all load balancers: when a row changes next, all are
-// made anew.
+// TestFlush deletes all load balancers: when a row changes next, all are created anew.
 func TestFlush(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	s := stateOf(service(1, "10.1.0.1:80"), service(2, "10.1.0.1:80"))
@@ -791,8 +790,8 @@ func TestFlush(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// TestWatch looks at the network twice a minute, lists nothing, and tells of what
-// only a Sync can mend.
+// TestWatch reads the network twice a minute, lists nothing, and reports what only a Sync can
+// repair.
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(hnstest.Full, overlay, mode.Kernelspace{})
@@ -823,7 +822,7 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// TestMovedSubnet has pods of a subnet move to another node while nobody looks.
+// TestMovedSubnet moves a subnet of pods to another node between two reads.
 func TestMovedSubnet(t *testing.T) {
 	n := newNode(hnstest.Full, overlay, mode.Kernelspace{})
 	s := stateOf(service(1, "10.1.0.1:80", "10.3.0.1:80"))
@@ -842,7 +841,7 @@ func TestMovedSubnet(t *testing.T) {
 	}
 }
 
-// TestNewSubnet has an endpoint come with its node: the network is read again.
+// TestNewSubnet adds an endpoint on a new node: the network is read again.
 func TestNewSubnet(t *testing.T) {
 	n := newNode(hnstest.Full, overlay, mode.Kernelspace{})
 	s := stateOf(service(1, "10.1.0.1:80"))
@@ -857,9 +856,9 @@ func TestNewSubnet(t *testing.T) {
 	}
 }
 
-// TestClusterIPAsEndpoint has an EndpointSlice that names the ClusterIP of another
-// Service: on an overlay network that address is one endpoint of HNS, which is the
-// other Service's. Whoever comes first, the other is served and the first is not led there.
+// TestClusterIPAsEndpoint has an EndpointSlice with the ClusterIP of another Service. On an overlay
+// network that address is an HNS endpoint of the other Service. In either order the other Service
+// is served, and connections are not sent to its ClusterIP.
 func TestClusterIPAsEndpoint(t *testing.T) {
 	thief, owner := service(1, "10.1.0.1:80", "10.96.0.2:80"), service(2, "10.1.0.2:80")
 	for name, rows := range map[string][]*proxy.ServicePort{"thief first": {thief, owner}, "owner first": {owner, thief}, "at once": nil} {
@@ -899,7 +898,7 @@ func TestClusterIPAsEndpoint(t *testing.T) {
 	}
 }
 
-// picky refuses an endpoint.
+// picky refuses to create an endpoint.
 type picky struct {
 	*hnstest.Fake
 	no netip.Addr
@@ -912,8 +911,8 @@ func (p *picky) CreateEndpoint(ctx context.Context, e hns.Endpoint) (string, err
 	return p.Fake.CreateEndpoint(ctx, e)
 }
 
-// TestRefusedClusterIP has HNS refuse the endpoint of a ClusterIP, which an overlay
-// network needs: its row is named, and complete when it is tried again.
+// TestRefusedClusterIP makes HNS refuse the endpoint of a ClusterIP, which an overlay network
+// needs: its row is refused, and complete when it is retried.
 func TestRefusedClusterIP(t *testing.T) {
 	n, s := newNode(hnstest.Full, overlay, mode.Kernelspace{}), stateOf()
 	p := &picky{n.fake, netip.MustParseAddr("10.96.0.1")}
@@ -931,8 +930,8 @@ func TestRefusedClusterIP(t *testing.T) {
 	}
 }
 
-// TestPodMovesHere has a pod's address be one of this node: its own endpoint is used,
-// and the remote one of before goes.
+// TestPodMovesHere moves a pod's address to this node: its local endpoint is used, and the remote
+// one is deleted.
 func TestPodMovesHere(t *testing.T) {
 	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.1.0.1")
 	s, here := stateOf(service(1, "10.1.0.1:80")), service(1, "10.1.0.1:80")
@@ -949,7 +948,7 @@ func TestPodMovesHere(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// TestPodMovesAway has a pod's address be one of another node, in one change.
+// TestPodMovesAway moves a pod's address to another node, in one change.
 func TestPodMovesAway(t *testing.T) {
 	n, pod := newNode(hnstest.Full, bridge, mode.Kernelspace{}), netip.MustParseAddr("10.0.0.1")
 	s, away := stateOf(service(1, "10.0.0.1:80")), service(1, "10.0.0.1:80")
@@ -966,7 +965,7 @@ func TestPodMovesAway(t *testing.T) {
 	n.wantFresh(t, s)
 }
 
-// TestSource is what endpoints see as their client on an overlay network.
+// TestSource checks the source address that endpoints on an overlay network see.
 func TestSource(t *testing.T) {
 	for to, want := range map[string]netip.Addr{"10.0.0.1:80": source, "10.1.0.1:80": source, "192.168.0.3:80": host, "8.8.8.8:80": host} {
 		n := newNode(hnstest.Full, overlay, mode.Kernelspace{})
@@ -977,7 +976,7 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// TestLimits names what is not done.
+// TestLimits checks that rows that HNS cannot serve in full are refused, with the reason.
 func TestLimits(t *testing.T) {
 	few := hns.Features{DualStack: true, ModifyLoadBalancer: true}
 	ranges := with(service(1, "10.1.0.1:80"), 1)
@@ -1028,8 +1027,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestLateOverlay has an overlay network come after Probe found both families: that
-// of the source VIP is served.
+// TestLateOverlay creates an overlay network after Probe found both families: that of the source
+// VIP is served.
 func TestLateOverlay(t *testing.T) {
 	n, row6 := newNode(hnstest.Full, overlay, mode.Kernelspace{}), service(6, "[fd00:1::5]:80")
 	n.only4 = false
@@ -1043,7 +1042,8 @@ func TestLateOverlay(t *testing.T) {
 	}
 }
 
-// TestNarrowing adds source ranges to an open Service: it is closed, not left open.
+// TestNarrowing adds source ranges to a Service that is served: it is no longer served, rather than
+// open to all.
 func TestNarrowing(t *testing.T) {
 	n := newNode(hnstest.Full, bridge, mode.Kernelspace{})
 	s := stateOf(with(service(1, "10.1.0.1:80"), 1))
@@ -1058,7 +1058,7 @@ func TestNarrowing(t *testing.T) {
 	}
 }
 
-// TestProbe finds the families, and what is missing.
+// TestProbe checks which families are supported, and the errors if something is missing.
 func TestProbe(t *testing.T) {
 	full, four := hnstest.Full, hnstest.Full
 	four.DualStack = false

@@ -16,8 +16,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// node is a node with HNS in memory and a network plugin, which makes the endpoint
-// of a pod when the pod becomes an endpoint of a Service here.
+// node is a node with HNS in memory and a network plugin, which creates the endpoint of a pod when
+// the pod becomes an endpoint of a Service on this node.
 type node struct {
 	*Dataplane
 	fake    *hnstest.Fake
@@ -41,7 +41,7 @@ var (
 	}}
 )
 
-// newNode returns a node that has a network and nothing else.
+// newNode returns a node that has only a network.
 func newNode(f hns.Features, n hns.Network, o mode.Kernelspace) *node {
 	fake := hnstest.NewFake(f)
 	o.Network = n.Name
@@ -81,7 +81,7 @@ func (n *node) served(s *proxy.State) *proxy.State {
 	return &out
 }
 
-// runPods makes endpoints for pods of this node.
+// runPods creates the endpoints of pods of this node.
 func (n *node) runPods(ctx context.Context, s *proxy.State, rows []proxy.PortKey) {
 	for _, key := range rows {
 		if s.Rows[key] == nil {
@@ -103,7 +103,7 @@ func (n *node) runPod(ctx context.Context, a netip.Addr) string {
 	return x
 }
 
-// Objects returns what HNS has, without pods.
+// Objects returns the objects of HNS, except those of pods.
 func (n *node) Objects() []string {
 	return slices.DeleteFunc(n.fake.State(), func(s string) bool { return strings.HasPrefix(s, "endpoint local") })
 }
@@ -114,8 +114,8 @@ type decision struct {
 	shown bool                    // endpoints see the client
 }
 
-// decide finds that in the objects alone. HNS tells apart neither the client's
-// address nor where it is; what is for a loopback address never comes to it.
+// decide derives the decision from the objects alone. HNS matches neither the client's address nor
+// where it is, and never sees packets to a loopback address.
 func (n *node) decide(p proxy.Packet) (decision, error) {
 	balancers, err := n.fake.LoadBalancers(context.Background())
 	if err != nil {
@@ -157,8 +157,8 @@ func (n *node) decide(p proxy.Packet) (decision, error) {
 	return d, nil
 }
 
-// Judge compares what HNS would do with what the table expects, or with what is
-// said about cases that HNS cannot do.
+// Judge compares what HNS would do with what the table expects, or with the documented result if
+// HNS cannot do that.
 func (n *node) Judge(s *proxy.State, p proxy.Packet, want conformance.Expect) error {
 	if n.only4 && p.Dst.Addr().Is6() {
 		return nil
@@ -187,7 +187,7 @@ func (n *node) Judge(s *proxy.State, p proxy.Packet, want conformance.Expect) er
 	return nil
 }
 
-// cannot says why HNS cannot do what is expected, and where it leads instead.
+// cannot returns why HNS cannot do what is expected, and where it sends the connection instead.
 func cannot(s *proxy.State, o proxy.Outcome, p proxy.Packet, to map[netip.AddrPort]bool) (why string, instead map[netip.AddrPort]bool) {
 	everywhere := slices.ContainsFunc(s.Node.NodePorts, func(c netip.Prefix) bool {
 		return c.Bits() == 0 && proxy.FamilyOf(c.Addr()) == proxy.FamilyOf(p.Dst.Addr())
@@ -216,7 +216,7 @@ func cannot(s *proxy.State, o proxy.Outcome, p proxy.Packet, to map[netip.AddrPo
 	return why, instead
 }
 
-// endpointsOf returns the endpoints that a load balancer can have of a list.
+// endpointsOf returns the endpoints of a list that a load balancer can have.
 func endpointsOf(list []proxy.Endpoint) map[netip.AddrPort]bool {
 	counts, out := map[uint16]int{}, map[netip.AddrPort]bool{}
 	var best uint16
@@ -236,7 +236,7 @@ func endpointsOf(list []proxy.Endpoint) map[netip.AddrPort]bool {
 	return out
 }
 
-// shadowed returns where the NodePort leads that has the port of a packet.
+// shadowed returns where the NodePort with the port of a packet leads.
 func shadowed(s *proxy.State, p proxy.Packet) map[netip.AddrPort]bool {
 	for _, sp := range s.Rows {
 		for _, f := range sp.Frontends {
@@ -252,7 +252,7 @@ func sorted(m map[netip.AddrPort]bool) []netip.AddrPort {
 	return slices.SortedFunc(maps.Keys(m), netip.AddrPort.Compare)
 }
 
-// model puts a node with some network under the packet table.
+// model runs the packet table against a node with a network.
 func model(n hns.Network, named map[string]int, exact *int) conformance.Model {
 	return conformance.Model{Mode: "kernelspace", Open: func() conformance.ModelRun {
 		x := newNode(hnstest.Full, n, mode.Kernelspace{})
@@ -261,7 +261,7 @@ func model(n hns.Network, named map[string]int, exact *int) conformance.Model {
 	}}
 }
 
-// TestConformance asks HNS about the whole packet table.
+// TestConformance runs the whole packet table.
 func TestConformance(t *testing.T) {
 	for _, n := range []hns.Network{bridge, overlay} {
 		t.Run(n.Type, func(t *testing.T) {
@@ -272,7 +272,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestRandom asks about random worlds: increments lead to what a fresh build does.
+// TestRandom runs random states: increments lead to the same objects as a fresh build.
 func TestRandom(t *testing.T) {
 	for _, n := range []hns.Network{bridge, overlay} {
 		t.Run(n.Type, func(t *testing.T) {

@@ -31,7 +31,7 @@ func open(ctx context.Context, t *testing.T, relay mode.Relay) (*userspace.Datap
 			t.Log(m, proxytest.Values(ctx, d, m))
 		}
 	})
-	d.In((&traffic.Namespace{Name: "node", Handle: here}).Do)
+	d.OpenSocketsIn((&traffic.Namespace{Name: "node", Handle: here}).Do)
 	return d, nil
 }
 

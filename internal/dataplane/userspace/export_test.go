@@ -9,9 +9,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// In has a dataplane open its sockets by way of do, which does something in
-// another network namespace than that of the process.
-func (d *Dataplane) In(do func(func() error) error) {
+// OpenSocketsIn makes a dataplane open its sockets through do, which calls a function in another
+// network namespace.
+func (d *Dataplane) OpenSocketsIn(do func(func() error) error) {
 	open := d.server.socket
 	d.server.socket = func(domain, kind, protocol int) (fd int, err error) {
 		err = do(func() error {
@@ -22,19 +22,19 @@ func (d *Dataplane) In(do func(func() error) error) {
 	}
 }
 
-// Misplace has the process find another row than the rules are for, or none.
-func (d *Dataplane) Misplace(key proxy.PortKey, row ...*proxy.ServicePort) {
+// ReplaceRow replaces a row in the index only, or removes it, so that it differs from the rules.
+func (d *Dataplane) ReplaceRow(key proxy.PortKey, row ...*proxy.ServicePort) {
 	want := map[proxy.PortKey]*proxy.ServicePort{}
 	for _, sp := range row {
 		want[key] = sp
 	}
-	if forget := d.server.index.Update([]proxy.PortKey{key}, want); forget != nil {
-		forget()
+	if remove := d.server.index.Update([]proxy.PortKey{key}, want); remove != nil {
+		remove()
 	}
 }
 
-// Deafen has one socket of TCP listen no more.
-func (d *Dataplane) Deafen() {
+// StopListening makes one TCP listener stop listening.
+func (d *Dataplane) StopListening() {
 	for _, l := range d.listeners {
 		if l.Protocol == proxy.TCP {
 			_ = unix.Shutdown(l.fd, unix.SHUT_RD)
@@ -43,14 +43,14 @@ func (d *Dataplane) Deafen() {
 	}
 }
 
-// Choose chooses an endpoint as for a connection, and remembers it.
+// Choose chooses an endpoint as for a new connection, and remembers it.
 func (d *Dataplane) Choose(key proxy.PortKey, client netip.Addr) netip.AddrPort {
 	e, _ := d.server.index.Get(key).Choose(client, proxy.ScopeCluster, nil)
 	return e.Addr
 }
 
-// Meters reports whether connections can be counted: nobody holds them up.
-func (d *Dataplane) Meters() bool {
+// MetersUnlocked reports whether new connections can be counted without waiting.
+func (d *Dataplane) MetersUnlocked() bool {
 	free := d.server.meters.mu.TryLock()
 	if free {
 		d.server.meters.mu.Unlock()
@@ -58,9 +58,9 @@ func (d *Dataplane) Meters() bool {
 	return free
 }
 
-// Narrow leaves the workers pipes of a single page, as the kernel gives them to a user
-// who has many.
-func (d *Dataplane) Narrow() error {
+// UseSmallPipes gives the workers pipes of a single page, as the kernel gives them to a user with
+// many pipes.
+func (d *Dataplane) UseSmallPipes() error {
 	for _, w := range d.server.workers {
 		var fds [2]int
 		if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {

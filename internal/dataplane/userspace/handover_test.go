@@ -15,10 +15,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestHandedClientsOutlastTheClock wants what a successor knows of a client to be by the
-// clock that nobody can set: otherwise all clients are forgotten when the clock goes
-// forward, and none when it goes back.
-func TestHandedClientsOutlastTheClock(t *testing.T) {
+// TestHandoverOfAffinity checks that remembered clients are handed over by the monotonic clock:
+// otherwise all would be forgotten when the clock is set forward, and none when it is set back.
+func TestHandoverOfAffinity(t *testing.T) {
 	key := proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "default", Name: "web", Protocol: proxy.TCP}}
 	at, from := netip.MustParseAddrPort("10.0.0.1:80"), netip.MustParseAddr("10.0.0.9")
 	text, err := json.Marshal(handoverMessage{Client: &affinityEntry{key, from, proxy.ScopeLocal, at, time.Hour}})

@@ -12,7 +12,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// inspect reads back what there is of the only row.
+// inspect compares the only row with what is in force.
 func (n *testNode) inspect(s *proxy.State) (out proxy.Inspected) {
 	n.Helper()
 	what := proxy.Inspection{Row: s.Keys()[0], Client: client}
@@ -26,8 +26,8 @@ func (n *testNode) inspect(s *proxy.State) (out proxy.Inspected) {
 	return out
 }
 
-// TestInspect finds what rules lead to as it was made, and names what another
-// process or we ourselves broke.
+// TestInspect finds no differences at first, and names what another process or the test itself
+// broke.
 func TestInspect(t *testing.T) {
 	n := newNode(t, relaySettings())
 	s := n.state(proxy.TCP, near)
@@ -64,11 +64,11 @@ func TestInspect(t *testing.T) {
 	sync()
 	want("after a Sync")
 
-	n.d.Misplace(s.Keys()[0])
+	n.d.ReplaceRow(s.Keys()[0])
 	want("with another row", "row in the daemon's memory: 172.30.0.1:80 belongs to ")
-	n.d.Misplace(s.Keys()[0], s.Rows[s.Keys()[0]])
+	n.d.ReplaceRow(s.Keys()[0], s.Rows[s.Keys()[0]])
 	want("with the row again")
-	n.d.Deafen()
+	n.d.StopListening()
 	want("with a socket that listens no more", "socket of the daemon: it listens on TCP port ")
 }
 

@@ -42,7 +42,7 @@ type testNode struct {
 	end func() error
 }
 
-// relaySettings are quick ones, but not too quick for a busy machine.
+// relaySettings have short timeouts, but not too short for a busy machine.
 func relaySettings() mode.Relay {
 	r := mode.DefaultRelay()
 	r.DialTimeout, r.DrainTimeout = time.Second, waitLimit
@@ -69,7 +69,7 @@ func newNode(t *testing.T, relay mode.Relay) *testNode {
 	return n
 }
 
-// start starts a dataplane, beside a former one.
+// start starts a dataplane, perhaps while a former one runs.
 func (n *testNode) start(relay mode.Relay) {
 	n.Helper()
 	err := n.lab.Node().Do(func() (err error) {
@@ -86,7 +86,7 @@ func (n *testNode) start(relay mode.Relay) {
 	n.end = func() error { stop(); return errors.Join(<-ended, d.Close()) }
 }
 
-// state is one in which a protocol's frontend has endpoints.
+// state returns a state in which the frontend of a protocol has endpoints.
 func (n *testNode) state(p proxy.Protocol, endpoints ...netip.AddrPort) *proxy.State {
 	sp := &proxy.ServicePort{
 		Key:       proxy.PortKey{ServicePortName: proxy.ServicePortName{Namespace: "ns", Name: "web", Protocol: p}},
@@ -100,7 +100,7 @@ func (n *testNode) state(p proxy.Protocol, endpoints ...netip.AddrPort) *proxy.S
 	return s
 }
 
-// serve has the dataplane lead a protocol's frontend to endpoints.
+// serve makes the dataplane forward the frontend of a protocol to endpoints.
 func (n *testNode) serve(p proxy.Protocol, endpoints ...netip.AddrPort) {
 	n.Helper()
 	s := n.state(p, endpoints...)
@@ -109,7 +109,7 @@ func (n *testNode) serve(p proxy.Protocol, endpoints ...netip.AddrPort) {
 	}
 }
 
-// listen has the pod do something with each connection to a port.
+// listen makes the pod call do with each connection to a port.
 func (n *testNode) listen(at netip.AddrPort, do func(*net.TCPConn)) {
 	n.Helper()
 	var l net.Listener
@@ -145,7 +145,7 @@ func (n *testNode) dial(p proxy.Protocol) net.Conn {
 	return c
 }
 
-// says sends something and wants it back.
+// says sends a text and expects it back.
 func says(c net.Conn, what string) error {
 	if _, err := c.Write([]byte(what)); err != nil {
 		return err
@@ -160,7 +160,7 @@ func says(c net.Conn, what string) error {
 	return nil
 }
 
-// try is for a connection that may be reset at once.
+// try makes a connection, which may be reset immediately, and exchanges a text.
 func (n *testNode) try(what string) error {
 	c, err := n.lab.Outside().Dial(n.Context(), proxy.TCP, client, vip)
 	if err != nil {
@@ -175,7 +175,7 @@ func (n *testNode) count(metric, label string) float64 {
 	return proxytest.Values(n.Context(), n.d, metric)[label]
 }
 
-// eventually waits until something is so.
+// eventually waits until a condition holds.
 func (n *testNode) eventually(what string, is func() bool) {
 	n.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -246,7 +246,7 @@ func TestResetIsHandedOn(t *testing.T) {
 	reset(<-at, c)
 }
 
-// addSilent adds a pod that does not answer.
+// addSilent adds a pod that does not reply.
 func (n *testNode) addSilent() {
 	n.Helper()
 	gone, err := n.lab.AddPod("gone", silent.Addr())
@@ -262,16 +262,16 @@ func (n *testNode) addSilent() {
 	}
 }
 
-// TestNarrowPipe has more wait at a socket than a pipe has room for, however little its
-// pages hold.
-func TestNarrowPipe(t *testing.T) {
+// TestSmallPipe checks that all data arrives if a socket has more than a pipe can hold, however
+// little its pages contain.
+func TestSmallPipe(t *testing.T) {
 	n := newNode(t, relaySettings())
 	n.listen(near, echo)
 	n.addSilent()
 	n.serve(proxy.TCP, silent, near)
 	const segments, size = 50, 1000
 	for range 2 { // one of both is led to the silent endpoint first
-		if err := n.d.Narrow(); err != nil {
+		if err := n.d.UseSmallPipes(); err != nil {
 			t.Fatal(err)
 		}
 		c := n.dial(proxy.TCP)
@@ -312,9 +312,9 @@ func TestUrgentData(t *testing.T) {
 	}
 }
 
-// TestLastAnswerArrives has an endpoint answer and leave without reading: the client
-// gets the answer, and then the reset.
-func TestLastAnswerArrives(t *testing.T) {
+// TestLastReplyArrives has an endpoint reply and close without reading: the client gets the reply,
+// and then the reset.
+func TestLastReplyArrives(t *testing.T) {
 	n := newNode(t, relaySettings())
 	const answer = "too large"
 	n.listen(near, func(c *net.TCPConn) {
@@ -426,8 +426,8 @@ func TestFileLimit(t *testing.T) {
 	}
 }
 
-// TestRestartBreaksNothing hands open connections to a new dataplane, those
-// included of which a way is closed or bytes are underway.
+// TestRestartBreaksNothing hands open connections to a new dataplane, including half-closed ones
+// and those with bytes in a pipe.
 func TestRestartBreaksNothing(t *testing.T) {
 	n := newNode(t, relaySettings())
 	n.listen(near, echo)
@@ -518,7 +518,7 @@ func TestSlowReaderBlocksNobody(t *testing.T) {
 	}
 }
 
-// answerUDP has the pod answer datagrams.
+// answerUDP makes the pod reply to datagrams.
 func (n *testNode) answerUDP(all ...netip.AddrPort) {
 	n.Helper()
 	for _, at := range all {
@@ -530,7 +530,7 @@ func (n *testNode) answerUDP(all ...netip.AddrPort) {
 	}
 }
 
-// ask sends a datagram and returns the answer: by whom, and to whom.
+// ask sends a datagram and returns the reply: who sent it, and to whom.
 func (n *testNode) ask(c net.Conn) string {
 	n.Helper()
 	b := make([]byte, 100)
@@ -545,8 +545,8 @@ func (n *testNode) ask(c net.Conn) string {
 	return string(b[:got])
 }
 
-// TestUDPSessions end when they are silent, when their endpoint goes, and give
-// way when there are too many.
+// TestUDPSessions checks that sessions end when they are silent, when their endpoint is removed,
+// and when there are too many.
 func TestUDPSessions(t *testing.T) {
 	r := relaySettings()
 	r.UDPTimeout, r.MaxConnections = 2*time.Second, 4
@@ -575,8 +575,8 @@ func TestUDPSessions(t *testing.T) {
 	}
 }
 
-// TestRestartKeepsSessions hands UDP sessions to a dataplane with more or fewer workers.
-// A session that another one had than gets its client's datagrams would begin anew.
+// TestRestartKeepsSessions hands UDP sessions to a dataplane with more or fewer workers. A session
+// must go to the worker that receives its client's datagrams, or it would begin anew.
 func TestRestartKeepsSessions(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
 	n := newNode(t, relaySettings())
@@ -608,7 +608,7 @@ func TestRestartKeepsSessions(t *testing.T) {
 	}
 }
 
-// TestIdleConnections prints what thousands of them cost.
+// TestIdleConnections prints the cost of thousands of idle connections.
 func TestIdleConnections(t *testing.T) {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {

@@ -9,8 +9,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestRenderDiff finds nothing to tell of the rules of a daemon that runs, and what
-// it lacks of a state that it has not seen.
+// TestRenderDiff finds no difference in the rules of a running daemon, and those of a state that it
+// has not seen.
 func TestRenderDiff(t *testing.T) {
 	n := newNode(t, relaySettings())
 	n.serve(proxy.TCP, near)

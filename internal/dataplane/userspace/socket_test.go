@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOriginalDestination reads what the kernel tells of a datagram, and takes
-// nothing of another length for an address.
+// TestOriginalDestination decodes the original destination of a datagram, and rejects other
+// lengths.
 func TestOriginalDestination(t *testing.T) {
 	v4 := make([]byte, unix.SizeofSockaddrInet4)
 	copy(v4[2:], []byte{0x1f, 0x90, 192, 0, 2, 7})

@@ -9,7 +9,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// sample is what a mode has counted, of one endpoint of the frontend.
+// sample returns what the mode has counted for one endpoint of the frontend.
 func (n *testNode) sample(p proxy.Protocol, endpoint netip.AddrPort) (is proxy.Sample, found bool) {
 	n.Helper()
 	err := n.d.Traffic(n.Context(), func(s proxy.Sample) {
@@ -23,8 +23,8 @@ func (n *testNode) sample(p proxy.Protocol, endpoint netip.AddrPort) (is proxy.S
 	return is, found
 }
 
-// TestTraffic counts what connections carry, while they are open and when they
-// have ended, and nothing of endpoints that have gone.
+// TestTraffic counts the bytes of connections, while they are open and after they have ended, and
+// drops the counts of removed endpoints.
 func TestTraffic(t *testing.T) {
 	n := newNode(t, relaySettings())
 	const there, back = 1_000_000, 3_000_000
@@ -60,7 +60,7 @@ func TestTraffic(t *testing.T) {
 	})
 }
 
-// TestDatagramsAreCounted both ways.
+// TestDatagramsAreCounted counts datagrams in both directions.
 func TestDatagramsAreCounted(t *testing.T) {
 	n := newNode(t, relaySettings())
 	ln, err := n.pod.Listen(proxy.UDP, near)
@@ -89,9 +89,9 @@ func TestDatagramsAreCounted(t *testing.T) {
 	})
 }
 
-// TestRefusalsHoldNobodyUp: what the rules count is read from the kernel, and new
-// connections do not wait for that.
-func TestRefusalsHoldNobodyUp(t *testing.T) {
+// TestRefusalsDoNotBlock checks that new connections do not wait while the counters of the rules
+// are read from the kernel.
+func TestRefusalsDoNotBlock(t *testing.T) {
 	n := newNode(t, relaySettings())
 	n.serve(proxy.UDP)
 	c := n.dial(proxy.UDP)
@@ -99,7 +99,7 @@ func TestRefusalsHoldNobodyUp(t *testing.T) {
 		// There are no samples of endpoints, and a write may be told that the last one was refused.
 		_, _ = c.Write([]byte("?"))
 		err := n.d.Traffic(t.Context(), func(proxy.Sample) {
-			if told = true; !n.d.Meters() {
+			if told = true; !n.d.MetersUnlocked() {
 				t.Error("connections cannot be counted meanwhile")
 			}
 		})

@@ -14,8 +14,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestWorkersShare has each worker listen for both protocols, so that none serves all
-// connections while others have nothing to do.
+// TestWorkersShare checks that each worker has listeners of both protocols, so that the load is
+// spread.
 func TestWorkersShare(t *testing.T) {
 	for workers := 1; workers <= 4; workers++ {
 		s, err := newServer(mode.DefaultRelay(), nil, workers)
@@ -39,9 +39,9 @@ func TestWorkersShare(t *testing.T) {
 	}
 }
 
-// TestListenGoesOn has the kernel refuse a socket, any of them: what is missing is opened
-// at the next try, on the same ports, and what a predecessor did not have.
-func TestListenGoesOn(t *testing.T) {
+// TestListenRetries makes the kernel refuse any one socket, and checks that the next attempt opens
+// what is missing, on the same ports, also where a predecessor lacked a family.
+func TestListenRetries(t *testing.T) {
 	lab.Require(t)
 	runtime.LockOSThread() // its namespace ends with it
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -82,8 +82,9 @@ func TestListenGoesOn(t *testing.T) {
 	}
 }
 
-// TestMetersAreForgotten counts for very many endpoints that go, while nobody reads.
-func TestMetersAreForgotten(t *testing.T) {
+// TestMetersAreRemoved checks that meters of very many removed endpoints do not accumulate if
+// nobody reads them.
+func TestMetersAreRemoved(t *testing.T) {
 	s, err := newServer(mode.DefaultRelay(), nil, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -98,15 +99,15 @@ func TestMetersAreForgotten(t *testing.T) {
 	}
 }
 
-// events is a socket that counts what it is told.
+// events is a socket that counts its events.
 type events int
 
 func (e *events) ready(*worker, int, uint32) { *e++ }
 
-// TestNumbersAreUsedAgain closes a descriptor that another process still has, as one
-// does that is just being started. What happens there is not told to whatever has its
-// number next.
-func TestNumbersAreUsedAgain(t *testing.T) {
+// TestDescriptorReuse closes a descriptor that another process still has, as a child does that has
+// not executed its program yet, and checks that its events do not reach the next socket with the
+// same number.
+func TestDescriptorReuse(t *testing.T) {
 	w, err := (&server{}).newWorker()
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +152,7 @@ func TestNumbersAreUsedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if turn(); after != 0 {
-		t.Errorf("what has the number next was told %d events of the one before", after)
+		t.Errorf("the next socket with the same number received %d events of the former one", after)
 	}
 }
 

@@ -79,7 +79,7 @@ func (s *script) Receive(b []byte, _ int) (int, error) {
 
 func (s *script) Close() error { return nil }
 
-// TestDumpInTrouble is interrupted, overrun, refused and lied to.
+// TestDumpInTrouble covers interrupted, overrun, refused and malformed dumps.
 func TestDumpInTrouble(t *testing.T) {
 	const interrupted = unix.NLM_F_DUMP_INTR
 	one := flow(udp, "10.1.0.7:4000", "10.96.0.10:53", "10.1.0.2:5353")

@@ -22,7 +22,7 @@ const tcp, udp, sctp = unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP
 
 var addresses = gocmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
 
-// TestContract holds the kernel and the Fake to the same behaviour.
+// TestContract checks that the kernel and the Fake behave in the same way.
 func TestContract(t *testing.T) {
 	implementations := map[string]func(*testing.T, []ct.Flow) ct.Interface{
 		"kernel": func(t *testing.T, flows []ct.Flow) ct.Interface { return openInNamespace(t, flows) },

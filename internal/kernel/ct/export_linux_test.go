@@ -7,8 +7,8 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// Translate makes the kernel track a flow whose destination is translated to who
-// answers, as a rule would.
+// Translate creates a flow in the kernel whose destination is translated to f.Reply.Src, as a rule
+// would.
 func (c *Conn) Translate(f *Flow) error {
 	const (
 		natDst, natProto, portMin = 13, 3, 1 // CTA_NAT_DST, CTA_NAT_PROTO, CTA_PROTONAT_PORT_MIN
@@ -34,7 +34,7 @@ func (c *Conn) Translate(f *Flow) error {
 // Plain reports whether the kernel refused to filter by protocol.
 func (c *Conn) Plain() bool { return c.plain }
 
-// SetPlain makes the connection one to a kernel that refuses to.
+// SetPlain makes the connection behave as if the kernel had refused to filter.
 func (c *Conn) SetPlain() { c.plain = true }
 
 // Parsed returns how many messages of dumps were decoded.

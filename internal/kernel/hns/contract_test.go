@@ -23,7 +23,7 @@ type bench struct {
 	network hns.Network
 }
 
-// TestContract holds the service of Windows and the Fake to the same behaviour.
+// TestContract checks that the service of Windows and the Fake behave in the same way.
 func TestContract(t *testing.T) {
 	for name, open := range implementations() {
 		t.Run(name, func(t *testing.T) {

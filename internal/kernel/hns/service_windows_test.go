@@ -9,7 +9,7 @@ import (
 	"github.com/Microsoft/hnslib/hcn"
 )
 
-// TestNotRunning wants it to be told from objects that are not there.
+// TestNotRunning checks that a stopped service is distinguished from missing objects.
 func TestNotRunning(t *testing.T) {
 	if os.Getenv("SLUICE_TEST_HNS_STOPPED") == "" {
 		t.Skip("SLUICE_TEST_HNS_STOPPED does not say that the service is stopped")
@@ -24,7 +24,7 @@ func TestNotRunning(t *testing.T) {
 	}
 }
 
-// TestDeletedWhileListed has three load balancers, and whoever lists them deletes one.
+// TestDeletedWhileListed deletes one of three load balancers during each list.
 func TestDeletedWhileListed(t *testing.T) {
 	if os.Getenv("SLUICE_TEST_HNS_DELETES") == "" {
 		t.Skip("SLUICE_TEST_HNS_DELETES does not say that the service has three load balancers and deletes one")
@@ -63,7 +63,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestVersions holds the borders of versions that have a feature.
+// TestVersions checks the version ranges of features.
 func TestVersions(t *testing.T) {
 	for v, want := range map[hcn.Version]bool{
 		{Major: 9, Minor: 2}: false, {Major: 9, Minor: 3}: true, {Major: 9, Minor: 9}: true, {Major: 10, Minor: 1}: false, {Major: 10, Minor: 2}: true, {Major: 16}: true,

@@ -10,21 +10,21 @@ import (
 	"sluice/internal/kernel/ct"
 )
 
-// Fake is connection tracking in memory. Unlike [ct.Conn] it may be used by
-// several goroutines, so that a test can look while somebody works.
+// Fake is connection tracking in memory. Unlike [ct.Conn] it may be used by several goroutines, so
+// that a test can inspect it at any time.
 type Fake struct {
 	mu    sync.Mutex
 	flows []ct.Flow
-	ended []*ct.Flow // not taken yet; nil: some were lost
+	ended []*ct.Flow // not taken yet; nil entries stand for lost events
 	last  uint32
 	fail  error
 	count Count
 }
 
-// Count is what was asked of a Fake.
+// Count counts the calls of a Fake.
 type Count struct {
 	Dumps, Deletes int
-	Most           int // flows that a dump returned
+	Most           int // the maximum number of flows that a dump returned
 }
 
 var (
@@ -32,10 +32,10 @@ var (
 	_ ct.Ends      = (*Fake)(nil)
 )
 
-// NewFake returns connection tracking that has seen nothing.
+// NewFake returns a Fake without flows.
 func NewFake() *Fake { return &Fake{} }
 
-// Add makes the Fake track flows, as packets would.
+// Add adds flows, as packets would.
 func (k *Fake) Add(flows ...ct.Flow) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -46,22 +46,22 @@ func (k *Fake) Add(flows ...ct.Flow) {
 	}
 }
 
-// Flows returns what is tracked, oldest first.
+// Flows returns the tracked flows, oldest first.
 func (k *Fake) Flows() []ct.Flow {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.flows)
 }
 
-// Fail makes every dump and deletion end with an error, until it is nil. After
-// one that wraps [ct.ErrIncomplete] dumps return flows too, and deletions work.
+// Fail makes every dump and deletion return an error, until it is called with nil. With an error
+// that wraps [ct.ErrIncomplete], dumps return flows as well, and deletions work.
 func (k *Fake) Fail(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fail = err
 }
 
-// Reset returns what was asked since the last Reset.
+// Reset returns the counts since the last Reset.
 func (k *Fake) Reset() Count {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -70,7 +70,7 @@ func (k *Fake) Reset() Count {
 	return c
 }
 
-// Dump returns flows of memory.
+// Dump implements [ct.Interface].
 func (k *Fake) Dump(ctx context.Context, f ct.Filter, keep func(*ct.Flow) bool) ([]ct.Flow, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func (k *Fake) Dump(ctx context.Context, f ct.Filter, keep func(*ct.Flow) bool) 
 	}
 }
 
-// Each goes through the translated flows of memory.
+// Each implements [ct.Interface].
 func (k *Fake) Each(ctx context.Context, begin func(), each func(*ct.Flow)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (k *Fake) Each(ctx context.Context, begin func(), each func(*ct.Flow)) erro
 	return k.fail
 }
 
-// Carry changes what a flow that is tracked has carried and how it stands.
+// Carry updates the traffic and the state of a tracked flow.
 func (k *Fake) Carry(f ct.Flow) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -123,7 +123,7 @@ func (k *Fake) Carry(f ct.Flow) {
 	}
 }
 
-// Lose makes flows end without each being told; that some were lost may be.
+// Lose ends flows without events; if told, Take reports that events were lost.
 func (k *Fake) Lose(flows []ct.Flow, told bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -135,7 +135,7 @@ func (k *Fake) Lose(flows []ct.Flow, told bool) {
 	}
 }
 
-// Take tells of deletions.
+// Take implements [ct.Ends]: it reports flows that Delete removed.
 func (k *Fake) Take(each func(*ct.Flow)) error {
 	k.mu.Lock()
 	ended := k.ended
@@ -147,7 +147,7 @@ func (k *Fake) Take(each func(*ct.Flow)) error {
 	return nil
 }
 
-// Delete forgets a flow.
+// Delete implements [ct.Interface].
 func (k *Fake) Delete(ctx context.Context, f *ct.Flow) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -171,5 +171,5 @@ func (k *Fake) Delete(ctx context.Context, f *ct.Flow) error {
 	return nil
 }
 
-// Close does nothing: what is tracked stays.
+// Close does nothing: the flows stay.
 func (k *Fake) Close() error { return nil }

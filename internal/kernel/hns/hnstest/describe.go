@@ -10,7 +10,7 @@ import (
 	"sluice/internal/kernel/hns"
 )
 
-// describeEndpoint puts an endpoint in words, without its ID.
+// describeEndpoint returns an endpoint as text, without its ID.
 func describeEndpoint(e hns.Endpoint) string {
 	where := "local"
 	if e.Remote {
@@ -19,7 +19,7 @@ func describeEndpoint(e hns.Endpoint) string {
 	return strings.TrimSpace(fmt.Sprintf("endpoint %s %v %s %s", where, e.Addrs, e.MAC, orNone("on ", e.Provider)))
 }
 
-// describeLoadBalancer puts one in words, with the addresses of its endpoints.
+// describeLoadBalancer returns a load balancer as text, with the addresses of its endpoints.
 func (f *Fake) describeLoadBalancer(l hns.LoadBalancer) string {
 	var to []string
 	for _, id := range l.Endpoints {

@@ -12,8 +12,7 @@ import (
 	"sluice/internal/kernel/hns"
 )
 
-// Fake is the service in memory. Unlike that of Windows it may be used by several
-// goroutines.
+// Fake is the service in memory. Unlike that of Windows it may be used by several goroutines.
 type Fake struct {
 	mu        sync.Mutex
 	features  hns.Features
@@ -29,16 +28,16 @@ type Fake struct {
 	done      []string
 }
 
-// Count is how often each method of a Fake was called, by name.
+// Count is the number of calls of each method of a Fake, by name.
 type Count map[string]int
 
 // Full are the features of a current version of Windows.
 var Full = hns.Features{DSR: true, DualStack: true, RemoteSubnet: true, SessionAffinity: true, ModifyLoadBalancer: true}
 
-// ErrInvalid is what is refused because it makes no sense.
+// ErrInvalid is returned for arguments that make no sense.
 var ErrInvalid = errors.New("the parameter is incorrect")
 
-// NewFake returns a service that can do some things and has some networks.
+// NewFake returns a service with some features and networks.
 func NewFake(features hns.Features, networks ...hns.Network) *Fake {
 	f := &Fake{
 		features: features, networks: map[string]hns.Network{}, endpoints: map[string]hns.Endpoint{},
@@ -50,8 +49,8 @@ func NewFake(features hns.Features, networks ...hns.Network) *Fake {
 	return f
 }
 
-// SetNetwork adds a network, or replaces that of the same ID, and returns its ID.
-// A network without one gets one.
+// SetNetwork adds a network, or replaces the one with the same ID, and returns its ID. A network
+// without an ID gets one.
 func (f *Fake) SetNetwork(n hns.Network) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,23 +80,22 @@ func (f *Fake) forget(endpoint string) {
 	delete(f.endpoints, endpoint)
 }
 
-// Refuse makes everything fail that changes an endpoint of an address or a load
-// balancer whose VIP it is, until err is nil. Those for all addresses of the node
-// have the zero address.
+// Refuse makes all changes fail of endpoints with an address and of load balancers with it as VIP,
+// until err is nil. The zero address stands for load balancers for all addresses of the node.
 func (f *Fake) Refuse(addr netip.Addr, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refuse[addr] = err
 }
 
-// Fail makes everything fail, until err is nil.
+// Fail makes all calls fail, until err is nil.
 func (f *Fake) Fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fail = err
 }
 
-// Reset returns what was asked since the last Reset, and the changes in words.
+// Reset returns the calls since the last Reset, and the changes as text.
 func (f *Fake) Reset() (Count, []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -106,8 +104,8 @@ func (f *Fake) Reset() (Count, []string) {
 	return count, done
 }
 
-// State returns all objects but networks in words, sorted. Load balancers have
-// addresses in place of IDs, so that the states of two services compare.
+// State returns all objects except networks as text, sorted. Load balancers have addresses in place
+// of IDs, so that the states of two services can be compared.
 func (f *Fake) State() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -127,13 +125,13 @@ func (f *Fake) newID() string {
 	return fmt.Sprintf("5e7e0000-0000-4000-8000-%012x", f.lastID)
 }
 
-// called counts a call and returns what keeps all calls from being answered.
+// called counts a call and returns the error with which all calls fail.
 func (f *Fake) called(ctx context.Context, method string) error {
 	f.count[method]++
 	return cmp.Or(f.fail, ctx.Err())
 }
 
-// refused returns why an object with these addresses may not be changed.
+// refused returns the error with which changes of objects with these addresses fail.
 func (f *Fake) refused(addrs ...netip.Addr) error {
 	for _, a := range addrs {
 		if err := f.refuse[a]; err != nil {
@@ -143,14 +141,14 @@ func (f *Fake) refused(addrs ...netip.Addr) error {
 	return nil
 }
 
-// Features returns what the service can do.
+// Features implements [hns.Interface].
 func (f *Fake) Features(ctx context.Context) (hns.Features, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.features, f.called(ctx, "Features")
 }
 
-// Network finds a network by name.
+// Network implements [hns.Interface].
 func (f *Fake) Network(ctx context.Context, name string) (hns.Network, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -166,7 +164,7 @@ func (f *Fake) Network(ctx context.Context, name string) (hns.Network, error) {
 	return hns.Network{}, fmt.Errorf("network %s: %w", name, hns.ErrNotFound)
 }
 
-// Endpoints lists them.
+// Endpoints implements [hns.Interface].
 func (f *Fake) Endpoints(ctx context.Context) (map[string]hns.Endpoint, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -180,7 +178,7 @@ func (f *Fake) Endpoints(ctx context.Context) (map[string]hns.Endpoint, error) {
 	return all, nil
 }
 
-// CreateEndpoint adds an endpoint.
+// CreateEndpoint implements [hns.Interface].
 func (f *Fake) CreateEndpoint(ctx context.Context, e hns.Endpoint) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -216,7 +214,7 @@ func (f *Fake) checkEndpoint(e hns.Endpoint) error {
 	return nil
 }
 
-// DeleteEndpoint removes an endpoint, used or not.
+// DeleteEndpoint implements [hns.Interface]. It deletes an endpoint whether or not it is used.
 func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -229,7 +227,7 @@ func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
 	return nil
 }
 
-// LoadBalancers lists them.
+// LoadBalancers implements [hns.Interface].
 func (f *Fake) LoadBalancers(ctx context.Context) (map[string]hns.LoadBalancer, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -244,7 +242,7 @@ func (f *Fake) LoadBalancers(ctx context.Context) (map[string]hns.LoadBalancer, 
 	return all, nil
 }
 
-// CreateLoadBalancer adds one.
+// CreateLoadBalancer implements [hns.Interface].
 func (f *Fake) CreateLoadBalancer(ctx context.Context, l hns.LoadBalancer) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -258,7 +256,7 @@ func (f *Fake) CreateLoadBalancer(ctx context.Context, l hns.LoadBalancer) (stri
 	return id, nil
 }
 
-// UpdateLoadBalancer replaces everything but the frontend of one.
+// UpdateLoadBalancer implements [hns.Interface]. It replaces everything but the frontend.
 func (f *Fake) UpdateLoadBalancer(ctx context.Context, id string, l hns.LoadBalancer) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -276,7 +274,7 @@ func (f *Fake) UpdateLoadBalancer(ctx context.Context, id string, l hns.LoadBala
 	return nil
 }
 
-// DeleteLoadBalancer removes one.
+// DeleteLoadBalancer implements [hns.Interface].
 func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -290,7 +288,7 @@ func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
 	return nil
 }
 
-// checkLoadBalancer returns why one cannot be, or not become as is asked.
+// checkLoadBalancer returns why a load balancer cannot be created or updated as requested.
 func (f *Fake) checkLoadBalancer(id string, l hns.LoadBalancer) error {
 	if other, ok := f.taken[frontendOf(l)]; ok && other != id {
 		return hns.ErrExists
@@ -310,7 +308,7 @@ func (f *Fake) checkLoadBalancer(id string, l hns.LoadBalancer) error {
 	return nil
 }
 
-// frontend is what only one load balancer may have.
+// frontend is what must be unique among load balancers.
 type frontend struct {
 	vip      netip.Addr
 	family6  bool
