@@ -68,7 +68,7 @@ func TestOfManyChangesTheLastAreKept(t *testing.T) {
 			d.Upserts = append(d.Upserts, proxy.Upsert{New: &proxy.ServicePort{Key: k}})
 		}
 	}
-	c.note(d, time.Time{}, dirty)
+	c.record(d, time.Time{}, dirty)
 	got := c.last(0, 10*ChangesKept)
 	if len(got) != ChangesKept || got[0].Key.Name != "s003071" || got[ChangesKept-1].Number != 2*ChangesKept+1 {
 		t.Errorf("%d changes from %v to %v", len(got), got[0], got[len(got)-1])

@@ -12,82 +12,84 @@ import (
 	"sluice/internal/source"
 )
 
-// Provider is what ProxyServer runs and sources feed. It has one implementation.
+// Provider is what ProxyServer runs and sources deliver to. Engine implements it.
 type Provider interface {
 	source.Handler
 
-	// Sync asks for a sync soon.
+	// Sync requests a sync and returns at once.
 	Sync()
 
-	// SyncLoop runs until ctx ends, and then returns nil once the sync that was
-	// under way has ended. It is called once.
+	// SyncLoop runs until ctx ends, and then returns nil once the sync in
+	// progress has ended. It is called once.
 	SyncLoop(ctx context.Context) error
 }
 
-// Observer is told what the engine does. It cannot fail a sync, and its methods
-// return at once. Those with Seen in their name and Began are called under the
-// engine's lock, so in the order in which a sync does or does not include an event.
+// Observer is notified of what the engine does. It cannot make a sync fail, and its
+// methods must not block. The methods named ...Seen and Began are called under the
+// engine's lock: an event is part of a sync if it is seen before the sync began.
 type Observer interface {
-	// Queued says that a sync was asked for. Any goroutine calls it.
+	// Queued reports that a sync was requested. Any goroutine may call it.
 	Queued()
 
-	// ServiceSeen and EndpointSliceSeen take an event, with how many objects of
-	// its kind now have changes that no sync has begun to put in force.
+	// ServiceSeen and EndpointSliceSeen report an event, and how many objects of
+	// its kind now have changes that are part of no sync yet.
 	ServiceSeen(pending int)
 	EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int)
 
-	// NodeSeen takes this node's Node; nil: it is gone.
+	// NodeSeen reports an event of this node's Node, which is nil if it was deleted.
 	NodeSeen(*v1.Node)
 
-	// Repairing says that another process changed our rules and that a full sync
-	// was asked for to mend them. Any goroutine calls it.
+	// Repairing reports that another process changed our rules and that a full
+	// sync was requested to repair them. Any goroutine may call it.
 	Repairing()
 
-	// Began says that a sync begins, with what it would change in the kernel.
-	// Until one is done without an error, the kernel may do either.
+	// Began reports that a sync begins, and what it will change in the kernel.
+	// Until a sync has ended without an error, the kernel may be in the old or in
+	// the new state.
 	Began(step *proxy.Delta)
 
-	// Done says that the sync has ended which began last.
+	// Done reports that the sync has ended that began last.
 	Done(ctx context.Context, r Result)
 }
 
-// Result is what a sync came to. Nothing of it may be changed.
+// Result is the result of a sync. It is read-only.
 type Result struct {
 	Full  bool
-	Err   error        // why all that was to be done stays to be done
-	State *proxy.State // what is wanted, refused rows included; not to be kept
+	Err   error        // why the sync failed; everything it was to write stays dirty
+	State *proxy.State // the wanted state, including refused rows; valid during the call only
 
-	// Changed is what changed in the kernel since the last sync without an error,
-	// after the first one every row. A row that was refused is not in it.
+	// Changed is what changed in the kernel since the last successful sync; after
+	// the first one, every row. It does not have rows that were refused. It is nil
+	// if the sync failed.
 	Changed *proxy.Delta
 
-	// Found are the problems of objects that were not there before, and Problems
-	// is how many there are.
+	// Found are the problems with objects that are new since the last sync, and
+	// Problems is how many there are in total.
 	Found    []resolve.Problem
 	Problems int
 
-	// Refusals says that what the kernel refuses is not what it was.
+	// Refusals reports whether the set of refused rows, or a reason, changed.
 	Refusals bool
 }
 
 type Settings struct {
 	Dataplane     proxy.Dataplane
-	Resolver      *resolve.Resolver // the engine's alone from now on
+	Resolver      *resolve.Resolver // owned by the engine from now on
 	MinSyncPeriod time.Duration     // from the end of one sync to the start of the next
-	SyncPeriod    time.Duration     // from one full sync to the next, when nothing is amiss; 0: never
+	SyncPeriod    time.Duration     // between full syncs when nothing else requires one; 0 means never
 	Observer      Observer
 }
 
 const (
-	// retryMin and retryMax bound the waits after a failed sync, and those
-	// between two tries of a row that the kernel refuses.
+	// retryMin and retryMax bound the back-off after a failed sync, and that of a
+	// row that the kernel refuses.
 	retryMin = 100 * time.Millisecond
 	retryMax = 30 * time.Second
 
-	// nodeWait is how long the first sync waits for the Node once Services and
-	// EndpointSlices are there. Without the Node the primary NodePort addresses
-	// and the zone are not known, and a restart would take NodePorts out of a
-	// kernel that has them. But a missing right to read Nodes must not stop
-	// ClusterIPs for ever.
+	// nodeWait is how long the first sync waits for the Node once all Services and
+	// EndpointSlices have been delivered. Without the Node the zone and the primary
+	// NodePort addresses are not known, so a restart would remove NodePorts that
+	// work. But if the permission to read Nodes is missing, ClusterIPs must work
+	// nevertheless.
 	nodeWait = 30 * time.Second
 )

@@ -180,10 +180,10 @@ func TestRowsThatWereNotAskedFor(t *testing.T) {
 		l.started()
 		web, api := l.resolver.State().Rows[key("web")], l.resolver.State().Rows[key("api")]
 		tab := newTable(l.resolver.State())
-		tab.changed(&proxy.Delta{Upserts: []proxy.Upsert{{Old: web, New: web}}, Node: &proxy.Node{}}, time.Now())
+		tab.markChanged(&proxy.Delta{Upserts: []proxy.Upsert{{Old: web, New: web}}, Node: &proxy.Node{}}, time.Now())
 		w := &work{}
 		w.changed, w.step = tab.due(false, time.Now())
-		done, refusals := tab.settle(w, proxy.Refused{key("api"): errHalfWay, key("gone"): errHalfWay}, time.Now())
+		done, refusals := tab.recordSync(w, proxy.Refused{key("api"): errHalfWay, key("gone"): errHalfWay}, time.Now())
 		if len(done.Removes)+len(done.Upserts) != 0 || done.Node == nil || len(refusals) != 1 || refusals[0].Key != key("api") {
 			t.Errorf("done %+v, refusals %v; want the Node done and api refused", done, refusals)
 		}

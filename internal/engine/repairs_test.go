@@ -59,7 +59,7 @@ func TestARepairThatWaitsGivesWay(t *testing.T) {
 		for range 6 {
 			l.plane.seen <- "theirs"
 			synctest.Wait()
-			time.Sleep(repairRest * repairMin) // and no longer: it is still the same quarrel
+			time.Sleep(repairQuiet * repairMin) // and no longer: it is still the same quarrel
 		}
 		l.plane.drift(key("api")) // Its repair comes after seconds.
 		l.count()

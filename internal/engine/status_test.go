@@ -24,7 +24,7 @@ func FuzzChanged(f *testing.F) {
 		for part := range slices.Chunk(data, max(1, len(data)/3)) {
 			d := fuzzDelta(want, part)
 			want.Apply(d)
-			tab.changed(d, time.Now())
+			tab.markChanged(d, time.Now())
 		}
 		w := &work{state: want}
 		w.changed, w.step = tab.due(true, time.Now())
@@ -34,7 +34,7 @@ func FuzzChanged(f *testing.F) {
 		if err := sameState(want, got); err != nil {
 			t.Error(err)
 		}
-		tab.settle(w, nil, time.Now())
+		tab.recordSync(w, nil, time.Now())
 		if changed, step := tab.due(true, time.Now()); !changed.Empty() || !step.Empty() {
 			t.Errorf("step from what is wanted: %+v", step)
 		}

@@ -53,7 +53,7 @@ func TestNothingIsReadBackWhileARepairWaits(t *testing.T) {
 		for range 5 {
 			l.plane.seen <- "theirs"
 			synctest.Wait()
-			time.Sleep(repairRest * repairMin)
+			time.Sleep(repairQuiet * repairMin)
 		}
 		l.plane.seen <- "theirs" // Its repair comes after 1.6 s.
 		synctest.Wait()
@@ -78,7 +78,7 @@ func TestDamageNowAndThen(t *testing.T) {
 		for range 20 {
 			l.plane.seen <- "theirs"
 			l.wantCalls("sync 2")
-			time.Sleep(repairRest*repairMin + ms)
+			time.Sleep(repairQuiet*repairMin + ms)
 		}
 	})
 }
@@ -94,10 +94,10 @@ func TestRepairedRowsAreNamed(t *testing.T) {
 		v.with(func(*fakePlane) {
 			v.rewritten = proxy.Rewritten{Objects: 3, Rows: []proxy.PortKey{key("api"), key("web")}}
 		})
-		l.needFull(time.Now())
+		l.requestFullSync(time.Now())
 		l.change(1) // which is web's
 		synctest.Wait()
-		if want := `Repaired what was not as we had written it objects=3 servicePorts=["ns/api:p/TCP/IPv4"] more=0`; !strings.Contains(l.log(), want) {
+		if want := `Repaired kernel objects that were not as we wrote them objects=3 servicePorts=["ns/api:p/TCP/IPv4"] more=0`; !strings.Contains(l.log(), want) {
 			t.Errorf("the log does not say %s:\n%s", want, l.log())
 		}
 	})
