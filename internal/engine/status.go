@@ -87,7 +87,7 @@ func (t *table) due(all bool, now time.Time) (*proxy.Changed, *proxy.Delta) {
 	slices.SortFunc(c.Rows, proxy.ComparePortKeys)
 	step := t.step(c.Rows)
 	for _, h := range step.HealthChecks {
-		if h.Moves() {
+		if h.ChangesPort() {
 			c.HealthChecks = append(c.HealthChecks, h.Key())
 		}
 	}

@@ -98,7 +98,7 @@ func (c *ServiceChecks) Applied(d *proxy.Delta) {
 		} else {
 			c.checks[change.Key()] = change.New
 		}
-		moved = moved || change.Moves()
+		moved = moved || change.ChangesPort()
 	}
 	if d.Node != nil && !slices.Equal(c.nodePorts, d.Node.NodePorts) {
 		c.nodePorts = d.Node.NodePorts
