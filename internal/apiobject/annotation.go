@@ -31,7 +31,7 @@ func (p *parser) balancing(obj metav1.Object) proxy.Balancing {
 	}
 	b, err := proxy.ParseBalancing(text)
 	if err != nil {
-		p.add(Omitted, field(AnnotationField(LoadBalancing)), "%v; endpoints are chosen as if it were not there", err)
+		p.add(Omitted, field(AnnotationField(LoadBalancing)), "%v; the annotation is ignored", err)
 	}
 	return b
 }

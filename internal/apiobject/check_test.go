@@ -125,7 +125,7 @@ func annotated(obj metav1.Object, name, text string) metav1.Object {
 
 var (
 	noWay = []string{`metadata.annotations.sluice.dev/load-balancing: "rr" is not random, round-robin, least-connections, ` +
-		`source-hash or maglev; endpoints are chosen as if it were not there`}
+		`source-hash or maglev; the annotation is ignored`}
 	noWeight = []string{`metadata.annotations.sluice.dev/weight: "0" is not a weight (1 to 65535); each endpoint counts as 1`}
 )
 

@@ -25,9 +25,9 @@ func TestBalancing(t *testing.T) {
 	const (
 		row     = "ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 internal=Cluster external=Cluster anywhere=false cluster=[] local=[]"
 		problem = "Service ns/web: metadata.annotations.sluice.dev/load-balancing: "
-		asIfNot = "; endpoints are chosen as if it were not there"
-		cannot  = problem + "mode m cannot do maglev, only random or round-robin" + asIfNot
-		unknown = problem + `"rr" is not random, round-robin, least-connections, source-hash or maglev` + asIfNot
+		ignored = "; the annotation is ignored"
+		cannot  = problem + "mode m does not support maglev, only random or round-robin" + ignored
+		unknown = problem + `"rr" is not random, round-robin, least-connections, source-hash or maglev` + ignored
 	)
 	two := []proxy.Balancing{proxy.Random, proxy.RoundRobin}
 	for _, tt := range []struct {
@@ -123,7 +123,7 @@ func TestNoWeights(t *testing.T) {
 	r.Update()
 	wantState(t, r,
 		[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 internal=Cluster external=Cluster anywhere=true cluster=[10.1.0.3:8080] local=[]"},
-		[]string{"EndpointSlice ns/canary: metadata.annotations.sluice.dev/weight: mode m has no weights; each endpoint counts as 1"})
+		[]string{"EndpointSlice ns/canary: metadata.annotations.sluice.dev/weight: mode m does not support weights; each endpoint counts as 1"})
 	add(t, r, weighted(sliceOf("ns/canary", "web", endpointOf("10.1.0.3")), "8"))
 	if d := r.Update(); !d.Empty() {
 		t.Errorf("a weight that does not count changes %v", d)

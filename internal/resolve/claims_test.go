@@ -28,7 +28,7 @@ func TestConflicts(t *testing.T) {
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80 ExternalIP=192.0.2.1:80" + plain,
 			},
-			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"},
+			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP is already claimed by Service b/y"},
 		},
 		{
 			"kind before age", serviceOf("a/x", "10.96.0.1", externalIPs("203.0.113.1"), bornAt(1)),
@@ -37,7 +37,7 @@ func TestConflicts(t *testing.T) {
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80 LoadBalancer=203.0.113.1:80" + plain,
 			},
-			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"},
+			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP is already claimed by Service b/y"},
 		},
 		{
 			"ClusterIP is safe", serviceOf("a/x", "10.96.0.1", externalIPs("10.96.0.2"), bornAt(1)), serviceOf("b/y", "10.96.0.2", bornAt(2)),
@@ -45,7 +45,7 @@ func TestConflicts(t *testing.T) {
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80" + plain,
 			},
-			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"},
+			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP is already claimed by Service b/y"},
 		},
 		{
 			"namespace, then name", serviceOf("a/x", "10.96.0.1"), serviceOf("a/y", "10.96.0.1"),
@@ -53,7 +53,7 @@ func TestConflicts(t *testing.T) {
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"a/y:http/TCP/IPv4" + plain,
 			},
-			[]string{"Service a/y: spec.clusterIPs[0]: 80/TCP claimed by Service a/x already"},
+			[]string{"Service a/y: spec.clusterIPs[0]: 80/TCP is already claimed by Service a/x"},
 		},
 		{
 			"NodePort in both families", serviceOf("a/x", "", nodePort(30080), dualStack("10.96.0.1", "fd00::1")),
@@ -64,7 +64,7 @@ func TestConflicts(t *testing.T) {
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80" + plain,
 				"b/y:http/TCP/IPv6 ClusterIP=[fd00::2]:80" + plain,
 			},
-			[]string{"Service b/y: spec.ports[0].nodePort: 30080/TCP claimed by Service a/x already"},
+			[]string{"Service b/y: spec.ports[0].nodePort: 30080/TCP is already claimed by Service a/x"},
 		},
 		{
 			"other protocol", serviceOf("a/x", "10.96.0.1", nodePort(30080)),
@@ -106,7 +106,7 @@ func TestConflictWithinService(t *testing.T) {
 			"a/x:alt/TCP/IPv4 ClusterIP=10.96.0.1:81 NodePort=0.0.0.0:30080" + plain,
 			"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 		},
-		[]string{"Service a/x: spec.ports[0].nodePort: 30080/TCP claimed by Service a/x already"})
+		[]string{"Service a/x: spec.ports[0].nodePort: 30080/TCP is already claimed by Service a/x"})
 }
 
 // TestConflictEnds gives the address to the next in line, in the same step, and

@@ -44,7 +44,7 @@ func TestDescribeEndpoints(t *testing.T) {
 				"10.1.0.4:8080|terminating, and others are ready|terminating, and others are ready",
 				"10.1.0.5:8080|terminating, and no longer serving|on another node",
 				"10.1.0.6:8080|not ready|not ready",
-				"10.1.0.7:8080||no node is named for it, so it is not known to be on this one",
+				"10.1.0.7:8080||its EndpointSlice names no node for it, so it does not count as local",
 			},
 		},
 		{
@@ -55,17 +55,17 @@ func TestDescribeEndpoints(t *testing.T) {
 		{
 			"hints for zones",
 			[]any{nodeOf("a"), sliceOf("ns/a", "web", endpointOf("10.1.0.1", zones("a")), endpointOf("10.1.0.2", here, zones("b")))},
-			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|hints give it to other zones|"},
+			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|its hints are for other zones|"},
 		},
 		{
 			"hints for nodes",
 			[]any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", nodes(testNode)), endpointOf("10.1.0.2", nodes("x")))},
-			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|hints give it to other nodes|on another node"},
+			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|its hints are for other nodes|on another node"},
 		},
 		{
 			"one address twice",
 			[]any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", here, conditions("---"))), sliceOf("ns/b", "web", endpointOf("10.1.0.1", here))},
-			[]string{"10.1.0.1:8080|another EndpointSlice has the same address, whose conditions count|another EndpointSlice has the same address, whose conditions count", "10.1.0.1:8080||"},
+			[]string{"10.1.0.1:8080|another EndpointSlice has the same address, and its conditions apply|another EndpointSlice has the same address, and its conditions apply", "10.1.0.1:8080||"},
 		},
 	}
 	for _, tt := range tests {

@@ -126,7 +126,7 @@ func TestEndpoints(t *testing.T) {
 			"its own ClusterIP",
 			[]any{sliceOf("ns/web-1", "web", endpointOf("10.96.0.1"), endpointOf("10.96.0.2"))},
 			"anywhere=true cluster=[10.96.0.2:8080] local=[]",
-			[]string{"Service ns/web: spec.clusterIP: 10.96.0.1 is an endpoint of the Service, too; the endpoint is left out"},
+			[]string{"Service ns/web: spec.clusterIP: 10.96.0.1 is also an endpoint of the Service; the endpoint is left out"},
 		},
 		{
 			"first address only",
