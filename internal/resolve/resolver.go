@@ -192,11 +192,12 @@ func (r *Resolver) UpdateServiceCIDR(previous, current *networkingv1.ServiceCIDR
 		ranges, found = apiobject.ParseServiceCIDR(current)
 	}
 	o := clusterObject("ServiceCIDR", name)
-	r.problems.replace(r.parseProblems, o, o.problems(found))
-	if slices.Equal(r.cidrs[name], ranges) {
+	problems := o.problems(found)
+	if slices.Equal(r.cidrs[name], ranges) && slices.Equal(r.parseProblems[o], problems) {
 		return r.cidrsPending
 	}
 	r.cidrsPending = true
+	r.problems.replace(r.parseProblems, o, problems)
 	if r.cidrs[name] = ranges; len(ranges) == 0 {
 		delete(r.cidrs, name)
 	}
