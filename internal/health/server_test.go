@@ -250,7 +250,7 @@ func TestBindIsRetried(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- s.Run(ctx) }()
 		time.Sleep(3*bindRetry - time.Millisecond)
-		if n := strings.Count(log(), "Will try again until it works"); n != 1 {
+		if n := strings.Count(log(), "Server does not listen, retrying"); n != 1 {
 			t.Errorf("logged %d times; want once:\n%s", n, log())
 		}
 		other.Close()
@@ -280,20 +280,20 @@ func TestServingThatEndsIsTakenUpAgain(t *testing.T) {
 	s := NewServer(ServerSettings{Name: "test", Address: loopback, Handler: http.NotFoundHandler()})
 	ctx, stop, _ := logged(t)
 	defer stop()
-	if err := s.settle(ctx); err != nil {
+	if err := s.ensureListening(ctx); err != nil {
 		t.Fatal(err)
 	}
 	cur := s.cur.Load()
 	cur.listener.Close()
 	<-cur.ended
-	if err := s.settle(ctx); err == nil || s.cur.Load() != nil {
+	if err := s.ensureListening(ctx); err == nil || s.cur.Load() != nil {
 		t.Errorf("error %v, listening %v; want an error and nothing", err, boundAt(s))
 	}
-	if err := s.settle(ctx); err != nil || s.cur.Load() == nil {
+	if err := s.ensureListening(ctx); err != nil || s.cur.Load() == nil {
 		t.Errorf("error %v, listening %v; want it to listen", err, boundAt(s))
 	}
-	s.leave()
-	s.gone.Wait()
+	s.stopListening()
+	s.closing.Wait()
 }
 
 // TestTLS serves with a certificate, in version 2 of HTTP too, and nothing

@@ -268,7 +268,7 @@ func TestAddressNotThere(t *testing.T) {
 			addresses := &linktest.Fake{}
 			addresses.Set(at.Addr(), absent)
 			c := newChecks(t, addresses)
-			defer c.closeBut(nil)
+			defer c.closeExcept(nil)
 			c.takes("127.0.0.1/32", "192.0.2.1/32")
 			c.set(keyOf("old", proxy.IPv4), checkOf("old", proxy.IPv4, at.Port(), 1)) // addresses are read for it
 			c.reconcile(ctx)
@@ -278,7 +278,7 @@ func TestAddressNotThere(t *testing.T) {
 			addresses.Set(tt.now...)
 			for round, want := range []int{0, tt.told, tt.told, tt.told} {
 				if round == 1 {
-					c.rested = time.Time{}
+					c.nextList = time.Time{}
 				}
 				c.reconcile(ctx)
 				if n := len(c.failed()) - before; n != want {
@@ -331,7 +331,7 @@ func TestNoAddressTakesNodePorts(t *testing.T) {
 		if len(f) != 2 || f[0].Check.Key.Family != proxy.IPv4 || f[1].Check.Key.Family != proxy.IPv6 {
 			t.Fatalf("failures %v; want one for each family", f)
 		}
-		if want := "no address of this node takes NodePorts in this family"; f[0].Err.Error() != want {
+		if want := "no address of this node accepts NodePorts in this family"; f[0].Err.Error() != want {
 			t.Errorf("error %q; want %q", f[0].Err, want)
 		}
 	})
@@ -347,7 +347,7 @@ func TestAddressWatch(t *testing.T) {
 		c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, 30100, 1))
 		c.start(directly)
 		time.Sleep(3*bindRetry - time.Second)
-		if n := strings.Count(c.log(), "addresses may be seen late"); n != 1 {
+		if n := strings.Count(c.log(), "addresses cannot be watched or listed"); n != 1 {
 			t.Errorf("logged %d times; want once:\n%s", n, c.log())
 		}
 		addresses.Fail(nil)
@@ -472,7 +472,7 @@ func TestAddressesNobodyNeeds(t *testing.T) {
 			defer stop()
 			a := &slowAddresses{}
 			c := newChecks(t, a)
-			defer c.closeBut(nil)
+			defer c.closeExcept(nil)
 			c.takes(tt.takes)
 			if tt.check != nil {
 				c.set(tt.check.Key, tt.check)
