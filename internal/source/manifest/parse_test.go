@@ -281,7 +281,7 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"old version", edit(goodSlice, "discovery.k8s.io/v1", "discovery.k8s.io/v1beta1"), nil,
-			[]string{`a.yaml: document 1 (line 1): EndpointSlice default/web-1: apiVersion: "discovery.k8s.io/v1beta1" is not read, EndpointSlice needs discovery.k8s.io/v1`},
+			[]string{`a.yaml: document 1 (line 1): EndpointSlice default/web-1: apiVersion: "discovery.k8s.io/v1beta1" is not supported, EndpointSlice needs discovery.k8s.io/v1`},
 		},
 		{
 			"other kinds, one note each",
@@ -365,7 +365,7 @@ func TestLoadLists(t *testing.T) {
 		},
 		{
 			"nested", "a.yaml", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: List, items: []}\n", nil,
-			[]string{`a.yaml: document 1 (line 4): List: items[0].kind: a List inside a List is not read`},
+			[]string{`a.yaml: document 1 (line 4): List: items[0].kind: a List in a List is not supported`},
 		},
 		{
 			"other list", "a.yaml", "apiVersion: v1\nkind: PodList\nitems: []\n", nil,
