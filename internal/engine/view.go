@@ -63,9 +63,9 @@ func (v View) Row(k proxy.PortKey) RowStatus {
 	return RowStatus{Key: k, InForce: row, Since: v.table.since[row]}
 }
 
-// NotAsWanted yields the status of the rows that are not known to be as wanted, in no
+// DirtyRows yields the status of the rows that are not known to be as wanted, in no
 // particular order.
-func (v View) NotAsWanted() iter.Seq[*RowStatus] { return maps.Values(v.table.dirty) }
+func (v View) DirtyRows() iter.Seq[*RowStatus] { return maps.Values(v.table.dirty) }
 
 // Dirty returns how many dirty rows the kernel refuses, and how many others
 // there are.
