@@ -87,7 +87,7 @@ func TestViewTellsHowRowsStand(t *testing.T) {
 		l.OnEndpointSliceAdd(endpoints("web", 1, 2))
 		synctest.Wait()
 		l.Look(func(v View) {
-			pending, refused := v.Dirty()
+			pending, refused := v.DirtyCounts()
 			if pending != 0 || refused != 1 || v.Row(key("web")).Refused == "" || v.Row(key("api")).InForce != v.State.Rows[key("api")] {
 				t.Errorf("%d pending, %d refused; web %+v; api %+v", pending, refused, v.Row(key("web")), v.Row(key("api")))
 			}
@@ -100,7 +100,7 @@ func TestViewTellsHowRowsStand(t *testing.T) {
 		l.OnServiceDelete(service("api", 1))
 		synctest.Wait()
 		l.Look(func(v View) {
-			if pending, _ := v.Dirty(); pending != 1 || v.Sync.Err == nil {
+			if pending, _ := v.DirtyCounts(); pending != 1 || v.Sync.Err == nil {
 				t.Errorf("after a sync that failed: %d pending, %+v", pending, v.Sync)
 			}
 		})

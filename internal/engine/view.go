@@ -67,9 +67,9 @@ func (v View) Row(k proxy.PortKey) RowStatus {
 // particular order.
 func (v View) DirtyRows() iter.Seq[*RowStatus] { return maps.Values(v.table.dirty) }
 
-// Dirty returns how many dirty rows the kernel refuses, and how many others
+// DirtyCounts returns how many dirty rows the kernel refuses, and how many others
 // there are.
-func (v View) Dirty() (pending, refused int) {
+func (v View) DirtyCounts() (pending, refused int) {
 	for _, r := range v.table.dirty {
 		if r.Refused != "" {
 			refused++
