@@ -116,8 +116,8 @@ type Inspected struct {
 	Differences []Difference
 	Unread      string // what could not be read; empty if everything was
 
-	Remembered    netip.AddrPort // the endpoint that session affinity binds the client to; the zero value if none
-	RememberedNot string         // why Remembered is not known; empty if it is
+	Remembered        netip.AddrPort // the endpoint that session affinity binds the client to; the zero value if none
+	RememberedUnknown string         // why Remembered is not known; empty if it is
 }
 
 // Add records that more objects were read, and which of them differ. It keeps

@@ -61,7 +61,7 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (out pro
 		out.Add(len(objects), differences...)
 	}
 	if row.ServicePort != nil && row.Affinity > 0 {
-		out.RememberedNot = "the kernel's module xt_recent remembers, see /proc/net/xt_recent"
+		out.RememberedUnknown = "the kernel's module xt_recent remembers, see /proc/net/xt_recent"
 	}
 	return out, nil
 }
