@@ -13,7 +13,7 @@ import (
 // method and weights, but not preserve-destination.
 type Balancing struct {
 	Mode       string            // the name of the mode
-	Ways       []proxy.Balancing // the methods that the mode supports; nil means all
+	Methods    []proxy.Balancing // the methods that the mode supports; nil means all
 	Unweighted bool              // the mode does not support weights
 	Cluster    proxy.Balancing   // the method of Services that do not select one
 	Preserves  bool              // the mode supports the annotation preserve-destination
@@ -25,13 +25,13 @@ func (b *Balancing) method(selected proxy.Balancing, problems []apiobject.Proble
 	switch {
 	case selected == proxy.BalanceDefault:
 		return b.Cluster, problems
-	case b.Ways == nil || slices.Contains(b.Ways, selected):
+	case b.Methods == nil || slices.Contains(b.Methods, selected):
 		return selected, problems
 	}
 	return b.Cluster, append(problems, apiobject.Problem{
 		Field: apiobject.AnnotationField(apiobject.LoadBalancing),
 		Reason: fmt.Sprintf("mode %s does not support %v, only %s; the annotation is ignored",
-			b.Mode, selected, proxy.BalancingWords(b.Ways)),
+			b.Mode, selected, proxy.BalancingWords(b.Methods)),
 	})
 }
 
