@@ -14,9 +14,12 @@ import (
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 	"sluice/internal/runner"
+	"sluice/internal/source"
 )
 
-// Engine is the Provider.
+var _ source.Handler = (*Engine)(nil)
+
+// Engine receives events from a source and keeps the kernel in the wanted state.
 type Engine struct {
 	dataplane proxy.Dataplane
 	observer  Observer
@@ -64,6 +67,7 @@ func New(s Settings) *Engine {
 	return e
 }
 
+// Sync requests a sync and returns at once.
 func (e *Engine) Sync() {
 	e.observer.Queued()
 	e.runner.Run()
@@ -94,6 +98,8 @@ func (e *Engine) Refused() []RowStatus {
 	return all
 }
 
+// SyncLoop runs until ctx ends, and then returns nil once the sync in progress has ended.
+// It is called once.
 func (e *Engine) SyncLoop(ctx context.Context) error {
 	var background sync.WaitGroup
 	var runErr error // why the dataplane's Run returned early

@@ -9,20 +9,7 @@ import (
 
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
-	"sluice/internal/source"
 )
-
-// Provider is what ProxyServer runs and sources deliver to. Engine implements it.
-type Provider interface {
-	source.Handler
-
-	// Sync requests a sync and returns at once.
-	Sync()
-
-	// SyncLoop runs until ctx ends, and then returns nil once the sync in
-	// progress has ended. It is called once.
-	SyncLoop(ctx context.Context) error
-}
 
 // Observer is notified of what the engine does. It cannot make a sync fail, and its
 // methods must not block. The methods named ...Seen and Began are called under the
