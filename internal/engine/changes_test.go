@@ -40,8 +40,8 @@ func TestChangesAreRememberedNewestFirst(t *testing.T) {
 	})
 }
 
-// TestChangeTakesUntilItIsInForce: a change that failed at first took as long as
-// users waited for it.
+// TestChangeTakesUntilItIsInForce checks that the duration of a change that failed at
+// first includes the retries.
 func TestChangeTakesUntilItIsInForce(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()

@@ -12,8 +12,8 @@ import (
 	"sluice/internal/resolve"
 )
 
-// TestProblemsCostNothingWhileTheyStay changes one endpoint beside slices that
-// have problems, and beside none.
+// TestProblemsCostNothingWhileTheyStay changes one endpoint, with and without other
+// slices that have problems.
 func TestProblemsCostNothingWhileTheyStay(t *testing.T) {
 	const many = 10_000
 	beside, alone := allocsOfAChange(t, many), allocsOfAChange(t, 0)

@@ -207,8 +207,8 @@ func TestForeignChangesDuringASyncNeedOneMore(t *testing.T) {
 	})
 }
 
-// TestTwoWritersDoNotFight repairs less and less often when somebody never
-// stops, and at once again after a quiet time.
+// TestTwoWritersDoNotFight checks that repairs back off while another process keeps
+// changing rules, and are immediate again after a quiet time.
 func TestTwoWritersDoNotFight(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
@@ -227,8 +227,8 @@ func TestTwoWritersDoNotFight(t *testing.T) {
 	})
 }
 
-// TestChangeBeforeTheWatchIsRepaired takes a row away after the first sync and
-// before anybody looks.
+// TestChangeBeforeTheWatchIsRepaired removes a row after the first sync and before the
+// watch begins.
 func TestChangeBeforeTheWatchIsRepaired(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.plane.unwatched = func() {
@@ -315,7 +315,8 @@ func TestProblemsAreLoggedOnceAndWhenResolved(t *testing.T) {
 	})
 }
 
-// TestManyProblemsAreNotAllShown flaps more slices than the log should follow.
+// TestManyProblemsAreNotAllShown checks that the log is limited when the problems of
+// very many slices appear and disappear.
 func TestManyProblemsAreNotAllShown(t *testing.T) {
 	const many = 10_000
 	run(t, func(s *Settings) { s.MinSyncPeriod = time.Second }, func(l *lab) {

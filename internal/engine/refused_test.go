@@ -173,8 +173,9 @@ func TestRefusedRowInAFailedStep(t *testing.T) {
 	})
 }
 
-// TestRowsThatWereNotAskedFor are tried again if they are wanted, for a Node
-// changes them too, and ignored if not.
+// TestRowsThatWereNotAskedFor checks that a refused row which was not among the changed
+// ones (a change of the Node may affect any row) is retried if it is wanted, and ignored
+// if it is not.
 func TestRowsThatWereNotAskedFor(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
@@ -196,8 +197,8 @@ func TestRowsThatWereNotAskedFor(t *testing.T) {
 	})
 }
 
-// TestHalfDone lets the kernel take the first rows and then fail: all stay
-// dirty, and the same ones are tried again without a full sync.
+// TestHalfDone lets the kernel accept the first rows and then fail: all rows stay dirty,
+// and are retried without a full sync.
 func TestHalfDone(t *testing.T) {
 	run(t, func(s *Settings) { s.MinSyncPeriod = 10 * ms }, func(l *lab) {
 		l.started()
@@ -219,8 +220,8 @@ func TestHalfDone(t *testing.T) {
 	})
 }
 
-// TestBaseWithoutOverlay has a mode write the rows but not what makes some of
-// them faster: those are refused, and only they are tried again.
+// TestBaseWithoutOverlay lets a mode write the base rules of all rows, but not the
+// overlay of some: those rows are refused, and only they are retried.
 func TestBaseWithoutOverlay(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.plane.base = true

@@ -27,7 +27,8 @@ func (b *busyPlane) Run(ctx context.Context) error {
 	}
 }
 
-// TestDataplaneWithWorkOfItsOwn ends with the engine, and the engine with it.
+// TestDataplaneWithWorkOfItsOwn checks that Run of a dataplane ends with the engine, and
+// that the engine ends if Run does.
 func TestDataplaneWithWorkOfItsOwn(t *testing.T) {
 	for _, tt := range []struct {
 		name string

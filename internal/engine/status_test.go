@@ -11,7 +11,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// FuzzChanged takes steps one by one, and all at once by what the table says.
+// FuzzChanged compares applying steps one by one with applying at once what the table
+// says has changed.
 func FuzzChanged(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 	f.Add([]byte("add, change, remove, add again, and the proxy.Node with it"))

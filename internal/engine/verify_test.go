@@ -19,8 +19,8 @@ func verified(t *testing.T, play func(*lab, *verifiedPlane)) {
 	}, func(l *lab) { play(l, v) })
 }
 
-// TestWhatIsNotAnnouncedIsReadBack repairs a row, and what all stand on, soon after
-// another process has changed it, and names it.
+// TestWhatIsNotAnnouncedIsReadBack checks that a row, and what all rows share, is repaired
+// soon after another process changed it, and that the log names it.
 func TestWhatIsNotAnnouncedIsReadBack(t *testing.T) {
 	for _, tt := range []struct {
 		key  proxy.PortKey
@@ -45,8 +45,8 @@ func TestWhatIsNotAnnouncedIsReadBack(t *testing.T) {
 	}
 }
 
-// TestNothingIsReadBackWhileARepairWaits has what was found once not count as
-// another change.
+// TestNothingIsReadBackWhileARepairWaits checks that damage which was found once does not
+// count as another change.
 func TestNothingIsReadBackWhileARepairWaits(t *testing.T) {
 	verified(t, func(l *lab, v *verifiedPlane) {
 		l.started()
@@ -71,7 +71,7 @@ func TestNothingIsReadBackWhileARepairWaits(t *testing.T) {
 	})
 }
 
-// TestDamageNowAndThen is repaired at once each time, as nobody quarrels with us.
+// TestDamageNowAndThen checks that occasional damage is repaired immediately each time.
 func TestDamageNowAndThen(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
@@ -83,8 +83,8 @@ func TestDamageNowAndThen(t *testing.T) {
 	})
 }
 
-// TestRepairedRowsAreNamed says whose objects a full sync had to write again, but for
-// those that were to change.
+// TestRepairedRowsAreNamed checks that the log names the rows whose objects a full sync had
+// to write again, without those that had changed.
 func TestRepairedRowsAreNamed(t *testing.T) {
 	verified(t, func(l *lab, v *verifiedPlane) {
 		l.started()

@@ -165,8 +165,8 @@ func TestRequestThatRacesWithDeletion(t *testing.T) {
 	}
 }
 
-// TestServiceChecksFollowTheNode opens ports in a namespace, and changes all
-// that decides where they are.
+// TestServiceChecksFollowTheNode opens ports in a network namespace, and changes
+// everything that they depend on.
 func TestServiceChecksFollowTheNode(t *testing.T) {
 	l := newLab(t)
 	c := newChecks(t, link.Conn{})
@@ -222,7 +222,8 @@ func TestServiceChecksFollowTheNode(t *testing.T) {
 	want("it ended", map[netip.AddrPort]int{at(one, 30101): 0, at(one, 30102): 0, at(six, 30100): 0})
 }
 
-// TestPortInUse is told once, and mended with the next step.
+// TestPortInUse checks that a port in use is reported once, and retried with the next
+// change.
 func TestPortInUse(t *testing.T) {
 	at, other := taken(t)
 	addresses := &linktest.Fake{}
@@ -248,8 +249,8 @@ func TestPortInUse(t *testing.T) {
 	eventually(t, "it is gone", func() bool { _, err := get(t, at); return errors.Is(err, syscall.ECONNREFUSED) })
 }
 
-// TestAddressNotThere is told of only if the node says that it has the address: one
-// that went a moment ago is none.
+// TestAddressNotThere checks that an address which cannot be bound is reported only if a
+// new list still has it: it may have been removed a moment ago.
 func TestAddressNotThere(t *testing.T) {
 	at, other := taken(t)
 	other.Close()
@@ -295,7 +296,8 @@ func TestAddressNotThere(t *testing.T) {
 	}
 }
 
-// TestPortInUseIsRetried needs no step: in fake time, which the listener stops.
+// TestPortInUseIsRetried checks that a port in use is retried without a change. It uses fake
+// time, which stops while the listener is open.
 func TestPortInUseIsRetried(t *testing.T) {
 	at, other := taken(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -337,7 +339,7 @@ func TestNoAddressTakesNodePorts(t *testing.T) {
 	})
 }
 
-// TestAddressWatch fails, works and breaks.
+// TestAddressWatch lets the watch of addresses fail, work and end.
 func TestAddressWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		addresses := &linktest.Fake{}
@@ -368,7 +370,7 @@ func TestAddressWatch(t *testing.T) {
 }
 
 // TestOnlyTerminatingEndpoints is the case hc-02: traffic still arrives, but the
-// load balancer is told to look elsewhere.
+// health check fails, so that the load balancer uses other nodes.
 func TestOnlyTerminatingEndpoints(t *testing.T) {
 	r := resolve.New(resolve.Settings{NodeName: "test-node"})
 	r.Services.Update(nil, &v1.Service{
@@ -451,7 +453,8 @@ func TestManyAddressChanges(t *testing.T) {
 	})
 }
 
-// TestAddressesNobodyNeeds are neither read nor watched: there may be one for each Service.
+// TestAddressesNobodyNeeds checks that addresses are neither listed nor watched if they are
+// not needed: there may be one for each Service.
 func TestAddressesNobodyNeeds(t *testing.T) {
 	at, other := taken(t)
 	other.Close()

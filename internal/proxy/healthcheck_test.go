@@ -2,7 +2,7 @@ package proxy
 
 import "testing"
 
-// TestHealthChecksWriteTheirPort keeps dataplanes out of the rest.
+// TestHealthChecksWriteTheirPort checks that only changes of ports concern dataplanes.
 func TestHealthChecksWriteTheirPort(t *testing.T) {
 	d := &Delta{HealthChecks: []HealthCheckChange{{New: &HealthCheck{Key: HealthCheckKey{"ns", "web", IPv6}, Port: 30100, Local: 2}}}}
 	if d.Empty() || !d.HealthChecks[0].ChangesPort() {

@@ -13,7 +13,7 @@ func bornAt(seconds int64) func(*v1.Service) {
 	return func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(seconds, 0) }
 }
 
-// TestConflicts lets two Services want one address, in both orders of arrival.
+// TestConflicts lets two Services claim the same address, in both orders of arrival.
 func TestConflicts(t *testing.T) {
 	tests := []struct {
 		name     string
@@ -96,7 +96,7 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// TestConflictWithinService lets two ports of one Service want one NodePort.
+// TestConflictWithinService lets two ports of one Service claim the same NodePort.
 func TestConflictWithinService(t *testing.T) {
 	s := serviceOf("a/x", "10.96.0.1", nodePort(30080), func(s *v1.Service) {
 		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "alt", Port: 81, NodePort: 30080})
@@ -109,8 +109,8 @@ func TestConflictWithinService(t *testing.T) {
 		[]string{"Service a/x: spec.ports[0].nodePort: 30080/TCP is already claimed by Service a/x"})
 }
 
-// TestConflictEnds gives the address to the next in line, in the same step, and
-// takes it back when a better claim comes.
+// TestConflictEnds checks that the next claimant gets the address in the same step, and
+// loses it when one with precedence arrives.
 func TestConflictEnds(t *testing.T) {
 	a, b, c := serviceOf("a/x", "10.96.0.1", externalIPs("192.0.2.1")),
 		serviceOf("b/x", "10.96.0.2", externalIPs("192.0.2.1")),
@@ -159,8 +159,8 @@ func TestConflictAfterRecreation(t *testing.T) {
 	}
 }
 
-// TestManyRivals updates the owner of a claim that a thousand others want: none
-// of their problems is looked at, unless the owner goes.
+// TestManyRivals updates the owner of a claim that a thousand others want: their problems
+// are not updated unless the owner is removed.
 func TestManyRivals(t *testing.T) {
 	const rivals = 1000
 	r := New(Settings{NodeName: testNode})

@@ -170,8 +170,8 @@ func TestSliceMoves(t *testing.T) {
 	}, nil)
 }
 
-// TestPlaces tells where endpoints are.
-func TestPlaces(t *testing.T) {
+// TestEndpointNodes checks which endpoints are local, and which have no node.
+func TestEndpointNodes(t *testing.T) {
 	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1"),
 		sliceOf("ns/s", "web", endpointOf("10.1.0.1"), endpointOf("10.1.0.2", here), endpointOf("10.1.0.3", nowhere)))
 	want := []proxy.Endpoint{

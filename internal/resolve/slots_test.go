@@ -57,9 +57,9 @@ func TestArrange(t *testing.T) {
 	}
 }
 
-// TestArrangeKeeps returns the old list when all is as it was, and a new one
-// when only a property of an endpoint changed.
-func TestArrangeKeeps(t *testing.T) {
+// TestAssignSlotsKeeps checks that the old list is returned if nothing changed, and a new
+// one if only a property of an endpoint did.
+func TestAssignSlotsKeeps(t *testing.T) {
 	old, wanted := lettered("ba"), lettered("ab")
 	if got := assignSlots(old, wanted); &got[0] != &old[0] {
 		t.Errorf("an unchanged list was copied")
