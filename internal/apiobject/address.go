@@ -15,7 +15,7 @@ import (
 // Older API servers accepted IPv4 addresses with leading zeros, which always
 // meant decimal, and IPv4-mapped IPv6 addresses. Stored objects still have them.
 
-// parseAddr reads the address of one host.
+// parseAddr parses the address of one host.
 func (p *parser) parseAddr(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	zeros := false
@@ -28,9 +28,9 @@ func (p *parser) parseAddr(text string) (netip.Addr, error) {
 	case err != nil && !zeros:
 		return addr, fmt.Errorf("%.60q is not an IP address", text)
 	case addr.Zone() != "":
-		return addr, fmt.Errorf("%.60q has a zone", text)
+		return addr, fmt.Errorf("%.60q has a zone, which is not supported", text)
 	case plain.IsUnspecified() || plain.IsMulticast() || plain == broadcast:
-		return addr, fmt.Errorf("%v is not the address of one host", addr)
+		return addr, fmt.Errorf("%v is not the address of a single host", addr)
 	case p.strict && addr.Is4In6():
 		return addr, mappedError(addr)
 	case p.strict && zeros:
@@ -41,10 +41,10 @@ func (p *parser) parseAddr(text string) (netip.Addr, error) {
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// endpointAddr reads the address of an endpoint. That of a node may be one: pods of
-// the host's network have it. Loopback and link-local addresses lead to what a host
-// or a link serves only to itself, as the metadata of a cloud. API servers refuse
-// them, and nobody has looked at what they stored long ago.
+// endpointAddr parses the address of an endpoint. It may be the address of a node, which
+// pods in the host's network have. Loopback and link-local addresses would give access to
+// what a host or a link serves only to itself, such as the metadata service of a cloud.
+// API servers reject them in new objects, but stored objects may be older than that.
 func (p *parser) endpointAddr(text string, family proxy.Family) (netip.Addr, error) {
 	addr, err := p.parseAddr(text)
 	switch {
@@ -53,11 +53,11 @@ func (p *parser) endpointAddr(text string, family proxy.Family) (netip.Addr, err
 	case addr.Is4In6():
 		return addr, mappedError(addr)
 	case proxy.FamilyOf(addr) != family:
-		return addr, fmt.Errorf("%v is not an %v address as addressType says", addr, family)
+		return addr, fmt.Errorf("%v is not an %v address, as addressType requires", addr, family)
 	case addr.IsLoopback():
-		return addr, fmt.Errorf("%v is a loopback address, which no other host can have", addr)
+		return addr, fmt.Errorf("%v is a loopback address, which other hosts cannot reach", addr)
 	case addr.IsLinkLocalUnicast():
-		return addr, fmt.Errorf("%v is a link-local address, which is not forwarded to", addr)
+		return addr, fmt.Errorf("%v is a link-local address, which traffic is not forwarded to", addr)
 	}
 	return addr, nil
 }
@@ -66,7 +66,7 @@ func mappedError(addr netip.Addr) error {
 	return fmt.Errorf("%v is an IPv4-mapped IPv6 address; write %v", addr, addr.Unmap())
 }
 
-// parsePrefix reads a range of addresses. Bits beyond its length may be set.
+// parsePrefix parses a CIDR range. Bits after the prefix may be set.
 func (p *parser) parsePrefix(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	zeros := err != nil
@@ -84,16 +84,16 @@ func (p *parser) parsePrefix(text string) (netip.Prefix, error) {
 	}
 	switch {
 	case err != nil:
-		return prefix, fmt.Errorf("%.60q is not a range of addresses such as 10.0.0.0/8 or fd00::/8", text)
+		return prefix, fmt.Errorf("%.60q is not a CIDR range such as 10.0.0.0/8 or fd00::/8", text)
 	case prefix.Addr().Is4In6():
-		return prefix, fmt.Errorf("%v is an IPv4-mapped IPv6 range", prefix)
+		return prefix, fmt.Errorf("%v is an IPv4-mapped IPv6 range; write it as an IPv4 range", prefix)
 	case p.strict && zeros:
 		return prefix, fmt.Errorf("%.60q has leading zeros; write %v", text, prefix)
 	}
 	return prefix, nil
 }
 
-// ranges reads a list of ranges and says whether all can be used.
+// ranges parses a list of CIDR ranges, and reports whether all of them are valid.
 func (p *parser) ranges(list string, texts []string) (out []netip.Prefix, complete bool) {
 	for i, text := range texts {
 		prefix, err := p.parsePrefix(strings.TrimSpace(text))
@@ -106,21 +106,20 @@ func (p *parser) ranges(list string, texts []string) (out []netip.Prefix, comple
 	return out, len(out) == len(texts)
 }
 
-// The options that say which addresses Services may have, as problems name them.
+// The flags that set [Allowed]. Problems name them.
 const (
 	AllowedExternalIPs     = "allowed-external-ips"
 	AllowedLoadBalancerIPs = "allowed-load-balancer-ips"
 )
 
-// Allowed are the ranges that the addresses of Services must be from. A nil list
-// allows every address, an empty one none.
+// Allowed has the ranges that addresses of Services must be in. A nil list allows every
+// address, an empty one none.
 type Allowed struct {
 	ExternalIPs     []netip.Prefix
 	LoadBalancerIPs []netip.Prefix
 }
 
-// denies returns the option that does not allow an address, empty if a Service
-// may have it.
+// denies returns the flag that does not allow an address, or "" if it is allowed.
 func (a *Allowed) denies(addr Address) (option string) {
 	var ranges []netip.Prefix
 	switch addr.Kind {

@@ -9,19 +9,19 @@ import (
 	"sluice/internal/proxy"
 )
 
-// The annotations that are read. Without the one of its kind, or with one that
-// cannot be used, an object is what it would be to kube-proxy.
+// The annotations that are used. Without them, or if their values are invalid, objects
+// are treated as kube-proxy does.
 const (
-	LoadBalancing = "sluice.dev/load-balancing" // of a Service: how an endpoint is chosen
-	Weight        = "sluice.dev/weight"         // of an EndpointSlice: how much each of its endpoints counts
+	LoadBalancing = "sluice.dev/load-balancing" // of a Service: the load-balancing method
+	Weight        = "sluice.dev/weight"         // of an EndpointSlice: the weight of each of its endpoints
 
-	// PreserveDestination is kube-proxy's own, of a Service on Windows: "true" has
-	// connections to its load-balancer addresses come to endpoints of this node as
-	// they were made, with the client's address and the destination's.
+	// PreserveDestination is an annotation of kube-proxy, for Services on Windows. If it
+	// is "true", connections to LoadBalancer addresses reach endpoints on this node with
+	// the original source and destination addresses.
 	PreserveDestination = "preserve-destination"
 )
 
-// AnnotationField returns the field that an annotation is.
+// AnnotationField returns the path of an annotation.
 func AnnotationField(name string) string { return "metadata.annotations." + name }
 
 func (p *parser) balancing(obj metav1.Object) proxy.Balancing {
@@ -31,12 +31,12 @@ func (p *parser) balancing(obj metav1.Object) proxy.Balancing {
 	}
 	b, err := proxy.ParseBalancing(text)
 	if err != nil {
-		p.add(Omitted, field(AnnotationField(LoadBalancing)), "%v; endpoints are chosen as if it were not there", err)
+		p.add(Omitted, field(AnnotationField(LoadBalancing)), "%v; the annotation is ignored", err)
 	}
 	return b
 }
 
-// weight returns 0 where nothing else than 1 is said.
+// weight parses the weight. It returns 0, which counts as 1, if it is 1, invalid or not set.
 func (p *parser) weight(obj metav1.Object) uint16 {
 	text, ok := obj.GetAnnotations()[Weight]
 	if !ok {
@@ -53,7 +53,7 @@ func (p *parser) weight(obj metav1.Object) uint16 {
 	return uint16(n)
 }
 
-// omitAnnotation takes an annotation out of an object if a problem omits it.
+// omitAnnotation removes an annotation from an object if there is a problem with it.
 func omitAnnotation(obj metav1.Object, name string, problems []Problem) {
 	if slices.ContainsFunc(problems, func(p Problem) bool { return p.Field == AnnotationField(name) }) {
 		delete(obj.GetAnnotations(), name)

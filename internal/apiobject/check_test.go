@@ -87,8 +87,8 @@ func TestStored(t *testing.T) {
 		{
 			"names", &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "N1", Namespace: "A.B"}}, nil,
 			[]string{
-				`metadata.name: "N1" is not a name: it needs lower case letters, digits, - and .`,
-				`metadata.namespace: "A.B" is not a name of a namespace`,
+				`metadata.name: "N1" is not a valid name: use lower case letters, digits, - and .`,
+				`metadata.namespace: "A.B" is not a valid namespace: use lower case letters, digits and -`,
 			},
 		},
 		{
@@ -104,7 +104,7 @@ func TestStored(t *testing.T) {
 			"range with host bits", &networkingv1.ServiceCIDR{
 				ObjectMeta: metav1.ObjectMeta{Name: "k"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.1/16"}},
 			}, nil,
-			[]string{"spec.cidrs[0]: 10.96.0.1/16 is an address in a range, the range is 10.96.0.0/16"},
+			[]string{"spec.cidrs[0]: 10.96.0.1/16 is an address in a range; write the range 10.96.0.0/16"},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -125,7 +125,7 @@ func annotated(obj metav1.Object, name, text string) metav1.Object {
 
 var (
 	noWay = []string{`metadata.annotations.sluice.dev/load-balancing: "rr" is not random, round-robin, least-connections, ` +
-		`source-hash or maglev; endpoints are chosen as if it were not there`}
+		`source-hash or maglev; the annotation is ignored`}
 	noWeight = []string{`metadata.annotations.sluice.dev/weight: "0" is not a weight (1 to 65535); each endpoint counts as 1`}
 )
 

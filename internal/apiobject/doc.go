@@ -1,12 +1,12 @@
-// Package apiobject reads the API objects that a service proxy is made of. It
-// fills in what the API server would, turns text into addresses and ports, and
-// names each field that cannot be used.
+// Package apiobject parses and checks the API objects that a service proxy uses. It
+// applies the defaults of the API server, parses addresses and ports, and reports each
+// field that cannot be used.
 //
-//	object --> Parse... --> values that can be used, Problems of the others
-//	object --> Check -----> Problems an API server would have refused, too
+//	object --> Parse... --> values that can be used, and Problems of the others
+//	object --> Check -----> Problems, including what an API server would reject
 //
-// An object of an API server was accepted, maybe by an older version, so Parse
-// uses what it can. Nobody has looked at an object of a manifest, so Check also
-// names what only a new object must not have. The package knows nothing of what
-// is made of the values, which hold no memory of the object.
+// An object from an API server was accepted, maybe by an older version, so Parse uses
+// what it can. An object from a manifest has not been validated, so Check also reports
+// what an API server rejects only in new objects. The package does not know what the
+// values are used for. They do not refer to memory of the object.
 package apiobject

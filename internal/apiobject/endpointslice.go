@@ -13,21 +13,22 @@ import (
 // EndpointSlice is what all endpoints of an EndpointSlice have in common.
 type EndpointSlice struct {
 	Family proxy.Family
-	Weight uint16 // how much each endpoint counts; 0 is as good as 1
+	Weight uint16 // of each endpoint; 0 counts as 1
 	Ports  []EndpointPort
 }
 
-// EndpointPort is a port that all endpoints of a slice have.
+// EndpointPort is a port of all endpoints of a slice.
 type EndpointPort struct {
 	Name     unique.Handle[string]
 	Protocol proxy.Protocol
 	Port     uint16
 }
 
-// UseEndpoint takes an endpoint that can be used and its address.
+// UseEndpoint is called with an endpoint that can be used, and its address.
 type UseEndpoint func(*discoveryv1.Endpoint, netip.Addr)
 
-// ParseEndpointSlice reads an EndpointSlice of an API server.
+// ParseEndpointSlice parses an EndpointSlice from an API server. It calls use for each
+// endpoint that can be used.
 func ParseEndpointSlice(obj *discoveryv1.EndpointSlice, use UseEndpoint) (EndpointSlice, []Problem) {
 	p := parser{}
 	s := p.endpointSlice(obj, use)
@@ -42,7 +43,7 @@ func (p *parser) endpointSlice(obj *discoveryv1.EndpointSlice, use UseEndpoint) 
 		p.add(Invalid, field("metadata.labels."+label), "is missing, so the slice belongs to no Service")
 	case service == "":
 	case obj.AddressType == discoveryv1.AddressTypeFQDN:
-		p.note(at, "FQDN is not forwarded to: the slice is ignored")
+		p.note(at, "FQDN is not supported: the slice is ignored")
 	case obj.AddressType == "":
 		p.add(Invalid, at, "is missing")
 	case oneOf(p, at, obj.AddressType, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6) != "":
@@ -63,7 +64,7 @@ func (p *parser) endpointPorts(obj *discoveryv1.EndpointSlice) []EndpointPort {
 		name, protocol := ptr.Deref(in.Name, ""), p.protocol(at(".protocol"), ptr.Deref(in.Protocol, ""))
 		p.portName(at(".name"), name)
 		if in.Port == nil {
-			// A slice without numbers stands for all ports, which no Service port can mean.
+			// No port number means all ports, which does not match any Service port.
 			p.note(at(".port"), "is missing: the port is ignored")
 		} else if port := p.port(at(".port"), *in.Port); port != 0 && protocol != 0 {
 			out = append(out, EndpointPort{unique.Make(name), protocol, port})
@@ -72,8 +73,8 @@ func (p *parser) endpointPorts(obj *discoveryv1.EndpointSlice) []EndpointPort {
 	return out
 }
 
-// endpointAddresses reads the first address of each endpoint, the only one that
-// has a meaning.
+// endpointAddresses parses the first address of each endpoint. The API gives the others no
+// meaning.
 func (p *parser) endpointAddresses(obj *discoveryv1.EndpointSlice, family proxy.Family, use UseEndpoint) {
 	if len(obj.Endpoints) == 0 {
 		p.note(field("endpoints"), "is empty")
@@ -95,7 +96,8 @@ func (p *parser) endpointAddresses(obj *discoveryv1.EndpointSlice, family proxy.
 		used++
 	}
 	if p.strict && used == 0 {
-		// A slice with nothing left is more likely a slip than an intention.
+		// A slice without any valid endpoint is most likely a mistake, so its last version
+		// should stay in force.
 		p.add(Invalid, field("endpoints"), "none of the %d endpoints can be used", len(obj.Endpoints))
 	}
 }

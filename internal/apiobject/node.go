@@ -8,14 +8,14 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// Node is what can be used of a Node.
+// Node has the parts of a Node that are used.
 type Node struct {
 	IPs      []netip.Addr // all internal ones, then all external ones
 	PodCIDRs []netip.Prefix
 	Zone     string
 }
 
-// ParseNode reads a Node of an API server.
+// ParseNode parses a Node from an API server.
 func ParseNode(obj *v1.Node) (Node, []Problem) {
 	p := parser{}
 	return p.node(obj), p.problems
@@ -44,7 +44,7 @@ func (p *parser) node(obj *v1.Node) Node {
 	return n
 }
 
-// ParseServiceCIDR reads a ServiceCIDR of an API server.
+// ParseServiceCIDR parses a ServiceCIDR from an API server.
 func ParseServiceCIDR(obj *networkingv1.ServiceCIDR) ([]netip.Prefix, []Problem) {
 	p := parser{}
 	return p.serviceCIDR(obj), p.problems
@@ -56,7 +56,7 @@ func (p *parser) serviceCIDR(obj *networkingv1.ServiceCIDR) []netip.Prefix {
 	}
 	for i, text := range obj.Spec.CIDRs {
 		if prefix, err := netip.ParsePrefix(text); p.strict && err == nil && prefix != prefix.Masked() {
-			p.add(Invalid, path{"spec.cidrs", i, ""}, "%v is an address in a range, the range is %v", prefix, prefix.Masked())
+			p.add(Invalid, path{"spec.cidrs", i, ""}, "%v is an address in a range; write the range %v", prefix, prefix.Masked())
 		}
 	}
 	ranges, _ := p.ranges("spec.cidrs", obj.Spec.CIDRs)

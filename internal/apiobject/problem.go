@@ -16,26 +16,26 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Problem is one thing in an object that is not as it should be.
+// Problem is something wrong with an object.
 type Problem struct {
-	Field  string // "spec.ports[0].port"
+	Field  string // like "spec.ports[0].port"
 	Reason string
 	Level  Level
-	Denied netip.Addr // that the Service may not have, which [Allowed] says; else zero
+	Denied netip.Addr // the address that [Allowed] does not allow; invalid for other problems
 	at     path
 }
 
-// Level says how much a problem matters.
+// Level is the severity of a problem.
 type Level uint8
 
 const (
-	Note    Level = iota // worth knowing; all that is there is used
-	Omitted              // the item of the list, or the annotation, is not used; all else is
-	Invalid              // an API server would not accept the object
+	Note    Level = iota // for information only; the whole object is used
+	Omitted              // one list item or annotation is not used; the rest is
+	Invalid              // an API server would reject the object
 )
 
-// Check returns what is wrong with a new Service, EndpointSlice, Node or
-// ServiceCIDR. It takes what is Omitted out of the object.
+// Check returns the problems of a new Service, EndpointSlice, Node or ServiceCIDR. It
+// removes what is Omitted from the object. It panics for other kinds.
 func Check(obj metav1.Object) []Problem {
 	p := parser{strict: true}
 	p.metadata(obj)
@@ -60,7 +60,7 @@ func Check(obj metav1.Object) []Problem {
 	return p.problems
 }
 
-// omit returns the items of a list that no problem omits.
+// omit returns the items of a list without those that are Omitted.
 func omit[E any](list []E, name string, problems []Problem) []E {
 	var kept []E
 	for i, e := range list {
@@ -75,23 +75,23 @@ func omit[E any](list []E, name string, problems []Problem) []E {
 
 // parser collects the problems of one object.
 type parser struct {
-	strict  bool // the object is new: no API server has accepted it
+	strict  bool // the object is new: no API server has validated it
 	allowed Allowed
 
-	addresses map[netip.Addr]bool // that the Service has
+	addresses map[netip.Addr]bool // the addresses of the Service so far
 	problems  []Problem
 }
 
-// path is a field, put into words only when it is needed.
+// path is the path of a field. It becomes text only if there is a problem.
 type path struct {
-	list  string
-	index int // -1: the field is not in a list
-	rest  string
+	list  string // the field, or the list that has it
+	index int    // in the list; -1 if the field is not in a list
+	rest  string // the path from the list item to the field
 }
 
 func field(name string) path { return path{name, -1, ""} }
 
-// String returns the field as kubectl explains it.
+// String returns the path as API servers write it.
 func (f path) String() string {
 	if f.index < 0 {
 		return f.list
@@ -103,24 +103,24 @@ func (p *parser) add(level Level, at path, format string, args ...any) {
 	p.problems = append(p.problems, Problem{Field: at.String(), Reason: fmt.Sprintf(format, args...), Level: level, at: at})
 }
 
-// note names what is worth knowing about a new object and usual in a cluster.
+// note adds a Note about a new object. In objects from an API server the same is normal.
 func (p *parser) note(at path, format string, args ...any) {
 	if p.strict {
 		p.add(Note, at, format, args...)
 	}
 }
 
-// metadata checks what makes an object's identity.
+// metadata checks the name and the namespace.
 func (p *parser) metadata(obj metav1.Object) {
 	name, namespace := obj.GetName(), obj.GetNamespace()
 	switch {
 	case name == "":
 		p.add(Invalid, field("metadata.name"), "is missing")
 	case len(validation.IsDNS1123Subdomain(name)) > 0:
-		p.add(Invalid, field("metadata.name"), "%.60q is not a name: it needs lower case letters, digits, - and .", name)
+		p.add(Invalid, field("metadata.name"), "%.60q is not a valid name: use lower case letters, digits, - and .", name)
 	}
 	if namespace != "" && len(validation.IsDNS1123Label(namespace)) > 0 {
-		p.add(Invalid, field("metadata.namespace"), "%.60q is not a name of a namespace", namespace)
+		p.add(Invalid, field("metadata.namespace"), "%.60q is not a valid namespace: use lower case letters, digits and -", namespace)
 	}
 }
 
@@ -132,7 +132,7 @@ func (p *parser) port(at path, n int32) uint16 {
 	return uint16(n)
 }
 
-// optionalPort reads a port that may be left unset.
+// optionalPort parses a port that may be 0, which means that it is not set.
 func (p *parser) optionalPort(at path, n int32) uint16 {
 	if n == 0 {
 		return 0
@@ -142,7 +142,7 @@ func (p *parser) optionalPort(at path, n int32) uint16 {
 
 func (p *parser) portName(at path, name string) {
 	if p.strict && name != "" && len(validation.IsDNS1123Label(name)) > 0 {
-		p.add(Invalid, at, "%.60q is not a name: it needs lower case letters, digits and -", name)
+		p.add(Invalid, at, "%.60q is not a valid name: use lower case letters, digits and -", name)
 	}
 }
 
@@ -150,12 +150,13 @@ var protocols = map[v1.Protocol]proxy.Protocol{
 	v1.ProtocolTCP: proxy.TCP, v1.ProtocolUDP: proxy.UDP, v1.ProtocolSCTP: proxy.SCTP,
 }
 
-// protocol returns the protocol, TCP if none is named, and 0 if it is unknown.
+// protocol parses a protocol; the default is TCP. It returns 0 if it is unknown.
 func (p *parser) protocol(at path, name v1.Protocol) proxy.Protocol {
 	return protocols[oneOf(p, at, cmp.Or(name, v1.ProtocolTCP), v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP)]
 }
 
-// oneOf returns a word that is among the known ones, and nothing for another.
+// oneOf returns a word if it is one of the known ones. Otherwise it adds a problem and
+// returns "".
 func oneOf[S ~string](p *parser, at path, word S, known ...S) S {
 	if slices.Contains(known, word) {
 		return word

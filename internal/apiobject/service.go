@@ -15,21 +15,21 @@ import (
 // maxAffinitySeconds is the longest affinity the API allows: one day.
 const maxAffinitySeconds = 86400
 
-// Service is what can be used of a Service.
+// Service has the parts of a Service that are used.
 type Service struct {
-	Ports []ServicePort // each name once in a protocol
-	// Addresses of each family are there once, its ClusterIP first. A family
-	// without a ClusterIP has none.
+	Ports []ServicePort // without two of the same name and protocol
+	// Addresses has the addresses of each family, without duplicates, the ClusterIP
+	// first. A family without a ClusterIP has none.
 	Addresses           [len(proxy.Families)][]Address
 	Internal, External  proxy.Scope
-	PreserveDestination bool // the annotation asks for it
+	PreserveDestination bool // the annotation is set
 	Balancing           proxy.Balancing
-	Affinity            time.Duration // how long a client is remembered; 0: not at all
+	Affinity            time.Duration // the session affinity timeout; 0 means no session affinity
 
-	SourceRanges     []netip.Prefix // of the LoadBalancer's clients, both families
-	UnreadableRanges bool           // there are more, which cannot be read
+	SourceRanges     []netip.Prefix // spec.loadBalancerSourceRanges of both families
+	UnreadableRanges bool           // some of them cannot be parsed and are left out
 
-	HealthCheckPort uint16 // where nodes tell the load balancer whether they have endpoints; 0: nowhere
+	HealthCheckPort uint16 // the health-check node port; 0 if it has none
 }
 
 type ServicePort struct {
@@ -43,17 +43,17 @@ type ServicePort struct {
 type Address struct {
 	Addr  netip.Addr
 	Kind  proxy.Kind
-	Index int // in the list it is from; -1: it is from spec.clusterIP
+	Index int // in the list that has it; -1 if it is spec.clusterIP
 }
 
-// ParseService reads a Service of an API server. One that has no address of its
-// own (it is headless or a DNS name) has no ClusterIPs.
+// ParseService parses a Service from an API server. A headless Service, or one of type
+// ExternalName, has no addresses.
 func ParseService(obj *v1.Service, allowed Allowed) (Service, []Problem) {
 	p := parser{allowed: allowed}
 	return p.service(obj), p.problems
 }
 
-// Headless reports whether a Service has no address and never gets one.
+// Headless reports whether a Service is headless: it never has a ClusterIP.
 func Headless(spec *v1.ServiceSpec) bool {
 	return spec.ClusterIP == v1.ClusterIPNone || slices.Contains(spec.ClusterIPs, v1.ClusterIPNone)
 }
@@ -82,11 +82,11 @@ func (p *parser) service(obj *v1.Service) Service {
 		mode := oneOf(p, path{"status.loadBalancer.ingress", i, ".ipMode"}, ptr.Deref(in.IPMode, v1.LoadBalancerIPModeVIP),
 			v1.LoadBalancerIPModeVIP, v1.LoadBalancerIPModeProxy)
 		if in.IP == "" {
-			continue // a host name leads to no rule
+			continue // A host name is not used.
 		}
 		at := path{"status.loadBalancer.ingress", i, ".ip"}
 		addr := p.externalAddr(at, in.IP, &s)
-		// A load balancer in proxy mode must see the traffic itself.
+		// With ipMode Proxy, traffic has to pass the load balancer itself.
 		if mode == v1.LoadBalancerIPModeVIP {
 			p.addAddress(&s, at, Address{addr, proxy.LoadBalancer, i})
 		}
@@ -98,7 +98,7 @@ func (p *parser) service(obj *v1.Service) Service {
 	if ptr.Deref(spec.InternalTrafficPolicy, "") == v1.ServiceInternalTrafficPolicyLocal {
 		s.Internal = proxy.ScopeLocal
 	}
-	// The external policy holds only for Services that are meant to be reached from outside.
+	// The external policy applies only to Services that can be reached from outside.
 	if spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal && (onNodes(spec) || len(spec.ExternalIPs) > 0) {
 		s.External = proxy.ScopeLocal
 		if spec.Type == v1.ServiceTypeLoadBalancer {
@@ -112,8 +112,8 @@ func onNodes(spec *v1.ServiceSpec) bool {
 	return spec.Type == v1.ServiceTypeNodePort || spec.Type == v1.ServiceTypeLoadBalancer
 }
 
-// addAddress adds an address to a Service, unless it is not valid, not allowed or
-// known as one of another kind, or its family has no ClusterIP.
+// addAddress adds an address to a Service, unless it is invalid or not allowed, the
+// Service has it already, or its family has no ClusterIP.
 func (p *parser) addAddress(s *Service, at path, a Address) {
 	of := &s.Addresses[proxy.FamilyOf(a.Addr)]
 	if !a.Addr.IsValid() || p.addresses[a.Addr] || a.Kind != proxy.ClusterIP && len(*of) == 0 {
@@ -144,7 +144,7 @@ func (p *parser) affinity(spec *v1.ServiceSpec) time.Duration {
 			seconds = n
 		} else {
 			p.add(Invalid, field("spec.sessionAffinityConfig.clientIP.timeoutSeconds"),
-				"%d is not a time (1 to %d seconds)", n, maxAffinitySeconds)
+				"%d is not a timeout (1 to %d seconds)", n, maxAffinitySeconds)
 		}
 	}
 	return time.Duration(seconds) * time.Second
@@ -156,7 +156,7 @@ func (p *parser) clusterIPs(spec *v1.ServiceSpec, s *Service) {
 	case spec.Type == v1.ServiceTypeExternalName || Headless(spec):
 		return
 	case singular && spec.ClusterIP == "":
-		p.add(Note, field("spec.clusterIP"), "is missing, so nothing is forwarded; only an API server allocates one")
+		p.add(Note, field("spec.clusterIP"), "is missing, so nothing is forwarded; only an API server can allocate one")
 		return
 	case singular:
 		texts = []string{spec.ClusterIP}
@@ -173,14 +173,14 @@ func (p *parser) clusterIPs(spec *v1.ServiceSpec, s *Service) {
 			at, index = field("spec.clusterIP"), -1
 		}
 		if len(families) > 0 && (i >= len(families) || families[i] == "") {
-			continue // its family is not served, or not known
+			continue // The address has no family, or an invalid one.
 		}
 		addr, err := p.parseAddr(text)
 		switch family := proxy.FamilyOf(addr); {
 		case err != nil:
 			p.add(Invalid, at, "%v", err)
 		case len(families) > 0 && string(families[i]) != family.String():
-			p.add(Invalid, at, "%v is not an %s address as spec.ipFamilies[%d] says", addr, families[i], i)
+			p.add(Invalid, at, "%v is not an %s address, as spec.ipFamilies[%d] requires", addr, families[i], i)
 		case len(s.Addresses[family]) > 0:
 			p.add(Invalid, at, "%v is a second %v address", addr, family)
 		default:
@@ -189,8 +189,8 @@ func (p *parser) clusterIPs(spec *v1.ServiceSpec, s *Service) {
 	}
 }
 
-// externalAddr reads an address by which a Service is reached from outside. It
-// returns none if the text is wrong.
+// externalAddr parses an external address of a Service. It returns the invalid address if
+// the text is wrong.
 func (p *parser) externalAddr(at path, text string, s *Service) netip.Addr {
 	addr, err := p.parseAddr(text)
 	family := proxy.FamilyOf(addr)
@@ -199,12 +199,12 @@ func (p *parser) externalAddr(at path, text string, s *Service) netip.Addr {
 		p.add(Omitted, at, "%v; it is left out", err)
 		return netip.Addr{}
 	case addr.Unmap().IsLoopback():
-		// The node would send its own processes' traffic to itself elsewhere.
+		// Traffic of the node's processes to themselves would be forwarded to endpoints.
 		p.add(Omitted, at, "%v is a loopback address; it is left out", addr)
 		return netip.Addr{}
 	case p.strict && len(s.Addresses[family]) == 0 && len(s.Addresses[1-family]) > 0:
-		// A Service has no endpoints in a family in which it has no cluster IP.
-		p.add(Omitted, at, "%v is an %v address and the Service has no %v cluster IP; it is left out", addr, family, family)
+		// A Service has no endpoints in a family in which it has no ClusterIP.
+		p.add(Omitted, at, "%v is an %v address and the Service has no %v ClusterIP; it is left out", addr, family, family)
 	}
 	return addr.Unmap()
 }
@@ -214,7 +214,7 @@ func (p *parser) servicePorts(spec *v1.ServiceSpec) []ServicePort {
 		p.note(field("spec.ports"), "is empty: nothing is forwarded")
 	}
 	out := make([]ServicePort, 0, len(spec.Ports))
-	names := make(map[portID]int, len(spec.Ports)) // by which index
+	names := make(map[portID]int, len(spec.Ports)) // the index of each port
 	for i := range spec.Ports {
 		in := &spec.Ports[i]
 		at := func(name string) path { return path{"spec.ports", i, name} }
@@ -229,7 +229,7 @@ func (p *parser) servicePorts(spec *v1.ServiceSpec) []ServicePort {
 			continue
 		}
 		if p.strict && in.Name == "" && len(spec.Ports) > 1 {
-			p.add(Invalid, at(".name"), "is missing, which only a single port may do")
+			p.add(Invalid, at(".name"), "is missing; it is optional only for a single port")
 			continue
 		}
 		name := portID{name: in.Name}
@@ -249,14 +249,14 @@ func (p *parser) servicePorts(spec *v1.ServiceSpec) []ServicePort {
 	return out
 }
 
-// portID is what no two ports of a Service may have in common: the name, and in
-// objects of old also the protocol.
+// portID identifies a port of a Service: by its name, and in objects that older API servers
+// accepted also by the protocol. It is 0 in new objects.
 type portID struct {
 	name     string
 	protocol proxy.Protocol
 }
 
-// samePort reports a port that an earlier one has, too.
+// samePort adds a problem if an earlier port has the same number and protocol.
 func (p *parser) samePort(at path, port ServicePort, earlier []ServicePort) {
 	for _, o := range earlier {
 		if o.Protocol == port.Protocol && o.Port == port.Port {

@@ -320,14 +320,14 @@ func (o *Options) balancing(name config.ProxyMode) (resolve.Balancing, error) {
 	if err != nil {
 		return resolve.Balancing{}, err
 	}
-	b := resolve.Balancing{Mode: string(name), Ways: mode.Balancing, Unweighted: !mode.Weights, Preserves: mode.PreservesDestination}
+	b := resolve.Balancing{Mode: string(name), Methods: mode.Balancing, Unweighted: !mode.Weights, Preserves: mode.PreservesDestination}
 	if o.LoadBalancing == "" {
 		return b, nil
 	}
 	if b.Cluster, err = proxy.ParseBalancing(o.LoadBalancing); err != nil {
 		return b, fmt.Errorf("--load-balancing %w", err)
 	}
-	if slices.Contains(b.Ways, b.Cluster) {
+	if slices.Contains(b.Methods, b.Cluster) {
 		return b, nil
 	}
 	var all []string

@@ -71,7 +71,7 @@ type ProxyServer struct {
 
 	dataplane proxy.Dataplane
 	mode      dataplane.Mode
-	provider  engine.Provider
+	provider  *engine.Engine
 	configure func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
 	inForce   func()                                                                // called when rules are in force
 	ready     chan struct{}                                                         // closed then

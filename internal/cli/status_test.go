@@ -228,8 +228,8 @@ func TestStatusOfOneService(t *testing.T) {
 
 func TestHowItStandsInALine(t *testing.T) {
 	for want, change := range map[string]func(*statusapi.Node){
-		"NOT SYNCED YET: Services have not come yet": func(n *statusapi.Node) {
-			n.Sync = statusapi.Sync{Reason: "Services have not come yet"}
+		"NOT SYNCED YET: Services are not known yet": func(n *statusapi.Node) {
+			n.Sync = statusapi.Sync{Reason: "Services are not known yet"}
 		},
 		"SYNC FAILS: no buffer space (last sync 2s ago, took 3.12ms)": func(n *statusapi.Node) { n.Sync.Error = "no buffer space" },
 		"1 port pending, 2 refused by the kernel (last sync 2s ago, took 3.12ms)": func(n *statusapi.Node) {

@@ -105,12 +105,12 @@ COMMIT
 			for line := range strings.Lines(err.Error()) {
 				got = append(got, strings.TrimSpace(line))
 			}
-			in := "from table nat of " + ipt.Name(ipt.IPv4, v) + ": in use by what is not kube-proxy's: chain "
+			in := "from table nat of " + ipt.Name(ipt.IPv4, v) + ": in use by rules other than kube-proxy's: chain "
 			want := []string{
 				"remove chain KUBE-MARK-MASQ " + in + "CNI-DN-0123456789abcdef jumps to it",
 				"remove chain KUBE-SEP-2LJIAYV4ZQ5TRGQ6 " + in + "KUBE-SVL-TLDZHNCMVVVJGXPB jumps to it",
 				"remove chain KUBE-SVL-TLDZHNCMVVVJGXPB " + in + "MINE jumps to it",
-				"remove IP set KUBE-CLUSTER-IP: in use by what is not kube-proxy's",
+				"remove IP set KUBE-CLUSTER-IP: in use by rules other than kube-proxy's",
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("what stays (-want +got):\n%s", diff)

@@ -34,8 +34,8 @@ func (n notebook) Done(_ context.Context, r Result) {
 	n.note(fmt.Sprintf("done +%d -%d", len(r.Changed.Upserts), len(r.Changed.Removes)))
 }
 
-// TestWritesAreAnnounced tells an observer of each write before it begins and
-// when it has ended, with what came of it.
+// TestWritesAreAnnounced checks that an observer is notified of each write before it
+// begins, and of its result when it has ended.
 func TestWritesAreAnnounced(t *testing.T) {
 	run(t, func(s *Settings) { s.Observer = notebook{plane: s.Dataplane.(*fakePlane)} }, func(l *lab) {
 		l.start()

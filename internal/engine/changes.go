@@ -10,28 +10,28 @@ import (
 )
 
 const (
-	// ChangesKept is how many of the last changes are remembered.
+	// ChangesKept is how many of the last changes are kept.
 	ChangesKept = 1024
 
-	// comparedEndpoints is up to how many endpoints of a row are compared to
-	// say what changed: a change of many must not cost more for being told.
+	// comparedEndpoints is the length up to which lists of endpoints are compared
+	// to describe a change, so that describing one is cheap for any row.
 	comparedEndpoints = 256
 )
 
-// Change is a row that came, changed or went in the kernel.
+// Change is a row that was added, changed or removed in the kernel.
 type Change struct {
-	Number  uint64        // grows by one with each change
-	InForce time.Time     // when it was there
-	Took    time.Duration // from when the daemon heard of it until then
+	Number  uint64        // counts changes from 1
+	InForce time.Time     // when the kernel had it
+	Took    time.Duration // from when the daemon received the event until then
 	What    string        // Added, Changed or Removed
 	Key     proxy.PortKey
-	Detail  string
+	Detail  string // what changed, in a few words
 }
 
-// changes remembers the last changes. It keeps no rows, which may be large.
+// changes is a ring of the last changes. It holds no rows, which may be large.
 type changes struct {
 	ring [ChangesKept]Change
-	n    uint64 // how many there were
+	n    uint64 // how many changes there were in total
 }
 
 func (c *changes) add(ch Change) {
@@ -40,8 +40,8 @@ func (c *changes) add(ch Change) {
 	c.n++
 }
 
-// last returns the last changes, the newest first, from the one before a number
-// on; 0: from the newest.
+// last returns up to limit changes, newest first, starting with the one before a
+// number; 0 means starting with the newest.
 func (c *changes) last(before uint64, limit int) []Change {
 	if before == 0 || before > c.n {
 		before = c.n + 1
@@ -54,21 +54,16 @@ func (c *changes) last(before uint64, limit int) []Change {
 	return out
 }
 
-// note remembers a step that is in force, whose rows were dirty until now. Of
-// the many of a large one those that would be forgotten at once are not looked at.
-func (c *changes) note(d *proxy.Delta, now time.Time, dirty map[proxy.PortKey]*RowStatus) {
-	all := len(d.Removes) + len(d.Upserts)
-	skip := max(0, all-ChangesKept)
+// record adds the rows of a step that is in force now; dirty has their status until
+// now. It skips those that the rest of a large step would overwrite.
+func (c *changes) record(d *proxy.Delta, now time.Time, dirty map[proxy.PortKey]*RowStatus) {
+	skip := max(0, len(d.Removes)+len(d.Upserts)-ChangesKept)
 	c.n += uint64(skip)
-	take := func(n int) int { // how many of the next n are left out
-		left := min(skip, n)
-		skip -= left
-		return left
-	}
-	for _, r := range d.Removes[take(len(d.Removes)):] {
+	skippedRemoves := min(skip, len(d.Removes))
+	for _, r := range d.Removes[skippedRemoves:] {
 		c.add(Change{InForce: now, Took: now.Sub(dirty[r.Key].Pending), What: "Removed", Key: r.Key})
 	}
-	for _, u := range d.Upserts[take(len(d.Upserts)):] {
+	for _, u := range d.Upserts[skip-skippedRemoves:] {
 		ch := Change{InForce: now, Took: now.Sub(dirty[u.New.Key].Pending), What: "Changed", Key: u.New.Key}
 		if u.Old == nil {
 			ch.What = "Added"
@@ -79,7 +74,8 @@ func (c *changes) note(d *proxy.Delta, now time.Time, dirty map[proxy.PortKey]*R
 	}
 }
 
-// difference says in a few words what changed from one form of a row to another.
+// difference describes in a few words what changed from one version of a row to
+// another.
 func difference(a, b *proxy.ServicePort) string {
 	var words []string
 	for _, l := range []struct {
@@ -91,7 +87,7 @@ func difference(a, b *proxy.ServicePort) string {
 			words = append(words, fmt.Sprintf("%s %d to %d", l.name, len(l.from), len(l.to)))
 		case len(l.from) > comparedEndpoints:
 		default:
-			if n := differing(l.from, l.to); n > 0 {
+			if n := countDifferent(l.from, l.to); n > 0 {
 				words = append(words, fmt.Sprintf("%d of %d %s replaced", n, len(l.to), l.name))
 			}
 		}
@@ -107,8 +103,8 @@ func difference(a, b *proxy.ServicePort) string {
 	return strings.Join(words, ", ")
 }
 
-// differing counts the slots whose endpoints differ, in two lists of one length.
-func differing(a, b []proxy.Endpoint) int {
+// countDifferent counts the slots whose endpoints differ, in two lists of equal length.
+func countDifferent(a, b []proxy.Endpoint) int {
 	n := 0
 	for i := range a {
 		if a[i] != b[i] {
@@ -118,8 +114,9 @@ func differing(a, b []proxy.Endpoint) int {
 	return n
 }
 
-// Changes returns the last changes in the kernel, the newest first, from the one
-// before a number on, and how many there were since the start; 0: from the newest.
+// Changes returns up to limit changes in the kernel, newest first, starting with the
+// one before a number (0 means starting with the newest), and how many there were
+// since the start of the process.
 func (e *Engine) Changes(before uint64, limit int) ([]Change, uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

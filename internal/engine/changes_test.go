@@ -40,8 +40,8 @@ func TestChangesAreRememberedNewestFirst(t *testing.T) {
 	})
 }
 
-// TestChangeTakesUntilItIsInForce: a change that failed at first took as long as
-// users waited for it.
+// TestChangeTakesUntilItIsInForce checks that the duration of a change that failed at
+// first includes the retries.
 func TestChangeTakesUntilItIsInForce(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
@@ -68,7 +68,7 @@ func TestOfManyChangesTheLastAreKept(t *testing.T) {
 			d.Upserts = append(d.Upserts, proxy.Upsert{New: &proxy.ServicePort{Key: k}})
 		}
 	}
-	c.note(d, time.Time{}, dirty)
+	c.record(d, time.Time{}, dirty)
 	got := c.last(0, 10*ChangesKept)
 	if len(got) != ChangesKept || got[0].Key.Name != "s003071" || got[ChangesKept-1].Number != 2*ChangesKept+1 {
 		t.Errorf("%d changes from %v to %v", len(got), got[0], got[len(got)-1])
@@ -87,7 +87,7 @@ func TestViewTellsHowRowsStand(t *testing.T) {
 		l.OnEndpointSliceAdd(endpoints("web", 1, 2))
 		synctest.Wait()
 		l.Look(func(v View) {
-			pending, refused := v.Dirty()
+			pending, refused := v.DirtyCounts()
 			if pending != 0 || refused != 1 || v.Row(key("web")).Refused == "" || v.Row(key("api")).InForce != v.State.Rows[key("api")] {
 				t.Errorf("%d pending, %d refused; web %+v; api %+v", pending, refused, v.Row(key("web")), v.Row(key("api")))
 			}
@@ -100,7 +100,7 @@ func TestViewTellsHowRowsStand(t *testing.T) {
 		l.OnServiceDelete(service("api", 1))
 		synctest.Wait()
 		l.Look(func(v View) {
-			if pending, _ := v.Dirty(); pending != 1 || v.Sync.Err == nil {
+			if pending, _ := v.DirtyCounts(); pending != 1 || v.Sync.Err == nil {
 				t.Errorf("after a sync that failed: %d pending, %+v", pending, v.Sync)
 			}
 		})

@@ -12,8 +12,8 @@ import (
 	"sluice/internal/resolve"
 )
 
-// TestProblemsCostNothingWhileTheyStay changes one endpoint beside slices that
-// have problems, and beside none.
+// TestProblemsCostNothingWhileTheyStay changes one endpoint, with and without other
+// slices that have problems.
 func TestProblemsCostNothingWhileTheyStay(t *testing.T) {
 	const many = 10_000
 	beside, alone := allocsOfAChange(t, many), allocsOfAChange(t, 0)
@@ -27,8 +27,8 @@ func TestProblemsCostNothingWhileTheyStay(t *testing.T) {
 // to the end of the run.
 func allocsOfAChange(t *testing.T, problems int) float64 {
 	e := New(Settings{Observer: nobody{}, Dataplane: idlePlane{}, Resolver: resolve.New(resolve.Settings{NodeName: "here"})})
-	e.alarm = time.AfterFunc(time.Hour, func() {})
-	defer e.alarm.Stop()
+	e.nextRun = time.AfterFunc(time.Hour, func() {})
+	defer e.nextRun.Stop()
 	e.OnServiceUpdate(nil, service("web", 1))
 	for i := range problems {
 		bad := endpoints(fmt.Sprintf("bad-%d", i), 1)

@@ -14,31 +14,34 @@ import (
 	"sluice/internal/proxy"
 	"sluice/internal/resolve"
 	"sluice/internal/runner"
+	"sluice/internal/source"
 )
 
-// Engine is the Provider.
+var _ source.Handler = (*Engine)(nil)
+
+// Engine receives events from a source and keeps the kernel in the wanted state.
 type Engine struct {
 	dataplane proxy.Dataplane
 	observer  Observer
 	runner    *runner.BoundedFrequencyRunner
-	firstSync chan struct{} // closed when the kernel has been made right once
-	turns     turns
+	firstSync chan struct{} // closed after the first successful sync
+	access    dataplaneAccess
 
 	// These belong to the goroutine of SyncLoop.
-	begun    bool        // nothing is waited for any more
-	nodeBy   time.Time   // when waiting for the Node ends; zero: not begun
-	lastFull time.Time   // when the last full sync began that went through; zero: none has
-	alarm    *time.Timer // asks for the next run that nobody else asks for
-	log      objectLog
+	started      bool        // the first sync does not wait for objects any more
+	nodeDeadline time.Time   // when waiting for the Node ends; zero if the wait has not begun
+	lastFull     time.Time   // when the last successful full sync began; zero if there was none
+	nextRun      *time.Timer // requests a run for a retry or for a full sync that is due later
+	log          objectLog
 
-	mu       sync.Mutex
-	resolver *resolve.Resolver
-	table    *table
-	period   time.Duration                         // from one full sync to the next
-	heard    struct{ services, slices, node bool } // all that a source starts with has come
-	fullFrom time.Time                             // from when on only a full sync is right; zero: none is due
-	eventAt  time.Time                             // when the first event came that no sync has begun with; zero: none has
-	last     SyncStatus
+	mu         sync.Mutex
+	resolver   *resolve.Resolver
+	table      *table
+	period     time.Duration                         // between full syncs
+	synced     struct{ services, slices, node bool } // the source has delivered all objects of the kind
+	fullDue    time.Time                             // the first sync at or after this time must be a full one; zero if none is requested
+	firstEvent time.Time                             // when the oldest event arrived that no sync includes yet; zero if there is none
+	last       SyncStatus
 }
 
 // New returns an engine that does nothing until SyncLoop is called.
@@ -49,9 +52,9 @@ func New(s Settings) *Engine {
 		period:    s.SyncPeriod,
 		resolver:  s.Resolver,
 		table:     newTable(s.Resolver.State()),
-		fullFrom:  time.Now(),
+		fullDue:   time.Now(),
 		firstSync: make(chan struct{}),
-		turns:     newTurns(),
+		access:    newDataplaneAccess(),
 		log:       newObjectLog(),
 	}
 	e.runner = runner.New("sync", e.run, runner.Settings{
@@ -64,23 +67,24 @@ func New(s Settings) *Engine {
 	return e
 }
 
+// Sync requests a sync and returns at once.
 func (e *Engine) Sync() {
 	e.observer.Queued()
 	e.runner.Run()
 }
 
-// Configure changes the rules by which rows are made, and how often syncs are
-// made, while the engine runs. The node's name and the families cannot change.
-func (e *Engine) Configure(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) {
+// Configure replaces the settings of the resolver and the sync periods while the
+// engine runs. It ignores the node's name and the families, which cannot change.
+func (e *Engine) Configure(s resolve.Settings, minSyncPeriod, syncPeriod time.Duration) {
 	e.mu.Lock()
-	e.resolver.Configure(rules)
+	e.resolver.Configure(s)
 	e.period = syncPeriod
 	e.mu.Unlock()
 	e.runner.SetIntervals(minSyncPeriod, syncPeriod)
 	e.Sync()
 }
 
-// Refused returns how the rows stand that the kernel refuses, in order.
+// Refused returns the status of the rows that the kernel refuses, sorted.
 func (e *Engine) Refused() []RowStatus {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -94,70 +98,72 @@ func (e *Engine) Refused() []RowStatus {
 	return all
 }
 
+// SyncLoop runs until ctx ends, and then returns nil once the sync in progress has ended.
+// It is called once.
 func (e *Engine) SyncLoop(ctx context.Context) error {
-	var beside sync.WaitGroup
-	var ended error // why the dataplane's own work ended early
+	var background sync.WaitGroup
+	var runErr error // why the dataplane's Run returned early
 	ctx, stop := context.WithCancel(ctx)
 	if r, ok := e.dataplane.(proxy.Runner); ok {
-		beside.Go(func() {
+		background.Go(func() {
 			if err := r.Run(ctx); ctx.Err() == nil {
-				ended = fmt.Errorf("the dataplane stopped working: %w", cmp.Or(err, errors.New("no reason given")))
+				runErr = fmt.Errorf("run the dataplane: %w", cmp.Or(err, errors.New("it stopped without an error")))
 				stop()
 			}
 		})
 	}
 	repairs := &repairer{Engine: e}
 	if w, ok := e.dataplane.(proxy.Watcher); ok {
-		beside.Go(func() { e.afterFirstSync(ctx, func() { e.watch(ctx, w, repairs) }) })
+		background.Go(func() { e.afterFirstSync(ctx, func() { e.watch(ctx, w, repairs) }) })
 	}
 	if v, ok := e.dataplane.(proxy.Verifier); ok {
-		beside.Go(func() { e.afterFirstSync(ctx, func() { e.verify(ctx, v, repairs) }) })
+		background.Go(func() { e.afterFirstSync(ctx, func() { e.verify(ctx, v, repairs) }) })
 	}
-	e.alarm = time.AfterFunc(nodeWait, e.runner.Run)
-	e.alarm.Stop() // It is set when there is something to wait for.
-	defer e.alarm.Stop()
+	e.nextRun = time.AfterFunc(nodeWait, e.runner.Run)
+	e.nextRun.Stop() // scheduleNextRun and ready start it when there is something to wait for.
+	defer e.nextRun.Stop()
 	err := e.runner.Loop(ctx)
-	e.turns.take() // for good
-	close(e.turns.ended)
+	e.access.lock() // It is never unlocked: no inspection may begin any more.
+	close(e.access.closed)
 	stop()
-	beside.Wait()
-	return errors.Join(err, ended)
+	background.Wait()
+	return errors.Join(err, runErr)
 }
 
-// needFull makes the first sync from a time on a full one; those before it may
-// write what changed. It reports false if one is due by then already.
-func (e *Engine) needFull(from time.Time) bool {
+// requestFullSync makes the first sync at or after a time a full one; syncs before
+// it may write changes only. It reports false if a full sync is due by then anyway.
+func (e *Engine) requestFullSync(at time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.fullFrom.IsZero() && !from.Before(e.fullFrom) {
+	if !e.fullDue.IsZero() && !at.Before(e.fullDue) {
 		return false
 	}
-	e.fullFrom = from
+	e.fullDue = at
 	return true
 }
 
 // work is what one run has to do.
 type work struct {
-	start         time.Time
-	state         *proxy.State   // all that is wanted
-	changed       *proxy.Changed // what of it may not be in force
-	step          *proxy.Delta   // the same, from what is in force
-	full, first   bool
-	found, mended []resolve.Problem
-	problems      int // that there are
+	start           time.Time
+	state           *proxy.State   // the wanted state
+	changed         *proxy.Changed // the parts of it that may not be in force
+	step            *proxy.Delta   // the same parts, as the difference from what is in force
+	full, first     bool
+	found, resolved []resolve.Problem // since the last run
+	problems        int               // how many there are in total
 }
 
-// run is one run of the runner: it makes the kernel right, or says why not.
+// run performs one sync. The runner calls it, and retries if it returns an error.
 func (e *Engine) run(ctx context.Context) error {
 	if !e.ready(ctx) {
 		return nil
 	}
-	w := e.take()
-	e.log.problems(ctx, w.found, w.mended)
+	w := e.takeWork()
+	e.log.problems(ctx, w.found, w.resolved)
 	refused, err := e.write(ctx, w)
 	r := Result{Full: w.full, Err: err, State: w.state, Found: w.found, Problems: w.problems}
 	if err != nil {
-		e.failed(err)
+		e.recordFailure(err)
 	} else {
 		if w.full {
 			e.lastFull = w.start
@@ -165,7 +171,7 @@ func (e *Engine) run(ctx context.Context) error {
 		if w.first {
 			close(e.firstSync)
 		}
-		done, refusals := e.settle(w, refused)
+		done, refusals := e.recordSuccess(w, refused)
 		r.Changed, r.Refusals = done, len(refusals) > 0
 		report(ctx, w, done)
 		if c, ok := e.dataplane.(proxy.Comparer); ok && w.full && !w.first {
@@ -173,56 +179,56 @@ func (e *Engine) run(ctx context.Context) error {
 		}
 		e.log.refusals(ctx, w, refusals)
 	}
-	e.setAlarm(w)
+	e.scheduleNextRun(w)
 	e.observer.Done(ctx, r)
 	return err
 }
 
-func (e *Engine) failed(err error) {
+func (e *Engine) recordFailure(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.last.Err = err
 }
 
-// settle notes that the work was done, but for the refused rows, and returns
-// what that comes to.
-func (e *Engine) settle(w *work, refused proxy.Refused) (*proxy.Delta, []RowStatus) {
+// recordSuccess records that the work is in force, except for the refused rows. It
+// returns what changed in the kernel, and the rows whose refusal changed.
+func (e *Engine) recordSuccess(w *work, refused proxy.Refused) (*proxy.Delta, []RowStatus) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := time.Now()
-	done, refusals := e.table.settle(w, refused, now)
+	done, refusals := e.table.recordSync(w, refused, now)
 	e.last = SyncStatus{First: true, Ended: now, Took: now.Sub(w.start)}
 	return done, refusals
 }
 
-// take consumes what the handlers have gathered.
-func (e *Engine) take() *work {
+// takeWork resolves the pending events and returns what has to be written.
+func (e *Engine) takeWork() *work {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	w := &work{start: time.Now(), first: e.lastFull.IsZero()}
-	heard := w.start
-	if !e.eventAt.IsZero() {
-		heard, e.eventAt = e.eventAt, time.Time{}
+	pendingSince := w.start
+	if !e.firstEvent.IsZero() {
+		pendingSince, e.firstEvent = e.firstEvent, time.Time{}
 	}
-	e.table.changed(e.resolver.Update(), heard)
+	e.table.markChanged(e.resolver.Update(), pendingSince)
 	w.state = e.resolver.State()
-	w.found, w.mended = e.resolver.TakeProblems()
+	w.found, w.resolved = e.resolver.TakeProblems()
 	w.problems = e.resolver.ProblemCount()
-	due := !e.fullFrom.IsZero() && !w.start.Before(e.fullFrom)
+	due := !e.fullDue.IsZero() && !w.start.Before(e.fullDue)
 	w.full = due || e.period > 0 && w.start.Sub(e.lastFull) >= e.period
 	if w.full {
-		e.fullFrom = time.Time{} // A change that is seen from here on needs another full sync.
+		e.fullDue = time.Time{} // A foreign change that is seen from here on needs another full sync.
 	}
 	w.changed, w.step = e.table.due(w.full, w.start)
 	e.observer.Began(w.step)
 	return w
 }
 
-// write takes the work to the dataplane and returns the rows that the kernel
-// refused. After an error all that changed is as dirty as before.
+// write passes the work to the dataplane and returns the rows that the kernel
+// refused. After an error, everything that was dirty stays dirty.
 func (e *Engine) write(ctx context.Context, w *work) (refused proxy.Refused, err error) {
-	e.turns.take()
-	defer e.turns.give()
+	e.access.lock()
+	defer e.access.unlock()
 	switch {
 	case w.full:
 		if refused, err = e.dataplane.Sync(ctx, w.state); err != nil {
@@ -234,56 +240,55 @@ func (e *Engine) write(ctx context.Context, w *work) (refused proxy.Refused, err
 		}
 	}
 	if err != nil && (w.full || errors.Is(err, proxy.ErrNeedSync)) {
-		e.needFull(w.start)
+		e.requestFullSync(w.start)
 	}
 	return refused, err
 }
 
-// setAlarm asks for a run when the next refused row is to be tried again, or a
-// full sync is due. Rows that were tried now are tried again with the rest.
-func (e *Engine) setAlarm(w *work) {
+// scheduleNextRun requests a run for the next retry of a refused row, or for the
+// next full sync. What was due in this run and failed is retried by the runner.
+func (e *Engine) scheduleNextRun(w *work) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var next time.Time
-	sooner := func(t time.Time) {
+	atLatest := func(t time.Time) {
 		if t.After(w.start) && (next.IsZero() || t.Before(next)) {
 			next = t
 		}
 	}
-	sooner(e.fullFrom)
+	atLatest(e.fullDue)
 	for _, r := range e.table.dirty {
-		sooner(r.NextTry)
+		atLatest(r.NextTry)
 	}
 	if next.IsZero() {
-		e.alarm.Stop()
+		e.nextRun.Stop()
 	} else {
-		e.alarm.Reset(time.Until(next))
+		e.nextRun.Reset(time.Until(next))
 	}
 }
 
-// ready reports whether enough is known to program the kernel. Half the
-// objects would be worse than what a former run has left there.
+// ready reports whether enough objects are known to program the kernel. Writing the
+// rows of only some objects would be worse than leaving what an earlier process wrote.
 func (e *Engine) ready(ctx context.Context) bool {
-	if e.begun {
+	if e.started {
 		return true
 	}
 	e.mu.Lock()
-	heard := e.heard
+	synced := e.synced
 	e.mu.Unlock()
-	if !heard.services || !heard.slices {
+	if !synced.services || !synced.slices {
 		return false
 	}
-	if !heard.node {
-		if e.nodeBy.IsZero() {
-			e.nodeBy = time.Now().Add(nodeWait)
+	if !synced.node {
+		if e.nodeDeadline.IsZero() {
+			e.nodeDeadline = time.Now().Add(nodeWait)
 		}
-		if wait := time.Until(e.nodeBy); wait > 0 {
-			e.alarm.Reset(wait)
+		if wait := time.Until(e.nodeDeadline); wait > 0 {
+			e.nextRun.Reset(wait)
 			return false
 		}
-		klog.FromContext(ctx).Info("Node objects did not come, going on without: zone and node addresses are unknown",
-			"waited", nodeWait)
+		klog.FromContext(ctx).Info("Node not received, syncing without its zone and addresses", "waited", nodeWait)
 	}
-	e.begun = true
+	e.started = true
 	return true
 }

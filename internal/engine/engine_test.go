@@ -56,7 +56,7 @@ func TestFirstSyncWaitsForTheNodeButNotForEver(t *testing.T) {
 		l.OnNodeAdd(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}})
 		l.OnNodeSynced()
 		l.wantCalls("sync 0")
-		l.wantLog("Node objects did not come", 0)
+		l.wantLog("Node not received", 0)
 	})
 	run(t, nil, func(l *lab) {
 		time.Sleep(time.Hour) // Services take long: that is not the Node's fault.
@@ -68,7 +68,7 @@ func TestFirstSyncWaitsForTheNodeButNotForEver(t *testing.T) {
 		l.wantCalls()
 		time.Sleep(ms)
 		l.wantCalls("sync 1")
-		l.wantLog("Node objects did not come", 1)
+		l.wantLog("Node not received", 1)
 	})
 }
 
@@ -86,7 +86,7 @@ func TestFirstSyncIsRetried(t *testing.T) {
 			time.Sleep(200 * ms)
 			l.wantCalls("sync 2")
 			l.wantRows()
-			l.wantLog("Sync did not go through", 2)
+			l.wantLog("Sync failed and is retried", 2)
 			time.Sleep(50 * time.Minute)
 			l.wantCalls()
 			if l.mirror.told != 1 {
@@ -207,8 +207,8 @@ func TestForeignChangesDuringASyncNeedOneMore(t *testing.T) {
 	})
 }
 
-// TestTwoWritersDoNotFight repairs less and less often when somebody never
-// stops, and at once again after a quiet time.
+// TestTwoWritersDoNotFight checks that repairs back off while another process keeps
+// changing rules, and are immediate again after a quiet time.
 func TestTwoWritersDoNotFight(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
@@ -227,8 +227,8 @@ func TestTwoWritersDoNotFight(t *testing.T) {
 	})
 }
 
-// TestChangeBeforeTheWatchIsRepaired takes a row away after the first sync and
-// before anybody looks.
+// TestChangeBeforeTheWatchIsRepaired removes a row after the first sync and before the
+// watch begins.
 func TestChangeBeforeTheWatchIsRepaired(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.plane.unwatched = func() {
@@ -252,7 +252,7 @@ func TestBrokenWatchIsTakenUpAgain(t *testing.T) {
 		l.plane.unwatched = func() {}
 		l.plane.watchErrs <- errors.New("no buffer space")
 		synctest.Wait()
-		l.wantLog("Watching our rules ended", 1)
+		l.wantLog("Watch of our rules ended", 1)
 		l.wantCalls()
 		time.Sleep(watchPause)
 		l.wantCalls("sync 2") // Nobody looked for a while.
@@ -292,7 +292,7 @@ func TestNodeAndServiceCIDRReachTheKernel(t *testing.T) {
 	})
 }
 
-func TestProblemsAreLoggedOnceAndWhenMended(t *testing.T) {
+func TestProblemsAreLoggedOnceAndWhenResolved(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
 		bad := service("web", 2)
@@ -307,15 +307,16 @@ func TestProblemsAreLoggedOnceAndWhenMended(t *testing.T) {
 			synctest.Wait()
 		}
 		l.wantLog("Object has a problem", 1)
-		l.wantLog("mended", 0)
+		l.wantLog("Object problem is resolved", 0)
 		l.OnServiceUpdate(bad, service("web", 2))
 		synctest.Wait()
 		l.wantLog("Object has a problem", 1)
-		l.wantLog("mended", 1)
+		l.wantLog("Object problem is resolved", 1)
 	})
 }
 
-// TestManyProblemsAreNotAllShown flaps more slices than the log should follow.
+// TestManyProblemsAreNotAllShown checks that the log is limited when the problems of
+// very many slices appear and disappear.
 func TestManyProblemsAreNotAllShown(t *testing.T) {
 	const many = 10_000
 	run(t, func(s *Settings) { s.MinSyncPeriod = time.Second }, func(l *lab) {
@@ -335,18 +336,18 @@ func TestManyProblemsAreNotAllShown(t *testing.T) {
 		}
 		flap(bad)
 		l.wantLog("Object has a problem", objectLines)
-		l.wantLog("More changed about objects than is shown, verbosity 4 shows all hidden=9900", 1)
+		l.wantLog("Too many lines about objects, verbosity 4 shows the hidden ones hidden=9900", 1)
 		began := time.Now()
 		for range 20 {
 			flap(good)
 			flap(bad)
 		}
-		lines := strings.Count(l.log(), "Object has a problem") + strings.Count(l.log(), "Problem of an object is mended")
+		lines := strings.Count(l.log(), "Object has a problem") + strings.Count(l.log(), "Object problem is resolved")
 		if most := objectLines + int(time.Since(began)/time.Second) + 2; lines > most {
 			t.Errorf("%d lines in %v; want %d at most", lines, time.Since(began), most)
 		}
-		if n := strings.Count(l.log(), "More changed"); n < 5 || n > 15 {
-			t.Errorf("it says %d times that there is more", n)
+		if n := strings.Count(l.log(), "Too many lines"); n < 5 || n > 15 {
+			t.Errorf("it says %d times that lines are hidden", n)
 		}
 	})
 }
@@ -363,6 +364,6 @@ func TestStopWaitsForTheRunningSync(t *testing.T) {
 			t.Errorf("SyncLoop ended after %v, the sync takes a second", waited)
 		}
 		l.ended <- err
-		l.wantLog("Sync did not go through", 0)
+		l.wantLog("Sync failed and is retried", 0)
 	})
 }

@@ -11,75 +11,79 @@ import (
 )
 
 const (
-	// inspectAttempts is how often an inspection that gave way to a sync begins
-	// again, and inspectPause after how long: a sync should be over by then.
+	// inspectAttempts is how often an inspection is tried that syncs interrupt, and
+	// inspectPause the time between two attempts, in which a sync usually ends.
 	inspectAttempts = 20
 	inspectPause    = 50 * time.Millisecond
 )
 
-// errGaveWay is why an inspection was ended.
-var errGaveWay = errors.New("syncs came in between")
+// errInterrupted is returned by an inspection that was ended in favour of a sync.
+var errInterrupted = errors.New("interrupted by a sync")
 
-// turns has either a sync or an inspection use the dataplane. A sync does not wait
-// for inspections, however many there are and however long they take: the one under
-// way is ended, and no other begins.
-type turns struct {
-	taken  chan struct{} // has an element while somebody uses the dataplane
-	ended  chan struct{} // closed when nobody may any more
-	wanted atomic.Bool   // a sync waits
-	stop   atomic.Pointer[context.CancelCauseFunc]
+// dataplaneAccess serialises the use of the dataplane by syncs and inspections. Syncs
+// have priority, however many inspections there are and however long they take: a
+// sync cancels the inspection in progress, and no other begins before the sync.
+type dataplaneAccess struct {
+	held    chan struct{} // holds an element while the dataplane is in use
+	closed  chan struct{} // closed when the dataplane must not be used any more
+	waiting atomic.Bool   // a sync waits
+	cancel  atomic.Pointer[context.CancelCauseFunc]
 }
 
-func newTurns() turns { return turns{taken: make(chan struct{}, 1), ended: make(chan struct{})} }
+func newDataplaneAccess() dataplaneAccess {
+	return dataplaneAccess{held: make(chan struct{}, 1), closed: make(chan struct{})}
+}
 
-// take takes the turn of a sync.
-func (t *turns) take() {
-	t.wanted.Store(true)
-	if stop := t.stop.Load(); stop != nil {
-		(*stop)(errGaveWay)
+// lock acquires the dataplane for a sync.
+func (a *dataplaneAccess) lock() {
+	a.waiting.Store(true)
+	if cancel := a.cancel.Load(); cancel != nil {
+		(*cancel)(errInterrupted)
 	}
-	t.taken <- struct{}{}
-	t.wanted.Store(false)
+	a.held <- struct{}{}
+	a.waiting.Store(false)
 }
 
-func (t *turns) give() { <-t.taken }
+func (a *dataplaneAccess) unlock() { <-a.held }
 
-// inspect calls f with a context that ends when a sync wants the turn.
-func (t *turns) inspect(ctx context.Context, f func(context.Context) error) error {
+// inspect calls f with a context that is cancelled when a sync needs the dataplane.
+// It returns errInterrupted if that made f fail.
+func (a *dataplaneAccess) inspect(ctx context.Context, f func(context.Context) error) error {
 	select {
-	case t.taken <- struct{}{}:
-		defer t.give()
-	case <-t.ended:
-		return errors.New("the daemon is about to end")
+	case a.held <- struct{}{}:
+		defer a.unlock()
+	case <-a.closed:
+		return errors.New("the daemon is shutting down")
 	case <-ctx.Done():
 		return fmt.Errorf("wait for a sync to end: %w", ctx.Err())
 	}
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	t.stop.Store(&stop)
-	defer t.stop.Store(nil)
-	if t.wanted.Load() {
-		return errGaveWay
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a.cancel.Store(&cancel)
+	defer a.cancel.Store(nil)
+	if a.waiting.Load() {
+		return errInterrupted
 	}
 	err := f(ctx)
-	if err != nil && context.Cause(ctx) == errGaveWay {
-		return errGaveWay
+	if err != nil && context.Cause(ctx) == errInterrupted {
+		return errInterrupted
 	}
 	return err
 }
 
-// Inspect asks the kernel what it has of a row, between two syncs.
+// Inspect reads back what the kernel has for a row. It runs between syncs and is
+// repeated if one interrupts it. Any goroutine may call it.
 func (e *Engine) Inspect(ctx context.Context, what proxy.Inspection) (is proxy.Inspected, err error) {
 	d, ok := e.dataplane.(proxy.Inspector)
 	if !ok {
-		return is, fmt.Errorf("this mode cannot read single objects back: %w", errors.ErrUnsupported)
+		return is, fmt.Errorf("this mode cannot read back single objects: %w", errors.ErrUnsupported)
 	}
 	for range inspectAttempts {
-		err = e.turns.inspect(ctx, func(ctx context.Context) (err error) {
+		err = e.access.inspect(ctx, func(ctx context.Context) (err error) {
 			is, err = d.Inspect(ctx, what)
 			return err
 		})
-		if err != errGaveWay {
+		if err != errInterrupted {
 			return is, err
 		}
 		select {

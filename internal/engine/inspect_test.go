@@ -49,8 +49,8 @@ func (i *inspected) Inspect(ctx context.Context, _ proxy.Inspection) (out proxy.
 	return out, err
 }
 
-// TestSyncsComeFirst has a sync wait for none of many inspections, which all are
-// answered after it.
+// TestSyncsComeFirst checks that a sync waits for none of many inspections, and that all
+// of them succeed after it.
 func TestSyncsComeFirst(t *testing.T) {
 	run(t, func(s *Settings) { s.Dataplane = &inspected{fakePlane: s.Dataplane.(*fakePlane), t: t} }, func(l *lab) {
 		l.started()
@@ -76,7 +76,8 @@ func TestSyncsComeFirst(t *testing.T) {
 	})
 }
 
-// TestInspectBetweenSyncs never uses the dataplane while a sync does, nor after the end.
+// TestInspectBetweenSyncs checks that inspections never use the dataplane during a sync,
+// nor after SyncLoop has returned.
 func TestInspectBetweenSyncs(t *testing.T) {
 	var engine *Engine
 	run(t, func(s *Settings) { s.Dataplane = &inspected{fakePlane: s.Dataplane.(*fakePlane), t: t} }, func(l *lab) {

@@ -41,7 +41,7 @@ func (d *diary) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending i
 	d.lines = append(d.lines, fmt.Sprintf("slice old=%t new=%t %d", old != nil, cur != nil, pending))
 }
 
-// TestObserver tells when syncs are asked for, begin and end, and of each event.
+// TestObserver checks which calls an observer gets, and in which order.
 func TestObserver(t *testing.T) {
 	d := &diary{}
 	run(t, func(s *Settings) { s.Observer = d }, func(l *lab) {
@@ -101,7 +101,7 @@ func TestObserver(t *testing.T) {
 	})
 }
 
-// TestConfigure changes the rules while the engine runs.
+// TestConfigure changes the settings while the engine runs.
 func TestConfigure(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.start()

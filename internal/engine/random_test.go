@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestRandomFaults plays random events and faults. The fake checks at each step
-// that the engine knows what the kernel holds; when the faults stop, the kernel
-// must come right by itself.
+// TestRandomFaults runs random events and faults. The fake checks at each step that the
+// engine knows what the kernel has; when the faults stop, the kernel must reach the
+// wanted state without further events.
 func TestRandomFaults(t *testing.T) {
 	const seeds, steps = 60, 150
 	for seed := range uint64(seeds) {

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// complaints is an observer that asks what is refused when that changed.
-type complaints struct {
+// refusalRecorder is an observer that records the refused rows whenever they change.
+type refusalRecorder struct {
 	nobody
-	engine *Engine
-	heard  []string
+	engine  *Engine
+	reports []string
 }
 
-func (c *complaints) Done(_ context.Context, r Result) {
+func (c *refusalRecorder) Done(_ context.Context, r Result) {
 	if !r.Refusals {
 		return
 	}
@@ -23,42 +23,42 @@ func (c *complaints) Done(_ context.Context, r Result) {
 	for _, row := range c.engine.Refused() {
 		all += " " + row.Key.Name + ": " + row.Refused
 	}
-	c.heard = append(c.heard, all)
+	c.reports = append(c.reports, all)
 }
 
-func (c *complaints) want(t *testing.T, want ...string) {
+func (c *refusalRecorder) want(t *testing.T, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	if !slices.Equal(c.heard, want) {
-		t.Errorf("told %q, want %q", c.heard, want)
+	if !slices.Equal(c.reports, want) {
+		t.Errorf("reported %q, want %q", c.reports, want)
 	}
-	c.heard = nil
+	c.reports = nil
 }
 
-// TestRefusalsAreTold tells of each change in what is refused, and of nothing
-// else: not of a row that is tried again in vain.
-func TestRefusalsAreTold(t *testing.T) {
-	var heard complaints
-	run(t, func(s *Settings) { s.Observer = &heard }, func(l *lab) {
-		heard.engine = l.Engine
+// TestRefusalsAreReported checks that the observer is notified of each change of the
+// refused rows, and of nothing else, such as a retry that is refused again.
+func TestRefusalsAreReported(t *testing.T) {
+	var recorder refusalRecorder
+	run(t, func(s *Settings) { s.Observer = &recorder }, func(l *lab) {
+		recorder.engine = l.Engine
 		l.started()
 		l.refuse("web", "set is full")
 		l.OnEndpointSliceAdd(endpoints("web", 1, 2))
-		heard.want(t, "refused: web: set is full")
+		recorder.want(t, "refused: web: set is full")
 		time.Sleep(time.Hour / 2)
-		heard.want(t)
+		recorder.want(t)
 		l.refuse("web", "still full")
 		time.Sleep(retryMax)
-		heard.want(t, "refused: web: still full")
+		recorder.want(t, "refused: web: still full")
 		l.accept("web")
 		time.Sleep(retryMax)
-		heard.want(t, "refused:")
+		recorder.want(t, "refused:")
 
-		// One that the kernel never had goes: nothing is left to write.
+		// A row is removed that the kernel never had: nothing is left to write.
 		l.refuse("new", "set is full")
 		l.OnServiceAdd(service("new", 77))
-		heard.want(t, "refused: new: set is full")
+		recorder.want(t, "refused: new: set is full")
 		l.OnServiceDelete(service("new", 77))
-		heard.want(t, "refused:")
+		recorder.want(t, "refused:")
 	})
 }

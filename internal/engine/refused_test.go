@@ -173,17 +173,18 @@ func TestRefusedRowInAFailedStep(t *testing.T) {
 	})
 }
 
-// TestRowsThatWereNotAskedFor are tried again if they are wanted, for a Node
-// changes them too, and ignored if not.
+// TestRowsThatWereNotAskedFor checks that a refused row which was not among the changed
+// ones (a change of the Node may affect any row) is retried if it is wanted, and ignored
+// if it is not.
 func TestRowsThatWereNotAskedFor(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
 		web, api := l.resolver.State().Rows[key("web")], l.resolver.State().Rows[key("api")]
 		tab := newTable(l.resolver.State())
-		tab.changed(&proxy.Delta{Upserts: []proxy.Upsert{{Old: web, New: web}}, Node: &proxy.Node{}}, time.Now())
+		tab.markChanged(&proxy.Delta{Upserts: []proxy.Upsert{{Old: web, New: web}}, Node: &proxy.Node{}}, time.Now())
 		w := &work{}
 		w.changed, w.step = tab.due(false, time.Now())
-		done, refusals := tab.settle(w, proxy.Refused{key("api"): errHalfWay, key("gone"): errHalfWay}, time.Now())
+		done, refusals := tab.recordSync(w, proxy.Refused{key("api"): errHalfWay, key("gone"): errHalfWay}, time.Now())
 		if len(done.Removes)+len(done.Upserts) != 0 || done.Node == nil || len(refusals) != 1 || refusals[0].Key != key("api") {
 			t.Errorf("done %+v, refusals %v; want the Node done and api refused", done, refusals)
 		}
@@ -196,8 +197,8 @@ func TestRowsThatWereNotAskedFor(t *testing.T) {
 	})
 }
 
-// TestHalfDone lets the kernel take the first rows and then fail: all stay
-// dirty, and the same ones are tried again without a full sync.
+// TestHalfDone lets the kernel accept the first rows and then fail: all rows stay dirty,
+// and are retried without a full sync.
 func TestHalfDone(t *testing.T) {
 	run(t, func(s *Settings) { s.MinSyncPeriod = 10 * ms }, func(l *lab) {
 		l.started()
@@ -219,8 +220,8 @@ func TestHalfDone(t *testing.T) {
 	})
 }
 
-// TestBaseWithoutOverlay has a mode write the rows but not what makes some of
-// them faster: those are refused, and only they are tried again.
+// TestBaseWithoutOverlay lets a mode write the base rules of all rows, but not the
+// overlay of some: those rows are refused, and only they are retried.
 func TestBaseWithoutOverlay(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.plane.base = true

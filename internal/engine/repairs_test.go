@@ -23,8 +23,8 @@ func (l *lab) count() (syncs, applies int) {
 // change replaces web's endpoint, n being the turn.
 func (l *lab) change(n int) { l.OnEndpointSliceAdd(endpoints("web", 1+n%200)) }
 
-// TestObjectsChangeWhileARepairWaits plays half a minute in which somebody edits
-// our rules all the time and 50 objects a second change.
+// TestObjectsChangeWhileARepairWaits runs half a minute in which another process changes
+// our rules all the time and 50 objects per second change.
 func TestObjectsChangeWhileARepairWaits(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
@@ -51,15 +51,15 @@ func TestObjectsChangeWhileARepairWaits(t *testing.T) {
 	})
 }
 
-// TestARepairThatWaitsGivesWay has rules taken away on which Apply stands: only
-// Sync is right then, and nobody waits for the repair's time.
+// TestARepairThatWaitsGivesWay removes rules that Apply needs: the full sync does not wait
+// for the end of the repair's back-off.
 func TestARepairThatWaitsGivesWay(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
 		for range 6 {
 			l.plane.seen <- "theirs"
 			synctest.Wait()
-			time.Sleep(repairRest * repairMin) // and no longer: it is still the same quarrel
+			time.Sleep(repairQuiet * repairMin) // The back-off starts again only after a longer time.
 		}
 		l.plane.drift(key("api")) // Its repair comes after seconds.
 		l.count()
@@ -73,7 +73,7 @@ func TestARepairThatWaitsGivesWay(t *testing.T) {
 	})
 }
 
-// TestARepairComesInTime is not put off by objects that change.
+// TestARepairComesInTime checks that changes of objects do not delay a repair.
 func TestARepairComesInTime(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()

@@ -12,22 +12,24 @@ import (
 	"sluice/internal/resolve"
 )
 
-// objectLines is how many lines about objects the log gets at once, and then one each
-// second. Whoever writes objects decides how much there is to say, and must not decide
-// how long the log is.
-const objectLines = 100
+const (
+	// objectLines is the burst of log lines about objects; after it, one line per
+	// second is logged. Users who may write objects must not be able to flood the log.
+	objectLines = 100
 
-// moreEvery is how often it says that there is more.
-const moreEvery = 10 * time.Second
+	// hiddenInterval is how often the log says that lines were hidden.
+	hiddenInterval = 10 * time.Second
+)
 
-// objectLog is the log of what is wrong with objects.
-type objectLog struct{ lines, more *rate.Limiter }
+// objectLog logs problems with objects, at a limited rate.
+type objectLog struct{ lines, hidden *rate.Limiter }
 
 func newObjectLog() objectLog {
-	return objectLog{rate.NewLimiter(rate.Every(time.Second), objectLines), rate.NewLimiter(rate.Every(moreEvery), 1)}
+	return objectLog{rate.NewLimiter(rate.Every(time.Second), objectLines), rate.NewLimiter(rate.Every(hiddenInterval), 1)}
 }
 
-// report has lines written, each to the logger that it is given.
+// report calls write, which calls line for a logger for each line that it logs. Lines
+// above the limit are logged at verbosity 4 only.
 func (l objectLog) report(ctx context.Context, write func(line func() klog.Logger)) {
 	logger, hidden := klog.FromContext(ctx), 0
 	write(func() klog.Logger {
@@ -37,17 +39,17 @@ func (l objectLog) report(ctx context.Context, write func(line func() klog.Logge
 		hidden++
 		return logger.V(4)
 	})
-	if hidden > 0 && l.more.Allow() {
-		logger.Info("More changed about objects than is shown, verbosity 4 shows all", "hidden", hidden)
+	if hidden > 0 && l.hidden.Allow() {
+		logger.Info("Too many lines about objects, verbosity 4 shows the hidden ones", "hidden", hidden)
 	}
 }
 
-// rewrittenRows is how many rows are named that had to be written again.
+// rewrittenRows is how many repaired rows a log line names.
 const rewrittenRows = 5
 
-// reportFailure says that a sync failed. The runner tries again by itself.
+// reportFailure logs that a sync failed. The runner retries it.
 func reportFailure(ctx context.Context, err error, retryIn time.Duration) {
-	klog.FromContext(ctx).Error(err, "Sync did not go through, what it did not replace stays in force, will try again", "retryIn", retryIn)
+	klog.FromContext(ctx).Error(err, "Sync failed and is retried, rules that it did not replace stay in force", "retryIn", retryIn)
 }
 
 func report(ctx context.Context, w *work, done *proxy.Delta) {
@@ -71,8 +73,7 @@ func report(ctx context.Context, w *work, done *proxy.Delta) {
 	}
 }
 
-// reportRewritten names the rows that a full sync wrote although nothing about them
-// had changed.
+// reportRewritten logs what a full sync had to write although no event changed it.
 func reportRewritten(ctx context.Context, w *work, r proxy.Rewritten) {
 	var rows []string
 	for _, k := range r.Rows {
@@ -81,33 +82,33 @@ func reportRewritten(ctx context.Context, w *work, r proxy.Rewritten) {
 		}
 	}
 	if len(rows) > 0 || r.Objects > 0 && w.changed.Empty() {
-		klog.FromContext(ctx).Info("Repaired what was not as we had written it", "objects", r.Objects,
+		klog.FromContext(ctx).Info("Repaired kernel objects that were not as we wrote them", "objects", r.Objects,
 			"servicePorts", rows[:min(len(rows), rewrittenRows)], "more", max(0, len(rows)-rewrittenRows))
 	}
 }
 
-// refusals names the rows that the kernel began or ceased to refuse.
+// refusals logs the rows that the kernel began or ceased to refuse.
 func (l objectLog) refusals(ctx context.Context, w *work, rows []RowStatus) {
 	l.report(ctx, func(line func() klog.Logger) {
 		for _, r := range rows {
 			switch {
 			case r.Refused != "":
-				line().Info("Kernel refuses service port, the others go on", "servicePort", r.Key, "reason", r.Refused)
-			case w.state.Rows[r.Key] != nil: // Else what removed it is reported.
+				line().Info("Kernel refuses service port, other service ports are not affected", "servicePort", r.Key, "reason", r.Refused)
+			case w.state.Rows[r.Key] != nil: // A row that was removed is not accepted.
 				line().Info("Service port is accepted again", "servicePort", r.Key)
 			}
 		}
 	})
 }
 
-// problems says what is wrong that was not before, and what is no longer.
-func (l objectLog) problems(ctx context.Context, found, mended []resolve.Problem) {
+// problems logs the problems that are new and those that no longer exist.
+func (l objectLog) problems(ctx context.Context, found, resolved []resolve.Problem) {
 	l.report(ctx, func(line func() klog.Logger) {
 		for _, p := range found {
 			line().Info("Object has a problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
 		}
-		for _, p := range mended {
-			line().Info("Problem of an object is mended", "object", p.Object, "field", p.Field)
+		for _, p := range resolved {
+			line().Info("Object problem is resolved", "object", p.Object, "field", p.Field)
 		}
 	})
 }

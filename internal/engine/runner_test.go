@@ -27,7 +27,8 @@ func (b *busyPlane) Run(ctx context.Context) error {
 	}
 }
 
-// TestDataplaneWithWorkOfItsOwn ends with the engine, and the engine with it.
+// TestDataplaneWithWorkOfItsOwn checks that Run of a dataplane ends with the engine, and
+// that the engine ends if Run does.
 func TestDataplaneWithWorkOfItsOwn(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -36,7 +37,7 @@ func TestDataplaneWithWorkOfItsOwn(t *testing.T) {
 	}{
 		{"the engine is stopped", func(_ *busyPlane, stop func()) { stop() }, ""},
 		{"it fails", func(b *busyPlane, _ func()) { b.end <- errors.New("listen: address in use") }, "listen: address in use"},
-		{"it just ends", func(b *busyPlane, _ func()) { b.end <- nil }, "the dataplane stopped working"},
+		{"it just ends", func(b *busyPlane, _ func()) { b.end <- nil }, "run the dataplane: it stopped without an error"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -9,28 +9,28 @@ import (
 	"sluice/internal/runner"
 )
 
-// RowStatus is how one service port stands.
+// RowStatus is the status of one service port.
 type RowStatus struct {
 	Key     proxy.PortKey
-	InForce *proxy.ServicePort // what the kernel does, as far as known; nil: nothing
-	Since   time.Time          // when that came in force
-	Pending time.Time          // since when something else is wanted; zero: it is as wanted
-	Refused string             // why the kernel does not take that; empty: it was not refused
-	NextTry time.Time          // when a refused row is tried again; zero: with the next sync
+	InForce *proxy.ServicePort // the row in the kernel, as far as known; nil if there is none
+	Since   time.Time          // when InForce was written
+	Pending time.Time          // since when another version is wanted; zero if InForce is the wanted one
+	Refused string             // why the kernel refused the wanted version; empty if it did not
+	NextTry time.Time          // when a refused row is retried; zero means with the next sync
 
-	wait time.Duration // from the last refusal to the next try
+	wait time.Duration // the back-off before NextTry
 }
 
-// table knows how every row stands. One that is not dirty is in force as it is
-// wanted, so there is no second copy of all rows.
+// table has the status of every row. A row that is not dirty is in force as wanted,
+// so no second copy of all rows is kept.
 type table struct {
-	want  *proxy.State // the resolver's
+	want  *proxy.State // the resolver's state
 	dirty map[proxy.PortKey]*RowStatus
-	since map[*proxy.ServicePort]time.Time // when the rows in force came
+	since map[*proxy.ServicePort]time.Time // when the rows in force were written
 
-	changes changes // what came in force
+	changes changes // the last changes in the kernel
 
-	dirtyChecks map[proxy.HealthCheckKey]*proxy.HealthCheck // as in force
+	dirtyChecks map[proxy.HealthCheckKey]*proxy.HealthCheck // the versions in force
 	dirtyNode   bool
 	dirtyCIDRs  bool
 }
@@ -44,8 +44,8 @@ func newTable(want *proxy.State) *table {
 	}
 }
 
-// changed notes a step that was resolved.
-func (t *table) changed(d *proxy.Delta, now time.Time) {
+// markChanged makes everything dirty that a resolved step changes.
+func (t *table) markChanged(d *proxy.Delta, now time.Time) {
 	for _, r := range d.Removes {
 		t.mark(r.Key, r, now)
 	}
@@ -61,21 +61,22 @@ func (t *table) changed(d *proxy.Delta, now time.Time) {
 	t.dirtyCIDRs = t.dirtyCIDRs || d.CIDRs != nil
 }
 
-// mark makes a row dirty; if it was not, it is in force as held. One that was
-// refused may be right now: it is tried at once, and its waits begin anew.
-func (t *table) mark(k proxy.PortKey, held *proxy.ServicePort, now time.Time) *RowStatus {
+// mark makes a row dirty; inForce is its version in the kernel if it was not dirty.
+// The kernel may accept the new version of a refused row, so the row is retried with
+// the next sync, and its back-off starts again.
+func (t *table) mark(k proxy.PortKey, inForce *proxy.ServicePort, now time.Time) *RowStatus {
 	r := t.dirty[k]
 	if r == nil {
-		r = &RowStatus{Key: k, InForce: held, Since: t.since[held], Pending: now}
+		r = &RowStatus{Key: k, InForce: inForce, Since: t.since[inForce], Pending: now}
 		t.dirty[k] = r
 	}
 	r.wait, r.NextTry = 0, time.Time{}
 	return r
 }
 
-// due returns what is to be written now: all that is dirty, without the refused
-// rows whose time has not come unless everything is written anew. The step is
-// the same, as the way from what is in force to what is wanted.
+// due returns what has to be written now: everything dirty, except for refused rows
+// whose back-off has not ended; with all, including those. The step has the same
+// changes as the difference between what is in force and what is wanted.
 func (t *table) due(all bool, now time.Time) (*proxy.Changed, *proxy.Delta) {
 	c := &proxy.Changed{Node: t.dirtyNode, CIDRs: t.dirtyCIDRs}
 	for k, r := range t.dirty {
@@ -86,24 +87,24 @@ func (t *table) due(all bool, now time.Time) (*proxy.Changed, *proxy.Delta) {
 	slices.SortFunc(c.Rows, proxy.ComparePortKeys)
 	step := t.step(c.Rows)
 	for _, h := range step.HealthChecks {
-		if h.Moves() {
+		if h.ChangesPort() {
 			c.HealthChecks = append(c.HealthChecks, h.Key())
 		}
 	}
 	return c, step
 }
 
-// step returns the way from what is in force to what is wanted: of some dirty
-// rows, and of all the rest.
+// step returns the difference between what is in force and what is wanted, for some
+// of the dirty rows and for everything else that is dirty.
 func (t *table) step(rows []proxy.PortKey) *proxy.Delta {
 	d := &proxy.Delta{}
 	for _, k := range rows {
-		switch held, row := t.dirty[k].InForce, t.want.Rows[k]; {
-		case row == held:
+		switch old, row := t.dirty[k].InForce, t.want.Rows[k]; {
+		case row == old:
 		case row != nil:
-			d.Upserts = append(d.Upserts, proxy.Upsert{Old: held, New: row})
+			d.Upserts = append(d.Upserts, proxy.Upsert{Old: old, New: row})
 		default:
-			d.Removes = append(d.Removes, held)
+			d.Removes = append(d.Removes, old)
 		}
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(t.dirtyChecks), proxy.CompareHealthCheckKeys) {
@@ -120,18 +121,20 @@ func (t *table) step(rows []proxy.PortKey) *proxy.Delta {
 	return d
 }
 
-// settle notes that the work was done, but for the refused rows. It returns
-// what changed in the kernel, and the rows that it began or ceased to refuse.
-func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.Delta, []RowStatus) {
+// recordSync records that the work is in force, except for the refused rows. It
+// returns what changed in the kernel, and the rows that it began or ceased to refuse
+// or refuses for another reason.
+func (t *table) recordSync(w *work, refused proxy.Refused, now time.Time) (*proxy.Delta, []RowStatus) {
 	maps.DeleteFunc(refused, func(k proxy.PortKey, _ error) bool {
-		// A row that is not wanted is gone after a Sync, and else nobody asked for it.
+		// A row that is not wanted does not exist after Sync, and Apply was not
+		// asked for it unless it is dirty.
 		return t.want.Rows[k] == nil && (w.full || t.dirty[k] == nil)
 	})
 	done := w.step
 	if len(refused) > 0 {
 		done = t.step(slices.DeleteFunc(slices.Clone(w.changed.Rows), func(k proxy.PortKey) bool { return refused[k] != nil }))
 	}
-	t.changes.note(done, now, t.dirty)
+	t.changes.record(done, now, t.dirty)
 	var changes []RowStatus
 	for _, k := range w.changed.Rows {
 		if refused[k] != nil {
@@ -142,7 +145,7 @@ func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.De
 		}
 		delete(t.dirty, k)
 	}
-	for k, why := range refused {
+	for k, err := range refused {
 		r := t.dirty[k]
 		if r == nil {
 			r = t.mark(k, t.want.Rows[k], now)
@@ -151,7 +154,7 @@ func (t *table) settle(w *work, refused proxy.Refused, now time.Time) (*proxy.De
 			done.Removes = append(done.Removes, r.InForce)
 			r.InForce, r.Since = nil, time.Time{}
 		}
-		if reason := why.Error(); reason != r.Refused {
+		if reason := err.Error(); reason != r.Refused {
 			r.Refused = reason
 			changes = append(changes, *r)
 		}

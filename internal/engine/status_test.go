@@ -11,7 +11,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// FuzzChanged takes steps one by one, and all at once by what the table says.
+// FuzzChanged compares applying steps one by one with applying at once what the table
+// says has changed.
 func FuzzChanged(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 	f.Add([]byte("add, change, remove, add again, and the proxy.Node with it"))
@@ -24,7 +25,7 @@ func FuzzChanged(f *testing.F) {
 		for part := range slices.Chunk(data, max(1, len(data)/3)) {
 			d := fuzzDelta(want, part)
 			want.Apply(d)
-			tab.changed(d, time.Now())
+			tab.markChanged(d, time.Now())
 		}
 		w := &work{state: want}
 		w.changed, w.step = tab.due(true, time.Now())
@@ -34,7 +35,7 @@ func FuzzChanged(f *testing.F) {
 		if err := sameState(want, got); err != nil {
 			t.Error(err)
 		}
-		tab.settle(w, nil, time.Now())
+		tab.recordSync(w, nil, time.Now())
 		if changed, step := tab.due(true, time.Now()); !changed.Empty() || !step.Empty() {
 			t.Errorf("step from what is wanted: %+v", step)
 		}

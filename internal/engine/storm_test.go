@@ -30,9 +30,9 @@ func (p *slowPlane) Apply(_ context.Context, want *proxy.State, changed *proxy.C
 	return nil, nil
 }
 
-// TestEventStorm has 10,000 events of 100 Services come within a second: what is pending
-// is bounded by the Services, what is written by the time that it takes, and the last
-// event of each is in force in the end.
+// TestEventStorm sends 10,000 events of 100 Services within a second: the pending changes
+// are bounded by the number of Services, the syncs by the minimum interval, and the last
+// event of each Service is in force in the end.
 func TestEventStorm(t *testing.T) {
 	const services, events = 100, 10_000
 	synctest.Test(t, func(t *testing.T) {

@@ -19,8 +19,8 @@ func verified(t *testing.T, play func(*lab, *verifiedPlane)) {
 	}, func(l *lab) { play(l, v) })
 }
 
-// TestWhatIsNotAnnouncedIsReadBack repairs a row, and what all stand on, soon after
-// another process has changed it, and names it.
+// TestWhatIsNotAnnouncedIsReadBack checks that a row, and what all rows share, is repaired
+// soon after another process changed it, and that the log names it.
 func TestWhatIsNotAnnouncedIsReadBack(t *testing.T) {
 	for _, tt := range []struct {
 		key  proxy.PortKey
@@ -45,15 +45,15 @@ func TestWhatIsNotAnnouncedIsReadBack(t *testing.T) {
 	}
 }
 
-// TestNothingIsReadBackWhileARepairWaits has what was found once not count as
-// another change.
+// TestNothingIsReadBackWhileARepairWaits checks that damage which was found once does not
+// count as another change.
 func TestNothingIsReadBackWhileARepairWaits(t *testing.T) {
 	verified(t, func(l *lab, v *verifiedPlane) {
 		l.started()
 		for range 5 {
 			l.plane.seen <- "theirs"
 			synctest.Wait()
-			time.Sleep(repairRest * repairMin)
+			time.Sleep(repairQuiet * repairMin)
 		}
 		l.plane.seen <- "theirs" // Its repair comes after 1.6 s.
 		synctest.Wait()
@@ -71,20 +71,20 @@ func TestNothingIsReadBackWhileARepairWaits(t *testing.T) {
 	})
 }
 
-// TestDamageNowAndThen is repaired at once each time, as nobody quarrels with us.
+// TestDamageNowAndThen checks that occasional damage is repaired immediately each time.
 func TestDamageNowAndThen(t *testing.T) {
 	run(t, nil, func(l *lab) {
 		l.started()
 		for range 20 {
 			l.plane.seen <- "theirs"
 			l.wantCalls("sync 2")
-			time.Sleep(repairRest*repairMin + ms)
+			time.Sleep(repairQuiet*repairMin + ms)
 		}
 	})
 }
 
-// TestRepairedRowsAreNamed says whose objects a full sync had to write again, but for
-// those that were to change.
+// TestRepairedRowsAreNamed checks that the log names the rows whose objects a full sync had
+// to write again, without those that had changed.
 func TestRepairedRowsAreNamed(t *testing.T) {
 	verified(t, func(l *lab, v *verifiedPlane) {
 		l.started()
@@ -94,10 +94,10 @@ func TestRepairedRowsAreNamed(t *testing.T) {
 		v.with(func(*fakePlane) {
 			v.rewritten = proxy.Rewritten{Objects: 3, Rows: []proxy.PortKey{key("api"), key("web")}}
 		})
-		l.needFull(time.Now())
+		l.requestFullSync(time.Now())
 		l.change(1) // which is web's
 		synctest.Wait()
-		if want := `Repaired what was not as we had written it objects=3 servicePorts=["ns/api:p/TCP/IPv4"] more=0`; !strings.Contains(l.log(), want) {
+		if want := `Repaired kernel objects that were not as we wrote them objects=3 servicePorts=["ns/api:p/TCP/IPv4"] more=0`; !strings.Contains(l.log(), want) {
 			t.Errorf("the log does not say %s:\n%s", want, l.log())
 		}
 	})

@@ -9,26 +9,26 @@ import (
 	"sluice/internal/resolve"
 )
 
-// View is all that an engine knows. It is valid while Look lasts, and to be read
-// only; rows may be kept, as they never change.
+// View gives read access to everything an engine knows. It is valid until the
+// function returns that Look calls; rows may be kept, since they never change.
 type View struct {
 	Resolver *resolve.Resolver
-	State    *proxy.State // what is wanted, as of the last sync that began
-	Sync     SyncStatus   // how the last one went
+	State    *proxy.State // the wanted state, as of the start of the last sync
+	Sync     SyncStatus
 	table    *table
 }
 
-// SyncStatus is how the last sync went.
+// SyncStatus is the result of the last syncs.
 type SyncStatus struct {
-	First   bool          // one has gone through
-	Ended   time.Time     // when the last one did that went through; zero: none did
-	Took    time.Duration // how long that took
-	Err     error         // why the last one failed; nil: it did not
-	Waiting string        // what the first sync waits for; empty: for nothing
+	First   bool          // the first successful sync has ended
+	Ended   time.Time     // when the last successful sync ended; zero if there was none
+	Took    time.Duration // how long it took
+	Err     error         // why the last sync failed; nil if it succeeded
+	Waiting string        // what the first sync waits for; empty if it does not wait
 }
 
-// Look calls f with what is known now. Events and syncs wait for it meanwhile,
-// so f looks at little at a time.
+// Look calls f with the current state. It holds the engine's lock, so events and
+// syncs wait until f returns.
 func (e *Engine) Look(f func(View)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -39,22 +39,22 @@ func (e *Engine) Look(f func(View)) {
 	f(View{e.resolver, e.resolver.State(), s, e.table})
 }
 
-// missing names what the first sync waits for.
+// missing returns what the first sync waits for.
 func (e *Engine) missing() string {
 	switch {
-	case !e.heard.services:
-		return "Services have not come yet"
-	case !e.heard.slices:
-		return "EndpointSlices have not come yet"
-	case !e.heard.node:
-		return "the Node has not come yet"
+	case !e.synced.services:
+		return "Services are not known yet"
+	case !e.synced.slices:
+		return "EndpointSlices are not known yet"
+	case !e.synced.node:
+		return "the Node is not known yet"
 	default:
 		return ""
 	}
 }
 
-// Row returns how a row stands. One that is neither wanted nor in force has a
-// status with nothing but the key.
+// Row returns the status of a row. For a row that is neither wanted nor in force,
+// only the key is set.
 func (v View) Row(k proxy.PortKey) RowStatus {
 	if r := v.table.dirty[k]; r != nil {
 		return *r
@@ -63,12 +63,13 @@ func (v View) Row(k proxy.PortKey) RowStatus {
 	return RowStatus{Key: k, InForce: row, Since: v.table.since[row]}
 }
 
-// NotAsWanted yields how the rows stand that are not as wanted, in no order.
-func (v View) NotAsWanted() iter.Seq[*RowStatus] { return maps.Values(v.table.dirty) }
+// DirtyRows yields the status of the rows that are not known to be as wanted, in no
+// particular order.
+func (v View) DirtyRows() iter.Seq[*RowStatus] { return maps.Values(v.table.dirty) }
 
-// Dirty returns how many rows are not as wanted: those that the kernel refuses,
-// and the others.
-func (v View) Dirty() (pending, refused int) {
+// DirtyCounts returns how many dirty rows the kernel refuses, and how many others
+// there are.
+func (v View) DirtyCounts() (pending, refused int) {
 	for _, r := range v.table.dirty {
 		if r.Refused != "" {
 			refused++

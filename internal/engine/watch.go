@@ -16,67 +16,68 @@ import (
 )
 
 const (
-	// watchPause is how long a broken watch for foreign changes rests.
+	// watchPause is the time after which a watch that failed is started again.
 	watchPause = 10 * time.Second
 
-	// repairMin and repairMax bound the waits between repairs that follow each
-	// other. The first comes at once; but with a second writer that never rests
-	// each repair would only bring about the next.
+	// repairMin and repairMax bound the back-off between consecutive repairs. The
+	// first repair is immediate; but if another process reacts to each repair with
+	// another change, immediate repairs would never end.
 	repairMin = 100 * time.Millisecond
 	repairMax = 30 * time.Second
 
-	// repairQuiet is how long our rules must be left alone before a repair is a
-	// first one again: so many times as long as the next one would wait, and no
-	// longer than that. Who damages them every few seconds does not fight with us,
-	// and a repair that waits leaves Services broken for as long.
-	repairRest  = 20
-	repairQuiet = time.Minute
+	// The back-off starts again after a time without foreign changes: repairQuiet
+	// times the next wait, but no longer than repairQuietMax. A process that damages
+	// our rules only every few seconds is not reacting to repairs, and delaying a
+	// repair would leave Services broken for as long.
+	repairQuiet    = 20
+	repairQuietMax = time.Minute
 )
 
-// repairer asks for full syncs that repair what other processes changed. Several
-// goroutines may tell it.
+// repairer requests full syncs that repair what other processes changed. It is safe
+// for concurrent use.
 type repairer struct {
 	*Engine
 	mu   sync.Mutex
 	wait time.Duration // before the next repair
-	last time.Time     // when a change was last seen
+	last time.Time     // when a foreign change was last seen
 }
 
-// changed asks for a repair: at once, or later if changes follow each other fast.
-func (r *repairer) changed(ctx context.Context, what string) {
+// repair requests a repair: now, or after a back-off if foreign changes continue.
+func (r *repairer) repair(ctx context.Context, seen string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	if quiet := now.Sub(r.last); quiet > min(repairQuiet, repairRest*r.wait) {
+	if quiet := now.Sub(r.last); quiet > min(repairQuietMax, repairQuiet*r.wait) {
 		r.wait = 0
 	}
 	r.last = now
 	logger := klog.FromContext(ctx)
 	switch {
-	case !r.needFull(now.Add(r.wait)):
-		return // A repair is on its way.
+	case !r.requestFullSync(now.Add(r.wait)):
+		return // A repair is scheduled already.
 	case r.wait == 0:
-		logger.Info("Another process changed our rules, repairing them", "seen", what)
+		logger.Info("Another process changed our rules, repairing them", "seen", seen)
 	default:
-		logger.Info("Another process keeps changing our rules, repairing them less often; does another proxy write them?",
-			"seen", what, "repairIn", r.wait)
+		logger.Info("Another process keeps changing our rules, repairing them less often; check whether another proxy runs on this node",
+			"seen", seen, "repairIn", r.wait)
 	}
 	r.observer.Repairing()
 	r.wait = runner.Backoff(r.wait, repairMin, repairMax)
-	r.Sync() // If the repair has to wait, the run sets the alarm.
+	r.Sync() // If the repair has to wait, the run schedules it.
 }
 
-// watch asks for a full sync whenever the kernel announces that another process has
-// changed our rules.
+// watch requests a repair whenever the kernel announces that another process changed
+// our rules.
 func (e *Engine) watch(ctx context.Context, w proxy.Watcher, r *repairer) {
 	missed := func() {
-		if e.needFull(time.Now()) {
+		if e.requestFullSync(time.Now()) {
 			e.Sync()
 		}
 	}
 	for ctx.Err() == nil {
-		if err := w.Watch(ctx, missed, func(what string) { r.changed(ctx, what) }); ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Watching our rules ended, will watch again", "retryIn", watchPause)
+		if err := w.Watch(ctx, missed, func(seen string) { r.repair(ctx, seen) }); ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Watch of our rules ended and is retried, changes by other processes are not seen until then",
+				"retryIn", watchPause)
 		}
 		select {
 		case <-ctx.Done():
@@ -85,9 +86,9 @@ func (e *Engine) watch(ctx context.Context, w proxy.Watcher, r *repairer) {
 	}
 }
 
-// afterFirstSync calls f unless ctx ends first. Before the first sync nothing is ours
-// yet, and the kernel would prepare an event for each of the many elements that it
-// writes.
+// afterFirstSync calls f after the first sync, unless ctx ends before. Until then
+// there are no rules of ours to watch, and a watch would make the kernel send an event
+// for each of the many elements that the first sync writes.
 func (e *Engine) afterFirstSync(ctx context.Context, f func()) {
 	select {
 	case <-e.firstSync:
@@ -97,22 +98,22 @@ func (e *Engine) afterFirstSync(ctx context.Context, f func()) {
 }
 
 const (
-	// verifyInterval is how often some of what the kernel has is read back where it
-	// does not announce changes.
+	// verifyInterval is how often rows are read back if the kernel does not announce
+	// changes.
 	verifyInterval = 250 * time.Millisecond
 
-	// verifyTime is for how long each time: it costs less than a hundredth of a CPU
-	// at any number of rows. Much that is damaged shows at once, a single row of
+	// verifyTime is how long each time. It costs less than a hundredth of a CPU at
+	// any number of rows. Damage to many rows is found at once, damage to one row of
 	// ten thousand within half a minute.
 	verifyTime = 2 * time.Millisecond
 )
 
-// verify reads back rows in turn, until ctx ends.
+// verify reads back rows in turn until ctx ends, and requests repairs.
 func (e *Engine) verify(ctx context.Context, v proxy.Verifier, r *repairer) {
 	tick := time.NewTicker(verifyInterval)
 	defer tick.Stop()
 	var rows []proxy.PortKey // still to be read in this round
-	var failed string        // why it could not be done
+	var failed string        // the last error that was logged
 	for {
 		select {
 		case <-ctx.Done():
@@ -123,28 +124,28 @@ func (e *Engine) verify(ctx context.Context, v proxy.Verifier, r *repairer) {
 		if rows, due = e.toVerify(rows); !due {
 			continue
 		}
-		var what string
-		err := e.turns.inspect(ctx, func(ctx context.Context) (err error) {
-			rows, what, err = verifySome(ctx, v, rows)
+		var seen string
+		err := e.access.inspect(ctx, func(ctx context.Context) (err error) {
+			rows, seen, err = verifySome(ctx, v, rows)
 			return err
 		})
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err == nil && what != "":
-			r.changed(ctx, what)
+		case err == nil && seen != "":
+			r.repair(ctx, seen)
 		case err == nil:
 			failed = ""
-		case err != errGaveWay && !errors.Is(err, proxy.ErrNeedSync) && err.Error() != failed:
+		case err != errInterrupted && !errors.Is(err, proxy.ErrNeedSync) && err.Error() != failed:
 			failed = err.Error()
-			klog.FromContext(ctx).Error(err, "What the kernel has cannot be read back, so changes by other processes may go unseen")
+			klog.FromContext(ctx).Error(err, "Kernel state cannot be read back, changes by other processes may go unnoticed")
 		}
 	}
 }
 
-// verifySome reads back what all rows stand on and some rows, and returns the others
-// and what it found first; empty: nothing.
-func verifySome(ctx context.Context, v proxy.Verifier, rows []proxy.PortKey) (rest []proxy.PortKey, what string, err error) {
+// verifySome reads back what all rows share, and then rows for verifyTime. It returns
+// the rows that it did not read, and the first difference that it saw; empty if none.
+func verifySome(ctx context.Context, v proxy.Verifier, rows []proxy.PortKey) (rest []proxy.PortKey, seen string, err error) {
 	began := time.Now()
 	found, err := v.Verify(ctx, proxy.PortKey{})
 	if err != nil || len(found) > 0 {
@@ -162,7 +163,7 @@ func verifySome(ctx context.Context, v proxy.Verifier, rows []proxy.PortKey) (re
 	return nil, "", nil
 }
 
-// describe tells the first of some differences, and how many more there are.
+// describe returns the first of some differences, and how many more there are.
 func describe(all []proxy.Difference) string {
 	switch n := len(all); n {
 	case 0:
@@ -174,12 +175,12 @@ func describe(all []proxy.Difference) string {
 	}
 }
 
-// toVerify returns what is to be read back, all rows if none is left. It is not due
-// when a full sync was asked for, now or for later: that compares everything.
+// toVerify returns the rows left to read back, or all rows if none is left. It reports
+// false if a full sync is requested, for now or for later: that compares everything.
 func (e *Engine) toVerify(left []proxy.PortKey) (rows []proxy.PortKey, due bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if due = e.fullFrom.IsZero(); due && len(left) == 0 {
+	if due = e.fullDue.IsZero(); due && len(left) == 0 {
 		left = slices.Collect(maps.Keys(e.resolver.State().Rows))
 	}
 	return left, due

@@ -186,7 +186,7 @@ func (x *explanation) decide() {
 	x.now = x.want
 	if v := x.world.View; v != nil {
 		inForce := maps.Clone(x.owners)
-		for r := range v.NotAsWanted() {
+		for r := range v.DirtyRows() {
 			delete(inForce, r.Key)
 			if r.InForce != nil && x.concerns(r.InForce) {
 				inForce[r.Key] = r.InForce

@@ -396,7 +396,7 @@ func TestExplainKernel(t *testing.T) {
 			})
 			return got
 		}
-		if got := ask("10.96.0.1:80"); got.Reason != statusapi.NotSynced || !strings.Contains(got.Message, "Services have not come yet") {
+		if got := ask("10.96.0.1:80"); got.Reason != statusapi.NotSynced || !strings.Contains(got.Message, "Services are not known yet") {
 			t.Errorf("before the first sync: %s %s", got.Reason, got.Message)
 		}
 		ctx, stop := context.WithCancel(t.Context())

@@ -52,7 +52,7 @@ func (a *Answer) Compare(is proxy.Inspected, err error) {
 		k.Differences = append(k.Differences, statusapi.KernelDifference(d))
 	}
 	if a.Affinity != nil {
-		a.Affinity.Unknown = is.RememberedNot
+		a.Affinity.Unknown = is.RememberedUnknown
 		if is.Remembered.IsValid() {
 			a.Affinity.Endpoint = is.Remembered.String()
 		}

@@ -137,7 +137,7 @@ func (s *story) after(do func()) {
 // pending reports whether a sync has yet to be noted.
 func (s *story) pending() (pending bool) {
 	s.engine.Look(func(v engine.View) {
-		n, _ := v.Dirty()
+		n, _ := v.DirtyCounts()
 		pending = !v.Sync.First || n > 0 && !s.plane.fail.Load()
 	})
 	return pending

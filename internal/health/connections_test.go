@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestManyConnections holds more connections than a server does: the oldest are
-// closed, and who asks is answered.
+// TestManyConnections opens more connections than a server keeps: the oldest are closed,
+// and new requests are served.
 func TestManyConnections(t *testing.T) {
 	r := run(t, ServerSettings{Address: loopback})
 	at := r.bound(netip.AddrPort{}).String()

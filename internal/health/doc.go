@@ -1,12 +1,11 @@
-// Package health answers those who ask over HTTP how this proxy is:
+// Package health has the HTTP servers of the proxy:
 //
-//	ProxyHealth    /healthz and /livez: is the kernel what the API asks for
-//	ServiceChecks  a port per Service: has this node endpoints for its load balancer
-//	MetricsHandler /metrics, /proxyMode, /configz and what a developer looks at
-//	Server         one address, which may change while requests are answered
+//	ProxyHealth    /healthz and /livez: is the kernel in the wanted state
+//	ServiceChecks  the health-check node ports: does this node have endpoints of a Service
+//	MetricsHandler /metrics, /proxyMode, /configz, profiles and the log verbosity
+//	Server         an HTTP server whose address may change while it serves
 //
-// It is told by the engine what happens and has no say in it: nothing here can
-// fail or delay a sync. No answer is written while a lock is held, and nothing
-// listens wider than it was told to. The package knows no dataplane, and of API
-// objects only the Node.
+// Nothing here can fail or delay a sync. No response is written while a lock is held,
+// and nothing listens on more addresses than configured. The package knows no
+// dataplane, and of API objects only the Node.
 package health

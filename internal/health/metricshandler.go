@@ -10,8 +10,9 @@ import (
 	"k8s.io/component-base/metrics/prometheus/slis"
 )
 
-// maxVerbosityText is more than any number that can be set.
-const maxVerbosityText = 64
+// maxVerbosityBody bounds the body of a request that sets the verbosity, in bytes. Any
+// number fits.
+const maxVerbosityBody = 64
 
 type MetricsSettings struct {
 	Metrics   http.Handler // /metrics
@@ -19,24 +20,25 @@ type MetricsSettings struct {
 	Mode      string       // /proxyMode
 	Profiling bool         // serve /debug
 
-	// SetVerbosity sets the log's verbosity from text and says what it did.
+	// SetVerbosity parses and sets the verbosity of the log, and returns the text of
+	// the response.
 	SetVerbosity func(string) (string, error)
 
-	// More are further paths and who answers them.
+	// More are handlers of additional paths.
 	More map[string]http.Handler
 }
 
-// MetricsHandler answers all paths of the metrics server.
+// MetricsHandler returns the handler of the metrics server.
 func MetricsHandler(s MetricsSettings) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", ping)
 	mux.HandleFunc("/healthz/ping", ping)
 	mux.Handle("/metrics", s.Metrics)
 	slis.SLIMetricsWithReset{}.Install(mux)
-	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, s.Mode) })
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, s.Mode) })
 	mux.Handle("/configz", s.Configz)
 	if s.Profiling {
-		debug(mux, s.SetVerbosity)
+		handleDebug(mux, s.SetVerbosity)
 	}
 	for path, h := range s.More {
 		mux.Handle(path, h)
@@ -44,16 +46,17 @@ func MetricsHandler(s MetricsSettings) http.Handler {
 	return mux
 }
 
-// plain answers with text that a browser takes for nothing else.
-func plain(w http.ResponseWriter, code int, text string) {
+// writeText writes plain text, with headers that keep browsers from taking it for
+// anything else.
+func writeText(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
 	_, _ = io.WriteString(w, text)
 }
 
-// ping says that the server answers, which is all that its health is about. The
-// proxy's own health has another server.
+// ping reports that this server responds. The health of the proxy is served by another
+// server.
 func ping(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	excluded := slices.Contains(query["exclude"], "ping")
@@ -62,23 +65,23 @@ func ping(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case r.URL.Path != "/healthz" || !query.Has("verbose"):
-		plain(w, http.StatusOK, "ok")
+		writeText(w, http.StatusOK, "ok")
 	case excluded:
-		plain(w, http.StatusOK, "[+]ping excluded: ok\nhealthz check passed\n")
+		writeText(w, http.StatusOK, "[+]ping excluded: ok\nhealthz check passed\n")
 	default:
-		plain(w, http.StatusOK, "[+]ping ok\nhealthz check passed\n")
+		writeText(w, http.StatusOK, "[+]ping ok\nhealthz check passed\n")
 	}
 }
 
-// debug adds what a developer looks at.
-func debug(mux *http.ServeMux, setVerbosity func(string) (string, error)) {
+// handleDebug adds profiles and the verbosity of the log.
+func handleDebug(mux *http.ServeMux, setVerbosity func(string) (string, error)) {
 	mux.Handle("/debug/pprof", http.RedirectHandler("/debug/pprof/", http.StatusFound))
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	index := func(w http.ResponseWriter, _ *http.Request) {
-		plain(w, http.StatusOK, "/debug/flags/v: PUT a number to set the log's verbosity\n")
+		writeText(w, http.StatusOK, "/debug/flags/v: PUT a number to set the verbosity of the log\n")
 	}
 	mux.HandleFunc("/debug/flags", index)
 	mux.HandleFunc("/debug/flags/{$}", index)
@@ -87,18 +90,18 @@ func debug(mux *http.ServeMux, setVerbosity func(string) (string, error)) {
 
 func putVerbosity(w http.ResponseWriter, r *http.Request, set func(string) (string, error)) {
 	if r.Method != http.MethodPut {
-		plain(w, http.StatusNotAcceptable, "only PUT sets the verbosity\n")
+		writeText(w, http.StatusNotAcceptable, "only method PUT is supported, which sets the verbosity\n")
 		return
 	}
-	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxVerbosityText))
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxVerbosityBody))
 	if err != nil {
-		plain(w, http.StatusBadRequest, fmt.Sprintf("read the verbosity: %v\n", err))
+		writeText(w, http.StatusBadRequest, fmt.Sprintf("read the verbosity: %v\n", err))
 		return
 	}
-	said, err := set(string(text))
+	response, err := set(string(text))
 	if err != nil {
-		plain(w, http.StatusBadRequest, fmt.Sprintf("set the verbosity to %q: %v\n", text, err))
+		writeText(w, http.StatusBadRequest, fmt.Sprintf("set the verbosity to %q: %v\n", text, err))
 		return
 	}
-	plain(w, http.StatusOK, said)
+	writeText(w, http.StatusOK, response)
 }

@@ -63,7 +63,7 @@ func TestMetricsHandler(t *testing.T) {
 		{"GET /debug/pprof/cmdline", 404, "", ""},
 		{"GET /debug/pprof/nothing", 404, "", ""},
 		{"GET /debug/pprof/symbol", 200, plainText, "num_symbols: 1\n"},
-		{"GET /debug/flags", 200, plainText, "/debug/flags/v: PUT a number to set the log's verbosity\n"},
+		{"GET /debug/flags", 200, plainText, "/debug/flags/v: PUT a number to set the verbosity of the log\n"},
 		{"GET /debug/flags/", 200, plainText, ""},
 		{"GET /debug/flags/w", 404, "", ""},
 		{"PUT /debug/flags/v 7", 200, plainText, "set to 7"},

@@ -12,35 +12,35 @@ import (
 	"sluice/internal/proxy"
 )
 
-// taintToBeDeleted is what the cluster autoscaler puts on a node that it is
+// taintToBeDeleted is the taint that the cluster autoscaler sets on a node which it is
 // about to remove.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 type Settings struct {
 	Families []proxy.Family // those that are served
-	Timeout  time.Duration  // how long a requested sync may wait for its success
+	Timeout  time.Duration  // how long a requested sync may take until it has succeeded
 
-	Healthz, Livez func(code int) // count the answers of the two paths
+	Healthz, Livez func(code int) // count the responses of the two paths
 }
 
-// ProxyHealth knows whether the proxy does its work, and whether the node is to
-// get traffic. A sync is one act for all families, so they are well or ill
-// together. All methods may be called by any goroutine.
+// ProxyHealth is whether the proxy keeps the kernel up to date, and whether the node
+// should get traffic. A sync is for all families, so they are healthy or unhealthy
+// together. It is safe for concurrent use.
 //
-// Before the first successful sync the proxy is not healthy: until then nobody
-// knows what the kernel does. As no sync comes before all objects are there, it
-// is not healthy either while they cannot be read.
+// Before the first successful sync the proxy is not healthy, because it does not know
+// what the kernel does. The first sync waits for all objects, so the proxy is not
+// healthy either if they cannot be read.
 type ProxyHealth struct {
 	mu       sync.Mutex
 	settings Settings
-	queued   time.Time // since when something waits that no sync has begun with; zero: nothing does
-	taken    time.Time // since when something waits that a sync has begun with, and none has ended well; zero: nothing does
-	updated  time.Time // the end of the last successful sync; zero: there was none
-	eligible bool      // the node is to get traffic
+	queued   time.Time // when the oldest request was made that no sync has begun to handle; zero if there is none
+	pending  time.Time // when the oldest request was made that a sync has begun to handle, but none has succeeded; zero if there is none
+	updated  time.Time // when the last successful sync ended; zero if there was none
+	eligible bool      // the node should get traffic
 }
 
-// NewProxyHealth returns the health of a proxy that has done nothing yet, on a
-// node that nobody knows.
+// NewProxyHealth returns the health of a proxy before its first sync, on a node that is
+// not known yet.
 func NewProxyHealth(s Settings) *ProxyHealth {
 	return &ProxyHealth{settings: s}
 }
@@ -51,6 +51,7 @@ func (h *ProxyHealth) SetTimeout(d time.Duration) {
 	h.settings.Timeout = d
 }
 
+// Queued records that a sync was requested.
 func (h *ProxyHealth) Queued() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -59,32 +60,32 @@ func (h *ProxyHealth) Queued() {
 	}
 }
 
-// Began says that a sync begins, for everything that was asked for before.
+// Began records that a sync begins, which handles all earlier requests.
 func (h *ProxyHealth) Began() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.taken.IsZero() {
-		h.taken = h.queued
+	if h.pending.IsZero() {
+		h.pending = h.queued
 	}
 	h.queued = time.Time{}
 }
 
-// Done says that the sync that began last has ended. After one that failed
-// something waits, even if nobody asked for it.
+// Done records that the last sync has ended. A failed sync is pending until one
+// succeeds, even if it was not requested.
 func (h *ProxyHealth) Done(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
 	switch {
 	case err == nil:
-		h.taken, h.updated = time.Time{}, now
-	case h.taken.IsZero():
-		h.taken = now
+		h.pending, h.updated = time.Time{}, now
+	case h.pending.IsZero():
+		h.pending = now
 	}
 }
 
-// SyncNode takes what this node's Node says; nil: there is none. A node that is
-// about to go is not to get traffic from load balancers.
+// SyncNode sets this node's Node, which is nil if there is none. Load balancers should
+// not send traffic to a node that is about to be removed.
 func (h *ProxyHealth) SyncNode(n *v1.Node) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -92,80 +93,81 @@ func (h *ProxyHealth) SyncNode(n *v1.Node) {
 		!slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == taintToBeDeleted })
 }
 
-// Healthy reports whether the kernel is what the API asks for, or may still be.
+// Healthy reports whether the kernel is in the wanted state, or has not been out of
+// date for longer than the timeout.
 func (h *ProxyHealth) Healthy() bool {
-	a, _ := h.answer()
-	return a.Healthy
+	r, _ := h.response()
+	return r.Healthy
 }
 
+// Eligible reports whether load balancers should send traffic to this node.
 func (h *ProxyHealth) Eligible() bool {
-	_, eligible := h.answer()
+	_, eligible := h.response()
 	return eligible
 }
 
-// answer is what a prober may read.
-type answer struct {
+// response is the body of a response.
+type response struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
 	Healthy      bool                    `json:"healthy"`
-	Status       map[string]familyAnswer `json:"status,omitempty"`
+	Status       map[string]familyStatus `json:"status,omitempty"`
 }
 
-type familyAnswer struct {
+type familyStatus struct {
 	LastUpdated time.Time `json:"lastUpdated"`
 	Healthy     bool      `json:"healthy"`
 }
 
-// Handler answers /healthz and /livez, whatever the method, and knows no other
-// path. /healthz tells a load balancer whether to send traffic here, /livez a
-// kubelet whether to leave the process running.
+// Handler returns a handler for /healthz and /livez, with any method. /healthz is for
+// load balancers: whether to send traffic to this node. /livez is for the kubelet:
+// whether to leave the process running.
 func (h *ProxyHealth) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
-		a, eligible := h.answer()
-		a.NodeEligible = &eligible
-		h.settings.Healthz(a.send(w, a.Healthy && eligible))
+		r, eligible := h.response()
+		r.NodeEligible = &eligible
+		h.settings.Healthz(r.write(w, r.Healthy && eligible))
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
-		a, _ := h.answer()
-		h.settings.Livez(a.send(w, a.Healthy))
+		r, _ := h.response()
+		h.settings.Livez(r.write(w, r.Healthy))
 	})
 	return mux
 }
 
-// answer returns how things stand now.
-func (h *ProxyHealth) answer() (a answer, eligible bool) {
+func (h *ProxyHealth) response() (r response, eligible bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	a = answer{CurrentTime: time.Now(), LastUpdated: h.updated, Healthy: !h.updated.IsZero()}
-	known := a.Healthy // something was asked for or done
-	for _, since := range [...]time.Time{h.queued, h.taken} {
+	r = response{CurrentTime: time.Now(), LastUpdated: h.updated, Healthy: !h.updated.IsZero()}
+	started := r.Healthy // a sync was requested or done
+	for _, since := range [...]time.Time{h.queued, h.pending} {
 		if !since.IsZero() {
-			known = true
-			a.Healthy = a.Healthy && a.CurrentTime.Sub(since) < h.settings.Timeout
+			started = true
+			r.Healthy = r.Healthy && r.CurrentTime.Sub(since) < h.settings.Timeout
 		}
 	}
-	if known {
-		a.Status = map[string]familyAnswer{}
+	if started {
+		r.Status = map[string]familyStatus{}
 		for _, f := range h.settings.Families {
-			a.Status[f.String()] = familyAnswer{h.updated, a.Healthy}
+			r.Status[f.String()] = familyStatus{h.updated, r.Healthy}
 		}
 	}
-	return a, h.eligible
+	return r, h.eligible
 }
 
-// send answers and returns the status. A healthy proxy is up to date now: that
-// nothing has changed for long is no reason to say it was long ago.
-func (a answer) send(w http.ResponseWriter, ok bool) int {
+// write writes the response and returns the status code. A healthy proxy is up to date
+// now, however long ago the last change was.
+func (r response) write(w http.ResponseWriter, ok bool) int {
 	if ok {
-		a.LastUpdated = a.CurrentTime
+		r.LastUpdated = r.CurrentTime
 	}
-	return answerJSON(w, ok, a, json.Marshal)
+	return writeJSON(w, ok, r, json.Marshal)
 }
 
-// answerJSON answers 200 or 503, which it returns, with a value.
-func answerJSON(w http.ResponseWriter, ok bool, v any, marshal func(any) ([]byte, error)) int {
+// writeJSON writes a value with status 200 or 503, which it returns.
+func writeJSON(w http.ResponseWriter, ok bool, v any, marshal func(any) ([]byte, error)) int {
 	code := http.StatusOK
 	if !ok {
 		code = http.StatusServiceUnavailable
@@ -173,7 +175,7 @@ func answerJSON(w http.ResponseWriter, ok bool, v any, marshal func(any) ([]byte
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	text, _ := marshal(v) // ours can always be marshalled
-	_, _ = w.Write(text)  // a prober that went away has nothing to be told
+	text, _ := marshal(v) // The types of this package can always be marshalled.
+	_, _ = w.Write(text)  // There is nothing to do about a client that is gone.
 	return code
 }

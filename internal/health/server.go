@@ -18,54 +18,55 @@ import (
 )
 
 const (
-	// bindRetry is how long to wait for an address that could not be had.
+	// bindRetry is the time between attempts to bind an address.
 	bindRetry = 5 * time.Second
 
-	// lastAnswers is how long requests under way have to end when their
-	// listener is gone.
-	lastAnswers = time.Second
+	// shutdownTimeout is how long requests in progress may take after their listener
+	// was closed.
+	shutdownTimeout = time.Second
 
-	// headerTimeout and idleTimeout free what silent clients hold.
+	// headerTimeout and idleTimeout close the connections of silent clients.
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 
-	// maxHeader is how much a client may send before it is answered, in bytes.
+	// maxHeader bounds the header of a request, in bytes.
 	maxHeader = 32 << 10
 )
 
 type ServerSettings struct {
-	Name     string // in logs and errors
+	Name     string // for logs and errors
 	Handler  http.Handler
-	Address  netip.AddrPort // the invalid one: do not listen
-	TLS      *tls.Config    // nil: plain HTTP
-	HardFail bool           // an address that cannot be had ends Run
+	Address  netip.AddrPort // the invalid address means not to listen
+	TLS      *tls.Config    // nil means plain HTTP
+	HardFail bool           // Run fails if the first address cannot be bound
 }
 
-// Server answers requests at one address, which may change while it runs.
+// Server is an HTTP server with one address, which may change while it runs.
 type Server struct {
 	settings ServerSettings
 	changed  chan struct{}
 	want     atomic.Value // netip.AddrPort
 
-	// These are changed by the goroutine of Run alone.
-	cur  atomic.Pointer[listening] // nil: it does not listen
-	gone sync.WaitGroup            // listeners that were left, until their last answers
+	// Only the goroutine of Run changes these.
+	cur     atomic.Pointer[httpListener] // nil if the server does not listen
+	closing sync.WaitGroup               // closed listeners with requests in progress
 }
 
-// NewServer returns a server that does nothing before Run.
+// NewServer returns a server that does not listen before Run.
 func NewServer(s ServerSettings) *Server {
 	server := &Server{settings: s, changed: make(chan struct{}, 1)}
 	server.want.Store(s.Address)
 	return server
 }
 
-// SetAddress moves the server. With the invalid address it ceases to listen.
+// SetAddress makes the server listen at another address, or with the invalid address
+// not at all.
 func (s *Server) SetAddress(a netip.AddrPort) {
 	s.want.Store(a)
 	notify(s.changed)
 }
 
-// Available returns an error if the server must have its address and cannot.
+// Available returns an error if Run would fail because the address cannot be bound now.
 func (s *Server) Available(ctx context.Context) error {
 	want := s.want.Load().(netip.AddrPort)
 	if !s.settings.HardFail || !want.IsValid() {
@@ -78,27 +79,27 @@ func (s *Server) Available(ctx context.Context) error {
 	return l.Close()
 }
 
-// Run serves until ctx ends, and then returns nil. An address that cannot be had
-// is tried again until it can, or ends Run if that is how the server was made and it has
-// not served yet: a new address that is wrong is no reason to end what works.
+// Run serves until ctx ends, and then returns nil. It retries until it can bind the
+// address. With HardFail it returns an error instead, but only before it has served: a
+// wrong new address must not end a process that works.
 func (s *Server) Run(ctx context.Context) error {
-	defer s.gone.Wait()
-	defer s.leave()
-	complaint, served := "", false
+	defer s.closing.Wait()
+	defer s.stopListening()
+	logged, served := "", false
 	for ctx.Err() == nil {
 		var retry <-chan time.Time
-		switch err := s.settle(ctx); {
+		switch err := s.ensureListening(ctx); {
 		case err == nil:
-			complaint, served = "", true
+			logged, served = "", true
 		case ctx.Err() != nil:
 			return nil
 		case s.settings.HardFail && !served:
 			return err
 		default:
 			retry = time.After(bindRetry)
-			if text := err.Error(); text != complaint {
-				complaint = text
-				klog.FromContext(ctx).Error(err, "Will try again until it works", "server", s.settings.Name, "retryIn", bindRetry)
+			if text := err.Error(); text != logged {
+				logged = text
+				klog.FromContext(ctx).Error(err, "Server does not listen, retrying", "server", s.settings.Name, "retryIn", bindRetry)
 			}
 		}
 		var ended chan struct{}
@@ -115,20 +116,20 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// settle makes the server listen where it should. If it has ceased to listen,
-// it says why, and listens again the next time.
-func (s *Server) settle(ctx context.Context) error {
+// ensureListening makes the server listen at the wanted address. If the listener has
+// failed, it returns the error, and the next call listens again.
+func (s *Server) ensureListening(ctx context.Context) error {
 	want := s.want.Load().(netip.AddrPort)
-	if cur := s.cur.Load(); cur != nil && cur.asked == want {
+	if cur := s.cur.Load(); cur != nil && cur.address == want {
 		select {
 		case <-cur.ended:
-			s.leave()
+			s.stopListening()
 			return fmt.Errorf("serve %s at %v: %w", s.settings.Name, want, cur.err)
 		default:
 			return nil
 		}
 	}
-	s.leave() // before it listens anew: it may be in its own way
+	s.stopListening() // The old address may conflict with the new one.
 	if !want.IsValid() {
 		return nil
 	}
@@ -141,24 +142,24 @@ func (s *Server) settle(ctx context.Context) error {
 	return nil
 }
 
-func (s *Server) leave() {
+func (s *Server) stopListening() {
 	if cur := s.cur.Swap(nil); cur != nil {
-		cur.close(&s.gone)
+		cur.close(&s.closing)
 	}
 }
 
-// listening is an HTTP server at one address.
-type listening struct {
-	asked    netip.AddrPort // where it was told to listen
+// httpListener is an HTTP server at one address.
+type httpListener struct {
+	address  netip.AddrPort // as requested; its port may be 0
 	listener net.Listener
 	http     *http.Server
-	ended    chan struct{} // closed when it serves no more
-	err      error         // why, from then on
+	ended    chan struct{} // closed when it does not serve any more
+	err      error         // why; valid once ended is closed
 }
 
-// listen binds one address, which an error names, and answers there until close,
-// or until the listener fails. The server's complaints reach our log.
-func listen(ctx context.Context, network string, a netip.AddrPort, server *http.Server) (*listening, error) {
+// listen binds one address and serves there until close, or until the listener fails.
+// The server's errors are logged at verbosity 2.
+func listen(ctx context.Context, network string, a netip.AddrPort, server *http.Server) (*httpListener, error) {
 	bound, err := new(net.ListenConfig).Listen(ctx, network, a.String())
 	if err != nil {
 		return nil, err
@@ -166,7 +167,7 @@ func listen(ctx context.Context, network string, a netip.AddrPort, server *http.
 	listener := &boundedListener{Listener: bound}
 	server.ReadHeaderTimeout, server.IdleTimeout, server.MaxHeaderBytes = headerTimeout, idleTimeout, maxHeader
 	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx).V(2)), slog.LevelInfo)
-	l := &listening{asked: a, listener: listener, http: server, ended: make(chan struct{})}
+	l := &httpListener{address: a, listener: listener, http: server, ended: make(chan struct{})}
 	go func() {
 		defer close(l.ended)
 		if server.TLSConfig != nil {
@@ -178,11 +179,12 @@ func listen(ctx context.Context, network string, a netip.AddrPort, server *http.
 	return l, nil
 }
 
-// close frees the address at once. Requests under way may end, in the background.
-func (l *listening) close(gone *sync.WaitGroup) {
+// close frees the address before it returns. Requests in progress may end in the
+// background.
+func (l *httpListener) close(closing *sync.WaitGroup) {
 	_ = l.listener.Close()
-	gone.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)
+	closing.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()
 		if l.http.Shutdown(ctx) != nil {
 			_ = l.http.Close()
@@ -191,7 +193,7 @@ func (l *listening) close(gone *sync.WaitGroup) {
 	})
 }
 
-// notify leaves a token for whoever waits, unless there is one.
+// notify sends to a channel with a buffer of one, unless it is full.
 func notify(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:
@@ -199,12 +201,12 @@ func notify(ch chan<- struct{}) {
 	}
 }
 
-// maxConnections is how many clients a listener holds. Each costs memory, which is
-// the last that the kernel takes from this process when there is none left.
+// maxConnections bounds the connections of a listener. Each needs memory, and this
+// process is one of the last that the kernel kills when memory runs out.
 const maxConnections = 256
 
-// boundedListener closes the connection that it has had for the longest when there
-// would be too many: who holds connections cannot keep out who asks and goes.
+// boundedListener closes its oldest connection when there are too many, so that clients
+// which hold connections cannot keep out others.
 type boundedListener struct {
 	net.Listener
 
@@ -220,9 +222,9 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	c := &boundedConn{Conn: conn, of: l}
 	l.mu.Lock()
 	c.at = l.open.PushBack(c)
-	oldest, held := l.open.Front().Value.(*boundedConn), l.open.Len()
+	oldest, open := l.open.Front().Value.(*boundedConn), l.open.Len()
 	l.mu.Unlock()
-	if held > maxConnections {
+	if open > maxConnections {
 		_ = oldest.Close()
 	}
 	return c, nil
@@ -237,7 +239,7 @@ type boundedConn struct {
 // Close closes the connection; it may be called again.
 func (c *boundedConn) Close() error {
 	c.of.mu.Lock()
-	c.of.open.Remove(c.at) // nothing, if it is not there any more
+	c.of.open.Remove(c.at) // It does nothing the second time.
 	c.of.mu.Unlock()
 	return c.Conn.Close()
 }

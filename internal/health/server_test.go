@@ -173,8 +173,8 @@ func TestServerMoves(t *testing.T) {
 	eventually(t, "it listens again", func() bool { body, err := get(t, second); return body == "hello" && err == nil })
 }
 
-// TestServerMovesWithinOnePort narrows an address: the wide one is in the way of
-// the narrow one.
+// TestServerMovesWithinOnePort changes from the unspecified to a single address, which
+// conflict with each other.
 func TestServerMovesWithinOnePort(t *testing.T) {
 	l := newLab(t)
 	wide, narrow := netip.MustParseAddrPort("0.0.0.0:10256"), netip.MustParseAddrPort("127.0.0.1:10256")
@@ -224,8 +224,8 @@ func TestHardFail(t *testing.T) {
 	}
 }
 
-// TestHardFailOfAChange has a new address be taken: the server does not end, and has it
-// when it is free.
+// TestHardFailOfAChange changes to an address that is in use: the server does not end, and
+// binds the address when it is free.
 func TestHardFailOfAChange(t *testing.T) {
 	at, other := taken(t)
 	s := run(t, ServerSettings{Address: loopback, HardFail: true})
@@ -250,7 +250,7 @@ func TestBindIsRetried(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- s.Run(ctx) }()
 		time.Sleep(3*bindRetry - time.Millisecond)
-		if n := strings.Count(log(), "Will try again until it works"); n != 1 {
+		if n := strings.Count(log(), "Server does not listen, retrying"); n != 1 {
 			t.Errorf("logged %d times; want once:\n%s", n, log())
 		}
 		other.Close()
@@ -275,25 +275,25 @@ func TestMoveEndsARetry(t *testing.T) {
 	wantHello(t, s.bound(netip.AddrPort{}))
 }
 
-// TestServingThatEndsIsTakenUpAgain closes the listener behind the server's back.
-func TestServingThatEndsIsTakenUpAgain(t *testing.T) {
+// TestFailedListenerIsReplaced closes the listener without the server's knowledge.
+func TestFailedListenerIsReplaced(t *testing.T) {
 	s := NewServer(ServerSettings{Name: "test", Address: loopback, Handler: http.NotFoundHandler()})
 	ctx, stop, _ := logged(t)
 	defer stop()
-	if err := s.settle(ctx); err != nil {
+	if err := s.ensureListening(ctx); err != nil {
 		t.Fatal(err)
 	}
 	cur := s.cur.Load()
 	cur.listener.Close()
 	<-cur.ended
-	if err := s.settle(ctx); err == nil || s.cur.Load() != nil {
+	if err := s.ensureListening(ctx); err == nil || s.cur.Load() != nil {
 		t.Errorf("error %v, listening %v; want an error and nothing", err, boundAt(s))
 	}
-	if err := s.settle(ctx); err != nil || s.cur.Load() == nil {
+	if err := s.ensureListening(ctx); err != nil || s.cur.Load() == nil {
 		t.Errorf("error %v, listening %v; want it to listen", err, boundAt(s))
 	}
-	s.leave()
-	s.gone.Wait()
+	s.stopListening()
+	s.closing.Wait()
 }
 
 // TestTLS serves with a certificate, in version 2 of HTTP too, and nothing
@@ -323,7 +323,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestHeaderLimit wants a client that sends too much answered, not read.
+// TestHeaderLimit checks that a request with a too large header is rejected.
 func TestHeaderLimit(t *testing.T) {
 	r := run(t, ServerSettings{Address: loopback})
 	at := r.bound(netip.AddrPort{})

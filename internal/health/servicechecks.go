@@ -19,55 +19,56 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Addresses tells which addresses the node has. [link.Conn] does.
+// Addresses lists and watches the addresses of the node. [link.Conn] implements it.
 type Addresses interface {
 	// List returns the addresses that can be bound now.
 	List() ([]netip.Addr, error)
 
-	// Watch returns a channel that has a token whenever addresses may have
-	// changed since the last one was taken. It is closed when ctx ends, or
-	// earlier when changes were lost.
+	// Watch returns a channel that receives a value whenever addresses may have
+	// changed since the last value was received. It is closed when ctx ends, or
+	// earlier if changes were lost.
 	Watch(ctx context.Context) (<-chan struct{}, error)
 }
 
 type CheckSettings struct {
-	Healthy   func() bool // whether the proxy does its work
+	Healthy   func() bool // reports whether the proxy is healthy
 	Addresses Addresses
 
-	// Failed is told, by one goroutine, why a check cannot be answered everywhere
-	// it should, when that begins and when it changes.
+	// Failed is called when a check cannot listen on all its addresses, and again
+	// when the reason changes. Only one goroutine calls it.
 	Failed func(*proxy.HealthCheck, error)
 }
 
-// ServiceChecks answers load balancers that ask whether this node has endpoints
-// for a Service of policy Local, at one port for each such Service and family.
-// They are opened on the addresses that take NodePorts, and follow them.
+// ServiceChecks serves the health-check node ports, at which load balancers ask whether
+// this node has endpoints of a Service with externalTrafficPolicy Local. Each such
+// Service and family has a port, which is open on the addresses that accept NodePorts.
 type ServiceChecks struct {
 	settings CheckSettings
-	wake     chan struct{} // there is something for Run to do
+	wake     chan struct{} // tells Run to reconcile
 
 	mu        sync.Mutex
-	checks    map[proxy.HealthCheckKey]*proxy.HealthCheck // as answered
+	checks    map[proxy.HealthCheckKey]*proxy.HealthCheck
 	nodePorts []netip.Prefix
-	failing   bool // some do not listen where they should
+	failing   bool // some checks do not listen on all their addresses
 
 	// These belong to the goroutine of Run.
-	open       map[socket]*listening
-	complaints map[proxy.HealthCheckKey]string // what was said of those that are not as they should be
-	gone       sync.WaitGroup                  // sockets that were closed, until their last answers
-	changed    <-chan struct{}                 // from the watch of addresses; nil: nobody watches
-	watched    time.Time                       // when the watch was last begun, or tried
-	needed     bool                            // a check listens at addresses of the node's own
-	stale      bool                            // they may have changed
-	fresh      bool                            // they were read in this round, or are not needed
-	rested     time.Time                       // they are not read before
-	locals     []netip.Addr
-	blind      string // why addresses are not known, as said
+	open     map[socket]*httpListener
+	failures map[proxy.HealthCheckKey]string // why checks do not listen, as logged
+	closing  sync.WaitGroup                  // closed listeners with requests in progress
+
+	needLocals   bool            // a check listens on single addresses of the node
+	locals       []netip.Addr    // the addresses of the node
+	localsStale  bool            // locals may have changed since they were listed
+	localsFresh  bool            // locals were listed by this reconcile, or are not needed
+	nextList     time.Time       // locals are not listed before
+	changed      <-chan struct{} // from the watch of addresses; nil if there is none
+	watchTried   time.Time       // when the watch was last started, or failed to start
+	addressError string          // why addresses cannot be watched or listed, as logged
 }
 
-// restFactor is how many times its own length a reading of addresses is followed by
-// rest: a mode that adds an address for each Service makes them change without end.
-const restFactor = 20
+// listPauseFactor times the duration of listing addresses is the pause before the next
+// time: a mode that adds an address for each Service makes them change continually.
+const listPauseFactor = 20
 
 // socket is where one check listens.
 type socket struct {
@@ -75,42 +76,42 @@ type socket struct {
 	at  netip.AddrPort
 }
 
-// NewServiceChecks returns checks of no Service. They do not listen before Run,
-// which is called once.
+// NewServiceChecks returns a ServiceChecks without checks. It does not listen before
+// Run, which is called once.
 func NewServiceChecks(s CheckSettings) *ServiceChecks {
 	return &ServiceChecks{
 		settings: s,
 		wake:     make(chan struct{}, 1),
 		checks:   map[proxy.HealthCheckKey]*proxy.HealthCheck{},
-		open:     map[socket]*listening{},
+		open:     map[socket]*httpListener{},
 	}
 }
 
-// Applied takes a step. Its cost is that of the step's health checks; sockets
-// are Run's business.
+// Applied applies the changes of health checks and of the Node. Its cost is linear in
+// the changed health checks; Run opens and closes sockets.
 func (c *ServiceChecks) Applied(d *proxy.Delta) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	moved := c.failing
+	reconcile := c.failing // Retry with every change.
 	for _, change := range d.HealthChecks {
 		if change.New == nil {
 			delete(c.checks, change.Key())
 		} else {
 			c.checks[change.Key()] = change.New
 		}
-		moved = moved || change.Moves()
+		reconcile = reconcile || change.ChangesPort()
 	}
 	if d.Node != nil && !slices.Equal(c.nodePorts, d.Node.NodePorts) {
 		c.nodePorts = d.Node.NodePorts
-		moved = true
+		reconcile = true
 	}
-	if moved {
+	if reconcile {
 		notify(c.wake)
 	}
 }
 
-// checkAnswer is what a load balancer may read.
-type checkAnswer struct {
+// checkResponse is the body of a response.
+type checkResponse struct {
 	Service checkedService `json:"service"`
 	Local   int            `json:"localEndpoints"`
 	Healthy bool           `json:"serviceProxyHealthy"`
@@ -121,43 +122,43 @@ type checkedService struct {
 	Name      string `json:"name"`
 }
 
-// handler answers for one Service, on any path and to any method.
+// handler returns the handler of one check, for any path and method.
 func (c *ServiceChecks) handler(k proxy.HealthCheckKey) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		c.mu.Lock()
 		check := c.checks[k]
 		c.mu.Unlock()
 		if check == nil {
-			return // The Service went while the request came: nothing can be said.
+			return // The Service was deleted in the meantime, so there is nothing to report.
 		}
 		healthy := c.settings.Healthy()
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(check.Local))
-		answerJSON(w, healthy && check.Local > 0, checkAnswer{
+		writeJSON(w, healthy && check.Local > 0, checkResponse{
 			Service: checkedService{k.Namespace, k.Name}, Local: check.Local, Healthy: healthy,
 		}, func(v any) ([]byte, error) { return json.MarshalIndent(v, "", "\t") })
 	}
 }
 
-// Run listens for all checks until ctx ends, and then returns nil. What cannot
-// be had is tried again with the next step, when addresses change, and from
-// time to time.
+// Run serves all checks until ctx ends, and then returns nil. Addresses that cannot be
+// bound are retried with the next call of Applied, when addresses change, and after
+// bindRetry.
 func (c *ServiceChecks) Run(ctx context.Context) error {
-	defer c.gone.Wait()
-	defer func() { c.closeBut(nil) }()
+	defer c.closing.Wait()
+	defer func() { c.closeExcept(nil) }()
 	for ctx.Err() == nil {
 		c.reconcile(ctx)
-		var again <-chan time.Time
-		if rest := time.Until(c.rested); c.needed && c.stale && rest > 0 {
-			again = time.After(rest)
-		} else if c.needed && (c.changed == nil || c.stale) || len(c.complaints) > 0 {
-			again = time.After(bindRetry)
+		var retry <-chan time.Time
+		if pause := time.Until(c.nextList); c.needLocals && c.localsStale && pause > 0 {
+			retry = time.After(pause)
+		} else if c.needLocals && (c.changed == nil || c.localsStale) || len(c.failures) > 0 {
+			retry = time.After(bindRetry)
 		}
 		select {
 		case <-ctx.Done():
 		case <-c.wake:
-		case <-again:
+		case <-retry:
 		case _, open := <-c.changed:
-			c.stale = true
+			c.localsStale = true
 			if !open {
 				c.changed = nil
 			}
@@ -166,46 +167,48 @@ func (c *ServiceChecks) Run(ctx context.Context) error {
 	return nil
 }
 
-// readAddresses reads the addresses if they are needed and may have changed, and
-// sees to it that they are watched. It says once why it cannot.
-func (c *ServiceChecks) readAddresses(ctx context.Context) {
+// listAddresses lists the addresses if they are needed and may have changed, and starts
+// to watch them. It logs errors, each once in a row.
+func (c *ServiceChecks) listAddresses(ctx context.Context) {
 	var err error
-	if c.fresh = !c.needed; c.fresh {
+	if c.localsFresh = !c.needLocals; c.localsFresh {
 		return
 	}
-	if c.changed == nil && time.Since(c.watched) >= bindRetry {
-		c.stale, c.watched = true, time.Now()
+	if c.changed == nil && time.Since(c.watchTried) >= bindRetry {
+		c.localsStale, c.watchTried = true, time.Now()
 		c.changed, err = c.settings.Addresses.Watch(ctx)
 	}
-	if began := time.Now(); c.stale && !began.Before(c.rested) {
-		locals, unread := c.settings.Addresses.List()
-		c.rested = time.Now().Add(restFactor * time.Since(began))
-		if unread == nil {
+	if began := time.Now(); c.localsStale && !began.Before(c.nextList) {
+		locals, listErr := c.settings.Addresses.List()
+		c.nextList = time.Now().Add(listPauseFactor * time.Since(began))
+		if listErr == nil {
 			slices.SortFunc(locals, netip.Addr.Compare)
-			c.locals, c.stale, c.fresh = slices.Compact(locals), false, true
+			c.locals, c.localsStale, c.localsFresh = slices.Compact(locals), false, true
 		}
-		err = cmp.Or(unread, err)
+		err = cmp.Or(listErr, err)
 	}
 	switch {
 	case err == nil && c.changed != nil:
-		c.blind = ""
-	case err != nil && err.Error() != c.blind && ctx.Err() == nil:
-		c.blind = err.Error()
-		klog.FromContext(ctx).Error(err, "Changes of the node's addresses may be seen late, will try again", "retryIn", bindRetry)
+		c.addressError = ""
+	case err != nil && err.Error() != c.addressError && ctx.Err() == nil:
+		c.addressError = err.Error()
+		klog.FromContext(ctx).Error(err, "Node addresses cannot be watched or listed and are retried, health checks may miss new addresses until then",
+			"retryIn", bindRetry)
 	}
 }
 
-// reconcile makes every check listen where it should. All that is not wanted
-// any more is closed before anything is opened, because ports change hands.
+// reconcile makes every check listen on its addresses. It closes all sockets that are
+// not wanted any more before it opens others, because a port may belong to another
+// Service now.
 func (c *ServiceChecks) reconcile(ctx context.Context) {
 	c.mu.Lock()
 	checks, nodePorts := slices.Collect(maps.Values(c.checks)), c.nodePorts
 	c.mu.Unlock()
-	c.needed = slices.ContainsFunc(checks, func(h *proxy.HealthCheck) bool {
+	c.needLocals = slices.ContainsFunc(checks, func(h *proxy.HealthCheck) bool {
 		ranges := proxy.PrefixesOf(nodePorts, h.Key.Family)
 		return len(ranges) > 0 && !slices.ContainsFunc(ranges, isAll)
 	})
-	c.readAddresses(ctx)
+	c.listAddresses(ctx)
 	slices.SortFunc(checks, func(a, b *proxy.HealthCheck) int { return proxy.CompareHealthCheckKeys(a.Key, b.Key) })
 	var addresses [len(proxy.Families)][]netip.Addr
 	for _, f := range proxy.Families {
@@ -217,35 +220,35 @@ func (c *ServiceChecks) reconcile(ctx context.Context) {
 			wanted[socket{check.Key, netip.AddrPortFrom(a, check.Port)}] = true
 		}
 	}
-	c.closeBut(wanted)
-	before := c.complaints
-	c.complaints = map[proxy.HealthCheckKey]string{}
+	c.closeExcept(wanted)
+	before := c.failures
+	c.failures = map[proxy.HealthCheckKey]string{}
 	for _, check := range checks {
 		var errs []error
 		for _, a := range addresses[check.Key.Family] {
 			errs = append(errs, c.listen(ctx, socket{check.Key, netip.AddrPortFrom(a, check.Port)}))
 		}
 		if len(errs) == 0 {
-			errs = append(errs, errors.New("no address of this node takes NodePorts in this family"))
+			errs = append(errs, errors.New("no address of this node accepts NodePorts in this family"))
 		}
 		err := errors.Join(errs...)
-		if errors.Is(err, syscall.EADDRNOTAVAIL) && !c.fresh {
-			// An address went, and the reading that says so is still to come.
-			c.stale = true
-			if said := before[check.Key]; said != "" {
-				c.complaints[check.Key] = said
+		if errors.Is(err, syscall.EADDRNOTAVAIL) && !c.localsFresh {
+			// An address was removed after locals were listed. The next list shows it.
+			c.localsStale = true
+			if logged := before[check.Key]; logged != "" {
+				c.failures[check.Key] = logged
 			}
 			continue
 		}
 		c.report(ctx, check, err, before[check.Key])
 	}
 	c.mu.Lock()
-	c.failing = len(c.complaints) > 0
+	c.failing = len(c.failures) > 0
 	c.mu.Unlock()
 }
 
-// addressesFor returns where ports of a family are to be opened: at the address
-// that stands for all, or at each of the node's own that takes NodePorts.
+// addressesFor returns the addresses to listen on in a family: the unspecified address
+// if all addresses accept NodePorts, otherwise each local address that does.
 func addressesFor(nodePorts []netip.Prefix, locals []netip.Addr, f proxy.Family) []netip.Addr {
 	ranges := proxy.PrefixesOf(nodePorts, f)
 	if slices.ContainsFunc(ranges, isAll) {
@@ -253,17 +256,18 @@ func addressesFor(nodePorts []netip.Prefix, locals []netip.Addr, f proxy.Family)
 	}
 	return slices.DeleteFunc(slices.Clone(locals), func(a netip.Addr) bool {
 		within := func(p netip.Prefix) bool { return p.Contains(a) }
-		// The link-local address of IPv6 is one only together with a link.
+		// A link-local IPv6 address is ambiguous without an interface.
 		return !slices.ContainsFunc(ranges, within) || a.Is6() && a.IsLinkLocalUnicast()
 	})
 }
 
 func isAll(p netip.Prefix) bool { return p.Bits() == 0 }
 
-// listen opens a socket that is not open.
+// listen opens a socket if it is not open.
 func (c *ServiceChecks) listen(ctx context.Context, s socket) error {
 	if c.open[s] == nil {
-		// The families listen apart, so neither may take the other's port.
+		// A socket of network "tcp" at the unspecified address would take the port in
+		// both families.
 		network := [...]string{proxy.IPv4: "tcp4", proxy.IPv6: "tcp6"}[s.key.Family]
 		l, err := listen(ctx, network, s.at, &http.Server{Handler: c.handler(s.key), WriteTimeout: headerTimeout})
 		if err != nil {
@@ -274,7 +278,8 @@ func (c *ServiceChecks) listen(ctx context.Context, s socket) error {
 	return nil
 }
 
-// report says how a check came out, if that is not what was said before.
+// report logs whether a check listens, if that changed. before is the error that was
+// logged last, or empty.
 func (c *ServiceChecks) report(ctx context.Context, check *proxy.HealthCheck, err error, before string) {
 	logger := klog.FromContext(ctx)
 	if err == nil {
@@ -283,17 +288,19 @@ func (c *ServiceChecks) report(ctx context.Context, check *proxy.HealthCheck, er
 		}
 		return
 	}
-	c.complaints[check.Key] = err.Error()
+	c.failures[check.Key] = err.Error()
 	if err.Error() != before && ctx.Err() == nil {
-		logger.Error(err, "Service health check cannot listen, will try again", "check", check.Key, "port", check.Port)
+		logger.Error(err, "Service health check cannot listen and is retried, load balancers may take this node for unhealthy",
+			"check", check.Key, "port", check.Port)
 		c.settings.Failed(check, err)
 	}
 }
 
-func (c *ServiceChecks) closeBut(wanted map[socket]bool) {
+// closeExcept closes all sockets but the wanted ones.
+func (c *ServiceChecks) closeExcept(wanted map[socket]bool) {
 	for s, l := range c.open {
 		if !wanted[s] {
-			l.close(&c.gone)
+			l.close(&c.closing)
 			delete(c.open, s)
 		}
 	}

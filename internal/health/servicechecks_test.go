@@ -165,8 +165,8 @@ func TestRequestThatRacesWithDeletion(t *testing.T) {
 	}
 }
 
-// TestServiceChecksFollowTheNode opens ports in a namespace, and changes all
-// that decides where they are.
+// TestServiceChecksFollowTheNode opens ports in a network namespace, and changes
+// everything that they depend on.
 func TestServiceChecksFollowTheNode(t *testing.T) {
 	l := newLab(t)
 	c := newChecks(t, link.Conn{})
@@ -222,7 +222,8 @@ func TestServiceChecksFollowTheNode(t *testing.T) {
 	want("it ended", map[netip.AddrPort]int{at(one, 30101): 0, at(one, 30102): 0, at(six, 30100): 0})
 }
 
-// TestPortInUse is told once, and mended with the next step.
+// TestPortInUse checks that a port in use is reported once, and retried with the next
+// change.
 func TestPortInUse(t *testing.T) {
 	at, other := taken(t)
 	addresses := &linktest.Fake{}
@@ -248,8 +249,8 @@ func TestPortInUse(t *testing.T) {
 	eventually(t, "it is gone", func() bool { _, err := get(t, at); return errors.Is(err, syscall.ECONNREFUSED) })
 }
 
-// TestAddressNotThere is told of only if the node says that it has the address: one
-// that went a moment ago is none.
+// TestAddressNotThere checks that an address which cannot be bound is reported only if a
+// new list still has it: it may have been removed a moment ago.
 func TestAddressNotThere(t *testing.T) {
 	at, other := taken(t)
 	other.Close()
@@ -268,7 +269,7 @@ func TestAddressNotThere(t *testing.T) {
 			addresses := &linktest.Fake{}
 			addresses.Set(at.Addr(), absent)
 			c := newChecks(t, addresses)
-			defer c.closeBut(nil)
+			defer c.closeExcept(nil)
 			c.takes("127.0.0.1/32", "192.0.2.1/32")
 			c.set(keyOf("old", proxy.IPv4), checkOf("old", proxy.IPv4, at.Port(), 1)) // addresses are read for it
 			c.reconcile(ctx)
@@ -278,7 +279,7 @@ func TestAddressNotThere(t *testing.T) {
 			addresses.Set(tt.now...)
 			for round, want := range []int{0, tt.told, tt.told, tt.told} {
 				if round == 1 {
-					c.rested = time.Time{}
+					c.nextList = time.Time{}
 				}
 				c.reconcile(ctx)
 				if n := len(c.failed()) - before; n != want {
@@ -295,7 +296,8 @@ func TestAddressNotThere(t *testing.T) {
 	}
 }
 
-// TestPortInUseIsRetried needs no step: in fake time, which the listener stops.
+// TestPortInUseIsRetried checks that a port in use is retried without a change. It uses fake
+// time, which stops while the listener is open.
 func TestPortInUseIsRetried(t *testing.T) {
 	at, other := taken(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -331,13 +333,13 @@ func TestNoAddressTakesNodePorts(t *testing.T) {
 		if len(f) != 2 || f[0].Check.Key.Family != proxy.IPv4 || f[1].Check.Key.Family != proxy.IPv6 {
 			t.Fatalf("failures %v; want one for each family", f)
 		}
-		if want := "no address of this node takes NodePorts in this family"; f[0].Err.Error() != want {
+		if want := "no address of this node accepts NodePorts in this family"; f[0].Err.Error() != want {
 			t.Errorf("error %q; want %q", f[0].Err, want)
 		}
 	})
 }
 
-// TestAddressWatch fails, works and breaks.
+// TestAddressWatch lets the watch of addresses fail, work and end.
 func TestAddressWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		addresses := &linktest.Fake{}
@@ -347,7 +349,7 @@ func TestAddressWatch(t *testing.T) {
 		c.set(keyOf("web", proxy.IPv4), checkOf("web", proxy.IPv4, 30100, 1))
 		c.start(directly)
 		time.Sleep(3*bindRetry - time.Second)
-		if n := strings.Count(c.log(), "addresses may be seen late"); n != 1 {
+		if n := strings.Count(c.log(), "addresses cannot be watched or listed"); n != 1 {
 			t.Errorf("logged %d times; want once:\n%s", n, c.log())
 		}
 		addresses.Fail(nil)
@@ -368,7 +370,7 @@ func TestAddressWatch(t *testing.T) {
 }
 
 // TestOnlyTerminatingEndpoints is the case hc-02: traffic still arrives, but the
-// load balancer is told to look elsewhere.
+// health check fails, so that the load balancer uses other nodes.
 func TestOnlyTerminatingEndpoints(t *testing.T) {
 	r := resolve.New(resolve.Settings{NodeName: "test-node"})
 	r.Services.Update(nil, &v1.Service{
@@ -451,7 +453,8 @@ func TestManyAddressChanges(t *testing.T) {
 	})
 }
 
-// TestAddressesNobodyNeeds are neither read nor watched: there may be one for each Service.
+// TestAddressesNobodyNeeds checks that addresses are neither listed nor watched if they are
+// not needed: there may be one for each Service.
 func TestAddressesNobodyNeeds(t *testing.T) {
 	at, other := taken(t)
 	other.Close()
@@ -472,7 +475,7 @@ func TestAddressesNobodyNeeds(t *testing.T) {
 			defer stop()
 			a := &slowAddresses{}
 			c := newChecks(t, a)
-			defer c.closeBut(nil)
+			defer c.closeExcept(nil)
 			c.takes(tt.takes)
 			if tt.check != nil {
 				c.set(tt.check.Key, tt.check)

@@ -22,14 +22,14 @@ func TestBalancingWords(t *testing.T) {
 	}
 }
 
-// TestEndpointSize keeps what there are hundreds of thousands of small.
+// TestEndpointSize keeps Endpoint small, because there may be hundreds of thousands.
 func TestEndpointSize(t *testing.T) {
 	if got, most := unsafe.Sizeof(Endpoint{}), uintptr(40); got > most {
 		t.Errorf("an endpoint takes %d bytes; want at most %d", got, most)
 	}
 }
 
-// TestEndpointShare: an endpoint that says nothing counts once.
+// TestEndpointShare checks that an endpoint without a weight counts as 1.
 func TestEndpointShare(t *testing.T) {
 	for weight, want := range map[uint16]int{0: 1, 1: 1, 2: 2, 65535: 65535} {
 		if got := (Endpoint{Weight: weight}).Share(); got != want {

@@ -9,25 +9,27 @@ import (
 	"slices"
 )
 
-// Dataplane makes the kernel behave as a State says, for both families. It is
-// told what is wanted, never how to get there: each mode knows what it has
-// written. Its methods are called by one goroutine at a time; the state is the
-// caller's and valid during the call only, its rows never change.
+// Dataplane makes the kernel behave as a State describes, for both families. Callers
+// pass the wanted state; each mode remembers what it has written. Methods are called
+// by one goroutine at a time. The state belongs to the caller and is valid during the
+// call only; its rows never change and may be kept.
 type Dataplane interface {
-	// Sync makes the kernel right whatever was there before. Its cost is that
-	// of the state, and it may list.
+	// Sync brings the kernel to the wanted state, whatever was there before. Its
+	// cost is O(state), and it may list objects of the kernel.
 	Sync(ctx context.Context, want *State) (Refused, error)
 
-	// Apply brings what changed to what is wanted. Its cost is that of the
-	// change, and it never lists. A row may come up that is neither wanted nor
-	// in force: it was refused, and what there may be of it must go.
+	// Apply brings what changed to the wanted state. Its cost is O(changed), and
+	// it never lists. It removes a row that is not in the wanted state; if the row
+	// was refused before, the kernel may have only parts of it, or nothing.
 	Apply(ctx context.Context, want *State, changed *Changed) (Refused, error)
 
-	// Close releases handles and leaves the rules: a restart drops nothing.
+	// Close releases handles. It leaves the rules in force, so that a restart does
+	// not interrupt traffic.
 	Close() error
 }
 
-// Changed names what may not be as the wanted state has it, each once and in order.
+// Changed names the parts of the wanted state that may not be in force. Rows and
+// health checks are sorted, without duplicates.
 type Changed struct {
 	Rows         []PortKey
 	HealthChecks []HealthCheckKey
@@ -38,86 +40,88 @@ func (c *Changed) Empty() bool {
 	return len(c.Rows) == 0 && len(c.HealthChecks) == 0 && !c.Node && !c.CIDRs
 }
 
-// Refused says which rows are not as wanted, and why. They stay dirty and are
-// tried again later; everything else that was asked for is in force. A row that
-// Sync refuses counts as absent, one that Apply refuses as being in its earlier
-// form; a mode without transactions may have done half of it.
+// Refused has the rows that the kernel refused, and why. They stay dirty and are
+// retried later; everything else is in force. After Sync a refused row counts as
+// absent, after Apply as being in force in its earlier version; in a mode without
+// transactions the kernel may have parts of it.
 type Refused map[PortKey]error
 
-// ErrNeedSync is wrapped by an error of Apply after which the kernel is not what
-// the dataplane thinks: only Sync is right then. After any other error the same
-// rows stay dirty, and Apply may be tried again. After an error of Sync only
-// Sync is right.
-var ErrNeedSync = errors.New("only a full sync is right")
+// ErrNeedSync is wrapped by an error of Apply if the kernel is not in the state that
+// the dataplane assumes, so that the caller must call Sync next. After any other
+// error of Apply the caller may call Apply again with the same rows. After an error of
+// Sync it must call Sync.
+var ErrNeedSync = errors.New("a full sync is needed")
 
-// Comparer is a Dataplane that can say what a Sync found.
+// Comparer is a Dataplane that reports what Sync had to correct.
 type Comparer interface {
-	// Rewritten returns what the last Sync wrote although something of it was
-	// there, or should have been; nothing if there was nothing at all.
+	// Rewritten returns what the last Sync wrote because the kernel's objects
+	// differed from it or were missing. It returns nothing if the kernel had no
+	// objects of ours at all.
 	Rewritten() Rewritten
 }
 
-// Rewritten is what a Sync wrote.
+// Rewritten is what a Sync had to correct.
 type Rewritten struct {
-	Objects int
-	Rows    []PortKey // whose objects were among them, in order
+	Objects int       // how many objects were written
+	Rows    []PortKey // the rows that they belong to, sorted
 }
 
-// And adds what was written elsewhere.
+// And returns the sum of two corrections, of parts of one dataplane.
 func (r Rewritten) And(more Rewritten) Rewritten {
 	rows := slices.SortedFunc(slices.Values(slices.Concat(r.Rows, more.Rows)), ComparePortKeys)
 	return Rewritten{r.Objects + more.Objects, slices.Compact(rows)}
 }
 
-// Watcher is a Dataplane that notices when another process changes its rules.
+// Watcher is a Dataplane that detects when another process changes its rules.
 type Watcher interface {
-	// Watch calls changed, with what was seen, whenever the kernel's state may
-	// have left ours, until ctx ends. When it has begun, and from then on sees
-	// everything, it calls missed if something may have escaped it before.
+	// Watch calls changed, with a description of what it saw, whenever another
+	// process may have changed our objects in the kernel, until ctx ends. Once it
+	// sees every change, it calls missed if earlier ones may have gone unseen.
 	Watch(ctx context.Context, missed func(), changed func(what string)) error
 }
 
-// Verifier is a Dataplane of which the kernel does not announce all that another
-// process changes, so that it has to be read back again and again.
+// Verifier is a Dataplane with objects whose changes the kernel does not announce,
+// so that they have to be read back regularly.
 type Verifier interface {
-	// Verify reads back what a row has of that kind, as Inspect does, or with the
-	// zero key what all rows stand on, and says what is not as it was written.
+	// Verify reads back such objects of a row, or with the zero key those that all
+	// rows share, and returns those that are not as written. It lists nothing.
 	Verify(ctx context.Context, row PortKey) ([]Difference, error)
 }
 
-// Runner is a Dataplane that has work of its own to do, next to what is written.
+// Runner is a Dataplane that needs goroutines of its own.
 type Runner interface {
-	// Run works until ctx ends, and then returns nil once all its goroutines
-	// have. It begins before the first Sync. An earlier end ends the proxy.
+	// Run works until ctx ends, and then returns nil once all its goroutines have
+	// returned. It is called before the first Sync. If it returns earlier, the
+	// proxy exits.
 	Run(ctx context.Context) error
 }
 
-// Inspector is a Dataplane that can say what the kernel has of a row.
+// Inspector is a Dataplane that can read back the objects of a row.
 type Inspector interface {
 	// Inspect reads back what was written for a row that is in force, each object
-	// by its key, and what is remembered of a client. It lists nothing.
+	// by its key, and the session affinity of a client. It lists nothing.
 	Inspect(ctx context.Context, what Inspection) (Inspected, error)
 }
 
-// Inspection is what is to be looked at.
+// Inspection selects what Inspect reads.
 type Inspection struct {
 	Row    PortKey
-	List   Scope      // of the row's lists, the one that the client takes
-	Client netip.Addr // invalid: none
+	List   Scope      // the list of the row that the client's connections take
+	Client netip.Addr // invalid if no client is asked about
 }
 
-// Inspected is what was found.
+// Inspected is the result of Inspect.
 type Inspected struct {
-	Objects     int // that were read
+	Objects     int // how many were read
 	Differences []Difference
-	Unread      string // what was not read; empty: nothing
+	Unread      string // what could not be read; empty if everything was
 
-	Remembered    netip.AddrPort // the endpoint that the client stays with; the zero value: none
-	RememberedNot string         // why that is not known; empty: it is
+	Remembered        netip.AddrPort // the endpoint that session affinity binds the client to; the zero value if none
+	RememberedUnknown string         // why Remembered is not known; empty if it is
 }
 
-// Add notes that so many objects more were read, and how some of them differ.
-// Differences are kept in order.
+// Add records that more objects were read, and which of them differ. It keeps
+// Differences sorted.
 func (i *Inspected) Add(objects int, differences ...Difference) {
 	i.Objects += objects
 	i.Differences = append(i.Differences, differences...)
@@ -129,13 +133,13 @@ func (i *Inspected) Add(objects int, differences ...Difference) {
 // Difference is an object that is not as it was written.
 type Difference struct {
 	Object     string
-	Want, Have string // empty: it is not there
+	Want, Have string // empty if it should not exist, or does not
 }
 
 func (d Difference) String() string {
 	switch {
 	case d.Have == "":
-		return fmt.Sprintf("%s is gone: %s", d.Object, d.Want)
+		return fmt.Sprintf("%s is missing: %s", d.Object, d.Want)
 	case d.Want == "":
 		return fmt.Sprintf("%s is not ours: %s", d.Object, d.Have)
 	default:
@@ -143,38 +147,38 @@ func (d Difference) String() string {
 	}
 }
 
-// Measured is a Dataplane that counts something by itself.
+// Measured is a Dataplane that has metrics of its own.
 type Measured interface {
-	// Metrics returns what it counts.
+	// Metrics returns the mode's metrics.
 	Metrics(ctx context.Context) []Metric
 
-	// SyncFailed is told of each sync that failed; full: it was not an Apply.
+	// SyncFailed is called for each failed Sync (full) or Apply.
 	SyncFailed(full bool)
 }
 
-// Metric is something that a mode counts.
+// Metric is a metric of one mode.
 type Metric struct {
 	Name, Help string
-	Grows      bool // and never shrinks
+	Grows      bool // it is a counter, not a gauge
 	Labels     []string
 
-	// Read yields the values now, each with one for every label. Any goroutine
-	// may call it.
+	// Read yields the current values, each with a value for every label. Any
+	// goroutine may call it.
 	Read func(yield func(value float64, labels ...string))
 }
 
-// Leaver is a Dataplane whose rules would not give way by themselves to those
-// of another proxy that comes after us.
+// Leaver is a Dataplane whose rules would take precedence over those of another
+// proxy that is started after this process has ended.
 type Leaver interface {
-	// Leave prepares the rules for a time without us, in which they stay in
-	// force unless another proxy comes. It is the last thing before Close.
+	// Leave changes the rules so that they stay in force without this process, but
+	// yield to another proxy if one starts. It is the last call before Close.
 	Leave(ctx context.Context) error
 }
 
-// ErrInUse says that a clean-up left something because another process uses it.
-// Trying again is in vain until they stop.
-var ErrInUse = errors.New("in use by what is not kube-proxy's")
+// ErrInUse means that a clean-up left an object that another process uses. Retrying
+// does not help while it does.
+var ErrInUse = errors.New("in use by rules other than kube-proxy's")
 
-// ErrDraining says that a clean-up left something for as long as connections of
-// the former mode are open. It is called again to see whether they have ended.
+// ErrDraining means that a clean-up left objects that open connections of the earlier
+// mode need. The caller repeats the clean-up until the connections have ended.
 var ErrDraining = errors.New("connections are open")

@@ -1,7 +1,7 @@
-// Package proxy is the project's language: what a service port, an endpoint, a
-// node and a packet are to a service proxy, and what must happen to a packet.
+// Package proxy defines the model that all other packages share: service ports,
+// endpoints, the node and packets, and what must happen to a packet.
 //
-// The resolver writes these types, dataplanes render them, the oracle
-// ([State.Outcome]) answers from them. The package knows neither Kubernetes
-// objects nor the kernel, and imports the standard library only.
+// The resolver produces these types, dataplanes render them, and the oracle
+// ([State.Outcome]) evaluates them. The package knows neither Kubernetes objects
+// nor the kernel, and imports the standard library only.
 package proxy

@@ -25,7 +25,7 @@ var families = [...]struct {
 	{"IPv6", 128, netip.IPv6Unspecified(), netip.PrefixFrom(netip.IPv6Loopback(), 128)},
 }
 
-// FamilyOf returns the family of an address; IPv4-mapped IPv6 counts as IPv4.
+// FamilyOf returns the family of an address. IPv4-mapped IPv6 addresses count as IPv4.
 func FamilyOf(a netip.Addr) Family {
 	if a.Unmap().Is4() {
 		return IPv4
@@ -41,7 +41,7 @@ func (f Family) Bits() int               { return families[f].bits }
 // Protocol is a transport protocol, numbered as in the IP header.
 type Protocol uint8
 
-// The transport protocols a Service port may have.
+// The transport protocols that a Service port may have.
 const (
 	TCP  Protocol = 6
 	UDP  Protocol = 17
@@ -57,12 +57,13 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
 
-// EndsStaleFlows reports whether we end flows of the protocol when their
-// endpoint is gone. TCP has time-outs and resets of its own; a UDP client that
-// never stops sending would go on for ever, an SCTP association for hours.
+// EndsStaleFlows reports whether flows of the protocol are ended when their endpoint
+// is gone. TCP has its own timeouts and resets. The conntrack entry of a UDP client
+// that never stops sending would never expire, that of an SCTP association would
+// last for hours.
 func (p Protocol) EndsStaleFlows() bool { return p == UDP || p == SCTP }
 
-// AddrOf returns the first address of a family; invalid: there is none.
+// AddrOf returns the first address of a family, or the invalid address if there is none.
 func AddrOf(addrs []netip.Addr, f Family) netip.Addr {
 	for _, a := range addrs {
 		if FamilyOf(a) == f {

@@ -2,15 +2,15 @@ package proxy
 
 import "testing"
 
-// TestHealthChecksWriteTheirPort keeps dataplanes out of the rest.
+// TestHealthChecksWriteTheirPort checks that only changes of ports concern dataplanes.
 func TestHealthChecksWriteTheirPort(t *testing.T) {
 	d := &Delta{HealthChecks: []HealthCheckChange{{New: &HealthCheck{Key: HealthCheckKey{"ns", "web", IPv6}, Port: 30100, Local: 2}}}}
-	if d.Empty() || !d.HealthChecks[0].Moves() {
+	if d.Empty() || !d.HealthChecks[0].ChangesPort() {
 		t.Errorf("step %+v; want one that moves a port", d)
 	}
 	other := *d.HealthChecks[0].New
 	other.Local = 3
-	if more := (&Delta{HealthChecks: []HealthCheckChange{{Old: d.HealthChecks[0].New, New: &other}}}); more.Empty() || more.HealthChecks[0].Moves() {
+	if more := (&Delta{HealthChecks: []HealthCheckChange{{Old: d.HealthChecks[0].New, New: &other}}}); more.Empty() || more.HealthChecks[0].ChangesPort() {
 		t.Errorf("another endpoint: step %+v; want one that moves no port", more)
 	}
 	s := &State{}

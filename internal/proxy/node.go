@@ -7,35 +7,34 @@ import (
 	"strings"
 )
 
-// Origin is where a connection comes from, as far as policy can tell.
+// Origin is where a connection comes from, as far as policy distinguishes it.
 type Origin uint8
 
 const (
-	Elsewhere Origin = iota // outside clients, other nodes, pods the detector does not recognise
-	OurPod                  // recognised by the LocalTrafficDetector
-	ThisNode                // the node's own stack
+	Elsewhere Origin = iota // clients outside, other nodes, and pods that the LocalTrafficDetector does not detect
+	OurPod                  // a pod that the LocalTrafficDetector detects
+	ThisNode                // the node's own network stack
 )
 
 var Origins = [...]Origin{Elsewhere, OurPod, ThisNode}
 
 func (o Origin) String() string { return [...]string{"elsewhere", "our pod", "this node"}[o] }
 
-// Node is this node as policy sees it: what it is called, which of its
-// addresses matter, and the settings that hold for all its traffic. It is
-// immutable once published.
+// Node is what policy needs to know about this node: its name, its addresses, and the
+// settings that apply to all its traffic. It is immutable once published.
 type Node struct {
 	Name          string
 	Zone          string
 	IPs           []netip.Addr         // at most one of each family, the primary family first
-	LocalPods     LocalTrafficDetector // which traffic is our pods'
+	LocalPods     LocalTrafficDetector // detects the traffic of this node's pods
 	MasqueradeAll bool                 // masquerade all ClusterIP traffic
-	NodePorts     []netip.Prefix       // the node's addresses within these take NodePorts; none within another
+	NodePorts     []netip.Prefix       // node addresses in these ranges accept NodePorts; no range contains another
 
-	LocalhostNodePorts bool // IPv4 loopback addresses within NodePorts take them too
+	LocalhostNodePorts bool // IPv4 loopback addresses in NodePorts accept NodePorts too
 }
 
-// Origin classifies a packet. A source that is both a pod's and the node's own
-// (the bridge's address inside the pod range) counts as a pod's.
+// Origin classifies a packet. A source address that is in the pod range and belongs
+// to the node (such as the bridge's address) counts as a pod's.
 func (n *Node) Origin(p Packet) Origin {
 	d := n.LocalPods
 	switch {
@@ -49,16 +48,15 @@ func (n *Node) Origin(p Packet) Origin {
 	}
 }
 
-// TakesNodePorts reports whether NodePorts are open on a local address.
+// TakesNodePorts reports whether a local address accepts NodePorts.
 func (n *Node) TakesNodePorts(a netip.Addr) bool {
 	return Contains(n.NodePorts, a) && (!a.IsLoopback() || n.loopbackTakesNodePorts(FamilyOf(a)))
 }
 
-// loopbackTakesNodePorts: only if the node says so, that of IPv6 never.
 func (n *Node) loopbackTakesNodePorts(f Family) bool { return f == IPv4 && n.LocalhostNodePorts }
 
-// NodePortAddresses says which of the node's addresses of a family take
-// NodePorts: those within, except some.
+// NodePortAddresses returns the ranges whose local addresses of a family accept
+// NodePorts, and exceptions from them.
 func (n *Node) NodePortAddresses(f Family) (within, except []netip.Prefix) {
 	if !n.loopbackTakesNodePorts(f) {
 		except = []netip.Prefix{f.Loopback()}
@@ -66,37 +64,37 @@ func (n *Node) NodePortAddresses(f Family) (within, except []netip.Prefix) {
 	return PrefixesOf(n.NodePorts, f), except
 }
 
-// OpensLoopback reports whether any loopback address takes NodePorts.
+// OpensLoopback reports whether any loopback address accepts NodePorts.
 func (n *Node) OpensLoopback() bool {
 	return n.LocalhostNodePorts && slices.ContainsFunc(n.NodePorts, IPv4.Loopback().Overlaps)
 }
 
-// LocalTrafficDetector describes the traffic of our pods: by source address or
-// by the interface it comes in on. The zero value detects nothing. It is a
-// description; each dataplane translates it.
+// LocalTrafficDetector describes the traffic of this node's pods, by source address
+// or by incoming interface. The zero value detects nothing. It is only a description,
+// which each dataplane translates.
 type LocalTrafficDetector struct {
-	Sources   []netip.Prefix // a packet from one of these
-	Interface string         // a packet that came in on this interface
-	IsPrefix  bool           // Interface is the beginning of a name
+	Sources   []netip.Prefix // packets from these ranges are local
+	Interface string         // packets that arrive on this interface are local
+	IsPrefix  bool           // Interface is the prefix of interface names
 }
 
-// Detects reports whether pods of a family can be recognised at all.
+// Detects reports whether the detector can detect pods of a family.
 func (d LocalTrafficDetector) Detects(f Family) bool {
 	return d.Interface != "" || len(PrefixesOf(d.Sources, f)) > 0
 }
 
-// PrefixesOf returns the prefixes of one family, in their order.
+// PrefixesOf returns a new slice with the prefixes of one family, in the same order.
 func PrefixesOf(all []netip.Prefix, f Family) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) != f })
 }
 
-// Contains reports whether an address is in one of some prefixes.
+// Contains reports whether an address is in one of the prefixes. Its cost is linear.
 func Contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Outermost returns the prefixes that lie within no other of them, masked and
-// sorted: the same addresses in as few, disjoint prefixes as the list allows.
+// Outermost returns the prefixes that no other prefix contains, masked and sorted.
+// They are disjoint and cover the same addresses.
 func Outermost(prefixes []netip.Prefix) []netip.Prefix {
 	sorted := make([]netip.Prefix, 0, len(prefixes))
 	for _, p := range prefixes {
@@ -114,8 +112,8 @@ func Outermost(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// WithinOutermost reports whether an address is in one of the prefixes, which are
-// as [Outermost] returns them. There may be many.
+// WithinOutermost reports whether an address is in one of the prefixes, which must be
+// as [Outermost] returns them. Its cost is logarithmic.
 func WithinOutermost(prefixes []netip.Prefix, a netip.Addr) bool {
 	i, begins := slices.BinarySearchFunc(prefixes, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
 	return begins || i > 0 && prefixes[i-1].Contains(a)

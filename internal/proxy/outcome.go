@@ -10,7 +10,7 @@ type Packet struct {
 	Protocol Protocol
 	Src      netip.Addr
 	Dst      netip.AddrPort
-	In       string // the interface it came in on; empty when the node itself sent it
+	In       string // the incoming interface; empty if the node itself sent the packet
 	SrcLocal bool   // Src is an address of this node
 	DstLocal bool   // Dst is an address of this node
 }
@@ -20,27 +20,27 @@ type Outcome struct {
 	Verdict  Verdict
 	Reason   Reason
 	Origin   Origin
-	Backends []Backend    // where it may go, when Verdict is Forward
+	Backends []Backend    // the possible destinations if Verdict is Forward
 	Row      *ServicePort // the row that decided; nil if none did
-	Frontend Frontend     // of the row, that the packet is for; the zero value if it is for none
-	Route    Route        // that the row has for it; the zero value if the packet is for no frontend
+	Frontend Frontend     // the frontend of the row that the packet is for; the zero value if none
+	Route    Route        // the row's route for the packet; the zero value without a frontend
 }
 
-// Reason is why a packet's verdict is what it is, as far as the state can tell.
+// Reason is why a packet gets its verdict, as far as the state determines it.
 type Reason uint8
 
 const (
 	NoSuchFrontend     Reason = iota // no row has the address and port
 	Forwarded                        // the row has endpoints for it
-	PortNotOfService                 // a row has the address as its ClusterIP, but not the port
-	UnallocatedAddress               // the address is from the ranges of ClusterIPs, and no row has it
-	NodePortClosedHere               // a row has the port, but the node's address takes no NodePorts
-	SourceRange                      // the client is not let in
+	PortNotOfService                 // the address is the ClusterIP of a row, but no row has the port
+	UnallocatedAddress               // the address is in a range of ClusterIPs, and no row has it
+	NodePortClosedHere               // a row has the port, but the node's address accepts no NodePorts
+	SourceRange                      // the client is not in the Service's source ranges
 	NoEndpoints                      // no node has a usable endpoint
-	NoLocalEndpoint                  // other nodes have some, and the policy wants one on this node
+	NoLocalEndpoint                  // only other nodes have usable endpoints, and the policy requires one on this node
 )
 
-// String returns the reason as one word, which is stable.
+// String returns the reason as one word. Programs may rely on it.
 func (r Reason) String() string {
 	return [...]string{
 		"NoSuchFrontend", "Forwarded", "PortNotOfService", "UnallocatedAddress",
@@ -48,19 +48,19 @@ func (r Reason) String() string {
 	}[r]
 }
 
-// Backend is one endpoint a packet may go to.
+// Backend is one endpoint that a packet may be forwarded to.
 type Backend struct {
 	Endpoint
 	Masquerade bool // the endpoint does not see the client's address
 }
 
-// Outcome is the oracle: it answers by the rules alone, without a kernel. Its
-// cost is linear in the number of rows.
+// Outcome is the oracle: it computes what must happen to a packet from the state
+// alone. Its cost is linear in the number of rows.
 func (s *State) Outcome(p Packet) Outcome {
 	o := Outcome{Origin: s.Node.Origin(p)}
-	row, f := s.claim(p)
+	row, f := s.find(p)
 	if row == nil {
-		o.Verdict, o.Reason, o.Row = s.unclaimed(p)
+		o.Verdict, o.Reason, o.Row = s.noFrontend(p)
 		return o
 	}
 	r := row.route(f.Kind, o.Origin, s.Node)
@@ -83,16 +83,16 @@ func (s *State) Outcome(p Packet) Outcome {
 	return o
 }
 
-// Hairpins reports whether a client would be sent to itself. It must not see its
-// own address as the client's.
+// Hairpins reports whether the endpoint is the client itself. Such a connection has to
+// be masqueraded: a pod drops packets that seem to come from itself.
 func (e Endpoint) Hairpins(client netip.Addr) bool { return e.MayHairpin() && e.Addr.Addr() == client }
 
 // MayHairpin reports whether traffic from the endpoint to itself can pass this node.
 func (e Endpoint) MayHairpin() bool { return e.Local || e.NodeUnknown }
 
-// claim finds the row whose frontend the packet is for. An exact address comes
-// before a NodePort.
-func (s *State) claim(p Packet) (*ServicePort, Frontend) {
+// find returns the row and its frontend that the packet is for. A frontend with the
+// packet's address has precedence over a NodePort.
+func (s *State) find(p Packet) (*ServicePort, Frontend) {
 	nodePort := p.DstLocal && s.Node.TakesNodePorts(p.Dst.Addr())
 	var byPort *ServicePort
 	var onNode Frontend
@@ -112,20 +112,20 @@ func (s *State) claim(p Packet) (*ServicePort, Frontend) {
 	return byPort, onNode
 }
 
-// unclaimed answers for a packet to no frontend: other ports of a ClusterIP are
-// refused, addresses nobody was given are silent, the rest is not ours. What comes
-// in for an address of the node is the node's own matter; what the node sends is
-// asked wherever it goes. The row is the one that it comes closest to.
-func (s *State) unclaimed(p Packet) (Verdict, Reason, *ServicePort) {
-	asked := !p.DstLocal || p.SrcLocal
+// noFrontend decides about a packet to no frontend. Other ports of a ClusterIP are
+// rejected, unallocated ClusterIPs dropped, and everything else is untouched. Packets
+// that arrive for an address of the node are never filtered, those that the node sends
+// always are. The row is the one that nearly matches, or nil.
+func (s *State) noFrontend(p Packet) (Verdict, Reason, *ServicePort) {
+	filtered := !p.DstLocal || p.SrcLocal
 	owner := s.first(func(_ *ServicePort, f Frontend) bool { return f.Kind == ClusterIP && f.Addr.Addr() == p.Dst.Addr() })
 	closed := s.first(func(row *ServicePort, f Frontend) bool {
 		return f.Kind == NodePort && f.Addr.Port() == p.Dst.Port() && row.Key.Protocol == p.Protocol && row.Key.Family == FamilyOf(p.Dst.Addr())
 	})
 	switch {
-	case asked && owner != nil:
+	case filtered && owner != nil:
 		return Reject, PortNotOfService, owner
-	case asked && Contains(s.CIDRs, p.Dst.Addr()):
+	case filtered && Contains(s.CIDRs, p.Dst.Addr()):
 		return Drop, UnallocatedAddress, nil
 	case p.DstLocal && closed != nil:
 		return Untouched, NodePortClosedHere, closed
@@ -134,7 +134,7 @@ func (s *State) unclaimed(p Packet) (Verdict, Reason, *ServicePort) {
 	}
 }
 
-// first returns the first row in order that has such a frontend.
+// first returns the row with the smallest key that has a matching frontend, or nil.
 func (s *State) first(matches func(*ServicePort, Frontend) bool) (first *ServicePort) {
 	for _, row := range s.Rows {
 		if first != nil && ComparePortKeys(first.Key, row.Key) < 0 {

@@ -158,7 +158,7 @@ func describeOutcome(o Outcome) string {
 	return s
 }
 
-// TestOrigin tells pods, the node and others apart.
+// TestOrigin distinguishes pods of this node, the node itself and other clients.
 func TestOrigin(t *testing.T) {
 	bySource := &Node{LocalPods: LocalTrafficDetector{Sources: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}}
 	byName := &Node{LocalPods: LocalTrafficDetector{Interface: "cbr0"}}

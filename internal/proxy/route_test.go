@@ -43,8 +43,8 @@ func describeRoute(r Route) string {
 	return s
 }
 
-// TestRouteClusterIP is the decision table of ClusterIPs. The external policy
-// has no say in it.
+// TestRouteClusterIP is the decision table of ClusterIPs. The external policy has no
+// effect on it.
 func TestRouteClusterIP(t *testing.T) {
 	tests := []struct {
 		internal                     Scope
@@ -81,8 +81,8 @@ func TestRouteClusterIP(t *testing.T) {
 	}
 }
 
-// TestRouteExternal is the decision table of all other addresses. The internal
-// policy, the detector and masquerade-all have no say in it.
+// TestRouteExternal is the decision table of all other addresses. The internal policy,
+// the detector and masqueradeAll have no effect on it.
 func TestRouteExternal(t *testing.T) {
 	tests := []struct {
 		external                     Scope
@@ -115,8 +115,8 @@ func TestRouteExternal(t *testing.T) {
 	}
 }
 
-// TestRouteLastResort has a list of local endpoints while the cluster's is
-// another: each list is what it is, and neither stands in for the other.
+// TestRouteLastResort checks that neither list is used in place of the other when they
+// have different endpoints.
 func TestRouteLastResort(t *testing.T) {
 	row := ServicePort{Internal: ScopeCluster, External: ScopeLocal, Local: localList, Cluster: clusterList[1:], UsableSomewhere: true}
 	node := detectors["by source"]

@@ -26,8 +26,8 @@ func (n ServicePortName) String() string {
 	return s + "/" + n.Protocol.String()
 }
 
-// PortKey is a row's identity. The family is part of it, so a dual-stack
-// Service is two rows and nothing downstream has to know the word.
+// PortKey identifies a row. It includes the family: a port of a dual-stack Service
+// has two rows, so dataplanes need no special case for dual-stack.
 type PortKey struct {
 	ServicePortName
 	Family Family
@@ -45,8 +45,8 @@ func ComparePortKeys(a, b PortKey) int {
 	)
 }
 
-// Kind says what a frontend address is. Kinds are in order of precedence: when
-// two Services claim one address and port, the smaller kind wins.
+// Kind is the kind of a frontend address. Kinds are in order of precedence: if two
+// Services claim the same address and port, the smaller kind wins.
 type Kind uint8
 
 const (
@@ -60,27 +60,27 @@ func (k Kind) String() string {
 	return [...]string{"ClusterIP", "LoadBalancer", "ExternalIP", "NodePort"}[k]
 }
 
-// Frontend is one address and port by which a service port is reached. A
-// NodePort frontend has the unspecified address of its family: it stands for
-// the node's own addresses that [Node.NodePorts] selects.
+// Frontend is an address and port that clients of a service port connect to. A
+// NodePort frontend has the unspecified address of its family, which stands for the
+// node's addresses that [Node.NodePorts] selects.
 type Frontend struct {
 	Kind Kind
 	Addr netip.AddrPort
 }
 
-// Endpoint is one place to send a connection to.
+// Endpoint is an address and port that connections are forwarded to.
 type Endpoint struct {
 	Addr        netip.AddrPort
 	Local       bool   // on this node
-	NodeUnknown bool   // its node is not known; it may be on this one
+	NodeUnknown bool   // its EndpointSlice names no node; it may be on this one
 	Weight      uint16 // 0 counts as 1; see Share
 }
 
-// Share returns how many connections the endpoint is to get for each one of an
-// endpoint that has no weight.
+// Share returns the effective weight: how many connections the endpoint gets for each
+// connection of an endpoint without a weight.
 func (e Endpoint) Share() int { return int(max(e.Weight, 1)) }
 
-// Scope says which list of a service port's endpoints traffic takes.
+// Scope selects one of the two endpoint lists of a service port.
 type Scope uint8
 
 const (
@@ -90,34 +90,34 @@ const (
 
 func (s Scope) String() string { return [...]string{"Cluster", "Local"}[s] }
 
-// ServicePort is one row of the desired state: readiness, topology and traffic
-// policy are already decided. It is immutable once published.
+// ServicePort is one row of the wanted state. Readiness, topology and traffic policy
+// are already resolved. It is immutable once published.
 type ServicePort struct {
 	Key             PortKey
-	Frontends       []Frontend     // no two rows share one, but for NodePort's unspecified address and another's port
+	Frontends       []Frontend     // no other row of the same protocol has one of them
 	Cluster         []Endpoint     // usable from this node, in stable slots
 	Local           []Endpoint     // usable and on this node, in stable slots
-	UsableSomewhere bool           // some node has a usable endpoint: Drop when a list is empty, else Reject
-	Internal        Scope          // which list ClusterIP traffic takes
-	External        Scope          // which list all other traffic takes
-	Balancing       Balancing      // how an endpoint is chosen among those of a list
-	Affinity        time.Duration  // how long a client is remembered; 0: not at all
-	AllowFrom       []netip.Prefix // LoadBalancer clients, sorted, no prefix within another; nil: everyone
-	HealthCheckPort uint16         // where load balancers of its LoadBalancer addresses ask about the Service; 0: nowhere
+	UsableSomewhere bool           // some node has a usable endpoint: an empty list means Drop, otherwise Reject
+	Internal        Scope          // the list that ClusterIP traffic takes
+	External        Scope          // the list that all other traffic takes
+	Balancing       Balancing      // how an endpoint is chosen from a list
+	Affinity        time.Duration  // the session affinity timeout; 0 means no session affinity
+	AllowFrom       []netip.Prefix // clients that may use LoadBalancer addresses, sorted, no prefix in another; nil means everyone
+	HealthCheckPort uint16         // the health-check node port, if the row has LoadBalancer addresses; 0 if it has none
 
-	// PreserveDestination has endpoints see the LoadBalancer address that a client
-	// connected to as their own. Only mode kernelspace can do that.
+	// PreserveDestination means that endpoints receive connections with the
+	// LoadBalancer address as the destination. Only mode kernelspace can do that.
 	PreserveDestination bool
 
-	// Draining are endpoints in neither list that still serve, sorted: they get
-	// no new connections but keep the flows they have. Only protocols whose
-	// stale flows we end have them ([Protocol.EndsStaleFlows]).
+	// Draining are the endpoints in neither list that still serve, sorted: they
+	// get no new connections but keep the flows they have. Only rows of protocols
+	// whose stale flows are ended have them ([Protocol.EndsStaleFlows]).
 	Draining []netip.AddrPort
 }
 
-// AddressesOf returns the addresses of the endpoints of lists.
+// AddressesOf returns the set of addresses of the endpoints in the lists.
 func AddressesOf(lists ...[]Endpoint) map[netip.AddrPort]bool {
-	n := 0 // a row's lists have much in common
+	n := 0 // The lists of a row have most endpoints in common, so the longest gives the size.
 	for _, list := range lists {
 		n = max(n, len(list))
 	}
@@ -130,7 +130,8 @@ func AddressesOf(lists ...[]Endpoint) map[netip.AddrPort]bool {
 	return out
 }
 
-// Serving returns the endpoints that may have flows.
+// Serving returns the set of endpoints that may have flows: those in a list, and
+// those that are draining.
 func (sp *ServicePort) Serving() map[netip.AddrPort]bool {
 	out := AddressesOf(sp.Cluster, sp.Local)
 	for _, a := range sp.Draining {
@@ -139,11 +140,11 @@ func (sp *ServicePort) Serving() map[netip.AddrPort]bool {
 	return out
 }
 
-// String returns the row as one line. Endpoints are sorted, not in slots.
+// String returns the row as one line, with sorted endpoints.
 func (sp *ServicePort) String() string {
 	var b strings.Builder
-	add := func(there bool, format string, args ...any) {
-		if there {
+	add := func(present bool, format string, args ...any) {
+		if present {
 			fmt.Fprintf(&b, format, args...)
 		}
 	}
@@ -162,7 +163,7 @@ func (sp *ServicePort) String() string {
 	return b.String()
 }
 
-// texts returns the endpoints' addresses, sorted, and the weights that there are.
+// texts returns the endpoints' addresses, sorted, with their weights if they have any.
 func texts(list []Endpoint) (out []string) {
 	for _, e := range slices.SortedFunc(slices.Values(list), func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }) {
 		text := e.Addr.String()
@@ -178,60 +179,62 @@ func texts(list []Endpoint) (out []string) {
 type Verdict uint8
 
 const (
-	Untouched Verdict = iota // not ours: ordinary routing applies
-	Forward                  // to one of the endpoints
-	Reject                   // refused at once
-	Drop                     // silence
+	Untouched Verdict = iota // not for a Service: ordinary routing applies
+	Forward                  // forwarded to one of the endpoints
+	Reject                   // answered with an error
+	Drop                     // dropped without an answer
 )
 
 func (v Verdict) String() string { return [...]string{"untouched", "forward", "reject", "drop"}[v] }
 
-// Route is the whole answer for one kind of packet.
+// Route is what happens to the packets of one origin to one kind of frontend.
 type Route struct {
 	Scope      Scope          // which of the row's lists To is
 	To         []Endpoint     // the candidates
-	Otherwise  Verdict        // Reject or Drop, when To is empty
+	Otherwise  Verdict        // Reject or Drop if To is empty
 	Masquerade bool           // hide the client's address from the endpoint
-	Why        Masquerading   // why Masquerade is what it is
-	From       []netip.Prefix // the clients that are let in, no prefix within another; nil: everyone. Others are dropped
+	Why        Masquerading   // why Masquerade is set or not
+	From       []netip.Prefix // the clients that are allowed, no prefix in another; nil means everyone. Others are dropped
 }
 
-// Masquerading is why a client's address is hidden from endpoints, or is not.
+// Masquerading is why a client's address is hidden from endpoints, or why it is not.
 type Masquerading uint8
 
-// The reasons to show an address, then those to hide it.
+// The reasons not to masquerade, then those to masquerade.
 const (
-	ShownUndetected Masquerading = iota // no client of the ClusterIP can be told apart
-	ShownToPods                         // our pods' replies pass this node anyway
-	ShownLocal                          // the policy keeps to this node's endpoints for that
-	HiddenAll                           // everything for ClusterIPs is hidden
-	HiddenForeign                       // a client of the ClusterIP that is none of our pods
-	HiddenCluster                       // the policy allows endpoints of other nodes
-	HiddenNode                          // the node itself takes endpoints of other nodes, by an outside address
+	ShownUndetected Masquerading = iota // ClusterIP: without a detector, pods and other clients look the same
+	ShownToPods                         // the client is a pod of this node, whose replies pass this node anyway
+	ShownLocal                          // externalTrafficPolicy Local preserves the client's address
+	HiddenAll                           // ClusterIP: masqueradeAll is set
+	HiddenForeign                       // ClusterIP: the client is not a pod of this node
+	HiddenCluster                       // externalTrafficPolicy Cluster allows endpoints on other nodes
+	HiddenNode                          // the node itself uses an external address, and the endpoint may be on another node
 )
 
 func (m Masquerading) String() string {
 	return [...]string{
-		"no way is set up to tell our pods from other clients",
-		"the client is one of our pods, whose replies pass this node",
+		"no detectLocalMode is set up that distinguishes pods of this node from other clients",
+		"the client is a pod of this node, and replies pass this node anyway",
 		"externalTrafficPolicy Local keeps it",
 		"all traffic to ClusterIPs is masqueraded (masqueradeAll)",
-		"the client of a ClusterIP is not one of our pods, and replies must come back through this node",
-		"externalTrafficPolicy Cluster may lead to another node, and replies must come back through this one",
-		"the node itself came by an outside address, and replies must come back to it",
+		"the client of the ClusterIP is not a pod of this node, and replies must return through this node",
+		"externalTrafficPolicy Cluster may select an endpoint on another node, and replies must return through this node",
+		"the node itself uses an external address, and replies must return to it",
 	}[m]
 }
 
-// Policy is all that a renderer may know of policy: a Route for each of [Origins].
+// Policy is everything that dataplanes may know about policy: a Route for each of
+// [Origins].
 type Policy [len(Origins)]Route
 
-// Policy is the only place where traffic policy, short-circuiting, masquerading
-// and source ranges meet. Dataplanes render it; the oracle evaluates it.
+// Policy returns the routes to frontends of one kind. It is the only place that
+// combines traffic policy, short-circuiting, masquerading and source ranges.
+// Dataplanes render it; the oracle evaluates it.
 //
 // ClusterIP traffic follows the internal policy. All other traffic follows the
-// external one, but for our own pods and the node itself: they take the
-// Cluster list whatever the policy is, as if they had used the ClusterIP. What
-// the node has to do with it is whose clients a ClusterIP hides.
+// external policy, except that pods of this node and the node itself always take the
+// Cluster list, as if they had used the ClusterIP. The node's settings determine which
+// clients of a ClusterIP are masqueraded.
 func (sp *ServicePort) Policy(k Kind, n *Node) Policy {
 	var p Policy
 	for _, from := range Origins {
@@ -240,8 +243,8 @@ func (sp *ServicePort) Policy(k Kind, n *Node) Policy {
 	return p
 }
 
-// CommonPolicy is the Policy that all rows of a family have in common which take
-// one list for external traffic: whom it masquerades.
+// CommonPolicy returns what the Policy of all rows with the same family and external
+// scope has in common: which origins are masqueraded.
 func CommonPolicy(f Family, k Kind, external Scope, n *Node) Policy {
 	return (&ServicePort{Key: PortKey{Family: f}, External: external}).Policy(k, n)
 }
@@ -251,7 +254,8 @@ func (sp *ServicePort) route(k Kind, from Origin, n *Node) Route {
 	switch {
 	case k == ClusterIP:
 		r.Scope = sp.Internal
-		// Without a detector no client can be told apart, so none is hidden.
+		// Without a detector pods and other clients look the same, and masquerading
+		// pods would hide their addresses for no reason.
 		switch {
 		case n.MasqueradeAll:
 			r.Why = HiddenAll

@@ -9,26 +9,26 @@ import (
 	"strings"
 )
 
-// State is everything the kernel should do.
+// State is everything that the kernel should do.
 type State struct {
 	Rows  map[PortKey]*ServicePort
 	Node  *Node
-	CIDRs []netip.Prefix // the ranges ClusterIPs come from; none within another
+	CIDRs []netip.Prefix // the ranges that ClusterIPs are allocated from; no range contains another
 
-	HealthChecks map[HealthCheckKey]*HealthCheck // a dataplane opens their ports, if anything
+	HealthChecks map[HealthCheckKey]*HealthCheck // a dataplane may have to open their ports
 }
 
-// NewState returns a state with no rows, for a node that knows nothing.
+// NewState returns a state without rows, and with an empty Node.
 func NewState() *State {
 	return &State{Rows: map[PortKey]*ServicePort{}, Node: &Node{}}
 }
 
-// Delta is one step of a State, with the rows as they were.
+// Delta is the difference between two versions of a State.
 type Delta struct {
 	Upserts []Upsert
-	Removes []*ServicePort  // the rows that go, as they were
-	Node    *Node           // nil: as before
-	CIDRs   *[]netip.Prefix // nil: as before
+	Removes []*ServicePort  // the rows that are removed, in their last version
+	Node    *Node           // nil if it did not change
+	CIDRs   *[]netip.Prefix // nil if they did not change
 
 	HealthChecks []HealthCheckChange
 }
@@ -69,6 +69,7 @@ func (s *State) Apply(d *Delta) {
 
 func (s *State) Keys() []PortKey { return slices.SortedFunc(maps.Keys(s.Rows), ComparePortKeys) }
 
+// Without returns a copy of the state without the refused rows.
 func (s *State) Without(rows Refused) *State {
 	out := *s
 	out.Rows = maps.Clone(s.Rows)
@@ -87,7 +88,7 @@ func (s *State) String() string {
 	return b.String()
 }
 
-// HealthCheckKey names the health check of a Service in one family.
+// HealthCheckKey identifies the health check of a Service in one family.
 type HealthCheckKey struct {
 	Namespace string
 	Name      string
@@ -107,30 +108,29 @@ func CompareHealthCheckKeys(a, b HealthCheckKey) int {
 	)
 }
 
-// HealthCheck is what a load balancer may ask this node about a Service: at a
-// port of the node's own, whether the node has endpoints for it. No packet of
-// the Service depends on it; a dataplane may have to open the port. It is
-// immutable once published.
+// HealthCheck is a health-check node port, at which load balancers ask whether this
+// node has endpoints of a Service. Forwarding does not depend on it, but a dataplane
+// may have to open the port. It is immutable once published.
 type HealthCheck struct {
 	Key   HealthCheckKey
-	Port  uint16 // where the node answers
-	Local int    // distinct addresses of ready endpoints on this node
+	Port  uint16
+	Local int // how many distinct addresses the ready endpoints on this node have
 }
 
 func (h *HealthCheck) String() string {
 	return fmt.Sprintf("%v port=%d local=%d", h.Key, h.Port, h.Local)
 }
 
-// HealthCheckChange is a health check before and after a step. Old is nil for a
-// new one, New for one that is gone.
+// HealthCheckChange is a health check before and after a change. Old is nil if it was
+// added, New if it was removed.
 type HealthCheckChange struct {
 	Old, New *HealthCheck
 }
 
 func (c HealthCheckChange) Key() HealthCheckKey { return cmp.Or(c.New, c.Old).Key }
 
-// Moves reports whether a port of the node begins or ends to be a health
-// check's, which is all that a dataplane can be concerned with.
-func (c HealthCheckChange) Moves() bool {
+// ChangesPort reports whether a port has to be opened or closed. Other changes do not
+// concern dataplanes.
+func (c HealthCheckChange) ChangesPort() bool {
 	return c.Old == nil || c.New == nil || c.Old.Port != c.New.Port
 }

@@ -53,7 +53,7 @@ func TestWithinOutermost(t *testing.T) {
 	}
 }
 
-// TestWithout leaves the rows out of a copy only.
+// TestWithout checks that rows are removed from the copy only.
 func TestWithout(t *testing.T) {
 	a, b := PortKey{ServicePortName: ServicePortName{Name: "a"}}, PortKey{ServicePortName: ServicePortName{Name: "b"}}
 	s := NewState()

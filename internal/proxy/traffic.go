@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// Direction is which way packets of a connection go.
+// Direction is the direction of packets of a connection.
 type Direction uint8
 
 const (
@@ -17,30 +17,29 @@ var Directions = [...]Direction{In, Out}
 
 func (d Direction) String() string { return [...]string{"in", "out"}[d] }
 
-// Traffic is what was counted of something.
+// Traffic has counters of traffic.
 type Traffic struct {
 	Connections uint64
-	Active      uint64                  // connections that are open
-	Bytes       [len(Directions)]uint64 // headers of IP included, unless a mode sees only what is within
+	Active      uint64                  // connections that are open now
+	Bytes       [len(Directions)]uint64 // including IP headers, unless the mode sees payload only
 	Packets     [len(Directions)]uint64
 }
 
-// Sample is what a dataplane has counted at one frontend, for an endpoint or for a
-// reason to refuse.
+// Sample has what a dataplane counted at one frontend, for one endpoint or for one
+// reason to refuse packets.
 type Sample struct {
 	Protocol Protocol
-	Frontend netip.AddrPort // what clients sent to; of a NodePort it may be any address of the node, or the unspecified one
-	Endpoint netip.AddrPort // where connections went; invalid where packets were refused
-	Traffic                 // of packets that were refused only Packets
+	Frontend netip.AddrPort // the destination of the clients; for a NodePort any address of the node, or the unspecified one
+	Endpoint netip.AddrPort // invalid for packets that were refused
+	Traffic                 // for packets that were refused, only Packets is set
 
-	Refused Reason // why, without an endpoint
+	Refused Reason // why packets were refused, if Endpoint is invalid
 }
 
-// Metered is a Dataplane that counts traffic itself: all that connection tracking
-// does not know to be translated, and what is refused.
+// Metered is a Dataplane that counts traffic itself: connections that conntrack does
+// not know to be translated, and packets that are refused.
 type Metered interface {
-	// Traffic yields what was counted up to now. What is less than it was before
-	// began anew. Any goroutine may call it; it may take as long as reading
-	// everything there is.
+	// Traffic yields the counters. One that is smaller than the last time was reset
+	// in between. Any goroutine may call it. Its cost is O(state).
 	Traffic(ctx context.Context, yield func(Sample)) error
 }

@@ -10,8 +10,8 @@ import (
 	"sluice/internal/apiobject"
 )
 
-// TestAllowedAddresses keeps addresses from Services that the configuration does
-// not let them have. Nobody loses an address to such a Service.
+// TestAllowedAddresses checks that Services do not get addresses that the configuration
+// does not allow, and that no other Service loses an address to them.
 func TestAllowedAddresses(t *testing.T) {
 	in := func(texts ...string) []netip.Prefix {
 		out := []netip.Prefix{}
@@ -73,7 +73,7 @@ func TestAllowedAddresses(t *testing.T) {
 	}
 }
 
-// TestDenied finds who would have an address, for as long as it is asked for.
+// TestDenied finds the Services that claim an address which is not allowed.
 func TestDenied(t *testing.T) {
 	r := New(Settings{Allowed: apiobject.Allowed{ExternalIPs: []netip.Prefix{}}})
 	thief, addr := serviceOf("ns/thief", "10.96.0.1", externalIPs("8.8.8.8")), netip.MustParseAddr("8.8.8.8")

@@ -8,41 +8,41 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Balancing is what the configuration and the mode say of how endpoints are
-// chosen. Rows ask a mode for nothing that it cannot do. The zero value is a
-// mode that can do everything but what Windows alone has.
+// Balancing is what the mode supports to choose endpoints, and the configured default.
+// Rows never require what the mode does not support. The zero value supports every
+// method and weights, but not preserve-destination.
 type Balancing struct {
-	Mode       string            // its name
-	Ways       []proxy.Balancing // that the mode knows; nil: all
-	Unweighted bool              // the mode has no weights
-	Cluster    proxy.Balancing   // for Services that do not say
-	Preserves  bool              // the mode reads annotation preserve-destination
+	Mode       string            // the name of the mode
+	Methods    []proxy.Balancing // the methods that the mode supports; nil means all
+	Unweighted bool              // the mode does not support weights
+	Cluster    proxy.Balancing   // the method of Services that do not select one
+	Preserves  bool              // the mode supports the annotation preserve-destination
 }
 
-// of returns how the endpoints of a Service are chosen that asks for a way, and
-// adds a problem if it cannot have it.
-func (b *Balancing) of(asked proxy.Balancing, problems []apiobject.Problem) (proxy.Balancing, []apiobject.Problem) {
+// method returns the method for a Service that selects one, and appends a problem if
+// the mode does not support that.
+func (b *Balancing) method(selected proxy.Balancing, problems []apiobject.Problem) (proxy.Balancing, []apiobject.Problem) {
 	switch {
-	case asked == proxy.BalanceDefault:
+	case selected == proxy.BalanceDefault:
 		return b.Cluster, problems
-	case b.Ways == nil || slices.Contains(b.Ways, asked):
-		return asked, problems
+	case b.Methods == nil || slices.Contains(b.Methods, selected):
+		return selected, problems
 	}
 	return b.Cluster, append(problems, apiobject.Problem{
 		Field: apiobject.AnnotationField(apiobject.LoadBalancing),
-		Reason: fmt.Sprintf("mode %s cannot do %v, only %s; endpoints are chosen as if it were not there",
-			b.Mode, asked, proxy.BalancingWords(b.Ways)),
+		Reason: fmt.Sprintf("mode %s does not support %v, only %s; the annotation is ignored",
+			b.Mode, selected, proxy.BalancingWords(b.Methods)),
 	})
 }
 
-// weight returns how much the endpoints of a slice count that asks for a weight,
-// and adds a problem if the mode has none.
-func (b *Balancing) weight(asked uint16, problems []apiobject.Problem) (uint16, []apiobject.Problem) {
-	if asked == 0 || !b.Unweighted {
-		return asked, problems
+// weight returns the weight for a slice that sets one, and appends a problem if the
+// mode does not support weights.
+func (b *Balancing) weight(set uint16, problems []apiobject.Problem) (uint16, []apiobject.Problem) {
+	if set == 0 || !b.Unweighted {
+		return set, problems
 	}
 	return 0, append(problems, apiobject.Problem{
 		Field:  apiobject.AnnotationField(apiobject.Weight),
-		Reason: fmt.Sprintf("mode %s has no weights; each endpoint counts as 1", b.Mode),
+		Reason: fmt.Sprintf("mode %s does not support weights; each endpoint counts as 1", b.Mode),
 	})
 }

@@ -19,15 +19,15 @@ func weighted(s *discoveryv1.EndpointSlice, text string) *discoveryv1.EndpointSl
 	return s
 }
 
-// TestBalancing: a Service's own word comes before the cluster's, and what the
-// mode cannot do is named and not asked of it.
+// TestBalancing checks that the method of a Service has precedence over the configured
+// one, and that a method which the mode does not support is a problem and is not used.
 func TestBalancing(t *testing.T) {
 	const (
 		row     = "ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 internal=Cluster external=Cluster anywhere=false cluster=[] local=[]"
 		problem = "Service ns/web: metadata.annotations.sluice.dev/load-balancing: "
-		asIfNot = "; endpoints are chosen as if it were not there"
-		cannot  = problem + "mode m cannot do maglev, only random or round-robin" + asIfNot
-		unknown = problem + `"rr" is not random, round-robin, least-connections, source-hash or maglev` + asIfNot
+		ignored = "; the annotation is ignored"
+		cannot  = problem + "mode m does not support maglev, only random or round-robin" + ignored
+		unknown = problem + `"rr" is not random, round-robin, least-connections, source-hash or maglev` + ignored
 	)
 	two := []proxy.Balancing{proxy.Random, proxy.RoundRobin}
 	for _, tt := range []struct {
@@ -39,19 +39,19 @@ func TestBalancing(t *testing.T) {
 	}{
 		{"nothing said", Balancing{}, nil, row, nil},
 		{"any mode", Balancing{}, []func(*v1.Service){way("maglev")}, row + " balancing=maglev", nil},
-		{"cluster", Balancing{Ways: two, Cluster: proxy.Random}, nil, row + " balancing=random", nil},
-		{"both", Balancing{Ways: two, Cluster: proxy.Random}, []func(*v1.Service){way("round-robin")}, row + " balancing=round-robin", nil},
-		{"not this mode", Balancing{Mode: "m", Ways: two}, []func(*v1.Service){way("maglev")}, row, []string{cannot}},
+		{"cluster", Balancing{Methods: two, Cluster: proxy.Random}, nil, row + " balancing=random", nil},
+		{"both", Balancing{Methods: two, Cluster: proxy.Random}, []func(*v1.Service){way("round-robin")}, row + " balancing=round-robin", nil},
+		{"not this mode", Balancing{Mode: "m", Methods: two}, []func(*v1.Service){way("maglev")}, row, []string{cannot}},
 		{
 			"not this mode, the cluster's",
-			Balancing{Mode: "m", Ways: two, Cluster: proxy.RoundRobin},
+			Balancing{Mode: "m", Methods: two, Cluster: proxy.RoundRobin},
 			[]func(*v1.Service){way("maglev")},
 			row + " balancing=round-robin",
 			[]string{cannot},
 		},
 		{
 			"no such way",
-			Balancing{Mode: "m", Ways: two, Cluster: proxy.RoundRobin},
+			Balancing{Mode: "m", Methods: two, Cluster: proxy.RoundRobin},
 			[]func(*v1.Service){way("rr")},
 			row + " balancing=round-robin",
 			[]string{unknown},
@@ -66,8 +66,7 @@ func TestBalancing(t *testing.T) {
 	}
 }
 
-// TestBalancingChanges: each change of what is said is one of the row, and only
-// a change.
+// TestBalancingChanges checks that the row changes if and only if the method does.
 func TestBalancingChanges(t *testing.T) {
 	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1"))
 	for _, step := range []struct {
@@ -81,8 +80,8 @@ func TestBalancingChanges(t *testing.T) {
 	}
 }
 
-// TestWeights: the endpoints of a slice have its weight; a canary is a slice of
-// its own. A change of the weight is one of every endpoint, which keep their slots.
+// TestWeights checks that the endpoints of a slice have its weight, and keep their slots
+// when it changes. A canary is a slice of its own.
 func TestWeights(t *testing.T) {
 	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1"),
 		sliceOf("ns/main", "web", endpointOf("10.1.0.1"), endpointOf("10.1.0.2")),
@@ -115,22 +114,22 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestNoWeights: a mode without weights sees none, and each slice that has one
-// is named.
+// TestNoWeights checks that rows for a mode without weights have none, and that each slice
+// with a weight has a problem.
 func TestNoWeights(t *testing.T) {
 	r := New(Settings{NodeName: testNode, Balancing: Balancing{Mode: "m", Unweighted: true}})
 	add(t, r, serviceOf("ns/web", "10.96.0.1"), weighted(sliceOf("ns/canary", "web", endpointOf("10.1.0.3")), "7"))
 	r.Update()
 	wantState(t, r,
 		[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 internal=Cluster external=Cluster anywhere=true cluster=[10.1.0.3:8080] local=[]"},
-		[]string{"EndpointSlice ns/canary: metadata.annotations.sluice.dev/weight: mode m has no weights; each endpoint counts as 1"})
+		[]string{"EndpointSlice ns/canary: metadata.annotations.sluice.dev/weight: mode m does not support weights; each endpoint counts as 1"})
 	add(t, r, weighted(sliceOf("ns/canary", "web", endpointOf("10.1.0.3")), "8"))
 	if d := r.Update(); !d.Empty() {
 		t.Errorf("a weight that does not count changes %v", d)
 	}
 }
 
-// TestProblemOfService tells Services from other objects.
+// TestProblemOfService distinguishes Services from other objects.
 func TestProblemOfService(t *testing.T) {
 	for object, want := range map[string]string{"Service ns/web": "ns/web", "EndpointSlice ns/web": "/", "configuration": "/"} {
 		name, ok := Problem{Object: object}.Service()
@@ -140,7 +139,7 @@ func TestProblemOfService(t *testing.T) {
 	}
 }
 
-// TestProblemNamespace has none for what is in none.
+// TestProblemNamespace checks objects with and without a namespace.
 func TestProblemNamespace(t *testing.T) {
 	for object, want := range map[string]string{"Service ns/web": "ns", "EndpointSlice ns/web-1": "ns", "Node here": "", "configuration": ""} {
 		if got := (Problem{Object: object}).Namespace(); got != want {
@@ -149,8 +148,8 @@ func TestProblemNamespace(t *testing.T) {
 	}
 }
 
-// TestPreserveDestination reads kube-proxy's annotation where the mode does: only
-// endpoints of this node are left, and rows with LoadBalancer addresses say so.
+// TestPreserveDestination checks kube-proxy's annotation in a mode that supports it: only
+// local endpoints are used, and rows with LoadBalancer addresses have it.
 func TestPreserveDestination(t *testing.T) {
 	for text, preserves := range map[string]bool{"true": true, "True": false, "": false} {
 		for _, can := range []bool{true, false} {

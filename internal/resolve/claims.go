@@ -12,24 +12,23 @@ import (
 	"sluice/internal/proxy"
 )
 
-// claim is what no two rows can both have: an address, a port and a protocol.
-// A NodePort's address is the unspecified one, so NodePorts only compete with
-// NodePorts.
+// claim is an address, port and protocol, which only one row can have. A NodePort has
+// the unspecified address, so NodePorts conflict with NodePorts only.
 type claim struct {
 	addr     netip.AddrPort
 	protocol proxy.Protocol
 }
 
-// claimant is one Service port that wants a claim.
+// claimant is a Service port that claims a frontend.
 type claimant struct {
 	service *service
 	port    *apiobject.ServicePort
 	kind    proxy.Kind
-	index   int // in the list of addressFields
+	index   int // in the field that addressFields names
 }
 
-// compareClaimants orders rivals: the first one wins. The order follows from
-// the objects alone, never from when we heard of them.
+// compareClaimants orders the claimants of one claim: the first one gets it. The order
+// depends on the objects alone, not on when they arrived.
 func compareClaimants(a, b claimant) int {
 	return cmp.Or(
 		cmp.Compare(a.kind, b.kind),
@@ -41,27 +40,27 @@ func compareClaimants(a, b claimant) int {
 	)
 }
 
-// claims knows who has what. Rivalry is rare, so only the winner is kept for
-// every claim, and all rivals only where there is more than one. They may be very
-// many: who comes or goes among them costs nothing but to the winner's heir.
+// claims has the owner of each claim. Conflicts are rare, so all claimants are kept
+// only where there is more than one. There may be very many of them: adding or removing
+// one that is not the owner takes constant time.
 type claims struct {
 	owners    map[claim]claimant
-	contested map[claim]sets.Set[claimant] // the owner is one of them
-	changed   map[claim]*rivalry           // since the last settle
-	problems  *problems                    // who has lost a claim has a problem
+	contested map[claim]sets.Set[claimant] // all claimants, including the owner
+	changed   map[claim]*claimChange       // since the last updateProblems
+	problems  *problems                    // every claimant but the owner has a problem
 }
 
-// rivalry is how the rivals for a claim changed.
-type rivalry struct {
-	owner      claimant // before
-	came, went []claimant
+// claimChange is how the claimants of a contested claim changed.
+type claimChange struct {
+	oldOwner       claimant
+	added, removed []claimant
 }
 
-// add enters a claimant. It returns the Service that loses the claim to it, if any.
+// add adds a claimant. It returns the Service that loses the claim to it, if any.
 func (c *claims) add(cl claim, by claimant) *service {
 	owner, taken := c.owners[cl]
-	if r := c.touch(cl, taken); r != nil {
-		r.came = append(r.came, by)
+	if r := c.change(cl, taken); r != nil {
+		r.added = append(r.added, by)
 	}
 	if !taken {
 		c.owners[cl] = by
@@ -78,77 +77,77 @@ func (c *claims) add(cl claim, by claimant) *service {
 	return owner.service
 }
 
-// remove takes a claimant out. It returns the Service that gets the claim, if any.
+// remove removes a claimant. It returns the Service that gets the claim instead, if any.
 func (c *claims) remove(cl claim, by claimant) *service {
-	rivals := c.contested[cl]
-	if r := c.touch(cl, rivals != nil); r != nil {
-		r.went = append(r.went, by)
+	all := c.contested[cl]
+	if r := c.change(cl, all != nil); r != nil {
+		r.removed = append(r.removed, by)
 	}
-	if rivals == nil {
+	if all == nil {
 		delete(c.owners, cl)
 		return nil
 	}
-	rivals.Delete(by)
-	if len(rivals) == 1 {
+	all.Delete(by)
+	if len(all) == 1 {
 		delete(c.contested, cl)
 	}
 	if c.owners[cl] != by {
 		return nil
 	}
-	heir := slices.MinFunc(rivals.UnsortedList(), compareClaimants)
-	c.owners[cl] = heir
-	return heir.service
+	owner := slices.MinFunc(all.UnsortedList(), compareClaimants)
+	c.owners[cl] = owner
+	return owner.service
 }
 
-// rivals returns who claims something, the owner included, in no order; some are left out.
-func (c *claims) rivals(cl claim, without ...claimant) []claimant {
+// claimants returns all claimants of a claim except some, in no particular order.
+func (c *claims) claimants(cl claim, except ...claimant) []claimant {
 	all := c.contested[cl]
 	if owner, taken := c.owners[cl]; taken && all == nil {
 		all = sets.New(owner)
 	}
-	return all.Difference(sets.New(without...)).UnsortedList()
+	return all.Difference(sets.New(except...)).UnsortedList()
 }
 
-// touch returns what is noted of how a claim changes. That begins when it is
-// contested; before, there is nothing to note.
-func (c *claims) touch(cl claim, contested bool) *rivalry {
+// change returns the record of a claim's changes. It is nil as long as the claim is not
+// contested, when nobody has a problem with it.
+func (c *claims) change(cl claim, contested bool) *claimChange {
 	r := c.changed[cl]
 	if r == nil && contested {
-		r = &rivalry{owner: c.owners[cl]}
+		r = &claimChange{oldOwner: c.owners[cl]}
 		c.changed[cl] = r
 	}
 	return r
 }
 
-// settle finds the problems of who has lost a claim by what changed, and mends
-// those of who has not any more. A Service that is replaced leaves its claims and
-// enters them again, which is no change to its rivals.
-func (c *claims) settle() {
+// updateProblems adds and removes the problems of claimants that do not get a claim,
+// for the claims that changed. A Service that changes removes its claims and adds them
+// again; if it still wins, the problems of its rivals do not change.
+func (c *claims) updateProblems() {
 	if len(c.changed) == 0 {
 		return
 	}
 	for cl, r := range c.changed {
-		went, came := r.went, r.came
-		owner, held := c.owners[cl]
-		if !held || compareClaimants(owner, r.owner) != 0 { // All are told of another owner.
-			went, came = slices.Concat(r.went, c.rivals(cl, r.came...)), c.rivals(cl)
+		removed, added := r.removed, r.added
+		owner, owned := c.owners[cl]
+		if !owned || compareClaimants(owner, r.oldOwner) != 0 { // The problem of every claimant names the owner.
+			removed, added = slices.Concat(r.removed, c.claimants(cl, r.added...)), c.claimants(cl)
 		}
-		c.count(-1, cl, r.owner, went)
-		c.count(1, cl, owner, came)
+		c.countProblems(-1, cl, r.oldOwner, removed)
+		c.countProblems(1, cl, owner, added)
 	}
-	c.changed = map[claim]*rivalry{}
+	c.changed = map[claim]*claimChange{}
 }
 
-// count counts the problems of those that have lost a claim to its owner.
-func (c *claims) count(n int, cl claim, owner claimant, rivals []claimant) {
-	for _, by := range rivals {
+// countProblems adds n to the count of the problem of each claimant but the owner.
+func (c *claims) countProblems(n int, cl claim, owner claimant, all []claimant) {
+	for _, by := range all {
 		if by != owner {
-			c.problems.count(lost(cl, owner, by), n)
+			c.problems.count(lostClaim(cl, owner, by), n)
 		}
 	}
 }
 
-// addressFields are where a Service names its addresses.
+// addressFields are the fields of a Service that have its addresses.
 var addressFields = [...]string{
 	proxy.ClusterIP:    "spec.clusterIPs[%d]",
 	proxy.LoadBalancer: "status.loadBalancer.ingress[%d].ip",
@@ -156,12 +155,12 @@ var addressFields = [...]string{
 	proxy.NodePort:     "spec.ports[%d].nodePort",
 }
 
-// lost is the problem of who wants a claim that another has.
-func lost(cl claim, owner, loser claimant) Problem {
+// lostClaim is the problem of a claimant that does not get a claim.
+func lostClaim(cl claim, owner, loser claimant) Problem {
 	field := "spec.clusterIP"
 	if loser.index >= 0 {
 		field = fmt.Sprintf(addressFields[loser.kind], loser.index)
 	}
 	return serviceObject(loser.service.name).problem(field,
-		"%d/%v claimed by %v already", cl.addr.Port(), cl.protocol, serviceObject(owner.service.name))
+		"%d/%v is already claimed by %v", cl.addr.Port(), cl.protocol, serviceObject(owner.service.name))
 }

@@ -13,7 +13,7 @@ func bornAt(seconds int64) func(*v1.Service) {
 	return func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(seconds, 0) }
 }
 
-// TestConflicts lets two Services want one address, in both orders of arrival.
+// TestConflicts lets two Services claim the same address, in both orders of arrival.
 func TestConflicts(t *testing.T) {
 	tests := []struct {
 		name     string
@@ -28,7 +28,7 @@ func TestConflicts(t *testing.T) {
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80 ExternalIP=192.0.2.1:80" + plain,
 			},
-			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"},
+			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP is already claimed by Service b/y"},
 		},
 		{
 			"kind before age", serviceOf("a/x", "10.96.0.1", externalIPs("203.0.113.1"), bornAt(1)),
@@ -37,7 +37,7 @@ func TestConflicts(t *testing.T) {
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80 LoadBalancer=203.0.113.1:80" + plain,
 			},
-			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"},
+			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP is already claimed by Service b/y"},
 		},
 		{
 			"ClusterIP is safe", serviceOf("a/x", "10.96.0.1", externalIPs("10.96.0.2"), bornAt(1)), serviceOf("b/y", "10.96.0.2", bornAt(2)),
@@ -45,7 +45,7 @@ func TestConflicts(t *testing.T) {
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80" + plain,
 			},
-			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP claimed by Service b/y already"},
+			[]string{"Service a/x: spec.externalIPs[0]: 80/TCP is already claimed by Service b/y"},
 		},
 		{
 			"namespace, then name", serviceOf("a/x", "10.96.0.1"), serviceOf("a/y", "10.96.0.1"),
@@ -53,7 +53,7 @@ func TestConflicts(t *testing.T) {
 				"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 				"a/y:http/TCP/IPv4" + plain,
 			},
-			[]string{"Service a/y: spec.clusterIPs[0]: 80/TCP claimed by Service a/x already"},
+			[]string{"Service a/y: spec.clusterIPs[0]: 80/TCP is already claimed by Service a/x"},
 		},
 		{
 			"NodePort in both families", serviceOf("a/x", "", nodePort(30080), dualStack("10.96.0.1", "fd00::1")),
@@ -64,7 +64,7 @@ func TestConflicts(t *testing.T) {
 				"b/y:http/TCP/IPv4 ClusterIP=10.96.0.2:80" + plain,
 				"b/y:http/TCP/IPv6 ClusterIP=[fd00::2]:80" + plain,
 			},
-			[]string{"Service b/y: spec.ports[0].nodePort: 30080/TCP claimed by Service a/x already"},
+			[]string{"Service b/y: spec.ports[0].nodePort: 30080/TCP is already claimed by Service a/x"},
 		},
 		{
 			"other protocol", serviceOf("a/x", "10.96.0.1", nodePort(30080)),
@@ -96,7 +96,7 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// TestConflictWithinService lets two ports of one Service want one NodePort.
+// TestConflictWithinService lets two ports of one Service claim the same NodePort.
 func TestConflictWithinService(t *testing.T) {
 	s := serviceOf("a/x", "10.96.0.1", nodePort(30080), func(s *v1.Service) {
 		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "alt", Port: 81, NodePort: 30080})
@@ -106,11 +106,11 @@ func TestConflictWithinService(t *testing.T) {
 			"a/x:alt/TCP/IPv4 ClusterIP=10.96.0.1:81 NodePort=0.0.0.0:30080" + plain,
 			"a/x:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain,
 		},
-		[]string{"Service a/x: spec.ports[0].nodePort: 30080/TCP claimed by Service a/x already"})
+		[]string{"Service a/x: spec.ports[0].nodePort: 30080/TCP is already claimed by Service a/x"})
 }
 
-// TestConflictEnds gives the address to the next in line, in the same step, and
-// takes it back when a better claim comes.
+// TestConflictEnds checks that the next claimant gets the address in the same step, and
+// loses it when one with precedence arrives.
 func TestConflictEnds(t *testing.T) {
 	a, b, c := serviceOf("a/x", "10.96.0.1", externalIPs("192.0.2.1")),
 		serviceOf("b/x", "10.96.0.2", externalIPs("192.0.2.1")),
@@ -159,8 +159,8 @@ func TestConflictAfterRecreation(t *testing.T) {
 	}
 }
 
-// TestManyRivals updates the owner of a claim that a thousand others want: none
-// of their problems is looked at, unless the owner goes.
+// TestManyRivals updates the owner of a claim that a thousand others want: their problems
+// are not updated unless the owner is removed.
 func TestManyRivals(t *testing.T) {
 	const rivals = 1000
 	r := New(Settings{NodeName: testNode})

@@ -11,24 +11,24 @@ import (
 	"sluice/internal/proxy"
 )
 
-// PortDescription is what is known of one port of a Service in one family, that
-// included which does not come to a row. It is made when it is asked for.
+// PortDescription is everything known about one port of a Service in one family,
+// including what is not part of its row.
 type PortDescription struct {
 	Row       *proxy.ServicePort // as published
 	Port      uint16
-	NodePort  uint16                // 0: none
-	Frontends []FrontendDescription // all that it claims
-	Endpoints []EndpointDescription // all that there are, by address
+	NodePort  uint16                // 0 if it has none
+	Frontends []FrontendDescription // all that the port claims
+	Endpoints []EndpointDescription // all endpoints in EndpointSlices, sorted by address
 
-	// PortMissing: there are EndpointSlices with endpoints, and none of them has
-	// a port of that name and protocol. SlicePorts are those that they have.
+	// PortMissing reports that there are EndpointSlices with endpoints, and that none
+	// of them has a port of that name and protocol. SlicePorts are their ports.
 	PortMissing bool
 	SlicePorts  []SlicePort
 }
 
 type FrontendDescription struct {
 	proxy.Frontend
-	LostTo *types.NamespacedName // the Service that has it instead; nil: nobody
+	LostTo *types.NamespacedName // the Service that has it instead; nil if this one has it
 }
 
 type SlicePort struct {
@@ -37,8 +37,8 @@ type SlicePort struct {
 	Port     uint16
 }
 
-// EndpointDescription is one endpoint of one EndpointSlice. Its port is 0 if the
-// slice does not have the Service's.
+// EndpointDescription is one endpoint of one EndpointSlice. Its port is 0 if the slice
+// does not have the Service's port.
 type EndpointDescription struct {
 	proxy.Endpoint
 	Slice                       string // the EndpointSlice's name
@@ -48,13 +48,13 @@ type EndpointDescription struct {
 	unused [2]UnusedReason // by list
 }
 
-// Unused says why a list of the row does not have the endpoint.
+// Unused returns why the endpoint is not in a list of the row.
 func (e *EndpointDescription) Unused(list proxy.Scope) UnusedReason { return e.unused[list] }
 
 // UnusedReason is why an endpoint is not in a list of its row.
 type UnusedReason uint8
 
-// The reasons. Used is none: the endpoint is in the list.
+// Used means that the endpoint is in the list; the others are the reasons why it is not.
 const (
 	Used UnusedReason = iota
 	UnusedNoPort
@@ -69,26 +69,25 @@ const (
 	UnusedZoneHint
 )
 
-// String returns the reason in words, that of Used is empty.
+// String returns the reason in words. It is empty for Used.
 func (u UnusedReason) String() string {
 	return [...]string{
 		"",
 		"its EndpointSlice has no such port",
 		"it is the Service's own ClusterIP",
-		"another EndpointSlice has the same address, whose conditions count",
+		"another EndpointSlice has the same address, and its conditions apply",
 		"not ready",
 		"terminating, and no longer serving",
 		"terminating, and others are ready",
 		"on another node",
-		"no node is named for it, so it is not known to be on this one",
-		"hints give it to other nodes",
-		"hints give it to other zones",
+		"its EndpointSlice names no node for it, so it does not count as local",
+		"its hints are for other nodes",
+		"its hints are for other zones",
 	}[u]
 }
 
-// Ports returns the ports of a Service, by family and then as the Service has
-// them, without what is known of their frontends and endpoints: there may be very
-// many of each.
+// Ports returns the ports of a Service, by family and in the order of the Service,
+// without their frontends and endpoints, of which there may be very many.
 func (r *Resolver) Ports(name types.NamespacedName) (ports []PortDescription, known bool) {
 	e := r.entries[name]
 	if e == nil || e.service == nil {
@@ -102,8 +101,8 @@ func (r *Resolver) Ports(name types.NamespacedName) (ports []PortDescription, kn
 	return ports, true
 }
 
-// DescribePort tells what is known of a port as of the last Update. Its cost is
-// that of the Service's endpoints.
+// DescribePort returns everything known about a port as of the last Update. Its cost is
+// linear in the endpoints of the Service.
 func (r *Resolver) DescribePort(k proxy.PortKey) (PortDescription, bool) {
 	e := r.entries[types.NamespacedName{Namespace: k.Namespace, Name: k.Name}]
 	if e == nil || e.service == nil {
@@ -123,21 +122,21 @@ func (r *Resolver) ProblemsOf(name types.NamespacedName) []Problem {
 	if e == nil || e.service == nil {
 		return nil
 	}
-	all := slices.Concat(r.read[serviceObject(name)], r.resolved[serviceObject(name)])
+	all := slices.Concat(r.parseProblems[serviceObject(name)], r.resolvedProblems[serviceObject(name)])
 	for _, s := range e.slices {
 		all = append(all, s.problems...)
 	}
 	for _, f := range r.settings.Families {
 		for p := range e.service.portsOf(f) {
-			all = append(all, r.lostBy(p)...)
+			all = append(all, r.lostClaims(p)...)
 		}
 	}
 	slices.SortFunc(all, CompareProblems)
-	return slices.Compact(all) // One port that is lost in both families is one problem.
+	return slices.Compact(all) // A port that is lost in both families is one problem.
 }
 
-// Denied returns the problems of Services that may not have an address, sorted. Its
-// cost follows the problems that there are.
+// Denied returns the problems of Services that are not allowed to have an address,
+// sorted. Its cost is linear in the number of problems.
 func (r *Resolver) Denied(addr netip.Addr) (out []Problem) {
 	for p := range r.problems.now {
 		if p.Denied == addr {
@@ -148,11 +147,11 @@ func (r *Resolver) Denied(addr netip.Addr) (out []Problem) {
 	return out
 }
 
-// lostBy returns the problems of a port that has lost claims.
-func (r *Resolver) lostBy(p portOfFamily) (out []Problem) {
+// lostClaims returns the problems of a port whose claims other ports own.
+func (r *Resolver) lostClaims(p portOfFamily) (out []Problem) {
 	for cl, by := range p.claims() {
 		if owner := r.claims.owners[cl]; owner != by {
-			out = append(out, lost(cl, owner, by))
+			out = append(out, lostClaim(cl, owner, by))
 		}
 	}
 	return out
@@ -171,9 +170,9 @@ func (r *Resolver) describePort(e *entry, p portOfFamily) PortDescription {
 		}
 		d.Frontends = append(d.Frontends, f)
 	}
-	c, portMissing := gather(e.slices, p, nil)
+	c, portMissing := candidatesOf(e.slices, p, nil)
 	d.PortMissing = portMissing
-	lists := listed{p.service, c, c.hints(r.node.Zone), proxy.AddressesOf(d.Row.Cluster), proxy.AddressesOf(d.Row.Local)}
+	lists := selection{p.service, c, c.hints(r.node.Zone), proxy.AddressesOf(d.Row.Cluster), proxy.AddressesOf(d.Row.Local)}
 	for _, s := range e.slices {
 		if s.Family == p.family {
 			d.addSlice(s, p, lists)
@@ -187,26 +186,26 @@ func (r *Resolver) describePort(e *entry, p portOfFamily) PortDescription {
 	return d
 }
 
-func (d *PortDescription) addSlice(s *endpointSlice, p portOfFamily, lists listed) {
+func (d *PortDescription) addSlice(s *endpointSlice, p portOfFamily, lists selection) {
 	var of candidates
 	for _, sp := range s.Ports {
 		d.SlicePorts = append(d.SlicePorts, SlicePort{sp.Name.Value(), sp.Protocol, sp.Port})
 		if sp.Name == p.port.Name && sp.Protocol == p.port.Protocol {
-			of = of.with(s, sp.Port)
+			of = of.appendSlice(s, sp.Port)
 		}
 	}
-	why := lists.why
+	unused := lists.unused
 	if of == nil {
-		of, why = of.with(s, 0), func(candidate) [2]UnusedReason { return [...]UnusedReason{UnusedNoPort, UnusedNoPort} }
+		of, unused = of.appendSlice(s, 0), func(candidate) [2]UnusedReason { return [...]UnusedReason{UnusedNoPort, UnusedNoPort} }
 	}
 	for _, c := range of {
 		e := EndpointDescription{
 			Endpoint:    c.Endpoint,
 			Slice:       s.name.Name,
-			Ready:       c.traits.has(ready),
-			Serving:     c.traits.has(serving),
-			Terminating: c.traits.has(terminating),
-			unused:      why(c),
+			Ready:       c.flags.has(ready),
+			Serving:     c.flags.has(serving),
+			Terminating: c.flags.has(terminating),
+			unused:      unused(c),
 		}
 		for _, z := range c.zones {
 			e.Zones = append(e.Zones, z.Value())
@@ -215,60 +214,60 @@ func (d *PortDescription) addSlice(s *endpointSlice, p portOfFamily, lists liste
 	}
 }
 
-// listed is what became of the endpoints of a port.
-type listed struct {
+// selection is which endpoints of a port are in the lists of its row.
+type selection struct {
 	service        *service
-	known          candidates           // each address once, sorted
-	hinted         func(candidate) bool // whom the hints choose
+	candidates     candidates
+	hinted         func(candidate) bool // reports whether the hints select a ready endpoint
 	cluster, local map[netip.AddrPort]bool
 }
 
-// why says why the lists, by scope, do not have an endpoint.
-func (l listed) why(c candidate) [2]UnusedReason {
+// unused returns why an endpoint is not in the lists, by scope.
+func (l selection) unused(c candidate) [2]UnusedReason {
 	if l.service.isClusterIP(c.addr) {
 		return [...]UnusedReason{UnusedClusterIP, UnusedClusterIP}
 	}
-	at, found := slices.BinarySearchFunc(l.known, c, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
-	if !found || l.known[at].endpoint != c.endpoint {
+	at, found := slices.BinarySearchFunc(l.candidates, c, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
+	if !found || l.candidates[at].endpoint != c.endpoint {
 		return [...]UnusedReason{UnusedDuplicate, UnusedDuplicate}
 	}
-	here := l.notLocal(c)
+	inLocal := l.unusedLocal(c)
 	switch {
 	case l.cluster[c.Addr]:
-		return [...]UnusedReason{Used, here}
-	case !c.traits.has(ready):
-		return [...]UnusedReason{c.unready(), here}
+		return [...]UnusedReason{Used, inLocal}
+	case !c.flags.has(ready):
+		return [...]UnusedReason{c.unready(), inLocal}
 	case l.hinted(c):
-		return [...]UnusedReason{here, here} // Policy asks for this node's endpoints only, so there is no other list.
-	case c.traits.has(nodeHinted):
-		return [...]UnusedReason{UnusedNodeHint, here}
+		return [...]UnusedReason{inLocal, inLocal} // The row has no Cluster list, because no traffic takes it.
+	case c.flags.has(nodeHinted):
+		return [...]UnusedReason{UnusedNodeHint, inLocal}
 	default:
-		return [...]UnusedReason{UnusedZoneHint, here}
+		return [...]UnusedReason{UnusedZoneHint, inLocal}
 	}
 }
 
-// notLocal says why the Local list does not have an endpoint.
-func (l listed) notLocal(c candidate) UnusedReason {
+// unusedLocal returns why an endpoint is not in the Local list.
+func (l selection) unusedLocal(c candidate) UnusedReason {
 	switch {
 	case l.local[c.Addr]:
 		return Used
-	case c.traits.has(nodeUnknown):
+	case c.flags.has(nodeUnknown):
 		return UnusedNodeUnknown
-	case !c.traits.has(local):
+	case !c.flags.has(local):
 		return UnusedOtherNode
-	case !c.traits.has(ready):
+	case !c.flags.has(ready):
 		return c.unready()
 	default:
-		return Used // Policy asks for no such list; it would have it.
+		return Used // The row has no Local list, because no traffic takes it; it would have the endpoint.
 	}
 }
 
-// unready says why an endpoint is not used that is not ready.
+// unready returns why an endpoint that is not ready is not used.
 func (c candidate) unready() UnusedReason {
 	switch {
 	case c.lastResort():
 		return UnusedTerminating
-	case c.traits.has(terminating):
+	case c.flags.has(terminating):
 		return UnusedNotServing
 	default:
 		return UnusedNotReady
@@ -280,10 +279,10 @@ type Claimant struct {
 	Kind proxy.Kind
 }
 
-// Claimants returns who claims an address, port and protocol, the one that has
-// it first. A NodePort's address is the unspecified one of its family.
+// Claimants returns the ports that claim an address, port and protocol, the owner
+// first. The address of a NodePort is the unspecified one of its family.
 func (r *Resolver) Claimants(addr netip.AddrPort, p proxy.Protocol) (out []Claimant) {
-	all := r.claims.rivals(claim{addr, p})
+	all := r.claims.claimants(claim{addr, p})
 	slices.SortFunc(all, compareClaimants)
 	for _, by := range all {
 		p := portOfFamily{by.service, by.port, proxy.FamilyOf(addr.Addr())}
@@ -292,7 +291,7 @@ func (r *Resolver) Claimants(addr netip.AddrPort, p proxy.Protocol) (out []Claim
 	return out
 }
 
-// ServiceNames returns the names of the Services that have rows, in no order.
+// ServiceNames returns the names of the Services that have rows, in no particular order.
 func (r *Resolver) ServiceNames() []types.NamespacedName {
 	names := make([]types.NamespacedName, 0, len(r.entries))
 	for name, e := range r.entries {
@@ -303,11 +302,11 @@ func (r *Resolver) ServiceNames() []types.NamespacedName {
 	return names
 }
 
-// ServicesStamp is another number whenever ServiceNames returns other names.
+// ServicesStamp returns a number that changes whenever the result of ServiceNames does.
 func (r *Resolver) ServicesStamp() uint64 { return r.servicesStamp }
 
-// Rows returns the rows of a Service, as published, and how many endpoints its
-// slices have: in the family that has the most, as a pod has an address of each.
+// Rows returns the rows of a Service, and how many endpoints its slices have. It counts
+// the family with the most endpoints, because a dual-stack pod has one in each.
 func (r *Resolver) Rows(name types.NamespacedName) (rows []*proxy.ServicePort, endpoints int) {
 	e := r.entries[name]
 	if e == nil {
@@ -320,13 +319,13 @@ func (r *Resolver) Rows(name types.NamespacedName) (rows []*proxy.ServicePort, e
 	return e.rows, slices.Max(n[:])
 }
 
-// Problems returns all that is wrong as of the last Update, in no order.
+// Problems returns all problems as of the last Update, in no particular order.
 func (r *Resolver) Problems() []Problem { return slices.Collect(maps.Keys(r.problems.now)) }
 
 func (r *Resolver) ProblemCount() int { return len(r.problems.now) }
 
-// ProblemCounts returns how many problems each Service has, those of its
-// EndpointSlices included. Its cost follows the problems that there are.
+// ProblemCounts returns how many problems each Service has, including those of its
+// EndpointSlices. Its cost is linear in the number of problems.
 func (r *Resolver) ProblemCounts() map[types.NamespacedName]int {
 	counts := map[types.NamespacedName]int{}
 	for p := range r.problems.now {
@@ -334,7 +333,7 @@ func (r *Resolver) ProblemCounts() map[types.NamespacedName]int {
 			counts[name]++
 		}
 	}
-	for o, list := range r.read {
+	for o, list := range r.parseProblems {
 		if s := r.Endpoints.known[o.name]; o.kind == sliceKind && s != nil {
 			counts[s.service] += len(list)
 		}

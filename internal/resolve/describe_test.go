@@ -24,7 +24,7 @@ func onlyPort(t *testing.T, r *Resolver, name string) PortDescription {
 	return p
 }
 
-// TestDescribeEndpoints says of every endpoint why a list does not have it.
+// TestDescribeEndpoints checks why each endpoint is not in a list.
 func TestDescribeEndpoints(t *testing.T) {
 	tests := []struct {
 		name    string
@@ -44,7 +44,7 @@ func TestDescribeEndpoints(t *testing.T) {
 				"10.1.0.4:8080|terminating, and others are ready|terminating, and others are ready",
 				"10.1.0.5:8080|terminating, and no longer serving|on another node",
 				"10.1.0.6:8080|not ready|not ready",
-				"10.1.0.7:8080||no node is named for it, so it is not known to be on this one",
+				"10.1.0.7:8080||its EndpointSlice names no node for it, so it does not count as local",
 			},
 		},
 		{
@@ -55,17 +55,17 @@ func TestDescribeEndpoints(t *testing.T) {
 		{
 			"hints for zones",
 			[]any{nodeOf("a"), sliceOf("ns/a", "web", endpointOf("10.1.0.1", zones("a")), endpointOf("10.1.0.2", here, zones("b")))},
-			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|hints give it to other zones|"},
+			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|its hints are for other zones|"},
 		},
 		{
 			"hints for nodes",
 			[]any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", nodes(testNode)), endpointOf("10.1.0.2", nodes("x")))},
-			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|hints give it to other nodes|on another node"},
+			[]string{"10.1.0.1:8080||on another node", "10.1.0.2:8080|its hints are for other nodes|on another node"},
 		},
 		{
 			"one address twice",
 			[]any{sliceOf("ns/a", "web", endpointOf("10.1.0.1", here, conditions("---"))), sliceOf("ns/b", "web", endpointOf("10.1.0.1", here))},
-			[]string{"10.1.0.1:8080|another EndpointSlice has the same address, whose conditions count|another EndpointSlice has the same address, whose conditions count", "10.1.0.1:8080||"},
+			[]string{"10.1.0.1:8080|another EndpointSlice has the same address, and its conditions apply|another EndpointSlice has the same address, and its conditions apply", "10.1.0.1:8080||"},
 		},
 	}
 	for _, tt := range tests {
@@ -82,7 +82,7 @@ func TestDescribeEndpoints(t *testing.T) {
 	}
 }
 
-// TestDescribePortName says which ports the slices have when none is the Service's.
+// TestDescribePortName checks which ports are listed if no slice has the Service's port.
 func TestDescribePortName(t *testing.T) {
 	s := sliceOf("ns/a", "web", endpointOf("10.1.0.1", here))
 	s.Ports[0].Name = new("web")
@@ -100,7 +100,7 @@ func TestDescribePortName(t *testing.T) {
 	}
 }
 
-// TestDescribeClusterIP says why a Service's own address is none of its endpoints.
+// TestDescribeClusterIP checks that the Service's own ClusterIP is not used as an endpoint.
 func TestDescribeClusterIP(t *testing.T) {
 	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1"), sliceOf("ns/web-1", "web", endpointOf("10.96.0.1"), endpointOf("10.1.0.1")))
 	got := map[string]UnusedReason{}
@@ -112,7 +112,7 @@ func TestDescribeClusterIP(t *testing.T) {
 	}
 }
 
-// TestDescribeClaims names who has what another claims, from both sides.
+// TestDescribeClaims checks which Service owns a claim, as described by both claimants.
 func TestDescribeClaims(t *testing.T) {
 	r := resolverOf(t,
 		serviceOf("ns/old", "10.96.0.1", bornAt(1), externalIPs("192.0.2.1"), nodePort(30080)),
@@ -144,7 +144,7 @@ func TestDescribeClaims(t *testing.T) {
 	}
 }
 
-// TestDescribeUnknown knows no Service that has no address of its own.
+// TestDescribeUnknown checks that a headless Service is not known.
 func TestDescribeUnknown(t *testing.T) {
 	r := resolverOf(t, serviceOf("ns/web", "None"), sliceOf("ns/a", "web", endpointOf("10.1.0.1")))
 	if ports, known := r.Ports(types.NamespacedName{Namespace: "ns", Name: "web"}); known {

@@ -22,37 +22,36 @@ type endpointSlice struct {
 	apiobject.EndpointSlice
 }
 
-// endpoint is one address of a slice. Of its node only the relation to ours
-// is kept.
+// endpoint is one address of a slice.
 type endpoint struct {
-	addr   netip.Addr
-	zones  []unique.Handle[string] // its zone hints
-	traits traits
+	addr  netip.Addr
+	zones []unique.Handle[string] // its zone hints
+	flags flags
 }
 
-// traits are the yes-or-no properties of an endpoint.
-type traits uint8
+// flags are the boolean properties of an endpoint.
+type flags uint8
 
 const (
-	ready       traits = 1 << iota
-	serving            // answers, whether ready or not
-	terminating        // its pod is going away
-	local              // on this node
-	nodeUnknown
-	nodeHinted  // has node hints
-	forThisNode // one of them names this node
+	ready       flags = 1 << iota
+	serving           // accepts connections, whether ready or not
+	terminating       // its pod is being deleted
+	local             // on this node
+	nodeUnknown       // the slice names no node
+	nodeHinted        // has node hints
+	forThisNode       // a node hint names this node
 )
 
-func (t traits) has(all traits) bool { return t&all == all }
+func (f flags) has(all flags) bool { return f&all == all }
 
-func (t *traits) set(what traits, on bool) {
+func (f *flags) set(flag flags, on bool) {
 	if on {
-		*t |= what
+		*f |= flag
 	}
 }
 
 func (e endpoint) equal(o endpoint) bool {
-	return e.addr == o.addr && e.traits == o.traits && slices.Equal(e.zones, o.zones)
+	return e.addr == o.addr && e.flags == o.flags && slices.Equal(e.zones, o.zones)
 }
 
 func (s *endpointSlice) equal(o *endpointSlice) bool {
@@ -65,9 +64,9 @@ func (s *endpointSlice) equal(o *endpointSlice) bool {
 		slices.Equal(s.problems, o.problems)
 }
 
-// read returns the record of a slice, as seen from this node, nil if it has
-// none: it belongs to no Service, or has DNS names for addresses.
-func (t *EndpointsChangeTracker) read(name types.NamespacedName, obj *discoveryv1.EndpointSlice) *endpointSlice {
+// parse returns the record of a slice, relative to this node. It is nil if the slice is
+// not used: it belongs to no Service, or its addresses are DNS names.
+func (t *EndpointsChangeTracker) parse(name types.NamespacedName, obj *discoveryv1.EndpointSlice) *endpointSlice {
 	service := obj.Labels[discoveryv1.LabelServiceName]
 	if service == "" || obj.AddressType == discoveryv1.AddressTypeFQDN {
 		return nil
@@ -79,27 +78,27 @@ func (t *EndpointsChangeTracker) read(name types.NamespacedName, obj *discoveryv
 	}
 	var problems []apiobject.Problem
 	s.EndpointSlice, problems = apiobject.ParseEndpointSlice(obj, func(in *discoveryv1.Endpoint, addr netip.Addr) {
-		s.endpoints = append(s.endpoints, readEndpoint(addr, in, t.nodeName))
+		s.endpoints = append(s.endpoints, newEndpoint(addr, in, t.nodeName))
 	})
 	s.Weight, problems = t.balancing.weight(s.Weight, problems)
 	s.problems = sliceObject(name).problems(problems)
 	return s
 }
 
-func readEndpoint(addr netip.Addr, in *discoveryv1.Endpoint, nodeName string) endpoint {
+func newEndpoint(addr netip.Addr, in *discoveryv1.Endpoint, nodeName string) endpoint {
 	e := endpoint{addr: addr}
-	t, c, node := &e.traits, &in.Conditions, ptr.Deref(in.NodeName, "")
-	t.set(ready, ptr.Deref(c.Ready, true))
-	t.set(serving, ptr.Deref(c.Serving, true))
-	t.set(terminating, ptr.Deref(c.Terminating, false))
-	t.set(nodeUnknown, node == "")
-	t.set(local, node != "" && node == nodeName)
+	f, c, node := &e.flags, &in.Conditions, ptr.Deref(in.NodeName, "")
+	f.set(ready, ptr.Deref(c.Ready, true))
+	f.set(serving, ptr.Deref(c.Serving, true))
+	f.set(terminating, ptr.Deref(c.Terminating, false))
+	f.set(nodeUnknown, node == "")
+	f.set(local, node != "" && node == nodeName)
 	if in.Hints == nil {
 		return e
 	}
-	t.set(nodeHinted, len(in.Hints.ForNodes) > 0)
+	f.set(nodeHinted, len(in.Hints.ForNodes) > 0)
 	for _, n := range in.Hints.ForNodes {
-		t.set(forThisNode, n.Name == nodeName)
+		f.set(forThisNode, n.Name == nodeName)
 	}
 	for _, z := range in.Hints.ForZones {
 		e.zones = append(e.zones, unique.Make(z.Name))

@@ -90,11 +90,11 @@ func TestEndpoints(t *testing.T) {
 				endpointOf("::ffff:10.1.0.9"), discoveryv1.Endpoint{}, endpointOf("0.0.0.0"), endpointOf("10.1.0.002"))},
 			"anywhere=true cluster=[10.1.0.1:8080 10.1.0.2:8080] local=[]",
 			[]string{
-				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: fd00:1::1 is not an IPv4 address as addressType says; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: fd00:1::1 is not an IPv4 address, as addressType requires; the endpoint is left out`,
 				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: "x" is not an IP address; the endpoint is left out`,
 				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: ::ffff:10.1.0.9 is an IPv4-mapped IPv6 address; write 10.1.0.9; the endpoint is left out`,
 				"EndpointSlice ns/web-1: endpoints[4].addresses: is empty; the endpoint is left out",
-				`EndpointSlice ns/web-1: endpoints[5].addresses[0]: 0.0.0.0 is not the address of one host; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[5].addresses[0]: 0.0.0.0 is not the address of a single host; the endpoint is left out`,
 			},
 		},
 		{
@@ -103,12 +103,12 @@ func TestEndpoints(t *testing.T) {
 				endpointOf("224.0.0.251"), endpointOf("239.1.1.1"), endpointOf("255.255.255.255"), endpointOf("192.0.2.10"), endpointOf("240.0.0.1"))},
 			"anywhere=true cluster=[192.0.2.10:8080 240.0.0.1:8080] local=[]",
 			[]string{
-				`EndpointSlice ns/web-1: endpoints[0].addresses[0]: 127.0.0.1 is a loopback address, which no other host can have; the endpoint is left out`,
-				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: 127.255.255.254 is a loopback address, which no other host can have; the endpoint is left out`,
-				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: 169.254.169.254 is a link-local address, which is not forwarded to; the endpoint is left out`,
-				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: 224.0.0.251 is not the address of one host; the endpoint is left out`,
-				`EndpointSlice ns/web-1: endpoints[4].addresses[0]: 239.1.1.1 is not the address of one host; the endpoint is left out`,
-				`EndpointSlice ns/web-1: endpoints[5].addresses[0]: 255.255.255.255 is not the address of one host; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[0].addresses[0]: 127.0.0.1 is a loopback address, which other hosts cannot reach; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: 127.255.255.254 is a loopback address, which other hosts cannot reach; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: 169.254.169.254 is a link-local address, which traffic is not forwarded to; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: 224.0.0.251 is not the address of a single host; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[4].addresses[0]: 239.1.1.1 is not the address of a single host; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[5].addresses[0]: 255.255.255.255 is not the address of a single host; the endpoint is left out`,
 			},
 		},
 		{
@@ -116,17 +116,17 @@ func TestEndpoints(t *testing.T) {
 			[]any{sliceOf("ns/web-1", "web", endpointOf("::1"), endpointOf("fe80::1"), endpointOf("ff02::1"), endpointOf("::"))},
 			"anywhere=false cluster=[] local=[]",
 			[]string{
-				`EndpointSlice ns/web-1: endpoints[0].addresses[0]: ::1 is a loopback address, which no other host can have; the endpoint is left out`,
-				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: fe80::1 is a link-local address, which is not forwarded to; the endpoint is left out`,
-				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: ff02::1 is not the address of one host; the endpoint is left out`,
-				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: :: is not the address of one host; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[0].addresses[0]: ::1 is a loopback address, which other hosts cannot reach; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[1].addresses[0]: fe80::1 is a link-local address, which traffic is not forwarded to; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[2].addresses[0]: ff02::1 is not the address of a single host; the endpoint is left out`,
+				`EndpointSlice ns/web-1: endpoints[3].addresses[0]: :: is not the address of a single host; the endpoint is left out`,
 			},
 		},
 		{
 			"its own ClusterIP",
 			[]any{sliceOf("ns/web-1", "web", endpointOf("10.96.0.1"), endpointOf("10.96.0.2"))},
 			"anywhere=true cluster=[10.96.0.2:8080] local=[]",
-			[]string{"Service ns/web: spec.clusterIP: 10.96.0.1 is an endpoint of the Service, too; the endpoint is left out"},
+			[]string{"Service ns/web: spec.clusterIP: 10.96.0.1 is also an endpoint of the Service; the endpoint is left out"},
 		},
 		{
 			"first address only",
@@ -170,8 +170,8 @@ func TestSliceMoves(t *testing.T) {
 	}, nil)
 }
 
-// TestPlaces tells where endpoints are.
-func TestPlaces(t *testing.T) {
+// TestEndpointNodes checks which endpoints are local, and which have no node.
+func TestEndpointNodes(t *testing.T) {
 	r := resolverOf(t, serviceOf("ns/web", "10.96.0.1"),
 		sliceOf("ns/s", "web", endpointOf("10.1.0.1"), endpointOf("10.1.0.2", here), endpointOf("10.1.0.3", nowhere)))
 	want := []proxy.Endpoint{

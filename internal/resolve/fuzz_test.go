@@ -99,7 +99,7 @@ func fuzzSettings() Settings {
 		NodeName:          testNode,
 		NodeCIDRs:         true,
 		NodePortAddresses: NodePortAddresses{Primary: true},
-		Balancing:         Balancing{Mode: "m", Ways: []proxy.Balancing{proxy.RoundRobin, proxy.Random}, Cluster: proxy.RoundRobin},
+		Balancing:         Balancing{Mode: "m", Methods: []proxy.Balancing{proxy.RoundRobin, proxy.Random}, Cluster: proxy.RoundRobin},
 	}
 }
 

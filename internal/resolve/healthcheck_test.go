@@ -118,7 +118,7 @@ func TestHealthCheckSteps(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: changes mismatch (-want +got):\n%s", name, diff)
 		}
-		moves := len(d.Upserts)+len(d.Removes) > 0 || slices.ContainsFunc(d.HealthChecks, proxy.HealthCheckChange.Moves)
+		moves := len(d.Upserts)+len(d.Removes) > 0 || slices.ContainsFunc(d.HealthChecks, proxy.HealthCheckChange.ChangesPort)
 		if moves != writes {
 			t.Errorf("%s: step %+v writes %t; want %t", name, d, moves, writes)
 		}

@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// TestMany reads a Service with as much of everything as fits into an object of an
-// API server: its author must not hold up everybody else's changes.
+// TestMany resolves a Service with as much of everything as fits into an object: its author
+// must not be able to delay the changes of others.
 func TestMany(t *testing.T) {
 	addr := netip.MustParseAddr("11.0.0.0")
 	next := func() string { addr = addr.Next(); return addr.String() }

@@ -200,7 +200,7 @@ func TestDetector(t *testing.T) {
 
 // TestNodeMissing names a Node that a cluster must have, until it comes.
 func TestNodeMissing(t *testing.T) {
-	const missing = "configuration: hostnameOverride: there is no Node here: no endpoint counts as this node's, its zone and addresses are unknown"
+	const missing = "configuration: hostnameOverride: there is no Node here: no endpoint counts as local, its zone and addresses are unknown"
 	for _, expected := range []bool{false, true} {
 		r := New(Settings{NodeName: testNode, NodeExpected: expected})
 		r.Update()

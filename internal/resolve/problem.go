@@ -12,25 +12,24 @@ import (
 	"sluice/internal/apiobject"
 )
 
-// Problem is something in an object that could not be used. All else in the
-// object is in force.
+// Problem is a part of an object that cannot be used. The rest of the object is.
 type Problem struct {
 	Object string // the kind and the name, like "Service ns/web"
 	Field  string // where in the object, like "spec.externalIPs[0]"
 	Reason string
-	Denied netip.Addr // that the Service may not have, which [Settings] says; else zero
+	Denied netip.Addr // the address that [Settings].Allowed does not allow; invalid for other problems
 }
 
 func (p Problem) String() string { return p.Object + ": " + p.Field + ": " + p.Reason }
 
-// Service returns the Service whose problem it is, if it is one's.
+// Service returns the Service that has the problem; ok is false for other objects.
 func (p Problem) Service() (name types.NamespacedName, ok bool) {
 	text, ok := strings.CutPrefix(p.Object, "Service ")
 	name.Namespace, name.Name, _ = strings.Cut(text, "/")
 	return name, ok
 }
 
-// Namespace returns that of the object, or nothing if it has none.
+// Namespace returns the namespace of the object, or "" if it has none.
 func (p Problem) Namespace() string {
 	_, name, _ := strings.Cut(p.Object, " ")
 	namespace, _, found := strings.Cut(name, "/")
@@ -44,23 +43,22 @@ func CompareProblems(a, b Problem) int {
 	return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason))
 }
 
-// object names an object that can have problems.
+// object identifies an object that can have problems.
 type object struct {
 	kind string
 	name types.NamespacedName // without a namespace for Nodes and ServiceCIDRs
 }
 
-// configuration is what the settings are from.
+// configuration has the problems of [Settings].
 var configuration = object{kind: "configuration"}
 
 func serviceObject(name types.NamespacedName) object { return object{"Service", name} }
 
-// sliceKind is the kind of an object that has endpoints.
 const sliceKind = "EndpointSlice"
 
 func sliceObject(name types.NamespacedName) object { return object{sliceKind, name} }
 
-// clusterObject names an object that has no namespace.
+// clusterObject identifies an object of a kind without namespaces.
 func clusterObject(kind, name string) object { return object{kind, types.NamespacedName{Name: name}} }
 
 func (o object) String() string {
@@ -80,17 +78,17 @@ func (o object) problems(found []apiobject.Problem) []Problem {
 	return out
 }
 
-// problems counts how often each problem is there, since one port that is lost
-// in both families is one problem. It knows what changed, so that problems which
-// stay cost nothing.
+// problems counts how often each problem was found: a port that is lost in both
+// families is one problem. It tracks what changed, so that the cost of TakeProblems
+// does not depend on problems that persist.
 type problems struct {
 	now map[Problem]int
-	was map[Problem]bool // what was touched since the last take: whether it was there
+	was map[Problem]bool // for each problem counted since the last TakeProblems: whether it existed then
 }
 
-// count adds n to how often a problem is there.
+// count adds n to the count of a problem.
 func (c *problems) count(p Problem, n int) {
-	if _, touched := c.was[p]; !touched {
+	if _, counted := c.was[p]; !counted {
 		c.was[p] = c.now[p] > 0
 	}
 	if c.now[p] += n; c.now[p] == 0 {
@@ -98,7 +96,7 @@ func (c *problems) count(p Problem, n int) {
 	}
 }
 
-// replace replaces the problems of an object among those of all that have some.
+// replace replaces the problems of an object in a map of all objects with problems.
 func (c *problems) replace(all map[object][]Problem, o object, list []Problem) {
 	was := all[o]
 	if slices.Equal(was, list) {
@@ -115,22 +113,22 @@ func (c *problems) replace(all map[object][]Problem, o object, list []Problem) {
 	}
 }
 
-// TakeProblems returns, sorted, what is wrong as of the last Update that was not
-// at the last call, and what is no longer. Its cost follows that change.
-func (r *Resolver) TakeProblems() (found, mended []Problem) {
+// TakeProblems returns the problems that are new since the last call, and those that no
+// longer exist, sorted. Its cost depends on how many problems changed.
+func (r *Resolver) TakeProblems() (found, resolved []Problem) {
 	for p, was := range r.problems.was {
 		switch is := r.problems.now[p] > 0; {
 		case is && !was:
 			found = append(found, p)
 		case was && !is:
-			mended = append(mended, p)
+			resolved = append(resolved, p)
 		}
 	}
 	if len(r.problems.was) > 0 {
-		// A new map, because clearing one costs what its largest content did.
+		// Clearing a map costs as much as its largest size ever did, so make a new one.
 		r.problems.was = map[Problem]bool{}
 	}
 	slices.SortFunc(found, CompareProblems)
-	slices.SortFunc(mended, CompareProblems)
-	return found, mended
+	slices.SortFunc(resolved, CompareProblems)
+	return found, resolved
 }

@@ -15,8 +15,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Resolver turns what the trackers gathered, the Node and the ServiceCIDRs into
-// rows. It is for one goroutine, its trackers included.
+// Resolver turns Services, EndpointSlices, the Node and ServiceCIDRs into rows. It and
+// its trackers are not safe for concurrent use.
 type Resolver struct {
 	Services  *ServiceChangeTracker
 	Endpoints *EndpointsChangeTracker
@@ -26,35 +26,35 @@ type Resolver struct {
 	entries map[types.NamespacedName]*entry
 	claims  claims
 
-	services      int    // that have rows
-	servicesStamp uint64 // grows whenever a Service comes or goes that has rows
-	endpoints     int    // of all slices
+	services      int    // how many have rows
+	servicesStamp uint64 // incremented whenever a Service with rows is added or removed
+	endpoints     int    // in all slices
 
-	nodeKnown    bool // there is or was a Node
-	nodeRead     apiobject.Node
+	nodeKnown    bool // a Node with our name has been seen
+	nodeParsed   apiobject.Node
 	nodeProblems []Problem
 	nodePending  bool
-	node         *proxy.Node // that rows are resolved for; in Update it is ahead of the state's
+	node         *proxy.Node // rows are resolved for it; during Update it is newer than that of the state
 
-	cidrs        map[string][]netip.Prefix // by the ServiceCIDR's name
+	cidrs        map[string][]netip.Prefix // by the name of the ServiceCIDR
 	cidrsPending bool
 
-	state    *proxy.State
-	first    bool // no Update has been yet
-	problems *problems
-	read     map[object][]Problem // found while reading objects
-	resolved map[object][]Problem // found while resolving rows
+	state            *proxy.State
+	updated          bool // Update has been called
+	problems         *problems
+	parseProblems    map[object][]Problem // found when objects were parsed
+	resolvedProblems map[object][]Problem // found when rows were resolved
 }
 
-// entry is everything known by a Service's name.
+// entry is everything known about the Service of one name.
 type entry struct {
 	name    types.NamespacedName
-	service *service             // nil: no such Service, or it has no rows
-	slices  []*endpointSlice     // sorted by name, so that their order of arrival does not matter
+	service *service             // nil if there is none, or it has no rows
+	slices  []*endpointSlice     // sorted by name, so that rows do not depend on the order of arrival
 	rows    []*proxy.ServicePort // as published
 }
 
-// New returns a resolver that knows nothing but its settings.
+// New returns a resolver without any objects.
 func New(s Settings) *Resolver {
 	s.Families = slices.DeleteFunc(slices.Clone(proxy.Families[:]), func(f proxy.Family) bool { return !s.serves(f) })
 	r := &Resolver{
@@ -62,35 +62,34 @@ func New(s Settings) *Resolver {
 		Endpoints:   &EndpointsChangeTracker{newTracker[*endpointSlice](), s.NodeName, s.Balancing},
 		settings:    s,
 		entries:     map[types.NamespacedName]*entry{},
-		nodePending: true, // the settings alone make a Node
+		nodePending: true, // Even without a Node object the settings describe the node.
 		cidrs:       map[string][]netip.Prefix{},
 		state:       proxy.NewState(),
-		first:       true,
 		problems:    &problems{now: map[Problem]int{}, was: map[Problem]bool{}},
-		read:        map[object][]Problem{},
-		resolved:    map[object][]Problem{},
+
+		parseProblems:    map[object][]Problem{},
+		resolvedProblems: map[object][]Problem{},
 	}
-	r.claims = claims{map[claim]claimant{}, map[claim]sets.Set[claimant]{}, map[claim]*rivalry{}, r.problems}
+	r.claims = claims{map[claim]claimant{}, map[claim]sets.Set[claimant]{}, map[claim]*claimChange{}, r.problems}
 	r.node = r.state.Node
 	return r
 }
 
-// Configure changes the settings, but for the node's name, the families and
-// those that are for New only. The next Update puts them in force.
+// Configure changes the settings, except for the node's name, the families, and those
+// that only New uses. They apply from the next Update on.
 func (r *Resolver) Configure(s Settings) {
 	s.NodeName, s.Families = r.settings.NodeName, r.settings.Families
 	r.settings = s
 	r.nodePending = true
 }
 
-// State returns the state after the last Update. It is the resolver's own: the
-// caller must not modify it, and the next Update does. Rows are immutable.
+// State returns the state after the last Update. Callers must not modify it. The next
+// Update modifies it, except for its rows, which are immutable.
 func (r *Resolver) State() *proxy.State { return r.state }
 
-// Update resolves all that is pending and returns the step it makes, which is
-// empty if nothing came of it. Only rows that really changed are in the step.
-// The cost follows the change, not the number of Services; a new zone or IP of
-// the Node is a change of every Service.
+// Update resolves everything that is pending and returns what changed, which may be
+// nothing. Its cost depends on the change, not on the number of Services; but if the
+// zone or the IPs of the Node change, all Services are resolved again.
 func (r *Resolver) Update() *proxy.Delta {
 	d := &proxy.Delta{}
 	dirty := map[*entry]bool{}
@@ -99,7 +98,7 @@ func (r *Resolver) Update() *proxy.Delta {
 	r.Services.take(func(name types.NamespacedName, from, to *service) {
 		r.applyService(r.entry(name), from, to, dirty)
 	})
-	r.claims.settle()
+	r.claims.updateProblems()
 	r.Endpoints.take(func(name types.NamespacedName, from, to *endpointSlice) {
 		r.applySlice(name, from, to, dirty)
 	})
@@ -112,11 +111,11 @@ func (r *Resolver) Update() *proxy.Delta {
 		return proxy.CompareHealthCheckKeys(a.Key(), b.Key())
 	})
 	r.state.Apply(d)
-	r.first = false
+	r.updated = true
 	return d
 }
 
-// entry returns the entry of a name, a new one if need be.
+// entry returns the entry of a name, and creates it if necessary.
 func (r *Resolver) entry(name types.NamespacedName) *entry {
 	e := r.entries[name]
 	if e == nil {
@@ -126,8 +125,8 @@ func (r *Resolver) entry(name types.NamespacedName) *entry {
 	return e
 }
 
-// applyService replaces a Service. Whoever wins or loses an address by that is
-// dirty too.
+// applyService replaces a Service. Services that win or lose an address because of it
+// become dirty too.
 func (r *Resolver) applyService(e *entry, from, to *service, dirty map[*entry]bool) {
 	e.service = to
 	dirty[e] = true
@@ -137,7 +136,7 @@ func (r *Resolver) applyService(e *entry, from, to *service, dirty map[*entry]bo
 	if to != nil {
 		problems = to.problems
 	}
-	r.problems.replace(r.read, serviceObject(e.name), problems)
+	r.problems.replace(r.parseProblems, serviceObject(e.name), problems)
 }
 
 // changeClaims adds or removes all claims of a Service, which may be nil.
@@ -156,7 +155,7 @@ func (r *Resolver) changeClaims(s *service, change func(claim, claimant) *servic
 	}
 }
 
-// applySlice replaces a slice. It may have moved from one Service to another.
+// applySlice replaces a slice, which may belong to another Service now.
 func (r *Resolver) applySlice(name types.NamespacedName, from, to *endpointSlice, dirty map[*entry]bool) {
 	var problems []Problem
 	if from != nil {
@@ -174,7 +173,7 @@ func (r *Resolver) applySlice(name types.NamespacedName, from, to *endpointSlice
 		e.slices = slices.Insert(e.slices, at, to)
 		r.endpoints += len(to.endpoints)
 	}
-	r.problems.replace(r.read, sliceObject(name), problems)
+	r.problems.replace(r.parseProblems, sliceObject(name), problems)
 }
 
 func (e *entry) find(name string) (int, bool) {
@@ -183,9 +182,8 @@ func (e *entry) find(name string) (int, bool) {
 	})
 }
 
-// UpdateServiceCIDR notes an event: previous is nil for an addition, current
-// for a deletion. It reports whether a change is pending. Ranges are held by the
-// object's name: another one with the same range keeps it when this one goes.
+// UpdateServiceCIDR handles an event: previous is nil if the object was added, current
+// if it was deleted. It reports whether a change is pending.
 func (r *Resolver) UpdateServiceCIDR(previous, current *networkingv1.ServiceCIDR) bool {
 	name := strings.Clone(cmp.Or(current, previous).Name)
 	var ranges []netip.Prefix
@@ -194,18 +192,19 @@ func (r *Resolver) UpdateServiceCIDR(previous, current *networkingv1.ServiceCIDR
 		ranges, found = apiobject.ParseServiceCIDR(current)
 	}
 	o := clusterObject("ServiceCIDR", name)
-	r.problems.replace(r.read, o, o.problems(found))
-	if slices.Equal(r.cidrs[name], ranges) {
+	problems := o.problems(found)
+	if slices.Equal(r.cidrs[name], ranges) && slices.Equal(r.parseProblems[o], problems) {
 		return r.cidrsPending
 	}
 	r.cidrsPending = true
+	r.problems.replace(r.parseProblems, o, problems)
 	if r.cidrs[name] = ranges; len(ranges) == 0 {
 		delete(r.cidrs, name)
 	}
 	return true
 }
 
-// applyServiceCIDRs makes the pending ranges the state's, in a step.
+// applyServiceCIDRs adds a change of the ranges to a step.
 func (r *Resolver) applyServiceCIDRs(d *proxy.Delta) {
 	if !r.cidrsPending {
 		return

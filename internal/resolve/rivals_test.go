@@ -14,9 +14,9 @@ func rival(n, clusterIP int) *v1.Service {
 	return serviceOf(fmt.Sprintf("ns/rival-%05d", n), fmt.Sprintf("10.96.%d.%d", clusterIP>>8, clusterIP&255), externalIPs("203.0.113.1"))
 }
 
-// TestCostOfRivals has very many Services want one address. A change of one that does
-// not have it costs the same among few and among many; that of who has it costs what
-// there is to tell, and nothing is kept when all are gone.
+// TestCostOfRivals lets very many Services claim the same address. A change of one that
+// does not own it costs the same among few and among many, a change of the owner updates
+// all problems, and no memory is kept when all are gone.
 func TestCostOfRivals(t *testing.T) {
 	const few, many = 2_500, 10_000
 	var one, owner [2]float64

@@ -8,22 +8,21 @@ import (
 	"sluice/internal/proxy"
 )
 
-// rangesField is where a Service says who may use its LoadBalancer addresses.
 const rangesField = "spec.loadBalancerSourceRanges"
 
-// resolve publishes an entry's rows again and puts what changed into a step.
+// resolve makes the rows of an entry again, and adds what changed to a step.
 func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 	old := e.rows
 	e.rows = nil
 	var problems []Problem
 	for _, f := range r.settings.Families {
-		var here []netip.Addr
+		var readyLocal []netip.Addr
 		if e.service != nil {
-			here = r.resolveFamily(e, f, &problems)
+			readyLocal = r.resolveFamily(e, f, &problems)
 		}
-		r.publishHealthCheck(e, f, here, d)
+		r.resolveHealthCheck(e, f, readyLocal, d)
 	}
-	r.problems.replace(r.resolved, serviceObject(e.name), problems)
+	r.problems.replace(r.resolvedProblems, serviceObject(e.name), problems)
 	if is, was := min(len(e.rows), 1), min(len(old), 1); is != was {
 		r.services += is - was
 		r.servicesStamp++
@@ -48,36 +47,37 @@ func (r *Resolver) resolve(e *entry, d *proxy.Delta) {
 	}
 }
 
-// resolveFamily adds the rows of one family to the entry. A row that is as
-// before is the old one. It returns what a health check counts, if there is one.
+// resolveFamily adds the rows of one family to the entry. A row that did not change is
+// the same pointer as before. It returns the addresses of ready local endpoints if the
+// Service has a health check; there may be duplicates.
 func (r *Resolver) resolveFamily(e *entry, f proxy.Family, problems *[]Problem) []netip.Addr {
 	s := e.service
 	report := func(field, format string, args ...any) {
 		*problems = append(*problems, serviceObject(s.name).problem(field, format, args...))
 	}
-	if e.leadsToItself(f) {
-		report("spec.clusterIP", "%v is an endpoint of the Service, too; the endpoint is left out", s.Addresses[f][0].Addr)
+	if e.isItsOwnEndpoint(f) {
+		report("spec.clusterIP", "%v is also an endpoint of the Service; the endpoint is left out", s.Addresses[f][0].Addr)
 	}
-	balanced := false
-	var here []netip.Addr
+	hasLoadBalancer := false
+	var readyLocal []netip.Addr
 	var c candidates
 	var reuse []proxy.Endpoint
 	for p := range s.portsOf(f) {
 		var portMissing bool
-		c, portMissing = gather(e.slices, p, c)
+		c, portMissing = candidatesOf(e.slices, p, c)
 		if portMissing {
 			report(fmt.Sprintf("spec.ports[%d].name", p.port.Index), "no %v EndpointSlice has a %v port named %q",
 				f, p.port.Protocol, p.port.Name.Value())
 		}
 		if s.HealthCheckPort != 0 {
-			here = c.readyHere(here)
+			readyLocal = c.appendReadyLocal(readyLocal)
 		}
 		row := r.row(p, c, r.state.Rows[p.key()], &reuse)
-		balanced = balanced || hasKind(row, proxy.LoadBalancer)
+		hasLoadBalancer = hasLoadBalancer || hasKind(row, proxy.LoadBalancer)
 		e.rows = append(e.rows, row)
 	}
-	if !balanced || len(proxy.PrefixesOf(s.SourceRanges, f)) > 0 {
-		return here
+	if !hasLoadBalancer || len(proxy.PrefixesOf(s.SourceRanges, f)) > 0 {
+		return readyLocal
 	}
 	switch {
 	case s.UnreadableRanges:
@@ -85,11 +85,11 @@ func (r *Resolver) resolveFamily(e *entry, f proxy.Family, problems *[]Problem) 
 	case len(s.SourceRanges) > 0:
 		report(rangesField, "no %v range: the %v LoadBalancer addresses are open to everyone", f, f)
 	}
-	return here
+	return readyLocal
 }
 
-// leadsToItself reports whether the Service has its own ClusterIP for an endpoint.
-func (e *entry) leadsToItself(f proxy.Family) bool {
+// isItsOwnEndpoint reports whether the Service's ClusterIP is one of its endpoints.
+func (e *entry) isItsOwnEndpoint(f proxy.Family) bool {
 	return slices.ContainsFunc(e.slices, func(s *endpointSlice) bool {
 		return s.Family == f && slices.ContainsFunc(s.endpoints, func(ep endpoint) bool { return e.service.isClusterIP(ep.addr) })
 	})
@@ -99,8 +99,8 @@ func hasKind(sp *proxy.ServicePort, k proxy.Kind) bool {
 	return slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind == k })
 }
 
-// row makes one row. It returns the old one if that is the same, and else
-// shares with it what is the same. Lists are made in memory that is used again.
+// row makes one row. It returns the old one if nothing changed, and otherwise shares
+// with it the lists that did not change. It uses reuse as a buffer.
 func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort, reuse *[]proxy.Endpoint) *proxy.ServicePort {
 	was := old
 	if was == nil {
@@ -119,11 +119,11 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort, reu
 	outside := slices.ContainsFunc(sp.Frontends, func(fe proxy.Frontend) bool { return fe.Kind != proxy.ClusterIP })
 	if s.Internal == proxy.ScopeCluster || outside {
 		*reuse = c.cluster(r.node.Zone, *reuse)
-		sp.Cluster = arrange(was.Cluster, *reuse)
+		sp.Cluster = assignSlots(was.Cluster, *reuse)
 	}
 	if s.Internal == proxy.ScopeLocal || s.External == proxy.ScopeLocal && outside {
 		*reuse = c.local(*reuse)
-		sp.Local = arrange(was.Local, *reuse)
+		sp.Local = assignSlots(was.Local, *reuse)
 	}
 	if p.port.Protocol.EndsStaleFlows() {
 		sp.Draining = c.draining(sp)
@@ -141,8 +141,7 @@ func (r *Resolver) row(p portOfFamily, c candidates, old *proxy.ServicePort, reu
 	return sp
 }
 
-// frontends returns what the row is reached by: what it claims and nobody has
-// a better claim to.
+// frontends returns the frontends that the port claims and owns.
 func (r *Resolver) frontends(p portOfFamily) []proxy.Frontend {
 	n := len(p.service.Addresses[p.family])
 	if p.port.NodePort != 0 {
@@ -157,20 +156,21 @@ func (r *Resolver) frontends(p portOfFamily) []proxy.Frontend {
 	return list
 }
 
-// allowFrom returns who may use the LoadBalancer addresses of a family; nil is
-// everyone, and empty nobody. The node's address may be invalid: not known.
+// allowFrom returns the clients that may use the LoadBalancer addresses of a family;
+// nil means everyone, and empty nobody. nodeIP is invalid if it is not known.
 func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
 	of := proxy.PrefixesOf(s.SourceRanges, f)
 	switch {
 	case len(of) == 0 && s.UnreadableRanges:
-		// What could not be read may have been the family's: a typo must not
-		// open what somebody meant to close.
+		// A range that cannot be parsed may be of this family, and a typo must not
+		// open a Service to everyone.
 		return []netip.Prefix{}
 	case len(of) == 0, slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Bits() == 0 }):
 		return nil
 	}
 	if proxy.Contains(of, nodeIP) {
-		// A node that holds the address itself talks to it from that address.
+		// If the node has the LoadBalancer address itself, it connects to the address
+		// from the same address.
 		for _, a := range s.Addresses[f] {
 			if a.Kind == proxy.LoadBalancer {
 				of = append(of, netip.PrefixFrom(a.Addr, f.Bits()))
@@ -180,7 +180,7 @@ func (s *service) allowFrom(f proxy.Family, nodeIP netip.Addr) []netip.Prefix {
 	return proxy.Outermost(of)
 }
 
-// sameRow compares two rows of one key.
+// sameRow reports whether two rows with the same key are equal.
 func sameRow(a, b *proxy.ServicePort) bool {
 	return a.Internal == b.Internal && a.External == b.External && a.Balancing == b.Balancing && a.Affinity == b.Affinity &&
 		a.UsableSomewhere == b.UsableSomewhere && a.HealthCheckPort == b.HealthCheckPort && a.PreserveDestination == b.PreserveDestination && slices.Equal(a.Frontends, b.Frontends) &&
@@ -189,14 +189,14 @@ func sameRow(a, b *proxy.ServicePort) bool {
 		slices.Equal(a.Draining, b.Draining)
 }
 
-// publishHealthCheck puts into a step what changed about an entry's health
-// check of a family. The addresses may hold duplicates.
-func (r *Resolver) publishHealthCheck(e *entry, f proxy.Family, here []netip.Addr, d *proxy.Delta) {
+// resolveHealthCheck adds a change of an entry's health check in a family to a step. It
+// sorts the addresses of ready local endpoints, which may have duplicates.
+func (r *Resolver) resolveHealthCheck(e *entry, f proxy.Family, readyLocal []netip.Addr, d *proxy.Delta) {
 	key := proxy.HealthCheckKey{Namespace: e.name.Namespace, Name: e.name.Name, Family: f}
 	c := proxy.HealthCheckChange{Old: r.state.HealthChecks[key]}
 	if s := e.service; s != nil && s.HealthCheckPort != 0 && len(s.Addresses[f]) > 0 {
-		slices.SortFunc(here, netip.Addr.Compare)
-		c.New = &proxy.HealthCheck{Key: key, Port: s.HealthCheckPort, Local: len(slices.Compact(here))}
+		slices.SortFunc(readyLocal, netip.Addr.Compare)
+		c.New = &proxy.HealthCheck{Key: key, Port: s.HealthCheckPort, Local: len(slices.Compact(readyLocal))}
 	}
 	if c.Old == c.New || c.Old != nil && c.New != nil && *c.Old == *c.New {
 		return
@@ -204,12 +204,11 @@ func (r *Resolver) publishHealthCheck(e *entry, f proxy.Family, here []netip.Add
 	d.HealthChecks = append(d.HealthChecks, c)
 }
 
-// arrange returns the wanted endpoints, which are sorted, in slots that follow
-// from the old ones: who had a slot keeps it, newcomers take the slots of those
-// that left, and the last ones move into slots that remain empty, so that as few
-// as possible change. The result is old itself if nothing changed, and else in memory
-// of its own.
-func arrange(old, wanted []proxy.Endpoint) []proxy.Endpoint {
+// assignSlots returns the wanted endpoints, which are sorted, in slots such that as few
+// as possible differ from the old list: an endpoint keeps its slot, new ones take the
+// slots of those that left, and the last ones move into slots that are still empty. It
+// returns old itself if nothing changed, and otherwise a new slice.
+func assignSlots(old, wanted []proxy.Endpoint) []proxy.Endpoint {
 	if len(wanted) == 0 {
 		return nil
 	}
@@ -218,7 +217,7 @@ func arrange(old, wanted []proxy.Endpoint) []proxy.Endpoint {
 	var empty []int // ascending
 	at := -1
 	for i, e := range old {
-		// Most are where the one before has its neighbour.
+		// Most old lists are nearly sorted, so try the endpoint after the last one first.
 		found := at+1 < len(wanted) && wanted[at+1].Addr == e.Addr
 		if at++; !found {
 			at, found = slices.BinarySearchFunc(wanted, e.Addr, func(e proxy.Endpoint, a netip.AddrPort) int {
@@ -253,7 +252,7 @@ func arrange(old, wanted []proxy.Endpoint) []proxy.Endpoint {
 	case slices.Equal(slots, old):
 		return old
 	case len(slots) < cap(slots):
-		return slices.Clone(slots) // rows live long: no room for endpoints that left
+		return slices.Clone(slots) // Rows live long, so do not keep unused capacity.
 	default:
 		return slots
 	}

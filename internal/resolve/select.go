@@ -8,27 +8,29 @@ import (
 	"sluice/internal/proxy"
 )
 
-// candidate is an endpoint as one Service port sees it.
+// candidate is an endpoint at one Service port.
 type candidate struct {
 	proxy.Endpoint
 	*endpoint
 }
 
-// usable reports whether the endpoint can be used at all: it is ready, or as
-// the last resort still serving while it terminates.
-func (c candidate) usable() bool { return c.traits.has(ready) || c.lastResort() }
+// usable reports whether the endpoint may get new connections: it is ready, or it is a
+// last resort.
+func (c candidate) usable() bool { return c.flags.has(ready) || c.lastResort() }
 
-func (c candidate) lastResort() bool { return c.traits.has(serving | terminating) }
+// lastResort reports whether the endpoint is still serving while it terminates. Such
+// an endpoint is used if no endpoint is ready.
+func (c candidate) lastResort() bool { return c.flags.has(serving | terminating) }
 
-// candidates are all endpoints of one Service port, each address once, sorted.
+// candidates are all endpoints of one Service port, sorted, each address once.
 type candidates []candidate
 
-// gather unites the endpoints of a port over slices, which are sorted by name.
-// It also says whether slices with endpoints exist, but none has the port. The
-// Service's own ClusterIP is no endpoint: nobody has that address. The candidates
-// of another port, if there are any, give their memory: a Service may have
-// thousands of ports with thousands of endpoints each.
-func gather(from []*endpointSlice, p portOfFamily, reuse candidates) (c candidates, portMissing bool) {
+// candidatesOf returns the endpoints of a port in slices, which are sorted by name. It
+// also reports whether there are slices with endpoints, but none with the port. An
+// endpoint with the Service's own ClusterIP is left out: no host has that address.
+// The result uses the memory of reuse, the candidates of another port, which may be
+// nil: a Service may have thousands of ports with thousands of endpoints each.
+func candidatesOf(from []*endpointSlice, p portOfFamily, reuse candidates) (c candidates, portMissing bool) {
 	c = reuse[:0]
 	populated, found := false, false
 	for _, s := range from {
@@ -39,32 +41,32 @@ func gather(from []*endpointSlice, p portOfFamily, reuse candidates) (c candidat
 		for _, sp := range s.Ports {
 			if sp.Name == p.port.Name && sp.Protocol == p.port.Protocol {
 				found = true
-				c = c.with(s, sp.Port)
+				c = c.appendSlice(s, sp.Port)
 			}
 		}
 	}
 	c = slices.DeleteFunc(c, func(e candidate) bool { return p.service.isClusterIP(e.addr) })
-	return c.once(), populated && !found
+	return c.unique(), populated && !found
 }
 
-// with adds the endpoints of a slice at a port.
-func (c candidates) with(s *endpointSlice, port uint16) candidates {
+// appendSlice appends the endpoints of a slice at a port.
+func (c candidates) appendSlice(s *endpointSlice, port uint16) candidates {
 	c = slices.Grow(c, len(s.endpoints))
 	for i := range s.endpoints {
 		e := &s.endpoints[i]
 		c = append(c, candidate{proxy.Endpoint{
 			Addr:        netip.AddrPortFrom(e.addr, port),
-			Local:       e.traits.has(local),
-			NodeUnknown: e.traits.has(nodeUnknown),
+			Local:       e.flags.has(local),
+			NodeUnknown: e.flags.has(nodeUnknown),
 			Weight:      s.Weight,
 		}, e})
 	}
 	return c
 }
 
-// once sorts by address and keeps one of each: the last one that is not
-// terminating, because a new pod may already have the address of one that goes.
-func (c candidates) once() candidates {
+// unique sorts by address and removes duplicates. It keeps the last duplicate that is
+// not terminating, because a new pod may have the address of one that is terminating.
+func (c candidates) unique() candidates {
 	slices.SortStableFunc(c, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
 	out := c[:0]
 	for _, e := range c {
@@ -72,18 +74,18 @@ func (c candidates) once() candidates {
 		switch {
 		case n == 0 || out[n-1].Addr != e.Addr:
 			out = append(out, e)
-		case !e.traits.has(terminating):
+		case !e.flags.has(terminating):
 			out[n-1] = e
 		}
 	}
 	return out
 }
 
-// endpoints returns those that match, by the first way in which some do, in the
-// memory of another list.
-func (c candidates) endpoints(reuse []proxy.Endpoint, ways ...func(candidate) bool) []proxy.Endpoint {
+// firstMatches returns the endpoints that match the first condition that any endpoint
+// matches. The result uses the memory of reuse.
+func (c candidates) firstMatches(reuse []proxy.Endpoint, conditions ...func(candidate) bool) []proxy.Endpoint {
 	out := reuse[:0]
-	for _, match := range ways {
+	for _, match := range conditions {
 		for _, e := range c {
 			if match(e) {
 				out = append(out, e.Endpoint)
@@ -96,48 +98,48 @@ func (c candidates) endpoints(reuse []proxy.Endpoint, ways ...func(candidate) bo
 	return out
 }
 
-// cluster returns the endpoints to use from this node: the ready ones that the
-// hints leave, else all that serve while they terminate.
+// cluster returns the Cluster list: the ready endpoints that the hints select, or
+// without any those that serve while they terminate.
 func (c candidates) cluster(zone string, reuse []proxy.Endpoint) []proxy.Endpoint {
 	hinted := c.hints(zone)
-	return c.endpoints(reuse, func(e candidate) bool { return e.traits.has(ready) && hinted(e) }, candidate.lastResort)
+	return c.firstMatches(reuse, func(e candidate) bool { return e.flags.has(ready) && hinted(e) }, candidate.lastResort)
 }
 
-// local returns the endpoints to use on this node, which hints do not touch.
+// local returns the Local list. Hints do not apply to it.
 func (c candidates) local(reuse []proxy.Endpoint) []proxy.Endpoint {
-	return c.endpoints(reuse, func(e candidate) bool { return e.traits.has(ready | local) },
-		func(e candidate) bool { return e.traits.has(local) && e.lastResort() })
+	return c.firstMatches(reuse, func(e candidate) bool { return e.flags.has(ready | local) },
+		func(e candidate) bool { return e.flags.has(local) && e.lastResort() })
 }
 
-// readyHere adds the addresses of ready endpoints on this node to a list.
-func (c candidates) readyHere(list []netip.Addr) []netip.Addr {
+// appendReadyLocal appends the addresses of the ready endpoints on this node.
+func (c candidates) appendReadyLocal(list []netip.Addr) []netip.Addr {
 	for _, e := range c {
-		if e.traits.has(ready | local) {
+		if e.flags.has(ready | local) {
 			list = append(list, e.Addr.Addr())
 		}
 	}
 	return list
 }
 
-// draining returns the endpoints that serve but are in none of a row's lists:
-// they are elsewhere, for another zone, or on their way out.
+// draining returns the endpoints that serve but are in neither list of a row: they are
+// on another node, for another zone, or terminating.
 func (c candidates) draining(sp *proxy.ServicePort) []netip.AddrPort {
 	listed := proxy.AddressesOf(sp.Cluster, sp.Local)
 	var out []netip.AddrPort
 	for _, e := range c {
-		if e.traits.has(serving) && !listed[e.Addr] {
+		if e.flags.has(serving) && !listed[e.Addr] {
 			out = append(out, e.Addr)
 		}
 	}
 	return out
 }
 
-// hints returns which ready endpoints the hints choose. Hints count only if
-// every ready endpoint has one and one of them is for us; node hints come
-// before zone hints.
+// hints returns a function that reports whether the hints select a ready endpoint.
+// Hints of a kind apply only if every ready endpoint has one and at least one of them
+// is for this node or zone. Node hints have precedence over zone hints.
 func (c candidates) hints(zone string) func(candidate) bool {
-	byNode := func(e candidate) bool { return e.traits.has(forThisNode) }
-	if c.hinted(func(e candidate) bool { return e.traits.has(nodeHinted) }, byNode) {
+	byNode := func(e candidate) bool { return e.flags.has(forThisNode) }
+	if c.hinted(func(e candidate) bool { return e.flags.has(nodeHinted) }, byNode) {
 		return byNode
 	}
 	if zone != "" {
@@ -150,8 +152,8 @@ func (c candidates) hints(zone string) func(candidate) bool {
 	return func(candidate) bool { return true }
 }
 
-// hinted reports whether one kind of hint counts.
+// hinted reports whether hints of one kind apply.
 func (c candidates) hinted(has, forUs func(candidate) bool) bool {
-	return !slices.ContainsFunc(c, func(e candidate) bool { return e.traits.has(ready) && !has(e) }) &&
-		slices.ContainsFunc(c, func(e candidate) bool { return e.traits.has(ready) && forUs(e) })
+	return !slices.ContainsFunc(c, func(e candidate) bool { return e.flags.has(ready) && !has(e) }) &&
+		slices.ContainsFunc(c, func(e candidate) bool { return e.flags.has(ready) && forUs(e) })
 }

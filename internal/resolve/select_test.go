@@ -209,9 +209,9 @@ func TestZoneChange(t *testing.T) {
 	}
 }
 
-// TestUnlisted keeps what serves without being chosen, for protocols whose
-// flows are cut.
-func TestUnlisted(t *testing.T) {
+// TestDraining checks which endpoints are draining, for protocols whose stale flows are
+// ended.
+func TestDraining(t *testing.T) {
 	type edits = []func(*v1.Service)
 	type endpoints = []discoveryv1.Endpoint
 	over := func(p v1.Protocol) func(*v1.Service) {
@@ -266,8 +266,8 @@ func TestUnlisted(t *testing.T) {
 	}
 }
 
-// TestUnlistedChange is a step of its own when a drained endpoint is gone.
-func TestUnlistedChange(t *testing.T) {
+// TestDrainingChange checks that the row changes when a draining endpoint is gone.
+func TestDrainingChange(t *testing.T) {
 	udp := func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }
 	slice := func(endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 		s := sliceOf("ns/s", "web", endpoints...)

@@ -12,27 +12,27 @@ import (
 	"sluice/internal/proxy"
 )
 
-// otherProxyLabel gives a Service to another proxy.
+// otherProxyLabel marks a Service that another proxy serves.
 const otherProxyLabel = "service.kubernetes.io/service-proxy-name"
 
 // service is what is kept of a Service. It is immutable.
 type service struct {
 	apiobject.Service
 	name     types.NamespacedName
-	created  int64 // in Unix seconds, the grain of API times
+	created  int64 // in Unix seconds, the resolution of API times
 	problems []Problem
 }
 
 func (s *service) equal(o *service) bool { return reflect.DeepEqual(s, o) }
 
-// read returns the record of a Service, nil if it has none: it is gone, headless,
-// only a DNS name, or another proxy's.
-func (t *ServiceChangeTracker) read(name types.NamespacedName, obj *v1.Service) *service {
+// parse returns the record of a Service. It is nil if the Service has no rows: it was
+// deleted, is headless, has type ExternalName, or is served by another proxy.
+func (t *ServiceChangeTracker) parse(name types.NamespacedName, obj *v1.Service) *service {
 	if obj == nil {
 		return nil
 	}
-	_, others := obj.Labels[otherProxyLabel]
-	if others || apiobject.Headless(&obj.Spec) || obj.Spec.Type == v1.ServiceTypeExternalName {
+	_, otherProxy := obj.Labels[otherProxyLabel]
+	if otherProxy || apiobject.Headless(&obj.Spec) || obj.Spec.Type == v1.ServiceTypeExternalName {
 		return nil
 	}
 	if t.ignoreExternalIPs && len(obj.Spec.ExternalIPs) > 0 {
@@ -41,9 +41,9 @@ func (t *ServiceChangeTracker) read(name types.NamespacedName, obj *v1.Service) 
 		obj = &without
 	}
 	in, problems := apiobject.ParseService(obj, t.allowed)
-	in.Balancing, problems = t.balancing.of(in.Balancing, problems)
+	in.Balancing, problems = t.balancing.method(in.Balancing, problems)
 	if in.PreserveDestination = in.PreserveDestination && t.balancing.Preserves; in.PreserveDestination {
-		in.External = proxy.ScopeLocal // another node's endpoint could not answer for the destination
+		in.External = proxy.ScopeLocal // The replies of an endpoint on another node would not pass this node.
 	}
 	return &service{in, name, obj.CreationTimestamp.Unix(), serviceObject(name).problems(problems)}
 }
@@ -53,14 +53,14 @@ func (s *service) isClusterIP(a netip.Addr) bool {
 	return len(of) > 0 && of[0].Addr == a
 }
 
-// portOfFamily is what a row is made from: one port of a Service in one family.
+// portOfFamily is one port of a Service in one family. Each has a row.
 type portOfFamily struct {
 	service *service
 	port    *apiobject.ServicePort
 	family  proxy.Family
 }
 
-// portsOf returns what the rows of a family are made from.
+// portsOf returns the ports of a family.
 func (s *service) portsOf(f proxy.Family) iter.Seq[portOfFamily] {
 	return func(yield func(portOfFamily) bool) {
 		if len(s.Addresses[f]) == 0 {
@@ -84,7 +84,7 @@ func (p portOfFamily) key() proxy.PortKey {
 	return proxy.PortKey{ServicePortName: name, Family: p.family}
 }
 
-// claims returns everything the row wants to be reached by, and who wants it.
+// claims yields the frontends that the port claims, and the port as their claimant.
 func (p portOfFamily) claims() iter.Seq2[claim, claimant] {
 	return func(yield func(claim, claimant) bool) {
 		for _, a := range p.service.Addresses[p.family] {

@@ -55,14 +55,14 @@ func TestClusterIPs(t *testing.T) {
 		{
 			"cluster IP of another family than said", serviceOf("ns/web", "", dualStack("fd00::1", "fd00::2")),
 			[]string{"ns/web:http/TCP/IPv6 ClusterIP=[fd00::2]:80" + plain},
-			[]string{"Service ns/web: spec.clusterIPs[0]: fd00::1 is not an IPv4 address as spec.ipFamilies[0] says"},
+			[]string{"Service ns/web: spec.clusterIPs[0]: fd00::1 is not an IPv4 address, as spec.ipFamilies[0] requires"},
 		},
 		{
 			"unknown family", serviceOf("ns/web", "10.96.0.1", func(s *v1.Service) { s.Spec.IPFamilies = []v1.IPFamily{"IPv5"} }),
 			nil,
 			[]string{`Service ns/web: spec.ipFamilies[0]: "IPv5" is not IPv4 or IPv6`},
 		},
-		{"no cluster IP", serviceOf("ns/web", ""), nil, []string{"Service ns/web: spec.clusterIP: is missing, so nothing is forwarded; only an API server allocates one"}},
+		{"no cluster IP", serviceOf("ns/web", ""), nil, []string{"Service ns/web: spec.clusterIP: is missing, so nothing is forwarded; only an API server can allocate one"}},
 		{
 			"bad cluster IP", serviceOf("ns/web", "", func(s *v1.Service) { s.Spec.ClusterIP = "10.96.0.256" }),
 			nil,
@@ -113,10 +113,10 @@ func TestFrontends(t *testing.T) {
 				externalIPs("0.0.0.0", "192.0.2.1", "x", "fe80::1%eth0"), loadBalancer("224.0.0.1", "203.0.113.1")),
 			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80 LoadBalancer=203.0.113.1:80 ExternalIP=192.0.2.1:80" + plain},
 			[]string{
-				`Service ns/web: spec.externalIPs[0]: 0.0.0.0 is not the address of one host; it is left out`,
+				`Service ns/web: spec.externalIPs[0]: 0.0.0.0 is not the address of a single host; it is left out`,
 				`Service ns/web: spec.externalIPs[2]: "x" is not an IP address; it is left out`,
-				`Service ns/web: spec.externalIPs[3]: "fe80::1%eth0" has a zone; it is left out`,
-				`Service ns/web: status.loadBalancer.ingress[0].ip: 224.0.0.1 is not the address of one host; it is left out`,
+				`Service ns/web: spec.externalIPs[3]: "fe80::1%eth0" has a zone, which is not supported; it is left out`,
+				`Service ns/web: status.loadBalancer.ingress[0].ip: 224.0.0.1 is not the address of a single host; it is left out`,
 			},
 		},
 		{
@@ -188,7 +188,7 @@ func TestPortsAndAffinity(t *testing.T) {
 		{
 			"affinity with a bad timeout", serviceOf("ns/web", "10.96.0.1", affinity(new(int32(0)))),
 			[]string{"ns/web:http/TCP/IPv4 ClusterIP=10.96.0.1:80" + plain + " affinity=3h0m0s"},
-			[]string{"Service ns/web: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not a time (1 to 86400 seconds)"},
+			[]string{"Service ns/web: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not a timeout (1 to 86400 seconds)"},
 		},
 	}
 	for _, tt := range tests {

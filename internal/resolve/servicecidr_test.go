@@ -37,3 +37,21 @@ func TestServiceCIDRs(t *testing.T) {
 		}
 	}
 }
+
+// TestServiceCIDRProblemIsPending checks that a ServiceCIDR which changes only in what is
+// wrong with it asks for an Update, so that the problem is reported at once.
+func TestServiceCIDRProblemIsPending(t *testing.T) {
+	r := resolverOf(t)
+	r.Update()
+	bad := serviceCIDROf("one", "bad")
+	if !r.UpdateServiceCIDR(nil, bad) {
+		t.Error("a ServiceCIDR with a new problem is not pending")
+	}
+	r.Update()
+	if r.UpdateServiceCIDR(bad, bad) {
+		t.Error("an unchanged ServiceCIDR is pending")
+	}
+	if !r.UpdateServiceCIDR(bad, nil) {
+		t.Error("a ServiceCIDR whose problem is resolved is not pending")
+	}
+}

@@ -47,7 +47,7 @@ func TestArrange(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.old+" to "+tt.wanted, func(t *testing.T) {
 			old, wanted := lettered(tt.old), lettered(tt.wanted)
-			if got := letters(arrange(old, wanted)); got != tt.slots {
+			if got := letters(assignSlots(old, wanted)); got != tt.slots {
 				t.Errorf("slots %q; want %q", got, tt.slots)
 			}
 			if got := letters(old); got != tt.old {
@@ -57,15 +57,15 @@ func TestArrange(t *testing.T) {
 	}
 }
 
-// TestArrangeKeeps returns the old list when all is as it was, and a new one
-// when only a property of an endpoint changed.
-func TestArrangeKeeps(t *testing.T) {
+// TestAssignSlotsKeeps checks that the old list is returned if nothing changed, and a new
+// one if only a property of an endpoint did.
+func TestAssignSlotsKeeps(t *testing.T) {
 	old, wanted := lettered("ba"), lettered("ab")
-	if got := arrange(old, wanted); &got[0] != &old[0] {
+	if got := assignSlots(old, wanted); &got[0] != &old[0] {
 		t.Errorf("an unchanged list was copied")
 	}
 	wanted[1].Local = true
-	if got := arrange(old, wanted); letters(got) != "ba" || !got[0].Local || old[0].Local {
+	if got := assignSlots(old, wanted); letters(got) != "ba" || !got[0].Local || old[0].Local {
 		t.Errorf("endpoints %v from %v; want the first one local in a new list", got, old)
 	}
 }

@@ -35,13 +35,13 @@ func TestSourceRanges(t *testing.T) {
 		{"other family only, no VIP", serviceOf("ns/web", "10.96.0.1", loadBalancer(), ranges("2001:db8::/32")), "", nil},
 		{
 			"one unreadable", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("198.51.100.0/24", "bad")), "[198.51.100.0/24]",
-			[]string{`Service ns/web: spec.loadBalancerSourceRanges[1]: "bad" is not a range of addresses such as 10.0.0.0/8 or fd00::/8`},
+			[]string{`Service ns/web: spec.loadBalancerSourceRanges[1]: "bad" is not a CIDR range such as 10.0.0.0/8 or fd00::/8`},
 		},
 		{
 			"all unreadable", serviceOf("ns/web", "10.96.0.1", loadBalancer("203.0.113.1"), ranges("198.51.100.0/33")), "[]",
 			[]string{
 				"Service ns/web: spec.loadBalancerSourceRanges: no readable IPv4 range: the IPv4 LoadBalancer addresses are closed to everyone",
-				`Service ns/web: spec.loadBalancerSourceRanges[0]: "198.51.100.0/33" is not a range of addresses such as 10.0.0.0/8 or fd00::/8`,
+				`Service ns/web: spec.loadBalancerSourceRanges[0]: "198.51.100.0/33" is not a CIDR range such as 10.0.0.0/8 or fd00::/8`,
 			},
 		},
 		{

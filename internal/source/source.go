@@ -14,12 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Handler handles events of all four kinds; of Nodes, of the one this process runs
-// on and no other. An Update has no old object if it is new, and no current one if
-// it is gone. The Synced method of a kind is called once, when every object of it
-// that there was at the start has been delivered. Objects are shared: read them only.
-// Of an old object a handler may rely on the name, and on the annotation by which an
-// EndpointSlice tells when its last change began: a source need not keep more.
+// Handler handles the events of all four kinds; the only Node is that of this process.
+// In an Update, old is nil if the object was added, and cur is nil if it was deleted.
+// The Synced method of a kind is called once, when every object that existed at the
+// start has been delivered. Objects are shared and read-only. Of an old object, only
+// the name, the resource version and the annotation
+// endpoints.kubernetes.io/last-change-trigger-time are set: sources do not keep more.
 type Handler interface {
 	OnServiceUpdate(old, cur *v1.Service)
 	OnServiceSynced()
@@ -33,17 +33,17 @@ type Handler interface {
 
 // Source delivers objects to a Handler.
 type Source interface {
-	// Run delivers until ctx ends and then returns nil; after it has returned
-	// the handler is not called again. Everything of a kind that is there at
-	// the start comes before that kind's Synced call. Calls for one kind come
-	// one after the other; calls for different kinds may be concurrent.
+	// Run delivers until ctx ends and then returns nil; it does not call the handler
+	// after it has returned. It delivers every object of a kind that exists at the
+	// start before it calls the Synced method of the kind. Calls for one kind are
+	// sequential; calls for different kinds may be concurrent.
 	Run(ctx context.Context, h Handler) error
 }
 
 const (
-	// LabelServiceProxyName on a Service says that another proxy serves it.
+	// LabelServiceProxyName marks a Service that another proxy serves.
 	LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
-	// LabelHeadless on an EndpointSlice says that its Service has no address.
+	// LabelHeadless marks an EndpointSlice of a headless Service.
 	LabelHeadless = v1.IsHeadlessService
 )
 
@@ -52,12 +52,11 @@ type Object interface {
 	runtime.Object
 }
 
-// Config passes the events of one kind on to its handler, as they look through
-// a filter: an object that stops to match is deleted, one that starts to match
-// is added. It does not keep objects, since the handler keeps what it needs; it
-// remembers which version was passed on, so that an object that comes again is no
-// change. The handler is called with the lock held, one event at a time, and must
-// not call back.
+// Config passes the events of one kind to a handler, through a filter: an object that
+// stops matching is deleted, one that starts matching is added. It does not keep
+// objects, but remembers the version that it passed on, so that it can drop an event
+// that repeats it. It calls the handler with the lock held, for one event at a time;
+// the handler must not call the Config. It is safe for concurrent use.
 type Config[T Object] struct {
 	empty        T
 	wants        func(T) bool
@@ -69,17 +68,17 @@ type Config[T Object] struct {
 	synced bool
 }
 
-// seen is what is remembered of an object that was passed on.
+// seen is what is kept of an object that was passed on.
 type seen struct {
 	version string
-	trigger string // what an EndpointSlice says of the change that caused it
+	trigger string // the annotation last-change-trigger-time of an EndpointSlice
 }
 
 func NameOf(obj metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 }
 
-// Set passes on what an object is now.
+// Set passes on that an object was added or changed.
 func (c *Config[T]) Set(obj T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,14 +94,14 @@ func (c *Config[T]) Set(obj T) {
 	c.known[name] = seen{version, obj.GetAnnotations()[v1.EndpointsLastChangeTriggerTime]}
 }
 
-// Forget passes on that an object is gone.
+// Forget passes on that an object was deleted.
 func (c *Config[T]) Forget(name types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.forget(name)
 }
 
-// Retain passes on that all objects but these are gone, in order of their names.
+// Retain passes on that all objects but these were deleted, in the order of their names.
 func (c *Config[T]) Retain(names map[types.NamespacedName]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,7 +125,8 @@ func (c *Config[T]) forget(name types.NamespacedName) {
 	}
 }
 
-// old returns what is still known of an object that was passed on earlier.
+// old returns an object with what is known about the version that was last passed on,
+// or nil if there is none.
 func (c *Config[T]) old(name types.NamespacedName) (obj T) {
 	was, known := c.known[name]
 	if !known {
@@ -142,8 +142,8 @@ func (c *Config[T]) old(name types.NamespacedName) (obj T) {
 	return obj
 }
 
-// Synced passes on that everything there was at the start has been delivered.
-// Only the first call does something.
+// Synced passes on that every object that existed at the start has been delivered. Calls
+// after the first have no effect.
 func (c *Config[T]) Synced() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,22 +153,20 @@ func (c *Config[T]) Synced() {
 	}
 }
 
-// WantsService reports whether this proxy serves a Service: no other proxy is
-// named in its labels, and it is not headless.
+// WantsService reports whether this proxy serves a Service: its labels name no other
+// proxy, and it is not headless.
 func WantsService(svc *v1.Service) bool {
 	_, other := svc.Labels[LabelServiceProxyName]
 	return !other && svc.Spec.ClusterIP != v1.ClusterIPNone
 }
 
-// WantsEndpointSlice reports whether a slice is not marked as that of a headless
-// Service.
+// WantsEndpointSlice reports whether a slice does not belong to a headless Service.
 func WantsEndpointSlice(slice *discoveryv1.EndpointSlice) bool {
 	_, headless := slice.Labels[LabelHeadless]
 	return !headless
 }
 
-// NewServiceConfig returns a Config that passes on the Services this proxy
-// serves.
+// NewServiceConfig returns a Config that passes on the Services that this proxy serves.
 func NewServiceConfig(h Handler) *Config[*v1.Service] {
 	return newConfig(&v1.Service{}, WantsService, h.OnServiceUpdate, h.OnServiceSynced)
 }
@@ -179,13 +177,12 @@ func NewEndpointSliceConfig(h Handler) *Config[*discoveryv1.EndpointSlice] {
 	return newConfig(&discoveryv1.EndpointSlice{}, WantsEndpointSlice, h.OnEndpointSliceUpdate, h.OnEndpointSlicesSynced)
 }
 
-// NewNodeConfig returns a Config that passes on the Node of this name and no
-// other.
+// NewNodeConfig returns a Config that passes on only the Node of this name.
 func NewNodeConfig(name string, h Handler) *Config[*v1.Node] {
 	return newConfig(&v1.Node{}, func(n *v1.Node) bool { return n.Name == name }, h.OnNodeUpdate, h.OnNodeSynced)
 }
 
-// NewServiceCIDRConfig returns a Config that passes everything on.
+// NewServiceCIDRConfig returns a Config that passes on every ServiceCIDR.
 func NewServiceCIDRConfig(h Handler) *Config[*networkingv1.ServiceCIDR] {
 	return newConfig(&networkingv1.ServiceCIDR{}, func(*networkingv1.ServiceCIDR) bool { return true },
 		h.OnServiceCIDRUpdate, h.OnServiceCIDRsSynced)

@@ -26,7 +26,7 @@ func (s *Server) node(context.Context, *request) (any, error) {
 		}
 		n.Counts.Ports, n.Counts.Problems = len(v.State.Rows), files+v.Resolver.ProblemCount()
 		n.Counts.Services, n.Counts.Endpoints = v.Resolver.Counts()
-		n.Counts.Pending, n.Counts.Refused = v.Dirty()
+		n.Counts.Pending, n.Counts.Refused = v.DirtyCounts()
 		n.Sync = syncOf(v.Sync)
 		// What was heard of and no sync has begun with is pending too.
 		n.Counts.Pending += v.Resolver.Services.Pending() + v.Resolver.Endpoints.Pending()

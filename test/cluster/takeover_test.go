@@ -74,7 +74,7 @@ func TestTakeoverFails(t *testing.T) {
 		[]turn{kubeProxyIPTables().legacy(legacyPrograms(t)), sluiceIPTables().legacy("").with("XTABLES_LOCKFILE=" + lock)})
 	s.handOver()
 	for i, reason := range []string{"out of order", "xtables lock"} {
-		s.awaitLog(s.proxies[i], "Sync did not go through", "stays in force", reason)
+		s.awaitLog(s.proxies[i], "Sync failed and is retried", "stay in force", reason)
 		s.await("health", "503", health(bed.Nodes[i], "/healthz"))
 		s.awaitAnswers(s.loads[i], s.end(1))
 		s.checkTraces(bed.Nodes[i], s.turns[i][0])

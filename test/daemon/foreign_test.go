@@ -160,11 +160,11 @@ for c in INPUT FORWARD OUTPUT; do iptables-nft -I $c -j cali-top; done
 iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE --random-fully`)},
 	{
 		fault: "a rule for marked packets deleted", script: in("userspace", "ip rule del priority 10270; ip -6 rule del priority 10270"),
-		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: noSockets,
+		names: in("userspace", "routing is missing: ip rule add fwmark"), cuts: noSockets,
 	},
 	{
 		fault: "the routes of our routing table flushed", script: in("userspace", "ip route flush table 10270"),
-		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: noSockets,
+		names: in("userspace", "routing is missing: ip rule add fwmark"), cuts: noSockets,
 	},
 	{fault: "a program unpinned", script: in("ebpf", "rm PINS/connect4"), names: in("ebpf", "program connect4 is it is not, or another one is in its place")},
 	{
@@ -198,7 +198,7 @@ iptables-nft -t nat -I POSTROUTING -s 10.0.0.0/8 ! -d 10.0.0.0/8 -j MASQUERADE -
 	{fault: "the ports of our listeners taken at other addresses", only: "userspace", hand: (*site).takePorts},
 	{
 		fault: "the address of our listeners deleted", script: in("userspace", "ip addr del 127.0.0.1/8 dev lo"),
-		names: in("userspace", "routing is gone: ip rule add fwmark"), cuts: noSockets,
+		names: in("userspace", "routing is missing: ip rule add fwmark"), cuts: noSockets,
 	},
 	{
 		fault: "IPVS cleared", script: in("ipvs", "ipvsadm -C"),

@@ -151,7 +151,7 @@ func TestExplainNotSynced(t *testing.T) {
 			d := s.start(nil)
 			eventually(t, "an answer", func() bool { _, code := s.tell("explain", clusterIP.String()); return code == 1 })
 			e, code := s.explanation(clusterIP.String(), "--from", client.String())
-			if code != 1 || e.Reason != statusapi.NotSynced || !strings.Contains(e.Message, "Services have not come yet") {
+			if code != 1 || e.Reason != statusapi.NotSynced || !strings.Contains(e.Message, "Services are not known yet") {
 				t.Errorf("exit %d, %s: %s", code, e.Reason, e.Message)
 			}
 			s.packetDoes(&e)

@@ -61,7 +61,7 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (out pro
 		out.Add(len(objects), differences...)
 	}
 	if row.ServicePort != nil && row.Affinity > 0 {
-		out.RememberedNot = "kernel module xt_recent remembers clients, see /proc/net/xt_recent"
+		out.RememberedUnknown = "kernel module xt_recent remembers clients, see /proc/net/xt_recent"
 	}
 	return out, nil
 }

@@ -62,7 +62,7 @@ func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *
 		}
 		b := t.blocks.byRow[what.Row]
 		if b == nil {
-			out.RememberedNot = "what chooses endpoints in this mode remembers clients itself"
+			out.RememberedUnknown = "what chooses endpoints in this mode remembers clients itself"
 			return nil
 		}
 		for _, scope := range []proxy.Scope{what.List, 1 - what.List} {

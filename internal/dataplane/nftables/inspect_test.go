@@ -156,7 +156,7 @@ func TestInspectRemembered(t *testing.T) {
 		t.Helper()
 		for scope, want := range map[proxy.Scope]netip.AddrPort{proxy.ScopeCluster: cluster, proxy.ScopeLocal: local} {
 			got, err := d.Inspect(t.Context(), proxy.Inspection{Row: sp.Key, Client: client, List: scope})
-			if err != nil || got.RememberedNot != "" {
+			if err != nil || got.RememberedUnknown != "" {
 				t.Fatalf("%+v, error %v", got, err)
 			}
 			if got.Remembered != want {

@@ -44,8 +44,8 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 	if err != nil {
 		return is, err
 	}
-	if s := d.server.index.Get(what.Row); s != nil && is.RememberedNot != "" {
-		is.RememberedNot, is.Remembered = "", s.RememberedEndpoint(what.Client, what.List)
+	if s := d.server.index.Get(what.Row); s != nil && is.RememberedUnknown != "" {
+		is.RememberedUnknown, is.Remembered = "", s.RememberedEndpoint(what.Client, what.List)
 	}
 	d.inspectRow(what.Row, &is)
 	d.inspectListeners(what.Row.Protocol, &is)

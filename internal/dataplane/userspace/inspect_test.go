@@ -81,11 +81,11 @@ func TestInspectRemembered(t *testing.T) {
 	if err := n.lab.Node().Do(func() error { return proxytest.Sync(t.Context(), n.d, s) }); err != nil {
 		t.Fatal(err)
 	}
-	if got := n.inspect(s); got.RememberedNot != "" || got.Remembered != (netip.AddrPort{}) {
+	if got := n.inspect(s); got.RememberedUnknown != "" || got.Remembered != (netip.AddrPort{}) {
 		t.Errorf("a client that never came: %+v", got)
 	}
 	chosen := n.d.Choose(sp.Key, client)
-	if got := n.inspect(s); got.RememberedNot != "" || got.Remembered != chosen {
+	if got := n.inspect(s); got.RememberedUnknown != "" || got.Remembered != chosen {
 		t.Errorf("remembered with %v, want %v", got.Remembered, chosen)
 	}
 }

@@ -1,3 +1,3 @@
-// Package proxytest drives dataplanes in tests: by steps, with refused rows as
-// an error. It imports proxy only.
+// Package proxytest drives dataplanes in tests: it turns a Delta into a call of Apply,
+// and refused rows into an error. It imports proxy only.
 package proxytest

@@ -7,7 +7,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// PolicyNodes returns nodes with all settings that policy knows of.
+// PolicyNodes returns nodes with every combination of settings that policy depends on.
 func PolicyNodes() []*proxy.Node {
 	var out []*proxy.Node
 	for _, all := range []bool{false, true} {
@@ -24,7 +24,8 @@ func PolicyNodes() []*proxy.Node {
 	return out
 }
 
-// PolicyRows returns rows of a family with all that policy knows of.
+// PolicyRows returns rows of a family with every combination of properties that policy
+// depends on.
 func PolicyRows(f proxy.Family) []*proxy.ServicePort {
 	addr := netip.AddrPortFrom(f.Unspecified().Next(), 80)
 	list := []proxy.Endpoint{{Addr: addr, Local: true}}

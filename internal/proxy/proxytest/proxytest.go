@@ -11,11 +11,10 @@ import (
 	"sluice/internal/proxy"
 )
 
-// wanted has the state that each dataplane was last asked for, so that tests
-// need not carry it from step to step.
+// wanted has the last wanted state of each dataplane, so that tests need not keep it.
 var wanted sync.Map
 
-// Sync asks a dataplane for a state.
+// Sync calls Sync of a dataplane.
 func Sync(ctx context.Context, d proxy.Dataplane, want *proxy.State) error {
 	wanted.Store(d, &proxy.State{
 		Rows: maps.Clone(want.Rows), Node: want.Node, CIDRs: want.CIDRs, HealthChecks: maps.Clone(want.HealthChecks),
@@ -23,7 +22,7 @@ func Sync(ctx context.Context, d proxy.Dataplane, want *proxy.State) error {
 	return result(d.Sync(ctx, want))
 }
 
-// Apply asks a dataplane for what a step makes of the state it was last asked for.
+// Apply calls Apply of a dataplane with its last wanted state, changed by a step.
 func Apply(ctx context.Context, d proxy.Dataplane, step *proxy.Delta) error {
 	last, _ := wanted.LoadOrStore(d, proxy.NewState())
 	want := last.(*proxy.State)
@@ -31,7 +30,7 @@ func Apply(ctx context.Context, d proxy.Dataplane, step *proxy.Delta) error {
 	return result(d.Apply(ctx, want, changed(step)))
 }
 
-// RefusedError says that some rows were refused, and nothing else was wrong.
+// RefusedError means that rows were refused and that there was no other error.
 type RefusedError struct{ Rows proxy.Refused }
 
 // Error names every refused row.
@@ -43,7 +42,7 @@ func (e *RefusedError) Error() string {
 	return strings.Join(all, "; ")
 }
 
-// changed names what a step changes.
+// changed returns what a step changes.
 func changed(d *proxy.Delta) *proxy.Changed {
 	c := &proxy.Changed{Node: d.Node != nil, CIDRs: d.CIDRs != nil}
 	for _, r := range d.Removes {
@@ -59,7 +58,7 @@ func changed(d *proxy.Delta) *proxy.Changed {
 	return c
 }
 
-// result makes one error of what a dataplane answers.
+// result combines what Sync and Apply return into one error.
 func result(refused proxy.Refused, err error) error {
 	if err == nil && len(refused) > 0 {
 		return &RefusedError{refused}
@@ -67,7 +66,7 @@ func result(refused proxy.Refused, err error) error {
 	return err
 }
 
-// Values returns a metric of a dataplane by the values of its labels.
+// Values returns the values of a dataplane's metric, by their labels.
 func Values(ctx context.Context, d proxy.Measured, name string) map[string]float64 {
 	values := map[string]float64{}
 	for _, m := range d.Metrics(ctx) {

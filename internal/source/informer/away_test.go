@@ -35,7 +35,7 @@ func (s *failing) Watch(_ context.Context, o metav1.ListOptions) (watch.Interfac
 		return nil, s.with
 	}
 	w := watch.NewRaceFreeFake()
-	if streams(o) {
+	if isWatchList(o) {
 		w.Action(watch.Bookmark, &v1.Service{ObjectMeta: metav1.ObjectMeta{
 			ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
 		}})
@@ -62,7 +62,7 @@ func TestServerIsBack(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &failing{with: tt.with, until: time.Now().Add(10 * time.Minute)}
 				watched(s, func(to *store[*v1.Service]) {
-					<-to.whole
+					<-to.listed
 					if late := time.Since(s.until); late < 0 || late > tt.within {
 						t.Errorf("the server is found %v after it is back, want at most %v", late, tt.within)
 					}

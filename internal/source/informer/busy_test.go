@@ -50,7 +50,7 @@ func (s *busyServer) Watch(_ context.Context, o metav1.ListOptions) (watch.Inter
 func watched(s listerWatcher, play func(*store[*v1.Service])) time.Duration {
 	ctx, cancel := context.WithCancel(context.Background())
 	to := newStore(ctx, source.NewServiceConfig(noHandler{}))
-	f := newFeed(to, &v1.Service{}, s, &watchErrors{resource: "services"})
+	f := newKindWatch(to, &v1.Service{}, s, &watchErrors{resource: "services"})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -83,7 +83,7 @@ func TestBusyServerIsGivenTime(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &busyServer{refusals: 4, retryAfter: tt.retryAfter, began: time.Now()}
 				watched(s, func(to *store[*v1.Service]) {
-					<-to.whole
+					<-to.listed
 					synctest.Wait()
 				})
 				if len(s.watches) != 5 || s.lists != 0 {

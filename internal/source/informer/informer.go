@@ -17,8 +17,8 @@ import (
 	"sluice/internal/source"
 )
 
-// New returns the Source that watches the API server behind client, which is one
-// of package apiclient. Of Nodes it watches the one of this name.
+// New returns the Source that watches the API server of client, which is made by package
+// apiclient. It watches only the Node of this name.
 func New(client rest.Interface, nodeName string) source.Source {
 	return &apiServer{client, nodeName}
 }
@@ -30,94 +30,89 @@ type apiServer struct {
 
 // Run implements [source.Source].
 func (s *apiServer) Run(ctx context.Context, h source.Handler) error {
-	// The children end with Run even when it returns early.
-	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-
-	for _, f := range s.feeds(ctx, h) {
-		running.Go(func() { f.run(ctx) })
-		running.Go(func() { f.await(ctx) })
+	for _, w := range s.watches(ctx, h) {
+		running.Go(func() { w.run(ctx) })
+		running.Go(func() { w.waitForSync(ctx) })
 	}
-	<-ctx.Done()
+	running.Wait() // All of them return when ctx ends.
 	return nil
 }
 
-// feeds lists the four kinds, the Node first: it is one object, and everything
-// that depends on the node is then decided once.
-func (s *apiServer) feeds(ctx context.Context, h source.Handler) []*feed {
-	return []*feed{
-		feedOf(ctx, &resource{
+// watches returns the watches of the four kinds. The Node comes first: it is a single
+// object, and rows that depend on it are then resolved only once.
+func (s *apiServer) watches(ctx context.Context, h source.Handler) []*kindWatch {
+	return []*kindWatch{
+		watchKind(ctx, &resource{
 			client: s.client, name: "nodes", list: &v1.NodeList{},
 			fields: fields.OneTermEqualSelector(metav1.ObjectNameField, s.nodeName).String(),
 		}, &v1.Node{}, source.NewNodeConfig(s.nodeName, h)),
-		feedOf(ctx, &resource{
+		watchKind(ctx, &resource{
 			client: s.client, group: networkingv1.GroupName, name: "servicecidrs", list: &networkingv1.ServiceCIDRList{},
 		}, &networkingv1.ServiceCIDR{}, source.NewServiceCIDRConfig(h)),
-		feedOf(ctx, &resource{
+		watchKind(ctx, &resource{
 			client: s.client, name: "services", list: &v1.ServiceList{},
 			labels: "!" + source.LabelServiceProxyName,
 			fields: fields.OneTermNotEqualSelector("spec.clusterIP", v1.ClusterIPNone).String(),
 		}, &v1.Service{}, source.NewServiceConfig(h)),
-		feedOf(ctx, &resource{
+		watchKind(ctx, &resource{
 			client: s.client, group: discoveryv1.GroupName, name: "endpointslices", list: &discoveryv1.EndpointSliceList{},
 			labels: "!" + source.LabelHeadless,
 		}, &discoveryv1.EndpointSlice{}, source.NewEndpointSliceConfig(h)),
 	}
 }
 
-// feed is one watched kind.
-type feed struct {
+// kindWatch is the watch of one kind.
+type kindWatch struct {
 	reflector *cache.Reflector
 	errors    *watchErrors
-	whole     <-chan struct{} // closed when all objects there were have been passed on
+	listed    <-chan struct{} // closed when the first list has been passed on
 	synced    func()
 }
 
-func feedOf[T source.Object](ctx context.Context, r *resource, example T, to *source.Config[T]) *feed {
-	return newFeed(newStore(ctx, to), example, r, &watchErrors{resource: r.name, group: r.group})
+func watchKind[T source.Object](ctx context.Context, r *resource, example T, to *source.Config[T]) *kindWatch {
+	return newKindWatch(newStore(ctx, to), example, r, &watchErrors{resource: r.name, group: r.group})
 }
 
-func newFeed[T source.Object](to *store[T], example T, from listerWatcher, errors *watchErrors) *feed {
+func newKindWatch[T source.Object](to *store[T], example T, from listerWatcher, errors *watchErrors) *kindWatch {
 	log := klog.FromContext(to.ctx)
 	options := cache.ReflectorOptions{Logger: &log, Name: errors.resource}
 	lw := cache.ToListWatcherWithWatchListSemantics(listWatch(from, errors), from)
-	return &feed{cache.NewReflectorWithOptions(lw, example, to, options), errors, to.whole, to.to.Synced}
+	return &kindWatch{cache.NewReflectorWithOptions(lw, example, to, options), errors, to.listed, to.to.Synced}
 }
 
-// run lists and watches until ctx ends, with growing pauses while that fails.
-func (f *feed) run(ctx context.Context) {
-	next, nextAway := pauses(retryMax), pauses(awayMax)
+// run lists and watches until ctx ends, with a back-off while that fails.
+func (w *kindWatch) run(ctx context.Context) {
+	next, nextUnreachable := newBackoff(retryMax), newBackoff(unreachableMax)
 	for ctx.Err() == nil {
-		f.errors.begin()
-		err := f.reflector.ListAndWatchWithContext(ctx)
+		w.errors.reset()
+		err := w.reflector.ListAndWatchWithContext(ctx)
 		if err != nil {
-			f.errors.handle(ctx, err)
+			w.errors.handle(ctx, err)
 		}
 		pause := next
-		if away(err) {
-			pause = nextAway
+		if unreachable(err) {
+			pause = nextUnreachable
 		}
-		_ = sleep(ctx, pause()) // the loop asks, too
+		_ = sleep(ctx, pause()) // The loop checks ctx.
 	}
 }
 
-// await says when all objects have come, and now and then that they have not: a
-// server that hangs gives no error to report.
-func (f *feed) await(ctx context.Context) {
-	for pause := firstComplaint; ; pause = repeatAfter {
+// waitForSync reports when the first list has been passed on, and logs from time to time
+// that it has not: a server that hangs returns no error that could be logged.
+func (w *kindWatch) waitForSync(ctx context.Context) {
+	for pause := firstWarning; ; pause = logInterval {
 		select {
-		case <-f.whole:
+		case <-w.listed:
 			if ctx.Err() == nil {
-				f.synced()
+				w.synced()
 			}
 			return
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
-			klog.FromContext(ctx).Info("Objects have not come yet, the API server has not answered with all of them",
-				"resource", f.errors.resource)
+			klog.FromContext(ctx).Info("Still waiting for objects, the API server has not sent the whole list",
+				"resource", w.errors.resource)
 		}
 	}
 }

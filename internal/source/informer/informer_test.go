@@ -219,7 +219,7 @@ func TestRunMissedDeletion(t *testing.T) {
 	r.events(t, slices.Concat(allSynced, []string{"+svc web 10.0.0.1", "+svc db 10.0.0.2"})...)
 	s.lose(servicesPath, "web")
 	r.events(t, "-svc web")
-	if strings.Contains(r.logs(), "Watch fails") {
+	if strings.Contains(r.logs(), "Watch failed") {
 		t.Errorf("an expired watch, which is part of life, was logged:\n%s", r.logs())
 	}
 }
@@ -243,7 +243,7 @@ func TestRunForbidden(t *testing.T) {
 	}
 }
 
-const trouble = "Watch fails and is tried again, the last known objects stay in force"
+const trouble = "Watch failed and is retried, the last known objects stay in force"
 
 func TestRunServerIsDown(t *testing.T) {
 	s := newServer(t)

@@ -25,30 +25,29 @@ import (
 	"sluice/internal/apiclient"
 )
 
-// resource is the objects of one kind that the API server has, in all
-// namespaces.
+// resource lists and watches the objects of one kind in all namespaces.
 type resource struct {
 	client         rest.Interface
 	group, name    string
-	list           runtime.Object // an empty list of them
-	labels, fields string         // what the server is asked to filter by; empty: everything
+	list           runtime.Object // an empty list of the kind
+	labels, fields string         // selectors; empty selects everything
 }
 
-// answerTime is how long a server may take for a list, of which it is given a minute
-// itself unless told otherwise, or to end a watch whose time is over. A server that is
-// stuck says nothing, and would be waited for as long as the connection is there.
-const answerTime = 2 * time.Minute
+// responseTimeout is how long a server may take for a list, or to end a watch after its
+// timeout. The API server's own limit for a list is a minute by default. Without a
+// timeout, a server that hangs would be waited for as long as the connection exists.
+const responseTimeout = 2 * time.Minute
 
 func (r *resource) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	list := r.list.DeepCopyObject()
-	return list, r.get(o).Timeout(answerTime).Do(ctx).Into(list)
+	return list, r.get(o).Timeout(responseTimeout).Do(ctx).Into(list)
 }
 
 func (r *resource) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	cancel := func() {}
 	if o.TimeoutSeconds != nil {
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(*o.TimeoutSeconds)*time.Second+answerTime)
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(*o.TimeoutSeconds)*time.Second+responseTimeout)
 	}
 	w, err := r.get(o).Watch(ctx)
 	if err != nil {
@@ -58,7 +57,7 @@ func (r *resource) Watch(ctx context.Context, o metav1.ListOptions) (watch.Inter
 	return &boundedWatch{w, cancel}, nil
 }
 
-// boundedWatch is a watch whose time is bounded.
+// boundedWatch is a watch with a timeout.
 type boundedWatch struct {
 	watch.Interface
 	cancel func()
@@ -75,30 +74,30 @@ func (r *resource) get(o metav1.ListOptions) *rest.Request {
 		SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.Unversioned)
 }
 
-// checkList refuses a list that no API server has made: whatever else answers,
-// a proxy or a server of another kind, must not be taken for a cluster without
-// objects, which would take every Service away.
+// checkList returns an error if a list is not from an API server. An empty response of
+// another server, such as a proxy in between, must not be taken for a cluster without
+// objects: that would remove every Service.
 func checkList(list runtime.Object, resource string) error {
 	m, err := meta.ListAccessor(list)
 	if err != nil {
 		return fmt.Errorf("list %s: %w", resource, err)
 	}
 	if m.GetResourceVersion() == "" {
-		return fmt.Errorf("list %s: the answer is not an API server's, it has no resourceVersion", resource)
+		return fmt.Errorf("list %s: the response is not from an API server, it has no resourceVersion", resource)
 	}
 	return nil
 }
 
-// listerWatcher is a resource, or a test's.
+// listerWatcher is a resource; tests have others.
 type listerWatcher interface {
 	List(context.Context, metav1.ListOptions) (runtime.Object, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// listWatch returns what an informer lists and watches with. Errors of a watch
-// go through errors first, because an informer keeps some to itself.
+// listWatch returns a ListWatch for a reflector. Errors of watches are passed to errors
+// first, because a reflector does not report all of them.
 func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
-	next := pauses(awayMax)
+	next := newBackoff(unreachableMax)
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := of.List(ctx, o)
@@ -109,18 +108,18 @@ func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			for {
-				if err := errors.pace(ctx, o); err != nil {
+				if err := errors.throttle(ctx, o); err != nil {
 					return nil, err
 				}
 				w, err := of.Watch(ctx, o)
 				switch refused := utilnet.IsConnectionRefused(err); {
-				case refused && !streams(o): // the reflector would wait for as much as a minute
+				case refused && !isWatchList(o): // The reflector would wait for up to a minute.
 					errors.handle(ctx, err)
 					if err := sleep(ctx, next()); err != nil {
 						return nil, err
 					}
-				case streams(o) && apierrors.IsTooManyRequests(err):
-					errors.handle(ctx, err) // A plain list would cost the server more.
+				case isWatchList(o) && apierrors.IsTooManyRequests(err):
+					errors.handle(ctx, err) // The reflector would ask for a plain list, which costs the server more.
 					errors.retryAfter, _ = apierrors.SuggestsClientDelay(err)
 				default:
 					return w, errors.intercept(ctx, o, err)
@@ -130,43 +129,48 @@ func listWatch(of listerWatcher, errors *watchErrors) *cache.ListWatch {
 	}
 }
 
-// repeatAfter is how long the same trouble with the same resource stays quiet.
-// It is tried again every few seconds, which would flood the log.
-const repeatAfter = time.Minute
+const (
+	// firstWarning is how long the first list may take before a log line says so.
+	firstWarning = 10 * time.Second
 
-// busyMin and busyMax bound the pauses that a server is given which is too busy
-// to stream a list, or does not come to its end: those that it asks for, and those that
-// double when it does not say.
+	// logInterval is the time between log lines with the same error of a resource,
+	// which is retried every few seconds.
+	logInterval = time.Minute
+)
+
+// busyMin and busyMax bound the pauses before a streamed list is requested again, after
+// the server was too busy or the stream broke off: the pause that the server asks for,
+// or one that doubles each time.
 const (
 	busyMin = time.Second
 	busyMax = time.Minute
 )
 
-// The pauses after which a watch is tried again that failed for another reason double
-// from retryMin, and are up to twice as long, at random. A server that answers may be in
-// trouble, and is asked less and less until retryMax. One that cannot be reached has no
-// work with being asked, and what was missed meanwhile is sent to endpoints that may be
-// gone: until awayMax.
+// The pauses after other errors double from retryMin, and are up to twice as long, at
+// random. A server that responds may be overloaded, so its pauses grow up to retryMax. An
+// unreachable server has no work with requests, and while it is unreachable connections
+// may be sent to endpoints that are gone, so the pauses grow to unreachableMax only.
 const (
-	retryMin = 800 * time.Millisecond
-	retryMax = 30 * time.Second
-	awayMax  = 5 * time.Second
+	retryMin       = 800 * time.Millisecond
+	retryMax       = 30 * time.Second
+	unreachableMax = 5 * time.Second
 )
 
-// pauses returns what gives one pause after the other, up to a longest one. They begin
-// anew after a time without any.
-func pauses(longest time.Duration) wait.DelayFunc {
+// newBackoff returns a function that returns growing pauses, up to a longest one. They
+// start again if it has not been called for four times that.
+func newBackoff(longest time.Duration) wait.DelayFunc {
 	backoff := wait.Backoff{Duration: retryMin, Cap: longest, Steps: math.MaxInt32, Factor: 2, Jitter: 1}
 	return backoff.DelayWithReset(clock.RealClock{}, 4*longest)
 }
 
-// away reports whether a server could not be reached, or went away.
-func away(err error) bool {
+// unreachable reports whether an error means that the server cannot be reached, or that
+// the connection was lost.
+func unreachable(err error) bool {
 	_, ok := errors.AsType[*net.OpError](err)
 	return ok || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// sleep returns an error if ctx ends before a time has passed.
+// sleep waits, and returns an error if ctx ends before.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
@@ -176,84 +180,82 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// firstComplaint is how long objects may be awaited without a word.
-const firstComplaint = 10 * time.Second
-
-// watchErrors says in one line why a resource cannot be watched. One goroutine
-// calls it.
+// watchErrors logs in one line why a resource cannot be watched, and limits how often
+// streamed lists are requested. It is for one goroutine.
 type watchErrors struct {
 	resource, group string
 
-	reason string
+	reason string // the last one that was logged
 	logged time.Time
 
-	streams    int // that were asked for since the reflector began
-	retryAfter int // seconds that the server wants to rest before the next one; 0: it does not say
+	watchLists int // how many streamed lists were requested since reset
+	retryAfter int // how many seconds the server wants the next one to wait; 0 if it does not say
 }
 
-// begin says that the reflector begins, which has had its pause.
-func (w *watchErrors) begin() { w.streams, w.retryAfter = 0, 0 }
+// reset is called before the reflector starts again, which happens after a pause.
+func (w *watchErrors) reset() { w.watchLists, w.retryAfter = 0, 0 }
 
 func (w *watchErrors) handle(ctx context.Context, err error) {
 	log := klog.FromContext(ctx)
 	switch {
 	case ctx.Err() != nil, errors.Is(err, io.EOF):
-		// The watch was ended by us or, as it should be now and then, by the
-		// server.
+		// We ended the watch, or the server did, which it does regularly.
 		return
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), errors.Is(err, io.ErrUnexpectedEOF):
 		log.V(4).Info("Watch ended early", "resource", w.resource, "err", err)
 		return
 	}
 	reason := w.explain(err)
-	if reason == w.reason && time.Since(w.logged) < repeatAfter {
+	if reason == w.reason && time.Since(w.logged) < logInterval {
 		log.V(4).Info("Watch still fails", "resource", w.resource, "reason", reason)
 		return
 	}
 	w.reason, w.logged = reason, time.Now()
-	log.Error(nil, "Watch fails and is tried again, the last known objects stay in force",
+	log.Error(nil, "Watch failed and is retried, the last known objects stay in force",
 		"resource", w.resource, "reason", reason)
 }
 
-// intercept sees the error of a watch request before the reflector does, which
-// says nothing of a server that refuses connections or is too busy, and tries again;
-// it even sleeps through the end of its context when it asks for a list in the form
-// of a watch (seen in client-go 0.37). There it is given an error that it does not
-// know: it asks for a plain list then, and complains. A server that is too busy must
-// not be asked for that; see listWatch.
+// intercept handles the error of a watch request and returns what the reflector gets
+// instead. If a server refuses connections or is too busy, the reflector retries without
+// reporting an error; for a streamed list it even sleeps after its context has ended
+// (seen in client-go 0.37). So for a streamed list it gets an error that it does not
+// know: it then requests a plain list and reports the error. A server that is too busy
+// must not get that request; see listWatch.
 func (w *watchErrors) intercept(ctx context.Context, o metav1.ListOptions, err error) error {
 	if !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
 		return err
 	}
-	if streams(o) {
+	if isWatchList(o) {
 		return errors.New(err.Error())
 	}
 	w.handle(ctx, err)
 	return err
 }
 
-// streams reports whether a list is asked for in the form of a watch.
-func streams(o metav1.ListOptions) bool { return o.SendInitialEvents != nil && *o.SendInitialEvents }
+// isWatchList reports whether a watch request is for a streamed list.
+func isWatchList(o metav1.ListOptions) bool {
+	return o.SendInitialEvents != nil && *o.SendInitialEvents
+}
 
-// pace gives the server time before it is asked once more for a list in the form of a
-// watch, and returns an error if ctx ends meanwhile. A reflector asks without a pause
-// when a stream broke off, or had expired (seen in client-go 0.37).
-func (w *watchErrors) pace(ctx context.Context, o metav1.ListOptions) error {
-	if !streams(o) {
+// throttle waits before a streamed list is requested again, and returns an error if ctx
+// ends before. A reflector does not wait if a stream broke off or had expired (seen in
+// client-go 0.37).
+func (w *watchErrors) throttle(ctx context.Context, o metav1.ListOptions) error {
+	if !isWatchList(o) {
 		return nil
 	}
-	if w.streams++; w.streams == 1 {
+	if w.watchLists++; w.watchLists == 1 {
 		return nil
 	}
-	d := busyMin << min(w.streams-2, 10)
+	d := busyMin << min(w.watchLists-2, 10)
 	if w.retryAfter > 0 {
 		d = time.Duration(w.retryAfter) * time.Second
 	}
 	w.retryAfter = 0
-	return sleep(ctx, wait.Jitter(min(d, busyMax), 0.5)) // Other nodes wait as well.
+	return sleep(ctx, wait.Jitter(min(d, busyMax), 0.5)) // Other nodes wait too, and should not all retry at once.
 }
 
-// explain returns what is wrong and, where we know it, what to do.
+// explain returns the cause of an error and, if known, what to do about it.
 func (w *watchErrors) explain(err error) string {
 	switch {
 	case apierrors.IsForbidden(err):

@@ -11,21 +11,20 @@ import (
 	"sluice/internal/source"
 )
 
-// store stands where an informer has its cache, and is none: it passes objects on
-// to a Config, and the handler keeps what it needs of them. A list that comes
-// object by object is passed on in the same way; what is gathered of it is names.
-// One goroutine calls it.
+// store takes the place of an informer's cache, but keeps no objects: it passes them to
+// a Config, and the handler keeps what it needs. If a list is streamed object by object,
+// the reflector collects only names for Replace. It is for one goroutine.
 type store[T source.Object] struct {
-	ctx   context.Context // what comes after its end is dropped
-	to    *source.Config[T]
-	first sync.Once
-	whole chan struct{} // closed when the first list has been passed on
+	ctx    context.Context // objects that arrive after its end are dropped
+	to     *source.Config[T]
+	first  sync.Once
+	listed chan struct{} // closed when the first list has been passed on
 }
 
 var _ cache.TransformingStore = (*store[*v1.Service])(nil)
 
 func newStore[T source.Object](ctx context.Context, to *source.Config[T]) *store[T] {
-	return &store[T]{ctx: ctx, to: to, whole: make(chan struct{})}
+	return &store[T]{ctx: ctx, to: to, listed: make(chan struct{})}
 }
 
 func (s *store[T]) Add(o any) error { return s.Update(o) }
@@ -48,23 +47,23 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	there := make(map[types.NamespacedName]bool, len(list))
 	for _, o := range list {
 		switch o := o.(type) {
-		case types.NamespacedName: // it has been passed on
+		case types.NamespacedName: // The Transformer has passed on the object.
 			there[o] = true
 		case T:
 			there[source.NameOf(o)] = true
-			_ = s.Update(o) // it has no error
+			_ = s.Update(o) // It never fails.
 		}
 	}
 	if s.ctx.Err() == nil {
 		s.to.Retain(there)
 	}
-	s.first.Do(func() { close(s.whole) })
+	s.first.Do(func() { close(s.listed) })
 	return nil
 }
 
-// Transformer sees what the informer gathers before it calls Replace: it passes
-// objects on and leaves their names. Should the list break off, the next one
-// tells which of them are gone.
+// Transformer is called for each object of a streamed list, before Replace. It passes the
+// object on and replaces it by its name. If the stream breaks off, Replace is called
+// after the next one, and finds out which objects are gone.
 func (s *store[T]) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {
 		obj, ok := o.(T)
@@ -75,5 +74,5 @@ func (s *store[T]) Transformer() cache.TransformFunc {
 	}
 }
 
-// Resync does nothing: the handler knows all objects.
+// Resync does nothing, since the handler already has all objects.
 func (s *store[T]) Resync() error { return nil }

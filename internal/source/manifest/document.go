@@ -20,15 +20,15 @@ type document struct {
 	number int // counted from 1
 	first  int // line of the file on which text begins
 	begin  int // line of the file on which the content begins
-	broken error
+	err    error
 
-	// lines are those of all fields, found when somebody asks for one: most
-	// documents have nothing wrong with them.
-	lines map[string]int
-	twice []string // fields that are set twice
+	// lines has the lines of all fields. It is filled when a line is first needed:
+	// most documents have no problems.
+	lines      map[string]int
+	duplicates []string // fields that are set twice
 }
 
-// split cuts a file into the documents that hold something.
+// split splits a file into its documents, without those that are empty.
 func split(file string, data []byte) []*document {
 	data = bytes.TrimPrefix(data, []byte("\uFEFF"))
 	data = bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n"))
@@ -39,8 +39,8 @@ func split(file string, data []byte) []*document {
 	return splitYAML(data)
 }
 
-// splitYAML cuts a file at its document markers before anything is parsed, so
-// that one document that does not parse leaves the others alone.
+// splitYAML splits a file at its document markers before anything is parsed, so that one
+// document with a syntax error does not affect the others.
 func splitYAML(data []byte) []*document {
 	var docs []*document
 	var cur *document
@@ -48,7 +48,7 @@ func splitYAML(data []byte) []*document {
 	for line := range bytes.Lines(data) {
 		number++
 		content := line
-		if marks(line, "---") {
+		if isMarker(line, "---") {
 			cur, content = nil, line[3:]
 		}
 		if cur == nil {
@@ -57,7 +57,7 @@ func splitYAML(data []byte) []*document {
 		cur.text = append(cur.text, line...)
 		content = bytes.TrimSpace(content)
 		switch {
-		case marks(line, "..."):
+		case isMarker(line, "..."):
 			cur = nil
 		case cur.begin > 0 || len(content) == 0 || content[0] == '#' || content[0] == '%': // % is a directive
 		default:
@@ -68,14 +68,14 @@ func splitYAML(data []byte) []*document {
 	return docs
 }
 
-// marks says whether the line begins with the marker as a word of its own.
-func marks(line []byte, marker string) bool {
+// isMarker reports whether a line begins with a marker, followed by a space or nothing.
+func isMarker(line []byte, marker string) bool {
 	rest, ok := bytes.CutPrefix(line, []byte(marker))
 	return ok && (len(rest) == 0 || strings.ContainsRune(" \t\n", rune(rest[0])))
 }
 
-// splitJSON cuts a file of JSON values that follow one another. After a value
-// that does not parse nothing more can be found.
+// splitJSON splits a file of consecutive JSON values. It stops after a value with a
+// syntax error.
 func splitJSON(data []byte) []*document {
 	var docs []*document
 	line := 1
@@ -88,7 +88,7 @@ func splitJSON(data []byte) []*document {
 		dec := json.NewDecoder(bytes.NewReader(rest))
 		var raw json.RawMessage
 		err := dec.Decode(&raw)
-		d := &document{text: raw, number: len(docs) + 1, first: line, begin: line, broken: err}
+		d := &document{text: raw, number: len(docs) + 1, first: line, begin: line, err: err}
 		docs = append(docs, d)
 		if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
 			d.begin += bytes.Count(rest[:min(int(syntax.Offset), len(rest))], []byte("\n"))
@@ -101,32 +101,32 @@ func splitJSON(data []byte) []*document {
 	return docs
 }
 
-// toJSON returns the document as JSON. Fields that are set twice are in it once
-// and in d.twice, unless the decoder of the JSON finds them itself.
+// toJSON returns the document as JSON. A field of YAML that is set twice is in it once,
+// and in d.duplicates; in JSON, the decoder finds such fields.
 func (d *document) toJSON() ([]byte, error) {
-	if d.broken != nil || json.Valid(d.text) {
-		return d.text, d.broken
+	if d.err != nil || json.Valid(d.text) {
+		return d.text, d.err
 	}
 	raw, err := yaml.YAMLToJSONStrict(d.text)
 	if err == nil {
 		return raw, nil
 	}
-	// Only repeated keys are errors to the one and not to the other.
-	raw, lenient := yaml.YAMLToJSON(d.text)
-	if lenient != nil {
-		return nil, lenient
+	// Without Strict, only repeated keys are no errors.
+	raw, lenientErr := yaml.YAMLToJSON(d.text)
+	if lenientErr != nil {
+		return nil, lenientErr
 	}
-	if d.walk(); len(d.twice) > 0 {
+	if d.findLines(); len(d.duplicates) > 0 {
 		return raw, nil
 	}
 	return nil, err
 }
 
-// parseError takes apart what the libraries that parse documents say. They count
-// lines from the beginning of the document.
+// parseError matches the errors of the YAML libraries, which count lines from the
+// beginning of the document.
 var parseError = regexp.MustCompile(`^(?:error converting YAML to JSON: )?(?:yaml: )?(?:unmarshal errors: )?(?:line (\d+): )?(.*)$`)
 
-// explain returns the line and the words of an error in a document.
+// explain returns the line of the file and the text of a syntax error.
 func (d *document) explain(err error) (line int, reason string) {
 	parts := parseError.FindStringSubmatch(strings.Join(strings.Fields(err.Error()), " "))
 	line = d.begin
@@ -136,12 +136,12 @@ func (d *document) explain(err error) (line int, reason string) {
 	return line, "does not parse: " + parts[2]
 }
 
-// walk finds the lines of all fields and those that are set twice.
-func (d *document) walk() {
-	d.lines, d.twice = map[string]int{}, nil
+// findLines finds the lines of all fields, and the fields that are set twice.
+func (d *document) findLines() {
+	d.lines, d.duplicates = map[string]int{}, nil
 	var tree yamlv3.Node
 	if err := yamlv3.Unmarshal(d.text, &tree); err != nil || len(tree.Content) == 0 {
-		return // The line is a courtesy: without a tree it is that of the document.
+		return // The line of the document is used for every field.
 	}
 	var visit func(node *yamlv3.Node, at string)
 	visit = func(node *yamlv3.Node, at string) {
@@ -155,7 +155,7 @@ func (d *document) walk() {
 				key := node.Content[i-1]
 				field, line = join(at, key.Value), key.Line
 				if seen[field] {
-					d.twice = append(d.twice, field)
+					d.duplicates = append(d.duplicates, field)
 				}
 				seen[field] = true
 			}
@@ -166,11 +166,11 @@ func (d *document) walk() {
 	visit(tree.Content[0], "")
 }
 
-// line returns the line of the file on which the field is, or what comes
-// nearest: the parent that should hold it, the beginning of the document.
+// line returns the line of the file with a field. If the field is missing, it is that of
+// the closest parent that exists, or of the beginning of the document.
 func (d *document) line(field string) int {
 	if field != "" && d.lines == nil {
-		d.walk()
+		d.findLines()
 	}
 	for field != "" {
 		if line, ok := d.lines[field]; ok {
@@ -181,7 +181,7 @@ func (d *document) line(field string) int {
 	return d.begin
 }
 
-// join puts a child's name behind its parent's.
+// join returns the path of a child field.
 func join(parent, child string) string {
 	if parent == "" || child == "" || child[0] == '[' {
 		return parent + child

@@ -15,18 +15,20 @@ import (
 	"time"
 )
 
-// maxFile is the size above which a file is not taken for a manifest.
-const maxFile = 64 << 20
+const (
+	// maxFile is the size above which a file is not read.
+	maxFile = 64 << 20
 
-// grace is how long a file must be missing before it is taken for deleted.
-// Editors put a file aside and write a new one, tools move it, and a folder
-// that is removed loses its files one by one before it is gone itself.
-const grace = 100 * time.Millisecond
+	// deletionGrace is how long a file must be missing before it counts as deleted.
+	// Editors rename a file and write a new one, tools move files, and a folder that is
+	// removed loses its files one by one before it is gone itself.
+	deletionGrace = 100 * time.Millisecond
 
-// settled is how long a file must stay as it is that was written in place and has become
-// shorter: half a file may be a valid one, with half of the objects. One that another
-// takes the place of, by renaming, is whole.
-const settled = time.Second
+	// partialGrace is how long a file must not change that was written in place and has
+	// become shorter: the first part of a file may be valid, with some of the objects. A
+	// file that replaced another by renaming is complete.
+	partialGrace = time.Second
+)
 
 // file is a manifest file as it was last read.
 type file struct {
@@ -34,50 +36,52 @@ type file struct {
 	sum  [sha256.Size]byte
 	last reading
 	size int // when it was last read and was not empty
-	// short is what a shorter file has now, and since when.
-	short      [sha256.Size]byte
-	shortSince time.Time
-	// held are objects of earlier readings that stay in force, because the last
-	// one was not complete and may have missed them.
-	held    []entry
-	missing time.Time // when the file was first not found; zero: it is there
+	// partial is the checksum of a shorter version of the file that may not be
+	// complete, and partialSince is when it was first seen.
+	partial      [sha256.Size]byte
+	partialSince time.Time
+	// retained are objects of earlier versions that stay in force, because parts of
+	// the last version could not be read and may have had them.
+	retained []entry
+	missing  time.Time // when the file was first not found; zero if it exists
 }
 
-// directory is one that was listed.
+// directory is a directory that was listed.
 type directory struct {
 	path   string
 	info   fs.FileInfo
-	linked bool // a symbolic link led there
+	linked bool // it was reached through a symbolic link
 }
 
-// folder is what is known of the files below a directory.
+// folder has the files below a directory.
 type folder struct {
 	dir        string
 	files      map[string]*file // by slash-separated path below dir
-	dirs       []directory      // that the last scan has listed
-	unreadable []Problem        // directories and files that it could not read
-	pending    bool             // a file is missing or shorter, and not yet for long
+	dirs       []directory      // the directories that the last scan listed
+	unreadable []Problem        // the directories and files that it could not read
+	pending    bool             // a file is missing or may be partial, and has to be checked again soon
 }
 
 func newFolder(dir string) *folder {
 	return &folder{dir: filepath.Clean(dir), files: map[string]*file{}}
 }
 
-// scan reads the files that look changed, or all. An error means that the folder
-// itself cannot be read; nothing is forgotten then.
+// scan reads the files that seem to have changed, or all files. It returns an error if
+// the folder itself cannot be read, and then keeps everything.
 func (f *folder) scan(all bool) error {
 	f.dirs, f.unreadable, f.pending = nil, nil, false
 	found := map[string]fs.FileInfo{}
 	if err := f.list("", found, false); err != nil {
 		return err
 	}
-	// The folder may have gone while it was listed.
+	// If the folder was removed while it was listed, its files only seem to be deleted.
 	if _, err := os.Stat(f.dir); err != nil {
 		return err
 	}
 	for rel, info := range found {
 		known := f.files[rel]
-		// Two writes within one tick of the clock can leave the same time: then there were events.
+		// Two writes within one clock tick can leave the same size and time. The events of
+		// the second one make the caller pass all.
 		if all || known == nil || !known.missing.IsZero() || !os.SameFile(known.info, info) ||
 			known.info.Size() != info.Size() || !known.info.ModTime().Equal(info.ModTime()) {
 			f.reload(rel, info)
@@ -86,7 +90,7 @@ func (f *folder) scan(all bool) error {
 	for rel := range f.files {
 		unseen := func(p Problem) bool { return rel == p.File || strings.HasPrefix(rel, p.File+"/") }
 		if found[rel] == nil && !slices.ContainsFunc(f.unreadable, unseen) {
-			f.miss(rel)
+			f.markMissing(rel)
 		}
 	}
 	return nil
@@ -94,23 +98,23 @@ func (f *folder) scan(all bool) error {
 
 func (f *folder) full(rel string) string { return filepath.Join(f.dir, filepath.FromSlash(rel)) }
 
-// miss forgets a file that is not there, if it has not been there for a while.
-func (f *folder) miss(rel string) {
+// markMissing records that a file was not found, and forgets it after deletionGrace.
+func (f *folder) markMissing(rel string) {
 	known := f.files[rel]
 	switch {
 	case known == nil:
 		return
 	case known.missing.IsZero():
-		*known = file{held: known.inForce(), last: reading{problems: known.last.problems}, missing: time.Now()}
-	case time.Since(known.missing) >= grace:
+		*known = file{retained: known.inForce(), last: reading{problems: known.last.problems}, missing: time.Now()}
+	case time.Since(known.missing) >= deletionGrace:
 		delete(f.files, rel)
 		return
 	}
 	f.pending = true
 }
 
-// reload reads one file. When that leaves gaps, what the file held before stays
-// in force.
+// reload reads one file. Objects of the last version stay in force if they may be in
+// parts of the new one that cannot be read.
 func (f *folder) reload(rel string, info fs.FileInfo) {
 	known := f.files[rel]
 	var data []byte
@@ -119,7 +123,7 @@ func (f *folder) reload(rel string, info fs.FileInfo) {
 		data, err = os.ReadFile(f.full(rel))
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		f.miss(rel)
+		f.markMissing(rel)
 		return
 	}
 	sum := sha256.Sum256(data)
@@ -127,7 +131,7 @@ func (f *folder) reload(rel string, info fs.FileInfo) {
 		known.info = info
 		return
 	}
-	if known != nil && err == nil && known.mayGrow(info, data, sum) {
+	if known != nil && err == nil && known.maybePartial(info, data, sum) {
 		f.pending = true
 		return
 	}
@@ -141,9 +145,9 @@ func (f *folder) reload(rel string, info fs.FileInfo) {
 	}
 	switch {
 	case err != nil:
-		next.last.problems = []Problem{{File: rel, Reason: fmt.Sprintf("cannot be read: %v", bare(err))}}
+		next.last.problems = []Problem{{File: rel, Reason: fmt.Sprintf("cannot be read: %v", withoutPath(err))}}
 	case len(data) == 0 && len(before) > 0:
-		// This is how a file looks between being opened and being written.
+		// A program that rewrites a file may have truncated it and not written it yet.
 		next.last.problems = []Problem{{
 			File: rel, Reason: "is empty; its last objects stay in force until it is written again or removed",
 		}}
@@ -151,25 +155,25 @@ func (f *folder) reload(rel string, info fs.FileInfo) {
 		next.sum, next.last = sum, read(rel, data)
 	}
 	if !next.last.complete {
-		next.held = addMissing(next.last.entries, before)[len(next.last.entries):]
+		next.retained = addMissing(next.last.entries, before)[len(next.last.entries):]
 	}
 	f.files[rel] = next
 }
 
-// mayGrow reports whether a file may be one that somebody is writing.
-func (f *file) mayGrow(info fs.FileInfo, data []byte, sum [sha256.Size]byte) bool {
+// maybePartial reports whether a new version of a file may not be complete yet.
+func (f *file) maybePartial(info fs.FileInfo, data []byte, sum [sha256.Size]byte) bool {
 	switch {
 	case len(data) == 0 || len(data) >= f.size || !f.missing.IsZero() || !os.SameFile(f.info, info):
 		return false
-	case f.short != sum:
-		f.short, f.shortSince = sum, time.Now()
+	case f.partial != sum:
+		f.partial, f.partialSince = sum, time.Now()
 	}
-	return time.Since(f.shortSince) < settled
+	return time.Since(f.partialSince) < partialGrace
 }
 
-func (f *file) inForce() []entry { return slices.Concat(f.last.entries, f.held) }
+func (f *file) inForce() []entry { return slices.Concat(f.last.entries, f.retained) }
 
-// addMissing adds to a list the objects that it does not have.
+// addMissing returns a list with the other objects that it does not have.
 func addMissing(list, others []entry) []entry {
 	have := map[objectID]bool{}
 	for _, e := range list {
@@ -185,23 +189,23 @@ func addMissing(list, others []entry) []entry {
 	return list
 }
 
-// merged returns the objects in force and all problems, unsorted. Of two objects
-// with the same identity the first is used and the other reported.
+// merged returns the objects in force and all problems, unsorted. If an object is there
+// twice, the first one is used, and the other is a problem.
 func (f *folder) merged() ([]entry, []Problem) {
-	var entries, held []entry
-	var gone [][]entry // what missing files held
+	var entries, retained []entry
+	var missing [][]entry // the objects of missing files
 	problems := slices.Clone(f.unreadable)
 	first := map[objectID]Problem{}
 	for _, rel := range slices.Sorted(maps.Keys(f.files)) {
 		known := f.files[rel]
 		problems = append(problems, known.last.problems...)
 		if known.missing.IsZero() {
-			held = append(held, known.held...)
+			retained = append(retained, known.retained...)
 		} else {
-			gone = append(gone, known.held)
+			missing = append(missing, known.retained)
 		}
 		for _, e := range known.last.entries {
-			if earlier, twice := first[e.id]; twice {
+			if earlier, duplicate := first[e.id]; duplicate {
 				earlier.Object = ""
 				e.from.Reason = fmt.Sprintf("is ignored, the same object is in %v", earlier)
 				problems = append(problems, e.from)
@@ -211,20 +215,21 @@ func (f *folder) merged() ([]entry, []Problem) {
 			entries = append(entries, e)
 		}
 	}
-	// An object that is held gives way to one that is really there, without a
-	// word: it may have moved to another file. What was there a moment ago comes first.
-	slices.Reverse(gone)
-	return addMissing(entries, slices.Concat(append(gone, held)...)), problems
+	// A retained object that another file has now is no problem: it was moved. Objects of
+	// missing files, which existed a moment ago, come before other retained ones.
+	slices.Reverse(missing)
+	return addMissing(entries, slices.Concat(append(missing, retained)...)), problems
 }
 
-// list finds the manifest files of one directory, by its slash-separated path
-// below the folder, and of all below it. The error is that of the directory itself.
+// list finds the manifest files in a directory, given by its slash-separated path below
+// the folder, and in its subdirectories. It returns an error if the directory itself
+// cannot be read.
 func (f *folder) list(rel string, found map[string]fs.FileInfo, linked bool) error {
 	info, err := os.Stat(f.full(rel))
 	if err != nil {
 		return err
 	}
-	// Symbolic links may lead round in circles. Without one, no directory comes up twice.
+	// Symbolic links may form a cycle. Without links, no directory is listed twice.
 	if slices.ContainsFunc(f.dirs, func(d directory) bool { return (linked || d.linked) && os.SameFile(d.info, info) }) {
 		return nil
 	}
@@ -240,7 +245,7 @@ func (f *folder) list(rel string, found map[string]fs.FileInfo, linked bool) err
 		rel := path.Join(rel, child.Name())
 		if err := f.child(rel, found, linked || child.Type()&fs.ModeSymlink != 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			f.unreadable = append(f.unreadable, Problem{
-				File: rel, Reason: fmt.Sprintf("cannot be read: %v; its last objects stay in force", bare(err)),
+				File: rel, Reason: fmt.Sprintf("cannot be read: %v; its last objects stay in force", withoutPath(err)),
 			})
 		}
 	}
@@ -261,5 +266,5 @@ func (f *folder) child(rel string, found map[string]fs.FileInfo, linked bool) er
 	return err
 }
 
-// bare returns the error without the path, which the problem has already.
-func bare(err error) error { return cmp.Or(errors.Unwrap(err), err) }
+// withoutPath returns an error of package os without the path, which the caller adds.
+func withoutPath(err error) error { return cmp.Or(errors.Unwrap(err), err) }

@@ -44,7 +44,7 @@ func TestHalfAFile(t *testing.T) {
 	look("with both halves", 2)
 	write(at, one)
 	look("with one half again", 2)
-	f.files["all.yaml"].shortSince = time.Now().Add(-settled)
+	f.files["all.yaml"].partialSince = time.Now().Add(-partialGrace)
 	look("with one half for a while", 1)
 
 	write(at, both)

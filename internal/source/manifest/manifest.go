@@ -16,9 +16,9 @@ import (
 	"sluice/internal/source"
 )
 
-// kinds are the objects that are read.
+// kinds are the kinds of objects that are read.
 var kinds = map[string]struct {
-	apiVersion string // the only one that is read
+	apiVersion string // the only supported one
 	namespaced bool
 	empty      func() metav1.Object
 }{
@@ -28,10 +28,10 @@ var kinds = map[string]struct {
 	"ServiceCIDR":   {"networking.k8s.io/v1", false, func() metav1.Object { return &networkingv1.ServiceCIDR{} }},
 }
 
-// objectID tells objects apart. The namespace is empty for a kind without one.
+// objectID identifies an object. The namespace is empty for a kind without namespaces.
 type objectID struct{ kind, namespace, name string }
 
-// String returns the kind and the name, as far as they are known.
+// String returns the kind, and the name if it is known.
 func (id objectID) String() string {
 	if id.name == "" {
 		return id.kind
@@ -43,17 +43,17 @@ func (id objectID) String() string {
 type entry struct {
 	id     objectID
 	object metav1.Object
-	from   Problem // where it is; it has no reason
+	from   Problem // its place, as a Problem without a reason
 }
 
-// Load reads a folder once and returns its objects in the order of files and
-// documents. They are checked and trimmed and not yet filtered, so there may be
-// headless Services and Nodes of any name. Objects that are wrong are named among
-// the problems; the error is for a folder that cannot be read.
+// Load reads a folder once and returns its objects, in the order of files and documents.
+// They are checked and trimmed, but not filtered: there may be headless Services, and
+// Nodes of any name. Invalid objects are left out and have problems. It returns an error
+// if the folder cannot be read.
 func Load(dir string) ([]metav1.Object, []Problem, error) {
 	f := newFolder(dir)
 	if err := f.scan(false); err != nil {
-		return nil, nil, fmt.Errorf("read manifest folder %s: %w", dir, bare(err))
+		return nil, nil, fmt.Errorf("read manifest folder %s: %w", dir, withoutPath(err))
 	}
 	entries, problems := f.merged()
 	sortProblems(problems)
@@ -64,8 +64,8 @@ func Load(dir string) ([]metav1.Object, []Problem, error) {
 	return objects, problems, nil
 }
 
-// trim takes out of an object what is large in dumps of a cluster and not read,
-// since a source holds all it has read.
+// trim removes from an object what is not used and often large, since the source keeps
+// all objects in memory.
 func trim(obj metav1.Object) {
 	obj.SetManagedFields(nil)
 	read := []string{v1.EndpointsLastChangeTriggerTime, apiobject.LoadBalancing, apiobject.Weight, apiobject.PreserveDestination}
@@ -75,10 +75,10 @@ func trim(obj metav1.Object) {
 	}
 }
 
-// delivery passes objects on to the Configs of their kinds.
+// delivery passes objects to the Configs of their kinds.
 type delivery map[string]config
 
-// config is a Config with the kind taken out of its signatures.
+// config has the methods of a source.Config of any kind.
 type config struct {
 	set    func(metav1.Object)
 	retain func(map[types.NamespacedName]bool)
@@ -98,8 +98,8 @@ func newDelivery(nodeName string, h source.Handler) delivery {
 	}
 }
 
-// update makes the handler have these objects. Those that are gone go first:
-// their addresses may be another's now.
+// update delivers these objects, and deletes all others. Deletions come first, because
+// other objects may have the addresses now.
 func (d delivery) update(entries []entry) {
 	names := map[string]map[types.NamespacedName]bool{"Service": {}, "EndpointSlice": {}, "Node": {}, "ServiceCIDR": {}}
 	for _, e := range entries {

@@ -36,7 +36,7 @@ func TestWatcherFollowsTheFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := len(watched(w))
-		if changed := w.follow(f.dirs); changed != (before != len(step.want)) {
+		if changed := w.watch(f.dirs); changed != (before != len(step.want)) {
 			t.Errorf("%s: follow says that something new is watched: %t", step.name, changed)
 		}
 		var want []string
@@ -47,7 +47,7 @@ func TestWatcherFollowsTheFolder(t *testing.T) {
 			t.Errorf("%s: watched directories mismatch (-want +got):\n%s", step.name, diff)
 		}
 	}
-	if w.blind {
+	if w.incomplete {
 		t.Error("the watcher says that it does not see everything")
 	}
 }

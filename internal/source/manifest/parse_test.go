@@ -145,7 +145,7 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"cluster IP of the wrong family", edit(goodService, "clusterIP: 10.96.0.10", "clusterIP: 10.96.0.10\n  ipFamilies: [IPv6]"), nil,
-			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.clusterIP: 10.96.0.10 is not an IPv6 address as spec.ipFamilies[0] says`},
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.clusterIP: 10.96.0.10 is not an IPv6 address, as spec.ipFamilies[0] requires`},
 		},
 		{
 			"two cluster IPs of one family", edit(goodService, "clusterIP: 10.96.0.10", "clusterIPs: [10.96.0.10, 10.96.0.11]"), nil,
@@ -162,14 +162,14 @@ func TestLoadBadInput(t *testing.T) {
 		{
 			"no cluster IP", edit(goodService, "  clusterIP: 10.96.0.10\n", ""),
 			[]string{svcWeb},
-			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIP: is missing, so nothing is forwarded; only an API server allocates one`},
+			[]string{`a.yaml: document 1 (line 5): Service default/web: spec.clusterIP: is missing, so nothing is forwarded; only an API server can allocate one`},
 		},
 		{
 			"external IP", edit(goodService, "spec:", "spec:\n  externalIPs: [192.0.2.1, nowhere, 'fd00::1']"),
 			[]string{svcWeb},
 			[]string{
 				`a.yaml: document 1 (line 6): Service default/web: spec.externalIPs[1]: "nowhere" is not an IP address; it is left out`,
-				`a.yaml: document 1 (line 6): Service default/web: spec.externalIPs[2]: fd00::1 is an IPv6 address and the Service has no IPv6 cluster IP; it is left out`,
+				`a.yaml: document 1 (line 6): Service default/web: spec.externalIPs[2]: fd00::1 is an IPv6 address and the Service has no IPv6 ClusterIP; it is left out`,
 			},
 		},
 		{
@@ -205,7 +205,7 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"port name", edit(goodService, "name: http", "name: HTTP"), nil,
-			[]string{`a.yaml: document 1 (line 8): Service default/web: spec.ports[0].name: "HTTP" is not a name: it needs lower case letters, digits and -`},
+			[]string{`a.yaml: document 1 (line 8): Service default/web: spec.ports[0].name: "HTTP" is not a valid name: use lower case letters, digits and -`},
 		},
 		{
 			"port name twice", goodService + "  - name: http\n    port: 81\n", nil,
@@ -217,7 +217,7 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"port without a name among several", goodService + "  - port: 81\n", nil,
-			[]string{`a.yaml: document 1 (line 10): Service default/web: spec.ports[1].name: is missing, which only a single port may do`},
+			[]string{`a.yaml: document 1 (line 10): Service default/web: spec.ports[1].name: is missing; it is optional only for a single port`},
 		},
 		{
 			"type", edit(goodService, "spec:", "spec:\n  type: Cluster"), nil,
@@ -225,11 +225,11 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"affinity timeout", edit(goodService, "spec:", "spec:\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}"), nil,
-			[]string{`a.yaml: document 1 (line 7): Service default/web: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not a time (1 to 86400 seconds)`},
+			[]string{`a.yaml: document 1 (line 7): Service default/web: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not a timeout (1 to 86400 seconds)`},
 		},
 		{
 			"source range", edit(goodService, "spec:", "spec:\n  loadBalancerSourceRanges: [' 10.0.0.0/8 ', 10.0.0.1]"), nil,
-			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.loadBalancerSourceRanges[1]: "10.0.0.1" is not a range of addresses such as 10.0.0.0/8 or fd00::/8`},
+			[]string{`a.yaml: document 1 (line 6): Service default/web: spec.loadBalancerSourceRanges[1]: "10.0.0.1" is not a CIDR range such as 10.0.0.0/8 or fd00::/8`},
 		},
 		{
 			"empty slice", edit(goodSlice, "\n- addresses: [10.1.0.1]", " []"),
@@ -239,7 +239,7 @@ func TestLoadBadInput(t *testing.T) {
 		{
 			"FQDN slice", edit(edit(goodSlice, "IPv4", "FQDN"), "10.1.0.1", "pod.example"),
 			[]string{sliceW},
-			[]string{`a.yaml: document 1 (line 7): EndpointSlice default/web-1: addressType: FQDN is not forwarded to: the slice is ignored`},
+			[]string{`a.yaml: document 1 (line 7): EndpointSlice default/web-1: addressType: FQDN is not supported: the slice is ignored`},
 		},
 		{
 			"address type", edit(goodSlice, "IPv4", "IPv5"), nil,
@@ -253,13 +253,13 @@ func TestLoadBadInput(t *testing.T) {
 		{
 			"endpoint of the wrong family", edit(goodSlice, "ports:", "- addresses: ['fd00::1']\nports:"),
 			[]string{sliceW},
-			[]string{`a.yaml: document 1 (line 10): EndpointSlice default/web-1: endpoints[1].addresses[0]: fd00::1 is not an IPv4 address as addressType says; the endpoint is left out`},
+			[]string{`a.yaml: document 1 (line 10): EndpointSlice default/web-1: endpoints[1].addresses[0]: fd00::1 is not an IPv4 address, as addressType requires; the endpoint is left out`},
 		},
 		{
 			"all endpoints of the wrong family", edit(goodSlice, "IPv4", "IPv6"), nil,
 			[]string{
 				`a.yaml: document 1 (line 8): EndpointSlice default/web-1: endpoints: none of the 1 endpoints can be used`,
-				`a.yaml: document 1 (line 9): EndpointSlice default/web-1: endpoints[0].addresses[0]: 10.1.0.1 is not an IPv6 address as addressType says; the endpoint is left out`,
+				`a.yaml: document 1 (line 9): EndpointSlice default/web-1: endpoints[0].addresses[0]: 10.1.0.1 is not an IPv6 address, as addressType requires; the endpoint is left out`,
 			},
 		},
 		{
@@ -272,7 +272,7 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"bad name", edit(goodService, "name: web", "name: Web_1"), nil,
-			[]string{`a.yaml: document 1 (line 4): Service default/Web_1: metadata.name: "Web_1" is not a name: it needs lower case letters, digits, - and .`},
+			[]string{`a.yaml: document 1 (line 4): Service default/Web_1: metadata.name: "Web_1" is not a valid name: use lower case letters, digits, - and .`},
 		},
 		{
 			"duplicate object", goodService + "---\n" + goodSlice + "---\n" + goodService,
@@ -281,7 +281,7 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"old version", edit(goodSlice, "discovery.k8s.io/v1", "discovery.k8s.io/v1beta1"), nil,
-			[]string{`a.yaml: document 1 (line 1): EndpointSlice default/web-1: apiVersion: "discovery.k8s.io/v1beta1" is not read, EndpointSlice needs discovery.k8s.io/v1`},
+			[]string{`a.yaml: document 1 (line 1): EndpointSlice default/web-1: apiVersion: "discovery.k8s.io/v1beta1" is not supported, EndpointSlice needs discovery.k8s.io/v1`},
 		},
 		{
 			"other kinds, one note each",
@@ -307,7 +307,7 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"ServiceCIDR", "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: k}\nspec:\n  cidrs:\n  - 10.96.0.1/16\n", nil,
-			[]string{`a.yaml: document 1 (line 6): ServiceCIDR k: spec.cidrs[0]: 10.96.0.1/16 is an address in a range, the range is 10.96.0.0/16`},
+			[]string{`a.yaml: document 1 (line 6): ServiceCIDR k: spec.cidrs[0]: 10.96.0.1/16 is an address in a range; write the range 10.96.0.0/16`},
 		},
 		{
 			"Node", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0/24}\nstatus:\n  addresses:\n  - {type: InternalIP, address: here}\n",
@@ -316,7 +316,7 @@ func TestLoadBadInput(t *testing.T) {
 		},
 		{
 			"Node with a bad range", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0}\n", nil,
-			[]string{`a.yaml: document 1 (line 4): Node n1: spec.podCIDRs[0]: "10.1.0.0" is not a range of addresses such as 10.0.0.0/8 or fd00::/8`},
+			[]string{`a.yaml: document 1 (line 4): Node n1: spec.podCIDRs[0]: "10.1.0.0" is not a CIDR range such as 10.0.0.0/8 or fd00::/8`},
 		},
 	}
 	for _, tt := range tests {
@@ -365,7 +365,7 @@ func TestLoadLists(t *testing.T) {
 		},
 		{
 			"nested", "a.yaml", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: List, items: []}\n", nil,
-			[]string{`a.yaml: document 1 (line 4): List: items[0].kind: a List inside a List is not read`},
+			[]string{`a.yaml: document 1 (line 4): List: items[0].kind: a List in a List is not supported`},
 		},
 		{
 			"other list", "a.yaml", "apiVersion: v1\nkind: PodList\nitems: []\n", nil,

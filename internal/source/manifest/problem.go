@@ -10,20 +10,20 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Problem is one thing in a manifest that is not as it should be.
+// Problem is something wrong in a manifest.
 type Problem struct {
-	File     string // as it was named, or relative to the folder
-	Document int    // counted from 1 over the documents that hold something; 0: the file as a whole
-	Line     int    // of what is wrong when that is known, else where the document begins
-	Object   string // "Service default/web"; empty when not known
-	Field    string // "spec.ports[0].port"; empty when it is not about one field
+	File     string // relative to the folder; the folder itself as it was configured
+	Document int    // counted from 1, without empty documents; 0 for a problem of the whole file
+	Line     int    // the line of the problem if known, otherwise that of the document
+	Object   string // like "Service default/web"; empty if not known
+	Field    string // like "spec.ports[0].port"; empty for a problem of the whole object
 	Reason   string
-	Note     bool // only worth knowing: all that can be used is used
+	Note     bool // it is for information only: nothing is left out
 }
 
 func (p Problem) String() string { return line(p.Where(), p.Field, p.Reason) }
 
-// Where returns the file, the place in it and the object, as far as they are known.
+// Where returns the file, the place in it and the object, as far as known.
 func (p Problem) Where() string {
 	document := ""
 	if p.Document > 0 {
@@ -32,11 +32,11 @@ func (p Problem) Where() string {
 	return line(p.File, document, p.Object)
 }
 
-// line joins what there is of some parts.
+// line joins the parts that are not empty.
 func line(parts ...string) string {
 	parts = slices.DeleteFunc(parts, func(part string) bool { return part == "" })
 	return strings.Map(func(r rune) rune {
-		// Keys and names come from the file; they must not break the line.
+		// Keys and names are from the file, and must not forge a log line.
 		if !unicode.IsPrint(r) {
 			return '?'
 		}
@@ -44,8 +44,8 @@ func line(parts ...string) string {
 	}, strings.Join(parts, ": "))
 }
 
-// identity is what makes a problem the same one in two readings: moving an
-// object within its file neither mends nor makes it.
+// identity returns the problem without the fields that change when an object is moved
+// within its file. Problems with the same identity are the same problem.
 func (p Problem) identity() Problem {
 	p.Line = 0
 	if p.Object != "" {
@@ -60,22 +60,22 @@ func sortProblems(all []Problem) {
 	})
 }
 
-// reporter logs problems when they appear and when they are gone.
+// reporter logs problems when they appear and when they are resolved.
 type reporter struct {
 	log   klog.Logger
 	known map[Problem]Problem // by identity
 }
 
-// update takes the problems that there are now.
+// update logs the difference between the last problems and the current ones.
 func (r *reporter) update(now []Problem) {
 	sortProblems(now)
 	current := make(map[Problem]Problem, len(now))
 	for _, p := range now {
 		id := p.identity()
-		_, twice := current[id]
+		_, duplicate := current[id]
 		_, known := r.known[id]
 		switch current[id] = p; {
-		case twice || known:
+		case duplicate || known:
 		case p.Note:
 			r.log.Info("Manifest note", "problem", p.String())
 		default:
@@ -90,7 +90,7 @@ func (r *reporter) update(now []Problem) {
 	}
 	sortProblems(gone)
 	for _, p := range gone {
-		r.log.Info("Manifest mended", "problem", p.String())
+		r.log.Info("Manifest problem is resolved", "problem", p.String())
 	}
 	r.known = current
 }

@@ -22,15 +22,13 @@ import (
 	"sluice/internal/apiobject"
 )
 
-// reading is what was found in one file.
+// reading is the content of one file.
 type reading struct {
 	file     string
 	entries  []entry
 	problems []Problem
-	// complete says that nothing was refused: what is not among the entries is
-	// not in the file.
-	complete bool
-	ignored  map[string]bool // kinds
+	complete bool            // every object could be read, so entries has all objects of the file
+	ignored  map[string]bool // kinds that have been reported as ignored
 }
 
 func read(file string, data []byte) reading {
@@ -43,7 +41,7 @@ func read(file string, data []byte) reading {
 			line, reason := d.explain(err)
 			it.refuse("", "%s", reason)
 			r.problems[len(r.problems)-1].Line = line
-		case string(bytes.TrimSpace(raw)) == "null" || !it.head(raw):
+		case string(bytes.TrimSpace(raw)) == "null" || !it.readHeader(raw):
 		case strings.HasSuffix(it.id.kind, "List"):
 			it.list(raw)
 		default:
@@ -53,20 +51,20 @@ func read(file string, data []byte) reading {
 	return r
 }
 
-// item is one object while it is read. Its methods collect problems; the
-// fields they take are relative to the object.
+// item is one object while it is read. Its methods collect problems; fields that are
+// passed to them are relative to the object.
 type item struct {
 	r          *reading
 	d          *document
-	at         string // the object's field in the document; empty: it is the document
+	at         string // the object's path in the document; empty if it is the whole document
 	id         objectID
 	apiVersion string
-	refused    bool // the object is wrong; what it was before stays
+	refused    bool // the object is invalid, so that its last version stays in force
 }
 
-// head finds out what the object is, before its type is known. The kind and the
-// version of a List's item may be known.
-func (it *item) head(raw []byte) bool {
+// readHeader reads the kind, version and name of an object, and reports whether they are
+// valid. An item of a typed List may inherit the kind and version.
+func (it *item) readHeader(raw []byte) bool {
 	var h struct {
 		Kind       string `json:"kind"`
 		APIVersion string `json:"apiVersion"`
@@ -94,8 +92,8 @@ func (it *item) head(raw []byte) bool {
 	return !it.refused
 }
 
-// list reads the objects of a List or of a ServiceList and its like, whose
-// items need not name their kind.
+// list reads the objects of a List, or of a typed list such as ServiceList, whose items
+// need not have a kind.
 func (it *item) list(raw []byte) {
 	inherited := item{r: it.r, d: it.d}
 	if kind := strings.TrimSuffix(it.id.kind, "List"); kind != "" {
@@ -105,7 +103,7 @@ func (it *item) list(raw []byte) {
 			return
 		}
 	}
-	for _, field := range it.d.twice {
+	for _, field := range it.d.duplicates {
 		if !strings.HasPrefix(field, "items[") {
 			it.refuse(field, "is set twice")
 		}
@@ -122,9 +120,9 @@ func (it *item) list(raw []byte) {
 		inner := inherited
 		inner.at = fmt.Sprintf("items[%d]", i)
 		switch {
-		case !inner.head(element):
+		case !inner.readHeader(element):
 		case strings.HasSuffix(inner.id.kind, "List"):
-			inner.refuse("kind", "a List inside a List is not read")
+			inner.refuse("kind", "a List in a List is not supported")
 		default:
 			inner.read(element)
 		}
@@ -137,13 +135,13 @@ func (it *item) read(raw []byte) {
 	group := schema.FromAPIVersionAndKind(it.apiVersion, it.id.kind).Group
 	switch {
 	case !known, !slices.Contains([]string{"", discoveryv1.GroupName, networkingv1.GroupName}, group):
-		it.ignore() // It may be of another API that happens to use the same word.
+		it.ignore() // A kind of another API group may have the same name.
 		return
 	case it.apiVersion != kind.apiVersion:
-		it.refuse("apiVersion", "%.60q is not read, %s needs %s", it.apiVersion, it.id.kind, kind.apiVersion)
+		it.refuse("apiVersion", "%.60q is not supported, %s needs %s", it.apiVersion, it.id.kind, kind.apiVersion)
 		return
 	}
-	for _, field := range it.d.twice {
+	for _, field := range it.d.duplicates {
 		if inside, ok := strings.CutPrefix(field, it.at); ok && (it.at == "" || strings.HasPrefix(inside, ".")) {
 			it.refuse(strings.TrimPrefix(inside, "."), "is set twice")
 		}
@@ -163,25 +161,25 @@ func (it *item) read(raw []byte) {
 	}
 	trim(obj)
 	sum := sha256.Sum256(raw)
-	obj.SetResourceVersion(hex.EncodeToString(sum[:16])) // By it a Config knows what has changed.
+	obj.SetResourceVersion(hex.EncodeToString(sum[:16])) // A Config detects changes by the version.
 	from := Problem{File: it.r.file, Document: it.d.number, Line: it.d.begin, Object: it.id.String(), Field: it.at}
 	it.r.entries = append(it.r.entries, entry{it.id, obj, from})
 }
 
-// decode reads a JSON object into a typed one as the API server would: names
-// are case sensitive, types must fit. It refuses the item when a type is wrong
-// or a key is repeated, and complains about a name that the type does not have.
+// decode decodes a JSON object as the API server would: names are case-sensitive, and
+// types must match. It refuses the item if a type is wrong or a key is repeated. An
+// unknown field is only a problem.
 func (it *item) decode(raw []byte, into any) {
 	strict, err := kjson.UnmarshalStrict(raw, into)
 	if err != nil {
 		it.wrongType(raw, into, err)
 	}
-	for _, finding := range strict {
+	for _, err := range strict {
 		var at kjson.FieldError
 		switch {
-		case !errors.As(finding, &at):
-			it.refuse("", "%v", finding)
-		case strings.HasPrefix(finding.Error(), "duplicate"):
+		case !errors.As(err, &at):
+			it.refuse("", "%v", err)
+		case strings.HasPrefix(err.Error(), "duplicate"):
 			it.refuse(at.FieldPath(), "is set twice")
 		default:
 			it.add(Problem{Field: at.FieldPath(), Reason: fmt.Sprintf("is ignored: %s has no such field", it.id.kind)})
@@ -191,7 +189,7 @@ func (it *item) decode(raw []byte, into any) {
 
 // wrongType refuses an object that cannot be decoded.
 func (it *item) wrongType(raw []byte, into any, err error) {
-	// The decoder hides where it was, so the standard library's looks again.
+	// The decoder does not report the field, but that of the standard library does.
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(json.Unmarshal(raw, reflect.New(reflect.TypeOf(into).Elem()).Interface()), &wrong) {
 		it.refuse("", "%s", strings.TrimPrefix(err.Error(), "json: "))
@@ -203,14 +201,14 @@ func (it *item) wrongType(raw []byte, into any, err error) {
 	}
 	field, hint := locate(raw, wrong), ""
 	if wrong.Type.Kind() == reflect.String && (wrong.Value == "bool" || wrong.Value == "number") {
-		hint = "; put it in quotes" // YAML takes the names n, on and 10 for something else.
+		hint = "; put it in quotes" // In YAML, n and on are booleans, and 10 is a number.
 	}
 	wrong.Struct, wrong.Field = "", "" // The problem names the field.
 	it.refuse(field, "%s%s", strings.TrimPrefix(wrong.Error(), "json: "), hint)
 }
 
-// locate returns the field of a decoding error with its places in lists, which
-// the error does not have: it is the first one with a value of the wrong type.
+// locate returns the field of a decoding error with list indexes, which the error does
+// not have. It is the first such field with a value of the wrong type.
 func locate(raw []byte, wrong *json.UnmarshalTypeError) string {
 	var find func(value any, rest, at string) string
 	find = func(value any, rest, at string) string {
@@ -239,23 +237,23 @@ func locate(raw []byte, wrong *json.UnmarshalTypeError) string {
 	return cmp.Or(find(tree, wrong.Field, ""), wrong.Field)
 }
 
-// ignore notes once for each file and kind that such objects are not for us.
+// ignore adds a note that objects of the kind are ignored, once per file and kind.
 func (it *item) ignore() {
 	what := it.apiVersion + " " + it.id.kind
 	if !it.r.ignored[what] {
 		it.r.ignored[what] = true
-		it.id = objectID{kind: it.id.kind} // It is about the kind, not about this one.
+		it.id = objectID{kind: it.id.kind} // The note is about the kind, not about this object.
 		it.add(Problem{Note: true, Reason: fmt.Sprintf("%.60q is ignored: Service, EndpointSlice, Node and ServiceCIDR are read", what)})
 	}
 }
 
-// refuse reports what makes the object unusable.
+// refuse adds a problem that makes the object unusable.
 func (it *item) refuse(field, format string, args ...any) {
 	it.refused, it.r.complete = true, false
 	it.add(Problem{Field: field, Reason: fmt.Sprintf(format, args...)})
 }
 
-// add reports a problem whose field is relative to the object.
+// add adds a problem. Its field is relative to the object.
 func (it *item) add(p Problem) {
 	p.File, p.Document, p.Object, p.Field = it.r.file, it.d.number, it.id.String(), join(it.at, p.Field)
 	p.Line = it.d.line(p.Field)

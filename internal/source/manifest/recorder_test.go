@@ -114,7 +114,7 @@ func (l problemLog) Info(_ int, msg string, kv ...any) {
 	switch msg {
 	case "Manifest problem", "Manifest note":
 		l.log("%s", kv[1])
-	case "Manifest mended":
+	case "Manifest problem is resolved":
 		l.log("mended: %s", kv[1])
 	default:
 		l.log("%s %v", msg, kv)

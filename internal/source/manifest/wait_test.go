@@ -22,26 +22,26 @@ func TestWait(t *testing.T) {
 		wanted  time.Duration
 		changed bool
 	}{
-		{name: "nothing happens", wanted: rescan},
-		{name: "the folder is missing", run: func(r *run) { r.missing = true }, wanted: poll},
-		{name: "the folder is not watched", run: func(r *run) { r.watcher.blind = true }, wanted: poll},
-		{name: "a file is missing", run: func(r *run) { r.folder.pending = true }, wanted: grace},
+		{name: "nothing happens", wanted: rescanInterval},
+		{name: "the folder is missing", run: func(r *run) { r.missing = true }, wanted: pollInterval},
+		{name: "the folder is not watched", run: func(r *run) { r.watcher.incomplete = true }, wanted: pollInterval},
+		{name: "a file is missing", run: func(r *run) { r.folder.pending = true }, wanted: deletionGrace},
 		{
 			name: "one event", every: time.Second, event: "/x/dir/a.yaml",
-			wanted: time.Second + quiet, changed: true,
+			wanted: time.Second + debounce, changed: true,
 		},
 		{
 			name: "events without end", every: time.Millisecond, event: "/x/dir/a.yaml",
-			wanted: time.Millisecond + patience, changed: true,
+			wanted: time.Millisecond + maxDebounce, changed: true,
 		},
-		{name: "a neighbour's event", every: time.Second, event: "/x/other", wanted: rescan},
+		{name: "a neighbour's event", every: time.Second, event: "/x/other", wanted: rescanInterval},
 		{
 			name: "a ConfigMap's event", every: time.Second, event: "/x/dir/..data",
-			wanted: time.Second + quiet, changed: true,
+			wanted: time.Second + debounce, changed: true,
 		},
 		{
 			name: "lost events", every: time.Second,
-			wanted: time.Second + quiet, changed: true,
+			wanted: time.Second + debounce, changed: true,
 		},
 	}
 	for _, tt := range tests {

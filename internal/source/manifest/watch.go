@@ -16,41 +16,41 @@ import (
 )
 
 const (
-	// quiet is how long nothing must happen before changed files are read, so
-	// that several writes to a file, or several files, are one reading.
-	quiet = 5 * time.Millisecond
-	// patience is how long a reading is put off at most.
-	patience = 50 * time.Millisecond
-	// rescan is how often all files are looked at without an event: links to
-	// files elsewhere and network file systems send none.
-	rescan = 10 * time.Second
-	// poll takes the place of rescan while the folder cannot be watched.
-	poll = time.Second
+	// debounce is how long no event must occur before changed files are read, so that
+	// several writes, to one file or to several, are read together.
+	debounce = 5 * time.Millisecond
+	// maxDebounce is how long reading is delayed at most.
+	maxDebounce = 50 * time.Millisecond
+	// rescanInterval is how often the folder is scanned without an event: network file
+	// systems, and files elsewhere that links refer to, send none.
+	rescanInterval = 10 * time.Second
+	// pollInterval replaces rescanInterval while the folder cannot be watched.
+	pollInterval = time.Second
 )
 
 // Source reads and watches a folder.
 type Source struct {
-	Dir      string // it must exist when Run begins
-	NodeName string // of the only Node that is delivered
+	Dir      string // must exist when Run is called
+	NodeName string // the name of the only Node that is delivered
 
-	// Report takes the problems that there are after each reading, sorted; notes
-	// are none. Nil: nobody wants them.
+	// Report is called after each scan with all problems except notes, sorted. It may
+	// be nil.
 	Report func([]Problem)
 }
 
-// run is one Run of the source.
+// run is the state of one call of Run.
 type run struct {
 	folder   *folder
 	watcher  *watcher
 	delivery delivery
 	reporter reporter
 	report   func([]Problem)
-	changed  bool // there were events: files that look unchanged may be changed
+	changed  bool // there were events, so files with the same size and time may have changed
 	missing  bool // the folder could not be read
 }
 
-// Run implements [source.Source]. It returns an error only when the folder
-// cannot be read at the start; later that is a problem among others.
+// Run implements [source.Source]. It returns an error only if the folder cannot be read
+// at the start; later, that is a Problem.
 func (s Source) Run(ctx context.Context, h source.Handler) error {
 	dir, err := filepath.Abs(s.Dir)
 	r := &run{
@@ -65,7 +65,7 @@ func (s Source) Run(ctx context.Context, h source.Handler) error {
 		err = r.read()
 	}
 	if err != nil {
-		return fmt.Errorf("read manifest folder %s: %w", s.Dir, bare(err))
+		return fmt.Errorf("read manifest folder %s: %w", s.Dir, withoutPath(err))
 	}
 	r.publish()
 	r.delivery.synced()
@@ -73,7 +73,7 @@ func (s Source) Run(ctx context.Context, h source.Handler) error {
 		if err := r.read(); err != nil {
 			r.folder.unreadable = []Problem{{
 				File:   s.Dir,
-				Reason: fmt.Sprintf("the folder cannot be read: %v; its last objects stay in force", bare(err)),
+				Reason: fmt.Sprintf("the folder cannot be read: %v; its last objects stay in force", withoutPath(err)),
 			}}
 		}
 		r.publish()
@@ -81,19 +81,19 @@ func (s Source) Run(ctx context.Context, h source.Handler) error {
 	return nil
 }
 
-// wait returns true when it is time to look at the folder again, and false
-// when ctx has ended.
+// wait returns true when the folder has to be scanned again, and false when ctx has
+// ended.
 func (r *run) wait(ctx context.Context) bool {
-	pause := rescan
+	pause := rescanInterval
 	switch {
 	case r.folder.pending:
-		pause = grace
-	case r.missing || r.watcher.blind:
-		pause = poll
+		pause = deletionGrace
+	case r.missing || r.watcher.incomplete:
+		pause = pollInterval
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
-	var first time.Time // event
+	var firstEvent time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -101,36 +101,38 @@ func (r *run) wait(ctx context.Context) bool {
 		case <-timer.C:
 			return ctx.Err() == nil
 		case event := <-r.watcher.events:
-			if !r.watcher.matters(event) {
+			if !r.watcher.isRelevant(event) {
 				continue
 			}
 		case err := <-r.watcher.errors:
-			klog.FromContext(ctx).V(2).Info("Manifest folder events were lost", "folder", r.folder.dir, "err", err)
+			klog.FromContext(ctx).V(2).Info("Manifest folder events were lost, reading all files", "folder", r.folder.dir, "err", err)
 		}
 		r.changed = true
-		if first.IsZero() {
-			first = time.Now()
+		if firstEvent.IsZero() {
+			firstEvent = time.Now()
 		}
-		timer.Reset(min(quiet, patience-time.Since(first)))
+		timer.Reset(min(debounce, maxDebounce-time.Since(firstEvent)))
 	}
 }
 
-// read looks at the folder. When it cannot be read everything stays as it is.
+// read scans the folder, and watches the directories that it found. It repeats that if
+// something may have changed in between. If the folder cannot be read, it keeps
+// everything.
 func (r *run) read() error {
 	for {
 		err := r.folder.scan(r.changed)
 		if r.missing = err != nil; r.missing {
-			// Whatever comes back under the old names is not what is watched now.
+			// If the folder is created again, its directories are others than those watched.
 			r.watcher.dirs = nil
 			return err
 		}
-		if r.changed = r.watcher.follow(r.folder.dirs); !r.changed {
+		if r.changed = r.watcher.watch(r.folder.dirs); !r.changed {
 			return nil
 		}
 	}
 }
 
-// publish delivers what is in force and reports what is wrong.
+// publish delivers the objects in force, and logs and reports problems.
 func (r *run) publish() {
 	entries, problems := r.folder.merged()
 	r.reporter.update(problems)
@@ -140,61 +142,59 @@ func (r *run) publish() {
 	r.delivery.update(entries)
 }
 
-// watcher turns file system events into reasons to read. Without one the
-// folder is polled.
+// watcher watches the directories of a folder, as far as possible.
 type watcher struct {
-	log    klog.Logger
-	dir    string
-	notify *fsnotify.Watcher // nil: there is none to be had
-	events <-chan fsnotify.Event
-	errors <-chan error
-	dirs   []directory // what is watched, if all of it still is
-	blind  bool        // something is not watched
+	log        klog.Logger
+	dir        string
+	notify     *fsnotify.Watcher // nil if it could not be created
+	events     <-chan fsnotify.Event
+	errors     <-chan error
+	dirs       []directory // the directories that are watched; nil if one of them may have been replaced
+	incomplete bool        // some directory cannot be watched, so the folder is polled
 }
 
 func (w *watcher) close() {
 	if w.notify != nil {
-		_ = w.notify.Close() // It only fails when closed twice.
+		_ = w.notify.Close() // It fails only if it is closed already.
 	}
 }
 
-// follow watches the directories that were listed, the folder first, and its
-// parent: that one has the events when the folder goes, returns or is another. It
-// reports whether something new is watched: then changes may have been missed
-// since it was listed.
-func (w *watcher) follow(dirs []directory) bool {
+// watch watches the listed directories, and the parent of the folder, which has the events
+// when the folder is removed, created or replaced. It reports whether it started new
+// watches: then changes since the directories were listed may have been missed.
+func (w *watcher) watch(dirs []directory) bool {
 	same := func(a, b directory) bool { return a.path == b.path && os.SameFile(a.info, b.info) }
-	if !w.blind && slices.EqualFunc(w.dirs, dirs, same) {
+	if !w.incomplete && slices.EqualFunc(w.dirs, dirs, same) {
 		return false
 	}
-	// A new watcher for another set of directories: to find out what the old one
-	// still has of directories that were moved, replaced or linked is harder.
+	// Always create a new fsnotify.Watcher: it would be harder to find out which
+	// directories the old one still watches after some were moved, replaced or linked.
 	w.close()
-	*w = watcher{log: w.log, dir: w.dir, dirs: dirs, blind: w.blind}
+	*w = watcher{log: w.log, dir: w.dir, dirs: dirs, incomplete: w.incomplete}
 	var err error
 	if w.notify, err = fsnotify.NewWatcher(); err == nil {
 		w.events, w.errors = w.notify.Events, w.notify.Errors
 		err = w.notify.Add(filepath.Dir(w.dir))
 		for _, d := range dirs {
-			if failed := w.notify.Add(d.path); failed != nil && !errors.Is(failed, os.ErrNotExist) {
-				err = failed
+			if addErr := w.notify.Add(d.path); addErr != nil && !errors.Is(addErr, os.ErrNotExist) {
+				err = addErr
 			}
 		}
 	}
-	if err != nil && !w.blind {
-		w.log.Error(err, "Manifest folder cannot be watched and is read every second", "folder", w.dir)
+	if err != nil && !w.incomplete {
+		w.log.Error(err, "Manifest folder cannot be watched, scanning it every second", "folder", w.dir)
 	}
-	w.blind = err != nil
-	return !w.blind
+	w.incomplete = err != nil
+	return !w.incomplete
 }
 
-// matters says whether an event can change what a reading finds, which those of
-// the parent's other children cannot.
-func (w *watcher) matters(event fsnotify.Event) bool {
-	gone := func(d directory) bool { return d.path == event.Name }
-	if event.Has(fsnotify.Remove|fsnotify.Rename) && slices.ContainsFunc(w.dirs, gone) {
-		// What comes next under this name may be another directory, even one with
-		// the same inode number.
+// isRelevant reports whether an event may concern the folder. Events of other files in
+// the parent of the folder do not.
+func (w *watcher) isRelevant(event fsnotify.Event) bool {
+	watched := func(d directory) bool { return d.path == event.Name }
+	if event.Has(fsnotify.Remove|fsnotify.Rename) && slices.ContainsFunc(w.dirs, watched) {
+		// The next directory of this name is another one, even if it has the same inode
+		// number.
 		w.dirs = nil
 	}
 	return event.Name == w.dir || filepath.Dir(event.Name) != filepath.Dir(w.dir)

@@ -292,7 +292,7 @@ func TestRunLogs(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{
 		"ERROR Manifest problem: " + line, "INFO Manifest note: " + note,
-		"INFO Manifest mended: " + line, "INFO Manifest mended: " + note,
+		"INFO Manifest problem is resolved: " + line, "INFO Manifest problem is resolved: " + note,
 	}, got); diff != "" {
 		t.Errorf("log mismatch (-want +got):\n%s", diff)
 	}
