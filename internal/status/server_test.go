@@ -256,6 +256,19 @@ func TestTraffic(t *testing.T) {
 	})
 }
 
+// TestServiceReadsItsOwnTraffic checks that an answer about one Service does not cost
+// reading the counters of all Services.
+func TestServiceReadsItsOwnTraffic(t *testing.T) {
+	run(t, "", town, func(l *lab) {
+		c := &crowd{ports: 3}
+		l.server.settings.Traffic = c
+		s := get[statusapi.Service](l, statusapi.ServicesPath+"/ns/web")
+		if *s.Traffic.Connections != 3 || c.asked != 0 {
+			t.Errorf("%d connections, the traffic of all Services was read %d times; want 3 and 0", *s.Traffic.Connections, c.asked)
+		}
+	})
+}
+
 // crowd counts some ports, and how often it was asked for them.
 type crowd struct {
 	meter

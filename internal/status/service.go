@@ -22,7 +22,8 @@ const inAnswer = 5000
 // the used ones first.
 func (s *Server) service(ctx context.Context, r *request) (any, error) {
 	name := types.NamespacedName{Namespace: r.http.PathValue("namespace"), Name: r.http.PathValue("name")}
-	c := s.collector(ctx)
+	traffic := s.settings.Traffic.Of(ctx, name)
+	c := s.collector(traffic)
 	var out statusapi.Service
 	var keys []proxy.PortKey
 	var problems []resolve.Problem
@@ -38,7 +39,7 @@ func (s *Server) service(ctx context.Context, r *request) (any, error) {
 		return nil, refuse(http.StatusNotFound, "no Service %s is served here: it does not exist, is headless, or is another proxy's", name)
 	}
 	out.Found = problemsOf(problems[:min(len(problems), statusapi.MaxPage)])
-	counted := s.counted(ctx, name)
+	counted := byEndpoint(traffic)
 	out.Rows = []statusapi.Port{}
 	for _, key := range keys {
 		var p resolve.PortDescription
@@ -64,10 +65,10 @@ func (s *Server) service(ctx context.Context, r *request) (any, error) {
 // flow names an endpoint of a port.
 type flow struct{ port, protocol, endpoint string }
 
-// counted returns the traffic of a Service by port and endpoint.
-func (s *Server) counted(ctx context.Context, name types.NamespacedName) map[flow]*statusapi.Traffic {
+// byEndpoint returns the traffic of a Service by port and endpoint.
+func byEndpoint(all []statusapi.PortTraffic) map[flow]*statusapi.Traffic {
 	out := map[flow]*statusapi.Traffic{}
-	for _, t := range s.settings.Traffic.Of(ctx, name) {
+	for _, t := range all {
 		out[flow{t.Port, t.Protocol, t.Endpoint}] = &t.Traffic
 	}
 	return out

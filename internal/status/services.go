@@ -101,7 +101,8 @@ func (s *Server) services(ctx context.Context, r *request) (any, error) {
 		return nil, refuse(http.StatusBadRequest, "sort %q: want name, used, since, state, connections or bytes", key)
 	}
 	m := matcher{namespace: r.query.Get("namespace"), text: strings.ToLower(r.query.Get("filter")), troubled: r.query.Get("problems") == "true"}
-	c := s.collector(ctx)
+	traffic, _, _ := s.settings.Traffic.All(ctx, false)
+	c := s.collector(traffic)
 	if order == nil && m.trivial() {
 		list := m.within(s.sorted())
 		if descending {
@@ -169,11 +170,10 @@ type collector struct {
 	traffic  map[types.NamespacedName]*statusapi.Traffic
 }
 
-func (s *Server) collector(ctx context.Context) collector {
-	c := collector{Server: s}
+// collector returns a collector that has the traffic of some Services.
+func (s *Server) collector(traffic []statusapi.PortTraffic) collector {
+	c := collector{Server: s, traffic: byService(traffic)}
 	s.settings.Engine.Look(func(v engine.View) { c.problems = v.Resolver.ProblemCounts() })
-	all, _, _ := s.settings.Traffic.All(ctx, false)
-	c.traffic = byService(all)
 	return c
 }
 
@@ -181,6 +181,9 @@ func (s *Server) collector(ctx context.Context) collector {
 func byService(all []statusapi.PortTraffic) map[types.NamespacedName]*statusapi.Traffic {
 	sums := map[types.NamespacedName]*statusapi.Traffic{}
 	for i := range all {
+		if all[i].Endpoint != "" {
+			continue // It is part of its port's.
+		}
 		name := types.NamespacedName{Namespace: all[i].Namespace, Name: all[i].Name}
 		if sums[name] == nil {
 			sums[name] = &statusapi.Traffic{}
