@@ -142,7 +142,7 @@ func troubled(ctx context.Context, c *statusapi.Client, list []byte) ([]byte, er
 			continue
 		}
 		var one statusapi.Service
-		err := c.Get(ctx, statusapi.ServicesPath+"/"+url.PathEscape(s.Namespace)+"/"+url.PathEscape(s.Name), nil, &one)
+		err := c.Get(ctx, statusapi.ServicePath(s.Namespace, s.Name), nil, &one)
 		if gone, ok := errors.AsType[*statusapi.ResponseError](err); ok && gone.Code == http.StatusNotFound {
 			continue
 		}

@@ -1,6 +1,9 @@
 package statusapi
 
-import "time"
+import (
+	"net/url"
+	"time"
+)
 
 // Version is the version of the API, and the first element of every path.
 const Version = "v1"
@@ -15,6 +18,11 @@ const (
 	TrafficPath  = "/v1/traffic"  // TrafficList
 	ExplainPath  = "/v1/explain"  // Explanation
 )
+
+// ServicePath returns the path of one Service.
+func ServicePath(namespace, name string) string {
+	return ServicesPath + "/" + url.PathEscape(namespace) + "/" + url.PathEscape(name)
+}
 
 // How many items a response has: DefaultPage if the request has no limit, and
 // never more than MaxPage.

@@ -343,8 +343,8 @@ function facts(e) {
 	const items = [];
 	if (e.masquerade) items.push(["Client's address", e.masquerade]);
 	if (e.affinity) items.push(["Affinity", `${span(e.affinity.seconds)}; ${e.affinity.endpoint || e.affinity.unknown || "this client is not remembered"}`]);
-	if (e.flows) items.push(["Open connections", e.flows.unknown || number(e.flows.total) + (e.flows.except ? ", without " + e.flows.except : "")]);
-	for (const f of e.flows?.items ?? []) items.push([f.client, f.endpoint + (f.stale ? ", where new ones do not go" : "")]);
+	if (e.flows) items.push(["Open connections", e.flows.unknown || number(e.flows.total) + (e.flows.except ? ", not counting " + e.flows.except : "")]);
+	for (const f of e.flows?.items ?? []) items.push([f.client, f.endpoint + (f.stale ? ", which new connections do not go to" : "")]);
 	return items.length > 0 && h("dl", { class: "facts" }, items.map(([title, value]) => [h("dt", null, title), h("dd", null, value)]));
 }
 
