@@ -259,8 +259,9 @@ func TestTopSum(t *testing.T) {
 	}
 }
 
-// TestSumKeepsNodes: a node that is away keeps what it counted, and one that
-// comes late does not count.
+// TestSumKeepsNodes checks that a node that stops answering keeps its counters and
+// does not slow down the clock, which would make the others look busier, and that a
+// node that answers only later is left out.
 func TestSumKeepsNodes(t *testing.T) {
 	list := func(n uint64) any {
 		return statusapi.TrafficList{Counted: time.Unix(int64(n), 0), Items: []statusapi.PortTraffic{{Name: "a", Traffic: statusapi.Traffic{Connections: new(n)}}}}
@@ -280,20 +281,26 @@ func TestSumKeepsNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &sum{all: all}
-	look := func(connections uint64, at int64) {
+	var before time.Time
+	read := func(connections uint64, elapsed time.Duration) {
 		t.Helper()
 		got, err := s.traffic(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := *got.Items[0].Connections; n != connections || got.Counted.Unix() != at {
-			t.Errorf("%d connections at %d, want %d at %d", n, got.Counted.Unix(), connections, at)
+		if n := *got.Items[0].Connections; n != connections || !before.IsZero() && got.Counted.Sub(before) != elapsed {
+			t.Errorf("%d connections after %v, want %d after %v", n, got.Counted.Sub(before), connections, elapsed)
 		}
+		before = got.Counted
 	}
-	look(30, 15)
+	read(30, 0)
+	first[statusapi.TrafficPath], second[statusapi.TrafficPath] = list(11), list(23)
+	read(34, 2*time.Second)
 	delete(second, statusapi.TrafficPath)
-	first[statusapi.TrafficPath], late[statusapi.TrafficPath] = list(12), list(1000)
-	look(32, 16)
+	first[statusapi.TrafficPath], late[statusapi.TrafficPath] = list(13), list(1000)
+	read(36, 2*time.Second)
+	delete(first, statusapi.TrafficPath)
+	read(36, 0)
 }
 
 // TestCompletion offers what there is.
