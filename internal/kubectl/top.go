@@ -16,9 +16,9 @@ func (f *flags) top() *cobra.Command {
 	var o cli.TopOptions
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show the traffic of Services, of one node or the sum of all",
-		Long: `Show connections, bytes and refusals of each Service, the busiest first: again
-and again on a terminal, and else once, over one period. Without --node it is
+		Short: "Show the live traffic of Services, on one node or on all nodes together",
+		Long: `Show connections, bytes and refusals of each Service, the busiest first: on a
+terminal continuously, otherwise once, for one interval. Without --node, show
 the sum of all nodes that answer.`,
 		Args: cobra.NoArgs,
 	}
@@ -35,7 +35,7 @@ the sum of all nodes that answer.`,
 			return all[0].onNode(cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), cli.TrafficOf(all[0]), o))
 		}
 		for i := range all {
-			all[i].keep = true
+			all[i].keepAlive = true
 		}
 		s := &sum{all: all}
 		if err := cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), s.traffic, o); err != nil {
@@ -76,7 +76,8 @@ func (s *sum) traffic(ctx context.Context, query url.Values) (*statusapi.Traffic
 	if first {
 		s.last, s.clock = map[string]*statusapi.TrafficList{}, time.Now()
 	}
-	var elapsed, nodes time.Duration
+	var elapsed time.Duration
+	nodes := 0
 	for _, a := range answers {
 		last := s.last[a.Node]
 		switch {
@@ -95,7 +96,7 @@ func (s *sum) traffic(ctx context.Context, query url.Values) (*statusapi.Traffic
 		return nil, errors.New("no node answers (kubectl sluice status says why)")
 	}
 	if nodes > 0 {
-		s.clock = s.clock.Add(elapsed / nodes)
+		s.clock = s.clock.Add(elapsed / time.Duration(nodes))
 	}
 	out := added(s.last)
 	out.Counted = s.clock
