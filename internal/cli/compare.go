@@ -33,7 +33,7 @@ func factsOf[T any](all []NodeAnswer[T], facts func(*T) []fact) []nodeFacts {
 		switch {
 		case a.Answer != nil:
 			out = append(out, nodeFacts{a.Node, facts(a.Answer)})
-		case a.Said:
+		case a.FromDaemon:
 			out = append(out, nodeFacts{a.Node, []fact{{"", a.Error}}})
 		}
 	}
@@ -110,7 +110,7 @@ func writeCompared[T any](w io.Writer, all []NodeAnswer[T], facts func(*T) []fac
 	common := majority(answers)
 	i := slices.IndexFunc(answers, func(n nodeFacts) bool { return slices.Equal(n.facts, common) })
 	if i < 0 {
-		WriteSilent(w, all)
+		WriteUnanswered(w, all)
 		return nil
 	}
 	agree := countOf(answers, common)
@@ -134,7 +134,7 @@ func writeCompared[T any](w io.Writer, all []NodeAnswer[T], facts func(*T) []fac
 			fmt.Fprintf(w, "  %s: %s\n", Clean(n.node), Clean(differences(n.facts, common)))
 		}
 	}
-	WriteSilent(w, all)
+	WriteUnanswered(w, all)
 	return nil
 }
 

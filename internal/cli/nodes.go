@@ -19,7 +19,7 @@ type NodeAnswer[T any] struct {
 	Answer *T     `json:"answer,omitempty"`
 	Error  string `json:"error,omitempty"` // why there is no answer
 
-	Said bool `json:"-"` // the daemon itself returned Error, so it counts as an answer
+	FromDaemon bool `json:"-"` // the daemon itself returned Error, so it counts as an answer
 }
 
 // NodeList is the JSON and YAML output for many nodes.
@@ -75,7 +75,7 @@ func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) 
 		}
 	}
 	writeTroubles(w, all)
-	WriteSilent(w, all)
+	WriteUnanswered(w, all)
 	return nil
 }
 
@@ -131,14 +131,14 @@ func writeTroubles(w io.Writer, all []NodeAnswer[statusapi.Node]) {
 	}
 }
 
-// WriteSilent lists the nodes whose daemon did not answer, and why.
-func WriteSilent[T any](w io.Writer, all []NodeAnswer[T]) {
-	silent := slices.DeleteFunc(slices.Clone(all), func(a NodeAnswer[T]) bool { return a.Answer != nil || a.Said })
-	if len(silent) == 0 {
+// WriteUnanswered lists the nodes whose daemon did not answer, and why.
+func WriteUnanswered[T any](w io.Writer, all []NodeAnswer[T]) {
+	unanswered := slices.DeleteFunc(slices.Clone(all), func(a NodeAnswer[T]) bool { return a.Answer != nil || a.FromDaemon })
+	if len(unanswered) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\nNO ANSWER FROM %s:\n", strings.ToUpper(plural(len(silent), "node", "nodes")))
-	for _, a := range silent {
+	fmt.Fprintf(w, "\nNO ANSWER FROM %s:\n", strings.ToUpper(plural(len(unanswered), "node", "nodes")))
+	for _, a := range unanswered {
 		fmt.Fprintf(w, "  %s: %s\n", Clean(a.Node), Clean(a.Error))
 	}
 }

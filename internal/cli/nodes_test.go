@@ -101,7 +101,7 @@ func TestCompareServices(t *testing.T) {
 		s.Rows[0].Status = statusapi.Status{State: statusapi.Refused, Reason: "no space"}
 		s.Rows[0].Endpoints = s.Rows[0].Endpoints[1:]
 	}, same)
-	all = append(all, NodeAnswer[StatusReport]{Node: "node-4", Error: "no Service shop/cart is served here", Said: true},
+	all = append(all, NodeAnswer[StatusReport]{Node: "node-4", Error: "no Service shop/cart is served here", FromDaemon: true},
 		NodeAnswer[StatusReport]{Node: "node-5", Error: "no pod"})
 	var b strings.Builder
 	if err := CompareServices(&b, all, StatusOptions{}); err != nil {

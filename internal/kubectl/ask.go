@@ -45,7 +45,7 @@ func ask[T any](ctx context.Context, all []daemon, question func(context.Context
 			}
 			if out[i] = (cli.NodeAnswer[T]{Node: d.node, Answer: answer}); err != nil {
 				_, said := errors.AsType[*statusapi.ResponseError](err)
-				out[i].Answer, out[i].Error, out[i].Said = nil, err.Error(), said
+				out[i].Answer, out[i].Error, out[i].FromDaemon = nil, err.Error(), said
 			}
 			return nil
 		})

@@ -41,10 +41,10 @@ the sum of all nodes that answer.`,
 		if err := cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), s.traffic, o); err != nil {
 			return err
 		}
-		if len(s.silent) == 0 {
+		if len(s.unanswered) == 0 {
 			return nil
 		}
-		cli.WriteSilent(cmd.ErrOrStderr(), s.silent)
+		cli.WriteUnanswered(cmd.ErrOrStderr(), s.unanswered)
 		return &cli.ExitError{Code: cli.ExitFinding}
 	}
 	return cmd
@@ -54,10 +54,10 @@ the sum of all nodes that answer.`,
 // answered the first time. While one of them does not answer, its last counters are
 // used, because leaving them out and adding them again would look like traffic.
 type sum struct {
-	all    []daemon
-	last   map[string]*statusapi.TrafficList       // by node; nil before the first answers
-	clock  time.Time                               // when the counters were read, on average
-	silent []cli.NodeAnswer[statusapi.TrafficList] // nodes that did not answer the first time
+	all        []daemon
+	last       map[string]*statusapi.TrafficList       // by node; nil before the first answers
+	clock      time.Time                               // when the counters were read, on average
+	unanswered []cli.NodeAnswer[statusapi.TrafficList] // nodes that did not answer the first time
 }
 
 // traffic reads the counters of all nodes and adds them up. It is a [cli.Traffic].
@@ -82,7 +82,7 @@ func (s *sum) traffic(ctx context.Context, query url.Values) (*statusapi.Traffic
 		last := s.last[a.Node]
 		switch {
 		case first && a.Answer == nil:
-			s.silent = append(s.silent, a)
+			s.unanswered = append(s.unanswered, a)
 			continue
 		case !first && (a.Answer == nil || last == nil):
 			continue
