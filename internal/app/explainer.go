@@ -49,7 +49,7 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 			})
 		}
 		ask(nil)
-		if errors.As(err, new(*explain.UnknownError)) || err == nil && a.Nobodys() {
+		if errors.As(err, new(*explain.UnknownError)) || err == nil && a.NoServiceFound() {
 			if others := s.plan.from.unserved(ctx, q.Get("to"), s.families); others != nil {
 				ask(others)
 			}

@@ -263,8 +263,8 @@ func TestExplainFamilyNotServed(t *testing.T) {
 		if a.Verdict != "untouched" || a.Reason != tt.reason || a.Message != tt.says || len(a.Try) == 0 {
 			t.Errorf("%s: %s %s, %s, try %q", tt.to, a.Verdict, a.Reason, a.Message, a.Try)
 		}
-		if a.Nobodys() != (a.Reason == statusapi.Headless) {
-			t.Errorf("%s: address of no Service: %t", tt.to, a.Nobodys())
+		if a.NoServiceFound() != (a.Reason == statusapi.Headless) {
+			t.Errorf("%s: address of no Service: %t", tt.to, a.NoServiceFound())
 		}
 	}
 }

@@ -9,10 +9,10 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// Nobodys reports whether the destination is an address of no Service that is served
+// NoServiceFound reports whether the destination is an address of no Service that is served
 // here, or a Service without an address. Services that are not served here may then
 // change the answer.
-func (a *Answer) Nobodys() bool {
+func (a *Answer) NoServiceFound() bool {
 	return slices.Contains([]statusapi.Reason{statusapi.NoSuchFrontend, statusapi.UnallocatedAddress, statusapi.Headless}, a.Reason)
 }
 
