@@ -26,8 +26,8 @@ func (a *Answer) Inspection() (proxy.Inspection, bool) {
 	return proxy.Inspection{Row: a.Row.Key, List: a.list, Client: a.Packet.Src}, true
 }
 
-// Leads reports whether new connections of the client may go to an endpoint.
-func (a *Answer) Leads(endpoint netip.AddrPort) bool {
+// IsCandidate reports whether new connections of the client may go to an endpoint.
+func (a *Answer) IsCandidate(endpoint netip.AddrPort) bool {
 	return a.Row != nil && slices.ContainsFunc(a.Row.List(a.list), func(e proxy.Endpoint) bool { return e.Addr == endpoint })
 }
 
