@@ -5,51 +5,53 @@ import (
 	"time"
 )
 
-// cache remembers values for a while, and a bounded number of them.
+// cache keeps at most limit values, each until it expires. It is safe for concurrent
+// use.
 type cache[K comparable, V any] struct {
 	limit int
-	mu    sync.Mutex
-	held  map[K]held[V]
+
+	mu      sync.Mutex
+	entries map[K]entry[V]
 }
 
-type held[V any] struct {
+type entry[V any] struct {
 	value   V
 	expires time.Time
 }
 
-// get returns what is remembered, and whether that still counts.
-func (c *cache[K, V]) get(key K) (value V, counts bool) {
+// get returns the value of a key, even if it has expired, and whether it is valid.
+func (c *cache[K, V]) get(key K) (value V, valid bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := c.held[key]
-	return h.value, time.Now().Before(h.expires)
+	e := c.entries[key]
+	return e.value, time.Now().Before(e.expires)
 }
 
-// set remembers a value. If there is no room, others are forgotten: those that
-// no longer count, or else any.
-func (c *cache[K, V]) set(key K, value V, lasts time.Duration) {
+// set adds a value. If the cache is full, it evicts expired values or, if there are
+// none, an arbitrary one.
+func (c *cache[K, V]) set(key K, value V, ttl time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	if c.held == nil {
-		c.held = map[K]held[V]{}
+	if c.entries == nil {
+		c.entries = map[K]entry[V]{}
 	}
-	if _, known := c.held[key]; !known && len(c.held) >= c.limit {
-		c.makeRoom(now)
+	if _, known := c.entries[key]; !known && len(c.entries) >= c.limit {
+		c.evict(now)
 	}
-	c.held[key] = held[V]{value, now.Add(lasts)}
+	c.entries[key] = entry[V]{value, now.Add(ttl)}
 }
 
-func (c *cache[K, V]) makeRoom(now time.Time) {
-	for key, h := range c.held {
-		if !now.Before(h.expires) {
-			delete(c.held, key)
+func (c *cache[K, V]) evict(now time.Time) {
+	for key, e := range c.entries {
+		if !now.Before(e.expires) {
+			delete(c.entries, key)
 		}
 	}
-	for key := range c.held {
-		if len(c.held) < c.limit {
+	for key := range c.entries {
+		if len(c.entries) < c.limit {
 			return
 		}
-		delete(c.held, key)
+		delete(c.entries, key)
 	}
 }

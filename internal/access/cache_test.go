@@ -21,9 +21,9 @@ func TestCacheIsBounded(t *testing.T) {
 		for i := range 1000 {
 			c.set(i, i, time.Hour)
 			if v, counts := c.get(i); v != i || !counts {
-				t.Fatalf("%d is %d, %v: what is new is not there", i, v, counts)
+				t.Fatalf("%d is %d, %v: the value just set is missing", i, v, counts)
 			}
-			if n := len(c.held); n > c.limit {
+			if n := len(c.entries); n > c.limit {
 				t.Fatalf("%d values, want at most %d", n, c.limit)
 			}
 		}

@@ -27,58 +27,59 @@ import (
 )
 
 const (
-	// yesLasts and noLasts are how long an answer of the API server counts: how
-	// late a right that was taken, or given, shows.
-	yesLasts = time.Minute
-	noLasts  = 10 * time.Second
+	// allowedTTL and deniedTTL are how long positive and negative answers of the API
+	// server are cached, and so how late a revoked or granted permission takes effect.
+	allowedTTL = time.Minute
+	deniedTTL  = 10 * time.Second
 
-	maxUsers    = 256  // tokens that are good
-	maxRejected = 1024 // tokens that are not
-	maxRights   = 1024 // who may get what, or may not
+	maxUsers    = 256  // cached valid tokens
+	maxRejected = 1024 // cached invalid tokens
+	maxRights   = 1024 // cached decisions by token and path
 
-	// reviewTimeout is how long the API server has, and reviewsAtOnce how many
-	// answers are waited for.
+	// reviewTimeout bounds how long a request waits for the API server, and maxReviews
+	// the number of reviews in progress.
 	reviewTimeout = 5 * time.Second
-	reviewsAtOnce = 8
+	maxReviews    = 8
 
-	// Reviews a second, and how many more now and then: of tokens that nobody has
-	// seen before, which anybody can make up, and of users who have no right, as each
-	// pod has a token; and on behalf of known readers, whom those must not lock out.
-	strangersRate, strangersBurst = 5, 20
-	knownRate, knownBurst         = 20, 100
+	// Rate limits of reviews, per second. The limit for others is for tokens that have
+	// not been allowed anything: anybody can make up tokens, and each pod has a valid
+	// one. They must not exhaust the limit of known readers.
+	otherRate, otherBurst   = 5, 20
+	readerRate, readerBurst = 20, 100
 
-	maxReview = 1 << 20 // bytes of an answer
+	maxResponse = 1 << 20 // bytes of a response of the API server
 )
 
-// Reviewer asks the API server.
+// Reviewer decides about tokens by asking the API server. It is safe for concurrent
+// use.
 type Reviewer struct {
-	client rest.Interface
-	key    []byte        // of hashes, so that nobody outside can aim at one
-	atOnce chan struct{} // a place for each review under way
+	client  rest.Interface
+	key     []byte        // of the hashes, so that nobody can construct a collision
+	reviews chan struct{} // a semaphore of reviews in progress
 
-	strangers, known *rate.Limiter
+	others, known *rate.Limiter // for tokens of other users, and of known readers
 
-	users    cache[hash, *authenticationv1.UserInfo] // of good tokens
-	rejected cache[hash, struct{}]
-	rights   cache[hash, bool] // by token and path
-	readers  cache[hash, bool] // tokens that had a right to something
+	users    cache[hash, *authenticationv1.UserInfo] // by valid token
+	rejected cache[hash, struct{}]                   // invalid tokens
+	rights   cache[hash, bool]                       // by token and path
+	readers  cache[hash, bool]                       // tokens that were allowed a path
 
 	mu        sync.Mutex
-	complaint string // the last one, which is not repeated
+	lastError string // logged already; empty if the API server answers
 }
 
-// hash stands for a token, so that none is kept, or for one and a path, which
-// may be long.
+// hash is the HMAC of a token, so that no token is kept in memory, or of a token's hash
+// and a path, which may be long.
 type hash [sha256.Size]byte
 
-// New returns a reviewer. Its client should have no rate limit of its own that
-// others wait for, too.
+// New returns a Reviewer. The client should not share a rate limit with others, which
+// would have to wait.
 func New(client rest.Interface) *Reviewer {
 	key := make([]byte, sha256.Size)
 	_, _ = rand.Read(key) // never fails
 	return &Reviewer{
-		client: client, key: key, atOnce: make(chan struct{}, reviewsAtOnce),
-		strangers: rate.NewLimiter(strangersRate, strangersBurst), known: rate.NewLimiter(knownRate, knownBurst),
+		client: client, key: key, reviews: make(chan struct{}, maxReviews),
+		others: rate.NewLimiter(otherRate, otherBurst), known: rate.NewLimiter(readerRate, readerBurst),
 		users:    cache[hash, *authenticationv1.UserInfo]{limit: maxUsers},
 		rejected: cache[hash, struct{}]{limit: maxRejected},
 		rights:   cache[hash, bool]{limit: maxRights},
@@ -86,9 +87,10 @@ func New(client rest.Interface) *Reviewer {
 	}
 }
 
-// Allow returns nil if the user that a token belongs to may get a path, and else
-// what to answer: 401 if the token is no good, 403 if the user may not, 503 if
-// the API server does not tell.
+// Allow returns nil if the user that a token belongs to may get a path. Otherwise it
+// returns a [statusapi.ResponseError] with code 401 if the token is not valid, 403 if
+// the user may not get the path, or 503 if the API server does not answer. It blocks
+// for at most reviewTimeout.
 func (r *Reviewer) Allow(ctx context.Context, token, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
@@ -97,9 +99,9 @@ func (r *Reviewer) Allow(ctx context.Context, token, path string) error {
 	if err != nil {
 		return err
 	}
-	may, err := r.authorize(ctx, who, user, path)
-	if err == nil && !may {
-		err = refuse(http.StatusForbidden, "user %q may not get %s: a ClusterRole with that path in nonResourceURLs gives the right",
+	allowed, err := r.authorize(ctx, who, user, path)
+	if err == nil && !allowed {
+		err = refuse(http.StatusForbidden, "user %q may not get %s: bind a ClusterRole with that path in nonResourceURLs to the user",
 			user.Username, path)
 	}
 	return err
@@ -112,15 +114,15 @@ func (r *Reviewer) hash(text string) (h hash) {
 	return h
 }
 
-// authenticate returns whose a token is.
+// authenticate returns the user that a token belongs to. who is the token's hash.
 func (r *Reviewer) authenticate(ctx context.Context, who hash, token string) (*authenticationv1.UserInfo, error) {
-	user, counts := r.users.get(who)
-	if counts {
+	user, valid := r.users.get(who)
+	if valid {
 		return user, nil
 	}
-	unknown := refuse(http.StatusUnauthorized, "the API server does not accept this token: it may have expired")
-	if _, no := r.rejected.get(who); no {
-		return nil, unknown
+	rejected := refuse(http.StatusUnauthorized, "the API server does not accept this token: it may have expired")
+	if _, valid := r.rejected.get(who); valid {
+		return nil, rejected
 	}
 	review := authenticationv1.TokenReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: authenticationv1.SchemeGroupVersion.String(), Kind: "TokenReview"},
@@ -130,26 +132,26 @@ func (r *Reviewer) authenticate(ctx context.Context, who hash, token string) (*a
 		return nil, err
 	}
 	if s := &review.Status; !s.Authenticated || s.Error != "" || s.User.Username == "" {
-		r.rejected.set(who, struct{}{}, noLasts)
-		return nil, unknown
+		r.rejected.set(who, struct{}{}, deniedTTL)
+		return nil, rejected
 	}
-	r.users.set(who, &review.Status.User, yesLasts)
+	r.users.set(who, &review.Status.User, allowedTTL)
 	return &review.Status.User, nil
 }
 
-// limit returns whose reviews are waited for.
+// limit returns the rate limit for a token.
 func (r *Reviewer) limit(who hash) *rate.Limiter {
-	if reader, _ := r.readers.get(who); reader { // also if that was a while ago
+	if reader, _ := r.readers.get(who); reader { // even if that has expired
 		return r.known
 	}
-	return r.strangers
+	return r.others
 }
 
-// authorize reports whether a user may get a path, which is remembered.
+// authorize reports whether a user may get a path.
 func (r *Reviewer) authorize(ctx context.Context, who hash, user *authenticationv1.UserInfo, path string) (bool, error) {
 	key := r.hash(string(who[:]) + path)
-	if may, counts := r.rights.get(key); counts {
-		return may, nil
+	if allowed, valid := r.rights.get(key); valid {
+		return allowed, nil
 	}
 	review := authorizationv1.SubjectAccessReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: authorizationv1.SchemeGroupVersion.String(), Kind: "SubjectAccessReview"},
@@ -164,59 +166,59 @@ func (r *Reviewer) authorize(ctx context.Context, who hash, user *authentication
 	if err := r.review(ctx, r.limit(who), authorizationv1.GroupName, "subjectaccessreviews", &review); err != nil {
 		return false, err
 	}
-	may, lasts := review.Status.Allowed && !review.Status.Denied, noLasts
-	if may {
-		lasts = yesLasts
-		r.readers.set(who, true, yesLasts)
+	allowed, ttl := review.Status.Allowed && !review.Status.Denied, deniedTTL
+	if allowed {
+		ttl = allowedTTL
+		r.readers.set(who, true, allowedTTL)
 	}
-	r.rights.set(key, may, lasts)
-	return may, nil
+	r.rights.set(key, allowed, ttl)
+	return allowed, nil
 }
 
-// review has the API server fill in the status of an object.
+// review creates a review object, and decodes the response with its status into it.
 func (r *Reviewer) review(ctx context.Context, limit *rate.Limiter, group, resource string, object any) error {
 	if !limit.Allow() {
-		return refuse(http.StatusServiceUnavailable, "the API server was asked about too many requests: try again in a second")
+		return refuse(http.StatusServiceUnavailable, "too many requests need a review by the API server: try again in a second")
 	}
 	select {
-	case r.atOnce <- struct{}{}:
-		defer func() { <-r.atOnce }()
+	case r.reviews <- struct{}{}:
+		defer func() { <-r.reviews }()
 	case <-ctx.Done():
-		return refuse(http.StatusServiceUnavailable, "the API server is slow to say who may read this: try again")
+		return refuse(http.StatusServiceUnavailable, "the API server is too slow to review the request: try again")
 	}
 	err := r.post(ctx, group, resource, object)
-	r.complain(ctx, err)
+	r.logOnce(ctx, err)
 	if apierrors.IsForbidden(err) {
 		return refuse(http.StatusServiceUnavailable, "the API server does not let this daemon create %s: "+
 			"bind ClusterRole system:auth-delegator to its user", resource)
 	}
 	if err != nil {
-		return refuse(http.StatusServiceUnavailable, "the API server cannot be asked who may read this: try again later")
+		return refuse(http.StatusServiceUnavailable, "the API server cannot review the request: try again later")
 	}
 	return nil
 }
 
-// post sends an object and reads the answer into it. The client's own encoding
-// would write both to the log at high verbosity, and with them the token.
+// post sends an object and decodes the response into it. It encodes the object itself:
+// at high verbosity the client logs what it encodes and decodes, here with the token.
 func (r *Reviewer) post(ctx context.Context, group, resource string, object any) error {
 	text, err := json.Marshal(object)
 	if err != nil {
 		return err
 	}
-	answer, err := r.client.Post().AbsPath(apiclient.Path(group)).Resource(resource).
+	response, err := r.client.Post().AbsPath(apiclient.Path(group)).Resource(resource).
 		SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").
 		Body(io.Reader(bytes.NewReader(text))).Stream(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = answer.Close() }()
-	return json.NewDecoder(io.LimitReader(answer, maxReview)).Decode(object)
+	defer func() { _ = response.Close() }()
+	return json.NewDecoder(io.LimitReader(response, maxResponse)).Decode(object)
 }
 
-// complain logs why the API server cannot be asked, once until that changes.
-func (r *Reviewer) complain(ctx context.Context, err error) {
+// logOnce logs an error, unless it is the same as that of the last review.
+func (r *Reviewer) logOnce(ctx context.Context, err error) {
 	if errors.Is(err, context.Canceled) {
-		return // the client has gone
+		return // The client disconnected.
 	}
 	text := ""
 	if err != nil {
@@ -224,10 +226,10 @@ func (r *Reviewer) complain(ctx context.Context, err error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if text != "" && text != r.complaint {
-		klog.FromContext(ctx).Error(err, "Nobody may read the status at the TCP address while the API server cannot be asked")
+	if text != "" && text != r.lastError {
+		klog.FromContext(ctx).Error(err, "The status API denies access over TCP while the API server cannot review requests")
 	}
-	r.complaint = text
+	r.lastError = text
 }
 
 func refuse(code int, format string, args ...any) error {

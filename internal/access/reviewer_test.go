@@ -33,8 +33,8 @@ var reader = authenticationv1.UserInfo{
 	Extra: map[string]authenticationv1.ExtraValue{"scopes": {"one", "two"}},
 }
 
-// apiServer stands where the network is, so that its time is the test's. It
-// knows the tokens good, whose user may get one path, and guest, whose may not.
+// apiServer replaces the network, so that it works with the test's fake time. It knows
+// the tokens good, whose user may get one path, and guest, whose user may get none.
 type apiServer struct {
 	mu      sync.Mutex
 	code    int    // instead of an answer; -1: nobody answers
@@ -112,7 +112,7 @@ func (s *apiServer) answer(r *http.Request) (code int, body []byte) {
 	return http.StatusCreated, body
 }
 
-// tell sets what the API server does from now on, and forgets what it was asked.
+// tell changes the behaviour of the API server, and clears the recorded requests.
 func (s *apiServer) tell(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +135,7 @@ func newReviewer(t *testing.T, s *apiServer) *Reviewer {
 	return New(client)
 }
 
-// code returns that of an answer.
+// code returns the HTTP status code of an error.
 func code(err error) int {
 	if err == nil {
 		return http.StatusOK
@@ -158,12 +158,12 @@ func TestAllow(t *testing.T) {
 		{"another path", &apiServer{}, "good", "/v1/changes", 403, `user "reader" may not get /v1/changes`},
 		{"denied by one, allowed by another", &apiServer{}, "good", "/v1/denied", 403, "may not get"},
 		{"unknown token", &apiServer{}, "bad", path, 401, "does not accept this token"},
-		{"nobody answers", &apiServer{code: -1}, "good", path, 503, "cannot be asked"},
-		{"broken", &apiServer{code: 500}, "good", path, 503, "cannot be asked"},
-		{"overloaded", &apiServer{code: 429}, "good", path, 503, "cannot be asked"},
+		{"nobody answers", &apiServer{code: -1}, "good", path, 503, "cannot review the request"},
+		{"broken", &apiServer{code: 500}, "good", path, 503, "cannot review the request"},
+		{"overloaded", &apiServer{code: 429}, "good", path, 503, "cannot review the request"},
 		{"the daemon has no right", &apiServer{code: 403}, "good", path, 503, "bind ClusterRole system:auth-delegator"},
-		{"no JSON", &apiServer{text: "<html>"}, "good", path, 503, "cannot be asked"},
-		{"cut short", &apiServer{text: `{"status": {"authenticated": true`}, "good", path, 503, "cannot be asked"},
+		{"no JSON", &apiServer{text: "<html>"}, "good", path, 503, "cannot review the request"},
+		{"cut short", &apiServer{text: `{"status": {"authenticated": true`}, "good", path, 503, "cannot review the request"},
 		{"no status", &apiServer{text: `{}`}, "good", path, 401, ""},
 		{"no user", &apiServer{text: `{"status": {"authenticated": true}}`}, "good", path, 401, ""},
 		{"an error beside it", &apiServer{text: `{"status": {"authenticated": true, "user": {"username": "x"}, "error": "?"}}`}, "good", path, 401, ""},
@@ -183,8 +183,9 @@ func TestAllow(t *testing.T) {
 	}
 }
 
-// TestWhatIsAsked wants all that is known of the user passed on.
-func TestWhatIsAsked(t *testing.T) {
+// TestReviews checks the requests to the API server: the access review has everything
+// that the token review returned about the user.
+func TestReviews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &apiServer{}
 		if err := newReviewer(t, s).Allow(t.Context(), "good", path); err != nil {
@@ -205,8 +206,8 @@ func TestWhatIsAsked(t *testing.T) {
 	})
 }
 
-// TestAnswersAreRemembered, and not for longer than they may be.
-func TestAnswersAreRemembered(t *testing.T) {
+// TestAnswersAreCached checks that answers are cached, and for how long.
+func TestAnswersAreCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &apiServer{}
 		r := newReviewer(t, s)
@@ -225,13 +226,13 @@ func TestAnswersAreRemembered(t *testing.T) {
 		expect("refused again", "good", "/v1/changes", 403, 0)
 		expect("bad", "bad", path, 401, 1)
 		expect("bad again", "bad", path, 401, 0)
-		time.Sleep(noLasts)
+		time.Sleep(deniedTTL)
 		expect("bad after a while", "bad", path, 401, 1)
 		expect("refused after a while", "good", "/v1/changes", 403, 1)
 		expect("good all the while", "good", path, 200, 0)
 		s.tell(func() { s.code = -1 })
 		expect("known while nobody answers", "good", path, 200, 0)
-		time.Sleep(yesLasts)
+		time.Sleep(allowedTTL)
 		expect("forgotten while nobody answers", "good", path, 503, 1)
 		s.tell(func() { s.code, s.revoked = 0, true })
 		expect("revoked", "good", path, 401, 1)
@@ -239,9 +240,9 @@ func TestAnswersAreRemembered(t *testing.T) {
 	})
 }
 
-// TestMadeUpTokens sends more than anybody could review. The API server is asked
-// at a bounded rate, what is remembered is bounded, and a user who was known
-// before is served all the while.
+// TestMadeUpTokens sends a flood of invalid tokens. The rate of requests to the API
+// server and the size of the caches are bounded, and a known reader is served all the
+// time.
 func TestMadeUpTokens(t *testing.T) {
 	busy := 0
 	r := flooded(t, func(t *testing.T, r *Reviewer, second, i int) {
@@ -255,13 +256,13 @@ func TestMadeUpTokens(t *testing.T) {
 	if busy == 0 {
 		t.Error("nobody was told to try again")
 	}
-	if n := len(r.rejected.held); n > maxRejected {
-		t.Errorf("%d tokens are remembered", n)
+	if n := len(r.rejected.entries); n > maxRejected {
+		t.Errorf("%d tokens are cached", n)
 	}
 }
 
-// TestGuestsLockNobodyOut has a user without rights, as any pod is one, ask for path after
-// path.
+// TestGuestsLockNobodyOut sends a flood of requests for different paths with a valid
+// token that may get none, as every pod has one.
 func TestGuestsLockNobodyOut(t *testing.T) {
 	flooded(t, func(t *testing.T, r *Reviewer, second, i int) {
 		if err := r.Allow(t.Context(), "guest", fmt.Sprintf("/v1/%d/%d", second, i)); err == nil {
@@ -270,8 +271,8 @@ func TestGuestsLockNobodyOut(t *testing.T) {
 	})
 }
 
-// flooded asks a hundred times a second for ten minutes, and as often as somebody would
-// who was known before: that one is answered, and the API server not asked too often.
+// flooded calls ask a hundred times a second for ten minutes, and checks that meanwhile
+// a known reader is served and the rate of requests to the API server is bounded.
 func flooded(t *testing.T, ask func(t *testing.T, r *Reviewer, second, i int)) (r *Reviewer) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -291,21 +292,22 @@ func flooded(t *testing.T, ask func(t *testing.T, r *Reviewer, second, i int)) (
 			}
 			time.Sleep(time.Second)
 		}
-		if n, most := len(s.askedFor()), seconds*strangersRate+strangersBurst+2*seconds/int(yesLasts.Seconds())+2; n > most {
+		if n, most := len(s.askedFor()), seconds*otherRate+otherBurst+2*seconds/int(allowedTTL.Seconds())+2; n > most {
 			t.Errorf("the API server was asked %d times, want at most %d", n, most)
 		}
 	})
 	return r
 }
 
-// TestSlowAPIServer wants few requests to wait for it, and none for long.
+// TestSlowAPIServer checks that few requests wait for a slow API server, and none for
+// long.
 func TestSlowAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &apiServer{hangs: true}
 		r := newReviewer(t, s)
 		var all sync.WaitGroup
 		started := time.Now()
-		for i := range 2 * strangersBurst {
+		for i := range 2 * otherBurst {
 			all.Go(func() {
 				if err := r.Allow(t.Context(), fmt.Sprint(i), path); code(err) != http.StatusServiceUnavailable {
 					t.Errorf("%v, want 503", err)
@@ -316,14 +318,14 @@ func TestSlowAPIServer(t *testing.T) {
 		if took := time.Since(started); took != reviewTimeout {
 			t.Errorf("it took %v, want %v", took, reviewTimeout)
 		}
-		if s.most != reviewsAtOnce {
-			t.Errorf("%d requests were under way at once, want %d", s.most, reviewsAtOnce)
+		if s.most != maxReviews {
+			t.Errorf("%d requests were under way at once, want %d", s.most, maxReviews)
 		}
 	})
 }
 
-// TestTokensAreNotLogged looks at all that is said at the highest verbosity,
-// client-go's words included. The API server repeats the token in its answer.
+// TestTokensAreNotLogged searches the log at the highest verbosity, including that of
+// client-go. The API server repeats the token in its response.
 func TestTokensAreNotLogged(t *testing.T) {
 	const token = "tell-nobody"
 	for _, answer := range []int{http.StatusCreated, http.StatusForbidden} {
@@ -351,16 +353,16 @@ func TestTokensAreNotLogged(t *testing.T) {
 	}
 }
 
-// TestComplaints wants one line for an API server that cannot be asked, however
-// many requests there are, and another when it is so again.
-func TestComplaints(t *testing.T) {
+// TestErrorsAreLoggedOnce checks that an error of the API server is logged once,
+// however many requests fail, and again after it has recovered.
+func TestErrorsAreLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 		ctx := klog.NewContext(t.Context(), logger)
 		s := &apiServer{code: -1}
 		r := newReviewer(t, s)
 		said := func() int {
-			return strings.Count(logger.GetSink().(ktesting.Underlier).GetBuffer().String(), "Nobody may read the status")
+			return strings.Count(logger.GetSink().(ktesting.Underlier).GetBuffer().String(), "The status API denies access over TCP")
 		}
 		gone, leave := context.WithCancel(ctx)
 		leave()
@@ -369,14 +371,14 @@ func TestComplaints(t *testing.T) {
 			_ = r.Allow(gone, fmt.Sprint(i), path)
 		}
 		if n := said(); n != 1 {
-			t.Errorf("%d complaints, want one", n)
+			t.Errorf("%d errors logged, want one", n)
 		}
 		s.tell(func() { s.code = 0 })
 		_ = r.Allow(ctx, "good", path)
 		s.tell(func() { s.code = -1 })
 		_ = r.Allow(ctx, "other", path)
 		if n := said(); n != 2 {
-			t.Errorf("%d complaints, want two", n)
+			t.Errorf("%d errors logged, want two", n)
 		}
 	})
 }

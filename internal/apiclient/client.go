@@ -12,16 +12,16 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// New returns a client that knows the kinds of version v1 of the groups core,
-// discovery, networking and events. All requests share one connection and one
-// rate limit. A request says by [Path] which group it is about.
+// New returns a client for version v1 of the groups core, discovery, networking and
+// events. All requests share one connection and one rate limit. A request selects its
+// group with AbsPath and [Path].
 func New(cfg *rest.Config) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		v1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, eventsv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
-			return nil, fmt.Errorf("learn the kinds of the API: %w", err)
+			return nil, fmt.Errorf("register API types: %w", err)
 		}
 	}
 	cfg = rest.CopyConfig(cfg)
@@ -30,8 +30,7 @@ func New(cfg *rest.Config) (*rest.RESTClient, error) {
 	return rest.RESTClientFor(cfg)
 }
 
-// Path returns where version v1 of a group is served; the group without a name
-// is the core.
+// Path returns the path of version v1 of a group. The core group has an empty name.
 func Path(group string) string {
 	if group == "" {
 		return "/api/v1"

@@ -23,7 +23,7 @@ import (
 
 const protobufType = "application/vnd.kubernetes.protobuf"
 
-// answer serves one object in protobuf and notes what was asked.
+// answer serves one object in protobuf and records the request.
 type answer struct {
 	object  runtime.Object
 	code    int
@@ -67,7 +67,7 @@ func dial(t *testing.T, a *answer) *rest.RESTClient {
 	return c
 }
 
-// typed puts the kind into an object, which protobuf has beside it.
+// typed sets the kind of an object, which protobuf encodes beside the object.
 func typed(o runtime.Object, group, kind string) runtime.Object {
 	o.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: "v1", Kind: kind})
 	return o
@@ -116,9 +116,8 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestEventsAreSentAsTheirGroupHasThem posts to a group that is not the one that
-// the client was made with.
-func TestEventsAreSentAsTheirGroupHasThem(t *testing.T) {
+// TestPostOfAnotherGroup posts an object of a group other than the client's default.
+func TestPostOfAnotherGroup(t *testing.T) {
 	a := &answer{object: typed(&eventsv1.Event{}, "events.k8s.io", "Event"), code: http.StatusCreated}
 	err := dial(t, a).Post().AbsPath(apiclient.Path(eventsv1.GroupName)).Namespace("default").Resource("events").
 		Body(&eventsv1.Event{Reason: "Starting"}).Do(t.Context()).Error()

@@ -1,4 +1,4 @@
-// Package apiclient talks to the API server about the few groups that a service
-// proxy needs. client-go's typed clients would do it, and bring every group of
-// Kubernetes with them, into a program that is resident on every node.
+// Package apiclient is a client of the API server for the few API groups that a service
+// proxy needs. client-go's typed clients are not used because they link every API group
+// of Kubernetes, which costs memory on every node.
 package apiclient

@@ -33,7 +33,7 @@ configuration and flags, and facts about the kernel. Secrets, tokens, keys and
 kubeconfigs are not read, and text that looks like one is removed. Whatever
 cannot be collected is noted in the file and does not fail the command.
 
-Exit code: 0; 2 if neither the daemon nor its rules could be asked.`,
+Exit code: 0; 2 if neither the daemon nor its rules can be read.`,
 		Example: `  sluice bugreport
   sluice bugreport --log /var/log/sluice.log
   kubectl -n kube-system exec POD -- sluice bugreport -o - > report.tar.gz`,

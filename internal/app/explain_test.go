@@ -70,7 +70,7 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 		{[]string{"192.0.2.7:30080", "--node-addresses", "192.0.2.7", "--nodeport-addresses", "192.0.2.0/24"}, 0, "Forwarded"},
 		{[]string{"default/none"}, 1, "Headless"},
 		{[]string{"default/bare"}, 1, "NoPorts"},
-		{[]string{"10.96.0.3:80"}, 1, "10.96.0.3 is Service default/bare's, which is not served here"},
+		{[]string{"10.96.0.3:80"}, 1, "10.96.0.3 is an address of Service default/bare, which is not served"},
 		{[]string{"default/alias"}, 1, "it is a DNS name"},
 		{[]string{"default/other"}, 1, "OtherProxy"},
 		{[]string{"10.96.0.2:80"}, 1, "OtherProxy"},

@@ -49,7 +49,7 @@ func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Valu
 			})
 		}
 		ask(nil)
-		if errors.As(err, new(*explain.UnknownError)) || err == nil && a.Nobodys() {
+		if errors.As(err, new(*explain.UnknownError)) || err == nil && a.NoServiceFound() {
 			if others := s.plan.from.unserved(ctx, q.Get("to"), s.families); others != nil {
 				ask(others)
 			}
@@ -88,7 +88,7 @@ func (s *ProxyServer) openFlowsOf(ctx context.Context, a *explain.Answer) {
 		for _, f := range open {
 			if a.Flows.Total++; len(a.Flows.Items) < flowsShown {
 				a.Flows.Items = append(a.Flows.Items, statusapi.OpenFlow{
-					Client: f.Orig.Src.String(), Endpoint: f.Reply.Src.String(), Stale: !a.Leads(f.Reply.Src),
+					Client: f.Orig.Src.String(), Endpoint: f.Reply.Src.String(), Stale: !a.IsCandidate(f.Reply.Src),
 				})
 			}
 		}

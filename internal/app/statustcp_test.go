@@ -99,9 +99,9 @@ func TestStatusForOtherHosts(t *testing.T) {
 				t.Errorf("%s, %q: WWW-Authenticate %q", address, authorization, challenge)
 			}
 		}
-		ask("", "/v1/node", 401, `{"error":"who asks?`)
-		ask("Basic cmVhZGVyOg==", "/v1/node", 401, "who asks?")
-		ask("Bearer ", "/v1/node", 401, "who asks?")
+		ask("", "/v1/node", 401, `{"error":"the request has no token`)
+		ask("Basic cmVhZGVyOg==", "/v1/node", 401, "the request has no token")
+		ask("Bearer ", "/v1/node", 401, "the request has no token")
 		ask("Bearer stranger", "/v1/node", 401, `{"error":"the API server does not accept this token`)
 		ask("Bearer guest", "/v1/node", 403, `{"error":"user \"guest\" may not get /v1/node`)
 		ask("Bearer reader", "/", 403, "may not get /")

@@ -1,8 +1,8 @@
-// Package bugreport packs what somebody needs who is asked for help from afar:
-// what the daemon tells of itself, its rules, metrics and configuration, and what
-// the kernel is like.
+// Package bugreport collects what is needed to help an operator remotely, in one
+// archive: the daemon's status, its rules, metrics and configuration, and facts about
+// the kernel.
 //
-// It reads no kubeconfig, no environment and no key. Whatever goes in passes
-// redact first, as a command line, a log or an error may quote what is secret.
-// What cannot be had is noted in the report, and is no reason to fail.
+// It reads no kubeconfig, no environment and no keys. Everything passes redact first,
+// because a command line, a log or an error may contain secrets. What cannot be read is
+// noted in the report, and is not an error.
 package bugreport

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peer returns the process that listens at a unix socket.
+// peer returns the PID of the process that listens on a unix socket.
 func peer(socket string) (int32, error) {
 	conn, err := net.Dial("unix", socket)
 	if err != nil {

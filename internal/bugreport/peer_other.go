@@ -4,5 +4,7 @@ package bugreport
 
 import "errors"
 
-// peer cannot tell the process on this system.
-func peer(string) (int32, error) { return 0, errors.New("this system does not tell") }
+// peer is not implemented on this operating system.
+func peer(string) (int32, error) {
+	return 0, errors.New("the process of a socket cannot be found on this operating system")
+}

@@ -5,31 +5,32 @@ import (
 	"regexp"
 )
 
-// redacted is what stands in the place of a secret.
+// redacted replaces a secret.
 const redacted = "REDACTED"
 
-// privateKey is the one secret that has more than one line.
+// privateKey matches a private key in PEM, the only kind of secret with several lines.
 var privateKey = regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`)
 
-// secretKey is how settings are called whose value is nobody's business.
+// secretKey matches the names of settings that have a secret value.
 const secretKey = `[\w.-]*(?:token|password|passwd|passphrase|secret|(?:api|access|secret|private)[-_]?key|client-key-data|` +
 	`client-certificate-data|certificate-authority-data|authorization|credentials?)`
 
-// Values in quotes, of which the last may be missing where a line was cut.
+// Quoted values. The closing quote may be missing if a line was cut.
 const (
-	// escapedText is a string within a JSON string, without its quotes: one backslash
-	// before a quote ends it, as its own escapes begin with two.
+	// escapedText matches a string within a JSON string, without its quotes. One
+	// backslash before a quote ends it, because its own escapes begin with two.
 	escapedText = `(?:[^"\\\n]|\\\\(?:\\.|[^\\\n]))*`
 
 	quotedText = `(?:"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|\\"` + escapedText + `(?:\\")?)`
 )
 
-// settingHints are in a line that may have such a setting, in lower case.
+// settingHints are lower-case texts, one of which is in every line that has a name
+// matching secretKey.
 var settingHints = []string{"token", "pass", "secret", "key", "client-cert", "certificate-auth", "authorization", "credential"}
 
-// secrets are what secrets look like within a line, with what is written instead.
-// Names of Services are not among them, whatever they are called. A line that has
-// none of the hints is not looked at, as most of a report has none.
+// secrets are the patterns of secrets within a line, and their replacements. They do not
+// match names of Services, whatever those are. A pattern is tried only on lines that
+// have one of its hints, because most of a report has none.
 var secrets = []struct {
 	hints   []string
 	form    *regexp.Regexp
@@ -47,7 +48,7 @@ var secrets = []struct {
 	{settingHints, regexp.MustCompile(`(?i)(\b` + secretKey + `=)(?:` + quotedText + `|[^\s&"',}]+)`), "${1}" + redacted}, // a query, a log
 }
 
-// redact takes secrets out of a text.
+// redact replaces the secrets in text.
 func redact(text []byte) []byte {
 	if bytes.Contains(text, []byte("PRIVATE KEY-----")) {
 		text = privateKey.ReplaceAll(text, []byte(redacted))

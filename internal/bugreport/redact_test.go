@@ -10,8 +10,8 @@ const (
 	pem = "-----BEGIN EC PRIVATE KEY-----\nPLANTEDMHcCAQEEIIr\nPLANTEDYQ==\n-----END EC PRIVATE KEY-----"
 )
 
-// TestRedact plants a secret in every form that is known, and wants what is
-// around it untouched.
+// TestRedact checks that secrets of every known form are replaced, and nothing around
+// them.
 func TestRedact(t *testing.T) {
 	for text, want := range map[string]string{
 		"--master=https://admin:PLANTED@10.0.0.1:6443/x":        "--master=https://REDACTED@10.0.0.1:6443/x",

@@ -20,45 +20,44 @@ import (
 )
 
 const (
-	// maxTroubled bounds how many Services are asked for one by one.
-	maxTroubled = 100
-	// maxLog is how much of the end of a log is taken.
-	maxLog = 1 << 20
-	// maxMetrics bounds what a metrics server is listened to.
-	maxMetrics = 64 << 20
+	maxTroubled = 100      // Services that are reported in full
+	maxLog      = 1 << 20  // bytes of the end of the log
+	maxMetrics  = 64 << 20 // bytes of a response of the metrics server
 )
 
-// Settings are where a report is gathered from.
+// Settings are the sources of a report.
 type Settings struct {
 	Client  *statusapi.Client
-	Socket  string // the daemon's, by which its process is found
-	Metrics string // the metrics server, like http://127.0.0.1:10249
-	Log     string // a file; empty: none is wanted
-	Version any    // of this program, to be written as JSON
+	Socket  string // the daemon's unix socket, to find its process
+	Metrics string // URL of the metrics server, for example http://127.0.0.1:10249
+	Log     string // path of the daemon's log; empty if it is not wanted
+	Version any    // of this program, encoded as JSON
 	Host    fs.FS  // the root of the file system
 
-	// Rules lists what a mode has in the kernel, without any program.
+	// Rules lists what a mode has in the kernel, without running a program.
 	Rules func(ctx context.Context, mode string) ([]byte, error)
 
-	// Run runs a program of the host and returns what it prints.
+	// Run runs a program of the host and returns its output.
 	Run func(ctx context.Context, program string, args ...string) ([]byte, error)
 }
 
-// Contents is what a report consists of.
+// Contents are the contents of a report, without secrets.
 type Contents struct {
 	Files []File
-	Notes []string // what could not be had, and why
+	Notes []string // what could not be read, and why
 }
 
+// File is a file of a report.
 type File struct {
-	Name, What string
+	Name, What string // What describes the content
 	text       []byte
 }
 
-// errNothing says that a report would be about nothing.
-var errNothing = errors.New("neither the daemon nor its rules could be asked")
+// errNothing means that a report would have nothing about the proxy.
+var errNothing = errors.New("neither the daemon nor its rules can be read")
 
-// Gather asks everybody. It fails only if nobody answers who knows of the proxy.
+// Gather reads all sources. It returns an error only if neither the daemon, its metrics
+// nor its rules can be read.
 func Gather(ctx context.Context, s Settings) (*Contents, error) {
 	r := &Contents{}
 	node := r.daemon(ctx, s)
@@ -69,7 +68,7 @@ func Gather(ctx context.Context, s Settings) (*Contents, error) {
 	}
 	r.host(s)
 	text, err := json.MarshalIndent(s.Version, "", "  ")
-	r.add("version.json", "what this program was built from", text, err)
+	r.add("version.json", "the version of this program", text, err)
 	if s.Log != "" {
 		text, err := tail(s.Log)
 		r.add("log.txt", "the end of "+s.Log, text, err)
@@ -77,8 +76,9 @@ func Gather(ctx context.Context, s Settings) (*Contents, error) {
 	return r, nil
 }
 
-// add takes a file, or notes why there is none. What it is and why there is none
-// may be in the words of whoever was asked, and are shown on root's terminal.
+// add adds a file, or a note if err is not nil. The description and the error may
+// contain text from other processes and are shown on root's terminal, so they are
+// cleaned.
 func (c *Contents) add(name, what string, text []byte, err error) {
 	what = cli.Clean(what)
 	if err != nil {
@@ -88,19 +88,20 @@ func (c *Contents) add(name, what string, text []byte, err error) {
 	c.Files = append(c.Files, File{name, what, redact(text)})
 }
 
-// daemon asks the daemon for all it tells of itself.
+// daemon adds everything in the daemon's status API, and returns the node. The node is
+// empty if the daemon does not answer.
 func (c *Contents) daemon(ctx context.Context, s Settings) (node statusapi.Node) {
 	err := s.Client.Get(ctx, statusapi.NodePath, nil, &node)
-	text, _ := json.MarshalIndent(node, "", "  ") // it came from JSON
-	c.add("node.json", "how the daemon, its node and its syncs are", text, err)
+	text, _ := json.MarshalIndent(node, "", "  ") // cannot fail: it was decoded from JSON
+	c.add("node.json", "the status of the daemon, its node and its syncs", text, err)
 	if err != nil {
-		return node // the others would say the same
+		return node // Other requests would have the same error.
 	}
 	for _, l := range []struct{ file, what, path string }{
-		{"problems.json", "what is wrong with objects", statusapi.ProblemsPath},
-		{"changes.json", "what changed last", statusapi.ChangesPath},
-		{"services.json", "all Services, one line each", statusapi.ServicesPath},
-		{"traffic.json", "what was counted for each Service port", statusapi.TrafficPath},
+		{"problems.json", "problems of objects", statusapi.ProblemsPath},
+		{"changes.json", "the last changes", statusapi.ChangesPath},
+		{"services.json", "all Services, in short", statusapi.ServicesPath},
+		{"traffic.json", "traffic counters of service ports", statusapi.TrafficPath},
 	} {
 		items, err := list(ctx, s.Client, l.path)
 		c.add(l.file, l.what, items, err)
@@ -112,7 +113,7 @@ func (c *Contents) daemon(ctx context.Context, s Settings) (node statusapi.Node)
 	return node
 }
 
-// list returns all items of a list, page by page.
+// list returns all items of a list as JSON.
 func list(ctx context.Context, c *statusapi.Client, path string) ([]byte, error) {
 	all := []json.RawMessage{}
 	err := statusapi.EachPage(ctx, nil, func(ctx context.Context, query url.Values) (int, string, error) {
@@ -130,7 +131,7 @@ func list(ctx context.Context, c *statusapi.Client, path string) ([]byte, error)
 	return json.MarshalIndent(all, "", "  ")
 }
 
-// troubled returns in full the first Services that need attention.
+// troubled returns the first Services of a list that need attention, in full.
 func troubled(ctx context.Context, c *statusapi.Client, list []byte) ([]byte, error) {
 	var services []statusapi.ServiceSummary
 	if err := json.Unmarshal(list, &services); err != nil {
@@ -142,7 +143,7 @@ func troubled(ctx context.Context, c *statusapi.Client, list []byte) ([]byte, er
 			continue
 		}
 		var one statusapi.Service
-		err := c.Get(ctx, statusapi.ServicesPath+"/"+url.PathEscape(s.Namespace)+"/"+url.PathEscape(s.Name), nil, &one)
+		err := c.Get(ctx, statusapi.ServicePath(s.Namespace, s.Name), nil, &one)
 		if gone, ok := errors.AsType[*statusapi.ResponseError](err); ok && gone.Code == http.StatusNotFound {
 			continue
 		}
@@ -154,7 +155,7 @@ func troubled(ctx context.Context, c *statusapi.Client, list []byte) ([]byte, er
 	return json.MarshalIndent(all, "", "  ")
 }
 
-// metrics asks the metrics server, which also knows the configuration in force.
+// metrics adds what the metrics server has: the metrics, and the configuration in force.
 func (c *Contents) metrics(ctx context.Context, s Settings) {
 	for _, f := range []struct{ file, what, path string }{
 		{"metrics.txt", "all metrics", "/metrics"},
@@ -165,8 +166,9 @@ func (c *Contents) metrics(ctx context.Context, s Settings) {
 	}
 }
 
-// fetch asks one address. Whatever answers there sends nobody elsewhere: this
-// process may reach what it may not.
+// fetch returns what is at a URL. It does not follow redirects: another process may have
+// taken the port, and must not make this one, which runs as root, request other
+// addresses.
 func fetch(ctx context.Context, address string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -181,11 +183,12 @@ func fetch(ctx context.Context, address string) ([]byte, error) {
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s", address, response.Status)
+		return nil, fmt.Errorf("get %s: HTTP status %s", address, response.Status)
 	}
 	return io.ReadAll(io.LimitReader(response.Body, maxMetrics))
 }
 
+// tail returns the last maxLog bytes of a file.
 func tail(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -202,7 +205,7 @@ func tail(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxLog))
 }
 
-// Write writes the report as a compressed archive, in a folder of a name.
+// Write writes the report as a compressed tar archive with one folder.
 func (c *Contents) Write(w io.Writer, folder string, now time.Time) error {
 	compressed := gzip.NewWriter(w)
 	archive := tar.NewWriter(compressed)
@@ -220,14 +223,14 @@ func (c *Contents) Write(w io.Writer, folder string, now time.Time) error {
 	return errors.Join(archive.Close(), compressed.Close())
 }
 
-// WriteIndex says what is in the report and what is not.
+// WriteIndex writes what is in the report, and what could not be read.
 func (c *Contents) WriteIndex(w io.Writer) {
 	for _, f := range c.Files {
 		_, _ = fmt.Fprintf(w, "  %-20s %s, %d bytes\n", f.Name, f.What, len(f.text))
 	}
 	for i, n := range c.Notes {
 		if i == 0 {
-			_, _ = fmt.Fprintln(w, "Could not be had:")
+			_, _ = fmt.Fprintln(w, "Could not be read:")
 		}
 		_, _ = fmt.Fprintf(w, "  %s\n", n)
 	}

@@ -24,14 +24,13 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// planted is in every secret.
+// planted is a part of every secret in these tests.
 const planted = "PLANTED"
 
-// services is how many the daemon has: more than fit a page.
+// services is the number of Services of the daemon, more than a page has.
 const services = 2*statusapi.MaxPage + 7
 
-// daemon answers the status API at a socket, with secrets where there is room
-// for a text.
+// daemon serves the status API at a socket, with secrets wherever there is text.
 func daemon(t *testing.T) (socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "b") // the name of a test may be too long for a socket
@@ -84,7 +83,7 @@ func daemon(t *testing.T) (socket string) {
 	return filepath.Join(dir, "s")
 }
 
-// settings returns where to gather from; all of it has secrets.
+// settingsOf returns sources that all have secrets.
 func settingsOf(t *testing.T, socket string) Settings {
 	t.Helper()
 	metrics := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -146,7 +145,7 @@ func unpack(t *testing.T, c *Contents) map[string]string {
 	}
 }
 
-// TestReport wants all in it that is wanted, and no secret.
+// TestReport checks that a report has everything, and no secret.
 func TestReport(t *testing.T) {
 	c, err := Gather(t.Context(), settingsOf(t, daemon(t)))
 	if err != nil {
@@ -159,7 +158,7 @@ func TestReport(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"README.txt": "Could not be had:\n  ip6tables.txt", "node.json": `"node-1"`, "problems.json": "Service ns/token",
+		"README.txt": "Could not be read:\n  ip6tables.txt", "node.json": `"node-1"`, "problems.json": "Service ns/token",
 		"changes.json": `"number": 1`, "services.json": fmt.Sprintf(`"s-%d"`, services-1), "troubled.json": `"s-9"`, "traffic.json": "[]",
 		"metrics.txt": "/metrics", "configuration.json": "/configz", "kernel.txt": "Linux 6.18", "sysctls.txt": "net/ipv4/ip_forward = 1\n",
 		"process.txt": "sluice --master=https://REDACTED@api -v=2", "version.json": `"v1"`, "log.txt": "the end\n",
@@ -175,7 +174,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestPages wants every item of all pages once.
+// TestPages checks that every item of all pages is reported once.
 func TestPages(t *testing.T) {
 	text, err := list(t.Context(), statusapi.AtSocket(daemon(t)), statusapi.ServicesPath)
 	if err != nil {
@@ -186,8 +185,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestHostileServer: who took the port of the metrics server neither writes on the
-// terminal nor sends us to another address.
+// TestHostileServer checks that a process that took the port of the metrics server can
+// neither send control characters to the terminal nor redirect us to another address.
 func TestHostileServer(t *testing.T) {
 	s := settingsOf(t, daemon(t))
 	elsewhere := s.Metrics
@@ -222,7 +221,8 @@ func TestHostileServer(t *testing.T) {
 	}
 }
 
-// TestWithoutDaemon reports what there is without one, and that there is none.
+// TestWithoutDaemon checks the report if no daemon answers, and the error if there are no
+// rules either.
 func TestWithoutDaemon(t *testing.T) {
 	s := settingsOf(t, "/none/s")
 	s.Metrics = "http://127.0.0.1:1"
@@ -236,6 +236,6 @@ func TestWithoutDaemon(t *testing.T) {
 	}
 	s.Run = func(context.Context, string, ...string) ([]byte, error) { return nil, nil }
 	if c, err := Gather(t.Context(), s); !errors.Is(err, errNothing) {
-		t.Errorf("error %v, report %v; want that there is nothing", err, c)
+		t.Errorf("error %v, report %v; want an error", err, c)
 	}
 }

@@ -11,27 +11,30 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// differencesShown is how many of a node's are, so that it keeps to a line.
-const differencesShown = 3
+// maxDifferences bounds how many differences of a node are listed, so that they fit
+// in a line.
+const maxDifferences = 3
 
-// fact is one thing that a daemon says.
-type fact struct{ what, value string }
+// fact is one property in a daemon's answer.
+type fact struct{ name, value string }
 
-// opinion is what the daemon of a node says. Those with the same facts agree.
-type opinion struct {
+// nodeFacts are the facts in the answer of a node's daemon. Nodes with equal facts
+// agree.
+type nodeFacts struct {
 	node  string
 	facts []fact
 }
 
-// opinions returns what was answered; that there is no such thing is an answer.
-func opinions[T any](all []NodeAnswer[T], facts func(*T) []fact) []opinion {
-	var out []opinion
+// factsOf returns the facts of all nodes whose daemon answered. An error of the
+// daemon itself, for example that there is no such Service, counts as an answer.
+func factsOf[T any](all []NodeAnswer[T], facts func(*T) []fact) []nodeFacts {
+	var out []nodeFacts
 	for _, a := range all {
 		switch {
 		case a.Answer != nil:
-			out = append(out, opinion{a.Node, facts(a.Answer)})
-		case a.Said:
-			out = append(out, opinion{a.Node, []fact{{"", a.Error}}})
+			out = append(out, nodeFacts{a.Node, facts(a.Answer)})
+		case a.FromDaemon:
+			out = append(out, nodeFacts{a.Node, []fact{{"", a.Error}}})
 		}
 	}
 	return out
@@ -45,36 +48,36 @@ func values(facts []fact) []string {
 	return out
 }
 
-// majority returns the facts that most share; of those that are as common, the
+// majority returns the most common facts; of those that are equally common, the
 // first.
-func majority(all []opinion) []fact {
+func majority(all []nodeFacts) []fact {
 	var best []fact
 	most := 0
 	seen := map[string]bool{}
-	for _, o := range all {
-		key := fmt.Sprintf("%q", o.facts)
+	for _, n := range all {
+		key := fmt.Sprintf("%q", n.facts)
 		if seen[key] {
 			continue
 		}
 		seen[key] = true
-		if n := countOf(all, o.facts); n > most {
-			best, most = o.facts, n
+		if count := countOf(all, n.facts); count > most {
+			best, most = n.facts, count
 		}
 	}
 	return best
 }
 
-// countOf returns how many have the same facts.
-func countOf(all []opinion, facts []fact) (n int) {
-	for _, o := range all {
-		if slices.Equal(o.facts, facts) {
-			n++
+// countOf returns how many nodes have the same facts.
+func countOf(all []nodeFacts, facts []fact) (count int) {
+	for _, n := range all {
+		if slices.Equal(n.facts, facts) {
+			count++
 		}
 	}
-	return n
+	return count
 }
 
-// differences says in a line what one has otherwise than most.
+// differences returns in a line which facts of a node differ from the common ones.
 func differences(own, common []fact) string {
 	var words []string
 	for _, f := range own {
@@ -83,31 +86,31 @@ func differences(own, common []fact) string {
 		}
 	}
 	for _, f := range common {
-		if !slices.ContainsFunc(own, func(o fact) bool { return o.what == f.what }) {
-			words = append(words, fact{f.what, "not there"}.text())
+		if !slices.ContainsFunc(own, func(o fact) bool { return o.name == f.name }) {
+			words = append(words, fact{f.name, "not there"}.text())
 		}
 	}
-	if more := len(words) - differencesShown; more > 0 {
-		words = append(words[:differencesShown], fmt.Sprintf("and %d more", more))
+	if more := len(words) - maxDifferences; more > 0 {
+		words = append(words[:maxDifferences], fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(words, "; ")
 }
 
 func (f fact) text() string {
-	if f.what == "" {
+	if f.name == "" {
 		return f.value
 	}
-	return f.what + ": " + f.value
+	return f.name + ": " + f.value
 }
 
-// writeCompared shows once what most nodes say, by one of them, and a line for
-// each that differs or did not answer. It is an error if no node knows anything.
+// writeCompared writes the answer that most nodes agree on once, as one of them gave
+// it, and a line for each node that differs or did not answer.
 func writeCompared[T any](w io.Writer, all []NodeAnswer[T], facts func(*T) []fact, show func(*T) error) error {
-	answers := opinions(all, facts)
+	answers := factsOf(all, facts)
 	common := majority(answers)
-	i := slices.IndexFunc(answers, func(o opinion) bool { return slices.Equal(o.facts, common) })
+	i := slices.IndexFunc(answers, func(n nodeFacts) bool { return slices.Equal(n.facts, common) })
 	if i < 0 {
-		WriteSilent(w, all)
+		WriteUnanswered(w, all)
 		return nil
 	}
 	agree := countOf(answers, common)
@@ -126,17 +129,17 @@ func writeCompared[T any](w io.Writer, all []NodeAnswer[T], facts func(*T) []fac
 	if agree < len(answers) {
 		fmt.Fprintf(w, "\nDIFFERENT ON %s:\n", strings.ToUpper(plural(len(answers)-agree, "node", "nodes")))
 	}
-	for _, o := range answers {
-		if !slices.Equal(o.facts, common) {
-			fmt.Fprintf(w, "  %s: %s\n", Clean(o.node), Clean(differences(o.facts, common)))
+	for _, n := range answers {
+		if !slices.Equal(n.facts, common) {
+			fmt.Fprintf(w, "  %s: %s\n", Clean(n.node), Clean(differences(n.facts, common)))
 		}
 	}
-	WriteSilent(w, all)
+	WriteUnanswered(w, all)
 	return nil
 }
 
-// CompareServices shows what the daemons of many nodes know of the Services that
-// were asked for.
+// CompareServices writes what the daemons of many nodes know about Services, and
+// where they differ.
 func CompareServices(w io.Writer, all []NodeAnswer[StatusReport], o StatusOptions) error {
 	switch o.Output {
 	case "json", "yaml":
@@ -147,8 +150,8 @@ func CompareServices(w io.Writer, all []NodeAnswer[StatusReport], o StatusOption
 	})
 }
 
-// serviceFacts are what all nodes should say alike of Services: what is local,
-// since when, and the traffic are each node's own.
+// serviceFacts returns what should be the same on all nodes. Which endpoints are
+// local, times and traffic differ between nodes.
 func serviceFacts(r *StatusReport) []fact {
 	var out []fact
 	for _, s := range r.Details {
@@ -161,14 +164,14 @@ func serviceFacts(r *StatusReport) []fact {
 			}
 			out = append(out, fact{port, state}, fact{port + " endpoints", thousands(p.Total)})
 			for _, f := range p.Frontends {
-				if f.Kind != "NodePort" { // each node's own
+				if f.Kind != "NodePort" { // Nodes may be configured to take NodePorts at different addresses.
 					out = append(out, fact{f.Kind + " " + f.Address, cmp.Or(f.LostTo, "has it")})
 				}
 			}
 			for _, e := range p.Endpoints {
 				value := "used"
 				if !e.Used {
-					value = "not used, " + cmp.Or(e.Reason, "but locally")
+					value = "not used, " + cmp.Or(e.Reason, "except locally")
 				}
 				out = append(out, fact{port + " endpoint " + e.Address, value})
 			}
@@ -177,11 +180,12 @@ func serviceFacts(r *StatusReport) []fact {
 			out = append(out, fact{p.Object + " " + p.Field, p.Reason})
 		}
 	}
-	slices.SortFunc(out, func(a, b fact) int { return cmp.Or(cmp.Compare(a.what, b.what), cmp.Compare(a.value, b.value)) })
+	slices.SortFunc(out, func(a, b fact) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.value, b.value)) })
 	return out
 }
 
-// CompareExplanations shows how a packet fares on many nodes.
+// CompareExplanations writes what happens to a packet on many nodes, and where they
+// differ.
 func CompareExplanations(w io.Writer, all []NodeAnswer[statusapi.Explanation], format string, now time.Time) error {
 	if format != "text" {
 		return encode(w, format, NodeList[statusapi.Explanation]{all})
@@ -197,7 +201,7 @@ func CompareExplanations(w io.Writer, all []NodeAnswer[statusapi.Explanation], f
 	})
 }
 
-// explanationFacts are those by which it shows that a packet fares otherwise.
+// explanationFacts returns what should be the same on all nodes.
 func explanationFacts(e *statusapi.Explanation) []fact {
 	out := []fact{{"", e.Verdict + " (" + string(e.Reason) + ")"}}
 	if e.Service != nil {

@@ -1,5 +1,6 @@
-// Package cli shows answers of the daemon on a terminal: as text that fits 80
-// columns, as JSON or YAML, or as names.
+// Package cli prints responses of the status API: as text that fits 80 columns, as
+// JSON or YAML, or as names. sluice and kubectl sluice use it.
 //
-// It knows nothing of the daemon but its API, and runs on every system.
+// It knows nothing about the daemon except its API, and runs on every operating
+// system.
 package cli

@@ -11,8 +11,8 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// evil is a daemon that has taken over a node: each text of its answers is for the
-// terminal of who asks.
+// evil is a daemon that an attacker controls: every text in its answers contains
+// control characters for the user's terminal.
 type evil struct{}
 
 func (evil) Get(_ context.Context, _ string, _ url.Values, to any) error {
@@ -20,8 +20,7 @@ func (evil) Get(_ context.Context, _ string, _ url.Values, to any) error {
 	return nil
 }
 
-// poison fills in all there is, lists with one item; texts that lead on to another
-// page it leaves out.
+// poison fills in every field, lists with one item. It leaves out continue tokens.
 func poison(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
@@ -45,7 +44,7 @@ func poison(v reflect.Value) {
 	}
 }
 
-// TestEvilDaemon wants nothing of such a daemon to reach the terminal as it is.
+// TestEvilDaemon checks that no control character of an attacker reaches the terminal.
 func TestEvilDaemon(t *testing.T) {
 	var b strings.Builder
 	for _, o := range []StatusOptions{

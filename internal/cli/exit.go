@@ -8,20 +8,20 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The codes that a command which answers a question exits with, if not with 0.
+// The exit codes other than 0 of commands that answer a question.
 const (
 	ExitFinding  = 1 // the answer is that something is not as it should be
-	ExitNoAnswer = 2
+	ExitNoAnswer = 2 // there is no answer
 )
 
-// ExitError says with which code the process ends.
+// ExitError is an error that sets the exit code of the process.
 type ExitError struct {
 	Code int
-	Err  error // what to tell; nil: all is said
+	Err  error // what to print; nil if everything is printed already
 }
 
-// Error tells the cause, in a line that is safe for a terminal: what it says may
-// come from far away.
+// Error returns the text of Err in one line that is safe for a terminal, because it
+// may come from another host.
 func (e *ExitError) Error() string {
 	if e.Err == nil {
 		return "exit code " + strconv.Itoa(e.Code)
@@ -31,8 +31,9 @@ func (e *ExitError) Error() string {
 
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// Answering makes a command one that answers a question: whatever keeps it from
-// that, a wrong flag or argument included, is told with ExitNoAnswer.
+// Answering makes every error of a command an [ExitError]: an error that is none yet,
+// including an invalid flag or argument, has code ExitNoAnswer. It modifies cmd and
+// returns it.
 func Answering(cmd *cobra.Command) *cobra.Command {
 	run, args := cmd.RunE, cmd.Args
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return noAnswer(run(cmd, args)) }

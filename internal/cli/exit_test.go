@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestAnswering wants every mistake to be no answer, and a finding to stay one.
+// TestAnswering checks that every error has code ExitNoAnswer, except a finding.
 func TestAnswering(t *testing.T) {
 	tests := []struct {
 		name string

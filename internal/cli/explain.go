@@ -11,15 +11,16 @@ import (
 )
 
 const (
-	columns        = 80
-	indent         = 11 // of what stands beside a heading
-	endpointsShown = 20 // endpoints of a kind that are shown
+	columns      = 80
+	indent       = 11 // of the text beside a heading
+	maxTableRows = 20
 )
 
-// ExplainFormats are the words for how an explanation is written.
+// ExplainFormats are the values of --output.
 var ExplainFormats = []string{"text", "json", "yaml"}
 
-// Explain writes an explanation in a format, for people as of now.
+// Explain writes an explanation in one of ExplainFormats. The text has times relative
+// to now.
 func Explain(w io.Writer, format string, e *statusapi.Explanation, now time.Time) error {
 	if format != "text" {
 		return encode(w, format, e)
@@ -40,7 +41,7 @@ func Explain(w io.Writer, format string, e *statusapi.Explanation, now time.Time
 	}
 	for _, t := range e.Try {
 		if strings.HasPrefix(t, "kubectl ") || strings.HasPrefix(t, "sluice ") {
-			p.line("Try", t) // in one piece, to be copied
+			p.line("Try", t) // not wrapped, so that it can be copied
 		} else {
 			p.text("Try", t)
 		}
@@ -56,7 +57,8 @@ type page struct {
 	last string // heading
 }
 
-// line adds a line beside a heading, which is not repeated.
+// line adds a line beside a heading. A heading is written only if it differs from the
+// last one.
 func (p *page) line(heading, text string) {
 	if heading == p.last {
 		heading = ""
@@ -67,7 +69,7 @@ func (p *page) line(heading, text string) {
 	fmt.Fprintln(&p.out, strings.TrimRight(fmt.Sprintf("%-*s%s", indent, heading, Clean(text)), " "))
 }
 
-// text adds text beside a heading, in as many lines as it takes.
+// text adds text beside a heading, wrapped.
 func (p *page) text(heading, text string) {
 	for _, l := range wrap(Clean(text), columns-indent) {
 		p.line(heading, l)
@@ -81,7 +83,7 @@ func (p *page) packet(e *statusapi.Explanation) {
 	}
 	from := cmp.Or(k.From, "this node")
 	if k.Interface != "" {
-		from += ", in on " + k.Interface
+		from += " on " + k.Interface
 	}
 	p.text("Packet", fmt.Sprintf("%s from %s to %s", k.Protocol, from, k.To))
 	p.text("Origin", fmt.Sprintf("%s: %s", k.Origin, k.Why))
@@ -100,7 +102,7 @@ func (p *page) service(e *statusapi.Explanation) {
 	if f := e.Frontend; f != nil {
 		text += fmt.Sprintf(", %s %s", f.Kind, f.Address)
 		if f.LostTo != "" {
-			text += " (which is " + f.LostTo + "'s)"
+			text += " (which " + f.LostTo + " has)"
 		}
 	}
 	p.text("Service", text)
@@ -111,18 +113,18 @@ func (p *page) service(e *statusapi.Explanation) {
 	case statusapi.InForce:
 		p.line("", "in force"+p.since(", for ", st.Since))
 	case statusapi.Pending:
-		p.line("", "something newer is wanted"+p.since(", for ", st.Pending))
+		p.line("", "a newer version is pending"+p.since(", for ", st.Pending))
 	case statusapi.Refused:
-		p.line("", "refused by the kernel"+p.since(", for ", st.Pending)+p.since("; tried again in ", st.NextTry))
+		p.line("", "refused by the kernel"+p.since(", for ", st.Pending)+p.since("; next attempt in ", st.NextTry))
 	}
 }
 
-// since returns how far a time is from now, if there is one.
-func (p *page) since(word string, t *time.Time) string {
+// since returns a prefix and the distance of a time from now, or "" for nil.
+func (p *page) since(prefix string, t *time.Time) string {
 	if t == nil {
 		return ""
 	}
-	return word + p.now.Sub(*t).Abs().Round(time.Second).String()
+	return prefix + p.now.Sub(*t).Abs().Round(time.Second).String()
 }
 
 func (p *page) candidates(e *statusapi.Explanation) {
@@ -135,12 +137,12 @@ func (p *page) candidates(e *statusapi.Explanation) {
 	}
 	p.line("Goes to", fmt.Sprintf("%s, by policy %s%s", plural(e.CandidateCount, "endpoint", "endpoints"), e.Scope, chosen))
 	rows := [][]string{}
-	hidden := 0
+	masqueraded := 0
 	for _, c := range e.Candidates {
 		if c.Masquerade {
-			hidden++
+			masqueraded++
 		}
-		if len(rows) == endpointsShown {
+		if len(rows) == maxTableRows {
 			continue
 		}
 		words := []string{}
@@ -159,13 +161,13 @@ func (p *page) candidates(e *statusapi.Explanation) {
 		rows = append(rows, []string{fmt.Sprintf("%5.1f%%", 100*c.Share), c.Address, strings.Join(words, ", ")})
 	}
 	p.table(rows, e.CandidateCount)
-	switch hidden {
+	switch masqueraded {
 	case 0:
 		p.text("Masquerade", "no: "+e.Masquerade)
 	case len(e.Candidates):
 		p.text("Masquerade", "yes: "+e.Masquerade)
 	default:
-		p.text("Masquerade", "only to the client itself, which must not see its own address as the client's; else "+e.Masquerade)
+		p.text("Masquerade", "only to the client itself, which must not see its own address as the client's; otherwise no: "+e.Masquerade)
 	}
 }
 
@@ -175,14 +177,14 @@ func (p *page) notUsed(e *statusapi.Explanation) {
 	}
 	p.line("Not used", plural(e.NotUsedCount, "endpoint", "endpoints"))
 	rows := [][]string{}
-	for _, n := range e.NotUsed[:min(endpointsShown, len(e.NotUsed))] {
+	for _, n := range e.NotUsed[:min(maxTableRows, len(e.NotUsed))] {
 		rows = append(rows, []string{n.Address, n.Reason})
 	}
 	p.table(rows, e.NotUsedCount)
 }
 
-// table adds rows whose columns stand below each other, and how many there are
-// more. The last column is wrapped.
+// table adds rows with aligned columns, the last column wrapped, and a line that says
+// how many of total rows are not shown.
 func (p *page) table(rows [][]string, total int) {
 	var widths []int
 	for _, row := range rows {
@@ -213,14 +215,14 @@ func (p *page) table(rows [][]string, total int) {
 
 func (p *page) client(e *statusapi.Explanation) {
 	if a := e.Affinity; a != nil {
-		text := fmt.Sprintf("clients stay for %v", time.Duration(a.Seconds*float64(time.Second)))
+		text := fmt.Sprintf("clients stay with their endpoint for %v", time.Duration(a.Seconds*float64(time.Second)))
 		switch {
 		case a.Unknown != "":
-			text += "; whether this one is remembered is not known: " + a.Unknown
+			text += "; that of this client is not known: " + a.Unknown
 		case a.Endpoint == "":
-			text += "; this one is not remembered"
+			text += "; this client has none"
 		default:
-			text += "; this one stays with " + a.Endpoint
+			text += "; this client stays with " + a.Endpoint
 		}
 		p.text("Affinity", text)
 	}
@@ -232,13 +234,13 @@ func (p *page) client(e *statusapi.Explanation) {
 	default:
 		text := fmt.Sprint(f.Total)
 		if f.Except != "" {
-			text += ", without " + f.Except
+			text += ", not counting " + f.Except
 		}
 		p.text("Open flows", text)
 		for _, i := range f.Items {
-			text := i.Client + " with " + i.Endpoint
+			text := i.Client + " to " + i.Endpoint
 			if i.Stale {
-				text += ", where new ones do not go"
+				text += ", which new connections do not go to"
 			}
 			p.text("", text)
 		}
@@ -281,7 +283,7 @@ func (p *page) handshake(h *statusapi.Handshake) {
 	}
 }
 
-// trace shows the rules of others that a packet met, and how it ended.
+// trace shows how the packet ended, and the rules of other programs that it passed.
 func (p *page) trace(t *statusapi.Trace) {
 	if t == nil {
 		return
@@ -290,13 +292,13 @@ func (p *page) trace(t *statusapi.Trace) {
 	case d == nil && len(t.Steps) > 0:
 		p.line("Trace", fmt.Sprintf("no rule dropped the packet, %s decided about it", plural(len(t.Steps), "rule", "rules")))
 	case d != nil && d.Ours:
-		p.text("Trace", "ended by a rule of the service proxy, in "+d.Chain+": "+d.Rule)
+		p.text("Trace", "stopped by a rule of the service proxy, in "+d.Chain+": "+d.Rule)
 	case d != nil:
 		p.text("Trace", "DROPPED by a rule of another program, in "+d.Chain+": "+d.Rule)
 	}
 	if t.Bypassed {
 		p.text("Trace", "BYPASSED: no rule of the service proxy that chooses an endpoint saw the packet; "+
-			"another program's rule translated it before, accepted it there, or had it not be tracked")
+			"an earlier rule of another program translated it, accepted it in the same chain, or disabled tracking for it")
 	}
 	if t.Unknown != "" {
 		p.text("Trace", t.Unknown)
@@ -308,13 +310,13 @@ func (p *page) trace(t *statusapi.Trace) {
 		}
 	}
 	if len(others) > 0 {
-		p.line("", "other programs' rules on its way:")
-		p.table(others[:min(endpointsShown, len(others))], len(others))
+		p.line("", "rules of other programs that it passed:")
+		p.table(others[:min(maxTableRows, len(others))], len(others))
 	}
 }
 
-// wrap breaks text into lines of at most width characters, between words; a
-// longer word has a line of its own.
+// wrap breaks text between words into lines of at most width characters. A longer
+// word has a line of its own.
 func wrap(text string, width int) []string {
 	var lines []string
 	line := ""

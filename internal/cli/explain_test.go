@@ -11,7 +11,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// TestExplain shows everything that an explanation can have.
+// TestExplain prints an explanation in which every field is set.
 func TestExplain(t *testing.T) {
 	now := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
 	e := &statusapi.Explanation{
@@ -36,7 +36,7 @@ func TestExplain(t *testing.T) {
 		Notes: []string{"Service ns/xweb claims it too, and has lost it to ns/web, which is a long story to tell"},
 		Try:   []string{"kubectl -n ns get endpointslices -l kubernetes.io/service-name=web-with-a-long-name -o yaml", "something else"},
 	}
-	want := `Packet     TCP from 203.0.113.9, in on eth0 to 192.168.0.2:30080
+	want := `Packet     TCP from 203.0.113.9 on eth0 to 192.168.0.2:30080
 Origin     elsewhere: its address is neither the node's nor within 10.1.0.0/16,
            the pods'
 Service    ns/web, port http, NodePort 192.168.0.2:30080
@@ -49,12 +49,13 @@ Goes to    3 endpoints, by policy Local, chosen by maglev
                                     as none is ready
            and 1 more
 Masquerade only to the client itself, which must not see its own address as the
-           client's; else externalTrafficPolicy Local keeps it
+           client's; otherwise no: externalTrafficPolicy Local keeps it
 Not used   1 endpoint
            10.1.1.1:8080  on another node
-Affinity   clients stay for 3h0m0s; this one stays with 10.1.0.1:8080
-Open flows 1, without those that IPVS takes
-           203.0.113.9:4000 with 10.1.1.1:8080, where new ones do not go
+Affinity   clients stay with their endpoint for 3h0m0s; this client stays with
+           10.1.0.1:8080
+Open flows 1, not counting those that IPVS takes
+           203.0.113.9:4000 to 10.1.1.1:8080, which new connections do not go to
 Kernel     DIFFERS: 3 of 7 objects read back
            element of map endpoints
            should be: 10.1.0.1 . 8080
@@ -75,7 +76,7 @@ Try        kubectl -n ns get endpointslices -l kubernetes.io/service-name=web-wi
 	}
 }
 
-// TestExplainTried shows what came of real packets.
+// TestExplainTried prints the results of real packets.
 func TestExplainTried(t *testing.T) {
 	evil := statusapi.TraceStep{Chain: "inet firewall out", Handle: 3, Rule: "tcp dport 80 drop", Verdict: "drop"}
 	ours := statusapi.TraceStep{Chain: "ip sluice services", Verdict: "jump x", Ours: true}
@@ -88,7 +89,7 @@ func TestExplainTried(t *testing.T) {
 		{statusapi.Explanation{Handshake: &statusapi.Handshake{Seconds: 0.002}}, "Connect    answered after 2ms\n"},
 		{statusapi.Explanation{Handshake: &statusapi.Handshake{Seconds: 3, Error: "i/o timeout"}}, "Connect    FAILED after 3s: i/o timeout\n"},
 		{statusapi.Explanation{Trace: &statusapi.Trace{Steps: []statusapi.TraceStep{ours, theirs}}}, "Trace      no rule dropped the packet, 2 rules decided about it\n" +
-			"           other programs' rules on its way:\n           inet firewall in  accept\n"},
+			"           rules of other programs that it passed:\n           inet firewall in  accept\n"},
 		{
 			statusapi.Explanation{Trace: &statusapi.Trace{Steps: []statusapi.TraceStep{ours, evil}, DroppedBy: &evil}},
 			"Trace      DROPPED by a rule of another program, in inet firewall out: tcp dport\n           80 drop\n",
@@ -97,8 +98,8 @@ func TestExplainTried(t *testing.T) {
 			statusapi.Explanation{Trace: &statusapi.Trace{Bypassed: true, Steps: []statusapi.TraceStep{{Chain: "ip early c", Rule: "dnat to 10.0.0.9", Verdict: "accept"}}}},
 			"Trace      no rule dropped the packet, 1 rule decided about it\n" +
 				"           BYPASSED: no rule of the service proxy that chooses an endpoint saw\n" +
-				"           the packet; another program's rule translated it before, accepted it\n           there, or had it not be tracked\n" +
-				"           other programs' rules on its way:\n           ip early c  accept  dnat to 10.0.0.9\n",
+				"           the packet; an earlier rule of another program translated it,\n           accepted it in the same chain, or disabled tracking for it\n" +
+				"           rules of other programs that it passed:\n           ip early c  accept  dnat to 10.0.0.9\n",
 		},
 		{statusapi.Explanation{Trace: &statusapi.Trace{Unknown: "no such packet came within 10s"}}, "Trace      no such packet came within 10s\n"},
 	} {
@@ -109,7 +110,8 @@ func TestExplainTried(t *testing.T) {
 	}
 }
 
-// TestExplainHostileNames lets no object move the cursor of who reads.
+// TestExplainHostileNames checks that no control characters of an object's name reach
+// the terminal.
 func TestExplainHostileNames(t *testing.T) {
 	const evil = "a\x1b[2J\r\nVerdict\u202e\u0085\xff"
 	e := &statusapi.Explanation{

@@ -16,23 +16,23 @@ import (
 )
 
 const (
-	// waitTime is how long --wait waits unless it is told.
-	waitTime = time.Minute
+	// defaultWait is how long --wait waits without a value.
+	defaultWait = time.Minute
 
-	// topPeriod is how often top looks at the traffic unless it is told.
-	topPeriod = 2 * time.Second
+	// defaultPeriod is the default of top's --period.
+	defaultPeriod = 2 * time.Second
 )
 
-// AddFlags adds the flags that say what of the status is shown.
+// AddFlags adds the flags of the status command.
 func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.Func("wait", "wait until everything known is in force, for up to this `TIME`; 0s asks once", o.setWait)
-	fs.Lookup("wait").NoOptDefVal = waitTime.String()
-	fs.BoolVar(&o.Problems, "problems", false, "show only what somebody should look at")
-	fs.BoolVarP(&o.Watch, "watch", "w", false, "go on, and show Services again when they change; with names, these")
+	fs.Func("wait", "wait until everything is in force, for up to this `TIME`; 0s asks once", o.setWait)
+	fs.Lookup("wait").NoOptDefVal = defaultWait.String()
+	fs.BoolVar(&o.Problems, "problems", false, "show only what needs attention")
+	fs.BoolVarP(&o.Watch, "watch", "w", false, "continue, and show Services when they change: all, or the named ones")
 	fs.StringVarP(&o.Output, "output", "o", "", "`FORMAT`: "+strings.Join(StatusFormats, ", "))
 	fs.StringVarP(&o.Namespace, "namespace", "n", "", "show the Services of this `NAMESPACE`")
 	fs.BoolVarP(&o.All, "all-namespaces", "A", false, "show all Services, however many there are")
-	fs.StringVar(&o.SortBy, "sort-by", "", "`COLUMN`: name, used, since, state, connections or bytes; with a minus, the other way round")
+	fs.StringVar(&o.SortBy, "sort-by", "", "`COLUMN`: name, used, since, state, connections or bytes; with a minus before it, descending")
 }
 
 func (o *StatusOptions) setWait(text string) error {
@@ -44,6 +44,7 @@ func (o *StatusOptions) setWait(text string) error {
 	return err
 }
 
+// Check returns an error for flags that are invalid or contradict each other.
 func (o *StatusOptions) Check() error {
 	if o.Output != "" {
 		if err := checkFormat(o.Output, StatusFormats); err != nil {
@@ -52,27 +53,29 @@ func (o *StatusOptions) Check() error {
 	}
 	switch {
 	case o.Watch && o.Problems:
-		return errors.New("--watch shows every change, --problems ends with what it found: leave one out")
+		return errors.New("--watch and --problems exclude each other: omit one")
 	case o.Watch && o.Output != "" && o.Output != "wide":
-		return fmt.Errorf("--watch shows lines for people: leave it out, or --output %s", o.Output)
+		return fmt.Errorf("--watch and --output %s exclude each other: omit one", o.Output)
 	}
 	return nil
 }
 
-// ExplainOptions are what is asked about a packet, and how the answer is written.
+// ExplainOptions describe the packet to explain, and the format of the answer.
 type ExplainOptions struct{ From, Protocol, In, Output string }
 
-// AddFlags adds the flags that say which packet it is.
+// AddFlags adds the flags of the explain command.
 func (o *ExplainOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.From, "from", "", "the client's `IP`; without it, the node itself")
-	fs.StringVar(&o.Protocol, "proto", "", "tcp, udp or sctp; without it, tcp or what the Service's port has")
-	fs.StringVar(&o.In, "in", "", "the `INTERFACE` that the packet comes in on")
+	fs.StringVar(&o.From, "from", "", "the client's `IP` address; by default, the node itself")
+	fs.StringVar(&o.Protocol, "proto", "", "tcp, udp or sctp; by default, that of the Service's port, or tcp")
+	fs.StringVar(&o.In, "in", "", "the `INTERFACE` that the packet arrives on")
 	fs.StringVarP(&o.Output, "output", "o", "text", "`FORMAT`: "+strings.Join(ExplainFormats, ", "))
 }
 
+// Check returns an error for flags that are invalid.
 func (o *ExplainOptions) Check() error { return checkFormat(o.Output, ExplainFormats) }
 
-// Query returns the question about a packet to somewhere, as the daemon takes it.
+// Query returns the query of a request for an explanation, for a packet to a
+// destination.
 func (o *ExplainOptions) Query(to string) url.Values {
 	q := url.Values{"to": {to}}
 	for name, value := range map[string]string{"from": o.From, "proto": o.Protocol, "in": o.In} {
@@ -83,7 +86,7 @@ func (o *ExplainOptions) Query(to string) url.Values {
 	return q
 }
 
-// checkFormat refuses a format that is not one of those that there are.
+// checkFormat returns an error for a format that is not one of formats.
 func checkFormat(format string, formats []string) error {
 	if !slices.Contains(formats, format) {
 		return fmt.Errorf("--output %q: want %s", format, strings.Join(formats, ", "))
@@ -91,23 +94,26 @@ func checkFormat(format string, formats []string) error {
 	return nil
 }
 
-// AddFlags adds the flags that say what of the traffic is shown.
+// AddFlags adds the flags of the top command.
 func (o *TopOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Namespace, "namespace", "n", "", "show the Services of this `NAMESPACE`")
 	fs.BoolVarP(&o.Endpoints, "endpoints", "e", false, "show each endpoint")
 	fs.StringVar(&o.SortBy, "sort-by", TopColumns[0], "`COLUMN`: "+strings.Join(TopColumns, ", "))
-	fs.DurationVar(&o.Period, "period", topPeriod, "`TIME` from one look to the next")
+	fs.DurationVar(&o.Period, "period", defaultPeriod, "`TIME` from one reading of the counters to the next")
 }
 
+// Check returns an error for flags that are invalid.
 func (o *TopOptions) Check() error {
-	if o.Period < 100*time.Millisecond {
+	switch {
+	case o.Period < 100*time.Millisecond:
 		return fmt.Errorf("--period %v: want at least 100ms", o.Period)
+	case !slices.Contains(TopColumns, o.SortBy):
+		return fmt.Errorf("--sort-by %q: want %s", o.SortBy, strings.Join(TopColumns, ", "))
 	}
 	return nil
 }
 
-// ShowStatus shows the status as the options have it, and returns a finding as an
-// [ExitError].
+// ShowStatus runs the status command. It returns a finding as an [ExitError].
 func ShowStatus(ctx context.Context, w io.Writer, c Client, o StatusOptions) error {
 	if o.Wait != nil {
 		if err := Wait(ctx, c, *o.Wait); err != nil {
@@ -130,19 +136,21 @@ func ShowStatus(ctx context.Context, w io.Writer, c Client, o StatusOptions) err
 	return nil
 }
 
-// ShowTop shows the traffic: again and again on a terminal, and else once.
+// ShowTop runs the top command: on a terminal it shows the traffic until ctx ends,
+// otherwise once.
 func ShowTop(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions) error {
 	if _, _, err := Terminal(w); err != nil {
 		return top(ctx, w, traffic, o, nil)
 	}
 	fmt.Fprint(w, "\x1b[2J")
 	return top(ctx, w, traffic, o, func() screen {
-		width, height, _ := Terminal(w) // one that has gone fails when it is written to
+		width, height, _ := Terminal(w) // if the terminal is gone, writing to it fails
 		return screen{width, height}
 	})
 }
 
-// Terminal returns the size of the terminal that a writer is, if it is one.
+// Terminal returns the size of the terminal that w writes to, and an error if it is
+// not a terminal.
 func Terminal(w io.Writer) (width, height int, err error) {
 	f, ok := w.(*os.File)
 	if !ok {

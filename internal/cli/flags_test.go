@@ -32,7 +32,7 @@ func TestWaitFlag(t *testing.T) {
 	}
 }
 
-func TestStatusOptionsThatMakeNoSense(t *testing.T) {
+func TestStatusOptionsCheck(t *testing.T) {
 	for _, tt := range []struct {
 		o    StatusOptions
 		want string // none: they do
@@ -40,10 +40,10 @@ func TestStatusOptionsThatMakeNoSense(t *testing.T) {
 		{StatusOptions{Watch: true, Output: "wide"}, ""},
 		{StatusOptions{Problems: true, Output: "json"}, ""},
 		{StatusOptions{Output: "xml"}, `--output "xml": want wide`},
-		{StatusOptions{Watch: true, Problems: true}, "leave one out"},
-		{StatusOptions{Watch: true, Output: "json"}, "leave it out, or --output json"},
-		{StatusOptions{Watch: true, Output: "yaml"}, "leave it out, or --output yaml"},
-		{StatusOptions{Watch: true, Output: "name"}, "leave it out, or --output name"},
+		{StatusOptions{Watch: true, Problems: true}, "omit one"},
+		{StatusOptions{Watch: true, Output: "json"}, "--output json"},
+		{StatusOptions{Watch: true, Output: "yaml"}, "--output yaml"},
+		{StatusOptions{Watch: true, Output: "name"}, "--output name"},
 	} {
 		err := tt.o.Check()
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {

@@ -11,7 +11,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// answering is a daemon that answers the same whatever it is asked.
+// answering is a daemon that has the same response to every request.
 type answering string
 
 func (a answering) RoundTrip(*http.Request) (*http.Response, error) {
@@ -20,8 +20,8 @@ func (a answering) RoundTrip(*http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// FuzzAnswer shows what a node answers that is in other hands: nothing of it
-// reaches the terminal as it is, and nothing keeps the program from ending.
+// FuzzAnswer prints the responses of a node that an attacker controls: no control
+// character reaches the terminal, and the program ends.
 func FuzzAnswer(f *testing.F) {
 	for _, text := range []string{
 		`{"name":"node-1","mode":"nftables","families":["IPv4"],"now":"2026-01-01T00:00:00Z","counts":{"services":3},"tracking":{"entries":9,"limit":1}}`,
@@ -51,7 +51,7 @@ func FuzzAnswer(f *testing.F) {
 		}
 		for _, endpoints := range []bool{false, true} {
 			o := TopOptions{SortBy: "total", Endpoints: endpoints}
-			s, err := look(t.Context(), TrafficOf(c), o)
+			s, err := read(t.Context(), TrafficOf(c), o)
 			later := s
 			later.at = s.at.Add(time.Second)
 			b.WriteString(topText(s, later, o, screen{}))

@@ -9,26 +9,26 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// nodesListed is up to how many nodes have a line each if nobody asks for all of
-// them; of more, those that agree share one.
-const nodesListed = 20
+// maxNodeLines is how many nodes have a line each by default. If there are more,
+// nodes that agree share a line.
+const maxNodeLines = 20
 
-// NodeAnswer is what came of asking the daemon of a node.
+// NodeAnswer is the answer of a node's daemon, or the error.
 type NodeAnswer[T any] struct {
 	Node   string `json:"node"`
 	Answer *T     `json:"answer,omitempty"`
-	Error  string `json:"error,omitempty"` // why there is none
+	Error  string `json:"error,omitempty"` // why there is no answer
 
-	Said bool `json:"-"` // the error is the daemon's own, and as good as an answer
+	FromDaemon bool `json:"-"` // the daemon itself returned Error, so it counts as an answer
 }
 
-// NodeList is what the daemons of many nodes answered, for programs.
+// NodeList is the JSON and YAML output for many nodes.
 type NodeList[T any] struct {
 	Items []NodeAnswer[T] `json:"items"`
 }
 
-// Nodes shows how the daemons of many nodes are: a line for each, or if they are
-// many one for all that agree and one for each that differs.
+// Nodes writes the status of many nodes: a line for each or, if there are many, one
+// for all that agree and one for each that differs.
 func Nodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) error {
 	return writeAll(w, func(w io.Writer) error { return writeNodes(w, all, o) })
 }
@@ -49,9 +49,9 @@ func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) 
 		heads = append(heads, "ENDPOINTS", "UP", "LAST SYNC")
 	}
 	t := newTable(w, heads...)
-	answers := opinions(all, nodeFacts)
+	answers := factsOf(all, statusFacts)
 	var common []fact
-	if len(all) > nodesListed && !o.All && !wide {
+	if len(all) > maxNodeLines && !o.All && !wide {
 		common = majority(answers)
 		t.line(append([]string{plural(countOf(answers, common), "node", "nodes")}, values(common)...)...)
 	}
@@ -59,7 +59,7 @@ func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) 
 		if a.Answer == nil {
 			continue
 		}
-		facts := nodeFacts(a.Answer)
+		facts := statusFacts(a.Answer)
 		if common != nil && slices.Equal(facts, common) {
 			continue
 		}
@@ -75,12 +75,12 @@ func writeNodes(w io.Writer, all []NodeAnswer[statusapi.Node], o StatusOptions) 
 		}
 	}
 	writeTroubles(w, all)
-	WriteSilent(w, all)
+	WriteUnanswered(w, all)
 	return nil
 }
 
-// nodeFacts are what the daemons of healthy nodes have in common.
-func nodeFacts(n *statusapi.Node) []fact {
+// statusFacts returns the columns that are the same on all nodes of a healthy cluster.
+func statusFacts(n *statusapi.Node) []fact {
 	health := "healthy"
 	switch {
 	case !n.Health.Healthy:
@@ -108,7 +108,8 @@ func lastSync(n *statusapi.Node) string {
 	return age(n.Now, *n.Sync.Last) + " ago"
 }
 
-// writeTroubles says why nodes are not healthy, as no column has room for it.
+// writeTroubles writes why nodes are not healthy or not synced, which is too long for
+// a column.
 func writeTroubles(w io.Writer, all []NodeAnswer[statusapi.Node]) {
 	head := "\nNOT AS IT SHOULD BE:"
 	for _, a := range all {
@@ -130,14 +131,14 @@ func writeTroubles(w io.Writer, all []NodeAnswer[statusapi.Node]) {
 	}
 }
 
-// WriteSilent names the nodes that could not be asked.
-func WriteSilent[T any](w io.Writer, all []NodeAnswer[T]) {
-	silent := slices.DeleteFunc(slices.Clone(all), func(a NodeAnswer[T]) bool { return a.Answer != nil || a.Said })
-	if len(silent) == 0 {
+// WriteUnanswered lists the nodes whose daemon did not answer, and why.
+func WriteUnanswered[T any](w io.Writer, all []NodeAnswer[T]) {
+	unanswered := slices.DeleteFunc(slices.Clone(all), func(a NodeAnswer[T]) bool { return a.Answer != nil || a.FromDaemon })
+	if len(unanswered) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\nNO ANSWER FROM %s:\n", strings.ToUpper(plural(len(silent), "node", "nodes")))
-	for _, a := range silent {
+	fmt.Fprintf(w, "\nNO ANSWER FROM %s:\n", strings.ToUpper(plural(len(unanswered), "node", "nodes")))
+	for _, a := range unanswered {
 		fmt.Fprintf(w, "  %s: %s\n", Clean(a.Node), Clean(a.Error))
 	}
 }

@@ -10,7 +10,8 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// nodes answer alike, but for those that are changed; nil: that gives no answer.
+// nodes returns the answers of n nodes. They are the same except for changes; a node
+// with a nil change does not answer.
 func nodes(n int, changes map[int]func(*statusapi.Node)) []NodeAnswer[statusapi.Node] {
 	var all []NodeAnswer[statusapi.Node]
 	for i := range n {
@@ -92,15 +93,15 @@ func services(nodes ...func(*statusapi.Service)) []NodeAnswer[StatusReport] {
 	return all
 }
 
-// TestCompareServices wants what is each node's own left out, and everything
-// else that differs in a line.
+// TestCompareServices checks that what may differ between nodes is not compared, and
+// that every other difference is in a line.
 func TestCompareServices(t *testing.T) {
 	same := func(*statusapi.Service) {}
 	all := services(same, func(s *statusapi.Service) {
 		s.Rows[0].Status = statusapi.Status{State: statusapi.Refused, Reason: "no space"}
 		s.Rows[0].Endpoints = s.Rows[0].Endpoints[1:]
 	}, same)
-	all = append(all, NodeAnswer[StatusReport]{Node: "node-4", Error: "no Service shop/cart is served here", Said: true},
+	all = append(all, NodeAnswer[StatusReport]{Node: "node-4", Error: "no Service shop/cart is served here", FromDaemon: true},
 		NodeAnswer[StatusReport]{Node: "node-5", Error: "no pod"})
 	var b strings.Builder
 	if err := CompareServices(&b, all, StatusOptions{}); err != nil {
@@ -126,8 +127,8 @@ NO ANSWER FROM 1 NODE:
 	}
 }
 
-// TestCompareManyEndpoints wants the number of endpoints compared, and each of them
-// although no page has them all.
+// TestCompareManyEndpoints checks that all endpoints are compared although no page has
+// all of them.
 func TestCompareManyEndpoints(t *testing.T) {
 	report := func(endpoints ...string) *StatusReport {
 		page := func(from int, next string) statusapi.Service {
@@ -166,8 +167,8 @@ func TestCompareManyEndpoints(t *testing.T) {
 	}
 }
 
-// TestCompareManyCandidates wants nodes to differ whose Services have another
-// number of endpoints, although those that the answers list are the same.
+// TestCompareManyCandidates checks that nodes with different numbers of candidates
+// differ although the listed ones are the same.
 func TestCompareManyCandidates(t *testing.T) {
 	answer := func(node string, count int) NodeAnswer[statusapi.Explanation] {
 		return NodeAnswer[statusapi.Explanation]{Node: node, Answer: &statusapi.Explanation{
@@ -189,8 +190,8 @@ DIFFERENT ON 1 NODE:
 	}
 }
 
-// TestCompareExplanations wants the answer that most nodes give, although the
-// first gives another.
+// TestCompareExplanations checks that the answer of most nodes is shown although the
+// first node has another.
 func TestCompareExplanations(t *testing.T) {
 	answer := func(node string, e statusapi.Explanation) NodeAnswer[statusapi.Explanation] {
 		return NodeAnswer[statusapi.Explanation]{Node: node, Answer: &e}

@@ -5,11 +5,12 @@ import (
 	"unicode/utf8"
 )
 
-// screen is how much there is room for; 0: any number of them.
+// screen is the size of a terminal; 0 means unlimited.
 type screen struct{ columns, lines int }
 
-// excess returns how many columns the longest line has too many. The last column
-// stays free: who clears the rest of a line there clears what was written, too.
+// excess returns by how many columns the longest line is too long. The last column
+// stays free: with the cursor there, clearing the rest of the line would also clear
+// the last character.
 func (s screen) excess(text string) (n int) {
 	if s.columns == 0 {
 		return 0
@@ -20,7 +21,7 @@ func (s screen) excess(text string) (n int) {
 	return n
 }
 
-// clip shortens lines that would go on in the next.
+// clip shortens lines that would wrap.
 func (s screen) clip(text string) string {
 	if s.excess(text) == 0 {
 		return text
@@ -32,10 +33,10 @@ func (s screen) clip(text string) string {
 	return b.String()
 }
 
-// shorten cuts a text that has more characters than there is room for.
-func shorten(text string, room int) string {
-	if utf8.RuneCountInString(text) <= room {
+// shorten cuts text to width characters, the last of which is then an ellipsis.
+func shorten(text string, width int) string {
+	if utf8.RuneCountInString(text) <= width {
 		return text
 	}
-	return string([]rune(text)[:max(0, room-1)]) + "…"
+	return string([]rune(text)[:max(0, width-1)]) + "…"
 }

@@ -13,8 +13,8 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// detailsOf asks for one Service, with all of its endpoints or some.
-func detailsOf(ctx context.Context, c Client, path string, all bool) (s statusapi.Service, err error) {
+// getService requests one Service, with all of its endpoints or the first page.
+func getService(ctx context.Context, c Client, path string, all bool) (s statusapi.Service, err error) {
 	if !all {
 		return s, c.Get(ctx, path, nil, &s)
 	}
@@ -36,8 +36,8 @@ func detailsOf(ctx context.Context, c Client, path string, all bool) (s statusap
 	})
 }
 
-// addEndpoints adds a page of endpoints to the ports that they are of. A port that
-// came meanwhile is left out.
+// addEndpoints adds a page of endpoints to their ports. A port that was added after
+// the first page is left out.
 func addEndpoints(ports, page []statusapi.Port) {
 	for _, p := range page {
 		at := slices.IndexFunc(ports, func(o statusapi.Port) bool {
@@ -49,7 +49,7 @@ func addEndpoints(ports, page []statusapi.Port) {
 	}
 }
 
-// writeDetails writes all that is known of the Services that were named.
+// writeDetails writes everything that is known about the named Services.
 func writeDetails(w io.Writer, r *StatusReport) error {
 	for _, s := range r.Details {
 		fmt.Fprintf(w, "\nService %s\n", Clean(s.Namespace+"/"+s.Name))
@@ -75,7 +75,7 @@ func writePort(w io.Writer, p *statusapi.Port, now time.Time) error {
 		}
 		fmt.Fprintf(w, "    %-13s %s%s\n", Clean(f.Kind), Clean(f.Address), Clean(lost))
 	}
-	fmt.Fprintf(w, "    %-13s internal %s, external %s%s\n", "Policy", Clean(p.Internal), Clean(p.External), Clean(more(p)))
+	fmt.Fprintf(w, "    %-13s internal %s, external %s%s\n", "Policy", Clean(p.Internal), Clean(p.External), Clean(otherPolicy(p)))
 	if len(p.Endpoints) == 0 {
 		fmt.Fprintln(w, "    No endpoints")
 		return nil
@@ -109,8 +109,8 @@ func writeEndpoints(w io.Writer, all []statusapi.Endpoint) error {
 	return nil
 }
 
-// more says what else decides about a connection.
-func more(p *statusapi.Port) string {
+// otherPolicy returns what else decides about connections to a port.
+func otherPolicy(p *statusapi.Port) string {
 	var b strings.Builder
 	if p.Affinity > 0 {
 		fmt.Fprintf(&b, ", affinity %s", time.Duration(p.Affinity*float64(time.Second)))
@@ -124,7 +124,7 @@ func more(p *statusapi.Port) string {
 	return b.String()
 }
 
-// statusLine says how a port stands in the kernel.
+// statusLine returns whether a port is in force in the kernel, and since when.
 func statusLine(s *statusapi.Status, now time.Time) string {
 	switch {
 	case s.State == statusapi.Refused:

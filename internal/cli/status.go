@@ -14,57 +14,59 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// Client asks a daemon.
+// Client sends requests to a daemon, as [statusapi.Client] does.
 type Client interface {
 	Get(ctx context.Context, path string, query url.Values, to any) error
 }
 
 const (
-	// listed is up to how many Services are shown if nobody asks for all.
-	listed = 50
+	// maxServices is how many Services are shown by default. If there are more, only
+	// those that need attention are shown.
+	maxServices = 50
 
-	// problemsListed is how many problems are, as those who write objects decide
-	// how many there are.
-	problemsListed = 20
+	// maxProblems is how many problems are shown. Whoever writes objects decides how
+	// many there are.
+	maxProblems = 20
 
-	// period is how often a daemon is asked by who waits for something.
-	period = time.Second
+	// watchPeriod is how often --watch asks for changes.
+	watchPeriod = time.Second
 )
 
-// StatusOptions say what of the status is shown.
+// StatusOptions are the options of the status command.
 type StatusOptions struct {
-	Services  []string // NAMESPACE/NAME; none: all
+	Services  []string // NAMESPACE/NAME, or NAME in Namespace; empty: all
 	Namespace string
-	All       bool // however many there are
-	Endpoints bool // all of named Services, instead of the first page
-	Problems  bool // only what somebody should look at
+	All       bool // show all Services, or nodes, however many there are
+	Endpoints bool // request all endpoints of named Services, instead of the first page
+	Problems  bool // show only what needs attention
 	SortBy    string
-	Output    string // wide, json, yaml or name; empty: for people
+	Output    string // one of StatusFormats, or empty for text
 
-	Wait  *time.Duration // for everything to be in force, before; nil: do not ask
-	Watch bool           // go on, and show what changes
+	Wait  *time.Duration // how long to wait first until everything is in force; nil: do not wait
+	Watch bool           // continue, and show what changes
 }
 
-// StatusFormats are the outputs that there are.
+// StatusFormats are the values of --output.
 var StatusFormats = []string{"wide", "json", "yaml", "name"}
 
-// StatusReport is what the status says, for programs.
+// StatusReport is everything that the status command shows. It is also its JSON and
+// YAML output.
 type StatusReport struct {
 	Node     statusapi.Node             `json:"node"`
 	Problems []statusapi.Problem        `json:"problems"`
 	Services []statusapi.ServiceSummary `json:"services"`
-	Details  []statusapi.Service        `json:"details,omitempty"` // of Services that were named
+	Details  []statusapi.Service        `json:"details,omitempty"` // of named Services
 
-	problems int // that there are
+	problemCount int // including problems that are not in Problems
 }
 
-// Troubled reports whether somebody should look at something.
+// Troubled reports whether anything needs attention.
 func (r *StatusReport) Troubled() bool {
-	return !r.Node.Health.Healthy || r.problems > 0 || !r.Node.InForce() ||
+	return !r.Node.Health.Healthy || r.problemCount > 0 || !r.Node.InForce() ||
 		slices.ContainsFunc(r.Services, func(s statusapi.ServiceSummary) bool { return s.Troubled() })
 }
 
-// Status asks for the status and shows it.
+// Status requests the status and writes it to w.
 func Status(ctx context.Context, w io.Writer, c Client, o StatusOptions) (*StatusReport, error) {
 	r, err := Report(ctx, c, o)
 	if err != nil {
@@ -91,14 +93,14 @@ func writeReport(w io.Writer, r *StatusReport, o StatusOptions) error {
 	return writeServices(w, r, o)
 }
 
-// Report asks for all that is to be shown.
+// Report requests everything that the options want shown.
 func Report(ctx context.Context, c Client, o StatusOptions) (*StatusReport, error) {
-	r := &StatusReport{Problems: []statusapi.Problem{}, Services: []statusapi.ServiceSummary{}} // JSON has no null
+	r := &StatusReport{Problems: []statusapi.Problem{}, Services: []statusapi.ServiceSummary{}} // not null in JSON
 	if err := c.Get(ctx, statusapi.NodePath, nil, &r.Node); err != nil {
 		return nil, err
 	}
 	if len(o.Services) > 0 {
-		return r, details(ctx, c, o, r)
+		return r, addDetails(ctx, c, o, r)
 	}
 	query := url.Values{}
 	if o.Namespace != "" {
@@ -108,17 +110,18 @@ func Report(ctx context.Context, c Client, o StatusOptions) (*StatusReport, erro
 	if err := c.Get(ctx, statusapi.ProblemsPath, query, &problems); err != nil {
 		return nil, err
 	}
-	r.Problems, r.problems = append(r.Problems, problems.Items...), problems.Total
+	r.Problems, r.problemCount = append(r.Problems, problems.Items...), problems.Total
 	query.Set("sort", cmp.Or(o.SortBy, "name"))
 	all := o.All || o.Namespace != "" || o.Output != ""
-	if o.Problems || !all && r.Node.Counts.Services > listed {
+	if o.Problems || !all && r.Node.Counts.Services > maxServices {
 		query.Set("problems", "true")
 	}
-	return r, pages(ctx, c, query, all || o.Problems, r)
+	return r, addServices(ctx, c, query, all || o.Problems, r)
 }
 
-// pages asks for all Services, or for some.
-func pages(ctx context.Context, c Client, query url.Values, all bool, r *StatusReport) error {
+// addServices requests all Services that match, or the first maxServices, and adds
+// them to the report.
+func addServices(ctx context.Context, c Client, query url.Values, all bool, r *StatusReport) error {
 	get := func(ctx context.Context, query url.Values) (int, string, error) {
 		var page statusapi.ServiceList
 		err := c.Get(ctx, statusapi.ServicesPath, query, &page)
@@ -128,30 +131,29 @@ func pages(ctx context.Context, c Client, query url.Values, all bool, r *StatusR
 	if all {
 		return statusapi.EachPage(ctx, query, get)
 	}
-	query.Set("limit", strconv.Itoa(listed))
+	query.Set("limit", strconv.Itoa(maxServices))
 	_, _, err := get(ctx, query)
 	return err
 }
 
-// details asks for Services by name.
-func details(ctx context.Context, c Client, o StatusOptions, r *StatusReport) error {
+// addDetails requests the named Services and adds them to the report.
+func addDetails(ctx context.Context, c Client, o StatusOptions, r *StatusReport) error {
 	for _, name := range o.Services {
 		namespace, name, err := SplitName(name, o.Namespace)
 		if err != nil {
 			return err
 		}
-		path := statusapi.ServicesPath + "/" + url.PathEscape(namespace) + "/" + url.PathEscape(name)
-		s, err := detailsOf(ctx, c, path, o.Endpoints)
+		s, err := getService(ctx, c, statusapi.ServicePath(namespace, name), o.Endpoints)
 		if err != nil {
 			return err
 		}
 		r.Details, r.Services = append(r.Details, s), append(r.Services, s.ServiceSummary)
-		r.Problems, r.problems = append(r.Problems, s.Found...), r.problems+len(s.Found)
+		r.Problems, r.problemCount = append(r.Problems, s.Found...), r.problemCount+len(s.Found)
 	}
 	return nil
 }
 
-// wants reports whether a Service is one of those that are asked for.
+// wants reports whether the options select a Service.
 func (o *StatusOptions) wants(namespace, name string) bool {
 	if len(o.Services) == 0 {
 		return o.Namespace == "" || o.Namespace == namespace
@@ -162,7 +164,7 @@ func (o *StatusOptions) wants(namespace, name string) bool {
 	})
 }
 
-// SplitName reads NAMESPACE/NAME, or a NAME in a namespace that is given.
+// SplitName parses NAMESPACE/NAME, or NAME in a default namespace.
 func SplitName(text, namespace string) (string, string, error) {
 	ns, name, found := strings.Cut(text, "/")
 	if !found {
@@ -174,7 +176,8 @@ func SplitName(text, namespace string) (string, string, error) {
 	return ns, name, nil
 }
 
-// writeNode writes the head of a status: the node, and whether all is in force.
+// writeNode writes the first lines of the status: the node, and whether everything is
+// in force.
 func writeNode(w io.Writer, n *statusapi.Node) {
 	health := "healthy"
 	if !n.Health.Healthy {
@@ -189,7 +192,7 @@ func writeNode(w io.Writer, n *statusapi.Node) {
 	}
 }
 
-// syncLine says in a line how the kernel stands to what is wanted.
+// syncLine returns in a line whether everything is in force, or why not.
 func syncLine(n *statusapi.Node) string {
 	last := ""
 	if n.Sync.Last != nil {
@@ -208,20 +211,20 @@ func syncLine(n *statusapi.Node) string {
 }
 
 func writeProblems(w io.Writer, r *StatusReport) {
-	if r.problems == 0 {
+	if r.problemCount == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\n%s:\n", strings.ToUpper(plural(r.problems, "problem", "problems")))
-	some := r.Problems[:min(len(r.Problems), problemsListed)]
+	fmt.Fprintf(w, "\n%s:\n", strings.ToUpper(plural(r.problemCount, "problem", "problems")))
+	some := r.Problems[:min(len(r.Problems), maxProblems)]
 	for _, p := range some {
 		fmt.Fprintf(w, "  %s\n", Clean(p.String()))
 	}
-	if more := r.problems - len(some); more > 0 {
+	if more := r.problemCount - len(some); more > 0 {
 		fmt.Fprintf(w, "  and %s more (-o json has up to %d)\n", thousands(more), statusapi.DefaultPage)
 	}
 }
 
-// serviceHeads are the columns of a list of Services.
+// serviceHeads returns the headings of a list of Services.
 func serviceHeads(wide bool) []string {
 	heads := []string{"NAMESPACE", "NAME", "ADDRESS", "PORTS", "ENDPOINTS", "STATE", "SINCE"}
 	if wide {
@@ -230,7 +233,7 @@ func serviceHeads(wide bool) []string {
 	return heads
 }
 
-// serviceLine is a Service as a line of a list.
+// serviceLine returns the cells of a Service in a list of Services.
 func serviceLine(s *statusapi.ServiceSummary, now time.Time, wide bool) []string {
 	state := string(s.State)
 	if s.State == statusapi.InForce && s.Used == 0 {
@@ -247,7 +250,7 @@ func serviceLine(s *statusapi.ServiceSummary, now time.Time, wide bool) []string
 	return cells
 }
 
-// count writes a number, if something was counted.
+// count formats a counter; a dash if there is none.
 func count(n *uint64) string {
 	if n == nil {
 		return "-"
@@ -255,6 +258,7 @@ func count(n *uint64) string {
 	return thousands(*n)
 }
 
+// sum adds two counters. It is nil if one of them is.
 func sum(a, b *uint64) *uint64 {
 	if a == nil || b == nil {
 		return nil

@@ -19,7 +19,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// daemon answers from memory, and notes what it was asked.
+// daemon has prepared answers, and records requests.
 type daemon struct {
 	answers map[string]any // by path
 	asked   []string
@@ -96,7 +96,8 @@ shop        idle   10.96.0.2   80:30080/TCP   0/0         NoEndpoints!   0s
 	}
 }
 
-// TestStatusOfMany: whoever does not ask for all is shown what needs attention.
+// TestStatusOfMany checks that by default only Services that need attention are shown,
+// if there are many.
 func TestStatusOfMany(t *testing.T) {
 	d := &daemon{answers: map[string]any{
 		statusapi.NodePath:     node(func(n *statusapi.Node) { n.Counts.Services = 30000 }),
@@ -114,12 +115,12 @@ func TestStatusOfMany(t *testing.T) {
 	}
 }
 
-// full is a disk without room.
+// full is a file on a full disk.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
-// TestFullDisk: whoever pipes an answer into a file is told that it is not there.
+// TestFullDisk checks that errors of the writer are returned.
 func TestFullDisk(t *testing.T) {
 	idle := statusapi.Service{ServiceSummary: list(0).Items[1], Rows: []statusapi.Port{{Name: "http"}}}
 	d := &daemon{answers: map[string]any{
@@ -139,7 +140,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestEmptyLists: a program finds the same lists in every report.
+// TestEmptyLists checks that empty lists are not null in JSON.
 func TestEmptyLists(t *testing.T) {
 	d := &daemon{answers: map[string]any{
 		statusapi.NodePath: node(nil), statusapi.ProblemsPath: statusapi.ProblemList{}, statusapi.ServicesPath: statusapi.ServiceList{},
@@ -158,7 +159,7 @@ func TestEmptyLists(t *testing.T) {
 	}
 }
 
-// TestProblemsOfNamespace: those of another are no reason to look at this one.
+// TestProblemsOfNamespace checks that problems of other namespaces do not count.
 func TestProblemsOfNamespace(t *testing.T) {
 	d := &daemon{answers: map[string]any{
 		statusapi.NodePath: node(nil), statusapi.ServicesPath: statusapi.ServiceList{},
@@ -226,7 +227,7 @@ func TestStatusOfOneService(t *testing.T) {
 	}
 }
 
-func TestHowItStandsInALine(t *testing.T) {
+func TestSyncLine(t *testing.T) {
 	for want, change := range map[string]func(*statusapi.Node){
 		"NOT SYNCED YET: Services are not known yet": func(n *statusapi.Node) {
 			n.Sync = statusapi.Sync{Reason: "Services are not known yet"}
@@ -261,7 +262,8 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// away answers nobody, and says why until the question has ended.
+// away is a daemon that does not answer. Once the context has ended, its error says
+// only that.
 type away struct{}
 
 func (away) Get(ctx context.Context, _ string, _ url.Values, _ any) error {
@@ -271,9 +273,9 @@ func (away) Get(ctx context.Context, _ string, _ url.Values, _ any) error {
 	return errors.New("no daemon answers")
 }
 
-// TestWaitInVain: what is not in force is a finding, a daemon that is not there is
-// none, and either is told, not that time is up.
-func TestWaitInVain(t *testing.T) {
+// TestWaitTimeout checks that what is not in force is a finding, that a daemon that
+// does not answer is none, and that the error has the reason, not that the time is up.
+func TestWaitTimeout(t *testing.T) {
 	pending := &daemon{answers: map[string]any{statusapi.NodePath: node(func(n *statusapi.Node) { n.Counts.Pending = 1 })}}
 	for _, tt := range []struct {
 		client Client
@@ -314,7 +316,7 @@ func TestFollow(t *testing.T) {
 			{Number: 8, ServicePort: "shop/gone/UDP/IPv4"},
 			{Number: 7, ServicePort: "shop/old:http/TCP/IPv4"},
 		}})
-		time.Sleep(10 * period)
+		time.Sleep(10 * watchPeriod)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)

@@ -15,8 +15,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Clean makes what came from objects safe for a terminal: whoever may write one
-// must not move the cursor of who reads of it.
+// Clean makes text safe for a terminal. Text that comes from objects or from other
+// hosts may contain control characters, which a terminal obeys; Clean replaces what is
+// not printable.
 func Clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' {
@@ -29,7 +30,7 @@ func Clean(s string) string {
 	}, s)
 }
 
-// age returns how long ago something was, as kubectl has it.
+// age returns how long ago a time was, formatted as kubectl does.
 func age(now, t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -37,7 +38,7 @@ func age(now, t time.Time) string {
 	return duration.HumanDuration(max(0, now.Sub(t)))
 }
 
-// seconds returns a duration with as many figures as count.
+// seconds formats a duration with a precision that depends on its length.
 func seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second))
 	switch {
@@ -50,7 +51,7 @@ func seconds(s float64) string {
 	}
 }
 
-// thousands writes a number as 1,234,567.
+// thousands formats a number as 1,234,567.
 func thousands[N int | uint64](n N) string {
 	digits := fmt.Sprint(n)
 	var b strings.Builder
@@ -70,18 +71,18 @@ func plural(n int, one, many string) string {
 	return thousands(n) + " " + many
 }
 
-// writeAll writes at once what some function writes, so that no error of the writer
-// is lost however many calls it takes.
-func writeAll(w io.Writer, text func(w io.Writer) error) error {
+// writeAll passes a buffer to write and then writes it to w at once, so that write
+// need not check the errors of w.
+func writeAll(w io.Writer, write func(w io.Writer) error) error {
 	var b bytes.Buffer
-	if err := text(&b); err != nil {
+	if err := write(&b); err != nil {
 		return err
 	}
 	_, err := b.WriteTo(w)
 	return err
 }
 
-// table writes lines whose cells stand below each other, as kubectl does.
+// table writes lines with aligned cells, as kubectl does.
 type table struct{ *tabwriter.Writer }
 
 func newTable(w io.Writer, heads ...string) table {
@@ -101,14 +102,15 @@ func (t table) line(cells ...string) {
 	fmt.Fprintln(t, strings.Join(cells, "\t"))
 }
 
-// encode writes an object for programs.
+// encode writes an object as JSON or YAML. Characters that are not printable are
+// escaped in JSON, and replaced in YAML.
 func encode(w io.Writer, format string, object any) error {
 	text, err := json.MarshalIndent(object, "", "  ")
 	if err != nil {
 		return err
 	}
 	write := escape
-	if format == "yaml" { // which cannot say it otherwise in every place
+	if format == "yaml" { // YAML has no escapes outside of double quotes.
 		write = func(r rune) string { return "\ufffd" }
 		if text, err = yaml.JSONToYAML(text); err != nil {
 			return err
@@ -126,8 +128,8 @@ func encode(w io.Writer, format string, object any) error {
 	return err
 }
 
-// escape writes a character as JSON can: a terminal might obey it. Outside of strings
-// there is none.
+// escape returns the JSON escape of a character. Characters that are not printable
+// occur only within strings, where an escape is valid.
 func escape(r rune) (out string) {
 	for _, u := range utf16.Encode([]rune{r}) {
 		out += fmt.Sprintf(`\u%04x`, u)

@@ -14,29 +14,29 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// TopOptions say what of the traffic is shown.
+// TopOptions are the options of the top command.
 type TopOptions struct {
 	Namespace string
-	Endpoints bool // each of them, instead of Services
+	Endpoints bool // show endpoints instead of service ports
 	SortBy    string
-	Period    time.Duration // from one look to the next
+	Period    time.Duration // from one reading of the counters to the next
 }
 
-// TopColumns are what the traffic can be sorted by, the largest first.
+// TopColumns are the values of --sort-by. Numbers are sorted in descending order.
 var TopColumns = []string{"new", "active", "in", "out", "refused", "total", "name"}
 
-// sample is the traffic at one time.
+// sample has the counters at one time.
 type sample struct {
 	at    time.Time
 	ports map[string]statusapi.PortTraffic
-	off   string
+	off   string // why nothing is counted; empty if traffic is counted
 }
 
-// Traffic returns all that was counted. Which of it is the busiest only shows from
-// one look to the next, so no daemon can sort it out before.
+// Traffic reads all counters that a query selects. It returns all pages: lines are
+// sorted by rates, which the daemon does not know.
 type Traffic func(ctx context.Context, query url.Values) (*statusapi.TrafficList, error)
 
-// TrafficOf returns the traffic of a daemon, page by page.
+// TrafficOf returns a Traffic that reads the counters of a daemon.
 func TrafficOf(c Client) Traffic {
 	return func(ctx context.Context, query url.Values) (*statusapi.TrafficList, error) {
 		var all statusapi.TrafficList
@@ -51,13 +51,10 @@ func TrafficOf(c Client) Traffic {
 	}
 }
 
-// top shows the traffic of every period, each on the place of the one before and
-// cut to the size that the screen has then, until ctx ends; without a size once.
+// top writes the rates of every period until ctx ends, each over the last one and cut
+// to the size of the screen. If size is nil, it writes the rates of one period only.
 func top(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions, size func() screen) error {
-	if !slices.Contains(TopColumns, o.SortBy) {
-		return fmt.Errorf("sort by %q: want %s", o.SortBy, strings.Join(TopColumns, ", "))
-	}
-	before, err := look(ctx, traffic, o)
+	before, err := read(ctx, traffic, o)
 	if err != nil {
 		return err
 	}
@@ -72,19 +69,19 @@ func top(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions, size f
 			return nil
 		case <-tick.C:
 		}
-		now, err := look(ctx, traffic, o)
+		now, err := read(ctx, traffic, o)
 		if err != nil {
 			return cmp.Or(ctx.Err(), err)
 		}
 		if !now.at.After(before.at) {
-			continue // Nothing was counted since.
+			continue // The counters were not read again since.
 		}
 		if size == nil {
 			_, err := io.WriteString(w, topText(before, now, o, screen{}))
 			return err
 		}
 		text := topText(before, now, o, size())
-		// Lines are overwritten, not cleared first: that would flicker.
+		// Lines are overwritten, because clearing the screen first would flicker.
 		text = "\x1b[H" + strings.ReplaceAll(text, "\n", "\x1b[K\n") + "\x1b[J"
 		if _, err := io.WriteString(w, text); err != nil {
 			return err
@@ -93,8 +90,8 @@ func top(ctx context.Context, w io.Writer, traffic Traffic, o TopOptions, size f
 	}
 }
 
-// look asks for the traffic now.
-func look(ctx context.Context, traffic Traffic, o TopOptions) (sample, error) {
+// read reads the counters.
+func read(ctx context.Context, traffic Traffic, o TopOptions) (sample, error) {
 	query := url.Values{}
 	if o.Endpoints {
 		query.Set("endpoints", "true")
@@ -115,13 +112,13 @@ func look(ctx context.Context, traffic Traffic, o TopOptions) (sample, error) {
 	return s, nil
 }
 
-// topLine is the traffic of one port or endpoint, by the second where it grows.
+// topLine has the counters and rates of one port or endpoint.
 type topLine struct {
 	statusapi.PortTraffic
-	fresh, in, out, refused rate
+	opened, in, out, refused rate
 }
 
-// rate is how much there was in a second. What is not counted has none.
+// rate is the growth of a counter. It is not known if the counter is nil.
 type rate struct {
 	perSecond float64
 	known     bool
@@ -132,7 +129,7 @@ func rateOf(before, now *uint64, elapsed time.Duration) rate {
 		return rate{}
 	}
 	was := uint64(0)
-	if before != nil && *before <= *now { // a counter that began anew counts from zero
+	if before != nil && *before <= *now { // otherwise the counter was reset to zero
 		was = *before
 	}
 	return rate{float64(*now-was) / elapsed.Seconds(), true}
@@ -149,7 +146,7 @@ func (r rate) String() string {
 	}
 }
 
-// short writes a large number with a unit.
+// short formats a number with a unit prefix.
 func short(n float64) string {
 	for _, unit := range []string{"", "k", "M", "G", "T"} {
 		if n < 10000 || unit == "T" {
@@ -164,11 +161,11 @@ func topLines(before, now sample) []topLine {
 	var lines []topLine
 	elapsed := now.at.Sub(before.at)
 	for key, p := range now.ports {
-		was := before.ports[key] // nothing, if it had no traffic yet
+		was := before.ports[key] // the zero value if it had no traffic yet
 		refused, refusedBefore := total(p.Refused), total(was.Refused)
 		lines = append(lines, topLine{
 			PortTraffic: p,
-			fresh:       rateOf(was.Connections, p.Connections, elapsed),
+			opened:      rateOf(was.Connections, p.Connections, elapsed),
 			in:          rateOf(was.BytesIn, p.BytesIn, elapsed),
 			out:         rateOf(was.BytesOut, p.BytesOut, elapsed),
 			refused:     rateOf(&refusedBefore, &refused, elapsed),
@@ -191,10 +188,11 @@ func value(n *uint64) uint64 {
 	return *n
 }
 
-// compareTop orders lines by a column, and then by name.
+// compareTop returns a comparison of lines by a column, then by connections, then by
+// name.
 func compareTop(column string) func(a, b topLine) int {
 	by := map[string]func(l *topLine) float64{
-		"new":     func(l *topLine) float64 { return l.fresh.perSecond },
+		"new":     func(l *topLine) float64 { return l.opened.perSecond },
 		"active":  func(l *topLine) float64 { return float64(value(l.Active)) },
 		"in":      func(l *topLine) float64 { return l.in.perSecond },
 		"out":     func(l *topLine) float64 { return l.out.perSecond },
@@ -208,8 +206,9 @@ func compareTop(column string) func(a, b topLine) int {
 	}
 }
 
-// topText is a picture of the traffic. Columns that a screen lacks are first taken
-// from the names of Services, as what was counted stands to the right of them.
+// topText returns the traffic between two samples as text. If it is too wide for the
+// screen, names of Services are shortened first, because the numbers are to the right
+// of them.
 func topText(before, now sample, o TopOptions, size screen) string {
 	lines := topLines(before, now)
 	slices.SortFunc(lines, compareTop(o.SortBy))
@@ -218,8 +217,8 @@ func topText(before, now sample, o TopOptions, size screen) string {
 		shown = lines[:min(len(lines), max(1, size.lines-4))]
 	}
 	table := topTable(shown, o.Endpoints, 0)
-	if lack := size.excess(table); lack > 0 {
-		table = topTable(shown, o.Endpoints, lack)
+	if excess := size.excess(table); excess > 0 {
+		table = topTable(shown, o.Endpoints, excess)
 	}
 	title := fmt.Sprintf("%s with traffic, %s to %s; by %s\n", plural(len(lines), "line", "lines"), before.at.Format(time.TimeOnly), now.at.Format(time.TimeOnly), o.SortBy)
 	rest := ""
@@ -229,11 +228,12 @@ func topText(before, now sample, o TopOptions, size screen) string {
 	return size.clip(title + table + rest)
 }
 
-// shortestName is what is left of a name at least.
-const shortestName = 12
+// minName is the length that names are never shortened below.
+const minName = 12
 
-// topTable has a line for each, with the longest names so much shorter.
-func topTable(lines []topLine, endpoints bool, shorter int) string {
+// topTable returns a table of lines, narrower by some columns if long names can be
+// shortened.
+func topTable(lines []topLine, endpoints bool, narrower int) string {
 	longest := 0
 	for _, l := range lines {
 		longest = max(longest, utf8.RuneCountInString(l.Namespace+"/"+l.Name))
@@ -246,7 +246,7 @@ func topTable(lines []topLine, endpoints bool, shorter int) string {
 	t := newTable(&b, heads...)
 	for _, l := range lines {
 		cells := []string{
-			shorten(l.Namespace+"/"+l.Name, max(shortestName, longest-shorter)), portName(l.Port, l.Protocol), l.fresh.String(), count(l.Active),
+			shorten(l.Namespace+"/"+l.Name, max(minName, longest-narrower)), portName(l.Port, l.Protocol), l.opened.String(), count(l.Active),
 			l.in.String(), l.out.String(), l.refused.String(), count(l.Connections),
 		}
 		if endpoints {

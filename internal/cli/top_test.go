@@ -16,7 +16,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// counted returns the traffic of two Services at the n-th look.
+// counted returns the traffic of two Services at the n-th reading.
 func counted(n uint64) statusapi.TrafficList {
 	port := func(name, endpoint string, conns, in uint64, refused map[string]uint64) statusapi.PortTraffic {
 		return statusapi.PortTraffic{
@@ -60,8 +60,8 @@ shop/cart   http/TCP   15      3        2500k    -         0           130
 	})
 }
 
-// TestTopFitsTheScreen: whatever names are like, no line goes on in the next, which
-// would push the title out, and what was counted can be seen.
+// TestTopFitsTheScreen checks that no line wraps, which would push the title off the
+// screen, and that the numbers are visible, however long names are.
 func TestTopFitsTheScreen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := uint64(0)
@@ -90,7 +90,7 @@ func TestTopFitsTheScreen(t *testing.T) {
 				}
 			}
 			if sizes[i].columns != 30 && !strings.Contains(frame, "2500k") {
-				t.Errorf("nothing is to be seen of what was counted:\n%s", frame)
+				t.Errorf("the numbers are not visible:\n%s", frame)
 			}
 		}
 	})
@@ -116,8 +116,8 @@ func (p paged) Get(_ context.Context, _ string, query url.Values, to any) error 
 	return err
 }
 
-// TestTopOfMany wants the busiest Service first however many there are, and
-// although it is the last by name.
+// TestTopOfMany checks that the busiest of many Services comes first although it is
+// the last by name.
 func TestTopOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -147,7 +147,7 @@ func TestTopIsLive(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := strings.Count(b.String(), "\x1b[H"); n != 4 || !strings.Contains(b.String(), "and 1 more") {
-			t.Errorf("%d pictures: %q", n, b.String())
+			t.Errorf("%d frames: %q", n, b.String())
 		}
 	})
 }
@@ -157,7 +157,7 @@ func TestTopWithoutCounts(t *testing.T) {
 	if err := top(t.Context(), &strings.Builder{}, TrafficOf(d), TopOptions{SortBy: "new", Period: time.Second}, nil); err == nil || !strings.Contains(err.Error(), "--service-traffic is off") {
 		t.Errorf("%v", err)
 	}
-	if err := top(t.Context(), &strings.Builder{}, TrafficOf(d), TopOptions{SortBy: "size", Period: time.Second}, nil); err == nil || !strings.Contains(err.Error(), "size") {
+	if err := (&TopOptions{SortBy: "size", Period: time.Second}).Check(); err == nil || !strings.Contains(err.Error(), "size") {
 		t.Errorf("%v", err)
 	}
 }

@@ -14,14 +14,15 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// Wait asks until everything known is in force, or time is up; it then says what
-// is not, which is a finding, or why the daemon could not be asked, which is none.
-// One that does not answer yet may still come. Without patience it asks once.
-func Wait(ctx context.Context, c Client, patience time.Duration) error {
-	if patience == 0 {
+// Wait asks the daemon until everything is in force, at most until timeout; with a
+// timeout of 0 it asks once. It then returns what is not in force, as an [ExitError]
+// with code ExitFinding, or another error if the daemon did not answer. It also waits
+// for a daemon that does not answer yet.
+func Wait(ctx context.Context, c Client, timeout time.Duration) error {
+	if timeout == 0 {
 		return inForce(ctx, c)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -32,7 +33,7 @@ func Wait(ctx context.Context, c Client, patience time.Duration) error {
 			return nil
 		}
 		if last != nil && ctx.Err() != nil {
-			return last // what it was before time was up says more
+			return last // This error may only say that the time is up.
 		}
 		last = err
 		select {
@@ -43,7 +44,7 @@ func Wait(ctx context.Context, c Client, patience time.Duration) error {
 	}
 }
 
-// inForce asks once whether everything known is in force.
+// inForce asks once whether everything is in force.
 func inForce(ctx context.Context, c Client) error {
 	var n statusapi.Node
 	if err := c.Get(ctx, statusapi.NodePath, nil, &n); err != nil {
@@ -55,7 +56,7 @@ func inForce(ctx context.Context, c Client) error {
 	return nil
 }
 
-// NotInForce says what is not, if not everything known is in force.
+// NotInForce returns an error that says what is not in force, or nil.
 func NotInForce(n *statusapi.Node) error {
 	if n.InForce() {
 		return nil
@@ -63,13 +64,13 @@ func NotInForce(n *statusapi.Node) error {
 	return fmt.Errorf("not everything is in force: %s", syncLine(n))
 }
 
-// Follow shows Services again whenever they change in the kernel, until ctx ends.
+// Follow writes a line for each Service that changes in the kernel, until ctx ends.
 func Follow(ctx context.Context, w io.Writer, c Client, o StatusOptions) error {
 	last, err := newest(ctx, c)
 	if err != nil {
 		return err
 	}
-	tick := time.NewTicker(period)
+	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
 	for {
 		select {
@@ -83,19 +84,19 @@ func Follow(ctx context.Context, w io.Writer, c Client, o StatusOptions) error {
 		}
 		last = seen.newest
 		for _, name := range seen.services {
-			if err := followed(ctx, w, c, o, name); err != nil {
+			if err := writeChanged(ctx, w, c, o, name); err != nil {
 				return err
 			}
 		}
 		if seen.missed > 0 {
-			if _, err := fmt.Fprintf(w, "%s not shown: they came too fast\n", plural(seen.missed, "change", "changes")); err != nil {
+			if _, err := fmt.Fprintf(w, "%s not shown: there were too many at once\n", plural(seen.missed, "change", "changes")); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// newest returns the number of the last change.
+// newest returns the number of the last change, 0 if there is none.
 func newest(ctx context.Context, c Client) (uint64, error) {
 	var list statusapi.ChangeList
 	err := c.Get(ctx, statusapi.ChangesPath, url.Values{"limit": {"1"}}, &list)
@@ -105,15 +106,15 @@ func newest(ctx context.Context, c Client) (uint64, error) {
 	return list.Items[0].Number, nil
 }
 
-// changes are those between two looks.
+// changes are the changes after a number.
 type changes struct {
-	services []string // each once, that which changed first before others
-	newest   uint64
-	missed   int // that the answer has no room for
+	services []string // NAMESPACE/NAME, each once, in the order of their first change
+	newest   uint64   // the number of the last change
+	missed   int      // how many are not on the first page, and so not in services
 }
 
-// changedSince asks for what changed after a number. A daemon that has a smaller
-// one has begun anew, so that all of its changes are news.
+// changedSince requests the changes after a number. If the daemon's last number is
+// smaller, the daemon was restarted, and all of its changes are new.
 func changedSince(ctx context.Context, c Client, number uint64) (changes, error) {
 	var list statusapi.ChangeList
 	var out changes
@@ -145,23 +146,23 @@ func changedSince(ctx context.Context, c Client, number uint64) (changes, error)
 	return out, nil
 }
 
-// followed shows a Service as a line, and one that has gone as gone.
-func followed(ctx context.Context, w io.Writer, c Client, o StatusOptions, name string) error {
-	namespace, rest, _ := strings.Cut(name, "/")
-	if !o.wants(namespace, rest) {
+// writeChanged writes a line for a Service, if the options select it. A Service that
+// does not exist any more has state Removed.
+func writeChanged(ctx context.Context, w io.Writer, c Client, o StatusOptions, service string) error {
+	namespace, name, _ := strings.Cut(service, "/")
+	if !o.wants(namespace, name) {
 		return nil
 	}
 	var s statusapi.Service
-	path := statusapi.ServicesPath + "/" + url.PathEscape(namespace) + "/" + url.PathEscape(rest)
 	now := time.Now()
-	if err := c.Get(ctx, path, url.Values{"limit": {"1"}}, &s); err != nil {
+	if err := c.Get(ctx, statusapi.ServicePath(namespace, name), url.Values{"limit": {"1"}}, &s); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		if gone, ok := errors.AsType[*statusapi.ResponseError](err); !ok || gone.Code != http.StatusNotFound {
 			return err
 		}
-		s.ServiceSummary = statusapi.ServiceSummary{Namespace: namespace, Name: rest, State: "Removed", Since: now}
+		s.ServiceSummary = statusapi.ServiceSummary{Namespace: namespace, Name: name, State: "Removed", Since: now}
 	}
 	t := newTable(w)
 	t.line(serviceLine(&s.ServiceSummary, now, o.Output == "wide")...)

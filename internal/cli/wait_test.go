@@ -11,7 +11,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// TestFollowOnly shows the Services that were named, wherever they are.
+// TestFollowOnly checks that only selected Services are shown.
 func TestFollowOnly(t *testing.T) {
 	for _, tt := range []struct {
 		o    StatusOptions
@@ -28,25 +28,27 @@ func TestFollowOnly(t *testing.T) {
 	}
 }
 
-// TestFollowNewDaemon: a daemon that was started again counts from one again.
+// TestFollowNewDaemon follows a daemon that is restarted, and numbers changes from one
+// again.
 func TestFollowNewDaemon(t *testing.T) {
 	if got := follow(t, StatusOptions{}, changesOf(900, "a/old"), nil, changesOf(1, "a/x", "a/y")); got != "a/x a/y" {
 		t.Errorf("shows %q", got)
 	}
 }
 
-// TestFollowTooMany says how many changes there was no room for.
+// TestFollowTooMany checks that changes beyond a page are counted.
 func TestFollowTooMany(t *testing.T) {
-	if got := follow(t, StatusOptions{}, changesOf(7, "a/old"), changesOf(1308, "a/x", "a/y")); got != "a/x a/y 1,300 changes not shown: they came too fast" {
+	if got := follow(t, StatusOptions{}, changesOf(7, "a/old"), changesOf(1308, "a/x", "a/y")); got != "a/x a/y 1,300 changes not shown: there were too many at once" {
 		t.Errorf("shows %q", got)
 	}
 }
 
-// TestFollowFailure: only a daemon that knows no such Service says that it has gone.
+// TestFollowFailure checks that a Service is shown as removed only if the daemon says
+// that there is no such Service.
 func TestFollowFailure(t *testing.T) {
 	for _, err := range []error{&statusapi.ResponseError{Code: 500, Message: "no memory"}, errors.New("no daemon")} {
 		var b strings.Builder
-		if got := followed(t.Context(), &b, failing{err}, StatusOptions{}, "a/x"); !errors.Is(got, err) || b.Len() > 0 {
+		if got := writeChanged(t.Context(), &b, failing{err}, StatusOptions{}, "a/x"); !errors.Is(got, err) || b.Len() > 0 {
 			t.Errorf("error %v, shows %q; want %v", got, b.String(), err)
 		}
 	}
@@ -56,7 +58,7 @@ type failing struct{ err error }
 
 func (f failing) Get(context.Context, string, url.Values, any) error { return f.err }
 
-// changesOf are changes of Services with numbers from one on, the newest first.
+// changesOf returns changes of Services, numbered from first, the newest first.
 func changesOf(first uint64, services ...string) []statusapi.Change {
 	var out []statusapi.Change
 	for i, s := range services {
@@ -65,8 +67,8 @@ func changesOf(first uint64, services ...string) []statusapi.Change {
 	return out
 }
 
-// follow returns which Services are shown, each as one that has gone, of a daemon
-// that has other changes at each look, and what else is said.
+// follow returns what Follow writes for a daemon that has other changes each time it is
+// asked, and no Services.
 func follow(t *testing.T, o StatusOptions, looks ...[]statusapi.Change) (shown string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -75,7 +77,7 @@ func follow(t *testing.T, o StatusOptions, looks ...[]statusapi.Change) (shown s
 			looks = looks[min(1, len(looks)-1):]
 			return statusapi.ChangeList{Items: now}
 		}}}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*period+period/2)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*watchPeriod+watchPeriod/2)
 		defer cancel()
 		var b strings.Builder
 		if err := Follow(ctx, &b, d, o); err != nil {

@@ -12,17 +12,17 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// advise says what to do, and what else there is to know.
+// advise adds what to try, and notes.
 func (x *explanation) advise() {
 	x.out.Try = x.try()
-	x.noteRivals()
-	x.noteNear()
+	x.noteLosers()
+	x.noteSimilar()
 	x.noteDenied()
 	x.noteHNS()
 	if x.target.port != nil {
 		for _, f := range x.target.port.Frontends[1:] {
 			if f.LostTo != nil {
-				x.note("its %v %v is Service %v's, which has the better claim to it", f.Kind, f.Addr, f.LostTo)
+				x.note("its %v %v belongs to Service %v, whose claim to it has priority", f.Kind, f.Addr, f.LostTo)
 			}
 		}
 	}
@@ -32,28 +32,29 @@ func (x *explanation) note(format string, args ...any) {
 	x.out.Notes = append(x.out.Notes, fmt.Sprintf(format, args...))
 }
 
-// noteRivals names the Services that claim the same and have lost.
-func (x *explanation) noteRivals() {
+// noteLosers names the Services that also claim the frontend, and do not have it.
+func (x *explanation) noteLosers() {
 	f := x.want.Frontend
 	if !f.Addr.IsValid() || x.target.port != nil {
 		return
 	}
 	for i, c := range x.world.Resolver.Claimants(f.Addr, x.packet.Protocol) {
 		if i > 0 {
-			x.note("Service %s/%s claims it too, and has lost it to %s/%s",
+			x.note("Service %s/%s claims it too, but the claim of %s/%s has priority",
 				c.Key.Namespace, c.Key.Name, x.want.Row.Key.Namespace, x.want.Row.Key.Name)
 		}
 	}
 }
 
-// noteNear names the Services that have the address or the port, if none has both.
-func (x *explanation) noteNear() {
+// noteSimilar names the Services that have the address or the NodePort, if none has
+// both address and port.
+func (x *explanation) noteSimilar() {
 	if x.out.Reason != statusapi.NoSuchFrontend {
 		return
 	}
-	dst, notes, though := x.packet.Dst, map[string]bool{}, ""
+	dst, notes, contradiction := x.packet.Dst, map[string]bool{}, ""
 	if slices.Contains(x.world.Resolver.State().Node.IPs, dst.Addr()) {
-		though = ", though its Node object says so: is that outdated, or --hostname-override wrong?"
+		contradiction = ", although its Node object has it: is the object outdated, or --hostname-override wrong?"
 	}
 	sharing := map[types.NamespacedName]bool{}
 	for _, row := range x.owners {
@@ -63,8 +64,8 @@ func (x *explanation) noteNear() {
 				sharing[nameOf(row)] = true
 			case f.Kind == proxy.NodePort && !x.packet.DstLocal && row.Key.Family == proxy.FamilyOf(dst.Addr()) &&
 				row.Key.Protocol == x.packet.Protocol && f.Addr.Port() == dst.Port():
-				notes[fmt.Sprintf("%d is a NodePort of Service %v, and %v is not known as an address of this node%s",
-					dst.Port(), nameOf(row), dst.Addr(), though)] = true
+				notes[fmt.Sprintf("%d is a NodePort of Service %v, but %v is not an address of this node%s",
+					dst.Port(), nameOf(row), dst.Addr(), contradiction)] = true
 			}
 		}
 	}
@@ -75,11 +76,11 @@ func (x *explanation) noteNear() {
 	x.out.Notes = append(x.out.Notes, slices.Sorted(maps.Keys(notes))...)
 }
 
-// deniedShown is how many Services an answer names that may not have the address.
-const deniedShown = 8
+// maxDenied bounds how many problems of denied addresses an answer lists.
+const maxDenied = 8
 
-// noteDenied names who would have the address, or what else the Service that was
-// asked for would have, if the configuration let it.
+// noteDenied lists addresses that the configuration denies: to the Service that the
+// question names, or the question's address to any Service.
 func (x *explanation) noteDenied() {
 	r := x.world.Resolver
 	var denied []resolve.Problem
@@ -89,15 +90,15 @@ func (x *explanation) noteDenied() {
 	case x.want.Row == nil:
 		denied = r.Denied(x.packet.Dst.Addr())
 		if len(denied) > 0 {
-			x.out.Try = append(x.out.Try, "may the Service have the address? Then widen the option that the note names, on all nodes")
+			x.out.Try = append(x.out.Try, "if the Service may have the address, widen the option that the note names, on all nodes")
 		}
 	}
-	for _, p := range denied[:min(len(denied), deniedShown)] {
+	for _, p := range denied[:min(len(denied), maxDenied)] {
 		x.note("%v", p)
 	}
 }
 
-// try says what to do about it.
+// try returns what to do, by reason.
 func (x *explanation) try() []string {
 	namespace, name := "", ""
 	if s := x.out.Service; s != nil {
@@ -106,50 +107,50 @@ func (x *explanation) try() []string {
 	show := fmt.Sprintf("kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s", namespace, name)
 	switch x.out.Reason {
 	case statusapi.NotSynced:
-		return []string{"sluice status --wait", "if it does not end: the daemon's log says why a sync fails"}
+		return []string{"sluice status --wait", "if that does not return, see the daemon's log for why a sync fails"}
 	case statusapi.NoSuchFrontend:
 		return []string{
 			fmt.Sprintf("kubectl get services -A -o wide | grep -F %v", x.packet.Dst.Addr()),
-			"is the Service in another namespace, or the packet for another node?",
+			"check that the Service is in this cluster, and that the packet is for this node",
 		}
 	case statusapi.PortNotOfService:
 		return []string{"use a port of the Service: " + x.portsOfService()}
 	case statusapi.UnallocatedAddress:
-		return []string{"the Service may be gone: ask DNS again, the client may hold an old address"}
+		return []string{"the Service may have been deleted: resolve its name again, the client may use an old address"}
 	case statusapi.NodePortClosedHere:
 		return []string{"use an address that takes NodePorts, or change --nodeport-addresses"}
 	case statusapi.SourceRange:
 		return []string{fmt.Sprintf("add the client to spec.loadBalancerSourceRanges: kubectl -n %s edit service %s", namespace, name)}
 	case statusapi.NoEndpoints:
-		return []string{show, "does spec.selector match the labels of running pods?"}
+		return []string{show, "check that spec.selector matches the labels of running pods"}
 	case statusapi.NotReady:
-		return []string{show + " -o yaml", "why do readiness probes fail? kubectl -n " + namespace + " describe pods"}
+		return []string{show + " -o yaml", "find out why readiness probes fail: kubectl -n " + namespace + " describe pods"}
 	case statusapi.NoLocalEndpoint:
 		return []string{
 			"run a pod of the Service on this node, or set the policy to Cluster",
-			"a load balancer should leave this node out by its health check",
+			"a load balancer should exclude this node by its health check",
 		}
 	case statusapi.PortNameMismatch:
 		return []string{fmt.Sprintf("name the port of the Service as the EndpointSlices do: kubectl -n %s edit service %s", namespace, name)}
 	case statusapi.LostClaim:
-		return []string{"take the address from one of the two Services"}
+		return []string{"remove the address from one of the two Services"}
 	case statusapi.RefusedByKernel:
-		return []string{"sluice status --problems", "it is tried again by itself, with growing waits"}
+		return []string{"sluice status --problems", "the daemon retries by itself, with back-off"}
 	}
 	return tryUnserved(x.out.Reason)
 }
 
-// tryUnserved says what to do about a Service, or an address, that is not served.
+// tryUnserved returns what to do about a Service, or an address, that is not served.
 func tryUnserved(why statusapi.Reason) []string {
 	switch why {
 	case statusapi.Headless:
-		return []string{"connect to a pod's own address, or let DNS resolve the Service's name"}
+		return []string{"connect to a pod's own address, which DNS returns for the Service's name"}
 	case statusapi.NoPorts:
 		return []string{"give the Service a port: spec.ports"}
 	case statusapi.FamilyNotServed:
-		return []string{"use an address of the other family, or switch this one on and restart the daemon"}
+		return []string{"use an address of the other family, or enable this one and restart the daemon"}
 	case statusapi.OtherProxy:
-		return []string{"ask the proxy that the label names, or remove the label " + labelOtherProxy}
+		return []string{"check the proxy that the label names, or remove the label " + labelOtherProxy}
 	}
 	return nil
 }

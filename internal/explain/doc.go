@@ -1,9 +1,10 @@
-// Package explain says what happens to a packet and why: whose it is, where it
-// may go, which endpoints it cannot go to, and what to do about it.
+// Package explain says what happens to a packet and why: which Service it is for,
+// which endpoints it may go to, why the others are not used, and what to do if that
+// is not as expected.
 //
-// The verdict is the oracle's, [proxy.State.Outcome], of which the packet table
-// is the test. What lies before policy (endpoints that are not ready, ports that
-// no slice has, addresses that another Service has) is told by the resolver, and
-// what the kernel has not taken yet by the engine. The package looks at no kernel
-// and works on any system.
+// The verdict comes from the oracle, [proxy.State.Outcome], which the packet table
+// tests. The resolver adds what was decided before policy applies: endpoints that
+// are not ready, ports that no EndpointSlice has, addresses that another Service
+// has. The engine adds what is not in force yet. The package does not read the
+// kernel itself, and works on any operating system.
 package explain

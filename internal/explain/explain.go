@@ -15,41 +15,42 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// World is what an explanation is made from.
+// World is the state that explanations are derived from.
 type World struct {
 	Resolver *resolve.Resolver
 	Mode     string
-	Local    func(netip.Addr) bool // reports whether an address is the node's; nil: those of the Node object are
-	Held     func(netip.Addr) bool // and only because the mode gave it to the node, for a Service; nil: none is
-	View     *engine.View          // what the kernel has; nil: there is no daemon
-	Families []proxy.Family        // that are served; nil: both
-	Unserved []Unserved            // nil: nothing is known of Services that this proxy does not serve
+	Local    func(netip.Addr) bool // reports whether an address is the node's; nil: the addresses of the Node object are
+	Held     func(netip.Addr) bool // reports whether the node has an address only because the mode assigned it, for a Service; nil: never
+	View     *engine.View          // what is in force; nil without a daemon
+	Families []proxy.Family        // the families that are served; nil: both
+	Unserved []Unserved            // nil: it is not known which Services this proxy does not serve
 }
 
-// Unserved is a Service that is known and not served.
+// Unserved is a Service that exists and that this proxy does not serve.
 type Unserved struct {
 	Name      types.NamespacedName
 	Why       statusapi.Reason // Headless, NoPorts, FamilyNotServed or OtherProxy
-	Detail    string           // what makes it that
+	Detail    string           // the cause, for people
 	Addresses []netip.Addr
 }
 
-// Answer is an explanation, with what it takes to ask the kernel whether it agrees.
+// Answer is an explanation, with what is needed to compare it with the kernel.
 type Answer struct {
 	*statusapi.Explanation
 	Packet proxy.Packet
-	Row    *proxy.ServicePort // as in force, which the packet is for; nil: none
-	list   proxy.Scope        // of the row's, that it takes
+	Row    *proxy.ServicePort // the row in force that the packet is for; nil if there is none
+	list   proxy.Scope        // which of the row's lists the packet uses
 }
 
-// shown is how many endpoints of a kind an answer lists.
-const shown = 256
+// maxListed bounds each list in an answer: candidates, endpoints that are not used,
+// differences from the kernel.
+const maxListed = 256
 
-// Explain answers a question. An error is for who asked: the question cannot be
-// answered as it is. The cost is that of one Service's endpoints; for an address
-// that nobody has, that of the number of rows.
+// Explain answers a question. Its errors are for the user, and say what is wrong
+// with the question. The cost is proportional to the endpoints of one Service; for
+// an address that no Service has, to the number of rows.
 func (w *World) Explain(q Question) (*Answer, error) {
-	t, err := q.read(w)
+	t, err := q.parse(w)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +58,7 @@ func (w *World) Explain(q Question) (*Answer, error) {
 		return w.withoutAddress(t), nil
 	}
 	x := &explanation{world: w, target: t, in: q.In, out: &statusapi.Explanation{}}
-	x.out.Kernel = statusapi.KernelCheck{State: statusapi.KernelNotChecked, Why: "no kernel was asked"}
+	x.out.Kernel = statusapi.KernelCheck{State: statusapi.KernelNotChecked, Why: "the kernel was not read"}
 	x.setPacket()
 	x.decide()
 	x.setService()
@@ -67,9 +68,9 @@ func (w *World) Explain(q Question) (*Answer, error) {
 	return &Answer{x.out, x.packet, x.now.Row, x.now.Route.Scope}, nil
 }
 
-// withoutAddress answers for a Service that has none here.
+// withoutAddress answers a question about a Service that has no address here.
 func (w *World) withoutAddress(t target) *Answer {
-	why, detail := statusapi.Headless, "it has no address yet, which only an API server allocates"
+	why, detail := statusapi.Headless, "it has no address yet; only an API server allocates one"
 	if u, ok := w.unserved(t.service); ok {
 		why, detail = u.Why, u.Detail
 	} else if w.Unserved == nil {
@@ -81,13 +82,13 @@ func (w *World) withoutAddress(t target) *Answer {
 		Verdict: proxy.Untouched.String(),
 		Reason:  why,
 		Message: fmt.Sprintf("Service %v is not served here: %s.", t.service, detail),
-		Kernel:  statusapi.KernelCheck{State: statusapi.KernelNotChecked, Why: "the Service has nothing in it"},
+		Kernel:  statusapi.KernelCheck{State: statusapi.KernelNotChecked, Why: "the kernel has nothing of this Service"},
 		Try:     tryUnserved(why),
 	}
 	return &Answer{Explanation: e}
 }
 
-// labelOtherProxy gives a Service to another proxy.
+// labelOtherProxy assigns a Service to another proxy.
 const labelOtherProxy = "service.kubernetes.io/service-proxy-name"
 
 func (w *World) unserved(name types.NamespacedName) (Unserved, bool) {
@@ -98,21 +99,21 @@ func (w *World) unserved(name types.NamespacedName) (Unserved, bool) {
 	return w.Unserved[i], true
 }
 
-// explanation is one that is being made.
+// explanation builds the answer to one question.
 type explanation struct {
 	world  *World
 	target target
 	in     string
 	packet proxy.Packet
-	want   proxy.Outcome // as it should be
-	now    proxy.Outcome // as the kernel does it, as far as known
+	want   proxy.Outcome // by the wanted state
+	now    proxy.Outcome // by the state in force
 	port   *resolve.PortDescription
-	owners map[proxy.PortKey]*proxy.ServicePort // the rows that have the address on any port, or the NodePort
+	owners map[proxy.PortKey]*proxy.ServicePort // the wanted rows that may decide about the packet
 	out    *statusapi.Explanation
 }
 
-// setPacket says what packet it is and where it comes from. Without a client it
-// is the node itself.
+// setPacket sets the packet and its origin. Without a client, the node itself sends
+// it.
 func (x *explanation) setPacket() {
 	t, node := x.target, x.world.Resolver.State().Node
 	family := proxy.FamilyOf(t.dst.Addr())
@@ -128,7 +129,7 @@ func (x *explanation) setPacket() {
 			}
 		}
 		if t.dst.Addr().IsLoopback() {
-			p.Src = t.dst.Addr() // No other address may talk to it.
+			p.Src = t.dst.Addr() // The kernel sends to a loopback address from a loopback address.
 		}
 	}
 	x.packet = p
@@ -145,26 +146,26 @@ func (x *explanation) originReason(node *proxy.Node) string {
 	d := node.LocalPods
 	switch origin := node.Origin(x.packet); {
 	case origin == proxy.OurPod && len(d.Sources) > 0:
-		return fmt.Sprintf("its address is a pod's, within %s", list(d.Sources))
+		return fmt.Sprintf("its address is a pod's, within %s", prefixList(d.Sources))
 	case origin == proxy.OurPod:
-		return "it comes in on a pods' interface, " + x.in
+		return "it arrives on a pod's interface, " + x.in
 	case origin == proxy.ThisNode && !x.target.from.IsValid():
 		return "no client was named, so the node itself"
 	case origin == proxy.ThisNode:
 		return "its address is the node's"
 	case d.Interface != "" && x.in == "":
-		return "pods are recognised by the interface " + d.Interface + ", and none was named"
+		return "pods are recognized by the interface " + d.Interface + ", and no interface was given"
 	case d.Interface != "":
-		return "pods come in on " + d.Interface
+		return "packets of pods arrive on " + d.Interface
 	case len(d.Sources) > 0:
-		return fmt.Sprintf("its address is neither the node's nor within %s, the pods'", list(d.Sources))
+		return fmt.Sprintf("its address is neither the node's nor within %s, the pods'", prefixList(d.Sources))
 	default:
-		return "no way is set up to recognise pods"
+		return "no way to recognize pods is configured"
 	}
 }
 
-// local reports whether an address is the node's. The Node object is not believed
-// where somebody knows better: it may be outdated, or another node's.
+// local reports whether an address is the node's. It uses the Node object only if
+// w.Local is nil: the object may be outdated, or another node's.
 func (w *World) local(a netip.Addr) bool {
 	switch {
 	case !a.IsValid():
@@ -178,8 +179,8 @@ func (w *World) local(a netip.Addr) bool {
 	}
 }
 
-// decide asks the oracle, about what is wanted and about what is in force. It is
-// given the rows that the packet could have to do with.
+// decide asks the oracle about the wanted state and about the state in force. It
+// passes only rows that may decide about the packet.
 func (x *explanation) decide() {
 	x.owners = x.findOwners(x.world.Resolver.State())
 	x.want = x.outcome(x.owners)
@@ -196,9 +197,9 @@ func (x *explanation) decide() {
 	}
 }
 
-// findOwners returns the rows that have the address or the NodePort. Who claims
-// both the address and the port is found at once; if nobody does, all rows are
-// looked at for one that has the address.
+// findOwners returns the rows that may decide about the packet. A row that has both
+// the address and the port is found by one lookup. If there is none, every row with
+// the address or the NodePort is returned, at the cost of a scan over all rows.
 func (x *explanation) findOwners(s *proxy.State) map[proxy.PortKey]*proxy.ServicePort {
 	rows := map[proxy.PortKey]*proxy.ServicePort{}
 	dst := x.packet.Dst
@@ -220,8 +221,8 @@ func (x *explanation) findOwners(s *proxy.State) map[proxy.PortKey]*proxy.Servic
 	return rows
 }
 
-// concerns reports whether a row has the address that the packet is for, or the
-// NodePort.
+// concerns reports whether a row has the destination's address on any port, or its
+// port as a NodePort.
 func (x *explanation) concerns(row *proxy.ServicePort) bool {
 	dst := x.packet.Dst
 	for i := range row.Frontends {
@@ -232,8 +233,8 @@ func (x *explanation) concerns(row *proxy.ServicePort) bool {
 	return false
 }
 
-// setService says whose packet it is: the Service's that was named, else that of
-// the row that decided.
+// setService sets the Service that the packet is for: the one that the question
+// names, or else that of the row that decides.
 func (x *explanation) setService() {
 	row := x.want.Row
 	if row == nil {
@@ -252,7 +253,7 @@ func (x *explanation) setService() {
 	k := row.Key
 	x.out.Service = &statusapi.ExplainedPort{Namespace: k.Namespace, Name: k.Name, Family: k.Family.String()}
 	if x.want.Reason == proxy.PortNotOfService {
-		return // No port of the Service is meant.
+		return // The row only stands for the Service, which has no such port.
 	}
 	x.out.Service.Port = k.Port
 	if v := x.world.View; v != nil {
@@ -274,26 +275,27 @@ func nameOf(row *proxy.ServicePort) types.NamespacedName {
 	return types.NamespacedName{Namespace: row.Key.Namespace, Name: row.Key.Name}
 }
 
-// StatusOf tells how a row stands.
+// StatusOf returns the API's form of a row's status.
 func StatusOf(r engine.RowStatus) statusapi.Status {
-	known := func(t time.Time) *time.Time {
+	unlessZero := func(t time.Time) *time.Time {
 		if t.IsZero() {
 			return nil
 		}
 		return &t
 	}
-	s := statusapi.Status{State: statusapi.InForce, Since: known(r.Since)}
+	s := statusapi.Status{State: statusapi.InForce, Since: unlessZero(r.Since)}
 	if r.Pending.IsZero() {
 		return s
 	}
-	s.State, s.Pending = statusapi.Pending, known(r.Pending)
+	s.State, s.Pending = statusapi.Pending, &r.Pending
 	if r.Refused != "" {
-		s.State, s.Reason, s.NextTry = statusapi.Refused, r.Refused, known(r.NextTry)
+		s.State, s.Reason, s.NextTry = statusapi.Refused, r.Refused, unlessZero(r.NextTry)
 	}
 	return s
 }
 
-// setEndpoints lists the candidates, and the endpoints that are none.
+// setEndpoints sets the verdict in force, the candidates, and the endpoints that are
+// not candidates.
 func (x *explanation) setEndpoints() {
 	o, out := x.now, x.out
 	out.Verdict = o.Verdict.String()
@@ -302,7 +304,7 @@ func (x *explanation) setEndpoints() {
 	}
 	out.Scope = o.Route.Scope.String()
 	if o.Row.Affinity > 0 {
-		out.Affinity = &statusapi.Affinity{Seconds: o.Row.Affinity.Seconds(), Unknown: "no kernel was asked"}
+		out.Affinity = &statusapi.Affinity{Seconds: o.Row.Affinity.Seconds(), Unknown: "the kernel was not read"}
 	}
 	known := map[netip.AddrPort]*resolve.EndpointDescription{}
 	if x.port != nil && x.port.Row.Key == o.Row.Key {
@@ -312,7 +314,7 @@ func (x *explanation) setEndpoints() {
 				known[e.Addr] = e
 				continue
 			}
-			if out.NotUsedCount++; len(out.NotUsed) < shown {
+			if out.NotUsedCount++; len(out.NotUsed) < maxListed {
 				out.NotUsed = append(out.NotUsed, notUsed(e, o.Route.Scope))
 			}
 		}
@@ -326,8 +328,8 @@ func (x *explanation) setCandidates(known map[netip.AddrPort]*resolve.EndpointDe
 		return
 	}
 	out.Balancing, out.Masquerade, out.CandidateCount = o.Row.Balancing.String(), o.Route.Why.String(), len(o.Backends)
-	// Their order in the kernel comes from what was there before: by address, all
-	// nodes that have the same endpoints list the same of them.
+	// The order of slots depends on the history of a node. Sorted by address, nodes
+	// with the same endpoints list the same ones.
 	backends := slices.SortedFunc(slices.Values(o.Backends), func(a, b proxy.Backend) int { return a.Addr.Compare(b.Addr) })
 	shares := 0
 	for _, b := range backends {
@@ -335,15 +337,15 @@ func (x *explanation) setCandidates(known map[netip.AddrPort]*resolve.EndpointDe
 	}
 	for i, b := range backends {
 		hairpin := b.Hairpins(x.packet.Src)
-		if i >= shown && !hairpin {
-			continue // The client itself is always told, as it may be the only one that is masqueraded.
+		if i >= maxListed && !hairpin {
+			continue // The client itself is always listed: it may be the only one that is masqueraded.
 		}
 		c := statusapi.Candidate{
 			Address: b.Addr.String(), Share: float64(b.Share()) / float64(shares), Local: b.Local,
 			Masquerade: b.Masquerade, Hairpin: hairpin,
 		}
 		if e := known[b.Addr]; e != nil && !e.Ready {
-			c.Reason = "terminating, as none is ready"
+			c.Reason = "terminating, used because none is ready"
 		}
 		out.Candidates = append(out.Candidates, c)
 	}

@@ -26,7 +26,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// objects are a small cluster with one of most things that go wrong.
+// objects are a small cluster in which most things that can go wrong do so once.
 const objects = `
 {kind: Node, metadata: {name: here}, status: {addresses: [{type: InternalIP, address: 192.168.0.2}]}}
 ---
@@ -56,7 +56,7 @@ spec: {clusterIP: 10.96.0.9, externalIPs: [198.51.100.1], ports: [{name: http, p
 {kind: Service, metadata: {namespace: ns, name: unborn}, spec: {ports: [{port: 80}]}}
 `
 
-// resolverOf returns a resolver that was told objects and has not resolved them.
+// resolverOf returns a resolver that has received objects and not yet resolved them.
 func resolverOf(t *testing.T, text string) *resolve.Resolver {
 	t.Helper()
 	r := resolve.New(resolve.Settings{
@@ -107,7 +107,7 @@ func worldOf(t *testing.T) *World {
 	}}
 }
 
-// TestExplainQuestions reads targets in every form.
+// TestExplainQuestions checks targets in every form.
 func TestExplainQuestions(t *testing.T) {
 	w := worldOf(t)
 	tests := []struct {
@@ -129,9 +129,9 @@ func TestExplainQuestions(t *testing.T) {
 		{Question{To: "ns/alien"}, "", statusapi.OtherProxy, "untouched", ""},
 		{Question{To: "10.96.0.77:80"}, "10.96.0.77:80", statusapi.OtherProxy, "drop", ""},
 		{Question{To: "198.51.100.1:81"}, "198.51.100.1:81", statusapi.NoSuchFrontend, "untouched", "198.51.100.1 is an address of Service ns/web, which has http (80/TCP)"},
-		{Question{To: "192.168.0.3:30080"}, "192.168.0.3:30080", statusapi.NoSuchFrontend, "untouched", "30080 is a NodePort of Service ns/web, and 192.168.0.3 is not known as an address of this node"},
-		{Question{To: "198.51.100.1:80", From: "203.0.113.9"}, "198.51.100.1:80", statusapi.Forwarded, "forward", "Service ns/xweb claims it too, and has lost it to ns/web"},
-		{Question{To: "ns/xweb"}, "10.96.0.9:80", statusapi.NoEndpoints, "reject", "its ExternalIP 198.51.100.1:80 is Service ns/web's, which has the better claim to it"},
+		{Question{To: "192.168.0.3:30080"}, "192.168.0.3:30080", statusapi.NoSuchFrontend, "untouched", "30080 is a NodePort of Service ns/web, but 192.168.0.3 is not an address of this node"},
+		{Question{To: "198.51.100.1:80", From: "203.0.113.9"}, "198.51.100.1:80", statusapi.Forwarded, "forward", "Service ns/xweb claims it too, but the claim of ns/web has priority"},
+		{Question{To: "ns/xweb"}, "10.96.0.9:80", statusapi.NoEndpoints, "reject", "its ExternalIP 198.51.100.1:80 belongs to Service ns/web, whose claim to it has priority"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.q.To, func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestExplainQuestions(t *testing.T) {
 	}
 }
 
-// TestExplainBadQuestions says in one line what to write instead.
+// TestExplainBadQuestions checks that an error says in one line what to write instead.
 func TestExplainBadQuestions(t *testing.T) {
 	w := worldOf(t)
 	tests := []struct {
@@ -187,8 +187,8 @@ func TestExplainBadQuestions(t *testing.T) {
 	}
 }
 
-// TestExplainEndpoints has each endpoint once: with its share, or with the reason
-// why it is not used.
+// TestExplainEndpoints checks that each endpoint is listed once: with its share, or
+// with the reason why it is not used.
 func TestExplainEndpoints(t *testing.T) {
 	got, err := worldOf(t).Explain(Question{To: "192.168.0.2:30080", From: "203.0.113.9"})
 	must(t, err)
@@ -213,15 +213,15 @@ func TestExplainEndpoints(t *testing.T) {
 	}
 }
 
-// TestExplainOutdatedNode believes the kernel, not the Node object, about the node's
-// addresses: rules demand that a NodePort's is one.
+// TestExplainOutdatedNode checks that the node's addresses come from the kernel and
+// not from the Node object, as they do in the rules for NodePorts.
 func TestExplainOutdatedNode(t *testing.T) {
 	w := worldOf(t)
 	w.Local = func(a netip.Addr) bool { return a == netip.MustParseAddr("10.0.0.77") }
 	a, err := w.Explain(Question{To: "192.168.0.2:30080"})
 	must(t, err)
-	const note = "30080 is a NodePort of Service ns/web, and 192.168.0.2 is not known as an address of this node, " +
-		"though its Node object says so: is that outdated, or --hostname-override wrong?"
+	const note = "30080 is a NodePort of Service ns/web, but 192.168.0.2 is not an address of this node, " +
+		"although its Node object has it: is the object outdated, or --hostname-override wrong?"
 	if a.Verdict != "untouched" || a.Reason != statusapi.NoSuchFrontend || !slices.Equal(a.Notes, []string{note}) {
 		t.Errorf("%s %s, notes %q", a.Verdict, a.Reason, a.Notes)
 	}
@@ -235,7 +235,8 @@ func TestExplainOutdatedNode(t *testing.T) {
 	}
 }
 
-// TestExplainFamilyNotServed does not deny addresses that other nodes serve.
+// TestExplainFamilyNotServed checks that no answer denies that other nodes serve an
+// address of a family that this node does not serve.
 func TestExplainFamilyNotServed(t *testing.T) {
 	only4 := []proxy.Family{proxy.IPv4}
 	r := resolve.New(resolve.Settings{Families: only4})
@@ -252,7 +253,7 @@ func TestExplainFamilyNotServed(t *testing.T) {
 		reason statusapi.Reason
 		says   string
 	}{
-		{"[fd00::5]:80", nil, statusapi.FamilyNotServed, "This node does not serve IPv6, whoever has [fd00::5]:80. Ordinary routing applies."},
+		{"[fd00::5]:80", nil, statusapi.FamilyNotServed, "This node does not serve IPv6, whether or not a Service has [fd00::5]:80. Ordinary routing applies."},
 		{"ns/six", listed, statusapi.FamilyNotServed, "Service ns/six is not served here: its address is IPv6."},
 		{"ns/six", nil, statusapi.Headless, "Service ns/six is not served here: it has no ports, or no address of a family that this node serves."},
 	} {
@@ -262,13 +263,14 @@ func TestExplainFamilyNotServed(t *testing.T) {
 		if a.Verdict != "untouched" || a.Reason != tt.reason || a.Message != tt.says || len(a.Try) == 0 {
 			t.Errorf("%s: %s %s, %s, try %q", tt.to, a.Verdict, a.Reason, a.Message, a.Try)
 		}
-		if a.Nobodys() != (a.Reason == statusapi.Headless) {
-			t.Errorf("%s: it is to be asked for: %t", tt.to, a.Nobodys())
+		if a.NoServiceFound() != (a.Reason == statusapi.Headless) {
+			t.Errorf("%s: address of no Service: %t", tt.to, a.NoServiceFound())
 		}
 	}
 }
 
-// TestExplainUnusable blames readiness only where that is the reason.
+// TestExplainUnusable checks that readiness is the reason only if endpoints are not
+// used because of it.
 func TestExplainUnusable(t *testing.T) {
 	const loop = `
 {kind: Service, metadata: {namespace: ns, name: loop}, spec: {clusterIP: 10.96.0.5, ports: [{port: 80}]}}
@@ -292,8 +294,8 @@ endpoints: [{addresses: [10.96.0.5]}%s]
 	}
 }
 
-// TestExplainProtocols takes TCP where nobody says which protocol of a port is
-// meant, wherever the Service lists it, as the help says.
+// TestExplainProtocols checks that without a protocol the TCP port of a number is
+// used, wherever the Service lists it, as the help says.
 func TestExplainProtocols(t *testing.T) {
 	w := worldOf(t)
 	for q, want := range map[Question]string{
@@ -307,11 +309,11 @@ func TestExplainProtocols(t *testing.T) {
 	}
 }
 
-// TestExplainManyEndpoints cuts the list, but not the client itself off it: to that
-// alone the client's address is hidden.
+// TestExplainManyEndpoints checks that a long list is cut but still has the client
+// itself, the only endpoint for which the client is masqueraded.
 func TestExplainManyEndpoints(t *testing.T) {
 	var endpoints strings.Builder
-	for i := range 2 * shown {
+	for i := range 2 * maxListed {
 		fmt.Fprintf(&endpoints, "{addresses: [10.1.%d.%d], nodeName: here}, ", i/200, i%200+1)
 	}
 	r := resolverOf(t, fmt.Sprintf(`
@@ -321,17 +323,17 @@ func TestExplainManyEndpoints(t *testing.T) {
 `, endpoints.String()))
 	r.Update()
 	w := &World{Resolver: r}
-	for i := 0; i < 2*shown; i += 15 {
+	for i := 0; i < 2*maxListed; i += 15 {
 		a, err := w.Explain(Question{To: "ns/big", From: fmt.Sprintf("10.1.%d.%d", i/200, i%200+1)})
 		must(t, err)
 		hidden := slices.DeleteFunc(slices.Clone(a.Candidates), func(c statusapi.Candidate) bool { return !c.Masquerade })
-		if len(hidden) != 1 || !hidden[0].Hairpin || len(a.Candidates) > shown+1 || a.CandidateCount != 2*shown {
+		if len(hidden) != 1 || !hidden[0].Hairpin || len(a.Candidates) > maxListed+1 || a.CandidateCount != 2*maxListed {
 			t.Fatalf("endpoint %d: hidden from %+v, %d of %d candidates", i, hidden, len(a.Candidates), a.CandidateCount)
 		}
 	}
 }
 
-// TestReasonsAreDocumented keeps the runbook whole.
+// TestReasonsAreDocumented checks that the documentation has every reason.
 func TestReasonsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/explain.md")
 	must(t, err)
@@ -342,9 +344,9 @@ func TestReasonsAreDocumented(t *testing.T) {
 	}
 }
 
-// kernel is a dataplane that refuses or fails as it is told.
+// kernel is a dataplane that refuses rows or fails.
 type kernel struct {
-	refuse string // Services of this name
+	refuse string // the name of the Services to refuse
 	fail   bool
 }
 
@@ -369,7 +371,7 @@ func (k *kernel) Apply(_ context.Context, s *proxy.State, _ *proxy.Changed) (pro
 
 func (k *kernel) Close() error { return nil }
 
-// silent is an observer that nobody is told by.
+// silent is an observer that does nothing.
 type silent struct{}
 
 func (silent) Queued()                                                  {}
@@ -380,8 +382,8 @@ func (silent) Repairing()                                               {}
 func (silent) Began(*proxy.Delta)                                       {}
 func (silent) Done(context.Context, engine.Result)                      {}
 
-// TestExplainKernel says so where the kernel has not what is wanted, and what it
-// does instead.
+// TestExplainKernel checks the answer while the kernel does not have the wanted
+// state: it says so, and has the verdict in force.
 func TestExplainKernel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &kernel{refuse: "web"}
@@ -411,7 +413,7 @@ func TestExplainKernel(t *testing.T) {
 			t.Errorf("a refused row: %s %s, %s", got.Verdict, got.Reason, got.Message)
 		}
 		if got := ask("ns/dns:53"); got.Reason != statusapi.NoEndpoints || got.Service.Status.State != statusapi.InForce {
-			t.Errorf("a row beside it: %s %s", got.Verdict, got.Reason)
+			t.Errorf("a row that is not refused: %s %s", got.Verdict, got.Reason)
 		}
 		k.fail = true
 		old := &v1.Service{}
@@ -419,15 +421,15 @@ func TestExplainKernel(t *testing.T) {
 		e.OnServiceUpdate(old, nil)
 		synctest.Wait()
 		if got := ask("10.96.0.53:9153"); got.Reason != statusapi.NotSynced || got.Verdict != "reject" {
-			t.Errorf("a row that is to go: %s %s", got.Verdict, got.Reason)
+			t.Errorf("a row whose removal failed: %s %s", got.Verdict, got.Reason)
 		}
 		stop()
 		must(t, <-done)
 	})
 }
 
-// TestExplainInModeIPVS takes addresses of Services for theirs, though the node has
-// them, and refuses their other ports.
+// TestExplainInModeIPVS checks that addresses of Services do not count as the node's
+// although mode ipvs assigns them to it, and that their other ports are rejected.
 func TestExplainInModeIPVS(t *testing.T) {
 	r := resolverOf(t, objects)
 	r.Update()
@@ -456,18 +458,18 @@ func TestExplainInModeIPVS(t *testing.T) {
 	}
 }
 
-// TestExplainInModeKernelspace has no packet be refused or dropped, and leads all
-// clients where those elsewhere are led.
+// TestExplainInModeKernelspace checks that no packet is rejected or dropped, and that
+// all clients are handled like clients elsewhere.
 func TestExplainInModeKernelspace(t *testing.T) {
 	w := worldOf(t)
 	w.Mode = "kernelspace"
-	const cannot = "mode kernelspace can neither refuse nor drop: ordinary routing applies, as if there were no Service"
+	const note = "mode kernelspace can neither reject nor drop: ordinary routing applies, as if there were no Service"
 	for to, reason := range map[string]statusapi.Reason{
 		"ns/xweb": statusapi.NoEndpoints, "10.96.0.1:81": statusapi.PortNotOfService, "10.96.0.99:80": statusapi.UnallocatedAddress,
 	} {
 		a, err := w.Explain(Question{To: to})
 		must(t, err)
-		if a.Verdict != "untouched" || a.Reason != reason || !slices.Contains(a.Notes, cannot) {
+		if a.Verdict != "untouched" || a.Reason != reason || !slices.Contains(a.Notes, note) {
 			t.Errorf("%s: %s %s, notes %q", to, a.Verdict, a.Reason, a.Notes)
 		}
 	}
@@ -480,11 +482,11 @@ func TestExplainInModeKernelspace(t *testing.T) {
 	}
 }
 
-// TestExplainDenied names who asks for an address that the configuration lets no
-// Service have, and of very many the first.
+// TestExplainDenied checks that the answer lists the first Services that ask for an
+// address which the configuration denies.
 func TestExplainDenied(t *testing.T) {
 	r := resolve.New(resolve.Settings{Allowed: apiobject.Allowed{ExternalIPs: []netip.Prefix{}}})
-	for i := range 2 * deniedShown {
+	for i := range 2 * maxDenied {
 		r.Services.Update(nil, &v1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("s%02d", i)},
 			Spec: v1.ServiceSpec{
@@ -497,7 +499,7 @@ func TestExplainDenied(t *testing.T) {
 	a, err := w.Explain(Question{To: "8.8.8.8:80"})
 	must(t, err)
 	const want = "Service ns/s00: spec.externalIPs[0]: 8.8.8.8 is not within --allowed-external-ips; it is left out"
-	if a.Reason != statusapi.NoSuchFrontend || len(a.Notes) != deniedShown || a.Notes[0] != want || len(a.Try) != 3 {
+	if a.Reason != statusapi.NoSuchFrontend || len(a.Notes) != maxDenied || a.Notes[0] != want || len(a.Try) != 3 {
 		t.Errorf("the address: %s, notes %q, try %q", a.Reason, a.Notes, a.Try)
 	}
 	a, err = w.Explain(Question{To: "ns/s00"})
@@ -512,8 +514,8 @@ func TestExplainDenied(t *testing.T) {
 	}
 }
 
-// TestExplainManyCandidates wants the same candidates listed of a Service with more
-// than an answer has, whatever was there before.
+// TestExplainManyCandidates checks that of more candidates than an answer lists, the
+// same ones are listed whatever the history of the node.
 func TestExplainManyCandidates(t *testing.T) {
 	const service = `{kind: Service, metadata: {namespace: ns, name: big}, spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}`
 	candidates := func(history ...int) []statusapi.Candidate {
@@ -523,7 +525,7 @@ func TestExplainManyCandidates(t *testing.T) {
 				ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "big-1", Labels: map[string]string{discoveryv1.LabelServiceName: "big"}},
 				AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(80))}},
 			}
-			for i := first; i < shown+50; i++ {
+			for i := first; i < maxListed+50; i++ {
 				slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/100, i%100+1)}})
 			}
 			r.Endpoints.Update(slice, false)
@@ -531,7 +533,7 @@ func TestExplainManyCandidates(t *testing.T) {
 		}
 		a, err := (&World{Resolver: r}).Explain(Question{To: "ns/big"})
 		must(t, err)
-		if a.CandidateCount != shown+50 || len(a.Candidates) != shown {
+		if a.CandidateCount != maxListed+50 || len(a.Candidates) != maxListed {
 			t.Errorf("%d candidates, %d listed", a.CandidateCount, len(a.Candidates))
 		}
 		return a.Candidates
@@ -541,9 +543,9 @@ func TestExplainManyCandidates(t *testing.T) {
 	}
 }
 
-// TestExplainManyPorts costs what the endpoints of one port are, as the engine
-// waits meanwhile: all ports of a Service with all endpoints, once for each of
-// them, is seconds.
+// TestExplainManyPorts checks that the cost is that of the endpoints of one port,
+// because the engine waits meanwhile. Describing every port with all its endpoints
+// would take seconds.
 func TestExplainManyPorts(t *testing.T) {
 	const many = 300
 	var ports, endpoints strings.Builder

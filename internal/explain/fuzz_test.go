@@ -2,8 +2,8 @@ package explain
 
 import "testing"
 
-// FuzzQuestion asks what nobody would: there is an answer, or what is wrong with
-// the question.
+// FuzzQuestion checks that any question gets an answer, or an error that says what
+// is wrong with it.
 func FuzzQuestion(f *testing.F) {
 	for _, to := range []string{
 		"10.96.0.1:80", "[fd00::1]:80", "ns/web", "ns/web:http", "ns/dns:53", "ns/db", "ns/unborn", "/", "a/b/c", ":", "1.2.3.4:0", "ns/web:", "[::ffff:10.96.0.1]:80",
@@ -21,7 +21,7 @@ func FuzzQuestion(f *testing.F) {
 		a, err := w.Explain(Question{To: to, From: from, Protocol: protocol, In: in})
 		switch {
 		case err != nil && err.Error() == "":
-			t.Error("an error that says nothing")
+			t.Error("the error is empty")
 		case err == nil && (a.Verdict == "" || a.Reason == "" || a.Message == ""):
 			t.Errorf("%+v", a.Explanation)
 		}

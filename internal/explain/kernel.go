@@ -9,14 +9,16 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// Nobodys reports whether the packet is to an address that no Service has which
-// is served here, or to a Service that has none.
-func (a *Answer) Nobodys() bool {
+// NoServiceFound reports whether the destination is an address of no Service that is served
+// here, or a Service without an address. Services that are not served here may then
+// change the answer.
+func (a *Answer) NoServiceFound() bool {
 	return slices.Contains([]statusapi.Reason{statusapi.NoSuchFrontend, statusapi.UnallocatedAddress, statusapi.Headless}, a.Reason)
 }
 
-// Inspection returns what the kernel is to be asked about; false: nothing. If no
-// row decides, it is what all rows have in common.
+// Inspection returns what to read back from the kernel, and false if there is
+// nothing to read. If no row decides about the packet, it is what all rows of the
+// family share.
 func (a *Answer) Inspection() (proxy.Inspection, bool) {
 	if a.Row == nil {
 		return proxy.Inspection{Row: proxy.PortKey{Family: proxy.FamilyOf(a.Packet.Dst.Addr())}}, a.Packet.Dst.IsValid()
@@ -24,12 +26,12 @@ func (a *Answer) Inspection() (proxy.Inspection, bool) {
 	return proxy.Inspection{Row: a.Row.Key, List: a.list, Client: a.Packet.Src}, true
 }
 
-// Leads reports whether new connections may go to an endpoint.
-func (a *Answer) Leads(endpoint netip.AddrPort) bool {
+// IsCandidate reports whether new connections of the client may go to an endpoint.
+func (a *Answer) IsCandidate(endpoint netip.AddrPort) bool {
 	return a.Row != nil && slices.ContainsFunc(a.Row.List(a.list), func(e proxy.Endpoint) bool { return e.Addr == endpoint })
 }
 
-// Compare adds what the kernel was found to have.
+// Compare adds the result of reading back the kernel to the explanation.
 func (a *Answer) Compare(is proxy.Inspected, err error) {
 	k := &a.Kernel
 	switch {
@@ -39,7 +41,7 @@ func (a *Answer) Compare(is proxy.Inspected, err error) {
 		k.State, k.Why = statusapi.KernelFailed, err.Error()
 	case len(is.Differences) > 0:
 		k.State, k.Why = statusapi.KernelDiffers, ""
-		a.Try = append(a.Try, "the daemon repairs rules at once, the rest when it next compares all; nft monitor shows who changes rules")
+		a.Try = append(a.Try, "the daemon repairs rules at once, other objects within half a minute; nft monitor shows who changes rules")
 	default:
 		k.State, k.Why = statusapi.KernelAgrees, ""
 	}
@@ -48,7 +50,7 @@ func (a *Answer) Compare(is proxy.Inspected, err error) {
 	}
 	k.Objects, k.Unread = is.Objects, is.Unread
 	k.Differing = len(is.Differences)
-	for _, d := range is.Differences[:min(len(is.Differences), shown)] {
+	for _, d := range is.Differences[:min(len(is.Differences), maxListed)] {
 		k.Differences = append(k.Differences, statusapi.KernelDifference(d))
 	}
 	if a.Affinity != nil {

@@ -29,8 +29,8 @@ import (
 // patience is how long a sync may take.
 const patience = 20 * time.Second
 
-// nodePlane is the nftables dataplane of the lab's node. Nobody watches over it,
-// so that what others change stays changed.
+// nodePlane is the nftables dataplane of the lab's node. It does not watch the
+// kernel, so that changes by other processes stay.
 type nodePlane struct {
 	*nftables.Dataplane
 	node *lab.Host
@@ -54,10 +54,11 @@ func (p *nodePlane) Apply(ctx context.Context, s *proxy.State, c *proxy.Changed)
 	return p.in(func() (proxy.Refused, error) { return p.Dataplane.Apply(ctx, s, c) })
 }
 
-// Watch hides that of the dataplane.
+// Watch hides the dataplane's method: with another signature, nodePlane is no
+// proxy.Watcher.
 func (p *nodePlane) Watch() {}
 
-// story is a node with real rules, a pod that asks and two that answer.
+// story is a node with real rules, a client pod and two server pods.
 type story struct {
 	t      *testing.T
 	lab    *lab.Lab
@@ -95,8 +96,8 @@ func newStory(t *testing.T) *story {
 	return s
 }
 
-// start runs the engine with Services web, with one endpoint, and huge, which
-// nf_tables has no room for.
+// start runs the engine with two Services: web, with one endpoint, and huge, with
+// more endpoints than nf_tables accepts.
 func (s *story) start() {
 	s.t.Helper()
 	s.engine.OnServiceUpdate(nil, serviceOf("web", "172.30.0.1"))
@@ -121,7 +122,7 @@ func (s *story) start() {
 	})
 }
 
-// after waits until something has led to a sync.
+// after calls do and waits for the next sync.
 func (s *story) after(do func()) {
 	s.t.Helper()
 	before := s.plane.runs.Load()
@@ -134,7 +135,7 @@ func (s *story) after(do func()) {
 	}
 }
 
-// pending reports whether a sync has yet to be noted.
+// pending reports whether a sync is pending.
 func (s *story) pending() (pending bool) {
 	s.engine.Look(func(v engine.View) {
 		n, _ := v.DirtyCounts()
@@ -143,7 +144,7 @@ func (s *story) pending() (pending bool) {
 	return pending
 }
 
-// want explains a packet of the client and sends it: both must come to the same.
+// want explains a packet of the client and sends it. Both must have the same result.
 func (s *story) want(to string, reason statusapi.Reason, fate traffic.Fate, by string) *statusapi.Explanation {
 	s.t.Helper()
 	e := s.explain(to)
@@ -156,10 +157,10 @@ func (s *story) want(to string, reason statusapi.Reason, fate traffic.Fate, by s
 	}
 	says := map[string]traffic.Fate{"forward": traffic.Answered, "reject": traffic.Refused, "drop": traffic.Silent, "untouched": traffic.Reset}[e.Verdict]
 	if says != seen.Fate && len(e.Kernel.Differences) == 0 {
-		s.t.Errorf("%s: %s was explained, and the packet saw %v", to, e.Verdict, seen)
+		s.t.Errorf("%s: explained as %s, but the packet saw %v", to, e.Verdict, seen)
 	}
 	if e.Verdict == "forward" && seen.Fate == traffic.Answered && (len(e.Candidates) != 1 || e.Candidates[0].Address != seen.By.String()) {
-		s.t.Errorf("%s: explained as %+v, and answered by %v", to, e.Candidates, seen.By)
+		s.t.Errorf("%s: explained as %+v, but answered by %v", to, e.Candidates, seen.By)
 	}
 	return e
 }
@@ -213,11 +214,11 @@ func sliceOf(service string, ips ...string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// TestExplainOnKernel plays the reasons that lie between what is wanted and what
-// the kernel has; those of policy are played with the packet table.
+// TestExplainOnKernel checks the reasons for which the kernel differs from the wanted
+// state; the packet table checks the reasons of policy.
 func TestExplainOnKernel(t *testing.T) {
 	s := newStory(t)
-	s.want("172.30.0.1:80", statusapi.NotSynced, traffic.Reset, "") // Nobody has said anything to the kernel.
+	s.want("172.30.0.1:80", statusapi.NotSynced, traffic.Reset, "") // The kernel has no rules yet.
 	s.start()
 	e := s.want("172.30.0.1:80", statusapi.Forwarded, traffic.Answered, "10.0.0.11:8080")
 	if e.Kernel.State != statusapi.KernelAgrees || e.Kernel.Objects < 20 || !e.Fine() {
@@ -239,7 +240,7 @@ func TestExplainOnKernel(t *testing.T) {
 		s.engine.OnEndpointSliceUpdate(nil, sliceOf("sticky", "10.0.0.11", "10.0.0.12"))
 	})
 	if e := s.explain("ns/sticky"); e.Affinity == nil || e.Affinity.Endpoint != "" || e.Affinity.Unknown != "" {
-		t.Errorf("a client that never came: %+v", e.Affinity)
+		t.Errorf("a client that never connected: %+v", e.Affinity)
 	}
 	first := s.probe("172.30.0.3:80")
 	if e := s.explain("ns/sticky"); e.Affinity.Endpoint != first.By.String() {

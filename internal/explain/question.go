@@ -14,28 +14,29 @@ import (
 	"sluice/internal/resolve"
 )
 
-// Question is what somebody wants to know, in the words of a command line. What
-// is empty was not said.
+// Question describes the packet to explain, as on the command line. Only To is
+// required.
 type Question struct {
 	To       string // ADDR:PORT, or NAMESPACE/NAME[:PORT] with the port's name or number
 	From     string // the client's address; empty: the node itself
-	Protocol string // tcp, udp or sctp; empty: tcp, or what the Service's port has
-	In       string // the interface on which the packet comes in
+	Protocol string // tcp, udp or sctp; empty: that of the Service's port, or tcp
+	In       string // the interface that the packet arrives on
 }
 
-// target is what a question is about.
+// target is a parsed Question.
 type target struct {
-	dst     netip.AddrPort       // zero: the Service has no address
-	service types.NamespacedName // that was named; empty: the address was
-	port    *resolve.PortDescription
+	dst     netip.AddrPort           // invalid if the Service has no address
+	service types.NamespacedName     // empty if the question has an address
+	port    *resolve.PortDescription // of service; nil if the question has an address
 	proto   proxy.Protocol
-	from    netip.Addr // invalid: not said
+	from    netip.Addr // invalid if not given
 }
 
 var protocols = map[string]proxy.Protocol{"tcp": proxy.TCP, "udp": proxy.UDP, "sctp": proxy.SCTP}
 
-// read reads the question. Errors are for who asked, and say what to write instead.
-func (q Question) read(w *World) (t target, err error) {
+// parse parses the question. Its errors are for the user, and say what to write
+// instead.
+func (q Question) parse(w *World) (t target, err error) {
 	if q.Protocol != "" {
 		var known bool
 		if t.proto, known = protocols[strings.ToLower(q.Protocol)]; !known {
@@ -49,7 +50,7 @@ func (q Question) read(w *World) (t target, err error) {
 		t.from = t.from.Unmap()
 	}
 	if strings.Contains(q.To, "/") {
-		return t, t.readName(q.To, w)
+		return t, t.parseName(q.To, w)
 	}
 	if t.dst, err = netip.ParseAddrPort(q.To); err != nil || t.dst.Port() == 0 || t.dst.Addr().Zone() != "" {
 		return t, fmt.Errorf("%q is not ADDR:PORT (10.96.0.10:80, [fd00::10]:80) or NAMESPACE/SERVICE[:PORT]", q.To)
@@ -57,14 +58,14 @@ func (q Question) read(w *World) (t target, err error) {
 	t.dst = netip.AddrPortFrom(t.dst.Addr().Unmap(), t.dst.Port())
 	t.proto = cmp.Or(t.proto, proxy.TCP)
 	if t.from.IsValid() && proxy.FamilyOf(t.from) != proxy.FamilyOf(t.dst.Addr()) {
-		return t, fmt.Errorf("the client %v is %v and %v is %v: a connection has one family, give an %v client",
+		return t, fmt.Errorf("the client %v is %v and %v is %v: a connection has one family, name an %v client",
 			t.from, proxy.FamilyOf(t.from), t.dst, proxy.FamilyOf(t.dst.Addr()), proxy.FamilyOf(t.dst.Addr()))
 	}
 	return t, nil
 }
 
-// readName finds the Service that is named, and its port.
-func (t *target) readName(text string, w *World) error {
+// parseName finds the Service that text names, and its port.
+func (t *target) parseName(text string, w *World) error {
 	name, port, _ := strings.Cut(text, ":")
 	namespace, name, _ := strings.Cut(name, "/")
 	if namespace == "" || name == "" || strings.Contains(name, "/") {
@@ -81,32 +82,33 @@ func (t *target) readName(text string, w *World) error {
 	}
 	if len(ports) == 0 {
 		t.proto = cmp.Or(t.proto, proxy.TCP)
-		return nil // it has no address here, which is the answer
+		return nil // It has no address here: the answer says so.
 	}
 	return t.choosePort(w, ports, port)
 }
 
-// unknown says that there is no such Service, and what there is instead.
+// unknown returns the error for a Service that does not exist, with the names of
+// similar ones.
 func (w *World) unknown(name types.NamespacedName) error {
-	var near []string
+	var similar []string
 	for _, n := range w.Resolver.ServiceNames() {
 		if n.Name == name.Name || n.Namespace == name.Namespace && strings.HasPrefix(n.Name, name.Name) {
-			near = append(near, n.String())
+			similar = append(similar, n.String())
 		}
 	}
-	slices.Sort(near)
+	slices.Sort(similar)
 	e := &UnknownError{Name: name}
 	switch {
-	case len(near) > 0:
-		e.hint = "; there is " + strings.Join(near[:min(3, len(near))], ", ")
+	case len(similar) > 0:
+		e.hint = "; there is " + strings.Join(similar[:min(3, len(similar))], ", ")
 	case w.Unserved == nil:
-		e.hint = fmt.Sprintf(" that this node serves; headless ones and those of other proxies are not known here: "+
+		e.hint = fmt.Sprintf(" that this node serves; headless Services and Services of other proxies are not known here: "+
 			"kubectl -n %s get service %s", name.Namespace, name.Name)
 	}
 	return e
 }
 
-// UnknownError says that nothing is known of a Service.
+// UnknownError is the error for a Service that is not known here.
 type UnknownError struct {
 	Name types.NamespacedName
 	hint string
@@ -114,7 +116,8 @@ type UnknownError struct {
 
 func (e *UnknownError) Error() string { return "no Service " + e.Name.String() + e.hint }
 
-// choosePort chooses the port and the family that are meant.
+// choosePort chooses the port that text names or numbers, if text is not empty, and
+// its family.
 func (t *target) choosePort(w *World, ports []resolve.PortDescription, text string) error {
 	fits := slices.DeleteFunc(slices.Clone(ports), func(p resolve.PortDescription) bool {
 		k := p.Row.Key

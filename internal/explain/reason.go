@@ -11,7 +11,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// setReason says why the verdict is what it is.
+// setReason sets why the packet has its verdict.
 func (x *explanation) setReason() {
 	out := x.out
 	out.Reason, out.Message = x.policyReason()
@@ -20,11 +20,11 @@ func (x *explanation) setReason() {
 	}
 	if p := x.target.port; p != nil && p.Frontends[0].LostTo != nil {
 		out.Reason = statusapi.LostClaim
-		out.Message = fmt.Sprintf("%v is Service %v's, which has the better claim to it.", x.packet.Dst, p.Frontends[0].LostTo)
+		out.Message = fmt.Sprintf("%v belongs to Service %v, whose claim to it has priority.", x.packet.Dst, p.Frontends[0].LostTo)
 	}
 }
 
-// kernelReason says so if the kernel does not do what it should.
+// kernelReason replaces the reason if the kernel does not have the wanted state.
 func (x *explanation) kernelReason(synced bool, waiting string) {
 	out := x.out
 	s := statusapi.Status{}
@@ -34,18 +34,19 @@ func (x *explanation) kernelReason(synced bool, waiting string) {
 	switch {
 	case !synced:
 		out.Reason = statusapi.NotSynced
-		out.Message = "The daemon has not made the kernel right yet; a former run's rules may be in force."
+		out.Message = "The daemon has not finished its first sync; rules of an earlier run may be in force."
 		if waiting != "" {
 			out.Message += " It waits: " + waiting + "."
 		}
 	case s.State == statusapi.Refused:
-		out.Reason, out.Message = statusapi.RefusedByKernel, "The kernel does not take the service port: "+s.Reason+"."
+		out.Reason, out.Message = statusapi.RefusedByKernel, "The kernel refuses the service port: "+s.Reason+"."
 	case !sameOutcome(x.want, x.now):
-		out.Reason, out.Message = statusapi.NotSynced, "Something newer is wanted than the kernel has."
+		out.Reason, out.Message = statusapi.NotSynced, "The kernel does not have the wanted state yet."
 	}
 }
 
-// sameOutcome reports whether a packet fares the same twice.
+// sameOutcome reports whether two outcomes differ in nothing but the order of
+// backends.
 func sameOutcome(a, b proxy.Outcome) bool {
 	sort := func(list []proxy.Backend) []proxy.Backend {
 		return slices.SortedFunc(slices.Values(list), func(a, b proxy.Backend) int { return a.Addr.Compare(b.Addr) })
@@ -53,7 +54,8 @@ func sameOutcome(a, b proxy.Outcome) bool {
 	return a.Verdict == b.Verdict && a.Reason == b.Reason && slices.Equal(sort(a.Backends), sort(b.Backends))
 }
 
-// policyReason is the oracle's reason, or what lies behind it.
+// policyReason returns the oracle's reason for the wanted state, or a more specific
+// one that the oracle cannot know.
 func (x *explanation) policyReason() (statusapi.Reason, string) {
 	o, dst, row := x.want, x.packet.Dst, x.want.Row
 	switch o.Reason {
@@ -71,46 +73,47 @@ func (x *explanation) policyReason() (statusapi.Reason, string) {
 		}
 		return statusapi.NoLocalEndpoint, fmt.Sprintf("%s is Local, and no usable endpoint is on this node.", policy)
 	case proxy.SourceRange:
-		return statusapi.SourceRange, fmt.Sprintf("The client is in none of loadBalancerSourceRanges (%s).", list(o.Route.From))
+		return statusapi.SourceRange, fmt.Sprintf("The client is in none of loadBalancerSourceRanges (%s).", prefixList(o.Route.From))
 	case proxy.NodePortClosedHere:
-		return statusapi.NodePortClosedHere, fmt.Sprintf("%d is a NodePort, and %v takes none: %s.",
+		return statusapi.NodePortClosedHere, fmt.Sprintf("%d is a NodePort, and %v does not take NodePorts: %s.",
 			dst.Port(), dst.Addr(), x.nodePortAddresses())
 	case proxy.PortNotOfService:
 		return statusapi.PortNotOfService, fmt.Sprintf("%v is the ClusterIP of %s/%s, which has no port %d/%v.",
 			dst.Addr(), row.Key.Namespace, row.Key.Name, dst.Port(), x.packet.Protocol)
 	}
 	if f := proxy.FamilyOf(dst.Addr()); x.world.Families != nil && !slices.Contains(x.world.Families, f) {
-		return statusapi.FamilyNotServed, fmt.Sprintf("This node does not serve %v, whoever has %v. Ordinary routing applies.", f, dst)
+		return statusapi.FamilyNotServed, fmt.Sprintf("This node does not serve %v, whether or not a Service has %v. Ordinary routing applies.", f, dst)
 	}
 	for _, u := range x.world.Unserved {
 		if slices.Contains(u.Addresses, dst.Addr()) {
-			return u.Why, fmt.Sprintf("%v is Service %v's, which is not served here: %s.", dst.Addr(), u.Name, u.Detail)
+			return u.Why, fmt.Sprintf("%v is an address of Service %v, which is not served here: %s.", dst.Addr(), u.Name, u.Detail)
 		}
 	}
 	if o.Reason == proxy.UnallocatedAddress {
-		return statusapi.UnallocatedAddress, fmt.Sprintf("%v is from the range of ClusterIPs, and no Service has it.", dst.Addr())
+		return statusapi.UnallocatedAddress, fmt.Sprintf("%v is in the range of ClusterIPs, and no Service has it.", dst.Addr())
 	}
-	then := "Ordinary routing applies."
+	consequence := "Ordinary routing applies."
 	if o.Verdict == proxy.Reject {
-		then = "Mode ipvs refuses other ports of an address that a Service has."
+		consequence = "Mode ipvs rejects other ports of an address that a Service has."
 	}
-	return statusapi.NoSuchFrontend, fmt.Sprintf("No Service has %v/%v. %s", dst, x.packet.Protocol, then)
+	return statusapi.NoSuchFrontend, fmt.Sprintf("No Service has %v/%v. %s", dst, x.packet.Protocol, consequence)
 }
 
-// nodePortAddresses says which of the node's addresses take NodePorts.
+// nodePortAddresses returns which of the node's addresses take NodePorts, in words.
 func (x *explanation) nodePortAddresses() string {
 	within, except := x.world.Resolver.State().Node.NodePortAddresses(proxy.FamilyOf(x.packet.Dst.Addr()))
 	switch {
 	case len(within) == 0:
 		return "no address of that family does"
 	case len(except) > 0 && x.packet.Dst.Addr().IsLoopback():
-		return "those within " + list(within) + " do, but for loopback addresses"
+		return "addresses within " + prefixList(within) + " do, except loopback addresses"
 	default:
-		return "those within " + list(within) + " do"
+		return "addresses within " + prefixList(within) + " do"
 	}
 }
 
-// noEndpoints tells a Service that has none from one whose endpoints cannot be used.
+// noEndpoints returns why no endpoint can be used: there are none, or what keeps all
+// of them from being used.
 func (x *explanation) noEndpoints() (statusapi.Reason, string) {
 	p := x.port
 	switch {
@@ -128,7 +131,7 @@ func (x *explanation) noEndpoints() (statusapi.Reason, string) {
 	}
 }
 
-// unready reports whether an endpoint's conditions are why it is not used.
+// unready reports whether an endpoint is not used because of its conditions.
 func unready(e resolve.EndpointDescription) bool {
 	switch e.Unused(proxy.ScopeCluster) {
 	case resolve.UnusedNotReady, resolve.UnusedNotServing, resolve.UnusedTerminating:
@@ -149,7 +152,7 @@ func slicePorts(ports []resolve.SlicePort) string {
 	return strings.Join(out, ", ")
 }
 
-// count returns a number of things, like "1 endpoint" or "2 endpoints".
+// count returns a number of things, for example "1 endpoint" or "2 endpoints".
 func count(n int, what string) string {
 	if n != 1 {
 		what += "s"
@@ -157,8 +160,8 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// list returns prefixes as text, of very many the first.
-func list(prefixes []netip.Prefix) string {
+// prefixList returns the first prefixes as text, and how many more there are.
+func prefixList(prefixes []netip.Prefix) string {
 	var out []string
 	for i, p := range prefixes {
 		if i == 8 {

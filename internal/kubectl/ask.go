@@ -11,10 +11,10 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// together is how many nodes are asked at a time.
-const together = 16
+// maxConcurrent bounds how many nodes are asked at the same time.
+const maxConcurrent = 16
 
-// Get asks the daemon, as [statusapi.Client] does.
+// Get implements [cli.Client]. It takes at most d.timeout.
 func (d daemon) Get(ctx context.Context, path string, query url.Values, to any) error {
 	if d.err != nil {
 		return d.err
@@ -23,34 +23,34 @@ func (d daemon) Get(ctx context.Context, path string, query url.Values, to any) 
 	defer cancel()
 	err := d.client.Get(limited, path, query, to)
 	if e, ok := errors.AsType[*execError](err); ok {
-		return e // which says it all
+		return e // without what the HTTP client adds
 	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return tooLate(d.timeout)
+		return timeoutError(d.timeout)
 	}
 	return err
 }
 
-// ask asks all daemons the same. One that gives no answer keeps no other from it;
-// it is an error if all have the same reason for that.
+// ask asks all daemons the same question, and returns their answers in the same order.
+// It returns an error only if no daemon answers and all have the same error.
 func ask[T any](ctx context.Context, all []daemon, question func(context.Context, cli.Client) (*T, error)) ([]cli.NodeAnswer[T], error) {
 	out := make([]cli.NodeAnswer[T], len(all))
 	var group errgroup.Group
-	group.SetLimit(together)
+	group.SetLimit(maxConcurrent)
 	for i, d := range all {
 		group.Go(func() error {
 			answer, err := question(ctx, d)
-			if d.client != nil && !d.keep {
-				d.client.CloseIdle() // and end a process on each of very many nodes
+			if d.client != nil && !d.keepAlive {
+				d.client.CloseIdle() // which ends the process in the pod
 			}
 			if out[i] = (cli.NodeAnswer[T]{Node: d.node, Answer: answer}); err != nil {
 				_, said := errors.AsType[*statusapi.ResponseError](err)
-				out[i].Answer, out[i].Error, out[i].Said = nil, err.Error(), said
+				out[i].Answer, out[i].Error, out[i].FromDaemon = nil, err.Error(), said
 			}
 			return nil
 		})
 	}
-	_ = group.Wait() // each has its own error
+	_ = group.Wait() // errors are in out
 	for _, a := range out {
 		if a.Answer != nil || a.Error != out[0].Error {
 			return out, nil
@@ -59,7 +59,7 @@ func ask[T any](ctx context.Context, all []daemon, question func(context.Context
 	return out, errors.New(out[0].Error)
 }
 
-// get is the question for the object at a path.
+// get returns the question for the object at a path.
 func get[T any](path string, query url.Values) func(context.Context, cli.Client) (*T, error) {
 	return func(ctx context.Context, c cli.Client) (*T, error) {
 		to := new(T)
@@ -67,9 +67,10 @@ func get[T any](path string, query url.Values) func(context.Context, cli.Client)
 	}
 }
 
-// outcome returns the error that many answers come to: no node answered, or some
-// did not, or an answer is a finding.
-func outcome[T any](all []cli.NodeAnswer[T], fine func(*T) bool) error {
+// exitError returns the exit code of a command that has shown all answers:
+// ExitNoAnswer if no node answered, ExitFinding if some did not answer or an answer is
+// not fine, otherwise nil.
+func exitError[T any](all []cli.NodeAnswer[T], fine func(*T) bool) error {
 	answered, finding := 0, false
 	for _, a := range all {
 		if a.Answer != nil {
@@ -79,7 +80,7 @@ func outcome[T any](all []cli.NodeAnswer[T], fine func(*T) bool) error {
 	}
 	switch {
 	case answered == 0:
-		return &cli.ExitError{Code: cli.ExitNoAnswer} // it was shown why
+		return &cli.ExitError{Code: cli.ExitNoAnswer}
 	case finding:
 		return &cli.ExitError{Code: cli.ExitFinding}
 	default:

@@ -14,7 +14,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// flags are those that all commands have.
+// flags are the flags of all commands.
 type flags struct {
 	loading   *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
@@ -26,33 +26,33 @@ type flags struct {
 	timeout         time.Duration
 }
 
-// NewCommand returns the command. It prints no errors: its caller does, and exits
-// with what a [cli.ExitError] says.
+// NewCommand returns the command kubectl sluice. It does not print errors: the caller
+// prints them, and exits with the code of the [cli.ExitError].
 func NewCommand(version string) *cobra.Command {
 	f := &flags{loading: clientcmd.NewDefaultClientConfigLoadingRules()}
 	cmd := &cobra.Command{
 		Use:   "kubectl-sluice",
 		Short: "Ask the sluice daemons of a cluster",
-		Long: `Ask the sluice daemon of one node, or of all, how Services are there: through
-the API server, with your own rights. It takes those to list pods and to create
-pods/exec in the namespace of the daemons.
+		Long: `Ask the sluice daemon of one node, or of all nodes, about Services. Requests go
+through the API server with your own permissions: you must be allowed to list
+pods and to create pods/exec in the namespace of the daemons.
 
-Without --node all nodes are asked. What they agree on is shown once, and each
+Without --node, all nodes are asked. What they agree on is shown once, and each
 node that differs has a line.
 
-Flags of kubectl that say which cluster it is and who asks work here, too: see
+The flags of kubectl that select the cluster and the user work here too: see
 kubectl options.
 
-Exit code: 0 if all is well, 1 if there is something to find or a node gave no
+Exit code: 0 if nothing needs attention, 1 if something does or if a node did not
 answer, 2 if there is no answer at all.`,
-		Args:          oneOfCommands,
+		Args:          unknownCommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Version:       version,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl sluice"},
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	f.add(cmd.PersistentFlags())
+	f.addTo(cmd.PersistentFlags())
 	cmd.AddCommand(f.status(), f.explain(), f.top(), f.page())
 	for _, sub := range cmd.Commands() {
 		cli.Answering(sub)
@@ -62,8 +62,9 @@ answer, 2 if there is no answer at all.`,
 	return cli.Answering(cmd)
 }
 
-// oneOfCommands refuses what is none.
-func oneOfCommands(cmd *cobra.Command, args []string) error {
+// unknownCommand returns an error if there are arguments: the first is not the name of
+// a subcommand.
+func unknownCommand(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:
 		return nil
@@ -74,23 +75,23 @@ func oneOfCommands(cmd *cobra.Command, args []string) error {
 	}
 }
 
-// add adds the flags, those of kubectl included.
-func (f *flags) add(fs *pflag.FlagSet) {
-	fs.StringVar(&f.loading.ExplicitPath, "kubeconfig", "", "`FILE` that says where the cluster is and who asks")
+// addTo adds the flags to a set, including those of kubectl.
+func (f *flags) addTo(fs *pflag.FlagSet) {
+	fs.StringVar(&f.loading.ExplicitPath, "kubeconfig", "", "kubeconfig `FILE`")
 	names := clientcmd.RecommendedConfigOverrideFlags("")
-	names.ContextOverrideFlags.Namespace.LongName = "" // here it is that of Services
-	kubectls := pflag.NewFlagSet("", pflag.ContinueOnError)
-	clientcmd.BindOverrideFlags(&f.overrides, kubectls, names)
-	kubectls.VisitAll(func(flag *pflag.Flag) { flag.Hidden = flag.Name != "context" }) // as kubectl does
-	fs.AddFlagSet(kubectls)
-	fs.StringVar(&f.node, "node", "", "ask the daemon of this node, `NAME`, and no other")
-	fs.StringVar(&f.daemonNamespace, "daemon-namespace", "kube-system", "the daemons' pods are in this `NAMESPACE`")
-	fs.StringVarP(&f.selector, "selector", "l", "", "the daemons' pods have these `LABELS`; without it, "+ownSelector+", and if there are none "+exchangedSelector)
-	fs.StringVar(&f.socket, "socket", statusapi.DefaultSocket, "the daemons answer at this unix socket, `FILE` in their pods")
-	fs.DurationVar(&f.timeout, "timeout", 10*time.Second, "wait no longer for an answer of a node than this `TIME`")
+	names.ContextOverrideFlags.Namespace.LongName = "" // commands have a flag of this name, for Services
+	kubectlFlags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	clientcmd.BindOverrideFlags(&f.overrides, kubectlFlags, names)
+	kubectlFlags.VisitAll(func(flag *pflag.Flag) { flag.Hidden = flag.Name != "context" }) // kubectl's help hides them too
+	fs.AddFlagSet(kubectlFlags)
+	fs.StringVar(&f.node, "node", "", "ask only the daemon of the node of this `NAME`")
+	fs.StringVar(&f.daemonNamespace, "daemon-namespace", "kube-system", "`NAMESPACE` of the daemons' pods")
+	fs.StringVarP(&f.selector, "selector", "l", "", "`LABELS` of the daemons' pods; by default, "+ownSelector+", or if there are none "+kubeProxySelector)
+	fs.StringVar(&f.socket, "socket", statusapi.DefaultSocket, "unix socket of the daemon, a `FILE` in its pod")
+	fs.DurationVar(&f.timeout, "timeout", 10*time.Second, "`TIME` to wait for the answer of a node")
 }
 
-// daemons returns whom to ask.
+// daemons returns the daemons that the flags select.
 func (f *flags) daemons(ctx context.Context) (*cluster, []daemon, error) {
 	c, err := f.open()
 	if err != nil {
@@ -100,7 +101,7 @@ func (f *flags) daemons(ctx context.Context) (*cluster, []daemon, error) {
 	return c, all, err
 }
 
-// onNode says where it was that something went wrong.
+// onNode adds the node to an error, unless it is nil or a [cli.ExitError].
 func (d daemon) onNode(err error) error {
 	if _, ok := errors.AsType[*cli.ExitError](err); ok || err == nil {
 		return err

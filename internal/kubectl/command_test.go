@@ -17,9 +17,9 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// play runs a command line and returns what it wrote, its error last, and the
-// exit code.
-func play(t *testing.T, args ...string) (string, int) {
+// run runs a command line and returns its output, with the error last, and the exit
+// code.
+func run(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	cmd := NewCommand("v1.2.3")
 	var out bytes.Buffer
@@ -53,8 +53,8 @@ func newServer(t *testing.T) *apiServer {
 
 func pods(changes ...func(*v1.Pod)) []func(*v1.Pod) { return changes }
 
-// TestUnreachable wants one line for everything that keeps a node from being
-// asked.
+// TestUnreachable checks that every reason why a node cannot be asked is reported in
+// one line.
 func TestUnreachable(t *testing.T) {
 	waits := func(_ []string, s streams) (int, string) {
 		_, _ = io.Copy(io.Discard, s.stdin)
@@ -67,22 +67,22 @@ func TestUnreachable(t *testing.T) {
 		want    string
 	}{
 		{"no daemon", says(2, "Error: no daemon answers at /run/sluice/status.sock"), nil, "pod kube-system/p: no daemon answers at /run/sluice/status.sock"},
-		{"mischief", says(2, "Error: \x1b[2Jgone"), nil, "pod kube-system/p: \ufffd[2Jgone"},
-		{"an old one", says(1, `Error: unexpected argument "dial-stdio": sluice takes flags only`), nil, "pod kube-system/p: its sluice is older than this program and cannot be asked from elsewhere: update it"},
+		{"control characters", says(2, "Error: \x1b[2Jgone"), nil, "pod kube-system/p: \ufffd[2Jgone"},
+		{"an old daemon", says(1, `Error: unexpected argument "dial-stdio": sluice takes flags only`), nil, "pod kube-system/p: its sluice is too old to be asked from elsewhere: update it"},
 		{"silence", says(3, ""), nil, "pod kube-system/p: /usr/local/bin/sluice dial-stdio ended with exit code 3"},
-		{"an end without a word", says(0, ""), nil, "pod kube-system/p: unexpected EOF"},
+		{"no output", says(0, ""), nil, "pod kube-system/p: unexpected EOF"},
 		{"another image", func([]string, streams) (int, string) {
 			return 0, `error executing command in container: exec: "/usr/local/bin/sluice": stat: no such file or directory`
-		}, nil, "pod kube-system/p: there is no /usr/local/bin/sluice in it: does it run sluice?"},
+		}, nil, "pod kube-system/p: it has no /usr/local/bin/sluice: does it run sluice?"},
 		{"nothing happens", waits, nil, "no answer within 100ms (--timeout)"},
 		{"not started", nil, pods(func(p *v1.Pod) { p.Status.Phase = v1.PodPending }), "pod kube-system/p is Pending (kubectl -n kube-system describe pod p)"},
 		{"no image", nil, pods(func(p *v1.Pod) {
 			p.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "sluice", State: v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}}}
-		}), "pod kube-system/p does not run: ImagePullBackOff (kubectl -n kube-system describe pod p)"},
+		}), "pod kube-system/p is not running: ImagePullBackOff (kubectl -n kube-system describe pod p)"},
 		{"ended", nil, pods(func(p *v1.Pod) {
 			p.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "sluice", State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: 1}}}}
-		}), "pod kube-system/p does not run: has ended with exit code 1 (kubectl -n kube-system describe pod p)"},
-		{"leaving", nil, pods(func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), "pod kube-system/p is about to go: try again"},
+		}), "pod kube-system/p is not running: it ended with exit code 1 (kubectl -n kube-system describe pod p)"},
+		{"leaving", nil, pods(func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), "pod kube-system/p is terminating: try again"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -94,18 +94,19 @@ func TestUnreachable(t *testing.T) {
 			if tt.name == "nothing happens" {
 				timeout = "100ms"
 			}
-			out, code := play(t, "status", "--kubeconfig", config, "--timeout", timeout)
+			out, code := run(t, "status", "--kubeconfig", config, "--timeout", timeout)
 			if out != tt.want || code != cli.ExitNoAnswer {
 				t.Errorf("exit code %d, said\n%s\nwant\n%s", code, out, tt.want)
 			}
-			if out, code = play(t, "status", "--kubeconfig", config, "--timeout", timeout, "--node", "n"); out != "node n: "+tt.want || code != cli.ExitNoAnswer {
+			if out, code = run(t, "status", "--kubeconfig", config, "--timeout", timeout, "--node", "n"); out != "node n: "+tt.want || code != cli.ExitNoAnswer {
 				t.Errorf("--node: exit code %d, said\n%s", code, out)
 			}
 		})
 	}
 }
 
-// TestMistakes wants one line for everything that is wrong before a node is asked.
+// TestMistakes checks that every error that occurs before a node is asked is reported in
+// one line.
 func TestMistakes(t *testing.T) {
 	noConfig(t)
 	a := newServer(t)
@@ -121,14 +122,14 @@ func TestMistakes(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"status"}, "no kubeconfig says where the cluster is: give --kubeconfig FILE, or set KUBECONFIG"},
-		{[]string{"status", "--kubeconfig", "/none"}, "kubeconfig: stat /none: no such file or directory"},
-		{[]string{"status", "--kubeconfig", config, "--context", "other"}, `kubeconfig: context "other" does not exist`},
-		{[]string{"status", "--kubeconfig", config, "--server", "http://127.0.0.1:1"}, "ask the API server for pods: Get \"http://127.0.0.1:1/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io%2Fname%3Dsluice&limit=500\": dial tcp 127.0.0.1:1: connect: connection refused"},
+		{[]string{"status"}, "no kubeconfig: use --kubeconfig FILE, or set KUBECONFIG"},
+		{[]string{"status", "--kubeconfig", "/none"}, "read the kubeconfig: stat /none: no such file or directory"},
+		{[]string{"status", "--kubeconfig", config, "--context", "other"}, `read the kubeconfig: context "other" does not exist`},
+		{[]string{"status", "--kubeconfig", config, "--server", "http://127.0.0.1:1"}, "list pods: Get \"http://127.0.0.1:1/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io%2Fname%3Dsluice&limit=500\": dial tcp 127.0.0.1:1: connect: connection refused"},
 		{[]string{"status", "--kubeconfig", config, "-l", "a b"}, `--selector "a b": want labels like app=sluice`},
-		{[]string{"status", "--kubeconfig", config, "--node", "none"}, "there is no node none (kubectl get nodes)"},
-		{[]string{"status", "--kubeconfig", config, "--node", "bare"}, "node bare: no pod of sluice is there (looked for in namespace kube-system)"},
-		{[]string{"status", "--kubeconfig", config, "-w"}, "--watch: give --node NAME, as one node can be followed at a time"},
+		{[]string{"status", "--kubeconfig", config, "--node", "none"}, "no node none (kubectl get nodes)"},
+		{[]string{"status", "--kubeconfig", config, "--node", "bare"}, "node bare: no pod of sluice on this node (searched in namespace kube-system)"},
+		{[]string{"status", "--kubeconfig", config, "-w"}, "--watch requires --node NAME: only one node can be followed"},
 		{[]string{"status", "--kubeconfig", config, "-o", "xml"}, `--output "xml": want wide, json, yaml, name`},
 		{[]string{"status", "--kubeconfig", config, "cart", "--node", "n"}, "node n: no /v1/services/shop/cart"},
 		{[]string{"explain", "--kubeconfig", config}, "accepts 1 arg(s), received 0"},
@@ -137,16 +138,17 @@ func TestMistakes(t *testing.T) {
 		{[]string{"frobnicate"}, `no command "frobnicate": kubectl sluice --help lists them`},
 		{[]string{"--nope"}, "unknown flag: --nope (kubectl sluice --help lists the flags)"},
 		{[]string{"top", "--kubeconfig", config, "--period", "1ms"}, "--period 1ms: want at least 100ms"},
-		{[]string{"status", "--kubeconfig", lacking.kubeconfig()}, "no right to list pods in namespace kube-system: ask who manages the cluster for it"},
-		{[]string{"status", "--kubeconfig", lackingExec.kubeconfig()}, "no right to run a command in the daemon's pod: that takes verb create on pods/exec in namespace kube-system"},
+		{[]string{"status", "--kubeconfig", lacking.kubeconfig()}, "no permission to list pods in namespace kube-system: ask an administrator of the cluster for it"},
+		{[]string{"explain", "--kubeconfig", lackingExec.kubeconfig(), "a/b"}, "no permission to run a command in the daemon's pod: verb create on pods/exec in namespace kube-system is required"},
+		{[]string{"status", "--kubeconfig", lackingExec.kubeconfig()}, "no permission to run a command in the daemon's pod: verb create on pods/exec in namespace kube-system is required"},
 	} {
-		if out, code := play(t, tt.args...); out != tt.want || code != cli.ExitNoAnswer {
+		if out, code := run(t, tt.args...); out != tt.want || code != cli.ExitNoAnswer {
 			t.Errorf("%q: exit code %d, said\n%s\nwant\n%s", tt.args, code, out, tt.want)
 		}
 	}
 }
 
-// TestWhichPods asks the pods that are the daemons', each node's best one.
+// TestWhichPods checks that only pods of daemons are asked, and only one on each node.
 func TestWhichPods(t *testing.T) {
 	labelled := func(p *v1.Pod) {
 		p.Labels = map[string]string{"k8s-app": "kube-proxy"}
@@ -165,7 +167,7 @@ func TestWhichPods(t *testing.T) {
 	a.add("", "homeless", never, labelled)
 	check := func(want string) {
 		t.Helper()
-		out, code := play(t, "status", "--kubeconfig", a.kubeconfig())
+		out, code := run(t, "status", "--kubeconfig", a.kubeconfig())
 		var nodes []string
 		for line := range strings.Lines(out) {
 			if name, _, _ := strings.Cut(line, " "); strings.HasPrefix(name, "n") {
@@ -177,7 +179,7 @@ func TestWhichPods(t *testing.T) {
 		}
 	}
 	check("n1 n2 n3")
-	if a.lists != 1+3 { // none of our own, and five of the other label, two at a time
+	if a.lists != 1+3 { // none with our own label, and five with kube-proxy's, two at a time
 		t.Errorf("pods were listed %d times", a.lists)
 	}
 	checkEnded(t, a)
@@ -188,7 +190,7 @@ func TestWhichPods(t *testing.T) {
 	check("n4")
 }
 
-// checkEnded wants no process left in any pod.
+// checkEnded waits until no process runs in any pod.
 func checkEnded(t *testing.T, a *apiServer) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -200,8 +202,8 @@ func checkEnded(t *testing.T, a *apiServer) {
 	}
 }
 
-// TestWait waits through what a rollout does: a pod goes, another comes, and its
-// daemon has not synced yet. A node that is done is not asked again.
+// TestWait waits during a rollout: a pod is replaced, and the new daemon is not synced
+// at first. A node on which everything is in force is not asked again.
 func TestWait(t *testing.T) {
 	a := newServer(t)
 	a.nodes = []string{"n1", "n2"}
@@ -220,13 +222,13 @@ func TestWait(t *testing.T) {
 		a.pods[1].Name = "new"
 		return 0, "the container has gone"
 	}
-	out, code := play(t, "status", "--wait=20s", "--kubeconfig", a.kubeconfig())
+	out, code := run(t, "status", "--wait=20s", "--kubeconfig", a.kubeconfig())
 	if code != 0 || asked[0].Load() != 2 || asked[1].Load() != 3 { // and once each for the answer
 		t.Errorf("exit code %d, asked %d and %d times, said\n%s", code, asked[0].Load(), asked[1].Load(), out)
 	}
 	a.processes["new"] = says(2, "Error: no daemon")
 	for _, args := range [][]string{{"status", "--wait=2500ms"}, {"status", "--wait=0ms"}, {"status", "--wait=2500ms", "--node", "n2"}} {
-		out, code = play(t, append(args, "--kubeconfig", a.kubeconfig())...)
+		out, code = run(t, append(args, "--kubeconfig", a.kubeconfig())...)
 		waited := map[string]string{"--wait=2500ms": "2.5s", "--wait=0ms": "0s"}[args[1]]
 		if want := "waited " + waited + ": node n2: pod kube-system/new: no daemon"; code != cli.ExitFinding || out != want {
 			t.Errorf("%q: exit code %d, said\n%s\nwant\n%s", args, code, out, want)
@@ -234,7 +236,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestTopSum wants the sum of all nodes, and no traffic invented when one is away.
+// TestTopSum checks the sum of all nodes if one of them does not answer.
 func TestTopSum(t *testing.T) {
 	counted := func(step uint64) any {
 		at := time.Now()
@@ -250,17 +252,18 @@ func TestTopSum(t *testing.T) {
 	a.nodes = []string{"n1", "n2", "n3"}
 	a.add("n1", "p1", dials(t, answers(map[string]any{statusapi.TrafficPath: counted(10)})))
 	a.add("n2", "p2", dials(t, answers(map[string]any{statusapi.TrafficPath: counted(5)})))
-	out, code := play(t, "top", "--kubeconfig", a.kubeconfig(), "--period", "100ms")
+	out, code := run(t, "top", "--kubeconfig", a.kubeconfig(), "--period", "100ms")
 	want := "SERVICE     PORT       NEW/S   ACTIVE   IN B/S   OUT B/S   REFUSED/S   TOTAL\n" +
 		"shop/cart   http/TCP   15      -        -        -         0           30\n" +
-		"\nNO ANSWER FROM 1 NODE:\n  n3: no pod of sluice is there (looked for in namespace kube-system)\n"
+		"\nNO ANSWER FROM 1 NODE:\n  n3: no pod of sluice on this node (searched in namespace kube-system)\n"
 	if !strings.HasSuffix(out, want) || code != cli.ExitFinding {
 		t.Errorf("exit code %d, said\n%s\nwant\n%s", code, out, want)
 	}
 }
 
-// TestSumKeepsNodes: a node that is away keeps what it counted, and one that
-// comes late does not count.
+// TestSumKeepsNodes checks that a node that stops answering keeps its counters and
+// does not slow down the clock, which would make the others look busier, and that a
+// node that answers only later is left out.
 func TestSumKeepsNodes(t *testing.T) {
 	list := func(n uint64) any {
 		return statusapi.TrafficList{Counted: time.Unix(int64(n), 0), Items: []statusapi.PortTraffic{{Name: "a", Traffic: statusapi.Traffic{Connections: new(n)}}}}
@@ -280,23 +283,29 @@ func TestSumKeepsNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &sum{all: all}
-	look := func(connections uint64, at int64) {
+	var before time.Time
+	read := func(connections uint64, elapsed time.Duration) {
 		t.Helper()
 		got, err := s.traffic(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := *got.Items[0].Connections; n != connections || got.Counted.Unix() != at {
-			t.Errorf("%d connections at %d, want %d at %d", n, got.Counted.Unix(), connections, at)
+		if n := *got.Items[0].Connections; n != connections || !before.IsZero() && got.Counted.Sub(before) != elapsed {
+			t.Errorf("%d connections after %v, want %d after %v", n, got.Counted.Sub(before), connections, elapsed)
 		}
+		before = got.Counted
 	}
-	look(30, 15)
+	read(30, 0)
+	first[statusapi.TrafficPath], second[statusapi.TrafficPath] = list(11), list(23)
+	read(34, 2*time.Second)
 	delete(second, statusapi.TrafficPath)
-	first[statusapi.TrafficPath], late[statusapi.TrafficPath] = list(12), list(1000)
-	look(32, 16)
+	first[statusapi.TrafficPath], late[statusapi.TrafficPath] = list(13), list(1000)
+	read(36, 2*time.Second)
+	delete(first, statusapi.TrafficPath)
+	read(36, 0)
 }
 
-// TestCompletion offers what there is.
+// TestCompletion completes commands, flag values, nodes and Services.
 func TestCompletion(t *testing.T) {
 	a := newServer(t)
 	a.nodes = []string{"n1", "n2"}
@@ -313,7 +322,7 @@ func TestCompletion(t *testing.T) {
 		{[]string{"top", "--node", ""}, "n1 n2"},
 		{[]string{"top", "--sort-by", ""}, strings.Join(cli.TopColumns, " ")},
 	} {
-		out, _ := play(t, append([]string{"__complete", "--kubeconfig", config}, tt.args...)...)
+		out, _ := run(t, append([]string{"__complete", "--kubeconfig", config}, tt.args...)...)
 		var words []string
 		for line := range strings.Lines(out) {
 			if word, _, _ := strings.Cut(strings.TrimSpace(line), "\t"); !strings.HasPrefix(word, ":") && !strings.HasPrefix(word, "Completion ended") {
@@ -321,7 +330,7 @@ func TestCompletion(t *testing.T) {
 			}
 		}
 		if got := strings.Join(words, " "); got != tt.want {
-			t.Errorf("%q: offers %q, want %q", tt.args, got, tt.want)
+			t.Errorf("%q: %q, want %q", tt.args, got, tt.want)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"sluice/internal/cli"
 )
 
-// complete lets shells complete what people would otherwise look up.
+// complete adds shell completion of flag values, nodes and Services.
 func (f *flags) complete(root *cobra.Command) {
 	root.ValidArgsFunction = cobra.NoFileCompletions
 	fixed := map[string]map[string][]string{ // by command and flag
@@ -20,7 +20,7 @@ func (f *flags) complete(root *cobra.Command) {
 	}
 	register := func(cmd *cobra.Command, flag string, complete cobra.CompletionFunc) {
 		if err := cmd.RegisterFlagCompletionFunc(flag, complete); err != nil {
-			panic(err) // there is no such flag
+			panic(err) // The flag does not exist.
 		}
 	}
 	for _, cmd := range root.Commands() {
@@ -35,7 +35,7 @@ func (f *flags) complete(root *cobra.Command) {
 	register(root, "node", f.completeNodes)
 }
 
-// completeNodes offers the nodes that have a daemon, or should.
+// completeNodes completes nodes that have a daemon, or should have one.
 func (f *flags) completeNodes(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	f.node = ""
 	_, all, err := f.daemons(cmd.Context())
@@ -51,15 +51,15 @@ func (f *flags) completeNodes(cmd *cobra.Command, _ []string, typed string) ([]s
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeServices offers a page of Services, of the namespace that was typed or
-// of all.
+// completeServices completes the first page of Services, of the namespace in typed or
+// of all namespaces.
 func (f *flags) completeServices(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 	c, err := f.open()
 	if err != nil || len(args) > 0 && cmd.Name() == "explain" {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	namespace, _, whole := strings.Cut(typed, "/")
-	if !whole {
+	namespace, _, complete := strings.Cut(typed, "/")
+	if !complete {
 		namespace = ""
 	}
 	var list v1.ServiceList

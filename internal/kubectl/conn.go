@@ -15,24 +15,25 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// connect starts sluice dial-stdio by an executor, and returns its streams as a
-// connection once it has connected with the daemon; otherwise what it said
-// instead. Closing the connection ends the process, by the end of its input.
-func connect(ctx context.Context, e remotecommand.Executor) (_ net.Conn, said string, err error) {
-	// The connection outlives who dials. What its streams complain of when it is
-	// closed is no news.
-	life, end := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
+// connect runs sluice dial-stdio with an executor, and returns its streams as a
+// connection once the process has connected to the daemon. If it does not, connect
+// returns what the process wrote to its standard error. Closing the connection ends
+// the process, because its standard input ends.
+func connect(ctx context.Context, e remotecommand.Executor) (_ net.Conn, output string, err error) {
+	// The connection outlives ctx. The executor logs errors of its streams when the
+	// connection is closed; they are discarded.
+	streamCtx, end := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
 	near, far := net.Pipe()
-	stderr := &greeting{came: make(chan struct{})}
+	stderr := &stderrReader{connected: make(chan struct{})}
 	ended := make(chan error, 1)
 	go func() {
 		defer end()
-		err := e.StreamWithContext(life, remotecommand.StreamOptions{Stdin: far, Stdout: far, Stderr: stderr})
+		err := e.StreamWithContext(streamCtx, remotecommand.StreamOptions{Stdin: far, Stdout: far, Stderr: stderr})
 		_ = far.Close()
 		ended <- err
 	}()
 	select {
-	case <-stderr.came:
+	case <-stderr.connected:
 		return near, "", nil
 	case err = <-ended:
 		err = cmp.Or(err, io.ErrUnexpectedEOF)
@@ -44,36 +45,35 @@ func connect(ctx context.Context, e remotecommand.Executor) (_ net.Conn, said st
 	return nil, stderr.text(), err
 }
 
-// maxSaid bounds how much of what a process says is kept.
-const maxSaid = 4096
+// maxStderr bounds how much of a process's standard error is kept.
+const maxStderr = 4096
 
-// greeting waits for the line that says that the process has connected, and
-// keeps what it says instead.
-type greeting struct {
-	came chan struct{}
+// stderrReader receives the standard error of sluice dial-stdio. It keeps the
+// beginning, and closes connected when that is the line statusapi.Connected.
+type stderrReader struct {
+	connected chan struct{}
 
-	mu   sync.Mutex
-	said strings.Builder
+	mu      sync.Mutex
+	written strings.Builder
 }
 
-// Write takes what the process says.
-func (g *greeting) Write(p []byte) (int, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	before := g.connected()
-	g.said.Write(p[:min(len(p), max(0, maxSaid-g.said.Len()))])
-	if !before && g.connected() {
-		close(g.came)
+func (r *stderrReader) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.isConnected()
+	r.written.Write(p[:min(len(p), max(0, maxStderr-r.written.Len()))])
+	if !before && r.isConnected() {
+		close(r.connected)
 	}
 	return len(p), nil
 }
 
-func (g *greeting) connected() bool {
-	return strings.HasPrefix(g.said.String(), statusapi.Connected+"\n")
+func (r *stderrReader) isConnected() bool {
+	return strings.HasPrefix(r.written.String(), statusapi.Connected+"\n")
 }
 
-func (g *greeting) text() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return strings.TrimSpace(g.said.String())
+func (r *stderrReader) text() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.TrimSpace(r.written.String())
 }

@@ -13,7 +13,7 @@ func (f *flags) explain() *cobra.Command {
 	var o cli.ExplainOptions
 	cmd := &cobra.Command{
 		Use:   "explain ADDR:PORT | NAMESPACE/SERVICE[:PORT]",
-		Short: "Say what happens to a packet, why, and on which nodes it fares otherwise",
+		Short: "Say what happens to a packet, why, and which nodes differ",
 		Example: `  kubectl sluice explain shop/cart
   kubectl sluice explain 10.96.0.10:80 --from 10.244.1.5 --node node-1`,
 		Args: cobra.ExactArgs(1),
@@ -28,23 +28,20 @@ func (f *flags) explain() *cobra.Command {
 			return err
 		}
 		answers, err := ask(cmd.Context(), all, get[statusapi.Explanation](statusapi.ExplainPath, o.Query(args[0])))
-		if err != nil {
+		switch {
+		case err != nil && f.node != "":
 			return all[0].onNode(err)
+		case err != nil: // The same on all nodes.
+			return err
+		case f.node != "":
+			err = cli.Explain(cmd.OutOrStdout(), o.Output, answers[0].Answer, time.Now())
+		default:
+			err = cli.CompareExplanations(cmd.OutOrStdout(), answers, o.Output, time.Now())
 		}
-		if f.node != "" {
-			return explanationOfOne(cmd, answers[0], o.Output)
-		}
-		if err := cli.CompareExplanations(cmd.OutOrStdout(), answers, o.Output, time.Now()); err != nil {
+		if err != nil {
 			return err
 		}
-		return outcome(answers, (*statusapi.Explanation).Fine)
+		return exitError(answers, (*statusapi.Explanation).Fine)
 	}
 	return cmd
-}
-
-func explanationOfOne(cmd *cobra.Command, a cli.NodeAnswer[statusapi.Explanation], output string) error {
-	if err := cli.Explain(cmd.OutOrStdout(), output, a.Answer, time.Now()); err != nil {
-		return err
-	}
-	return outcome([]cli.NodeAnswer[statusapi.Explanation]{a}, (*statusapi.Explanation).Fine)
 }

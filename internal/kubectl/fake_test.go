@@ -29,17 +29,17 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// streams are those of a process in a pod.
+// streams are the standard streams of a process in a pod.
 type streams struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 }
 
-// process is what runs in a pod. It returns the exit code, or why it could not
-// run at all.
+// process is a program that runs in a pod. It returns its exit code, or why it could not
+// be run.
 type process func(args []string, s streams) (code int, failure string)
 
-// apiServer is an API server with nodes and pods, in which processes can be run.
+// apiServer is an API server with nodes, and pods in which processes can be run.
 type apiServer struct {
 	t         *testing.T
 	nodes     []string
@@ -52,7 +52,7 @@ type apiServer struct {
 	running   atomic.Int32       // processes
 }
 
-// kubeconfig starts the API server and returns the file that leads to it.
+// kubeconfig starts the API server and returns the path of a kubeconfig for it.
 func (a *apiServer) kubeconfig() string {
 	a.t.Helper()
 	server := httptest.NewServer(a)
@@ -111,7 +111,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// podPage returns two of the pods that are asked for at a time.
+// podPage returns a page of the requested pods. A page has two.
 func (a *apiServer) podPage(r *http.Request) v1.PodList {
 	query := r.URL.Query()
 	selector, err := labels.Parse(query.Get("labelSelector"))
@@ -215,7 +215,7 @@ func writeStatus(w io.Writer, code int, failure string) {
 	_ = json.NewEncoder(w).Encode(s) // the client has gone
 }
 
-// says is a process that says something and ends.
+// says returns a process that writes text to its standard error and exits.
 func says(code int, text string) process {
 	return func(_ []string, s streams) (int, string) {
 		fmt.Fprintln(s.stderr, text)
@@ -223,7 +223,7 @@ func says(code int, text string) process {
 	}
 }
 
-// dials is sluice dial-stdio before a daemon.
+// dials returns a process that acts as sluice dial-stdio for a daemon.
 func dials(t *testing.T, daemon http.Handler) process {
 	server := httptest.NewServer(daemon)
 	t.Cleanup(server.Close)
@@ -245,7 +245,7 @@ func dials(t *testing.T, daemon http.Handler) process {
 	}
 }
 
-// answers is a daemon that answers by path.
+// answers returns a daemon with responses by path.
 func answers(all map[string]any) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(statusapi.VersionHeader, statusapi.Version)
@@ -261,7 +261,7 @@ func answers(all map[string]any) http.Handler {
 	})
 }
 
-// noConfig keeps a test from the user's own cluster.
+// noConfig prevents a test from using the user's own cluster.
 func noConfig(t *testing.T) {
 	t.Helper()
 	t.Setenv("KUBECONFIG", "")

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	"sluice/internal/status/page"
 	"sluice/internal/statusapi"
@@ -22,12 +21,12 @@ func (f *flags) page() *cobra.Command {
 	var port uint16
 	cmd := &cobra.Command{
 		Use:   "page",
-		Short: "Show the page of one node, or of all, in a browser",
-		Long: `Serve the daemons' page at a port of this machine's loopback address until it is
-interrupted. Who can reach that port sees what you may see.`,
+		Short: "Show the page of one node, or of all nodes, in a browser",
+		Long: `Serve the daemons' page at a port of 127.0.0.1 until interrupted. All users of
+this machine can reach the port, and see what you may see.`,
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().Uint16Var(&port, "port", 0, "serve at this `PORT` of 127.0.0.1; without it, at one that is free")
+	cmd.Flags().Uint16Var(&port, "port", 0, "serve at this `PORT` of 127.0.0.1; by default, a free one")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		_, all, err := f.daemons(cmd.Context())
 		if err != nil {
@@ -35,38 +34,37 @@ interrupted. Who can reach that port sees what you may see.`,
 		}
 		handler := index(all)
 		if f.node != "" {
-			var n statusapi.Node // before anything is promised
+			var n statusapi.Node // Fail before a link is printed.
 			if err := all[0].Get(cmd.Context(), statusapi.NodePath, nil, &n); err != nil {
 				return all[0].onNode(err)
 			}
-			handler = all[0].pass()
+			handler = all[0].handler()
 		}
 		l, err := net.Listen("tcp", netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port).String())
 		if err != nil {
 			return fmt.Errorf("--port %d: %w", port, err)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "http://%s/ (ctrl-C ends it)\n", l.Addr())
-		return serve(cmd.Context(), l, onlyUs(handler))
+		fmt.Fprintf(cmd.OutOrStdout(), "http://%s/ (Ctrl-C to end)\n", l.Addr())
+		return serve(cmd.Context(), l, localOnly(handler))
 	}
 	return cmd
 }
 
-// serve answers until ctx ends.
+// serve serves until ctx ends.
 func serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	server := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
-	var group errgroup.Group
-	group.Go(func() error { return server.Serve(l) })
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	if err := group.Wait(); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
 }
 
-// onlyUs passes requests on that read, and that name this machine: a site whose
-// own name leads here must not have a browser read what answers.
-func onlyUs(next http.Handler) http.Handler {
+// localOnly returns a handler that calls next for GET and HEAD requests whose host is a
+// loopback address or localhost. This prevents DNS rebinding: a website that resolves
+// its own name to 127.0.0.1 could otherwise read responses in the user's browser.
+func localOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
 		if err != nil {
@@ -78,17 +76,17 @@ func onlyUs(next http.Handler) http.Handler {
 			http.Error(w, "use 127.0.0.1 or localhost", http.StatusForbidden)
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
-			http.Error(w, "this is read-only: use GET", http.StatusMethodNotAllowed)
+			http.Error(w, "the page is read-only: use GET", http.StatusMethodNotAllowed)
 		default:
 			next.ServeHTTP(w, r)
 		}
 	})
 }
 
-// pass serves the page of a daemon, with what the daemon answers. The page is our
-// own: all nodes have one origin, and a script that one of them sends could read
-// what the others answer.
-func (d daemon) pass() http.Handler {
+// handler serves the page of a daemon, and forwards requests of its API. The page is
+// this program's own, not the daemon's: all nodes have the same origin, so a script of
+// one node could read the responses of the others.
+func (d daemon) handler() http.Handler {
 	if d.err == nil {
 		var h http.Handler
 		if h, d.err = d.client.ForwardData(); d.err == nil {
@@ -103,12 +101,12 @@ func (d daemon) pass() http.Handler {
 	})
 }
 
-// index leads to the page of each node.
+// index serves a list of the nodes, and the page of each of them.
 func index(all []daemon) http.Handler {
 	mux := http.NewServeMux()
 	for _, d := range all {
 		prefix := "/nodes/" + d.node
-		mux.Handle(prefix+"/", http.StripPrefix(prefix, d.pass()))
+		mux.Handle(prefix+"/", http.StripPrefix(prefix, d.handler()))
 	}
 	mux.HandleFunc("/{$}", func(w http.ResponseWriter, r *http.Request) {
 		answers, err := ask(r.Context(), all, get[statusapi.Node](statusapi.NodePath, nil))
@@ -121,12 +119,12 @@ func index(all []daemon) http.Handler {
 		h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 		h.Set("Cache-Control", "no-store")
 		h.Set("Referrer-Policy", "no-referrer")
-		_ = indexPage.Execute(w, answers) // the client has gone
+		_ = indexPage.Execute(w, answers) // fails if the client disconnected
 	})
 	return mux
 }
 
-// indexPage lists nodes. The names are text, whatever they are.
+// indexPage is the list of nodes. The template escapes what comes from nodes.
 var indexPage = template.Must(template.New("index").Parse(`<!doctype html>
 <html lang="en">
 <meta charset="utf-8">

@@ -12,9 +12,9 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// TestOnlyUs lets nobody else in, and nobody write.
-func TestOnlyUs(t *testing.T) {
-	h := onlyUs(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
+// TestLocalOnly checks that other hosts and methods that write are refused.
+func TestLocalOnly(t *testing.T) {
+	h := localOnly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
 	for _, tt := range []struct {
 		method, host string
 		code         int
@@ -37,8 +37,8 @@ func TestOnlyUs(t *testing.T) {
 	}
 }
 
-// TestIndex leads to the page of each node, whose requests are as if it were the
-// only one. What comes from elsewhere is text.
+// TestIndex checks the list of nodes and the page of each node: requests reach the
+// daemon as if it were the only one, and what comes from nodes is shown as text.
 func TestIndex(t *testing.T) {
 	a := newServer(t)
 	a.nodes = []string{"n1", "n2"}
@@ -61,10 +61,10 @@ func TestIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string][]string{
-		"/":                      {`<a href="nodes/n1/">n1</a>`, "&lt;b&gt;", `n2<td colspan="7">no answer: no pod of sluice is there`},
+		"/":                      {`<a href="nodes/n1/">n1</a>`, "&lt;b&gt;", `n2<td colspan="7">no answer: no pod of sluice on this node`},
 		"/nodes/n1/":             {"<title>", "page.js"}, // our own, not the node's
 		"/nodes/n1/v1/x?limit=1": {"at /v1/x?limit=1"},
-		"/nodes/n2/":             {"node n2: no pod of sluice is there"},
+		"/nodes/n2/":             {"node n2: no pod of sluice on this node"},
 		"/nodes/n3/":             {"404"},
 	} {
 		w := httptest.NewRecorder()
@@ -75,7 +75,7 @@ func TestIndex(t *testing.T) {
 			t.Errorf("%s: headers %v; want those of data", path, h)
 		}
 		if strings.HasSuffix(path, "/n1/") && strings.Contains(w.Body.String(), "at /") {
-			t.Errorf("%s is the node's: %s", path, w.Body)
+			t.Errorf("%s comes from the node: %s", path, w.Body)
 		}
 		for _, text := range want {
 			if !strings.Contains(w.Body.String(), text) {

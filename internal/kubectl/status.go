@@ -13,7 +13,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// waitPeriod is how often nodes are asked whether everything is in force.
+// waitPeriod is how often --wait asks the nodes.
 const waitPeriod = time.Second
 
 func (f *flags) status() *cobra.Command {
@@ -21,9 +21,10 @@ func (f *flags) status() *cobra.Command {
 	var allNodes bool
 	cmd := &cobra.Command{
 		Use:   "status [NAMESPACE/NAME...]",
-		Short: "Show whether Services are in force, and where they are not",
-		Long: `Show how the daemons of all nodes are, a line for each; or with names, what they
-know of these Services and where that differs. With --node, show all of one node.`,
+		Short: "Show whether Services are in force, and which nodes differ",
+		Long: `Show the status of the daemons of all nodes, a line for each. With names, show
+what they know about these Services, and which nodes differ. With --node, show
+the complete status of one node.`,
 		Example: `  kubectl sluice status
   kubectl sluice status --wait=30s
   kubectl sluice status shop/cart
@@ -31,13 +32,13 @@ know of these Services and where that differs. With --node, show all of one node
 		Args: cobra.ArbitraryArgs,
 	}
 	o.AddFlags(cmd.Flags())
-	cmd.Flags().BoolVar(&allNodes, "all-nodes", false, "show each node, however many there are")
+	cmd.Flags().BoolVar(&allNodes, "all-nodes", false, "show a line for each node, however many there are")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := o.Check(); err != nil {
 			return err
 		}
 		if o.Watch && f.node == "" {
-			return errors.New("--watch: give --node NAME, as one node can be followed at a time")
+			return errors.New("--watch requires --node NAME: only one node can be followed")
 		}
 		if o.Wait != nil {
 			if err := f.wait(cmd.Context(), *o.Wait); err != nil {
@@ -50,7 +51,7 @@ know of these Services and where that differs. With --node, show all of one node
 			return err
 		}
 		if o.Services = args; len(args) > 0 && o.Namespace == "" {
-			o.Namespace = c.services
+			o.Namespace = c.serviceNamespace
 		}
 		if f.node != "" {
 			return all[0].onNode(cli.ShowStatus(cmd.Context(), cmd.OutOrStdout(), all[0], o))
@@ -61,7 +62,7 @@ know of these Services and where that differs. With --node, show all of one node
 	return cmd
 }
 
-// statusOfAll shows the daemons of all nodes, or Services on all of them.
+// statusOfAll shows the status of all nodes, or compares Services on all nodes.
 func statusOfAll(cmd *cobra.Command, all []daemon, o cli.StatusOptions) error {
 	if len(o.Services) > 0 {
 		o.Endpoints = o.Output != "json" && o.Output != "yaml" // to compare them
@@ -74,7 +75,7 @@ func statusOfAll(cmd *cobra.Command, all []daemon, o cli.StatusOptions) error {
 		if err := cli.CompareServices(cmd.OutOrStdout(), answers, o); err != nil {
 			return err
 		}
-		return outcome(answers, func(r *cli.StatusReport) bool { return !o.Problems || !r.Troubled() })
+		return exitError(answers, func(r *cli.StatusReport) bool { return !o.Problems || !r.Troubled() })
 	}
 	answers, err := ask(cmd.Context(), all, get[statusapi.Node](statusapi.NodePath, nil))
 	if err != nil {
@@ -83,54 +84,56 @@ func statusOfAll(cmd *cobra.Command, all []daemon, o cli.StatusOptions) error {
 	if err := cli.Nodes(cmd.OutOrStdout(), answers, o); err != nil {
 		return err
 	}
-	return outcome(answers, func(n *statusapi.Node) bool {
+	return exitError(answers, func(n *statusapi.Node) bool {
 		return !o.Problems || n.Health.Healthy && n.InForce() && n.Counts.Problems == 0
 	})
 }
 
-// wait waits until everything is in force on all nodes that are to be asked. Pods
-// may come and go meanwhile; a node is asked until its time has come, and without
-// patience once.
-func (f *flags) wait(ctx context.Context, patience time.Duration) error {
+// wait asks the nodes that the flags select until everything is in force on all of
+// them, at most until timeout; with a timeout of 0 it asks once. Pods may be replaced
+// meanwhile: they are listed again each time.
+func (f *flags) wait(ctx context.Context, timeout time.Duration) error {
 	c, err := f.open()
 	if err != nil {
 		return err
 	}
-	if patience == 0 {
-		return inVain(patience, c.late(ctx, f.node, map[string]bool{}))
+	done := map[string]bool{}
+	if timeout == 0 {
+		return waitError(timeout, c.notInForce(ctx, f.node, done))
 	}
-	limited, cancel := context.WithTimeout(ctx, patience)
+	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(waitPeriod)
 	defer tick.Stop()
-	done := map[string]bool{}
-	var why error
+	var last error
 	for {
-		late := c.late(limited, f.node, done)
-		if late == nil || errors.Is(late, errForbidden) {
-			return late
+		err := c.notInForce(limited, f.node, done)
+		if err == nil || errors.Is(err, errForbidden) {
+			return err
 		}
-		if limited.Err() == nil || why == nil { // the end of the time is no reason
-			why = late
+		if limited.Err() == nil || last == nil { // Otherwise the error may only say that the time is up.
+			last = err
 		}
 		select {
 		case <-limited.Done():
-			return inVain(patience, why)
+			return waitError(timeout, last)
 		case <-tick.C:
 		}
 	}
 }
 
-// inVain says that it was in vain to wait, if there is a reason.
-func inVain(patience time.Duration, why error) error {
-	if why == nil || errors.Is(why, errForbidden) {
-		return why
+// waitError returns the error of waiting in vain, given why. A missing permission is
+// returned unchanged: it is not a finding.
+func waitError(timeout time.Duration, err error) error {
+	if err == nil || errors.Is(err, errForbidden) {
+		return err
 	}
-	return &cli.ExitError{Code: cli.ExitFinding, Err: fmt.Errorf("waited %v: %w", patience, why)}
+	return &cli.ExitError{Code: cli.ExitFinding, Err: fmt.Errorf("waited %v: %w", timeout, err)}
 }
 
-// late asks the nodes that are not done, and says why the first is not done yet.
-func (c *cluster) late(ctx context.Context, node string, done map[string]bool) (late error) {
+// notInForce asks the nodes that are not in done, and adds those on which everything is
+// in force. It returns what is not in force on the first of the others, or nil.
+func (c *cluster) notInForce(ctx context.Context, node string, done map[string]bool) (first error) {
 	all, err := c.daemons(ctx, node)
 	if err != nil {
 		return err
@@ -141,13 +144,13 @@ func (c *cluster) late(ctx context.Context, node string, done map[string]bool) (
 	}
 	answers, _ := ask(ctx, all, get[statusapi.Node](statusapi.NodePath, nil))
 	for _, a := range answers {
-		why := errors.New(a.Error)
+		err := errors.New(a.Error)
 		if a.Answer != nil {
-			why = cli.NotInForce(a.Answer)
+			err = cli.NotInForce(a.Answer)
 		}
-		if done[a.Node] = why == nil; why != nil && late == nil {
-			late = fmt.Errorf("node %s: %w", a.Node, why)
+		if done[a.Node] = err == nil; err != nil && first == nil {
+			first = fmt.Errorf("node %s: %w", a.Node, err)
 		}
 	}
-	return late
+	return first
 }

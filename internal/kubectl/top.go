@@ -1,7 +1,6 @@
 package kubectl
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net/url"
@@ -17,9 +16,9 @@ func (f *flags) top() *cobra.Command {
 	var o cli.TopOptions
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show the traffic of Services, of one node or the sum of all",
-		Long: `Show connections, bytes and refusals of each Service, the busiest first: again
-and again on a terminal, and else once, over one period. Without --node it is
+		Short: "Show the live traffic of Services, on one node or on all nodes together",
+		Long: `Show connections, bytes and refusals of each Service, the busiest first: on a
+terminal continuously, otherwise once, for one interval. Without --node, show
 the sum of all nodes that answer.`,
 		Args: cobra.NoArgs,
 	}
@@ -36,31 +35,36 @@ the sum of all nodes that answer.`,
 			return all[0].onNode(cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), cli.TrafficOf(all[0]), o))
 		}
 		for i := range all {
-			all[i].keep = true
+			all[i].keepAlive = true
 		}
 		s := &sum{all: all}
 		if err := cli.ShowTop(cmd.Context(), cmd.OutOrStdout(), s.traffic, o); err != nil {
 			return err
 		}
-		if len(s.silent) == 0 {
+		if len(s.unanswered) == 0 {
 			return nil
 		}
-		cli.WriteSilent(cmd.ErrOrStderr(), s.silent)
+		cli.WriteUnanswered(cmd.ErrOrStderr(), s.unanswered)
 		return &cli.ExitError{Code: cli.ExitFinding}
 	}
 	return cmd
 }
 
-// sum is the traffic of many nodes, for one who asks again and again.
-// The nodes are those that answered at first: what they counted before must not
-// look like traffic of now when one is away for a while.
+// sum adds up the traffic of many nodes, repeatedly. It includes the nodes that
+// answered the first time. While one of them does not answer, its last counters are
+// used, because leaving them out and adding them again would look like traffic.
 type sum struct {
-	all    []daemon
-	last   map[string]*statusapi.TrafficList // by node
-	silent []cli.NodeAnswer[statusapi.TrafficList]
+	all        []daemon
+	last       map[string]*statusapi.TrafficList       // by node; nil before the first answers
+	clock      time.Time                               // when the counters were read, on average
+	unanswered []cli.NodeAnswer[statusapi.TrafficList] // nodes that did not answer the first time
 }
 
-// traffic adds up what the nodes counted.
+// traffic reads the counters of all nodes and adds them up. It is a [cli.Traffic].
+//
+// Clocks of nodes differ, so the time of the sum is this machine's at first, and then
+// advances by the mean of the time between the two readings of each node that
+// answered. Nodes that did not answer do not count: their counters stand still, too.
 func (s *sum) traffic(ctx context.Context, query url.Values) (*statusapi.TrafficList, error) {
 	answers, err := ask(ctx, s.all, func(ctx context.Context, c cli.Client) (*statusapi.TrafficList, error) {
 		return cli.TrafficOf(c)(ctx, query)
@@ -70,40 +74,47 @@ func (s *sum) traffic(ctx context.Context, query url.Values) (*statusapi.Traffic
 	}
 	first := s.last == nil
 	if first {
-		s.last = map[string]*statusapi.TrafficList{}
+		s.last, s.clock = map[string]*statusapi.TrafficList{}, time.Now()
 	}
+	var elapsed time.Duration
+	nodes := 0
 	for _, a := range answers {
+		last := s.last[a.Node]
 		switch {
-		case a.Answer != nil && (first || s.last[a.Node] != nil):
-			s.last[a.Node] = a.Answer
-		case first:
-			s.silent = append(s.silent, a)
+		case first && a.Answer == nil:
+			s.unanswered = append(s.unanswered, a)
+			continue
+		case !first && (a.Answer == nil || last == nil):
+			continue
+		case !first && a.Answer.Off == "" && last.Off == "":
+			elapsed += a.Answer.Counted.Sub(last.Counted)
+			nodes++
 		}
+		s.last[a.Node] = a.Answer
 	}
 	if len(s.last) == 0 {
 		return nil, errors.New("no node answers (kubectl sluice status says why)")
 	}
-	return added(s.last), nil
+	if nodes > 0 {
+		s.clock = s.clock.Add(elapsed / time.Duration(nodes))
+	}
+	out := added(s.last)
+	out.Counted = s.clock
+	return out, nil
 }
 
-// added returns the sum of what nodes counted. Its time is the mean of theirs,
-// which goes on with them whatever their clocks say.
+// added returns the sum of the counters of nodes.
 func added(nodes map[string]*statusapi.TrafficList) *statusapi.TrafficList {
 	out := &statusapi.TrafficList{}
 	type key struct{ namespace, name, port, protocol, endpoint string }
 	at := map[key]int{}
-	counted, off := 0, ""
-	var base time.Time
-	var after time.Duration
+	counted, off := false, ""
 	for _, list := range nodes {
 		if list.Off != "" {
 			off = list.Off
 			continue
 		}
-		if counted++; counted == 1 {
-			base = list.Counted
-		}
-		after += list.Counted.Sub(base)
+		counted = true
 		for _, p := range list.Items {
 			k := key{p.Namespace, p.Name, p.Port, p.Protocol, p.Endpoint}
 			i, known := at[k]
@@ -116,10 +127,8 @@ func added(nodes map[string]*statusapi.TrafficList) *statusapi.TrafficList {
 			out.Items[i].Add(&p.Traffic)
 		}
 	}
-	if counted == 0 {
-		out.Off = cmp.Or(off, "no node counts any")
-		return out
+	if !counted {
+		out.Off = off
 	}
-	out.Counted = base.Add(after / time.Duration(counted))
 	return out
 }

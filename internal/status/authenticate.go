@@ -6,12 +6,13 @@ import (
 	"strings"
 )
 
-// Authenticate passes requests on whose bearer token allows to get the path. What
-// allow returns instead of nil is answered.
+// Authenticate returns a handler that calls next if allow returns nil for the
+// request's bearer token and path, and otherwise responds with the error. A request
+// without a token gets 401.
 func Authenticate(next http.Handler, allow func(ctx context.Context, token, path string) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := refuse(http.StatusUnauthorized, "who asks? Send a token of the cluster: Authorization: Bearer TOKEN")
-		if token := bearer(r); token != "" {
+		err := refuse(http.StatusUnauthorized, "the request has no token: send one of the cluster, Authorization: Bearer TOKEN")
+		if token := bearerToken(r); token != "" {
 			err = allow(r.Context(), token, r.URL.Path)
 		}
 		if err == nil {
@@ -22,8 +23,8 @@ func Authenticate(next http.Handler, allow func(ctx context.Context, token, path
 	})
 }
 
-// bearer returns the token of a request; empty: there is none.
-func bearer(r *http.Request) string {
+// bearerToken returns the token of a request, empty if there is none.
+func bearerToken(r *http.Request) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
 		return ""

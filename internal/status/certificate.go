@@ -9,14 +9,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Certificate is one in files, which may be replaced at any time.
+// Certificate is a certificate with its private key, in files that may be replaced
+// at any time.
 type Certificate struct {
 	certFile, keyFile string
 
 	mu        sync.Mutex
-	cert, key []byte // as read
+	cert, key []byte // content of the files, when they were last valid
 	pair      *tls.Certificate
-	complaint string // the last one, which is not repeated
+	lastError string // logged already; empty if the files are valid
 }
 
 // OpenCertificate reads a certificate and its private key.
@@ -25,23 +26,24 @@ func OpenCertificate(certFile, keyFile string) (*Certificate, error) {
 	return c, c.read()
 }
 
-// Get returns what the files have. While they cannot be used, as when one is
-// written before the other, it is what they had.
+// Get returns the certificate in the files. While they are not valid, for example
+// because one is written before the other, it returns the last valid one. It has the
+// signature of tls.Config.GetCertificate.
 func (c *Certificate) Get(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	text := ""
 	if err := c.read(); err != nil {
-		if text = err.Error(); text != c.complaint {
-			klog.FromContext(hello.Context()).Error(err, "The certificate of the status API cannot be read, the last one stays",
+		if text = err.Error(); text != c.lastError {
+			klog.FromContext(hello.Context()).Error(err, "The status API keeps its last certificate because the new one cannot be read",
 				"certFile", c.certFile, "keyFile", c.keyFile)
 		}
 	}
-	c.complaint = text
+	c.lastError = text
 	return c.pair, nil
 }
 
-// read takes what is new. To read two small files is nothing beside a handshake.
+// read reads the files. It is called for each handshake, which costs far more.
 func (c *Certificate) read() error {
 	cert, err := os.ReadFile(c.certFile)
 	if err != nil {

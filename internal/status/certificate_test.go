@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 )
 
-// issue returns a certificate with a name, and its key.
+// issue returns a self-signed certificate with a common name, and its key.
 func issue(t *testing.T, name string) (cert, key []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -43,8 +43,8 @@ func issue(t *testing.T, name string) (cert, key []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
 
-// TestCertificateIsReplaced shakes hands before, while and after its files are
-// written anew.
+// TestCertificateIsReplaced makes TLS handshakes before, while and after the files
+// are replaced.
 func TestCertificateIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
@@ -69,7 +69,7 @@ func TestCertificateIsReplaced(t *testing.T) {
 	ctx := klog.NewContext(t.Context(), logger)
 	expect := func(what, want string) {
 		t.Helper()
-		if got := shown(ctx, t, c); got != want {
+		if got := presented(ctx, t, c); got != want {
 			t.Errorf("%s: certificate %s, want %s", what, got, want)
 		}
 	}
@@ -84,13 +84,13 @@ func TestCertificateIsReplaced(t *testing.T) {
 	write(keyFile, newKey)
 	expect("with all of it written", "new")
 	said := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
-	if n := strings.Count(said, "the last one stays"); n != 2 {
-		t.Errorf("%d complaints, want one for each thing that was wrong:\n%s", n, said)
+	if n := strings.Count(said, "keeps its last certificate"); n != 2 {
+		t.Errorf("%d errors logged, want one for each distinct error:\n%s", n, said)
 	}
 }
 
-// shown returns the name of the certificate that a client is shown.
-func shown(ctx context.Context, t *testing.T, c *Certificate) string {
+// presented returns the common name of the certificate that a client gets.
+func presented(ctx context.Context, t *testing.T, c *Certificate) string {
 	t.Helper()
 	here, there := net.Pipe()
 	defer here.Close()
@@ -103,7 +103,7 @@ func shown(ctx context.Context, t *testing.T, c *Certificate) string {
 	}
 	name := client.ConnectionState().PeerCertificates[0].Subject.CommonName
 	here.Close()
-	<-ended // it may lack the client's last words
+	<-ended // its error does not matter: the client may have closed the connection first
 	there.Close()
 	return name
 }

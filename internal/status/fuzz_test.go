@@ -15,8 +15,8 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// FuzzQuery asks the API whatever a client can put into a URL. It answers with
-// JSON, a bounded list, and never that it failed.
+// FuzzQuery checks that the API responds to any URL with JSON and a bounded list, and
+// never with an internal error.
 func FuzzQuery(f *testing.F) {
 	for _, query := range []string{
 		"", "limit=1", "limit=-1", "limit=999999999999999999999", "continue=-1", "continue=9223372036854775807", "sort=-name&filter=WEB",
@@ -29,13 +29,13 @@ func FuzzQuery(f *testing.F) {
 	var handler http.Handler
 	f.Fuzz(func(t *testing.T, path, query string) {
 		if handler == nil {
-			handler = standing()
+			handler = idleHandler()
 		}
 		u := url.URL{Path: "/v1/" + path, RawQuery: query}
 		request := "GET " + u.RequestURI() + " HTTP/1.1\r\nHost: localhost\r\n\r\n"
 		r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(request)))
 		if err != nil {
-			return // no server reads that
+			return // A server refuses this before it calls a handler.
 		}
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, r)
@@ -43,7 +43,7 @@ func FuzzQuery(f *testing.F) {
 		case http.StatusOK, http.StatusBadRequest, http.StatusNotFound, http.StatusNotImplemented:
 		case http.StatusMovedPermanently, http.StatusTemporaryRedirect: // a path that is not clean
 			if to, err := url.Parse(w.Header().Get("Location")); err != nil || to.Host != "" {
-				t.Errorf("%s?%s leads to %q", path, query, w.Header().Get("Location"))
+				t.Errorf("%s?%s redirects to %q", path, query, w.Header().Get("Location"))
 			}
 			return
 		default:
@@ -56,11 +56,11 @@ func FuzzQuery(f *testing.F) {
 	})
 }
 
-// standing is the API of an engine that does not run.
-func standing() http.Handler {
+// idleHandler returns the API of an engine that does not run.
+func idleHandler() http.Handler {
 	e := engine.New(engine.Settings{
 		Dataplane: &plane{}, Resolver: resolve.New(resolve.Settings{NodeName: "here", Families: proxy.Families[:]}), Observer: silent{},
 	})
-	town(e)
+	addServices(e)
 	return New(settingsOf(e)).Handler()
 }

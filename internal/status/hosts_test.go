@@ -10,7 +10,7 @@ import (
 
 func TestAllowHosts(t *testing.T) {
 	tests := []struct {
-		host, local string // local is the address that the connection was made to; empty: a unix socket
+		host, local string // local is the address that the connection was made to, empty for a unix socket
 		allowed     bool
 	}{
 		{"localhost", "", true},

@@ -24,7 +24,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// plane takes everything but the rows of one Service, and fails when told to.
+// plane is a dataplane that refuses the rows of one Service, and fails on demand.
 type plane struct {
 	refuses string
 	fails   atomic.Bool
@@ -68,7 +68,7 @@ func contains(all []proxy.PortKey, k proxy.PortKey) bool {
 
 func (*plane) Close() error { return nil }
 
-// silent is told, and says nothing.
+// silent is an observer that does nothing.
 type silent struct{ engine.Observer }
 
 func (silent) Queued()                                                  {}
@@ -77,7 +77,7 @@ func (silent) EndpointSliceSeen(_, _ *discoveryv1.EndpointSlice, _ int) {}
 func (silent) Began(*proxy.Delta)                                       {}
 func (silent) Done(context.Context, engine.Result)                      {}
 
-// counting counts how often, and for how many rows, the engine is held.
+// counting counts how often the engine is held.
 type counting struct {
 	*engine.Engine
 	looks int
@@ -88,7 +88,7 @@ func (c *counting) Look(f func(engine.View)) {
 	c.Engine.Look(f)
 }
 
-// uncounted is the traffic where none is counted.
+// uncounted is the Traffic of a daemon that counts none.
 type uncounted struct{}
 
 func (uncounted) Of(context.Context, types.NamespacedName) []statusapi.PortTraffic { return nil }
@@ -97,7 +97,7 @@ func (uncounted) All(context.Context, bool) ([]statusapi.PortTraffic, time.Time,
 	return nil, time.Time{}, "it is off"
 }
 
-// settingsOf returns those of a healthy node that knows nothing beside an engine.
+// settingsOf returns the settings of a healthy node with an engine.
 func settingsOf(e Engine) Settings {
 	return Settings{
 		Engine: e, About: statusapi.Node{Name: "here", Mode: "nftables"},
@@ -112,7 +112,7 @@ func settingsOf(e Engine) Settings {
 	}
 }
 
-// lab is a server over an engine that runs.
+// lab is a server over a running engine.
 type lab struct {
 	t      *testing.T
 	engine *counting
@@ -120,8 +120,8 @@ type lab struct {
 	server *Server
 }
 
-// run plays a test in fake time. All objects have come when add has.
-func run(t *testing.T, refuses string, add func(*engine.Engine), play func(*lab)) {
+// run runs a test in fake time. add adds all objects that exist at the start.
+func run(t *testing.T, refuses string, add func(*engine.Engine), test func(*lab)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		p := &plane{refuses: refuses}
@@ -138,7 +138,7 @@ func run(t *testing.T, refuses string, add func(*engine.Engine), play func(*lab)
 		e.OnServiceSynced()
 		e.OnEndpointSlicesSynced()
 		synctest.Wait()
-		play(l)
+		test(l)
 		stop()
 		if err := <-ended; err != nil {
 			t.Errorf("SyncLoop: %v", err)
@@ -146,14 +146,14 @@ func run(t *testing.T, refuses string, add func(*engine.Engine), play func(*lab)
 	})
 }
 
-// ask sends a request and returns the code and the body.
+// ask sends a request and returns the code, the body and the header.
 func (l *lab) ask(method, path string) (int, []byte, http.Header) {
 	w := httptest.NewRecorder()
 	l.server.Handler().ServeHTTP(w, httptest.NewRequest(method, "http://localhost"+path, nil))
 	return w.Code, w.Body.Bytes(), w.Header()
 }
 
-// get returns an answer.
+// get requests a path, and fails the test unless the response is 200 OK.
 func get[T any](l *lab, path string) (out T) {
 	l.t.Helper()
 	code, body, _ := l.ask(http.MethodGet, path)
@@ -174,8 +174,8 @@ func service(namespace, name string, n int) *v1.Service {
 	}
 }
 
-// endpoints returns the slice of a Service, with endpoints that end in nums. A
-// negative one is not ready.
+// endpoints returns the EndpointSlice of a Service, with endpoints whose addresses end
+// in nums. A negative number is an endpoint that is not ready.
 func endpoints(namespace, name string, nums ...int) *discoveryv1.EndpointSlice {
 	port, portName, tcp := int32(8080), "p", v1.ProtocolTCP
 	s := &discoveryv1.EndpointSlice{

@@ -15,7 +15,7 @@ import (
 func (s *Server) node(context.Context, *request) (any, error) {
 	n := s.settings.About
 	n.Now = time.Now()
-	n.Started = onClock(n.Started, n.Now)
+	n.Started = wallTime(n.Started, n.Now)
 	n.Health = s.settings.Health()
 	n.Tracking = s.settings.Tracked()
 	files := len(s.settings.Files())
@@ -28,19 +28,20 @@ func (s *Server) node(context.Context, *request) (any, error) {
 		n.Counts.Services, n.Counts.Endpoints = v.Resolver.Counts()
 		n.Counts.Pending, n.Counts.Refused = v.DirtyCounts()
 		n.Sync = syncOf(v.Sync)
-		// What was heard of and no sync has begun with is pending too.
+		// Events that no sync has picked up yet are pending too.
 		n.Counts.Pending += v.Resolver.Services.Pending() + v.Resolver.Endpoints.Pending()
 	})
 	return n, nil
 }
 
-// onClock returns when something was, by the clock as it is now: it may have been set since.
-func onClock(t, now time.Time) time.Time { return now.Add(-now.Sub(t)) }
+// wallTime returns t as the wall clock shows it now: the clock may have been set
+// since t was taken. Both times must have monotonic clock readings.
+func wallTime(t, now time.Time) time.Time { return now.Add(-now.Sub(t)) }
 
 func syncOf(s engine.SyncStatus) statusapi.Sync {
 	out := statusapi.Sync{Done: s.First, Seconds: s.Took.Seconds(), Reason: s.Waiting}
 	if !s.Ended.IsZero() {
-		last := onClock(s.Ended, time.Now())
+		last := wallTime(s.Ended, time.Now())
 		out.Last = &last
 	}
 	if s.Err != nil {
@@ -69,8 +70,8 @@ func problemsOf(all []resolve.Problem) []statusapi.Problem {
 	return out
 }
 
-// changes goes on before the number of the last change of the page before, as
-// new ones come at the front.
+// changes returns a page of changes. Its continue token is the number of the last
+// change on the page, not an offset, because new changes are added at the front.
 func (s *Server) changes(_ context.Context, r *request) (any, error) {
 	limit, err := r.limit()
 	if err != nil {
@@ -79,7 +80,7 @@ func (s *Server) changes(_ context.Context, r *request) (any, error) {
 	var before uint64
 	if text := r.query.Get("continue"); text != "" {
 		if before, err = strconv.ParseUint(text, 10, 64); err != nil || before == 0 {
-			return nil, refuse(http.StatusBadRequest, "continue %q: want what an earlier answer has there", text)
+			return nil, refuse(http.StatusBadRequest, "continue %q: want the value that an earlier response has in continue", text)
 		}
 	}
 	some, total := s.settings.Engine.Changes(before, limit)

@@ -12,13 +12,14 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// forAdministrators lets the system and administrators do everything in a folder
-// and with what is made there, and nobody else anything, whatever is above it.
-const forAdministrators = "D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)"
+// administratorsOnly is a security descriptor that gives the system and
+// administrators full access to a directory and what is created in it. It inherits
+// nothing, so nobody else has access.
+const administratorsOnly = "D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)"
 
-// makePrivate makes a folder, unless it is there. One that a user has made would
-// be open to that user.
-func makePrivate(dir string) error {
+// makePrivateDir creates a directory that only the system and administrators may
+// enter. If it exists, it must belong to them: its owner has access to it.
+func makePrivateDir(dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
 	}
@@ -26,7 +27,7 @@ func makePrivate(dir string) error {
 	if err != nil {
 		return err
 	}
-	access, err := windows.SecurityDescriptorFromString(forAdministrators)
+	access, err := windows.SecurityDescriptorFromString(administratorsOnly)
 	if err != nil {
 		return err
 	}
@@ -44,12 +45,12 @@ func makePrivate(dir string) error {
 		return err
 	}
 	if !owner.IsWellKnown(windows.WinBuiltinAdministratorsSid) && !owner.IsWellKnown(windows.WinLocalSystemSid) {
-		return fmt.Errorf("%s belongs to %s, not to administrators: remove it, or name a socket elsewhere", dir, owner)
+		return fmt.Errorf("%s belongs to %s, not to administrators: remove it, or configure a socket elsewhere", dir, owner)
 	}
 	return nil
 }
 
-// listenPrivate binds a socket. Who may use it is who may enter its folder.
+// listenPrivate listens on a unix socket. Whoever may enter its directory may connect.
 func listenPrivate(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err

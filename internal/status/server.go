@@ -18,47 +18,49 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// Engine is what the API tells of.
+// Engine is the part of [engine.Engine] that the API reads.
 type Engine interface {
 	Look(func(engine.View))
 	Changes(before uint64, limit int) (some []engine.Change, total uint64)
 }
 
-// Settings are what a Server is made of. All functions may be called by any
-// goroutine.
+// Settings are the parts of a Server. All functions must be safe for concurrent use.
 type Settings struct {
 	Engine  Engine
-	About   statusapi.Node // what never changes
+	About   statusapi.Node // the fields that never change
 	Health  func() statusapi.Health
-	Tracked func() *statusapi.Tracking // nil: the kernel does not tell
+	Tracked func() *statusapi.Tracking // returns nil if the kernel's table cannot be read
 	Traffic Traffic
 	Explain func(ctx context.Context, q url.Values) (*statusapi.Explanation, error)
-	Page    http.Handler // for people
+	Page    http.Handler // serves every path outside the API
 
-	// Files returns what is wrong with files that objects come from, in order and
-	// in a list of its own.
+	// Files returns the problems of manifest files, sorted. The caller may append to
+	// the slice.
 	Files func() []statusapi.Problem
 }
 
-// Traffic is who counts traffic.
+// Traffic returns traffic counters.
 type Traffic interface {
-	// Of returns what was counted for a Service, by port and endpoint; nil: nothing.
+	// Of returns the counters of a Service's ports and of their endpoints.
 	Of(ctx context.Context, name types.NamespacedName) []statusapi.PortTraffic
-	// All returns what was counted for every service port that had traffic, or
-	// for each of its endpoints, when, and why nothing is counted, if so.
+	// All returns the counters of every service port that had traffic, or of every
+	// endpoint, and when they were read. If nothing is counted, off says why.
 	All(ctx context.Context, endpoints bool) (all []statusapi.PortTraffic, counted time.Time, off string)
 }
 
+// Server serves the status API.
 type Server struct {
-	settings Settings
-	names    names
-	traffics atomic.Pointer[trafficAnswer]
-	listing  chan struct{} // has an element while all Services are looked at
+	settings    Settings
+	names       names
+	lastTraffic atomic.Pointer[trafficSnapshot]
+	listing     chan struct{} // a semaphore for requests that read all Services
 }
 
+// New returns a Server. It starts nothing.
 func New(s Settings) *Server { return &Server{settings: s, listing: make(chan struct{}, 1)} }
 
-// Handler answers GET and HEAD, and nothing else.
+// Handler returns the handler of the API and the page. It refuses methods other than
+// GET and HEAD, and hosts that [AllowHosts] refuses.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	explain := func(ctx context.Context, r *request) (any, error) { return s.settings.Explain(ctx, r.query) }
@@ -77,33 +79,36 @@ func (s *Server) Handler() http.Handler {
 		})
 	}
 	mux.HandleFunc("/v1/", func(w http.ResponseWriter, r *http.Request) {
-		send(w, nil, refuse(http.StatusNotFound, "the status API has no %s", r.URL.Path))
+		send(w, nil, refuse(http.StatusNotFound, "the status API has no path %s", r.URL.Path))
 	})
 	mux.Handle("/", s.settings.Page)
 	return readOnly(AllowHosts(mux))
 }
 
-// readOnly refuses whatever could ask for more than an answer.
+// readOnly returns a handler that refuses methods other than GET and HEAD, and limits
+// the time of a response.
 func readOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
-			send(w, nil, refuse(http.StatusMethodNotAllowed, "the status API only reads: GET, not %s", r.Method))
+			send(w, nil, refuse(http.StatusMethodNotAllowed, "method %s is not allowed: the status API is read-only, use GET", r.Method))
 			return
 		}
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTimeout)) // a test's writer has none
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout)) // fails for the writer of a test only
 		next.ServeHTTP(w, r)
 	})
 }
 
-// answerTimeout frees what a client holds that does not read its answer.
-const answerTimeout = time.Minute
+// writeTimeout bounds how long a client that does not read its response holds
+// memory and a connection.
+const writeTimeout = time.Minute
 
-// refuse returns the error of a request that cannot be answered.
+// refuse returns an error that is sent as a response with an HTTP status code.
 func refuse(code int, format string, args ...any) error {
 	return &statusapi.ResponseError{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
+// send responds with body or, if err is not nil, with err.
 func send(w http.ResponseWriter, body any, err error) {
 	code := http.StatusOK
 	if err != nil {
@@ -114,7 +119,7 @@ func send(w http.ResponseWriter, body any, err error) {
 	}
 	text, err := json.Marshal(body)
 	if err != nil {
-		code, text = http.StatusInternalServerError, []byte(`{"error":"the answer cannot be encoded"}`)
+		code, text = http.StatusInternalServerError, []byte(`{"error":"the response cannot be encoded as JSON"}`)
 	}
 	h := w.Header()
 	h.Set(statusapi.VersionHeader, statusapi.Version)
@@ -125,7 +130,7 @@ func send(w http.ResponseWriter, body any, err error) {
 		h.Set("WWW-Authenticate", `Bearer realm="sluice"`)
 	}
 	w.WriteHeader(code)
-	_, _ = w.Write(append(text, '\n')) // the client has gone
+	_, _ = w.Write(append(text, '\n')) // fails if the client disconnected
 }
 
 type request struct {
@@ -133,7 +138,7 @@ type request struct {
 	http  *http.Request
 }
 
-// limit returns how many items are asked for.
+// limit returns how many items the request wants at most.
 func (r *request) limit() (int, error) {
 	text := cmp.Or(r.query.Get("limit"), strconv.Itoa(statusapi.DefaultPage))
 	n, err := strconv.Atoi(text)
@@ -143,24 +148,25 @@ func (r *request) limit() (int, error) {
 	return n, nil
 }
 
-// page cuts a page out of a list that is all there, and says where the next begins.
+// page returns a copy of the part of a list that the request wants, and the continue
+// token of the next page, empty if this is the last.
 func page[T any](r *request, all []T) (some []T, next string, err error) {
 	return pageOf(r, all, statusapi.MaxPage)
 }
 
-// pageOf is page with a smaller bound.
-func pageOf[T any](r *request, all []T, most int) (some []T, next string, err error) {
-	limit, err := r.limit()
+// pageOf is like page, with at most limit items whatever the request wants.
+func pageOf[T any](r *request, all []T, limit int) (some []T, next string, err error) {
+	requested, err := r.limit()
 	if err != nil {
 		return nil, "", err
 	}
 	text := cmp.Or(r.query.Get("continue"), "0")
 	from, err := strconv.Atoi(text)
 	if err != nil || from < 0 {
-		return nil, "", refuse(http.StatusBadRequest, "continue %q: want what an earlier answer has there", text)
+		return nil, "", refuse(http.StatusBadRequest, "continue %q: want the value that an earlier response has in continue", text)
 	}
 	from = min(from, len(all))
-	to := min(from+min(limit, most), len(all))
+	to := min(from+min(requested, limit), len(all))
 	if to < len(all) {
 		next = strconv.Itoa(to)
 	}

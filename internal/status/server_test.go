@@ -20,9 +20,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// town is some Services: web has two of three endpoints, api none, full is
-// refused, and bad has a problem.
-func town(e *engine.Engine) {
+// addServices adds some Services: web uses two of three endpoints, api has none, full
+// is refused by the kernel, and bad has a problem.
+func addServices(e *engine.Engine) {
 	for i, name := range []string{"web", "api", "full", "bad"} {
 		s := service("ns", name, i+1)
 		if name == "bad" {
@@ -39,7 +39,7 @@ func town(e *engine.Engine) {
 }
 
 func TestNode(t *testing.T) {
-	run(t, "full", town, func(l *lab) {
+	run(t, "full", addServices, func(l *lab) {
 		n := get[statusapi.Node](l, statusapi.NodePath)
 		want := statusapi.Counts{Services: 5, Ports: 5, Endpoints: 6, Refused: 1, Problems: 1}
 		if n.Counts != want || !n.Sync.Done || n.Name != "here" || !n.Health.Healthy || n.InForce() {
@@ -54,7 +54,7 @@ func TestNode(t *testing.T) {
 	})
 }
 
-// lines returns a list in short.
+// lines returns a list as short text.
 func lines(list statusapi.ServiceList) string {
 	var b strings.Builder
 	for _, s := range list.Items {
@@ -67,7 +67,7 @@ func TestServices(t *testing.T) {
 	api, bad := "ns/api 10.96.0.2 80/TCP 0/0 InForce 0; ", "ns/bad 10.96.0.4 80/TCP 1/1 InForce 1; "
 	full, web := "ns/full 10.96.0.3 80/TCP 1/1 Refused 0; ", "ns/web 10.96.0.1 80/TCP 2/3 InForce 0; "
 	other := "other/web 10.96.0.9 80/TCP 1/1 InForce 0; "
-	run(t, "full", town, func(l *lab) {
+	run(t, "full", addServices, func(l *lab) {
 		for query, want := range map[string]string{
 			"":                               api + bad + full + web + other + "5",
 			"?limit=2":                       api + bad + "52",
@@ -96,13 +96,13 @@ func TestServices(t *testing.T) {
 		l.engine.OnServiceUpdate(service("other", "web", 9), nil)
 		synctest.Wait()
 		if got := get[statusapi.ServiceList](l, statusapi.ServicesPath); got.Total != 4 || len(got.Items) != 4 {
-			t.Errorf("after one went: %s", lines(got))
+			t.Errorf("after a Service was removed: %s", lines(got))
 		}
 	})
 }
 
 func TestService(t *testing.T) {
-	run(t, "full", town, func(l *lab) {
+	run(t, "full", addServices, func(l *lab) {
 		s := get[statusapi.Service](l, statusapi.ServicesPath+"/ns/web")
 		if len(s.Rows) != 1 || len(s.Rows[0].Endpoints) != 3 || s.Used != 2 {
 			t.Fatalf("%+v", s)
@@ -127,7 +127,7 @@ func TestService(t *testing.T) {
 }
 
 func TestProblemsAndChanges(t *testing.T) {
-	run(t, "full", town, func(l *lab) {
+	run(t, "full", addServices, func(l *lab) {
 		if p := get[statusapi.ProblemList](l, statusapi.ProblemsPath); p.Total != 1 || p.Items[0].Object != "Service ns/bad" {
 			t.Errorf("problems %+v", p)
 		}
@@ -158,8 +158,8 @@ func TestProblemsAndChanges(t *testing.T) {
 	})
 }
 
-func TestWhatCannotBeAnswered(t *testing.T) {
-	run(t, "", town, func(l *lab) {
+func TestRefusedRequests(t *testing.T) {
+	run(t, "", addServices, func(l *lab) {
 		for _, tt := range []struct {
 			method, path string
 			code         int
@@ -187,10 +187,10 @@ func TestWhatCannotBeAnswered(t *testing.T) {
 	})
 }
 
-// TestTheEngineIsLetGo: of very many Services few are looked at together, and a
-// page that needs no others looks at its own only.
-func TestTheEngineIsLetGo(t *testing.T) {
-	const many = 4 * together
+// TestEngineIsHeldBriefly checks that of many Services only a few are read while the
+// engine is held, and that a page sorted by name reads no others.
+func TestEngineIsHeldBriefly(t *testing.T) {
+	const many = 4 * servicesPerLook
 	add := func(e *engine.Engine) {
 		for i := range many {
 			e.OnServiceUpdate(nil, service("ns", fmt.Sprintf("s%05d", i), i))
@@ -198,8 +198,8 @@ func TestTheEngineIsLetGo(t *testing.T) {
 	}
 	run(t, "", add, func(l *lab) {
 		for query, want := range map[string]int{
-			"?limit=100": 3,                 // names, problems, the page
-			"?filter=s0": 2 + many/together, // and all, in parts
+			"?limit=100": 3,                        // names, problems, the page
+			"?filter=s0": 2 + many/servicesPerLook, // and all Services, in parts
 		} {
 			l.engine.looks = 0
 			get[statusapi.ServiceList](l, statusapi.ServicesPath+query)
@@ -211,7 +211,7 @@ func TestTheEngineIsLetGo(t *testing.T) {
 	})
 }
 
-// meter counts one port with two endpoints, and nothing of the others.
+// meter has the traffic of one port with two endpoints.
 type meter struct{}
 
 func (meter) port(endpoint string, n uint64) statusapi.PortTraffic {
@@ -233,7 +233,7 @@ func (m meter) Of(context.Context, types.NamespacedName) []statusapi.PortTraffic
 }
 
 func TestTraffic(t *testing.T) {
-	run(t, "", town, func(l *lab) {
+	run(t, "", addServices, func(l *lab) {
 		if got := get[statusapi.TrafficList](l, statusapi.TrafficPath); got.Off == "" || got.Items == nil {
 			t.Errorf("without a meter: %+v", got)
 		}
@@ -256,27 +256,40 @@ func TestTraffic(t *testing.T) {
 	})
 }
 
-// crowd counts some ports, and how often it was asked for them.
-type crowd struct {
+// TestServiceReadsItsOwnTraffic checks that an answer about one Service does not cost
+// reading the counters of all Services.
+func TestServiceReadsItsOwnTraffic(t *testing.T) {
+	run(t, "", addServices, func(l *lab) {
+		m := &manyPorts{ports: 3}
+		l.server.settings.Traffic = m
+		s := get[statusapi.Service](l, statusapi.ServicesPath+"/ns/web")
+		if *s.Traffic.Connections != 3 || m.reads != 0 {
+			t.Errorf("%d connections, the traffic of all Services was read %d times; want 3 and 0", *s.Traffic.Connections, m.reads)
+		}
+	})
+}
+
+// manyPorts has the traffic of some ports, and counts how often it was read.
+type manyPorts struct {
 	meter
-	ports, asked int
+	ports, reads int
 }
 
-func (c *crowd) All(context.Context, bool) ([]statusapi.PortTraffic, time.Time, string) {
-	c.asked++
-	return make([]statusapi.PortTraffic, c.ports), time.Now(), ""
+func (m *manyPorts) All(context.Context, bool) ([]statusapi.PortTraffic, time.Time, string) {
+	m.reads++
+	return make([]statusapi.PortTraffic, m.ports), time.Now(), ""
 }
 
-// TestTrafficPages lists ports once for all pages, if they are asked for one after
-// the other, and keeps nothing when they have been.
+// TestTrafficPages checks that traffic is read once for all pages if they are
+// requested one after the other, and that nothing is kept after the last.
 func TestTrafficPages(t *testing.T) {
-	run(t, "", town, func(l *lab) {
-		many := &crowd{ports: 3}
+	run(t, "", addServices, func(l *lab) {
+		many := &manyPorts{ports: 3}
 		l.server.settings.Traffic = many
 		for _, step := range []struct {
 			query string
 			after time.Duration
-			asked int // so far
+			reads int // so far
 		}{
 			{"?limit=1", 0, 1},
 			{"?limit=1&continue=1", 0, 1},
@@ -285,23 +298,23 @@ func TestTrafficPages(t *testing.T) {
 			{"?limit=1&continue=1&endpoints=true", 0, 3},
 			{"?limit=1&continue=1&namespace=ns", 0, 4},
 			{"?limit=1", 0, 5},
-			{"?limit=1&continue=1", trafficKept + 1, 6},
+			{"?limit=1&continue=1", snapshotAge + 1, 6},
 			{"?limit=1&continue=2", 0, 6},
 		} {
 			time.Sleep(step.after)
 			get[statusapi.TrafficList](l, statusapi.TrafficPath+step.query)
-			if many.asked != step.asked {
-				t.Errorf("%s: ports were listed %d times, want %d", step.query, many.asked, step.asked)
+			if many.reads != step.reads {
+				t.Errorf("%s: traffic was read %d times, want %d", step.query, many.reads, step.reads)
 			}
 		}
-		if l.server.traffics.Load() != nil {
-			t.Error("the last page has been read, and the list is kept")
+		if l.server.lastTraffic.Load() != nil {
+			t.Error("the snapshot is kept after the last page")
 		}
 	})
 }
 
-// TestAnswersAreBounded: a Service with very many ports and endpoints.
-func TestAnswersAreBounded(t *testing.T) {
+// TestServiceResponseIsBounded requests a Service with many ports and endpoints.
+func TestServiceResponseIsBounded(t *testing.T) {
 	add := func(e *engine.Engine) {
 		s := service("ns", "large", 1)
 		slice := endpoints("ns", "large")
@@ -328,7 +341,7 @@ func TestAnswersAreBounded(t *testing.T) {
 		for _, p := range s.Rows {
 			n += len(p.Endpoints)
 		}
-		if len(s.Rows) != 200 || n > inAnswer || n < inAnswer/2 || s.Rows[0].Total < 100 || s.Rows[0].Continue == "" || len(s.Found) != statusapi.MaxPage || s.Problems <= len(s.Found) {
+		if len(s.Rows) != 200 || n > maxEndpoints || n < maxEndpoints/2 || s.Rows[0].Total < 100 || s.Rows[0].Continue == "" || len(s.Found) != statusapi.MaxPage || s.Problems <= len(s.Found) {
 			t.Errorf("%d rows, %d endpoints of %d, next %q, %d of %d problems", len(s.Rows), n, s.Rows[0].Total, s.Rows[0].Continue, len(s.Found), s.Problems)
 		}
 	})

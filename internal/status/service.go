@@ -14,15 +14,15 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// inAnswer bounds how many endpoints, and problems, are in one answer, however
-// many ports a Service has.
-const inAnswer = 5000
+// maxEndpoints bounds the endpoints of all ports together in one response.
+const maxEndpoints = 5000
 
-// service answers with one Service. Each of its ports has a page of endpoints,
-// the used ones first.
+// service returns one Service. Each of its ports has a page of endpoints, those in
+// use first.
 func (s *Server) service(ctx context.Context, r *request) (any, error) {
 	name := types.NamespacedName{Namespace: r.http.PathValue("namespace"), Name: r.http.PathValue("name")}
-	c := s.collector(ctx)
+	traffic := s.settings.Traffic.Of(ctx, name)
+	c := s.collector(traffic)
 	var out statusapi.Service
 	var keys []proxy.PortKey
 	var problems []resolve.Problem
@@ -38,43 +38,44 @@ func (s *Server) service(ctx context.Context, r *request) (any, error) {
 		return nil, refuse(http.StatusNotFound, "no Service %s is served here: it does not exist, is headless, or is another proxy's", name)
 	}
 	out.Found = problemsOf(problems[:min(len(problems), statusapi.MaxPage)])
-	counted := s.counted(ctx, name)
+	counted := byEndpoint(traffic)
 	out.Rows = []statusapi.Port{}
 	for _, key := range keys {
 		var p resolve.PortDescription
-		var stands statusapi.Status
+		var status statusapi.Status
 		found := false
 		s.settings.Engine.Look(func(v engine.View) {
 			p, found = v.Resolver.DescribePort(key)
-			stands = explain.StatusOf(v.Row(key))
+			status = explain.StatusOf(v.Row(key))
 		})
 		if !found {
-			continue // It has gone meanwhile.
+			continue // It was removed meanwhile.
 		}
-		port, err := portOf(r, &p, max(1, inAnswer/len(keys)), counted)
+		port, err := portOf(r, &p, max(1, maxEndpoints/len(keys)), counted)
 		if err != nil {
 			return nil, err
 		}
-		port.Status = stands
+		port.Status = status
 		out.Rows = append(out.Rows, port)
 	}
 	return out, nil
 }
 
-// flow names an endpoint of a port.
-type flow struct{ port, protocol, endpoint string }
+// endpointKey identifies an endpoint of a port, or the port if endpoint is empty.
+type endpointKey struct{ port, protocol, endpoint string }
 
-// counted returns the traffic of a Service by port and endpoint.
-func (s *Server) counted(ctx context.Context, name types.NamespacedName) map[flow]*statusapi.Traffic {
-	out := map[flow]*statusapi.Traffic{}
-	for _, t := range s.settings.Traffic.Of(ctx, name) {
-		out[flow{t.Port, t.Protocol, t.Endpoint}] = &t.Traffic
+// byEndpoint returns the traffic of a Service by port and endpoint.
+func byEndpoint(all []statusapi.PortTraffic) map[endpointKey]*statusapi.Traffic {
+	out := map[endpointKey]*statusapi.Traffic{}
+	for _, t := range all {
+		out[endpointKey{t.Port, t.Protocol, t.Endpoint}] = &t.Traffic
 	}
 	return out
 }
 
-// portOf tells of a port, with at most so many endpoints.
-func portOf(r *request, p *resolve.PortDescription, most int, counted map[flow]*statusapi.Traffic) (statusapi.Port, error) {
+// portOf returns the API's form of a port, with the page of endpoints that the request
+// wants, at most limit.
+func portOf(r *request, p *resolve.PortDescription, limit int, counted map[endpointKey]*statusapi.Traffic) (statusapi.Port, error) {
 	row := p.Row
 	port := statusapi.Port{
 		Name: row.Key.Port, Protocol: row.Key.Protocol.String(), Family: row.Key.Family.String(),
@@ -100,25 +101,25 @@ func portOf(r *request, p *resolve.PortDescription, most int, counted map[flow]*
 	}
 	all := p.Endpoints
 	slices.SortStableFunc(all, func(a, b resolve.EndpointDescription) int { return rank(&a) - rank(&b) })
-	some, next, err := pageOf(r, all, most)
+	some, next, err := pageOf(r, all, limit)
 	for i := range some {
 		e := endpointOf(&some[i])
-		e.Traffic = counted[flow{port.Name, port.Protocol, e.Address}]
+		e.Traffic = counted[endpointKey{port.Name, port.Protocol, e.Address}]
 		port.Endpoints = append(port.Endpoints, e)
 	}
 	port.Continue = next
 	return port, err
 }
 
-// rank puts endpoints in order that are used.
+// rank sorts endpoints in use before the others.
 func rank(e *resolve.EndpointDescription) int {
-	if used, here := inUse(e); used || here {
+	if cluster, local := inUse(e); cluster || local {
 		return 0
 	}
 	return 1
 }
 
-// inUse says which of the lists have an endpoint.
+// inUse reports whether an endpoint is in the Cluster list and in the Local list.
 func inUse(e *resolve.EndpointDescription) (cluster, local bool) {
 	return e.Unused(proxy.ScopeCluster) == resolve.Used, e.Local && e.Unused(proxy.ScopeLocal) == resolve.Used
 }

@@ -17,19 +17,20 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// together is how many Services are looked at without letting the engine go.
-const together = 256
+// servicesPerLook is how many Services are read while the engine is held.
+const servicesPerLook = 256
 
-// names are those of all Services, in order. To sort them is what costs most of
-// a page, so they are kept until a Service comes or goes.
+// names caches the sorted names of all Services until a Service is added or removed:
+// sorting them is the largest part of the cost of a page.
 type names struct {
 	mu    sync.Mutex
-	stamp uint64
+	stamp uint64 // the resolver's ServicesStamp that list belongs to
 	list  []types.NamespacedName
 }
 
-// sorted returns the names of all Services. Nobody changes the list.
-func (s *Server) sorted() []types.NamespacedName {
+// serviceNames returns the names of all Services, sorted. The caller must not modify
+// the slice.
+func (s *Server) serviceNames() []types.NamespacedName {
 	s.names.mu.Lock()
 	defer s.names.mu.Unlock()
 	var list []types.NamespacedName
@@ -49,10 +50,10 @@ func compareNames(a, b types.NamespacedName) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// orders are the ways in which a list of Services can be sorted; those of one
-// place are in the order of their names.
+// orders are the keys that a list of Services can be sorted by. Services with equal
+// keys are sorted by name.
 var orders = map[string]func(a, b *statusapi.ServiceSummary) int{
-	"name":        nil, // as they come
+	"name":        nil, // they are sorted by name already
 	"used":        func(a, b *statusapi.ServiceSummary) int { return cmp.Compare(a.Used, b.Used) },
 	"since":       func(a, b *statusapi.ServiceSummary) int { return a.Since.Compare(b.Since) },
 	"state":       func(a, b *statusapi.ServiceSummary) int { return cmp.Compare(severity(a), severity(b)) },
@@ -60,7 +61,7 @@ var orders = map[string]func(a, b *statusapi.ServiceSummary) int{
 	"bytes":       func(a, b *statusapi.ServiceSummary) int { return cmp.Compare(bytesOf(a), bytesOf(b)) },
 }
 
-// severity is the higher, the sooner somebody should look.
+// severity is higher the more urgently a Service needs attention.
 func severity(s *statusapi.ServiceSummary) int {
 	n := map[statusapi.State]int{statusapi.Pending: 1, statusapi.Refused: 8}[s.State]
 	if s.Problems > 0 {
@@ -91,8 +92,8 @@ func bytesOf(s *statusapi.ServiceSummary) (n uint64) {
 	return n
 }
 
-// services answers with a page of Services. Only what a filter or an order needs
-// is looked at in all of them.
+// services returns a page of Services. It reads all Services only if a filter or the
+// order requires it.
 func (s *Server) services(ctx context.Context, r *request) (any, error) {
 	key, descending := strings.CutPrefix(r.query.Get("sort"), "-")
 	key = cmp.Or(key, "name")
@@ -100,10 +101,11 @@ func (s *Server) services(ctx context.Context, r *request) (any, error) {
 	if !known {
 		return nil, refuse(http.StatusBadRequest, "sort %q: want name, used, since, state, connections or bytes", key)
 	}
-	m := matcher{namespace: r.query.Get("namespace"), text: strings.ToLower(r.query.Get("filter")), troubled: r.query.Get("problems") == "true"}
-	c := s.collector(ctx)
-	if order == nil && m.trivial() {
-		list := m.within(s.sorted())
+	f := filter{namespace: r.query.Get("namespace"), text: strings.ToLower(r.query.Get("filter")), troubled: r.query.Get("problems") == "true"}
+	traffic, _, _ := s.settings.Traffic.All(ctx, false)
+	c := s.collector(traffic)
+	if order == nil && f.byName() {
+		list := f.inNamespace(s.serviceNames())
 		if descending {
 			list = slices.Clone(list)
 			slices.Reverse(list)
@@ -111,13 +113,13 @@ func (s *Server) services(ctx context.Context, r *request) (any, error) {
 		some, next, err := page(r, list)
 		return statusapi.ServiceList{Items: c.summaries(some, nil), Total: len(list), Continue: next}, err
 	}
-	select { // one at a time, as of 30,000 Services it is tens of megabytes
+	select { // One request at a time: the summaries of 30,000 Services take tens of megabytes.
 	case s.listing <- struct{}{}:
 		defer func() { <-s.listing }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	all := c.summaries(m.within(s.sorted()), m.matches)
+	all := c.summaries(f.inNamespace(s.serviceNames()), f.matches)
 	if order != nil {
 		slices.SortStableFunc(all, func(a, b statusapi.ServiceSummary) int {
 			if descending {
@@ -132,55 +134,58 @@ func (s *Server) services(ctx context.Context, r *request) (any, error) {
 	return statusapi.ServiceList{Items: some, Total: len(all), Continue: next}, err
 }
 
-// matcher says which Services are asked for.
-type matcher struct {
-	namespace string
-	text      string // in lower case, within the name, an address or a port
-	troubled  bool
+// filter selects Services.
+type filter struct {
+	namespace string // empty: all
+	text      string // lower case; part of the name or of an address, or the start of a port
+	troubled  bool   // only Services that need attention
 }
 
-// trivial reports whether the namespace is all that counts.
-func (m matcher) trivial() bool { return m.text == "" && !m.troubled }
+// byName reports whether the name alone decides.
+func (f filter) byName() bool { return f.text == "" && !f.troubled }
 
-// within returns the names of the namespace, all if there is none.
-func (m matcher) within(all []types.NamespacedName) []types.NamespacedName {
-	if m.namespace == "" {
+// inNamespace returns the names of the filter's namespace. all must be sorted.
+func (f filter) inNamespace(all []types.NamespacedName) []types.NamespacedName {
+	if f.namespace == "" {
 		return all
 	}
 	find := func(namespace string) int {
 		at, _ := slices.BinarySearchFunc(all, namespace, func(n types.NamespacedName, to string) int { return cmp.Compare(n.Namespace, to) })
 		return at
 	}
-	return all[find(m.namespace):find(m.namespace+"\x00")]
+	return all[find(f.namespace):find(f.namespace+"\x00")]
 }
 
-func (m matcher) matches(s *statusapi.ServiceSummary) bool {
-	if m.troubled && !s.Troubled() {
+func (f filter) matches(s *statusapi.ServiceSummary) bool {
+	if f.troubled && !s.Troubled() {
 		return false
 	}
-	return m.text == "" || strings.Contains(s.Namespace+"/"+s.Name, m.text) || strings.Contains(s.Address, m.text) ||
-		slices.ContainsFunc(s.External, func(a string) bool { return strings.Contains(a, m.text) }) ||
-		slices.ContainsFunc(s.Ports, func(p string) bool { return strings.HasPrefix(strings.ToLower(p), m.text) })
+	return f.text == "" || strings.Contains(s.Namespace+"/"+s.Name, f.text) || strings.Contains(s.Address, f.text) ||
+		slices.ContainsFunc(s.External, func(a string) bool { return strings.Contains(a, f.text) }) ||
+		slices.ContainsFunc(s.Ports, func(p string) bool { return strings.HasPrefix(strings.ToLower(p), f.text) })
 }
 
+// collector builds summaries of Services.
 type collector struct {
 	*Server
 	problems map[types.NamespacedName]int
 	traffic  map[types.NamespacedName]*statusapi.Traffic
 }
 
-func (s *Server) collector(ctx context.Context) collector {
-	c := collector{Server: s}
+// collector returns a collector that has the traffic of some Services.
+func (s *Server) collector(traffic []statusapi.PortTraffic) collector {
+	c := collector{Server: s, traffic: byService(traffic)}
 	s.settings.Engine.Look(func(v engine.View) { c.problems = v.Resolver.ProblemCounts() })
-	all, _, _ := s.settings.Traffic.All(ctx, false)
-	c.traffic = byService(all)
 	return c
 }
 
-// byService adds up the traffic of the ports of each Service.
+// byService returns the sum of the traffic of each Service's ports.
 func byService(all []statusapi.PortTraffic) map[types.NamespacedName]*statusapi.Traffic {
 	sums := map[types.NamespacedName]*statusapi.Traffic{}
 	for i := range all {
+		if all[i].Endpoint != "" {
+			continue // The traffic of the port includes it.
+		}
 		name := types.NamespacedName{Namespace: all[i].Namespace, Name: all[i].Name}
 		if sums[name] == nil {
 			sums[name] = &statusapi.Traffic{}
@@ -190,11 +195,11 @@ func byService(all []statusapi.PortTraffic) map[types.NamespacedName]*statusapi.
 	return sums
 }
 
-// summaries returns those of some Services that match. A Service that has gone
-// meanwhile is left out.
+// summaries returns the summaries of the named Services that match; a nil matches
+// selects all. Services that were removed meanwhile are left out.
 func (c collector) summaries(some []types.NamespacedName, matches func(*statusapi.ServiceSummary) bool) []statusapi.ServiceSummary {
 	out := []statusapi.ServiceSummary{}
-	for part := range slices.Chunk(some, together) {
+	for part := range slices.Chunk(some, servicesPerLook) {
 		c.settings.Engine.Look(func(v engine.View) {
 			for _, name := range part {
 				if s, ok := c.summary(v, name); ok && (matches == nil || matches(&s)) {
@@ -263,16 +268,17 @@ func portText(port, nodePort uint16, p proxy.Protocol) string {
 	return fmt.Sprintf("%d/%v", port, p)
 }
 
-// used counts the endpoints that a connection may go to from here, those of
-// both lists once. It is called for every port of a Service while the engine waits.
+// used returns how many endpoints are in the Cluster list, the Local list or both. It
+// runs while the engine is held, for every port of a Service, so it builds a set of
+// the Local list only, which is usually short.
 func used(row *proxy.ServicePort) int {
 	n := len(row.Cluster) + len(row.Local)
 	if len(row.Cluster) == 0 || len(row.Local) == 0 {
 		return n
 	}
-	here := proxy.AddressesOf(row.Local)
+	local := proxy.AddressesOf(row.Local)
 	for i := range row.Cluster {
-		if e := &row.Cluster[i]; e.Local && here[e.Addr] {
+		if e := &row.Cluster[i]; e.Local && local[e.Addr] {
 			n--
 		}
 	}

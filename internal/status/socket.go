@@ -16,37 +16,37 @@ import (
 )
 
 const (
-	// socketRetry is how long to wait for a socket that another daemon has, or
-	// that cannot be made.
+	// socketRetry is the pause before the next attempt to listen.
 	socketRetry = time.Second
 
-	// lastAnswers is how long requests under way have to end at the end.
-	lastAnswers = time.Second
+	// shutdownTimeout bounds how long requests in progress may take after ctx ends.
+	shutdownTimeout = time.Second
 
-	// headerTimeout and idleTimeout free what silent clients hold.
+	// headerTimeout and idleTimeout bound how long silent clients hold a connection.
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 )
 
-// Socket answers at a unix socket that only its owner may use.
+// Socket serves a handler at a unix socket that only its owner may use.
 type Socket struct {
 	Path    string
 	Handler http.Handler
 }
 
-// Run answers until ctx ends, and then returns nil. Without a socket the daemon
-// goes on, so what is in the way is logged once and tried again.
+// Run serves until ctx ends, and then returns nil. The daemon works without the
+// socket, so Run logs an error once and retries, for example while another daemon
+// has the socket.
 func (s Socket) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	complaint := ""
+	lastError := ""
 	for ctx.Err() == nil {
 		err := s.serve(ctx)
 		if ctx.Err() != nil {
 			break
 		}
-		if text := err.Error(); text != complaint {
-			complaint = text
-			logger.Error(err, "Status cannot be asked for, will try again; everything else goes on", "retryIn", socketRetry)
+		if text := err.Error(); text != lastError {
+			lastError = text
+			logger.Error(err, "The status API is not served at its socket, will retry; nothing else is affected", "retryIn", socketRetry)
 		}
 		select {
 		case <-ctx.Done():
@@ -56,9 +56,9 @@ func (s Socket) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve answers until ctx ends or the socket fails.
+// serve serves until ctx ends or the socket fails.
 func (s Socket) serve(ctx context.Context) error {
-	l, release, err := listenAlone(s.Path)
+	l, release, err := listenLocked(s.Path)
 	if err != nil {
 		return err
 	}
@@ -67,45 +67,42 @@ func (s Socket) serve(ctx context.Context) error {
 		Handler: s.Handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
 		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(klog.FromContext(ctx).V(2)), slog.LevelInfo),
 	}
-	ended := make(chan struct{})
-	var failed error // from then on
-	go func() {
-		defer close(ended)
-		failed = server.Serve(l)
-	}()
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
 	klog.FromContext(ctx).V(2).Info("Listening", "server", "status", "socket", s.Path)
 	select {
-	case <-ended:
-		return fmt.Errorf("serve status at %s: %w", s.Path, failed)
+	case err := <-ended:
+		return fmt.Errorf("serve status at %s: %w", s.Path, err)
 	case <-ctx.Done():
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAnswers)
+	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	if server.Shutdown(last) != nil {
+	if server.Shutdown(shutdown) != nil {
 		_ = server.Close()
 	}
 	<-ended
 	return nil
 }
 
-// errLocked says that another process has a lock.
-var errLocked = errors.New("another daemon answers there")
+// errLocked is the error of lockFile if another process holds the lock.
+var errLocked = errors.New("another daemon listens there")
 
-// listenAlone makes a socket. A lock beside it says whose the path is: what a
-// daemon left that was killed is replaced, what a living one has is not.
-func listenAlone(path string) (l *net.UnixListener, release func(), err error) {
-	if err := makePrivate(filepath.Dir(path)); err != nil {
-		return nil, nil, fmt.Errorf("make the folder of the status socket: %w", err)
+// listenLocked listens on a unix socket. It holds a lock file beside the socket until
+// release is called, so that it replaces the socket of a daemon that was killed, but
+// not that of a running one.
+func listenLocked(path string) (l *net.UnixListener, release func(), err error) {
+	if err := makePrivateDir(filepath.Dir(path)); err != nil {
+		return nil, nil, fmt.Errorf("create the directory of the status socket: %w", err)
 	}
 	lock, err := lockFile(path + ".lock")
 	if err != nil {
-		return nil, nil, fmt.Errorf("status socket %s: %w", path, err)
+		return nil, nil, fmt.Errorf("lock status socket %s: %w", path, err)
 	}
 	if l, err = listenPrivate(path); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("status socket %s: %w", path, err), lock.Close())
+		return nil, nil, errors.Join(fmt.Errorf("listen on status socket %s: %w", path, err), lock.Close())
 	}
 	return l, func() {
-		_ = os.Remove(path) // before another may lock it
+		_ = os.Remove(path) // while the lock is held: afterwards it may be another daemon's
 		_ = lock.Close()
 	}, nil
 }

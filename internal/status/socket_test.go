@@ -18,8 +18,8 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// answering serves at a path until stop.
-func answering(t *testing.T, path, name string) (log func() string, stop func()) {
+// serve serves a node of a name at a socket until stop is called.
+func serve(t *testing.T, path, name string) (log func() string, stop func()) {
 	t.Helper()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
@@ -37,8 +37,8 @@ func answering(t *testing.T, path, name string) (log func() string, stop func())
 	}
 }
 
-// answers waits for who answers at a path.
-func answers(t *testing.T, path, want string) {
+// waitFor waits until the node of a name answers at a socket.
+func waitFor(t *testing.T, path, want string) {
 	t.Helper()
 	var n statusapi.Node
 	var err error
@@ -53,10 +53,10 @@ func answers(t *testing.T, path, want string) {
 	t.Fatalf("%q answers at %s, error %v; want %q", n.Name, path, err, want)
 }
 
-func TestOnlyTheOwnerMayAsk(t *testing.T) {
+func TestSocketIsPrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "status.sock")
-	_, stop := answering(t, path, "one")
-	answers(t, path, "one")
+	_, stop := serve(t, path, "one")
+	waitFor(t, path, "one")
 	for name, want := range map[string]os.FileMode{path: os.ModeSocket | 0o600, filepath.Dir(path): os.ModeDir | 0o700} {
 		if info, err := os.Stat(name); err != nil || info.Mode() != want {
 			t.Errorf("%s is %v, error %v; want %v", name, info.Mode(), err, want)
@@ -64,15 +64,16 @@ func TestOnlyTheOwnerMayAsk(t *testing.T) {
 	}
 	stop()
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
-		t.Errorf("after the end: %v; want nothing there", err)
+		t.Errorf("after Run has returned: %v; want no socket", err)
 	}
 	if left, _ := filepath.Glob(path + ".new"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
 
-// TestWhatAKilledDaemonLeftIsReplaced: its socket is there, and nobody answers.
-func TestWhatAKilledDaemonLeftIsReplaced(t *testing.T) {
+// TestSocketOfKilledDaemonIsReplaced listens where a socket exists that nobody
+// listens on.
+func TestSocketOfKilledDaemonIsReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "status.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -82,40 +83,42 @@ func TestWhatAKilledDaemonLeftIsReplaced(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_, stop := answering(t, path, "two")
+	_, stop := serve(t, path, "two")
 	defer stop()
-	answers(t, path, "two")
+	waitFor(t, path, "two")
 }
 
-// TestTheFirstOfTwoDaemonsKeepsItsSocket, and the second has it when that ends.
-func TestTheFirstOfTwoDaemonsKeepsItsSocket(t *testing.T) {
+// TestFirstOfTwoDaemonsKeepsItsSocket also checks that the second takes the socket
+// over when the first stops.
+func TestFirstOfTwoDaemonsKeepsItsSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "status.sock")
-	_, stopOne := answering(t, path, "one")
-	answers(t, path, "one")
-	log, stopTwo := answering(t, path, "two")
+	_, stopOne := serve(t, path, "one")
+	waitFor(t, path, "one")
+	log, stopTwo := serve(t, path, "two")
 	defer stopTwo()
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(log(), "another daemon answers there"); runtime.Gosched() {
+	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(log(), "another daemon listens there"); runtime.Gosched() {
 		if time.Now().After(deadline) {
-			t.Fatalf("the second says nothing: %s", log())
+			t.Fatalf("the second daemon does not log why it waits: %s", log())
 		}
 	}
-	answers(t, path, "one")
+	waitFor(t, path, "one")
 	stopOne()
-	answers(t, path, "two")
+	waitFor(t, path, "two")
 }
 
-// TestWhatIsInTheWayIsToldOnce: it is tried every second, and may be so for months.
-func TestWhatIsInTheWayIsToldOnce(t *testing.T) {
+// TestErrorIsLoggedOnce checks that an error is not logged again at every attempt,
+// one per second, perhaps for months.
+func TestErrorIsLoggedOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "status.sock")
 	if err := os.MkdirAll(filepath.Join(path, "full"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		log, stop := answering(t, path, "one")
+		log, stop := serve(t, path, "one")
 		time.Sleep(10 * socketRetry)
 		stop()
-		if n := strings.Count(log(), "Status cannot be asked for"); n != 1 {
-			t.Errorf("told %d times, want once:\n%s", n, log())
+		if n := strings.Count(log(), "The status API is not served at its socket"); n != 1 {
+			t.Errorf("logged %d times, want once:\n%s", n, log())
 		}
 	})
 }

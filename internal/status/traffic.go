@@ -9,46 +9,48 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// trafficQuestion is which traffic is asked for.
-type trafficQuestion struct {
+// trafficQuery selects traffic.
+type trafficQuery struct {
 	namespace string // empty: all
-	endpoints bool   // of each, instead of Services
+	endpoints bool   // of each endpoint, instead of each port
 }
 
-// trafficKept is how long somebody who reads page by page finds the same list.
-const trafficKept = time.Minute
+// snapshotAge is how old a snapshot may be that serves further pages.
+const snapshotAge = time.Minute
 
-// trafficAnswer is all that a question is answered with. It is kept while pages of
-// it are to come: 30,000 ports have 60, and to list and sort them takes 50 ms.
-type trafficAnswer struct {
-	trafficQuestion
+// trafficSnapshot is the complete response to a query. The server keeps the last one
+// until its last page is read: 30,000 ports have 60 pages, and listing and sorting
+// them takes 50 ms.
+type trafficSnapshot struct {
+	trafficQuery
 	list statusapi.TrafficList
 	made time.Time
 }
 
-// traffic answers with a page of what was counted.
+// traffic returns a page of traffic counters. Pages after the first are taken from
+// the same snapshot if possible.
 func (s *Server) traffic(ctx context.Context, r *request) (any, error) {
-	q := trafficQuestion{r.query.Get("namespace"), r.query.Get("endpoints") == "true"}
-	answer := s.traffics.Load()
-	if r.query.Get("continue") == "" || answer == nil || answer.trafficQuestion != q || time.Since(answer.made) > trafficKept {
-		answer = s.counts(ctx, q)
-		s.traffics.Store(answer)
+	q := trafficQuery{r.query.Get("namespace"), r.query.Get("endpoints") == "true"}
+	snapshot := s.lastTraffic.Load()
+	if r.query.Get("continue") == "" || snapshot == nil || snapshot.trafficQuery != q || time.Since(snapshot.made) > snapshotAge {
+		snapshot = s.readTraffic(ctx, q)
+		s.lastTraffic.Store(snapshot)
 	}
-	list := answer.list
+	list := snapshot.list
 	var err error
 	if list.Items, list.Continue, err = page(r, list.Items); list.Continue == "" {
-		s.traffics.CompareAndSwap(answer, nil)
+		s.lastTraffic.CompareAndSwap(snapshot, nil)
 	}
 	return list, err
 }
 
-func (s *Server) counts(ctx context.Context, q trafficQuestion) *trafficAnswer {
+func (s *Server) readTraffic(ctx context.Context, q trafficQuery) *trafficSnapshot {
 	all, counted, off := s.settings.Traffic.All(ctx, q.endpoints)
 	if q.namespace != "" {
 		all = slices.DeleteFunc(all, func(p statusapi.PortTraffic) bool { return p.Namespace != q.namespace })
 	}
 	slices.SortFunc(all, comparePorts)
-	return &trafficAnswer{q, statusapi.TrafficList{Items: all, Counted: counted, Off: off, Total: len(all)}, time.Now()}
+	return &trafficSnapshot{q, statusapi.TrafficList{Items: all, Counted: counted, Off: off, Total: len(all)}, time.Now()}
 }
 
 func comparePorts(a, b statusapi.PortTraffic) int {

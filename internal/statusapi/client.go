@@ -11,36 +11,39 @@ import (
 	"net/http"
 	"net/url"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 )
 
-// DefaultSocket is where the daemon answers unless it is told otherwise.
+// DefaultSocket is the path of the daemon's unix socket if none is configured.
 const DefaultSocket = "/run/sluice/status.sock"
 
-// VersionHeader is in every answer of a daemon, and has the versions it speaks.
+// VersionHeader is the header of every response of a daemon that lists the API
+// versions it supports, separated by commas.
 const VersionHeader = "Sluice-Api-Versions"
 
 // DialStdio is the subcommand of sluice that connects its standard input and
-// output with the daemon's socket, and Connected the line that it writes to its
-// standard error when it has.
+// output to the daemon's socket. Connected is the line that it writes to its
+// standard error once it has connected.
 const (
 	DialStdio = "dial-stdio"
 	Connected = "connected"
 )
 
-// maxAnswer bounds what a client reads. A page is far smaller.
-const maxAnswer = 16 << 20
+// maxResponse bounds the bytes that a client reads of one response. A page of a
+// list is far smaller.
+const maxResponse = 16 << 20
 
-// Client asks a daemon.
+// Client sends requests to one daemon. It is safe for concurrent use.
 type Client struct {
 	http *http.Client
-	base string // of every URL
-	name string // what errors call the daemon
+	base string // the URL that paths are appended to
+	name string // identifies the daemon in errors
 }
 
-// AtSocket returns a client for a unix socket.
+// AtSocket returns a client for the daemon at a unix socket.
 func AtSocket(path string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -51,7 +54,8 @@ func AtSocket(path string) *Client {
 	}
 }
 
-// DialSocket connects with a daemon at a unix socket.
+// DialSocket connects to the daemon at a unix socket. Its error says what to do
+// if no daemon can be reached there.
 func DialSocket(ctx context.Context, path string) (*net.UnixConn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
@@ -60,13 +64,15 @@ func DialSocket(ctx context.Context, path string) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// At returns a client for a daemon behind an HTTP client, such as one that
-// passes the API server, with what errors call it.
+// At returns a client that reaches a daemon through an HTTP client, for example
+// one whose connections go through the API server. Paths are appended to base, and
+// errors call the daemon by name.
 func At(c *http.Client, base, name string) *Client {
 	return &Client{http: c, base: strings.TrimSuffix(base, "/"), name: name}
 }
 
-// Get asks for a path and puts the answer into to.
+// Get requests a path and decodes the response into to. It returns a
+// [ResponseError] if the daemon refuses the request.
 func (c *Client) Get(ctx context.Context, path string, query url.Values, to any) error {
 	u := c.base + path
 	if len(query) > 0 {
@@ -81,14 +87,14 @@ func (c *Client) Get(ctx context.Context, path string, query url.Values, to any)
 		return c.unreachable(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	most, take := allowed(ctx)
-	body, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
-	take(len(body))
+	limit, consume := responseLimit(ctx)
+	body, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	consume(len(body))
 	switch {
 	case err != nil:
-		return fmt.Errorf("read the answer of %s: %w", c.name, err)
-	case int64(len(body)) > most:
-		return fmt.Errorf("%s: the answer is longer than any daemon's", c.name)
+		return fmt.Errorf("read the response of %s: %w", c.name, err)
+	case int64(len(body)) > limit:
+		return fmt.Errorf("%s: the response is longer than a sluice daemon's can be", c.name)
 	}
 	return c.decode(resp, body, to)
 }
@@ -97,9 +103,9 @@ func (c *Client) decode(resp *http.Response, body []byte, to any) error {
 	versions := resp.Header.Get(VersionHeader)
 	switch {
 	case versions == "":
-		return fmt.Errorf("%s: what answers there is no sluice daemon (HTTP %d)", c.name, resp.StatusCode)
-	case !contains(versions, Version):
-		return fmt.Errorf("%s: the daemon speaks version %s of the status API, this program %s: use the program of the daemon's release",
+		return fmt.Errorf("%s: the server there is not a sluice daemon (HTTP %d)", c.name, resp.StatusCode)
+	case !slices.ContainsFunc(strings.Split(versions, ","), func(v string) bool { return strings.TrimSpace(v) == Version }):
+		return fmt.Errorf("%s: the daemon supports version %s of the status API, this program version %s: use the program of the daemon's release",
 			c.name, versions, Version)
 	case resp.StatusCode != http.StatusOK:
 		var e Error
@@ -109,29 +115,22 @@ func (c *Client) decode(resp *http.Response, body []byte, to any) error {
 		return &ResponseError{Code: resp.StatusCode, Message: e.Message}
 	}
 	if err := json.Unmarshal(body, to); err != nil {
-		return fmt.Errorf("%s: the answer is not what version %s has: %w", c.name, Version, err)
+		return fmt.Errorf("%s: decode the response as version %s of the status API: %w", c.name, Version, err)
 	}
 	return nil
 }
 
-func contains(versions, v string) bool {
-	for _, have := range strings.Split(versions, ",") {
-		if strings.TrimSpace(have) == v {
-			return true
-		}
-	}
-	return false
-}
-
-// ResponseError is what the daemon said instead of an answer.
+// ResponseError is a response of the daemon other than 200 OK. On the server's
+// side, it is the error that the daemon sends as such a response.
 type ResponseError struct {
-	Code    int // of HTTP
+	Code    int // HTTP status code
 	Message string
 }
 
 func (e *ResponseError) Error() string { return e.Message }
 
-// unreachable says what to do about a daemon that cannot be asked.
+// unreachable returns an error for a daemon that no request could be sent to,
+// with what to do about it.
 func (c *Client) unreachable(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
@@ -140,26 +139,27 @@ func (c *Client) unreachable(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("no daemon answers at %s: is sluice running on this node? (--socket names another socket)", c.name)
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, wsaRefused):
-		return fmt.Errorf("no daemon answers at %s: it was there, and has stopped or was killed", c.name)
+		return fmt.Errorf("no daemon answers at %s: the socket is left over from a daemon that has stopped or was killed", c.name)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, wsaAccess):
-		return fmt.Errorf("no permission to ask the daemon at %s: %s", c.name, whoMay(runtime.GOOS))
+		return fmt.Errorf("no permission to connect to the daemon at %s: %s", c.name, permissionHint(runtime.GOOS))
 	}
-	return fmt.Errorf("ask the daemon at %s: %w", c.name, err)
+	return fmt.Errorf("connect to the daemon at %s: %w", c.name, err)
 }
 
-// What sockets of Windows answer, which package syscall has other numbers for.
+// Winsock error codes. On Windows, syscall.EACCES and syscall.ECONNREFUSED are
+// other, invented numbers, which sockets never return.
 const (
 	wsaAccess  = syscall.Errno(10013)
 	wsaRefused = syscall.Errno(10061)
 )
 
-// whoMay says who may ask at a socket.
-func whoMay(system string) string {
-	if system == "windows" {
+// permissionHint says who may connect to a daemon's socket.
+func permissionHint(goos string) string {
+	if goos == "windows" {
 		return "only administrators and the system may, try a terminal that runs as administrator"
 	}
 	return "only root may, try sudo"
 }
 
-// CloseIdle closes connections that wait for another question.
+// CloseIdle closes connections that are not in use.
 func (c *Client) CloseIdle() { c.http.CloseIdleConnections() }

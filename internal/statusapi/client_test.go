@@ -12,8 +12,9 @@ import (
 	"testing"
 )
 
-// TestWhatToDo: whoever cannot be asked, one line says what to do.
-func TestWhatToDo(t *testing.T) {
+// TestErrorsSayWhatToDo checks that every failure is reported in one line that says
+// what to do about it.
+func TestErrorsSayWhatToDo(t *testing.T) {
 	dir, err := os.MkdirTemp("", "s")
 	if err != nil {
 		t.Fatal(err)
@@ -37,22 +38,22 @@ func TestWhatToDo(t *testing.T) {
 	}{
 		"no daemon":     {AtSocket(filepath.Join(dir, "none")), "is sluice running on this node?"},
 		"killed daemon": {AtSocket(stale), "has stopped or was killed"},
-		"no daemon's": {
+		"another server": {
 			serve(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }),
-			"what answers there is no sluice daemon",
+			"the server there is not a sluice daemon",
 		},
 		"another version": {
 			serve(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(VersionHeader, "v2, v3") }),
-			"speaks version v2, v3 of the status API, this program v1",
+			"supports version v2, v3 of the status API, this program version v1",
 		},
 		"refusal": {serve(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(VersionHeader, "v1")
 			http.Error(w, `{"error":"no Service ns/none"}`, http.StatusNotFound)
 		}), "no Service ns/none"},
-		"nonsense": {serve(func(w http.ResponseWriter, _ *http.Request) {
+		"invalid JSON": {serve(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(VersionHeader, "v1")
 			_, _ = w.Write([]byte("{"))
-		}), "the answer is not what version v1 has"},
+		}), "decode the response as version v1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var n Node
@@ -64,23 +65,24 @@ func TestWhatToDo(t *testing.T) {
 	}
 }
 
-// TestUnreachable needs another user, as root may do everything, and Windows.
+// TestUnreachable checks errors that real sockets return only to users other than
+// root, or on Windows.
 func TestUnreachable(t *testing.T) {
 	c := AtSocket("/x")
 	for code, want := range map[syscall.Errno]string{
-		syscall.EACCES: "only root may", wsaAccess: "only root may", syscall.ECONNREFUSED: "it was there", wsaRefused: "it was there",
+		syscall.EACCES: "only root may", wsaAccess: "only root may", syscall.ECONNREFUSED: "left over", wsaRefused: "left over",
 	} {
 		err := c.unreachable(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", code)})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("code %d: %v, want %q", code, err, want)
 		}
 	}
-	if got := whoMay("windows"); strings.Contains(got, "root") || strings.Contains(got, "sudo") {
+	if got := permissionHint("windows"); strings.Contains(got, "root") || strings.Contains(got, "sudo") {
 		t.Errorf("on Windows: %s", got)
 	}
 }
 
-func TestAQuestionEndsWithItsContext(t *testing.T) {
+func TestGetEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := AtSocket("/x").Get(ctx, NodePath, nil, nil); err == nil {

@@ -1,8 +1,8 @@
-// Package statusapi has what the daemon tells about itself: the types of its
-// read-only API, and a client. It is JSON over HTTP, GET only, at a unix socket
-// unless the operator opens more. The version is part of every path. Within a
-// version fields are added, never removed or changed.
+// Package statusapi defines the daemon's read-only status API: its types, its
+// paths and a client. The API is JSON over HTTP, GET only, served at a unix socket
+// and, if the operator configures one, at a TCP address. Every path starts with
+// the version. Within a version, fields are added but never removed or changed.
 //
-// Programs on other systems use it too, so it needs nothing but the standard
-// library.
+// Programs on other operating systems use the package too, so it depends only on
+// the standard library.
 package statusapi

@@ -9,13 +9,15 @@ import (
 	"net/url"
 )
 
-// Forward returns a handler that passes everything on to the daemon, the page
-// too, so that a browser can reach it that cannot reach its socket. The daemon
-// hears which host the browser asked for, and refuses what is not this machine.
+// Forward returns a handler that forwards every request to the daemon, including
+// requests for its page, so that a browser can use a daemon at a unix socket. The
+// Host header is forwarded unchanged: the daemon refuses requests for a host other
+// than this machine.
 func (c *Client) Forward() (http.Handler, error) { return c.forward(nil) }
 
-// ForwardData is Forward for daemons that are not trusted: whatever they answer,
-// a browser takes it for data.
+// ForwardData is like Forward, for daemons that are not trusted: it replaces the
+// response headers so that a browser treats every response as JSON and never runs
+// any of it as a script.
 func (c *Client) ForwardData() (http.Handler, error) {
 	return c.forward(func(r *http.Response) error {
 		r.Header = http.Header{
@@ -38,11 +40,11 @@ func (c *Client) forward(modify func(*http.Response) error) (http.Handler, error
 		},
 		Transport:      c.http.Transport,
 		ModifyResponse: modify,
-		ErrorLog:       log.New(io.Discard, "", 0), // the browser is told
+		ErrorLog:       log.New(io.Discard, "", 0), // ErrorHandler reports errors to the browser
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusBadGateway)
-			_ = json.NewEncoder(w).Encode(Error{Message: c.unreachable(err).Error()}) // the browser has gone
+			_ = json.NewEncoder(w).Encode(Error{Message: c.unreachable(err).Error()}) // fails if the browser disconnected
 		},
 	}, nil
 }

@@ -11,10 +11,10 @@ import (
 	"testing"
 )
 
-// TestForward passes a browser's request on as it is, and tells the browser what
-// a client would be told when nobody answers.
+// TestForward checks that a browser's request is forwarded unchanged, and that the
+// browser gets the error of [Client.Get] if no daemon answers.
 func TestForward(t *testing.T) {
-	dir, err := os.MkdirTemp("", "s") // the kernel wants a socket's path to be short
+	dir, err := os.MkdirTemp("", "s") // the kernel limits a socket's path to 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// endless is a node in other hands: every page of its leads to another.
+// endless is a node that an attacker controls: every page has a next one.
 type endless struct {
 	items, bytes int // of a page
-	pages        int // that were asked for
+	pages        int // that were requested
 }
 
 func (e *endless) RoundTrip(*http.Request) (*http.Response, error) {
@@ -23,7 +23,7 @@ func (e *endless) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{VersionHeader: {Version}}, Body: io.NopCloser(strings.NewReader(text))}, nil
 }
 
-// TestEachPageIsBounded wants an end to whatever a node sends, soon.
+// TestEachPageIsBounded checks that reading ends soon, whatever a node sends.
 func TestEachPageIsBounded(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -31,16 +31,16 @@ func TestEachPageIsBounded(t *testing.T) {
 		pages int
 		says  string
 	}{
-		{"pages", endless{items: 1}, maxPages, "goes on after 1000 pages"},
+		{"pages", endless{items: 1}, maxPages, "more than 1000 pages"},
 		{"items of a page", endless{items: MaxPage + 1}, 1, "a page has 501 items"},
-		{"bytes of a page", endless{bytes: maxAnswer + 1}, 1, "longer than any daemon's"},
-		{"bytes of a list", endless{bytes: 1000}, 3, "longer than any daemon's"},
+		{"bytes of a page", endless{bytes: maxResponse + 1}, 1, "longer than a sluice daemon's"},
+		{"bytes of a list", endless{bytes: 1000}, 3, "longer than a sluice daemon's"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := At(&http.Client{Transport: &tt.node}, "http://node", "node-1")
 			err := EachPage(t.Context(), nil, func(ctx context.Context, query url.Values) (int, string, error) {
-				if left := ctx.Value(leftOfList{}).(*int64); *left == maxList && tt.node.bytes == 1000 {
-					*left = 2500 // which is sooner used up
+				if left := ctx.Value(listBudget{}).(*int64); *left == maxList && tt.node.bytes == 1000 {
+					*left = 2500 // so that fewer pages exhaust it
 				}
 				var page ServiceList
 				err := c.Get(ctx, ServicesPath, query, &page)
@@ -53,7 +53,8 @@ func TestEachPageIsBounded(t *testing.T) {
 	}
 }
 
-// TestEachPage asks for every page of a list, and leaves the question as it was.
+// TestEachPage checks that every page of a list is requested, and that the caller's
+// query stays unchanged.
 func TestEachPage(t *testing.T) {
 	query := url.Values{"namespace": {"shop"}}
 	var asked []string

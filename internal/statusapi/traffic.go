@@ -1,6 +1,7 @@
 package statusapi
 
-// Add adds what was counted elsewhere. What only one of them counts is as there.
+// Add adds the counters of o to t. A counter that is nil in one of them has the
+// value of the other.
 func (t *Traffic) Add(o *Traffic) {
 	for _, f := range []struct{ to, from **uint64 }{
 		{&t.Connections, &o.Connections},

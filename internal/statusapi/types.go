@@ -1,12 +1,15 @@
 package statusapi
 
-import "time"
+import (
+	"net/url"
+	"time"
+)
 
-// Version is that of the API, and the first part of every path.
+// Version is the version of the API, and the first element of every path.
 const Version = "v1"
 
-// The paths. Lists take limit and continue, and answer with at most MaxPage
-// items and where to go on.
+// The paths. Lists accept the parameters limit and continue. A response has at most
+// MaxPage items, and the value of continue that requests the next ones.
 const (
 	NodePath     = "/v1/node"
 	ServicesPath = "/v1/services" // ServiceList; with /NAMESPACE/NAME a Service
@@ -16,13 +19,19 @@ const (
 	ExplainPath  = "/v1/explain"  // Explanation
 )
 
-// How many items an answer has: DefaultPage if nothing was asked for.
+// ServicePath returns the path of one Service.
+func ServicePath(namespace, name string) string {
+	return ServicesPath + "/" + url.PathEscape(namespace) + "/" + url.PathEscape(name)
+}
+
+// How many items a response has: DefaultPage if the request has no limit, and
+// never more than MaxPage.
 const (
 	DefaultPage = 100
 	MaxPage     = 500
 )
 
-// Node is the daemon and the node it serves.
+// Node describes the daemon and the node that it serves.
 type Node struct {
 	Name      string    `json:"name"`
 	Zone      string    `json:"zone,omitempty"`
@@ -32,89 +41,91 @@ type Node struct {
 	Families  []string  `json:"families"`
 	Source    string    `json:"source"` // where objects come from
 	Started   time.Time `json:"started"`
-	Now       time.Time `json:"now"` // the daemon's clock, for those times that clients compute
+	Now       time.Time `json:"now"` // the daemon's clock, so that clients can compute how long ago a time was
 
 	Health   Health    `json:"health"`
 	Sync     Sync      `json:"sync"`
 	Counts   Counts    `json:"counts"`
-	Tracking *Tracking `json:"connectionTracking,omitempty"` // nil: the kernel does not tell
+	Tracking *Tracking `json:"connectionTracking,omitempty"` // nil if it cannot be read
 }
 
-// Health is what the health server would answer now.
+// Health is what the health server would respond now.
 type Health struct {
 	Healthy bool   `json:"healthy"`
 	Live    bool   `json:"live"`
-	Reason  string `json:"reason,omitempty"` // why not
+	Reason  string `json:"reason,omitempty"` // why it is not healthy
 }
 
-// Sync is how the kernel stands to what is wanted.
+// Sync says whether the kernel has the wanted state.
 type Sync struct {
-	Done    bool       `json:"done"`              // the kernel has been made right once
-	Last    *time.Time `json:"last,omitempty"`    // when the last sync ended that went through
+	Done    bool       `json:"done"`              // the first full sync has succeeded
+	Last    *time.Time `json:"last,omitempty"`    // when the last successful sync ended
 	Seconds float64    `json:"seconds,omitempty"` // how long it took
-	Error   string     `json:"error,omitempty"`   // why the last one failed
-	Reason  string     `json:"reason,omitempty"`  // what is waited for before the first
+	Error   string     `json:"error,omitempty"`   // why the last sync failed; empty if it succeeded
+	Reason  string     `json:"reason,omitempty"`  // what the first sync is waiting for
 }
 
-// InForce reports whether everything known is in force. What the kernel
-// refuses, or is yet to be told, is not.
+// InForce reports whether everything that the daemon knows of is in force: nothing
+// is pending, and nothing was refused by the kernel.
 func (n *Node) InForce() bool {
 	return n.Sync.Done && n.Sync.Error == "" && n.Counts.Pending == 0 && n.Counts.Refused == 0
 }
 
-// Counts are how much there is of everything.
+// Counts are the numbers of objects on the node.
 type Counts struct {
 	Services  int `json:"services"`
-	Ports     int `json:"ports"` // of Services, in each family
+	Ports     int `json:"ports"` // a port of a Service counts once per family
 	Endpoints int `json:"endpoints"`
-	Pending   int `json:"pending"` // service ports that are not yet as wanted
-	Refused   int `json:"refused"` // service ports that the kernel does not take
+	Pending   int `json:"pending"` // service ports that are not yet in force as wanted
+	Refused   int `json:"refused"` // service ports that the kernel refuses
 	Problems  int `json:"problems"`
 }
 
-// Tracking is how full the kernel's table of connections is.
+// Tracking is the usage of the kernel's connection tracking table.
 type Tracking struct {
 	Entries int `json:"entries"`
 	Limit   int `json:"limit"`
 }
 
-// State is how a service port, or all ports of a Service, stand in the kernel.
+// State says whether a service port, or every port of a Service, is in force in
+// the kernel.
 type State string
 
 // The states, the worst last.
 const (
 	InForce State = "InForce"
-	Pending State = "Pending" // something newer is wanted
-	Refused State = "Refused" // the kernel does not take what is wanted
+	Pending State = "Pending" // a newer version is wanted, and not yet in the kernel
+	Refused State = "Refused" // the kernel refused the wanted version
 )
 
 // ServiceList is a page of Services.
 type ServiceList struct {
 	Items    []ServiceSummary `json:"items"`
-	Total    int              `json:"total"`              // that match, on all pages
-	Continue string           `json:"continue,omitempty"` // where the next page begins; empty: there is none
+	Total    int              `json:"total"`              // how many match, on all pages
+	Continue string           `json:"continue,omitempty"` // requests the next page; empty on the last
 }
 
-// ServiceSummary is a Service in one line.
+// ServiceSummary is what a list says about a Service.
 type ServiceSummary struct {
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
-	Address   string    `json:"address,omitempty"`  // the first, the ClusterIP if there is one
-	External  []string  `json:"external,omitempty"` // LoadBalancer and external addresses
-	Ports     []string  `json:"ports"`              // like 80/TCP or 80:30080/TCP
-	Used      int       `json:"used"`               // endpoints that a connection may go to from here
-	Endpoints int       `json:"endpoints"`          // endpoints that there are
+	Address   string    `json:"address,omitempty"`  // the first ClusterIP
+	External  []string  `json:"external,omitempty"` // LoadBalancer addresses and external IPs
+	Ports     []string  `json:"ports"`              // for example 80/TCP or 80:30080/TCP
+	Used      int       `json:"used"`               // endpoints that connections from this node may go to
+	Endpoints int       `json:"endpoints"`          // all endpoints
 	State     State     `json:"state"`
-	Reason    string    `json:"reason,omitempty"` // why it is not in force
+	Reason    string    `json:"reason,omitempty"` // why the kernel refuses it
 	Since     time.Time `json:"since"`            // when it last changed in the kernel
 	Problems  int       `json:"problems,omitempty"`
-	Traffic   *Traffic  `json:"traffic,omitempty"` // nil: not counted
+	Traffic   *Traffic  `json:"traffic,omitempty"` // nil if nothing was counted
 }
 
-// Troubled reports whether somebody should look at the Service.
+// Troubled reports whether the Service needs attention: the kernel refuses it, one
+// of its objects has a problem, or no endpoint can be used.
 func (s *ServiceSummary) Troubled() bool { return s.State == Refused || s.Problems > 0 || s.Used == 0 }
 
-// Service is one Service with all that is known of it.
+// Service is everything that the daemon knows about one Service.
 type Service struct {
 	ServiceSummary
 	Rows  []Port    `json:"rows"`
@@ -131,35 +142,35 @@ type Port struct {
 	External  string     `json:"externalTrafficPolicy"`
 	Balancing string     `json:"balancing,omitempty"`
 	Affinity  float64    `json:"affinitySeconds,omitempty"`
-	AllowFrom *[]string  `json:"allowFrom,omitempty"` // LoadBalancer clients; nil: everyone
+	AllowFrom *[]string  `json:"allowFrom,omitempty"` // source ranges of LoadBalancer clients; nil if all are allowed
 	Status    Status     `json:"status"`
 	Endpoints []Endpoint `json:"endpoints"`
 	Total     int        `json:"endpointCount"`      // on all pages
-	Continue  string     `json:"continue,omitempty"` // where the next page of endpoints begins
+	Continue  string     `json:"continue,omitempty"` // requests the next page of endpoints; empty on the last
 }
 
-// Frontend is one address and port by which a service port is reached.
+// Frontend is an address and port that clients of a service port connect to.
 type Frontend struct {
 	Kind    string `json:"kind"`
-	Address string `json:"address"`          // IP:PORT; a NodePort's is that of the node's addresses
-	LostTo  string `json:"lostTo,omitempty"` // the Service that has it instead
+	Address string `json:"address"`          // IP:PORT; a NodePort has the unspecified address
+	LostTo  string `json:"lostTo,omitempty"` // the Service that claims the same address and port, and has it
 }
 
-// Status is how a service port stands in the kernel.
+// Status says whether a service port is in force in the kernel.
 type Status struct {
 	State   State      `json:"state"`
-	Since   *time.Time `json:"since,omitempty"`   // when what is in force came
-	Pending *time.Time `json:"pending,omitempty"` // since when something else is wanted
-	Reason  string     `json:"reason,omitempty"`  // why the kernel refuses that
-	NextTry *time.Time `json:"nextTry,omitempty"`
+	Since   *time.Time `json:"since,omitempty"`   // when the version in force was written
+	Pending *time.Time `json:"pending,omitempty"` // since when a newer version is wanted
+	Reason  string     `json:"reason,omitempty"`  // why the kernel refuses the newer version
+	NextTry *time.Time `json:"nextTry,omitempty"` // when the refused version is tried again
 }
 
 // Endpoint is one endpoint of a service port, as this node sees it.
 type Endpoint struct {
-	Address     string   `json:"address"` // IP:PORT
-	Used        bool     `json:"used"`    // by traffic that follows no Local policy, or is let follow one
-	UsedLocal   bool     `json:"usedLocal,omitempty"`
-	Local       bool     `json:"local,omitempty"` // on this node
+	Address     string   `json:"address"`             // IP:PORT
+	Used        bool     `json:"used"`                // it is in the Cluster list, for traffic that policy Local does not apply to
+	UsedLocal   bool     `json:"usedLocal,omitempty"` // it is in the Local list, for traffic of policy Local
+	Local       bool     `json:"local,omitempty"`     // on this node
 	Ready       bool     `json:"ready"`
 	Serving     bool     `json:"serving"`
 	Terminating bool     `json:"terminating,omitempty"`
@@ -170,9 +181,9 @@ type Endpoint struct {
 	Traffic     *Traffic `json:"traffic,omitempty"`
 }
 
-// Problem is something in an object that could not be used.
+// Problem is a part of an object that the daemon cannot use.
 type Problem struct {
-	Object string `json:"object"` // the kind and the name, like "Service ns/web"
+	Object string `json:"object"` // kind and name, for example "Service ns/web"
 	Field  string `json:"field,omitempty"`
 	Reason string `json:"reason"`
 }
@@ -191,24 +202,25 @@ type ProblemList struct {
 	Continue string    `json:"continue,omitempty"`
 }
 
-// Change is a service port that came, changed or went in the kernel.
+// Change records that a service port was added, changed or removed in the kernel.
 type Change struct {
-	Number      uint64    `json:"number"` // grows by one with each change
-	Time        time.Time `json:"time"`   // when it was in force
+	Number      uint64    `json:"number"` // one more than that of the change before
+	Time        time.Time `json:"time"`   // when it came into force
 	What        string    `json:"what"`   // Added, Changed or Removed
 	ServicePort string    `json:"servicePort"`
 	Detail      string    `json:"detail,omitempty"`
-	Seconds     float64   `json:"seconds"` // from when the daemon heard of it until then
+	Seconds     float64   `json:"seconds"` // from when the daemon received it until it was in force
 }
 
-// ChangeList has the last changes, the newest first.
+// ChangeList is a page of the latest changes, the newest first.
 type ChangeList struct {
 	Items    []Change `json:"items"`
 	Total    int      `json:"total"`
 	Continue string   `json:"continue,omitempty"`
 }
 
-// Traffic is what was counted. Whatever is nil is not counted here.
+// Traffic has the counters of a Service, a port or an endpoint. A counter is nil if
+// the mode or the kernel's settings do not allow to count it.
 type Traffic struct {
 	Connections *uint64           `json:"connections,omitempty"`
 	Active      *uint64           `json:"activeConnections,omitempty"`
@@ -229,16 +241,16 @@ type PortTraffic struct {
 	Traffic
 }
 
-// TrafficList is a page of traffic, and when it was counted.
+// TrafficList is a page of traffic, and when the counters were read.
 type TrafficList struct {
 	Items    []PortTraffic `json:"items"`
 	Counted  time.Time     `json:"counted"`
-	Off      string        `json:"off,omitempty"` // why nothing is counted
+	Off      string        `json:"off,omitempty"` // why nothing is counted; empty if traffic is counted
 	Total    int           `json:"total"`
 	Continue string        `json:"continue,omitempty"`
 }
 
-// Error is the answer to a request that could not be answered.
+// Error is the body of every response other than 200 OK.
 type Error struct {
 	Message string `json:"error"`
 }

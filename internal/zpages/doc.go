@@ -1,7 +1,5 @@
-// Package zpages answers /statusz and /flagz as Kubernetes components do: in
-// plain text for people and, for who asks for that, as an object of group
-// config.k8s.io in JSON or YAML.
+// Package zpages serves /statusz and /flagz as Kubernetes components do: as plain text
+// or, if the client accepts it, as an object of group config.k8s.io in JSON or YAML.
 //
-// It knows how such pages are asked for and written. What stands on them is
-// told by whoever makes them.
+// It implements content negotiation and encoding. The content comes from the caller.
 package zpages

@@ -14,44 +14,45 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// component is what monitoring systems know the proxy by.
+// component is the name of the component on the pages. It is kube-proxy's, so that
+// monitoring systems recognize it.
 const component = "kube-proxy"
 
-// group and its versions are what a page can be asked for as.
+// The group of the objects, and its versions.
 const (
 	group      = "config.k8s.io"
 	version    = "v1beta1"
-	deprecated = "v1alpha1" // the same under an older name
+	deprecated = "v1alpha1" // the same fields
 )
 
-// page makes an object for each request.
+// page is a handler that builds an object for each request.
 type page struct {
-	kind   string // like Statusz
+	kind   string // Statusz or Flagz
 	object func(head) object
 }
 
-// object is a page for programs, which can also be written for people.
+// object can be encoded as JSON, and written as plain text.
 type object interface{ writeText(io.Writer) }
 
-// head is what every object begins with.
+// head has the fields that every object begins with.
 type head struct {
 	Kind       string            `json:"kind"`
 	APIVersion string            `json:"apiVersion"`
 	Metadata   map[string]string `json:"metadata"`
 }
 
-// ServeHTTP answers in the form that the client likes best.
+// ServeHTTP responds in the format that the client prefers.
 func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	mediaType, v, ok := p.negotiate(r.Header.Get("Accept"))
 	if !ok {
-		http.Error(w, fmt.Sprintf("can be had as text/plain, or as application/json or application/yaml with ;g=%s;v=%s;as=%s",
+		http.Error(w, fmt.Sprintf("not acceptable: use text/plain, or application/json or application/yaml with ;g=%s;v=%s;as=%s",
 			group, version, p.kind), http.StatusNotAcceptable)
 		return
 	}
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if v == "" {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = fmt.Fprintf(w, "\n%s %s\nWarning: this page is for people, its format may change at any time\n\n", component, strings.ToLower(p.kind))
+		_, _ = fmt.Fprintf(w, "\n%s %s\nWarning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n\n", component, strings.ToLower(p.kind))
 		p.object(head{}).writeText(w)
 		return
 	}
@@ -65,15 +66,15 @@ func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if v == deprecated {
-		w.Header().Set("Warning", fmt.Sprintf(`299 - "%s %s/%s is deprecated, ask for %s"`, p.kind, group, deprecated, version))
+		w.Header().Set("Warning", fmt.Sprintf(`299 - "%s %s/%s is deprecated, use %s"`, p.kind, group, deprecated, version))
 	}
 	w.Header().Set("Content-Type", fmt.Sprintf("%s;g=%s;v=%s;as=%s", mediaType, group, v, p.kind))
-	_, _ = w.Write(text) // the client has gone
+	_, _ = w.Write(text) // fails if the client disconnected
 }
 
-// negotiate returns the media type and version that an Accept header asks for.
-// Without a version it is text.
-func (p page) negotiate(accept string) (mediaType, asked string, ok bool) {
+// negotiate returns the media type and, unless it is plain text, the version that an
+// Accept header prefers. It returns false if it accepts none.
+func (p page) negotiate(accept string) (mediaType, objectVersion string, ok bool) {
 	if strings.TrimSpace(accept) == "" {
 		return "text/plain", "", true
 	}
@@ -100,7 +101,7 @@ type flagz struct {
 	Flags map[string]string `json:"flags,omitempty"`
 }
 
-// Flagz answers with flags and the values they have.
+// Flagz returns a handler for /flagz: the names of flags and their values.
 func Flagz(flags map[string]string) http.Handler {
 	return page{"Flagz", func(h head) object { return flagz{h, flags} }}
 }
@@ -111,35 +112,36 @@ func (z flagz) writeText(w io.Writer) {
 	}
 }
 
-// Status is what /statusz tells of a process.
+// Status is what /statusz reports about the process.
 type Status struct {
 	Started          time.Time `json:"startTime"`
-	UptimeSeconds    int64     `json:"uptimeSeconds"` // set for each request
+	UptimeSeconds    int64     `json:"uptimeSeconds"` // computed for each request
 	GoVersion        string    `json:"goVersion"`
 	BinaryVersion    string    `json:"binaryVersion"`
 	EmulationVersion string    `json:"emulationVersion,omitempty"` // the minor version of Kubernetes
-	Paths            []string  `json:"paths"`                      // what else the server answers, sorted
+	Paths            []string  `json:"paths"`                      // the other paths of the server, sorted
 }
 
-// SetAside is a service port that the kernel does not take.
+// SetAside is a service port that the kernel refuses.
 type SetAside struct {
 	ServicePort string `json:"servicePort"`
 	Reason      string `json:"reason"`
 }
 
-// statusz is the object of /statusz. The last two fields are our own.
+// statusz is the object of /statusz. The fields of refused service ports do not exist in
+// kube-proxy.
 type statusz struct {
 	head
 	Status
 	SetAside []SetAside `json:"setAsideServicePorts,omitempty"`
 	Total    int        `json:"setAsideServicePortsTotal"`
 
-	local time.Time // the start, in the time zone of who reads the text
+	local time.Time // the start, in the local time zone, for the text
 }
 
-// Statusz answers with how the process is. The service ports that the kernel does
-// not take are asked for by each request: some of them, in order, and how many
-// there are.
+// Statusz returns a handler for /statusz. It calls setAside for each request, which
+// returns the first service ports that the kernel refuses, sorted, and how many there
+// are.
 func Statusz(s Status, setAside func() (some []SetAside, all int)) http.Handler {
 	return page{"Statusz", func(h head) object {
 		o := statusz{head: h, Status: s, local: s.Started}
@@ -159,7 +161,7 @@ func (s statusz) writeText(w io.Writer) {
 		{"Binary version", s.BinaryVersion},
 		{"Emulation version", s.EmulationVersion},
 		{"Paths", strings.Join(s.Paths, " ")},
-		{"Service ports set aside", fmt.Sprint(s.Total)},
+		{"Refused service ports", fmt.Sprint(s.Total)},
 	} {
 		_, _ = fmt.Fprintf(w, "%s: %s\n", line[0], line[1])
 	}

@@ -20,8 +20,8 @@ func ask(h http.Handler, accept string) *httptest.ResponseRecorder {
 	return w
 }
 
-// TestForms asks as kube-proxy 1.37 is asked.
-func TestForms(t *testing.T) {
+// TestNegotiation checks that Accept headers are handled as kube-proxy 1.37 does.
+func TestNegotiation(t *testing.T) {
 	const text = "text/plain; charset=utf-8"
 	const json = "application/json;g=config.k8s.io;v=v1beta1;as=Flagz"
 	const yaml = "application/yaml;g=config.k8s.io;v=v1alpha1;as=Flagz"
@@ -56,7 +56,7 @@ func TestForms(t *testing.T) {
 
 func TestFlagz(t *testing.T) {
 	h := Flagz(map[string]string{"v": "2", "config": "/x", "kubeconfig": ""})
-	want := "\nkube-proxy flagz\nWarning: this page is for people, its format may change at any time\n\nconfig=/x\nkubeconfig=\nv=2\n"
+	want := "\nkube-proxy flagz\nWarning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n\nconfig=/x\nkubeconfig=\nv=2\n"
 	if diff := cmp.Diff(want, ask(h, "").Body.String()); diff != "" {
 		t.Errorf("text mismatch (-want +got):\n%s", diff)
 	}
@@ -71,14 +71,14 @@ func TestStatusz(t *testing.T) {
 	h := Statusz(Status{
 		Started: started, GoVersion: "go1.26", BinaryVersion: "v0.2.0", EmulationVersion: "1.37", Paths: []string{"/configz", "/flagz"},
 	}, func() ([]SetAside, int) { return []SetAside{{"ns/web:http/TCP/IPv4", "file exists"}}, 3 })
-	want := "\nkube-proxy statusz\nWarning: this page is for people, its format may change at any time\n\n" +
+	want := "\nkube-proxy statusz\nWarning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n\n" +
 		"Started: " + started.Format(time.UnixDate) + `
 Up: 1 hr 01 min 01 sec
 Go version: go1.26
 Binary version: v0.2.0
 Emulation version: 1.37
 Paths: /configz /flagz
-Service ports set aside: 3
+Refused service ports: 3
   ns/web:http/TCP/IPv4: file exists
   and 2 more
 `

@@ -225,16 +225,16 @@ func TestKubectl(t *testing.T) {
 	})
 
 	p.expectRun(operator, 2, []string{"status", "none/such"}, "no Service none/such is served here")
-	p.expectRun(operator, 2, []string{"status", "--node", "node-9"}, "no pod of sluice is there")
-	p.expectRun(operator, 2, []string{"status", "--daemon-namespace", "default"}, "no right to list pods in namespace default")
+	p.expectRun(operator, 2, []string{"status", "--node", "node-9"}, "no pod of sluice on this node")
+	p.expectRun(operator, 2, []string{"status", "--daemon-namespace", "default"}, "no permission to list pods in namespace default")
 	p.expectRun(operator, 2, []string{"status", "-l", "app=other"}, "no pods of sluice in namespace kube-system")
-	p.expectRun(p.user("nobody"), 2, []string{"status"}, "Error: no right to list pods in namespace kube-system")
-	p.expectRun(p.user("lister", listPods), 2, []string{"status"}, "Error: no right to run a command in the daemon's pod: that takes verb create on pods/exec in namespace kube-system\n")
+	p.expectRun(p.user("nobody"), 2, []string{"status"}, "Error: no permission to list pods in namespace kube-system")
+	p.expectRun(p.user("lister", listPods), 2, []string{"status"}, "Error: no permission to run a command in the daemon's pod: verb create on pods/exec in namespace kube-system is required\n")
 	admin, err := bed.NewUser(pki.Identity{Name: "admin", Groups: []string{"system:masters"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.expectRun(admin, 2, []string{"status", "--node", "node-9"}, "Error: there is no node node-9 (kubectl get nodes)\n")
+	p.expectRun(admin, 2, []string{"status", "--node", "node-9"}, "Error: no node node-9 (kubectl get nodes)\n")
 
 	if err := p.proxies[2].Stop(); err != nil {
 		t.Fatal(err)
@@ -245,7 +245,7 @@ func TestKubectl(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.delete("Node", bed.Client.CoreV1().Nodes().Delete, "bare-node") })
-	p.expectRun(admin, 1, []string{"status"}, "  bare-node: no pod of sluice is there")
+	p.expectRun(admin, 1, []string{"status"}, "  bare-node: no pod of sluice on this node")
 	p.await("commands that are left in pods", "0", func() string { return fmt.Sprint(p.running.Load()) })
 }
 

@@ -161,8 +161,8 @@ func TestStatusOverTCP(t *testing.T) {
 		})
 	}
 	reader, guest, late := s.token("reader"), s.token("guest"), s.token("late")
-	expect(other, "", statusapi.NodePath, `401 {"error":"who asks?`)
-	expect(statusClient{node.Host, other.at}, "", statusapi.NodePath, `401 {"error":"who asks?`)
+	expect(other, "", statusapi.NodePath, `401 {"error":"the request has no token`)
+	expect(statusClient{node.Host, other.at}, "", statusapi.NodePath, `401 {"error":"the request has no token`)
 	expect(other, guest, statusapi.NodePath, `503 {"error":"the API server does not let this daemon create tokenreviews: bind ClusterRole system:auth-delegator`)
 
 	s.bind("system:auth-delegator", rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: identity.Name})

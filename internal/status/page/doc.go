@@ -1,15 +1,15 @@
-// Package page is the page that people look at in a browser: what the daemon's
-// read-only API tells, drawn. It is a few embedded files without a framework,
-// and asks for nothing but the API at its own origin.
+// Package page serves the web page that shows the daemon's status API in a browser.
+// It consists of a few embedded files without a framework, and requests nothing but
+// the API at its own origin.
 //
-// A browser shows it to people who have other pages open, and object names come
-// from whoever may write objects. So scripts and styles come from files only
-// and text reaches the document as text.
+// The browser has other sites open, and whoever may write objects chooses their
+// names. So a content security policy allows scripts and styles from our files only,
+// and the scripts add text to the document as text nodes only.
 //
 //	page.js     which view is shown, when the daemon is asked, what is stale
-//	views.js    what each view asks for, and what it shows of that
+//	views.js    what each view requests, and how it shows the responses
 //	flow.js     the drawing of how a packet flows
-//	traffic.js  rates, from counters that were seen
-//	dom.js      elements, and bringing the document to what is wanted
-//	format.js   numbers and times, for people
+//	traffic.js  rates, computed from counters
+//	dom.js      creates elements, and updates the document
+//	format.js   numbers and times as text
 package page

@@ -9,12 +9,13 @@ import (
 //go:embed files
 var files embed.FS
 
-// policy lets the browser load our files and ask our API, and nothing else.
-// Trusted types make it refuse text that would become elements.
+// policy allows the browser to load our files and to request our API, and nothing
+// else. Trusted types forbid scripts to parse text as HTML.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// mediaTypes has those of the files by their extension; a system's own table may say otherwise.
+// mediaTypes has the media types by file extension. Package mime is not used because
+// it reads tables of the operating system, which may differ.
 var mediaTypes = map[string]string{
 	".html": "text/html; charset=utf-8",
 	".css":  "text/css; charset=utf-8",
@@ -32,10 +33,10 @@ func Handler() http.Handler {
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
-		h.Set("Cache-Control", "no-store") // the next daemon may have another page
+		h.Set("Cache-Control", "no-store") // the next version of the daemon may have another page
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			h.Set("Allow", "GET, HEAD")
-			http.Error(w, "this is read-only: use GET", http.StatusMethodNotAllowed)
+			http.Error(w, "the page is read-only: use GET", http.StatusMethodNotAllowed)
 			return
 		}
 		name := r.URL.Path
@@ -48,6 +49,6 @@ func Handler() http.Handler {
 			return
 		}
 		h.Set("Content-Type", mediaTypes[path.Ext(name)])
-		_, _ = w.Write(text) // the client has gone
+		_, _ = w.Write(text) // fails if the client disconnected
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// get asks a handler, at the address that httptest's requests have.
+// get sends a request to a handler.
 func get(h http.Handler, method, url string) *http.Response {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(method, url, nil))
@@ -52,8 +52,8 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// TestFiles looks for what the policy forbids, and for what would need another
-// origin, before a browser does.
+// TestFiles searches the files for what the content security policy forbids, and for
+// links to other origins.
 func TestFiles(t *testing.T) {
 	forbidden := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\bon[a-z]+="|style="|<style|javascript:`)
 	outside := regexp.MustCompile(`(https?:)?//[a-z0-9-]+\.[a-z]`)

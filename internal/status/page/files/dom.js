@@ -1,13 +1,13 @@
-// Elements, and bringing the document to what is wanted. Text is always a text
-// node: nothing here can turn a name into an element.
+// Creates elements, and updates the document. Text is always added as a text node, so
+// that no name of an object can become an element.
 
 const svgNamespace = "http://www.w3.org/2000/svg";
 
-// h makes an element. Attributes that are null or false are left out, true is
-// an empty one, and key tells elements of one parent apart.
+// h returns an HTML element. Attributes that are null or false are left out; true is an
+// empty attribute; key identifies the element among those of its parent.
 export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 
-// s makes an element of a drawing.
+// s returns an SVG element.
 export const s = (tag, attributes, ...children) => fill(document.createElementNS(svgNamespace, tag), attributes, children);
 
 function fill(element, attributes, children) {
@@ -19,8 +19,8 @@ function fill(element, attributes, children) {
 	return element;
 }
 
-// render brings the children of a parent to what is wanted and changes nothing
-// else, so that focus, selection and scrolling stay where they are.
+// render makes the children of parent equal to wanted. It changes only what differs, so
+// that focus, selection and scroll position stay.
 export function render(parent, ...wanted) {
 	const focused = document.activeElement;
 	patch(parent, fill(document.createDocumentFragment(), null, wanted).childNodes);

@@ -1,28 +1,28 @@
-// The drawing of how a packet flows: clients, frontends, policy and endpoints
-// are columns of boxes; lines say what leads where, and their width how much of
-// it. Where there is little room the columns are below each other.
+// The drawing of how a packet flows. Clients, frontends, policy and endpoints are
+// columns of boxes. A line connects a box to the next step, and its width is the share
+// of connections. On narrow screens the columns are below each other.
 
 import { s } from "./dom.js";
 import { percent, plural } from "./format.js";
 
-const mostEndpoints = 12; // that are drawn; the table below has them all
-const mostFrontends = 8;
+const maxEndpoints = 12; // that are drawn; the table below lists all
+const maxFrontends = 8;
 
 const columns = ["client", "frontend", "policy", "endpoint"];
 const titles = { client: "Client", frontend: "Frontend", policy: "Policy", endpoint: "Endpoint" };
 
-// ofPort returns what to draw for a port of a Service: boxes by column, and
-// lines between them.
+// ofPort returns the graph of a port of a Service: boxes by column, and lines between
+// them.
 export function ofPort(port) {
 	const graph = { boxes: [], lines: [] };
 	graph.boxes.push({ id: "client", column: "client", title: "Client", note: port.protocol + ", " + port.family });
 	const scopes = new Set();
-	for (const [i, f] of port.frontends.slice(0, mostFrontends).entries()) {
+	for (const [i, f] of port.frontends.slice(0, maxFrontends).entries()) {
 		const scope = f.kind === "ClusterIP" ? port.internalTrafficPolicy : port.externalTrafficPolicy;
 		frontend(graph, port, f, "f" + i, scope);
 		if (!f.lostTo) scopes.add(scope);
 	}
-	more(graph, port.frontends.length - mostFrontends, "frontend");
+	more(graph, port.frontends.length - maxFrontends, "frontend");
 	for (const scope of [...scopes].sort()) {
 		graph.boxes.push({ id: scope, column: "policy", title: scope, note: scopeNotes[scope] });
 	}
@@ -41,22 +41,23 @@ function frontend(graph, port, f, id, scope) {
 const scopeNotes = { Cluster: "every usable endpoint", Local: "endpoints on this node" };
 const usedBy = { Cluster: "used", Local: "usedLocal" };
 
-// shares returns what part of the connections each endpoint of a scope gets;
-// null: it is not known, as there are more than were told. Used ones come first.
+// shares returns the share of connections of each endpoint of a scope, by address. A
+// share is null if it is not known: the response, which has used endpoints first, does
+// not have all of them, or the load decides.
 export function shares(port, scope) {
 	const weight = (e) => Math.max(e.weight ?? 1, 1);
 	const used = port.endpoints.filter((e) => e[usedBy[scope]]);
 	const all = used.reduce((sum, e) => sum + weight(e), 0);
 	const last = port.endpoints.at(-1);
 	const cut = port.endpointCount > port.endpoints.length && (last?.used || last?.usedLocal);
-	const fixed = port.balancing !== "least-connections"; // which follows the load
+	const fixed = port.balancing !== "least-connections"; // whose shares depend on the load
 	return new Map(used.map((e) => [e.address, cut || !fixed ? null : weight(e) / all]));
 }
 
 function endpoints(graph, port, scopes) {
 	const byScope = new Map(scopes.map((scope) => [scope, shares(port, scope)]));
 	const taken = (e) => scopes.some((scope) => byScope.get(scope).has(e.address));
-	const shown = [...port.endpoints.filter(taken), ...port.endpoints.filter((e) => !taken(e))].slice(0, mostEndpoints);
+	const shown = [...port.endpoints.filter(taken), ...port.endpoints.filter((e) => !taken(e))].slice(0, maxEndpoints);
 	for (const e of shown) {
 		const parts = scopes.filter((scope) => byScope.get(scope).get(e.address))
 			.map((scope) => (scope === "Local" && scopes.length > 1 ? "Local " : "") + percent(byScope.get(scope).get(e.address)));
@@ -74,7 +75,7 @@ function endpoints(graph, port, scopes) {
 	for (const scope of scopes.filter((scope) => byScope.get(scope).size === 0)) nowhere(graph, scope, "no endpoint for it here");
 }
 
-// nowhere is where packets end that no endpoint gets.
+// nowhere adds a box for packets that no endpoint receives.
 function nowhere(graph, from, note) {
 	if (!graph.boxes.some((b) => b.id === "nowhere")) graph.boxes.push({ id: "nowhere", column: "endpoint", title: "Not forwarded", note, bad: true });
 	graph.lines.push({ from, to: "nowhere", bad: true });
@@ -84,7 +85,7 @@ function more(graph, n, column) {
 	if (n > 0) graph.boxes.push({ id: "more " + column, column, title: `and ${plural(n, column)} more`, unused: true });
 }
 
-// ofExplanation returns what to draw for the packet of an explanation.
+// ofExplanation returns the graph of the packet of an explanation.
 export function ofExplanation(e) {
 	const graph = { boxes: [], lines: [] };
 	const bad = e.verdict !== "forward";
@@ -93,25 +94,25 @@ export function ofExplanation(e) {
 	graph.boxes.push({ id: "frontend", column: "frontend", title: f?.address || packet.to || "no address", note: f?.kind || "no frontend", unused: !f });
 	graph.boxes.push({ id: "policy", column: "policy", title: e.scope || e.verdict, note: bad ? e.reason : scopeNotes[e.scope], bad });
 	graph.lines.push({ from: "client", to: "frontend" }, { from: "frontend", to: "policy" });
-	for (const c of (e.candidates ?? []).slice(0, mostEndpoints)) {
+	for (const c of (e.candidates ?? []).slice(0, maxEndpoints)) {
 		const note = [c.local ? "on this node" : "on another node", c.masquerade && "client hidden", c.hairpin && "the client itself"].filter(Boolean).join(", ");
 		graph.boxes.push({ id: c.address, column: "endpoint", title: c.address, note, value: percent(c.share) });
 		graph.lines.push({ from: "policy", to: c.address, share: c.share });
 	}
-	const unused = (e.notUsed ?? []).slice(0, mostEndpoints);
+	const unused = (e.notUsed ?? []).slice(0, maxEndpoints);
 	for (const u of unused) {
 		graph.boxes.push({ id: "not " + u.address, column: "endpoint", title: u.address, note: u.reason || "not used", unused: true });
 	}
-	const drawn = Math.min(e.candidates?.length ?? 0, mostEndpoints) + unused.length;
+	const drawn = Math.min(e.candidates?.length ?? 0, maxEndpoints) + unused.length;
 	more(graph, (e.candidateCount ?? 0) + (e.notUsedCount ?? 0) - drawn, "endpoint");
 	if (bad) nowhere(graph, "policy", e.verdict);
 	return graph;
 }
 
 const box = { height: 46, gap: 10, head: 26, pad: 12 };
-const character = 6.4; // of the small text, wide; a note that is longer is cut
+const character = 6.4; // the width of a character of the small text, to cut long notes
 
-// draw returns the drawing for a width.
+// draw returns the drawing of a graph, for a width in pixels.
 export function draw(graph, width, label) {
 	const wide = width >= 720;
 	const height = wide ? placeBeside(graph, width) : placeBelow(graph, width);
@@ -122,7 +123,7 @@ export function draw(graph, width, label) {
 		graph.boxes.map(drawBox));
 }
 
-// placeBeside puts columns beside each other, each in the middle of the height.
+// placeBeside places the columns beside each other, each centered vertically.
 function placeBeside(graph, width) {
 	const parts = { client: 0.14, frontend: 0.26, policy: 0.2, endpoint: 0.4 };
 	const gap = Math.min(72, width * 0.06);
@@ -141,7 +142,7 @@ function placeBeside(graph, width) {
 	return box.head + tall + 2;
 }
 
-// placeBelow puts columns below each other, with room for the lines at the left.
+// placeBelow places the columns below each other, with room for the lines at the left.
 function placeBelow(graph, width) {
 	let y = 0;
 	for (const c of columns) {
@@ -188,11 +189,11 @@ function drawBox(b) {
 }
 
 function cut(text, room, width) {
-	const most = Math.floor(room / width);
-	return text.length <= most ? text : text.slice(0, Math.max(most - 1, 1)) + "…";
+	const limit = Math.floor(room / width);
+	return text.length <= limit ? text : text.slice(0, Math.max(limit - 1, 1)) + "…";
 }
 
-// curve returns a small drawing of rates over time.
+// curve returns a small chart of rates over time.
 export function curve(rates, label) {
 	if (rates.length < 2) return null;
 	const [width, height] = [72, 22];

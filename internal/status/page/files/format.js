@@ -1,14 +1,14 @@
-// Numbers and times, for people.
+// Numbers and times as text.
 
 const whole = new Intl.NumberFormat("en");
 
-// number writes a count, like 12,345; what is not counted is a dash.
+// number formats a count, for example 12,345; a dash if there is none.
 export const number = (n) => (n === undefined || n === null ? "–" : whole.format(n));
 
-// plural writes a count with its noun.
+// plural formats a count with its noun.
 export const plural = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
 
-// bytes writes an amount with three digits.
+// bytes formats a number of bytes with three digits and a unit.
 export function bytes(n) {
 	if (n === undefined || n === null) return "–";
 	const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -17,23 +17,23 @@ export function bytes(n) {
 	return `${unit === 0 ? Math.round(n) : short(n)} ${units[unit]}`;
 }
 
-// short writes a number with three digits at most before it gets long.
+// short formats a number with three digits, or more if it is 1,000 or larger.
 export function short(n) {
 	if (n >= 100 || n === 0) return whole.format(Math.round(n));
 	return n >= 10 ? n.toFixed(1) : n.toFixed(2);
 }
 
-// percent writes a share from 0 to 1; null: it is not known.
+// percent formats a share from 0 to 1; a dash if it is null.
 export function percent(share) {
 	if (share === null) return "–";
 	const p = 100 * share;
 	return `${p > 0 && p < 10 && p !== Math.round(p) ? p.toFixed(1) : Math.round(p)} %`;
 }
 
-// clock writes a moment as HH:MM:SS of the reader's own time.
+// clock formats a time as HH:MM:SS in the browser's time zone.
 export const clock = (t) => new Date(t).toLocaleTimeString("en-GB", { hour12: false });
 
-// span writes a duration in seconds by its largest unit or two.
+// span formats a duration in seconds with its largest one or two units.
 export function span(seconds) {
 	if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
 	if (seconds < 1) return `${short(seconds * 1e3)} ms`;
@@ -44,14 +44,14 @@ export function span(seconds) {
 	return two(seconds, [86400, "d"], [3600, "h"]);
 }
 
-// two writes a duration by two units, the second only if there is any of it.
+// two formats a duration with two units; the second is left out if it is zero.
 function two(seconds, [large, largeName], [small, smallName]) {
 	const rest = Math.floor((seconds % large) / small);
 	return `${Math.floor(seconds / large)} ${largeName}` + (rest > 0 ? ` ${rest} ${smallName}` : "");
 }
 
-// ago writes how long before now a moment was, in whole seconds at least, both
-// by the daemon's clock.
+// ago formats how long before now a time was, in whole seconds. Both are times of the
+// daemon's clock.
 export function ago(time, now) {
 	if (Date.parse(time) < 0) return "–"; // Go's zero time: never
 	const seconds = (Date.parse(now) - Date.parse(time)) / 1000;

@@ -1,22 +1,23 @@
-// Which view is shown, when the daemon is asked, and what is stale. The address
-// says everything about what is shown, so links and the history work.
+// Which view is shown, when the daemon is asked, and what is stale. The fragment of
+// the URL determines what is shown, so links and the history work.
 
 import { h, render } from "./dom.js";
 import { ago, clock, number, plural } from "./format.js";
 import { link, views } from "./views.js";
 
 const period = 2000; // milliseconds from one round of requests to the next
-const patience = 2500; // and that an answer may take
-const typing = 150; // and from a key to the request, as more keys may follow
+const timeout = 2500; // milliseconds that a response may take
+const typingDelay = 150; // milliseconds from a key to the request, as more keys may follow
 
 const $ = (id) => document.getElementById(id);
 
 const shown = { node: null, route: null, data: null, failure: null, at: 0, list: "#/" };
-let round = new AbortController(); // of the requests under way
+let round = new AbortController(); // of the requests in progress
 let wake = () => {}; // ends the wait for the next round
-let typed; // the timer of what was typed
+let typingTimer;
 
-// parse reads the address; null: it is a place on the page and no view.
+// parse returns the route of a URL's fragment; null if it is an element of the page,
+// not a view.
 function parse(hash) {
 	if (hash !== "" && !hash.startsWith("#/")) return null;
 	const [path, query] = hash.slice(2).split("?");
@@ -25,7 +26,7 @@ function parse(hash) {
 	return { view: views[view] ? view : "services", path: views[view] ? parts : [], parameters: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-// decode reads a part of a path; what nobody encoded is taken as it is.
+// decode decodes a part of a path; invalid encodings are taken as they are.
 function decode(part) {
 	try {
 		return decodeURIComponent(part);
@@ -34,17 +35,17 @@ function decode(part) {
 	}
 }
 
-// RequestError is what the daemon said instead of an answer.
+// RequestError is a response of the daemon other than 200 OK.
 class RequestError extends Error {}
 
-// Unanswered is that it said nothing.
+// Unanswered means that there was no response.
 class Unanswered extends Error {}
 
 async function get(path) {
-	const signal = AbortSignal.any([round.signal, AbortSignal.timeout(patience)]);
+	const signal = AbortSignal.any([round.signal, AbortSignal.timeout(timeout)]);
 	let response, text;
 	try {
-		// Relative: kubectl sluice serves the pages of many nodes, each in a folder.
+		// A relative URL, because kubectl sluice serves the pages of many nodes, each at its own path.
 		response = await fetch("." + path, { signal, cache: "no-store", redirect: "error" });
 		text = await response.text();
 	} catch {
@@ -62,7 +63,7 @@ function message(text) {
 	}
 }
 
-// ask makes the requests of a round one after the other.
+// ask sends the requests of a round, one after the other.
 async function ask() {
 	const { signal } = round;
 	const route = shown.route;
@@ -73,16 +74,16 @@ async function ask() {
 		shown.node = await get("/v1/node");
 		shown.at = Date.now();
 		show();
-		tell(null);
+		showStale(null);
 	} catch (error) {
-		if (signal.aborted) return; // something else is to be shown now
-		tell(error);
+		if (signal.aborted) return; // another view is shown now
+		showStale(error);
 		if (!(error instanceof Unanswered || error instanceof RequestError)) console.error(error);
 	}
 }
 
-// load asks for what a view shows. An answer that something cannot be had is
-// one, too.
+// load requests what a view shows. If the daemon refuses a request, its message is
+// shown instead.
 async function load(view, route) {
 	try {
 		shown.data = await view.load(get, route, shown.node);
@@ -93,12 +94,12 @@ async function load(view, route) {
 	}
 }
 
-// tell says that what is shown is stale, or no more.
-function tell(error) {
+// showStale shows that the view is stale because of an error; null: it is not stale.
+function showStale(error) {
 	const since = shown.at ? `Stale since ${clock(shown.at)}` : "No answer yet";
 	document.body.classList.toggle("stale", error !== null);
 	$("stale").hidden = error === null;
-	$("stale").textContent = error ? `${since}: ${error.message}. It is asked again all the time.` : "";
+	$("stale").textContent = error ? `${since}: ${error.message}. The page keeps trying.` : "";
 }
 
 function show() {
@@ -115,7 +116,7 @@ function show() {
 	else if (data || view.once) render($("view"), view.show(data, route, node, width));
 }
 
-// cardPadding is that of style.css, with its border.
+// cardPadding is the padding of a card in style.css, plus its border.
 const cardPadding = () => (innerWidth < 720 ? 15 : 21);
 
 function health(node) {
@@ -135,7 +136,7 @@ function health(node) {
 
 const fact = (title, value) => h("div", { key: title }, h("dt", null, title), h("dd", null, value));
 
-// verdict is the worst that can be said of the node.
+// verdict returns the node's worst state: a CSS class and words.
 function verdict({ health: state, sync, counts }) {
 	if (!state.live || !state.healthy) return ["bad", `Not healthy: ${state.reason || "the health check says so"}`];
 	if (!sync.done) return ["warn", `Waiting: ${sync.reason || "nothing is in force yet"}`];
@@ -145,11 +146,11 @@ function verdict({ health: state, sync, counts }) {
 	return ["good", "Healthy, everything is in force"];
 }
 
-// go shows the view of the address, at once if something is known of it.
+// go shows the view of the URL's fragment, at once if its data is there already.
 function go() {
 	const route = parse(location.hash);
 	if (!route) return;
-	clearTimeout(typed); // or a filter just typed would lead back to the list
+	clearTimeout(typingTimer); // or a filter just typed would lead back to the list
 	const same = shown.route?.view === route.view && shown.route.path.join() === route.path.join();
 	if (route.view === "services") shown.list = location.hash || "#/";
 	Object.assign(shown, { route, failure: null, data: same && !views[route.view].once ? shown.data : null });
@@ -167,7 +168,7 @@ function go() {
 	again();
 }
 
-// fields shows a form or hides it, and fills it from the address.
+// fields shows or hides a form, and fills it from the route.
 function fields(id, visible) {
 	const form = $(id);
 	form.hidden = !visible;
@@ -179,7 +180,7 @@ function fields(id, visible) {
 	}
 }
 
-// again ends the round under way and begins the next.
+// again aborts the round in progress and begins the next.
 function again() {
 	round.abort();
 	wake();
@@ -190,7 +191,7 @@ const wait = (milliseconds) => new Promise((resolve) => {
 	setTimeout(resolve, milliseconds);
 });
 
-// poll asks for ever, one request at a time, while somebody can look.
+// poll asks for ever, one request at a time, while the page is visible.
 async function poll() {
 	for (;;) {
 		const began = performance.now();
@@ -203,8 +204,8 @@ async function poll() {
 const values = (form) => Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, name === "problems" ? "true" : value.trim()]));
 
 $("filter").addEventListener("input", () => {
-	clearTimeout(typed);
-	typed = setTimeout(() => location.replace(link([], { sort: shown.route.parameters.sort, ...values($("filter")) })), typing);
+	clearTimeout(typingTimer);
+	typingTimer = setTimeout(() => location.replace(link([], { sort: shown.route.parameters.sort, ...values($("filter")) })), typingDelay);
 });
 $("filter").addEventListener("submit", (event) => event.preventDefault());
 $("explain").addEventListener("submit", (event) => {
@@ -225,7 +226,7 @@ document.addEventListener("keydown", (event) => {
 	event.preventDefault();
 });
 
-// step moves the focus to the next row, or the one before.
+// step moves the focus to the next row, or to the previous one.
 function step(by) {
 	const rows = [...document.querySelectorAll(".row-link")];
 	const at = rows.indexOf(document.activeElement);

@@ -1,16 +1,17 @@
-// Rates, from counters that were seen. The daemon counts; what a rate is taken
-// over is a matter of the page.
+// Rates, computed from counters. The daemon only counts; the page chooses the time that
+// a rate is computed over.
 
-const window = 10_000; // milliseconds that a rate is taken over
-const kept = 120_000; // and that are kept for the curve
+const window = 10_000; // milliseconds that a rate is computed over
+const kept = 120_000; // milliseconds that are kept for the chart
 
 const counters = ["connections", "bytesIn", "bytesOut", "packetsIn", "packetsOut"];
 
-// Traffic remembers what was counted, by key.
+// Traffic keeps samples of counters, by key.
 export class Traffic {
 	#samples = new Map();
 
-	// see notes the counters of a key. Counters that went back begin anew.
+	// see adds a sample of a key. If a counter went back, it was reset, and earlier
+	// samples are dropped.
 	see(key, traffic) {
 		if (!traffic) return;
 		let samples = this.#samples.get(key) ?? [];
@@ -21,7 +22,7 @@ export class Traffic {
 		this.#samples.set(key, samples.filter((sample) => sample.at >= at - kept));
 	}
 
-	// forget drops whatever is not among the keys.
+	// forget drops the samples of all other keys.
 	forget(keys) {
 		const wanted = new Set(keys);
 		for (const key of this.#samples.keys()) {
@@ -29,14 +30,13 @@ export class Traffic {
 		}
 	}
 
-	// rate returns how much a counter of a key grows in a second; null: not known.
+	// rate returns how much a counter of a key grows per second; null if not known.
 	rate(key, counter) {
 		const samples = this.#samples.get(key) ?? [];
 		return growth(samples, samples.length - 1, counter);
 	}
 
-	// curve returns the rates of a counter over all the time that is kept, the
-	// newest last.
+	// curve returns the rates of a counter at all samples that are kept, the newest last.
 	curve(key, counter) {
 		const samples = this.#samples.get(key) ?? [];
 		return samples.map((_, i) => growth(samples, i, counter)).filter((rate) => rate !== null);

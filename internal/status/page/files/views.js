@@ -1,6 +1,6 @@
-// What each view asks the daemon for, and what it shows of the answers. A view
-// has load, which gets answers, and show, which returns elements for them;
-// first returns those that are above the forms.
+// What each view requests from the daemon, and how it shows the responses. A view has
+// load, which requests data, and show, which returns its elements; first, if a view
+// has it, returns elements above the forms.
 
 import { h } from "./dom.js";
 import { curve, draw, ofExplanation, ofPort, shares } from "./flow.js";
@@ -8,10 +8,10 @@ import { ago, bytes, clock, number, percent, plural, short, span } from "./forma
 import { Traffic } from "./traffic.js";
 
 const pageSize = 50;
-const mostEndpoints = 200; // of a port that are asked for
+const maxEndpoints = 200; // of a port that are requested
 const traffic = new Traffic();
 
-// link returns the address of a view. Parameters that are empty are left out.
+// link returns the URL of a view. Empty parameters are left out.
 export function link(path, parameters = {}) {
 	const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value)).toString();
 	return "#/" + path.map(encodeURIComponent).join("/") + (query && "?" + query);
@@ -19,7 +19,7 @@ export function link(path, parameters = {}) {
 
 const serviceLink = (s) => link(["services", s.namespace, s.name]);
 
-// listQuery returns what a list is asked for, from a route's parameters.
+// listQuery returns the query of a list, from a route's parameters.
 function listQuery(parameters, names, limit = pageSize) {
 	const query = new URLSearchParams({ limit });
 	for (const name of [...names, "continue"]) {
@@ -28,7 +28,7 @@ function listQuery(parameters, names, limit = pageSize) {
 	return "?" + query;
 }
 
-// A list that is empty may be null in an answer.
+// nonNull replaces fields that are null, as empty lists may be in a response.
 const nonNull = (object, ...fields) => {
 	for (const field of fields) object[field] ??= [];
 	return object;
@@ -36,10 +36,11 @@ const nonNull = (object, ...fields) => {
 
 const getList = async (get, path) => nonNull(await get(path), "items");
 
-// pages are the links to other pages of a list. Where a page began that was
-// left by its link to the next one is remembered, for the way back.
+// cameFrom has the continue token of the previous page, by that of each page. The API
+// only gives the token of the next page.
 const cameFrom = new Map();
 
+// pages returns the links to other pages of a list.
 function pages(list, route) {
 	const to = (place) => link(route.path, { ...route.parameters, continue: place });
 	const here = route.parameters.continue ?? "";
@@ -52,8 +53,8 @@ function pages(list, route) {
 		list.continue && h("a", { href: to(list.continue), rel: "next" }, "Next"));
 }
 
-// The states, in words. A Service that nothing answers for is in force all the
-// same, and worth a look.
+// badge returns a Service's state in words. A Service without endpoints is in force,
+// but needs attention.
 function badge(service) {
 	if (service.state === "Refused") return h("span", { class: "badge bad" }, "refused");
 	if (service.state === "Pending") return h("span", { class: "badge warn" }, "pending");
@@ -63,8 +64,8 @@ function badge(service) {
 
 const perSecond = (rate, unit = short) => (rate ? `${unit(rate)}/s` : "");
 
-// table makes a table; each column has a title, what to show of an item, and if
-// need be what to sort by and a class.
+// table returns a table. Each column has a title and a function that shows an item;
+// it may have a sort key and a class.
 function table(caption, columns, items, key, heading = (c) => c.title) {
 	return h("table", { class: "list", key: caption },
 		h("caption", { class: "hidden" }, caption),
@@ -110,9 +111,9 @@ function serviceColumns(node) {
 	];
 }
 
-function listed(items, most) {
-	const rest = items.length - most;
-	return items.slice(0, most).join(", ") + (rest > 0 ? ` and ${rest} more` : "") || "–";
+function listed(items, limit) {
+	const rest = items.length - limit;
+	return items.slice(0, limit).join(", ") + (rest > 0 ? ` and ${rest} more` : "") || "–";
 }
 
 const rate = (key, counter) => {
@@ -120,7 +121,7 @@ const rate = (key, counter) => {
 	return text && h("span", { class: "rate" }, text);
 };
 
-// counting leaves columns out that nothing was counted for.
+// counting leaves out columns of counters that no item has.
 const counting = (items) => (column) => !column.counter || items.some((i) => i.traffic?.[column.counter] !== undefined);
 
 const volume = (t) => bytes(t?.bytesIn === undefined ? undefined : t.bytesIn + (t.bytesOut ?? 0));
@@ -133,7 +134,8 @@ function sortedBy(column, route) {
 	return sort.startsWith("-") ? "descending" : "ascending";
 }
 
-// sortLink sorts by a column, the other way round if it is sorted by it.
+// sortLink returns a link that sorts by a column, or reverses the order if the list is
+// sorted by it.
 function sortLink(column, route) {
 	if (!column.sort) return column.title;
 	const turned = column.sorted === "ascending" ? "-" + bare(column.sort) : bare(column.sort);
@@ -144,7 +146,7 @@ function sortLink(column, route) {
 
 const problemItem = (p) => h("li", null, h("strong", null, objectLink(p.object)), p.field && h("code", null, p.field), h("span", null, p.reason));
 
-// objectLink leads to a Service where the object is one.
+// objectLink returns a link if the object is a Service.
 function objectLink(object) {
 	const found = /^Service ([^/\s]+)\/([^/\s]+)$/.exec(object);
 	return found ? h("a", { href: link(["services", found[1], found[2]]) }, object) : object;
@@ -162,7 +164,7 @@ const problems = {
 	load: (get, route) => getList(get, "/v1/problems" + listQuery(route.parameters, [])),
 	show: (list, route) => [
 		h("h1", null, "Problems"),
-		h("p", { class: "quiet" }, "What objects ask for that cannot be done. Everything else is in force."),
+		h("p", { class: "quiet" }, "Parts of objects that Sluice cannot use. Everything else is in force."),
 		list.items.length > 0
 			? h("section", { class: "card problems", "aria-label": "Problems" }, h("ul", null, list.items.map(problemItem)))
 			: h("p", { class: "empty" }, "None: every object could be used."),
@@ -174,7 +176,7 @@ const changes = {
 	load: (get, route) => getList(get, "/v1/changes" + listQuery(route.parameters, [])),
 	show: (list, route) => [
 		h("h1", null, "Changes"),
-		h("p", { class: "quiet" }, "The last service ports that came, changed or went in the kernel, and how long that took since the daemon heard of it."),
+		h("p", { class: "quiet" }, "The service ports that were last added, changed or removed in the kernel, and how long that took from when the daemon received the change."),
 		list.items.length > 0 ? table("Changes", changeColumns, list.items, (c) => c.number) : h("p", { class: "empty" }, "None yet."),
 		pages(list, route),
 	],
@@ -190,7 +192,7 @@ const changeColumns = [
 
 const service = {
 	async load(get, route) {
-		const one = nonNull(await get("/v1/services/" + route.path.slice(1).map(encodeURIComponent).join("/") + `?limit=${mostEndpoints}`), "rows");
+		const one = nonNull(await get("/v1/services/" + route.path.slice(1).map(encodeURIComponent).join("/") + `?limit=${maxEndpoints}`), "rows");
 		const seen = [[name(one), one.traffic]];
 		for (const port of one.rows) {
 			for (const e of nonNull(port, "frontends", "endpoints").endpoints) seen.push([endpointKey(port, e), e.traffic]);
@@ -253,7 +255,7 @@ function flowCard(one, port, width) {
 		h("p", { class: "quiet" }, flowNotes(port).join(" ")));
 }
 
-// endpointCard has a page of the endpoints that were told.
+// endpointCard shows a page of the endpoints in the response.
 function endpointCard(port, route, node) {
 	const from = Number(route.parameters.from) || 0;
 	const some = port.endpoints.slice(from, from + pageSize);
@@ -270,7 +272,7 @@ function endpointCard(port, route, node) {
 			from + pageSize < port.endpoints.length && h("a", { href: to(from + pageSize), rel: "next" }, "Next")));
 }
 
-// flowNotes says what the drawing cannot.
+// flowNotes returns what the drawing does not show.
 function flowNotes(port) {
 	const notes = [];
 	if (port.balancing) notes.push(`Endpoints are chosen by ${port.balancing}.`);
@@ -284,7 +286,7 @@ function flowNotes(port) {
 function statusLine(status, node) {
 	const parts = [];
 	if (status.since) parts.push(`In force since ${clock(status.since)}, ${ago(status.since, node.now)}.`);
-	if (status.pending) parts.push(`Something newer is wanted since ${clock(status.pending)}.`);
+	if (status.pending) parts.push(`A newer version is pending since ${clock(status.pending)}.`);
 	if (status.reason) parts.push(`The kernel refuses it: ${status.reason}.`);
 	if (status.nextTry) parts.push(`It is tried again at ${clock(status.nextTry)}.`);
 	return parts.length > 0 && h("p", { class: status.reason ? "notice bad" : "quiet" }, parts.join(" "));
@@ -311,18 +313,18 @@ function condition(e) {
 	return e.ready ? "ready" : "not ready";
 }
 
-// explain is asked once for each question, not all the time.
+// explain sends one request per question, and does not poll.
 const explain = {
 	load: (get, route) => (route.parameters.to ? get("/v1/explain?" + new URLSearchParams(route.parameters)) : null),
 	once: true,
 	show(e, route, node, width) {
-		if (!e) return h("p", { class: "quiet" }, "Where does a packet go, why, and does the kernel agree? Name an address and port, or a Service.");
+		if (!e) return h("p", { class: "quiet" }, "Where does a packet go, why, and does the kernel agree? Enter an address and port, or a Service.");
 		return [
 			h("section", { class: "card verdict", "aria-label": "Verdict" },
 				h("p", { class: "title" }, h("span", { class: e.verdict === "forward" ? "badge good" : "badge bad" }, e.verdict), h("strong", null, e.reason), whose(e), kernelBadge(e.kernel)),
 				h("p", null, e.message),
 				h("p", { class: "quiet" }, packetWords(e.packet)),
-				draw(ofExplanation(e), width, `The packet's way: ${e.message}`),
+				draw(ofExplanation(e), width, `The packet's path: ${e.message}`),
 				facts(e)),
 			kernelCard(e.kernel),
 			bullets("What to try", e.try), bullets("Notes", e.notes),
@@ -341,14 +343,14 @@ function facts(e) {
 	const items = [];
 	if (e.masquerade) items.push(["Client's address", e.masquerade]);
 	if (e.affinity) items.push(["Affinity", `${span(e.affinity.seconds)}; ${e.affinity.endpoint || e.affinity.unknown || "this client is not remembered"}`]);
-	if (e.flows) items.push(["Open connections", e.flows.unknown || number(e.flows.total) + (e.flows.except ? ", without " + e.flows.except : "")]);
-	for (const f of e.flows?.items ?? []) items.push([f.client, f.endpoint + (f.stale ? ", where new ones do not go" : "")]);
+	if (e.flows) items.push(["Open connections", e.flows.unknown || number(e.flows.total) + (e.flows.except ? ", not counting " + e.flows.except : "")]);
+	for (const f of e.flows?.items ?? []) items.push([f.client, f.endpoint + (f.stale ? ", which new connections do not go to" : "")]);
 	return items.length > 0 && h("dl", { class: "facts" }, items.map(([title, value]) => [h("dt", null, title), h("dd", null, value)]));
 }
 
 const kernelWords = {
 	agrees: ["good", "The kernel agrees"], differs: ["bad", "The kernel differs"],
-	failed: ["warn", "The kernel could not be read"], notChecked: ["off", "The kernel was not asked"],
+	failed: ["warn", "The kernel could not be read"], notChecked: ["off", "The kernel was not checked"],
 };
 
 function kernelBadge(k) {
@@ -371,5 +373,5 @@ const differenceColumns = [
 
 const bullets = (title, items) => items?.length > 0 && h("section", { class: "card", "aria-label": title }, h("h2", null, title), h("ul", null, items.map((i) => h("li", null, i))));
 
-// views are all of them by name.
+// views has all views by name.
 export const views = { services, service, problems, changes, explain };
