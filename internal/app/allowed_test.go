@@ -18,7 +18,7 @@ func TestAllowedBecomesRules(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rules, err := plan{config: configuration(t), allowed: allowed}.rules(t.Context(), nil)
+		rules, err := plan{config: configuration(t), allowed: allowed}.resolveSettings(t.Context(), nil)
 		got := fmt.Sprintf("%+v %t %t", rules.Allowed, rules.Allowed.ExternalIPs == nil, rules.Allowed.LoadBalancerIPs == nil)
 		if err != nil || got != want {
 			t.Errorf("%s: %s, %v; want %s", args, got, err, want)

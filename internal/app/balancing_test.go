@@ -36,7 +36,7 @@ func TestBalancingBecomesRules(t *testing.T) {
 		if err != nil || b.Cluster != tt.want || b.Mode != string(tt.mode) || !b.Unweighted {
 			t.Errorf("%s, mode %s: %+v, %v; want %v", tt.args, tt.mode, b, err, tt.want)
 		}
-		rules, err := plan{config: configuration(t), balancing: b}.rules(t.Context(), nil)
+		rules, err := plan{config: configuration(t), balancing: b}.resolveSettings(t.Context(), nil)
 		if err != nil || rules.Balancing.Cluster != tt.want {
 			t.Errorf("%s: rules %+v, %v", tt.args, rules.Balancing, err)
 		}

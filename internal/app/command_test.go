@@ -29,7 +29,7 @@ func execute(t *testing.T, args ...string) (string, error) {
 		t.Errorf("%q would %s", args, what)
 		return errors.New("not in a test")
 	}
-	return play(t, newCommand("sluice", NewOptions(), steps{
+	return play(t, newCommand("sluice", NewOptions(), actions{
 		cleanup: func(context.Context, plan) error { return never("clean") },
 		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) {
 			return config.NFTables, never("choose a mode")
@@ -78,7 +78,7 @@ func TestErrors(t *testing.T) {
 		},
 		{"an argument", []string{"serve"}, `unexpected argument "serve": sluice --help lists commands and flags`},
 		{"a mistyped command", []string{"statsu"}, `unexpected argument "statsu": did you mean sluice status?`},
-		{"no source", nil, `nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, ` +
+		{"no source", nil, `no source of Services: give --manifests DIR, --kubeconfig FILE or --master URL, ` +
 			`or run in a cluster`},
 		{
 			"unknown mode",
@@ -103,7 +103,7 @@ func TestErrors(t *testing.T) {
 		{
 			"a way that the mode does not know",
 			[]string{"--manifests", dir, "--proxy-mode=iptables", "--load-balancing=round-robin"},
-			`--load-balancing "round-robin": mode iptables cannot do that; ` + balancingOfModes(),
+			`--load-balancing "round-robin": mode iptables does not support it; supported methods: ` + balancingOfModes(),
 		},
 		{
 			"bad cluster CIDR",
@@ -239,22 +239,22 @@ func TestErrors(t *testing.T) {
 		{
 			"status at no address",
 			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1"},
-			`--status-bind-address "127.0.0.1": want an IP address and a port, like 127.0.0.1:10246`,
+			`--status-bind-address "127.0.0.1": must be an IP address and a port, like 127.0.0.1:10246`,
 		},
 		{
 			"status at port 0",
 			[]string{"--manifests", dir, "--status-bind-address=[::1]:0"},
-			`--status-bind-address "[::1]:0": want an IP address and a port, like 127.0.0.1:10246`,
+			`--status-bind-address "[::1]:0": must be an IP address and a port, like 127.0.0.1:10246`,
 		},
 		{
 			"status where metrics are",
 			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10249"},
-			`--status-bind-address "127.0.0.1:10249": the metrics server is at 127.0.0.1:10249: give it another port`,
+			`--status-bind-address "127.0.0.1:10249": the metrics server is at 127.0.0.1:10249: use another port`,
 		},
 		{
 			"status where health is, among others",
 			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10256"},
-			`--status-bind-address "127.0.0.1:10256": the health server is at 0.0.0.0:10256: give it another port`,
+			`--status-bind-address "127.0.0.1:10256": the health server is at 0.0.0.0:10256: use another port`,
 		},
 		{
 			"status for others without TLS",
@@ -272,17 +272,17 @@ func TestErrors(t *testing.T) {
 			"status for others without an API server",
 			[]string{"--manifests", dir, "--status-bind-address=0.0.0.0:10246", "--status-tls-cert-file", cert, "--status-tls-private-key-file", key},
 			`--status-bind-address "0.0.0.0:10246": other hosts can reach it, and with --manifests there is no API server ` +
-				`that says who may read: use a loopback address`,
+				`to authorise readers: use a loopback address`,
 		},
 		{
 			"a certificate without a key",
 			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10246", "--status-tls-cert-file", cert},
-			`--status-tls-cert-file and --status-tls-private-key-file: one needs the other`,
+			`--status-tls-cert-file and --status-tls-private-key-file: give both or none`,
 		},
 		{
 			"a certificate for nobody",
 			[]string{"--manifests", dir, "--status-tls-cert-file", cert, "--status-tls-private-key-file", key},
-			`--status-tls-cert-file: needs --status-bind-address, where the certificate is to be shown`,
+			`--status-tls-cert-file: needs --status-bind-address`,
 		},
 		{
 			"no such certificate",
@@ -408,7 +408,7 @@ func TestSteps(t *testing.T) {
 		{"clean", []string{"--cleanup"}, []string{"clean"}, ""},
 		{"write", []string{"--write-config-to", dir + "/config"}, nil, ""},
 		{"write before all else", []string{"--write-config-to", dir + "/config", "--cleanup"}, nil, ""},
-		{"nowhere", nil, nil, "nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, " +
+		{"nowhere", nil, nil, "no source of Services: give --manifests DIR, --kubeconfig FILE or --master URL, " +
 			"or run in a cluster"},
 		{"wrong before anything", []string{"--cleanup", "--proxy-mode=x"}, nil, `--proxy-mode "x": no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
 	}
@@ -419,7 +419,7 @@ func TestSteps(t *testing.T) {
 				got = append(got, what)
 				return nil
 			}
-			_, err := play(t, newCommand("sluice", NewOptions(), steps{
+			_, err := play(t, newCommand("sluice", NewOptions(), actions{
 				cleanup: func(context.Context, plan) error { return did("clean") },
 				chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) {
 					return config.NFTables, did("choose")
@@ -445,7 +445,7 @@ func errorText(err error) string {
 }
 
 func TestNoModeToChoose(t *testing.T) {
-	_, err := play(t, newCommand("sluice", NewOptions(), steps{
+	_, err := play(t, newCommand("sluice", NewOptions(), actions{
 		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) {
 			return "", errors.New("no kernel")
 		},
@@ -521,15 +521,15 @@ func TestJSONLog(t *testing.T) {
 // TestFailureInLog writes what ended the daemon as a line of a log for programs, which
 // alone is an error, and leaves it to the caller otherwise.
 func TestFailureInLog(t *testing.T) {
-	for format, inLog := range map[string]bool{"text": false, "json": true} {
+	for format, logFailure := range map[string]bool{"text": false, "json": true} {
 		t.Run(format, func(t *testing.T) {
 			var log bytes.Buffer
 			o := NewOptions()
 			o.log = &log
 			serve := func(context.Context, plan) error { return errors.New("the kernel has no rules") }
-			_, err := play(t, newCommand("sluice", o, steps{serve: serve}), "--manifests="+t.TempDir(), "--proxy-mode=nftables", "-v=1", "--logging-format="+format)
+			_, err := play(t, newCommand("sluice", o, actions{serve: serve}), "--manifests="+t.TempDir(), "--proxy-mode=nftables", "-v=1", "--logging-format="+format)
 			exit, _ := errors.AsType[*cli.ExitError](err)
-			if err == nil || (exit != nil) != inLog || inLog && exit.Err != nil {
+			if err == nil || (exit != nil) != logFailure || logFailure && exit.Err != nil {
 				t.Errorf("error %v", err)
 			}
 			failures := 0
@@ -542,7 +542,7 @@ func TestFailureInLog(t *testing.T) {
 					failures++
 				}
 			}
-			if (failures == 1) != inLog {
+			if (failures == 1) != logFailure {
 				t.Errorf("log %s", &log)
 			}
 		})

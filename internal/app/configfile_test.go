@@ -29,9 +29,9 @@ func messages(list []notice) []string {
 	var out []string
 	for _, n := range list {
 		line := n.message
-		for i := 0; i < len(n.facts); i += 2 {
-			if n.facts[i] != "file" {
-				line += " " + n.facts[i].(string) + "=" + n.facts[i+1].(string)
+		for i := 0; i < len(n.keysAndValues); i += 2 {
+			if n.keysAndValues[i] != "file" {
+				line += " " + n.keysAndValues[i].(string) + "=" + n.keysAndValues[i+1].(string)
 			}
 		}
 		out = append(out, line)
@@ -83,13 +83,13 @@ featureGates: {AllBeta: true}
 	if diff := cmp.Diff([]string{"b", "c", "a"}, modules); diff != "" {
 		t.Errorf("modules mismatch (-want +got):\n%s", diff)
 	}
-	const ignored = "A flag is ignored, the configuration file decides flag=--"
+	const ignored = "Flag is ignored because there is a configuration file flag=--"
 	wantNotices := []string{
 		ignored + "kubeconfig value=/from/flag", ignored + "feature-gates value=AllAlpha=true",
 		ignored + "cluster-cidr value=10.2.0.0/16", ignored + "masquerade-all value=true",
 		ignored + "healthz-bind-address value=", ignored + "metrics-port value=0",
 	}
-	if diff := cmp.Diff(wantNotices, messages(o.overruled())); diff != "" {
+	if diff := cmp.Diff(wantNotices, messages(o.ignoredFlags())); diff != "" {
 		t.Errorf("notices mismatch (-want +got):\n%s", diff)
 	}
 }
@@ -115,15 +115,15 @@ func TestNotices(t *testing.T) {
 		args, want []string
 	}{
 		{"unknown fields", "nftables: {speed: 9}\nresourceContainer: /x\n", nil, []string{
-			`A part of the configuration file is unknown or there twice part=unknown field "nftables.speed"`,
-			`A part of the configuration file is unknown or there twice part=unknown field "resourceContainer"`,
+			`Part of the configuration file is unknown or duplicate part=unknown field "nftables.speed"`,
+			`Part of the configuration file is unknown or duplicate part=unknown field "resourceContainer"`,
 		}},
 		{"field twice", "mode: nftables\nmode: nftables\n", nil, []string{
-			`A part of the configuration file is unknown or there twice part=line 4: key "mode" already set in map, this one counts`,
+			`Part of the configuration file is unknown or duplicate part=line 4: key "mode" already set in map, this one counts`,
 		}},
 		{"no file", "", []string{"--metrics-port=9"}, []string{
-			"A flag is deprecated flag=--metrics-port instead=--metrics-bind-address",
-			"A flag changes nothing, the address has a port flag=--metrics-port " +
+			"Flag is deprecated flag=--metrics-port instead=--metrics-bind-address",
+			"Flag has no effect because the address has a port flag=--metrics-port " +
 				"address=--metrics-bind-address=127.0.0.1:10249",
 		}},
 	}

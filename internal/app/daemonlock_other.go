@@ -4,10 +4,10 @@ package app
 
 import "context"
 
-// turnName is nothing that others could have.
-const turnName = ""
+const lockName = "" // not used
 
-// turn is the right of one daemon to write the rules. There is no telling others here.
-type turn struct{ name, self string }
+// daemonLock does nothing on this operating system: daemons do not detect each
+// other.
+type daemonLock struct{ name, self string }
 
-func (turn) await(context.Context) (release func()) { return func() {} }
+func (daemonLock) acquire(context.Context) (release func()) { return func() {} }

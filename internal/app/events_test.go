@@ -103,7 +103,7 @@ func TestEventsSayWhatHappened(t *testing.T) {
 		r.record(r.node, v1.EventTypeNormal, reasonStarting, "")
 		r.record(shopService("cart"), v1.EventTypeWarning, reasonServiceHealth, strings.Repeat("é", maxNote))
 		synctest.Wait()
-		r.last(t.Context(), reasonHealthPort, "in use")
+		r.recordFinal(t.Context(), reasonHealthPort, "in use")
 		if len(s.events) != 3 {
 			t.Fatalf("%d events, want 3", len(s.events))
 		}

@@ -83,7 +83,7 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 		{[]string{"default/web:81"}, 2, "no port 81 of Service default/web"},
 		{[]string{"default/web", "--from", "::1"}, 2, "has no address of that family"},
 		{[]string{"default/web", "--node-addresses", "x"}, 2, `--node-addresses: "x" is not an IP address`},
-		{[]string{}, 2, "0 targets were given"},
+		{[]string{}, 2, "got 0 targets"},
 		{[]string{"default/web", "--form", "10.0.0.1"}, 2, "--form"},
 	}
 	for _, tt := range tests {
@@ -104,7 +104,7 @@ func TestExplainLive(t *testing.T) {
 	if _, err := execute(t, "explain", "default/web", "--socket", socket); exitOf(err) != 2 || !strings.Contains(err.Error(), "is sluice running") {
 		t.Errorf("without a daemon: %v", err)
 	}
-	if _, err := execute(t, "explain", "default/web", "--cluster-cidr", "10.0.0.0/8"); exitOf(err) != 2 || !strings.Contains(err.Error(), "goes with --manifests DIR") {
+	if _, err := execute(t, "explain", "default/web", "--cluster-cidr", "10.0.0.0/8"); exitOf(err) != 2 || !strings.Contains(err.Error(), "needs --manifests DIR") {
 		t.Errorf("with what a daemon was told: %v", err)
 	}
 	l, err := net.Listen("unix", socket)
@@ -167,7 +167,7 @@ func TestExplainConnect(t *testing.T) {
 	if out, err := connect(); exitOf(err) != 1 || !strings.Contains(out, "Connect    FAILED after ") || !strings.Contains(out, "refused") {
 		t.Errorf("nobody there: exit %d\n%s", exitOf(err), out)
 	}
-	if _, err := connect("--from", "192.0.2.9"); exitOf(err) != 2 || !strings.Contains(err.Error(), "192.0.2.9 is not its address") {
+	if _, err := connect("--from", "192.0.2.9"); exitOf(err) != 2 || !strings.Contains(err.Error(), "192.0.2.9 is not an address of this node") {
 		t.Errorf("from an address that is not the node's: %v", err)
 	}
 	protocol = "UDP"

@@ -19,7 +19,7 @@ import (
 func parse(t *testing.T, args ...string) *Options {
 	t.Helper()
 	o := NewOptions()
-	if err := newCommand("sluice", o, steps{}).ParseFlags(args); err != nil {
+	if err := newCommand("sluice", o, actions{}).ParseFlags(args); err != nil {
 		t.Fatal(err)
 	}
 	return o
@@ -72,7 +72,7 @@ func TestEveryFlagOfKubeProxy(t *testing.T) {
 	want["cgroup-root"], want["bpf-root"], want["ebpf-fallback"] = "", "/sys/fs/bpf/sluice", "false"
 	want["ebpf-untracked-cidrs"] = "[]"
 	got := map[string]string{}
-	newCommand("sluice", NewOptions(), steps{}).Flags().VisitAll(func(f *pflag.Flag) { got[f.Name] = f.DefValue })
+	newCommand("sluice", NewOptions(), actions{}).Flags().VisitAll(func(f *pflag.Flag) { got[f.Name] = f.DefValue })
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("flags and defaults mismatch (-want +got):\n%s", diff)
 	}
@@ -152,7 +152,7 @@ func TestFlagsForModeNFTables(t *testing.T) {
 
 func TestGatesBecomeRules(t *testing.T) {
 	for args, want := range map[string]bool{"": false, "--feature-gates=AllowServiceExternalIPs=false": true} {
-		rules, err := plan{config: configuration(t, strings.Fields(args)...)}.rules(t.Context(), nil)
+		rules, err := plan{config: configuration(t, strings.Fields(args)...)}.resolveSettings(t.Context(), nil)
 		if err != nil || rules.IgnoreExternalIPs != want {
 			t.Errorf("%q: external IPs are ignored: %t, error %v", args, rules.IgnoreExternalIPs, err)
 		}
@@ -165,7 +165,7 @@ func TestGatesBecomeMetrics(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		openGates(gates)
+		applyGates(gates)
 	}
 	open(map[string]bool{"AllowServiceExternalIPs": false})
 	families, err := legacyregistry.DefaultGatherer.Gather()

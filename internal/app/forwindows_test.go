@@ -20,7 +20,7 @@ import (
 func windowsConfiguration(t *testing.T, args ...string) (*Options, config.Configuration, error) {
 	t.Helper()
 	o := newOptions(systemWindows)
-	if err := newCommand("sluice", o, steps{}).ParseFlags(args); err != nil {
+	if err := newCommand("sluice", o, actions{}).ParseFlags(args); err != nil {
 		t.Fatal(err)
 	}
 	var p parsed
@@ -38,7 +38,7 @@ func windowsConfiguration(t *testing.T, args ...string) (*Options, config.Config
 func TestEveryFlagOfKubeProxyOnWindows(t *testing.T) {
 	flags := func(system string) map[string]string {
 		all := map[string]string{}
-		newCommand("sluice", newOptions(system), steps{}).Flags().VisitAll(func(f *pflag.Flag) { all[f.Name] = f.DefValue })
+		newCommand("sluice", newOptions(system), actions{}).Flags().VisitAll(func(f *pflag.Flag) { all[f.Name] = f.DefValue })
 		return all
 	}
 	want := flags("linux")
@@ -57,7 +57,7 @@ func TestEveryFlagOfKubeProxyOnWindows(t *testing.T) {
 
 func TestHelpOnWindowsHasNoLinux(t *testing.T) {
 	var out strings.Builder
-	cmd := newCommand("sluice", newOptions(systemWindows), steps{})
+	cmd := newCommand("sluice", newOptions(systemWindows), actions{})
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"--help"})
 	if err := cmd.Execute(); err != nil {
@@ -116,7 +116,7 @@ func TestWindowsSourceVIP(t *testing.T) {
 			t.Errorf("%s: error %v, want one of a field", ip, err)
 			continue
 		}
-		if got, want := o.explain(wrong).Error(), `--source-vip "`+ip+`": not an IP address`; !strings.HasPrefix(got, want) {
+		if got, want := o.joinFieldErrors(wrong).Error(), `--source-vip "`+ip+`": not an IP address`; !strings.HasPrefix(got, want) {
 			t.Errorf("error %q, want %q", got, want)
 		}
 	}

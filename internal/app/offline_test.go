@@ -41,7 +41,7 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 		}
 	}
 	o := NewOptions()
-	err := o.some(offlineFlags...).Parse([]string{"--manifests", dir, "--hostname-override=node-1", "--cluster-cidr=10.244.0.0/16", "--proxy-mode=nftables"})
+	err := o.flagSubset(offlineFlags...).Parse([]string{"--manifests", dir, "--hostname-override=node-1", "--cluster-cidr=10.244.0.0/16", "--proxy-mode=nftables"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 
 // TestOfflineNeedsAFolder names what is missing.
 func TestOfflineNeedsAFolder(t *testing.T) {
-	if _, err := NewOptions().offlinePlan(); err == nil || err.Error() != "nothing to read Services from: give --manifests DIR" {
+	if _, err := NewOptions().offlinePlan(); err == nil || err.Error() != "no source of Services: give --manifests DIR" {
 		t.Errorf("error %v", err)
 	}
 }

@@ -164,7 +164,7 @@ func TestReadersBesideChanges(t *testing.T) {
 		})
 	}
 	s := &ProxyServer{
-		plan: plan{options: NewOptions(), node: "here", from: folderSource("objects")}, health: health.NewProxyHealth(health.Settings{Timeout: time.Minute}),
+		plan: plan{options: NewOptions(), node: "here", source: folderSource("objects")}, health: health.NewProxyHealth(health.Settings{Timeout: time.Minute}),
 		mode: dataplane.Mode{Flows: func() (ct.Interface, error) { return flows, nil }},
 		traffic: traffic.New(traffic.Settings{
 			Flows: flows, Ends: flows, MaxSeries: 2, Endpoints: true, LocalAddrs: func() ([]netip.Prefix, error) { return nil, nil },

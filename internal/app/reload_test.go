@@ -62,7 +62,7 @@ func (d *desk) start() {
 	}
 	w := o.newConfigWatcher(read.config, d.reloaded)
 	w.period = 20 * time.Millisecond
-	w.usable = func(context.Context, config.Configuration) error { return d.unusable }
+	w.validate = func(context.Context, config.Configuration) error { return d.unusable }
 	looked := make(chan struct{}, 100)
 	w.read = func(m config.ProxyMode) (parsed, error) {
 		defer func() { looked <- struct{}{} }()
@@ -201,7 +201,7 @@ func TestBadReloadIsIgnored(t *testing.T) {
 	d.write(d.file, body(1))
 	d.start()
 	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
-	d.complains(`The new configuration is not usable, the old one stays in force err="--config \"` + d.file +
+	d.complains(`The new configuration is invalid, the old one stays in force err="--config \"` + d.file +
 		`\": nftables.syncPeriod \"-1s\": must be more than 0"`)
 	// The same again, and another file beside it, are no news.
 	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
@@ -211,7 +211,7 @@ func TestBadReloadIsIgnored(t *testing.T) {
 	d.complains("nftables.syncPeriod")
 	d.write(d.file, body(2))
 	d.want(2)
-	if n := strings.Count(d.log.String(), "not usable"); n != 2 {
+	if n := strings.Count(d.log.String(), "is invalid, the old one"); n != 2 {
 		t.Errorf("%d complaints, want 2:\n%s", n, d.log.String())
 	}
 }
@@ -244,7 +244,7 @@ newField: true
 	}
 	d.complains(`unknown field \"newField\"`)
 	d.write(d.file, live+"nftables: {masqueradeBit: 3}\nconntrack: {min: 5}\n")
-	const restart = `the configuration changed in what needs a restart: conntrack.min from "131072" to "5", masqueradeBit from "14" to "3"`
+	const restart = `the configuration changed in fields that need a restart: conntrack.min from "131072" to "5", masqueradeBit from "14" to "3"`
 	if err := <-d.restart; err.Error() != restart {
 		t.Errorf("%v, want %s", err, restart)
 	}
@@ -342,13 +342,13 @@ func TestRestartsAreSpread(t *testing.T) {
 		reloads := 0
 		w := &configWatcher{
 			running: configuration(t), delay: func() time.Duration { return time.Minute },
-			usable: func(context.Context, config.Configuration) error { return nil },
-			apply:  func(context.Context, config.Configuration, []config.Change) { reloads++ },
+			validate: func(context.Context, config.Configuration) error { return nil },
+			apply:    func(context.Context, config.Configuration, []config.Change) { reloads++ },
 		}
 		take := func(change func(*config.Configuration)) {
 			c := configuration(t)
 			change(&c)
-			if err := w.take(t.Context(), parsed{config: c}); err != nil {
+			if err := w.accept(t.Context(), parsed{config: c}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -376,7 +376,7 @@ func TestRestartIsForgotten(t *testing.T) {
 	d := newDesk(t)
 	w := &configWatcher{
 		file: d.file, running: configuration(t), delay: func() time.Duration { return time.Hour },
-		usable: func(context.Context, config.Configuration) error { return nil },
+		validate: func(context.Context, config.Configuration) error { return nil },
 	}
 	look := func(text string, wrong error) {
 		d.write(d.file, text)

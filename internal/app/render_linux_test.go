@@ -35,7 +35,7 @@ var folderFlags = []string{"--manifests", renderFolder, "--hostname-override=nod
 
 func playRender(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	return play(t, newCommand("sluice", NewOptions(), steps{}), append([]string{"render"}, args...)...)
+	return play(t, newCommand("sluice", NewOptions(), actions{}), append([]string{"render"}, args...)...)
 }
 
 // rendered runs sluice render on that folder and returns what it printed and its
@@ -112,7 +112,7 @@ func TestRenderMistakes(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"no folder", nil, "nothing to read Services from: give --manifests DIR"},
+		{"no folder", nil, "no source of Services: give --manifests DIR"},
 		{"missing folder", []string{"--manifests=/none"}, `--manifests "/none": open /none: no such file or directory`},
 		{
 			"unknown mode", append(slices.Clone(folderFlags), "--proxy-mode=magic"),
@@ -120,7 +120,7 @@ func TestRenderMistakes(t *testing.T) {
 		},
 		{
 			"unknown Service", append(slices.Clone(folderFlags), "--service=default/none"),
-			`--service "default/none": the folder has no such Service with an address that this proxy serves; name it NAMESPACE/NAME`,
+			`--service "default/none": the folder has no such Service with an address that this proxy serves; give NAMESPACE/NAME`,
 		},
 		{"unknown family", append(slices.Clone(folderFlags), "--family=IPv5"), `--family "IPv5": not one of [IPv4 IPv6]`},
 		{"an argument", append(slices.Clone(folderFlags), "web"), `unexpected argument "web": render takes flags only`},
@@ -164,7 +164,7 @@ func program(t *testing.T, n *traffic.Namespace, input string, command ...string
 func synced(t *testing.T, n *traffic.Namespace, mode config.ProxyMode) {
 	t.Helper()
 	o := NewOptions()
-	if err := o.some(offlineFlags...).Parse(append(slices.Clone(folderFlags), "--proxy-mode="+string(mode))); err != nil {
+	if err := o.flagSubset(offlineFlags...).Parse(append(slices.Clone(folderFlags), "--proxy-mode="+string(mode))); err != nil {
 		t.Fatal(err)
 	}
 	p, err := o.offlinePlan()

@@ -88,7 +88,7 @@ func TestProbeKeepsToTheHost(t *testing.T) {
 func TestVersionOfABuild(t *testing.T) {
 	const pseudo = "v0.0.0-20260102030405-0123456789ab+dirty"
 	for version, want := range map[string]string{"(devel)": "devel", "": "devel", "v1.2.3": "v1.2.3", pseudo: pseudo} {
-		if got := info(&debug.BuildInfo{Main: debug.Module{Version: version}}).GitVersion; got != want {
+		if got := buildInfo(&debug.BuildInfo{Main: debug.Module{Version: version}}).GitVersion; got != want {
 			t.Errorf("%s is named %q, want %q", version, got, want)
 		}
 	}
@@ -105,7 +105,7 @@ func TestBuildIsTold(t *testing.T) {
 		},
 	}
 	r := k8smetrics.NewKubeRegistry()
-	if err := registerBuild(r, info(known)); err != nil {
+	if err := registerBuild(r, buildInfo(known)); err != nil {
 		t.Fatal(err)
 	}
 	families, err := r.Gather()
@@ -126,19 +126,19 @@ func TestBuildIsTold(t *testing.T) {
 }
 
 func TestVersionFlag(t *testing.T) {
-	tests := []struct{ arg, said, err string }{
+	tests := []struct{ arg, value, err string }{
 		{"--version", "true", ""},
 		{"--version=raw", "raw", ""},
 		{"--version=false", "false", ""},
 		{"--version=v0.0.0-mine.1", "v0.0.0-mine.1", ""},
-		{"--version=v9.9.9", "", "v9.9.9 is another release than this one, v0.0.0; only what follows can differ"},
+		{"--version=v9.9.9", "", "v9.9.9 is not this release, v0.0.0; only what follows the release can differ"},
 		{"--version=vanilla", "", `could not parse`},
 		{"--version=maybe", "", "invalid syntax"},
 	}
 	for _, tt := range tests {
 		o := NewOptions()
-		err := newCommand("sluice", o, steps{}).ParseFlags([]string{tt.arg})
-		if !strings.Contains(errorText(err), tt.err) || (err == nil) != (tt.err == "") || err == nil && o.version.String() != tt.said {
+		err := newCommand("sluice", o, actions{}).ParseFlags([]string{tt.arg})
+		if !strings.Contains(errorText(err), tt.err) || (err == nil) != (tt.err == "") || err == nil && o.version.String() != tt.value {
 			t.Errorf("%s: %q, error %v", tt.arg, o.version.String(), err)
 		}
 	}
@@ -232,8 +232,8 @@ func TestResolveSettings(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := plan{config: configuration(t, append([]string{"--proxy-mode=nftables"}, tt.flags...)...), node: "here", from: tt.from}
-			got, err := p.rules(t.Context(), []proxy.Family{proxy.IPv4})
+			p := plan{config: configuration(t, append([]string{"--proxy-mode=nftables"}, tt.flags...)...), node: "here", source: tt.from}
+			got, err := p.resolveSettings(t.Context(), []proxy.Family{proxy.IPv4})
 			if err != nil {
 				t.Fatal(err)
 			}

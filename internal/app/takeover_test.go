@@ -23,10 +23,10 @@ func TestOnly(t *testing.T) {
 		{"draining and broken", errors.Join(draining, fmt.Errorf("mode: %w", other)), false, false},
 		{"broken", other, false, false},
 	} {
-		if got := only(c.err, proxy.ErrInUse); got != c.inUse {
+		if got := onlyErrors(c.err, proxy.ErrInUse); got != c.inUse {
 			t.Errorf("%s: in use alone %v, want %v", c.name, got, c.inUse)
 		}
-		if got := only(c.err, proxy.ErrInUse, proxy.ErrDraining); got != c.both {
+		if got := onlyErrors(c.err, proxy.ErrInUse, proxy.ErrDraining); got != c.both {
 			t.Errorf("%s: in use or draining %v, want %v", c.name, got, c.both)
 		}
 	}

@@ -17,9 +17,9 @@ import (
 // TestTrackingMetrics tells how full the kernel's table is, and nothing where
 // there is none.
 func TestTrackingMetrics(t *testing.T) {
-	values := func(tracked *statusapi.Tracking) map[string]float64 {
+	values := func(conntrackUsage *statusapi.Tracking) map[string]float64 {
 		got := map[string]float64{}
-		for _, m := range trackingMetrics(func() *statusapi.Tracking { return tracked }) {
+		for _, m := range conntrackMetrics(func() *statusapi.Tracking { return conntrackUsage }) {
 			m.Read(func(v float64, _ ...string) { got[m.Name] = v })
 		}
 		return got

@@ -76,7 +76,7 @@ func programmingWant() []float64 {
 
 func newMetrics(t *testing.T, r k8s.KubeRegistry, own ...proxy.Metric) *Metrics {
 	t.Helper()
-	all, err := New(Settings{Registry: r, Families: proxy.Families[:], Own: own})
+	all, err := New(Settings{Registry: r, Families: proxy.Families[:], Mode: own})
 	if err != nil {
 		t.Fatal(err)
 	}

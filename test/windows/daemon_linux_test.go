@@ -76,7 +76,7 @@ func TestLife(t *testing.T) {
 	if _, done := n.hns.Reset(); len(done) > 0 {
 		t.Errorf("a restart changed %q", done)
 	}
-	if strings.Contains(second.Log(), "priority class stays") {
+	if strings.Contains(second.Log(), "Cannot set the priority class") {
 		t.Errorf("no priority class:\n%s", second.Log())
 	}
 	// Wine has no unix sockets. The folder is made before, and what fails is no reason to stop.
