@@ -129,12 +129,12 @@ func TestErrors(t *testing.T) {
 		{
 			"no bridge",
 			[]string{"--manifests", dir, "--detect-local-mode=BridgeInterface"},
-			`--pod-bridge-interface "": needed by mode BridgeInterface`,
+			`--pod-bridge-interface "": mode BridgeInterface needs it`,
 		},
 		{
 			"no prefix",
 			[]string{"--manifests", dir, "--detect-local-mode=InterfaceNamePrefix"},
-			`--pod-interface-name-prefix "": needed by mode InterfaceNamePrefix`,
+			`--pod-interface-name-prefix "": mode InterfaceNamePrefix needs it`,
 		},
 		{
 			"bad NodePort address",
@@ -181,7 +181,7 @@ func TestErrors(t *testing.T) {
 				`feature is locked to true`,
 		},
 		{"hidden metrics", []string{"--show-hidden-metrics-for-version=1.20"}, `--show-hidden-metrics-for-version "1.20": ` +
-			`must be 1.36, the minor version before this one, or nothing`},
+			`must be 1.36, the minor version before this one, or empty`},
 		{"no full sync", []string{"--iptables-sync-period=0"}, `--iptables-sync-period "0s": must be more than 0`},
 		{
 			"spacing over period",
@@ -198,7 +198,7 @@ func TestErrors(t *testing.T) {
 		{"negative timeout", []string{"--conntrack-udp-timeout=-1s"}, `--conntrack-udp-timeout "-1s": must not be negative`},
 		{"no resync", []string{"--config-sync-period=0"}, `--config-sync-period "0s": must be more than 0`},
 		{"address", []string{"--healthz-bind-address=localhost"}, `--healthz-bind-address "localhost": ` +
-			`neither an IP address nor an IP address and a port, like 127.0.0.1:10256`},
+			`must be an IP address, or an IP address and a port, like 127.0.0.1:10256`},
 		{
 			"port",
 			[]string{"--metrics-bind-address=127.0.0.1", "--metrics-port=70000"},

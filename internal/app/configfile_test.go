@@ -119,7 +119,7 @@ func TestNotices(t *testing.T) {
 			`Part of the configuration file is unknown or duplicate part=unknown field "resourceContainer"`,
 		}},
 		{"field twice", "mode: nftables\nmode: nftables\n", nil, []string{
-			`Part of the configuration file is unknown or duplicate part=line 4: key "mode" already set in map, this one counts`,
+			`Part of the configuration file is unknown or duplicate part=line 4: key "mode" already set in map, the last one is used`,
 		}},
 		{"no file", "", []string{"--metrics-port=9"}, []string{
 			"Flag is deprecated flag=--metrics-port instead=--metrics-bind-address",

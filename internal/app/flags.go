@@ -223,7 +223,7 @@ func (o *Options) group(title string, flags []flag) {
 	fs.SortFlags = false
 	for _, f := range flags {
 		if field, ok := f.to.(string); ok {
-			f.to = pointer(config.At(o.object, field))
+			f.to = pointer(config.Field(o.object, field))
 			o.fields[f.name] = field
 		}
 		f.add(fs)

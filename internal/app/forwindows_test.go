@@ -116,7 +116,7 @@ func TestWindowsSourceVIP(t *testing.T) {
 			t.Errorf("%s: error %v, want one of a field", ip, err)
 			continue
 		}
-		if got, want := o.joinFieldErrors(wrong).Error(), `--source-vip "`+ip+`": not an IP address`; !strings.HasPrefix(got, want) {
+		if got, want := o.joinFieldErrors(wrong).Error(), `--source-vip "`+ip+`": must be an IP address`; !strings.HasPrefix(got, want) {
 			t.Errorf("error %q, want %q", got, want)
 		}
 	}

@@ -157,7 +157,7 @@ func (o *Options) readFlags(p *parsed) {
 	for _, f := range o.changedFlags() {
 		if field := o.fields[f.Name]; field != "" {
 			p.input.Given[field] = true
-			config.At(in, field).Set(config.At(o.object, field))
+			config.Field(in, field).Set(config.Field(o.object, field))
 		}
 	}
 	in.Logging = *o.object.Logging.DeepCopy()
@@ -175,7 +175,7 @@ var portFlags = map[string]string{"healthz-port": "healthzBindAddress", "metrics
 
 // applyPortFlag applies a deprecated port flag to its field.
 func (o *Options) applyPortFlag(p *parsed, f *pflag.Flag, field string) {
-	address, instead := config.At(&p.input.Object, field), o.flagOf(field)
+	address, instead := config.Field(&p.input.Object, field), o.flagOf(field)
 	p.note("Flag is deprecated", "flag", "--"+f.Name, "instead", instead)
 	ip, err := netip.ParseAddr(address.String())
 	switch port := f.Value.String(); {
@@ -186,7 +186,7 @@ func (o *Options) applyPortFlag(p *parsed, f *pflag.Flag, field string) {
 	default:
 		// As in kube-proxy: clusters rely on the port of the address.
 		p.note("Flag has no effect because the address has a port",
-			"flag", "--"+f.Name, "address", instead+"="+config.At(o.object, field).String())
+			"flag", "--"+f.Name, "address", instead+"="+config.Field(o.object, field).String())
 	}
 }
 

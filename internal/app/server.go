@@ -48,7 +48,7 @@ const (
 // period is used instead of them.
 func healthTimeout(c config.Configuration) time.Duration {
 	if c.SyncPeriod >= fullSyncPeriod {
-		return 2 * config.UsualSyncPeriod
+		return 2 * config.DefaultSyncPeriod
 	}
 	return 2 * c.SyncPeriod
 }

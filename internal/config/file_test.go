@@ -301,7 +301,7 @@ func TestChangesMissNothing(t *testing.T) {
 		c := plain(t)
 		v := change(&c)
 		v.Set(other(t, v))
-		if changes := Changes(&before, &c); len(changes) != 1 || changes[0].Live != slices.Contains(live, changes[0].Field) {
+		if changes := Changes(&before, &c); len(changes) != 1 || changes[0].Live != slices.Contains(liveFields, changes[0].Field) {
 			t.Errorf("%s: changes %v", name, changes)
 		}
 	}
@@ -312,13 +312,13 @@ func TestChangesMissNothing(t *testing.T) {
 	if changes := Changes(&held, &moved); len(changes) != 1 || changes[0].Live {
 		t.Errorf("a health server that HNS forwards to moves: changes %v", changes)
 	}
-	meaning, seen := before.meaning(), 0
+	fields, seen := before.effectiveFields(), 0
 	for field := range flatten(before.Object) {
-		if _, counts := meaning[field]; !counts || slices.Contains(read, field) ||
+		if _, counts := fields[field]; !counts || slices.Contains(read, field) ||
 			field == "logging.flushFrequency" || strings.HasSuffix(field, "infoBufferSize") {
 			continue // only what was read of it counts, or it has a type that has no other value here
 		}
-		check(field, func(c *Configuration) reflect.Value { return At(c.Object, field) })
+		check(field, func(c *Configuration) reflect.Value { return Field(c.Object, field) })
 		seen++
 	}
 	if seen < 35 {

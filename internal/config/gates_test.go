@@ -121,7 +121,7 @@ func TestIPVSGate(t *testing.T) {
 		t.Error(err)
 	}
 	in.Object.Mode = IPVS
-	if _, err := in.Configuration(NFTables); err == nil || !strings.Contains(err.Error(), `mode "ipvs": is switched off by feature gate KubeProxyIPVS`) {
+	if _, err := in.Configuration(NFTables); err == nil || !strings.Contains(err.Error(), `mode "ipvs": disabled by feature gate KubeProxyIPVS`) {
 		t.Errorf("mode ipvs: %v", err)
 	}
 }
