@@ -10,7 +10,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// balancingOfModes is what an error lists.
+// balancingOfModes returns the methods of all modes as an error lists them.
 func balancingOfModes() string {
 	var all []string
 	for _, m := range dataplane.Modes() {
@@ -19,9 +19,10 @@ func balancingOfModes() string {
 	return strings.Join(all, "; ")
 }
 
-// TestBalancingBecomesRules: a file says nothing of it, so the flag counts with
-// one, too.
-func TestBalancingBecomesRules(t *testing.T) {
+// TestBalancingReachesTheResolver checks that the method of the flag reaches the
+// resolver. A configuration file has no field for it, so the flag applies with one,
+// too.
+func TestBalancingReachesTheResolver(t *testing.T) {
 	for _, tt := range []struct {
 		args string
 		mode config.ProxyMode

@@ -21,8 +21,8 @@ import (
 	"sluice/internal/dataplane"
 )
 
-// execute runs the command and returns what it printed. A command line that
-// would do something to this host is a mistake of the test.
+// execute runs the command and returns what it printed. Actions that would change
+// the host fail the test.
 func execute(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	never := func(what string) error {
@@ -54,7 +54,8 @@ func play(t *testing.T, cmd *cobra.Command, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// TestErrors wants each mistake named, in one line, before anything is done.
+// TestErrors checks that each mistake is reported in one line before anything is
+// done.
 func TestErrors(t *testing.T) {
 	// Nobody may be in a cluster by accident.
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
@@ -309,7 +310,7 @@ func TestErrors(t *testing.T) {
 				t.Errorf("error\n%v, want\n%s", err, tt.want)
 			}
 			if out != "" {
-				t.Errorf("printed besides: %s", out)
+				t.Errorf("printed in addition: %s", out)
 			}
 		})
 	}
@@ -363,7 +364,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-func TestEmptyArgumentsDoNoHarm(t *testing.T) {
+func TestEmptyArgumentsAreIgnored(t *testing.T) {
 	if err := noArguments(NewProxyCommand(""), []string{"", ""}); err != nil {
 		t.Error(err)
 	}
@@ -390,9 +391,9 @@ clusters: [{name: k, cluster: {server: "https://192.0.2.1:6443"}}], users: [{nam
 	}
 }
 
-// TestSteps follows command lines to what they come to. Nothing but that may
-// be asked of the kernel or of an API server.
-func TestSteps(t *testing.T) {
+// TestActions checks which actions a command line selects. Only these may access the
+// kernel or an API server.
+func TestActions(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	dir := t.TempDir()
 	tests := []struct {
@@ -428,7 +429,7 @@ func TestSteps(t *testing.T) {
 				serve:      func(_ context.Context, p plan) error { return did("serve " + string(p.config.Mode)) },
 			}), tt.args...)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("steps mismatch (-want +got):\n%s", diff)
+				t.Errorf("actions mismatch (-want +got):\n%s", diff)
 			}
 			if text := errorText(err); text != tt.err {
 				t.Errorf("error %q, want %q", text, tt.err)
@@ -455,7 +456,8 @@ func TestNoModeToChoose(t *testing.T) {
 	}
 }
 
-// TestWrittenConfigIsReadAgain writes what flags say and reads it as a file.
+// TestWrittenConfigIsReadAgain writes the configuration of flags to a file and reads
+// it again.
 func TestWrittenConfigIsReadAgain(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	args := []string{
@@ -518,8 +520,8 @@ func TestJSONLog(t *testing.T) {
 	}
 }
 
-// TestFailureInLog writes what ended the daemon as a line of a log for programs, which
-// alone is an error, and leaves it to the caller otherwise.
+// TestFailureInLog checks that the error that ended the daemon is the only error
+// line of a JSON log, and is left to the caller in a text log.
 func TestFailureInLog(t *testing.T) {
 	for format, logFailure := range map[string]bool{"text": false, "json": true} {
 		t.Run(format, func(t *testing.T) {

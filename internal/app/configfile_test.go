@@ -14,7 +14,7 @@ import (
 
 const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// writeFile writes a file of its own and returns its path.
+// writeFile writes a file into a new folder and returns its path.
 func writeFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -24,7 +24,7 @@ func writeFile(t *testing.T, text string) string {
 	return path
 }
 
-// messages returns notices as text, without the file they are all about.
+// messages returns notices as text, without the key file, which all have.
 func messages(list []notice) []string {
 	var out []string
 	for _, n := range list {
@@ -39,8 +39,8 @@ func messages(list []notice) []string {
 	return out
 }
 
-// TestPrecedence gives every flag beside a file: the file wins, but for those
-// that always count, and each void flag is named.
+// TestPrecedence gives every flag together with a file: the file takes precedence
+// except over flags that always apply, and each ignored flag is reported.
 func TestPrecedence(t *testing.T) {
 	file := writeFile(t, header+`
 hostnameOverride: from-file
@@ -144,7 +144,7 @@ func TestNotices(t *testing.T) {
 	}
 }
 
-// TestBadFiles wants each mistake in a file named, in one line.
+// TestBadFiles checks that each mistake in a file is reported in one line.
 func TestBadFiles(t *testing.T) {
 	dir := t.TempDir()
 	tests := []struct{ name, text, want string }{
@@ -214,7 +214,7 @@ func TestKubeconfigOfAFileIsNamed(t *testing.T) {
 	}
 }
 
-func TestFolderWinsOverTheFilesKubeconfig(t *testing.T) {
+func TestFolderOverridesTheFilesKubeconfig(t *testing.T) {
 	dir := t.TempDir()
 	o := parse(t, "--manifests", dir, "--config", writeFile(t, header))
 	from, err := o.objectSource(v1alpha1.ClientConnectionConfiguration{Kubeconfig: "/none"})

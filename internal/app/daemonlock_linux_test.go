@@ -15,14 +15,15 @@ import (
 	"k8s.io/klog/v2/ktesting"
 )
 
-// newLock returns a turn of a test's own, and what is logged of it.
+// newLock returns a lock with a name of the test's own, a context, and a function
+// that returns the log.
 func newLock(t *testing.T) (daemonLock, context.Context, func() string) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	log := logger.GetSink().(ktesting.Underlier).GetBuffer()
 	return daemonLock{fmt.Sprintf("@sluice-test-%d-%s", os.Getpid(), t.Name()), "mode nftables"}, klog.NewContext(t.Context(), logger), log.String
 }
 
-// taken awaits a turn without waiting for it.
+// taken acquires the lock in another goroutine.
 func (l daemonLock) taken(ctx context.Context) <-chan func() {
 	c := make(chan func(), 1)
 	go func() { c <- l.acquire(ctx) }()
@@ -38,8 +39,9 @@ func logged(t *testing.T, log func() string, what string) {
 	}
 }
 
-// TestTurnIsForOne has a second daemon wait for the first, and say who that is.
-func TestTurnIsForOne(t *testing.T) {
+// TestLockHasOneHolder checks that a second daemon waits for the first one, and logs
+// which one it is.
+func TestLockHasOneHolder(t *testing.T) {
 	lock, ctx, log := newLock(t)
 	release := lock.acquire(ctx)
 	second := lock.taken(ctx)
@@ -60,8 +62,9 @@ func TestTurnIsForOne(t *testing.T) {
 	lock.acquire(ctx)()
 }
 
-// TestTurnOfStrangers goes on when somebody has the name who is no daemon.
-func TestTurnOfStrangers(t *testing.T) {
+// TestLockOfForeignProcess checks that a holder which is not a daemon does not
+// prevent the start.
+func TestLockOfForeignProcess(t *testing.T) {
 	t.Run("another user", func(t *testing.T) {
 		lock, ctx, log := newLock(t)
 		listening := make(chan error)

@@ -155,9 +155,9 @@ func TestRepeatedEventsAreCounted(t *testing.T) {
 	})
 }
 
-// TestEventsNeverHoldAnybodyUp reports much more than an API server that does not
-// answer can be told.
-func TestEventsNeverHoldAnybodyUp(t *testing.T) {
+// TestEventsNeverBlock records many more events than fit into the queue while the
+// API server does not answer.
+func TestEventsNeverBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &apiServer{answers: []int{0}}
 		ctx, cancel := context.WithCancel(t.Context())

@@ -25,7 +25,7 @@ func parse(t *testing.T, args ...string) *Options {
 	return o
 }
 
-// configuration returns what a command line asks for.
+// configuration returns the configuration of a command line.
 func configuration(t *testing.T, args ...string) config.Configuration {
 	t.Helper()
 	read, err := parse(t, args...).read(config.NFTables)
@@ -78,8 +78,8 @@ func TestEveryFlagOfKubeProxy(t *testing.T) {
 	}
 }
 
-// TestFlagsReachTheConfiguration gives every flag that a file could stand for
-// and looks for its field in what changed.
+// TestFlagsReachTheConfiguration sets every flag that corresponds to a field of a
+// file, and checks that the field changes.
 func TestFlagsReachTheConfiguration(t *testing.T) {
 	args := map[string]string{
 		"hostname-override": "me",
@@ -150,7 +150,7 @@ func TestFlagsForModeNFTables(t *testing.T) {
 	}
 }
 
-func TestGatesBecomeRules(t *testing.T) {
+func TestGatesReachTheResolver(t *testing.T) {
 	for args, want := range map[string]bool{"": false, "--feature-gates=AllowServiceExternalIPs=false": true} {
 		rules, err := plan{config: configuration(t, strings.Fields(args)...)}.resolveSettings(t.Context(), nil)
 		if err != nil || rules.IgnoreExternalIPs != want {
@@ -194,7 +194,7 @@ func TestGatesBecomeMetrics(t *testing.T) {
 	}
 }
 
-func TestServersSwitchedOff(t *testing.T) {
+func TestServersDisabled(t *testing.T) {
 	const healthz, metrics = "0.0.0.0:10256", "127.0.0.1:10249"
 	tests := []struct{ args, healthz, metrics string }{
 		{"", healthz, metrics},

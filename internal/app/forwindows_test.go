@@ -15,8 +15,8 @@ import (
 	"sluice/internal/dataplane/mode"
 )
 
-// windowsConfiguration returns what a command line asks for on Windows. Which modes
-// that system has is not checked here.
+// windowsConfiguration returns the configuration of a command line on Windows. It
+// does not check that Windows has the mode.
 func windowsConfiguration(t *testing.T, args ...string) (*Options, config.Configuration, error) {
 	t.Helper()
 	o := newOptions(systemWindows)
@@ -33,8 +33,8 @@ func windowsConfiguration(t *testing.T, args ...string) (*Options, config.Config
 	return o, c, err
 }
 
-// TestEveryFlagOfKubeProxyOnWindows compares the flags with those of Linux, which
-// another test has.
+// TestEveryFlagOfKubeProxyOnWindows compares the flags with those on Linux, which
+// TestEveryFlagOfKubeProxy checks.
 func TestEveryFlagOfKubeProxyOnWindows(t *testing.T) {
 	flags := func(system string) map[string]string {
 		all := map[string]string{}
@@ -73,7 +73,7 @@ func TestHelpOnWindowsHasNoLinux(t *testing.T) {
 	}
 }
 
-// TestWindowsSettings has the same said by flags and by a file.
+// TestWindowsSettings checks that flags and file give the same settings.
 func TestWindowsSettings(t *testing.T) {
 	t.Setenv("KUBE_NETWORK", "from the environment")
 	all := mode.Kernelspace{
@@ -122,7 +122,8 @@ func TestWindowsSourceVIP(t *testing.T) {
 	}
 }
 
-// TestRunAsService by who says so: a flag counts beside a file, as kube-proxy's does.
+// TestRunAsService checks that flag and file can both ask for a service: unlike
+// others, the flag applies together with a file, as in kube-proxy.
 func TestRunAsService(t *testing.T) {
 	asks := writeFile(t, header+"windowsRunAsService: true\n")
 	for args, want := range map[string]bool{

@@ -13,8 +13,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestPrimaryFamily ends a proxy that cannot serve the family of its node, unless
-// it serves already.
+// TestPrimaryFamily checks that a proxy ends if it cannot serve the primary family
+// of its node, unless it has already synced.
 func TestPrimaryFamily(t *testing.T) {
 	tests := []struct {
 		name, node, bind string

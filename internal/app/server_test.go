@@ -64,7 +64,7 @@ func TestHostFamilies(t *testing.T) {
 	}
 }
 
-func TestProbeKeepsToTheHost(t *testing.T) {
+func TestProbeUsesOnlyEnabledFamilies(t *testing.T) {
 	host, _ := hostFamilies(os.DirFS("/proc"))
 	mode := dataplane.Mode{Name: "some", Probe: func(context.Context, dataplane.Settings) ([]proxy.Family, error) {
 		return []proxy.Family{proxy.IPv4, proxy.IPv6}, nil
@@ -84,7 +84,8 @@ func TestProbeKeepsToTheHost(t *testing.T) {
 	}
 }
 
-// TestVersionOfABuild names what is no release as the compiler does.
+// TestVersionOfABuild checks that a build which is not a release has the compiler's
+// version.
 func TestVersionOfABuild(t *testing.T) {
 	const pseudo = "v0.0.0-20260102030405-0123456789ab+dirty"
 	for version, want := range map[string]string{"(devel)": "devel", "": "devel", "v1.2.3": "v1.2.3", pseudo: pseudo} {
@@ -94,8 +95,9 @@ func TestVersionOfABuild(t *testing.T) {
 	}
 }
 
-// TestBuildIsTold wants all that compiler and linker know in the metric.
-func TestBuildIsTold(t *testing.T) {
+// TestBuildInfoMetric checks that the metric has all that compiler and linker
+// recorded.
+func TestBuildInfoMetric(t *testing.T) {
 	known := &debug.BuildInfo{
 		Main: debug.Module{Version: "v1.22.3+dirty"},
 		Settings: []debug.BuildSetting{
@@ -150,7 +152,7 @@ func TestVersionFlag(t *testing.T) {
 	}
 }
 
-// TestZPages serves what the gates allow.
+// TestZPages checks that the gates decide which pages are served.
 func TestZPages(t *testing.T) {
 	for gates, want := range map[string][]string{
 		"": {"/flagz", "/statusz"}, "ComponentFlagz=false": {"/statusz"}, "ComponentStatusz=false": {"/flagz"}, "AllBeta=false": nil,

@@ -8,8 +8,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestOnly wants a clean-up to be tried again unless all that it says is known.
-func TestOnly(t *testing.T) {
+// TestOnlyErrors checks which errors of a clean-up are known, so that it is not
+// retried with back-off.
+func TestOnlyErrors(t *testing.T) {
 	used, draining := fmt.Errorf("remove chain: %w", proxy.ErrInUse), fmt.Errorf("3 %w", proxy.ErrDraining)
 	other := errors.New("broken")
 	for _, c := range []struct {

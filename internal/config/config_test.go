@@ -12,7 +12,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// TestValidate breaks the rules one by one.
+// TestValidate checks the error of each invalid value.
 func TestValidate(t *testing.T) {
 	bit := func(n int32) *int32 { return &n }
 	period := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
@@ -218,7 +218,8 @@ func TestParseNodePortAddresses(t *testing.T) {
 	}
 }
 
-// checkError reports whether there was to be no error, and none was.
+// checkError compares the error's text with the wanted one, and reports whether both
+// are empty.
 func checkError(t *testing.T, field, in string, err error, want string) bool {
 	t.Helper()
 	var r reader

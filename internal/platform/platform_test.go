@@ -151,7 +151,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestCountBytes changes nothing where flows are counted already.
+// TestCountBytes checks that nothing is written if accounting is already enabled.
 func TestCountBytes(t *testing.T) {
 	for was, want := range map[string][]Change{"0": {{flowAccounting, 0, 1}}, "1": nil} {
 		var r Report
@@ -162,7 +162,8 @@ func TestCountBytes(t *testing.T) {
 	}
 }
 
-// TestProblems goes on when something cannot be written.
+// TestProblems checks that a setting which cannot be written does not prevent others
+// from being written.
 func TestProblems(t *testing.T) {
 	broken := errors.New("out of order")
 	tests := []struct {
@@ -206,13 +207,13 @@ func TestProblems(t *testing.T) {
 				t.Errorf("wrote %v, reported %v", k.Writes(), r.Changes)
 			}
 			if tt.err == nil && len(r.Changes) == 0 {
-				t.Errorf("one problem stopped everything")
+				t.Errorf("one problem prevented all changes")
 			}
 		})
 	}
 }
 
-// TestCancelled writes nothing.
+// TestCancelled checks that nothing is written.
 func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -236,8 +237,8 @@ func TestCPUs(t *testing.T) {
 	}
 }
 
-// TestKernel changes the time-outs of a network namespace, where the size of
-// the table is not ours to change.
+// TestKernel changes the timeouts of a network namespace, in which the size of the
+// table cannot be changed.
 func TestKernel(t *testing.T) {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
