@@ -68,7 +68,8 @@ func (o *explainOptions) runTrace(ctx context.Context, stderr io.Writer, e *stat
 	}
 	legacy := legacyTables(dst.Addr())
 	// Only of TCP the traced packet is certainly the first one of a connection.
-	t.Bypassed = e.Reason == statusapi.Forwarded && number == unix.IPPROTO_TCP && legacy == "" && len(steps) > 0 && !slices.ContainsFunc(steps, choosesEndpoint) && (t.DroppedBy == nil || t.DroppedBy.Ours)
+	t.Bypassed = e.Reason == statusapi.Forwarded && number == unix.IPPROTO_TCP && legacy == "" && len(steps) > 0 &&
+		!slices.ContainsFunc(steps, choosesEndpoint) && (t.DroppedBy == nil || t.DroppedBy.Ours)
 	for i, s := range t.Steps {
 		if t.Bypassed && !s.Ours {
 			t.Steps[i].Rule = ruleText(ctx, s)

@@ -129,7 +129,7 @@ func TestReload(t *testing.T) {
 
 	swap(t, volume, 4, strings.Replace(fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.1.0/24", "127.0.0.1:11249"), "mode:", "oomScoreAdj: -500\nmode:", 1))
 	eventually(t, "a line about the restart", func() bool {
-		return strings.Contains(d.log(), `needs a restart, which each node does at another time" in=`)
+		return strings.Contains(d.log(), `need a restart, which nodes do at different times" in=`)
 	})
 	swap(t, volume, 5, fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.1.0/24", "127.0.0.1:11249"))
 	eventually(t, "a line that there is none", func() bool { return strings.Contains(d.log(), "no longer needs a restart") })
