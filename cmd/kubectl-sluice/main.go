@@ -1,5 +1,5 @@
-// Command kubectl-sluice is kubectl sluice: it asks the sluice daemons of a
-// cluster, through the API server and with the user's own rights.
+// Command kubectl-sluice is the kubectl plugin kubectl sluice: it queries the sluice
+// daemons of a cluster through the API server, with the user's own rights.
 package main
 
 import (
@@ -12,28 +12,28 @@ import (
 	"os/signal"
 	"syscall"
 
-	_ "k8s.io/client-go/plugin/pkg/client/auth" // a kubeconfig may name any of them
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // a kubeconfig may use any of the plugins
 
 	"sluice/internal/cli"
 	"sluice/internal/kubectl"
 )
 
-// version is the release. Nothing but the linker sets it.
+// version is the release. Only the linker sets it.
 var version string
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	os.Exit(run(ctx, os.Args[1:], os.Stderr))
 }
 
-// run returns the exit code.
+// run runs the command and returns the exit code.
 func run(ctx context.Context, args []string, stderr io.Writer) int {
 	cmd := kubectl.NewCommand(cmp.Or(version, "devel"))
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return 0 // what goes on until it is told to stop
+		return 0 // a command that runs until it is interrupted
 	}
 	exit, ok := errors.AsType[*cli.ExitError](err)
 	if !ok {

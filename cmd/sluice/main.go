@@ -16,18 +16,18 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), app.StopSignals()...)
-	context.AfterFunc(ctx, stop) // A second signal ends the process at once.
-	os.Exit(run(ctx, os.Args, os.Stderr, again))
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	os.Exit(run(ctx, os.Args, os.Stderr, reexec))
 }
 
-// run returns the exit code. The first argument is the name that the program
-// was called by. It calls again when a new daemon is to take its place.
-func run(ctx context.Context, args []string, stderr io.Writer, again func() error) int {
+// run runs the command line args, whose first element is the name of the program,
+// and returns the exit code. It calls reexec if the daemon asks for a restart.
+func run(ctx context.Context, args []string, stderr io.Writer, reexec func() error) int {
 	cmd := app.NewProxyCommand(args[0])
 	cmd.SetArgs(args[1:])
 	err := cmd.ExecuteContext(ctx)
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return 0 // told to stop, even if it had hardly begun
+		return 0 // stopped by a signal, possibly while it was still starting
 	}
 	if exit, ok := errors.AsType[*cli.ExitError](err); ok {
 		if exit.Err != nil {
@@ -40,7 +40,7 @@ func run(ctx context.Context, args []string, stderr io.Writer, again func() erro
 			return 0
 		}
 		fmt.Fprintln(stderr, "Restarting:", restart)
-		err = fmt.Errorf("restart: %w", again())
+		err = fmt.Errorf("restart: %w", reexec())
 	}
 	fmt.Fprintln(stderr, "Error:", err)
 	return 1

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestAllowedBecomesRules: a file says nothing of it, so the flags count with one,
-// too.
-func TestAllowedBecomesRules(t *testing.T) {
+// TestAllowedReachesTheResolver checks that the ranges of flags reach the resolver.
+// A configuration file has no field for them, so the flags apply with one, too.
+func TestAllowedReachesTheResolver(t *testing.T) {
 	for args, want := range map[string]string{
 		"": "{ExternalIPs:[] LoadBalancerIPs:[]} true true",
 		"--allowed-external-ips= --allowed-load-balancer-ips=none":                                        "{ExternalIPs:[] LoadBalancerIPs:[]} true false",
@@ -18,7 +18,7 @@ func TestAllowedBecomesRules(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rules, err := plan{config: configuration(t), allowed: allowed}.rules(t.Context(), nil)
+		rules, err := plan{config: configuration(t), allowed: allowed}.resolveSettings(t.Context(), nil)
 		got := fmt.Sprintf("%+v %t %t", rules.Allowed, rules.Allowed.ExternalIPs == nil, rules.Allowed.LoadBalancerIPs == nil)
 		if err != nil || got != want {
 			t.Errorf("%s: %s, %v; want %s", args, got, err, want)
@@ -26,8 +26,9 @@ func TestAllowedBecomesRules(t *testing.T) {
 	}
 }
 
-// TestAllowedRefuses what is no range: half of a list would be another rule.
-func TestAllowedRefuses(t *testing.T) {
+// TestAllowedRejectsInvalidCIDRs checks that an invalid CIDR is an error: a part of
+// the list would be another policy.
+func TestAllowedRejectsInvalidCIDRs(t *testing.T) {
 	for _, text := range []string{"192.0.2.1", "192.0.2.0/33", "none,192.0.2.0/24", "::ffff:192.0.2.0/120", "all"} {
 		for _, option := range []string{"--allowed-load-balancer-ips", "--ebpf-untracked-cidrs"} {
 			o := parse(t, "--manifests=/m", "--hostname-override=n", option+"="+text)

@@ -10,7 +10,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// balancingOfModes is what an error lists.
+// balancingOfModes returns the methods of all modes as an error lists them.
 func balancingOfModes() string {
 	var all []string
 	for _, m := range dataplane.Modes() {
@@ -19,9 +19,10 @@ func balancingOfModes() string {
 	return strings.Join(all, "; ")
 }
 
-// TestBalancingBecomesRules: a file says nothing of it, so the flag counts with
-// one, too.
-func TestBalancingBecomesRules(t *testing.T) {
+// TestBalancingReachesTheResolver checks that the method of the flag reaches the
+// resolver. A configuration file has no field for it, so the flag applies with one,
+// too.
+func TestBalancingReachesTheResolver(t *testing.T) {
 	for _, tt := range []struct {
 		args string
 		mode config.ProxyMode
@@ -36,7 +37,7 @@ func TestBalancingBecomesRules(t *testing.T) {
 		if err != nil || b.Cluster != tt.want || b.Mode != string(tt.mode) || !b.Unweighted {
 			t.Errorf("%s, mode %s: %+v, %v; want %v", tt.args, tt.mode, b, err, tt.want)
 		}
-		rules, err := plan{config: configuration(t), balancing: b}.rules(t.Context(), nil)
+		rules, err := plan{config: configuration(t), balancing: b}.resolveSettings(t.Context(), nil)
 		if err != nil || rules.Balancing.Cluster != tt.want {
 			t.Errorf("%s: rules %+v, %v", tt.args, rules.Balancing, err)
 		}

@@ -25,20 +25,21 @@ import (
 	"sluice/internal/dataplane"
 )
 
-// kubeProxy is the name of the program whose place this one takes.
+// kubeProxy is the name of the program that this one replaces.
 const kubeProxy = "kube-proxy"
 
-// NewProxyCommand returns the command. It is known by the last part of name if
-// that is kube-proxy, for command lines that were written for it. It prints no
-// errors: its caller does, and exits with 1.
+// NewProxyCommand returns the command for a program that was started by name. If
+// the last element of name is kube-proxy, the command is called that and has no
+// subcommands, as kube-proxy has none; otherwise it is called sluice. The command
+// does not print errors: its caller does.
 func NewProxyCommand(name string) *cobra.Command {
 	if name = strings.TrimSuffix(filepath.Base(name), ".exe"); name != kubeProxy {
 		name = "sluice"
 	}
-	return newCommand(name, NewOptions(), steps{cleanup, chooseMode, initialise, serve})
+	return newCommand(name, NewOptions(), actions{cleanup, chooseMode, initialise, serve})
 }
 
-func newCommand(name string, o *Options, s steps) *cobra.Command {
+func newCommand(name string, o *Options, a actions) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           name,
 		Short:         "Forward Kubernetes Services to their endpoints on this node",
@@ -49,10 +50,10 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 			if o.version.print(cmd.OutOrStdout(), name) {
 				return nil
 			}
-			return o.run(cmd.Context(), s)
+			return o.run(cmd.Context(), a)
 		},
 	}
-	cmd.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc) // a flag may be written with underscores
+	cmd.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc) // accepts underscores in flag names
 	for _, g := range o.groups {
 		cmd.Flags().AddFlagSet(g)
 	}
@@ -67,7 +68,7 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 		cmd.SuggestionsMinimumDistance = 2
 		cmd.InitDefaultHelpCmd()
 	}
-	help := cmd.HelpFunc() // which subcommands have
+	help := cmd.HelpFunc() // cobra's own, for subcommands
 	cmd.SetHelpFunc(func(c *cobra.Command, args []string) {
 		if c != cmd {
 			help(c, args)
@@ -89,15 +90,15 @@ func newCommand(name string, o *Options, s steps) *cobra.Command {
 			if !g.HasAvailableFlags() {
 				continue
 			}
-			fmt.Fprintf(out, "\n%s:\n%s", g.Name(), g.FlagUsagesWrapped(columns(out)))
+			fmt.Fprintf(out, "\n%s:\n%s", g.Name(), g.FlagUsagesWrapped(helpWidth(out)))
 		}
 	})
 	return cmd
 }
 
-// noArguments refuses arguments that are no flags: a mistyped command must not
-// start a daemon. Empty ones come from templates whose variable is not set, and
-// do no harm.
+// noArguments rejects positional arguments: a mistyped subcommand must not start
+// a daemon. Empty ones are accepted, because templates with an unset variable
+// produce them.
 func noArguments(cmd *cobra.Command, args []string) error {
 	a := cmp.Or(args...)
 	switch near := cmd.SuggestionsFor(a); {
@@ -112,74 +113,75 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	}
 }
 
-// steps are what a command line can come to. They do the work; run decides.
-type steps struct {
+// actions are the functions that a command line can select; tests replace them.
+type actions struct {
 	cleanup    func(context.Context, plan) error
 	chooseMode func(context.Context, dataplane.Settings) (config.ProxyMode, error)
 	initialise func(context.Context, plan) error
 	serve      func(context.Context, plan) error
 }
 
-// run checks everything that can be checked, and only then touches the kernel.
-func (o *Options) run(ctx context.Context, s steps) error {
-	said, err := o.read(dataplane.Default())
+// run validates everything that can be validated before it touches the kernel.
+func (o *Options) run(ctx context.Context, a actions) error {
+	in, err := o.read(dataplane.Default())
 	execute := func(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return o.execute(ctx, s, said)
+		return o.runParsed(ctx, a, in)
 	}
-	// What is wrong with the file is for who started the service as well.
-	if o.Windows.Service || err == nil && said.input.Object.WindowsRunAsService {
+	// A service reports errors of its flags and file to the event log, so they are
+	// returned from within.
+	if o.Windows.Service || err == nil && in.input.Object.WindowsRunAsService {
 		return o.asService(ctx, execute)
 	}
 	return execute(ctx)
 }
 
-func (o *Options) execute(ctx context.Context, s steps, said parsed) error {
+func (o *Options) runParsed(ctx context.Context, a actions, in parsed) error {
 	if o.Cleanup && o.InitOnly {
 		return errors.New("--cleanup and --init-only: one removes what the other prepares for")
 	}
 	if o.InitOnly && runtime.GOOS == systemWindows {
 		return errors.New("--init-only: there is nothing to prepare on Windows")
 	}
-	openGates(said.config.Gates())
-	p, err := o.plan(said.config)
+	applyGates(in.config.Gates())
+	p, err := o.plan(in.config)
 	if err != nil {
 		return err
 	}
-	if err := o.startLogging(ctx, said); err != nil {
+	if err := o.startLogging(ctx, in); err != nil {
 		return err
 	}
 	defer logs.FlushLogs()
-	return inLog(ctx, said.config.Object.Logging.Format, o.act(ctx, s, said, p))
+	return logFailure(ctx, in.config.Object.Logging.Format, o.perform(ctx, a, in, p))
 }
 
-// inLog puts an error into a log that programs read, who would make nothing of
-// another line, and says so.
-func inLog(ctx context.Context, format string, err error) error {
+// logFailure logs err if the log is not plain text, because the readers of a JSON
+// log cannot parse the line that main prints. It then returns an error without text.
+func logFailure(ctx context.Context, format string, err error) error {
 	restart, _ := errors.AsType[*RestartError](err)
 	if err == nil || format == logsapi.DefaultLogFormat || restart != nil || errors.Is(err, context.Canceled) {
 		return err
 	}
-	klog.FromContext(ctx).Error(err, "Failed")
+	klog.FromContext(ctx).Error(err, "The daemon or its command failed, exiting")
 	return &cli.ExitError{Code: 1}
 }
 
-// act does what was asked for.
-func (o *Options) act(ctx context.Context, s steps, said parsed, p plan) error {
+// perform runs the action that the flags select.
+func (o *Options) perform(ctx context.Context, a actions, in parsed, p plan) error {
 	switch {
 	case o.WriteConfigTo != "":
-		return o.writeConfig(ctx, said.config)
+		return o.writeConfig(ctx, in.config)
 	case o.Cleanup:
-		return s.cleanup(ctx, p)
+		return a.cleanup(ctx, p)
 	}
-	if said.input.Object.Mode == "" {
-		mode, err := s.chooseMode(ctx, o.settingsOf(said.config))
+	if in.input.Object.Mode == "" {
+		mode, err := a.chooseMode(ctx, o.settingsOf(in.config))
 		if err != nil {
 			return err
 		}
-		if p.config, err = said.input.Configuration(mode); err != nil {
+		if p.config, err = in.input.Configuration(mode); err != nil {
 			return err
 		}
 		if p.balancing, err = o.balancing(mode); err != nil {
@@ -187,12 +189,13 @@ func (o *Options) act(ctx context.Context, s steps, said parsed, p plan) error {
 		}
 	}
 	if o.InitOnly {
-		return s.initialise(ctx, p)
+		return a.initialise(ctx, p)
 	}
-	return s.serve(ctx, p)
+	return a.serve(ctx, p)
 }
 
-// plan says what to serve and as whom. Whoever does not serve needs neither.
+// plan validates what the configuration does not cover. The node's name and the
+// source of objects are left out if nothing will be served.
 func (o *Options) plan(c config.Configuration) (plan, error) {
 	balancing, err := o.balancing(c.Mode)
 	if err != nil {
@@ -205,7 +208,7 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 	if err != nil {
 		return plan{}, err
 	}
-	if _, err := ranges(untrackedCIDRs, o.Untracked); err != nil {
+	if _, err := parseCIDRs(untrackedCIDRs, o.Untracked); err != nil {
 		return plan{}, err
 	}
 	p := plan{options: o, config: c, balancing: balancing, allowed: allowed}
@@ -218,15 +221,14 @@ func (o *Options) plan(c config.Configuration) (plan, error) {
 	if p.node, err = nodeName(c.Object.HostnameOverride); err != nil {
 		return plan{}, err
 	}
-	if p.from, err = o.objectSource(c.Object.ClientConnection); err != nil {
+	if p.source, err = o.objectSource(c.Object.ClientConnection); err != nil {
 		return plan{}, err
 	}
-	p.status, err = o.StatusTCP.listener(c, p.from)
+	p.status, err = o.StatusTCP.listener(c, p.source)
 	return p, err
 }
 
-// startLogging makes the log what the configuration says and puts there what
-// had to wait for it.
+// startLogging configures logging, and then logs the notices that parsing collected.
 func (o *Options) startLogging(ctx context.Context, p parsed) error {
 	var to *logsapi.LoggingOptions
 	if o.log != nil {
@@ -236,8 +238,8 @@ func (o *Options) startLogging(ctx context.Context, p parsed) error {
 		return fmt.Errorf("set up logging: %w", err)
 	}
 	logger := klog.FromContext(ctx)
-	for _, n := range append(o.overruled(), p.notices...) {
-		logger.Info(n.message, n.facts...)
+	for _, n := range append(o.ignoredFlags(), p.notices...) {
+		logger.Info(n.message, n.keysAndValues...)
 	}
 	for _, f := range o.flags {
 		logger.V(1).Info("Flag", "name", "--"+f.Name, "value", f.Value.String())
@@ -245,8 +247,8 @@ func (o *Options) startLogging(ctx context.Context, p parsed) error {
 	return nil
 }
 
-// severity returns the letter with which a line of the log begins, or would in text:
-// of JSON lines, those without a verbosity are errors.
+// severity returns the letter that klog's text format begins a line with: I, W, E
+// or F. A JSON line has none; without a verbosity it is an error.
 func severity(line []byte) byte {
 	var fields struct{ V any }
 	switch {
@@ -271,10 +273,10 @@ func (o *Options) writeConfig(ctx context.Context, c config.Configuration) error
 	return nil
 }
 
-// serve proxies until ctx ends, once no other daemon does.
+// serve waits until no other daemon writes rules, and then serves until ctx ends.
 func serve(ctx context.Context, p plan) error {
-	about := fmt.Sprintf("mode %s, version %s, started %s", p.config.Mode, p.options.version.reported(), time.Now().Format(time.RFC3339))
-	release := turn{turnName, about}.await(ctx)
+	self := fmt.Sprintf("mode %s, version %s, started %s", p.config.Mode, p.options.version.reported(), time.Now().Format(time.RFC3339))
+	release := daemonLock{lockName, self}.acquire(ctx)
 	defer release()
 	if ctx.Err() != nil {
 		return nil
@@ -283,7 +285,7 @@ func serve(ctx context.Context, p plan) error {
 	if err != nil {
 		return err
 	}
-	if server.mode.Drains {
+	if server.mode.Drains { // it writes nothing more once ctx has ended
 		defer context.AfterFunc(ctx, release)()
 	}
 	return server.Run(ctx)
@@ -295,10 +297,10 @@ func cleanup(ctx context.Context, p plan) error {
 		klog.FromContext(ctx).Info("Removed", "what", what)
 	}
 	if err != nil {
-		return fmt.Errorf("remove what service proxies left: %w", err)
+		return fmt.Errorf("remove objects of service proxies from the kernel: %w", err)
 	}
 	if len(removed) == 0 {
-		klog.FromContext(ctx).Info("There was nothing to remove")
+		klog.FromContext(ctx).Info("Found nothing to remove")
 	}
 	return nil
 }
@@ -319,11 +321,12 @@ folder, and follows every change. Stopping it leaves the rules in force.
   Serve a cluster that kubeadm has set up, by its ConfigMap:
     %[1]s --config /var/lib/kube-proxy/config.conf
 `
-	defaultColumns = 80  // when it is not a terminal that reads
+	defaultColumns = 80  // if the output is not a terminal
 	maxColumns     = 110 // longer lines are hard to read
 )
 
-func columns(out io.Writer) int {
+// helpWidth returns how wide a help text may be.
+func helpWidth(out io.Writer) int {
 	if width, _, err := cli.Terminal(out); err == nil && width > 0 {
 		return min(width, maxColumns)
 	}

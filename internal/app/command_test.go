@@ -21,15 +21,15 @@ import (
 	"sluice/internal/dataplane"
 )
 
-// execute runs the command and returns what it printed. A command line that
-// would do something to this host is a mistake of the test.
+// execute runs the command and returns what it printed. Actions that would change
+// the host fail the test.
 func execute(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	never := func(what string) error {
 		t.Errorf("%q would %s", args, what)
 		return errors.New("not in a test")
 	}
-	return play(t, newCommand("sluice", NewOptions(), steps{
+	return play(t, newCommand("sluice", NewOptions(), actions{
 		cleanup: func(context.Context, plan) error { return never("clean") },
 		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) {
 			return config.NFTables, never("choose a mode")
@@ -54,7 +54,8 @@ func play(t *testing.T, cmd *cobra.Command, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// TestErrors wants each mistake named, in one line, before anything is done.
+// TestErrors checks that each mistake is reported in one line before anything is
+// done.
 func TestErrors(t *testing.T) {
 	// Nobody may be in a cluster by accident.
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
@@ -78,7 +79,7 @@ func TestErrors(t *testing.T) {
 		},
 		{"an argument", []string{"serve"}, `unexpected argument "serve": sluice --help lists commands and flags`},
 		{"a mistyped command", []string{"statsu"}, `unexpected argument "statsu": did you mean sluice status?`},
-		{"no source", nil, `nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, ` +
+		{"no source", nil, `no source of Services: give --manifests DIR, --kubeconfig FILE or --master URL, ` +
 			`or run in a cluster`},
 		{
 			"unknown mode",
@@ -103,7 +104,7 @@ func TestErrors(t *testing.T) {
 		{
 			"a way that the mode does not know",
 			[]string{"--manifests", dir, "--proxy-mode=iptables", "--load-balancing=round-robin"},
-			`--load-balancing "round-robin": mode iptables cannot do that; ` + balancingOfModes(),
+			`--load-balancing "round-robin": mode iptables does not support it; supported methods: ` + balancingOfModes(),
 		},
 		{
 			"bad cluster CIDR",
@@ -129,12 +130,12 @@ func TestErrors(t *testing.T) {
 		{
 			"no bridge",
 			[]string{"--manifests", dir, "--detect-local-mode=BridgeInterface"},
-			`--pod-bridge-interface "": needed by mode BridgeInterface`,
+			`--pod-bridge-interface "": mode BridgeInterface needs it`,
 		},
 		{
 			"no prefix",
 			[]string{"--manifests", dir, "--detect-local-mode=InterfaceNamePrefix"},
-			`--pod-interface-name-prefix "": needed by mode InterfaceNamePrefix`,
+			`--pod-interface-name-prefix "": mode InterfaceNamePrefix needs it`,
 		},
 		{
 			"bad NodePort address",
@@ -181,7 +182,7 @@ func TestErrors(t *testing.T) {
 				`feature is locked to true`,
 		},
 		{"hidden metrics", []string{"--show-hidden-metrics-for-version=1.20"}, `--show-hidden-metrics-for-version "1.20": ` +
-			`must be 1.36, the minor version before this one, or nothing`},
+			`must be 1.36, the minor version before this one, or empty`},
 		{"no full sync", []string{"--iptables-sync-period=0"}, `--iptables-sync-period "0s": must be more than 0`},
 		{
 			"spacing over period",
@@ -198,7 +199,7 @@ func TestErrors(t *testing.T) {
 		{"negative timeout", []string{"--conntrack-udp-timeout=-1s"}, `--conntrack-udp-timeout "-1s": must not be negative`},
 		{"no resync", []string{"--config-sync-period=0"}, `--config-sync-period "0s": must be more than 0`},
 		{"address", []string{"--healthz-bind-address=localhost"}, `--healthz-bind-address "localhost": ` +
-			`neither an IP address nor an IP address and a port, like 127.0.0.1:10256`},
+			`must be an IP address, or an IP address and a port, like 127.0.0.1:10256`},
 		{
 			"port",
 			[]string{"--metrics-bind-address=127.0.0.1", "--metrics-port=70000"},
@@ -239,22 +240,22 @@ func TestErrors(t *testing.T) {
 		{
 			"status at no address",
 			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1"},
-			`--status-bind-address "127.0.0.1": want an IP address and a port, like 127.0.0.1:10246`,
+			`--status-bind-address "127.0.0.1": must be an IP address and a port, like 127.0.0.1:10246`,
 		},
 		{
 			"status at port 0",
 			[]string{"--manifests", dir, "--status-bind-address=[::1]:0"},
-			`--status-bind-address "[::1]:0": want an IP address and a port, like 127.0.0.1:10246`,
+			`--status-bind-address "[::1]:0": must be an IP address and a port, like 127.0.0.1:10246`,
 		},
 		{
 			"status where metrics are",
 			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10249"},
-			`--status-bind-address "127.0.0.1:10249": the metrics server is at 127.0.0.1:10249: give it another port`,
+			`--status-bind-address "127.0.0.1:10249": the metrics server is at 127.0.0.1:10249: use another port`,
 		},
 		{
 			"status where health is, among others",
 			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10256"},
-			`--status-bind-address "127.0.0.1:10256": the health server is at 0.0.0.0:10256: give it another port`,
+			`--status-bind-address "127.0.0.1:10256": the health server is at 0.0.0.0:10256: use another port`,
 		},
 		{
 			"status for others without TLS",
@@ -272,17 +273,17 @@ func TestErrors(t *testing.T) {
 			"status for others without an API server",
 			[]string{"--manifests", dir, "--status-bind-address=0.0.0.0:10246", "--status-tls-cert-file", cert, "--status-tls-private-key-file", key},
 			`--status-bind-address "0.0.0.0:10246": other hosts can reach it, and with --manifests there is no API server ` +
-				`that says who may read: use a loopback address`,
+				`to authorise readers: use a loopback address`,
 		},
 		{
 			"a certificate without a key",
 			[]string{"--manifests", dir, "--status-bind-address=127.0.0.1:10246", "--status-tls-cert-file", cert},
-			`--status-tls-cert-file and --status-tls-private-key-file: one needs the other`,
+			`--status-tls-cert-file and --status-tls-private-key-file: give both or none`,
 		},
 		{
 			"a certificate for nobody",
 			[]string{"--manifests", dir, "--status-tls-cert-file", cert, "--status-tls-private-key-file", key},
-			`--status-tls-cert-file: needs --status-bind-address, where the certificate is to be shown`,
+			`--status-tls-cert-file: needs --status-bind-address`,
 		},
 		{
 			"no such certificate",
@@ -309,7 +310,7 @@ func TestErrors(t *testing.T) {
 				t.Errorf("error\n%v, want\n%s", err, tt.want)
 			}
 			if out != "" {
-				t.Errorf("printed besides: %s", out)
+				t.Errorf("printed in addition: %s", out)
 			}
 		})
 	}
@@ -363,7 +364,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-func TestEmptyArgumentsDoNoHarm(t *testing.T) {
+func TestEmptyArgumentsAreIgnored(t *testing.T) {
 	if err := noArguments(NewProxyCommand(""), []string{"", ""}); err != nil {
 		t.Error(err)
 	}
@@ -390,9 +391,9 @@ clusters: [{name: k, cluster: {server: "https://192.0.2.1:6443"}}], users: [{nam
 	}
 }
 
-// TestSteps follows command lines to what they come to. Nothing but that may
-// be asked of the kernel or of an API server.
-func TestSteps(t *testing.T) {
+// TestActions checks which actions a command line selects. Only these may access the
+// kernel or an API server.
+func TestActions(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	dir := t.TempDir()
 	tests := []struct {
@@ -408,7 +409,7 @@ func TestSteps(t *testing.T) {
 		{"clean", []string{"--cleanup"}, []string{"clean"}, ""},
 		{"write", []string{"--write-config-to", dir + "/config"}, nil, ""},
 		{"write before all else", []string{"--write-config-to", dir + "/config", "--cleanup"}, nil, ""},
-		{"nowhere", nil, nil, "nowhere to read Services from: give --manifests DIR, --kubeconfig FILE or --master URL, " +
+		{"nowhere", nil, nil, "no source of Services: give --manifests DIR, --kubeconfig FILE or --master URL, " +
 			"or run in a cluster"},
 		{"wrong before anything", []string{"--cleanup", "--proxy-mode=x"}, nil, `--proxy-mode "x": no such mode; modes: nftables, iptables, ipvs, userspace, ebpf`},
 	}
@@ -419,7 +420,7 @@ func TestSteps(t *testing.T) {
 				got = append(got, what)
 				return nil
 			}
-			_, err := play(t, newCommand("sluice", NewOptions(), steps{
+			_, err := play(t, newCommand("sluice", NewOptions(), actions{
 				cleanup: func(context.Context, plan) error { return did("clean") },
 				chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) {
 					return config.NFTables, did("choose")
@@ -428,7 +429,7 @@ func TestSteps(t *testing.T) {
 				serve:      func(_ context.Context, p plan) error { return did("serve " + string(p.config.Mode)) },
 			}), tt.args...)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("steps mismatch (-want +got):\n%s", diff)
+				t.Errorf("actions mismatch (-want +got):\n%s", diff)
 			}
 			if text := errorText(err); text != tt.err {
 				t.Errorf("error %q, want %q", text, tt.err)
@@ -445,7 +446,7 @@ func errorText(err error) string {
 }
 
 func TestNoModeToChoose(t *testing.T) {
-	_, err := play(t, newCommand("sluice", NewOptions(), steps{
+	_, err := play(t, newCommand("sluice", NewOptions(), actions{
 		chooseMode: func(context.Context, dataplane.Settings) (config.ProxyMode, error) {
 			return "", errors.New("no kernel")
 		},
@@ -455,7 +456,8 @@ func TestNoModeToChoose(t *testing.T) {
 	}
 }
 
-// TestWrittenConfigIsReadAgain writes what flags say and reads it as a file.
+// TestWrittenConfigIsReadAgain writes the configuration of flags to a file and reads
+// it again.
 func TestWrittenConfigIsReadAgain(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	args := []string{
@@ -518,18 +520,18 @@ func TestJSONLog(t *testing.T) {
 	}
 }
 
-// TestFailureInLog writes what ended the daemon as a line of a log for programs, which
-// alone is an error, and leaves it to the caller otherwise.
+// TestFailureInLog checks that the error that ended the daemon is the only error
+// line of a JSON log, and is left to the caller in a text log.
 func TestFailureInLog(t *testing.T) {
-	for format, inLog := range map[string]bool{"text": false, "json": true} {
+	for format, logFailure := range map[string]bool{"text": false, "json": true} {
 		t.Run(format, func(t *testing.T) {
 			var log bytes.Buffer
 			o := NewOptions()
 			o.log = &log
 			serve := func(context.Context, plan) error { return errors.New("the kernel has no rules") }
-			_, err := play(t, newCommand("sluice", o, steps{serve: serve}), "--manifests="+t.TempDir(), "--proxy-mode=nftables", "-v=1", "--logging-format="+format)
+			_, err := play(t, newCommand("sluice", o, actions{serve: serve}), "--manifests="+t.TempDir(), "--proxy-mode=nftables", "-v=1", "--logging-format="+format)
 			exit, _ := errors.AsType[*cli.ExitError](err)
-			if err == nil || (exit != nil) != inLog || inLog && exit.Err != nil {
+			if err == nil || (exit != nil) != logFailure || logFailure && exit.Err != nil {
 				t.Errorf("error %v", err)
 			}
 			failures := 0
@@ -542,7 +544,7 @@ func TestFailureInLog(t *testing.T) {
 					failures++
 				}
 			}
-			if (failures == 1) != inLog {
+			if (failures == 1) != logFailure {
 				t.Errorf("log %s", &log)
 			}
 		})

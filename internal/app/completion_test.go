@@ -12,7 +12,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// serviceNames answers with some Services, as a daemon would.
+// serviceNames serves a list of Services, as a daemon would.
 func serviceNames(t *testing.T) (socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "c") // the name of a test may be too long for a socket
@@ -41,7 +41,7 @@ func serviceNames(t *testing.T) (socket string) {
 	return filepath.Join(dir, "s")
 }
 
-// TestCompletion asks as a shell does.
+// TestCompletion completes words as a shell does.
 func TestCompletion(t *testing.T) {
 	socket := serviceNames(t)
 	for line, want := range map[string]string{

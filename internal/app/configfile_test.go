@@ -14,7 +14,7 @@ import (
 
 const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// writeFile writes a file of its own and returns its path.
+// writeFile writes a file into a new folder and returns its path.
 func writeFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -24,14 +24,14 @@ func writeFile(t *testing.T, text string) string {
 	return path
 }
 
-// messages returns notices as text, without the file they are all about.
+// messages returns notices as text, without the key file, which all have.
 func messages(list []notice) []string {
 	var out []string
 	for _, n := range list {
 		line := n.message
-		for i := 0; i < len(n.facts); i += 2 {
-			if n.facts[i] != "file" {
-				line += " " + n.facts[i].(string) + "=" + n.facts[i+1].(string)
+		for i := 0; i < len(n.keysAndValues); i += 2 {
+			if n.keysAndValues[i] != "file" {
+				line += " " + n.keysAndValues[i].(string) + "=" + n.keysAndValues[i+1].(string)
 			}
 		}
 		out = append(out, line)
@@ -39,8 +39,8 @@ func messages(list []notice) []string {
 	return out
 }
 
-// TestPrecedence gives every flag beside a file: the file wins, but for those
-// that always count, and each void flag is named.
+// TestPrecedence gives every flag together with a file: the file takes precedence
+// except over flags that always apply, and each ignored flag is reported.
 func TestPrecedence(t *testing.T) {
 	file := writeFile(t, header+`
 hostnameOverride: from-file
@@ -83,13 +83,13 @@ featureGates: {AllBeta: true}
 	if diff := cmp.Diff([]string{"b", "c", "a"}, modules); diff != "" {
 		t.Errorf("modules mismatch (-want +got):\n%s", diff)
 	}
-	const ignored = "A flag is ignored, the configuration file decides flag=--"
+	const ignored = "Flag is ignored because there is a configuration file flag=--"
 	wantNotices := []string{
 		ignored + "kubeconfig value=/from/flag", ignored + "feature-gates value=AllAlpha=true",
 		ignored + "cluster-cidr value=10.2.0.0/16", ignored + "masquerade-all value=true",
 		ignored + "healthz-bind-address value=", ignored + "metrics-port value=0",
 	}
-	if diff := cmp.Diff(wantNotices, messages(o.overruled())); diff != "" {
+	if diff := cmp.Diff(wantNotices, messages(o.ignoredFlags())); diff != "" {
 		t.Errorf("notices mismatch (-want +got):\n%s", diff)
 	}
 }
@@ -115,15 +115,15 @@ func TestNotices(t *testing.T) {
 		args, want []string
 	}{
 		{"unknown fields", "nftables: {speed: 9}\nresourceContainer: /x\n", nil, []string{
-			`A part of the configuration file is unknown or there twice part=unknown field "nftables.speed"`,
-			`A part of the configuration file is unknown or there twice part=unknown field "resourceContainer"`,
+			`Part of the configuration file is unknown or duplicate part=unknown field "nftables.speed"`,
+			`Part of the configuration file is unknown or duplicate part=unknown field "resourceContainer"`,
 		}},
 		{"field twice", "mode: nftables\nmode: nftables\n", nil, []string{
-			`A part of the configuration file is unknown or there twice part=line 4: key "mode" already set in map, this one counts`,
+			`Part of the configuration file is unknown or duplicate part=line 4: key "mode" already set in map, the last one is used`,
 		}},
 		{"no file", "", []string{"--metrics-port=9"}, []string{
-			"A flag is deprecated flag=--metrics-port instead=--metrics-bind-address",
-			"A flag changes nothing, the address has a port flag=--metrics-port " +
+			"Flag is deprecated flag=--metrics-port instead=--metrics-bind-address",
+			"Flag has no effect because the address has a port flag=--metrics-port " +
 				"address=--metrics-bind-address=127.0.0.1:10249",
 		}},
 	}
@@ -144,7 +144,7 @@ func TestNotices(t *testing.T) {
 	}
 }
 
-// TestBadFiles wants each mistake in a file named, in one line.
+// TestBadFiles checks that each mistake in a file is reported in one line.
 func TestBadFiles(t *testing.T) {
 	dir := t.TempDir()
 	tests := []struct{ name, text, want string }{
@@ -214,7 +214,7 @@ func TestKubeconfigOfAFileIsNamed(t *testing.T) {
 	}
 }
 
-func TestFolderWinsOverTheFilesKubeconfig(t *testing.T) {
+func TestFolderOverridesTheFilesKubeconfig(t *testing.T) {
 	dir := t.TempDir()
 	o := parse(t, "--manifests", dir, "--config", writeFile(t, header))
 	from, err := o.objectSource(v1alpha1.ClientConnectionConfiguration{Kubeconfig: "/none"})

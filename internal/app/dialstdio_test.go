@@ -13,7 +13,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// TestDialStdio asks a server through the command: the answer comes whole
+// TestDialStdio sends a request through the command: the whole answer arrives
 // although the input has ended by then, and the command ends although the server
 // would wait for another request.
 func TestDialStdio(t *testing.T) {
@@ -56,6 +56,6 @@ func TestDialStdioWithoutDaemon(t *testing.T) {
 	}
 	help, _ := execute(t, "--help")
 	if strings.Contains(help, statusapi.DialStdio) {
-		t.Error("people are told of what is not for them")
+		t.Error("help shows a hidden command")
 	}
 }

@@ -1,7 +1,7 @@
 // Package app is the daemon: its command line ([Options]), the order in which
-// its parts are checked, opened and joined, and their lifetime ([ProxyServer]).
+// its components are validated, opened and connected, and their lifetime
+// ([ProxyServer]).
 //
-// It wires and decides nothing about traffic. What is wrong with the command
-// line, with a file or with the kernel is said in one line before anything has
-// been changed.
+// It makes no decisions about traffic. Errors in the command line, in a file or
+// in the kernel are reported in one line, before anything is changed.
 package app

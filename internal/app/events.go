@@ -23,11 +23,10 @@ import (
 	"sluice/internal/apiclient"
 )
 
-// reportingComponent is what events are filed under. Dashboards know that name.
+// reportingComponent is the component that events name. Dashboards select by it.
 const reportingComponent = "kube-proxy"
 
-// reason is what happened, in the words that runbooks look for, and what the
-// proxy was doing.
+// reason has an event's reason, which runbooks refer to, and its action.
 type reason struct{ name, action string }
 
 var (
@@ -43,24 +42,24 @@ var (
 )
 
 const (
-	maxEvents     = 100             // how many may wait for the API server; more are lost
-	maxNote       = 1024            // how long the API lets a note be, in bytes
-	seriesGap     = 6 * time.Minute // how long an event must not have happened to be a new one
-	lastEventTime = 2 * time.Second // how long the daemon stays for its last event
+	maxEvents         = 100             // length of the queue; further events are lost
+	maxNote           = 1024            // the API's limit for a note, in bytes
+	seriesGap         = 6 * time.Minute // an event that repeats after a longer time is a new one
+	finalEventTimeout = 2 * time.Second // how long the daemon waits for its last event
 
-	eventTries = 12 // of an API server that does not answer
+	eventTries = 12 // attempts, if the API server does not answer
 	eventPause = 10 * time.Second
 )
 
-// recorder tells the cluster what happens on this node: it files events with the
-// API server, one after the other. What happens again soon is counted in the
-// event that is already there. It stands in for client-go's broadcaster, which
-// cannot be had without every API group.
+// recorder writes events about this node and its Services to the API server, one
+// after the other. An event that repeats soon increments the count of the former
+// one. It replaces client-go's broadcaster, whose typed clients would link in every
+// API group.
 type recorder struct {
-	client rest.Interface // nil: there is no cluster, and the log must do
+	client rest.Interface // nil: there is no cluster, and events are dropped
 	node   v1.ObjectReference
 	queue  chan *eventsv1.Event
-	sent   map[string]*eventsv1.Event // of late, by what one that happens again has in common; used by run alone
+	sent   map[string]*eventsv1.Event // recent events, by what repetitions have in common; only run uses it
 }
 
 // newRecorder returns a recorder that sends until ctx ends.
@@ -88,21 +87,21 @@ func (r *recorder) run(ctx context.Context) {
 	}
 }
 
-// record queues an event. It never waits: nothing may depend on an event.
+// record queues an event. It never blocks: nothing may depend on an event.
 func (r *recorder) record(about v1.ObjectReference, kind string, why reason, note string) {
 	if r.client == nil {
 		return
 	}
 	select {
 	case r.queue <- newEvent(about, kind, why, note):
-	default: // the API server is gone or slow, and the log has it
+	default: // the API server does not answer or is slow; the log has the same information
 	}
 }
 
-// warn reports that something about the node did not go as it should.
+// warn records a warning about the node.
 func (r *recorder) warn(why reason, note string) { r.record(r.node, v1.EventTypeWarning, why, note) }
 
-// refusal reports what the kernel does not take, or takes again.
+// refusal records that the kernel refuses service ports, or accepts them again.
 func (r *recorder) refusal(e refusalEvent) {
 	about, note, why := r.node, e.note, reasonRefused
 	if e.service.Name != "" {
@@ -120,22 +119,22 @@ func serviceReference(n types.NamespacedName) v1.ObjectReference {
 	return v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: n.Namespace, Name: n.Name}
 }
 
-// last reports why the daemon ends, and returns when that is on record: events
-// that are sent in the background would end with the process.
-func (r *recorder) last(ctx context.Context, why reason, note string) {
+// recordFinal records why the daemon ends. Unlike record, it waits until the API
+// server has the event, because queued events are lost when the process ends.
+func (r *recorder) recordFinal(ctx context.Context, why reason, note string) {
 	if r.client == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, lastEventTime)
+	ctx, cancel := context.WithTimeout(ctx, finalEventTimeout)
 	defer cancel()
-	if err := r.file(ctx, newEvent(r.node, v1.EventTypeWarning, why, note)); err != nil {
-		klog.FromContext(ctx).Error(err, "Event was not sent", "reason", why.name)
+	if err := r.write(ctx, newEvent(r.node, v1.EventTypeWarning, why, note)); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not write an event, it is lost", "reason", why.name)
 	}
 }
 
 func newEvent(about v1.ObjectReference, kind string, why reason, note string) *eventsv1.Event {
 	now := metav1.NowMicro()
-	host, _ := os.Hostname() // who reports is for people to read, and may be cut short
+	host, _ := os.Hostname() // only informative, so it may be empty
 	return &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:      eventnames.GenerateEventName(about.Name, now.UnixNano()),
@@ -148,7 +147,7 @@ func newEvent(about v1.ObjectReference, kind string, why reason, note string) *e
 	}
 }
 
-// merge returns the event to file: e, or the one of late that e repeats.
+// merge returns the event to write: e, or the recent event that e repeats.
 func (r *recorder) merge(e *eventsv1.Event) *eventsv1.Event {
 	for key, old := range r.sent {
 		last := old.EventTime
@@ -173,25 +172,25 @@ func (r *recorder) merge(e *eventsv1.Event) *eventsv1.Event {
 	return old
 }
 
-// send files an event, and tries again when the API server does not answer.
+// send writes an event, and retries if the API server does not answer.
 func (r *recorder) send(ctx context.Context, e *eventsv1.Event) {
 	var err error
-	// Not all nodes try at once.
-	tries := wait.Backoff{Steps: eventTries, Duration: eventPause, Factor: 1, Jitter: 0.25}
-	_ = wait.ExponentialBackoffWithContext(ctx, tries, func(ctx context.Context) (bool, error) {
-		err = r.file(ctx, e)
+	// Jitter keeps nodes from retrying at the same time.
+	backoff := wait.Backoff{Steps: eventTries, Duration: eventPause, Factor: 1, Jitter: 0.25}
+	_ = wait.ExponentialBackoffWithContext(ctx, backoff, func(ctx context.Context) (bool, error) {
+		err = r.write(ctx, e)
 		answered := apierrors.APIStatus(nil)
-		return err == nil || errors.As(err, &answered), nil // it would answer the same again
+		return err == nil || errors.As(err, &answered), nil // an answer, even a rejection, is final
 	})
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Event was not sent", "reason", e.Reason)
+		klog.FromContext(ctx).Error(err, "Could not write an event, it is lost", "reason", e.Reason)
 	}
 }
 
-// file tells the API server of a new event, or of a new count of one, which the
-// server may have forgotten by then. An event that is there already was filed by
-// a try whose answer was lost.
-func (r *recorder) file(ctx context.Context, e *eventsv1.Event) error {
+// write creates an event, or updates its count. If the server no longer has the
+// event, it is created again. An event that already exists was created by an
+// attempt whose answer was lost.
+func (r *recorder) write(ctx context.Context, e *eventsv1.Event) error {
 	at := func(request *rest.Request) *rest.Request {
 		return request.AbsPath(apiclient.Path(eventsv1.GroupName)).Namespace(e.Namespace).Resource("events")
 	}

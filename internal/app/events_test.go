@@ -103,7 +103,7 @@ func TestEventsSayWhatHappened(t *testing.T) {
 		r.record(r.node, v1.EventTypeNormal, reasonStarting, "")
 		r.record(shopService("cart"), v1.EventTypeWarning, reasonServiceHealth, strings.Repeat("é", maxNote))
 		synctest.Wait()
-		r.last(t.Context(), reasonHealthPort, "in use")
+		r.recordFinal(t.Context(), reasonHealthPort, "in use")
 		if len(s.events) != 3 {
 			t.Fatalf("%d events, want 3", len(s.events))
 		}
@@ -155,9 +155,9 @@ func TestRepeatedEventsAreCounted(t *testing.T) {
 	})
 }
 
-// TestEventsNeverHoldAnybodyUp reports much more than an API server that does not
-// answer can be told.
-func TestEventsNeverHoldAnybodyUp(t *testing.T) {
+// TestEventsNeverBlock records many more events than fit into the queue while the
+// API server does not answer.
+func TestEventsNeverBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &apiServer{answers: []int{0}}
 		ctx, cancel := context.WithCancel(t.Context())

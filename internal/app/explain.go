@@ -23,13 +23,14 @@ import (
 	"sluice/internal/statusapi"
 )
 
-const explainHelp = `Explain says what happens to the first packet of a connection, and why: whose it
-is, where it may go, which endpoints are not used, and whether the kernel agrees.
+const explainHelp = `Explain what happens to the first packet of a connection, and why: which Service
+it belongs to, where it may go, which endpoints are not used, and whether the
+kernel agrees.
 
-It asks the daemon of this node, or with --manifests it reads a folder as the
-daemon would, on any system and without root. Reasons are listed in
-docs/explain.md, with what to do about each. The exit code is 0 if all is well, 1
-if there is something to find, 2 if the question cannot be answered.`
+The answer comes from the daemon of this node, or with --manifests from a folder,
+which is read as the daemon would, on any system and without root. Reasons are
+listed in docs/explain.md, with what to do about each. The exit code is 0 if all
+is well, 1 if there is a finding, 2 if the question cannot be answered.`
 
 const explainExamples = `  sluice explain default/web
   sluice explain 10.96.0.10:80 --from 10.244.1.5
@@ -37,24 +38,24 @@ const explainExamples = `  sluice explain default/web
   sluice explain 192.0.2.10:30080 --from 203.0.113.7 --in eth0 -o json
   sluice explain default/web --manifests ./examples --hostname-override node-1`
 
-// traceTime is how long --trace waits for a packet unless it is told.
+// traceTime is how long --trace without a value waits for a packet.
 const traceTime = 10 * time.Second
 
 type explainOptions struct {
-	daemon *Options // for a folder
+	daemon *Options // the daemon's flags, for a folder
 	to     string
 	cli.ExplainOptions
 	socket        string
 	nodeAddresses []string
-	try           bool          // a real connection
-	trace         time.Duration // how long to wait for a packet to follow; 0: none is
+	try           bool          // make a real connection
+	trace         time.Duration // how long to wait for a packet to trace; 0: do not trace
 }
 
 func newExplainCommand() *cobra.Command {
 	o := &explainOptions{daemon: NewOptions()}
 	cmd := cli.Answering(&cobra.Command{
 		Use:     "explain ADDR:PORT | NAMESPACE/SERVICE[:PORT]",
-		Short:   "Say what happens to a packet, and why",
+		Short:   "Explain what happens to a packet, and why",
 		Long:    explainHelp,
 		Example: explainExamples,
 		Args:    oneTarget,
@@ -64,14 +65,14 @@ func newExplainCommand() *cobra.Command {
 		},
 	})
 	f := cmd.Flags()
-	f.SortFlags = false // those of the daemon come last
+	f.SortFlags = false // the daemon's flags come last
 	o.AddFlags(f)
 	socketFlag(f, &o.socket)
-	f.BoolVar(&o.try, "connect", false, "also try it with a real TCP connection from this node")
-	f.DurationVar(&o.trace, "trace", 0, "also follow a real packet through all rules of nf_tables: one of this node's, or the client's next one within this `TIME`")
+	f.BoolVar(&o.try, "connect", false, "also make a real TCP connection from this node")
+	f.DurationVar(&o.trace, "trace", 0, "also trace a real packet through all rules of nf_tables: one sent by this node, or the client's next one within this `TIME`")
 	f.Lookup("trace").NoOptDefVal = traceTime.String()
 	f.StringSliceVar(&o.nodeAddresses, "node-addresses", nil, "with --manifests: `IPS` of the node besides its Node object's")
-	f.AddFlagSet(o.daemon.some(offlineFlags...))
+	f.AddFlagSet(o.daemon.flagSubset(offlineFlags...))
 	completeFlag(cmd, "output", cli.ExplainFormats)
 	completeMode(cmd)
 	cmd.ValidArgsFunction = completeServices(&o.socket)
@@ -80,7 +81,7 @@ func newExplainCommand() *cobra.Command {
 
 func oneTarget(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return fmt.Errorf("%d targets were given: give one, ADDR:PORT or NAMESPACE/SERVICE[:PORT]", len(args))
+		return fmt.Errorf("got %d targets: give one, ADDR:PORT or NAMESPACE/SERVICE[:PORT]", len(args))
 	}
 	return nil
 }
@@ -105,13 +106,13 @@ func (o *explainOptions) run(cmd *cobra.Command) error {
 func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, error) {
 	if cmd.Flags().Changed("manifests") {
 		if o.try || o.trace > 0 {
-			return nil, errors.New("--connect and --trace need the rules of a running daemon, --manifests DIR has none")
+			return nil, errors.New("--connect and --trace need the rules of a running daemon: leave out --manifests")
 		}
 		return o.offline(cmd.Context())
 	}
 	for _, name := range append([]string{"node-addresses"}, offlineFlags...) {
 		if cmd.Flags().Changed(name) {
-			return nil, fmt.Errorf("--%s goes with --manifests DIR: a daemon has been told its own", name)
+			return nil, fmt.Errorf("--%s needs --manifests DIR: a running daemon uses its own flags", name)
 		}
 	}
 	e, err := o.ask(cmd.Context())
@@ -119,7 +120,7 @@ func (o *explainOptions) explain(cmd *cobra.Command) (*statusapi.Explanation, er
 		e, err = o.connect(cmd.Context(), e)
 	}
 	if err == nil && o.trace > 0 {
-		e.Trace, err = o.follow(cmd.Context(), cmd.ErrOrStderr(), e)
+		e.Trace, err = o.runTrace(cmd.Context(), cmd.ErrOrStderr(), e)
 	}
 	return e, err
 }
@@ -129,16 +130,16 @@ func (o *explainOptions) ask(ctx context.Context) (*statusapi.Explanation, error
 	return e, statusapi.AtSocket(o.socket).Get(ctx, statusapi.ExplainPath, o.Query(o.to), e)
 }
 
-// offline answers from a folder.
+// offline explains from a folder of manifests.
 func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, error) {
-	ctx = klog.NewContext(ctx, logr.Discard()) // what matters of it is in the answer
-	var known []netip.Addr
+	ctx = klog.NewContext(ctx, logr.Discard()) // the answer contains what matters
+	var local []netip.Addr
 	for _, text := range o.nodeAddresses {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
 			return nil, fmt.Errorf("--node-addresses: %q is not an IP address", text)
 		}
-		known = append(known, a.Unmap())
+		local = append(local, a.Unmap())
 	}
 	p, err := o.daemon.offlinePlan()
 	if err != nil {
@@ -148,10 +149,10 @@ func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, e
 	if err != nil {
 		return nil, err
 	}
-	known = append(known, s.resolver.State().Node.IPs...)
+	local = append(local, s.resolver.State().Node.IPs...)
 	w := explain.World{
 		Resolver: s.resolver, Mode: string(p.config.Mode), Unserved: unserved(s.objects, proxy.Families[:]),
-		Local: func(a netip.Addr) bool { return slices.Contains(known, a) },
+		Local: func(a netip.Addr) bool { return slices.Contains(local, a) },
 	}
 	a, err := w.Explain(explain.Question{To: o.to, From: o.From, Protocol: o.Protocol, In: o.In})
 	if err != nil {
@@ -159,7 +160,7 @@ func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, e
 	}
 	if !hasNode(s.objects, p.node) {
 		a.Notes = append(a.Notes, fmt.Sprintf("the folder has no Node %s, so its zone and addresses are not known: "+
-			"--hostname-override names the node", p.node))
+			"give the node's name with --hostname-override", p.node))
 	}
 	for _, f := range s.files {
 		a.Notes = append(a.Notes, f.String())
@@ -167,8 +168,8 @@ func (o *explainOptions) offline(ctx context.Context) (*statusapi.Explanation, e
 	return a.Explanation, nil
 }
 
-// unserved returns the Services that this proxy does not serve, or not on a node
-// that serves some families.
+// unserved returns the Services that this proxy does not serve at all, or not on a
+// node with these families.
 func unserved(objects []metav1.Object, families []proxy.Family) []explain.Unserved {
 	out := []explain.Unserved{}
 	for _, o := range objects {
@@ -189,12 +190,13 @@ func unserved(objects []metav1.Object, families []proxy.Family) []explain.Unserv
 	return out
 }
 
-// whyUnserved says why a Service with some addresses is not served; nothing: it is.
+// whyUnserved returns why a Service with these addresses is not served. The reason
+// is empty if it is served.
 func whyUnserved(s *v1.Service, addresses []netip.Addr, families []proxy.Family) (statusapi.Reason, string) {
 	served := func(a netip.Addr) bool { return slices.Contains(families, proxy.FamilyOf(a)) }
 	switch other, labelled := s.Labels[source.LabelServiceProxyName]; {
 	case labelled:
-		return statusapi.OtherProxy, fmt.Sprintf("label %s gives it to proxy %q", source.LabelServiceProxyName, other)
+		return statusapi.OtherProxy, fmt.Sprintf("label %s assigns it to proxy %q", source.LabelServiceProxyName, other)
 	case !source.WantsService(s):
 		return statusapi.Headless, "it is headless, so clients connect to its pods"
 	case s.Spec.Type == v1.ServiceTypeExternalName:
@@ -207,18 +209,18 @@ func whyUnserved(s *v1.Service, addresses []netip.Addr, families []proxy.Family)
 	return "", ""
 }
 
-// connectTime is how long a connection that is tried may take. The kernel sends
-// the first packet again after one second.
-const connectTime = 3 * time.Second
+// connectTimeout limits the connection of --connect. The kernel sends the first
+// packet again after one second.
+const connectTimeout = 3 * time.Second
 
-// connect tries what was explained with a real connection from this node. It is
-// explained once more while that is open, with the address that it has, so that
-// the client's flows tell which endpoint answered.
+// connect makes a real connection to the explained target from this node. While it
+// is open, it asks for another explanation, with the connection's source address,
+// whose flows show which endpoint answered.
 func (o *explainOptions) connect(ctx context.Context, e *statusapi.Explanation) (*statusapi.Explanation, error) {
 	if e.Packet.To == "" || e.Packet.Protocol != "TCP" {
-		return nil, fmt.Errorf("--connect: only TCP has a handshake that can be seen, this is %s to %q", e.Packet.Protocol, e.Packet.To)
+		return nil, fmt.Errorf("--connect: only TCP has a handshake to observe, and this is %s to %q", e.Packet.Protocol, e.Packet.To)
 	}
-	d := net.Dialer{Timeout: connectTime}
+	d := net.Dialer{Timeout: connectTimeout}
 	if o.From != "" {
 		from, err := netip.ParseAddr(o.From)
 		if err != nil {
@@ -226,11 +228,11 @@ func (o *explainOptions) connect(ctx context.Context, e *statusapi.Explanation) 
 		}
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
 	}
-	began := time.Now()
+	started := time.Now()
 	c, err := d.DialContext(ctx, "tcp", e.Packet.To)
-	h := &statusapi.Handshake{Seconds: time.Since(began).Seconds()}
+	h := &statusapi.Handshake{Seconds: time.Since(started).Seconds()}
 	if errors.Is(err, syscall.EADDRNOTAVAIL) {
-		return nil, fmt.Errorf("--connect goes out from this node, and %s is not its address: leave --from out", o.From)
+		return nil, fmt.Errorf("--connect: %s is not an address of this node, from which it connects: leave out --from", o.From)
 	}
 	if err != nil {
 		if op, ok := errors.AsType[*net.OpError](err); ok {
@@ -239,7 +241,7 @@ func (o *explainOptions) connect(ctx context.Context, e *statusapi.Explanation) 
 		h.Error = err.Error()
 		e.Handshake = h
 		if e.Reason == statusapi.Forwarded {
-			e.Try = append(e.Try, "connect to each endpoint directly: its server, a network policy or the way back may be at fault")
+			e.Try = append(e.Try, "connect to each endpoint directly: its server, a network policy or the route back may be the cause")
 		}
 		return e, nil
 	}

@@ -14,7 +14,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// exitOf returns what the process would exit with.
+// exitOf returns the exit code of the process for an error.
 func exitOf(err error) int {
 	if exit, ok := errors.AsType[*cli.ExitError](err); ok {
 		return exit.Code
@@ -25,7 +25,7 @@ func exitOf(err error) int {
 	return 0
 }
 
-// folderOf returns a folder that has one file.
+// folderOf returns a folder with one file.
 func folderOf(t *testing.T, text string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,7 +35,7 @@ func folderOf(t *testing.T, text string) string {
 	return dir
 }
 
-// TestExplainFolder asks about a folder, without a daemon and a kernel.
+// TestExplainFolder explains a folder, without a daemon or a kernel.
 func TestExplainFolder(t *testing.T) {
 	dir := folderOf(t, `
 {apiVersion: v1, kind: Node, metadata: {name: node-1}, status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}}
@@ -83,7 +83,7 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 		{[]string{"default/web:81"}, 2, "no port 81 of Service default/web"},
 		{[]string{"default/web", "--from", "::1"}, 2, "has no address of that family"},
 		{[]string{"default/web", "--node-addresses", "x"}, 2, `--node-addresses: "x" is not an IP address`},
-		{[]string{}, 2, "0 targets were given"},
+		{[]string{}, 2, "got 0 targets"},
 		{[]string{"default/web", "--form", "10.0.0.1"}, 2, "--form"},
 	}
 	for _, tt := range tests {
@@ -98,13 +98,14 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 	}
 }
 
-// TestExplainLive asks a daemon, and says in one line why one cannot be asked.
+// TestExplainLive queries a daemon, and checks that one which does not answer is
+// reported in one line.
 func TestExplainLive(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	if _, err := execute(t, "explain", "default/web", "--socket", socket); exitOf(err) != 2 || !strings.Contains(err.Error(), "is sluice running") {
 		t.Errorf("without a daemon: %v", err)
 	}
-	if _, err := execute(t, "explain", "default/web", "--cluster-cidr", "10.0.0.0/8"); exitOf(err) != 2 || !strings.Contains(err.Error(), "goes with --manifests DIR") {
+	if _, err := execute(t, "explain", "default/web", "--cluster-cidr", "10.0.0.0/8"); exitOf(err) != 2 || !strings.Contains(err.Error(), "needs --manifests DIR") {
 		t.Errorf("with what a daemon was told: %v", err)
 	}
 	l, err := net.Listen("unix", socket)
@@ -129,7 +130,8 @@ func TestExplainLive(t *testing.T) {
 	}
 }
 
-// TestExplainConnect makes a real connection, and tells who answered or why nobody did.
+// TestExplainConnect makes a real connection, and checks that the endpoint which
+// answered is named, or why none did.
 func TestExplainConnect(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -167,7 +169,7 @@ func TestExplainConnect(t *testing.T) {
 	if out, err := connect(); exitOf(err) != 1 || !strings.Contains(out, "Connect    FAILED after ") || !strings.Contains(out, "refused") {
 		t.Errorf("nobody there: exit %d\n%s", exitOf(err), out)
 	}
-	if _, err := connect("--from", "192.0.2.9"); exitOf(err) != 2 || !strings.Contains(err.Error(), "192.0.2.9 is not its address") {
+	if _, err := connect("--from", "192.0.2.9"); exitOf(err) != 2 || !strings.Contains(err.Error(), "192.0.2.9 is not an address of this node") {
 		t.Errorf("from an address that is not the node's: %v", err)
 	}
 	protocol = "UDP"

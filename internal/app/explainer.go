@@ -25,51 +25,52 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// flowsShown is how many open flows an answer lists.
-const flowsShown = 16
+// maxFlowsListed is how many open flows an explanation lists.
+const maxFlowsListed = 16
 
-// explainer answers questions about what the engine knows and the kernel has.
+// explainer returns the function that answers explain queries from the engine's
+// state and, if a row is found, from the kernel.
 func (s *ProxyServer) explainer(e *engine.Engine) func(context.Context, url.Values) (*statusapi.Explanation, error) {
 	return func(ctx context.Context, q url.Values) (*statusapi.Explanation, error) {
 		var a *explain.Answer
-		var err, failed error
-		on := func(a netip.Addr) string {
+		var err, linkErr error
+		linkOf := func(a netip.Addr) string {
 			name, err := link.Conn{}.Local(a)
-			failed = errors.Join(failed, err)
+			linkErr = errors.Join(linkErr, err)
 			return name
 		}
-		ask := func(others []explain.Unserved) {
+		answer := func(unserved []explain.Unserved) {
 			e.Look(func(v engine.View) {
 				w := explain.World{
-					Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v, Families: s.families, Unserved: others,
-					Local: func(a netip.Addr) bool { return on(a) != "" },
-					Held:  func(a netip.Addr) bool { return on(a) == mode.IPVSLink },
+					Resolver: v.Resolver, Mode: string(s.plan.config.Mode), View: &v, Families: s.families, Unserved: unserved,
+					Local: func(a netip.Addr) bool { return linkOf(a) != "" },
+					Held:  func(a netip.Addr) bool { return linkOf(a) == mode.IPVSLink },
 				}
 				a, err = w.Explain(explain.Question{To: q.Get("to"), From: q.Get("from"), Protocol: q.Get("proto"), In: q.Get("in")})
 			})
 		}
-		ask(nil)
+		answer(nil)
 		if errors.As(err, new(*explain.UnknownError)) || err == nil && a.NoServiceFound() {
-			if others := s.plan.from.unserved(ctx, q.Get("to"), s.families); others != nil {
-				ask(others)
+			if unserved := s.plan.source.unserved(ctx, q.Get("to"), s.families); unserved != nil {
+				answer(unserved)
 			}
 		}
-		if failed != nil {
-			return nil, failed
+		if linkErr != nil {
+			return nil, linkErr
 		}
 		if err != nil {
 			return nil, &statusapi.ResponseError{Code: http.StatusBadRequest, Message: err.Error()}
 		}
 		if what, ok := a.Inspection(); ok {
 			a.Compare(e.Inspect(ctx, what))
-			s.openFlowsOf(ctx, a)
+			s.addOpenFlows(ctx, a)
 		}
 		return a.Explanation, nil
 	}
 }
 
-// openFlowsOf adds the connections that the client has open already.
-func (s *ProxyServer) openFlowsOf(ctx context.Context, a *explain.Answer) {
+// addOpenFlows adds the client's open connections to an answer.
+func (s *ProxyServer) addOpenFlows(ctx context.Context, a *explain.Answer) {
 	a.Flows = &statusapi.OpenFlows{Except: s.mode.Unseen}
 	if s.mode.Flows == nil {
 		a.Flows.Unknown = "this mode carries connections itself"
@@ -86,7 +87,7 @@ func (s *ProxyServer) openFlowsOf(ctx context.Context, a *explain.Answer) {
 		f := ct.Filter{IPv6: p.Dst.Addr().Is6(), Protocol: uint8(p.Protocol), Src: p.Src, Dst: p.Dst}
 		open, err = flows.Dump(ctx, f, func(f *ct.Flow) bool { return f.Translated && !f.Closed })
 		for _, f := range open {
-			if a.Flows.Total++; len(a.Flows.Items) < flowsShown {
+			if a.Flows.Total++; len(a.Flows.Items) < maxFlowsListed {
 				a.Flows.Items = append(a.Flows.Items, statusapi.OpenFlow{
 					Client: f.Orig.Src.String(), Endpoint: f.Reply.Src.String(), Stale: !a.IsCandidate(f.Reply.Src),
 				})
@@ -99,12 +100,12 @@ func (s *ProxyServer) openFlowsOf(ctx context.Context, a *explain.Answer) {
 	}
 }
 
-// unservedTime is how long the API server may take to tell of a Service.
-const unservedTime = 3 * time.Second
+// unservedTimeout limits a request for Services that are not served.
+const unservedTimeout = 3 * time.Second
 
-// unserved looks for Services that this proxy does not serve, by the name or the
-// address that somebody asks about. They are not watched, so they are asked for
-// when it matters. Nil: it cannot be known.
+// unserved returns Services that this proxy does not serve and that match the
+// target of a query, a name or an address. They are not watched, so they are read
+// when a query needs them. It returns nil if they cannot be read.
 func (s objectSource) unserved(ctx context.Context, to string, families []proxy.Family) []explain.Unserved {
 	if s.manifests != "" {
 		return s.unservedOfFolder(ctx, families)
@@ -121,11 +122,11 @@ func (s objectSource) unserved(ctx context.Context, to string, families []proxy.
 	default:
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, unservedTime)
+	ctx, cancel := context.WithTimeout(ctx, unservedTimeout)
 	defer cancel()
 	var list v1.ServiceList
 	if err := request.Do(ctx).Into(&list); err != nil {
-		klog.FromContext(ctx).V(2).Info("The API server does not tell of a Service that is not served", "asked", to, "err", err)
+		klog.FromContext(ctx).V(2).Info("Could not ask the API server for Services that are not served", "target", to, "err", err)
 		return nil
 	}
 	objects := make([]metav1.Object, 0, len(list.Items))
@@ -136,7 +137,7 @@ func (s objectSource) unserved(ctx context.Context, to string, families []proxy.
 }
 
 func (s objectSource) unservedOfFolder(ctx context.Context, families []proxy.Family) []explain.Unserved {
-	select { // one at a time, as a folder takes ten times its size to read
+	select { // one at a time, because reading a folder takes ten times its size in memory
 	case s.reading <- struct{}{}:
 		defer func() { <-s.reading }()
 	case <-ctx.Done():

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
-	_ "k8s.io/component-base/logs/json/register" // makes --logging-format=json known
+	_ "k8s.io/component-base/logs/json/register" // registers --logging-format=json
 
 	"sluice/internal/apiobject"
 	"sluice/internal/config"
@@ -19,30 +19,30 @@ import (
 	"sluice/internal/proxy"
 )
 
-// flag is a line of the help text.
+// flag is a flag of the command line.
 type flag struct {
 	name string
-	to   any // a pointer to what it sets, or the field of a configuration file that it sets, by name
+	to   any // a pointer to its variable, or the name of the configuration file's field that it sets
 	help string
 }
 
-// hidden are flags that help does not show.
+// hidden are the flags that help does not show.
 var hidden = []string{
 	"healthz-port", "metrics-port", "boot-id-file", "machine-id-file",
 	"log-text-split-stream", "log-text-info-buffer-size", "log-json-split-stream", "log-json-info-buffer-size",
 }
 
-// nodeField is the one field whose flag wins over the file.
+// nodeField is the only field whose flag overrides the file.
 const nodeField = "hostnameOverride"
 
-// The flags, in the groups and the order that help shows. A flag for another
-// field of the file is one more line here.
+// The flags follow, in the groups and the order of help. A flag for another field
+// of the file is one more line here.
 
 func (o *Options) processFlags() {
-	o.group("Where Services come from (one of them; none: the cluster this runs in)", []flag{
+	o.group("Where Services are read from (without any: the cluster this runs in)", []flag{
 		{"manifests", &o.Manifests, "read and watch the YAML and JSON files in `DIR`; no cluster is needed"},
-		{"kubeconfig", "clientConnection.kubeconfig", "reach the API server as this `FILE` says"},
-		{"master", &o.Master, "reach the API server at this `URL`, whatever the kubeconfig says"},
+		{"kubeconfig", "clientConnection.kubeconfig", "connect to the API server as configured in this `FILE`"},
+		{"master", &o.Master, "connect to the API server at this `URL`, overriding the kubeconfig"},
 		{"kube-api-content-type", "clientConnection.contentType", "use this content `TYPE` with the API server"},
 		{"kube-api-qps", "clientConnection.qps", "send at most this `NUMBER` of requests a second"},
 		{"kube-api-burst", "clientConnection.burst", "send at most this `NUMBER` of requests at once"},
@@ -57,9 +57,9 @@ func (o *Options) processFlags() {
 	})
 	o.group("This node", []flag{
 		{"hostname-override", nodeField, "use this `NAME` for the node instead of the host's"},
-		{"bind-address", "bindAddress", "use this `IP` as the node's instead of what its Node object says; an " +
-			"unspecified address changes nothing"},
-		{"oom-score-adj", "oomScoreAdj", "`SCORE` from -1000 to 1000; the lower, the later the kernel ends this " +
+		{"bind-address", "bindAddress", "use this `IP` as the node's instead of those in its Node object; an " +
+			"unspecified address is ignored"},
+		{"oom-score-adj", "oomScoreAdj", "`SCORE` from -1000 to 1000; the lower, the less likely the kernel kills this " +
 			"process when memory is short"},
 	})
 }
@@ -67,10 +67,10 @@ func (o *Options) processFlags() {
 func (o *Options) trafficFlags() {
 	o.group("Traffic", []flag{
 		{"proxy-mode", "mode", "program the kernel in this `MODE`: " + dataplane.Names(" or ") + "; without it, the " +
-			"best that the kernel can do, or what the host needs"},
+			"mode that the host requires, or the best that the kernel supports"},
 		{"load-balancing", &o.LoadBalancing, "choose endpoints by this `METHOD`: " +
 			proxy.BalancingWords(proxy.Balancings[:]) + ", if the mode supports it; a Service can override it; without it, " +
-			"the mode's own"},
+			"the mode's default"},
 		{"reject-with-tcp-reset", &o.ResetTCP, "refuse TCP connections with a reset instead of an ICMP error, which the " +
 			"kernel limits to one a second for each client"},
 		{"cluster-cidr", "clusterCIDR", "`CIDRS` of the pods in the cluster: one, or one of each family, separated " +
@@ -83,20 +83,20 @@ func (o *Options) trafficFlags() {
 			"InterfaceNamePrefix"},
 		{"masquerade-all", "iptables.masqueradeAll", "masquerade all traffic to ClusterIPs, which hides the client's " +
 			"address"},
-		{"nodeport-addresses", "nodePortAddresses", "open NodePorts on the node's addresses within these `CIDRS`, by " +
-			"the word primary (the default if mode nftables is named) on those of its Node object, by localhost on " +
-			"loopback addresses (IPv4), by all on every one; they can be combined"},
+		{"nodeport-addresses", "nodePortAddresses", "open NodePorts on the node's addresses within these `CIDRS`, or " +
+			"given by words: primary (the default if mode nftables is named) means those of its Node object, localhost " +
+			"loopback addresses (IPv4), all every address; they can be combined"},
 		{apiobject.AllowedExternalIPs, &o.Allowed.ExternalIPs, "serve spec.externalIPs of Services only within these `CIDRS`; none: " +
-			"serve none; without it, all"},
+			"serve none of them; without the flag, all"},
 		{apiobject.AllowedLoadBalancerIPs, &o.Allowed.LoadBalancerIPs, "serve load-balancer IPs of Services only within these " +
-			"`CIDRS`; none: serve none; without it, all"},
+			"`CIDRS`; none: serve none of them; without the flag, all"},
 	})
 	o.group("Health and metrics", []flag{
 		{"healthz-bind-address", "healthzBindAddress", "answer health checks at this `IP` or IP:PORT; empty or none: " +
 			"do not"},
 		{"metrics-bind-address", "metricsBindAddress", "serve metrics at this `IP` or IP:PORT; empty or none: do not"},
-		{"bind-address-hard-fail", "bindAddressHardFail", "exit when one of these addresses cannot be bound, instead " +
-			"of trying again"},
+		{"bind-address-hard-fail", "bindAddressHardFail", "exit when one of these addresses cannot be bound, instead of " +
+			"retrying"},
 		{"profiling", "enableProfiling", "serve /debug/pprof and /debug/flags on the metrics server"},
 		{"show-hidden-metrics-for-version", "showHiddenMetricsForVersion", "also serve the metrics that were hidden " +
 			"after this `VERSION`; only the previous minor version is possible"},
@@ -108,15 +108,14 @@ func (o *Options) trafficFlags() {
 		{"healthz-port", new(int32(config.HealthzPort)), "deprecated: the port for --healthz-bind-address"},
 		{"metrics-port", new(int32(config.MetricsPort)), "deprecated: the port for --metrics-bind-address"},
 	})
-	o.group("Connection tracking (0 leaves what the kernel has)", []flag{
+	o.group("Connection tracking (0 leaves the kernel's setting)", []flag{
 		{"conntrack-max-per-core", "conntrack.maxPerCore", "track this `NUMBER` of connections for each CPU"},
 		{"conntrack-min", "conntrack.min", "track at least this `NUMBER` of connections, however few CPUs there are"},
 		{"conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout", "forget an idle TCP connection " +
 			"after this `TIME`"},
 		{"conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout", "forget a TCP connection in CLOSE_WAIT " +
 			"after this `TIME`"},
-		{"conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", "accept TCP packets whose sequence numbers are out of " +
-			"the window"},
+		{"conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", "accept TCP packets whose sequence numbers are outside the window"},
 		{"conntrack-udp-timeout", "conntrack.udpTimeout", "forget an unanswered UDP flow after this `TIME`"},
 		{"conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", "forget an answered UDP flow after this `TIME`"},
 	})
@@ -125,21 +124,21 @@ func (o *Options) trafficFlags() {
 			"packet mark, from 0 to 31; also in mode ipvs"},
 		{"iptables-localhost-nodeports", "iptables.localhostNodePorts", "also open NodePorts on 127.0.0.0/8; without " +
 			"effect if mode nftables or ipvs is named"},
-		{"iptables-sync-period", "iptables.syncPeriod", "`TIME` from one check of everything to the next; mode " +
-			"nftables unless given: 1h"},
-		{"iptables-min-sync-period", "iptables.minSyncPeriod", "`TIME` from one change of the rules to the next; " +
-			"unless given: none"},
+		{"iptables-sync-period", "iptables.syncPeriod", "compare all rules with the kernel's after this `TIME`; in mode " +
+			"nftables the default is 1h"},
+		{"iptables-min-sync-period", "iptables.minSyncPeriod", "wait at least this `TIME` between two changes of the rules; " +
+			"0 if the flag is not given"},
 	})
 	o.group("Mode ipvs", []flag{
-		{"ipvs-scheduler", "ipvs.scheduler", "`NAME` of the IPVS scheduler; rr unless given"},
-		{"ipvs-exclude-cidrs", "ipvs.excludeCIDRs", "leave the virtual servers within these `CIDRS` alone"},
+		{"ipvs-scheduler", "ipvs.scheduler", "`NAME` of the IPVS scheduler; the default is rr"},
+		{"ipvs-exclude-cidrs", "ipvs.excludeCIDRs", "do not change virtual servers within these `CIDRS`"},
 		{"ipvs-strict-arp", "ipvs.strictARP", "do not answer ARP for addresses of other interfaces"},
-		{"ipvs-sync-period", "ipvs.syncPeriod", "`TIME` from one check of everything to the next"},
-		{"ipvs-min-sync-period", "ipvs.minSyncPeriod", "`TIME` from one change of the rules to the next"},
-		{"ipvs-tcp-timeout", "ipvs.tcpTimeout", "forget an idle TCP session after this `TIME`; 0: as the kernel does"},
-		{"ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", "forget a TCP session this `TIME` after a FIN; 0: as the " +
-			"kernel does"},
-		{"ipvs-udp-timeout", "ipvs.udpTimeout", "forget an idle UDP session after this `TIME`; 0: as the kernel does"},
+		{"ipvs-sync-period", "ipvs.syncPeriod", "compare all rules with the kernel's after this `TIME`"},
+		{"ipvs-min-sync-period", "ipvs.minSyncPeriod", "wait at least this `TIME` between two changes of the rules"},
+		{"ipvs-tcp-timeout", "ipvs.tcpTimeout", "forget an idle TCP session after this `TIME`; 0: the kernel's default"},
+		{"ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", "forget a TCP session this `TIME` after a FIN; 0: the kernel's " +
+			"default"},
+		{"ipvs-udp-timeout", "ipvs.udpTimeout", "forget an idle UDP session after this `TIME`; 0: the kernel's default"},
 	})
 }
 
@@ -160,7 +159,7 @@ func (o *Options) relayFlags() {
 	o.group("Mode userspace", []flag{
 		{"userspace-dial-timeout", &o.Relay.DialTimeout, "try another endpoint when one does not answer within this `TIME`"},
 		{"userspace-dial-retries", &o.Relay.Retries, "try this `NUMBER` of other endpoints when one cannot be connected to"},
-		{"userspace-udp-timeout", &o.Relay.UDPTimeout, "end a UDP session that is silent for this `TIME`"},
+		{"userspace-udp-timeout", &o.Relay.UDPTimeout, "end a UDP session after this `TIME` without packets"},
 		{"userspace-max-connections", &o.Relay.MaxConnections, "refuse more than this `NUMBER` of connections, and of " +
 			"UDP sessions; 0: as many as the limit of open files allows"},
 		{"userspace-drain-timeout", &o.Relay.DrainTimeout, "when told to stop, serve open connections for up to this " +
@@ -172,29 +171,29 @@ const untrackedCIDRs = "ebpf-untracked-cidrs"
 
 func (o *Options) ebpfFlags() {
 	o.group("Mode ebpf", []flag{
-		{"cgroup-root", &o.EBPF.CgroupRoot, "serve the sockets in this `FOLDER` of a cgroup2; all unless given"},
+		{"cgroup-root", &o.EBPF.CgroupRoot, "serve the sockets of processes in this `FOLDER` of a cgroup2 file system; the default is all"},
 		{"bpf-root", &o.EBPF.BPFRoot, "keep programs and maps in this `FOLDER` of a BPF file system"},
-		{"ebpf-fallback", &o.EBPF.Fallback, "where the kernel cannot do it, say why and serve by the rules of mode nftables"},
+		{"ebpf-fallback", &o.EBPF.Fallback, "if the kernel does not support the mode, log why and use the rules of mode nftables only"},
 		{untrackedCIDRs, &o.Untracked, "do not track TCP and UDP connections between pods, which have addresses in these `CIDRS`, " +
 			"unless rules translate them; docs/modes.md lists benefits and costs"},
 	})
 }
 
-// windowsFlags also hides what is accepted there, as kube-proxy does, and can have no
-// effect.
+// windowsFlags adds the flags for Windows. It hides the flags that Windows accepts
+// only because kube-proxy does, and that have no effect there.
 func (o *Options) windowsFlags() {
 	o.group("Mode kernelspace", []flag{
-		{"network-name", "winkernel.networkName", "the pods are on the HNS network of this `NAME`; without it, as variable " +
-			"KUBE_NETWORK says"},
+		{"network-name", "winkernel.networkName", "`NAME` of the HNS network that pods are on; the default is the value of the " +
+			"environment variable KUBE_NETWORK"},
 		{"source-vip", "winkernel.sourceVip", "pods of an overlay network see this `IP` as their client, unless --enable-dsr"},
-		{"enable-dsr", "winkernel.enableDSR", "let endpoints answer clients of ClusterIPs directly, who stay visible to them"},
+		{"enable-dsr", "winkernel.enableDSR", "let endpoints answer clients of ClusterIPs directly, and see their addresses"},
 		{"root-hnsendpoint-name", "winkernel.rootHnsEndpointName", "`NAME` of the host's own HNS endpoint, which answers " +
 			"health checks"},
 		{"forward-healthcheck-vip", "winkernel.forwardHealthCheckVip", "answer health checks at load-balancer addresses, too"},
 	})
 	o.group("Windows", []flag{
-		{"windows-service", &o.Windows.Service, "run as a service: obey the service control manager, and log to the event log, " +
-			"too"},
+		{"windows-service", &o.Windows.Service, "run as a service, controlled by the service control manager, and log to the " +
+			"event log, too"},
 		{"windows-priorityclass", &o.Windows.PriorityClass, "give this process a priority `CLASS`: " +
 			strings.Join(priorityClasses, ", ")},
 	})
@@ -205,25 +204,26 @@ func (o *Options) windowsFlags() {
 
 func (o *Options) otherFlags() {
 	o.group("Other", []flag{
-		{"cleanup", &o.Cleanup, "remove all rules that a service proxy may have left in the kernel, then exit"},
-		{"init-only", &o.InitOnly, "do what needs the most privileges and no API server, then exit"},
-		{"version", &o.version, "print the version, or with raw all that is known of the build, then exit; with a " +
+		{"cleanup", &o.Cleanup, "remove all rules of service proxies, of kube-proxy as well, from the kernel, then exit"},
+		{"init-only", &o.InitOnly, "only prepare the node, which needs more privileges than serving and no API server, then exit"},
+		{"version", &o.version, "print the version, or with raw all details of the build, then exit; with a " +
 			"version like v1.2.3-more, report that one"},
 		{"help", new(bool), "print this text, then exit"},
-		// Command lines have these for a library that kube-proxy once had.
-		{"boot-id-file", new("/proc/sys/kernel/random/boot_id"), "accepted and not used"},
-		{"machine-id-file", new("/etc/machine-id,/var/lib/dbus/machine-id"), "accepted and not used"},
+		// Flags of a library that kube-proxy once used.
+		{"boot-id-file", new("/proc/sys/kernel/random/boot_id"), "accepted and ignored"},
+		{"machine-id-file", new("/etc/machine-id,/var/lib/dbus/machine-id"), "accepted and ignored"},
 	})
 	o.group("Logging", []flag{{"", &o.object.Logging, ""}})
 }
 
-// group adds flags. What they write to has the default that help shows.
+// group adds a group of flags. The current values of their variables are the
+// defaults that help shows.
 func (o *Options) group(title string, flags []flag) {
 	fs := pflag.NewFlagSet(title, pflag.ContinueOnError)
 	fs.SortFlags = false
 	for _, f := range flags {
 		if field, ok := f.to.(string); ok {
-			f.to = pointer(config.At(o.object, field))
+			f.to = pointer(config.Field(o.object, field))
 			o.fields[f.name] = field
 		}
 		f.add(fs)
@@ -235,8 +235,8 @@ func (o *Options) group(title string, flags []flag) {
 	o.groups = append(o.groups, fs)
 }
 
-// pointer returns a pointer to what a flag can set: not to a pointer, and to a
-// string whatever it is called.
+// pointer returns a pointer to a field, or to what the field points to. Fields of
+// string types become *string.
 func pointer(v reflect.Value) any {
 	p := reflect.Indirect(v).Addr()
 	if p.Elem().Kind() == reflect.String {
@@ -274,11 +274,12 @@ func (f flag) add(fs *pflag.FlagSet) {
 	}
 }
 
-func (o *Options) given() []*pflag.Flag {
+// changedFlags returns the flags that the command line sets.
+func (o *Options) changedFlags() []*pflag.Flag {
 	return slices.DeleteFunc(slices.Clone(o.flags), func(f *pflag.Flag) bool { return !f.Changed })
 }
 
-// flagOf returns the flag that sets a field; the field itself if none does.
+// flagOf returns the flag that sets a field, or the field itself if there is none.
 func (o *Options) flagOf(field string) string {
 	for flag, of := range o.fields {
 		if of == field {

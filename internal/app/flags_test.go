@@ -19,13 +19,13 @@ import (
 func parse(t *testing.T, args ...string) *Options {
 	t.Helper()
 	o := NewOptions()
-	if err := newCommand("sluice", o, steps{}).ParseFlags(args); err != nil {
+	if err := newCommand("sluice", o, actions{}).ParseFlags(args); err != nil {
 		t.Fatal(err)
 	}
 	return o
 }
 
-// configuration returns what a command line asks for.
+// configuration returns the configuration of a command line.
 func configuration(t *testing.T, args ...string) config.Configuration {
 	t.Helper()
 	read, err := parse(t, args...).read(config.NFTables)
@@ -72,14 +72,14 @@ func TestEveryFlagOfKubeProxy(t *testing.T) {
 	want["cgroup-root"], want["bpf-root"], want["ebpf-fallback"] = "", "/sys/fs/bpf/sluice", "false"
 	want["ebpf-untracked-cidrs"] = "[]"
 	got := map[string]string{}
-	newCommand("sluice", NewOptions(), steps{}).Flags().VisitAll(func(f *pflag.Flag) { got[f.Name] = f.DefValue })
+	newCommand("sluice", NewOptions(), actions{}).Flags().VisitAll(func(f *pflag.Flag) { got[f.Name] = f.DefValue })
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("flags and defaults mismatch (-want +got):\n%s", diff)
 	}
 }
 
-// TestFlagsReachTheConfiguration gives every flag that a file could stand for
-// and looks for its field in what changed.
+// TestFlagsReachTheConfiguration sets every flag that corresponds to a field of a
+// file, and checks that the field changes.
 func TestFlagsReachTheConfiguration(t *testing.T) {
 	args := map[string]string{
 		"hostname-override": "me",
@@ -150,9 +150,9 @@ func TestFlagsForModeNFTables(t *testing.T) {
 	}
 }
 
-func TestGatesBecomeRules(t *testing.T) {
+func TestGatesReachTheResolver(t *testing.T) {
 	for args, want := range map[string]bool{"": false, "--feature-gates=AllowServiceExternalIPs=false": true} {
-		rules, err := plan{config: configuration(t, strings.Fields(args)...)}.rules(t.Context(), nil)
+		rules, err := plan{config: configuration(t, strings.Fields(args)...)}.resolveSettings(t.Context(), nil)
 		if err != nil || rules.IgnoreExternalIPs != want {
 			t.Errorf("%q: external IPs are ignored: %t, error %v", args, rules.IgnoreExternalIPs, err)
 		}
@@ -165,7 +165,7 @@ func TestGatesBecomeMetrics(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		openGates(gates)
+		applyGates(gates)
 	}
 	open(map[string]bool{"AllowServiceExternalIPs": false})
 	families, err := legacyregistry.DefaultGatherer.Gather()
@@ -194,7 +194,7 @@ func TestGatesBecomeMetrics(t *testing.T) {
 	}
 }
 
-func TestServersSwitchedOff(t *testing.T) {
+func TestServersDisabled(t *testing.T) {
 	const healthz, metrics = "0.0.0.0:10256", "127.0.0.1:10249"
 	tests := []struct{ args, healthz, metrics string }{
 		{"", healthz, metrics},

@@ -15,12 +15,12 @@ import (
 	"sluice/internal/dataplane/mode"
 )
 
-// windowsConfiguration returns what a command line asks for on Windows. Which modes
-// that system has is not checked here.
+// windowsConfiguration returns the configuration of a command line on Windows. It
+// does not check that Windows has the mode.
 func windowsConfiguration(t *testing.T, args ...string) (*Options, config.Configuration, error) {
 	t.Helper()
 	o := newOptions(systemWindows)
-	if err := newCommand("sluice", o, steps{}).ParseFlags(args); err != nil {
+	if err := newCommand("sluice", o, actions{}).ParseFlags(args); err != nil {
 		t.Fatal(err)
 	}
 	var p parsed
@@ -33,12 +33,12 @@ func windowsConfiguration(t *testing.T, args ...string) (*Options, config.Config
 	return o, c, err
 }
 
-// TestEveryFlagOfKubeProxyOnWindows compares the flags with those of Linux, which
-// another test has.
+// TestEveryFlagOfKubeProxyOnWindows compares the flags with those on Linux, which
+// TestEveryFlagOfKubeProxy checks.
 func TestEveryFlagOfKubeProxyOnWindows(t *testing.T) {
 	flags := func(system string) map[string]string {
 		all := map[string]string{}
-		newCommand("sluice", newOptions(system), steps{}).Flags().VisitAll(func(f *pflag.Flag) { all[f.Name] = f.DefValue })
+		newCommand("sluice", newOptions(system), actions{}).Flags().VisitAll(func(f *pflag.Flag) { all[f.Name] = f.DefValue })
 		return all
 	}
 	want := flags("linux")
@@ -57,7 +57,7 @@ func TestEveryFlagOfKubeProxyOnWindows(t *testing.T) {
 
 func TestHelpOnWindowsHasNoLinux(t *testing.T) {
 	var out strings.Builder
-	cmd := newCommand("sluice", newOptions(systemWindows), steps{})
+	cmd := newCommand("sluice", newOptions(systemWindows), actions{})
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"--help"})
 	if err := cmd.Execute(); err != nil {
@@ -73,7 +73,7 @@ func TestHelpOnWindowsHasNoLinux(t *testing.T) {
 	}
 }
 
-// TestWindowsSettings has the same said by flags and by a file.
+// TestWindowsSettings checks that flags and file give the same settings.
 func TestWindowsSettings(t *testing.T) {
 	t.Setenv("KUBE_NETWORK", "from the environment")
 	all := mode.Kernelspace{
@@ -116,13 +116,14 @@ func TestWindowsSourceVIP(t *testing.T) {
 			t.Errorf("%s: error %v, want one of a field", ip, err)
 			continue
 		}
-		if got, want := o.explain(wrong).Error(), `--source-vip "`+ip+`": not an IP address`; !strings.HasPrefix(got, want) {
+		if got, want := o.joinFieldErrors(wrong).Error(), `--source-vip "`+ip+`": must be an IP address`; !strings.HasPrefix(got, want) {
 			t.Errorf("error %q, want %q", got, want)
 		}
 	}
 }
 
-// TestRunAsService by who says so: a flag counts beside a file, as kube-proxy's does.
+// TestRunAsService checks that flag and file can both ask for a service: unlike
+// others, the flag applies together with a file, as in kube-proxy.
 func TestRunAsService(t *testing.T) {
 	asks := writeFile(t, header+"windowsRunAsService: true\n")
 	for args, want := range map[string]bool{

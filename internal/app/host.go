@@ -28,29 +28,29 @@ import (
 	"sluice/internal/source/manifest"
 )
 
-// initialise does what needs more privileges than serving, and needs no API
-// server for it.
+// initialise prepares the node for a daemon with fewer privileges: it sets the
+// host's settings that the daemon may not write. It needs no API server.
 func initialise(ctx context.Context, p plan) error {
 	c := p.config
-	// The kernel loads what it needs for the probe, connection tracking among
-	// it, so that its settings are there to be set. Whether programs can be attached
-	// to sockets is for the daemon to find out, which has the mounts for it.
+	// The probe comes first because it makes the kernel load modules, such as
+	// nf_conntrack, without which some settings do not exist. Whether eBPF programs
+	// can be attached is left to the daemon, which has the mounts for that.
 	o := *p.options
 	o.EBPF.Fallback = true
 	mode, settings, err := o.probeMode(ctx, c)
 	if err != nil {
 		return err
 	}
-	fitHost(ctx, p)
+	tuneHost(ctx, p)
 	if err := mode.Prepare(ctx, settings, opensLoopback(c)); err != nil {
-		klog.FromContext(ctx).Error(err, "NodePorts on loopback addresses are as they were, the daemon will try")
+		klog.FromContext(ctx).Error(err, "NodePorts on loopback addresses were not prepared, the daemon will try to do that")
 	}
 	klog.FromContext(ctx).Info("Prepared the node", "mode", c.Mode)
 	return nil
 }
 
-// opensLoopback reports whether loopback addresses take NodePorts, whatever the
-// addresses of the node are.
+// opensLoopback reports whether NodePorts are open on loopback addresses, which
+// does not depend on the addresses of the node.
 func opensLoopback(c config.Configuration) bool {
 	n := proxy.Node{LocalhostNodePorts: c.LocalhostNodePorts, NodePorts: c.NodePortAddresses.CIDRs}
 	if !c.NodePortAddresses.Primary && len(n.NodePorts) == 0 {
@@ -59,13 +59,13 @@ func opensLoopback(c config.Configuration) bool {
 	return n.OpensLoopback()
 }
 
-// fitHost fits the host to the proxy. What cannot be had is logged, returned, and
-// no reason to stop.
-func fitHost(ctx context.Context, p plan) []platform.Problem {
+// tuneHost changes settings of the host, and of this process, as the configuration
+// asks. It logs and returns what cannot be set; the proxy works without.
+func tuneHost(ctx context.Context, p plan) []platform.Problem {
 	logger := klog.FromContext(ctx)
 	if runtime.GOOS == systemWindows {
 		if err := setPriority(p.priority); err != nil {
-			logger.Error(err, "The priority class stays as it is", "wanted", p.options.Windows.PriorityClass)
+			logger.Error(err, "Cannot set the priority class, it stays as it is", "wanted", p.options.Windows.PriorityClass)
 		}
 		return nil
 	}
@@ -77,29 +77,29 @@ func fitHost(ctx context.Context, p plan) []platform.Problem {
 		logger.Info("Changed a setting of the host", "name", ch.Name, "old", ch.Old, "new", ch.New)
 	}
 	for _, p := range report.Problems {
-		logger.Info("Setting of the host is not as it should be", "problem", p.String())
+		logger.Info("Could not change a setting of the host", "problem", p.String())
 	}
 	return report.Problems
 }
 
-// nodeName returns the name of this node as its Node object has it: the
-// override if there is one, else the host's name.
+// nodeName returns the name of this node's Node object: the override if there is
+// one, otherwise the host's name, in lower case.
 func nodeName(override string) (string, error) {
 	name := override
 	if name == "" {
 		var err error
 		if name, err = os.Hostname(); err != nil {
-			return "", fmt.Errorf("ask the host for its name (--hostname-override gives another): %w", err)
+			return "", fmt.Errorf("get the host's name: %w; give the node's name with --hostname-override", err)
 		}
 	}
 	if name = strings.ToLower(strings.TrimSpace(name)); name == "" {
-		return "", errors.New("the host's name is blank (--hostname-override gives another)")
+		return "", errors.New("the host's name is blank; give the node's name with --hostname-override")
 	}
 	return name, nil
 }
 
-// enabledFamilies returns those that this host has switched on, and why one is missing.
-// On Windows the mode knows.
+// enabledFamilies returns the families that are enabled on this host, and why one
+// is missing. On Windows it returns both, and the mode finds out.
 func enabledFamilies() ([]proxy.Family, string) {
 	if runtime.GOOS == systemWindows {
 		return proxy.Families[:], ""
@@ -107,8 +107,8 @@ func enabledFamilies() ([]proxy.Family, string) {
 	return hostFamilies(os.DirFS("/proc"))
 }
 
-// hostFamilies returns the families that the host has switched on, and why one
-// is missing. A kernel without IPv6 and one that has it disabled are alike.
+// hostFamilies returns the families that are enabled according to a /proc file
+// system, and why one is missing. Disabled IPv6 counts as missing.
 func hostFamilies(proc fs.FS) (families []proxy.Family, missing string) {
 	if _, err := fs.Stat(proc, "net/if_inet6"); err != nil {
 		return []proxy.Family{proxy.IPv4}, "the kernel has no IPv6"
@@ -120,8 +120,8 @@ func hostFamilies(proc fs.FS) (families []proxy.Family, missing string) {
 	return proxy.Families[:], ""
 }
 
-// chooseMode returns the mode that the host needs, or else the best that the
-// kernel can do.
+// chooseMode returns the mode that the host requires, or else the best that the
+// kernel supports.
 func chooseMode(ctx context.Context, s dataplane.Settings) (config.ProxyMode, error) {
 	s.Families, _ = enabledFamilies()
 	return choose(ctx, dataplane.Modes(), s)
@@ -135,17 +135,17 @@ func choose(ctx context.Context, modes []dataplane.Mode, s dataplane.Settings) (
 	for _, m := range modes {
 		_, err := m.Probe(ctx, s)
 		if err == nil {
-			klog.FromContext(ctx).Info("No proxy mode is set, took the best that the kernel can do",
-				append([]any{"mode", m.Name}, because(strings.Join(reasons, "; "))...)...)
+			klog.FromContext(ctx).Info("No proxy mode is set, using the best that the kernel supports",
+				append([]any{"mode", m.Name}, reasonFields(strings.Join(reasons, "; "))...)...)
 			return m.Name, nil
 		}
 		reasons = append(reasons, fmt.Sprintf("%s: %v", m.Name, err))
 	}
-	return "", fmt.Errorf("no proxy mode is set and the kernel can do none of ours: %s", strings.Join(reasons, "; "))
+	return "", fmt.Errorf("no proxy mode is set and the kernel supports none: %s", strings.Join(reasons, "; "))
 }
 
-// because is a reason for the log, if there is one.
-func because(reason string) []any {
+// reasonFields returns a reason as key and value for the log, nil if it is empty.
+func reasonFields(reason string) []any {
 	if reason == "" {
 		return nil
 	}
@@ -153,7 +153,8 @@ func because(reason string) []any {
 }
 
 // neededMode returns the mode without which the host would lose traffic that it
-// had with kube-proxy's default; empty if there is none, or none to be had.
+// had with kube-proxy's default. It is empty if there is no such mode, or if the
+// kernel does not support it.
 func neededMode(ctx context.Context, modes []dataplane.Mode, s dataplane.Settings) config.ProxyMode {
 	logger := klog.FromContext(ctx)
 	for _, m := range modes {
@@ -162,24 +163,24 @@ func neededMode(ctx context.Context, modes []dataplane.Mode, s dataplane.Setting
 		}
 		why, err := m.Needed(ctx, s)
 		if err != nil {
-			logger.Error(err, "Cannot tell whether the host needs a mode, set one if Services get no answer", "mode", m.Name)
+			logger.Error(err, "Cannot determine whether the host requires this mode, set it if Services do not answer", "mode", m.Name)
 		}
 		if why == "" {
 			continue
 		}
 		if _, err := m.Probe(ctx, s); err != nil {
-			logger.Error(err, "The host needs a mode that is not to be had: Services get no answer unless rules of yours accept their traffic",
+			logger.Error(err, "The host requires a mode that the kernel does not support, Services do not answer unless the host's own rules accept their traffic",
 				"mode", m.Name, "because", why)
 			continue
 		}
-		logger.Info("No proxy mode is set, took the one that the host needs; where rules accept the traffic of Services, another can be set",
+		logger.Info("No proxy mode is set, using the one that the host requires; another can be set if the host's own rules accept the traffic of Services",
 			"mode", m.Name, "because", why)
 		return m.Name
 	}
 	return ""
 }
 
-// probeMode returns the mode of a configuration and how to open it.
+// probeMode returns the mode of a configuration and the settings to open it with.
 func (o *Options) probeMode(ctx context.Context, c config.Configuration) (dataplane.Mode, dataplane.Settings, error) {
 	mode, err := dataplane.Of(c.Mode)
 	if err != nil {
@@ -189,10 +190,11 @@ func (o *Options) probeMode(ctx context.Context, c config.Configuration) (datapl
 	return mode, s, err
 }
 
-// settingsOf returns what modes are told by flags and the configuration.
+// settingsOf returns the settings of modes by flags and configuration, without
+// families.
 func (o *Options) settingsOf(c config.Configuration) dataplane.Settings {
 	v, w, e := c.Object.IPVS, c.Object.Winkernel, o.EBPF
-	e.Untracked, _ = ranges(untrackedCIDRs, o.Untracked) // which the plan has checked
+	e.Untracked, _ = parseCIDRs(untrackedCIDRs, o.Untracked) // validated by Options.plan
 	return dataplane.Settings{
 		CountBytes: o.Traffic.Level == countBytes, ResetTCP: o.ResetTCP, Relay: o.Relay, EBPF: e, MasqueradeBit: uint8(c.MasqueradeBit),
 		IPVS: mode.IPVS{
@@ -207,8 +209,8 @@ func (o *Options) settingsOf(c config.Configuration) dataplane.Settings {
 	}
 }
 
-// probe returns how to open a mode: with the families that both the host and the
-// mode can serve.
+// probe returns the settings with the families that both the host and the mode
+// can serve. It is an error if there is none.
 func probe(ctx context.Context, mode dataplane.Mode, s dataplane.Settings) (dataplane.Settings, error) {
 	host, missing := enabledFamilies()
 	s.Families = host
@@ -223,12 +225,12 @@ func probe(ctx context.Context, mode dataplane.Mode, s dataplane.Settings) (data
 	return s, nil
 }
 
-// rules returns the rules by which rows are made.
-func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Settings, error) {
+// resolveSettings returns the settings by which the resolver makes rows.
+func (p plan) resolveSettings(ctx context.Context, families []proxy.Family) (resolve.Settings, error) {
 	c := p.config
 	s := resolve.Settings{
 		NodeName:          p.node,
-		NodeExpected:      p.from.manifests == "",
+		NodeExpected:      p.source.manifests == "",
 		Families:          families,
 		MasqueradeAll:     c.MasqueradeAll,
 		NodePortAddresses: resolve.NodePortAddresses(c.NodePortAddresses),
@@ -238,23 +240,23 @@ func (p plan) rules(ctx context.Context, families []proxy.Family) (resolve.Setti
 		Allowed:            p.allowed,
 		Balancing:          p.balancing,
 	}
-	p.detection(ctx, &s)
+	p.detectLocalPods(ctx, &s)
 	if c.BindAddress.IsValid() {
 		s.NodeIPs = append(s.NodeIPs, c.BindAddress)
 		return s, nil
 	}
-	if p.from.manifests == "" || !s.NodePortAddresses.Primary {
+	if p.source.manifests == "" || !s.NodePortAddresses.Primary {
 		return s, nil
 	}
-	// What is wrong with a file is reported by the source that watches it.
-	objects, _, err := manifest.Load(p.from.manifests)
+	// The source that watches the files reports their problems.
+	objects, _, err := manifest.Load(p.source.manifests)
 	if err != nil {
-		return s, fmt.Errorf("look for a Node in %s: %w", p.from.manifests, err)
+		return s, fmt.Errorf("find the Node in %s: %w", p.source.manifests, err)
 	}
 	if !hasNode(objects, p.node) {
 		s.NodePortAddresses.Primary = false
-		klog.FromContext(ctx).Info("No Node object tells the node's addresses, NodePorts are open on every local address",
-			"node", p.node, "folder", p.from.manifests)
+		klog.FromContext(ctx).Info("Found no Node object with the node's addresses, NodePorts are open on every local address",
+			"node", p.node, "folder", p.source.manifests)
 	}
 	return s, nil
 }
@@ -266,8 +268,8 @@ func hasNode(objects []metav1.Object, name string) bool {
 	})
 }
 
-// detection sets how our pods' traffic is recognised.
-func (p plan) detection(ctx context.Context, s *resolve.Settings) {
+// detectLocalPods sets how the traffic of this node's pods is recognised.
+func (p plan) detectLocalPods(ctx context.Context, s *resolve.Settings) {
 	switch o := p.config.Object; o.DetectLocalMode {
 	case config.LocalModeNodeCIDR:
 		s.NodeCIDRs = true
@@ -278,33 +280,33 @@ func (p plan) detection(ctx context.Context, s *resolve.Settings) {
 	default:
 		s.LocalPods.Sources = p.config.ClusterCIDRs
 		if len(s.LocalPods.Sources) == 0 {
-			klog.FromContext(ctx).Info("Without a cluster CIDR pods cannot be told from other clients, ClusterIP traffic is not masqueraded")
+			klog.FromContext(ctx).Info("Without a cluster CIDR pods cannot be distinguished from other clients, ClusterIP traffic is not masqueraded")
 		}
 	}
 }
 
-// takeOver removes what kube-proxy and our own other modes left, once our rules
-// are in force: never before, so that there is no moment without rules. What is
-// left would go on sending connections to endpoints that have long gone. It tries
-// again with growing waits what may yet succeed, looks again soon at what open
-// connections need, and then has nothing more to do until ctx ends.
+// takeOver removes the kernel objects of kube-proxy and of our own other modes,
+// which would continue to send connections to endpoints that no longer exist. It
+// waits until our rules are in force, so that there is no moment without rules.
+// Failures are retried with back-off. Objects that open connections still use are
+// retried every drainRecheck. When nothing is left, it waits until ctx ends.
 func (s *ProxyServer) takeOver(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	level := 0 // of saying that connections are open
+	level := 0 // verbosity of the message about open connections: it is shown once
 	var r *runner.BoundedFrequencyRunner
-	r = runner.New("remove what is left", func(ctx context.Context) error {
+	r = runner.New("remove objects of other service proxies", func(ctx context.Context) error {
 		removed, err := dataplane.Cleanup(ctx, s.plan.options.settingsOf(s.plan.config), s.dataplane)
 		for _, what := range removed {
-			logger.Info("Removed what another service proxy left", "what", what)
+			logger.Info("Removed objects of another service proxy", "what", what)
 		}
 		switch {
 		case err == nil:
-		case only(err, proxy.ErrInUse):
-			logger.Info("Some of what another service proxy left stays, another process uses it", "reason", err.Error())
-		case only(err, proxy.ErrInUse, proxy.ErrDraining):
-			logger.V(level).Info("Some of what another service proxy left stays for a while", "reason", err.Error())
-			level = 4 // once is enough
-			time.AfterFunc(untilLookingAgain, r.Run)
+		case onlyErrors(err, proxy.ErrInUse):
+			logger.Info("Objects of another service proxy stay because another process uses them", "reason", err.Error())
+		case onlyErrors(err, proxy.ErrInUse, proxy.ErrDraining):
+			logger.V(level).Info("Objects of another service proxy stay until their connections have ended", "reason", err.Error())
+			level = 4
+			time.AfterFunc(drainRecheck, r.Run)
 		default:
 			return err
 		}
@@ -312,7 +314,7 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 	}, runner.Settings{
 		RetryMin: 10 * time.Second, RetryMax: time.Hour,
 		Failed: func(_ context.Context, err error, wait time.Duration) {
-			logger.Error(err, "Some of what another service proxy left is still there, will try again", "retryIn", wait)
+			logger.Error(err, "Could not remove all objects of another service proxy, will retry", "retryIn", wait)
 		},
 	})
 	select {
@@ -323,16 +325,16 @@ func (s *ProxyServer) takeOver(ctx context.Context) error {
 	return r.Loop(ctx)
 }
 
-// untilLookingAgain is how long what open connections need stays after them, at most.
-const untilLookingAgain = 10 * time.Second
+// drainRecheck is how often takeOver checks whether open connections have ended.
+const drainRecheck = 10 * time.Second
 
-// only reports whether all that is wrong is one of some errors.
-func only(err error, known ...error) bool {
+// onlyErrors reports whether every error that err wraps or joins is one of known.
+func onlyErrors(err error, known ...error) bool {
 	switch e := err.(type) {
 	case interface{ Unwrap() []error }:
-		return !slices.ContainsFunc(e.Unwrap(), func(e error) bool { return !only(e, known...) })
+		return !slices.ContainsFunc(e.Unwrap(), func(e error) bool { return !onlyErrors(e, known...) })
 	case interface{ Unwrap() error }:
-		return only(e.Unwrap(), known...)
+		return onlyErrors(e.Unwrap(), known...)
 	default:
 		return slices.Contains(known, err)
 	}

@@ -15,7 +15,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestChoose takes the first mode that the kernel can do.
+// TestChoose checks that the first mode is chosen which the kernel supports.
 func TestChoose(t *testing.T) {
 	tests := []struct {
 		can  []config.ProxyMode
@@ -44,8 +44,9 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseWhatTheHostNeeds takes the mode that a host needs if the kernel can
-// do it. If not, or if nobody knows, it says so and takes another.
+// TestChooseWhatTheHostNeeds checks that a mode which the host requires is chosen if
+// the kernel supports it. If it does not, or if the requirement cannot be
+// determined, that is logged and another mode is chosen.
 func TestChooseWhatTheHostNeeds(t *testing.T) {
 	tests := []struct {
 		name  string

@@ -11,8 +11,8 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// newManCommand returns the command that writes the manual page, for who packs
-// this program. The page says what help says, so it is never out of date.
+// newManCommand returns the command that writes the manual page, for packagers. The
+// page is made from the help texts, so it is never out of date.
 func newManCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "man", Short: "Write the manual page", Hidden: true, Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
@@ -24,7 +24,7 @@ func newManCommand() *cobra.Command {
 	}
 }
 
-// manPage is written in the language of troff, with the macros of man.
+// manPage writes troff with the macros of man, and keeps the first error.
 type manPage struct {
 	out io.Writer
 	err error
@@ -54,7 +54,7 @@ func (p *manPage) write(root *cobra.Command, daemon []*pflag.FlagSet) {
 		}
 	}
 	p.macro("SS", root.Name()+" completion SHELL")
-	p.text("Write the script by which bash, fish, powershell or zsh completes commands, flags and names of Services.")
+	p.text("Write the script that lets bash, fish, powershell or zsh complete commands, flags and names of Services.")
 	p.macro("SH", "OPTIONS")
 	for _, g := range daemon {
 		p.macro("SS", g.Name())
@@ -66,10 +66,10 @@ func (p *manPage) write(root *cobra.Command, daemon []*pflag.FlagSet) {
 	p.macro("SH", "FILES")
 	p.macro("TP")
 	p.macro("B", statusapi.DefaultSocket)
-	p.text("where the daemon answers unless --status-socket says otherwise")
+	p.text("the socket of the status API, unless --status-socket sets another")
 	p.macro("SH", "EXIT STATUS")
-	p.text("0 if all is well; of the daemon, also when it was told to stop. 1 if the daemon could not serve, or a command has found " +
-		"something. 2 if a command could not answer.")
+	p.text("0 if all is well, also if the daemon was told to stop. 1 if the daemon failed, or a command has a finding. " +
+		"2 if a command could not answer.")
 }
 
 func (p *manPage) flags(fs *pflag.FlagSet) {
@@ -121,7 +121,7 @@ func (p *manPage) line(text string) {
 	}
 }
 
-// troff writes text so that it is read as text.
+// troff escapes text for troff.
 func troff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
 	lines := strings.Split(text, "\n")

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestManual wants all commands and flags on the manual page that are not hidden,
-// and nothing there that troff could take for a request but those that we make.
+// TestManual checks that the manual page has all commands and flags that are not
+// hidden, and no line that troff takes for a request by accident.
 func TestManual(t *testing.T) {
 	page, err := execute(t, "man")
 	if err != nil {
@@ -41,7 +41,7 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// checkFlags looks for the flags of a command.
+// checkFlags checks that the page has the flags of a command.
 func checkFlags(t *testing.T, c *cobra.Command, page string) {
 	t.Helper()
 	c.Flags().VisitAll(func(f *pflag.Flag) {

@@ -13,42 +13,43 @@ import (
 	"strings"
 )
 
-// By how much, in percent, the heap may outgrow what is in use before it is
-// collected: while everything there is comes in, most of which is garbage a
-// moment later, and from then on.
+// GC percentages (GOGC): while the initial objects are read, most of which become
+// garbage at once, and after that.
 const (
-	startGarbage  = 50
-	steadyGarbage = 60
+	startGCPercent  = 50
+	steadyGCPercent = 60
 )
 
-// ballast is memory that is never touched and so never there, but counted as in
-// use: it keeps the collector from running all the time while little is.
+// ballast is the size of an allocation that is never touched, so that it takes no
+// memory, but counts as live heap: it keeps the collector from running all the time
+// while the heap is small.
 const ballast = 8 << 20
 
-// tuneGC keeps the process small until ctx ends, for it runs on every node. At
-// 10,000 Services of ten endpoints it needs 30 MiB, and would take four times as
-// much for the sake of the first second. Later it does one thing after the other:
-// a second thread would be woken for each of the goroutines that an event passes,
-// and take a third of all CPU time for that. A process that carries connections
-// itself keeps its threads.
+// tuneGC keeps the memory of the process small until ctx ends, because it runs on
+// every node. With 10,000 Services of ten endpoints the process needs 30 MiB, but
+// would grow to four times as much in its first second. So garbage is collected
+// early until ready is closed, and what was needed only until then is returned to
+// the system. Near the memory limit of the cgroup the collector runs more often:
+// being slow for a while is better than being killed.
 //
-// So it collects garbage early until rules are in force, and returns to the
-// system what was needed only until then. Near the limit of its cgroup it collects
-// more often: to be slow for a while is better than to be killed. Who has set the
-// environment variables GOGC, GOMAXPROCS and GOMEMLIMIT knows better.
-func tuneGC(ctx context.Context, inForce <-chan struct{}, oneThread bool) error {
+// With oneThread, GOMAXPROCS is 1 from then on: an event passes through goroutines
+// one after the other, and waking a second thread for each of them took a third of
+// all CPU time. Modes with goroutines of their own keep their threads.
+//
+// The environment variables GOGC, GOMAXPROCS and GOMEMLIMIT take precedence.
+func tuneGC(ctx context.Context, ready <-chan struct{}, oneThread bool) error {
 	if os.Getenv("GOGC") == "" {
-		usual := debug.SetGCPercent(startGarbage)
-		defer debug.SetGCPercent(usual)
+		previous := debug.SetGCPercent(startGCPercent)
+		defer debug.SetGCPercent(previous)
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		limit := memoryLimit(os.DirFS("/"))
-		usual := debug.SetMemoryLimit(limit - limit/10) // the kernel counts more than Go does
-		defer debug.SetMemoryLimit(usual)
+		previous := debug.SetMemoryLimit(limit - limit/10) // the kernel also counts memory that Go does not
+		defer debug.SetMemoryLimit(previous)
 	}
 	unused := make([]byte, ballast)
 	select {
-	case <-inForce:
+	case <-ready:
 		runtime.KeepAlive(unused)
 		settleGC(oneThread)
 		<-ctx.Done()
@@ -57,21 +58,22 @@ func tuneGC(ctx context.Context, inForce <-chan struct{}, oneThread bool) error 
 	return nil
 }
 
+// settleGC switches from the settings of the start to the steady ones.
 func settleGC(oneThread bool) {
 	if oneThread && os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(steadyGarbage)
+		debug.SetGCPercent(steadyGCPercent)
 		debug.FreeOSMemory()
 	}
 }
 
-// memoryLimit returns how many bytes the process's cgroup and those above it allow,
-// by either version of cgroups. Without a limit it is the largest number.
+// memoryLimit returns the smallest memory limit, in bytes, of the process's cgroup
+// and its ancestors, in cgroup v1 and v2; math.MaxInt64 if there is none.
 func memoryLimit(host fs.FS) int64 {
 	limit := int64(math.MaxInt64)
-	cgroups, _ := fs.ReadFile(host, "proc/self/cgroup") // other systems have none
+	cgroups, _ := fs.ReadFile(host, "proc/self/cgroup") // missing on other operating systems
 	for line := range strings.Lines(string(cgroups)) {
 		root, file := "sys/fs/cgroup", "memory.max"
 		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")

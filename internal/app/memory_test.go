@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestTuneGC wants one thread of Go's once rules are in force, and at the end
-// the bound of garbage that there was before.
+// TestTuneGC checks that there is one thread when rules are in force, and that the
+// GC percentage is restored at the end.
 func TestTuneGC(t *testing.T) {
 	t.Setenv("GOGC", "")
 	t.Setenv("GOMAXPROCS", "")
@@ -28,7 +28,7 @@ func TestTuneGC(t *testing.T) {
 	go func() { done <- tuneGC(ctx, inForce, true) }()
 	for deadline := time.Now().Add(10 * time.Second); runtime.GOMAXPROCS(0) != 1; runtime.Gosched() {
 		if time.Now().After(deadline) {
-			t.Fatal("there is more than one thread")
+			t.Fatal("GOMAXPROCS is more than 1")
 		}
 	}
 	stop()
@@ -36,11 +36,11 @@ func TestTuneGC(t *testing.T) {
 		t.Error(err)
 	}
 	if now := debug.SetGCPercent(100); now != 100 {
-		t.Errorf("the bound is %d afterwards, want what it was before, 100", now)
+		t.Errorf("the GC percentage is %d afterwards, want 100 as before", now)
 	}
 }
 
-// TestTuneGCHeedsTheEnvironment leaves alone what somebody has set.
+// TestTuneGCHeedsTheEnvironment checks that environment variables take precedence.
 func TestTuneGCHeedsTheEnvironment(t *testing.T) {
 	t.Setenv("GOGC", "100")
 	t.Setenv("GOMAXPROCS", "2")
@@ -51,7 +51,7 @@ func TestTuneGCHeedsTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestMemoryLimit reads the limit where containers, units and hosts have it.
+// TestMemoryLimit reads the limits of containers, systemd units and hosts.
 func TestMemoryLimit(t *testing.T) {
 	for _, c := range []struct {
 		name  string

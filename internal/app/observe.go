@@ -16,9 +16,9 @@ import (
 	"k8s.io/component-base/logs"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/clientgo/fifo" // how we and the API server get on
-	_ "k8s.io/component-base/metrics/prometheus/restclient"    // the same; leader election, which we have none of, is left out
-	_ "k8s.io/component-base/metrics/prometheus/workqueue"     // queues of libraries
+	_ "k8s.io/component-base/metrics/prometheus/clientgo/fifo" // metrics of client-go's queues
+	_ "k8s.io/component-base/metrics/prometheus/restclient"    // metrics of requests to the API server; those of leader election are left out
+	_ "k8s.io/component-base/metrics/prometheus/workqueue"     // metrics of libraries' work queues
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"sluice/internal/config"
@@ -29,8 +29,8 @@ import (
 	"sluice/internal/zpages"
 )
 
-// metricsHandler answers the metrics server's paths: with our own registry, and
-// with the one that the libraries share.
+// metricsHandler returns the handler of the metrics server. Metrics are gathered
+// from our own registry and from the global one of the libraries.
 func (s *ProxyServer) metricsHandler(own k8smetrics.Gatherer) http.Handler {
 	c := s.plan.config
 	if c.Object.ShowHiddenMetricsForVersion != "" {
@@ -48,7 +48,8 @@ func (s *ProxyServer) metricsHandler(own k8smetrics.Gatherer) http.Handler {
 	})
 }
 
-// zpages answers what the feature gates allow of /flagz and /statusz.
+// zpages returns the handlers of /flagz and /statusz, if their feature gates are
+// enabled.
 func (s *ProxyServer) zpages() map[string]http.Handler {
 	c := &s.plan.config
 	pages := map[string]http.Handler{}
@@ -73,20 +74,20 @@ func (s *ProxyServer) zpages() map[string]http.Handler {
 	return pages
 }
 
-// registerBuild adds the metric that tells what this program was built from.
+// registerBuild registers the metric with the version and origin of this program.
 func registerBuild(r k8smetrics.KubeRegistry, i apiversion.Info) error {
-	known := k8smetrics.NewGaugeVec(&k8smetrics.GaugeOpts{
+	gauge := k8smetrics.NewGaugeVec(&k8smetrics.GaugeOpts{
 		Name: "kubernetes_build_info", Help: "What the proxy was built from and with, always 1", StabilityLevel: k8smetrics.BETA,
 	}, []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"})
-	if err := r.Register(known); err != nil {
-		return fmt.Errorf("register metric %s: %w", known.FQName(), err)
+	if err := r.Register(gauge); err != nil {
+		return fmt.Errorf("register metric %s: %w", gauge.FQName(), err)
 	}
-	known.WithLabelValues(i.Major, i.Minor, i.GitVersion, i.GitCommit, i.GitTreeState, i.BuildDate,
+	gauge.WithLabelValues(i.Major, i.Minor, i.GitVersion, i.GitCommit, i.GitTreeState, i.BuildDate,
 		i.GoVersion, i.Compiler, i.Platform).Set(1)
 	return nil
 }
 
-// serveConfigz answers with the configuration in force under its group's name.
+// serveConfigz responds with the configuration in force, under its API group's name.
 func (s *ProxyServer) serveConfigz(w http.ResponseWriter, _ *http.Request) {
 	text, err := json.Marshal(map[string]any{v1alpha1.GroupName: s.configz.Load()})
 	if err != nil {
@@ -95,31 +96,35 @@ func (s *ProxyServer) serveConfigz(w http.ResponseWriter, _ *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write(text) // the client has gone
+	_, _ = w.Write(text) // an error means that the client is gone
 }
 
-// observers passes on what the engine does to those who want to know.
-// Events of Services and EndpointSlices, and repairs, are for metrics alone.
+// observers implements [engine.Observer]: it forwards what the engine does to
+// health, metrics, conntrack, traffic and events. The methods of the embedded
+// Metrics handle events of Services and EndpointSlices, and repairs.
 type observers struct {
 	*ProxyServer
 	*metrics.Metrics
 }
 
+// Queued implements [engine.Observer].
 func (o observers) Queued() {
 	o.metrics.Queued()
 	o.health.Queued()
 }
 
-// NodeSeen looks at the Node and tells health of it, unless it went from a folder, which need have none.
+// NodeSeen implements [engine.Observer]. A Node that disappears from a folder is
+// ignored, because a folder need not contain one.
 func (o observers) NodeSeen(n *v1.Node) {
 	if n != nil {
 		o.checkNode(n)
 	}
-	if n != nil || o.plan.from.manifests == "" {
+	if n != nil || o.plan.source.manifests == "" {
 		o.health.SyncNode(n)
 	}
 }
 
+// Began implements [engine.Observer].
 func (o observers) Began(step *proxy.Delta) {
 	if o.conntrack != nil {
 		o.conntrack.Applying(step)
@@ -128,7 +133,8 @@ func (o observers) Began(step *proxy.Delta) {
 	o.health.Began()
 }
 
-// Done tells what is in force first.
+// Done implements [engine.Observer]. It reports what is in force before it reports
+// problems.
 func (o observers) Done(_ context.Context, r engine.Result) {
 	if r.Err == nil {
 		if o.conntrack != nil {
@@ -139,7 +145,7 @@ func (o observers) Done(_ context.Context, r engine.Result) {
 		}
 		o.checks.Applied(r.Changed)
 		o.metrics.Applied(r.Changed)
-		o.inForce()
+		o.markReady()
 	}
 	o.reportProblems(r.Found)
 	o.metrics.Problems(r.Problems)
@@ -154,6 +160,7 @@ func (o observers) Done(_ context.Context, r engine.Result) {
 	}
 }
 
+// countRefused updates the metric of refused rows.
 func (s *ProxyServer) countRefused() {
 	var n [len(proxy.Families)]int
 	for _, row := range s.refusals.rows() {

@@ -20,25 +20,26 @@ import (
 	"sluice/internal/source/manifest"
 )
 
-// offlineState is what a folder of manifests comes to, without a daemon, a kernel
-// or a cluster.
+// offlineState is the result of resolving a folder of manifests, without a daemon, a
+// kernel or a cluster.
 type offlineState struct {
-	objects  []metav1.Object    // all that could be read, those included that other proxies serve
-	resolver *resolve.Resolver  // its state is that of the folder
-	files    []manifest.Problem // what is wrong with files
-	problems []resolve.Problem  // what is wrong with objects
+	objects  []metav1.Object    // all objects, including those that other proxies serve
+	resolver *resolve.Resolver  // has the rows of the folder
+	files    []manifest.Problem // problems of files
+	problems []resolve.Problem  // problems of objects
 }
 
-// offlineFlags are the flags of the daemon that say what a folder comes to.
+// offlineFlags are the flags of the daemon that influence how a folder is resolved
+// and rendered.
 var offlineFlags = []string{
 	"manifests", "config", "feature-gates", "hostname-override", "bind-address", "proxy-mode", "load-balancing", "reject-with-tcp-reset",
 	"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix", "masquerade-all",
 	"nodeport-addresses", apiobject.AllowedExternalIPs, apiobject.AllowedLoadBalancerIPs, "iptables-masquerade-bit", "iptables-localhost-nodeports", "ipvs-scheduler", untrackedCIDRs,
 }
 
-// some returns a group of the daemon's flags, for a subcommand that has no others.
-func (o *Options) some(names ...string) *pflag.FlagSet {
-	fs := pflag.NewFlagSet("as of the daemon", pflag.ContinueOnError)
+// flagSubset returns some of the daemon's flags, for a subcommand.
+func (o *Options) flagSubset(names ...string) *pflag.FlagSet {
+	fs := pflag.NewFlagSet("daemon", pflag.ContinueOnError)
 	fs.SortFlags = false
 	for _, f := range o.flags {
 		if slices.Contains(names, f.Name) {
@@ -48,28 +49,27 @@ func (o *Options) some(names ...string) *pflag.FlagSet {
 	return fs
 }
 
-// offlinePlan returns what flags and file say about a folder.
+// offlinePlan returns the plan for a folder, by flags and configuration file.
 func (o *Options) offlinePlan() (plan, error) {
 	if o.Manifests == "" {
-		return plan{}, errors.New("nothing to read Services from: give --manifests DIR")
+		return plan{}, errors.New("no source of Services: give --manifests DIR")
 	}
 	o.offline = true
-	said, err := o.read(dataplane.Default())
+	in, err := o.read(dataplane.Default())
 	if err != nil {
 		return plan{}, err
 	}
-	return o.plan(said.config)
+	return o.plan(in.config)
 }
 
-// offline resolves the plan's folder, once. What a daemon would log of it is not
-// logged.
+// offline resolves the plan's folder once, without logging.
 func (p plan) offline(ctx context.Context, families []proxy.Family) (offlineState, error) {
-	rules, err := p.rules(klog.NewContext(ctx, klog.Logger{}), families)
+	rules, err := p.resolveSettings(klog.NewContext(ctx, klog.Logger{}), families)
 	if err != nil {
 		return offlineState{}, err
 	}
 	s := offlineState{resolver: resolve.New(rules)}
-	if s.objects, s.files, err = manifest.Load(p.from.manifests); err != nil {
+	if s.objects, s.files, err = manifest.Load(p.source.manifests); err != nil {
 		return offlineState{}, err
 	}
 	for _, o := range s.objects {

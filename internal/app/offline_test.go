@@ -9,8 +9,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestOffline resolves a folder as the daemon would: for the node and with the
-// flags of the command line, without what others serve, and with what is wrong.
+// TestOffline resolves a folder as the daemon would: for the node and the flags of
+// the command line, without objects of other proxies, and with the problems of files
+// and objects.
 func TestOffline(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
@@ -41,7 +42,7 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 		}
 	}
 	o := NewOptions()
-	err := o.some(offlineFlags...).Parse([]string{"--manifests", dir, "--hostname-override=node-1", "--cluster-cidr=10.244.0.0/16", "--proxy-mode=nftables"})
+	err := o.flagSubset(offlineFlags...).Parse([]string{"--manifests", dir, "--hostname-override=node-1", "--cluster-cidr=10.244.0.0/16", "--proxy-mode=nftables"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,9 +70,9 @@ endpoints: [{addresses: [10.244.0.5], nodeName: node-1}, {addresses: [10.244.1.5
 	}
 }
 
-// TestOfflineNeedsAFolder names what is missing.
+// TestOfflineNeedsAFolder checks the error without --manifests.
 func TestOfflineNeedsAFolder(t *testing.T) {
-	if _, err := NewOptions().offlinePlan(); err == nil || err.Error() != "nothing to read Services from: give --manifests DIR" {
+	if _, err := NewOptions().offlinePlan(); err == nil || err.Error() != "no source of Services: give --manifests DIR" {
 		t.Errorf("error %v", err)
 	}
 }

@@ -31,9 +31,9 @@ import (
 	"sluice/internal/traffic"
 )
 
-// Options are the flags as given.
+// Options are the values of the flags.
 type Options struct {
-	// These count with and without a configuration file.
+	// These apply with and without a configuration file.
 	ConfigFile    string
 	WriteConfigTo string
 	Cleanup       bool
@@ -51,20 +51,20 @@ type Options struct {
 	Traffic       TrafficOptions
 	StatusTCP     statusTCP
 
-	// object holds what flags say that a configuration file could say too, and
-	// the default that help shows where no flag does.
+	// object has the values of flags that correspond to a field of a configuration
+	// file; where no flag was given, the default that help shows.
 	object  *v1alpha1.KubeProxyConfiguration
-	fields  map[string]string // of the object, by the flags that set them
+	fields  map[string]string // the fields of object, by the flags that set them
 	groups  []*pflag.FlagSet
 	flags   []*pflag.Flag // of all groups, in the order of help
 	version versionFlag
-	log     io.Writer // where the log goes; nil: standard error
-	offline bool      // nothing is served, so modes of other systems will do
+	log     io.Writer // nil: standard error
+	offline bool      // nothing is served, so modes of other operating systems are allowed
 }
 
 const systemWindows = "windows"
 
-// windowsOptions are what a process can be on Windows only.
+// windowsOptions are properties of a process that only Windows has.
 type windowsOptions struct {
 	Service       bool // controlled by the service control manager
 	PriorityClass string
@@ -73,7 +73,7 @@ type windowsOptions struct {
 // NewOptions returns the options of a command line without flags.
 func NewOptions() *Options { return newOptions(runtime.GOOS) }
 
-// newOptions returns those that a system has, by what Go calls it.
+// newOptions returns the options of an operating system, a value of GOOS.
 func newOptions(system string) *Options {
 	o := &Options{
 		Relay: mode.DefaultRelay(), EBPF: mode.DefaultEBPF(),
@@ -95,13 +95,13 @@ func newOptions(system string) *Options {
 	return o
 }
 
-// notice is a line for the log, said as soon as there is one.
+// notice is a message that is logged once logging is configured.
 type notice struct {
-	message string
-	facts   []any
+	message       string
+	keysAndValues []any
 }
 
-// parsed is what flags and file say, read and checked.
+// parsed is the validated content of flags and configuration file.
 type parsed struct {
 	input   config.Input
 	config  config.Configuration
@@ -112,9 +112,9 @@ func (p *parsed) note(message string, facts ...any) {
 	p.notices = append(p.notices, notice{message, facts})
 }
 
-// read returns what flags and file ask for. A configuration that names no mode
-// gets the given one. The error names every wrong flag or field and its value.
-func (o *Options) read(unset config.ProxyMode) (parsed, error) {
+// read parses and validates flags and configuration file. If they do not name a
+// mode, it is defaultMode. The error names every invalid flag or field and its value.
+func (o *Options) read(defaultMode config.ProxyMode) (parsed, error) {
 	var p parsed
 	if o.ConfigFile == "" {
 		o.readFlags(&p)
@@ -122,18 +122,18 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 		return parsed{}, o.inFile(err)
 	}
 	var err error
-	p.config, err = p.input.Configuration(unset)
-	wrong, _ := errors.AsType[config.FieldErrors](err)
-	of := dataplane.Of
+	p.config, err = p.input.Configuration(defaultMode)
+	invalid, _ := errors.AsType[config.FieldErrors](err)
+	modeOf := dataplane.Of
 	if o.offline {
-		of = dataplane.Rendered
+		modeOf = dataplane.Rendered
 	}
-	if _, err := of(p.config.Mode); err != nil {
+	if _, err := modeOf(p.config.Mode); err != nil {
 		mode := &config.FieldError{Field: "mode", Value: string(p.config.Mode), Reason: err.Error()}
-		wrong = append(config.FieldErrors{mode}, wrong...)
+		invalid = append(config.FieldErrors{mode}, invalid...)
 	}
-	if len(wrong) > 0 {
-		return parsed{}, o.explain(wrong)
+	if len(invalid) > 0 {
+		return parsed{}, o.joinFieldErrors(invalid)
 	}
 	gates := p.config.Gates()
 	if errs := logsapi.Validate(&o.object.Logging, gates, nil); len(errs) > 0 {
@@ -145,7 +145,7 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 	for _, name := range slices.Sorted(maps.Keys(p.config.Object.FeatureGates)) {
 		stage := gates.GetAll()[featuregate.Feature(name)].PreRelease
 		if stage == featuregate.GA || stage == featuregate.Deprecated {
-			p.note("A feature gate will be removed in a later version", "gate", name)
+			p.note("Feature gate will be removed in a later version", "gate", name)
 		}
 	}
 	return p, nil
@@ -154,29 +154,29 @@ func (o *Options) read(unset config.ProxyMode) (parsed, error) {
 func (o *Options) readFlags(p *parsed) {
 	p.input = config.Input{Given: map[string]bool{}}
 	in := &p.input.Object
-	for _, f := range o.given() {
+	for _, f := range o.changedFlags() {
 		if field := o.fields[f.Name]; field != "" {
 			p.input.Given[field] = true
-			config.At(in, field).Set(config.At(o.object, field))
+			config.Field(in, field).Set(config.Field(o.object, field))
 		}
 	}
 	in.Logging = *o.object.Logging.DeepCopy()
 	in.WindowsRunAsService = o.Windows.Service
-	for _, f := range o.given() {
+	for _, f := range o.changedFlags() {
 		if field := portFlags[f.Name]; field != "" {
-			o.foldPort(p, f, field)
+			o.applyPortFlag(p, f, field)
 		}
 	}
 }
 
-// portFlags are deprecated: a port joins the address of a field if that has none,
-// and 0 switches the server off.
+// portFlags are the deprecated flags for ports, with the fields that they modify: a
+// port is added to an address without one, and 0 disables the server.
 var portFlags = map[string]string{"healthz-port": "healthzBindAddress", "metrics-port": "metricsBindAddress"}
 
-// foldPort puts a deprecated port flag into the address.
-func (o *Options) foldPort(p *parsed, f *pflag.Flag, field string) {
-	address, instead := config.At(&p.input.Object, field), o.flagOf(field)
-	p.note("A flag is deprecated", "flag", "--"+f.Name, "instead", instead)
+// applyPortFlag applies a deprecated port flag to its field.
+func (o *Options) applyPortFlag(p *parsed, f *pflag.Flag, field string) {
+	address, instead := config.Field(&p.input.Object, field), o.flagOf(field)
+	p.note("Flag is deprecated", "flag", "--"+f.Name, "instead", instead)
 	ip, err := netip.ParseAddr(address.String())
 	switch port := f.Value.String(); {
 	case port == "0":
@@ -184,14 +184,13 @@ func (o *Options) foldPort(p *parsed, f *pflag.Flag, field string) {
 	case err == nil:
 		address.SetString(net.JoinHostPort(ip.String(), port))
 	default:
-		// kube-proxy ignores the port too, and clusters rely on the port that the address has.
-		p.note("A flag changes nothing, the address has a port",
-			"flag", "--"+f.Name, "address", instead+"="+config.At(o.object, field).String())
+		// As in kube-proxy: clusters rely on the port of the address.
+		p.note("Flag has no effect because the address has a port",
+			"flag", "--"+f.Name, "address", instead+"="+config.Field(o.object, field).String())
 	}
 }
 
-// readFile reads what the configuration file says, with the flags that win over
-// it.
+// readFile reads the configuration file, and applies the flags that override it.
 func (o *Options) readFile(p *parsed) error {
 	data, err := os.ReadFile(o.ConfigFile)
 	if err != nil {
@@ -202,7 +201,7 @@ func (o *Options) readFile(p *parsed) error {
 		return err
 	}
 	for _, w := range warnings {
-		p.note("A part of the configuration file is unknown or there twice", "file", o.ConfigFile, "part", w)
+		p.note("Part of the configuration file is unknown or duplicate", "file", o.ConfigFile, "part", w)
 	}
 	in := &p.input.Object
 	in.HostnameOverride = cmp.Or(o.object.HostnameOverride, in.HostnameOverride)
@@ -210,52 +209,53 @@ func (o *Options) readFile(p *parsed) error {
 	return o.overlayLogging(&in.Logging)
 }
 
-// overruled names the flags of the command line that the file makes void.
-func (o *Options) overruled() []notice {
+// ignoredFlags returns a notice for each flag that the configuration file overrides.
+func (o *Options) ignoredFlags() []notice {
 	var p parsed
-	for _, f := range o.given() {
+	for _, f := range o.changedFlags() {
 		if field := o.fields[f.Name]; o.ConfigFile != "" && field+portFlags[f.Name] != "" && field != nodeField {
-			p.note("A flag is ignored, the configuration file decides",
+			p.note("Flag is ignored because there is a configuration file",
 				"flag", "--"+f.Name, "value", f.Value.String(), "file", o.ConfigFile)
 		}
 	}
 	return p.notices
 }
 
-// overlayLogging lets each logging flag win over what the file says. Lists of
-// modules are joined, those of the flag first.
+// overlayLogging applies logging flags on top of the file's values. Lists of
+// vmodule patterns are concatenated, those of the flag first.
 func (o *Options) overlayLogging(file *logsapi.LoggingConfiguration) error {
 	logsapi.SetRecommendedLoggingConfiguration(file)
-	said := *file.DeepCopy()
-	over := pflag.NewFlagSet("logging", pflag.ContinueOnError)
-	logsapi.AddFlags(file, over)
-	*file = said // Adding a flag writes its default.
+	original := *file.DeepCopy()
+	flags := pflag.NewFlagSet("logging", pflag.ContinueOnError)
+	logsapi.AddFlags(file, flags)
+	*file = original // AddFlags has overwritten it with defaults
 	file.VModule = nil
-	for _, f := range o.given() {
-		if over.Lookup(f.Name) == nil {
+	for _, f := range o.changedFlags() {
+		if flags.Lookup(f.Name) == nil {
 			continue
 		}
-		if err := over.Set(f.Name, f.Value.String()); err != nil {
+		if err := flags.Set(f.Name, f.Value.String()); err != nil {
 			return err
 		}
 	}
-	file.VModule = append(file.VModule, said.VModule...)
+	file.VModule = append(file.VModule, original.VModule...)
 	return nil
 }
 
-// explain puts wrong fields into the words of who said them, in one line.
-func (o *Options) explain(wrong config.FieldErrors) error {
-	var lines []string
-	for _, e := range wrong {
+// joinFieldErrors returns all errors in one line, each with the name of the flag
+// if the field was set by one.
+func (o *Options) joinFieldErrors(errs config.FieldErrors) error {
+	var texts []string
+	for _, e := range errs {
 		if o.ConfigFile == "" || e.Field == nodeField && o.object.HostnameOverride != "" {
 			e.Field = o.flagOf(e.Field)
 		}
-		lines = append(lines, e.Error())
+		texts = append(texts, e.Error())
 	}
-	return o.inFile(errors.New(strings.Join(lines, "; ")))
+	return o.inFile(errors.New(strings.Join(texts, "; ")))
 }
 
-// inFile names the configuration file, if there is one, as where an error is.
+// inFile prefixes an error with the configuration file, if there is one.
 func (o *Options) inFile(err error) error {
 	if o.ConfigFile == "" {
 		return err
@@ -263,43 +263,44 @@ func (o *Options) inFile(err error) error {
 	return fmt.Errorf("--config %q: %w", o.ConfigFile, err)
 }
 
-// clientGates lets client-go ask our gates for its features.
+// clientGates makes client-go use our feature gates.
 type clientGates struct {
-	ours   featuregate.MutableFeatureGate
-	theirs clientfeatures.Gates // for what is newer than our table
+	gates    featuregate.MutableFeatureGate
+	fallback clientfeatures.Gates // for features that are newer than our table
 }
 
 func (g clientGates) Enabled(name clientfeatures.Feature) bool {
-	if _, ok := g.ours.GetAll()[featuregate.Feature(name)]; !ok {
-		return g.theirs.Enabled(name)
+	if _, ok := g.gates.GetAll()[featuregate.Feature(name)]; !ok {
+		return g.fallback.Enabled(name)
 	}
-	return g.ours.Enabled(featuregate.Feature(name))
+	return g.gates.Enabled(featuregate.Feature(name))
 }
 
-// openGates puts the gates in force that belong to the whole process: those of
-// client-go, before the first client, and how metrics are made. It also shows
-// all of them as a metric.
-func openGates(gates featuregate.MutableFeatureGate) {
+// applyGates sets the feature gates of libraries, which are global: those of
+// client-go, which must be set before the first client is created, and of the
+// metrics library. It also exports all gates as a metric.
+func applyGates(gates featuregate.MutableFeatureGate) {
 	clientfeatures.ReplaceFeatureGates(clientGates{gates, clientfeatures.FeatureGates()})
 	metricsfeatures.ApplyFeatureGates(gates)
 	gates.AddMetrics()
 }
 
-// AllowedOptions are the ranges that addresses of Services must be from, as given:
-// CIDRs, or the word none; empty: every address.
+// AllowedOptions restrict the addresses of Services to CIDRs. The word none allows
+// no address, an empty list allows all.
 type AllowedOptions struct{ ExternalIPs, LoadBalancerIPs []string }
 
-// read returns the ranges that Services may have addresses from.
+// read parses the CIDRs.
 func (o AllowedOptions) read() (allowed apiobject.Allowed, err error) {
-	if allowed.ExternalIPs, err = ranges(apiobject.AllowedExternalIPs, o.ExternalIPs); err != nil {
+	if allowed.ExternalIPs, err = parseCIDRs(apiobject.AllowedExternalIPs, o.ExternalIPs); err != nil {
 		return allowed, err
 	}
-	allowed.LoadBalancerIPs, err = ranges(apiobject.AllowedLoadBalancerIPs, o.LoadBalancerIPs)
+	allowed.LoadBalancerIPs, err = parseCIDRs(apiobject.AllowedLoadBalancerIPs, o.LoadBalancerIPs)
 	return allowed, err
 }
 
-// ranges reads what an option has: CIDRs, or the word none.
-func ranges(option string, items []string) ([]netip.Prefix, error) {
+// parseCIDRs parses the items of a flag: CIDRs, or only the word none, which gives
+// an empty list that is not nil.
+func parseCIDRs(option string, items []string) ([]netip.Prefix, error) {
 	if slices.Equal(items, []string{config.None}) {
 		return []netip.Prefix{}, nil
 	}
@@ -314,7 +315,7 @@ func ranges(option string, items []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// balancing returns how a mode is to choose endpoints.
+// balancing returns how a mode shall choose endpoints.
 func (o *Options) balancing(name config.ProxyMode) (resolve.Balancing, error) {
 	mode, err := dataplane.Rendered(name)
 	if err != nil {
@@ -334,5 +335,5 @@ func (o *Options) balancing(name config.ProxyMode) (resolve.Balancing, error) {
 	for _, m := range dataplane.Modes() {
 		all = append(all, fmt.Sprintf("%s: %s", m.Name, proxy.BalancingWords(m.Balancing)))
 	}
-	return b, fmt.Errorf("--load-balancing %q: mode %s cannot do that; %s", o.LoadBalancing, name, strings.Join(all, "; "))
+	return b, fmt.Errorf("--load-balancing %q: mode %s does not support it; supported methods: %s", o.LoadBalancing, name, strings.Join(all, "; "))
 }

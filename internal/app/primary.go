@@ -13,21 +13,21 @@ import (
 	"sluice/internal/proxy"
 )
 
-// servesFamilyOf returns an error if an address is of a family that is not served.
-// The node's first one is of the family that its cluster uses: a proxy without it
-// would serve next to nothing, and be healthy.
-func (s *ProxyServer) servesFamilyOf(first netip.Addr, whose string) error {
-	f := proxy.FamilyOf(first)
-	if !first.IsValid() || first.IsUnspecified() || slices.Contains(s.families, f) {
+// checkFamily returns an error if the node's primary address is of a family that is
+// not served; what says where the address comes from. The primary family is that of
+// the cluster: a proxy without it would serve next to nothing, and yet be healthy.
+func (s *ProxyServer) checkFamily(primary netip.Addr, what string) error {
+	f := proxy.FamilyOf(primary)
+	if !primary.IsValid() || primary.IsUnspecified() || slices.Contains(s.families, f) {
 		return nil
 	}
 	_, missing := enabledFamilies()
-	return fmt.Errorf("%s is %v, but %v cannot be served on this node: %s", whose, first, f,
-		cmp.Or(missing, "mode "+string(s.mode.Name)+" cannot do it"))
+	return fmt.Errorf("%s is %v, but %v cannot be served on this node: %s", what, primary, f,
+		cmp.Or(missing, "mode "+string(s.mode.Name)+" does not support it"))
 }
 
-// checkNode has the proxy end if it cannot serve the Node's family. Once it serves,
-// whatever the Node says is no reason to end.
+// checkNode ends the proxy if it cannot serve the Node's primary family. After the
+// first successful sync the proxy does not end for that any more.
 func (s *ProxyServer) checkNode(n *v1.Node) {
 	select {
 	case <-s.ready:
@@ -38,16 +38,16 @@ func (s *ProxyServer) checkNode(n *v1.Node) {
 	if bind := s.plan.config.BindAddress; len(node.IPs) == 0 || bind.IsValid() && !bind.IsUnspecified() {
 		return
 	}
-	err := s.servesFamilyOf(node.IPs[0], "the first address of Node "+n.Name)
-	if err != nil && len(s.unservable) == 0 { // nobody else says it
-		s.unservable <- err
+	err := s.checkFamily(node.IPs[0], "the first address of Node "+n.Name)
+	if err != nil && len(s.familyErr) == 0 { // no race: this is the only sender
+		s.familyErr <- err
 	}
 }
 
-// served ends when the Node turns out to be of a family that is not served.
-func (s *ProxyServer) served(ctx context.Context) error {
+// watchNodeFamily is the job that ends when the Node's family cannot be served.
+func (s *ProxyServer) watchNodeFamily(ctx context.Context) error {
 	select {
-	case err := <-s.unservable:
+	case err := <-s.familyErr:
 		return err
 	case <-ctx.Done():
 		return nil

@@ -13,8 +13,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestPrimaryFamily ends a proxy that cannot serve the family of its node, unless
-// it serves already.
+// TestPrimaryFamily checks that a proxy ends if it cannot serve the primary family
+// of its node, unless it has already synced.
 func TestPrimaryFamily(t *testing.T) {
 	tests := []struct {
 		name, node, bind string
@@ -33,7 +33,7 @@ func TestPrimaryFamily(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &ProxyServer{
 				families: []proxy.Family{proxy.IPv4}, mode: dataplane.Mode{Name: config.NFTables},
-				ready: make(chan struct{}), unservable: make(chan error, 1),
+				ready: make(chan struct{}), familyErr: make(chan error, 1),
 			}
 			if tt.bind != "" {
 				s.plan.config.BindAddress = netip.MustParseAddr(tt.bind)
@@ -45,13 +45,13 @@ func TestPrimaryFamily(t *testing.T) {
 			if tt.serving {
 				close(s.ready)
 			}
-			err := s.servesFamilyOf(s.plan.config.BindAddress, "bindAddress")
+			err := s.checkFamily(s.plan.config.BindAddress, "bindAddress")
 			if err == nil {
 				s.checkNode(n)
 				s.checkNode(n) // does not wait
 			}
-			if len(s.unservable) > 0 {
-				err = s.served(t.Context())
+			if len(s.familyErr) > 0 {
+				err = s.watchNodeFamily(t.Context())
 			}
 			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v; want %q", err, tt.want)

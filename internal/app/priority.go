@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// priorityClasses are those that Windows has for processes, the highest first, and
-// priorityValues its numbers for them. kubelet's flag has the same names.
+// priorityClasses are the names of Windows' priority classes, the highest first, as
+// kubelet's flag has them; priorityValues are Windows' numbers for them.
 var (
 	priorityClasses = []string{
 		"REALTIME_PRIORITY_CLASS", "HIGH_PRIORITY_CLASS", "ABOVE_NORMAL_PRIORITY_CLASS",
@@ -16,10 +16,10 @@ var (
 	priorityValues = []uint32{0x100, 0x80, 0x8000, 0x20, 0x4000, 0x40}
 )
 
-// normalPriority is what processes have unless told otherwise.
+// normalPriority is the default class of a process.
 const normalPriority = "NORMAL_PRIORITY_CLASS"
 
-// priority returns what Windows calls the class of the options.
+// priority returns Windows' number for the priority class.
 func (o *windowsOptions) priority() (uint32, error) {
 	if i := slices.Index(priorityClasses, o.PriorityClass); i >= 0 {
 		return priorityValues[i], nil

@@ -19,8 +19,8 @@ import (
 	"sluice/internal/resolve"
 )
 
-// TestProblemEvents: the Service is told, and a tenant with many of them does not
-// flood the API server.
+// TestProblemEvents checks that a problem becomes an event of its Service, and that
+// a tenant with many of them does not flood the API server.
 func TestProblemEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &apiServer{answers: []int{201}}

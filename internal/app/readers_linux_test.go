@@ -29,7 +29,7 @@ import (
 	"sluice/internal/traffic"
 )
 
-// unreliable is a dataplane that refuses some rows and fails now and then.
+// unreliable is a dataplane that refuses some rows and sometimes fails.
 type unreliable struct{ *rand.Rand }
 
 func (p unreliable) Sync(_ context.Context, s *proxy.State) (proxy.Refused, error) {
@@ -73,7 +73,7 @@ func (p unreliable) Inspect(ctx context.Context, _ proxy.Inspection) (proxy.Insp
 
 func (unreliable) Close() error { return nil }
 
-// passer passes on what is in force, as the daemon does.
+// passer forwards what is in force to the traffic collector, as the daemon does.
 type passer struct{ *traffic.Collector }
 
 func (passer) Queued()                                                  {}
@@ -89,10 +89,10 @@ func (p passer) Done(_ context.Context, r engine.Result) {
 	}
 }
 
-// oneOf returns any of some.
+// oneOf returns a random element.
 func oneOf[T any](r *rand.Rand, some ...T) T { return some[r.IntN(len(some))] }
 
-// anyService returns a Service of whatever sort.
+// anyService returns a random Service.
 func anyService(r *rand.Rand, name string) *v1.Service {
 	ip := func() string {
 		return oneOf(r, fmt.Sprintf("10.96.0.%d", r.IntN(6)), fmt.Sprintf("fd00::%d", r.IntN(6)), "None", "", "::ffff:10.96.0.1", "nonsense")
@@ -117,7 +117,7 @@ func anyService(r *rand.Rand, name string) *v1.Service {
 	return s
 }
 
-// anySlice returns an EndpointSlice of a Service, of whatever sort.
+// anySlice returns a random EndpointSlice of a Service.
 func anySlice(r *rand.Rand, name string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
@@ -137,7 +137,7 @@ func anySlice(r *rand.Rand, name string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// anyPath returns a question, which may be a silly one.
+// anyPath returns the path of a random request, which may be invalid.
 func anyPath(r *rand.Rand) string {
 	target := oneOf(r, "ns/a", "ns/b:p", "ns/c:80", "ns/none", "ns/", "/", "a", "10.96.0.1:80", "10.96.0.2:81", "[fd00::1]:80", "[::ffff:10.96.0.1]:80",
 		"198.51.100.1:9", "192.0.2.1:30080", "127.0.0.1:30080", "[::1]:30081", "10.96.0.1:0", "[fe80::1%25eth0]:80", "0.0.0.0:30080", "\x1b[2J")
@@ -151,10 +151,10 @@ func anyPath(r *rand.Rand) string {
 		statusapi.ExplainPath+"?"+explain.Encode(), statusapi.ExplainPath+"?"+explain.Encode())
 }
 
-// TestReadersBesideChanges asks the API all it can be asked while objects of all
-// sorts come and go, and syncs fail. Each answer is one; the race detector and
-// panics say what else is wrong.
-func TestReadersBesideChanges(t *testing.T) {
+// TestReadersDuringChanges sends all kinds of requests to the status API while
+// random objects change and syncs fail. Each must be answered; the race detector and
+// panics show other faults.
+func TestReadersDuringChanges(t *testing.T) {
 	flows := cttest.NewFake()
 	for i := range 20 {
 		flows.Add(ct.Flow{
@@ -164,7 +164,7 @@ func TestReadersBesideChanges(t *testing.T) {
 		})
 	}
 	s := &ProxyServer{
-		plan: plan{options: NewOptions(), node: "here", from: folderSource("objects")}, health: health.NewProxyHealth(health.Settings{Timeout: time.Minute}),
+		plan: plan{options: NewOptions(), node: "here", source: folderSource("objects")}, health: health.NewProxyHealth(health.Settings{Timeout: time.Minute}),
 		mode: dataplane.Mode{Flows: func() (ct.Interface, error) { return flows, nil }},
 		traffic: traffic.New(traffic.Settings{
 			Flows: flows, Ends: flows, MaxSeries: 2, Endpoints: true, LocalAddrs: func() ([]netip.Prefix, error) { return nil, nil },

@@ -16,28 +16,28 @@ import (
 	"sluice/internal/zpages"
 )
 
-// How refused Services become events. What every node refuses is reported by
-// every node, so each waits a while, differently long, and says little.
+// How refused Services become events. All nodes may refuse the same Service and
+// report it, so each waits for a random time and limits its rate.
 const (
-	refusalCalm    = 10 * time.Second // a refusal that is over by then is not worth an event
-	refusalSpread  = 20 * time.Second // how differently long nodes wait
-	refusalEvery   = 30 * time.Second // from one event to the next, in the long run
-	refusalBurst   = 10               // events at once; if there is more to say, one of the Node says it
-	refusalsListed = 100              // service ports that /statusz names
+	refusalDelay   = 10 * time.Second // a shorter refusal is not worth an event
+	refusalSpread  = 20 * time.Second // maximum of the random time in addition
+	refusalEvery   = 30 * time.Second // average time between events
+	refusalBurst   = 10               // events at once; more are replaced by one event about the Node
+	refusalsListed = 100              // maximum number of service ports that /statusz lists
 )
 
-// refusals makes known which service ports the kernel refuses: on /statusz, and
-// by events of their Services.
+// refusals reports which service ports the kernel refuses: on /statusz, and by
+// events about their Services.
 type refusals struct {
-	rows func() []engine.RowStatus // those that are refused now
+	rows func() []engine.RowStatus // returns the rows that are refused now
 	send func(refusalEvent)
-	wake chan struct{} // has a token when they may have changed
+	wake chan struct{} // has an element if rows may have changed
 }
 
-// refusalEvent is something to tell the cluster.
+// refusalEvent is an event about refused service ports.
 type refusalEvent struct {
-	service types.NamespacedName // zero: it is about the Node
-	kind    string               // v1.EventTypeWarning, or EventTypeNormal when all is well again
+	service types.NamespacedName // zero: the event is about the Node
+	kind    string               // v1.EventTypeWarning, or EventTypeNormal if all ports are accepted again
 	note    string
 }
 
@@ -45,21 +45,21 @@ func newRefusals(rows func() []engine.RowStatus, send func(refusalEvent)) *refus
 	return &refusals{rows: rows, send: send, wake: make(chan struct{}, 1)}
 }
 
-// changed says that other rows are refused, or for other reasons.
+// changed notifies Run that the refused rows, or the reasons, have changed.
 func (r *refusals) changed() {
 	select {
 	case r.wake <- struct{}{}:
-	default: // it wakes already
+	default: // Run is already notified
 	}
 }
 
-// list returns the first service ports that are refused, and how many are.
-func (r *refusals) list() (some []zpages.SetAside, all int) {
+// list returns the first refusalsListed refused service ports, and the number of all.
+func (r *refusals) list() (first []zpages.SetAside, total int) {
 	rows := r.rows()
 	for _, row := range rows[:min(len(rows), refusalsListed)] {
-		some = append(some, zpages.SetAside{ServicePort: row.Key.String(), Reason: row.Refused})
+		first = append(first, zpages.SetAside{ServicePort: row.Key.String(), Reason: row.Refused})
 	}
-	return some, len(rows)
+	return first, len(rows)
 }
 
 // Run sends events until ctx ends.
@@ -75,12 +75,12 @@ func (r *refusals) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(refusalCalm + rand.N(refusalSpread)):
+		case <-time.After(refusalDelay + rand.N(refusalSpread)):
 		}
 		rows := r.rows()
-		events := changedNotes(reported, rows)
+		events := changedEvents(reported, rows)
 		if len(events) > int(limit.Tokens()) {
-			events = []refusalEvent{summary(rows, len(events))}
+			events = []refusalEvent{summaryEvent(rows, len(events))}
 		}
 		for _, e := range events {
 			if limit.Wait(ctx) != nil {
@@ -91,11 +91,11 @@ func (r *refusals) Run(ctx context.Context) error {
 	}
 }
 
-// changedNotes returns what is to be said of Services of which something else
-// was reported, and notes it as reported.
-func changedNotes(reported map[types.NamespacedName]string, rows []engine.RowStatus) []refusalEvent {
+// changedEvents returns events for the Services whose refused ports are not those
+// that were reported, and updates reported.
+func changedEvents(reported map[types.NamespacedName]string, rows []engine.RowStatus) []refusalEvent {
 	notes := map[types.NamespacedName]string{}
-	var names []types.NamespacedName // in the order of the rows, and then those of which nothing is refused any more
+	var names []types.NamespacedName // in the order of the rows; last, those that are no longer refused
 	for _, row := range rows {
 		k := row.Key
 		name := types.NamespacedName{Namespace: k.Namespace, Name: k.Name}
@@ -128,19 +128,20 @@ func changedNotes(reported map[types.NamespacedName]string, rows []engine.RowSta
 	return events
 }
 
-// summary is one event for many.
-func summary(rows []engine.RowStatus, services int) refusalEvent {
+// summaryEvent returns one event about the Node instead of many about Services.
+func summaryEvent(rows []engine.RowStatus, services int) refusalEvent {
 	if len(rows) == 0 {
 		return refusalEvent{kind: v1.EventTypeNormal, note: "all service ports are accepted again"}
 	}
 	return refusalEvent{kind: v1.EventTypeWarning, note: fmt.Sprintf(
-		"%d service ports are refused after changes of %d Services, /statusz names them; the first is %v: %s",
+		"%d service ports are refused after changes of %d Services, /statusz lists them; the first is %v: %s",
 		len(rows), services, rows[0].Key, rows[0].Refused)}
 }
 
-// reportProblems tells the cluster of Services that ask for what the mode cannot
-// do, or the configuration does not allow. The log has all problems. Every node has
-// the same to say, so each waits a while, differently long, and says little.
+// reportProblems records events about Services that request a load-balancing method
+// which the mode does not support, or an address which the configuration does not
+// allow. The log has all problems. All nodes report the same, so each waits for a
+// random time and limits its rate.
 func (s *ProxyServer) reportProblems(found []resolve.Problem) {
 	for _, p := range found {
 		name, ok := p.Service()

@@ -20,8 +20,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// complaints is a refusals under test, and what came of it.
-type complaints struct {
+// refusalTest is a refusals with what it has sent.
+type refusalTest struct {
 	*refusals
 	t      *testing.T
 	mu     sync.Mutex
@@ -29,10 +29,10 @@ type complaints struct {
 	events []string
 }
 
-// complain plays a test in fake time.
-func complain(t *testing.T, play func(*complaints)) {
+// runRefusals runs a test in fake time.
+func runRefusals(t *testing.T, play func(*refusalTest)) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &complaints{t: t, now: map[proxy.PortKey]string{}}
+		c := &refusalTest{t: t, now: map[proxy.PortKey]string{}}
 		c.refusals = newRefusals(c.rows, func(e refusalEvent) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -50,7 +50,7 @@ func complain(t *testing.T, play func(*complaints)) {
 }
 
 // rows is what the engine would say.
-func (c *complaints) rows() []engine.RowStatus {
+func (c *refusalTest) rows() []engine.RowStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var all []engine.RowStatus
@@ -65,7 +65,7 @@ func portKey(service, port string, f proxy.Family) proxy.PortKey {
 }
 
 // say changes what is refused; an empty reason: it is accepted.
-func (c *complaints) say(service, port string, f proxy.Family, reason string) {
+func (c *refusalTest) say(service, port string, f proxy.Family, reason string) {
 	c.mu.Lock()
 	c.now[portKey(service, port, f)] = reason
 	maps.DeleteFunc(c.now, func(_ proxy.PortKey, reason string) bool { return reason == "" })
@@ -74,7 +74,7 @@ func (c *complaints) say(service, port string, f proxy.Family, reason string) {
 }
 
 // want checks all events since the last call, after a while.
-func (c *complaints) want(want ...string) {
+func (c *refusalTest) want(want ...string) {
 	c.t.Helper()
 	time.Sleep(time.Minute)
 	synctest.Wait()
@@ -87,7 +87,7 @@ func (c *complaints) want(want ...string) {
 }
 
 func TestRefusalEvents(t *testing.T) {
-	complain(t, func(c *complaints) {
+	runRefusals(t, func(c *refusalTest) {
 		c.say("web", "http", proxy.IPv4, "file exists")
 		c.say("web", "http", proxy.IPv6, "file exists")
 		c.want("Warning web http/TCP/IPv4: file exists; http/TCP/IPv6: file exists") // one for all its ports
@@ -105,11 +105,11 @@ func TestRefusalEvents(t *testing.T) {
 	})
 }
 
-// TestRefusalsInMasses lets 10,000 Services flap for an hour: what is sent
-// stays small, what is counted and listed stays true.
-func TestRefusalsInMasses(t *testing.T) {
+// TestManyRefusals lets 10,000 Services flap for an hour: few events are sent, and
+// the counts and lists stay true.
+func TestManyRefusals(t *testing.T) {
 	const services = 10000
-	complain(t, func(c *complaints) {
+	runRefusals(t, func(c *refusalTest) {
 		t := c.t
 		all := func(reason string) {
 			c.mu.Lock()
@@ -146,7 +146,7 @@ func TestRefusalsInMasses(t *testing.T) {
 	})
 }
 
-// TestRefusalNotes sends what people read.
+// TestRefusalNotes checks the text of events.
 func TestRefusalNotes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &apiServer{answers: []int{http.StatusCreated}}

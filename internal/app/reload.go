@@ -17,26 +17,26 @@ import (
 )
 
 const (
-	// readPeriod is how often the configuration file is read, and for how long
-	// it must stay the same: who writes it in place, or copies it, writes it in
-	// pieces, and half a file may be a valid one. To read it takes microseconds,
-	// and notices what no notification tells of: links on the way to it, as a
-	// ConfigMap volume has them, and file systems of others.
+	// readPeriod is how often the configuration file is read, and for how long it
+	// must stay the same before it is used: a file that is written in place is
+	// written in pieces, and half of it may be valid. Reading takes microseconds,
+	// and also detects what file notifications miss: changed symbolic links on the
+	// path, as in a ConfigMap volume, and changes in network file systems.
 	readPeriod = time.Second
-	// restartSpread is within which time the nodes of a cluster restart that
-	// share a ConfigMap and see its change at once. Each reads all objects then.
+	// restartSpread is the time over which the nodes that share a ConfigMap spread
+	// their restarts, because each of them then reads all objects.
 	restartSpread = 10 * time.Minute
 )
 
-// RestartError says that a new daemon is to take this one's place, at once and
-// with the same command line. The rules stay, so no connection is lost.
+// RestartError asks for a restart of the process with the same command line. The
+// rules stay in force, so no connection is lost.
 type RestartError struct{ Changes []config.Change }
 
 func (e *RestartError) Error() string {
-	return "the configuration changed in what needs a restart: " + list(e.Changes)
+	return "the configuration changed in fields that need a restart: " + describe(e.Changes)
 }
 
-func list(changes []config.Change) string {
+func describe(changes []config.Change) string {
 	var parts []string
 	for _, c := range changes {
 		parts = append(parts, c.String())
@@ -44,42 +44,42 @@ func list(changes []config.Change) string {
 	return strings.Join(parts, ", ")
 }
 
-// configWatcher follows the configuration file.
+// configWatcher applies changes of the configuration file.
 type configWatcher struct {
-	file    string
-	period  time.Duration
-	read    func(unset config.ProxyMode) (parsed, error) // reads and checks the file as at the start
-	running config.Configuration
-	apply   func(context.Context, config.Configuration, []config.Change)
-	usable  func(context.Context, config.Configuration) error // whether a new daemon could start with it
-	delay   func() time.Duration                              // until a restart
+	file     string
+	period   time.Duration
+	read     func(defaultMode config.ProxyMode) (parsed, error) // parses the file, as at the start
+	running  config.Configuration
+	apply    func(context.Context, config.Configuration, []config.Change)
+	validate func(context.Context, config.Configuration) error // whether a daemon could start with it
+	delay    func() time.Duration                              // returns how long to wait before a restart
 
-	candidate string // the content that was there at the last look
-	seen      string // the content that was last parsed
+	candidate string // the content at the last check
+	parsed    string // the content that was parsed last
 
-	restart *RestartError    // what is to come of it, while due is not nil
-	due     <-chan time.Time // when it is time for the restart
+	restart *RestartError    // the planned restart, if due is not nil
+	due     <-chan time.Time // fires when it is time for the restart
 }
 
-// contentOf returns the content of a file, or why there is none.
+// contentOf returns the content of a file after a "=", or why it cannot be read.
 func contentOf(file string) string {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return err.Error()
 	}
-	return "=" + string(data) // no error begins so
+	return "=" + string(data) // no error text begins like this
 }
 
-// newConfigWatcher returns the watcher of the file that the options name, whose
-// content the running configuration was made from; they must name one. It calls
-// apply with each new configuration that a running daemon can take over; the
-// next one is compared with that, whatever became of it.
+// newConfigWatcher returns a watcher of the configuration file, which the options
+// must name and running was read from. It calls apply with each new configuration
+// that a running daemon can adopt, and compares the next one with that, whether or
+// not apply succeeded.
 func (o *Options) newConfigWatcher(
 	running config.Configuration, apply func(context.Context, config.Configuration, []config.Change),
 ) *configWatcher {
 	return &configWatcher{
 		file: o.ConfigFile, period: readPeriod, read: o.read, running: running, apply: apply,
-		usable: func(ctx context.Context, c config.Configuration) error {
+		validate: func(ctx context.Context, c config.Configuration) error {
 			if _, err := o.plan(c); err != nil {
 				return err
 			}
@@ -90,8 +90,8 @@ func (o *Options) newConfigWatcher(
 	}
 }
 
-// restartDelay returns how long to wait with a restart. A file that is a node's
-// own needs none; that of a volume is every node's.
+// restartDelay returns how long to wait before a restart: a random time if the file
+// is in a ConfigMap volume, which all nodes share, otherwise none.
 func restartDelay(file string) time.Duration {
 	if _, err := os.Readlink(filepath.Join(filepath.Dir(file), "..data")); err != nil {
 		return 0
@@ -99,58 +99,58 @@ func restartDelay(file string) time.Duration {
 	return rand.N(restartSpread)
 }
 
-// Run follows the file until ctx ends, and then returns nil, or until it is time
-// for a new daemon, and then returns a [*RestartError].
+// Run watches the file until ctx ends, and then returns nil, or until it is time
+// to restart, and then returns a [*RestartError].
 func (w *configWatcher) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-w.due:
-			if contentOf(w.file) == w.seen {
+			if contentOf(w.file) == w.parsed {
 				return w.restart
 			}
-			w.due = nil // What it changed to is looked at first.
-		case <-time.After(w.period): // not a ticker: two looks must be that far apart
+			w.due = nil // the file has changed again; that change decides
+		case <-time.After(w.period): // not a ticker: two checks must be at least that far apart
 			w.check(ctx)
 		}
 	}
 }
 
-// check takes over new content once it was the same at two looks. What is wrong
-// with it is said once.
+// check adopts new content when it is the same in two consecutive checks. It
+// reports invalid content once.
 func (w *configWatcher) check(ctx context.Context) {
 	now := contentOf(w.file)
-	if now != w.candidate || now == w.seen {
+	if now != w.candidate || now == w.parsed {
 		w.candidate = now
 		return
 	}
 	p, err := w.read(w.running.Mode)
 	if contentOf(w.file) != now {
-		return // what was read may be half of each
+		return // read may have seen a mix of old and new content
 	}
-	w.seen = now
+	w.parsed = now
 	if err == nil {
-		err = w.take(ctx, p)
+		err = w.accept(ctx, p)
 	}
 	if err != nil {
-		w.due = nil // A new daemon could not use it either.
-		klog.FromContext(ctx).Error(err, "The new configuration is not usable, the old one stays in force", "file", w.file)
+		w.due = nil // a restarted daemon could not use the file either
+		klog.FromContext(ctx).Error(err, "The new configuration is invalid, the old one stays in force", "file", w.file)
 	}
 }
 
-// take puts what was read in force, or sees to it that a new daemon does.
-func (w *configWatcher) take(ctx context.Context, p parsed) error {
+// accept applies a parsed configuration, or plans a restart that will.
+func (w *configWatcher) accept(ctx context.Context, p parsed) error {
 	changes := config.Changes(&w.running, &p.config)
 	restart := slices.DeleteFunc(slices.Clone(changes), func(c config.Change) bool { return c.Live })
 	if len(restart) > 0 {
-		if err := w.usable(ctx, p.config); err != nil {
+		if err := w.validate(ctx, p.config); err != nil {
 			return err
 		}
 	}
 	logger := klog.FromContext(ctx)
 	for _, n := range p.notices {
-		logger.Info(n.message, n.facts...)
+		logger.Info(n.message, n.keysAndValues...)
 	}
 	switch {
 	case len(restart) > 0:
@@ -158,7 +158,7 @@ func (w *configWatcher) take(ctx context.Context, p parsed) error {
 		return nil
 	case w.due != nil:
 		w.due = nil
-		logger.Info("The configuration needs no restart any more")
+		logger.Info("The configuration no longer needs a restart")
 	}
 	if len(changes) > 0 {
 		w.running = p.config
@@ -167,7 +167,7 @@ func (w *configWatcher) take(ctx context.Context, p parsed) error {
 	return nil
 }
 
-// planRestart sets the time for a restart, if there is none yet.
+// planRestart sets the time of the restart, unless one is planned already.
 func (w *configWatcher) planRestart(ctx context.Context, changes []config.Change) {
 	w.restart = &RestartError{changes}
 	if w.due != nil {
@@ -176,29 +176,29 @@ func (w *configWatcher) planRestart(ctx context.Context, changes []config.Change
 	in := w.delay()
 	w.due = time.After(in)
 	if in > 0 {
-		klog.FromContext(ctx).Info("The configuration changed in what needs a restart, which each node does at another time",
-			"in", in.Round(time.Second), "changed", list(changes))
+		klog.FromContext(ctx).Info("The configuration changed in fields that need a restart, which nodes do at different times",
+			"in", in.Round(time.Second), "changed", describe(changes))
 	}
 }
 
-// reload takes over a configuration that differs only in what a running daemon
-// can change.
+// reload applies a configuration that differs from the running one only in fields
+// that a running daemon can change.
 func (s *ProxyServer) reload(ctx context.Context, c config.Configuration, changes []config.Change) {
 	logger := klog.FromContext(ctx)
 	p := s.plan
 	p.config = c
-	rules, err := p.rules(ctx, s.families)
+	rs, err := p.resolveSettings(ctx, s.families)
 	if err != nil {
-		logger.Error(err, "New configuration is not taken over")
+		logger.Error(err, "The new configuration cannot be applied, the old one stays in force")
 		return
 	}
 	if _, err := logs.GlogSetter(strconv.Itoa(int(c.Object.Logging.Verbosity))); err != nil {
-		logger.Error(err, "Log level stays as it is")
+		logger.Error(err, "Cannot set the log verbosity, it stays as it is")
 	}
 	s.health.SetTimeout(healthTimeout(c))
 	s.healthServer.SetAddress(c.HealthzBindAddress)
 	s.metricsServer.SetAddress(c.MetricsBindAddress)
-	s.configure(rules, c.MinSyncPeriod, s.fullSyncPeriod(c))
+	s.configure(rs, c.MinSyncPeriod, s.fullSyncPeriod(c))
 	s.configz.Store(c.Object)
-	logger.Info("Took over the new configuration", "changed", list(changes))
+	logger.Info("Applied the new configuration", "changed", describe(changes))
 }

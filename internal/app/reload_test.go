@@ -38,7 +38,7 @@ func (d *desk) reloaded(_ context.Context, c config.Configuration, changes []con
 	d.reloads <- reload{c, changes}
 }
 
-// body is a file with one thing in it that a running daemon can take over.
+// body returns a file with one field that a running daemon can change.
 func body(ms int) string { return fmt.Sprintf("%snftables: {minSyncPeriod: %dms}\n", header, ms) }
 
 func newDesk(t *testing.T) *desk {
@@ -62,7 +62,7 @@ func (d *desk) start() {
 	}
 	w := o.newConfigWatcher(read.config, d.reloaded)
 	w.period = 20 * time.Millisecond
-	w.usable = func(context.Context, config.Configuration) error { return d.unusable }
+	w.validate = func(context.Context, config.Configuration) error { return d.unusable }
 	looked := make(chan struct{}, 100)
 	w.read = func(m config.ProxyMode) (parsed, error) {
 		defer func() { looked <- struct{}{} }()
@@ -154,7 +154,7 @@ func TestReloadAfterRename(t *testing.T) {
 	}
 }
 
-// TestReloadOfConfigMap swaps links as kubelet does for a ConfigMap volume.
+// TestReloadOfConfigMap replaces links as kubelet does in a ConfigMap volume.
 func TestReloadOfConfigMap(t *testing.T) {
 	d := newDesk(t)
 	publish := func(ms int) {
@@ -176,7 +176,7 @@ func TestReloadOfConfigMap(t *testing.T) {
 	}
 }
 
-// TestReloadBehindALink writes to the file that a link elsewhere names.
+// TestReloadBehindALink writes to the file that a link points to.
 func TestReloadBehindALink(t *testing.T) {
 	d := newDesk(t)
 	target := writeFile(t, body(1))
@@ -201,7 +201,7 @@ func TestBadReloadIsIgnored(t *testing.T) {
 	d.write(d.file, body(1))
 	d.start()
 	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
-	d.complains(`The new configuration is not usable, the old one stays in force err="--config \"` + d.file +
+	d.complains(`The new configuration is invalid, the old one stays in force err="--config \"` + d.file +
 		`\": nftables.syncPeriod \"-1s\": must be more than 0"`)
 	// The same again, and another file beside it, are no news.
 	d.write(d.file, header+"nftables: {syncPeriod: -1s}\n")
@@ -211,7 +211,7 @@ func TestBadReloadIsIgnored(t *testing.T) {
 	d.complains("nftables.syncPeriod")
 	d.write(d.file, body(2))
 	d.want(2)
-	if n := strings.Count(d.log.String(), "not usable"); n != 2 {
+	if n := strings.Count(d.log.String(), "is invalid, the old one"); n != 2 {
 		t.Errorf("%d complaints, want 2:\n%s", n, d.log.String())
 	}
 }
@@ -244,15 +244,15 @@ newField: true
 	}
 	d.complains(`unknown field \"newField\"`)
 	d.write(d.file, live+"nftables: {masqueradeBit: 3}\nconntrack: {min: 5}\n")
-	const restart = `the configuration changed in what needs a restart: conntrack.min from "131072" to "5", masqueradeBit from "14" to "3"`
+	const restart = `the configuration changed in fields that need a restart: conntrack.min from "131072" to "5", masqueradeBit from "14" to "3"`
 	if err := <-d.restart; err.Error() != restart {
 		t.Errorf("%v, want %s", err, restart)
 	}
 }
 
-// TestHalfAFileIsNotTaken looks at a file while it is written in pieces, each of
-// which is a valid file.
-func TestHalfAFileIsNotTaken(t *testing.T) {
+// TestPartOfAFileIsNotUsed reads a file while it is written in pieces, each of which
+// is a valid file.
+func TestPartOfAFileIsNotUsed(t *testing.T) {
 	d := newDesk(t)
 	whole := header + "clusterCIDR: 10.1.0.0/16\nnftables: {minSyncPeriod: 2ms}\n"
 	d.write(d.file, body(1))
@@ -289,7 +289,7 @@ func TestHalfAFileIsNotTaken(t *testing.T) {
 	}
 }
 
-// TestFileThatChangesWhileItIsRead is read again.
+// TestFileThatChangesWhileItIsRead checks that such a file is read again.
 func TestFileThatChangesWhileItIsRead(t *testing.T) {
 	d := newDesk(t)
 	d.write(d.file, body(1))
@@ -310,8 +310,8 @@ func TestFileThatChangesWhileItIsRead(t *testing.T) {
 	d.want(3)
 }
 
-// TestModeThatTheNodeCannotDo leaves the daemon as it is.
-func TestModeThatTheNodeCannotDo(t *testing.T) {
+// TestUnsupportedModeIsIgnored checks that the daemon continues in its mode.
+func TestUnsupportedModeIsIgnored(t *testing.T) {
 	d := newDesk(t)
 	d.unusable = errors.New("probe mode iptables: no program iptables")
 	d.write(d.file, body(1))
@@ -322,8 +322,8 @@ func TestModeThatTheNodeCannotDo(t *testing.T) {
 	d.want(2)
 }
 
-// TestRestartsAreSpread waits with what needs a restart when the file is that of
-// a volume, and not at all when it was taken back meanwhile.
+// TestRestartsAreSpread checks that a restart is delayed if the file is in a
+// ConfigMap volume, and does not happen if the change is reverted by then.
 func TestRestartsAreSpread(t *testing.T) {
 	d := newDesk(t)
 	if in := restartDelay(d.file); in != 0 {
@@ -342,13 +342,13 @@ func TestRestartsAreSpread(t *testing.T) {
 		reloads := 0
 		w := &configWatcher{
 			running: configuration(t), delay: func() time.Duration { return time.Minute },
-			usable: func(context.Context, config.Configuration) error { return nil },
-			apply:  func(context.Context, config.Configuration, []config.Change) { reloads++ },
+			validate: func(context.Context, config.Configuration) error { return nil },
+			apply:    func(context.Context, config.Configuration, []config.Change) { reloads++ },
 		}
 		take := func(change func(*config.Configuration)) {
 			c := configuration(t)
 			change(&c)
-			if err := w.take(t.Context(), parsed{config: c}); err != nil {
+			if err := w.accept(t.Context(), parsed{config: c}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -371,12 +371,13 @@ func TestRestartsAreSpread(t *testing.T) {
 	})
 }
 
-// TestRestartIsForgotten when the file became one that no daemon could start with.
-func TestRestartIsForgotten(t *testing.T) {
+// TestRestartIsCancelled checks that there is no restart if the file becomes invalid
+// by then.
+func TestRestartIsCancelled(t *testing.T) {
 	d := newDesk(t)
 	w := &configWatcher{
 		file: d.file, running: configuration(t), delay: func() time.Duration { return time.Hour },
-		usable: func(context.Context, config.Configuration) error { return nil },
+		validate: func(context.Context, config.Configuration) error { return nil },
 	}
 	look := func(text string, wrong error) {
 		d.write(d.file, text)
@@ -403,8 +404,8 @@ func TestRestartIsForgotten(t *testing.T) {
 	}
 }
 
-// TestChangeBeforeTheWatch changes the file after the daemon has read it and
-// before the watcher runs.
+// TestChangeBeforeTheWatch changes the file after the daemon has read it and before
+// the watcher runs.
 func TestChangeBeforeTheWatch(t *testing.T) {
 	d := newDesk(t)
 	d.write(d.file, body(1))
@@ -422,8 +423,8 @@ func TestChangeBeforeTheWatch(t *testing.T) {
 	d.want(2)
 }
 
-// TestReloadKeepsTheMode reads a file that leaves the mode open: it is the one
-// that was chosen at the start.
+// TestReloadKeepsTheMode reads a file without a mode: it stays the one that was
+// chosen at the start.
 func TestReloadKeepsTheMode(t *testing.T) {
 	o := parse(t, "--config", writeFile(t, header))
 	read, err := o.read(config.NFTables)

@@ -17,7 +17,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// renderOptions are the flags of render that the daemon has not.
+// renderOptions are the flags of render that the daemon does not have.
 type renderOptions struct {
 	service string
 	family  string
@@ -35,9 +35,9 @@ daemon's flags. Nothing is written, and neither root nor a cluster is needed.
 Commands of mode nftables can be read by nft -f, those of mode iptables by
 iptables-restore --noflush and, with --family IPv6, ip6tables-restore --noflush.
 
-With --diff the kernel is asked what it has: lines with - are there and should
+With --diff this is compared with the kernel: lines with - are there and should
 not be, lines with + are missing. Exit code 0: nothing differs; 1: something does;
-2: it could not be found out.`,
+2: the comparison was not possible.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.render(cmd.Context(), cmd.OutOrStdout(), r)
@@ -45,15 +45,15 @@ not be, lines with + are missing. Exit code 0: nothing differs; 1: something doe
 	}
 	cmd.Flags().StringVar(&r.service, "service", "", "print only what belongs to this Service, named `NAMESPACE/NAME`")
 	cmd.Flags().StringVar(&r.family, "family", "", "print only what is for this `FAMILY`, IPv4 or IPv6")
-	cmd.Flags().BoolVar(&r.diff, "diff", false, "print only what differs from what the kernel has")
-	cmd.Flags().AddFlagSet(o.some(append(slices.Clone(offlineFlags), "bpf-root")...))
+	cmd.Flags().BoolVar(&r.diff, "diff", false, "print only what differs from the kernel's state")
+	cmd.Flags().AddFlagSet(o.flagSubset(append(slices.Clone(offlineFlags), "bpf-root")...))
 	completeMode(cmd)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	return cli.Answering(cmd)
 }
 
-func (o *Options) render(ctx context.Context, out io.Writer, asked renderOptions) error {
-	families, err := asked.families()
+func (o *Options) render(ctx context.Context, out io.Writer, flags renderOptions) error {
+	families, err := flags.families()
 	if err != nil {
 		return err
 	}
@@ -70,9 +70,9 @@ func (o *Options) render(ctx context.Context, out io.Writer, asked renderOptions
 		return err
 	}
 	buffered := bufio.NewWriter(out)
-	r := &dataplane.Rendering{Settings: o.settingsOf(p.config), Want: state.resolver.State(), Diff: asked.diff, Out: buffered}
+	r := &dataplane.Rendering{Settings: o.settingsOf(p.config), Want: state.resolver.State(), Diff: flags.diff, Out: buffered}
 	r.Families = families
-	if r.Only, err = asked.only(r.Want); err != nil {
+	if r.Only, err = flags.only(r.Want); err != nil {
 		return err
 	}
 	for _, problem := range state.files {
@@ -82,18 +82,18 @@ func (o *Options) render(ctx context.Context, out io.Writer, asked renderOptions
 		r.Remark("%v", problem)
 	}
 	if r.Only != nil {
-		r.Remark("Only what Service %s needs: what all Services share is left out", asked.service)
+		r.Remark("Only what Service %s needs: what all Services share is left out", flags.service)
 	}
-	// What a mode would log when it writes is not true here.
+	// Messages that a mode logs when it writes would be wrong here.
 	err = errors.Join(mode.Render(klog.NewContext(ctx, klog.Logger{}), r), buffered.Flush())
-	if err == nil && asked.diff && r.Lines > 0 {
+	if err == nil && flags.diff && r.Lines > 0 {
 		return &cli.ExitError{Code: cli.ExitFinding}
 	}
 	return err
 }
 
-// families returns those that are asked for: of a host that is asked, those that
-// it has.
+// families returns the families to render. A comparison with the kernel covers only
+// those that are enabled on the host.
 func (r renderOptions) families() ([]proxy.Family, error) {
 	all := proxy.Families[:]
 	if r.diff {
@@ -110,7 +110,8 @@ func (r renderOptions) families() ([]proxy.Family, error) {
 	return nil, fmt.Errorf("--family %q: not one of %v", r.family, all)
 }
 
-// only returns which rows are of the Service that is asked for; nil: all.
+// only returns a function that selects the rows of the Service given by --service,
+// nil without that flag. It is an error if there is no such row.
 func (r renderOptions) only(s *proxy.State) (func(proxy.PortKey) bool, error) {
 	if r.service == "" {
 		return nil, nil
@@ -121,5 +122,5 @@ func (r renderOptions) only(s *proxy.State) (func(proxy.PortKey) bool, error) {
 			return of, nil
 		}
 	}
-	return nil, fmt.Errorf("--service %q: the folder has no such Service with an address that this proxy serves; name it NAMESPACE/NAME", r.service)
+	return nil, fmt.Errorf("--service %q: the folder has no such Service with an address that this proxy serves; give NAMESPACE/NAME", r.service)
 }

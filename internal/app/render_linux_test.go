@@ -35,11 +35,10 @@ var folderFlags = []string{"--manifests", renderFolder, "--hostname-override=nod
 
 func playRender(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	return play(t, newCommand("sluice", NewOptions(), steps{}), append([]string{"render"}, args...)...)
+	return play(t, newCommand("sluice", NewOptions(), actions{}), append([]string{"render"}, args...)...)
 }
 
-// rendered runs sluice render on that folder and returns what it printed and its
-// exit code.
+// rendered runs sluice render on that folder, and returns its output and exit code.
 func rendered(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	out, err := playRender(t, append(slices.Clone(folderFlags), args...)...)
@@ -55,8 +54,8 @@ func rendered(t *testing.T, args ...string) (string, int) {
 	return out, 0
 }
 
-// TestRender compares what each mode would write with what a person has read: with
-// the rules of one family only if they are like those of nftables.
+// TestRender compares what each mode would write with golden files. Modes whose
+// rules are like those of nftables have a golden file for one family only.
 func TestRender(t *testing.T) {
 	tests := []struct {
 		name string
@@ -105,14 +104,15 @@ func golden(t *testing.T, file, got string) {
 	}
 }
 
-// TestRenderMistakes wants a line that says what is wrong, and exit code 2.
+// TestRenderMistakes checks that mistakes are reported in one line, with exit code
+// 2.
 func TestRenderMistakes(t *testing.T) {
 	tests := []struct {
 		name string
 		args []string
 		want string
 	}{
-		{"no folder", nil, "nothing to read Services from: give --manifests DIR"},
+		{"no folder", nil, "no source of Services: give --manifests DIR"},
 		{"missing folder", []string{"--manifests=/none"}, `--manifests "/none": open /none: no such file or directory`},
 		{
 			"unknown mode", append(slices.Clone(folderFlags), "--proxy-mode=magic"),
@@ -120,7 +120,7 @@ func TestRenderMistakes(t *testing.T) {
 		},
 		{
 			"unknown Service", append(slices.Clone(folderFlags), "--service=default/none"),
-			`--service "default/none": the folder has no such Service with an address that this proxy serves; name it NAMESPACE/NAME`,
+			`--service "default/none": the folder has no such Service with an address that this proxy serves; give NAMESPACE/NAME`,
 		},
 		{"unknown family", append(slices.Clone(folderFlags), "--family=IPv5"), `--family "IPv5": not one of [IPv4 IPv6]`},
 		{"an argument", append(slices.Clone(folderFlags), "web"), `unexpected argument "web": render takes flags only`},
@@ -136,7 +136,7 @@ func TestRenderMistakes(t *testing.T) {
 	}
 }
 
-// namespace makes a network namespace without anything.
+// namespace creates an empty network namespace.
 func namespace(t *testing.T) *traffic.Namespace {
 	t.Helper()
 	lab.Require(t)
@@ -148,7 +148,7 @@ func namespace(t *testing.T) *traffic.Namespace {
 	return n
 }
 
-// program runs a program in a namespace and returns what it prints.
+// program runs a program in a namespace and returns its output.
 func program(t *testing.T, n *traffic.Namespace, input string, command ...string) string {
 	t.Helper()
 	cmd := exec.Command(command[0], command[1:]...)
@@ -160,11 +160,11 @@ func program(t *testing.T, n *traffic.Namespace, input string, command ...string
 	return out.String()
 }
 
-// synced has a mode write the folder in a namespace.
+// synced lets a mode write the folder into the kernel of a namespace.
 func synced(t *testing.T, n *traffic.Namespace, mode config.ProxyMode) {
 	t.Helper()
 	o := NewOptions()
-	if err := o.some(offlineFlags...).Parse(append(slices.Clone(folderFlags), "--proxy-mode="+string(mode))); err != nil {
+	if err := o.flagSubset(offlineFlags...).Parse(append(slices.Clone(folderFlags), "--proxy-mode="+string(mode))); err != nil {
 		t.Fatal(err)
 	}
 	p, err := o.offlinePlan()
@@ -192,12 +192,12 @@ func synced(t *testing.T, n *traffic.Namespace, mode config.ProxyMode) {
 	}
 }
 
-// commands returns those for the nft program of what was rendered.
+// commands returns the commands of the nft program, and comments, in rendered text.
 func commands(text string) string {
 	return strings.Join(regexp.MustCompile(`(?m)^(add|#) .*\n`).FindAllString(text, -1), "")
 }
 
-// TestRenderedRulesLoad has the programs read what is rendered for them.
+// TestRenderedRulesLoad loads rendered rules with the programs that they are for.
 func TestRenderedRulesLoad(t *testing.T) {
 	n := namespace(t)
 	for _, mode := range []string{"nftables", "ipvs", "userspace"} {
@@ -222,8 +222,8 @@ func TestRenderedRulesLoad(t *testing.T) {
 	}
 }
 
-// TestRenderedRulesAreThoseWritten compares what a mode wrote with what programs
-// made of what is rendered.
+// TestRenderedRulesAreThoseWritten compares the rules that a mode writes with the
+// rendered ones, loaded by a program.
 func TestRenderedRulesAreThoseWritten(t *testing.T) {
 	t.Run("nftables", func(t *testing.T) {
 		read, written := namespace(t), namespace(t)
@@ -272,7 +272,8 @@ func tidyList(list string) []string {
 	return tables
 }
 
-// TestRenderDiff tells what others did to the rules, and changes nothing.
+// TestRenderDiff checks that changes by others are shown, and that nothing is
+// changed.
 func TestRenderDiff(t *testing.T) {
 	tests := []struct {
 		mode   config.ProxyMode
@@ -331,8 +332,8 @@ func TestRenderDiff(t *testing.T) {
 	}
 }
 
-// TestRenderDiffChangesNoSetting asks about rules with which the host's setting
-// would be put back.
+// TestRenderDiffChangesNoSetting compares rules whose writing would restore a
+// setting of the host.
 func TestRenderDiffChangesNoSetting(t *testing.T) {
 	for _, mode := range []config.ProxyMode{config.IPTables, "userspace", "ebpf"} {
 		n := namespace(t)
@@ -348,7 +349,7 @@ func TestRenderDiffChangesNoSetting(t *testing.T) {
 	}
 }
 
-// TestRenderDiffWithoutRights wants a line that says what is missing.
+// TestRenderDiffWithoutRights checks that missing rights are reported in one line.
 func TestRenderDiffWithoutRights(t *testing.T) {
 	for mode, want := range map[string]string{
 		"nftables":  "no permission to use nf_tables: run as root",

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestRunAll ends all jobs when one ends, and names those that failed.
+// TestRunAll checks that all jobs end when one ends, and that the error names all
+// that failed.
 func TestRunAll(t *testing.T) {
 	lasting := func(ctx context.Context) error { <-ctx.Done(); return nil }
 	failing := func(text string) func(context.Context) error {

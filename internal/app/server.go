@@ -34,36 +34,40 @@ import (
 )
 
 const (
-	// fullSyncPeriod is the least time between two full syncs that nobody asked
-	// for. What others change is noticed without them, so they are a safety net.
+	// fullSyncPeriod is the minimum time between two periodic full syncs in modes
+	// that are notified of changes by other processes. There, full syncs are only
+	// a safety net.
 	fullSyncPeriod = time.Hour
-	// leaveTime is how long the last write may take.
-	leaveTime = 5 * time.Second
+	// leaveTimeout limits the dataplane's last write before exit.
+	leaveTimeout = 5 * time.Second
 )
 
-// healthTimeout is how long a sync that was asked for may take before the proxy
-// counts as unhealthy: two sync periods. An hour is the default of mode nftables.
+// healthTimeout returns how long a requested sync may be outstanding before the
+// proxy counts as unhealthy: two sync periods. Periods of an hour or more, as is
+// the default of mode nftables, would hide failures, so kube-proxy's default
+// period is used instead of them.
 func healthTimeout(c config.Configuration) time.Duration {
 	if c.SyncPeriod >= fullSyncPeriod {
-		return 2 * config.UsualSyncPeriod
+		return 2 * config.DefaultSyncPeriod
 	}
 	return 2 * c.SyncPeriod
 }
 
-// plan is all that a ProxyServer must know, checked.
+// plan is the validated input of a [ProxyServer]: flags, configuration, and what
+// follows from them.
 type plan struct {
 	options   *Options
 	config    config.Configuration
 	balancing resolve.Balancing
 	allowed   apiobject.Allowed
 	node      string
-	from      objectSource
+	source    objectSource
 	status    statusListener
 	priority  uint32 // of the process, on Windows
 }
 
-// ProxyServer joins a source, the engine, a dataplane and all who watch them,
-// and runs them.
+// ProxyServer connects a source of objects, the engine, a dataplane and their
+// observers, and runs them.
 type ProxyServer struct {
 	plan     plan
 	families []proxy.Family
@@ -71,51 +75,51 @@ type ProxyServer struct {
 
 	dataplane proxy.Dataplane
 	mode      dataplane.Mode
-	provider  *engine.Engine
-	configure func(rules resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // the provider, while it runs
-	inForce   func()                                                                // called when rules are in force
-	ready     chan struct{}                                                         // closed then
+	provider  engine.Provider
+	configure func(s resolve.Settings, minSyncPeriod, syncPeriod time.Duration) // reconfigures the provider while it runs
+	ready     chan struct{}                                                     // closed when the first sync has succeeded
+	markReady func()                                                            // closes ready; may be called repeatedly
 
-	unservable chan error            // why the Node's family cannot be served
-	flows      ct.Interface          // nil: the mode ends stale connections itself
-	conntrack  *conntrack.Reconciler // nil as well
+	familyErr  chan error            // receives why the Node's primary family cannot be served
+	flows      ct.Interface          // nil if the mode ends stale connections itself
+	conntrack  *conntrack.Reconciler // nil if flows is
 	health     *health.ProxyHealth
 	checks     *health.ServiceChecks
 	refusals   *refusals
 	metrics    *metrics.Metrics
-	traffic    *traffic.Collector                              // nil: it is not counted
-	uncounted  string                                          // why
-	configz    atomic.Pointer[v1alpha1.KubeProxyConfiguration] // in force
+	traffic    *traffic.Collector                              // nil if traffic is not counted
+	trafficOff string                                          // why traffic is not counted
+	configz    atomic.Pointer[v1alpha1.KubeProxyConfiguration] // the configuration in force
 
 	problemEvents *rate.Limiter
 
 	healthServer  *health.Server
 	metricsServer *health.Server
 	statusServer  http.Handler
-	files         atomic.Pointer[[]manifest.Problem]
+	files         atomic.Pointer[[]manifest.Problem] // problems of manifest files
 	statusTCP     *health.Server
 }
 
-// NewProxyServer asks the kernel what it can do and opens the dataplane. The
-// kernel's rules stay as they are before Run.
+// NewProxyServer probes the kernel and opens the dataplane. It does not change
+// the kernel's rules; Run does.
 func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 	klog.FromContext(ctx).Info("Starting", "version", p.options.version.reported(), "mode", p.config.Mode,
-		"source", p.from.String(), "node", p.node)
+		"source", p.source.String(), "node", p.node)
 	mode, settings, err := p.options.probeMode(ctx, p.config)
 	if err != nil {
 		return nil, err
 	}
 	_, missing := enabledFamilies()
-	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, because(missing)...)...)
+	klog.FromContext(ctx).Info("Serving", append([]any{"families", fmt.Sprint(settings.Families)}, reasonFields(missing)...)...)
 	s := &ProxyServer{
-		plan: p, mode: mode, families: settings.Families, ready: make(chan struct{}), unservable: make(chan error, 1),
+		plan: p, mode: mode, families: settings.Families, ready: make(chan struct{}), familyErr: make(chan error, 1),
 		problemEvents: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst),
 	}
-	s.inForce = sync.OnceFunc(func() { close(s.ready) })
-	if err := s.servesFamilyOf(p.config.BindAddress, "bindAddress"); err != nil {
+	s.markReady = sync.OnceFunc(func() { close(s.ready) })
+	if err := s.checkFamily(p.config.BindAddress, "bindAddress"); err != nil {
 		return nil, err
 	}
-	rules, err := p.rules(ctx, s.families)
+	resolveSettings, err := p.resolveSettings(ctx, s.families)
 	if err != nil {
 		return nil, err
 	}
@@ -128,13 +132,14 @@ func NewProxyServer(ctx context.Context, p plan) (*ProxyServer, error) {
 		}
 	}
 	s.openTraffic(ctx)
-	if err := s.join(ctx, rules); err != nil {
+	if err := s.wire(ctx, resolveSettings); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
 }
 
-// fullSyncPeriod returns the time from one full sync to the next.
+// fullSyncPeriod returns the time between periodic full syncs. A mode that is not
+// notified of changes by other processes finds them only in full syncs.
 func (s *ProxyServer) fullSyncPeriod(c config.Configuration) time.Duration {
 	if s.mode.Polls {
 		return c.SyncPeriod
@@ -142,19 +147,19 @@ func (s *ProxyServer) fullSyncPeriod(c config.Configuration) time.Duration {
 	return max(c.SyncPeriod, fullSyncPeriod)
 }
 
-// join makes the parts and tells them of each other.
-func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
+// wire creates the components and connects them.
+func (s *ProxyServer) wire(ctx context.Context, rs resolve.Settings) error {
 	c := s.plan.config
 	registry := k8smetrics.NewKubeRegistry()
-	var own []proxy.Metric
+	var modeMetrics []proxy.Metric
 	if d, ok := s.dataplane.(proxy.Measured); ok {
-		own = d.Metrics(ctx)
+		modeMetrics = d.Metrics(ctx)
 	}
-	ours := trackingMetrics(tracked)
+	extra := conntrackMetrics(conntrackUsage)
 	if s.traffic != nil {
-		ours = append(ours, s.traffic.Metrics(ctx)...)
+		extra = append(extra, s.traffic.Metrics(ctx)...)
 	}
-	m, err := metrics.New(metrics.Settings{Registry: registry, Families: s.families, Own: own, Ours: ours})
+	m, err := metrics.New(metrics.Settings{Registry: registry, Families: s.families, Mode: modeMetrics, Extra: extra})
 	if err != nil {
 		return err
 	}
@@ -165,8 +170,8 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	s.health = health.NewProxyHealth(health.Settings{
 		Families: s.families, Timeout: healthTimeout(c), Healthz: m.Healthz, Livez: m.Livez,
 	})
-	if s.plan.from.manifests != "" {
-		s.health.SyncNode(&v1.Node{}) // a folder may have none, and is no cluster that drains nodes
+	if s.plan.source.manifests != "" {
+		s.health.SyncNode(&v1.Node{}) // a folder need not contain the Node, and nothing drains it
 	}
 	s.checks = health.NewServiceChecks(health.CheckSettings{
 		Healthy: s.health.Healthy, Addresses: link.Conn{}, Failed: s.checkFailed,
@@ -178,7 +183,7 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	}
 	e := engine.New(engine.Settings{
 		Dataplane:     s.dataplane,
-		Resolver:      resolve.New(rules),
+		Resolver:      resolve.New(rs),
 		MinSyncPeriod: c.MinSyncPeriod,
 		SyncPeriod:    s.fullSyncPeriod(c),
 		Observer:      observers{s, m},
@@ -199,37 +204,38 @@ func (s *ProxyServer) join(ctx context.Context, rules resolve.Settings) error {
 	return nil
 }
 
-// checkFailed reports that a Service's health check cannot be answered.
+// checkFailed records an event about a Service whose health-check node port cannot
+// be served.
 func (s *ProxyServer) checkFailed(c *proxy.HealthCheck, err error) {
 	about := serviceReference(types.NamespacedName{Namespace: c.Key.Namespace, Name: c.Key.Name})
 	s.events.record(about, v1.EventTypeWarning, reasonServiceHealth,
 		fmt.Sprintf("node %s cannot answer health checks of port %d: %v", s.plan.node, c.Port, err))
 }
 
-// Run proxies until ctx ends, and then returns nil. The rules stay in force.
+// Run serves until ctx ends, and then returns nil. The rules stay in the kernel.
 func (s *ProxyServer) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	s.events = newRecorder(ctx, s.plan.from.client, s.plan.node)
-	if err := s.available(ctx); err != nil {
+	s.events = newRecorder(ctx, s.plan.source.client, s.plan.node)
+	if err := s.checkListenAddresses(ctx); err != nil {
 		return errors.Join(err, s.close())
 	}
-	for _, p := range fitHost(ctx, s.plan) {
+	for _, p := range tuneHost(ctx, s.plan) {
 		s.events.warn(reasonPlatform, p.String())
 	}
 	s.events.record(s.events.node, v1.EventTypeNormal, reasonStarting, "")
-	_, carries := s.dataplane.(proxy.Runner) // connections pass this process
+	_, hasGoroutines := s.dataplane.(proxy.Runner)
 	jobs := []job{
-		{"save memory", func(ctx context.Context) error { return tuneGC(ctx, s.ready, !carries) }},
+		{"tune the garbage collector", func(ctx context.Context) error { return tuneGC(ctx, s.ready, !hasGoroutines) }},
 		{"read objects", func(ctx context.Context) error {
-			return s.plan.from.open(s.plan.node, func(all []manifest.Problem) { s.files.Store(&all) }).Run(ctx, s.provider)
+			return s.plan.source.open(s.plan.node, func(all []manifest.Problem) { s.files.Store(&all) }).Run(ctx, s.provider)
 		}},
 		{"sync", s.provider.SyncLoop},
-		{"serve the node's family", s.served},
+		{"check the Node's family", s.watchNodeFamily},
 		{"report refused Services", s.refusals.Run},
 		{"take over from kube-proxy", s.takeOver},
 		{"answer health checks of Services", s.checks.Run},
-		{"serve health", s.listening(s.healthServer, reasonHealthPort)},
-		{"serve metrics", s.listening(s.metricsServer, reasonMetricsPort)},
+		{"serve health", s.serveAndReport(s.healthServer, reasonHealthPort)},
+		{"serve metrics", s.serveAndReport(s.metricsServer, reasonMetricsPort)},
 		{"serve status over TCP", s.statusTCP.Run},
 	}
 	if s.conntrack != nil {
@@ -242,7 +248,7 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 		jobs = append(jobs, job{"count traffic", s.traffic.Run})
 	}
 	if o := s.plan.options; o.ConfigFile != "" {
-		jobs = append(jobs, job{"follow the configuration", o.newConfigWatcher(s.plan.config, s.reload).Run})
+		jobs = append(jobs, job{"watch the configuration file", o.newConfigWatcher(s.plan.config, s.reload).Run})
 	}
 	err := runAll(ctx, jobs)
 	s.leave(ctx)
@@ -252,37 +258,37 @@ func (s *ProxyServer) Run(ctx context.Context) error {
 	return err
 }
 
-// leave lets the rules give way to another proxy, should one come. That ctx has
-// ended is why we leave.
+// leave makes the rules yield to another service proxy if one starts. It runs
+// although ctx has ended.
 func (s *ProxyServer) leave(ctx context.Context) {
 	l, ok := s.dataplane.(proxy.Leaver)
 	if !ok {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if err := l.Leave(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "If another service proxy follows, remove our rules once it serves")
+		klog.FromContext(ctx).Error(err, "The rules may not yield to another service proxy; if one takes over, remove our rules by hand")
 	}
 }
 
-// available returns an error if a server that must have its address cannot have
-// it, before anything is changed.
-func (s *ProxyServer) available(ctx context.Context) error {
+// checkListenAddresses returns an error if a server whose address is mandatory
+// cannot bind it. It is called before anything is changed.
+func (s *ProxyServer) checkListenAddresses(ctx context.Context) error {
 	for _, c := range []struct {
 		server *health.Server
 		reason reason
 	}{{s.healthServer, reasonHealthPort}, {s.metricsServer, reasonMetricsPort}} {
 		if err := c.server.Available(ctx); err != nil {
-			s.events.last(ctx, c.reason, err.Error())
+			s.events.recordFinal(ctx, c.reason, err.Error())
 			return err
 		}
 	}
 	return nil
 }
 
-// listening runs a server, and reports when it cannot have its address.
-func (s *ProxyServer) listening(server *health.Server, why reason) func(context.Context) error {
+// serveAndReport returns a job that runs a server, and records an event if it fails.
+func (s *ProxyServer) serveAndReport(server *health.Server, why reason) func(context.Context) error {
 	return func(ctx context.Context) error {
 		err := server.Run(ctx)
 		if err != nil {
@@ -293,7 +299,7 @@ func (s *ProxyServer) listening(server *health.Server, why reason) func(context.
 }
 
 func (s *ProxyServer) close() (err error) {
-	if s.traffic != nil { // It asks the dataplane.
+	if s.traffic != nil { // before the dataplane, which it reads
 		err = s.traffic.Close()
 	}
 	if s.flows != nil {
@@ -302,18 +308,17 @@ func (s *ProxyServer) close() (err error) {
 	return errors.Join(err, s.dataplane.Close())
 }
 
-// job is something that runs until ctx ends.
+// job is a component that runs until its context ends.
 type job struct {
 	what string
 	run  func(context.Context) error
 }
 
-// errEnded ends all jobs when one has ended.
-var errEnded = errors.New("ended")
+// errJobEnded makes the errgroup cancel the other jobs when one has ended.
+var errJobEnded = errors.New("a job ended")
 
-// runAll runs jobs until ctx ends or one of them does, since none can do without
-// the others, and returns when all have ended. The error names every job that
-// failed.
+// runAll runs jobs until ctx ends or one of them ends, because they depend on each
+// other. It returns when all have ended, with the errors of all that failed.
 func runAll(ctx context.Context, jobs []job) error {
 	group, ctx := errgroup.WithContext(ctx)
 	errs := make([]error, len(jobs))
@@ -322,9 +327,9 @@ func runAll(ctx context.Context, jobs []job) error {
 			if err := j.run(ctx); err != nil {
 				errs[i] = fmt.Errorf("%s: %w", j.what, err)
 			}
-			return errEnded
+			return errJobEnded
 		})
 	}
-	_ = group.Wait() // it tells of the first only
+	_ = group.Wait() // returns only the first error; errs has all
 	return errors.Join(errs...)
 }

@@ -64,7 +64,7 @@ func TestHostFamilies(t *testing.T) {
 	}
 }
 
-func TestProbeKeepsToTheHost(t *testing.T) {
+func TestProbeUsesOnlyEnabledFamilies(t *testing.T) {
 	host, _ := hostFamilies(os.DirFS("/proc"))
 	mode := dataplane.Mode{Name: "some", Probe: func(context.Context, dataplane.Settings) ([]proxy.Family, error) {
 		return []proxy.Family{proxy.IPv4, proxy.IPv6}, nil
@@ -84,18 +84,20 @@ func TestProbeKeepsToTheHost(t *testing.T) {
 	}
 }
 
-// TestVersionOfABuild names what is no release as the compiler does.
+// TestVersionOfABuild checks that a build which is not a release has the compiler's
+// version.
 func TestVersionOfABuild(t *testing.T) {
 	const pseudo = "v0.0.0-20260102030405-0123456789ab+dirty"
 	for version, want := range map[string]string{"(devel)": "devel", "": "devel", "v1.2.3": "v1.2.3", pseudo: pseudo} {
-		if got := info(&debug.BuildInfo{Main: debug.Module{Version: version}}).GitVersion; got != want {
+		if got := buildInfo(&debug.BuildInfo{Main: debug.Module{Version: version}}).GitVersion; got != want {
 			t.Errorf("%s is named %q, want %q", version, got, want)
 		}
 	}
 }
 
-// TestBuildIsTold wants all that compiler and linker know in the metric.
-func TestBuildIsTold(t *testing.T) {
+// TestBuildInfoMetric checks that the metric has all that compiler and linker
+// recorded.
+func TestBuildInfoMetric(t *testing.T) {
 	known := &debug.BuildInfo{
 		Main: debug.Module{Version: "v1.22.3+dirty"},
 		Settings: []debug.BuildSetting{
@@ -105,7 +107,7 @@ func TestBuildIsTold(t *testing.T) {
 		},
 	}
 	r := k8smetrics.NewKubeRegistry()
-	if err := registerBuild(r, info(known)); err != nil {
+	if err := registerBuild(r, buildInfo(known)); err != nil {
 		t.Fatal(err)
 	}
 	families, err := r.Gather()
@@ -126,19 +128,19 @@ func TestBuildIsTold(t *testing.T) {
 }
 
 func TestVersionFlag(t *testing.T) {
-	tests := []struct{ arg, said, err string }{
+	tests := []struct{ arg, value, err string }{
 		{"--version", "true", ""},
 		{"--version=raw", "raw", ""},
 		{"--version=false", "false", ""},
 		{"--version=v0.0.0-mine.1", "v0.0.0-mine.1", ""},
-		{"--version=v9.9.9", "", "v9.9.9 is another release than this one, v0.0.0; only what follows can differ"},
+		{"--version=v9.9.9", "", "v9.9.9 is not this release, v0.0.0; only what follows the release can differ"},
 		{"--version=vanilla", "", `could not parse`},
 		{"--version=maybe", "", "invalid syntax"},
 	}
 	for _, tt := range tests {
 		o := NewOptions()
-		err := newCommand("sluice", o, steps{}).ParseFlags([]string{tt.arg})
-		if !strings.Contains(errorText(err), tt.err) || (err == nil) != (tt.err == "") || err == nil && o.version.String() != tt.said {
+		err := newCommand("sluice", o, actions{}).ParseFlags([]string{tt.arg})
+		if !strings.Contains(errorText(err), tt.err) || (err == nil) != (tt.err == "") || err == nil && o.version.String() != tt.value {
 			t.Errorf("%s: %q, error %v", tt.arg, o.version.String(), err)
 		}
 	}
@@ -150,7 +152,7 @@ func TestVersionFlag(t *testing.T) {
 	}
 }
 
-// TestZPages serves what the gates allow.
+// TestZPages checks that the gates decide which pages are served.
 func TestZPages(t *testing.T) {
 	for gates, want := range map[string][]string{
 		"": {"/flagz", "/statusz"}, "ComponentFlagz=false": {"/statusz"}, "ComponentStatusz=false": {"/flagz"}, "AllBeta=false": nil,
@@ -232,8 +234,8 @@ func TestResolveSettings(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := plan{config: configuration(t, append([]string{"--proxy-mode=nftables"}, tt.flags...)...), node: "here", from: tt.from}
-			got, err := p.rules(t.Context(), []proxy.Family{proxy.IPv4})
+			p := plan{config: configuration(t, append([]string{"--proxy-mode=nftables"}, tt.flags...)...), node: "here", source: tt.from}
+			got, err := p.resolveSettings(t.Context(), []proxy.Family{proxy.IPv4})
 			if err != nil {
 				t.Fatal(err)
 			}

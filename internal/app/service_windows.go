@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// serviceName is what the event log calls us. The service control manager does
-	// not ask the name of who has a process of its own.
+	// serviceName is the source of our events in the event log. The service control
+	// manager ignores the name of a service that has a process of its own.
 	serviceName = "sluice"
-	// stopTime is how long the service control manager is to wait for the end.
+	// stopTime is how long the service control manager shall wait for us to stop.
 	stopTime = 30 * time.Second
-	// maxEvent is how long an event may be, in bytes: Windows takes 31,839 characters.
+	// maxEvent is the maximum length of an event in bytes: Windows accepts 31,839 characters.
 	maxEvent = 31000
 )
 
-// StopSignals are those that ask a process to end: Ctrl-C and Ctrl-Break, and that
-// the console is closed. A service gets the latter whenever some user logs off, and
-// must go on.
+// StopSignals returns the signals that ask the process to stop: Ctrl-C and
+// Ctrl-Break (os.Interrupt), and the closing of the console (SIGTERM). A service
+// receives the latter whenever a user logs off, and must ignore it.
 func StopSignals() []os.Signal {
 	if is, err := svc.IsWindowsService(); err == nil && is {
 		return []os.Signal{os.Interrupt}
@@ -38,11 +38,11 @@ func setPriority(class uint32) error {
 	return windows.SetPriorityClass(windows.CurrentProcess(), class)
 }
 
-// asService runs something under the service control manager, which may ask for
-// its end. What is logged goes to the event log as well.
+// asService calls run under the service control manager, which can stop it. The log
+// also goes to the event log.
 func (o *Options) asService(ctx context.Context, run func(context.Context) error) error {
-	// Whoever may not register the source can still write; the event viewer then
-	// complains that it has no description, and shows the text.
+	// Without the right to register the source we can still write events; the event
+	// viewer then shows their text after a complaint about a missing description.
 	_ = eventlog.InstallAsEventCreate(serviceName, eventlog.Error|eventlog.Warning|eventlog.Info)
 	log, err := eventlog.Open(serviceName)
 	if err != nil {
@@ -52,23 +52,23 @@ func (o *Options) asService(ctx context.Context, run func(context.Context) error
 	o.log = eventWriter{log: log, also: os.Stderr}
 	s := &service{ctx: context.WithoutCancel(ctx), run: run}
 	if err := svc.Run(serviceName, s); err != nil {
-		return fmt.Errorf("--windows-service: answer the service control manager, which is to start this process: %w", err)
+		return fmt.Errorf("--windows-service: connect to the service control manager, which must start this process: %w", err)
 	}
 	if s.err != nil {
-		fmt.Fprintf(o.log, "E Ended: %v", s.err)
+		fmt.Fprintf(o.log, "E Stopped: %v", s.err)
 	}
 	return s.err
 }
 
-// service is what the service control manager controls.
+// service implements [svc.Handler].
 type service struct {
-	ctx context.Context // which only the manager ends
+	ctx context.Context // only the service control manager ends it
 	run func(context.Context) error
-	err error // after the end
+	err error // the result of run
 }
 
-// Execute implements [svc.Handler]. A failure is an exit code of the service, by
-// which the manager can be told to start it again.
+// Execute implements [svc.Handler]. A failure becomes a service-specific exit code,
+// for which the service control manager can be configured to restart the service.
 func (s *service) Execute(_ []string, requests <-chan svc.ChangeRequest, status chan<- svc.Status) (specific bool, code uint32) {
 	ctx, stop := context.WithCancel(s.ctx)
 	defer stop()
@@ -97,13 +97,13 @@ func (s *service) Execute(_ []string, requests <-chan svc.ChangeRequest, status 
 	}
 }
 
-// eventWriter writes lines of the log, one at a time, to the event log as well.
+// eventWriter writes lines of the log to another writer and to the event log.
 type eventWriter struct {
 	log  *eventlog.Log
-	also io.Writer // which a service may not have, so its errors are none
+	also io.Writer // its errors are ignored: a service may not have standard error
 }
 
-// Write takes a line.
+// Write writes one line.
 func (w eventWriter) Write(line []byte) (int, error) {
 	_, _ = w.also.Write(line)
 	if len(line) == 0 {

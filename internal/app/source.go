@@ -17,16 +17,17 @@ import (
 	"sluice/internal/source/manifest"
 )
 
-// objectSource is where objects come from: a folder or, if there is none, a client.
+// objectSource is where objects are read from: a folder, or an API server.
 type objectSource struct {
-	manifests string
-	reading   chan struct{} // has an element while the folder is read to answer a question
-	client    rest.Interface
-	config    *rest.Config // of the client; nil: there is none
+	manifests string         // the folder; empty: an API server
+	reading   chan struct{}  // a semaphore for reading the folder to answer a query
+	client    rest.Interface // nil for a folder
+	config    *rest.Config   // of the client
 }
 
-// objectSource chooses and checks the source that the command line asks for. A folder
-// wins over a kubeconfig that only a file names.
+// objectSource returns the source that the command line selects. A folder takes
+// precedence over a kubeconfig in the configuration file, but excludes the flags
+// for an API server.
 func (o *Options) objectSource(c v1alpha1.ClientConnectionConfiguration) (objectSource, error) {
 	if o.Manifests == "" {
 		return o.apiServer(c)
@@ -54,7 +55,7 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 	}
 	cfg, err := load()
 	if errors.Is(err, rest.ErrNotInCluster) {
-		return objectSource{}, errors.New("nowhere to read Services from: give --manifests DIR, --kubeconfig FILE " +
+		return objectSource{}, errors.New("no source of Services: give --manifests DIR, --kubeconfig FILE " +
 			"or --master URL, or run in a cluster")
 	}
 	if err != nil {
@@ -64,8 +65,8 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 	cfg.ContentType = c.ContentType
 	cfg.AcceptContentTypes = cmp.Or(c.AcceptContentTypes, cfg.ContentType+",application/json")
 	cfg.QPS, cfg.Burst = c.QPS, int(c.Burst)
-	// To pack and unpack what a node reads once and then in small pieces takes
-	// both sides longer than to send it.
+	// A node reads everything once, and then small changes. Compression takes both
+	// sides longer than sending without.
 	cfg.DisableCompression = true
 	client, err := apiclient.New(cfg)
 	if err != nil {
@@ -74,7 +75,7 @@ func (o *Options) apiServer(c v1alpha1.ClientConnectionConfiguration) (objectSou
 	return objectSource{client: client, config: cfg}, nil
 }
 
-// clientError names what an unusable client comes from.
+// clientError prefixes an error with the flag or field that configures the client.
 func (o *Options) clientError(kubeconfig string, err error) error {
 	var from []string
 	switch {
@@ -96,8 +97,8 @@ func (s objectSource) String() string {
 	return "API server " + s.config.Host
 }
 
-// open returns the source. It reads nothing before it is run. What is wrong with
-// files is reported; objects of an API server have no files.
+// open returns the source, which reads nothing before it is run. A folder calls
+// report with the problems of its files.
 func (s objectSource) open(node string, report func([]manifest.Problem)) source.Source {
 	if s.manifests != "" {
 		return manifest.Source{Dir: s.manifests, NodeName: node, Report: report}

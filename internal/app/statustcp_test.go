@@ -20,8 +20,8 @@ import (
 	"sluice/internal/config"
 )
 
-// certificate writes one for 127.0.0.1 and its key to files, and returns who
-// trusts it.
+// certificate writes a certificate for 127.0.0.1 and its key to files, and returns a
+// client that trusts it.
 func certificate(t *testing.T) (certFile, keyFile string, client *http.Client) {
 	t.Helper()
 	server := httptest.NewTLSServer(nil)
@@ -43,8 +43,8 @@ func certificate(t *testing.T) (certFile, keyFile string, client *http.Client) {
 	return certFile, keyFile, server.Client()
 }
 
-// reviews answers as an API server does that knows two tokens, of users of the
-// same names; only reader may read.
+// reviews answers reviews as an API server with two tokens, of users with the same
+// names; only reader may read.
 func reviews(w http.ResponseWriter, r *http.Request) {
 	var answer any
 	if strings.HasSuffix(r.URL.Path, "/tokenreviews") {
@@ -63,8 +63,8 @@ func reviews(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// TestStatusForOtherHosts asks at an address that others can reach, from the
-// host itself: that is no excuse.
+// TestStatusForOtherHosts connects to an address that other hosts can reach:
+// requests from the host itself must be authorised, too.
 func TestStatusForOtherHosts(t *testing.T) {
 	cert, key, client := certificate(t)
 	api := httptest.NewServer(http.HandlerFunc(reviews))
@@ -111,8 +111,9 @@ func TestStatusForOtherHosts(t *testing.T) {
 	}
 }
 
-// TestStatusWithoutAnAnswer wants nobody let in.
-func TestStatusWithoutAnAnswer(t *testing.T) {
+// TestStatusWithoutAPIServer checks that nobody is let in if the API server does not
+// answer.
+func TestStatusWithoutAPIServer(t *testing.T) {
 	cert, key, _ := certificate(t)
 	api := httptest.NewServer(nil)
 	api.Close()
@@ -159,7 +160,7 @@ func TestStatusAtLoopback(t *testing.T) {
 	}
 }
 
-func TestStatusIsNotServedUnlessToldTo(t *testing.T) {
+func TestStatusIsNotServedByDefault(t *testing.T) {
 	for _, address := range []string{"", "none"} {
 		l, err := statusTCP{address: address}.listener(config.Configuration{}, objectSource{})
 		if err != nil || l.address.IsValid() {

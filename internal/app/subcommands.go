@@ -17,8 +17,7 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// subcommands are what sluice can do besides serving. Called as kube-proxy it
-// has none, as kube-proxy has none.
+// subcommands returns the commands that sluice has besides serving.
 func subcommands() []*cobra.Command {
 	return []*cobra.Command{
 		newStatusCommand(),
@@ -31,7 +30,7 @@ func subcommands() []*cobra.Command {
 	}
 }
 
-// socketFlag adds the flag that says where the daemon answers.
+// socketFlag adds the flag for the socket of the status API.
 func socketFlag(fs *pflag.FlagSet, socket *string) {
 	fs.StringVar(socket, "socket", statusapi.DefaultSocket, "ask the daemon at this unix socket, `FILE`")
 }
@@ -42,12 +41,12 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [NAMESPACE/NAME...]",
 		Short: "Show whether Services are in force on this node, problems first",
-		Long: `Show how this node's daemon is, what is wrong, and how Services stand in the
-kernel. Without names, Services that need attention are shown, or all if they
-are few.
+		Long: `Show the state of this node's daemon, its problems, and whether Services are in
+force in the kernel. Without names, Services that need attention are shown, or
+all if they are few.
 
-Exit code: 0; 1 if --wait was in vain or --problems found some; 2 if the daemon
-could not be asked.`,
+Exit code: 0; 1 if --wait timed out or --problems found some; 2 if the daemon
+did not answer.`,
 		Example: `  sluice status
   sluice status shop/cart
   sluice status --wait=30s
@@ -93,9 +92,8 @@ terminal continuously, otherwise once, for one interval.`,
 	return cli.Answering(cmd)
 }
 
-// newDialStdioCommand returns the command that who is elsewhere reaches the
-// daemon by: whoever may run a command in its pod, or on its node, gets a
-// connection.
+// newDialStdioCommand returns the command by which remote clients connect to the
+// daemon: they need the right to run a command in its pod, or on its node.
 func newDialStdioCommand() *cobra.Command {
 	var socket string
 	cmd := &cobra.Command{
@@ -109,38 +107,38 @@ func newDialStdioCommand() *cobra.Command {
 				return err
 			}
 			fmt.Fprintln(cmd.ErrOrStderr(), statusapi.Connected)
-			return join(cmd.Context(), conn, cmd.InOrStdin(), cmd.OutOrStdout())
+			return pipe(cmd.Context(), conn, cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
 	socketFlag(cmd.Flags(), &socket)
 	return cli.Answering(cmd)
 }
 
-// join passes on what both sides say until the daemon has nothing more to say,
-// or ctx ends. The end of the input is told to the daemon, which answers what it
-// was asked and then closes.
-func join(ctx context.Context, conn *net.UnixConn, in io.Reader, out io.Writer) error {
+// pipe copies data between a connection to the daemon and in and out, until the
+// daemon closes the connection or ctx ends. At the end of in, it closes the sending
+// side; the daemon then answers pending requests and closes.
+func pipe(ctx context.Context, conn *net.UnixConn, in io.Reader, out io.Writer) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	defer func() { _ = conn.Close() }()
 	go func() {
-		_, _ = io.Copy(conn, in) // if the daemon closes, reading from it says so
+		_, _ = io.Copy(conn, in) // if the daemon has closed, reading from it ends as well
 		_ = conn.CloseWrite()
 	}()
 	if _, err := io.Copy(out, conn); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("pass on what the daemon says: %w", err)
+		return fmt.Errorf("copy the daemon's answers to standard output: %w", err)
 	}
 	return nil
 }
 
-// completionTime is how long somebody waits who has pressed a key.
-const completionTime = time.Second
+// completionTimeout limits a request for completions, for which the user waits.
+const completionTimeout = time.Second
 
-// completeServices completes the name of a Service that the daemon at a socket
-// knows. Where none answers nothing is completed.
+// completeServices completes names of Services that the daemon at a socket serves.
+// If no daemon answers, it completes nothing.
 func completeServices(socket *string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
 		defer cancel()
 		query := url.Values{}
 		if namespace, name, ok := strings.Cut(word, "/"); ok {
@@ -163,9 +161,9 @@ func completeServices(socket *string) cobra.CompletionFunc {
 	}
 }
 
-// completeFlag completes the value of a flag that knows some words only.
+// completeFlag completes a flag whose value is one of some words.
 func completeFlag(cmd *cobra.Command, flag string, words []string) {
-	// It fails for a flag that is not there, which tests would see.
+	// It fails only if there is no such flag, which tests would detect.
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 }
 

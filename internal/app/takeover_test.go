@@ -8,8 +8,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestOnly wants a clean-up to be tried again unless all that it says is known.
-func TestOnly(t *testing.T) {
+// TestOnlyErrors checks which errors of a clean-up are known, so that it is not
+// retried with back-off.
+func TestOnlyErrors(t *testing.T) {
 	used, draining := fmt.Errorf("remove chain: %w", proxy.ErrInUse), fmt.Errorf("3 %w", proxy.ErrDraining)
 	other := errors.New("broken")
 	for _, c := range []struct {
@@ -23,10 +24,10 @@ func TestOnly(t *testing.T) {
 		{"draining and broken", errors.Join(draining, fmt.Errorf("mode: %w", other)), false, false},
 		{"broken", other, false, false},
 	} {
-		if got := only(c.err, proxy.ErrInUse); got != c.inUse {
+		if got := onlyErrors(c.err, proxy.ErrInUse); got != c.inUse {
 			t.Errorf("%s: in use alone %v, want %v", c.name, got, c.inUse)
 		}
-		if got := only(c.err, proxy.ErrInUse, proxy.ErrDraining); got != c.both {
+		if got := onlyErrors(c.err, proxy.ErrInUse, proxy.ErrDraining); got != c.both {
 			t.Errorf("%s: in use or draining %v, want %v", c.name, got, c.both)
 		}
 	}

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// threadTime returns a clock that goes while the calling thread has a processor, or nil
-// where that cannot be read.
+// threadTime returns a function that returns the CPU time of the calling thread, or
+// nil if the kernel does not provide it.
 func threadTime() func() time.Duration {
 	read := func() (time.Duration, error) {
 		var t unix.Timespec
@@ -18,7 +18,7 @@ func threadTime() func() time.Duration {
 		return nil
 	}
 	return func() time.Duration {
-		t, _ := read() // which it could before
+		t, _ := read() // it worked above
 		return t
 	}
 }

@@ -4,5 +4,5 @@ package app
 
 import "time"
 
-// threadTime is nil: nothing here ends stale flows.
+// threadTime returns nil: only Linux has a conntrack reconciler, which would use it.
 func threadTime() func() time.Duration { return nil }

@@ -10,6 +10,6 @@ import (
 	"sluice/internal/statusapi"
 )
 
-func (o *explainOptions) follow(context.Context, io.Writer, *statusapi.Explanation) (*statusapi.Trace, error) {
+func (o *explainOptions) runTrace(context.Context, io.Writer, *statusapi.Explanation) (*statusapi.Trace, error) {
 	return nil, errors.New("--trace: only Linux has nf_tables, run it on the node")
 }

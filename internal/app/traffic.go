@@ -16,14 +16,14 @@ import (
 	"sluice/internal/traffic"
 )
 
-// What --service-traffic can be.
+// The values of --service-traffic.
 const (
 	countNothing     = "off"
 	countConnections = "connections"
 	countBytes       = "bytes"
 )
 
-// TrafficOptions are what is counted of Services.
+// TrafficOptions say which traffic of Services is counted.
 type TrafficOptions struct {
 	Level     string
 	Endpoints bool
@@ -40,12 +40,12 @@ func (o *TrafficOptions) check() error {
 	return nil
 }
 
-// openTraffic opens what counts traffic, if that is to be counted. A kernel that
-// does not tell of connections is no reason to stop.
+// openTraffic creates the traffic collector, if traffic is to be counted and can
+// be. If it cannot, the proxy runs without, and trafficOff says why.
 func (s *ProxyServer) openTraffic(ctx context.Context) {
 	o, mode := s.plan.options.Traffic, s.mode
 	if o.Level == countNothing {
-		s.uncounted = "--service-traffic is off"
+		s.trafficOff = "--service-traffic is off"
 		return
 	}
 	set := traffic.Settings{
@@ -53,7 +53,7 @@ func (s *ProxyServer) openTraffic(ctx context.Context) {
 	}
 	set.Metered, _ = s.dataplane.(proxy.Metered)
 	if mode.Flows == nil && set.Metered == nil {
-		s.uncounted = fmt.Sprintf("mode %s counts no traffic", mode.Name)
+		s.trafficOff = fmt.Sprintf("mode %s counts no traffic", mode.Name)
 		return
 	}
 	if mode.Flows != nil {
@@ -64,21 +64,22 @@ func (s *ProxyServer) openTraffic(ctx context.Context) {
 			}
 		}
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Traffic of Services is not counted, the kernel does not tell of connections")
-			s.uncounted = fmt.Sprintf("the kernel does not tell of connections: %v", err)
+			klog.FromContext(ctx).Error(err, "Traffic of Services is not counted because connection tracking cannot be read")
+			s.trafficOff = fmt.Sprintf("connection tracking cannot be read: %v", err)
 			return
 		}
 	}
 	s.traffic = traffic.New(set)
 }
 
-// statusTraffic tells the API what was counted, if anything is. Families are
-// added up.
+// statusTraffic serves the counts of the collector to the status API, both families
+// added up. A nil Collector means that nothing is counted.
 type statusTraffic struct {
 	*traffic.Collector
 	off string // why nothing is counted
 }
 
+// Of returns the traffic of a Service.
 func (t statusTraffic) Of(ctx context.Context, name types.NamespacedName) []statusapi.PortTraffic {
 	if t.Collector == nil {
 		return nil
@@ -87,6 +88,8 @@ func (t statusTraffic) Of(ctx context.Context, name types.NamespacedName) []stat
 	return all
 }
 
+// All returns the traffic of all Services, of ports or of endpoints, and when it was
+// counted. If nothing is counted, off says why.
 func (t statusTraffic) All(ctx context.Context, endpoints bool) (all []statusapi.PortTraffic, counted time.Time, off string) {
 	if t.Collector == nil {
 		return nil, time.Time{}, t.off
@@ -135,18 +138,18 @@ func trafficStatus(n *traffic.Counts) statusapi.Traffic {
 	return out
 }
 
-// trackingMetrics are how full the kernel's table of connections is.
-func trackingMetrics(tracked func() *statusapi.Tracking) []proxy.Metric {
-	number := func(name, help string, of func(*statusapi.Tracking) int) proxy.Metric {
+// conntrackMetrics returns the metrics of the size of the connection tracking table.
+func conntrackMetrics(usage func() *statusapi.Tracking) []proxy.Metric {
+	gauge := func(name, help string, of func(*statusapi.Tracking) int) proxy.Metric {
 		return proxy.Metric{Name: name, Help: help, Read: func(yield func(float64, ...string)) {
-			if t := tracked(); t != nil {
+			if t := usage(); t != nil {
 				yield(float64(of(t)))
 			}
 		}}
 	}
 	return []proxy.Metric{
-		number("conntrack_entries", "Connections that the kernel tracks", func(t *statusapi.Tracking) int { return t.Entries }),
-		number("conntrack_entries_limit", "Connections that the kernel can track; packets of more are dropped",
+		gauge("conntrack_entries", "Connections that the kernel tracks", func(t *statusapi.Tracking) int { return t.Entries }),
+		gauge("conntrack_entries_limit", "Connections that the kernel can track; packets of further ones are dropped",
 			func(t *statusapi.Tracking) int { return t.Limit }),
 	}
 }

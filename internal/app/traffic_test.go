@@ -14,12 +14,11 @@ import (
 	"sluice/internal/traffic"
 )
 
-// TestTrackingMetrics tells how full the kernel's table is, and nothing where
-// there is none.
-func TestTrackingMetrics(t *testing.T) {
-	values := func(tracked *statusapi.Tracking) map[string]float64 {
+// TestConntrackMetrics checks the metrics with and without connection tracking.
+func TestConntrackMetrics(t *testing.T) {
+	values := func(conntrackUsage *statusapi.Tracking) map[string]float64 {
 		got := map[string]float64{}
-		for _, m := range trackingMetrics(func() *statusapi.Tracking { return tracked }) {
+		for _, m := range conntrackMetrics(func() *statusapi.Tracking { return conntrackUsage }) {
 			m.Read(func(v float64, _ ...string) { got[m.Name] = v })
 		}
 		return got
@@ -33,7 +32,7 @@ func TestTrackingMetrics(t *testing.T) {
 	}
 }
 
-// TestStatusTraffic tells the API of a Service in both families.
+// TestStatusTraffic checks that the traffic of both families is added up.
 func TestStatusTraffic(t *testing.T) {
 	k := cttest.NewFake()
 	c := traffic.New(traffic.Settings{Flows: k, Ends: k, LocalAddrs: func() ([]netip.Prefix, error) { return nil, nil }})
@@ -77,6 +76,6 @@ func TestStatusTraffic(t *testing.T) {
 		}
 	}
 	if _, _, off := (statusTraffic{off: "why"}).All(t.Context(), false); off != "why" {
-		t.Error("nothing says why nothing is counted")
+		t.Error("it does not say why nothing is counted")
 	}
 }

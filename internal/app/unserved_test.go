@@ -15,7 +15,8 @@ import (
 	"sluice/internal/statusapi"
 )
 
-// TestUnserved asks for Services that are not watched, by name and by address.
+// TestUnserved asks an API server for Services that are not watched, by name and by
+// address.
 func TestUnserved(t *testing.T) {
 	answers := map[string]string{
 		"/api/v1/namespaces/ns/services?fieldSelector=metadata.name%3Ddb&limit=10": `{"metadata": {"namespace": "ns", "name": "db"}, "spec": {"clusterIP": "None"}}`,
@@ -58,7 +59,7 @@ func TestUnserved(t *testing.T) {
 	}
 }
 
-// TestUnservedOfAFolder reads it again, as the daemon keeps nothing of them.
+// TestUnservedOfAFolder checks that the folder is read for them.
 func TestUnservedOfAFolder(t *testing.T) {
 	dir := t.TempDir()
 	const text = "apiVersion: v1\nkind: Service\nmetadata: {name: db}\nspec: {clusterIP: None, ports: [{port: 80}]}\n"

@@ -14,29 +14,32 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 )
 
-// The release and what it was built from. Nothing but the linker sets them:
+// The release and what it was built from. Only the linker sets them:
 // -ldflags "-X sluice/internal/app.version=v1.2.3".
 var version, commit, date string
 
-// core is what a release is named by, at the beginning of a version.
-var core = regexp.MustCompile(`^v(\d+)\.(\d+)\.\d+`)
+// releasePattern matches the release at the beginning of a version, without what
+// follows the patch number.
+var releasePattern = regexp.MustCompile(`^v(\d+)\.(\d+)\.\d+`)
 
+// build returns the version of this program and what it was built from.
 func build() apiversion.Info {
-	known, _ := debug.ReadBuildInfo()
-	return info(cmp.Or(known, &debug.BuildInfo{}))
+	info, _ := debug.ReadBuildInfo()
+	return buildInfo(cmp.Or(info, &debug.BuildInfo{}))
 }
 
-// info returns what the linker, or else the compiler, has noted of this program.
-func info(known *debug.BuildInfo) apiversion.Info {
-	noted := map[string]string{}
-	for _, s := range known.Settings {
-		noted[s.Key] = s.Value
+// buildInfo returns what the linker has set or, where it has not, what the compiler
+// has recorded.
+func buildInfo(recorded *debug.BuildInfo) apiversion.Info {
+	settings := map[string]string{}
+	for _, s := range recorded.Settings {
+		settings[s.Key] = s.Value
 	}
 	i := apiversion.Info{
-		// The compiler names a build in a repository by its commit.
-		GitVersion: cmp.Or(version, strings.Trim(known.Main.Version, "()"), "devel"),
-		GitCommit:  cmp.Or(commit, noted["vcs.revision"]),
-		BuildDate:  cmp.Or(date, noted["vcs.time"]),
+		// In a repository the compiler derives the version from the commit.
+		GitVersion: cmp.Or(version, strings.Trim(recorded.Main.Version, "()"), "devel"),
+		GitCommit:  cmp.Or(commit, settings["vcs.revision"]),
+		BuildDate:  cmp.Or(date, settings["vcs.time"]),
 		GoVersion:  runtime.Version(),
 		Compiler:   runtime.Compiler,
 		Platform:   runtime.GOOS + "/" + runtime.GOARCH,
@@ -47,50 +50,51 @@ func info(known *debug.BuildInfo) apiversion.Info {
 	case i.GitCommit != "":
 		i.GitTreeState = "clean"
 	}
-	if m := core.FindStringSubmatch(i.GitVersion); m != nil {
+	if m := releasePattern.FindStringSubmatch(i.GitVersion); m != nil {
 		i.Major, i.Minor = m[1], m[2]
 	}
 	return i
 }
 
-// versionFlag is the flag --version: true and raw print the version, and one
-// like v1.2.3-more is the version to go by.
-type versionFlag struct{ said string }
+// versionFlag is the flag --version. The values true and raw print the version; one
+// like v1.2.3-more is the version to report.
+type versionFlag struct{ value string }
 
-func (v *versionFlag) String() string { return cmp.Or(v.said, "false") }
+func (v *versionFlag) String() string { return cmp.Or(v.value, "false") }
 func (*versionFlag) Type() string     { return "version" }
 
 func (v *versionFlag) Set(s string) error {
 	if s == "raw" {
-		v.said = s
+		v.value = s
 		return nil
 	}
 	if !strings.HasPrefix(s, "v") {
 		on, err := strconv.ParseBool(s)
-		v.said = strconv.FormatBool(on)
+		v.value = strconv.FormatBool(on)
 		return err
 	}
 	if _, err := utilversion.ParseSemantic(s); err != nil {
 		return err
 	}
-	own := cmp.Or(core.FindString(build().GitVersion), "v0.0.0")
-	if said := core.FindString(s); said != own {
-		return fmt.Errorf("%s is another release than this one, %s; only what follows can differ", said, own)
+	own := cmp.Or(releasePattern.FindString(build().GitVersion), "v0.0.0")
+	if release := releasePattern.FindString(s); release != own {
+		return fmt.Errorf("%s is not this release, %s; only what follows the release can differ", release, own)
 	}
-	v.said = s
+	v.value = s
 	return nil
 }
 
+// reported returns the version to report: that of the flag, or that of the build.
 func (v *versionFlag) reported() string {
-	if strings.HasPrefix(v.said, "v") {
-		return v.said
+	if strings.HasPrefix(v.value, "v") {
+		return v.value
 	}
 	return build().GitVersion
 }
 
-// print prints the version and reports whether it was asked for.
+// print prints the version if the flag asks for that, and reports whether it does.
 func (v *versionFlag) print(out io.Writer, name string) bool {
-	switch v.said {
+	switch v.value {
 	case "raw":
 		_, _ = fmt.Fprintf(out, "%#v\n", build())
 	case "true":

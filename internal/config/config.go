@@ -14,74 +14,71 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Input is what an operator has said, in flags or in a file. The zero value is
-// an operator who has said nothing.
+// Input has the values of flags or of a file. The zero value sets nothing.
 type Input struct {
-	// Object has a zero field where nothing was said. In a file a zero counts
-	// as nothing too: kubeadm writes out every field.
+	// Object has a zero value in each field that is not set. A zero value in a file
+	// counts as not set, too, because kubeadm writes every field.
 	Object v1alpha1.KubeProxyConfiguration
 
-	// Given are the fields that flags have set, be it to zero; nil: the Object
-	// does not come from flags. Those have no section for mode nftables: it
-	// reads the section of mode iptables.
+	// Given are the fields that flags set, even to zero; nil: the Object comes from
+	// a file. Flags have no section for mode nftables, which uses the section of mode
+	// iptables then.
 	Given map[string]bool
 }
 
-// Configuration is everything the daemon can be told. It is never changed once
-// made.
+// Configuration is the validated configuration of the daemon. It is immutable.
 type Configuration struct {
-	// Object is the file that asks for exactly this, with every default filled
-	// in. The fields below are what it means where that is more than its text.
+	// Object is a configuration file that results in this Configuration, with all
+	// defaults. The fields below are the parsed form of some of its fields.
 	Object *v1alpha1.KubeProxyConfiguration
 
 	Mode               ProxyMode
-	BindAddress        netip.Addr     // the node's, whatever its Node says; the zero value: as the Node says
+	BindAddress        netip.Addr     // overrides the addresses of the Node; the zero value: does not
 	HealthzBindAddress netip.AddrPort // the zero value: no health server
 	MetricsBindAddress netip.AddrPort // the zero value: no metrics server
 	ClusterCIDRs       []netip.Prefix
 	NodePortAddresses  NodePortAddresses
-	LocalhostNodePorts bool           // NodePorts on 127.0.0.0/8 too, where NodePortAddresses have it
-	ExcludeCIDRs       []netip.Prefix // what mode ipvs leaves alone
-	SourceVIP          netip.Addr     // what pods of overlay networks see as their client, in mode kernelspace; the zero value: none
+	LocalhostNodePorts bool           // opens NodePorts on 127.0.0.0/8, too, if NodePortAddresses include it
+	ExcludeCIDRs       []netip.Prefix // virtual servers in them are not changed by mode ipvs
+	SourceVIP          netip.Addr     // the client address that pods of overlay networks see, in mode kernelspace; the zero value: none
 	MasqueradeAll      bool
-	MasqueradeBit      int           // the bit of the packet mark that asks for masquerading
-	MinSyncPeriod      time.Duration // from the end of one sync to the start of the next; 0: as soon as the last one is done
-	SyncPeriod         time.Duration // from one full sync to the next
+	MasqueradeBit      int           // the bit of the packet mark that requests masquerading
+	MinSyncPeriod      time.Duration // minimum time from the end of one sync to the start of the next
+	SyncPeriod         time.Duration // time between full syncs
 
 	given map[string]bool
 	gates featuregate.MutableFeatureGate
 }
 
-// Gates returns the feature gates, which do not change any more.
+// Gates returns the feature gates. The caller must not change them.
 func (c *Configuration) Gates() featuregate.MutableFeatureGate { return c.gates }
 
-// Explicit reports whether an operator has asked for the value of a field. What
-// was not asked for must not take away what an administrator has set by other
-// means. The default in a file counts as not asked for: whoever writes the
-// effective configuration to a file writes all defaults.
+// Explicit reports whether the operator has set a field. Defaults must not override
+// what an administrator has set by other means. A value in a file that is equal to
+// the default counts as not set: --write-config-to writes all defaults.
 func (c *Configuration) Explicit(field string) bool {
-	return c.given[field] || !reflect.DeepEqual(At(c.Object, field).Interface(), At(Defaults(), field).Interface())
+	return c.given[field] || !reflect.DeepEqual(Field(c.Object, field).Interface(), Field(Defaults(), field).Interface())
 }
 
-// NodePortAddresses says which addresses of the node take NodePorts. The zero
-// value is all of them.
+// NodePortAddresses selects the addresses of the node on which NodePorts are open.
+// The zero value selects all.
 type NodePortAddresses struct {
-	Primary bool           // the node's own addresses
-	CIDRs   []netip.Prefix // and those within; a family without any, unless Primary: every local address of it
+	Primary bool           // the addresses of the Node object
+	CIDRs   []netip.Prefix // and local addresses in these; a family without any has all local addresses, unless Primary
 }
 
-// String returns the addresses as a file names them.
+// String returns the addresses in the syntax of a configuration file.
 func (n NodePortAddresses) String() string {
-	words := strings.Trim(fmt.Sprint(n.CIDRs), "[]")
+	text := strings.Trim(fmt.Sprint(n.CIDRs), "[]")
 	if n.Primary {
-		words = strings.TrimSpace(Primary + " " + words)
+		text = strings.TrimSpace(Primary + " " + text)
 	}
-	return cmp.Or(words, All)
+	return cmp.Or(text, All)
 }
 
-// At returns a field by the name that a file gives it, like conntrack.min. The
-// names of Go differ from those in case only.
-func At(o *v1alpha1.KubeProxyConfiguration, field string) reflect.Value {
+// Field returns a field by its name in a file, like conntrack.min. The names of the
+// Go fields differ from that only in case.
+func Field(o *v1alpha1.KubeProxyConfiguration, field string) reflect.Value {
 	v := reflect.ValueOf(o).Elem()
 	for name := range strings.SplitSeq(field, ".") {
 		v = v.FieldByNameFunc(func(s string) bool { return strings.EqualFold(s, name) })
@@ -89,16 +86,16 @@ func At(o *v1alpha1.KubeProxyConfiguration, field string) reflect.Value {
 	return v
 }
 
-// FieldError says what is wrong with a field.
+// FieldError is an invalid field.
 type FieldError struct {
-	Field  string // as a file names it
+	Field  string // its name in a file
 	Value  string
 	Reason string
 }
 
 func (e *FieldError) Error() string { return fmt.Sprintf("%s %q: %s", e.Field, e.Value, e.Reason) }
 
-// FieldErrors is all that is wrong with a configuration.
+// FieldErrors are all invalid fields of a configuration.
 type FieldErrors []*FieldError
 
 func (list FieldErrors) Error() string {
@@ -114,31 +111,31 @@ type Change struct {
 	Field string // without the section of a mode
 	Old   string
 	New   string
-	Live  bool // a running daemon can take it over
+	Live  bool // a running daemon can apply it
 }
 
 func (c Change) String() string { return fmt.Sprintf("%s from %q to %q", c.Field, c.Old, c.New) }
 
-// live are the fields that a running daemon can take over.
-var live = []string{
+// liveFields are the fields whose changes a running daemon can apply.
+var liveFields = []string{
 	"logging.verbosity", "healthzBindAddress", "metricsBindAddress", "clusterCIDR", "detectLocalMode",
 	"detectLocal.bridgeInterface", "detectLocal.interfaceNamePrefix", "nodePortAddresses", "masqueradeAll",
 	"minSyncPeriod", "syncPeriod",
 }
 
-// Changes returns what differs between two configurations, in a fixed order:
-// first what a running daemon can take over, and of the rest first the mode,
-// which much else depends on.
+// Changes returns the differences between two configurations in a fixed order: those
+// that a running daemon can apply, then the mode, on which others depend, then all
+// others by name.
 func Changes(old, now *Configuration) []Change {
-	before, after := old.meaning(), now.meaning()
+	before, after := old.effectiveFields(), now.effectiveFields()
 	all := maps.Clone(before)
 	maps.Copy(all, after)
 	var out []Change
-	for _, field := range slices.Concat(live, []string{"mode"}, slices.Sorted(maps.Keys(all))) {
+	for _, field := range slices.Concat(liveFields, []string{"mode"}, slices.Sorted(maps.Keys(all))) {
 		if before[field] != after[field] {
-			// HNS has the health server's port in load balancers.
-			held := field == "healthzBindAddress" && now.Object.Winkernel.ForwardHealthCheckVip
-			out = append(out, Change{field, before[field], after[field], slices.Contains(live, field) && !held})
+			// HNS load balancers contain the port of the health server.
+			inHNS := field == "healthzBindAddress" && now.Object.Winkernel.ForwardHealthCheckVip
+			out = append(out, Change{field, before[field], after[field], slices.Contains(liveFields, field) && !inHNS})
 		}
 		delete(before, field)
 		delete(after, field)
@@ -146,13 +143,13 @@ func Changes(old, now *Configuration) []Change {
 	return out
 }
 
-// meaning returns the fields of a configuration as text: what was read of them
-// where different texts mean the same, and their text elsewhere.
-func (c *Configuration) meaning() map[string]string {
+// effectiveFields returns the fields of a configuration as text. Fields whose text
+// can differ without a difference in meaning are in their parsed form.
+func (c *Configuration) effectiveFields() map[string]string {
 	out := flatten(c.Object)
 	for _, section := range sections {
 		for _, name := range []string{"masqueradeAll", "masqueradeBit", "minSyncPeriod", "syncPeriod"} {
-			delete(out, string(section)+"."+name) // which of them counts depends on the mode
+			delete(out, string(section)+"."+name) // which section is used depends on the mode
 		}
 	}
 	maps.Copy(out, map[string]string{
@@ -173,9 +170,10 @@ func (c *Configuration) meaning() map[string]string {
 	return out
 }
 
-// ProxyMode is a way of programming the kernel, as operators spell it.
+// ProxyMode is the name of a mode.
 type ProxyMode = v1alpha1.ProxyMode
 
+// The modes.
 const (
 	NFTables  ProxyMode = "nftables"
 	IPTables  ProxyMode = "iptables"
@@ -183,13 +181,13 @@ const (
 	EBPF      ProxyMode = "ebpf"
 	Userspace ProxyMode = "userspace"
 
-	Kernelspace ProxyMode = "kernelspace" // of Windows
+	Kernelspace ProxyMode = "kernelspace" // Windows only
 )
 
-// sections are the modes that have a section in a file.
+// sections are the modes whose sync periods have a section in a file.
 var sections = []ProxyMode{IPTables, NFTables, IPVS}
 
-// The ways of recognising the traffic of our pods, as operators spell them.
+// The values of detectLocalMode: how traffic of this node's pods is recognised.
 const (
 	LocalModeClusterCIDR         v1alpha1.LocalMode = "ClusterCIDR" // the default
 	LocalModeNodeCIDR            v1alpha1.LocalMode = "NodeCIDR"

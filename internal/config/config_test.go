@@ -12,7 +12,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// TestValidate breaks the rules one by one.
+// TestValidate checks the error of each invalid value.
 func TestValidate(t *testing.T) {
 	bit := func(n int32) *int32 { return &n }
 	period := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
@@ -30,7 +30,7 @@ func TestValidate(t *testing.T) {
 		},
 		{
 			"three", func(o *v1alpha1.KubeProxyConfiguration) { o.ClusterCIDR = "10.0.0.0/16,fd00::/48,fd01::/48" },
-			[]string{`clusterCIDR "10.0.0.0/16,fd00::/48,fd01::/48": at most one CIDR of each family`},
+			[]string{`clusterCIDR "10.0.0.0/16,fd00::/48,fd01::/48": must be at most one CIDR of each family`},
 		},
 		{"nonsense that nobody reads", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.ClusterCIDR, o.DetectLocalMode = "x", "NodeCIDR"
@@ -45,14 +45,14 @@ func TestValidate(t *testing.T) {
 		}, nil},
 		{
 			"no bridge", func(o *v1alpha1.KubeProxyConfiguration) { o.DetectLocalMode = "BridgeInterface" },
-			[]string{`detectLocal.bridgeInterface "": needed by mode BridgeInterface`},
+			[]string{`detectLocal.bridgeInterface "": mode BridgeInterface needs it`},
 		},
 		{"prefix", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.DetectLocalMode, o.DetectLocal.InterfaceNamePrefix = "InterfaceNamePrefix", "veth"
 		}, nil},
 		{
 			"no prefix", func(o *v1alpha1.KubeProxyConfiguration) { o.DetectLocalMode = "InterfaceNamePrefix" },
-			[]string{`detectLocal.interfaceNamePrefix "": needed by mode InterfaceNamePrefix`},
+			[]string{`detectLocal.interfaceNamePrefix "": mode InterfaceNamePrefix needs it`},
 		},
 		{"long name", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.DetectLocalMode, o.DetectLocal.BridgeInterface = "BridgeInterface", "abcdefghijklmnop"
@@ -90,7 +90,7 @@ func TestValidate(t *testing.T) {
 		{"names for addresses", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.HealthzBindAddress, o.MetricsBindAddress = "localhost", "localhost:1"
 		}, []string{
-			`healthzBindAddress "localhost": neither an IP address nor an IP address and a port, like 127.0.0.1:10256`,
+			`healthzBindAddress "localhost": must be an IP address, or an IP address and a port, like 127.0.0.1:10256`,
 			`metricsBindAddress "localhost:1": "localhost" is not an IP address`,
 		}},
 		{"connection tracking", func(o *v1alpha1.KubeProxyConfiguration) {
@@ -111,11 +111,11 @@ func TestValidate(t *testing.T) {
 		}, []string{
 			`hostnameOverride " ": a node name cannot be blank`, `clientConnection.burst "-1": must not be negative`,
 			`configSyncPeriod "-1ns": must be more than 0`, `oomScoreAdj "-1001": must be from -1000 to 1000`,
-			`showHiddenMetricsForVersion "1.37": must be 1.36, the minor version before this one, or nothing`,
+			`showHiddenMetricsForVersion "1.37": must be 1.36, the minor version before this one, or empty`,
 		}},
 		{"one address for two servers", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.HealthzBindAddress, o.MetricsBindAddress = "0.0.0.0:10256", "0.0.0.0:10256"
-		}, []string{`metricsBindAddress "0.0.0.0:10256": is the health server's address already`}},
+		}, []string{`metricsBindAddress "0.0.0.0:10256": the health server has the same address`}},
 		{"other mode's fields", func(o *v1alpha1.KubeProxyConfiguration) {
 			o.IPVS.ExcludeCIDRs, o.IPVS.TCPTimeout = []string{"x"}, period(-time.Second)
 		}, nil},
@@ -218,7 +218,8 @@ func TestParseNodePortAddresses(t *testing.T) {
 	}
 }
 
-// checkError reports whether there was to be no error, and none was.
+// checkError compares the error's text with the wanted one, and reports whether both
+// are empty.
 func checkError(t *testing.T, field, in string, err error, want string) bool {
 	t.Helper()
 	var r reader

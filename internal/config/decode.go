@@ -12,15 +12,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What a configuration file must begin with.
+// The type of a configuration file.
 const (
 	apiVersion = "kubeproxy.config.k8s.io/v1alpha1"
 	kind       = "KubeProxyConfiguration"
 )
 
-// Decode reads a KubeProxyConfiguration in YAML or JSON. Fields that are
-// unknown or there twice are no errors, so that a file for another
-// version can be read: each is named by a warning.
+// Decode parses a KubeProxyConfiguration in YAML or JSON. Unknown and duplicate
+// fields are warnings instead of errors, so that files for other versions of
+// kube-proxy can be used.
 func Decode(data []byte) (in Input, warnings []string, err error) {
 	text, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
@@ -28,7 +28,7 @@ func Decode(data []byte) (in Input, warnings []string, err error) {
 		if fatal != nil {
 			return Input{}, nil, fmt.Errorf("neither YAML nor JSON: %w", fatal)
 		}
-		text, warnings = lenient, append(warnings, yamlComplaints(err)...)
+		text, warnings = lenient, append(warnings, yamlWarnings(err)...)
 	}
 	if err := checkType(text); err != nil {
 		return Input{}, nil, err
@@ -43,7 +43,7 @@ func Decode(data []byte) (in Input, warnings []string, err error) {
 	return in, warnings, nil
 }
 
-// checkType wants the one kind and version that we read.
+// checkType returns an error unless text is of the supported kind and version.
 func checkType(text []byte) error {
 	var t metav1.TypeMeta
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(text, &t); err != nil {
@@ -63,14 +63,14 @@ func checkType(text []byte) error {
 	}
 }
 
-// yamlComplaints returns what a strict parser does not like, one by one.
-func yamlComplaints(err error) []string {
+// yamlWarnings splits the error of the strict YAML parser into its parts.
+func yamlWarnings(err error) []string {
 	var out []string
 	for line := range strings.Lines(err.Error()) {
 		// The first line of several is a heading.
 		if line = strings.TrimSpace(line); !strings.HasSuffix(line, ":") {
 			if strings.HasSuffix(line, "already set in map") {
-				line += ", this one counts"
+				line += ", the last one is used"
 			}
 			out = append(out, line)
 		}
@@ -78,8 +78,7 @@ func yamlComplaints(err error) []string {
 	return out
 }
 
-// flatten returns what an object says by the names of its fields, like
-// conntrack.min.
+// flatten returns the fields of an object as text, by names like conntrack.min.
 func flatten(o *v1alpha1.KubeProxyConfiguration) map[string]string {
 	text, err := json.Marshal(o)
 	var tree map[string]any
@@ -87,7 +86,7 @@ func flatten(o *v1alpha1.KubeProxyConfiguration) map[string]string {
 		err = kjson.UnmarshalCaseSensitivePreserveInts(text, &tree)
 	}
 	if err != nil {
-		panic("a configuration cannot be written: " + err.Error())
+		panic("encode a configuration: " + err.Error())
 	}
 	out := map[string]string{}
 	var add func(name string, v any)

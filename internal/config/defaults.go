@@ -9,22 +9,20 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// The ports that load balancers and Prometheus know.
+// The default ports, which load balancers and Prometheus are configured with.
 const (
 	HealthzPort = 10256
 	MetricsPort = 10249
 )
 
-// previousMinor is the minor version before the kube-proxy that we stand in
-// for, whose hidden metrics can be asked for. Files for the kube-proxy of that
-// version name minorBefore.
+// previousMinor is the minor version before [KubernetesVersion], whose hidden
+// metrics can be shown. Files for the kube-proxy of that version name minorBefore.
 const (
 	previousMinor = "1.36"
 	minorBefore   = "1.35"
 )
 
-// Defaults returns what counts where nothing is said, as far as that depends on
-// nothing else.
+// Defaults returns the defaults that do not depend on other fields.
 func Defaults() *v1alpha1.KubeProxyConfiguration {
 	o := &v1alpha1.KubeProxyConfiguration{
 		TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
@@ -48,27 +46,26 @@ func Defaults() *v1alpha1.KubeProxyConfiguration {
 	return o
 }
 
-// FlagDefaults returns what the help text shows as the defaults of flags: those
-// of kube-proxy in mode iptables, whose flags they are. Of a name that would be
-// chosen, or found out, it shows none.
+// FlagDefaults returns the defaults that the help text shows: those of kube-proxy in
+// mode iptables. Fields whose defaults are determined at run time are empty.
 func FlagDefaults() *v1alpha1.KubeProxyConfiguration {
 	o := Defaults()
 	o.DetectLocalMode = ""
 	o.HealthzBindAddress, o.MetricsBindAddress = "0.0.0.0:10256", "127.0.0.1:10249"
-	every, least := metav1.Duration{Duration: UsualSyncPeriod}, metav1.Duration{Duration: time.Second}
-	o.IPTables.SyncPeriod, o.IPTables.MinSyncPeriod = every, least
-	o.IPVS.SyncPeriod, o.IPVS.MinSyncPeriod = every, least
+	syncPeriod, minSyncPeriod := metav1.Duration{Duration: DefaultSyncPeriod}, metav1.Duration{Duration: time.Second}
+	o.IPTables.SyncPeriod, o.IPTables.MinSyncPeriod = syncPeriod, minSyncPeriod
+	o.IPVS.SyncPeriod, o.IPVS.MinSyncPeriod = syncPeriod, minSyncPeriod
 	o.Winkernel.RootHnsEndpointName = rootEndpoint
 	return o
 }
 
-// rootEndpoint is the HNS endpoint of the host, unless another is named.
+// rootEndpoint is the default name of the host's own HNS endpoint.
 const rootEndpoint = "cbr0"
 
 const (
-	// UsualSyncPeriod is kube-proxy's default, by which its health is judged.
-	UsualSyncPeriod = 30 * time.Second
-	// A change costs what it is in mode nftables, so a full sync is only there
-	// to find what was not noticed.
+	// DefaultSyncPeriod is the default of kube-proxy, and of all modes but nftables.
+	DefaultSyncPeriod = 30 * time.Second
+	// nftablesSyncPeriod is longer because mode nftables is notified of changes by
+	// other processes: its full sync is only a safety net.
 	nftablesSyncPeriod = time.Hour
 )

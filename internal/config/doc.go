@@ -1,11 +1,10 @@
-// Package config is what the daemon can be told: a KubeProxyConfiguration as
-// operators write it, its defaults, and the checks that name a wrong field and
-// its value.
+// Package config defines the daemon's configuration: a KubeProxyConfiguration, its
+// defaults, and its validation, whose errors name each invalid field and its value.
 //
-// What flags or a file say arrives as an [Input]; [Input.Configuration] fills in
-// the defaults and reads what is more than a number or a switch. Fields are
-// named as a file names them, like conntrack.min, and reached by that name
-// ([At]), so that a new one needs a line only where it has a flag, a default or
-// a bound. The package knows neither flags nor how a file is read, neither a
-// client nor the kernel.
+// The values of flags or of a file are an [Input]; [Input.Configuration] fills in
+// the defaults and parses addresses, CIDRs and the like. Fields have the names that
+// they have in a file, like conntrack.min, and are accessed by them ([Field]), so
+// that a new field needs a line of code only for its flag, its default or its
+// bounds. The package does not define flags, read files, or use a client or the
+// kernel.
 package config

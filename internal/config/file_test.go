@@ -23,7 +23,7 @@ func equalNets() cmp.Option {
 	return cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})
 }
 
-// decodeFile reads a file of testdata, in which everything must be understood.
+// decodeFile reads a file of testdata, which must not cause warnings.
 func decodeFile(t *testing.T, name string) Input {
 	t.Helper()
 	data, err := os.ReadFile("testdata/" + name)
@@ -60,14 +60,14 @@ func compare(t *testing.T, want, got Configuration) {
 	}
 	for field := range flatten(got.Object) {
 		if explicit := got.Explicit(field); strings.HasPrefix(field, "conntrack.") && explicit {
-			t.Errorf("nobody has asked for %s", field)
+			t.Errorf("%s counts as set explicitly", field)
 		}
 	}
 }
 
-// TestKubeadmConfigMap reads what kubeadm puts into its ConfigMap: every field,
-// most of them zero, which means that nothing was said. Up to 1.36 not even the
-// mode is, so that NodePorts are where kube-proxy's default, iptables, has them.
+// TestKubeadmConfigMap reads the ConfigMap of kubeadm. It has every field, most of
+// them zero, which counts as not set. Up to 1.36 the mode is not set either, so that
+// NodePorts are open where kube-proxy's default, iptables, opens them.
 func TestKubeadmConfigMap(t *testing.T) {
 	in := decodeFile(t, "kubeadm.yaml")
 	missing(t, "kubeadm.yaml")
@@ -87,9 +87,9 @@ func TestKubeadmConfigMap(t *testing.T) {
 	}
 }
 
-// TestNodePortsOfAMode has NodePorts where kube-proxy has them: in mode iptables,
-// its default, everywhere and on loopback, in mode nftables on the node's own
-// addresses. What is said counts in both.
+// TestNodePortsOfAMode checks that NodePorts are open where kube-proxy opens them by
+// default: in mode iptables on all addresses and loopback, in mode nftables on the
+// node's own addresses. Both use what is set.
 func TestNodePortsOfAMode(t *testing.T) {
 	all, primary := NodePortAddresses{}, NodePortAddresses{Primary: true}
 	tests := []struct {
@@ -133,8 +133,8 @@ func TestNodePortsOfAMode(t *testing.T) {
 	}
 }
 
-// TestKubeProxyDefaults reads what kube-proxy writes as its configuration when
-// it is told nothing.
+// TestKubeProxyDefaults reads the configuration that kube-proxy writes without
+// flags.
 func TestKubeProxyDefaults(t *testing.T) {
 	missing(t, "kube-proxy-defaults.yaml")
 	got, err := decodeFile(t, "kube-proxy-defaults.yaml").Configuration(NFTables)
@@ -162,8 +162,8 @@ func TestKubeProxyDefaults(t *testing.T) {
 	}
 }
 
-// missing fails for a field that a file of testdata does not have, so that the
-// files stay whole when the type grows.
+// missing fails for a field that a file of testdata does not have, so that the files
+// stay complete when the type grows.
 func missing(t *testing.T, name string) {
 	t.Helper()
 	data, err := os.ReadFile("testdata/" + name)
@@ -199,7 +199,7 @@ func absent(t *testing.T, path string, whole, file map[string]any) {
 	}
 }
 
-// TestPeriodsOfAMode reads what each mode takes from which section.
+// TestPeriodsOfAMode checks which section each mode uses.
 func TestPeriodsOfAMode(t *testing.T) {
 	tests := []struct {
 		name, text string
@@ -279,7 +279,7 @@ func TestAddressesFollowTheFamily(t *testing.T) {
 	}
 }
 
-// plain is the configuration of an operator who says nothing.
+// plain returns the configuration of an empty input.
 func plain(t *testing.T) Configuration {
 	t.Helper()
 	c, err := Input{}.Configuration(NFTables)
@@ -289,8 +289,7 @@ func plain(t *testing.T) Configuration {
 	return c
 }
 
-// TestChangesMissNothing changes every field and wants it noticed: those of the
-// object, but where what was read of them counts, and what was read.
+// TestChangesMissNothing changes every field and checks that Changes returns it.
 func TestChangesMissNothing(t *testing.T) {
 	before := plain(t)
 	if changes := Changes(&before, &before); len(changes) > 0 {
@@ -301,7 +300,7 @@ func TestChangesMissNothing(t *testing.T) {
 		c := plain(t)
 		v := change(&c)
 		v.Set(other(t, v))
-		if changes := Changes(&before, &c); len(changes) != 1 || changes[0].Live != slices.Contains(live, changes[0].Field) {
+		if changes := Changes(&before, &c); len(changes) != 1 || changes[0].Live != slices.Contains(liveFields, changes[0].Field) {
 			t.Errorf("%s: changes %v", name, changes)
 		}
 	}
@@ -312,13 +311,13 @@ func TestChangesMissNothing(t *testing.T) {
 	if changes := Changes(&held, &moved); len(changes) != 1 || changes[0].Live {
 		t.Errorf("a health server that HNS forwards to moves: changes %v", changes)
 	}
-	meaning, seen := before.meaning(), 0
+	fields, seen := before.effectiveFields(), 0
 	for field := range flatten(before.Object) {
-		if _, counts := meaning[field]; !counts || slices.Contains(read, field) ||
+		if _, counts := fields[field]; !counts || slices.Contains(read, field) ||
 			field == "logging.flushFrequency" || strings.HasSuffix(field, "infoBufferSize") {
 			continue // only what was read of it counts, or it has a type that has no other value here
 		}
-		check(field, func(c *Configuration) reflect.Value { return At(c.Object, field) })
+		check(field, func(c *Configuration) reflect.Value { return Field(c.Object, field) })
 		seen++
 	}
 	if seen < 35 {

@@ -13,7 +13,7 @@ import (
 	"k8s.io/component-base/featuregate"
 )
 
-// The gates that change what this daemon does.
+// The feature gates that this daemon uses.
 const (
 	GateExternalIPs        featuregate.Feature = "AllowServiceExternalIPs"
 	GateIPVS               featuregate.Feature = "KubeProxyIPVS"
@@ -22,15 +22,14 @@ const (
 	GateStatusz            featuregate.Feature = "ComponentStatusz"
 )
 
-// KubernetesVersion is the minor version whose kube-proxy we stand in for.
+// KubernetesVersion is the minor version of the kube-proxy that this daemon replaces.
 const KubernetesVersion = "1.37"
 
 //go:embed gates.txt
 var gateTable string
 
-// NewGates returns the gates that kube-proxy knows with some of them set. The
-// error says which cannot be set so: it is unknown, it is locked, or needs
-// another.
+// NewGates returns the feature gates of kube-proxy, some of them set. It is an error
+// to set a gate that is unknown, locked to another value, or needs another gate.
 func NewGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 	gates := featuregate.NewVersionedFeatureGate(version.MustParse(KubernetesVersion))
 	known := map[featuregate.Feature]featuregate.FeatureSpec{}
@@ -60,7 +59,7 @@ func NewGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 		known[name] = spec
 	}
 	if err := errors.Join(gates.Add(known), gates.AddDependencies(needs)); err != nil {
-		panic("the table of feature gates is wrong: " + err.Error())
+		panic("invalid table of feature gates: " + err.Error())
 	}
 	if err := gates.SetFromMapWithLogger(logr.Discard(), set); err != nil {
 		return nil, err
@@ -68,7 +67,7 @@ func NewGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 	return gates, nil
 }
 
-// GatesText returns gates as the flag has them, sorted.
+// GatesText returns gates in the syntax of --feature-gates, sorted.
 func GatesText(gates map[string]bool) string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(gates)) {

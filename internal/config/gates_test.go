@@ -9,8 +9,8 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// TestGatesOfKubeProxy checks some of each stage; test/cluster asks kube-proxy
-// for all of them.
+// TestGatesOfKubeProxy checks some gates of each stage; test/cluster compares all of
+// them with kube-proxy.
 func TestGatesOfKubeProxy(t *testing.T) {
 	gates, err := NewGates(nil)
 	if err != nil {
@@ -67,8 +67,8 @@ func TestGatesThatHaveAnEffect(t *testing.T) {
 	}
 }
 
-// TestLocalhostNodePortsOfNFTables needs the gate and loopback by name, where the
-// mode is named.
+// TestLocalhostNodePortsOfNFTables checks that they need the gate and explicit
+// loopback addresses if the input sets the mode.
 func TestLocalhostNodePortsOfNFTables(t *testing.T) {
 	for _, tt := range []struct {
 		gate      bool
@@ -114,14 +114,14 @@ func TestGatesThatCannotBeSet(t *testing.T) {
 	}
 }
 
-// TestIPVSGate refuses mode ipvs where its gate is off, and no other mode.
+// TestIPVSGate checks that only mode ipvs needs the gate.
 func TestIPVSGate(t *testing.T) {
 	in := withGates("KubeProxyIPVS=false")
 	if _, err := in.Configuration(NFTables); err != nil {
 		t.Error(err)
 	}
 	in.Object.Mode = IPVS
-	if _, err := in.Configuration(NFTables); err == nil || !strings.Contains(err.Error(), `mode "ipvs": is switched off by feature gate KubeProxyIPVS`) {
+	if _, err := in.Configuration(NFTables); err == nil || !strings.Contains(err.Error(), `mode "ipvs": disabled by feature gate KubeProxyIPVS`) {
 		t.Errorf("mode ipvs: %v", err)
 	}
 }

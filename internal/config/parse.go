@@ -13,18 +13,18 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// The words that can stand where CIDRs of the node's addresses could be given.
+// The words that nodePortAddresses accepts besides CIDRs.
 const (
-	Primary   = "primary"   // the node's own addresses
+	Primary   = "primary"   // the addresses of the Node object
 	Localhost = "localhost" // loopback addresses
 	All       = "all"       // every local address
 )
 
-// None is the word that switches a server off where an address could be given.
+// None is the word that disables a server, instead of its address.
 const None = "none"
 
-// parseBindAddress reads an IP address. The unspecified ones and no text at
-// all are the zero Addr: nothing is overridden.
+// parseBindAddress parses an IP address. It returns the zero Addr for the empty
+// string and for unspecified addresses.
 func parseBindAddress(s string) (netip.Addr, error) {
 	a, ok := parseAddr(s)
 	switch {
@@ -39,7 +39,8 @@ func parseBindAddress(s string) (netip.Addr, error) {
 	}
 }
 
-// parseClusterCIDRs reads CIDRs separated by commas: one, or one of each family.
+// parseClusterCIDRs parses CIDRs separated by commas: none, one, or one of each
+// family.
 func parseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	if strings.TrimSpace(s) == "" {
 		return nil, nil
@@ -54,33 +55,33 @@ func parseClusterCIDRs(s string) ([]netip.Prefix, error) {
 	}
 	switch {
 	case len(out) > 2:
-		return nil, errors.New("at most one CIDR of each family")
+		return nil, errors.New("must be at most one CIDR of each family")
 	case len(out) == 2 && out[0].Addr().Is4() == out[1].Addr().Is4():
 		return nil, errors.New("two CIDRs must be one of each family")
 	}
 	return out, nil
 }
 
-// words stand for addresses.
-var words = map[string][]string{Primary: nil, Localhost: {"127.0.0.0/8", "::1/128"}, All: {"0.0.0.0/0", "::/0"}}
+// addressWords are the CIDRs that words stand for.
+var addressWords = map[string][]string{Primary: nil, Localhost: {"127.0.0.0/8", "::1/128"}, All: {"0.0.0.0/0", "::/0"}}
 
-// parseNodePortAddresses reads a list of CIDRs and of the words primary,
-// localhost and all, in any combination. An empty list is every local address.
+// parseNodePortAddresses parses a list of CIDRs and of the words primary, localhost
+// and all, in any combination. An empty list means every local address.
 func parseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	if len(list) == 1 && list[0] == All {
 		return NodePortAddresses{}, nil
 	}
 	out := NodePortAddresses{Primary: slices.Contains(list, Primary)}
 	for i, item := range list {
-		ranges, word := words[item]
-		if word && slices.Contains(list[:i], item) {
+		cidrs, isWord := addressWords[item]
+		if isWord && slices.Contains(list[:i], item) {
 			return out, fmt.Errorf("%q is there twice", item)
 		}
-		if !word {
-			ranges = []string{item}
+		if !isWord {
+			cidrs = []string{item}
 		}
-		for _, r := range ranges {
-			p, ok := ParsePrefix(r)
+		for _, cidr := range cidrs {
+			p, ok := ParsePrefix(cidr)
 			if !ok {
 				return out, fmt.Errorf("%q is neither a CIDR like 192.0.2.0/24 nor one of the words %s, %s and %s",
 					item, Primary, Localhost, All)
@@ -91,14 +92,15 @@ func parseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	return out, nil
 }
 
-// parseServer reads where a server listens: an IP, or an IP and a port.
+// parseServer parses the address of a server: an IP address, for the given port, or
+// an IP address and a port.
 func parseServer(s string, port uint16) (netip.AddrPort, error) {
 	if a, ok := parseAddr(s); ok {
 		return netip.AddrPortFrom(a, port), nil
 	}
 	host, portText, err := net.SplitHostPort(s)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("neither an IP address nor an IP address and a port, like 127.0.0.1:%d", port)
+		return netip.AddrPort{}, fmt.Errorf("must be an IP address, or an IP address and a port, like 127.0.0.1:%d", port)
 	}
 	a, ok := parseAddr(host)
 	if !ok {
@@ -111,7 +113,7 @@ func parseServer(s string, port uint16) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a, uint16(n)), nil
 }
 
-// serverString is what parses to the address.
+// serverString is the inverse of parseServer; the zero AddrPort is None.
 func serverString(a netip.AddrPort) string {
 	if !a.IsValid() {
 		return None
@@ -119,15 +121,15 @@ func serverString(a netip.AddrPort) string {
 	return a.String()
 }
 
-// parseAddr reads an IP address. Zeros before a decimal number are dropped:
-// Kubernetes has always read them so, and never as octal.
+// parseAddr parses an IP address. It ignores leading zeros of IPv4 octets, as
+// Kubernetes always has, instead of taking them for octal numbers.
 func parseAddr(s string) (netip.Addr, bool) {
 	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
 	return a.Unmap(), ok
 }
 
-// ParsePrefix reads a CIDR as sloppily as parseAddr; bits behind the mask are
-// dropped.
+// ParsePrefix parses a CIDR, with or without space around it. It ignores leading
+// zeros and clears the bits behind the mask.
 func ParsePrefix(s string) (netip.Prefix, bool) {
 	_, n, err := netutils.ParseCIDRSloppy(strings.TrimSpace(s))
 	if err != nil {
@@ -138,14 +140,15 @@ func ParsePrefix(s string) (netip.Prefix, bool) {
 	return netip.PrefixFrom(a, ones), !a.Is4In6()
 }
 
-// maxInterfaceName is the longest name the kernel gives an interface.
+// maxInterfaceName is the kernel's limit for the name of an interface.
 const maxInterfaceName = 15
 
-// checkInterface wants what a mode needs: a name that an interface can have.
+// checkInterface returns an error if name, which a mode needs, is not a valid name of
+// an interface.
 func checkInterface(name string, m v1alpha1.LocalMode) error {
 	switch {
 	case name == "":
-		return fmt.Errorf("needed by mode %s", m)
+		return fmt.Errorf("mode %s needs it", m)
 	case len(name) > maxInterfaceName:
 		return fmt.Errorf("longer than the %d characters of an interface name", maxInterfaceName)
 	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '/' || r == ':' || r == 0x7f }):

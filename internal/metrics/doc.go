@@ -1,10 +1,9 @@
-// Package metrics tells a monitoring system how the proxy does, under the names,
-// types, labels and buckets that kube-proxy has given its metrics; what only we
-// have begins with our name. Metrics has
-// one small method for each thing that can happen; what a mode counts by itself
-// it only passes on.
+// Package metrics defines the proxy's Prometheus metrics. Those that kube-proxy
+// has, too, keep its names, types, labels and buckets; most others begin with
+// sluice_. [Metrics] has one small method for each kind of event; metrics that a
+// mode maintains itself are only passed on.
 //
-// Whoever makes Metrics gives the place where they are registered, so nothing
-// here is shared by two of them. The package measures and counts; it does not
-// serve HTTP, log, or decide anything, and it knows no mode.
+// Metrics are registered in the registry that the caller gives, so instances
+// share nothing. The package measures and counts; it does not serve HTTP, log or
+// make decisions, and does not know any mode.
 package metrics

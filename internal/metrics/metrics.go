@@ -13,70 +13,71 @@ import (
 	"sluice/internal/proxy"
 )
 
+// Settings are the parameters of [New].
 type Settings struct {
 	Registry k8s.KubeRegistry
-	Families []proxy.Family // those that are served
-	Own      []proxy.Metric // what the mode counts by itself
-	Ours     []proxy.Metric // what no kube-proxy has
+	Families []proxy.Family // the families that are served
+	Mode     []proxy.Metric // metrics of the dataplane, named kubeproxy_...
+	Extra    []proxy.Metric // metrics that kube-proxy does not have, named sluice_...
 }
 
 // Metrics holds every metric of the proxy. Its methods may be called by any
 // goroutine.
 //
-// EndpointSliceSeen, ServiceSeen and Began must be called in the order in which
-// the resolver sees the events and their consumption, that is under the lock
-// that guards the resolver. Otherwise a change could be counted with a sync that
-// it was too late for.
+// EndpointSliceSeen, ServiceSeen and Began must be called under the lock that
+// guards the resolver, so that their order is that in which the resolver receives
+// events and consumes them. Otherwise a change could be attributed to a sync that
+// does not include it.
 type Metrics struct {
 	set
 	families []proxy.Family
 
-	start time.Time // what began before is not for this process to answer
+	start time.Time // older triggers are ignored: this process is not the cause of their latency
 
 	mu       sync.Mutex
-	triggers []trigger // those whose changes are not in force, however many syncs failed
-	taken    int       // how many of them the sync under way puts in force, or a later one
-	slices   waiting
-	services waiting
+	triggers []trigger // of changes that no successful sync has put in force
+	taken    int       // the first so many triggers are included in the current sync
+	slices   pendingChanges
+	services pendingChanges
 	began    time.Time
-	without  [2][len(proxy.Families)]int // rows without endpoints here, by policy
+	noLocal  [2][len(proxy.Families)]int // rows without local endpoints, by traffic policy
 }
 
-// maxTriggers bounds what is remembered while no sync succeeds. By then every
-// sample would say the same: far too long.
+// maxTriggers bounds the memory that triggers take while no sync succeeds. More
+// samples would add nothing: all are far too long.
 const maxTriggers = 1 << 16
 
-// trigger is when a change of endpoints began, far away from here.
+// trigger is the time of the change in the cluster, as of a Pod, that caused an
+// EndpointSlice to change.
 type trigger struct {
 	family string
 	at     time.Time
 }
 
-// The traffic policies, as the label spells them.
+// Traffic policies, as indexes of policies, which has the label's values.
 const internal, external = 0, 1
 
 var policies = [...]string{internal: "internal", external: "external"}
 
-// waiting counts objects whose changes are not in force.
-type waiting struct {
-	pending int // no sync has begun since they came
-	taken   int // the sync under way puts them in force, or a later one
+// pendingChanges counts objects with changes that are not in force.
+type pendingChanges struct {
+	pending int // not included in a sync yet
+	taken   int // included in the current sync, or in one that failed
 }
 
-func (w *waiting) take() { *w = waiting{taken: w.pending + w.taken} }
+func (p *pendingChanges) take() { *p = pendingChanges{taken: p.pending + p.taken} }
 
-// New makes and registers the metrics of a process that starts now. They can be
-// registered only once in one registry.
+// New creates and registers the metrics. A registry accepts them only once.
 func New(s Settings) (*Metrics, error) {
 	r := registrar{Settings: s}
 	m := &Metrics{families: s.Families, set: newSet(&r), start: time.Now()}
-	r.own(subsystem, s.Own)
-	r.own("sluice", s.Ours)
+	r.registerReaders(subsystem, s.Mode)
+	r.registerReaders("sluice", s.Extra)
 	return m, r.err
 }
 
-// ServiceSeen takes an event of a Service, with how many Services now have
-// changes that no sync has begun to put in force.
+// ServiceSeen counts an event of a Service. Pending is how many Services have
+// changes that no sync has included yet.
 func (m *Metrics) ServiceSeen(pending int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -85,24 +86,24 @@ func (m *Metrics) ServiceSeen(pending int) {
 	m.showPending()
 }
 
-// EndpointSliceSeen takes an event: old is nil for an addition, cur for a
-// deletion. Pending is how many slices now have changes that no sync has begun
-// to put in force; if none has, the event came to nothing.
+// EndpointSliceSeen counts an event of an EndpointSlice: old is nil for an
+// addition, cur for a deletion. Pending is how many slices have changes that no
+// sync has included yet; if it is 0, the event changed nothing.
 func (m *Metrics) EndpointSliceSeen(old, cur *discoveryv1.EndpointSlice, pending int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.endpointChanges.Inc()
 	m.slices.pending = pending
 	if pending > 0 {
-		m.note(old, cur)
+		m.addTrigger(old, cur)
 	}
 	m.showPending()
 }
 
-// note takes the trigger that an event brings, if it brings one. A deleted
-// slice still names the trigger of its last change, and so does every event
-// that is not a change of endpoints.
-func (m *Metrics) note(old, cur *discoveryv1.EndpointSlice) {
+// addTrigger remembers the trigger time in a slice's annotation, if it is new. A
+// deletion, and an event that does not change endpoints, still carry the
+// annotation of the last change.
+func (m *Metrics) addTrigger(old, cur *discoveryv1.EndpointSlice) {
 	if cur == nil {
 		return
 	}
@@ -123,13 +124,14 @@ func (m *Metrics) showPending() {
 	m.endpointsPending.Set(float64(m.slices.pending + m.slices.taken))
 }
 
+// Queued records that a sync was requested.
 func (m *Metrics) Queued() {
 	for _, f := range m.families {
 		m.syncQueued.WithLabelValues(f.String()).SetToCurrentTime()
 	}
 }
 
-// Began says that a sync begins that includes every event seen before.
+// Began records the start of a sync, which includes every event seen before.
 func (m *Metrics) Began() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -139,6 +141,7 @@ func (m *Metrics) Began() {
 	m.services.take()
 }
 
+// Done records the end of the sync that began last.
 func (m *Metrics) Done(full bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -157,15 +160,16 @@ func (m *Metrics) Done(full bool, err error) {
 		return
 	}
 	for _, t := range m.triggers[:m.taken] {
-		// Clocks differ between machines: a change from the future has taken no time.
+		// Clocks differ between machines: a trigger in the future counts as 0 s.
 		m.programming.WithLabelValues(t.family).Observe(max(time.Since(t.at), 0).Seconds())
 	}
-	m.triggers, m.taken = append([]trigger(nil), m.triggers[m.taken:]...), 0 // none of a storm's memory stays
+	m.triggers, m.taken = append([]trigger(nil), m.triggers[m.taken:]...), 0 // a copy, to free the memory of a burst
 	m.slices.taken, m.services.taken = 0, 0
 	m.showPending()
 }
 
-// Applied takes what a sync changed in the kernel. Its cost is that of the step.
+// Applied updates the counts of rows by what a sync changed in the kernel, in
+// O(delta).
 func (m *Metrics) Applied(d *proxy.Delta) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -178,34 +182,43 @@ func (m *Metrics) Applied(d *proxy.Delta) {
 	}
 	for p, name := range policies {
 		for _, f := range m.families {
-			m.noLocalEndpoints.WithLabelValues(name, f.String()).Set(float64(m.without[p][f]))
+			m.noLocalEndpoints.WithLabelValues(name, f.String()).Set(float64(m.noLocal[p][f]))
 		}
 	}
 }
 
-// count adds a row, or with -1 takes it away. It may be nil.
+// count adds a row, or removes it if by is -1. A nil row counts as nothing.
 func (m *Metrics) count(sp *proxy.ServicePort, by int) {
 	if sp == nil || len(sp.Local) > 0 || !sp.UsableSomewhere {
 		return
 	}
 	if sp.Internal == proxy.ScopeLocal {
-		m.without[internal][sp.Key.Family] += by
+		m.noLocal[internal][sp.Key.Family] += by
 	}
 	outside := func(f proxy.Frontend) bool { return f.Kind != proxy.ClusterIP }
 	if sp.External == proxy.ScopeLocal && slices.ContainsFunc(sp.Frontends, outside) {
-		m.without[external][sp.Key.Family] += by
+		m.noLocal[external][sp.Key.Family] += by
 	}
 }
 
+// Refused sets how many rows of a family the kernel refuses.
 func (m *Metrics) Refused(f proxy.Family, n int) {
 	m.refused.WithLabelValues(f.String()).Set(float64(n))
 }
 
-func (m *Metrics) Repairing()       { m.repairs.Inc() }
-func (m *Metrics) Problems(n int)   { m.problems.Set(float64(n)) }
-func (m *Metrics) Healthz(code int) { m.healthz.WithLabelValues(strconv.Itoa(code)).Inc() }
-func (m *Metrics) Livez(code int)   { m.livez.WithLabelValues(strconv.Itoa(code)).Inc() }
+// Repairing counts a sync that repairs rules which another process changed.
+func (m *Metrics) Repairing() { m.repairs.Inc() }
 
+// Problems sets how many problems objects have.
+func (m *Metrics) Problems(n int) { m.problems.Set(float64(n)) }
+
+// Healthz counts a response of /healthz by its status code.
+func (m *Metrics) Healthz(code int) { m.healthz.WithLabelValues(strconv.Itoa(code)).Inc() }
+
+// Livez counts a response of /livez by its status code.
+func (m *Metrics) Livez(code int) { m.livez.WithLabelValues(strconv.Itoa(code)).Inc() }
+
+// ConntrackReconciled records one search for stale flows.
 func (m *Metrics) ConntrackReconciled(f proxy.Family, took time.Duration, deleted int) {
 	m.conntrack.WithLabelValues(f.String()).Observe(took.Seconds())
 	m.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted))

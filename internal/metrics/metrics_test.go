@@ -13,7 +13,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// exposed is one metric as a monitoring system sees it.
+// exposed is one metric as a scrape returns it.
 type exposed struct {
 	Name    string
 	Type    string
@@ -76,15 +76,15 @@ func programmingWant() []float64 {
 
 func newMetrics(t *testing.T, r k8s.KubeRegistry, own ...proxy.Metric) *Metrics {
 	t.Helper()
-	all, err := New(Settings{Registry: r, Families: proxy.Families[:], Own: own})
+	all, err := New(Settings{Registry: r, Families: proxy.Families[:], Mode: own})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return all
 }
 
-// touch makes everything that can happen happen once, and syncs twice.
-func touch(m *Metrics) {
+// useAll calls every method at least once, and syncs twice.
+func useAll(m *Metrics) {
 	rows := &proxy.Delta{}
 	for _, f := range proxy.Families {
 		m.ConntrackReconciled(f, time.Second, 2)
@@ -117,7 +117,7 @@ func TestExposition(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := k8s.NewKubeRegistry()
-			touch(newMetrics(t, r, tt.own...))
+			useAll(newMetrics(t, r, tt.own...))
 			slices.SortFunc(tt.want, func(a, b exposed) int { return strings.Compare(a.Name, b.Name) })
 			if diff := cmp.Diff(tt.want, expose(t, r)); diff != "" {
 				t.Errorf("exposition mismatch (-want +got):\n%s", diff)
@@ -126,7 +126,7 @@ func TestExposition(t *testing.T) {
 	}
 }
 
-// expose gathers all there is.
+// expose gathers all metrics.
 func expose(t *testing.T, r k8s.KubeRegistry) []exposed {
 	t.Helper()
 	gathered, err := r.Gather()
@@ -206,7 +206,7 @@ func wantValues(t *testing.T, r k8s.KubeRegistry, name string, want map[string]f
 func TestValues(t *testing.T) {
 	r := k8s.NewKubeRegistry()
 	m := newMetrics(t, r, ownMetrics...)
-	touch(m)
+	useAll(m)
 	m.Healthz(200)
 	m.Healthz(503)
 	both := func(v float64) map[string]float64 { return map[string]float64{"IPv4": v, "IPv6": v} }
@@ -235,8 +235,9 @@ func TestRegisteredOnce(t *testing.T) {
 	}
 }
 
-// TestModeIsAskedWhenSomebodyAsks and not before.
-func TestModeIsAskedWhenSomebodyAsks(t *testing.T) {
+// TestModeMetricsAreReadOnDemand checks that metrics of a mode are read only when
+// they are gathered.
+func TestModeMetricsAreReadOnDemand(t *testing.T) {
 	r := k8s.NewKubeRegistry()
 	reads := 0.0
 	newMetrics(t, r, proxy.Metric{Name: "reads", Help: "How often somebody asked for it", Read: func(yield func(float64, ...string)) {
@@ -244,7 +245,7 @@ func TestModeIsAskedWhenSomebodyAsks(t *testing.T) {
 		yield(reads)
 	}})
 	if reads != 0 {
-		t.Fatalf("%v reads before anybody asked", reads)
+		t.Fatalf("%v reads before metrics were gathered", reads)
 	}
 	wantValues(t, r, "reads", map[string]float64{"": 1})
 	wantValues(t, r, "reads", map[string]float64{"": 2})

@@ -10,13 +10,13 @@ import (
 	"sluice/internal/proxy"
 )
 
-// subsystem begins the name of every metric that kube-proxy could have.
+// subsystem is the prefix of metrics that kube-proxy has or could have.
 const subsystem = "kubeproxy"
 
-// byFamily is the label of what is counted for each family.
+// byFamily is the label of metrics that are kept for each family.
 const byFamily = "ip_family"
 
-// set is all metrics that every mode has.
+// set has the metrics of all modes.
 type set struct {
 	sync, syncFull, syncPartial       *k8s.HistogramVec
 	programming, conntrack            *k8s.HistogramVec
@@ -30,39 +30,39 @@ type set struct {
 }
 
 func newSet(r *registrar) set {
-	brief := k8s.ExponentialBuckets(0.001, 2, 15) // 1 ms to 16.384 s
-	// These are fine where a healthy cluster is, and reach to minutes.
+	duration := k8s.ExponentialBuckets(0.001, 2, 15) // 1 ms to 16.384 s
+	// Fine buckets for the latencies of a healthy cluster, coarse ones up to 5 minutes.
 	programming := slices.Concat([]float64{0.25, 0.5},
 		k8s.LinearBuckets(1, 1, 59), k8s.LinearBuckets(60, 5, 12), k8s.LinearBuckets(120, 30, 7))
 	return set{
-		sync:        r.histograms("sync_proxy_rules_duration_seconds", "How long syncs of any kind took, failed ones included", brief),
-		syncFull:    r.histograms("sync_full_proxy_rules_duration_seconds", "How long full syncs took", brief),
-		syncPartial: r.histograms("sync_partial_proxy_rules_duration_seconds", "How long partial syncs took", brief),
+		sync:        r.histograms("sync_proxy_rules_duration_seconds", "Duration of syncs, full and partial, including failed ones", duration),
+		syncFull:    r.histograms("sync_full_proxy_rules_duration_seconds", "Duration of full syncs", duration),
+		syncPartial: r.histograms("sync_partial_proxy_rules_duration_seconds", "Duration of partial syncs", duration),
 		syncLast:    r.gauges("sync_proxy_rules_last_timestamp_seconds", "When the last successful sync ended", byFamily),
-		syncQueued:  r.gauges("sync_proxy_rules_last_queued_timestamp_seconds", "When a sync was last asked for", byFamily),
+		syncQueued:  r.gauges("sync_proxy_rules_last_queued_timestamp_seconds", "When a sync was last requested", byFamily),
 		programming: r.histograms("network_programming_duration_seconds",
-			"From the change that an EndpointSlice names as its trigger to the end of the sync that put it in force", programming),
+			"Time from the change that triggered an EndpointSlice's update to the end of the sync that put it in force", programming),
 		endpointsPending: r.gauges("sync_proxy_rules_endpoint_changes_pending",
 			"EndpointSlices with changes that are not in force yet").WithLabelValues(),
 		servicesPending: r.gauges("sync_proxy_rules_service_changes_pending",
 			"Services with changes that are not in force yet").WithLabelValues(),
-		endpointChanges: r.counters("sync_proxy_rules_endpoint_changes_total", "Events of EndpointSlices seen").WithLabelValues(),
-		serviceChanges:  r.counters("sync_proxy_rules_service_changes_total", "Events of Services seen").WithLabelValues(),
+		endpointChanges: r.counters("sync_proxy_rules_endpoint_changes_total", "EndpointSlice events received").WithLabelValues(),
+		serviceChanges:  r.counters("sync_proxy_rules_service_changes_total", "Service events received").WithLabelValues(),
 		noLocalEndpoints: r.gauges("sync_proxy_rules_no_local_endpoints_total",
-			"Service ports that may use endpoints on this node only, and have them only elsewhere", "traffic_policy", byFamily),
-		refused: r.gauges("sync_proxy_rules_refused_service_ports", "Service ports that the kernel refuses and that were set aside", byFamily),
+			"Service ports with traffic policy Local whose usable endpoints are all on other nodes", "traffic_policy", byFamily),
+		refused: r.gauges("sync_proxy_rules_refused_service_ports", "Service ports that the kernel refuses, while all others are served", byFamily),
 		repairs: r.counters("sync_proxy_rules_repairs_total",
-			"Times that another process had changed our rules and they were mended").WithLabelValues(),
+			"Repairs of rules that another process had changed").WithLabelValues(),
 		problems: r.gauges("sync_proxy_rules_object_problems",
-			"What is wrong with Services and EndpointSlices and keeps a part of them from being used").WithLabelValues(),
-		healthz:          r.counters("proxy_healthz_total", "Answers of /healthz", "code"),
-		livez:            r.counters("proxy_livez_total", "Answers of /livez", "code"),
-		conntrack:        r.histograms("conntrack_reconciler_sync_duration_seconds", "How long a search for stale flows took", brief),
+			"Problems of Services and EndpointSlices that keep a part of them from being used").WithLabelValues(),
+		healthz:          r.counters("proxy_healthz_total", "Responses of /healthz by status code", "code"),
+		livez:            r.counters("proxy_livez_total", "Responses of /livez by status code", "code"),
+		conntrack:        r.histograms("conntrack_reconciler_sync_duration_seconds", "Duration of searches for stale flows", duration),
 		conntrackDeleted: r.counters("conntrack_reconciler_deleted_entries_total", "Stale flows deleted", byFamily),
 	}
 }
 
-// registrar makes and registers metrics, and keeps the first error.
+// registrar creates and registers metrics, and keeps the first error.
 type registrar struct {
 	Settings
 	err error
@@ -90,17 +90,19 @@ func (r *registrar) counters(name, help string, labels ...string) *k8s.CounterVe
 	return register(r, k8s.NewCounterVec(o, labels))
 }
 
-// own registers what others count, under names that begin with a word.
-func (r *registrar) own(begin string, all []proxy.Metric) {
+// registerReaders registers metrics that are read when they are scraped, with a
+// prefix to their names.
+func (r *registrar) registerReaders(prefix string, all []proxy.Metric) {
 	for _, m := range all {
-		c := &collector{metric: m, desc: k8s.NewDesc(begin+"_"+m.Name, m.Help, m.Labels, nil, k8s.ALPHA, "")}
+		name := prefix + "_" + m.Name
+		c := &collector{metric: m, desc: k8s.NewDesc(name, m.Help, m.Labels, nil, k8s.ALPHA, "")}
 		if err := r.Registry.CustomRegister(c); err != nil {
-			r.err = cmp.Or(r.err, fmt.Errorf("register metric %s_%s: %w", begin, m.Name, err))
+			r.err = cmp.Or(r.err, fmt.Errorf("register metric %s: %w", name, err))
 		}
 	}
 }
 
-// collector asks a mode when it is asked.
+// collector reads a metric each time it is scraped.
 type collector struct {
 	k8s.BaseStableCollector
 	metric proxy.Metric

@@ -12,9 +12,8 @@ import (
 	"testing"
 )
 
-// TestEveryMethodIsCalled wants every metric written by a method that the
-// daemon calls. That all are written when all methods are called TestExposition
-// shows.
+// TestEveryMethodIsCalled checks that the daemon calls every method of Metrics.
+// TestExposition checks that calling all of them writes all metrics.
 func TestEveryMethodIsCalled(t *testing.T) {
 	var methods []string
 	for i := range reflect.TypeFor[*Metrics]().NumMethod() {
@@ -23,7 +22,7 @@ func TestEveryMethodIsCalled(t *testing.T) {
 	callers := callers(t, methods)
 	for _, method := range methods {
 		if len(callers[method]) == 0 {
-			t.Errorf("nobody calls Metrics.%s", method)
+			t.Errorf("the daemon does not call Metrics.%s", method)
 		}
 	}
 }

@@ -1,8 +1,8 @@
-// Package platform fits the host to a service proxy: the size and time-outs of
-// connection tracking, and how the kernel's out-of-memory killer sees us.
+// Package platform changes settings of the host for a service proxy: the size and
+// timeouts of connection tracking, and the OOM score of the process.
 //
-// What an administrator has set is not lowered unless the configuration says so
-// in so many words, and what cannot be written is a [Problem] to report, never
-// a reason not to proxy. The package reads a configuration, not flags, and
-// leaves everything else of the host (ip_forward, for one) as it is.
+// A value that an administrator has set is lowered only if the configuration asks
+// for that explicitly. A setting that cannot be written is a [Problem] to report,
+// not an error. The package reads a configuration, not flags, and does not touch
+// other settings of the host, such as ip_forward.
 package platform

@@ -31,9 +31,9 @@ const (
 	oomScoreAdj    = "/proc/self/oom_score_adj"
 )
 
-// ofFields are the settings that a field of the configuration is for. Zero
-// leaves the host's.
-var ofFields = []struct{ field, name string }{
+// sysctls are the settings that correspond to a field of the configuration. A zero
+// field leaves the setting as it is.
+var sysctls = []struct{ field, name string }{
 	{"conntrack.tcpEstablishedTimeout", tcpEstablished},
 	{"conntrack.tcpCloseWaitTimeout", tcpCloseWait},
 	{"conntrack.tcpBeLiberal", tcpBeLiberal},
@@ -41,43 +41,44 @@ var ofFields = []struct{ field, name string }{
 	{"conntrack.udpStreamTimeout", udpStream},
 }
 
-// maxFlows is the most that a number of CPUs alone can ask for: the table of a
-// machine with hundreds of them would take gigabytes.
-const maxFlows = 1 << 20
+// maxScaledFlows limits the size of the connection tracking table that results from
+// the number of CPUs: with hundreds of them, the table would take gigabytes.
+const maxScaledFlows = 1 << 20
 
-// number returns what to write for a switch or a time, which is in seconds,
-// rounded up.
-func number(v reflect.Value) int {
+// sysctlValue returns the number to write for a field: 0 or 1 for a boolean, and
+// seconds, rounded up, for a duration.
+func sysctlValue(v reflect.Value) int {
 	if v = reflect.Indirect(v); v.Kind() == reflect.Bool {
 		return map[bool]int{true: 1}[v.Bool()]
 	}
 	return int((time.Duration(v.Field(0).Int()) + time.Second - 1) / time.Second)
 }
 
-// flows returns how many flows to make room for, and whether there may be more
-// room than that now.
-func flows(c *config.Configuration, cpus int) (n int, mayLower bool) {
-	perCore, least := int(*c.Object.Conntrack.MaxPerCore), int(*c.Object.Conntrack.Min)
+// conntrackSize returns the wanted maximum of tracked connections, 0 for none, and
+// whether a larger current maximum may be lowered to it.
+func conntrackSize(c *config.Configuration, cpus int) (n int, mayLower bool) {
+	perCore, minimum := int(*c.Object.Conntrack.MaxPerCore), int(*c.Object.Conntrack.Min)
 	if perCore <= 0 {
 		return 0, false
 	}
 	scaled := perCore * cpus
-	return max(min(scaled, maxFlows), least), c.Explicit("conntrack.maxPerCore") && scaled <= maxFlows
+	return max(min(scaled, maxScaledFlows), minimum), c.Explicit("conntrack.maxPerCore") && scaled <= maxScaledFlows
 }
 
+// Change is a setting that was changed.
 type Change struct {
-	Name     string // of a sysctl with slashes, else the path of a file
+	Name     string // the name of a sysctl, with slashes, or the absolute path of a file
 	Old, New int
 }
 
-// Problem is a setting that is not as it should be.
+// Problem is a setting that could not be read or written.
 type Problem struct {
 	Name string
 	Want int
 	Err  error
 }
 
-// String says what is wrong and what can be done about it.
+// String returns what failed, why, and what to do about it.
 func (p Problem) String() string {
 	why := p.Err.Error()
 	switch {
@@ -88,27 +89,27 @@ func (p Problem) String() string {
 	case errors.Is(p.Err, fs.ErrPermission):
 		why = "no permission; set it on the host, or give this process the capability for it"
 	}
-	return fmt.Sprintf("%s cannot be %d: %s", p.Name, p.Want, why)
+	return fmt.Sprintf("set %s to %d: %s", p.Name, p.Want, why)
 }
 
-// Report is what came of settings.
+// Report is the result of changing settings.
 type Report struct {
 	Changes  []Change
 	Problems []Problem
 }
 
-// Apply brings about what a configuration asks of the host, as far as it can.
-// What is right already, or more than was wished for without saying that it must
-// be exactly that, is not written. Settings of a network namespace are those of
-// the calling thread's.
+// Apply changes the settings of the host, and the process's OOM score, as the
+// configuration asks. It does not write a setting that has the wanted value, or a
+// larger one unless the configuration sets the value explicitly. Settings of a
+// network namespace are those of the calling thread's namespace.
 func Apply(ctx context.Context, k sysctl.Interface, c *config.Configuration) Report {
 	var r Report
-	if want, mayLower := flows(c, cpus(k)); want > 0 && r.apply(ctx, k, conntrackMax, want, mayLower) {
-		// With fewer than a bucket for four flows lookups grow slow.
+	if want, mayLower := conntrackSize(c, cpus(k)); want > 0 && r.apply(ctx, k, conntrackMax, want, mayLower) {
+		// Lookups become slow with more than four flows per hash bucket.
 		r.apply(ctx, k, conntrackHash, want/4, false)
 	}
-	for _, f := range ofFields {
-		if want := number(config.At(c.Object, f.field)); want > 0 {
+	for _, f := range sysctls {
+		if want := sysctlValue(config.Field(c.Object, f.field)); want > 0 {
 			r.apply(ctx, k, f.name, want, c.Explicit(f.field))
 		}
 	}
@@ -116,13 +117,13 @@ func Apply(ctx context.Context, k sysctl.Interface, c *config.Configuration) Rep
 	return r
 }
 
-// CountBytes has connections that begin from now on tell what they carry.
+// CountBytes enables byte and packet counters of connections that start from now on.
 func (r *Report) CountBytes(ctx context.Context, k sysctl.Interface) {
 	r.apply(ctx, k, flowAccounting, 1, false)
 }
 
-// apply brings one setting about, and reports whether that went well. It may
-// lower what an operator has asked for exactly.
+// apply brings one setting to the wanted value, and reports whether it has it now, or
+// a larger one. A larger value is lowered only with mayLower.
 func (r *Report) apply(ctx context.Context, k sysctl.Interface, name string, want int, mayLower bool) bool {
 	if ctx.Err() != nil {
 		return false
@@ -142,13 +143,13 @@ func (r *Report) apply(ctx context.Context, k sysctl.Interface, name string, wan
 	return true
 }
 
-// cpus counts the CPUs of the host. Those that this process may use are a
-// poorer answer: its connections are the whole host's.
+// cpus returns the number of the host's CPUs, because the connections are the
+// host's. The number of those that this process may use is only the fallback.
 func cpus(k sysctl.Interface) int {
 	list, err := k.Read("/sys/devices/system/cpu/online")
 	if err != nil {
 		return runtime.NumCPU()
 	}
-	online, _ := cpuset.Parse(list) // none if it is no such list
+	online, _ := cpuset.Parse(list) // empty on an error
 	return cmp.Or(online.Size(), runtime.NumCPU())
 }

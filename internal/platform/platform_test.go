@@ -51,7 +51,7 @@ func configuration(t *testing.T, fields asks) *config.Configuration {
 	t.Helper()
 	in := config.Input{}
 	for name, value := range fields {
-		v := config.At(&in.Object, name)
+		v := config.Field(&in.Object, name)
 		if v.Kind() == reflect.Pointer {
 			v.Set(reflect.New(v.Type().Elem()))
 			v = v.Elem()
@@ -151,7 +151,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestCountBytes changes nothing where flows are counted already.
+// TestCountBytes checks that nothing is written if accounting is already enabled.
 func TestCountBytes(t *testing.T) {
 	for was, want := range map[string][]Change{"0": {{flowAccounting, 0, 1}}, "1": nil} {
 		var r Report
@@ -162,7 +162,8 @@ func TestCountBytes(t *testing.T) {
 	}
 }
 
-// TestProblems goes on when something cannot be written.
+// TestProblems checks that a setting which cannot be written does not prevent others
+// from being written.
 func TestProblems(t *testing.T) {
 	broken := errors.New("out of order")
 	tests := []struct {
@@ -171,15 +172,15 @@ func TestProblems(t *testing.T) {
 		err   error // of writing everything
 		want  []string
 	}{
-		{"read-only file system", nil, syscall.EROFS, []string{conntrackMax + " cannot be 131072: it is read-only here", tcpCloseWait + " cannot be 3600: it is read-only", oomScoreAdj + " cannot be -999: it is read-only"}},
-		{"no permission", nil, fs.ErrPermission, []string{conntrackMax + " cannot be 131072: no permission", tcpCloseWait, oomScoreAdj}},
+		{"read-only file system", nil, syscall.EROFS, []string{"set " + conntrackMax + " to 131072: it is read-only here", "set " + tcpCloseWait + " to 3600: it is read-only", "set " + oomScoreAdj + " to -999: it is read-only"}},
+		{"no permission", nil, fs.ErrPermission, []string{"set " + conntrackMax + " to 131072: no permission", tcpCloseWait, oomScoreAdj}},
 		{"something else", nil, broken, []string{"out of order", "out of order", "out of order"}},
 		{"no connection tracking", func(v map[string]string) {
 			delete(v, conntrackMax)
 			delete(v, conntrackHash)
 		}, nil, []string{"is nf_conntrack loaded?"}},
 		{"not a number", func(v map[string]string) { v[tcpCloseWait] = "soon" }, nil, []string{`"soon"`}},
-		{"missing bucket count", func(v map[string]string) { delete(v, conntrackHash) }, nil, []string{conntrackHash + " cannot be 32768"}},
+		{"missing bucket count", func(v map[string]string) { delete(v, conntrackHash) }, nil, []string{"set " + conntrackHash + " to 32768"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -206,13 +207,13 @@ func TestProblems(t *testing.T) {
 				t.Errorf("wrote %v, reported %v", k.Writes(), r.Changes)
 			}
 			if tt.err == nil && len(r.Changes) == 0 {
-				t.Errorf("one problem stopped everything")
+				t.Errorf("one problem prevented all changes")
 			}
 		})
 	}
 }
 
-// TestCancelled writes nothing.
+// TestCancelled checks that nothing is written.
 func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -236,8 +237,8 @@ func TestCPUs(t *testing.T) {
 	}
 }
 
-// TestKernel changes the time-outs of a network namespace, where the size of
-// the table is not ours to change.
+// TestKernel changes the timeouts of a network namespace, in which the size of the
+// table cannot be changed.
 func TestKernel(t *testing.T) {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

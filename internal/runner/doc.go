@@ -1,6 +1,5 @@
-// Package runner decides when a function runs: soon after somebody asks, never
-// too often, now and then in any case, and again after a failure.
+// Package runner decides when a function runs: soon after a request, but not too
+// often, periodically without a request, and again after a failure.
 //
-// It knows nothing of what the function does, and imports the standard library
-// only.
+// It does not know what the function does, and imports only the standard library.
 package runner

@@ -7,50 +7,51 @@ import (
 	"time"
 )
 
-// A run that takes long is followed by a rest, so that a stream of requests
-// costs a sixth of a core. That is what a request waits for: beyond shortRest
-// a run is followed by a rest of its own length only, and by none beyond maxRest.
+// A run of at least longRun is followed by a pause of pauseRatio times its length,
+// so that a stream of requests takes a sixth of a core. Requests have to wait for
+// the pause, so it is limited: to longPause or the length of the run, whichever is
+// longer, and in any case to maxPause.
 const (
-	long      = 10 * time.Millisecond
-	restRatio = 5
-	shortRest = 150 * time.Millisecond
-	maxRest   = time.Second
+	longRun    = 10 * time.Millisecond
+	pauseRatio = 5
+	longPause  = 150 * time.Millisecond
+	maxPause   = time.Second
 )
 
 // Settings are the bounds of a [BoundedFrequencyRunner].
 type Settings struct {
-	MinInterval time.Duration // from the end of one run to the start of the next, at least
-	MaxInterval time.Duration // from the end of one run to the next one that nobody asked for; 0: never
-	RetryMin    time.Duration // from a first failure to the first retry
-	RetryMax    time.Duration // the wait doubles with each failed retry, up to this
+	MinInterval time.Duration // minimum time from the end of one run to the start of the next
+	MaxInterval time.Duration // time from the end of one run to the next if there is no request; 0: wait for a request
+	RetryMin    time.Duration // time from the first failure to the first retry
+	RetryMax    time.Duration // the time doubles with each failed retry, up to this
 
-	// Failed is told of each run that failed, and when the next try comes. It may be nil.
+	// Failed is called after each run that failed, with the time until the retry. It may be nil.
 	Failed func(ctx context.Context, err error, retryIn time.Duration)
 }
 
-// BoundedFrequencyRunner runs one function, one run at a time. Any number of
-// requests made while it cannot run are served by one run.
+// BoundedFrequencyRunner runs one function, one run at a time. One run serves all
+// requests that were made since the last run started.
 type BoundedFrequencyRunner struct {
-	name  string
-	fn    func(context.Context) error
-	s     atomic.Pointer[Settings]
-	asked chan struct{}
+	name    string
+	fn      func(context.Context) error
+	s       atomic.Pointer[Settings]
+	request chan struct{} // has an element if there is a request that no run has served
 }
 
-// New returns a runner that does nothing until Loop is called. Requests made
-// before that are kept.
+// New returns a runner that does nothing until Loop is called. It keeps requests
+// made before that.
 func New(name string, fn func(context.Context) error, s Settings) *BoundedFrequencyRunner {
-	r := &BoundedFrequencyRunner{name: name, fn: fn, asked: make(chan struct{}, 1)}
+	r := &BoundedFrequencyRunner{name: name, fn: fn, request: make(chan struct{}, 1)}
 	r.s.Store(&s)
 	return r
 }
 
-// Run asks for a run and returns at once. A run that starts after the call
-// serves it; one that is under way does not.
+// Run requests a run, and returns at once. A run that starts after the call serves
+// the request; the current one does not.
 func (r *BoundedFrequencyRunner) Run() {
 	select {
-	case r.asked <- struct{}{}:
-	default: // A request waits already, and will be served after this call.
+	case r.request <- struct{}{}:
+	default: // the run that serves the pending request starts after this call
 	}
 }
 
@@ -61,18 +62,18 @@ func (r *BoundedFrequencyRunner) SetIntervals(minimum, maximum time.Duration) {
 	r.s.Store(&s)
 }
 
-// Loop runs the function as the settings say until ctx ends; then it returns
-// nil, once the run that was under way has ended. It is called once.
+// Loop runs the function according to the settings until ctx ends and the current
+// run has returned; then it returns nil. It must be called only once.
 //
-// After a failure the first retry comes quickly and further ones with growing
-// waits. A request in between runs at once. When that run fails too, it neither
-// hurries nor delays the retry; when it succeeds, there is nothing to retry.
+// A failed run is retried after RetryMin, and then with exponential back-off. A
+// request in between is served without waiting for the retry. If that run fails,
+// too, the time of the retry does not change; if it succeeds, there is none.
 func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 	s := r.s.Load()
 	if s.RetryMin <= 0 || s.RetryMax < s.RetryMin {
-		return fmt.Errorf("run %s: retry waits %v to %v make no sense", r.name, s.RetryMin, s.RetryMax)
+		return fmt.Errorf("run %s: invalid retry times: RetryMin %v, RetryMax %v", r.name, s.RetryMin, s.RetryMax)
 	}
-	var b retry
+	var b backoff
 	timer := newTimer(s.MaxInterval)
 	for r.wait(ctx, timer) {
 		started := time.Now()
@@ -84,7 +85,7 @@ func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 		s = r.s.Load()
 		next := s.MaxInterval
 		if err == nil {
-			b = retry{}
+			b = backoff{}
 		} else {
 			next = b.failed(s)
 			if s.Failed != nil {
@@ -92,7 +93,7 @@ func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 			}
 		}
 		timer = newTimer(next)
-		if pause := max(s.MinInterval, rest(took)); pause > 0 {
+		if pause := max(s.MinInterval, pauseAfter(took)); pause > 0 {
 			select {
 			case <-ctx.Done():
 			case <-time.After(pause):
@@ -102,30 +103,31 @@ func (r *BoundedFrequencyRunner) Loop(ctx context.Context) error {
 	return nil
 }
 
-// wait returns true when it is time to run, false when ctx has ended.
+// wait blocks until it is time to run, and then returns true, or until ctx ends,
+// and then returns false.
 func (r *BoundedFrequencyRunner) wait(ctx context.Context, timer <-chan time.Time) bool {
 	select {
 	case <-ctx.Done():
-	case <-r.asked:
+	case <-r.request:
 	case <-timer:
-		// This run serves a request that came at the same moment.
+		// This run also serves a request that came at the same time.
 		select {
-		case <-r.asked:
+		case <-r.request:
 		default:
 		}
 	}
 	return ctx.Err() == nil
 }
 
-// rest returns the distance that a run's length demands.
-func rest(took time.Duration) time.Duration {
-	if took < long {
+// pauseAfter returns the pause that must follow a run of the given length.
+func pauseAfter(took time.Duration) time.Duration {
+	if took < longRun {
 		return 0
 	}
-	return min(max(took, min(restRatio*took, shortRest)), maxRest)
+	return min(max(took, min(pauseRatio*took, longPause)), maxPause)
 }
 
-// newTimer returns a channel that never speaks when the wait is 0.
+// newTimer returns a channel that fires after d, or never if d is 0.
 func newTimer(d time.Duration) <-chan time.Time {
 	if d <= 0 {
 		return nil
@@ -133,23 +135,26 @@ func newTimer(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-// retry is where a series of failures stands. The zero value is before one.
-type retry struct {
-	wait time.Duration // the wait that was set last
+// backoff is the state of a series of failures. The zero value is the state before
+// the first one.
+type backoff struct {
+	wait time.Duration // the last waiting time
 	due  time.Time     // when it ends
 }
 
-// failed notes a failure now and returns how long to wait for the retry.
-func (r *retry) failed(s *Settings) time.Duration {
+// failed records a failure and returns how long to wait until the retry.
+func (b *backoff) failed(s *Settings) time.Duration {
 	now := time.Now()
-	if left := r.due.Sub(now); left > 0 {
-		return left // The failed run was not the retry: that is still to come.
+	if left := b.due.Sub(now); left > 0 {
+		return left // the run that failed was not the retry, which is still due
 	}
-	r.wait = Backoff(r.wait, s.RetryMin, s.RetryMax)
-	r.due = now.Add(r.wait)
-	return r.wait
+	b.wait = Backoff(b.wait, s.RetryMin, s.RetryMax)
+	b.due = now.Add(b.wait)
+	return b.wait
 }
 
-// Backoff returns how long to wait after a failure that followed the last wait:
-// twice as long, within bounds.
-func Backoff(last, least, most time.Duration) time.Duration { return min(max(2*last, least), most) }
+// Backoff returns the waiting time after a failure, given the last one: twice as
+// long, but at least minimum and at most maximum.
+func Backoff(last, minimum, maximum time.Duration) time.Duration {
+	return min(max(2*last, minimum), maximum)
+}

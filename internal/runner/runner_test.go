@@ -78,7 +78,7 @@ func TestLoop(t *testing.T) {
 		until:    time.Minute,
 		want:     []time.Duration{0, 9 * ms},
 	}, {
-		name:     "after a run of some length there is a rest five times as long",
+		name:     "after a run of some length there is a pause five times as long",
 		settings: retry,
 		takes:    20 * ms,
 		ask:      []time.Duration{0, 10 * ms, 20 * ms},
@@ -92,7 +92,7 @@ func TestLoop(t *testing.T) {
 		until:    time.Minute,
 		want:     []time.Duration{0, 210 * ms},
 	}, {
-		name:     "after a long run there is a rest as long",
+		name:     "after a long run there is a pause as long",
 		settings: retry,
 		takes:    400 * ms,
 		ask:      []time.Duration{0, 10 * ms, 20 * ms},
@@ -187,7 +187,7 @@ func TestRequestBeforeLoopIsKept(t *testing.T) {
 	})
 }
 
-func TestFailedIsToldTheWait(t *testing.T) {
+func TestFailedGetsTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &log{begin: time.Now(), fails: func(n int) bool { return n <= 3 }}
 		var waits []time.Duration
@@ -255,7 +255,7 @@ func TestLoopEndsWhileSpacing(t *testing.T) {
 	})
 }
 
-func TestLoopRefusesSenselessWaits(t *testing.T) {
+func TestLoopRejectsInvalidRetryTimes(t *testing.T) {
 	for _, s := range []Settings{{}, {RetryMin: time.Second, RetryMax: ms}} {
 		if err := New("test", nil, s).Loop(t.Context()); err == nil {
 			t.Errorf("Loop accepted %+v", s)

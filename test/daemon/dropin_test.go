@@ -129,10 +129,10 @@ func TestReload(t *testing.T) {
 
 	swap(t, volume, 4, strings.Replace(fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.1.0/24", "127.0.0.1:11249"), "mode:", "oomScoreAdj: -500\nmode:", 1))
 	eventually(t, "a line about the restart", func() bool {
-		return strings.Contains(d.log(), `needs a restart, which each node does at another time" in=`)
+		return strings.Contains(d.log(), `need a restart, which nodes do at different times" in=`)
 	})
 	swap(t, volume, 5, fmt.Sprintf(configFile, "nftables", "10.0.0.0/8", "192.168.1.0/24", "127.0.0.1:11249"))
-	eventually(t, "a line that there is none", func() bool { return strings.Contains(d.log(), "needs no restart any more") })
+	eventually(t, "a line that there is none", func() bool { return strings.Contains(d.log(), "no longer needs a restart") })
 	if !s.answers(second, podA)() {
 		t.Error("the rules did not stay")
 	}
@@ -191,7 +191,7 @@ func TestModeChange(t *testing.T) {
 	eventually(t, "the Service", s.answers(clusterIP, podA))
 	eventually(t, "the end of the old rules", func() bool { return !strings.Contains(s.tables(), "sluice") })
 	s.alive(open, "after the change")
-	if !strings.Contains(d.log(), `Restarting: the configuration changed in what needs a restart: mode from "nftables" to "iptables"`) {
+	if !strings.Contains(d.log(), `Restarting: the configuration changed in fields that need a restart: mode from "nftables" to "iptables"`) {
 		t.Error("the log does not say why it restarts")
 	}
 	if code := d.end(syscall.SIGTERM); code != 0 {
@@ -320,7 +320,7 @@ func TestTakeover(t *testing.T) {
 			}
 			d := s.start(nil)
 			eventually(t, "the Service", s.answers(clusterIP, podA))
-			eventually(t, "a line about it", func() bool { return strings.Contains(d.log(), "Removed what another service proxy left") })
+			eventually(t, "a line about it", func() bool { return strings.Contains(d.log(), "Removed objects of another service proxy") })
 			var out []byte
 			if err := s.lab.Node().Do(func() (err error) {
 				out, err = exec.Command("iptables-" + variant + "-save").Output()

@@ -193,7 +193,7 @@ func (s *site) serveOnce(change func(*exec.Cmd), args []string, others bool) {
 	}
 	eventually(s.t, "the first sync", func() bool { return strings.Contains(d.log(), "First sync done") })
 	if others {
-		eventually(s.t, "the takeover", func() bool { return strings.Contains(d.log(), "Removed what another service proxy left") })
+		eventually(s.t, "the takeover", func() bool { return strings.Contains(d.log(), "Removed objects of another service proxy") })
 	}
 	d.end(syscall.SIGKILL)
 }

@@ -46,7 +46,7 @@ func TestTwoDaemons(t *testing.T) {
 			load := s.load(2, clusterIP)
 			second := s.start(nil, "--proxy-mode", c.second)
 			eventually(t, "word of each other", func() bool {
-				return strings.Contains(second.log(), fmt.Sprintf("serves this node, waiting until it ends; unless it is to be replaced, stop one of them\" pid=%d", first.Cmd.Process.Pid)) &&
+				return strings.Contains(second.log(), fmt.Sprintf("serves this node, waiting until it ends; if this one shall not replace it, stop one of them\" pid=%d", first.Cmd.Process.Pid)) &&
 					strings.Contains(first.log(), fmt.Sprintf("waits until this one ends\" pid=%d", second.Cmd.Process.Pid))
 			})
 			if !strings.Contains(second.log(), "mode "+c.first) {

@@ -204,8 +204,8 @@ func TestDaemonTakesWhatItIsGiven(t *testing.T) {
 				if err != nil {
 					t.Fatalf("container %s: %v\n%s", c.Name, err, out)
 				}
-				if strings.Contains(string(out), "not understood") {
-					t.Errorf("container %s: a part of its configuration is not understood:\n%s", c.Name, out)
+				if strings.Contains(string(out), "unknown or duplicate") {
+					t.Errorf("container %s: a part of its configuration is unknown or duplicate:\n%s", c.Name, out)
 				}
 				compareEffective(t, configuration(t, r), contents(t, effective))
 			}

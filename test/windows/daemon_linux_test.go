@@ -27,7 +27,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"--source-vip=10.244.0"}, 1, `--source-vip "10.244.0": not an IP address`},
 		{[]string{"--windows-priorityclass=high"}, 1, `--windows-priorityclass "high": no such class`},
 		{[]string{"--init-only"}, 1, "--init-only: there is nothing to prepare on Windows"},
-		{[]string{"--windows-service", "--cleanup"}, 1, "--windows-service: answer the service control manager"},
+		{[]string{"--windows-service", "--cleanup"}, 1, "--windows-service: connect to the service control manager"},
 		{[]string{"--manifests", drive(n.dir)}, 1, "set --network-name, or variable KUBE_NETWORK"},
 		{[]string{"--manifests", drive(n.dir) + `\nowhere`}, 1, `nowhere": open`},
 		{[]string{"status", "--socket", drive(n.dir) + `\none`}, 2, "ask the daemon at"},
@@ -76,7 +76,7 @@ func TestLife(t *testing.T) {
 	if _, done := n.hns.Reset(); len(done) > 0 {
 		t.Errorf("a restart changed %q", done)
 	}
-	if strings.Contains(second.Log(), "priority class stays") {
+	if strings.Contains(second.Log(), "Cannot set the priority class") {
 		t.Errorf("no priority class:\n%s", second.Log())
 	}
 	// Wine has no unix sockets. The folder is made before, and what fails is no reason to stop.

@@ -15,17 +15,18 @@ import (
 	"k8s.io/klog/v2/ktesting"
 )
 
-// newTurn returns a turn of a test's own, and what is logged of it.
-func newTurn(t *testing.T) (turn, context.Context, func() string) {
+// newLock returns a lock with a name of the test's own, a context, and a function
+// that returns the log.
+func newLock(t *testing.T) (daemonLock, context.Context, func() string) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	log := logger.GetSink().(ktesting.Underlier).GetBuffer()
-	return turn{fmt.Sprintf("@sluice-test-%d-%s", os.Getpid(), t.Name()), "mode nftables"}, klog.NewContext(t.Context(), logger), log.String
+	return daemonLock{fmt.Sprintf("@sluice-test-%d-%s", os.Getpid(), t.Name()), "mode nftables"}, klog.NewContext(t.Context(), logger), log.String
 }
 
-// taken awaits a turn without waiting for it.
-func (t turn) taken(ctx context.Context) <-chan func() {
+// taken acquires the lock in another goroutine.
+func (l daemonLock) taken(ctx context.Context) <-chan func() {
 	c := make(chan func(), 1)
-	go func() { c <- t.await(ctx) }()
+	go func() { c <- l.acquire(ctx) }()
 	return c
 }
 
@@ -38,14 +39,15 @@ func logged(t *testing.T, log func() string, what string) {
 	}
 }
 
-// TestTurnIsForOne has a second daemon wait for the first, and say who that is.
-func TestTurnIsForOne(t *testing.T) {
-	turn, ctx, log := newTurn(t)
-	release := turn.await(ctx)
-	second := turn.taken(ctx)
+// TestLockHasOneHolder checks that a second daemon waits for the first one, and logs
+// which one it is.
+func TestLockHasOneHolder(t *testing.T) {
+	lock, ctx, log := newLock(t)
+	release := lock.acquire(ctx)
+	second := lock.taken(ctx)
 	third, stop := context.WithCancel(ctx)
-	waits := turn.taken(third)
-	logged(t, log, fmt.Sprintf(`waiting until it ends; unless it is to be replaced, stop one of them pid=%d other="mode nftables"`, os.Getpid()))
+	waits := lock.taken(third)
+	logged(t, log, fmt.Sprintf(`waiting until it ends; if this one shall not replace it, stop one of them pid=%d other="mode nftables"`, os.Getpid()))
 	select {
 	case <-second:
 		t.Fatal("the second does not wait")
@@ -57,13 +59,14 @@ func TestTurnIsForOne(t *testing.T) {
 	(<-waits)()
 	release()
 	(<-second)()
-	turn.await(ctx)()
+	lock.acquire(ctx)()
 }
 
-// TestTurnOfStrangers goes on when somebody has the name who is no daemon.
-func TestTurnOfStrangers(t *testing.T) {
+// TestLockOfForeignProcess checks that a holder which is not a daemon does not
+// prevent the start.
+func TestLockOfForeignProcess(t *testing.T) {
 	t.Run("another user", func(t *testing.T) {
-		turn, ctx, log := newTurn(t)
+		lock, ctx, log := newLock(t)
 		listening := make(chan error)
 		go func() {
 			runtime.LockOSThread() // for good: the thread is another user's, and ends with its goroutine
@@ -72,7 +75,7 @@ func TestTurnOfStrangers(t *testing.T) {
 				listening <- failed
 				return
 			}
-			l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: turn.name})
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: lock.name})
 			listening <- err
 			if err == nil {
 				<-t.Context().Done()
@@ -82,20 +85,20 @@ func TestTurnOfStrangers(t *testing.T) {
 		if err := <-listening; err != nil {
 			t.Fatal(err)
 		}
-		turn.await(ctx)()
-		logged(t, log, "of user 65534: its owner is no daemon of ours")
+		lock.acquire(ctx)()
+		logged(t, log, "of user 65534: its owner is not a sluice daemon")
 	})
 	t.Run("nobody listens", func(t *testing.T) {
-		turn, ctx, log := newTurn(t)
+		lock, ctx, log := newLock(t)
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err == nil {
-			err = unix.Bind(fd, &unix.SockaddrUnix{Name: turn.name})
+			err = unix.Bind(fd, &unix.SockaddrUnix{Name: lock.name})
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = unix.Close(fd) }()
-		turn.await(ctx)()
-		logged(t, log, "It cannot be told whether another daemon runs, going on")
+		lock.acquire(ctx)()
+		logged(t, log, "Cannot determine whether another daemon runs, starting anyway")
 	})
 }

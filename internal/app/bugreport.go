@@ -28,12 +28,12 @@ func newBugReportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bugreport",
 		Short: "Pack the state of this node into one file for a bug report",
-		Long: `Pack what somebody needs to help remotely: the daemon's status, rules, metrics,
+		Long: `Pack what is needed for remote diagnosis: the daemon's status, rules, metrics,
 configuration and flags, and facts about the kernel. Secrets, tokens, keys and
 kubeconfigs are not read, and text that looks like one is removed. Whatever
 cannot be collected is noted in the file and does not fail the command.
 
-Exit code: 0; 2 if neither the daemon nor its rules can be read.`,
+Exit code: 0; 2 if neither the daemon nor its rules could be read.`,
 		Example: `  sluice bugreport
   sluice bugreport --log /var/log/sluice.log
   kubectl -n kube-system exec POD -- sluice bugreport -o - > report.tar.gz`,
@@ -41,9 +41,9 @@ Exit code: 0; 2 if neither the daemon nor its rules can be read.`,
 	}
 	fs := cmd.Flags()
 	socketFlag(fs, &s.Socket)
-	fs.StringVarP(&output, "output", "o", "", "write to this `FILE`, which must not be there; - is standard output; "+
-		"unless given, a name with host and time, here")
-	fs.StringVar(&metrics, "metrics-address", "127.0.0.1:10249", "ask the metrics server at this `IP:PORT`")
+	fs.StringVarP(&output, "output", "o", "", "write to this `FILE`, which must not exist; - is standard output; "+
+		"the default is a name with host and time in the current folder")
+	fs.StringVar(&metrics, "metrics-address", "127.0.0.1:10249", "read metrics from the metrics server at this `IP:PORT`")
 	fs.StringVar(&s.Log, "log", "", "add the end of this log `FILE`")
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -57,7 +57,9 @@ Exit code: 0; 2 if neither the daemon nor its rules can be read.`,
 	return cli.Answering(cmd)
 }
 
-func writeReport(c *bugreport.Contents, output string, out, aside io.Writer) error {
+// writeReport writes a report to a file or, if output is -, to stdout, and prints
+// what it contains.
+func writeReport(c *bugreport.Contents, output string, stdout, stderr io.Writer) error {
 	now := time.Now()
 	host, err := os.Hostname()
 	if err != nil {
@@ -65,10 +67,10 @@ func writeReport(c *bugreport.Contents, output string, out, aside io.Writer) err
 	}
 	folder := fmt.Sprintf("sluice-bugreport-%s-%s", host, now.UTC().Format("20060102T150405Z"))
 	if output == "-" {
-		if err := c.Write(out, folder, now); err != nil {
+		if err := c.Write(stdout, folder, now); err != nil {
 			return fmt.Errorf("write the report: %w", err)
 		}
-		printReport(aside, c, "the report")
+		printReport(stderr, c, "the report")
 		return nil
 	}
 	if output == "" {
@@ -81,53 +83,54 @@ func writeReport(c *bugreport.Contents, output string, out, aside io.Writer) err
 	if err := errors.Join(c.Write(file, folder, now), file.Close()); err != nil {
 		return fmt.Errorf("write the report: %w", errors.Join(err, os.Remove(output)))
 	}
-	printReport(out, c, output)
+	printReport(stdout, c, output)
 	return nil
 }
 
 func printReport(w io.Writer, c *bugreport.Contents, where string) {
 	fmt.Fprintf(w, "Wrote %s:\n", where)
 	c.WriteIndex(w)
-	fmt.Fprintf(w, `It names Services, addresses and nodes. What looked like a secret was taken out,
-but look before you send it: tar -xzOf %s | less
+	fmt.Fprintf(w, `It names Services, addresses and nodes. Text that looked like a secret was removed,
+but check the file before you send it: tar -xzOf %s | less
 `, strings.Replace(where, "the report", "FILE", 1))
 }
 
-// kernelRules lists what a mode has in the kernel for Services: what it would take
-// away if there were none. Rules that it writes on every node are not among that.
+// kernelRules lists the objects that a mode has in the kernel for Services: those
+// that it would remove if there were none. Constant rules are not among them.
 func kernelRules(ctx context.Context, name string) ([]byte, error) {
 	mode, err := dataplane.Of(config.ProxyMode(name))
 	if err != nil {
 		return nil, err
 	}
 	o := NewOptions()
-	said, err := o.read(mode.Name)
+	in, err := o.read(mode.Name)
 	if err != nil {
 		return nil, err
 	}
 	var difference bytes.Buffer
-	r := &dataplane.Rendering{Settings: o.settingsOf(said.config), Want: resolve.New(resolve.Settings{}).State(), Diff: true, Out: &difference}
+	r := &dataplane.Rendering{Settings: o.settingsOf(in.config), Want: resolve.New(resolve.Settings{}).State(), Diff: true, Out: &difference}
 	r.Families, _ = enabledFamilies()
 	if err := mode.Render(klog.NewContext(ctx, klog.Logger{}), r); err != nil {
 		return nil, err
 	}
-	var has []byte
+	var rules []byte
 	for line := range strings.Lines(difference.String()) {
 		if line, ok := strings.CutPrefix(line, "- "); ok {
-			has = append(has, line...)
+			rules = append(rules, line...)
 		}
 	}
-	return has, nil
+	return rules, nil
 }
 
-// runProgram runs a program of the host. The error has what it said.
+// runProgram runs a program of the host for up to a minute. The error has the first
+// line of its standard error.
 func runProgram(ctx context.Context, program string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	text, err := exec.CommandContext(ctx, program, args...).Output()
 	if e, ok := errors.AsType[*exec.ExitError](err); ok {
-		why, _, _ := strings.Cut(string(e.Stderr), "\n")
-		err = fmt.Errorf("%s: %w: %s", program, err, why)
+		line, _, _ := strings.Cut(string(e.Stderr), "\n")
+		err = fmt.Errorf("%s: %w: %s", program, err, line)
 	}
 	return text, err
 }
