@@ -78,7 +78,7 @@ func base(b *nft.Batch) {
 	for _, s := range []*nft.Set{plain, verdicts, values, learned} {
 		b.AddSet(s)
 	}
-	b.AddChain(testTable, &nft.Chain{Name: "target", Comment: "a chain"})
+	b.AddChain(testTable, &nft.Chain{Name: "target"})
 }
 
 func word(v uint32) string { return string(binary.BigEndian.AppendUint32(nil, v)) }

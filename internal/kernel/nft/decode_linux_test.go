@@ -21,7 +21,7 @@ func FuzzDecode(f *testing.F) {
 	b.AddTable(table)
 	b.AddSet(values)
 	b.AddSet(verdicts)
-	b.AddChain(table, &Chain{Name: "target", Comment: "a chain"})
+	b.AddChain(table, &Chain{Name: "target"})
 	b.AddElement(values, Element{Key: "\x00\x50\x00\x00mark", Data: "data"})
 	b.AddElement(verdicts, Element{Key: "\x00\x50\x00\x00", Verdict: Verdict{Code: Goto, Chain: "target"}})
 	for _, x := range []expr.Any{

@@ -31,7 +31,7 @@ func TestTextOfOthers(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			text, err := (&Rule{Exprs: tt.exprs}).Listed(IP).Text(Table{IP, "ours"}, "c")
-			if err == nil || !strings.Contains(err.Error(), "write down a rule of chain c in table ip ours") {
+			if err == nil || !strings.Contains(err.Error(), "print rule of chain c in table ip ours") {
 				t.Errorf("text %q, error %v", text, err)
 			}
 		})
