@@ -50,8 +50,8 @@ func wantIDs(t *testing.T, d *Dataplane, sp *proxy.ServicePort) {
 	if b == nil || len(blocks.byRow) != 1 {
 		t.Fatalf("there are %d blocks; want that of %v", len(blocks.byRow), sp.Key)
 	}
-	if want := endpoints(sp); len(b.places) != want || len(b.used) != want {
-		t.Errorf("%d places are given and %d used; want %d", len(b.places), len(b.used), want)
+	if want := countEndpoints(sp); len(b.positions) != want || len(b.used) != want {
+		t.Errorf("%d places are given and %d used; want %d", len(b.positions), len(b.used), want)
 	}
 }
 
@@ -125,8 +125,8 @@ func TestListsShareIDs(t *testing.T) {
 	all := stickyRow(0, 6).Cluster
 	places := func() map[netip.AddrPort]uint32 {
 		out := map[netip.AddrPort]uint32{}
-		for a, p := range d.tables[0].blocks.byRow[row(nil, nil).Key].places {
-			out[a] = p.at
+		for a, p := range d.tables[0].blocks.byRow[row(nil, nil).Key].positions {
+			out[a] = p.offset
 		}
 		return out
 	}
@@ -212,7 +212,7 @@ func TestForeignAffinityIsForgotten(t *testing.T) {
 	client := string(clients.Addr().AsSlice())
 	remembered := func() map[string]uint32 {
 		out := map[string]uint32{}
-		if err := d.conn.Elements(ctx, tab.affinity, func(e nft.Element) { out[e.Key], _ = word(e.Data) }); err != nil {
+		if err := d.conn.Elements(ctx, tab.affinity, func(e nft.Element) { out[e.Key], _ = parseHostWord(e.Data) }); err != nil {
 			t.Fatal(err)
 		}
 		return out

@@ -240,7 +240,7 @@ func dumpOnce(t testing.TB, conn nft.Interface, d *Dataplane) string {
 		x := dumper{t: t, conn: conn, table: tab, chains: map[string]string{}, names: map[string]string{}, used: map[string]bool{}}
 		lines = append(lines, x.elements()...)
 		for name, rules := range l.Chains {
-			if class := strings.ContainsAny(name, "0123456789") || strings.Contains(name, toTaken); !class || x.used["goto "+name] {
+			if class := strings.ContainsAny(name, "0123456789") || strings.Contains(name, takenPrefix); !class || x.used["goto "+name] {
 				lines = append(lines, fmt.Sprintf("%v chain %s %q", tab.Table, name, rules))
 			}
 		}
@@ -274,7 +274,7 @@ func (x *dumper) elements() (lines []string) {
 	for _, m := range []*frontendMaps{&x.table.addresses, &x.table.nodePorts} {
 		x.each(m.lists, func(e nft.Element) {
 			if n := x.names[e.Data]; n == "" || n > fmt.Sprintf("list of %x", e.Key) {
-				base, _ := word(e.Data)
+				base, _ := parseHostWord(e.Data)
 				for i, half := range []uint32{0, halfBlock} {
 					x.names[string(hostWord(base+half))] = fmt.Sprintf("list of %x", e.Key) + []string{"", " local"}[i]
 				}
@@ -323,9 +323,9 @@ func (x *dumper) data(s *nft.Set, data string) string {
 
 // classIn returns the class's number that a map has, and what else it says.
 func classIn(data string) (class, more string) {
-	n, _ := word(data)
-	if n >= firstClass && n&toClusterIP != 0 {
-		return string(hostWord(n &^ toClusterIP)), " of a ClusterIP"
+	n, _ := parseHostWord(data)
+	if n >= firstClass && n&clusterIPFlag != 0 {
+		return string(hostWord(n &^ clusterIPFlag)), " of a ClusterIP"
 	}
 	return data, ""
 }

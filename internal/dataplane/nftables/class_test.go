@@ -61,7 +61,7 @@ func TestCostOfFlapping(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, constant := len(l.Chains), len(d.tables[0].constant(s.Node, nil, d.guard)); n != constant+2 {
+	if n, constant := len(l.Chains), len(d.tables[0].constantChains(s.Node, nil, d.guard)); n != constant+2 {
 		t.Errorf("%d chains; want %d constant ones and two of classes", n, constant)
 	}
 }

@@ -41,7 +41,7 @@ func clientsChains(t *testing.T, c nft.Interface, d *Dataplane) map[string][]nft
 		t.Fatal(err)
 	}
 	for name := range l.Chains {
-		if !strings.HasPrefix(name, toClients) {
+		if !strings.HasPrefix(name, clientsPrefix) {
 			delete(l.Chains, name)
 		}
 	}

@@ -43,7 +43,7 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 	}
 	want := list()
 	tab := d.tables[0]
-	chains := tab.constant(state.Node, state.CIDRs, d.guard)
+	chains := tab.constantChains(state.Node, state.CIDRs, d.guard)
 	for class := range tab.classes.numbers {
 		chains = append(chains, tab.classChains(class)...)
 	}
@@ -365,8 +365,8 @@ func TestAffinityWithoutRoom(t *testing.T) {
 		t.Errorf("%d of 5000 clients refused", refused)
 	}
 	for i, want := range []int{16, 0} {
-		if n, err := d.clients.count(ctx, d.tables[i]); err != nil || n != want {
-			t.Errorf("%d %v clients are remembered (%v); want %d", n, d.tables[i].family, err, want)
+		if n, ok := d.reader.count(ctx, d.tables[i]); !ok || n != want {
+			t.Errorf("%d %v clients are remembered (%v); want %d", n, d.tables[i].family, ok, want)
 		}
 	}
 }
@@ -390,8 +390,8 @@ func TestIDsAreStable(t *testing.T) {
 	}
 	ids := func() map[netip.AddrPort]uint32 {
 		out := map[netip.AddrPort]uint32{}
-		for a, p := range d.tables[0].blocks.byRow[last.Key].places {
-			out[a] = p.at
+		for a, p := range d.tables[0].blocks.byRow[last.Key].positions {
+			out[a] = p.offset
 		}
 		return out
 	}

@@ -74,7 +74,7 @@ func (h *guardedHost) guarded(g localnet.Guard) bool {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	return l != nil && t.guarded(l, g)
+	return l != nil && t.hasGuard(l, g)
 }
 
 // node returns one on which loopback takes NodePorts or not.

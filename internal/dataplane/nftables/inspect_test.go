@@ -105,7 +105,7 @@ func TestInspectDiffers(t *testing.T) {
 	}
 	elements := 0
 	_, err := d.differ.Objects(sp.Key, func(x id, v value) {
-		if x.kind != anElement || x.set == x.t.clusterIPs {
+		if x.kind != kindElement || x.set == x.t.clusterIPs {
 			return // rules refer to chains, and other elements of clusterIPs do
 		}
 		elements++

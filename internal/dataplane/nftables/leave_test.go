@@ -212,7 +212,7 @@ func TestLeaveKeepsTheGuard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard := d.tables[0].chain("guard", d.tables[0].guard(localnet.Guard{InForce: true})...).listed()
+	guard := d.tables[0].chain("guard", d.tables[0].guardRules(localnet.Guard{InForce: true})...).listed()
 	if got := l.Chains["firewall-prerouting"]; len(got) < 2 || !slices.Equal(got[:2], guard) {
 		t.Errorf("the first rules are %q, want the guard", got)
 	}

@@ -67,7 +67,7 @@ func TestTooManyForAffinity(t *testing.T) {
 	both.Affinity, both.Local = time.Hour, both.Cluster
 	s := plainState(3)
 	s.Rows[large.Key], s.Rows[both.Key] = large, both
-	wantRefused(t, d, c, s, large, "8192 endpoints are too many for session affinity, which takes 8191")
+	wantRefused(t, d, c, s, large, "8192 endpoints are too many for session affinity, the maximum is 8191")
 }
 
 // TestTooManyElements refuses the one Service whose addresses times endpoints are too many.

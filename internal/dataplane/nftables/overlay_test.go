@@ -117,7 +117,7 @@ func TestOverlayTakesWhatPolicySays(t *testing.T) {
 			for _, node := range proxytest.PolicyNodes() {
 				w := newWalker(tab, node)
 				for _, sp := range proxytest.PolicyRows(family) {
-					form, err := tab.form(differ.Row{ServicePort: sp, Node: node})
+					form, err := tab.renderRow(differ.Row{ServicePort: sp, Node: node})
 					if err != nil {
 						t.Fatal(err)
 					}

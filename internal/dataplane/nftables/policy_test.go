@@ -26,7 +26,7 @@ type treatment struct {
 type walker struct {
 	t      *table
 	chains map[string]*chain
-	front  *front
+	front  *renderedFrontend
 	class  map[uint32]class
 }
 
@@ -41,7 +41,7 @@ func (w *walker) data(s *nft.Set) (string, bool) {
 
 func (w *walker) number(s *nft.Set) uint32 {
 	data, _ := w.data(s)
-	n, _ := word(data)
+	n, _ := parseHostWord(data)
 	return n
 }
 
@@ -68,11 +68,11 @@ func (w *walker) walk(from proxy.Origin) (got treatment) {
 			got.marked = w.marks(markNode, from)
 		}
 	}
-	c := w.class[to&^toClusterIP]
-	got.marked = got.marked || c.masquerade || to&toClusterIP != 0 && w.marks(markClusterIP, from)
+	c := w.class[to&^clusterIPFlag]
+	got.marked = got.marked || c.masquerade || to&clusterIPFlag != 0 && w.marks(markClusterIP, from)
 	c.masquerade = false
-	if got.chain = c.leadsTo(); got.chain == "" {
-		got.end = w.number(m.empty)
+	if got.chain = c.target(); got.chain == "" {
+		got.end = w.number(m.noEndpoints)
 	}
 	return got
 }
@@ -80,20 +80,20 @@ func (w *walker) walk(from proxy.Origin) (got treatment) {
 // newWalker returns one for the constant chains of a node.
 func newWalker(tab *table, node *proxy.Node) *walker {
 	w := &walker{t: tab, chains: map[string]*chain{}, class: map[uint32]class{}}
-	for _, c := range tab.constant(node, nil, localnet.Guard{}) {
+	for _, c := range tab.constantChains(node, nil, localnet.Guard{}) {
 		w.chains[c.Name] = c
 	}
 	return w
 }
 
 // check compares what becomes of a row's packets with its policy.
-func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *form, node *proxy.Node) {
+func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *renderedRow, node *proxy.Node) {
 	t.Helper()
 	for c, n := range w.t.classes.numbers {
 		w.class[n] = c
 	}
 	for i, f := range sp.Frontends {
-		w.front = &form.fronts[i]
+		w.front = &form.frontends[i]
 		for origin, route := range sp.Policy(f.Kind, node) {
 			if proxy.Origin(origin) == proxy.OurPod && len(w.t.ourPods(node, (*rule).returns)) == 0 {
 				continue // no packet is a pod's
@@ -118,7 +118,7 @@ func TestPolicyTable(t *testing.T) {
 		for _, node := range proxytest.PolicyNodes() {
 			w := newWalker(tab, node)
 			for _, sp := range proxytest.PolicyRows(family) {
-				form, err := tab.form(differ.Row{ServicePort: sp, Node: node})
+				form, err := tab.renderRow(differ.Row{ServicePort: sp, Node: node})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -152,17 +152,17 @@ func TestRowsDoNotDependOnTheNode(t *testing.T) {
 	nodes := proxytest.PolicyNodes()
 	for _, tab := range d.tables {
 		for _, sp := range proxytest.PolicyRows(tab.family) {
-			want, err := tab.form(differ.Row{ServicePort: sp, Node: nodes[0]})
+			want, err := tab.renderRow(differ.Row{ServicePort: sp, Node: nodes[0]})
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, n := range nodes[1:] {
-				got, err := tab.form(differ.Row{ServicePort: sp, Node: n})
+				got, err := tab.renderRow(differ.Row{ServicePort: sp, Node: n})
 				if err != nil {
 					t.Fatal(err)
 				}
-				for i := range want.fronts {
-					if !slices.EqualFunc(got.fronts[i].objects, want.fronts[i].objects, sameObject) {
+				for i := range want.frontends {
+					if !slices.EqualFunc(got.frontends[i].objects, want.frontends[i].objects, sameObject) {
 						t.Fatalf("row %s, %v: other elements on node %+v", sp.Key.Name, sp.Frontends[i].Kind, n)
 					}
 				}

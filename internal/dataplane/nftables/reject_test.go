@@ -20,7 +20,7 @@ func TestRejectsAfterRouting(t *testing.T) {
 		tab := newTable(proxy.IPv4, 14, over)
 		tab.resetTCP = true
 		chains := map[string]*chain{}
-		for _, c := range tab.constant(testNode(), nil, localnet.Guard{InForce: true}) {
+		for _, c := range tab.constantChains(testNode(), nil, localnet.Guard{InForce: true}) {
 			chains[c.Name] = c
 		}
 		rejecting := map[string]bool{}
