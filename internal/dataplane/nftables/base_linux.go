@@ -72,7 +72,7 @@ func (t *table) constantChains(n *proxy.Node, cidrs []netip.Prefix, guard localn
 	all := []*chain{
 		t.chain(services, t.dispatch(&t.addresses, dispatch), t.rule().goTo(nodePorts).comment("by NodePort")),
 		t.dispatchChain(dispatch, external, t.rule().priority().hasAny(clusterIPFlag).jump(markClusterIP).
-			comment("ClusterIPs hide clients that are not our pods")),
+			comment("masquerade clients of ClusterIPs that are not our pods")),
 		t.externalChain(external, externalLocal, &t.addresses),
 		t.externalLocalChain(externalLocal, &t.addresses, n),
 		t.nodePortChain(nodePorts, nodePortServices, n),
@@ -89,9 +89,9 @@ func (t *table) constantChains(n *proxy.Node, cidrs []netip.Prefix, guard localn
 		t.noEndpointsChain(nodePortEmpty, &t.nodePorts),
 		t.chain(unserved,
 			t.rule().priority().eq(hostWord(dropped)).goTo(refusedNoLocal).comment("no endpoint for this node"),
-			t.rule().goTo(refusedNoEndpoints).comment("no endpoint anywhere: refuse")),
+			t.rule().goTo(refusedNoEndpoints).comment("no endpoint anywhere")),
 		t.otherAddressesChain(cidrs),
-		t.chain(sourceRanges, t.rule().frontend(&t.addresses).vmap(t.restricted).comment("only some clients may go on")),
+		t.chain(sourceRanges, t.rule().frontend(&t.addresses).vmap(t.restricted).comment("loadBalancerSourceRanges")),
 		t.refuseChain(),
 	}
 	all = append(append(all, t.newFlowChains()...), t.refusalChains()...)
@@ -160,15 +160,15 @@ func (t *table) baseChains() []*chain {
 // packets pass one rule in each base chain.
 func (t *table) newFlowChains() []*chain {
 	empty := func() *nft.Rule { return t.rule().jump(noEndpoints).comment("Services without an endpoint") }
-	others := func(r *rule) *nft.Rule { return r.jump(otherAddresses).comment("addresses of no Service port") }
+	others := func(r *rule) *nft.Rule { return r.jump(otherAddresses).comment("not a Service port") }
 	// The kernel resets the priority of forwarded IPv4 packets, but not of IPv6 packets.
 	priority := func() *nft.Rule {
-		return t.rule().translated().priorityHas(scratchBit).clearPriority().comment("what lookups put there")
+		return t.rule().translated().priorityHas(scratchBit).clearPriority().comment("clear what lookups stored")
 	}
 	input := t.chain(newInput, empty(), t.rule().jump(nodePortFilter).comment("NodePorts without an endpoint"))
 	if t.overlay.OnLink { // packets that the overlay takes are delivered to this node
 		input.rules = append(input.rules, t.rule().translated().accept().comment("translated"),
-			t.rule().jump(otherPorts).comment("addresses of no Service port"))
+			t.rule().jump(otherPorts).comment("not a Service port"))
 	}
 	return []*chain{
 		input,
@@ -182,9 +182,9 @@ func (t *table) newFlowChains() []*chain {
 // a stray packet must not end an open one, and only for frames to this host, because a switch
 // may deliver a frame to many hosts.
 func (t *table) refuseChain() *chain {
-	c := t.chain(refuse, t.rule().reject().comment("refused at once"))
+	c := t.chain(refuse, t.rule().reject().comment("refuse"))
 	if t.resetTCP {
-		c.rules = append([]*nft.Rule{t.rule().tcpSYN().toThisHost().rejectWithReset().comment("TCP, refused at once")}, c.rules...)
+		c.rules = append([]*nft.Rule{t.rule().tcpSYN().toThisHost().rejectWithReset().comment("refuse TCP connections with a reset")}, c.rules...)
 	}
 	return c
 }
@@ -198,11 +198,11 @@ func (t *table) masqueradeRules() []*nft.Rule {
 		hairpin = t.rule()
 	}
 	all := []*nft.Rule{
-		t.rule().marked().setMark(false).masquerade().comment("marked on the way to an endpoint"),
+		t.rule().marked().setMark(false).masquerade().comment("marked for masquerade"),
 		hairpin.saddr().daddr().protocol().port().inSet(t.hairpins).masquerade().comment("a pod sent to itself"),
 	}
 	if t.overlay.OnLink {
-		all = append(all, t.rule().saddr().inSet(t.onLink).masquerade().comment("an endpoint could not answer there"))
+		all = append(all, t.rule().saddr().inSet(t.onLink).masquerade().comment("an endpoint could not reply to this address"))
 	}
 	return all
 }
@@ -253,9 +253,9 @@ func (t *table) externalChain(name, local string, m *frontendMaps) *chain {
 func (t *table) externalLocalChain(name string, m *frontendMaps, n *proxy.Node) *chain {
 	c := t.chain(name, t.ourPods(n, (*rule).returns)...)
 	c.rules = append(c.rules,
-		t.rule().saddrIsLocal().returns().comment("the node takes any endpoint"),
-		t.choose(m, m.locals).comment("others take local endpoints"),
-		t.rule().accept().comment("there is none"))
+		t.rule().saddrIsLocal().returns().comment("the node may use any endpoint"),
+		t.choose(m, m.locals).comment("others may use local endpoints"),
+		t.rule().accept().comment("no local endpoint"))
 	return c
 }
 
@@ -269,11 +269,11 @@ func (t *table) nodePortChain(name, to string, n *proxy.Node) *chain {
 	c := t.chain(name)
 	within, except := n.NodePortAddresses(t.family)
 	for _, p := range except {
-		c.rules = append(c.rules, t.rule().daddrIn(p).returns().comment("loopback takes no NodePorts"))
+		c.rules = append(c.rules, t.rule().daddrIn(p).returns().comment("no NodePorts on loopback addresses"))
 	}
 	for _, p := range within {
 		c.rules = append(c.rules,
-			t.rule().daddrIn(p).daddrIsLocal().goTo(to).comment("node addresses that take NodePorts"))
+			t.rule().daddrIn(p).daddrIsLocal().goTo(to).comment("node addresses with NodePorts"))
 	}
 	return c
 }

@@ -61,14 +61,14 @@ func (t *table) classChains(c class) []*chain {
 	remember := t.rememberChain(c)
 	own.rules = append(own.rules,
 		t.rule().jump(knownPrefix+c.list()).comment("the client may have an endpoint"),
-		t.rule().jump(remember.Name).comment("for longer"),
-		t.rule().jump(livePrefix+c.list()).comment("go there"),
-		t.rule().jump(otherList).comment("it may have one of another policy"),
-		t.rule().jump(remember.Name).comment("of this one, too"),
-		t.rule().jump(livePrefix+c.list()).comment("go there"),
+		t.rule().jump(remember.Name).comment("extend the timeout"),
+		t.rule().jump(livePrefix+c.list()).comment("to this endpoint"),
+		t.rule().jump(otherList).comment("the client may have an endpoint of the row's other list"),
+		t.rule().jump(remember.Name).comment("remember it for this list, too"),
+		t.rule().jump(livePrefix+c.list()).comment("to this endpoint"),
 		pick.jump(idPrefix+c.list()).comment("choose an endpoint"),
-		t.rule().jump(remember.Name).comment("for the next time"),
-		t.rule().goTo(chosenPrefix+c.list()).comment("go there"))
+		t.rule().jump(remember.Name).comment("remember the endpoint"),
+		t.rule().goTo(chosenPrefix+c.list()).comment("to this endpoint"))
 	return []*chain{own, remember}
 }
 
@@ -80,7 +80,7 @@ func (t *table) rememberChain(c class) *chain {
 	return out
 }
 
-const listShrank = "there are fewer since the Service was looked up"
+const listShrank = "the list became shorter since the lookup"
 
 // endpointChains returns the constant chains that choose an endpoint. An overlay with
 // sockets translates nothing, so it needs none.
@@ -122,12 +122,12 @@ func (t *table) listChains(m *frontendMaps, c class) []*chain {
 			idInSlot(t.rule()).comment("the endpoint in the slot"),
 			idInSlot(first(t.rule().priorityIsSlot())).comment(listShrank)),
 		t.chain(knownPrefix+c.list(),
-			list(t.rule()).saddr().priority().setPriorityFrom(t.affinity).comment("what the client is remembered for")),
+			list(t.rule()).saddr().priority().setPriorityFrom(t.affinity).comment("the endpoint remembered for the client")),
 		t.chain(livePrefix+c.list(),
 			t.rule().jump(m.dnat).comment("to the client's endpoint"),
-			list(t.rule().priorityHas(halfBlock-1)).forget(t.affinity).comment("it is gone")),
+			list(t.rule().priorityHas(halfBlock-1)).forget(t.affinity).comment("the endpoint is gone")),
 		t.chain(chosenPrefix+c.list(),
-			t.rule().saddr().priority().bitwise(listMask, 0).setPriorityFrom(t.affinity).comment("another packet may have been faster"),
+			t.rule().saddr().priority().bitwise(listMask, 0).setPriorityFrom(t.affinity).comment("another packet may have chosen first"),
 			t.rule().jump(m.dnat).comment("to the endpoint that was chosen"),
 			idInSlot(first(t.rule())).goTo(m.dnat).comment(listShrank)),
 	}

@@ -84,7 +84,7 @@ func (t *table) leaveChains(guard localnet.Guard) []*chain {
 		if hook == unix.NF_INET_PRE_ROUTING {
 			guarded = len(t.guardRules(guard))
 		}
-		toService := t.matchClusterIP(t.rule().newFlow()).setFlowMark(true).comment("who translates it?")
+		toService := t.matchClusterIP(t.rule().newFlow()).setFlowMark(true).comment("to be seen who translates it")
 		c.rules = slices.Insert(c.rules, guarded, t.acceptIfOtherProxy(), toService)
 		out = append(out, c)
 	}
@@ -102,15 +102,15 @@ func (t *table) matchClusterIP(r *rule) *rule {
 // flow, and for all packets of a flow but the first. The second one detects another proxy's
 // translation by the mark that the first one would have cleared.
 func (t *table) lateChains(c *chain) []*chain {
-	rules := append([]*nft.Rule{t.acceptIfOtherProxy(), t.matchClusterIP(t.rule()).setFlowMark(false).comment("no other proxy does")}, c.rules...)
+	rules := append([]*nft.Rule{t.acceptIfOtherProxy(), t.matchClusterIP(t.rule()).setFlowMark(false).comment("no other proxy translates it")}, c.rules...)
 	if t.overlay.OnLink { // kube-proxy's mode ipvs does not translate packets, but marks them
 		rules = append([]*nft.Rule{t.rule().marked().daddrIsLocal().addZeroTo(t.otherProxy()).comment("another proxy marked it")}, rules...)
 	}
 	return []*chain{
 		t.baseChain("late-"+c.Name, "nat", c.Hook.Number, priorityLateDNAT, rules...),
 		t.baseChain("after-"+c.Name, "filter", c.Hook.Number, priorityAfterDNAT,
-			t.rule().newFlow().flowMarked().firstTranslated().addZeroTo(t.otherProxy()).comment("another proxy does"),
-			t.rule().newFlow().translated().flowMarked().setFlowMark(false).comment("no more to be known")),
+			t.rule().newFlow().flowMarked().firstTranslated().addZeroTo(t.otherProxy()).comment("another proxy translates it"),
+			t.rule().newFlow().translated().flowMarked().setFlowMark(false).comment("it is known who translates it")),
 	}
 }
 

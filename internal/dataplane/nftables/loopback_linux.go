@@ -34,7 +34,7 @@ func (t *table) guardRules(g localnet.Guard) []*nft.Rule {
 	}
 	return []*nft.Rule{
 		t.rule().daddrIn(t.family.Loopback()).notFromLoopback().drop().comment(g.Comment(guardComment)),
-		t.rule().saddrIn(t.family.Loopback()).notFromLoopback().drop().comment("loopback is nobody else"),
+		t.rule().saddrIn(t.family.Loopback()).notFromLoopback().drop().comment("no loopback sources from other hosts"),
 	}
 }
 

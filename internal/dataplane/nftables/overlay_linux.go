@@ -85,7 +85,7 @@ func (t *table) translates(sp *proxy.ServicePort, n *proxy.Node) bool {
 
 // takenChain returns the chain that sends packets to the overlay.
 func (t *table) takenChain(c class) *chain {
-	out := t.chain(c.chain(), t.rule().clearPriority().comment("what lookups put there"))
+	out := t.chain(c.chain(), t.rule().clearPriority().comment("clear what lookups stored"))
 	out.class, out.rank = c, rankClass
 	add := func(r *nft.Rule) { out.rules = append(out.rules, r) }
 	switch {
@@ -102,9 +102,9 @@ func (t *table) takenChain(c class) *chain {
 		add(t.rule().setMark(true).comment("masquerade"))
 	}
 	if c.nodePort {
-		add(t.rule().dnatTo(t.overlay.NodePortsTo[t.family]).comment("to where NodePorts are taken"))
+		add(t.rule().dnatTo(t.overlay.NodePortsTo[t.family]).comment("to the address that handles NodePorts"))
 	} else {
-		add(t.rule().accept().comment("it is taken"))
+		add(t.rule().accept().comment("left to the overlay"))
 	}
 	return out
 }
@@ -116,7 +116,7 @@ func (t *table) socketBaseChains() []*chain {
 	// connection is in TIME_WAIT, and that socket must not get the packet; and because
 	// packets that the program sends to an endpoint on this host must not go to a Service again.
 	in.rules = append([]*nft.Rule{
-		t.rule().meta(expr.MetaKeyMARK).hasAny(t.overlay.Sockets.Own).accept().comment("the program's own, to this host"),
+		t.rule().meta(expr.MetaKeyMARK).hasAny(t.overlay.Sockets.Own).accept().comment("packets of the program to this host"),
 		t.rule().tcpSYN().untranslated().jump(services).comment("new connections to Services"),
 	}, in.rules...)
 	in.rules = append(in.rules,
@@ -139,13 +139,13 @@ func (t *table) socketBaseChains() []*chain {
 func (t *table) openConnectionChains() (in, out *chain) {
 	own := t.overlay.Sockets.Own
 	in = t.baseChain("sockets-prerouting", "filter", unix.NF_INET_PRE_ROUTING, prioritySockets,
-		t.rule().protocol().eq([]byte{unix.IPPROTO_TCP}).socketIsTransparent().setSocketMark().accept().comment("a socket has it"),
+		t.rule().protocol().eq([]byte{unix.IPPROTO_TCP}).socketIsTransparent().setSocketMark().accept().comment("packets of an open connection"),
 		t.rule().protocol().eq([]byte{unix.IPPROTO_UDP}).socketIsTransparent().socketIsReady().setSocketMark().accept().
-			comment("a socket of the program has it"))
+			comment("datagrams of a connected socket"))
 	out = t.baseChain("sockets-output", "route", unix.NF_INET_LOCAL_OUT, prioritySockets,
 		t.rule().meta(expr.MetaKeyMARK).hasAny(own).newFlow().markFlow(own).comment("flows that the program begins"),
-		t.rule().meta(expr.MetaKeyMARK).hasAny(own).accept().comment("the program's own"),
-		t.rule().conntrack(expr.CtKeyMARK).hasAny(own).setSocketMark().accept().comment("this host's answers to the program"),
+		t.rule().meta(expr.MetaKeyMARK).hasAny(own).accept().comment("packets of the program"),
+		t.rule().conntrack(expr.CtKeyMARK).hasAny(own).setSocketMark().accept().comment("replies of this host to the program"),
 		t.acceptTranslated())
 	return in, out
 }
@@ -156,7 +156,7 @@ func (t *table) openConnectionChains() (in, out *chain) {
 func (t *table) keepDestination() *nft.Rule {
 	r := t.rule().meta(expr.MetaKeyMARK).hasAny(t.overlay.Sockets.Mark).daddr()
 	return r.add(&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(t.Table.Family), RegAddrMin: firstRegister}).
-		comment("to a socket, as it is")
+		comment("to a socket, untranslated")
 }
 
 // tcpSYN matches the first packet of a TCP connection: SYN is set and ACK is not.
@@ -191,9 +191,9 @@ func (t *table) outputToProgram() []*nft.Rule {
 	a := &t.addresses
 	return []*nft.Rule{
 		t.rule().frontend(a).setPriorityFrom(a.external).clearPriority().setSocketMark().accept().
-			comment("externalTrafficPolicy Local, by way of this host"),
+			comment("externalTrafficPolicy Local, routed to this host"),
 		t.rule().frontend(a).setPriorityFrom(a.noEndpoints).clearPriority().accept().comment("no endpoint"),
-		t.rule().frontend(a).setPriorityFrom(a.dispatch).clearPriority().setSocketMark().comment("to Services, by way of this host"),
+		t.rule().frontend(a).setPriorityFrom(a.dispatch).clearPriority().setSocketMark().comment("to Services, routed to this host"),
 	}
 }
 
@@ -232,9 +232,9 @@ func (t *table) acceptToSocket() *nft.Rule {
 func (t *table) otherPortsChain() *chain {
 	a := &t.addresses
 	return t.chain(otherPorts,
-		t.rule().frontend(a).setPriorityFrom(a.dispatch).comment("is it a Service port?"),
-		t.rule().priorityHas(scratchBit).clearPriority().accept().comment("it is"),
-		t.rule().goTo(otherAddresses).comment("addresses of no Service port"))
+		t.rule().frontend(a).setPriorityFrom(a.dispatch).comment("look up the Service port"),
+		t.rule().priorityHas(scratchBit).clearPriority().accept().comment("a Service port"),
+		t.rule().goTo(otherAddresses).comment("not a Service port"))
 }
 
 // dnatTo translates the destination address; the port stays.
@@ -309,9 +309,9 @@ func (o Overlay) Reduce(ctx context.Context) error {
 			continue
 		}
 		in, out := t.openConnectionChains()
-		others := func() *nft.Rule { return t.rule().newFlow().accept().comment("another mode has new ones") }
+		others := func() *nft.Rule { return t.rule().newFlow().accept().comment("another mode handles new connections") }
 		in.rules = append(in.rules,
-			t.rule().meta(expr.MetaKeyMARK).hasAny(o.Sockets.Mark).jump(services).comment("was sent here before that"),
+			t.rule().meta(expr.MetaKeyMARK).hasAny(o.Sockets.Mark).jump(services).comment("sent here before the change of mode"),
 			t.acceptTranslated(), others(), t.datagramsToServices())
 		out.rules = append(append(out.rules, others()), t.outputToProgram()...)
 		for name := range listing.Hooks {

@@ -105,7 +105,7 @@ func (t *table) translatedPorts() []*nft.Rule {
 			&expr.Immediate{Register: first, Data: binary.BigEndian.AppendUint16(nil, FirstTrackedPort)},
 			&expr.Immediate{Register: last, Data: binary.BigEndian.AppendUint16(nil, math.MaxUint16)},
 			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(t.Table.Family), RegProtoMin: first, RegProtoMax: last, FullyRandom: true, Specified: true},
-		).comment("answers to it must be tracked")
+		).comment("replies must be tracked")
 	})
 }
 
