@@ -31,7 +31,9 @@ func (o Overlay) Cleanup(ctx context.Context, keep Keep) (removed []string, err 
 	return cleanup(ctx, conn, sysctl.Kernel{}, o, keep)
 }
 
-func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Overlay, keep Keep) (removed []string, stays error) {
+// cleanup is Cleanup with a kernel to work on. If it cannot disable route_localnet, it does the
+// rest and returns that error.
+func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Overlay, keep Keep) (removed []string, localnetErr error) {
 	var b nft.Batch
 	for _, f := range proxy.Families {
 		t := newTable(f, 0, o)
@@ -52,11 +54,11 @@ func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Over
 		}
 		if traces(listing).Noted && !keep.Loopback {
 			var done string
-			if done, stays = localnet.PutBack(k); done != "" {
+			if done, localnetErr = localnet.PutBack(k); done != "" {
 				removed = append(removed, done)
 			}
 		}
-		guarded := f == proxy.IPv4 && stays != nil
+		guarded := f == proxy.IPv4 && localnetErr != nil
 		if guarded && onlyGuard(listing) {
 			continue
 		}
@@ -68,5 +70,5 @@ func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Over
 	if err := conn.Commit(ctx, &b); err != nil {
 		return nil, explain(err)
 	}
-	return removed, stays
+	return removed, localnetErr
 }

@@ -21,8 +21,8 @@ type treatment struct {
 	end    uint32 // what becomes of it otherwise
 }
 
-// walker takes packets through the constant chains, by what their rules say
-// they are for, and the objects of one frontend.
+// walker evaluates the constant chains, whose rules it knows by their purpose, and the objects
+// of one frontend.
 type walker struct {
 	t      *table
 	chains map[string]*chain
@@ -45,7 +45,7 @@ func (w *walker) number(s *nft.Set) uint32 {
 	return n
 }
 
-// marks reports whether a chain that marks does so for an origin.
+// marks reports whether a chain marks packets of an origin.
 func (w *walker) marks(name string, from proxy.Origin) bool {
 	for _, r := range w.chains[name].rules {
 		if r.Comment == "our pods" {
@@ -77,7 +77,7 @@ func (w *walker) walk(from proxy.Origin) (got treatment) {
 	return got
 }
 
-// newWalker returns one for the constant chains of a node.
+// newWalker returns a walker for the constant chains of a node.
 func newWalker(tab *table, node *proxy.Node) *walker {
 	w := &walker{t: tab, chains: map[string]*chain{}, class: map[uint32]class{}}
 	for _, c := range tab.constantChains(node, nil, localnet.Guard{}) {
@@ -86,7 +86,7 @@ func newWalker(tab *table, node *proxy.Node) *walker {
 	return w
 }
 
-// check compares what becomes of a row's packets with its policy.
+// check compares what happens to a row's packets with its policy.
 func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *renderedRow, node *proxy.Node) {
 	t.Helper()
 	for c, n := range w.t.classes.numbers {
@@ -109,8 +109,8 @@ func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *r
 	}
 }
 
-// TestPolicyTable wants a row's elements and the constant chains together to do
-// what the table of policy says, for every kind, origin and setting of the node.
+// TestPolicyTable checks that a row's elements and the constant chains together implement
+// ServicePort.Policy for every kind of frontend, origin and setting of the node.
 func TestPolicyTable(t *testing.T) {
 	for _, family := range proxy.Families {
 		d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
@@ -128,7 +128,7 @@ func TestPolicyTable(t *testing.T) {
 	}
 }
 
-// want returns what a route asks for.
+// want returns the treatment that a route requires.
 func (w *walker) want(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) treatment {
 	if len(r.To) > 0 {
 		c := class{nodePort: f.Kind == proxy.NodePort, scope: r.Scope, count: len(r.To), taken: w.t.taken(sp, f, r)}
@@ -140,13 +140,13 @@ func (w *walker) want(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) tr
 	return treatment{end: rejected}
 }
 
-// same compares, but for the mark of a packet that goes nowhere.
+// same compares two treatments, except for the mark of a packet that is not sent anywhere.
 func (want treatment) same(got treatment) bool {
 	return got.chain == want.chain && got.end == want.end && (got.chain == "" || got.marked == want.marked)
 }
 
-// TestRowsDoNotDependOnTheNode wants the same elements of a row on every node:
-// a change of the node must cost constant chains only.
+// TestRowsDoNotDependOnTheNode checks that a row has the same elements on every node, so that
+// a change of the node rewrites only constant chains.
 func TestRowsDoNotDependOnTheNode(t *testing.T) {
 	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	nodes := proxytest.PolicyNodes()
