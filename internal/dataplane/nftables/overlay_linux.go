@@ -33,7 +33,7 @@ type Overlay struct {
 	NodePortsTo map[proxy.Family]netip.Addr
 
 	// Sockets says how packets reach a program. If it is nil, packets that the overlay takes
-	// are accepted unchanged.
+	// are accepted unchanged, except for those to NodePorts.
 	Sockets *Sockets
 
 	// Untracked returns which connections are not tracked. The result may change only before

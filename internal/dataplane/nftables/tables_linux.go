@@ -12,7 +12,8 @@ import (
 
 const tableName = "sluice"
 
-// Alone is the zero overlay: mode nftables alone, which takes no connections over.
+// Alone is the overlay of mode nftables itself: it takes nothing, and the rules translate all
+// connections.
 var Alone = Overlay{Table: tableName}
 
 // affinitySize is the maximum number of clients that are remembered, for all Services

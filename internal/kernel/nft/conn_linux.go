@@ -14,8 +14,9 @@ import (
 // messageBytes bounds a message with elements: the length of an attribute has 16 bits.
 const messageBytes = 48 << 10
 
-// Conn is a connection to nf_tables of one network namespace. Any goroutine may use it; Watch
-// and Trace run beside everything else, all other methods one at a time.
+// Conn is a connection to nf_tables of one network namespace. Any goroutine may use it: methods
+// wait for each other, except for Watch and Trace. These share a socket, so only one of them
+// may run at a time, and neither can be called again after its context has ended.
 type Conn struct {
 	events *netlink.Events
 
