@@ -89,7 +89,7 @@ func TestStopped(t *testing.T) {
 func lost(mode string) []string {
 	lines := []string{"Manifest folder events were lost"}
 	if mode != "iptables" {
-		lines = append(lines, "changes were lost, there were more than could be read")
+		lines = append(lines, "unknown changes, because notifications of the kernel were lost")
 	}
 	return lines
 }

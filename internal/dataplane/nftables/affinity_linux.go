@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,72 +11,72 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Endpoints of rows with session affinity have ids. A client is remembered, in
-// one map for all, under its address and the number of the list of endpoints
-// that it used. The id that is found there leads to the endpoint; that of an
-// endpoint that left leads nowhere. Then what the row's other list remembers is
-// tried, and only then is the client balanced anew.
+// Endpoints of rows with session affinity have ids. The map @affinity remembers clients of
+// all rows: its key is the client's address and the number of the list of endpoints that it
+// used, its value the id of the endpoint. The id of an endpoint that was removed matches
+// no element of the map of endpoints; then the entry for the row's other list is tried, and
+// finally a new endpoint is chosen.
 //
-// A row has a block of ids, whose first half is for its Cluster list and the
-// second for its Local list. The first id of a half is the list's number, so
-// that a mask makes it from any id: a packet has one word to carry either. An
-// endpoint of both lists has the same place in both halves, so that one bit makes
-// its id in one list from that in the other.
+// A row has a block of ids; the first half is for its Cluster list and the second for its
+// Local list. The first id of a half is the list's number, so a mask computes it from any
+// id: a packet has only one word to carry either. An endpoint in both lists has the same
+// offset in both halves, so its ids differ in one bit.
 const (
-	scratchBit = 1 << 31                    // set in all that we put into a packet's priority
-	firstClass = scratchBit + 1<<30 + 1<<29 // what is no id: numbers of classes
-	slots      = firstClass + 1<<28         // and slots
+	scratchBit = 1 << 31                    // set in every value that we put into a packet's priority
+	firstClass = scratchBit + 1<<30 + 1<<29 // above all ids: numbers of classes
+	slots      = firstClass + 1<<28         // and of slots
 	localSlots = slots + 1<<27
 	halfBlock  = 1 << 14
 	blockSize  = 2 * halfBlock
 	blockCount = (firstClass - scratchBit) / blockSize // 49,152
-	// maxEndpoints bounds a row: half of the ids remain, so that one is not given
-	// again soon, and a row whose endpoints are replaced has ids for the old and the
-	// new ones. The first id of a half is no endpoint's.
+	// maxEndpoints bounds a row with session affinity. Half of its ids remain free, so that
+	// none is reused soon and, when all endpoints are replaced, there are ids for the old and
+	// the new ones. The first id of a half is not an endpoint's.
 	maxEndpoints = (halfBlock - 1) / 2
-	// listMask makes the number of its list from an id.
+	// listMask computes the number of the list from an id.
 	listMask = ^uint32(halfBlock - 1)
 )
 
 // block is the ids of a row.
 type block struct {
-	base   uint32
-	places map[netip.AddrPort]place
-	used   map[uint32]bool // by place
-	last   uint32          // the place given last
+	base      uint32 // the first id, which is the number of the Cluster list
+	positions map[netip.AddrPort]position
+	used      map[uint32]bool // by offset
+	last      uint32          // the offset assigned last
 }
 
-// place is where an endpoint's ids are, counted from the number of a list, and
-// which lists have it.
-type place struct {
-	at uint32
-	in [2]bool // by scope
+// position says which ids an endpoint has: their offset from the numbers of the lists, and
+// the lists that contain the endpoint.
+type position struct {
+	offset uint32
+	in     [2]bool // by scope
 }
 
-// blocks are the blocks of a table.
+// blocks assigns blocks of ids to the rows of a table.
 type blocks struct {
 	byRow map[proxy.PortKey]*block
 	taken map[uint32]bool // by base
-	next  uint32          // where to look for a free one
+	next  uint32          // the base at which the search for a free block starts
 }
 
 func newBlocks() *blocks {
 	return &blocks{byRow: map[proxy.PortKey]*block{}, taken: map[uint32]bool{}, next: scratchBit}
 }
 
-// of returns a row's block, or nil if it has no session affinity.
-func (bs *blocks) of(sp *proxy.ServicePort) (*block, error) {
+// ensure returns a row's block, and assigns one if it has none yet. It returns nil if the
+// row has no session affinity.
+func (bs *blocks) ensure(sp *proxy.ServicePort) (*block, error) {
 	if sp.Affinity == 0 {
 		return nil, nil
 	}
-	if n := endpoints(sp); n > maxEndpoints {
-		return nil, fmt.Errorf("%d endpoints are too many for session affinity, which takes %d", n, maxEndpoints)
+	if n := countEndpoints(sp); n > maxEndpoints {
+		return nil, fmt.Errorf("%d endpoints are too many for session affinity, the maximum is %d", n, maxEndpoints)
 	}
 	if b := bs.byRow[sp.Key]; b != nil {
 		return b, nil
 	}
 	for range blockCount {
-		base := bs.next // no row had it recently
+		base := bs.next // blocks are assigned in turn, so that none is reused soon
 		if bs.next += blockSize; bs.next == firstClass {
 			bs.next = scratchBit
 		}
@@ -85,12 +84,12 @@ func (bs *blocks) of(sp *proxy.ServicePort) (*block, error) {
 			return bs.add(sp.Key, base), nil
 		}
 	}
-	return nil, errors.New("too many Services with session affinity")
+	return nil, fmt.Errorf("too many service ports with session affinity, the maximum is %d", blockCount)
 }
 
-// endpoints returns how many endpoints a row has. Those of both lists are told
-// from others only where that may matter.
-func endpoints(sp *proxy.ServicePort) int {
+// countEndpoints returns the number of different endpoints of a row if it exceeds
+// maxEndpoints. Otherwise it may count endpoints in both lists twice, which is cheaper.
+func countEndpoints(sp *proxy.ServicePort) int {
 	n := len(sp.Cluster) + len(sp.Local)
 	if n <= maxEndpoints {
 		return n
@@ -99,7 +98,7 @@ func endpoints(sp *proxy.ServicePort) int {
 }
 
 func (bs *blocks) add(key proxy.PortKey, base uint32) *block {
-	b := &block{base: base, places: map[netip.AddrPort]place{}, used: map[uint32]bool{}}
+	b := &block{base: base, positions: map[netip.AddrPort]position{}, used: map[uint32]bool{}}
 	bs.byRow[key], bs.taken[base] = b, true
 	return b
 }
@@ -111,8 +110,8 @@ func (bs *blocks) remove(key proxy.PortKey) {
 	}
 }
 
-// trim drops the ids that a row does not have, and its block if the row, which
-// may be nil, has none.
+// trim releases the ids of endpoints that a row no longer has, and its block if the row is
+// nil or has no session affinity.
 func (bs *blocks) trim(key proxy.PortKey, sp *proxy.ServicePort) {
 	b := bs.byRow[key]
 	if b == nil {
@@ -124,9 +123,9 @@ func (bs *blocks) trim(key proxy.PortKey, sp *proxy.ServicePort) {
 	}
 	for _, scope := range scopes {
 		here := proxy.AddressesOf(sp.List(scope))
-		for a, p := range b.places {
+		for a, p := range b.positions {
 			if p.in[scope] && !here[a] {
-				b.drop(scope, a)
+				b.release(scope, a)
 			}
 		}
 	}
@@ -135,22 +134,23 @@ func (bs *blocks) trim(key proxy.PortKey, sp *proxy.ServicePort) {
 // number returns the number of a list.
 func (b *block) number(scope proxy.Scope) uint32 { return b.base + uint32(scope)*halfBlock }
 
-// id returns an endpoint's id in a list. It keeps it for as long as a list has it.
+// id returns an endpoint's id in a list, and assigns one if it has none yet. The endpoint
+// keeps it until no list has it.
 func (b *block) id(scope proxy.Scope, a netip.AddrPort) uint32 {
-	p, ok := b.places[a]
+	p, ok := b.positions[a]
 	if !ok {
-		p.at = b.free()
-		b.used[p.at] = true
+		p.offset = b.nextFree()
+		b.used[p.offset] = true
 	}
 	if !p.in[scope] {
 		p.in[scope] = true
-		b.places[a] = p
+		b.positions[a] = p
 	}
-	return b.number(scope) + p.at
+	return b.number(scope) + p.offset
 }
 
-// free returns a place that no endpoint has.
-func (b *block) free() uint32 {
+// nextFree returns an offset that no endpoint has. There is one, because of maxEndpoints.
+func (b *block) nextFree() uint32 {
 	for {
 		b.last = (b.last + 1) % halfBlock
 		if b.last != 0 && !b.used[b.last] {
@@ -159,27 +159,27 @@ func (b *block) free() uint32 {
 	}
 }
 
-// drop says that a list does not have an endpoint any more. Its place is given
-// back when no list has it.
-func (b *block) drop(scope proxy.Scope, a netip.AddrPort) {
-	p := b.places[a]
+// release records that a list no longer has an endpoint. Its offset becomes free when
+// neither list has it.
+func (b *block) release(scope proxy.Scope, a netip.AddrPort) {
+	p := b.positions[a]
 	if p.in[scope] = false; p.in != [2]bool{} {
-		b.places[a] = p
+		b.positions[a] = p
 		return
 	}
-	delete(b.used, p.at)
-	delete(b.places, a)
+	delete(b.used, p.offset)
+	delete(b.positions, a)
 }
 
-// skip goes to where the most places are free. One is given again only after all
-// others, but which ones a former process gave last is not known. A client of
-// an endpoint that left then may be sent to the one that gets its place, instead of
-// to any.
-func (b *block) skip() {
+// skipToLargestGap makes the next offset be the first one of the largest free range. An
+// offset is reused only after all others, but which ones a former process assigned last is not
+// known, and a client that is remembered for a removed endpoint would be sent to the endpoint
+// that gets its offset. The largest gap makes that least likely.
+func (b *block) skipToLargestGap() {
 	used := slices.Sorted(maps.Keys(b.used))
 	longest := uint32(0)
 	for i, at := range used {
-		gap := halfBlock + used[0] - at // to the first one, around the end
+		gap := halfBlock + used[0] - at // wraps around to the first used offset
 		if i+1 < len(used) {
 			gap = used[i+1] - at
 		}
@@ -189,39 +189,40 @@ func (b *block) skip() {
 	}
 }
 
-// recovery takes over the numbers that a former process gave, so that clients
-// keep the endpoints they are remembered for. Later it is memory that counts:
-// what others wrote into the kernel is undone.
+// recovery takes over the numbers that a former process assigned, so that clients keep
+// the endpoints that are remembered for them. It happens once: afterwards our memory is
+// authoritative, and what others write into the kernel is undone. A nil recovery does nothing.
 type recovery struct {
 	t      *table
-	owners map[frontID]*proxy.ServicePort // of frontends with session affinity
+	owners map[frontendKey]*proxy.ServicePort // rows with session affinity, by frontend
 }
 
-// newRecovery returns nil if there is nothing to take over any more.
+// newRecovery returns nil if the numbers have been taken over already.
 func (t *table) newRecovery(want *proxy.State) *recovery {
 	if t.recovered {
 		return nil
 	}
-	r := &recovery{t, map[frontID]*proxy.ServicePort{}}
+	r := &recovery{t, map[frontendKey]*proxy.ServicePort{}}
 	for key, sp := range want.Rows {
 		if key.Family != t.family || sp.Affinity == 0 {
 			continue
 		}
 		for _, f := range sp.Frontends {
-			m := t.frontends(f.Kind == proxy.NodePort)
-			r.owners[frontID{m, m.key(key.Protocol, f.Addr)}] = sp
+			m := t.mapsFor(f.Kind == proxy.NodePort)
+			r.owners[frontendKey{m, m.key(key.Protocol, f.Addr)}] = sp
 		}
 	}
 	return r
 }
 
-// recoveryOrder returns all sets, those first that say whose ids are whose.
+// recoveryOrder returns all sets, starting with those that say which row has which block
+// of ids.
 func (t *table) recoveryOrder() []*nft.Set {
 	return append([]*nft.Set{t.addresses.lists, t.nodePorts.lists},
 		slices.DeleteFunc(t.sets(), func(s *nft.Set) bool { return s == t.addresses.lists || s == t.nodePorts.lists })...)
 }
 
-// element takes over what an element of the kernel says.
+// element takes over the numbers in an element that the kernel has.
 func (r *recovery) element(s *nft.Set, e nft.Element) {
 	if r == nil || e.Key == "" {
 		return
@@ -232,27 +233,29 @@ func (r *recovery) element(s *nft.Set, e nft.Element) {
 	for _, m := range []*frontendMaps{&r.t.addresses, &r.t.nodePorts} {
 		switch s {
 		case m.lists:
-			r.block(r.owners[frontID{m, e.Key}], e.Data)
+			r.block(r.owners[frontendKey{m, e.Key}], e.Data)
 		case m.endpoints:
 			front, id := e.Key[:len(e.Key)-4], e.Key[len(e.Key)-4:]
-			r.id(r.owners[frontID{m, front}], id, e.Data)
+			r.id(r.owners[frontendKey{m, front}], id, e.Data)
 		}
 	}
 }
 
-// block gives a row the block that the kernel has for one of its frontends.
+// block assigns to a row the block that the kernel has for one of its frontends, unless the
+// row has one or data is not a valid block.
 func (r *recovery) block(sp *proxy.ServicePort, data string) {
-	base, ok := word(data)
+	base, ok := parseHostWord(data)
 	if bs := r.t.blocks; sp != nil && ok && !bs.taken[base] && bs.byRow[sp.Key] == nil &&
 		scratchBit <= base && base < firstClass && base%blockSize == 0 {
 		bs.add(sp.Key, base)
 	}
 }
 
-// id gives an endpoint of a row the id that the kernel has for it.
+// id assigns to an endpoint of a row the id that the kernel has for it, unless it
+// conflicts with another one.
 func (r *recovery) id(sp *proxy.ServicePort, idWord, data string) {
-	id, ok := word(idWord)
-	addr, isEndpoint := dataEndpoint(data)
+	id, ok := parseHostWord(idWord)
+	addr, isEndpoint := parseEndpointData(data)
 	if sp == nil || !ok || !isEndpoint {
 		return
 	}
@@ -261,14 +264,15 @@ func (r *recovery) id(sp *proxy.ServicePort, idWord, data string) {
 		return
 	}
 	scope, at := (id-b.base)/halfBlock, id%halfBlock
-	if p, known := b.places[addr]; known && p.at == at || !known && !b.used[at] {
-		p.at, p.in[scope] = at, true
-		b.places[addr], b.used[at] = p, true
+	if p, known := b.positions[addr]; known && p.offset == at || !known && !b.used[at] {
+		p.offset, p.in[scope] = at, true
+		b.positions[addr], b.used[at] = p, true
 	}
 }
 
-// dataEndpoint reads what endpointData writes.
-func dataEndpoint(data string) (netip.AddrPort, bool) {
+// parseEndpointData is the inverse of endpointData; it reports false if data is not an
+// endpoint.
+func parseEndpointData(data string) (netip.AddrPort, bool) {
 	n := len(data) - 4
 	if n < 0 {
 		return netip.AddrPort{}, false
@@ -277,15 +281,15 @@ func dataEndpoint(data string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr, uint16(data[n])<<8|uint16(data[n+1])), ok
 }
 
-// end says that there are no more elements. Which blocks a former process gave to
-// rows that are gone is not known, and their clients may still be remembered: where
-// to look for a free one is up to chance.
-func (r *recovery) end() {
+// finish completes the recovery after the last element. Which blocks a former process
+// assigned to rows that no longer exist is not known, and clients may still be remembered for
+// them, so the search for a free block starts at a random one.
+func (r *recovery) finish() {
 	if r == nil {
 		return
 	}
 	r.t.blocks.next = scratchBit + rand.Uint32N(blockCount)*blockSize
 	for _, b := range r.t.blocks.byRow {
-		b.skip()
+		b.skipToLargestGap()
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// stickyRow is Service 0 with session affinity and n endpoints from number first on.
+// stickyRow returns Service 0 with session affinity and n endpoints, numbered from first.
 func stickyRow(first, n int) *proxy.ServicePort {
 	sp := plainRow(0, 0, 0)
 	for i := range n {
@@ -35,8 +35,8 @@ func stickyState(sp *proxy.ServicePort) *proxy.State {
 	return s
 }
 
-// wantIDs fails the test unless a table has ids for a row's endpoints and no
-// others, or nothing for no row.
+// wantIDs fails the test unless a table has ids for exactly the endpoints of a row, or for
+// none if the row is nil.
 func wantIDs(t *testing.T, d *Dataplane, sp *proxy.ServicePort) {
 	t.Helper()
 	blocks := d.tables[0].blocks
@@ -50,13 +50,13 @@ func wantIDs(t *testing.T, d *Dataplane, sp *proxy.ServicePort) {
 	if b == nil || len(blocks.byRow) != 1 {
 		t.Fatalf("there are %d blocks; want that of %v", len(blocks.byRow), sp.Key)
 	}
-	if want := endpoints(sp); len(b.places) != want || len(b.used) != want {
-		t.Errorf("%d places are given and %d used; want %d", len(b.places), len(b.used), want)
+	if want := countEndpoints(sp); len(b.positions) != want || len(b.used) != want {
+		t.Errorf("%d offsets are assigned and %d used; want %d", len(b.positions), len(b.used), want)
 	}
 }
 
-// TestReplaceAllEndpoints replaces all endpoints of the longest lists there are
-// and of a short one: by a step, and while nobody was there to see it.
+// TestReplaceAllEndpoints replaces all endpoints of the longest possible list and of a short
+// one, by Apply and while no daemon runs.
 func TestReplaceAllEndpoints(t *testing.T) {
 	ctx := context.Background()
 	for _, n := range []int{1, maxEndpoints} {
@@ -78,8 +78,8 @@ func TestReplaceAllEndpoints(t *testing.T) {
 	}
 }
 
-// TestRefusedRowsKeepNoIDs has the kernel refuse a row more often than there are
-// ids, with other endpoints each time.
+// TestRefusedRowsKeepNoIDs checks that refused rows use up no ids: the kernel refuses a row
+// more often than there are ids, with other endpoints each time.
 func TestRefusedRowsKeepNoIDs(t *testing.T) {
 	ctx := context.Background()
 	for name, old := range map[string]*proxy.ServicePort{"changed": stickyRow(0, 10), "new": nil} {
@@ -110,8 +110,8 @@ func TestRefusedRowsKeepNoIDs(t *testing.T) {
 	}
 }
 
-// TestListsShareIDs keeps an endpoint's id for as long as one of the lists has it, over
-// a restart too, and gives it back when none has.
+// TestListsShareIDs checks that an endpoint keeps its id while one of the lists has it, also
+// over a restart, and that the id is released when none has it.
 func TestListsShareIDs(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
@@ -125,8 +125,8 @@ func TestListsShareIDs(t *testing.T) {
 	all := stickyRow(0, 6).Cluster
 	places := func() map[netip.AddrPort]uint32 {
 		out := map[netip.AddrPort]uint32{}
-		for a, p := range d.tables[0].blocks.byRow[row(nil, nil).Key].places {
-			out[a] = p.at
+		for a, p := range d.tables[0].blocks.byRow[row(nil, nil).Key].positions {
+			out[a] = p.offset
 		}
 		return out
 	}
@@ -144,16 +144,16 @@ func TestListsShareIDs(t *testing.T) {
 		for range 2 {
 			got := places()
 			if len(got) != len(d.tables[0].blocks.byRow[next.Key].used) {
-				t.Errorf("step %d: %d of %d places are used", i, len(got), len(d.tables[0].blocks.byRow[next.Key].used))
+				t.Errorf("step %d: %d of %d offsets are used", i, len(got), len(d.tables[0].blocks.byRow[next.Key].used))
 			}
 			have := map[netip.AddrPort]bool{}
 			for _, e := range slices.Concat(next.Cluster, next.Local) {
 				if have[e.Addr] = true; got[e.Addr] != first[e.Addr] && e.Addr != all[5].Addr { // which was away
-					t.Errorf("step %d: %v had place %d and has %d", i, e.Addr, first[e.Addr], got[e.Addr])
+					t.Errorf("step %d: %v had offset %d and has %d", i, e.Addr, first[e.Addr], got[e.Addr])
 				}
 			}
 			if len(got) != len(have) {
-				t.Errorf("step %d: %d endpoints have %d places", i, len(have), len(got))
+				t.Errorf("step %d: %d endpoints have %d offsets", i, len(have), len(got))
 			}
 			d = Alone.New(fake, mode.Settings{MasqueradeBit: 14}) // a restart
 			if err := proxytest.Sync(ctx, d, stickyState(next)); err != nil {
@@ -164,9 +164,9 @@ func TestListsShareIDs(t *testing.T) {
 	}
 }
 
-// TestBlockOfAnotherRow has a row take the place of another after restarts: it gets
-// other ids, as clients of the other one may still be remembered.
-func TestBlockOfAnotherRow(t *testing.T) {
+// TestBlockIsNotReusedSoon replaces a row by another one after restarts. The new row must
+// get other ids, because clients of the old one may still be remembered.
+func TestBlockIsNotReusedSoon(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
 	bases := map[uint32]bool{}
@@ -187,9 +187,9 @@ func TestBlockOfAnotherRow(t *testing.T) {
 	}
 }
 
-// TestForeignAffinityIsForgotten has others change what is remembered and what
-// leads there. Clients of the Service whose entries are wrong are still served,
-// and nobody's clients of another Service are touched.
+// TestForeignAffinityIsForgotten changes remembered clients and the elements they refer to
+// from outside. Clients of the Service with wrong entries are still served, and clients of
+// other Services are not affected.
 func TestForeignAffinityIsForgotten(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
@@ -212,7 +212,7 @@ func TestForeignAffinityIsForgotten(t *testing.T) {
 	client := string(clients.Addr().AsSlice())
 	remembered := func() map[string]uint32 {
 		out := map[string]uint32{}
-		if err := d.conn.Elements(ctx, tab.affinity, func(e nft.Element) { out[e.Key], _ = word(e.Data) }); err != nil {
+		if err := d.conn.Elements(ctx, tab.affinity, func(e nft.Element) { out[e.Key], _ = parseHostWord(e.Data) }); err != nil {
 			t.Fatal(err)
 		}
 		return out

@@ -11,16 +11,18 @@ import (
 	"sluice/internal/proxy"
 )
 
+// chain is a chain with its rules. One that the kernel listed has only a name and
+// asListed.
 type chain struct {
 	nft.Chain
 	t        *table
 	rules    []*nft.Rule
-	asListed []nft.ListedRule // nil: not known yet
-	rank     int              // when it is written
-	class    class            // whose it is, if it is a class's own
+	asListed []nft.ListedRule // cached by listed; nil if not computed yet
+	rank     int              // the rank of its addition
+	class    class            // the class that the chain belongs to, if any
 }
 
-// listed returns the chain's rules as a listing has them.
+// listed returns the chain's rules in the form in which the kernel lists them.
 func (c *chain) listed() []nft.ListedRule {
 	if c.asListed == nil {
 		for _, r := range c.rules {
@@ -64,13 +66,13 @@ const (
 	prioritySNAT     = 100
 )
 
-// constant returns the chains that do not depend on rows: those that are
-// reached by jumps, and the base chains, which make the others live.
-func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) []*chain {
+// constantChains returns the chains that do not depend on rows: those that are
+// reached by jumps, and then the base chains, which make the others take effect.
+func (t *table) constantChains(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Guard) []*chain {
 	all := []*chain{
 		t.chain(services, t.dispatch(&t.addresses, dispatch), t.rule().goTo(nodePorts).comment("by NodePort")),
-		t.dispatchChain(dispatch, external, t.rule().priority().has(toClusterIP).jump(markClusterIP).
-			comment("ClusterIPs hide clients that are not our pods")),
+		t.dispatchChain(dispatch, external, t.rule().priority().hasAny(clusterIPFlag).jump(markClusterIP).
+			comment("masquerade clients of ClusterIPs that are not our pods")),
 		t.externalChain(external, externalLocal, &t.addresses),
 		t.externalLocalChain(externalLocal, &t.addresses, n),
 		t.nodePortChain(nodePorts, nodePortServices, n),
@@ -79,157 +81,166 @@ func (t *table) constant(n *proxy.Node, cidrs []netip.Prefix, guard localnet.Gua
 		t.externalChain(nodePortExternal, nodePortLocal, &t.nodePorts),
 		t.externalLocalChain(nodePortLocal, &t.nodePorts, n),
 		t.markChain(markClusterIP, proxy.CommonPolicy(t.family, proxy.ClusterIP, proxy.ScopeCluster, n), n, "masquerade"),
-		// Clients from elsewhere, whom a split frontend shows, do not come here.
+		// Clients from elsewhere do not get here: a frontend split by origin keeps their
+		// source address.
 		t.markChain(markNode, proxy.CommonPolicy(t.family, proxy.LoadBalancer, proxy.ScopeLocal, n), n, "masquerade the node"),
 		t.noEndpointsChain(noEndpoints, &t.addresses),
 		t.nodePortChain(nodePortFilter, nodePortEmpty, n),
 		t.noEndpointsChain(nodePortEmpty, &t.nodePorts),
 		t.chain(unserved,
-			t.rule().priority().is(hostWord(dropped)).goTo(refusedNoLocal).comment("no endpoint for this node"),
-			t.rule().goTo(refusedNoEndpoints).comment("no endpoint anywhere: refuse")),
+			t.rule().priority().eq(hostWord(dropped)).goTo(refusedNoLocal).comment("no endpoint for this node"),
+			t.rule().goTo(refusedNoEndpoints).comment("no endpoint anywhere")),
 		t.otherAddressesChain(cidrs),
-		t.chain(sourceRanges, t.rule().frontend(&t.addresses).vmap(t.restricted).comment("only some clients may go on")),
+		t.chain(sourceRanges, t.rule().frontend(&t.addresses).vmap(t.restricted).comment("loadBalancerSourceRanges")),
 		t.refuseChain(),
 	}
 	all = append(append(all, t.newFlowChains()...), t.refusalChains()...)
-	if t.over.Takes != nil {
+	if t.overlay.Takes != nil {
 		all = append(all, t.otherPortsChain())
 	}
-	return append(append(all, t.choices()...), t.guardedHooks(guard)...)
+	return append(append(all, t.endpointChains()...), t.guardedBaseChains(guard)...)
 }
 
-// guardedHooks returns the base chains, and the guard before them. It sees all packets,
-// while the first one only of a flow comes to a chain that translates.
-func (t *table) guardedHooks(guard localnet.Guard) []*chain {
-	base, rules := t.hooks(), t.guard(guard)
+// guardedBaseChains returns the base chains, with the guard of loopback addresses at the
+// start of firewall-prerouting. The guard needs a chain of type filter, which sees all packets;
+// a chain of type nat sees only the first packet of a flow.
+func (t *table) guardedBaseChains(guard localnet.Guard) []*chain {
+	base, rules := t.baseChains(), t.guardRules(guard)
 	if base[0].Name == firewallPrerouting {
 		base[0].rules = append(rules, base[0].rules...)
 	} else if len(rules) > 0 {
-		base = append([]*chain{t.base(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, rules...)}, base...)
+		base = append([]*chain{t.baseChain(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, rules...)}, base...)
 	}
 	return base
 }
 
+// chain returns a constant chain that is reached by jumps.
 func (t *table) chain(name string, rules ...*nft.Rule) *chain {
 	return &chain{Chain: nft.Chain{Name: name}, t: t, rules: rules, rank: rankConstant}
 }
 
-func (t *table) base(name, kind string, hook uint32, priority int32, rules ...*nft.Rule) *chain {
+func (t *table) baseChain(name, kind string, hook uint32, priority int32, rules ...*nft.Rule) *chain {
 	c := t.chain(name, rules...)
 	c.Hook = &nft.Hook{Type: kind, Number: hook, Priority: priority}
 	return c
 }
 
-// hooks returns the base chains.
-func (t *table) hooks() []*chain {
-	input, forward, output := t.unled(newInput), t.unled(newForward), t.unled(newOutput)
-	if t.over.Sockets != nil {
-		input, output = append([]*nft.Rule{t.toSockets()}, input...), append([]*nft.Rule{t.remember(), t.toSockets()}, output...)
+// baseChains returns the base chains, without the guard of loopback addresses.
+func (t *table) baseChains() []*chain {
+	input, forward, output := t.newFlowJumps(newInput), t.newFlowJumps(newForward), t.newFlowJumps(newOutput)
+	if t.overlay.Sockets != nil {
+		input, output = append([]*nft.Rule{t.acceptToSocket()}, input...), append([]*nft.Rule{t.rememberSocketFlow(), t.acceptToSocket()}, output...)
 	}
 	all := []*chain{
-		t.base("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, input...),
-		t.base("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, forward...),
-		t.base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, output...),
+		t.baseChain("filter-input", "filter", unix.NF_INET_LOCAL_IN, priorityFilter, input...),
+		t.baseChain("filter-forward", "filter", unix.NF_INET_FORWARD, priorityFilter, forward...),
+		t.baseChain("filter-output", "filter", unix.NF_INET_LOCAL_OUT, priorityFilter, output...),
 	}
 	firewall := func(r *rule) *nft.Rule { return r.jump(sourceRanges).comment("loadBalancerSourceRanges") }
-	if t.over.Sockets != nil {
+	if t.overlay.Sockets != nil {
 		all = append([]*chain{
-			t.base(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall(t.rule().newFlow())),
-			t.base(firewallOutput, "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall(t.rule().newFlow())),
+			t.baseChain(firewallPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, firewall(t.rule().newFlow())),
+			t.baseChain(firewallOutput, "filter", unix.NF_INET_LOCAL_OUT, priorityFirewall, firewall(t.rule().newFlow())),
 		}, all...)
-		return append(all, t.socketHooks()...)
+		return append(all, t.socketBaseChains()...)
 	}
-	if t.over.OnLink {
-		all = append(all, t.base("filter-taken", "filter", unix.NF_INET_LOCAL_OUT, priorityBeforeIPVS,
-			t.rule().newFlow().load(false).in(t.onLink).jump(noEndpoints).comment("Services without an endpoint")))
+	if t.overlay.OnLink {
+		all = append(all, t.baseChain("filter-taken", "filter", unix.NF_INET_LOCAL_OUT, priorityBeforeIPVS,
+			t.rule().newFlow().daddr().inSet(t.onLink).jump(noEndpoints).comment("Services without an endpoint")))
 	}
-	all = append(all, t.untrackedHook(t.untracked())...)
+	all = append(all, t.untrackedBaseChains(t.currentUntracked())...)
 	toServices := t.rule().jump(services).comment("send connections to Services to an endpoint")
 	return append(all,
-		t.base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, append(t.masquerading(), t.translatedPorts()...)...),
-		t.base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, firewall(t.rule()), toServices),
-		t.base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, firewall(t.rule()), toServices))
+		t.baseChain("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioritySNAT, append(t.masqueradeRules(), t.translatedPorts()...)...),
+		t.baseChain("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, priorityDNAT, firewall(t.rule()), toServices),
+		t.baseChain("nat-output", "nat", unix.NF_INET_LOCAL_OUT, priorityDNAT, firewall(t.rule()), toServices))
 }
 
-// newFlowChains returns what is asked of packets that begin a flow. All others
-// pass one rule in each base chain.
+// newFlowChains returns the filter chains for packets that begin a flow. All other
+// packets pass one rule in each base chain.
 func (t *table) newFlowChains() []*chain {
 	empty := func() *nft.Rule { return t.rule().jump(noEndpoints).comment("Services without an endpoint") }
-	others := func(r *rule) *nft.Rule { return r.jump(otherAddresses).comment("addresses of no Service port") }
-	// Forwarding sets an IPv4 packet's priority anew, but not an IPv6 one's.
+	others := func(r *rule) *nft.Rule { return r.jump(otherAddresses).comment("not a Service port") }
+	// The kernel resets the priority of forwarded IPv4 packets, but not of IPv6 packets.
 	priority := func() *nft.Rule {
-		return t.rule().translated().priorityHas(scratchBit).clearPriority().comment("what lookups put there")
+		return t.rule().translated().priorityHas(scratchBit).clearPriority().comment("clear what lookups stored")
 	}
 	input := t.chain(newInput, empty(), t.rule().jump(nodePortFilter).comment("NodePorts without an endpoint"))
-	if t.over.OnLink { // what is taken comes through here
+	if t.overlay.OnLink { // packets that the overlay takes are delivered to this node
 		input.rules = append(input.rules, t.rule().translated().accept().comment("translated"),
-			t.rule().jump(otherPorts).comment("addresses of no Service port"))
+			t.rule().jump(otherPorts).comment("not a Service port"))
 	}
 	return []*chain{
 		input,
 		t.chain(newForward, priority(), empty(), others(t.rule())),
-		t.chain(newOutput, priority(), empty(), others(t.rule().lacks(mode.SocketMark))),
+		t.chain(newOutput, priority(), empty(), others(t.rule().markLacks(mode.SocketMark))),
 	}
 }
 
-// refuseChain refuses packets. Of ICMP errors the kernel sends a client few in a second, of
-// resets any number; but a reset would end an open connection for a stray packet, and many
-// hosts may get one frame.
+// refuseChain rejects packets. The kernel sends each client only a few ICMP errors per second,
+// but any number of TCP resets. Resets are sent only for packets that open a connection, because
+// a stray packet must not end an open one, and only for frames to this host, because a switch
+// may deliver a frame to many hosts.
 func (t *table) refuseChain() *chain {
-	c := t.chain(refuse, t.rule().reject().comment("refused at once"))
+	c := t.chain(refuse, t.rule().reject().comment("refuse"))
 	if t.resetTCP {
-		c.rules = append([]*nft.Rule{t.rule().beginsTCP().toThisHost().reset().comment("TCP, refused at once")}, c.rules...)
+		c.rules = append([]*nft.Rule{t.rule().tcpSYN().toThisHost().rejectWithReset().comment("refuse TCP connections with a reset")}, c.rules...)
 	}
 	return c
 }
 
-// masquerading returns the rules that hide clients. An overlay may translate
-// flows without connection tracking noting that they are.
-func (t *table) masquerading() []*nft.Rule {
+// masqueradeRules returns the rules that replace a client's address by the node's. The
+// hairpin rule requires that connection tracking has translated the destination, except with
+// an overlay, which may translate flows in another way.
+func (t *table) masqueradeRules() []*nft.Rule {
 	hairpin := t.rule().translated()
-	if t.over.Takes != nil {
+	if t.overlay.Takes != nil {
 		hairpin = t.rule()
 	}
 	all := []*nft.Rule{
-		t.rule().marked().setMark(false).masquerade().comment("marked on the way to an endpoint"),
-		hairpin.load(true).load(false).protocol().port().in(t.hairpins).masquerade().comment("a pod sent to itself"),
+		t.rule().marked().setMark(false).masquerade().comment("marked for masquerade"),
+		hairpin.saddr().daddr().protocol().port().inSet(t.hairpins).masquerade().comment("a pod sent to itself"),
 	}
-	if t.over.OnLink {
-		all = append(all, t.rule().load(true).in(t.onLink).masquerade().comment("an endpoint could not answer there"))
+	if t.overlay.OnLink {
+		all = append(all, t.rule().saddr().inSet(t.onLink).masquerade().comment("an endpoint could not reply to this address"))
 	}
 	return all
 }
 
-// toClusterIP is set in the number of a class if the frontend is a ClusterIP.
-const toClusterIP = (slots - firstClass) / 2
+// clusterIPFlag is the bit that @services sets in the number of a class if the frontend is
+// a ClusterIP.
+const clusterIPFlag = (slots - firstClass) / 2
 
-// Of a frontend, maps have the number of a class or one of these.
+// Values of the maps of frontends other than numbers of classes.
 const (
-	split    = scratchBit + 1 + iota // its clients do not all take the same list
-	rejected                         // it has no endpoint
-	dropped                          // it has none for clients from elsewhere
+	split    = scratchBit + 1 + iota // @services: which list is used depends on the origin
+	rejected                         // @no-endpoints: there is no endpoint
+	dropped                          // @no-endpoints: there is no endpoint for clients from elsewhere
 )
 
-// dispatch sends packets to Services on, whatever becomes of them.
+// dispatch returns the rule that sends packets to a frontend in m to another chain,
+// with the value that the map has for the frontend as their priority.
 func (t *table) dispatch(m *frontendMaps, to string) *nft.Rule {
-	return t.rule().frontend(m).priorityBy(m.dispatch).goTo(to).comment("Services")
+	return t.rule().frontend(m).setPriorityFrom(m.dispatch).goTo(to).comment("Services")
 }
 
-// dispatchChain sends packets to the chain of the class in their priority.
+// dispatchChain sends packets to the chain of the class in their priority, or to the
+// chain external if the frontend is split by origin.
 func (t *table) dispatchChain(name, external string, before ...*nft.Rule) *chain {
 	return t.chain(name, append(before,
-		t.rule().priority().is(hostWord(split)).goTo(external).comment("externalTrafficPolicy Local"),
-		t.rule().priority().bits(^uint32(toClusterIP), 0).vmap(t.classSet).comment("choose an endpoint"))...)
+		t.rule().priority().eq(hostWord(split)).goTo(external).comment("externalTrafficPolicy Local"),
+		t.rule().priority().bitwise(^uint32(clusterIPFlag), 0).vmap(t.classSet).comment("choose an endpoint"))...)
 }
 
-// choose sends a packet to the chain of the class that a map has for its
-// frontend.
+// choose sends packets to the chain of the class that the map by has for their frontend.
+// Packets without one continue with the next rule.
 func (t *table) choose(m *frontendMaps, by *nft.Set) *rule {
-	return t.rule().frontend(m).priorityBy(by).priority().vmap(t.classSet)
+	return t.rule().frontend(m).setPriorityFrom(by).priority().vmap(t.classSet)
 }
 
-// externalChain is for externalTrafficPolicy Local: clients from elsewhere do
-// not come back from the local list, our pods and the node go on.
+// externalChain handles frontends with externalTrafficPolicy Local. Packets of clients from
+// elsewhere do not return from the chain local; those of our pods and the node do, and
+// may use any endpoint.
 func (t *table) externalChain(name, local string, m *frontendMaps) *chain {
 	return t.chain(name,
 		t.rule().jump(local).comment("clients from elsewhere"),
@@ -237,38 +248,38 @@ func (t *table) externalChain(name, local string, m *frontendMaps) *chain {
 		t.choose(m, m.external).comment("choose an endpoint"))
 }
 
-// externalLocalChain keeps clients from elsewhere on the Local list: without
-// one, the packet stays as it is and the filter drops it.
+// externalLocalChain restricts clients from elsewhere to the Local list. If the list is
+// empty, the packet is not translated and the filter drops it.
 func (t *table) externalLocalChain(name string, m *frontendMaps, n *proxy.Node) *chain {
 	c := t.chain(name, t.ourPods(n, (*rule).returns)...)
 	c.rules = append(c.rules,
-		t.rule().local(true).returns().comment("the node takes any endpoint"),
-		t.choose(m, m.locals).comment("others take local endpoints"),
-		t.rule().accept().comment("there is none"))
+		t.rule().saddrIsLocal().returns().comment("the node may use any endpoint"),
+		t.choose(m, m.locals).comment("others may use local endpoints"),
+		t.rule().accept().comment("no local endpoint"))
 	return c
 }
 
+// noEndpointsChain refuses packets to frontends in m that have no endpoint.
 func (t *table) noEndpointsChain(name string, m *frontendMaps) *chain {
-	return t.chain(name, t.rule().frontend(m).priorityBy(m.empty).goTo(unserved).comment("Services without an endpoint"))
+	return t.chain(name, t.rule().frontend(m).setPriorityFrom(m.noEndpoints).goTo(unserved).comment("Services without an endpoint"))
 }
 
-// nodePortChain sends packets to the node addresses that take NodePorts to
-// another chain.
+// nodePortChain sends packets to node addresses that accept NodePorts to another chain.
 func (t *table) nodePortChain(name, to string, n *proxy.Node) *chain {
 	c := t.chain(name)
 	within, except := n.NodePortAddresses(t.family)
 	for _, p := range except {
-		c.rules = append(c.rules, t.rule().within(false, p).returns().comment("loopback takes no NodePorts"))
+		c.rules = append(c.rules, t.rule().daddrIn(p).returns().comment("no NodePorts on loopback addresses"))
 	}
 	for _, p := range within {
 		c.rules = append(c.rules,
-			t.rule().within(false, p).local(false).goTo(to).comment("node addresses that take NodePorts"))
+			t.rule().daddrIn(p).daddrIsLocal().goTo(to).comment("node addresses with NodePorts"))
 	}
 	return c
 }
 
-// markChain marks the packets of the origins that a policy masquerades, where
-// the node is one of them if anyone is.
+// markChain marks the packets of the origins that a policy masquerades. If it
+// masquerades any origin, it masquerades the node.
 func (t *table) markChain(name string, p proxy.Policy, n *proxy.Node, text string) *chain {
 	c := t.chain(name)
 	if !p[proxy.ThisNode].Masquerade {
@@ -281,29 +292,32 @@ func (t *table) markChain(name string, p proxy.Policy, n *proxy.Node, text strin
 	return c
 }
 
-// ourPods returns rules that do something for our pods' traffic.
+// ourPods returns one rule for each way to recognize packets of our pods; then appends the
+// verdict.
 func (t *table) ourPods(n *proxy.Node, then func(*rule) *rule) []*nft.Rule {
 	var rules []*nft.Rule
 	for _, p := range proxy.PrefixesOf(n.LocalPods.Sources, t.family) {
-		rules = append(rules, then(t.rule().within(true, p)).comment("our pods"))
+		rules = append(rules, then(t.rule().saddrIn(p)).comment("our pods"))
 	}
 	if name := n.LocalPods.Interface; name != "" {
-		rules = append(rules, then(t.rule().inBy(name, n.LocalPods.IsPrefix)).comment("our pods"))
+		rules = append(rules, then(t.rule().iifname(name, n.LocalPods.IsPrefix)).comment("our pods"))
 	}
 	return rules
 }
 
+// otherAddressesChain refuses packets to Service addresses at a port that no Service has, and
+// drops packets to addresses in a ServiceCIDR that no Service has.
 func (t *table) otherAddressesChain(cidrs []netip.Prefix) *chain {
 	c := t.chain(otherAddresses,
-		t.rule().load(false).in(t.clusterIPs).goTo(refuse).comment("not a port of this Service"))
-	if t.over.OnLink {
-		c.rules = append(c.rules, t.rule().load(false).in(t.onLink).goTo(refuse).comment("not a port of any Service"))
+		t.rule().daddr().inSet(t.clusterIPs).goTo(refuse).comment("not a port of this Service"))
+	if t.overlay.OnLink {
+		c.rules = append(c.rules, t.rule().daddr().inSet(t.onLink).goTo(refuse).comment("not a port of any Service"))
 	}
-	if a, ok := t.over.NodePortsTo[t.family]; ok {
-		c.rules = append(c.rules, t.rule().within(false, netip.PrefixFrom(a, a.BitLen())).goTo(refuse).comment("not a NodePort"))
+	if a, ok := t.overlay.NodePortsTo[t.family]; ok {
+		c.rules = append(c.rules, t.rule().daddrIn(netip.PrefixFrom(a, a.BitLen())).goTo(refuse).comment("not a NodePort"))
 	}
 	for _, p := range proxy.PrefixesOf(cidrs, t.family) {
-		c.rules = append(c.rules, t.rule().within(false, p).drop().comment("no Service has this address"))
+		c.rules = append(c.rules, t.rule().daddrIn(p).drop().comment("no Service has this address"))
 	}
 	return c
 }

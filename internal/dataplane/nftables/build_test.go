@@ -21,8 +21,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// namespace moves the test to a network namespace of its own; it ends with the
-// test's thread.
+// namespace moves the test's thread to a new network namespace, which ends with the thread.
 func namespace(t testing.TB) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -78,8 +77,8 @@ func serviceKey(i int, f proxy.Family) proxy.PortKey {
 	}, Family: f}
 }
 
-// plainRow is ClusterIP Service number i with n endpoints; shift moves the first
-// one elsewhere.
+// plainRow returns ClusterIP Service number i with n endpoints; shift changes the first
+// endpoint's address.
 func plainRow(i, n, shift int) *proxy.ServicePort {
 	sp := &proxy.ServicePort{
 		Key:             serviceKey(i, proxy.IPv4),
@@ -101,7 +100,7 @@ func addrPort(base uint32, i int, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)}), port)
 }
 
-// plainState is n ClusterIP Services with ten endpoints each.
+// plainState returns n ClusterIP Services with ten endpoints each.
 func plainState(n int) *proxy.State {
 	s := proxy.NewState()
 	s.Node = testNode()
@@ -122,8 +121,8 @@ func testNode() *proxy.Node {
 	}
 }
 
-// randomRow makes a row with frontends, lists and policies of all sorts. Its
-// number makes its addresses its own.
+// randomRow returns a row with random frontends, lists and policies. Rows with different
+// numbers have different addresses.
 func randomRow(r *rand.Rand, i int) *proxy.ServicePort {
 	f := proxy.Families[i%2]
 	at := func(net string, n int, port uint16) netip.AddrPort {
@@ -180,17 +179,15 @@ func swapFrontends(s *proxy.State, i, j int) {
 	a.Frontends, b.Frontends = b.Frontends, a.Frontends
 }
 
-// dump returns what the tables hold as sorted text, for comparison. Numbers that
-// may differ between processes are named by what they lead to. Classes that
-// nothing leads to any more may be left over; they are left out.
+// dump returns the content of the tables as sorted text, for comparison. Numbers that may
+// differ between processes are replaced by what they refer to. Unused classes are left out.
 func dump(t testing.TB, conn nft.Interface, d *Dataplane) string {
 	t.Helper()
 	return settled(t, func() string { return dumpOnce(t, conn, d) })
 }
 
-// settled lists until two listings are the same. The kernel makes room for elements
-// that were added when it comes to it; meanwhile a listing may have some twice and
-// others not at all.
+// settled lists until two listings are equal. The kernel resizes hash tables in the
+// background; meanwhile a listing may repeat some elements and omit others.
 func settled(t testing.TB, list func() string) string {
 	t.Helper()
 	last := list()
@@ -205,8 +202,8 @@ func settled(t testing.TB, list func() string) string {
 	return ""
 }
 
-// wantIdle fails the test unless a Sync of what is there, as dump says, writes
-// nothing. What its listing leaves out, as dump's may, it adds once more.
+// wantIdle fails the test unless a Sync writes nothing. An element that its listing omits,
+// as one of dump may, is added again; that is not a failure.
 func wantIdle(t testing.TB, c *counter, d *Dataplane, s *proxy.State) {
 	t.Helper()
 	for range 100 {
@@ -240,7 +237,7 @@ func dumpOnce(t testing.TB, conn nft.Interface, d *Dataplane) string {
 		x := dumper{t: t, conn: conn, table: tab, chains: map[string]string{}, names: map[string]string{}, used: map[string]bool{}}
 		lines = append(lines, x.elements()...)
 		for name, rules := range l.Chains {
-			if class := strings.ContainsAny(name, "0123456789") || strings.Contains(name, toTaken); !class || x.used["goto "+name] {
+			if class := strings.ContainsAny(name, "0123456789") || strings.Contains(name, takenPrefix); !class || x.used["goto "+name] {
 				lines = append(lines, fmt.Sprintf("%v chain %s %q", tab.Table, name, rules))
 			}
 		}
@@ -274,7 +271,7 @@ func (x *dumper) elements() (lines []string) {
 	for _, m := range []*frontendMaps{&x.table.addresses, &x.table.nodePorts} {
 		x.each(m.lists, func(e nft.Element) {
 			if n := x.names[e.Data]; n == "" || n > fmt.Sprintf("list of %x", e.Key) {
-				base, _ := word(e.Data)
+				base, _ := parseHostWord(e.Data)
 				for i, half := range []uint32{0, halfBlock} {
 					x.names[string(hostWord(base+half))] = fmt.Sprintf("list of %x", e.Key) + []string{"", " local"}[i]
 				}
@@ -321,11 +318,11 @@ func (x *dumper) data(s *nft.Set, data string) string {
 	}
 }
 
-// classIn returns the class's number that a map has, and what else it says.
+// classIn returns the number of a class in a map's value, and the other bits.
 func classIn(data string) (class, more string) {
-	n, _ := word(data)
-	if n >= firstClass && n&toClusterIP != 0 {
-		return string(hostWord(n &^ toClusterIP)), " of a ClusterIP"
+	n, _ := parseHostWord(data)
+	if n >= firstClass && n&clusterIPFlag != 0 {
+		return string(hostWord(n &^ clusterIPFlag)), " of a ClusterIP"
 	}
 	return data, ""
 }

@@ -10,11 +10,12 @@ import (
 	"sluice/internal/proxy"
 )
 
-// This file has the rules by which an endpoint is chosen. The chain of a class
-// looks nothing up in the maps of Services, but has constant chains do it: to add
-// a rule that refers to a map, the kernel looks at all the map's elements, and to
-// add an element, at all such rules.
+// This file has the rules that choose an endpoint. The chain of a class does not look
+// anything up in the maps of Services but jumps to constant chains that do: when a rule
+// that refers to a map is added, the kernel visits all elements of the map, and when an
+// element is added, all such rules.
 
+// firstSlot returns the number of slot 0 of a list.
 func firstSlot(scope proxy.Scope) uint32 {
 	if scope == proxy.ScopeLocal {
 		return localSlots
@@ -22,22 +23,24 @@ func firstSlot(scope proxy.Scope) uint32 {
 	return slots
 }
 
-// Names of chains that choose begin so; the list they are for follows.
+// Prefixes of the names of chains that choose an endpoint. The name of the list follows,
+// or the timeout after rememberPrefix.
 const (
-	toSlot     = "endpoint-" // to the endpoint in a slot
-	toKnown    = "known-"    // the id that the client is remembered for
-	toLive     = "live-"     // to the endpoint with that id, or forget it
-	toID       = "id-"       // the id in a slot
-	toChosen   = "chosen-"   // to the endpoint with the id that was chosen
-	toRemember = "remember-" // note the endpoint's id; how long follows
-	toTaken    = "taken-"    // to the overlay
+	slotPrefix     = "endpoint-" // translate to the endpoint in a slot
+	knownPrefix    = "known-"    // look up the id that is remembered for the client
+	livePrefix     = "live-"     // translate to the endpoint with that id, or forget the id
+	idPrefix       = "id-"       // look up the id in a slot
+	chosenPrefix   = "chosen-"   // translate to the endpoint with the chosen id
+	rememberPrefix = "remember-" // remember the endpoint's id for the client
+	takenPrefix    = "taken-"    // send to the overlay
 )
 
-// otherList is the chain that takes the id that the row's other list remembers the
-// client for, as that of the same endpoint in this one.
+// otherList is the chain that looks up the id that is remembered for the client in the
+// row's other list, and converts it to the id of the same endpoint in this list.
 const otherList = "other-list"
 
-// classChains returns the chains of a class: its own, and the one that remembers.
+// classChains returns the chains of a class: its own and, with session affinity, the one
+// that remembers clients. A class without endpoints has none.
 func (t *table) classChains(c class) []*chain {
 	if c.taken {
 		return []*chain{t.takenChain(c)}
@@ -50,139 +53,140 @@ func (t *table) classChains(c class) []*chain {
 	if c.masquerade {
 		own.rules = append(own.rules, t.rule().setMark(true).comment("masquerade"))
 	}
-	pick := t.rule().chooseSlot(c.way, uint32(c.count), firstSlot(c.scope))
+	pick := t.rule().chooseSlot(c.method, uint32(c.count), firstSlot(c.scope))
 	if c.timeout == 0 {
-		own.rules = append(own.rules, pick.goTo(toSlot+c.list()).comment("choose an endpoint"))
+		own.rules = append(own.rules, pick.goTo(slotPrefix+c.list()).comment("choose an endpoint"))
 		return []*chain{own}
 	}
 	remember := t.rememberChain(c)
 	own.rules = append(own.rules,
-		t.rule().jump(toKnown+c.list()).comment("the client may have an endpoint"),
-		t.rule().jump(remember.Name).comment("for longer"),
-		t.rule().jump(toLive+c.list()).comment("go there"),
-		t.rule().jump(otherList).comment("it may have one of another policy"),
-		t.rule().jump(remember.Name).comment("of this one, too"),
-		t.rule().jump(toLive+c.list()).comment("go there"),
-		pick.jump(toID+c.list()).comment("choose an endpoint"),
-		t.rule().jump(remember.Name).comment("for the next time"),
-		t.rule().goTo(toChosen+c.list()).comment("go there"))
+		t.rule().jump(knownPrefix+c.list()).comment("the client may have an endpoint"),
+		t.rule().jump(remember.Name).comment("extend the timeout"),
+		t.rule().jump(livePrefix+c.list()).comment("to this endpoint"),
+		t.rule().jump(otherList).comment("the client may have an endpoint of the row's other list"),
+		t.rule().jump(remember.Name).comment("remember it for this list, too"),
+		t.rule().jump(livePrefix+c.list()).comment("to this endpoint"),
+		pick.jump(idPrefix+c.list()).comment("choose an endpoint"),
+		t.rule().jump(remember.Name).comment("remember the endpoint"),
+		t.rule().goTo(chosenPrefix+c.list()).comment("to this endpoint"))
 	return []*chain{own, remember}
 }
 
-// rememberChain notes the endpoint in the packet's priority, if there is one.
+// rememberChain remembers the endpoint whose id is the packet's priority, if it is an id.
 func (t *table) rememberChain(c class) *chain {
-	out := t.chain(toRemember+c.timeout.String(),
+	out := t.chain(rememberPrefix+c.timeout.String(),
 		t.rule().priorityIsID().remember(t.affinity, listMask, c.timeout).comment("the client's endpoint"))
 	out.rank = rankRemember
 	return out
 }
 
-const overtaken = "there are fewer since the Service was looked up"
+const listShrank = "the list became shorter since the lookup"
 
-// choices returns the constant chains that choose. Without translations, none does.
-func (t *table) choices() (out []*chain) {
-	if t.over.Sockets != nil {
+// endpointChains returns the constant chains that choose an endpoint. An overlay with
+// sockets translates nothing, so it needs none.
+func (t *table) endpointChains() (out []*chain) {
+	if t.overlay.Sockets != nil {
 		return nil
 	}
 	const all = ^uint32(0)
-	out = append(out, t.chain(otherList, t.rule().load(true).priority().bits(all, halfBlock).priorityBy(t.affinity).
+	out = append(out, t.chain(otherList, t.rule().saddr().priority().bitwise(all, halfBlock).setPriorityFrom(t.affinity).
 		setPriority(all, halfBlock).comment("the same endpoint in this list")))
 	for _, nodePort := range []bool{false, true} {
-		m := t.frontends(nodePort)
-		// The only chain that refers to the endpoints, with a slot or an id in the packet's priority.
+		m := t.mapsFor(nodePort)
+		// This is the only chain that refers to the map of endpoints. The packet's priority
+		// is a slot or an id.
 		out = append(out, t.chain(m.dnat, t.rule().frontend(m).priority().dnatBy(m.endpoints).comment("to the endpoint")))
 		for _, scope := range scopes {
-			out = append(out, t.choicesOf(m, class{nodePort: nodePort, scope: scope})...)
+			out = append(out, t.listChains(m, class{nodePort: nodePort, scope: scope})...)
 		}
 	}
 	return out
 }
 
-// choicesOf returns the constant chains that choose from one list.
-func (t *table) choicesOf(m *frontendMaps, c class) []*chain {
-	first := func(r *rule) *rule { return r.chooseSlot(way{}, 1, firstSlot(c.scope)) }
-	idInSlot := func(r *rule) *rule { return r.frontend(m).priority().priorityBy(m.ids) }
-	list := func(r *rule) *rule { // puts the number of the list into the packet's priority
-		r.frontend(m).priorityBy(m.lists)
+// listChains returns the constant chains that choose from the list of c.
+func (t *table) listChains(m *frontendMaps, c class) []*chain {
+	first := func(r *rule) *rule { return r.chooseSlot(balancingMethod{}, 1, firstSlot(c.scope)) }
+	idInSlot := func(r *rule) *rule { return r.frontend(m).priority().setPriorityFrom(m.ids) }
+	list := func(r *rule) *rule { // sets the packet's priority to the number of the list
+		r.frontend(m).setPriorityFrom(m.lists)
 		if c.scope == proxy.ScopeLocal {
 			r.setPriority(^uint32(halfBlock), halfBlock)
 		}
 		return r
 	}
 	return []*chain{
-		t.chain(toSlot+c.list(),
+		t.chain(slotPrefix+c.list(),
 			t.rule().jump(m.dnat).comment("to the endpoint in the slot"),
-			first(t.rule()).goTo(m.dnat).comment(overtaken)),
-		t.chain(toID+c.list(),
+			first(t.rule()).goTo(m.dnat).comment(listShrank)),
+		t.chain(idPrefix+c.list(),
 			idInSlot(t.rule()).comment("the endpoint in the slot"),
-			idInSlot(first(t.rule().priorityIsSlot())).comment(overtaken)),
-		t.chain(toKnown+c.list(),
-			list(t.rule()).load(true).priority().priorityBy(t.affinity).comment("what the client is remembered for")),
-		t.chain(toLive+c.list(),
+			idInSlot(first(t.rule().priorityIsSlot())).comment(listShrank)),
+		t.chain(knownPrefix+c.list(),
+			list(t.rule()).saddr().priority().setPriorityFrom(t.affinity).comment("the endpoint remembered for the client")),
+		t.chain(livePrefix+c.list(),
 			t.rule().jump(m.dnat).comment("to the client's endpoint"),
-			list(t.rule().priorityHas(halfBlock-1)).forget(t.affinity).comment("it is gone")),
-		t.chain(toChosen+c.list(),
-			t.rule().load(true).priority().bits(listMask, 0).priorityBy(t.affinity).comment("another packet may have been faster"),
+			list(t.rule().priorityHas(halfBlock-1)).forget(t.affinity).comment("the endpoint is gone")),
+		t.chain(chosenPrefix+c.list(),
+			t.rule().saddr().priority().bitwise(listMask, 0).setPriorityFrom(t.affinity).comment("another packet may have chosen first"),
 			t.rule().jump(m.dnat).comment("to the endpoint that was chosen"),
-			idInSlot(first(t.rule())).goTo(m.dnat).comment(overtaken)),
+			idInSlot(first(t.rule())).goTo(m.dnat).comment(listShrank)),
 	}
 }
 
-// way is how a slot is chosen. The zero value is by chance.
-type way struct {
+// balancingMethod is how a slot is chosen. The zero value chooses at random.
+type balancingMethod struct {
 	balancing proxy.Balancing
-	// turns says whose turns round robin counts: a rule has one counter, and
-	// Services that shared it would take each other's turns.
-	turns string
+	// counter identifies the row for round robin: each rule has one counter, and rows
+	// that shared it would take each other's turns.
+	counter string
 }
 
-// wayOf returns how one of several slots of a row is chosen. What only an
-// overlay can do is replaced by what comes nearest.
-func wayOf(sp *proxy.ServicePort, slots int) way {
+// methodOf returns how one of several slots of a row is chosen. A method that only an
+// overlay supports is replaced by the most similar one.
+func methodOf(sp *proxy.ServicePort, slots int) balancingMethod {
 	if slots < 2 {
-		return way{}
+		return balancingMethod{}
 	}
 	switch sp.Balancing {
 	case proxy.RoundRobin:
-		// No two rows share a frontend.
+		// A frontend identifies the row: no two rows have the same one.
 		at := sp.Frontends[0].Addr
-		addr := strings.ReplaceAll(at.Addr().String(), ":", ".") // nft reads no name with a colon
-		return way{proxy.RoundRobin, fmt.Sprintf("%s-%s-%d", addr, strings.ToLower(sp.Key.Protocol.String()), at.Port())}
+		addr := strings.ReplaceAll(at.Addr().String(), ":", ".") // nft cannot parse a name with a colon
+		return balancingMethod{proxy.RoundRobin, fmt.Sprintf("%s-%s-%d", addr, strings.ToLower(sp.Key.Protocol.String()), at.Port())}
 	case proxy.SourceHash, proxy.Maglev:
-		return way{balancing: proxy.SourceHash}
+		return balancingMethod{balancing: proxy.SourceHash}
 	default:
-		return way{}
+		return balancingMethod{}
 	}
 }
 
-// suffix is what the name of a class has of it.
-func (w way) suffix() string {
+// suffix returns the method as the end of a chain's name; empty for the zero value.
+func (w balancingMethod) suffix() string {
 	switch {
-	case w == way{}:
+	case w == balancingMethod{}:
 		return ""
-	case w.turns == "":
+	case w.counter == "":
 		return "-" + w.balancing.String()
 	default:
-		return "-" + w.balancing.String() + "-" + w.turns
+		return "-" + w.balancing.String() + "-" + w.counter
 	}
 }
 
-// hashSeed is the same in every process, so that clients stay where they are
-// after a restart.
+// hashSeed is constant, so that clients keep their endpoints after a restart.
 const hashSeed = 0x51011ce
 
-// chooseSlot sets the packet's priority to one of n numbers from an offset on.
-func (r *rule) chooseSlot(w way, n, offset uint32) *rule {
+// chooseSlot sets the packet's priority to one of the numbers in [offset, offset+n).
+func (r *rule) chooseSlot(w balancingMethod, n, offset uint32) *rule {
 	switch w.balancing {
 	case proxy.RoundRobin:
 		r.add(&expr.Numgen{Register: firstRegister, Modulus: n, Type: unix.NFT_NG_INCREMENTAL, Offset: offset})
 	case proxy.SourceHash:
-		r.load(true).add(&expr.Hash{
-			SourceRegister: firstRegister, DestRegister: firstRegister, Length: 4 * r.words(),
+		r.saddr().add(&expr.Hash{
+			SourceRegister: firstRegister, DestRegister: firstRegister, Length: 4 * r.addrWords(),
 			Modulus: n, Seed: hashSeed, Offset: offset, Type: expr.HashTypeJenkins,
 		})
 	default:
 		r.add(&expr.Numgen{Register: firstRegister, Modulus: n, Type: unix.NFT_NG_RANDOM, Offset: offset})
 	}
-	return r.set(expr.MetaKeyPRIORITY)
+	return r.setMeta(expr.MetaKeyPRIORITY)
 }

@@ -17,9 +17,9 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestNoFlowIsLostToACommit takes a Service from 20 endpoints to one and back
-// all the time, while new flows come. A commit in the middle of a packet's
-// lookups must not leave it without an endpoint.
+// TestNoFlowIsLostToACommit changes a Service from 20 endpoints to one and back in a loop,
+// while new flows start. A commit between two lookups of a packet must not leave the
+// packet without an endpoint.
 func TestNoFlowIsLostToACommit(t *testing.T) {
 	flows := 1_000_000
 	if testing.Short() {
@@ -58,13 +58,14 @@ func TestNoFlowIsLostToACommit(t *testing.T) {
 				t.Errorf("%d of %d new flows refused", refused, tt.flows)
 			}
 			if changes < tt.flows/1000 {
-				t.Errorf("only %d changes: this proves nothing", changes)
+				t.Errorf("only %d changes, too few to prove anything", changes)
 			}
 		})
 	}
 }
 
-// churn applies one row and the other until it is stopped, and returns how often.
+// churn applies one row and the other in turn until it is stopped, and returns the number of
+// changes.
 func churn(t *testing.T, d *Dataplane, a, b *proxy.ServicePort, stop <-chan struct{}) (changes int) {
 	for {
 		select {
@@ -81,13 +82,14 @@ func churn(t *testing.T, d *Dataplane, a, b *proxy.ServicePort, stop <-chan stru
 	}
 }
 
-// pods is where flows go to; those of clients come from it, too.
+// pods are the destinations of flows, and clients, which are among them, the sources.
 var (
 	pods    = netip.MustParsePrefix("10.0.0.0/8")
 	clients = netip.MustParsePrefix("10.200.0.0/16")
 )
 
-// podsOnLoopback gives the namespace all addresses of pods, and routes to Services. What is remembered of flows is forgotten soon.
+// podsOnLoopback makes all addresses of pods local, adds routes to Services, and shortens
+// the timeouts of connection tracking.
 func podsOnLoopback(t *testing.T) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
@@ -113,8 +115,8 @@ func podsOnLoopback(t *testing.T) {
 	}
 }
 
-// sendFlows sends the first packet of n new flows, and returns how many of them
-// our rules refused: the kernel says so to the sender at once.
+// sendFlows sends the first packet of n new flows, and returns how many of them our rules
+// refused, which the kernel reports to the sender immediately.
 func sendFlows(t *testing.T, to netip.AddrPort, n int) (refused int) {
 	t.Helper()
 	sa := &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}

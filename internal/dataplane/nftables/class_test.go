@@ -19,7 +19,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// attempts counts all batches that are sent, also those that are refused.
+// attempts counts all batches that are sent, including refused ones.
 type attempts struct {
 	nft.Interface
 	n int
@@ -32,9 +32,9 @@ func (a *attempts) Commit(ctx context.Context, b *nft.Batch) error {
 	return a.Interface.Commit(ctx, b)
 }
 
-// TestCostOfFlapping takes a Service from three endpoints to two and back. Its
-// two classes are kept for it however often that happens: each change is one
-// batch, and none is refused, for which the kernel takes its time.
+// TestCostOfFlapping changes a Service from three endpoints to two and back. Its two
+// classes stay however often that happens: each change is one batch, and none is refused,
+// which takes the kernel long.
 func TestCostOfFlapping(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
@@ -61,15 +61,15 @@ func TestCostOfFlapping(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, constant := len(l.Chains), len(d.tables[0].constant(s.Node, nil, d.guard)); n != constant+2 {
+	if n, constant := len(l.Chains), len(d.tables[0].constantChains(s.Node, nil, d.guard)); n != constant+2 {
 		t.Errorf("%d chains; want %d constant ones and two of classes", n, constant)
 	}
 }
 
-// silent does what it is asked to, but loses the answer where a class is deleted.
-type silent struct{ nft.Interface }
+// lostAnswers commits every batch, but loses the answer to those that delete a class.
+type lostAnswers struct{ nft.Interface }
 
-func (s silent) Commit(ctx context.Context, b *nft.Batch) error {
+func (s lostAnswers) Commit(ctx context.Context, b *nft.Batch) error {
 	err := s.Interface.Commit(ctx, b)
 	deletes := func(op nft.Op) bool { return op.Kind == nft.DeleteElement && op.Set.Verdicts }
 	if slices.ContainsFunc(b.Ops, deletes) {
@@ -78,14 +78,14 @@ func (s silent) Commit(ctx context.Context, b *nft.Batch) error {
 	return err
 }
 
-// TestLostAnswerLosesNoClass uses classes again of which it is not known whether
-// they could be deleted.
-func TestLostAnswerLosesNoClass(t *testing.T) { synctest.Test(t, lostAnswerLosesNoClass) }
+// TestLostAnswerKeepsClass uses classes again after it is not known whether they were
+// deleted.
+func TestLostAnswerKeepsClass(t *testing.T) { synctest.Test(t, lostAnswerKeepsClass) }
 
-func lostAnswerLosesNoClass(t *testing.T) {
+func lostAnswerKeepsClass(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
-	d := Alone.New(silent{fake}, mode.Settings{MasqueradeBit: 14})
+	d := Alone.New(lostAnswers{fake}, mode.Settings{MasqueradeBit: 14})
 	s := plainState(0)
 	if err := proxytest.Sync(ctx, d, s); err != nil {
 		t.Fatal(err)
@@ -113,7 +113,7 @@ func lostAnswerLosesNoClass(t *testing.T) {
 		each(d.tables[0].classSet, func(e nft.Element) { chains[e.Key] = true })
 		each(d.tables[0].addresses.dispatch, func(e nft.Element) {
 			if class, _ := classIn(e.Data); !chains[class] {
-				t.Fatalf("after change %d the Service leads to class %x, which is not there", n, e.Data)
+				t.Fatalf("after change %d the Service has class %x, which does not exist", n, e.Data)
 			}
 		})
 	}
@@ -122,8 +122,9 @@ func lostAnswerLosesNoClass(t *testing.T) {
 	}
 }
 
-// TestClassNumbersBeginAnew has a former process leave the last number there is.
-func TestClassNumbersBeginAnew(t *testing.T) {
+// TestClassNumbersWrapAround starts with a table in which a former process used the last
+// number.
+func TestClassNumbersWrapAround(t *testing.T) {
 	cs := newClasses()
 	for i, n := range []uint32{firstClass, slots - 2, slots, scratchBit, 7} {
 		cs.recover(nft.Element{Key: string(hostWord(n)), Verdict: nft.Verdict{Code: nft.Goto, Chain: class{count: i + 1}.chain()}})
@@ -133,10 +134,10 @@ func TestClassNumbersBeginAnew(t *testing.T) {
 		c := class{count: i + 1}
 		n := cs.number(c)
 		if other, ok := given[n]; ok {
-			t.Fatalf("number %x of class %v is given to %v", n, other, c)
+			t.Fatalf("number %x of class %v is assigned to %v", n, other, c)
 		}
 		if n < firstClass || n >= slots {
-			t.Fatalf("class %v has number %x, which is no class's", c, n)
+			t.Fatalf("class %v has number %x, which is not a number of a class", c, n)
 		}
 		given[n] = c
 	}
@@ -145,10 +146,10 @@ func TestClassNumbersBeginAnew(t *testing.T) {
 	}
 }
 
-// TestClassesReferToNoLargeMap pins what a class costs that is new. To add a rule
-// that refers to a map the kernel looks at all the map's elements, and to add an
-// element to it, at all such rules: chains of classes may refer to the map of
-// remembered clients alone, once for each time-out.
+// TestClassesReferToNoLargeMap bounds the cost of a new class. When a rule that refers to a
+// map is added, the kernel visits all elements of the map, and when an element is added, all
+// such rules. So chains of classes may refer only to the map of remembered clients, once
+// for each timeout.
 func TestClassesReferToNoLargeMap(t *testing.T) {
 	for _, tab := range Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14}).tables {
 		for _, c := range []class{

@@ -12,15 +12,16 @@ import (
 // kubeProxyTable is the table of kube-proxy's nftables mode, in both families.
 const kubeProxyTable = "kube-proxy"
 
-// Keep is what an open dataplane has made its own of what Cleanup would remove.
+// Keep says what Cleanup must not remove, because an open dataplane uses it.
 type Keep struct {
-	Tables   bool // ours: it is this mode that is open
-	Loopback bool // the setting that opened loopback: the dataplane has a guard for it
+	Tables   bool // our tables: this mode is open
+	Loopback bool // the sysctl route_localnet: the open dataplane guards loopback addresses
 }
 
-// Cleanup removes our tables and those of kube-proxy's nftables mode, but for
-// what is kept, and returns what it removed. If a service proxy opened loopback,
-// it is closed again before its guard goes; if it cannot be, the guard stays.
+// Cleanup removes our tables and those of kube-proxy's nftables mode, except for what
+// keep says, and returns what it removed. If a service proxy enabled route_localnet,
+// it is disabled before the guard of loopback addresses is removed; if that is not
+// possible, the guard stays.
 func (o Overlay) Cleanup(ctx context.Context, keep Keep) (removed []string, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -30,7 +31,9 @@ func (o Overlay) Cleanup(ctx context.Context, keep Keep) (removed []string, err 
 	return cleanup(ctx, conn, sysctl.Kernel{}, o, keep)
 }
 
-func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Overlay, keep Keep) (removed []string, stays error) {
+// cleanup is Cleanup with a kernel to work on. If it cannot disable route_localnet, it does the
+// rest and returns that error.
+func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Overlay, keep Keep) (removed []string, localnetErr error) {
 	var b nft.Batch
 	for _, f := range proxy.Families {
 		t := newTable(f, 0, o)
@@ -51,11 +54,11 @@ func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Over
 		}
 		if traces(listing).Noted && !keep.Loopback {
 			var done string
-			if done, stays = localnet.Reset(k); done != "" {
+			if done, localnetErr = localnet.Reset(k); done != "" {
 				removed = append(removed, done)
 			}
 		}
-		guarded := f == proxy.IPv4 && stays != nil
+		guarded := f == proxy.IPv4 && localnetErr != nil
 		if guarded && onlyGuard(listing) {
 			continue
 		}
@@ -67,5 +70,5 @@ func cleanup(ctx context.Context, conn nft.Interface, k sysctl.Interface, o Over
 	if err := conn.Commit(ctx, &b); err != nil {
 		return nil, explain(err)
 	}
-	return removed, stays
+	return removed, localnetErr
 }

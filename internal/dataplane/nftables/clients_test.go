@@ -17,7 +17,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// manyRanges returns ranges of one address, none beside another.
+// manyRanges returns ranges of one address, no two of which are adjacent.
 func manyRanges(n int) (all []netip.Prefix) {
 	for i := range n {
 		all = append(all, netip.PrefixFrom(addrPort(20<<24, 2*i, 0).Addr(), 32))
@@ -25,7 +25,7 @@ func manyRanges(n int) (all []netip.Prefix) {
 	return all
 }
 
-// restrictedRow is a row with a LoadBalancer that some clients may use.
+// restrictedRow returns a row with a LoadBalancer that only the given clients may use.
 func restrictedRow(i int, from []netip.Prefix) *proxy.ServicePort {
 	sp := plainRow(i, 1, 0)
 	sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.LoadBalancer, Addr: addrPort(172<<24|30<<16, i, 80)})
@@ -33,7 +33,7 @@ func restrictedRow(i int, from []netip.Prefix) *proxy.ServicePort {
 	return sp
 }
 
-// clientsChains returns the rules of all chains that let some clients go on.
+// clientsChains returns the rules of all chains of source ranges.
 func clientsChains(t *testing.T, c nft.Interface, d *Dataplane) map[string][]nft.ListedRule {
 	t.Helper()
 	l, err := c.List(t.Context(), d.tables[0].Table)
@@ -41,15 +41,15 @@ func clientsChains(t *testing.T, c nft.Interface, d *Dataplane) map[string][]nft
 		t.Fatal(err)
 	}
 	for name := range l.Chains {
-		if !strings.HasPrefix(name, toClients) {
+		if !strings.HasPrefix(name, clientsPrefix) {
 			delete(l.Chains, name)
 		}
 	}
 	return l.Chains
 }
 
-// TestCostOfSourceRanges wants rows with the same ranges to share them, and no
-// operation for any single range when they go.
+// TestCostOfSourceRanges checks that rows with the same ranges share a chain, and that
+// removing it takes no operation per range.
 func TestCostOfSourceRanges(t *testing.T) {
 	const ranges, rows = 4000, 4
 	d, fake := synced(t, 100)
@@ -80,7 +80,7 @@ func TestCostOfSourceRanges(t *testing.T) {
 	}
 }
 
-// TestSharedSourceRanges keeps ranges until the last row with them goes.
+// TestSharedSourceRanges checks that ranges stay until the last row with them is removed.
 func TestSharedSourceRanges(t *testing.T) {
 	d, fake := synced(t, 1)
 	a, b := restrictedRow(10, manyRanges(2)), restrictedRow(11, manyRanges(2))
@@ -96,9 +96,9 @@ func TestSharedSourceRanges(t *testing.T) {
 	}
 }
 
-// TestSourceRangesLetClients sends packets of clients within and outside of lists of
-// every form, changed by steps.
-func TestSourceRangesLetClients(t *testing.T) {
+// TestSourceRangesAdmitClients sends packets of clients inside and outside of ranges of
+// every form, which Apply changes.
+func TestSourceRangesAdmitClients(t *testing.T) {
 	namespace(t)
 	podsOnLoopback(t)
 	addr, err := netlink.ParseAddr("192.0.2.1/32") // to masquerade with
@@ -141,13 +141,13 @@ func TestSourceRangesLetClients(t *testing.T) {
 		for _, i := range []int{9, 10, 11, 14, 15, 16, 17, 200, 208, 209, 215, 216} {
 			let, err := sends(at(i), last.Frontends[1].Addr)
 			if want := slices.Contains(test.let, i); err != nil || let != want {
-				t.Errorf("%s: client %v is let: %t, error %v; want %t", name, at(i), let, err, want)
+				t.Errorf("%s: client %v is admitted: %t, error %v; want %t", name, at(i), let, err, want)
 			}
 		}
 	}
 }
 
-// sends reports whether a packet leaves, and is not dropped.
+// sends reports whether a packet is sent, not dropped.
 func sends(from netip.Addr, to netip.AddrPort) (bool, error) {
 	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), net.UDPAddrFromAddrPort(to))
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// underTest puts the dataplane under the packet table.
+// underTest opens the dataplane for the conformance tests.
 var underTest = conformance.Dataplane{
 	Mode: "nftables",
 	Open: func(ctx context.Context) (proxy.Dataplane, error) {
@@ -18,11 +18,11 @@ var underTest = conformance.Dataplane{
 	},
 }
 
-// TestConformance plays the packet table with real packets.
+// TestConformance runs the packet table with real packets.
 func TestConformance(t *testing.T) { conformance.Run(t, underTest) }
 
-// TestBridged plays it on a node whose pods share a bridge with br_netfilter.
+// TestBridged runs it on a node whose pods share a bridge with br_netfilter.
 func TestBridged(t *testing.T) { conformance.RunBridged(t, underTest) }
 
-// TestRandom plays random states and packets against the oracle.
+// TestRandom compares random states and packets with the oracle.
 func TestRandom(t *testing.T) { conformance.RunRandom(t, underTest, 1, 30) }

@@ -23,8 +23,8 @@ func synced(t *testing.T, n int) (*Dataplane, *nfttest.Fake) {
 	return d, fake
 }
 
-// TestCostOfReplacingOneEndpoint pins promise two: the cost follows the change,
-// not the number of Services.
+// TestCostOfReplacingOneEndpoint checks that the cost depends on the change, not on the
+// number of Services.
 func TestCostOfReplacingOneEndpoint(t *testing.T) {
 	for _, n := range []int{100, 30_000} {
 		d, fake := synced(t, n)
@@ -40,7 +40,8 @@ func TestCostOfReplacingOneEndpoint(t *testing.T) {
 	}
 }
 
-// TestCostOfAddingAService wants the same operations whatever is there already.
+// TestCostOfAddingAService checks that the number of operations does not depend on the
+// number of Services.
 func TestCostOfAddingAService(t *testing.T) {
 	var first int
 	for _, n := range []int{100, 30_000} {
@@ -61,7 +62,7 @@ func TestCostOfAddingAService(t *testing.T) {
 	}
 }
 
-// TestCostOfRemovingAnEndpoint fills the hole with the last slot.
+// TestCostOfRemovingAnEndpoint fills the gap with the endpoint of the last slot.
 func TestCostOfRemovingAnEndpoint(t *testing.T) {
 	d, fake := synced(t, 1000)
 	old := plainRow(50, 10, 0)
@@ -75,9 +76,9 @@ func TestCostOfRemovingAnEndpoint(t *testing.T) {
 	}
 }
 
-// TestCostOfAffinity replaces an endpoint on this node of a Service with session
-// affinity, which has both lists, and wants the same operations whatever is there:
-// two in each list of each frontend for its id, and two for the endpoint.
+// TestCostOfAffinity replaces an endpoint on this node of a Service with session affinity,
+// which is in both lists. Whatever the number of Services, each list of each frontend takes
+// two operations for its id and two for the endpoint.
 func TestCostOfAffinity(t *testing.T) {
 	row := func(shift int) *proxy.ServicePort {
 		sp := stickyRow(shift, 1)
@@ -101,18 +102,18 @@ func TestCostOfAffinity(t *testing.T) {
 	}
 }
 
-// TestCostOfRightKernel wants a Sync onto what is right to write nothing.
-func TestCostOfRightKernel(t *testing.T) {
+// TestCostOfUnchangedSync checks that a Sync writes nothing if nothing differs.
+func TestCostOfUnchangedSync(t *testing.T) {
 	d, fake := synced(t, 1000)
 	if err := proxytest.Sync(context.Background(), d, plainState(1000)); err != nil {
 		t.Fatal(err)
 	}
 	if c := fake.Reset(); len(c.Ops) != 0 {
-		t.Errorf("Sync onto a right kernel made %v", c.Ops)
+		t.Errorf("Sync without a difference made %v", c.Ops)
 	}
 }
 
-// TestCostOfNodeChange rewrites constant chains only.
+// TestCostOfNodeChange checks that a change of the node rewrites only constant chains.
 func TestCostOfNodeChange(t *testing.T) {
 	d, fake := synced(t, 1000)
 	node := testNode()
@@ -125,8 +126,9 @@ func TestCostOfNodeChange(t *testing.T) {
 	}
 }
 
-// TestCostOfUnlistedEndpoints writes nothing for what only conntrack reads.
-func TestCostOfUnlistedEndpoints(t *testing.T) {
+// TestCostOfDrainingEndpoints checks that endpoints which matter only to connection tracking
+// cost nothing.
+func TestCostOfDrainingEndpoints(t *testing.T) {
 	d, fake := synced(t, 100)
 	old, cur := plainRow(50, 10, 0), plainRow(50, 10, 0)
 	cur.Draining = []netip.AddrPort{addrPort(10<<24, 1<<20, 8080)}

@@ -1,52 +1,56 @@
-// Package nftables renders the desired state as a constant set of rules and
-// the elements of a few maps, over netlink.
+// Package nftables implements mode nftables: it renders rows as a constant set of
+// rules and the elements of a few maps, and writes them over netlink.
 //
 // There is no chain per Service, endpoint or client. A row ([proxy.ServicePort])
-// becomes elements; a step becomes the difference of the old row's elements
-// and the new row's, in one atomic batch. For each family there is one table
-// named sluice. The path of a connection's first packet:
+// renders to elements; a change of the row is the difference between its old and
+// its new elements, written in one atomic batch. Each family has one table, named
+// sluice. The path of a connection's first packet:
 //
 //	prerouting / output
-//	  firewall        -110  chain of the frontend's source ranges by @source-ranges, if it has any
-//	                          clients-...   client in none of them: drop
-//	  services        -100  class by @services (address . protocol . port), which also says that it is
-//	                          a ClusterIP: mark for masquerade what is not our pods'
-//	                          split by client (externalTrafficPolicy Local):
-//	                            elsewhere: class by @locals, or not at all
-//	                            the node: mark; our pods and the node: class by @external
-//	                        and the class
+//	  firewall        -110  jump by @source-ranges, if the frontend has source ranges:
+//	                          clients-...   drop clients outside the ranges
+//	  services        -100  look up the class in @services (address . protocol . port); its value
+//	                          also says whether the frontend is a ClusterIP: then mark for
+//	                          masquerade unless the client is one of our pods
+//	                        if it is split by origin (externalTrafficPolicy Local):
+//	                          clients from elsewhere: class by @locals, or no endpoint
+//	                          the node: mark; our pods and the node: class by @external
+//	                        then go to the chain of the class:
 //	                          lb-3          choose one of three slots; endpoint-lb: dnat by @endpoints
 //	                          masq-lb-3     mark for masquerade, then the same
 //	                          lb-3-3h0m0s   known-lb, live-lb: the client's endpoint by @affinity;
-//	                                        other-list, live-lb: that of the row's other list, if it is in this one;
+//	                                        other-list, live-lb: the endpoint remembered for the row's
+//	                                        other list, if this list has it too;
 //	                                        else choose a slot, id-lb, remember-3h0m0s, chosen-lb
-//	                          lb-3-source-hash, lb-3-round-robin-...: as lb-3, with another way to choose
-//	                          accept        no endpoint; it must not be taken for a NodePort
-//	                        else, to a node address: the same by protocol . port (np-3, ...)
+//	                          lb-3-source-hash, lb-3-round-robin-...: as lb-3, with another method
+//	                          accept        no endpoint; the packet must not match a NodePort
+//	                        otherwise, to a node address: the same by protocol . port (np-3, ...)
 //	input / forward / output
-//	  filter             0  new and still to a frontend: reject or drop, as @no-endpoints says;
-//	                        both are counted by what the client sent to (@refused-...), as at the firewall
+//	  filter             0  new and still to a frontend: reject or drop, according to @no-endpoints;
+//	                        these packets, and those that the firewall drops, are counted by the
+//	                        destination that the client used (@refused-...)
 //	                        new and to another port of a ClusterIP: reject
 //	                        new and to an unallocated address of a ServiceCIDR: drop
 //	postrouting
-//	  masquerade       100  marked, or a pod that was sent to itself (@hairpins)
+//	  masquerade       100  marked packets, and pods that were sent to themselves (@hairpins)
 //
-// A class is what the rules that choose depend on: how many slots there are
-// (numgen's modulus is a constant of the rule) and how one is chosen, how long a
-// client is remembered, whether to masquerade. The maps hold its number, and @classes
-// leads from numbers to chains, because the kernel checks all elements that
-// have a chain whenever one is added. For the same reason the chain of a class
-// refers to no map: constant chains look the endpoint up. From one lookup to the
-// next, what was found is the packet's priority; the filter clears it.
+// A class is everything that the rules for choosing an endpoint depend on: the number
+// of slots (the modulus of numgen is a constant in the rule), the balancing method, the
+// affinity timeout, and whether to masquerade. Maps of frontends contain the number of a
+// class, and @classes maps numbers to chains, because whenever an element with a chain
+// is added, the kernel checks all elements that have one. For the same reason the chain of
+// a class refers to no map: constant chains look up the endpoint. The packet's
+// priority carries the result of one lookup to the next; the filter chains clear it.
 //
-// Frontends with the same source ranges share a chain that is named by them. It has
-// many ranges in a set of its rule's own, which goes with the rule at once: removing
-// them one by one from a set of all frontends takes the kernel minutes.
+// Frontends with the same source ranges share a chain whose name is derived from the
+// ranges. Many ranges are in an anonymous set of the chain's rule, which the kernel
+// deletes together with the rule: removing ranges one by one from a set shared by all
+// frontends takes the kernel minutes.
 //
-// Other modes stand on these rules: they have policy decided here and take over
-// where an endpoint would be chosen ([Overlay]).
+// Other modes build on these rules: policy is decided here, and the other mode takes
+// over where an endpoint would be chosen ([Overlay]).
 //
-// To package differ, sets, chains with their rules and elements are objects.
+// For package differ, sets, chains with their rules, and elements are objects.
 // Sync compares all of them, rules by their expressions. The package knows
-// nothing of Kubernetes objects.
+// nothing about Kubernetes objects.
 package nftables

@@ -7,25 +7,27 @@ import (
 	"sluice/internal/proxy"
 )
 
-// listChange is how one of a row's lists of endpoints changes.
+// listChange is the change of one of a row's lists of endpoints.
 type listChange struct {
 	scope proxy.Scope
-	slots []int   // those in which the two differ
+	slots []int   // the slots in which the two versions differ
 	sides [2]side // before and after
 }
 
-// side is one form of a row as far as a list is concerned.
+// side is one version of a row and of one of its lists. Objects of the old version are put
+// with Remove, those of the new one with Add.
 type side struct {
-	*form
+	*renderedRow
 	list  []proxy.Endpoint
-	other *form
+	other *renderedRow
 	put   func(id, value)
 }
 
-// changeEndpoints gives the difference between the endpoints of two forms of a
-// row. They have the same block of ids, or none; either may be empty. What an
-// endpoint that only changes its slot removes and adds is the same and cancels out.
-func (t *table) changeEndpoints(was, is *form, out *changes) {
+// changeEndpoints renders the difference between the endpoints of two versions of a row,
+// either of which may be empty. If both have a block of ids, it is the same one. If an
+// endpoint only changes its slot, its element is removed and added with the same value, which
+// cancels out.
+func (t *table) changeEndpoints(was, is *renderedRow, out *changes) {
 	for _, scope := range scopes {
 		l := listChange{scope: scope, sides: [2]side{
 			{was, was.list(scope), is, out.Remove}, {is, is.list(scope), was, out.Add},
@@ -41,11 +43,11 @@ func (t *table) changeEndpoints(was, is *form, out *changes) {
 			s.putEndpoints(t, &l)
 		}
 		if b := was.block; b != nil {
-			gone := l.gone()
+			gone := l.removedAddresses()
 			out.Then(func(written bool) {
 				for a := range gone {
 					if written {
-						b.drop(scope, a)
+						b.release(scope, a)
 					}
 				}
 			})
@@ -53,34 +55,34 @@ func (t *table) changeEndpoints(was, is *form, out *changes) {
 	}
 }
 
-func (f *form) list(scope proxy.Scope) []proxy.Endpoint {
+func (f *renderedRow) list(scope proxy.Scope) []proxy.Endpoint {
 	if f.sp == nil {
 		return nil
 	}
 	return f.sp.List(scope)
 }
 
-// putHairpins puts the pods in some slots that may be sent to themselves.
+// putHairpins puts elements for the pods in the slots that may be sent to themselves.
 func (s *side) putHairpins(t *table, slots []int) {
-	if t.over.Sockets != nil {
-		return // the program knows
+	if t.overlay.Sockets != nil {
+		return // the program that owns the sockets handles hairpins
 	}
 	for _, i := range slots {
 		if i < len(s.list) && s.list[i].MayHairpin() {
-			s.put(id{anElement, t, t.hairpins, hairpinKey(s.sp.Key.Protocol, s.list[i].Addr)}, value{})
+			s.put(id{kindElement, t, t.hairpins, hairpinKey(s.sp.Key.Protocol, s.list[i].Addr)}, value{})
 		}
 	}
 }
 
-// putEndpoints puts what each frontend that leads to the list has for it: if it
-// does so in the other form too, what differs, else everything.
+// putEndpoints puts the elements of the list for each frontend that uses it: those of
+// the slots that differ if the frontend uses the list in the other version too, else all.
 func (s *side) putEndpoints(t *table, l *listChange) {
-	for i := range s.fronts {
-		f := &s.fronts[i]
-		if !f.leads[l.scope] {
+	for i := range s.frontends {
+		f := &s.frontends[i]
+		if !f.usesList[l.scope] {
 			continue
 		}
-		if g := s.other.find(f); g != nil && g.leads[l.scope] {
+		if g := s.other.find(f); g != nil && g.usesList[l.scope] {
 			for _, slot := range l.slots {
 				if slot < len(s.list) {
 					s.putSlot(t, f, l.scope, slot)
@@ -94,12 +96,12 @@ func (s *side) putEndpoints(t *table, l *listChange) {
 	}
 }
 
-// putSlot puts the endpoint in a slot; with session affinity, its id in the slot
-// and the endpoint under its id.
-func (s *side) putSlot(t *table, f *front, scope proxy.Scope, slot int) {
+// putSlot puts the element for the endpoint in a slot or, with session affinity, one for
+// its id in the slot and one for the endpoint under its id.
+func (s *side) putSlot(t *table, f *renderedFrontend, scope proxy.Scope, slot int) {
 	a := s.list[slot].Addr
 	put := func(set *nft.Set, n uint32, data string) {
-		s.put(id{anElement, t, set, f.key + string(hostWord(n))}, value{data: data})
+		s.put(id{kindElement, t, set, f.key + string(hostWord(n))}, value{data: data})
 	}
 	at := firstSlot(scope) + uint32(slot)
 	if s.block == nil {
@@ -111,8 +113,8 @@ func (s *side) putSlot(t *table, f *front, scope proxy.Scope, slot int) {
 	put(f.maps.endpoints, id, endpointData(a))
 }
 
-// gone returns the addresses that leave the list.
-func (l *listChange) gone() map[netip.AddrPort]bool {
+// removedAddresses returns the addresses that the list no longer has.
+func (l *listChange) removedAddresses() map[netip.AddrPort]bool {
 	out := map[netip.AddrPort]bool{}
 	for n, s := range l.sides {
 		for _, i := range l.slots {
@@ -126,6 +128,7 @@ func (l *listChange) gone() map[netip.AddrPort]bool {
 	return out
 }
 
+// endpointData returns an endpoint as the maps of endpoints hold it.
 func endpointData(a netip.AddrPort) string {
 	return string(appendPort(append(make([]byte, 0, 20), a.Addr().AsSlice()...), a.Port()))
 }

@@ -22,8 +22,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestSyncVerifiesEveryRule replaces each rule of each chain by one that drops
-// everything and has the same comment; Sync finds it.
+// TestSyncVerifiesEveryRule replaces each rule of each chain by one that drops everything and
+// has the same comment. Sync must find it.
 func TestSyncVerifiesEveryRule(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
@@ -43,7 +43,7 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 	}
 	want := list()
 	tab := d.tables[0]
-	chains := tab.constant(state.Node, state.CIDRs, d.guard)
+	chains := tab.constantChains(state.Node, state.CIDRs, d.guard)
 	for class := range tab.classes.numbers {
 		chains = append(chains, tab.classChains(class)...)
 	}
@@ -72,7 +72,7 @@ func TestSyncVerifiesEveryRule(t *testing.T) {
 	}
 }
 
-// faulty refuses operations that a function picks, with their error.
+// faulty refuses operations for which a function returns an error.
 type faulty struct {
 	nft.Interface
 	fails func(*nft.Op) error
@@ -91,8 +91,8 @@ func (f *faulty) Commit(ctx context.Context, b *nft.Batch) error {
 	return f.Interface.Commit(ctx, b)
 }
 
-// TestRefusedChainRefusesItsRowsOnly has the kernel refuse a chain, and then, as
-// it does, everything that refers to the chain.
+// TestRefusedChainRefusesItsRowsOnly refuses a chain and then, as the kernel does, everything
+// that refers to the chain.
 func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 	ctx := context.Background()
 	refuse := func(op *nft.Op) error {
@@ -112,11 +112,11 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 		delta.Upserts = append(delta.Upserts, proxy.Upsert{New: sp})
 	}
 	delta.Upserts = append(delta.Upserts, proxy.Upsert{New: plainRow(200, 4, 0)})
-	for _, way := range []string{"Apply", "Sync", "Sync of an empty kernel"} {
-		t.Run(way, func(t *testing.T) {
+	for _, method := range []string{"Apply", "Sync", "Sync of an empty kernel"} {
+		t.Run(method, func(t *testing.T) {
 			f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
 			d := Alone.New(f, mode.Settings{MasqueradeBit: 14})
-			if way != "Sync of an empty kernel" {
+			if method != "Sync of an empty kernel" {
 				if err := proxytest.Sync(ctx, d, state); err != nil {
 					t.Fatal(err)
 				}
@@ -125,7 +125,7 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 			next := plainState(10)
 			next.Apply(delta)
 			var err error
-			if way == "Apply" {
+			if method == "Apply" {
 				err = proxytest.Apply(ctx, d, delta)
 			} else {
 				err = proxytest.Sync(ctx, d, next)
@@ -141,9 +141,8 @@ func TestRefusedChainRefusesItsRowsOnly(t *testing.T) {
 	}
 }
 
-// TestMissingExpression has a kernel that lacks the expression of a way to choose
-// endpoints, of which it says that there is no such thing: only the rows that need it are
-// refused, and trying them again lists nothing.
+// TestMissingExpression uses a kernel that lacks the expression of a balancing method and
+// answers ENOENT: only the rows that need it are refused, and retrying them lists nothing.
 func TestMissingExpression(t *testing.T) {
 	f := &faulty{nfttest.NewFake(), func(op *nft.Op) error {
 		if op.Kind == nft.AddRule && strings.HasSuffix(op.Chain.Name, "source-hash") {
@@ -170,11 +169,11 @@ func TestMissingExpression(t *testing.T) {
 	refuses(proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{New: hashed}}}))
 }
 
-// TestUnusedClassesGo keeps some classes that nothing leads to, but not all. One
-// whose chain could not be deleted is made anew when it is needed again.
-func TestUnusedClassesGo(t *testing.T) { synctest.Test(t, unusedClassesGo) }
+// TestUnusedClassesAreDeleted checks that some unused classes stay, but not all. A class
+// whose chain could not be deleted is written again when it is needed.
+func TestUnusedClassesAreDeleted(t *testing.T) { synctest.Test(t, unusedClassesAreDeleted) }
 
-func unusedClassesGo(t *testing.T) {
+func unusedClassesAreDeleted(t *testing.T) {
 	ctx := context.Background()
 	f := &faulty{nfttest.NewFake(), func(*nft.Op) error { return nil }}
 	d := Alone.New(f, mode.Settings{MasqueradeBit: 14})
@@ -217,16 +216,16 @@ func unusedClassesGo(t *testing.T) {
 		t.Errorf("%d chains are left of 1000 classes", n)
 	}
 	if failed(proxy.IPv4) != 1 || failed(proxy.IPv6) != 0 {
-		t.Errorf("told of failures %v; want one of IPv4", failed(proxy.IPv4))
+		t.Errorf("%v failures; want one of IPv4", failed(proxy.IPv4))
 	}
 	if err := proxytest.Sync(ctx, d, &proxy.State{Rows: map[proxy.PortKey]*proxy.ServicePort{last.Key: last}, Node: testNode()}); err != nil {
 		t.Fatal(err)
 	}
 	if failed(proxy.IPv4) != 2 {
-		t.Errorf("told of failures %v after a Sync, which tries again; want two", failed(proxy.IPv4))
+		t.Errorf("%v failures after a Sync, which tries again; want two", failed(proxy.IPv4))
 	}
 	if _, there := l.Chains[stuckChain]; !there {
-		t.Fatalf("chain %s went although it could not", stuckChain)
+		t.Fatalf("chain %s was deleted although the kernel refused that", stuckChain)
 	}
 	apply(stuck)
 	if l, err = f.List(ctx, d.tables[0].Table); err != nil {
@@ -237,9 +236,8 @@ func unusedClassesGo(t *testing.T) {
 	}
 }
 
-// TestStopBetweenBatches ends a Sync after each of its batches. Whatever the
-// kernel has then, the source ranges of a LoadBalancer are those of before or
-// those of after.
+// TestStopBetweenBatches ends a Sync after each of its batches. Whatever the kernel has then,
+// the source ranges of a LoadBalancer are the old or the new ones.
 func TestStopBetweenBatches(t *testing.T) {
 	ctx := context.Background()
 	row := func(i int, from ...string) *proxy.ServicePort {
@@ -291,7 +289,7 @@ func TestStopBetweenBatches(t *testing.T) {
 		d.conn = fake
 		for f, r := range ranges(t, d) {
 			if !allowed[f+" "+r] {
-				t.Errorf("stopped after batch %d: LoadBalancer %s is open to %q, neither as before nor as after", stop, f, r)
+				t.Errorf("stopped after batch %d: LoadBalancer %s is open to %q, neither the old nor the new clients", stop, f, r)
 			}
 		}
 		if err == nil {
@@ -320,7 +318,7 @@ func (s *stopper) Commit(ctx context.Context, b *nft.Batch) error {
 	return err
 }
 
-// ranges returns who may use each frontend that leads somewhere.
+// ranges returns the source ranges of each frontend whose packets are translated.
 func ranges(t *testing.T, d *Dataplane) map[string]string {
 	t.Helper()
 	tab := d.tables[0]
@@ -343,8 +341,8 @@ func ranges(t *testing.T, d *Dataplane) map[string]string {
 	return out
 }
 
-// TestAffinityWithoutRoom balances clients that there is no room to remember.
-func TestAffinityWithoutRoom(t *testing.T) {
+// TestAffinityMapFull checks that connections are balanced if the map of clients is full.
+func TestAffinityMapFull(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	podsOnLoopback(t)
@@ -365,14 +363,14 @@ func TestAffinityWithoutRoom(t *testing.T) {
 		t.Errorf("%d of 5000 clients refused", refused)
 	}
 	for i, want := range []int{16, 0} {
-		if n, err := d.clients.count(ctx, d.tables[i]); err != nil || n != want {
-			t.Errorf("%d %v clients are remembered (%v); want %d", n, d.tables[i].family, err, want)
+		if n, ok := d.reader.count(ctx, d.tables[i]); !ok || n != want {
+			t.Errorf("%d %v clients are remembered (%v); want %d", n, d.tables[i].family, ok, want)
 		}
 	}
 }
 
-// TestIDsAreStable keeps the ids of endpoints that stay, over changes and over a
-// restart, and gives none again, but for a restart.
+// TestIDsAreStable checks that endpoints keep their ids over changes and a restart, and that
+// no id is reused, except after a restart.
 func TestIDsAreStable(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
@@ -390,8 +388,8 @@ func TestIDsAreStable(t *testing.T) {
 	}
 	ids := func() map[netip.AddrPort]uint32 {
 		out := map[netip.AddrPort]uint32{}
-		for a, p := range d.tables[0].blocks.byRow[last.Key].places {
-			out[a] = p.at
+		for a, p := range d.tables[0].blocks.byRow[last.Key].positions {
+			out[a] = p.offset
 		}
 		return out
 	}
@@ -417,14 +415,14 @@ func TestIDsAreStable(t *testing.T) {
 		}
 		for a, id := range ids() {
 			if was, ok := given[id]; ok && was != a {
-				t.Fatalf("round %d: id %x of %v is given to %v", round, id, was, a)
+				t.Fatalf("round %d: id %x of %v is assigned to %v", round, id, was, a)
 			}
 			given[id] = a
 		}
 	}
 }
 
-// live returns what is given to endpoints of a row.
+// live returns the ids of the endpoints of a row.
 func live(given map[uint32]netip.AddrPort, sp *proxy.ServicePort) map[uint32]netip.AddrPort {
 	out := map[uint32]netip.AddrPort{}
 	for id, a := range given {
@@ -435,27 +433,26 @@ func live(given map[uint32]netip.AddrPort, sp *proxy.ServicePort) map[uint32]net
 	return out
 }
 
-// limited takes no batch of more than some operations, as a system does that
-// does not let us have a large socket buffer.
-type limited struct {
+// batchLimit refuses large batches, like a system without large socket buffers.
+type batchLimit struct {
 	*counter
 	ops int
 }
 
-func (l limited) Commit(ctx context.Context, b *nft.Batch) error {
+func (l batchLimit) Commit(ctx context.Context, b *nft.Batch) error {
 	if len(b.Ops) > l.ops {
 		return fmt.Errorf("send batch: %w", unix.EMSGSIZE)
 	}
 	return l.counter.Commit(ctx, b)
 }
 
-// TestRemakeLeavesNoGap replaces a table that cannot be mended, in the batch that
-// deletes it; only where that is too large, in two steps.
-func TestRemakeLeavesNoGap(t *testing.T) {
+// TestReplacingTableLeavesNoGap replaces a table that cannot be repaired in the batch that
+// deletes it, and only if that batch is too large in two steps.
+func TestReplacingTableLeavesNoGap(t *testing.T) {
 	ctx := context.Background()
 	for _, tt := range []struct {
-		limit  int
-		atOnce bool
+		limit    int
+		oneBatch bool
 	}{{1 << 30, true}, {700, false}} {
 		namespace(t)
 		d, c := openKernel(t)
@@ -468,14 +465,14 @@ func TestRemakeLeavesNoGap(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		c.reset()
-		d.conn, d.syncBytes = limited{c, tt.limit}, 16<<10
+		d.conn, d.syncBytes = batchLimit{c, tt.limit}, 16<<10
 		if err := proxytest.Sync(ctx, d, state); err != nil {
 			t.Fatal(err)
 		}
 		if got := dump(t, c, d); got != want {
 			t.Errorf("limit %d: not as before:\n%s", tt.limit, cmp.Diff(want, got))
 		}
-		atOnce := false
+		oneBatch := false
 		for _, ops := range c.commits {
 			hooks, deletes := 0, 0
 			for _, op := range ops {
@@ -486,21 +483,21 @@ func TestRemakeLeavesNoGap(t *testing.T) {
 					hooks++
 				}
 			}
-			atOnce = atOnce || deletes == 1 && hooks == 6
+			oneBatch = oneBatch || deletes == 1 && hooks == 6
 		}
-		if atOnce != tt.atOnce {
-			t.Errorf("limit %d: deleted and made in one batch is %v; want %v", tt.limit, atOnce, tt.atOnce)
+		if oneBatch != tt.oneBatch {
+			t.Errorf("limit %d: deleted and added in one batch is %v; want %v", tt.limit, oneBatch, tt.oneBatch)
 		}
 	}
 }
 
-// forgetful leaves an element out of its first listings.
-type forgetful struct {
+// incompleteLister omits an element from its first listings.
+type incompleteLister struct {
 	nft.Interface
 	listings int
 }
 
-func (f *forgetful) Elements(ctx context.Context, s *nft.Set, yield func(nft.Element)) error {
+func (f *incompleteLister) Elements(ctx context.Context, s *nft.Set, yield func(nft.Element)) error {
 	left := false
 	return f.Interface.Elements(ctx, s, func(e nft.Element) {
 		if f.listings > 0 && !left && s.Name == "endpoints" {
@@ -512,12 +509,12 @@ func (f *forgetful) Elements(ctx context.Context, s *nft.Set, yield func(nft.Ele
 	})
 }
 
-// TestSyncAfterAListingThatLacksSomething gives Sync a listing without an element that is
-// there. No row is to blame for that; only if it goes on, one is set aside.
-func TestSyncAfterAListingThatLacksSomething(t *testing.T) {
+// TestSyncWithIncompleteListing omits an existing element from a listing. Sync must not blame
+// a row for that, unless a second listing omits it, too.
+func TestSyncWithIncompleteListing(t *testing.T) {
 	for _, tt := range []struct{ listings, refused int }{{1, 0}, {2, 1}} {
 		ctx := context.Background()
-		conn := &forgetful{Interface: nfttest.NewFake()}
+		conn := &incompleteLister{Interface: nfttest.NewFake()}
 		d := Alone.New(conn, mode.Settings{MasqueradeBit: 14})
 		row := plainRow(0, 3, 0)
 		s := plainState(0)

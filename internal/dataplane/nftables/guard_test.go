@@ -18,8 +18,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// guardedHost is nf_tables and the host's settings. It looks after every change
-// whether loopback is open and not guarded: a daemon may be killed there.
+// guardedHost is nf_tables and the host's sysctls. After every change, at which a daemon may
+// be killed, it checks that loopback addresses are not reachable without a guard.
 type guardedHost struct {
 	nft.Interface
 	*sysctltest.Fake
@@ -39,7 +39,7 @@ func newGuardedHost(t *testing.T, setting string) *guardedHost {
 	return h
 }
 
-// restart takes another daemon, which knows nothing.
+// restart replaces the dataplane by a new one, which knows nothing.
 func (h *guardedHost) restart() {
 	h.d = Alone.New(h, mode.Settings{MasqueradeBit: 14})
 	h.d.localnet = localnet.New(h, func(context.Context) (localnet.Traces, error) { return h.others, nil })
@@ -63,7 +63,7 @@ func (h *guardedHost) Write(name, value string) error {
 func (h *guardedHost) check(after string) {
 	h.t.Helper()
 	if !h.own && localnet.IsOn(h) && !h.guarded(localnet.Guard{InForce: true, Noted: true}) && !h.others.Guarded {
-		h.t.Errorf("after %s loopback is open and has no guard with the note", after)
+		h.t.Errorf("after %s route_localnet is on without a guard that has the note", after)
 	}
 }
 
@@ -74,10 +74,10 @@ func (h *guardedHost) guarded(g localnet.Guard) bool {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	return l != nil && t.guarded(l, g)
+	return l != nil && t.hasGuard(l, g)
 }
 
-// node returns one on which loopback takes NodePorts or not.
+// node returns a node with or without NodePorts on loopback addresses.
 func (h *guardedHost) node(opens bool) *proxy.Node {
 	n := *testNode()
 	n.LocalhostNodePorts = true
@@ -122,9 +122,9 @@ func (h *guardedHost) cleanup() error {
 	return err
 }
 
-// spoil makes the table one that cannot be mended, and batches small, so that it
-// cannot be replaced at once.
-func (h *guardedHost) spoil() error {
+// makeUnrepairable changes the table so that it cannot be repaired, and limits batches so
+// that it cannot be replaced in one.
+func (h *guardedHost) makeUnrepairable() error {
 	t := newTable(proxy.IPv4, 14, Alone)
 	var b nft.Batch
 	b.DeleteTable(t.Table)
@@ -175,7 +175,7 @@ func TestLoopbackTransitions(t *testing.T) {
 		{name: "prepared, cleanup", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.prepare(true), h.cleanup} }},
 		{name: "prepared where it was excluded", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(false), h.killed, h.prepare(true)} }},
 		{name: "prepared to be excluded", setting: "0", want: "0", steps: func(h *guardedHost) steps { return steps{h.sync(true), h.killed, h.prepare(false), h.sync(false)} }},
-		{name: "a table that cannot be mended", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.spoil, h.sync(true)} }},
+		{name: "a table that cannot be mended", setting: "0", want: "1", guard: noted, steps: func(h *guardedHost) steps { return steps{h.sync(true), h.makeUnrepairable, h.sync(true)} }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -202,8 +202,8 @@ func TestLoopbackTransitions(t *testing.T) {
 	}
 }
 
-// TestCleanupKeepsTheGuardAlone wants nothing else to stay, and a second cleanup
-// to change nothing and to say what is to be done.
+// TestCleanupKeepsTheGuardAlone checks that nothing but the guard stays, and that a second
+// clean-up changes nothing and says what to do.
 func TestCleanupKeepsTheGuardAlone(t *testing.T) {
 	h := newGuardedHost(t, "0")
 	if err := h.sync(true)(); err != nil {
@@ -222,6 +222,6 @@ func TestCleanupKeepsTheGuardAlone(t *testing.T) {
 	}
 	h.others.Guarded = true
 	if removed, err := cleanup(t.Context(), h, h, Alone, Keep{Loopback: true}); err != nil || len(removed) != 1 || !localnet.IsOn(h) {
-		t.Errorf("for a caller with a guard of his own: removed %q, error %v", removed, err)
+		t.Errorf("for a caller with its own guard: removed %q, error %v", removed, err)
 	}
 }

@@ -11,13 +11,13 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Inspect reads back the elements of a row, the chains that they lead to, and the
-// constant ones. It has a connection of its own, as metrics have.
+// Inspect implements [proxy.Inspector]. It reads the elements of a row, the chains that
+// they refer to, and the constant chains, over the reader's connection.
 func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.Inspected, error) {
-	if d.clients == nil {
+	if d.reader == nil {
 		return proxy.Inspected{}, errors.ErrUnsupported
 	}
-	row, out, err := d.differ.Inspect(ctx, what.Row, func(x id) bool { return x.kind == aChain && x.t.family == what.Row.Family })
+	row, out, err := d.differ.Inspect(ctx, what.Row, func(x id) bool { return x.kind == kindChain && x.t.family == what.Row.Family })
 	if err != nil {
 		return out, err
 	}
@@ -27,34 +27,34 @@ func (d *Dataplane) Inspect(ctx context.Context, what proxy.Inspection) (proxy.I
 	return out, err
 }
 
-// Row returns the row that the rules are for; nil: there is none.
+// Row returns the row that is in force; nil if there is none.
 func (d *Dataplane) Row(key proxy.PortKey) *proxy.ServicePort { return d.differ.Row(key).ServicePort }
 
-// read gives what the kernel has of objects. A chain that is not there is as one
-// without rules.
+// read calls have for each of the objects that the kernel has. A missing chain is reported
+// as one without rules.
 func (d *Dataplane) read(ctx context.Context, some []id, have func(id, value)) error {
 	for _, x := range some {
-		if x.kind == aChain {
-			rules, err := d.clients.conn.Rules(ctx, x.t.Table, x.key)
+		if x.kind == kindChain {
+			rules, err := d.reader.conn.Rules(ctx, x.t.Table, x.key)
 			if err != nil {
 				return err
 			}
 			have(x, value{chain: &chain{asListed: rules}})
 			continue
 		}
-		e, found, err := d.clients.conn.Element(ctx, x.set, x.element(value{}))
+		e, found, err := d.reader.conn.Element(ctx, x.set, x.element(value{}))
 		if err != nil {
 			return err
 		}
 		if found {
-			have(x.t.object(x.set, e))
+			have(x.t.elementObject(x.set, e))
 		}
 	}
 	return nil
 }
 
-// remembered says which endpoint a client stays with: the one that it had of the
-// list, or else of the row's other list.
+// remembered sets out.Remembered to the endpoint that session affinity has for a client: the
+// one of the list that the client uses, or else of the row's other list.
 func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *proxy.Inspected) error {
 	for _, t := range d.tables {
 		if t.family != what.Row.Family {
@@ -62,17 +62,17 @@ func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *
 		}
 		b := t.blocks.byRow[what.Row]
 		if b == nil {
-			out.RememberedUnknown = "what chooses endpoints in this mode remembers clients itself"
+			out.RememberedUnknown = "this mode remembers clients outside the nftables rules"
 			return nil
 		}
 		for _, scope := range []proxy.Scope{what.List, 1 - what.List} {
 			key := string(what.Client.AsSlice()) + string(hostWord(b.number(scope)))
-			e, _, err := d.clients.conn.Element(ctx, t.affinity, nft.Element{Key: key})
+			e, _, err := d.reader.conn.Element(ctx, t.affinity, nft.Element{Key: key})
 			if err != nil {
 				return err
 			}
-			for a, p := range b.places {
-				if p.in[what.List] && string(hostWord(b.number(scope)+p.at)) == e.Data {
+			for a, p := range b.positions {
+				if p.in[what.List] && string(hostWord(b.number(scope)+p.offset)) == e.Data {
 					out.Remembered = a
 					return nil
 				}
@@ -82,10 +82,10 @@ func (d *Dataplane) remembered(ctx context.Context, what proxy.Inspection, out *
 	return nil
 }
 
-// difference tells what an object should be and is, as the nft program would be
-// told to write it. Nil: it is not there, and no chain.
+// difference describes the wanted and the actual value of an object as nft commands. Have
+// is nil if an element is missing; it is never nil for a chain.
 func difference(x id, want, have *value) proxy.Difference {
-	if x.kind == aChain {
+	if x.kind == kindChain {
 		want, is := want.chain.listed(), have.chain.listed()
 		return proxy.Difference{Object: "chain " + x.key, Want: rulesText(x, want, is), Have: rulesText(x, is, want)}
 	}
@@ -96,7 +96,7 @@ func difference(x id, want, have *value) proxy.Difference {
 	return d
 }
 
-// rulesText returns the rules of a chain that another list of them has not.
+// rulesText returns the rules of a chain that other does not contain, as nft commands.
 func rulesText(x id, rules, other []nft.ListedRule) string {
 	var lines []string
 	for _, r := range rules {

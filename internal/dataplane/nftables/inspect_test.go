@@ -13,9 +13,9 @@ import (
 	"sluice/internal/proxy"
 )
 
-// openWhole opens a dataplane as the daemon does, and a second connection for
-// somebody who meddles.
-func openWhole(t *testing.T) (*Dataplane, *nft.Conn) {
+// openWithReader opens a dataplane as the daemon does, and another connection for changes
+// from outside.
+func openWithReader(t *testing.T) (*Dataplane, *nft.Conn) {
 	t.Helper()
 	namespace(t)
 	d, err := Alone.Open(t.Context(), mode.Settings{MasqueradeBit: 14})
@@ -30,7 +30,7 @@ func openWhole(t *testing.T) (*Dataplane, *nft.Conn) {
 	return d, other
 }
 
-// sync writes a state that the kernel must take.
+// syncAll syncs a state of which no row may be refused.
 func syncAll(t *testing.T, d *Dataplane, s *proxy.State) {
 	t.Helper()
 	if refused, err := d.Sync(t.Context(), s); err != nil || len(refused) > 0 {
@@ -38,10 +38,10 @@ func syncAll(t *testing.T, d *Dataplane, s *proxy.State) {
 	}
 }
 
-// TestInspectAgrees finds every row as it was written, of whatever sort it is and
-// however it came there.
+// TestInspectAgrees checks that Inspect finds no difference in random rows, written by Sync or
+// Apply.
 func TestInspectAgrees(t *testing.T) {
-	d, _ := openWhole(t)
+	d, _ := openWithReader(t)
 	r := rand.New(rand.NewPCG(1, 2))
 	s := proxy.NewState()
 	s.Node = testNode()
@@ -67,7 +67,7 @@ func TestInspectAgrees(t *testing.T) {
 			t.Errorf("%v: %+v, error %v", sp, got, err)
 		}
 	}
-	// To look has changed nothing: another Sync has nothing to write.
+	// Inspect has changed nothing: another Sync has nothing to write.
 	c := &counter{Interface: d.conn}
 	d.conn = c
 	syncAll(t, d, s)
@@ -76,10 +76,10 @@ func TestInspectAgrees(t *testing.T) {
 	}
 }
 
-// TestInspectDiffers names each object that another process took away or changed,
-// and nothing else.
+// TestInspectDiffers checks that Inspect reports exactly the objects that another process
+// deleted or changed.
 func TestInspectDiffers(t *testing.T) {
-	d, other := openWhole(t)
+	d, other := openWithReader(t)
 	s := plainState(3)
 	sp := plainRow(1, 10, 0)
 	sp.Frontends = append(sp.Frontends, proxy.Frontend{Kind: proxy.LoadBalancer, Addr: netip.MustParseAddrPort("192.0.2.1:80")},
@@ -105,7 +105,7 @@ func TestInspectDiffers(t *testing.T) {
 	}
 	elements := 0
 	_, err := d.differ.Objects(sp.Key, func(x id, v value) {
-		if x.kind != anElement || x.set == x.t.clusterIPs {
+		if x.kind != kindElement || x.set == x.t.clusterIPs {
 			return // rules refer to chains, and other elements of clusterIPs do
 		}
 		elements++
@@ -141,10 +141,10 @@ func TestInspectDiffers(t *testing.T) {
 	}
 }
 
-// TestInspectRemembered tells which endpoint a client stays with, also if it came by the
-// other list.
+// TestInspectRemembered checks that Inspect reports the endpoint of a client, also if it was
+// remembered for the other list.
 func TestInspectRemembered(t *testing.T) {
-	d, other := openWhole(t)
+	d, other := openWithReader(t)
 	s := plainState(1)
 	sp := plainRow(0, 3, 0)
 	sp.Affinity, sp.Local, sp.External = time.Hour, sp.Cluster[1:2], proxy.ScopeLocal

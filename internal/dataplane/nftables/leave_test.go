@@ -18,14 +18,14 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// host is a namespace with two endpoints, on addresses of its own.
+// host is a network namespace with two endpoints on local addresses.
 type host struct {
 	*testing.T
 	one, two netip.AddrPort
 }
 
-// newHost has two endpoints that answer with their own address, and a route by
-// which Services are looked for.
+// newHost returns a host with two endpoints that reply with their own address, and a route to
+// Services.
 func newHost(t *testing.T) *host {
 	t.Helper()
 	namespace(t)
@@ -69,7 +69,7 @@ func (h *host) run(line string) {
 	}
 }
 
-// expect asks a Service and wants an endpoint's answer; none if it is invalid.
+// expect sends to a Service and expects the reply of an endpoint; no reply if want is invalid.
 func (h *host) expect(sp *proxy.ServicePort, want netip.AddrPort, when string) {
 	h.Helper()
 	patience := 5 * time.Second
@@ -86,13 +86,13 @@ func (h *host) expect(sp *proxy.ServicePort, want netip.AddrPort, when string) {
 	case want.IsValid() && (err != nil || string(got) != want.String()):
 		h.Errorf("%s: %v answers %q, error %v; want %v", when, sp.Key.Name, got, err, want)
 	case !want.IsValid() && err == nil:
-		h.Errorf("%s: %v is answered by %q, want nobody", when, sp.Key.Name, got)
+		h.Errorf("%s: %v is answered by %q, want no answer", when, sp.Key.Name, got)
 	}
 }
 
-// TestLeave leaves rules behind that go on until another proxy is seen to
-// translate a Service's address, and stop then, whatever that proxy knows of
-// other Services. A new start makes them go on.
+// TestLeave checks that the rules work after Leave until another proxy translates a Service's
+// address, and do nothing then, whatever that proxy knows about other Services. A new Sync
+// makes them work again.
 func TestLeave(t *testing.T) {
 	h := newHost(t)
 	d, _ := openKernel(t)
@@ -121,7 +121,7 @@ func TestLeave(t *testing.T) {
 		step(leave, "leave")
 		h.expect(web, h.one, round+" time alone")
 		h.expect(gone, h.one, round+" time alone")
-		h.insist(mute)
+		h.sendTwice(mute)
 		h.expect(gone, h.one, round+" time alone, after somebody asked twice in vain")
 
 		h.run(`nft add table ip other '{ chain out { type nat hook output priority -100; ip daddr ` +
@@ -135,14 +135,15 @@ func TestLeave(t *testing.T) {
 		h.expect(web, h.one, round+" time back")
 		h.expect(gone, h.one, round+" time back")
 		if now := dump(t, d.conn, d); now != inForce {
-			t.Errorf("what is in force is another thing after a restart:\n%s\nbefore:\n%s", now, inForce)
+			t.Errorf("the rules differ after a restart:\n%s\nbefore:\n%s", now, inForce)
 		}
 	}
 }
 
-// TestLeaveBesideStrangers leaves rules that go on beside others' which translate what
-// is for no Service, whoever sends that, and their marks as they are.
-func TestLeaveBesideStrangers(t *testing.T) {
+// TestLeaveIgnoresOtherPrograms checks that the rules keep working after Leave beside rules
+// that translate traffic to addresses of no Service, and that connection marks of other
+// programs stay.
+func TestLeaveIgnoresOtherPrograms(t *testing.T) {
 	h := newHost(t)
 	h.run(`nft add table ip strangers '{
 		chain proxied { type nat hook output priority -100; tcp dport 25 redirect to :3128; }
@@ -169,9 +170,9 @@ func TestLeaveBesideStrangers(t *testing.T) {
 	h.run("nft list chain ip strangers seen | grep -q 'packets 1 '")
 }
 
-// insist sends two datagrams of one flow to an endpoint that does not answer:
-// the second is still one of a new flow, and translated already.
-func (h *host) insist(sp *proxy.ServicePort) {
+// sendTwice sends two datagrams of one flow to an endpoint that does not reply: the second one
+// still belongs to a new flow, but is translated already.
+func (h *host) sendTwice(sp *proxy.ServicePort) {
 	h.Helper()
 	deaf, err := net.ListenPacket("udp", h.one.String())
 	if err != nil {
@@ -196,8 +197,8 @@ func (h *host) insist(sp *proxy.ServicePort) {
 	}
 }
 
-// TestLeaveKeepsTheGuard leaves loopback addresses guarded: the setting that
-// makes them need it stays.
+// TestLeaveKeepsTheGuard checks that loopback addresses stay guarded after Leave, because
+// route_localnet stays enabled.
 func TestLeaveKeepsTheGuard(t *testing.T) {
 	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	s := plainState(1)
@@ -212,7 +213,7 @@ func TestLeaveKeepsTheGuard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard := d.tables[0].chain("guard", d.tables[0].guard(localnet.Guard{InForce: true})...).listed()
+	guard := d.tables[0].chain("guard", d.tables[0].guardRules(localnet.Guard{InForce: true})...).listed()
 	if got := l.Chains["firewall-prerouting"]; len(got) < 2 || !slices.Equal(got[:2], guard) {
 		t.Errorf("the first rules are %q, want the guard", got)
 	}

@@ -14,8 +14,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestLargeMap has one Service with more endpoints than a 16-bit number counts, on the
-// kernel: all are there, one that is replaced costs what it does of few, and none is left when it goes.
+// TestLargeMap writes one Service with more than 65535 endpoints to the kernel: all are
+// there, replacing one costs as much as with few, and none is left when the Service is deleted.
 func TestLargeMap(t *testing.T) {
 	const endpoints = 70_000
 	namespace(t)
@@ -56,8 +56,8 @@ func TestLargeMap(t *testing.T) {
 	}
 }
 
-// TestTooManyForAffinity refuses the one Service that has more endpoints than there are
-// ids, by its name and with the reason, and writes the others.
+// TestTooManyForAffinity checks that a Service with session affinity and too many endpoints is
+// refused with the reason, and that the others are written.
 func TestTooManyForAffinity(t *testing.T) {
 	namespace(t)
 	d, c := openKernel(t)
@@ -67,10 +67,11 @@ func TestTooManyForAffinity(t *testing.T) {
 	both.Affinity, both.Local = time.Hour, both.Cluster
 	s := plainState(3)
 	s.Rows[large.Key], s.Rows[both.Key] = large, both
-	wantRefused(t, d, c, s, large, "8192 endpoints are too many for session affinity, which takes 8191")
+	wantRefused(t, d, c, s, large, "8192 endpoints are too many for session affinity, the maximum is 8191")
 }
 
-// TestTooManyElements refuses the one Service whose addresses times endpoints are too many.
+// TestTooManyElements checks that a Service with too many pairs of address and endpoint is
+// refused.
 func TestTooManyElements(t *testing.T) {
 	namespace(t)
 	d, c := openKernel(t)
@@ -83,7 +84,8 @@ func TestTooManyElements(t *testing.T) {
 	wantRefused(t, d, c, s, wide, "257 addresses with 1024 endpoints each are more than the 262144 elements that a service port may have")
 }
 
-// wantRefused wants one row of a state refused, and the other three written.
+// wantRefused fails the test unless one row of a state is refused and the other three are
+// written.
 func wantRefused(t *testing.T, d *Dataplane, c *counter, s *proxy.State, row *proxy.ServicePort, why string) {
 	t.Helper()
 	err := proxytest.Sync(t.Context(), d, s)

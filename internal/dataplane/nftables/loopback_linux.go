@@ -16,51 +16,55 @@ import (
 	"sluice/internal/proxy"
 )
 
+// guardComment is the start of the comment of the guard's first rule. The next daemon,
+// which may be of another version, recognizes the guard by it.
 const guardComment = "loopback is not for others"
 
-// guardChain is the guard's own where there is nothing else of ours: for a time
-// without a daemon. While there is one it is in firewall-prerouting, which a mode may have
-// for more: a chain is what every packet must pass.
+// guardChain is the chain of the guard while no daemon runs and the table has nothing else.
+// While one runs, the guard is in firewall-prerouting, which a mode may need anyway: each
+// base chain costs every packet time.
 const guardChain = "loopback-guard"
 
-// guard returns the rules that keep loopback addresses off the wire. They come
-// before the translation of replies, which may well be for a loopback address.
-func (t *table) guard(g localnet.Guard) []*nft.Rule {
+// guardRules returns the rules that drop packets from other hosts to or from loopback
+// addresses. They run before replies are translated back, whose destination may rightly be a
+// loopback address.
+func (t *table) guardRules(g localnet.Guard) []*nft.Rule {
 	if t.family == proxy.IPv6 || !g.InForce {
 		return nil
 	}
 	return []*nft.Rule{
-		t.rule().within(false, t.family.Loopback()).fromWire().drop().comment(g.Comment(guardComment)),
-		t.rule().within(true, t.family.Loopback()).fromWire().drop().comment("loopback is nobody else"),
+		t.rule().daddrIn(t.family.Loopback()).notFromLoopback().drop().comment(g.Comment(guardComment)),
+		t.rule().saddrIn(t.family.Loopback()).notFromLoopback().drop().comment("no loopback sources from other hosts"),
 	}
 }
 
-// addGuard adds the guard in a chain of its own, and the table if there is none.
+// addGuard adds the guard in its own chain, and the table if it does not exist.
 func (t *table) addGuard(b *nft.Batch, g localnet.Guard) {
-	c := t.base(guardChain, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, t.guard(g)...)
+	c := t.baseChain(guardChain, "filter", unix.NF_INET_PRE_ROUTING, priorityFirewall, t.guardRules(g)...)
 	b.AddTable(t.Table)
 	b.AddChain(t.Table, &c.Chain)
 	t.rewrite(b, c, true)
 }
 
-// onlyGuard reports whether there is nothing in a table but a guard's own chain.
+// onlyGuard reports whether a table contains nothing but the chain that addGuard adds.
 func onlyGuard(l *nft.Listing) bool {
 	_, ok := l.Chains[guardChain]
 	return ok && len(l.Chains) == 1 && len(l.Sets) == 0
 }
 
-// guarded reports whether a table begins with the guard where it may be.
-func (t *table) guarded(l *nft.Listing, g localnet.Guard) bool {
-	want := t.chain("", t.guard(g)...).listed()
+// hasGuard reports whether a table is repairable and one of the guard's two chains starts
+// with the rules of g.
+func (t *table) hasGuard(l *nft.Listing, g localnet.Guard) bool {
+	want := t.chain("", t.guardRules(g)...).listed()
 	for _, name := range []string{firewallPrerouting, guardChain} {
 		if have := l.Chains[name]; len(have) >= len(want) && slices.Equal(have[:len(want)], want) {
-			return t.fits(l)
+			return t.repairable(l)
 		}
 	}
 	return false
 }
 
-// traces returns what a table tells about who opened loopback.
+// traces returns what the guard in a listing says about who enabled route_localnet.
 func traces(l *nft.Listing) (found localnet.Traces) {
 	if l == nil {
 		return found
@@ -75,7 +79,7 @@ func traces(l *nft.Listing) (found localnet.Traces) {
 	return found
 }
 
-// Traces returns what our table tells about who opened loopback.
+// Traces returns what the guard in our table says about who enabled route_localnet.
 func (o Overlay) Traces(ctx context.Context) (localnet.Traces, error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -86,28 +90,28 @@ func (o Overlay) Traces(ctx context.Context) (localnet.Traces, error) {
 	return traces(l), err
 }
 
-// listIfAny lists a table; nil if there is none or the kernel has no nf_tables.
+// listIfAny lists a table. It returns nil if there is none or the kernel has no nf_tables.
 func listIfAny(ctx context.Context, conn nft.Interface, t nft.Table) (*nft.Listing, error) {
 	l, err := conn.List(ctx, t)
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("look for %v: %w", t, explain(err))
+		return nil, explain(err)
 	}
 	return l, nil
 }
 
-// fromWire matches what came in on another link than loopback.
-func (r *rule) fromWire() *rule { return r.meta(expr.MetaKeyIIFNAME).isNot(interfaceName("lo")) }
+// notFromLoopback matches packets that came in on another interface than lo.
+func (r *rule) notFromLoopback() *rule { return r.meta(expr.MetaKeyIIFNAME).neq(interfaceName("lo")) }
 
-// KeepsLoopback reports whether the setting that opens loopback is looked after
-// here, whoever set it. Anybody may ask at any time.
+// KeepsLoopback reports whether this dataplane manages route_localnet, whoever enabled
+// it. Any goroutine may call it.
 func (d *Dataplane) KeepsLoopback() bool { return d.localnet.OwnerKnown() }
 
-// Prepare opens loopback addresses to NodePorts, or closes those that a service
-// proxy opened, for a daemon that may not write the host's settings. The guard
-// comes before they are open, and stays for the daemon.
+// Prepare enables route_localnet if opens is true, and otherwise disables it if a service
+// proxy enabled it, for a daemon that may not write sysctls. The guard of loopback addresses
+// is written before route_localnet is enabled, and stays for the daemon.
 func (o Overlay) Prepare(ctx context.Context, s mode.Settings, opens bool) error {
 	d, err := o.Open(ctx, s)
 	if err != nil {
@@ -127,12 +131,12 @@ func (d *Dataplane) prepare(ctx context.Context, opens bool) error {
 		return err
 	}
 	return d.localnet.Prepare(ctx, traces(l), opens, func(guard localnet.Guard) error {
-		if l != nil && t.guarded(l, guard) {
+		if l != nil && t.hasGuard(l, guard) {
 			return nil
 		}
 		var b nft.Batch
 		if l != nil && l.Dormant {
-			b.DeleteTable(t.Table) // nothing of it is in force
+			b.DeleteTable(t.Table) // the guard would have no effect in it
 		}
 		t.addGuard(&b, guard)
 		if err := d.conn.Commit(ctx, &b); err != nil {

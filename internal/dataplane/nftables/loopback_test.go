@@ -22,8 +22,8 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestRouteLocalnet wants the setting changed where NodePorts are on loopback,
-// nowhere else, and never before the guard is in the kernel.
+// TestRouteLocalnet checks that route_localnet is enabled only if NodePorts are on loopback
+// addresses, and never before the guard is in the kernel.
 func TestRouteLocalnet(t *testing.T) {
 	tests := []struct {
 		name      string
@@ -39,7 +39,7 @@ func TestRouteLocalnet(t *testing.T) {
 	for _, tt := range tests {
 		for _, byStep := range []bool{false, true} {
 			k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
-			conn := &before{Interface: nfttest.NewFake(), settings: k}
+			conn := &guardWatcher{Interface: nfttest.NewFake(), settings: k}
 			d := Alone.New(conn, mode.Settings{MasqueradeBit: 14})
 			d.localnet = localnet.New(k, nil)
 			s := plainState(1)
@@ -56,23 +56,23 @@ func TestRouteLocalnet(t *testing.T) {
 				t.Fatal(err)
 			}
 			if on, _ := sysctl.ReadInt(k, localnet.Name); on == 1 != tt.on {
-				t.Errorf("%s, by a step %t: %s is %d", tt.name, byStep, localnet.Name, on)
+				t.Errorf("%s, by Apply %t: %s is %d", tt.name, byStep, localnet.Name, on)
 			}
 			if tt.on && !conn.guarded {
-				t.Errorf("%s, by a step %t: loopback is open and there is no guard", tt.name, byStep)
+				t.Errorf("%s, by Apply %t: route_localnet is on and there is no guard", tt.name, byStep)
 			}
 		}
 	}
 }
 
-// before notes whether the guard was written while the setting was still off.
-type before struct {
+// guardWatcher records whether the guard was written while route_localnet was off.
+type guardWatcher struct {
 	nft.Interface
 	settings *sysctltest.Fake
 	guarded  bool
 }
 
-func (b *before) Commit(ctx context.Context, batch *nft.Batch) error {
+func (b *guardWatcher) Commit(ctx context.Context, batch *nft.Batch) error {
 	for _, op := range batch.Ops {
 		if op.Kind == nft.AddRule && localnet.Noted(op.Rule.Comment) {
 			b.guarded = b.guarded || len(b.settings.Writes()) == 0
@@ -81,8 +81,8 @@ func (b *before) Commit(ctx context.Context, batch *nft.Batch) error {
 	return b.Interface.Commit(ctx, batch)
 }
 
-// TestLoopbackThatCannotBeOpened goes on without.
-func TestLoopbackThatCannotBeOpened(t *testing.T) {
+// TestRouteLocalnetReadOnly checks that a Sync succeeds if route_localnet cannot be written.
+func TestRouteLocalnetReadOnly(t *testing.T) {
 	k := sysctltest.NewFake(map[string]string{localnet.Name: "0"})
 	k.Refuse(localnet.Name, errors.New("read-only file system"))
 	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
@@ -94,7 +94,7 @@ func TestLoopbackThatCannotBeOpened(t *testing.T) {
 	}
 }
 
-// newLab returns a lab that ends with the test.
+// newLab returns a lab that is closed at the end of the test.
 func newLab(t *testing.T) *lab.Lab {
 	t.Helper()
 	lab.Require(t)
@@ -110,10 +110,10 @@ func newLab(t *testing.T) *lab.Lab {
 	return l
 }
 
-// TestLoopbackIsNotForOthers sends datagrams with loopback addresses over the
-// wire to a node that has NodePorts on loopback. Only an honest one, the last,
-// may arrive; without the guard all do.
-func TestLoopbackIsNotForOthers(t *testing.T) {
+// TestGuardDropsLoopbackAddresses sends datagrams with loopback addresses over a link to a
+// node that has NodePorts on loopback. Only the last one, which has no loopback address,
+// may arrive; without the guard, forged ones do, too.
+func TestGuardDropsLoopbackAddresses(t *testing.T) {
 	const port = 4001
 	forged := []string{"to 127.0.0.1", "from 127.0.0.2"}
 	nodePort := plainRow(0, 1, 0)

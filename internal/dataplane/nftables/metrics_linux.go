@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -10,12 +9,14 @@ import (
 	"sluice/internal/proxy"
 )
 
+// SyncFailed implements [proxy.Measured].
 func (d *Dataplane) SyncFailed(bool) {
 	for _, t := range d.tables {
 		t.syncFailures.Add(1)
 	}
 }
 
+// Metrics implements [proxy.Measured]. Any goroutine may read the metrics.
 func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 	byFamily := func(m proxy.Metric, read func(*table) (value int, ok bool)) proxy.Metric {
 		m.Labels = []string{"ip_family"}
@@ -37,52 +38,52 @@ func (d *Dataplane) Metrics(ctx context.Context) []proxy.Metric {
 		failures("sync_proxy_rules_nftables_cleanup_failures_total", "Deletions of stale nftables chains that failed",
 			func(t *table) int64 { return t.cleanupFailures.Load() }),
 		byFamily(proxy.Metric{Name: "nftables_affinity_clients", Help: "Clients that are remembered for session affinity"},
-			func(t *table) (int, bool) {
-				n, err := d.clients.count(ctx, t)
-				return n, err == nil // before the first sync there is nothing to count
-			}),
+			func(t *table) (int, bool) { return d.reader.count(ctx, t) }),
 		byFamily(proxy.Metric{
 			Name: "nftables_affinity_clients_limit",
-			Help: "Clients that can be remembered for session affinity; beyond, connections are balanced and not remembered",
+			Help: "Clients that can be remembered for session affinity; connections of further clients are balanced without being remembered",
 		}, func(t *table) (int, bool) {
-			_, err := d.clients.count(ctx, t)
-			return int(t.affinity.Size), err == nil
+			_, ok := d.reader.count(ctx, t)
+			return int(t.affinity.Size), ok
 		}),
 	}
 }
 
-// clientCounter counts the clients that are remembered for session affinity. It
-// has a connection of its own: on older kernels counting takes long.
-type clientCounter struct {
-	mu   sync.Mutex
+// reader reads from the kernel for metrics, traffic and Inspect. It has its own connection, so
+// that it does not delay writes: on older kernels, counting takes long.
+type reader struct {
 	conn *nft.Conn
-	last map[proxy.Family]clientCount
+
+	mu     sync.Mutex
+	counts map[proxy.Family]clientCount
 }
 
+// clientCount is a cached number of clients that are remembered for session affinity.
 type clientCount struct {
 	clients int
 	until   time.Time // when to count again
 }
 
-// countPause is how much longer than counting took a count is taken for true:
-// whoever asks often shall not keep a processor busy.
-const countPause = 100
+// countCacheFactor bounds the CPU time of counting: a count is reused for this many times
+// as long as counting took.
+const countCacheFactor = 100
 
-// count returns how many clients are remembered in a table. Any goroutine may ask.
-func (c *clientCounter) count(ctx context.Context, t *table) (int, error) {
-	if c == nil {
-		return 0, errors.New("nobody counts")
+// count returns how many clients are remembered in a table. It reports false if that cannot
+// be read, as before the first Sync. Any goroutine may call it; a nil reader reads nothing.
+func (r *reader) count(ctx context.Context, t *table) (n int, ok bool) {
+	if r == nil {
+		return 0, false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	began := time.Now()
-	if last := c.last[t.family]; began.Before(last.until) {
-		return last.clients, nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	start := time.Now()
+	if last := r.counts[t.family]; start.Before(last.until) {
+		return last.clients, true
 	}
-	n, err := c.conn.Count(ctx, t.affinity)
+	n, err := r.conn.Count(ctx, t.affinity)
 	if err != nil {
-		return 0, err
+		return 0, false
 	}
-	c.last[t.family] = clientCount{n, time.Now().Add(countPause * time.Since(began))}
-	return n, nil
+	r.counts[t.family] = clientCount{n, time.Now().Add(countCacheFactor * time.Since(start))}
+	return n, true
 }

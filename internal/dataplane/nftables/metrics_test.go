@@ -12,7 +12,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestMetrics wants kube-proxy's names, and failures to be counted.
+// TestMetrics checks that metrics have kube-proxy's names, and that failures are counted.
 func TestMetrics(t *testing.T) {
 	d := Alone.New(nfttest.NewFake(), mode.Settings{})
 	var got []string

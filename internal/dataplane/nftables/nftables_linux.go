@@ -18,6 +18,7 @@ import (
 	"sluice/internal/proxy"
 )
 
+// Mode returns mode nftables for the table of modes.
 func Mode() mode.Mode {
 	return mode.Mode{
 		Name: "nftables", Probe: Alone.Probe, Prepare: Alone.Prepare, Open: mode.Opener(Alone.Open), Flows: mode.OpenFlows, Ends: mode.OpenEnds,
@@ -32,26 +33,27 @@ func Mode() mode.Mode {
 	}
 }
 
-// Dataplane writes rows to nf_tables of one network namespace.
+// Dataplane writes rows to nf_tables of one network namespace. Unless a method says
+// otherwise, only one goroutine may use it.
 type Dataplane struct {
 	conn       nft.Interface
-	clients    *clientCounter // nil: nobody counts
+	reader     *reader // nil if there is no kernel, as in tests with a fake
 	localnet   *localnet.Setting
 	tables     []*table
 	differ     *differ.Differ[id, value]
 	applyBytes int
 	syncBytes  int
 
-	guard   localnet.Guard // as it is to be
-	syncing bool
-	// listedTwice is whether a Sync has begun again because something was there already,
-	// or was not.
-	listedTwice bool
-	// absent is what could not be written even then, as the kernel does not have what it
-	// needs: an expression of a module, say.
-	absent   map[id]bool
-	replaced []*table  // by the Sync under way, since they cannot be mended
-	batch    nft.Batch // for its memory
+	guard   localnet.Guard // the wanted one
+	syncing bool           // a Sync is running
+	// relisted is true while a Sync runs for the second time, after the kernel answered
+	// EEXIST or ENOENT to the first: the same answer is then a row's fault, not the listing's.
+	relisted bool
+	// unsupported has the objects that got ENOENT even then: the kernel lacks something
+	// that they need, such as the module of an expression.
+	unsupported map[id]bool
+	replaced    []*table  // tables that the running Sync replaces, because they cannot be repaired
+	batch       nft.Batch // reused to save allocations
 }
 
 // Open connects to nf_tables of the calling thread's network namespace. It
@@ -61,7 +63,7 @@ func (o Overlay) Open(_ context.Context, s mode.Settings) (*Dataplane, error) {
 	if err != nil {
 		return nil, err
 	}
-	reader, err := nft.Open()
+	second, err := nft.Open()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -69,11 +71,12 @@ func (o Overlay) Open(_ context.Context, s mode.Settings) (*Dataplane, error) {
 	if d.localnet != nil {
 		d.localnet = localnet.New(sysctl.Kernel{}, s.Others)
 	}
-	d.clients = &clientCounter{conn: reader, last: map[proxy.Family]clientCount{}}
+	d.reader = &reader{conn: second, counts: map[proxy.Family]clientCount{}}
 	return d, nil
 }
 
-// New returns a dataplane that writes through conn, and no settings of the host.
+// New returns a dataplane that writes through conn. It does not change settings of
+// the host.
 func (o Overlay) New(conn nft.Interface, s mode.Settings) *Dataplane {
 	d := &Dataplane{conn: conn, applyBytes: applyBytes, syncBytes: syncBytes}
 	for _, f := range s.Served() {
@@ -88,19 +91,21 @@ func (o Overlay) New(conn nft.Interface, s mode.Settings) *Dataplane {
 	return d
 }
 
-// isAlone says that no overlay takes anything from the rules.
-func (d *Dataplane) isAlone() bool { return d.tables[0].over.Table == Alone.Table }
+// ownsTable reports whether d writes the tables of mode nftables. Mode ebpf does, too.
+func (d *Dataplane) ownsTable() bool { return d.tables[0].overlay.Table == Alone.Table }
 
-// Close releases the connection; the rules stay.
+// Close closes the connections to the kernel; the rules stay.
 func (d *Dataplane) Close() error {
-	if d.clients != nil {
-		return errors.Join(d.conn.Close(), d.clients.conn.Close())
+	if d.reader != nil {
+		return errors.Join(d.conn.Close(), d.reader.conn.Close())
 	}
 	return d.conn.Close()
 }
 
+// Rewritten implements [proxy.Comparer].
 func (d *Dataplane) Rewritten() proxy.Rewritten { return d.differ.Rewritten() }
 
+// Watch implements [proxy.Watcher].
 func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what string)) error {
 	var tables []nft.Table
 	for _, t := range d.tables {
@@ -109,8 +114,9 @@ func (d *Dataplane) Watch(ctx context.Context, missed func(), changed func(what 
 	return d.conn.Watch(ctx, tables, missed, changed)
 }
 
-// Probe returns the families that the kernel can do. It has the kernel check
-// the rules we would write, in a batch that takes them back, so nothing changes.
+// Probe returns the families that the kernel supports. It sends the rules in a batch
+// that deletes them again, so the kernel checks them and nothing changes. The error
+// is nil if at least one family is supported.
 func (o Overlay) Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -122,7 +128,7 @@ func (o Overlay) Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, er
 		if e := o.probe(ctx, conn, f, s.MasqueradeBit); e == nil {
 			can = append(can, f)
 		} else if err == nil {
-			err = fmt.Errorf("%v: %w", f, e) // the first is enough: the other one's is much the same
+			err = fmt.Errorf("%v: %w", f, e) // both families usually fail for the same reason
 		}
 	}
 	if len(can) == 0 {
@@ -133,7 +139,7 @@ func (o Overlay) Probe(ctx context.Context, s mode.Settings) ([]proxy.Family, er
 
 func (o Overlay) probe(ctx context.Context, conn nft.Interface, f proxy.Family, markBit uint8) error {
 	o.Table += "-probe"
-	d := o.New(dryRun{nothing{conn}}, mode.Settings{MasqueradeBit: markBit, Families: []proxy.Family{f}})
+	d := o.New(dryRun{emptyKernel{conn}}, mode.Settings{MasqueradeBit: markBit, Families: []proxy.Family{f}})
 	d.applyBytes = math.MaxInt
 	want := proxy.NewState()
 	want.Node = probeNode(f)
@@ -147,15 +153,15 @@ func (o Overlay) probe(ctx context.Context, conn nft.Interface, f proxy.Family, 
 	return err
 }
 
-// dryRun sees no table, and takes back in the same batch the one that is made.
-type dryRun struct{ nothing }
+// dryRun lists nothing, and deletes the table that a batch adds in the same batch.
+type dryRun struct{ emptyKernel }
 
 func (d dryRun) Commit(ctx context.Context, b *nft.Batch) error {
 	b.DeleteTable(b.Ops[0].Table)
 	return d.Interface.Commit(ctx, b)
 }
 
-// probeNode and probeRow make every kind of rule and element come up.
+// probeNode and probeRow together need every kind of rule and element.
 func probeNode(f proxy.Family) *proxy.Node {
 	all := netip.PrefixFrom(f.Unspecified(), 0)
 	one := netip.PrefixFrom(f.Unspecified().Next(), f.Bits()-8)
@@ -178,7 +184,8 @@ func probeRow(f proxy.Family, affinity time.Duration) *proxy.ServicePort {
 	}
 }
 
-// explain says what is missing and what to do about it.
+// explain wraps an error of the kernel in a text that says what is missing and what to
+// do about it.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):

@@ -22,7 +22,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// randomState is n random rows, the same for the same seed.
+// randomState returns n random rows, the same for the same seed.
 func randomState(seed uint64, n int) *proxy.State {
 	r := rand.New(rand.NewPCG(seed, 0))
 	s := proxy.NewState()
@@ -35,7 +35,7 @@ func randomState(seed uint64, n int) *proxy.State {
 	return s
 }
 
-// deltaBetween is the step from one state to another, rows only.
+// deltaBetween returns the difference of the rows of two states.
 func deltaBetween(a, b *proxy.State) *proxy.Delta {
 	d := &proxy.Delta{}
 	for k, old := range a.Rows {
@@ -49,9 +49,9 @@ func deltaBetween(a, b *proxy.State) *proxy.Delta {
 	return d
 }
 
-// TestStepsLeadToTheSame reaches states by steps and at once, on the kernel, and
-// compares what it holds.
-func TestStepsLeadToTheSame(t *testing.T) {
+// TestApplyEqualsSync reaches states by Apply and by Sync, in the kernel, and compares the
+// results.
+func TestApplyEqualsSync(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	d, c := openKernel(t)
@@ -93,7 +93,7 @@ func TestStepsLeadToTheSame(t *testing.T) {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		if diff := cmp.Diff(dump(t, fake, fresh), got); diff != "" {
-			t.Fatalf("seed %d: written at once (-) and by steps (+) differ:\n%s", seed, diff)
+			t.Fatalf("seed %d: written by Sync (-) and by Apply (+) differ:\n%s", seed, diff)
 		}
 	}
 	for _, tab := range d.tables {
@@ -103,8 +103,8 @@ func TestStepsLeadToTheSame(t *testing.T) {
 	}
 }
 
-// TestSyncRepairs damages the tables in many ways; Sync brings everything back,
-// and a second one writes nothing.
+// TestSyncRepairs damages the tables in many ways. Sync must restore everything, and a second
+// one write nothing.
 func TestSyncRepairs(t *testing.T) {
 	ctx := context.Background()
 	state := randomState(1, 40)
@@ -145,7 +145,7 @@ func TestSyncRepairs(t *testing.T) {
 			former := d.tables[0].set("allowed", "", nft.IPv4Addr)
 			b.AddSet(former)
 			b.AddElement(former, nft.Element{Key: "\x0a\x00\x00\x01"})
-			b.AddRule(d.tables[0].Table, sourceRanges, d.tables[0].rule().load(true).in(former).drop().comment("as it was"))
+			b.AddRule(d.tables[0].Table, sourceRanges, d.tables[0].rule().saddr().inSet(former).drop().comment("as it was"))
 		},
 		"elements deleted and changed": func(t *testing.T, d *Dataplane, b *nft.Batch) {
 			for _, s := range []*nft.Set{d.tables[0].addresses.endpoints, d.tables[1].addresses.dispatch} {
@@ -191,8 +191,8 @@ func TestSyncRepairs(t *testing.T) {
 	}
 }
 
-// TestSyncRemakes undoes what cannot be undone in place.
-func TestSyncRemakes(t *testing.T) {
+// TestSyncReplacesTable damages tables so that they cannot be repaired in place.
+func TestSyncReplacesTable(t *testing.T) {
 	ctx := context.Background()
 	for name, edit := range map[string]string{
 		"policy":                           "chain ip sluice filter-forward { policy drop; }",
@@ -235,9 +235,9 @@ func TestSyncRemakes(t *testing.T) {
 	}
 }
 
-// TestForeignElementAsksForSync puts an element in a row's way: Apply does not
-// blame the row, and Sync clears it away.
-func TestForeignElementAsksForSync(t *testing.T) {
+// TestForeignElementNeedsSync adds an element that conflicts with a row. Apply must not blame
+// the row, and Sync removes the element.
+func TestForeignElementNeedsSync(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	d, c := openKernel(t)
@@ -270,8 +270,8 @@ func TestForeignElementAsksForSync(t *testing.T) {
 	}
 }
 
-// TestRefusedRowIsSetAside has rows that the kernel refuses: their endpoints are
-// of the wrong family, which no resolver would give. The others go through.
+// TestRefusedRowIsSetAside applies rows that the kernel refuses, because their endpoints are
+// of the wrong family, which no resolver would return. The others must be written.
 func TestRefusedRowIsSetAside(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
@@ -294,8 +294,8 @@ func TestRefusedRowIsSetAside(t *testing.T) {
 	}
 }
 
-// TestOverlappingRanges replaces source ranges by others that overlap them, by
-// steps and by Sync.
+// TestOverlappingRanges replaces source ranges by others that overlap them, by Apply and by
+// Sync.
 func TestOverlappingRanges(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
@@ -331,9 +331,9 @@ func TestOverlappingRanges(t *testing.T) {
 	}
 }
 
-// TestDriftAsksForSync gives a plain error when what should be there is gone:
-// neither a refusal of a row nor something to try again.
-func TestDriftAsksForSync(t *testing.T) {
+// TestDriftNeedsSync deletes what should be there. Apply must return ErrNeedSync, not refuse
+// a row.
+func TestDriftNeedsSync(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
 	d, c := openKernel(t)
@@ -357,8 +357,8 @@ func TestDriftAsksForSync(t *testing.T) {
 	}
 }
 
-// TestApplyMayBeTriedAgain when nothing was sent.
-func TestApplyMayBeTriedAgain(t *testing.T) {
+// TestApplyCanBeRetried checks that Apply succeeds after one that sent nothing.
+func TestApplyCanBeRetried(t *testing.T) {
 	d := Alone.New(nfttest.NewFake(), mode.Settings{})
 	if err := proxytest.Sync(context.Background(), d, plainState(1)); err != nil {
 		t.Fatal(err)
@@ -371,8 +371,8 @@ func TestApplyMayBeTriedAgain(t *testing.T) {
 	}
 }
 
-// TestSyncSetsRefusedRowsAside writes all rows but those that cannot be: their
-// endpoints are of the wrong family, which no resolver would give.
+// TestSyncSetsRefusedRowsAside syncs rows of which some are refused, because their endpoints
+// are of the wrong family, which no resolver would return. The others must be written.
 func TestSyncSetsRefusedRowsAside(t *testing.T) {
 	namespace(t)
 	d, c := openKernel(t)
@@ -391,7 +391,8 @@ func TestSyncSetsRefusedRowsAside(t *testing.T) {
 	}
 }
 
-// TestTakeOver removes kube-proxy's tables in the batch that makes ours live.
+// TestTakeOver checks that kube-proxy's tables are deleted in the batch that adds our base
+// chains.
 func TestTakeOver(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
@@ -429,11 +430,11 @@ func TestTakeOver(t *testing.T) {
 		}
 	}
 	if l, err := c.List(ctx, nft.Table{Family: nft.IP, Name: "someone"}); l == nil || err != nil {
-		t.Errorf("a table of somebody else is gone (%v)", err)
+		t.Errorf("a table of another program was deleted (%v)", err)
 	}
 }
 
-// TestBatchesAreBounded writes much at once in many batches.
+// TestBatchesAreBounded checks that a large write is split into batches.
 func TestBatchesAreBounded(t *testing.T) {
 	namespace(t)
 	d, c := openKernel(t)
@@ -450,9 +451,8 @@ func TestBatchesAreBounded(t *testing.T) {
 	}
 }
 
-// TestListable wants Debian's nft program to list our tables without complaint,
-// but for one: as JSON it writes a statement that updates a map as text, and
-// says so.
+// TestListable checks that Debian's nft program lists our tables without complaint, except
+// for one: in JSON it prints a statement that updates a map as text, and says so.
 func TestListable(t *testing.T) {
 	namespace(t)
 	d, _ := openKernel(t)
@@ -478,18 +478,18 @@ func listable(t *testing.T) {
 			t.Fatalf("nft %v: %v: %s", args, err, complaints)
 		}
 		if args[0] == "-j" && !json.Valid(out) {
-			t.Errorf("nft %v gives no JSON", args)
+			t.Errorf("nft %v prints no JSON", args)
 		}
 		if strings.Contains(string(out), "invalid") || strings.Contains(string(out), "unknown") {
 			t.Errorf("nft %v shows something it does not understand:\n%s", args, out)
 		}
 		if args[0] == "list" && !strings.Contains(string(out), "written by sluice") {
-			t.Errorf("nft %v does not show whose tables these are", args)
+			t.Errorf("nft %v does not print the comment of our tables", args)
 		}
 	}
 }
 
-// TestWatchAndRepair is told when somebody flushes our ruleset.
+// TestWatchAndRepair checks that Watch reports when another process flushes our ruleset.
 func TestWatchAndRepair(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	namespace(t)
@@ -522,7 +522,7 @@ func TestWatchAndRepair(t *testing.T) {
 		}
 	}
 	if what := <-seen; !strings.Contains(what, "table ip sluice") {
-		t.Errorf("told of %q", what)
+		t.Errorf("Watch reported %q", what)
 	}
 	if err := proxytest.Sync(ctx, d, plainState(10)); err != nil {
 		t.Fatal(err)
@@ -536,7 +536,8 @@ func TestWatchAndRepair(t *testing.T) {
 	}
 }
 
-// TestProbe says which families there are, changes nothing, and names what is missing.
+// TestProbe checks that Probe returns the supported families, changes nothing, and names what
+// is missing.
 func TestProbe(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
@@ -576,7 +577,7 @@ func dropNetAdmin(t *testing.T) {
 	}
 }
 
-// TestSingleFamily leaves the other family's table alone.
+// TestSingleFamily checks that the table of the other family stays unchanged.
 func TestSingleFamily(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
@@ -600,7 +601,7 @@ func TestSingleFamily(t *testing.T) {
 	}
 }
 
-// TestCleanup removes our tables and nobody else's.
+// TestCleanup checks that only our tables are removed.
 func TestCleanup(t *testing.T) {
 	ctx := context.Background()
 	namespace(t)
@@ -624,9 +625,9 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestPartsKeepMovesTogether writes a large change in many batches. A frontend
-// that moves from one row to another leads to one of them after each.
-func TestPartsKeepMovesTogether(t *testing.T) {
+// TestBatchesMoveFrontendsAtomically writes a large change in many batches. After each of
+// them, a frontend that moves from one row to another belongs to one of them.
+func TestBatchesMoveFrontendsAtomically(t *testing.T) {
 	ctx := context.Background()
 	fake := nfttest.NewFake()
 	d := Alone.New(fake, mode.Settings{MasqueradeBit: 14})
@@ -648,7 +649,7 @@ func TestPartsKeepMovesTogether(t *testing.T) {
 		batches++
 		leads := false
 		if err := fake.Elements(ctx, d.tables[0].addresses.dispatch, func(e nft.Element) { leads = leads || e.Key == moved }); err != nil || !leads {
-			t.Errorf("after batch %d the frontend leads nowhere (%v)", batches, err)
+			t.Errorf("after batch %d the frontend has no Service (%v)", batches, err)
 		}
 	}}
 	if err := proxytest.Apply(ctx, d, delta); err != nil {
@@ -664,22 +665,22 @@ func TestPartsKeepMovesTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(dump(t, want.conn, want), dump(t, fake, d)); diff != "" {
-		t.Errorf("not what a Sync of the same writes (-want +got):\n%s", diff)
+		t.Errorf("differs from a Sync of the same state (-want +got):\n%s", diff)
 	}
 }
 
-// TestPartsTurnNobodyAway writes in many batches that a LoadBalancer, whose
-// endpoints are all on other nodes, has externalTrafficPolicy Local: clients from
-// elsewhere are sent to an endpoint until they are dropped.
-func TestPartsTurnNobodyAway(t *testing.T) {
+// TestBatchesRefuseNoClients changes a LoadBalancer whose endpoints are all on other nodes to
+// externalTrafficPolicy Local, in many batches. Clients from elsewhere must reach an
+// endpoint until they are dropped.
+func TestBatchesRefuseNoClients(t *testing.T) {
 	ctx := context.Background()
 	was, is := plainRow(0, 3, 0), plainRow(0, 3, 0)
 	at := proxy.Frontend{Kind: proxy.LoadBalancer, Addr: addrPort(1<<24, 0, 80)}
 	was.Frontends, is.Frontends = append(was.Frontends, at), append(is.Frontends, at)
 	is.External = proxy.ScopeLocal
-	for _, way := range []string{"Apply", "Sync", "Apply back"} {
+	for _, method := range []string{"Apply", "Sync", "Apply back"} {
 		from, to := was, is
-		if way == "Apply back" {
+		if method == "Apply back" {
 			from, to = is, was
 		}
 		fake := nfttest.NewFake()
@@ -700,26 +701,26 @@ func TestPartsTurnNobodyAway(t *testing.T) {
 		}
 		batches := 0
 		d.conn = &afterEach{fake, func() {
-			if batches++; has(m.external) && !has(m.empty) {
-				t.Errorf("%s: after batch %d clients from elsewhere are neither sent to an endpoint nor dropped", way, batches)
+			if batches++; has(m.external) && !has(m.noEndpoints) {
+				t.Errorf("%s: after batch %d clients from elsewhere are neither sent to an endpoint nor dropped", method, batches)
 			}
 		}}
 		s.Rows[to.Key] = to
 		var err error
-		if way == "Sync" {
+		if method == "Sync" {
 			err = proxytest.Sync(ctx, d, s)
 		} else {
 			err = proxytest.Apply(ctx, d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: from, New: to}}})
 		}
 		if err != nil || batches < 3 {
-			t.Errorf("%s: error %v after %d batches; want none after some", way, err, batches)
+			t.Errorf("%s: error %v after %d batches; want none after some", method, err, batches)
 		}
 	}
 }
 
-// TestNothingIsKeptOfAWrite has no change outlive its write: a Sync may make as
-// many as there are elements.
-func TestNothingIsKeptOfAWrite(t *testing.T) {
+// TestWriteReleasesChanges checks that no change is referenced after it was written: a Sync
+// may have as many changes as there are elements.
+func TestWriteReleasesChanges(t *testing.T) {
 	ctx := context.Background()
 	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	d.applyBytes = 1 << 30
@@ -734,7 +735,7 @@ func TestNothingIsKeptOfAWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := cap(d.batch.Ops); n > 10_000 {
-		t.Errorf("room for %d operations is kept of a batch of more than 20,000", n)
+		t.Errorf("memory for %d operations is kept after a batch of more than 20,000", n)
 	}
 	for _, op := range d.batch.Ops[:cap(d.batch.Ops)] {
 		if op.Owner != nil {

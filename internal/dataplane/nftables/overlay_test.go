@@ -18,7 +18,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// overlays are the ways in which a mode can stand on the rules.
+// overlays returns an overlay for each way in which other modes use the rules.
 func overlays() map[string]Overlay {
 	external := func(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) bool {
 		return r.Scope == sp.Policy(f.Kind, &proxy.Node{})[proxy.Elsewhere].Scope
@@ -37,7 +37,8 @@ func overlays() map[string]Overlay {
 	}
 }
 
-// untracked is for pods, in whose ranges the node has so many addresses of each family.
+// untracked returns an Untracked for pods in whose prefixes the node has own addresses of each
+// family.
 func untracked(own int) func() Untracked {
 	u := Untracked{
 		Within: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.168.0.0/17"), netip.MustParsePrefix("fd00:10::/64")},
@@ -49,9 +50,9 @@ func untracked(own int) func() Untracked {
 	return func() Untracked { return u }
 }
 
-// TestOverlaysInTheKernel writes all sorts of rows for each overlay. A second Sync
-// finds everything as it was written, the nft program can list it, and steps
-// lead to the same as a Sync.
+// TestOverlaysInTheKernel writes random rows for each overlay. A second Sync must write
+// nothing, the nft program must be able to list everything, and Apply must have the same result
+// as Sync.
 func TestOverlaysInTheKernel(t *testing.T) {
 	for name, o := range overlays() {
 		t.Run(name, func(t *testing.T) {
@@ -106,10 +107,10 @@ func TestOverlaysInTheKernel(t *testing.T) {
 	}
 }
 
-// TestOverlayTakesWhatPolicySays leads a packet of each origin to the overlay
-// where that takes its list, with the mark of the table of policy, and elsewhere
-// to the rules' own choice.
-func TestOverlayTakesWhatPolicySays(t *testing.T) {
+// TestOverlayFollowsPolicy checks that a packet of each origin is sent to the overlay if that
+// takes its list, with the mark that policy requires, and otherwise to an endpoint that the rules
+// choose.
+func TestOverlayFollowsPolicy(t *testing.T) {
 	for name, o := range overlays() {
 		for _, family := range proxy.Families {
 			d := o.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
@@ -117,7 +118,7 @@ func TestOverlayTakesWhatPolicySays(t *testing.T) {
 			for _, node := range proxytest.PolicyNodes() {
 				w := newWalker(tab, node)
 				for _, sp := range proxytest.PolicyRows(family) {
-					form, err := tab.form(differ.Row{ServicePort: sp, Node: node})
+					form, err := tab.renderRow(differ.Row{ServicePort: sp, Node: node})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -128,8 +129,9 @@ func TestOverlayTakesWhatPolicySays(t *testing.T) {
 	}
 }
 
-// TestTakenRowsCostNoEndpoints has the overlay's lists be its own business.
-func TestTakenRowsCostNoEndpoints(t *testing.T) {
+// TestTakenRowsHaveNoEndpointElements checks that endpoints of rows that the overlay takes
+// cost nothing.
+func TestTakenRowsHaveNoEndpointElements(t *testing.T) {
 	for name, o := range overlays() {
 		if o.Takes == nil {
 			continue
@@ -147,14 +149,14 @@ func TestTakenRowsCostNoEndpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := c.reset(); n != 0 {
-			t.Errorf("%s: an endpoint of a Service that is taken took %d operations; want none", name, n)
+			t.Errorf("%s: an endpoint of a Service that the overlay takes took %d operations; want none", name, n)
 		}
 	}
 }
 
-// TestNodePortsGiveWay has a proxy come after a mode that takes NodePorts to an
-// address of its own: one that marks packets and translates none.
-func TestNodePortsGiveWay(t *testing.T) {
+// TestNodePortsYieldToAnotherProxy starts another proxy, which marks packets and translates
+// none, after Leave of a mode that translates NodePorts to its own address.
+func TestNodePortsYieldToAnotherProxy(t *testing.T) {
 	h := newHost(t)
 	conn, err := nft.Open()
 	if err != nil {

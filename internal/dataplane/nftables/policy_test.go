@@ -21,12 +21,12 @@ type treatment struct {
 	end    uint32 // what becomes of it otherwise
 }
 
-// walker takes packets through the constant chains, by what their rules say
-// they are for, and the objects of one frontend.
+// walker evaluates the constant chains, whose rules it knows by their purpose, and the objects
+// of one frontend.
 type walker struct {
 	t      *table
 	chains map[string]*chain
-	front  *front
+	front  *renderedFrontend
 	class  map[uint32]class
 }
 
@@ -41,11 +41,11 @@ func (w *walker) data(s *nft.Set) (string, bool) {
 
 func (w *walker) number(s *nft.Set) uint32 {
 	data, _ := w.data(s)
-	n, _ := word(data)
+	n, _ := parseHostWord(data)
 	return n
 }
 
-// marks reports whether a chain that marks does so for an origin.
+// marks reports whether a chain marks packets of an origin.
 func (w *walker) marks(name string, from proxy.Origin) bool {
 	for _, r := range w.chains[name].rules {
 		if r.Comment == "our pods" {
@@ -68,32 +68,32 @@ func (w *walker) walk(from proxy.Origin) (got treatment) {
 			got.marked = w.marks(markNode, from)
 		}
 	}
-	c := w.class[to&^toClusterIP]
-	got.marked = got.marked || c.masquerade || to&toClusterIP != 0 && w.marks(markClusterIP, from)
+	c := w.class[to&^clusterIPFlag]
+	got.marked = got.marked || c.masquerade || to&clusterIPFlag != 0 && w.marks(markClusterIP, from)
 	c.masquerade = false
-	if got.chain = c.leadsTo(); got.chain == "" {
-		got.end = w.number(m.empty)
+	if got.chain = c.target(); got.chain == "" {
+		got.end = w.number(m.noEndpoints)
 	}
 	return got
 }
 
-// newWalker returns one for the constant chains of a node.
+// newWalker returns a walker for the constant chains of a node.
 func newWalker(tab *table, node *proxy.Node) *walker {
 	w := &walker{t: tab, chains: map[string]*chain{}, class: map[uint32]class{}}
-	for _, c := range tab.constant(node, nil, localnet.Guard{}) {
+	for _, c := range tab.constantChains(node, nil, localnet.Guard{}) {
 		w.chains[c.Name] = c
 	}
 	return w
 }
 
-// check compares what becomes of a row's packets with its policy.
-func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *form, node *proxy.Node) {
+// check compares what happens to a row's packets with its policy.
+func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *renderedRow, node *proxy.Node) {
 	t.Helper()
 	for c, n := range w.t.classes.numbers {
 		w.class[n] = c
 	}
 	for i, f := range sp.Frontends {
-		w.front = &form.fronts[i]
+		w.front = &form.frontends[i]
 		for origin, route := range sp.Policy(f.Kind, node) {
 			if proxy.Origin(origin) == proxy.OurPod && len(w.t.ourPods(node, (*rule).returns)) == 0 {
 				continue // no packet is a pod's
@@ -109,8 +109,8 @@ func (w *walker) check(t *testing.T, what string, sp *proxy.ServicePort, form *f
 	}
 }
 
-// TestPolicyTable wants a row's elements and the constant chains together to do
-// what the table of policy says, for every kind, origin and setting of the node.
+// TestPolicyTable checks that a row's elements and the constant chains together implement
+// ServicePort.Policy for every kind of frontend, origin and setting of the node.
 func TestPolicyTable(t *testing.T) {
 	for _, family := range proxy.Families {
 		d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14, Families: []proxy.Family{family}})
@@ -118,7 +118,7 @@ func TestPolicyTable(t *testing.T) {
 		for _, node := range proxytest.PolicyNodes() {
 			w := newWalker(tab, node)
 			for _, sp := range proxytest.PolicyRows(family) {
-				form, err := tab.form(differ.Row{ServicePort: sp, Node: node})
+				form, err := tab.renderRow(differ.Row{ServicePort: sp, Node: node})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -128,7 +128,7 @@ func TestPolicyTable(t *testing.T) {
 	}
 }
 
-// want returns what a route asks for.
+// want returns the treatment that a route requires.
 func (w *walker) want(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) treatment {
 	if len(r.To) > 0 {
 		c := class{nodePort: f.Kind == proxy.NodePort, scope: r.Scope, count: len(r.To), taken: w.t.taken(sp, f, r)}
@@ -140,29 +140,29 @@ func (w *walker) want(sp *proxy.ServicePort, f proxy.Frontend, r proxy.Route) tr
 	return treatment{end: rejected}
 }
 
-// same compares, but for the mark of a packet that goes nowhere.
+// same compares two treatments, except for the mark of a packet that is not sent anywhere.
 func (want treatment) same(got treatment) bool {
 	return got.chain == want.chain && got.end == want.end && (got.chain == "" || got.marked == want.marked)
 }
 
-// TestRowsDoNotDependOnTheNode wants the same elements of a row on every node:
-// a change of the node must cost constant chains only.
+// TestRowsDoNotDependOnTheNode checks that a row has the same elements on every node, so that
+// a change of the node rewrites only constant chains.
 func TestRowsDoNotDependOnTheNode(t *testing.T) {
 	d := Alone.New(nfttest.NewFake(), mode.Settings{MasqueradeBit: 14})
 	nodes := proxytest.PolicyNodes()
 	for _, tab := range d.tables {
 		for _, sp := range proxytest.PolicyRows(tab.family) {
-			want, err := tab.form(differ.Row{ServicePort: sp, Node: nodes[0]})
+			want, err := tab.renderRow(differ.Row{ServicePort: sp, Node: nodes[0]})
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, n := range nodes[1:] {
-				got, err := tab.form(differ.Row{ServicePort: sp, Node: n})
+				got, err := tab.renderRow(differ.Row{ServicePort: sp, Node: n})
 				if err != nil {
 					t.Fatal(err)
 				}
-				for i := range want.fronts {
-					if !slices.EqualFunc(got.fronts[i].objects, want.fronts[i].objects, sameObject) {
+				for i := range want.frontends {
+					if !slices.EqualFunc(got.frontends[i].objects, want.frontends[i].objects, sameObject) {
 						t.Fatalf("row %s, %v: other elements on node %+v", sp.Key.Name, sp.Frontends[i].Kind, n)
 					}
 				}

@@ -13,7 +13,7 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Names of the chains that packets end in, and of the sets that count them there.
+// Names of the chains that refuse packets, and of the sets that count them there.
 const (
 	refusedNoEndpoints = "refused-no-endpoints"
 	refusedNoLocal     = "refused-no-local-endpoint"
@@ -21,10 +21,11 @@ const (
 )
 
 const (
-	// refusalsFor is how long an address is remembered after its last packet that
-	// was refused. There are only addresses and ports of Services, or of NodePorts.
+	// refusalsFor is how long a destination is counted after its last refused packet.
+	// Destinations are only addresses and ports of Services, or of NodePorts.
 	refusalsFor = time.Hour
-	// refusalsSize bounds how many. Packets to more are refused and not counted.
+	// refusalsSize is the maximum number of destinations. Packets to further ones are refused
+	// but not counted.
 	refusalsSize = 1 << 16
 )
 
@@ -37,8 +38,8 @@ var refusalReasons = [...]struct {
 	{proxy.SourceRange, refusedSource, "not an allowed client"},
 }
 
-// refusalChains returns where packets are counted and refused. That is two rules,
-// as one that cannot count ends.
+// refusalChains returns the chains that count and refuse packets. Counting and refusing
+// are separate rules, because a rule ends if the set is full.
 func (t *table) refusalChains() (all []*chain) {
 	for i, why := range refusalReasons {
 		end := t.rule().drop()
@@ -50,31 +51,31 @@ func (t *table) refusalChains() (all []*chain) {
 	return all
 }
 
-// countIn counts the packet by what it was sent to.
+// countIn counts the packet in s by its destination.
 func (r *rule) countIn(s *nft.Set) *rule {
-	return r.load(false).protocol().port().add(&expr.Dynset{
+	return r.daddr().protocol().port().add(&expr.Dynset{
 		SrcRegKey: firstRegister, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: refusalsFor,
 		Exprs: []expr.Any{&expr.Counter{}},
-	}).done()
+	}).resetRegisters()
 }
 
-// Traffic yields the packets that were refused. All else connection tracking
-// knows.
+// Traffic implements [proxy.Metered]. It yields only refused packets; all other traffic is
+// known to connection tracking.
 func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error {
-	if d.clients == nil {
-		return nil // there is no kernel
+	if d.reader == nil {
+		return nil
 	}
 	var errs []error
 	for _, t := range d.tables {
 		for i, why := range refusalReasons {
-			counted, err := d.clients.conn.Counters(ctx, t.refusals[i])
+			counted, err := d.reader.conn.Counters(ctx, t.refusals[i])
 			if err != nil && !errors.Is(err, unix.ENOENT) { // before the first sync there is no table
 				errs = append(errs, err)
 				continue
 			}
 			for key, packets := range counted {
 				s := proxy.Sample{Refused: why.Reason, Traffic: proxy.Traffic{Packets: [2]uint64{proxy.In: packets}}}
-				s.Protocol, s.Frontend = t.sentTo(key)
+				s.Protocol, s.Frontend = t.parseFrontendKey(key)
 				yield(s)
 			}
 		}
@@ -82,8 +83,9 @@ func (d *Dataplane) Traffic(ctx context.Context, yield func(proxy.Sample)) error
 	return errors.Join(errs...)
 }
 
-// sentTo reads a key of an address, a protocol and a port.
-func (t *table) sentTo(key string) (proxy.Protocol, netip.AddrPort) {
+// parseFrontendKey parses a key that consists of an address, a protocol and a port. It
+// returns zero values if the key has another length.
+func (t *table) parseFrontendKey(key string) (proxy.Protocol, netip.AddrPort) {
 	n := t.family.Bits() / 8
 	if len(key) != n+8 {
 		return 0, netip.AddrPort{}

@@ -15,9 +15,9 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// TestRefusedByReset connects to a Service without endpoints more often than the
-// kernel sends ICMP errors. A client that gets none waits until it sends its SYN again.
-func TestRefusedByReset(t *testing.T) {
+// TestRefuseWithReset connects to a Service without endpoints more often than the kernel
+// sends ICMP errors. A client that gets no answer waits until it retransmits its SYN.
+func TestRefuseWithReset(t *testing.T) {
 	l := newLab(t)
 	pods := []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00:10::9")}
 	pod, err := l.AddPod("pod", pods...)

@@ -10,8 +10,8 @@ import (
 	"sluice/internal/proxy"
 )
 
-// TestRejectsAfterRouting wants no packet to come to a reject before it is routed: the
-// kernel may take what a packet from a tunnel has instead of a route for one (ADR 27).
+// TestRejectsAfterRouting checks that no packet reaches a reject before it is routed: the
+// kernel may mistake the tunnel metadata of a packet for its route (ADR 27).
 func TestRejectsAfterRouting(t *testing.T) {
 	all := func(*proxy.ServicePort, proxy.Frontend, proxy.Route) bool { return true }
 	for name, over := range map[string]Overlay{
@@ -20,7 +20,7 @@ func TestRejectsAfterRouting(t *testing.T) {
 		tab := newTable(proxy.IPv4, 14, over)
 		tab.resetTCP = true
 		chains := map[string]*chain{}
-		for _, c := range tab.constant(testNode(), nil, localnet.Guard{InForce: true}) {
+		for _, c := range tab.constantChains(testNode(), nil, localnet.Guard{InForce: true}) {
 			chains[c.Name] = c
 		}
 		rejecting := map[string]bool{}
@@ -28,18 +28,18 @@ func TestRejectsAfterRouting(t *testing.T) {
 			if c.Hook != nil && rejects(chains, c) {
 				rejecting[c.Name] = true
 				if c.Hook.Number == unix.NF_INET_PRE_ROUTING {
-					t.Errorf("%s: packets come from %s to a reject", name, c.Name)
+					t.Errorf("%s: packets reach a reject from %s", name, c.Name)
 				}
 			}
 		}
 		if len(rejecting) < 3 {
-			t.Errorf("%s: only %v come to a reject", name, rejecting)
+			t.Errorf("%s: packets reach a reject only from %v", name, rejecting)
 		}
 	}
 }
 
-// rejects reports whether a chain, or one that it leads to, rejects packets. Maps lead to
-// chains that choose endpoints, or drop.
+// rejects reports whether a chain, or one that it jumps to, rejects packets. Chains in maps
+// choose endpoints or drop packets.
 func rejects(chains map[string]*chain, c *chain) bool {
 	for _, r := range c.rules {
 		for _, x := range r.Exprs {

@@ -15,9 +15,10 @@ import (
 
 type planned = differ.Planned[id, value]
 
-// Render writes down what Sync would write, as commands of the nft program.
+// Render prints what Sync would write as nft commands, or with r.Diff what it would change in
+// the kernel.
 func (o Overlay) Render(ctx context.Context, r *mode.Rendering) error {
-	conn, host := nft.Interface(nothing{}), sysctl.Dry{}
+	conn, host := nft.Interface(emptyKernel{}), sysctl.Dry{}
 	if r.Diff {
 		kernel, err := nft.Open()
 		if err != nil {
@@ -44,23 +45,23 @@ func (o Overlay) Render(ctx context.Context, r *mode.Rendering) error {
 	return r.Err
 }
 
-// nothing is a kernel that has no tables.
-type nothing struct{ nft.Interface }
+// emptyKernel lists no tables.
+type emptyKernel struct{ nft.Interface }
 
-func (nothing) List(context.Context, nft.Table) (*nft.Listing, error) { return nil, nil }
+func (emptyKernel) List(context.Context, nft.Table) (*nft.Listing, error) { return nil, nil }
 
-// lingers reports whether the kernel still has what a class was made of that no row
-// needs now, as it may.
+// lingers reports whether p deletes an object of a class that no row uses. A daemon keeps
+// such objects for a while, so they do not count as a difference.
 func lingers(p planned) bool {
-	return !p.Has && sharing(p.ID) == differ.Lingers && (p.ID.kind != aChain || p.ID.t.leadsTo(p.ID.key))
+	return !p.Has && sharing(p.ID) == differ.Lingers && (p.ID.kind != kindChain || p.ID.t.isJumpTarget(p.ID.key))
 }
 
-// render writes objects down: what others are in, then rules, then elements, which
+// render prints objects: tables, sets and chains first, then rules, then elements, which
 // refer to chains.
 func (t *table) render(r *mode.Rendering, all []planned) error {
 	slices.SortStableFunc(all, func(a, b planned) int {
 		order := cmp.Or(cmp.Compare(a.ID.kind, b.ID.kind), cmp.Compare(t.rank[a.ID.set], t.rank[b.ID.set]))
-		if order == 0 && (a.ID.kind == anElement || r.Diff) { // else it is the order of writing
+		if order == 0 && (a.ID.kind == kindElement || r.Diff) { // rules of chains stay in the order of writing
 			order = cmp.Compare(a.ID.key, b.ID.key)
 		}
 		return order
@@ -77,23 +78,23 @@ func (t *table) render(r *mode.Rendering, all []planned) error {
 	}
 	r.Title(t.Table.String() + ", elements")
 	for _, p := range all {
-		if p.ID.kind == anElement {
+		if p.ID.kind == kindElement {
 			r.Print(p.Sides(func(x id, v value) []string { return []string{x.text(v)} }))
 		}
 	}
 	return nil
 }
 
-// writeContainer writes down what others are in, if it comes or goes.
+// writeContainer prints a table, set or chain that is added or deleted.
 func writeContainer(r *mode.Rendering, p planned) {
 	switch {
-	case p.ID.kind == aTable && p.Had:
-		r.Remark("%v is not as ours, it is made anew: of another kind, asleep or with other hooks", p.ID.t.Table)
-	case p.ID.kind == anElement || p.Had && p.Has:
+	case p.ID.kind == kindTable && p.Had:
+		r.Remark("%v cannot be repaired and is replaced: it is dormant, or has other hooks or types of sets", p.ID.t.Table)
+	case p.ID.kind == kindElement || p.Had && p.Has:
 		return
 	}
 	r.Print(p.Sides(func(x id, v value) []string {
-		if x.kind == otherTable {
+		if x.kind == kindKubeProxyTable {
 			return []string{fmt.Sprintf("add table %v %s", x.t.Table.Family, kubeProxyTable)}
 		}
 		var b nft.Batch
@@ -102,9 +103,10 @@ func writeContainer(r *mode.Rendering, p planned) {
 	}))
 }
 
-// writeRules writes the rules of a chain down. Those in the kernel may be anybody's.
+// writeRules prints the rules of a chain. Rules in the kernel may come from any program, so
+// one without a text is not an error.
 func writeRules(r *mode.Rendering, p planned) error {
-	if p.ID.kind != aChain {
+	if p.ID.kind != kindChain {
 		return nil
 	}
 	t, chain := p.ID.t.Table, p.ID.key

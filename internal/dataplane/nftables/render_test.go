@@ -11,7 +11,7 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// render writes down what is wanted, or what differs from the kernel.
+// render prints a state, or its difference from the kernel.
 func render(t *testing.T, want *proxy.State, diff bool) (string, int) {
 	t.Helper()
 	var out strings.Builder
@@ -22,8 +22,8 @@ func render(t *testing.T, want *proxy.State, diff bool) (string, int) {
 	return out.String(), r.Lines
 }
 
-// TestRender has the nft program read rows of all sorts, and finds no difference
-// when they were written, be it at once or row by row, which leaves classes behind.
+// TestRender checks that the nft program can read random rows, and that there is no difference
+// after they were written, by Sync or row by row, which leaves unused classes behind.
 func TestRender(t *testing.T) {
 	namespace(t)
 	d, _ := openKernel(t)

@@ -19,43 +19,45 @@ import (
 )
 
 const (
-	// applyBytes bounds a batch of Apply: the kernel holds a lock for its length.
+	// applyBytes bounds a batch of Apply: the kernel holds a lock while it processes one.
 	applyBytes = 4 << 20
 
-	// syncBytes bounds the batches of a Sync. It fits the kernel's default socket
-	// buffer, for those who may not ask for a larger one.
+	// syncBytes bounds the batches of a Sync. They fit into the kernel's default socket
+	// buffer, in case we may not ask for a larger one.
 	syncBytes = 256 << 10
 
-	// Above maxIdle objects of classes that nothing leads to, those go to which
-	// nothing led for idleTime, which is far longer than a packet takes from the
-	// number to the chain.
+	// If more than maxIdle objects of classes are unused, those that have been unused for
+	// idleTime are deleted. A packet takes far less time from the lookup of a class number
+	// to the chain of the class.
 	maxIdle  = 256
 	idleTime = time.Minute
 )
 
+// objects returns how the differ renders, compares and writes our objects.
 func (d *Dataplane) objects() differ.Mode[id, value] {
 	return differ.Mode[id, value]{
-		Constant: d.constant, Row: d.row, Same: same, Sharing: sharing, Order: order, Size: size,
+		Constant: d.constant, Row: d.row, Same: sameValue, Sharing: sharing, Order: order, Size: size,
 		Limit: d.limit, Live: rankLive, List: d.list, Write: d.write, Read: d.read, Difference: difference,
 		MaxIdle: maxIdle, IdleTime: idleTime,
 	}
 }
 
-// Sync makes the kernel right whatever was there before. What clients are
-// remembered for stays. The last batch makes a new table live; kube-proxy's
-// tables go with it.
+// Sync brings the kernel to the wanted state, whatever was there before. Remembered
+// clients of session affinity stay. The last batch adds the base chains of a new
+// table, which makes it take effect, and deletes kube-proxy's tables.
 func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused, error) {
 	d.syncing = true
 	defer func() { d.syncing = false }()
-	d.absent = map[id]bool{}
+	d.unsupported = map[id]bool{}
 	refused, err := d.differ.Sync(ctx, want)
-	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) { // what was listed was not all that there is, or is not any more
-		d.listedTwice = true
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) { // the listing was incomplete or is outdated
+		d.relisted = true
 		refused, err = d.differ.Sync(ctx, want)
-		d.listedTwice = false
+		d.relisted = false
 	}
 	if len(d.replaced) > 0 && (errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS)) {
-		// The system does not let us send that much in one batch.
+		// The batch is too large for the socket buffer: give up replacing the table in
+		// one transaction.
 		if err := d.deleteReplaced(ctx); err != nil {
 			return nil, err
 		}
@@ -65,7 +67,7 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 		return nil, err
 	}
 	for _, t := range d.tables {
-		t.recovered = true // from here on memory is right
+		t.recovered = true // from now on our memory is authoritative, not the kernel
 		for key := range refused {
 			t.blocks.remove(key)
 		}
@@ -79,8 +81,8 @@ func (d *Dataplane) Sync(ctx context.Context, want *proxy.State) (proxy.Refused,
 	return refused, nil
 }
 
-// Apply writes the difference that changes make, in one batch unless they are
-// very many.
+// Apply writes what changed rows differ in, in one batch unless it exceeds applyBytes.
+// It lists nothing.
 func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy.Changed) (proxy.Refused, error) {
 	if changed.Node && d.differ.Node() != nil {
 		d.guard = d.localnet.Guard(ctx, want.Node.OpensLoopback())
@@ -92,8 +94,8 @@ func (d *Dataplane) Apply(ctx context.Context, want *proxy.State, changed *proxy
 	return refused, err
 }
 
-// limit bounds batches. A table is replaced all at once: there is no moment
-// without rules.
+// limit returns the maximum size of a batch in bytes. A table is replaced in one batch of
+// any size, so that there is no moment without rules.
 func (d *Dataplane) limit() int {
 	switch {
 	case !d.syncing:
@@ -105,8 +107,8 @@ func (d *Dataplane) limit() int {
 	}
 }
 
-// deleteReplaced deletes the tables that cannot be mended, but for the guard of
-// loopback, which may be open.
+// deleteReplaced deletes the tables that cannot be repaired, except for the guard of
+// loopback addresses, which outsiders may be able to reach.
 func (d *Dataplane) deleteReplaced(ctx context.Context) error {
 	var b nft.Batch
 	for _, t := range d.replaced {
@@ -115,35 +117,37 @@ func (d *Dataplane) deleteReplaced(ctx context.Context) error {
 		}
 	}
 	if err := d.conn.Commit(ctx, &b); err != nil {
-		return fmt.Errorf("delete a table that is not as ours: %w", err)
+		return fmt.Errorf("delete a table that cannot be repaired: %w", err)
 	}
 	return nil
 }
 
-// constant renders all that is there without any row.
+// constant renders the objects that do not depend on rows.
 func (d *Dataplane) constant(want *proxy.State, add func(id, value)) {
 	for _, t := range d.tables {
-		add(id{kind: aTable, t: t}, value{})
+		add(id{kind: kindTable, t: t}, value{})
 		for _, s := range t.sets() {
-			add(id{kind: aSet, t: t, set: s}, value{})
+			add(id{kind: kindSet, t: t, set: s}, value{})
 		}
-		for _, c := range t.constant(want.Node, want.CIDRs, d.guard) {
-			add(id{kind: aChain, t: t, key: c.Name}, value{chain: c})
+		for _, c := range t.constantChains(want.Node, want.CIDRs, d.guard) {
+			add(id{kind: kindChain, t: t, key: c.Name}, value{chain: c})
 		}
 	}
 }
 
-// row renders the difference between two forms of a row, if its family is served.
+// row renders the difference between the old and the current form of a row. Rows of a
+// family that is not served render to nothing.
 func (d *Dataplane) row(old, cur differ.Row, out *changes) error {
 	sp := cmp.Or(cur.ServicePort, old.ServicePort)
 	i := slices.IndexFunc(d.tables, func(t *table) bool { return sp != nil && t.family == sp.Key.Family })
 	if i < 0 {
 		return nil
 	}
-	return d.tables[i].change(old, cur, out, d.syncing)
+	return d.tables[i].diffRow(old, cur, out, d.syncing)
 }
 
-// list gives what is in our tables, and kube-proxy's tables.
+// list calls have for every object in our tables, and for kube-proxy's tables. It
+// implements [differ.Mode.List].
 func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, value)) (rest func() error, empty bool, err error) {
 	var later []func() error
 	empty = true
@@ -159,21 +163,22 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 		}
 		switch {
 		case l == nil:
-		case !t.fits(l):
+		case !t.repairable(l):
 			empty, d.replaced = false, append(d.replaced, t)
-			have(id{kind: aTable, t: t}, value{data: "not as ours"})
+			have(id{kind: kindTable, t: t}, value{data: "not repairable"})
 		default:
 			empty = false
 			elements := func() error { return d.listElements(ctx, t, l, want, have) }
 			if t.recovered {
-				// Later: the kernel leaves elements out while its tables still grow.
+				// List elements as late as possible: while the kernel still grows the hash
+				// table of a set, it leaves elements out.
 				later = append(later, elements)
 			} else if err := elements(); err != nil {
 				return nil, false, err
 			}
-			have(id{kind: aTable, t: t}, value{})
+			have(id{kind: kindTable, t: t}, value{})
 			for name, rules := range l.Chains {
-				have(id{kind: aChain, t: t, key: name}, value{chain: &chain{Chain: nft.Chain{Name: name}, asListed: rules}})
+				have(id{kind: kindChain, t: t, key: name}, value{chain: &chain{Chain: nft.Chain{Name: name}, asListed: rules}})
 			}
 		}
 		for key := range t.blocks.byRow {
@@ -184,7 +189,7 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 			return nil, false, err
 		}
 		if theirs != nil {
-			have(id{kind: otherTable, t: t}, value{})
+			have(id{kind: kindKubeProxyTable, t: t}, value{})
 		}
 	}
 	return func() error {
@@ -197,38 +202,40 @@ func (d *Dataplane) list(ctx context.Context, want *proxy.State, have func(id, v
 	}, empty, nil
 }
 
-// listElements gives the sets that are there and their elements.
+// listElements calls have for every set in the listing and for its elements. Elements of
+// dynamic sets are not ours to compare: rules add them.
 func (d *Dataplane) listElements(ctx context.Context, t *table, l *nft.Listing, want *proxy.State, have func(id, value)) error {
 	former := t.newRecovery(want)
 	for _, s := range t.recoveryOrder() {
 		if _, ok := l.Sets[s.Name]; !ok {
 			continue
 		}
-		have(id{kind: aSet, t: t, set: s}, value{})
+		have(id{kind: kindSet, t: t, set: s}, value{})
 		if s.Dynamic {
 			continue
 		}
 		err := d.conn.Elements(ctx, s, func(e nft.Element) {
 			former.element(s, e)
-			have(t.object(s, e))
+			have(t.elementObject(s, e))
 		})
 		if err != nil {
 			return err
 		}
 	}
-	former.end()
+	former.finish()
 	for name := range l.Sets {
 		if !slices.ContainsFunc(t.sets(), func(s *nft.Set) bool { return s.Name == name }) {
-			have(id{kind: aSet, t: t, set: &nft.Set{Table: t.Table, Name: name}}, value{}) // of a former version
+			have(id{kind: kindSet, t: t, set: &nft.Set{Table: t.Table, Name: name}}, value{}) // from another version, to be deleted
 		}
 	}
 	return nil
 }
 
-// fits reports whether what is in a table can be mended: base chains hang where
-// they should, sets hold what they should, and the table is awake.
-func (t *table) fits(l *nft.Listing) bool {
-	for _, c := range t.hooks() {
+// repairable reports whether a table can be repaired in place: its base chains have the
+// right hooks, its sets the right types, no chain that rules jump to is a base chain, and
+// the table is not dormant.
+func (t *table) repairable(l *nft.Listing) bool {
+	for _, c := range t.baseChains() {
 		if _, ok := l.Chains[c.Name]; ok && l.Hooks[c.Name] != c.Hook.String() {
 			return false
 		}
@@ -239,21 +246,21 @@ func (t *table) fits(l *nft.Listing) bool {
 		}
 	}
 	for name := range l.Hooks {
-		if t.leadsTo(name) {
+		if t.isJumpTarget(name) {
 			return false
 		}
 	}
 	return !l.Dormant
 }
 
-// leadsTo reports whether rules of ours may lead to a chain of this name, so that
-// none may be a base chain.
-func (t *table) leadsTo(name string) bool {
+// isJumpTarget reports whether our rules may jump to a chain of this name, so that it
+// must not be a base chain.
+func (t *table) isJumpTarget(name string) bool {
 	prefix := func(p string) bool { return strings.HasPrefix(name, p) }
-	if slices.ContainsFunc([]string{"lb-", "np-", "masq-", toTaken, toRemember, toClients}, prefix) {
+	if slices.ContainsFunc([]string{"lb-", "np-", "masq-", takenPrefix, rememberPrefix, clientsPrefix}, prefix) {
 		return true
 	}
-	return slices.ContainsFunc(t.constant(&proxy.Node{}, nil, localnet.Guard{}), func(c *chain) bool {
+	return slices.ContainsFunc(t.constantChains(&proxy.Node{}, nil, localnet.Guard{}), func(c *chain) bool {
 		return c.Name == name && c.Hook == nil
 	})
 }

@@ -12,61 +12,62 @@ import (
 
 const tableName = "sluice"
 
-// Alone are the rules without an overlay.
+// Alone is the overlay of mode nftables itself: it takes nothing, and the rules translate all
+// connections.
 var Alone = Overlay{Table: tableName}
 
-// affinitySize bounds how many clients are remembered, over all Services. When
-// it is reached, new clients are balanced without being remembered. An entry
-// takes about a hundred bytes of the kernel's memory.
+// affinitySize is the maximum number of clients that are remembered, for all Services
+// together. When it is reached, connections of new clients are balanced without being remembered.
+// An entry takes about a hundred bytes of the kernel's memory.
 const affinitySize = 1 << 20
 
-// table is one family's table: its sets, and what differs between families.
+// table is the table of one family: its sets, and everything that differs between families.
 type table struct {
 	family proxy.Family
 	nft.Table
 	mark     uint32 // the bit of the packet mark that asks for masquerading
-	resetTCP bool   // refuse TCP connections by a reset
+	resetTCP bool   // refuse TCP connections with a reset
 
-	addresses frontendMaps // frontends with an address of their own
-	nodePorts frontendMaps // frontends on the node's addresses
+	addresses frontendMaps // of frontends with their own address
+	nodePorts frontendMaps // of frontends on the node's addresses
 
-	classSet   *nft.Set // class -> chain
+	classSet   *nft.Set // number of a class -> chain
 	clusterIPs *nft.Set // all ClusterIPs, to refuse their other ports
-	onLink     *nft.Set // addresses that are the node's because of the overlay
-	hairpins   *nft.Set // client . endpoint pairs that are one pod
-	restricted *nft.Set // frontend -> the chain that refuses clients, with source ranges
-	affinity   *nft.Set // client . list -> id of the endpoint it is remembered for
+	onLink     *nft.Set // addresses that the node has only because of the overlay
+	hairpins   *nft.Set // source . destination of connections from a pod to itself
+	restricted *nft.Set // frontend with source ranges -> chain that checks clients
+	affinity   *nft.Set // client . list -> id of the client's endpoint
 
-	refusals [len(refusalReasons)]*nft.Set // what clients sent to that was refused, with a count
+	refusals [len(refusalReasons)]*nft.Set // destination of refused packets, with a counter
 
-	// The numbers that were given, which the kernel may have.
 	classes   *classes
 	blocks    *blocks
-	recovered bool             // those of a former process are known
-	rank      map[*nft.Set]int // when a set's elements are written
+	recovered bool             // the numbers of a former process were taken over
+	rank      map[*nft.Set]int // the rank of a set's elements
 
-	over Overlay
+	overlay Overlay
 
-	syncFailures, cleanupFailures atomic.Int64 // the latter of chains that could not be deleted
+	syncFailures    atomic.Int64
+	cleanupFailures atomic.Int64 // chains and sets that could not be deleted
 }
 
-// frontendMaps are the maps of one way to say which frontend a packet is for:
-// by address, protocol and port, or by protocol and port alone.
+// frontendMaps are the maps whose keys start with a frontend: an address, a protocol and a
+// port or, for NodePorts, a protocol and a port.
 type frontendMaps struct {
-	byAddress bool
-	dnat      string   // the chain that sends a packet to its endpoint
-	dispatch  *nft.Set // frontend -> class
-	external  *nft.Set // frontend -> class of externalTrafficPolicy Local, for our pods and the node
-	locals    *nft.Set // frontend -> class of the Local list, for clients from elsewhere
-	empty     *nft.Set // frontends without an endpoint, for clients from elsewhere at least -> what becomes of packets
-	endpoints *nft.Set // frontend . slot or id -> endpoint
-	lists     *nft.Set // frontend -> its list's number, with session affinity
-	ids       *nft.Set // frontend . slot -> endpoint's id, with session affinity
+	byAddress   bool     // keys start with the address
+	dnat        string   // the chain that translates packets to their endpoint
+	dispatch    *nft.Set // frontend -> class, or split
+	external    *nft.Set // frontend with externalTrafficPolicy Local -> class for our pods and the node
+	locals      *nft.Set // frontend with externalTrafficPolicy Local -> class for clients from elsewhere
+	noEndpoints *nft.Set // frontend without an endpoint for clients from elsewhere -> rejected or dropped
+	endpoints   *nft.Set // frontend . slot or id -> endpoint
+	lists       *nft.Set // frontend with session affinity -> first id of the row's block
+	ids         *nft.Set // frontend with session affinity . slot -> id of the endpoint
 }
 
 func newTable(f proxy.Family, markBit uint8, over Overlay) *table {
 	t := &table{
-		family: f, Table: nft.Table{Family: nft.IP, Name: over.Table}, mark: 1 << markBit, over: over,
+		family: f, Table: nft.Table{Family: nft.IP, Name: over.Table}, mark: 1 << markBit, overlay: over,
 		classes: newClasses(), blocks: newBlocks(), rank: map[*nft.Set]int{},
 	}
 	addr := nft.IPv4Addr
@@ -106,47 +107,49 @@ func (t *table) newFrontendMaps(prefix string, addr nft.Type, key ...nft.Type) f
 		return s
 	}
 	m := frontendMaps{
-		dnat:      cmp.Or(prefix, "service-") + "dnat", // dnat alone is a word of the nft program
-		dispatch:  set("services", "Services: their class, and 800:0 if it is a ClusterIP", nft.ClassID),
-		external:  set("external", "externalTrafficPolicy Local, for our pods and the node", nft.ClassID),
-		locals:    set("locals", "externalTrafficPolicy Local, for clients from elsewhere", nft.ClassID),
-		empty:     set("no-endpoints", "Services without an endpoint: refused, or dropped if only this node has none", nft.ClassID),
-		endpoints: set("endpoints", "the endpoint in each slot of a Service, or with each id", addr, nft.Port),
-		lists:     set("lists", "the list of endpoints, with session affinity", nft.ClassID),
-		ids:       set("ids", "the endpoint's id in each slot of a Service, with session affinity", nft.ClassID),
+		dnat:        cmp.Or(prefix, "service-") + "dnat", // "dnat" alone is a keyword of nft
+		dispatch:    set("services", "Services: their class, and 800:0 if it is a ClusterIP", nft.ClassID),
+		external:    set("external", "externalTrafficPolicy Local, for our pods and the node", nft.ClassID),
+		locals:      set("locals", "externalTrafficPolicy Local, for clients from elsewhere", nft.ClassID),
+		noEndpoints: set("no-endpoints", "Services without an endpoint: refused, or dropped if only this node has none", nft.ClassID),
+		endpoints:   set("endpoints", "the endpoint in each slot of a Service, or with each id", addr, nft.Port),
+		lists:       set("lists", "the list of endpoints, with session affinity", nft.ClassID),
+		ids:         set("ids", "the endpoint's id in each slot of a Service, with session affinity", nft.ClassID),
 	}
 	m.endpoints.Key = append(slices.Clip(key), nft.ClassID)
 	m.ids.Key = m.endpoints.Key
 	return m
 }
 
-// sets returns all sets, in the order in which they are written: what is
-// referred to by a lookup comes before what leads to it, and what is dropped
-// before clients are kept from going elsewhere.
+// sets returns all sets in the order in which their elements are added. The elements that a
+// lookup needs come before the elements that lead to the lookup. @no-endpoints comes before
+// the maps that keep packets to a frontend from going elsewhere, so that these are refused
+// from the start.
 func (t *table) sets() []*nft.Set {
 	a, n := &t.addresses, &t.nodePorts
 	all := []*nft.Set{
 		a.endpoints, n.endpoints, a.ids, n.ids, a.lists, n.lists, t.hairpins, t.clusterIPs,
 		t.restricted, t.classSet,
-		a.empty, n.empty, a.locals, n.locals, a.external, n.external,
+		a.noEndpoints, n.noEndpoints, a.locals, n.locals, a.external, n.external,
 		a.dispatch, n.dispatch,
 		t.affinity,
 	}
 	all = append(all, t.refusals[:]...)
-	if t.over.OnLink {
+	if t.overlay.OnLink {
 		all = append(all, t.onLink)
 	}
 	return all
 }
 
-// frontends returns the maps of NodePorts or of all other kinds of frontend.
-func (t *table) frontends(nodePort bool) *frontendMaps {
+// mapsFor returns the maps of NodePorts, or of all other kinds of frontend.
+func (t *table) mapsFor(nodePort bool) *frontendMaps {
 	if nodePort {
 		return &t.nodePorts
 	}
 	return &t.addresses
 }
 
+// key returns the key of a frontend, with every part padded to a register.
 func (m *frontendMaps) key(p proxy.Protocol, f netip.AddrPort) string {
 	b := make([]byte, 0, 28)
 	if m.byAddress {
@@ -157,5 +160,5 @@ func (m *frontendMaps) key(p proxy.Protocol, f netip.AddrPort) string {
 	return string(b)
 }
 
-// appendPort appends a port as it is in a register of its own.
+// appendPort appends a port, padded to a register.
 func appendPort(b []byte, port uint16) []byte { return append(b, byte(port>>8), byte(port), 0, 0) }

@@ -14,109 +14,112 @@ import (
 	"sluice/internal/proxy"
 )
 
-// Untracked says which TCP and UDP connections the kernel does not track: those
-// between addresses of pods that nothing has translated. Answers to a flow that the
-// rules translate go from pod to pod, too, and must be translated back, so such flows
-// get a source port by which they are known.
+// Untracked says which TCP and UDP connections the kernel does not track: those between
+// addresses of pods that are not translated. Replies to a flow that the rules translate go
+// from pod to pod, too, and must be translated back, so translated flows get a source port
+// from a reserved range, by which their packets are recognized.
 type Untracked struct {
-	Within []netip.Prefix // the pods' addresses; none: everything is tracked
-	Except []netip.Addr   // of them, the node's own: others' masquerading may be behind them
-	Begun  bool           // no older flow is left that has another port, so it can begin
+	Within []netip.Prefix // the pods' addresses; if there are none, everything is tracked
+	Except []netip.Addr   // the node's addresses among them; masqueraded flows may use these
+	Begun  bool           // whether to stop tracking: all translated flows have a reserved port
 }
 
-// FirstTrackedPort and those after it are the source ports of flows that are
-// translated. They are no client's unless it asks for one, and then its flow is tracked.
-// All have the same first bits and no other has them, which the kernel compares faster.
+// FirstTrackedPort is the first of the source ports, up to 65535, that are reserved for
+// translated flows. A client gets one only if it asks for it; then its flow is tracked. The
+// ports share a bit prefix that no other port has, which the kernel compares faster
+// than a range.
 const FirstTrackedPort = 0xf000
 
 const (
 	untrackedPrerouting = "untracked-prerouting"
 	priorityRaw         = -300 // before connection tracking, after defragmentation
 
-	// fewAddresses are compared one by one; for more, the routing table is asked, which
-	// takes longer.
+	// fewAddresses is the number up to which addresses are compared one by one. Beyond it
+	// the routing table is queried, which takes longer.
 	fewAddresses = 8
 )
 
-// mayBeUntracked are the protocols with ports that are not only translated by rules.
+// mayBeUntracked are the protocols that may stay untracked. SCTP is always tracked,
+// because only the rules translate it.
 var mayBeUntracked = []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP}
 
-// untracked returns what is so now.
-func (t *table) untracked() (u Untracked) {
-	if t.over.Untracked != nil {
-		u = t.over.Untracked()
+// currentUntracked returns the overlay's Untracked, restricted to the table's family.
+func (t *table) currentUntracked() (u Untracked) {
+	if t.overlay.Untracked != nil {
+		u = t.overlay.Untracked()
 	}
 	u.Within = proxy.PrefixesOf(u.Within, t.family)
 	u.Except = slices.DeleteFunc(slices.Clone(u.Except), func(a netip.Addr) bool { return proxy.FamilyOf(a) != t.family })
 	return u
 }
 
-// betweenPods returns a rule for each protocol and each two ranges of pods.
+// betweenPods returns a rule for each protocol and each pair of prefixes of pods; then
+// completes the rule.
 func (t *table) betweenPods(u Untracked, then func(*rule) *nft.Rule) (out []*nft.Rule) {
 	for _, protocol := range mayBeUntracked {
 		for _, src := range u.Within {
 			for _, dst := range u.Within {
-				out = append(out, then(t.rule().protocol().is([]byte{protocol}).within(true, src).within(false, dst)))
+				out = append(out, then(t.rule().protocol().eq([]byte{protocol}).saddrIn(src).daddrIn(dst)))
 			}
 		}
 	}
 	return out
 }
 
-// untrackedHook has the kernel not track what nothing translates. It sees packets as
-// they come in, so one to a Service is none between pods.
-func (t *table) untrackedHook(u Untracked) []*chain {
+// untrackedBaseChains returns the base chain that keeps the kernel from tracking connections
+// between pods. It sees packets before any translation, so packets to a Service do not match.
+func (t *table) untrackedBaseChains(u Untracked) []*chain {
 	if !u.Begun || len(u.Within) == 0 {
 		return nil
 	}
 	rules := t.betweenPods(u, func(r *rule) *nft.Rule {
 		if len(u.Except) > fewAddresses {
-			r.addressType(false).isNot(hostWord(unix.RTN_LOCAL))
+			r.addressType(false).neq(hostWord(unix.RTN_LOCAL))
 		} else {
 			for _, a := range u.Except {
-				r.load(false).isNot(a.AsSlice())
+				r.daddr().neq(a.AsSlice())
 			}
 		}
-		return r.otherPort(0).otherPort(2).add(&expr.Notrack{}).accept().comment("between pods, and not translated")
+		return r.portIsUntracked(0).portIsUntracked(2).add(&expr.Notrack{}).accept().comment("between pods, and not translated")
 	})
-	return []*chain{t.base(untrackedPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityRaw, rules...)}
+	return []*chain{t.baseChain(untrackedPrerouting, "filter", unix.NF_INET_PRE_ROUTING, priorityRaw, rules...)}
 }
 
-// otherPort matches the source port, at offset 0, or the destination port, at 2, if no
-// translated flow has it.
-func (r *rule) otherPort(offset uint32) *rule {
+// portIsUntracked matches if the source port, at offset 0, or the destination port, at
+// offset 2, is not reserved for translated flows.
+func (r *rule) portIsUntracked(offset uint32) *rule {
 	first := binary.BigEndian.AppendUint16(nil, FirstTrackedPort)
 	return r.add(
-		&expr.Payload{DestRegister: r.take(1), Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
-		// The kernel would be faster with the whole register, but the nft program of Debian 12 aborts when it lists that.
+		&expr.Payload{DestRegister: r.allocate(1), Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
+		// Comparing the whole register would be faster, but the nft program of Debian 12 aborts when it lists that.
 		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 2, Mask: first, Xor: []byte{0, 0}},
-	).isNot(first)
+	).neq(first)
 }
 
-// translatedPorts gives translated flows between pods the ports by which their answers
-// are known. Who translated them does not matter.
+// translatedPorts returns the rules that give translated flows between pods a reserved source
+// port, by which their replies are recognized. It does not matter who translated them.
 func (t *table) translatedPorts() []*nft.Rule {
-	return t.betweenPods(t.untracked(), func(r *rule) *nft.Rule {
+	return t.betweenPods(t.currentUntracked(), func(r *rule) *nft.Rule {
 		first, last := nft.Register(0), nft.Register(1)
 		return r.translated().add(
 			&expr.Immediate{Register: first, Data: binary.BigEndian.AppendUint16(nil, FirstTrackedPort)},
 			&expr.Immediate{Register: last, Data: binary.BigEndian.AppendUint16(nil, math.MaxUint16)},
 			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(t.Table.Family), RegProtoMin: first, RegProtoMax: last, FullyRandom: true, Specified: true},
-		).comment("answers to it must be tracked")
+		).comment("replies must be tracked")
 	})
 }
 
-// Untracks reports whether the rules that are in force leave just those connections
-// untracked that these would, so that no older flow is left.
+// Untracks reports whether the rules in force already leave exactly the wanted connections
+// untracked. If so, all translated flows have a reserved port.
 func (d *Dataplane) Untracks(ctx context.Context) (bool, error) {
 	for _, t := range d.tables {
 		listing, err := listIfAny(ctx, d.conn, t.Table)
 		if err != nil || listing == nil {
 			return false, err
 		}
-		u := t.untracked()
+		u := t.currentUntracked()
 		u.Begun = true
-		for _, c := range t.untrackedHook(u) {
+		for _, c := range t.untrackedBaseChains(u) {
 			if !slices.Equal(listing.Chains[c.Name], c.listed()) {
 				return false, nil
 			}

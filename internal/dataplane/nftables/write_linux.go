@@ -12,71 +12,71 @@ import (
 	"sluice/internal/proxy"
 )
 
-// write makes changes in one batch. Chains that nothing leads to any more are
-// deleted afterwards, one by one: before Linux 6.2 a batch that deletes the last
-// element that leads to a chain and the chain is refused. One that cannot go yet
+// write writes changes in one batch. Chains and sets that are no longer used are deleted
+// afterwards, one by one: before Linux 6.2 the kernel refuses a batch that deletes a chain
+// together with the last element that refers to it. A chain that cannot be deleted yet
 // is left, empty, for the next Sync.
 func (d *Dataplane) write(ctx context.Context, some []*change) error {
 	b := &d.batch
 	for _, c := range some {
 		if b.Owner = c; c.Has {
 			addContainer(b, c)
-		} else if c.ID.kind == aChain {
+		} else if c.ID.kind == kindChain {
 			b.FlushChain(c.ID.t.Table, c.ID.key)
 		}
 	}
 	for _, c := range some {
-		if b.Owner = c; c.ID.kind == anElement && c.Had {
+		if b.Owner = c; c.ID.kind == kindElement && c.Had {
 			b.DeleteElement(c.ID.set, c.ID.element(c.Old))
 		}
 	}
 	for _, c := range some {
 		switch b.Owner = c; {
-		case c.ID.kind == aChain && c.Has:
+		case c.ID.kind == kindChain && c.Has:
 			c.ID.t.rewrite(b, c.New.chain, c.Had || c.New.chain.rank != rankConstant)
-		case c.ID.kind == otherTable:
+		case c.ID.kind == kindKubeProxyTable:
 			b.DeleteTable(nft.Table{Family: c.ID.t.Table.Family, Name: kubeProxyTable})
 		}
 	}
 	for _, c := range some {
-		if b.Owner = c; c.ID.kind == anElement && c.Has {
+		if b.Owner = c; c.ID.kind == kindElement && c.Has {
 			b.AddElement(c.ID.set, c.ID.element(c.New))
 		}
 	}
 	if err := d.conn.Commit(ctx, b); err != nil {
-		d.batch = nft.Batch{} // the error refers to the operations
+		d.batch = nft.Batch{} // the error refers to its operations, so it cannot be reused
 		return d.refusal(err)
 	}
-	if len(b.Ops) > 2*syncBytes/64 { // an element takes about as much
+	if len(b.Ops) > 2*syncBytes/64 { // an element takes about 64 bytes: do not keep a large batch's memory
 		d.batch = nft.Batch{}
 	}
-	d.batch.Reset() // it refers to all changes
+	d.batch.Reset() // release the changes that it refers to
 	for _, c := range some {
 		if !c.Has {
-			d.removed(ctx, c)
+			d.finishRemoval(ctx, c)
 		}
 	}
 	return nil
 }
 
-// addContainer adds what others are in: a table, a set, or a chain without rules.
+// addContainer adds a table, a set, or a chain without rules, or replaces a table.
 func addContainer(b *nft.Batch, c *change) {
 	switch t := c.ID.t; c.ID.kind {
-	case aTable:
+	case kindTable:
 		if c.Had {
-			b.DeleteTable(t.Table) // it cannot be mended
+			b.DeleteTable(t.Table) // it cannot be repaired
 		}
 		b.AddTable(t.Table)
-	case aSet:
+	case kindSet:
 		b.AddSet(c.ID.set)
-	case aChain:
+	case kindChain:
 		if !c.Had {
 			b.AddChain(t.Table, &c.New.chain.Chain)
 		}
 	}
 }
 
-// rewrite gives a chain that is there its rules.
+// rewrite adds the rules of a chain that exists, after deleting its old rules if flush is true.
 func (t *table) rewrite(b *nft.Batch, c *chain, flush bool) {
 	if flush {
 		b.FlushChain(t.Table, c.Name)
@@ -86,13 +86,14 @@ func (t *table) rewrite(b *nft.Batch, c *chain, flush bool) {
 	}
 }
 
-// removed finishes the removal of an object.
-func (d *Dataplane) removed(ctx context.Context, c *change) {
+// finishRemoval deletes a chain or set after the batch that removed what refers to it, and
+// releases the number of a removed class.
+func (d *Dataplane) finishRemoval(ctx context.Context, c *change) {
 	var b nft.Batch
 	switch t := c.ID.t; {
-	case c.ID.kind == aChain:
+	case c.ID.kind == kindChain:
 		b.DeleteChain(t.Table, c.ID.key)
-	case c.ID.kind == aSet:
+	case c.ID.kind == kindSet:
 		b.DeleteSet(t.Table, c.ID.set.Name)
 	case c.ID.set == t.classSet && c.Old.chain != nil:
 		t.classes.forget(c.Old.chain.class)
@@ -102,7 +103,9 @@ func (d *Dataplane) removed(ctx context.Context, c *change) {
 	}
 }
 
-// refusal tells a refused batch by the changes that were refused.
+// refusal converts an error of Commit: a [nft.CommitError] becomes a [differ.Refusal] of the
+// changes that the operations were made for. An error after which the kernel's state is
+// unknown wraps [proxy.ErrNeedSync].
 func (d *Dataplane) refusal(err error) error {
 	var refused *nft.CommitError
 	switch {
@@ -110,11 +113,11 @@ func (d *Dataplane) refusal(err error) error {
 		out := &differ.Refusal[id, value]{}
 		for _, f := range refused.Failures {
 			c, _ := f.Op.Owner.(*change)
-			if c != nil && d.listedTwice && errors.Is(f.Err, unix.ENOENT) {
-				d.absent[c.ID] = true
+			if c != nil && d.relisted && errors.Is(f.Err, unix.ENOENT) {
+				d.unsupported[c.ID] = true
 			}
 			out.Failures = append(out.Failures, differ.Failure[id, value]{
-				Change: c, Err: fmt.Errorf("%v: %w", f.Op, f.Err), Drift: d.drifted(f.Err) && (c == nil || !d.absent[c.ID]),
+				Change: c, Err: fmt.Errorf("%v: %w", f.Op, f.Err), Drift: d.drifted(f.Err) && (c == nil || !d.unsupported[c.ID]),
 			})
 		}
 		return out
@@ -125,13 +128,13 @@ func (d *Dataplane) refusal(err error) error {
 	}
 }
 
-// drifted reports whether the kernel lacks what it should have, or has what it
-// should not: somebody changed it, and only Sync is right then. A Sync blames a row
-// for what is there already, or is not, only after it has listed everything again.
+// drifted reports whether an error means that the kernel's state is not what we assume:
+// another process changed it, and only a Sync can repair it. A Sync blames a row for EEXIST
+// and ENOENT only after it has listed everything again.
 func (d *Dataplane) drifted(err error) bool {
 	switch {
 	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOENT):
-		return !d.listedTwice
+		return !d.relisted
 	case errors.Is(err, unix.EBUSY):
 		return !d.syncing
 	default:

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// OpKind is the kind of an operation.
 type OpKind uint8
 
 const (
@@ -23,10 +24,9 @@ const (
 	DeleteElement
 )
 
-// kinds says of each kind of operation how the nft program calls it, and what its
-// message is: its number, its flags, and the attribute for the name of what it is
-// about in the table.
-var kinds = [...]struct {
+// opEncodings has for each kind of operation its name in the nft program, and its netlink
+// message: number, flags, and the attribute for the name of the object in the table.
+var opEncodings = [...]struct {
 	text                 string
 	message, flags, name uint16
 }{
@@ -42,20 +42,21 @@ var kinds = [...]struct {
 	DeleteElement: {"delete element", unix.NFT_MSG_DELSETELEM, 0, unix.NFTA_SET_ELEM_LIST_SET},
 }
 
-func (k OpKind) String() string { return kinds[k].text }
+func (k OpKind) String() string { return opEncodings[k].text }
 
+// Op is an operation of a [Batch].
 type Op struct {
 	Kind    OpKind
 	Table   Table
 	Chain   *Chain  // AddChain, FlushChain, DeleteChain, AddRule
 	Rule    *Rule   // AddRule
-	Set     *Set    // AddSet, DeleteSet, AddElement, DeleteElement; AddRule: that of its ranges
+	Set     *Set    // AddSet, DeleteSet, AddElement, DeleteElement; AddRule: its anonymous set, if any
 	Element Element // AddElement, DeleteElement
-	Owned   bool    // AddTable: it goes with the connection
-	Owner   any     // what it was added for, to find it by in an error
+	Owned   bool    // AddTable: the kernel deletes the table when the connection closes
+	Owner   any     // what the operation was added for; it identifies the cause of an error
 }
 
-// name returns the name of what is in the table and the operation is about.
+// name returns the name of the object in the table; empty for the table itself.
 func (o *Op) name() string {
 	switch {
 	case o.Chain != nil:
@@ -75,11 +76,12 @@ func (o *Op) String() string {
 	return s
 }
 
-// Batch is a list of operations that happen at once or not at all. Adding what
-// is there already is no error, except for an element with another value.
+// Batch is a list of operations that are applied atomically. Adding a table, chain, set or
+// element that exists already is not an error, unless the set has another type or the
+// element another value. Deleting something that does not exist is an error.
 type Batch struct {
 	Ops   []Op
-	Owner any // the owner of the operations added from now on
+	Owner any // the Owner of operations that are added from now on
 }
 
 // Reset empties the batch and keeps its memory.
@@ -115,11 +117,12 @@ func (b *Batch) DeleteSet(t Table, name string) {
 	b.add(Op{Kind: DeleteSet, Table: t, Set: &Set{Table: t, Name: name}})
 }
 
-// AddRule appends a rule to a chain, with the set of its ranges if it has any.
+// AddRule appends a rule to a chain, after adding the anonymous set of its ranges if it
+// has any.
 func (b *Batch) AddRule(t Table, chain string, r *Rule) {
 	op := Op{Kind: AddRule, Table: t, Chain: &Chain{Name: chain}, Rule: r}
 	if r.Ranges != "" {
-		op.Set = &Set{Table: t, Name: OwnSet + "%d", Key: []Type{addressType(t.Family)}, id: uint32(len(b.Ops) + 1)}
+		op.Set = &Set{Table: t, Name: AnonymousSetPrefix + "%d", Key: []Type{addressType(t.Family)}, id: uint32(len(b.Ops) + 1)}
 		b.AddSet(op.Set)
 		for first, last := range r.Ranges.All(t.Family) {
 			b.AddElement(op.Set, Element{Key: first, KeyEnd: last})
@@ -143,8 +146,8 @@ type Failure struct {
 	Err error
 }
 
-// CommitError says which operations of a batch were refused. Nothing of the
-// batch has happened.
+// CommitError says which operations of a batch the kernel refused. Nothing of the batch
+// was applied.
 type CommitError struct {
 	Failures []Failure
 }
@@ -165,6 +168,6 @@ func (e *CommitError) Unwrap() []error {
 	return errs
 }
 
-// ErrUncertain is wrapped by an error after which it is not known whether the
-// kernel took the batch.
+// ErrUncertain is wrapped by errors after which it is not known whether the kernel applied
+// the batch.
 var ErrUncertain = errors.New("the kernel's answer was lost")

@@ -6,7 +6,7 @@ import (
 	"sluice/internal/kernel/nft"
 )
 
-// manyElements are what benchmarks write and list.
+// manyElements returns the elements that benchmarks write and list.
 func manyElements() []nft.Element {
 	all := make([]nft.Element, 10_000)
 	for i := range all {
@@ -57,7 +57,7 @@ func BenchmarkElements(b *testing.B) {
 	}
 }
 
-// BenchmarkListed tells a rule as a listing does, for a full comparison.
+// BenchmarkListed converts a rule to the form of a listing, as a full comparison does.
 func BenchmarkListed(b *testing.B) {
 	r := lookupRule("of a chain")
 	b.ReportAllocs()

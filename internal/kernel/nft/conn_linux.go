@@ -11,24 +11,27 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// messageBytes bounds one message of elements: an attribute's length has 16 bits.
+// messageBytes bounds a message with elements: the length of an attribute has 16 bits.
 const messageBytes = 48 << 10
 
-// Conn is nf_tables of the network namespace it was opened in.
+// Conn is a connection to nf_tables of one network namespace. Any goroutine may use it: methods
+// wait for each other, except for Watch and Trace. These share a socket, so only one of them
+// may run at a time, and neither can be called again after its context has ended.
 type Conn struct {
 	events *netlink.Events
 
 	mu sync.Mutex
 	nl *netlink.Conn
 
-	// Whether another process commits: the kernel numbers its rules, of all tables
-	// together, and every commit that changes something adds one.
-	first uint32 // the number before we read or wrote anything; 0, which the kernel skips: not known
-	ours  uint32 // how many commits were ours since
+	// These two tell whether another process has committed something: the kernel has one
+	// generation number for all tables, and every commit that changes something
+	// increments it.
+	firstGeneration uint32 // before we read or wrote anything; 0, which the kernel never uses, if unknown
+	ownCommits      uint32 // our commits since then
 }
 
-// Open opens a connection to nf_tables of the calling thread's network namespace.
-// A long listing keeps others from using it; they may open one of their own.
+// Open opens a connection to nf_tables of the calling thread's network namespace. A caller
+// that must not wait for long listings of others opens its own connection.
 func Open() (*Conn, error) {
 	nl, err := netlink.Open(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -41,11 +44,12 @@ func Open() (*Conn, error) {
 	return &Conn{nl: nl, events: events}, nil
 }
 
+// Close closes the connection. The kernel deletes the tables that the connection owns.
 func (c *Conn) Close() error { return errors.Join(c.nl.Close(), c.events.Close()) }
 
-// Commit sends the batch. Elements go many to a message; if the kernel refuses
-// such a message, which undoes the batch, it is sent once more with one
-// operation a message to learn which it was.
+// Commit implements [Interface]. A message holds many elements; if the kernel refuses a
+// message, and with it the batch, the batch is sent again with one operation per message to
+// find out which operations it refuses.
 func (c *Conn) Commit(ctx context.Context, b *Batch) error {
 	if len(b.Ops) == 0 {
 		return nil
@@ -55,13 +59,13 @@ func (c *Conn) Commit(ctx context.Context, b *Batch) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.begin()
+	c.recordGeneration()
 	err := c.commit(b, messageBytes)
 	if _, refused := errors.AsType[*CommitError](err); refused && len(b.Ops) > 1 {
 		err = c.commit(b, 0)
 	}
 	if err == nil {
-		c.ours++
+		c.ownCommits++
 	}
 	return err
 }
@@ -75,7 +79,7 @@ func (c *Conn) commit(b *Batch, limit int) error {
 	if err != nil {
 		return fmt.Errorf("read answers: %w: %w", ErrUncertain, err)
 	}
-	// An error of the batch as a whole has the number of its first or last message.
+	// An error that concerns the whole batch has the number of its first or last message.
 	ce := &CommitError{}
 	for i, first := range firsts {
 		if err := errs[begin+1+uint32(i)]; err != nil {
@@ -91,22 +95,23 @@ func (c *Conn) commit(b *Batch, limit int) error {
 	return nil
 }
 
-// begin notes the first generation, once.
-func (c *Conn) begin() {
-	if c.first == 0 {
-		c.first, c.ours = c.generation(), 0
+// recordGeneration records the generation before the first use of the connection.
+func (c *Conn) recordGeneration() {
+	if c.firstGeneration == 0 {
+		c.firstGeneration, c.ownCommits = c.generation(), 0
 	}
 }
 
-// undisturbed reports whether all commits since begin were ours. It keeps us from
-// committing meanwhile, which could hide a commit of another process.
-func (c *Conn) undisturbed() bool {
+// onlyOwnCommits reports whether all commits since recordGeneration were ours; false if that
+// is not known. It holds the lock, because a commit of ours meanwhile could hide one of another
+// process.
+func (c *Conn) onlyOwnCommits() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.first != 0 && c.generation() == c.first+c.ours
+	return c.firstGeneration != 0 && c.generation() == c.firstGeneration+c.ownCommits
 }
 
-// generation asks for the number; it is 0 if the kernel does not say.
+// generation returns the current generation; 0 if it cannot be read.
 func (c *Conn) generation() (id uint32) {
 	err := c.ask(unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, 0, func(a netlink.Attrs) { id = uint32(a.Number(unix.NFTA_GEN_ID)) })
 	if err != nil {
@@ -115,7 +120,8 @@ func (c *Conn) generation() (id uint32) {
 	return id
 }
 
-// ask asks about a table, and about a set in it, if they are named.
+// ask sends a request and calls each with every message of the answer. The names are that of
+// a table and, optionally, of a set or chain in it.
 func (c *Conn) ask(kind, flags uint16, f Family, each func(netlink.Attrs), names ...string) error {
 	c.nl.Request(subsystem|kind, flags, netlink.Netfilter(f, 0), names...)
 	return c.nl.Ask(func(m netlink.Message) { each(m.Attrs()) })

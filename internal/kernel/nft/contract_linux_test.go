@@ -20,7 +20,7 @@ import (
 	"sluice/internal/kernel/nft/nfttest"
 )
 
-// TestContract holds the kernel and the Fake to the same behaviour.
+// TestContract checks that the kernel and the Fake behave the same.
 func TestContract(t *testing.T) {
 	implementations := map[string]func(*testing.T) nft.Interface{
 		"kernel": func(t *testing.T) nft.Interface { return openInNamespace(t) },
@@ -35,8 +35,8 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// openInNamespace opens the kernel's nf_tables in a network namespace of the
-// test's own. The test's thread ends with the test, and the namespace with it.
+// openInNamespace opens nf_tables in a new network namespace, which ends with the test's
+// thread.
 func openInNamespace(t testing.TB) *nft.Conn {
 	t.Helper()
 	runtime.LockOSThread()
@@ -59,7 +59,7 @@ var (
 	learned   = &nft.Set{Table: testTable, Name: "learned", Key: []nft.Type{nft.IPv4Addr, nft.Mark}, Dynamic: true, Size: 100}
 )
 
-// step is one batch of a contract and the error it must give.
+// step is a batch and the error that Commit must return.
 type step struct {
 	build  func(*nft.Batch)
 	want   error // nil, or the errno of the refused operation
@@ -78,7 +78,7 @@ func base(b *nft.Batch) {
 	for _, s := range []*nft.Set{plain, verdicts, values, learned} {
 		b.AddSet(s)
 	}
-	b.AddChain(testTable, &nft.Chain{Name: "target", Comment: "a chain"})
+	b.AddChain(testTable, &nft.Chain{Name: "target"})
 }
 
 func word(v uint32) string { return string(binary.BigEndian.AppendUint32(nil, v)) }
@@ -214,7 +214,7 @@ func runContract(t *testing.T, nf nft.Interface, c contractCase) {
 		}
 		var ce *nft.CommitError
 		if s.want != nil && (!errors.As(err, &ce) || ce.Failures[0].Op.Kind != s.refuse) {
-			t.Errorf("step %d: %v does not blame %v", i, err, s.refuse)
+			t.Errorf("step %d: %v does not name %v", i, err, s.refuse)
 		}
 	}
 	l, err := nf.List(ctx, testTable)
@@ -256,8 +256,8 @@ func comments(rules []nft.ListedRule) (out []string) {
 	return out
 }
 
-// TestManyElements writes more than fits a message, a socket buffer's default
-// and a listing's part.
+// TestManyElements writes more than fits into a message, a default socket buffer and one part
+// of a dump.
 func TestManyElements(t *testing.T) {
 	ctx := context.Background()
 	c := openInNamespace(t)
@@ -270,8 +270,7 @@ func TestManyElements(t *testing.T) {
 	if err := c.Commit(ctx, &b); err != nil {
 		t.Fatal(err)
 	}
-	// While the kernel's hash table still grows, a listing may leave elements
-	// out or give them twice.
+	// While the kernel still grows the hash table, a listing may omit elements.
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		seen := map[string]bool{}
 		if err := c.Elements(ctx, values, func(e nft.Element) { seen[e.Key] = true }); err != nil {
@@ -286,8 +285,9 @@ func TestManyElements(t *testing.T) {
 	}
 }
 
-// TestBlameOne finds the one bad element among many, and nothing is written.
-func TestBlameOne(t *testing.T) {
+// TestCommitErrorNamesOperation checks that the error names the one bad element among many,
+// and that nothing is written.
+func TestCommitErrorNamesOperation(t *testing.T) {
 	ctx := context.Background()
 	c := openInNamespace(t)
 	var b nft.Batch
@@ -309,7 +309,7 @@ func TestBlameOne(t *testing.T) {
 		t.Fatalf("got %v, want a CommitError", err)
 	}
 	if len(ce.Failures) != 1 || ce.Failures[0].Op.Owner != uint16(500) {
-		t.Errorf("blamed %v", ce)
+		t.Errorf("error names %v", ce)
 	}
 	n := 0
 	if err := c.Elements(ctx, verdicts, func(nft.Element) { n++ }); err != nil || n != 0 {
@@ -317,8 +317,8 @@ func TestBlameOne(t *testing.T) {
 	}
 }
 
-// TestWatch sees what another connection changes in our table, and neither our
-// own changes nor those in other tables.
+// TestWatch checks that Watch reports what another connection changes in our table, and neither
+// our own changes nor those in other tables.
 func TestWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := openInNamespace(t)
@@ -346,7 +346,7 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	commit(c, base)
-	// The watch begins when its goroutine runs: knock until it answers.
+	// It is not known when the goroutine starts to watch: make changes until one is reported.
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for i := uint32(0); len(seen) == 0; i++ {
@@ -368,7 +368,7 @@ func TestWatch(t *testing.T) {
 	}
 	commit(other, func(b *nft.Batch) { b.DeleteTable(testTable) })
 	if what := <-seen; what == "" {
-		t.Error("saw nothing of the deletion")
+		t.Error("Watch did not report the deletion")
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -376,8 +376,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchMissed wants to know whether others changed anything before the watch
-// began; not what we wrote ourselves.
+// TestWatchMissed checks that Watch calls missed if another connection changed anything before
+// it started, and not for our own changes.
 func TestWatchMissed(t *testing.T) {
 	for _, foreign := range []bool{false, true} {
 		t.Run(fmt.Sprintf("foreign=%t", foreign), func(t *testing.T) {
@@ -403,7 +403,7 @@ func TestWatchMissed(t *testing.T) {
 				t.Fatal(err)
 			}
 			if refused := commit(c, func(b *nft.Batch) { b.DeleteTable(nft.Table{nft.IP, "absent"}) }); refused == nil {
-				t.Fatal("a table that is not there was deleted")
+				t.Fatal("a missing table was deleted")
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			missed := false
@@ -418,7 +418,8 @@ func TestWatchMissed(t *testing.T) {
 	}
 }
 
-// TestCount counts a set's elements, whether the kernel tells or they are listed.
+// TestCount counts a set's elements, whether the kernel reports their number or they are
+// listed.
 func TestCount(t *testing.T) {
 	ctx := context.Background()
 	c := openInNamespace(t)
@@ -428,7 +429,7 @@ func TestCount(t *testing.T) {
 	}
 	t.Cleanup(func() { reader.Close() })
 	if _, err := reader.Count(ctx, plain); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("counting a set that is not there gave %v", err)
+		t.Errorf("Count of a missing set returned %v", err)
 	}
 	var b nft.Batch
 	base(&b)
@@ -447,8 +448,8 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestGet reads single elements and chains back, without listing what is beside them.
-func TestGet(t *testing.T) {
+// TestElementAndRules reads single elements and chains.
+func TestElementAndRules(t *testing.T) {
 	conn := openInNamespace(t)
 	var b nft.Batch
 	base(&b)
@@ -475,7 +476,7 @@ func TestGet(t *testing.T) {
 		key nft.Element
 	}{{plain, nft.Element{Key: word(2)}}, {&nft.Set{Table: testTable, Name: "none"}, nft.Element{Key: word(1)}}} {
 		if got, found, err := conn.Element(t.Context(), other.set, other.key); found || err != nil {
-			t.Errorf("%s: found %v that is not there, error %v", other.set.Name, got, err)
+			t.Errorf("%s: found %v, which does not exist, error %v", other.set.Name, got, err)
 		}
 	}
 	rules, err := conn.Rules(t.Context(), testTable, "target")
@@ -487,7 +488,8 @@ func TestGet(t *testing.T) {
 	}
 }
 
-// processName is the name of the calling thread, by which the kernel tells who changed something.
+// processName returns the name of the calling thread, by which the kernel reports who changed
+// something.
 func processName(t *testing.T) string {
 	t.Helper()
 	name, err := os.ReadFile("/proc/thread-self/comm")

@@ -11,7 +11,7 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// FuzzDecode feeds the decoders what a kernel would not send.
+// FuzzDecode decodes input that a kernel would not send.
 func FuzzDecode(f *testing.F) {
 	table := Table{IP, "fuzz"}
 	values := &Set{Table: table, Name: "values", Key: []Type{Port, Mark}, Data: []Type{Mark}, Comment: "a map"}
@@ -21,7 +21,7 @@ func FuzzDecode(f *testing.F) {
 	b.AddTable(table)
 	b.AddSet(values)
 	b.AddSet(verdicts)
-	b.AddChain(table, &Chain{Name: "target", Comment: "a chain"})
+	b.AddChain(table, &Chain{Name: "target"})
 	b.AddElement(values, Element{Key: "\x00\x50\x00\x00mark", Data: "data"})
 	b.AddElement(verdicts, Element{Key: "\x00\x50\x00\x00", Verdict: Verdict{Code: Goto, Chain: "target"}})
 	for _, x := range []expr.Any{
@@ -58,14 +58,14 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestListedRulesTellTargets tells rules apart that differ in where they lead.
-func TestListedRulesTellTargets(t *testing.T) {
+// TestListedRulesDifferByTarget checks that rules with different targets differ.
+func TestListedRulesDifferByTarget(t *testing.T) {
 	listed := func(chain string) ListedRule {
 		r := &Rule{Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}}
 		return r.Listed(IP)
 	}
 	if listed("services") == listed("refuse") {
-		t.Errorf("a jump to another chain is listed alike: %q", listed("refuse").Exprs)
+		t.Errorf("a jump to another chain is listed the same: %q", listed("refuse").Exprs)
 	}
 }
 

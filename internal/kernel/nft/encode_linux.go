@@ -14,16 +14,15 @@ import (
 // Numbers of the netlink interface that golang.org/x/sys does not name.
 const (
 	subsystem      = unix.NFNL_SUBSYS_NFTABLES << 8
-	tableAttribute = 1 // the table's name, in messages about whatever is in it
+	tableAttribute = 1 // the table's name, in messages about any kind of object
 
 	setElemCatchAll  = 2  // NFT_SET_ELEM_CATCHALL
 	chainFlags       = 10 // NFTA_CHAIN_FLAGS
 	chainBinding     = 4  // NFT_CHAIN_BINDING
-	setCount         = 20
-	chainUserdata    = 12
+	setCount         = 20 // NFTA_SET_COUNT
 	tableUserdata    = 6
 	tableOwner       = 2 // NFT_TABLE_F_OWNER
-	udataComment     = 0 // of tables, chains and rules
+	udataComment     = 0 // of tables and rules
 	udataSetByteKey  = 0
 	udataSetByteData = 1
 	udataSetComment  = 7
@@ -32,19 +31,19 @@ const (
 	policyAccept     = 1
 )
 
-// tableComment is for those who list our tables.
+// tableComment is shown when our tables are listed.
 const tableComment = "written by sluice; edits are undone"
 
-// encode writes the batch, elements of at most limit bytes a message. It returns
-// the number of the message that begins it, and of each following one the index
-// of its first operation.
+// encode writes the batch to w. A message has elements of at most limit bytes, or one
+// operation. It returns the sequence number of the batch's first message, and for each
+// following message the index of its first operation.
 func encode(w *netlink.Builder, b *Batch, limit int) (begin uint32, firsts []int) {
 	bound := netlink.Netfilter(0, unix.NFNL_SUBSYS_NFTABLES)
 	w.Reset()
 	begin = w.Begin(unix.NFNL_MSG_BATCH_BEGIN, 0, bound)
 	firsts = make([]int, 0, len(b.Ops)/64+8)
 	for i := 0; i < len(b.Ops); {
-		n := run(b.Ops[i:], limit)
+		n := opsPerMessage(b.Ops[i:], limit)
 		encodeOps(w, b.Ops[i:i+n])
 		firsts = append(firsts, i)
 		i += n
@@ -53,9 +52,9 @@ func encode(w *netlink.Builder, b *Batch, limit int) (begin uint32, firsts []int
 	return begin, firsts
 }
 
-// run returns how many operations from the first on fit one message with it:
-// those on elements of one set.
-func run(ops []Op, limit int) int {
+// opsPerMessage returns how many operations, starting with the first, fit into one message:
+// several only if they have the same kind and are about elements of the same set.
+func opsPerMessage(ops []Op, limit int) int {
 	bytes := 0
 	for n := range ops {
 		o, e := &ops[n], &ops[n].Element
@@ -67,8 +66,8 @@ func run(ops []Op, limit int) int {
 	return len(ops)
 }
 
-// encoded returns an operation as its message has it.
-func encoded(o Op) netlink.Attrs {
+// encodeAttrs returns the attributes of an operation's message.
+func encodeAttrs(o Op) netlink.Attrs {
 	var w netlink.Builder
 	encodeOps(&w, []Op{o})
 	if w.Err != nil {
@@ -77,11 +76,10 @@ func encoded(o Op) netlink.Attrs {
 	return w.Bytes()[unix.SizeofNlMsghdr+4:]
 }
 
-// encodeOps writes one message. Each begins with the names of a table and of what
-// it is about.
+// encodeOps writes one message. It starts with the names of the table and of the object in it.
 func encodeOps(w *netlink.Builder, ops []Op) {
 	o := &ops[0]
-	k := kinds[o.Kind]
+	k := opEncodings[o.Kind]
 	w.Begin(subsystem|k.message, k.flags, netlink.Netfilter(o.Table.Family, 0))
 	w.Text(tableAttribute, o.Table.Name)
 	if k.name != 0 {
@@ -120,7 +118,6 @@ func encodeChain(w *netlink.Builder, c *Chain) {
 		w.U32(unix.NFTA_CHAIN_POLICY, policyAccept)
 		w.Text(unix.NFTA_CHAIN_TYPE, h.Type)
 	}
-	w.Raw(chainUserdata, udata(udataComment, c.Comment, "\x00"))
 }
 
 func encodeRule(w *netlink.Builder, o *Op) {
@@ -172,8 +169,8 @@ func encodeSet(w *netlink.Builder, s *Set) {
 		udata(udataSetByteData, byteOrder(s.Data), ""), udata(udataSetComment, s.Comment, "\x00"))
 }
 
-// byteOrder is the order to print a single part in; the nft program knows that of
-// a concatenation's parts by their types.
+// byteOrder returns the byte order in which the nft program prints a key or value of one
+// part. For the parts of a concatenation it derives the order from their types.
 func byteOrder(types []Type) string {
 	switch {
 	case types == nil:
@@ -185,8 +182,8 @@ func byteOrder(types []Type) string {
 	}
 }
 
-// udata returns one type-length-value of userdata, which only the nft program
-// cares about, or nothing without a value.
+// udata returns a type-length-value triple of userdata, which only the nft program
+// interprets. It returns nothing if the value is empty.
 func udata(kind byte, value, end string) string {
 	if value == "" {
 		return ""
@@ -194,11 +191,11 @@ func udata(kind byte, value, end string) string {
 	return string([]byte{kind, byte(len(value + end))}) + value + end
 }
 
-// encodeElement writes an element. The kernel has a range as two: its first key, and
-// the one after its last, unless there is none.
+// encodeElement writes an element. For the kernel, a range is two elements: its first key,
+// and an end marker with the key after its last one, if there is such a key.
 func encodeElement(w *netlink.Builder, e *Element) {
 	w.Nest(unix.NFTA_LIST_ELEM, func() { encodeKey(w, e) })
-	if end := after(e.KeyEnd); end != "" {
+	if end := nextKey(e.KeyEnd); end != "" {
 		w.Nest(unix.NFTA_LIST_ELEM, func() {
 			w.U32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 			encodeKey(w, &Element{Key: end})

@@ -10,8 +10,9 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
+// List implements [Interface].
 func (c *Conn) List(ctx context.Context, t Table) (l *Listing, err error) {
-	err = c.settled(ctx, "list "+t.String(), func() error {
+	err = c.retryInterrupted(ctx, "list "+t.String(), func() error {
 		l = NewListing()
 		return c.list(t, l)
 	})
@@ -21,17 +22,18 @@ func (c *Conn) List(ctx context.Context, t Table) (l *Listing, err error) {
 	return l, err
 }
 
+// NewListing returns the listing of an empty table.
 func NewListing() *Listing {
 	return &Listing{Chains: map[string][]ListedRule{}, Hooks: map[string]string{}, Sets: map[string]string{}}
 }
 
 func (c *Conn) list(t Table, l *Listing) error {
-	bound := map[string]bool{} // chains that a rule has to itself; they come and go with it
+	bound := map[string]bool{} // anonymous chains: they are added and deleted with the rule that uses them
 	for _, part := range []struct {
 		kind, flags uint16
 		read        func(netlink.Attrs)
 	}{
-		// Dumps of chains and sets are silent about a missing table; this is not.
+		// Dumps of chains and sets of a missing table are empty; this request is an error.
 		{unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, func(a netlink.Attrs) {
 			l.Dormant = a.Number(unix.NFTA_TABLE_FLAGS)&unix.NFT_TABLE_F_DORMANT != 0
 		}},
@@ -51,13 +53,13 @@ func (c *Conn) list(t Table, l *Listing) error {
 			}
 		}},
 		{unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, func(a netlink.Attrs) {
-			if a.Number(unix.NFTA_SET_FLAGS)&unix.NFT_SET_ANONYMOUS == 0 { // else it comes and goes with a rule
+			if a.Number(unix.NFTA_SET_FLAGS)&unix.NFT_SET_ANONYMOUS == 0 { // anonymous sets are part of a rule
 				l.Sets[a.Text(unix.NFTA_SET_NAME)] = setShape(a)
 			}
 		}},
 	} {
 		err := c.ask(part.kind, part.flags, t.Family, func(a netlink.Attrs) {
-			// Old kernels dump all tables whatever was asked for.
+			// Old kernels ignore the table in the request and dump all tables.
 			if a.Text(tableAttribute) == t.Name {
 				part.read(a)
 			}
@@ -74,8 +76,8 @@ func (c *Conn) list(t Table, l *Listing) error {
 	return nil
 }
 
-// readRanges puts what is in the sets that rules have to themselves where their
-// names are.
+// readRanges replaces the name of an anonymous set, which decodeRule stores in Ranges, by
+// the ranges in the set.
 func (c *Conn) readRanges(t Table, rules []ListedRule) error {
 	for i := range rules {
 		r := &rules[i]
@@ -88,23 +90,24 @@ func (c *Conn) readRanges(t Table, rules []ListedRule) error {
 		})
 		switch {
 		case errors.Is(err, unix.ENOENT):
-			return netlink.ErrInterrupted // the rule has just gone
+			return netlink.ErrInterrupted // the rule was deleted meanwhile
 		case err != nil:
 			return err
 		}
-		r.Ranges = joined(t.Family, bounds)
+		r.Ranges = rangesFromBounds(t.Family, bounds)
 	}
 	return nil
 }
 
+// Elements implements [Interface].
 func (c *Conn) Elements(ctx context.Context, s *Set, f func(Element)) error {
 	var found []Element
-	err := c.settled(ctx, fmt.Sprintf("list elements of %v %s", s.Table, s.Name), func() error {
+	err := c.retryInterrupted(ctx, fmt.Sprintf("list elements of %v %s", s.Table, s.Name), func() error {
 		found = found[:0]
 		if err := c.elements(s, func(a netlink.Attrs) { found = append(found, decodeElement(a)) }); err != nil {
 			return err
 		}
-		return once(found)
+		return checkNoDuplicates(found)
 	})
 	if err != nil {
 		return err
@@ -115,10 +118,11 @@ func (c *Conn) Elements(ctx context.Context, s *Set, f func(Element)) error {
 	return nil
 }
 
-// once wants no element to be told twice. The kernel gives a set's table more or less
-// room beside everything else. A listing has parts, and does not say so where that came
-// between two of them: the later ones tell some elements again, and as many never.
-func once(all []Element) error {
+// checkNoDuplicates returns [netlink.ErrInterrupted] if an element is listed twice. The
+// kernel resizes the hash table of a set concurrently. If that happens between two parts of
+// a dump, the kernel does not report it, and the later parts repeat some elements and omit
+// as many.
+func checkNoDuplicates(all []Element) error {
 	keys := make(map[string]bool, len(all))
 	for _, e := range all {
 		keys[e.Key] = true
@@ -137,15 +141,15 @@ func (c *Conn) elements(s *Set, f func(element netlink.Attrs)) error {
 	}, s.Table.Name, s.Name)
 }
 
-// Count returns how many elements a set has. Linux tells it since 6.17; before,
-// they are listed.
+// Count returns the number of elements of a set. The kernel reports it since Linux 6.17;
+// on older ones the elements are listed.
 func (c *Conn) Count(ctx context.Context, s *Set) (n int, err error) {
-	err = c.settled(ctx, fmt.Sprintf("count elements of %v %s", s.Table, s.Name), func() error {
-		told := false
+	err = c.retryInterrupted(ctx, fmt.Sprintf("count elements of %v %s", s.Table, s.Name), func() error {
+		reported := false
 		err := c.ask(unix.NFT_MSG_GETSET, unix.NLM_F_ACK, s.Table.Family, func(a netlink.Attrs) {
-			told, n = a.Get(setCount) != nil, int(a.Number(setCount))
+			reported, n = a.Get(setCount) != nil, int(a.Number(setCount))
 		}, s.Table.Name, s.Name)
-		if err != nil || told {
+		if err != nil || reported {
 			return err
 		}
 		return c.elements(s, func(netlink.Attrs) { n++ })
@@ -153,9 +157,10 @@ func (c *Conn) Count(ctx context.Context, s *Set) (n int, err error) {
 	return n, err
 }
 
-// Counters returns how many packets counters of a set's elements have seen, by key.
+// Counters returns the number of packets that the counters of a set's elements have counted,
+// by key.
 func (c *Conn) Counters(ctx context.Context, s *Set) (packets map[string]uint64, err error) {
-	err = c.settled(ctx, fmt.Sprintf("list counters of %v %s", s.Table, s.Name), func() error {
+	err = c.retryInterrupted(ctx, fmt.Sprintf("list counters of %v %s", s.Table, s.Name), func() error {
 		packets = map[string]uint64{}
 		return c.elements(s, func(a netlink.Attrs) {
 			packets[string(a.Get(unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE))] = a.Number(unix.NFTA_SET_ELEM_EXPR, unix.NFTA_EXPR_DATA, unix.NFTA_COUNTER_PACKETS)
@@ -164,11 +169,11 @@ func (c *Conn) Counters(ctx context.Context, s *Set) (packets map[string]uint64,
 	return packets, err
 }
 
-// settled runs a listing again while it is interrupted by changes.
-func (c *Conn) settled(ctx context.Context, what string, list func() error) error {
+// retryInterrupted runs a listing again while changes interrupt it, a limited number of times.
+func (c *Conn) retryInterrupted(ctx context.Context, what string, list func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.begin()
+	c.recordGeneration()
 	if err := netlink.RetryInterrupted(ctx, netlink.Attempts, list); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
@@ -190,8 +195,8 @@ func decodeElement(a netlink.Attrs) (e Element) {
 	return e
 }
 
-// comment finds the comment of a rule in its userdata, which the nft program makes
-// of type-length-value triples.
+// comment returns the comment in a rule's userdata, which consists of type-length-value
+// triples.
 func comment(userdata netlink.Attrs) string {
 	for len(userdata) >= 2 && len(userdata) >= 2+int(userdata[1]) {
 		end := 2 + int(userdata[1])
@@ -203,10 +208,10 @@ func comment(userdata netlink.Attrs) string {
 	return ""
 }
 
-// Element returns the element of a set that has a key, of which only that
-// counts; false if there is none.
+// Element returns the element of a set that has the key of another one. It reports false if
+// there is none.
 func (c *Conn) Element(ctx context.Context, s *Set, key Element) (e Element, found bool, err error) {
-	err = c.settled(ctx, fmt.Sprintf("get an element of %v %s", s.Table, s.Name), func() error {
+	err = c.retryInterrupted(ctx, fmt.Sprintf("get an element of %v %s", s.Table, s.Name), func() error {
 		found = false
 		c.nl.Request(subsystem|unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, netlink.Netfilter(s.Table.Family, 0), s.Table.Name, s.Name)
 		c.nl.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
@@ -226,7 +231,7 @@ func (c *Conn) Element(ctx context.Context, s *Set, key Element) (e Element, fou
 
 // Rules returns the rules of a chain; none if there is no such chain.
 func (c *Conn) Rules(ctx context.Context, t Table, chain string) (rules []ListedRule, err error) {
-	err = c.settled(ctx, fmt.Sprintf("list chain %s of %v", chain, t), func() error {
+	err = c.retryInterrupted(ctx, fmt.Sprintf("list chain %s of %v", chain, t), func() error {
 		rules = nil
 		err := c.ask(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, t.Family, func(a netlink.Attrs) {
 			if a.Text(tableAttribute) == t.Name && a.Text(unix.NFTA_RULE_CHAIN) == chain {

@@ -10,8 +10,9 @@ import (
 	"sluice/internal/kernel/nft"
 )
 
-// TestElementsOfGrowingSet lists a set that grows by packets, of which no listing is
-// told: what one has, the next must have. That a set does not hold still may be said.
+// TestElementsOfGrowingSet lists a set to which packets add elements, which does not interrupt
+// a dump: each listing must have the elements of the one before. An error that the set
+// changes all the time is allowed.
 func TestElementsOfGrowingSet(t *testing.T) {
 	c := openInNamespace(t)
 	command(t, "ip", "link", "set", "lo", "up")
@@ -52,11 +53,11 @@ func TestElementsOfGrowingSet(t *testing.T) {
 			}
 		}
 		if missing > 0 {
-			t.Errorf("%d elements of %d are not listed again", missing, len(before))
+			t.Errorf("%d elements of %d are missing from the next listing", missing, len(before))
 		}
 		before = now
 	}
 	if len(before) < 100_000 {
-		t.Errorf("%d elements are listed at last", len(before))
+		t.Errorf("the last listing has %d elements", len(before))
 	}
 }

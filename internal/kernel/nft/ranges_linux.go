@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Ranges are ranges of addresses: the first and the last one of each, one after the
-// other, in order. None touches another: not all kernels take that.
+// Ranges are sorted ranges of addresses, encoded as the first and the last address of each,
+// concatenated. Adjacent ranges are joined, because not all kernels accept them.
 type Ranges string
 
-// OwnSet is what names of sets begin with that rules have to themselves. Such a
-// set is made with the rule, never changes, and goes with it all at once.
-const OwnSet = "__set"
+// AnonymousSetPrefix is the prefix of the names of anonymous sets. Such a set is added
+// together with the rule that uses it, never changes, and is deleted together with the rule.
+const AnonymousSetPrefix = "__set"
 
-// RangesOf returns the ranges of prefixes that are sorted and share no address.
+// RangesOf returns the ranges of prefixes, which must be sorted and not overlap.
 func RangesOf(prefixes []netip.Prefix) Ranges {
 	var b []byte
 	for _, p := range prefixes {
@@ -25,7 +25,7 @@ func RangesOf(prefixes []netip.Prefix) Ranges {
 		for i := p.Bits(); i < len(last)*8; i++ {
 			last[i/8] |= 0x80 >> (i % 8)
 		}
-		if n := len(b) - len(first); n > 0 && after(string(b[n:])) == string(first) {
+		if n := len(b) - len(first); n > 0 && nextKey(string(b[n:])) == string(first) {
 			b = append(b[:n], last...)
 		} else {
 			b = append(append(b, first...), last...)
@@ -34,7 +34,7 @@ func RangesOf(prefixes []netip.Prefix) Ranges {
 	return Ranges(b)
 }
 
-// All gives the first and the last address of each range.
+// All returns an iterator over the first and the last address of each range.
 func (r Ranges) All(f Family) iter.Seq2[string, string] {
 	n := addressType(f).Len()
 	return func(yield func(first, last string) bool) {
@@ -44,7 +44,7 @@ func (r Ranges) All(f Family) iter.Seq2[string, string] {
 	}
 }
 
-// text returns the ranges as the nft program writes a set of them.
+// text returns the ranges as nft prints an anonymous set.
 func (r Ranges) text(f Family) string {
 	var parts []string
 	for first, last := range r.All(f) {
@@ -67,12 +67,12 @@ func addressType(f Family) Type {
 // bound is an element of a set of ranges, as the kernel has it.
 type bound struct {
 	key string
-	end bool // it is the first one that is not in the range
+	end bool // the key is the first one after the range
 }
 
-// joined returns the ranges that elements are the bounds of, in whatever order they
-// are; none if these are not ranges of addresses.
-func joined(f Family, all []bound) Ranges {
+// rangesFromBounds returns the ranges that elements of a set, in any order, are the bounds
+// of. It returns none if they are not ranges of addresses.
+func rangesFromBounds(f Family, all []bound) Ranges {
 	slices.SortFunc(all, func(a, b bound) int { return strings.Compare(a.key, b.key) })
 	var out []byte
 	open := false
@@ -83,7 +83,7 @@ func joined(f Family, all []bound) Ranges {
 		case !x.end:
 			out = append(out, x.key...)
 		case open:
-			out = append(out, before(x.key)...)
+			out = append(out, previousKey(x.key)...)
 		}
 		open = !x.end
 	}
@@ -93,8 +93,8 @@ func joined(f Family, all []bound) Ranges {
 	return Ranges(out)
 }
 
-// after returns the next key; empty if there is none.
-func after(key string) string {
+// nextKey returns the key after key; empty if there is none.
+func nextKey(key string) string {
 	b := []byte(key)
 	for i := len(b) - 1; i >= 0; i-- {
 		if b[i]++; b[i] != 0 {
@@ -104,8 +104,8 @@ func after(key string) string {
 	return ""
 }
 
-// before returns the key that comes before another one than the first.
-func before(key string) string {
+// previousKey returns the key before key, which must not be the first one.
+func previousKey(key string) string {
 	b := []byte(key)
 	for i := len(b) - 1; i >= 0; i-- {
 		if b[i]--; b[i] != 0xff {

@@ -13,7 +13,7 @@ import (
 	"sluice/internal/kernel/nft/nfttest"
 )
 
-// rangesRule is a rule of clients outside of ranges, which are sorted.
+// rangesRule returns a rule that matches clients outside of the prefixes, which are sorted.
 func rangesRule(f nft.Family, prefixes ...string) *nft.Rule {
 	var all []netip.Prefix
 	for _, p := range prefixes {
@@ -28,8 +28,8 @@ func rangesRule(f nft.Family, prefixes ...string) *nft.Rule {
 	}}
 }
 
-// TestRanges adds rules with ranges of their own, two to a batch, and wants to read
-// them as they were written. Ranges that touch are one.
+// TestRanges adds rules with ranges, two per batch, and checks that they are listed as they
+// were written. Adjacent ranges are joined.
 func TestRanges(t *testing.T) {
 	for _, test := range []struct {
 		family   nft.Family
@@ -72,7 +72,7 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// TestManyRanges wants rules with very many ranges to come and to go.
+// TestManyRanges adds and deletes rules with very many ranges.
 func TestManyRanges(t *testing.T) {
 	conn := openInNamespace(t)
 	var prefixes []string
@@ -98,7 +98,7 @@ func TestManyRanges(t *testing.T) {
 	}
 }
 
-// TestForeignSet reads rules of others that have a set to themselves of another kind.
+// TestForeignSet lists rules of other programs with anonymous sets of other types.
 func TestForeignSet(t *testing.T) {
 	conn := openInNamespace(t)
 	var b nft.Batch

@@ -15,29 +15,31 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
+// Rule is a rule to be added.
 type Rule struct {
 	Exprs   []expr.Any
-	Ranges  Ranges // what a lookup in a set without a name finds
+	Ranges  Ranges // the elements of the rule's anonymous set, which a Lookup without SetName searches
 	Comment string
 }
 
-// ListedRule is a rule as a listing has it: what it does and its comment.
+// ListedRule is a rule in the form of a [Listing]. Two rules that do the same and have the
+// same comment are equal.
 type ListedRule struct {
 	Comment string
-	Exprs   string // in a form in which the kernel's answer equals what was sent
-	Ranges  Ranges // what is in the set of its own, if it has one
+	Exprs   string // normalized, so that a rule is the same when sent and when listed
+	Ranges  Ranges // the elements of the anonymous set, if there is one
 }
 
-// Listed returns the rule as a listing of it would be. Registers must be
-// numbered as [Register] does.
+// Listed returns the rule as a listing would have it. Its registers must be numbered as
+// [Register] does.
 func (r *Rule) Listed(f Family) ListedRule {
-	l := decodeRule(encoded(Op{Kind: AddRule, Table: Table{Family: f}, Chain: &Chain{}, Rule: r}))
+	l := decodeRule(encodeAttrs(Op{Kind: AddRule, Table: Table{Family: f}, Chain: &Chain{}, Rule: r}))
 	l.Ranges = r.Ranges
 	return l
 }
 
-// Register returns the number of the register that holds a 32-bit word, as the
-// kernel tells it: every fourth one is the beginning of a 128-bit register.
+// Register returns the number of the register that holds a 32-bit word, as the kernel
+// reports it: every fourth one is the start of a 128-bit register.
 func Register(word uint32) uint32 {
 	if word%4 == 0 {
 		return unix.NFT_REG_1 + word/4
@@ -45,14 +47,14 @@ func Register(word uint32) uint32 {
 	return unix.NFT_REG32_00 + word
 }
 
-// decodeRule reads a rule. What is in a set of its own, the kernel tells by the
-// set's name, which is in place of the ranges.
+// decodeRule decodes a rule. The kernel refers to an anonymous set by its name, which is
+// stored in Ranges; [Conn.readRanges] replaces it.
 func decodeRule(a netlink.Attrs) ListedRule {
 	var s []byte
 	r := ListedRule{Comment: comment(a.Get(unix.NFTA_RULE_USERDATA))}
 	for _, x := range a.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
 		s = append(appendExpr(s, x), '\n')
-		if set, own := ownSet(x); own {
+		if set, ok := anonymousSet(x); ok {
 			r.Ranges = Ranges(set)
 		}
 	}
@@ -60,35 +62,34 @@ func decodeRule(a netlink.Attrs) ListedRule {
 	return r
 }
 
-// ownSet returns the name of the set that a rule has to itself, if an expression
-// looks something up there.
-func ownSet(x netlink.Attrs) (name string, own bool) {
+// anonymousSet returns the name of the set that an expression searches, and whether it is a
+// lookup in an anonymous set.
+func anonymousSet(x netlink.Attrs) (name string, ok bool) {
 	name = x.Text(unix.NFTA_EXPR_DATA, unix.NFTA_LOOKUP_SET)
-	return name, x.Text(unix.NFTA_EXPR_NAME) == "lookup" && strings.HasPrefix(name, OwnSet)
+	return name, x.Text(unix.NFTA_EXPR_NAME) == "lookup" && strings.HasPrefix(name, AnonymousSetPrefix)
 }
 
-// nestedValues are the attributes that hold data or a verdict.
+// nestedValues has the attributes of expressions that hold data or a verdict.
 var nestedValues = map[string][]int{
 	"cmp": {unix.NFTA_CMP_DATA}, "immediate": {unix.NFTA_IMMEDIATE_DATA}, "bitwise": {unix.NFTA_BITWISE_MASK, unix.NFTA_BITWISE_XOR},
 }
 
-// appendExpr writes an expression's name and its attributes in order of their
-// kinds. The kernel tells more than it was given: what is zero is left out, and
-// so is the end of a range of one.
+// appendExpr appends an expression's name and its attributes, ordered by kind. The
+// kernel reports more attributes than it was sent, so attributes that are zero are left out.
 func appendExpr(s []byte, x netlink.Attrs) []byte {
 	name := x.Text(unix.NFTA_EXPR_NAME)
 	var values [32]netlink.Attrs // by kind; no expression has as many
 	for kind, v := range x.Get(unix.NFTA_EXPR_DATA).All() {
-		// A lookup with register zero takes a verdict; one without takes nothing.
+		// A lookup with the destination register 0 is a vmap; one without is a set lookup.
 		if len(bytes.Trim(v, "\x00")) > 0 || name == "lookup" && kind == unix.NFTA_LOOKUP_DREG {
 			values[kind%32] = v
 		}
 	}
 	if name == "nat" {
-		singleRange(&values)
+		dropImpliedNAT(&values)
 	}
-	if _, own := ownSet(x); own {
-		values[unix.NFTA_LOOKUP_SET] = nil // the kernel gives it a name
+	if _, ok := anonymousSet(x); ok {
+		values[unix.NFTA_LOOKUP_SET] = nil // the kernel chooses the name
 	}
 	s = append(s, name...)
 	for kind, v := range values {
@@ -100,7 +101,7 @@ func appendExpr(s []byte, x netlink.Attrs) []byte {
 			}
 			depth := 0
 			if slices.Contains(nestedValues[name], kind) {
-				depth = 2 // a verdict has parts, too
+				depth = 2 // a verdict is nested, too
 			}
 			s = appendValue(s, v, depth)
 		}
@@ -108,8 +109,8 @@ func appendExpr(s []byte, x netlink.Attrs) []byte {
 	return s
 }
 
-// appendValue writes an attribute's value. Nested ones are written by their
-// parts, since the flag that says so is not always set.
+// appendValue appends an attribute's value. Nested attributes are decoded, because their
+// NLA_F_NESTED flag is not always set, which would make equal values differ.
 func appendValue(s []byte, v netlink.Attrs, depth int) []byte {
 	if depth == 0 {
 		return hex.AppendEncode(s, v)
@@ -126,9 +127,9 @@ func appendValue(s []byte, v netlink.Attrs, depth int) []byte {
 	return append(s, ')')
 }
 
-// singleRange undoes what the kernel adds to a translation to one address and
-// port: the range's end, and that there is an address.
-func singleRange(values *[32]netlink.Attrs) {
+// dropImpliedNAT removes what the kernel adds to a translation to a single address or port:
+// the end of the range and the flag for an address.
+func dropImpliedNAT(values *[32]netlink.Attrs) {
 	const hasAddress = 1 // NF_NAT_RANGE_MAP_IPS
 	for low, high := range map[int]int{
 		unix.NFTA_NAT_REG_ADDR_MIN:  unix.NFTA_NAT_REG_ADDR_MAX,
@@ -150,11 +151,12 @@ type listedExpr struct {
 	attrs
 }
 
-// attrs are what an expression has, by kind: bytes, or an expression, which has
-// no name if it is nested attributes. Whoever knows one takes it out.
+// attrs are the attributes of an expression, by kind: []byte, or a *listedExpr, which has
+// no name if it stands for nested attributes. The methods remove what they return, so that
+// the attributes that nobody asked for remain.
 type attrs map[int]any
 
-// parseLine reads a line of a listed rule.
+// parseLine parses one line of [ListedRule.Exprs].
 func parseLine(line string) (*listedExpr, error) {
 	x, rest, err := parseExpr(strings.TrimSpace(line))
 	if err == nil && rest != "" {
@@ -163,7 +165,7 @@ func parseLine(line string) (*listedExpr, error) {
 	return x, err
 }
 
-// parseExpr reads what appendExpr wrote, up to the end of the text or the
+// parseExpr parses what appendExpr appended, up to the end of the text or a closing
 // parenthesis.
 func parseExpr(text string) (x *listedExpr, rest string, err error) {
 	end := strings.IndexAny(text+" ", " )")
@@ -192,14 +194,14 @@ func parseExpr(text string) (x *listedExpr, rest string, err error) {
 	return x, text, nil
 }
 
-// bytes takes an attribute out; nil if there is none.
+// bytes removes and returns an attribute; nil if there is none.
 func (a attrs) bytes(kind int) []byte {
 	b, _ := a[kind].([]byte)
 	delete(a, kind)
 	return b
 }
 
-// number takes a number out, which may have been left out if it is zero.
+// number removes and returns a number; 0 if there is none, because zeros are left out.
 func (a attrs) number(kind int) (n uint64) {
 	for _, b := range a.bytes(kind) {
 		n = n<<8 | uint64(b)
@@ -209,7 +211,8 @@ func (a attrs) number(kind int) (n uint64) {
 
 func (a attrs) string(kind int) string { return strings.TrimRight(string(a.bytes(kind)), "\x00") }
 
-// nested takes an expression out, or nested attributes; an empty one if there is none.
+// nested removes and returns an expression or nested attributes; an empty one if there are
+// none.
 func (a attrs) nested(kind int) *listedExpr {
 	x, ok := a[kind].(*listedExpr)
 	if delete(a, kind); !ok {
@@ -218,10 +221,10 @@ func (a attrs) nested(kind int) *listedExpr {
 	return x
 }
 
-// done is an error if there is more than was taken out.
+// done returns an error if there are attributes left.
 func (a attrs) done() error {
 	if len(a) == 0 {
 		return nil
 	}
-	return fmt.Errorf("attributes %v are not known", slices.Sorted(maps.Keys(a)))
+	return fmt.Errorf("unsupported attributes %v", slices.Sorted(maps.Keys(a)))
 }

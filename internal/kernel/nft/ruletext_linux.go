@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Text returns a listed rule as a command of the nft program. It knows the
-// expressions that we use: any other is an error.
+// Text returns the nft command that adds the rule. It supports the expressions that we use;
+// any other is an error.
 func (r ListedRule) Text(t Table, chain string) (string, error) {
 	w := &ruleText{family: t.Family, ranges: r.Ranges, registers: map[uint32]operand{}}
 	for line := range strings.Lines(r.Exprs) {
@@ -28,45 +28,45 @@ func (r ListedRule) Text(t Table, chain string) (string, error) {
 			err = w.expr(x)
 		}
 		if err != nil {
-			return "", fmt.Errorf("write down a rule of chain %s in %v: expression %q: %w", chain, t, strings.TrimSpace(line), err)
+			return "", fmt.Errorf("print rule of chain %s in %v: expression %q: %w", chain, t, strings.TrimSpace(line), err)
 		}
 	}
 	if r.Comment != "" {
-		w.say("comment %q", r.Comment)
+		w.write("comment %q", r.Comment)
 	}
 	text := "add rule " + t.named(chain) + " " + strings.Join(w.words, " ")
-	if strings.ContainsFunc(text, unicode.IsControl) { // The kernel takes any bytes for a name.
-		return "", fmt.Errorf("write down a rule of chain %q in %v: a name in it cannot be printed", chain, t)
+	if strings.ContainsFunc(text, unicode.IsControl) { // the kernel accepts any bytes in a name
+		return "", fmt.Errorf("print rule of chain %q in %v: a name in it has control characters", chain, t)
 	}
 	return text, nil
 }
 
-// Unreadable says why the nft program does not read a rule that the kernel takes;
-// empty if it does.
+// Unreadable says why the nft program cannot parse the text of a rule that the kernel
+// accepts; empty if it can.
 func (r ListedRule) Unreadable(f Family) string {
 	for line := range strings.Lines(r.Exprs) {
 		x, _ := parseLine(line)
 		switch _, isMap := x.attrs[unix.NFTA_DYNSET_SREG_DATA]; {
 		case x.name == "tproxy":
-			return "nft reads tproxy for one protocol at a time only, the kernel takes it"
+			return "the kernel accepts this rule, but nft requires a protocol for tproxy"
 		case x.name == "dynset" && isMap && f == IP6:
-			return "nft before 1.0.9 aborts when it reads this rule, the kernel takes it"
+			return "the kernel accepts this rule, but nft before 1.0.9 aborts when it reads it"
 		}
 	}
 	return ""
 }
 
-// operand is what a rule has in a register.
+// operand is a value in a register.
 type operand struct {
 	text  string
-	value func([]byte) string // how a value of it is written; nil: as a number
-	flags map[uint32]string   // the names of single bits of it
-	data  []byte              // what it is, if that is constant
-	mask  []byte              // of what is kept of it; nil: all is
-	flip  []byte              // and inverted then
+	value func([]byte) string // prints what the operand is compared with; nil: as a number
+	flags map[uint32]string   // the names of single bits
+	data  []byte              // the value, if it is constant
+	mask  []byte              // the bits to keep; nil: all
+	xor   []byte              // the bits to invert after that
 }
 
-// ruleText writes a rule down, expression by expression.
+// ruleText builds the text of a rule, expression by expression.
 type ruleText struct {
 	family    Family
 	ranges    Ranges
@@ -74,9 +74,9 @@ type ruleText struct {
 	words     []string
 }
 
-var errUnknown = errors.New("it is not one that we use")
+var errUnsupported = errors.New("not supported")
 
-// expr says what an expression does, or keeps what it loads.
+// expr writes what an expression does, or records what it loads into a register.
 func (w *ruleText) expr(x *listedExpr) error {
 	write, known := map[string]func(*listedExpr) error{
 		"payload": w.payload, "meta": w.meta, "ct": w.ct, "fib": w.fib, "socket": w.socket, "numgen": w.numgen, "hash": w.hash,
@@ -84,38 +84,38 @@ func (w *ruleText) expr(x *listedExpr) error {
 		"notrack": w.notrack, "nat": w.nat, "masq": w.masq, "reject": w.reject, "tproxy": w.tproxy,
 	}[x.name]
 	if !known {
-		return errUnknown
+		return errUnsupported
 	}
 	return cmp.Or(write(x), x.done())
 }
 
-func (w *ruleText) say(format string, args ...any) {
+func (w *ruleText) write(format string, args ...any) {
 	w.words = append(w.words, fmt.Sprintf(format, args...))
 }
 
-// wordOf returns the word that a register begins with.
-func wordOf(register uint64) uint32 {
+// registerWord returns the number of a register's first word.
+func registerWord(register uint64) uint32 {
 	if register >= unix.NFT_REG32_00 {
 		return uint32(register - unix.NFT_REG32_00)
 	}
 	return uint32(register-unix.NFT_REG_1) * 4
 }
 
-// load keeps what is loaded into a register.
+// load records what is loaded into a register.
 func (w *ruleText) load(register uint64, o operand) error {
 	if o.text == "" {
-		return errUnknown
+		return errUnsupported
 	}
-	w.registers[wordOf(register)] = o
+	w.registers[registerWord(register)] = o
 	return nil
 }
 
-// take returns all that was loaded from a register on, as one operand. What is
-// loaded is used once.
+// take removes the operands in a register and all following ones, and returns them as one
+// operand. A rule uses each value once.
 func (w *ruleText) take(register uint64) operand {
 	var parts []operand
 	for _, at := range slices.Sorted(maps.Keys(w.registers)) {
-		if at >= wordOf(register) {
+		if at >= registerWord(register) {
 			parts = append(parts, w.registers[at])
 			delete(w.registers, at)
 		}
@@ -125,7 +125,7 @@ func (w *ruleText) take(register uint64) operand {
 	}
 	var texts []string
 	for _, o := range parts {
-		text := o.full()
+		text := o.expression()
 		if o.mask != nil {
 			text = "(" + text + ")"
 		}
@@ -134,12 +134,12 @@ func (w *ruleText) take(register uint64) operand {
 	return operand{text: strings.Join(texts, " . ")}
 }
 
-// full returns an operand with what is done to its bits.
-func (o operand) full() string {
+// expression returns the text of an operand with its mask and inversion.
+func (o operand) expression() string {
 	if len(o.mask) != 4 {
 		return o.text
 	}
-	switch keep, flip := hostNumber(o.mask), hostNumber(o.flip); {
+	switch keep, flip := hostNumber(o.mask), hostNumber(o.xor); {
 	case flip == 0:
 		return fmt.Sprintf("%s & 0x%08x", o.text, keep)
 	case keep == ^flip:
@@ -151,7 +151,7 @@ func (o operand) full() string {
 	}
 }
 
-// hostNumber reads up to four bytes as a register has them.
+// hostNumber decodes up to four bytes in host byte order.
 func hostNumber(b []byte) uint32 {
 	return binary.NativeEndian.Uint32(append(slices.Clip(b[:min(4, len(b))]), 0, 0, 0, 0))
 }
@@ -169,7 +169,8 @@ func protocolText(b []byte) string {
 	return Proto.text(b)
 }
 
-// interfaceText returns an interface's name; one without an end is a beginning.
+// interfaceText returns an interface's name. A name that does not end with a zero byte is a
+// prefix.
 func interfaceText(b []byte) string {
 	if name, _, ends := bytes.Cut(b, []byte{0}); ends {
 		return fmt.Sprintf("%q", name)
@@ -230,26 +231,26 @@ func directionText(b []byte) string {
 	return "reply"
 }
 
-// loadOrSet loads what an operand is into a register or, if another one is named,
-// sets it to what is there.
+// loadOrSet records that o is loaded into the register to or, if from is not 0, writes that
+// it is set to the value of the register from.
 func (w *ruleText) loadOrSet(o operand, to, from uint64) error {
 	if from == 0 {
 		return w.load(to, o)
 	}
-	w.say("%s set %s", o.text, w.take(from).full())
+	w.write("%s set %s", o.text, w.take(from).expression())
 	return nil
 }
 
 func (w *ruleText) fib(x *listedExpr) error {
-	whose := map[uint64]string{unix.NFTA_FIB_F_SADDR: "fib saddr type", unix.NFTA_FIB_F_DADDR: "fib daddr type"}
-	o := operand{text: whose[x.number(unix.NFTA_FIB_FLAGS)], value: func(b []byte) string {
+	texts := map[uint64]string{unix.NFTA_FIB_F_SADDR: "fib saddr type", unix.NFTA_FIB_F_DADDR: "fib daddr type"}
+	o := operand{text: texts[x.number(unix.NFTA_FIB_FLAGS)], value: func(b []byte) string {
 		if hostNumber(b) == unix.RTN_LOCAL {
 			return "local"
 		}
 		return numberText(b)
 	}}
 	if x.number(unix.NFTA_FIB_RESULT) != unix.NFT_FIB_RESULT_ADDRTYPE {
-		return errUnknown
+		return errUnsupported
 	}
 	return w.load(x.number(unix.NFTA_FIB_DREG), o)
 }
@@ -262,17 +263,17 @@ func (w *ruleText) socket(x *listedExpr) error {
 }
 
 func (w *ruleText) numgen(x *listedExpr) error {
-	way, known := map[uint64]string{unix.NFT_NG_INCREMENTAL: "inc", unix.NFT_NG_RANDOM: "random"}[x.number(unix.NFTA_NG_TYPE)]
+	method, known := map[uint64]string{unix.NFT_NG_INCREMENTAL: "inc", unix.NFT_NG_RANDOM: "random"}[x.number(unix.NFTA_NG_TYPE)]
 	if !known {
-		return errUnknown
+		return errUnsupported
 	}
-	text := fmt.Sprintf("numgen %s mod %d offset 0x%08x", way, x.number(unix.NFTA_NG_MODULUS), x.number(unix.NFTA_NG_OFFSET))
+	text := fmt.Sprintf("numgen %s mod %d offset 0x%08x", method, x.number(unix.NFTA_NG_MODULUS), x.number(unix.NFTA_NG_OFFSET))
 	return w.load(x.number(unix.NFTA_NG_DREG), operand{text: text})
 }
 
 func (w *ruleText) hash(x *listedExpr) error {
-	x.number(unix.NFTA_HASH_LEN) // of what was loaded
-	text := fmt.Sprintf("jhash %s mod %d seed %#x offset 0x%08x", w.take(x.number(unix.NFTA_HASH_SREG)).full(),
+	x.number(unix.NFTA_HASH_LEN) // implied by what was loaded
+	text := fmt.Sprintf("jhash %s mod %d seed %#x offset 0x%08x", w.take(x.number(unix.NFTA_HASH_SREG)).expression(),
 		x.number(unix.NFTA_HASH_MODULUS), x.number(unix.NFTA_HASH_SEED), x.number(unix.NFTA_HASH_OFFSET))
 	return w.load(x.number(unix.NFTA_HASH_DREG), operand{text: text})
 }
@@ -289,24 +290,24 @@ func (w *ruleText) immediate(x *listedExpr) error {
 		unix.NFT_JUMP: "jump ", unix.NFT_GOTO: "goto ", unix.NFT_RETURN: "return", policyAccept: "accept", int32(Drop) - 1: "drop",
 	}[code]
 	if name == "" {
-		return errUnknown
+		return errUnsupported
 	}
-	w.say("%s%s", name, chain)
+	w.write("%s%s", name, chain)
 	return nil
 }
 
-// registerBytes are those of all registers.
+// registerBytes is the size of all registers together.
 const registerBytes = 64
 
 func (w *ruleText) bitwise(x *listedExpr) error {
 	from, to, length := x.number(unix.NFTA_BITWISE_SREG), x.number(unix.NFTA_BITWISE_DREG), x.number(unix.NFTA_BITWISE_LEN)
-	o := w.registers[wordOf(from)]
+	o := w.registers[registerWord(from)]
 	if from != to || o.mask != nil || length > registerBytes {
-		return errUnknown
+		return errUnsupported
 	}
-	o.mask, o.flip = make([]byte, length), make([]byte, length) // what is zero may be left out
+	o.mask, o.xor = make([]byte, length), make([]byte, length) // zeros may have been left out
 	copy(o.mask, x.nested(unix.NFTA_BITWISE_MASK).bytes(unix.NFTA_DATA_VALUE))
-	copy(o.flip, x.nested(unix.NFTA_BITWISE_XOR).bytes(unix.NFTA_DATA_VALUE))
+	copy(o.xor, x.nested(unix.NFTA_BITWISE_XOR).bytes(unix.NFTA_DATA_VALUE))
 	return w.load(to, o)
 }
 
@@ -317,21 +318,21 @@ func (w *ruleText) cmp(x *listedExpr) error {
 	no, known := not[op]
 	switch name := o.flags[hostNumber(o.mask)]; {
 	case !known, o.text == "":
-		return errUnknown
+		return errUnsupported
 	case name != "" && op == unix.NFT_CMP_NEQ && hostNumber(data) == 0:
-		w.say("%s %s", o.text, name)
+		w.write("%s %s", o.text, name)
 	case o.mask == nil && o.value != nil:
-		w.say("%s %s%s", o.text, no, o.value(data))
+		w.write("%s %s%s", o.text, no, o.value(data))
 	case o.mask != nil && o.value != nil: // an address
 		length, err := prefixLength(o.mask)
 		if err != nil {
 			return err
 		}
-		w.say("%s %s%s/%d", o.text, no, o.value(data), length)
-	case len(o.mask) == 1: // flags of TCP
-		w.say("%s & %s %s %s", o.text, numberText(o.mask), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
+		w.write("%s %s%s/%d", o.text, no, o.value(data), length)
+	case len(o.mask) == 1: // TCP flags
+		w.write("%s & %s %s %s", o.text, numberText(o.mask), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
 	default:
-		w.say("%s %s %s", o.full(), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
+		w.write("%s %s %s", o.expression(), cmp.Or(strings.TrimSpace(no), "=="), numberText(data))
 	}
 	return nil
 }
@@ -341,16 +342,16 @@ func prefixLength(mask []byte) (n int, err error) {
 		n += bits.OnesCount8(b)
 	}
 	if all := bytes.Repeat([]byte{0xff}, n/8); !bytes.HasPrefix(mask, all) || n%8 != 0 && mask[n/8] != 0xff<<(8-n%8) {
-		return 0, errUnknown
+		return 0, errUnsupported
 	}
 	return n, nil
 }
 
 func (w *ruleText) lookup(x *listedExpr) error {
-	key, set := w.take(x.number(unix.NFTA_LOOKUP_SREG)).full(), "@"+x.string(unix.NFTA_LOOKUP_SET)
+	key, set := w.take(x.number(unix.NFTA_LOOKUP_SREG)).expression(), "@"+x.string(unix.NFTA_LOOKUP_SET)
 	if set == "@" {
 		if set = w.ranges.text(w.family); w.ranges == "" {
-			return errUnknown
+			return errUnsupported
 		}
 	}
 	_, isMap := x.attrs[unix.NFTA_LOOKUP_DREG]
@@ -360,11 +361,11 @@ func (w *ruleText) lookup(x *listedExpr) error {
 	case isMap && to != 0:
 		return w.load(to, operand{text: key + " map " + set})
 	case isMap:
-		w.say("%s vmap %s", key, set)
+		w.write("%s vmap %s", key, set)
 	case inverted:
-		w.say("%s != %s", key, set)
+		w.write("%s != %s", key, set)
 	default:
-		w.say("%s %s", key, set)
+		w.write("%s %s", key, set)
 	}
 	return nil
 }
@@ -373,7 +374,7 @@ func (w *ruleText) dynset(x *listedExpr) error {
 	op := map[uint64]string{unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update", 2: "delete"}[x.number(unix.NFTA_DYNSET_OP)]
 	value := ""
 	if from := x.number(unix.NFTA_DYNSET_SREG_DATA); from != 0 {
-		value = " : " + w.take(from).full()
+		value = " : " + w.take(from).expression()
 	}
 	timeout := ""
 	if ms := x.number(unix.NFTA_DYNSET_TIMEOUT); ms != 0 {
@@ -383,39 +384,39 @@ func (w *ruleText) dynset(x *listedExpr) error {
 	if inner := x.nested(unix.NFTA_DYNSET_EXPR); inner.name == "counter" {
 		counter = " counter"
 	} else if inner.name != "" {
-		return errUnknown
+		return errUnsupported
 	}
 	x.number(unix.NFTA_DYNSET_SET_ID)
-	key, set := w.take(x.number(unix.NFTA_DYNSET_SREG_KEY)).full(), x.string(unix.NFTA_DYNSET_SET_NAME)
-	w.say("%s @%s { %s%s%s%s }", op, set, key, timeout, counter, value)
+	key, set := w.take(x.number(unix.NFTA_DYNSET_SREG_KEY)).expression(), x.string(unix.NFTA_DYNSET_SET_NAME)
+	w.write("%s @%s { %s%s%s%s }", op, set, key, timeout, counter, value)
 	return nil
 }
 
 func (w *ruleText) notrack(*listedExpr) error {
-	w.say("notrack")
+	w.write("notrack")
 	return nil
 }
 
 func (w *ruleText) nat(x *listedExpr) error {
 	kind, family := x.number(unix.NFTA_NAT_TYPE), x.number(unix.NFTA_NAT_FAMILY)
 	addr, port, last := x.number(unix.NFTA_NAT_REG_ADDR_MIN), x.number(unix.NFTA_NAT_REG_PROTO_MIN), x.number(unix.NFTA_NAT_REG_PROTO_MAX)
-	flags := x.number(unix.NFTA_NAT_FLAGS) // they say which of both there is
+	flags := x.number(unix.NFTA_NAT_FLAGS) // otherwise they say whether there is an address and a port
 	if kind == unix.NFT_NAT_SNAT && addr == 0 && last != 0 {
 		high, low := w.take(last).data, w.take(port).data
 		if len(low) != 2 || len(high) != 2 || flags&fullyRandom == 0 {
-			return errUnknown
+			return errUnsupported
 		}
-		w.say("snat to :%s-%s fully-random", decimalText(low), decimalText(high))
+		w.write("snat to :%s-%s fully-random", decimalText(low), decimalText(high))
 		return nil
 	}
 	o := w.take(addr)
 	if kind != unix.NFT_NAT_DNAT || family != uint64(w.family) || last != 0 || port != 0 && !strings.Contains(o.text, " map @") {
-		return errUnknown
+		return errUnsupported
 	}
 	if o.data != nil {
 		o.text = addressText(o.data)
 	}
-	w.say("dnat %v to %s", w.family, o.text)
+	w.write("dnat %v to %s", w.family, o.text)
 	return nil
 }
 
@@ -423,22 +424,22 @@ const fullyRandom = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
 
 func (w *ruleText) masq(x *listedExpr) error {
 	if x.number(unix.NFTA_MASQ_FLAGS) != fullyRandom {
-		return errUnknown
+		return errUnsupported
 	}
-	w.say("masquerade fully-random")
+	w.write("masquerade fully-random")
 	return nil
 }
 
-// reject is written without its code if that is the one that the nft program takes.
+// reject supports only the ICMP code that nft uses by default, and TCP resets.
 func (w *ruleText) reject(x *listedExpr) error {
-	usual := map[Family]uint64{IP: 3, IP6: 4}[w.family] // port unreachable
+	portUnreachable := map[Family]uint64{IP: 3, IP6: 4}[w.family]
 	switch kind := x.number(unix.NFTA_REJECT_TYPE); {
 	case kind == unix.NFT_REJECT_TCP_RST:
-		w.say("reject with tcp reset")
-	case kind == unix.NFT_REJECT_ICMP_UNREACH && x.number(unix.NFTA_REJECT_ICMP_CODE) == usual:
-		w.say("reject")
+		w.write("reject with tcp reset")
+	case kind == unix.NFT_REJECT_ICMP_UNREACH && x.number(unix.NFTA_REJECT_ICMP_CODE) == portUnreachable:
+		w.write("reject")
 	default:
-		return errUnknown
+		return errUnsupported
 	}
 	return nil
 }
@@ -447,8 +448,8 @@ func (w *ruleText) tproxy(x *listedExpr) error {
 	port := w.take(x.number(expr.NFTA_TPROXY_REG_PORT)).data
 	addr, ok := netip.AddrFromSlice(w.take(x.number(expr.NFTA_TPROXY_REG_ADDR)).data)
 	if x.number(expr.NFTA_TPROXY_FAMILY) != uint64(w.family) || len(port) != 2 || !ok {
-		return errUnknown
+		return errUnsupported
 	}
-	w.say("tproxy to %v", netip.AddrPortFrom(addr, binary.BigEndian.Uint16(port)))
+	w.write("tproxy to %v", netip.AddrPortFrom(addr, binary.BigEndian.Uint16(port)))
 	return nil
 }

@@ -9,10 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file says what is written as the nft program would be told to write it.
-
-// Text returns an operation that adds something as a command of the nft program.
-// What a rule is made of, [ListedRule.Text] knows.
+// Text returns the nft command for an operation that adds a table, chain, set or element.
+// It panics for other operations; for rules, use [ListedRule.Text].
 func (o *Op) Text() string {
 	switch o.Kind {
 	case AddTable:
@@ -28,7 +26,7 @@ func (o *Op) Text() string {
 	}
 }
 
-// named returns the name of something in the table as commands have it.
+// named returns the full name of an object in the table, as commands need it.
 func (t Table) named(name string) string { return fmt.Sprintf("%v %s %s", t.Family, t.Name, name) }
 
 func (c *Chain) text(t Table) string {
@@ -43,7 +41,7 @@ func (c *Chain) text(t Table) string {
 func (s *Set) text() string {
 	kind, of := "set", typesText(s.Key)
 	switch {
-	case s.Key == nil: // one of others, of which only the name is known
+	case s.Key == nil: // a set that is not ours, of which only the name is known
 		return "add set " + s.Table.named(s.Name)
 	case s.Verdicts:
 		kind, of = "map", of+" : verdict"
@@ -91,15 +89,14 @@ func (s *Set) elementText(e Element) string {
 	}
 }
 
-// partsText returns a key or value of several parts, each of them padded to a
-// register.
+// partsText returns the text of a key or value, whose parts are padded to registers.
 func partsText(types []Type, data string) string {
 	var parts []string
 	at := 0
 	for _, t := range types {
 		end := at + t.Len()
 		if end > len(data) {
-			return fmt.Sprintf("%#x", data) // not of this set
+			return fmt.Sprintf("%#x", data) // it does not fit the set's type
 		}
 		parts = append(parts, t.text([]byte(data[at:end])))
 		at = (end + 3) &^ 3
@@ -109,7 +106,7 @@ func partsText(types []Type, data string) string {
 
 var protocolNames = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
 
-// text returns a value, of the length of its type.
+// text returns the text of a value, which has the length of the type.
 func (t Type) text(b []byte) string {
 	switch t {
 	case IPv4Addr, IPv6Addr:
@@ -129,8 +126,8 @@ func (t Type) text(b []byte) string {
 	}
 }
 
-// classText returns a number as the nft program writes it where a packet's
-// priority is meant: two halves, but for those that have names.
+// classText returns a number as nft prints a packet's priority: as two halves, except for
+// two values that have names.
 func classText(n uint32) string {
 	switch n {
 	case 0:

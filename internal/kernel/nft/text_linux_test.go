@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTextOfOthers wants no guess at a rule that is not made of what we use. That
-// the nft program reads the others as they are meant is tested where they are made.
-func TestTextOfOthers(t *testing.T) {
+// TestTextOfForeignRules checks that Text returns an error for rules with expressions that we
+// do not use. That nft reads the text of our rules correctly is tested where they are made.
+func TestTextOfForeignRules(t *testing.T) {
 	tests := []struct {
 		name  string
 		exprs []expr.Any
@@ -31,14 +31,14 @@ func TestTextOfOthers(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			text, err := (&Rule{Exprs: tt.exprs}).Listed(IP).Text(Table{IP, "ours"}, "c")
-			if err == nil || !strings.Contains(err.Error(), "write down a rule of chain c in table ip ours") {
+			if err == nil || !strings.Contains(err.Error(), "print rule of chain c in table ip ours") {
 				t.Errorf("text %q, error %v", text, err)
 			}
 		})
 	}
 }
 
-// TestTextOfCatchAll writes down an element that has no key, as others may add one.
+// TestTextOfCatchAll prints a catch-all element, which other programs may add.
 func TestTextOfCatchAll(t *testing.T) {
 	s := &Set{Table: Table{IP, "ours"}, Name: "all", Key: []Type{IPv4Addr}}
 	op := Op{Kind: AddElement, Table: s.Table, Set: s}

@@ -13,35 +13,35 @@ import (
 	"sluice/internal/kernel/netlink"
 )
 
-// TraceTable is the name of the table that marks packets to be traced, while a
-// trace lasts.
+// TraceTable is the name of the table that marks packets to be traced. It exists while
+// [Conn.Trace] runs.
 const TraceTable = "sluice-trace"
 
-// Traced says which packets are followed.
+// Traced says which packets are traced.
 type Traced struct {
-	Protocol uint8          // as in the IP header; of TCP only the packets that open a connection
-	Src      netip.Addr     // invalid: any
+	Protocol uint8          // as in the IP header; for TCP only packets that open a connection are traced
+	Src      netip.Addr     // the zero Addr means any
 	Dst      netip.AddrPort // before any translation
 }
 
 // TraceStep is a rule that decided about a packet, or the end of a chain.
 type TraceStep struct {
-	Packet  uint32 // tells packets apart
+	Packet  uint32 // identifies the packet
 	Family  Family // of the table; 1 is inet
 	Table   string
 	Chain   string
-	Handle  uint64 // of the rule; 0: the end of the chain
-	Verdict string // as the nft program spells it
+	Handle  uint64 // of the rule; 0 for the end of the chain
+	Verdict string // as nft prints it
 	Drops   bool
 }
 
-// errTraceLost is the end of a trace of which nobody could say what is missing.
+// errTraceLost ends a trace of which steps were lost.
 var errTraceLost = errors.New("more such packets came than can be followed: try again when there are fewer")
 
-// Trace marks packets, calls begun, and then each with every step of theirs
-// through the rules of all tables, until ctx ends. What marks them goes then, and
-// since Linux 5.12 also if the process is killed. Packets that were on their way when
-// begun is called are seen from where they are.
+// Trace marks packets, calls begun, and then calls each with every step of these packets
+// through the rules of all tables, until ctx ends. It then removes the table that marks
+// packets; since Linux 5.12 the kernel also removes it if the process is killed. Steps that
+// packets took before begun is called are not reported.
 func (c *Conn) Trace(ctx context.Context, what Traced, begun func(), each func(TraceStep)) (err error) {
 	t := Table{IP, TraceTable}
 	if what.Dst.Addr().Is6() {
@@ -76,7 +76,8 @@ func (c *Conn) Trace(ctx context.Context, what Traced, begun func(), each func(T
 	return err
 }
 
-// markTraced writes rules that come before all others.
+// markTraced adds the table that marks packets, in base chains that run before all others.
+// Before Linux 5.12, which introduced owned tables, the table outlives a killed process.
 func (c *Conn) markTraced(ctx context.Context, t Table, what Traced) error {
 	write := func(owned bool) error {
 		var b Batch
@@ -94,6 +95,7 @@ func (c *Conn) markTraced(ctx context.Context, t Table, what Traced) error {
 	return err
 }
 
+// rule returns the rule that marks the packets.
 func (w Traced) rule(f Family) *Rule {
 	const word = 0
 	srcOffset, dstOffset, length := uint32(12), uint32(16), uint32(4)
@@ -121,7 +123,7 @@ func (w Traced) rule(f Family) *Rule {
 	return r
 }
 
-// traceVerdicts are the kernel's verdicts.
+// traceVerdicts has the names of the kernel's verdicts.
 var traceVerdicts = map[int32]string{
 	0: "drop", 1: "accept", 2: "stolen", 3: "queue", 4: "repeat",
 	unix.NFT_CONTINUE: "continue", unix.NFT_BREAK: "continue", unix.NFT_JUMP: "jump", unix.NFT_GOTO: "goto", unix.NFT_RETURN: "return",
@@ -140,7 +142,7 @@ func decodeTrace(f Family, a netlink.Attrs) TraceStep {
 		code, to = int32(v.Number(unix.NFTA_VERDICT_CODE)), v.Text(unix.NFTA_VERDICT_CHAIN)
 	}
 	if code > 0 {
-		code &= 0xff // of an error or a queue's number, above it
+		code &= 0xff // the upper bits are an error number or the number of a queue
 	}
 	s.Verdict, s.Drops = strings.TrimSpace(traceVerdicts[code]+" "+to), code == 0
 	return s

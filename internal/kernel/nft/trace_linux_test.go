@@ -15,7 +15,7 @@ import (
 	"sluice/internal/kernel/nft"
 )
 
-// TestTrace follows one packet through rules of others, and leaves no table.
+// TestTrace traces one packet through rules of other programs, and checks that no table is left.
 func TestTrace(t *testing.T) {
 	for _, dst := range []string{"127.0.0.1:4242", "[::1]:4242"} {
 		t.Run(dst, func(t *testing.T) {
@@ -24,7 +24,7 @@ func TestTrace(t *testing.T) {
 			command(t, "nft", `table inet others { chain in { type filter hook input priority 0; udp dport 4242 jump inner; }; chain inner { counter; udp dport 4242 drop; }; }`)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			// The thread that is in the namespace must send.
+			// The thread in the namespace must send.
 			socket, err := net.Dial("udp", dst)
 			if err != nil {
 				t.Fatal(err)

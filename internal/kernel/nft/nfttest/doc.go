@@ -1,3 +1,3 @@
-// Package nfttest has nf_tables in memory, for tests. It passes the contract test
-// of package nft, as the kernel does.
+// Package nfttest implements nf_tables in memory, for tests. It passes the contract test of
+// package nft, as the kernel does.
 package nfttest

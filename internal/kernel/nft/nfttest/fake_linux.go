@@ -45,7 +45,7 @@ func NewFake() *Fake {
 	return &Fake{tables: map[nft.Table]*fakeTable{}, ops: map[nft.OpKind]int{}}
 }
 
-// Count is what a Fake was asked to do since the last Reset.
+// Count counts what a Fake was asked to do since the last Reset.
 type Count struct {
 	Commits int
 	Lists   int // listings of tables or elements
@@ -64,7 +64,7 @@ func (c Count) Others() int {
 	return n
 }
 
-// Reset returns the count and starts it anew.
+// Reset returns the count and resets it.
 func (f *Fake) Reset() Count {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -73,7 +73,8 @@ func (f *Fake) Reset() Count {
 	return c
 }
 
-// Commit does all operations, or undoes those it did and names the first it refuses.
+// Commit applies all operations. If it refuses one, it undoes those before it and returns an
+// [nft.CommitError] with the first refused operation.
 func (f *Fake) Commit(ctx context.Context, b *nft.Batch) error {
 	if err := ctx.Err(); err != nil || len(b.Ops) == 0 {
 		return err
@@ -99,7 +100,7 @@ func (f *Fake) Commit(ctx context.Context, b *nft.Batch) error {
 	return nil
 }
 
-// do does one operation and returns how to undo it.
+// do applies one operation and returns a function that undoes it; nil if nothing changed.
 func (f *Fake) do(op *nft.Op) (undo func(), err error) {
 	switch op.Kind {
 	case nft.AddTable:
@@ -116,8 +117,8 @@ func (f *Fake) do(op *nft.Op) (undo func(), err error) {
 	if t == nil {
 		return nil, unix.ENOENT
 	}
-	if op.Kind != nft.AddRule && op.Set != nil && strings.HasPrefix(op.Set.Name, nft.OwnSet) {
-		return nil, nil // the rule that follows has all of it
+	if op.Kind != nft.AddRule && op.Set != nil && strings.HasPrefix(op.Set.Name, nft.AnonymousSetPrefix) {
+		return nil, nil // anonymous set: the rule that follows has its elements
 	}
 	switch op.Kind {
 	case nft.AddChain:
@@ -188,7 +189,7 @@ func (t *fakeTable) addRule(chain string, r *nft.Rule) (func(), error) {
 	}, nil
 }
 
-// resolves reports whether all that a rule refers to is there.
+// resolves reports whether all chains and sets that a rule refers to exist.
 func (t *fakeTable) resolves(r *nft.Rule) bool {
 	ok := true
 	references(r, func(chain string) { ok = ok && t.chains[chain] != nil },
@@ -196,7 +197,7 @@ func (t *fakeTable) resolves(r *nft.Rule) bool {
 	return ok
 }
 
-// refer counts the references of rules up or down.
+// refer changes the reference counts of the chains that rules jump to.
 func (t *fakeTable) refer(rules []*nft.Rule, by int) {
 	for _, r := range rules {
 		references(r, func(chain string) { t.chains[chain].uses += by }, func(string) {})
@@ -212,7 +213,7 @@ func references(r *nft.Rule, chain, set func(string)) {
 				chain(x.Chain)
 			}
 		case *expr.Lookup:
-			if x.SetName != "" { // else it is the rule's own
+			if x.SetName != "" { // otherwise it is anonymous
 				set(x.SetName)
 			}
 		case *expr.Dynset:
@@ -280,7 +281,7 @@ func (t *fakeTable) addElement(set string, e nft.Element) (func(), error) {
 	}, nil
 }
 
-// check refuses an element that does not fit its set.
+// check returns the kernel's error for an element that does not fit its set.
 func (t *fakeTable) check(s *fakeSet, e nft.Element) error {
 	switch {
 	case len(e.Key) != s.set.KeyLen(), len(e.Data) != s.set.DataLen():
@@ -322,7 +323,7 @@ func (t *fakeTable) use(chain string, by int) {
 	}
 }
 
-// List returns the chains and sets of a table.
+// List implements [nft.Interface].
 func (f *Fake) List(_ context.Context, t nft.Table) (*nft.Listing, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -347,7 +348,7 @@ func (f *Fake) List(_ context.Context, t nft.Table) (*nft.Listing, error) {
 	return l, nil
 }
 
-// Elements lists a set's elements, sorted.
+// Elements implements [nft.Interface]. Elements are sorted by key.
 func (f *Fake) Elements(_ context.Context, s *nft.Set, yield func(nft.Element)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -363,7 +364,7 @@ func (f *Fake) Elements(_ context.Context, s *nft.Set, yield func(nft.Element)) 
 	return nil
 }
 
-// Watch waits: nobody else changes a Fake.
+// Watch waits until ctx ends: no other process changes a Fake.
 func (f *Fake) Watch(ctx context.Context, _ []nft.Table, _ func(), _ func(string)) error {
 	<-ctx.Done()
 	return nil

@@ -16,15 +16,15 @@ import (
 	"sluice/internal/proxy/proxytest"
 )
 
-// balanced is a plain row whose endpoints are chosen in a way.
+// balanced sets the balancing method of a row and returns it.
 func balanced(sp *proxy.ServicePort, b proxy.Balancing) *proxy.ServicePort {
 	sp.Balancing = b
 	return sp
 }
 
-// TestCostOfWays wants the same operations in whatever way an endpoint is chosen:
-// two elements for an endpoint that is replaced, none for its weight.
-func TestCostOfWays(t *testing.T) {
+// TestCostOfBalancingMethods checks that all methods take the same operations: two elements
+// if an endpoint is replaced, none if its weight changes.
+func TestCostOfBalancingMethods(t *testing.T) {
 	for b := proxy.BalanceDefault; b <= proxy.Maglev; b++ {
 		t.Run(b.String(), func(t *testing.T) {
 			fake := nfttest.NewFake()
@@ -47,7 +47,7 @@ func TestCostOfWays(t *testing.T) {
 				{"another weight", balanced(plainRow(50, 10, 0), b), heavy, 0, 0},
 				{"another endpoint", heavy, balanced(plainRow(50, 10, 1<<20), b), 2, 0},
 				{"an endpoint less", balanced(plainRow(50, 10, 1<<20), b), balanced(plainRow(50, 9, 1<<20), b), 4, 3},
-				{"another way", balanced(plainRow(50, 9, 1<<20), b), balanced(plainRow(50, 9, 1<<20), (b+1)%proxy.Maglev), 3, 3},
+				{"another method", balanced(plainRow(50, 9, 1<<20), b), balanced(plainRow(50, 9, 1<<20), (b+1)%proxy.Maglev), 3, 3},
 			} {
 				fake.Reset()
 				if err := proxytest.Apply(t.Context(), d, &proxy.Delta{Upserts: []proxy.Upsert{{Old: tt.old, New: tt.cur}}}); err != nil {
@@ -61,9 +61,10 @@ func TestCostOfWays(t *testing.T) {
 	}
 }
 
-// TestWaysSurviveARestart has a new process find everything as it wants it, so
-// that turns go on where they were; the first time that it is all listed.
-func TestWaysSurviveARestart(t *testing.T) {
+// TestBalancingMethodsSurviveARestart checks that a new process finds nothing to write, so
+// that round robin continues where it was. It makes several attempts, because a listing of
+// the kernel may be incomplete.
+func TestBalancingMethodsSurviveARestart(t *testing.T) {
 	namespace(t)
 	s := randomState(5, 60)
 	for range 10 {
@@ -79,8 +80,8 @@ func TestWaysSurviveARestart(t *testing.T) {
 	t.Error("every restart writes something")
 }
 
-// TestWaysAreReadable has the nft program read back what it lists.
-func TestWaysAreReadable(t *testing.T) {
+// TestBalancingMethodsAreReadable checks that the nft program can read what it lists.
+func TestBalancingMethodsAreReadable(t *testing.T) {
 	namespace(t)
 	d, _ := openKernel(t)
 	s := plainState(0)
@@ -114,7 +115,7 @@ func TestWaysAreReadable(t *testing.T) {
 			t.Errorf("no %q in what nft lists", want)
 		}
 	}
-	// The program cannot read all that it lists, but it can read the classes' names.
+	// The program cannot read everything that it lists, but it can read the names of classes.
 	var chains strings.Builder
 	for line := range strings.Lines(string(out)) {
 		name, ok := strings.CutPrefix(strings.TrimSpace(line), "chain ")
